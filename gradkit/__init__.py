@@ -1,0 +1,1 @@
+"""Training-loop utilities for people who hold arrays."""
