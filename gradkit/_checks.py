@@ -1,0 +1,94 @@
+"""Checks of single arguments. Each error names the argument, what it was, what would work."""
+
+import math
+import numbers
+from typing import Any
+
+import numpy as np
+
+from gradkit._dtypes import FLOATS, float_name
+from gradkit._memory import overlaps_itself
+
+
+def real(value: Any, label: str) -> float:
+    """A Python float out of a real number or a 0-d host array."""
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        value = value[()]
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (numbers.Real, np.floating)):
+        raise TypeError(f"{label} must be a real number, not {type(value).__name__}")
+    return float(value)
+
+
+def nonnegative(value: Any, label: str) -> float:
+    """A float that is at least 0, infinity included."""
+    number = real(value, label)
+    if not number >= 0:  # NaN too
+        raise ValueError(f"{label} must be at least 0, not {number}")
+    return number
+
+
+def epsilon(value: Any) -> float:
+    """A finite float that is at least 0."""
+    number = nonnegative(value, "eps")
+    if math.isinf(number):
+        raise ValueError("eps must be finite, not inf")
+    return number
+
+
+def norm_order(value: Any) -> float:
+    """The p of a p-norm: a real number above 0, or infinity (``"inf"`` too)."""
+    number = math.inf if value == "inf" else real(value, "norm_type")
+    if not number > 0:
+        raise ValueError(f"norm_type must be a real number above 0 or infinity, not {number}")
+    return number
+
+
+def choice(value: Any, label: str, accepted: tuple[str, ...]) -> str:
+    """One of a few words."""
+    if not isinstance(value, str) or value not in accepted:
+        raise ValueError(f"{label} must be one of {', '.join(map(repr, accepted))}, not {value!r}")
+    return value
+
+
+def axis_index(axis: Any, ndim: int, label: str = "axis") -> int:
+    """An axis as a non-negative index."""
+    try:
+        index = int(axis.__index__())
+    except (AttributeError, TypeError):
+        raise TypeError(f"{label} must be an integer, not {type(axis).__name__}") from None
+    if not -ndim <= index < ndim:
+        raise ValueError(f"{label} is {index}, but the array has {ndim} dimensions")
+    return index % ndim
+
+
+def floating(array: Any, label: str) -> str:
+    """The name of an array's dtype if it is one of ``FLOATS``."""
+    name = float_name(array.dtype)
+    if name is None:
+        raise TypeError(
+            f"{label} has dtype {array.dtype.str!r} "
+            f"({array.dtype}); accepted in native byte order: {', '.join(FLOATS)}"
+        )
+    return name
+
+
+def writable(array: Any, label: str) -> None:
+    """Raise unless every element of the array can be written on its own."""
+    if not getattr(array.flags, "writeable", True):
+        raise ValueError(f"{label} is read-only, but it would be written in place")
+    if overlaps_itself(array):
+        raise ValueError(
+            f"{label} overlaps itself in memory (shape {array.shape}, strides {array.strides}: a "
+            "broadcast view?), so it cannot be written in place; pass a copy"
+        )
+
+
+def shape(array: Any, expected: tuple[int, ...], label: str, meaning: str) -> None:
+    """Raise unless an array has exactly the expected shape."""
+    if array.shape != expected:
+        raise ValueError(f"{label} has shape {array.shape}; expected {expected}, {meaning}")
+
+
+def is_flag(value: Any) -> bool:
+    """Whether a value is a plain bool (a NumPy bool scalar too)."""
+    return isinstance(value, (bool, np.bool_))

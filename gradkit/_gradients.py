@@ -1,0 +1,122 @@
+"""A caller's gradients, opened: checked, seen as native arrays, and with the way back."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from gradkit import _checks, _memory, _tree
+from gradkit._arrays import Framework, Native, NumPy, framework_of, is_array, named
+from gradkit._call import Outputs, Spec
+from gradkit._dispatch import backend_of
+from gradkit._dtypes import float_name
+
+_NOTHING = np.empty(0)
+_HOST = NumPy()
+
+
+class Gradients:
+    """The gradients of one call: all of one framework, on one device.
+
+    ``tree`` is the caller's container (one-shot iterables made into lists), ``arrays`` its
+    leaves in order without the ``None`` ones, ``natives`` the same memory as native arrays.
+    An empty list counts as NumPy's.
+    """
+
+    def __init__(self, grads: Any, *, write: bool, label: str = "grads"):
+        self._label = label
+        self.tree = _tree.freeze(grads, is_array)
+        self.arrays: list[Any] = _tree.leaves(self.tree, is_array)
+        self.framework = self._find_framework()
+        self.natives: Sequence[Native] = [
+            array if type(array) is np.ndarray else self._view(index, write)
+            for index, array in enumerate(self.arrays)
+        ]
+        self.backend: ModuleType = backend_of(self.natives[0] if self.natives else _NOTHING)
+        self._check_elements()
+        if write:
+            self._check_writable()
+
+    def name(self, index: int) -> str:
+        """The expression that reaches one gradient: ``grads['layer1'][0]``."""
+        return _tree.name_of(self.tree, is_array, index, self._label)
+
+    @property
+    def like(self) -> Any:
+        """The array whose type and device new results have."""
+        return self.arrays[0] if self.arrays else _NOTHING
+
+    def view(self, array: Any, label: str, *, write: bool) -> Native:
+        """A further argument as a native array; of the same framework."""
+        framework = framework_of(array)
+        if framework is not self.framework:
+            found = type(array).__qualname__ if framework is None else f"{framework.name} array"
+            raise TypeError(f"{label} is a {found}; expected an array as {self._label} has them")
+        with named(lambda: label):
+            return framework.view(array, write=write)
+
+    def outputs(self, out: Any, specs: Sequence[Spec]) -> Outputs:
+        """A call's further results, which share no memory with the gradients."""
+        names = ((self.name(i), native) for i, native in enumerate(self.natives))
+        return Outputs(self, out, specs, names)
+
+    def wrap(self, native: Native) -> Any:
+        """A native result as the caller's own array type."""
+        return self.framework.wrap(native, self.like)
+
+    def wrap_tree(self, natives: Iterable[Native]) -> Any:
+        """Native results, one a gradient, in the caller's own container."""
+        wrapped = map(self.framework.wrap, natives, self.arrays)
+        return _tree.rebuild(self.tree, is_array, wrapped)
+
+    def returned(self, grads: Any) -> Any:
+        """What an in-place function gives back: the caller's own object."""
+        return self.tree if isinstance(grads, Iterator) else grads
+
+    def wrote(self) -> None:
+        """Tell the framework that every gradient's memory was written."""
+        for array in self.arrays:
+            self.framework.wrote(array)
+
+    def _find_framework(self) -> Framework:
+        kinds = {type(array): index for index, array in reversed(list(enumerate(self.arrays)))}
+        found: dict[Framework, int] = {}
+        for kind, index in kinds.items():
+            framework = framework_of(self.arrays[index])
+            if framework is None:
+                raise TypeError(
+                    f"{self.name(index)} is a {kind.__qualname__}; accepted: floating-point "
+                    "arrays, None, and lists, tuples, dicts or iterables of them"
+                )
+            found.setdefault(framework, index)
+        if len(found) > 1:
+            (first, i), (second, j) = list(found.items())[:2]
+            raise TypeError(
+                f"{self.name(i)} is a {first.name} array and {self.name(j)} a {second.name} "
+                "array; the arrays of one call must be of one framework"
+            )
+        return next(iter(found), _HOST)
+
+    def _view(self, index: int, write: bool) -> Native:
+        with named(partial(self.name, index)):
+            return self.framework.view(self.arrays[index], write=write)
+
+    def _check_elements(self) -> None:
+        for index, native in enumerate(self.natives):
+            if float_name(native.dtype) is None:
+                _checks.floating(native, self.name(index))
+
+    def _check_writable(self) -> None:
+        for index, native in enumerate(self.natives):
+            flags = native.flags
+            if not (flags.c_contiguous and getattr(flags, "writeable", True)):
+                _checks.writable(native, self.name(index))
+        pair = _memory.first_overlap(self.natives)
+        if pair is not None:
+            first, second = map(self.name, pair)
+            raise ValueError(
+                f"{first} and {second} share memory, which would be written twice; pass each "
+                "gradient once"
+            )

@@ -1,0 +1,51 @@
+"""Adding into gradient buffers and zeroing them, on NumPy arrays."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gradkit._numpy.blocks import Array, in_strips, matched
+
+
+def accumulate_grad(
+    buffer: Array, grad: Array, do_update: Array | bool, scale: float | None
+) -> None:
+    """``buffer += scale * grad`` (broadcast) where ``do_update``, with one rounding."""
+    if do_update:
+        _add(buffer, grad, scale)
+
+
+def accumulate_grad_v2(buffer: Array, grad: Array, overwrite: Array | bool) -> None:
+    """``buffer = grad`` where ``overwrite``, else ``buffer += grad``; both broadcast."""
+    if not overwrite:
+        _add(buffer, grad, None)
+    elif buffer is not grad:
+        with np.errstate(all="ignore"):
+            np.copyto(buffer, grad, casting="unsafe")
+
+
+def zero_grad(grads: Sequence[Array]) -> None:
+    """Write +0 over every element, whatever it was."""
+    for grad in grads:
+        grad.fill(0)
+
+
+@np.errstate(all="ignore")
+def _add(buffer: Array, grad: Array, scale: float | None) -> None:
+    # Rounded once: every sum of two 16-bit floats rounds through float32 as if at once, a
+    # float32 one adds directly, and whatever is scaled or narrowed goes through float64.
+    direct = scale is None and max(buffer.itemsize, grad.itemsize) < 8
+    wide = np.dtype(np.float32 if direct and grad.itemsize <= buffer.itemsize else np.float64)
+
+    def strip(pairs: Sequence[tuple[Array, ...]]) -> None:
+        for total, addend in pairs:
+            term = addend.astype(wide, copy=False)
+            if scale is not None:
+                term = term * scale
+            if total.dtype == wide:
+                np.add(total, term, out=total)
+            else:
+                total[...] = total.astype(wide) + term
+
+    items = list(matched(buffer, np.broadcast_to(grad, buffer.shape)))
+    in_strips(strip, items, buffer.size)

@@ -1,0 +1,238 @@
+"""Batch norm on NumPy arrays: statistics of each channel over all other axes.
+
+With ``xhat = (x - mean) * inv_std`` and n elements a channel::
+
+    dscale = sum of dy * xhat        dbias = sum of dy
+    dx     = inv_std * scale * (dy - dbias / n - xhat * dscale / n)
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from gradkit._dtypes import accumulation_name, float_name
+from gradkit._numpy.blocks import BLOCK, Array, DType, Index, blocks, in_strips, load, store
+from gradkit._numpy.tiles import column_sums, row_sums
+
+_TINY = 2.0**-100  # a float32 variance below this has lost digits to underflow
+
+
+@np.errstate(all="ignore")
+def batch_norm_grad(
+    dy: Array,
+    x: Array,
+    scale: Array | None,
+    mean: Array,
+    inv_std: Array,
+    channel_axis: int,
+    dx: Array,
+    dscale: Array | None,
+    dbias: Array | None,
+) -> None:
+    """``dx``, ``dscale`` and ``dbias`` are written (``=``); ``dx`` may be ``dy``."""
+    for part in _channel_parts(x, channel_axis):
+        channels = _Channels((dy, x, dx), channel_axis, part)
+        _grad_of(channels, *(_cut(a, part) for a in (scale, mean, inv_std, dscale, dbias)))
+
+
+@np.errstate(all="ignore")
+def batch_norm(
+    x: Array,
+    scale: Array | None,
+    bias: Array | None,
+    channel_axis: int,
+    eps: float,
+    y: Array,
+    mean: Array,
+    inv_std: Array,
+) -> None:
+    """``y``, ``mean`` and ``inv_std`` are written; ``y`` may be ``x``."""
+    for part in _channel_parts(x, channel_axis):
+        channels = _Channels((x, y), channel_axis, part)
+        _forward_of(channels, eps, *(_cut(a, part) for a in (scale, bias, mean, inv_std)))
+
+
+def _grad_of(
+    channels: "_Channels",
+    scale: Array | None,
+    mean: Array,
+    inv_std: Array,
+    dscale: Array | None,
+    dbias: Array | None,
+) -> None:
+    dy, x, dx = channels.arrays
+    centre, factor = channels.vector(mean), channels.vector(inv_std)
+
+    def xhat(index: Index, room: Array) -> Array:
+        at = channels.of(index)
+        tile = channels.load(x[index], room)
+        out = np.subtract(tile, centre[at], out=channels.shaped(room, tile))
+        out *= factor[at]
+        return out
+
+    def sums(index: Index, rooms: Sequence[Array]) -> tuple[Array, Array]:
+        gradient = channels.load(dy[index], rooms[0])
+        product = xhat(index, rooms[1])
+        product *= gradient
+        return _channel_sums(product), _channel_sums(gradient)
+
+    of_product, of_dy = channels.total(sums)
+    outer = factor if scale is None else factor * channels.vector(scale)
+    means = [channels.vector(total / channels.size) for total in (of_product, of_dy)]
+
+    def strip(indices: Sequence[Index]) -> None:
+        rooms = channels.rooms()
+        for index in indices:
+            at = channels.of(index)
+            rest = xhat(index, rooms[1])
+            rest *= means[0][at]
+            rest += means[1][at]
+            gradient = channels.load(dy[index], rooms[0])
+            np.subtract(gradient, rest, out=rest)
+            rest *= outer[at]
+            store(rest, dx[index])
+
+    in_strips(strip, channels.blocks, dx.size)
+    for gradient, total in ((dscale, of_product), (dbias, of_dy)):
+        if gradient is not None:
+            gradient[...] = total
+
+
+def _forward_of(
+    channels: "_Channels",
+    eps: float,
+    scale: Array | None,
+    bias: Array | None,
+    mean: Array,
+    inv_std: Array,
+) -> None:
+    x, y = channels.arrays
+    centre, variance = channels.moments(x, channels.dtype)
+    lost = eps < _TINY and bool(np.any(variance < _TINY))
+    if lost or not np.all(np.isfinite(variance)):  # squares left float32's range
+        centre, variance = channels.moments(x, np.dtype(np.float64))
+    deviation = 1 / np.sqrt(variance + eps)
+    mean[...], inv_std[...] = centre, deviation
+    high = channels.vector(centre)
+    low = channels.vector(centre - high[:, 0])
+    factor = channels.vector(deviation)
+    scales = None if scale is None else channels.vector(scale)
+    biases = None if bias is None else channels.vector(bias)
+
+    def strip(indices: Sequence[Index]) -> None:
+        rooms = channels.rooms()
+        for index in indices:
+            at = channels.of(index)
+            tile = channels.load(x[index], rooms[0])
+            out = np.subtract(tile, high[at], out=channels.shaped(rooms[1], tile))
+            out -= low[at]
+            out *= factor[at]
+            if scales is not None:
+                out *= scales[at]
+            if biases is not None:
+                out += biases[at]
+            store(out, y[index])
+
+    in_strips(strip, channels.blocks, x.size)
+
+
+class _Channels:
+    """Arrays of one shape cut into blocks of (before, channels, after) the channel axis."""
+
+    def __init__(self, arrays: Sequence[Array], axis: int, part: slice):
+        cut = [array[(slice(None),) * axis + (part,)] for array in arrays]
+        self.count = cut[0].shape[axis]
+        self.size = cut[0].size // max(1, self.count)  # elements a channel
+        self.dtype = np.dtype(accumulation_name(float_name(arrays[0].dtype) or ""))
+        last = [np.moveaxis(array, axis, -1) for array in cut]
+        if all(array.flags.c_contiguous for array in cut):
+            before = int(np.prod(cut[0].shape[:axis], dtype=np.int64))
+            after = int(np.prod(cut[0].shape[axis + 1 :], dtype=np.int64))
+            self.arrays = [array.reshape(before, self.count, after) for array in cut]
+            self.axis = 1
+        elif all(array.flags.c_contiguous for array in last):
+            self.arrays = [array.reshape(self.size, self.count, 1) for array in last]
+            self.axis = 1
+        else:
+            self.arrays, self.axis = cut, axis
+        self.limit = BLOCK * 4 // self.dtype.itemsize
+        self.blocks = list(blocks(self.arrays[0].shape, self.limit))
+
+    def of(self, index: Index) -> slice:
+        """The channels that a block holds."""
+        return index[self.axis] if len(index) > self.axis else slice(None)
+
+    def load(self, view: Array, room: Array) -> Array:
+        """A block's values as (before, channels, after) in the accumulation dtype."""
+        before = int(np.prod(view.shape[: self.axis], dtype=np.int64))
+        channels = view.shape[self.axis]
+        return load(view, self.dtype, room, (before, channels, view.size // before // channels))
+
+    def rooms(self) -> tuple[Array, Array]:
+        """Scratch for two blocks."""
+        length = min(self.limit, self.arrays[0].size)
+        return np.empty(length, self.dtype), np.empty(length, self.dtype)
+
+    def shaped(self, room: Array, tile: Array) -> Array:
+        """Scratch in the shape of a tile."""
+        return room[: tile.size].reshape(tile.shape)
+
+    def vector(self, values: Array) -> Array:
+        """One number a channel, to be broadcast over (before, channels, after)."""
+        return values.astype(self.dtype, copy=False).reshape(-1, 1)
+
+    def total(
+        self, sums: Callable[[Index, Sequence[Array]], tuple[Array, ...]], terms: int = 2
+    ) -> Array:
+        """The sums of every block added up by channel, in float64."""
+
+        def strip(indices: Sequence[Index]) -> Array:
+            rooms = self.rooms()
+            totals = np.zeros((terms, self.count))
+            for index in indices:
+                for total, part in zip(totals, sums(index, rooms), strict=True):
+                    total[self.of(index)] += part
+            return totals
+
+        total = np.zeros((terms, self.count))
+        for part in in_strips(strip, self.blocks, self.arrays[0].size, width=self.count):
+            total += part
+        return total
+
+    def moments(self, x: Array, dtype: DType) -> tuple[Array, Array]:
+        """Mean and variance of each channel; the second pass corrects the first's rounding."""
+        count = max(1, self.size)
+
+        def first(index: Index, rooms: Sequence[Array]) -> tuple[Array, ...]:
+            return (_channel_sums(self.load(x[index], rooms[0]).astype(dtype, copy=False)),)
+
+        centre = (self.total(first, 1)[0] / count).astype(dtype).reshape(-1, 1)
+
+        def second(index: Index, rooms: Sequence[Array]) -> tuple[Array, ...]:
+            tile = self.load(x[index], rooms[0])
+            deviation = np.subtract(tile, centre[self.of(index)], dtype=dtype)
+            of_deviation = _channel_sums(deviation)
+            return of_deviation, _channel_sums(np.square(deviation, out=deviation))
+
+        of_deviation, of_square = self.total(second) / count
+        variance = np.maximum(of_square - of_deviation**2, 0)
+        return centre[:, 0] + of_deviation, variance
+
+
+def _channel_sums(tile: Array) -> Array:
+    before, channels, after = tile.shape
+    if after == 1:
+        return column_sums(tile.reshape(before, channels))
+    rows = row_sums(tile.reshape(before * channels, after), None)
+    sums: Array = rows.reshape(before, channels).sum(axis=0)
+    return sums
+
+
+def _channel_parts(x: Array, axis: int) -> list[slice]:
+    """Runs of channels few enough that what is summed for each stays small."""
+    return [index[0] for index in blocks((x.shape[axis],), BLOCK)]
+
+
+def _cut(values: Any, part: slice) -> Any:
+    return None if values is None else values[part]

@@ -1,0 +1,191 @@
+"""Gradient norms, the clip coefficient and scaling, on lists of NumPy arrays."""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeAlias
+
+import numpy as np
+
+from gradkit._numpy.blocks import Array, in_strips, load, matched
+
+# A block's sum of |g|^p is kept as (m, s) and stands for m^p * s. Where plain squares are
+# safe m is 1; else m is the block's largest magnitude, so that no power leaves float64.
+Part: TypeAlias = tuple[float, float]
+
+_RUN = 512  # elements that are added up in float32 before float64 takes over
+_SMALL = 4096  # below this many elements float64 throughout costs nothing
+_F32, _F64 = np.dtype(np.float32), np.dtype(np.float64)
+# Between these a block's sum of squares has neither overflowed nor lost digits to underflow.
+_SAFE = {_F32: (2.0**-100, 2.0**127), _F64: (1e-200, 1e290)}
+
+
+@np.errstate(all="ignore")
+def grad_norm(
+    grads: Sequence[Array], norm_type: float, out: Array, *, per_tensor: bool = False
+) -> None:
+    """``out = (sum |g|^p)^(1/p)`` over all gradients, or one norm a gradient."""
+    items = [(k, piece) for k, grad in enumerate(grads) for (piece,) in matched(grad)]
+    elements = sum(grad.size for grad in grads)
+    strips = in_strips(partial(_parts_of, norm_type), items, elements)
+    parts = [part for strip in strips for part in strip]
+    if not per_tensor:
+        out[...] = _combine(parts, norm_type)
+        return
+    groups: list[list[Part]] = [[] for _ in grads]
+    for (k, _), part in zip(items, parts, strict=True):
+        groups[k].append(part)
+    out[...] = [_combine(group, norm_type) for group in groups]
+
+
+@np.errstate(all="ignore")
+def norm_shares(norm: Array, largest: Array, norm_type: float, out: Array) -> None:
+    """``out = (norm / largest)^p``: what this rank adds to a norm over ranks.
+
+    For infinity, where nothing is added, 0 or the NaN that a "max" may have dropped.
+    """
+    share = np.where(norm == largest, 1.0, norm / largest)  # 0/0 and inf/inf are 1
+    out[...] = share * 0.0 if math.isinf(norm_type) else share**norm_type
+
+
+@np.errstate(all="ignore")
+def norm_of_shares(total: Array, largest: Array, norm_type: float, out: Array) -> None:
+    """``out = largest * total^(1/p)``: the norm over all ranks."""
+    out[...] = largest + total if math.isinf(norm_type) else largest * total ** (1 / norm_type)
+
+
+@np.errstate(all="ignore")
+def clip_coefficient(norm: Array, max_norm: float, eps: float, out: Array) -> None:
+    """``out = min(1, max_norm / max(norm, eps))``; a NaN norm stays NaN."""
+    # Not np.minimum(1, ...): a norm of exactly max_norm must give exactly 1.
+    out[...] = np.where(norm <= max_norm, 1.0, max_norm / np.maximum(norm, eps))
+
+
+def clip_by_norm(
+    grads: Sequence[Array],
+    norm: Array,
+    max_norm: float,
+    eps: float,
+    outs: Sequence[Array],
+    *,
+    zero_nonfinite: bool,
+) -> None:
+    """``outs = grads * clip_coefficient(norm)``, or zeros where the norm is not finite."""
+    if zero_nonfinite and not np.isfinite(norm):
+        for out in outs:
+            out.fill(0)
+        return
+    coefficient = np.empty(())
+    clip_coefficient(norm, max_norm, eps, coefficient)
+    scale_grads(grads, coefficient, outs)
+
+
+@np.errstate(all="ignore")
+def scale_grads(grads: Sequence[Array], coefficient: Array | float, outs: Sequence[Array]) -> None:
+    """``outs = grads * coefficient``; a coefficient of 1 keeps every bit."""
+    factor = float(coefficient)
+    if factor == 1.0:
+        for grad, out in zip(grads, outs, strict=True):
+            if out is not grad:
+                out[...] = grad
+        return
+    # Backwards: what the norm read last is still in cache.
+    _elementwise(partial(_scale, factor), grads[::-1], outs[::-1])
+
+
+@np.errstate(all="ignore")
+def clip_grad_value(grads: Sequence[Array], clip_value: float, outs: Sequence[Array]) -> None:
+    """``outs = min(max(grads, -clip_value), clip_value)``; NaN stays NaN."""
+    _elementwise(partial(_clamp, clip_value), grads, outs)
+
+
+def _parts_of(norm_type: float, items: Sequence[tuple[int, Array]]) -> list[Part]:
+    scratch = np.empty(max(piece.size for _, piece in items))
+    part = {1.0: _sum_part, 2.0: _square_part, math.inf: _max_part}.get(
+        norm_type, partial(_power_part, norm_type)
+    )
+    return [part(piece, scratch) for _, piece in items]
+
+
+def _square_part(piece: Array, scratch: Array) -> Part:
+    if piece.size <= _SMALL or piece.itemsize == 8:
+        values = load(piece, _F64, scratch)
+    else:
+        values = load(piece, _F32, scratch.view(_F32))
+    if values.size <= _SMALL:
+        total = float(np.dot(values, values))
+    else:
+        whole = values.size // _RUN * _RUN
+        runs, rest = values[:whole].reshape(-1, _RUN), values[whole:]
+        total = float(np.vecdot(runs, runs).sum(dtype=_F64)) + float(np.dot(rest, rest))
+    low, high = _SAFE[values.dtype]
+    return (1.0, total) if low < total < high else _power_part(2.0, piece, scratch)
+
+
+def _sum_part(piece: Array, scratch: Array) -> Part:
+    total = float(_magnitudes(piece, scratch).sum())
+    return (1.0, total) if total < 1e290 else _power_part(1.0, piece, scratch)
+
+
+def _max_part(piece: Array, scratch: Array) -> Part:
+    values = piece if piece.itemsize > 2 else load(piece, _F32, scratch.view(_F32))
+    return float(np.maximum(values.max(), -values.min())), 1.0  # np.maximum keeps NaN
+
+
+def _power_part(norm_type: float, piece: Array, scratch: Array) -> Part:
+    values = _magnitudes(piece, scratch)
+    largest = float(values.max())
+    if largest == 0 or not math.isfinite(largest):
+        return largest, 1.0
+    values /= largest
+    np.power(values, norm_type, out=values)
+    return largest, float(values.sum())
+
+
+def _magnitudes(piece: Array, scratch: Array) -> Array:
+    values = scratch[: piece.size].reshape(piece.shape)
+    values[...] = piece
+    return np.abs(values, out=values).reshape(-1)
+
+
+def _combine(parts: Sequence[Part], norm_type: float) -> float:
+    if any(math.isnan(m) for m, _ in parts):
+        return math.nan
+    largest = max((m for m, _ in parts), default=0.0)
+    if largest == 0 or math.isinf(largest) or math.isinf(norm_type):
+        return largest
+    total = math.fsum(s * (m / largest) ** norm_type for m, s in parts)
+    root = np.sqrt(total) if norm_type == 2 else np.power(total, 1 / norm_type)
+    return float(largest * root)
+
+
+def _scale(factor: float, source: Array, target: Array) -> None:
+    # float32 rounds the factor and the product: within one unit in the last place, as long
+    # as the factor itself is a normal float32.
+    normal = factor == 0 or not math.isfinite(factor) or 2.0**-126 <= abs(factor) < 2.0**127
+    wide = _F32 if source.itemsize < 8 and normal else _F64
+    if target.dtype == wide:
+        np.multiply(source, wide.type(factor), out=target)
+    else:
+        target[...] = np.multiply(source.astype(wide, copy=False), wide.type(factor))
+
+
+def _clamp(limit: float, source: Array, target: Array) -> None:
+    wide = _F32 if source.itemsize < 8 else _F64
+    values = source.astype(wide, copy=False)
+    out = target if target.dtype == wide else None
+    clipped = np.clip(values, wide.type(-limit), wide.type(limit), out=out)
+    if out is None:
+        target[...] = clipped
+
+
+def _elementwise(
+    work: Callable[[Array, Array], None], sources: Sequence[Array], targets: Sequence[Array]
+) -> None:
+    items = [pair for s, t in zip(sources, targets, strict=True) for pair in matched(s, t)]
+
+    def strip(pairs: Sequence[tuple[Array, ...]]) -> None:
+        for source, target in pairs:
+            work(source, target)
+
+    in_strips(strip, items, sum(source.size for source in sources))

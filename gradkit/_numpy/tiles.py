@@ -1,0 +1,102 @@
+"""Tiles of a normalisation: blocks of rows and columns in the accumulation dtype.
+
+An array whose trailing axes from ``axis`` on are normalised is seen as M rows of D columns.
+Sums along either direction run through BLAS in stretches short enough to keep float32's
+error to a few units, and are carried on in float64.
+"""
+
+from collections.abc import Iterable
+from itertools import product
+
+import numpy as np
+
+from gradkit._numpy.blocks import BLOCK, Array, DType, Index, blocks, load
+
+_STRETCH = 2048  # elements that one BLAS call adds up in the accumulation dtype
+
+
+class Rows:
+    """How arrays of one shape are cut into tiles of rows x columns.
+
+    ``rows`` and ``columns`` list the index tuples; there is one entry of ``columns`` unless
+    a single row is longer than a block.
+    """
+
+    def __init__(self, arrays: Iterable[Array], axis: int, dtype: DType):
+        shape = next(iter(arrays)).shape
+        self.lead, self.tail = shape[:axis], shape[axis:]
+        self.plain = all(array.flags.c_contiguous for array in arrays)
+        self.count = int(np.prod(self.lead, dtype=np.int64))
+        self.width = int(np.prod(self.tail, dtype=np.int64))
+        if self.plain:
+            self.lead, self.tail = (self.count,), (self.width,)
+        elif not self.lead:
+            self.lead = (1,)
+        self.dtype = dtype
+        self.limit = BLOCK * 4 // dtype.itemsize
+        self.columns: list[Index] = list(blocks(self.tail, self.limit))
+        across = self.width if len(self.columns) == 1 else self.limit
+        self.rows: list[Index] = [
+            index + (slice(None),) * (len(self.lead) - len(index))
+            for index in blocks(self.lead, max(1, self.limit // max(1, across)))
+        ]
+
+    def view(self, array: Array) -> Array:
+        """An array of the full shape as it is indexed by ``rows`` + ``columns``."""
+        return array.reshape(self.lead + self.tail)
+
+    def per_row(self, statistic: Array) -> Array:
+        """A statistic of one number a row as it is indexed by ``rows``."""
+        return statistic.reshape(self.lead)
+
+    def per_column(self, parameter: Array | None) -> Array | None:
+        """A parameter of one number a column as it is indexed by ``columns``."""
+        return None if parameter is None else parameter.reshape(self.tail)
+
+    def tiles(self) -> list[tuple[Index, Index]]:
+        """The index pairs of every tile."""
+        return list(product(self.rows, self.columns))
+
+    def scratch(self) -> Array:
+        """Room for one tile."""
+        return np.empty(min(self.limit, self.count * self.width), self.dtype)
+
+    def load(self, view: Array, scratch: Array) -> Array:
+        """One tile of a full-shape array as (rows, columns) in the accumulation dtype."""
+        columns = int(np.prod(view.shape[len(self.lead) :], dtype=np.int64))
+        return load(view, self.dtype, scratch, (view.size // max(1, columns), columns))
+
+    def row_values(self, statistic: Array) -> Array:
+        """One tile's part of a statistic as a column vector."""
+        return statistic.astype(self.dtype, copy=False).reshape(-1, 1)
+
+    def column_values(self, parameter: Array) -> Array:
+        """One tile's part of a parameter as a flat vector."""
+        return parameter.astype(self.dtype, copy=False).reshape(-1)
+
+
+def row_sums(tile: Array, weights: Array | None) -> Array:
+    """``tile @ weights`` (of ones where ``None``) in float64."""
+    total = np.zeros(tile.shape[0])
+    for start in range(0, tile.shape[1], _STRETCH):
+        part = tile[:, start : start + _STRETCH]
+        across = (
+            _ones(part.shape[1], tile.dtype)
+            if weights is None
+            else weights[start : start + _STRETCH]
+        )
+        total += part @ across
+    return total
+
+
+def column_sums(tile: Array) -> Array:
+    """The sum over the rows of a tile in float64."""
+    total = np.zeros(tile.shape[1])
+    for start in range(0, tile.shape[0], _STRETCH):
+        part = tile[start : start + _STRETCH]
+        total += _ones(part.shape[0], tile.dtype) @ part
+    return total
+
+
+def _ones(count: int, dtype: DType) -> Array:
+    return np.ones(count, dtype)

@@ -1,0 +1,89 @@
+"""Nested containers of gradients: their leaves, the leaves' names, and the way back."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+IsLeaf = Callable[[Any], bool]
+
+
+def freeze(tree: Any, is_leaf: IsLeaf) -> Any:
+    """The same tree with every one-shot iterable (a generator, a dict view) made a list."""
+    if tree is None or is_leaf(tree):
+        return tree
+    if isinstance(tree, Mapping):
+        return _like_mapping(tree, [freeze(branch, is_leaf) for branch in tree.values()])
+    if isinstance(tree, (list, tuple)):
+        return _like_sequence(tree, [freeze(branch, is_leaf) for branch in tree])
+    if isinstance(tree, Iterable) and not isinstance(tree, (str, bytes, bytearray)):
+        return [freeze(branch, is_leaf) for branch in tree]
+    return tree
+
+
+def leaves(tree: Any, is_leaf: IsLeaf) -> list[Any]:
+    """Every leaf of a frozen tree in order; ``None`` leaves are skipped.
+
+    What is neither a container nor ``None`` is a leaf too, so that the caller can name it
+    in an error.
+    """
+    if type(tree) is list and all(map(is_leaf, tree)):
+        return tree  # the common case costs one look at each element
+    return [leaf for _, leaf in _walk(tree, is_leaf, "")]
+
+
+def name_of(tree: Any, is_leaf: IsLeaf, index: int, root: str) -> str:
+    """The expression that reaches leaf number ``index``: ``grads['w'][2]``."""
+    for position, (path, _) in enumerate(_walk(tree, is_leaf, root)):
+        if position == index:
+            return path
+    raise IndexError(index)
+
+
+def rebuild(tree: Any, is_leaf: IsLeaf, replacements: Iterator[Any]) -> Any:
+    """The frozen tree with its leaves replaced in order; ``None`` stays ``None``."""
+    if tree is None:
+        return None
+    if isinstance(tree, Mapping) and not is_leaf(tree):
+        return _like_mapping(tree, [rebuild(b, is_leaf, replacements) for b in tree.values()])
+    if isinstance(tree, (list, tuple)):
+        return _like_sequence(tree, [rebuild(b, is_leaf, replacements) for b in tree])
+    return next(replacements)
+
+
+def gradients_of(parameters: Any) -> list[Any]:
+    """The ``grad`` of every leaf that has one."""
+
+    def is_parameter(value: Any) -> bool:
+        return hasattr(value, "grad")
+
+    found = leaves(freeze(parameters, is_parameter), is_parameter)
+    for leaf in found:
+        if not is_parameter(leaf):
+            raise TypeError(f"parameters holds a {type(leaf).__qualname__}, which has no .grad")
+    return [leaf.grad for leaf in found if leaf.grad is not None]
+
+
+def _walk(tree: Any, is_leaf: IsLeaf, path: str) -> Iterator[tuple[str, Any]]:
+    if tree is None:
+        return
+    if is_leaf(tree):
+        yield path, tree
+    elif isinstance(tree, Mapping):
+        for key, branch in tree.items():
+            yield from _walk(branch, is_leaf, f"{path}[{key!r}]")
+    elif isinstance(tree, (list, tuple)):
+        for position, branch in enumerate(tree):
+            yield from _walk(branch, is_leaf, f"{path}[{position}]")
+    else:
+        yield path, tree
+
+
+def _like_mapping(tree: Mapping[Any, Any], branches: list[Any]) -> Any:
+    return dict(zip(tree, branches, strict=True))
+
+
+def _like_sequence(tree: list[Any] | tuple[Any, ...], branches: list[Any]) -> Any:
+    if isinstance(tree, list):
+        return branches
+    if hasattr(tree, "_fields"):  # a namedtuple takes its fields one by one
+        return type(tree)(*branches)
+    return tuple(branches)

@@ -1,0 +1,84 @@
+"""What gradkit found on this machine."""
+
+import importlib.metadata
+import importlib.util
+import platform
+from typing import Any, Literal, overload
+
+import numpy as np
+
+from gradkit._numpy.blocks import WORKERS
+
+__all__ = ["show_config"]
+
+
+@overload
+def show_config(mode: Literal["stdout"] = "stdout") -> None: ...
+@overload
+def show_config(mode: Literal["dicts"]) -> dict[str, Any]: ...
+def show_config(mode: str = "stdout") -> dict[str, Any] | None:
+    """Print versions and backends, for a bug report.
+
+    Parameters
+    ----------
+    mode : {"stdout", "dicts"}
+        Print, or return the same as nested dicts.
+
+    Returns
+    -------
+    None or dict
+
+    Raises
+    ------
+    ValueError
+        Another mode.
+
+    References
+    ----------
+    ``numpy.show_config``.
+
+    Examples
+    --------
+    >>> import gradkit
+    >>> config = gradkit.show_config(mode="dicts")
+    >>> sorted(config)
+    ['backends', 'versions']
+    >>> config["backends"]["numpy"]["available"]
+    True
+    """
+    if mode not in ("stdout", "dicts"):
+        raise ValueError(f"mode must be 'stdout' or 'dicts', not {mode!r}")
+    found: dict[str, dict[str, Any]] = {
+        "versions": _versions(),
+        "backends": {"numpy": _numpy(), "cuda": _cuda()},
+    }
+    if mode == "dicts":
+        return found
+    for section, entries in found.items():
+        print(f"{section}:")
+        for name, value in entries.items():
+            print(f"  {name}: {value}")
+    return None
+
+
+def _versions() -> dict[str, str]:
+    names = ("gradkit", "numpy", "ml_dtypes")
+    return {"python": platform.python_version()} | {name: _version(name) for name in names}
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _numpy() -> dict[str, Any]:
+    blas = np.show_config(mode="dicts").get("Build Dependencies", {}).get("blas", {})
+    return {"available": True, "threads": WORKERS, "blas": blas.get("name", "unknown")}
+
+
+def _cuda() -> dict[str, Any]:
+    """Without importing CuPy, which takes seconds."""
+    installed = importlib.util.find_spec("cupy") is not None
+    return {"available": False, "cupy": "installed" if installed else "not installed"}
