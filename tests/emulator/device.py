@@ -61,7 +61,7 @@ class ArrayNamespace:
         """Allocate memory that nobody may read before it was written."""
         return self._memory.empty(shape, dtype)
 
-    def empty_like(self, array: Array, dtype: npt.DTypeLike = None) -> Array:
+    def empty_like(self, array: Array, dtype: npt.DTypeLike | None = None) -> Array:
         """Allocate as `empty` does, with the shape and the dtype of ``array``."""
         return self._memory.empty(array.shape, array.dtype if dtype is None else dtype)
 
@@ -71,9 +71,14 @@ class ArrayNamespace:
         array.fill(0)
         return array
 
-    def asarray(self, array: npt.ArrayLike, dtype: npt.DTypeLike = None) -> Array:
-        """Upload: always a copy, so that no kernel writes into the host's array."""
+    def asarray(self, array: npt.ArrayLike, dtype: npt.DTypeLike | None = None) -> Array:
+        """Upload: a copy, so that no kernel writes into the host's array.
+
+        What is on the device already comes back as it is, as CuPy does it.
+        """
         host = np.asarray(array, dtype)
+        if host is array and self._memory.allocated(host):
+            return host
         copy = self._memory.allocate(host.shape, host.dtype)
         copy[...] = host
         return copy

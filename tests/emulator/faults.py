@@ -185,7 +185,8 @@ def _describe_shuffle(record: Fault, other: str, there: str) -> str:
         return f"shuffle with width {record.detail}: a power of two from 1 to 32 is needed"
     if record.other_code and record.other_code != record.code:
         return f"stands at a warp operation while {other} stands at another one, {there}"
-    return f"shuffle reads from lane of {other}, which takes no part (mask {record.detail:#010x})"
+    lane = record.other_thread % 32
+    return f"shuffle reads from lane {lane}, which takes no part (mask {record.detail:#010x})"
 
 
 def _describe_mask(record: Fault, other: str, there: str) -> str:
@@ -203,11 +204,12 @@ def source_line(library: Path, code: int) -> int | None:
     if not code:
         return None
     # A return address: the instruction that called lies before it.
-    command = ["addr2line", "-e", str(library), hex(code - 1)]
+    command = ["addr2line", "-i", "-e", str(library), hex(code - 1)]
     try:
         found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         return None
+    # Inlined calls come innermost first: skip those inside the emulator's own headers.
     line = re.search(r"kernel\.cu:(\d+)", found)
     return int(line[1]) if line else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import mmap
 import weakref
@@ -62,6 +63,7 @@ class Memory:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
+        self._allocated: set[int] = set()  # ids of the owners of what allocate() gave out
         self._unwritten: dict[int, tuple[int, int]] = {}  # id of the owner -> its range
         self._registered: dict[tuple[int, int], tuple[int, bool]] = {}  # range -> handle, writable
         self._extents: dict[int, Extent] = {}  # by handle
@@ -86,8 +88,14 @@ class Memory:
         kind = np.dtype(dtype)
         size = math.prod(_as_shape(shape)) * kind.itemsize
         raw = np.empty(size + ALIGNMENT, np.uint8)
+        self._allocated.add(id(raw))
+        weakref.finalize(raw, self._allocated.discard, id(raw)).atexit = False
         skip = -raw.__array_interface__["data"][0] % ALIGNMENT
         return raw[skip : skip + size].view(kind).reshape(_as_shape(shape))
+
+    def allocated(self, array: Array) -> bool:
+        """Say whether ``array`` is in memory of this device's, and not in the host's."""
+        return id(owner_of(array)) in self._allocated
 
     def register(self, array: Array, *, write: bool) -> int:
         """Let kernels reach ``array`` by an address that they load from memory; return it.
@@ -105,8 +113,8 @@ class Memory:
         if handle < 0:
             handle = self._next_handle
             self._next_handle += 1
-            forget = (self._forget_registered, key, handle, id(owner))
-            weakref.finalize(owner, *forget).atexit = False
+            forget = functools.partial(self._forget_registered, key, handle, id(owner))
+            weakref.finalize(owner, forget).atexit = False
         elif writable == write:
             return extent.origin
         self._registered[key] = (handle, write)

@@ -116,7 +116,7 @@ class Runtime:
         return function
 
     def image(self, symbol: ctypes._NamedFuncPointer) -> tuple[int, int]:
-        """Return the address range of the library that defines ``symbol``."""
+        """Return where the library with ``symbol`` begins, and where its read-only part ends."""
         start, end = c_uint64(), c_uint64()
         address = ctypes.cast(symbol, c_void_p)
         if self._image(address, ctypes.byref(start), ctypes.byref(end)):

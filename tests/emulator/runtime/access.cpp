@@ -1,6 +1,6 @@
 #include "access.h"
 
-#include <cstring>
+#include <algorithm>
 
 #include "history.h"
 #include "scheduler.h"
@@ -213,12 +213,15 @@ void touch_cells(const Check& check, Lookup* lookup) {
 
 }  // namespace
 
-void clear_lookups() { memset(static_cast<void*>(lookups), 0, sizeof lookups); }
+void clear_lookups() {
+  constexpr uint64_t none = ~uint64_t{0};  // not 0: that is the page of null pointers
+  std::fill_n(lookups, lookup_count, Lookup{none, nullptr, nullptr});
+}
 
 void check_access(uint64_t address, uint64_t size, Access access, bool aligned, uint64_t code) {
   Thread& thread = *machine.current;
   if (address - thread.stack_low < stack_bytes) return;  // its own local variables
-  if (--accesses_left < 0) pause();
+  if (--accesses_left < 0) pause(code);
   bool writes = access != Access::read;
   Lookup& lookup = lookups[(address >> page_bits) % lookup_count];
   if (lookup.page_number != address >> page_bits || !lookup.window->holds(address, size) ||

@@ -162,27 +162,28 @@ EMU_API void emu_mark_initialised(uint64_t start, uint64_t end) {
 EMU_API uint64_t emu_dynamic_shared_base() { return reinterpret_cast<uint64_t>(dynamic_shared); }
 EMU_API uint64_t emu_dynamic_shared_capacity() { return dynamic_shared_capacity; }
 
-// The address range of the library that holds `symbol`: 0 when found.
+// Where the library that holds `symbol` begins, and where its read-only part (code and constants)
+// ends: 0 when found.
 EMU_API int emu_image(void* symbol, uint64_t* start, uint64_t* end) {
   Dl_info info;
   if (!dladdr(symbol, &info)) return 1;
   struct Search {
     uint64_t base, end;
-  } search{reinterpret_cast<uint64_t>(info.dli_fbase), 0};
+  } search{reinterpret_cast<uint64_t>(info.dli_fbase), UINT64_MAX};
   dl_iterate_phdr(
       [](dl_phdr_info* image, size_t, void* data) {
         auto* wanted = static_cast<Search*>(data);
         if (image->dlpi_addr != wanted->base) return 0;
         for (int i = 0; i < image->dlpi_phnum; ++i)
-          if (image->dlpi_phdr[i].p_type == PT_LOAD)
-            wanted->end = std::max(wanted->end, image->dlpi_addr + image->dlpi_phdr[i].p_vaddr +
-                                                    image->dlpi_phdr[i].p_memsz);
+          if (image->dlpi_phdr[i].p_type == PT_LOAD && image->dlpi_phdr[i].p_flags & PF_W)
+            wanted->end = std::min<uint64_t>(wanted->end,
+                                             image->dlpi_addr + image->dlpi_phdr[i].p_vaddr);
         return 1;
       },
       &search);
   *start = search.base;
   *end = search.end;
-  return search.end == 0;
+  return search.end == UINT64_MAX;
 }
 
 EMU_API EmuDim emu_thread_index() { return machine.current->index; }

@@ -15,7 +15,7 @@ int64_t accesses_left = 0;
 namespace {
 
 // A thread that makes this many accesses between two waits is spinning on something.
-constexpr int64_t spin_limit = int64_t{1} << 26;
+constexpr int64_t spin_limit = int64_t{1} << 24;
 constexpr uint64_t longest_slice = 48;
 
 std::vector<unsigned> order;  // of threads, or of warps when one of them runs ahead
@@ -189,9 +189,10 @@ void reschedule() {
   switch_to(from.context, to ? to->context : machine.host);
 }
 
-void pause() {
+void pause(uint64_t code) {
   Thread& thread = *machine.current;
   thread.spun += slice;
+  thread.place.code = code;
   if (thread.spun >= spin_limit) raise(waiting_fault(Kind::deadlock, thread, nullptr));
   reschedule();
 }

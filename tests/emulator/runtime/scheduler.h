@@ -33,7 +33,7 @@ void reschedule();
 // How many accesses the current thread may make before pause() is called.
 extern int64_t accesses_left;
 // Lets another thread run, where the schedule preempts; finds threads that never arrive anywhere.
-void pause();
+void pause(uint64_t code);
 
 uint64_t accesses_so_far();
 void reset_accesses();
