@@ -117,44 +117,52 @@ def compile_source(
     Raises `KernelCompileError` with the compiler's log, `CompilerMissingError` without a compiler
     and ``ValueError`` for an option that it does not know.
     """
-    arguments = translate_options(options)
+    standard, macros = translate_options(options)
     runtime = build_runtime(portable_fibers)
-    key = _digest(source, *arguments, runtime.name)  # the runtime's name covers the flags
+    key = _digest(source, standard, macros, runtime.name)  # the runtime's name covers the flags
     library = runtime.with_name(f"kernel-{key}.so")
     description = library.with_suffix(".json")
     if not (description.exists() and library.exists()):
-        _build_kernel(source, arguments, runtime, library, description)
+        _build_kernel(source, standard, macros, runtime, library, description)
     return _read_description(library, runtime, description)
 
 
-def translate_options(options: Sequence[str]) -> list[str]:
-    """Keep what g++ must see of NVRTC's options, drop what it need not, refuse the rest."""
-    kept = ["-std=c++17"]
+def translate_options(options: Sequence[str]) -> tuple[str, str]:
+    """Turn NVRTC's options into g++'s language standard and a header that defines the macros.
+
+    A header, since ``-D`` would define them before the emulator's own headers, whose template
+    parameters have names as short as the macros' (``-DT=float``).
+    """
+    standard, macros = "-std=c++17", []
     for option in options:
         if option.startswith(("-std=", "--std=")):
-            kept[0] = "-std=" + option.split("=", 1)[1]
-        elif option.startswith(("-D", "-U")):
-            kept.append(option)
+            standard = "-std=" + option.split("=", 1)[1]
+        elif option.startswith("-D"):
+            name, _, value = option[2:].strip().partition("=")
+            macros.append(f"#define {name} {value if '=' in option else 1}\n")
+        elif option.startswith("-U"):
+            macros.append(f"#undef {option[2:].strip()}\n")
         elif option.split("=", 1)[0] not in _NVRTC_ONLY:
             raise ValueError(
                 f"compile option {option!r}: the emulator knows -D, -U, -std= and ignores "
                 f"{', '.join(_NVRTC_ONLY)}"
             )
-    return kept
+    return standard, "".join(macros)
 
 
 def _build_kernel(
-    source: str, arguments: list[str], runtime: Path, library: Path, description: Path
+    source: str, standard: str, macros: str, runtime: Path, library: Path, description: Path
 ) -> None:
-    shim = ("-include", str(SHIM), "-x", "c++")
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        Path(folder, "macros.h").write_text(macros)
+        shim = (standard, "-include", str(SHIM), "-include", "./macros.h", "-x", "c++")
         unit = Path(folder, "kernel.cu")  # the name that messages call the source by
         unit.write_text(source + "\n")
-        preprocess = ["-E", "-P", "-DEMU_READ_SIGNATURES", *arguments, *shim, unit.name]
+        preprocess = ["-E", "-P", "-DEMU_READ_SIGNATURES", *shim, unit.name]
         kernels = find_kernels(_run(preprocess, folder))
         with unit.open("a") as text:
             text.writelines(f"EMU_EXPORT({k.name}, {k.launch_bounds})\n" for k in kernels)
-        _run([*_KERNEL_FLAGS, *arguments, *shim, "-c", unit.name, "-o", "kernel.o"], folder)
+        _run([*_KERNEL_FLAGS, *shim, "-c", unit.name, "-o", "kernel.o"], folder)
         rpath = ["-Wl,-rpath,$ORIGIN", f"-L{runtime.parent}", f"-l:{runtime.name}"]
         _run(["kernel.o", "-o", "kernel.so", *rpath, *_LINK_FLAGS], folder)
         built = Path(folder, "kernel.so")
@@ -208,7 +216,9 @@ def build_runtime(portable_fibers: bool) -> Path:
         with tempfile.TemporaryDirectory(dir=library.parent) as folder:
             built = Path(folder, "emulator.so")
             units = [str(f) for f in files if f.suffix == ".cpp"]
-            _run([*flags, *units, "-o", str(built), "-ldl"])
+            # By its soname a kernel's library finds the runtime that the process has loaded, even
+            # when another process has put its own build of it in the file's place since.
+            _run([*flags, *units, "-o", str(built), f"-Wl,-soname,{library.name}", "-ldl"])
             os.replace(built, library)
     return library
 

@@ -250,8 +250,9 @@ class EmulatedKernel:
         rows.append(("dynamic shared memory", dynamic, True, True, "shared"))
         for array in self._compiled.shared_arrays:
             start = self._image[0] + array.offset
-            extent = Extent(start, start + array.size, start, 1, f"{array.size} bytes")
-            rows.append((f"shared {array.name}, byte ", extent, True, True, "shared"))
+            text = f"shared, {array.size} bytes; the index counts bytes"
+            extent = Extent(start, start + array.size, start, 1, text)
+            rows.append((array.name, extent, True, True, "shared"))
         start, end = self._image
         rows.append(("constants", Extent(start, end, start, 1, ""), False, False, "constant"))
         windows = (Window * len(rows))(
