@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -144,6 +144,14 @@ class EmulatedDevice:
         may write there.
         """
         return self.memory.register(array, write=write)
+
+    def upload(self, host: Array) -> Array:
+        """Copy a host array's bytes to the device; of a structure too."""
+        return self.xp.asarray(np.ascontiguousarray(host).reshape(-1).view(np.uint8))
+
+    def active(self) -> AbstractContextManager[None]:
+        """Make this the current device, which it always is."""
+        return nullcontext()
 
     @contextmanager
     def only_blocks(self, numbers: Sequence[int]) -> Iterator[None]:

@@ -1,9 +1,12 @@
 """Launches as CuPy makes them: what may be passed, what memory is open, what was moved."""
 
 import gc
+import inspect
 
 import numpy as np
 import pytest
+
+from gradkit._cuda.device import Device
 
 from .device import EmulatedDevice
 from .faults import EmulatorFault
@@ -310,6 +313,37 @@ def test_arrays_of_the_device():
     assert xp.float32 is np.float32
     for size in (1, 3, 1000):
         assert Extent.of(xp.empty(size, np.float16)).start % 256 == 0
+
+
+def test_table_of_pointers_on_the_device(device):
+    source = """
+    struct Entry { const float* data; long long size; };
+    extern "C" __global__ void sums(const Entry* entries, float* out) {
+      Entry entry = entries[blockIdx.x];
+      float sum = 0;
+      for (long long i = 0; i < entry.size; ++i) sum += entry.data[i];
+      out[blockIdx.x] = sum;
+    }"""
+    arrays = [device.xp.asarray(np.arange(n, dtype=np.float32)) for n in (3, 5)]
+    table = np.array(
+        [(device.pointer(a), a.size) for a in arrays], [("data", np.uint64), ("size", np.int64)]
+    )
+    with device.active():
+        entries, out = device.upload(table), device.xp.empty(2, np.float32)
+        device.compile(source).get_function("sums")((2,), (1,), (entries, out))
+    assert entries.dtype == np.uint8
+    np.testing.assert_array_equal(out, [3, 10])
+
+
+def test_device_is_what_launchers_are_written_against():
+    device = EmulatedDevice()
+    wanted = [*Device.__annotations__, *(name for name in vars(Device) if not name.startswith("_"))]
+    assert {"compile", "pointer", "upload", "xp", "multiprocessors"} <= set(wanted)
+    assert [name for name in wanted if not hasattr(device, name)] == []
+    for name, theirs in inspect.getmembers(Device, inspect.isfunction):
+        if not name.startswith("_"):
+            parameters = list(inspect.signature(theirs).parameters)[1:]
+            assert list(inspect.signature(getattr(device, name)).parameters) == parameters
 
 
 def test_traffic_counts_each_parameter_and_adds_up():
