@@ -308,8 +308,8 @@ def test_vectors_of_16_bytes(device):
 @pytest.mark.parametrize("space", ["out", "s"])
 def test_neighbours_of_any_size_are_no_conflict(device, dtype, space):
     source = f"""
-    extern "C" __global__ void neighbours(T* out) {{
-      __shared__ T s[64];
+    extern "C" __global__ void neighbours(TYPE* out) {{
+      __shared__ TYPE s[64];
       int t = threadIdx.x;
       {space}[t] = t;
       {space}[t] += 1;
@@ -317,7 +317,7 @@ def test_neighbours_of_any_size_are_no_conflict(device, dtype, space):
     }}"""
     names = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "unsigned long long"}
     out = device.xp.empty(64, dtype)
-    options = (f"-DT={names[np.dtype(dtype).itemsize]}",)
+    options = (f"-DTYPE={names[np.dtype(dtype).itemsize]}",)
     device.compile(source, options).get_function("neighbours")((1,), (64,), (out,))
     np.testing.assert_array_equal(out, np.arange(1, 65))
 
@@ -356,7 +356,7 @@ def test_barriers_that_count(device):
 
 
 SHUFFLES = """
-extern "C" __global__ void shuffles(const T* x, T* out, int operand, int width) {
+extern "C" __global__ void shuffles(const TYPE* x, TYPE* out, int operand, int width) {
   const unsigned all = 0xffffffffu;
   int t = threadIdx.x;
   out[t] = __shfl_sync(all, x[t], operand + t, width);
@@ -384,7 +384,7 @@ def test_shuffle_lanes_as_ptx_defines_them(dtype, operand, width, schedule):
     device = EmulatedDevice(schedule=schedule)
     x = np.random.default_rng(1).integers(0, 1 << 30, 32).astype(dtype)
     out = device.xp.empty((4, 32), dtype)
-    kernel = device.compile(SHUFFLES, (f"-DT={names[dtype]}",)).get_function("shuffles")
+    kernel = device.compile(SHUFFLES, (f"-DTYPE={names[dtype]}",)).get_function("shuffles")
     kernel((1,), (32,), (device.xp.asarray(x), out, np.int32(operand), np.int32(width)))
     lane = np.arange(32)
     first = lane - lane % width
