@@ -282,7 +282,7 @@ def _merge_overlapping(
         if merged and extent.start < merged[-1][1].end:
             last_name, last, last_writable, last_tracked = merged[-1]
             union = Extent(
-                last.start, max(last.end, extent.end), last.origin, last.itemsize, last.text
+                last.start, max(last.end, extent.end), last.origin, last.itemsize, last.content
             )
             row = (f"{last_name}/{name}", union, last_writable or writable, last_tracked or tracked)
             merged[-1] = row
