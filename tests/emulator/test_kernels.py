@@ -45,8 +45,9 @@ centre_rows(const float* __restrict__ x, float* __restrict__ out, long long rows
 WITH_BARRIERS = ("-DBARRIER_1=__syncthreads()", "-DBARRIER_2=__syncthreads()")
 
 
-def centre_rows(device, x, options=WITH_BARRIERS):
-    out = device.xp.empty(x.shape, np.float32)
+def centre_rows(device, x, options=WITH_BARRIERS, out=None):
+    if out is None:
+        out = device.xp.empty(x.shape, np.float32)
     kernel = device.compile(ROWS, options).get_function("centre_rows")
     kernel((device.multiprocessors,), (128,), (x, out, *map(np.int64, x.shape)), shared_mem=16)
     return out
@@ -77,6 +78,14 @@ def test_row_loop(rows, n, sm):
 
     expected = x - x.astype(np.float64).mean(axis=1, keepdims=True)
     np.testing.assert_allclose(on_every_schedule(run), expected, atol=1e-4)
+
+
+def test_rows_in_place(device):
+    # Every element is read in two barrier intervals before it is written.
+    x = np.arange(5 * 150, dtype=np.float32).reshape(5, 150)
+    on_device = device.xp.asarray(x)
+    centre_rows(device, on_device, out=on_device)
+    np.testing.assert_array_equal(on_device, x - x.mean(axis=1, keepdims=True))
 
 
 @pytest.mark.parametrize("dropped", [0, 1])
