@@ -67,7 +67,7 @@ def grad_norm(
     -------
     0-d float64 array on the gradients' device, of the gradients' type
         0 without gradients. On the CPU, float16, bfloat16 and float32 gradients are added up
-        in float32 for 512 elements at a time: the relative error stays below ``2**-23``.
+        in float32 for 256 elements at a time: the relative error stays below ``2**-23``.
 
     Raises
     ------

@@ -68,11 +68,13 @@ def test_norm_of_each_tensor(backend, data, order):
 
 @pytest.mark.parametrize("name", sorted(DTYPES))
 @pytest.mark.parametrize("size", [4095, 4096, 4097, 131071, 131072, 131073])
-@pytest.mark.parametrize("order", [1.0, 2.0, INF])
-def test_norm_at_the_edges_of_runs_and_blocks(backend, name, size, order):
+@pytest.mark.parametrize(
+    ("order", "kind"), [(1, "normal"), (2, "normal"), (2, "constant"), (INF, "spread")]
+)
+def test_norm_at_the_edges_of_runs_and_blocks(backend, name, size, order, kind):
     if size > backend.max_elements:
         pytest.skip("too large for this backend")
-    host = draw_.values(size, name, seed=size)
+    host = draw_.values(size, name, seed=size, kind=kind)
     assert_norm(backend, norm_of(backend, backend.asarray(host), order), [host], order)
 
 
