@@ -7,9 +7,21 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+from gradkit._cuda import accumulation, clipping
 from gradkit._cuda.device import CupyDevice, Device
 
-_OPERATIONS: dict[str, Callable[..., None]] = {}
+_OPERATIONS: dict[str, Callable[..., None]] = {
+    "accumulate_grad": accumulation.accumulate_grad,
+    "accumulate_grad_v2": accumulation.accumulate_grad_v2,
+    "clip_by_norm": clipping.clip_by_norm,
+    "clip_coefficient": clipping.clip_coefficient,
+    "clip_grad_value": clipping.clip_grad_value,
+    "grad_norm": clipping.grad_norm,
+    "norm_of_shares": clipping.norm_of_shares,
+    "norm_shares": clipping.norm_shares,
+    "scale_grads": clipping.scale_grads,
+    "zero_grad": accumulation.zero_grad,
+}
 
 
 class Backend:
