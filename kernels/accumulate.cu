@@ -16,45 +16,54 @@ template <typename T> struct Convert<T, T> {
     __device__ static __forceinline__ T apply(T x) { return x; }
 };
 
-struct Accumulate : Op {
+struct Add : Op {
     double scale;
-    bool overwrite;  // then the buffer is not read
-    __device__ Accumulate(double scale, bool overwrite) : scale(scale), overwrite(overwrite) {}
+    __device__ explicit Add(double scale) : scale(scale) {}
     template <typename S, typename T, int N>
-    __device__ __forceinline__ void fetch(Held<S, T, N>& held, const S* grad, T* buffer) {
+    __device__ __forceinline__ void fetch(Held<S, T, N>& held, const S* grad, const T* buffer) {
         held.source = load<N>(grad);
-        if (!overwrite) held.target = load<N>(buffer);
+        held.target = load<N>(buffer);
     }
     template <typename S, typename T, int N>
     __device__ __forceinline__ void finish(const Held<S, T, N>& held, T* buffer) {
         Pack<T, N> result;
 #pragma unroll
         for (int i = 0; i < N; ++i) {
-            if (overwrite) {
-                result.at[i] = Convert<S, T>::apply(held.source.at[i]);
-            } else {
-                const double term = __dmul_rn(to_double(held.source.at[i]), scale);
-                result.at[i] = narrow<T>(__dadd_rn(to_double(held.target.at[i]), term));
-            }
+            const double term = __dmul_rn(to_double(held.source.at[i]), scale);
+            result.at[i] = narrow<T>(__dadd_rn(to_double(held.target.at[i]), term));
         }
         store<N>(buffer, result);
     }
 };
 
-__device__ __forceinline__ void accumulate_all(const TensorList& list, Accumulate op) {
+struct Overwrite : Op {
+    template <typename S, typename T, int N>
+    __device__ __forceinline__ void fetch(Held<S, T, N>& held, const S* grad, const T*) {
+        held.source = load<N>(grad);
+    }
+    template <typename S, typename T, int N>
+    __device__ __forceinline__ void finish(const Held<S, T, N>& held, T* buffer) {
+        Pack<T, N> result;
+#pragma unroll
+        for (int i = 0; i < N; ++i) result.at[i] = Convert<S, T>::apply(held.source.at[i]);
+        store<N>(buffer, result);
+    }
+};
+
+template <typename O> __device__ __forceinline__ void apply(const TensorList& list, O op) {
     for (u32 chunk = first_warp(); chunk < list.chunks; chunk += warps_in_grid())
         walk_chunk<GRAD, BUFFER>(list, list.at[0], chunk, op);
 }
 
 // += unless *do_update is false; a null `do_update` is true.
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, 3)
 accumulate_grad(const __grid_constant__ TensorList list, const unsigned char* do_update, double scale) {
-    if (do_update && !*do_update) return;
-    accumulate_all(list, Accumulate(scale, false));
+    if (!do_update || *do_update) apply(list, Add(scale));
 }
 
 // = where *overwrite, += where not; a null `overwrite` is `otherwise`.
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, 3)
 accumulate_grad_v2(const __grid_constant__ TensorList list, const unsigned char* overwrite, u32 otherwise) {
-    accumulate_all(list, Accumulate(1, overwrite ? *overwrite : otherwise));
+    if (overwrite ? *overwrite : otherwise) apply(list, Overwrite());
+    else apply(list, Add(1));
 }

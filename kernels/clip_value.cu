@@ -10,7 +10,7 @@ struct Clamp : Op {
     double limit;
     __device__ explicit Clamp(double limit) : limit(limit) {}
     template <typename T, int N>
-    __device__ __forceinline__ void fetch(Held<T, T, N>& held, const T* source, T*) {
+    __device__ __forceinline__ void fetch(Held<T, T, N>& held, const T* source, const T*) {
         held.source = load<N>(source);
     }
     template <typename T, int N>
@@ -27,7 +27,7 @@ struct Clamp : Op {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, 3)
 clip_grad_value(const __grid_constant__ TensorList list, double limit) {
     Clamp op(limit);
     for (u32 chunk = first_warp(); chunk < list.chunks; chunk += warps_in_grid()) walk(list, chunk, op);

@@ -13,7 +13,7 @@ struct Scale : Op {
     bool zero;
     __device__ Scale(double factor, bool zero) : factor(factor), zero(zero) {}
     template <typename T, int N>
-    __device__ __forceinline__ void fetch(Held<T, T, N>& held, const T* source, T*) {
+    __device__ __forceinline__ void fetch(Held<T, T, N>& held, const T* source, const T*) {
         held.source = load<N>(source);
     }
     template <typename T, int N>
@@ -38,7 +38,7 @@ __device__ __forceinline__ double read(const double* scalar) { return load<1>(sc
 
 // By clip_coefficient_of(*norm). `zero_nonfinite`: a norm that is NaN or infinite makes every
 // element +0.
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, 3)
 clip_by_norm(const __grid_constant__ TensorList list, const double* norm, double max_norm, double eps,
              u32 zero_nonfinite, u32 in_place) {
     const double found = read(norm);
@@ -47,7 +47,7 @@ clip_by_norm(const __grid_constant__ TensorList list, const double* norm, double
 }
 
 // By *coefficient, or by `number` where `coefficient` is null.
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, 3)
 scale_grads(const __grid_constant__ TensorList list, const double* coefficient, double number, u32 in_place) {
     scale_all(list, Scale(coefficient ? read(coefficient) : number, false), in_place);
 }

@@ -26,8 +26,8 @@ struct Tensor {
 // CAPACITY tensors in the parameter block, or, where it is 0, any number in device memory.
 // `_cuda/tensor_lists.py` has the same layout.
 struct TensorList {
-    i64 chunk_bytes;       // a multiple of 16
-    u32 tensors, chunks;
+    u32 chunk_bytes;       // a multiple of 16 below 2^31, so that an int counts within a chunk
+    u32 tensors, chunks, unused;
 #if CAPACITY
     Dim dim_at[16];
     Tensor at[CAPACITY];
@@ -40,7 +40,7 @@ struct TensorList {
 // What one lane holds between fetching and finishing N elements.
 template <typename S, typename T, int N> struct Held { Pack<S, N> source; Pack<T, N> target; };
 
-__device__ __forceinline__ u32 lane() { return threadIdx.x % WARP; }
+__device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x % WARP); }
 __device__ __forceinline__ u32 first_warp() { return blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP; }
 __device__ __forceinline__ u32 warps_in_grid() { return gridDim.x * (blockDim.x / WARP); }
 
@@ -93,34 +93,40 @@ struct Op {
 // One warp over `packs` packs of N elements of two runs. All fetches of a batch come before
 // its first store, which could alias them for all that the compiler knows.
 template <int N, typename S, typename T, typename O>
-__device__ __forceinline__ void walk_packs(const S* source, T* target, i64 packs, O& op) {
-    for (i64 i = lane(); i < packs; i += O::BATCH * WARP) {
+__device__ __forceinline__ void walk_packs(const S* source, T* target, int packs, O& op) {
+    source += lane() * N;
+    target += lane() * N;
+    int left = packs - lane();
+    for (; left > (O::BATCH - 1) * WARP; left -= O::BATCH * WARP) {
         Held<S, T, N> held[O::BATCH];
 #pragma unroll
-        for (int b = 0; b < O::BATCH; ++b) {
-            const i64 at = i + b * WARP;
-            if (at < packs) op.fetch(held[b], source + at * N, target + at * N);
-        }
+        for (int b = 0; b < O::BATCH; ++b) op.fetch(held[b], source + b * WARP * N, target + b * WARP * N);
 #pragma unroll
-        for (int b = 0; b < O::BATCH; ++b) {
-            const i64 at = i + b * WARP;
-            if (at < packs) op.finish(held[b], target + at * N);
-        }
+        for (int b = 0; b < O::BATCH; ++b) op.finish(held[b], target + b * WARP * N);
+        source += O::BATCH * WARP * N;
+        target += O::BATCH * WARP * N;
+    }
+    for (; left > 0; left -= WARP) {
+        Held<S, T, N> held;
+        op.fetch(held, source, target);
+        op.finish(held, target);
+        source += WARP * N;
+        target += WARP * N;
     }
 }
 
 // One warp over two gapless runs: packs between the elements before the first boundary and
 // those after the last; single elements throughout where the two never align.
 template <typename S, typename T, typename O>
-__device__ __forceinline__ void walk_run(const S* source, T* target, i64 count, O& op) {
+__device__ __forceinline__ void walk_run(const S* source, T* target, int count, O& op) {
     constexpr int WIDER = sizeof(S) > sizeof(T) ? sizeof(S) : sizeof(T);
     constexpr int N = O::BYTES > WIDER ? O::BYTES / WIDER : 1;
-    i64 head = (N - reinterpret_cast<u64>(target) / sizeof(T) % N) % N;
+    int head = (N - static_cast<int>(reinterpret_cast<u64>(target) / sizeof(T) % N)) % N;
     if (head > count || reinterpret_cast<u64>(source + head) % (N * sizeof(S))) head = count;
-    const i64 packs = (count - head) / N;
+    const int packs = (count - head) / N;
     walk_packs<N>(source + head, target + head, packs, op);
-    for (i64 i = lane(); i < count - packs * N; i += WARP) {
-        const i64 at = i < head ? i : i + packs * N;
+    for (int i = lane(); i < count - packs * N; i += WARP) {
+        const int at = i < head ? i : i + packs * N;
         Held<S, T, 1> held;
         op.fetch(held, source + at, target + at);
         op.finish(held, target + at);
@@ -133,12 +139,13 @@ __device__ __forceinline__ i64 divide(i64 a, i64 b) {
     return static_cast<u32>(a) / static_cast<u32>(b);
 }
 
-// One warp over elements [first, last) of a tensor of any strides and alignment.
+// One warp over `count` elements, from number `first` on, of a tensor of any strides and
+// alignment.
 template <typename S, typename T, typename O>
-__device__ __forceinline__ void walk_strided(const TensorList& list, const Tensor& tensor, i64 first, i64 last, O& op) {
-    for (i64 i = first + lane(); i < last; i += WARP) {
+__device__ __forceinline__ void walk_strided(const TensorList& list, const Tensor& tensor, i64 first, int count, O& op) {
+    for (int i = lane(); i < count; i += WARP) {
         u64 source = tensor.source, target = tensor.target;
-        i64 rest = i;
+        i64 rest = first + i;
         for (u32 d = tensor.first_dim; d < tensor.first_dim + tensor.dims; ++d) {
             const Dim dim = list.dim_at[d];
             const i64 next = divide(rest, dim.length);
@@ -155,14 +162,14 @@ __device__ __forceinline__ void walk_strided(const TensorList& list, const Tenso
 // One warp over one chunk of a tensor whose source holds S and whose target T.
 template <typename S, typename T, typename O>
 __device__ __forceinline__ void walk_chunk(const TensorList& list, const Tensor& tensor, u32 chunk, O& op) {
-    const i64 length = list.chunk_bytes / static_cast<i64>(sizeof(T));
+    const u32 length = list.chunk_bytes / sizeof(T);
     const i64 first = static_cast<i64>(chunk - tensor.first_chunk) * length;
-    const i64 last = min(first + length, tensor.count);
+    const int count = static_cast<int>(min(static_cast<i64>(length), tensor.count - first));
     if (tensor.dims) {
-        walk_strided<S, T>(list, tensor, first, last, op);
+        walk_strided<S, T>(list, tensor, first, count, op);
     } else {
         walk_run(reinterpret_cast<const S*>(tensor.source) + first,
-                 reinterpret_cast<T*>(tensor.target) + first, last - first, op);
+                 reinterpret_cast<T*>(tensor.target) + first, count, op);
     }
 }
 

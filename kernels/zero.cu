@@ -7,7 +7,7 @@
 
 struct Zero : Op {
     template <typename T, int N>
-    __device__ __forceinline__ void fetch(Held<T, T, N>&, const T*, T*) {}
+    __device__ __forceinline__ void fetch(Held<T, T, N>&, const T*, const T*) {}
     template <typename T, int N>
     __device__ __forceinline__ void finish(const Held<T, T, N>&, T* target) {
         const Pack<T, N> zeros = {};
@@ -15,7 +15,7 @@ struct Zero : Op {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, 3)
 zero_grad(const __grid_constant__ TensorList list) {
     Zero op;
     for (u32 chunk = first_warp(); chunk < list.chunks; chunk += warps_in_grid()) walk(list, chunk, op);

@@ -12,7 +12,7 @@ from gradkit._cuda.tensor_lists import plan_of, run, start
 
 _ORDERS = {1.0: "Sum", 2.0: "SumOfSquares", math.inf: "Largest"}
 _PART = 3  # doubles: kernels/norm_orders.cuh
-_FINISH = {False: 512, True: 128}  # threads that join the partial results of a norm
+_FINISH = {False: 1024, True: 128}  # threads that join the partial results of a norm
 
 
 def grad_norm(

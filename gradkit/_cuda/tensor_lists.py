@@ -26,9 +26,9 @@ CAPACITY = 90  # tensors in the parameter block: under 4096 bytes with 96 for wh
 DIMS = 16  # dimensions of strided tensors there
 THREADS = 256  # a block; a warp takes a chunk at a time
 _WARPS = THREADS // 32
-_BLOCKS = 2048 // THREADS  # that a multiprocessor holds
+_BLOCKS = 16  # for each multiprocessor: more than it holds, so that the fast ones take more
 _SMALLEST_CHUNK = 4096  # bytes: two rounds of a warp's loads
-_MANY_CHUNKS = 16384  # about two for each warp that the largest devices hold
+_MANY_CHUNKS = 16384  # one for each warp of the largest devices
 
 _DIM = np.dtype([("length", "i8"), ("source_stride", "i8"), ("target_stride", "i8")])
 _TENSOR = np.dtype(
@@ -43,7 +43,7 @@ _TENSOR = np.dtype(
     ],
     align=True,
 )
-_HEAD: list[Any] = [("chunk_bytes", "i8"), ("tensors", "u4"), ("chunks", "u4")]
+_HEAD: list[Any] = [(name, "u4") for name in ("chunk_bytes", "tensors", "chunks", "unused")]
 _INLINE = np.dtype([*_HEAD, ("dim_at", _DIM, DIMS), ("at", _TENSOR, CAPACITY)], align=True)
 _UPLOADED = np.dtype([*_HEAD, ("dim_at", "u8"), ("at", "u8")], align=True)
 
