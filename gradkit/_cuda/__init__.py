@@ -7,9 +7,14 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+from gradkit._cuda import normalization
 from gradkit._cuda.device import CupyDevice, Device
 
-_OPERATIONS: dict[str, Callable[..., None]] = {}
+_OPERATIONS: dict[str, Callable[..., None]] = {
+    "invertible_layer_norm_grad": normalization.invertible_layer_norm_grad,
+    "layer_norm_grad": normalization.layer_norm_grad,
+    "rms_norm_grad": normalization.rms_norm_grad,
+}
 
 
 class Backend:
