@@ -11,7 +11,7 @@
 
 #include "columns.cuh"
 
-extern "C" __global__ void __launch_bounds__(1024) column_sums(
+extern "C" __global__ void __launch_bounds__(1024, 1) column_sums(
     const ACC_T* partials, PARAM_T* first, PARAM_T* second, i64 count, i64 width
 ) {
     __shared__ ACC_T tile[WARP * WARP];

@@ -19,7 +19,7 @@
 
 #define MERGED_THREADS 256
 
-struct Columns { A scale[CHUNKS][VEC], bias[CHUNKS][VEC], sums[PLANES][CHUNKS][VEC]; };
+struct Columns { A scale[CHUNKS][VEC], sums[PLANES][CHUNKS][VEC]; };
 struct Row { A dy[CHUNKS][VEC], xhat[CHUNKS][VEC]; };
 
 __device__ __forceinline__ int column_of(int chunk) {
@@ -29,22 +29,32 @@ __device__ __forceinline__ int column_of(int chunk) {
 __device__ __forceinline__ void load_columns(const Arrays& in, int width, Columns& own) {
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
-        const bool inside = column_of(c) < width;
-        load_or<VEC>(inside ? in.scale : nullptr, column_of(c), A(1), own.scale[c]);
-        load_or<VEC>(inside ? in.bias : nullptr, column_of(c), A(0), own.bias[c]);
 #pragma unroll
         for (int plane = 0; plane < PLANES; ++plane) fill<VEC>(own.sums[plane][c], A(0));
+        fill<VEC>(own.scale[c], A(1));
+        if (column_of(c) >= width) continue;
+        if (in.scale) load<VEC>(in.scale + column_of(c), own.scale[c]);
     }
 }
 
-// The thread's part of a row; zeros beyond the last row and column, which add nothing.
+// The bias is read again for each row, out of cache: there are no registers left for it.
+__device__ __forceinline__ void subtract(const PARAM_T* from, A (&values)[VEC]) {
+    A bias[VEC];
+    load<VEC>(from, bias);
+#pragma unroll
+    for (int k = 0; k < VEC; ++k) values[k] -= bias[k];
+}
+
+// The thread's part of a row, less the bias; zeros beyond the last row and column, which add nothing.
 __device__ __forceinline__ void load_row(const Arrays& in, i64 row, i64 rows, int width, Row& at) {
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
-        const bool inside = row < rows && column_of(c) < width;
-        const i64 start = row * width + column_of(c);
-        load_or<VEC>(inside ? in.dy : nullptr, start, A(0), at.dy[c]);
-        load_or<VEC>(inside ? in.source : nullptr, start, A(0), at.xhat[c]);
+        fill<VEC>(at.dy[c], A(0));
+        fill<VEC>(at.xhat[c], A(0));
+        if (row >= rows || column_of(c) >= width) continue;
+        load<VEC>(in.dy + row * width + column_of(c), at.dy[c]);
+        load<VEC>(in.source + row * width + column_of(c), at.xhat[c]);
+        if (FROM_OUTPUT && in.bias) subtract(in.bias + column_of(c), at.xhat[c]);
     }
 }
 
@@ -56,7 +66,7 @@ __device__ __forceinline__ Pair<A> sum_row(const Statistics& of, Columns& own, R
 #pragma unroll
         for (int k = 0; k < VEC; ++k) {
             const A dy = at.dy[c][k];
-            const A xhat = normalized(at.xhat[c][k], own.scale[c][k], own.bias[c][k], of);
+            const A xhat = normalized(at.xhat[c][k], own.scale[c][k], A(0), of);
             const A w = product(dy, own.scale[c][k]);
             at.xhat[c][k] = xhat;
             own.sums[0][c][k] += dy * xhat;
@@ -110,7 +120,7 @@ __device__ __forceinline__ void write_partials(A* partials, int width, Columns& 
         }
 }
 
-extern "C" __global__ void __launch_bounds__(512) layer_norm_grad(
+extern "C" __global__ void __launch_bounds__(512, 1) layer_norm_grad(
     const DATA_T* dy, const DATA_T* source, const PARAM_T* scale, const PARAM_T* bias,
     const STAT_T* mean, const STAT_T* inv_std, DATA_T* dx, A* partials, i64 rows, int width
 ) {

@@ -58,7 +58,7 @@ __device__ __forceinline__ Pair<double> share_of_row(const Arrays& in, i64 row, 
     return total;
 }
 
-extern "C" __global__ void __launch_bounds__(256) row_sums_of_gradient(
+extern "C" __global__ void __launch_bounds__(256, 1) row_sums_of_gradient(
     const DATA_T* dy, const DATA_T* source, const PARAM_T* scale, const PARAM_T* bias,
     const STAT_T* mean, const STAT_T* inv_std, double* sums, i64 rows, i64 width
 ) {
@@ -107,7 +107,7 @@ __device__ __forceinline__ void apply_to_columns(
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256) apply_gradient(
+extern "C" __global__ void __launch_bounds__(256, 1) apply_gradient(
     const DATA_T* dy, const DATA_T* source, const PARAM_T* scale, const PARAM_T* bias,
     const STAT_T* mean, const STAT_T* inv_std, const double* sums, DATA_T* dx, A* partials,
     i64 rows, i64 width, int parts

@@ -15,19 +15,25 @@ _VECTOR = 16  # bytes that one access moves at most
 
 
 def contiguous(device: Device, array: Array | None) -> Array | None:
-    """The array itself where it lies gapless in C order, else a copy that does."""
-    return None if array is None else device.xp.ascontiguousarray(array)
+    """The array itself where a kernel can read it as a gapless run of elements, else a copy."""
+    return array if array is None or _plain(device, array) else array.copy(order="C")
 
 
 def room_for(device: Device, out: Array) -> Array:
     """Where a kernel writes what belongs into ``out``: itself, or scratch in C order."""
-    return out if out.flags.c_contiguous else device.xp.empty(out.shape, out.dtype)
+    return out if _plain(device, out) else device.xp.empty(out.shape, out.dtype)
 
 
 def settle(out: Array, room: Array) -> None:
     """Bring results from the scratch of ``room_for`` to where they belong."""
     if room is not out:
         out[...] = room
+
+
+def _plain(device: Device, array: Array) -> bool:
+    """Whether an array lies gapless in C order, and where its dtype may begin."""
+    gapless: bool = array.flags.c_contiguous
+    return gapless and device.pointer(array) % array.dtype.itemsize == 0
 
 
 def accumulator(array: Array) -> str:
@@ -73,14 +79,14 @@ def row_blocks(device: Device, rows: int, packs: int, longest: int) -> RowBlocks
     Blocks have 256 threads, or as many as one row takes, or fewer where that spreads few rows
     over the whole device; there are as many as can be resident at once, or as rows need.
     """
-    threads = min(_power_of_two(packs), longest)
-    few = _power_of_two(-(-rows // device.multiprocessors))
+    threads = min(power_of_two(packs), longest)
+    few = power_of_two(-(-rows // device.multiprocessors))
     side_by_side = max(1, 32 // threads, min(256 // threads, few))
     resident = max(1, MULTIPROCESSOR_THREADS // (threads * side_by_side))
     needed = -(-rows // side_by_side)
     return RowBlocks(threads, side_by_side, min(needed, resident * device.multiprocessors))
 
 
-def _power_of_two(number: int) -> int:
+def power_of_two(number: int) -> int:
     """The smallest power of two that is at least ``number``."""
     return 1 << max(0, number - 1).bit_length()

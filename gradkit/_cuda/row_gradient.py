@@ -76,8 +76,19 @@ class RowGradient:
         bias: Array | None = None,
     ) -> "RowGradient":
         """The gradient of arrays whose axes from ``axis`` on are normalised."""
-        inputs = (contiguous(device, array) for array in (dy, source, scale, bias, mean, inv_std))
-        return cls(device, norm, *inputs, *rows_of(source.shape, axis))
+        rows, width = rows_of(source.shape, axis)
+        return cls(
+            device,
+            norm,
+            contiguous(device, dy),
+            contiguous(device, source),
+            contiguous(device, scale),
+            contiguous(device, bias),
+            contiguous(device, mean),
+            contiguous(device, inv_std),
+            rows,
+            width,
+        )
 
     def run(self, dx: Array, dscale: Array | None, dbias: Array | None = None) -> None:
         """Write the gradients that are wanted; ``dx`` may be ``dy``."""
@@ -96,7 +107,7 @@ class RowGradient:
         vector = vector_of(
             self.device, self.width, (self.dy, self.source, dx), (self.scale, self.bias)
         )
-        chunks = _chunks(self.dy.dtype.itemsize, vector, self.width)
+        chunks = _chunks(self.norm, self.dy.dtype.itemsize, vector, self.width)
         if self.width <= _LONGEST * chunks * vector:
             return self._in_one_visit(dx, vector, chunks, wanted=wanted)
         return self._in_two_visits(dx, vector, wanted=wanted)
@@ -180,7 +191,10 @@ def combinations() -> Iterator[tuple[str, Macros]]:
             for vector in (1, 16 // size):
                 macros = _macros(norm, types, vector)
                 yield "layer_norm_grad_wide", macros
-                for chunks in {_chunks(size, vector, 1), _chunks(size, vector, 1 << 20)}:
+                for chunks in {
+                    _chunks(norm, size, vector, 1),
+                    _chunks(norm, size, vector, 1 << 20),
+                }:
                     yield "layer_norm_grad", macros | {"CHUNKS": chunks}
     for accumulated, parameter in {(accumulation_name(t), v) for t, _, v in LAYER_NORM_TYPES}:
         yield "column_sums", {"ACC_T": accumulated, "PARAM_T": parameter}
@@ -198,8 +212,13 @@ def _macros(norm: Norm, types: tuple[str, str, str], vector: int) -> Macros:
     }
 
 
-def _chunks(itemsize: int, vector: int, width: int) -> int:
-    """How many packs of ``vector`` columns a thread holds: more where a warp is too short."""
+def _chunks(norm: Norm, itemsize: int, vector: int, width: int) -> int:
+    """How many packs of ``vector`` columns a thread holds: more where a warp is too short.
+
+    As many as registers allow: a division a column takes more of them.
+    """
     most = (16 if itemsize <= 4 else 8) // vector
+    if norm.from_output and vector == 1:
+        most //= 2
     fewest = 1 if vector > 1 else most // 4
     return fewest if width <= 32 * fewest * vector else most
