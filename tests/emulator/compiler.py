@@ -130,8 +130,9 @@ def compile_source(
 def translate_options(options: Sequence[str]) -> tuple[str, str]:
     """Turn NVRTC's options into g++'s language standard and a header that defines the macros.
 
-    A header, since ``-D`` would define them before the emulator's own headers, whose template
-    parameters have names as short as the macros' (``-DT=float``).
+    A header, since ``-D`` would define them before the emulator's own headers. NVRTC has nothing
+    of the kind: with 12.9 its built-in header does not compile under ``-DT=float``, nor with most
+    lower-case words, so those are refused here.
     """
     standard, macros = "-std=c++17", []
     for option in options:
@@ -139,6 +140,8 @@ def translate_options(options: Sequence[str]) -> tuple[str, str]:
             standard = "-std=" + option.split("=", 1)[1]
         elif option.startswith("-D"):
             name, _, value = option[2:].strip().partition("=")
+            if name == "T" or name.islower():
+                raise ValueError(f"compile option {option!r}: NVRTC's own header uses that name")
             macros.append(f"#define {name} {value if '=' in option else 1}\n")
         elif option.startswith("-U"):
             macros.append(f"#undef {option[2:].strip()}\n")

@@ -8,8 +8,7 @@ import math
 import mmap
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,29 +22,39 @@ ALIGNMENT = 256
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # the module names it since Python 3.12
 
 
-@dataclass(frozen=True)
-class Extent:
-    """An array's memory: the bytes it spans, its first element's address, and its description."""
+class Extent(NamedTuple):
+    """Some memory: the bytes it spans, its first element's address, and what it holds."""
 
     start: int
     end: int
     origin: int
     itemsize: int
-    text: str
+    content: str | tuple[npt.DTypeLike, tuple[int, ...]]
 
     @classmethod
     def of(cls, array: Array) -> Extent:
         """Describe ``array``; of a strided view everything between its first and last byte."""
         origin = array.__array_interface__["data"][0]
-        text = f"{array.dtype.name}[{', '.join(map(str, array.shape))}]"
+        content = (array.dtype, array.shape)
+        if array.flags.c_contiguous:
+            return cls(origin, origin + array.nbytes, origin, array.itemsize, content)
         if array.size == 0:
-            return cls(origin, origin, origin, array.itemsize, text)
+            return cls(origin, origin, origin, array.itemsize, content)
         reach = [
             stride * (length - 1) for stride, length in zip(array.strides, array.shape, strict=True)
         ]
         below = sum(step for step in reach if step < 0)
         above = sum(step for step in reach if step > 0)
-        return cls(origin + below, origin + above + array.itemsize, origin, array.itemsize, text)
+        end = origin + above + array.itemsize
+        return cls(origin + below, end, origin, array.itemsize, content)
+
+    @property
+    def text(self) -> str:
+        """Describe the content, as in ``float32[4, 8]``."""
+        if isinstance(self.content, str):
+            return self.content
+        dtype, shape = self.content
+        return f"{np.dtype(dtype).name}[{', '.join(map(str, shape))}]"
 
 
 def owner_of(array: Array) -> Array:

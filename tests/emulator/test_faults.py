@@ -118,7 +118,12 @@ RACES = {
         if (t < 16) s[t] = x[t];
         if (t < 32) __syncwarp(t < 16 ? 0xffffu : 0xffff0000u);
         if (t >= 16 && t < 32) out[t] = s[t - 16];""",
-    "plain and atomic": "int* n = (int*)s; if (t == 3) n[0] = 0; if (t == 40) atomicAdd(n, 1);",
+    "a reader that writes": "if (t == 3 || t == 40) { out[t] = s[0]; if (t == 40) s[0] = 1; }",
+    "the other reader": "if (t == 3 || t == 40) { out[t] = s[0]; if (t == 3) s[0] = 1; }",
+    "a reader of one warp": "if (t == 3 || t == 4) { out[t] = s[0]; if (t == 4) s[0] = 1; }",
+    "the other of one warp": "if (t == 3 || t == 4) { out[t] = s[0]; if (t == 3) s[0] = 1; }",
+    "write and atomic": "int* n = (int*)s; if (t == 3) n[0] = 0; if (t == 40) atomicAdd(n, 1);",
+    "read and atomic": "int* n = (int*)s; if (t == 3) out[3] = n[0]; if (t == 40) atomicAdd(n, 1);",
 }
 
 

@@ -55,6 +55,7 @@ struct Warp {
   uint32_t live;     // lanes that exist and have not returned
   uint32_t members;  // lanes that exist
   uint32_t waiting;  // lanes that wait in a warp operation
+  uint32_t halted;   // lanes that stand at a barrier
   uint32_t synced;
   uint32_t known[warp_size][warp_size];
 };

@@ -49,11 +49,8 @@ void start_slice() {
 Thread* next_ahead() {
   for (unsigned w : order) {
     const Warp& warp = machine.warps[w];
-    uint32_t ready = warp.live & ~warp.waiting;
-    for (; ready; ready &= ready - 1) {
-      Thread& thread = machine.threads[w * warp_size + __builtin_ctz(ready)];
-      if (thread.state == State::ready) return &thread;
-    }
+    uint32_t ready = warp.live & ~warp.waiting & ~warp.halted;
+    if (ready) return &machine.threads[w * warp_size + __builtin_ctz(ready)];
   }
   return nullptr;
 }
@@ -114,6 +111,7 @@ void settle() {
     machine.threads[i].state = State::ready;
     machine.threads[i].result = counted;
   }
+  for (unsigned w = 0; w < machine.warps_count; ++w) machine.warps[w].halted = 0;
   ++machine.epoch;
   new_order();
 }
@@ -167,7 +165,7 @@ void run_block() {
     unsigned lanes = std::min(warp_size, machine.threads_count - w * warp_size);
     Warp& warp = machine.warps[w];
     warp.members = warp.live = lanes == warp_size ? ~0u : (1u << lanes) - 1;
-    warp.waiting = 0;
+    warp.waiting = warp.halted = 0;
   }
   for (unsigned i = 0; i < machine.threads_count; ++i) {
     begin_thread(i);

@@ -138,6 +138,7 @@ EMU_API int emu_barrier(int predicate) {
   thread.place = {uint64_t(__builtin_return_address(0)), thread.calls[thread.depth]};
   thread.request.value = uint64_t(predicate);
   thread.state = State::at_barrier;
+  machine.warps[thread.warp].halted |= bit(thread.lane);
   thread.spun = 0;
   reschedule();
   return int(thread.result);
