@@ -4,16 +4,20 @@ The suite that all backends share covers values, layouts and meaning; here are t
 make each kernel take each of its ways, on devices that make each loop go round.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from gradkit import _cuda
 from gradkit._cuda import batch_normalization, normalization
-from gradkit._cuda.loading import options_of, source_of
+from gradkit._cuda.loading import kernel, options_of, source_of
+from tests import oracles
+from tests.backends import Backend
 from tests.emulator import EmulatedDevice
 from tests.emulator.memory import sparse_array
 from tests.emulator.runtime import SCHEDULES
-from tests.problems import BATCH_TYPES, LAYER_TYPES, from_output, make
+from tests.problems import BATCH_TYPES, LAYER_TYPES, make
 from tests.tolerances import DTYPES, assert_same_bits
 
 pytestmark = pytest.mark.emulated
@@ -67,11 +71,10 @@ class Device(EmulatedDevice):
         return super().compile(source, options)
 
 
-class Emulated:
+class Emulated(Backend):
     """The launchers on an emulated device, with what the checks need of a backend."""
 
-    depth = 1 << 40  # sums over rows are held in the accumulation dtype to their end
-    asnumpy = staticmethod(np.array)
+    depth = 32  # the most rows here that one thread adds up; everything else is held in double
 
     def __init__(self, **options):
         self.device = Device(**options)
@@ -147,6 +150,12 @@ def assert_close_to_input(p, back):
     factor = np.abs(p.per_column(p.scale).astype(float)) * p.inv_std.reshape(-1, 1)
     bound = 16 * u[str(p.x.dtype)] * (y / factor + np.abs(p.rows(p.x).astype(float)) + 1)
     assert np.all(np.abs(p.rows(back).astype(float) - p.rows(p.x).astype(float)) <= bound)
+
+
+def from_output(p):
+    """The norm's output, and the xhat that its rounded values stand for."""
+    y = p.forward().y.astype(p.x.dtype).reshape(p.x.shape)
+    return y, oracles.unscaled(p.rows(y), p.per_column(p.scale), p.per_column(p.bias))
 
 
 def _batch(shape, axis, last, types, **options):
@@ -386,7 +395,11 @@ def test_no_elements(shape):
     _, mean, inv_std = device.layer_norm(p)
     np.testing.assert_array_equal(mean, 0)
     np.testing.assert_array_equal(inv_std, 2)
-    for found in (device.layer_norm_grad(p), device.rms_norm_grad(p), device.invertible_grad(p, p.x)):
+    for found in (
+        device.layer_norm_grad(p),
+        device.rms_norm_grad(p),
+        device.invertible_grad(p, p.x),
+    ):
         assert not any(sums.any() for sums in found[1:])
 
 
@@ -399,54 +412,107 @@ def test_batch_norm_of_no_elements(shape):
     assert not any(sums.any() for sums in device.batch_norm_grad(p)[1:])
 
 
-# Indices
+# Indices: the last block alone runs, on the last elements of arrays that are mostly not there
+
+TYPES = {"DATA_T": "float16", "STAT_T": "float32", "PARAM_T": "float32", "VEC": 8}
+TILE = 256 * 8  # columns of a block of kernels/layer_norm_grad_wide.cu
 
 
-def _sparse(shape, name):
+def _sparse(name, *shape):
     return sparse_array(shape, DTYPES[name])
 
 
-def _fill_last(array, count, seed):
-    tail = array.reshape(-1)[-count:]
-    tail[...] = np.random.default_rng(seed).standard_normal(count)
-    return tail
+def _long_row(columns):
+    """Three rows of more than 2^31 columns, of which only the last ones are not 0."""
+    p = make((3, TILE), ("float16", "float32", "float32"), seed=5, affine=False)
+    dy, x, dx = (_sparse("float16", 3, columns) for _ in range(3))
+    dy[:, -TILE:], x[:, -TILE:] = p.dy, p.x
+    return p, dy, x, dx
 
 
-def test_more_rows_than_32_bits_can_index():
-    """The last block alone runs, on the last of 2^32 + 2^20 elements."""
-    rows, width = (1 << 22) + (1 << 10), 1024
-    dy, x, dx = (_sparse((rows, width), "float16") for _ in range(3))
-    mean, inv_std = _sparse(rows, "float32"), _sparse(rows, "float32")
-    device = Emulated(multiprocessors=rows)  # so many that every block has few rows
-    p = make((8, width), ("float16", "float32", "float32"), seed=5)
-    p.scale = None
+def _launch(device, file, name, grid, block, *args, **macros):
+    values = [np.int64(a) if isinstance(a, int) else a for a in args]
+    with device.device.only_blocks([-1]):
+        kernel(device.device, file, name, **(TYPES | macros))(grid, block, values)
+
+
+def test_more_elements_in_short_rows_than_32_bits_can_count():
+    rows = (1 << 22) + 8
+    p = make((8, 1024), ("float16", "float32", "float32"), seed=5)
+    device = Emulated(multiprocessors=rows)  # so many that every row has a block of its own
+    dy, x, out = (_sparse("float16", rows, 1024) for _ in range(3))
+    mean, inv_std = _sparse("float32", rows), _sparse("float32", rows)
     for whole, part in ((dy, p.dy), (x, p.x), (mean, p.mean), (inv_std, p.inv_std)):
         whole[-8:] = part
-    with device.device.only_blocks([-1, -2, -3, -4, -5, -6, -7, -8]):
-        device.run.layer_norm_grad(dy, x, None, mean, inv_std, 1, dx, None, None)
-    p.check_gradients(device, np.array(dx[-8:]), None)
+    with device.device.only_blocks(range(-8, 0)):
+        device.run.layer_norm_grad(dy, x, None, mean, inv_std, 1, out, None, None)
+        q = replace(p, scale=None)
+        q.check_gradients(device, np.array(out[-8:]), None)
+        device.run.layer_norm(x, p.scale, p.bias, 1, p.eps, out, mean, inv_std)
+        p.check_forward(device, *(np.array(a[-8:]) for a in (out, mean, inv_std)))
+        x[-8:] = out[-8:]
+        device.run.layer_norm_inverse(x, p.scale, p.bias, mean, inv_std, 1, out)
+        assert_close_to_input(p, np.array(out[-8:]))
 
 
-def test_a_row_beyond_32_bits():
-    """Two visits to rows of more than 2^31 elements, on the last block of each kernel."""
-    width = (1 << 31) + 512
-    rows = 3
-    dy, x, dx = (_sparse((rows, width), "float16") for _ in range(3))
-    p = make((rows, width % 256 + 256), ("float16", "float32", "float32"), seed=5)
-    count = p.x.shape[1]
-    dy[:, -count:], x[:, -count:] = p.dy, p.x
-    mean, inv_std = p.mean, p.inv_std
-    device = Emulated(multiprocessors=1 << 22)
-    with device.device.only_blocks([-1]):
-        device.run.layer_norm_grad(dy, x, None, mean, inv_std, 1, dx, None, None)
-    assert np.array(dx[-1, -8:]).any()
+def test_rows_longer_than_32_bits_can_count():
+    parts = 65535
+    columns = parts * TILE * 17
+    p, dy, x, dx = _long_row(columns)
+    device, sums = Emulated(), np.zeros((parts, 3, 2))
+    inputs = (dy, x, None, None, p.mean, p.inv_std)
+    wide = {"FROM_OUTPUT": 0, "CENTRED": 1}
+    _launch(
+        device, "layer_norm_grad_wide", "row_sums_of_gradient", (3, parts), (256, 1),
+        *inputs, sums, 3, columns, **wide,
+    )  # fmt: skip
+    w, xhat = p.dy[-1].astype(float), p.xhat[-1].astype(float)
+    np.testing.assert_allclose(sums[-1, -1], [w.sum(), (w * xhat).sum()], rtol=1e-5)
+    given = sums[-1:].copy()
+    _launch(
+        device, "layer_norm_grad_wide", "apply_gradient", (columns // TILE, 3), (256, 1),
+        *inputs, given, dx, None, 3, columns, np.int32(1), **wide,
+    )  # fmt: skip
+    means = given[0, -1] / columns
+    expected = p.inv_std[-1] * (w - means[0] - xhat * means[1])
+    np.testing.assert_allclose(dx[-1, -TILE:].astype(float), expected, rtol=1e-3, atol=1e-6)
+
+
+def test_partial_sums_beyond_32_bits():
+    columns, device = (1 << 31) + 32, Emulated()
+    partials, out = _sparse("float32", 2, 3, columns), _sparse("float32", 2, columns)
+    partials[1, :, -32:] = np.arange(96).reshape(3, 32)
+    macros = {"ACC_T": "float32", "PARAM_T": "float32"}
+    args = (partials, out[0], out[1], 3, columns)
+    _launch(device, "column_sums", "column_sums", (columns // 32, 2), (32, 32), *args, **macros)
+    np.testing.assert_array_equal(out[1, -32:], np.arange(96).reshape(3, 32).sum(axis=0))
 
 
 @pytest.mark.parametrize("last", [False, True])
-def test_a_batch_beyond_32_bits(last):
-    before, channels, after = ((1 << 22) + 3, 1024, 1) if last else (1024, (1 << 14) + 3, 256)
-    shape = (before, channels, after)
-    x, y = _sparse(shape, "float16"), _sparse(shape, "float16")
-    p = make((8, 3), ("float16", "float32", "float32"))
-    assert p is not None
-    assert x.size == y.size
+def test_batches_of_more_elements_than_32_bits_can_count(last):
+    """The last channels of (before, channels, after), in both layouts."""
+    before, channels, after = ((1 << 22) + 8, 1024, 1) if last else (1 << 14, 1032, 256)
+    device, block = Emulated(), (1, 256)
+    grid = (channels // 8, before // 256 + 1) if last else (channels, before * after // 8 // 256)
+    shape, macros = (before, channels, after), {"LAST": int(last)}
+    dy, x, out = (_sparse("float16", *shape) for _ in range(3))
+    corner = (slice(-8, None), slice(-8, None)) if last else (slice(-8, None), -1)
+    rng = np.random.default_rng(5)
+    dy[corner], x[corner] = rng.standard_normal((2, *x[corner].shape))
+    some, other = np.array(dy[corner], float), np.array(x[corner], float)
+    of = (lambda a: a.sum(axis=0).reshape(-1)) if last else (lambda a: a.sum())
+    ones, zeros = np.ones(channels, np.float32), np.zeros(channels, np.float32)
+    partials = np.zeros((2, grid[1], channels))
+    sums, kept = partials[:, -1, -8:] if last else partials[:, -1, -1], (x, zeros, ones, partials)
+    _launch(device, "batch_norm_grad", "sum_channels", grid, block, dy, *kept, *shape, **macros)
+    np.testing.assert_allclose(sums, [of(some * other), of(some)], rtol=1e-5)
+    args = (dy, x, None, zeros, ones, np.zeros((2, channels), np.float32), out, *shape)
+    _launch(device, "batch_norm_grad", "apply_channels", grid, block, *args, **macros)
+    np.testing.assert_array_equal(out[corner], dy[corner])
+    args = (x, None, partials, *shape)
+    _launch(device, "batch_norm", "sum_deviations", grid, block, *args, **macros)
+    np.testing.assert_allclose(sums, [of(other), of(other**2)], rtol=1e-12)
+    exact = np.array([np.zeros(channels), np.ones(channels)])
+    args = (x, None, None, exact, out, *shape)
+    _launch(device, "batch_norm", "normalize", grid, block, *args, **macros)
+    np.testing.assert_array_equal(out[corner], x[corner])
