@@ -219,10 +219,10 @@ def _macros(norm: Norm, types: tuple[str, str, str], vector: int) -> Macros:
 def _chunks(norm: Norm, itemsize: int, vector: int, width: int) -> int:
     """How many packs of ``vector`` columns a thread holds: more where a warp is too short.
 
-    As many as registers allow: a division a column takes more of them.
+    As many as registers allow: columns that come one at a time take more of them, and so does
+    a division.
     """
-    most = (16 if itemsize <= 4 else 8) // vector
-    if norm.from_output and vector == 1:
-        most //= 2
+    columns = 16 if vector > 1 else 8 if norm.from_output else 12
+    most = columns // (vector if itemsize <= 4 else 2 * vector)
     fewest = 1 if vector > 1 else most // 4
     return fewest if width <= 32 * fewest * vector else most
