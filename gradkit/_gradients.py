@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 
 from gradkit import _checks, _memory, _tree
-from gradkit._arrays import Framework, Native, NumPy, framework_of, is_array, named
+from gradkit._arrays import HOST, Framework, Native, framework_of, is_array, named
 from gradkit._call import Outputs, Spec
 from gradkit._dispatch import backend_of
 from gradkit._dtypes import float_name
 
 _NOTHING = np.empty(0)
-_HOST = NumPy()
 
 
 class Gradients:
@@ -97,7 +96,7 @@ class Gradients:
                 f"{self.name(i)} is a {first.name} array and {self.name(j)} a {second.name} "
                 "array; the arrays of one call must be of one framework"
             )
-        return next(iter(found), _HOST)
+        return next(iter(found), HOST)
 
     def _view(self, index: int, write: bool) -> Native:
         with named(partial(self.name, index)):
