@@ -9,11 +9,13 @@ any number of cores.
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 DType: TypeAlias = np.dtype[Any]
@@ -26,7 +28,7 @@ STRIPS = 8
 _ACCUMULATED = 1 << 18  # numbers that all strips together may accumulate: 2 MiB
 WORKERS = min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 4)
 
-_pool: ThreadPoolExecutor | None = None
+_pool: "ThreadPoolExecutor | None" = None
 
 
 def blocks(shape: tuple[int, ...], limit: int = BLOCK) -> Iterator[Index]:
@@ -116,9 +118,11 @@ def _quietly(work: Callable[[Sequence[Item]], Result]) -> Callable[[Sequence[Ite
     return run
 
 
-def _threads() -> ThreadPoolExecutor:
+def _threads() -> "ThreadPoolExecutor":
     global _pool
     if _pool is None:
+        from concurrent.futures import ThreadPoolExecutor  # costs a third of gradkit's import
+
         _pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="gradkit")
     return _pool
 
