@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from types import ModuleType
 from typing import Any
 
@@ -56,10 +57,12 @@ class Gradients:
         with named(lambda: label):
             return framework.view(array, write=write)
 
-    def outputs(self, out: Any, specs: Sequence[Spec]) -> Outputs:
-        """A call's further results, which share no memory with the gradients."""
+    def outputs(
+        self, out: Any, specs: Sequence[Spec], *, apart: Iterable[tuple[str, Native]] = ()
+    ) -> Outputs:
+        """A call's further results, which share no memory with the gradients or with ``apart``."""
         names = ((self.name(i), native) for i, native in enumerate(self.natives))
-        return Outputs(self, out, specs, names)
+        return Outputs(self, out, specs, chain(names, apart))
 
     def wrap(self, native: Native) -> Any:
         """A native result as the caller's own array type."""
