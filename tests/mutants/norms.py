@@ -4,6 +4,8 @@ A row is (file, old text, new text, what it breaks); the old text occurs once in
 ``tests/test_cuda_normalization.py`` is what has to notice.
 """
 
+TESTS = ("tests/test_cuda_normalization.py",)
+
 GRAD = "kernels/layer_norm_grad.cu"
 WIDE = "kernels/layer_norm_grad_wide.cu"
 SHARED = "kernels/row_gradient.cuh"
