@@ -83,4 +83,4 @@ def _cuda() -> dict[str, Any]:
     import importlib.util
 
     installed = importlib.util.find_spec("cupy") is not None
-    return {"available": False, "cupy": "installed" if installed else "not installed"}
+    return {"available": installed, "cupy": "installed" if installed else "not installed"}

@@ -94,7 +94,7 @@ def matched(*arrays: Array, limit: int = BLOCK) -> Iterator[tuple[Array, ...]]:
 
 def load(view: Array, dtype: DType, room: Array, shape: tuple[int, ...] = (-1,)) -> Array:
     """A block's values as ``dtype`` in ``shape``: the view itself, or a copy in the room."""
-    if view.dtype == dtype and view.ndim == len(shape):
+    if view.dtype == dtype and (view.shape == shape or view.ndim == len(shape) == 1):
         return view
     copy = room[: view.size].reshape(view.shape)
     copy[...] = view

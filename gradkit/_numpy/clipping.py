@@ -14,7 +14,7 @@ from gradkit._numpy.blocks import Array, in_strips, load, matched, room_for, scr
 Part: TypeAlias = tuple[float, float]
 
 _F32, _F64 = np.dtype(np.float32), np.dtype(np.float64)
-_RUN = 512  # elements that are added up in float32 before float64 takes over
+_RUN = 1024  # bytes that one BLAS call adds up: 256 numbers in float32 before float64 takes over
 _SMALL = 4096  # up to this many elements float64 throughout costs nothing
 _BATCH = 1 << 16  # elements of small gradients that are taken together
 _PIECE = room_for(1, _F64)  # elements of a large gradient that are taken at a time
@@ -139,12 +139,10 @@ def _square_part(arrays: Sequence[Array], room: Array) -> Part:
         values = _gathered(arrays, room)
     else:
         values = load(arrays[0], _F32, room.view(_F32))
-    if values.size <= _SMALL:
-        total = float(np.dot(values, values))
-    else:
-        whole = values.size // _RUN * _RUN
-        runs, rest = values[:whole].reshape(-1, _RUN), values[whole:]
-        total = float(np.vecdot(runs, runs).sum(dtype=_F64)) + float(np.dot(rest, rest))
+    run = _RUN // values.itemsize
+    whole = values.size // run * run
+    runs, rest = values[:whole].reshape(-1, run), values[whole:]
+    total = float(np.vecdot(runs, runs).sum(dtype=_F64)) + float(np.dot(rest, rest))
     low, high = _SAFE[values.dtype]
     return (1.0, total) if low < total < high else _power_part(2.0, arrays, room)
 
