@@ -168,7 +168,8 @@ class _Channels:
             self.arrays, self.axis = cut, axis
         self.blocks = list(blocks(self.arrays[0].shape, room_for(2, self.dtype)))
         # How many elements of a channel are neighbours. Short runs are spread: what is one
-        # number a channel is laid out as one an element, so that runs span the channels.
+        # number a channel is laid out as one an element, so that runs span the channels. No
+        # block cuts through a run then: all channels' runs together fit into one.
         self.after = int(np.prod(self.arrays[0].shape[self.axis + 1 :], dtype=np.int64))
         self.spread = 1 < self.after < _SHORT and self.count * self.after <= BLOCK
         self.run = self.after if self.after >= _SHORT else self.count * self.after
@@ -189,7 +190,7 @@ class _Channels:
 
     def target(self, view: Array, room: Array) -> Array:
         """Where to compute one block of an output: in the output itself, or in the room."""
-        return view if view.dtype == self.dtype and view.ndim == 3 else room
+        return view if view.dtype == self.dtype and view.shape == room.shape else room
 
     def store(self, values: Array, view: Array) -> None:
         """Bring a block from where ``target`` had it computed to the output."""
