@@ -1,6 +1,5 @@
 """What gradkit found on this machine."""
 
-import importlib.util
 import platform
 from typing import Any, Literal, overload
 
@@ -66,11 +65,11 @@ def _versions() -> dict[str, str]:
 
 
 def _version(name: str) -> str:
-    from importlib import metadata  # with all of email: half of what importing gradkit may cost
+    import importlib.metadata  # slower to import than all of gradkit
 
     try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
         return "not installed"
 
 
@@ -81,5 +80,7 @@ def _numpy() -> dict[str, Any]:
 
 def _cuda() -> dict[str, Any]:
     """Without importing CuPy, which takes seconds."""
+    import importlib.util
+
     installed = importlib.util.find_spec("cupy") is not None
     return {"available": installed, "cupy": "installed" if installed else "not installed"}
