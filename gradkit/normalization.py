@@ -694,10 +694,18 @@ def _check_invertible(call: Call) -> None:
     if not isinstance(scale, np.ndarray):
         return
     wide = dtype_named(accumulation_name(str(scale.dtype)))
-    bad = np.flatnonzero(np.abs(scale.astype(wide)) < np.finfo(wide).smallest_normal)
-    if bad.size:
+    first, count, start = None, 0, 0
+    pieces: Any = np.nditer(  # without a copy of all of a long scale
+        scale, ["buffered", "external_loop", "zerosize_ok"], op_dtypes=wide, order="C"
+    )
+    for piece in pieces:
+        bad = np.flatnonzero(np.abs(piece) < np.finfo(wide).smallest_normal)
+        if bad.size and first is None:
+            first = start + int(bad[0])
+        count, start = count + bad.size, start + piece.size
+    if count:
         raise ValueError(
-            f"scale is zero or subnormal at flat index {bad[0]} ({bad.size} in all), so that the "
+            f"scale is zero or subnormal at flat index {first} ({count} in all), so that the "
             "norm cannot be inverted; use layer_norm_grad, which reads x"
         )
 

@@ -268,7 +268,7 @@ class _Channels:
 
 def _channel_parts(x: Array, axis: int) -> list[slice]:
     """Runs of channels few enough that what is summed for each stays small."""
-    return [index[0] for index in blocks((x.shape[axis],), BLOCK)]
+    return [index[0] for index in blocks((x.shape[axis],), BLOCK // 8)]
 
 
 def _cut(values: Any, part: slice) -> Any:

@@ -195,19 +195,19 @@ class _Grad:
             sums = np.zeros((2, self.rows.count))
             with self.rows.scratch() as rooms:
                 for column in columns:
-                    for k, row in enumerate(self.rows.rows):
+                    for row, part in self.rows.numbered():
                         tile = _Tile(self, row, column, rooms)
-                        sums[:, k : k + 1] += tile.row_sums()
+                        sums[:, part] += tile.row_sums()
             return sums
 
         def apply(columns: Sequence[Index]) -> None:
             with self.rows.scratch() as rooms:
                 for column in columns:
                     totals = np.zeros(())
-                    for k, row in enumerate(self.rows.rows):
+                    for row, part in self.rows.numbered():
                         tile = _Tile(self, row, column, rooms)
                         totals = totals + tile.column_sums()
-                        tile.write_dx(means[:, k : k + 1])
+                        tile.write_dx(means[:, part])
                     self._write_parameters(totals, column)
 
         strips = self.rows.in_strips(measure, self.rows.columns, width=self.rows.count)

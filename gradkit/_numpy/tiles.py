@@ -5,7 +5,8 @@ Sums along either direction run through BLAS in stretches short enough to keep f
 error to a few units, and are carried on in float64.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import product
 
@@ -28,13 +29,14 @@ from gradkit._numpy.blocks import (
 
 _STRETCH = 2048  # elements of a row that one BLAS call adds up in the accumulation dtype
 _COLUMN_STRETCH = 256  # and of a column
+_LONGEST = 1 << 13  # rows or columns of a tile: a dozen float64 numbers are kept for each
 
 
 class Rows:
     """How arrays of one shape are cut into tiles of rows x columns.
 
     ``rows`` and ``columns`` list the index tuples; there is one entry of ``columns`` unless
-    a single row is longer than a block.
+    a row is longer than a tile.
     """
 
     def __init__(self, arrays: Sequence[Array | None], axis: int, dtype: DType):
@@ -53,9 +55,9 @@ class Rows:
         full = [array for array in present if array.shape == data.shape]
         self.rooms = 2 if self.plain and all(array.dtype == dtype for array in full) else 3
         limit = room_for(self.rooms, dtype)
-        self.columns: list[Index] = list(blocks(self.tail, limit))
-        across = self.width if len(self.columns) == 1 else limit
-        step = even_step(self.count, max(1, limit // max(1, across)))
+        across = max(1, min(self.width, limit, _LONGEST))
+        self.columns: list[Index] = list(blocks(self.tail, across))
+        step = even_step(self.count, min(_LONGEST, limit // across))
         self.rows: list[Index] = [
             index + (slice(None),) * (len(self.lead) - len(index))
             for index in blocks(self.lead, step)
@@ -76,6 +78,18 @@ class Rows:
     def tiles(self) -> list[tuple[Index, Index]]:
         """The index pairs of every tile."""
         return list(product(self.rows, self.columns))
+
+    def numbered(self) -> Iterator[tuple[Index, slice]]:
+        """Each entry of ``rows`` with the numbers of its rows, counted from 0."""
+        start = 0
+        for index in self.rows:
+            lengths = (
+                len(range(*cut.indices(length)))
+                for cut, length in zip(index, self.lead, strict=True)
+            )
+            stop = start + math.prod(lengths)
+            yield index, slice(start, stop)
+            start = stop
 
     def in_strips(
         self, work: Callable[[Sequence[Item]], Result], items: Sequence[Item], *, width: int = 1
