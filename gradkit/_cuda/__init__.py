@@ -32,7 +32,7 @@ _OPERATIONS: dict[str, Callable[..., None]] = {
     "zero_grad": accumulation.zero_grad,
 }
 
-_MODULES = (accumulation, clipping)
+_MODULES = (accumulation, batch_normalization, clipping, normalization)
 
 
 def combinations() -> Iterator[tuple[str, dict[str, str | int]]]:

@@ -1,7 +1,6 @@
-"""Faults to plant in the norm kernels and their launchers: each must make a test fail.
+"""Faults in the norm kernels and their launchers: (file, text, what it becomes, what that is).
 
-A row is (file, old text, new text, what it breaks); the old text occurs once in the file.
-``tests/test_cuda_normalization.py`` is what has to notice.
+Each text stands exactly once in its file.
 """
 
 TESTS = ("tests/test_cuda_normalization.py",)
