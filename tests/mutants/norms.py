@@ -82,9 +82,9 @@ MUTANTS = [
     ),
     (
         BATCH_GRAD,
-        "        __syncthreads();  // before the tiles are filled again\n",
-        "",
-        "no barrier before the gradient's tiles are filled again",
+        "shares, channels, channel, tile[plane]",
+        "shares, channels, channel, tile[0]",
+        "one tile for both of the gradient's sums: no trailing barrier",
     ),
     (
         BATCH,
@@ -94,9 +94,9 @@ MUTANTS = [
     ),
     (
         BATCH,
-        "        __syncthreads();  // before the tiles are filled again\n",
-        "",
-        "no barrier before the moments' tiles are filled again",
+        "column_total(squares, shares, channels, channel, tile[1])",
+        "column_total(squares, shares, channels, channel, tile[0])",
+        "one tile for both moments: no trailing barrier",
     ),
     # Indices
     (
