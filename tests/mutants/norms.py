@@ -372,12 +372,11 @@ MUTANTS = [
         "shape[-1] if shape[axis:] else 1",
         "the last dimension for all normalised ones",
     ),
-    (LAYOUT, "max(1, 32 // threads, ", "max(1, ", "blocks of less than a warp"),
     (
         LAUNCH_BATCH,
-        "across = min(_THREADS // down, power_of_two(columns))",
-        "across = min(_THREADS // down, columns)",
-        "blocks that are no power of two",
+        "down = min(_THREADS, power_of_two(packs))",
+        "down = min(_THREADS, packs)",
+        "shares that are no power of two",
     ),
     # Memory
     (
