@@ -17,6 +17,7 @@ from gradkit.clipping import (
 from gradkit.config import show_config
 from gradkit.errors import (
     BackendUnavailableError,
+    CudnnError,
     GradkitError,
     KernelCompileError,
     KernelLaunchError,
@@ -37,6 +38,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BackendUnavailableError",
+    "CudnnError",
     "GradkitError",
     "KernelCompileError",
     "KernelLaunchError",

@@ -6,7 +6,7 @@ tests, on an emulator over NumPy arrays.
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -59,6 +59,16 @@ class Device(Protocol):
         """Make this the current device for a while."""
 
 
+@runtime_checkable
+class StreamDevice(Device, Protocol):
+    """A GPU whose current stream NVIDIA's libraries can join."""
+
+    number: int  # CUDA's
+
+    def stream(self) -> int:
+        """The address of the current stream."""
+
+
 class CupyDevice:
     """A GPU through CuPy: memory from its pool, work on its current stream."""
 
@@ -66,7 +76,7 @@ class CupyDevice:
         import cupy
 
         self.xp = cupy
-        self._number = number
+        self.number = number
         attributes = cupy.cuda.Device(number).attributes
         self.multiprocessors: int = attributes["MultiProcessorCount"]
         self.max_shared_memory: int = attributes["MaxSharedMemoryPerBlockOptin"]
@@ -94,7 +104,11 @@ class CupyDevice:
 
     def active(self) -> AbstractContextManager[Any]:
         """Switch devices only where another one is current: that costs a microsecond."""
-        if self.xp.cuda.runtime.getDevice() == self._number:
+        if self.xp.cuda.runtime.getDevice() == self.number:
             return nullcontext()
-        context: AbstractContextManager[Any] = self.xp.cuda.Device(self._number)
+        context: AbstractContextManager[Any] = self.xp.cuda.Device(self.number)
         return context
+
+    def stream(self) -> int:
+        """The address of CuPy's current stream."""
+        return int(self.xp.cuda.get_current_stream().ptr)
