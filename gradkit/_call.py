@@ -9,36 +9,36 @@ from gradkit._arrays import Framework, Native, framework_of, named
 from gradkit._dispatch import backend_of
 from gradkit._dtypes import dtype_named, float_name
 
+_OPTIONAL = ("scale", "bias")  # the arguments that may be absent
+
 Spec = tuple[str, tuple[int, ...], str] | None  # an output's name, shape and dtype
 
 
 class Call:
     """Array arguments by name, all of one framework; ``None`` stands for an absent one.
 
-    ``call["x"]`` is the native array. The first argument that is present decides the
-    framework, the backend and what new results look like. Those named in ``write`` will be
-    written in place.
+    ``call["x"]`` is the native array. The first argument decides the framework, the backend
+    and what new results look like. Those named in ``write`` will be written in place.
     """
 
     def __init__(self, *, write: tuple[str, ...] = (), **arrays: Any):
-        self._given = {label: array for label, array in arrays.items() if array is not None}
+        self._first, self.like = next(iter(arrays.items()))
+        self.framework = _framework_of(self.like, self._first)
         self._natives: dict[str, Native] = dict.fromkeys(arrays)
-        self.framework, self.like = self._first()
-        for label, array in self._given.items():
-            self._natives[label] = self.view(array, label, write=label in write)
-        self.backend: ModuleType = backend_of(self[next(iter(self._given))])
+        for label, array in arrays.items():
+            if array is not None or label not in _OPTIONAL:
+                self._natives[label] = self.view(array, label, write=label in write)
+        self.backend: ModuleType = backend_of(self[self._first])
 
     def __getitem__(self, label: str) -> Native:
         return self._natives[label]
 
     def view(self, array: Any, label: str, *, write: bool) -> Native:
         """An argument as a native array, once it is known to be of the call's framework."""
-        framework = framework_of(array)
-        if framework is None:
-            raise TypeError(f"{label} must be an array, not {type(array).__qualname__}")
+        framework = _framework_of(array, label)
         if framework is not self.framework:
             raise TypeError(
-                f"{label} is a {framework.name} array, but {next(iter(self._given))} is a "
+                f"{label} is a {framework.name} array, but {self._first} is a "
                 f"{self.framework.name} array; the arrays of one call must be of one framework"
             )
         with named(lambda: label):
@@ -79,15 +79,6 @@ class Call:
         present = ((label, native) for label, native in self._natives.items() if native is not None)
         like = None if laid_out is None else (laid_out[0], self[laid_out[1]])
         return Outputs(self, out, specs, present, reuse, like)
-
-    def _first(self) -> tuple[Framework, Any]:
-        if not self._given:
-            raise TypeError("at least one argument must be an array")
-        label, array = next(iter(self._given.items()))
-        framework = framework_of(array)
-        if framework is None:
-            raise TypeError(f"{label} must be an array, not {type(array).__qualname__}")
-        return framework, array
 
 
 class Owner(Protocol):
@@ -170,6 +161,13 @@ class Outputs:
                 rather = f" without being {alias} itself" if alias else ""
                 raise ValueError(f"{label} shares memory with {other}{rather}; pass another array")
         return native
+
+
+def _framework_of(array: Any, label: str) -> Framework:
+    framework = framework_of(array)
+    if framework is None:
+        raise TypeError(f"{label} must be an array, not {type(array).__qualname__}")
+    return framework
 
 
 def _as_tuple(out: Any, count: int) -> tuple[Any, ...]:

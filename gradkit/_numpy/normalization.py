@@ -37,7 +37,7 @@ def layer_norm_grad(
     dbias: Array | None,
 ) -> None:
     """``dx``, ``dscale`` and ``dbias`` are written (``=``); ``dx`` may be ``dy``."""
-    rows = Rows((dy, x, dx), axis, mean.dtype)
+    rows = Rows((dy, x, dx, dscale, dbias), axis, mean.dtype)
     means, deviations = rows.per_row(mean), rows.per_row(inv_std)
 
     def normalize(tile: Array, row: Index, _: Index, out: Array) -> None:
@@ -58,7 +58,7 @@ def rms_norm_grad(
     dscale: Array | None,
 ) -> None:
     """``dx`` and ``dscale`` are written (``=``); ``dx`` may be ``dy``."""
-    rows = Rows((dy, x, dx), axis, inv_std.dtype)
+    rows = Rows((dy, x, dx, dscale), axis, inv_std.dtype)
     deviations = rows.per_row(inv_std)
 
     def normalize(tile: Array, row: Index, _: Index, out: Array) -> None:
@@ -80,7 +80,7 @@ def invertible_layer_norm_grad(
     dbias: Array | None,
 ) -> None:
     """As ``layer_norm_grad`` with xhat out of the output; ``dx`` may be ``dy``."""
-    rows = Rows((dy, y, dx), axis, inv_std.dtype)
+    rows = Rows((dy, y, dx, dscale, dbias), axis, inv_std.dtype)
     scales, biases = rows.per_column(scale), rows.per_column(bias)
 
     def normalize(tile: Array, _: Index, column: Index, out: Array) -> None:
@@ -131,7 +131,8 @@ def layer_norm(
     inv_std: Array,
 ) -> None:
     """``y``, ``mean`` and ``inv_std`` are written; ``y`` may be ``x``."""
-    _forward(Rows((x, y), axis, mean.dtype), x, scale, bias, eps, y, mean, inv_std)
+    rows = Rows((x, y, mean, inv_std), axis, mean.dtype)
+    _forward(rows, x, scale, bias, eps, y, mean, inv_std)
 
 
 @np.errstate(all="ignore")
@@ -139,7 +140,8 @@ def rms_norm(
     x: Array, scale: Array | None, axis: int, eps: float, y: Array, inv_std: Array
 ) -> None:
     """``y`` and ``inv_std`` are written; ``y`` may be ``x``."""
-    _forward(Rows((x, y), axis, inv_std.dtype), x, scale, None, eps, y, None, inv_std)
+    rows = Rows((x, y, inv_std), axis, inv_std.dtype)
+    _forward(rows, x, scale, None, eps, y, None, inv_std)
 
 
 class _Grad:

@@ -5,7 +5,7 @@ Sums along either direction run through BLAS in stretches short enough to keep f
 error to a few units, and are carried on in float64.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
@@ -22,10 +22,11 @@ class Rows:
     a single row is longer than a block.
     """
 
-    def __init__(self, arrays: Iterable[Array], axis: int, dtype: DType):
-        shape = next(iter(arrays)).shape
-        self.lead, self.tail = shape[:axis], shape[axis:]
-        self.plain = all(array.flags.c_contiguous for array in arrays)
+    def __init__(self, arrays: Sequence[Array | None], axis: int, dtype: DType):
+        """``arrays``: data, whose shape counts, and whatever will be written, if wanted."""
+        data, *_ = present = [array for array in arrays if array is not None]
+        self.lead, self.tail = data.shape[:axis], data.shape[axis:]
+        self.plain = all(array.flags.c_contiguous for array in present)
         self.count = int(np.prod(self.lead, dtype=np.int64))
         self.width = int(np.prod(self.tail, dtype=np.int64))
         if self.plain:
