@@ -72,11 +72,16 @@ def matched(*arrays: Array, limit: int = BLOCK) -> Iterator[tuple[Array, ...]]:
 
 def load(view: Array, dtype: DType, scratch: Array, shape: tuple[int, ...] = (-1,)) -> Array:
     """A block's values as ``dtype`` in ``shape``: the view itself, or a copy in the scratch."""
-    if view.dtype == dtype and view.ndim == len(shape):
+    if view.dtype == dtype and _has_shape(view, shape):
         return view
     copy = scratch[: view.size].reshape(view.shape)
     copy[...] = view
     return copy.reshape(shape)
+
+
+def _has_shape(view: Array, shape: tuple[int, ...]) -> bool:
+    """Whether a shape, in which -1 stands for any length, is the view's."""
+    return view.ndim == len(shape) and all(map(lambda n, want: want in (-1, n), view.shape, shape))
 
 
 def store(values: Array, target: Array) -> None:
