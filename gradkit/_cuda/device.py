@@ -7,7 +7,7 @@ tests, on an emulator over NumPy arrays.
 import threading
 from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, TypeGuard
 
 import numpy as np
 
@@ -70,14 +70,18 @@ class Device(Protocol):
         """Make this the current device for a while."""
 
 
-@runtime_checkable
 class StreamDevice(Device, Protocol):
     """A GPU whose current stream NVIDIA's libraries can join."""
 
     number: int  # CUDA's
 
-    def stream(self) -> int:
+    def cuda_stream(self) -> int:
         """The address of the current stream."""
+
+
+def has_streams(device: Device) -> TypeGuard[StreamDevice]:
+    """Whether a device is NVIDIA's own, and no emulation."""
+    return hasattr(device, "cuda_stream")
 
 
 class CupyDevice:
@@ -128,6 +132,6 @@ class CupyDevice:
         context: AbstractContextManager[Any] = self.xp.cuda.Device(self.number)
         return context
 
-    def stream(self) -> int:
+    def cuda_stream(self) -> int:
         """The address of CuPy's current stream."""
         return int(self.xp.cuda.get_current_stream().ptr)

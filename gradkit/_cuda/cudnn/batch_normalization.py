@@ -152,7 +152,7 @@ class _Call:
         self._to_deliver: list[tuple[Array, Array]] = []
 
     def handle(self) -> int:
-        return self._cudnn.handles.get(self._device.number, self._device.stream())
+        return self._cudnn.handles.get(self._device.number, self._device.cuda_stream())
 
     def dense(self, array: Array) -> Array:
         """The array's elements in the layout, copied unless they lie so already."""

@@ -46,9 +46,7 @@ def load(places: Iterable[search.Place]) -> Bindings:
     path = search.mapped(SONAME) or SONAME
     version = int(module.getVersion())
     if not OLDEST <= version < 9000:
-        raise search.UnusableError(
-            f"{path} is cuDNN {version}; cupy.cuda.cudnn needs 8.8 or 8.9"
-        )
+        raise search.UnusableError(f"{path} is cuDNN {version}; cupy.cuda.cudnn needs 8.8 or 8.9")
     return bindings_of(module, path)
 
 
