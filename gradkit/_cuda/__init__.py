@@ -7,9 +7,19 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+from gradkit._cuda import batch_normalization, normalization
 from gradkit._cuda.device import CupyDevice, Device
 
-_OPERATIONS: dict[str, Callable[..., None]] = {}
+_OPERATIONS: dict[str, Callable[..., None]] = {
+    "batch_norm": batch_normalization.batch_norm,
+    "batch_norm_grad": batch_normalization.batch_norm_grad,
+    "invertible_layer_norm_grad": normalization.invertible_layer_norm_grad,
+    "layer_norm": normalization.layer_norm,
+    "layer_norm_grad": normalization.layer_norm_grad,
+    "layer_norm_inverse": normalization.layer_norm_inverse,
+    "rms_norm": normalization.rms_norm,
+    "rms_norm_grad": normalization.rms_norm_grad,
+}
 
 
 class Backend:

@@ -2,5 +2,7 @@
 
 from .device import EmulatedDevice
 from .faults import EmulatorFault
+from .memory import sparse_array
+from .runtime import SCHEDULES
 
-__all__ = ["EmulatedDevice", "EmulatorFault"]
+__all__ = ["SCHEDULES", "EmulatedDevice", "EmulatorFault", "sparse_array"]

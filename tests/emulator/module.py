@@ -40,9 +40,15 @@ class EmulatedModule:
         self._source = source
         self._compiled = compiled
         self._library = ctypes.PyDLL(str(compiled.library))
+        self._kernels: dict[str, EmulatedKernel] = {}
 
     def get_function(self, name: str) -> EmulatedKernel:
         """Return the kernel that the source defines as ``extern "C" __global__ void name``."""
+        if name not in self._kernels:
+            self._kernels[name] = self._find(name)
+        return self._kernels[name]
+
+    def _find(self, name: str) -> EmulatedKernel:
         texts = {kernel.name: kernel for kernel in self._compiled.kernels}
         if name not in texts or not hasattr(self._library, name):
             raise ValueError(

@@ -45,8 +45,9 @@ centre_rows(const float* __restrict__ x, float* __restrict__ out, long long rows
 WITH_BARRIERS = ("-DBARRIER_1=__syncthreads()", "-DBARRIER_2=__syncthreads()")
 
 
-def centre_rows(device, x, options=WITH_BARRIERS):
-    out = device.xp.empty(x.shape, np.float32)
+def centre_rows(device, x, options=WITH_BARRIERS, out=None):
+    if out is None:
+        out = device.xp.empty(x.shape, np.float32)
     kernel = device.compile(ROWS, options).get_function("centre_rows")
     kernel((device.multiprocessors,), (128,), (x, out, *map(np.int64, x.shape)), shared_mem=16)
     return out
@@ -77,6 +78,14 @@ def test_row_loop(rows, n, sm):
 
     expected = x - x.astype(np.float64).mean(axis=1, keepdims=True)
     np.testing.assert_allclose(on_every_schedule(run), expected, atol=1e-4)
+
+
+def test_rows_in_place(device):
+    # Every element is read in two barrier intervals before it is written.
+    x = np.arange(5 * 150, dtype=np.float32).reshape(5, 150)
+    on_device = device.xp.asarray(x)
+    centre_rows(device, on_device, out=on_device)
+    np.testing.assert_array_equal(on_device, x - x.mean(axis=1, keepdims=True))
 
 
 @pytest.mark.parametrize("dropped", [0, 1])
@@ -151,6 +160,26 @@ def test_half_warps_that_go_their_own_ways(device):
     device.compile(source).get_function("halves")((1,), (32,), (device.xp.asarray(x), out))
     np.testing.assert_array_equal(out[:16], x[15::-1] + 2)
     np.testing.assert_array_equal(out[16:], x[16:].reshape(2, 8)[::-1].ravel())
+
+
+def test_order_through_a_chain_of_partial_barriers(device):
+    # Lane 2 never meets lane 0, yet its write comes after lane 0's read: lane 1 met both.
+    source = """
+    extern "C" __global__ void chain(int* cell, int* out) {
+      int t = threadIdx.x;
+      if (t == 0) out[0] = *cell;
+      if (t < 2) __syncwarp(3u);
+      if (t == 1) out[1] = *cell;
+      if (t == 1 || t == 2) __syncwarp(6u);
+      if (t == 2) *cell = 9;
+    }"""
+    cell, out = device.xp.asarray(np.array([5], np.int32)), device.xp.empty(2, np.int32)
+    kernel = device.compile(source).get_function("chain")
+    kernel((1,), (32,), (cell, out))
+    assert (out.tolist(), cell[0]) == ([5, 5], 9)
+    broken = device.compile(source.replace("(t == 1 || t == 2)", "(t == 99)")).get_function("chain")
+    with pytest.raises(EmulatorFault, match="race"):
+        broken((1,), (32,), (cell, out))
 
 
 def test_lanes_that_returned_early_do_not_hold_up_the_others(device):
@@ -248,6 +277,56 @@ def test_last_block_without_the_fence(device):
     with pytest.raises(EmulatorFault, match="block-race") as caught:
         run_last_block(device, "")
     assert (caught.value.array, caught.value.thread) == ("partials", (40, 0, 0))
+
+
+PUBLISH = """
+extern "C" __global__ void publish(float* partials, unsigned* ticket, float* out) {
+  const int t = threadIdx.x;
+  __shared__ bool last;
+  if (t == WRITER) partials[blockIdx.x] = 1;
+  BEFORE;
+  if (t == 0) {
+    __threadfence();
+    last = atomicAdd(ticket, 1u) == 1;
+  }
+  AFTER;
+  if (t == READER && blockIdx.x == 0) out[blockIdx.x] = partials[blockIdx.x ^ 1];
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("writer", "before", "reader", "after", "right"),
+    [
+        (40, "__syncthreads()", 0, "", True),
+        (40, "", 0, "", False),  # the fence is another thread's
+        (1, "if (t < 32) __syncwarp()", 0, "", True),
+        (1, "", 0, "", False),
+        (0, "", 40, "__syncthreads(); if (!last) return", True),
+        (0, "", 40, "", False),  # the ticket was another thread's
+        (0, "", 1, "if (t < 32) __syncwarp()", True),
+    ],
+)
+@pytest.mark.parametrize("schedule", ["ascending", "descending"])
+def test_what_a_fence_and_a_ticket_order(schedule, writer, before, reader, after, right):
+    device = EmulatedDevice(schedule=schedule)
+    options = [f"-DWRITER={writer}", f"-DBEFORE={before}", f"-DREADER={reader}", f"-DAFTER={after}"]
+    launch = device.compile(PUBLISH, tuple(options)).get_function("publish")
+    xp = device.xp
+    partials, ticket, out = xp.zeros(2, np.float32), xp.zeros(1, np.uint32), xp.zeros(2, np.float32)
+
+    def run():
+        # Block 0 runs second and reads: the one that the ticket would choose.
+        with device.only_blocks([1, 0] if schedule == "ascending" else [0, 1]):
+            launch((2,), (64,), (partials, ticket, out))
+
+    if right:
+        run()
+        assert out.tolist() == [1, 0]
+    else:
+        with pytest.raises(EmulatorFault, match="block-race") as caught:
+            run()
+        assert caught.value.thread == (reader, 0, 0)
 
 
 def test_partials_of_one_kernel_summed_by_the_next(device):

@@ -292,11 +292,20 @@ def test_what_the_host_writes_is_written():
 def test_memory_given_back_counts_as_written():
     device = EmulatedDevice()
     kernel = device.compile(IN_PLACE, ("-DSHIFT=i",)).get_function("both")
-    out = device.xp.empty(4, np.float32)
-    for _ in range(50):
-        device.xp.empty(4, np.float32)  # dies at once; the next array may get its address
-        x = np.full(4, 0xFFFFFFFF, np.uint32).view(np.float32)
-        kernel((1,), (1,), (x, out, np.int32(4)))
+    one = device.xp.zeros(1, np.float32)
+    reused = 0
+    for _ in range(20):
+        fresh = device.xp.empty(64, np.float32)
+        kernel((1,), (1,), (one, fresh, np.int32(1)))
+        address = owner_of(fresh).__array_interface__["data"][0]
+        size = owner_of(fresh).nbytes
+        del fresh
+        # NumPy gives the memory out again; its bytes look as if nobody had written them.
+        x = np.full(size, 0xFF, np.uint8)
+        reused += x.__array_interface__["data"][0] == address
+        view = x[-address % 4 :][:400].view(np.float32)
+        kernel((1,), (1,), (view, view, np.int32(100)))
+    assert reused > 0
 
 
 def test_arrays_of_the_device():

@@ -2,7 +2,15 @@
 
 from .nvrtc import NvrtcCompileError, NvrtcMissingError
 from .report import KernelUse, Report, compile_report
-from .table import ARCHITECTURES, Row, compile_table, format_table, spills
+from .table import (
+    ARCHITECTURES,
+    Row,
+    SpillError,
+    checked_table,
+    compile_table,
+    format_table,
+    spills,
+)
 
 __all__ = [
     "ARCHITECTURES",
@@ -11,6 +19,8 @@ __all__ = [
     "NvrtcMissingError",
     "Report",
     "Row",
+    "SpillError",
+    "checked_table",
     "compile_report",
     "compile_table",
     "format_table",

@@ -20,6 +20,10 @@ ARCHITECTURES = (70, 75, 80, 86, 89, 90, 100, 120)
 _HEADINGS = ("source", "kernel", "sm", "registers", "shared", "stack", "spilled", "reloaded")
 
 
+class SpillError(AssertionError):
+    """A kernel's registers go through memory; the message holds the table of such kernels."""
+
+
 @dataclass(frozen=True)
 class Row:
     """One kernel of one source on one architecture."""
@@ -58,6 +62,16 @@ def compile_table(
 def spills(rows: Iterable[Row]) -> list[Row]:
     """Return the rows of those kernels whose registers go through memory: there should be none."""
     return [row for row in rows if row.use.spills]
+
+
+def checked_table(
+    sources: Mapping[str, tuple[str, Sequence[str]]], archs: Iterable[int] = ARCHITECTURES
+) -> str:
+    """Return the table of all sources on all architectures; raise `SpillError` if one spills."""
+    rows = compile_table(sources, archs)
+    if found := spills(rows):
+        raise SpillError(f"{len(found)} kernels spill registers:\n{format_table(found)}")
+    return format_table(rows)
 
 
 def format_table(rows: Iterable[Row]) -> str:

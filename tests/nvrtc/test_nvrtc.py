@@ -8,7 +8,15 @@ import pytest
 from . import table
 from .nvrtc import NvrtcCompileError, library_path, version
 from .report import KernelUse, compile_report, cupy_options, parse_log
-from .table import ARCHITECTURES, Row, compile_table, format_table, spills
+from .table import (
+    ARCHITECTURES,
+    Row,
+    SpillError,
+    checked_table,
+    compile_table,
+    format_table,
+    spills,
+)
 
 SMALL = """
 template <class T> struct alignas(16) Pack { T at[16 / sizeof(T)]; };
@@ -126,6 +134,13 @@ def test_table_lists_every_kernel_and_finds_the_spilling_one():
     assert len(rows) == 6
     assert {row.kernel for row in spills(rows)} == {"spill"}
     assert len(spills(rows)) == 2
+
+
+def test_checked_table_fails_on_any_spill():
+    small = {"small": (SMALL, ("-DTYPE=float",))}
+    assert checked_table(small, (80,)).splitlines()[1].split()[:3] == ["small", "copy", "80"]
+    with pytest.raises(SpillError, match=r"1 kernels spill registers:\n.*\nlarge +spill +80 +64"):
+        checked_table({**small, "large": (SPILLING, ())}, (80,))
 
 
 def test_table_is_kept_on_disk(monkeypatch, tmp_path):

@@ -10,6 +10,7 @@
 #define __forceinline__ inline __attribute__((always_inline))
 #define __noinline__ __attribute__((noinline))
 #define __align__(n) __attribute__((aligned(n)))
+#define __grid_constant__
 // A static's storage is the block's shared memory: one block runs at a time.
 #define __shared__ static
 #ifndef EMU_READ_SIGNATURES  // the pass which looks for kernels needs these two words as they are
