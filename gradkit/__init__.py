@@ -4,6 +4,7 @@ Gradient clipping, accumulation and zeroing, and the backward passes of layer no
 invertible layer norm, RMS norm and batch norm.
 """
 
+from gradkit._engine import last_engine
 from gradkit.accumulation import accumulate_grad, accumulate_grad_v2, zero_grad
 from gradkit.clipping import (
     clip_by_global_norm,
@@ -54,6 +55,7 @@ __all__ = [
     "grad_norm",
     "grads_of",
     "invertible_layer_norm_grad",
+    "last_engine",
     "layer_norm",
     "layer_norm_grad",
     "layer_norm_inverse",

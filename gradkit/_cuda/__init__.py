@@ -7,12 +7,12 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from gradkit._cuda import batch_normalization, normalization
+from gradkit._cuda import engines, normalization
 from gradkit._cuda.device import CupyDevice, Device
 
 _OPERATIONS: dict[str, Callable[..., None]] = {
-    "batch_norm": batch_normalization.batch_norm,
-    "batch_norm_grad": batch_normalization.batch_norm_grad,
+    "batch_norm": engines.batch_norm,
+    "batch_norm_grad": engines.batch_norm_grad,
     "invertible_layer_norm_grad": normalization.invertible_layer_norm_grad,
     "layer_norm": normalization.layer_norm,
     "layer_norm_grad": normalization.layer_norm_grad,
