@@ -11,6 +11,8 @@ from gradkit._cuda.cudnn.face import Bindings
 from gradkit.errors import CudnnError
 from tests.cudnn import header
 
+# Another name than cuDNN's: what is loaded under that name is the process' cuDNN.
+RECORDER = "librecorder.so"
 FACE = {f"cudnn{name[0].upper()}{name[1:]}": name for name in bindings8._FUNCTIONS[1:]}
 
 
@@ -52,7 +54,7 @@ def _values(function):
 
 @pytest.mark.parametrize("function", header.PROTOTYPES)
 def test_through_the_c_abi(function, build, tmp_path):
-    path = build(tmp_path, version=92800)
+    path = build(tmp_path, version=92800, file=RECORDER)
     library = ctypes.CDLL(str(path))
     binding = bindings9.Bindings9(library, str(path))
     values = _values(function)
@@ -63,7 +65,7 @@ def test_through_the_c_abi(function, build, tmp_path):
 
 
 def test_a_status_becomes_the_librarys_own_text(build, tmp_path):
-    path = build(tmp_path, version=92800, status=3)
+    path = build(tmp_path, version=92800, status=3, file=RECORDER)
     binding = bindings9.Bindings9(ctypes.CDLL(str(path)), str(path))
     for function, name in FACE.items():
         with pytest.raises(CudnnError, match=rf"^{function}: THREE \(3\)$") as caught:

@@ -7,6 +7,7 @@ library runs its code.
 import ctypes
 import os
 import site
+import struct
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
@@ -23,11 +24,14 @@ class UnusableError(Exception):
 
 
 def places() -> list[Place]:
-    """In the order in which they are tried."""
+    """In the order in which they are tried.
+
+    cuda-pathfinder would begin with the PyPI packages too, but loads what it finds unseen.
+    """
     return [
         ("already loaded", _already_loaded),
-        ("cuda-pathfinder", _pathfinder),
         ("PyPI packages", _packaged),
+        ("cuda-pathfinder", _pathfinder),
         ("the system's loader", _system),
     ]
 
@@ -43,6 +47,8 @@ def open_first(soname: str, where: Iterable[Place]) -> tuple[ctypes.CDLL, str]:
         path = find(soname)
         if path is None:
             continue
+        if path != soname:
+            _check_whole(path, soname)
         try:
             library = ctypes.CDLL(path)
         except OSError as error:
@@ -53,6 +59,33 @@ def open_first(soname: str, where: Iterable[Place]) -> tuple[ctypes.CDLL, str]:
             path = mapped(soname) or path
         return library, path
     raise UnusableError("; ".join(failures) or f"{soname} is not installed")
+
+
+def _check_whole(path: str, soname: str) -> None:
+    """Loading a file that ends too soon (a download broke off, say) kills the process."""
+    suffix = soname.removeprefix("libcudnn")
+    for part in ("", "_graph", "_ops", "_ops_infer", "_ops_train"):
+        file = Path(path).with_name(f"libcudnn{part}{suffix}")
+        if file.is_file() and _is_cut_off(file):
+            raise UnusableError(f"{file} is damaged: it ends before its last segment")
+
+
+def _is_cut_off(file: Path) -> bool:
+    """Whether a segment of a 64-bit ELF file lies beyond the file's end."""
+    with file.open("rb") as stream:
+        start = stream.read(64)
+        if start[:5] != b"\x7fELF\x02"[: len(start)]:
+            return False  # the loader says what is wrong with such a file
+        if len(start) < 64:
+            return True
+        (table,) = struct.unpack_from("<Q", start, 0x20)
+        size, count = struct.unpack_from("<HH", start, 0x36)
+        stream.seek(table)
+        headers = stream.read(size * count)
+    if len(headers) < size * count:
+        return True
+    spans = (struct.unpack_from("<8xQ16xQ", headers, size * k) for k in range(count))
+    return any(offset + length > file.stat().st_size for offset, length in spans)
 
 
 def _already_loaded(soname: str) -> str | None:
