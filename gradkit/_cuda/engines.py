@@ -34,7 +34,7 @@ def batch_norm_grad(
 ) -> None:
     """``dx``, ``dscale`` and ``dbias`` are written (``=``); ``dx`` may be ``dy``."""
     arrays = (dy, x, scale, mean, inv_std, channel_axis, dx, dscale, dbias)
-    case = (x.shape, x.strides, str(x.dtype), channel_axis)
+    case = (x.shape, x.strides, x.dtype, channel_axis)
     _run("batch_norm_grad", device, engine, case, arrays)
 
 
@@ -52,7 +52,7 @@ def batch_norm(
 ) -> None:
     """``y``, ``mean`` and ``inv_std`` are written; ``y`` may be ``x``."""
     arrays = (x, scale, bias, channel_axis, eps, y, mean, inv_std)
-    case = (x.shape, x.strides, str(x.dtype), channel_axis, eps)
+    case = (x.shape, x.strides, x.dtype, channel_axis, eps)
     _run("batch_norm", device, engine, case, arrays)
 
 
