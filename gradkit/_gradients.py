@@ -2,19 +2,22 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from operator import attrgetter
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from gradkit import _checks, _memory, _tree
-from gradkit._arrays import Framework, Native, NumPy, framework_of, is_array, named
+from gradkit._arrays import Framework, Native, framework_of, is_array, named
 from gradkit._call import Outputs, Spec
 from gradkit._dispatch import backend_of
 from gradkit._dtypes import float_name
 
 _NOTHING = np.empty(0)
-_HOST = NumPy()
+_HOST = cast(Framework, framework_of(_NOTHING))
+_dtype_of = attrgetter("dtype")
+_simply_writable = attrgetter("flags.carray")  # in C order, aligned and writeable
 
 
 class Gradients:
@@ -27,13 +30,22 @@ class Gradients:
 
     def __init__(self, grads: Any, *, write: bool, label: str = "grads"):
         self._label = label
-        self.tree = _tree.freeze(grads, is_array)
-        self.arrays: list[Any] = _tree.leaves(self.tree, is_array)
-        self.framework = self._find_framework()
-        self.natives: Sequence[Native] = [
-            array if type(array) is np.ndarray else self._view(index, write)
-            for index, array in enumerate(self.arrays)
-        ]
+        self.tree: Any
+        self.arrays: list[Any]
+        # What a thousand small gradients have in common is looked at once, and each by itself
+        # only where something is unusual: the checks must not outlast the work.
+        if _is_list_of_arrays(grads):
+            self.tree = self.arrays = [*grads]
+        else:
+            self.tree = _tree.freeze(grads, is_array)
+            self.arrays = _tree.leaves(self.tree, is_array)
+        self._plain = set(map(type, self.arrays)) == {np.ndarray}
+        self.framework = _HOST if self._plain else self._find_framework()
+        self.natives: Sequence[Native] = (
+            self.arrays
+            if self._plain
+            else [self._view(index, write) for index in range(len(self.arrays))]
+        )
         self.backend: ModuleType = backend_of(self.natives[0] if self.natives else _NOTHING)
         self._check_elements()
         if write:
@@ -104,15 +116,17 @@ class Gradients:
             return self.framework.view(self.arrays[index], write=write)
 
     def _check_elements(self) -> None:
+        if None not in map(float_name, set(map(_dtype_of, self.natives))):
+            return
         for index, native in enumerate(self.natives):
-            if float_name(native.dtype) is None:
-                _checks.floating(native, self.name(index))
+            _checks.floating(native, self.name(index))
 
     def _check_writable(self) -> None:
-        for index, native in enumerate(self.natives):
-            flags = native.flags
-            if not (flags.c_contiguous and getattr(flags, "writeable", True)):
-                _checks.writable(native, self.name(index))
+        if not (self._plain and all(map(_simply_writable, self.natives))):
+            for index, native in enumerate(self.natives):
+                flags = native.flags
+                if not (flags.c_contiguous and getattr(flags, "writeable", True)):
+                    _checks.writable(native, self.name(index))
         pair = _memory.first_overlap(self.natives)
         if pair is not None:
             first, second = map(self.name, pair)
@@ -120,3 +134,10 @@ class Gradients:
                 f"{first} and {second} share memory, which would be written twice; pass each "
                 "gradient once"
             )
+
+
+def _is_list_of_arrays(grads: Any) -> bool:
+    if type(grads) is not list:
+        return False
+    examples = dict(zip(map(type, grads), grads, strict=True))
+    return all(map(is_array, examples.values()))

@@ -448,7 +448,7 @@ def _raise_if_nonfinite(group: Gradients, norm: Any) -> None:
 def _factor(group: Gradients, coefficient: Any) -> Any:
     if not is_array(coefficient) or isinstance(coefficient, np.generic):
         return _checks.real(coefficient, "coefficient")
-    if isinstance(coefficient, np.ndarray) and coefficient.ndim == 0:
+    if type(coefficient) is np.ndarray and coefficient.ndim == 0:
         return _checks.real(coefficient, "coefficient")  # host memory: nothing to wait for
     native = group.view(coefficient, "coefficient", write=False)
     _checks.shape(native, (), "coefficient", "one number for all gradients")

@@ -67,17 +67,18 @@ def coefficient(norm, max_norm, eps=1e-6):
     return max_norm / max(norm, eps)
 
 
-# Layer norms: (rows, columns); a batch norm is the layer norm of its (channels, elements).
+# Norms over the columns of (rows, columns); a batch norm's rows are its channels.
 
 
 class Forward(NamedTuple):
-    """A norm's results, and the size of the terms that y was made of."""
+    """A norm's results, and the sizes of the terms that y and mean were made of."""
 
     y: np.ndarray
     mean: np.ndarray
     inv_std: np.ndarray
-    size: np.ndarray
-    deviation: np.ndarray  # mean of |x - mean| of each row
+    y_size: np.ndarray
+    mean_size: np.ndarray
+    mean_in_y: np.ndarray  # what y moves by as the mean moves by itself
 
 
 class Gradients(NamedTuple):
@@ -86,22 +87,25 @@ class Gradients(NamedTuple):
     dx: np.ndarray
     dscale: np.ndarray
     dbias: np.ndarray
-    size: np.ndarray
-    dscale_terms: np.ndarray
-    dbias_terms: np.ndarray
+    dx_size: np.ndarray
+    dscale_size: np.ndarray
+    dbias_size: np.ndarray
 
 
 def forward(x, scale=None, bias=None, eps=1e-5, *, centred=True):
-    """Statistics of each row of x (M, D); scale and bias broadcast against it."""
-    x, scale, bias = wide(x), wide(scale), wide(bias)
+    """Norm of each row of x; scale and bias broadcast against it."""
+    x, scale, bias = wide(x), wide(1 if scale is None else scale), wide(0 if bias is None else bias)
     with np.errstate(all="ignore"):
-        mean = x.mean(axis=1, keepdims=True) if centred else np.zeros((len(x), 1), WIDE)
-        inv_std = 1 / np.sqrt(((x - mean) ** 2).mean(axis=1, keepdims=True) + WIDE(eps))
-        y = (x - mean) * inv_std
-        y = y if scale is None else y * scale
-        size = np.abs(y) + (0 if bias is None else np.abs(bias))
-        y = y if bias is None else y + bias
-    return Forward(y, mean[:, 0], inv_std[:, 0], size, np.abs(x - mean).mean(axis=1))
+        mean = x.mean(axis=1) if centred else np.zeros(len(x), WIDE)
+        centre = x - mean[:, None]
+        inv_std = 1 / np.sqrt((centre**2).mean(axis=1) + WIDE(eps))
+        xhat = centre * inv_std[:, None]
+        y = xhat * scale + bias
+        # An error of the mean or of inv_std reaches elements whose own xhat is 0.
+        typical = np.abs(xhat).mean(axis=1, keepdims=True) if centred else WIDE(0)
+        y_size = (np.abs(xhat) + typical) * np.abs(scale) + np.abs(bias)
+        mean_in_y = np.abs(mean * inv_std)[:, None] * np.abs(scale)
+        return Forward(y, mean, inv_std, y_size, np.abs(centre).mean(axis=1), mean_in_y)
 
 
 def normalised(x, mean, inv_std):
@@ -123,18 +127,11 @@ def gradients(dy, xhat, scale, inv_std, *, centred=True, along=0):
     dy, inv_std = wide(dy), wide(inv_std)[:, None]
     with np.errstate(all="ignore"):
         w = dy if scale is None else dy * wide(scale)
-        of_w = w.mean(axis=1, keepdims=True) if centred else WIDE(0)
-        of_product = (w * xhat).mean(axis=1, keepdims=True)
-        size_of_w = np.abs(w).mean(axis=1, keepdims=True) if centred else WIDE(0)
-        size_of_product = np.abs(w * xhat).mean(axis=1, keepdims=True)
-        dx = inv_std * (w - of_w - xhat * of_product)
-        size = np.abs(inv_std) * (np.abs(w) + size_of_w + np.abs(xhat) * size_of_product)
-        terms = dy * xhat
-        return Gradients(
-            dx,
-            terms.sum(axis=along),
-            dy.sum(axis=along),
-            size,
-            np.abs(terms).sum(axis=along),
-            np.abs(dy).sum(axis=along),
-        )
+        product, terms = w * xhat, dy * xhat
+        dx = w - xhat * product.mean(axis=1, keepdims=True)
+        size = np.abs(w) + np.abs(xhat) * np.abs(product).mean(axis=1, keepdims=True)
+        if centred:
+            dx = dx - w.mean(axis=1, keepdims=True)
+            size = size + np.abs(w).mean(axis=1, keepdims=True)
+        sums = [a.sum(axis=along) for a in (terms, dy, np.abs(terms), np.abs(dy))]
+        return Gradients(dx * inv_std, *sums[:2], size * np.abs(inv_std), *sums[2:])

@@ -84,6 +84,21 @@ def has_streams(device: Device) -> TypeGuard[StreamDevice]:
     return hasattr(device, "cuda_stream")
 
 
+_recorded: list[Array] = []
+
+
+def scratch(device: Device, shape: int | tuple[int, ...], dtype: Any) -> Array:
+    """Memory for a launch's own use, undefined at first.
+
+    A graph writes there again at each replay, whoever else might have got the memory from the
+    pool by then: what a capture takes is kept for good.
+    """
+    array = device.xp.empty(shape, dtype)
+    if device.capturing():
+        _recorded.append(array)
+    return array
+
+
 class CupyDevice:
     """A GPU through CuPy: memory from its pool, work on its current stream."""
 

@@ -34,6 +34,9 @@ class HostDevice:
     def cuda_stream(self):
         return getattr(self.current, "stream", 7)
 
+    def capturing(self):
+        return False
+
     def active(self):
         return nullcontext()
 

@@ -120,6 +120,8 @@ RACES = {
         if (t >= 16 && t < 32) out[t] = s[t - 16];""",
     "a reader that writes": "if (t == 3 || t == 40) { out[t] = s[0]; if (t == 40) s[0] = 1; }",
     "the other reader": "if (t == 3 || t == 40) { out[t] = s[0]; if (t == 3) s[0] = 1; }",
+    "the same lane of two warps": "if (t % 32 == 3) { out[t] = s[0]; if (t == 35) s[0] = 1; }",
+    "the other of those": "if (t % 32 == 3) { out[t] = s[0]; if (t == 3) s[0] = 1; }",
     "a reader of one warp": "if (t == 3 || t == 4) { out[t] = s[0]; if (t == 4) s[0] = 1; }",
     "the other of one warp": "if (t == 3 || t == 4) { out[t] = s[0]; if (t == 3) s[0] = 1; }",
     "write and atomic": "int* n = (int*)s; if (t == 3) n[0] = 0; if (t == 40) atomicAdd(n, 1);",

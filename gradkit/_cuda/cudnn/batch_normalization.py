@@ -14,7 +14,7 @@ from gradkit import _memory
 from gradkit._cuda.cudnn.face import BN_MIN_EPSILON, DATA_TYPES, SPATIAL, SPATIAL_PERSISTENT
 from gradkit._cuda.cudnn.layout import Layout
 from gradkit._cuda.cudnn.load import Cudnn
-from gradkit._cuda.device import Array, StreamDevice
+from gradkit._cuda.device import Array, StreamDevice, scratch
 from gradkit._dtypes import DType, accumulation_name, dtype_named, float_name
 from gradkit.errors import CudnnError
 
@@ -129,7 +129,7 @@ class _Call:
     """One call's layout, types and scratch.
 
     Scratch may go as soon as the work is queued: the device's memory pool hands it on in the
-    order of the stream.
+    order of the stream. ``scratch`` keeps what a graph will use again.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class _Call:
     ):
         data = float_name(x.dtype) or ""
         wide = accumulation_name(data)
-        self._cudnn, self._device, self._xp = cudnn, device, device.xp
+        self._cudnn, self._device = cudnn, device
         self._layout = Layout.of(x, channel_axis)
         self._data_type = DATA_TYPES[data]
         self._wide = dtype_named(wide)
@@ -157,30 +157,34 @@ class _Call:
     def dense(self, array: Array) -> Array:
         """The array's elements in the layout, copied unless they lie so already."""
         view = array.transpose(self._layout.order)
-        return self._xp.ascontiguousarray(view) if _aligned(view) else view.copy()
+        return view if _is_plain(view) else self._copy(view, view.dtype)
 
     def dense_output(self, array: Array, inputs: tuple[Array, ...]) -> Array:
         """Room for an output in the layout: its own memory, if no input shares that."""
         view = array.transpose(self._layout.order)
         shared = any(_memory.overlap(view, other) for other in inputs)
-        if view.flags.c_contiguous and _aligned(view) and not shared:
+        if _is_plain(view) and not shared:
             return view
         return self._scratch_for(view, view.dtype)
 
     def wide(self, vector: Array) -> Array:
         """One number a channel as cuDNN wants it."""
-        return self._xp.ascontiguousarray(vector, self._wide)
+        if vector.dtype == self._wide and vector.flags.c_contiguous:
+            return vector
+        return self._copy(vector, self._wide)
 
     def wide_output(self, vector: Array | None) -> Array:
         """Room for one result a channel; also where nobody wants it, for cuDNN insists."""
         if vector is None:
-            return self._xp.empty((self._channels,), self._wide)
+            return scratch(self._device, (self._channels,), self._wide)
         if vector.dtype == self._wide and vector.flags.c_contiguous:
             return vector
         return self._scratch_for(vector, self._wide)
 
     def filled(self, value: float) -> Array:
-        return self._xp.full((self._channels,), value, self._wide)
+        made = scratch(self._device, (self._channels,), self._wide)
+        made[...] = value
+        return made
 
     def deliver(self) -> None:
         """Copy results out of scratch, rounded once."""
@@ -188,8 +192,13 @@ class _Call:
             wanted[...] = made
 
     def _scratch_for(self, wanted: Array, dtype: DType) -> Array:
-        made = self._xp.empty(wanted.shape, dtype)
+        made = scratch(self._device, wanted.shape, dtype)
         self._to_deliver.append((wanted, made))
+        return made
+
+    def _copy(self, array: Array, dtype: DType) -> Array:
+        made = scratch(self._device, array.shape, dtype)
+        made[...] = array
         return made
 
     @contextmanager
@@ -210,5 +219,5 @@ class _Call:
                 bindings.destroyTensorDescriptor(descriptor)
 
 
-def _aligned(array: Array) -> bool:
-    return _memory.address_of(array) % _ALIGNMENT == 0
+def _is_plain(array: Array) -> bool:
+    return bool(array.flags.c_contiguous and _memory.address_of(array) % _ALIGNMENT == 0)
