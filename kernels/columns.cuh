@@ -13,8 +13,10 @@ __device__ __forceinline__ T column_total(
     const T* rows, i64 count, i64 width, i64 column, T* tile
 ) {
     T total = 0;
-    if (column < width)
-        for (i64 row = threadIdx.y; row < count; row += WARP) total += rows[row * width + column];
+    if (column < width) {
+        const T* at = rows + threadIdx.y * width + column;
+        for (i64 row = threadIdx.y; row < count; row += WARP, at += WARP * width) total += *at;
+    }
     tile[threadIdx.y * WARP + threadIdx.x] = total;
     __syncthreads();
     if (threadIdx.y != 0) return total;

@@ -40,18 +40,17 @@ def batch_norm_grad(
     layout = _Layout.of(x, channel_axis)
     if not layout.channels:
         return
-    dy, x = (layout.arranged(device, array) for array in (dy, x))
-    scale, mean, inv_std = (contiguous(device, array) for array in (scale, mean, inv_std))
-    target, *rooms = (
-        room_for(device, out) if out is not None else None
-        for out in (layout.view(dx), dscale, dbias)
-    )
-    work = _Launches.of(device, layout, "batch_norm_grad", (dy, x, target), mean, scale)
+    dy, x = (layout.arranged(array) for array in (dy, x))
+    scale, mean, inv_std = (contiguous(array) for array in (scale, mean, inv_std))
+    outs = layout.view(dx), dscale, dbias
+    target = room_for(device, outs[0], layout.vector)
+    rooms = [None if out is None else room_for(device, out) for out in outs[1:]]
+    work = _Launches.of(device, layout, "batch_norm_grad", x, mean, scale)
     partials, means = work.partials(), work.room(2, accumulator(x))
     work.over_channels("sum_channels", dy, x, mean, inv_std, partials)
     work.finish("finish_channels", partials, *rooms, means)
     work.over_channels("apply_channels", dy, x, scale, mean, inv_std, means, target)
-    for out, room in zip((layout.view(dx), dscale, dbias), (target, *rooms), strict=True):
+    for out, room in zip(outs, (target, *rooms), strict=True):
         if out is not None:
             settle(out, room)
 
@@ -71,11 +70,11 @@ def batch_norm(
     layout = _Layout.of(x, channel_axis)
     if not layout.channels:
         return
-    x, scale, bias = layout.arranged(device, x), contiguous(device, scale), contiguous(device, bias)
+    x, scale, bias = layout.arranged(x), contiguous(scale), contiguous(bias)
     outs = layout.view(y), mean, inv_std
-    rooms = [room_for(device, out) for out in outs]
+    rooms = [room_for(device, outs[0], layout.vector), *(room_for(device, out) for out in outs[1:])]
     parameter = bias if scale is None else scale
-    work = _Launches.of(device, layout, "batch_norm", (x, rooms[0]), mean, parameter)
+    work = _Launches.of(device, layout, "batch_norm", x, mean, parameter)
     partials, centre, exact = work.partials(), work.room(1, "float64"), work.room(2, "float64")
     work.over_channels("sum_deviations", x, None, partials)
     work.finish("finish_centre", partials, centre)
@@ -92,6 +91,7 @@ class _Layout:
 
     axis: int
     last: bool  # the channels are the fastest axis in memory
+    vector: int  # elements that one access moves
     before: int
     channels: int
     after: int
@@ -104,15 +104,16 @@ class _Layout:
         last = after == 1 or (gapless and not x.flags.c_contiguous)
         if last:
             before, after = before * after, 1
-        return cls(axis, last, before, x.shape[axis], after)
+        vector = vector_of(x, x.shape[axis] if last else after)
+        return cls(axis, last, vector, before, x.shape[axis], after)
 
     def view(self, array: Array) -> Array:
         """The array with its axes in the layout's order."""
         return _channels_last(array, self.axis) if self.last else array
 
-    def arranged(self, device: Device, array: Array) -> Array:
+    def arranged(self, array: Array) -> Array:
         """The array in this layout: itself where it has it, else a copy."""
-        return contiguous(device, self.view(array))
+        return contiguous(self.view(array), self.vector)
 
 
 @dataclass(frozen=True)
@@ -132,16 +133,17 @@ class _Launches:
         device: Device,
         layout: _Layout,
         file: str,
-        data: tuple[Array, ...],
+        data: Array,
         statistic: Array,
         parameter: Array | None,
     ) -> "_Launches":
-        """Blocks for arrays that lie in the layout already."""
-        vector = vector_of(device, layout.channels if layout.last else layout.after, data)
+        """The kernels of a file for arrays of these dtypes."""
         like = statistic if parameter is None else parameter
-        types = str(data[0].dtype), str(statistic.dtype), str(like.dtype)
-        grid, block = _blocks(device, layout, vector)
-        return cls(device, layout, file, _macros(types, vector, last=layout.last), grid, block)
+        types = str(data.dtype), str(statistic.dtype), str(like.dtype)
+        grid, block = _blocks(device, layout)
+        return cls(
+            device, layout, file, _macros(types, layout.vector, last=layout.last), grid, block
+        )
 
     def over_channels(self, name: str, *arrays: Array | None) -> None:
         """Launch a kernel that visits every element, where there are any."""
@@ -175,16 +177,14 @@ def _channels_last(array: Array, axis: int) -> Array:
     return array.transpose(*others, axis)
 
 
-def _blocks(
-    device: Device, layout: _Layout, vector: int
-) -> tuple[tuple[int, int], tuple[int, int]]:
+def _blocks(device: Device, layout: _Layout) -> tuple[tuple[int, int], tuple[int, int]]:
     """The grid and the block: channels side by side, shares of their elements below."""
     if layout.last:
-        packs, columns = layout.before, -(-layout.channels // vector)
+        packs, columns = layout.before, -(-layout.channels // layout.vector)
         across = min(32, power_of_two(columns))
         down = _THREADS // across
     else:
-        packs, columns = layout.before * layout.after // vector, layout.channels
+        packs, columns = layout.before * layout.after // layout.vector, layout.channels
         down = min(_THREADS, power_of_two(packs))
         across = min(_THREADS // down, power_of_two(columns))
     tiles = -(-columns // across)

@@ -1,9 +1,10 @@
 """How arrays lie in memory, and how rows are dealt out to threads and blocks."""
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
+
+import numpy as np
 
 from gradkit._cuda.device import Array, Device
 from gradkit._dtypes import accumulation_name
@@ -14,14 +15,23 @@ MULTIPROCESSOR_THREADS = 768  # that a kernel with about 80 registers leaves roo
 _VECTOR = 16  # bytes that one access moves at most
 
 
-def contiguous(device: Device, array: Array | None) -> Array | None:
-    """The array itself where a kernel can read it as a gapless run of elements, else a copy."""
-    return array if array is None or _plain(device, array) else array.copy(order="C")
+def vector_of(data: Array, run: int) -> int:
+    """How many elements one access moves: 16 bytes' worth where runs of ``run`` divide so.
+
+    Shapes alone decide, so that results do not depend on where arrays lie in memory.
+    """
+    count: int = _VECTOR // data.dtype.itemsize
+    return 1 if run % count else count
 
 
-def room_for(device: Device, out: Array) -> Array:
-    """Where a kernel writes what belongs into ``out``: itself, or scratch in C order."""
-    return out if _plain(device, out) else device.xp.empty(out.shape, out.dtype)
+def contiguous(array: Array | None, vector: int = 1) -> Array | None:
+    """The array itself where a kernel can read it in vectors from end to end, else a copy."""
+    return array if array is None or _plain(array, vector) else array.copy(order="C")
+
+
+def room_for(device: Device, out: Array, vector: int = 1) -> Array:
+    """Where a kernel writes what belongs into ``out``: itself, or scratch that is like it."""
+    return out if _plain(out, vector) else device.xp.empty(out.shape, out.dtype)
 
 
 def settle(out: Array, room: Array) -> None:
@@ -30,10 +40,17 @@ def settle(out: Array, room: Array) -> None:
         out[...] = room
 
 
-def _plain(device: Device, array: Array) -> bool:
-    """Whether an array lies gapless in C order, and where its dtype may begin."""
+def _plain(array: Array, vector: int) -> bool:
+    """Whether an array lies gapless in C order, and begins where its first access may."""
+    alignment = _VECTOR if vector > 1 else array.dtype.itemsize
     gapless: bool = array.flags.c_contiguous
-    return gapless and device.pointer(array) % array.dtype.itemsize == 0
+    return gapless and _address(array) % alignment == 0
+
+
+def _address(array: Array) -> int:
+    """Where an array begins, to ask about its alignment; kernels are given the array."""
+    address: int = array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
+    return address
 
 
 def accumulator(array: Array) -> str:
@@ -44,19 +61,6 @@ def accumulator(array: Array) -> str:
 def rows_of(shape: tuple[int, ...], axis: int) -> tuple[int, int]:
     """An array whose axes from ``axis`` on are normalised as (rows, width)."""
     return math.prod(shape[:axis]), math.prod(shape[axis:])
-
-
-def vector_of(device: Device, run: int, data: Iterable[Array], other: Iterable[Any] = ()) -> int:
-    """How many elements of ``data`` one access may move: 16 bytes' worth, or one.
-
-    ``run`` is the length of the runs that the kernel reads from their beginning; ``other`` are
-    arrays (or ``None``) that are read in runs of as many elements.
-    """
-    arrays = list(data)
-    count: int = _VECTOR // arrays[0].dtype.itemsize
-    arrays += [array for array in other if array is not None]
-    aligned = all(device.pointer(array) % _VECTOR == 0 for array in arrays)
-    return count if aligned and run % count == 0 else 1
 
 
 @dataclass(frozen=True)

@@ -115,10 +115,10 @@ def layer_norm_inverse(
     """``x = (y - bias) / scale / inv_std + mean`` is written; ``x`` may be ``y``."""
     if not x.size:
         return
-    source, factor, offset = (contiguous(device, array) for array in (y, scale, bias))
-    room = room_for(device, x)
     rows, width = rows_of(y.shape, axis)
-    vector = vector_of(device, width, (source, room), (factor, offset))
+    vector = vector_of(y, width)
+    source, factor, offset = (contiguous(array, vector) for array in (y, scale, bias))
+    room = room_for(device, x, vector)
     blocks = row_blocks(device, rows, -(-width // vector), _INVERSE_THREADS)
     along = -(-width // (blocks.threads * vector))
     short = max(1, -(-3 * device.multiprocessors // blocks.count))
@@ -130,8 +130,8 @@ def layer_norm_inverse(
             source,
             factor,
             offset,
-            contiguous(device, mean),
-            contiguous(device, inv_std),
+            contiguous(mean),
+            contiguous(inv_std),
             room,
             np.int64(rows),
             np.int64(width),
@@ -157,11 +157,11 @@ def _forward(
         if mean is not None:
             mean.fill(0)
         return
-    source, factor, offset = (contiguous(device, array) for array in (x, scale, bias))
-    outs = [out for out in (y, mean, inv_std) if out is not None]
-    rooms = [room_for(device, out) for out in outs]
     rows, width = rows_of(x.shape, axis)
-    vector = vector_of(device, width, (source, rooms[0]), (factor, offset))
+    vector = vector_of(x, width)
+    source, factor, offset = (contiguous(array, vector) for array in (x, scale, bias))
+    outs = [out for out in (y, mean, inv_std) if out is not None]
+    rooms = [room_for(device, out, vector) for out in outs]
     blocks = row_blocks(device, rows, -(-width // (4 * vector)), _FORWARD_THREADS)
     macros = _macros(source, inv_std, factor if factor is not None else offset, vector)
     kernel(device, "layer_norm", "layer_norm", **macros | {"CENTRED": int(mean is not None)})(

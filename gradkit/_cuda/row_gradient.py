@@ -48,7 +48,10 @@ INVERTIBLE = Norm(from_output=True, centred=True)
 
 @dataclass(frozen=True)
 class RowGradient:
-    """One gradient over ``rows`` rows of ``width``, with its input arrays in C order."""
+    """One gradient over ``rows`` rows of ``width``, with its input arrays in C order.
+
+    ``vector`` columns are read and written by one access.
+    """
 
     device: Device
     norm: Norm
@@ -60,6 +63,7 @@ class RowGradient:
     inv_std: Array
     rows: int
     width: int
+    vector: int
 
     @classmethod
     def of(
@@ -77,47 +81,47 @@ class RowGradient:
     ) -> "RowGradient":
         """The gradient of arrays whose axes from ``axis`` on are normalised."""
         rows, width = rows_of(source.shape, axis)
+        vector = vector_of(source, width)
         return cls(
             device,
             norm,
-            contiguous(device, dy),
-            contiguous(device, source),
-            contiguous(device, scale),
-            contiguous(device, bias),
-            contiguous(device, mean),
-            contiguous(device, inv_std),
+            contiguous(dy, vector),
+            contiguous(source, vector),
+            contiguous(scale, vector),
+            contiguous(bias, vector),
+            contiguous(mean),
+            contiguous(inv_std),
             rows,
             width,
+            vector,
         )
 
     def run(self, dx: Array, dscale: Array | None, dbias: Array | None = None) -> None:
         """Write the gradients that are wanted; ``dx`` may be ``dy``."""
-        rooms = [None if out is None else room_for(self.device, out) for out in (dx, dscale, dbias)]
+        outs = (dx, dscale, dbias)
+        rooms = [None if out is None else room_for(self.device, out, self.vector) for out in outs]
         partials = None
         if dx.size:
             wanted = dscale is not None or dbias is not None
             partials = self._write_dx(rooms[0], wanted=wanted)
         self._write_parameters(partials, rooms[1], rooms[2])
-        for out, room in zip((dx, dscale, dbias), rooms, strict=True):
+        for out, room in zip(outs, rooms, strict=True):
             if out is not None:
                 settle(out, room)
 
     def _write_dx(self, dx: Array, *, wanted: bool) -> Array | None:
         """Write dx; the partial sums of dscale and dbias as (planes, blocks, width)."""
-        vector = vector_of(
-            self.device, self.width, (self.dy, self.source, dx), (self.scale, self.bias)
-        )
-        chunks = _chunks(self.norm, self.dy.dtype.itemsize, vector, self.width)
-        if self.width <= _LONGEST * chunks * vector:
-            return self._in_one_visit(dx, vector, chunks, wanted=wanted)
-        return self._in_two_visits(dx, vector, wanted=wanted)
+        chunks = _chunks(self.norm, self.dy.dtype.itemsize, self.vector, self.width)
+        if self.width <= _LONGEST * chunks * self.vector:
+            return self._in_one_visit(dx, chunks, wanted=wanted)
+        return self._in_two_visits(dx, wanted=wanted)
 
-    def _in_one_visit(self, dx: Array, vector: int, chunks: int, *, wanted: bool) -> Array | None:
-        packs = -(-self.width // (chunks * vector))
+    def _in_one_visit(self, dx: Array, chunks: int, *, wanted: bool) -> Array | None:
+        packs = -(-self.width // (chunks * self.vector))
         blocks = row_blocks(self.device, self.rows, packs, _LONGEST)
         count = self._fewer(blocks.count) if wanted else blocks.count
         partials = self._partials(count) if wanted else None
-        macros = self._macros(vector) | {"CHUNKS": chunks}
+        macros = self._macros() | {"CHUNKS": chunks}
         kernel(self.device, "layer_norm_grad", "layer_norm_grad", **macros)(
             (count,),
             blocks.block,
@@ -125,13 +129,13 @@ class RowGradient:
         )
         return partials
 
-    def _in_two_visits(self, dx: Array, vector: int, *, wanted: bool) -> Array | None:
-        tiles = -(-self.width // (_WIDE_THREADS * vector))
+    def _in_two_visits(self, dx: Array, *, wanted: bool) -> Array | None:
+        tiles = -(-self.width // (_WIDE_THREADS * self.vector))
         sms = self.device.multiprocessors
         parts = min(tiles, max(1, -(-sms // self.rows)), 32)
         shape = (np.int64(self.rows), np.int64(self.width))
         sums = self.device.xp.empty((parts, self.rows, 2), np.float64)
-        macros, block = self._macros(vector), (_WIDE_THREADS, 1)
+        macros, block = self._macros(), (_WIDE_THREADS, 1)
         kernel(self.device, "layer_norm_grad_wide", "row_sums_of_gradient", **macros)(
             (min(self.rows, 3 * sms), parts), block, (*self._inputs(), sums, *shape)
         )
@@ -177,10 +181,10 @@ class RowGradient:
         floor = self.device.multiprocessors if at_least is None else at_least
         return min(blocks, max(floor, int(_PARTIAL_SHARE * arrays / each)))
 
-    def _macros(self, vector: int) -> Macros:
+    def _macros(self) -> Macros:
         parameter = next((a for a in (self.scale, self.bias) if a is not None), self.inv_std)
         types = str(self.dy.dtype), str(self.inv_std.dtype), str(parameter.dtype)
-        return _macros(self.norm, types, vector)
+        return _macros(self.norm, types, self.vector)
 
 
 def combinations() -> Iterator[tuple[str, Macros]]:
@@ -215,10 +219,10 @@ def _macros(norm: Norm, types: tuple[str, str, str], vector: int) -> Macros:
 def _chunks(norm: Norm, itemsize: int, vector: int, width: int) -> int:
     """How many packs of ``vector`` columns a thread holds: more where a warp is too short.
 
-    As many as registers allow: a division a column takes more of them.
+    As many as registers allow: columns that come one at a time take more of them, and so does
+    a division.
     """
-    most = (16 if itemsize <= 4 else 8) // vector
-    if norm.from_output and vector == 1:
-        most //= 2
+    columns = 16 if vector > 1 else 8 if norm.from_output else 12
+    most = columns // (vector if itemsize <= 4 else 2 * vector)
     fewest = 1 if vector > 1 else most // 4
     return fewest if width <= 32 * fewest * vector else most
