@@ -1,5 +1,6 @@
 """The choice of engine, with our own kernels standing for themselves as the NumPy reference."""
 
+import inspect
 import os
 import threading
 import types
@@ -190,6 +191,17 @@ def test_a_thread_that_ran_nothing_knows_no_engine():
     thread.start()
     thread.join()
     assert answers == [None]
+
+
+@pytest.mark.parametrize("name", ["batch_norm", "batch_norm_grad"])
+def test_signatures_are_the_references(name):
+    ours, reference = (
+        inspect.signature(getattr(module, name)).parameters for module in (engines, _numpy)
+    )
+    assert next(iter(ours)) == "device"
+    assert [(p.name, p.default) for p in list(ours.values())[1:]] == [
+        (p.name, p.default) for p in reference.values()
+    ]
 
 
 @pytest.mark.parametrize("axis", [1, -1])
