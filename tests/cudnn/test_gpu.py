@@ -14,9 +14,11 @@ import pytest
 from gradkit import last_engine
 from gradkit._dtypes import dtype_named
 from gradkit.errors import CudnnError
-from tests.backends import Backend, span
+from tests.backends import Backend, has_gpu, span
 from tests.cudnn.cases import COMBINATIONS, MIXTURES, SHAPES, Case, ForwardCase
 
+if not has_gpu():
+    pytest.skip("no CUDA device", allow_module_level=True)
 pytestmark = [pytest.mark.gpu, pytest.mark.cudnn]
 F32, F16 = COMBINATIONS[0], COMBINATIONS[2]
 LARGER = [(8, 64, 14, 14), (32, 16, 7, 7), (4, 130, 33), (257, 96)]
@@ -26,14 +28,9 @@ ARRAYS = ("dy", "x", "scale", "bias", "mean", "inv_std", "dx", "dscale", "dbias"
 
 @pytest.fixture(scope="module")
 def cupy():
-    module = pytest.importorskip("cupy")
-    try:
-        count = module.cuda.runtime.getDeviceCount()
-    except module.cuda.runtime.CUDARuntimeError:
-        count = 0
-    if not count:
-        pytest.skip("no CUDA device")
-    return module
+    import cupy
+
+    return cupy
 
 
 @pytest.fixture(scope="module")

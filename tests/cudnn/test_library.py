@@ -5,6 +5,7 @@ and the rest skipped.
 """
 
 import ctypes
+import importlib.util
 import os
 import re
 import sys
@@ -18,11 +19,14 @@ import pytest
 from gradkit._cuda import engines
 from gradkit._cuda.cudnn import batch_normalization, bindings9, face, load, search
 from gradkit.errors import CudnnError
+from tests.backends import has_gpu
 from tests.cudnn import header
 from tests.cudnn.cases import COMBINATIONS, SHAPES, Case, ForwardCase
 from tests.cudnn.fake import HostDevice
 
 REQUIRED = os.environ.get("GRADKIT_CUDNN")
+if REQUIRED is None and importlib.util.find_spec("cupy") is None:
+    pytest.skip("no CuPy", allow_module_level=True)
 pytestmark = pytest.mark.cudnn
 NOT_INITIALIZED = {"cupy.cuda.cudnn": 1, "ctypes": 1001}
 NOT_SUPPORTED = {"cupy.cuda.cudnn": 9, "ctypes": 3000}
@@ -31,8 +35,6 @@ NOT_SUPPORTED = {"cupy.cuda.cudnn": 9, "ctypes": 3000}
 @pytest.fixture(scope="module")
 def cudnn():
     """The process' cuDNN, found as a user's is."""
-    if REQUIRED is None:
-        pytest.importorskip("cupy", exc_type=ImportError)
     import cupy  # noqa: F401
 
     with warnings.catch_warnings():
@@ -47,13 +49,8 @@ def cudnn():
 
 @pytest.fixture(scope="module")
 def no_gpu():
-    import cupy
-
-    try:
-        if cupy.cuda.runtime.getDeviceCount():
-            pytest.skip("there is a GPU; test_gpu.py has these cases")
-    except cupy.cuda.runtime.CUDARuntimeError:
-        pass
+    if has_gpu():
+        pytest.skip("there is a GPU; test_gpu.py has these cases")
 
 
 def _read_back(bindings, descriptor):
