@@ -3,7 +3,7 @@
 Each launcher takes a ``Device`` first; ``Backend`` binds them all to one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any
 
@@ -31,6 +31,14 @@ _OPERATIONS: dict[str, Callable[..., None]] = {
     "scale_grads": clipping.scale_grads,
     "zero_grad": accumulation.zero_grad,
 }
+
+_MODULES = (accumulation, clipping)
+
+
+def combinations() -> Iterator[tuple[str, dict[str, str | int]]]:
+    """Every kernel file, and the macros that it can be compiled with."""
+    for module in _MODULES:
+        yield from module.combinations()
 
 
 class Backend:
