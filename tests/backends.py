@@ -132,7 +132,10 @@ def has_gpu():
         return False
     import cupy
 
-    return cupy.cuda.is_available()
+    try:
+        return cupy.cuda.is_available()
+    except cupy.cuda.runtime.CUDARuntimeError:  # CuPy 13 without a driver
+        return False
 
 
 def span(array):
