@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any
 
-from gradkit._cuda import accumulation, clipping, engines, normalization
+from gradkit._cuda import accumulation, batch_normalization, clipping, engines, normalization
 from gradkit._cuda.device import CupyDevice, Device
 from gradkit.errors import BackendUnavailableError
 
