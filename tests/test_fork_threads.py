@@ -1,0 +1,101 @@
+"""The CPU backend's threads: forked children, several callers at once, any number of cores."""
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import gradkit
+from gradkit._numpy import blocks
+from tests import strategies as draw_
+from tests.tolerances import assert_same_bits
+
+X = draw_.values((600, 1100), "float32", 1)  # large enough for every strip to have a thread
+DY = draw_.values((600, 1100), "float32", 2)
+SCALE = draw_.values((1100,), "float32", 3)
+LONG = draw_.values((4, 300_000), "float32", 4)
+
+
+def work():
+    """Results of functions that use threads."""
+    y, mean, inv_std = gradkit.layer_norm(X, SCALE)
+    wide = gradkit.layer_norm(LONG)
+    _, channel_mean, channel_inv_std = gradkit.batch_norm(X)
+    buffer = X.copy()
+    return [
+        y,
+        *gradkit.layer_norm_grad(DY, X, SCALE, mean, inv_std),
+        *gradkit.rms_norm_grad(DY, X, SCALE, inv_std),
+        *wide,
+        gradkit.layer_norm_grad(LONG, LONG, None, *wide[1:])[0],
+        *gradkit.batch_norm_grad(DY, X, SCALE, channel_mean, channel_inv_std),
+        *(gradkit.grad_norm([X, DY, LONG], p) for p in (1, 2, 3, np.inf)),
+        gradkit.clip_by_global_norm([X, DY], 1.0)[0][1],
+        gradkit.accumulate_grad(buffer, DY, scale=0.1),
+    ]
+
+
+def assert_all_same(found, expected):
+    for got, ref in zip(found, expected, strict=True):
+        assert_same_bits(got, ref)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 8])
+def test_the_number_of_cores_does_not_change_the_bits(monkeypatch, workers):
+    expected = work()
+    with monkeypatch.context() as patch:
+        patch.setattr(blocks, "WORKERS", workers)
+        blocks._forget_threads()
+        found = work()
+    blocks._forget_threads()
+    assert_all_same(found, expected)
+
+
+def test_eight_threads_at_once():
+    expected = work()
+    with ThreadPoolExecutor(8) as pool:
+        jobs = [pool.submit(work) for _ in range(16)]
+    for job in jobs:
+        assert_all_same(job.result(), expected)
+
+
+def test_threads_share_no_error_state():
+    """NumPy's error state is a thread's own: overflow is silent on the workers and here."""
+    x = np.clip(LONG, -3, 3) * np.float32(1e38)
+    with np.errstate(all="raise"):
+        assert np.isfinite(float(gradkit.grad_norm(x)))
+        gradkit.clip_grad_norm([x.copy()], np.inf)
+        y, mean, inv_std = gradkit.layer_norm(x)
+        gradkit.layer_norm_grad(x, x, None, mean, inv_std)
+        gradkit.accumulate_grad(x.copy(), x)
+        gradkit.scale_grads(x.copy(), 1e300)
+        with pytest.raises(FloatingPointError):
+            np.float32(1e38) * np.float32(1e38)
+    assert np.isfinite(y).all()
+
+
+CHILD = """
+import os, sys, warnings
+warnings.simplefilter("ignore", DeprecationWarning)  # that forking with threads may deadlock
+import numpy as np, gradkit
+
+x = np.random.default_rng(0).standard_normal((600, 1100)).astype(np.float32)
+before = gradkit.layer_norm(x)[0], gradkit.grad_norm(x)  # the pool has threads now
+child = os.fork()
+if child == 0:
+    after = gradkit.layer_norm(x)[0], gradkit.grad_norm(x)
+    os._exit(0 if all(map(np.array_equal, before, after)) else 1)
+_, status = os.waitpid(child, 0)
+after = gradkit.layer_norm(x)[0], gradkit.grad_norm(x)
+print(os.waitstatus_to_exitcode(status), all(map(np.array_equal, before, after)))
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no fork")
+def test_a_forked_child_computes():
+    """It inherits the pool's bookkeeping and none of its threads, and must not wait for them."""
+    command = [sys.executable, "-c", CHILD]
+    found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert found.stdout == "0 True\n", found.stderr

@@ -1,0 +1,149 @@
+"""The public face: names, signatures, documentation, and one backend function for each."""
+
+import importlib
+import inspect
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import gradkit
+from gradkit import _numpy
+
+# What every release keeps: further parameters may follow, keyword-only and with a default.
+_CLIP = 'norm_type=2.0, *, eps=1e-6, nonfinite="propagate", reduce=None, out=None'
+SIGNATURES = [
+    'grad_norm(grads, norm_type=2.0, *, per_tensor=False, nonfinite="propagate", reduce=None, '
+    "out=None)",
+    f"clip_grad_norm(grads, max_norm, {_CLIP})",
+    f"clip_by_global_norm(grads, max_norm, {_CLIP})",
+    "clip_coefficient(norm, max_norm, *, eps=1e-6, out=None)",
+    "scale_grads(grads, coefficient)",
+    "clip_grad_value(grads, clip_value)",
+    "grads_of(parameters)",
+    "layer_norm(x, scale=None, bias=None, *, axis=-1, eps=1e-5, out=None)",
+    "layer_norm_grad(dy, x, scale, mean, inv_std, *, axis=-1, out=None)",
+    "layer_norm_inverse(y, scale, bias, mean, inv_std, *, axis=-1, out=None)",
+    "invertible_layer_norm_grad(dy, y, scale, bias, inv_std, *, axis=-1, out=None)",
+    "rms_norm(x, scale=None, *, axis=-1, eps=1e-6, out=None)",
+    "rms_norm_grad(dy, x, scale, inv_std, *, axis=-1, out=None)",
+    "batch_norm(x, scale=None, bias=None, *, channel_axis=1, eps=1e-5, out=None)",
+    "batch_norm_grad(dy, x, scale, mean, inv_std, *, channel_axis=1, out=None)",
+    "accumulate_grad(buffer, grad, *, do_update=True, scale=None)",
+    "accumulate_grad_v2(buffer, grad, *, overwrite=False)",
+    "zero_grad(grads)",
+    'show_config(mode="stdout")',
+]
+NAMES = [line.partition("(")[0] for line in SIGNATURES]
+FUNCTIONS = [name for name in gradkit.__all__ if inspect.isfunction(getattr(gradkit, name))]
+MODULES = ("accumulation", "clipping", "config", "distributed", "errors", "normalization")
+SECTIONS = {  # and who needs none
+    "Parameters": {"last_engine"},
+    "Returns": set(),
+    "Raises": {"last_engine", "clip_by_global_norm"},
+    "Examples": set(),
+}
+
+
+def plain(parameters):
+    """(name, kind, default) of each parameter, without annotations."""
+    return [(p.name, p.kind, p.default) for p in parameters]
+
+
+@pytest.mark.parametrize("line", SIGNATURES, ids=NAMES)
+def test_signature(line):
+    namespace = {}
+    exec(f"def {line}: pass", namespace)
+    name = line.partition("(")[0]
+    promised = plain(inspect.signature(namespace[name]).parameters.values())
+    found = plain(inspect.signature(getattr(gradkit, name)).parameters.values())
+    extra = found[len(promised) :]
+    known = {name for name, *_ in promised}
+    assert [p for p in found if p[0] in known] == promised
+    for _, kind, default in [p for p in found if p[0] not in known]:
+        assert kind is inspect.Parameter.KEYWORD_ONLY
+        assert default is not inspect.Parameter.empty
+    assert len(extra) == len(found) - len(promised)
+
+
+def test_all():
+    assert sorted(gradkit.__all__) == list(gradkit.__all__)
+    assert set(NAMES) <= set(gradkit.__all__)
+    public = {
+        n for n, v in vars(gradkit).items() if not n.startswith("_") and not inspect.ismodule(v)
+    }
+    assert public == set(gradkit.__all__)
+    for module in MODULES:
+        found = importlib.import_module(f"gradkit.{module}")
+        for name in found.__all__:
+            assert getattr(found, name).__module__ == f"gradkit.{module}"
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_documentation(name):
+    """Every public function says what it takes, gives and raises, and shows it at work."""
+    text = inspect.getdoc(getattr(gradkit, name))
+    for section, spared in SECTIONS.items():
+        if name not in spared:
+            assert f"\n{section}\n{'-' * len(section)}\n" in text, section
+    assert ">>> " in text
+    documented = text.split("Returns\n---")[0]
+    for parameter in inspect.signature(getattr(gradkit, name)).parameters:
+        assert parameter in documented, parameter
+    if name not in ("show_config", "grads_of", "last_engine"):
+        assert any(word in text for word in ("shape", "array")), "no shapes"
+
+
+@pytest.mark.parametrize("name", [n for n in gradkit.__all__ if n not in FUNCTIONS])
+def test_errors_are_documented_and_caught_together(name):
+    error = getattr(gradkit, name)
+    assert inspect.getdoc(error)
+    assert issubclass(error, gradkit.GradkitError)
+
+
+def test_each_operation_has_a_backend_function():
+    operations = set(NAMES) - {"grads_of", "show_config", "clip_grad_norm", "clip_by_global_norm"}
+    shared = {"clip_by_norm", "norm_shares", "norm_of_shares", "as_float64", "empty"}
+    assert set(_numpy.__all__) == operations | shared
+    for name in _numpy.__all__:
+        assert callable(getattr(_numpy, name))
+        if name != "empty":
+            assert inspect.getdoc(getattr(_numpy, name)), name
+
+
+def test_nonfinite_norm_error_travels_between_processes():
+    import pickle
+
+    error = gradkit.NonFiniteNormError(float("inf"), tuple(f"grads[{k}]" for k in range(10)))
+    again = pickle.loads(pickle.dumps(error))
+    assert (again.norm, again.names, str(again)) == (error.norm, error.names, str(error))
+    assert "and 2 more" in str(error)
+
+
+def test_show_config(capsys):
+    found = gradkit.show_config(mode="dicts")
+    assert found["versions"]["gradkit"] == gradkit.__version__
+    assert found["versions"]["numpy"] == np.__version__
+    assert found["backends"]["numpy"]["available"] is True
+    assert capsys.readouterr().out == ""
+    assert gradkit.show_config() is None
+    printed = capsys.readouterr().out
+    for section, entries in found.items():
+        assert f"{section}:\n" in printed
+        for name, value in entries.items():
+            assert f"  {name}: {value}\n" in printed
+    with pytest.raises(ValueError, match="mode must be 'stdout' or 'dicts', not 'json'"):
+        gradkit.show_config("json")
+
+
+def test_no_assertion_is_lost_without_debugging():
+    """``python -O`` changes nothing: errors are raised, not asserted."""
+    code = (
+        "import numpy as np, gradkit\n"
+        "try: gradkit.clip_grad_norm(np.ones(3), -1.0)\n"
+        "except ValueError as error: print(error)\n"
+    )
+    command = [sys.executable, "-O", "-c", code]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert printed == "max_norm must be at least 0, not -1.0\n"
