@@ -96,7 +96,8 @@ def grad_norm(
     order = _checks.norm_order(norm_type)
     policy = _checks.choice(nonfinite, "nonfinite", _POLICIES)
     group = Gradients(grads, write=False)
-    return _norm(group, order, policy, reduce, out, per_tensor=per_tensor).results()[0]
+    with group.running():
+        return _norm(group, order, policy, reduce, out, per_tensor=per_tensor).results()[0]
 
 
 def clip_grad_norm(
@@ -164,11 +165,13 @@ def clip_grad_norm(
     [array([0.6, 0. ]), array([0.8])]
     """
     limit, order, floor, policy = _clip_arguments(max_norm, norm_type, eps, nonfinite)
-    group = Gradients(grads, write=True)
-    norm = _norm(group, order, policy, reduce, out)
-    _clip(group, norm.natives[0], group.natives, limit, floor, policy)
-    group.wrote()
-    return norm.results()[0]
+    instead = "use clip_by_global_norm, which returns new gradients"
+    group = Gradients(grads, write=True, instead=instead)
+    with group.running():
+        norm = _norm(group, order, policy, reduce, out)
+        _clip(group, norm.natives[0], group.natives, limit, floor, policy)
+        group.wrote()
+        return norm.results()[0]
 
 
 def clip_by_global_norm(
@@ -220,13 +223,13 @@ def clip_by_global_norm(
     limit, order, floor, policy = _clip_arguments(max_norm, norm_type, eps, nonfinite)
     group = Gradients(grads, write=False)
     clipped_out, norm_out = _pair(out)
-    clipped = _twins(group, clipped_out)
-    norm = _norm(group, order, policy, reduce, norm_out)
-    _clip(group, norm.natives[0], clipped.natives, limit, floor, policy)
-    if clipped_out is None:
-        return group.wrap_tree(clipped.natives), norm.results()[0]
-    clipped.results()
-    return clipped_out, norm.results()[0]
+    with group.running():
+        clipped = _twins(group, clipped_out)
+        norm = _norm(group, order, policy, reduce, norm_out)
+        _clip(group, norm.natives[0], clipped.natives, limit, floor, policy)
+        results = clipped.results()
+        tree = group.rebuilt(results) if clipped_out is None else clipped_out
+        return tree, norm.results()[0]
 
 
 def clip_coefficient(norm: Any, max_norm: float, *, eps: float = 1e-6, out: Any = None) -> Any:
@@ -262,10 +265,12 @@ def clip_coefficient(norm: Any, max_norm: float, *, eps: float = 1e-6, out: Any 
     """
     limit, floor = _checks.nonnegative(max_norm, "max_norm"), _checks.epsilon(eps)
     call = Call(norm=norm if is_array(norm) else np.float64(_checks.real(norm, "norm")))
-    call.expect_dtype("norm", "float64")
-    coefficient = call.outputs(out, [("the coefficient", call["norm"].shape, "float64")])
-    call.backend.clip_coefficient(call["norm"], limit, floor, coefficient.natives[0])
-    return coefficient.results()[0]
+    call.expect_dtype("norm", call.framework.widest())
+    with call.running():
+        coefficient = call.outputs(out, [("the coefficient", call["norm"].shape, "float64")])
+        norms = call.backend.as_float64(call["norm"])
+        call.backend.clip_coefficient(norms, limit, floor, coefficient.natives[0])
+        return coefficient.results()[0]
 
 
 def scale_grads(grads: Any, coefficient: Any) -> Any:
@@ -296,9 +301,11 @@ def scale_grads(grads: Any, coefficient: Any) -> Any:
     >>> gradkit.scale_grads(grads, 0.5)
     [array([ 1., -2.])]
     """
-    group = Gradients(grads, write=True)
-    factor = _factor(group, coefficient)
-    group.backend.scale_grads(group.natives, factor, group.natives)
+    instead = "compute coefficient * g for each gradient g"
+    group = Gradients(grads, write=True, instead=instead)
+    with group.running():
+        factor = _factor(group, coefficient)
+        group.backend.scale_grads(group.natives, factor, group.natives)
     group.wrote()
     return group.returned(grads)
 
@@ -334,8 +341,10 @@ def clip_grad_value(grads: Any, clip_value: float) -> Any:
     array([-1. ,  0.5,  1. ])
     """
     limit = _checks.nonnegative(clip_value, "clip_value")
-    group = Gradients(grads, write=True)
-    group.backend.clip_grad_value(group.natives, limit, group.natives)
+    instead = "use its own clip(g, -clip_value, clip_value) for each gradient g"
+    group = Gradients(grads, write=True, instead=instead)
+    with group.running():
+        group.backend.clip_grad_value(group.natives, limit, group.natives)
     group.wrote()
     return group.returned(grads)
 
@@ -409,9 +418,10 @@ def _norm(
 
 def _combine_ranks(group: Gradients, norm: Any, order: float, reduce: Reduce) -> None:
     def combined(value: Any, op: Literal["sum", "max"]) -> Any:
-        answer = reduce(group.wrap(value), op)
-        native = group.view(answer, "reduce's answer", write=False) if is_array(answer) else answer
-        return group.backend.as_float64(native)
+        answer = reduce(group.wrap(value.copy()), op)  # a copy: value will be written again
+        if isinstance(answer, np.ndarray) or not is_array(answer):
+            return group.backend.as_float64(answer)
+        return group.backend.as_float64(group.view(answer, "reduce's answer", write=False))
 
     share = group.backend.empty(norm.shape, norm.dtype)
     largest = combined(norm, "max")
