@@ -28,18 +28,17 @@ class JAX(DLPack):
                 "is being traced by jax.jit, grad or vmap and has no values yet; call gradkit "
                 "outside of the traced function, or through jax.pure_callback"
             )
+        if array.is_deleted():
+            raise ValueError("has been deleted (or donated to a jitted function)")
         devices = array.devices()
         if len(devices) > 1:
             raise TypeError(
                 f"is spread over {len(devices)} devices; pass the .data of its addressable_shards, "
                 "with reduce= where a norm spans them"
             )
-        try:
-            if _on_host(array):
-                return np.asarray(array)  # no copy, read-only, bfloat16 too
-            return super().view(array, write=write, detach=detach)
-        except RuntimeError as error:
-            raise ValueError(f"cannot be read: {error}") from error
+        if _on_host(array):
+            return np.asarray(array)  # no copy, read-only, bfloat16 too
+        return super().view(array, write=write, detach=detach)
 
     def wrap(self, native: Native, like: Any) -> Any:
         jax = sys.modules["jax"]

@@ -34,7 +34,8 @@ class Torch(Framework):
         return kind is torch.Tensor or kind is torch.nn.Parameter
 
     def view(self, array: Any, *, write: bool, detach: bool = False) -> Native:
-        if not array.is_cuda:
+        # Not left to numpy(), which lets such a tensor pass under torch.no_grad.
+        if not (array.is_cuda or array.requires_grad):
             try:
                 native = array.numpy()
             except (TypeError, RuntimeError):

@@ -1,0 +1,1 @@
+"""One suite for every backend: see ``backends.py`` for how a backend joins it."""
