@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -118,13 +119,13 @@ class Gradients:
     def _views(self, write: bool) -> Sequence[Native]:
         if set(map(type, self.arrays)) == {np.ndarray}:
             return self.arrays
-        natives: list[Native] = []
-        view = self.framework.view
         try:
-            for array in self.arrays:
-                natives.append(view(array, write=write))
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"{self.name(len(natives))} {error}") from error.__cause__
+            natives = self.framework.views(self.arrays, write=write)
+        except (TypeError, ValueError):
+            for index, array in enumerate(self.arrays):  # once more, to say which
+                with named(partial(self.name, index)):
+                    self.framework.view(array, write=write)
+            raise
         if set(map(type, natives)) != {np.ndarray}:
             self._check_device(natives)
         return natives

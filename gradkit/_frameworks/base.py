@@ -39,6 +39,10 @@ class Framework:
         """
         raise NotImplementedError
 
+    def views(self, arrays: Sequence[Any], *, write: bool) -> Sequence[Native]:
+        """What ``view`` gives for each of many arrays; an error need not say for which."""
+        return [self.view(array, write=write) for array in arrays]
+
     def empty(
         self,
         backend: ModuleType,
