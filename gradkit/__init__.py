@@ -15,7 +15,13 @@ from gradkit.clipping import (
     scale_grads,
 )
 from gradkit.config import show_config
-from gradkit.errors import BackendUnavailableError, GradkitError, NonFiniteNormError
+from gradkit.errors import (
+    BackendUnavailableError,
+    GradkitError,
+    KernelCompileError,
+    KernelLaunchError,
+    NonFiniteNormError,
+)
 from gradkit.normalization import (
     batch_norm,
     batch_norm_grad,
@@ -32,6 +38,8 @@ __version__ = "0.1.0"
 __all__ = [
     "BackendUnavailableError",
     "GradkitError",
+    "KernelCompileError",
+    "KernelLaunchError",
     "NonFiniteNormError",
     "accumulate_grad",
     "accumulate_grad_v2",

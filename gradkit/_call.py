@@ -19,6 +19,8 @@ from gradkit._arrays import (
 from gradkit._dispatch import backend_of
 from gradkit._dtypes import dtype_named, float_name
 
+_OPTIONAL = ("scale", "bias")  # the arguments that may be absent
+
 Spec = tuple[str, tuple[int, ...], str] | None  # an output's name, shape and dtype
 RETURNED = "leave out=None and take the new arrays that are returned"
 
@@ -26,10 +28,10 @@ RETURNED = "leave out=None and take the new arrays that are returned"
 class Call:
     """Array arguments by name, all of one framework; ``None`` stands for an absent one.
 
-    ``call["x"]`` is the native array. The first argument that is present decides the
-    framework, the backend and what new results look like. Those named in ``write`` will be
-    written in place; ``instead`` says what to do where that cannot be. ``detach``: arrays that
-    take part in differentiation are welcome, as they are where no gradient is meant.
+    ``call["x"]`` is the native array. The first argument decides the framework, the backend
+    and what new results look like. Those named in ``write`` will be written in place;
+    ``instead`` says what to do where that cannot be. ``detach``: arrays that take part in
+    differentiation are welcome, as they are where no gradient is meant.
     """
 
     def __init__(
@@ -41,35 +43,33 @@ class Call:
         **arrays: Any,
     ):
         self._instead, self._detach = instead, detach
-        self._given = {label: array for label, array in arrays.items() if array is not None}
+        self._first, self.like = next(iter(arrays.items()))
+        self.framework = _framework_of(self.like, self._first)
         self._natives: dict[str, Native] = dict.fromkeys(arrays)
-        self.framework, self.like = self._first()
-        for label, array in self._given.items():
-            self._natives[label] = self.view(array, label, write=label in write)
-        self.backend: ModuleType = backend_of(self[next(iter(self._given))])
+        for label, array in arrays.items():
+            if array is not None or label not in _OPTIONAL:
+                self._natives[label] = self.view(array, label, write=label in write)
+        self.backend: ModuleType = backend_of(self[self._first])
 
     def __getitem__(self, label: str) -> Native:
         return self._natives[label]
 
     def view(self, array: Any, label: str, *, write: bool) -> Native:
         """An argument as a native array, once it is known to be of the call's framework."""
-        framework = framework_of(array)
-        if framework is None:
-            raise TypeError(f"{label} must be an array, not {type(array).__qualname__}")
+        framework = _framework_of(array, label)
         if framework is not self.framework:
             if is_scalar(array) and not write:
-                return beside(array, self._natives[next(iter(self._given))])
+                return beside(array, self[self._first])
             raise TypeError(
-                f"{label} is a {framework.name} array, but {next(iter(self._given))} is a "
+                f"{label} is a {framework.name} array, but {self._first} is a "
                 f"{self.framework.name} array; the arrays of one call must be of one framework"
             )
         if write:
             refuse_write(framework, label, self._instead)
         with named(lambda: label):
             native = framework.view(array, write=write, detach=self._detach and not write)
-        first = next(iter(self._given))
-        if label != first and not same_device(native, self._natives[first]):
-            raise ValueError(f"{label} and {first} are on different devices")
+        if label != self._first and not same_device(native, self[self._first]):
+            raise ValueError(f"{label} and {self._first} are on different devices")
         return native
 
     def running(self) -> AbstractContextManager[Any]:
@@ -101,15 +101,6 @@ class Call:
         """The call's outputs; ``reuse`` is the position of one and the input that it may be."""
         present = ((label, native) for label, native in self._natives.items() if native is not None)
         return Outputs(self, out, specs, present, reuse)
-
-    def _first(self) -> tuple[Framework, Any]:
-        if not self._given:
-            raise TypeError("at least one argument must be an array")
-        label, array = next(iter(self._given.items()))
-        framework = framework_of(array)
-        if framework is None:
-            raise TypeError(f"{label} must be an array, not {type(array).__qualname__}")
-        return framework, array
 
 
 class Owner(Protocol):
@@ -191,6 +182,13 @@ class Outputs:
                 rather = f" without being {alias} itself" if alias else ""
                 raise ValueError(f"{label} shares memory with {other}{rather}; pass another array")
         return native
+
+
+def _framework_of(array: Any, label: str) -> Framework:
+    framework = framework_of(array)
+    if framework is None:
+        raise TypeError(f"{label} must be an array, not {type(array).__qualname__}")
+    return framework
 
 
 def _as_tuple(out: Any, count: int) -> tuple[Any, ...]:

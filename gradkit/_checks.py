@@ -37,7 +37,7 @@ def epsilon(value: Any) -> float:
 
 def norm_order(value: Any) -> float:
     """The p of a p-norm: a real number above 0, or infinity (``"inf"`` too)."""
-    number = math.inf if value == "inf" else real(value, "norm_type")
+    number = math.inf if isinstance(value, str) and value == "inf" else real(value, "norm_type")
     if not number > 0:
         raise ValueError(f"norm_type must be a real number above 0 or infinity, not {number}")
     return number

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from gradkit import _checks, _tree
-from gradkit._arrays import is_array
+from gradkit._arrays import beside, is_array
 from gradkit._call import Call, Outputs
 from gradkit._gradients import Gradients
 from gradkit.distributed import Reduce
@@ -67,7 +67,7 @@ def grad_norm(
     -------
     0-d float64 array on the gradients' device, of the gradients' type
         0 without gradients. On the CPU, float16, bfloat16 and float32 gradients are added up
-        in float32 for 512 elements at a time: the relative error stays below ``2**-23``.
+        in float32 for 256 elements at a time: the relative error stays below ``2**-23``.
 
     Raises
     ------
@@ -406,22 +406,31 @@ def _norm(
     result = group.outputs(out, [("the norm", shape, "float64")])
     target = result.natives[0]
     # An error may leave no byte changed, not even those of out.
-    norm = target if policy != "raise" else group.backend.empty(shape, target.dtype)
+    fallible = policy == "raise" or reduce is not None
+    norm = group.backend.empty(shape, target.dtype) if fallible else target
     group.backend.grad_norm(group.natives, order, norm, per_tensor=per_tensor)
     if reduce is not None:
         _combine_ranks(group, norm, order, reduce)
     if policy == "raise":
         _raise_if_nonfinite(group, norm)
+    if fallible:
         target[...] = norm
     return result
 
 
 def _combine_ranks(group: Gradients, norm: Any, order: float, reduce: Reduce) -> None:
+    label = "what reduce returned"
+
     def combined(value: Any, op: Literal["sum", "max"]) -> Any:
         answer = reduce(group.wrap(value.copy()), op)  # a copy: value will be written again
-        if isinstance(answer, np.ndarray) or not is_array(answer):
-            return group.backend.as_float64(answer)
-        return group.backend.as_float64(group.view(answer, "reduce's answer", write=False))
+        if isinstance(answer, (np.ndarray, np.generic)):  # may stand beside any framework's
+            native = beside(answer, value)
+        elif is_array(answer):
+            native = group.view(answer, label, write=False)
+        else:
+            native = group.backend.as_float64(_checks.real(answer, label))
+        _checks.shape(native, value.shape, label, "the shape of what it was given")
+        return group.backend.as_float64(native)
 
     share = group.backend.empty(norm.shape, norm.dtype)
     largest = combined(norm, "max")

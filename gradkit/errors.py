@@ -1,6 +1,12 @@
 """The errors that gradkit raises beyond the built-in ``TypeError`` and ``ValueError``."""
 
-__all__ = ["BackendUnavailableError", "GradkitError", "NonFiniteNormError"]
+__all__ = [
+    "BackendUnavailableError",
+    "GradkitError",
+    "KernelCompileError",
+    "KernelLaunchError",
+    "NonFiniteNormError",
+]
 
 
 class GradkitError(Exception):
@@ -9,6 +15,14 @@ class GradkitError(Exception):
 
 class BackendUnavailableError(GradkitError, ImportError):
     """An array arrived whose backend cannot run here; the message says what to install."""
+
+
+class KernelCompileError(GradkitError, RuntimeError):
+    """A CUDA kernel did not compile; the message holds the compiler's own."""
+
+
+class KernelLaunchError(GradkitError, RuntimeError):
+    """The device refused a launch; the message names the kernel and its grid."""
 
 
 class NonFiniteNormError(GradkitError, ArithmeticError):

@@ -3,7 +3,6 @@
 CuPy is imported here when the first array arrives that is on a GPU, whoever made it.
 """
 
-import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,12 +16,13 @@ from gradkit.errors import BackendUnavailableError
 def cupy() -> Any:
     """The cupy module."""
     try:
-        return importlib.import_module("cupy")
+        import cupy
     except ImportError as error:
         raise BackendUnavailableError(
             "an array is on a CUDA device, and computing there needs CuPy: "
             "pip install 'gradkit[cuda12]' or 'gradkit[cuda13]'"
         ) from error
+    return cupy
 
 
 def borrow(

@@ -13,7 +13,7 @@ from gradkit._numpy.blocks import Array, in_strips, load, matched
 # safe m is 1; else m is the block's largest magnitude, so that no power leaves float64.
 Part: TypeAlias = tuple[float, float]
 
-_RUN = 512  # elements that are added up in float32 before float64 takes over
+_RUN = 1024  # bytes that one BLAS call adds up: 256 numbers in float32 before float64 takes over
 _SMALL = 4096  # below this many elements float64 throughout costs nothing
 _F32, _F64 = np.dtype(np.float32), np.dtype(np.float64)
 # Between these a block's sum of squares has neither overflowed nor lost digits to underflow.
@@ -112,12 +112,11 @@ def _square_part(piece: Array, scratch: Array) -> Part:
         values = load(piece, _F64, scratch)
     else:
         values = load(piece, _F32, scratch.view(_F32))
-    if values.size <= _SMALL:
-        total = float(np.dot(values, values))
-    else:
-        whole = values.size // _RUN * _RUN
-        runs, rest = values[:whole].reshape(-1, _RUN), values[whole:]
-        total = float(np.vecdot(runs, runs).sum(dtype=_F64)) + float(np.dot(rest, rest))
+    run = _RUN // values.itemsize
+    whole = values.size // run * run
+    runs, rest = values[:whole].reshape(-1, 1, run), values[whole:]
+    squares = runs @ runs.swapaxes(1, 2)  # np.vecdot, which NumPy 1 has not
+    total = float(squares.sum(dtype=_F64)) + float(np.dot(rest, rest))
     low, high = _SAFE[values.dtype]
     return (1.0, total) if low < total < high else _power_part(2.0, piece, scratch)
 

@@ -1,5 +1,6 @@
 """Every example runs on the CPU, and learns."""
 
+import re
 import runpy
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from .libraries import framework
 
+PAGE = Path(__file__).parents[2] / "docs" / "frameworks.md"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -60,3 +62,15 @@ def test_autograd_functions_refuse_to_be_differentiated_twice(torch):
     (dx,) = torch.autograd.grad((y**2).sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         dx.sum().backward()
+
+
+def test_the_code_of_the_page_runs():
+    blocks = re.findall(r"^```py\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 2
+    for block in blocks:
+        framework(re.search(r"import (\w+)", block)[1])
+        names = {}
+        exec(block, names)
+        grads = names.get("grads") or names["gradkit"].grads_of(names["model"].parameters())
+        assert float(names["norm"]) > 1
+        assert float(names["gradkit"].grad_norm(grads)) == pytest.approx(1, rel=1e-5)

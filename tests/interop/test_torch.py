@@ -319,13 +319,14 @@ def test_channels_last_tensors_keep_their_meaning(torch):
     assert torch.allclose(y, gradkit.batch_norm(x.contiguous())[0], atol=1e-6)
 
 
-@pytest.mark.parametrize("fold", ["overlap", "twice", "interleaved"])
+@pytest.mark.parametrize("fold", ["overlap", "twice", "interleaved", "beyond"])
 def test_tensors_that_share_memory_are_found(torch, fold):
     base = torch.ones(8)
     pair = {
         "overlap": [base[:5], base[4:]],
         "twice": [base, base.view(2, 4)],
         "interleaved": [base[::2], base[2:6]],
+        "beyond": [base[::2], base[4:]],  # past as many bytes as the first has elements for
     }[fold]
     with pytest.raises(ValueError, match="share memory"):
         gradkit.zero_grad(pair)

@@ -1,0 +1,51 @@
+"""The CUDA backend: launchers with the names and signatures of ``gradkit._numpy``.
+
+Each launcher takes a ``Device`` first; ``Backend`` binds them all to one.
+"""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from gradkit._cuda.device import CupyDevice, Device
+
+_OPERATIONS: dict[str, Callable[..., None]] = {}
+
+
+class Backend:
+    """The launchers bound to one device, callable as the functions of ``gradkit._numpy`` are."""
+
+    def __init__(self, device: Device):
+        self.device = device
+        for name, launcher in _OPERATIONS.items():
+            setattr(self, name, _bound(launcher, device))
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Memory on the device whose contents are undefined."""
+        with self.device.active():
+            return self.device.xp.empty(shape, dtype)
+
+    def as_float64(self, value: Any) -> Any:
+        """A number or an array as a float64 array on the device."""
+        with self.device.active():
+            return self.device.xp.asarray(value, "float64")
+
+
+def _bound(launcher: Callable[..., None], device: Device) -> Callable[..., None]:
+    @wraps(launcher)
+    def bound(*args: Any, **kwargs: Any) -> None:
+        with device.active():
+            launcher(device, *args, **kwargs)
+
+    return bound
+
+
+_backends: dict[int, Backend] = {}
+
+
+def backend_of(native: Any) -> Backend:
+    """The backend for the device that a CuPy array is on."""
+    number = native.device.id
+    if number not in _backends:
+        _backends.setdefault(number, Backend(CupyDevice(number)))
+    return _backends[number]

@@ -1,0 +1,100 @@
+"""What a launcher needs of a GPU, and how CuPy provides it.
+
+Launchers are written against ``Device`` alone, so that the same code runs on CuPy and, in the
+tests, on an emulator over NumPy arrays.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+Array: TypeAlias = Any  # cupy.ndarray, or the emulator's
+
+
+class Kernel(Protocol):
+    """A compiled ``extern "C"`` function."""
+
+    def __call__(
+        self,
+        grid: tuple[int, ...],
+        block: tuple[int, ...],
+        args: Sequence[Any],
+        shared_mem: int = 0,
+    ) -> None:
+        """Launch on the current stream.
+
+        ``args`` are arrays (their pointers), NumPy scalars, ``None`` for a null pointer, and
+        structured NumPy arrays of one element, which travel by value. Never Python numbers,
+        whose size a kernel cannot know.
+        """
+
+
+class Module(Protocol):
+    """Compiled source."""
+
+    def get_function(self, name: str) -> Kernel:
+        """One of its kernels."""
+
+
+class Device(Protocol):
+    """One GPU."""
+
+    xp: Any
+    multiprocessors: int
+    max_shared_memory: int  # bytes of dynamic shared memory that a block may ask for
+    max_parameter_bytes: int
+
+    def compile(self, source: str, options: tuple[str, ...]) -> Module:
+        """Compile CUDA C++ for this device."""
+
+    def pointer(self, array: Array, *, write: bool = False) -> int:
+        """The address of an array's first element, for a pointer inside a structure."""
+
+    def upload(self, host: np.ndarray[Any, Any]) -> Array:
+        """A copy of a host array on the device, in stream order."""
+
+    def active(self) -> AbstractContextManager[Any]:
+        """Make this the current device for a while."""
+
+
+class CupyDevice:
+    """A GPU through CuPy: memory from its pool, work on its current stream."""
+
+    def __init__(self, number: int):
+        import cupy
+
+        self.xp = cupy
+        self._number = number
+        attributes = cupy.cuda.Device(number).attributes
+        self.multiprocessors: int = attributes["MultiProcessorCount"]
+        self.max_shared_memory: int = attributes["MaxSharedMemoryPerBlockOptin"]
+        self.max_parameter_bytes = 4096
+
+    def compile(self, source: str, options: tuple[str, ...]) -> Module:
+        """Compile through NVRTC and CuPy's disk cache."""
+        module: Module = self.xp.RawModule(code=source, options=options)
+        return module
+
+    def pointer(self, array: Array, *, write: bool = False) -> int:  # noqa: ARG002
+        """The address of an array's first element."""
+        return int(array.data.ptr)
+
+    def upload(self, host: np.ndarray[Any, Any]) -> Array:
+        """Copy through pinned memory, which CuPy keeps until the stream has read it."""
+        source = np.ascontiguousarray(host).view(np.uint8).reshape(-1)
+        pinned = np.frombuffer(
+            self.xp.cuda.alloc_pinned_memory(source.nbytes), np.uint8, source.nbytes
+        )
+        pinned[...] = source
+        device = self.xp.empty(source.shape, np.uint8)
+        device.set(pinned)
+        return device
+
+    def active(self) -> AbstractContextManager[Any]:
+        """Switch devices only where another one is current: that costs a microsecond."""
+        if self.xp.cuda.runtime.getDevice() == self._number:
+            return nullcontext()
+        context: AbstractContextManager[Any] = self.xp.cuda.Device(self._number)
+        return context

@@ -1,0 +1,84 @@
+// The four floating dtypes on the device, with no toolkit header.
+//
+// f16 and bf16 are storage only: `widen` gives a float (a double for f64), `narrow<T>` rounds
+// once, to nearest even, from float or double. NaN stays NaN, overflow gives infinity.
+
+#pragma once
+
+struct f16 { unsigned short bits; };
+struct bf16 { unsigned short bits; };
+typedef float f32;
+typedef double f64;
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+#ifndef GRADKIT_EMULATED
+#define DYNAMIC_SHARED(T, name)                                          \
+    extern __shared__ __align__(16) unsigned char name##_bytes[];        \
+    T* name = reinterpret_cast<T*>(name##_bytes)
+#endif
+
+// The type that values of T are computed in.
+template <typename T> struct Wide { typedef float type; };
+template <> struct Wide<f64> { typedef double type; };
+
+__device__ __forceinline__ float widen(f32 x) { return x; }
+__device__ __forceinline__ double widen(f64 x) { return x; }
+
+__device__ __forceinline__ float widen(bf16 x) {
+    return __uint_as_float(static_cast<u32>(x.bits) << 16);
+}
+
+__device__ __forceinline__ float widen(f16 x) {
+#ifdef GRADKIT_EMULATED
+    return static_cast<float>(__builtin_bit_cast(_Float16, x.bits));
+#else
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+    return y;
+#endif
+}
+
+// Rounds to float so that a second rounding, to a type of at most 22 bits, comes out as if
+// the double had been rounded once: the last bit of an inexact result is set (round to odd).
+__device__ __forceinline__ float to_odd(double x) {
+    float y = static_cast<float>(x);
+    if (static_cast<double>(y) == x || x != x) return y;
+    u32 bits = __float_as_uint(y);
+    if (fabs(static_cast<double>(y)) > fabs(x)) bits -= 1;  // towards zero
+    return __uint_as_float(bits | 1);
+}
+
+template <typename T> __device__ __forceinline__ T narrow(float x);
+template <typename T> __device__ __forceinline__ T narrow(double x);
+
+template <> __device__ __forceinline__ f32 narrow<f32>(float x) { return x; }
+template <> __device__ __forceinline__ f32 narrow<f32>(double x) { return static_cast<float>(x); }
+template <> __device__ __forceinline__ f64 narrow<f64>(float x) { return x; }
+template <> __device__ __forceinline__ f64 narrow<f64>(double x) { return x; }
+
+template <> __device__ __forceinline__ bf16 narrow<bf16>(float x) {
+    u32 bits = __float_as_uint(x);
+    bf16 y;
+    if (x != x) y.bits = static_cast<unsigned short>((bits >> 16) | 0x40u);
+    else y.bits = static_cast<unsigned short>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+    return y;
+}
+
+template <> __device__ __forceinline__ f16 narrow<f16>(float x) {
+    f16 y;
+#ifdef GRADKIT_EMULATED
+    y.bits = __builtin_bit_cast(unsigned short, static_cast<_Float16>(x));
+#else
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+#endif
+    return y;
+}
+
+template <> __device__ __forceinline__ bf16 narrow<bf16>(double x) { return narrow<bf16>(to_odd(x)); }
+template <> __device__ __forceinline__ f16 narrow<f16>(double x) { return narrow<f16>(to_odd(x)); }
+
+// Memory traffic in one instruction: N elements, N * sizeof(T) a power of two up to 16.
+template <typename T, int N> struct alignas(sizeof(T) * N) Pack { T at[N]; };

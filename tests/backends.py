@@ -1,0 +1,61 @@
+"""Where a test's arrays live and what computes on them: one object a backend.
+
+A behavioural test takes the ``backend`` fixture, makes its arguments with ``asarray``, calls
+gradkit's public functions, and looks at results through ``asnumpy``. A further backend joins
+the whole suite by one entry in ``BACKENDS``.
+"""
+
+import ctypes
+from contextlib import nullcontext
+
+import numpy as np
+
+
+class Backend:
+    """NumPy arrays in host memory; other backends override what differs."""
+
+    name = "numpy"
+    marks = ()
+    max_elements = 1 << 18  # of an array that Hypothesis draws
+    on_host = True  # values can be looked at without waiting for a device
+    depth = 2048  # the most terms that a sum holds in the accumulation dtype before widening
+    mean_unit = 2.0**-53  # of what holds a row's mean in a forward pass
+    run_error = 2.0**-23  # a 2-norm's: runs of 256 elements narrower than float64 are float32
+
+    def active(self):
+        """A context in which the backend computes on its arrays."""
+        return nullcontext()
+
+    def asarray(self, array):
+        """A copy of an array and of the gaps between its elements: its strides and alignment."""
+        if array.flags.owndata and array.flags.c_contiguous:
+            return array.copy()
+        low, high = span(array)
+        room = np.empty(high - low + 64, np.uint8)
+        start = (low - room.ctypes.data) % 64
+        room[start : start + high - low] = np.frombuffer(self.memory(array), np.uint8)
+        offset = start + array.ctypes.data - low
+        return np.ndarray(array.shape, array.dtype, room, offset, array.strides)
+
+    def asnumpy(self, array):
+        """A copy of an array's values in host memory."""
+        return np.array(array)
+
+    def memory(self, array):
+        """Every byte from an array's first to its last, gaps included."""
+        low, high = span(array)
+        return ctypes.string_at(low, high - low)
+
+
+def span(array):
+    """The addresses of a host array's first byte and of the one past its last."""
+    low = high = array.ctypes.data
+    if array.size == 0:
+        return low, high
+    for length, stride in zip(array.shape, array.strides, strict=True):
+        low += min(0, (length - 1) * stride)
+        high += max(0, (length - 1) * stride)
+    return low, high + array.itemsize
+
+
+BACKENDS = [Backend()]

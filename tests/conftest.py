@@ -1,0 +1,24 @@
+"""The ``backend`` fixture, and how hard Hypothesis tries."""
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from tests.backends import BACKENDS
+
+_COMMON = {"deadline": None, "database": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("quick", max_examples=8, derandomize=True, **_COMMON)
+settings.register_profile("ci", max_examples=40, derandomize=True, **_COMMON)
+settings.register_profile("dev", max_examples=40, **_COMMON)
+settings.register_profile("nightly", max_examples=1000, **_COMMON)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(b, id=b.name, marks=b.marks) for b in BACKENDS]
+)
+def backend(request):
+    """Each backend in turn: where a test's arrays live and what computes on them."""
+    with request.param.active():
+        yield request.param

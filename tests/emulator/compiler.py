@@ -1,0 +1,260 @@
+"""Compiles a kernel's source, and the emulator's runtime, with g++ into shared libraries.
+
+Every load and store of the kernel becomes a call of the runtime through ``-fsanitize=thread``,
+whose own library is not linked: the runtime defines the functions that it would define.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from .signature import KernelText, find_kernels
+
+RUNTIME = Path(__file__).with_name("runtime")
+SHIM = RUNTIME / "cuda_shim.h"
+
+_KERNEL_FLAGS = (
+    "-O1",
+    "-g1",
+    "-fPIC",
+    "-fsanitize=thread",
+    # One access per vector: see runtime/shim_vectors.h.
+    "-fno-tree-sra",
+    # A block that holds a barrier must not be copied: each copy would look like another barrier.
+    "-fno-thread-jumps",
+    "-fno-tree-dominator-opts",
+    "-fno-math-errno",
+    "-ffp-contract=off",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-fno-threadsafe-statics",
+    "-fno-stack-protector",
+    # A static of a template would otherwise be one for all kernels of the process.
+    "-fno-gnu-unique",
+    "-fvisibility=hidden",
+    "-w",
+)
+_LINK_FLAGS = ("-shared", "-nostartfiles", "-Wl,-Bsymbolic", "-Wl,-z,now", "-lm")
+_RUNTIME_FLAGS = (
+    "-std=c++17",
+    "-O2",
+    "-fPIC",
+    "-shared",
+    "-fvisibility=hidden",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-Wall",
+    "-Wextra",
+)
+# What only NVRTC understands and what changes nothing here.
+_NVRTC_ONLY = (
+    "-arch",
+    "--gpu-architecture",
+    "-ftz",
+    "--ftz",
+    "-fmad",
+    "--fmad",
+    "-lineinfo",
+    "--generate-line-info",
+    "-default-device",
+    "--device-as-default-execution-space",
+    "--ptxas-options",
+    "-Xptxas",
+    "--restrict",
+    "-restrict",
+    "--split-compile",
+    "-maxrregcount",
+    "--maxrregcount",
+)
+
+
+class CompilerMissingError(RuntimeError):
+    """No g++ on this machine."""
+
+
+class KernelCompileError(RuntimeError):
+    """g++ rejects a kernel; the message holds its log."""
+
+
+@dataclass(frozen=True)
+class SharedArray:
+    """A ``__shared__`` array with a size of its own: where it lies in the library."""
+
+    name: str
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True)
+class CompiledSource:
+    """A library and what its kernels are called."""
+
+    library: Path
+    runtime: Path
+    kernels: tuple[KernelText, ...]
+    shared_arrays: tuple[SharedArray, ...]
+
+
+def compiler_path() -> str | None:
+    """Return the path of g++, or None where there is none."""
+    return shutil.which(os.environ.get("GRADKIT_EMULATOR_CXX", "g++"))
+
+
+def compile_source(
+    source: str, options: Sequence[str] = (), *, portable_fibers: bool = False
+) -> CompiledSource:
+    """Compile ``source`` with the options that CuPy would pass to NVRTC, or take it from the cache.
+
+    Raises `KernelCompileError` with the compiler's log, `CompilerMissingError` without a compiler
+    and ``ValueError`` for an option that it does not know.
+    """
+    standard, macros = translate_options(options)
+    runtime = build_runtime(portable_fibers)
+    key = _digest(source, standard, macros, runtime.name)  # the runtime's name covers the flags
+    library = runtime.with_name(f"kernel-{key}.so")
+    description = library.with_suffix(".json")
+    if not (description.exists() and library.exists()):
+        _build_kernel(source, standard, macros, runtime, library, description)
+    return _read_description(library, runtime, description)
+
+
+def translate_options(options: Sequence[str]) -> tuple[str, str]:
+    """Turn NVRTC's options into g++'s language standard and a header that defines the macros.
+
+    A header, since ``-D`` would define them before the emulator's own headers. NVRTC has nothing
+    of the kind: with 12.9 its built-in header does not compile under ``-DT=float``, nor with most
+    lower-case words, so those are refused here.
+    """
+    standard, macros = "-std=c++17", []
+    for option in options:
+        if option.startswith(("-std=", "--std=")):
+            standard = "-std=" + option.split("=", 1)[1]
+        elif option.startswith("-D"):
+            name, _, value = option[2:].strip().partition("=")
+            if name == "T" or name.islower():
+                raise ValueError(f"compile option {option!r}: NVRTC's own header uses that name")
+            macros.append(f"#define {name} {value if '=' in option else 1}\n")
+        elif option.startswith("-U"):
+            macros.append(f"#undef {option[2:].strip()}\n")
+        elif option.split("=", 1)[0] not in _NVRTC_ONLY:
+            raise ValueError(
+                f"compile option {option!r}: the emulator knows -D, -U, -std= and ignores "
+                f"{', '.join(_NVRTC_ONLY)}"
+            )
+    return standard, "".join(macros)
+
+
+def _build_kernel(
+    source: str, standard: str, macros: str, runtime: Path, library: Path, description: Path
+) -> None:
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        Path(folder, "macros.h").write_text(macros)
+        shim = (standard, "-include", str(SHIM), "-include", "./macros.h", "-x", "c++")
+        unit = Path(folder, "kernel.cu")  # the name that messages call the source by
+        unit.write_text(source + "\n")
+        preprocess = ["-E", "-P", "-DEMU_READ_SIGNATURES", *shim, unit.name]
+        kernels = find_kernels(_run(preprocess, folder))
+        with unit.open("a") as text:
+            text.writelines(f"EMU_EXPORT({k.name}, {k.launch_bounds})\n" for k in kernels)
+        _run([*_KERNEL_FLAGS, *shim, "-c", unit.name, "-o", "kernel.o"], folder)
+        rpath = ["-Wl,-rpath,$ORIGIN", f"-L{runtime.parent}", f"-l:{runtime.name}"]
+        _run(["kernel.o", "-o", "kernel.so", *rpath, *_LINK_FLAGS], folder)
+        built = Path(folder, "kernel.so")
+        facts = {
+            "kernels": [asdict(kernel) for kernel in kernels],
+            "shared_arrays": [asdict(array) for array in _shared_arrays(built)],
+        }
+        written = Path(folder, "kernel.json")
+        written.write_text(json.dumps(facts))
+        # The description last: whoever finds it finds the library too.
+        os.replace(built, library)
+        os.replace(written, description)
+
+
+def _read_description(library: Path, runtime: Path, description: Path) -> CompiledSource:
+    facts = json.loads(description.read_text())
+    kernels = tuple(
+        KernelText(k["name"], tuple(k["parameters"]), k["launch_bounds"]) for k in facts["kernels"]
+    )
+    arrays = tuple(SharedArray(**array) for array in facts["shared_arrays"])
+    return CompiledSource(library, runtime, kernels, arrays)
+
+
+def _shared_arrays(library: Path) -> list[SharedArray]:
+    """List the library's uninitialised statics: kernels have none but their shared arrays."""
+    listing = subprocess.run(
+        ["nm", "-C", "--format=sysv", "--defined-only", str(library)],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    arrays = []
+    for line in listing.splitlines():
+        fields = [field.strip() for field in line.split("|")]
+        if len(fields) == 7 and fields[6] == ".bss" and fields[3] == "OBJECT":
+            name = fields[0].rsplit("::", 1)[-1]
+            arrays.append(SharedArray(name, int(fields[1], 16), int(fields[4], 16)))
+    return arrays
+
+
+@functools.cache
+def build_runtime(portable_fibers: bool) -> Path:
+    """Compile the runtime, or find it compiled already; return its library."""
+    flags = [*_RUNTIME_FLAGS, *(["-DEMU_PORTABLE_FIBERS"] if portable_fibers else [])]
+    files = sorted(RUNTIME.iterdir())
+    # This file too: it holds the flags and the recipe of both libraries.
+    files.append(Path(__file__))
+    key = _digest(_compiler_version(), *flags, *(f"{f.name}\n{f.read_text()}" for f in files))
+    library = _cache_folder() / f"emulator-{key}.so"
+    if not library.exists():
+        with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+            built = Path(folder, "emulator.so")
+            units = [str(f) for f in files if f.suffix == ".cpp"]
+            # By its soname a kernel's library finds the runtime that the process has loaded, even
+            # when another process has put its own build of it in the file's place since.
+            _run([*flags, *units, "-o", str(built), f"-Wl,-soname,{library.name}", "-ldl"])
+            os.replace(built, library)
+    return library
+
+
+@functools.cache
+def _compiler_version() -> str:
+    return _run(["--version"])
+
+
+@functools.cache
+def _cache_folder() -> Path:
+    """Return a folder of this user's own: in the cache, or else with the temporary files."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    fallback = Path(tempfile.gettempdir(), f"gradkit-emulator-{os.getuid()}")
+    for folder in (Path(base, "gradkit-emulator"), fallback):
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(folder, os.W_OK) and folder.stat().st_uid == os.getuid():
+            return folder
+    raise RuntimeError(f"neither {base} nor {fallback} can hold the emulator's compiled kernels")
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+
+
+def _run(arguments: Sequence[str], folder: str | None = None) -> str:
+    compiler = compiler_path()
+    if compiler is None:
+        raise CompilerMissingError("the emulator needs g++ (or GRADKIT_EMULATOR_CXX) on the path")
+    done = subprocess.run([compiler, *arguments], cwd=folder, capture_output=True, text=True)
+    if done.returncode:
+        raise KernelCompileError(f"g++ rejects the source:\n{done.stderr}")
+    return done.stdout

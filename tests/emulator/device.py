@@ -1,0 +1,198 @@
+"""The emulated device: the launchers' view of a GPU, over NumPy arrays."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .compiler import build_runtime, compile_source
+from .faults import Index
+from .memory import Array, Memory
+from .module import EmulatedModule
+from .runtime import SCHEDULES, Launch, Runtime
+
+
+@dataclass
+class Traffic:
+    """Bytes of global memory that kernels asked for, each thread's own accesses counted.
+
+    ``by_array`` tells parameters apart, as ``{(kernel, parameter): (read, written)}``: there a
+    value that every thread of a block reads counts once for each of them, as it does in ``read``.
+    """
+
+    read: int = 0
+    written: int = 0
+    launches: int = 0
+    accesses: int = 0
+    by_array: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+
+    def add(self, other: Traffic) -> None:
+        """Add another launch's bytes to these."""
+        self.read += other.read
+        self.written += other.written
+        self.launches += other.launches
+        self.accesses += other.accesses
+        for key, (read, written) in other.by_array.items():
+            before = self.by_array.get(key, (0, 0))
+            self.by_array[key] = (before[0] + read, before[1] + written)
+
+
+class ArrayNamespace:
+    """Stands in for the ``cupy`` module: arrays on the device, which here are NumPy's.
+
+    Whatever is not defined here is NumPy's own function of that name.
+    """
+
+    ndarray = np.ndarray
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+    def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike = float) -> Array:
+        """Allocate memory that nobody may read before it was written."""
+        return self._memory.empty(shape, dtype)
+
+    def empty_like(self, array: Array, dtype: npt.DTypeLike | None = None) -> Array:
+        """Allocate as `empty` does, with the shape and the dtype of ``array``."""
+        return self._memory.empty(array.shape, array.dtype if dtype is None else dtype)
+
+    def zeros(self, shape: int | Sequence[int], dtype: npt.DTypeLike = float) -> Array:
+        """Allocate zeros."""
+        array = self._memory.allocate(shape, dtype)
+        array.fill(0)
+        return array
+
+    def asarray(self, array: npt.ArrayLike, dtype: npt.DTypeLike | None = None) -> Array:
+        """Upload: a copy, so that no kernel writes into the host's array.
+
+        What is on the device already comes back as it is, as CuPy does it.
+        """
+        host = np.asarray(array, dtype)
+        if host is array and self._memory.allocated(host):
+            return host
+        copy = self._memory.allocate(host.shape, host.dtype)
+        copy[...] = host
+        return copy
+
+    array = asarray
+
+    def asnumpy(self, array: Array) -> Array:
+        """Download: a copy."""
+        return np.array(array)
+
+    def ascontiguousarray(self, array: Array) -> Array:
+        """Return ``array`` itself where it is contiguous, else a copy on the device."""
+        return array if array.flags.c_contiguous else self.asarray(array)
+
+
+class EmulatedDevice:
+    """Compiles CUDA sources with g++ and runs their kernels on the CPU, checked.
+
+    ``schedule`` is one of `SCHEDULES` and decides which thread goes on where several can; ``seed``
+    varies those that draw lots. ``multiprocessors`` is what launchers size their grids by: 1 to 3
+    make every grid-stride loop really loop. ``grid_limit`` clamps ``gridDim.x`` on top of that,
+    either of all kernels or, as a mapping, of those named; use it only for kernels whose result
+    does not need the grid that the launcher asked for.
+    """
+
+    warp_size = 32
+
+    def __init__(
+        self,
+        *,
+        schedule: str = "ascending",
+        seed: int = 0,
+        multiprocessors: int = 2,
+        max_shared_memory: int = 227 * 1024,
+        max_parameter_bytes: int = 4096,
+        grid_limit: int | Mapping[str, int] | None = None,
+        portable_fibers: bool = False,
+    ) -> None:
+        if schedule not in SCHEDULES:
+            raise ValueError(f"schedule {schedule!r}: one of {', '.join(SCHEDULES)} is needed")
+        self.schedule = schedule
+        self.seed = seed
+        self.multiprocessors = multiprocessors
+        self.max_shared_memory = max_shared_memory
+        self.max_parameter_bytes = max_parameter_bytes
+        self.grid_limit = grid_limit
+        self.traffic = Traffic()
+        self.total_traffic = Traffic()
+        self._portable_fibers = portable_fibers
+        self._only_blocks: Sequence[int] | None = None
+        self.runtime, self.memory = _load_runtime(portable_fibers)
+        self.xp = ArrayNamespace(self.memory)
+
+    def compile(self, source: str, options: tuple[str, ...] = ()) -> EmulatedModule:
+        """Compile ``source`` with the options that CuPy would pass; cached on disk."""
+        compiled = compile_source(source, options, portable_fibers=self._portable_fibers)
+        return EmulatedModule(self, source, compiled)
+
+    def pointer(self, array: Array, *, write: bool = False) -> int:
+        """Return the address of ``array``, which kernels may from now on load from memory.
+
+        It stays reachable while the array's memory lives; the last call decides whether kernels
+        may write there.
+        """
+        return self.memory.register(array, write=write)
+
+    def upload(self, host: Array) -> Array:
+        """Copy a host array's bytes to the device; of a structure too."""
+        return self.xp.asarray(np.ascontiguousarray(host).reshape(-1).view(np.uint8))
+
+    def active(self) -> AbstractContextManager[None]:
+        """Make this the current device, which it always is."""
+        return nullcontext()
+
+    @contextmanager
+    def only_blocks(self, numbers: Sequence[int]) -> Iterator[None]:
+        """Run nothing but these blocks (flat numbers; negative ones count from the last).
+
+        With `memory.sparse_array` this shows what a kernel does beyond 2^32 elements.
+        """
+        before, self._only_blocks = self._only_blocks, numbers
+        try:
+            yield
+        finally:
+            self._only_blocks = before
+
+    def chosen_blocks(self, count: int) -> list[int] | None:
+        """Return the flat numbers of the blocks to run, None for all ``count`` of them."""
+        if self._only_blocks is None:
+            return None
+        return [range(count)[number] for number in self._only_blocks]
+
+    def limit_grid(self, kernel: str, grid: Index) -> Index:
+        """Apply `grid_limit` to one kernel's grid."""
+        limit = self.grid_limit
+        if isinstance(limit, Mapping):
+            limit = limit.get(kernel)
+        return grid if limit is None else (min(grid[0], limit), *grid[1:])
+
+    def record_traffic(
+        self, kernel: str, launch: Launch, by_array: Mapping[str, tuple[int, int]]
+    ) -> None:
+        """Take over a launch's counters."""
+        self.traffic = Traffic(
+            launch.read_bytes + sum(read for read, _ in by_array.values()),
+            launch.written_bytes + sum(written for _, written in by_array.values()),
+            launches=1,
+            accesses=launch.accesses,
+            by_array={(kernel, name): counts for name, counts in by_array.items()},
+        )
+        self.total_traffic.add(self.traffic)
+
+
+@functools.cache
+def _load_runtime(portable_fibers: bool) -> tuple[Runtime, Memory]:
+    runtime = Runtime(build_runtime(portable_fibers))
+    return runtime, Memory(runtime)

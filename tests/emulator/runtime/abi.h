@@ -1,0 +1,62 @@
+// What a kernel's translation unit and the emulator's runtime agree on.
+// Built-in types only: a kernel sees no standard header under NVRTC, so it sees none here either.
+#pragma once
+
+#define EMU_API extern "C" __attribute__((visibility("default")))
+
+struct EmuDim {
+  unsigned x, y, z;
+};
+
+enum EmuWarpOp : int {
+  EMU_SHUFFLE_INDEX,
+  EMU_SHUFFLE_UP,
+  EMU_SHUFFLE_DOWN,
+  EMU_SHUFFLE_XOR,
+  EMU_BALLOT,
+  EMU_SYNC_WARP,
+};
+
+enum EmuAtomicOp : int {
+  EMU_ATOMIC_ADD,
+  EMU_ATOMIC_INC,
+  EMU_ATOMIC_MIN_SIGNED,
+  EMU_ATOMIC_MIN_UNSIGNED,
+  EMU_ATOMIC_MAX_SIGNED,
+  EMU_ATOMIC_MAX_UNSIGNED,
+  EMU_ATOMIC_EXCHANGE,
+  EMU_ATOMIC_COMPARE_AND_SWAP,
+  EMU_ATOMIC_OR,
+  EMU_ATOMIC_AND,
+};
+
+// One kernel parameter as the compiler itself sees it; read by Python through ctypes.
+struct EmuParameter {
+  unsigned size, alignment;
+  unsigned is_pointer, is_const, is_floating, is_integer;
+  unsigned item_size;  // of what a pointer points at; 0 for void
+};
+
+struct EmuSignature {
+  unsigned count;
+  unsigned max_threads;  // from __launch_bounds__; 0 where the kernel states none
+  const EmuParameter* parameters;
+};
+
+// Constant for the life of a thread, hence `const`: the compiler may keep the value in a register.
+EMU_API EmuDim emu_thread_index() __attribute__((const));
+EMU_API EmuDim emu_block_index() __attribute__((const));
+EMU_API EmuDim emu_block_dim() __attribute__((const));
+EMU_API EmuDim emu_grid_dim() __attribute__((const));
+EMU_API unsigned char* emu_dynamic_shared() __attribute__((const));
+
+// Wait for the whole block; the number of threads whose predicate was not zero.
+EMU_API int emu_barrier(int predicate);
+// Wait for the lanes of `mask`; the operation's result for this lane.
+EMU_API unsigned long long emu_warp(EmuWarpOp op, unsigned mask, unsigned long long value,
+                                    int operand, int width);
+// The old value at `address`, which `op` replaced.
+EMU_API unsigned long long emu_atomic(EmuAtomicOp op, void* address, unsigned size,
+                                      unsigned long long value, unsigned long long compare);
+EMU_API void emu_fence();
+EMU_API void emu_trap();

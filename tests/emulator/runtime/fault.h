@@ -1,0 +1,48 @@
+// A fault ends the launch before the offending operation happens; Python words the message.
+#pragma once
+#include <cstdint>
+
+namespace emu {
+
+// The order is faults.py's KINDS.
+enum class Kind : uint32_t {
+  none,
+  out_of_bounds,
+  misaligned,
+  read_only,
+  uninitialised,
+  race,
+  block_race,
+  barrier,
+  shuffle,
+  mask,
+  deadlock,
+  null_pointer,
+  trap,
+};
+
+enum class Access : uint32_t { none, read, write, atomic };
+
+constexpr int64_t no_window = INT64_MIN;
+
+// Mirrored field by field in runtime.py.
+struct Fault {
+  Kind kind;
+  Access access;
+  uint32_t block[3];
+  uint32_t thread[3];
+  uint64_t address;
+  uint64_t size;
+  int64_t window;      // the launch's window (>= 0), a registered one (~handle), or no_window
+  uint64_t code;       // offset of the instruction in the kernel's library
+  Access other_access; // of the other thread, where there is one
+  int32_t other_thread; // flat number in its block; -1: none or several
+  int64_t other_block; // flat number in the grid; -1: none or this one
+  uint64_t other_code;
+  uint64_t detail;     // a mask, a lane, a count: see faults.py
+};
+
+// Records `fault`, fills in who and where, and leaves the kernel for good.
+[[noreturn]] void raise(Fault fault);
+
+}  // namespace emu

@@ -1,0 +1,28 @@
+"""Compiles the kernels for every supported GPU with no GPU at hand, and reports what they need."""
+
+from .nvrtc import NvrtcCompileError, NvrtcMissingError
+from .report import KernelUse, Report, compile_report
+from .table import (
+    ARCHITECTURES,
+    Row,
+    SpillError,
+    checked_table,
+    compile_table,
+    format_table,
+    spills,
+)
+
+__all__ = [
+    "ARCHITECTURES",
+    "KernelUse",
+    "NvrtcCompileError",
+    "NvrtcMissingError",
+    "Report",
+    "Row",
+    "SpillError",
+    "checked_table",
+    "compile_report",
+    "compile_table",
+    "format_table",
+    "spills",
+]

@@ -1,0 +1,87 @@
+"""NVRTC, CUDA's run-time compiler, from the PyPI package nvidia-cuda-nvrtc-cu12, by ctypes.
+
+It needs neither a GPU nor a driver nor a toolkit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+
+
+class NvrtcMissingError(RuntimeError):
+    """The package is not installed."""
+
+
+class NvrtcCompileError(RuntimeError):
+    """NVRTC rejects a source; the message holds its log."""
+
+
+def library_path() -> Path | None:
+    """Return the path of libnvrtc, or None where its package is not installed."""
+    try:
+        spec = importlib.util.find_spec("nvidia.cuda_nvrtc")
+    except ModuleNotFoundError:
+        return None
+    folders = list(spec.submodule_search_locations or []) if spec else []
+    found = [path for folder in folders for path in Path(folder, "lib").glob("libnvrtc.so.*")]
+    return found[0] if found else None
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    path = library_path()
+    if path is None:
+        raise NvrtcMissingError(
+            "libnvrtc is not here: pip install 'nvidia-cuda-nvrtc-cu12==12.9.*'"
+        )
+    library = ctypes.CDLL(str(path))
+    library.nvrtcGetErrorString.restype = ctypes.c_char_p
+    return library
+
+
+@functools.cache
+def version() -> tuple[int, int]:
+    """Return NVRTC's major and minor version."""
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _check(_library().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)), "nvrtcVersion")
+    return major.value, minor.value
+
+
+def compile_log(source: str, options: Sequence[str]) -> str:
+    """Compile ``source`` and return the compiler's log.
+
+    Raises `NvrtcCompileError` if it does not compile.
+    """
+    library = _library()
+    program = ctypes.c_void_p()
+    created = library.nvrtcCreateProgram(
+        ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None
+    )
+    _check(created, "nvrtcCreateProgram")
+    try:
+        encoded = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+        result = library.nvrtcCompileProgram(program, len(options), encoded)
+        log = _log_of(program)
+    finally:
+        library.nvrtcDestroyProgram(ctypes.byref(program))
+    if result:
+        reason = library.nvrtcGetErrorString(result).decode()
+        raise NvrtcCompileError(f"{reason} with {' '.join(options)}:\n{log}")
+    return log
+
+
+def _log_of(program: ctypes.c_void_p) -> str:
+    size = ctypes.c_size_t()
+    _check(_library().nvrtcGetProgramLogSize(program, ctypes.byref(size)), "nvrtcGetProgramLogSize")
+    buffer = ctypes.create_string_buffer(size.value)
+    _check(_library().nvrtcGetProgramLog(program, buffer), "nvrtcGetProgramLog")
+    return buffer.value.decode(errors="replace")
+
+
+def _check(result: int, function: str) -> None:
+    if result:
+        raise RuntimeError(f"{function}: {_library().nvrtcGetErrorString(result).decode()}")

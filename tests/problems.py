@@ -1,0 +1,219 @@
+"""The arguments of one norm, drawn or made, and the checks of what comes back."""
+
+import math
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from hypothesis import strategies as st
+
+from tests import oracles, tolerances
+from tests import strategies as draw_
+from tests.layouts import LAYOUTS
+from tests.tolerances import DTYPES, FACTOR, assert_within
+
+# (T of dy, x, dx; U of mean, inv_std; V of scale, bias, dscale, dbias)
+LAYER_TYPES = [
+    ("float32", "float32", "float32"),
+    ("float64", "float64", "float64"),
+    ("float16", "float32", "float16"),
+    ("float16", "float32", "float32"),
+    ("float32", "float32", "float16"),
+    ("bfloat16", "float32", "bfloat16"),
+    ("bfloat16", "float32", "float32"),
+    ("float32", "float32", "bfloat16"),
+]
+BATCH_TYPES = [
+    ("float32", "float32", "float32"),
+    ("float64", "float64", "float64"),
+    ("float16", "float16", "float16"),
+    ("float16", "float32", "float16"),
+    ("float16", "float32", "float32"),
+    ("bfloat16", "float32", "bfloat16"),
+    ("bfloat16", "float32", "float32"),
+    ("bfloat16", "bfloat16", "bfloat16"),
+]
+
+
+@dataclass(repr=False)
+class Problem:
+    """A norm's arguments on the host; ``axis`` is a batch norm's channel axis if ``batch``."""
+
+    dy: np.ndarray
+    x: np.ndarray
+    scale: np.ndarray | None
+    bias: np.ndarray | None
+    axis: int
+    statistics: str  # dtype of mean and inv_std
+    batch: bool = False
+    centred: bool = True
+    eps: float = 1e-5
+    mean: np.ndarray = field(init=False)
+    inv_std: np.ndarray = field(init=False)
+
+    def __post_init__(self):
+        """Save true statistics of x, rounded to their dtype."""
+        if self.x.size:
+            ref = self.forward()
+            mean, inv_std = ref.mean, ref.inv_std
+        else:
+            mean, inv_std = np.zeros((2, math.prod(self.lead)))
+        dtype = DTYPES[self.statistics]
+        self.mean = mean.astype(dtype).reshape(self.lead)
+        self.inv_std = inv_std.astype(dtype).reshape(self.lead)
+
+    def __repr__(self):
+        """Shapes, dtypes and strides; a million values would help nobody."""
+        names = ("dy", "x", "scale", "bias", "mean", "inv_std")
+        shown = [
+            f"{name}: {a.dtype}{a.shape} strides {a.strides}"
+            for name in names
+            if (a := getattr(self, name)) is not None
+        ]
+        return "; ".join([*shown, f"axis={self.axis} batch={self.batch} eps={self.eps}"])
+
+    def _repr_pretty_(self, printer, _):
+        printer.text(repr(self))
+
+    @property
+    def lead(self):
+        """The shape of a statistic."""
+        first = self.axis % self.x.ndim
+        return (self.x.shape[first],) if self.batch else self.x.shape[:first]
+
+    @property
+    def tail(self):
+        """The shape of a parameter."""
+        return self.lead if self.batch else self.x.shape[self.axis % self.x.ndim :]
+
+    def rows(self, array):
+        """An array like x as (rows, columns), each row with statistics of its own."""
+        first = np.moveaxis(array, self.axis, 0) if self.batch else array
+        rest = first.shape[len(self.lead) :]
+        return first.reshape(math.prod(self.lead), math.prod(rest))
+
+    def per_column(self, parameter):
+        """A parameter as it broadcasts against rows."""
+        if parameter is None:
+            return None
+        return parameter.reshape((-1, 1) if self.batch else (1, -1))
+
+    def on(self, backend, *names):
+        """Arguments by name on a backend."""
+        given = (getattr(self, name) for name in names)
+        return [None if a is None else backend.asarray(a) for a in given]
+
+    @property
+    def where(self):
+        """The keyword that says which axis."""
+        return {"channel_axis" if self.batch else "axis": self.axis}
+
+    def forward(self):
+        """What the forward pass must give."""
+        scale, bias = self.per_column(self.scale), self.per_column(self.bias)
+        return oracles.forward(self.rows(self.x), scale, bias, self.eps, centred=self.centred)
+
+    @property
+    def xhat(self):
+        """Normalised x, by the saved statistics."""
+        mean = self.mean.reshape(-1) if self.centred else None
+        return oracles.normalised(self.rows(self.x), mean, self.inv_std.reshape(-1))
+
+    def gradients(self, xhat=None):
+        """What the backward pass must give."""
+        return oracles.gradients(
+            self.rows(self.dy),
+            self.xhat if xhat is None else xhat,
+            self.per_column(self.scale),
+            self.inv_std.reshape(-1),
+            centred=self.centred,
+            along=1 if self.batch else 0,
+        )
+
+    def check_forward(self, backend, y, mean, inv_std):
+        """Values, shapes and dtypes of a forward pass; ``mean`` may be None."""
+        y, inv_std = backend.asnumpy(y), backend.asnumpy(inv_std)
+        assert (y.shape, y.dtype) == (self.x.shape, self.x.dtype)
+        assert (inv_std.shape, str(inv_std.dtype)) == (self.lead, self.statistics)
+        if self.x.size == 0:
+            return
+        ref = self.forward()
+        depth = min(backend.depth, ref.y.shape[1])
+        bound = tolerances.averaged("y", ref.y_size, ref.y, depth, y.dtype)
+        bound = bound + FACTOR["held"] * backend.mean_unit * ref.mean_in_y
+        assert_within(self.rows(y), ref.y, bound, "y")
+        bound = tolerances.averaged("inv_std", ref.inv_std, ref.inv_std, depth, inv_std.dtype)
+        assert_within(inv_std.reshape(-1), ref.inv_std, bound, "inv_std")
+        if mean is not None:
+            mean = backend.asnumpy(mean)
+            assert (mean.shape, str(mean.dtype)) == (self.lead, self.statistics)
+            bound = tolerances.averaged("mean", ref.mean_size, ref.mean, depth, mean.dtype)
+            assert_within(mean.reshape(-1), ref.mean, bound, "mean")
+
+    def check_gradients(self, backend, dx, dscale, dbias=None, *, xhat=None):
+        """Values, shapes and dtypes of a backward pass; what is ``None`` is not looked at."""
+        dx = backend.asnumpy(dx)
+        assert (dx.shape, dx.dtype) == (self.x.shape, self.x.dtype)
+        sums = {"dscale": dscale, "dbias": dbias}
+        sums = {name: backend.asnumpy(a) for name, a in sums.items() if a is not None}
+        for array in sums.values():
+            assert (array.shape, array.dtype) == (self.tail, self.scale.dtype)
+        if self.x.size == 0:
+            assert not any(array.any() for array in sums.values())
+            return
+        ref = self.gradients(xhat)
+        bound = tolerances.elementwise("dx", ref.dx_size, ref.dx, dx.dtype)
+        assert_within(self.rows(dx), ref.dx, bound, "dx")
+        depth = min(backend.depth, ref.dx.shape[1 if self.batch else 0])
+        for name, array in sums.items():
+            expected, size = getattr(ref, name), getattr(ref, f"{name}_size")
+            bound = tolerances.summed(size, expected, depth, array.dtype, dx.dtype)
+            assert_within(array.reshape(-1), expected, bound, name)
+
+
+def make(shape, types=LAYER_TYPES[0], axis=-1, *, seed=0, kind="normal", affine=True, **options):
+    """A problem of one shape, all arrays gapless."""
+    data, statistics, parameters = types
+    dy = draw_.values(shape, data, seed)
+    x = draw_.values(shape, data, seed + 1, kind)
+    first = axis % len(shape)
+    tail = (shape[first],) if options.get("batch") else shape[first:]
+    scale = 1 + draw_.values(tail, "float64", seed + 2) / 4
+    bias = draw_.values(tail, "float64", seed + 3)
+    scale, bias = (a.astype(DTYPES[parameters]) if affine else None for a in (scale, bias))
+    bias = bias if options.get("centred", True) else None
+    return Problem(dy, x, scale, bias, axis, statistics, **options)
+
+
+@st.composite
+def problems(draw, most, *, types=None, batch=False, kind=draw_.kinds, **options):
+    """Any shape of rank 1 to 5 (2 to 5 for batch norm), axis, dtypes, layouts and values."""
+    types = draw(st.sampled_from(types or (BATCH_TYPES if batch else LAYER_TYPES)))
+    shape = draw(draw_.shapes(most, least_rank=2 if batch else 1))
+    axis = draw(st.integers(-len(shape), len(shape) - 1))
+    plain = make(
+        shape,
+        types,
+        axis,
+        seed=draw(draw_.seeds),
+        kind=draw(kind),
+        affine=draw(st.integers(0, 5)) > 0,
+        batch=batch,
+        **options,
+    )
+    dy = plain.dy
+    if draw(st.integers(0, 4)) == 0:  # a broadcast gradient, as sum() has
+        one = draw(st.sets(st.integers(0, dy.ndim - 1)))
+        dy = np.broadcast_to(
+            dy[tuple(slice(0, 1 if k in one else None) for k in range(dy.ndim))], shape
+        )
+    else:
+        dy = LAYOUTS[draw(draw_.layouts)](dy)
+    laid = {
+        name: None if (a := getattr(plain, name)) is None else LAYOUTS[draw(draw_.layouts)](a)
+        for name in ("x", "scale", "bias")
+    }
+    found = replace(plain, dy=dy, **laid)
+    if not batch and draw(st.booleans()):
+        ones = found.lead + (1,) * len(found.tail)
+        found.mean, found.inv_std = found.mean.reshape(ones), found.inv_std.reshape(ones)
+    return found

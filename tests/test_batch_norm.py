@@ -1,0 +1,259 @@
+"""Batch norm, forward and backward: every channel axis, layout and type; layer norm's twin."""
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+import gradkit
+from tests import oracles, tolerances
+from tests.layouts import LAYOUTS
+from tests.problems import BATCH_TYPES, make, problems
+from tests.tolerances import DTYPES, assert_same_bits, assert_within
+
+TYPES = pytest.mark.parametrize("types", BATCH_TYPES, ids="-".join)
+
+
+def batch_norm(backend, p, out=None):
+    """Statistics of 16 bits come where ``out`` has such arrays."""
+    x, scale, bias = p.on(backend, "x", "scale", "bias")
+    if out is None and "16" in p.statistics:
+        out = (None, *(backend.asarray(np.empty_like(a)) for a in (p.mean, p.inv_std)))
+    return gradkit.batch_norm(x, scale, bias, eps=p.eps, out=out, **p.where)
+
+
+def batch_norm_grad(backend, p, **options):
+    arguments = p.on(backend, "dy", "x", "scale", "mean", "inv_std")
+    return gradkit.batch_norm_grad(*arguments, **p.where, **options)
+
+
+def check(backend, p):
+    p.check_forward(backend, *batch_norm(backend, p))
+    p.check_gradients(backend, *batch_norm_grad(backend, p))
+
+
+@given(data=st.data())
+def test_batch_norm(backend, data):
+    p = data.draw(problems(backend.max_elements // 4, batch=True))
+    p.check_forward(backend, *batch_norm(backend, p))
+
+
+@given(data=st.data())
+def test_batch_norm_grad(backend, data):
+    p = data.draw(problems(backend.max_elements // 4, batch=True))
+    dx, dscale, dbias = batch_norm_grad(backend, p)
+    assert (dscale is None) == (dbias is None) == (p.scale is None)
+    p.check_gradients(backend, dx, dscale, dbias)
+
+
+@TYPES
+@pytest.mark.parametrize("count", [1, 2, 31, 32, 33, 1023, 1024, 1025, 4097])
+def test_batch_sizes(backend, types, count):
+    check(backend, make((count, 3), types, axis=1, seed=count, batch=True))
+    check(backend, make((2, 3, count), types, axis=1, seed=count, batch=True))
+
+
+@pytest.mark.parametrize("types", [BATCH_TYPES[0], BATCH_TYPES[6]], ids="-".join)
+@pytest.mark.parametrize(
+    "shape", [(3, 70_001, 2), (70_001, 3), (2, 3, 131_073), (65_537, 2, 3), (5, 40_000)], ids=str
+)
+def test_more_than_a_block(backend, types, shape):
+    """Many channels, many elements a channel, and ragged blocks of either."""
+    if np.prod(shape) > 4 * backend.max_elements:
+        pytest.skip("too large for this backend")
+    check(backend, make(shape, types, axis=1, batch=True))
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (5, 3, 7), (4, 3, 5, 7), (2, 3, 1, 5, 7)], ids=len)
+@pytest.mark.parametrize("layout", sorted(LAYOUTS))
+def test_every_channel_axis_of_every_rank(backend, shape, layout):
+    for axis in range(-len(shape), len(shape)):
+        p = make(shape, axis=axis, seed=5 + axis, batch=True)
+        p.x, p.dy = LAYOUTS[layout](p.x), LAYOUTS[layout](p.dy)
+        check(backend, p)
+
+
+@TYPES
+@pytest.mark.parametrize("shape", [(1, 5), (1, 5, 1), (1, 5, 1, 1)])
+def test_one_element_a_channel(backend, types, shape):
+    p = make(shape, types, axis=1, batch=True)
+    y, mean, inv_std = batch_norm(backend, p)
+    p.check_forward(backend, y, mean, inv_std)
+    assert_same_bits(backend.asnumpy(y).reshape(-1), p.bias.astype(p.x.dtype))
+    dx, dscale, dbias = batch_norm_grad(backend, p)
+    assert not backend.asnumpy(dx).any()
+    assert not backend.asnumpy(dscale).any()
+    assert_same_bits(backend.asnumpy(dbias), p.dy.reshape(-1).astype(p.scale.dtype))
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0), (0, 3, 2), (2, 3, 0), (2, 0, 3)])
+@pytest.mark.parametrize("affine", [True, False])
+def test_no_elements(backend, shape, affine):
+    p = make(shape, axis=1, affine=affine, batch=True, eps=0.25)
+    y, mean, inv_std = batch_norm(backend, p)
+    p.check_forward(backend, y, mean, inv_std)
+    np.testing.assert_array_equal(backend.asnumpy(mean), 0)
+    np.testing.assert_array_equal(backend.asnumpy(inv_std), 2)
+    p.check_gradients(backend, *batch_norm_grad(backend, p))
+
+
+@pytest.mark.parametrize("types", [BATCH_TYPES[0], BATCH_TYPES[3]], ids="-".join)
+def test_channels_last_equals_channels_first(backend, types):
+    """By axis, and by strides alone; each within its own bounds."""
+    first = make((6, 3, 5, 7), types, axis=1, batch=True)
+    last = make((6, 3, 5, 7), types, axis=1, batch=True)
+    last.x, last.dy = (np.moveaxis(a, 1, -1).copy() for a in (first.x, first.dy))
+    last.axis = 3
+    strided = make((6, 3, 5, 7), types, axis=1, batch=True)
+    strided.x, strided.dy = LAYOUTS["rolled"](first.x), LAYOUTS["rolled"](first.dy)
+    mixed = make((6, 3, 5, 7), types, axis=1, batch=True)
+    mixed.x = strided.x
+    for p in (first, last, strided, mixed):
+        check(backend, p)
+
+
+@TYPES
+def test_a_mean_of_many_deviations(backend, types):
+    p = make((65, 4, 3), types, axis=1, batch=True)
+    p.x = (p.x.astype(np.float64) + (1e4 if types[0] in ("float32", "float64") else 100)).astype(
+        p.x.dtype
+    )
+    p.__post_init__()
+    check(backend, p)
+
+
+@TYPES
+def test_no_scale_is_a_scale_of_ones(backend, types):
+    p = make((9, 5, 4), types, axis=1, batch=True)
+    p.scale = np.ones_like(p.scale)
+    expected = batch_norm_grad(backend, p)
+    p.scale = p.bias = None
+    dx, dscale, dbias = batch_norm_grad(backend, p)
+    assert dscale is None
+    assert dbias is None
+    assert_same_bits(backend.asnumpy(dx), backend.asnumpy(expected[0]))
+    p.check_forward(backend, *batch_norm(backend, p))
+
+
+def test_scale_and_bias_come_alone(backend):
+    for missing in ("scale", "bias"):
+        p = make((9, 5, 4), axis=1, batch=True)
+        setattr(p, missing, None)
+        p.check_forward(backend, *batch_norm(backend, p))
+
+
+@pytest.mark.parametrize("where", ["x", "dy"])
+def test_channels_are_independent_bit_for_bit(backend, where):
+    p = make((33, 5, 70), axis=1, batch=True)
+    fine = [backend.asnumpy(g) for g in batch_norm_grad(backend, p)]
+    getattr(p, where)[7, 2, 9] = np.nan
+    spoilt = [backend.asnumpy(g) for g in batch_norm_grad(backend, p)]
+    others = np.arange(5) != 2
+    assert_same_bits(spoilt[0][:, others], fine[0][:, others])
+    assert np.isnan(spoilt[0][:, 2]).all()
+    assert np.isnan(spoilt[1][2])
+    for got, ref in zip(spoilt[1:], fine[1:], strict=True):
+        assert_same_bits(got[others], ref[others])
+
+
+@TYPES
+def test_out(backend, types):
+    p = make((4, 3, 5, 2), types, axis=1, batch=True)
+    expected = [backend.asnumpy(g) for g in batch_norm_grad(backend, p)]
+    forward = [backend.asnumpy(a) for a in batch_norm(backend, p)]
+    for layout in LAYOUTS.values():
+        for run, refs in ((batch_norm_grad, expected), (batch_norm, forward)):
+            host = [layout(np.full_like(e, np.nan)) for e in refs]
+            out = tuple(backend.asarray(h) for h in host)
+            for got, given_, ref, h in zip(run(backend, p, out=out), out, refs, host, strict=True):
+                assert got is given_
+                assert_same_bits(backend.asnumpy(got), ref)
+                untouched = backend.asarray(h)
+                untouched[...] = got
+                assert backend.memory(got) == backend.memory(untouched)
+    some = (None, backend.asarray(np.empty_like(expected[1])), None)
+    found = batch_norm_grad(backend, p, out=some)
+    assert found[1] is some[1]
+    for got, ref in zip(found, expected, strict=True):
+        assert_same_bits(backend.asnumpy(got), ref)
+
+
+@pytest.mark.parametrize("layout", sorted(LAYOUTS))
+def test_the_gradient_over_its_own_input(backend, layout):
+    p = make((6, 4, 9), axis=1, batch=True)
+    p.dy, p.x = LAYOUTS[layout](p.dy), LAYOUTS[layout](p.x)
+    dy, x, scale, bias, mean, inv_std = p.on(backend, "dy", "x", "scale", "bias", "mean", "inv_std")
+    apart = (backend.asarray(p.dy), None, None)
+    expected = gradkit.batch_norm_grad(dy, x, scale, mean, inv_std, out=apart)
+    found = gradkit.batch_norm_grad(dy, x, scale, mean, inv_std, out=(dy, None, None))
+    assert found[0] is dy
+    for got, ref in zip(found, expected, strict=True):
+        assert_same_bits(backend.asnumpy(got), backend.asnumpy(ref))
+    y, *_ = gradkit.batch_norm(x, scale, bias, out=(backend.asarray(p.x), None, None))
+    assert gradkit.batch_norm(x, scale, bias, out=(x, None, None))[0] is x
+    assert_same_bits(backend.asnumpy(x), backend.asnumpy(y))
+
+
+@given(data=st.data())
+def test_is_the_layer_norm_of_the_transpose(backend, data):
+    """Dx within the sum of both bounds: channels as rows, and scale folded into dy."""
+    most, types = backend.max_elements // 8, BATCH_TYPES[:2]
+    p = data.draw(problems(most, types=types, batch=True))
+    assume(p.x.size)
+    x = np.ascontiguousarray(p.rows(p.x))
+    dy = np.ascontiguousarray(p.rows(p.dy))
+    w = dy if p.scale is None else dy * p.per_column(p.scale)
+    mean, inv_std = p.on(backend, "mean", "inv_std")
+    rows, *_ = gradkit.layer_norm_grad(backend.asarray(w), backend.asarray(x), None, mean, inv_std)
+    dx, *_ = batch_norm_grad(backend, p)
+    ref = p.gradients()
+    bound = 2 * tolerances.elementwise("dx", ref.dx_size, ref.dx, x.dtype)
+    assert_within(p.rows(backend.asnumpy(dx)), oracles.wide(backend.asnumpy(rows)), bound)
+
+
+@given(data=st.data())
+def test_dx_is_orthogonal_to_ones_and_to_xhat(backend, data):
+    kind = st.sampled_from(("normal", "offset"))
+    most, types = backend.max_elements // 8, BATCH_TYPES[1:2]
+    p = data.draw(problems(most, types=types, batch=True, kind=kind, eps=0.0))
+    assume(p.x.size and p.rows(p.x).shape[1] > 2)
+    dx = oracles.wide(p.rows(backend.asnumpy(batch_norm_grad(backend, p)[0])))
+    ref = p.gradients()
+    mean, inv_std = (oracles.wide(a).reshape(-1, 1) for a in (p.mean, p.inv_std))
+    saved = tolerances.saved_statistics(mean, inv_std, ref.dx_size, p.x.dtype)
+    bound = tolerances.elementwise("dx", ref.dx_size, ref.dx, p.x.dtype) + saved
+    zeros = np.zeros(len(dx))
+    assert_within(dx.sum(axis=1).astype(np.float64), zeros, bound.sum(axis=1))
+    weight = (1 + np.abs(p.xhat)) * (1 + np.abs(p.xhat).mean(axis=1, keepdims=True))
+    assert_within((dx * p.xhat).sum(axis=1).astype(np.float64), zeros, (bound * weight).sum(axis=1))
+
+
+@given(data=st.data(), a=st.floats(-3, 3))
+def test_linear_in_dy(backend, data, a):
+    p = data.draw(problems(backend.max_elements // 8, types=BATCH_TYPES[1:2], batch=True))
+    assume(p.x.size)
+    combined, bound, one = 0, 0, p.dy
+    for dy, weight in ((one, a), (p.x, 1), (a * one + p.x, -1)):
+        p.dy = dy
+        ref, (dx, *_) = p.gradients(), batch_norm_grad(backend, p)
+        combined = combined + weight * oracles.wide(p.rows(backend.asnumpy(dx)))
+        each = tolerances.elementwise("dx", ref.dx_size, ref.dx, p.x.dtype)
+        bound = bound + abs(weight) * each
+    assert_within(combined.astype(np.float64), np.zeros(combined.shape), bound)
+
+
+@given(data=st.data())
+def test_the_same_call_again_gives_the_same_bits(backend, data):
+    p = data.draw(problems(backend.max_elements // 4, batch=True))
+    for one, two in zip(batch_norm_grad(backend, p), batch_norm_grad(backend, p), strict=True):
+        if one is not None:
+            assert_same_bits(backend.asnumpy(one), backend.asnumpy(two))
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("exponent", [-30, 30])
+def test_squares_outside_float32(backend, name, exponent):
+    types = (name, "float64" if name == "float64" else "float32", name)
+    p = make((300, 3), types, axis=1, batch=True, eps=0.0)
+    p.x = (p.x.astype(np.float64) * 10.0**exponent).astype(DTYPES[name])
+    p.check_forward(backend, *batch_norm(backend, p))

@@ -1,0 +1,549 @@
+"""Norms and clipping: values against exact sums, semantics, and properties."""
+
+import math
+from collections import namedtuple
+from types import SimpleNamespace
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gradkit
+from tests import oracles, tolerances
+from tests import strategies as draw_
+from tests.layouts import LAYOUTS
+from tests.tolerances import DTYPES, assert_same_bits, assert_ulps
+
+NAN, INF = math.nan, math.inf
+RUNS = 4096  # elements from which the reference adds up narrow gradients in float32 runs
+
+
+def f(*values, dtype=np.float64):
+    return np.array(values, dtype)
+
+
+def norm_of(backend, grads, order=2.0, **options):
+    """The norm as a Python float."""
+    result = gradkit.grad_norm(grads, order, **options)
+    return float(backend.asnumpy(result))
+
+
+def assert_norm(backend, got, grads, order):
+    """A norm within its bound of the exact one."""
+    runs = any(g.size > RUNS and g.itemsize < 8 for g in grads)
+    bound = tolerances.norm(order, backend.run_error, runs=runs)
+    assert oracles.off_by(got, oracles.norm(grads, order)) <= bound
+
+
+def draw_list(data, backend, **options):
+    """A drawn list on the host, and its copy on the backend."""
+    host = data.draw(draw_.gradient_lists(backend.max_elements // 4, **options))
+    return host, [backend.asarray(g) for g in host]
+
+
+# Norms
+
+
+@given(data=st.data(), order=draw_.orders)
+def test_norm_of_any_list(backend, data, order):
+    host, grads = draw_list(data, backend)
+    before = [backend.memory(g) for g in grads]
+    result = gradkit.grad_norm(grads, order)
+    assert backend.asnumpy(result).dtype == np.float64
+    assert result.shape == ()
+    assert_norm(backend, backend.asnumpy(result), host, order)
+    assert [backend.memory(g) for g in grads] == before
+
+
+@given(data=st.data(), order=draw_.orders)
+def test_norm_of_each_tensor(backend, data, order):
+    host, grads = draw_list(data, backend)
+    found = backend.asnumpy(gradkit.grad_norm(grads, order, per_tensor=True))
+    assert found.shape == (len(grads),)
+    for got, g in zip(found, host, strict=True):
+        assert_norm(backend, got, [g], order)
+
+
+@pytest.mark.parametrize("name", sorted(DTYPES))
+@pytest.mark.parametrize("size", [4095, 4096, 4097, 131071, 131072, 131073])
+@pytest.mark.parametrize(
+    ("order", "kind"), [(1, "normal"), (2, "normal"), (2, "constant"), (INF, "spread")]
+)
+def test_norm_at_the_edges_of_runs_and_blocks(backend, name, size, order, kind):
+    if size > backend.max_elements:
+        pytest.skip("too large for this backend")
+    host = draw_.values(size, name, seed=size, kind=kind)
+    assert_norm(backend, norm_of(backend, backend.asarray(host), order), [host], order)
+
+
+EXACT_NORMS = {
+    "nothing": ([], 2, 0.0),
+    "nothing, largest": ([], INF, 0.0),
+    "only None": ([None, None], 2, 0.0),
+    "only empty": ([f(), np.zeros((3, 0, 2), np.float16)], 2, 0.0),
+    "only empty, largest": ([f(), np.zeros((0, 4), np.float32)], INF, 0.0),
+    "empty among others": ([f(), f(3.0), None, np.zeros((0, 2)), f(-4.0)], 2, 5.0),
+    "empty among others, largest": ([f(), f(3.0), f(-4.0)], INF, 4.0),
+    "0-d": ([np.array(-3.0), np.array(4.0, np.float32)], 2, 5.0),
+    "0-d alone": (np.array(-3.0), 1, 3.0),
+    "squares overflow": ([f(3e200, 4e200)], 2, 5e200),
+    "squares overflow in float32": (
+        [f(3e30, 4e30, dtype=np.float32)],
+        INF,
+        float(np.float32(4e30)),
+    ),
+    "squares underflow": ([f(3 * 2.0**-1000, 4 * 2.0**-1000)], 2, 5 * 2.0**-1000),
+    "subnormal": ([f(3 * 2.0**-1074, 4 * 2.0**-1074)], 2, 5 * 2.0**-1074),
+    "fourth powers overflow": ([f(*[-(2.0**500)] * 16)], 4, 2.0**501),
+    "above float16's largest": ([np.full(4, 35008, np.float16)], 2, 70016.0),
+    "above float32's largest": ([np.full(4, 2.0**127, np.float32)], 2, 2.0**128),
+    "mixed dtypes": (
+        [
+            f(1.0),
+            f(1.0, dtype=np.float32),
+            f(1.0, dtype=np.float16),
+            np.ones((), DTYPES["bfloat16"]),
+        ],
+        2,
+        2.0,
+    ),
+    "huge beside tiny": ([f(3e300), f(1e-300), f(4e300, dtype=np.float64)], 2, 5e300),
+    "one NaN": ([f(1.0), f(2.0, NAN, 3.0)], 2, NAN),
+    "one NaN, largest": ([f(NAN, 1.0), f(2.0)], INF, NAN),
+    "NaN last, largest": ([f(2.0, NAN)], INF, NAN),
+    "NaN beside inf": ([f(INF), f(NAN)], 2, NAN),
+    "NaN beside inf, largest": ([f(INF, NAN)], INF, NAN),
+    "NaN beside inf, sum": ([f(NAN), f(-INF)], 1, NAN),
+    "infinite": ([f(1.0), f(-INF)], 2, INF),
+    "infinite, largest": ([f(-INF, 1.0)], INF, INF),
+    "infinite float16": ([f(INF, dtype=np.float16)], 3, INF),
+    "all zero": ([np.zeros(5), -np.zeros(5)], 2, 0.0),
+    "infinity by name": ([f(3.0, -4.0)], "inf", 4.0),
+}
+
+
+@pytest.mark.parametrize(("grads", "order", "expected"), EXACT_NORMS.values(), ids=EXACT_NORMS)
+def test_norm_known_exactly(backend, grads, order, expected):
+    if isinstance(grads, list):
+        grads = [None if g is None else backend.asarray(g) for g in grads]
+    else:
+        grads = backend.asarray(grads)
+    got = norm_of(backend, grads, order)
+    assert got == pytest.approx(expected, rel=1e-15, abs=0, nan_ok=True)
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 0.5, INF])
+@pytest.mark.parametrize("name", sorted(DTYPES))
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+@pytest.mark.parametrize("place", [0, 511, 512, 5000, 131072, 140000])
+def test_one_nonfinite_element_is_never_lost(backend, order, name, value, place):
+    host = draw_.values(140001, name, kind="ties")
+    host[place] = value
+    got = norm_of(backend, backend.asarray(host), order)
+    assert math.isnan(got) if math.isnan(value) else got == INF
+
+
+@given(data=st.data())
+def test_norms_are_ordered(backend, data):
+    _, grads = draw_list(data, backend)
+    largest, two, one = (norm_of(backend, grads, p) for p in (INF, 2, 1))
+    slack = 1 + 4 * tolerances.norm(2, backend.run_error, runs=True)
+    assert largest <= two * slack
+    assert two <= one * slack
+
+
+@given(data=st.data(), order=draw_.orders)
+def test_permuting_splitting_and_joining_leave_the_norm(backend, data, order):
+    host, _ = draw_list(data, backend, name=st.just("float64"))
+    flat = np.concatenate([np.zeros(0), *(g.reshape(-1) for g in host)])
+    cuts = sorted(data.draw(st.lists(st.integers(0, flat.size), max_size=5)))
+    pieces = data.draw(st.permutations(np.split(flat, cuts)))
+    for grads in (host, [flat], [flat[::-1].copy()], pieces):
+        got = norm_of(backend, [backend.asarray(g) for g in grads], order)
+        assert_norm(backend, got, host, order)
+
+
+@given(data=st.data(), order=st.sampled_from((1.0, 2.0, INF)), power=st.integers(-20, 20))
+def test_scaling_by_a_power_of_two_is_exact(backend, data, order, power):
+    names = st.sampled_from(("float32", "float64"))
+    host, grads = draw_list(data, backend, name=names, kind=st.sampled_from(("normal", "ties")))
+    scaled = [backend.asarray(g * g.dtype.type(2.0**power)) for g in host]
+    assert norm_of(backend, scaled, order) == 2.0**power * norm_of(backend, grads, order)
+
+
+@given(data=st.data(), order=draw_.orders)
+def test_the_same_call_again_gives_the_same_bits(backend, data, order):
+    host, grads = draw_list(data, backend)
+    first = norm_of(backend, grads, order)
+    assert norm_of(backend, grads, order) == first
+    assert norm_of(backend, [backend.asarray(g) for g in host], order) == first
+
+
+def test_containers(backend):
+    a, b = (backend.asarray(f(v)) for v in (3.0, -4.0))
+    pair = namedtuple("pair", "w b")(a, b)
+    for grads in (
+        [a, b],
+        (a, b),
+        {"a": a, "b": b},
+        pair,
+        {"x": [a, None, {}], "y": ({"z": pair.b}, [])},
+        iter([a, b]),
+        (g for g in (a, b)),
+        {"a": a, "b": b}.values(),
+        [(g for g in (a,)), (g for g in (b,))],
+    ):
+        assert norm_of(backend, grads) == 5.0
+
+
+def test_an_array_may_be_read_twice(backend):
+    a = backend.asarray(f(3.0, 4.0))
+    assert norm_of(backend, [a, a], 1) == 14.0
+    assert norm_of(backend, [a, a[::-1]], INF) == 4.0
+
+
+def test_norm_into_out(backend):
+    grads = [backend.asarray(f(3.0)), backend.asarray(f(-4.0))]
+    out = backend.asarray(np.array(7.0))
+    assert gradkit.grad_norm(grads, out=out) is out
+    assert float(backend.asnumpy(out)) == 5.0
+    out = backend.asarray(LAYOUTS["every third"](f(7.0, 7.0)))
+    assert gradkit.grad_norm(grads, per_tensor=True, out=out) is out
+    np.testing.assert_array_equal(backend.asnumpy(out), [3.0, 4.0])
+
+
+def test_integer_orders_are_real_orders(backend):
+    grads = [backend.asarray(f(1.0, 2.0, 3.0))]
+    for order in (2, np.float32(2), np.int64(2), np.array(2.0)):
+        assert norm_of(backend, grads, order) == norm_of(backend, grads, 2.0)
+
+
+# Clipping by norm
+
+
+@given(
+    data=st.data(),
+    order=draw_.orders,
+    ratio=st.sampled_from((0.0, 1e-3, 0.3, 0.999, 1.0, 1.5, INF)),
+    eps=st.sampled_from((0.0, 1e-6, 10.0)),
+)
+def test_clip_of_any_list(backend, data, order, ratio, eps):
+    """In place and functional: each element g * coefficient, rounded once; gaps untouched."""
+    host, grads = draw_list(data, backend)
+    before = norm_of(backend, grads, order)
+    max_norm = 0.0 if ratio == 0 else before * ratio
+    hypothesis.assume(not math.isnan(max_norm))
+    copies, norm = gradkit.clip_by_global_norm(grads, max_norm, order, eps=eps)
+    for g, h in zip(grads, host, strict=True):
+        assert_same_bits(backend.asnumpy(g), h)  # inputs are never written
+    assert float(backend.asnumpy(norm)) == before
+    assert float(backend.asnumpy(gradkit.clip_grad_norm(grads, max_norm, order, eps=eps))) == before
+    for g, copy, h in zip(grads, copies, host, strict=True):
+        expected = oracles.clipped(h, before, max_norm, eps)
+        assert_ulps(backend.asnumpy(g), expected, tolerances.CLIPPED_ULPS)
+        assert_same_bits(backend.asnumpy(copy), backend.asnumpy(g))
+        fresh = backend.asarray(h)
+        fresh[...] = g
+        assert backend.memory(g) == backend.memory(fresh)  # nothing beside the elements
+
+
+@given(data=st.data(), order=draw_.orders, ratio=st.floats(0.01, 2.0))
+def test_clipped_norm_is_the_smaller_of_both(backend, data, order, ratio):
+    host, grads = draw_list(data, backend, name=st.sampled_from(("float32", "float64")))
+    before = norm_of(backend, grads, order)
+    gradkit.clip_grad_norm(grads, before * ratio, order, eps=0.0)
+    after = norm_of(backend, grads, order)
+    # Each element moves by an ulp, subnormal ones by more in proportion.
+    slack = 4 * max([tolerances.unit(g.dtype) for g in host], default=0) + tolerances.POWER_NORM
+    assert after == pytest.approx(min(before, before * ratio), rel=slack)
+
+
+@given(data=st.data(), order=st.sampled_from((1.0, 2.0, INF)))
+def test_clipping_twice_is_clipping_once(backend, data, order):
+    _, grads = draw_list(data, backend, name=st.just("float64"))
+    limit = 0.5 * norm_of(backend, grads, order)
+    gradkit.clip_grad_norm(grads, limit, order, eps=0.0)
+    once = [backend.asnumpy(g) for g in grads]
+    gradkit.clip_grad_norm(grads, limit, order, eps=0.0)
+    for g, first in zip(grads, once, strict=True):
+        rounding = 8 * tolerances.unit(first.dtype) * np.abs(first) + tolerances.smallest(
+            first.dtype
+        )
+        tolerances.assert_within(backend.asnumpy(g), oracles.wide(first), rounding)
+
+
+@pytest.mark.parametrize("name", sorted(DTYPES))
+@pytest.mark.parametrize("max_norm", [5.0, np.nextafter(5.0, 6.0), INF])
+def test_a_norm_that_does_not_exceed_keeps_every_bit(backend, name, max_norm):
+    """Down to the payload of a zero's sign; at norm == max_norm the coefficient is exactly 1."""
+    host = np.array([3.0, -0.0, 4.0, 0.0], DTYPES[name])
+    grads = backend.asarray(host)
+    for _ in range(3):
+        assert float(backend.asnumpy(gradkit.clip_grad_norm(grads, max_norm, eps=0.0))) == 5.0
+        assert_same_bits(backend.asnumpy(grads), host)
+    norm = backend.asarray(np.array(5.0))
+    assert float(backend.asnumpy(gradkit.clip_coefficient(norm, max_norm))) == 1.0
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-6])
+@pytest.mark.parametrize("value", [0.0, 1.0, 1e-12])
+def test_max_norm_0_gives_zeros(backend, eps, value):
+    grads = backend.asarray(np.full((3, 2), value))
+    gradkit.clip_grad_norm(grads, 0.0, eps=eps)
+    np.testing.assert_array_equal(backend.asnumpy(grads), np.zeros((3, 2)))
+
+
+def test_eps_bounds_the_divisor(backend):
+    grads = backend.asarray(f(0.5))
+    gradkit.clip_grad_norm(grads, 0.25, eps=2.0)  # 0.25 / max(0.5, 2)
+    assert float(backend.asnumpy(grads)[0]) == 0.0625
+
+
+NONFINITE = {
+    "NaN": (NAN, 2.0, [NAN, NAN, NAN], [NAN]),
+    "infinity": (INF, 2.0, [0.0, NAN, -0.0], [0.0]),
+    "negative infinity": (-INF, 2.0, [0.0, NAN, -0.0], [0.0]),
+    "NaN, largest": (NAN, INF, [NAN, NAN, NAN], [NAN]),
+    "infinity, sum": (INF, 1.0, [0.0, NAN, -0.0], [0.0]),
+}
+
+
+@pytest.mark.parametrize("name", sorted(DTYPES))
+@pytest.mark.parametrize(("value", "order", "first", "second"), NONFINITE.values(), ids=NONFINITE)
+class TestNonFinite:
+    def grads(self, backend, value, name):
+        return {
+            "w": [backend.asarray(np.array([1.0, value, -2.0], DTYPES[name]))],
+            "b": backend.asarray(f(3.0)),
+        }
+
+    def test_propagates(self, backend, value, order, first, second, name):
+        grads = self.grads(backend, value, name)
+        norm = gradkit.clip_grad_norm(grads, 1.0, order)
+        assert float(backend.asnumpy(norm)) == pytest.approx(abs(value), nan_ok=True)
+        assert_ulps(backend.asnumpy(grads["w"][0]), np.array(first, DTYPES[name]), 0)
+        assert_ulps(backend.asnumpy(grads["b"]), f(*second), 0)
+
+    def test_becomes_zero(self, backend, value, order, first, second, name):  # noqa: ARG002
+        grads = self.grads(backend, value, name)
+        clipped, _ = gradkit.clip_by_global_norm(grads, 1.0, order, nonfinite="zero")
+        gradkit.clip_grad_norm(grads, 1.0, order, nonfinite="zero")
+        for tree in (clipped, grads):
+            for array in (tree["w"][0], tree["b"]):
+                assert not any(backend.memory(array))  # +0 bit for bit
+
+    def test_raises_and_writes_nothing(self, backend, value, order, first, second, name):  # noqa: ARG002
+        grads = self.grads(backend, value, name)
+        out = backend.asarray(np.array(7.0))
+        each = backend.asarray(f(7.0, 7.0))
+        twins = self.grads(backend, 7.0, name)
+        arrays = [grads["w"][0], grads["b"], out, each, twins["w"][0], twins["b"]]
+        before = [backend.memory(a) for a in arrays]
+        options = {"norm_type": order, "nonfinite": "raise"}
+        for call in (
+            lambda: gradkit.clip_grad_norm(grads, 1.0, out=out, **options),
+            lambda: gradkit.clip_grad_norm(grads, INF, out=out, **options),
+            lambda: gradkit.clip_by_global_norm(grads, 1.0, out=(twins, out), **options),
+            lambda: gradkit.grad_norm(grads, out=out, **options),
+            lambda: gradkit.grad_norm(grads, per_tensor=True, out=each, **options),
+        ):
+            with pytest.raises(gradkit.NonFiniteNormError, match=r"grads\['w'\]\[0\]") as caught:
+                call()
+            assert caught.value.names == ("grads['w'][0]",)
+            assert caught.value.norm == pytest.approx(abs(value), nan_ok=True)
+            assert [backend.memory(a) for a in arrays] == before
+
+
+def test_raise_passes_what_is_finite(backend):
+    grads = [backend.asarray(f(3.0)), backend.asarray(f(4.0))]
+    out = backend.asarray(np.array(7.0))
+    assert gradkit.clip_grad_norm(grads, 1.0, nonfinite="raise", out=out) is out
+    assert float(backend.asnumpy(out)) == 5.0
+    np.testing.assert_array_equal(backend.asnumpy(grads[1]), [4.0 * (1.0 / 5.0)])
+
+
+def test_raise_where_the_norm_alone_overflows(backend):
+    grads = backend.asarray(np.full(4, 1.5e308))
+    with pytest.raises(gradkit.NonFiniteNormError, match="every gradient here is finite"):
+        gradkit.clip_grad_norm(grads, 1.0, nonfinite="raise")
+
+
+def test_clip_rebuilds_the_callers_container(backend):
+    pair = namedtuple("pair", "w b")
+    a, b = backend.asarray(f(3.0)), backend.asarray(f(4.0, dtype=np.float32))
+    tree = {"layers": [pair(a, None), (b,)], "none": None, "empty": []}
+    clipped, norm = gradkit.clip_by_global_norm(tree, 2.5)
+    assert float(backend.asnumpy(norm)) == 5.0
+    first, second = clipped["layers"]
+    assert type(first) is pair
+    assert first.b is None
+    assert type(second) is tuple
+    assert clipped["none"] is None
+    assert clipped["empty"] == []
+    assert_same_bits(backend.asnumpy(first.w), f(1.5))
+    assert_same_bits(backend.asnumpy(second[0]), f(2.0, dtype=np.float32))
+    from_generator, _ = gradkit.clip_by_global_norm((g for g in (a, b)), 2.5)
+    assert type(from_generator) is list
+    alone, _ = gradkit.clip_by_global_norm(a, 1.5)
+    assert type(alone) is type(a)
+    assert_same_bits(backend.asnumpy(alone), f(1.5))
+
+
+@given(data=st.data())
+def test_clip_of_any_tree(backend, data):
+    host = data.draw(draw_.gradient_lists(512))
+    grads = [backend.asarray(g) for g in host]
+    tree = data.draw(draw_.trees(grads))
+    expected, norm = gradkit.clip_by_global_norm(grads, 0.5)
+    clipped, again = gradkit.clip_by_global_norm(tree, 0.5)
+    assert float(backend.asnumpy(again)) == float(backend.asnumpy(norm))
+    assert _shape_of(clipped) == _shape_of(tree)
+    for got, ref in zip(_leaves(clipped), expected, strict=True):
+        assert_same_bits(backend.asnumpy(got), backend.asnumpy(ref))
+
+
+def _leaves(tree):
+    if isinstance(tree, dict):
+        tree = list(tree.values())
+    if isinstance(tree, (list, tuple)):
+        return [leaf for branch in tree for leaf in _leaves(branch)]
+    return [] if tree is None else [tree]
+
+
+def _shape_of(tree):
+    if isinstance(tree, dict):
+        return {key: _shape_of(branch) for key, branch in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(map(_shape_of, tree))
+    return None if tree is None else "array"
+
+
+def test_clip_into_out(backend):
+    grads = {"w": backend.asarray(f(3.0, 0.0)), "b": backend.asarray(f(4.0))}
+    twins = {"w": backend.asarray(LAYOUTS["stepped"](f(7.0, 7.0))), "b": backend.asarray(f(7.0))}
+    norm = backend.asarray(np.array(7.0))
+    clipped, found = gradkit.clip_by_global_norm(grads, 2.5, out=(twins, norm))
+    assert clipped is twins
+    assert found is norm
+    assert float(backend.asnumpy(norm)) == 5.0
+    np.testing.assert_array_equal(backend.asnumpy(twins["w"]), [1.5, 0.0])
+    np.testing.assert_array_equal(backend.asnumpy(twins["b"]), [2.0])
+    clipped, found = gradkit.clip_by_global_norm(grads, 5.0, out=(None, norm))
+    np.testing.assert_array_equal(backend.asnumpy(clipped["w"]), [3.0, 0.0])
+    assert found is norm
+
+
+def test_what_comes_back_is_the_callers_own(backend):
+    a = backend.asarray(f(3.0, 4.0))
+    for grads in (a, [a], (a,), {"a": a}):
+        assert gradkit.scale_grads(grads, 1.0) is grads
+        assert gradkit.clip_grad_value(grads, 9.0) is grads
+    found = gradkit.scale_grads((g for g in (a,)), 2.0)
+    assert type(found) is list
+    assert found[0] is a
+    np.testing.assert_array_equal(backend.asnumpy(a), [6.0, 8.0])
+
+
+# The coefficient, scaling, and clipping by value
+
+
+@given(
+    norm=st.floats(0) | st.just(NAN),
+    max_norm=st.floats(0),
+    eps=st.floats(0, allow_infinity=False),
+)
+def test_coefficient(backend, norm, max_norm, eps):
+    hypothesis.assume(norm <= max_norm or max(norm, eps) > 0)
+    got = gradkit.clip_coefficient(backend.asarray(np.array(norm)), max_norm, eps=eps)
+    assert got.shape == ()
+    expected = oracles.coefficient(norm, max_norm, eps)
+    assert_same_bits(backend.asnumpy(got), np.array(expected))
+
+
+def test_coefficient_of_many_norms_and_of_a_number(backend):
+    norms = backend.asarray(f(0.0, 1.0, 2.0, 8.0, INF, NAN))
+    out = backend.asarray(np.full(6, 7.0))
+    assert gradkit.clip_coefficient(norms, 2.0, out=out) is out
+    np.testing.assert_array_equal(backend.asnumpy(out), [1.0, 1.0, 1.0, 0.25, 0.0, NAN])
+    assert float(gradkit.clip_coefficient(8, 2.0)) == 0.25
+
+
+@given(data=st.data(), factor=st.floats(-2.0, 2.0))
+def test_scale(backend, data, factor):
+    host, grads = draw_list(data, backend)
+    coefficient = data.draw(
+        st.sampled_from((factor, np.float64(factor), backend.asarray(np.array(factor))))
+    )
+    gradkit.scale_grads(grads, coefficient)
+    for g, h in zip(grads, host, strict=True):
+        with np.errstate(all="ignore"):
+            expected = (h.astype(np.float64) * factor).astype(h.dtype) if factor != 1 else h
+        assert_ulps(backend.asnumpy(g), expected, tolerances.CLIPPED_ULPS)
+
+
+@pytest.mark.parametrize("factor", [1e-300, 2.0**-140, -(2.0**-1074), 1e300, NAN, INF])
+@pytest.mark.parametrize("name", sorted(DTYPES))
+def test_scale_by_what_float32_cannot_hold(backend, factor, name):
+    host = np.array([0.0, -0.0, 1.0, -3.0, float(tolerances.smallest(DTYPES[name]))], DTYPES[name])
+    grads = backend.asarray(host)
+    gradkit.scale_grads(grads, factor)
+    with np.errstate(all="ignore"):
+        expected = (host.astype(np.float64) * factor).astype(host.dtype)
+    assert_ulps(backend.asnumpy(grads), expected, tolerances.CLIPPED_ULPS)
+
+
+@pytest.mark.parametrize("name", sorted(DTYPES))
+def test_a_factor_of_1_keeps_every_bit(backend, name):
+    host = np.array([0.0, -0.0, NAN, INF, -1.0, tolerances.smallest(DTYPES[name])], DTYPES[name])
+    grads = backend.asarray(host)
+    gradkit.scale_grads(grads, 1.0)
+    assert_same_bits(backend.asnumpy(grads), host)
+
+
+@given(data=st.data(), limit=st.sampled_from((0.0, 1e-3, 0.1, 1.0, 2.5, 1e5, 1e300, INF)))
+def test_clip_value(backend, data, limit):
+    host, grads = draw_list(data, backend)
+    found = gradkit.clip_grad_value(grads, limit)
+    assert found is grads
+    for g, h in zip(grads, host, strict=True):
+        with np.errstate(over="ignore"):
+            high = np.array(limit).astype(h.dtype)
+        expected = np.where(h > high, high, np.where(h < -high, -high, h)).astype(h.dtype)
+        assert_ulps(backend.asnumpy(g), expected, 0)
+
+
+@pytest.mark.parametrize("name", sorted(DTYPES))
+def test_clip_value_of_what_is_not_finite(backend, name):
+    grads = backend.asarray(np.array([NAN, INF, -INF, 2.0], DTYPES[name]))
+    gradkit.clip_grad_value(grads, 0.5)
+    assert_ulps(backend.asnumpy(grads), np.array([NAN, 0.5, -0.5, 0.5], DTYPES[name]), 0)
+
+
+def test_grads_of(backend):
+    a, b = backend.asarray(f(1.0)), backend.asarray(f(2.0))
+    first, frozen, last = (SimpleNamespace(grad=g) for g in (a, None, b))
+    for parameters in (
+        [first, frozen, last],
+        (p for p in (first, frozen, last)),
+        {"layer": [first, None], "rest": (frozen, last)},
+    ):
+        found = gradkit.grads_of(parameters)
+        assert [id(g) for g in found] == [id(a), id(b)]
+    assert gradkit.grads_of(last)[0] is b
+    assert gradkit.grads_of([]) == []
+    gradkit.clip_grad_norm(gradkit.grads_of([first, last]), 0.0)
+    np.testing.assert_array_equal(backend.asnumpy(first.grad), [0.0])
+
+
+def test_many_small_arrays(backend):
+    """More arrays than any launch has room for parameters, each of one element."""
+    count = min(5000, backend.max_elements)
+    grads = [backend.asarray(f(1.0 + k % 3)) for k in range(count)]
+    before = np.concatenate([backend.asnumpy(g) for g in grads])
+    exact = math.sqrt(math.fsum(before**2))
+    norm = float(backend.asnumpy(gradkit.clip_grad_norm(grads, exact / 2, eps=0.0)))
+    assert norm == pytest.approx(exact, rel=tolerances.norm(2, 0, runs=False))
+    after = np.concatenate([backend.asnumpy(g) for g in grads])
+    assert_ulps(after, before * (exact / 2 / norm), tolerances.CLIPPED_ULPS)

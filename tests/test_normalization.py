@@ -1,0 +1,471 @@
+"""Layer norm, RMS norm and invertible layer norm: values, semantics, identities."""
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+import gradkit
+from tests import oracles, tolerances
+from tests import strategies as draw_
+from tests.layouts import LAYOUTS
+from tests.problems import LAYER_TYPES, make, problems
+from tests.tolerances import DTYPES, assert_same_bits, assert_within
+
+COLUMNS = [1, 2, 31, 32, 33, 1023, 1024, 1025, 4097, 12289]
+ROWS = [1, 2, 65535, 65536, 65537]
+TYPES = pytest.mark.parametrize("types", LAYER_TYPES, ids="-".join)
+
+
+def layer_norm(backend, p, **options):
+    x, scale, bias = p.on(backend, "x", "scale", "bias")
+    return gradkit.layer_norm(x, scale, bias, eps=p.eps, **p.where, **options)
+
+
+def layer_norm_grad(backend, p, **options):
+    arguments = p.on(backend, "dy", "x", "scale", "mean", "inv_std")
+    return gradkit.layer_norm_grad(*arguments, **p.where, **options)
+
+
+def rms_norm(backend, p, **options):
+    x, scale = p.on(backend, "x", "scale")
+    return gradkit.rms_norm(x, scale, eps=p.eps, **p.where, **options)
+
+
+def rms_norm_grad(backend, p, **options):
+    arguments = p.on(backend, "dy", "x", "scale", "inv_std")
+    return gradkit.rms_norm_grad(*arguments, **p.where, **options)
+
+
+def from_output(p):
+    """The problem whose x is the norm's output, as the invertible norm is given it."""
+    y = p.rows(p.x)
+    if p.x.size:
+        y = p.forward().y.astype(p.x.dtype)
+    y = y.reshape(p.x.shape)
+    xhat = oracles.unscaled(p.rows(y), p.per_column(p.scale), p.per_column(p.bias))
+    return y, xhat
+
+
+def invertible_grad(backend, p, y, **options):
+    dy, scale, bias, inv_std = p.on(backend, "dy", "scale", "bias", "inv_std")
+    return gradkit.invertible_layer_norm_grad(
+        dy, backend.asarray(y), scale, bias, inv_std, **p.where, **options
+    )
+
+
+# Any problem
+
+
+@given(data=st.data())
+def test_layer_norm(backend, data):
+    p = data.draw(problems(backend.max_elements // 4))
+    p.check_forward(backend, *layer_norm(backend, p))
+
+
+@given(data=st.data())
+def test_rms_norm(backend, data):
+    p = data.draw(problems(backend.max_elements // 4, centred=False))
+    y, inv_std = rms_norm(backend, p)
+    p.check_forward(backend, y, None, inv_std)
+
+
+@given(data=st.data())
+def test_layer_norm_grad(backend, data):
+    p = data.draw(problems(backend.max_elements // 4))
+    dx, dscale, dbias = layer_norm_grad(backend, p)
+    assert (dscale is None) == (dbias is None) == (p.scale is None)
+    p.check_gradients(backend, dx, dscale, dbias)
+
+
+@given(data=st.data())
+def test_rms_norm_grad(backend, data):
+    p = data.draw(problems(backend.max_elements // 4, centred=False))
+    dx, dscale = rms_norm_grad(backend, p)
+    assert (dscale is None) == (p.scale is None)
+    p.check_gradients(backend, dx, dscale)
+
+
+@given(data=st.data())
+def test_invertible_layer_norm_grad(backend, data):
+    p = data.draw(problems(backend.max_elements // 4))
+    y, xhat = from_output(p)
+    dx, dscale, dbias = invertible_grad(backend, p, y)
+    p.check_gradients(backend, dx, dscale, dbias, xhat=xhat)
+
+
+@given(data=st.data())
+def test_layer_norm_inverse(backend, data):
+    p = data.draw(problems(backend.max_elements // 4))
+    y, xhat = from_output(p)
+    scale, bias, mean, inv_std = p.on(backend, "scale", "bias", "mean", "inv_std")
+    x = backend.asnumpy(
+        gradkit.layer_norm_inverse(backend.asarray(y), scale, bias, mean, inv_std, **p.where)
+    )
+    assert (x.shape, x.dtype) == (p.x.shape, p.x.dtype)
+    if x.size:
+        mean, inv_std = oracles.wide(p.mean).reshape(-1, 1), oracles.wide(p.inv_std).reshape(-1, 1)
+        ref = xhat / inv_std + mean
+        bound = tolerances.elementwise(
+            "inverse", np.abs(xhat / inv_std) + np.abs(mean), ref, x.dtype
+        )
+        assert_within(p.rows(x), ref, bound)
+
+
+# Shapes chosen to hurt
+
+
+@TYPES
+@pytest.mark.parametrize("columns", COLUMNS)
+def test_row_lengths(backend, columns, types):
+    p = make((5, columns), types, seed=columns)
+    p.check_forward(backend, *layer_norm(backend, p))
+    p.check_gradients(backend, *layer_norm_grad(backend, p))
+    y, xhat = from_output(p)
+    p.check_gradients(backend, *invertible_grad(backend, p, y), xhat=xhat)
+    p = make((5, columns), types, seed=columns, centred=False)
+    y, inv_std = rms_norm(backend, p)
+    p.check_forward(backend, y, None, inv_std)
+    p.check_gradients(backend, *rms_norm_grad(backend, p))
+
+
+@pytest.mark.parametrize("columns", [131071, 131072, 131073, 300_001])
+@pytest.mark.parametrize("types", [LAYER_TYPES[0], LAYER_TYPES[1], LAYER_TYPES[3]], ids="-".join)
+def test_rows_longer_than_a_block(backend, columns, types):
+    if columns > backend.max_elements * 2:
+        pytest.skip("too large for this backend")
+    p = make((3, columns), types)
+    p.check_forward(backend, *layer_norm(backend, p))
+    p.check_gradients(backend, *layer_norm_grad(backend, p))
+
+
+@pytest.mark.parametrize("types", [LAYER_TYPES[0], LAYER_TYPES[6]], ids="-".join)
+@pytest.mark.parametrize("rows", ROWS)
+def test_row_counts(backend, rows, types):
+    if rows > backend.max_elements:
+        pytest.skip("too large for this backend")
+    p = make((rows, 3), types, seed=rows)
+    p.check_forward(backend, *layer_norm(backend, p))
+    p.check_gradients(backend, *layer_norm_grad(backend, p))
+    p = make((rows, 3), types, seed=rows, centred=False)
+    p.check_gradients(backend, *rms_norm_grad(backend, p))
+
+
+@pytest.mark.parametrize("shape", [(7,), (3, 7), (2, 3, 7), (2, 3, 1, 7), (2, 1, 3, 5, 7)], ids=len)
+@pytest.mark.parametrize("layout", sorted(LAYOUTS))
+def test_every_axis_of_every_rank(backend, shape, layout):
+    for axis in range(-len(shape), len(shape)):
+        p = make(shape, axis=axis, seed=5 + axis)
+        p.x, p.dy = LAYOUTS[layout](p.x), LAYOUTS[layout](p.dy)
+        p.check_forward(backend, *layer_norm(backend, p))
+        p.check_gradients(backend, *layer_norm_grad(backend, p))
+        p = make(shape, axis=axis, seed=5 + axis, centred=False)
+        p.x, p.dy = LAYOUTS[layout](p.x), LAYOUTS[layout](p.dy)
+        p.check_gradients(backend, *rms_norm_grad(backend, p))
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0), (0,), (2, 0, 3), (0, 2, 3), (2, 3, 0)])
+@pytest.mark.parametrize("affine", [True, False])
+def test_no_elements(backend, shape, affine):
+    for axis in range(len(shape)):
+        p = make(shape, axis=axis, affine=affine, eps=0.25)
+        y, mean, inv_std = layer_norm(backend, p)
+        p.check_forward(backend, y, mean, inv_std)
+        np.testing.assert_array_equal(backend.asnumpy(mean), 0)
+        np.testing.assert_array_equal(backend.asnumpy(inv_std), 2)  # of variance 0
+        for found in (
+            layer_norm_grad(backend, p),
+            invertible_grad(backend, p, p.x),
+            (*rms_norm_grad(backend, p), None),
+        ):
+            p.check_gradients(backend, *found)
+
+
+# Meaning
+
+
+def test_one_column_has_no_gradient(backend):
+    dx, _, dbias = layer_norm_grad(backend, p := make((6, 1)))
+    assert not backend.asnumpy(dx).any()
+    np.testing.assert_allclose(backend.asnumpy(dbias), p.dy.sum(axis=0), rtol=1e-6)
+
+
+def test_a_constant_row(backend):
+    p = make((4, 33))
+    p.x[1] = 3.25
+    y, mean, inv_std = layer_norm(backend, p)
+    p.check_forward(backend, y, mean, inv_std)
+    np.testing.assert_array_equal(backend.asnumpy(y)[1], p.bias)
+    p.__post_init__()
+    p.check_gradients(backend, *layer_norm_grad(backend, p))
+
+
+@TYPES
+def test_a_mean_of_1e4_deviations(backend, types):
+    wide = "16" not in types[0]
+    p = make((9, 257), types)
+    p.x = (p.x.astype(np.float64) + (1e4 if wide else 100)).astype(p.x.dtype)
+    p.__post_init__()
+    p.check_forward(backend, *layer_norm(backend, p))
+    p.check_gradients(backend, *layer_norm_grad(backend, p))
+
+
+@TYPES
+def test_a_scale_of_zeros(backend, types):
+    """Layer norm and RMS norm read x, so that it does no harm."""
+    p = make((9, 65), types)
+    p.scale[::2] = 0
+    p.check_gradients(backend, *layer_norm_grad(backend, p))
+    p = make((9, 65), types, centred=False)
+    p.scale[::2] = 0
+    p.check_gradients(backend, *rms_norm_grad(backend, p))
+
+
+@TYPES
+def test_no_scale_is_a_scale_of_ones(backend, types):
+    p = make((9, 65), types)
+    p.scale = np.ones_like(p.scale)
+    with_ones = layer_norm_grad(backend, p)
+    p.scale = p.bias = None
+    dx, dscale, dbias = layer_norm_grad(backend, p)
+    assert dscale is None
+    assert dbias is None
+    assert_same_bits(backend.asnumpy(dx), backend.asnumpy(with_ones[0]))
+    p.check_forward(backend, *layer_norm(backend, p))
+
+
+def test_scale_and_bias_come_alone(backend):
+    p = make((9, 65))
+    only_scale = make((9, 65))
+    only_scale.bias = None
+    only_scale.check_forward(backend, *layer_norm(backend, only_scale))
+    only_bias = make((9, 65))
+    only_bias.scale = None
+    only_bias.check_forward(backend, *layer_norm(backend, only_bias))
+    for q, dscale_there, dbias_there in ((only_scale, True, False), (only_bias, False, True)):
+        y, xhat = from_output(q)
+        dx, dscale, dbias = invertible_grad(backend, q, y)
+        assert (dscale is not None, dbias is not None) == (dscale_there, dbias_there)
+        q.check_gradients(backend, dx, dscale, xhat=xhat)
+        if dbias_there:
+            bound = tolerances.summed(
+                np.abs(p.dy).sum(axis=0), p.dy.sum(axis=0), 9, "float32", "float32"
+            )
+            assert_within(backend.asnumpy(dbias), p.dy.sum(axis=0), bound)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("shape", [(70, 33), (5, 140_000)])
+def test_rows_are_independent_bit_for_bit(backend, value, shape):
+    """One spoilt row leaves the other rows' dx as they were, and spoils every dscale."""
+    if np.prod(shape) > 4 * backend.max_elements:
+        pytest.skip("too large for this backend")
+    for norm_grad, centred in ((layer_norm_grad, True), (rms_norm_grad, False)):
+        p = make(shape, centred=centred)
+        fine, dscale, *_ = norm_grad(backend, p)
+        p.x[3, 7] = value
+        spoilt, bad, *_ = norm_grad(backend, p)
+        fine, spoilt = backend.asnumpy(fine), backend.asnumpy(spoilt)
+        assert not np.isfinite(spoilt[3]).any()
+        assert_same_bits(np.delete(spoilt, 3, 0), np.delete(fine, 3, 0))
+        columns = np.arange(shape[1]) != 7
+        assert_same_bits(backend.asnumpy(bad)[columns] * 0, backend.asnumpy(dscale)[columns] * 0)
+        p.x[3, 7] = 0.0
+        p.dy[3] = np.nan
+        spoilt, bad, *_ = norm_grad(backend, p)
+        assert_same_bits(np.delete(backend.asnumpy(spoilt), 3, 0), np.delete(fine, 3, 0))
+        assert np.isnan(backend.asnumpy(bad)).all()
+
+
+@TYPES
+def test_out(backend, types):
+    """Results in the caller's arrays of any layout; ``dx`` may be ``dy``, ``y`` may be ``x``."""
+    p = make((4, 3, 5, 2), types, axis=2)
+    fresh = {
+        "layer": layer_norm(backend, p),
+        "layer grad": layer_norm_grad(backend, p),
+        "invertible grad": invertible_grad(backend, p, p.x),
+        "rms": rms_norm(backend, p),
+        "rms grad": rms_norm_grad(backend, p),
+    }
+    runs = {
+        "layer": lambda out: layer_norm(backend, p, out=out),
+        "layer grad": lambda out: layer_norm_grad(backend, p, out=out),
+        "invertible grad": lambda out: invertible_grad(backend, p, p.x, out=out),
+        "rms": lambda out: rms_norm(backend, p, out=out),
+        "rms grad": lambda out: rms_norm_grad(backend, p, out=out),
+    }
+    for layout in LAYOUTS.values():
+        for name, expected in fresh.items():
+            host = [layout(np.full_like(backend.asnumpy(e), np.nan)) for e in expected]
+            out = tuple(backend.asarray(h) for h in host)
+            found = runs[name](out)
+            for got, given_, e, h in zip(found, out, expected, host, strict=True):
+                assert got is given_
+                assert_same_bits(backend.asnumpy(got), backend.asnumpy(e))
+                untouched = backend.asarray(h)
+                untouched[...] = e
+                assert backend.memory(got) == backend.memory(untouched)
+            some = (None, *out[1:])
+            found = runs[name](some)
+            assert_same_bits(backend.asnumpy(found[0]), backend.asnumpy(expected[0]))
+            assert found[1] is out[1]
+
+
+@TYPES
+@pytest.mark.parametrize("layout", sorted(LAYOUTS))
+def test_the_gradient_over_its_own_input(backend, types, layout):
+    for shape in ((6, 4, 9), (3, 70_000)):
+        p = make(shape, types)
+        p.dy, p.x = LAYOUTS[layout](p.dy), LAYOUTS[layout](p.x)
+        dy, x, scale, bias, mean, inv_std = p.on(
+            backend, "dy", "x", "scale", "bias", "mean", "inv_std"
+        )
+        apart = (backend.asarray(p.dy), None, None)  # in the layout that dy has
+        expected = gradkit.layer_norm_grad(dy, x, scale, mean, inv_std, out=apart)
+        found = gradkit.layer_norm_grad(dy, x, scale, mean, inv_std, out=(dy, None, None))
+        assert found[0] is dy
+        for got, ref in zip(found, expected, strict=True):
+            assert_same_bits(backend.asnumpy(got), backend.asnumpy(ref))
+        apart = (backend.asarray(p.x), None, None)
+        expected = gradkit.layer_norm(x, scale, bias, out=apart)
+        found = gradkit.layer_norm(x, scale, bias, out=(x, None, None))
+        assert found[0] is x
+        for got, ref in zip(found, expected, strict=True):
+            assert_same_bits(backend.asnumpy(got), backend.asnumpy(ref))
+        y = gradkit.layer_norm_inverse(x, scale, bias, mean, inv_std)
+        assert gradkit.layer_norm_inverse(x, scale, bias, mean, inv_std, out=x) is x
+        assert_same_bits(backend.asnumpy(x), backend.asnumpy(y))
+
+
+@given(data=st.data())
+def test_layouts_do_not_change_the_bits(backend, data):
+    """And the same call again gives the same bits."""
+    p = data.draw(problems(backend.max_elements // 8))
+    plain = [
+        None if a is None else backend.asarray(np.array(a, order="C"))
+        for a in (p.dy, p.x, p.scale, p.mean, p.inv_std)
+    ]
+    first = gradkit.layer_norm_grad(*plain, **p.where)
+    again = gradkit.layer_norm_grad(*plain, **p.where)
+    for one, two in zip(first, again, strict=True):
+        if one is not None:
+            assert_same_bits(backend.asnumpy(one), backend.asnumpy(two))
+    p.check_gradients(backend, *layer_norm_grad(backend, p))
+
+
+# Identities
+
+
+@given(data=st.data())
+def test_dx_is_orthogonal_to_ones_and_to_xhat(backend, data):
+    """With true statistics and eps = 0: the norm undoes shifts and scales of x."""
+    kind = st.sampled_from(("normal", "offset"))
+    p = data.draw(problems(backend.max_elements // 8, types=LAYER_TYPES[1:2], kind=kind, eps=0.0))
+    assume(p.x.size and p.rows(p.x).shape[1] > 2)
+    dx = oracles.wide(p.rows(backend.asnumpy(layer_norm_grad(backend, p)[0])))
+    ref = p.gradients()
+    mean, inv_std = (oracles.wide(a).reshape(-1, 1) for a in (p.mean, p.inv_std))
+    saved = tolerances.saved_statistics(mean, inv_std, ref.dx_size, p.x.dtype)
+    bound = tolerances.elementwise("dx", ref.dx_size, ref.dx, p.x.dtype) + saved
+    zeros = np.zeros(len(dx))
+    assert_within(dx.sum(axis=1).astype(np.float64), zeros, bound.sum(axis=1))
+    weight = (1 + np.abs(p.xhat)) * (1 + np.abs(p.xhat).mean(axis=1, keepdims=True))
+    assert_within((dx * p.xhat).sum(axis=1).astype(np.float64), zeros, (bound * weight).sum(axis=1))
+
+
+@given(data=st.data(), a=st.floats(-3, 3), b=st.floats(-3, 3))
+def test_linear_in_dy(backend, data, a, b):
+    p = data.draw(problems(backend.max_elements // 8, types=LAYER_TYPES[1:2]))
+    assume(p.x.size)
+    one, other = p.dy, draw_.values(p.dy.shape, "float64", data.draw(draw_.seeds))
+    combined, bound = 0, 0
+    for dy, weight in ((one, a), (other, b), (a * one + b * other, -1)):
+        p.dy = dy
+        ref, (dx, *_) = p.gradients(), layer_norm_grad(backend, p)
+        combined = combined + weight * oracles.wide(p.rows(backend.asnumpy(dx)))
+        each = tolerances.elementwise("dx", ref.dx_size, ref.dx, p.x.dtype)
+        bound = bound + abs(weight) * each
+    assert_within(combined.astype(np.float64), np.zeros(combined.shape), bound)
+
+
+@given(data=st.data())
+def test_invertible_agrees_with_standard(backend, data):
+    """For y = scale * xhat + bias, up to the rounding of y undone: u |y| / |scale| in xhat."""
+    p = data.draw(problems(backend.max_elements // 8))
+    assume(p.x.size)
+    exact = p.xhat * (1 if p.scale is None else p.per_column(p.scale).astype(oracles.WIDE))
+    exact = exact + (0 if p.bias is None else p.per_column(p.bias).astype(oracles.WIDE))
+    y = exact.astype(p.x.dtype).reshape(p.x.shape)
+    dx, dscale, _ = invertible_grad(backend, p, y)
+    ref, dx = p.gradients(), backend.asnumpy(dx)
+    divisor = 1 if p.scale is None else np.abs(p.per_column(p.scale).astype(oracles.WIDE))
+    slip = tolerances.rounded(exact, y.dtype) / divisor  # the error of xhat
+    dy = oracles.wide(p.rows(p.dy))
+    w = dy * divisor
+    inv_std = np.abs(oracles.wide(p.inv_std).reshape(-1, 1))
+    product = np.abs(w * p.xhat).mean(axis=1, keepdims=True)
+    of_slip = np.abs(w * slip).mean(axis=1, keepdims=True)
+    carried = inv_std * (slip * (product + of_slip) + np.abs(p.xhat) * of_slip)
+    bound = tolerances.elementwise("dx", ref.dx_size + carried, ref.dx, dx.dtype) + carried
+    assert_within(p.rows(dx), ref.dx, bound, "dx")
+    if dscale is not None:
+        dscale, carried = backend.asnumpy(dscale), np.abs(dy * slip).sum(axis=0)
+        bound = tolerances.summed(
+            ref.dscale_size + carried,
+            ref.dscale,
+            min(backend.depth, len(dy)),
+            dscale.dtype,
+            dx.dtype,
+        )
+        assert_within(dscale.reshape(-1), ref.dscale, bound + carried, "dscale")
+
+
+@given(data=st.data())
+def test_the_inverse_undoes_the_norm(backend, data):
+    kind = st.sampled_from(("normal", "ties", "offset"))
+    p = data.draw(problems(backend.max_elements // 8, kind=kind))
+    assume(p.x.size)
+    x, scale, bias = p.on(backend, "x", "scale", "bias")
+    y, mean, inv_std = gradkit.layer_norm(x, scale, bias, **p.where)
+    back = gradkit.layer_norm_inverse(y, scale, bias, mean, inv_std, **p.where)
+    ref = p.forward()
+    divisor = 1 if p.scale is None else np.abs(p.per_column(p.scale).astype(oracles.WIDE))
+    deviation = 1 / ref.inv_std[:, None]
+    slip = tolerances.elementwise("y", ref.y_size, ref.y, p.x.dtype) / divisor * deviation
+    size = deviation * ref.y_size / divisor + np.abs(ref.mean[:, None])
+    expected = oracles.wide(p.rows(p.x))
+    bound = slip + tolerances.elementwise("inverse", size, expected, p.x.dtype)
+    assert_within(p.rows(backend.asnumpy(back)), expected, bound)
+
+
+@given(data=st.data(), power=st.integers(-10, 10))
+def test_scaling_dy_by_a_power_of_two_is_exact(backend, data, power):
+    p = data.draw(problems(backend.max_elements // 8, types=LAYER_TYPES[:2]))
+    plain = [None if g is None else backend.asnumpy(g) for g in layer_norm_grad(backend, p)]
+    p.dy = p.dy * p.dy.dtype.type(2.0**power)
+    for got, ref in zip(layer_norm_grad(backend, p), plain, strict=True):
+        if got is not None:
+            np.testing.assert_array_equal(backend.asnumpy(got), ref * ref.dtype.type(2.0**power))
+
+
+def test_statistics_may_be_views(backend):
+    p = make((4, 6, 5))
+    expected = layer_norm_grad(backend, p)
+    p.mean, p.inv_std = LAYOUTS["Fortran"](p.mean), LAYOUTS["reversed"](p.inv_std)
+    for got, ref in zip(layer_norm_grad(backend, p), expected, strict=True):
+        assert_same_bits(backend.asnumpy(got), backend.asnumpy(ref))
+
+
+@pytest.mark.parametrize("name", sorted(DTYPES))
+@pytest.mark.parametrize("exponent", [-30, 30])
+def test_squares_outside_float32(backend, name, exponent):
+    """Variances that over- or underflow float32 although no element of x does."""
+    if name == "float16":
+        exponent //= 8  # what float16 holds
+    p = make((3, 300), (name, "float64" if name == "float64" else "float32", name), eps=0.0)
+    p.x = (p.x.astype(np.float64) * 10.0**exponent).astype(p.x.dtype)
+    p.check_forward(backend, *layer_norm(backend, p))
+    p.centred, p.bias = False, None
+    y, inv_std = rms_norm(backend, p)
+    p.check_forward(backend, y, None, inv_std)
