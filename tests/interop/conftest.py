@@ -5,12 +5,13 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from .libraries import DTYPES, LIBRARIES, Library, framework
+from .libraries import DTYPES, LIBRARIES, REQUIRED, Library, framework
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
@@ -25,6 +26,10 @@ _QUIET = (
     "ignore:.*TypedStorage is deprecated:UserWarning",
     "ignore:.*np.object.*:FutureWarning",
 )
+
+# Without any of the big frameworks, these would be hundreds of skipped tests.
+NEEDY = ["test_agreement.py", "test_immutable.py", "test_torch.py"]
+collect_ignore = [] if REQUIRED or any(map(find_spec, ("torch", "jax", "tensorflow"))) else NEEDY
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

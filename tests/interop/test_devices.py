@@ -117,6 +117,13 @@ def test_before_cupy_14_streams_are_wrapped_by_address(cupy):
     assert opened == [(77, 1)]
 
 
+def test_a_cupy_array_is_worked_on_on_its_device(cupy):
+    array = cupy.ndarray(2)
+    with _arrays.framework_of(array).running(array):
+        cupy.log.append("work")
+    assert cupy.log == ["enter device 2", "work", "leave device 2"]
+
+
 def test_a_torch_tensor_is_worked_on_in_torchs_current_stream(cupy, torch, monkeypatch):
     asked = []
 
@@ -156,6 +163,13 @@ def test_the_order_holds_after_an_error_too(cupy):
 def test_arrays_of_two_devices_are_refused(cupy):
     with pytest.raises(ValueError, match=r"grads\[0\] and grads\[2\] are on different devices"):
         gradkit.grad_norm([cupy.ndarray(0), cupy.ndarray(0), cupy.ndarray(1)])
+
+
+def test_arguments_of_two_devices_are_refused(cupy):
+    with pytest.raises(ValueError, match="scale and x are on different devices"):
+        gradkit.layer_norm(cupy.ndarray(0), cupy.ndarray(1))
+    with pytest.raises(ValueError, match="grad and buffer are on different devices"):
+        gradkit.accumulate_grad(cupy.ndarray(1), cupy.ndarray(0))
 
 
 def test_host_and_device_are_two_devices(cupy):
@@ -231,6 +245,8 @@ def test_cuda_hazards_are_refused(cuda_torch):
         gradkit.grad_norm(torch.eye(2, device="cuda").to_sparse())
     with pytest.raises(ValueError, match="different devices"):
         gradkit.grad_norm([torch.ones(2, device="cuda"), torch.ones(2)])
+    with pytest.raises(ValueError, match="coefficient and grads are on different devices"):
+        gradkit.scale_grads(torch.ones(2, device="cuda"), torch.tensor(0.5))
 
 
 @pytest.mark.gpu
