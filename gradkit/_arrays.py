@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from gradkit._dispatch import backend_of
 from gradkit._frameworks.base import Framework, Native
 from gradkit._frameworks.cupy import CuPy
 from gradkit._frameworks.dlpack import DLPack
@@ -62,21 +63,26 @@ def is_array(value: Any) -> bool:
 
 def is_scalar(value: Any) -> bool:
     """Whether a value is a NumPy scalar or 0-d array, which may stand beside any framework's."""
-    return isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0)
+    return isinstance(value, np.generic) or (type(value) is np.ndarray and value.ndim == 0)
 
 
 def beside(scalar: Any, native: Native) -> Native:
-    """A NumPy scalar as a native array where another native array is."""
-    if isinstance(native, np.ndarray):
+    """A NumPy scalar as a native array where another native array is.
+
+    On a device this queues a copy: call it where the work is running.
+    """
+    if type(native) is np.ndarray:
         return np.asarray(scalar)
-    return sys.modules["cupy"].asarray(scalar)
+    device = backend_of(native).device
+    with device.active():
+        return device.xp.asarray(scalar)
 
 
 def same_device(a: Native, b: Native) -> bool:
     """Whether two native arrays can be worked on together."""
     if type(a) is not type(b):
         return False
-    return isinstance(a, np.ndarray) or bool(a.device == b.device)
+    return type(a) is np.ndarray or bool(a.device == b.device)
 
 
 def refuse_write(framework: Framework, label: str, instead: str) -> None:

@@ -59,7 +59,8 @@ class Call:
         framework = _framework_of(array, label)
         if framework is not self.framework:
             if is_scalar(array) and not write:
-                return beside(array, self[self._first])
+                with self.running():
+                    return beside(array, self[self._first])
             raise TypeError(
                 f"{label} is a {framework.name} array, but {self._first} is a "
                 f"{self.framework.name} array; the arrays of one call must be of one framework"

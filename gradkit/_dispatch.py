@@ -1,28 +1,39 @@
-"""From the type of a native array to the backend that computes on it."""
+"""From a native array to the backend that computes on it."""
 
-from types import ModuleType
-from typing import Any
+import sys
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from gradkit import _numpy
 from gradkit.errors import BackendUnavailableError
 
-_BACKENDS: dict[type, ModuleType] = {np.ndarray: _numpy}
+Backend: TypeAlias = Any  # the module gradkit._numpy, or a gradkit._cuda.Backend
+Finder: TypeAlias = Callable[[Any], Backend]
+
+_FINDERS: dict[type, Finder] = {}
 
 
-def backend_of(native: Any) -> ModuleType:
-    """The backend for a native array: one dict look-up."""
+def backend_of(native: Any) -> Backend:
+    """The backend for a native array: one look at its type, and for CuPy's at its device."""
+    kind = type(native)
+    if kind is np.ndarray:
+        return _numpy
     try:
-        return _BACKENDS[type(native)]
+        finder = _FINDERS[kind]
     except KeyError:
-        return _BACKENDS.setdefault(type(native), _load(type(native)))
+        finder = _FINDERS.setdefault(kind, _finder_for(kind))
+    return finder(native)
 
 
-def _load(kind: type) -> ModuleType:
+def _finder_for(kind: type) -> Finder:
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and issubclass(kind, cupy.ndarray):
+        from gradkit import _cuda
+
+        return _cuda.backend_of
     raise BackendUnavailableError(
-        f"no backend computes on {kind.__module__}.{kind.__qualname__} in this version of "
-        "gradkit: its CUDA backend is not there yet. Install a gradkit release that has it "
-        "together with CuPy (pip install 'gradkit[cuda12]'), or pass NumPy arrays "
-        "(cupy.asnumpy)."
+        f"no backend computes on {kind.__module__}.{kind.__qualname__}; pass NumPy arrays, or "
+        "CuPy's (pip install 'gradkit[cuda12]' or 'gradkit[cuda13]')"
     )

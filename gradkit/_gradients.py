@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from operator import attrgetter
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -12,7 +13,6 @@ from gradkit import _checks, _memory, _tree
 from gradkit._arrays import (
     Framework,
     Native,
-    NumPy,
     framework_of,
     is_array,
     named,
@@ -24,7 +24,9 @@ from gradkit._dispatch import backend_of
 from gradkit._dtypes import float_name
 
 _NOTHING = np.empty(0)
-_HOST = NumPy()
+_HOST = cast(Framework, framework_of(_NOTHING))
+_dtype_of = attrgetter("dtype")
+_simply_writable = attrgetter("flags.carray")  # in C order, aligned and writeable
 
 
 class Gradients:
@@ -38,12 +40,20 @@ class Gradients:
 
     def __init__(self, grads: Any, *, write: bool, label: str = "grads", instead: str = RETURNED):
         self._label = label
-        self.tree = _tree.freeze(grads, is_array)
-        self.arrays: list[Any] = _tree.leaves(self.tree, is_array)
-        self.framework = self._find_framework()
+        self.tree: Any
+        self.arrays: list[Any]
+        # What a thousand small gradients have in common is looked at once, and each by itself
+        # only where something is unusual: the checks must not outlast the work.
+        if _is_list_of_arrays(grads):
+            self.tree = self.arrays = [*grads]
+        else:
+            self.tree = _tree.freeze(grads, is_array)
+            self.arrays = _tree.leaves(self.tree, is_array)
+        self._plain = set(map(type, self.arrays)) == {np.ndarray}
+        self.framework = _HOST if self._plain else self._find_framework()
         if write and self.framework.immutable:
             refuse_write(self.framework, self.name(0), instead)
-        self.natives: Sequence[Native] = self._views(write)
+        self.natives: Sequence[Native] = self.arrays if self._plain else self._views(write)
         self.backend: ModuleType = backend_of(self.natives[0] if self.natives else _NOTHING)
         self._check_elements()
         if write:
@@ -117,8 +127,6 @@ class Gradients:
         return next(iter(found), _HOST)
 
     def _views(self, write: bool) -> Sequence[Native]:
-        if set(map(type, self.arrays)) == {np.ndarray}:
-            return self.arrays
         try:
             natives = self.framework.views(self.arrays, write=write)
         except (TypeError, ValueError):
@@ -136,15 +144,17 @@ class Gradients:
                 raise ValueError(f"{self.name(0)} and {self.name(index)} are on different devices")
 
     def _check_elements(self) -> None:
+        if None not in map(float_name, set(map(_dtype_of, self.natives))):
+            return
         for index, native in enumerate(self.natives):
-            if float_name(native.dtype) is None:
-                _checks.floating(native, self.name(index))
+            _checks.floating(native, self.name(index))
 
     def _check_writable(self) -> None:
-        for index, native in enumerate(self.natives):
-            flags = native.flags
-            if not (flags.c_contiguous and getattr(flags, "writeable", True)):
-                _checks.writable(native, self.name(index))
+        if not (self._plain and all(map(_simply_writable, self.natives))):
+            for index, native in enumerate(self.natives):
+                flags = native.flags
+                if not (flags.c_contiguous and getattr(flags, "writeable", True)):
+                    _checks.writable(native, self.name(index))
         if self.framework.apart(self.arrays):
             return
         pair = _memory.first_overlap(self.natives)
@@ -154,3 +164,10 @@ class Gradients:
                 f"{first} and {second} share memory, which would be written twice; pass each "
                 "gradient once"
             )
+
+
+def _is_list_of_arrays(grads: Any) -> bool:
+    if type(grads) is not list:
+        return False
+    examples = dict(zip(map(type, grads), grads, strict=True))
+    return all(map(is_array, examples.values()))

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from gradkit import _checks, _tree
-from gradkit._arrays import beside, is_array
+from gradkit._arrays import beside, framework_of, is_array
 from gradkit._call import Call, Outputs
 from gradkit._gradients import Gradients
 from gradkit.distributed import Reduce
@@ -423,12 +423,13 @@ def _combine_ranks(group: Gradients, norm: Any, order: float, reduce: Reduce) ->
 
     def combined(value: Any, op: Literal["sum", "max"]) -> Any:
         answer = reduce(group.wrap(value.copy()), op)  # a copy: value will be written again
-        if isinstance(answer, (np.ndarray, np.generic)):  # may stand beside any framework's
-            native = beside(answer, value)
-        elif is_array(answer):
-            native = group.view(answer, label, write=False)
-        else:
+        framework = framework_of(answer)
+        if framework is None:
             native = group.backend.as_float64(_checks.real(answer, label))
+        elif framework.module == "numpy":  # NumPy may answer for any framework
+            native = beside(answer, value)
+        else:
+            native = group.view(answer, label, write=False)
         _checks.shape(native, value.shape, label, "the shape of what it was given")
         return group.backend.as_float64(native)
 
@@ -459,7 +460,7 @@ def _raise_if_nonfinite(group: Gradients, norm: Any) -> None:
 def _factor(group: Gradients, coefficient: Any) -> Any:
     if not is_array(coefficient) or isinstance(coefficient, np.generic):
         return _checks.real(coefficient, "coefficient")
-    if isinstance(coefficient, np.ndarray) and coefficient.ndim == 0:
+    if type(coefficient) is np.ndarray and coefficient.ndim == 0:
         return _checks.real(coefficient, "coefficient")  # host memory: nothing to wait for
     native = group.view(coefficient, "coefficient", write=False)
     _checks.shape(native, (), "coefficient", "one number for all gradients")

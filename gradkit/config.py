@@ -81,4 +81,4 @@ def _numpy() -> dict[str, Any]:
 def _cuda() -> dict[str, Any]:
     """Without importing CuPy, which takes seconds."""
     installed = importlib.util.find_spec("cupy") is not None
-    return {"available": False, "cupy": "installed" if installed else "not installed"}
+    return {"available": installed, "cupy": "installed" if installed else "not installed"}

@@ -14,11 +14,35 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 
-#ifndef GRADKIT_EMULATED
+#ifdef GRADKIT_EMULATED
+#define __grid_constant__
+#else
 #define DYNAMIC_SHARED(T, name)                                          \
     extern __shared__ __align__(16) unsigned char name##_bytes[];        \
     T* name = reinterpret_cast<T*>(name##_bytes)
 #endif
+
+// Between float and double, subnormals kept: CuPy compiles with -ftz=true, which would make
+// zeros of them in a plain cast.
+__device__ __forceinline__ double exactly(float x) {
+#ifdef GRADKIT_EMULATED
+    return x;
+#else
+    double y;
+    asm("cvt.f64.f32 %0, %1;" : "=d"(y) : "f"(x));
+    return y;
+#endif
+}
+
+__device__ __forceinline__ float rounded(double x) {
+#ifdef GRADKIT_EMULATED
+    return static_cast<float>(x);
+#else
+    float y;
+    asm("cvt.rn.f32.f64 %0, %1;" : "=f"(y) : "d"(x));
+    return y;
+#endif
+}
 
 // The type that values of T are computed in.
 template <typename T> struct Wide { typedef float type; };
@@ -41,13 +65,17 @@ __device__ __forceinline__ float widen(f16 x) {
 #endif
 }
 
+// Any of the four as a double: exact, subnormals too.
+template <typename T> __device__ __forceinline__ double to_double(T x) { return exactly(widen(x)); }
+template <> __device__ __forceinline__ double to_double<f64>(f64 x) { return x; }
+
 // Rounds to float so that a second rounding, to a type of at most 22 bits, comes out as if
 // the double had been rounded once: the last bit of an inexact result is set (round to odd).
 __device__ __forceinline__ float to_odd(double x) {
-    float y = static_cast<float>(x);
-    if (static_cast<double>(y) == x || x != x) return y;
+    const float y = rounded(x);
+    if (exactly(y) == x || x != x) return y;
     u32 bits = __float_as_uint(y);
-    if (fabs(static_cast<double>(y)) > fabs(x)) bits -= 1;  // towards zero
+    if (fabs(exactly(y)) > fabs(x)) bits -= 1;  // towards zero
     return __uint_as_float(bits | 1);
 }
 
@@ -55,7 +83,7 @@ template <typename T> __device__ __forceinline__ T narrow(float x);
 template <typename T> __device__ __forceinline__ T narrow(double x);
 
 template <> __device__ __forceinline__ f32 narrow<f32>(float x) { return x; }
-template <> __device__ __forceinline__ f32 narrow<f32>(double x) { return static_cast<float>(x); }
+template <> __device__ __forceinline__ f32 narrow<f32>(double x) { return rounded(x); }
 template <> __device__ __forceinline__ f64 narrow<f64>(float x) { return x; }
 template <> __device__ __forceinline__ f64 narrow<f64>(double x) { return x; }
 

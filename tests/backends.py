@@ -6,9 +6,14 @@ the whole suite by one entry in ``BACKENDS``.
 """
 
 import ctypes
+import importlib.util
 from contextlib import nullcontext
 
 import numpy as np
+import pytest
+
+from tests.emulated import emulated_backend, on_device
+from tests.emulator.compiler import compiler_path
 
 
 class Backend:
@@ -33,7 +38,7 @@ class Backend:
         low, high = span(array)
         room = np.empty(high - low + 64, np.uint8)
         start = (low - room.ctypes.data) % 64
-        room[start : start + high - low] = np.frombuffer(self.memory(array), np.uint8)
+        room[start : start + high - low] = np.frombuffer(_bytes(array), np.uint8)
         offset = start + array.ctypes.data - low
         return np.ndarray(array.shape, array.dtype, room, offset, array.strides)
 
@@ -43,8 +48,82 @@ class Backend:
 
     def memory(self, array):
         """Every byte from an array's first to its last, gaps included."""
+        return _bytes(array)
+
+
+class Emulated(Backend):
+    """The CUDA kernels' own source on the CPU, every access checked."""
+
+    name = "emulated"
+    marks = (
+        pytest.mark.emulated,
+        pytest.mark.skipif(compiler_path() is None, reason="no g++ on this machine"),
+    )
+    max_elements = 1 << 14  # a checked access takes tens of nanoseconds
+    on_host = False
+    run_error = 4 * 2.0**-53  # sums of squares are compensated
+
+    def __init__(self):
+        self._cuda = None
+
+    def active(self):
+        self._cuda = self._cuda or emulated_backend(schedule="shuffled", multiprocessors=1)
+        return nullcontext()
+
+    def asarray(self, array):
+        return on_device(super().asarray(np.asarray(array)), self._cuda)
+
+
+class CuPy(Backend):
+    """CuPy's arrays on the current GPU."""
+
+    name = "cupy"
+    marks = (pytest.mark.gpu,)
+    on_host = False
+    run_error = 4 * 2.0**-53
+
+    def asarray(self, array):
+        import cupy
+
+        array = np.asarray(array)
         low, high = span(array)
-        return ctypes.string_at(low, high - low)
+        room = cupy.empty(high - low + 64, np.uint8)  # CuPy's memory is aligned to 512 bytes
+        start = low % 64
+        room[start : start + high - low] = cupy.asarray(np.frombuffer(_bytes(array), np.uint8))
+        first = room.data + (start + array.ctypes.data - low)
+        return cupy.ndarray(array.shape, array.dtype, first, array.strides)
+
+    def asnumpy(self, array):
+        return array.get()
+
+    def memory(self, array):
+        import cupy
+
+        below = sum(
+            min(0, (length - 1) * stride)
+            for length, stride in zip(array.shape, array.strides, strict=True)
+        )
+        above = sum(
+            max(0, (length - 1) * stride)
+            for length, stride in zip(array.shape, array.strides, strict=True)
+        )
+        size = above - below + array.itemsize if array.size else 0
+        return cupy.ndarray(size, np.uint8, array.data + (below if size else 0)).get().tobytes()
+
+
+def _bytes(array):
+    """Every byte of a host array from its first to its last, gaps included."""
+    low, high = span(array)
+    return ctypes.string_at(low, high - low)
+
+
+def has_gpu():
+    """Whether CuPy is installed and finds a device."""
+    if importlib.util.find_spec("cupy") is None:
+        return False
+    import cupy
+
+    return cupy.cuda.is_available()
 
 
 def span(array):
@@ -58,4 +137,4 @@ def span(array):
     return low, high + array.itemsize
 
 
-BACKENDS = [Backend()]
+BACKENDS = [Backend(), Emulated(), *([CuPy()] if has_gpu() else [])]

@@ -7,9 +7,22 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+from gradkit._cuda import accumulation, clipping
 from gradkit._cuda.device import CupyDevice, Device
+from gradkit.errors import BackendUnavailableError
 
-_OPERATIONS: dict[str, Callable[..., None]] = {}
+_OPERATIONS: dict[str, Callable[..., None]] = {
+    "accumulate_grad": accumulation.accumulate_grad,
+    "accumulate_grad_v2": accumulation.accumulate_grad_v2,
+    "clip_by_norm": clipping.clip_by_norm,
+    "clip_coefficient": clipping.clip_coefficient,
+    "clip_grad_value": clipping.clip_grad_value,
+    "grad_norm": clipping.grad_norm,
+    "norm_of_shares": clipping.norm_of_shares,
+    "norm_shares": clipping.norm_shares,
+    "scale_grads": clipping.scale_grads,
+    "zero_grad": accumulation.zero_grad,
+}
 
 
 class Backend:
@@ -46,6 +59,18 @@ _backends: dict[int, Backend] = {}
 def backend_of(native: Any) -> Backend:
     """The backend for the device that a CuPy array is on."""
     number = native.device.id
-    if number not in _backends:
-        _backends.setdefault(number, Backend(CupyDevice(number)))
-    return _backends[number]
+    try:
+        return _backends[number]
+    except KeyError:
+        return _backends.setdefault(number, Backend(_device(number)))
+
+
+def _device(number: int) -> CupyDevice:
+    try:
+        return CupyDevice(number)
+    except Exception as error:
+        raise BackendUnavailableError(
+            f"CuPy is installed, but CUDA device {number} cannot be used: {error}. See that "
+            "nvidia-smi lists it and that its driver is as new as CuPy's CUDA, or pass NumPy "
+            "arrays (cupy.asnumpy)."
+        ) from error

@@ -4,13 +4,16 @@ Launchers are written against ``Device`` alone, so that the same code runs on Cu
 tests, on an emulator over NumPy arrays.
 """
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 Array: TypeAlias = Any  # cupy.ndarray, or the emulator's
+
+_PER_THREAD = 2  # the handle of CUDA's per-thread default stream
 
 
 class Kernel(Protocol):
@@ -45,6 +48,14 @@ class Device(Protocol):
     multiprocessors: int
     max_shared_memory: int  # bytes of dynamic shared memory that a block may ask for
     max_parameter_bytes: int
+    launch_errors: tuple[type[Exception], ...]  # what a kernel raises that did not launch
+
+    @property
+    def stream(self) -> Hashable:
+        """The current stream, as something to tell streams apart by."""
+
+    def capturing(self) -> bool:
+        """Whether work on the current stream is recorded into a graph instead of run."""
 
     def compile(self, source: str, options: tuple[str, ...]) -> Module:
         """Compile CUDA C++ for this device."""
@@ -59,6 +70,21 @@ class Device(Protocol):
         """Make this the current device for a while."""
 
 
+_recorded: list[Array] = []
+
+
+def scratch(device: Device, shape: int | tuple[int, ...], dtype: Any) -> Array:
+    """Memory for a launch's own use, undefined at first.
+
+    A graph writes there again at each replay, whoever else might have got the memory from the
+    pool by then: what a capture takes is kept for good.
+    """
+    array = device.xp.empty(shape, dtype)
+    if device.capturing():
+        _recorded.append(array)
+    return array
+
+
 class CupyDevice:
     """A GPU through CuPy: memory from its pool, work on its current stream."""
 
@@ -71,6 +97,21 @@ class CupyDevice:
         self.multiprocessors: int = attributes["MultiProcessorCount"]
         self.max_shared_memory: int = attributes["MaxSharedMemoryPerBlockOptin"]
         self.max_parameter_bytes = 4096
+        self.launch_errors = (
+            cupy.cuda.driver.CUDADriverError,
+            cupy.cuda.runtime.CUDARuntimeError,
+        )
+
+    @property
+    def stream(self) -> Hashable:
+        """Its handle; the per-thread default stream's is the same in all threads."""
+        handle = self.xp.cuda.get_current_stream().ptr
+        return (handle, threading.get_ident()) if handle == _PER_THREAD else handle
+
+    def capturing(self) -> bool:
+        """Ask the driver: a capture may have been begun by anybody."""
+        stream = self.xp.cuda.get_current_stream()
+        return bool(stream.ptr and stream.is_capturing())  # the legacy stream never is
 
     def compile(self, source: str, options: tuple[str, ...]) -> Module:
         """Compile through NVRTC and CuPy's disk cache."""
@@ -83,14 +124,7 @@ class CupyDevice:
 
     def upload(self, host: np.ndarray[Any, Any]) -> Array:
         """Copy through pinned memory, which CuPy keeps until the stream has read it."""
-        source = np.ascontiguousarray(host).view(np.uint8).reshape(-1)
-        pinned = np.frombuffer(
-            self.xp.cuda.alloc_pinned_memory(source.nbytes), np.uint8, source.nbytes
-        )
-        pinned[...] = source
-        device = self.xp.empty(source.shape, np.uint8)
-        device.set(pinned)
-        return device
+        return self.xp.asarray(np.ascontiguousarray(host).reshape(-1).view(np.uint8))
 
     def active(self) -> AbstractContextManager[Any]:
         """Switch devices only where another one is current: that costs a microsecond."""

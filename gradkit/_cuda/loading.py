@@ -1,34 +1,61 @@
-"""From a file in ``kernels/`` to a compiled module, once for each dtype combination and device."""
+"""From a file in ``kernels/`` to a kernel, compiled once for each dtype combination and device."""
 
 import re
 import threading
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from gradkit._cuda.device import Device, Kernel, Module
-from gradkit.errors import KernelCompileError
+from gradkit._cuda.device import Device, Kernel
+from gradkit.errors import KernelCompileError, KernelLaunchError
 
 _INCLUDE = re.compile(r'^[ \t]*#include "([\w.]+)"[ \t]*$', re.MULTILINE)
 _CXX = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64"}
 _PACKAGE = Path(__file__).resolve().parent.parent
 
-_modules: dict[tuple[int, str, tuple[str, ...]], Module] = {}
+_kernels: dict[tuple[Any, ...], "LoadedKernel"] = {}
 _lock = threading.Lock()
 
 
-def kernel(device: Device, file: str, name: str, **macros: str | int) -> Kernel:
+class LoadedKernel:
+    """A compiled kernel whose failure to launch is a typed error."""
+
+    def __init__(self, device: Device, name: str, function: Kernel):
+        self.device = device  # keeps alive what the cache's key names by id
+        self.name = name
+        self._function = function
+
+    def __call__(
+        self,
+        grid: tuple[int, ...],
+        block: tuple[int, ...],
+        args: Sequence[Any],
+        shared_mem: int = 0,
+    ) -> None:
+        """Launch on the current stream: see ``device.Kernel``."""
+        try:
+            self._function(grid, block, args, shared_mem=shared_mem)
+        except self.device.launch_errors as error:
+            raise KernelLaunchError(
+                f"the device refused kernel {self.name} on a grid of {grid} blocks of {block} "
+                f"threads with {shared_mem} bytes of shared memory: {error}. An earlier kernel "
+                "on the device may be at fault: run with CUDA_LAUNCH_BLOCKING=1 to find it."
+            ) from error
+
+
+def kernel(device: Device, file: str, name: str, **macros: str | int) -> LoadedKernel:
     """The kernel ``name`` out of ``kernels/<file>.cu`` compiled with ``-D`` macros.
 
     A macro whose value is the name of a dtype becomes the type's name in the kernels.
     """
-    options = options_of(macros)
-    key = (id(device), file, options)
-    module = _modules.get(key)
-    if module is None:
+    key = (id(device), file, name, *macros.items())
+    found = _kernels.get(key)
+    if found is None:
         with _lock:  # two threads that ask at once compile once
-            module = _modules.get(key) or _compile(device, file, options)
-            _modules[key] = module
-    return module.get_function(name)
+            found = _kernels.get(key) or _load(device, file, name, options_of(macros))
+            _kernels[key] = found
+    return found
 
 
 def options_of(macros: dict[str, str | int]) -> tuple[str, ...]:
@@ -68,10 +95,13 @@ def _folder() -> Path:
     raise FileNotFoundError(f"gradkit's kernels lie neither in {_PACKAGE} nor beside it")
 
 
-def _compile(device: Device, file: str, options: tuple[str, ...]) -> Module:
+def _load(device: Device, file: str, name: str, options: tuple[str, ...]) -> LoadedKernel:
+    source = source_of(file)
     try:
-        return device.compile(source_of(file), options)
+        # CuPy compiles when it is asked for the function, and keeps modules that it has.
+        function = device.compile(source, options).get_function(name)
     except Exception as error:
         raise KernelCompileError(
             f"kernels/{file}.cu did not compile with {' '.join(options)}: {error}"
         ) from error
+    return LoadedKernel(device, name, function)

@@ -29,6 +29,7 @@ BLOCK = 1 << 17  # elements: 0.5 MiB of float32, 1 MiB of float64
 SCRATCH = 3 << 20  # bytes of scratch that a strip may have
 STRIPS = 8
 WORKERS = min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 4)
+_THREADED = 1 << 18  # elements of a call from which on threads pay
 _ACCUMULATED = 1 << 18  # numbers that all strips together may accumulate: 2 MiB
 _SHORT_BUFFER = 512  # elements
 _ALIGNMENT = 64  # bytes of a cache line, and of the widest vector load
@@ -146,17 +147,15 @@ def in_strips(
     if not items:
         return []
     count = min(STRIPS, len(items), max(1, _ACCUMULATED // width))
-    if elements <= BLOCK or elements < len(items) * (BLOCK // 16):
-        count = 1
+    if count == 1 or elements < _THREADED or elements < len(items) * (BLOCK // 16):
+        return [_run(work, items, run)]
     bounds = [round(k * len(items) / count) for k in range(count + 1)]
-    strips = [items[i:j] for i, j in pairwise(bounds)]
-    queue = iter(range(count))
+    queue = iter(enumerate(pairwise(bounds)))
     results: dict[int, Result] = {}
 
     def drain() -> None:
-        with _tuned(run):
-            for k in queue:
-                results[k] = work(strips[k])
+        for k, (start, stop) in queue:
+            results[k] = _run(work, items[start:stop], run)
 
     helpers = [_threads().submit(drain) for _ in range(min(WORKERS, count) - 1)]
     try:
@@ -168,17 +167,14 @@ def in_strips(
     return [results[k] for k in range(count)]
 
 
-@contextmanager
-def _tuned(run: int) -> Iterator[None]:
-    """NumPy's settings for a strip; they are a thread's own.
-
-    Broadcasting is twice as fast with buffers shorter than the run: NumPy fills a longer one
-    with copies of the broadcast operand first.
-    """
+def _run(work: Callable[[Sequence[Item]], Result], strip: Sequence[Item], run: int) -> Result:
+    """One strip under NumPy's settings for it, which are a thread's own."""
     with np.errstate(all="ignore"):
         if run >= _SHORT_BUFFER:
+            # Broadcasting is twice as fast with buffers shorter than the run: NumPy fills a
+            # longer one with copies of the broadcast operand first.
             np.setbufsize(_SHORT_BUFFER)
-        yield
+        return work(strip)
 
 
 def _threads() -> ThreadPoolExecutor:

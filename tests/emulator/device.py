@@ -105,6 +105,8 @@ class EmulatedDevice:
     """
 
     warp_size = 32
+    launch_errors: tuple[type[Exception], ...] = ()  # faults of the emulator stay as they are
+    stream = 0
 
     def __init__(
         self,
@@ -152,6 +154,10 @@ class EmulatedDevice:
     def active(self) -> AbstractContextManager[None]:
         """Make this the current device, which it always is."""
         return nullcontext()
+
+    def capturing(self) -> bool:
+        """Say whether work is recorded instead of run, which it never is."""
+        return False
 
     @contextmanager
     def only_blocks(self, numbers: Sequence[int]) -> Iterator[None]:

@@ -1,0 +1,60 @@
+"""Pairs of strided arrays in as few dimensions as they need, without looking at an element."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+Array: TypeAlias = Any
+Dim: TypeAlias = tuple[int, int, int]  # length, source stride, target stride; in bytes
+
+
+class Pair(NamedTuple):
+    """A source and a target of one shape, as kernels walk them."""
+
+    source: int  # addresses
+    target: int
+    count: int  # elements
+    dims: tuple[Dim, ...]  # innermost first; none where both are aligned gapless runs
+
+
+def pair_of(source_at: int, target_at: int, source: Array, target: Array) -> Pair:
+    """Two arrays, the source broadcast to the target's shape, from their addresses on."""
+    sizes = source.itemsize, target.itemsize
+    aligned = not (source_at % sizes[0] or target_at % sizes[1])
+    gapless = source.flags.c_contiguous and target.flags.c_contiguous
+    if aligned and gapless and source.shape == target.shape:
+        return Pair(source_at, target_at, target.size, ())
+    dims = []
+    for length, step, target_step in zip(
+        target.shape, broadcast_strides(source, target.shape), target.strides, strict=True
+    ):
+        if target_step < 0:  # walk from the other end: the order of elements is free
+            source_at += (length - 1) * step
+            target_at += (length - 1) * target_step
+            step, target_step = -step, -target_step
+        dims.append((length, step, target_step))
+    merged = merge(dims) if target.size else []
+    if merged in ([], [(target.size, *sizes)]) and aligned:
+        merged = []
+    elif not merged:
+        merged = [(1, 0, 0)]  # one element that is not aligned
+    return Pair(source_at, target_at, target.size, tuple(merged))
+
+
+def broadcast_strides(array: Array, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides that walk an array as often as a larger shape repeats it."""
+    missing = len(shape) - array.ndim
+    own = zip(array.shape, array.strides, shape[missing:], strict=True)
+    return (0,) * missing + tuple(step if length == wanted else 0 for length, step, wanted in own)
+
+
+def merge(dims: Sequence[Dim]) -> list[Dim]:
+    """The same elements in fewer dimensions, innermost first."""
+    kept: list[Dim] = []
+    for dim in sorted((d for d in dims if d[0] != 1), key=lambda d: (d[2], abs(d[1]))):
+        if kept:
+            length, step, target_step = kept[-1]
+            if dim[1:] == (length * step, length * target_step):
+                kept[-1] = (length * dim[0], step, target_step)
+                continue
+        kept.append(dim)
+    return kept

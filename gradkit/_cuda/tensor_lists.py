@@ -1,0 +1,234 @@
+"""A list of arrays as the kernels take it: chunks of equal bytes, in one launch or a few.
+
+``kernels/tensor_list.cuh`` is the other half. A short list travels in the kernel's parameter
+block. A longer one is uploaded once and kept for as long as the same memory comes again, on
+the stream that it was uploaded on. While a stream is captured into a graph nothing is
+uploaded, for it would be uploaded again at each replay from memory that nobody keeps: there
+a long list goes in several launches, each with its part of the list in its parameters.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from gradkit._cuda.device import Array, Device
+from gradkit._cuda.loading import kernel
+from gradkit._cuda.strides import Pair, pair_of
+from gradkit._dtypes import FLOATS, float_name
+
+Rows: TypeAlias = np.ndarray[Any, Any]  # of _TENSOR or _DIM
+
+CAPACITY = 90  # tensors in the parameter block: under 4096 bytes with 96 for what comes after
+DIMS = 16  # dimensions of strided tensors there
+THREADS = 256  # a block; a warp takes a chunk at a time
+_WARPS = THREADS // 32
+_BLOCKS = 16  # for each multiprocessor: more than it holds, so that the fast ones take more
+_SMALLEST_CHUNK = 4096  # bytes: two rounds of a warp's loads
+_MANY_CHUNKS = 16384  # one for each warp of the largest devices
+
+_DIM = np.dtype([("length", "i8"), ("source_stride", "i8"), ("target_stride", "i8")])
+_TENSOR = np.dtype(
+    [
+        ("source", "u8"),
+        ("target", "u8"),
+        ("count", "i8"),
+        ("first_chunk", "u4"),
+        ("first_dim", "u4"),
+        ("dims", "u4"),
+        ("dtype", "u4"),
+    ],
+    align=True,
+)
+_HEAD: list[Any] = [(name, "u4") for name in ("chunk_bytes", "tensors", "chunks", "unused")]
+_INLINE = np.dtype([*_HEAD, ("dim_at", _DIM, DIMS), ("at", _TENSOR, CAPACITY)], align=True)
+_UPLOADED = np.dtype([*_HEAD, ("dim_at", "u8"), ("at", "u8")], align=True)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Part of a list, as one launch takes it."""
+
+    argument: np.ndarray[Any, Any]  # the kernel's TensorList, by value
+    tensors: slice  # which of the list's tensors
+    chunks: slice  # which of the list's chunks
+    memory: Array | None = None  # what the argument points into
+
+    @property
+    def capacity(self) -> int:
+        """The macro that tells kernels which kind of table this is."""
+        return 0 if self.argument.dtype == _UPLOADED else CAPACITY
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks take all chunks in one round."""
+        return -(-(self.chunks.stop - self.chunks.start) // _WARPS)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A list of tensors cut into chunks."""
+
+    tables: tuple[Table, ...]
+    tensors: int
+    chunks: int
+
+    @property
+    def uploaded(self) -> bool:
+        """Whether it lies in device memory."""
+        return any(table.memory is not None for table in self.tables)
+
+
+class _Plans:
+    """The plans used last, bounded in number and in tensors."""
+
+    def __init__(self, number: int, tensors: int):
+        self._limits = (number, tensors)
+        self._kept: OrderedDict[Hashable, Plan] = OrderedDict()
+        self._tensors = 0
+        self._lock = threading.Lock()
+
+    def find(self, key: Hashable) -> Plan | None:
+        with self._lock:
+            plan = self._kept.get(key)
+            if plan is not None:
+                self._kept.move_to_end(key)
+            return plan
+
+    def keep(self, key: Hashable, plan: Plan) -> None:
+        with self._lock:
+            self._tensors += plan.tensors - self._drop(key)
+            self._kept[key] = plan
+            number, tensors = self._limits
+            while len(self._kept) > number or (self._tensors > tensors and len(self._kept) > 1):
+                self._tensors -= self._drop(next(iter(self._kept)))
+
+    def _drop(self, key: Hashable) -> int:
+        plan = self._kept.pop(key, None)
+        return plan.tensors if plan else 0
+
+
+_plans = _Plans(number=64, tensors=1 << 20)
+
+
+def plan_of(device: Device, sources: Sequence[Array], targets: Sequence[Array] = ()) -> Plan:
+    """The plan for pairs of arrays, each source broadcast to its target's shape.
+
+    ``sources`` that are ``targets`` are worked on in place; without targets they are only read.
+    """
+    pairs: tuple[Sequence[Array], ...] = (sources,)
+    if targets is not sources and targets:
+        pairs = (sources, targets)
+    last = len(pairs) - 1  # its pointers come last, so that they are what may be written
+    addresses = [
+        tuple([device.pointer(a, write=bool(targets) and k == last) for a in arrays])
+        for k, arrays in enumerate(pairs)
+    ]
+    layouts = (tuple([(a.shape, a.strides, a.dtype.num) for a in arrays]) for arrays in pairs)
+    key = (id(device), device.stream, *addresses, *layouts)
+    plan = _plans.find(key)
+    if plan is None or (plan.uploaded and device.capturing()):
+        rows = list(map(pair_of, addresses[0], addresses[last], sources, pairs[last]))
+        plan = _make(device, rows, pairs[last])
+        if not device.capturing():
+            _plans.keep(key, plan)
+    return plan
+
+
+def run(device: Device, plan: Plan, file: str, name: str, *arguments: Any, **macros: Any) -> None:
+    """Launch a kernel over all chunks of a plan."""
+    for table in plan.tables:
+        start(device, table, file, name, *arguments, **macros)
+
+
+def start(
+    device: Device, table: Table, file: str, name: str, *arguments: Any, **macros: Any
+) -> None:
+    """Launch a kernel over the chunks of one table."""
+    if table.blocks:
+        grid = min(table.blocks, device.multiprocessors * _BLOCKS)
+        launch = kernel(device, file, name, CAPACITY=table.capacity, **macros)
+        launch((grid,), (THREADS,), (table.argument, *arguments))
+
+
+def _make(device: Device, rows: Sequence[Pair], arrays: Sequence[Array]) -> Plan:
+    """Cut pairs into chunks; ``arrays`` are their targets."""
+    sizes = np.array([array.itemsize for array in arrays], np.int64)
+    counts = np.array([row.count for row in rows], np.int64)
+    share = int(counts @ sizes) // _MANY_CHUNKS
+    chunk = max(_SMALLEST_CHUNK, -(-share // _SMALLEST_CHUNK) * _SMALLEST_CHUNK)
+    chunks = -(-counts // (chunk // sizes))  # of each tensor
+    dims = np.array([len(row.dims) for row in rows], np.int64)
+    table = np.zeros(len(rows), _TENSOR)
+    table["source"] = [row.source for row in rows]
+    table["target"] = [row.target for row in rows]
+    table["count"] = counts
+    table["first_chunk"] = np.cumsum(chunks) - chunks
+    table["first_dim"] = np.cumsum(dims) - dims
+    table["dims"] = dims
+    table["dtype"] = [_code(array) for array in arrays]
+    every = np.array([dim for row in rows for dim in row.dims], _DIM)
+    total = int(chunks.sum())
+    if len(rows) <= CAPACITY and len(every) <= DIMS:
+        tables = [_inline(table, every, chunk, total, 0)]
+    elif device.capturing():
+        tables = _in_parts(table, every, chunk, total)
+    else:
+        tables = [_uploaded(device, table, every, chunk, total)]
+    return Plan(tuple(tables), len(rows), total)
+
+
+def _code(array: Array) -> int:
+    """The number by which ``walk`` in tensor_list.cuh knows a dtype."""
+    return FLOATS.index(float_name(array.dtype) or "")
+
+
+def _inline(table: Rows, dims: Rows, chunk: int, end: int, first: int) -> Table:
+    """Rows whose chunks are ``[their first, end)``, for the parameter block.
+
+    ``first`` is the position of the first row in the whole list.
+    """
+    begin = int(table["first_chunk"][0]) if len(table) else end
+    argument = np.zeros((), _INLINE)
+    argument["chunk_bytes"], argument["tensors"] = chunk, len(table)
+    argument["chunks"] = end - begin
+    argument["at"][: len(table)] = table
+    argument["at"]["first_chunk"][: len(table)] -= np.uint32(begin)
+    if len(dims):
+        skipped = table["first_dim"][0]
+        argument["at"]["first_dim"][: len(table)] -= skipped
+        argument["dim_at"][: len(dims)] = dims
+    return Table(argument, slice(first, first + len(table)), slice(begin, end))
+
+
+def _in_parts(table: Rows, dims: Rows, chunk: int, end: int) -> list[Table]:
+    """As many tables as it takes to keep each in the parameter block."""
+    parts = []
+    first = 0
+    while first < len(table):
+        begin = int(table["first_dim"][first])
+        reach = table["first_dim"] + table["dims"] - begin  # dims up to and with each row
+        stop = min(first + CAPACITY, int(np.searchsorted(reach, DIMS, side="right")))
+        if stop == first:
+            raise ValueError(
+                f"an array of {table['dims'][first]} dimensions that cannot be merged is too much "
+                f"for a captured launch, which takes {DIMS}; make it contiguous"
+            )
+        last = int(reach[stop - 1]) + begin
+        chunks = int(table["first_chunk"][stop]) if stop < len(table) else end
+        parts.append(_inline(table[first:stop], dims[begin:last], chunk, chunks, first))
+        first = stop
+    return parts
+
+
+def _uploaded(device: Device, table: Rows, dims: Rows, chunk: int, chunks: int) -> Table:
+    """Rows in device memory: one copy."""
+    memory = device.upload(np.concatenate([table.view(np.uint8), dims.view(np.uint8)]))
+    argument = np.zeros((), _UPLOADED)
+    argument["chunk_bytes"], argument["tensors"], argument["chunks"] = chunk, len(table), chunks
+    argument["at"] = device.pointer(memory)
+    argument["dim_at"] = argument["at"] + np.uint64(table.nbytes)
+    return Table(argument, slice(0, len(table)), slice(0, chunks), memory)

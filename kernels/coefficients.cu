@@ -1,0 +1,28 @@
+// Arithmetic on norms, element by element over `count` float64 numbers: all `=`.
+//
+// Gapless arrays; an output may be an input. One thread an element, any grid.
+
+#include "dtypes.cuh"
+#include "clip_coefficient.cuh"
+
+#define FOR_EACH(i, count)                                                              \
+    for (i64 i = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x; i < (count);  \
+         i += static_cast<i64>(gridDim.x) * blockDim.x)
+
+extern "C" __global__ void clip_coefficient(const double* norm, i64 count, double max_norm, double eps, double* out) {
+    FOR_EACH(i, count) out[i] = clip_coefficient_of(norm[i], max_norm, eps);
+}
+
+// (norm / largest)^p, where 0/0 and inf/inf are 1. For an infinite p 0, or the NaN that a
+// maximum over ranks may have dropped.
+extern "C" __global__ void norm_shares(const double* norm, const double* largest, i64 count, double p, u32 infinite, double* out) {
+    FOR_EACH(i, count) {
+        const double share = norm[i] == largest[i] ? 1 : norm[i] / largest[i];
+        out[i] = infinite ? share * 0 : pow(share, p);
+    }
+}
+
+// largest * total^(1/p); for an infinite p largest + total, which is largest or NaN.
+extern "C" __global__ void norm_of_shares(const double* total, const double* largest, i64 count, double p, u32 infinite, double* out) {
+    FOR_EACH(i, count) out[i] = infinite ? largest[i] + total[i] : largest[i] * pow(total[i], 1 / p);
+}

@@ -1,0 +1,85 @@
+// The p-norm of a list of tensors, or one norm a tensor.
+//
+//   partials  = one Part for each chunk   norm_partials, a warp a chunk, any grid, no barrier
+//   out       = the norm(s), float64      norm_finish, a block a norm, any grid
+//
+// f16, bf16, f32, f64 in one list. -DORDER: Sum (p = 1), SumOfSquares (2), SumOfPowers (any p),
+// Largest (infinity). blockDim.x a multiple of 32. Deterministic: what a chunk holds and the
+// order of all additions depend on the list and on norm_finish's blockDim alone. Nothing but
+// `=`; every partial and every norm is written.
+
+#include "tensor_list.cuh"
+#include "norm_orders.cuh"
+
+struct Include : Op {
+    static constexpr int BYTES = ORDER::BYTES, BATCH = ORDER::BATCH;
+    Part part;
+    double p;
+    __device__ explicit Include(double p) : part{0, 0, 0}, p(p) {}
+    template <typename T, int N>
+    __device__ __forceinline__ void fetch(Held<T, T, N>& held, const T* source, const T*) {
+        held.source = load<N>(source);
+    }
+    template <typename T, int N>
+    __device__ __forceinline__ void finish(const Held<T, T, N>& held, T*) {
+        ORDER::include(part, held.source, p);
+    }
+};
+
+// Lane 0 gets the warp's Part. All lanes must call it.
+__device__ __forceinline__ Part warp_part(Part part, double p) {
+    for (int offset = WARP / 2; offset > 0; offset /= 2) {
+        Part other;
+        other.hi = __shfl_xor_sync(ALL_LANES, part.hi, offset);
+        other.lo = __shfl_xor_sync(ALL_LANES, part.lo, offset);
+        other.scale = __shfl_xor_sync(ALL_LANES, part.scale, offset);
+        ORDER::combine(part, other, p);
+    }
+    return part;
+}
+
+extern "C" __global__ void __launch_bounds__(256, 3)
+norm_partials(const __grid_constant__ TensorList list, double p, Part* partials) {
+    for (u32 chunk = first_warp(); chunk < list.chunks; chunk += warps_in_grid()) {
+        Include op(p);
+        walk(list, chunk, op);
+        const Part part = warp_part(op.part, p);
+        if (lane() == 0) partials[chunk] = part;
+    }
+}
+
+// Every blockDim.x-th of the partials [begin, end), four of them loaded at a time.
+__device__ __forceinline__ Part own_share(const Part* partials, u32 begin, u32 end, double p) {
+    Part sum = {0, 0, 0};
+    for (u32 i = begin + threadIdx.x; i < end; i += 4 * blockDim.x) {
+        Part next[4];
+#pragma unroll
+        for (u32 b = 0; b < 4; ++b)
+            next[b] = i + b * blockDim.x < end ? partials[i + b * blockDim.x] : Part{0, 0, 0};
+#pragma unroll
+        for (u32 b = 0; b < 4; ++b) ORDER::combine(sum, next[b], p);
+    }
+    return sum;
+}
+
+// `parts` partials in all. With `per_tensor` there is a norm for each tensor of the list, else
+// one; `stride` is the distance between norms in bytes, which may be at any address.
+extern "C" __global__ void __launch_bounds__(1024)
+norm_finish(const __grid_constant__ TensorList list, double p, const Part* partials, u32 parts,
+            u32 per_tensor, unsigned char* out, i64 stride) {
+    __shared__ Part shared[32];
+    const u32 norms = per_tensor ? list.tensors : 1;
+    for (u32 k = blockIdx.x; k < norms; k += gridDim.x) {
+        const u32 begin = per_tensor ? list.at[k].first_chunk : 0;
+        const u32 end = per_tensor && k + 1 < norms ? list.at[k + 1].first_chunk : parts;
+        const Part part = warp_part(own_share(partials, begin, end, p), p);
+        if (lane() == 0) shared[threadIdx.x / WARP] = part;
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            Part all = part;
+            for (u32 w = 1; w < blockDim.x / WARP; ++w) ORDER::combine(all, shared[w], p);
+            store<1>(reinterpret_cast<f64*>(out + k * stride), Pack<f64, 1>{{ORDER::norm(all, p)}});
+        }
+        __syncthreads();  // `shared` is read above and written in the next round
+    }
+}

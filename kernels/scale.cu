@@ -1,0 +1,53 @@
+// target = source * coefficient over a list of pairs of tensors, of one dtype each pair.
+//
+// f16, bf16, f32, f64 in one list; multiplied in double, rounded once. The coefficient is read
+// or computed on the device. A coefficient of 1 keeps every bit; where the work is in place
+// the launch then returns before it touches any memory. Chunks are taken last to first: what
+// the norm read last is still in L2. A warp a chunk, any grid, blockDim.x a multiple of 32.
+
+#include "tensor_list.cuh"
+#include "clip_coefficient.cuh"
+
+struct Scale : Op {
+    double factor;
+    bool zero;
+    __device__ Scale(double factor, bool zero) : factor(factor), zero(zero) {}
+    template <typename T, int N>
+    __device__ __forceinline__ void fetch(Held<T, T, N>& held, const T* source, const T*) {
+        held.source = load<N>(source);
+    }
+    template <typename T, int N>
+    __device__ __forceinline__ void finish(const Held<T, T, N>& held, T* target) {
+        Pack<T, N> result = {};
+        if (!zero) {
+#pragma unroll
+            for (int i = 0; i < N; ++i)
+                result.at[i] = factor == 1 ? held.source.at[i] : narrow<T>(to_double(held.source.at[i]) * factor);
+        }
+        store<N>(target, result);
+    }
+};
+
+__device__ __forceinline__ void scale_all(const TensorList& list, Scale op, bool in_place) {
+    if (in_place && op.factor == 1 && !op.zero) return;
+    for (u32 k = first_warp(); k < list.chunks; k += warps_in_grid())
+        walk(list, list.chunks - 1 - k, op);
+}
+
+__device__ __forceinline__ double read(const double* scalar) { return load<1>(scalar).at[0]; }
+
+// By clip_coefficient_of(*norm). `zero_nonfinite`: a norm that is NaN or infinite makes every
+// element +0.
+extern "C" __global__ void __launch_bounds__(256, 3)
+clip_by_norm(const __grid_constant__ TensorList list, const double* norm, double max_norm, double eps,
+             u32 zero_nonfinite, u32 in_place) {
+    const double found = read(norm);
+    const bool zero = zero_nonfinite && !(fabs(found) <= 0x1.fffffffffffffp1023);
+    scale_all(list, Scale(clip_coefficient_of(found, max_norm, eps), zero), in_place);
+}
+
+// By *coefficient, or by `number` where `coefficient` is null.
+extern "C" __global__ void __launch_bounds__(256, 3)
+scale_grads(const __grid_constant__ TensorList list, const double* coefficient, double number, u32 in_place) {
+    scale_all(list, Scale(coefficient ? read(coefficient) : number, false), in_place);
+}

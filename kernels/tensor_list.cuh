@@ -1,0 +1,188 @@
+// A list of tensors as one launch sees it, and the walk that every kernel over lists shares.
+//
+// Each tensor is a pair of arrays of one shape, a source and a target (the same memory where
+// work is in place or where there is only reading), of any dtypes, strides and alignment. The
+// list is cut into chunks of `chunk_bytes` of one tensor each (the last of a tensor may be
+// shorter); a warp takes a chunk at a time, so that neither one huge tensor nor thousands of
+// tiny ones leave multiprocessors idle, and no barrier is needed. Which elements a chunk holds
+// depends on the list alone, never on the grid.
+
+#pragma once
+
+#include "dtypes.cuh"
+#include "reductions.cuh"
+
+// One dimension of a tensor that is not one gapless run; strides in bytes.
+struct Dim { i64 length, source_stride, target_stride; };
+
+struct Tensor {
+    u64 source, target;    // addresses
+    i64 count;             // elements
+    u32 first_chunk;       // how many chunks the tensors before it have
+    u32 first_dim, dims;   // in the list's dims, innermost first; 0 dims: aligned gapless runs
+    u32 dtype;             // of both arrays, as `walk` numbers them
+};
+
+// CAPACITY tensors in the parameter block, or, where it is 0, any number in device memory.
+// `_cuda/tensor_lists.py` has the same layout.
+struct TensorList {
+    u32 chunk_bytes;       // a multiple of 16 below 2^31, so that an int counts within a chunk
+    u32 tensors, chunks, unused;
+#if CAPACITY
+    Dim dim_at[16];
+    Tensor at[CAPACITY];
+#else
+    const Dim* dim_at;
+    const Tensor* at;
+#endif
+};
+
+// What one lane holds between fetching and finishing N elements.
+template <typename S, typename T, int N> struct Held { Pack<S, N> source; Pack<T, N> target; };
+
+__device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x % WARP); }
+__device__ __forceinline__ u32 first_warp() { return blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP; }
+__device__ __forceinline__ u32 warps_in_grid() { return gridDim.x * (blockDim.x / WARP); }
+
+__device__ __forceinline__ unsigned char* bytes_of(void* p) { return static_cast<unsigned char*>(p); }
+__device__ __forceinline__ const unsigned char* bytes_of(const void* p) { return static_cast<const unsigned char*>(p); }
+
+// N elements in one access; a single one may lie at any address.
+template <int N, typename T> __device__ __forceinline__ Pack<T, N> load(const T* from) {
+    if constexpr (N == 1) {
+        if (reinterpret_cast<u64>(from) % sizeof(T)) {
+            Pack<T, 1> value;
+            for (u32 i = 0; i < sizeof(T); ++i) bytes_of(&value)[i] = bytes_of(from)[i];
+            return value;
+        }
+    }
+    return *reinterpret_cast<const Pack<T, N>*>(from);
+}
+
+template <int N, typename T> __device__ __forceinline__ void store(T* to, const Pack<T, N>& value) {
+    if constexpr (N == 1) {
+        if (reinterpret_cast<u64>(to) % sizeof(T)) {
+            for (u32 i = 0; i < sizeof(T); ++i) bytes_of(to)[i] = bytes_of(&value)[i];
+            return;
+        }
+    }
+    *reinterpret_cast<Pack<T, N>*>(to) = value;
+}
+
+// The tensor that a chunk lies in: 32 places are tried at a time. All lanes of a warp must
+// call it with the same chunk.
+__device__ __forceinline__ u32 tensor_of(const TensorList& list, u32 chunk) {
+    u32 low = 0, high = list.tensors;  // it is in [low, high)
+    while (high - low > 1) {
+        const u32 step = (high - low + WARP - 1) / WARP;
+        const u32 probe = low + lane() * step;
+        const bool reached = probe < high && list.at[probe].first_chunk <= chunk;
+        low += step * (__popc(__ballot_sync(ALL_LANES, reached)) - 1);
+        high = min(high, low + step);
+    }
+    return low;
+}
+
+// What a kernel does with elements derives from this and says how a lane takes them.
+// `fetch` only reads, `finish` may write.
+struct Op {
+    static constexpr int BYTES = 16;  // an access, where pointers allow
+    static constexpr int BATCH = 4;   // accesses in flight
+};
+
+// One warp over `packs` packs of N elements of two runs. All fetches of a batch come before
+// its first store, which could alias them for all that the compiler knows.
+template <int N, typename S, typename T, typename O>
+__device__ __forceinline__ void walk_packs(const S* source, T* target, int packs, O& op) {
+    source += lane() * N;
+    target += lane() * N;
+    int left = packs - lane();
+    for (; left > (O::BATCH - 1) * WARP; left -= O::BATCH * WARP) {
+        Held<S, T, N> held[O::BATCH];
+#pragma unroll
+        for (int b = 0; b < O::BATCH; ++b) op.fetch(held[b], source + b * WARP * N, target + b * WARP * N);
+#pragma unroll
+        for (int b = 0; b < O::BATCH; ++b) op.finish(held[b], target + b * WARP * N);
+        source += O::BATCH * WARP * N;
+        target += O::BATCH * WARP * N;
+    }
+    for (; left > 0; left -= WARP) {
+        Held<S, T, N> held;
+        op.fetch(held, source, target);
+        op.finish(held, target);
+        source += WARP * N;
+        target += WARP * N;
+    }
+}
+
+// One warp over two gapless runs: packs between the elements before the first boundary and
+// those after the last; single elements throughout where the two never align.
+template <typename S, typename T, typename O>
+__device__ __forceinline__ void walk_run(const S* source, T* target, int count, O& op) {
+    constexpr int WIDER = sizeof(S) > sizeof(T) ? sizeof(S) : sizeof(T);
+    constexpr int N = O::BYTES > WIDER ? O::BYTES / WIDER : 1;
+    int head = (N - static_cast<int>(reinterpret_cast<u64>(target) / sizeof(T) % N)) % N;
+    if (head > count || reinterpret_cast<u64>(source + head) % (N * sizeof(S))) head = count;
+    const int packs = (count - head) / N;
+    walk_packs<N>(source + head, target + head, packs, op);
+    for (int i = lane(); i < count - packs * N; i += WARP) {
+        const int at = i < head ? i : i + packs * N;
+        Held<S, T, 1> held;
+        op.fetch(held, source + at, target + at);
+        op.finish(held, target + at);
+    }
+}
+
+// The quotient, by the much shorter 32-bit division where that is enough.
+__device__ __forceinline__ i64 divide(i64 a, i64 b) {
+    if (static_cast<u64>(a | b) >> 32) return a / b;
+    return static_cast<u32>(a) / static_cast<u32>(b);
+}
+
+// One warp over `count` elements, from number `first` on, of a tensor of any strides and
+// alignment.
+template <typename S, typename T, typename O>
+__device__ __forceinline__ void walk_strided(const TensorList& list, const Tensor& tensor, i64 first, int count, O& op) {
+    for (int i = lane(); i < count; i += WARP) {
+        u64 source = tensor.source, target = tensor.target;
+        i64 rest = first + i;
+        for (u32 d = tensor.first_dim; d < tensor.first_dim + tensor.dims; ++d) {
+            const Dim dim = list.dim_at[d];
+            const i64 next = divide(rest, dim.length);
+            source += (rest - next * dim.length) * dim.source_stride;
+            target += (rest - next * dim.length) * dim.target_stride;
+            rest = next;
+        }
+        Held<S, T, 1> held;
+        op.fetch(held, reinterpret_cast<const S*>(source), reinterpret_cast<T*>(target));
+        op.finish(held, reinterpret_cast<T*>(target));
+    }
+}
+
+// One warp over one chunk of a tensor whose source holds S and whose target T.
+template <typename S, typename T, typename O>
+__device__ __forceinline__ void walk_chunk(const TensorList& list, const Tensor& tensor, u32 chunk, O& op) {
+    const u32 length = list.chunk_bytes / sizeof(T);
+    const i64 first = static_cast<i64>(chunk - tensor.first_chunk) * length;
+    const int count = static_cast<int>(min(static_cast<i64>(length), tensor.count - first));
+    if (tensor.dims) {
+        walk_strided<S, T>(list, tensor, first, count, op);
+    } else {
+        walk_run(reinterpret_cast<const S*>(tensor.source) + first,
+                 reinterpret_cast<T*>(tensor.target) + first, count, op);
+    }
+}
+
+// One warp over one chunk of a list of mixed dtypes. One launch serves them all: a model's
+// gradients are often bf16 with a few f32 ones, and a launch costs more than this switch,
+// which a whole warp takes the same way.
+template <typename O>
+__device__ __forceinline__ void walk(const TensorList& list, u32 chunk, O& op) {
+    const Tensor tensor = list.at[tensor_of(list, chunk)];
+    switch (tensor.dtype) {
+        case 0: walk_chunk<f16, f16>(list, tensor, chunk, op); break;
+        case 1: walk_chunk<bf16, bf16>(list, tensor, chunk, op); break;
+        case 2: walk_chunk<f32, f32>(list, tensor, chunk, op); break;
+        case 3: walk_chunk<f64, f64>(list, tensor, chunk, op); break;
+    }
+}

@@ -1,0 +1,22 @@
+// target = +0 over a list of tensors, whatever was there; only written, never read.
+//
+// f16, bf16, f32, f64 in one list. A strided tensor's gaps stay as they are. A warp a chunk,
+// any grid, blockDim.x a multiple of 32.
+
+#include "tensor_list.cuh"
+
+struct Zero : Op {
+    template <typename T, int N>
+    __device__ __forceinline__ void fetch(Held<T, T, N>&, const T*, const T*) {}
+    template <typename T, int N>
+    __device__ __forceinline__ void finish(const Held<T, T, N>&, T* target) {
+        const Pack<T, N> zeros = {};
+        store<N>(target, zeros);
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(256, 3)
+zero_grad(const __grid_constant__ TensorList list) {
+    Zero op;
+    for (u32 chunk = first_warp(); chunk < list.chunks; chunk += warps_in_grid()) walk(list, chunk, op);
+}
