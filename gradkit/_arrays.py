@@ -21,6 +21,7 @@ from gradkit._frameworks.tensorflow import TensorFlow
 from gradkit._frameworks.torch import Torch, TorchSubclass
 
 __all__ = [
+    "HOST",
     "Framework",
     "Native",
     "NumPy",
@@ -33,9 +34,10 @@ __all__ = [
     "same_device",
 ]
 
+HOST = NumPy()
 # The first that owns a type has it.
 _FRAMEWORKS: tuple[Framework, ...] = (
-    NumPy(),
+    HOST,
     CuPy(),
     Torch(),
     TorchSubclass(),

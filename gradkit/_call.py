@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from gradkit import _checks, _memory
 from gradkit._arrays import (
+    HOST,
     Framework,
     Native,
     beside,
@@ -69,8 +70,9 @@ class Call:
             refuse_write(framework, label, self._instead)
         with named(lambda: label):
             native = framework.view(array, write=write, detach=self._detach and not write)
-        host = framework.module == "numpy"
-        if not (host or label == self._first or same_device(native, self[self._first])):
+        if not (
+            framework is HOST or label == self._first or same_device(native, self[self._first])
+        ):
             raise ValueError(f"{label} and {self._first} are on different devices")
         return native
 

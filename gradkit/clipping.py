@@ -9,12 +9,13 @@ underflow on the way.
 """
 
 import math
+from collections.abc import Iterable
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from gradkit import _checks, _tree
-from gradkit._arrays import beside, framework_of, is_array
+from gradkit._arrays import HOST, beside, framework_of, is_array
 from gradkit._call import Call, Outputs
 from gradkit._gradients import Gradients
 from gradkit.distributed import Reduce
@@ -225,7 +226,8 @@ def clip_by_global_norm(
     clipped_out, norm_out = _pair(out)
     with group.running():
         clipped = _twins(group, clipped_out)
-        norm = _norm(group, order, policy, reduce, norm_out)
+        apart = [(f"out[0], gradient {i}", native) for i, native in enumerate(clipped.natives)]
+        norm = _norm(group, order, policy, reduce, norm_out, apart=apart)
         _clip(group, norm.natives[0], clipped.natives, limit, floor, policy)
         results = clipped.results()
         tree = group.rebuilt(results) if clipped_out is None else clipped_out
@@ -400,10 +402,11 @@ def _norm(
     out: Any,
     *,
     per_tensor: bool = False,
+    apart: Iterable[tuple[str, Any]] = (),
 ) -> Outputs:
     """The norm, over all ranks if there are several, written where the caller wants it."""
     shape = (len(group.arrays),) if per_tensor else ()
-    result = group.outputs(out, [("the norm", shape, "float64")])
+    result = group.outputs(out, [("the norm", shape, "float64")], apart=apart)
     target = result.natives[0]
     # An error may leave no byte changed, not even those of out.
     fallible = policy == "raise" or reduce is not None
@@ -426,7 +429,7 @@ def _combine_ranks(group: Gradients, norm: Any, order: float, reduce: Reduce) ->
         framework = framework_of(answer)
         if framework is None:
             native = group.backend.as_float64(_checks.real(answer, label))
-        elif framework.module == "numpy":  # NumPy may answer for any framework
+        elif framework is HOST:  # NumPy may answer for any framework
             native = beside(answer, value)
         else:
             native = group.view(answer, label, write=False)

@@ -1,6 +1,5 @@
 """What gradkit found on this machine."""
 
-import importlib.metadata
 import importlib.util
 import platform
 from typing import Any, Literal, overload
@@ -67,9 +66,11 @@ def _versions() -> dict[str, str]:
 
 
 def _version(name: str) -> str:
+    from importlib import metadata  # with all of email: half of what importing gradkit may cost
+
     try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
         return "not installed"
 
 

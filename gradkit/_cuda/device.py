@@ -97,7 +97,7 @@ class CupyDevice:
         self.multiprocessors: int = attributes["MultiProcessorCount"]
         self.max_shared_memory: int = attributes["MaxSharedMemoryPerBlockOptin"]
         self.max_parameter_bytes = 4096
-        self.launch_errors = (
+        self.launch_errors: tuple[type[Exception], ...] = (
             cupy.cuda.driver.CUDADriverError,
             cupy.cuda.runtime.CUDARuntimeError,
         )

@@ -12,12 +12,14 @@ are: blocks are as large as the scratch allows rather than as small as the cache
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 DType: TypeAlias = np.dtype[Any]
@@ -34,7 +36,7 @@ _ACCUMULATED = 1 << 18  # numbers that all strips together may accumulate: 2 MiB
 _SHORT_BUFFER = 512  # elements
 _ALIGNMENT = 64  # bytes of a cache line, and of the widest vector load
 
-_pool: ThreadPoolExecutor | None = None
+_pool: "ThreadPoolExecutor | None" = None
 _spare: list[Array] = []  # scratch that no strip is using
 
 
@@ -177,9 +179,11 @@ def _run(work: Callable[[Sequence[Item]], Result], strip: Sequence[Item], run: i
         return work(strip)
 
 
-def _threads() -> ThreadPoolExecutor:
+def _threads() -> "ThreadPoolExecutor":
     global _pool
     if _pool is None:
+        from concurrent.futures import ThreadPoolExecutor  # costs a third of gradkit's import
+
         _pool = ThreadPoolExecutor(max(1, WORKERS - 1), thread_name_prefix="gradkit")
     return _pool
 
