@@ -22,7 +22,7 @@ import gradkit
 
 TENSORS, ELEMENTS = 10, 64
 LIMIT = 10.0  # microseconds a call for ten tensors
-ROUNDS, CALLS = 60, 200
+ROUNDS, CALLS = 150, 50
 
 OPERATIONS: dict[str, Callable] = {
     "grad_norm": gradkit.grad_norm,
