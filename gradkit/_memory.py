@@ -5,11 +5,14 @@ same code and no element is read.
 """
 
 from collections.abc import Sequence
+from itertools import repeat
+from operator import attrgetter, is_
 from typing import Any
 
 import numpy as np
 
 _WORK = 100_000  # steps of the exact overlap search before it gives up (microseconds)
+_base_of = attrgetter("base")
 
 
 def address_of(array: Any) -> int:
@@ -84,7 +87,9 @@ def first_overlap(arrays: Sequence[Any]) -> tuple[int, int] | None:
     if len(arrays) < 2:
         return None
     # Owners of distinct allocations: only the same object twice can overlap.
-    owners = all(type(array) is np.ndarray and array.base is None for array in arrays)
+    owners = set(map(type, arrays)) == {np.ndarray} and all(
+        map(is_, map(_base_of, arrays), repeat(None))
+    )
     if owners and len(set(map(id, arrays))) == len(arrays):
         return None
     ranges = sorted((*byte_range(array), index) for index, array in enumerate(arrays))

@@ -1,7 +1,5 @@
 """What gradkit found on this machine."""
 
-import importlib.metadata
-import importlib.util
 import platform
 from typing import Any, Literal, overload
 
@@ -67,6 +65,8 @@ def _versions() -> dict[str, str]:
 
 
 def _version(name: str) -> str:
+    import importlib.metadata  # slower to import than all of gradkit
+
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -80,5 +80,7 @@ def _numpy() -> dict[str, Any]:
 
 def _cuda() -> dict[str, Any]:
     """Without importing CuPy, which takes seconds."""
+    import importlib.util
+
     installed = importlib.util.find_spec("cupy") is not None
     return {"available": installed, "cupy": "installed" if installed else "not installed"}
