@@ -1,102 +1,50 @@
-"""What an argument is: its framework, and the way in and out for the caller's own arrays.
+"""What an argument is: the framework of its type, and its name in an error.
 
-A *native* array is what a backend computes on: ``numpy.ndarray`` or ``cupy.ndarray``. Each
-framework says how one of its arrays is seen as a native array without a copy, and how a
-native result goes back as the caller's own type.
+Adding an array library takes a file in ``_frameworks`` and a word in the tuple here. Nothing
+is imported for it: an array of a library can only exist once its module does.
 """
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
-Native: TypeAlias = Any  # numpy.ndarray, or cupy.ndarray, which cannot be imported here
+from gradkit._dispatch import backend_of
+from gradkit._frameworks.base import Framework, Native
+from gradkit._frameworks.cupy import CuPy
+from gradkit._frameworks.dlpack import DLPack
+from gradkit._frameworks.jax import JAX
+from gradkit._frameworks.numpy import NumPy
+from gradkit._frameworks.tensorflow import TensorFlow
+from gradkit._frameworks.torch import Torch, TorchSubclass
 
-
-class Framework:
-    """One array library. Subclasses override what differs."""
-
-    name = ""
-    module = ""  # the top-level module that must have been imported for an array to exist
-
-    def owns(self, kind: type) -> bool:
-        """Whether arrays of this type are this framework's."""
-        raise NotImplementedError
-
-    def view(self, array: Any, *, write: bool) -> Native:
-        """The array's own memory as a native array.
-
-        A ``TypeError`` or ``ValueError`` says what the array is, without its name: the
-        caller knows that (see ``named``).
-        """
-        raise NotImplementedError
-
-    def wrap(self, native: Native, like: Any) -> Any:
-        """A native result as an array of the caller's type, on the device of ``like``."""
-        raise NotImplementedError
-
-    def wrote(self, array: Any) -> None:
-        """Told after the memory of one of the caller's arrays was written."""
-
-
-class NumPy(Framework):
-    """``numpy.ndarray`` and its harmless subclasses (``memmap``, say)."""
-
-    name = module = "numpy"
-
-    def owns(self, kind: type) -> bool:
-        return issubclass(kind, (np.ndarray, np.generic))
-
-    def view(self, array: Any, *, write: bool) -> Native:
-        if type(array) is np.ndarray:
-            return array
-        if isinstance(array, np.ma.MaskedArray):
-            raise TypeError("is a masked array; pass its .data or .filled() instead")
-        if write and isinstance(array, np.generic):
-            raise TypeError("is a NumPy scalar, which cannot be written in place")
-        return np.asarray(array)
-
-    def wrap(self, native: Native, like: Any) -> Any:  # noqa: ARG002
-        return native
-
-
-class CuPy(Framework):
-    """``cupy.ndarray``."""
-
-    name = module = "cupy"
-
-    def owns(self, kind: type) -> bool:
-        return issubclass(kind, sys.modules["cupy"].ndarray)
-
-    def view(self, array: Any, *, write: bool) -> Native:  # noqa: ARG002
-        return array
-
-    def wrap(self, native: Native, like: Any) -> Any:  # noqa: ARG002
-        return native
-
-
-class ArrayAPI(Framework):
-    """Any other object in host memory that speaks DLPack and the array-API standard."""
-
-    name = "array API"
-
-    def owns(self, kind: type) -> bool:
-        return hasattr(kind, "__dlpack__") and hasattr(kind, "__array_namespace__")
-
-    def view(self, array: Any, *, write: bool) -> Native:  # noqa: ARG002
-        try:
-            return np.from_dlpack(array)
-        except (BufferError, RuntimeError) as error:
-            raise TypeError(f"cannot be read through DLPack: {error}") from error
-
-    def wrap(self, native: Native, like: Any) -> Any:
-        return like.__array_namespace__().from_dlpack(native)
-
+__all__ = [
+    "HOST",
+    "Framework",
+    "Native",
+    "NumPy",
+    "beside",
+    "framework_of",
+    "is_array",
+    "is_scalar",
+    "named",
+    "refuse_write",
+    "same_device",
+]
 
 HOST = NumPy()
-_FRAMEWORKS: tuple[Framework, ...] = (HOST, CuPy(), ArrayAPI())
+# The first that owns a type has it.
+_FRAMEWORKS: tuple[Framework, ...] = (
+    HOST,
+    CuPy(),
+    Torch(),
+    TorchSubclass(),
+    JAX(),
+    TensorFlow(),
+    DLPack(),
+)
 _BY_TYPE: dict[type, Framework | None] = {}
 
 
@@ -110,6 +58,43 @@ def framework_of(array: Any) -> Framework | None:
         return _BY_TYPE.setdefault(kind, found)
 
 
+def is_array(value: Any) -> bool:
+    """Whether a value is an array of any framework known here."""
+    return framework_of(value) is not None
+
+
+def is_scalar(value: Any) -> bool:
+    """Whether a value is a NumPy scalar or 0-d array, which may stand beside any framework's."""
+    return isinstance(value, np.generic) or (type(value) is np.ndarray and value.ndim == 0)
+
+
+def beside(scalar: Any, native: Native) -> Native:
+    """A NumPy scalar as a native array where another native array is.
+
+    On a device this queues a copy: call it where the work is running.
+    """
+    if type(native) is np.ndarray:
+        return np.asarray(scalar)
+    device = backend_of(native).device
+    with device.active():
+        return device.xp.asarray(scalar)
+
+
+def same_device(a: Native, b: Native) -> bool:
+    """Whether two native arrays can be worked on together."""
+    if type(a) is not type(b):
+        return False
+    return type(a) is np.ndarray or bool(a.device == b.device)
+
+
+def refuse_write(framework: Framework, label: str, instead: str) -> None:
+    """Raise where a library's users count on their arrays never changing."""
+    if framework.immutable:
+        raise TypeError(
+            f"{label} is a {framework.name} array, whose memory is never written; {instead}"
+        )
+
+
 @contextmanager
 def named(label: Callable[[], str]) -> Iterator[None]:
     """Put an argument's name in front of what a framework says of it."""
@@ -117,11 +102,6 @@ def named(label: Callable[[], str]) -> Iterator[None]:
         yield
     except (TypeError, ValueError) as error:
         raise type(error)(f"{label()} {error}") from error.__cause__
-
-
-def is_array(value: Any) -> bool:
-    """Whether a value is an array of any framework known here."""
-    return framework_of(value) is not None
 
 
 def _loaded(framework: Framework) -> bool:

@@ -1,27 +1,49 @@
 """The array arguments of one call: checked together, as native arrays, with the outputs."""
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any, Protocol
 
 from gradkit import _checks, _memory
-from gradkit._arrays import Framework, Native, framework_of, named
+from gradkit._arrays import (
+    HOST,
+    Framework,
+    Native,
+    beside,
+    framework_of,
+    is_scalar,
+    named,
+    refuse_write,
+    same_device,
+)
 from gradkit._dispatch import backend_of
 from gradkit._dtypes import dtype_named, float_name
 
 _OPTIONAL = ("scale", "bias")  # the arguments that may be absent
 
 Spec = tuple[str, tuple[int, ...], str] | None  # an output's name, shape and dtype
+RETURNED = "leave out=None and take the new arrays that are returned"
 
 
 class Call:
     """Array arguments by name, all of one framework; ``None`` stands for an absent one.
 
     ``call["x"]`` is the native array. The first argument decides the framework, the backend
-    and what new results look like. Those named in ``write`` will be written in place.
+    and what new results look like. Those named in ``write`` will be written in place;
+    ``instead`` says what to do where that cannot be. ``detach``: arrays that take part in
+    differentiation are welcome, as they are where no gradient is meant.
     """
 
-    def __init__(self, *, write: tuple[str, ...] = (), **arrays: Any):
+    def __init__(
+        self,
+        *,
+        write: tuple[str, ...] = (),
+        instead: str = RETURNED,
+        detach: bool = True,
+        **arrays: Any,
+    ):
+        self._instead, self._detach = instead, detach
         self._first, self.like = next(iter(arrays.items()))
         self.framework = _framework_of(self.like, self._first)
         self._natives: dict[str, Native] = dict.fromkeys(arrays)
@@ -37,12 +59,26 @@ class Call:
         """An argument as a native array, once it is known to be of the call's framework."""
         framework = _framework_of(array, label)
         if framework is not self.framework:
+            if is_scalar(array) and not write:
+                with self.running():
+                    return beside(array, self[self._first])
             raise TypeError(
                 f"{label} is a {framework.name} array, but {self._first} is a "
                 f"{self.framework.name} array; the arrays of one call must be of one framework"
             )
+        if write:
+            refuse_write(framework, label, self._instead)
         with named(lambda: label):
-            return framework.view(array, write=write)
+            native = framework.view(array, write=write, detach=self._detach and not write)
+        if not (
+            framework is HOST or label == self._first or same_device(native, self[self._first])
+        ):
+            raise ValueError(f"{label} and {self._first} are on different devices")
+        return native
+
+    def running(self) -> AbstractContextManager[Any]:
+        """Where the call's work has to be queued: the caller's device and stream."""
+        return self.framework.running(self.like)
 
     def dtype(self, *labels: str) -> str | None:
         """The one floating dtype of the arguments that are present, by name."""
@@ -118,6 +154,7 @@ class Outputs:
         given_any = any(array is not None for array in self._given)
         self._inputs = list(inputs) if given_any else []
         self._reuse = reuse
+        self._arrays = list(self._given)  # new ones join where they exist before they are filled
         self.natives = [
             self._output(position, array, spec)
             for position, (array, spec) in enumerate(zip(self._given, specs, strict=True))
@@ -128,14 +165,25 @@ class Outputs:
 
     def results(self) -> tuple[Any, ...]:
         """The outputs as the caller's own objects, or as new arrays of the caller's type."""
-        return tuple(map(self._result, self._given, self.natives))
+        framework, like = self._owner.framework, self._owner.like
+        written = [array for array in self._given if array is not None]
+        if written:
+            framework.wrote(written)
+        return tuple(
+            framework.wrap(native, like) if array is None and native is not None else array
+            for array, native in zip(self._arrays, self.natives, strict=True)
+        )
 
-    def _result(self, given: Any, native: Native) -> Any:
-        framework = self._owner.framework
-        if given is not None:
-            framework.wrote(given)
-            return given
-        return None if native is None else framework.wrap(native, self._owner.like)
+    def _new(self, position: int, shape: tuple[int, ...], dtype: str) -> Native:
+        owner, places = self._owner, None
+        if self._like is not None and self._like[0] == position:
+            shape, places = _memory.in_memory_order(self._like[1])
+        native, array = owner.framework.empty(owner.backend, shape, dtype_named(dtype), owner.like)
+        if places is not None:
+            native = native.transpose(places)
+            array = None if array is None else array.permute(places)
+        self._arrays[position] = array
+        return native
 
     def _output(self, position: int, array: Any, spec: Spec) -> Native:
         label = f"out[{position}]" if len(self._given) > 1 else "out"
@@ -145,10 +193,7 @@ class Outputs:
             return None
         name, shape, dtype = spec
         if array is None:
-            empty, kind = self._owner.backend.empty, dtype_named(dtype)
-            if self._like is not None and self._like[0] == position:
-                return _memory.empty_in_order_of(self._like[1], lambda s: empty(s, kind))
-            return empty(shape, kind)
+            return self._new(position, shape, dtype)
         native = self._owner.view(array, label, write=True)
         _checks.shape(native, shape, label, f"the shape of {name}")
         if float_name(native.dtype) != dtype:

@@ -1,6 +1,7 @@
 """A caller's gradients, opened: checked, seen as native arrays, and with the way back."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import chain
 from operator import attrgetter
@@ -10,8 +11,17 @@ from typing import Any
 import numpy as np
 
 from gradkit import _checks, _memory, _tree
-from gradkit._arrays import HOST, Framework, Native, framework_of, is_array, named
-from gradkit._call import Outputs, Spec
+from gradkit._arrays import (
+    HOST,
+    Framework,
+    Native,
+    framework_of,
+    is_array,
+    named,
+    refuse_write,
+    same_device,
+)
+from gradkit._call import RETURNED, Outputs, Spec
 from gradkit._dispatch import backend_of
 from gradkit._dtypes import float_name
 
@@ -25,10 +35,11 @@ class Gradients:
 
     ``tree`` is the caller's container (one-shot iterables made into lists), ``arrays`` its
     leaves in order without the ``None`` ones, ``natives`` the same memory as native arrays.
-    An empty list counts as NumPy's.
+    An empty list counts as NumPy's. ``instead`` says what to do where gradients cannot be
+    written.
     """
 
-    def __init__(self, grads: Any, *, write: bool, label: str = "grads"):
+    def __init__(self, grads: Any, *, write: bool, label: str = "grads", instead: str = RETURNED):
         self._label = label
         self.tree: Any
         self.arrays: list[Any]
@@ -41,11 +52,9 @@ class Gradients:
             self.arrays = _tree.leaves(self.tree, is_array)
         self._plain = set(map(type, self.arrays)) == {np.ndarray}
         self.framework = HOST if self._plain else self._find_framework()
-        self.natives: Sequence[Native] = (
-            self.arrays
-            if self._plain
-            else [self._view(index, write) for index in range(len(self.arrays))]
-        )
+        if write and self.framework.immutable:
+            refuse_write(self.framework, self.name(0), instead)
+        self.natives: Sequence[Native] = self.arrays if self._plain else self._views(write)
         self.backend: ModuleType = backend_of(self.natives[0] if self.natives else _NOTHING)
         self._check_elements()
         if write:
@@ -66,8 +75,17 @@ class Gradients:
         if framework is not self.framework:
             found = type(array).__qualname__ if framework is None else f"{framework.name} array"
             raise TypeError(f"{label} is a {found}; expected an array as {self._label} has them")
+        if write:
+            refuse_write(framework, label, RETURNED)
         with named(lambda: label):
-            return framework.view(array, write=write)
+            native = framework.view(array, write=write)
+        if self.natives and not same_device(native, self.natives[0]):
+            raise ValueError(f"{label} and {self.name(0)} are on different devices")
+        return native
+
+    def running(self) -> AbstractContextManager[Any]:
+        """Where the call's work has to be queued: the caller's device and stream."""
+        return self.framework.running(self.like)
 
     def outputs(
         self, out: Any, specs: Sequence[Spec], *, apart: Iterable[tuple[str, Native]] = ()
@@ -80,10 +98,9 @@ class Gradients:
         """A native result as the caller's own array type."""
         return self.framework.wrap(native, self.like)
 
-    def wrap_tree(self, natives: Iterable[Native]) -> Any:
-        """Native results, one a gradient, in the caller's own container."""
-        wrapped = map(self.framework.wrap, natives, self.arrays)
-        return _tree.rebuild(self.tree, is_array, wrapped)
+    def rebuilt(self, results: Iterable[Any]) -> Any:
+        """Results, one a gradient, in the caller's own container."""
+        return _tree.rebuild(self.tree, is_array, iter(results))
 
     def returned(self, grads: Any) -> Any:
         """What an in-place function gives back: the caller's own object."""
@@ -91,8 +108,7 @@ class Gradients:
 
     def wrote(self) -> None:
         """Tell the framework that every gradient's memory was written."""
-        for array in self.arrays:
-            self.framework.wrote(array)
+        self.framework.wrote(self.arrays)
 
     def _find_framework(self) -> Framework:
         kinds = {type(array): index for index, array in reversed(list(enumerate(self.arrays)))}
@@ -113,9 +129,22 @@ class Gradients:
             )
         return next(iter(found), HOST)
 
-    def _view(self, index: int, write: bool) -> Native:
-        with named(partial(self.name, index)):
-            return self.framework.view(self.arrays[index], write=write)
+    def _views(self, write: bool) -> Sequence[Native]:
+        try:
+            natives = self.framework.views(self.arrays, write=write)
+        except (TypeError, ValueError):
+            for index, array in enumerate(self.arrays):  # once more, to say which
+                with named(partial(self.name, index)):
+                    self.framework.view(array, write=write)
+            raise
+        if set(map(type, natives)) != {np.ndarray}:
+            self._check_device(natives)
+        return natives
+
+    def _check_device(self, natives: Sequence[Native]) -> None:
+        for index, native in enumerate(natives):
+            if not same_device(native, natives[0]):
+                raise ValueError(f"{self.name(0)} and {self.name(index)} are on different devices")
 
     def _check_elements(self) -> None:
         if None not in map(float_name, set(map(_dtype_of, self.natives))):
@@ -129,6 +158,8 @@ class Gradients:
                 flags = native.flags
                 if not (flags.c_contiguous and getattr(flags, "writeable", True)):
                     _checks.writable(native, self.name(index))
+        if self.framework.apart(self.arrays):
+            return
         pair = _memory.first_overlap(self.natives)
         if pair is not None:
             first, second = map(self.name, pair)

@@ -65,9 +65,10 @@ def accumulate_grad(
            [0.5, 0.5]], dtype=float32)
     """
     factor = None if scale is None else _checks.real(scale, "scale")
-    call, flag = _open(buffer, grad, do_update, "do_update", casting)
-    call.backend.accumulate_grad(call["buffer"], call["grad"], flag, factor)
-    call.framework.wrote(buffer)
+    call, flag = _open(buffer, grad, do_update, "do_update", casting, "compute buffer + grad")
+    with call.running():
+        call.backend.accumulate_grad(call["buffer"], call["grad"], flag, factor)
+    call.framework.wrote([buffer])
     return buffer
 
 
@@ -115,9 +116,11 @@ def accumulate_grad_v2(
     >>> updated, buffer
     (True, array([2., 2.]))
     """
-    call, flag = _open(buffer, grad, overwrite, "overwrite", casting)
-    call.backend.accumulate_grad_v2(call["buffer"], call["grad"], flag)
-    call.framework.wrote(buffer)
+    instead = "take grad itself, or compute buffer + grad"
+    call, flag = _open(buffer, grad, overwrite, "overwrite", casting, instead)
+    with call.running():
+        call.backend.accumulate_grad_v2(call["buffer"], call["grad"], flag)
+    call.framework.wrote([buffer])
     return True, buffer
 
 
@@ -152,15 +155,18 @@ def zero_grad(grads: Any) -> Any:
     >>> gradkit.zero_grad([np.array([1.0, np.nan]), None])
     [array([0., 0.]), None]
     """
-    group = Gradients(grads, write=True)
-    group.backend.zero_grad(group.natives)
+    group = Gradients(grads, write=True, instead="make new zeros (zeros_like)")
+    with group.running():
+        group.backend.zero_grad(group.natives)
     group.wrote()
     return group.returned(grads)
 
 
-def _open(buffer: Any, grad: Any, flag: Any, flag_label: str, casting: str) -> tuple[Call, Native]:
+def _open(
+    buffer: Any, grad: Any, flag: Any, flag_label: str, casting: str, instead: str
+) -> tuple[Call, Native]:
     _checks.choice(casting, "casting", ("safe", "same_kind"))
-    call = Call(write=("buffer",), buffer=buffer, grad=grad)
+    call = Call(write=("buffer",), instead=instead, detach=False, buffer=buffer, grad=grad)
     into, addend = call["buffer"], call["grad"]
     name = _checks.floating(into, "buffer")
     accepted = SAFE_ADDENDS[name] if casting == "safe" else FLOATS

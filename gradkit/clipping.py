@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from gradkit import _checks, _tree
-from gradkit._arrays import is_array
+from gradkit._arrays import HOST, beside, framework_of, is_array
 from gradkit._call import Call, Outputs
 from gradkit._gradients import Gradients
 from gradkit.distributed import Reduce
@@ -97,7 +97,8 @@ def grad_norm(
     order = _checks.norm_order(norm_type)
     policy = _checks.choice(nonfinite, "nonfinite", _POLICIES)
     group = Gradients(grads, write=False)
-    return _norm(group, order, policy, reduce, out, per_tensor=per_tensor).results()[0]
+    with group.running():
+        return _norm(group, order, policy, reduce, out, per_tensor=per_tensor).results()[0]
 
 
 def clip_grad_norm(
@@ -165,11 +166,13 @@ def clip_grad_norm(
     [array([0.6, 0. ]), array([0.8])]
     """
     limit, order, floor, policy = _clip_arguments(max_norm, norm_type, eps, nonfinite)
-    group = Gradients(grads, write=True)
-    norm = _norm(group, order, policy, reduce, out)
-    _clip(group, norm.natives[0], group.natives, limit, floor, policy)
-    group.wrote()
-    return norm.results()[0]
+    instead = "use clip_by_global_norm, which returns new gradients"
+    group = Gradients(grads, write=True, instead=instead)
+    with group.running():
+        norm = _norm(group, order, policy, reduce, out)
+        _clip(group, norm.natives[0], group.natives, limit, floor, policy)
+        group.wrote()
+        return norm.results()[0]
 
 
 def clip_by_global_norm(
@@ -221,14 +224,14 @@ def clip_by_global_norm(
     limit, order, floor, policy = _clip_arguments(max_norm, norm_type, eps, nonfinite)
     group = Gradients(grads, write=False)
     clipped_out, norm_out = _pair(out)
-    clipped = _twins(group, clipped_out)
-    apart = [(f"out[0], gradient {i}", native) for i, native in enumerate(clipped.natives)]
-    norm = _norm(group, order, policy, reduce, norm_out, apart=apart)
-    _clip(group, norm.natives[0], clipped.natives, limit, floor, policy)
-    if clipped_out is None:
-        return group.wrap_tree(clipped.natives), norm.results()[0]
-    clipped.results()
-    return clipped_out, norm.results()[0]
+    with group.running():
+        clipped = _twins(group, clipped_out)
+        apart = [(f"out[0], gradient {i}", native) for i, native in enumerate(clipped.natives)]
+        norm = _norm(group, order, policy, reduce, norm_out, apart=apart)
+        _clip(group, norm.natives[0], clipped.natives, limit, floor, policy)
+        results = clipped.results()
+        tree = group.rebuilt(results) if clipped_out is None else clipped_out
+        return tree, norm.results()[0]
 
 
 def clip_coefficient(norm: Any, max_norm: float, *, eps: float = 1e-6, out: Any = None) -> Any:
@@ -264,10 +267,12 @@ def clip_coefficient(norm: Any, max_norm: float, *, eps: float = 1e-6, out: Any 
     """
     limit, floor = _checks.nonnegative(max_norm, "max_norm"), _checks.epsilon(eps)
     call = Call(norm=norm if is_array(norm) else np.float64(_checks.real(norm, "norm")))
-    call.expect_dtype("norm", "float64")
-    coefficient = call.outputs(out, [("the coefficient", call["norm"].shape, "float64")])
-    call.backend.clip_coefficient(call["norm"], limit, floor, coefficient.natives[0])
-    return coefficient.results()[0]
+    call.expect_dtype("norm", call.framework.widest())
+    with call.running():
+        coefficient = call.outputs(out, [("the coefficient", call["norm"].shape, "float64")])
+        norms = call.backend.as_float64(call["norm"])
+        call.backend.clip_coefficient(norms, limit, floor, coefficient.natives[0])
+        return coefficient.results()[0]
 
 
 def scale_grads(grads: Any, coefficient: Any) -> Any:
@@ -298,9 +303,11 @@ def scale_grads(grads: Any, coefficient: Any) -> Any:
     >>> gradkit.scale_grads(grads, 0.5)
     [array([ 1., -2.])]
     """
-    group = Gradients(grads, write=True)
-    factor = _factor(group, coefficient)
-    group.backend.scale_grads(group.natives, factor, group.natives)
+    instead = "compute coefficient * g for each gradient g"
+    group = Gradients(grads, write=True, instead=instead)
+    with group.running():
+        factor = _factor(group, coefficient)
+        group.backend.scale_grads(group.natives, factor, group.natives)
     group.wrote()
     return group.returned(grads)
 
@@ -336,8 +343,10 @@ def clip_grad_value(grads: Any, clip_value: float) -> Any:
     array([-1. ,  0.5,  1. ])
     """
     limit = _checks.nonnegative(clip_value, "clip_value")
-    group = Gradients(grads, write=True)
-    group.backend.clip_grad_value(group.natives, limit, group.natives)
+    instead = "use its own clip(g, -clip_value, clip_value) for each gradient g"
+    group = Gradients(grads, write=True, instead=instead)
+    with group.running():
+        group.backend.clip_grad_value(group.natives, limit, group.natives)
     group.wrote()
     return group.returned(grads)
 
@@ -416,11 +425,14 @@ def _combine_ranks(group: Gradients, norm: Any, order: float, reduce: Reduce) ->
     label = "what reduce returned"
 
     def combined(value: Any, op: Literal["sum", "max"]) -> Any:
-        answer = reduce(group.wrap(value), op)
-        if is_array(answer):
-            native = group.view(answer, label, write=False)
-        else:
+        answer = reduce(group.wrap(value.copy()), op)  # a copy: value will be written again
+        framework = framework_of(answer)
+        if framework is None:
             native = group.backend.as_float64(_checks.real(answer, label))
+        elif framework is HOST:  # NumPy may answer for any framework
+            native = beside(answer, value)
+        else:
+            native = group.view(answer, label, write=False)
         _checks.shape(native, value.shape, label, "the shape of what it was given")
         return group.backend.as_float64(native)
 
@@ -453,6 +465,8 @@ def _factor(group: Gradients, coefficient: Any) -> Any:
         return _checks.real(coefficient, "coefficient")
     if type(coefficient) is np.ndarray and coefficient.ndim == 0:
         return _checks.real(coefficient, "coefficient")  # host memory: nothing to wait for
+    if not group.arrays:  # nothing to scale, on whatever device the coefficient is
+        return 1.0
     native = group.view(coefficient, "coefficient", write=False)
     _checks.shape(native, (), "coefficient", "one number for all gradients")
     if _checks.floating(native, "coefficient") != "float64":

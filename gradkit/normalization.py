@@ -96,13 +96,16 @@ def layer_norm(
     first = _checks.axis_index(axis, call["x"].ndim)
     lead, tail = _check_rows(call, "x", first, (), ("scale", "bias"))
     data, statistic, _ = _types(call, ("x",), (), ("scale", "bias"), LAYER_NORM_TYPES)
-    outputs = call.outputs(
-        out,
-        [("y", lead + tail, data), ("mean", lead, statistic), ("inv_std", lead, statistic)],
-        reuse=(0, "x"),
-    )
-    call.backend.layer_norm(call["x"], call["scale"], call["bias"], first, floor, *outputs.natives)
-    return _three(outputs.results())
+    with call.running():
+        outputs = call.outputs(
+            out,
+            [("y", lead + tail, data), ("mean", lead, statistic), ("inv_std", lead, statistic)],
+            reuse=(0, "x"),
+        )
+        call.backend.layer_norm(
+            call["x"], call["scale"], call["bias"], first, floor, *outputs.natives
+        )
+        return _three(outputs.results())
 
 
 def layer_norm_grad(
@@ -175,25 +178,26 @@ def layer_norm_grad(
         call, ("dy", "x"), ("mean", "inv_std"), ("scale",), LAYER_NORM_TYPES
     )
     affine = scale is not None
-    outputs = call.outputs(
-        out,
-        [
-            ("dx", call["x"].shape, data),
-            ("dscale", tail, parameter) if affine else None,
-            ("dbias", tail, parameter) if affine else None,
-        ],
-        reuse=(0, "dy"),
-    )
-    call.backend.layer_norm_grad(
-        call["dy"],
-        call["x"],
-        call["scale"],
-        call["mean"],
-        call["inv_std"],
-        first,
-        *outputs.natives,
-    )
-    return _three(outputs.results())
+    with call.running():
+        outputs = call.outputs(
+            out,
+            [
+                ("dx", call["x"].shape, data),
+                ("dscale", tail, parameter) if affine else None,
+                ("dbias", tail, parameter) if affine else None,
+            ],
+            reuse=(0, "dy"),
+        )
+        call.backend.layer_norm_grad(
+            call["dy"],
+            call["x"],
+            call["scale"],
+            call["mean"],
+            call["inv_std"],
+            first,
+            *outputs.natives,
+        )
+        return _three(outputs.results())
 
 
 def layer_norm_inverse(
@@ -254,17 +258,18 @@ def layer_norm_inverse(
     _check_rows(call, "y", first, ("mean", "inv_std"), ("scale", "bias"))
     data, _, _ = _types(call, ("y",), ("mean", "inv_std"), ("scale", "bias"), LAYER_NORM_TYPES)
     _check_invertible(call)
-    outputs = call.outputs(out, [("x", call["y"].shape, data)], reuse=(0, "y"))
-    call.backend.layer_norm_inverse(
-        call["y"],
-        call["scale"],
-        call["bias"],
-        call["mean"],
-        call["inv_std"],
-        first,
-        *outputs.natives,
-    )
-    return outputs.results()[0]
+    with call.running():
+        outputs = call.outputs(out, [("x", call["y"].shape, data)], reuse=(0, "y"))
+        call.backend.layer_norm_inverse(
+            call["y"],
+            call["scale"],
+            call["bias"],
+            call["mean"],
+            call["inv_std"],
+            first,
+            *outputs.natives,
+        )
+        return outputs.results()[0]
 
 
 def invertible_layer_norm_grad(
@@ -330,25 +335,26 @@ def invertible_layer_norm_grad(
         call, ("dy", "y"), ("inv_std",), ("scale", "bias"), LAYER_NORM_TYPES
     )
     _check_invertible(call)
-    outputs = call.outputs(
-        out,
-        [
-            ("dx", call["y"].shape, data),
-            None if scale is None else ("dscale", tail, parameter),
-            None if bias is None else ("dbias", tail, parameter),
-        ],
-        reuse=(0, "dy"),
-    )
-    call.backend.invertible_layer_norm_grad(
-        call["dy"],
-        call["y"],
-        call["scale"],
-        call["bias"],
-        call["inv_std"],
-        first,
-        *outputs.natives,
-    )
-    return _three(outputs.results())
+    with call.running():
+        outputs = call.outputs(
+            out,
+            [
+                ("dx", call["y"].shape, data),
+                None if scale is None else ("dscale", tail, parameter),
+                None if bias is None else ("dbias", tail, parameter),
+            ],
+            reuse=(0, "dy"),
+        )
+        call.backend.invertible_layer_norm_grad(
+            call["dy"],
+            call["y"],
+            call["scale"],
+            call["bias"],
+            call["inv_std"],
+            first,
+            *outputs.natives,
+        )
+        return _three(outputs.results())
 
 
 def rms_norm(
@@ -396,12 +402,13 @@ def rms_norm(
     first = _checks.axis_index(axis, call["x"].ndim)
     lead, tail = _check_rows(call, "x", first, (), ("scale",))
     data, statistic, _ = _types(call, ("x",), (), ("scale",), LAYER_NORM_TYPES)
-    outputs = call.outputs(
-        out, [("y", lead + tail, data), ("inv_std", lead, statistic)], reuse=(0, "x")
-    )
-    call.backend.rms_norm(call["x"], call["scale"], first, floor, *outputs.natives)
-    y, inv_std = outputs.results()
-    return y, inv_std
+    with call.running():
+        outputs = call.outputs(
+            out, [("y", lead + tail, data), ("inv_std", lead, statistic)], reuse=(0, "x")
+        )
+        call.backend.rms_norm(call["x"], call["scale"], first, floor, *outputs.natives)
+        y, inv_std = outputs.results()
+        return y, inv_std
 
 
 def rms_norm_grad(
@@ -454,19 +461,20 @@ def rms_norm_grad(
     first = _checks.axis_index(axis, call["x"].ndim)
     _, tail = _check_rows(call, "x", first, ("inv_std",), ("scale",), gradient="dy")
     data, _, parameter = _types(call, ("dy", "x"), ("inv_std",), ("scale",), LAYER_NORM_TYPES)
-    outputs = call.outputs(
-        out,
-        [
-            ("dx", call["x"].shape, data),
-            None if scale is None else ("dscale", tail, parameter),
-        ],
-        reuse=(0, "dy"),
-    )
-    call.backend.rms_norm_grad(
-        call["dy"], call["x"], call["scale"], call["inv_std"], first, *outputs.natives
-    )
-    dx, dscale = outputs.results()
-    return dx, dscale
+    with call.running():
+        outputs = call.outputs(
+            out,
+            [
+                ("dx", call["x"].shape, data),
+                None if scale is None else ("dscale", tail, parameter),
+            ],
+            reuse=(0, "dy"),
+        )
+        call.backend.rms_norm_grad(
+            call["dy"], call["x"], call["scale"], call["inv_std"], first, *outputs.natives
+        )
+        dx, dscale = outputs.results()
+        return dx, dscale
 
 
 def batch_norm(
@@ -535,21 +543,22 @@ def batch_norm(
     data, statistic, _ = _types(
         call, ("x",), (), ("scale", "bias"), BATCH_NORM_TYPES, out=_second(out)
     )
-    outputs = call.outputs(
-        out,
-        [
-            ("y", call["x"].shape, data),
-            ("mean", (count,), statistic),
-            ("inv_std", (count,), statistic),
-        ],
-        reuse=(0, "x"),
-        laid_out=(0, "x"),
-    )
-    _engine.ran("native")  # unless the backend says otherwise
-    call.backend.batch_norm(
-        call["x"], call["scale"], call["bias"], channel, floor, *outputs.natives, engine
-    )
-    return _three(outputs.results())
+    with call.running():
+        outputs = call.outputs(
+            out,
+            [
+                ("y", call["x"].shape, data),
+                ("mean", (count,), statistic),
+                ("inv_std", (count,), statistic),
+            ],
+            reuse=(0, "x"),
+            laid_out=(0, "x"),
+        )
+        _engine.ran("native")  # unless the backend says otherwise
+        call.backend.batch_norm(
+            call["x"], call["scale"], call["bias"], channel, floor, *outputs.natives, engine
+        )
+        return _three(outputs.results())
 
 
 def batch_norm_grad(
@@ -634,28 +643,29 @@ def batch_norm_grad(
         call, ("dy", "x"), ("mean", "inv_std"), ("scale",), BATCH_NORM_TYPES
     )
     affine = scale is not None
-    outputs = call.outputs(
-        out,
-        [
-            ("dx", call["x"].shape, data),
-            ("dscale", (count,), parameter) if affine else None,
-            ("dbias", (count,), parameter) if affine else None,
-        ],
-        reuse=(0, "dy"),
-        laid_out=(0, "x"),
-    )
-    _engine.ran("native")  # unless the backend says otherwise
-    call.backend.batch_norm_grad(
-        call["dy"],
-        call["x"],
-        call["scale"],
-        call["mean"],
-        call["inv_std"],
-        channel,
-        *outputs.natives,
-        engine,
-    )
-    return _three(outputs.results())
+    with call.running():
+        outputs = call.outputs(
+            out,
+            [
+                ("dx", call["x"].shape, data),
+                ("dscale", (count,), parameter) if affine else None,
+                ("dbias", (count,), parameter) if affine else None,
+            ],
+            reuse=(0, "dy"),
+            laid_out=(0, "x"),
+        )
+        _engine.ran("native")  # unless the backend says otherwise
+        call.backend.batch_norm_grad(
+            call["dy"],
+            call["x"],
+            call["scale"],
+            call["mean"],
+            call["inv_std"],
+            channel,
+            *outputs.natives,
+            engine,
+        )
+        return _three(outputs.results())
 
 
 def _check_rows(

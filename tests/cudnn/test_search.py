@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Before anything else, so that no cuDNN of this machine is found: only the folder in the place
 # of Python's own package folders, as a fresh installation would have it.
 ONLY = """
-    import json, sys, types
+    import json, sys, time, types
     from gradkit._cuda.cudnn import load, search
     from gradkit.errors import BackendUnavailableError
     folder = {folder!r}
@@ -161,7 +161,7 @@ def test_threads_that_ask_at_once_load_once(build, tmp_path):
     script = ONLY.format(folder=str(tmp_path)).replace(
         "print(json.dumps(found))",
         """load._found, real, calls = None, load._find, []
-    load._find = lambda: calls.append(1) or real()
+    load._find = lambda: calls.append(1) or time.sleep(0.1) or real()
     import concurrent.futures as futures
     with futures.ThreadPoolExecutor(8) as pool:
         all_ = list(pool.map(lambda _: id(load.cudnn()), range(64)))

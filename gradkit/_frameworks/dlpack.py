@@ -1,0 +1,129 @@
+"""Anything else that speaks DLPack, in host memory or on a CUDA device."""
+
+import ctypes
+import sys
+from contextlib import AbstractContextManager
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from gradkit._dtypes import dtype_named
+from gradkit._frameworks import cuda
+from gradkit._frameworks.base import NOTHING, Framework, Native
+
+_HOST = (1, 3, 11)  # kDLCPU, kDLCUDAHost, kDLROCMHost
+_CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged
+_INT, _BFLOAT = 0, 4  # kDLInt, kDLBfloat
+_ALIGNMENT = 64  # bytes: TensorFlow aborts the process on less, JAX copies
+
+
+class DLPack(Framework):
+    """Any object with ``__dlpack__``; results go back through its library's ``from_dlpack``."""
+
+    name = "DLPack"
+
+    def owns(self, kind: type) -> bool:
+        return hasattr(kind, "__dlpack__") and hasattr(kind, "__dlpack_device__")
+
+    def view(self, array: Any, *, write: bool, detach: bool = False) -> Native:  # noqa: ARG002
+        kind, _ = device_of(array)
+        if kind not in _HOST + _CUDA:
+            raise TypeError(
+                f"is on DLPack device type {kind}; gradkit computes on the CPU and on CUDA devices"
+            )
+        consumer = np if kind in _HOST else cuda.cupy()
+        try:
+            if "bfloat16" not in str(getattr(array, "dtype", "")):
+                return consumer.from_dlpack(array)
+            return consumer.from_dlpack(Retyped(array, _INT)).view(dtype_named("bfloat16"))
+        except (BufferError, RuntimeError) as error:
+            raise TypeError(f"cannot be read through DLPack: {error}") from error
+
+    def empty(
+        self,
+        backend: ModuleType,  # noqa: ARG002
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        like: Any,
+    ) -> tuple[Native, Any]:
+        if device_of(like)[0] in _CUDA:
+            return cuda.lasting(shape, dtype), None
+        return aligned(shape, dtype), None
+
+    def wrap(self, native: Native, like: Any) -> Any:
+        if hasattr(like, "__array_namespace__"):
+            library = like.__array_namespace__()
+        else:
+            library = sys.modules[type(like).__module__.partition(".")[0]]
+        if not hasattr(library, "from_dlpack"):
+            return native  # no way in: its users get NumPy's or CuPy's arrays
+        return library.from_dlpack(exportable(native))
+
+    def running(self, like: Any) -> AbstractContextManager[Any]:
+        kind, number = device_of(like)
+        return cuda.handing_over(like, number) if kind in _CUDA else NOTHING
+
+
+def device_of(array: Any) -> tuple[int, int]:
+    """The DLPack type and number of the device that an array is on."""
+    kind, number = array.__dlpack_device__()
+    return int(kind), int(number)
+
+
+def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Native:
+    """New host memory that every library takes over without a copy."""
+    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + size].view(dtype).reshape(shape)
+
+
+def exportable(native: Native) -> Any:
+    """A native result as a producer whose memory and dtype every consumer can take."""
+    if isinstance(native, np.ndarray) and native.ctypes.data % _ALIGNMENT:
+        copy = aligned(native.shape, native.dtype)
+        copy[...] = native
+        native = copy
+    return native if native.dtype.kind == "f" else Retyped(native.view(np.int16), _BFLOAT)
+
+
+class Retyped:
+    """A producer of 16-bit elements that pass for another kind.
+
+    NumPy knows no bfloat16 in DLPack, nor does CuPy before 14. A capsule's description of its
+    tensor is made for one exchange, so that it may be changed.
+    """
+
+    def __init__(self, array: Any, code: int):
+        self._array, self._code = array, code
+
+    def __dlpack_device__(self) -> Any:
+        return self._array.__dlpack_device__()
+
+    def __dlpack__(self, **asked: Any) -> Any:
+        capsule = self._array.__dlpack__(**asked)
+        name = _name_in(capsule)
+        # Before the tensor of a versioned capsule: version, manager_ctx, deleter, flags.
+        header = 32 if name == b"dltensor_versioned" else 0
+        _Tensor.from_address(_pointer_in(capsule, name) + header).code = self._code
+        return capsule
+
+
+class _Tensor(ctypes.Structure):
+    """``DLTensor`` as far as its dtype."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", ctypes.c_int32 * 2),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+    )
+
+
+_name_in = ctypes.PYFUNCTYPE(ctypes.c_char_p, ctypes.py_object)(
+    ("PyCapsule_GetName", ctypes.pythonapi)
+)
+_pointer_in = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)

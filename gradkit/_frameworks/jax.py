@@ -1,0 +1,62 @@
+"""JAX: arrays are read in place and never written."""
+
+import sys
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+
+from gradkit._frameworks import cuda
+from gradkit._frameworks.base import NOTHING, Native
+from gradkit._frameworks.dlpack import DLPack
+
+
+class JAX(DLPack):
+    """``jax.Array``, on one device."""
+
+    name = "JAX"
+    module = "jax"
+    immutable = True
+
+    def owns(self, kind: type) -> bool:
+        jax = sys.modules["jax"]
+        return issubclass(kind, (jax.Array, jax.core.Tracer))
+
+    def view(self, array: Any, *, write: bool, detach: bool = False) -> Native:
+        if isinstance(array, sys.modules["jax"].core.Tracer):
+            raise TypeError(
+                "is being traced by jax.jit, grad or vmap and has no values yet; call gradkit "
+                "outside of the traced function, or through jax.pure_callback"
+            )
+        if array.is_deleted():
+            raise ValueError("has been deleted (or donated to a jitted function)")
+        devices = array.devices()
+        if len(devices) > 1:
+            raise TypeError(
+                f"is spread over {len(devices)} devices; pass the .data of its addressable_shards, "
+                "with reduce= where a norm spans them"
+            )
+        if _on_host(array):
+            return np.asarray(array)  # no copy, read-only, bfloat16 too
+        return super().view(array, write=write, detach=detach)
+
+    def wrap(self, native: Native, like: Any) -> Any:
+        jax = sys.modules["jax"]
+        if isinstance(native, np.ndarray):
+            with np.errstate(over="ignore"):  # float64 becomes float32 unless x64 is enabled
+                return jax.device_put(native, like.sharding)
+        if str(native.dtype) == "float64" and self.widest() == "float32":
+            narrow = cuda.lasting(native.shape, np.dtype(np.float32))
+            narrow[...] = native
+            native = narrow
+        return super().wrap(native, like)
+
+    def running(self, like: Any) -> AbstractContextManager[Any]:
+        return NOTHING if _on_host(like) else super().running(like)
+
+    def widest(self) -> str:
+        return "float64" if sys.modules["jax"].config.jax_enable_x64 else "float32"
+
+
+def _on_host(array: Any) -> bool:
+    return bool(next(iter(array.devices())).platform == "cpu")

@@ -1,0 +1,58 @@
+"""TensorFlow: eager tensors are read in place and never written."""
+
+import sys
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+
+from gradkit._frameworks import cuda
+from gradkit._frameworks.base import Native
+from gradkit._frameworks.dlpack import DLPack, exportable
+
+
+class TensorFlow(DLPack):
+    """Eager ``tf.Tensor``; ``tf.Variable`` where values alone are read."""
+
+    name = "TensorFlow"
+    module = "tensorflow"
+    immutable = True
+
+    def owns(self, kind: type) -> bool:
+        tf = sys.modules["tensorflow"]
+        return issubclass(kind, (tf.Tensor, tf.Variable, tf.IndexedSlices))
+
+    def view(self, array: Any, *, write: bool, detach: bool = False) -> Native:
+        tf = sys.modules["tensorflow"]
+        if isinstance(array, tf.IndexedSlices):
+            raise TypeError("is an IndexedSlices; pass tf.convert_to_tensor of it")
+        if isinstance(array, tf.Variable):
+            if not detach:
+                raise TypeError(
+                    "is a tf.Variable; pass the gradients that tape.gradient returned, or its "
+                    ".value() if its values are meant"
+                )
+            array = array.value()
+        if tf.is_symbolic_tensor(array):
+            raise TypeError(
+                "is symbolic and has no values yet; call gradkit outside of tf.function, or "
+                "through tf.numpy_function"
+            )
+        return super().view(array, write=write, detach=detach)
+
+    def empty(self, backend: Any, shape: Any, dtype: Any, like: Any) -> tuple[Native, Any]:
+        return super().empty(backend, shape, dtype, _value(like))
+
+    def wrap(self, native: Native, like: Any) -> Any:  # noqa: ARG002
+        if not isinstance(native, np.ndarray):  # TensorFlow orders no streams at the exchange
+            cuda.cupy().cuda.get_current_stream().synchronize()
+        capsule = exportable(native).__dlpack__()
+        return sys.modules["tensorflow"].experimental.dlpack.from_dlpack(capsule)
+
+    def running(self, like: Any) -> AbstractContextManager[Any]:
+        return super().running(_value(like))
+
+
+def _value(array: Any) -> Any:
+    """A variable's tensor; a variable itself has no ``__dlpack__``."""
+    return array if hasattr(array, "__dlpack__") else array.value()

@@ -1,0 +1,176 @@
+"""PyTorch: plain tensors on the CPU and on CUDA devices."""
+
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from itertools import pairwise
+from operator import attrgetter, methodcaller
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from gradkit._dtypes import FLOATS, dtype_named
+from gradkit._frameworks import cuda
+from gradkit._frameworks.base import NOTHING, Framework, Native
+
+_requires_grad = attrgetter("requires_grad")
+_numpy, _data_ptr = methodcaller("numpy"), methodcaller("data_ptr")
+_REQUIRES_GRAD = (
+    "is a tensor that requires grad: a parameter? Pass grads_of(parameters) for the gradients, "
+    "or its .detach() if its values are meant"
+)
+
+
+class Torch(Framework):
+    """``torch.Tensor`` and ``torch.nn.Parameter`` themselves.
+
+    ``Tensor.numpy`` is several times as fast as DLPack on the CPU and refuses more of what
+    cannot be read; on a CUDA device, tensors are opened by address.
+    """
+
+    name = "torch"
+    module = "torch"
+
+    def owns(self, kind: type) -> bool:
+        torch = sys.modules["torch"]
+        return kind is torch.Tensor or kind is torch.nn.Parameter
+
+    def view(self, array: Any, *, write: bool, detach: bool = False) -> Native:
+        # Not left to numpy(), which lets such a tensor pass under torch.no_grad.
+        if not (array.is_cuda or array.requires_grad):
+            try:
+                native = array.numpy()
+            except (TypeError, RuntimeError):
+                pass  # found out below, which would cost too much for every tensor
+            else:
+                if array.data_ptr() or not native.size:
+                    return native
+        if array.requires_grad:
+            if write or not detach:
+                raise TypeError(_REQUIRES_GRAD)
+            return self.view(array.detach(), write=False)
+        reason = _why_not(array)
+        if reason:
+            raise TypeError(reason)
+        return _on_device(array) if array.is_cuda else _bits(array)
+
+    def views(self, arrays: Sequence[Any], *, write: bool) -> Sequence[Native]:
+        # The common case, all at once: plain tensors on the host.
+        if not (arrays[0].is_cuda or any(map(_requires_grad, arrays))):
+            try:
+                natives = list(map(_numpy, arrays))
+            except (TypeError, RuntimeError):
+                pass
+            else:
+                if all(map(_data_ptr, arrays)):
+                    return natives
+        return super().views(arrays, write=write)
+
+    def empty(
+        self, backend: ModuleType, shape: tuple[int, ...], dtype: np.dtype[Any], like: Any
+    ) -> tuple[Native, Any]:
+        if not like.is_cuda:
+            return backend.empty(shape, dtype), None
+        # From PyTorch's own allocator, which knows the streams that a tensor is used on.
+        torch = sys.modules["torch"]
+        tensor = torch.empty(shape, dtype=getattr(torch, str(dtype)), device=like.device)
+        return _on_device(tensor), tensor
+
+    def wrap(self, native: Native, like: Any) -> Any:  # noqa: ARG002
+        torch = sys.modules["torch"]
+        make = torch.from_numpy if type(native) is np.ndarray else torch.from_dlpack
+        try:
+            return make(native)
+        except (TypeError, BufferError):  # bfloat16, by its bits
+            return make(native.view(np.int16)).view(torch.bfloat16)
+
+    def wrote(self, arrays: Sequence[Any]) -> None:
+        sys.modules["torch"].autograd.graph.increment_version(arrays)
+
+    def running(self, like: Any) -> AbstractContextManager[Any]:
+        if not like.is_cuda:
+            return NOTHING
+        stream = sys.modules["torch"].cuda.current_stream(like.device)
+        return cuda.on_stream(like.device.index, stream)
+
+    def apart(self, arrays: Sequence[Any]) -> bool:
+        spans = []
+        for array in arrays:
+            if not array.is_contiguous():
+                return False
+            start = array.data_ptr()
+            spans.append((start, start + array.nbytes))
+        spans.sort()
+        return all(before[1] <= after[0] for before, after in pairwise(spans))
+
+
+class TorchSubclass(Framework):
+    """Any other subclass of ``torch.Tensor``.
+
+    DTensor, FakeTensor and wrapper subclasses hold no memory of their own: they would be read
+    through a null pointer.
+    """
+
+    name = "torch subclass"
+    module = "torch"
+
+    def owns(self, kind: type) -> bool:
+        return issubclass(kind, sys.modules["torch"].Tensor)
+
+    def view(self, array: Any, *, write: bool, detach: bool = False) -> Native:  # noqa: ARG002
+        kind = type(array).__qualname__
+        instead = (
+            "its .to_local(), with reduce= where a norm spans the shards"
+            if hasattr(array, "to_local")
+            else "a plain torch.Tensor"
+        )
+        raise TypeError(f"is a {kind}, a subclass of torch.Tensor that may hold no memory of its "
+                        f"own; pass {instead}")  # fmt: skip
+
+
+def _bits(tensor: Any) -> Native:
+    """A host tensor of the dtype that NumPy cannot name: bfloat16."""
+    torch = sys.modules["torch"]
+    if tensor.dtype is not torch.bfloat16:
+        return tensor.numpy()  # for the error that it raises
+    return tensor.view(torch.int16).numpy().view(dtype_named("bfloat16"))
+
+
+def _on_device(tensor: Any) -> Native:
+    """A CUDA tensor's memory as a CuPy array."""
+    name = str(tensor.dtype).removeprefix("torch.")
+    dtype = dtype_named(name) if name in FLOATS else np.dtype(name)
+    strides = tuple(step * dtype.itemsize for step in tensor.stride())
+    return cuda.borrow(
+        tensor, tensor.data_ptr(), tensor.device.index, tuple(tensor.shape), strides, dtype
+    )
+
+
+def _why_not(tensor: Any) -> str | None:
+    """Why a tensor's memory cannot be taken for its values, or ``None``."""
+    torch = sys.modules["torch"]
+    device = tensor.device.type
+    name = str(tensor.dtype).removeprefix("torch.")
+    if tensor.layout is not torch.strided:
+        return f"is stored as {tensor.layout}; pass its .to_dense()"
+    if device == "meta":
+        return "is on the meta device and holds no values"
+    if device not in ("cpu", "cuda"):
+        return f"is on device {device!r}; gradkit computes on the CPU and on CUDA devices"
+    if tensor.is_quantized:
+        return "is quantised; pass its .dequantize()"
+    if name not in (*FLOATS, "bool", "uint8", "int32", "int64"):
+        return f"has dtype {tensor.dtype}; accepted: {', '.join(FLOATS)}"
+    if tensor.is_neg():
+        return "has its negative bit set: its memory holds -x; pass its .resolve_neg()"
+    try:
+        address = tensor.data_ptr()
+    except RuntimeError:
+        address = 0
+    if address == 0 and tensor.numel():
+        return (
+            "holds no memory (inside vmap, grad, functionalize, or an efficient zero tensor); call "
+            "gradkit on plain tensors, outside of such transformations"
+        )
+    return None

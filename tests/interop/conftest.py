@@ -1,0 +1,99 @@
+"""Every framework in turn, and processes of their own for what may abort."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .libraries import DTYPES, LIBRARIES, REQUIRED, Library, framework
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+
+HERE = Path(__file__).parent
+
+# Third-party warnings that say nothing of gradkit.
+_QUIET = (
+    "ignore::DeprecationWarning:(tensorflow|keras|google|jax|optax|thinc|torch|spacy|astunparse)",
+    "ignore::FutureWarning:(tensorflow|keras|jax|torch|thinc)",
+    "ignore:.*__array__ implementation doesn't accept a copy keyword:DeprecationWarning",
+    "ignore:.*TypedStorage is deprecated:UserWarning",
+    "ignore:.*np.object.*:FutureWarning",
+)
+
+# Without any of the big frameworks, these would be hundreds of skipped tests.
+NEEDY = ["test_agreement.py", "test_immutable.py", "test_torch.py"]
+collect_ignore = [] if REQUIRED or any(map(find_spec, ("torch", "jax", "tensorflow"))) else NEEDY
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.interop)
+            for rule in _QUIET:
+                item.add_marker(pytest.mark.filterwarnings(rule))
+
+
+@pytest.fixture(params=list(LIBRARIES))
+def lib(request: pytest.FixtureRequest) -> Library:
+    """Each framework in turn."""
+    return LIBRARIES[request.param]()
+
+
+@pytest.fixture(params=[(name, dtype) for name in LIBRARIES for dtype in DTYPES[name]])
+def typed(request: pytest.FixtureRequest) -> tuple[Library, str]:
+    """Each framework with each of the dtypes that it holds."""
+    name, dtype = request.param
+    return LIBRARIES[name](), dtype
+
+
+@pytest.fixture(params=["torch", "array-api-strict"])
+def mutable(request: pytest.FixtureRequest) -> Library:
+    """Each framework whose arrays may be written in place."""
+    return LIBRARIES[request.param]()
+
+
+@pytest.fixture(params=["jax", "tensorflow"])
+def immutable(request: pytest.FixtureRequest) -> Library:
+    """Each framework whose arrays may not."""
+    return LIBRARIES[request.param]()
+
+
+@pytest.fixture
+def torch() -> Any:
+    return framework("torch")
+
+
+@pytest.fixture
+def jax() -> Any:
+    return framework("jax")
+
+
+@pytest.fixture
+def tf() -> Any:
+    return framework("tensorflow")
+
+
+@pytest.fixture
+def run_alone() -> Callable[[str], str]:
+    """Run a program in a process of its own: what it prints; a failed assertion for an abort."""
+
+    def run(program: str, **environment: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(program)],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            env=os.environ | environment,
+            check=False,
+        )
+        assert done.returncode == 0, f"exit status {done.returncode}\n{done.stderr[-3000:]}"
+        return done.stdout
+
+    return run

@@ -1,0 +1,128 @@
+"""The frameworks under test: how their arrays are made and read back, without gradkit."""
+
+import importlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+REQUIRED = os.environ.get("GRADKIT_REQUIRE_FRAMEWORKS") == "1"
+
+
+def framework(name: str) -> Any:
+    """A framework's module. Absent, it skips the test, or fails it where all are required."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        if REQUIRED:
+            raise
+        pytest.skip(f"{name} is not installed: {error}")
+
+
+@dataclass(frozen=True)
+class Library:
+    """What the tests need of a framework: ``make`` copies, ``read`` goes through the framework."""
+
+    name: str
+    kind: type
+    dtypes: tuple[str, ...]
+    mutable: bool
+    norm_dtype: str
+    make: Callable[[np.ndarray], Any]
+    read: Callable[[Any], np.ndarray]
+    dtype: Callable[[Any], str]
+    device: Callable[[Any], Any]
+    address: Callable[[Any], int]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+DTYPES = {
+    "torch": ("float16", "bfloat16", "float32", "float64"),
+    "jax": ("float16", "bfloat16", "float32"),  # float64 takes jax_enable_x64
+    "tensorflow": ("float16", "bfloat16", "float32", "float64"),
+    "array-api-strict": ("float32", "float64"),
+}
+
+
+def _torch() -> Library:
+    torch = framework("torch")
+
+    def make(values: np.ndarray) -> Any:
+        exact = torch.tensor(values.astype(np.float64).tolist(), dtype=torch.float64)
+        return exact.to(getattr(torch, str(values.dtype))).reshape(values.shape)
+
+    return Library(
+        "torch",
+        torch.Tensor,
+        DTYPES["torch"],
+        True,
+        "float64",
+        make,
+        lambda a: np.asarray(a.double().tolist()).reshape(tuple(a.shape)),
+        lambda a: str(a.dtype).removeprefix("torch."),
+        lambda a: a.device,
+        lambda a: a.data_ptr(),
+    )
+
+
+def _jax() -> Library:
+    jax = framework("jax")
+    import jax.numpy as jnp
+
+    return Library(
+        "jax",
+        jax.Array,
+        DTYPES["jax"],
+        False,
+        "float32",
+        lambda values: jnp.array(values, copy=True),
+        lambda a: np.asarray(a.tolist(), np.float64).reshape(a.shape),
+        lambda a: str(a.dtype),
+        lambda a: a.device,
+        lambda a: a.unsafe_buffer_pointer(),
+    )
+
+
+def _tensorflow() -> Library:
+    tf = framework("tensorflow")
+
+    def address(a: Any) -> int:
+        same_size = tf.bitcast(a, {2: tf.uint16, 4: tf.uint32, 8: tf.uint64}[a.dtype.size])
+        return int(np.asarray(memoryview(same_size)).__array_interface__["data"][0])
+
+    return Library(
+        "tensorflow",
+        tf.Tensor,
+        DTYPES["tensorflow"],
+        False,
+        "float64",
+        tf.convert_to_tensor,
+        lambda a: tf.cast(a, tf.float64).numpy().copy(),
+        lambda a: a.dtype.name,
+        lambda a: a.device,
+        address,
+    )
+
+
+def _strict() -> Library:
+    xp = framework("array_api_strict")
+    return Library(
+        "array-api-strict",
+        type(xp.asarray(1.0)),
+        DTYPES["array-api-strict"],
+        True,
+        "float64",
+        lambda values: xp.asarray(values.copy()),
+        lambda a: np.array(a._array, np.float64),
+        lambda a: str(a._array.dtype),
+        lambda a: a.device,
+        lambda a: int(a._array.__array_interface__["data"][0]),
+    )
+
+
+LIBRARIES = {"torch": _torch, "jax": _jax, "tensorflow": _tensorflow, "array-api-strict": _strict}

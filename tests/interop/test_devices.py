@@ -1,0 +1,350 @@
+"""Devices and streams. What a GPU has to show is marked ``gpu``; not yet run on one.
+
+A stand-in for CuPy shows on the CPU which device and stream the work is sent to.
+"""
+
+import sys
+from contextlib import contextmanager
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+
+import gradkit
+from gradkit import _arrays
+from gradkit._frameworks import cuda
+
+from .libraries import framework
+
+
+class Log(list):
+    @contextmanager
+    def within(self, what):
+        self.append(f"enter {what}")
+        yield
+        self.append(f"leave {what}")
+
+
+@pytest.fixture
+def cupy(monkeypatch):
+    """A module with as much of CuPy as the device and stream code touches."""
+    log = Log()
+
+    class Device:
+        def __init__(self, number):
+            self.number = number
+
+        def __enter__(self):
+            log.append(f"enter device {self.number}")
+
+        def __exit__(self, *_):
+            log.append(f"leave device {self.number}")
+
+        def __eq__(self, other):
+            return self.number == other.number
+
+        __hash__ = None
+
+    class Stream:
+        def __init__(self, address):
+            self.address = address
+
+        @classmethod
+        def from_external(cls, stream):
+            return cls(stream.__cuda_stream__()[1])
+
+        def __enter__(self):
+            log.append(f"enter stream {self.address}")
+
+        def __exit__(self, *_):
+            log.append(f"leave stream {self.address}")
+
+        def record(self):
+            log.append(f"record on {self.address}")
+            return f"event of {self.address}"
+
+        def wait_event(self, event):
+            log.append(f"{self.address} waits for {event}")
+
+        def synchronize(self):
+            log.append(f"host waits for {self.address}")
+
+    class Array:
+        def __init__(self, device):
+            self.device = Device(device)
+
+    module = ModuleType("cupy")
+    module.log = log
+    module.ndarray = Array
+    module.cuda = SimpleNamespace(
+        Device=Device, Stream=Stream, get_current_stream=lambda: Stream("current")
+    )
+    monkeypatch.setitem(sys.modules, "cupy", module)
+    monkeypatch.setattr(_arrays, "_BY_TYPE", {})
+    return module
+
+
+class TorchStream:
+    cuda_stream = 77
+
+    def __cuda_stream__(self):
+        return 0, self.cuda_stream
+
+
+def test_work_is_queued_on_the_given_stream_of_the_right_device(cupy):
+    with cuda.on_stream(3, TorchStream()):
+        cupy.log.append("work")
+    assert cupy.log == [
+        "enter device 3",
+        "enter stream 77",
+        "work",
+        "leave stream 77",
+        "leave device 3",
+    ]
+
+
+def test_before_cupy_14_streams_are_wrapped_by_address(cupy):
+    opened = []
+
+    def external(address, device):
+        opened.append((address, device))
+        return cupy.cuda.Stream(address)
+
+    del cupy.cuda.Stream.from_external
+    cupy.cuda.ExternalStream = external
+    with cuda.on_stream(1, TorchStream()):
+        pass
+    assert opened == [(77, 1)]
+
+
+def test_a_cupy_array_is_worked_on_on_its_device(cupy):
+    array = cupy.ndarray(2)
+    with _arrays.framework_of(array).running(array):
+        cupy.log.append("work")
+    assert cupy.log == ["enter device 2", "work", "leave device 2"]
+
+
+def test_a_torch_tensor_is_worked_on_in_torchs_current_stream(cupy, torch, monkeypatch):
+    asked = []
+
+    def current_stream(device):
+        asked.append(device)
+        return TorchStream()
+
+    monkeypatch.setattr(torch.cuda, "current_stream", current_stream)
+    device = SimpleNamespace(index=2)
+    tensor = SimpleNamespace(is_cuda=True, device=device)
+    torch_adapter = _arrays.framework_of(torch.ones(1))
+    with torch_adapter.running(tensor):
+        pass
+    assert asked == [device]
+    assert cupy.log[:2] == ["enter device 2", "enter stream 77"]
+
+
+def test_a_producer_that_names_its_stream_waits_for_ours(cupy):
+    array = SimpleNamespace(__cuda_array_interface__={"stream": 55})
+    with cuda.handing_over(array, 0):
+        cupy.log.append("work")
+    assert cupy.log[1:-1] == ["work", "record on current", "55 waits for event of current"]
+
+
+def test_for_any_other_producer_the_host_waits(cupy):
+    with cuda.handing_over(object(), 0):
+        cupy.log.append("work")
+    assert cupy.log[1:-1] == ["work", "host waits for current"]
+
+
+def test_the_order_holds_after_an_error_too(cupy):
+    with pytest.raises(ZeroDivisionError), cuda.handing_over(object(), 0):
+        raise ZeroDivisionError
+    assert "host waits for current" in cupy.log
+
+
+def test_arrays_of_two_devices_are_refused(cupy):
+    with pytest.raises(ValueError, match=r"grads\[0\] and grads\[2\] are on different devices"):
+        gradkit.grad_norm([cupy.ndarray(0), cupy.ndarray(0), cupy.ndarray(1)])
+
+
+def test_arguments_of_two_devices_are_refused(cupy):
+    with pytest.raises(ValueError, match="scale and x are on different devices"):
+        gradkit.layer_norm(cupy.ndarray(0), cupy.ndarray(1))
+    with pytest.raises(ValueError, match="grad and buffer are on different devices"):
+        gradkit.accumulate_grad(cupy.ndarray(1), cupy.ndarray(0))
+
+
+def test_host_and_device_are_two_devices(cupy):
+    assert not _arrays.same_device(np.ones(1), cupy.ndarray(0))
+    assert not _arrays.same_device(cupy.ndarray(0), np.ones(1))
+    assert _arrays.same_device(cupy.ndarray(1), cupy.ndarray(1))
+
+
+# With a device
+
+
+@pytest.fixture(scope="module")
+def gpu():
+    """CuPy on a device, with a backend that computes there."""
+    cp = pytest.importorskip("cupy")
+    try:
+        cp.cuda.runtime.getDeviceCount()
+    except cp.cuda.runtime.CUDARuntimeError as error:
+        pytest.skip(f"no CUDA device: {error}")
+    return cp
+
+
+@pytest.fixture
+def cuda_torch(gpu):
+    assert gpu
+    torch = framework("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("this PyTorch is built without CUDA")
+    return torch
+
+
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+_SPIN = r"""
+extern "C" __global__ void spin(long long cycles) {
+    long long start = clock64();
+    while (clock64() - start < cycles) {}
+}
+"""
+
+
+@pytest.fixture
+def spin(gpu):
+    """Keeps CuPy's current stream busy for about a tenth of a second."""
+    kernel = gpu.RawKernel(_SPIN, "spin")
+    return lambda: kernel((1,), (1,), (np.int64(200_000_000),))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_cuda_tensors_come_back_as_cuda_tensors(cuda_torch, dtype):
+    torch = cuda_torch
+    grad = torch.tensor([3.0, 4.0], dtype=getattr(torch, dtype), device="cuda")
+    clipped, norm = gradkit.clip_by_global_norm([grad], 1.0)
+    assert clipped[0].dtype is grad.dtype
+    assert clipped[0].device == norm.device == grad.device
+    assert norm.item() == 5
+    assert gradkit.clip_grad_norm([grad], 1.0).item() == 5
+    assert torch.equal(grad, clipped[0])
+    assert grad._version > 0
+
+
+@pytest.mark.gpu
+def test_cuda_hazards_are_refused(cuda_torch):
+    torch = cuda_torch
+    flipped = torch.tensor([1 + 2j], device="cuda").conj().imag
+    with pytest.raises(TypeError, match="negative bit"):
+        gradkit.zero_grad(flipped)
+    with pytest.raises(TypeError, match="grads_of"):
+        gradkit.zero_grad(torch.ones(2, device="cuda", requires_grad=True))
+    with pytest.raises(ValueError, match="overlaps itself"):
+        gradkit.zero_grad(torch.ones(1, device="cuda").expand(3))
+    with pytest.raises(TypeError, match="to_dense"):
+        gradkit.grad_norm(torch.eye(2, device="cuda").to_sparse())
+    with pytest.raises(ValueError, match="different devices"):
+        gradkit.grad_norm([torch.ones(2, device="cuda"), torch.ones(2)])
+    with pytest.raises(ValueError, match="coefficient and grads are on different devices"):
+        gradkit.scale_grads(torch.ones(2, device="cuda"), torch.tensor(0.5))
+
+
+@pytest.mark.gpu
+def test_work_waits_for_torchs_side_stream_and_torch_for_it(cuda_torch):
+    """A long kernel before and a read behind, all on a side stream and without a wait."""
+    torch = cuda_torch
+    side = torch.cuda.Stream()
+    grads = [torch.zeros(1 << 20, device="cuda") for _ in range(4)]
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(200_000_000)
+        for grad in grads:
+            grad.fill_(2.0)
+        norm = gradkit.clip_grad_norm(grads, 1.0)
+        after = [grad.clone() for grad in grads]
+    side.synchronize()
+    assert norm.item() == pytest.approx(2 * (4 << 20) ** 0.5)
+    expected = torch.full((1 << 20,), 1 / (4 << 20) ** 0.5, device="cuda")
+    for grad in after:
+        torch.testing.assert_close(grad, expected)
+
+
+@pytest.mark.gpu
+def test_results_for_torch_survive_use_on_another_stream(cuda_torch):
+    """Results come from PyTorch's allocator, which ``record_stream`` speaks to."""
+    torch = cuda_torch
+    side = torch.cuda.Stream()
+    grad = torch.full((1 << 22,), 2.0, device="cuda")
+    torch.cuda.synchronize()
+    clipped, _ = gradkit.clip_by_global_norm(grad, 1e30)
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(200_000_000)
+        kept = clipped.clone()
+    clipped.record_stream(side)
+    del clipped
+    for _ in range(8):
+        gradkit.clip_by_global_norm(torch.full((1 << 22,), 7.0, device="cuda"), 1e30)
+    side.synchronize()
+    assert torch.equal(kept, grad)
+
+
+@pytest.mark.gpu
+def test_cupys_side_stream_is_the_one_that_works(gpu, spin):
+    side = gpu.cuda.Stream(non_blocking=True)
+    grad = gpu.zeros(1 << 20, gpu.float32)
+    gpu.cuda.Device().synchronize()
+    with side:
+        spin()
+        grad.fill(2)
+        norm = gradkit.clip_grad_norm(grad, 1.0)
+        after = grad.copy()
+    side.synchronize()
+    assert float(norm) == 2048
+    assert float(after.sum()) == pytest.approx(1024, rel=1e-5)
+
+
+@pytest.mark.gpu
+def test_another_producers_stream_is_put_behind_ours(gpu, spin):
+    """Ours is slow; what the producer does next on its own stream sees our result."""
+
+    class Producer:
+        def __init__(self, array, stream):
+            self.array, self.stream = array, stream
+
+        def __dlpack__(self, **asked):
+            with self.stream:
+                return self.array.__dlpack__(**asked)
+
+        def __dlpack_device__(self):
+            return self.array.__dlpack_device__()
+
+        @property
+        def __cuda_array_interface__(self):
+            return self.array.__cuda_array_interface__ | {"stream": self.stream.ptr}
+
+    theirs, ours = (gpu.cuda.Stream(non_blocking=True) for _ in range(2))
+    array = gpu.ones(1 << 20, gpu.float32)
+    gpu.cuda.Device().synchronize()
+    with ours:
+        spin()
+        gradkit.scale_grads(Producer(array, theirs), 3.0)
+    with theirs:
+        seen = array.copy()
+    theirs.synchronize()
+    assert float(seen.min()) == 3
+
+
+@pytest.mark.gpu
+def test_cuda_results_for_jax_are_jaxs(gpu):
+    assert gpu
+    jax = framework("jax")
+    if jax.default_backend() != "gpu":
+        pytest.skip("this JAX is built without CUDA")
+    for dtype in (jax.numpy.float16, jax.numpy.bfloat16, jax.numpy.float32):
+        grad = jax.numpy.array([3.0, 4.0], dtype)
+        clipped, norm = gradkit.clip_by_global_norm(grad, 1.0)
+        assert clipped.dtype == grad.dtype
+        assert clipped.device == norm.device == grad.device
+        assert norm == 5
+        assert grad.tolist() == [3, 4]

@@ -1,0 +1,272 @@
+"""Tensors of every framework in and out: no copy in, the caller's own type out."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import gradkit
+from gradkit._arrays import framework_of
+
+SHAPES = [(), (7,), (3, 5), (2, 3, 4), (0, 3)]
+
+
+def draw(shape, dtype, seed=0):
+    """Values that every dtype here holds exactly."""
+    values = np.random.default_rng(seed).integers(-16, 17, shape) / 4
+    return np.asarray(values).astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+
+
+def wide(array):
+    return np.asarray(array, np.float64)
+
+
+def is_like(result, lib, dtype, like):
+    """A result is of the caller's type, of this dtype, on the caller's device."""
+    return (
+        isinstance(result, lib.kind)
+        and lib.dtype(result) == dtype
+        and lib.device(result) == lib.device(like)
+    )
+
+
+@pytest.mark.parametrize("shape", [(7,), (3, 5), (2, 3, 4)])
+def test_memory_is_read_where_it_lies(typed, shape):
+    lib, dtype = typed
+    values = draw(shape, dtype)
+    array = lib.make(values)
+    native = framework_of(array).view(array, write=False)
+    assert native.__array_interface__["data"][0] == lib.address(array)
+    assert str(native.dtype) == dtype
+    np.testing.assert_array_equal(wide(native), wide(values))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_new_gradients_are_of_the_callers_type(typed, shape):
+    lib, dtype = typed
+    values = draw(shape, dtype)
+    given = lib.make(values)
+    clipped, norm = gradkit.clip_by_global_norm(given, 1.0)
+    expected, expected_norm = gradkit.clip_by_global_norm(values.copy(), 1.0)
+    assert is_like(clipped, lib, dtype, given)
+    np.testing.assert_array_equal(lib.read(clipped), wide(expected))
+    np.testing.assert_array_equal(lib.read(given), wide(values))
+    assert is_like(norm, lib, lib.norm_dtype, given)
+    assert norm.shape == ()
+    np.testing.assert_allclose(lib.read(norm), expected_norm, rtol=1e-7)
+
+
+def test_the_container_comes_back(lib):
+    first, second = lib.make(draw((3,), "float32", 1)), lib.make(draw((2, 2), "float32", 2))
+    grads = {"w": [first, None], "b": (second,)}
+    clipped, _ = gradkit.clip_by_global_norm(grads, 0.5)
+    assert list(clipped) == ["w", "b"]
+    assert type(clipped["w"]) is list
+    assert clipped["w"][1] is None
+    assert type(clipped["b"]) is tuple
+    norm = np.sqrt((lib.read(first) ** 2).sum() + (lib.read(second) ** 2).sum())
+    np.testing.assert_allclose(
+        lib.read(clipped["b"][0]), lib.read(second) * 0.5 / norm, rtol=2.0**-22
+    )
+
+
+def test_norms_are_of_the_callers_type(lib):
+    grads = [lib.make(draw((4,), "float32", 1)), lib.make(draw((2, 3), "float32", 2))]
+    total = gradkit.grad_norm(grads)
+    each = gradkit.grad_norm(grads, per_tensor=True)
+    assert is_like(total, lib, lib.norm_dtype, grads[0])
+    assert is_like(each, lib, lib.norm_dtype, grads[0])
+    lengths = [np.linalg.norm(lib.read(g)) for g in grads]
+    np.testing.assert_allclose(lib.read(each), lengths, rtol=1e-6)
+    np.testing.assert_allclose(lib.read(total), np.hypot(*lengths), rtol=1e-6)
+
+
+def test_the_norm_feeds_the_coefficient(lib):
+    norm = gradkit.grad_norm(lib.make(np.array([3.0, 4.0], np.float32)))
+    coefficient = gradkit.clip_coefficient(norm, 1.0)
+    assert is_like(coefficient, lib, lib.norm_dtype, norm)
+    np.testing.assert_allclose(lib.read(coefficient), 0.2, rtol=1e-7)
+
+
+def _normalisations(x, scale, bias, dy):
+    """Every norm function's results, by name, from one framework's arrays."""
+    y, mean, inv_std = gradkit.layer_norm(x, scale, bias)
+    found = {"y": y, "mean": mean, "inv_std": inv_std}
+    found |= zip(
+        ("dx", "dscale", "dbias"),
+        gradkit.layer_norm_grad(dy, x, scale, mean, inv_std),
+        strict=True,
+    )
+    found["x"] = gradkit.layer_norm_inverse(y, scale, bias, mean, inv_std)
+    found |= zip(
+        ("inv_dx", "inv_dscale", "inv_dbias"),
+        gradkit.invertible_layer_norm_grad(dy, y, scale, bias, inv_std),
+        strict=True,
+    )
+    r, r_inv_std = gradkit.rms_norm(x, scale)
+    found |= {"rms": r, "rms_inv_std": r_inv_std}
+    found |= zip(
+        ("rms_dx", "rms_dscale"), gradkit.rms_norm_grad(dy, x, scale, r_inv_std), strict=True
+    )
+    b, b_mean, b_inv_std = gradkit.batch_norm(x, scale, bias)
+    found |= {"batch": b, "batch_mean": b_mean, "batch_inv_std": b_inv_std}
+    found |= zip(
+        ("batch_dx", "batch_dscale", "batch_dbias"),
+        gradkit.batch_norm_grad(dy, x, scale, b_mean, b_inv_std),
+        strict=True,
+    )
+    return found
+
+
+def test_norm_functions_give_the_reference_bits(typed):
+    lib, dtype = typed
+    values = [draw((6, 5), dtype, 1), draw((5,), dtype, 2) + draw((5,), dtype, 3) * 0 + 8]
+    values[1] = values[1].astype(values[0].dtype)  # NumPy promotes bfloat16
+    values += [draw((5,), dtype, 4), draw((6, 5), dtype, 5)]
+    arrays = [lib.make(v) for v in values]
+    found, expected = _normalisations(*arrays), _normalisations(*values)
+    for name, result in found.items():
+        assert is_like(result, lib, str(expected[name].dtype), arrays[0]), name
+        np.testing.assert_array_equal(lib.read(result), wide(expected[name]), err_msg=name)
+    for array, value in zip(arrays, values, strict=True):
+        np.testing.assert_array_equal(lib.read(array), wide(value))
+
+
+def test_in_place_functions_return_the_callers_object(mutable):
+    for dtype in mutable.dtypes:
+        values = draw((3, 5), dtype, 1)
+        grad, expected = mutable.make(values), values.copy()
+        grads = [grad]
+
+        norm = gradkit.clip_grad_norm(grads, 1.0)
+        assert isinstance(norm, mutable.kind)
+        gradkit.clip_grad_norm([expected], 1.0)
+        np.testing.assert_array_equal(mutable.read(grad), wide(expected))
+
+        assert gradkit.scale_grads(grads, np.float64(3.0)) is grads
+        gradkit.scale_grads(expected, 3.0)
+        np.testing.assert_array_equal(mutable.read(grad), wide(expected))
+
+        assert gradkit.clip_grad_value(grad, 0.25) is grad
+        gradkit.clip_grad_value(expected, 0.25)
+        np.testing.assert_array_equal(mutable.read(grad), wide(expected))
+
+        other = draw((5,), dtype, 2)
+        assert gradkit.accumulate_grad(grad, mutable.make(other), scale=0.5) is grad
+        gradkit.accumulate_grad(expected, other, scale=0.5)
+        np.testing.assert_array_equal(mutable.read(grad), wide(expected))
+
+        updated, same = gradkit.accumulate_grad_v2(grad, mutable.make(values), overwrite=True)
+        assert updated is True
+        assert same is grad
+        np.testing.assert_array_equal(mutable.read(grad), wide(values))
+
+        assert gradkit.zero_grad(grad) is grad
+        assert not mutable.read(grad).any()
+
+
+def test_out_is_written_and_returned(mutable):
+    values = draw((4, 6), "float32")
+    x = mutable.make(values)
+    out = tuple(mutable.make(np.zeros(s, np.float32)) for s in [(4, 6), (4,), (4,)])
+    results = gradkit.layer_norm(x, out=out)
+    for given, result, expected in zip(out, results, gradkit.layer_norm(values), strict=True):
+        assert result is given
+        np.testing.assert_array_equal(mutable.read(given), wide(expected))
+
+
+def test_numpy_scalars_may_stand_beside_any_framework(mutable):
+    grad = mutable.make(np.array([2.0, -4.0], np.float32))
+    gradkit.scale_grads(grad, np.array(0.5))
+    np.testing.assert_array_equal(mutable.read(grad), [1, -2])
+    gradkit.accumulate_grad(grad, np.float32(1.0))
+    np.testing.assert_array_equal(mutable.read(grad), [2, -1])
+    gradkit.accumulate_grad(grad, np.array(1.0, np.float32), do_update=np.array(False))
+    np.testing.assert_array_equal(mutable.read(grad), [2, -1])
+    gradkit.accumulate_grad_v2(grad, np.float32(5.0), overwrite=np.array(True))
+    np.testing.assert_array_equal(mutable.read(grad), [5, 5])
+
+
+def test_arrays_of_the_framework_may_be_coefficient_and_flag(mutable):
+    grad = mutable.make(np.array([2.0, -4.0], np.float32))
+    gradkit.scale_grads(grad, mutable.make(np.array(0.5)))
+    np.testing.assert_array_equal(mutable.read(grad), [1, -2])
+
+
+def test_a_torch_flag_is_read(torch):
+    grad = torch.ones(2)
+    gradkit.accumulate_grad(grad, torch.ones(2), do_update=torch.tensor(False))
+    assert grad.tolist() == [1, 1]
+    gradkit.accumulate_grad(grad, torch.ones(2), do_update=torch.tensor([True]))
+    assert grad.tolist() == [2, 2]
+
+
+def test_frameworks_may_not_be_mixed(lib):
+    ours, numpys = lib.make(np.ones(3, np.float32)), np.ones(3, np.float32)
+    with pytest.raises(TypeError, match=r"numpy array.*must be of one framework"):
+        gradkit.grad_norm([ours, numpys])
+    with pytest.raises(TypeError, match="scale is a numpy array, but x is a"):
+        gradkit.layer_norm(ours, numpys)
+    with pytest.raises(TypeError, match="x is a numpy array, but dy is a"):
+        gradkit.rms_norm_grad(ours, numpys, None, numpys)
+
+
+def test_reduce_gets_and_gives_the_callers_type(lib):
+    seen = []
+
+    def two_ranks(value, op):
+        seen.append((value, lib.read(value).copy(), op))
+        return value if op == "max" else value + value
+
+    norm = gradkit.grad_norm(lib.make(np.array([3.0, 4.0], np.float32)), reduce=two_ranks)
+    assert [op for _, _, op in seen] == ["max", "sum"]
+    np.testing.assert_allclose(lib.read(norm), 5 * np.sqrt(2), rtol=1e-6)
+    for value, then, _ in seen:  # what reduce was handed is its own from there on
+        assert isinstance(value, lib.kind)
+        np.testing.assert_array_equal(lib.read(value), then)
+
+
+def test_reduce_may_answer_in_numpy(lib):
+    def alone(value, _op):
+        return np.asarray(lib.read(value))
+
+    norm = gradkit.grad_norm(lib.make(np.array([3.0, 4.0], np.float32)), reduce=alone)
+    np.testing.assert_allclose(lib.read(norm), 5, rtol=1e-6)
+
+
+def test_errors_name_the_gradient_and_nothing_is_written(mutable):
+    grad = mutable.make(np.array([3.0, np.nan], np.float32))
+    with pytest.raises(gradkit.NonFiniteNormError, match=r"grads\['b'\]"):
+        gradkit.clip_grad_norm({"b": grad}, 1.0, nonfinite="raise")
+    np.testing.assert_array_equal(mutable.read(grad), [3, np.nan])
+
+
+def test_the_same_memory_twice_is_refused(mutable):
+    grad = mutable.make(np.arange(6, dtype=np.float32))
+    for pair in ([grad, grad], [grad[:4], grad[2:]], [grad, grad[::2]]):
+        with pytest.raises(ValueError, match="share memory"):
+            gradkit.scale_grads(pair, 2.0)
+    np.testing.assert_array_equal(mutable.read(grad), np.arange(6))
+    gradkit.scale_grads([grad[:3], grad[3:]], 2.0)
+    gradkit.scale_grads([grad[::2], grad[1::2]], 2.0)
+    np.testing.assert_array_equal(mutable.read(grad), 4 * np.arange(6))
+
+
+@pytest.mark.parametrize("mutable", ["array-api-strict"], indirect=True)  # PyTorch has none
+def test_negative_strides_are_written_through(mutable):
+    base = mutable.make(np.arange(4, dtype=np.float64))
+    gradkit.scale_grads(base[::-1], 2.0)
+    np.testing.assert_array_equal(mutable.read(base), [0, 2, 4, 6])
+    clipped, _ = gradkit.clip_by_global_norm(base[::-1], np.inf)
+    np.testing.assert_array_equal(mutable.read(clipped), [6, 4, 2, 0])
+
+
+def test_importing_gradkit_imports_no_framework(run_alone):
+    run_alone(
+        """
+        import sys, gradkit
+        import numpy as np
+        gradkit.clip_grad_norm([np.ones(3)], 1.0)
+        found = {"torch", "jax", "tensorflow", "cupy", "array_api_strict"} & set(sys.modules)
+        assert not found, found
+        """
+    )

@@ -1,0 +1,397 @@
+"""What goes wrong with PyTorch's tensors when nobody looks: each is right, or refused in words."""
+
+import re
+
+import numpy as np
+import pytest
+
+import gradkit
+
+IN_PLACE = {
+    "clip_grad_norm": lambda g: gradkit.clip_grad_norm(g, 1.0),
+    "clip_grad_value": lambda g: gradkit.clip_grad_value(g, 1.0),
+    "scale_grads": lambda g: gradkit.scale_grads(g, 0.5),
+    "zero_grad": gradkit.zero_grad,
+    "accumulate_grad": lambda g: gradkit.accumulate_grad(g, g.detach().clone()),
+    "accumulate_grad_v2": lambda g: gradkit.accumulate_grad_v2(
+        g, g.detach().clone(), overwrite=True
+    ),
+}
+READING = {
+    "grad_norm": gradkit.grad_norm,
+    "clip_by_global_norm": lambda g: gradkit.clip_by_global_norm(g, 1.0),
+    "accumulate_grad": lambda g: gradkit.accumulate_grad(g.detach().clone(), g),
+}
+
+
+@pytest.fixture(params=list(IN_PLACE))
+def write(request):
+    return IN_PLACE[request.param]
+
+
+@pytest.fixture(params=list(READING))
+def read(request):
+    return READING[request.param]
+
+
+@pytest.fixture(params=[False, True], ids=["tensor", "parameter"])
+def parameter(request, torch):
+    values = torch.tensor([3.0, 4.0])
+    return torch.nn.Parameter(values) if request.param else values.requires_grad_()
+
+
+# Tensors that require grad
+
+
+def test_a_parameter_is_no_gradient_to_write(parameter, write):
+    with pytest.raises(TypeError, match=r"requires grad.*grads_of"):
+        write(parameter)
+    assert parameter.tolist() == [3, 4]
+    assert parameter._version == 0
+
+
+def test_a_parameter_is_no_gradient_to_read(parameter, read):
+    with pytest.raises(TypeError, match=r"requires grad.*grads_of.*\.detach\(\)"):
+        read(parameter)
+
+
+def test_a_parameter_is_refused_under_no_grad_too(torch, parameter):
+    with torch.no_grad(), pytest.raises(TypeError, match="grads_of"):
+        gradkit.clip_grad_norm([parameter], 1.0)
+
+
+def test_a_gradient_under_differentiation_is_refused(torch, read):
+    x = torch.tensor([3.0, 4.0], requires_grad=True)
+    (gradient,) = torch.autograd.grad((x**3).sum(), x, create_graph=True)
+    with pytest.raises(TypeError, match=r"\.detach\(\)"):
+        read(gradient)
+
+
+def test_norms_read_values_of_what_requires_grad(torch):
+    x = torch.randn(4, 8, requires_grad=True)
+    scale = torch.nn.Parameter(torch.randn(8))
+    y, mean, inv_std = gradkit.layer_norm(x, scale)
+    assert not y.requires_grad
+    expected = gradkit.layer_norm(x.detach(), scale.detach())
+    for got, wanted in zip((y, mean, inv_std), expected, strict=True):
+        assert torch.equal(got, wanted)
+    dx, dscale, _ = gradkit.layer_norm_grad(y, x, scale, mean, inv_std)
+    assert dx.shape == x.shape
+    assert dscale.shape == scale.shape
+
+
+def test_an_output_that_requires_grad_is_refused(torch, parameter):
+    with pytest.raises(TypeError, match=r"out\[0\] is a tensor that requires grad"):
+        gradkit.rms_norm(torch.ones(2), out=(parameter, None))
+    assert parameter.tolist() == [3, 4]
+
+
+def test_grads_of_gives_the_gradients_themselves(torch):
+    model = torch.nn.Linear(3, 2)
+    frozen = torch.nn.Linear(1, 1)
+    model(torch.ones(1, 3)).sum().backward()
+    found = gradkit.grads_of([*model.parameters(), *frozen.parameters()])
+    assert len(found) == 2
+    assert found[0] is model.weight.grad
+    assert found[1] is model.bias.grad
+
+
+# The version counter
+
+
+def test_writing_moves_the_version_counter(torch, write):
+    grad, other = torch.ones(3), torch.ones(3)
+    write(grad)
+    assert grad._version > 0
+    assert other._version == 0
+
+
+def test_reading_does_not(torch, read):
+    grad = torch.ones(3)
+    read(grad)
+    gradkit.layer_norm(grad)
+    assert grad._version == 0
+
+
+def test_out_moves_the_version_counter(torch):
+    out = torch.zeros(2, 3), torch.zeros(2)
+    gradkit.rms_norm(torch.ones(2, 3), out=out)
+    assert [o._version > 0 for o in out] == [True, True]
+
+
+def test_autograd_notices_a_write_to_what_it_saved(torch, write):
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    y = x.exp()  # saves y
+    write(y.detach())
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_tensors_of_inference_mode_have_no_counter(torch):
+    with torch.inference_mode():
+        grad = torch.tensor([3.0, 4.0])
+        gradkit.clip_grad_norm([grad], 1.0)
+    np.testing.assert_allclose(grad.tolist(), [0.6, 0.8], rtol=1e-6)
+
+
+# Memory that does not hold the values
+
+
+def test_the_negative_bit_is_refused(torch, write):
+    base = torch.tensor([1 + 2j, 3 - 4j])
+    flipped = base.conj().imag
+    assert flipped.is_neg()
+    assert not flipped.requires_grad
+    with pytest.raises(TypeError, match=r"negative bit.*\.resolve_neg\(\)"):
+        write(flipped)
+    assert base.tolist() == [1 + 2j, 3 - 4j]
+
+
+def test_the_negative_bit_is_refused_for_reading_too(torch):
+    flipped = torch.tensor([1 + 2j, 3 - 4j]).conj().imag
+    with pytest.raises(TypeError, match=r"negative bit.*\.resolve_neg\(\)"):
+        gradkit.layer_norm(flipped)
+    np.testing.assert_allclose(gradkit.grad_norm(flipped.resolve_neg()).item(), 20**0.5)
+
+
+def test_a_bfloat16_negative_bit_is_refused(torch):
+    # Complex tensors of two bfloat16 do not exist; the bit can be set all the same.
+    flipped = torch._neg_view(torch.tensor([1.0, 2.0], dtype=torch.bfloat16))
+    with pytest.raises(TypeError, match="negative bit"):
+        gradkit.grad_norm(flipped)
+
+
+def _refused(torch):
+    return {
+        "conj": (torch.tensor([1 + 2j]).conj(), "complex64; accepted: float16"),
+        "complex": (torch.tensor([1 + 2j]), "complex64.*accepted"),
+        "integer": (torch.tensor([1, 2]), "int64.*accepted"),
+        "bool": (torch.tensor([True]), "bool.*accepted"),
+        "float8": (torch.ones(2).to(torch.float8_e4m3fn), "float8_e4m3fn; accepted"),
+        "coo": (torch.eye(2).to_sparse(), r"sparse_coo; pass its \.to_dense\(\)"),
+        "csr": (_csr(torch), r"sparse_csr; pass its \.to_dense\(\)"),
+        "mkldnn": (torch.ones(2).to_mkldnn(), r"_mkldnn; pass its \.to_dense\(\)"),
+        "quantised": (_quantised(torch), r"quantised; pass its \.dequantize\(\)"),
+        "meta": (torch.ones(2, device="meta"), "meta device and holds no values"),
+        "zero tensor": (torch._efficientzerotensor(2), "holds no memory"),
+        "functional": (torch._to_functional_tensor(torch.ones(2)), "holds no memory"),
+    }
+
+
+def _csr(torch):
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch: its CSR support is in beta
+        return torch.eye(2).to_sparse_csr()
+
+
+def _quantised(torch):
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch: quantisation moves to another package
+        return torch.quantize_per_tensor(torch.ones(2), 0.5, 0, torch.quint8)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        *("conj", "complex", "integer", "bool", "float8", "coo", "csr", "mkldnn", "quantised"),
+        *("meta", "zero tensor", "functional"),
+    ],
+)
+def test_what_holds_no_floats_is_refused_in_words(torch, case):
+    tensor, words = _refused(torch)[case]
+    for call in (gradkit.grad_norm, gradkit.zero_grad, gradkit.layer_norm):
+        with pytest.raises((TypeError, ValueError), match=words):
+            call(tensor)
+
+
+def test_inside_vmap_there_is_no_memory(torch):
+    with pytest.raises(TypeError, match=r"holds no memory.*vmap"):
+        torch.vmap(gradkit.zero_grad)(torch.ones(2, 3))
+
+
+def test_inside_functionalize_there_is_no_memory(torch):
+    with pytest.raises(TypeError, match=r"holds no memory.*functionalize"):
+        torch.func.functionalize(gradkit.grad_norm)(torch.ones(3))
+
+
+# Subclasses
+
+
+def test_fake_tensors_are_refused(torch):
+    from torch._subclasses import FakeTensorMode
+
+    with FakeTensorMode():
+        fake = torch.ones(3)
+    for call in (gradkit.grad_norm, gradkit.zero_grad, gradkit.layer_norm):
+        with pytest.raises(TypeError, match=r"is a FakeTensor.*pass a plain torch.Tensor"):
+            call(fake)
+
+
+def test_wrapper_subclasses_are_refused(torch):
+    class Wrapper(torch.Tensor):
+        @staticmethod
+        def __new__(cls, inner):
+            return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            raise AssertionError("nobody computes on this")
+
+    with pytest.raises(TypeError, match=r"grads\[0\] is a .*Wrapper, a subclass of torch.Tensor"):
+        gradkit.clip_grad_norm([Wrapper(torch.ones(3))], 1.0)
+
+
+def test_a_subclass_with_memory_is_refused_all_the_same(torch):
+    class Tagged(torch.Tensor):
+        pass
+
+    tagged = torch.ones(3).as_subclass(Tagged)
+    with pytest.raises(TypeError, match="Tagged, a subclass"):
+        gradkit.zero_grad(tagged)
+    assert tagged.tolist() == [1, 1, 1]
+
+
+@pytest.mark.usefixtures("torch")
+def test_a_dtensor_is_refused_and_its_shard_taken(run_alone):
+    run_alone(
+        """
+        import os, tempfile, torch, torch.distributed as dist, gradkit, pytest
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import Shard, distribute_tensor
+        with tempfile.TemporaryDirectory() as folder:
+            dist.init_process_group("gloo", init_method=f"file://{folder}/x", rank=0, world_size=1)
+            mesh = init_device_mesh("cpu", (1,))
+            grad = distribute_tensor(torch.tensor([3.0, 4.0]), mesh, [Shard(0)])
+            with pytest.raises(TypeError, match=r"is a DTensor.*to_local\\(\\).*reduce="):
+                gradkit.clip_grad_norm([grad], 1.0)
+            assert grad.to_local().tolist() == [3, 4]
+
+            def reduce(value, op):
+                dist.all_reduce(value, getattr(dist.ReduceOp, op.upper()))
+                return value
+
+            assert gradkit.clip_grad_norm([grad.to_local()], 1.0, reduce=reduce).item() == 5
+            assert abs(grad.to_local()[0].item() - 0.6) < 1e-6
+            dist.destroy_process_group()
+        """
+    )
+
+
+# Layouts
+
+
+def test_a_tensor_that_overlaps_itself_is_not_written(torch, write):
+    base = torch.ones(1)
+    with pytest.raises(ValueError, match="overlaps itself"):
+        write(base.expand(3))
+    assert base.tolist() == [1]
+    assert base._version == 0
+
+
+def test_a_tensor_that_overlaps_itself_is_read(torch):
+    assert gradkit.grad_norm(torch.ones(1).expand(4)).item() == 2
+    x = torch.arange(6.0).reshape(2, 3)
+    _, mean, inv_std = gradkit.layer_norm(x)
+    broadcast = torch.ones(3).expand(2, 3)
+    got = gradkit.layer_norm_grad(broadcast, x, None, mean, inv_std)[0]
+    assert torch.equal(got, gradkit.layer_norm_grad(torch.ones(2, 3), x, None, mean, inv_std)[0])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_strided_tensors_are_written_through(torch, dtype):
+    base = torch.arange(12).reshape(3, 4).to(getattr(torch, dtype))
+    expected = base.clone()
+    gradkit.scale_grads(base.T[::2], 2.0)
+    expected.T[::2] *= 2
+    assert torch.equal(base, expected)
+    gradkit.zero_grad(base[:, 1])
+    expected[:, 1] = 0
+    assert torch.equal(base, expected)
+
+
+def test_channels_last_tensors_keep_their_meaning(torch):
+    x = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    y, _, _ = gradkit.batch_norm(x)
+    assert torch.allclose(y, gradkit.batch_norm(x.contiguous())[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("fold", ["overlap", "twice", "interleaved", "beyond"])
+def test_tensors_that_share_memory_are_found(torch, fold):
+    base = torch.ones(8)
+    pair = {
+        "overlap": [base[:5], base[4:]],
+        "twice": [base, base.view(2, 4)],
+        "interleaved": [base[::2], base[2:6]],
+        "beyond": [base[::2], base[4:]],  # past as many bytes as the first has elements for
+    }[fold]
+    with pytest.raises(ValueError, match="share memory"):
+        gradkit.zero_grad(pair)
+    assert base.tolist() == [1] * 8
+
+
+def test_empty_tensors_are_fine(torch):
+    assert gradkit.clip_grad_norm([torch.ones(0), torch.ones(2, 0)], 1.0).item() == 0
+    gradkit.zero_grad([torch.ones(0, dtype=torch.bfloat16)])
+
+
+def test_numpy_arrays_of_another_byte_order_or_read_only_are_refused():
+    swapped = np.ones(3, np.dtype(np.float32).newbyteorder())
+    with pytest.raises(TypeError, match="accepted in native byte order"):
+        gradkit.grad_norm(swapped)
+    fixed = np.ones(3)
+    fixed.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        gradkit.zero_grad(fixed)
+    assert fixed.tolist() == [1, 1, 1]
+
+
+# Results
+
+
+def test_results_are_ordinary_tensors(torch):
+    clipped, norm = gradkit.clip_by_global_norm([torch.ones(3, requires_grad=False)], 1.0)
+    assert type(clipped[0]) is torch.Tensor
+    assert clipped[0].is_leaf
+    clipped[0].add_(norm.float()).requires_grad_().sum().backward()
+    assert norm.dtype is torch.float64
+    assert norm.ndim == 0
+
+
+@pytest.mark.usefixtures("torch")
+def test_results_outlive_the_arguments(run_alone):
+    run_alone(
+        """
+        import gc, torch, gradkit
+        results = [gradkit.clip_by_global_norm(torch.full((1000,), 2.0), 1e9)[0] for _ in range(50)]
+        gc.collect()
+        noise = [torch.rand(1000) for _ in range(50)]
+        assert all(torch.equal(r, torch.full((1000,), 2.0)) for r in results)
+        """
+    )
+
+
+def test_messages_name_the_argument(torch):
+    with pytest.raises(TypeError, match=re.escape("grads['w'][1] is a tensor that requires grad")):
+        gradkit.clip_grad_norm({"w": [torch.ones(2), torch.ones(2, requires_grad=True)]}, 1.0)
+
+
+def test_deepcopied_and_pickled_tensors_work(torch):
+    import copy
+
+    grad = copy.deepcopy(torch.tensor([3.0, 4.0]))
+    gradkit.clip_grad_norm(grad, 1.0)
+    np.testing.assert_allclose(grad.tolist(), [0.6, 0.8], rtol=1e-6)
+
+
+def test_threads_may_clip_at_once(torch):
+    from concurrent.futures import ThreadPoolExecutor
+
+    grads = [torch.tensor([3.0, 4.0]) for _ in range(64)]
+    with ThreadPoolExecutor(8) as pool:
+        norms = list(pool.map(lambda g: gradkit.clip_grad_norm([g], 1.0).item(), grads))
+    assert norms == [5.0] * 64
+    assert all(torch.equal(g, grads[0]) for g in grads)
