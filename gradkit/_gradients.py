@@ -2,20 +2,20 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from operator import attrgetter
 from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from gradkit import _checks, _memory, _tree
-from gradkit._arrays import Framework, Native, framework_of, is_array, named
+from gradkit._arrays import HOST, Framework, Native, framework_of, is_array, named
 from gradkit._call import Outputs, Spec
 from gradkit._dispatch import backend_of
 from gradkit._dtypes import float_name
 
 _NOTHING = np.empty(0)
-_HOST = cast(Framework, framework_of(_NOTHING))
 _dtype_of = attrgetter("dtype")
 _simply_writable = attrgetter("flags.carray")  # in C order, aligned and writeable
 
@@ -40,7 +40,7 @@ class Gradients:
             self.tree = _tree.freeze(grads, is_array)
             self.arrays = _tree.leaves(self.tree, is_array)
         self._plain = set(map(type, self.arrays)) == {np.ndarray}
-        self.framework = _HOST if self._plain else self._find_framework()
+        self.framework = HOST if self._plain else self._find_framework()
         self.natives: Sequence[Native] = (
             self.arrays
             if self._plain
@@ -69,10 +69,12 @@ class Gradients:
         with named(lambda: label):
             return framework.view(array, write=write)
 
-    def outputs(self, out: Any, specs: Sequence[Spec]) -> Outputs:
-        """A call's further results, which share no memory with the gradients."""
+    def outputs(
+        self, out: Any, specs: Sequence[Spec], *, apart: Iterable[tuple[str, Native]] = ()
+    ) -> Outputs:
+        """A call's further results, which share no memory with the gradients or with ``apart``."""
         names = ((self.name(i), native) for i, native in enumerate(self.natives))
-        return Outputs(self, out, specs, names)
+        return Outputs(self, out, specs, chain(names, apart))
 
     def wrap(self, native: Native) -> Any:
         """A native result as the caller's own array type."""
@@ -109,7 +111,7 @@ class Gradients:
                 f"{self.name(i)} is a {first.name} array and {self.name(j)} a {second.name} "
                 "array; the arrays of one call must be of one framework"
             )
-        return next(iter(found), _HOST)
+        return next(iter(found), HOST)
 
     def _view(self, index: int, write: bool) -> Native:
         with named(partial(self.name, index)):

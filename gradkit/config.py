@@ -48,7 +48,7 @@ def show_config(mode: str = "stdout") -> dict[str, Any] | None:
         raise ValueError(f"mode must be 'stdout' or 'dicts', not {mode!r}")
     found: dict[str, dict[str, Any]] = {
         "versions": _versions(),
-        "backends": {"numpy": _numpy(), "cuda": _cuda()},
+        "backends": {"numpy": _numpy(), "cuda": _cuda(), "cudnn": _cudnn()},
     }
     if mode == "dicts":
         return found
@@ -84,3 +84,10 @@ def _cuda() -> dict[str, Any]:
 
     installed = importlib.util.find_spec("cupy") is not None
     return {"available": installed, "cupy": "installed" if installed else "not installed"}
+
+
+def _cudnn() -> dict[str, Any]:
+    """Version, binding and path of the library, or why there is none."""
+    from gradkit._cuda.cudnn import describe
+
+    return describe()

@@ -56,13 +56,13 @@ template <typename O> __device__ __forceinline__ void apply(const TensorList& li
 }
 
 // += unless *do_update is false; a null `do_update` is true.
-extern "C" __global__ void __launch_bounds__(256, 3)
+extern "C" __global__ void __launch_bounds__(256, 2)
 accumulate_grad(const __grid_constant__ TensorList list, const unsigned char* do_update, double scale) {
     if (!do_update || *do_update) apply(list, Add(scale));
 }
 
 // = where *overwrite, += where not; a null `overwrite` is `otherwise`.
-extern "C" __global__ void __launch_bounds__(256, 3)
+extern "C" __global__ void __launch_bounds__(256, 2)
 accumulate_grad_v2(const __grid_constant__ TensorList list, const unsigned char* overwrite, u32 otherwise) {
     if (overwrite ? *overwrite : otherwise) apply(list, Overwrite());
     else apply(list, Add(1));

@@ -3,26 +3,42 @@
 Each launcher takes a ``Device`` first; ``Backend`` binds them all to one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any
 
-from gradkit._cuda import accumulation, clipping
+from gradkit._cuda import accumulation, batch_normalization, clipping, engines, normalization
 from gradkit._cuda.device import CupyDevice, Device
 from gradkit.errors import BackendUnavailableError
 
 _OPERATIONS: dict[str, Callable[..., None]] = {
     "accumulate_grad": accumulation.accumulate_grad,
     "accumulate_grad_v2": accumulation.accumulate_grad_v2,
+    "batch_norm": engines.batch_norm,
+    "batch_norm_grad": engines.batch_norm_grad,
     "clip_by_norm": clipping.clip_by_norm,
     "clip_coefficient": clipping.clip_coefficient,
     "clip_grad_value": clipping.clip_grad_value,
     "grad_norm": clipping.grad_norm,
+    "invertible_layer_norm_grad": normalization.invertible_layer_norm_grad,
+    "layer_norm": normalization.layer_norm,
+    "layer_norm_grad": normalization.layer_norm_grad,
+    "layer_norm_inverse": normalization.layer_norm_inverse,
     "norm_of_shares": clipping.norm_of_shares,
     "norm_shares": clipping.norm_shares,
+    "rms_norm": normalization.rms_norm,
+    "rms_norm_grad": normalization.rms_norm_grad,
     "scale_grads": clipping.scale_grads,
     "zero_grad": accumulation.zero_grad,
 }
+
+_MODULES = (accumulation, batch_normalization, clipping, normalization)
+
+
+def combinations() -> Iterator[tuple[str, dict[str, str | int]]]:
+    """Every kernel file, and the macros that it can be compiled with."""
+    for module in _MODULES:
+        yield from module.combinations()
 
 
 class Backend:

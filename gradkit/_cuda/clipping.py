@@ -1,16 +1,17 @@
 """Gradient norms, the clip coefficient and scaling, on lists of arrays on a GPU."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from gradkit._cuda.device import Array, Device, scratch
 from gradkit._cuda.loading import kernel
-from gradkit._cuda.tensor_lists import plan_of, run, start
+from gradkit._cuda.tensor_lists import KINDS, Macros, plan_of, run, start
 
 _ORDERS = {1.0: "Sum", 2.0: "SumOfSquares", math.inf: "Largest"}
+_ANY_ORDER = "SumOfPowers"
 _PART = 3  # doubles: kernels/norm_orders.cuh
 _FINISH = {False: 1024, True: 128}  # threads that join the partial results of a norm
 
@@ -28,7 +29,7 @@ def grad_norm(
     if not plan.chunks:
         out.fill(0)
         return
-    p, order = np.float64(norm_type), _ORDERS.get(norm_type, "SumOfPowers")
+    p, order = np.float64(norm_type), _ORDERS.get(norm_type, _ANY_ORDER)
     parts = scratch(device, plan.chunks * _PART, "float64")
     for table in plan.tables:
         own = parts[table.chunks.start * _PART : table.chunks.stop * _PART]
@@ -46,9 +47,7 @@ def grad_norm(
         finish((norms,), (threads,), arguments)
 
 
-def norm_shares(
-    device: Device, norm: Array, largest: Array, norm_type: float, out: Array
-) -> None:
+def norm_shares(device: Device, norm: Array, largest: Array, norm_type: float, out: Array) -> None:
     """``out = (norm / largest)^p``: what this rank adds to a norm over ranks.
 
     For infinity, where nothing is added, 0 or the NaN that a "max" may have dropped.
@@ -63,9 +62,7 @@ def norm_of_shares(
     _on_norms(device, "norm_of_shares", (total, largest), _order(norm_type), out)
 
 
-def clip_coefficient(
-    device: Device, norm: Array, max_norm: float, eps: float, out: Array
-) -> None:
+def clip_coefficient(device: Device, norm: Array, max_norm: float, eps: float, out: Array) -> None:
     """``out = min(1, max_norm / max(norm, eps))``; a NaN norm stays NaN."""
     limits = (np.float64(max_norm), np.float64(eps))
     _on_norms(device, "clip_coefficient", (norm,), limits, out)
@@ -109,7 +106,18 @@ def clip_grad_value(
     device: Device, grads: Sequence[Array], clip_value: float, outs: Sequence[Array]
 ) -> None:
     """``outs = min(max(grads, -clip_value), clip_value)``; NaN stays NaN."""
-    run(device, plan_of(device, grads, outs), "clip_value", "clip_grad_value", np.float64(clip_value))
+    plan = plan_of(device, grads, outs)
+    run(device, plan, "clip_value", "clip_grad_value", np.float64(clip_value))
+
+
+def combinations() -> Iterator[tuple[str, Macros]]:
+    """Every kernel file and its macros that these launchers can ask for."""
+    for capacity in KINDS:
+        for order in (*_ORDERS.values(), _ANY_ORDER):
+            yield "norm", {"CAPACITY": capacity, "ORDER": order}
+        yield "scale", {"CAPACITY": capacity}
+        yield "clip_value", {"CAPACITY": capacity}
+    yield "coefficients", {}
 
 
 def _order(norm_type: float) -> tuple[Any, ...]:

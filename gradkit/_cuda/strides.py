@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 Array: TypeAlias = Any
+Strides: TypeAlias = tuple[int, ...]
 Dim: TypeAlias = tuple[int, int, int]  # length, source stride, target stride; in bytes
 
 
@@ -12,7 +13,7 @@ class Pair(NamedTuple):
 
     source: int  # addresses
     target: int
-    count: int  # elements
+    elements: int
     dims: tuple[Dim, ...]  # innermost first; none where both are aligned gapless runs
 
 
@@ -40,11 +41,12 @@ def pair_of(source_at: int, target_at: int, source: Array, target: Array) -> Pai
     return Pair(source_at, target_at, target.size, tuple(merged))
 
 
-def broadcast_strides(array: Array, shape: tuple[int, ...]) -> tuple[int, ...]:
+def broadcast_strides(array: Array, shape: tuple[int, ...]) -> Strides:
     """The strides that walk an array as often as a larger shape repeats it."""
-    missing = len(shape) - array.ndim
+    missing: int = len(shape) - array.ndim
     own = zip(array.shape, array.strides, shape[missing:], strict=True)
-    return (0,) * missing + tuple(step if length == wanted else 0 for length, step, wanted in own)
+    kept: Strides = tuple(step if length == wanted else 0 for length, step, wanted in own)
+    return (0,) * missing + kept
 
 
 def merge(dims: Sequence[Dim]) -> list[Dim]:

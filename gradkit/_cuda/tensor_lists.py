@@ -20,14 +20,17 @@ from gradkit._cuda.loading import kernel
 from gradkit._cuda.strides import Pair, pair_of
 from gradkit._dtypes import FLOATS, float_name
 
+Macros: TypeAlias = dict[str, str | int]
 Rows: TypeAlias = np.ndarray[Any, Any]  # of _TENSOR or _DIM
 
 CAPACITY = 90  # tensors in the parameter block: under 4096 bytes with 96 for what comes after
 DIMS = 16  # dimensions of strided tensors there
+KINDS = (CAPACITY, 0)  # what kernels are compiled with: in the parameter block, or uploaded
 THREADS = 256  # a block; a warp takes a chunk at a time
 _WARPS = THREADS // 32
 _BLOCKS = 16  # for each multiprocessor: more than it holds, so that the fast ones take more
 _SMALLEST_CHUNK = 4096  # bytes: two rounds of a warp's loads
+_LARGEST_CHUNK = 1 << 30  # kernels count its elements by an int
 _MANY_CHUNKS = 16384  # one for each warp of the largest devices
 
 _DIM = np.dtype([("length", "i8"), ("source_stride", "i8"), ("target_stride", "i8")])
@@ -65,7 +68,7 @@ class Table:
     @property
     def blocks(self) -> int:
         """How many blocks take all chunks in one round."""
-        return -(-(self.chunks.stop - self.chunks.start) // _WARPS)
+        return -(-int(self.argument["chunks"]) // _WARPS)
 
 
 @dataclass(frozen=True)
@@ -127,8 +130,11 @@ def plan_of(device: Device, sources: Sequence[Array], targets: Sequence[Array] =
         tuple([device.pointer(a, write=bool(targets) and k == last) for a in arrays])
         for k, arrays in enumerate(pairs)
     ]
-    layouts = (tuple([(a.shape, a.strides, a.dtype.num) for a in arrays]) for arrays in pairs)
-    key = (id(device), device.stream, *addresses, *layouts)
+    # A tuple for each property, not for each array: fewer objects to make.
+    shapes = [tuple([a.shape for a in arrays]) for arrays in pairs]
+    strides = [tuple([a.strides for a in arrays]) for arrays in pairs]
+    dtypes = [tuple([a.dtype.num for a in arrays]) for arrays in pairs]
+    key = (device, device.stream, *addresses, *shapes, *strides, *dtypes)
     plan = _plans.find(key)
     if plan is None or (plan.uploaded and device.capturing()):
         rows = list(map(pair_of, addresses[0], addresses[last], sources, pairs[last]))
@@ -157,9 +163,9 @@ def start(
 def _make(device: Device, rows: Sequence[Pair], arrays: Sequence[Array]) -> Plan:
     """Cut pairs into chunks; ``arrays`` are their targets."""
     sizes = np.array([array.itemsize for array in arrays], np.int64)
-    counts = np.array([row.count for row in rows], np.int64)
-    share = int(counts @ sizes) // _MANY_CHUNKS
-    chunk = max(_SMALLEST_CHUNK, -(-share // _SMALLEST_CHUNK) * _SMALLEST_CHUNK)
+    counts = np.array([row.elements for row in rows], np.int64)
+    share = -(-int(counts @ sizes) // _MANY_CHUNKS)
+    chunk = min(max(1, -(-share // _SMALLEST_CHUNK)) * _SMALLEST_CHUNK, _LARGEST_CHUNK)
     chunks = -(-counts // (chunk // sizes))  # of each tensor
     dims = np.array([len(row.dims) for row in rows], np.int64)
     table = np.zeros(len(rows), _TENSOR)

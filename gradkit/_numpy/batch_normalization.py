@@ -43,8 +43,12 @@ def batch_norm_grad(
     dx: Array,
     dscale: Array | None,
     dbias: Array | None,
+    engine: str | None = None,  # noqa: ARG001
 ) -> None:
-    """``dx``, ``dscale`` and ``dbias`` are written (``=``); ``dx`` may be ``dy``."""
+    """``dx``, ``dscale`` and ``dbias`` are written (``=``); ``dx`` may be ``dy``.
+
+    ``engine`` is the CUDA backend's to choose; here there is one.
+    """
     for part in _channel_parts(x, channel_axis):
         channels = _Channels((dy, x, dx), channel_axis, part)
         _grad_of(channels, *(_cut(a, part) for a in (scale, mean, inv_std, dscale, dbias)))
@@ -60,8 +64,12 @@ def batch_norm(
     y: Array,
     mean: Array,
     inv_std: Array,
+    engine: str | None = None,  # noqa: ARG001
 ) -> None:
-    """``y``, ``mean`` and ``inv_std`` are written; ``y`` may be ``x``."""
+    """``y``, ``mean`` and ``inv_std`` are written; ``y`` may be ``x``.
+
+    ``engine`` is the CUDA backend's to choose; here there is one.
+    """
     for part in _channel_parts(x, channel_axis):
         channels = _Channels((x, y), channel_axis, part)
         _forward_of(channels, eps, *(_cut(a, part) for a in (scale, bias, mean, inv_std)))

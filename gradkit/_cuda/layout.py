@@ -1,0 +1,96 @@
+"""How arrays lie in memory, and how rows are dealt out to threads and blocks."""
+
+import math
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from gradkit._cuda.device import Array, Device
+from gradkit._dtypes import accumulation_name
+
+Macros: TypeAlias = dict[str, str | int]
+
+MULTIPROCESSOR_THREADS = 768  # that a kernel with about 80 registers leaves room for
+_VECTOR = 16  # bytes that one access moves at most
+
+
+def vector_of(data: Array, run: int) -> int:
+    """How many elements one access moves: 16 bytes' worth where runs of ``run`` divide so.
+
+    Shapes alone decide, so that results do not depend on where arrays lie in memory.
+    """
+    count: int = _VECTOR // data.dtype.itemsize
+    return 1 if run % count else count
+
+
+def contiguous(array: Array | None, vector: int = 1) -> Array | None:
+    """The array itself where a kernel can read it in vectors from end to end, else a copy."""
+    return array if array is None or _plain(array, vector) else array.copy(order="C")
+
+
+def room_for(device: Device, out: Array, vector: int = 1) -> Array:
+    """Where a kernel writes what belongs into ``out``: itself, or scratch that is like it."""
+    return out if _plain(out, vector) else device.xp.empty(out.shape, out.dtype)
+
+
+def settle(out: Array, room: Array) -> None:
+    """Bring results from the scratch of ``room_for`` to where they belong."""
+    if room is not out:
+        out[...] = room
+
+
+def _plain(array: Array, vector: int) -> bool:
+    """Whether an array lies gapless in C order, and begins where its first access may."""
+    alignment = _VECTOR if vector > 1 else array.dtype.itemsize
+    gapless: bool = array.flags.c_contiguous
+    return gapless and _address(array) % alignment == 0
+
+
+def _address(array: Array) -> int:
+    """Where an array begins, to ask about its alignment; kernels are given the array."""
+    address: int = array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
+    return address
+
+
+def accumulator(array: Array) -> str:
+    """The name of the dtype that sums of the array's elements are held in."""
+    return accumulation_name(str(array.dtype))
+
+
+def rows_of(shape: tuple[int, ...], axis: int) -> tuple[int, int]:
+    """An array whose axes from ``axis`` on are normalised as (rows, width)."""
+    return math.prod(shape[:axis]), math.prod(shape[axis:])
+
+
+@dataclass(frozen=True)
+class RowBlocks:
+    """Blocks of ``rows`` rows with ``threads`` threads each, and how many there are."""
+
+    threads: int
+    rows: int
+    count: int
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """The block's shape."""
+        return self.threads, self.rows
+
+
+def row_blocks(device: Device, rows: int, packs: int, longest: int) -> RowBlocks:
+    """Deal out rows to blocks, where a row wants ``packs`` threads but gets at most ``longest``.
+
+    Blocks have 256 threads, or as many as one row takes, or fewer where that spreads few rows
+    over the whole device; there are as many as can be resident at once, or as rows need.
+    """
+    threads = min(power_of_two(packs), longest)
+    few = power_of_two(-(-rows // device.multiprocessors))
+    side_by_side = max(1, 32 // threads, min(256 // threads, few))
+    resident = max(1, MULTIPROCESSOR_THREADS // (threads * side_by_side))
+    needed = -(-rows // side_by_side)
+    return RowBlocks(threads, side_by_side, min(needed, resident * device.multiprocessors))
+
+
+def power_of_two(number: int) -> int:
+    """The smallest power of two that is at least ``number``."""
+    return 1 << max(0, number - 1).bit_length()

@@ -1,0 +1,228 @@
+"""The gradient that layer norm, RMS norm and invertible layer norm share, on a GPU.
+
+Rows that fit into a block's registers are read once; longer ones are read twice. Both ways
+leave partial sums over rows behind, which a last kernel adds up.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from gradkit._cuda.device import Array, Device
+from gradkit._cuda.layout import (
+    Macros,
+    accumulator,
+    contiguous,
+    room_for,
+    row_blocks,
+    rows_of,
+    settle,
+    vector_of,
+)
+from gradkit._cuda.loading import kernel
+from gradkit._dtypes import LAYER_NORM_TYPES, accumulation_name, dtype_named
+
+_LONGEST = 512  # threads that work on one row
+_WIDE_THREADS = 256
+_PARTIAL_SHARE = 0.1  # of the bytes of dy, x and dx that partial sums may cost
+
+
+@dataclass(frozen=True)
+class Norm:
+    """What tells the gradients apart: how xhat is made, and whether the mean counts."""
+
+    from_output: bool
+    centred: bool
+
+    @property
+    def planes(self) -> int:
+        """How many parameter gradients there are."""
+        return 2 if self.centred else 1
+
+
+LAYER = Norm(from_output=False, centred=True)
+RMS = Norm(from_output=False, centred=False)
+INVERTIBLE = Norm(from_output=True, centred=True)
+
+
+@dataclass(frozen=True)
+class RowGradient:
+    """One gradient over ``rows`` rows of ``width``, with its input arrays in C order.
+
+    ``vector`` columns are read and written by one access.
+    """
+
+    device: Device
+    norm: Norm
+    dy: Array
+    source: Array
+    scale: Array | None
+    bias: Array | None
+    mean: Array | None
+    inv_std: Array
+    rows: int
+    width: int
+    vector: int
+
+    @classmethod
+    def of(
+        cls,
+        device: Device,
+        norm: Norm,
+        dy: Array,
+        source: Array,
+        axis: int,
+        *,
+        inv_std: Array,
+        mean: Array | None = None,
+        scale: Array | None = None,
+        bias: Array | None = None,
+    ) -> "RowGradient":
+        """The gradient of arrays whose axes from ``axis`` on are normalised."""
+        rows, width = rows_of(source.shape, axis)
+        vector = vector_of(source, width)
+        return cls(
+            device,
+            norm,
+            contiguous(dy, vector),
+            contiguous(source, vector),
+            contiguous(scale, vector),
+            contiguous(bias, vector),
+            contiguous(mean),
+            contiguous(inv_std),
+            rows,
+            width,
+            vector,
+        )
+
+    def run(self, dx: Array, dscale: Array | None, dbias: Array | None = None) -> None:
+        """Write the gradients that are wanted; ``dx`` may be ``dy``."""
+        outs = (dx, dscale, dbias)
+        rooms = [None if out is None else room_for(self.device, out, self.vector) for out in outs]
+        partials = None
+        if dx.size:
+            wanted = dscale is not None or dbias is not None
+            partials = self._write_dx(rooms[0], wanted=wanted)
+        self._write_parameters(partials, rooms[1], rooms[2])
+        for out, room in zip(outs, rooms, strict=True):
+            if out is not None:
+                settle(out, room)
+
+    def _write_dx(self, dx: Array, *, wanted: bool) -> Array | None:
+        """Write dx; the partial sums of dscale and dbias as (planes, blocks, width)."""
+        chunks = _chunks(self.norm, self.dy.dtype.itemsize, self.vector, self.width)
+        if self.width <= _LONGEST * chunks * self.vector:
+            return self._in_one_visit(dx, chunks, wanted=wanted)
+        return self._in_two_visits(dx, wanted=wanted)
+
+    def _in_one_visit(self, dx: Array, chunks: int, *, wanted: bool) -> Array | None:
+        packs = -(-self.width // (chunks * self.vector))
+        blocks = row_blocks(self.device, self.rows, packs, _LONGEST)
+        count = self._fewer(blocks.count) if wanted else blocks.count
+        partials = self._partials(count) if wanted else None
+        macros = self._macros() | {"CHUNKS": chunks}
+        kernel(self.device, "layer_norm_grad", "layer_norm_grad", **macros)(
+            (count,),
+            blocks.block,
+            (*self._inputs(), dx, partials, np.int64(self.rows), np.int32(self.width)),
+        )
+        return partials
+
+    def _in_two_visits(self, dx: Array, *, wanted: bool) -> Array | None:
+        tiles = -(-self.width // (_WIDE_THREADS * self.vector))
+        sms = self.device.multiprocessors
+        parts = min(tiles, max(1, -(-sms // self.rows)), 32)
+        shape = (np.int64(self.rows), np.int64(self.width))
+        sums = self.device.xp.empty((parts, self.rows, 2), np.float64)
+        macros, block = self._macros(), (_WIDE_THREADS, 1)
+        kernel(self.device, "layer_norm_grad_wide", "row_sums_of_gradient", **macros)(
+            (min(self.rows, 3 * sms), parts), block, (*self._inputs(), sums, *shape)
+        )
+        count = min(self.rows, max(1, 3 * sms // tiles))
+        count = self._fewer(count, at_least=-(-sms // tiles)) if wanted else count
+        partials = self._partials(count) if wanted else None
+        kernel(self.device, "layer_norm_grad_wide", "apply_gradient", **macros)(
+            (tiles, count),
+            block,
+            (*self._inputs(), sums, dx, partials, *shape, np.int32(parts)),
+        )
+        return partials
+
+    def _write_parameters(
+        self, partials: Array | None, dscale: Array | None, dbias: Array | None
+    ) -> None:
+        outs = [out for out in (dscale, dbias) if out is not None]
+        if not outs or not self.width:
+            return
+        count = 0 if partials is None else partials.shape[1]
+        macros: Macros = {"ACC_T": accumulator(self.dy), "PARAM_T": str(outs[0].dtype)}
+        kernel(self.device, "column_sums", "column_sums", **macros)(
+            (-(-self.width // 32), self.norm.planes),
+            (32, 32),
+            (partials, dscale, dbias, np.int64(count), np.int64(self.width)),
+        )
+
+    def _inputs(self) -> tuple[Array | None, ...]:
+        return self.dy, self.source, self.scale, self.bias, self.mean, self.inv_std
+
+    def _partials(self, count: int) -> Array:
+        shape = (self.norm.planes, count, self.width)
+        return self.device.xp.empty(shape, dtype_named(accumulator(self.dy)))
+
+    def _fewer(self, blocks: int, at_least: int | None = None) -> int:
+        """So many blocks that their partial sums cost little beside the arrays themselves.
+
+        But no fewer than keep every multiprocessor at work, which is worth more.
+        """
+        accumulated = dtype_named(accumulator(self.dy)).itemsize
+        each = 2 * self.norm.planes * accumulated  # bytes a column, written and read
+        arrays = 3 * self.rows * self.dy.dtype.itemsize
+        floor = self.device.multiprocessors if at_least is None else at_least
+        return min(blocks, max(floor, int(_PARTIAL_SHARE * arrays / each)))
+
+    def _macros(self) -> Macros:
+        parameter = next((a for a in (self.scale, self.bias) if a is not None), self.inv_std)
+        types = str(self.dy.dtype), str(self.inv_std.dtype), str(parameter.dtype)
+        return _macros(self.norm, types, self.vector)
+
+
+def combinations() -> Iterator[tuple[str, Macros]]:
+    """Every kernel file and its macros that a gradient can ask for."""
+    for types in LAYER_NORM_TYPES:
+        size = dtype_named(types[0]).itemsize
+        for norm in (LAYER, RMS, INVERTIBLE):
+            for vector in (1, 16 // size):
+                macros = _macros(norm, types, vector)
+                yield "layer_norm_grad_wide", macros
+                for chunks in {
+                    _chunks(norm, size, vector, 1),
+                    _chunks(norm, size, vector, 1 << 20),
+                }:
+                    yield "layer_norm_grad", macros | {"CHUNKS": chunks}
+    for accumulated, parameter in {(accumulation_name(t), v) for t, _, v in LAYER_NORM_TYPES}:
+        yield "column_sums", {"ACC_T": accumulated, "PARAM_T": parameter}
+
+
+def _macros(norm: Norm, types: tuple[str, str, str], vector: int) -> Macros:
+    data, statistic, parameter = types
+    return {
+        "DATA_T": data,
+        "STAT_T": statistic,
+        "PARAM_T": parameter,
+        "VEC": vector,
+        "FROM_OUTPUT": int(norm.from_output),
+        "CENTRED": int(norm.centred),
+    }
+
+
+def _chunks(norm: Norm, itemsize: int, vector: int, width: int) -> int:
+    """How many packs of ``vector`` columns a thread holds: more where a warp is too short.
+
+    As many as registers allow: columns that come one at a time take more of them, and so does
+    a division.
+    """
+    columns = 16 if vector > 1 else 8 if norm.from_output else 12
+    most = columns // (vector if itemsize <= 4 else 2 * vector)
+    fewest = 1 if vector > 1 else most // 4
+    return fewest if width <= 32 * fewest * vector else most

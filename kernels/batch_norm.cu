@@ -1,0 +1,120 @@
+// Batch norm forward: y = (x - mean) * inv_std * scale + bias with statistics of each channel.
+//
+//   sum_deviations: partials[0] = sums of x - centre, partials[1] = sums of its square
+//   finish_centre:  centre = totals[0] / n
+//   finish_moments: mean = centre + totals[0] / n, variance = totals[1] / n - (totals[0] / n)^2
+//   normalize:      y
+//
+// sum_deviations runs twice, about nothing (centre null) and about the centre: the second visit
+// corrects the first one's rounding.
+//
+// x, y: (before, channels, after) of DATA_T, C order; y may be x. scale, bias: channels of
+// PARAM_T or null. mean, inv_std: channels of STAT_T. partials: (2, shares, channels) of
+// double, shares = gridDim.y of sum_deviations. centre: channels of double. exact: (2, channels)
+// of double, the mean and inv_std before rounding. Everything is written (=). Deterministic:
+// fixed orders, no atomics. Sums are held in double, so that no square leaves its range.
+//
+// Launch: sum_deviations and normalize as channels.cuh says, blockDim.x * blockDim.y at most
+// 256, blockDim.y a power of two; any grid. Where VEC > 1, arrays are 16-byte aligned and after
+// (channels where LAST) is a multiple of VEC. The finishing kernels with (32, 32), any gridDim.x.
+
+#include "channels.cuh"
+
+__device__ __forceinline__ void sum_share(
+    const DATA_T* x, const Shape& shape, i64 channel, const double (&centre)[OWN],
+    double (&sums)[2][OWN]
+) {
+    for (Walk walk(shape); walk.inside(shape); walk.next()) {
+        A values[VEC];
+        load<VEC>(x + walk.index(shape, channel), values);
+#pragma unroll
+        for (int k = 0; k < VEC; ++k) {
+            const double deviation = values[k] - centre[k % OWN];
+            sums[0][k % OWN] += deviation;
+            sums[1][k % OWN] += deviation * deviation;
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256, 1) sum_deviations(
+    const DATA_T* x, const double* centre, double* partials, i64 before, i64 channels, i64 after
+) {
+    __shared__ double tile[BLOCK_THREADS];
+    const Shape shape = {before, channels, after};
+    // The block's first channel decides, so that all its threads go round together.
+    const i64 ahead = threadIdx.x * OWN;
+    for (i64 channel = first_channel(); channel - ahead < channels; channel += channel_step()) {
+        double sums[2][OWN], about[OWN];
+        fill<OWN>(sums[0], 0.0);
+        fill<OWN>(sums[1], 0.0);
+        load_own(centre, channel, shape, 0.0, about);
+        if (channel < channels) sum_share(x, shape, channel, about, sums);
+        write_sums(sums, channel, shape, partials, tile);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(1024, 1) finish_centre(
+    const double* partials, double* centre, i64 shares, i64 channels, i64 count
+) {
+    __shared__ double tile[WARP * WARP];
+    const i64 step = static_cast<i64>(gridDim.x) * WARP;
+    for (i64 start = static_cast<i64>(blockIdx.x) * WARP; start < channels; start += step) {
+        const i64 channel = start + threadIdx.x;
+        const double total = column_total(partials, shares, channels, channel, tile);
+        if (threadIdx.y == 0 && channel < channels) centre[channel] = total / count;
+        __syncthreads();  // before the tile is filled again
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(1024, 1) finish_moments(
+    const double* partials, const double* centre, double* exact, STAT_T* mean, STAT_T* inv_std,
+    i64 shares, i64 channels, i64 count, double eps
+) {
+    // Two tiles in turn: the barrier of one keeps the readers of the other ahead of its writers.
+    __shared__ double tile[2][WARP * WARP];
+    const double* squares = partials + shares * channels;
+    const i64 step = static_cast<i64>(gridDim.x) * WARP;
+    for (i64 start = static_cast<i64>(blockIdx.x) * WARP; start < channels; start += step) {
+        const i64 channel = start + threadIdx.x;
+        const double first = column_total(partials, shares, channels, channel, tile[0]) / count;
+        const double second = column_total(squares, shares, channels, channel, tile[1]) / count;
+        if (threadIdx.y == 0 && channel < channels) {
+            const double variance = second - first * first;
+            const double middle = centre[channel] + first;
+            const double factor = 1 / sqrt((variance < 0 ? 0 : variance) + eps);
+            exact[channel] = middle;
+            exact[channels + channel] = factor;
+            mean[channel] = narrow<STAT_T>(middle);
+            inv_std[channel] = narrow<STAT_T>(factor);
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256, 1) normalize(
+    const DATA_T* x, const PARAM_T* scale, const PARAM_T* bias, const double* exact, DATA_T* y,
+    i64 before, i64 channels, i64 after
+) {
+    const Shape shape = {before, channels, after};
+    for (i64 channel = first_channel(); channel < channels; channel += channel_step()) {
+        double middle[OWN], deviation[OWN];
+        A factor[OWN], offset[OWN];
+        load_own(exact, channel, shape, 0.0, middle);
+        load_own(exact + channels, channel, shape, 0.0, deviation);
+        load_own(scale, channel, shape, A(1), factor);
+        load_own(bias, channel, shape, A(0), offset);
+        for (Walk walk(shape); walk.inside(shape); walk.next()) {
+            A values[VEC];
+            load<VEC>(x + walk.index(shape, channel), values);
+#pragma unroll
+            for (int k = 0; k < VEC; ++k) {
+                // The mean in two pieces: rounded to one it is off by half a unit of its last
+                // place, which may be much of a deviation.
+                const A high = static_cast<A>(middle[k % OWN]);
+                const A low = static_cast<A>(middle[k % OWN] - high);
+                const A xhat = (values[k] - high - low) * static_cast<A>(deviation[k % OWN]);
+                values[k] = xhat * factor[k % OWN] + offset[k % OWN];
+            }
+            store<VEC>(y + walk.index(shape, channel), values);
+        }
+    }
+}

@@ -1,0 +1,126 @@
+// The gradients of batch norm from saved statistics, in three kernels.
+//
+//   xhat = (x - mean) * inv_std, n elements a channel
+//   sum_channels:    partials[0] = sums of dy * xhat, partials[1] = sums of dy
+//   finish_channels: dscale, dbias = totals; means = totals / n
+//   apply_channels:  dx = inv_std * scale * (dy - means[1] - xhat * means[0])
+//
+// dy, x, dx: (before, channels, after) of DATA_T, C order; dx may be dy. mean, inv_std: channels
+// of STAT_T. scale: channels of PARAM_T, or null (1). dscale, dbias: the same, or null where
+// nobody wants them. partials: (2, shares, channels) of double, shares = gridDim.y of
+// sum_channels. means: (2, channels) of the accumulation dtype. Everything is written (=).
+// Deterministic: fixed orders, no atomics.
+//
+// Launch: sum_channels and apply_channels as channels.cuh says, blockDim.x * blockDim.y at most
+// 256, blockDim.y a power of two; any grid. Where VEC > 1, arrays are 16-byte aligned and after
+// (channels where LAST) is a multiple of VEC. finish_channels with (32, 32), any gridDim.x.
+
+#include "channels.cuh"
+
+#define STRETCH 16  // packs that are added up in the accumulation dtype, before double takes over
+
+struct Channel { A mean[OWN], inv_std[OWN]; };
+
+__device__ __forceinline__ void load_channel(
+    const STAT_T* mean, const STAT_T* inv_std, i64 channel, const Shape& shape, Channel& of
+) {
+    load_own(mean, channel, shape, A(0), of.mean);
+    load_own(inv_std, channel, shape, A(0), of.inv_std);
+}
+
+// Adds at most STRETCH packs to the sums of dy * xhat and of dy.
+__device__ __forceinline__ void sum_stretch(
+    const DATA_T* dy, const DATA_T* x, const Shape& shape, i64 channel, const Channel& of,
+    Walk& walk, double (&sums)[2][OWN]
+) {
+    A part[2][OWN];
+    fill<OWN>(part[0], A(0));
+    fill<OWN>(part[1], A(0));
+    for (int i = 0; i < STRETCH && walk.inside(shape); ++i, walk.next()) {
+        A gradient[VEC], xhat[VEC];
+        load<VEC>(dy + walk.index(shape, channel), gradient);
+        load<VEC>(x + walk.index(shape, channel), xhat);
+#pragma unroll
+        for (int k = 0; k < VEC; ++k) {
+            xhat[k] = (xhat[k] - of.mean[k % OWN]) * of.inv_std[k % OWN];
+            part[0][k % OWN] += gradient[k] * xhat[k];
+            part[1][k % OWN] += gradient[k];
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < OWN; ++k) {
+        sums[0][k] += part[0][k];
+        sums[1][k] += part[1][k];
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256, 1) sum_channels(
+    const DATA_T* dy, const DATA_T* x, const STAT_T* mean, const STAT_T* inv_std,
+    double* partials, i64 before, i64 channels, i64 after
+) {
+    __shared__ double tile[BLOCK_THREADS];
+    const Shape shape = {before, channels, after};
+    // The block's first channel decides, so that all its threads go round together.
+    const i64 ahead = threadIdx.x * OWN;
+    for (i64 channel = first_channel(); channel - ahead < channels; channel += channel_step()) {
+        double sums[2][OWN];
+        fill<OWN>(sums[0], 0.0);
+        fill<OWN>(sums[1], 0.0);
+        if (channel < channels) {
+            Channel of;
+            load_channel(mean, inv_std, channel, shape, of);
+            for (Walk walk(shape); walk.inside(shape);)
+                sum_stretch(dy, x, shape, channel, of, walk, sums);
+        }
+        write_sums(sums, channel, shape, partials, tile);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(1024, 1) finish_channels(
+    const double* partials, PARAM_T* dscale, PARAM_T* dbias, A* means, i64 shares, i64 channels,
+    i64 count
+) {
+    // Two tiles in turn: the barrier of one keeps the readers of the other ahead of its writers.
+    __shared__ double tile[2][WARP * WARP];
+    const i64 step = static_cast<i64>(gridDim.x) * WARP;
+    for (i64 start = static_cast<i64>(blockIdx.x) * WARP; start < channels; start += step) {
+        const i64 channel = start + threadIdx.x;
+#pragma unroll
+        for (int plane = 0; plane < 2; ++plane) {
+            const double total = column_total(
+                partials + plane * shares * channels, shares, channels, channel, tile[plane]
+            );
+            if (threadIdx.y != 0 || channel >= channels) continue;
+            PARAM_T* out = plane ? dbias : dscale;
+            if (out) out[channel] = narrow<PARAM_T>(total);
+            means[plane * channels + channel] = static_cast<A>(total / count);
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256, 1) apply_channels(
+    const DATA_T* dy, const DATA_T* x, const PARAM_T* scale, const STAT_T* mean,
+    const STAT_T* inv_std, const A* means, DATA_T* dx, i64 before, i64 channels, i64 after
+) {
+    const Shape shape = {before, channels, after};
+    for (i64 channel = first_channel(); channel < channels; channel += channel_step()) {
+        Channel of;
+        A factor[OWN], of_product[OWN], of_dy[OWN];
+        load_channel(mean, inv_std, channel, shape, of);
+        load_own(scale, channel, shape, A(1), factor);
+        load_own(means, channel, shape, A(0), of_product);
+        load_own(means + channels, channel, shape, A(0), of_dy);
+        for (Walk walk(shape); walk.inside(shape); walk.next()) {
+            A gradient[VEC], xhat[VEC];
+            load<VEC>(dy + walk.index(shape, channel), gradient);
+            load<VEC>(x + walk.index(shape, channel), xhat);
+#pragma unroll
+            for (int k = 0; k < VEC; ++k) {
+                xhat[k] = (xhat[k] - of.mean[k % OWN]) * of.inv_std[k % OWN];
+                const A rest = gradient[k] - (xhat[k] * of_product[k % OWN] + of_dy[k % OWN]);
+                gradient[k] = rest * (of.inv_std[k % OWN] * factor[k % OWN]);
+            }
+            store<VEC>(dx + walk.index(shape, channel), gradient);
+        }
+    }
+}

@@ -1,0 +1,28 @@
+// Sums the partial rows that a norm's gradient left behind into dscale and dbias.
+//
+//   first[column]  = sum over row of partials[0][row][column]
+//   second[column] = sum over row of partials[1][row][column]
+//
+// partials: (planes, count, width) of ACC_T, C order; count may be 0. first, second: width of
+// PARAM_T, written (=) and rounded once; either may be null. Deterministic: rows are added in an
+// order that depends on count alone.
+//
+// Launch: blockDim = (32, 32), gridDim = (ceil(width / 32) or fewer, planes).
+
+#include "columns.cuh"
+
+extern "C" __global__ void __launch_bounds__(1024, 1) column_sums(
+    const ACC_T* partials, PARAM_T* first, PARAM_T* second, i64 count, i64 width
+) {
+    __shared__ ACC_T tile[WARP * WARP];
+    PARAM_T* out = blockIdx.y ? second : first;
+    if (!out) return;
+    const ACC_T* plane = partials + blockIdx.y * count * width;
+    const i64 step = static_cast<i64>(gridDim.x) * WARP;
+    for (i64 start = static_cast<i64>(blockIdx.x) * WARP; start < width; start += step) {
+        const i64 column = start + threadIdx.x;
+        const ACC_T total = column_total(plane, count, width, column, tile);
+        if (threadIdx.y == 0 && column < width) out[column] = narrow<PARAM_T>(total);
+        __syncthreads();  // before the tile is filled again
+    }
+}

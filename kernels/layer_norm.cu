@@ -1,0 +1,100 @@
+// Layer norm and RMS norm forward.
+//
+//   layer_norm (CENTRED = 1): y = (x - mean) * inv_std * scale + bias
+//   RMS norm   (CENTRED = 0): y = x * inv_std * scale
+//   inv_std = 1 / sqrt(variance + eps), the variance about 0 in an RMS norm
+//
+// x, y: (rows, width) of DATA_T, C order; y may be x. scale, bias: width of PARAM_T or null.
+// mean (null in an RMS norm), inv_std: rows of STAT_T. Everything is written (=).
+// Deterministic: fixed orders, no atomics.
+//
+// Statistics are held in double, so that no square of a float leaves its range, and are
+// corrected by a second visit: the sum of the deviations says how far off the mean is.
+//
+// Launch: blockDim = (threads of a row, rows of a block), x a power of two, x * y a multiple of
+// 32 and at most 1024; any gridDim.x. width > 0. Where VEC > 1, width is a multiple of VEC and
+// arrays are 16-byte aligned.
+
+#include "packs.cuh"
+#include "rows.cuh"
+
+typedef Wide<DATA_T>::type A;
+
+// The thread's share of the sums of (x - centre) and of its square over a row.
+__device__ __forceinline__ Pair<double> share_of_moments(
+    const DATA_T* row, i64 width, double centre
+) {
+    Pair<double> sums = {0, 0};
+    const i64 step = static_cast<i64>(blockDim.x) * VEC;
+    for (i64 column = threadIdx.x * VEC; column < width; column += step) {
+        A x[VEC];
+        load<VEC>(row + column, x);
+#pragma unroll
+        for (int k = 0; k < VEC; ++k) {
+            const double deviation = x[k] - centre;
+            sums.first += deviation;
+            sums.second += deviation * deviation;
+        }
+    }
+    return sums;
+}
+
+struct Moments { double mean, variance; };
+
+// All threads of the block must call it; `inside` says whether there is such a row at all.
+__device__ __forceinline__ Moments moments_of_row(
+    const DATA_T* row, i64 width, bool inside, Pair<double>* slots, int& turn
+) {
+    const i64 length = inside ? width : 0;
+    double centre = 0;
+    if (CENTRED)
+        centre = row_sums(share_of_moments(row, length, 0), slots, turn++).first / width;
+    const Pair<double> sums = row_sums(share_of_moments(row, length, centre), slots, turn++);
+    const double correction = CENTRED ? sums.first / width : 0;
+    const double variance = sums.second / width - correction * correction;
+    return {centre + correction, variance < 0 ? 0 : variance};
+}
+
+__device__ __forceinline__ void normalize_row(
+    const DATA_T* x, const PARAM_T* scale, const PARAM_T* bias, DATA_T* y, i64 width, double mean,
+    A inv_std
+) {
+    // The mean in two pieces: rounded to one it is off by half a unit of its last place, which
+    // may be much of a deviation.
+    const A high = static_cast<A>(mean), low = static_cast<A>(mean - high);
+    const i64 step = static_cast<i64>(blockDim.x) * VEC;
+    for (i64 column = threadIdx.x * VEC; column < width; column += step) {
+        A values[VEC], factor[VEC], offset[VEC];
+        load<VEC>(x + column, values);
+        load_or<VEC>(scale, column, A(1), factor);
+        load_or<VEC>(bias, column, A(0), offset);
+#pragma unroll
+        for (int k = 0; k < VEC; ++k) {
+            if (CENTRED) values[k] = values[k] - high - low;
+            values[k] = values[k] * inv_std * factor[k] + offset[k];
+        }
+        store<VEC>(y + column, values);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(1024, 1) layer_norm(
+    const DATA_T* x, const PARAM_T* scale, const PARAM_T* bias, DATA_T* y, STAT_T* mean,
+    STAT_T* inv_std, i64 rows, i64 width, double eps
+) {
+    __shared__ Pair<double> slots[2 * WARP];
+    const i64 step = static_cast<i64>(gridDim.x) * blockDim.y;
+    int turn = 0;
+    for (i64 first = static_cast<i64>(blockIdx.x) * blockDim.y; first < rows; first += step) {
+        const i64 row = first + threadIdx.y;
+        const bool inside = row < rows;
+        const i64 start = row * width;
+        const Moments of = moments_of_row(x + start, width, inside, slots, turn);
+        if (!inside) continue;
+        const double factor = 1 / sqrt(of.variance + eps);
+        if (threadIdx.x == 0) {
+            if (CENTRED) mean[row] = narrow<STAT_T>(of.mean);
+            inv_std[row] = narrow<STAT_T>(factor);
+        }
+        normalize_row(x + start, scale, bias, y + start, width, of.mean, static_cast<A>(factor));
+    }
+}

@@ -1,0 +1,146 @@
+// Gradients of layer norm, RMS norm and invertible layer norm in one visit to each row.
+//
+//   xhat = (x - mean) * inv_std     (RMS: x * inv_std; invertible: (y - bias) / scale)
+//   dx      = inv_std * (w - mean(w) - xhat * mean(w * xhat)),  w = dy * scale
+//   partials[0][block][column] = sum over the block's rows of dy * xhat
+//   partials[1][block][column] = the same of dy (not for RMS)
+//
+// dy, source, dx: (rows, width) of DATA_T, C order; dx may be dy. scale, bias: width of PARAM_T
+// or null. mean, inv_std: rows of STAT_T. partials: (PLANES, gridDim.x, width) of the
+// accumulation dtype, or null where no parameter gradient is wanted. Everything is written (=).
+// Deterministic: fixed orders, no atomics.
+//
+// Launch: blockDim = (threads of a row, rows of a block), x a power of two with
+// x * CHUNKS * VEC >= width, x * y a multiple of 32 and at most 512, 256 where y > 1; any
+// gridDim.x. Where VEC > 1, width is a multiple of VEC and arrays are 16-byte aligned.
+// A thread keeps its columns of scale and its column sums in registers over all its rows.
+
+#include "row_gradient.cuh"
+
+#define MERGED_THREADS 256
+
+struct Columns { A scale[CHUNKS][VEC], sums[PLANES][CHUNKS][VEC]; };
+struct Row { A dy[CHUNKS][VEC], xhat[CHUNKS][VEC]; };
+
+__device__ __forceinline__ int column_of(int chunk) {
+    return (chunk * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * VEC;
+}
+
+__device__ __forceinline__ void load_columns(const Arrays& in, int width, Columns& own) {
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c) {
+#pragma unroll
+        for (int plane = 0; plane < PLANES; ++plane) fill<VEC>(own.sums[plane][c], A(0));
+        fill<VEC>(own.scale[c], A(1));
+        if (column_of(c) >= width) continue;
+        if (in.scale) load<VEC>(in.scale + column_of(c), own.scale[c]);
+    }
+}
+
+// The bias is read again for each row, out of cache: there are no registers left for it.
+__device__ __forceinline__ void subtract(const PARAM_T* from, A (&values)[VEC]) {
+    A bias[VEC];
+    load<VEC>(from, bias);
+#pragma unroll
+    for (int k = 0; k < VEC; ++k) values[k] -= bias[k];
+}
+
+// The thread's part of a row, less the bias; zeros beyond the last row and column, which add nothing.
+__device__ __forceinline__ void load_row(const Arrays& in, i64 row, i64 rows, int width, Row& at) {
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c) {
+        fill<VEC>(at.dy[c], A(0));
+        fill<VEC>(at.xhat[c], A(0));
+        if (row >= rows || column_of(c) >= width) continue;
+        load<VEC>(in.dy + row * width + column_of(c), at.dy[c]);
+        load<VEC>(in.source + row * width + column_of(c), at.xhat[c]);
+        if (FROM_OUTPUT && in.bias) subtract(in.bias + column_of(c), at.xhat[c]);
+    }
+}
+
+// Turns the source into xhat, adds to the column sums, returns the thread's row sums.
+__device__ __forceinline__ Pair<A> sum_row(const Statistics& of, Columns& own, Row& at) {
+    Pair<A> sums = {0, 0};
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c)
+#pragma unroll
+        for (int k = 0; k < VEC; ++k) {
+            const A dy = at.dy[c][k];
+            const A xhat = normalized(at.xhat[c][k], own.scale[c][k], A(0), of);
+            const A w = product(dy, own.scale[c][k]);
+            at.xhat[c][k] = xhat;
+            own.sums[0][c][k] += dy * xhat;
+            if (CENTRED) own.sums[PLANES - 1][c][k] += dy;
+            sums.first += w;
+            sums.second += w * xhat;
+        }
+    return sums;
+}
+
+__device__ __forceinline__ void write_row(
+    DATA_T* dx, i64 row, int width, const Columns& own, const Row& at, const Pair<A>& means,
+    A inv_std
+) {
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c) {
+        if (column_of(c) >= width) continue;
+        A out[VEC];
+#pragma unroll
+        for (int k = 0; k < VEC; ++k) {
+            const A w = product(at.dy[c][k], own.scale[c][k]);
+            out[k] = gradient(w, at.xhat[c][k], means, inv_std);
+        }
+        store<VEC>(dx + row * width + column_of(c), out);
+    }
+}
+
+// Adds one pack of column sums over the rows of the block. All threads must call it; thread
+// row 0 holds the result.
+__device__ __forceinline__ void merge_rows(A (&sums)[VEC], A* tile) {
+    __syncthreads();  // `tile` may still be read by the call before
+#pragma unroll
+    for (int k = 0; k < VEC; ++k)
+        tile[(threadIdx.y * blockDim.x + threadIdx.x) * VEC + k] = sums[k];
+    __syncthreads();
+    if (threadIdx.y != 0) return;
+    for (int y = 1; y < blockDim.y; ++y)
+#pragma unroll
+        for (int k = 0; k < VEC; ++k) sums[k] += tile[(y * blockDim.x + threadIdx.x) * VEC + k];
+}
+
+__device__ __forceinline__ void write_partials(A* partials, int width, Columns& own, A* tile) {
+#pragma unroll
+    for (int plane = 0; plane < PLANES; ++plane)
+#pragma unroll
+        for (int c = 0; c < CHUNKS; ++c) {
+            if (blockDim.y > 1) merge_rows(own.sums[plane][c], tile);
+            if (threadIdx.y != 0 || column_of(c) >= width) continue;
+            const i64 row = static_cast<i64>(plane) * gridDim.x + blockIdx.x;
+            store<VEC>(partials + row * width + column_of(c), own.sums[plane][c]);
+        }
+}
+
+extern "C" __global__ void __launch_bounds__(512, 1) layer_norm_grad(
+    const DATA_T* dy, const DATA_T* source, const PARAM_T* scale, const PARAM_T* bias,
+    const STAT_T* mean, const STAT_T* inv_std, DATA_T* dx, A* partials, i64 rows, int width
+) {
+    __shared__ Pair<A> slots[2 * WARP];
+    __shared__ A tile[MERGED_THREADS * VEC];
+    const Arrays in = {dy, source, scale, bias, mean, inv_std};
+    Columns own;
+    load_columns(in, width, own);
+    const i64 step = static_cast<i64>(gridDim.x) * blockDim.y;
+    int turn = 0;
+    for (i64 first = static_cast<i64>(blockIdx.x) * blockDim.y; first < rows; first += step) {
+        const i64 row = first + threadIdx.y;
+        Row at;
+        load_row(in, row, rows, width, at);
+        Statistics of = {0, 0};
+        if (row < rows) of = statistics_of(in, row);
+        Pair<A> means = row_sums(sum_row(of, own, at), slots, turn++);
+        means.first /= width;
+        means.second /= width;
+        if (row < rows) write_row(dx, row, width, own, at, means, of.inv_std);
+    }
+    if (partials) write_partials(partials, width, own, tile);
+}

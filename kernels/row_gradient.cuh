@@ -1,0 +1,44 @@
+// What the gradients of layer norm, RMS norm and invertible layer norm are made of.
+//
+// Macros: DATA_T, STAT_T, PARAM_T; VEC, the elements that one access moves;
+// FROM_OUTPUT (1: xhat comes out of the norm's output); CENTRED (0: RMS norm, without a mean).
+
+#pragma once
+
+#include "packs.cuh"
+#include "rows.cuh"
+
+typedef Wide<DATA_T>::type A;
+
+// dscale and, unless it is an RMS norm, dbias.
+#define PLANES (CENTRED ? 2 : 1)
+
+struct Arrays {
+    const DATA_T* dy;
+    const DATA_T* source;  // x, or y where FROM_OUTPUT
+    const PARAM_T* scale;  // may be null: 1
+    const PARAM_T* bias;   // may be null: 0; used where FROM_OUTPUT
+    const STAT_T* mean;    // used where CENTRED and not FROM_OUTPUT
+    const STAT_T* inv_std;
+};
+
+// A row's statistics.
+struct Statistics { A mean, inv_std; };
+
+__device__ __forceinline__ Statistics statistics_of(const Arrays& in, i64 row) {
+    Statistics of;
+    of.mean = CENTRED && !FROM_OUTPUT ? widen(in.mean[row]) : A(0);
+    of.inv_std = widen(in.inv_std[row]);
+    return of;
+}
+
+__device__ __forceinline__ A normalized(A source, A scale, A bias, const Statistics& of) {
+    if (FROM_OUTPUT) return (source - bias) / scale;
+    return (CENTRED ? source - of.mean : source) * of.inv_std;
+}
+
+// dx out of w = dy * scale, xhat and the means over the row of w and of w * xhat.
+__device__ __forceinline__ A gradient(A w, A xhat, const Pair<A>& means, A inv_std) {
+    const A rest = xhat * means.second;
+    return inv_std * (CENTRED ? w - (rest + means.first) : w - rest);
+}

@@ -1,0 +1,1 @@
+"""Faults that the suite must find: each is a small change of one file."""

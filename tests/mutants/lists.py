@@ -1,0 +1,417 @@
+"""Faults in the list kernels and their launchers: (file, text, what it becomes, what that is).
+
+Each text stands exactly once in its file.
+"""
+
+TESTS = ("tests/test_cuda_lists.py", "tests/test_clipping.py", "tests/test_accumulation.py")
+
+MUTANTS = [
+    # Barriers and warps
+    (
+        "kernels/norm.cu",
+        "shared[threadIdx.x / WARP] = part;\n        __syncthreads();",
+        "shared[threadIdx.x / WARP] = part;",
+        "no barrier before the warps' sums are read",
+    ),
+    (
+        "kernels/norm.cu",
+        "        __syncthreads();  // `shared` is read above and written in the next round\n",
+        "",
+        "no trailing barrier in the loop over norms",
+    ),
+    (
+        "kernels/norm.cu",
+        "for (int offset = WARP / 2; offset > 0;",
+        "for (int offset = WARP / 4; offset > 0;",
+        "half a warp left out of its sum",
+    ),
+    (
+        "kernels/norm.cu",
+        "w < blockDim.x / WARP; ++w",
+        "w + 1 < blockDim.x / WARP; ++w",
+        "the last warp left out of the block's sum",
+    ),
+    (
+        "kernels/tensor_list.cuh",
+        "__ballot_sync(ALL_LANES, reached)",
+        "__ballot_sync(0xffffu, reached)",
+        "a mask that names half a warp",
+    ),
+    # Indices
+    ("kernels/norm.cu", "chunk < list.chunks;", "chunk <= list.chunks;", "<= for <: chunks"),
+    ("kernels/norm.cu", "k < norms; k +=", "k <= norms; k +=", "<= for <: norms"),
+    (
+        "kernels/norm.cu",
+        "for (; i < end; i += blockDim.x)",
+        "for (; i <= end; i += blockDim.x)",
+        "<= for <: partials one by one",
+    ),
+    (
+        "kernels/norm.cu",
+        "i + (BATCH - 1) * blockDim.x < end;",
+        "i + (BATCH - 1) * blockDim.x <= end;",
+        "<= for <: partials by batches",
+    ),
+    (
+        "kernels/norm.cu",
+        "w < blockDim.x / WARP; ++w",
+        "w <= blockDim.x / WARP; ++w",
+        "<= for <: warps",
+    ),
+    ("kernels/scale.cu", "k < list.chunks;", "k <= list.chunks;", "<= for <: chunks to scale"),
+    (
+        "kernels/clip_value.cu",
+        "chunk < list.chunks;",
+        "chunk <= list.chunks;",
+        "<= for <: chunks to clamp",
+    ),
+    (
+        "kernels/zero.cu",
+        "chunk < list.chunks;",
+        "chunk <= list.chunks;",
+        "<= for <: chunks to zero",
+    ),
+    (
+        "kernels/accumulate.cu",
+        "chunk < list.chunks;",
+        "chunk <= list.chunks;",
+        "<= for <: chunks to accumulate",
+    ),
+    (
+        "kernels/coefficients.cu",
+        "i < (count);",
+        "i <= (count);",
+        "<= for <: norms of several tensors",
+    ),
+    (
+        "kernels/tensor_list.cuh",
+        "probe < high && list.at[probe].first_chunk <= chunk",
+        "probe <= high && list.at[probe].first_chunk <= chunk",
+        "<= for <: the search reads past the list",
+    ),
+    (
+        "kernels/tensor_list.cuh",
+        "list.at[probe].first_chunk <= chunk",
+        "list.at[probe].first_chunk < chunk",
+        "< for <=: a tensor's first chunk taken for the one before",
+    ),
+    (
+        "kernels/tensor_list.cuh",
+        "    int left = packs - lane();\n    for (; left > (O::BATCH - 1) * WARP;",
+        "    int left = packs - lane();\n    for (; left >= (O::BATCH - 1) * WARP;",
+        ">= for >: a batch beyond the packs",
+    ),
+    (
+        "kernels/tensor_list.cuh",
+        "for (; left > 0; left -= WARP)",
+        "for (; left >= 0; left -= WARP)",
+        ">= for >: a pack beyond the packs",
+    ),
+    (
+        "kernels/tensor_list.cuh",
+        "i < count - packs * N; i += WARP",
+        "i <= count - packs * N; i += WARP",
+        "<= for <: an element beyond the run",
+    ),
+    (
+        "kernels/tensor_list.cuh",
+        "const int at = i < head ? i",
+        "const int at = i <= head ? i",
+        "<= for <: the first element after the packs is the first pack's",
+    ),
+    (
+        "kernels/tensor_list.cuh",
+        "for (int i = lane(); i < count; i += WARP) {",
+        "for (int i = lane(); i <= count; i += WARP) {",
+        "<= for <: a strided element beyond the chunk",
+    ),
+    (
+        "kernels/tensor_list.cuh",
+        "d < tensor.first_dim + tensor.dims; ++d",
+        "d <= tensor.first_dim + tensor.dims; ++d",
+        "<= for <: a dimension too many",
+    ),
+    (
+        "kernels/tensor_list.cuh",
+        "    if (reinterpret_cast<u64>(from) % sizeof(T)) {\n",
+        "    if (false) {\n",
+        "misaligned elements read at once",
+    ),
+    (
+        "kernels/tensor_list.cuh",
+        "const i64 first = static_cast<i64>(chunk - tensor.first_chunk) * length;",
+        "const i64 first = (chunk - tensor.first_chunk) * length;",
+        "32 bits: the first element of a chunk, unsigned",
+    ),
+    (
+        "kernels/tensor_list.cuh",
+        "const i64 first = static_cast<i64>(chunk - tensor.first_chunk) * length;",
+        "const int first = static_cast<int>((chunk - tensor.first_chunk) * length);",
+        "32 bits: the first element of a chunk, signed",
+    ),
+    (
+        "kernels/tensor_list.cuh",
+        "i64 rest = first + i;",
+        "int rest = first + i;",
+        "32 bits: strided",
+    ),
+    (
+        "kernels/tensor_list.cuh",
+        "if (static_cast<u64>(a | b) >> 32) return a / b;",
+        "",
+        "32 bits: always the short division",
+    ),
+    (
+        "kernels/tensor_list.cuh",
+        "i64 first, int count, O& op)",
+        "int first, int count, O& op)",
+        "32 bits: a strided chunk's first element",
+    ),
+    (
+        "kernels/tensor_list.cuh",
+        "min(static_cast<i64>(length), tensor.count - first)",
+        "min(length, static_cast<u32>(tensor.count) - static_cast<u32>(first))",
+        "32 bits: what is left of a tensor",
+    ),
+    (
+        "kernels/tensor_list.cuh",
+        "/ sizeof(T) % N)) % N;",
+        "/ sizeof(T) % N));",
+        "an aligned run gets a whole pack as its head",
+    ),
+    (
+        "kernels/tensor_list.cuh",
+        "if (head > count || reinterpret_cast<u64>(source + head) % (N * sizeof(S)))",
+        "if (head > count)",
+        "packs of a source that is aligned otherwise than its target",
+    ),
+    (
+        "kernels/tensor_list.cuh",
+        "const int at = i < head ? i : i + packs * N;",
+        "const int at = i + packs * N;",
+        "the head lost",
+    ),
+    (
+        "kernels/tensor_list.cuh",
+        "source += O::BATCH * WARP * N;",
+        "source += WARP * N;",
+        "a wrong stride between batches",
+    ),
+    (
+        "kernels/scale.cu",
+        "walk(list, list.chunks - 1 - k, op)",
+        "walk(list, list.chunks - k, op)",
+        "chunks backwards, off by one",
+    ),
+    (
+        "kernels/norm.cu",
+        "chunk += warps_in_grid()",
+        "chunk += 2 * warps_in_grid()",
+        "a wrong grid stride",
+    ),
+    (
+        "kernels/tensor_list.cuh",
+        "blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP",
+        "blockIdx.x * blockDim.x + threadIdx.x / WARP",
+        "blocks for warps in the first chunk",
+    ),
+    # Memory
+    ("kernels/norm.cu", "if (lane() == 0) partials[chunk]", "partials[chunk]", "all lanes write"),
+    (
+        "kernels/norm.cu",
+        "__shared__ Part shared[32]",
+        "__shared__ Part shared[31]",
+        "shared memory short",
+    ),
+    (
+        "kernels/norm.cu",
+        "if (lane() == 0) shared[",
+        "if (lane() == 31) shared[",
+        "another lane's part",
+    ),
+    (
+        "kernels/accumulate.cu",
+        "const S* grad, const T*) {\n        held.source = load<N>(grad);",
+        "const S* grad, const T* buffer) {\n        held.source = load<N>(grad);\n"
+        "        held.target = load<N>(buffer);\n"
+        "        if (to_double(held.target.at[0]) == 0.123) held.source.at[0] = S();",
+        "= reads what it overwrites",
+    ),
+    # Numbers
+    (
+        "kernels/norm_orders.cuh",
+        "terms[i] = to_double(values.at[i]) * to_double(values.at[i]);",
+        "terms[i] = widen(values.at[i]) * widen(values.at[i]);",
+        "squares in float",
+    ),
+    (
+        "kernels/norm_orders.cuh",
+        "terms[i] = to_double(values.at[i]) * to_double(values.at[i]);",
+        "terms[i] = to_double(narrow<T>(to_double(values.at[i]) * to_double(values.at[i])));",
+        "squares in the input's dtype",
+    ),
+    (
+        "kernels/norm_orders.cuh",
+        "    part.lo = __dadd_rn(part.lo, lost);\n",
+        "",
+        "no compensation of the sum",
+    ),
+    (
+        "kernels/norm_orders.cuh",
+        "const double scale = x > 0x1p480 ? 0x1p600 : x < 0x1p-480 ? 0x1p-600 : 1;",
+        "const double scale = 1;",
+        "no scaling of squares",
+    ),
+    (
+        "kernels/norm_orders.cuh",
+        "const double scale = x > LARGEST ? LARGEST : x;",
+        "const double scale = 1;",
+        "no scaling of powers",
+    ),
+    (
+        "kernels/norm_orders.cuh",
+        "if (x > part.hi || x != x) part.hi = x;",
+        "part.hi = fmax(part.hi, x);",
+        "a maximum that drops NaN",
+    ),
+    (
+        "kernels/norm_orders.cuh",
+        "        part.hi = part.hi * ratio * ratio;\n",
+        "        part.hi = part.hi * ratio;\n",
+        "squares shrunk by the ratio alone",
+    ),
+    (
+        "kernels/norm_orders.cuh",
+        "return fabs(part.hi) <= LARGEST ? part.hi + part.lo : part.hi;",
+        "return part.hi + part.lo;",
+        "the compensation of infinity is NaN",
+    ),
+    (
+        "kernels/norm_orders.cuh",
+        "    if (other.scale > into.scale) {",
+        "    if (false) {",
+        "parts joined on the scale of the first",
+    ),
+    (
+        "kernels/clip_coefficient.cuh",
+        "    if (norm <= max_norm) return 1;\n    return max_norm / (norm < eps ? eps : norm);",
+        "    return fmin(1.0, max_norm / fmax(norm, eps));",
+        "a minimum that drops NaN",
+    ),
+    (
+        "kernels/clip_coefficient.cuh",
+        "(norm < eps ? eps : norm)",
+        "norm",
+        "eps ignored",
+    ),
+    (
+        "kernels/scale.cu",
+        "narrow<T>(to_double(held.source.at[i]) * factor)",
+        "narrow<T>(widen(held.source.at[i]) * static_cast<float>(factor))",
+        "scaled in float",
+    ),
+    (
+        "kernels/accumulate.cu",
+        "narrow<T>(__dadd_rn(to_double(held.target.at[i]), term))",
+        "narrow<T>(__dadd_rn(to_double(held.target.at[i]), to_double(narrow<S>(term))))",
+        "the product in the gradient's dtype",
+    ),
+    (
+        "kernels/dtypes.cuh",
+        "return narrow<bf16>(to_odd(x));",
+        "return narrow<bf16>(rounded(x));",
+        "bfloat16 rounded twice",
+    ),
+    # Meaning
+    (
+        "kernels/scale.cu",
+        "if (in_place && op.factor == 1 && !op.zero) return;",
+        "if (op.factor == 1 && !op.zero) return;",
+        "nothing copied where the coefficient is 1",
+    ),
+    (
+        "kernels/scale.cu",
+        "if (in_place && op.factor == 1 && !op.zero) return;",
+        "",
+        "a coefficient of 1 reads and writes everything",
+    ),
+    (
+        "kernels/scale.cu",
+        "if (!zero) {",
+        "{",
+        "zeroes by multiplying",
+    ),
+    (
+        "kernels/clip_value.cu",
+        "if (x < -top) result.at[i] = narrow<T>(-top);",
+        "",
+        "clamped from above alone",
+    ),
+    (
+        "kernels/clip_value.cu",
+        "if (x > top) result.at[i] = narrow<T>(top);",
+        "if (!(x <= top)) result.at[i] = narrow<T>(top);",
+        "NaN clamped",
+    ),
+    (
+        "kernels/accumulate.cu",
+        "if (overwrite ? *overwrite : otherwise) apply(list, Overwrite());",
+        "if (false) apply(list, Overwrite());",
+        "+= for =",
+    ),
+    (
+        "kernels/accumulate.cu",
+        "if (!do_update || *do_update) apply(list, Add(scale));",
+        "apply(list, Add(scale));",
+        "the flag on the device ignored",
+    ),
+    (
+        "kernels/norm.cu",
+        "const u32 begin = per_tensor ? list.at[k].first_chunk : 0;",
+        "const u32 begin = 0;",
+        "every tensor's norm includes those before",
+    ),
+    # Launchers
+    (
+        "gradkit/_cuda/tensor_lists.py",
+        "len(rows) <= CAPACITY and len(every) <= DIMS",
+        "len(rows) <= CAPACITY + 1 and len(every) <= DIMS",
+        "a tensor too many for the parameter block",
+    ),
+    (
+        "gradkit/_cuda/tensor_lists.py",
+        "len(rows) <= CAPACITY and len(every) <= DIMS",
+        "len(rows) <= CAPACITY and len(every) <= DIMS + 1",
+        "a dimension too many for the parameter block",
+    ),
+    (
+        "gradkit/_cuda/tensor_lists.py",
+        "chunks = -(-counts // (chunk // sizes))",
+        "chunks = counts // (chunk // sizes)",
+        "floor for ceil: the last chunk of a tensor lost",
+    ),
+    (
+        "gradkit/_cuda/tensor_lists.py",
+        'return -(-int(self.argument["chunks"]) // _WARPS)',
+        'return int(self.argument["chunks"]) // _WARPS',
+        "floor for ceil: the last blocks lost",
+    ),
+    (
+        "gradkit/_cuda/tensor_lists.py",
+        'argument["at"]["first_chunk"][: len(table)] -= np.uint32(begin)',
+        "pass",
+        "a part of a list counts chunks from the list's start",
+    ),
+    (
+        "gradkit/_cuda/strides.py",
+        "        source_at += (length - 1) * step\n",
+        "        source_at += 0\n",
+        "a reversed source walked from its wrong end",
+    ),
+    (
+        "gradkit/_cuda/strides.py",
+        "if dim[1:] == (length * step, length * target_step):",
+        "if dim[2] == length * target_step:",
+        "merged by the target's strides alone",
+    ),
+]

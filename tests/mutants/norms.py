@@ -1,0 +1,561 @@
+"""Faults in the norm kernels and their launchers: (file, text, what it becomes, what that is).
+
+Each text stands exactly once in its file.
+"""
+
+TESTS = ("tests/test_cuda_normalization.py",)
+
+GRAD = "kernels/layer_norm_grad.cu"
+WIDE = "kernels/layer_norm_grad_wide.cu"
+SHARED = "kernels/row_gradient.cuh"
+ROWS = "kernels/rows.cuh"
+COLUMNS = "kernels/columns.cuh"
+SUMS = "kernels/column_sums.cu"
+PACKS = "kernels/packs.cuh"
+FORWARD = "kernels/layer_norm.cu"
+INVERSE = "kernels/layer_norm_inverse.cu"
+CHANNELS = "kernels/channels.cuh"
+BATCH = "kernels/batch_norm.cu"
+BATCH_GRAD = "kernels/batch_norm_grad.cu"
+LAUNCH = "gradkit/_cuda/row_gradient.py"
+LAYOUT = "gradkit/_cuda/layout.py"
+LAUNCH_ROWS = "gradkit/_cuda/normalization.py"
+LAUNCH_BATCH = "gradkit/_cuda/batch_normalization.py"
+
+MUTANTS = [
+    # Barriers and warps
+    (ROWS, "    __syncthreads();\n", "", "no barrier between a row's sums and their readers"),
+    (ROWS, "(turn & 1) * WARP", "0 * WARP", "one set of slots for all rows: no trailing barrier"),
+    (
+        ROWS,
+        "value.first = warp_sum(value.first, width);",
+        "value.first = warp_sum(value.first, WARP);",
+        "a sum over the rows beside it too",
+    ),
+    (
+        ROWS,
+        "warp_sum(value.second, warps)",
+        "warp_sum(value.second, warps / 2)",
+        "the last warps left out",
+    ),
+    (ROWS, "threads < WARP ? threads : WARP", "WARP", "shuffles over the whole warp"),
+    (ROWS, "row[threadIdx.x % warps]", "row[threadIdx.x % WARP]", "slots that nobody wrote"),
+    (
+        ROWS,
+        "    if (threadIdx.x % WARP == 0) row[threadIdx.x / WARP] = value;\n    __syncthreads();",
+        "    if (threadIdx.x % WARP == 0) {\n        row[threadIdx.x / WARP] = value;\n"
+        "        __syncthreads();\n    }",
+        "a barrier in a divergent branch",
+    ),
+    (ROWS, " + threadIdx.y * warps", "", "rows of a block share their slots"),
+    (
+        "kernels/reductions.cuh",
+        "__shfl_xor_sync(ALL_LANES, value, offset)",
+        "__shfl_xor_sync(0x0000ffffu, value, offset)",
+        "half of the warp in the mask",
+    ),
+    (
+        GRAD,
+        "    __syncthreads();  // `tile` may still be read by the call before\n",
+        "",
+        "no barrier before the tile is filled again",
+    ),
+    (GRAD, "sums[k];\n    __syncthreads();\n", "sums[k];\n", "no barrier before the tile is read"),
+    (COLUMNS, "    __syncthreads();\n", "", "no barrier before the columns' tile is read"),
+    (
+        SUMS,
+        "        __syncthreads();  // before the tile is filled again\n",
+        "",
+        "no barrier before the columns' tile is filled again",
+    ),
+    (
+        CHANNELS,
+        "    *own = value;\n    __syncthreads();\n",
+        "    *own = value;\n",
+        "no barrier before the shares are added",
+    ),
+    (
+        CHANNELS,
+        "own[half * blockDim.x];\n        __syncthreads();\n",
+        "own[half * blockDim.x];\n",
+        "no barrier between the steps of a tree",
+    ),
+    (
+        BATCH_GRAD,
+        "shares, channels, channel, tile[plane]",
+        "shares, channels, channel, tile[0]",
+        "one tile for both of the gradient's sums: no trailing barrier",
+    ),
+    (
+        BATCH,
+        "        __syncthreads();  // before the tile is filled again\n",
+        "",
+        "no barrier before the centre's tile is filled again",
+    ),
+    (
+        BATCH,
+        "column_total(squares, shares, channels, channel, tile[1])",
+        "column_total(squares, shares, channels, channel, tile[0])",
+        "one tile for both moments: no trailing barrier",
+    ),
+    # Indices
+    (
+        GRAD,
+        "if (row >= rows || column_of(c) >= width) continue;",
+        "if (row > rows || column_of(c) >= width) continue;",
+        "a row past the last is read",
+    ),
+    (
+        GRAD,
+        "if (row >= rows || column_of(c) >= width) continue;",
+        "if (row >= rows || column_of(c) > width) continue;",
+        "a column past the last is read",
+    ),
+    (
+        GRAD,
+        "        if (column_of(c) >= width) continue;\n        A out[VEC];",
+        "        if (column_of(c) > width) continue;\n        A out[VEC];",
+        "a column past the last is written",
+    ),
+    (
+        GRAD,
+        "if (row < rows) write_row",
+        "if (row <= rows) write_row",
+        "a row past the last is written",
+    ),
+    (GRAD, "if (row < rows) of =", "if (row <= rows) of =", "statistics past the last row"),
+    (
+        GRAD,
+        "        if (column_of(c) >= width) continue;\n        if (in.scale)",
+        "        if (column_of(c) > width) continue;\n        if (in.scale)",
+        "a scale past the last column",
+    ),
+    (
+        GRAD,
+        "if (threadIdx.y != 0 || column_of(c) >= width) continue;",
+        "if (threadIdx.y != 0 || column_of(c) > width) continue;",
+        "a partial sum past the last column",
+    ),
+    (
+        GRAD,
+        "const i64 step = static_cast<i64>(gridDim.x) * blockDim.y;",
+        "const i64 step = static_cast<i64>(gridDim.x);",
+        "wrong grid stride",
+    ),
+    (GRAD, "in.dy + row * width", "in.dy + static_cast<int>(row * width)", "32-bit index of dy"),
+    (
+        GRAD,
+        "in.source + row * width",
+        "in.source + static_cast<int>(row * width)",
+        "32-bit index of x",
+    ),
+    (GRAD, "dx + row * width", "dx + static_cast<u32>(row * width)", "unsigned 32-bit index of dx"),
+    (GRAD, "dx + row * width", "dx + row * gridDim.x", "row stride wrong"),
+    (
+        GRAD,
+        "for (int y = 1; y < blockDim.y; ++y)",
+        "for (int y = 1; y <= blockDim.y; ++y)",
+        "a row past the block's is merged",
+    ),
+    (
+        GRAD,
+        "for (int y = 1; y < blockDim.y; ++y)",
+        "for (int y = 1; y + 1 < blockDim.y; ++y)",
+        "the block's last row is lost",
+    ),
+    (
+        WIDE,
+        "for (; column < width; column += step) {\n        Parameters own;",
+        "for (; column <= width; column += step) {\n        Parameters own;",
+        "a column past the last is summed",
+    ),
+    (
+        WIDE,
+        "for (; column < width; column += step) {\n        A totals",
+        "for (; column <= width; column += step) {\n        A totals",
+        "a column past the last is written",
+    ),
+    (
+        WIDE,
+        "row = blockIdx.x; row < rows; row += gridDim.x",
+        "row = blockIdx.x; row <= rows; row += gridDim.x",
+        "a row past the last is summed",
+    ),
+    (
+        WIDE,
+        "row = blockIdx.y; row < rows; row += gridDim.y",
+        "row = blockIdx.y; row <= rows; row += gridDim.y",
+        "a row past the last is written",
+    ),
+    (
+        WIDE,
+        "row = blockIdx.y; row < rows; row += gridDim.y",
+        "row = blockIdx.y; row < rows; row += gridDim.x",
+        "rows are strided by the wrong dimension",
+    ),
+    (
+        WIDE,
+        "static_cast<i64>(gridDim.y) * blockDim.x * VEC",
+        "static_cast<i64>(gridDim.x) * blockDim.x * VEC",
+        "columns strided by the wrong dimension",
+    ),
+    (
+        WIDE,
+        "load_part(in, row * width + column, of, own, at);\n        Pair<A> sums",
+        "load_part(in, static_cast<int>(row * width + column), of, own, at);\n        Pair<A> sums",
+        "32-bit index where rows are summed",
+    ),
+    (
+        WIDE,
+        "load_part(in, row * width + column, of, own, at);\n        A out",
+        "load_part(in, static_cast<u32>(row * width + column), of, own, at);\n        A out",
+        "unsigned 32-bit index where dx is made",
+    ),
+    (
+        WIDE,
+        "store<VEC>(dx + row * width + column, out);",
+        "store<VEC>(dx + static_cast<int>(row * width + column), out);",
+        "32-bit index of dx",
+    ),
+    (WIDE, "part < parts; ++part", "part + 1 < parts; ++part", "the last part of a row is lost"),
+    (WIDE, "part < parts; ++part", "part <= parts; ++part", "a part past the last"),
+    (
+        COLUMNS,
+        "row < count; row += WARP",
+        "row <= count; row += WARP",
+        "a partial row past the last",
+    ),
+    (COLUMNS, "y < WARP; ++y", "y < WARP - 1; ++y", "the last warp's sums are lost"),
+    (COLUMNS, "if (column < width) {", "if (column <= width) {", "a column past the last"),
+    (
+        COLUMNS,
+        "T* at = rows + threadIdx.y * width + column;",
+        "T* at = rows + threadIdx.y * 32 + column;",
+        "partial rows are not 32 apart",
+    ),
+    (
+        SUMS,
+        "threadIdx.y == 0 && column < width",
+        "threadIdx.y == 0 && column <= width",
+        "a gradient past the last column",
+    ),
+    (
+        SUMS,
+        "partials + blockIdx.y * count * width",
+        "partials + static_cast<u32>(blockIdx.y * count * width)",
+        "unsigned 32-bit index of a plane",
+    ),
+    (
+        SUMS,
+        "const i64 step = static_cast<i64>(gridDim.x) * WARP;",
+        "const i64 step = static_cast<i64>(gridDim.x) * WARP * 2;",
+        "every second tile of columns",
+    ),
+    (
+        FORWARD,
+        "const i64 start = row * width;",
+        "const i64 start = static_cast<int>(row * width);",
+        "32-bit index",
+    ),
+    (
+        FORWARD,
+        "const bool inside = row < rows;",
+        "const bool inside = row <= rows;",
+        "a row past the last",
+    ),
+    (
+        FORWARD,
+        "    for (i64 column = threadIdx.x * VEC; column < width; column += step) {\n"
+        "        A x[VEC];",
+        "    for (i64 column = threadIdx.x * VEC; column <= width; column += step) {\n"
+        "        A x[VEC];",
+        "a column past the last is summed",
+    ),
+    (
+        FORWARD,
+        "    for (i64 column = threadIdx.x * VEC; column < width; column += step) {\n"
+        "        A values[VEC], factor",
+        "    for (i64 column = threadIdx.x * VEC; column <= width; column += step) {\n"
+        "        A values[VEC], factor",
+        "a column past the last is written",
+    ),
+    (INVERSE, "row < rows; row += down", "row <= rows; row += down", "a row past the last"),
+    (
+        INVERSE,
+        "column < width; column += along",
+        "column <= width; column += along",
+        "a column past the last",
+    ),
+    (
+        INVERSE,
+        "const i64 at = row * width + column;",
+        "const i64 at = static_cast<int>(row * width + column);",
+        "32-bit index",
+    ),
+    (CHANNELS, "return run < shape.before;", "return run <= shape.before;", "a run past the last"),
+    (
+        CHANNELS,
+        "(run * shape.channels + channel) * shape.after + pack * VEC",
+        "static_cast<int>((run * shape.channels + channel) * shape.after + pack * VEC)",
+        "32-bit index",
+    ),
+    (
+        CHANNELS,
+        "(run * shape.channels + channel) * shape.after + pack * VEC",
+        "static_cast<u32>((run * shape.channels + channel) * shape.after + pack * VEC)",
+        "unsigned 32-bit index",
+    ),
+    (
+        CHANNELS,
+        "        if (pack < packs) return;\n",
+        "        if (pack <= packs) return;\n",
+        "a walk over the end of a run",
+    ),
+    (
+        CHANNELS,
+        "static_cast<i64>(gridDim.y) * blockDim.y;",
+        "static_cast<i64>(gridDim.y);",
+        "wrong grid stride",
+    ),
+    (
+        CHANNELS,
+        "threadIdx.y != 0 || channel + k >= shape.channels",
+        "threadIdx.y != 0 || channel + k > shape.channels",
+        "sums of a channel past the last",
+    ),
+    (
+        CHANNELS,
+        "from && channel + k < shape.channels",
+        "from && channel + k <= shape.channels",
+        "statistics of a channel past the last",
+    ),
+    (CHANNELS, "half = blockDim.y / 2", "half = blockDim.y / 4", "half of the shares are lost"),
+    (
+        BATCH_GRAD,
+        "if (channel < channels) {\n            Channel",
+        "if (channel <= channels) {\n            Channel",
+        "a channel past the last",
+    ),
+    (
+        BATCH_GRAD,
+        "channel - ahead < channels",
+        "channel < channels",
+        "threads past the last channel leave the block",
+    ),
+    (
+        BATCH_GRAD,
+        "i < STRETCH && walk.inside(shape)",
+        "i <= STRETCH || walk.inside(shape)",
+        "a walk past its end",
+    ),
+    (
+        BATCH,
+        "if (channel < channels) sum_share",
+        "if (channel <= channels) sum_share",
+        "a channel past the last",
+    ),
+    (
+        BATCH,
+        "channel - ahead < channels",
+        "channel < channels",
+        "threads past the last channel leave the block",
+    ),
+    (
+        LAUNCH,
+        "packs = -(-self.width // (chunks * self.vector))",
+        "packs = self.width // (chunks * self.vector)",
+        "floor for ceil: a row's tail is lost",
+    ),
+    (
+        LAYOUT,
+        "math.prod(shape[axis:])",
+        "shape[-1] if shape[axis:] else 1",
+        "the last dimension for all normalised ones",
+    ),
+    (
+        LAUNCH_BATCH,
+        "down = min(_THREADS, power_of_two(packs))",
+        "down = min(_THREADS, packs)",
+        "shares that are no power of two",
+    ),
+    # Memory
+    (
+        GRAD,
+        "__shared__ Pair<A> slots[2 * WARP];",
+        "__shared__ Pair<A> slots[WARP + 1];",
+        "too few slots",
+    ),
+    (
+        GRAD,
+        "__shared__ A tile[MERGED_THREADS * VEC];",
+        "__shared__ A tile[MERGED_THREADS * VEC - 1];",
+        "a tile one element short",
+    ),
+    (
+        SUMS,
+        "__shared__ ACC_T tile[WARP * WARP];",
+        "__shared__ ACC_T tile[WARP * WARP - 1];",
+        "a tile one element short",
+    ),
+    (
+        CHANNELS,
+        "#define BLOCK_THREADS 256",
+        "#define BLOCK_THREADS 255",
+        "a tile one element short",
+    ),
+    (
+        COLUMNS,
+        "    tile[threadIdx.y * WARP + threadIdx.x] = total;",
+        "    if (column + 1 < width) tile[threadIdx.y * WARP + threadIdx.x] = total;",
+        "shared memory uninitialised",
+    ),
+    (
+        WIDE,
+        "if (!partials) continue;",
+        "if (!partials || column == 0) continue;",
+        "partial sums not written",
+    ),
+    (FORWARD, "if (CENTRED) mean[row]", "if (CENTRED && row) mean[row]", "a mean not written"),
+    (
+        BATCH_GRAD,
+        "if (out) out[channel]",
+        "if (out && channel) out[channel]",
+        "a gradient not written",
+    ),
+    (LAYOUT, "return 1 if run % count else count", "return count", "vectors over the end of a row"),
+    (LAYOUT, "% alignment == 0", "% 1 == 0", "misaligned vectors"),
+    (
+        PACKS,
+        "for (int i = 0; i < N; i += Piece<T, N>::size) {\n        Part part;",
+        "for (int i = 0; i + 1 < N; i += Piece<T, N>::size) {\n        Part part;",
+        "packs of one element are not written",
+    ),
+    # Numbers
+    (
+        GRAD,
+        "own.sums[0][c][k] += dy * xhat;",
+        "own.sums[0][c][k] = widen(narrow<DATA_T>(own.sums[0][c][k] + dy * xhat));",
+        "column sums held in the data's dtype",
+    ),
+    (
+        GRAD,
+        "sums.second += w * xhat;",
+        "sums.second = widen(narrow<DATA_T>(sums.second + w * xhat));",
+        "row sums held in the data's dtype",
+    ),
+    (
+        WIDE,
+        "totals[0][k] += at.dy[k] * at.xhat[k];",
+        "totals[0][k] = widen(narrow<DATA_T>(totals[0][k] + at.dy[k] * at.xhat[k]));",
+        "column sums of long rows held in the data's dtype",
+    ),
+    (
+        BATCH_GRAD,
+        "part[0][k % OWN] += gradient[k] * xhat[k];",
+        "part[0][k % OWN] = widen(narrow<DATA_T>(part[0][k % OWN] + gradient[k] * xhat[k]));",
+        "channel sums held in the data's dtype",
+    ),
+    (
+        SUMS,
+        "const ACC_T total = column_total(",
+        "const ACC_T total = (float)column_total(",
+        "float where double is due",
+    ),
+    (GRAD, "means.second /= width;", "", "1/N missing in the mean of w * xhat"),
+    (GRAD, "means.first /= width;", "", "1/N missing in the mean of w"),
+    (
+        WIDE,
+        "static_cast<A>(total.second / width)",
+        "static_cast<A>(total.second)",
+        "1/N missing in long rows",
+    ),
+    (BATCH_GRAD, "static_cast<A>(total / count)", "static_cast<A>(total)", "1/N missing"),
+    (
+        FORWARD,
+        "    double centre = 0;\n    if (CENTRED)\n",
+        "    double centre = 0;\n    if (false)\n",
+        "E[x^2] - mean^2",
+    ),
+    (BATCH, "values[k] - centre[k % OWN]", "values[k] - 0 * centre[k % OWN]", "E[x^2] - mean^2"),
+    (FORWARD, "values[k] - high - low", "values[k] - high", "the mean rounded to one piece"),
+    (
+        FORWARD,
+        "const double deviation = x[k] - centre;\n            sums.first += deviation;\n"
+        "            sums.second += deviation * deviation;",
+        "const A deviation = x[k] - static_cast<A>(centre);\n            sums.first += deviation;\n"
+        "            sums.second += deviation * deviation;",
+        "squares that leave float32's range",
+    ),
+    (
+        BATCH,
+        "const double deviation = values[k]",
+        "const A deviation = values[k]",
+        "squares that leave float32's range",
+    ),
+    (FORWARD, "of.variance + eps", "of.variance", "eps ignored"),
+    (BATCH, "(variance < 0 ? 0 : variance) + eps", "(variance < 0 ? 0 : variance)", "eps ignored"),
+    # Meaning
+    (
+        SHARED,
+        "CENTRED ? w - (rest + means.first) : w - rest",
+        "w - (rest + means.first)",
+        "the mean term in an RMS norm",
+    ),
+    (
+        SHARED,
+        "CENTRED ? w - (rest + means.first) : w - rest",
+        "w - rest",
+        "no mean term in a layer norm",
+    ),
+    (
+        SHARED,
+        "(CENTRED ? source - of.mean : source) * of.inv_std",
+        "source * of.inv_std - (CENTRED ? of.mean * of.inv_std : 0)",
+        "the mean is not subtracted first",
+    ),
+    (
+        SHARED,
+        "return (source - bias) / scale;",
+        "return source / scale - bias;",
+        "bias after scale",
+    ),
+    (
+        SUMS,
+        "blockIdx.y ? second : first",
+        "blockIdx.y ? first : second",
+        "dscale and dbias swapped",
+    ),
+    (BATCH_GRAD, "plane ? dbias : dscale", "plane ? dscale : dbias", "dscale and dbias swapped"),
+    (
+        SUMS,
+        "out[column] = narrow<PARAM_T>(total)",
+        "out[column] = narrow<PARAM_T>(widen(out[column]) + total)",
+        "+= for =",
+    ),
+    (
+        WIDE,
+        "fill<VEC>(totals[plane], A(0))",
+        "if (blockIdx.x == 0) fill<VEC>(totals[plane], A(0))",
+        "sums that do not begin at 0",
+    ),
+    (BATCH_GRAD, "sums[0][k] += part[0][k];", "sums[0][k] = part[0][k];", "= for +="),
+    (GRAD, "own.sums[0][c][k] += dy * xhat;", "own.sums[0][c][k] = dy * xhat;", "= for +="),
+    (
+        GRAD,
+        "own.sums[0][c][k] += dy * xhat;",
+        "own.sums[0][c][k] += w * xhat;",
+        "scale in its own gradient",
+    ),
+    (
+        GRAD,
+        "const A w = product(dy, own.scale[c][k]);\n            at.xhat",
+        "const A w = dy;\n            at.xhat",
+        "the row's sums without scale",
+    ),
+    (
+        INVERSE,
+        "/ factor[k] / inv_std + mean",
+        "/ factor[k] * inv_std + mean",
+        "inv_std upside down",
+    ),
+]

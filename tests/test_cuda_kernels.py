@@ -1,0 +1,85 @@
+"""The CUDA backend as a whole: its signatures, its errors, and what NVRTC makes of its kernels."""
+
+import inspect
+import os
+
+import numpy as np
+import pytest
+
+from gradkit import _cuda, _numpy
+from gradkit._cuda.loading import LoadedKernel, kernel, options_of, source_of
+from gradkit.errors import KernelCompileError, KernelLaunchError
+from tests.emulator import EmulatedDevice
+from tests.nvrtc import ARCHITECTURES, compile_table, format_table, spills
+from tests.nvrtc.nvrtc import library_path
+
+
+@pytest.mark.parametrize("name", sorted(_cuda._OPERATIONS))
+def test_launchers_have_the_references_parameters(name):
+    theirs = list(inspect.signature(getattr(_numpy, name)).parameters.values())
+    ours = list(inspect.signature(_cuda._OPERATIONS[name]).parameters.values())
+    assert ours[0].name == "device"
+    assert [(p.name, p.kind, p.default) for p in ours[1:]] == [
+        (p.name, p.kind, p.default) for p in theirs
+    ]
+
+
+class RefusedError(Exception):
+    """What a driver would raise."""
+
+
+class RefusingDevice(EmulatedDevice):
+    """Compiles everything and launches nothing."""
+
+    launch_errors = (RefusedError,)
+
+    def compile(self, *_):
+        return self
+
+    def get_function(self, _):
+        return self
+
+    def __call__(self, *_, **__):
+        raise RefusedError("invalid argument")
+
+
+def test_a_refused_launch_names_kernel_and_grid():
+    device = RefusingDevice()
+    with pytest.raises(
+        KernelLaunchError, match=r"zero_grad on a grid of \(3,\) .*invalid argument"
+    ):
+        _cuda.Backend(device).zero_grad([device.xp.zeros(10_000)])
+
+
+def test_what_does_not_compile_is_named():
+    with pytest.raises(KernelCompileError, match=r"kernels/norm.cu .*-DORDER=Nonsense"):
+        kernel(EmulatedDevice(), "norm", "norm_finish", CAPACITY=0, ORDER="Nonsense")
+
+
+def test_every_combination_compiles_for_every_gpu_without_spills():
+    if library_path() is None and os.environ.get("CI") != "true":
+        pytest.skip("nvidia-cuda-nvrtc-cu12 is not installed")
+    sources = {
+        " ".join([file, *options]): (source_of(file), options)
+        for file, macros in _cuda.combinations()
+        for options in [options_of(macros)]
+    }
+    rows = compile_table(sources, ARCHITECTURES)
+    assert len({row.source for row in rows}) == len(sources)
+    assert not spills(rows), "\n" + format_table(spills(rows))
+
+
+def test_text_of_a_kernel_holds_its_headers_once():
+    text = source_of("norm")
+    assert '#include "' not in text
+    assert text.count("struct TensorList {") == 1
+    assert "#pragma once" not in text
+
+
+def test_an_absent_array_is_a_null_pointer():
+    """Some releases of CuPy pass garbage for None."""
+    passed = []
+    loaded = LoadedKernel(EmulatedDevice(), "k", lambda *call, **_: passed.extend(call[2]))
+    loaded((1,), (1,), (None, np.int64(3)))
+    assert passed == [0, 3]
+    assert all(isinstance(value, np.generic) and value.nbytes == 8 for value in passed)

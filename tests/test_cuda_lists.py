@@ -1,0 +1,433 @@
+"""What is the list kernels' own: how lists travel, paths, grids, schedules, traffic, 2^32.
+
+The suite that all backends share covers values, dtypes, layouts and meaning.
+"""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradkit import _cuda
+from gradkit._cuda import accumulation, clipping
+from gradkit._cuda.device import scratch
+from gradkit._cuda.loading import options_of, source_of
+from gradkit._cuda.strides import pair_of
+from gradkit._cuda.tensor_lists import CAPACITY, DIMS, plan_of, run, start
+from tests import oracles, tolerances
+from tests import strategies as draw_
+from tests.emulator import EmulatedDevice
+from tests.emulator.memory import sparse_array
+from tests.emulator.runtime import SCHEDULES
+from tests.layouts import LAYOUTS
+from tests.tolerances import DTYPES, assert_same_bits
+
+pytestmark = pytest.mark.emulated
+
+ORDERS = (1.0, 2.0, 3.0, math.inf)
+REQUESTED = set()
+LISTED = {
+    (source_of(file), options_of(macros))
+    for module in (accumulation, clipping)
+    for file, macros in module.combinations()
+}
+
+
+class Device(EmulatedDevice):
+    """Knows what was compiled and uploaded; can play a stream that is being captured."""
+
+    recording = False
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.uploads = 0
+
+    def compile(self, source, options=()):
+        REQUESTED.add((source, options))
+        return super().compile(source, options)
+
+    def upload(self, host):
+        self.uploads += 1
+        return super().upload(host)
+
+    def capturing(self):
+        return self.recording
+
+
+@pytest.fixture
+def device():
+    return Device(multiprocessors=1)
+
+
+def put(device, hosts):
+    return [device.xp.asarray(host) for host in hosts]
+
+
+def norm_of(device, grads, p=2.0, **options):
+    shape = (len(grads),) if options else ()
+    out = device.xp.empty(shape, np.float64)
+    _cuda.Backend(device).grad_norm(grads, p, out, **options)
+    return out
+
+
+def mixed(count, seed=0):
+    """A list of small arrays that takes turns among the dtypes, with empty ones between."""
+    rng = np.random.default_rng(seed)
+    names = sorted(DTYPES)
+    sizes = rng.integers(0, 6, count) * rng.integers(1, 9, count)
+    return [rng.standard_normal(size).astype(DTYPES[names[k % 4]]) for k, size in enumerate(sizes)]
+
+
+# How lists travel
+
+
+@pytest.mark.parametrize("count", [CAPACITY - 1, CAPACITY, CAPACITY + 1, 33, 1025])
+@pytest.mark.parametrize("p", ORDERS)
+def test_lists_of_any_length(device, count, p):
+    hosts = mixed(count)
+    grads = put(device, hosts)
+    bound = tolerances.norm(p, 4 * 2.0**-53, runs=False)
+    assert oracles.off_by(float(norm_of(device, grads, p)), oracles.norm(hosts, p)) <= bound
+    each = norm_of(device, grads, p, per_tensor=True)
+    for got, host in zip(each, hosts, strict=True):
+        assert oracles.off_by(float(got), oracles.norm([host], p)) <= bound
+    assert device.uploads == (count > CAPACITY)
+
+
+@pytest.mark.parametrize("spare", [-1, 0, 1])
+def test_strided_lists_to_the_last_dimension_that_fits(device, spare):
+    tensors = DIMS // 2
+    rooms = put(device, [np.full((5, 9), -1, np.float32) for _ in range(tensors + 1)])
+    grads = [room[:, ::2] for room in rooms[: tensors + min(0, spare)]]  # two dimensions each
+    grads += [rooms[-1][0, ::2]] * max(0, spare)
+    for k, grad in enumerate(grads):
+        grad[...] = k
+    _cuda.Backend(device).scale_grads(grads, 0.5, grads)
+    for k, (grad, room) in enumerate(zip(grads, rooms, strict=False)):
+        np.testing.assert_array_equal(grad, np.full(grad.shape, k / 2))
+        if k < tensors:
+            np.testing.assert_array_equal(room[:, 1::2], np.full((5, 4), -1))  # the gaps
+    assert device.uploads == (spare > 0)
+
+
+def test_a_list_is_uploaded_once_for_norm_and_scaling(device):
+    grads = put(device, mixed(CAPACITY + 1))
+    backend = _cuda.Backend(device)
+    for _ in range(3):
+        norm = norm_of(device, grads)
+        backend.clip_by_norm(grads, norm, 0.5, 1e-6, grads, zero_nonfinite=False)
+    assert device.uploads == 1
+    norm_of(device, grads[1:] + grads[:1])
+    assert device.uploads == 2
+
+
+def test_ten_thousand_tensors_take_three_launches():
+    device = Device(multiprocessors=1)
+    sizes = np.random.default_rng(1).integers(0, 4, 10_000)
+    hosts = [np.full(size, k % 7, np.float32) for k, size in enumerate(sizes)]
+    grads = put(device, hosts)
+    norm = norm_of(device, grads)
+    exact = math.sqrt(sum(int(h @ h) for h in hosts))
+    assert abs(float(norm) / exact - 1) <= 2.0**-51
+    _cuda.Backend(device).clip_by_norm(grads, norm, exact / 2, 0.0, grads, zero_nonfinite=False)
+    assert device.total_traffic.launches == 3
+    for got, host in zip(grads, hosts, strict=True):
+        np.testing.assert_array_equal(got, host / 2)
+
+
+def test_a_captured_stream_gets_the_list_in_parameters(device):
+    hosts = mixed(2 * CAPACITY + 5)
+    hosts += [np.arange(24.0).reshape(2, 3, 4)[:, ::2, ::3] for _ in range(DIMS)]
+    eager = put(device, hosts)
+    expected = norm_of(device, eager), norm_of(device, eager, per_tensor=True)
+    _cuda.Backend(device).scale_grads(eager, 0.3, eager)
+    device.recording, device.uploads = True, 0
+    grads = put(device, hosts)
+    assert_same_bits(norm_of(device, grads), expected[0])
+    assert_same_bits(norm_of(device, grads, per_tensor=True), expected[1])
+    _cuda.Backend(device).scale_grads(grads, 0.3, grads)
+    for got, wanted in zip(grads, eager, strict=True):
+        assert_same_bits(got, wanted)
+    assert device.uploads == 0
+    # What a replay writes must not have been handed to anybody else.
+    first, second = (scratch(device, 4, "float64") for _ in range(2))
+    assert first.ctypes.data != second.ctypes.data
+
+
+def test_too_many_dimensions_to_be_captured():
+    # Every other element along each of 17 axes: nothing merges.
+    room = sparse_array(4**17, np.float16)
+    grad = np.lib.stride_tricks.as_strided(room, (2,) * 17, [2 * 4**k for k in range(16, -1, -1)])
+    device = Device()
+    device.recording = True
+    with pytest.raises(ValueError, match="17 dimensions"):
+        plan_of(device, [grad])
+
+
+# Strides
+
+
+@given(data=st.data())
+def test_dims_reach_every_element_once(data):
+    shape = data.draw(draw_.shapes(2000))
+    target = data.draw(draw_.arrays(shape, data.draw(draw_.names)))
+    kept = shape[data.draw(st.integers(0, len(shape))) :]
+    small = tuple(data.draw(st.sampled_from((1, n))) for n in kept)
+    source = data.draw(draw_.arrays(small, data.draw(draw_.names)))
+    pair = pair_of(source.ctypes.data, target.ctypes.data, source, target)
+    found = set(_addresses(pair, source.itemsize, target.itemsize))
+    expected = set(zip(_each(np.broadcast_to(source, shape)), _each(target), strict=True))
+    assert found == expected
+    assert pair.elements == target.size == len(expected)
+
+
+def _addresses(pair, *sizes):
+    dims = pair.dims or ((pair.elements, *sizes),)
+    for i in range(pair.elements):
+        source, target, rest = pair.source, pair.target, i
+        for length, step, target_step in dims:
+            rest, at = divmod(rest, length)
+            source += at * step
+            target += at * target_step
+        yield source, target
+
+
+def _each(array):
+    offsets = np.zeros(array.shape, np.int64)
+    for axis, stride in enumerate(array.strides):
+        along = np.arange(array.shape[axis]) * stride
+        offsets += along.reshape((-1,) + (1,) * (array.ndim - 1 - axis))
+    return (offsets.reshape(-1) + array.ctypes.data).tolist()
+
+
+@pytest.mark.parametrize("layout", ["C", "Fortran", "reversed", "rolled", "offset"])
+def test_gapless_views_of_any_order_need_no_dims(layout):
+    array = LAYOUTS[layout](np.zeros((6, 5, 4), np.float32))
+    assert pair_of(array.ctypes.data, array.ctypes.data, array, array).dims == ()
+
+
+# Paths
+
+
+@pytest.mark.parametrize("name", sorted(DTYPES))
+@pytest.mark.parametrize("offset", [0, 1, 3, 7])
+def test_runs_are_read_in_packs_from_any_element_on(device, name, offset):
+    dtype, size = DTYPES[name], 9000
+    grad = device.xp.asarray(np.arange(size + offset) % 11).astype(dtype)
+    grad = device.xp.asarray(grad)[offset:]
+    device.pointer(grad)
+    norm_of(device, [grad])
+    partials = device.total_traffic.accesses
+    assert partials < 1.5 * size * dtype.itemsize / 16 + 600
+    exact = math.sqrt(sum(k * k for k in (np.arange(size + offset) % 11)[offset:].tolist()))
+    assert abs(float(norm_of(device, [grad])) / exact - 1) <= 2.0**-51
+
+
+@pytest.mark.parametrize("name", sorted(DTYPES))
+@pytest.mark.parametrize(("into", "outof"), [(0, 0), (1, 1), (1, 0), (0, 3), (5, 5 + 8)])
+def test_out_of_place_for_any_two_alignments(device, name, into, outof):
+    dtype, size = DTYPES[name], 2500
+    host = np.random.default_rng(0).standard_normal(size + outof).astype(dtype)
+    grad = device.xp.asarray(host)[outof:]
+    guard = device.xp.asarray(np.full(size + into + 3, -7.0, dtype))
+    out = guard[into:-3]
+    _cuda.Backend(device).scale_grads([grad], 1 / 3, [out])
+    expected = (host[outof:].astype(np.float64) * (1 / 3)).astype(dtype)
+    tolerances.assert_ulps(out, expected, 0)
+    assert (guard[:into] == -7).all()
+    assert (guard[-3:] == -7).all()
+    np.testing.assert_array_equal(grad, host[outof:])
+    _cuda.Backend(device).scale_grads([grad], 1.0, [out])
+    assert_same_bits(out, host[outof:])
+
+
+@pytest.mark.parametrize("into", sorted(DTYPES))
+@pytest.mark.parametrize("addend", sorted(DTYPES))
+@pytest.mark.parametrize("offset", [0, 1])
+def test_accumulates_every_pair_of_dtypes(device, into, addend, offset):
+    rng = np.random.default_rng(2)
+    hosts = [rng.standard_normal(3001).astype(DTYPES[n]) for n in (into, addend)]
+    buffer, grad = (device.xp.asarray(h)[offset:] for h in hosts)
+    before = hosts[0][offset:].astype(np.longdouble)
+    term = hosts[1][offset:].astype(np.longdouble)
+    backend = _cuda.Backend(device)
+    backend.accumulate_grad(buffer, grad, True, None)
+    exact = (before + term).astype(np.float64)
+    tolerances.assert_ulps(buffer, exact.astype(DTYPES[into]), 1 if into == "bfloat16" else 0)
+    fresh = device.xp.empty(3001, DTYPES[into])[offset:]  # unwritten: = must not read it
+    backend.accumulate_grad_v2(fresh, grad, True)
+    tolerances.assert_ulps(fresh, grad.astype(DTYPES[into]), 1 if into == "bfloat16" else 0)
+
+
+@pytest.mark.parametrize("flag", [True, False])
+def test_flags_are_read_on_the_device(device, flag):
+    backend = _cuda.Backend(device)
+    flags = device.xp.asarray(np.array([flag]))
+    buffer, grad = put(device, [np.full(70, 2.0), np.full(70, 3.0)])
+    backend.accumulate_grad(buffer, grad, flags, 2.0)
+    np.testing.assert_array_equal(buffer, np.full(70, 8.0 if flag else 2.0))
+    buffer[...] = 2
+    backend.accumulate_grad_v2(buffer, grad, flags)
+    np.testing.assert_array_equal(buffer, np.full(70, 3.0 if flag else 5.0))
+
+
+def test_a_coefficient_of_one_touches_no_gradient(device):
+    grads = put(device, mixed(7))
+    norm = norm_of(device, grads)
+    limit = float(norm)
+    _cuda.Backend(device).clip_by_norm(grads, norm, limit, 0.0, grads, zero_nonfinite=True)
+    threads = device.traffic.read // 8
+    assert device.traffic.read == 8 * threads == 8 * threads // 256 * 256
+    assert device.traffic.written == 0
+    assert device.traffic.by_array["clip_by_norm", "norm"] == (device.traffic.read, 0)
+
+
+def test_traffic_is_what_the_operations_need(device):
+    size = 1 << 14
+    (grad,) = put(device, [np.ones(size, np.float32)])
+    backend = _cuda.Backend(device)
+    backend.scale_grads([grad], 2.0, [grad])
+    scaled = device.traffic
+    assert (scaled.read, scaled.written) == (4 * size, 4 * size)
+    backend.zero_grad([grad])
+    assert (device.traffic.read, device.traffic.written) == (0, 4 * size)
+    (buffer,) = put(device, [np.ones(size, np.float32)])
+    backend.accumulate_grad(buffer, grad, True, None)
+    assert (device.traffic.read, device.traffic.written) == (8 * size, 4 * size)
+
+
+# Ranges
+
+
+@pytest.mark.parametrize("p", [2.0, 3.0, 40.0, 0.5])
+def test_magnitudes_from_one_end_of_float64_to_the_other(device, p):
+    sizes = np.array([1e-300, 5e-324, 1e-160, 1.0, 1e155, 1e300])
+    for hosts in (
+        [sizes],
+        [sizes[::-1].copy()],
+        [np.repeat(sizes[:3], 40)],
+        [sizes[:2], np.ones(3, np.float32), sizes[2:3]],
+        [np.full(4, 1e-300), np.full(700, 1e-170), np.full(3, 1e290, np.float64)],
+        [np.full(1000, 5e-324)],
+        [np.full(1000, 1e154), np.full(10, 2.0**-130, np.float32)],
+    ):
+        got = float(norm_of(device, put(device, hosts), p))
+        bound = tolerances.norm(p, 4 * 2.0**-53, runs=False)
+        assert oracles.off_by(got, oracles.norm(hosts, p)) <= bound + 2 * 5e-324 / max(got, 1e-322)
+
+
+@pytest.mark.parametrize("p", ORDERS)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", sorted(DTYPES))
+def test_what_is_not_finite_reaches_the_norm_from_any_place(device, p, value, name):
+    for at in (0, 1, 37, 511, 512, 2999):
+        host = np.linspace(-3, 3, 3000).astype(DTYPES[name])
+        host[at] = value
+        grads = put(device, [np.full(5, 1e300), host, np.full(3, 1e-300)])
+        got = float(norm_of(device, grads, p))
+        assert math.isnan(got) if math.isnan(value) else got == math.inf
+
+
+def test_equal_terms_round_alike_and_yet_sum_up_right(device):
+    host = np.full(1 << 14, 0.1, np.float64)
+    got = float(norm_of(device, put(device, [host]), 1.0))
+    assert abs(got - math.fsum(host.tolist())) <= math.ulp(got)
+
+
+# Grids and schedules
+
+
+def results(device):
+    """Every kernel's results on lists with runs, strided and misaligned tensors."""
+    hosts = [h for h in mixed(20, seed=5) if h.size]
+    hosts += [np.random.default_rng(k).standard_normal(3000).astype(np.float32) for k in range(5)]
+    backend = _cuda.Backend(device)
+    grads = put(device, hosts)
+    grads += [device.xp.asarray(np.arange(900.0).reshape(30, 30))[::2, ::3]]
+    grads += [device.xp.asarray(np.arange(999, dtype=np.float32))[1:]]
+    found = [norm_of(device, grads, p) for p in ORDERS]
+    found += [norm_of(device, grads, p, per_tensor=True) for p in ORDERS]
+    backend.clip_by_norm(grads, found[1], 0.37, 1e-6, grads, zero_nonfinite=False)
+    found += [g.copy() for g in grads]
+    backend.clip_grad_value(grads, 1e-3, grads)
+    found += [g.copy() for g in grads]
+    (buffer,) = put(device, [np.ones((30, 100), np.float32)])
+    backend.accumulate_grad(buffer, grads[-3][:100], True, 0.3)
+    found.append(buffer.copy())
+    backend.zero_grad(grads)
+    return [*found, *(g.copy() for g in grads)]
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return results(Device(multiprocessors=200))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("grid", [1, 2, 3, None])
+def test_same_bits_for_every_schedule_and_grid(reference, schedule, grid):
+    device = Device(schedule=schedule, seed=grid or 0, multiprocessors=1, grid_limit=grid)
+    for got, wanted in zip(results(device), reference, strict=True):
+        assert_same_bits(got, wanted)
+
+
+# Beyond 2^32
+
+
+def test_elements_beyond_two_to_the_32():
+    size = (1 << 32) + 12_345
+    device = Device(multiprocessors=1 << 20)
+    grad = sparse_array(size, np.float16)
+    grad[-1], grad[12_344], grad[size - (1 << 32)] = 3, 5, 7  # where indices would wrap to
+    plan = plan_of(device, [grad], [grad])
+    parts = scratch(device, plan.chunks * 3, "float64")
+    with device.only_blocks([-1]):
+        start(
+            device,
+            plan.tables[0],
+            "norm",
+            "norm_partials",
+            np.float64(2),
+            parts,
+            ORDER="SumOfSquares",
+        )
+        assert parts[-3] == 9
+        arguments = (None, np.float64(2), np.uint32(1))
+        run(device, plan, "scale", "scale_grads", *arguments)
+    # The last chunks come first where work goes backwards, so block -1 does the first ones.
+    assert (grad[-1], grad[12_344]) == (3, 10)
+    with device.only_blocks([0]):
+        run(device, plan, "scale", "scale_grads", *arguments)
+    assert (grad[-1], grad[12_344]) == (6, 10)
+
+
+def test_strided_elements_beyond_two_to_the_32():
+    size = (1 << 32) + 4096
+    device = Device(multiprocessors=1 << 20)
+    room = sparse_array(2 * size, np.uint8).view(np.float16)
+    grad = sparse_array(2 * size, np.float16)[::2]
+    assert room.size == size
+    grad[-1] = 3
+    plan = plan_of(device, [grad], [grad])
+    assert plan.tables[0].argument["at"]["dims"][0] == 1
+    with device.only_blocks([-1]):
+        run(device, plan, "zero", "zero_grad")
+    assert grad[-1] == 0
+
+
+@pytest.mark.parametrize("size", [1, 4096, 1 << 20, 1 << 30, (1 << 43) + 5])
+def test_chunks_are_balanced_and_counted_by_an_int(size):
+    grad = np.lib.stride_tricks.as_strided(np.zeros(1), (size,), (0,))
+    plan = plan_of(EmulatedDevice(), [grad])
+    each = int(plan.tables[0].argument["chunk_bytes"])
+    assert each % 16 == 0
+    assert each <= 1 << 30
+    assert plan.chunks == -(-size * 8 // each)
+    assert each in (4096, 1 << 30) or 8192 < plan.chunks <= 16384
+
+
+def test_every_combination_is_listed_and_tested():
+    """Runs last in this file: what the tests above compiled is what NVRTC is to compile."""
+    assert REQUESTED <= LISTED

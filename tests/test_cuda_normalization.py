@@ -1,0 +1,525 @@
+"""What is the norm kernels' own: paths, grids, schedules, traffic, indices beyond 2^32.
+
+The suite that all backends share covers values, layouts and meaning; here are the shapes that
+make each kernel take each of its ways, on devices that make each loop go round.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gradkit import _cuda
+from gradkit._cuda import batch_normalization, normalization
+from gradkit._cuda.loading import kernel, options_of, source_of
+from tests import oracles
+from tests.backends import Backend
+from tests.emulator import EmulatedDevice
+from tests.emulator.memory import sparse_array
+from tests.emulator.runtime import SCHEDULES
+from tests.problems import BATCH_TYPES, LAYER_TYPES, make
+from tests.tolerances import DTYPES, assert_same_bits
+
+pytestmark = pytest.mark.emulated
+
+# (rows, columns): one warp and several, one and several rows a block, either side of where
+# vectors, chunks, warps, blocks and registers end; the longest go the way of two visits.
+SHAPES = [
+    (1, 1),
+    (65, 3),
+    (70, 8),
+    (33, 31),
+    (9, 64),
+    (7, 129),
+    (19, 264),
+    (5, 257),
+    (6, 1024),
+    (3, 1027),
+    (2, 4096),
+    (2, 6143),
+    (3, 8192),
+    (2, 6147),
+    (3, 8200),
+    (2, 12289),
+]
+# (shape, channel axis, channels last in memory)
+BATCHES = [
+    ((70, 3), 1, False),
+    ((9, 264), 1, False),
+    ((64, 8), 0, False),
+    ((5, 3, 7), 1, False),
+    ((3, 2, 5, 16), 1, False),
+    ((2, 5, 3, 33), 2, False),
+    ((2, 3, 9, 8, 8), 1, False),
+    ((3, 8, 5, 7), 1, True),
+    ((2, 5, 4, 3), 1, True),
+    ((1, 6, 1, 1), 1, False),
+]
+REQUESTED = set()
+LISTED = {
+    (source_of(file), options_of(macros))
+    for module in (normalization, batch_normalization)
+    for file, macros in module.combinations()
+}
+
+
+class Device(EmulatedDevice):
+    """Knows which kernels the tests in this file asked for."""
+
+    def compile(self, source, options=()):
+        REQUESTED.add((source, options))
+        return super().compile(source, options)
+
+
+class Emulated(Backend):
+    """The launchers on an emulated device, with what the checks need of a backend."""
+
+    depth = 32  # the most rows here that one thread adds up; everything else is held in double
+
+    def __init__(self, **options):
+        self.device = Device(**options)
+        self.run = _cuda.Backend(self.device)
+
+    def empty(self, *likes):
+        return [None if a is None else self.run.empty(a.shape, a.dtype) for a in likes]
+
+    def layer_norm_grad(self, p):
+        outs = self.empty(p.x, p.scale, p.scale)
+        self.run.layer_norm_grad(p.dy, p.x, p.scale, p.mean, p.inv_std, _axis(p), *outs)
+        return outs
+
+    def rms_norm_grad(self, p):
+        outs = self.empty(p.x, p.scale)
+        self.run.rms_norm_grad(p.dy, p.x, p.scale, p.inv_std, _axis(p), *outs)
+        return outs
+
+    def invertible_grad(self, p, y):
+        outs = self.empty(p.x, p.scale, p.bias)
+        args = (p.dy, y, p.scale, p.bias, p.inv_std, _axis(p))
+        self.run.invertible_layer_norm_grad(*args, *outs)
+        return outs
+
+    def batch_norm_grad(self, p):
+        outs = self.empty(p.x, p.scale, p.scale)
+        self.run.batch_norm_grad(p.dy, p.x, p.scale, p.mean, p.inv_std, _axis(p), *outs)
+        return outs
+
+    def layer_norm(self, p):
+        outs = self.empty(p.x, p.mean, p.inv_std)
+        self.run.layer_norm(p.x, p.scale, p.bias, _axis(p), p.eps, *outs)
+        return outs
+
+    def rms_norm(self, p):
+        outs = self.empty(p.x, p.inv_std)
+        self.run.rms_norm(p.x, p.scale, _axis(p), p.eps, *outs)
+        return outs
+
+    def batch_norm(self, p):
+        outs = self.empty(p.x, p.mean, p.inv_std)
+        self.run.batch_norm(p.x, p.scale, p.bias, _axis(p), p.eps, *outs)
+        return outs
+
+    def inverse(self, p, y):
+        (x,) = self.empty(p.x)
+        self.run.layer_norm_inverse(y, p.scale, p.bias, p.mean, p.inv_std, _axis(p), x)
+        return x
+
+
+def _axis(p):
+    return p.axis % p.x.ndim
+
+
+def _check_row_norms(device, shape, types):
+    p = make(shape, types, seed=shape[1])
+    p.check_forward(device, *device.layer_norm(p))
+    p.check_gradients(device, *device.layer_norm_grad(p))
+    y, xhat = from_output(p)
+    p.check_gradients(device, *device.invertible_grad(p, y), xhat=xhat)
+    back = device.inverse(p, y)
+    assert_close_to_input(p, back)
+    p = make(shape, types, seed=shape[1], centred=False)
+    y, inv_std = device.rms_norm(p)
+    p.check_forward(device, y, None, inv_std)
+    p.check_gradients(device, *device.rms_norm_grad(p))
+
+
+def assert_close_to_input(p, back):
+    """Undoing a norm leaves y's rounding, divided by scale and inv_std."""
+    u = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
+    y = np.abs(p.rows(p.forward().y.reshape(p.x.shape)))
+    factor = np.abs(p.per_column(p.scale).astype(float)) * p.inv_std.reshape(-1, 1)
+    bound = 16 * u[str(p.x.dtype)] * (y / factor + np.abs(p.rows(p.x).astype(float)) + 1)
+    assert np.all(np.abs(p.rows(back).astype(float) - p.rows(p.x).astype(float)) <= bound)
+
+
+def from_output(p):
+    """The norm's output, and the xhat that its rounded values stand for."""
+    y = p.forward().y.astype(p.x.dtype).reshape(p.x.shape)
+    return y, oracles.unscaled(p.rows(y), p.per_column(p.scale), p.per_column(p.bias))
+
+
+def _batch(shape, axis, last, types, **options):
+    p = make(shape, types, axis, seed=len(shape), batch=True, **options)
+    if last:
+        for name in ("dy", "x"):
+            moved = np.ascontiguousarray(np.moveaxis(getattr(p, name), axis, -1))
+            setattr(p, name, np.moveaxis(moved, -1, axis))
+    return p
+
+
+# Values, on every path and in every combination of dtypes
+
+
+@pytest.mark.parametrize("types", LAYER_TYPES, ids="-".join)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_row_norms(shape, types):
+    _check_row_norms(Emulated(multiprocessors=1 + shape[0] % 3), shape, types)
+
+
+@pytest.mark.parametrize("types", BATCH_TYPES, ids="-".join)
+@pytest.mark.parametrize(("shape", "axis", "last"), BATCHES, ids=str)
+def test_batch_norm(shape, axis, last, types):
+    device = Emulated(multiprocessors=1 + shape[0] % 3)
+    p = _batch(shape, axis, last, types)
+    p.check_forward(device, *device.batch_norm(p))
+    p.check_gradients(device, *device.batch_norm_grad(p))
+
+
+def test_all_that_is_listed_was_asked_for_and_nothing_else():
+    """What is compiled for every GPU is what these tests run, once all of them have."""
+    if len(REQUESTED) < len(LISTED) // 2:
+        pytest.skip("needs the tests above")
+    assert REQUESTED == LISTED
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_rows_of_several_dimensions(axis):
+    device, p = Emulated(), make((3, 5, 24), axis=axis)
+    p.check_forward(device, *device.layer_norm(p))
+    p.check_gradients(device, *device.layer_norm_grad(p))
+
+
+@pytest.mark.parametrize("shape", [(7, 3), (5, 257), (3, 8200)], ids=str)
+@pytest.mark.parametrize("missing", ["both", "scale", "bias"])
+def test_without_scale_or_bias(shape, missing):
+    device, p = Emulated(), make(shape)
+    if missing != "bias":
+        p.scale = None
+    if missing != "scale":
+        p.bias = None
+    p.check_forward(device, *device.layer_norm(p))
+    dx, dscale, _ = device.layer_norm_grad(p)
+    p.check_gradients(device, dx, dscale)
+    y, xhat = from_output(p)
+    dx, dscale, _ = device.invertible_grad(p, y)
+    p.check_gradients(device, dx, dscale, xhat=xhat)
+    p.bias, p.centred = None, False
+    p.__post_init__()
+    dx, dscale = device.rms_norm_grad(p)
+    p.check_gradients(device, dx, dscale)
+
+
+# Grids and schedules
+
+
+@pytest.mark.parametrize("shape", [(65, 3), (19, 264), (6, 1024), (5, 2200), (3, 8200)], ids=str)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_row_norms_under_every_schedule(shape, schedule):
+    device, plain = Emulated(schedule=schedule, seed=3), Emulated()
+    p = make(shape, LAYER_TYPES[3])
+    y, _ = from_output(p)
+    for name, extra in (
+        ("layer_norm_grad", ()),
+        ("rms_norm_grad", ()),
+        ("invertible_grad", (y,)),
+        ("layer_norm", ()),
+        ("rms_norm", ()),
+    ):
+        got, ref = getattr(device, name)(p, *extra), getattr(plain, name)(p, *extra)
+        for a, b in zip(got, ref, strict=True):
+            assert_same_bits(a, b)
+
+
+@pytest.mark.parametrize(("shape", "axis", "last"), [BATCHES[1], BATCHES[4], BATCHES[7]], ids=str)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_batch_norm_under_every_schedule(shape, axis, last, schedule):
+    device, plain = Emulated(schedule=schedule, seed=3), Emulated()
+    p = _batch(shape, axis, last, BATCH_TYPES[3])
+    for name in ("batch_norm_grad", "batch_norm"):
+        got, ref = getattr(device, name)(p), getattr(plain, name)(p)
+        for a, b in zip(got, ref, strict=True):
+            assert_same_bits(a, b)
+
+
+@pytest.mark.parametrize("multiprocessors", [1, 2, 3, 132])
+@pytest.mark.parametrize("rows", [1, 2, 95, 96, 97])
+def test_row_counts_around_the_grid(rows, multiprocessors):
+    """A row of 40 takes 8 threads, a row of 9000 all of a block's."""
+    device = Emulated(multiprocessors=multiprocessors)
+    _check_row_norms(device, (rows, 40), LAYER_TYPES[0])
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_loops_over_blocks_go_round(limit):
+    """Kernels whose result does not hang on their grid, on the smallest."""
+    names = ("layer_norm", "layer_norm_inverse", "row_sums_of_gradient", "column_sums")
+    names += ("apply_channels", "normalize", "finish_channels", "finish_centre", "finish_moments")
+    names += ("apply_gradient", "sum_channels", "sum_deviations")
+    device = Emulated(grid_limit=dict.fromkeys(names, limit), multiprocessors=3)
+    _check_row_norms(device, (7, 40), LAYER_TYPES[0])
+    _check_row_norms(device, (5, 8300), LAYER_TYPES[0])
+    for shape, axis, last in (BATCHES[1], BATCHES[3], ((4, 70, 3, 3), 1, True)):
+        p = _batch(shape, axis, last, BATCH_TYPES[0])
+        p.check_forward(device, *device.batch_norm(p))
+        p.check_gradients(device, *device.batch_norm_grad(p))
+
+
+# Memory
+
+
+@pytest.mark.parametrize("shape", [(6, 64), (5, 257), (3, 8200)], ids=str)
+def test_results_do_not_depend_on_alignment(shape):
+    device, p = Emulated(), make(shape)
+    ref = device.layer_norm_grad(p)
+    for name in ("dy", "x", "scale", "mean", "inv_std"):
+        array = getattr(p, name)
+        room = np.zeros(array.nbytes + 64, np.uint8)
+        start = -room.ctypes.data % 64 + array.itemsize
+        shifted = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+        shifted[...] = array
+        setattr(p, name, shifted)
+        for a, b in zip(device.layer_norm_grad(p), ref, strict=True):
+            assert_same_bits(a, b)
+
+
+@pytest.mark.parametrize("shape", [(6, 64), (3, 8200)], ids=str)
+def test_dx_in_the_place_of_dy(shape):
+    device, p = Emulated(schedule="run-ahead"), make(shape)
+    ref = device.layer_norm_grad(p)
+    dy = p.dy.copy()
+    _, dscale, dbias = device.empty(p.x, p.scale, p.scale)
+    device.run.layer_norm_grad(dy, p.x, p.scale, p.mean, p.inv_std, 1, dy, dscale, dbias)
+    for a, b in zip((dy, dscale, dbias), ref, strict=True):
+        assert_same_bits(a, b)
+
+
+@pytest.mark.parametrize(("shape", "axis", "last"), [BATCHES[1], BATCHES[4], BATCHES[7]], ids=str)
+def test_batch_norm_dx_in_the_place_of_dy(shape, axis, last):
+    device, p = Emulated(), _batch(shape, axis, last, BATCH_TYPES[0])
+    ref = device.batch_norm_grad(p)
+    dy = p.dy.copy(order="K")
+    _, dscale, dbias = device.empty(p.x, p.scale, p.scale)
+    device.run.batch_norm_grad(dy, p.x, p.scale, p.mean, p.inv_std, axis, dy, dscale, dbias)
+    for a, b in zip((dy, dscale, dbias), ref, strict=True):
+        assert_same_bits(a, b)
+
+
+def test_channels_last_arrays_are_read_where_they_are():
+    """Neither layout is copied, and both give the same gradients to a rounding."""
+    device = Emulated()
+    last = _batch((4, 8, 6, 6), 1, True, BATCH_TYPES[0])
+    outs = [np.empty_like(last.x), *device.empty(last.scale, last.scale)]
+    args = (last.dy, last.x, last.scale, last.mean, last.inv_std, 1)
+    device.device.total_traffic.by_array.clear()
+    device.run.batch_norm_grad(*args, *outs)
+    last.check_gradients(device, *outs)
+    read, _ = device.device.total_traffic.by_array["sum_channels", "x"]
+    assert read == last.x.nbytes
+
+
+@pytest.mark.parametrize("rows", [16, 64])
+def test_rows_are_read_once(rows):
+    """The traffic is dy, x and dx, and little else."""
+    device = Emulated(multiprocessors=1)
+    p = make((rows, 1024), LAYER_TYPES[0])
+    device.device.total_traffic.by_array.clear()
+    device.layer_norm_grad(p)
+    moved = device.device.total_traffic.by_array
+    assert moved["layer_norm_grad", "dy"][0] == p.dy.nbytes
+    assert moved["layer_norm_grad", "source"][0] == p.x.nbytes
+    assert moved["layer_norm_grad", "dx"] == (0, p.x.nbytes)
+
+
+@pytest.mark.parametrize("shape", [(9, 64), (6, 1024), (3, 8200)], ids=str)
+def test_rows_are_independent_bit_for_bit(shape):
+    device, p = Emulated(multiprocessors=1), make(shape)
+    ref = device.layer_norm_grad(p)[0]
+    p.dy[1, 2] = np.nan
+    dx = device.layer_norm_grad(p)[0]
+    assert np.isnan(dx[1]).all()
+    assert_same_bits(np.delete(dx, 1, 0), np.delete(ref, 1, 0))
+
+
+# Numbers that are hard
+
+
+@pytest.mark.parametrize("shape", [(5, 40), (5, 8200)], ids=str)
+@pytest.mark.parametrize("types", [LAYER_TYPES[0], LAYER_TYPES[1]], ids="-".join)
+def test_an_offset_of_ten_thousand_deviations(shape, types):
+    device, p = Emulated(), make(shape, types, kind="offset")
+    p.check_forward(device, *device.layer_norm(p))
+    p.check_gradients(device, *device.layer_norm_grad(p))
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("types", [BATCH_TYPES[0], BATCH_TYPES[1]], ids="-".join)
+def test_batch_norm_under_an_offset(last, types):
+    device, p = Emulated(), _batch((9, 8, 40), 1, last, types, kind="offset")
+    p.check_forward(device, *device.batch_norm(p))
+    p.check_gradients(device, *device.batch_norm_grad(p))
+
+
+@pytest.mark.parametrize("factor", [1e30, 1e-30])
+def test_squares_beyond_float32(factor):
+    device, p = Emulated(), make((4, 65), eps=0.0)
+    p.x *= np.float32(factor)
+    p.__post_init__()
+    p.check_forward(device, *device.layer_norm(p))
+    q = _batch((4, 3, 20), 1, False, BATCH_TYPES[0], eps=0.0)
+    q.x *= np.float32(factor)
+    q.check_forward(device, *device.batch_norm(q))
+
+
+def test_eps_counts():
+    device = Emulated()
+    for eps in (0.0, 1.0):
+        p = make((4, 65), eps=eps)
+        p.check_forward(device, *device.layer_norm(p))
+        q = _batch((4, 3, 20), 1, False, BATCH_TYPES[0], eps=eps)
+        q.check_forward(device, *device.batch_norm(q))
+
+
+def test_one_column_has_no_gradient():
+    device, p = Emulated(), make((6, 1))
+    assert not device.layer_norm_grad(p)[0].any()
+    q = _batch((1, 6, 1, 1), 1, False, BATCH_TYPES[0])
+    assert not device.batch_norm_grad(q)[0].any()
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0)], ids=str)
+def test_no_elements(shape):
+    device, p = Emulated(), make(shape, eps=0.25)
+    _, mean, inv_std = device.layer_norm(p)
+    np.testing.assert_array_equal(mean, 0)
+    np.testing.assert_array_equal(inv_std, 2)
+    for found in (
+        device.layer_norm_grad(p),
+        device.rms_norm_grad(p),
+        device.invertible_grad(p, p.x),
+    ):
+        assert not any(sums.any() for sums in found[1:])
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 5, 3), (2, 5, 0), (0, 0)], ids=str)
+def test_batch_norm_of_no_elements(shape):
+    device, p = Emulated(), _batch(shape, 1, False, BATCH_TYPES[0], eps=0.25)
+    _, mean, inv_std = device.batch_norm(p)
+    np.testing.assert_array_equal(mean, 0)
+    np.testing.assert_array_equal(inv_std, 2)
+    assert not any(sums.any() for sums in device.batch_norm_grad(p)[1:])
+
+
+# Indices: the last block alone runs, on the last elements of arrays that are mostly not there
+
+TYPES = {"DATA_T": "float16", "STAT_T": "float32", "PARAM_T": "float32", "VEC": 8}
+TILE = 256 * 8  # columns of a block of kernels/layer_norm_grad_wide.cu
+
+
+def _sparse(name, *shape):
+    return sparse_array(shape, DTYPES[name])
+
+
+def _long_row(columns):
+    """Three rows of more than 2^31 columns, of which only the last ones are not 0."""
+    p = make((3, TILE), ("float16", "float32", "float32"), seed=5, affine=False)
+    dy, x, dx = (_sparse("float16", 3, columns) for _ in range(3))
+    dy[:, -TILE:], x[:, -TILE:] = p.dy, p.x
+    return p, dy, x, dx
+
+
+def _launch(device, file, name, grid, block, *args, **macros):
+    values = [np.int64(a) if isinstance(a, int) else a for a in args]
+    with device.device.only_blocks([-1]):
+        kernel(device.device, file, name, **(TYPES | macros))(grid, block, values)
+
+
+def test_more_elements_in_short_rows_than_32_bits_can_count():
+    rows = (1 << 22) + 8
+    p = make((8, 1024), ("float16", "float32", "float32"), seed=5)
+    device = Emulated(multiprocessors=rows)  # so many that every row has a block of its own
+    dy, x, out = (_sparse("float16", rows, 1024) for _ in range(3))
+    mean, inv_std = _sparse("float32", rows), _sparse("float32", rows)
+    for whole, part in ((dy, p.dy), (x, p.x), (mean, p.mean), (inv_std, p.inv_std)):
+        whole[-8:] = part
+    with device.device.only_blocks(range(-8, 0)):
+        device.run.layer_norm_grad(dy, x, None, mean, inv_std, 1, out, None, None)
+        q = replace(p, scale=None)
+        q.check_gradients(device, np.array(out[-8:]), None)
+        device.run.layer_norm(x, p.scale, p.bias, 1, p.eps, out, mean, inv_std)
+        p.check_forward(device, *(np.array(a[-8:]) for a in (out, mean, inv_std)))
+        x[-8:] = out[-8:]
+        device.run.layer_norm_inverse(x, p.scale, p.bias, mean, inv_std, 1, out)
+        assert_close_to_input(p, np.array(out[-8:]))
+
+
+def test_rows_longer_than_32_bits_can_count():
+    parts = 65535
+    columns = parts * TILE * 17
+    p, dy, x, dx = _long_row(columns)
+    device, sums = Emulated(), np.zeros((parts, 3, 2))
+    inputs = (dy, x, None, None, p.mean, p.inv_std)
+    wide = {"FROM_OUTPUT": 0, "CENTRED": 1}
+    _launch(
+        device, "layer_norm_grad_wide", "row_sums_of_gradient", (3, parts), (256, 1),
+        *inputs, sums, 3, columns, **wide,
+    )  # fmt: skip
+    w, xhat = p.dy[-1].astype(float), p.xhat[-1].astype(float)
+    np.testing.assert_allclose(sums[-1, -1], [w.sum(), (w * xhat).sum()], rtol=1e-5)
+    given = sums[-1:].copy()
+    _launch(
+        device, "layer_norm_grad_wide", "apply_gradient", (columns // TILE, 3), (256, 1),
+        *inputs, given, dx, None, 3, columns, np.int32(1), **wide,
+    )  # fmt: skip
+    means = given[0, -1] / columns
+    expected = p.inv_std[-1] * (w - means[0] - xhat * means[1])
+    np.testing.assert_allclose(dx[-1, -TILE:].astype(float), expected, rtol=1e-3, atol=1e-6)
+
+
+def test_partial_sums_beyond_32_bits():
+    columns, device = (1 << 31) + 32, Emulated()
+    partials, out = _sparse("float32", 2, 3, columns), _sparse("float32", 2, columns)
+    partials[1, :, -32:] = np.arange(96).reshape(3, 32)
+    macros = {"ACC_T": "float32", "PARAM_T": "float32"}
+    args = (partials, out[0], out[1], 3, columns)
+    _launch(device, "column_sums", "column_sums", (columns // 32, 2), (32, 32), *args, **macros)
+    np.testing.assert_array_equal(out[1, -32:], np.arange(96).reshape(3, 32).sum(axis=0))
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_batches_of_more_elements_than_32_bits_can_count(last):
+    """The last channels of (before, channels, after), in both layouts."""
+    before, channels, after = ((1 << 22) + 8, 1024, 1) if last else (1 << 14, 1032, 256)
+    device, block = Emulated(), (1, 256)
+    grid = (channels // 8, before // 256 + 1) if last else (channels, before * after // 8 // 256)
+    shape, macros = (before, channels, after), {"LAST": int(last)}
+    dy, x, out = (_sparse("float16", *shape) for _ in range(3))
+    corner = (slice(-8, None), slice(-8, None)) if last else (slice(-8, None), -1)
+    rng = np.random.default_rng(5)
+    dy[corner], x[corner] = rng.standard_normal((2, *x[corner].shape))
+    some, other = np.array(dy[corner], float), np.array(x[corner], float)
+    of = (lambda a: a.sum(axis=0).reshape(-1)) if last else (lambda a: a.sum())
+    ones, zeros = np.ones(channels, np.float32), np.zeros(channels, np.float32)
+    partials = np.zeros((2, grid[1], channels))
+    sums, kept = partials[:, -1, -8:] if last else partials[:, -1, -1], (x, zeros, ones, partials)
+    _launch(device, "batch_norm_grad", "sum_channels", grid, block, dy, *kept, *shape, **macros)
+    np.testing.assert_allclose(sums, [of(some * other), of(some)], rtol=1e-5)
+    args = (dy, x, None, zeros, ones, np.zeros((2, channels), np.float32), out, *shape)
+    _launch(device, "batch_norm_grad", "apply_channels", grid, block, *args, **macros)
+    np.testing.assert_array_equal(out[corner], dy[corner])
+    args = (x, None, partials, *shape)
+    _launch(device, "batch_norm", "sum_deviations", grid, block, *args, **macros)
+    np.testing.assert_allclose(sums, [of(other), of(other**2)], rtol=1e-12)
+    exact = np.array([np.zeros(channels), np.ones(channels)])
+    args = (x, None, None, exact, out, *shape)
+    _launch(device, "batch_norm", "normalize", grid, block, *args, **macros)
+    np.testing.assert_array_equal(out[corner], x[corner])
