@@ -40,6 +40,7 @@ def _case(name: str, shape: str, local: Sequence[Any], call: Any, **given: Any) 
         bytes=0,
         calls={OURS: lambda: call(**given), **peers_.calls(local, name, **given)},
         note="overhead",
+        repeats=50,
     )
 
 

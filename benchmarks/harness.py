@@ -43,6 +43,7 @@ class Case:
     targets: Mapping[str, float] = field(default_factory=dict)
     check: Call | None = None
     note: str = ""
+    repeats: int = 1  # calls in a row that are timed as one, where one is too short
 
 
 def wall(call: Call) -> float:
@@ -65,14 +66,19 @@ def measure(case: Case, copy: Call, timer: Timer = wall, seconds: float = 3.0) -
             if name.startswith(OURS):
                 raise
             failed[name] = f"{type(error).__name__}: {error}".partition("\n")[0]
-    once = sum(timer(call) for call in calls.values())
+    repeats = {name: 1 if name == COPY else case.repeats for name in calls}
+
+    def timed(name: str) -> float:
+        return timer(_repeated(calls[name], repeats[name])) / repeats[name]
+
+    once = sum(timed(name) * repeats[name] for name in calls)
     rounds = int(min(101, max(7, seconds / once)))
     times: dict[str, list[float]] = {name: [] for name in calls}
     (own, all_), start = machine.busy(), time.perf_counter()
     for k in range(rounds):
         order = list(calls) if k % 2 else list(reversed(calls))
         for name in order:
-            times[name].append(timer(calls[name]))
+            times[name].append(timed(name))
     (own_now, all_now), elapsed = machine.busy(), time.perf_counter() - start
     for name, call in calls.items():  # a peer in another process has its own clock
         if hasattr(call, "times"):
@@ -116,6 +122,17 @@ def copier() -> Call:
     source = np.ones(COPIED, np.uint8)
     target = np.zeros_like(source)
     return lambda: np.copyto(target, source)
+
+
+def _repeated(call: Call, count: int) -> Call:
+    if count == 1:
+        return call
+
+    def repeated() -> None:
+        for _ in range(count):
+            call()
+
+    return repeated
 
 
 def _spread(values: np.ndarray[Any, Any]) -> dict[str, float]:
