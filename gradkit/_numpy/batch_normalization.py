@@ -7,6 +7,7 @@ With ``xhat = (x - mean) * inv_std`` and n elements a channel::
 """
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -165,8 +166,8 @@ class _Channels:
         self.dtype = np.dtype(accumulation_name(float_name(arrays[0].dtype) or ""))
         last = [np.moveaxis(array, axis, -1) for array in cut]
         if all(array.flags.c_contiguous for array in cut):
-            before = int(np.prod(cut[0].shape[:axis], dtype=np.int64))
-            after = int(np.prod(cut[0].shape[axis + 1 :], dtype=np.int64))
+            before = prod(cut[0].shape[:axis])
+            after = prod(cut[0].shape[axis + 1 :])
             self.arrays = [array.reshape(before, self.count, after) for array in cut]
             self.axis = 1
         elif all(array.flags.c_contiguous for array in last):
@@ -178,7 +179,7 @@ class _Channels:
         # How many elements of a channel are neighbours. Short runs are spread: what is one
         # number a channel is laid out as one an element, so that runs span the channels. No
         # block cuts through a run then: all channels' runs together fit into one.
-        self.after = int(np.prod(self.arrays[0].shape[self.axis + 1 :], dtype=np.int64))
+        self.after = prod(self.arrays[0].shape[self.axis + 1 :])
         self.spread = 1 < self.after < _SHORT and self.count * self.after <= BLOCK
         self.run = self.after if self.after >= _SHORT else self.count * self.after
 
@@ -188,7 +189,7 @@ class _Channels:
 
     def load(self, view: Array, room: Array) -> Array:
         """A block's values as (before, channels, after) in the accumulation dtype."""
-        before = int(np.prod(view.shape[: self.axis], dtype=np.int64))
+        before = prod(view.shape[: self.axis])
         channels = view.shape[self.axis]
         return load(view, self.dtype, room, (before, channels, view.size // before // channels))
 
@@ -213,12 +214,10 @@ class _Channels:
     def sums(self, tile: Array) -> Array:
         """The sum over every channel's elements in one block, in float64."""
         before, channels, after = tile.shape
-        if after == 1 or self.spread:
-            sums = column_sums(tile.reshape(before, channels * after))
-            totals: Array = sums.reshape(channels, after).sum(axis=1)
-        else:
-            sums = row_sums(tile.reshape(before * channels, after), None)
-            totals = sums.reshape(before, channels).sum(axis=0)
+        if after == 1:
+            return column_sums(tile.reshape(before, channels))
+        rows = row_sums(tile.reshape(before * channels, after), None)
+        totals: Array = rows.reshape(before, channels).sum(axis=0)
         return totals
 
     def for_each_block(self, work: Callable[[Index, Sequence[Array]], None]) -> None:

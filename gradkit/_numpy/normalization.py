@@ -237,18 +237,20 @@ class _Tile:
 
     def column_sums(self) -> Array:
         """The sums over rows of dy * xhat and of dy, each zero if nobody wants it."""
-        nothing = np.zeros(self.dy.shape[1])
-        return np.stack(
-            (
-                nothing if self.grad.dscale is None else column_sums(self.product),
-                nothing if self.grad.dbias is None else column_sums(self.dy),
-            )
-        )
+        sums = np.zeros((2, self.dy.shape[1]))
+        if self.grad.dscale is not None:
+            sums[0] = column_sums(self.product)
+        if self.grad.dbias is not None:
+            sums[1] = column_sums(self.dy)
+        return sums
 
     def row_sums(self) -> Array:
         """The sums over columns of w and of w * xhat; the first is zero in an RMS norm."""
-        of_w = row_sums(self.dy, self.scale) if self.grad.centred else np.zeros(len(self.dy))
-        return np.stack((of_w, row_sums(self.product, self.scale)))
+        sums = np.zeros((2, len(self.dy)))
+        if self.grad.centred:
+            sums[0] = row_sums(self.dy, self.scale)
+        sums[1] = row_sums(self.product, self.scale)
+        return sums
 
     def write_dx(self, means: Array) -> None:
         """Write ``dx = inv_std * (w - mean(w) - xhat * mean(w * xhat))``; spoils the tile."""

@@ -8,7 +8,9 @@ error to a few units, and are carried on in float64.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import lru_cache
 from itertools import product
+from math import prod
 
 import numpy as np
 
@@ -44,8 +46,8 @@ class Rows:
         data, *_ = present = [array for array in arrays if array is not None]
         self.lead, self.tail = data.shape[:axis], data.shape[axis:]
         self.plain = all(array.flags.c_contiguous for array in present)
-        self.count = int(np.prod(self.lead, dtype=np.int64))
-        self.width = int(np.prod(self.tail, dtype=np.int64))
+        self.count = prod(self.lead)
+        self.width = prod(self.tail)
         if self.plain:
             self.lead, self.tail = (self.count,), (self.width,)
         elif not self.lead:
@@ -103,14 +105,14 @@ class Rows:
 
     def load(self, view: Array, room: Array) -> Array:
         """One tile of a full-shape array as (rows, columns) in the accumulation dtype."""
-        columns = int(np.prod(view.shape[len(self.lead) :], dtype=np.int64))
+        columns = prod(view.shape[len(self.lead) :])
         return load(view, self.dtype, room, (view.size // max(1, columns), columns))
 
     def target(self, view: Array, room: Array) -> Array:
         """Where to compute one tile of an output: in the output itself, or in the room."""
         if view.ndim == 2 and view.dtype == self.dtype:
             return view
-        columns = int(np.prod(view.shape[len(self.lead) :], dtype=np.int64))
+        columns = prod(view.shape[len(self.lead) :])
         return room[: view.size].reshape(-1, columns)
 
     def store(self, values: Array, view: Array) -> None:
@@ -154,12 +156,15 @@ def column_sums(tile: Array) -> Array:
     """The sum over the rows of a tile in float64."""
     # BLAS adds rows one after the other here, and error grows with their number.
     whole = len(tile) // _COLUMN_STRETCH * _COLUMN_STRETCH
-    runs, rest = tile[:whole].reshape(-1, _COLUMN_STRETCH, tile.shape[1]), tile[whole:]
-    total = np.asarray(_ones(len(rest), tile.dtype) @ rest, np.float64)
+    total = (_ones(len(tile) - whole, tile.dtype) @ tile[whole:]).astype(np.float64)
     if whole:
+        runs = tile[:whole].reshape(-1, _COLUMN_STRETCH, tile.shape[1])
         total += (_ones(_COLUMN_STRETCH, tile.dtype) @ runs).sum(axis=0, dtype=np.float64)
     return total
 
 
+@lru_cache(maxsize=16)
 def _ones(count: int, dtype: DType) -> Array:
-    return np.ones(count, dtype)
+    ones = np.ones(count, dtype)
+    ones.flags.writeable = False
+    return ones

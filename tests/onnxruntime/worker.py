@@ -18,7 +18,7 @@ def main(job: str, results: str) -> None:
         nodes = json.loads(str(arrays["nodes"]))
         outputs: dict[str, Any] = {}
         for number, node in enumerate(nodes):
-            inputs = {name: _gather(arrays, f"{number}.{name}") for name in node["inputs"]}
+            inputs = {name: gather(arrays, f"{number}.{name}") for name in node["inputs"]}
             for name, value in zip(node["outputs"], run(node, inputs), strict=True):
                 members = {f".{k}": member for k, member in enumerate(value)}
                 for key, array in (members if isinstance(value, list) else {"": value}).items():
@@ -61,7 +61,7 @@ def session(node: dict[str, Any], inputs: dict[str, Any], **options: Any) -> Any
     )
 
 
-def _gather(arrays: Any, name: str) -> Any:
+def gather(arrays: Any, name: str) -> Any:
     if name in arrays:
         return arrays[name]
     count = sum(key.startswith(f"{name}.") for key in arrays)

@@ -1,0 +1,80 @@
+"""The norm of lists of gradients, and clipping by it, where it must scale and where not.
+
+The norm reads every element. Clipping that scales reads it again and writes it; clipping that
+need not scale is done after the norm, but a peer that always multiplies is not.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+import gradkit
+from benchmarks import peers as peers_
+from benchmarks import shapes
+from benchmarks.harness import OURS, Case
+
+SLOW = ("jax", "onnxruntime")  # to compile, or to hand over, lists of so many tensors or bytes
+
+
+def cases(peers: Sequence[Any], *, quick: bool) -> Iterator[Case]:
+    """The norm, clipping that scales and clipping that does not, of every list."""
+    wanted = ["24 x 1024x1024", "1000 x 256"] if quick else list(shapes.LISTS)
+    for name in wanted:
+        rng = np.random.default_rng(0)
+        grads = [rng.standard_normal(shape, np.float32) for shape in shapes.LISTS[name]]
+        yield from of_list(name, grads, peers)
+
+
+def of_list(name: str, grads: list[Any], everyone: Sequence[Any]) -> Iterator[Case]:
+    """The three cases of one list of float32 gradients."""
+    size = sum(grad.nbytes for grad in grads)
+    if len(grads) > 100 or size > 1 << 28:
+        everyone = [peer for peer in everyone if peer.name not in SLOW]
+    norm = float(gradkit.grad_norm(grads))
+    headline, tiny = name.startswith("24 x"), name.startswith("1000 x 256")
+    yield Case(
+        operation="grad_norm",
+        shape=name,
+        dtype="float32",
+        bytes=size,
+        calls={
+            OURS: lambda: gradkit.grad_norm(grads),
+            **peers_.calls(everyone, "grad_norm", grads=grads),
+        },
+        targets={"copy": 0.8} if headline else {},
+        check=lambda: np.testing.assert_allclose(norm, _norm(grads), rtol=1e-6),
+    )
+    for kind, shrink, passes in (("scaling", 1e-6, 3), ("not scaling", 0.0, 1)):
+        limit = _limit(norm, shrink)
+        targets = {"torch": 3.0} if headline else {"ms": 1.0} if tiny else {}
+        yield Case(
+            operation=f"clip_grad_norm, {kind}",
+            shape=name,
+            dtype="float32",
+            bytes=passes * size,
+            calls={
+                OURS: lambda limit=limit: gradkit.clip_grad_norm(grads, limit()),
+                **{
+                    peer.name: peer.clip_grad_norm([g.copy() for g in grads], _limit(norm, shrink))
+                    for peer in everyone
+                    if hasattr(peer, "clip_grad_norm")
+                },
+            },
+            targets=targets,
+        )
+
+
+def _limit(norm: float, shrink: float) -> Callable[[], float]:
+    """A max_norm that is a little below the last one, so that every call scales; or far above."""
+    held = [norm if shrink else 2 * norm]
+
+    def limit() -> float:
+        held[0] *= 1 - shrink
+        return held[0]
+
+    return limit
+
+
+def _norm(grads: Sequence[Any]) -> float:
+    return float(np.sqrt(sum(np.square(g, dtype=np.float64).sum() for g in grads)))

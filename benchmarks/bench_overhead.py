@@ -1,0 +1,88 @@
+"""What a call costs beside its arithmetic: small arrays, imports, working memory."""
+
+import os
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+import gradkit
+from benchmarks import bench_batch_norm, norms
+from benchmarks import peers as peers_
+from benchmarks.harness import OURS, Case
+
+IMPORT_MS = 50.0
+MEMORY_MIB = 16.0
+
+
+def cases(peers: Sequence[Any], *, quick: bool) -> Iterator[Case]:  # noqa: ARG001
+    """One call on arrays so small that only the overhead is left."""
+    local = [peer for peer in peers if peer.name != "onnxruntime"]
+    given = norms.rows((8, 64), np.float32, centred=True)
+    yield _case("layer_norm_grad", "8x64", local, gradkit.layer_norm_grad, **given)
+    grads = [np.ones(64, np.float32)]
+    yield _case("grad_norm", "1 x 64", local, gradkit.grad_norm, grads=grads)
+    clip = lambda grads, limit: gradkit.clip_grad_norm(grads, limit())  # noqa: E731
+    yield _case("clip_grad_norm", "1 x 64", local, clip, grads=grads, limit=lambda: 1e9)
+    pair = {"buffer": np.zeros(64, np.float32), "grad": np.zeros(64, np.float32)}
+    yield _case("accumulate_grad", "64", local, gradkit.accumulate_grad, **pair)
+
+
+def _case(name: str, shape: str, local: Sequence[Any], call: Any, **given: Any) -> Case:
+    return Case(
+        operation=name,
+        shape=shape,
+        dtype="float32",
+        bytes=0,
+        calls={OURS: lambda: call(**given), **peers_.calls(local, name, **given)},
+        note="overhead",
+        repeats=50,
+    )
+
+
+def imports(rounds: int = 15) -> dict[str, float]:
+    """Milliseconds of processor time that imports cost, medians of fresh processes."""
+    times: dict[str, list[float]] = {"numpy": [], "gradkit": []}
+    for _ in range(rounds):
+        for name, found in times.items():
+            start = os.times()
+            subprocess.run([sys.executable, "-c", f"import {name}"], check=True)
+            end = os.times()
+            spent = end.children_user + end.children_system
+            found.append(1e3 * (spent - start.children_user - start.children_system))
+    found = {name: round(median(values), 1) for name, values in times.items()}
+    return found | {"added": round(found["gradkit"] - found["numpy"], 1), "at most": IMPORT_MS}
+
+
+def memory() -> dict[str, float]:
+    """MiB that operations hold at most beside their outputs, on arrays of 32 and 128 MiB."""
+    found = {}
+    for size in (8192, 32768):
+        given = norms.rows((size, 1024), np.float32, centred=True)
+        out = tuple(np.empty_like(given[name]) for name in ("x", "scale", "scale"))
+        call = lambda given=given, out=out: gradkit.layer_norm_grad(**given, out=out)  # noqa: E731
+        found[f"layer_norm_grad {size}x1024"] = _peak(call)
+        grads = [given["x"]]
+        found[f"clip_grad_norm {size}x1024"] = _peak(
+            lambda grads=grads: gradkit.clip_grad_norm(grads, 1e-3)
+        )
+    given = bench_batch_norm.arguments((32, 256, 56, 56), np.float32)
+    out = tuple(np.empty_like(given[name]) for name in ("x", "scale", "scale"))
+    found["batch_norm_grad 32x256x56x56"] = _peak(lambda: gradkit.batch_norm_grad(**given, out=out))
+    return found | {"at most": MEMORY_MIB}
+
+
+def _peak(call: Callable[[], object]) -> float:
+    from gradkit._numpy import blocks
+
+    blocks._spare.clear()  # count what is kept from call to call too
+    tracemalloc.start()
+    try:
+        call()
+        return round(tracemalloc.get_traced_memory()[1] / 2**20, 2)
+    finally:
+        tracemalloc.stop()

@@ -1,0 +1,77 @@
+"""What a result was measured on."""
+
+import importlib.metadata
+import os
+import platform
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+PACKAGES = ("gradkit", "numpy", "ml_dtypes", "torch", "jax", "jaxlib", "matplotlib")
+
+
+def describe() -> dict[str, Any]:
+    """Processor, system and versions."""
+    return {
+        "cpu": _cpu(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(_memory() / 2**30, 1),
+        "caches": _caches(),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "blas": np.show_config(mode="dicts")["Build Dependencies"]["blas"]["name"],
+        "versions": {name: version for name in PACKAGES if (version := _version(name))},
+    }
+
+
+def slug(machine: dict[str, Any]) -> str:
+    """A file name's worth of a machine."""
+    name = re.sub(r"[^a-z0-9]+", "-", machine["cpu"].lower()).strip("-")
+    return f"{name}-{machine['cores']}-cores"
+
+
+def load() -> float:
+    """How many processes ran or wanted to over the last minute."""
+    return os.getloadavg()[0]
+
+
+def busy() -> tuple[float, float]:
+    """Seconds of processor time spent so far: by this process and its children, by everyone."""
+    own = sum(os.times()[:4])
+    fields = _read("/proc/stat").partition("\n")[0].split()[1:]
+    used = sum(int(fields[k]) for k in (0, 1, 2, 5, 6)) if fields else 0  # not idle, nor stolen
+    return own, used / os.sysconf("SC_CLK_TCK")
+
+
+def _cpu() -> str:
+    found = re.search(r"model name\s*:\s*(.*)", _read("/proc/cpuinfo"))
+    return found.group(1) if found else platform.processor() or platform.machine()
+
+
+def _memory() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _caches() -> dict[str, str]:
+    found = {}
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        kind = _read(index / "type").strip()
+        if kind != "Instruction":
+            found[f"L{_read(index / 'level').strip()}"] = _read(index / "size").strip()
+    return found
+
+
+def _read(path: str | Path) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
