@@ -49,9 +49,48 @@ lint: $(STAMP) ## ruff and mypy
 check: lint test ## lint and test
 
 # --- with a GPU, another framework or more time (in alphabetical order) ----------------------
+# Each set of packages that cannot share an environment has one of its own: .venv-NAME.
+
+.PHONY: bench mutants test-cudnn test-gpu test-interop test-onnxruntime
+
+bench: .venv-bench/.installed .venv-onnxruntime/.installed ## time every operation on the CPU beside its peers (10 min)
+	GRADKIT_ORT_PYTHON=.venv-onnxruntime/bin/python .venv-bench/bin/python -m benchmarks
+
+mutants: $(STAMP) ## plant faults one by one; each must make a test fail (an hour)
+	$(BIN)/python -m tests.mutants $(MUTANTS)
+
+test-cudnn: .venv-cudnn8/.installed .venv-cudnn9/.installed ## both cuDNN stacks, no GPU needed (5 GB of downloads)
+	GRADKIT_CUDNN=8 .venv-cudnn8/bin/python -m pytest tests/cudnn
+	GRADKIT_CUDNN=9 .venv-cudnn9/bin/python -m pytest tests/cudnn
+
+# With the Python that has CuPy, and nothing of ours: a GPU machine may have no network.
+test-gpu: ## the suite on CuPy, and compute-sanitizer where it is found
+	GRADKIT_REQUIRE_GPU=1 $(or $(GPU_PYTHON),python3) -m pytest -m gpu tests
+	tests/sanitize.sh $(or $(GPU_PYTHON),python3)
+
+test-interop: .venv-interop/.installed ## PyTorch, JAX, TensorFlow, optax and thinc, on the CPU
+	GRADKIT_REQUIRE_FRAMEWORKS=1 .venv-interop/bin/python -m pytest tests/interop
+
+test-onnxruntime: $(STAMP) .venv-onnxruntime/.installed ## agreement with ONNX Runtime Training's operators
+	GRADKIT_ORT_PYTHON=$(CURDIR)/.venv-onnxruntime/bin/python $(BIN)/python -m pytest tests/onnxruntime
+
+.venv-bench/.installed: PACKAGES := --editable . --requirement benchmarks/requirements.txt
+.venv-cudnn8/.installed: PACKAGES := --editable '.[test]' cupy-cuda12x==13.6.0 nvidia-cudnn-cu12==8.9.7.29
+.venv-cudnn9/.installed: PACKAGES := --editable '.[test]' 'cupy-cuda12x==14.*' 'nvidia-cudnn-cu12==9.*'
+.venv-interop/.installed: PACKAGES := --editable '.[test]' --requirement tests/interop/requirements.txt
+.venv-onnxruntime/.installed: PACKAGES := --requirement tests/onnxruntime/requirements.txt
+
+.venv-bench/.installed: benchmarks/requirements.txt
+.venv-interop/.installed: tests/interop/requirements.txt
+.venv-onnxruntime/.installed: tests/onnxruntime/requirements.txt
+.venv-%/.installed: pyproject.toml
+	@echo "Installing into $(@D) ..."
+	@$(PYTHON) -m venv --clear $(@D)
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(PACKAGES)
+	@touch $@
 
 # --- housekeeping ----------------------------------------------------------------------------
 
 clean: ## remove .venv, caches and build products
-	rm -rf $(VENV) build dist demo.png .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-* build dist demo.png .pytest_cache .hypothesis .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -5,6 +5,8 @@ from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any, Protocol
 
+import numpy as np
+
 from gradkit import _checks, _memory
 from gradkit._arrays import (
     HOST,
@@ -100,11 +102,21 @@ class Call:
             raise TypeError(f"{label} has dtype {self[label].dtype}; accepted: {expected}")
 
     def outputs(
-        self, out: Any, specs: Sequence[Spec], *, reuse: tuple[int, str] | None = None
+        self,
+        out: Any,
+        specs: Sequence[Spec],
+        *,
+        reuse: tuple[int, str] | None = None,
+        laid_out: tuple[int, str] | None = None,
     ) -> "Outputs":
-        """The call's outputs; ``reuse`` is the position of one and the input that it may be."""
+        """The call's outputs.
+
+        ``reuse`` is the position of one and the input that it may be, ``laid_out`` that of one
+        and the input whose order in memory it gets where it is new.
+        """
         present = ((label, native) for label, native in self._natives.items() if native is not None)
-        return Outputs(self, out, specs, present, reuse)
+        like = None if laid_out is None else (laid_out[0], self[laid_out[1]])
+        return Outputs(self, out, specs, present, reuse, like)
 
 
 class Owner(Protocol):
@@ -136,8 +148,10 @@ class Outputs:
         specs: Sequence[Spec],
         inputs: Iterable[tuple[str, Native]],
         reuse: tuple[int, str] | None = None,
+        like: tuple[int, Native] | None = None,
     ):
         self._owner = owner
+        self._like = like
         self._given = _as_tuple(out, len(specs))
         given_any = any(array is not None for array in self._given)
         self._inputs = list(inputs) if given_any else []
@@ -170,10 +184,7 @@ class Outputs:
             return None
         name, shape, dtype = spec
         if array is None:
-            native, self._arrays[position] = self._owner.framework.empty(
-                self._owner.backend, shape, dtype_named(dtype), self._owner.like
-            )
-            return native
+            return self._new(position, shape, dtype_named(dtype))
         native = self._owner.view(array, label, write=True)
         _checks.shape(native, shape, label, f"the shape of {name}")
         if float_name(native.dtype) != dtype:
@@ -185,6 +196,20 @@ class Outputs:
             if not same and _memory.overlap(native, source):
                 rather = f" without being {alias} itself" if alias else ""
                 raise ValueError(f"{label} shares memory with {other}{rather}; pass another array")
+        return native
+
+    def _new(self, position: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Native:
+        owner = self._owner
+
+        def empty(shape: tuple[int, ...]) -> Native:
+            native, array = owner.framework.empty(owner.backend, shape, dtype, owner.like)
+            self._arrays[position] = array
+            return native
+
+        if self._like is None or self._like[0] != position:
+            return empty(shape)
+        native = _memory.empty_in_order_of(self._like[1], empty)
+        self._arrays[position] = owner.framework.arranged(self._arrays[position], native)
         return native
 
 

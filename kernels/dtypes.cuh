@@ -14,9 +14,13 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 
+// EXPECT: what must hold here; looked at in the emulator, nothing on a GPU.
 #ifdef GRADKIT_EMULATED
 #define __grid_constant__
+#define EXPECT(condition) \
+    if (!(condition)) __trap()
 #else
+#define EXPECT(condition)
 #define DYNAMIC_SHARED(T, name)                                          \
     extern __shared__ __align__(16) unsigned char name##_bytes[];        \
     T* name = reinterpret_cast<T*>(name##_bytes)

@@ -52,14 +52,15 @@ norm_partials(const __grid_constant__ TensorList list, double p, Part* partials)
 __device__ __forceinline__ Part own_share(const Part* partials, u32 begin, u32 end, double p) {
     constexpr u32 BATCH = ORDER::BATCH;
     Part sum = {0, 0, 0};
-    for (u32 i = begin + threadIdx.x; i < end; i += BATCH * blockDim.x) {
+    u32 i = begin + threadIdx.x;
+    for (; i + (BATCH - 1) * blockDim.x < end; i += BATCH * blockDim.x) {
         Part next[BATCH];
 #pragma unroll
-        for (u32 b = 0; b < BATCH; ++b)
-            next[b] = i + b * blockDim.x < end ? partials[i + b * blockDim.x] : Part{0, 0, 0};
+        for (u32 b = 0; b < BATCH; ++b) next[b] = partials[i + b * blockDim.x];
 #pragma unroll
         for (u32 b = 0; b < BATCH; ++b) ORDER::combine(sum, next[b], p);
     }
+    for (; i < end; i += blockDim.x) ORDER::combine(sum, partials[i], p);
     return sum;
 }
 

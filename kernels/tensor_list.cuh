@@ -165,6 +165,7 @@ __device__ __forceinline__ void walk_chunk(const TensorList& list, const Tensor&
     const u32 length = list.chunk_bytes / sizeof(T);
     const i64 first = static_cast<i64>(chunk - tensor.first_chunk) * length;
     const int count = static_cast<int>(min(static_cast<i64>(length), tensor.count - first));
+    EXPECT(count > 0);
     if (tensor.dims) {
         walk_strided<S, T>(list, tensor, first, count, op);
     } else {

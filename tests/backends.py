@@ -53,7 +53,7 @@ class Backend:
 
     def stretched(self, array, shape):
         """A writable view in which every element is the array's only one."""
-        return np.lib.stride_tricks.as_strided(array, shape, (0,) * len(shape))
+        return np.lib.stride_tricks.as_strided(array, shape, (0,) * len(shape), subok=True)
 
     def memory(self, array):
         """Every byte from an array's first to its last, gaps included."""
@@ -132,7 +132,10 @@ def has_gpu():
         return False
     import cupy
 
-    return cupy.cuda.is_available()
+    try:
+        return cupy.cuda.is_available()
+    except cupy.cuda.runtime.CUDARuntimeError:  # CuPy 13 without a driver
+        return False
 
 
 def span(array):

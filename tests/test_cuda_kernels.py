@@ -3,10 +3,11 @@
 import inspect
 import os
 
+import numpy as np
 import pytest
 
 from gradkit import _cuda, _numpy
-from gradkit._cuda.loading import kernel, options_of, source_of
+from gradkit._cuda.loading import LoadedKernel, kernel, options_of, source_of
 from gradkit.errors import KernelCompileError, KernelLaunchError
 from tests.emulator import EmulatedDevice
 from tests.nvrtc import ARCHITECTURES, compile_table, format_table, spills
@@ -73,3 +74,12 @@ def test_text_of_a_kernel_holds_its_headers_once():
     assert '#include "' not in text
     assert text.count("struct TensorList {") == 1
     assert "#pragma once" not in text
+
+
+def test_an_absent_array_is_a_null_pointer():
+    """Some releases of CuPy pass garbage for None."""
+    passed = []
+    loaded = LoadedKernel(EmulatedDevice(), "k", lambda *call, **_: passed.extend(call[2]))
+    loaded((1,), (1,), (None, np.int64(3)))
+    assert passed == [0, 3]
+    assert all(isinstance(value, np.generic) and value.nbytes == 8 for value in passed)

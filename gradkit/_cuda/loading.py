@@ -7,12 +7,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from gradkit._cuda.device import Device, Kernel
 from gradkit.errors import KernelCompileError, KernelLaunchError
 
 _INCLUDE = re.compile(r'^[ \t]*#include "([\w.]+)"[ \t]*$', re.MULTILINE)
 _CXX = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64"}
 _PACKAGE = Path(__file__).resolve().parent.parent
+
+_NULL = np.uint64(0)  # CuPy up to 13 makes garbage of None: github.com/cupy/cupy/issues/9046
 
 _kernels: dict[tuple[Any, ...], "LoadedKernel"] = {}
 _lock = threading.Lock()
@@ -34,8 +38,9 @@ class LoadedKernel:
         shared_mem: int = 0,
     ) -> None:
         """Launch on the current stream: see ``device.Kernel``."""
+        arguments = [_NULL if arg is None else arg for arg in args]
         try:
-            self._function(grid, block, args, shared_mem=shared_mem)
+            self._function(grid, block, arguments, shared_mem=shared_mem)
         except self.device.launch_errors as error:
             raise KernelLaunchError(
                 f"the device refused kernel {self.name} on a grid of {grid} blocks of {block} "

@@ -130,8 +130,11 @@ def plan_of(device: Device, sources: Sequence[Array], targets: Sequence[Array] =
         tuple([device.pointer(a, write=bool(targets) and k == last) for a in arrays])
         for k, arrays in enumerate(pairs)
     ]
-    layouts = (tuple([(a.shape, a.strides, a.dtype.num) for a in arrays]) for arrays in pairs)
-    key = (device, device.stream, *addresses, *layouts)
+    # A tuple for each property, not for each array: fewer objects to make.
+    shapes = [tuple([a.shape for a in arrays]) for arrays in pairs]
+    strides = [tuple([a.strides for a in arrays]) for arrays in pairs]
+    dtypes = [tuple([a.dtype.num for a in arrays]) for arrays in pairs]
+    key = (device, device.stream, *addresses, *shapes, *strides, *dtypes)
     plan = _plans.find(key)
     if plan is None or (plan.uploaded and device.capturing()):
         rows = list(map(pair_of, addresses[0], addresses[last], sources, pairs[last]))

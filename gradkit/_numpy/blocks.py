@@ -182,7 +182,7 @@ def _run(work: Callable[[Sequence[Item]], Result], strip: Sequence[Item], run: i
 def _threads() -> "ThreadPoolExecutor":
     global _pool
     if _pool is None:
-        from concurrent.futures import ThreadPoolExecutor  # costs a third of gradkit's import
+        from concurrent.futures import ThreadPoolExecutor  # a fifth of NumPy's own import time
 
         _pool = ThreadPoolExecutor(max(1, WORKERS - 1), thread_name_prefix="gradkit")
     return _pool

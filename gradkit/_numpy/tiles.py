@@ -26,7 +26,8 @@ from gradkit._numpy.blocks import (
     store,
 )
 
-_STRETCH = 2048  # elements that one BLAS call adds up in the accumulation dtype
+_STRETCH = 2048  # elements of a row that one BLAS call adds up in the accumulation dtype
+_COLUMN_STRETCH = 256  # and of a column
 
 
 class Rows:
@@ -137,10 +138,12 @@ def row_squares(tile: Array) -> Array:
 
 def column_sums(tile: Array) -> Array:
     """The sum over the rows of a tile in float64."""
-    total = np.zeros(tile.shape[1])
-    for start in range(0, tile.shape[0], _STRETCH):
-        part = tile[start : start + _STRETCH]
-        total += _ones(part.shape[0], tile.dtype) @ part
+    # BLAS adds rows one after the other here, and error grows with their number.
+    whole = len(tile) // _COLUMN_STRETCH * _COLUMN_STRETCH
+    runs, rest = tile[:whole].reshape(-1, _COLUMN_STRETCH, tile.shape[1]), tile[whole:]
+    total = np.asarray(_ones(len(rest), tile.dtype) @ rest, np.float64)
+    if whole:
+        total += (_ones(_COLUMN_STRETCH, tile.dtype) @ runs).sum(axis=0, dtype=np.float64)
     return total
 
 

@@ -42,15 +42,15 @@ MUTANTS = [
     ("kernels/norm.cu", "k < norms; k +=", "k <= norms; k +=", "<= for <: norms"),
     (
         "kernels/norm.cu",
-        "threadIdx.x; i < end; i +=",
-        "threadIdx.x; i <= end; i +=",
-        "<= for <: partials, outer",
+        "for (; i < end; i += blockDim.x)",
+        "for (; i <= end; i += blockDim.x)",
+        "<= for <: partials one by one",
     ),
     (
         "kernels/norm.cu",
-        "i + b * blockDim.x < end ?",
-        "i + b * blockDim.x <= end ?",
-        "<= for <: partials, batch",
+        "i + (BATCH - 1) * blockDim.x < end;",
+        "i + (BATCH - 1) * blockDim.x <= end;",
+        "<= for <: partials by batches",
     ),
     (
         "kernels/norm.cu",
@@ -181,8 +181,8 @@ MUTANTS = [
     ),
     (
         "kernels/tensor_list.cuh",
-        "    if (head > count || reinterpret_cast<u64>(source + head) % (N * sizeof(S))) head = count;\n",
-        "    if (head > count) head = count;\n",
+        "if (head > count || reinterpret_cast<u64>(source + head) % (N * sizeof(S)))",
+        "if (head > count)",
         "packs of a source that is aligned otherwise than its target",
     ),
     (
@@ -313,9 +313,8 @@ MUTANTS = [
     (
         "kernels/accumulate.cu",
         "narrow<T>(__dadd_rn(to_double(held.target.at[i]), term))",
-        "narrow<T>(narrow<f16>(to_double(held.target.at[i])).bits ? __dadd_rn(to_double(held.target.at[i]),"
-        " to_double(narrow<S>(term))) : term)",
-        "the product in the gradient's dtype, and small totals lost",
+        "narrow<T>(__dadd_rn(to_double(held.target.at[i]), to_double(narrow<S>(term))))",
+        "the product in the gradient's dtype",
     ),
     (
         "kernels/dtypes.cuh",
