@@ -5,8 +5,6 @@ from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any, Protocol
 
-import numpy as np
-
 from gradkit import _checks, _memory
 from gradkit._arrays import (
     HOST,
@@ -176,6 +174,17 @@ class Outputs:
             for array, native in zip(self._arrays, self.natives, strict=True)
         )
 
+    def _new(self, position: int, shape: tuple[int, ...], dtype: str) -> Native:
+        owner, places = self._owner, None
+        if self._like is not None and self._like[0] == position:
+            shape, places = _memory.in_memory_order(self._like[1])
+        native, array = owner.framework.empty(owner.backend, shape, dtype_named(dtype), owner.like)
+        if places is not None:
+            native = native.transpose(places)
+            array = None if array is None else array.permute(places)
+        self._arrays[position] = array
+        return native
+
     def _output(self, position: int, array: Any, spec: Spec) -> Native:
         label = f"out[{position}]" if len(self._given) > 1 else "out"
         if spec is None:
@@ -184,7 +193,7 @@ class Outputs:
             return None
         name, shape, dtype = spec
         if array is None:
-            return self._new(position, shape, dtype_named(dtype))
+            return self._new(position, shape, dtype)
         native = self._owner.view(array, label, write=True)
         _checks.shape(native, shape, label, f"the shape of {name}")
         if float_name(native.dtype) != dtype:
@@ -196,20 +205,6 @@ class Outputs:
             if not same and _memory.overlap(native, source):
                 rather = f" without being {alias} itself" if alias else ""
                 raise ValueError(f"{label} shares memory with {other}{rather}; pass another array")
-        return native
-
-    def _new(self, position: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Native:
-        owner = self._owner
-
-        def empty(shape: tuple[int, ...]) -> Native:
-            native, array = owner.framework.empty(owner.backend, shape, dtype, owner.like)
-            self._arrays[position] = array
-            return native
-
-        if self._like is None or self._like[0] != position:
-            return empty(shape)
-        native = _memory.empty_in_order_of(self._like[1], empty)
-        self._arrays[position] = owner.framework.arranged(self._arrays[position], native)
         return native
 
 

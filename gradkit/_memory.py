@@ -4,7 +4,7 @@ Works on addresses, shapes and strides alone, so that host and device arrays go 
 same code and no element is read.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import repeat
 from operator import attrgetter, is_
 from typing import Any
@@ -41,16 +41,16 @@ def is_contiguous(array: Any) -> bool:
     return bool(flags.c_contiguous or flags.f_contiguous)
 
 
-def empty_in_order_of(array: Any, empty: Callable[[tuple[int, ...]], Any]) -> Any:
-    """A new array of an array's shape whose axes lie in memory in the same order.
+def in_memory_order(array: Any) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+    """An array's shape with its axes as they lie in memory, and how to transpose them back.
 
-    ``empty`` makes a C-contiguous one of a shape.
+    ``None`` where there is nothing to transpose.
     """
     if array.flags.c_contiguous:
-        return empty(array.shape)
+        return array.shape, None
     order = sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis]))
     places = sorted(range(array.ndim), key=order.__getitem__)
-    return empty(tuple(array.shape[axis] for axis in order)).transpose(places)
+    return tuple(array.shape[axis] for axis in order), tuple(places)
 
 
 def overlaps_itself(array: Any) -> bool:

@@ -465,6 +465,8 @@ def _factor(group: Gradients, coefficient: Any) -> Any:
         return _checks.real(coefficient, "coefficient")
     if type(coefficient) is np.ndarray and coefficient.ndim == 0:
         return _checks.real(coefficient, "coefficient")  # host memory: nothing to wait for
+    if not group.arrays:  # nothing to scale, on whatever device the coefficient is
+        return 1.0
     native = group.view(coefficient, "coefficient", write=False)
     _checks.shape(native, (), "coefficient", "one number for all gradients")
     if _checks.floating(native, "coefficient") != "float64":

@@ -9,6 +9,7 @@ import numpy as np
 
 from gradkit._cuda.device import Array, Device
 from gradkit._cuda.layout import (
+    RESIDENT_HEAVY,
     Macros,
     accumulator,
     contiguous,
@@ -21,7 +22,7 @@ from gradkit._cuda.loading import kernel
 from gradkit._dtypes import BATCH_NORM_TYPES, dtype_named
 
 _THREADS = 256
-_RESIDENT = 3  # blocks a multiprocessor
+_RESIDENT = RESIDENT_HEAVY // _THREADS  # blocks a multiprocessor
 
 
 def batch_norm_grad(

@@ -11,7 +11,8 @@ from gradkit._dtypes import accumulation_name
 
 Macros: TypeAlias = dict[str, str | int]
 
-MULTIPROCESSOR_THREADS = 768  # that a kernel with about 80 registers leaves room for
+RESIDENT_THREADS = 1024  # on a multiprocessor, of a kernel with up to 64 registers
+RESIDENT_HEAVY = 512  # and with up to 128
 _VECTOR = 16  # bytes that one access moves at most
 
 
@@ -77,16 +78,19 @@ class RowBlocks:
         return self.threads, self.rows
 
 
-def row_blocks(device: Device, rows: int, packs: int, longest: int) -> RowBlocks:
+def row_blocks(
+    device: Device, rows: int, packs: int, longest: int, room: int = RESIDENT_THREADS
+) -> RowBlocks:
     """Deal out rows to blocks, where a row wants ``packs`` threads but gets at most ``longest``.
 
-    Blocks have 256 threads, or as many as one row takes, or fewer where that spreads few rows
-    over the whole device; there are as many as can be resident at once, or as rows need.
+    ``room`` is how many of the kernel's threads a multiprocessor holds at once. Blocks have
+    256 threads, or as many as one row takes, or fewer where that spreads few rows over the
+    whole device; there are as many as can be resident at once, or as rows need.
     """
     threads = min(power_of_two(packs), longest)
     few = power_of_two(-(-rows // device.multiprocessors))
     side_by_side = max(1, 32 // threads, min(256 // threads, few))
-    resident = max(1, MULTIPROCESSOR_THREADS // (threads * side_by_side))
+    resident = max(1, room // (threads * side_by_side))
     needed = -(-rows // side_by_side)
     return RowBlocks(threads, side_by_side, min(needed, resident * device.multiprocessors))
 

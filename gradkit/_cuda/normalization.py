@@ -8,6 +8,7 @@ import numpy as np
 from gradkit._cuda import row_gradient
 from gradkit._cuda.device import Array, Device
 from gradkit._cuda.layout import (
+    RESIDENT_THREADS,
     Macros,
     contiguous,
     room_for,
@@ -121,7 +122,8 @@ def layer_norm_inverse(
     room = room_for(device, x, vector)
     blocks = row_blocks(device, rows, -(-width // vector), _INVERSE_THREADS)
     along = -(-width // (blocks.threads * vector))
-    short = max(1, -(-3 * device.multiprocessors // blocks.count))
+    resident = RESIDENT_THREADS // _INVERSE_THREADS * device.multiprocessors
+    short = max(1, -(-resident // blocks.count))
     macros = _macros(source, mean, factor if factor is not None else offset, vector)
     kernel(device, "layer_norm_inverse", "layer_norm_inverse", **macros)(
         (blocks.count, min(along, short)),

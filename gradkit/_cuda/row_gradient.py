@@ -11,6 +11,8 @@ import numpy as np
 
 from gradkit._cuda.device import Array, Device
 from gradkit._cuda.layout import (
+    RESIDENT_HEAVY,
+    RESIDENT_THREADS,
     Macros,
     accumulator,
     contiguous,
@@ -118,7 +120,9 @@ class RowGradient:
 
     def _in_one_visit(self, dx: Array, chunks: int, *, wanted: bool) -> Array | None:
         packs = -(-self.width // (chunks * self.vector))
-        blocks = row_blocks(self.device, self.rows, packs, _LONGEST)
+        held = chunks * self.vector * dtype_named(accumulator(self.dy)).itemsize
+        room = RESIDENT_THREADS if held <= 32 else RESIDENT_HEAVY  # bytes of each array
+        blocks = row_blocks(self.device, self.rows, packs, _LONGEST, room)
         count = self._fewer(blocks.count) if wanted else blocks.count
         partials = self._partials(count) if wanted else None
         macros = self._macros() | {"CHUNKS": chunks}
@@ -132,14 +136,15 @@ class RowGradient:
     def _in_two_visits(self, dx: Array, *, wanted: bool) -> Array | None:
         tiles = -(-self.width // (_WIDE_THREADS * self.vector))
         sms = self.device.multiprocessors
+        resident = RESIDENT_HEAVY // _WIDE_THREADS * sms
         parts = min(tiles, max(1, -(-sms // self.rows)), 32)
         shape = (np.int64(self.rows), np.int64(self.width))
         sums = self.device.xp.empty((parts, self.rows, 2), np.float64)
         macros, block = self._macros(), (_WIDE_THREADS, 1)
         kernel(self.device, "layer_norm_grad_wide", "row_sums_of_gradient", **macros)(
-            (min(self.rows, 3 * sms), parts), block, (*self._inputs(), sums, *shape)
+            (min(self.rows, resident), parts), block, (*self._inputs(), sums, *shape)
         )
-        count = min(self.rows, max(1, 3 * sms // tiles))
+        count = min(self.rows, max(1, resident // tiles))
         count = self._fewer(count, at_least=-(-sms // tiles)) if wanted else count
         partials = self._partials(count) if wanted else None
         kernel(self.device, "layer_norm_grad_wide", "apply_gradient", **macros)(

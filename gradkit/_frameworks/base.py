@@ -56,10 +56,6 @@ class Framework:
         """
         return backend.empty(shape, dtype), None
 
-    def arranged(self, array: Any, native: Native) -> Any:  # noqa: ARG002
-        """What ``empty`` gave of the caller's type, once its native array has been transposed."""
-        return array
-
     def wrap(self, native: Native, like: Any) -> Any:
         """A native result as an array of the caller's type, on the device of ``like``."""
         raise NotImplementedError

@@ -77,11 +77,6 @@ class Torch(Framework):
         tensor = torch.empty(shape, dtype=getattr(torch, str(dtype)), device=like.device)
         return _on_device(tensor), tensor
 
-    def arranged(self, array: Any, native: Native) -> Any:
-        if array is None:
-            return None
-        return array.as_strided(native.shape, [s // native.itemsize for s in native.strides])
-
     def wrap(self, native: Native, like: Any) -> Any:  # noqa: ARG002
         torch = sys.modules["torch"]
         make = torch.from_numpy if type(native) is np.ndarray else torch.from_dlpack

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import gradkit
-from gradkit._arrays import framework_of
 
 IN_PLACE = {
     "clip_grad_norm": lambda g: gradkit.clip_grad_norm(g, 1.0),
@@ -319,15 +318,6 @@ def test_channels_last_tensors_keep_their_meaning(torch):
     y, _, _ = gradkit.batch_norm(x)
     assert y.is_contiguous(memory_format=torch.channels_last)
     assert torch.allclose(y, gradkit.batch_norm(x.contiguous())[0], atol=1e-6)
-
-
-def test_a_result_made_by_pytorch_follows_its_transposed_native_array(torch):
-    made = torch.empty(2, 4, 5, 3)
-    native = made.numpy().transpose(0, 3, 1, 2)
-    arranged = framework_of(made).arranged(made, native)
-    assert arranged.data_ptr() == made.data_ptr()
-    assert arranged.shape == native.shape
-    assert arranged.numpy().strides == native.strides
 
 
 @pytest.mark.parametrize("fold", ["overlap", "twice", "interleaved", "beyond"])
