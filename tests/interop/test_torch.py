@@ -316,6 +316,7 @@ def test_strided_tensors_are_written_through(torch, dtype):
 def test_channels_last_tensors_keep_their_meaning(torch):
     x = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
     y, _, _ = gradkit.batch_norm(x)
+    assert y.is_contiguous(memory_format=torch.channels_last)
     assert torch.allclose(y, gradkit.batch_norm(x.contiguous())[0], atol=1e-6)
 
 
