@@ -380,7 +380,8 @@ def test_elements_beyond_two_to_the_32():
     size = (1 << 32) + 12_345
     device = Device(multiprocessors=1 << 20)
     grad = sparse_array(size, np.float16)
-    grad[-1], grad[12_344], grad[size - (1 << 32)] = 3, 5, 7  # where indices would wrap to
+    grad[-1], grad[12_344] = 3, 5  # the same element to 32 bits
+    grad[20_000] = 7  # where 32 bits of what is left of the array end
     plan = plan_of(device, [grad], [grad])
     parts = scratch(device, plan.chunks * 3, "float64")
     with device.only_blocks([-1]):
@@ -397,10 +398,10 @@ def test_elements_beyond_two_to_the_32():
         arguments = (None, np.float64(2), np.uint32(1))
         run(device, plan, "scale", "scale_grads", *arguments)
     # The last chunks come first where work goes backwards, so block -1 does the first ones.
-    assert (grad[-1], grad[12_344]) == (3, 10)
+    assert (grad[-1], grad[12_344], grad[20_000]) == (3, 10, 14)
     with device.only_blocks([0]):
         run(device, plan, "scale", "scale_grads", *arguments)
-    assert (grad[-1], grad[12_344]) == (6, 10)
+    assert (grad[-1], grad[12_344], grad[20_000]) == (6, 10, 14)
 
 
 def test_strided_elements_beyond_two_to_the_32():
