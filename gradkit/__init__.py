@@ -4,6 +4,7 @@ Gradient clipping, accumulation and zeroing, and the backward passes of layer no
 invertible layer norm, RMS norm and batch norm.
 """
 
+from gradkit._engine import last_engine
 from gradkit.accumulation import accumulate_grad, accumulate_grad_v2, zero_grad
 from gradkit.clipping import (
     clip_by_global_norm,
@@ -17,6 +18,7 @@ from gradkit.clipping import (
 from gradkit.config import show_config
 from gradkit.errors import (
     BackendUnavailableError,
+    CudnnError,
     GradkitError,
     KernelCompileError,
     KernelLaunchError,
@@ -37,6 +39,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BackendUnavailableError",
+    "CudnnError",
     "GradkitError",
     "KernelCompileError",
     "KernelLaunchError",
@@ -52,6 +55,7 @@ __all__ = [
     "grad_norm",
     "grads_of",
     "invertible_layer_norm_grad",
+    "last_engine",
     "layer_norm",
     "layer_norm_grad",
     "layer_norm_inverse",

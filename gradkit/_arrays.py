@@ -95,7 +95,8 @@ class ArrayAPI(Framework):
         return like.__array_namespace__().from_dlpack(native)
 
 
-_FRAMEWORKS: tuple[Framework, ...] = (NumPy(), CuPy(), ArrayAPI())
+HOST = NumPy()
+_FRAMEWORKS: tuple[Framework, ...] = (HOST, CuPy(), ArrayAPI())
 _BY_TYPE: dict[type, Framework | None] = {}
 
 

@@ -64,11 +64,21 @@ class Call:
             raise TypeError(f"{label} has dtype {self[label].dtype}; accepted: {expected}")
 
     def outputs(
-        self, out: Any, specs: Sequence[Spec], *, reuse: tuple[int, str] | None = None
+        self,
+        out: Any,
+        specs: Sequence[Spec],
+        *,
+        reuse: tuple[int, str] | None = None,
+        laid_out: tuple[int, str] | None = None,
     ) -> "Outputs":
-        """The call's outputs; ``reuse`` is the position of one and the input that it may be."""
+        """The call's outputs.
+
+        ``reuse`` is the position of one and the input that it may be, ``laid_out`` that of one
+        and the input whose order in memory it gets where it is new.
+        """
         present = ((label, native) for label, native in self._natives.items() if native is not None)
-        return Outputs(self, out, specs, present, reuse)
+        like = None if laid_out is None else (laid_out[0], self[laid_out[1]])
+        return Outputs(self, out, specs, present, reuse, like)
 
 
 class Owner(Protocol):
@@ -100,8 +110,10 @@ class Outputs:
         specs: Sequence[Spec],
         inputs: Iterable[tuple[str, Native]],
         reuse: tuple[int, str] | None = None,
+        like: tuple[int, Native] | None = None,
     ):
         self._owner = owner
+        self._like = like
         self._given = _as_tuple(out, len(specs))
         given_any = any(array is not None for array in self._given)
         self._inputs = list(inputs) if given_any else []
@@ -133,7 +145,10 @@ class Outputs:
             return None
         name, shape, dtype = spec
         if array is None:
-            return self._owner.backend.empty(shape, dtype_named(dtype))
+            empty, kind = self._owner.backend.empty, dtype_named(dtype)
+            if self._like is not None and self._like[0] == position:
+                return _memory.empty_in_order_of(self._like[1], lambda s: empty(s, kind))
+            return empty(shape, kind)
         native = self._owner.view(array, label, write=True)
         _checks.shape(native, shape, label, f"the shape of {name}")
         if float_name(native.dtype) != dtype:

@@ -2,19 +2,22 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
+from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from gradkit import _checks, _memory, _tree
-from gradkit._arrays import Framework, Native, NumPy, framework_of, is_array, named
+from gradkit._arrays import HOST, Framework, Native, framework_of, is_array, named
 from gradkit._call import Outputs, Spec
 from gradkit._dispatch import backend_of
 from gradkit._dtypes import float_name
 
 _NOTHING = np.empty(0)
-_HOST = NumPy()
+_dtype_of = attrgetter("dtype")
+_simply_writable = attrgetter("flags.carray")  # in C order, aligned and writeable
 
 
 class Gradients:
@@ -27,13 +30,22 @@ class Gradients:
 
     def __init__(self, grads: Any, *, write: bool, label: str = "grads"):
         self._label = label
-        self.tree = _tree.freeze(grads, is_array)
-        self.arrays: list[Any] = _tree.leaves(self.tree, is_array)
-        self.framework = self._find_framework()
-        self.natives: Sequence[Native] = [
-            array if type(array) is np.ndarray else self._view(index, write)
-            for index, array in enumerate(self.arrays)
-        ]
+        self.tree: Any
+        self.arrays: list[Any]
+        # What a thousand small gradients have in common is looked at once, and each by itself
+        # only where something is unusual: the checks must not outlast the work.
+        if _is_list_of_arrays(grads):
+            self.tree = self.arrays = [*grads]
+        else:
+            self.tree = _tree.freeze(grads, is_array)
+            self.arrays = _tree.leaves(self.tree, is_array)
+        self._plain = set(map(type, self.arrays)) == {np.ndarray}
+        self.framework = HOST if self._plain else self._find_framework()
+        self.natives: Sequence[Native] = (
+            self.arrays
+            if self._plain
+            else [self._view(index, write) for index in range(len(self.arrays))]
+        )
         self.backend: ModuleType = backend_of(self.natives[0] if self.natives else _NOTHING)
         self._check_elements()
         if write:
@@ -57,10 +69,12 @@ class Gradients:
         with named(lambda: label):
             return framework.view(array, write=write)
 
-    def outputs(self, out: Any, specs: Sequence[Spec]) -> Outputs:
-        """A call's further results, which share no memory with the gradients."""
+    def outputs(
+        self, out: Any, specs: Sequence[Spec], *, apart: Iterable[tuple[str, Native]] = ()
+    ) -> Outputs:
+        """A call's further results, which share no memory with the gradients or with ``apart``."""
         names = ((self.name(i), native) for i, native in enumerate(self.natives))
-        return Outputs(self, out, specs, names)
+        return Outputs(self, out, specs, chain(names, apart))
 
     def wrap(self, native: Native) -> Any:
         """A native result as the caller's own array type."""
@@ -97,22 +111,24 @@ class Gradients:
                 f"{self.name(i)} is a {first.name} array and {self.name(j)} a {second.name} "
                 "array; the arrays of one call must be of one framework"
             )
-        return next(iter(found), _HOST)
+        return next(iter(found), HOST)
 
     def _view(self, index: int, write: bool) -> Native:
         with named(partial(self.name, index)):
             return self.framework.view(self.arrays[index], write=write)
 
     def _check_elements(self) -> None:
+        if None not in map(float_name, set(map(_dtype_of, self.natives))):
+            return
         for index, native in enumerate(self.natives):
-            if float_name(native.dtype) is None:
-                _checks.floating(native, self.name(index))
+            _checks.floating(native, self.name(index))
 
     def _check_writable(self) -> None:
-        for index, native in enumerate(self.natives):
-            flags = native.flags
-            if not (flags.c_contiguous and getattr(flags, "writeable", True)):
-                _checks.writable(native, self.name(index))
+        if not (self._plain and all(map(_simply_writable, self.natives))):
+            for index, native in enumerate(self.natives):
+                flags = native.flags
+                if not (flags.c_contiguous and getattr(flags, "writeable", True)):
+                    _checks.writable(native, self.name(index))
         pair = _memory.first_overlap(self.natives)
         if pair is not None:
             first, second = map(self.name, pair)
@@ -120,3 +136,10 @@ class Gradients:
                 f"{first} and {second} share memory, which would be written twice; pass each "
                 "gradient once"
             )
+
+
+def _is_list_of_arrays(grads: Any) -> bool:
+    if type(grads) is not list:
+        return False
+    examples = dict(zip(map(type, grads), grads, strict=True))
+    return all(map(is_array, examples.values()))

@@ -4,12 +4,15 @@ Works on addresses, shapes and strides alone, so that host and device arrays go 
 same code and no element is read.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import repeat
+from operator import attrgetter, is_
 from typing import Any
 
 import numpy as np
 
 _WORK = 100_000  # steps of the exact overlap search before it gives up (microseconds)
+_base_of = attrgetter("base")
 
 
 def address_of(array: Any) -> int:
@@ -36,6 +39,18 @@ def is_contiguous(array: Any) -> bool:
     """Whether the array's bytes are one gapless run, in C or Fortran order."""
     flags = array.flags
     return bool(flags.c_contiguous or flags.f_contiguous)
+
+
+def empty_in_order_of(array: Any, empty: Callable[[tuple[int, ...]], Any]) -> Any:
+    """A new array of an array's shape whose axes lie in memory in the same order.
+
+    ``empty`` makes a C-contiguous one of a shape.
+    """
+    if array.flags.c_contiguous:
+        return empty(array.shape)
+    order = sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis]))
+    places = sorted(range(array.ndim), key=order.__getitem__)
+    return empty(tuple(array.shape[axis] for axis in order)).transpose(places)
 
 
 def overlaps_itself(array: Any) -> bool:
@@ -84,7 +99,9 @@ def first_overlap(arrays: Sequence[Any]) -> tuple[int, int] | None:
     if len(arrays) < 2:
         return None
     # Owners of distinct allocations: only the same object twice can overlap.
-    owners = all(type(array) is np.ndarray and array.base is None for array in arrays)
+    owners = set(map(type, arrays)) == {np.ndarray} and all(
+        map(is_, map(_base_of, arrays), repeat(None))
+    )
     if owners and len(set(map(id, arrays))) == len(arrays):
         return None
     ranges = sorted((*byte_range(array), index) for index, array in enumerate(arrays))

@@ -9,6 +9,7 @@ underflow on the way.
 """
 
 import math
+from collections.abc import Iterable
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -221,7 +222,8 @@ def clip_by_global_norm(
     group = Gradients(grads, write=False)
     clipped_out, norm_out = _pair(out)
     clipped = _twins(group, clipped_out)
-    norm = _norm(group, order, policy, reduce, norm_out)
+    apart = [(f"out[0], gradient {i}", native) for i, native in enumerate(clipped.natives)]
+    norm = _norm(group, order, policy, reduce, norm_out, apart=apart)
     _clip(group, norm.natives[0], clipped.natives, limit, floor, policy)
     if clipped_out is None:
         return group.wrap_tree(clipped.natives), norm.results()[0]
@@ -391,10 +393,11 @@ def _norm(
     out: Any,
     *,
     per_tensor: bool = False,
+    apart: Iterable[tuple[str, Any]] = (),
 ) -> Outputs:
     """The norm, over all ranks if there are several, written where the caller wants it."""
     shape = (len(group.arrays),) if per_tensor else ()
-    result = group.outputs(out, [("the norm", shape, "float64")])
+    result = group.outputs(out, [("the norm", shape, "float64")], apart=apart)
     target = result.natives[0]
     # An error may leave no byte changed, not even those of out.
     fallible = policy == "raise" or reduce is not None

@@ -1,7 +1,5 @@
 """What gradkit found on this machine."""
 
-import importlib.metadata
-import importlib.util
 import platform
 from typing import Any, Literal, overload
 
@@ -50,7 +48,7 @@ def show_config(mode: str = "stdout") -> dict[str, Any] | None:
         raise ValueError(f"mode must be 'stdout' or 'dicts', not {mode!r}")
     found: dict[str, dict[str, Any]] = {
         "versions": _versions(),
-        "backends": {"numpy": _numpy(), "cuda": _cuda()},
+        "backends": {"numpy": _numpy(), "cuda": _cuda(), "cudnn": _cudnn()},
     }
     if mode == "dicts":
         return found
@@ -67,6 +65,8 @@ def _versions() -> dict[str, str]:
 
 
 def _version(name: str) -> str:
+    import importlib.metadata  # slower to import than all of gradkit
+
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -80,5 +80,14 @@ def _numpy() -> dict[str, Any]:
 
 def _cuda() -> dict[str, Any]:
     """Without importing CuPy, which takes seconds."""
+    import importlib.util
+
     installed = importlib.util.find_spec("cupy") is not None
     return {"available": installed, "cupy": "installed" if installed else "not installed"}
+
+
+def _cudnn() -> dict[str, Any]:
+    """Version, binding and path of the library, or why there is none."""
+    from gradkit._cuda.cudnn import describe
+
+    return describe()

@@ -2,6 +2,7 @@
 
 __all__ = [
     "BackendUnavailableError",
+    "CudnnError",
     "GradkitError",
     "KernelCompileError",
     "KernelLaunchError",
@@ -15,6 +16,35 @@ class GradkitError(Exception):
 
 class BackendUnavailableError(GradkitError, ImportError):
     """An array arrived whose backend cannot run here; the message says what to install."""
+
+
+class CudnnError(GradkitError, RuntimeError):
+    """A call into cuDNN failed.
+
+    Attributes
+    ----------
+    function : str
+        cuDNN's name of it.
+    status : int or None
+        Its ``cudnnStatus_t``, whose numbers differ between cuDNN 8 and 9. ``None`` where
+        gradkit did not make the call, because it knew that it would fail.
+    text : str
+        What cuDNN says of the status: ``"CUDNN_STATUS_NOT_SUPPORTED"``, say.
+    """
+
+    def __init__(self, function: str, status: int | None, text: str):
+        self.function = function
+        self.status = status
+        self.text = text
+        super().__init__(f"{function}: {text}" + ("" if status is None else f" ({status})"))
+
+    @property
+    def unsupported(self) -> bool:
+        """Whether the case is not one of cuDNN's, and nothing else is wrong."""
+        return self.text.startswith(("CUDNN_STATUS_NOT_SUPPORTED", "CUDNN_STATUS_ARCH_MISMATCH"))
+
+    def __reduce__(self) -> tuple[type, tuple[str, int | None, str]]:
+        return type(self), (self.function, self.status, self.text)
 
 
 class KernelCompileError(GradkitError, RuntimeError):

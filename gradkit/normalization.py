@@ -9,11 +9,11 @@ be allocated. The data result may be written over the data argument itself (``dx
 ``dy``, ``y`` over ``x``); any other overlap is an error.
 """
 
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from gradkit import _checks
+from gradkit import _checks, _engine
 from gradkit._call import Call
 from gradkit._dtypes import (
     BATCH_NORM_TYPES,
@@ -22,6 +22,10 @@ from gradkit._dtypes import (
     check_combination,
     dtype_named,
 )
+
+# What may run batch norm; None chooses.
+Engine: TypeAlias = Literal["cudnn", "cudnn-persistent", "native"] | None
+_ENGINES = ("cudnn", "cudnn-persistent", "native")
 
 __all__ = [
     "batch_norm",
@@ -473,6 +477,7 @@ def batch_norm(
     channel_axis: int = 1,
     eps: float = 1e-5,
     out: Any = None,
+    engine: Engine = None,
 ) -> tuple[Any, Any, Any]:
     """Batch norm in training mode: ``y = (x - mean) * inv_std * scale + bias`` by channel.
 
@@ -489,6 +494,8 @@ def batch_norm(
         Added to the (biased) variance; finite and at least 0.
     out : tuple (y, mean, inv_std), optional
         Where the results are written; ``y`` may be ``x``.
+    engine : {"cudnn", "cudnn-persistent", "native"} or None
+        What computes on CuPy arrays; see :func:`batch_norm_grad`.
 
     Returns
     -------
@@ -503,7 +510,10 @@ def batch_norm(
         A combination of dtypes that :func:`batch_norm_grad` does not list.
     ValueError
         Shapes that do not fit; ``channel_axis`` out of range; ``eps`` negative or not finite;
-        an output that overlaps an input. Nothing is written then.
+        an output that overlaps an input; an ``engine`` that these arrays do not have. Nothing
+        is written then.
+    BackendUnavailableError, CudnnError
+        ``engine`` insists on a cuDNN that is not installed, or that does not take the case.
 
     References
     ----------
@@ -520,6 +530,7 @@ def batch_norm(
     """
     floor = _checks.epsilon(eps)
     call = Call(x=x, scale=scale, bias=bias)
+    _check_engine(call, engine)
     channel, count = _check_channels(call, channel_axis, ("scale", "bias"))
     data, statistic, _ = _types(
         call, ("x",), (), ("scale", "bias"), BATCH_NORM_TYPES, out=_second(out)
@@ -532,9 +543,11 @@ def batch_norm(
             ("inv_std", (count,), statistic),
         ],
         reuse=(0, "x"),
+        laid_out=(0, "x"),
     )
+    _engine.ran("native")  # unless the backend says otherwise
     call.backend.batch_norm(
-        call["x"], call["scale"], call["bias"], channel, floor, *outputs.natives
+        call["x"], call["scale"], call["bias"], channel, floor, *outputs.natives, engine
     )
     return _three(outputs.results())
 
@@ -548,6 +561,7 @@ def batch_norm_grad(
     *,
     channel_axis: int = 1,
     out: Any = None,
+    engine: Engine = None,
 ) -> tuple[Any, Any, Any]:
     """The gradients of batch norm in training mode, from saved statistics.
 
@@ -569,6 +583,14 @@ def batch_norm_grad(
         Where the C channels are.
     out : tuple (dx, dscale, dbias), optional
         Where the results are written; ``dx`` may be ``dy``.
+    engine : {"cudnn", "cudnn-persistent", "native"} or None
+        What computes on CuPy arrays. ``None``: cuDNN where it is installed and takes the case,
+        gradkit's own kernel otherwise (a missing cuDNN is warned of once);
+        :func:`last_engine` tells which. ``"native"``: gradkit's own kernel. ``"cudnn"``: cuDNN
+        or an error. ``"cudnn-persistent"``: cuDNN's ``CUDNN_BATCHNORM_SPATIAL_PERSISTENT``,
+        which may be faster, on channels-last data of 3 or more dimensions alone: channels
+        first it sums in scaled integers, and large finite values overflow. NumPy arrays take
+        ``None`` and ``"native"``, which are the same there.
 
     Returns
     -------
@@ -583,7 +605,10 @@ def batch_norm_grad(
         (f16, f32, f16), (f16, f32, f32), (bf16, f32, bf16), (bf16, f32, f32) and (bf16, bf16,
         bf16); arrays of two frameworks.
     ValueError
-        Shapes that do not fit; an output that overlaps an input. Nothing is written then.
+        Shapes that do not fit; an output that overlaps an input; an ``engine`` that these
+        arrays do not have. Nothing is written then.
+    BackendUnavailableError, CudnnError
+        ``engine`` insists on a cuDNN that is not installed, or that does not take the case.
 
     References
     ----------
@@ -602,6 +627,7 @@ def batch_norm_grad(
            [ 0.0441]])
     """
     call = Call(dy=dy, x=x, scale=scale, mean=mean, inv_std=inv_std)
+    _check_engine(call, engine)
     channel, count = _check_channels(call, channel_axis, ("scale", "mean", "inv_std"))
     _checks.shape(call["dy"], call["x"].shape, "dy", "the shape of x")
     data, _, parameter = _types(
@@ -616,7 +642,9 @@ def batch_norm_grad(
             ("dbias", (count,), parameter) if affine else None,
         ],
         reuse=(0, "dy"),
+        laid_out=(0, "x"),
     )
+    _engine.ran("native")  # unless the backend says otherwise
     call.backend.batch_norm_grad(
         call["dy"],
         call["x"],
@@ -625,6 +653,7 @@ def batch_norm_grad(
         call["inv_std"],
         channel,
         *outputs.natives,
+        engine,
     )
     return _three(outputs.results())
 
@@ -650,6 +679,15 @@ def _check_rows(
         if call[label] is not None:
             _checks.shape(call[label], tail, label, f"the normalised dimensions of {data}")
     return lead, tail
+
+
+def _check_engine(call: Call, engine: str | None) -> None:
+    """A word of ours, and cuDNN only for arrays that it can have."""
+    if engine is None:
+        return
+    _checks.choice(engine, "engine", _ENGINES)
+    if engine != "native" and isinstance(call["x"], np.ndarray):
+        raise ValueError(f"engine={engine!r} computes on CuPy arrays; NumPy takes None or 'native'")
 
 
 def _check_channels(call: Call, channel_axis: int, vectors: tuple[str, ...]) -> tuple[int, int]:

@@ -70,6 +70,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1) finish_moments(
     const double* partials, const double* centre, double* exact, STAT_T* mean, STAT_T* inv_std,
     i64 shares, i64 channels, i64 count, double eps
 ) {
+    // Two tiles in turn: the barrier of one keeps the readers of the other ahead of its writers.
     __shared__ double tile[2][WARP * WARP];
     const double* squares = partials + shares * channels;
     const i64 step = static_cast<i64>(gridDim.x) * WARP;
@@ -86,7 +87,6 @@ extern "C" __global__ void __launch_bounds__(1024, 1) finish_moments(
             mean[channel] = narrow<STAT_T>(middle);
             inv_std[channel] = narrow<STAT_T>(factor);
         }
-        __syncthreads();  // before the tiles are filled again
     }
 }
 

@@ -80,6 +80,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1) finish_channels(
     const double* partials, PARAM_T* dscale, PARAM_T* dbias, A* means, i64 shares, i64 channels,
     i64 count
 ) {
+    // Two tiles in turn: the barrier of one keeps the readers of the other ahead of its writers.
     __shared__ double tile[2][WARP * WARP];
     const i64 step = static_cast<i64>(gridDim.x) * WARP;
     for (i64 start = static_cast<i64>(blockIdx.x) * WARP; start < channels; start += step) {
@@ -94,7 +95,6 @@ extern "C" __global__ void __launch_bounds__(1024, 1) finish_channels(
             if (out) out[channel] = narrow<PARAM_T>(total);
             means[plane * channels + channel] = static_cast<A>(total / count);
         }
-        __syncthreads();  // before the tiles are filled again
     }
 }
 

@@ -46,6 +46,15 @@ class Backend:
         """A copy of an array's values in host memory."""
         return np.array(array)
 
+    def read_only(self, array):
+        """The same array, not to be written from now on."""
+        array.flags.writeable = False
+        return array
+
+    def stretched(self, array, shape):
+        """A writable view in which every element is the array's only one."""
+        return np.lib.stride_tricks.as_strided(array, shape, (0,) * len(shape), subok=True)
+
     def memory(self, array):
         """Every byte from an array's first to its last, gaps included."""
         return _bytes(array)
@@ -123,7 +132,10 @@ def has_gpu():
         return False
     import cupy
 
-    return cupy.cuda.is_available()
+    try:
+        return cupy.cuda.is_available()
+    except cupy.cuda.runtime.CUDARuntimeError:  # CuPy 13 without a driver
+        return False
 
 
 def span(array):

@@ -192,6 +192,13 @@ def test_all_that_is_listed_was_asked_for_and_nothing_else():
     assert REQUESTED == LISTED
 
 
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_rows_of_several_dimensions(axis):
+    device, p = Emulated(), make((3, 5, 24), axis=axis)
+    p.check_forward(device, *device.layer_norm(p))
+    p.check_gradients(device, *device.layer_norm_grad(p))
+
+
 @pytest.mark.parametrize("shape", [(7, 3), (5, 257), (3, 8200)], ids=str)
 @pytest.mark.parametrize("missing", ["both", "scale", "bias"])
 def test_without_scale_or_bias(shape, missing):

@@ -104,6 +104,11 @@ def norm(order, run_error, *, runs):
     return run_error if runs and order == 2 else FACTOR["norm"] * UNIT["float64"]
 
 
+def over_ranks(order):
+    """The relative error of a norm over ranks: shares are p-th powers of rounded quotients."""
+    return 0.0 if order == np.inf else POWER_NORM
+
+
 def assert_within(got, ref, bound, what=""):
     """Every element within its bound; NaN must be NaN, and only what is too large infinite."""
     largest = float(ml_dtypes.finfo(got.dtype).max)

@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any
 
-from gradkit._cuda import accumulation, batch_normalization, clipping, normalization
+from gradkit._cuda import accumulation, batch_normalization, clipping, engines, normalization
 from gradkit._cuda.device import CupyDevice, Device
 from gradkit.errors import BackendUnavailableError
 
 _OPERATIONS: dict[str, Callable[..., None]] = {
     "accumulate_grad": accumulation.accumulate_grad,
     "accumulate_grad_v2": accumulation.accumulate_grad_v2,
-    "batch_norm": batch_normalization.batch_norm,
-    "batch_norm_grad": batch_normalization.batch_norm_grad,
+    "batch_norm": engines.batch_norm,
+    "batch_norm_grad": engines.batch_norm_grad,
     "clip_by_norm": clipping.clip_by_norm,
     "clip_coefficient": clipping.clip_coefficient,
     "clip_grad_value": clipping.clip_grad_value,

@@ -7,7 +7,7 @@ tests, on an emulator over NumPy arrays.
 import threading
 from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeGuard
 
 import numpy as np
 
@@ -70,6 +70,20 @@ class Device(Protocol):
         """Make this the current device for a while."""
 
 
+class StreamDevice(Device, Protocol):
+    """A GPU whose current stream NVIDIA's libraries can join."""
+
+    number: int  # CUDA's
+
+    def cuda_stream(self) -> int:
+        """The address of the current stream."""
+
+
+def has_streams(device: Device) -> TypeGuard[StreamDevice]:
+    """Whether a device is NVIDIA's own, and no emulation."""
+    return hasattr(device, "cuda_stream")
+
+
 _recorded: list[Array] = []
 
 
@@ -92,7 +106,7 @@ class CupyDevice:
         import cupy
 
         self.xp = cupy
-        self._number = number
+        self.number = number
         attributes = cupy.cuda.Device(number).attributes
         self.multiprocessors: int = attributes["MultiProcessorCount"]
         self.max_shared_memory: int = attributes["MaxSharedMemoryPerBlockOptin"]
@@ -128,7 +142,11 @@ class CupyDevice:
 
     def active(self) -> AbstractContextManager[Any]:
         """Switch devices only where another one is current: that costs a microsecond."""
-        if self.xp.cuda.runtime.getDevice() == self._number:
+        if self.xp.cuda.runtime.getDevice() == self.number:
             return nullcontext()
-        context: AbstractContextManager[Any] = self.xp.cuda.Device(self._number)
+        context: AbstractContextManager[Any] = self.xp.cuda.Device(self.number)
         return context
+
+    def cuda_stream(self) -> int:
+        """The address of CuPy's current stream."""
+        return int(self.xp.cuda.get_current_stream().ptr)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gradkit._numpy.blocks import Array, in_strips, matched
+from gradkit._numpy.blocks import Array, in_strips, matched, room_for, scratch
 
 
 def accumulate_grad(
@@ -36,16 +36,17 @@ def _add(buffer: Array, grad: Array, scale: float | None) -> None:
     # float32 one adds directly, and whatever is scaled or narrowed goes through float64.
     direct = scale is None and max(buffer.itemsize, grad.itemsize) < 8
     wide = np.dtype(np.float32 if direct and grad.itemsize <= buffer.itemsize else np.float64)
+    factor = None if scale is None else np.array(scale)
 
     def strip(pairs: Sequence[tuple[Array, ...]]) -> None:
-        for total, addend in pairs:
-            term = addend.astype(wide, copy=False)
-            if scale is not None:
-                term = term * scale
-            if total.dtype == wide:
-                np.add(total, term, out=total)
-            else:
-                total[...] = total.astype(wide) + term
+        with scratch(1, wide) as (room,):
+            for total, addend in pairs:
+                term = addend
+                if factor is not None:
+                    term = room[: addend.size].reshape(addend.shape)
+                    np.multiply(addend, factor, out=term, dtype=wide, casting="unsafe")
+                np.add(total, term, out=total, dtype=wide, casting="unsafe")
 
-    items = list(matched(buffer, np.broadcast_to(grad, buffer.shape)))
+    limit = room_for(1, wide)
+    items = list(matched(buffer, np.broadcast_to(grad, buffer.shape), limit=limit))
     in_strips(strip, items, buffer.size)

@@ -12,10 +12,23 @@ from typing import Any
 import numpy as np
 
 from gradkit._dtypes import accumulation_name, float_name
-from gradkit._numpy.blocks import BLOCK, Array, DType, Index, blocks, in_strips, load, store
+from gradkit._numpy.blocks import (
+    BLOCK,
+    Array,
+    DType,
+    Index,
+    Result,
+    blocks,
+    in_strips,
+    load,
+    room_for,
+    scratch,
+    store,
+)
 from gradkit._numpy.tiles import column_sums, row_sums
 
 _TINY = 2.0**-100  # a float32 variance below this has lost digits to underflow
+_SHORT = 512  # elements: runs that are shorter take longer to set up than to compute
 
 
 @np.errstate(all="ignore")
@@ -29,8 +42,12 @@ def batch_norm_grad(
     dx: Array,
     dscale: Array | None,
     dbias: Array | None,
+    engine: str | None = None,  # noqa: ARG001
 ) -> None:
-    """``dx``, ``dscale`` and ``dbias`` are written (``=``); ``dx`` may be ``dy``."""
+    """``dx``, ``dscale`` and ``dbias`` are written (``=``); ``dx`` may be ``dy``.
+
+    ``engine`` is the CUDA backend's to choose; here there is one.
+    """
     for part in _channel_parts(x, channel_axis):
         channels = _Channels((dy, x, dx), channel_axis, part)
         _grad_of(channels, *(_cut(a, part) for a in (scale, mean, inv_std, dscale, dbias)))
@@ -46,8 +63,12 @@ def batch_norm(
     y: Array,
     mean: Array,
     inv_std: Array,
+    engine: str | None = None,  # noqa: ARG001
 ) -> None:
-    """``y``, ``mean`` and ``inv_std`` are written; ``y`` may be ``x``."""
+    """``y``, ``mean`` and ``inv_std`` are written; ``y`` may be ``x``.
+
+    ``engine`` is the CUDA backend's to choose; here there is one.
+    """
     for part in _channel_parts(x, channel_axis):
         channels = _Channels((x, y), channel_axis, part)
         _forward_of(channels, eps, *(_cut(a, part) for a in (scale, bias, mean, inv_std)))
@@ -75,25 +96,23 @@ def _grad_of(
         gradient = channels.load(dy[index], rooms[0])
         product = xhat(index, rooms[1])
         product *= gradient
-        return _channel_sums(product), _channel_sums(gradient)
+        return channels.sums(product), channels.sums(gradient)
 
     of_product, of_dy = channels.total(sums)
     outer = factor if scale is None else factor * channels.vector(scale)
     means = [channels.vector(total / channels.size) for total in (of_product, of_dy)]
 
-    def strip(indices: Sequence[Index]) -> None:
-        rooms = channels.rooms()
-        for index in indices:
-            at = channels.of(index)
-            rest = xhat(index, rooms[1])
-            rest *= means[0][at]
-            rest += means[1][at]
-            gradient = channels.load(dy[index], rooms[0])
-            np.subtract(gradient, rest, out=rest)
-            rest *= outer[at]
-            store(rest, dx[index])
+    def write(index: Index, rooms: Sequence[Array]) -> None:
+        at = channels.of(index)
+        rest = xhat(index, rooms[1])
+        rest *= means[0][at]
+        rest += means[1][at]
+        np.subtract(channels.load(dy[index], rooms[0]), rest, out=rest)
+        out = channels.target(dx[index], rest)
+        np.multiply(rest, outer[at], out=out)
+        channels.store(out, dx[index])
 
-    in_strips(strip, channels.blocks, dx.size)
+    channels.for_each_block(write)
     for gradient, total in ((dscale, of_product), (dbias, of_dy)):
         if gradient is not None:
             gradient[...] = total
@@ -120,21 +139,20 @@ def _forward_of(
     scales = None if scale is None else channels.vector(scale)
     biases = None if bias is None else channels.vector(bias)
 
-    def strip(indices: Sequence[Index]) -> None:
-        rooms = channels.rooms()
-        for index in indices:
-            at = channels.of(index)
-            tile = channels.load(x[index], rooms[0])
-            out = np.subtract(tile, high[at], out=channels.shaped(rooms[1], tile))
-            out -= low[at]
-            out *= factor[at]
-            if scales is not None:
-                out *= scales[at]
-            if biases is not None:
-                out += biases[at]
-            store(out, y[index])
+    def write(index: Index, rooms: Sequence[Array]) -> None:
+        at = channels.of(index)
+        tile = channels.load(x[index], rooms[0])
+        out = channels.target(y[index], channels.shaped(rooms[1], tile))
+        np.subtract(tile, high[at], out=out)
+        out -= low[at]
+        out *= factor[at]
+        if scales is not None:
+            out *= scales[at]
+        if biases is not None:
+            out += biases[at]
+        channels.store(out, y[index])
 
-    in_strips(strip, channels.blocks, x.size)
+    channels.for_each_block(write)
 
 
 class _Channels:
@@ -156,8 +174,13 @@ class _Channels:
             self.axis = 1
         else:
             self.arrays, self.axis = cut, axis
-        self.limit = BLOCK * 4 // self.dtype.itemsize
-        self.blocks = list(blocks(self.arrays[0].shape, self.limit))
+        self.blocks = list(blocks(self.arrays[0].shape, room_for(2, self.dtype)))
+        # How many elements of a channel are neighbours. Short runs are spread: what is one
+        # number a channel is laid out as one an element, so that runs span the channels. No
+        # block cuts through a run then: all channels' runs together fit into one.
+        self.after = int(np.prod(self.arrays[0].shape[self.axis + 1 :], dtype=np.int64))
+        self.spread = 1 < self.after < _SHORT and self.count * self.after <= BLOCK
+        self.run = self.after if self.after >= _SHORT else self.count * self.after
 
     def of(self, index: Index) -> slice:
         """The channels that a block holds."""
@@ -169,18 +192,44 @@ class _Channels:
         channels = view.shape[self.axis]
         return load(view, self.dtype, room, (before, channels, view.size // before // channels))
 
-    def rooms(self) -> tuple[Array, Array]:
-        """Scratch for two blocks."""
-        length = min(self.limit, self.arrays[0].size)
-        return np.empty(length, self.dtype), np.empty(length, self.dtype)
-
     def shaped(self, room: Array, tile: Array) -> Array:
         """Scratch in the shape of a tile."""
         return room[: tile.size].reshape(tile.shape)
 
-    def vector(self, values: Array) -> Array:
+    def target(self, view: Array, room: Array) -> Array:
+        """Where to compute one block of an output: in the output itself, or in the room."""
+        return view if view.dtype == self.dtype and view.shape == room.shape else room
+
+    def store(self, values: Array, view: Array) -> None:
+        """Bring a block from where ``target`` had it computed to the output."""
+        if values is not view:
+            store(values, view)
+
+    def vector(self, values: Array, dtype: DType | None = None) -> Array:
         """One number a channel, to be broadcast over (before, channels, after)."""
-        return values.astype(self.dtype, copy=False).reshape(-1, 1)
+        column = values.astype(dtype or self.dtype, copy=False).reshape(-1, 1)
+        return np.repeat(column, self.after, axis=1) if self.spread else column
+
+    def sums(self, tile: Array) -> Array:
+        """The sum over every channel's elements in one block, in float64."""
+        before, channels, after = tile.shape
+        if after == 1 or self.spread:
+            sums = column_sums(tile.reshape(before, channels * after))
+            totals: Array = sums.reshape(channels, after).sum(axis=1)
+        else:
+            sums = row_sums(tile.reshape(before * channels, after), None)
+            totals = sums.reshape(before, channels).sum(axis=0)
+        return totals
+
+    def for_each_block(self, work: Callable[[Index, Sequence[Array]], None]) -> None:
+        """``work`` on the index of every block, with scratch for two of them."""
+
+        def strip(indices: Sequence[Index]) -> None:
+            with scratch(2, self.dtype) as rooms:
+                for index in indices:
+                    work(index, rooms)
+
+        self._in_strips(strip, 1)
 
     def total(
         self, sums: Callable[[Index, Sequence[Array]], tuple[Array, ...]], terms: int = 2
@@ -188,15 +237,15 @@ class _Channels:
         """The sums of every block added up by channel, in float64."""
 
         def strip(indices: Sequence[Index]) -> Array:
-            rooms = self.rooms()
             totals = np.zeros((terms, self.count))
-            for index in indices:
-                for total, part in zip(totals, sums(index, rooms), strict=True):
-                    total[self.of(index)] += part
+            with scratch(2, self.dtype) as rooms:
+                for index in indices:
+                    for total, part in zip(totals, sums(index, rooms), strict=True):
+                        total[self.of(index)] += part
             return totals
 
         total = np.zeros((terms, self.count))
-        for part in in_strips(strip, self.blocks, self.arrays[0].size, width=self.count):
+        for part in self._in_strips(strip, self.count):
             total += part
         return total
 
@@ -205,28 +254,24 @@ class _Channels:
         count = max(1, self.size)
 
         def first(index: Index, rooms: Sequence[Array]) -> tuple[Array, ...]:
-            return (_channel_sums(self.load(x[index], rooms[0]).astype(dtype, copy=False)),)
+            return (self.sums(self.load(x[index], rooms[0]).astype(dtype, copy=False)),)
 
-        centre = (self.total(first, 1)[0] / count).astype(dtype).reshape(-1, 1)
+        centre = self.vector(self.total(first, 1)[0] / count, dtype)
 
         def second(index: Index, rooms: Sequence[Array]) -> tuple[Array, ...]:
             tile = self.load(x[index], rooms[0])
-            deviation = np.subtract(tile, centre[self.of(index)], dtype=dtype)
-            of_deviation = _channel_sums(deviation)
-            return of_deviation, _channel_sums(np.square(deviation, out=deviation))
+            room = self.shaped(rooms[1], tile) if dtype == self.dtype else None
+            deviation = np.subtract(tile, centre[self.of(index)], out=room, dtype=dtype)
+            of_deviation = self.sums(deviation)
+            return of_deviation, self.sums(np.square(deviation, out=deviation))
 
         of_deviation, of_square = self.total(second) / count
         variance = np.maximum(of_square - of_deviation**2, 0)
         return centre[:, 0] + of_deviation, variance
 
-
-def _channel_sums(tile: Array) -> Array:
-    before, channels, after = tile.shape
-    if after == 1:
-        return column_sums(tile.reshape(before, channels))
-    rows = row_sums(tile.reshape(before * channels, after), None)
-    sums: Array = rows.reshape(before, channels).sum(axis=0)
-    return sums
+    def _in_strips(self, strip: Callable[[Sequence[Index]], Result], width: int) -> list[Result]:
+        size = self.arrays[0].size
+        return in_strips(strip, self.blocks, size, width=width, run=self.run)
 
 
 def _channel_parts(x: Array, axis: int) -> list[slice]:

@@ -1,19 +1,25 @@
 """The one blocking helper: arrays cut into pieces that stay in cache, run side by side.
 
-Every operation of this backend visits its arrays a block at a time and reuses one block's
+Every operation of this backend visits its arrays a block at a time and reuses one strip's
 worth of scratch, so that working memory is bounded whatever the size of the input. Blocks
 are dealt into strips, whose number depends on shapes alone; a strip adds up its partial
 results in order and the strips are added in order, so that results have the same bits on
 any number of cores.
+
+Threads hand Python's lock around once a NumPy call, which costs more the shorter the calls
+are: blocks are as large as the scratch allows rather than as small as the cache.
 """
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 DType: TypeAlias = np.dtype[Any]
@@ -22,11 +28,16 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 BLOCK = 1 << 17  # elements: 0.5 MiB of float32, 1 MiB of float64
+SCRATCH = 3 << 20  # bytes of scratch that a strip may have
 STRIPS = 8
-_ACCUMULATED = 1 << 18  # numbers that all strips together may accumulate: 2 MiB
 WORKERS = min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 4)
+_THREADED = 1 << 18  # elements of a call from which on threads pay
+_ACCUMULATED = 1 << 18  # numbers that all strips together may accumulate: 2 MiB
+_SHORT_BUFFER = 512  # elements
+_ALIGNMENT = 64  # bytes of a cache line, and of the widest vector load
 
-_pool: ThreadPoolExecutor | None = None
+_pool: "ThreadPoolExecutor | None" = None
+_spare: list[Array] = []  # scratch that no strip is using
 
 
 def blocks(shape: tuple[int, ...], limit: int = BLOCK) -> Iterator[Index]:
@@ -51,6 +62,17 @@ def blocks(shape: tuple[int, ...], limit: int = BLOCK) -> Iterator[Index]:
             yield (slice(start, min(start + step, shape[0])),)
 
 
+def even_step(length: int, most: int) -> int:
+    """How many rows a piece gets where it may have ``most``: the strips' shares even out."""
+    pieces = -(-length // most)
+    if pieces > STRIPS:
+        pieces = -(-pieces // STRIPS) * STRIPS
+    else:
+        pieces = next(n for n in (1, 2, 4, STRIPS) if n >= pieces)
+    step = -(-length // pieces)
+    return max(1, min(most, -(-step // 8) * 8))  # BLAS takes rows by the four or eight
+
+
 def matched(*arrays: Array, limit: int = BLOCK) -> Iterator[tuple[Array, ...]]:
     """Views that tile arrays of one shape side by side, a block at a time.
 
@@ -70,11 +92,11 @@ def matched(*arrays: Array, limit: int = BLOCK) -> Iterator[tuple[Array, ...]]:
         yield tuple(array[index] for array in arrays)
 
 
-def load(view: Array, dtype: DType, scratch: Array, shape: tuple[int, ...] = (-1,)) -> Array:
-    """A block's values as ``dtype`` in ``shape``: the view itself, or a copy in the scratch."""
+def load(view: Array, dtype: DType, room: Array, shape: tuple[int, ...] = (-1,)) -> Array:
+    """A block's values as ``dtype`` in ``shape``: the view itself, or a copy in the room."""
     if view.dtype == dtype and (view.shape == shape or view.ndim == len(shape) == 1):
         return view
-    copy = scratch[: view.size].reshape(view.shape)
+    copy = room[: view.size].reshape(view.shape)
     copy[...] = view
     return copy.reshape(shape)
 
@@ -84,42 +106,85 @@ def store(values: Array, target: Array) -> None:
     target[...] = values.reshape(target.shape)
 
 
+@contextmanager
+def scratch(count: int, dtype: DType) -> Iterator[list[Array]]:
+    """``count`` flat arrays, uninitialised, that share a strip's scratch.
+
+    The memory is kept for the next strip: the first touch of fresh pages takes longer than
+    the arithmetic on them.
+    """
+    try:
+        memory = _spare.pop()
+    except IndexError:
+        memory = np.empty(SCRATCH + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    room = room_for(count, dtype) * dtype.itemsize
+    cuts = range(start, start + count * room, room)
+    try:
+        yield [memory[cut : cut + room].view(dtype) for cut in cuts]
+    finally:
+        if len(_spare) < WORKERS:
+            _spare.append(memory)
+
+
+def room_for(count: int, dtype: DType) -> int:
+    """How many elements each of ``count`` scratch arrays has."""
+    return SCRATCH // count // dtype.itemsize // _ALIGNMENT * _ALIGNMENT
+
+
 def in_strips(
     work: Callable[[Sequence[Item]], Result],
     items: Sequence[Item],
     elements: int,
     *,
     width: int = 1,
+    run: int = 1,
 ) -> list[Result]:
     """``work`` over consecutive strips of the items; the strips' results in order.
 
     Strips run on threads where each item holds enough of the ``elements`` for that to pay.
-    ``width`` is how many numbers a strip accumulates: wide ones get fewer strips.
+    ``width`` is how many numbers a strip accumulates: wide ones get fewer strips. ``run`` is
+    how many neighbouring elements a broadcast operand meets at a time.
     """
     if not items:
         return []
     count = min(STRIPS, len(items), max(1, _ACCUMULATED // width))
-    if count == 1 or elements <= BLOCK or elements < len(items) * (BLOCK // 16):
-        return [work(items)]
+    if count == 1 or elements < _THREADED or elements < len(items) * (BLOCK // 16):
+        return [_run(work, items, run)]
     bounds = [round(k * len(items) / count) for k in range(count + 1)]
-    strips = [items[i:j] for i, j in pairwise(bounds)]
-    return list(_threads().map(_quietly(work), strips))
+    queue = iter(enumerate(pairwise(bounds)))
+    results: dict[int, Result] = {}
+
+    def drain() -> None:
+        for k, (start, stop) in queue:
+            results[k] = _run(work, items[start:stop], run)
+
+    helpers = [_threads().submit(drain) for _ in range(min(WORKERS, count) - 1)]
+    try:
+        drain()
+    finally:
+        for helper in helpers:
+            if not helper.cancel():
+                helper.result()
+    return [results[k] for k in range(count)]
 
 
-def _quietly(work: Callable[[Sequence[Item]], Result]) -> Callable[[Sequence[Item]], Result]:
-    """NumPy's error state is a thread's own: silence it in the workers too."""
+def _run(work: Callable[[Sequence[Item]], Result], strip: Sequence[Item], run: int) -> Result:
+    """One strip under NumPy's settings for it, which are a thread's own."""
+    with np.errstate(all="ignore"):
+        if run >= _SHORT_BUFFER:
+            # Broadcasting is twice as fast with buffers shorter than the run: NumPy fills a
+            # longer one with copies of the broadcast operand first.
+            np.setbufsize(_SHORT_BUFFER)
+        return work(strip)
 
-    def run(strip: Sequence[Item]) -> Result:
-        with np.errstate(all="ignore"):
-            return work(strip)
 
-    return run
-
-
-def _threads() -> ThreadPoolExecutor:
+def _threads() -> "ThreadPoolExecutor":
     global _pool
     if _pool is None:
-        _pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="gradkit")
+        from concurrent.futures import ThreadPoolExecutor  # a fifth of NumPy's own import time
+
+        _pool = ThreadPoolExecutor(max(1, WORKERS - 1), thread_name_prefix="gradkit")
     return _pool
 
 

@@ -7,15 +7,17 @@ from typing import TypeAlias
 
 import numpy as np
 
-from gradkit._numpy.blocks import Array, in_strips, load, matched
+from gradkit._numpy.blocks import Array, in_strips, load, matched, room_for, scratch
 
 # A block's sum of |g|^p is kept as (m, s) and stands for m^p * s. Where plain squares are
 # safe m is 1; else m is the block's largest magnitude, so that no power leaves float64.
 Part: TypeAlias = tuple[float, float]
 
-_RUN = 1024  # bytes that one BLAS call adds up: 256 numbers in float32 before float64 takes over
-_SMALL = 4096  # below this many elements float64 throughout costs nothing
 _F32, _F64 = np.dtype(np.float32), np.dtype(np.float64)
+_RUN = 1024  # bytes that one BLAS call adds up: 256 numbers in float32 before float64 takes over
+_SMALL = 4096  # up to this many elements float64 throughout costs nothing
+_BATCH = 1 << 16  # elements of small gradients that are taken together
+_PIECE = room_for(1, _F64)  # elements of a large gradient that are taken at a time
 # Between these a block's sum of squares has neither overflowed nor lost digits to underflow.
 _SAFE = {_F32: (2.0**-100, 2.0**127), _F64: (1e-200, 1e290)}
 
@@ -25,15 +27,20 @@ def grad_norm(
     grads: Sequence[Array], norm_type: float, out: Array, *, per_tensor: bool = False
 ) -> None:
     """``out = (sum |g|^p)^(1/p)`` over all gradients, or one norm a gradient."""
-    items = [(k, piece) for k, grad in enumerate(grads) for (piece,) in matched(grad)]
     elements = sum(grad.size for grad in grads)
-    strips = in_strips(partial(_parts_of, norm_type), items, elements)
-    parts = [part for strip in strips for part in strip]
+    work = partial(_parts_of, norm_type)
     if not per_tensor:
-        out[...] = _combine(parts, norm_type)
+        strips = in_strips(work, _batches(grads), elements)
+        out[...] = _combine([part for strip in strips for part in strip], norm_type)
         return
+    owners, items = [], []
+    for k, grad in enumerate(grads):
+        for piece in matched(grad, limit=_PIECE):
+            owners.append(k)
+            items.append(piece)
     groups: list[list[Part]] = [[] for _ in grads]
-    for (k, _), part in zip(items, parts, strict=True):
+    parts = (part for strip in in_strips(work, items, elements) for part in strip)
+    for k, part in zip(owners, parts, strict=True):
         groups[k].append(part)
     out[...] = [_combine(group, norm_type) for group in groups]
 
@@ -90,7 +97,7 @@ def scale_grads(grads: Sequence[Array], coefficient: Array | float, outs: Sequen
                 out[...] = grad
         return
     # Backwards: what the norm read last is still in cache.
-    _elementwise(partial(_scale, factor), grads[::-1], outs[::-1])
+    _elementwise(_scaler(factor), grads[::-1], outs[::-1])
 
 
 @np.errstate(all="ignore")
@@ -99,40 +106,60 @@ def clip_grad_value(grads: Sequence[Array], clip_value: float, outs: Sequence[Ar
     _elementwise(partial(_clamp, clip_value), grads, outs)
 
 
-def _parts_of(norm_type: float, items: Sequence[tuple[int, Array]]) -> list[Part]:
-    scratch = np.empty(max(piece.size for _, piece in items))
+def _batches(grads: Sequence[Array]) -> list[Sequence[Array]]:
+    """Large gradients piece by piece, small ones by the batch."""
+    items: list[Sequence[Array]] = []
+    batch: list[Array] = []
+    held = 0
+    for grad in grads:
+        size = grad.size
+        if size > _SMALL:
+            items.extend(matched(grad, limit=_PIECE))
+            continue
+        if held + size > _BATCH:
+            items.append(batch)
+            batch, held = [], 0
+        batch.append(grad)
+        held += size
+    if held:
+        items.append(batch)
+    return items
+
+
+def _parts_of(norm_type: float, items: Sequence[Sequence[Array]]) -> list[Part]:
     part = {1.0: _sum_part, 2.0: _square_part, math.inf: _max_part}.get(
         norm_type, partial(_power_part, norm_type)
     )
-    return [part(piece, scratch) for _, piece in items]
+    with scratch(1, _F64) as (room,):
+        return [part(arrays, room) for arrays in items]
 
 
-def _square_part(piece: Array, scratch: Array) -> Part:
-    if piece.size <= _SMALL or piece.itemsize == 8:
-        values = load(piece, _F64, scratch)
+def _square_part(arrays: Sequence[Array], room: Array) -> Part:
+    if arrays[0].size <= _SMALL or arrays[0].itemsize == 8:
+        values = _gathered(arrays, room)
     else:
-        values = load(piece, _F32, scratch.view(_F32))
+        values = load(arrays[0], _F32, room.view(_F32))
     run = _RUN // values.itemsize
     whole = values.size // run * run
-    runs, rest = values[:whole].reshape(-1, 1, run), values[whole:]
-    squares = runs @ runs.swapaxes(1, 2)  # np.vecdot, which NumPy 1 has not
-    total = float(squares.sum(dtype=_F64)) + float(np.dot(rest, rest))
+    runs, rest = values[:whole].reshape(-1, run), values[whole:]
+    total = float(np.vecdot(runs, runs).sum(dtype=_F64)) + float(np.dot(rest, rest))
     low, high = _SAFE[values.dtype]
-    return (1.0, total) if low < total < high else _power_part(2.0, piece, scratch)
+    return (1.0, total) if low < total < high else _power_part(2.0, arrays, room)
 
 
-def _sum_part(piece: Array, scratch: Array) -> Part:
-    total = float(_magnitudes(piece, scratch).sum())
-    return (1.0, total) if total < 1e290 else _power_part(1.0, piece, scratch)
+def _sum_part(arrays: Sequence[Array], room: Array) -> Part:
+    total = float(_magnitudes(arrays, room).sum())
+    return (1.0, total) if total < 1e290 else _power_part(1.0, arrays, room)
 
 
-def _max_part(piece: Array, scratch: Array) -> Part:
-    values = piece if piece.itemsize > 2 else load(piece, _F32, scratch.view(_F32))
+def _max_part(arrays: Sequence[Array], room: Array) -> Part:
+    wide = len(arrays) == 1 and arrays[0].itemsize > 2
+    values = arrays[0] if wide else _gathered(arrays, room)
     return float(np.maximum(values.max(), -values.min())), 1.0  # np.maximum keeps NaN
 
 
-def _power_part(norm_type: float, piece: Array, scratch: Array) -> Part:
-    values = _magnitudes(piece, scratch)
+def _power_part(norm_type: float, arrays: Sequence[Array], room: Array) -> Part:
+    values = _magnitudes(arrays, room)
     largest = float(values.max())
     if largest == 0 or not math.isfinite(largest):
         return largest, 1.0
@@ -141,10 +168,17 @@ def _power_part(norm_type: float, piece: Array, scratch: Array) -> Part:
     return largest, float(values.sum())
 
 
-def _magnitudes(piece: Array, scratch: Array) -> Array:
-    values = scratch[: piece.size].reshape(piece.shape)
-    values[...] = piece
-    return np.abs(values, out=values).reshape(-1)
+def _magnitudes(arrays: Sequence[Array], room: Array) -> Array:
+    values = _gathered(arrays, room)
+    return np.abs(values, out=room[: values.size])
+
+
+def _gathered(arrays: Sequence[Array], room: Array) -> Array:
+    """All elements as one float64 vector: the array itself, or copies in the room."""
+    if len(arrays) == 1:
+        return load(arrays[0], _F64, room)
+    total = sum(array.size for array in arrays)
+    return np.concatenate(arrays, axis=None, out=room[:total], casting="unsafe")
 
 
 def _combine(parts: Sequence[Part], norm_type: float) -> float:
@@ -158,30 +192,41 @@ def _combine(parts: Sequence[Part], norm_type: float) -> float:
     return float(largest * root)
 
 
-def _scale(factor: float, source: Array, target: Array) -> None:
+def _scaler(factor: float) -> Callable[[Array, Array], None]:
+    """What writes ``source * factor`` to a target, rounding once."""
     # float32 rounds the factor and the product: within one unit in the last place, as long
     # as the factor itself is a normal float32.
     normal = factor == 0 or not math.isfinite(factor) or 2.0**-126 <= abs(factor) < 2.0**127
-    wide = _F32 if source.itemsize < 8 and normal else _F64
-    if target.dtype == wide:
-        np.multiply(source, wide.type(factor), out=target)
-    else:
-        target[...] = np.multiply(source.astype(wide, copy=False), wide.type(factor))
+    # 0-d arrays: NumPy takes three times as long to make an operand of a scalar.
+    narrow, wide = np.array(factor, _F32 if normal else _F64), np.array(factor)
+
+    def scale(source: Array, target: Array) -> None:
+        dtype = source.dtype
+        if dtype == _F32 and normal:
+            np.multiply(source, narrow, target)
+        elif dtype == _F64:
+            np.multiply(source, wide, target)
+        else:
+            np.multiply(source, narrow, target, dtype=narrow.dtype, casting="unsafe")
+
+    return scale
 
 
 def _clamp(limit: float, source: Array, target: Array) -> None:
     wide = _F32 if source.itemsize < 8 else _F64
-    values = source.astype(wide, copy=False)
-    out = target if target.dtype == wide else None
-    clipped = np.clip(values, wide.type(-limit), wide.type(limit), out=out)
-    if out is None:
-        target[...] = clipped
+    low, high = wide.type(-limit), wide.type(limit)
+    np.clip(source, low, high, out=target, dtype=wide, casting="unsafe")
 
 
 def _elementwise(
     work: Callable[[Array, Array], None], sources: Sequence[Array], targets: Sequence[Array]
 ) -> None:
-    items = [pair for s, t in zip(sources, targets, strict=True) for pair in matched(s, t)]
+    items: list[tuple[Array, ...]] = []
+    for pair in zip(sources, targets, strict=True):
+        if pair[0].size <= _PIECE:
+            items.append(pair)
+        else:
+            items.extend(matched(*pair, limit=_PIECE))
 
     def strip(pairs: Sequence[tuple[Array, ...]]) -> None:
         for source, target in pairs:

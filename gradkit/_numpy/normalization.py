@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from gradkit._numpy.blocks import Array, DType, Index, in_strips, store
-from gradkit._numpy.tiles import Rows, column_sums, row_sums
+from gradkit._numpy.blocks import Array, DType, Index
+from gradkit._numpy.tiles import Rows, column_sums, row_squares, row_sums
 
 _TINY = 2.0**-100  # a float32 variance below this has lost digits to underflow
 
@@ -107,16 +107,16 @@ def layer_norm_inverse(
     source, target = rows.view(y), rows.view(x)
 
     def strip(tiles: Sequence[tuple[Index, Index]]) -> None:
-        room, work = rows.scratch(), rows.scratch()
-        for row, column in tiles:
-            tile = rows.load(source[row + column], room)
-            out = work[: tile.size].reshape(tile.shape)
-            _unscale(rows, tile, scales, biases, column, out)
-            out /= rows.row_values(deviations[row])
-            out += rows.row_values(means[row])
-            store(out, target[row + column])
+        with rows.scratch() as (work, *_):
+            for row, column in tiles:
+                tile = rows.load(source[row + column], work)
+                out = rows.target(target[row + column], work)
+                _unscale(rows, tile, scales, biases, column, out)
+                out /= rows.row_values(deviations[row])
+                out += rows.row_values(means[row])
+                rows.store(out, target[row + column])
 
-    in_strips(strip, rows.tiles(), y.size)
+    rows.in_strips(strip, rows.tiles())
 
 
 @np.errstate(all="ignore")
@@ -177,43 +177,42 @@ class _Grad:
         """One visit: a tile holds whole rows, so that their means are known at once."""
 
         def strip(rows: Sequence[Index]) -> Array:
-            tile = _Tile(self)
             totals = np.zeros((2, self.rows.width))
-            for row in rows:
-                tile.load(row, column)
-                totals += tile.column_sums()
-                tile.write_dx(tile.row_sums() / self.rows.width)
+            with self.rows.scratch() as rooms:
+                for row in rows:
+                    tile = _Tile(self, row, column, rooms)
+                    totals += tile.column_sums()
+                    tile.write_dx(tile.row_sums() / self.rows.width)
             return totals
 
-        strips = in_strips(strip, self.rows.rows, self.dx.size, width=self.rows.width)
+        strips = self.rows.in_strips(strip, self.rows.rows, width=self.rows.width)
         self._write_parameters(sum(strips, np.zeros(())), column)
 
     def _long_rows(self) -> None:
         """Two visits where one row fills several tiles: the rows' means, then the rest."""
 
         def measure(columns: Sequence[Index]) -> Array:
-            tile = _Tile(self)
             sums = np.zeros((2, self.rows.count))
-            for column in columns:
-                for k, row in enumerate(self.rows.rows):
-                    tile.load(row, column)
-                    sums[:, k : k + 1] += tile.row_sums()
+            with self.rows.scratch() as rooms:
+                for column in columns:
+                    for k, row in enumerate(self.rows.rows):
+                        tile = _Tile(self, row, column, rooms)
+                        sums[:, k : k + 1] += tile.row_sums()
             return sums
 
         def apply(columns: Sequence[Index]) -> None:
-            tile = _Tile(self)
-            for column in columns:
-                totals = np.zeros(())
-                for k, row in enumerate(self.rows.rows):
-                    tile.load(row, column)
-                    totals = totals + tile.column_sums()
-                    tile.write_dx(means[:, k : k + 1])
-                self._write_parameters(totals, column)
+            with self.rows.scratch() as rooms:
+                for column in columns:
+                    totals = np.zeros(())
+                    for k, row in enumerate(self.rows.rows):
+                        tile = _Tile(self, row, column, rooms)
+                        totals = totals + tile.column_sums()
+                        tile.write_dx(means[:, k : k + 1])
+                    self._write_parameters(totals, column)
 
-        columns, size = self.rows.columns, self.dx.size
-        strips = in_strips(measure, columns, size, width=self.rows.count)
+        strips = self.rows.in_strips(measure, self.rows.columns, width=self.rows.count)
         means = sum(strips, np.zeros(())) / self.rows.width
-        in_strips(apply, columns, size)
+        self.rows.in_strips(apply, self.rows.columns)
 
     def _write_parameters(self, totals: Array, column: Index) -> None:
         for total, gradient in zip(totals, (self.dscale, self.dbias), strict=True):
@@ -223,21 +222,17 @@ class _Grad:
 
 
 class _Tile:
-    """One tile of a gradient: ``dy``, ``xhat`` and ``dy * xhat`` in a strip's own scratch."""
+    """One tile of a gradient: ``dy``, ``xhat`` and ``dy * xhat``."""
 
-    def __init__(self, grad: _Grad):
-        self.grad = grad
-        self._rooms = [grad.rows.scratch() for _ in range(4)]
-
-    def load(self, row: Index, column: Index) -> None:
-        grad, rows = self.grad, self.grad.rows
-        self.row, self.index = row, row + column
-        self.dy = rows.load(grad.dy[self.index], self._rooms[0])
-        self.xhat = self._room(1)
-        grad.normalize(
-            rows.load(grad.source[self.index], self.xhat.reshape(-1)), row, column, self.xhat
+    def __init__(self, grad: _Grad, row: Index, column: Index, rooms: Sequence[Array]):
+        self.grad, self.row, self.index = grad, row, row + column
+        rows, source = grad.rows, grad.source[self.index]
+        self.dy = rows.load(grad.dy[self.index], rooms[-1])
+        self.xhat, self.product = (
+            room[: self.dy.size].reshape(self.dy.shape) for room in rooms[:2]
         )
-        self.product = np.multiply(self.dy, self.xhat, out=self._room(2))
+        grad.normalize(rows.load(source, rooms[0]), row, column, self.xhat)
+        np.multiply(self.dy, self.xhat, out=self.product)
         self.scale = None if grad.scale is None else rows.column_values(grad.scale[column])
 
     def column_sums(self) -> Array:
@@ -256,10 +251,9 @@ class _Tile:
         return np.stack((of_w, row_sums(self.product, self.scale)))
 
     def write_dx(self, means: Array) -> None:
-        """Write ``dx = inv_std * (w - mean(w) - xhat * mean(w * xhat))``; spoils xhat."""
+        """Write ``dx = inv_std * (w - mean(w) - xhat * mean(w * xhat))``; spoils the tile."""
         rows, target = self.grad.rows, self.grad.dx[self.index]
-        in_place = target.ndim == 2 and target.dtype == rows.dtype
-        out = target if in_place else self._room(3)
+        out = rows.target(target, self.product.reshape(-1))
         if self.scale is None:
             np.copyto(out, self.dy)
         else:
@@ -270,11 +264,7 @@ class _Tile:
             self.xhat += of_w
         out -= self.xhat
         out *= rows.row_values(self.grad.deviations[self.row])
-        if not in_place:
-            store(out, target)
-
-    def _room(self, number: int) -> Array:
-        return self._rooms[number][: self.dy.size].reshape(self.dy.shape)
+        rows.store(out, target)
 
 
 def _unscale(
@@ -310,41 +300,46 @@ def _forward(
     source, target = rows.view(x), rows.view(y)
 
     def strip(indices: Sequence[Index]) -> None:
-        room, work = rows.scratch(), rows.scratch()
-        for row in indices:
-            centre, variance = moments(row, room)
-            factor = 1 / np.sqrt(variance + eps)
-            deviations[row] = factor.reshape(deviations[row].shape)
-            if means is not None:
-                means[row] = centre.reshape(means[row].shape)
-            # The mean in two pieces: rounded to one it is off by half a unit of its last
-            # place, which may be much of a deviation.
-            high = rows.row_values(centre)
-            low = rows.row_values(centre - high[:, 0])
-            for column in rows.columns:
-                tile = rows.load(source[row + column], room)
-                out = np.subtract(tile, high, out=work[: tile.size].reshape(tile.shape))
-                out -= low
-                out *= rows.row_values(factor)
-                if scales is not None:
-                    out *= rows.column_values(scales[column])
-                if biases is not None:
-                    out += rows.column_values(biases[column])
-                store(out, target[row + column])
+        with rows.scratch() as (work, room, *_):
+            for row in indices:
+                centre, variance = moments(row, work, room)
+                factor = 1 / np.sqrt(variance + eps)
+                deviations[row] = factor.reshape(deviations[row].shape)
+                if means is not None:
+                    means[row] = centre.reshape(means[row].shape)
+                # The mean in two pieces: rounded to one it is off by half a unit of its last
+                # place, which may be much of a deviation.
+                high = rows.row_values(centre)
+                low = rows.row_values(centre - high[:, 0])
+                for column in rows.columns:
+                    tile = rows.load(source[row + column], room)
+                    out = rows.target(target[row + column], work)
+                    if means is None:
+                        np.multiply(tile, rows.row_values(factor), out=out)
+                    else:
+                        np.subtract(tile, high, out=out)
+                        out -= low
+                        out *= rows.row_values(factor)
+                    if scales is not None:
+                        out *= rows.column_values(scales[column])
+                    if biases is not None:
+                        out += rows.column_values(biases[column])
+                    rows.store(out, target[row + column])
 
-    def moments(row: Index, room: Array) -> tuple[Array, Array]:
+    def moments(row: Index, work: Array, room: Array) -> tuple[Array, Array]:
         def tiles(dtype: DType) -> Iterator[Array]:
             for column in rows.columns:
                 yield rows.load(source[row + column], room).astype(dtype, copy=False)
 
-        centre, variance = _moments(tiles, rows.dtype, rows.width, centred=means is not None)
+        centre, variance = _moments(tiles, work, rows.width, centred=means is not None)
         lost = eps < _TINY and bool(np.any(variance < _TINY))
         if lost or not np.all(np.isfinite(variance)):  # squares left float32's range
-            return _moments(tiles, np.dtype(np.float64), rows.width, centred=means is not None)
+            wide = np.empty(work.size)
+            return _moments(tiles, wide, rows.width, centred=means is not None)
         return centre, variance
 
     if x.size:
-        in_strips(strip, rows.rows, x.size)
+        rows.in_strips(strip, rows.rows)
     else:  # an empty row counts as mean 0, variance 0
         deviations.fill(1 / np.sqrt(eps) if eps else np.inf)
         if means is not None:
@@ -352,21 +347,24 @@ def _forward(
 
 
 def _moments(
-    tiles: Callable[[DType], Iterator[Array]], dtype: DType, width: int, *, centred: bool
+    tiles: Callable[[DType], Iterator[Array]], work: Array, width: int, *, centred: bool
 ) -> tuple[Array, Array]:
     """Mean and variance of each row in float64 (about 0, and mean 0, if not ``centred``).
 
     The second pass sums the deviations from the rounded first mean as well as their squares,
-    which corrects both results for that rounding.
+    which corrects both results for that rounding. ``work`` has room for one tile, and its
+    dtype is the one to compute in.
     """
-    mean: Array = np.zeros((1, 1))
-    if centred:
-        total = sum((row_sums(tile, None) for tile in tiles(dtype)), np.zeros(()))
-        mean = (total / width).astype(dtype).reshape(-1, 1)
+    dtype = work.dtype
+    if not centred:
+        total = sum((row_squares(tile) for tile in tiles(dtype)), np.zeros(()))
+        return np.zeros(1), total / width
+    total = sum((row_sums(tile, None) for tile in tiles(dtype)), np.zeros(()))
+    mean = (total / width).astype(dtype).reshape(-1, 1)
     first, second = np.zeros(()), np.zeros(())
     for tile in tiles(dtype):
-        deviation = np.subtract(tile, mean, dtype=dtype)
+        deviation = np.subtract(tile, mean, out=work[: tile.size].reshape(tile.shape))
         first = first + row_sums(deviation, None)
-        second = second + row_sums(np.square(deviation, out=deviation), None)
-    correction = first / width if centred else np.zeros(())
+        second = second + row_squares(deviation)
+    correction = first / width
     return mean[:, 0] + correction, np.maximum(second / width - correction**2, 0)

@@ -5,14 +5,29 @@ Sums along either direction run through BLAS in stretches short enough to keep f
 error to a few units, and are carried on in float64.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from itertools import product
 
 import numpy as np
 
-from gradkit._numpy.blocks import BLOCK, Array, DType, Index, blocks, load
+from gradkit._numpy.blocks import (
+    Array,
+    DType,
+    Index,
+    Item,
+    Result,
+    blocks,
+    even_step,
+    in_strips,
+    load,
+    room_for,
+    scratch,
+    store,
+)
 
-_STRETCH = 2048  # elements that one BLAS call adds up in the accumulation dtype
+_STRETCH = 2048  # elements of a row that one BLAS call adds up in the accumulation dtype
+_COLUMN_STRETCH = 256  # and of a column
 
 
 class Rows:
@@ -34,12 +49,16 @@ class Rows:
         elif not self.lead:
             self.lead = (1,)
         self.dtype = dtype
-        self.limit = BLOCK * 4 // dtype.itemsize
-        self.columns: list[Index] = list(blocks(self.tail, self.limit))
-        across = self.width if len(self.columns) == 1 else self.limit
+        # Data that is read where it lies leaves its share of the scratch to the others.
+        full = [array for array in present if array.shape == data.shape]
+        self.rooms = 2 if self.plain and all(array.dtype == dtype for array in full) else 3
+        limit = room_for(self.rooms, dtype)
+        self.columns: list[Index] = list(blocks(self.tail, limit))
+        across = self.width if len(self.columns) == 1 else limit
+        step = even_step(self.count, max(1, limit // max(1, across)))
         self.rows: list[Index] = [
             index + (slice(None),) * (len(self.lead) - len(index))
-            for index in blocks(self.lead, max(1, self.limit // max(1, across)))
+            for index in blocks(self.lead, step)
         ]
 
     def view(self, array: Array) -> Array:
@@ -58,14 +77,32 @@ class Rows:
         """The index pairs of every tile."""
         return list(product(self.rows, self.columns))
 
-    def scratch(self) -> Array:
-        """Room for one tile."""
-        return np.empty(min(self.limit, self.count * self.width), self.dtype)
+    def in_strips(
+        self, work: Callable[[Sequence[Item]], Result], items: Sequence[Item], *, width: int = 1
+    ) -> list[Result]:
+        """``work`` over strips of rows, columns or tiles."""
+        return in_strips(work, items, self.count * self.width, width=width, run=self.width)
 
-    def load(self, view: Array, scratch: Array) -> Array:
+    def scratch(self) -> AbstractContextManager[list[Array]]:
+        """Room for three tiles, or two where none need be loaded."""
+        return scratch(self.rooms, self.dtype)
+
+    def load(self, view: Array, room: Array) -> Array:
         """One tile of a full-shape array as (rows, columns) in the accumulation dtype."""
         columns = int(np.prod(view.shape[len(self.lead) :], dtype=np.int64))
-        return load(view, self.dtype, scratch, (view.size // max(1, columns), columns))
+        return load(view, self.dtype, room, (view.size // max(1, columns), columns))
+
+    def target(self, view: Array, room: Array) -> Array:
+        """Where to compute one tile of an output: in the output itself, or in the room."""
+        if view.ndim == 2 and view.dtype == self.dtype:
+            return view
+        columns = int(np.prod(view.shape[len(self.lead) :], dtype=np.int64))
+        return room[: view.size].reshape(-1, columns)
+
+    def store(self, values: Array, view: Array) -> None:
+        """Bring a tile from where ``target`` had it computed to the output."""
+        if values is not view:
+            store(values, view)
 
     def row_values(self, statistic: Array) -> Array:
         """One tile's part of a statistic as a column vector."""
@@ -90,12 +127,23 @@ def row_sums(tile: Array, weights: Array | None) -> Array:
     return total
 
 
+def row_squares(tile: Array) -> Array:
+    """The sum of squares of each row of a tile in float64."""
+    total = np.zeros(tile.shape[0])
+    for start in range(0, tile.shape[1], _STRETCH):
+        part = tile[:, start : start + _STRETCH]
+        total += np.vecdot(part, part)
+    return total
+
+
 def column_sums(tile: Array) -> Array:
     """The sum over the rows of a tile in float64."""
-    total = np.zeros(tile.shape[1])
-    for start in range(0, tile.shape[0], _STRETCH):
-        part = tile[start : start + _STRETCH]
-        total += _ones(part.shape[0], tile.dtype) @ part
+    # BLAS adds rows one after the other here, and error grows with their number.
+    whole = len(tile) // _COLUMN_STRETCH * _COLUMN_STRETCH
+    runs, rest = tile[:whole].reshape(-1, _COLUMN_STRETCH, tile.shape[1]), tile[whole:]
+    total = np.asarray(_ones(len(rest), tile.dtype) @ rest, np.float64)
+    if whole:
+        total += (_ones(_COLUMN_STRETCH, tile.dtype) @ runs).sum(axis=0, dtype=np.float64)
     return total
 
 

@@ -82,9 +82,9 @@ MUTANTS = [
     ),
     (
         BATCH_GRAD,
-        "        __syncthreads();  // before the tiles are filled again\n",
-        "",
-        "no barrier before the gradient's tiles are filled again",
+        "shares, channels, channel, tile[plane]",
+        "shares, channels, channel, tile[0]",
+        "one tile for both of the gradient's sums: no trailing barrier",
     ),
     (
         BATCH,
@@ -94,9 +94,9 @@ MUTANTS = [
     ),
     (
         BATCH,
-        "        __syncthreads();  // before the tiles are filled again\n",
-        "",
-        "no barrier before the moments' tiles are filled again",
+        "column_total(squares, shares, channels, channel, tile[1])",
+        "column_total(squares, shares, channels, channel, tile[0])",
+        "one tile for both moments: no trailing barrier",
     ),
     # Indices
     (
@@ -372,12 +372,11 @@ MUTANTS = [
         "shape[-1] if shape[axis:] else 1",
         "the last dimension for all normalised ones",
     ),
-    (LAYOUT, "max(1, 32 // threads, ", "max(1, ", "blocks of less than a warp"),
     (
         LAUNCH_BATCH,
-        "across = min(_THREADS // down, power_of_two(columns))",
-        "across = min(_THREADS // down, columns)",
-        "blocks that are no power of two",
+        "down = min(_THREADS, power_of_two(packs))",
+        "down = min(_THREADS, packs)",
+        "shares that are no power of two",
     ),
     # Memory
     (

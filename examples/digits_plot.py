@@ -1,0 +1,151 @@
+"""The picture of a training run: loss, gradient norm, test accuracy and what was misread."""
+
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import FuncFormatter, MultipleLocator, PercentFormatter
+
+# Okabe and Ito's palette, which colour-blind readers can tell apart.
+BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#555555"
+SHOWN = 6  # misread digits
+
+
+def plot(
+    path: str | Path,
+    *,
+    title: str,
+    subtitle: str,
+    loss: list[float],
+    norm_before: list[float],
+    norm_after: list[float],
+    max_norm: float,
+    accuracy: list[float],
+    images: np.ndarray,
+    labels: np.ndarray,
+    predicted: np.ndarray,
+) -> None:
+    """Write the picture as a PNG.
+
+    ``loss`` and the norms hold one number a step, ``accuracy`` one an epoch; ``images``,
+    ``labels`` and ``predicted`` are the test set's.
+    """
+    layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
+    figure = Figure(figsize=(12, 7.5), dpi=150, layout=layout, facecolor="white")
+    heading, body = figure.subfigures(2, 1, height_ratios=(1, 11), squeeze=False).flat
+    heading.text(0.012, 0.62, title, fontsize=15, fontweight="bold", va="center")
+    heading.text(0.012, 0.12, subtitle, fontsize=10.5, color=GREY, va="center")
+    left, right = body.subfigures(1, 2, width_ratios=(1.7, 1), squeeze=False).flat
+    upper, lower = left.subplots(2, 1, sharex=True)
+    plot_loss(upper, loss)
+    plot_norms(lower, norm_before, norm_after, max_norm)
+    top, bottom = right.subfigures(2, 1, squeeze=False).flat
+    plot_accuracy(top.subplots(), accuracy)
+    show_misread(bottom, images, labels, predicted)
+    figure.savefig(path)
+
+
+def plot_loss(axes: Axes, loss: list[float]) -> None:
+    """The training loss, step by step and smoothed."""
+    steps = np.arange(1, len(loss) + 1)
+    axes.plot(steps, loss, color=BLUE, alpha=0.3, linewidth=0.9, label="each step")
+    axes.plot(steps, smoothed(loss), color=BLUE, linewidth=2, label="smoothed")
+    axes.set_ylabel("cross-entropy (nats a digit)")
+    axes.legend(frameon=False, loc="upper right")
+    log_scale(axes, loss)
+    dress(axes, "Training loss")
+
+
+def plot_norms(axes: Axes, before: list[float], after: list[float], max_norm: float) -> None:
+    """The norm of all gradients together, before and after clipping, against the limit."""
+    steps = np.arange(1, len(before) + 1)
+    axes.fill_between(
+        steps, before, after, color=ORANGE, alpha=0.25, linewidth=0, label="what clipping cuts off"
+    )
+    axes.plot(steps, after, color=BLUE, alpha=0.3, linewidth=0.9)
+    axes.plot(steps, smoothed(before), color=ORANGE, linewidth=2, label="before (smoothed)")
+    axes.plot(steps, smoothed(after), color=BLUE, linewidth=2, label="after (smoothed)")
+    axes.axhline(
+        max_norm, color="black", linewidth=1, linestyle="--", label=f"max_norm = {max_norm:g}"
+    )
+    share = np.mean(np.asarray(before) > max_norm)
+    axes.set_xlabel("training step")
+    axes.set_ylabel("L2 norm of all gradients")
+    axes.legend(frameon=False, loc="lower left", ncols=2)
+    log_scale(axes, before)
+    dress(axes, f"Gradient norm: {share:.0%} of the steps are clipped")
+
+
+def plot_accuracy(axes: Axes, accuracy: list[float]) -> None:
+    """The test accuracy after each epoch."""
+    epochs = np.arange(1, len(accuracy) + 1)
+    axes.plot(epochs, accuracy, color=GREEN, linewidth=2)
+    axes.plot(epochs[-1], accuracy[-1], "o", color=GREEN, markersize=7, clip_on=False)
+    axes.annotate(
+        f"{accuracy[-1]:.1%}",
+        (epochs[-1], accuracy[-1]),
+        xytext=(0, -12),
+        textcoords="offset points",
+        ha="right",
+        va="top",
+        color=GREEN,
+        fontsize=14,
+        fontweight="bold",
+    )
+    axes.set_ylim(min(0.9, *accuracy) - 0.01, 1.0)
+    axes.yaxis.set_major_locator(MultipleLocator(0.05))
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.set_xlabel("epoch")
+    axes.set_ylabel("test digits read right")
+    dress(axes, "Test accuracy")
+
+
+def show_misread(
+    figure: SubFigure, images: np.ndarray, labels: np.ndarray, predicted: np.ndarray
+) -> None:
+    """The first test digits that the network got wrong."""
+    wrong = np.flatnonzero(labels != predicted)
+    shown = wrong[:SHOWN]
+    count = f"{len(wrong)} of {len(labels)} test digits misread"
+    figure.suptitle(
+        count + (f"; the first {SHOWN}" if len(wrong) > SHOWN else ""),
+        x=0.02,
+        ha="left",
+        fontsize=11,
+    )
+    for i, axes in enumerate(figure.subplots(2, SHOWN // 2).flat):
+        axes.set_axis_off()
+        if i < len(shown):
+            axes.imshow(images[shown[i]], cmap="gray_r", interpolation="nearest")
+            text = f"a {labels[shown[i]]}, read as {predicted[shown[i]]}"
+            axes.set_title(text, fontsize=9, color=GREY, pad=4)
+
+
+def smoothed(values: list[float], window: float = 15.0) -> np.ndarray:
+    """An exponential moving average over about ``window`` steps, without bias at the start."""
+    keep, total, weight = 1 - 1 / window, 0.0, 0.0
+    averages = []
+    for value in values:
+        total = keep * total + value
+        weight = keep * weight + 1
+        averages.append(total / weight)
+    return np.array(averages)
+
+
+def log_scale(axes: Axes, values: list[float]) -> None:
+    """A logarithmic axis with plain numbers at 1, 2 and 5."""
+    axes.set_yscale("log", subs=[2, 5])
+    axes.set_ylim(min(values) * 0.7, max(values) * 1.2)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def dress(axes: Axes, title: str) -> None:
+    """A title, a quiet grid and no box."""
+    axes.set_title(title, loc="left", fontsize=11)
+    axes.margins(x=0.01)
+    axes.grid(color="0.9", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,84 @@
+"""cuDNN 8 through ``cupy.cuda.cudnn``, which CuPy has up to 13.6."""
+
+import ctypes
+import importlib
+import re
+import warnings
+from collections.abc import Callable, Iterable
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
+
+from gradkit._cuda.cudnn import search
+from gradkit._cuda.cudnn.face import Bindings
+from gradkit.errors import CudnnError
+
+SONAME = "libcudnn.so.8"
+OLDEST = 8800  # CuPy 13.6 was built with 8.8
+
+_FUNCTIONS = (
+    "getVersion",
+    "create",
+    "destroy",
+    "setStream",
+    "createTensorDescriptor",
+    "setTensor4dDescriptorEx",
+    "deriveBNTensorDescriptor",
+    "destroyTensorDescriptor",
+    "batchNormalizationForwardTraining",
+    "batchNormalizationBackward",
+)
+_loaded: list[ctypes.CDLL] = []  # for good: a library in use must not be unloaded
+
+
+def load(places: Iterable[search.Place]) -> Bindings:
+    """CuPy's module, once the library that it needs is loaded from the first place that has it.
+
+    Raises ``search.UnusableError`` with the reason if that does not give a cuDNN 8 that works.
+    """
+    reason = f"cupy.cuda.cudnn does not load with {SONAME}"
+    try:
+        _loaded.append(search.open_first(SONAME, places)[0])
+    except search.UnusableError as error:  # CuPy may know a place of its own
+        reason = str(error)
+    module = _module()
+    if module is None or not hasattr(module, "getVersion"):
+        raise search.UnusableError(reason)
+    path = search.mapped(SONAME) or SONAME
+    version = int(module.getVersion())
+    if not OLDEST <= version < 9000:
+        raise search.UnusableError(f"{path} is cuDNN {version}; cupy.cuda.cudnn needs 8.8 or 8.9")
+    return bindings_of(module, path)
+
+
+def bindings_of(module: ModuleType, path: str) -> Bindings:
+    """CuPy's functions with its errors turned into ours."""
+    functions = {name: _checked(module, name) for name in _FUNCTIONS}
+    return cast(Bindings, SimpleNamespace(name="cupy.cuda.cudnn", path=path, **functions))
+
+
+def _module() -> ModuleType | None:
+    """``cupy.cuda.cudnn``, which a failed import leaves empty, not absent."""
+    with warnings.catch_warnings():  # what CuPy warns of becomes one warning of ours
+        warnings.simplefilter("ignore")
+        try:
+            module = importlib.import_module("cupy.cuda.cudnn")
+            if not hasattr(module, "getVersion"):  # imported before the library was there
+                module = importlib.import_module("cupy_backends.cuda.libs.cudnn")
+        except ImportError:
+            return None
+    return module
+
+
+def _checked(module: ModuleType, name: str) -> Callable[..., Any]:
+    function = getattr(module, name)
+    failure: type[Exception] = module.CuDNNError
+
+    def call(*args: Any) -> Any:
+        try:
+            return function(*args)
+        except failure as error:
+            text = re.sub(r"^cuDNN Error: ", "", str(error))
+            status = getattr(error, "status", None)
+            raise CudnnError(f"cudnn{name[0].upper()}{name[1:]}", status, text) from error
+
+    return call

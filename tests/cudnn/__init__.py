@@ -1,0 +1,1 @@
+"""cuDNN: what can be shown without a GPU, and with one."""

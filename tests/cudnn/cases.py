@@ -1,0 +1,121 @@
+"""The cases that cuDNN takes: every combination of dtypes, channel axis and layout."""
+
+import numpy as np
+
+from gradkit import _numpy
+from gradkit._dtypes import BATCH_NORM_TYPES, accumulation_name, dtype_named
+from tests.layouts import LAYOUTS
+from tests.tolerances import UNIT, assert_within, rounded, smallest
+
+SHAPES = [(6, 3), (4, 1), (2, 3, 5), (2, 3, 4, 5), (1, 3, 4, 5), (3, 1, 2, 2), (2, 3, 2, 1, 4)]
+SHAPES += [(2, 2, 3, 2, 2), (7, 5, 1, 1)]
+COMBINATIONS = [tuple(map(dtype_named, row)) for row in BATCH_NORM_TYPES]
+FACTOR = 64  # of cuDNN: its sums run over other terms, in float32
+
+# Which layout x, dy and dx have; values in the gaps are NaN.
+MIXTURES = [(name, name, name) for name in LAYOUTS]
+MIXTURES += [("C", "rolled", "C"), ("rolled", "C", "C"), ("rolled", "rolled", "C")]
+MIXTURES += [
+    ("C", "C", "rolled"),
+    ("stepped", "Fortran", "reversed"),
+    ("rolled", "rolled", "offset"),
+]
+
+
+class Case:
+    """The arguments of one backward call, and what must come out of it."""
+
+    def __init__(self, shape, axis, types, *, layouts=("C", "C", "C"), affine=True, seed=0):
+        rng = np.random.default_rng(seed)
+        data, statistic, parameter = types
+        x, dy = (rng.standard_normal(shape) * s + o for s, o in ((2, 0.5), (1, 0.1)))
+        self.axis, self.types = axis, types
+        self.x, self.dy = (
+            LAYOUTS[layout](array.astype(data))
+            for layout, array in zip(layouts, (x, dy), strict=False)
+        )
+        self.dx = LAYOUTS[layouts[2]](np.full(shape, np.nan, data))
+        self._dy = self.dy.copy()  # which dx may be
+        channels = shape[axis]
+        others = tuple(a for a in range(len(shape)) if a != axis)
+        wide = self.x.astype(np.float64)
+        self.mean = wide.mean(axis=others).astype(statistic)
+        self.inv_std = (1 / np.sqrt(wide.var(axis=others) + 1e-3)).astype(statistic)
+        self.scale = (rng.standard_normal(channels) + 0.2).astype(parameter) if affine else None
+        self.bias = rng.standard_normal(channels).astype(parameter) if affine else None
+        self.dscale, self.dbias = (
+            np.full(channels, np.nan, parameter) if affine else None for _ in range(2)
+        )
+
+    def arguments(self):
+        """In the order of ``batch_norm_grad``."""
+        inputs = (self.dy, self.x, self.scale, self.mean, self.inv_std, self.axis)
+        return (*inputs, self.dx, self.dscale, self.dbias)
+
+    def check(self):
+        """Compare with the reference in float64 within 64 u S."""
+        data = self.x.dtype
+        want = [np.empty(self.x.shape)] + [
+            None if self.scale is None else np.empty(len(self.mean)) for _ in range(2)
+        ]
+        dy, x, mean, inv_std = (
+            a.astype(np.float64) for a in (self._dy, self.x, self.mean, self.inv_std)
+        )
+        scale = None if self.scale is None else self.scale.astype(np.float64)
+        _numpy.batch_norm_grad(dy, x, scale, mean, inv_std, self.axis, *want)
+        u = UNIT[accumulation_name(str(data))]
+        along = [1] * x.ndim
+        along[self.axis] = -1
+        mean, inv_std = mean.reshape(along), inv_std.reshape(along)
+        others = tuple(a for a in range(x.ndim) if a != self.axis)
+        w = dy if scale is None else dy * scale.reshape(along)
+        xhat = (x - mean) * inv_std
+        size = np.abs(inv_std) * (
+            np.abs(w)
+            + np.abs(w).mean(axis=others, keepdims=True)
+            + np.abs(xhat) * np.abs(w * xhat).mean(axis=others, keepdims=True)
+        )
+        assert_within(self.dx, want[0], FACTOR * u * size + rounded(want[0], data), "dx")
+        if scale is None:
+            return
+        for got, ref, terms in ((self.dscale, want[1], dy * xhat), (self.dbias, want[2], dy)):
+            bound = FACTOR * u * np.abs(terms).sum(axis=others) + rounded(ref, got.dtype)
+            assert_within(got, ref, bound + smallest(got.dtype), "dscale, dbias")
+
+
+class ForwardCase:
+    """The arguments of one forward call, and what must come out of it."""
+
+    def __init__(self, shape, axis, types, *, layouts=("C", "C"), affine=True, seed=1):
+        rng = np.random.default_rng(seed)
+        data, statistic, parameter = types
+        self.x = LAYOUTS[layouts[0]]((2 * rng.standard_normal(shape) + 0.5).astype(data))
+        self.y = LAYOUTS[layouts[1]](np.full(shape, np.nan, data))
+        self._x, self.axis, self.eps = self.x.copy(), axis, 1e-3
+        vectors = rng.standard_normal((2, shape[axis])).astype(parameter)
+        self.scale, self.bias = vectors if affine else (None, None)
+        self.mean, self.inv_std = np.full((2, shape[axis]), np.nan, statistic)
+
+    def arguments(self):
+        """In the order of ``batch_norm``."""
+        inputs = (self.x, self.scale, self.bias, self.axis, self.eps)
+        return (*inputs, self.y, self.mean, self.inv_std)
+
+    def check(self):
+        """Compare with the reference in float64."""
+        wide = [None if a is None else a.astype(np.float64) for a in (self.scale, self.bias)]
+        x = self._x.astype(np.float64)
+        y, (mean, inv_std) = np.empty(x.shape), np.empty((2, x.shape[self.axis]))
+        _numpy.batch_norm(x, *wide, self.axis, self.eps, y, mean, inv_std)
+        u = FACTOR * UNIT[accumulation_name(str(self.x.dtype))]
+        along = [1] * x.ndim
+        along[self.axis] = -1
+        others = tuple(a for a in range(x.ndim) if a != self.axis)
+        largest = np.abs(x).max(axis=others)
+        terms = inv_std * largest
+        if wide[0] is not None:
+            terms = terms * np.abs(wide[0]) + np.abs(wide[1])
+        assert_within(self.y, y, u * terms.reshape(along) + rounded(y, self.y.dtype), "y")
+        assert_within(self.mean, mean, u * largest + rounded(mean, self.mean.dtype), "mean")
+        bound = u * inv_std * (1 + (largest * inv_std) ** 2) + rounded(inv_std, self.mean.dtype)
+        assert_within(self.inv_std, inv_std, bound, "inv_std")

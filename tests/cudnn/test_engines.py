@@ -1,0 +1,212 @@
+"""The choice of engine, with our own kernels standing for themselves as the NumPy reference."""
+
+import inspect
+import os
+import threading
+import types
+import warnings
+
+import numpy as np
+import pytest
+
+import gradkit
+from gradkit import _numpy
+from gradkit._cuda import engines
+from gradkit._cuda.cudnn import load
+from gradkit.errors import BackendUnavailableError, CudnnError
+from tests.cudnn.cases import COMBINATIONS, Case, ForwardCase
+from tests.cudnn.fake import HostDevice
+
+F32 = COMBINATIONS[0]
+DEVICE = HostDevice()
+
+
+@pytest.fixture(autouse=True)
+def native(monkeypatch):
+    """Counts the calls of our own kernels."""
+    calls = []
+
+    def stand_in(name):
+        def launcher(device, *arguments):
+            calls.append(name)
+            getattr(_numpy, name)(*arguments)
+
+        return launcher
+
+    names = ("batch_norm", "batch_norm_grad")
+    monkeypatch.setattr(
+        engines, "native", types.SimpleNamespace(**{name: stand_in(name) for name in names})
+    )
+    return calls
+
+
+@pytest.fixture
+def missing(monkeypatch):
+    monkeypatch.setattr(engines, "_warned", False)
+    monkeypatch.setattr(load, "_found", BackendUnavailableError("cuDNN is away. pip install it"))
+
+
+def _both(engine=None, shape=(4, 3, 2), *, checked=True):
+    for kind, run in ((Case, engines.batch_norm_grad), (ForwardCase, engines.batch_norm)):
+        case = kind(shape, 1, F32)
+        run(DEVICE, *case.arguments(), engine)
+        if checked:
+            case.check()
+        yield gradkit.last_engine()
+
+
+@pytest.mark.parametrize("engine", [None, "cudnn"])
+def test_cudnn_where_it_is(install, native, engine):
+    cudnn = install()
+    assert list(_both(engine)) == ["cudnn", "cudnn"]
+    assert not native
+    assert {(mode, stream) for _, _, mode, stream in cudnn.bindings.calls} == {(1, 7)}
+
+
+def test_persistent_is_for_those_who_ask(install, native):
+    cudnn = install()
+    case = Case((2, 4, 5, 3), 3, F32)
+    engines.batch_norm_grad(DEVICE, *case.arguments(), "cudnn-persistent")
+    case.check()
+    assert [mode for _, _, mode, _ in cudnn.bindings.calls] == [2]
+    assert gradkit.last_engine() == "cudnn"
+    assert not native
+
+
+def test_native_does_not_even_look_for_cudnn(monkeypatch, native):
+    monkeypatch.setattr(load, "_found", None)
+    monkeypatch.setattr(load, "_find", lambda: pytest.fail("looked for cuDNN"))
+    assert list(_both("native")) == ["native", "native"]
+    assert native == ["batch_norm_grad", "batch_norm"]
+
+
+def test_limits_are_the_librarys_and_are_asked_for_once(install, native):
+    cudnn = install(most=8)
+    for batch, ran in ((7, "cudnn"), (8, "cudnn"), (9, "native")):
+        for _ in range(3):
+            assert list(_both(None, (batch, 3, 2))) == [ran, ran]
+    assert cudnn.bindings.asked == 2 * (3 + 3 + 1)
+    with pytest.raises(CudnnError, match="NOT_SUPPORTED"):
+        next(_both("cudnn", (9, 3, 2)))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy, of means of nothing
+def test_what_has_no_elements_is_ours(install):
+    cudnn = install()
+    assert list(_both(None, (0, 3, 2), checked=False)) == ["native", "native"]
+    assert not cudnn.bindings.asked
+
+
+def test_a_missing_cudnn_is_warned_of_once(missing, native):
+    with pytest.warns(RuntimeWarning, match="pip install it.*own kernels"):
+        assert next(_both()) == "native"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert list(_both()) == ["native", "native"]
+    assert len(native) == 3
+    with pytest.raises(BackendUnavailableError, match="pip install it"):
+        next(_both("cudnn"))
+
+
+def test_a_failing_cudnn_is_warned_of_once_and_never_a_wrong_answer(install, native):
+    install(fails="CUDNN_STATUS_EXECUTION_FAILED")
+    with pytest.warns(RuntimeWarning, match="EXECUTION_FAILED.*libcudnn") as caught:
+        assert list(_both()) == ["native", "native"]
+    assert len(caught) == 1
+    with pytest.raises(CudnnError, match="EXECUTION_FAILED"):
+        next(_both("cudnn"))
+
+
+def test_no_cudnn_off_a_cuda_device(install):
+    cudnn = install()
+    device = types.SimpleNamespace(xp=np)
+    case = Case((4, 3), 1, F32)
+    engines.batch_norm_grad(device, *case.arguments())
+    case.check()
+    assert not cudnn.bindings.asked
+    with pytest.raises(BackendUnavailableError, match="CUDA device"):
+        engines.batch_norm_grad(device, *case.arguments(), "cudnn")
+
+
+def test_eight_threads_each_know_their_engine(install):
+    cudnn = install(most=4)
+    failures = []
+
+    def work(number):
+        DEVICE.current.stream = 100 + number % 2
+        ran = "cudnn" if number % 2 else "native"
+        try:
+            for _ in range(20):
+                assert list(_both(None, (4 if number % 2 else 5, 3, 2))) == [ran, ran]
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    assert not failures
+    assert {stream for *_, stream in cudnn.bindings.calls} == {100, 101}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_forked_child_is_told_also_where_it_could_choose(install):
+    install()
+    assert next(_both()) == "cudnn"
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        answer = "no error"
+        try:
+            next(_both())
+        except CudnnError as error:
+            answer = str(error)
+        finally:
+            os.write(write, answer.encode())
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert "does not survive the fork" in os.read(read, 1000).decode()
+    os.close(read), os.close(write)
+
+
+def test_numpy_arrays_have_one_engine():
+    x = np.arange(12.0).reshape(4, 3)
+    for engine in (None, "native"):
+        y, mean, inv_std = gradkit.batch_norm(x, engine=engine)
+        dx, _, _ = gradkit.batch_norm_grad(y, x, None, mean, inv_std, engine=engine)
+        assert np.abs(dx.sum(axis=0)).max() < 1e-14
+        assert gradkit.last_engine() == "native"
+    for engine in ("cudnn", "cudnn-persistent"):
+        with pytest.raises(ValueError, match="CuPy arrays"):
+            gradkit.batch_norm(x, engine=engine)
+        with pytest.raises(ValueError, match="CuPy arrays"):
+            gradkit.batch_norm_grad(y, x, None, mean, inv_std, engine=engine)
+    with pytest.raises(ValueError, match=r"engine must be one of .*'native'.*'fast'"):
+        gradkit.batch_norm(x, engine="fast")
+
+
+def test_a_thread_that_ran_nothing_knows_no_engine():
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(gradkit.last_engine()))
+    thread.start()
+    thread.join()
+    assert answers == [None]
+
+
+@pytest.mark.parametrize("name", ["batch_norm", "batch_norm_grad"])
+def test_signatures_are_the_references(name):
+    ours, reference = (
+        inspect.signature(getattr(module, name)).parameters for module in (engines, _numpy)
+    )
+    assert next(iter(ours)) == "device"
+    assert [(p.name, p.default) for p in list(ours.values())[1:]] == [
+        (p.name, p.default) for p in reference.values()
+    ]
+
+
+@pytest.mark.parametrize("axis", [1, -1])
+def test_new_gradients_lie_in_memory_as_x_does(axis):
+    x = np.moveaxis(np.random.default_rng(0).standard_normal((2, 4, 5, 3)), -1, 1)
+    y, mean, inv_std = gradkit.batch_norm(x, channel_axis=axis)
+    dx, _, _ = gradkit.batch_norm_grad(np.ones(x.shape), x, None, mean, inv_std, channel_axis=axis)
+    assert y.strides == dx.strides == x.strides

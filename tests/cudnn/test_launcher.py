@@ -1,0 +1,195 @@
+"""The launcher over a cuDNN that is NumPy: layouts, conversions, scratch, and what is passed."""
+
+import inspect
+
+import numpy as np
+import pytest
+
+from gradkit._cuda.cudnn import batch_normalization as launcher
+from gradkit._cuda.cudnn.face import Bindings
+from gradkit._cuda.cudnn.load import Cudnn
+from gradkit.errors import CudnnError
+from tests.cudnn.cases import COMBINATIONS, MIXTURES, SHAPES, Case, ForwardCase
+from tests.cudnn.fake import FakeCudnn, HostDevice
+
+TYPE_IDS = ["-".join(map(str, row)) for row in COMBINATIONS]
+F32 = COMBINATIONS[0]
+
+
+@pytest.fixture
+def cudnn():
+    return Cudnn(FakeCudnn())
+
+
+def _axes():
+    return [(shape, axis) for shape in SHAPES for axis in range(len(shape))]
+
+
+@pytest.mark.parametrize("types", COMBINATIONS, ids=TYPE_IDS)
+@pytest.mark.parametrize("affine", [True, False])
+def test_every_shape_axis_and_mixture_backward(cudnn, types, affine):
+    for shape, axis in _axes():
+        for layouts in MIXTURES:
+            case = Case(shape, axis, types, layouts=layouts, affine=affine)
+            launcher.batch_norm_grad(cudnn, HostDevice(), *case.arguments())
+            case.check()
+    assert not cudnn.bindings.descriptors
+
+
+@pytest.mark.parametrize("types", COMBINATIONS, ids=TYPE_IDS)
+@pytest.mark.parametrize("affine", [True, False])
+def test_every_shape_axis_and_mixture_forward(cudnn, types, affine):
+    for shape, axis in _axes():
+        for layouts in MIXTURES:
+            case = ForwardCase(shape, axis, types, layouts=layouts[1:], affine=affine)
+            launcher.batch_norm(cudnn, HostDevice(), *case.arguments())
+            case.check()
+    assert not cudnn.bindings.descriptors
+
+
+@pytest.mark.parametrize("layout", ["C", "rolled", "Fortran", "stepped"])
+def test_dx_may_be_dy_and_y_may_be_x(cudnn, layout):
+    case = Case((2, 3, 4, 5), 1, F32, layouts=(layout,) * 3)
+    case.dx = case.dy
+    launcher.batch_norm_grad(cudnn, HostDevice(), *case.arguments())
+    case.check()
+    forward = ForwardCase((2, 3, 4, 5), 1, F32, layouts=(layout,) * 2)
+    forward.y = forward.x
+    launcher.batch_norm(cudnn, HostDevice(), *forward.arguments())
+    forward.check()
+
+
+def test_broadcast_dy(cudnn):
+    case = Case((4, 3, 2), 1, F32)
+    case.dy = case._dy = np.broadcast_to(np.float32(0.25), (4, 3, 2))
+    launcher.batch_norm_grad(cudnn, HostDevice(), *case.arguments())
+    case.check()
+
+
+class Recorder(FakeCudnn):
+    """Keeps the arguments of batch norm by their names in the face, and the descriptors."""
+
+    def batchNormalizationBackward(self, *args):
+        self._keep("batchNormalizationBackward", args)
+
+    def batchNormalizationForwardTraining(self, *args):
+        self._keep("batchNormalizationForwardTraining", args)
+
+    def _keep(self, name, args):
+        signature = inspect.signature(getattr(Bindings, name))
+        self.given = signature.bind(None, *args).arguments
+        self.described = {
+            key: self.descriptors[number] for key, number in self.given.items() if "Desc" in key
+        }
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "dims", "strides"),
+    [
+        ((6, 3), 1, (6, 3, 1, 1), (3, 1, 1, 1)),
+        ((2, 3, 5), 1, (2, 3, 5, 1), (15, 5, 1, 1)),
+        ((2, 3, 4, 5), 1, (2, 3, 20, 1), (60, 20, 1, 1)),
+        ((2, 4, 5, 3), 3, (2, 3, 20, 1), (60, 1, 3, 3)),
+        ((2, 4, 5, 6, 3), 4, (2, 3, 120, 1), (360, 1, 3, 3)),
+        ((3, 2, 4, 5), 0, (1, 3, 40, 1), (120, 40, 1, 1)),
+        ((2, 4, 3, 5), 2, (8, 3, 5, 1), (15, 5, 1, 1)),
+    ],
+)
+def test_dense_arrays_are_passed_where_they_lie(shape, axis, dims, strides):
+    recorder, device = Recorder(), HostDevice()
+    case = Case(shape, axis, F32)
+    launcher.batch_norm_grad(Cudnn(recorder), device, *case.arguments())
+    given = recorder.given
+    for key, array in {
+        "x": case.x,
+        "dy": case.dy,
+        "dx": case.dx,
+        "bnScale": case.scale,
+        "dBnScaleResult": case.dscale,
+        "dBnBiasResult": case.dbias,
+        "savedMean": case.mean,
+        "savedInvVariance": case.inv_std,
+    }.items():
+        assert given[key] == array.ctypes.data, key
+    assert recorder.described["xDesc"] == (0, dims, strides)
+    assert given["xDesc"] == given["dyDesc"] == given["dxDesc"]
+    assert recorder.described["dBnScaleBiasDesc"][:2] == (0, (1, dims[1], 1, 1))
+    assert given["mode"] == 1
+    assert recorder.handles[given["handle"]] == device.cuda_stream()
+
+
+def test_channels_last_strides_are_no_copy():
+    recorder = Recorder()
+    case = Case((2, 3, 4, 5), 1, F32, layouts=("rolled",) * 3)
+    launcher.batch_norm_grad(Cudnn(recorder), HostDevice(), *case.arguments())
+    assert recorder.described["xDesc"] == (0, (2, 3, 20, 1), (60, 1, 3, 3))
+    assert [recorder.given[k] for k in ("x", "dy", "dx")] == [
+        a.ctypes.data for a in (case.x, case.dy, case.dx)
+    ]
+
+
+def test_forward_arguments():
+    recorder = Recorder()
+    case = ForwardCase((2, 3, 4), 1, F32)
+    launcher.batch_norm(Cudnn(recorder), HostDevice(), *case.arguments())
+    given = recorder.given
+    for key, array in {
+        "x": case.x,
+        "y": case.y,
+        "bnScale": case.scale,
+        "bnBias": case.bias,
+        "resultSaveMean": case.mean,
+        "resultSaveInvVariance": case.inv_std,
+    }.items():
+        assert given[key] == array.ctypes.data, key
+    assert given["resultRunningMean"] == given["resultRunningVariance"] == 0
+    assert given["epsilon"] == case.eps
+    assert given["xDesc"] == given["yDesc"]
+
+
+def test_persistent_only_channels_last():
+    recorder = Recorder()
+    last = Case((2, 4, 5, 3), 3, F32)
+    launcher.batch_norm_grad(Cudnn(recorder), HostDevice(), *last.arguments(), persistent=True)
+    assert recorder.given["mode"] == 2
+    for shape, axis in (((2, 3, 4, 5), 1), ((6, 3), 1)):
+        first = Case(shape, axis, F32)
+        with pytest.raises(ValueError, match="channels-last"):
+            launcher.batch_norm_grad(
+                Cudnn(recorder), HostDevice(), *first.arguments(), persistent=True
+            )
+
+
+@pytest.mark.parametrize("text", ["CUDNN_STATUS_NOT_SUPPORTED", "CUDNN_STATUS_EXECUTION_FAILED"])
+def test_a_failed_call_writes_nothing_into_its_inputs(text):
+    cudnn = Cudnn(FakeCudnn(fails=text))
+    case = Case((2, 3, 4), 1, F32)
+    case.dx = case.dy
+    with pytest.raises(CudnnError, match=text):
+        launcher.batch_norm_grad(cudnn, HostDevice(), *case.arguments())
+    np.testing.assert_array_equal(case.dy, case._dy)
+    assert not cudnn.bindings.descriptors
+
+
+def test_sizes_that_no_descriptor_holds(cudnn):
+    huge = np.lib.stride_tricks.as_strided(np.zeros(1, np.float32), (2**31, 2), (0, 0))
+    case = Case((4, 2), 1, F32)
+    case.x = case.dy = huge
+    with pytest.raises(CudnnError, match="C int") as caught:
+        launcher.batch_norm_grad(cudnn, HostDevice(), *case.arguments())
+    assert caught.value.unsupported
+    case.x = case.dy = np.empty((0, 2), np.float32)
+    with pytest.raises(CudnnError, match="no elements") as caught:
+        launcher.batch_norm_grad(cudnn, HostDevice(), *case.arguments())
+    assert caught.value.unsupported
+    assert not cudnn.bindings.asked
+
+
+def test_errors_survive_pickling():
+    import pickle
+
+    error = CudnnError("cudnnCreate", 1001, "CUDNN_STATUS_NOT_INITIALIZED")
+    again = pickle.loads(pickle.dumps(error))
+    assert (again.function, again.status, again.text) == ("cudnnCreate", 1001, error.text)
+    assert str(again) == "cudnnCreate: CUDNN_STATUS_NOT_INITIALIZED (1001)"
+    assert not again.unsupported

@@ -1,0 +1,39 @@
+"""4-D descriptors of arrays of every rank, channel axis and order of axes in memory."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from gradkit._cuda.cudnn.layout import Layout
+
+LENGTHS = (2, 3, 1, 5, 4)
+
+
+@pytest.mark.parametrize("ndim", [2, 3, 4, 5])
+def test_a_descriptor_shows_each_channel_its_own_elements(ndim):
+    for lengths in itertools.permutations(LENGTHS[:ndim]):
+        for order in itertools.permutations(range(ndim)):
+            back = np.argsort(order)
+            dense = np.arange(np.prod(lengths)).reshape([lengths[a] for a in order])
+            x = dense.transpose(back)
+            for axis in range(ndim):
+                layout = Layout.of(x, axis)
+                view = x.transpose(layout.order)
+                assert view.flags.c_contiguous
+                seen = np.lib.stride_tricks.as_strided(
+                    view, layout.dims, [s * x.itemsize for s in layout.strides]
+                )
+                assert seen.size == x.size
+                for channel in range(lengths[axis]):
+                    mine = np.sort(x.take(channel, axis), axis=None)
+                    np.testing.assert_array_equal(np.sort(seen[:, channel], axis=None), mine)
+
+
+def test_channels_last():
+    first = np.empty((2, 3, 4, 5))
+    last = np.moveaxis(np.empty((2, 4, 5, 3)), -1, 1)
+    assert not Layout.of(first, 1).channels_last
+    assert Layout.of(last, 1).channels_last
+    assert Layout.of(first, 3).channels_last
+    assert not Layout.of(np.empty((6, 3)), 1).channels_last

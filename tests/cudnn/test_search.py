@@ -1,0 +1,195 @@
+"""Where the library is looked for, and what becomes of absent, damaged, old and foreign ones."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from gradkit._cuda.cudnn import search
+
+ROOT = Path(__file__).resolve().parents[2]
+# Before anything else, so that no cuDNN of this machine is found: only the folder in the place
+# of Python's own package folders, as a fresh installation would have it.
+ONLY = """
+    import json, sys, types
+    from gradkit._cuda.cudnn import load, search
+    from gradkit.errors import BackendUnavailableError
+    folder = {folder!r}
+    search.sysconfig.get_path = lambda name: folder
+    search.site.ENABLE_USER_SITE = False
+    search._pathfinder = lambda soname: None
+    search._system = lambda soname: None
+    try:
+        bindings = load.cudnn().bindings
+        found = [bindings.getVersion(), bindings.path, bindings.name]
+    except BackendUnavailableError as error:
+        found = str(error)
+    print(json.dumps(found))
+"""
+
+
+def _run(script, cwd, **env):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **env}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(script)],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def _found(folder, cwd=None):
+    return _run(ONLY.format(folder=str(folder)), cwd or folder)
+
+
+def _lib(folder):
+    return folder / "nvidia" / "cudnn" / "lib"
+
+
+def test_a_packaged_library(build, tmp_path):
+    path = build(_lib(tmp_path), version=92800)
+    assert _found(tmp_path) == [92800, str(path), "ctypes"]
+
+
+def test_none(tmp_path):
+    answer = _found(tmp_path)
+    assert "libcudnn.so.9 is not installed" in answer
+    assert "pip install 'nvidia-cudnn-cu12>=9,<10'" in answer
+
+
+@pytest.mark.parametrize("length", [0, 20, 100, 1000, 5000])
+@pytest.mark.parametrize("part", ["libcudnn.so.9", "libcudnn_ops.so.9"])
+def test_truncated(build, tmp_path, length, part):
+    build(_lib(tmp_path), version=92800)
+    path = build(_lib(tmp_path), version=92800, file=part)
+    path.write_bytes(path.read_bytes()[:length])
+    answer = _found(tmp_path)
+    assert f"{path} is damaged" in answer
+    assert "pip install" in answer
+
+
+def test_no_library_at_all_inside(tmp_path):
+    _lib(tmp_path).mkdir(parents=True)
+    (_lib(tmp_path) / "libcudnn.so.9").write_text("not a library")
+    assert "does not load" in _found(tmp_path)
+
+
+def test_old(build, tmp_path):
+    path = build(_lib(tmp_path), version=8907)
+    assert f"{path} says that it is cuDNN 8907" in _found(tmp_path)
+
+
+def test_newer_than_what_we_know(build, tmp_path):
+    path = build(_lib(tmp_path), version=100000)
+    assert f"{path} says that it is cuDNN 100000" in _found(tmp_path)
+
+
+def test_a_version_8_alone_is_no_use_without_cupys_binding(build, tmp_path):
+    build(_lib(tmp_path), version=8907, file="libcudnn.so.8")
+    assert "libcudnn.so.9 is not installed" in _found(tmp_path)
+
+
+def test_a_function_is_missing(build, tmp_path):
+    build(_lib(tmp_path), version=92800, without=("cudnnBatchNormalizationBackward",))
+    answer = _found(tmp_path)
+    assert "lacks a function of cuDNN 9" in answer
+    assert "cudnnBatchNormalizationBackward" in answer
+
+
+def test_the_working_directory_is_no_place(build, tmp_path):
+    """Not as it is, and not as an entry of sys.path or of LD_LIBRARY_PATH."""
+    build(tmp_path, version=92800)
+    build(_lib(tmp_path), version=92800)
+    (tmp_path / "elsewhere").mkdir()
+    script = ONLY.format(folder=str(tmp_path / "elsewhere")).replace(
+        "    search._system = lambda soname: None\n", ""
+    )
+    for named in ("", ":/nowhere", "/nowhere:", "."):
+        assert "is not installed" in _run(script, tmp_path, LD_LIBRARY_PATH=named)
+
+
+def test_an_absolute_entry_of_ld_library_path_is_the_users_word(build, tmp_path):
+    path = build(tmp_path / "libs", version=92800)
+    (tmp_path / "elsewhere").mkdir()
+    script = ONLY.format(folder=str(tmp_path / "elsewhere")).replace(
+        "    search._system = lambda soname: None\n", ""
+    )
+    assert _run(script, tmp_path, LD_LIBRARY_PATH=str(path.parent)) == [92800, str(path), "ctypes"]
+
+
+@pytest.mark.parametrize(
+    ("named", "safe"),
+    [("", True), ("/a", True), ("/a:/b", True), ("/a:", False), (":", False), ("a:/b", False)],
+)
+def test_loader_path(monkeypatch, named, safe):
+    monkeypatch.setenv("LD_LIBRARY_PATH", named)
+    assert search._loader_is_safe() == safe
+    monkeypatch.delenv("LD_LIBRARY_PATH")
+    assert search._loader_is_safe()
+
+
+def test_what_is_loaded_already_is_used(build, tmp_path):
+    loaded = build(tmp_path / "a", version=92700)
+    packaged = build(_lib(tmp_path / "b"), version=92800)
+    script = ONLY.format(folder=str(tmp_path / "b"))
+    assert _run(script, tmp_path) == [92800, str(packaged), "ctypes"]
+    script = f"import ctypes; ctypes.CDLL({str(loaded)!r})\n" + textwrap.dedent(script)
+    assert _run(script, tmp_path) == [92700, str(loaded), "ctypes"]
+
+
+def test_the_next_place_is_tried_after_a_damaged_file(build, tmp_path):
+    name = "librecorder.so"  # not cuDNN's: this process must not have that one
+    good = build(tmp_path / "good", version=92800, file=name)
+    bad = tmp_path / name
+    bad.write_text("not a library")
+    places = [("a", lambda soname: None), ("b", lambda soname: str(bad))]
+    with pytest.raises(search.UnusableError, match=r"\(b\) does not load"):
+        search.open_first(name, places)
+    places.append(("c", lambda soname: str(good)))
+    assert search.open_first(name, places)[1] == str(good)
+
+
+def test_threads_that_ask_at_once_load_once(build, tmp_path):
+    build(_lib(tmp_path), version=92800)
+    script = ONLY.format(folder=str(tmp_path)).replace(
+        "print(json.dumps(found))",
+        """load._found, real, calls = None, load._find, []
+    load._find = lambda: calls.append(1) or real()
+    import concurrent.futures as futures
+    with futures.ThreadPoolExecutor(8) as pool:
+        all_ = list(pool.map(lambda _: id(load.cudnn()), range(64)))
+    print(json.dumps([len(calls), len(set(all_))]))""",
+    )
+    assert _run(script, tmp_path) == [1, 1]
+
+
+def test_show_config_names_the_library(build, tmp_path):
+    path = build(_lib(tmp_path), version=92800)
+    script = ONLY.format(folder=str(tmp_path)).replace(
+        "print(json.dumps(found))",
+        """import gradkit
+    before = gradkit.show_config("dicts")["backends"]["cudnn"]
+    cupy = types.ModuleType("cupy")
+    cupy.__version__, cupy.__spec__ = "14.2.0", sys.__spec__
+    cupy.__file__ = None
+    sys.modules["cupy"] = cupy
+    after = gradkit.show_config("dicts")["backends"]["cudnn"]
+    print(json.dumps([before["loaded"], after]))""",
+    )
+    loaded = {"loaded": True, "version": "9.28.0", "binding": "ctypes", "path": str(path)}
+    assert _run(script, tmp_path) == [False, loaded]
+
+
+def test_import_gradkit_loads_none_of_this(tmp_path):
+    script = """
+        import json, sys, gradkit
+        print(json.dumps([name for name in sys.modules if "cudnn" in name or "_cuda" in name]))
+    """
+    assert _run(script, tmp_path) == []

@@ -1,0 +1,1 @@
+"""Agreement with ONNX Runtime Training's own CPU operators; see README.md."""

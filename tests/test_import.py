@@ -1,0 +1,42 @@
+"""What ``import gradkit`` costs."""
+
+import subprocess
+import sys
+
+from tests import tolerances
+
+MODULES = "print(*sorted(name.partition('.')[0] for name in sys.modules))\n"
+IMPORT = (
+    "import time, numpy, sys\n"
+    "start = time.process_time()\n"
+    "import gradkit\n"
+    "print(time.process_time() - start)\n"
+)
+USE = (
+    "import sys, numpy as np, gradkit\n"
+    "g = np.ones((3, 4), np.float16)\n"
+    "gradkit.clip_grad_norm([g], 1.0); gradkit.layer_norm(g); gradkit.zero_grad(g)\n"
+    "gradkit.show_config()\n"
+)
+OPTIONAL = {"cupy", "torch", "jax", "tensorflow", "ml_dtypes", "array_api_strict", "onnxruntime"}
+
+
+def printed(code):
+    """The lines that a fresh interpreter prints."""
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def test_import_loads_no_framework():
+    modules = set(printed(IMPORT + MODULES)[-1].split())
+    assert "gradkit" in modules
+    assert not modules & OPTIONAL
+
+
+def test_use_loads_no_framework():
+    assert not set(printed(USE + MODULES)[-1].split()) & OPTIONAL
+
+
+def test_import_is_quick():
+    """In processor time beyond NumPy's own: what else the machine does is not gradkit's."""
+    assert min(float(printed(IMPORT)[0]) for _ in range(7)) <= tolerances.IMPORT_TIME
