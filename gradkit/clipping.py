@@ -417,7 +417,7 @@ def _combine_ranks(group: Gradients, norm: Any, order: float, reduce: Reduce) ->
 
     def combined(value: Any, op: Literal["sum", "max"]) -> Any:
         answer = reduce(group.wrap(value), op)
-        if is_array(answer):
+        if is_array(answer) and not isinstance(answer, np.generic):
             native = group.view(answer, label, write=False)
         else:
             native = group.backend.as_float64(_checks.real(answer, label))
@@ -453,6 +453,8 @@ def _factor(group: Gradients, coefficient: Any) -> Any:
         return _checks.real(coefficient, "coefficient")
     if type(coefficient) is np.ndarray and coefficient.ndim == 0:
         return _checks.real(coefficient, "coefficient")  # host memory: nothing to wait for
+    if not group.arrays:
+        return 1.0  # nothing to scale, on whatever device the coefficient is
     native = group.view(coefficient, "coefficient", write=False)
     _checks.shape(native, (), "coefficient", "one number for all gradients")
     if _checks.floating(native, "coefficient") != "float64":
