@@ -330,10 +330,13 @@ def test_what_is_not_finite_reaches_the_norm_from_any_place(device, p, value, na
         assert math.isnan(got) if math.isnan(value) else got == math.inf
 
 
-def test_equal_terms_round_alike_and_yet_sum_up_right(device):
-    host = np.full(1 << 14, 0.1, np.float64)
-    got = float(norm_of(device, put(device, [host]), 1.0))
-    assert abs(got - math.fsum(host.tolist())) <= math.ulp(got)
+@pytest.mark.parametrize("terms", [np.full(1 << 14, 0.1), np.r_[1.0, np.full(511, 2.0**-54)]])
+def test_what_additions_round_off_is_not_lost(device, terms):
+    exact = math.fsum(terms.tolist())
+    assert abs(float(norm_of(device, put(device, [terms]), 1.0)) - exact) <= math.ulp(exact)
+    got = float(norm_of(device, put(device, [np.sqrt(terms)])))
+    exact = math.sqrt(math.fsum((np.sqrt(terms) ** 2).tolist()))
+    assert abs(got - exact) <= math.ulp(exact)
 
 
 # Grids and schedules
