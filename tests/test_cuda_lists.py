@@ -311,6 +311,8 @@ def test_magnitudes_from_one_end_of_float64_to_the_other(device, p):
         [sizes[:2], np.ones(3, np.float32), sizes[2:3]],
         [np.full(4, 1e-300), np.full(700, 1e-170), np.full(3, 1e290, np.float64)],
         [np.full(1000, 5e-324)],
+        [2.0 ** np.array([479.0, 481, 479])],  # either side of where squares are scaled
+        [2.0 ** np.array([-479.0, -481, -479])],
         [np.full(1000, 1e154), np.full(10, 2.0**-130, np.float32)],
     ):
         got = float(norm_of(device, put(device, hosts), p))
