@@ -311,6 +311,8 @@ def test_magnitudes_from_one_end_of_float64_to_the_other(device, p):
         [sizes[:2], np.ones(3, np.float32), sizes[2:3]],
         [np.full(4, 1e-300), np.full(700, 1e-170), np.full(3, 1e290, np.float64)],
         [np.full(1000, 5e-324)],
+        [2.0 ** np.array([479.0, 481, 479])],  # either side of where squares are scaled
+        [2.0 ** np.array([-479.0, -481, -479])],
         [np.full(1000, 1e154), np.full(10, 2.0**-130, np.float32)],
     ):
         got = float(norm_of(device, put(device, hosts), p))
@@ -330,10 +332,13 @@ def test_what_is_not_finite_reaches_the_norm_from_any_place(device, p, value, na
         assert math.isnan(got) if math.isnan(value) else got == math.inf
 
 
-def test_equal_terms_round_alike_and_yet_sum_up_right(device):
-    host = np.full(1 << 14, 0.1, np.float64)
-    got = float(norm_of(device, put(device, [host]), 1.0))
-    assert abs(got - math.fsum(host.tolist())) <= math.ulp(got)
+@pytest.mark.parametrize("terms", [np.full(1 << 14, 0.1), np.r_[1.0, np.full(511, 2.0**-54)]])
+def test_what_additions_round_off_is_not_lost(device, terms):
+    exact = math.fsum(terms.tolist())
+    assert abs(float(norm_of(device, put(device, [terms]), 1.0)) - exact) <= math.ulp(exact)
+    got = float(norm_of(device, put(device, [np.sqrt(terms)])))
+    exact = math.sqrt(math.fsum((np.sqrt(terms) ** 2).tolist()))
+    assert abs(got - exact) <= math.ulp(exact)
 
 
 # Grids and schedules
@@ -380,7 +385,8 @@ def test_elements_beyond_two_to_the_32():
     size = (1 << 32) + 12_345
     device = Device(multiprocessors=1 << 20)
     grad = sparse_array(size, np.float16)
-    grad[-1], grad[12_344], grad[size - (1 << 32)] = 3, 5, 7  # where indices would wrap to
+    grad[-1], grad[12_344] = 3, 5  # the same element to 32 bits
+    grad[20_000] = 7  # where 32 bits of what is left of the array end
     plan = plan_of(device, [grad], [grad])
     parts = scratch(device, plan.chunks * 3, "float64")
     with device.only_blocks([-1]):
@@ -397,10 +403,10 @@ def test_elements_beyond_two_to_the_32():
         arguments = (None, np.float64(2), np.uint32(1))
         run(device, plan, "scale", "scale_grads", *arguments)
     # The last chunks come first where work goes backwards, so block -1 does the first ones.
-    assert (grad[-1], grad[12_344]) == (3, 10)
+    assert (grad[-1], grad[12_344], grad[20_000]) == (3, 10, 14)
     with device.only_blocks([0]):
         run(device, plan, "scale", "scale_grads", *arguments)
-    assert (grad[-1], grad[12_344]) == (6, 10)
+    assert (grad[-1], grad[12_344], grad[20_000]) == (6, 10, 14)
 
 
 def test_strided_elements_beyond_two_to_the_32():

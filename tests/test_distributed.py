@@ -17,7 +17,8 @@ RANKS = 3
 class Ranks:
     """All ranks meet in every reduction, or the barrier breaks: an unequal count is an error."""
 
-    def __init__(self, count=RANKS):
+    def __init__(self, backend, count=RANKS):
+        self.backend = backend
         self.count = count
         self.barrier = threading.Barrier(count, timeout=20)
         self.values = [None] * count
@@ -28,13 +29,14 @@ class Ranks:
 
         def reduce(value, op):
             self.calls[rank].append((op, value.shape, str(value.dtype)))
-            self.values[rank] = np.array(value)
+            on_host = type(value) is np.ndarray  # on every backend, where a rank holds nothing
+            self.values[rank] = value.copy() if on_host else self.backend.asnumpy(value)
             self.barrier.wait()
             stacked = np.stack(self.values)
             self.barrier.wait()
-            if op == "sum":
-                return stacked.sum(axis=0)
-            return (np.max if keep_nan else np.fmax.reduce)(stacked, axis=0)
+            largest = np.max if keep_nan else np.fmax.reduce
+            answer = (np.sum if op == "sum" else largest)(stacked, axis=0)
+            return answer if on_host or not answer.ndim else self.backend.asarray(answer)
 
         return reduce
 
@@ -87,7 +89,7 @@ ORDERS = [1, 2, INF, 3, 0.5]
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("contents", CONTENTS.values(), ids=CONTENTS)
 def test_norm_over_ranks(backend, contents, order, keep_nan):
-    ranks = Ranks()
+    ranks = Ranks(backend)
     held = [[None if g is None else backend.asarray(g) for g in part] for part in contents]
 
     def work(rank, reduce):
@@ -106,7 +108,7 @@ def test_norm_over_ranks(backend, contents, order, keep_nan):
 def test_each_tensor_over_ranks(backend, order):
     """The tensors are shards: each norm is of one tensor's shards on all ranks."""
     shards = [[f(3), f(1, 2)], [f(-4), f(NAN)], [f(0), f(7)]]
-    ranks = Ranks()
+    ranks = Ranks(backend)
     held = [[backend.asarray(g) for g in part] for part in shards]
 
     def work(rank, reduce):
@@ -131,7 +133,7 @@ def test_clipping_over_ranks(backend, clip):
         clipped, norm = gradkit.clip_by_global_norm(held[rank], 2.5, reduce=reduce)
         return float(norm), clipped
 
-    for (norm, clipped), part in zip(Ranks().run(work), contents, strict=True):
+    for (norm, clipped), part in zip(Ranks(backend).run(work), contents, strict=True):
         assert norm == 5.0
         for got, before in zip(clipped, part, strict=True):
             np.testing.assert_array_equal(backend.asnumpy(got), before * 0.5)
@@ -146,7 +148,7 @@ def test_every_rank_raises_and_names_its_own(backend):
             gradkit.clip_grad_norm(held[rank], 1.0, nonfinite="raise", reduce=reduce)
         return caught.value.names
 
-    assert Ranks().run(work) == [(), ("grads[0]",), ()]
+    assert Ranks(backend).run(work) == [(), ("grads[0]",), ()]
     assert [backend.memory(part[0]) for part in held] == before
 
 
@@ -156,7 +158,7 @@ def test_every_rank_becomes_zero(backend):
     def work(rank, reduce):
         gradkit.clip_grad_norm(held[rank], 1.0, nonfinite="zero", reduce=reduce)
 
-    Ranks().run(work)
+    Ranks(backend).run(work)
     assert not any(any(backend.memory(part[0])) for part in held)
 
 

@@ -175,12 +175,6 @@ MUTANTS = [
     ),
     (
         "kernels/tensor_list.cuh",
-        "/ sizeof(T) % N)) % N;",
-        "/ sizeof(T) % N));",
-        "an aligned run gets a whole pack as its head",
-    ),
-    (
-        "kernels/tensor_list.cuh",
         "if (head > count || reinterpret_cast<u64>(source + head) % (N * sizeof(S)))",
         "if (head > count)",
         "packs of a source that is aligned otherwise than its target",
@@ -222,12 +216,6 @@ MUTANTS = [
         "__shared__ Part shared[32]",
         "__shared__ Part shared[31]",
         "shared memory short",
-    ),
-    (
-        "kernels/norm.cu",
-        "if (lane() == 0) shared[",
-        "if (lane() == 31) shared[",
-        "another lane's part",
     ),
     (
         "kernels/accumulate.cu",

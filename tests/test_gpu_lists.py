@@ -1,0 +1,73 @@
+"""What only a GPU shows of the list operations: graphs, streams, no waiting for the device."""
+
+import numpy as np
+import pytest
+
+import gradkit
+from tests.backends import has_gpu
+from tests.tolerances import assert_same_bits
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not has_gpu(), reason="no CUDA device"),
+]
+
+
+def gradients(count, seed):
+    """A list longer than the parameter block, with a strided array among the others."""
+    import cupy
+
+    rng = np.random.default_rng(seed)
+    hosts = [rng.standard_normal((7, 2 * k + 2)).astype(np.float32) for k in range(count)]
+    return [cupy.asarray(h)[:, :: 1 + (k == 3)] for k, h in enumerate(hosts)]
+
+
+def step(grads, buffer):
+    norm = gradkit.clip_grad_norm(grads, 1.0)
+    gradkit.accumulate_grad(buffer, grads[5], scale=0.5)
+    return norm
+
+
+@pytest.mark.parametrize("count", [20, 200])
+def test_a_captured_step_replays_on_new_values(count):
+    import cupy
+
+    grads, buffer = gradients(count, 0), cupy.zeros((7, 12), np.float32)
+    step(grads, buffer)  # compiles, and fills the pool
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        stream.begin_capture()
+        norm = step(grads, buffer)
+        graph = stream.end_capture()
+        for seed in (1, 2):
+            fresh, expected = gradients(count, seed), cupy.ones_like(buffer)
+            for grad, value in zip(grads, fresh, strict=True):
+                grad[...] = value
+            buffer[...] = 1
+            graph.launch(stream)
+            wanted = step(fresh, expected)
+            stream.synchronize()
+            assert_same_bits(norm.get(), wanted.get())
+            assert_same_bits(buffer.get(), expected.get())
+            for grad, value in zip(grads, fresh, strict=True):
+                assert_same_bits(grad.get(), value.get())
+
+
+def test_a_long_list_on_two_streams():
+    import cupy
+
+    grads = gradients(200, 0)
+    expected = gradkit.grad_norm(grads).get()
+    cupy.cuda.Device().synchronize()
+    for _ in range(3):
+        for stream in (cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True)):
+            with stream:
+                found = gradkit.grad_norm(grads)
+            stream.synchronize()
+            assert_same_bits(found.get(), expected)
+
+
+def test_the_same_call_gives_the_same_bits():
+    grads = gradients(300, 0)
+    found = {gradkit.grad_norm(grads).get().tobytes() for _ in range(20)}
+    assert len(found) == 1
