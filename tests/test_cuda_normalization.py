@@ -185,6 +185,14 @@ def test_batch_norm(shape, axis, last, types):
     p.check_gradients(device, *device.batch_norm_grad(p))
 
 
+@pytest.mark.parametrize("last", [False, True])
+def test_channels_of_many_packs(last):
+    """Walks over the ends of runs, and sums that double takes over more than once."""
+    device, p = Emulated(multiprocessors=1), _batch((64, 2, 101), 1, last, BATCH_TYPES[0])
+    p.check_forward(device, *device.batch_norm(p))
+    p.check_gradients(device, *device.batch_norm_grad(p))
+
+
 def test_all_that_is_listed_was_asked_for_and_nothing_else():
     """What is compiled for every GPU is what these tests run, once all of them have."""
     if len(REQUESTED) < len(LISTED) // 2:
