@@ -53,8 +53,8 @@ def test_a_cupy_array_without_its_backend_says_what_would_help(fake_cupy):
 def test_frameworks_do_not_mix(fake_cupy):
     host, strict, cupy = np.ones(3), xp.ones(3), fake_cupy.ndarray()
     for first, second, one, two in (
-        (host, strict, "numpy", "array API"),
-        (strict, host, "array API", "numpy"),
+        (host, strict, "numpy", "DLPack"),
+        (strict, host, "DLPack", "numpy"),
         (host, cupy, "numpy", "cupy"),
     ):
         message = rf"grads\[1\] is a {two} array and grads\[0\] a {one} array; .*one framework"
@@ -64,11 +64,11 @@ def test_frameworks_do_not_mix(fake_cupy):
         with pytest.raises(TypeError, match=message):
             gradkit.accumulate_grad(first, second)
     rows = np.ones((2, 3)), np.ones(2)
-    with pytest.raises(TypeError, match="scale is a array API array, but x is a numpy array"):
+    with pytest.raises(TypeError, match="scale is a DLPack array, but x is a numpy array"):
         gradkit.layer_norm(rows[0], strict)
-    with pytest.raises(TypeError, match=r"out\[1\] is a array API array, but x is a numpy"):
+    with pytest.raises(TypeError, match=r"out\[1\] is a DLPack array, but x is a numpy"):
         gradkit.layer_norm(rows[0], out=(None, xp.ones(2), None))
-    with pytest.raises(TypeError, match="out is a array API array; expected an array as grads"):
+    with pytest.raises(TypeError, match="out is a DLPack array; expected an array as grads"):
         gradkit.grad_norm([host], out=xp.asarray(1.0))
     assert_same_bits(host, np.ones(3))
     assert_same_bits(np.from_dlpack(strict), np.ones(3))

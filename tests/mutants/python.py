@@ -6,6 +6,13 @@ _BATCH = "gradkit/_numpy/batch_normalization.py"
 _TILES = "gradkit/_numpy/tiles.py"
 _BLOCKS = "gradkit/_numpy/blocks.py"
 _ADD = "gradkit/_numpy/accumulation.py"
+_PUBLIC_CLIP = "gradkit/clipping.py"
+_PUBLIC_ADD = "gradkit/accumulation.py"
+_CHECKS = "gradkit/_checks.py"
+_MEMORY = "gradkit/_memory.py"
+_CALL = "gradkit/_call.py"
+_TREE = "gradkit/_tree.py"
+_GRADIENTS = "gradkit/_gradients.py"
 
 ROWS = (
     (
@@ -110,7 +117,7 @@ ROWS = (
         "factor = 1 / np.sqrt(variance)",
         "eps ignored",
     ),
-    (_BATCH, "            rest += means[1][at]\n", "", "the mean term left out"),
+    (_BATCH, "        rest += means[1][at]\n", "", "the mean term left out"),
     (
         _BATCH,
         "((dscale, of_product), (dbias, of_dy))",
@@ -137,9 +144,9 @@ ROWS = (
     ),
     (
         _TILES,
-        "        part = tile[start : start + _STRETCH]\n",
-        "        part = tile[start : start + _STRETCH - 1]\n",
-        "a row lost in each stretch",
+        "tile[:whole].reshape(-1, _COLUMN_STRETCH, tile.shape[1]), tile[whole:]",
+        "tile[:whole].reshape(-1, _COLUMN_STRETCH, tile.shape[1]), tile[whole + 1 :]",
+        "a row lost after the stretches",
     ),
     (
         _BLOCKS,
@@ -158,8 +165,8 @@ ROWS = (
     (_ADD, "        grad.fill(0)\n", "        grad *= 0\n", "zeroing by multiplying"),
     (
         _ADD,
-        "                term = term * scale\n",
-        "                term = term * np.float32(scale)\n",
+        "factor = None if scale is None else np.array(scale)",
+        "factor = None if scale is None else np.array(np.float32(scale))",
         "a scale rounded to float32",
     ),
     (
@@ -167,5 +174,129 @@ ROWS = (
         "np.float32 if direct and grad.itemsize <= buffer.itemsize else np.float64",
         "np.float32",
         "float32 where float64",
+    ),
+    (
+        _BLOCKS,
+        "(view.shape == shape or view.ndim == len(shape) == 1)",
+        "view.ndim == len(shape)",
+        "a block taken for one of another shape",
+    ),
+    (
+        _TILES,
+        "self.plain = all(array.flags.c_contiguous for array in present)",
+        "self.plain = all(a.flags.c_contiguous for a in present if a.shape == data.shape)",
+        "strided statistics and parameter gradients not written",
+    ),
+    (_TILES, "            start = stop\n", "", "all rows of long ones taken for the first"),
+    (
+        _NORM,
+        "return mean[:, 0] + correction, np.maximum(second / width - correction**2, 0)",
+        "return mean[:, 0], np.maximum(second / width - correction**2, 0)",
+        "the mean not corrected",
+    ),
+    (_NORM, "                        out -= low\n", "", "the mean in one piece"),
+    (
+        _NORM,
+        "lost = eps < _TINY and bool(np.any(variance < _TINY))",
+        "lost = False",
+        "variances that underflow",
+    ),
+    (
+        _BATCH,
+        "variance = np.maximum(of_square - of_deviation**2, 0)",
+        "variance = np.maximum(of_square, 0) + of_deviation",
+        "the variance not corrected",
+    ),
+    (
+        _CHECKS,
+        "    if not number >= 0:  # NaN too\n",
+        "    if number < 0:\n",
+        "NaN taken for a limit",
+    ),
+    (_CHECKS, "    if not number > 0:\n", "    if number <= 0:\n", "NaN taken for an order"),
+    (
+        _CHECKS,
+        "    if overlaps_itself(array):\n",
+        "    if False:\n",
+        "a broadcast view written",
+    ),
+    (_MEMORY, "        if stride < covered:\n", "        if stride <= 0:\n", "windows written"),
+    (
+        _MEMORY,
+        "        active = [(end, other) for end, other in active if end > low]\n",
+        "        active = active[-1:]\n",
+        "an overlap with an array further back missed",
+    ),
+    (
+        _MEMORY,
+        "if high_a <= low_b or high_b <= low_a or",
+        "if high_a <= low_b + 8 or high_b <= low_a or",
+        "an overlap of few bytes missed",
+    ),
+    (
+        _CALL,
+        "same = other == alias and _memory.same_elements(native, source)",
+        "same = other == alias",
+        "an output over a part of its input",
+    ),
+    (
+        _CALL,
+        "        _checks.writable(native, label)\n",
+        "",
+        "a read-only output written",
+    ),
+    (
+        _CALL,
+        "if array is not None or label not in _OPTIONAL:",
+        "if array is not None:",
+        "a missing argument not named",
+    ),
+    (
+        _PUBLIC_CLIP,
+        'fallible = policy == "raise" or reduce is not None',
+        "fallible = False",
+        "out written before an error",
+    ),
+    (
+        _PUBLIC_CLIP,
+        '    largest = combined(norm, "max")\n',
+        '    largest = combined(norm, "sum")\n',
+        "a sum over ranks for a maximum",
+    ),
+    (
+        _PUBLIC_CLIP,
+        "    group.backend.grad_norm(group.natives, math.inf, largest, per_tensor=True)\n",
+        "    group.backend.grad_norm(group.natives, 2.0, largest, per_tensor=True)\n",
+        "a large gradient named as not finite",
+    ),
+    (
+        _PUBLIC_ADD,
+        "if not _memory.same_elements(into, addend) and _memory.overlap(into, addend):",
+        "if _memory.overlap(into, addend):",
+        "a buffer not added to itself",
+    ),
+    (
+        _PUBLIC_ADD,
+        "        length in (1, wanted) for length",
+        "        wanted in (1, length) for length",
+        "a gradient that would grow the buffer",
+    ),
+    (
+        _TREE,
+        'if hasattr(tree, "_fields"):',
+        'if hasattr(tree, "_nothing"):',
+        "a namedtuple rebuilt as a tuple",
+    ),
+    (
+        _TREE,
+        """            yield from _walk(branch, is_leaf, f"{path}[{position}]")""",
+        """            yield from _walk(branch, is_leaf, f"{path}[{position + 1}]")""",
+        "the wrong gradient named",
+    ),
+    (
+        _GRADIENTS,
+        "return self.tree if isinstance(grads, Iterator) else grads",
+        "return self.tree",
+        "a copy of the caller's container returned",
     ),
 )
