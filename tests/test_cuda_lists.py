@@ -243,6 +243,15 @@ def test_out_of_place_for_any_two_alignments(device, name, into, outof):
     assert_same_bits(out, host[outof:])
 
 
+@pytest.mark.parametrize(("name", "tie"), [("bfloat16", 2.0**-8), ("float16", 2.0**-11)])
+def test_products_are_rounded_once(device, name, tie):
+    for sign in (1.0, -1.0):
+        for beside, rounded in ((2.0**-40, 1 + 2 * tie), (0.0, 1.0), (-(2.0**-40), 1.0)):
+            (grad,) = put(device, [np.full(40, sign).astype(DTYPES[name])])
+            _cuda.Backend(device).scale_grads([grad], 1 + tie + beside, [grad])
+            np.testing.assert_array_equal(grad.astype(float), np.full(40, sign * rounded))
+
+
 @pytest.mark.parametrize("into", sorted(DTYPES))
 @pytest.mark.parametrize("addend", sorted(DTYPES))
 @pytest.mark.parametrize("offset", [0, 1])
