@@ -55,7 +55,7 @@ def main(steps: int = 60, max_norm: float = 1.0, micro_batches: int = 4) -> list
 
     losses = []
     for _ in range(steps):
-        total = 0
+        total = 0.0
         for i in range(micro_batches):
             value, grads = gradients(xp, params, x[i::micro_batches], y[i::micro_batches])
             total += value / micro_batches
@@ -66,9 +66,9 @@ def main(steps: int = 60, max_norm: float = 1.0, micro_batches: int = 4) -> list
         for name, value in params.items():
             value -= 0.1 * buffers[name]
         losses.append(total)
-    losses = [float(value) for value in losses]
-    print(f"{xp.__name__}: loss {losses[0]:.3f} -> {losses[-1]:.3f}; last norm {float(norm):.3f}")
-    return losses
+    history = [float(value) for value in losses]
+    print(f"{xp.__name__}: loss {history[0]:.3f} -> {history[-1]:.3f}; last norm {float(norm):.3f}")
+    return history
 
 
 if __name__ == "__main__":
