@@ -44,16 +44,6 @@ __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x % WA
 __device__ __forceinline__ u32 first_warp() { return blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP; }
 __device__ __forceinline__ u32 warps_in_grid() { return gridDim.x * (blockDim.x / WARP); }
 
-// An address out of a list as a pointer. The compiler cannot know that it points to global
-// memory, and would else take the slower way that serves every kind of memory.
-template <typename T> __device__ __forceinline__ T* pointer_to(u64 address) {
-#ifdef GRADKIT_EMULATED
-    return reinterpret_cast<T*>(address);
-#else
-    return static_cast<T*>(__cvta_global_to_generic(address));
-#endif
-}
-
 __device__ __forceinline__ unsigned char* bytes_of(void* p) { return static_cast<unsigned char*>(p); }
 __device__ __forceinline__ const unsigned char* bytes_of(const void* p) { return static_cast<const unsigned char*>(p); }
 
@@ -164,8 +154,8 @@ __device__ __forceinline__ void walk_strided(const TensorList& list, const Tenso
             rest = next;
         }
         Held<S, T, 1> held;
-        op.fetch(held, pointer_to<const S>(source), pointer_to<const T>(target));
-        op.finish(held, pointer_to<T>(target));
+        op.fetch(held, reinterpret_cast<const S*>(source), reinterpret_cast<T*>(target));
+        op.finish(held, reinterpret_cast<T*>(target));
     }
 }
 
@@ -179,7 +169,8 @@ __device__ __forceinline__ void walk_chunk(const TensorList& list, const Tensor&
     if (tensor.dims) {
         walk_strided<S, T>(list, tensor, first, count, op);
     } else {
-        walk_run(pointer_to<const S>(tensor.source) + first, pointer_to<T>(tensor.target) + first, count, op);
+        walk_run(reinterpret_cast<const S*>(tensor.source) + first,
+                 reinterpret_cast<T*>(tensor.target) + first, count, op);
     }
 }
 
