@@ -88,8 +88,8 @@ ROWS = (
     ),
     (
         _NORM,
-        "of_w = row_sums(self.dy, self.scale) if self.grad.centred else np.zeros(len(self.dy))",
-        "of_w = row_sums(self.dy, None) if self.grad.centred else np.zeros(len(self.dy))",
+        "sums[0] = row_sums(self.dy, self.scale)",
+        "sums[0] = row_sums(self.dy, None)",
         "scale left out of mean(w)",
     ),
     (
@@ -144,9 +144,9 @@ ROWS = (
     ),
     (
         _TILES,
-        "tile[:whole].reshape(-1, _COLUMN_STRETCH, tile.shape[1]), tile[whole:]",
-        "tile[:whole].reshape(-1, _COLUMN_STRETCH, tile.shape[1]), tile[whole + 1 :]",
-        "a row lost after the stretches",
+        "total = (_ones(len(tile) - whole, tile.dtype) @ tile[whole:])",
+        "total = 0 * (_ones(len(tile) - whole, tile.dtype) @ tile[whole:])",
+        "the rows after the stretches lost",
     ),
     (
         _BLOCKS,
