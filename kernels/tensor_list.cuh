@@ -148,6 +148,7 @@ __device__ __forceinline__ void walk_strided(const TensorList& list, const Tenso
         i64 rest = first + i;
         for (u32 d = tensor.first_dim; d < tensor.first_dim + tensor.dims; ++d) {
             const Dim dim = list.dim_at[d];
+            EXPECT(dim.length > 0);
             const i64 next = divide(rest, dim.length);
             source += (rest - next * dim.length) * dim.source_stride;
             target += (rest - next * dim.length) * dim.target_stride;
