@@ -77,7 +77,9 @@ __device__ __forceinline__ u32 tensor_of(const TensorList& list, u32 chunk) {
         const u32 step = (high - low + WARP - 1) / WARP;
         const u32 probe = low + lane() * step;
         const bool reached = probe < high && list.at[probe].first_chunk <= chunk;
-        low += step * (__popc(__ballot_sync(ALL_LANES, reached)) - 1);
+        const u32 hits = __ballot_sync(ALL_LANES, reached);
+        EXPECT(hits & 1);  // the chunk is not before the first tensor's
+        low += step * (__popc(hits) - 1);
         high = min(high, low + step);
     }
     return low;
