@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gradkit._numpy.blocks import Array, in_strips, matched, room_for, scratch
+from gradkit._numpy.blocks import ONE_PASS, Array, in_strips, matched, room_for, scratch
 
 
 def accumulate_grad(
@@ -49,4 +49,4 @@ def _add(buffer: Array, grad: Array, scale: float | None) -> None:
 
     limit = room_for(1, wide)
     items = list(matched(buffer, np.broadcast_to(grad, buffer.shape), limit=limit))
-    in_strips(strip, items, buffer.size)
+    in_strips(strip, items, buffer.size, pays=ONE_PASS)

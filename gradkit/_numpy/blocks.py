@@ -31,7 +31,8 @@ BLOCK = 1 << 17  # elements: 0.5 MiB of float32, 1 MiB of float64
 SCRATCH = 3 << 20  # bytes of scratch that a strip may have
 STRIPS = 8
 WORKERS = min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 4)
-_THREADED = 1 << 18  # elements of a call from which on threads pay
+MANY_PASSES = 1 << 18  # elements from which on threads pay where a dozen passes are made
+ONE_PASS = 1 << 21  # and where one is
 _ACCUMULATED = 1 << 18  # numbers that all strips together may accumulate: 2 MiB
 _SHORT_BUFFER = 512  # elements
 _ALIGNMENT = 64  # bytes of a cache line, and of the widest vector load
@@ -137,19 +138,20 @@ def in_strips(
     items: Sequence[Item],
     elements: int,
     *,
+    pays: int = MANY_PASSES,
     width: int = 1,
     run: int = 1,
 ) -> list[Result]:
     """``work`` over consecutive strips of the items; the strips' results in order.
 
-    Strips run on threads where each item holds enough of the ``elements`` for that to pay.
+    Strips run on threads from ``pays`` elements on, if each item holds enough of them.
     ``width`` is how many numbers a strip accumulates: wide ones get fewer strips. ``run`` is
     how many neighbouring elements a broadcast operand meets at a time.
     """
     if not items:
         return []
     count = min(STRIPS, len(items), max(1, _ACCUMULATED // width))
-    if count == 1 or elements < _THREADED or elements < len(items) * (BLOCK // 16):
+    if count == 1 or elements < pays or elements < len(items) * (BLOCK // 16):
         return [_run(work, items, run)]
     bounds = [round(k * len(items) / count) for k in range(count + 1)]
     queue = iter(enumerate(pairwise(bounds)))

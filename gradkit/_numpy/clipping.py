@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from gradkit._numpy.blocks import Array, in_strips, load, matched, room_for, scratch
+from gradkit._numpy.blocks import ONE_PASS, Array, in_strips, load, matched, room_for, scratch
 
 # A block's sum of |g|^p is kept as (m, s) and stands for m^p * s. Where plain squares are
 # safe m is 1; else m is the block's largest magnitude, so that no power leaves float64.
@@ -30,7 +30,7 @@ def grad_norm(
     elements = sum(grad.size for grad in grads)
     work = partial(_parts_of, norm_type)
     if not per_tensor:
-        strips = in_strips(work, _batches(grads), elements)
+        strips = in_strips(work, _batches(grads), elements, pays=ONE_PASS)
         out[...] = _combine([part for strip in strips for part in strip], norm_type)
         return
     owners, items = [], []
@@ -39,7 +39,7 @@ def grad_norm(
             owners.append(k)
             items.append(piece)
     groups: list[list[Part]] = [[] for _ in grads]
-    parts = (part for strip in in_strips(work, items, elements) for part in strip)
+    parts = (part for strip in in_strips(work, items, elements, pays=ONE_PASS) for part in strip)
     for k, part in zip(owners, parts, strict=True):
         groups[k].append(part)
     out[...] = [_combine(group, norm_type) for group in groups]
@@ -232,4 +232,4 @@ def _elementwise(
         for source, target in pairs:
             work(source, target)
 
-    in_strips(strip, items, sum(source.size for source in sources))
+    in_strips(strip, items, sum(source.size for source in sources), pays=ONE_PASS)
