@@ -62,6 +62,7 @@ def of_list(name: str, grads: list[Any], everyone: Sequence[Any]) -> Iterator[Ca
                 },
             },
             targets=targets,
+            repeats=10 if tiny else 1,
         )
 
 
