@@ -51,9 +51,9 @@ class Backend:
         array.flags.writeable = False
         return array
 
-    def stretched(self, array, shape):
-        """A writable view in which every element is the array's only one."""
-        return np.lib.stride_tricks.as_strided(array, shape, (0,) * len(shape), subok=True)
+    def stretched(self, array, shape, strides):
+        """A writable view of any strides, 0 among them."""
+        return np.lib.stride_tricks.as_strided(array, shape, strides, subok=True)
 
     def memory(self, array):
         """Every byte from an array's first to its last, gaps included."""

@@ -40,7 +40,10 @@ class Factory:
         return self.backend.read_only(self(host))
 
     def stretched(self, dtype, shape):
-        return self.backend.stretched(self(np.ones((), dtype)), shape)
+        return self.backend.stretched(self(np.ones((), dtype)), shape, (0,) * len(shape))
+
+    def windows(self):
+        return self.backend.stretched(self(np.ones(9)), (3, 4), (16, 8))
 
     def memory(self):
         return [self.backend.memory(array) for array in self.arrays]
@@ -120,6 +123,7 @@ def list_rows():
     unwritable = {
         "read-only": (r"grads\[1\] is read-only", lambda a, _: a.read_only(f64(3))),
         "stride 0": (r"grads\[1\] overlaps itself", lambda a, _: a.stretched(float, (3,))),
+        "windows": (r"grads\[1\] overlaps itself", lambda a, _: a.windows()),
     }
     shared = {
         "the same twice": lambda g: g,
@@ -133,6 +137,10 @@ def list_rows():
     def among(wrong):
         return lambda a, g: [a(f64(2)), wrong(a, g) if callable(wrong) else wrong, a(f64(2))]
 
+    def among_others(a, _):
+        room = a(f64(20))
+        return [room[::2], room[1:2], room[8:9]]
+
     def twice(view):
         return lambda a, _: [first := a(f64(8)), None, a(f64(2)), {"again": view(first)}]
 
@@ -143,6 +151,8 @@ def list_rows():
         yield function, "a scalar", TypeError, "is a NumPy scalar", {"grads": np.float64(2)}
         for what, (message, wrong) in unwritable.items():
             yield function, what, ValueError, message, {"grads": among(wrong)}
+        message = r"grads\[0\] and grads\[2\] share memory"
+        yield function, "a slice of strides", ValueError, message, {"grads": among_others}
         for what, view in shared.items():
             message = r"grads\[0\] and grads\[3\]\['again'\] share memory"
             yield function, what, ValueError, message, {"grads": twice(view)}

@@ -204,6 +204,12 @@ def test_an_array_may_be_read_twice(backend):
     assert norm_of(backend, [a, a[::-1]], INF) == 4.0
 
 
+def test_disjoint_views_of_one_memory_are_written(backend):
+    room = backend.asarray(np.array([[3.0, 4.0], [0.0, 0.0], [0.0, 7.0]]))
+    gradkit.clip_grad_norm([room[:2, 0], room[:2, 1], room[2:, :1]], 2.5)
+    np.testing.assert_array_equal(backend.asnumpy(room), [[1.5, 2.0], [0.0, 0.0], [0.0, 7.0]])
+
+
 def test_norm_into_out(backend):
     grads = [backend.asarray(f(3.0)), backend.asarray(f(-4.0))]
     out = backend.asarray(np.array(7.0))

@@ -8,7 +8,11 @@ from tests.mutants import lists, norms, python
 _TESTS: dict[str, tuple[str, ...]] = {
     "gradkit/_numpy/accumulation.py": ("tests/test_accumulation.py",),
     "gradkit/_numpy/batch_normalization.py": ("tests/test_batch_norm.py",),
-    "gradkit/_numpy/blocks.py": ("tests/test_clipping.py", "tests/test_normalization.py"),
+    "gradkit/_numpy/blocks.py": (
+        "tests/test_batch_norm.py",
+        "tests/test_normalization.py",
+        "tests/test_clipping.py",
+    ),
     "gradkit/_numpy/clipping.py": ("tests/test_clipping.py", "tests/test_distributed.py"),
     "gradkit/_numpy/normalization.py": ("tests/test_normalization.py",),
     "gradkit/_numpy/tiles.py": ("tests/test_normalization.py", "tests/test_batch_norm.py"),
