@@ -1,8 +1,8 @@
 """Every property with a thousand examples, for as long as there is time.
 
-``python -m tests.fuzz [--minutes M] [--seed N] [what pytest takes]`` runs the properties in an
-order that the seed draws, so that runs which do not come to the end reach different ones, and
-says how far it came. A failure is printed with the command that repeats it.
+``python -m tests.fuzz [--minutes M] [--seed N] [what pytest takes]`` goes round all properties in
+an order of its own each time, a hundred examples a visit, so that the time is spread, and says
+how far it came. A failure is printed with the command that repeats it.
 """
 
 import argparse
@@ -14,60 +14,53 @@ import time
 
 import pytest
 
+ROUNDS = 10  # of the hundred examples that the profile has
+
 
 class Fuzz:
-    """A plugin of pytest: properties alone, shuffled, and nothing new once time is up."""
+    """A plugin of pytest that runs properties alone, and begins none once time is up."""
 
     def __init__(self, seconds, seed):
         self.end = time.monotonic() + seconds
         self.seed = seed
-        self.properties = self.begun = self.examples = 0
-        self.failures = []
+        self.properties = self.examples = 0
+        self.visited = set()
+        self.failures = {}  # the seed that each was found with
 
     def pytest_collection_modifyitems(self, items):
-        """Only what draws examples, in a random order."""
+        """Only what draws examples."""
         items[:] = [item for item in items if hasattr(item.obj, "hypothesis")]
-        random.Random(self.seed).shuffle(items)
-        self.properties = len(items)
         for handle in {id(item.obj): item.obj.hypothesis for item in items}.values():
             handle.inner_test = self.counted(handle.inner_test)
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_protocol(self):
-        """Nothing is begun when time is up."""
-        if self.is_over():
-            return True
-        self.begun += 1
-        return None
+    def pytest_runtestloop(self, session):
+        """Round after round with a seed each."""
+        from hypothesis import core  # pytest loads it, and wants to be first
+
+        self.properties = len(session.items)
+        for _ in range(ROUNDS):
+            core.global_force_seed = self.seed
+            for item in random.Random(self.seed).sample(session.items, self.properties):
+                if time.monotonic() > self.end:
+                    return True
+                if item.nodeid not in self.failures:
+                    self.visited.add(item.nodeid)
+                    item.ihook.pytest_runtest_protocol(item=item, nextitem=None)
+            self.seed += 1
+        return True
 
     def pytest_runtest_logreport(self, report):
         """Remember what failed."""
         if report.failed:
-            self.failures.append(report.nodeid)
-
-    def is_over(self):
-        """Whether time is up."""
-        return time.monotonic() > self.end
+            self.failures[report.nodeid] = self.seed
 
     def counted(self, test):
-        """The test of one example; when time is up those that are left pass unseen."""
-        from hypothesis.errors import HypothesisException  # pytest loads it, and wants to be first
-
-        failed = False
+        """The test of one example, counted."""
 
         @functools.wraps(test)
         def run(*args, **kwargs):
-            nonlocal failed
-            if self.is_over() and not failed:  # a failure is made as small as it can be
-                return
             self.examples += 1
-            try:
-                test(*args, **kwargs)
-            except HypothesisException:  # this example is none
-                raise
-            except Exception:
-                failed = True
-                raise
+            return test(*args, **kwargs)
 
         return run
 
@@ -81,15 +74,13 @@ def main():
     os.environ["HYPOTHESIS_PROFILE"] = "fuzz"
     fuzz = Fuzz(60 * options.minutes, options.seed)
     start = time.monotonic()
-    quiet = ("-q", "--no-header", f"--hypothesis-seed={options.seed}")
-    status = pytest.main([*quiet, *(rest or ["tests"])], plugins=[fuzz])
+    status = pytest.main(["-q", "--no-header", *(rest or ["tests"])], plugins=[fuzz])
     print(
-        f"fuzz: {fuzz.begun} of {fuzz.properties} properties, {fuzz.examples} examples, "
+        f"fuzz: {len(fuzz.visited)} of {fuzz.properties} properties, {fuzz.examples} examples, "
         f"{len(fuzz.failures)} failed; {time.monotonic() - start:.0f} s, seed {options.seed}"
     )
-    for name in fuzz.failures:
-        repeat = f"HYPOTHESIS_PROFILE=fuzz pytest --hypothesis-seed={options.seed}"
-        print(f"again: {repeat} '{name}'")
+    for name, seed in fuzz.failures.items():
+        print(f"again: HYPOTHESIS_PROFILE=fuzz pytest --hypothesis-seed={seed} '{name}'")
     return int(status)
 
 
