@@ -493,6 +493,22 @@ def test_rows_longer_than_32_bits_can_count():
     np.testing.assert_allclose(dx[-1, -TILE:].astype(float), expected, rtol=1e-3, atol=1e-6)
 
 
+def test_blocks_of_long_rows_stride_over_more_than_32_bits():
+    """The last block of a grid that must go round once more leaves the last tile to the first."""
+    tiles = (1 << 21) + 1
+    p, dy, x, dx = _long_row((tiles + 1) * TILE)
+    mine = slice(-2 * TILE, -TILE)
+    dy[:, mine], x[:, mine] = p.dy, p.x
+    inputs = (dy, x, None, None, p.mean, p.inv_std, np.zeros((1, 3, 2)))
+    _launch(
+        Emulated(), "layer_norm_grad_wide", "apply_gradient", (tiles, 3), (256, 1),
+        *inputs, dx, None, 3, dy.shape[1], np.int32(1), FROM_OUTPUT=0, CENTRED=1,
+    )  # fmt: skip
+    expected = p.inv_std[-1] * p.dy[-1].astype(float)
+    np.testing.assert_allclose(dx[-1, mine].astype(float), expected, rtol=1e-3, atol=1e-6)
+    assert not dx[-1, -TILE:].any()
+
+
 def test_partial_sums_beyond_32_bits():
     columns, device = (1 << 31) + 32, Emulated()
     partials, out = _sparse("float32", 2, 3, columns), _sparse("float32", 2, columns)
