@@ -183,6 +183,15 @@ def test_the_same_call_again_gives_the_same_bits(backend, data, order):
     assert norm_of(backend, [backend.asarray(g) for g in host], order) == first
 
 
+@pytest.mark.parametrize("order", [1.0, 2.0, 3.0, INF])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_nan_in_any_gradient_reaches_the_norm(backend, order, place):
+    """Gradients so large that each is summed up by itself."""
+    host = [np.ones(backend.max_elements // 3, np.float32) for _ in range(3)]
+    host[place][-1] = np.nan
+    assert np.isnan(norm_of(backend, [backend.asarray(g) for g in host], order))
+
+
 def test_containers(backend):
     a, b = (backend.asarray(f(v)) for v in (3.0, -4.0))
     pair = namedtuple("pair", "w b")(a, b)
