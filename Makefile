@@ -51,7 +51,7 @@ check: lint test ## lint and test
 # --- with a GPU, another framework or more time (in alphabetical order) ----------------------
 # Each set of packages that cannot share an environment has one of its own: .venv-NAME.
 
-.PHONY: bench mutants test-cudnn test-gpu test-interop test-onnxruntime
+.PHONY: bench mutants sanitize-gpu test-cudnn test-gpu test-interop test-onnxruntime
 
 bench: .venv-bench/.installed .venv-onnxruntime/.installed ## time every operation on the CPU beside its peers (10 min)
 	GRADKIT_ORT_PYTHON=.venv-onnxruntime/bin/python .venv-bench/bin/python -m benchmarks
@@ -64,8 +64,11 @@ test-cudnn: .venv-cudnn8/.installed .venv-cudnn9/.installed ## both cuDNN stacks
 	GRADKIT_CUDNN=9 .venv-cudnn9/bin/python -m pytest tests/cudnn
 
 # With the Python that has CuPy, and nothing of ours: a GPU machine may have no network.
-test-gpu: ## the suite on CuPy, and compute-sanitizer where it is found
+test-gpu: ## the suite on CuPy, and compute-sanitizer where it is found (20 min)
 	GRADKIT_REQUIRE_GPU=1 $(or $(GPU_PYTHON),python3) -m pytest -m gpu tests
+	$(MAKE) --no-print-directory sanitize-gpu
+
+sanitize-gpu: ## compute-sanitizer's four tools over every kernel (10 min)
 	tests/sanitize.sh $(or $(GPU_PYTHON),python3)
 
 test-interop: .venv-interop/.installed ## PyTorch, JAX, TensorFlow, optax and thinc, on the CPU
