@@ -58,8 +58,9 @@ def test_what_does_not_compile_is_named():
 
 
 def test_every_combination_compiles_without_spills():
-    """Each file and dtype combination for every GPU, and all that else is chosen by macros for one.
+    """Each file and dtype combination for every GPU, and all that macros choose for some.
 
+    The oldest, the newest and one between: registers run short on one and not on the other.
     GRADKIT_NVRTC=all compiles all of it for every GPU, which takes a quarter of an hour.
     """
     if library_path() is None and os.environ.get("CI") != "true":
@@ -74,8 +75,9 @@ def test_every_combination_compiles_without_spills():
     if os.environ.get("GRADKIT_NVRTC") == "all":
         rows = compile_table(everything, ARCHITECTURES)
     else:
-        others = [arch for arch in ARCHITECTURES if arch != 90]
-        rows = compile_table(everything, [90]) + compile_table(dict(of_each_dtype.values()), others)
+        some = [min(ARCHITECTURES), 90, max(ARCHITECTURES)]
+        others = [arch for arch in ARCHITECTURES if arch not in some]
+        rows = compile_table(everything, some) + compile_table(dict(of_each_dtype.values()), others)
     assert {row.source for row in rows} == everything.keys()
     assert {row.arch for row in rows} == set(ARCHITECTURES)
     assert not spills(rows), "\n" + format_table(spills(rows))
