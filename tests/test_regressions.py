@@ -275,6 +275,17 @@ def test_pytorch_181600_and_others_indices_are_wide(backend):
     assert not x.any()
 
 
+def test_pytorch_181600_and_others_more_elements_than_32_bits_count(backend):
+    """Float16 zeros that nobody wrote take no memory."""
+    if not backend.on_host:
+        pytest.skip("the kernels' own tests reach further, sparsely")
+    grads = np.zeros((1 << 31) + 9, np.float16)
+    grads[7], grads[-1], grads[1 << 31] = 4, 3, 12
+    assert norm_of(backend, grads, 1) == 19.0
+    assert norm_of(backend, grads, INF) == 12.0
+    assert norm_of(backend, grads[8:], INF) == 12.0
+
+
 def test_a_million_tensors(backend):
     """In one list, each of one element: the list costs more than the arithmetic."""
     if not backend.on_host:
