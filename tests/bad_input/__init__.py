@@ -123,7 +123,10 @@ TABLE: dict[str, dict[str, Row]] = {
         "no channels": normed((3, 0, 2), axis=1, families=("batch",)),
         "rows of length 1: dx of layer norm exactly 0": together(normed((6, 1)), one_column()),
         "rows of 31 to 12289": (ROW_TESTS + "test_row_lengths", CUDA + "test_row_norms"),
-        "65535, 65536 and 65537 rows": (ROW_TESTS + "test_row_counts",),
+        "65535, 65536 and 65537 rows": (
+            ROW_TESTS + "test_row_counts",
+            REGRESSIONS + "test_apex_411_onnxruntime_28724_more_rows_than_a_grid_has_blocks",
+        ),
         "as many rows as no tile has": together(normed((33, 7)), normed((97, 5))),
         "more than 2^31 and 2^32 elements": (
             REGRESSIONS + "test_pytorch_181600_and_others_indices_are_wide",
