@@ -225,7 +225,6 @@ class OnDevice:
 
 
 @pytest.mark.emulated
-@pytest.mark.skipif(len(BACKENDS) < 2, reason="no emulator")
 @pytest.mark.parametrize("what", ERRORS)
 @pytest.mark.parametrize("function", [*LISTS, *NORMS, *ACCUMULATORS])
 def test_what_fails_on_the_device_is_a_typed_error(function, what):
@@ -255,7 +254,6 @@ def test_what_fails_on_the_device_is_a_typed_error(function, what):
 
 
 @pytest.mark.emulated
-@pytest.mark.skipif(len(BACKENDS) < 2, reason="no emulator")
 def test_a_long_list_that_finds_no_memory_is_left_alone():
     hosts = [np.full(3, k, np.float32) for k in range(200)]
     for turn in range(1, 9):
@@ -329,7 +327,8 @@ LIMITED = """
     import numpy as np, gradkit
 
     def leave(spare):
-        pages = int(open("/proc/self/statm").read().split()[0])
+        with open("/proc/self/statm") as file:
+            pages = int(file.read().split()[0])
         size = pages * resource.getpagesize() + spare
         resource.setrlimit(resource.RLIMIT_AS, (size, resource.RLIM_INFINITY))
 
@@ -490,7 +489,6 @@ class TwoStreams(EmulatedDevice):
 
 
 @pytest.mark.emulated
-@pytest.mark.skipif(len(BACKENDS) < 2, reason="no emulator")
 def test_eight_threads_on_two_streams():
     """Each list is uploaded once for each stream, and no thread sees another's."""
     device = TwoStreams()
