@@ -59,9 +59,9 @@ bench: .venv-bench/.installed .venv-onnxruntime/.installed ## time every operati
 mutants: $(STAMP) ## plant faults one by one; each must make a test fail (an hour)
 	$(BIN)/python -m tests.mutants $(MUTANTS)
 
-test-cudnn: .venv-cudnn8/.installed .venv-cudnn9/.installed ## both cuDNN stacks, no GPU needed (5 GB of downloads)
-	GRADKIT_CUDNN=8 .venv-cudnn8/bin/python -m pytest tests/cudnn
-	GRADKIT_CUDNN=9 .venv-cudnn9/bin/python -m pytest tests/cudnn
+test-cudnn: .venv-cudnn8/.installed .venv-cudnn9/.installed ## both cuDNN stacks and CuPy's faults, no GPU needed (5 GB of downloads)
+	GRADKIT_CUDNN=8 .venv-cudnn8/bin/python -m pytest tests/cudnn tests/test_faults.py
+	GRADKIT_CUDNN=9 .venv-cudnn9/bin/python -m pytest tests/cudnn tests/test_faults.py
 
 # With the Python that has CuPy, and nothing of ours: a GPU machine may have no network.
 test-gpu: ## the suite on CuPy, and compute-sanitizer where it is found (20 min)

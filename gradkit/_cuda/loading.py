@@ -115,6 +115,11 @@ def _load(device: Device, file: str, name: str, options: tuple[str, ...]) -> Loa
     try:
         # CuPy compiles when it is asked for the function, and keeps modules that it has.
         function = device.compile(source, options).get_function(name)
+    except OSError as error:
+        raise KernelCompileError(
+            f"kernels/{file}.cu could not be compiled into CuPy's cache: {error}. Set "
+            "CUPY_CACHE_DIR to a folder that can be written, or CUPY_CACHE_IN_MEMORY=1."
+        ) from error
     except Exception as error:
         raise KernelCompileError(
             f"kernels/{file}.cu did not compile with {' '.join(options)}: {error}"

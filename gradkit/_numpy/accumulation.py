@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gradkit._numpy.blocks import ONE_PASS, Array, in_strips, matched, room_for, scratch
+from gradkit._numpy.interrupts import Uninterrupted
 
 
 def accumulate_grad(
@@ -26,8 +27,9 @@ def accumulate_grad_v2(buffer: Array, grad: Array, overwrite: Array | bool) -> N
 
 def zero_grad(grads: Sequence[Array]) -> None:
     """Write +0 over every element, whatever it was."""
-    for grad in grads:
-        grad.fill(0)
+    with Uninterrupted():
+        for grad in grads:
+            grad.fill(0)
 
 
 @np.errstate(all="ignore")
@@ -49,4 +51,5 @@ def _add(buffer: Array, grad: Array, scale: float | None) -> None:
 
     limit = room_for(1, wide)
     items = list(matched(buffer, np.broadcast_to(grad, buffer.shape), limit=limit))
-    in_strips(strip, items, buffer.size, pays=ONE_PASS)
+    with Uninterrupted():
+        in_strips(strip, items, buffer.size, pays=ONE_PASS)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 
 if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 DType: TypeAlias = np.dtype[Any]
@@ -161,14 +161,27 @@ def in_strips(
         for k, (start, stop) in queue:
             results[k] = _run(work, items[start:stop], run)
 
-    helpers = [_threads().submit(drain) for _ in range(min(WORKERS, count) - 1)]
+    helpers = _started(drain, min(WORKERS, count) - 1)
     try:
         drain()
     finally:
+        for _ in queue:  # after an error nobody takes the rest, however late a helper starts
+            pass
         for helper in helpers:
             if not helper.cancel():
                 helper.result()
     return [results[k] for k in range(count)]
+
+
+def _started(work: Callable[[], None], count: int) -> "list[Future[None]]":
+    """Helpers at work on other threads: fewer where the system gives no more threads."""
+    helpers: list[Future[None]] = []
+    try:
+        for _ in range(count):
+            helpers.append(_threads().submit(work))
+    except RuntimeError:  # "can't start new thread", or the interpreter is shutting down
+        pass
+    return helpers
 
 
 def _run(work: Callable[[Sequence[Item]], Result], strip: Sequence[Item], run: int) -> Result:

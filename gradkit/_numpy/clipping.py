@@ -7,7 +7,9 @@ from typing import TypeAlias
 
 import numpy as np
 
+from gradkit._numpy.accumulation import zero_grad
 from gradkit._numpy.blocks import ONE_PASS, Array, in_strips, load, matched, room_for, scratch
+from gradkit._numpy.interrupts import Uninterrupted
 
 # A block's sum of |g|^p is kept as (m, s) and stands for m^p * s. Where plain squares are
 # safe m is 1; else m is the block's largest magnitude, so that no power leaves float64.
@@ -79,8 +81,7 @@ def clip_by_norm(
 ) -> None:
     """``outs = grads * clip_coefficient(norm)``, or zeros where the norm is not finite."""
     if zero_nonfinite and not np.isfinite(norm):
-        for out in outs:
-            out.fill(0)
+        zero_grad(outs)
         return
     coefficient = np.empty(())
     clip_coefficient(norm, max_norm, eps, coefficient)
@@ -232,4 +233,6 @@ def _elementwise(
         for source, target in pairs:
             work(source, target)
 
-    in_strips(strip, items, sum(source.size for source in sources), pays=ONE_PASS)
+    elements = sum(source.size for source in sources)
+    with Uninterrupted():
+        in_strips(strip, items, elements, pays=ONE_PASS)
