@@ -487,7 +487,7 @@ def test_more_elements_in_short_rows_than_32_bits_can_count():
 
 def test_rows_longer_than_32_bits_can_count():
     parts = 65535
-    columns = parts * TILE * 17
+    columns = parts * TILE * 33  # of each row more than 2^32
     p, dy, x, dx = _long_row(columns)
     device, sums = Emulated(), np.zeros((parts, 3, 2))
     inputs = (dy, x, None, None, p.mean, p.inv_std)
@@ -506,6 +506,22 @@ def test_rows_longer_than_32_bits_can_count():
     means = given[0, -1] / columns
     expected = p.inv_std[-1] * (w - means[0] - xhat * means[1])
     np.testing.assert_allclose(dx[-1, -TILE:].astype(float), expected, rtol=1e-3, atol=1e-6)
+
+
+def test_blocks_of_long_rows_stride_over_more_than_32_bits():
+    """The last block of a grid that must go round once more leaves the last tile to the first."""
+    tiles = (1 << 21) + 1
+    p, dy, x, dx = _long_row((tiles + 1) * TILE)
+    mine = slice(-2 * TILE, -TILE)
+    dy[:, mine], x[:, mine] = p.dy, p.x
+    inputs = (dy, x, None, None, p.mean, p.inv_std, np.zeros((1, 3, 2)))
+    _launch(
+        Emulated(), "layer_norm_grad_wide", "apply_gradient", (tiles, 3), (256, 1),
+        *inputs, dx, None, 3, dy.shape[1], np.int32(1), FROM_OUTPUT=0, CENTRED=1,
+    )  # fmt: skip
+    expected = p.inv_std[-1] * p.dy[-1].astype(float)
+    np.testing.assert_allclose(dx[-1, mine].astype(float), expected, rtol=1e-3, atol=1e-6)
+    assert not dx[-1, -TILE:].any()
 
 
 def test_partial_sums_beyond_32_bits():
@@ -546,3 +562,53 @@ def test_batches_of_more_elements_than_32_bits_can_count(last):
     args = (x, None, None, exact, out, *shape)
     _launch(device, "batch_norm", "normalize", grid, block, *args, **macros)
     np.testing.assert_array_equal(out[corner], x[corner])
+
+
+def test_more_channels_than_32_bits_can_count():
+    """The last block of a grid that must go round once more; what is left to others stays 0."""
+    device, covered, rest = Emulated(), (1 << 32) + 64, 64
+    channels, mine = covered + rest, slice(covered - 8, covered)
+    grid, block, shape = (covered // 8, 1), (1, 32), (1, covered + rest, 1)
+    macros = {"LAST": 1, "PARAM_T": "float16", "STAT_T": "float16"}
+    dy, x, out, zeros, ones = (_sparse("float16", channels) for _ in range(5))
+    dy[mine], x[mine], ones[mine] = 2, 3, 1
+    dy[covered:] = x[covered:] = 7
+    partials, means = _sparse("float64", 2, channels), _sparse("float32", 2, channels)
+    exact = _sparse("float64", 2, channels)
+    exact[1, mine] = 1
+
+    def run(file, name, *args):
+        _launch(device, file, name, grid, block, *args, *shape, **macros)
+
+    run("batch_norm_grad", "sum_channels", dy, x, zeros, ones, partials)
+    np.testing.assert_array_equal(partials[:, mine], [[6] * 8, [2] * 8])
+    run("batch_norm_grad", "apply_channels", dy, x, None, zeros, ones, means, out)
+    np.testing.assert_array_equal(out[mine], 2)
+    run("batch_norm", "normalize", x, None, None, exact, out)
+    np.testing.assert_array_equal(out[mine], 3)
+    run("batch_norm", "sum_deviations", x, None, partials)
+    np.testing.assert_array_equal(partials[:, mine], [[3] * 8, [9] * 8])
+    for array in (out, partials[0], partials[1]):
+        assert not array[covered:].any()
+
+
+def test_statistics_of_more_channels_than_32_bits_can_count():
+    device, channels = Emulated(), (1 << 31) + 32
+    grid, block, last = (channels // 32,), (32, 32), slice(-32, None)
+    partials, centre = _sparse("float64", 2, 1, channels), _sparse("float64", channels)
+    exact, means = _sparse("float64", 2, channels), _sparse("float32", 2, channels)
+    mean, inv_std, dscale, dbias = (_sparse("float32", channels) for _ in range(4))
+    partials[..., last] = [[[8.0]], [[20.0]]]  # four elements: mean 2, variance 1
+    macros = {"LAST": 1}
+    shape = 1, channels, 4
+    _launch(device, "batch_norm", "finish_centre", grid, block, partials, centre, *shape, **macros)
+    np.testing.assert_array_equal(centre[last], 2)
+    centre[last] = 0
+    args = (partials, centre, exact, mean, inv_std, *shape, np.float64(0))
+    _launch(device, "batch_norm", "finish_moments", grid, block, *args, **macros)
+    for array, value in ((exact[0], 2), (exact[1], 1), (mean, 2), (inv_std, 1)):
+        np.testing.assert_array_equal(array[last], value)
+    args = (partials, dscale, dbias, means, *shape)
+    _launch(device, "batch_norm_grad", "finish_channels", grid, block, *args, **macros)
+    for array, value in ((dscale, 8), (dbias, 20), (means[0], 2), (means[1], 5)):
+        np.testing.assert_array_equal(array[last], value)
