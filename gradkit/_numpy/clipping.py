@@ -15,6 +15,7 @@ Part: TypeAlias = tuple[float, float]
 
 _F32, _F64 = np.dtype(np.float32), np.dtype(np.float64)
 _RUN = 1024  # bytes that one BLAS call adds up: 256 numbers in float32 before float64 takes over
+_FEW = 64  # numbers whose exact sum costs no more than a NumPy call or two
 _SMALL = 4096  # up to this many elements float64 throughout costs nothing
 _BATCH = 1 << 16  # elements of small gradients that are taken together
 _PIECE = room_for(1, _F64)  # elements of a large gradient that are taken at a time
@@ -148,7 +149,7 @@ def _square_part(arrays: Sequence[Array], room: Array) -> Part:
 
 
 def _sum_part(arrays: Sequence[Array], room: Array) -> Part:
-    total = float(_magnitudes(arrays, room).sum())
+    total = _sum(_magnitudes(arrays, room))
     return (1.0, total) if total < 1e290 else _power_part(1.0, arrays, room)
 
 
@@ -165,7 +166,7 @@ def _power_part(norm_type: float, arrays: Sequence[Array], room: Array) -> Part:
         return largest, 1.0
     values /= largest
     np.power(values, norm_type, out=values)
-    return largest, float(values.sum())
+    return largest, _sum(values)
 
 
 def _magnitudes(arrays: Sequence[Array], room: Array) -> Array:
@@ -179,6 +180,18 @@ def _gathered(arrays: Sequence[Array], room: Array) -> Array:
         return load(arrays[0], _F64, room)
     total = sum(array.size for array in arrays)
     return np.concatenate(arrays, axis=None, out=room[:total], casting="unsafe")
+
+
+def _sum(values: Array) -> float:
+    """The sum of a vector, which it spoils: by halves, in which equal terms lose nothing."""
+    while values.size > _FEW:
+        half = values.size // 2
+        values[:half] += values[-half:]
+        values = values[: values.size - half]
+    try:
+        return math.fsum(values.tolist())
+    except OverflowError:
+        return math.inf
 
 
 def _combine(parts: Sequence[Part], norm_type: float) -> float:
