@@ -95,11 +95,24 @@ def matched(*arrays: Array, limit: int = BLOCK) -> Iterator[tuple[Array, ...]]:
 
 def load(view: Array, dtype: DType, room: Array, shape: tuple[int, ...] = (-1,)) -> Array:
     """A block's values as ``dtype`` in ``shape``: the view itself, or a copy in the room."""
-    if view.dtype == dtype and (view.shape == shape or view.ndim == len(shape) == 1):
+    shaped = view.shape == shape or view.ndim == len(shape) == 1
+    if shaped and view.dtype == dtype and _suits_blas(view):
         return view
     copy = room[: view.size].reshape(view.shape)
     copy[...] = view
     return copy.reshape(shape)
+
+
+def _suits_blas(view: Array) -> bool:
+    """Whether products of the view go through BLAS.
+
+    What NumPy does instead, for a stride of 0 say, is slow and has one running total.
+    """
+    if not view.flags.aligned:
+        return False
+    size = view.itemsize
+    rows = view.ndim == 2 and view.strides[1] == size and view.strides[0] >= view.shape[1] * size
+    return rows or bool(view.flags.c_contiguous)
 
 
 def store(values: Array, target: Array) -> None:

@@ -29,8 +29,11 @@ from gradkit._numpy.blocks import (
     store,
 )
 
-_STRETCH = 2048  # elements of a row that one BLAS call adds up in the accumulation dtype
-_COLUMN_STRETCH = 256  # and of a column
+# Equal elements, as the gradient of a sum has them, round the same way each time; so few of
+# them in one running total keep the error of their sum below some 16 units.
+_STRETCH = 1024  # elements of a row that one BLAS call adds up in the accumulation dtype
+_COLUMN_STRETCH = 128  # and of a column
+_NARROW = 256  # columns up to which a product with a matrix is as exact as a dot product
 _LONGEST = 1 << 13  # rows or columns of a tile: a dozen float64 numbers are kept for each
 
 
@@ -55,7 +58,8 @@ class Rows:
         self.dtype = dtype
         # Data that is read where it lies leaves its share of the scratch to the others.
         full = [array for array in present if array.shape == data.shape]
-        self.rooms = 2 if self.plain and all(array.dtype == dtype for array in full) else 3
+        there = all(array.dtype == dtype and array.flags.aligned for array in full)
+        self.rooms = 2 if self.plain and there else 3
         limit = room_for(self.rooms, dtype)
         across = max(1, min(self.width, limit, _LONGEST))
         self.columns: list[Index] = list(blocks(self.tail, across))
@@ -139,7 +143,8 @@ def row_sums(tile: Array, weights: Array | None) -> Array:
             if weights is None
             else weights[start : start + _STRETCH]
         )
-        total += part @ across
+        # A matrix product has one running total or few, a dot product one a vector lane.
+        total += part @ across if part.shape[1] <= _NARROW else np.vecdot(part, across)
     return total
 
 

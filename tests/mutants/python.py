@@ -177,7 +177,7 @@ ROWS = (
     ),
     (
         _BLOCKS,
-        "(view.shape == shape or view.ndim == len(shape) == 1)",
+        "view.shape == shape or view.ndim == len(shape) == 1",
         "view.ndim == len(shape)",
         "a block taken for one of another shape",
     ),
