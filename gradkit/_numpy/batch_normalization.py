@@ -111,7 +111,7 @@ def _grad_of(
         np.subtract(channels.load(dy[index], rooms[0]), rest, out=rest)
         out = channels.target(dx[index], rest)
         np.multiply(rest, outer[at], out=out)
-        channels.store(out, dx[index])
+        channels.store(out, dx[index], rooms[0])
 
     channels.for_each_block(write)
     for gradient, total in ((dscale, of_product), (dbias, of_dy)):
@@ -151,7 +151,7 @@ def _forward_of(
             out *= scales[at]
         if biases is not None:
             out += biases[at]
-        channels.store(out, y[index])
+        channels.store(out, y[index], rooms[0])
 
     channels.for_each_block(write)
 
@@ -201,10 +201,10 @@ class _Channels:
         """Where to compute one block of an output: in the output itself, or in the room."""
         return view if view.dtype == self.dtype and view.shape == room.shape else room
 
-    def store(self, values: Array, view: Array) -> None:
-        """Bring a block from where ``target`` had it computed to the output."""
+    def store(self, values: Array, view: Array, room: Array) -> None:
+        """Bring a block from where ``target`` had it computed to the output; spoils the room."""
         if values is not view:
-            store(values, view)
+            store(values, view, room)
 
     def vector(self, values: Array, dtype: DType | None = None) -> Array:
         """One number a channel, to be broadcast over (before, channels, after)."""

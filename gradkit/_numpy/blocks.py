@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
+from gradkit._numpy.casts import narrow, widen
+
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
@@ -99,7 +101,7 @@ def load(view: Array, dtype: DType, room: Array, shape: tuple[int, ...] = (-1,))
     if shaped and view.dtype == dtype and _suits_blas(view):
         return view
     copy = room[: view.size].reshape(view.shape)
-    copy[...] = view
+    widen(view, copy)
     return copy.reshape(shape)
 
 
@@ -115,9 +117,9 @@ def _suits_blas(view: Array) -> bool:
     return rows or bool(view.flags.c_contiguous)
 
 
-def store(values: Array, target: Array) -> None:
-    """Write a block's values into a view of any shape and dtype."""
-    target[...] = values.reshape(target.shape)
+def store(values: Array, target: Array, room: Array) -> None:
+    """Write a block's values into a view of any shape and dtype; spoils them and the room."""
+    narrow(values.reshape(target.shape), target, room)
 
 
 @contextmanager

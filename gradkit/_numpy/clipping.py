@@ -7,7 +7,17 @@ from typing import TypeAlias
 
 import numpy as np
 
-from gradkit._numpy.blocks import ONE_PASS, Array, in_strips, load, matched, room_for, scratch
+from gradkit._numpy import casts
+from gradkit._numpy.blocks import (
+    ONE_PASS,
+    Array,
+    in_strips,
+    load,
+    matched,
+    room_for,
+    scratch,
+    store,
+)
 
 # A block's sum of |g|^p is kept as (m, s) and stands for m^p * s. Where plain squares are
 # safe m is 1; else m is the block's largest magnitude, so that no power leaves float64.
@@ -154,8 +164,10 @@ def _sum_part(arrays: Sequence[Array], room: Array) -> Part:
 
 
 def _max_part(arrays: Sequence[Array], room: Array) -> Part:
-    wide = len(arrays) == 1 and arrays[0].itemsize > 2
-    values = arrays[0] if wide else _gathered(arrays, room)
+    if len(arrays) == 1 and arrays[0].itemsize < 8:
+        values = load(arrays[0], _F32, room.view(_F32))
+    else:
+        values = _gathered(arrays, room)
     return float(np.maximum(values.max(), -values.min())), 1.0  # np.maximum keeps NaN
 
 
@@ -242,7 +254,13 @@ def _elementwise(
             items.extend(matched(*pair, limit=_PIECE))
 
     def strip(pairs: Sequence[tuple[Array, ...]]) -> None:
-        for source, target in pairs:
-            work(source, target)
+        with scratch(2, _F32) as (wide, room):
+            for source, target in pairs:
+                if casts.pays(source):
+                    values = load(source, _F32, wide, source.shape)
+                    work(values, values)
+                    store(values, target, room)
+                else:
+                    work(source, target)
 
     in_strips(strip, items, sum(source.size for source in sources), pays=ONE_PASS)

@@ -107,14 +107,14 @@ def layer_norm_inverse(
     source, target = rows.view(y), rows.view(x)
 
     def strip(tiles: Sequence[tuple[Index, Index]]) -> None:
-        with rows.scratch() as (work, *_):
+        with rows.scratch() as (work, room, *_):
             for row, column in tiles:
                 tile = rows.load(source[row + column], work)
                 out = rows.target(target[row + column], work)
                 _unscale(rows, tile, scales, biases, column, out)
                 out /= rows.row_values(deviations[row])
                 out += rows.row_values(means[row])
-                rows.store(out, target[row + column])
+                rows.store(out, target[row + column], room)
 
     rows.in_strips(strip, rows.tiles())
 
@@ -266,7 +266,7 @@ class _Tile:
             self.xhat += of_w
         out -= self.xhat
         out *= rows.row_values(self.grad.deviations[self.row])
-        rows.store(out, target)
+        rows.store(out, target, self.xhat.reshape(-1))
 
 
 def _unscale(
@@ -326,7 +326,7 @@ def _forward(
                         out *= rows.column_values(scales[column])
                     if biases is not None:
                         out += rows.column_values(biases[column])
-                    rows.store(out, target[row + column])
+                    rows.store(out, target[row + column], room)
 
     def moments(row: Index, work: Array, room: Array) -> tuple[Array, Array]:
         def tiles(dtype: DType) -> Iterator[Array]:

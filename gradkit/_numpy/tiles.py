@@ -119,10 +119,10 @@ class Rows:
         columns = prod(view.shape[len(self.lead) :])
         return room[: view.size].reshape(-1, columns)
 
-    def store(self, values: Array, view: Array) -> None:
-        """Bring a tile from where ``target`` had it computed to the output."""
+    def store(self, values: Array, view: Array, room: Array) -> None:
+        """Bring a tile from where ``target`` had it computed to the output; spoils the room."""
         if values is not view:
-            store(values, view)
+            store(values, view, room)
 
     def row_values(self, statistic: Array) -> Array:
         """One tile's part of a statistic as a column vector."""

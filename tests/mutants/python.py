@@ -5,6 +5,7 @@ _NORM = "gradkit/_numpy/normalization.py"
 _BATCH = "gradkit/_numpy/batch_normalization.py"
 _TILES = "gradkit/_numpy/tiles.py"
 _BLOCKS = "gradkit/_numpy/blocks.py"
+_CASTS = "gradkit/_numpy/casts.py"
 _ADD = "gradkit/_numpy/accumulation.py"
 _PUBLIC_CLIP = "gradkit/clipping.py"
 _PUBLIC_ADD = "gradkit/accumulation.py"
@@ -141,6 +142,15 @@ ROWS = (
         "            gradient[...] = total\n",
         "            gradient[...] += total\n",
         "+= for =",
+    ),
+    (_CASTS, " and _all_finite(source)", "", "float16 infinities taken for finite"),
+    (_CASTS, "negative < 0xFC00", "negative <= 0xFC00", "a negative infinity taken for finite"),
+    (_CASTS, "    half &= -0x8000  # the sign\n", "    half.fill(0)\n", "the sign lost"),
+    (
+        _CASTS,
+        "    np.clip(values, -_BEYOND, _BEYOND, out=values)\n",
+        "",
+        "float16 wraps around",
     ),
     (
         _TILES,
