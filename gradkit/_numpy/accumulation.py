@@ -64,5 +64,7 @@ def _add(buffer: Array, grad: Array, scale: float | None) -> None:
                     store(result, total, room)
 
     limit = room_for(2, wide)
-    items = list(matched(buffer, np.broadcast_to(grad, buffer.shape), limit=limit))
+    if grad.shape != buffer.shape:
+        grad = np.broadcast_to(grad, buffer.shape)
+    items = list(matched(buffer, grad, limit=limit))
     in_strips(strip, items, buffer.size, pays=ONE_PASS)

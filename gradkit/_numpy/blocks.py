@@ -133,9 +133,9 @@ def scratch(count: int, dtype: DType) -> Iterator[list[Array]]:
         memory = _spare.pop()
     except IndexError:
         memory = np.empty(SCRATCH + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
+        memory = memory[-memory.ctypes.data % _ALIGNMENT :]
     room = room_for(count, dtype) * dtype.itemsize
-    cuts = range(start, start + count * room, room)
+    cuts = range(0, count * room, room)
     try:
         yield [memory[cut : cut + room].view(dtype) for cut in cuts]
     finally:
