@@ -22,7 +22,7 @@ _LEAST = np.float32(2.0**-14)  # float16's smallest normal number
 
 def pays(array: Array) -> bool:
     """Whether an array is worth going through float32 by the functions here."""
-    return array.dtype == _F16 and array.size >= _MANY
+    return array.size >= _MANY and array.dtype == _F16
 
 
 def widen(source: Array, target: Array) -> None:

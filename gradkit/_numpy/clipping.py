@@ -7,7 +7,6 @@ from typing import TypeAlias
 
 import numpy as np
 
-from gradkit._numpy import casts
 from gradkit._numpy.blocks import (
     ONE_PASS,
     Array,
@@ -218,29 +217,27 @@ def _combine(parts: Sequence[Part], norm_type: float) -> float:
 
 
 def _scaler(factor: float) -> Callable[[Array, Array], None]:
-    """What writes ``source * factor`` to a target, rounding once."""
+    """What writes ``source * factor``, of float32 or float64, to a target, rounding once."""
     # float32 rounds the factor and the product: within one unit in the last place, as long
     # as the factor itself is a normal float32.
     normal = factor == 0 or not math.isfinite(factor) or 2.0**-126 <= abs(factor) < 2.0**127
     # 0-d arrays: NumPy takes three times as long to make an operand of a scalar.
-    narrow, wide = np.array(factor, _F32 if normal else _F64), np.array(factor)
+    narrow, wide = np.array(factor, _F32), np.array(factor)
 
     def scale(source: Array, target: Array) -> None:
-        dtype = source.dtype
-        if dtype == _F32 and normal:
-            np.multiply(source, narrow, target)
-        elif dtype == _F64:
+        if source.itemsize == 8:
             np.multiply(source, wide, target)
+        elif normal:
+            np.multiply(source, narrow, target)
         else:
-            np.multiply(source, narrow, target, dtype=narrow.dtype, casting="unsafe")
+            np.multiply(source, wide, target, dtype=_F64, casting="unsafe")
 
     return scale
 
 
 def _clamp(limit: float, source: Array, target: Array) -> None:
-    wide = _F32 if source.itemsize < 8 else _F64
-    low, high = wide.type(-limit), wide.type(limit)
-    np.clip(source, low, high, out=target, dtype=wide, casting="unsafe")
+    kind = source.dtype.type
+    np.clip(source, kind(-limit), kind(limit), out=target)
 
 
 def _elementwise(
@@ -256,7 +253,7 @@ def _elementwise(
     def strip(pairs: Sequence[tuple[Array, ...]]) -> None:
         with scratch(2, _F32) as (wide, room):
             for source, target in pairs:
-                if casts.pays(source):
+                if source.itemsize == 2:
                     values = load(source, _F32, wide, source.shape)
                     work(values, values)
                     store(values, target, room)
