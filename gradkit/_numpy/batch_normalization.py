@@ -30,6 +30,7 @@ from gradkit._numpy.tiles import column_sums, row_sums
 
 _TINY = 2.0**-100  # a float32 variance below this has lost digits to underflow
 _SHORT = 512  # elements: runs that are shorter take longer to set up than to compute
+_SPREAD = 1 << 20  # bytes of one number a channel laid out as one an element
 
 
 @np.errstate(all="ignore")
@@ -180,8 +181,9 @@ class _Channels:
         # number a channel is laid out as one an element, so that runs span the channels. No
         # block cuts through a run then: all channels' runs together fit into one.
         self.after = prod(self.arrays[0].shape[self.axis + 1 :])
-        self.spread = 1 < self.after < _SHORT and self.count * self.after <= BLOCK
-        self.run = self.after if self.after >= _SHORT else self.count * self.after
+        across = self.count * self.after
+        self.spread = 1 < self.after < _SHORT and across * self.dtype.itemsize <= _SPREAD
+        self.run = across if self.spread or self.after == 1 else self.after
 
     def of(self, index: Index) -> slice:
         """The channels that a block holds."""
