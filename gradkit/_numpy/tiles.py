@@ -112,6 +112,17 @@ class Rows:
         columns = prod(view.shape[len(self.lead) :])
         return load(view, self.dtype, room, (view.size // max(1, columns), columns))
 
+    def loader(self, view: Array, row: Index, room: Array) -> Callable[[Index], Array]:
+        """What gives the tile of a column, again and again; loaded once if there is one column."""
+
+        def load_tile(column: Index) -> Array:
+            return self.load(view[row + column], room)
+
+        if len(self.columns) > 1:
+            return load_tile
+        only = load_tile(self.columns[0])
+        return lambda _: only
+
     def target(self, view: Array, room: Array) -> Array:
         """Where to compute one tile of an output: in the output itself, or in the room."""
         if view.ndim == 2 and view.dtype == self.dtype:
