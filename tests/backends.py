@@ -25,7 +25,7 @@ class Backend:
     marks = ()
     max_elements = 1 << 18  # of an array that Hypothesis draws
     on_host = True  # values can be looked at without waiting for a device
-    depth = 2048  # the most terms that a sum holds in the accumulation dtype before widening
+    depth = 256  # the most terms that a running total holds in the accumulation dtype
     mean_unit = 2.0**-53  # of what holds a row's mean in a forward pass
     run_error = 2.0**-23  # a 2-norm's: runs of 256 elements narrower than float64 are float32
 
