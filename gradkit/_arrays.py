@@ -5,8 +5,7 @@ is imported for it: an array of a library can only exist once its module does.
 """
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,13 +22,13 @@ from gradkit._frameworks.torch import Torch, TorchSubclass
 __all__ = [
     "HOST",
     "Framework",
+    "Named",
     "Native",
     "NumPy",
     "beside",
     "framework_of",
     "is_array",
     "is_scalar",
-    "named",
     "refuse_write",
     "same_device",
 ]
@@ -95,13 +94,18 @@ def refuse_write(framework: Framework, label: str, instead: str) -> None:
         )
 
 
-@contextmanager
-def named(label: Callable[[], str]) -> Iterator[None]:
-    """Put an argument's name in front of what a framework says of it."""
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{label()} {error}") from error.__cause__
+class Named:
+    """A context that puts an argument's name in front of what a framework says of it."""
+
+    def __init__(self, label: Callable[[], str]):
+        self._label = label
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
+        if isinstance(error, (TypeError, ValueError)):
+            raise type(error)(f"{self._label()} {error}") from error.__cause__
 
 
 def _loaded(framework: Framework) -> bool:

@@ -14,10 +14,10 @@ from gradkit import _checks, _memory, _tree
 from gradkit._arrays import (
     HOST,
     Framework,
+    Named,
     Native,
     framework_of,
     is_array,
-    named,
     refuse_write,
     same_device,
 )
@@ -77,7 +77,7 @@ class Gradients:
             raise TypeError(f"{label} is a {found}; expected an array as {self._label} has them")
         if write:
             refuse_write(framework, label, RETURNED)
-        with named(lambda: label):
+        with Named(lambda: label):
             native = framework.view(array, write=write)
         if self.natives and not same_device(native, self.natives[0]):
             raise ValueError(f"{label} and {self.name(0)} are on different devices")
@@ -91,8 +91,9 @@ class Gradients:
         self, out: Any, specs: Sequence[Spec], *, apart: Iterable[tuple[str, Native]] = ()
     ) -> Outputs:
         """A call's further results, which share no memory with the gradients or with ``apart``."""
-        names = ((self.name(i), native) for i, native in enumerate(self.natives))
-        return Outputs(self, out, specs, chain(names, apart))
+        names = (name for name, _ in _tree.walk(self.tree, is_array, self._label))
+        own = zip(names, self.natives, strict=True)
+        return Outputs(self, out, specs, chain(own, apart))
 
     def wrap(self, native: Native) -> Any:
         """A native result as the caller's own array type."""
@@ -134,7 +135,7 @@ class Gradients:
             natives = self.framework.views(self.arrays, write=write)
         except (TypeError, ValueError):
             for index, array in enumerate(self.arrays):  # once more, to say which
-                with named(partial(self.name, index)):
+                with Named(partial(self.name, index)):
                     self.framework.view(array, write=write)
             raise
         if set(map(type, natives)) != {np.ndarray}:
@@ -142,6 +143,13 @@ class Gradients:
         return natives
 
     def _check_device(self, natives: Sequence[Native]) -> None:
+        if len(natives) < 2:
+            return
+        if len(set(map(type, natives))) == 1:
+            on_host = isinstance(natives[0], np.ndarray)
+            device = attrgetter("device" if on_host else "data.device_id")
+            if len(set(map(device, natives))) == 1:
+                return
         for index, native in enumerate(natives):
             if not same_device(native, natives[0]):
                 raise ValueError(f"{self.name(0)} and {self.name(index)} are on different devices")
@@ -153,13 +161,13 @@ class Gradients:
             _checks.floating(native, self.name(index))
 
     def _check_writable(self) -> None:
+        if self.framework.apart(self.arrays):
+            return
         if not (self._plain and all(map(_simply_writable, self.natives))):
             for index, native in enumerate(self.natives):
                 flags = native.flags
                 if not (flags.c_contiguous and getattr(flags, "writeable", True)):
                     _checks.writable(native, self.name(index))
-        if self.framework.apart(self.arrays):
-            return
         pair = _memory.first_overlap(self.natives)
         if pair is not None:
             first, second = map(self.name, pair)
