@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ def main() -> int:
         "machine": machine.describe(),
         "missing": missing,
         "dropped": [],
+        "errors": [],
         "load": [machine.load()],
         "cases": [],
     }
@@ -51,16 +53,19 @@ def main() -> int:
     names = options.only.split(",")
     deadline = start + options.budget if options.budget else float("inf")
     for left, name in zip(range(len(names), 0, -1), names, strict=True):
-        share = time.monotonic() + (deadline - time.monotonic()) / left
-        for case in _cases(name, place, found_peers, options):
-            if time.monotonic() > share:
-                found["dropped"].append(f"{name}: {_title(case)} and all after it")
-                break
-            print(f"{time.monotonic() - start:5.0f} s  {_title(case)}", flush=True)
-            found["cases"].append(harness.measure(case, place, options.seconds))
-            place.drop()
-            if kept:
-                _write(found, path)
+        now = time.monotonic()
+        share = now + (deadline - now) / (left + 1)  # one more for what is measured once
+        try:
+            for case in _cases(name, place, found_peers, options):
+                if time.monotonic() > share:
+                    found["dropped"].append(f"{name}: {_title(case)} and all after it")
+                    break
+                print(f"{time.monotonic() - start:5.0f} s  {_title(case)}", flush=True)
+                _add(case, found, place, options.seconds)
+                if kept:
+                    _write(found, path)
+        except Exception as error:
+            _fail(found, f"{name}, which ends here", error)
     if not options.quick and time.monotonic() < deadline:
         found |= _once(options.device)
     found["load"].append(machine.load())
@@ -70,7 +75,21 @@ def main() -> int:
         _write(found, path)
         report.write(found, path)
         print(f"\nwritten: {path}")
-    return 0
+    return int(bool(found["errors"]))
+
+
+def _add(case: harness.Case, found: dict[str, Any], place: Any, seconds: float) -> None:
+    """Measure a case; what goes wrong there, a wrong result too, does not end the run."""
+    try:
+        found["cases"].append(harness.measure(case, place, seconds))
+    except Exception as error:
+        _fail(found, _title(case), error)
+    place.drop()
+
+
+def _fail(found: dict[str, Any], where: str, error: Exception) -> None:
+    traceback.print_exception(error)
+    found["errors"].append(f"{where}: {type(error).__name__}: {error}".partition("\n")[0])
 
 
 def _cases(

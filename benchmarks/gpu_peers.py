@@ -157,8 +157,8 @@ def available(wanted: Sequence[str], place: Arrays) -> tuple[list[Any], dict[str
             continue
         try:
             found.append(peer(place))
-        except (ImportError, OSError) as error:
-            missing[peer.name] = str(error)
+        except Exception as error:  # what an import raises is the library's own choice
+            missing[peer.name] = f"{type(error).__name__}: {error}"
     return found, missing
 
 

@@ -119,12 +119,12 @@ def verdicts(result: Mapping[str, Any]) -> Iterable[tuple[str, float, float, boo
 
 def _walls(place: Place, calls: Mapping[str, Call]) -> dict[str, dict[str, float]]:
     """Milliseconds a call of many in a row, where that is another thing than the work's time."""
-    rows = {name: [place.wall(call) for _ in range(WALLS)] for name, call in calls.items()}
-    return {
-        name: _spread(np.array(row) * 1e3)
-        for name, row in rows.items()
-        if name != COPY and None not in row
+    rows = {
+        name: [place.wall(call) for _ in range(WALLS)]
+        for name, call in calls.items()
+        if name != COPY
     }
+    return {name: _spread(np.array(row) * 1e3) for name, row in rows.items() if None not in row}
 
 
 def _repeated(call: Call, count: int) -> Call:

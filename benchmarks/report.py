@@ -170,6 +170,8 @@ def _conditions(results: Results) -> str:
 def _not_measured(results: Results) -> Iterator[str]:
     for name, why in results["missing"].items():
         yield f"Not measured: {name} ({why})."
+    for error in results.get("errors", []):
+        yield f"**Failed: {error}.**"
     for what in results.get("dropped", []):
         yield f"Not measured, for lack of time: {what}."
     for case in results["cases"]:
@@ -243,7 +245,8 @@ def overview(every: Sequence[Results]) -> str:
         "# Performance",
         "Made by `python -m benchmarks.report --overview docs/performance.md FILE...` out of "
         "results files; no figure here is typed. [benchmarks/README.md](../benchmarks/README.md) "
-        "says how things are measured, [benchmarks/NOTES.md](../benchmarks/NOTES.md) what was tried.",
+        "says how things are measured, [benchmarks/NOTES.md](../benchmarks/NOTES.md) what was "
+        "tried.",
     ]
     for results in every:
         parts += [

@@ -11,16 +11,16 @@ import pytest
 
 import gradkit
 from benchmarks import __main__ as run
-from benchmarks import bench_rms_norm, harness, norms, places, report, shapes
+from benchmarks import harness, norms, places, report, shapes
 
 CASES = 27
 
 
-def benchmark(monkeypatch, path, *options):
+def benchmark(monkeypatch, path, *options, status=0):
     """The results of ``python -m benchmarks`` on the emulator."""
     command = ["benchmarks", "--device", "emulated", "--seconds", "0.01", "--out", str(path)]
     monkeypatch.setattr(sys, "argv", [*command, "--peers", "cupy", *options])
-    assert run.main() == 0
+    assert run.main() == status
     return json.loads(path.read_text())
 
 
@@ -33,7 +33,7 @@ def test_the_run_for_gpus_runs_on_the_emulator(monkeypatch, tmp_path, capsys):
         assert case["ms"]["gradkit"]["median"] > 0
         assert case["wall_ms"]["gradkit"]["median"] > 0
         assert case["ratios"]["cupy"]["median"] > 0
-    assert found["dropped"] == []
+    assert found["dropped"] == found["errors"] == []
     assert found["startup"]["layer_norm_grad"]["cold"] > 0
     assert found["import"]["added"] < found["import"]["gradkit"]
     page = (tmp_path / "found.md").read_text()
@@ -55,7 +55,7 @@ def test_a_spent_budget_drops_cases_and_says_which(monkeypatch, tmp_path):
 
 
 @pytest.mark.emulated
-def test_nothing_wrong_is_timed(monkeypatch):
+def test_a_wrong_result_is_not_timed_and_fails_the_run(monkeypatch, tmp_path):
     right = gradkit.rms_norm_grad
 
     def wrong(*args, **kwargs):
@@ -65,9 +65,13 @@ def test_nothing_wrong_is_timed(monkeypatch):
 
     wrong.__name__ = "rms_norm_grad"
     monkeypatch.setattr(gradkit, "rms_norm_grad", wrong)
-    case = next(bench_rms_norm.device_cases(places.Emulated(), []))
-    with pytest.raises(AssertionError, match=r"rms_norm_grad \(64,\) bfloat16 is off"):
-        harness.measure(case, places.Emulated(), 0.01)
+    options = ("--quick", "--only", "rms_norm,accumulate")
+    found = benchmark(monkeypatch, tmp_path / "found.json", *options, status=1)
+    assert [case["operation"] for case in found["cases"]] == ["accumulate_grad"] * 3 + ["zero_grad"]
+    assert len(found["errors"]) == 4
+    expected = "rms_norm_grad 24x64 bfloat16: AssertionError: rms_norm_grad (64,) bfloat16 is off"
+    assert found["errors"][0].startswith(expected)
+    assert f"**Failed: {expected}" in (tmp_path / "found.md").read_text()
 
 
 # The timer, on a device that does nothing but remember
