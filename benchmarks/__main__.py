@@ -29,7 +29,10 @@ def main() -> int:
     """Measure, print the tables, and write the results with their page and plots."""
     options = _options()
     start = time.monotonic()
-    place = PLACES[options.device]()
+    try:
+        place = PLACES[options.device]()
+    except Exception as error:
+        sys.exit(f"--device {options.device} is not to be had: {type(error).__name__}: {error}")
     wanted = options.peers.split(",") if options.peers else PEERS[options.device]
     on_cpu = options.device == "cpu"
     found_peers, missing = peers.available(wanted) if on_cpu else gpu_peers.available(wanted, place)

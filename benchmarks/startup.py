@@ -1,7 +1,8 @@
 """What first calls cost: ``python -m benchmarks.startup`` prints it as JSON.
 
 Each operation's first call and its second, in a fresh process, with an empty cache of compiled
-kernels and then with the cache that the first process left.
+kernels and then with the cache that the first process left. ``--nvrtc`` needs no GPU: how long
+NVRTC takes over what ``gradkit.warmup`` would compile for each operation, one after another.
 """
 
 import argparse
@@ -12,12 +13,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import gradkit
 from benchmarks import bench_batch_norm, norms
 from benchmarks.places import Arrays, Cuda, Emulated
 
+OPERATIONS = (
+    *("zero_grad", "accumulate_grad", "grad_norm", "clip_grad_norm", "layer_norm"),
+    *("layer_norm_grad", "rms_norm_grad", "batch_norm_grad"),
+)
 PLACES = {"cuda": Cuda, "emulated": Emulated}
 
 
@@ -43,6 +49,30 @@ def measure(device: str) -> dict[str, dict[str, float]]:
 def one(place: Arrays) -> dict[str, tuple[float, float]]:
     """Milliseconds of the first and of the second call of each operation in this process."""
     return {name: (_ms(call), _ms(call)) for name, call in _calls(place)}
+
+
+def compile_times(dtype: str, architecture: int = 90) -> dict[str, dict[str, float]]:
+    """For each operation on arrays of a dtype: combinations, their seconds, the slowest one's."""
+    from gradkit._cuda import warming
+    from gradkit._cuda.loading import options_of, source_of
+    from tests.nvrtc import compile_ptx, cupy_options
+
+    @cache
+    def seconds(file: str, options: tuple[str, ...]) -> float:
+        start = time.perf_counter()
+        compile_ptx(source_of(file), cupy_options(options, architecture))
+        return time.perf_counter() - start
+
+    found = {}
+    for operation in OPERATIONS:
+        combined = warming.needed([operation], {dtype})
+        each = [seconds(file, options_of(macros)) for file, macros in combined]
+        found[operation] = {
+            "combinations": len(each),
+            "seconds": round(sum(each), 2),
+            "slowest": round(max(each), 2),
+        }
+    return found
 
 
 def _calls(place: Arrays) -> Iterator[tuple[str, Callable[[], Any]]]:
@@ -72,6 +102,10 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m benchmarks.startup", description=__doc__)
     parser.add_argument("--one", action="store_true", help="in this process, with its own cache")
     parser.add_argument("device", choices=PLACES, nargs="?", default="cuda")
+    parser.add_argument("--nvrtc", metavar="DTYPE", help="compile times, without a device")
     options = parser.parse_args()
-    run = one(PLACES[options.device]()) if options.one else measure(options.device)
-    print(json.dumps(run))
+    if options.nvrtc:
+        print(json.dumps(compile_times(options.nvrtc), indent=1))
+    else:
+        run = one(PLACES[options.device]()) if options.one else measure(options.device)
+        print(json.dumps(run))
