@@ -154,7 +154,9 @@ class Outputs:
         self._like = like
         self._given = _as_tuple(out, len(specs))
         given_any = any(array is not None for array in self._given)
-        self._inputs = list(inputs) if given_any else []
+        self._inputs = (
+            [(*pair, _memory.byte_range(pair[1])) for pair in inputs] if given_any else []
+        )
         self._reuse = reuse
         self._arrays = list(self._given)  # new ones join where they exist before they are filled
         self.natives = [
@@ -200,7 +202,10 @@ class Outputs:
             raise TypeError(f"{label} has dtype {native.dtype}; {name} has dtype {dtype}")
         _checks.writable(native, label)
         alias = self._reuse[1] if self._reuse and self._reuse[0] == position else None
-        for other, source in self._inputs:
+        low, high = _memory.byte_range(native)
+        for other, source, (start, end) in self._inputs:
+            if end <= low or high <= start:  # as nearly always
+                continue
             same = other == alias and _memory.same_elements(native, source)
             if not same and _memory.overlap(native, source):
                 rather = f" without being {alias} itself" if alias else ""

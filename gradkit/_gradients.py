@@ -93,8 +93,9 @@ class Gradients:
         self, out: Any, specs: Sequence[Spec], *, apart: Iterable[tuple[str, Native]] = ()
     ) -> Outputs:
         """A call's further results, which share no memory with the gradients or with ``apart``."""
-        names = ((self.name(i), native) for i, native in enumerate(self.natives))
-        return Outputs(self, out, specs, chain(names, apart))
+        names = (name for name, _ in _tree.walk(self.tree, is_array, self._label))
+        own = zip(names, self.natives, strict=True)
+        return Outputs(self, out, specs, chain(own, apart))
 
     def wrap(self, native: Native) -> Any:
         """A native result as the caller's own array type."""
@@ -150,6 +151,13 @@ class Gradients:
         return natives
 
     def _check_device(self, natives: Sequence[Native]) -> None:
+        if len(natives) < 2:
+            return
+        if len(set(map(type, natives))) == 1:
+            on_host = isinstance(natives[0], np.ndarray)
+            device = attrgetter("device" if on_host else "data.device_id")
+            if len(set(map(device, natives))) == 1:
+                return
         for index, native in enumerate(natives):
             if not same_device(native, natives[0]):
                 raise ValueError(f"{self.name(0)} and {self.name(index)} are on different devices")
@@ -161,13 +169,13 @@ class Gradients:
             _checks.floating(native, self.name(index))
 
     def _check_writable(self) -> None:
+        if self.framework.apart(self.arrays):
+            return
         if not (self._plain and all(map(_simply_writable, self.natives))):
             for index, native in enumerate(self.natives):
                 flags = native.flags
                 if not (flags.c_contiguous and getattr(flags, "writeable", True)):
                     _checks.writable(native, self.name(index))
-        if self.framework.apart(self.arrays):
-            return
         pair = _memory.first_overlap(self.natives)
         if pair is not None:
             first, second = map(self.name, pair)

@@ -32,12 +32,21 @@ SIGNATURES = [
     "batch_norm_grad(dy, x, scale, mean, inv_std, *, channel_axis=1, out=None)",
     "accumulate_grad(buffer, grad, *, do_update=True, scale=None)",
     "accumulate_grad_v2(buffer, grad, *, overwrite=False)",
+    "warmup(arrays, *operations)",
     "zero_grad(grads)",
     'show_config(mode="stdout")',
 ]
 NAMES = [line.partition("(")[0] for line in SIGNATURES]
 FUNCTIONS = [name for name in gradkit.__all__ if inspect.isfunction(getattr(gradkit, name))]
-MODULES = ("accumulation", "clipping", "config", "distributed", "errors", "normalization")
+MODULES = (
+    "accumulation",
+    "clipping",
+    "config",
+    "distributed",
+    "errors",
+    "normalization",
+    "startup",
+)
 SECTIONS = {  # and who needs none
     "Parameters": {"last_engine"},
     "Returns": set(),
@@ -103,7 +112,8 @@ def test_errors_are_documented_and_caught_together(name):
 
 
 def test_each_operation_has_a_backend_function():
-    operations = set(NAMES) - {"grads_of", "show_config", "clip_grad_norm", "clip_by_global_norm"}
+    others = {"grads_of", "show_config", "clip_grad_norm", "clip_by_global_norm", "warmup"}
+    operations = set(NAMES) - others
     shared = {"clip_by_norm", "norm_shares", "norm_of_shares", "as_float64", "empty"}
     assert set(_numpy.__all__) == operations | shared
     for name in _numpy.__all__:

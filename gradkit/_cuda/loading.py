@@ -13,13 +13,15 @@ from gradkit._cuda.device import Device, Kernel
 from gradkit.errors import KernelCompileError, KernelLaunchError
 
 _INCLUDE = re.compile(r'^[ \t]*#include "([\w.]+)"[ \t]*$', re.MULTILINE)
+_KERNEL = re.compile(r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\(')
 _CXX = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64"}
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 _NULL = np.uint64(0)  # CuPy up to 13 makes garbage of None: github.com/cupy/cupy/issues/9046
 
 _kernels: dict[tuple[Any, ...], "LoadedKernel"] = {}
-_lock = threading.Lock()
+_locks: dict[tuple[Any, ...], threading.Lock] = {}
+_allowing = threading.Lock()
 
 
 class LoadedKernel:
@@ -53,7 +55,7 @@ class LoadedKernel:
 
     def _allow(self, shared_mem: int) -> None:
         """Have the driver allow it: a block gets more than 48 KiB only where that was asked for."""
-        with _lock:
+        with _allowing:
             if shared_mem > self._allowed:
                 self._function.max_dynamic_shared_size_bytes = shared_mem
                 self._allowed = shared_mem
@@ -67,7 +69,7 @@ def kernel(device: Device, file: str, name: str, **macros: str | int) -> LoadedK
     key = (id(device), file, name, *macros.items())
     found = _kernels.get(key)
     if found is None:
-        with _lock:  # two threads that ask at once compile once
+        with _locks.setdefault(key, threading.Lock()):  # two threads that ask at once compile once
             found = _kernels.get(key) or _load(device, file, name, options_of(macros))
             _kernels[key] = found
     return found
@@ -100,6 +102,12 @@ def source_of(file: str) -> str:
         return _INCLUDE.sub(include, text.replace("#pragma once", ""))
 
     return expand((folder / f"{file}.cu").read_text())
+
+
+@cache
+def kernels_in(file: str) -> tuple[str, ...]:
+    """The names of a file's kernels."""
+    return tuple(_KERNEL.findall(source_of(file)))
 
 
 def _folder() -> Path:

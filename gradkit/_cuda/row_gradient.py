@@ -17,6 +17,7 @@ from gradkit._cuda.layout import (
     Macros,
     accumulator,
     contiguous,
+    dtype_name,
     room_for,
     row_blocks,
     rows_of,
@@ -179,7 +180,7 @@ class RowGradient:
         if not outs or not self.width:
             return
         count = 0 if partials is None else partials.shape[1]
-        macros: Macros = {"ACC_T": accumulator(self.dy), "PARAM_T": str(outs[0].dtype)}
+        macros: Macros = {"ACC_T": accumulator(self.dy), "PARAM_T": dtype_name(outs[0])}
         kernel(self.device, "column_sums", "column_sums", **macros)(
             (-(-self.width // 32), self.norm.planes),
             (32, 32),
@@ -206,7 +207,7 @@ class RowGradient:
 
     def _macros(self) -> Macros:
         parameter = next((a for a in (self.scale, self.bias) if a is not None), self.inv_std)
-        types = str(self.dy.dtype), str(self.inv_std.dtype), str(parameter.dtype)
+        types = dtype_name(self.dy), dtype_name(self.inv_std), dtype_name(parameter)
         return _macros(self.norm, types, self.vector)
 
 
