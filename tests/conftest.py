@@ -12,7 +12,7 @@ _COMMON = {"deadline": None, "database": None, "suppress_health_check": [HealthC
 settings.register_profile("quick", max_examples=8, derandomize=True, **_COMMON)
 settings.register_profile("ci", max_examples=40, derandomize=True, **_COMMON)
 settings.register_profile("dev", max_examples=40, **_COMMON)
-settings.register_profile("nightly", max_examples=1000, **_COMMON)
+settings.register_profile("fuzz", max_examples=100, print_blob=True, **_COMMON)
 if os.environ.get("GRADKIT_REQUIRE_GPU") == "1" and not has_gpu():
     raise pytest.UsageError("CuPy finds no GPU, and GRADKIT_REQUIRE_GPU asks for one")
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))

@@ -29,6 +29,7 @@ class LoadedKernel:
         self.device = device  # keeps alive what the cache's key names by id
         self.name = name
         self._function = function
+        self._allowed = 0  # bytes of shared memory that launches may ask for
 
     def __call__(
         self,
@@ -40,6 +41,8 @@ class LoadedKernel:
         """Launch on the current stream: see ``device.Kernel``."""
         arguments = [_NULL if arg is None else arg for arg in args]
         try:
+            if shared_mem > self._allowed:
+                self._allow(shared_mem)
             self._function(grid, block, arguments, shared_mem=shared_mem)
         except self.device.launch_errors as error:
             raise KernelLaunchError(
@@ -47,6 +50,13 @@ class LoadedKernel:
                 f"threads with {shared_mem} bytes of shared memory: {error}. An earlier kernel "
                 "on the device may be at fault: run with CUDA_LAUNCH_BLOCKING=1 to find it."
             ) from error
+
+    def _allow(self, shared_mem: int) -> None:
+        """Have the driver allow it: a block gets more than 48 KiB only where that was asked for."""
+        with _lock:
+            if shared_mem > self._allowed:
+                self._function.max_dynamic_shared_size_bytes = shared_mem
+                self._allowed = shared_mem
 
 
 def kernel(device: Device, file: str, name: str, **macros: str | int) -> LoadedKernel:

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from itertools import pairwise
-from operator import attrgetter, methodcaller
+from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
@@ -15,7 +15,6 @@ from gradkit._frameworks import cuda
 from gradkit._frameworks.base import NOTHING, Framework, Native
 
 _requires_grad = attrgetter("requires_grad")
-_numpy, _data_ptr = methodcaller("numpy"), methodcaller("data_ptr")
 _REQUIRES_GRAD = (
     "is a tensor that requires grad: a parameter? Pass grads_of(parameters) for the gradients, "
     "or its .detach() if its values are meant"
@@ -58,12 +57,13 @@ class Torch(Framework):
     def views(self, arrays: Sequence[Any], *, write: bool) -> Sequence[Native]:
         # The common case, all at once: plain tensors on the host.
         if not (arrays[0].is_cuda or any(map(_requires_grad, arrays))):
+            tensor = sys.modules["torch"].Tensor
             try:
-                natives = list(map(_numpy, arrays))
+                natives = list(map(tensor.numpy, arrays))
             except (TypeError, RuntimeError):
                 pass
             else:
-                if all(map(_data_ptr, arrays)):
+                if all(map(tensor.data_ptr, arrays)):
                     return natives
         return super().views(arrays, write=write)
 
