@@ -399,8 +399,10 @@ def test_without_further_threads_the_calling_one_does_it_all():
     """And what it did is not done again when there are threads at last."""
     script = """
         from gradkit._numpy import blocks
+        import threading
         blocks.WORKERS = 4
-        leave(6 << 20)  # scratch, but no thread's stack
+        threading.stack_size(32 << 20)
+        leave(14 << 20)  # scratch for four, but no thread's stack
         norm = float(gradkit.grad_norm(grads))
         gradkit.scale_grads(grads, 0.5)
         halved = [g.copy() for g in grads] if leave(1 << 30) is None else None
