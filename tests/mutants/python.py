@@ -69,9 +69,9 @@ ROWS = (
     ),
     (
         _CLIP,
-        "            out.fill(0)\n        return",
-        "            out *= 0\n        return",
-        "zeroing by multiplying",
+        "        zero_grad(outs)\n        return",
+        "        return",
+        "what is not finite not zeroed",
     ),
     (_CLIP, "    if factor == 1.0:\n", "    if factor >= 1.0:\n", "coefficients above 1 ignored"),
     (
