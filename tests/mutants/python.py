@@ -118,7 +118,7 @@ ROWS = (
         "factor = 1 / np.sqrt(variance)",
         "eps ignored",
     ),
-    (_BATCH, "        rest += means[1][at]\n", "", "the mean term left out"),
+    (_BATCH, "        rest += offset[at]\n", "", "the mean term left out"),
     (
         _BATCH,
         "((dscale, of_product), (dbias, of_dy))",
@@ -127,8 +127,8 @@ ROWS = (
     ),
     (
         _BATCH,
-        "channels.vector(total / channels.size)",
-        "channels.vector(total / (channels.size + 1))",
+        "channels.vector(of_dy / channels.size)",
+        "channels.vector(of_dy / (channels.size + 1))",
         "a wrong N",
     ),
     (
