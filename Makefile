@@ -1,4 +1,5 @@
-# Everything runs in .venv, which `make venv` fills from PyPI; nothing else is touched.
+# Everything runs in .venv, which `make venv` fills from PyPI with the versions that
+# requirements/ci.txt pins; nothing else is touched.
 
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && \
@@ -6,6 +7,7 @@ PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+QUIET := --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -18,7 +20,7 @@ help: ## list the targets
 
 venv: $(STAMP) ## make .venv and install gradkit into it, editable, with its tools
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml requirements/ci.txt
 	@test -n "$(PYTHON)" || { echo "make: gradkit needs Python 3.11 or newer and found none;" \
 		"install one, or name it: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: gradkit" \
@@ -27,7 +29,8 @@ $(STAMP): pyproject.toml
 		"virtual environments; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 	@echo "Installing into $(VENV) ..."
 	@$(PYTHON) -m venv --clear $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo,test,lint]'
+	@$(BIN)/python -m pip install $(QUIET) --require-hashes --requirement requirements/ci.txt
+	@$(BIN)/python -m pip install $(QUIET) --no-deps --no-build-isolation --editable .
 	@touch $@
 
 # --- what a newcomer runs --------------------------------------------------------------------
@@ -51,7 +54,10 @@ check: lint test ## lint and test
 # --- with a GPU, another framework or more time (in alphabetical order) ----------------------
 # Each set of packages that cannot share an environment has one of its own: .venv-NAME.
 
-.PHONY: bench bench-gpu mutants test-cudnn test-gpu test-interop test-onnxruntime
+.PHONY: bench bench-gpu fuzz lock mutants mutants-fast sanitize-gpu soak test-cudnn test-gpu \
+	test-interop test-onnxruntime
+
+MINUTES := 10
 
 bench: .venv-bench/.installed .venv-onnxruntime/.installed ## time every operation on the CPU beside its peers (10 min)
 	GRADKIT_ORT_PYTHON=.venv-onnxruntime/bin/python .venv-bench/bin/python -m benchmarks
@@ -60,17 +66,38 @@ bench: .venv-bench/.installed .venv-onnxruntime/.installed ## time every operati
 bench-gpu: ## time every operation on a GPU beside its peers (8 min)
 	$(or $(GPU_PYTHON),python3) -m benchmarks --device cuda --seconds 1 --budget 450 $(BENCH)
 
+fuzz: $(STAMP) ## every property with a thousand examples, for MINUTES=10
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(FUZZ)
+
+LOCK := pip compile --quiet --upgrade --universal --python-version 3.11 --prerelease disallow \
+	--no-config --no-annotate --custom-compile-command 'make lock'
+
+lock: .venv-lock/.installed ## pin the newest versions of all that `make venv` and CI install
+	.venv-lock/bin/uv $(LOCK) --generate-hashes --extra demo --extra test --extra lint \
+		pyproject.toml requirements/ci.in --output-file requirements/ci.txt
+	.venv-lock/bin/uv $(LOCK) --extra test \
+		pyproject.toml tests/interop/requirements.txt --output-file requirements/interop.txt
+
 mutants: $(STAMP) ## plant faults one by one; each must make a test fail (an hour)
 	$(BIN)/python -m tests.mutants $(MUTANTS)
 
-test-cudnn: .venv-cudnn8/.installed .venv-cudnn9/.installed ## both cuDNN stacks, no GPU needed (5 GB of downloads)
-	GRADKIT_CUDNN=8 .venv-cudnn8/bin/python -m pytest tests/cudnn
-	GRADKIT_CUDNN=9 .venv-cudnn9/bin/python -m pytest tests/cudnn
+mutants-fast: $(STAMP) ## the quickest mutant of each kind
+	$(BIN)/python -m tests.mutants --fast
+
+sanitize-gpu: ## compute-sanitizer's four tools over every kernel (10 min)
+	tests/sanitize.sh $(or $(GPU_PYTHON),python3)
+
+soak: $(STAMP) ## every operation over and over for MINUTES=10; no memory may be lost
+	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(SOAK)
+
+test-cudnn: .venv-cudnn8/.installed .venv-cudnn9/.installed ## both cuDNN stacks and CuPy's faults, no GPU needed (5 GB of downloads)
+	GRADKIT_CUDNN=8 .venv-cudnn8/bin/python -m pytest tests/cudnn tests/test_faults.py
+	GRADKIT_CUDNN=9 .venv-cudnn9/bin/python -m pytest tests/cudnn tests/test_faults.py
 
 # With the Python that has CuPy, and nothing of ours: a GPU machine may have no network.
-test-gpu: ## the suite on CuPy, and compute-sanitizer where it is found
+test-gpu: ## the suite on CuPy, and compute-sanitizer where it is found (20 min)
 	GRADKIT_REQUIRE_GPU=1 $(or $(GPU_PYTHON),python3) -m pytest -m gpu tests
-	tests/sanitize.sh $(or $(GPU_PYTHON),python3)
+	$(MAKE) --no-print-directory sanitize-gpu
 
 test-interop: .venv-interop/.installed ## PyTorch, JAX, TensorFlow, optax and thinc, on the CPU
 	GRADKIT_REQUIRE_FRAMEWORKS=1 .venv-interop/bin/python -m pytest tests/interop
@@ -81,16 +108,18 @@ test-onnxruntime: $(STAMP) .venv-onnxruntime/.installed ## agreement with ONNX R
 .venv-bench/.installed: PACKAGES := --editable . --requirement benchmarks/requirements.txt
 .venv-cudnn8/.installed: PACKAGES := --editable '.[test]' cupy-cuda12x==13.6.0 nvidia-cudnn-cu12==8.9.7.29
 .venv-cudnn9/.installed: PACKAGES := --editable '.[test]' 'cupy-cuda12x==14.*' 'nvidia-cudnn-cu12==9.*'
-.venv-interop/.installed: PACKAGES := --editable '.[test]' --requirement tests/interop/requirements.txt
+.venv-interop/.installed: PACKAGES := --editable '.[test]' --requirement tests/interop/requirements.txt \
+	--constraint requirements/interop.txt
+.venv-lock/.installed: PACKAGES := uv
 .venv-onnxruntime/.installed: PACKAGES := --requirement tests/onnxruntime/requirements.txt
 
 .venv-bench/.installed: benchmarks/requirements.txt
-.venv-interop/.installed: tests/interop/requirements.txt
+.venv-interop/.installed: tests/interop/requirements.txt requirements/interop.txt
 .venv-onnxruntime/.installed: tests/onnxruntime/requirements.txt
 .venv-%/.installed: pyproject.toml
 	@echo "Installing into $(@D) ..."
 	@$(PYTHON) -m venv --clear $(@D)
-	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(PACKAGES)
+	@$(@D)/bin/python -m pip install $(QUIET) $(PACKAGES)
 	@touch $@
 
 # --- housekeeping ----------------------------------------------------------------------------

@@ -5,7 +5,6 @@ is imported for it: an array of a library can only exist once its module does.
 """
 
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,13 +21,13 @@ from gradkit._frameworks.torch import Torch, TorchSubclass
 __all__ = [
     "HOST",
     "Framework",
-    "Named",
     "Native",
     "NumPy",
     "beside",
     "framework_of",
     "is_array",
     "is_scalar",
+    "named",
     "refuse_write",
     "same_device",
 ]
@@ -94,18 +93,9 @@ def refuse_write(framework: Framework, label: str, instead: str) -> None:
         )
 
 
-class Named:
-    """A context that puts an argument's name in front of what a framework says of it."""
-
-    def __init__(self, label: Callable[[], str]):
-        self._label = label
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
-        if isinstance(error, (TypeError, ValueError)):
-            raise type(error)(f"{self._label()} {error}") from error.__cause__
+def named(error: Exception, label: str) -> Exception:
+    """What a framework says of an argument, with the argument's name in front."""
+    return type(error)(f"{label} {error}")
 
 
 def _loaded(framework: Framework) -> bool:

@@ -9,11 +9,11 @@ from gradkit import _checks, _memory
 from gradkit._arrays import (
     HOST,
     Framework,
-    Named,
     Native,
     beside,
     framework_of,
     is_scalar,
+    named,
     refuse_write,
     same_device,
 )
@@ -68,8 +68,10 @@ class Call:
             )
         if write:
             refuse_write(framework, label, self._instead)
-        with Named(lambda: label):
+        try:
             native = framework.view(array, write=write, detach=self._detach and not write)
+        except (TypeError, ValueError) as error:
+            raise named(error, label) from error.__cause__
         if not (
             framework is HOST or label == self._first or same_device(native, self[self._first])
         ):
@@ -188,14 +190,12 @@ class Outputs:
         return native
 
     def _output(self, position: int, array: Any, spec: Spec) -> Native:
+        if array is None:
+            return None if spec is None else self._new(position, *spec[1:])
         label = f"out[{position}]" if len(self._given) > 1 else "out"
         if spec is None:
-            if array is not None:
-                raise ValueError(f"{label} must be None: this call has no such result")
-            return None
+            raise ValueError(f"{label} must be None: this call has no such result")
         name, shape, dtype = spec
-        if array is None:
-            return self._new(position, shape, dtype)
         native = self._owner.view(array, label, write=True)
         _checks.shape(native, shape, label, f"the shape of {name}")
         if float_name(native.dtype) != dtype:

@@ -16,7 +16,10 @@ def real(value: Any, label: str) -> float:
         value = value[()]
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (numbers.Real, np.floating)):
         raise TypeError(f"{label} must be a real number, not {type(value).__name__}")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{label} is larger than any float; accepted: up to 1.8e308") from None
 
 
 def nonnegative(value: Any, label: str) -> float:

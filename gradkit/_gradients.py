@@ -2,11 +2,10 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from itertools import chain
 from operator import attrgetter
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -14,10 +13,10 @@ from gradkit import _checks, _memory, _tree
 from gradkit._arrays import (
     HOST,
     Framework,
-    Named,
     Native,
     framework_of,
     is_array,
+    named,
     refuse_write,
     same_device,
 )
@@ -50,8 +49,9 @@ class Gradients:
         else:
             self.tree = _tree.freeze(grads, is_array)
             self.arrays = _tree.leaves(self.tree, is_array)
-        self._plain = set(map(type, self.arrays)) == {np.ndarray}
-        self.framework = HOST if self._plain else self._find_framework()
+        examples = _one_of_each_type(self.arrays)
+        self._plain = [*map(type, examples)] == [np.ndarray]
+        self.framework = HOST if self._plain else self._find_framework(examples)
         if write and self.framework.immutable:
             refuse_write(self.framework, self.name(0), instead)
         self.natives: Sequence[Native] = self.arrays if self._plain else self._views(write)
@@ -77,8 +77,10 @@ class Gradients:
             raise TypeError(f"{label} is a {found}; expected an array as {self._label} has them")
         if write:
             refuse_write(framework, label, RETURNED)
-        with Named(lambda: label):
+        try:
             native = framework.view(array, write=write)
+        except (TypeError, ValueError) as error:
+            raise named(error, label) from error.__cause__
         if self.natives and not same_device(native, self.natives[0]):
             raise ValueError(f"{label} and {self.name(0)} are on different devices")
         return native
@@ -111,32 +113,38 @@ class Gradients:
         """Tell the framework that every gradient's memory was written."""
         self.framework.wrote(self.arrays)
 
-    def _find_framework(self) -> Framework:
-        kinds = {type(array): index for index, array in reversed(list(enumerate(self.arrays)))}
-        found: dict[Framework, int] = {}
-        for kind, index in kinds.items():
-            framework = framework_of(self.arrays[index])
+    def _find_framework(self, examples: Iterable[Any]) -> Framework:
+        found = set(map(framework_of, examples))
+        framework = found.pop() if found else HOST
+        if framework is None or found:
+            self._refuse_mixture()
+        return framework
+
+    def _refuse_mixture(self) -> NoReturn:
+        first: dict[Framework, int] = {}
+        for index, array in enumerate(self.arrays):
+            framework = framework_of(array)
             if framework is None:
                 raise TypeError(
-                    f"{self.name(index)} is a {kind.__qualname__}; accepted: floating-point "
+                    f"{self.name(index)} is a {type(array).__qualname__}; accepted: floating-point "
                     "arrays, None, and lists, tuples, dicts or iterables of them"
                 )
-            found.setdefault(framework, index)
-        if len(found) > 1:
-            (first, i), (second, j) = list(found.items())[:2]
-            raise TypeError(
-                f"{self.name(i)} is a {first.name} array and {self.name(j)} a {second.name} "
-                "array; the arrays of one call must be of one framework"
-            )
-        return next(iter(found), HOST)
+            first.setdefault(framework, index)
+        (one, i), (other, j) = list(first.items())[:2]
+        raise TypeError(
+            f"{self.name(j)} is a {other.name} array and {self.name(i)} a {one.name} array; the "
+            "arrays of one call must be of one framework"
+        )
 
     def _views(self, write: bool) -> Sequence[Native]:
         try:
             natives = self.framework.views(self.arrays, write=write)
         except (TypeError, ValueError):
             for index, array in enumerate(self.arrays):  # once more, to say which
-                with Named(partial(self.name, index)):
+                try:
                     self.framework.view(array, write=write)
+                except (TypeError, ValueError) as error:
+                    raise named(error, self.name(index)) from error.__cause__
             raise
         if set(map(type, natives)) != {np.ndarray}:
             self._check_device(natives)
@@ -178,7 +186,8 @@ class Gradients:
 
 
 def _is_list_of_arrays(grads: Any) -> bool:
-    if type(grads) is not list:
-        return False
-    examples = dict(zip(map(type, grads), grads, strict=True))
-    return all(map(is_array, examples.values()))
+    return type(grads) is list and all(map(is_array, _one_of_each_type(grads)))
+
+
+def _one_of_each_type(values: Sequence[Any]) -> Iterable[Any]:
+    return dict(zip(map(type, values), values, strict=True)).values()

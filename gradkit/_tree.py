@@ -5,18 +5,24 @@ from typing import Any
 
 IsLeaf = Callable[[Any], bool]
 
+_DEEPEST = 100  # containers in each other; Python has a thousand frames for all of a program
 
-def freeze(tree: Any, is_leaf: IsLeaf) -> Any:
+
+def freeze(tree: Any, is_leaf: IsLeaf, depth: int = 0) -> Any:
     """The same tree with every one-shot iterable (a generator, a dict view) made a list."""
     if tree is None or is_leaf(tree):
         return tree
+    if not isinstance(tree, Iterable) or isinstance(tree, (str, bytes, bytearray)):
+        return tree
+    if depth == _DEEPEST:
+        raise ValueError(
+            f"a container holds itself, or there are more than {_DEEPEST} in each other"
+        )
+    branches = tree.values() if isinstance(tree, Mapping) else tree
+    frozen = [freeze(branch, is_leaf, depth + 1) for branch in branches]
     if isinstance(tree, Mapping):
-        return _like_mapping(tree, [freeze(branch, is_leaf) for branch in tree.values()])
-    if isinstance(tree, (list, tuple)):
-        return _like_sequence(tree, [freeze(branch, is_leaf) for branch in tree])
-    if isinstance(tree, Iterable) and not isinstance(tree, (str, bytes, bytearray)):
-        return [freeze(branch, is_leaf) for branch in tree]
-    return tree
+        return _like_mapping(tree, frozen)
+    return _like_sequence(tree, frozen) if isinstance(tree, (list, tuple)) else frozen
 
 
 def leaves(tree: Any, is_leaf: IsLeaf) -> list[Any]:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from gradkit import _checks, _tree
-from gradkit._arrays import Named, framework_of, is_array
+from gradkit._arrays import framework_of, is_array, named
 from gradkit._dispatch import backend_of
 from gradkit.accumulation import accumulate_grad, accumulate_grad_v2, zero_grad
 from gradkit.clipping import (
@@ -116,5 +116,7 @@ def _native(leaf: Any, label: str) -> Any:
     framework = framework_of(leaf)
     if framework is None:
         raise TypeError(f"{label} is a {type(leaf).__qualname__}; expected an array")
-    with Named(lambda: label):
+    try:
         return framework.view(leaf, write=False, detach=True)
+    except (TypeError, ValueError) as error:
+        raise named(error, label) from error.__cause__

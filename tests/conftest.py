@@ -1,6 +1,7 @@
 """The ``backend`` fixture, and how hard Hypothesis tries."""
 
 import os
+import sys
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -11,7 +12,7 @@ _COMMON = {"deadline": None, "database": None, "suppress_health_check": [HealthC
 settings.register_profile("quick", max_examples=8, derandomize=True, **_COMMON)
 settings.register_profile("ci", max_examples=40, derandomize=True, **_COMMON)
 settings.register_profile("dev", max_examples=40, **_COMMON)
-settings.register_profile("nightly", max_examples=1000, **_COMMON)
+settings.register_profile("fuzz", max_examples=100, print_blob=True, **_COMMON)
 if os.environ.get("GRADKIT_REQUIRE_GPU") == "1" and not has_gpu():
     raise pytest.UsageError("CuPy finds no GPU, and GRADKIT_REQUIRE_GPU asks for one")
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
@@ -24,3 +25,12 @@ def backend(request):
     """Each backend in turn: where a test's arrays live and what computes on them."""
     with request.param.active():
         yield request.param
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Say how much bad input was tried, if any was."""
+    table = sys.modules.get("tests.bad_input")
+    if table is None or not table.tested:
+        return
+    cells, backends = sum(table.tested.values()), ", ".join(table.tested)
+    terminalreporter.write_line(f"bad input: {len(table.ROWS)} rows, {cells} cells on {backends}")

@@ -23,7 +23,7 @@ from tests.tolerances import DTYPES, assert_same_bits
 pytestmark = pytest.mark.emulated
 
 # (rows, columns): one warp and several, one and several rows a block, either side of where
-# vectors, chunks, warps, blocks and registers end; the longest go the way of two visits.
+# vectors, chunks, warps, blocks, registers and shared memory end; the longest are read twice.
 SHAPES = [
     (1, 1),
     (65, 3),
@@ -35,12 +35,17 @@ SHAPES = [
     (5, 257),
     (6, 1024),
     (3, 1027),
+    (2, 4095),
     (2, 4096),
     (2, 6143),
     (3, 8192),
     (2, 6147),
     (3, 8200),
     (2, 12289),
+    (2, 14336),
+    (2, 14337),
+    (2, 16384),
+    (2, 16392),
 ]
 # (shape, channel axis, channels last in memory)
 BATCHES = [
@@ -207,7 +212,7 @@ def test_rows_of_several_dimensions(axis):
     p.check_gradients(device, *device.layer_norm_grad(p))
 
 
-@pytest.mark.parametrize("shape", [(7, 3), (5, 257), (3, 8200)], ids=str)
+@pytest.mark.parametrize("shape", [(7, 3), (5, 257), (3, 8200), (2, 16400)], ids=str)
 @pytest.mark.parametrize("missing", ["both", "scale", "bias"])
 def test_without_scale_or_bias(shape, missing):
     device, p = Emulated(), make(shape)
@@ -230,7 +235,9 @@ def test_without_scale_or_bias(shape, missing):
 # Grids and schedules
 
 
-@pytest.mark.parametrize("shape", [(65, 3), (19, 264), (6, 1024), (5, 2200), (3, 8200)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(65, 3), (19, 264), (6, 1024), (5, 2200), (5, 8200), (3, 16400)], ids=str
+)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_row_norms_under_every_schedule(shape, schedule):
     device, plain = Emulated(schedule=schedule, seed=3), Emulated()
@@ -276,6 +283,7 @@ def test_loops_over_blocks_go_round(limit):
     device = Emulated(grid_limit=dict.fromkeys(names, limit), multiprocessors=3)
     _check_row_norms(device, (7, 40), LAYER_TYPES[0])
     _check_row_norms(device, (5, 8300), LAYER_TYPES[0])
+    _check_row_norms(device, (5, 16500), LAYER_TYPES[0])
     for shape, axis, last in (BATCHES[1], BATCHES[3], ((4, 70, 3, 3), 1, True)):
         p = _batch(shape, axis, last, BATCH_TYPES[0])
         p.check_forward(device, *device.batch_norm(p))
@@ -285,7 +293,7 @@ def test_loops_over_blocks_go_round(limit):
 # Memory
 
 
-@pytest.mark.parametrize("shape", [(6, 64), (5, 257), (3, 8200)], ids=str)
+@pytest.mark.parametrize("shape", [(6, 64), (5, 257), (3, 8200), (3, 16400)], ids=str)
 def test_results_do_not_depend_on_alignment(shape):
     device, p = Emulated(), make(shape)
     ref = device.layer_norm_grad(p)
@@ -300,7 +308,7 @@ def test_results_do_not_depend_on_alignment(shape):
             assert_same_bits(a, b)
 
 
-@pytest.mark.parametrize("shape", [(6, 64), (3, 8200)], ids=str)
+@pytest.mark.parametrize("shape", [(6, 64), (3, 8200), (3, 16400)], ids=str)
 def test_dx_in_the_place_of_dy(shape):
     device, p = Emulated(schedule="run-ahead"), make(shape)
     ref = device.layer_norm_grad(p)
@@ -335,11 +343,11 @@ def test_channels_last_arrays_are_read_where_they_are():
     assert read == last.x.nbytes
 
 
-@pytest.mark.parametrize("rows", [16, 64])
-def test_rows_are_read_once(rows):
+@pytest.mark.parametrize("shape", [(16, 1024), (64, 1024), (3, 16384)], ids=str)
+def test_rows_are_read_once(shape):
     """The traffic is dy, x and dx, and little else."""
     device = Emulated(multiprocessors=1)
-    p = make((rows, 1024), LAYER_TYPES[0])
+    p = make(shape, LAYER_TYPES[0])
     device.device.total_traffic.by_array.clear()
     device.layer_norm_grad(p)
     moved = device.device.total_traffic.by_array
@@ -348,7 +356,14 @@ def test_rows_are_read_once(rows):
     assert moved["layer_norm_grad", "dx"] == (0, p.x.nbytes)
 
 
-@pytest.mark.parametrize("shape", [(9, 64), (6, 1024), (3, 8200)], ids=str)
+@pytest.mark.parametrize("shape", [(3, 8200), (3, 16384)], ids=str)
+@pytest.mark.parametrize("types", [LAYER_TYPES[0], LAYER_TYPES[1]], ids="-".join)
+def test_long_rows_where_shared_memory_is_short(shape, types):
+    """They are read twice."""
+    _check_row_norms(Emulated(max_shared_memory=48 << 10), shape, types)
+
+
+@pytest.mark.parametrize("shape", [(9, 64), (6, 1024), (3, 8200), (3, 16400)], ids=str)
 def test_rows_are_independent_bit_for_bit(shape):
     device, p = Emulated(multiprocessors=1), make(shape)
     ref = device.layer_norm_grad(p)[0]
@@ -361,7 +376,7 @@ def test_rows_are_independent_bit_for_bit(shape):
 # Numbers that are hard
 
 
-@pytest.mark.parametrize("shape", [(5, 40), (5, 8200)], ids=str)
+@pytest.mark.parametrize("shape", [(5, 40), (5, 8200), (3, 16400)], ids=str)
 @pytest.mark.parametrize("types", [LAYER_TYPES[0], LAYER_TYPES[1]], ids="-".join)
 def test_an_offset_of_ten_thousand_deviations(shape, types):
     device, p = Emulated(), make(shape, types, kind="offset")
@@ -472,7 +487,7 @@ def test_more_elements_in_short_rows_than_32_bits_can_count():
 
 def test_rows_longer_than_32_bits_can_count():
     parts = 65535
-    columns = parts * TILE * 17
+    columns = parts * TILE * 33  # of each row more than 2^32
     p, dy, x, dx = _long_row(columns)
     device, sums = Emulated(), np.zeros((parts, 3, 2))
     inputs = (dy, x, None, None, p.mean, p.inv_std)
@@ -491,6 +506,22 @@ def test_rows_longer_than_32_bits_can_count():
     means = given[0, -1] / columns
     expected = p.inv_std[-1] * (w - means[0] - xhat * means[1])
     np.testing.assert_allclose(dx[-1, -TILE:].astype(float), expected, rtol=1e-3, atol=1e-6)
+
+
+def test_blocks_of_long_rows_stride_over_more_than_32_bits():
+    """The last block of a grid that must go round once more leaves the last tile to the first."""
+    tiles = (1 << 21) + 1
+    p, dy, x, dx = _long_row((tiles + 1) * TILE)
+    mine = slice(-2 * TILE, -TILE)
+    dy[:, mine], x[:, mine] = p.dy, p.x
+    inputs = (dy, x, None, None, p.mean, p.inv_std, np.zeros((1, 3, 2)))
+    _launch(
+        Emulated(), "layer_norm_grad_wide", "apply_gradient", (tiles, 3), (256, 1),
+        *inputs, dx, None, 3, dy.shape[1], np.int32(1), FROM_OUTPUT=0, CENTRED=1,
+    )  # fmt: skip
+    expected = p.inv_std[-1] * p.dy[-1].astype(float)
+    np.testing.assert_allclose(dx[-1, mine].astype(float), expected, rtol=1e-3, atol=1e-6)
+    assert not dx[-1, -TILE:].any()
 
 
 def test_partial_sums_beyond_32_bits():
@@ -531,3 +562,53 @@ def test_batches_of_more_elements_than_32_bits_can_count(last):
     args = (x, None, None, exact, out, *shape)
     _launch(device, "batch_norm", "normalize", grid, block, *args, **macros)
     np.testing.assert_array_equal(out[corner], x[corner])
+
+
+def test_more_channels_than_32_bits_can_count():
+    """The last block of a grid that must go round once more; what is left to others stays 0."""
+    device, covered, rest = Emulated(), (1 << 32) + 64, 64
+    channels, mine = covered + rest, slice(covered - 8, covered)
+    grid, block, shape = (covered // 8, 1), (1, 32), (1, covered + rest, 1)
+    macros = {"LAST": 1, "PARAM_T": "float16", "STAT_T": "float16"}
+    dy, x, out, zeros, ones = (_sparse("float16", channels) for _ in range(5))
+    dy[mine], x[mine], ones[mine] = 2, 3, 1
+    dy[covered:] = x[covered:] = 7
+    partials, means = _sparse("float64", 2, channels), _sparse("float32", 2, channels)
+    exact = _sparse("float64", 2, channels)
+    exact[1, mine] = 1
+
+    def run(file, name, *args):
+        _launch(device, file, name, grid, block, *args, *shape, **macros)
+
+    run("batch_norm_grad", "sum_channels", dy, x, zeros, ones, partials)
+    np.testing.assert_array_equal(partials[:, mine], [[6] * 8, [2] * 8])
+    run("batch_norm_grad", "apply_channels", dy, x, None, zeros, ones, means, out)
+    np.testing.assert_array_equal(out[mine], 2)
+    run("batch_norm", "normalize", x, None, None, exact, out)
+    np.testing.assert_array_equal(out[mine], 3)
+    run("batch_norm", "sum_deviations", x, None, partials)
+    np.testing.assert_array_equal(partials[:, mine], [[3] * 8, [9] * 8])
+    for array in (out, partials[0], partials[1]):
+        assert not array[covered:].any()
+
+
+def test_statistics_of_more_channels_than_32_bits_can_count():
+    device, channels = Emulated(), (1 << 31) + 32
+    grid, block, last = (channels // 32,), (32, 32), slice(-32, None)
+    partials, centre = _sparse("float64", 2, 1, channels), _sparse("float64", channels)
+    exact, means = _sparse("float64", 2, channels), _sparse("float32", 2, channels)
+    mean, inv_std, dscale, dbias = (_sparse("float32", channels) for _ in range(4))
+    partials[..., last] = [[[8.0]], [[20.0]]]  # four elements: mean 2, variance 1
+    macros = {"LAST": 1}
+    shape = 1, channels, 4
+    _launch(device, "batch_norm", "finish_centre", grid, block, partials, centre, *shape, **macros)
+    np.testing.assert_array_equal(centre[last], 2)
+    centre[last] = 0
+    args = (partials, centre, exact, mean, inv_std, *shape, np.float64(0))
+    _launch(device, "batch_norm", "finish_moments", grid, block, *args, **macros)
+    for array, value in ((exact[0], 2), (exact[1], 1), (mean, 2), (inv_std, 1)):
+        np.testing.assert_array_equal(array[last], value)
+    args = (partials, dscale, dbias, means, *shape)
+    _launch(device, "batch_norm_grad", "finish_channels", grid, block, *args, **macros)
+    for array, value in ((dscale, 8), (dbias, 20), (means[0], 2), (means[1], 5)):
+        np.testing.assert_array_equal(array[last], value)

@@ -21,6 +21,8 @@ _PER_THREAD = 2  # the handle of CUDA's per-thread default stream
 class Kernel(Protocol):
     """A compiled ``extern "C"`` function."""
 
+    max_dynamic_shared_size_bytes: int  # what a launch may ask for
+
     def __call__(
         self,
         grid: tuple[int, ...],

@@ -22,6 +22,11 @@ def cupy() -> Any:
             "an array is on a CUDA device, and computing there needs CuPy: "
             "pip install 'gradkit[cuda12]' or 'gradkit[cuda13]'"
         ) from error
+    except OSError as error:  # CuPy 14 makes its cache folder when it is imported
+        raise BackendUnavailableError(
+            "an array is on a CUDA device, and computing there needs CuPy, which cannot be "
+            f"imported: {error}. Set CUPY_CACHE_DIR to a folder that can be written."
+        ) from error
     return cupy
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from itertools import pairwise
-from operator import attrgetter, methodcaller
+from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
@@ -17,7 +17,6 @@ from gradkit._frameworks.base import NOTHING, Framework, Native
 
 _requires_grad, _is_cuda = attrgetter("requires_grad"), attrgetter("is_cuda")
 _layout_of, _dtype_of = attrgetter("layout"), attrgetter("dtype")
-_numpy, _data_ptr, _is_neg = map(methodcaller, ("numpy", "data_ptr", "is_neg"))
 _REQUIRES_GRAD = (
     "is a tensor that requires grad: a parameter? Pass grads_of(parameters) for the gradients, "
     "or its .detach() if its values are meant"
@@ -60,12 +59,13 @@ class Torch(Framework):
     def views(self, arrays: Sequence[Any], *, write: bool) -> Sequence[Native]:
         # The common case, all at once: plain tensors on the host.
         if not (arrays[0].is_cuda or any(map(_requires_grad, arrays))):
+            tensor = sys.modules["torch"].Tensor
             try:
-                natives = list(map(_numpy, arrays))
+                natives = list(map(tensor.numpy, arrays))
             except (TypeError, RuntimeError):
                 pass
             else:
-                if all(map(_data_ptr, arrays)):
+                if all(map(tensor.data_ptr, arrays)):
                     return natives
         elif _all_plain(arrays):
             return list(map(_on_device, arrays))
@@ -150,8 +150,8 @@ def _all_plain(tensors: Sequence[Any]) -> bool:
             and set(map(_layout_of, tensors)) == {torch.strided}
             and all(_name_of(dtype) in FLOATS for dtype in set(map(_dtype_of, tensors)))
             and not any(map(_requires_grad, tensors))
-            and not any(map(_is_neg, tensors))
-            and all(map(_data_ptr, tensors))
+            and not any(map(torch.Tensor.is_neg, tensors))
+            and all(map(torch.Tensor.data_ptr, tensors))
         )
     except RuntimeError:  # some hold no memory
         return False

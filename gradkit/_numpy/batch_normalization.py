@@ -30,6 +30,7 @@ from gradkit._numpy.tiles import column_sums, row_sums
 
 _TINY = 2.0**-100  # a float32 variance below this has lost digits to underflow
 _SHORT = 512  # elements: runs that are shorter take longer to set up than to compute
+_SPREAD = 1 << 20  # bytes of one number a channel laid out as one an element
 
 
 @np.errstate(all="ignore")
@@ -111,7 +112,7 @@ def _grad_of(
         np.subtract(channels.load(dy[index], rooms[0]), rest, out=rest)
         out = channels.target(dx[index], rest)
         np.multiply(rest, outer[at], out=out)
-        channels.store(out, dx[index])
+        channels.store(out, dx[index], rooms[0])
 
     channels.for_each_block(write)
     for gradient, total in ((dscale, of_product), (dbias, of_dy)):
@@ -151,7 +152,7 @@ def _forward_of(
             out *= scales[at]
         if biases is not None:
             out += biases[at]
-        channels.store(out, y[index])
+        channels.store(out, y[index], rooms[0])
 
     channels.for_each_block(write)
 
@@ -180,8 +181,9 @@ class _Channels:
         # number a channel is laid out as one an element, so that runs span the channels. No
         # block cuts through a run then: all channels' runs together fit into one.
         self.after = prod(self.arrays[0].shape[self.axis + 1 :])
-        self.spread = 1 < self.after < _SHORT and self.count * self.after <= BLOCK
-        self.run = self.after if self.after >= _SHORT else self.count * self.after
+        across = self.count * self.after
+        self.spread = 1 < self.after < _SHORT and across * self.dtype.itemsize <= _SPREAD
+        self.run = across if self.spread or self.after == 1 else self.after
 
     def of(self, index: Index) -> slice:
         """The channels that a block holds."""
@@ -201,10 +203,10 @@ class _Channels:
         """Where to compute one block of an output: in the output itself, or in the room."""
         return view if view.dtype == self.dtype and view.shape == room.shape else room
 
-    def store(self, values: Array, view: Array) -> None:
-        """Bring a block from where ``target`` had it computed to the output."""
+    def store(self, values: Array, view: Array, room: Array) -> None:
+        """Bring a block from where ``target`` had it computed to the output; spoils the room."""
         if values is not view:
-            store(values, view)
+            store(values, view, room)
 
     def vector(self, values: Array, dtype: DType | None = None) -> Array:
         """One number a channel, to be broadcast over (before, channels, after)."""

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import types
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,28 @@ def test_loader_path(monkeypatch, named, safe):
     assert search._loader_is_safe() == safe
     monkeypatch.delenv("LD_LIBRARY_PATH")
     assert search._loader_is_safe()
+
+
+@pytest.mark.parametrize("root", search._ROOTS)
+def test_no_root_in_the_working_directory(monkeypatch, root):
+    """cuda-pathfinder takes roots from the environment, and loads what it finds there."""
+    found = types.SimpleNamespace(abs_path="/opt/libcudnn.so.9")
+    pathfinder = types.SimpleNamespace(load_nvidia_dynamic_lib=lambda _: found)
+    monkeypatch.setitem(sys.modules, "cuda", types.ModuleType("cuda"))
+    monkeypatch.setitem(sys.modules, "cuda.pathfinder", pathfinder)
+    for name in (*search._ROOTS, "LD_LIBRARY_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    for value, answer in (("", found.abs_path), ("/opt", found.abs_path), ("opt", None)):
+        monkeypatch.setenv(root, value)
+        assert search._pathfinder("libcudnn.so.9") == answer
+
+
+def test_a_relative_folder_of_packages_is_no_place(build, tmp_path, monkeypatch):
+    build(_lib(tmp_path), version=92800)
+    monkeypatch.chdir(tmp_path)
+    for folder, found in ((tmp_path, True), (Path(), False)):
+        monkeypatch.setattr(search, "_package_folders", lambda folder=folder: [folder])
+        assert (search._packaged("libcudnn.so.9") is not None) == found
 
 
 def test_what_is_loaded_already_is_used(build, tmp_path):

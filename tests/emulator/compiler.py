@@ -127,6 +127,23 @@ def compile_source(
     return _read_description(library, runtime, description)
 
 
+def complaints(source: str, options: Sequence[str], warning: str) -> list[str]:
+    """The lines in which g++ has something to say about ``source`` under one more warning."""
+    standard, macros = translate_options(options)
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "macros.h").write_text(macros)
+        shim = (standard, "-include", str(SHIM), "-include", "./macros.h", "-x", "c++")
+        done = subprocess.run(
+            (compiler_path() or "g++", "-fsyntax-only", warning, *shim, "-"),
+            cwd=folder,
+            env={**os.environ, "LC_ALL": "C"},  # in English
+            input=source,
+            capture_output=True,
+            text=True,
+        )
+    return [line for line in done.stderr.splitlines() if line.startswith("<stdin>")]
+
+
 def translate_options(options: Sequence[str]) -> tuple[str, str]:
     """Turn NVRTC's options into g++'s language standard and a header that defines the macros.
 

@@ -126,8 +126,8 @@ MUTANTS = [
     (GRAD, "if (row < rows) of =", "if (row <= rows) of =", "statistics past the last row"),
     (
         GRAD,
-        "        if (column_of(c) >= width) continue;\n        if (in.scale)",
-        "        if (column_of(c) > width) continue;\n        if (in.scale)",
+        "    if (column_of(c) < width) load_or",
+        "    if (column_of(c) <= width) load_or",
         "a scale past the last column",
     ),
     (
@@ -362,8 +362,8 @@ MUTANTS = [
     ),
     (
         LAUNCH,
-        "packs = -(-self.width // (chunks * self.vector))",
-        "packs = self.width // (chunks * self.vector)",
+        "else -(-self.width // held)",
+        "else self.width // held",
         "floor for ceil: a row's tail is lost",
     ),
     (
@@ -384,6 +384,24 @@ MUTANTS = [
         "__shared__ Pair<A> slots[2 * WARP];",
         "__shared__ Pair<A> slots[WARP + 1];",
         "too few slots",
+    ),
+    (
+        GRAD,
+        "* LONG_THREADS + threadIdx.x]",
+        "* LONG_THREADS / 2 + threadIdx.x]",
+        "threads share their sums",
+    ),
+    (
+        LAUNCH,
+        "shared = norm.planes * chunks * vector * _LONGEST * accumulated",
+        "shared = norm.planes * chunks * vector * _LONGEST * accumulated - accumulated",
+        "shared memory one element short",
+    ),
+    (
+        LAUNCH,
+        "fits and way.shared + _SLOTS <= self.device.max_shared_memory",
+        "fits",
+        "more shared memory than there is",
     ),
     (
         GRAD,
@@ -433,8 +451,8 @@ MUTANTS = [
     # Numbers
     (
         GRAD,
-        "own.sums[0][c][k] += dy * xhat;",
-        "own.sums[0][c][k] = widen(narrow<DATA_T>(own.sums[0][c][k] + dy * xhat));",
+        "own.sum(0, c, k) += dy * xhat;",
+        "own.sum(0, c, k) = widen(narrow<DATA_T>(own.sum(0, c, k) + dy * xhat));",
         "column sums held in the data's dtype",
     ),
     (
@@ -539,17 +557,17 @@ MUTANTS = [
         "sums that do not begin at 0",
     ),
     (BATCH_GRAD, "sums[0][k] += part[0][k];", "sums[0][k] = part[0][k];", "= for +="),
-    (GRAD, "own.sums[0][c][k] += dy * xhat;", "own.sums[0][c][k] = dy * xhat;", "= for +="),
+    (GRAD, "own.sum(0, c, k) += dy * xhat;", "own.sum(0, c, k) = dy * xhat;", "= for +="),
     (
         GRAD,
-        "own.sums[0][c][k] += dy * xhat;",
-        "own.sums[0][c][k] += w * xhat;",
+        "own.sum(0, c, k) += dy * xhat;",
+        "own.sum(0, c, k) += w * xhat;",
         "scale in its own gradient",
     ),
     (
         GRAD,
-        "const A w = product(dy, own.scale[c][k]);\n            at.xhat",
-        "const A w = dy;\n            at.xhat",
+        "const A w = product(dy, scale[k]);",
+        "const A w = dy;",
         "the row's sums without scale",
     ),
     (

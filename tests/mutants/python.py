@@ -5,6 +5,7 @@ _NORM = "gradkit/_numpy/normalization.py"
 _BATCH = "gradkit/_numpy/batch_normalization.py"
 _TILES = "gradkit/_numpy/tiles.py"
 _BLOCKS = "gradkit/_numpy/blocks.py"
+_CASTS = "gradkit/_numpy/casts.py"
 _ADD = "gradkit/_numpy/accumulation.py"
 _PUBLIC_CLIP = "gradkit/clipping.py"
 _PUBLIC_ADD = "gradkit/accumulation.py"
@@ -142,6 +143,15 @@ ROWS = (
         "            gradient[...] += total\n",
         "+= for =",
     ),
+    (_CASTS, " and _all_finite(source)", "", "float16 infinities taken for finite"),
+    (_CASTS, "negative < 0xFC00", "negative <= 0xFC00", "a negative infinity taken for finite"),
+    (_CASTS, "    half &= -0x8000  # the sign\n", "    half.fill(0)\n", "the sign lost"),
+    (
+        _CASTS,
+        "    np.clip(values, -_BEYOND, _BEYOND, out=values)\n",
+        "",
+        "float16 wraps around",
+    ),
     (
         _TILES,
         "total = (_ones(len(tile) - whole, tile.dtype) @ tile[whole:])",
@@ -177,7 +187,7 @@ ROWS = (
     ),
     (
         _BLOCKS,
-        "(view.shape == shape or view.ndim == len(shape) == 1)",
+        "view.shape == shape or view.ndim == len(shape) == 1",
         "view.ndim == len(shape)",
         "a block taken for one of another shape",
     ),

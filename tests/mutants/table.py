@@ -13,6 +13,7 @@ _TESTS: dict[str, tuple[str, ...]] = {
         "tests/test_normalization.py",
         "tests/test_clipping.py",
     ),
+    "gradkit/_numpy/casts.py": ("tests/test_casts.py",),
     "gradkit/_numpy/clipping.py": ("tests/test_clipping.py", "tests/test_distributed.py"),
     "gradkit/_numpy/normalization.py": ("tests/test_normalization.py",),
     "gradkit/_numpy/tiles.py": ("tests/test_normalization.py", "tests/test_batch_norm.py"),

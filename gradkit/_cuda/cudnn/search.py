@@ -19,6 +19,10 @@ from typing import TypeAlias
 Place: TypeAlias = tuple[str, Callable[[str], str | None]]
 
 
+# Where cuda-pathfinder looks too.
+_ROOTS = ("CONDA_PREFIX", "CUDA_HOME", "CUDA_PATH", "CUDNN_PATH", "PYTHONUSERBASE")
+
+
 class UnusableError(Exception):
     """No cuDNN that can be used was found; the text says why."""
 
@@ -94,8 +98,10 @@ def _already_loaded(soname: str) -> str | None:
 
 
 def _pathfinder(soname: str) -> str | None:
-    if not soname.endswith(".9") or not _loader_is_safe():
+    if not soname.endswith(".9"):
         return None  # it finds the newest major version only
+    if not (_loader_is_safe() and all(os.path.isabs(os.environ.get(k) or "/") for k in _ROOTS)):
+        return None
     try:
         from cuda.pathfinder import load_nvidia_dynamic_lib
     except ImportError:
@@ -111,7 +117,7 @@ def _packaged(soname: str) -> str | None:
     """Out of ``nvidia-cudnn-cu12`` or ``-cu13`` in a folder that Python installs packages to."""
     for folder in _package_folders():
         path = folder / "nvidia" / "cudnn" / "lib" / soname
-        if path.is_file():
+        if path.is_absolute() and path.is_file():
             return str(path)
     return None
 

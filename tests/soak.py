@@ -1,0 +1,185 @@
+"""Every operation over and over, with other shapes each time, on threads too: nothing may grow.
+
+``python -m tests.soak [--minutes M] [--seed N]`` watches what Python has allocated, the process'
+resident memory and the sizes of gradkit's caches, and exits 1 where the last quarter of the rounds
+has more of one than the quarter before.
+"""
+
+import argparse
+import contextlib
+import functools
+import gc
+import math
+import os
+import random
+import statistics
+import sys
+import threading
+import time
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+import gradkit
+from gradkit import _arrays, _dispatch
+from gradkit._cuda import loading, tensor_lists
+from gradkit._numpy import blocks
+from tests import strategies as draw_
+from tests.backends import BACKENDS
+from tests.layouts import LAYOUTS
+from tests.problems import BATCH_TYPES, LAYER_TYPES, make
+from tests.tolerances import DTYPES
+
+# How much more is none; the kernels, of which there are so many, come as shapes ask for them.
+SLACK = {
+    "traced": 64 << 10,
+    "resident": 8 << 20,
+    "plans": 0,
+    "scratch": 0,
+    "types": 0,
+    "threads": 0,
+}
+
+
+def sizes():
+    """What must not grow: bytes, and the entries of every cache."""
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return {
+        "traced": tracemalloc.get_traced_memory()[0],
+        "resident": pages * os.sysconf("SC_PAGE_SIZE"),
+        "plans": len(tensor_lists._plans._kept),
+        "scratch": len(blocks._spare),
+        "kernels": len(loading._kernels),
+        "types": len(_arrays._BY_TYPE) + len(_dispatch._FINDERS),
+        "threads": threading.active_count(),
+    }
+
+
+def growth(samples):
+    """By how much the last quarter of the samples lies above the one before, by name."""
+    quarter = len(samples) // 4
+    before, last = samples[-2 * quarter : -quarter], samples[-quarter:]
+
+    def median(part, name):
+        return statistics.median(sample[name] for sample in part)
+
+    more = {name: median(last, name) - median(before, name) for name in SLACK}
+    return {name: value for name, value in more.items() if value > SLACK[name]}
+
+
+def every_operation(backend, rng):
+    """Each public function once, on arrays whose shapes, dtypes and layouts are drawn."""
+    _rows(backend, rng)
+    _channels(backend, rng)
+    _lists(backend, rng)
+    _accumulation(backend, rng)
+
+
+def _shape(backend, rng, least):
+    rank = rng.randint(least, 4)
+    most = rng.choice((256, backend.max_elements // 16))
+    return tuple(rng.randint(1, max(1, round(most ** (1 / rank)))) for _ in range(rank))
+
+
+def _rows(backend, rng):
+    shape = _shape(backend, rng, 1)
+    p = make(shape, rng.choice(LAYER_TYPES), rng.randrange(-len(shape), 0), seed=rng.getrandbits(9))
+    names = ("dy", "x", "scale", "bias", "mean", "inv_std")
+    dy, x, scale, bias, mean, inv_std = p.on(backend, *names)
+    where = p.where
+    y, *_ = gradkit.layer_norm(x, scale, bias, **where)
+    gradkit.layer_norm_grad(dy, x, scale, mean, inv_std, **where)
+    gradkit.layer_norm_grad(dy, x, scale, mean, inv_std, **where, out=(dy, None, None))
+    gradkit.layer_norm_inverse(y, scale, bias, mean, inv_std, **where)
+    gradkit.invertible_layer_norm_grad(dy, y, scale, bias, inv_std, **where)
+    gradkit.rms_norm(x, scale, **where)
+    gradkit.rms_norm_grad(dy, x, scale, inv_std, **where)
+    with contextlib.suppress(ValueError):
+        gradkit.layer_norm(x, scale, bias, **where, out=(x[:0], None, None))
+
+
+def _channels(backend, rng):
+    shape = _shape(backend, rng, 2)
+    axis = rng.randrange(len(shape))
+    p = make(shape, rng.choice(BATCH_TYPES), axis, seed=rng.getrandbits(9), batch=True)
+    dy, x, scale, bias, mean, inv_std = p.on(backend, "dy", "x", "scale", "bias", "mean", "inv_std")
+    gradkit.batch_norm(x, scale, bias, **p.where, out=(None, mean, inv_std))
+    gradkit.batch_norm_grad(dy, x, scale, mean, inv_std, **p.where)
+
+
+def _lists(backend, rng):
+    layouts = list(LAYOUTS.values())
+    grads = {
+        f"parameter {k}": backend.asarray(
+            rng.choice(layouts)(draw_.values((rng.randint(0, 40), 3), rng.choice([*DTYPES]), k))
+        )
+        for k in range(rng.choice((0, 1, 5, 120)))
+    }
+    order = rng.choice((1, 2, 3.5, math.inf))
+    gradkit.grad_norm(grads, order)
+    gradkit.grad_norm([*grads.values()], order, per_tensor=True)
+    gradkit.clip_grad_norm(grads, 1.0, order)
+    gradkit.clip_by_global_norm((g for g in grads.values()), 0.5, order)
+    gradkit.scale_grads(grads, 0.5)
+    gradkit.clip_grad_value([grads, None], 0.1)
+    gradkit.clip_coefficient(rng.random(), 0.5)
+    for grad in grads.values():
+        grad[...] = math.nan
+    with contextlib.suppress(gradkit.NonFiniteNormError):
+        gradkit.clip_grad_norm(grads, 1.0, nonfinite="raise")
+    gradkit.zero_grad(grads)
+
+
+def _accumulation(backend, rng):
+    shape = _shape(backend, rng, 1)
+    buffer = backend.asarray(np.zeros(shape, np.float32))
+    grad = backend.asarray(np.ones(shape[-1:], np.float16))
+    gradkit.accumulate_grad(buffer, grad, scale=rng.random())
+    gradkit.accumulate_grad_v2(buffer, grad, overwrite=bool(rng.getrandbits(1)))
+    with contextlib.suppress(TypeError):
+        gradkit.accumulate_grad(buffer, None)
+
+
+def soak(backend, seconds, *, seed=0, variety=1 << 32, work=every_operation):
+    """A sample after each round, on four threads and on this one; ``variety`` rounds differ."""
+    samples = []
+    end = time.monotonic() + seconds
+    tracemalloc.start()
+    try:
+        with backend.active():
+            while len(samples) < 16 or time.monotonic() < end:
+                rngs = [random.Random(f"{seed} {len(samples) % variety} {k}") for k in range(5)]
+                if backend.on_host:
+                    with ThreadPoolExecutor(4) as pool:
+                        list(pool.map(functools.partial(work, backend), rngs[1:]))
+                work(backend, rngs[0])
+                samples.append(sizes())
+    finally:
+        tracemalloc.stop()
+    return samples
+
+
+def main():
+    """The exit status: 1 where something grew."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=5)
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
+    options = parser.parse_args()
+    backends = [backend for backend in BACKENDS if backend.name in ("numpy", "emulated")]
+    status = 0
+    for backend in backends:
+        samples = soak(backend, 60 * options.minutes / len(backends), seed=options.seed)
+        found = growth(samples)
+        status = status or bool(found)
+        print(f"soak: {backend.name}, {len(samples)} rounds, seed {options.seed}")
+        for when, sample in (("half-way", samples[len(samples) // 2]), ("end", samples[-1])):
+            print(f"  {when:8}", *(f"{name} {value:,}" for name, value in sample.items()))
+        print(f"  grew: {found}" if found else "  nothing grew", flush=True)
+    return int(status)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

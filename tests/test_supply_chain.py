@@ -1,0 +1,128 @@
+"""What gradkit is made of and what it does beside computing: nothing."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parents[1]
+# What fetches, runs or unpacks what others wrote, or leaves something behind.
+REFUSED = (
+    "ctypes.dlopen",
+    "http.",
+    "os.exec",
+    "os.fork",
+    "os.mkdir",
+    "os.posix_spawn",
+    "os.remove",
+    "os.rename",
+    "os.system",
+    "pickle.",
+    "shutil.",
+    "socket.",
+    "subprocess.",
+    "tempfile.",
+    "urllib.",
+)
+EVERYTHING = f"""
+import os, random, sys
+import gradkit
+from tests.backends import BACKENDS
+from tests.soak import every_operation
+
+def refuse(event, arguments):
+    writes = event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+    if writes or event.startswith({REFUSED}):
+        raise PermissionError(event, *map(repr, arguments))
+
+sys.addaudithook(refuse)
+for seed in range(8):
+    every_operation(BACKENDS[0], random.Random(seed))
+gradkit.show_config()
+print("done")
+"""
+FORBIDDEN = {name.partition(".")[0] for name in REFUSED} - {"ctypes", "os"}
+FORBIDDEN |= {"marshal", "multiprocessing", "requests", "shelve", "ssl"}
+
+
+def test_every_operation_computes_and_does_nothing_else():
+    """No network, no process, no pickle, no library, no file written: Python would tell."""
+    command = [sys.executable, "-B", "-W", "error", "-c", EVERYTHING]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.endswith("done\n"), done.stderr
+
+
+@pytest.mark.parametrize("event", ["socket.create", "pickle", "write"])
+def test_python_tells(event, tmp_path):
+    """The refusal itself works."""
+    wrong = {
+        "socket.create": "import socket; socket.socket()",
+        "pickle": "import pickle; pickle.loads(pickle.dumps(random.Random))",
+        "write": f"open({str(tmp_path / 'file')!r}, 'w')",
+    }[event]
+    script = EVERYTHING.replace("for seed in range(8):", f"{wrong}\nfor seed in ():")
+    command = [sys.executable, "-B", "-c", script]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert "PermissionError" in done.stderr
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "gradkit").rglob("*.py")), ids=lambda p: p.stem)
+def test_nothing_is_imported_that_fetches_or_runs_code(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            assert not {alias.name.partition(".")[0] for alias in node.names} & FORBIDDEN
+        elif isinstance(node, ast.ImportFrom):
+            assert (node.module or "").partition(".")[0] not in FORBIDDEN
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            assert node.func.id not in ("eval", "exec", "compile", "__import__")
+
+
+def locked(file):
+    """The pinned requirements of a lock, and its text."""
+    text = (ROOT / "requirements" / file).read_text()
+    return [Requirement(line) for line in re.findall(r"^([\w-]+==[^\\#\n]+)", text, re.M)], text
+
+
+def _name(requirement):
+    return requirement.name.replace("_", "-")
+
+
+@pytest.mark.parametrize("file", ["ci.txt", "interop.txt"])
+def test_locks_pin_what_is_asked_for(file):
+    """For every Python that CI has; `make lock` writes them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    asked = [*project["dependencies"], *extras["test"]]
+    if file == "ci.txt":
+        asked += [*extras["demo"], *extras["lint"]]
+        asked += [(ROOT / "requirements/ci.in").read_text().splitlines()[-1]]
+    pins, text = locked(file)
+    for python in ("3.11", "3.12", "3.13"):
+        here = {"python_version": python, "python_full_version": f"{python}.0"}
+        found = {
+            p.name.replace("-", "_"): p for p in pins if not p.marker or p.marker.evaluate(here)
+        }
+        for requirement in map(Requirement, asked):
+            (pin,) = found[requirement.name.replace("-", "_")].specifier
+            assert requirement.specifier.contains(pin.version, prereleases=True), requirement
+    assert not re.search(r"file:|https?:|@ |--(extra-)?index-url|--find-links", text)
+
+
+def test_every_pin_of_ci_has_hashes():
+    pins, text = locked("ci.txt")
+    entries = re.split(r"^(?=[\w-]+==)", text, flags=re.M)[1:]
+    assert len(entries) == len(pins)
+    assert all("--hash=sha256:" in entry for entry in entries)
+
+
+def test_dependencies_are_few_and_bounded():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = [Requirement(line) for line in project["dependencies"]]
+    assert {requirement.name for requirement in needed} == {"numpy", "ml_dtypes"}
+    for requirement in needed:
+        assert {s.operator for s in requirement.specifier} == {">=", "<"}, requirement
