@@ -70,7 +70,10 @@ def main() -> int:
         except Exception as error:
             _fail(found, f"{name}, which ends here", error)
     if not options.quick and time.monotonic() < deadline:
-        found |= _once(options.device)
+        try:
+            found |= _once(options.device)
+        except Exception as error:
+            _fail(found, "what is measured once", error)
     found["load"].append(machine.load())
     found["seconds"] = round(time.monotonic() - start)
     print(report.table(found), report.summary(found), sep="\n\n")

@@ -1,7 +1,8 @@
 """What the host does in a call whose kernels do nothing: ``python -m benchmarks.host``.
 
 The device is the tests' own that neither compiles nor launches, over NumPy arrays, so that
-this runs anywhere. ``--profile NAME`` shows where one of the calls spends its time.
+this runs anywhere; asking those for their addresses costs more than asking CuPy's, so that its
+times are for comparison with each other. ``--profile NAME`` shows where a call spends its time.
 """
 
 import argparse

@@ -124,7 +124,7 @@ class Cuda(Arrays):
         attributes = cupy.cuda.Device().attributes
         self._cycles = attributes.get("ClockRate", _FASTEST) * 1e3  # a second, at most
         self._blocks = 8 * attributes["MultiProcessorCount"]
-        self._other = cupy.zeros(4 * attributes["L2CacheSize"] // 16 * 4, cupy.float32)
+        self._other = cupy.zeros(attributes["L2CacheSize"], cupy.float32)  # four times its bytes
         self._sum = cupy.zeros(1, cupy.float32)
         self._module = cupy.RawModule(code=Path(__file__).with_name("timing.cu").read_text())
         self._evict, self._hold = map(self._module.get_function, ("evict", "hold"))

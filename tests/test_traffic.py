@@ -64,7 +64,7 @@ NORMS = ["layer_norm_grad", "rms_norm_grad", "invertible_layer_norm_grad"]
 
 @pytest.mark.parametrize("types", [LAYER_TYPES[0], NARROW], ids=str)
 @pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("shape", [(40, 512), (96, 64), (9, 1027), (3, 16384)], ids=str)
+@pytest.mark.parametrize("shape", [(40, 512), (96, 64), (9, 1027), (4, 12289), (3, 16384)], ids=str)
 def test_rows_that_fit_are_read_once(norm, shape, types):
     """3 M D elements; and each block's partial sums, written once and read once."""
     meter = Meter()

@@ -20,7 +20,7 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 _NULL = np.uint64(0)  # CuPy up to 13 makes garbage of None: github.com/cupy/cupy/issues/9046
 
 _kernels: dict[tuple[Any, ...], "LoadedKernel"] = {}
-_locks: dict[tuple[Any, ...], threading.Lock] = {}
+_locks: dict[tuple[Any, ...], threading.Lock] = {}  # of compiling each
 _allowing = threading.Lock()
 
 

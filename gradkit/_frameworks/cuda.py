@@ -43,8 +43,10 @@ def borrow(
     Nothing is ordered here: the work must run on the stream that the owner's work runs on.
     """
     cp = cupy()
-    reach = sum((length - 1) * step for length, step in zip(shape, strides, strict=True))
-    size = 0 if 0 in shape else reach + dtype.itemsize
+    size = dtype.itemsize
+    for length, step in zip(shape, strides, strict=True):
+        size += (length - 1) * step
+    size = 0 if 0 in shape else size
     memory = cp.cuda.UnownedMemory(address, size, owner, device)
     return cp.ndarray(shape, dtype, cp.cuda.MemoryPointer(memory, 0), strides)
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import gradkit
+from gradkit._frameworks import torch as adapter
 
 IN_PLACE = {
     "clip_grad_norm": lambda g: gradkit.clip_grad_norm(g, 1.0),
@@ -396,3 +397,42 @@ def test_threads_may_clip_at_once(torch):
         norms = list(pool.map(lambda g: gradkit.clip_grad_norm([g], 1.0).item(), grads))
     assert norms == [5.0] * 64
     assert all(torch.equal(g, grads[0]) for g in grads)
+
+
+class OnCuda:
+    """A host tensor that says it is on a CUDA device."""
+
+    is_cuda = True
+
+    def __init__(self, tensor):
+        self._tensor = tensor
+
+    def __getattr__(self, name):
+        return getattr(self._tensor, name)
+
+
+def test_plain_cuda_tensors_are_opened_without_a_look_at_each(torch, monkeypatch):
+    looked = []
+    monkeypatch.setattr(adapter, "_why_not", lambda tensor: looked.append(tensor))
+    monkeypatch.setattr(adapter, "_on_device", lambda tensor: tensor.data_ptr())
+    kinds = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    tensors = [OnCuda(torch.ones(3, dtype=dtype)) for dtype in kinds]
+    views = adapter.Torch().views(tensors, write=True)
+    assert views == [tensor.data_ptr() for tensor in tensors]
+    assert looked == []
+    unusual = (
+        torch.ones(3).requires_grad_(),
+        torch._neg_view(torch.ones(3)),
+        torch.ones(3, dtype=torch.int32),
+        torch.ones(3).to_sparse(),
+        torch.ones(0),
+    )
+    for tensor in unusual:
+        assert not adapter._all_plain([*tensors, OnCuda(tensor)])
+    assert not adapter._all_plain([*tensors, torch.ones(3)])
+    assert adapter._all_plain(tensors)
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64", "int32", "bool"])
+def test_native_dtypes(torch, name):
+    assert adapter._native_dtype(getattr(torch, name)).name == name
