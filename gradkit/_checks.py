@@ -53,6 +53,13 @@ def choice(value: Any, label: str, accepted: tuple[str, ...]) -> str:
     return value
 
 
+def flag(value: Any, label: str) -> bool:
+    """A Python bool, or NumPy's."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{label} must be a bool, not {type(value).__name__}")
+    return bool(value)
+
+
 def axis_index(axis: Any, ndim: int, label: str = "axis") -> int:
     """An axis as a non-negative index."""
     try:

@@ -73,7 +73,8 @@ def grad_norm(
     Raises
     ------
     TypeError
-        A leaf that is not a floating-point array, or arrays of two frameworks.
+        A leaf that is not a floating-point array, or arrays of two frameworks; a
+        ``per_tensor`` that is no bool.
     ValueError
         A ``norm_type`` that is NaN or not above 0.
     NonFiniteNormError
@@ -96,9 +97,10 @@ def grad_norm(
     """
     order = _checks.norm_order(norm_type)
     policy = _checks.choice(nonfinite, "nonfinite", _POLICIES)
+    each = _checks.flag(per_tensor, "per_tensor")
     group = Gradients(grads, write=False)
     with group.running():
-        return _norm(group, order, policy, reduce, out, per_tensor=per_tensor).results()[0]
+        return _norm(group, order, policy, reduce, out, per_tensor=each).results()[0]
 
 
 def clip_grad_norm(

@@ -46,7 +46,8 @@ SLACK = {
 def sizes():
     """What must not grow: bytes, and the entries of every cache."""
     gc.collect()
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    statm = Path("/proc/self/statm")  # on Linux
+    pages = int(statm.read_text().split()[1]) if statm.exists() else 0
     return {
         "traced": tracemalloc.get_traced_memory()[0],
         "resident": pages * os.sysconf("SC_PAGE_SIZE"),

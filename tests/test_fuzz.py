@@ -154,3 +154,11 @@ def test_containers_without_end(make):
 def test_numbers_larger_than_any_float(value):
     with pytest.raises(ValueError, match="max_norm is larger than any float"):
         gradkit.clip_coefficient(1.0, value)
+
+
+@pytest.mark.parametrize("value", [None, 1, "yes"])
+def test_a_flag_is_a_bool(backend, value):
+    grads = [backend.asarray(np.ones(3))]
+    with pytest.raises(TypeError, match=f"per_tensor must be a bool, not {type(value).__name__}"):
+        gradkit.grad_norm(grads, per_tensor=value)
+    assert gradkit.grad_norm(grads, per_tensor=np.bool_(True)).shape == (1,)

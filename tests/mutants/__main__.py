@@ -1,86 +1,108 @@
-"""Run every mutant against its tests and print which were killed.
+"""Run mutants against their tests, one at a time; ``RESULTS.md`` keeps which test killed each.
 
-``python -m tests.mutants [--fast] [--only WORD] [--jobs N]``; exits 1 if one survives.
+``python -m tests.mutants [--fast] [--resume] [--only WORD]``; exits 1 if one survives.
 """
 
 import argparse
+import functools
+import os
+import re
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
 
+from tests.mutants import results
+from tests.mutants.faults import KINDS
 from tests.mutants.plugin import ROOT
+from tests.mutants.results import Result
 from tests.mutants.table import MUTANTS, Mutant
 
-LIMIT_S = 600
-
-
-class Outcome(NamedTuple):
-    """How one mutant fared."""
-
-    mutant: Mutant
-    killed: bool
-    seconds: float
-    how: str
+LIMIT_S = 300
+_NO_SUCH_TEST = 4  # pytest's exit status; 3 and 5 are complaints of its own too
+_TEST = re.compile(r"^(tests/\S+\.py::.+?)(?: (?:PASSED|FAILED|ERROR|SKIPPED).*)? *$", re.M)
 
 
 def main() -> int:
-    """Run the chosen mutants; the number of survivors decides the exit status."""
+    """Run the chosen mutants; a survivor makes the exit status 1."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--fast", action="store_true", help="one mutant of each file")
-    parser.add_argument("--only", default="", help="those whose file or description has this word")
-    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--fast", action="store_true", help="the quickest mutant of each kind")
+    parser.add_argument("--resume", action="store_true", help="those not known to be killed")
+    parser.add_argument("--only", default="", help="those whose file or description has this text")
     options = parser.parse_args()
-    chosen = [m for m in MUTANTS if options.only in m.file or options.only in m.what]
+    before = results.read()
+    chosen = [m for m in MUTANTS if options.only in m.name]
     if options.fast:
-        chosen = list({m.file: m for m in chosen}.values())
-    for marker in sorted({m.marker for m in chosen}):
-        _check_green(marker, {test for m in chosen if m.marker == marker for test in m.tests})
-    with ThreadPoolExecutor(options.jobs) as pool:
-        outcomes = []
-        for outcome in pool.map(run, chosen):
-            outcomes.append(outcome)
-            _print(outcome)
-    survivors = sum(not outcome.killed for outcome in outcomes)
-    print(f"{len(outcomes) - survivors} killed, {survivors} survived")
+        quick = _quickest(before)
+        chosen = [m for m in chosen if m.name in quick]
+    if options.resume:
+        chosen = [m for m in chosen if m.name not in before or not before[m.name].killer]
+    again = {m.name for m in chosen}
+    found = {name: result for name, result in before.items() if name not in again}
+    survivors = []
+    for mutant in chosen:
+        result = run(mutant, before | found)
+        print(f"{result.seconds:6.1f} s  {mutant.name}: {result.killer or 'SURVIVED'}", flush=True)
+        found[mutant.name] = result
+        survivors += [] if result.killer else [mutant.name]
+        if not options.fast:
+            results.write([found[m.name] for m in MUTANTS if m.name in found])
+    print(f"{len(chosen) - len(survivors)} killed, {len(survivors)} survived", *survivors, sep="\n")
     return 1 if survivors else 0
 
 
-def run(mutant: Mutant) -> Outcome:
-    """One mutant against its tests, which stop at the first failure."""
-    start = time.perf_counter()
+def run(mutant: Mutant, known: dict[str, Result]) -> Result:
+    """One mutant against the tests that killed it or others of its file, then against all."""
+    own = known.get(mutant.name, Result("", "", 0)).killer
+    likely = {r.killer for r in known.values() if r.name.startswith(f"{mutant.file}:")}
+    for tests in ((own,), tuple(sorted(likely - {own, ""})), mutant.tests):
+        start = time.perf_counter()
+        killer = _killer(mutant, tests) if any(tests) else ""
+        seconds = time.perf_counter() - start
+        if killer:
+            _check_green(killer)
+            break
+    return Result(mutant.name, killer, seconds)
+
+
+def _killer(mutant: Mutant, tests: tuple[str, ...]) -> str:
+    """The first test that fails, hangs or crashes, or "" if none does."""
     planted = ("-p", "tests.mutants.plugin", "--mutant", mutant.file, mutant.old, mutant.new)
+    status, output = _pytest(tests, "-m", mutant.marker, *planted)
+    if status == _NO_SUCH_TEST and tests != mutant.tests:  # it was there the last time
+        return ""
+    if status in (3, 4, 5) or "g++ rejects the source" in output:
+        raise RuntimeError(f"not a mutant: {mutant.name}\n{output[-4000:]}")
+    return (_TEST.findall(output) or tests)[-1] if status else ""
+
+
+@functools.cache
+def _check_green(test: str) -> None:
+    """A test that fails without a mutant would kill every mutant."""
+    status, output = _pytest((test,))
+    if status:
+        sys.exit(f"this fails without any mutant:\n{output[-4000:]}")
+
+
+def _pytest(tests: tuple[str, ...], *extra: str) -> tuple[int, str]:
+    """The exit status, 1 where time ran out, and what was printed."""
+    command = (sys.executable, "-m", "pytest", "-v", "-x", "--no-header", *extra, *tests)
+    environment = {**os.environ, "HYPOTHESIS_PROFILE": "ci"}
     try:
-        finished = _pytest(mutant.tests, "-m", mutant.marker, *planted)
-    except subprocess.TimeoutExpired:
-        return Outcome(mutant, True, LIMIT_S, "hangs")
-    # 1 is "tests failed", 2 "could not be collected"; anything else is not the mutant's doing.
-    if finished.returncode not in (0, 1, 2):
-        raise RuntimeError(f"{mutant.what}: {finished.stdout[-2000:]}{finished.stderr[-2000:]}")
-    how = next((line for line in finished.stdout.splitlines() if line.startswith("FAILED")), "")
-    killed = finished.returncode != 0
-    return Outcome(mutant, killed, time.perf_counter() - start, how[7:90])
+        finished = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S
+        )
+    except subprocess.TimeoutExpired as stopped:
+        return 1, (stopped.stdout or b"").decode()
+    return finished.returncode, finished.stdout
 
 
-def _check_green(marker: str, tests: set[str]) -> None:
-    """Tests that fail without a mutant would kill every mutant."""
-    finished = _pytest(tuple(sorted(tests)), "-m", marker)
-    if finished.returncode != 0:
-        sys.exit(f"the tests fail without any mutant:\n{finished.stdout[-4000:]}")
-
-
-def _pytest(tests: tuple[str, ...], *extra: str) -> subprocess.CompletedProcess[str]:
-    command = (sys.executable, "-m", "pytest", "-q", "-x", "--no-header", *extra, *tests)
-    return subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False
-    )
-
-
-def _print(outcome: Outcome) -> None:
-    state = "killed  " if outcome.killed else "SURVIVED"
-    where = f"{outcome.mutant.file}: {outcome.mutant.what}"
-    print(f"{state} {outcome.seconds:6.1f} s  {where:<80} {outcome.how}", flush=True)
+def _quickest(before: dict[str, Result]) -> set[str]:
+    """One mutant of each kind, and one of each file in Python."""
+    everything = [before.get(m.name, Result(m.name, "", 0)) for m in MUTANTS]
+    groups = [results.of_kind(kind, everything) for kind in KINDS]
+    files = {m.file for m in MUTANTS if m.file.endswith(".py")}
+    groups += [[r for r in everything if r.name.startswith(f"{file}:")] for file in files]
+    return {min(group, key=lambda r: (not r.killer, r.seconds)).name for group in groups}
 
 
 if __name__ == "__main__":

@@ -4,21 +4,16 @@ Each text stands exactly once in its file.
 """
 
 TESTS = ("tests/test_cuda_lists.py", "tests/test_clipping.py", "tests/test_accumulation.py")
+WIDE_TESTS = (
+    "tests/test_cuda_kernels.py::test_no_64_bit_number_is_narrowed",
+    "tests/test_cuda_lists.py::test_a_list_is_uploaded_once_for_norm_and_scaling",
+    "tests/test_cuda_lists.py::test_elements_beyond_two_to_the_32",
+    "tests/test_cuda_lists.py::test_strided_elements_beyond_two_to_the_32",
+    "tests/test_distributed.py",
+)
 
 MUTANTS = [
     # Barriers and warps
-    (
-        "kernels/norm.cu",
-        "shared[threadIdx.x / WARP] = part;\n        __syncthreads();",
-        "shared[threadIdx.x / WARP] = part;",
-        "no barrier before the warps' sums are read",
-    ),
-    (
-        "kernels/norm.cu",
-        "        __syncthreads();  // `shared` is read above and written in the next round\n",
-        "",
-        "no trailing barrier in the loop over norms",
-    ),
     (
         "kernels/norm.cu",
         "for (int offset = WARP / 2; offset > 0;",
@@ -38,57 +33,6 @@ MUTANTS = [
         "a mask that names half a warp",
     ),
     # Indices
-    ("kernels/norm.cu", "chunk < list.chunks;", "chunk <= list.chunks;", "<= for <: chunks"),
-    ("kernels/norm.cu", "k < norms; k +=", "k <= norms; k +=", "<= for <: norms"),
-    (
-        "kernels/norm.cu",
-        "for (; i < end; i += blockDim.x)",
-        "for (; i <= end; i += blockDim.x)",
-        "<= for <: partials one by one",
-    ),
-    (
-        "kernels/norm.cu",
-        "i + (BATCH - 1) * blockDim.x < end;",
-        "i + (BATCH - 1) * blockDim.x <= end;",
-        "<= for <: partials by batches",
-    ),
-    (
-        "kernels/norm.cu",
-        "w < blockDim.x / WARP; ++w",
-        "w <= blockDim.x / WARP; ++w",
-        "<= for <: warps",
-    ),
-    ("kernels/scale.cu", "k < list.chunks;", "k <= list.chunks;", "<= for <: chunks to scale"),
-    (
-        "kernels/clip_value.cu",
-        "chunk < list.chunks;",
-        "chunk <= list.chunks;",
-        "<= for <: chunks to clamp",
-    ),
-    (
-        "kernels/zero.cu",
-        "chunk < list.chunks;",
-        "chunk <= list.chunks;",
-        "<= for <: chunks to zero",
-    ),
-    (
-        "kernels/accumulate.cu",
-        "chunk < list.chunks;",
-        "chunk <= list.chunks;",
-        "<= for <: chunks to accumulate",
-    ),
-    (
-        "kernels/coefficients.cu",
-        "i < (count);",
-        "i <= (count);",
-        "<= for <: norms of several tensors",
-    ),
-    (
-        "kernels/tensor_list.cuh",
-        "probe < high && list.at[probe].first_chunk <= chunk",
-        "probe <= high && list.at[probe].first_chunk <= chunk",
-        "<= for <: the search reads past the list",
-    ),
     (
         "kernels/tensor_list.cuh",
         "list.at[probe].first_chunk <= chunk",
@@ -109,33 +53,15 @@ MUTANTS = [
     ),
     (
         "kernels/tensor_list.cuh",
-        "i < count - packs * N; i += WARP",
-        "i <= count - packs * N; i += WARP",
-        "<= for <: an element beyond the run",
-    ),
-    (
-        "kernels/tensor_list.cuh",
-        "const int at = i < head ? i",
-        "const int at = i <= head ? i",
-        "<= for <: the first element after the packs is the first pack's",
-    ),
-    (
-        "kernels/tensor_list.cuh",
-        "for (int i = lane(); i < count; i += WARP) {",
-        "for (int i = lane(); i <= count; i += WARP) {",
-        "<= for <: a strided element beyond the chunk",
-    ),
-    (
-        "kernels/tensor_list.cuh",
-        "d < tensor.first_dim + tensor.dims; ++d",
-        "d <= tensor.first_dim + tensor.dims; ++d",
-        "<= for <: a dimension too many",
-    ),
-    (
-        "kernels/tensor_list.cuh",
         "    if (reinterpret_cast<u64>(from) % sizeof(T)) {\n",
         "    if (false) {\n",
         "misaligned elements read at once",
+    ),
+    (
+        "kernels/tensor_list.cuh",
+        "const i64 first = static_cast<i64>(chunk - tensor.first_chunk) * length;",
+        "const i64 first = 0;",
+        "every chunk begins where its tensor does",
     ),
     (
         "kernels/tensor_list.cuh",
@@ -151,21 +77,9 @@ MUTANTS = [
     ),
     (
         "kernels/tensor_list.cuh",
-        "i64 rest = first + i;",
-        "int rest = first + i;",
-        "32 bits: strided",
-    ),
-    (
-        "kernels/tensor_list.cuh",
         "if (static_cast<u64>(a | b) >> 32) return a / b;",
         "",
         "32 bits: always the short division",
-    ),
-    (
-        "kernels/tensor_list.cuh",
-        "i64 first, int count, O& op)",
-        "int first, int count, O& op)",
-        "32 bits: a strided chunk's first element",
     ),
     (
         "kernels/tensor_list.cuh",
@@ -218,6 +132,12 @@ MUTANTS = [
         "shared memory short",
     ),
     (
+        "kernels/norm.cu",
+        "held.source = load<N>(source);",
+        "held.source = load<N>(source);\n        store<N>(const_cast<T*>(source), held.source);",
+        "an input written",
+    ),
+    (
         "kernels/accumulate.cu",
         "const S* grad, const T*) {\n        held.source = load<N>(grad);",
         "const S* grad, const T* buffer) {\n        held.source = load<N>(grad);\n"
@@ -237,6 +157,19 @@ MUTANTS = [
         "terms[i] = to_double(values.at[i]) * to_double(values.at[i]);",
         "terms[i] = to_double(narrow<T>(to_double(values.at[i]) * to_double(values.at[i])));",
         "squares in the input's dtype",
+    ),
+    (
+        "kernels/norm_orders.cuh",
+        "add(part, tree_sum<N>(terms));\n    }\n",
+        "add(part, tree_sum<N>(terms));\n        part.hi = to_double(narrow<T>(part.hi));\n    }\n",
+        "magnitudes added up in the data's dtype",
+    ),
+    (
+        "kernels/norm_orders.cuh",
+        "add(part, tree_sum<N>(terms));\n        part.scale = 1;",
+        "add(part, tree_sum<N>(terms));\n        part.hi = to_double(narrow<T>(part.hi));\n"
+        "        part.scale = 1;",
+        "squares added up in the data's dtype",
     ),
     (
         "kernels/norm_orders.cuh",

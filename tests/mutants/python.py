@@ -299,8 +299,8 @@ ROWS = (
     ),
     (
         _TREE,
-        """            yield from _walk(branch, is_leaf, f"{path}[{position}]")""",
-        """            yield from _walk(branch, is_leaf, f"{path}[{position + 1}]")""",
+        """            yield from walk(branch, is_leaf, f"{path}[{position}]")""",
+        """            yield from walk(branch, is_leaf, f"{path}[{position + 1}]")""",
         "the wrong gradient named",
     ),
     (

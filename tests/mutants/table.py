@@ -2,32 +2,32 @@
 
 from typing import NamedTuple
 
-from tests.mutants import lists, norms, python
+from tests.mutants import generated, lists, norms, python
 
 # What a file's mutants are run against; the tests of all that use the file.
-_TESTS: dict[str, tuple[str, ...]] = {
+_BAD_INPUT = "tests/test_bad_input.py"
+_BATCH_NORM = "tests/test_batch_norm.py"
+_CLIPPING = "tests/test_clipping.py"
+_NORMALIZATION = "tests/test_normalization.py"
+_HOST_TESTS: dict[str, tuple[str, ...]] = {
+    "gradkit/_call.py": (_BAD_INPUT,),
+    "gradkit/_checks.py": (_CLIPPING, _BAD_INPUT),
+    "gradkit/_gradients.py": (_CLIPPING, _BAD_INPUT),
+    "gradkit/_memory.py": (_CLIPPING, _BAD_INPUT),
     "gradkit/_numpy/accumulation.py": ("tests/test_accumulation.py",),
-    "gradkit/_numpy/batch_normalization.py": ("tests/test_batch_norm.py",),
-    "gradkit/_numpy/blocks.py": (
-        "tests/test_batch_norm.py",
-        "tests/test_normalization.py",
-        "tests/test_clipping.py",
-    ),
+    "gradkit/_numpy/batch_normalization.py": (_BATCH_NORM,),
+    "gradkit/_numpy/blocks.py": (_BATCH_NORM, _NORMALIZATION, _CLIPPING),
     "gradkit/_numpy/casts.py": ("tests/test_casts.py",),
-    "gradkit/_numpy/clipping.py": ("tests/test_clipping.py", "tests/test_distributed.py"),
-    "gradkit/_numpy/normalization.py": ("tests/test_normalization.py",),
-    "gradkit/_numpy/tiles.py": ("tests/test_normalization.py", "tests/test_batch_norm.py"),
-    "gradkit/clipping.py": ("tests/test_clipping.py", "tests/test_distributed.py"),
-    "gradkit/accumulation.py": ("tests/test_accumulation.py", "tests/test_bad_input.py"),
-    "gradkit/_call.py": ("tests/test_bad_input.py",),
-    "gradkit/_tree.py": ("tests/test_clipping.py", "tests/test_bad_input.py"),
-    "gradkit/_gradients.py": ("tests/test_clipping.py", "tests/test_bad_input.py"),
-    "gradkit/normalization.py": ("tests/test_normalization.py", "tests/test_batch_norm.py"),
-    "gradkit/_memory.py": ("tests/test_clipping.py", "tests/test_bad_input.py"),
-    "gradkit/_checks.py": ("tests/test_clipping.py", "tests/test_bad_input.py"),
+    "gradkit/_numpy/clipping.py": (_CLIPPING, "tests/test_distributed.py"),
+    "gradkit/_numpy/normalization.py": (_NORMALIZATION,),
+    "gradkit/_numpy/tiles.py": (_NORMALIZATION, _BATCH_NORM),
+    "gradkit/_tree.py": (_CLIPPING, _BAD_INPUT),
+    "gradkit/accumulation.py": ("tests/test_accumulation.py", _BAD_INPUT),
+    "gradkit/clipping.py": (_CLIPPING, "tests/test_distributed.py"),
+    "gradkit/normalization.py": (_NORMALIZATION, _BATCH_NORM),
 }
-_HOST = "not emulated and not gpu"
-_CUDA = "emulated"
+# The kernels that work on lists of tensors.
+_LISTS = ("accumulate", "clip_", "coefficients", "norm.", "norm_orders", "scale", "tensor", "zero")
 
 
 class Mutant(NamedTuple):
@@ -40,13 +40,27 @@ class Mutant(NamedTuple):
     tests: tuple[str, ...]  # that should notice
 
     @property
+    def name(self) -> str:
+        """What no other mutant is called."""
+        return f"{self.file}: {self.what}"
+
+    @property
     def marker(self) -> str:
         """The backend that a mutant shows on."""
-        return _CUDA if self.file.startswith(("kernels/", "gradkit/_cuda/")) else _HOST
+        cuda = self.file.startswith(("kernels/", "gradkit/_cuda/"))
+        return "emulated" if cuda else "not emulated and not gpu"
+
+
+def _generated(file: str, old: str, new: str, what: str) -> Mutant:
+    family = lists if file.startswith(tuple(f"kernels/{name}" for name in _LISTS)) else norms
+    # What is too narrow shows where much is counted, and nowhere else.
+    wide = what.startswith("int for i64")
+    return Mutant(file, old, new, what, family.WIDE_TESTS if wide else family.TESTS)
 
 
 MUTANTS = (
-    *(Mutant(*row, _TESTS[row[0]]) for row in python.ROWS),
-    *(Mutant(*row, lists.TESTS) for row in lists.MUTANTS),
+    *(_generated(*row) for row in generated.rows()),
     *(Mutant(*row, norms.TESTS) for row in norms.MUTANTS),
+    *(Mutant(*row, lists.TESTS) for row in lists.MUTANTS),
+    *(Mutant(*row, _HOST_TESTS[row[0]]) for row in python.ROWS),
 )

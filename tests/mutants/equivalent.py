@@ -1,0 +1,67 @@
+"""Places where a rule of ``generated.py`` makes no fault: why, in which files, and what.
+
+Files and what are regular expressions that match from beginning to end.
+"""
+
+EQUIVALENT: tuple[tuple[str, str, str], ...] = (
+    (
+        "launchers bound this side of the grid, whose threads an int can count",
+        r"layer_norm(_grad|_grad_wide|_inverse)?\.cu",
+        r"int for i64: .*static_cast<i64>\(\w+\.(x\) \* blockDim\.y|y\) \* blockDim\.x).*\(2\)",
+    ),
+    (
+        "launchers bound this side of the grid, whose threads an int can count",
+        r"coefficients\.cu",
+        r"int for i64: (`i \+= .*|`for .*\(2\))",
+    ),
+    (
+        "launchers bound this side of the grid, whose threads an int can count",
+        r"channels\.cuh",
+        r"int for i64: .*static_cast<i64>\((gridDim|blockIdx)\.y\).*\(2\)",
+    ),
+    (
+        "there are two planes at most, of as many rows as the grid has blocks",
+        r"layer_norm_grad(_wide)?\.cu|channels\.cuh",
+        r"int for i64: .*static_cast<i64>\(plane\).*\(2\)",
+    ),
+    (
+        "an int counts the columns of a block",
+        r".*",
+        r"int for i64: `const i64 (ahead = threadIdx|step = static_cast<i64>\(blockDim).*",
+    ),
+    (
+        "there is a partial row for each block",
+        r"columns\.cuh",
+        r"int for i64: `for \(i64 row = threadIdx\.y; .*",
+    ),
+    (
+        "no memory holds 2^31 rows of the lengths that this kernel is for",
+        r"layer_norm_grad_wide\.cu",
+        r"int for i64: `for \(i64 row = blockIdx\..*",
+    ),
+    (
+        "one more round of a block, which finds nothing to do",
+        r"batch_norm(_grad)?\.cu|column_sums\.cu|layer_norm(_grad)?\.cu",
+        r"<= for <: `for \(i64 (start|first|channel) = .*(start|first|ahead) < .*",
+    ),
+    (
+        "the same where both sides are the same",
+        r".*",
+        r"<= for <: .*(variance < 0|norm < eps|threads < WARP|x < 0x1p-480|other\.scale < into).*",
+    ),
+    (
+        "no compiler takes it: which minimum is meant?",
+        r"tensor_list\.cuh",
+        r"int for i64: .*min\(static_cast<i64>\(length\), .*",
+    ),
+    (
+        "changes a term that has been added already",
+        r"norm_orders\.cuh",
+        r"<= for <: .*i < width; .*",
+    ),
+    (
+        "one more pack before double takes over",
+        r"batch_norm_grad\.cu",
+        r"<= for <: .*i < STRETCH.*",
+    ),
+)
