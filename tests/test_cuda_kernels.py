@@ -92,6 +92,15 @@ def test_every_combination_compiles_without_spills():
     assert not spills(rows), "\n" + format_table(spills(rows))
 
 
+@pytest.mark.emulated
+def test_no_64_bit_number_is_narrowed():
+    """What holds an index or a length stays 64 bits wide wherever it goes."""
+    narrowing = re.compile(r"(conversion from|narrowing) .*(64|long)\b.* to .*(32|int)\b")
+    for file, macros in dict(_cuda.combinations()).items():
+        lines = complaints(source_of(file), options_of(macros), "-Wconversion")
+        assert not [line for line in lines if narrowing.search(line)], file
+
+
 @pytest.mark.parametrize(
     ("file", "kernel_name", "loads", "stores"),
     [
@@ -137,15 +146,6 @@ def _entry(ptx, name):
     start = ptx.index(f".entry {name}(")
     end = ptx.find(".entry ", start + 1)
     return ptx[start:end]
-
-
-@pytest.mark.emulated
-def test_no_64_bit_number_is_narrowed():
-    """What holds an index or a length stays 64 bits wide wherever it goes."""
-    narrowing = re.compile(r"(conversion from|narrowing) .*(64|long)\b.* to .*(32|int)\b")
-    for file, macros in dict(_cuda.combinations()).items():
-        lines = complaints(source_of(file), options_of(macros), "-Wconversion")
-        assert not [line for line in lines if narrowing.search(line)], file
 
 
 def test_text_of_a_kernel_holds_its_headers_once():

@@ -361,13 +361,48 @@ def test_out_of_memory_leaves_the_gradients_alone():
     assert run(LIMITED, script) == 5 * "MemoryError\n" + "True\n1.0\n"
 
 
+@pytest.mark.parametrize("function", ["scale_grads", "accumulate_grad"])
+def test_memory_for_some_threads_alone_leaves_the_arrays_alone(monkeypatch, function):
+    """Scratch for one thread after the other runs out, until there is enough for all."""
+    allocate, left = blocks._new_scratch, 0
+
+    def scarce():
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise MemoryError
+        return allocate()
+
+    monkeypatch.setattr(blocks, "_new_scratch", scarce)
+    monkeypatch.setattr(blocks, "WORKERS", 4)
+    for enough in range(5):
+        blocks._spare.clear()
+        arrays = [np.ones(1 << 19, np.float16) for _ in range(4)]
+        joined = np.ones(1 << 21, np.float16)
+        left = enough
+        try:
+            if function == "scale_grads":
+                gradkit.scale_grads(arrays, 0.5)
+            else:
+                gradkit.accumulate_grad(joined, joined, scale=-0.5)
+        except MemoryError:
+            expected = 1.0
+        else:
+            expected = 0.5
+        written = arrays if function == "scale_grads" else [joined]
+        assert all((array == expected).all() for array in written)
+    assert expected == 0.5
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's limits")
 def test_without_further_threads_the_calling_one_does_it_all():
     """And what it did is not done again when there are threads at last."""
     script = """
         from gradkit._numpy import blocks
+        import threading
         blocks.WORKERS = 4
-        leave(6 << 20)  # scratch, but no thread's stack
+        threading.stack_size(32 << 20)
+        leave(14 << 20)  # scratch for four, but no thread's stack
         norm = float(gradkit.grad_norm(grads))
         gradkit.scale_grads(grads, 0.5)
         halved = [g.copy() for g in grads] if leave(1 << 30) is None else None

@@ -12,7 +12,7 @@ from tests.layouts import LAYOUTS
 from tests.problems import LAYER_TYPES, make, problems
 from tests.tolerances import DTYPES, assert_same_bits, assert_within
 
-COLUMNS = [1, 2, 31, 32, 33, 1023, 1024, 1025, 4097, 12289]
+COLUMNS = [1, 2, 31, 32, 33, 1023, 1024, 1025, 4097, 12289, 16385]
 ROWS = [1, 2, 65535, 65536, 65537]
 eighths = st.integers(-24, 24).map(lambda k: k / 8)  # whose products round little
 TYPES = pytest.mark.parametrize("types", LAYER_TYPES, ids="-".join)

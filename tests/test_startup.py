@@ -14,8 +14,8 @@ from gradkit.startup import _COMPILED
 from tests.emulated import IdleDevice, emulated_backend, on_device
 from tests.tolerances import DTYPES
 
-# Odd to vectors or not; from short to too long for one visit.
-WIDTHS = (5, 64, 65, 512, 4099, 7001, 8192, 8193, 12288, 14339, 16392)
+# Odd to vectors or not; short, long, longer, too long.
+WIDTHS = (5, 64, 65, 512, 4099, 7001, 8192, 8193, 12288, 14337, 16392)
 
 
 class Maker:

@@ -64,7 +64,7 @@ NORMS = ["layer_norm_grad", "rms_norm_grad", "invertible_layer_norm_grad"]
 
 @pytest.mark.parametrize("types", [LAYER_TYPES[0], NARROW], ids=str)
 @pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("shape", [(40, 512), (96, 64), (9, 1027), (5, 8200), (4, 12289)], ids=str)
+@pytest.mark.parametrize("shape", [(40, 512), (96, 64), (9, 1027), (3, 16384)], ids=str)
 def test_rows_that_fit_are_read_once(norm, shape, types):
     """3 M D elements; and each block's partial sums, written once and read once."""
     meter = Meter()
@@ -80,12 +80,15 @@ def test_rows_that_fit_are_read_once(norm, shape, types):
     assert moved["dx"] == (0, p.x.nbytes)
     assert moved["first"] == (0, p.scale.nbytes)
     assert moved.get("second", (0, 0)) == (0, p.scale.nbytes * (planes - 1))
-    # Out of registers, or at most once a row out of the cache.
-    assert moved["scale"][0] <= shape[0] * p.scale.nbytes
+    # Kept in registers: once for each of a block's rows at a time, not for each row. For long
+    # rows there are too few, and the cache has it.
+    copies, rest = divmod(moved["scale"][0], p.scale.nbytes)
+    assert rest == 0
+    assert copies == shape[0] if shape[1] > 8192 else copies % blocks == 0 < copies <= shape[0]
 
 
 @pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("shape", [(3, 16388), (2, 14339)], ids=str)
+@pytest.mark.parametrize("shape", [(3, 16392), (2, 14337)], ids=str)
 def test_longer_rows_are_read_twice(norm, shape):
     """5 M D elements."""
     meter = Meter()

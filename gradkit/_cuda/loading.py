@@ -20,8 +20,8 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 _NULL = np.uint64(0)  # CuPy up to 13 makes garbage of None: github.com/cupy/cupy/issues/9046
 
 _kernels: dict[tuple[Any, ...], "LoadedKernel"] = {}
-_locks: dict[tuple[Any, ...], threading.Lock] = {}  # of compiling each
-_lock = threading.Lock()
+_locks: dict[tuple[Any, ...], threading.Lock] = {}
+_allowing = threading.Lock()
 
 
 class LoadedKernel:
@@ -55,7 +55,7 @@ class LoadedKernel:
 
     def _allow(self, shared_mem: int) -> None:
         """Have the driver allow it: a block gets more than 48 KiB only where that was asked for."""
-        with _lock:
+        with _allowing:
             if shared_mem > self._allowed:
                 self._function.max_dynamic_shared_size_bytes = shared_mem
                 self._allowed = shared_mem

@@ -132,8 +132,7 @@ def scratch(count: int, dtype: DType) -> Iterator[list[Array]]:
     try:
         memory = _spare.pop()
     except IndexError:
-        memory = np.empty(SCRATCH + _ALIGNMENT, np.uint8)
-        memory = memory[-memory.ctypes.data % _ALIGNMENT :]
+        memory = _new_scratch()
     room = room_for(count, dtype) * dtype.itemsize
     cuts = range(0, count * room, room)
     try:
@@ -141,6 +140,11 @@ def scratch(count: int, dtype: DType) -> Iterator[list[Array]]:
     finally:
         if len(_spare) < WORKERS:
             _spare.append(memory)
+
+
+def _new_scratch() -> Array:
+    memory = np.empty(SCRATCH + _ALIGNMENT, np.uint8)
+    return memory[-memory.ctypes.data % _ALIGNMENT :]
 
 
 def room_for(count: int, dtype: DType) -> int:
@@ -176,7 +180,10 @@ def in_strips(
         for k, (start, stop) in queue:
             results[k] = _run(work, items[start:stop], run)
 
-    helpers = _started(drain, min(WORKERS, count) - 1)
+    threads = min(WORKERS, count)
+    while len(_spare) < threads:  # memory that runs out does so before any of them writes
+        _spare.append(_new_scratch())
+    helpers = _started(drain, threads - 1)
     try:
         drain()
     finally:

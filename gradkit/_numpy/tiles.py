@@ -34,7 +34,9 @@ from gradkit._numpy.blocks import (
 _STRETCH = 1024  # elements of a row that one BLAS call adds up in the accumulation dtype
 _COLUMN_STRETCH = 128  # and of a column
 _NARROW = 256  # columns up to which a product with a matrix is as exact as a dot product
-_LONGEST = 1 << 13  # rows or columns of a tile: a dozen float64 numbers are kept for each
+# A tile has so many columns and rows at most: a few and a dozen float64 numbers are kept for each.
+_WIDEST = 1 << 14
+_LONGEST = 1 << 13
 
 
 class Rows:
@@ -61,7 +63,7 @@ class Rows:
         there = all(array.dtype == dtype and array.flags.aligned for array in full)
         self.rooms = 2 if self.plain and there else 3
         limit = room_for(self.rooms, dtype)
-        across = max(1, min(self.width, limit, _LONGEST))
+        across = max(1, min(self.width, limit, _WIDEST))
         self.columns: list[Index] = list(blocks(self.tail, across))
         step = even_step(self.count, min(_LONGEST, limit // across))
         self.rows: list[Index] = [

@@ -97,7 +97,9 @@ TABLE: dict[str, dict[str, Row]] = {
             "tests/test_clipping.py::TestNonFinite",
             "tests/test_clipping.py::test_one_nonfinite_element_is_never_lost",
         ),
-        "max_norm, eps or clip_value negative or NaN": limits("max_norm", "eps", "clip_value"),
+        "max_norm, eps or clip_value negative or NaN, eps infinite": limits(
+            "max_norm", "eps", "clip_value"
+        ),
         "norm_type NaN, 0 or negative": limits("norm_type"),
         "no number where one is due": not_numbers(),
         "a word or flag that is none of those accepted": wrong_words(),

@@ -69,9 +69,9 @@ ROWS = (
     ),
     (
         _CLIP,
-        "            out.fill(0)\n        return",
-        "            out *= 0\n        return",
-        "zeroing by multiplying",
+        "        zero_grad(outs)\n        return",
+        "        return",
+        "what is not finite not zeroed",
     ),
     (_CLIP, "    if factor == 1.0:\n", "    if factor >= 1.0:\n", "coefficients above 1 ignored"),
     (
@@ -118,7 +118,7 @@ ROWS = (
         "factor = 1 / np.sqrt(variance)",
         "eps ignored",
     ),
-    (_BATCH, "        rest += means[1][at]\n", "", "the mean term left out"),
+    (_BATCH, "        rest += offset[at]\n", "", "the mean term left out"),
     (
         _BATCH,
         "((dscale, of_product), (dbias, of_dy))",
@@ -127,8 +127,8 @@ ROWS = (
     ),
     (
         _BATCH,
-        "channels.vector(total / channels.size)",
-        "channels.vector(total / (channels.size + 1))",
+        "channels.vector(of_dy / channels.size)",
+        "channels.vector(of_dy / (channels.size + 1))",
         "a wrong N",
     ),
     (
