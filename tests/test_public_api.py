@@ -4,12 +4,13 @@ import importlib
 import inspect
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import gradkit
-from gradkit import _numpy
+from gradkit import _numpy, config
 
 # What every release keeps: further parameters may follow, keyword-only and with a default.
 _CLIP = 'norm_type=2.0, *, eps=1e-6, nonfinite="propagate", reduce=None, out=None'
@@ -129,6 +130,22 @@ def test_nonfinite_norm_error_travels_between_processes():
     again = pickle.loads(pickle.dumps(error))
     assert (again.norm, again.names, str(again)) == (error.norm, error.names, str(error))
     assert "and 2 more" in str(error)
+
+
+def test_show_config_says_which_gpus_there_are(monkeypatch):
+    def refused():
+        raise RuntimeError("no driver")
+
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    assert config._cuda()["available"] is False
+    runtime = SimpleNamespace(
+        getDeviceCount=lambda: 2, getDeviceProperties=lambda k: {"name": b"GPU %d" % k}
+    )
+    fake = SimpleNamespace(__version__="14.0", cuda=SimpleNamespace(runtime=runtime))
+    monkeypatch.setitem(sys.modules, "cupy", fake)
+    assert config._cuda() == {"available": True, "cupy": "14.0", "devices": ["GPU 0", "GPU 1"]}
+    runtime.getDeviceCount = refused
+    assert config._cuda() == {"available": False, "cupy": "14.0", "reason": "no driver"}
 
 
 def test_show_config(capsys):
