@@ -54,12 +54,17 @@ check: lint test ## lint and test
 # --- with a GPU, another framework or more time (in alphabetical order) ----------------------
 # Each set of packages that cannot share an environment has one of its own: .venv-NAME.
 
-.PHONY: bench fuzz lock mutants mutants-fast soak test-cudnn test-gpu test-interop test-onnxruntime
+.PHONY: bench bench-gpu fuzz lock mutants mutants-fast sanitize-gpu soak test-cudnn test-gpu \
+	test-interop test-onnxruntime
 
 MINUTES := 10
 
 bench: .venv-bench/.installed .venv-onnxruntime/.installed ## time every operation on the CPU beside its peers (10 min)
 	GRADKIT_ORT_PYTHON=.venv-onnxruntime/bin/python .venv-bench/bin/python -m benchmarks
+
+# As test-gpu: with the Python that has CuPy (and PyTorch, Triton, Liger-Kernel where they are).
+bench-gpu: ## time every operation on a GPU beside its peers (8 min)
+	$(or $(GPU_PYTHON),python3) -m benchmarks --device cuda --seconds 1 --budget 450 $(BENCH)
 
 fuzz: $(STAMP) ## every property with a thousand examples, for MINUTES=10
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(FUZZ)
@@ -79,17 +84,20 @@ mutants: $(STAMP) ## plant faults one by one; each must make a test fail (an hou
 mutants-fast: $(STAMP) ## the quickest mutant of each kind
 	$(BIN)/python -m tests.mutants --fast
 
+sanitize-gpu: ## compute-sanitizer's four tools over every kernel (10 min)
+	tests/sanitize.sh $(or $(GPU_PYTHON),python3)
+
 soak: $(STAMP) ## every operation over and over for MINUTES=10; no memory may be lost
 	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(SOAK)
 
-test-cudnn: .venv-cudnn8/.installed .venv-cudnn9/.installed ## both cuDNN stacks, no GPU needed (5 GB of downloads)
-	GRADKIT_CUDNN=8 .venv-cudnn8/bin/python -m pytest tests/cudnn
-	GRADKIT_CUDNN=9 .venv-cudnn9/bin/python -m pytest tests/cudnn
+test-cudnn: .venv-cudnn8/.installed .venv-cudnn9/.installed ## both cuDNN stacks and CuPy's faults, no GPU needed (5 GB of downloads)
+	GRADKIT_CUDNN=8 .venv-cudnn8/bin/python -m pytest tests/cudnn tests/test_faults.py
+	GRADKIT_CUDNN=9 .venv-cudnn9/bin/python -m pytest tests/cudnn tests/test_faults.py
 
 # With the Python that has CuPy, and nothing of ours: a GPU machine may have no network.
-test-gpu: ## the suite on CuPy, and compute-sanitizer where it is found
+test-gpu: ## the suite on CuPy, and compute-sanitizer where it is found (20 min)
 	GRADKIT_REQUIRE_GPU=1 $(or $(GPU_PYTHON),python3) -m pytest -m gpu tests
-	tests/sanitize.sh $(or $(GPU_PYTHON),python3)
+	$(MAKE) --no-print-directory sanitize-gpu
 
 test-interop: .venv-interop/.installed ## PyTorch, JAX, TensorFlow, optax and thinc, on the CPU
 	GRADKIT_REQUIRE_FRAMEWORKS=1 .venv-interop/bin/python -m pytest tests/interop

@@ -5,15 +5,17 @@ import subprocess
 import sys
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from statistics import median
 from typing import Any
 
 import numpy as np
 
 import gradkit
-from benchmarks import bench_batch_norm, norms
+from benchmarks import bench_batch_norm, gpu_peers, norms
 from benchmarks import peers as peers_
-from benchmarks.harness import OURS, Case
+from benchmarks.harness import LAUNCH, OURS, Case
+from benchmarks.places import Arrays
 
 IMPORT_MS = 50.0
 MEMORY_MIB = 16.0
@@ -42,6 +44,33 @@ def _case(name: str, shape: str, local: Sequence[Any], call: Any, **given: Any) 
         note="overhead",
         repeats=50,
     )
+
+
+def device_cases(place: Arrays, peers: Sequence[Any]) -> Iterator[Case]:
+    """The same on a device, beside one launch of a kernel that does nothing."""
+    rows = norms.device_rows(place, (8, 64), "float32", centred=True)
+    vector, other = place.normal((64,), "float32"), place.normal((64,), "float32", 1)
+    clip = lambda grads, limit: gradkit.clip_grad_norm(grads, limit())  # noqa: E731
+    grads = {"grads": [vector]}
+    pair = {"buffer": vector, "grad": other}
+    launch = place.launch()
+    for name, shape, call, given in (
+        ("zero_grad", "1 x 64", gradkit.zero_grad, grads),
+        ("accumulate_grad", "64", gradkit.accumulate_grad, pair),
+        ("layer_norm_grad", "8x64", gradkit.layer_norm_grad, rows),
+        ("grad_norm", "1 x 64", gradkit.grad_norm, grads),
+        ("clip_grad_norm", "1 x 64", clip, grads | {"limit": lambda: 1e9}),
+    ):
+        calls = {OURS: partial(call, **given), **gpu_peers.calls(peers, name, **given)}
+        yield Case(
+            operation=name,
+            shape=shape,
+            dtype="float32",
+            bytes=0,
+            calls=calls if launch is None else calls | {LAUNCH: launch},
+            targets={LAUNCH: 3.0},
+            note="overhead",
+        )
 
 
 def imports(rounds: int = 15) -> dict[str, float]:

@@ -4,12 +4,17 @@ import importlib.metadata
 import os
 import platform
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 PACKAGES = ("gradkit", "numpy", "ml_dtypes", "torch", "jax", "jaxlib", "matplotlib")
+GPU_PACKAGES = (
+    *("cupy-cuda12x", "cupy-cuda13x", "triton", "liger-kernel"),
+    *("nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-cuda-nvrtc"),
+)
 
 
 def describe() -> dict[str, Any]:
@@ -28,8 +33,32 @@ def describe() -> dict[str, Any]:
 
 def slug(machine: dict[str, Any]) -> str:
     """A file name's worth of a machine."""
-    name = re.sub(r"[^a-z0-9]+", "-", machine["cpu"].lower()).strip("-")
-    return f"{name}-{machine['cores']}-cores"
+    gpu = machine.get("gpu")
+    name = re.sub(r"[^a-z0-9]+", "-", (gpu["name"] if gpu else machine["cpu"]).lower()).strip("-")
+    return name if gpu else f"{name}-{machine['cores']}-cores"
+
+
+def describe_gpu() -> dict[str, Any]:
+    """The current CUDA device, its driver and the libraries that use it."""
+    import cupy
+
+    properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
+    versions = {name: version for name in GPU_PACKAGES if (version := _version(name))}
+    return {
+        "name": properties["name"].decode(),
+        "compute_capability": cupy.cuda.Device().compute_capability,
+        "multiprocessors": properties["multiProcessorCount"],
+        "l2_mib": properties["l2CacheSize"] >> 20,
+        "memory_gib": properties["totalGlobalMem"] >> 30,
+        "driver": _nvidia_smi("driver_version"),
+        "clocks": _nvidia_smi("clocks.sm,clocks.mem,clocks.max.sm"),
+        "cuda": {
+            "driver": cupy.cuda.runtime.driverGetVersion(),
+            "runtime": cupy.cuda.runtime.runtimeGetVersion(),
+            "nvrtc": cupy.cuda.nvrtc.getVersion(),
+        },
+        "versions": {"cupy": cupy.__version__} | versions,
+    }
 
 
 def load() -> float:
@@ -43,6 +72,15 @@ def busy() -> tuple[float, float]:
     fields = _read("/proc/stat").partition("\n")[0].split()[1:]
     used = sum(int(fields[k]) for k in (0, 1, 2, 5, 6)) if fields else 0  # not idle, nor stolen
     return own, used / os.sysconf("SC_CLK_TCK")
+
+
+def _nvidia_smi(fields: str) -> str:
+    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    return done.stdout.strip().partition("\n")[0]
 
 
 def _cpu() -> str:

@@ -7,8 +7,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from benchmarks import peers, shapes
+from benchmarks import gpu_peers, peers, shapes
 from benchmarks.harness import OURS, Case
+from benchmarks.places import Arrays
 
 Arguments = dict[str, Any]
 Operation = Callable[..., Any]
@@ -77,3 +78,91 @@ def _check(operation: Operation, name: str, arguments: Arguments, options: Argum
     for got, ref in zip(operation(**arguments, **options), expected, strict=True):
         size = np.abs(ref).max()
         np.testing.assert_allclose(got, ref, rtol=1e-3, atol=1e-4 * size, err_msg=name)
+
+
+# On a device
+
+OFF = {2: 1e-2, 4: 1e-4, 8: 1e-10}  # of the largest element, by the size of an element
+
+
+def device_cases(
+    operation: Operation,
+    make: Callable[[tuple[int, ...], str], Arguments],
+    place: Arrays,
+    everyone: Sequence[Any],
+    wanted: Sequence[tuple[tuple[int, ...], str]],
+    targets: Callable[[tuple[int, ...], int], dict[str, float]],
+    passes: int = 3,
+    layout: str = "",
+) -> Iterator[Case]:
+    """Every shape and dtype beside every peer."""
+    name = operation.__name__
+    for shape, dtype in wanted:
+        arguments = make(shape, dtype)
+        x, scale = arguments["x"], arguments["scale"]
+        likes = (x, scale, scale) if "mean" in arguments else (x, scale)
+        out = tuple(map(place.empty_like, likes))
+        size = passes * x.nbytes
+        yield Case(
+            operation=name,
+            shape="x".join(map(str, shape)) + layout,
+            dtype=dtype,
+            bytes=size,
+            calls={
+                OURS: lambda a=arguments, out=out: operation(**a, out=out),
+                f"{OURS} allocating": lambda a=arguments: operation(**a),
+                **gpu_peers.calls(everyone, name, **arguments),
+            },
+            targets={} if place.tiny else targets(shape, size),
+            check=partial(_check_device, operation, arguments, place),
+        )
+
+
+def device_rows(place: Arrays, shape: tuple[int, ...], dtype: str, *, centred: bool) -> Arguments:
+    """What ``rows`` makes, on a device, with scale of the data's dtype."""
+    x, dy = place.normal(shape, dtype, 0), place.normal(shape, dtype, 1)
+    scale = place.normal(shape[1:], dtype, 2)
+    values = place.exact(x)
+    mean = values.mean(axis=1)
+    squares = ((values - mean[:, None] if centred else values) ** 2).mean(axis=1)
+    statistic = np.float64 if dtype == "float64" else np.float32
+    found = {"dy": dy, "x": x, "scale": scale}
+    if centred:
+        found["mean"] = place.array(mean.astype(statistic))
+    eps = 1e-5 if centred else 1e-6
+    return found | {"inv_std": place.array((1 / (squares + eps) ** 0.5).astype(statistic))}
+
+
+def device_row_shapes(place: Arrays) -> list[tuple[tuple[int, ...], str]]:
+    """The published shapes in bfloat16, and the first of them in other dtypes."""
+    shapes_ = shapes.TINY_NORMS if place.tiny else shapes.DEVICE_NORMS
+    others = [(shapes_[0], dtype) for dtype in ("float32", "float16")]
+    return [(shapes_[0], "bfloat16"), *others, *((s, "bfloat16") for s in shapes_[1:])]
+
+
+def row_targets(best: float, shape: tuple[int, ...], size: int) -> dict[str, float]:
+    """What is wanted of a shape: by its size in bytes and its columns."""
+    rows, width = shape
+    if size < 2e6:
+        return {"ms": 0.008, "wall ms": 0.020, "torch": 1.0, "torch.compile": 1.0, "liger": 1.0}
+    if width <= 256:
+        return {"copy": 0.65, "torch.compile": 1.5}
+    if size <= 50e6:
+        return {"copy": 0.55, "torch": 1.5}
+    if width >= 12288:
+        return {"copy": 0.72, "torch.compile": 1.5}
+    if width >= 4096 and rows >= 8192:
+        return {"copy": best, "torch": 2.0, "torch.compile": 1.8, "liger": 1.0}
+    return {"copy": 0.75, "torch": 2.0} if size >= 100e6 else {}
+
+
+def _check_device(operation: Operation, arguments: Arguments, place: Arrays) -> None:
+    """Every result against the plain formula in float64."""
+    exact = {name: place.exact(array) for name, array in arguments.items()}
+    expected = getattr(gpu_peers.Plain(place), operation.__name__)(**exact)()
+    for got, ref in zip(operation(**arguments), expected, strict=True):
+        off = float(abs(place.exact(got) - ref).max() / abs(ref).max())
+        if not off <= OFF[got.dtype.itemsize]:
+            raise AssertionError(
+                f"{operation.__name__} {got.shape} {got.dtype} is off by {off:.2g}"
+            )

@@ -19,9 +19,12 @@ Limit = Callable[[], float]  # max_norm, asked before each call on gradients cli
 
 
 class Naive:
-    """The formulas, one NumPy expression each."""
+    """The formulas, one NumPy expression each; or CuPy's, on arrays of CuPy's."""
 
     name = "naive"
+
+    def __init__(self, xp: Any = np) -> None:
+        self.np = xp
 
     def layer_norm_grad(
         self, dy: Array, x: Array, scale: Array, mean: Array, inv_std: Array
@@ -59,11 +62,12 @@ class Naive:
         return call
 
     def grad_norm(self, grads: Sequence[Array]) -> Call:
-        return lambda: np.sqrt(sum((g * g).sum() for g in grads))
+        return lambda: self.np.sqrt(sum((g * g).sum() for g in grads))
 
     def clip_grad_norm(self, grads: Sequence[Array], limit: Limit) -> Call:
         def call() -> None:
-            coefficient = np.float32(limit() / np.sqrt(sum((g * g).sum() for g in grads)))
+            norm = self.np.sqrt(sum((g * g).sum() for g in grads))
+            coefficient = (limit() / norm).astype(np.float32)
             if coefficient < 1:
                 for g in grads:
                     g *= coefficient
@@ -71,7 +75,7 @@ class Naive:
         return call
 
     def accumulate_grad(self, buffer: Array, grad: Array) -> Call:
-        return lambda: np.add(buffer, grad, out=buffer)
+        return lambda: self.np.add(buffer, grad, out=buffer)
 
     def zero_grad(self, grads: Sequence[Array]) -> Call:
         def call() -> None:
@@ -93,6 +97,7 @@ class Torch:
         torch.set_num_threads(len(os.sched_getaffinity(0)))
 
     def _tensor(self, array: Array) -> Any:
+        """A tensor over an array's memory."""
         if array.dtype.name == "bfloat16":
             return self.torch.from_numpy(array.view(np.uint16)).view(self.torch.bfloat16)
         return self.torch.from_numpy(array)

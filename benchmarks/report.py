@@ -3,23 +3,40 @@
 ``python -m benchmarks.report results/<file>.json`` writes the page and the plots beside it.
 """
 
+import argparse
 import json
-import sys
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import OURS, verdicts
+from benchmarks.harness import LAUNCH, OURS, verdicts
 
 Results = Mapping[str, Any]
+
+METHOD = {
+    "cpu": "Times are medians of interleaved rounds; a ratio is the median of a peer's time over "
+    "gradkit's in the same round; GB/s count useful bytes; `of copy` is that against `np.copyto` "
+    "in the same rounds; `others` is how many cores other programs kept busy meanwhile, among "
+    "them the ONNX Runtime worker.",
+    "cuda": "Times are the device's own, by its events around a whole call, with L2 emptied before "
+    "and the host ahead of the device; medians of interleaved rounds. A ratio is the median of a "
+    "peer's time over gradkit's in the same round; GB/s count useful bytes; `of copy` is that "
+    "against a copy of 512 MiB in the same rounds. `wall` is a call's time for a host that makes "
+    "many in a row on warm caches.",
+    "emulated": "Made on the emulator, to see that everything runs: the times mean nothing.",
+}
 
 
 def table(results: Results) -> str:
     """One row a case: gradkit's time, bandwidth, fraction of copy, each peer's ratio."""
     names = _peers(results)
     head = ["operation", "shape", "dtype", "ms", "quartiles", "GB/s", "of copy"]
-    head += [f"{name} ms (ratio)" for name in names] + ["others", "target"]
-    return _markdown(head, [_row(case, names) for case in results["cases"]])
+    head += [f"{name} ms (ratio)" for name in names]
+    if _has_walls(results):
+        head += ["wall ms", *(f"{name} wall ms" for name in names)]
+    rows = [_row(case, names, walls=_has_walls(results)) for case in results["cases"]]
+    return _markdown([*head, "others", "target"], rows)
 
 
 def summary(results: Results) -> str:
@@ -27,8 +44,8 @@ def summary(results: Results) -> str:
     rows = []
     for case in results["cases"]:
         for what, wanted, got, met in verdicts(case):
-            where = f"{case['operation']} {case['shape']}"
-            kind = "<=" if what == "ms" else ">="
+            where = f"{case['operation']} {case['shape']} {case['dtype']}"
+            kind = "<=" if what in ("ms", "wall ms", "wall in launches") else ">="
             rows.append(
                 [where, what, f"{kind} {wanted:g}", f"{got:.3g}", "met" if met else "MISSED"]
             )
@@ -47,24 +64,31 @@ def summary(results: Results) -> str:
 
 def page(results: Results, plots: Iterable[str]) -> str:
     """Everything of a results file as Markdown."""
-    machine = results["machine"]
-    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     parts = [
-        f"# {machine['cpu']}, {machine['cores']} cores, {results['date']}",
-        f"{machine['system']}, Python {machine['python']}, {machine['blas']}; {versions}. "
-        f"Caches {machine['caches']}. Load average {results['load'][0]:.2f} at the start and "
-        f"{results['load'][1]:.2f} at the end. Made by `{results['command']}`.",
-        "Times are medians of interleaved rounds; a ratio is the median of a peer's time over "
-        "gradkit's in the same round; GB/s count useful bytes; `of copy` is that against "
-        "`np.copyto` in the same rounds; `others` is how many cores other programs kept busy "
-        "meanwhile, among them the ONNX Runtime worker.",
-        *[f"Not measured: {name} ({why})." for name, why in results["missing"].items()],
+        f"# {_machine_name(results)}, {results['date']}",
+        _conditions(results),
+        METHOD[results.get("device", "cpu")],
+        *_not_measured(results),
         "## Targets\n\n" + summary(results),
+        "## Where a peer is faster\n\n" + slower(results),
         "## Cases\n\n" + table(results),
         *[f"## {name}\n\n{_scaling(rows)}" for name, rows in results.get("scaling", {}).items()],
+        *_startup(results),
         *[f"![{plot}]({plot})" for plot in plots],
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def slower(results: Results) -> str:
+    """One row for each case and peer where gradkit is the slower one."""
+    rows = [
+        [case["operation"], case["shape"], case["dtype"], name, f"{ratio['median']:.2f}x"]
+        for case in results["cases"]
+        for name, ratio in case["ratios"].items()
+        if not name.startswith(OURS) and name != LAUNCH and ratio["median"] < 1
+    ]
+    head = ["operation", "shape", "dtype", "peer", "its time / gradkit's"]
+    return _markdown(head, rows) if rows else "Nowhere in this run."
 
 
 def plots(results: Results, stem: Path) -> list[str]:
@@ -74,8 +98,12 @@ def plots(results: Results, stem: Path) -> list[str]:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
+    if not results["cases"]:
+        return []
     names = _peers(results)
-    cases = [c for c in results["cases"] if c["dtype"] == "float32" and c["note"] != "overhead"]
+    # The dtype that most cases have: float32 on a CPU, bfloat16 on a GPU where there are norms.
+    dtype = Counter(c["dtype"] for c in results["cases"]).most_common(1)[0][0]
+    cases = [c for c in results["cases"] if c["dtype"] == dtype and c["note"] != "overhead"]
     figure, axis = plt.subplots(figsize=(9, 1 + 0.42 * len(cases)))
     for k, name in enumerate(names):
         found = [(i, c["ratios"][name]) for i, c in enumerate(cases) if name in c["ratios"]]
@@ -106,11 +134,61 @@ def plots(results: Results, stem: Path) -> list[str]:
 
 
 def write(results: Results, path: Path) -> None:
-    """The page and the plots beside a results file."""
-    path.with_suffix(".md").write_text(page(results, plots(results, path.with_suffix(""))))
+    """The page beside a results file, and the plots where matplotlib is installed."""
+    try:
+        drawn = plots(results, path.with_suffix(""))
+    except ImportError:
+        drawn = []
+    path.with_suffix(".md").write_text(page(results, drawn))
 
 
-def _row(case: Mapping[str, Any], names: list[str]) -> list[str]:
+def _machine_name(results: Results) -> str:
+    machine = results["machine"]
+    gpu = machine.get("gpu")
+    return gpu["name"] if gpu else f"{machine['cpu']}, {machine['cores']} cores"
+
+
+def _conditions(results: Results) -> str:
+    machine = results["machine"]
+    versions, gpu = dict(machine["versions"]), machine.get("gpu")
+    parts = [f"{machine['system']}, Python {machine['python']}, {machine['blas']}"]
+    if gpu:
+        versions |= gpu["versions"]
+        parts.insert(
+            0,
+            f"{gpu['multiprocessors']} multiprocessors, L2 {gpu['l2_mib']} MiB, driver "
+            f"{gpu['driver']}, CUDA {gpu['cuda']['runtime']}, NVRTC {gpu['cuda']['nvrtc']}, clocks "
+            f"{gpu['clocks']} before the run; host {machine['cpu']}, {machine['cores']} cores",
+        )
+    parts.append(", ".join(f"{name} {version}" for name, version in versions.items()))
+    return (
+        f"{'; '.join(parts)}. Caches {machine['caches']}. Load average {results['load'][0]:.2f} at "
+        f"the start and {results['load'][-1]:.2f} at the end. Made by `{results['command']}`."
+    )
+
+
+def _not_measured(results: Results) -> Iterator[str]:
+    for name, why in results["missing"].items():
+        yield f"Not measured: {name} ({why})."
+    for error in results.get("errors", []):
+        yield f"**Failed: {error}.**"
+    for what in results.get("dropped", []):
+        yield f"Not measured, for lack of time: {what}."
+    for case in results["cases"]:
+        for name, why in case["failed"].items():
+            where = f"{case['operation']} {case['shape']} {case['dtype']}"
+            yield f"Not measured: {name} on {where} ({why})."
+
+
+def _startup(results: Results) -> Iterator[str]:
+    found = results.get("startup")
+    if found:
+        head = ["first call of a process, ms", *next(iter(found.values()))]
+        rows = [[name, *(f"{ms:.4g}" for ms in row.values())] for name, row in found.items()]
+        yield "## First calls\n\n" + _markdown(head, rows)
+
+
+def _row(case: Mapping[str, Any], names: list[str], *, walls: bool) -> list[str]:
     own = case["ms"][OURS]
     rate = case["bytes"] / own["median"] / 1e6
     row = [case["operation"], case["shape"], case["dtype"], f"{own['median']:.4g}"]
@@ -121,11 +199,18 @@ def _row(case: Mapping[str, Any], names: list[str]) -> list[str]:
             row.append(f"{case['ms'][name]['median']:.4g} ({case['ratios'][name]['median']:.2f}x)")
         else:
             row.append("failed" if name in case["failed"] else "")
+    if walls:
+        found = (case["wall_ms"].get(name) for name in (OURS, *names))
+        row += [f"{spread['median']:.4g}" if spread else "" for spread in found]
     marks = [
         f"{what} {wanted:g}: {'met' if met else f'MISSED ({got:.3g})'}"
         for what, wanted, got, met in verdicts(case)
     ]
     return [*row, f"{case['cores_taken_by_others']:.1f}", "; ".join(marks)]
+
+
+def _has_walls(results: Results) -> bool:
+    return any(case.get("wall_ms") for case in results["cases"])
 
 
 def _scaling(rows: list[dict[str, float]]) -> str:
@@ -154,6 +239,46 @@ def _save(figure: Any, stem: Path, kind: str) -> str:
     return path.name
 
 
+def overview(every: Sequence[Results]) -> str:
+    """docs/performance.md: what each results file says, without the cases one by one."""
+    parts = [
+        "# Performance",
+        "Made by `python -m benchmarks.report --overview docs/performance.md FILE...` out of "
+        "results files; no figure here is typed. [benchmarks/README.md](../benchmarks/README.md) "
+        "says how things are measured, [benchmarks/NOTES.md](../benchmarks/NOTES.md) what was "
+        "tried.",
+    ]
+    for results in every:
+        parts += [
+            f"## {_machine_name(results)}, {results['date']}",
+            _conditions(results),
+            METHOD[results.get("device", "cpu")],
+            *_not_measured(results),
+            "### Targets\n\n" + summary(results),
+            "### Where a peer is faster\n\n" + slower(results),
+            *(part.replace("## ", "### ", 1) for part in _startup(results)),
+        ]
+    if not any(results.get("device") == "cuda" for results in every):
+        parts.append(
+            "## On a GPU\n\nNot yet run on a GPU: `make bench-gpu` measures everything there in "
+            "one command, and the tests run that command on the emulator."
+        )
+    return "\n\n".join(parts) + "\n"
+
+
+def main() -> None:
+    """Make the page and the plots of each file, or the overview of all of them."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__)
+    parser.add_argument("files", nargs="*", type=Path)
+    parser.add_argument("--overview", type=Path, help="write one page of all of them there")
+    options = parser.parse_args()
+    every = [json.loads(path.read_text()) for path in options.files]
+    if options.overview:
+        options.overview.write_text(overview(every))
+        return
+    for results, path in zip(every, options.files, strict=True):
+        write(results, path)
+
+
 if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        write(json.loads(Path(name).read_text()), Path(name))
+    main()

@@ -7,7 +7,7 @@ import numpy as np
 
 import gradkit
 from benchmarks import norms
-from benchmarks.harness import wall
+from benchmarks.places import Host
 
 REPEATS = 9
 
@@ -27,7 +27,7 @@ def _table(points: Iterator[tuple[int, int, Callable[[], object]]]) -> list[dict
     for value, elements, call in points:
         call()
         repeats = 10 * REPEATS if elements < 1 << 18 else REPEATS
-        best = min(wall(call) for _ in range(repeats))
+        best = min(Host.timer(call) for _ in range(repeats))
         rows.append(
             {
                 "at": value,

@@ -17,6 +17,23 @@ NORMS: list[tuple[int, int]] = [
 ]
 HEADLINE = NORMS[0]
 
+# The same on a GPU, the most important first
+DEVICE_NORMS: list[tuple[int, int]] = [
+    (16384, 4096),
+    (65536, 1024),
+    (8192, 8192),
+    (4096, 16384),
+    (131072, 128),
+    (8192, 768),
+    (8192, 5120),
+    (1024, 12288),
+    (2048, 4096),
+    (128, 4096),
+    (1, 4096),
+    (4096, 4097),
+]
+TINY_NORMS = [(24, 64), (3, 129)]  # for the emulator
+
 # Images of a ResNet-50's stages, batch first
 IMAGES: list[Shape] = [
     (32, 64, 112, 112),
@@ -50,6 +67,23 @@ def resnet50() -> list[Shape]:
     return [*shapes, (1000, into), (1000,)]
 
 
+def llama3_8b() -> list[Shape]:
+    """Llama-3-8B: 291 parameters."""
+    d, hidden, keys = 4096, 14336, 1024
+    layer = [
+        (d, d),
+        (keys, d),
+        (keys, d),
+        (d, d),
+        (hidden, d),
+        (hidden, d),
+        (d, hidden),
+        (d,),
+        (d,),
+    ]
+    return [(128256, d), *(32 * layer), (d,), (128256, d)]
+
+
 LISTS: dict[str, list[Shape]] = {
     "24 x 1024x1024": [(1024, 1024)] * 24,
     "GPT-2 124M": gpt2(),
@@ -59,3 +93,28 @@ LISTS: dict[str, list[Shape]] = {
     "10000 x 4096": [(4096,)] * 10000,
     "one of 200M, 2000 tiny": [(200_000_000,), *[(16,)] * 2000],
 }
+
+# The same on a GPU, the most important first
+DEVICE_LISTS: dict[str, tuple[str, list[Shape]]] = {
+    "GPT-2 124M": ("float32", gpt2()),
+    "1000 x 256": ("float32", LISTS["1000 x 256"]),
+    "Llama-3-8B": ("bfloat16", llama3_8b()),
+    "one of 200M, 2000 tiny": ("float32", LISTS["one of 200M, 2000 tiny"]),
+    "ResNet-50": ("float32", resnet50()),
+    "10000 x 4096": ("float32", LISTS["10000 x 4096"]),
+    "MLP": ("float32", LISTS["MLP"]),
+}
+TINY_LISTS: dict[str, tuple[str, list[Shape]]] = {
+    "3 small": ("float32", [(700,), (3, 5), (64,)]),
+    "100 x 16": ("bfloat16", [(16,)] * 100),
+}
+
+DEVICE_IMAGES: list[Shape] = [
+    (32, 256, 56, 56),
+    (256, 64, 112, 112),
+    (256, 512, 28, 28),
+    (32, 64, 112, 112),
+    (32, 2048, 7, 7),
+    (256, 256, 56, 56),
+]
+TINY_IMAGES = [(2, 8, 3, 3)]

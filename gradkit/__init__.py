@@ -34,6 +34,7 @@ from gradkit.normalization import (
     rms_norm,
     rms_norm_grad,
 )
+from gradkit.startup import warmup
 
 __version__ = "0.1.0"
 
@@ -63,5 +64,6 @@ __all__ = [
     "rms_norm_grad",
     "scale_grads",
     "show_config",
+    "warmup",
     "zero_grad",
 ]

@@ -5,8 +5,6 @@ is imported for it: an array of a library can only exist once its module does.
 """
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -95,13 +93,9 @@ def refuse_write(framework: Framework, label: str, instead: str) -> None:
         )
 
 
-@contextmanager
-def named(label: Callable[[], str]) -> Iterator[None]:
-    """Put an argument's name in front of what a framework says of it."""
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{label()} {error}") from error.__cause__
+def named(error: Exception, label: str) -> Exception:
+    """What a framework says of an argument, with the argument's name in front."""
+    return type(error)(f"{label} {error}")
 
 
 def _loaded(framework: Framework) -> bool:

@@ -68,8 +68,10 @@ class Call:
             )
         if write:
             refuse_write(framework, label, self._instead)
-        with named(lambda: label):
+        try:
             native = framework.view(array, write=write, detach=self._detach and not write)
+        except (TypeError, ValueError) as error:
+            raise named(error, label) from error.__cause__
         if not (
             framework is HOST or label == self._first or same_device(native, self[self._first])
         ):
@@ -152,7 +154,9 @@ class Outputs:
         self._like = like
         self._given = _as_tuple(out, len(specs))
         given_any = any(array is not None for array in self._given)
-        self._inputs = list(inputs) if given_any else []
+        self._inputs = (
+            [(*pair, _memory.byte_range(pair[1])) for pair in inputs] if given_any else []
+        )
         self._reuse = reuse
         self._arrays = list(self._given)  # new ones join where they exist before they are filled
         self.natives = [
@@ -186,21 +190,22 @@ class Outputs:
         return native
 
     def _output(self, position: int, array: Any, spec: Spec) -> Native:
+        if array is None:
+            return None if spec is None else self._new(position, *spec[1:])
         label = f"out[{position}]" if len(self._given) > 1 else "out"
         if spec is None:
-            if array is not None:
-                raise ValueError(f"{label} must be None: this call has no such result")
-            return None
+            raise ValueError(f"{label} must be None: this call has no such result")
         name, shape, dtype = spec
-        if array is None:
-            return self._new(position, shape, dtype)
         native = self._owner.view(array, label, write=True)
         _checks.shape(native, shape, label, f"the shape of {name}")
         if float_name(native.dtype) != dtype:
             raise TypeError(f"{label} has dtype {native.dtype}; {name} has dtype {dtype}")
         _checks.writable(native, label)
         alias = self._reuse[1] if self._reuse and self._reuse[0] == position else None
-        for other, source in self._inputs:
+        low, high = _memory.byte_range(native)
+        for other, source, (start, end) in self._inputs:
+            if end <= low or high <= start:  # as nearly always
+                continue
             same = other == alias and _memory.same_elements(native, source)
             if not same and _memory.overlap(native, source):
                 rather = f" without being {alias} itself" if alias else ""

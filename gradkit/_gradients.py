@@ -2,11 +2,10 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from itertools import chain
 from operator import attrgetter
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -50,8 +49,9 @@ class Gradients:
         else:
             self.tree = _tree.freeze(grads, is_array)
             self.arrays = _tree.leaves(self.tree, is_array)
-        self._plain = set(map(type, self.arrays)) == {np.ndarray}
-        self.framework = HOST if self._plain else self._find_framework()
+        examples = _one_of_each_type(self.arrays)
+        self._plain = [*map(type, examples)] == [np.ndarray]
+        self.framework = HOST if self._plain else self._find_framework(examples)
         if write and self.framework.immutable:
             refuse_write(self.framework, self.name(0), instead)
         self.natives: Sequence[Native] = self.arrays if self._plain else self._views(write)
@@ -77,8 +77,10 @@ class Gradients:
             raise TypeError(f"{label} is a {found}; expected an array as {self._label} has them")
         if write:
             refuse_write(framework, label, RETURNED)
-        with named(lambda: label):
+        try:
             native = framework.view(array, write=write)
+        except (TypeError, ValueError) as error:
+            raise named(error, label) from error.__cause__
         if self.natives and not same_device(native, self.natives[0]):
             raise ValueError(f"{label} and {self.name(0)} are on different devices")
         return native
@@ -91,8 +93,9 @@ class Gradients:
         self, out: Any, specs: Sequence[Spec], *, apart: Iterable[tuple[str, Native]] = ()
     ) -> Outputs:
         """A call's further results, which share no memory with the gradients or with ``apart``."""
-        names = ((self.name(i), native) for i, native in enumerate(self.natives))
-        return Outputs(self, out, specs, chain(names, apart))
+        names = (name for name, _ in _tree.walk(self.tree, is_array, self._label))
+        own = zip(names, self.natives, strict=True)
+        return Outputs(self, out, specs, chain(own, apart))
 
     def wrap(self, native: Native) -> Any:
         """A native result as the caller's own array type."""
@@ -110,38 +113,51 @@ class Gradients:
         """Tell the framework that every gradient's memory was written."""
         self.framework.wrote(self.arrays)
 
-    def _find_framework(self) -> Framework:
-        kinds = {type(array): index for index, array in reversed(list(enumerate(self.arrays)))}
-        found: dict[Framework, int] = {}
-        for kind, index in kinds.items():
-            framework = framework_of(self.arrays[index])
+    def _find_framework(self, examples: Iterable[Any]) -> Framework:
+        found = set(map(framework_of, examples))
+        framework = found.pop() if found else HOST
+        if framework is None or found:
+            self._refuse_mixture()
+        return framework
+
+    def _refuse_mixture(self) -> NoReturn:
+        first: dict[Framework, int] = {}
+        for index, array in enumerate(self.arrays):
+            framework = framework_of(array)
             if framework is None:
                 raise TypeError(
-                    f"{self.name(index)} is a {kind.__qualname__}; accepted: floating-point "
+                    f"{self.name(index)} is a {type(array).__qualname__}; accepted: floating-point "
                     "arrays, None, and lists, tuples, dicts or iterables of them"
                 )
-            found.setdefault(framework, index)
-        if len(found) > 1:
-            (first, i), (second, j) = list(found.items())[:2]
-            raise TypeError(
-                f"{self.name(i)} is a {first.name} array and {self.name(j)} a {second.name} "
-                "array; the arrays of one call must be of one framework"
-            )
-        return next(iter(found), HOST)
+            first.setdefault(framework, index)
+        (one, i), (other, j) = list(first.items())[:2]
+        raise TypeError(
+            f"{self.name(j)} is a {other.name} array and {self.name(i)} a {one.name} array; the "
+            "arrays of one call must be of one framework"
+        )
 
     def _views(self, write: bool) -> Sequence[Native]:
         try:
             natives = self.framework.views(self.arrays, write=write)
         except (TypeError, ValueError):
             for index, array in enumerate(self.arrays):  # once more, to say which
-                with named(partial(self.name, index)):
+                try:
                     self.framework.view(array, write=write)
+                except (TypeError, ValueError) as error:
+                    raise named(error, self.name(index)) from error.__cause__
             raise
         if set(map(type, natives)) != {np.ndarray}:
             self._check_device(natives)
         return natives
 
     def _check_device(self, natives: Sequence[Native]) -> None:
+        if len(natives) < 2:
+            return
+        if len(set(map(type, natives))) == 1:
+            on_host = isinstance(natives[0], np.ndarray)
+            device = attrgetter("device" if on_host else "data.device_id")
+            if len(set(map(device, natives))) == 1:
+                return
         for index, native in enumerate(natives):
             if not same_device(native, natives[0]):
                 raise ValueError(f"{self.name(0)} and {self.name(index)} are on different devices")
@@ -153,13 +169,13 @@ class Gradients:
             _checks.floating(native, self.name(index))
 
     def _check_writable(self) -> None:
+        if self.framework.apart(self.arrays):
+            return
         if not (self._plain and all(map(_simply_writable, self.natives))):
             for index, native in enumerate(self.natives):
                 flags = native.flags
                 if not (flags.c_contiguous and getattr(flags, "writeable", True)):
                     _checks.writable(native, self.name(index))
-        if self.framework.apart(self.arrays):
-            return
         pair = _memory.first_overlap(self.natives)
         if pair is not None:
             first, second = map(self.name, pair)
@@ -170,7 +186,8 @@ class Gradients:
 
 
 def _is_list_of_arrays(grads: Any) -> bool:
-    if type(grads) is not list:
-        return False
-    examples = dict(zip(map(type, grads), grads, strict=True))
-    return all(map(is_array, examples.values()))
+    return type(grads) is list and all(map(is_array, _one_of_each_type(grads)))
+
+
+def _one_of_each_type(values: Sequence[Any]) -> Iterable[Any]:
+    return dict(zip(map(type, values), values, strict=True)).values()

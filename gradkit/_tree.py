@@ -33,12 +33,12 @@ def leaves(tree: Any, is_leaf: IsLeaf) -> list[Any]:
     """
     if type(tree) is list and all(map(is_leaf, tree)):
         return tree  # the common case costs one look at each element
-    return [leaf for _, leaf in _walk(tree, is_leaf, "")]
+    return [leaf for _, leaf in walk(tree, is_leaf, "")]
 
 
 def name_of(tree: Any, is_leaf: IsLeaf, index: int, root: str) -> str:
     """The expression that reaches leaf number ``index``: ``grads['w'][2]``."""
-    for position, (path, _) in enumerate(_walk(tree, is_leaf, root)):
+    for position, (path, _) in enumerate(walk(tree, is_leaf, root)):
         if position == index:
             return path
     raise IndexError(index)
@@ -68,17 +68,18 @@ def gradients_of(parameters: Any) -> list[Any]:
     return [leaf.grad for leaf in found if leaf.grad is not None]
 
 
-def _walk(tree: Any, is_leaf: IsLeaf, path: str) -> Iterator[tuple[str, Any]]:
+def walk(tree: Any, is_leaf: IsLeaf, path: str) -> Iterator[tuple[str, Any]]:
+    """Every leaf of a frozen tree behind the expression that reaches it from ``path``."""
     if tree is None:
         return
     if is_leaf(tree):
         yield path, tree
     elif isinstance(tree, Mapping):
         for key, branch in tree.items():
-            yield from _walk(branch, is_leaf, f"{path}[{key!r}]")
+            yield from walk(branch, is_leaf, f"{path}[{key!r}]")
     elif isinstance(tree, (list, tuple)):
         for position, branch in enumerate(tree):
-            yield from _walk(branch, is_leaf, f"{path}[{position}]")
+            yield from walk(branch, is_leaf, f"{path}[{position}]")
     else:
         yield path, tree
 

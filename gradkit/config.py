@@ -79,11 +79,19 @@ def _numpy() -> dict[str, Any]:
 
 
 def _cuda() -> dict[str, Any]:
-    """Without importing CuPy, which takes seconds."""
-    import importlib.util
-
-    installed = importlib.util.find_spec("cupy") is not None
-    return {"available": installed, "cupy": "installed" if installed else "not installed"}
+    """CuPy's version and the GPUs that it finds, or why there are none."""
+    try:
+        import cupy
+    except Exception as error:  # whatever a broken installation raises
+        return {"available": False, "reason": str(error) or type(error).__name__}
+    try:
+        runtime = cupy.cuda.runtime
+        devices = [
+            runtime.getDeviceProperties(k)["name"].decode() for k in range(runtime.getDeviceCount())
+        ]
+    except Exception as error:  # CUDA's own, for want of a driver say
+        return {"available": False, "cupy": cupy.__version__, "reason": str(error)}
+    return {"available": bool(devices), "cupy": cupy.__version__, "devices": devices}
 
 
 def _cudnn() -> dict[str, Any]:

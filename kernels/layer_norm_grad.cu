@@ -13,28 +13,65 @@
 // Launch: blockDim = (threads of a row, rows of a block), x a power of two with
 // x * CHUNKS * VEC >= width, x * y a multiple of 32 and at most 512, 256 where y > 1; any
 // gridDim.x. Where VEC > 1, width is a multiple of VEC and arrays are 16-byte aligned.
-// A thread keeps its columns of scale and its column sums in registers over all its rows.
+// LONG: y is 1, and there are PLANES * CHUNKS * VEC * x A of dynamic shared memory.
+// A thread keeps its columns of scale and its column sums over all its rows: in registers, or
+// where LONG, for which there are too few, the sums in shared memory and scale in the cache.
 
 #include "row_gradient.cuh"
 
 #define MERGED_THREADS 256
+#define LONG_THREADS 512
 
-struct Columns { A scale[CHUNKS][VEC], sums[PLANES][CHUNKS][VEC]; };
-struct Row { A dy[CHUNKS][VEC], xhat[CHUNKS][VEC]; };
+// Of a row.
+__device__ __forceinline__ int threads() { return LONG ? LONG_THREADS : static_cast<int>(blockDim.x); }
+
+struct Row { A w[CHUNKS][VEC], xhat[CHUNKS][VEC]; };  // dy and the source at first
 
 __device__ __forceinline__ int column_of(int chunk) {
-    return (chunk * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * VEC;
+    return (chunk * threads() + static_cast<int>(threadIdx.x)) * VEC;
 }
 
-__device__ __forceinline__ void load_columns(const Arrays& in, int width, Columns& own) {
-#pragma unroll
-    for (int c = 0; c < CHUNKS; ++c) {
-#pragma unroll
-        for (int plane = 0; plane < PLANES; ++plane) fill<VEC>(own.sums[plane][c], A(0));
-        fill<VEC>(own.scale[c], A(1));
-        if (column_of(c) >= width) continue;
-        if (in.scale) load<VEC>(in.scale + column_of(c), own.scale[c]);
+// Columns beyond the last have a scale of 1.
+__device__ __forceinline__ void load_scale(const PARAM_T* scale, int c, int width, A (&to)[VEC]) {
+    if (column_of(c) < width) load_or<VEC>(scale, column_of(c), A(1), to);
+    else fill<VEC>(to, A(1));
+}
+
+#if LONG
+struct Columns {
+    const PARAM_T* scale;
+    A* sums;
+    // Neighbouring threads' words lie side by side, in banks of their own.
+    __device__ __forceinline__ A& sum(int plane, int c, int k) {
+        return sums[((plane * CHUNKS + c) * VEC + k) * LONG_THREADS + threadIdx.x];
     }
+    __device__ __forceinline__ void scale_of(int c, int width, A (&to)[VEC]) const {
+        load_scale(scale, c, width, to);
+    }
+    __device__ __forceinline__ Columns(const PARAM_T* from, int, A* shared) : scale(from), sums(shared) {}
+};
+#else
+struct Columns {
+    A scale[CHUNKS][VEC], sums[PLANES][CHUNKS][VEC];
+    __device__ __forceinline__ A& sum(int plane, int c, int k) { return sums[plane][c][k]; }
+    __device__ __forceinline__ void scale_of(int c, int, A (&to)[VEC]) const {
+#pragma unroll
+        for (int k = 0; k < VEC; ++k) to[k] = scale[c][k];
+    }
+    __device__ __forceinline__ Columns(const PARAM_T* from, int width, A*) {
+#pragma unroll
+        for (int c = 0; c < CHUNKS; ++c) load_scale(from, c, width, scale[c]);
+    }
+};
+#endif
+
+__device__ __forceinline__ void clear(Columns& own) {
+#pragma unroll
+    for (int plane = 0; plane < PLANES; ++plane)
+#pragma unroll
+        for (int c = 0; c < CHUNKS; ++c)
+#pragma unroll
+            for (int k = 0; k < VEC; ++k) own.sum(plane, c, k) = 0;
 }
 
 // The bias is read again for each row, out of cache: there are no registers left for it.
@@ -49,47 +86,47 @@ __device__ __forceinline__ void subtract(const PARAM_T* from, A (&values)[VEC]) 
 __device__ __forceinline__ void load_row(const Arrays& in, i64 row, i64 rows, int width, Row& at) {
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
-        fill<VEC>(at.dy[c], A(0));
+        fill<VEC>(at.w[c], A(0));
         fill<VEC>(at.xhat[c], A(0));
         if (row >= rows || column_of(c) >= width) continue;
-        load<VEC>(in.dy + row * width + column_of(c), at.dy[c]);
+        load<VEC>(in.dy + row * width + column_of(c), at.w[c]);
         load<VEC>(in.source + row * width + column_of(c), at.xhat[c]);
         if (FROM_OUTPUT && in.bias) subtract(in.bias + column_of(c), at.xhat[c]);
     }
 }
 
-// Turns the source into xhat, adds to the column sums, returns the thread's row sums.
-__device__ __forceinline__ Pair<A> sum_row(const Statistics& of, Columns& own, Row& at) {
+// Turns dy into w and the source into xhat, adds to the column sums, returns the thread's row sums.
+__device__ __forceinline__ Pair<A> sum_row(const Statistics& of, int width, Columns& own, Row& at) {
     Pair<A> sums = {0, 0};
 #pragma unroll
-    for (int c = 0; c < CHUNKS; ++c)
+    for (int c = 0; c < CHUNKS; ++c) {
+        A scale[VEC];
+        own.scale_of(c, width, scale);
 #pragma unroll
         for (int k = 0; k < VEC; ++k) {
-            const A dy = at.dy[c][k];
-            const A xhat = normalized(at.xhat[c][k], own.scale[c][k], A(0), of);
-            const A w = product(dy, own.scale[c][k]);
+            const A dy = at.w[c][k];
+            const A xhat = normalized(at.xhat[c][k], scale[k], A(0), of);
+            const A w = product(dy, scale[k]);
+            own.sum(0, c, k) += dy * xhat;
+            if (CENTRED) own.sum(PLANES - 1, c, k) += dy;
+            at.w[c][k] = w;
             at.xhat[c][k] = xhat;
-            own.sums[0][c][k] += dy * xhat;
-            if (CENTRED) own.sums[PLANES - 1][c][k] += dy;
             sums.first += w;
             sums.second += w * xhat;
         }
+    }
     return sums;
 }
 
 __device__ __forceinline__ void write_row(
-    DATA_T* dx, i64 row, int width, const Columns& own, const Row& at, const Pair<A>& means,
-    A inv_std
+    DATA_T* dx, i64 row, int width, const Row& at, const Pair<A>& means, A inv_std
 ) {
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
         if (column_of(c) >= width) continue;
         A out[VEC];
 #pragma unroll
-        for (int k = 0; k < VEC; ++k) {
-            const A w = product(at.dy[c][k], own.scale[c][k]);
-            out[k] = gradient(w, at.xhat[c][k], means, inv_std);
-        }
+        for (int k = 0; k < VEC; ++k) out[k] = gradient(at.w[c][k], at.xhat[c][k], means, inv_std);
         store<VEC>(dx + row * width + column_of(c), out);
     }
 }
@@ -113,10 +150,13 @@ __device__ __forceinline__ void write_partials(A* partials, int width, Columns& 
     for (int plane = 0; plane < PLANES; ++plane)
 #pragma unroll
         for (int c = 0; c < CHUNKS; ++c) {
-            if (blockDim.y > 1) merge_rows(own.sums[plane][c], tile);
+            A sums[VEC];
+#pragma unroll
+            for (int k = 0; k < VEC; ++k) sums[k] = own.sum(plane, c, k);
+            if (!LONG && blockDim.y > 1) merge_rows(sums, tile);
             if (threadIdx.y != 0 || column_of(c) >= width) continue;
             const i64 row = static_cast<i64>(plane) * gridDim.x + blockIdx.x;
-            store<VEC>(partials + row * width + column_of(c), own.sums[plane][c]);
+            store<VEC>(partials + row * width + column_of(c), sums);
         }
 }
 
@@ -125,10 +165,14 @@ extern "C" __global__ void __launch_bounds__(512, 1) layer_norm_grad(
     const STAT_T* mean, const STAT_T* inv_std, DATA_T* dx, A* partials, i64 rows, int width
 ) {
     __shared__ Pair<A> slots[2 * WARP];
+#if LONG
+    DYNAMIC_SHARED(A, tile);
+#else
     __shared__ A tile[MERGED_THREADS * VEC];
+#endif
     const Arrays in = {dy, source, scale, bias, mean, inv_std};
-    Columns own;
-    load_columns(in, width, own);
+    Columns own(scale, width, tile);
+    clear(own);
     const i64 step = static_cast<i64>(gridDim.x) * blockDim.y;
     int turn = 0;
     for (i64 first = static_cast<i64>(blockIdx.x) * blockDim.y; first < rows; first += step) {
@@ -137,10 +181,10 @@ extern "C" __global__ void __launch_bounds__(512, 1) layer_norm_grad(
         load_row(in, row, rows, width, at);
         Statistics of = {0, 0};
         if (row < rows) of = statistics_of(in, row);
-        Pair<A> means = row_sums(sum_row(of, own, at), slots, turn++);
+        Pair<A> means = row_sums(sum_row(of, width, own, at), slots, turn++);
         means.first /= width;
         means.second /= width;
-        if (row < rows) write_row(dx, row, width, own, at, means, of.inv_std);
+        if (row < rows) write_row(dx, row, width, at, means, of.inv_std);
     }
     if (partials) write_partials(partials, width, own, tile);
 }

@@ -1,6 +1,7 @@
 """The ``backend`` fixture, and how hard Hypothesis tries."""
 
 import os
+import sys
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -24,3 +25,12 @@ def backend(request):
     """Each backend in turn: where a test's arrays live and what computes on them."""
     with request.param.active():
         yield request.param
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Say how much bad input was tried, if any was."""
+    table = sys.modules.get("tests.bad_input")
+    if table is None or not table.tested:
+        return
+    cells, backends = sum(table.tested.values()), ", ".join(table.tested)
+    terminalreporter.write_line(f"bad input: {len(table.ROWS)} rows, {cells} cells on {backends}")

@@ -47,6 +47,28 @@ def emulated_backend(**options):
     return Backend(EmulatedDevice(**options))
 
 
+class IdleDevice(EmulatedDevice):
+    """Neither compiles nor launches: what is left of a call is the work of the host.
+
+    ``compiled`` lists what a GPU would have compiled.
+    """
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.compiled = []
+
+    def compile(self, source, options=()):
+        self.compiled.append((source, options))
+        return self
+
+    def get_function(self, name):  # noqa: ARG002
+        return launch_nothing
+
+
+def launch_nothing(grid, block, args, shared_mem=0):
+    """Take a launch's arguments and return."""
+
+
 # What looking at sys.modules does for real libraries.
 _arrays._BY_TYPE[DeviceArray] = Emulated()
 _dispatch._FINDERS[DeviceArray] = lambda native: native.backend

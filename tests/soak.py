@@ -148,6 +148,7 @@ def soak(backend, seconds, *, seed=0, variety=1 << 32, work=every_operation):
     """A sample after each round, on four threads and on this one; ``variety`` rounds differ."""
     samples = []
     end = time.monotonic() + seconds
+    blocks._spare.clear()  # or scratch that is not traced would give way to scratch that is
     tracemalloc.start()
     try:
         with backend.active():

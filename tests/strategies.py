@@ -10,7 +10,7 @@ from tests.tolerances import DTYPES
 
 # Either side of a warp, a block, a vector, a tile and BLAS's blocking; then what is tiny.
 _RAGGED = (1, 2, 3, 5, 7, 31, 32, 33, 63, 64, 65, 127, 129, 255, 257, 511, 513)
-_LONG = (1023, 1024, 1025, 2047, 2049, 4095, 4096, 4097, 12289)
+_LONG = (1023, 1024, 1025, 2047, 2049, 4095, 4096, 4097, 12289, 16385)
 _FEW = (1, 2, 3, 4, 5)
 
 names = st.sampled_from(sorted(DTYPES))

@@ -44,11 +44,10 @@ def pairs(draw, most, types):
     return buffer, draw(draw_.arrays(draw(broadcastable(shape)), addend))
 
 
-def added(buffer, grad, scale=None):
-    """The sum in long doubles, which hold any two of these terms nearly exactly, rounded."""
-    wide = np.asarray(np.broadcast_to(grad, buffer.shape)).astype(np.longdouble)
+def added(buffer, grad):
+    """The sum in float64, in which two narrower terms lose nothing that matters, rounded."""
     with np.errstate(all="ignore"):
-        total = buffer.astype(np.longdouble) + (wide if scale is None else wide * scale)
+        total = buffer.astype(np.float64) + np.broadcast_to(grad, buffer.shape).astype(np.float64)
         return total.astype(buffer.dtype)
 
 

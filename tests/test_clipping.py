@@ -69,7 +69,8 @@ def test_norm_of_each_tensor(backend, data, order):
 @pytest.mark.parametrize("name", sorted(DTYPES))
 @pytest.mark.parametrize("size", [4095, 4096, 4097, 131071, 131072, 131073])
 @pytest.mark.parametrize(
-    ("order", "kind"), [(1, "normal"), (2, "normal"), (2, "constant"), (INF, "spread")]
+    ("order", "kind"),
+    [(1, "normal"), (1, "constant"), (2, "normal"), (2, "constant"), (INF, "spread")],
 )
 def test_norm_at_the_edges_of_runs_and_blocks(backend, name, size, order, kind):
     if size > backend.max_elements:
@@ -96,6 +97,13 @@ EXACT_NORMS = {
     ),
     "squares underflow": ([f(3 * 2.0**-1000, 4 * 2.0**-1000)], 2, 5 * 2.0**-1000),
     "subnormal": ([f(3 * 2.0**-1074, 4 * 2.0**-1074)], 2, 5 * 2.0**-1074),
+    "sums overflow": ([f(*[1e308] * 3)], 1, INF),
+    "sums nearly overflow": ([f(*[2.0**1020] * 15)], 1, 15 * 2.0**1020),
+    "one large among many small": (
+        [f(64.0, *[0.0028470900917830777] * 127)],
+        1,
+        64.36158044165646,
+    ),
     "fourth powers overflow": ([f(*[-(2.0**500)] * 16)], 4, 2.0**501),
     "above float16's largest": ([np.full(4, 35008, np.float16)], 2, 70016.0),
     "above float32's largest": ([np.full(4, 2.0**127, np.float32)], 2, 2.0**128),

@@ -23,7 +23,7 @@ from tests.tolerances import DTYPES, assert_same_bits
 pytestmark = pytest.mark.emulated
 
 # (rows, columns): one warp and several, one and several rows a block, either side of where
-# vectors, chunks, warps, blocks and registers end; the longest go the way of two visits.
+# vectors, chunks, warps, blocks, registers and shared memory end; the longest are read twice.
 SHAPES = [
     (1, 1),
     (65, 3),
@@ -35,12 +35,17 @@ SHAPES = [
     (5, 257),
     (6, 1024),
     (3, 1027),
+    (2, 4095),
     (2, 4096),
     (2, 6143),
     (3, 8192),
     (2, 6147),
     (3, 8200),
     (2, 12289),
+    (2, 14336),
+    (2, 14337),
+    (2, 16384),
+    (2, 16392),
 ]
 # (shape, channel axis, channels last in memory)
 BATCHES = [
@@ -207,7 +212,7 @@ def test_rows_of_several_dimensions(axis):
     p.check_gradients(device, *device.layer_norm_grad(p))
 
 
-@pytest.mark.parametrize("shape", [(7, 3), (5, 257), (3, 8200)], ids=str)
+@pytest.mark.parametrize("shape", [(7, 3), (5, 257), (3, 8200), (2, 16400)], ids=str)
 @pytest.mark.parametrize("missing", ["both", "scale", "bias"])
 def test_without_scale_or_bias(shape, missing):
     device, p = Emulated(), make(shape)
@@ -230,7 +235,9 @@ def test_without_scale_or_bias(shape, missing):
 # Grids and schedules
 
 
-@pytest.mark.parametrize("shape", [(65, 3), (19, 264), (6, 1024), (5, 2200), (3, 8200)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(65, 3), (19, 264), (6, 1024), (5, 2200), (5, 8200), (3, 16400)], ids=str
+)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_row_norms_under_every_schedule(shape, schedule):
     device, plain = Emulated(schedule=schedule, seed=3), Emulated()
@@ -276,6 +283,7 @@ def test_loops_over_blocks_go_round(limit):
     device = Emulated(grid_limit=dict.fromkeys(names, limit), multiprocessors=3)
     _check_row_norms(device, (7, 40), LAYER_TYPES[0])
     _check_row_norms(device, (5, 8300), LAYER_TYPES[0])
+    _check_row_norms(device, (5, 16500), LAYER_TYPES[0])
     for shape, axis, last in (BATCHES[1], BATCHES[3], ((4, 70, 3, 3), 1, True)):
         p = _batch(shape, axis, last, BATCH_TYPES[0])
         p.check_forward(device, *device.batch_norm(p))
@@ -285,7 +293,7 @@ def test_loops_over_blocks_go_round(limit):
 # Memory
 
 
-@pytest.mark.parametrize("shape", [(6, 64), (5, 257), (3, 8200)], ids=str)
+@pytest.mark.parametrize("shape", [(6, 64), (5, 257), (3, 8200), (3, 16400)], ids=str)
 def test_results_do_not_depend_on_alignment(shape):
     device, p = Emulated(), make(shape)
     ref = device.layer_norm_grad(p)
@@ -300,7 +308,7 @@ def test_results_do_not_depend_on_alignment(shape):
             assert_same_bits(a, b)
 
 
-@pytest.mark.parametrize("shape", [(6, 64), (3, 8200)], ids=str)
+@pytest.mark.parametrize("shape", [(6, 64), (3, 8200), (3, 16400)], ids=str)
 def test_dx_in_the_place_of_dy(shape):
     device, p = Emulated(schedule="run-ahead"), make(shape)
     ref = device.layer_norm_grad(p)
@@ -335,11 +343,11 @@ def test_channels_last_arrays_are_read_where_they_are():
     assert read == last.x.nbytes
 
 
-@pytest.mark.parametrize("rows", [16, 64])
-def test_rows_are_read_once(rows):
+@pytest.mark.parametrize("shape", [(16, 1024), (64, 1024), (3, 16384)], ids=str)
+def test_rows_are_read_once(shape):
     """The traffic is dy, x and dx, and little else."""
     device = Emulated(multiprocessors=1)
-    p = make((rows, 1024), LAYER_TYPES[0])
+    p = make(shape, LAYER_TYPES[0])
     device.device.total_traffic.by_array.clear()
     device.layer_norm_grad(p)
     moved = device.device.total_traffic.by_array
@@ -348,7 +356,14 @@ def test_rows_are_read_once(rows):
     assert moved["layer_norm_grad", "dx"] == (0, p.x.nbytes)
 
 
-@pytest.mark.parametrize("shape", [(9, 64), (6, 1024), (3, 8200)], ids=str)
+@pytest.mark.parametrize("shape", [(3, 8200), (3, 16384)], ids=str)
+@pytest.mark.parametrize("types", [LAYER_TYPES[0], LAYER_TYPES[1]], ids="-".join)
+def test_long_rows_where_shared_memory_is_short(shape, types):
+    """They are read twice."""
+    _check_row_norms(Emulated(max_shared_memory=48 << 10), shape, types)
+
+
+@pytest.mark.parametrize("shape", [(9, 64), (6, 1024), (3, 8200), (3, 16400)], ids=str)
 def test_rows_are_independent_bit_for_bit(shape):
     device, p = Emulated(multiprocessors=1), make(shape)
     ref = device.layer_norm_grad(p)[0]
@@ -361,7 +376,7 @@ def test_rows_are_independent_bit_for_bit(shape):
 # Numbers that are hard
 
 
-@pytest.mark.parametrize("shape", [(5, 40), (5, 8200)], ids=str)
+@pytest.mark.parametrize("shape", [(5, 40), (5, 8200), (3, 16400)], ids=str)
 @pytest.mark.parametrize("types", [LAYER_TYPES[0], LAYER_TYPES[1]], ids="-".join)
 def test_an_offset_of_ten_thousand_deviations(shape, types):
     device, p = Emulated(), make(shape, types, kind="offset")

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 
 import gradkit
 from tests import strategies as draw_
+from tests.bad_input.arguments import ACCUMULATORS, LISTS, NORMS, Factory, Parameter, good
 from tests.layouts import LAYOUTS
-from tests.test_bad_input import ACCUMULATORS, LISTS, ROW_NORMS, Factory, Parameter, good
 from tests.tolerances import DTYPES
 
 EXPECTED = (TypeError, ValueError, gradkit.GradkitError)
-FUNCTIONS = [*LISTS, *ROW_NORMS, *ACCUMULATORS, "clip_coefficient", "grads_of", "show_config"]
+FUNCTIONS = [*LISTS, *NORMS, *ACCUMULATORS, "clip_coefficient", "grads_of", "show_config"]
 OTHER_DTYPES = (
     *(np.dtype(name) for name in (">f4", "g", "i1", "u8", "?", "F", "S3", "U2", "M8[s]", "V8")),
     np.dtype([("value", "f4")]),
@@ -95,7 +95,7 @@ def arrays(draw, a):
         return a.read_only(host)
     if kind == 1:
         return a.stretched(host.dtype, shape)
-    return a.windows() if kind == 2 else a(host)
+    return a.windows("float32") if kind == 2 else a(host)
 
 
 @st.composite

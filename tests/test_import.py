@@ -16,7 +16,6 @@ USE = (
     "import sys, numpy as np, gradkit\n"
     "g = np.ones((3, 4), np.float16)\n"
     "gradkit.clip_grad_norm([g], 1.0); gradkit.layer_norm(g); gradkit.zero_grad(g)\n"
-    "gradkit.show_config()\n"
 )
 OPTIONAL = {"cupy", "torch", "jax", "tensorflow", "ml_dtypes", "array_api_strict", "onnxruntime"}
 

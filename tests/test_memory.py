@@ -13,11 +13,13 @@ SIZE = 3 << 21  # elements: a copy in float32 is 24 MiB, in float16 it is 12
 SHAPES = {
     "one long row": (1, SIZE),
     "long rows": (8, SIZE // 8),
+    "widest tiles": (SIZE >> 14, 1 << 14),
     "many rows": (SIZE // 4, 4),
     "rows of one": (SIZE, 1),
     "neither": (2048, 4096),
     "many channels": (2, SIZE // 2, 1),
     "images": (8, 64, 128, 128),
+    "small images": (60, 896, 16, 8),  # as many channels as are spread
 }
 LAYOUTS = {
     "C": lambda shape, dtype: np.ones(shape, dtype),
@@ -43,9 +45,17 @@ def working_memory(call):
         results = call()
         kept, peak = tracemalloc.get_traced_memory()
         del results
+        _join_threads()
         return peak - (kept - tracemalloc.get_traced_memory()[0])
     finally:
         tracemalloc.stop()
+
+
+def _join_threads():
+    """A thread of the pool lets go of a call's arrays a moment after the call has returned."""
+    if blocks._pool is not None:
+        blocks._pool.shutdown()
+    blocks._forget_threads()
 
 
 def test_the_measure_itself():

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 import gradkit
+from tests.named import is_test
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
+NAMED = r"`(tests/[\w/]+\.py::[\w:]+)`"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -57,6 +59,16 @@ def test_readme_lists_every_function():
     listed = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     functions = {name for name in gradkit.__all__ if name.islower()}
     assert listed == functions
+
+
+def test_promises_name_the_tests_that_hold_them():
+    text = (ROOT / "docs" / "promises.md").read_text()
+    promises = re.findall(r"^- .*(?:\n  .*)*", text, re.MULTILINE)
+    promises += re.findall(r"^\| .*", text, re.MULTILINE)[1:]
+    assert len(promises) > 30
+    without = [p for p in promises if not re.search(NAMED, p)]
+    assert without == []
+    assert [name for name in re.findall(NAMED, text) if not is_test(name)] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)

@@ -4,12 +4,13 @@ import importlib
 import inspect
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import gradkit
-from gradkit import _numpy
+from gradkit import _numpy, config
 
 # What every release keeps: further parameters may follow, keyword-only and with a default.
 _CLIP = 'norm_type=2.0, *, eps=1e-6, nonfinite="propagate", reduce=None, out=None'
@@ -32,12 +33,21 @@ SIGNATURES = [
     "batch_norm_grad(dy, x, scale, mean, inv_std, *, channel_axis=1, out=None)",
     "accumulate_grad(buffer, grad, *, do_update=True, scale=None)",
     "accumulate_grad_v2(buffer, grad, *, overwrite=False)",
+    "warmup(arrays, *operations)",
     "zero_grad(grads)",
     'show_config(mode="stdout")',
 ]
 NAMES = [line.partition("(")[0] for line in SIGNATURES]
 FUNCTIONS = [name for name in gradkit.__all__ if inspect.isfunction(getattr(gradkit, name))]
-MODULES = ("accumulation", "clipping", "config", "distributed", "errors", "normalization")
+MODULES = (
+    "accumulation",
+    "clipping",
+    "config",
+    "distributed",
+    "errors",
+    "normalization",
+    "startup",
+)
 SECTIONS = {  # and who needs none
     "Parameters": {"last_engine"},
     "Returns": set(),
@@ -103,7 +113,8 @@ def test_errors_are_documented_and_caught_together(name):
 
 
 def test_each_operation_has_a_backend_function():
-    operations = set(NAMES) - {"grads_of", "show_config", "clip_grad_norm", "clip_by_global_norm"}
+    others = {"grads_of", "show_config", "clip_grad_norm", "clip_by_global_norm", "warmup"}
+    operations = set(NAMES) - others
     shared = {"clip_by_norm", "norm_shares", "norm_of_shares", "as_float64", "empty"}
     assert set(_numpy.__all__) == operations | shared
     for name in _numpy.__all__:
@@ -119,6 +130,22 @@ def test_nonfinite_norm_error_travels_between_processes():
     again = pickle.loads(pickle.dumps(error))
     assert (again.norm, again.names, str(again)) == (error.norm, error.names, str(error))
     assert "and 2 more" in str(error)
+
+
+def test_show_config_says_which_gpus_there_are(monkeypatch):
+    def refused():
+        raise RuntimeError("no driver")
+
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    assert config._cuda()["available"] is False
+    runtime = SimpleNamespace(
+        getDeviceCount=lambda: 2, getDeviceProperties=lambda k: {"name": b"GPU %d" % k}
+    )
+    fake = SimpleNamespace(__version__="14.0", cuda=SimpleNamespace(runtime=runtime))
+    monkeypatch.setitem(sys.modules, "cupy", fake)
+    assert config._cuda() == {"available": True, "cupy": "14.0", "devices": ["GPU 0", "GPU 1"]}
+    runtime.getDeviceCount = refused
+    assert config._cuda() == {"available": False, "cupy": "14.0", "reason": "no driver"}
 
 
 def test_show_config(capsys):

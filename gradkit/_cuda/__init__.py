@@ -3,12 +3,13 @@
 Each launcher takes a ``Device`` first; ``Backend`` binds them all to one.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Set
 from functools import wraps
 from typing import Any
 
-from gradkit._cuda import accumulation, batch_normalization, clipping, engines, normalization
+from gradkit._cuda import accumulation, clipping, engines, normalization
 from gradkit._cuda.device import CupyDevice, Device
+from gradkit._cuda.warming import combinations, warm_up
 from gradkit.errors import BackendUnavailableError
 
 _OPERATIONS: dict[str, Callable[..., None]] = {
@@ -32,13 +33,7 @@ _OPERATIONS: dict[str, Callable[..., None]] = {
     "zero_grad": accumulation.zero_grad,
 }
 
-_MODULES = (accumulation, batch_normalization, clipping, normalization)
-
-
-def combinations() -> Iterator[tuple[str, dict[str, str | int]]]:
-    """Every kernel file, and the macros that it can be compiled with."""
-    for module in _MODULES:
-        yield from module.combinations()
+__all__ = ["Backend", "backend_of", "combinations"]
 
 
 class Backend:
@@ -58,6 +53,10 @@ class Backend:
         """A number or an array as a float64 array on the device."""
         with self.device.active():
             return self.device.xp.asarray(value, "float64")
+
+    def warm_up(self, operations: Iterable[str], dtypes: Set[str]) -> int:
+        """Compile what operations on arrays of some dtypes need."""
+        return warm_up(self.device, operations, dtypes)
 
 
 def _bound(launcher: Callable[..., None], device: Device) -> Callable[..., None]:

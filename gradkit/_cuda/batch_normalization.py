@@ -13,6 +13,7 @@ from gradkit._cuda.layout import (
     Macros,
     accumulator,
     contiguous,
+    dtype_name,
     power_of_two,
     room_for,
     settle,
@@ -140,7 +141,7 @@ class _Launches:
     ) -> "_Launches":
         """The kernels of a file for arrays of these dtypes."""
         like = statistic if parameter is None else parameter
-        types = str(data.dtype), str(statistic.dtype), str(like.dtype)
+        types = dtype_name(data), dtype_name(statistic), dtype_name(like)
         grid, block = _blocks(device, layout)
         return cls(
             device, layout, file, _macros(types, layout.vector, last=layout.last), grid, block

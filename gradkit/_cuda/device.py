@@ -7,17 +7,21 @@ tests, on an emulator over NumPy arrays.
 import threading
 from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from operator import attrgetter
 from typing import Any, Protocol, TypeAlias, TypeGuard
 
 import numpy as np
 
 Array: TypeAlias = Any  # cupy.ndarray, or the emulator's
 
+_address = attrgetter("data.ptr")
 _PER_THREAD = 2  # the handle of CUDA's per-thread default stream
 
 
 class Kernel(Protocol):
     """A compiled ``extern "C"`` function."""
+
+    max_dynamic_shared_size_bytes: int  # what a launch may ask for
 
     def __call__(
         self,
@@ -62,6 +66,9 @@ class Device(Protocol):
 
     def pointer(self, array: Array, *, write: bool = False) -> int:
         """The address of an array's first element, for a pointer inside a structure."""
+
+    def pointers(self, arrays: Sequence[Array], *, write: bool) -> tuple[int, ...]:
+        """The addresses of many arrays."""
 
     def upload(self, host: np.ndarray[Any, Any]) -> Array:
         """A copy of a host array on the device, in stream order."""
@@ -135,6 +142,10 @@ class CupyDevice:
     def pointer(self, array: Array, *, write: bool = False) -> int:  # noqa: ARG002
         """The address of an array's first element."""
         return int(array.data.ptr)
+
+    def pointers(self, arrays: Sequence[Array], *, write: bool) -> tuple[int, ...]:  # noqa: ARG002
+        """The addresses of many arrays."""
+        return tuple(map(_address, arrays))
 
     def upload(self, host: np.ndarray[Any, Any]) -> Array:
         """Copy through pinned memory, which CuPy keeps until the stream has read it."""

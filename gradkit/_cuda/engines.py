@@ -56,6 +56,18 @@ def batch_norm(
     _run("batch_norm", device, engine, case, arrays)
 
 
+def warm_up(device: Device) -> None:
+    """Load cuDNN, where it is installed, and make this thread's handle."""
+    if not has_streams(device):
+        return
+    try:
+        cudnn = load.cudnn()
+    except BackendUnavailableError:
+        return
+    with device.active():
+        cudnn.handles.get(device.number, device.cuda_stream())
+
+
 def _run(
     name: str, device: Device, engine: str | None, case: tuple[Any, ...], arrays: tuple[Any, ...]
 ) -> None:

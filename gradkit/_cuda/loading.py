@@ -13,13 +13,15 @@ from gradkit._cuda.device import Device, Kernel
 from gradkit.errors import KernelCompileError, KernelLaunchError
 
 _INCLUDE = re.compile(r'^[ \t]*#include "([\w.]+)"[ \t]*$', re.MULTILINE)
+_KERNEL = re.compile(r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\(')
 _CXX = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64"}
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 _NULL = np.uint64(0)  # CuPy up to 13 makes garbage of None: github.com/cupy/cupy/issues/9046
 
 _kernels: dict[tuple[Any, ...], "LoadedKernel"] = {}
-_lock = threading.Lock()
+_locks: dict[tuple[Any, ...], threading.Lock] = {}  # of compiling each
+_allowing = threading.Lock()
 
 
 class LoadedKernel:
@@ -29,6 +31,7 @@ class LoadedKernel:
         self.device = device  # keeps alive what the cache's key names by id
         self.name = name
         self._function = function
+        self._allowed = 0  # bytes of shared memory that launches may ask for
 
     def __call__(
         self,
@@ -40,6 +43,8 @@ class LoadedKernel:
         """Launch on the current stream: see ``device.Kernel``."""
         arguments = [_NULL if arg is None else arg for arg in args]
         try:
+            if shared_mem > self._allowed:
+                self._allow(shared_mem)
             self._function(grid, block, arguments, shared_mem=shared_mem)
         except self.device.launch_errors as error:
             raise KernelLaunchError(
@@ -47,6 +52,13 @@ class LoadedKernel:
                 f"threads with {shared_mem} bytes of shared memory: {error}. An earlier kernel "
                 "on the device may be at fault: run with CUDA_LAUNCH_BLOCKING=1 to find it."
             ) from error
+
+    def _allow(self, shared_mem: int) -> None:
+        """Have the driver allow it: a block gets more than 48 KiB only where that was asked for."""
+        with _allowing:
+            if shared_mem > self._allowed:
+                self._function.max_dynamic_shared_size_bytes = shared_mem
+                self._allowed = shared_mem
 
 
 def kernel(device: Device, file: str, name: str, **macros: str | int) -> LoadedKernel:
@@ -57,7 +69,7 @@ def kernel(device: Device, file: str, name: str, **macros: str | int) -> LoadedK
     key = (id(device), file, name, *macros.items())
     found = _kernels.get(key)
     if found is None:
-        with _lock:  # two threads that ask at once compile once
+        with _locks.setdefault(key, threading.Lock()):  # two threads that ask at once compile once
             found = _kernels.get(key) or _load(device, file, name, options_of(macros))
             _kernels[key] = found
     return found
@@ -92,6 +104,12 @@ def source_of(file: str) -> str:
     return expand((folder / f"{file}.cu").read_text())
 
 
+@cache
+def kernels_in(file: str) -> tuple[str, ...]:
+    """The names of a file's kernels."""
+    return tuple(_KERNEL.findall(source_of(file)))
+
+
 def _folder() -> Path:
     """``kernels/`` inside an installed package, or beside it in a bare checkout."""
     for folder in (_PACKAGE / "kernels", _PACKAGE.parent / "kernels"):
@@ -105,6 +123,11 @@ def _load(device: Device, file: str, name: str, options: tuple[str, ...]) -> Loa
     try:
         # CuPy compiles when it is asked for the function, and keeps modules that it has.
         function = device.compile(source, options).get_function(name)
+    except OSError as error:
+        raise KernelCompileError(
+            f"kernels/{file}.cu could not be compiled into CuPy's cache: {error}. Set "
+            "CUPY_CACHE_DIR to a folder that can be written, or CUPY_CACHE_IN_MEMORY=1."
+        ) from error
     except Exception as error:
         raise KernelCompileError(
             f"kernels/{file}.cu did not compile with {' '.join(options)}: {error}"

@@ -11,6 +11,7 @@ from gradkit._cuda.layout import (
     RESIDENT_THREADS,
     Macros,
     contiguous,
+    dtype_name,
     room_for,
     row_blocks,
     rows_of,
@@ -188,9 +189,9 @@ def _forward(
 def _macros(data: Array, statistic: Array, parameter: Array | None, vector: int) -> Macros:
     like = statistic if parameter is None else parameter
     return {
-        "DATA_T": str(data.dtype),
-        "STAT_T": str(statistic.dtype),
-        "PARAM_T": str(like.dtype),
+        "DATA_T": dtype_name(data),
+        "STAT_T": dtype_name(statistic),
+        "PARAM_T": dtype_name(like),
         "VEC": vector,
     }
 

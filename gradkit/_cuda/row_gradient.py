@@ -1,7 +1,8 @@
 """The gradient that layer norm, RMS norm and invertible layer norm share, on a GPU.
 
 Rows that fit into a block's registers are read once; longer ones are read twice. Both ways
-leave partial sums over rows behind, which a last kernel adds up.
+leave partial sums over rows behind, which a last kernel adds up. For the longest rows that fit,
+sums over rows lie in shared memory, where the device has enough of it.
 """
 
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from gradkit._cuda.layout import (
     Macros,
     accumulator,
     contiguous,
+    dtype_name,
     room_for,
     row_blocks,
     rows_of,
@@ -27,6 +29,7 @@ from gradkit._dtypes import LAYER_NORM_TYPES, accumulation_name, dtype_named
 
 _LONGEST = 512  # threads that work on one row
 _WIDE_THREADS = 256
+_SLOTS = 1024  # bytes of shared memory that a kernel takes beside
 _PARTIAL_SHARE = 0.1  # of the bytes of dy, x and dx that partial sums may cost
 
 
@@ -46,6 +49,19 @@ class Norm:
 LAYER = Norm(from_output=False, centred=True)
 RMS = Norm(from_output=False, centred=False)
 INVERTIBLE = Norm(from_output=True, centred=True)
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to hold a row: ``threads`` threads at most, with ``chunks`` packs each.
+
+    ``shared`` is how many bytes of shared memory the sums over rows take, 0 where they lie in
+    registers.
+    """
+
+    chunks: int
+    threads: int
+    shared: int = 0
 
 
 @dataclass(frozen=True)
@@ -113,23 +129,26 @@ class RowGradient:
 
     def _write_dx(self, dx: Array, *, wanted: bool) -> Array | None:
         """Write dx; the partial sums of dscale and dbias as (planes, blocks, width)."""
-        chunks = _chunks(self.norm, self.dy.dtype.itemsize, self.vector, self.width)
-        if self.width <= _LONGEST * chunks * self.vector:
-            return self._in_one_visit(dx, chunks, wanted=wanted)
+        for way in _ways(self.norm, self.dy.dtype.itemsize, self.vector):
+            fits = self.width <= way.threads * way.chunks * self.vector
+            if fits and way.shared + _SLOTS <= self.device.max_shared_memory:
+                return self._in_one_visit(dx, way, wanted=wanted)
         return self._in_two_visits(dx, wanted=wanted)
 
-    def _in_one_visit(self, dx: Array, chunks: int, *, wanted: bool) -> Array | None:
-        packs = -(-self.width // (chunks * self.vector))
-        held = chunks * self.vector * dtype_named(accumulator(self.dy)).itemsize
-        room = RESIDENT_THREADS if held <= 32 else RESIDENT_HEAVY  # bytes of each array
+    def _in_one_visit(self, dx: Array, way: Way, *, wanted: bool) -> Array | None:
+        held = way.chunks * self.vector
+        packs = _LONGEST if way.shared else -(-self.width // held)
+        light = held * dtype_named(accumulator(self.dy)).itemsize <= 32  # bytes of each array
+        room = RESIDENT_THREADS if light else RESIDENT_HEAVY
         blocks = row_blocks(self.device, self.rows, packs, _LONGEST, room)
         count = self._fewer(blocks.count) if wanted else blocks.count
         partials = self._partials(count) if wanted else None
-        macros = self._macros() | {"CHUNKS": chunks}
+        macros = self._macros() | {"CHUNKS": way.chunks, "LONG": int(way.shared > 0)}
         kernel(self.device, "layer_norm_grad", "layer_norm_grad", **macros)(
             (count,),
             blocks.block,
             (*self._inputs(), dx, partials, np.int64(self.rows), np.int32(self.width)),
+            shared_mem=way.shared,
         )
         return partials
 
@@ -161,7 +180,7 @@ class RowGradient:
         if not outs or not self.width:
             return
         count = 0 if partials is None else partials.shape[1]
-        macros: Macros = {"ACC_T": accumulator(self.dy), "PARAM_T": str(outs[0].dtype)}
+        macros: Macros = {"ACC_T": accumulator(self.dy), "PARAM_T": dtype_name(outs[0])}
         kernel(self.device, "column_sums", "column_sums", **macros)(
             (-(-self.width // 32), self.norm.planes),
             (32, 32),
@@ -188,7 +207,7 @@ class RowGradient:
 
     def _macros(self) -> Macros:
         parameter = next((a for a in (self.scale, self.bias) if a is not None), self.inv_std)
-        types = str(self.dy.dtype), str(self.inv_std.dtype), str(parameter.dtype)
+        types = dtype_name(self.dy), dtype_name(self.inv_std), dtype_name(parameter)
         return _macros(self.norm, types, self.vector)
 
 
@@ -200,11 +219,9 @@ def combinations() -> Iterator[tuple[str, Macros]]:
             for vector in (1, 16 // size):
                 macros = _macros(norm, types, vector)
                 yield "layer_norm_grad_wide", macros
-                for chunks in {
-                    _chunks(norm, size, vector, 1),
-                    _chunks(norm, size, vector, 1 << 20),
-                }:
-                    yield "layer_norm_grad", macros | {"CHUNKS": chunks}
+                for way in _ways(norm, size, vector):
+                    long_row = int(way.shared > 0)
+                    yield "layer_norm_grad", macros | {"CHUNKS": way.chunks, "LONG": long_row}
     for accumulated, parameter in {(accumulation_name(t), v) for t, _, v in LAYER_NORM_TYPES}:
         yield "column_sums", {"ACC_T": accumulated, "PARAM_T": parameter}
 
@@ -221,13 +238,19 @@ def _macros(norm: Norm, types: tuple[str, str, str], vector: int) -> Macros:
     }
 
 
-def _chunks(norm: Norm, itemsize: int, vector: int, width: int) -> int:
-    """How many packs of ``vector`` columns a thread holds: more where a warp is too short.
+def _ways(norm: Norm, itemsize: int, vector: int) -> list[Way]:
+    """The ways to hold a row, from the shortest rows to the longest.
 
-    As many as registers allow: columns that come one at a time take more of them, and so does
-    a division.
+    A thread holds as many columns as registers allow: columns that come one at a time take
+    more of them, and so does a division.
     """
-    columns = 16 if vector > 1 else 8 if norm.from_output else 12
-    most = columns // (vector if itemsize <= 4 else 2 * vector)
+    accumulated = max(4, itemsize)
+    unit = vector * accumulated // 4
+    most = (16 if vector > 1 else 8 if norm.from_output else 12) // unit
     fewest = 1 if vector > 1 else most // 4
-    return fewest if width <= 32 * fewest * vector else most
+    ways = [Way(fewest, 32), Way(most, _LONGEST)]
+    for columns in (32,) if vector > 1 else (16, 28):
+        chunks = columns // unit
+        shared = norm.planes * chunks * vector * _LONGEST * accumulated
+        ways.append(Way(chunks, _LONGEST, shared))
+    return ways

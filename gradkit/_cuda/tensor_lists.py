@@ -11,6 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -32,6 +33,8 @@ _BLOCKS = 16  # for each multiprocessor: more than it holds, so that the fast on
 _SMALLEST_CHUNK = 4096  # bytes: two rounds of a warp's loads
 _LARGEST_CHUNK = 1 << 30  # kernels count its elements by an int
 _MANY_CHUNKS = 16384  # one for each warp of the largest devices
+
+_shape, _strides, _number = map(attrgetter, ("shape", "strides", "dtype.num"))
 
 _DIM = np.dtype([("length", "i8"), ("source_stride", "i8"), ("target_stride", "i8")])
 _TENSOR = np.dtype(
@@ -127,14 +130,11 @@ def plan_of(device: Device, sources: Sequence[Array], targets: Sequence[Array] =
         pairs = (sources, targets)
     last = len(pairs) - 1  # its pointers come last, so that they are what may be written
     addresses = [
-        tuple([device.pointer(a, write=bool(targets) and k == last) for a in arrays])
-        for k, arrays in enumerate(pairs)
+        device.pointers(arrays, write=bool(targets) and k == last) for k, arrays in enumerate(pairs)
     ]
     # A tuple for each property, not for each array: fewer objects to make.
-    shapes = [tuple([a.shape for a in arrays]) for arrays in pairs]
-    strides = [tuple([a.strides for a in arrays]) for arrays in pairs]
-    dtypes = [tuple([a.dtype.num for a in arrays]) for arrays in pairs]
-    key = (device, device.stream, *addresses, *shapes, *strides, *dtypes)
+    properties = [tuple(map(of, arrays)) for of in (_shape, _strides, _number) for arrays in pairs]
+    key = (device, device.stream, *addresses, *properties)
     plan = _plans.find(key)
     if plan is None or (plan.uploaded and device.capturing()):
         rows = list(map(pair_of, addresses[0], addresses[last], sources, pairs[last]))

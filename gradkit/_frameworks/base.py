@@ -68,7 +68,7 @@ class Framework:
         return NOTHING
 
     def apart(self, arrays: Sequence[Any]) -> bool:  # noqa: ARG002
-        """Whether arrays are known, at a glance, to share no memory."""
+        """Whether arrays are known, at a glance, to be writable and to share no memory."""
         return False
 
     def widest(self) -> str:

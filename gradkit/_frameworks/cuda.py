@@ -22,6 +22,11 @@ def cupy() -> Any:
             "an array is on a CUDA device, and computing there needs CuPy: "
             "pip install 'gradkit[cuda12]' or 'gradkit[cuda13]'"
         ) from error
+    except OSError as error:  # CuPy 14 makes its cache folder when it is imported
+        raise BackendUnavailableError(
+            "an array is on a CUDA device, and computing there needs CuPy, which cannot be "
+            f"imported: {error}. Set CUPY_CACHE_DIR to a folder that can be written."
+        ) from error
     return cupy
 
 
@@ -38,8 +43,10 @@ def borrow(
     Nothing is ordered here: the work must run on the stream that the owner's work runs on.
     """
     cp = cupy()
-    reach = sum((length - 1) * step for length, step in zip(shape, strides, strict=True))
-    size = 0 if 0 in shape else reach + dtype.itemsize
+    size = dtype.itemsize
+    for length, step in zip(shape, strides, strict=True):
+        size += (length - 1) * step
+    size = 0 if 0 in shape else size
     memory = cp.cuda.UnownedMemory(address, size, owner, device)
     return cp.ndarray(shape, dtype, cp.cuda.MemoryPointer(memory, 0), strides)
 

@@ -1,10 +1,16 @@
 """CuPy: its arrays are native ones; work runs on their device, on the current stream."""
 
 import sys
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from itertools import pairwise
+from operator import attrgetter
 from typing import Any
 
 from gradkit._frameworks.base import Framework, Native
+
+_gapless = attrgetter("flags.c_contiguous")
+_address, _size = attrgetter("data.ptr"), attrgetter("nbytes")
 
 
 class CuPy(Framework):
@@ -20,6 +26,12 @@ class CuPy(Framework):
 
     def wrap(self, native: Native, like: Any) -> Any:  # noqa: ARG002
         return native
+
+    def apart(self, arrays: Sequence[Any]) -> bool:
+        if not all(map(_gapless, arrays)):
+            return False
+        spans = sorted(zip(map(_address, arrays), map(_size, arrays), strict=True))
+        return all(start + size <= other for (start, size), (other, _) in pairwise(spans))
 
     def running(self, like: Any) -> AbstractContextManager[Any]:
         device: AbstractContextManager[Any] = like.device

@@ -3,8 +3,9 @@
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from functools import cache
 from itertools import pairwise
-from operator import attrgetter, methodcaller
+from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
@@ -14,8 +15,8 @@ from gradkit._dtypes import FLOATS, dtype_named
 from gradkit._frameworks import cuda
 from gradkit._frameworks.base import NOTHING, Framework, Native
 
-_requires_grad = attrgetter("requires_grad")
-_numpy, _data_ptr = methodcaller("numpy"), methodcaller("data_ptr")
+_requires_grad, _is_cuda = attrgetter("requires_grad"), attrgetter("is_cuda")
+_layout_of, _dtype_of = attrgetter("layout"), attrgetter("dtype")
 _REQUIRES_GRAD = (
     "is a tensor that requires grad: a parameter? Pass grads_of(parameters) for the gradients, "
     "or its .detach() if its values are meant"
@@ -58,13 +59,16 @@ class Torch(Framework):
     def views(self, arrays: Sequence[Any], *, write: bool) -> Sequence[Native]:
         # The common case, all at once: plain tensors on the host.
         if not (arrays[0].is_cuda or any(map(_requires_grad, arrays))):
+            tensor = sys.modules["torch"].Tensor
             try:
-                natives = list(map(_numpy, arrays))
+                natives = list(map(tensor.numpy, arrays))
             except (TypeError, RuntimeError):
                 pass
             else:
-                if all(map(_data_ptr, arrays)):
+                if all(map(tensor.data_ptr, arrays)):
                     return natives
+        elif _all_plain(arrays):
+            return list(map(_on_device, arrays))
         return super().views(arrays, write=write)
 
     def empty(
@@ -137,10 +141,36 @@ def _bits(tensor: Any) -> Native:
     return tensor.view(torch.int16).numpy().view(dtype_named("bfloat16"))
 
 
+def _all_plain(tensors: Sequence[Any]) -> bool:
+    """Whether `_why_not` would find nothing against any of many CUDA tensors, all at once."""
+    torch = sys.modules["torch"]
+    try:
+        return (
+            all(map(_is_cuda, tensors))
+            and set(map(_layout_of, tensors)) == {torch.strided}
+            and all(_name_of(dtype) in FLOATS for dtype in set(map(_dtype_of, tensors)))
+            and not any(map(_requires_grad, tensors))
+            and not any(map(torch.Tensor.is_neg, tensors))
+            and all(map(torch.Tensor.data_ptr, tensors))
+        )
+    except RuntimeError:  # some hold no memory
+        return False
+
+
+@cache
+def _name_of(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+@cache
+def _native_dtype(dtype: Any) -> np.dtype[Any]:
+    name = _name_of(dtype)
+    return dtype_named(name) if name in FLOATS else np.dtype(name)
+
+
 def _on_device(tensor: Any) -> Native:
     """A CUDA tensor's memory as a CuPy array."""
-    name = str(tensor.dtype).removeprefix("torch.")
-    dtype = dtype_named(name) if name in FLOATS else np.dtype(name)
+    dtype = _native_dtype(tensor.dtype)
     strides = tuple(step * dtype.itemsize for step in tensor.stride())
     return cuda.borrow(
         tensor, tensor.data_ptr(), tensor.device.index, tuple(tensor.shape), strides, dtype

@@ -4,7 +4,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gradkit._numpy.blocks import ONE_PASS, Array, in_strips, matched, room_for, scratch
+from gradkit._numpy import casts
+from gradkit._numpy.blocks import (
+    ONE_PASS,
+    Array,
+    in_strips,
+    load,
+    matched,
+    room_for,
+    scratch,
+    store,
+)
+from gradkit._numpy.interrupts import Uninterrupted
 
 
 def accumulate_grad(
@@ -26,8 +37,9 @@ def accumulate_grad_v2(buffer: Array, grad: Array, overwrite: Array | bool) -> N
 
 def zero_grad(grads: Sequence[Array]) -> None:
     """Write +0 over every element, whatever it was."""
-    for grad in grads:
-        grad.fill(0)
+    with Uninterrupted():
+        for grad in grads:
+            grad.fill(0)
 
 
 @np.errstate(all="ignore")
@@ -39,14 +51,23 @@ def _add(buffer: Array, grad: Array, scale: float | None) -> None:
     factor = None if scale is None else np.array(scale)
 
     def strip(pairs: Sequence[tuple[Array, ...]]) -> None:
-        with scratch(1, wide) as (room,):
+        with scratch(2, wide) as (room, other):
             for total, addend in pairs:
-                term = addend
+                term, result = addend, total
                 if factor is not None:
                     term = room[: addend.size].reshape(addend.shape)
                     np.multiply(addend, factor, out=term, dtype=wide, casting="unsafe")
-                np.add(total, term, out=total, dtype=wide, casting="unsafe")
+                elif casts.pays(addend):
+                    term = load(addend, wide, room, addend.shape)
+                if casts.pays(total):
+                    result = load(total, wide, other, total.shape)
+                np.add(result, term, out=result, dtype=wide, casting="unsafe")
+                if result is not total:
+                    store(result, total, room)
 
-    limit = room_for(1, wide)
-    items = list(matched(buffer, np.broadcast_to(grad, buffer.shape), limit=limit))
-    in_strips(strip, items, buffer.size, pays=ONE_PASS)
+    limit = room_for(2, wide)
+    if grad.shape != buffer.shape:
+        grad = np.broadcast_to(grad, buffer.shape)
+    items = list(matched(buffer, grad, limit=limit))
+    with Uninterrupted():
+        in_strips(strip, items, buffer.size, pays=ONE_PASS)

@@ -30,6 +30,7 @@ from gradkit._numpy.tiles import column_sums, row_sums
 
 _TINY = 2.0**-100  # a float32 variance below this has lost digits to underflow
 _SHORT = 512  # elements: runs that are shorter take longer to set up than to compute
+_SPREAD = 7 << 17  # bytes of one number a channel laid out as one an element; four are kept
 
 
 @np.errstate(all="ignore")
@@ -84,39 +85,42 @@ def _grad_of(
     dbias: Array | None,
 ) -> None:
     dy, x, dx = channels.arrays
-    centre, factor = channels.vector(mean), channels.vector(inv_std)
-
-    def xhat(index: Index, room: Array) -> Array:
-        at = channels.of(index)
-        tile = channels.load(x[index], room)
-        out = np.subtract(tile, centre[at], out=channels.shaped(room, tile))
-        out *= factor[at]
-        return out
-
-    def sums(index: Index, rooms: Sequence[Array]) -> tuple[Array, Array]:
-        gradient = channels.load(dy[index], rooms[0])
-        product = xhat(index, rooms[1])
-        product *= gradient
-        return channels.sums(product), channels.sums(gradient)
-
-    of_product, of_dy = channels.total(sums)
-    outer = factor if scale is None else factor * channels.vector(scale)
-    means = [channels.vector(total / channels.size) for total in (of_product, of_dy)]
+    of_product, of_dy = _sums_of(channels, mean, inv_std)
+    centre, offset = channels.vector(mean), channels.vector(of_dy / channels.size)
+    slope = channels.vector(inv_std * (of_product / channels.size))
+    outer = channels.vector(inv_std if scale is None else inv_std * scale.astype(np.float64))
 
     def write(index: Index, rooms: Sequence[Array]) -> None:
         at = channels.of(index)
-        rest = xhat(index, rooms[1])
-        rest *= means[0][at]
-        rest += means[1][at]
+        tile = channels.load(x[index], rooms[1])
+        rest = np.subtract(tile, centre[at], out=channels.shaped(rooms[1], tile))
+        rest *= slope[at]
+        rest += offset[at]
         np.subtract(channels.load(dy[index], rooms[0]), rest, out=rest)
         out = channels.target(dx[index], rest)
         np.multiply(rest, outer[at], out=out)
-        channels.store(out, dx[index])
+        channels.store(out, dx[index], rooms[0])
 
     channels.for_each_block(write)
     for gradient, total in ((dscale, of_product), (dbias, of_dy)):
         if gradient is not None:
             gradient[...] = total
+
+
+def _sums_of(channels: "_Channels", mean: Array, inv_std: Array) -> Array:
+    """The sums of dy * xhat and of dy over each channel."""
+    dy, x, _ = channels.arrays
+    centre, factor = channels.vector(mean), channels.vector(inv_std)
+
+    def sums(index: Index, rooms: Sequence[Array]) -> tuple[Array, Array]:
+        at = channels.of(index)
+        gradient, tile = channels.load(dy[index], rooms[0]), channels.load(x[index], rooms[1])
+        product = np.subtract(tile, centre[at], out=channels.shaped(rooms[1], tile))
+        product *= factor[at]
+        product *= gradient
+        return channels.sums(product), channels.sums(gradient)
+
+    return channels.total(sums)
 
 
 def _forward_of(
@@ -136,8 +140,7 @@ def _forward_of(
     mean[...], inv_std[...] = centre, deviation
     high = channels.vector(centre)
     low = channels.vector(centre - high[:, 0])
-    factor = channels.vector(deviation)
-    scales = None if scale is None else channels.vector(scale)
+    factor = channels.vector(deviation if scale is None else deviation * scale)
     biases = None if bias is None else channels.vector(bias)
 
     def write(index: Index, rooms: Sequence[Array]) -> None:
@@ -147,11 +150,9 @@ def _forward_of(
         np.subtract(tile, high[at], out=out)
         out -= low[at]
         out *= factor[at]
-        if scales is not None:
-            out *= scales[at]
         if biases is not None:
             out += biases[at]
-        channels.store(out, y[index])
+        channels.store(out, y[index], rooms[0])
 
     channels.for_each_block(write)
 
@@ -180,8 +181,9 @@ class _Channels:
         # number a channel is laid out as one an element, so that runs span the channels. No
         # block cuts through a run then: all channels' runs together fit into one.
         self.after = prod(self.arrays[0].shape[self.axis + 1 :])
-        self.spread = 1 < self.after < _SHORT and self.count * self.after <= BLOCK
-        self.run = self.after if self.after >= _SHORT else self.count * self.after
+        across = self.count * self.after
+        self.spread = 1 < self.after < _SHORT and across * self.dtype.itemsize <= _SPREAD
+        self.run = across if self.spread or self.after == 1 else self.after
 
     def of(self, index: Index) -> slice:
         """The channels that a block holds."""
@@ -201,10 +203,10 @@ class _Channels:
         """Where to compute one block of an output: in the output itself, or in the room."""
         return view if view.dtype == self.dtype and view.shape == room.shape else room
 
-    def store(self, values: Array, view: Array) -> None:
-        """Bring a block from where ``target`` had it computed to the output."""
+    def store(self, values: Array, view: Array, room: Array) -> None:
+        """Bring a block from where ``target`` had it computed to the output; spoils the room."""
         if values is not view:
-            store(values, view)
+            store(values, view, room)
 
     def vector(self, values: Array, dtype: DType | None = None) -> Array:
         """One number a channel, to be broadcast over (before, channels, after)."""

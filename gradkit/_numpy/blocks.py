@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
+from gradkit._numpy.casts import narrow, widen
+
 if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 DType: TypeAlias = np.dtype[Any]
@@ -95,16 +97,29 @@ def matched(*arrays: Array, limit: int = BLOCK) -> Iterator[tuple[Array, ...]]:
 
 def load(view: Array, dtype: DType, room: Array, shape: tuple[int, ...] = (-1,)) -> Array:
     """A block's values as ``dtype`` in ``shape``: the view itself, or a copy in the room."""
-    if view.dtype == dtype and (view.shape == shape or view.ndim == len(shape) == 1):
+    shaped = view.shape == shape or view.ndim == len(shape) == 1
+    if shaped and view.dtype == dtype and _suits_blas(view):
         return view
     copy = room[: view.size].reshape(view.shape)
-    copy[...] = view
+    widen(view, copy)
     return copy.reshape(shape)
 
 
-def store(values: Array, target: Array) -> None:
-    """Write a block's values into a view of any shape and dtype."""
-    target[...] = values.reshape(target.shape)
+def _suits_blas(view: Array) -> bool:
+    """Whether products of the view go through BLAS.
+
+    What NumPy does instead, for a stride of 0 say, is slow and has one running total.
+    """
+    if not view.flags.aligned:
+        return False
+    size = view.itemsize
+    rows = view.ndim == 2 and view.strides[1] == size and view.strides[0] >= view.shape[1] * size
+    return rows or bool(view.flags.c_contiguous)
+
+
+def store(values: Array, target: Array, room: Array) -> None:
+    """Write a block's values into a view of any shape and dtype; spoils them and the room."""
+    narrow(values.reshape(target.shape), target, room)
 
 
 @contextmanager
@@ -117,15 +132,19 @@ def scratch(count: int, dtype: DType) -> Iterator[list[Array]]:
     try:
         memory = _spare.pop()
     except IndexError:
-        memory = np.empty(SCRATCH + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
+        memory = _new_scratch()
     room = room_for(count, dtype) * dtype.itemsize
-    cuts = range(start, start + count * room, room)
+    cuts = range(0, count * room, room)
     try:
         yield [memory[cut : cut + room].view(dtype) for cut in cuts]
     finally:
         if len(_spare) < WORKERS:
             _spare.append(memory)
+
+
+def _new_scratch() -> Array:
+    memory = np.empty(SCRATCH + _ALIGNMENT, np.uint8)
+    return memory[-memory.ctypes.data % _ALIGNMENT :]
 
 
 def room_for(count: int, dtype: DType) -> int:
@@ -161,14 +180,30 @@ def in_strips(
         for k, (start, stop) in queue:
             results[k] = _run(work, items[start:stop], run)
 
-    helpers = [_threads().submit(drain) for _ in range(min(WORKERS, count) - 1)]
+    threads = min(WORKERS, count)
+    while len(_spare) < threads:  # memory that runs out does so before any of them writes
+        _spare.append(_new_scratch())
+    helpers = _started(drain, threads - 1)
     try:
         drain()
     finally:
+        for _ in queue:  # after an error nobody takes the rest, however late a helper starts
+            pass
         for helper in helpers:
             if not helper.cancel():
                 helper.result()
     return [results[k] for k in range(count)]
+
+
+def _started(work: Callable[[], None], count: int) -> "list[Future[None]]":
+    """Helpers at work on other threads: fewer where the system gives no more threads."""
+    helpers: list[Future[None]] = []
+    try:
+        for _ in range(count):
+            helpers.append(_threads().submit(work))
+    except RuntimeError:  # "can't start new thread", or the interpreter is shutting down
+        pass
+    return helpers
 
 
 def _run(work: Callable[[Sequence[Item]], Result], strip: Sequence[Item], run: int) -> Result:

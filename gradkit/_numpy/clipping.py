@@ -7,7 +7,18 @@ from typing import TypeAlias
 
 import numpy as np
 
-from gradkit._numpy.blocks import ONE_PASS, Array, in_strips, load, matched, room_for, scratch
+from gradkit._numpy.accumulation import zero_grad
+from gradkit._numpy.blocks import (
+    ONE_PASS,
+    Array,
+    in_strips,
+    load,
+    matched,
+    room_for,
+    scratch,
+    store,
+)
+from gradkit._numpy.interrupts import Uninterrupted
 
 # A block's sum of |g|^p is kept as (m, s) and stands for m^p * s. Where plain squares are
 # safe m is 1; else m is the block's largest magnitude, so that no power leaves float64.
@@ -15,6 +26,7 @@ Part: TypeAlias = tuple[float, float]
 
 _F32, _F64 = np.dtype(np.float32), np.dtype(np.float64)
 _RUN = 1024  # bytes that one BLAS call adds up: 256 numbers in float32 before float64 takes over
+_FEW = 64  # numbers whose exact sum costs no more than a NumPy call or two
 _SMALL = 4096  # up to this many elements float64 throughout costs nothing
 _BATCH = 1 << 16  # elements of small gradients that are taken together
 _PIECE = room_for(1, _F64)  # elements of a large gradient that are taken at a time
@@ -79,8 +91,7 @@ def clip_by_norm(
 ) -> None:
     """``outs = grads * clip_coefficient(norm)``, or zeros where the norm is not finite."""
     if zero_nonfinite and not np.isfinite(norm):
-        for out in outs:
-            out.fill(0)
+        zero_grad(outs)
         return
     coefficient = np.empty(())
     clip_coefficient(norm, max_norm, eps, coefficient)
@@ -148,13 +159,15 @@ def _square_part(arrays: Sequence[Array], room: Array) -> Part:
 
 
 def _sum_part(arrays: Sequence[Array], room: Array) -> Part:
-    total = float(_magnitudes(arrays, room).sum())
+    total = _sum(_magnitudes(arrays, room))
     return (1.0, total) if total < 1e290 else _power_part(1.0, arrays, room)
 
 
 def _max_part(arrays: Sequence[Array], room: Array) -> Part:
-    wide = len(arrays) == 1 and arrays[0].itemsize > 2
-    values = arrays[0] if wide else _gathered(arrays, room)
+    if len(arrays) == 1 and arrays[0].itemsize < 8:
+        values = load(arrays[0], _F32, room.view(_F32))
+    else:
+        values = _gathered(arrays, room)
     return float(np.maximum(values.max(), -values.min())), 1.0  # np.maximum keeps NaN
 
 
@@ -165,7 +178,7 @@ def _power_part(norm_type: float, arrays: Sequence[Array], room: Array) -> Part:
         return largest, 1.0
     values /= largest
     np.power(values, norm_type, out=values)
-    return largest, float(values.sum())
+    return largest, _sum(values)
 
 
 def _magnitudes(arrays: Sequence[Array], room: Array) -> Array:
@@ -181,6 +194,18 @@ def _gathered(arrays: Sequence[Array], room: Array) -> Array:
     return np.concatenate(arrays, axis=None, out=room[:total], casting="unsafe")
 
 
+def _sum(values: Array) -> float:
+    """The sum of a vector, which it spoils: by halves, in which equal terms lose nothing."""
+    while values.size > _FEW:
+        half = values.size // 2
+        values[:half] += values[-half:]
+        values = values[: values.size - half]
+    try:
+        return math.fsum(values.tolist())
+    except OverflowError:
+        return math.inf
+
+
 def _combine(parts: Sequence[Part], norm_type: float) -> float:
     if any(math.isnan(m) for m, _ in parts):
         return math.nan
@@ -193,29 +218,27 @@ def _combine(parts: Sequence[Part], norm_type: float) -> float:
 
 
 def _scaler(factor: float) -> Callable[[Array, Array], None]:
-    """What writes ``source * factor`` to a target, rounding once."""
+    """What writes ``source * factor``, of float32 or float64, to a target, rounding once."""
     # float32 rounds the factor and the product: within one unit in the last place, as long
     # as the factor itself is a normal float32.
     normal = factor == 0 or not math.isfinite(factor) or 2.0**-126 <= abs(factor) < 2.0**127
     # 0-d arrays: NumPy takes three times as long to make an operand of a scalar.
-    narrow, wide = np.array(factor, _F32 if normal else _F64), np.array(factor)
+    narrow, wide = np.array(factor, _F32), np.array(factor)
 
     def scale(source: Array, target: Array) -> None:
-        dtype = source.dtype
-        if dtype == _F32 and normal:
-            np.multiply(source, narrow, target)
-        elif dtype == _F64:
+        if source.itemsize == 8:
             np.multiply(source, wide, target)
+        elif normal:
+            np.multiply(source, narrow, target)
         else:
-            np.multiply(source, narrow, target, dtype=narrow.dtype, casting="unsafe")
+            np.multiply(source, wide, target, dtype=_F64, casting="unsafe")
 
     return scale
 
 
 def _clamp(limit: float, source: Array, target: Array) -> None:
-    wide = _F32 if source.itemsize < 8 else _F64
-    low, high = wide.type(-limit), wide.type(limit)
-    np.clip(source, low, high, out=target, dtype=wide, casting="unsafe")
+    kind = source.dtype.type
+    np.clip(source, kind(-limit), kind(limit), out=target)
 
 
 def _elementwise(
@@ -229,7 +252,15 @@ def _elementwise(
             items.extend(matched(*pair, limit=_PIECE))
 
     def strip(pairs: Sequence[tuple[Array, ...]]) -> None:
-        for source, target in pairs:
-            work(source, target)
+        with scratch(2, _F32) as (wide, room):
+            for source, target in pairs:
+                if source.itemsize == 2:
+                    values = load(source, _F32, wide, source.shape)
+                    work(values, values)
+                    store(values, target, room)
+                else:
+                    work(source, target)
 
-    in_strips(strip, items, sum(source.size for source in sources), pays=ONE_PASS)
+    elements = sum(source.size for source in sources)
+    with Uninterrupted():
+        in_strips(strip, items, elements, pays=ONE_PASS)

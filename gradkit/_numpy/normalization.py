@@ -107,14 +107,14 @@ def layer_norm_inverse(
     source, target = rows.view(y), rows.view(x)
 
     def strip(tiles: Sequence[tuple[Index, Index]]) -> None:
-        with rows.scratch() as (work, *_):
+        with rows.scratch() as (work, room, *_):
             for row, column in tiles:
                 tile = rows.load(source[row + column], work)
                 out = rows.target(target[row + column], work)
                 _unscale(rows, tile, scales, biases, column, out)
                 out /= rows.row_values(deviations[row])
                 out += rows.row_values(means[row])
-                rows.store(out, target[row + column])
+                rows.store(out, target[row + column], room)
 
     rows.in_strips(strip, rows.tiles())
 
@@ -266,7 +266,7 @@ class _Tile:
             self.xhat += of_w
         out -= self.xhat
         out *= rows.row_values(self.grad.deviations[self.row])
-        rows.store(out, target)
+        rows.store(out, target, self.xhat.reshape(-1))
 
 
 def _unscale(
@@ -304,7 +304,8 @@ def _forward(
     def strip(indices: Sequence[Index]) -> None:
         with rows.scratch() as (work, room, *_):
             for row in indices:
-                centre, variance = moments(row, work, room)
+                tile_of = rows.loader(source, row, room)
+                centre, variance = moments(tile_of, work)
                 factor = 1 / np.sqrt(variance + eps)
                 deviations[row] = factor.reshape(deviations[row].shape)
                 if means is not None:
@@ -314,7 +315,7 @@ def _forward(
                 high = rows.row_values(centre)
                 low = rows.row_values(centre - high[:, 0])
                 for column in rows.columns:
-                    tile = rows.load(source[row + column], room)
+                    tile = tile_of(column)
                     out = rows.target(target[row + column], work)
                     if means is None:
                         np.multiply(tile, rows.row_values(factor), out=out)
@@ -326,12 +327,12 @@ def _forward(
                         out *= rows.column_values(scales[column])
                     if biases is not None:
                         out += rows.column_values(biases[column])
-                    rows.store(out, target[row + column])
+                    rows.store(out, target[row + column], room)
 
-    def moments(row: Index, work: Array, room: Array) -> tuple[Array, Array]:
+    def moments(tile_of: Callable[[Index], Array], work: Array) -> tuple[Array, Array]:
         def tiles(dtype: DType) -> Iterator[Array]:
             for column in rows.columns:
-                yield rows.load(source[row + column], room).astype(dtype, copy=False)
+                yield tile_of(column).astype(dtype, copy=False)
 
         centre, variance = _moments(tiles, work, rows.width, centred=means is not None)
         lost = eps < _TINY and bool(np.any(variance < _TINY))

@@ -29,9 +29,14 @@ from gradkit._numpy.blocks import (
     store,
 )
 
-_STRETCH = 2048  # elements of a row that one BLAS call adds up in the accumulation dtype
-_COLUMN_STRETCH = 256  # and of a column
-_LONGEST = 1 << 13  # rows or columns of a tile: a dozen float64 numbers are kept for each
+# Equal elements, as the gradient of a sum has them, round the same way each time; so few of
+# them in one running total keep the error of their sum below some 16 units.
+_STRETCH = 1024  # elements of a row that one BLAS call adds up in the accumulation dtype
+_COLUMN_STRETCH = 128  # and of a column
+_NARROW = 256  # columns up to which a product with a matrix is as exact as a dot product
+# A tile has so many columns and rows at most: a few and a dozen float64 numbers are kept for each.
+_WIDEST = 1 << 14
+_LONGEST = 1 << 13
 
 
 class Rows:
@@ -55,9 +60,10 @@ class Rows:
         self.dtype = dtype
         # Data that is read where it lies leaves its share of the scratch to the others.
         full = [array for array in present if array.shape == data.shape]
-        self.rooms = 2 if self.plain and all(array.dtype == dtype for array in full) else 3
+        there = all(array.dtype == dtype and array.flags.aligned for array in full)
+        self.rooms = 2 if self.plain and there else 3
         limit = room_for(self.rooms, dtype)
-        across = max(1, min(self.width, limit, _LONGEST))
+        across = max(1, min(self.width, limit, _WIDEST))
         self.columns: list[Index] = list(blocks(self.tail, across))
         step = even_step(self.count, min(_LONGEST, limit // across))
         self.rows: list[Index] = [
@@ -108,6 +114,17 @@ class Rows:
         columns = prod(view.shape[len(self.lead) :])
         return load(view, self.dtype, room, (view.size // max(1, columns), columns))
 
+    def loader(self, view: Array, row: Index, room: Array) -> Callable[[Index], Array]:
+        """What gives the tile of a column, again and again; loaded once if there is one column."""
+
+        def load_tile(column: Index) -> Array:
+            return self.load(view[row + column], room)
+
+        if len(self.columns) > 1:
+            return load_tile
+        only = load_tile(self.columns[0])
+        return lambda _: only
+
     def target(self, view: Array, room: Array) -> Array:
         """Where to compute one tile of an output: in the output itself, or in the room."""
         if view.ndim == 2 and view.dtype == self.dtype:
@@ -115,10 +132,10 @@ class Rows:
         columns = prod(view.shape[len(self.lead) :])
         return room[: view.size].reshape(-1, columns)
 
-    def store(self, values: Array, view: Array) -> None:
-        """Bring a tile from where ``target`` had it computed to the output."""
+    def store(self, values: Array, view: Array, room: Array) -> None:
+        """Bring a tile from where ``target`` had it computed to the output; spoils the room."""
         if values is not view:
-            store(values, view)
+            store(values, view, room)
 
     def row_values(self, statistic: Array) -> Array:
         """One tile's part of a statistic as a column vector."""
@@ -139,7 +156,8 @@ def row_sums(tile: Array, weights: Array | None) -> Array:
             if weights is None
             else weights[start : start + _STRETCH]
         )
-        total += part @ across
+        # A matrix product has one running total or few, a dot product one a vector lane.
+        total += part @ across if part.shape[1] <= _NARROW else np.vecdot(part, across)
     return total
 
 

@@ -147,6 +147,10 @@ class EmulatedDevice:
         """
         return self.memory.register(array, write=write)
 
+    def pointers(self, arrays: Sequence[Array], *, write: bool) -> tuple[int, ...]:
+        """Return the addresses of many arrays, as `pointer` does of one."""
+        return tuple(self.pointer(array, write=write) for array in arrays)
+
     def upload(self, host: Array) -> Array:
         """Copy a host array's bytes to the device; of a structure too."""
         return self.xp.asarray(np.ascontiguousarray(host).reshape(-1).view(np.uint8))

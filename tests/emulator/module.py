@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .device import EmulatedDevice
 
 _MAX_THREADS = 1024
+_UNASKED = 48 << 10  # bytes of shared memory that a block may have without asking for more
 _MAX_BLOCK = (1024, 1024, 64)
 _MAX_GRID = (2**31 - 1, 65535, 65535)
 
@@ -83,6 +84,8 @@ class EmulatedKernel:
         self._parameters: list[Parameter] = signature.parameters[: signature.count]
         self._image = device.runtime.image(self._invoke)
         self.name = text.name
+        self._static = sum(array.size for array in compiled.shared_arrays)
+        self.max_dynamic_shared_size_bytes = _UNASKED - self._static
 
     def __call__(
         self,
@@ -118,13 +121,12 @@ class EmulatedKernel:
         limit = min(_MAX_THREADS, self._max_threads or _MAX_THREADS)
         if threads > limit:
             raise self._refuse("launch", f"{threads} threads in a block; at most {limit} can be")
-        static = sum(array.size for array in self._compiled.shared_arrays)
-        if shared_mem < 0 or static + shared_mem > self._device.max_shared_memory:
-            raise self._refuse(
-                "launch",
-                f"{static} bytes of static and {shared_mem} of dynamic shared memory; "
-                f"the device has {self._device.max_shared_memory}",
-            )
+        wanted = f"{self._static} bytes of static and {shared_mem} of dynamic shared memory; "
+        if shared_mem < 0 or self._static + shared_mem > self._device.max_shared_memory:
+            raise self._refuse("launch", f"{wanted}the device has {self._device.max_shared_memory}")
+        if shared_mem > self.max_dynamic_shared_size_bytes:
+            allowed = f"{self.max_dynamic_shared_size_bytes} of dynamic"
+            raise self._refuse("launch", f"{wanted}the kernel was allowed {allowed}")
 
     def _convert(self, args: Sequence[Any]) -> Arguments:
         if len(args) != len(self._parameters):

@@ -114,6 +114,17 @@ def test_launches_that_cuda_refuses(grid, block, shared, reason):
     kernel((1,), (64,), args, 44 * 1024)
 
 
+def test_more_shared_memory_than_was_asked_for():
+    device = EmulatedDevice()
+    args = (device.xp.zeros(4, np.float32), device.xp.zeros(4, np.float32), np.int32(4))
+    kernel = device.compile(ADD).get_function("add")
+    with pytest.raises(EmulatorFault, match="the kernel was allowed 45056 of dynamic") as caught:
+        kernel((1,), (64,), args, 44 * 1024 + 1)
+    assert caught.value.kind == "launch"
+    kernel.max_dynamic_shared_size_bytes = 100_000
+    kernel((1,), (64,), args, 100_000)
+
+
 def test_grid_limit():
     def grid_seen(limit):
         device = EmulatedDevice(grid_limit=limit)

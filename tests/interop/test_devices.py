@@ -72,6 +72,7 @@ def cupy(monkeypatch):
     class Array:
         def __init__(self, device):
             self.device = Device(device)
+            self.data = SimpleNamespace(device_id=device)
 
     module = ModuleType("cupy")
     module.log = log

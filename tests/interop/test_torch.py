@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import gradkit
+from gradkit._frameworks import torch as adapter
 
 IN_PLACE = {
     "clip_grad_norm": lambda g: gradkit.clip_grad_norm(g, 1.0),
@@ -396,3 +397,27 @@ def test_threads_may_clip_at_once(torch):
         norms = list(pool.map(lambda g: gradkit.clip_grad_norm([g], 1.0).item(), grads))
     assert norms == [5.0] * 64
     assert all(torch.equal(g, grads[0]) for g in grads)
+
+
+def test_plain_cuda_tensors_are_known_all_at_once(torch, monkeypatch):
+    """Host tensors that pass for ones on a CUDA device."""
+    monkeypatch.setattr(adapter, "_is_cuda", lambda tensor: tensor is not on_host)
+    on_host = torch.ones(3)
+    kinds = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    tensors = [torch.ones(3, dtype=dtype) for dtype in kinds]
+    assert adapter._all_plain(tensors)
+    unusual = (
+        torch.ones(3).requires_grad_(),
+        torch._neg_view(torch.ones(3)),
+        torch.ones(3, dtype=torch.int32),
+        torch.ones(3).to_sparse(),
+        torch.ones(0),
+    )
+    for tensor in unusual:
+        assert not adapter._all_plain([*tensors, tensor])
+    assert not adapter._all_plain([*tensors, on_host])
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64", "int32", "bool"])
+def test_native_dtypes(torch, name):
+    assert adapter._native_dtype(getattr(torch, name)).name == name

@@ -15,7 +15,7 @@ KERNELS = Path(__file__).resolve().parents[2] / "kernels"
 
 # Loops over registers, whose number the compiler knows and holds the index against.
 _CONSTANT = r"(?:(?:VEC|OWN|N|CHUNKS|PLANES|BATCH|O::BATCH)\b|Piece<|sizeof|2;)"
-_SUM = r"((?:\*own|(?:own\.)?\b(?:sums|part|totals?))(?:\.\w+|\[[^\]]+\])*) \+= ([^;\n]+);"
+_SUM = r"((?:\*own|own\.sum\([^)]*\)|(?:own\.)?\b(?:sums|part|totals?))(?:\.\w+|\[[^\]]+\])*) \+= ([^;\n]+);"
 _RULES = (
     ("no barrier", r"__syncthreads\(\);", ""),
     ("<= for <", rf"(?<=[\w)\]]) < (?!{_CONSTANT})(?=[\w(])", " <= "),

@@ -199,8 +199,8 @@ MUTANTS = [
     ),
     (
         LAUNCH,
-        "packs = -(-self.width // (chunks * self.vector))",
-        "packs = self.width // (chunks * self.vector)",
+        "else -(-self.width // held)",
+        "else self.width // held",
         "floor for ceil: a row's tail is lost",
     ),
     (
@@ -221,6 +221,24 @@ MUTANTS = [
         "__shared__ Pair<A> slots[2 * WARP];",
         "__shared__ Pair<A> slots[WARP + 1];",
         "too few slots",
+    ),
+    (
+        GRAD,
+        "* LONG_THREADS + threadIdx.x]",
+        "* LONG_THREADS / 2 + threadIdx.x]",
+        "threads share their sums",
+    ),
+    (
+        LAUNCH,
+        "shared = norm.planes * chunks * vector * _LONGEST * accumulated",
+        "shared = norm.planes * chunks * vector * _LONGEST * accumulated - accumulated",
+        "shared memory one element short",
+    ),
+    (
+        LAUNCH,
+        "fits and way.shared + _SLOTS <= self.device.max_shared_memory",
+        "fits",
+        "more shared memory than there is",
     ),
     (
         GRAD,
@@ -269,9 +287,9 @@ MUTANTS = [
     ),
     (
         GRAD,
-        "load<VEC>(in.dy + row * width + column_of(c), at.dy[c]);",
-        "load<VEC>(in.dy + row * width + column_of(c), at.dy[c]);\n"
-        "        store<VEC>(const_cast<DATA_T*>(in.dy) + row * width + column_of(c), at.dy[c]);",
+        "load<VEC>(in.dy + row * width + column_of(c), at.w[c]);",
+        "load<VEC>(in.dy + row * width + column_of(c), at.w[c]);\n"
+        "        store<VEC>(const_cast<DATA_T*>(in.dy) + row * width + column_of(c), at.w[c]);",
         "an input written",
     ),
     # Numbers
@@ -360,17 +378,17 @@ MUTANTS = [
         "sums that do not begin at 0",
     ),
     (BATCH_GRAD, "sums[0][k] += part[0][k];", "sums[0][k] = part[0][k];", "= for +="),
-    (GRAD, "own.sums[0][c][k] += dy * xhat;", "own.sums[0][c][k] = dy * xhat;", "= for +="),
+    (GRAD, "own.sum(0, c, k) += dy * xhat;", "own.sum(0, c, k) = dy * xhat;", "= for +="),
     (
         GRAD,
-        "own.sums[0][c][k] += dy * xhat;",
-        "own.sums[0][c][k] += w * xhat;",
+        "own.sum(0, c, k) += dy * xhat;",
+        "own.sum(0, c, k) += w * xhat;",
         "scale in its own gradient",
     ),
     (
         GRAD,
-        "const A w = product(dy, own.scale[c][k]);\n            at.xhat",
-        "const A w = dy;\n            at.xhat",
+        "const A w = product(dy, scale[k]);",
+        "const A w = dy;",
         "the row's sums without scale",
     ),
     (

@@ -5,6 +5,7 @@ _NORM = "gradkit/_numpy/normalization.py"
 _BATCH = "gradkit/_numpy/batch_normalization.py"
 _TILES = "gradkit/_numpy/tiles.py"
 _BLOCKS = "gradkit/_numpy/blocks.py"
+_CASTS = "gradkit/_numpy/casts.py"
 _ADD = "gradkit/_numpy/accumulation.py"
 _PUBLIC_CLIP = "gradkit/clipping.py"
 _PUBLIC_ADD = "gradkit/accumulation.py"
@@ -68,9 +69,9 @@ ROWS = (
     ),
     (
         _CLIP,
-        "            out.fill(0)\n        return",
-        "            out *= 0\n        return",
-        "zeroing by multiplying",
+        "        zero_grad(outs)\n        return",
+        "        return",
+        "what is not finite not zeroed",
     ),
     (_CLIP, "    if factor == 1.0:\n", "    if factor >= 1.0:\n", "coefficients above 1 ignored"),
     (
@@ -117,7 +118,7 @@ ROWS = (
         "factor = 1 / np.sqrt(variance)",
         "eps ignored",
     ),
-    (_BATCH, "        rest += means[1][at]\n", "", "the mean term left out"),
+    (_BATCH, "        rest += offset[at]\n", "", "the mean term left out"),
     (
         _BATCH,
         "((dscale, of_product), (dbias, of_dy))",
@@ -126,8 +127,8 @@ ROWS = (
     ),
     (
         _BATCH,
-        "channels.vector(total / channels.size)",
-        "channels.vector(total / (channels.size + 1))",
+        "channels.vector(of_dy / channels.size)",
+        "channels.vector(of_dy / (channels.size + 1))",
         "a wrong N",
     ),
     (
@@ -141,6 +142,15 @@ ROWS = (
         "            gradient[...] = total\n",
         "            gradient[...] += total\n",
         "+= for =",
+    ),
+    (_CASTS, " and _all_finite(source)", "", "float16 infinities taken for finite"),
+    (_CASTS, "negative < 0xFC00", "negative <= 0xFC00", "a negative infinity taken for finite"),
+    (_CASTS, "    half &= -0x8000  # the sign\n", "    half.fill(0)\n", "the sign lost"),
+    (
+        _CASTS,
+        "    np.clip(values, -_BEYOND, _BEYOND, out=values)\n",
+        "",
+        "float16 wraps around",
     ),
     (
         _TILES,
@@ -177,7 +187,7 @@ ROWS = (
     ),
     (
         _BLOCKS,
-        "(view.shape == shape or view.ndim == len(shape) == 1)",
+        "view.shape == shape or view.ndim == len(shape) == 1",
         "view.ndim == len(shape)",
         "a block taken for one of another shape",
     ),
@@ -289,8 +299,8 @@ ROWS = (
     ),
     (
         _TREE,
-        """            yield from _walk(branch, is_leaf, f"{path}[{position}]")""",
-        """            yield from _walk(branch, is_leaf, f"{path}[{position + 1}]")""",
+        """            yield from walk(branch, is_leaf, f"{path}[{position}]")""",
+        """            yield from walk(branch, is_leaf, f"{path}[{position + 1}]")""",
         "the wrong gradient named",
     ),
     (

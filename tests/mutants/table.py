@@ -17,6 +17,7 @@ _HOST_TESTS: dict[str, tuple[str, ...]] = {
     "gradkit/_numpy/accumulation.py": ("tests/test_accumulation.py",),
     "gradkit/_numpy/batch_normalization.py": (_BATCH_NORM,),
     "gradkit/_numpy/blocks.py": (_BATCH_NORM, _NORMALIZATION, _CLIPPING),
+    "gradkit/_numpy/casts.py": ("tests/test_casts.py",),
     "gradkit/_numpy/clipping.py": (_CLIPPING, "tests/test_distributed.py"),
     "gradkit/_numpy/normalization.py": (_NORMALIZATION,),
     "gradkit/_numpy/tiles.py": (_NORMALIZATION, _BATCH_NORM),

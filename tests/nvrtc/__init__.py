@@ -1,7 +1,7 @@
 """Compiles the kernels for every supported GPU with no GPU at hand, and reports what they need."""
 
-from .nvrtc import NvrtcCompileError, NvrtcMissingError
-from .report import KernelUse, Report, compile_report
+from .nvrtc import NvrtcCompileError, NvrtcMissingError, compile_ptx
+from .report import KernelUse, Report, compile_report, cupy_options
 from .table import (
     ARCHITECTURES,
     Row,
@@ -21,8 +21,10 @@ __all__ = [
     "Row",
     "SpillError",
     "checked_table",
+    "compile_ptx",
     "compile_report",
     "compile_table",
+    "cupy_options",
     "format_table",
     "spills",
 ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 
@@ -56,6 +56,15 @@ def compile_log(source: str, options: Sequence[str]) -> str:
 
     Raises `NvrtcCompileError` if it does not compile.
     """
+    return _compiled(source, options, _log_of)
+
+
+def compile_ptx(source: str, options: Sequence[str]) -> str:
+    """Compile ``source`` and return the assembly that ptxas makes machine code of."""
+    return _compiled(source, options, _ptx_of)
+
+
+def _compiled(source: str, options: Sequence[str], read: Callable[[ctypes.c_void_p], str]) -> str:
     library = _library()
     program = ctypes.c_void_p()
     created = library.nvrtcCreateProgram(
@@ -65,20 +74,27 @@ def compile_log(source: str, options: Sequence[str]) -> str:
     try:
         encoded = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
         result = library.nvrtcCompileProgram(program, len(options), encoded)
-        log = _log_of(program)
+        if result:
+            reason = library.nvrtcGetErrorString(result).decode()
+            raise NvrtcCompileError(f"{reason} with {' '.join(options)}:\n{_log_of(program)}")
+        return read(program)
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))
-    if result:
-        reason = library.nvrtcGetErrorString(result).decode()
-        raise NvrtcCompileError(f"{reason} with {' '.join(options)}:\n{log}")
-    return log
 
 
 def _log_of(program: ctypes.c_void_p) -> str:
+    return _text(program, "nvrtcGetProgramLog")
+
+
+def _ptx_of(program: ctypes.c_void_p) -> str:
+    return _text(program, "nvrtcGetPTX")
+
+
+def _text(program: ctypes.c_void_p, getter: str) -> str:
     size = ctypes.c_size_t()
-    _check(_library().nvrtcGetProgramLogSize(program, ctypes.byref(size)), "nvrtcGetProgramLogSize")
+    _check(getattr(_library(), f"{getter}Size")(program, ctypes.byref(size)), f"{getter}Size")
     buffer = ctypes.create_string_buffer(size.value)
-    _check(_library().nvrtcGetProgramLog(program, buffer), "nvrtcGetProgramLog")
+    _check(getattr(_library(), getter)(program, buffer), getter)
     return buffer.value.decode(errors="replace")
 
 

@@ -1,0 +1,184 @@
+"""Who gradkit is measured against on a GPU: all in this process, on the current stream.
+
+As in peers.py, a peer has a method an operation and returns a call; its arguments are CuPy
+arrays, whose memory PyTorch's tensors share. A call queues its work and does not wait for it.
+On the emulator's arrays everything here runs on the CPU, to see that it runs.
+"""
+
+# ruff: noqa: D102  (the methods are the operations)
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks import peers
+from benchmarks.places import Arrays
+
+Array = Any
+Call = peers.Call
+
+
+class Plain(peers.Naive):
+    """The formulas in CuPy, one expression each."""
+
+    name = "cupy"
+
+    def __init__(self, place: Arrays):
+        super().__init__(place.xp)
+
+
+class _Tensors:
+    """What peers of PyTorch's share: the module, and tensors over other arrays' memory."""
+
+    def __init__(self, place: Arrays):  # noqa: ARG002
+        import torch
+
+        self.torch = torch
+
+    def _tensor(self, array: Array) -> Any:
+        bits = array.view(np.int16) if array.dtype.name == "bfloat16" else array
+        if isinstance(array, np.ndarray):
+            tensor = self.torch.from_numpy(np.asarray(bits))
+        else:
+            tensor = self.torch.from_dlpack(bits)
+        return tensor if bits is array else tensor.view(self.torch.bfloat16)
+
+    def _backward(self, y: Any, inputs: Sequence[Any], dy: Array) -> Call:
+        """The gradients of what was computed from tensors that require grad."""
+        t_dy = self._tensor(dy)
+        return lambda: self.torch.autograd.grad(y, inputs, t_dy, retain_graph=True)
+
+
+class Torch(_Tensors, peers.Torch):
+    """PyTorch eager: its own backward kernels; clipping by ``clip_grad_norm_``, foreach."""
+
+
+class TorchCudnn(_Tensors):
+    """PyTorch's batch norm as its modules run it: through cuDNN."""
+
+    name = "torch cuDNN"
+
+    def batch_norm_grad(
+        self,
+        dy: Array,
+        x: Array,
+        scale: Array,
+        mean: Array,  # noqa: ARG002
+        inv_std: Array,  # noqa: ARG002
+    ) -> Call:
+        t_x, weight = (self._tensor(array).requires_grad_() for array in (x, scale))
+        bias = self.torch.zeros_like(weight, requires_grad=True)
+        y = self.torch.nn.functional.batch_norm(t_x, None, None, weight, bias, training=True)
+        if t_x.is_cuda and "Cudnn" not in y.grad_fn.name():
+            raise RuntimeError(f"PyTorch chose {y.grad_fn.name()}, not cuDNN")
+        return self._backward(y, (t_x, weight, bias), dy)
+
+
+class TorchCompiled(_Tensors):
+    """``torch.compile`` of the gradients, a new compilation for each shape."""
+
+    name = "torch.compile"
+
+    def layer_norm_grad(
+        self, dy: Array, x: Array, scale: Array, mean: Array, inv_std: Array
+    ) -> Call:
+        # Decomposed as autograd's compilation does it, from the same saved tensors.
+        backward = self.torch.ops.aten.native_layer_norm_backward.default
+        width, wanted = [x.shape[1]], [True, True, True]
+
+        def grad(dy: Any, x: Any, weight: Any, mean: Any, rstd: Any) -> Any:
+            return backward(dy, x, width, mean, rstd, weight, weight, wanted)
+
+        return self._compiled(grad, dy, x, scale, mean[:, None], inv_std[:, None])
+
+    def rms_norm_grad(self, dy: Array, x: Array, scale: Array, inv_std: Array) -> Call:
+        def grad(dy: Any, x: Any, weight: Any, rstd: Any) -> Any:
+            xhat = x.float() * rstd
+            w = dy.float() * weight.float()
+            dx = rstd * (w - xhat * (w * xhat).mean(dim=1, keepdim=True))
+            return dx.to(x.dtype), (dy.float() * xhat).sum(dim=0).to(weight.dtype)
+
+        return self._compiled(grad, dy, x, scale, inv_std[:, None])
+
+    def _compiled(self, function: Callable[..., Any], *arrays: Array) -> Call:
+        self.torch._dynamo.reset()
+        compiled = self.torch.compile(function, dynamic=False)
+        tensors = list(map(self._tensor, arrays))
+
+        def call() -> object:
+            with self.torch.no_grad():
+                return compiled(*tensors)
+
+        return call
+
+
+class Liger(_Tensors):
+    """Liger-Kernel's Triton kernels, through its autograd functions."""
+
+    name = "liger"
+
+    def __init__(self, place: Arrays):
+        super().__init__(place)
+        from liger_kernel.ops.layer_norm import LigerLayerNormFunction
+        from liger_kernel.ops.rms_norm import LigerRMSNormFunction
+
+        self._layer_norm, self._rms_norm = LigerLayerNormFunction, LigerRMSNormFunction
+
+    def layer_norm_grad(
+        self,
+        dy: Array,
+        x: Array,
+        scale: Array,
+        mean: Array,  # noqa: ARG002
+        inv_std: Array,  # noqa: ARG002
+    ) -> Call:
+        t_x, weight = (self._tensor(array).requires_grad_() for array in (x, scale))
+        bias = self.torch.zeros_like(weight, requires_grad=True)
+        return self._backward(
+            self._layer_norm.apply(t_x, weight, bias, 1e-5), (t_x, weight, bias), dy
+        )
+
+    def rms_norm_grad(self, dy: Array, x: Array, scale: Array, inv_std: Array) -> Call:  # noqa: ARG002
+        t_x, weight = (self._tensor(array).requires_grad_() for array in (x, scale))
+        in_place = False  # or it would write dx over dy, which the next call reads
+        y = self._rms_norm.apply(t_x, weight, 1e-6, 0.0, "llama", in_place)
+        return self._backward(y, (t_x, weight), dy)
+
+
+EVERYONE = (Plain, Torch, TorchCudnn, TorchCompiled, Liger)
+
+
+def available(wanted: Sequence[str], place: Arrays) -> tuple[list[Any], dict[str, str]]:
+    """The peers that can be had, and why the others cannot."""
+    found, missing = [], {}
+    for peer in EVERYONE:
+        if peer.name not in wanted:
+            continue
+        try:
+            found.append(peer(place))
+        except Exception as error:  # what an import raises is the library's own choice
+            missing[peer.name] = f"{type(error).__name__}: {error}"
+    return found, missing
+
+
+def calls(everyone: Sequence[Any], operation: str, **arguments: Any) -> dict[str, Call]:
+    """The call of every peer that can do an operation; what it prepares is done at its first."""
+    return {
+        peer.name: _Lazy(getattr(peer, operation), arguments)
+        for peer in everyone
+        if hasattr(peer, operation)
+    }
+
+
+class _Lazy:
+    """A call that is made at its first use, so that what fails there is the call's failure."""
+
+    def __init__(self, make: Callable[..., Call], arguments: dict[str, Any]):
+        self._make, self._arguments = make, arguments
+        self._call: Call | None = None
+
+    def __call__(self) -> object:
+        if self._call is None:
+            self._call = self._make(**self._arguments)
+        return self._call()

@@ -1,0 +1,67 @@
+"""float16 to float32 and back a whole array at a time: NumPy converts one number after the other.
+
+The bits of a float16 without its sign, 13 places up, are those of a float32 that is 2^112
+times smaller. Subnormal numbers are no exception.
+"""
+
+from typing import Any, TypeAlias
+
+import numpy as np
+
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+
+_MANY = 1 << 14  # elements from which on a dozen calls are repaid
+
+_F16, _F32 = np.dtype(np.float16), np.dtype(np.float32)
+_I16, _I32 = np.dtype(np.int16), np.dtype(np.int32)
+_PLACES = 13  # bits that float32's fraction has beyond float16's
+_UP, _DOWN = np.float32(2.0**112), np.float32(2.0**-112)
+_BEYOND = np.float32(2.0**16)  # the first power of two that is infinite in float16
+_LEAST = np.float32(2.0**-14)  # float16's smallest normal number
+
+
+def pays(array: Array) -> bool:
+    """Whether an array is worth going through float32 by the functions here."""
+    return array.size >= _MANY and array.dtype == _F16
+
+
+def widen(source: Array, target: Array) -> None:
+    """``target = source``; the target has no gaps."""
+    if not (pays(source) and target.dtype == _F32 and _all_finite(source)):
+        target[...] = source
+        return
+    bits = target.view(_I32)
+    bits[...] = source.view(_I16)
+    bits <<= _PLACES
+    bits &= ~(0x7 << 28)  # copies of the sign
+    target *= _UP
+
+
+def narrow(values: Array, target: Array, room: Array) -> None:
+    """``target = values``, rounded to nearest even; spoils the values and as much of the room."""
+    if not (pays(target) and values.dtype == _F32):
+        target[...] = values
+        return
+    bits, half = values.view(_I32), target.view(_I16)
+    magic = room[: values.size].reshape(values.shape)
+    magic_bits = magic.view(_I32)
+    np.right_shift(bits, 16, out=magic_bits)
+    half[...] = magic_bits
+    half &= -0x8000  # the sign
+    # 2^13 times a number's power of two: a sum with it has its last bit where float16 has it.
+    np.bitwise_and(bits, 0xFF << 23, out=magic_bits)
+    np.clip(magic, _LEAST, _BEYOND, out=magic)
+    magic *= np.float32(1.5 * 2**_PLACES)  # 1.5 for the sum to keep its exponent either way
+    values += magic
+    values -= magic
+    np.clip(values, -_BEYOND, _BEYOND, out=values)
+    values *= _DOWN
+    bits >>= _PLACES
+    low = room.view(_I16)[: values.size].reshape(values.shape)
+    low[...] = bits
+    half |= low
+
+
+def _all_finite(source: Array) -> bool:
+    positive, negative = source.view(np.int16).max(), source.view(np.uint16).max()
+    return bool(positive < 0x7C00 and negative < 0xFC00)

@@ -1,0 +1,517 @@
+"""Bad input that is refused: an error of one type that names the argument, and no byte changed."""
+
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+
+import gradkit
+from tests import tolerances
+from tests.bad_input.arguments import (
+    ACCUMULATORS,
+    CLIPPERS,
+    FLOAT32,
+    LISTS,
+    NORMS,
+    RESULTS,
+    WRITERS,
+    C,
+    Cell,
+    Factory,
+    Parameter,
+    R,
+    f32,
+    f64,
+    good,
+    role,
+    types_of,
+    values,
+)
+from tests.tolerances import DTYPES
+
+NAN, INF = math.nan, math.inf
+OLD = ">f4"  # a dtype that is not in native byte order
+
+
+def refused(function, what, error, message, changes, types=FLOAT32):
+    """Good arguments with some replaced: an error of one type that names the argument.
+
+    A callable stands for what it makes of the array factory and the good arguments.
+    """
+
+    def check(backend):
+        a = Factory(backend)
+        arguments = good(function, a, types)
+        arguments |= {
+            label: value(a, arguments) if callable(value) else value
+            for label, value in changes.items()
+        }
+        before = a.memory()
+        with pytest.raises(error, match=message) as caught:
+            getattr(gradkit, function)(**arguments)
+        assert type(caught.value) is error
+        assert a.memory() == before
+
+    return Cell(f"{function} of {'-'.join(types)}, {what}", check)
+
+
+def not_gradients():
+    """Among gradients, what is none."""
+    bad = {
+        "int": (r"grads\[1\] has dtype .*int64.*accepted", lambda a, _: a(np.arange(3))),
+        "bool": (r"grads\[1\] has dtype .*bool", lambda a, _: a(np.ones(3, bool))),
+        "complex": (r"grads\[1\] has dtype .*complex128", lambda a, _: a(np.ones(3, complex))),
+        "big-endian": (r"grads\[1\] has dtype '>f4'", lambda a, _: a(np.ones(3, OLD))),
+        "a float": (r"grads\[1\] is a float; accepted", 1.0),
+        "a string": (r"grads\[1\] is a str; accepted", "gradient"),
+        "masked": (r"grads\[1\] (is )?a (masked|numpy) array", np.ma.ones(3)),
+        "nested": (r"grads\[1\]\['w'\]\[0\] is a int", {"w": [3]}),
+    }
+    for function in LISTS:
+        for what, (message, wrong) in bad.items():
+            yield from _among(function, what, TypeError, message, wrong)
+
+
+def parameters():
+    for function in LISTS:
+        message = r"grads\[1\] is a Parameter; accepted"
+        yield from _among(function, "a parameter", TypeError, message, Parameter())
+    message = "parameters holds a int, which has no .grad"
+    changes = {"parameters": [Parameter(), [3]]}
+    yield refused("grads_of", "a number", TypeError, message, changes)
+
+
+def read_only_gradients():
+    for function in WRITERS:
+        message = r"grads\[1\] is read-only"
+        yield from _among(function, "read-only", ValueError, message, _read_only)
+        changes = {"grads": np.float64(2)}
+        yield refused(function, "a scalar", TypeError, "is a NumPy scalar", changes)
+
+
+def gradients_over_themselves():
+    ways = {
+        "stride 0": lambda a, dtype: a.stretched(DTYPES[dtype], (3,)),
+        "windows": lambda a, dtype: a.windows(DTYPES[dtype]),
+    }
+    for function in WRITERS:
+        for what, wrong in ways.items():
+            message = r"grads\[1\] overlaps itself"
+            yield from _among(function, what, ValueError, message, wrong)
+
+
+def _among(function, what, error, message, wrong):
+    """Lists of each dtype with something wrong at the second place.
+
+    A callable stands for what it makes of the array factory and the dtype.
+    """
+    for types in types_of(function):
+        changes = {"grads": partial(_between, wrong, types[0])}
+        yield refused(function, what, error, message, changes, types)
+
+
+def _between(wrong, dtype, a, _):
+    middle = wrong(a, dtype) if callable(wrong) else wrong
+    return [a(values(dtype, 2)), middle, a(values(dtype, 2))]
+
+
+def _read_only(a, dtype):
+    return a.read_only(values(dtype, 3))
+
+
+def shared_memory():
+    """The same bytes by two names, which would be written twice."""
+    views = {
+        "the same twice": lambda g: g,
+        "the same by another view": lambda g: g[...],
+        "an overlapping slice": lambda g: g[3:5],
+        "an overlapping stride": lambda g: g[::3],
+        "reversed": lambda g: g[::-1],
+        "another dtype": lambda g: g.view(np.int8).view(np.float16),
+    }
+
+    def twice(view, dtype, a, _):
+        first = a(values(dtype, 8))
+        return [first, None, a(values(dtype, 2)), {"again": view(first)}]
+
+    def among_others(dtype, a, _):
+        room = a(values(dtype, 20))
+        return [room[::2], room[1:2], room[8:9]]
+
+    for function in WRITERS:
+        for types in types_of(function):
+            for what, view in views.items():
+                message = r"grads\[0\] and grads\[3\]\['again'\] share memory"
+                changes = {"grads": partial(twice, view, types[0])}
+                yield refused(function, what, ValueError, message, changes, types)
+            message = r"grads\[0\] and grads\[2\] share memory"
+            changes = {"grads": partial(among_others, types[0])}
+            yield refused(function, "an element of a slice", ValueError, message, changes, types)
+
+
+def limits(*labels):
+    """Numbers that are negative or NaN (0 too, where that is no bound)."""
+    for function, label in _numbers(labels):
+        bound = "a real number above 0" if label == "norm_type" else "at least 0"
+        wrong = (-1.0, -INF, NAN, *([0.0] if label == "norm_type" else []))
+        for value in wrong:
+            message = f"{label} must be {bound}.*, not {value}"
+            yield refused(function, f"{label} is {value}", ValueError, message, {label: value})
+        if label == "eps":
+            yield refused(function, "eps is inf", ValueError, "eps must be finite", {label: INF})
+
+
+def not_numbers():
+    """What is no real number in the place of one."""
+    wrong = {"None": None, "a string": "1", "a bool": True, "complex": 1j, "two": np.ones(2)}
+    for function, label in _numbers(("max_norm", "norm_type", "eps", "clip_value")):
+        for what, value in wrong.items():
+            message = f"{label} must be a real number, not {type(value).__name__}"
+            yield refused(function, f"{label} is {what}", TypeError, message, {label: value})
+    message = "norm must be a real number, not str"
+    yield refused("clip_coefficient", "a string", TypeError, message, {"norm": "5"})
+    message = "norm has dtype float32; accepted: float64"
+    narrow = {"norm": lambda a, _: a(f32(3))}
+    yield refused("clip_coefficient", "a float32 norm", TypeError, message, narrow)
+    for value in (None, "1", 1j):
+        message = "coefficient must be a real number"
+        yield refused("scale_grads", f"by {value}", TypeError, message, {"coefficient": value})
+    two = {"coefficient": lambda a, _: a(f64(2))}
+    yield refused("scale_grads", "by two", ValueError, r"coefficient has shape \(2,\)", two)
+    message = "scale must be a real number, not str"
+    yield refused("accumulate_grad", "scale is a string", TypeError, message, {"scale": "1"})
+
+
+def _numbers(labels):
+    """Every function that takes a number of one of these names."""
+    takers = {
+        "max_norm": (*CLIPPERS, "clip_coefficient"),
+        "norm_type": ("grad_norm", *CLIPPERS),
+        "eps": (*CLIPPERS, "clip_coefficient", "layer_norm", "rms_norm", "batch_norm"),
+        "clip_value": ("clip_grad_value",),
+    }
+    return [(function, label) for label in labels for function in takers[label]]
+
+
+def wrong_words():
+    """What is none of the words or flags that are accepted."""
+    for function in ("grad_norm", *CLIPPERS):
+        for value in ("error", None, True):
+            message = "nonfinite must be one of 'propagate', 'raise', 'zero', not"
+            changes = {"nonfinite": value}
+            yield refused(function, f"nonfinite={value}", ValueError, message, changes)
+    for function in ACCUMULATORS:
+        for value in ("unsafe", None):
+            message = "casting must be one of 'safe', 'same_kind', not"
+            yield refused(function, f"casting={value}", ValueError, message, {"casting": value})
+        flag = "do_update" if function == "accumulate_grad" else "overwrite"
+        for value in (1, None, "no"):
+            message = f"{flag} must be a bool or a bool array, not {type(value).__name__}"
+            yield refused(function, f"{flag}={value!r}", TypeError, message, {flag: value})
+        for host in (np.ones(2, bool), np.ones(0, bool), np.ones(1)):
+            message = f"{flag} has dtype .* and shape .*; expected one bool"
+            changes = {flag: partial(_array_of, host)}
+            yield refused(function, f"{flag}={host!r}", TypeError, message, changes)
+
+
+def _array_of(host, a, _):
+    return a(host)
+
+
+def not_arrays():
+    for function in (*NORMS, *ACCUMULATORS):
+        for label in NORMS.get(function, ("buffer", "grad")):
+            for value in ([1.0], 1.0, "x", *([None] if label not in ("scale", "bias") else [])):
+                message = f"{label} must be an array, not {type(value).__name__}"
+                what = f"{label}={value!r}"
+                yield refused(function, what, TypeError, message, {label: value})
+
+
+def other_dtypes():
+    """No floats, or not in native byte order."""
+    for function in (*NORMS, *ACCUMULATORS):
+        for label in NORMS.get(function, ("buffer", "grad")):
+            for dtype in (np.int64, np.complex64, np.bool_, OLD):
+                message = f"{label} has dtype"
+                changes = {label: partial(_retyped, label, dtype)}
+                what = f"{label} of {np.dtype(dtype)}"
+                yield refused(function, what, TypeError, message, changes)
+
+
+def _retyped(label, dtype, a, given):
+    return a(np.ones(given[label].shape, dtype))
+
+
+def other_combinations():
+    """Dtypes that are taken one by one but not together."""
+    for function, shapes in NORMS.items():
+        for types in (
+            ("float64", "float64", "float32"),
+            ("float16", "float32", "bfloat16"),
+            ("bfloat16", "float32", "float16"),
+            ("float32", "float32", "float64"),
+            *([("float32", "float64", "float32")] if "inv_std" in shapes else []),
+            *([("float64", "float32", "float64")] if "inv_std" in shapes else []),
+        ):
+            message = "no kernel for .* = .*; accepted: float32, float32, float32; float64"
+            yield refused(function, "as they are", TypeError, message, {}, types)
+        if {"dy", "x"} <= shapes.keys():
+            message = "x has dtype float32 and dy has dtype float16; they must agree"
+            changes = {"dy": partial(_retyped, "dy", np.float16)}
+            yield refused(function, "dy of another dtype", TypeError, message, changes)
+
+
+def other_shapes():
+    changes = {
+        "longer": lambda shape: (*shape[:-1], shape[-1] + 1),
+        "empty": lambda shape: (*shape[:-1], 0),
+        "of a higher rank": lambda shape: (1, *shape),
+        "0-d": lambda _: (),
+    }
+    for function, shapes in NORMS.items():
+        for label, shape in shapes.items():
+            if label == ("x" if "x" in shapes else "y"):
+                continue  # what the others are compared with
+            for types in types_of(function):
+                for what, change in changes.items():
+                    host = values(role(types, label), *change(shape))
+                    message = rf"{label} has shape .*; expected \({shape[0]}"
+                    wrong = {label: partial(_array_of, host)}
+                    yield refused(function, f"{label} is {what}", ValueError, message, wrong, types)
+        if "batch" in function:
+            wrong = {k: partial(_array_of, f32(C)) for k in ("x", "dy") if k in shapes}
+            yield refused(function, "1-d", ValueError, "x has shape .*; batch norm needs", wrong)
+    message = "axis is -1, but the array has 0 dimensions"
+    changes = {"x": partial(_array_of, f32())}
+    yield refused("layer_norm", "0-d", ValueError, message, changes)
+
+
+def other_axes():
+    for function in NORMS:
+        axis = "channel_axis" if "batch" in function else "axis"
+        for value in (2, -3):
+            message = f"{axis} is {value}, but the array has 2 dimensions"
+            yield refused(function, f"{axis}={value}", ValueError, message, {axis: value})
+        for value in (1.0, None, "1"):
+            message = f"{axis} must be an integer, not {type(value).__name__}"
+            yield refused(function, f"{axis}={value!r}", TypeError, message, {axis: value})
+
+
+def scales_without_inverse():
+    """Known without waiting on the CPU and in the emulator; on a GPU the output is not finite."""
+    for function in ("layer_norm_inverse", "invertible_layer_norm_grad"):
+        for types in types_of(function):
+            parameters = DTYPES[types[2]]
+            tiny = tolerances.smallest(parameters)
+            # In float32, in which 16 bits are computed, all of float16 is normal.
+            subnormal = () if types[2] == "float16" else (tiny, -3 * tiny)
+            for value in (0.0, -0.0, *subnormal):
+                scale = np.array([1, 1, value, 1, value, 1], parameters)
+                check = partial(_check_inverse, function, types, scale)
+                yield Cell(f"{function} of {'-'.join(types)}, scale holds {value}", check)
+
+
+def _check_inverse(function, types, scale, backend):
+    changes = {"scale": partial(_array_of, scale)}
+    if backend.name != "cupy":
+        message = r"scale is zero or subnormal at flat index 2 \(2 in all\)"
+        refused(function, "", ValueError, message, changes, types).check(backend)
+        return
+    a = Factory(backend)
+    result = getattr(gradkit, function)(**good(function, a, types) | {"scale": a(scale)})
+    first = result[0] if isinstance(result, tuple) else result
+    assert not np.isfinite(backend.asnumpy(first)).all()
+
+
+def gradients_that_grow_the_buffer():
+    for function in ACCUMULATORS:
+        for types in types_of(function):
+            for shape in ((C + 1,), (R, C, 1), (1, R, C), (2, R, C), (R, 2), (C, R), (0,)):
+                message = r"grad has shape .* does not broadcast to the buffer's \(4, 6\)"
+                changes = {"grad": partial(_array_of, values(types[0], *shape))}
+                yield refused(function, f"of shape {shape}", ValueError, message, changes, types)
+
+
+def unwritable_buffers():
+    def read_only(dtype, a, _):
+        return a.read_only(values(dtype, R, C))
+
+    def stretched(dtype, a, _):
+        return a.stretched(DTYPES[dtype], (R, C))
+
+    for function in ACCUMULATORS:
+        for types in types_of(function):
+            for message, wrong in (
+                ("buffer is read-only", read_only),
+                ("buffer overlaps itself", stretched),
+            ):
+                changes = {"buffer": partial(wrong, types[0])}
+                yield refused(function, "unwritable", ValueError, message, changes, types)
+        changes = {"buffer": np.float32(1), "grad": partial(_array_of, f32())}
+        yield refused(function, "a scalar", TypeError, "buffer is a NumPy scalar", changes)
+
+
+def gradients_within_the_buffer():
+    views = {
+        "reversed": lambda b: b[::-1],
+        "a row": lambda b: b[1],
+        "an element": lambda b: b[1:2, 2:3],
+        "transposed": lambda b: b[:, :R].T[:, :1],
+    }
+    for function in ACCUMULATORS:
+        for types in types_of(function):
+            for what, view in views.items():
+                message = "grad partly overlaps the buffer"
+                changes = {"grad": partial(_part_of_buffer, view)}
+                yield refused(function, what, ValueError, message, changes, types)
+
+
+def _part_of_buffer(view, _, given):
+    return view(given["buffer"])
+
+
+def wider_gradients():
+    for function in ACCUMULATORS:
+        for into, addend in (
+            ("float16", "float32"),
+            ("float16", "bfloat16"),
+            ("float16", "float64"),
+            ("bfloat16", "float16"),
+            ("bfloat16", "float32"),
+            ("bfloat16", "float64"),
+            ("float32", "float64"),
+        ):
+            message = f'grad has dtype {addend} and the buffer {into}.*casting="same_kind"'
+            changes = {"grad": partial(_array_of, values(addend, R, C))}
+            types = (into,) * 3
+            yield refused(function, f"+= {addend}", TypeError, message, changes, types)
+
+
+# Outputs that are refused
+
+
+def outputs():
+    """Good arguments and outputs, but for one output."""
+    for function, results in RESULTS.items():
+        for types in types_of(function):
+            for position in range(len(results)):
+                yield from _output(function, types, position)
+        count = len(results)
+        for value in ((None,) * (count + 1), [None] * count, 3.0):
+            message = "out must be .* not"
+            yield refused(function, f"out={value}", TypeError, message, {"out": value})
+        if "dscale" in results:
+            message = r"out\[1\] must be None: this call has no such result"
+            wrong = partial(_without_scale, count)
+            changes = {"scale": None, "out": wrong}
+            yield refused(function, "dscale without scale", ValueError, message, changes)
+
+
+def _without_scale(count, a, _):
+    return (None, a(f32(C)), None)[:count]
+
+
+def _output(function, types, position):
+    results, main = RESULTS[function], next(iter(NORMS[function]))
+    name, shape = list(results.items())[position]
+    label = rf"out\[{position}\]" if len(results) > 1 else "out"
+    dtype = DTYPES[role(types, name)]
+
+    def cell(what, error, message, wrong):
+        def out(a, given):
+            found = [a(values(role(types, k), *s)) for k, s in results.items()]
+            found[position] = wrong(a, given, found)
+            return tuple(found)
+
+        return refused(function, f"{name} is {what}", error, message, {"out": out}, types)
+
+    for what, other in {
+        "longer": (*shape[:-1], shape[-1] + 1),
+        "of a higher rank": (1, *shape),
+        "0-d": (),
+    }.items():
+        message = rf"{label} has shape .*; expected \({shape[0]}"
+        host = np.ones(other, dtype)
+        yield cell(what, ValueError, message, lambda a, *_, h=host: a(h))
+    for other in ("float64" if dtype != np.float64 else "float32", "int64"):
+        # A batch norm takes the dtype of its statistics from out.
+        message = f"{label} has dtype|no kernel for .*"
+        host = np.ones(shape, other)
+        yield cell(f"of {other}", TypeError, message, lambda a, *_, h=host: a(h))
+    message = f"{label} must be an array, not list"
+    yield cell("a list", TypeError, message, lambda *_: [1.0])
+    message = f"{label} is read-only"
+    host = np.ones(shape, dtype)
+    yield cell("read-only", ValueError, message, lambda a, *_: a.read_only(host))
+    message = f"{label} overlaps itself"
+    yield cell("stride 0", ValueError, message, lambda a, *_: a.stretched(dtype, shape))
+    if position == 0:
+        message = f"{label} shares memory with {main} without being {main} itself"
+        yield cell("its own, reversed", ValueError, message, lambda _, g, __: g[main][::-1])
+        yield cell("its own, sideways", ValueError, message, lambda _, g, __: g[main][:, ::-1])
+        for other in {"x", "y"} & NORMS[function].keys() - {main}:
+            message = f"{label} shares memory with {other} .*pass another array"
+            yield cell(f"{other} itself", ValueError, message, lambda _, g, __, o=other: g[o])
+    else:
+        # A few elements of another array, in as many bytes as the output needs.
+        few = lambda array: array.reshape(-1).view(np.int8)[: host.nbytes].view(dtype)  # noqa: E731
+        message = f"{label} shares memory with {main}; pass another array"
+        yield cell(f"part of {main}", ValueError, message, lambda _, g, __: few(g[main]))
+        message = "two arrays in out share memory"
+        yield cell("part of an output", ValueError, message, lambda _, __, found: few(found[0]))
+
+
+def outputs_of_lists():
+    for function in ("grad_norm", "clip_grad_norm"):
+        for what, error, message, out in (
+            ("1-d", ValueError, r"out has shape \(1,\); expected \(\)", lambda a, _: a(f64(1))),
+            ("float32", TypeError, "out has dtype float32", lambda a, _: a(f32())),
+            ("read-only", ValueError, "out is read-only", lambda a, _: a.read_only(f64())),
+            ("a scalar", TypeError, "out is a (NumPy scalar|numpy array; expected)", np.float64(1)),
+            (
+                "an element",
+                ValueError,
+                r"out shares memory with grads\[1\]",
+                lambda _, g: g["grads"][1][:1].reshape(()),
+            ),
+        ):
+            yield refused(function, f"out is {what}", error, message, {"out": out})
+    changes = {"per_tensor": True, "out": lambda a, _: a(f64())}
+    message = r"out has shape \(\); expected \(2,\)"
+    yield refused("grad_norm", "0-d out", ValueError, message, changes)
+    for what, error, message, out in (
+        ("an array", TypeError, r"out must be a tuple \(clipped", lambda a, _: a(f64())),
+        ("short", TypeError, "out must be a tuple of 2", lambda a, _: ([a(f32(3))], None)),
+        (
+            "of another dtype",
+            TypeError,
+            r"out\[1\] has dtype float32; grads\[1\] has dtype float64",
+            lambda a, _: ([a(f32(3)), a(f32(2))], None),
+        ),
+        (
+            "of another shape",
+            ValueError,
+            r"out\[0\] has shape \(2,\); expected \(3,\)",
+            lambda a, _: ([a(f32(2)), a(f64(2))], None),
+        ),
+        (
+            "the gradients",
+            ValueError,
+            r"out\[0\] shares memory with grads\[0\]",
+            lambda _, g: (g["grads"], None),
+        ),
+        (
+            "one memory",
+            ValueError,
+            "two arrays in out share memory",
+            lambda a, _: ([(first := a(f32(4)))[:3], first.view(np.float64)], None),
+        ),
+        (
+            "a norm in a clipped array",
+            ValueError,
+            r"out shares memory with out\[0\], gradient 1",
+            lambda a, _: ([a(f32(3)), (second := a(f64(2)))], second[:1].reshape(())),
+        ),
+    ):
+        yield refused("clip_by_global_norm", f"out is {what}", error, message, {"out": out})

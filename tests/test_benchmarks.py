@@ -1,0 +1,306 @@
+"""The benchmarks' own code: the run for GPUs, on the emulator; its timer; what pages say."""
+
+import json
+import math
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import gradkit
+from benchmarks import __main__ as run
+from benchmarks import harness, machine, norms, places, report, shapes
+
+CASES = 27
+
+
+def benchmark(monkeypatch, path, *options, status=0):
+    """The results of ``python -m benchmarks`` on the emulator."""
+    command = ["benchmarks", "--device", "emulated", "--seconds", "0.01", "--out", str(path)]
+    monkeypatch.setattr(sys, "argv", [*command, "--peers", "cupy", *options])
+    assert run.main() == status
+    return json.loads(path.read_text())
+
+
+@pytest.mark.emulated
+def test_the_run_for_gpus_runs_on_the_emulator(monkeypatch, tmp_path, capsys):
+    found = benchmark(monkeypatch, tmp_path / "found.json")
+    assert len(found["cases"]) == CASES
+    for case in found["cases"]:
+        assert case["failed"] == {}
+        assert case["ms"]["gradkit"]["median"] > 0
+        assert case["wall_ms"]["gradkit"]["median"] > 0
+        assert case["ratios"]["cupy"]["median"] > 0
+    assert found["dropped"] == found["errors"] == []
+    assert found["startup"]["layer_norm_grad"]["cold"] > 0
+    assert found["import"]["added"] < found["import"]["gradkit"]
+    page = (tmp_path / "found.md").read_text()
+    assert "the times mean nothing" in page
+    assert page.count("| clip_grad_norm, not scaling | 100 x 16") == 2  # cases; where it is slower
+    assert (tmp_path / "found-peers.png").stat().st_size > 1000
+    assert "zero_grad 40x40 float32\n" in capsys.readouterr().out  # as it goes
+
+
+@pytest.mark.emulated
+def test_a_spent_budget_drops_cases_and_says_which(monkeypatch, tmp_path):
+    found = benchmark(monkeypatch, tmp_path / "found.json", "--budget", "1e-9")
+    assert found["cases"] == []
+    assert len(found["dropped"]) == len(run.FILES)
+    assert found["dropped"][0] == "layer_norm: layer_norm_grad 24x64 bfloat16 and all after it"
+    assert (
+        "for lack of time: clip: grad_norm 3 small float32" in (tmp_path / "found.md").read_text()
+    )
+
+
+@pytest.mark.emulated
+def test_a_wrong_result_is_not_timed_and_fails_the_run(monkeypatch, tmp_path):
+    right = gradkit.rms_norm_grad
+
+    def wrong(*args, **kwargs):
+        dx, dscale = right(*args, **kwargs)
+        dscale[3] += 1
+        return dx, dscale
+
+    wrong.__name__ = "rms_norm_grad"
+    monkeypatch.setattr(gradkit, "rms_norm_grad", wrong)
+    options = ("--quick", "--only", "rms_norm,accumulate")
+    found = benchmark(monkeypatch, tmp_path / "found.json", *options, status=1)
+    assert [case["operation"] for case in found["cases"]] == ["accumulate_grad"] * 3 + ["zero_grad"]
+    assert len(found["errors"]) == 4
+    expected = "rms_norm_grad 24x64 bfloat16: AssertionError: rms_norm_grad (64,) bfloat16 is off"
+    assert found["errors"][0].startswith(expected)
+    assert f"**Failed: {expected}" in (tmp_path / "found.md").read_text()
+
+
+# The timer, on a device that does nothing but remember
+
+
+class Device:
+    """As much of CuPy as ``places.Cuda`` asks for; ``did`` lists what was queued."""
+
+    def __init__(self):
+        self.did = []
+        attributes = {"ClockRate": 1000, "MultiProcessorCount": 2, "L2CacheSize": 1 << 10}
+        events = iter(("start", "stop"))
+        self.cuda = SimpleNamespace(
+            Device=lambda: SimpleNamespace(attributes=attributes),
+            Event=lambda: Event(next(events), self.did),
+            get_elapsed_time=lambda start, stop: {("start", "stop"): 2.5}[start.name, stop.name],
+            get_current_stream=lambda: SimpleNamespace(
+                synchronize=lambda: self.did.append("synchronize")
+            ),
+        )
+
+    def __getattr__(self, name):
+        return getattr(np, name)
+
+    def RawModule(self, code):  # noqa: N802
+        assert "__global__ void evict" in code
+        return SimpleNamespace(get_function=self._function)
+
+    def _function(self, name):
+        def launch(grid, block, arguments):
+            assert 1 <= math.prod(grid) <= 1 << 16
+            assert math.prod(block) <= 1024
+            assert all(isinstance(value, (np.ndarray, np.generic)) for value in arguments)
+            self.did.append((name, int(arguments[0])) if name == "hold" else name)
+
+        return launch
+
+
+class Event:
+    def __init__(self, name, did):
+        self.name, self._did = name, did
+
+    def record(self):
+        self._did.append(self.name)
+
+    def synchronize(self):
+        self._did.append("wait")
+
+
+class Clock:
+    """The host's, which only calls move on."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def perf_counter(self):
+        return self.now
+
+    def call(self, seconds):
+        """A call that takes the host so long."""
+
+        def call():
+            self.now += seconds
+
+        return call
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    found = Clock()
+    monkeypatch.setattr(places, "time", found)
+    return found
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", Device())
+    monkeypatch.setattr(places.Cuda, "copied", 64)
+    return places.Cuda()
+
+
+def holds(place):
+    """Microseconds for which the device was kept busy; its clock has 1 MHz."""
+    return [did[1] for did in place.xp.did if did[0] == "hold"]
+
+
+def test_a_call_is_timed_cold_and_behind_a_busy_device(cuda):
+    call = lambda: cuda.xp.did.append("call")  # noqa: E731
+    assert cuda.timer(call) == 2.5e-3
+    assert cuda.xp.did == ["evict", ("hold", 100), "start", "call", "stop", "wait"]
+
+
+def test_a_slow_host_is_waited_for(cuda, clock):
+    call = clock.call(0.002)
+    assert cuda.timer(call) == 2.5e-3
+    assert holds(cuda) == [100, 4000]
+    assert cuda.timer(call) == 2.5e-3
+    assert holds(cuda) == [100, 4000, 4000]  # it is known by now
+    cuda.timer(clock.call(0.00005))
+    assert holds(cuda)[3:] == [100]
+
+
+def test_a_call_that_always_waits_is_timed_all_the_same(cuda, clock):
+    assert cuda.timer(clock.call(0.2)) == 2.5e-3
+    assert holds(cuda) == [100, 50_000]
+
+
+def test_wall_time_is_of_many_calls_and_waits_at_the_end(cuda, clock):
+    done = []
+    slow = clock.call(0.002)
+    assert cuda.wall(lambda: done.append(slow())) == pytest.approx(0.002)
+    assert len(done) in (11, 12)  # one to warm up, one to see how many 20 ms take, those
+    assert cuda.xp.did[-1] == "synchronize"
+
+
+def test_the_gpu_is_described(monkeypatch):
+    properties = {"name": b"NVIDIA H200", "multiProcessorCount": 132}
+    properties |= {"l2CacheSize": 60 << 20, "totalGlobalMem": 139 << 30}
+    cuda = SimpleNamespace(
+        Device=lambda: SimpleNamespace(id=0, compute_capability="90"),
+        nvrtc=SimpleNamespace(getVersion=lambda: (13, 0)),
+        runtime=SimpleNamespace(
+            driverGetVersion=lambda: 13000,
+            runtimeGetVersion=lambda: 13000,
+            getDeviceProperties=lambda number: {0: properties}[number],
+        ),
+    )
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda, __version__="14.0.0"))
+    monkeypatch.setenv("PATH", "")  # no nvidia-smi
+    found = machine.describe_gpu()
+    described = machine.describe() | {"gpu": found}
+    assert machine.slug(described) == "nvidia-h200"
+    page = report.page(results(machine=described), [])
+    assert page.startswith("# NVIDIA H200, 2026-01-01\n\n132 multiprocessors, L2 60 MiB, driver ")
+    assert "driver unknown, CUDA 13000, NVRTC (13, 0)" in page
+    assert "cupy 14.0.0" in page
+
+
+def test_without_a_gpu_the_run_says_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "--device", "cuda"])
+    with pytest.raises(SystemExit, match="--device cuda is not to be had: ModuleNotFoundError"):
+        run.main()
+
+
+def test_numbers_repeat_but_never_fill_with_one_value():
+    place = places.Emulated()
+    array = place.normal((1100, 1000), "float32", seed=3)
+    assert array.shape == (1100, 1000)
+    assert np.unique(array[:1000]).size > 900_000
+    assert not np.array_equal(array[0], place.normal((1100, 1000), "float32", seed=4)[0])
+    half = place.normal((4, 4), "bfloat16")
+    np.testing.assert_array_equal(place.exact(half), half.astype(np.float64))
+
+
+# Targets, shapes, pages
+
+
+@pytest.mark.parametrize(
+    ("shape", "wanted"),
+    [
+        ((16384, 4096), {"copy": 0.85, "torch": 2.0, "torch.compile": 1.8, "liger": 1.0}),
+        ((8192, 5120), {"copy": 0.85, "torch": 2.0, "torch.compile": 1.8, "liger": 1.0}),
+        ((4096, 16384), {"copy": 0.72, "torch.compile": 1.5}),
+        ((65536, 1024), {"copy": 0.75, "torch": 2.0}),
+        ((131072, 128), {"copy": 0.65, "torch.compile": 1.5}),
+        ((8192, 768), {"copy": 0.55, "torch": 1.5}),
+        ((1, 4096), {"ms": 0.008, "wall ms": 0.02, "torch": 1, "torch.compile": 1, "liger": 1}),
+    ],
+)
+def test_targets_go_by_class(shape, wanted):
+    assert norms.row_targets(0.85, shape, 3 * 2 * math.prod(shape)) == wanted
+
+
+def test_lists_are_the_models_that_they_name():
+    counts = {
+        name: (len(wanted), sum(map(math.prod, wanted)))
+        for name, (_, wanted) in shapes.DEVICE_LISTS.items()
+    }
+    assert counts["GPT-2 124M"] == (148, 124_439_808)
+    assert counts["ResNet-50"] == (161, 25_557_032)
+    assert counts["Llama-3-8B"] == (291, 8_030_261_248)
+
+
+def results(**changes):
+    """A results file of one case."""
+    spread = lambda ms: {"min": ms, "q1": ms, "median": ms, "q3": ms}  # noqa: E731
+    case = {
+        "operation": "zero_grad",
+        "shape": "64",
+        "dtype": "float32",
+        "bytes": 0,
+        "note": "overhead",
+        "failed": {"liger": "ImportError: no"},
+        "cores_taken_by_others": 0.0,
+        "ms": {"gradkit": spread(2.0), "torch": spread(1.0), harness.LAUNCH: spread(0.1)},
+        "wall_ms": {"gradkit": spread(8.0), "torch": spread(1.0), harness.LAUNCH: spread(2.0)},
+        "ratios": {"torch": spread(0.5), harness.LAUNCH: spread(0.05)},
+        "of_copy": spread(0.0),
+        "targets": {"torch": 1.0, "ms": 3.0, "wall ms": 7.0, harness.LAUNCH: 3.0},
+    }
+    machine = {
+        "cpu": "a processor",
+        "cores": 2,
+        "caches": {},
+        "system": "Linux",
+        "python": "3.12",
+        "blas": "openblas",
+        "versions": {"gradkit": "0.1.0"},
+    }
+    found = {"date": "2026-01-01", "command": "c", "device": "cuda", "machine": machine}
+    rest = {"missing": {"liger": "no"}, "dropped": ["clip"], "load": [0.0, 0.0], "cases": [case]}
+    return found | rest | changes
+
+
+def test_verdicts():
+    assert list(harness.verdicts(results()["cases"][0])) == [
+        ("torch /", 1.0, 0.5, False),
+        ("ms", 3.0, 2.0, True),
+        ("wall ms", 7.0, 8.0, False),
+        ("wall in launches", 3.0, 4.0, False),
+    ]
+
+
+def test_pages_say_what_is_slower_and_what_was_not_measured():
+    page = report.page(results(), [])
+    assert "| zero_grad | 64    | float32 | torch | 0.50x" in page
+    assert "Not measured: liger (no)." in page
+    assert "Not measured, for lack of time: clip." in page
+    assert "Not measured: liger on zero_grad 64 float32 (ImportError: no)." in page
+    assert "| wall in launches | <= 3" in page.replace("  ", " ").replace("  ", " ")
+    assert "Not yet run on a GPU" not in report.overview([results()])
+    assert "Not yet run on a GPU" in report.overview([results(device="cpu")])

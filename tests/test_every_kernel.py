@@ -1,0 +1,89 @@
+"""Every kernel on each of its code paths, a few launches each: what compute-sanitizer watches.
+
+The tools slow a kernel down a hundredfold, so that the rest of the suite is too long for them.
+Shapes are chosen to reach scalar and vector accesses, several rows a block, rows that are read
+once and twice, both memory orders of batch norm, and lists in and beyond the parameter block.
+"""
+
+import math
+
+import numpy as np
+import pytest
+
+import gradkit
+from tests.problems import BATCH_TYPES, LAYER_TYPES, make
+from tests.tolerances import DTYPES
+
+ROWS = [(9, 5), (37, 64), (3, 1024), (2, 2049), (2, 12292)]
+IMAGES = [(33, 3), (5, 4, 3, 7), (2, 16, 8, 8)]
+joined = "-".join
+
+
+@pytest.mark.parametrize("types", LAYER_TYPES, ids=joined)
+@pytest.mark.parametrize("shape", ROWS, ids=str)
+def test_row_norms(backend, shape, types):
+    p = make(shape, types)
+    x, dy, scale, bias = p.on(backend, "x", "dy", "scale", "bias")
+    mean, inv_std = p.on(backend, "mean", "inv_std")
+    y, *statistics = gradkit.layer_norm(x, scale, bias, eps=p.eps)
+    p.check_forward(backend, y, *statistics)
+    p.check_gradients(backend, *gradkit.layer_norm_grad(dy, x, scale, mean, inv_std))
+    gradkit.layer_norm_inverse(y, scale, bias, mean, inv_std)
+    gradkit.invertible_layer_norm_grad(dy, y, scale, bias, inv_std)
+
+    p = make(shape, types, centred=False)
+    y, inv_std = gradkit.rms_norm(x, scale, eps=p.eps)
+    p.check_forward(backend, y, None, inv_std)
+    p.check_gradients(backend, *gradkit.rms_norm_grad(dy, x, scale, backend.asarray(p.inv_std)))
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["channels-first", "channels-last"])
+@pytest.mark.parametrize("types", BATCH_TYPES, ids=joined)
+@pytest.mark.parametrize("shape", IMAGES, ids=str)
+def test_batch_norm(backend, shape, types, last):
+    if last:
+        shape = (shape[0], *shape[2:], shape[1])
+    p = make(shape, types, axis=-1 if last else 1, batch=True)
+    x, dy, scale, bias = p.on(backend, "x", "dy", "scale", "bias")
+    statistics = p.on(backend, "mean", "inv_std")
+    out = None, *(backend.asarray(np.empty_like(a)) for a in (p.mean, p.inv_std))
+    p.check_forward(backend, *gradkit.batch_norm(x, scale, bias, eps=p.eps, out=out, **p.where))
+    p.check_gradients(backend, *gradkit.batch_norm_grad(dy, x, scale, *statistics, **p.where))
+
+
+@pytest.mark.parametrize("count", [4, 200])
+def test_lists(backend, count):
+    rng = np.random.default_rng(count)
+    shapes = [(k % 7 + 1, 3 * k % 50 + 1) for k in range(count)] + [(3, 2000)]
+    hosts = [
+        rng.standard_normal((m, 2 * n)).astype(list(DTYPES.values())[k % 4])
+        for k, (m, n) in enumerate(shapes)
+    ]
+    grads = [backend.asarray(h)[:, :: 1 + (k % 3 == 0)] for k, h in enumerate(hosts)]
+    expected = [h[:, :: 1 + (k % 3 == 0)].astype(np.float64) for k, h in enumerate(hosts)]
+    flat = np.abs(np.concatenate(expected, axis=None))
+    for order in (1, 2, 3.5, math.inf):
+        norm = float(backend.asnumpy(gradkit.grad_norm(grads, order)))
+        assert norm == pytest.approx(np.linalg.norm(flat, order), rel=1e-6)
+        gradkit.grad_norm(grads, order, per_tensor=True)
+    clipped, norm = gradkit.clip_by_global_norm(grads, 1.0)
+    gradkit.clip_coefficient(norm, 1.0)
+    gradkit.clip_grad_value(clipped, 0.01)
+    gradkit.clip_grad_norm(grads, 1.0)
+    assert float(backend.asnumpy(gradkit.grad_norm(grads))) == pytest.approx(1, rel=1e-2)
+    gradkit.scale_grads(grads, 0.5)
+    gradkit.zero_grad(grads)
+    assert not any(backend.asnumpy(grad).any() for grad in grads)
+
+
+@pytest.mark.parametrize("into", sorted(DTYPES))
+@pytest.mark.parametrize("addend", sorted(DTYPES))
+def test_accumulate(backend, into, addend):
+    buffer = backend.asarray(np.ones((67, 33), DTYPES[into]))
+    row = backend.asarray(np.full(33, 2.0, DTYPES[addend]))
+    whole = backend.asarray(np.full((67, 33), 3.0, DTYPES[addend]))
+    gradkit.accumulate_grad(buffer, row, scale=0.5, casting="same_kind")
+    gradkit.accumulate_grad_v2(buffer, whole, casting="same_kind")
+    np.testing.assert_array_equal(backend.asnumpy(buffer).astype(np.float64), 5.0)
+    gradkit.accumulate_grad_v2(buffer, whole, overwrite=True, casting="same_kind")
+    np.testing.assert_array_equal(backend.asnumpy(buffer).astype(np.float64), 3.0)

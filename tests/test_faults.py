@@ -1,0 +1,554 @@
+"""Faults of the host, provoked: one typed error or the stated fallback, never a wrong answer.
+
+docs/promises.md lists them all, with those that are tested beside what they concern.
+"""
+
+import linecache
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gradkit
+from gradkit._cuda import tensor_lists
+from gradkit._cuda.loading import kernel
+from gradkit._numpy import blocks, clipping
+from tests.backends import BACKENDS, has_gpu
+from tests.bad_input.arguments import ACCUMULATORS, LISTS, NORMS, WRITERS, Factory, good
+from tests.emulated import Backend as CudaBackend
+from tests.emulated import on_device
+from tests.emulator import EmulatedDevice
+from tests.emulator.device import ArrayNamespace
+from tests.tolerances import assert_same_bits
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = str(Path(gradkit.__file__).parent)
+IN_PLACE = (*WRITERS, *ACCUMULATORS)
+
+
+def run(*scripts, **environment):
+    """What scripts, one after the other, print in a process of their own."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", "\n".join(map(textwrap.dedent, scripts))],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+# An interrupted call
+
+
+class Interrupt:
+    """Sends SIGINT at one of the lines of gradkit that the main thread runs through.
+
+    Not at a ``with``: tracing sees a line between a block and its ``__exit__``, where Python
+    takes no signals.
+    """
+
+    def __init__(self, line):
+        self.left = line
+        self.where = None
+
+    def __enter__(self):
+        sys.settrace(self._enter)
+        return self
+
+    def __exit__(self, *_):
+        sys.settrace(None)
+
+    def _enter(self, frame, event, _):  # noqa: ARG002
+        return self._step if frame.f_code.co_filename.startswith(PACKAGE) else None
+
+    def _step(self, frame, event, _):
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+        if event == "line" and not line.startswith("with "):
+            self.left -= 1
+            if self.left == 0:
+                self.where = f"{frame.f_code.co_qualname}: {line}"
+                signal.raise_signal(signal.SIGINT)
+        return self._step
+
+
+def interrupted_everywhere(make_arguments, function):
+    """A call interrupted at each line in turn: how many there were, and how many had written."""
+    a, arguments = make_arguments()
+    before = a.memory()
+    getattr(gradkit, function)(**arguments)
+    after, wrote, line = a.memory(), 0, 0
+    while True:
+        line += 1
+        a, arguments = make_arguments()
+        try:
+            with Interrupt(line) as interrupt:
+                getattr(gradkit, function)(**arguments)
+        except KeyboardInterrupt:
+            pass
+        else:
+            assert interrupt.where is None, f"the interrupt at {interrupt.where} was lost"
+            return line - 1, wrote
+        assert a.memory() in (before, after), f"written in part: interrupted at {interrupt.where}"
+        wrote += a.memory() == after
+
+
+@pytest.mark.parametrize("function", IN_PLACE)
+def test_an_interrupted_call_has_written_all_or_nothing(backend, function, monkeypatch):
+    """Ctrl-C at every line, between the norm and the scaling among them."""
+    # A plan that is kept makes some call shorter than the others, if memory comes back.
+    monkeypatch.setattr(tensor_lists._plans, "keep", lambda *_: None)
+
+    def make_arguments():
+        a = Factory(backend)
+        return a, good(function, a)
+
+    lines, wrote = interrupted_everywhere(make_arguments, function)
+    assert lines > 30
+    assert 0 < wrote < lines
+
+
+@pytest.mark.parametrize("function", ["clip_grad_norm", "scale_grads", "clip_grad_value"])
+def test_threads_that_scale_are_not_left_behind(monkeypatch, function):
+    monkeypatch.setattr(clipping, "ONE_PASS", 1)
+
+    def make_arguments():
+        a, backend = Factory(BACKENDS[0]), BACKENDS[0]
+        grads = [a(np.full(20_000, k, np.float32)) for k in range(1, 5)]
+        assert backend.on_host
+        return a, {"grads": grads, **LISTS[function]}
+
+    lines, wrote = interrupted_everywhere(make_arguments, function)
+    assert 0 < wrote < lines
+
+
+def test_whoever_handles_interrupts_gets_them_afterwards(monkeypatch):
+    """Every one, and after the call; and the handler stays the one that it was."""
+    seen, grads = [], [np.ones(3), np.ones(3)]
+
+    def handler(number, frame):  # noqa: ARG001
+        seen.append([float(g[0]) for g in grads])
+
+    def scaler(_):
+        def scale(source, target):
+            signal.raise_signal(signal.SIGINT)
+            np.multiply(source, 0.5, out=target)
+
+        return scale
+
+    monkeypatch.setattr(clipping, "_scaler", scaler)
+    previous = signal.signal(signal.SIGINT, handler)
+    try:
+        gradkit.scale_grads(grads, 0.5)
+        assert signal.getsignal(signal.SIGINT) is handler
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    assert seen == [[0.5, 0.5], [0.5, 0.5]]
+
+
+# Memory, compilers and launches that fail on the device
+
+
+class RefusedError(Exception):
+    """What a driver would raise."""
+
+
+class FailingMemory:
+    """The memory of a device that may have none left."""
+
+    def __init__(self, device):
+        self._device = device
+
+    def __getattr__(self, name):
+        if name in ("allocate", "empty"):
+            self._device.take("memory", MemoryError("out of device memory"))
+        return getattr(self._device.memory, name)
+
+
+class FailingDevice(EmulatedDevice):
+    """Memory, compiler or launches fail once: the first time, the second or whenever it says."""
+
+    launch_errors = (RefusedError,)
+
+    def __init__(self, what, turn):
+        super().__init__(multiprocessors=1)
+        self.what, self.turn = what, turn
+        self.xp = ArrayNamespace(FailingMemory(self))
+
+    def take(self, what, error):
+        if what == self.what:
+            self.turn -= 1
+            if self.turn == 0:
+                raise error
+
+    def compile(self, source, options=()):
+        self.take("compiler", RuntimeError("error: expected a ';'"))
+        module, device = super().compile(source, options), self
+
+        class Module:
+            def get_function(self, name):
+                launch = module.get_function(name)
+
+                def refused(*arguments, **more):
+                    device.take("launch", RefusedError("invalid argument"))
+                    launch(*arguments, **more)
+
+                return refused
+
+        return Module()
+
+
+ERRORS = {
+    "memory": MemoryError,
+    "compiler": gradkit.KernelCompileError,
+    "launch": gradkit.KernelLaunchError,
+}
+
+
+class OnDevice:
+    """A backend for the factory, on one device."""
+
+    on_host = False
+
+    def __init__(self, device):
+        self._cuda = CudaBackend(device)
+
+    def asarray(self, array):
+        return on_device(np.array(array), self._cuda)
+
+    memory = staticmethod(BACKENDS[0].memory)
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("what", ERRORS)
+@pytest.mark.parametrize("function", [*LISTS, *NORMS, *ACCUMULATORS])
+def test_what_fails_on_the_device_is_a_typed_error(function, what):
+    """At the first, the second and every further time: inputs are whole, gradients all or none."""
+    a = Factory(OnDevice(FailingDevice(what, 0)))
+    arguments = good(function, a)
+    before = a.memory()
+    getattr(gradkit, function)(**arguments)
+    after, turn = a.memory(), 0
+    assert (after != before) == (function in IN_PLACE)
+    while True:
+        turn += 1
+        device = FailingDevice(what, turn)
+        a = Factory(OnDevice(device))
+        arguments = good(function, a)
+        try:
+            getattr(gradkit, function)(**arguments)
+        except ERRORS[what]:
+            assert a.memory() in (before, after)
+        else:
+            break
+        if a.memory() == before:  # nothing is left behind that another call would stumble on
+            getattr(gradkit, function)(**arguments)
+            assert a.memory() == after
+    assert device.turn > 0
+    assert turn > 1 or what == "memory"
+
+
+@pytest.mark.emulated
+def test_a_long_list_that_finds_no_memory_is_left_alone():
+    hosts = [np.full(3, k, np.float32) for k in range(200)]
+    for turn in range(1, 9):
+        a = Factory(OnDevice(FailingDevice("memory", turn)))
+        grads = [a(host) for host in hosts]
+        before = a.memory()
+        try:
+            gradkit.clip_grad_norm(grads, 1.0)
+        except MemoryError:
+            assert a.memory() == before
+        else:
+            break
+    assert turn > 1
+    assert a.memory() != before
+
+
+# CuPy's own faults
+
+
+@pytest.mark.skipif(has_gpu(), reason="there is a device")
+def test_cupy_without_a_driver():
+    """Its arrays can be made around memory, and nothing can be computed."""
+    cupy = pytest.importorskip("cupy")
+    host = np.ones(8, np.float32)
+    memory = cupy.cuda.UnownedMemory(host.ctypes.data, host.nbytes, host, 0)
+    array = cupy.ndarray((8,), np.float32, cupy.cuda.MemoryPointer(memory, 0))
+    for call in (
+        lambda: gradkit.clip_grad_norm([array], 1.0),
+        lambda: gradkit.layer_norm(array),
+        lambda: gradkit.accumulate_grad(array, array),
+    ):
+        message = "CuPy is installed, but CUDA device 0 cannot be used: .*nvidia-smi"
+        with pytest.raises(gradkit.BackendUnavailableError, match=message):
+            call()
+    assert_same_bits(host, np.ones(8, np.float32))
+
+
+def test_a_cache_that_cannot_be_written_is_a_typed_error(tmp_path):
+    (tmp_path / "file").touch()
+
+    class Device(EmulatedDevice):
+        def compile(self, source, options=()):  # noqa: ARG002
+            (tmp_path / "file" / "cache").mkdir(parents=True)
+
+    with pytest.raises(gradkit.KernelCompileError, match=r"file/cache.*CUPY_CACHE_DIR"):
+        kernel(Device(), "coefficients", "clip_coefficient")
+
+
+def test_a_cupy_that_cannot_make_its_cache_is_a_typed_error(tmp_path):
+    """As CuPy 14 does when it is imported; for its own users the import fails already."""
+    (tmp_path / "file").touch()
+    script = """
+        import gradkit
+        from gradkit._frameworks import cuda
+        try:
+            cuda.cupy()
+        except gradkit.BackendUnavailableError as error:
+            print(error)
+    """
+    (tmp_path / "cupy.py").write_text("import os; os.makedirs(os.environ['CUPY_CACHE_DIR'])")
+    path = os.pathsep.join([str(ROOT), str(tmp_path)])  # an installed CuPy comes before
+    printed = run(script, CUPY_CACHE_DIR=str(tmp_path / "file" / "cache"), PYTHONPATH=path)
+    assert "Not a directory" in printed
+    assert "Set CUPY_CACHE_DIR" in printed
+
+
+# The host's memory, threads, folders and processes
+
+LIMITED = """
+    import resource
+    import numpy as np, gradkit
+
+    def leave(spare):
+        with open("/proc/self/statm") as file:
+            pages = int(file.read().split()[0])
+        size = pages * resource.getpagesize() + spare
+        resource.setrlimit(resource.RLIMIT_AS, (size, resource.RLIM_INFINITY))
+
+    grads = [np.full(1 << 21, 2.0, np.float32) for _ in range(4)]
+    whole = [g.copy() for g in grads]
+    same = lambda a, b: all(map(np.array_equal, a, b))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's limits")
+def test_out_of_memory_leaves_the_gradients_alone():
+    script = """
+        leave(1 << 20)  # less than the scratch of a single thread
+        for call in (
+            lambda: gradkit.grad_norm(grads),
+            lambda: gradkit.clip_grad_norm(grads, 1.0),
+            lambda: gradkit.clip_by_global_norm(grads, 1.0),
+            lambda: gradkit.accumulate_grad(grads[0], grads[1], scale=0.5),
+            lambda: gradkit.layer_norm(grads[0].reshape(1024, -1)),
+        ):
+            try:
+                call()
+            except MemoryError:
+                print("MemoryError")
+        leave(1 << 30)
+        print(same(grads, whole))
+        gradkit.clip_grad_norm(grads, 1.0)
+        print(round(float(gradkit.grad_norm(grads)), 6))
+    """
+    assert run(LIMITED, script) == 5 * "MemoryError\n" + "True\n1.0\n"
+
+
+@pytest.mark.parametrize("function", ["scale_grads", "accumulate_grad"])
+def test_memory_for_some_threads_alone_leaves_the_arrays_alone(monkeypatch, function):
+    """Scratch for one thread after the other runs out, until there is enough for all."""
+    allocate, left = blocks._new_scratch, 0
+
+    def scarce():
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise MemoryError
+        return allocate()
+
+    monkeypatch.setattr(blocks, "_new_scratch", scarce)
+    monkeypatch.setattr(blocks, "WORKERS", 4)
+    for enough in range(5):
+        blocks._spare.clear()
+        arrays = [np.ones(1 << 19, np.float16) for _ in range(4)]
+        joined = np.ones(1 << 21, np.float16)
+        left = enough
+        try:
+            if function == "scale_grads":
+                gradkit.scale_grads(arrays, 0.5)
+            else:
+                gradkit.accumulate_grad(joined, joined, scale=-0.5)
+        except MemoryError:
+            expected = 1.0
+        else:
+            expected = 0.5
+        written = arrays if function == "scale_grads" else [joined]
+        assert all((array == expected).all() for array in written)
+    assert expected == 0.5
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's limits")
+def test_without_further_threads_the_calling_one_does_it_all():
+    """And what it did is not done again when there are threads at last."""
+    script = """
+        from gradkit._numpy import blocks
+        import threading
+        blocks.WORKERS = 4
+        threading.stack_size(32 << 20)
+        leave(14 << 20)  # scratch for four, but no thread's stack
+        norm = float(gradkit.grad_norm(grads))
+        gradkit.scale_grads(grads, 0.5)
+        halved = [g.copy() for g in grads] if leave(1 << 30) is None else None
+        gradkit.grad_norm(whole), gradkit.grad_norm(whole)  # on threads now
+        print(norm == float(gradkit.grad_norm(whole)), same(grads, halved))
+        print(all((g == 1.0).all() for g in grads), len(blocks._pool._threads) > 0)
+    """
+    assert run(LIMITED, script) == "True True\nTrue True\n"
+
+
+def test_a_helper_that_starts_too_late_does_nothing(monkeypatch):
+    """Python's pool keeps the work of a thread that it could not start, for the next one."""
+    kept, done = [], []
+
+    class Full:
+        def submit(self, work):
+            kept.append(work)
+            raise RuntimeError("can't start new thread")
+
+    def work(strip):
+        done.extend(strip)
+        raise MemoryError
+
+    monkeypatch.setattr(blocks, "_threads", Full)
+    monkeypatch.setattr(blocks, "WORKERS", 2)
+    with pytest.raises(MemoryError):
+        blocks.in_strips(work, range(8), 1 << 20, pays=1)
+    for late in kept:
+        late()
+    assert len(kept) == 1
+    assert done == [0]
+
+
+def test_at_exit_there_are_no_threads_any_more():
+    script = """
+        import atexit
+        import numpy as np, gradkit
+        from gradkit._numpy import blocks
+        blocks.WORKERS = 4
+        grads = [np.ones(1 << 21, np.float32) for _ in range(4)]
+        atexit.register(lambda: print(gradkit.grad_norm(gradkit.scale_grads(grads, 2.0), np.inf)))
+    """
+    assert run(script) == "2.0\n"
+
+
+@pytest.mark.parametrize("home", ["", "/proc/nowhere", "file"])
+def test_a_home_that_cannot_be_written(tmp_path, home):
+    """Nothing is kept there."""
+    (tmp_path / "file").touch()
+    folder = str(tmp_path / "file" / "home") if home == "file" else home
+    script = """
+        import numpy as np, gradkit
+        x = np.arange(6.0).reshape(2, 3)
+        y, mean, inv_std = gradkit.layer_norm(x)
+        gradkit.show_config("dicts")
+        print(mean, gradkit.clip_grad_norm([x], 1.0) > 1)
+    """
+    names = ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "TMPDIR", "CUPY_CACHE_DIR")
+    assert run(script, **dict.fromkeys(names, folder)) == "[1. 4.] True\n"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_children_forked_while_threads_are_at_work():
+    script = """
+        import os, threading, warnings
+        warnings.simplefilter("ignore", DeprecationWarning)  # that it may deadlock
+        import numpy as np, gradkit
+        x = np.random.default_rng(0).standard_normal((600, 1100)).astype(np.float32)
+        work = lambda: (gradkit.layer_norm(x)[0].tobytes(), float(gradkit.grad_norm(x)))
+        expected, stop = work(), threading.Event()
+        busy = threading.Thread(target=lambda: [work() for _ in iter(stop.is_set, True)])
+        busy.start()
+        answers = []
+        for _ in range(10):
+            child = os.fork()
+            if child == 0:
+                os._exit(0 if work() == expected else 1)
+            answers.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        stop.set(), busy.join()
+        print(answers == [0] * 10)
+    """
+    assert run(script) == "True\n"
+
+
+class TwoStreams(EmulatedDevice):
+    """Threads are on one of two streams each; kernels run one after the other."""
+
+    def __init__(self):
+        super().__init__(multiprocessors=1)
+        self._own, self._one = threading.local(), threading.Lock()
+        self.uploads = []
+
+    @property
+    def stream(self):
+        return getattr(self._own, "number", 0)
+
+    @stream.setter
+    def stream(self, number):
+        self._own.number = number
+
+    def upload(self, host):
+        self.uploads.append(self.stream)
+        return super().upload(host)
+
+    def compile(self, source, options=()):
+        module, lock = super().compile(source, options), self._one
+
+        class Module:
+            def get_function(self, name):
+                launch = module.get_function(name)
+
+                def in_turn(*arguments, **more):
+                    with lock:
+                        launch(*arguments, **more)
+
+                return in_turn
+
+        return Module()
+
+
+@pytest.mark.emulated
+def test_eight_threads_on_two_streams():
+    """Each list is uploaded once for each stream, and no thread sees another's."""
+    device = TwoStreams()
+    cuda, together = CudaBackend(device), threading.Barrier(8)
+    lists = [[np.full(3, k + n, np.float32) for k in range(100)] for n in range(8)]
+    kept = [[on_device(host.copy(), cuda) for host in hosts] for hosts in lists]
+    x = on_device(np.arange(60, dtype=np.float32).reshape(4, 15), cuda)
+    expected = [float(gradkit.grad_norm(hosts)) for hosts in lists]
+    y = np.array(gradkit.layer_norm(x)[0])
+
+    def work(number):
+        device.stream = 1 + number % 2
+        together.wait()
+        for _ in range(5):
+            assert float(gradkit.grad_norm(kept[number])) == expected[number]
+            assert_same_bits(np.array(gradkit.layer_norm(x)[0]), y)
+        gradkit.scale_grads(kept[number], 2.0)
+        return [np.array(grad) for grad in kept[number]]
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(work, range(8)))
+    for arrays, hosts in zip(found, lists, strict=True):
+        for array, host in zip(arrays, hosts, strict=True):
+            assert_same_bits(array, host * 2)
+    assert sorted(device.uploads) == 4 * [1] + 4 * [2]

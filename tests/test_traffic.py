@@ -1,0 +1,185 @@
+"""Bytes that kernels move through global memory: each operation's floor, and its partial sums.
+
+The emulator counts every thread's own accesses. Arrays of the data's size must come to their
+floor to the byte; what several threads of a block read alike (a row's statistics) counts once
+for each of them, and is left out of the sums here.
+"""
+
+import numpy as np
+import pytest
+
+from gradkit._cuda import Backend
+from tests.emulator import EmulatedDevice
+from tests.problems import LAYER_TYPES, make
+from tests.tolerances import DTYPES
+
+pytestmark = pytest.mark.emulated
+
+SHARED = {"mean", "inv_std", "sums", "norm", "means"}  # read by many threads alike
+NARROW = next(types for types in LAYER_TYPES if types[0] == "bfloat16" == types[2])
+
+
+class Meter:
+    """A backend on the emulator, and what its launches moved."""
+
+    def __init__(self, **options):
+        self.device = EmulatedDevice(**{"multiprocessors": 2} | options)
+        self.run = Backend(self.device)
+
+    def empty(self, *likes):
+        return [self.device.xp.empty(like.shape, like.dtype) for like in likes]
+
+    def put(self, *hosts):
+        return [self.device.xp.asarray(host) for host in hosts]
+
+    def moved(self, *kernels):
+        """``{array: (bytes read, bytes written)}`` of all launches, without what is shared."""
+        found = {}
+        for (kernel, array), counts in self.device.total_traffic.by_array.items():
+            assert kernel in kernels, kernel
+            if array not in SHARED:
+                before = found.get(array, (0, 0))
+                found[array] = tuple(a + b for a, b in zip(before, counts, strict=True))
+        return {array: counts for array, counts in found.items() if any(counts)}
+
+
+def row_gradient(meter, norm, problem, axis):
+    """Run one of the three; how many parameter gradients it has."""
+    p = problem
+    dx, dscale, dbias = meter.empty(p.x, p.scale, p.scale)
+    if norm == "layer_norm_grad":
+        meter.run.layer_norm_grad(p.dy, p.x, p.scale, p.mean, p.inv_std, axis, dx, dscale, dbias)
+        return 2
+    if norm == "rms_norm_grad":
+        meter.run.rms_norm_grad(p.dy, p.x, p.scale, p.inv_std, axis, dx, dscale)
+        return 1
+    meter.run.invertible_layer_norm_grad(
+        p.dy, p.x, p.scale, p.bias, p.inv_std, axis, dx, dscale, dbias
+    )
+    return 2
+
+
+NORMS = ["layer_norm_grad", "rms_norm_grad", "invertible_layer_norm_grad"]
+
+
+@pytest.mark.parametrize("types", [LAYER_TYPES[0], NARROW], ids=str)
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("shape", [(40, 512), (96, 64), (9, 1027), (4, 12289), (3, 16384)], ids=str)
+def test_rows_that_fit_are_read_once(norm, shape, types):
+    """3 M D elements; and each block's partial sums, written once and read once."""
+    meter = Meter()
+    p = make(shape, types)
+    planes = row_gradient(meter, norm, p, 1)
+    moved = meter.moved("layer_norm_grad", "column_sums")
+    sums = np.dtype(np.float32).itemsize * planes * shape[1]  # a block's
+    written, read = moved["partials"][::-1]
+    blocks = written // sums
+    assert 1 <= blocks <= shape[0]
+    assert written == read == blocks * sums
+    assert moved["dy"] == moved["source"] == (p.x.nbytes, 0)
+    assert moved["dx"] == (0, p.x.nbytes)
+    assert moved["first"] == (0, p.scale.nbytes)
+    assert moved.get("second", (0, 0)) == (0, p.scale.nbytes * (planes - 1))
+    # Kept in registers: once for each of a block's rows at a time, not for each row. For long
+    # rows there are too few, and the cache has it.
+    copies, rest = divmod(moved["scale"][0], p.scale.nbytes)
+    assert rest == 0
+    assert copies == shape[0] if shape[1] > 8192 else copies % blocks == 0 < copies <= shape[0]
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("shape", [(3, 16392), (2, 14337)], ids=str)
+def test_longer_rows_are_read_twice(norm, shape):
+    """5 M D elements."""
+    meter = Meter()
+    p = make(shape, LAYER_TYPES[0])
+    row_gradient(meter, norm, p, 1)
+    moved = meter.moved("row_sums_of_gradient", "apply_gradient", "column_sums")
+    assert moved["dy"] == moved["source"] == (2 * p.x.nbytes, 0)
+    assert moved["dx"] == (0, p.x.nbytes)
+    assert moved["partials"][0] == moved["partials"][1]
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_batch_norm_gradient_takes_five_passes(last):
+    """Both sums need all of dy and x before the first dx: 5 n elements."""
+    meter = Meter()
+    shape = (4, 9, 9, 16) if last else (4, 16, 9, 8)
+    rng = np.random.default_rng(0)
+    dy, x = meter.put(*(rng.standard_normal(shape).astype(np.float32) for _ in range(2)))
+    if last:
+        dy, x = (array.transpose(0, 3, 1, 2) for array in (dy, x))
+    scale, mean, inv_std = meter.put(*(np.ones(16, np.float32) for _ in range(3)))
+    dscale, dbias = meter.empty(scale, scale)
+    (dx,) = meter.put(np.empty(shape, np.float32))
+    dx = dx.transpose(0, 3, 1, 2) if last else dx
+    meter.run.batch_norm_grad(dy, x, scale, mean, inv_std, 1, dx, dscale, dbias)
+    moved = meter.moved("sum_channels", "finish_channels", "apply_channels")
+    assert moved["dy"] == moved["x"] == (2 * x.nbytes, 0)
+    assert moved["dx"] == (0, x.nbytes)
+    written, read = moved["partials"][::-1]
+    assert written == read
+    assert written % (2 * 8 * 16) == 0
+    assert moved["dscale"] == moved["dbias"] == (0, scale.nbytes)
+
+
+# Lists: the arrays' addresses travel in the list, so that the launch's sums stand for them.
+
+MIXED = [("bfloat16", 6000), ("float32", 1 << 13), ("float16", 37), ("float64", 5000)]
+
+
+def gradients(meter):
+    grads = meter.put(*(np.ones(size, DTYPES[name]) for name, size in MIXED))
+    return grads, sum(grad.nbytes for grad in grads)
+
+
+def test_a_norm_reads_everything_once():
+    """And writes 3 doubles a chunk, which the second launch reads."""
+    meter = Meter()
+    grads, size = gradients(meter)
+    out = meter.device.xp.empty((), np.float64)
+    meter.run.grad_norm(grads, 2.0, out)
+    total = meter.device.total_traffic
+    partials = total.by_array["norm_partials", "partials"][1]
+    chunks = sum(-(-grad.nbytes // 4096) for grad in grads)
+    assert partials == chunks * 3 * 8
+    assert total.by_array["norm_finish", "partials"] == (partials, 0)
+    assert (total.read, total.written) == (size + partials, partials + out.nbytes)
+
+
+def test_clipping_that_scales_reads_and_writes_everything_once():
+    meter = Meter()
+    grads, size = gradients(meter)
+    norm = meter.put(np.float64(8.0))[0]
+    meter.run.clip_by_norm(grads, norm, 1.0, 0.0, grads, zero_nonfinite=False)
+    total = meter.device.total_traffic
+    shared = total.by_array["clip_by_norm", "norm"][0]
+    assert (total.read - shared, total.written) == (size, size)
+
+
+def test_clipping_that_need_not_scale_touches_nothing():
+    meter = Meter()
+    grads, _ = gradients(meter)
+    norm = meter.put(np.float64(8.0))[0]
+    meter.run.clip_by_norm(grads, norm, 9.0, 0.0, grads, zero_nonfinite=False)
+    total = meter.device.total_traffic
+    assert (total.read, total.written) == (total.by_array["clip_by_norm", "norm"][0], 0)
+
+
+@pytest.mark.parametrize(("into", "of"), [("float32", "float32"), ("float32", "bfloat16")])
+def test_accumulating_moves_three_arrays(into, of):
+    meter = Meter()
+    buffer, grad = meter.put(np.ones(9001, DTYPES[into]), np.ones(9001, DTYPES[of]))
+    meter.run.accumulate_grad(buffer, grad, True, None)
+    total = meter.device.total_traffic
+    assert (total.read, total.written) == (buffer.nbytes + grad.nbytes, buffer.nbytes)
+    meter.run.accumulate_grad_v2(buffer, grad, True)  # overwrites: the buffer is not read
+    assert (meter.device.traffic.read, meter.device.traffic.written) == (grad.nbytes, buffer.nbytes)
+
+
+def test_zeroing_only_writes():
+    meter = Meter()
+    grads, size = gradients(meter)
+    meter.run.zero_grad(grads)
+    total = meter.device.total_traffic
+    assert (total.read, total.written) == (0, size)
