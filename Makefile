@@ -81,7 +81,7 @@ lock: .venv-lock/.installed ## pin the newest versions of all that `make venv` a
 mutants: $(STAMP) ## plant faults one by one; each must make a test fail (an hour)
 	$(BIN)/python -m tests.mutants $(MUTANTS)
 
-mutants-fast: $(STAMP) ## the quickest mutant of each kind
+mutants-fast: $(STAMP) ## the quickest mutant of each family of faults and of each Python file
 	$(BIN)/python -m tests.mutants --fast
 
 sanitize-gpu: ## compute-sanitizer's four tools over every kernel (10 min)

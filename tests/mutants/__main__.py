@@ -12,7 +12,7 @@ import sys
 import time
 
 from tests.mutants import results
-from tests.mutants.faults import KINDS
+from tests.mutants.faults import FAMILIES
 from tests.mutants.plugin import ROOT
 from tests.mutants.results import Result
 from tests.mutants.table import MUTANTS, Mutant
@@ -25,7 +25,9 @@ _TEST = re.compile(r"^(tests/\S+\.py::.+?)(?: (?:PASSED|FAILED|ERROR|SKIPPED).*)
 def main() -> int:
     """Run the chosen mutants; a survivor makes the exit status 1."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--fast", action="store_true", help="the quickest mutant of each kind")
+    parser.add_argument(
+        "--fast", action="store_true", help="the quickest mutant of each family and file"
+    )
     parser.add_argument("--resume", action="store_true", help="those not known to be killed")
     parser.add_argument("--only", default="", help="those whose file or description has this text")
     options = parser.parse_args()
@@ -98,9 +100,12 @@ def _pytest(tests: tuple[str, ...], *extra: str) -> tuple[int, str]:
 
 
 def _quickest(before: dict[str, Result]) -> set[str]:
-    """One mutant of each kind, and one of each file in Python."""
+    """One mutant of each family of faults in kernels, and one of each file in Python."""
     everything = [before.get(m.name, Result(m.name, "", 0)) for m in MUTANTS]
-    groups = [results.of_kind(kind, everything) for kind in KINDS]
+    groups = [
+        [result for kind in kinds for result in results.of_kind(kind, everything)]
+        for kinds in FAMILIES.values()
+    ]
     files = {m.file for m in MUTANTS if m.file.endswith(".py")}
     groups += [[r for r in everything if r.name.startswith(f"{file}:")] for file in files]
     return {min(group, key=lambda r: (not r.killer, r.seconds)).name for group in groups}
