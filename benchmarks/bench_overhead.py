@@ -1,6 +1,6 @@
 """What a call costs beside its arithmetic: small arrays, imports, working memory."""
 
-import os
+import resource
 import subprocess
 import sys
 import tracemalloc
@@ -78,13 +78,16 @@ def imports(rounds: int = 15) -> dict[str, float]:
     times: dict[str, list[float]] = {"numpy": [], "gradkit": []}
     for _ in range(rounds):
         for name, found in times.items():
-            start = os.times()
+            before = _processor_time_of_children()
             subprocess.run([sys.executable, "-c", f"import {name}"], check=True)
-            end = os.times()
-            spent = end.children_user + end.children_system
-            found.append(1e3 * (spent - start.children_user - start.children_system))
+            found.append(1e3 * (_processor_time_of_children() - before))
     found = {name: round(median(values), 1) for name, values in times.items()}
     return found | {"added": round(found["gradkit"] - found["numpy"], 1), "at most": IMPORT_MS}
+
+
+def _processor_time_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def memory() -> dict[str, float]:

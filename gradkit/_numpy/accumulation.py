@@ -7,6 +7,7 @@ import numpy as np
 from gradkit._numpy import casts
 from gradkit._numpy.blocks import (
     ONE_PASS,
+    STRIPS,
     Array,
     in_strips,
     load,
@@ -66,6 +67,8 @@ def _add(buffer: Array, grad: Array, scale: float | None) -> None:
                     store(result, total, room)
 
     limit = room_for(2, wide)
+    if factor is None and buffer.dtype == grad.dtype == wide:  # nothing goes through scratch
+        limit = max(limit, -(-buffer.size // STRIPS))
     if grad.shape != buffer.shape:
         grad = np.broadcast_to(grad, buffer.shape)
     items = list(matched(buffer, grad, limit=limit))
