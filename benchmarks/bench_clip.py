@@ -18,6 +18,9 @@ from benchmarks.places import Arrays
 
 SLOW = ("jax", "onnxruntime")  # to compile, or to hand over, lists of so many tensors or bytes
 
+# Whoever scales reads all gradients before the first is written: no more than memory gives.
+CPU_TARGETS = {"scaling": {"copy": 1.0, "torch": 1.0}, "not scaling": {"copy": 0.8, "torch": 2.0}}
+
 
 def cases(peers: Sequence[Any], *, quick: bool) -> Iterator[Case]:
     """The norm, clipping that scales and clipping that does not, of every list."""
@@ -49,7 +52,7 @@ def of_list(name: str, grads: list[Any], everyone: Sequence[Any]) -> Iterator[Ca
     )
     for kind, shrink, passes in (("scaling", 1e-6, 3), ("not scaling", 0.0, 1)):
         limit = _limit(norm, shrink)
-        targets = {"torch": 3.0} if headline else {"ms": 1.0} if tiny else {}
+        targets = CPU_TARGETS[kind] if headline else {"ms": 1.0} if tiny else {}
         yield Case(
             operation=f"clip_grad_norm, {kind}",
             shape=name,
