@@ -5,6 +5,7 @@
 
 import argparse
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -238,16 +239,19 @@ def _save(figure: Any, stem: Path, kind: str) -> str:
     return path.name
 
 
-def overview(every: Sequence[Results]) -> str:
-    """docs/performance.md: what each results file says, without the cases one by one."""
+def overview(every: Sequence[Results], pictures: Sequence[Sequence[str]]) -> str:
+    """docs/performance.md: what each results file says, without the cases one by one.
+
+    ``pictures`` are the plots of each file, as seen from the page.
+    """
     parts = [
         "# Performance",
         "Made by `python -m benchmarks.report --overview docs/performance.md FILE...` out of "
         "results files; no figure here is typed. [benchmarks/README.md](../benchmarks/README.md) "
         "says how things are measured, [benchmarks/NOTES.md](../benchmarks/NOTES.md) what was "
-        "tried.",
+        "tried and what stops a row that is short of its aim.",
     ]
-    for results in every:
+    for results, own in zip(every, pictures, strict=True):
         parts += [
             f"## {_machine_name(results)}, {results['date']}",
             _conditions(results),
@@ -255,6 +259,7 @@ def overview(every: Sequence[Results]) -> str:
             *_not_measured(results),
             "### Targets\n\n" + summary(results),
             "### Where a peer is faster\n\n" + slower(results),
+            *[f"![{Path(picture).stem.rpartition('-')[2]}]({picture})" for picture in own],
             *(part.replace("## ", "### ", 1) for part in _startup(results)),
         ]
     if not any(results.get("device") == "cuda" for results in every):
@@ -273,7 +278,15 @@ def main() -> None:
     options = parser.parse_args()
     every = [json.loads(path.read_text()) for path in options.files]
     if options.overview:
-        options.overview.write_text(overview(every))
+        folder = options.overview.parent
+        pictures = [
+            [
+                os.path.relpath(plot, folder)
+                for plot in sorted(path.parent.glob(f"{path.stem}-*.png"))
+            ]
+            for path in options.files
+        ]
+        options.overview.write_text(overview(every, pictures))
         return
     for results, path in zip(every, options.files, strict=True):
         write(results, path)

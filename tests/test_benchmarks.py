@@ -302,5 +302,7 @@ def test_pages_say_what_is_slower_and_what_was_not_measured():
     assert "Not measured, for lack of time: clip." in page
     assert "Not measured: liger on zero_grad 64 float32 (ImportError: no)." in page
     assert "| wall in launches | <= 3" in page.replace("  ", " ").replace("  ", " ")
-    assert "Not yet run on a GPU" not in report.overview([results()])
-    assert "Not yet run on a GPU" in report.overview([results(device="cpu")])
+    seen = report.overview([results()], [["../results/h200-peers.png"]])
+    assert "![peers](../results/h200-peers.png)" in seen
+    assert "Not yet run on a GPU" not in seen
+    assert "Not yet run on a GPU" in report.overview([results(device="cpu")], [[]])
