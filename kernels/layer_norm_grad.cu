@@ -22,6 +22,9 @@
 #define MERGED_THREADS 256
 #define LONG_THREADS 512
 
+// Where a thread holds few columns, registers are to be had for two blocks at once.
+constexpr int BLOCKS = CHUNKS * VEC * sizeof(A) <= (VEC > 1 ? 32 : 16) ? 2 : 1;
+
 // Of a row.
 __device__ __forceinline__ int threads() { return LONG ? LONG_THREADS : static_cast<int>(blockDim.x); }
 
@@ -160,7 +163,7 @@ __device__ __forceinline__ void write_partials(A* partials, int width, Columns& 
         }
 }
 
-extern "C" __global__ void __launch_bounds__(512, 1) layer_norm_grad(
+extern "C" __global__ void __launch_bounds__(512, BLOCKS) layer_norm_grad(
     const DATA_T* dy, const DATA_T* source, const PARAM_T* scale, const PARAM_T* bias,
     const STAT_T* mean, const STAT_T* inv_std, DATA_T* dx, A* partials, i64 rows, int width
 ) {

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from gradkit import _cuda, _numpy
+from gradkit._cuda import normalization
+from gradkit._cuda.layout import RESIDENT_HEAVY, RESIDENT_THREADS
 from gradkit._cuda.loading import LoadedKernel, kernel, options_of, source_of
 from gradkit._dtypes import FLOATS
 from gradkit.errors import KernelCompileError, KernelLaunchError
@@ -90,6 +92,29 @@ def test_every_combination_compiles_without_spills():
     assert {row.source for row in rows} == everything.keys()
     assert {row.arch for row in rows} == set(ARCHITECTURES)
     assert not spills(rows), "\n" + format_table(spills(rows))
+
+
+def test_as_many_threads_fit_as_launchers_count_on():
+    """They size grids for that many threads on a multiprocessor, which has 65536 registers."""
+    if library_path() is None and os.environ.get("CI") != "true":
+        pytest.skip("nvidia-cuda-nvrtc-cu12 is not installed")
+    sources, counted = {}, {}
+    for file, macros in normalization.combinations():
+        options = options_of(macros)
+        name = " ".join([file, *options])
+        sources[name] = source_of(file), options
+        counted[name] = _counted_on(file, macros)
+    for row in compile_table(sources, [90]):
+        assert row.use.registers * counted[row.source] <= 65536, row
+
+
+def _counted_on(file, macros):
+    """Resident threads: `row_gradient.py` counts on more where a thread holds few columns."""
+    if file == "layer_norm_grad":
+        bytes_held = macros["CHUNKS"] * macros["VEC"] * (8 if macros["DATA_T"] == "float64" else 4)
+        light = bytes_held <= (32 if macros["VEC"] > 1 else 16)
+        return RESIDENT_THREADS if light else RESIDENT_HEAVY
+    return RESIDENT_HEAVY if file == "layer_norm_grad_wide" else RESIDENT_THREADS
 
 
 @pytest.mark.emulated

@@ -138,7 +138,8 @@ class RowGradient:
     def _in_one_visit(self, dx: Array, way: Way, *, wanted: bool) -> Array | None:
         held = way.chunks * self.vector
         packs = _LONGEST if way.shared else -(-self.width // held)
-        light = held * dtype_named(accumulator(self.dy)).itemsize <= 32  # bytes of each array
+        bytes_held = held * dtype_named(accumulator(self.dy)).itemsize  # of each array
+        light = bytes_held <= (32 if self.vector > 1 else 16)  # as BLOCKS in the kernel has it
         room = RESIDENT_THREADS if light else RESIDENT_HEAVY
         blocks = row_blocks(self.device, self.rows, packs, _LONGEST, room)
         count = self._fewer(blocks.count) if wanted else blocks.count
