@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks import bench_overhead, gpu_peers, harness, machine, peers, report, scaling, startup
 from benchmarks.places import Cuda, Emulated, Host
 
-FILES = ("layer_norm", "rms_norm", "batch_norm", "clip", "accumulate", "overhead")
+FILES = ("layer_norm", "rms_norm", "invertible", "batch_norm", "clip", "accumulate", "overhead")
 PEERS = {
     "cpu": ("naive", "torch", "jax", "onnxruntime"),
     "cuda": tuple(peer.name for peer in gpu_peers.EVERYONE),

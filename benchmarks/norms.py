@@ -29,7 +29,7 @@ def cases(
     name = operation.__name__
     for shape, dtype in [(s, "float32") for s in wanted] + [(wanted[0], d) for d in DTYPES]:
         arguments = make(shape, DTYPES.get(dtype, np.float32))
-        x = arguments["x"]
+        dy = arguments["dy"]
         out = tuple(np.empty_like(a) for a in operation(**arguments, **options))
         plain = dtype == "float32"
         beside = everyone if plain else [p for p in everyone if p.name == "torch"]
@@ -37,7 +37,7 @@ def cases(
             operation=name,
             shape="x".join(map(str, shape)),
             dtype=dtype,
-            bytes=3 * x.nbytes,
+            bytes=3 * dy.nbytes,
             calls={
                 OURS: lambda a=arguments: operation(**a, **options),
                 f"{OURS} out=": lambda a=arguments, out=out: operation(**a, **options, out=out),
@@ -99,10 +99,10 @@ def device_cases(
     name = operation.__name__
     for shape, dtype in wanted:
         arguments = make(shape, dtype)
-        x, scale = arguments["x"], arguments["scale"]
-        likes = (x, scale, scale) if "mean" in arguments else (x, scale)
+        dy, scale = arguments["dy"], arguments["scale"]
+        likes = (dy, scale, scale) if {"mean", "bias"} & arguments.keys() else (dy, scale)
         out = tuple(map(place.empty_like, likes))
-        size = passes * x.nbytes
+        size = passes * dy.nbytes
         yield Case(
             operation=name,
             shape="x".join(map(str, shape)) + layout,

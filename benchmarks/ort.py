@@ -46,6 +46,12 @@ class OnnxRuntime:
         inputs = {"dy": dy, "x": x, "scale": scale, "mean": mean, "inv_std": inv_std}
         return self._remote("LayerNormalizationGrad", inputs, 3, axis=1)
 
+    def invertible_layer_norm_grad(
+        self, dy: Array, y: Array, scale: Array, bias: Array, inv_std: Array
+    ) -> "_Remote":
+        inputs = {"dy": dy, "y": y, "scale": scale, "bias": bias, "inv_std": inv_std[:, None]}
+        return self._remote("InvertibleLayerNormalizationGrad", inputs, 3, axis=1)
+
     def rms_norm_grad(self, dy: Array, x: Array, scale: Array, inv_std: Array) -> "_Remote":
         inputs = {"dy": dy, "x": x, "scale": scale, "inv_std": inv_std[:, None]}
         return self._remote("SimplifiedLayerNormalizationGrad", inputs, 2, axis=1)

@@ -38,6 +38,18 @@ class Naive:
 
         return call
 
+    def invertible_layer_norm_grad(
+        self, dy: Array, y: Array, scale: Array, bias: Array, inv_std: Array
+    ) -> Call:
+        def call() -> object:
+            xhat = (y - bias) / scale
+            w = dy * scale
+            product = (w * xhat).mean(axis=1, keepdims=True)
+            dx = inv_std[:, None] * (w - w.mean(axis=1, keepdims=True) - xhat * product)
+            return dx, (dy * xhat).sum(axis=0), dy.sum(axis=0)
+
+        return call
+
     def rms_norm_grad(self, dy: Array, x: Array, scale: Array, inv_std: Array) -> Call:
         def call() -> object:
             xhat = x * inv_std[:, None]
@@ -174,6 +186,18 @@ class Jax:
             return dx.astype(x.dtype), (dy * xhat).sum(axis=0), dy.sum(axis=0)
 
         return self._jit(grad, dy, x, scale, mean, inv_std)
+
+    def invertible_layer_norm_grad(
+        self, dy: Array, y: Array, scale: Array, bias: Array, inv_std: Array
+    ) -> Call:
+        def grad(dy: Any, y: Any, scale: Any, bias: Any, inv_std: Any) -> Any:
+            xhat = (y - bias) / scale
+            w = dy * scale
+            product = (w * xhat).mean(axis=1, keepdims=True)
+            dx = inv_std[:, None] * (w - w.mean(axis=1, keepdims=True) - xhat * product)
+            return dx.astype(y.dtype), (dy * xhat).sum(axis=0), dy.sum(axis=0)
+
+        return self._jit(grad, dy, y, scale, bias, inv_std)
 
     def rms_norm_grad(self, dy: Array, x: Array, scale: Array, inv_std: Array) -> Call:
         def grad(dy: Any, x: Any, scale: Any, inv_std: Any) -> Any:
