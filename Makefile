@@ -59,7 +59,7 @@ check: lint test ## lint and test
 
 MINUTES := 10
 
-bench: .venv-bench/.installed .venv-onnxruntime/.installed ## time every operation on the CPU beside its peers (10 min)
+bench: .venv-bench/.installed .venv-onnxruntime/.installed ## time every operation on the CPU beside its peers (3 min)
 	GRADKIT_ORT_PYTHON=.venv-onnxruntime/bin/python .venv-bench/bin/python -m benchmarks
 
 # As test-gpu: with the Python that has CuPy (and PyTorch, Triton, Liger-Kernel where they are).
@@ -84,7 +84,7 @@ mutants: $(STAMP) ## plant faults one by one; each must make a test fail (an hou
 mutants-fast: $(STAMP) ## the quickest mutant of each family of faults and of each Python file
 	$(BIN)/python -m tests.mutants --fast
 
-sanitize-gpu: ## compute-sanitizer's four tools over every kernel (10 min)
+sanitize-gpu: ## compute-sanitizer's four tools over every kernel (at most 10 min)
 	tests/sanitize.sh $(or $(GPU_PYTHON),python3)
 
 soak: $(STAMP) ## every operation over and over for MINUTES=10; no memory may be lost
@@ -95,7 +95,7 @@ test-cudnn: .venv-cudnn8/.installed .venv-cudnn9/.installed ## both cuDNN stacks
 	GRADKIT_CUDNN=9 .venv-cudnn9/bin/python -m pytest tests/cudnn tests/test_faults.py
 
 # With the Python that has CuPy, and nothing of ours: a GPU machine may have no network.
-test-gpu: ## the suite on CuPy, and compute-sanitizer where it is found (20 min)
+test-gpu: ## the suite on CuPy, and compute-sanitizer where it is found
 	GRADKIT_REQUIRE_GPU=1 $(or $(GPU_PYTHON),python3) -m pytest -m gpu tests
 	$(MAKE) --no-print-directory sanitize-gpu
 

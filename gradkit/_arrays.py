@@ -27,9 +27,9 @@ __all__ = [
     "framework_of",
     "is_array",
     "is_scalar",
-    "named",
     "refuse_write",
     "same_device",
+    "view_of",
 ]
 
 HOST = NumPy()
@@ -93,9 +93,14 @@ def refuse_write(framework: Framework, label: str, instead: str) -> None:
         )
 
 
-def named(error: Exception, label: str) -> Exception:
-    """What a framework says of an argument, with the argument's name in front."""
-    return type(error)(f"{label} {error}")
+def view_of(
+    framework: Framework, array: Any, label: str, *, write: bool = False, detach: bool = False
+) -> Native:
+    """An argument as a native array; an error has the argument's name in front."""
+    try:
+        return framework.view(array, write=write, detach=detach)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{label} {error}") from error.__cause__
 
 
 def _loaded(framework: Framework) -> bool:

@@ -13,9 +13,9 @@ from gradkit._arrays import (
     beside,
     framework_of,
     is_scalar,
-    named,
     refuse_write,
     same_device,
+    view_of,
 )
 from gradkit._dispatch import backend_of
 from gradkit._dtypes import dtype_named, float_name
@@ -68,10 +68,8 @@ class Call:
             )
         if write:
             refuse_write(framework, label, self._instead)
-        try:
-            native = framework.view(array, write=write, detach=self._detach and not write)
-        except (TypeError, ValueError) as error:
-            raise named(error, label) from error.__cause__
+        detach = self._detach and not write
+        native = view_of(framework, array, label, write=write, detach=detach)
         if not (
             framework is HOST or label == self._first or same_device(native, self[self._first])
         ):

@@ -16,9 +16,9 @@ from gradkit._arrays import (
     Native,
     framework_of,
     is_array,
-    named,
     refuse_write,
     same_device,
+    view_of,
 )
 from gradkit._call import RETURNED, Outputs, Spec
 from gradkit._dispatch import backend_of
@@ -77,10 +77,7 @@ class Gradients:
             raise TypeError(f"{label} is a {found}; expected an array as {self._label} has them")
         if write:
             refuse_write(framework, label, RETURNED)
-        try:
-            native = framework.view(array, write=write)
-        except (TypeError, ValueError) as error:
-            raise named(error, label) from error.__cause__
+        native = view_of(framework, array, label, write=write)
         if self.natives and not same_device(native, self.natives[0]):
             raise ValueError(f"{label} and {self.name(0)} are on different devices")
         return native
@@ -141,10 +138,7 @@ class Gradients:
             natives = self.framework.views(self.arrays, write=write)
         except (TypeError, ValueError):
             for index, array in enumerate(self.arrays):  # once more, to say which
-                try:
-                    self.framework.view(array, write=write)
-                except (TypeError, ValueError) as error:
-                    raise named(error, self.name(index)) from error.__cause__
+                view_of(self.framework, array, self.name(index), write=write)
             raise
         if set(map(type, natives)) != {np.ndarray}:
             self._check_device(natives)

@@ -5,52 +5,17 @@ from typing import Any
 
 import numpy as np
 
-from gradkit import _checks, _tree
-from gradkit._arrays import framework_of, is_array, named
+from gradkit import _checks, _tree, accumulation, clipping, normalization
+from gradkit._arrays import framework_of, is_array, view_of
 from gradkit._dispatch import backend_of
-from gradkit.accumulation import accumulate_grad, accumulate_grad_v2, zero_grad
-from gradkit.clipping import (
-    clip_by_global_norm,
-    clip_coefficient,
-    clip_grad_norm,
-    clip_grad_value,
-    grad_norm,
-    scale_grads,
-)
-from gradkit.normalization import (
-    batch_norm,
-    batch_norm_grad,
-    invertible_layer_norm_grad,
-    layer_norm,
-    layer_norm_grad,
-    layer_norm_inverse,
-    rms_norm,
-    rms_norm_grad,
-)
 
 __all__ = ["warmup"]
 
-_COMPILED = {
-    function.__name__: function
-    for function in (
-        accumulate_grad,
-        accumulate_grad_v2,
-        batch_norm,
-        batch_norm_grad,
-        clip_by_global_norm,
-        clip_coefficient,
-        clip_grad_norm,
-        clip_grad_value,
-        grad_norm,
-        invertible_layer_norm_grad,
-        layer_norm,
-        layer_norm_grad,
-        layer_norm_inverse,
-        rms_norm,
-        rms_norm_grad,
-        scale_grads,
-        zero_grad,
-    )
+_COMPILED: dict[str, Callable[..., Any]] = {
+    name: getattr(module, name)
+    for module in (accumulation, clipping, normalization)
+    for name in module.__all__
+    if name != "grads_of"
 }
 
 
@@ -116,7 +81,4 @@ def _native(leaf: Any, label: str) -> Any:
     framework = framework_of(leaf)
     if framework is None:
         raise TypeError(f"{label} is a {type(leaf).__qualname__}; expected an array")
-    try:
-        return framework.view(leaf, write=False, detach=True)
-    except (TypeError, ValueError) as error:
-        raise named(error, label) from error.__cause__
+    return view_of(framework, leaf, label, detach=True)

@@ -72,7 +72,7 @@ def test_every_combination_compiles_without_spills():
     """Each file and dtype combination for every GPU, and all that macros choose for some.
 
     The oldest, the newest and one between: registers run short on one and not on the other.
-    GRADKIT_NVRTC=all compiles all of it for every GPU, which takes a quarter of an hour.
+    GRADKIT_NVRTC=all compiles all of it for every GPU, which takes minutes more.
     """
     if library_path() is None and os.environ.get("CI") != "true":
         pytest.skip("nvidia-cuda-nvrtc-cu12 is not installed")
