@@ -49,7 +49,7 @@ COMPLEX_STEP = 1e-13
 # Working memory beyond the outputs, whatever the size of the input.
 WORKING_MEMORY = 16 << 20
 # Processor time of `import gradkit` by that of the `import numpy` before it.
-IMPORT_TIME = 1.0
+IMPORT_TIME = 0.5
 
 
 def accumulation(name):
