@@ -189,6 +189,15 @@ def test_zeroes_bit_for_bit(backend, data):
             assert_rest_untouched(backend, g, h)
 
 
+@pytest.mark.parametrize("layout", sorted(LAYOUTS))
+def test_zeroes_large_arrays_in_any_layout(backend, layout):
+    host = LAYOUTS[layout](np.full((3, 7, 780), np.nan))
+    grad = backend.asarray(host)
+    gradkit.zero_grad([grad])
+    assert_same_bits(backend.asnumpy(grad), np.zeros(host.shape))
+    assert_rest_untouched(backend, grad, host)
+
+
 def test_zero_of_a_generator_is_a_list(backend):
     a = backend.asarray(np.array(math.nan))
     found = gradkit.zero_grad(g for g in (a, None))

@@ -137,14 +137,11 @@ def test_whoever_handles_interrupts_gets_them_afterwards(monkeypatch):
     def handler(number, frame):  # noqa: ARG001
         seen.append([float(g[0]) for g in grads])
 
-    def scaler(_):
-        def scale(source, target):
-            signal.raise_signal(signal.SIGINT)
-            np.multiply(source, 0.5, out=target)
+    def scale(source, factor, target):
+        signal.raise_signal(signal.SIGINT)
+        np.multiply(source, factor, out=target)
 
-        return scale
-
-    monkeypatch.setattr(clipping, "_scaler", scaler)
+    monkeypatch.setattr(clipping, "_scaling", lambda factor: lambda _: (scale, (factor,)))
     previous = signal.signal(signal.SIGINT, handler)
     try:
         gradkit.scale_grads(grads, 0.5)

@@ -1,7 +1,7 @@
-"""float16 to float32 and back a whole array at a time: NumPy converts one number after the other.
+"""16-bit floats to float32 and back, a whole array at a time.
 
-The bits of a float16 without its sign, 13 places up, are those of a float32 that is 2^112
-times smaller. Subnormal numbers are no exception.
+NumPy converts float16 one number after the other. Here the bits without the sign, 13 places up,
+are those of a float32 that is 2^112 times smaller; subnormal numbers are no exception.
 """
 
 from typing import Any, TypeAlias
@@ -21,13 +21,14 @@ _LEAST = np.float32(2.0**-14)  # float16's smallest normal number
 
 
 def pays(array: Array) -> bool:
-    """Whether an array is worth going through float32 by the functions here."""
-    return array.size >= _MANY and array.dtype == _F16
+    """Whether an array is worth converting before a sum, rather than by NumPy within it."""
+    return array.size >= _MANY and array.itemsize == 2
 
 
 def widen(source: Array, target: Array) -> None:
     """``target = source``; the target has no gaps."""
-    if not (pays(source) and target.dtype == _F32 and _all_finite(source)):
+    simple = pays(source) and source.dtype == _F16 and target.dtype == _F32
+    if not (simple and _all_finite(source)):
         target[...] = source
         return
     bits = target.view(_I32)
@@ -39,7 +40,7 @@ def widen(source: Array, target: Array) -> None:
 
 def narrow(values: Array, target: Array, room: Array) -> None:
     """``target = values``, rounded to nearest even; spoils the values and as much of the room."""
-    if not (pays(target) and values.dtype == _F32):
+    if not (pays(target) and target.dtype == _F16 and values.dtype == _F32):
         target[...] = values
         return
     bits, half = values.view(_I32), target.view(_I16)

@@ -1,9 +1,12 @@
 """Gradient norms, the clip coefficient and scaling, on lists of NumPy arrays."""
 
 import math
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TypeAlias
+from itertools import accumulate, chain, repeat, starmap
+from operator import attrgetter
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -11,6 +14,7 @@ from gradkit._numpy.accumulation import zero_grad
 from gradkit._numpy.blocks import (
     ONE_PASS,
     Array,
+    DType,
     in_strips,
     load,
     matched,
@@ -24,14 +28,21 @@ from gradkit._numpy.interrupts import Uninterrupted
 # safe m is 1; else m is the block's largest magnitude, so that no power leaves float64.
 Part: TypeAlias = tuple[float, float]
 
+# What is called for each array of a dtype, and what it takes between source and target.
+Recipe: TypeAlias = Callable[[DType], tuple[Callable[..., object], tuple[Any, ...]]]
+Arguments: TypeAlias = tuple[Any, ...]  # a source, what comes between, a target
+
 _F32, _F64 = np.dtype(np.float32), np.dtype(np.float64)
 _RUN = 1024  # bytes that one BLAS call adds up: 256 numbers in float32 before float64 takes over
 _FEW = 64  # numbers whose exact sum costs no more than a NumPy call or two
-_SMALL = 4096  # up to this many elements float64 throughout costs nothing
-_BATCH = 1 << 16  # elements of small gradients that are taken together
+_SMALL = 1024  # up to this many elements float64 throughout costs nothing
+_MEDIUM = 1 << 14  # up to this many a gradient is taken together with others
+_BATCH = 1 << 16  # elements that are taken together
 _PIECE = room_for(1, _F64)  # elements of a large gradient that are taken at a time
 # Between these a block's sum of squares has neither overflowed nor lost digits to underflow.
 _SAFE = {_F32: (2.0**-100, 2.0**127), _F64: (1e-200, 1e290)}
+
+_dtype_of, _size_of = attrgetter("dtype"), attrgetter("size")
 
 
 @np.errstate(all="ignore")
@@ -39,12 +50,15 @@ def grad_norm(
     grads: Sequence[Array], norm_type: float, out: Array, *, per_tensor: bool = False
 ) -> None:
     """``out = (sum |g|^p)^(1/p)`` over all gradients, or one norm a gradient."""
-    elements = sum(grad.size for grad in grads)
     work = partial(_parts_of, norm_type)
     if not per_tensor:
-        strips = in_strips(work, _batches(grads), elements, pays=ONE_PASS)
+        items = _batches(grads)
+        # Threads gain nothing on batches, whose short copies take turns with Python's lock.
+        elements = sum(arrays[0].size for arrays in items if len(arrays) == 1)
+        strips = in_strips(work, items, elements, pays=ONE_PASS)
         out[...] = _combine([part for strip in strips for part in strip], norm_type)
         return
+    elements = sum(map(_size_of, grads))
     owners, items = [], []
     for k, grad in enumerate(grads):
         for piece in matched(grad, limit=_PIECE):
@@ -107,34 +121,43 @@ def scale_grads(grads: Sequence[Array], coefficient: Array | float, outs: Sequen
             if out is not grad:
                 out[...] = grad
         return
-    # Backwards: what the norm read last is still in cache.
-    _elementwise(_scaler(factor), grads[::-1], outs[::-1])
+    _elementwise(_scaling(factor), grads, outs)
 
 
 @np.errstate(all="ignore")
 def clip_grad_value(grads: Sequence[Array], clip_value: float, outs: Sequence[Array]) -> None:
     """``outs = min(max(grads, -clip_value), clip_value)``; NaN stays NaN."""
-    _elementwise(partial(_clamp, clip_value), grads, outs)
+    _elementwise(_clamping(clip_value), grads, outs)
 
 
 def _batches(grads: Sequence[Array]) -> list[Sequence[Array]]:
-    """Large gradients piece by piece, small ones by the batch."""
-    items: list[Sequence[Array]] = []
-    batch: list[Array] = []
-    held = 0
+    """Large gradients piece by piece, all others by the batch."""
+    if max(map(_size_of, grads), default=0) <= _SMALL:
+        return list(_cut(grads))
+    large: list[Sequence[Array]] = []
+    medium: list[Array] = []
+    small: list[Array] = []
     for grad in grads:
-        size = grad.size
-        if size > _SMALL:
-            items.extend(matched(grad, limit=_PIECE))
-            continue
-        if held + size > _BATCH:
-            items.append(batch)
-            batch, held = [], 0
-        batch.append(grad)
-        held += size
-    if held:
-        items.append(batch)
-    return items
+        if grad.size > _MEDIUM:
+            large.extend(matched(grad, limit=_PIECE))
+        else:
+            (small if _goes_wide(grad) else medium).append(grad)
+    return [*large, *_cut(medium), *_cut(small)]
+
+
+def _cut(grads: Sequence[Array]) -> Iterator[Sequence[Array]]:
+    """Batches of neighbours; no batch is empty."""
+    ends = [0, *accumulate(map(_size_of, grads))]
+    start = taken = 0
+    while taken < ends[-1]:
+        stop = bisect_right(ends, taken + _BATCH) - 1
+        yield grads[start:stop]
+        start, taken = stop, ends[stop]
+
+
+def _goes_wide(grad: Array) -> bool:
+    """Whether squares are summed in float64 throughout."""
+    return grad.size <= _SMALL or grad.itemsize == 8
 
 
 def _parts_of(norm_type: float, items: Sequence[Sequence[Array]]) -> list[Part]:
@@ -146,10 +169,7 @@ def _parts_of(norm_type: float, items: Sequence[Sequence[Array]]) -> list[Part]:
 
 
 def _square_part(arrays: Sequence[Array], room: Array) -> Part:
-    if arrays[0].size <= _SMALL or arrays[0].itemsize == 8:
-        values = _gathered(arrays, room)
-    else:
-        values = load(arrays[0], _F32, room.view(_F32))
+    values = _gathered(arrays, room if _goes_wide(arrays[0]) else room.view(_F32))
     run = _RUN // values.itemsize
     whole = values.size // run * run
     runs, rest = values[:whole].reshape(-1, run), values[whole:]
@@ -164,10 +184,7 @@ def _sum_part(arrays: Sequence[Array], room: Array) -> Part:
 
 
 def _max_part(arrays: Sequence[Array], room: Array) -> Part:
-    if len(arrays) == 1 and arrays[0].itemsize < 8:
-        values = load(arrays[0], _F32, room.view(_F32))
-    else:
-        values = _gathered(arrays, room)
+    values = _gathered(arrays, room if _goes_wide(arrays[0]) else room.view(_F32))
     return float(np.maximum(values.max(), -values.min())), 1.0  # np.maximum keeps NaN
 
 
@@ -187,10 +204,10 @@ def _magnitudes(arrays: Sequence[Array], room: Array) -> Array:
 
 
 def _gathered(arrays: Sequence[Array], room: Array) -> Array:
-    """All elements as one float64 vector: the array itself, or copies in the room."""
+    """All elements as one vector of the room's dtype: the array itself, or copies in the room."""
     if len(arrays) == 1:
-        return load(arrays[0], _F64, room)
-    total = sum(array.size for array in arrays)
+        return load(arrays[0], room.dtype, room)
+    total = sum(map(_size_of, arrays))
     return np.concatenate(arrays, axis=None, out=room[:total], casting="unsafe")
 
 
@@ -217,50 +234,62 @@ def _combine(parts: Sequence[Part], norm_type: float) -> float:
     return float(largest * root)
 
 
-def _scaler(factor: float) -> Callable[[Array, Array], None]:
-    """What writes ``source * factor``, of float32 or float64, to a target, rounding once."""
+def _scaling(factor: float) -> Recipe:
+    """How arrays are multiplied by a number, rounding once."""
     # float32 rounds the factor and the product: within one unit in the last place, as long
     # as the factor itself is a normal float32.
     normal = factor == 0 or not math.isfinite(factor) or 2.0**-126 <= abs(factor) < 2.0**127
     # 0-d arrays: NumPy takes three times as long to make an operand of a scalar.
     narrow, wide = np.array(factor, _F32), np.array(factor)
 
-    def scale(source: Array, target: Array) -> None:
-        if source.itemsize == 8:
-            np.multiply(source, wide, target)
-        elif normal:
-            np.multiply(source, narrow, target)
-        else:
-            np.multiply(source, wide, target, dtype=_F64, casting="unsafe")
+    def recipe(dtype: DType) -> tuple[Callable[..., object], tuple[Any, ...]]:
+        if dtype == _F64:
+            return np.multiply, (wide,)
+        if normal:
+            return np.multiply, (narrow,)
+        return partial(np.multiply, dtype=_F64, casting="unsafe"), (wide,)
 
-    return scale
-
-
-def _clamp(limit: float, source: Array, target: Array) -> None:
-    kind = source.dtype.type
-    np.clip(source, kind(-limit), kind(limit), out=target)
+    return recipe
 
 
-def _elementwise(
-    work: Callable[[Array, Array], None], sources: Sequence[Array], targets: Sequence[Array]
-) -> None:
-    items: list[tuple[Array, ...]] = []
-    for pair in zip(sources, targets, strict=True):
-        if pair[0].size <= _PIECE:
-            items.append(pair)
-        else:
-            items.extend(matched(*pair, limit=_PIECE))
+def _clamping(limit: float) -> Recipe:
+    """How arrays are clamped to both sides of zero."""
+    return lambda dtype: (np.clip, (dtype.type(-limit), dtype.type(limit)))
 
-    def strip(pairs: Sequence[tuple[Array, ...]]) -> None:
-        with scratch(2, _F32) as (wide, room):
-            for source, target in pairs:
-                if source.itemsize == 2:
-                    values = load(source, _F32, wide, source.shape)
-                    work(values, values)
-                    store(values, target, room)
-                else:
-                    work(source, target)
 
-    elements = sum(source.size for source in sources)
+def _elementwise(recipe: Recipe, sources: Sequence[Array], targets: Sequence[Array]) -> None:
+    """Write to each target what the recipe makes of its source; 16-bit floats in float32."""
+    dtypes = set(map(_dtype_of, sources))
+    elements = sum(map(_size_of, sources))
     with Uninterrupted():
-        in_strips(strip, items, elements, pays=ONE_PASS)
+        for dtype in dtypes:
+            half = dtype.itemsize == 2
+            function, operands = recipe(_F32 if half else dtype)
+            between = (repeat(operand, len(sources)) for operand in operands)
+            calls: Iterable[Arguments] = zip(sources, *between, targets, strict=True)
+            if len(dtypes) > 1:
+                calls = (call for call in calls if call[0].dtype == dtype)
+            if elements > _PIECE and max(map(_size_of, sources)) > _PIECE:
+                calls = chain.from_iterable(map(_in_pieces, calls))
+            strip = partial(_through_float32 if half else _call_each, function)
+            in_strips(strip, list(calls), elements, pays=ONE_PASS)
+
+
+def _in_pieces(call: Arguments) -> Iterable[Arguments]:
+    source, *operands, target = call
+    if source.size <= _PIECE:
+        return [call]
+    return ((s, *operands, t) for s, t in matched(source, target, limit=_PIECE))
+
+
+def _call_each(function: Callable[..., object], calls: Sequence[Arguments]) -> None:
+    for _ in starmap(function, calls):  # a loop of Python's own takes half as long again
+        pass
+
+
+def _through_float32(function: Callable[..., object], calls: Sequence[Arguments]) -> None:
+    with scratch(2, _F32) as (wide, room):
+        for source, *operands, target in calls:
+            values = load(source, _F32, wide, source.shape)
+            function(values, *operands, values)
+            store(values, target, room)

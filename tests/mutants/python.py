@@ -42,6 +42,13 @@ ROWS = (
         "if True else",
         "no scaling where squares leave the range",
     ),
+    (_CLIP, "[*large, *_cut(medium), ", "[*large, ", "gradients of medium size left out"),
+    (
+        _CLIP,
+        "grad.size <= _SMALL or grad.itemsize == 8",
+        "grad.size <= _SMALL",
+        "float64 gradients squared in float32",
+    ),
     (_CLIP, "    values /= largest\n    np.power", "    np.power", "no scaling of other powers"),
     (
         _CLIP,
@@ -172,7 +179,18 @@ ROWS = (
     ),
     (_ADD, "    if do_update:\n", "    if True:\n", "do_update ignored"),
     (_ADD, "    if not overwrite:\n", "    if True:\n", "+= for ="),
-    (_ADD, "        grad.fill(0)\n", "        grad *= 0\n", "zeroing by multiplying"),
+    (
+        _ADD,
+        "            (grad if grad.nbytes < _MANY_BYTES else _as_bytes(grad)).fill(0)\n",
+        "            grad *= 0\n",
+        "zeroing by multiplying",
+    ),
+    (
+        _ADD,
+        "    if not flags.forc:\n        return array\n",
+        "",
+        "gaps zeroed, or a copy instead of the array",
+    ),
     (
         _ADD,
         "factor = None if scale is None else np.array(scale)",
