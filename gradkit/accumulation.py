@@ -180,7 +180,7 @@ def _open(
             f"grad has shape {addend.shape}, which does not broadcast to the buffer's {into.shape}"
         )
     _checks.writable(into, "buffer")
-    if not _memory.same_elements(into, addend) and _memory.overlap(into, addend):
+    if _memory.overlap(into, addend) and not _memory.same_elements(into, addend):
         raise ValueError("grad partly overlaps the buffer; pass a copy")
     return call, _flag(call, flag, flag_label)
 

@@ -299,7 +299,7 @@ ROWS = (
     ),
     (
         _PUBLIC_ADD,
-        "if not _memory.same_elements(into, addend) and _memory.overlap(into, addend):",
+        "if _memory.overlap(into, addend) and not _memory.same_elements(into, addend):",
         "if _memory.overlap(into, addend):",
         "a buffer not added to itself",
     ),
