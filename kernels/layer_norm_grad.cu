@@ -85,13 +85,18 @@ __device__ __forceinline__ void subtract(const PARAM_T* from, A (&values)[VEC]) 
     for (int k = 0; k < VEC; ++k) values[k] -= bias[k];
 }
 
-// The thread's part of a row, less the bias; zeros beyond the last row and column, which add nothing.
-__device__ __forceinline__ void load_row(const Arrays& in, i64 row, i64 rows, int width, Row& at) {
+// The thread's part of a row, less the bias. Beyond the last row and column a dy of zero and a
+// source at the mean, which add nothing: 0 * xhat would be NaN if xhat overflowed.
+__device__ __forceinline__ void load_row(
+    const Arrays& in, i64 row, i64 rows, int width, const Statistics& of, Row& at
+) {
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
-        fill<VEC>(at.w[c], A(0));
-        fill<VEC>(at.xhat[c], A(0));
-        if (row >= rows || column_of(c) >= width) continue;
+        if (row >= rows || column_of(c) >= width) {
+            fill<VEC>(at.w[c], A(0));
+            fill<VEC>(at.xhat[c], of.mean);
+            continue;
+        }
         load<VEC>(in.dy + row * width + column_of(c), at.w[c]);
         load<VEC>(in.source + row * width + column_of(c), at.xhat[c]);
         if (FROM_OUTPUT && in.bias) subtract(in.bias + column_of(c), at.xhat[c]);
@@ -180,10 +185,10 @@ extern "C" __global__ void __launch_bounds__(512, BLOCKS) layer_norm_grad(
     int turn = 0;
     for (i64 first = static_cast<i64>(blockIdx.x) * blockDim.y; first < rows; first += step) {
         const i64 row = first + threadIdx.y;
-        Row at;
-        load_row(in, row, rows, width, at);
         Statistics of = {0, 0};
         if (row < rows) of = statistics_of(in, row);
+        Row at;
+        load_row(in, row, rows, width, of, at);
         Pair<A> means = row_sums(sum_row(of, width, own, at), slots, turn++);
         means.first /= width;
         means.second /= width;

@@ -1,5 +1,6 @@
 """Layer norm, RMS norm and invertible layer norm: values, semantics, identities."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import assume, given
@@ -219,6 +220,16 @@ def test_a_constant_row(backend):
     y, mean, inv_std = layer_norm(backend, p)
     p.check_forward(backend, y, mean, inv_std)
     np.testing.assert_array_equal(backend.asnumpy(y)[1], p.bias)
+    p.__post_init__()
+    p.check_gradients(backend, *layer_norm_grad(backend, p))
+
+
+@pytest.mark.parametrize("columns", [1, 5, 33, 1030, 4097])
+@pytest.mark.parametrize("name", sorted(DTYPES))
+def test_constant_rows_at_the_top_of_the_range(backend, name, columns):
+    """``mean * inv_std`` is infinite there: nothing but deviations may be multiplied."""
+    p = make((5, columns), (name, "float64" if name == "float64" else "float32", name))
+    p.x[::2] = np.ldexp(1.0, np.frexp(float(ml_dtypes.finfo(p.x.dtype).max))[1] - 1)
     p.__post_init__()
     p.check_gradients(backend, *layer_norm_grad(backend, p))
 

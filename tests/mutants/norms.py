@@ -3,7 +3,10 @@
 Each text stands exactly once in its file.
 """
 
-TESTS = ("tests/test_cuda_normalization.py",)
+TESTS = (
+    "tests/test_cuda_normalization.py",
+    "tests/test_normalization.py::test_constant_rows_at_the_top_of_the_range",
+)
 WIDE_TESTS = (
     "tests/test_cuda_kernels.py::test_no_64_bit_number_is_narrowed",
     "tests/test_cuda_normalization.py::test_loops_over_blocks_go_round",
@@ -98,6 +101,7 @@ MUTANTS = [
         "for (int y = 1; y + 1 < blockDim.y; ++y)",
         "the block's last row is lost",
     ),
+    (GRAD, "fill<VEC>(at.xhat[c], of.mean);", "fill<VEC>(at.xhat[c], A(0));", "0 * infinity"),
     (
         WIDE,
         "row = blockIdx.y; row < rows; row += gridDim.y",
