@@ -69,13 +69,9 @@ def is_scalar(value: Any) -> bool:
 def beside(scalar: Any, native: Native) -> Native:
     """A NumPy scalar as a native array where another native array is.
 
-    On a device this queues a copy: call it where the work is running.
+    On a device this queues work: call it where the work is running.
     """
-    if type(native) is np.ndarray:
-        return np.asarray(scalar)
-    device = backend_of(native).device
-    with device.active():
-        return device.xp.asarray(scalar)
+    return backend_of(native).as_scalar(scalar)
 
 
 def same_device(a: Native, b: Native) -> bool:

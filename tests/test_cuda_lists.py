@@ -156,6 +156,19 @@ def test_a_captured_stream_gets_the_list_in_parameters(device):
     assert first.ctypes.data != second.ctypes.data
 
 
+def test_a_captured_list_with_more_dimensions_than_a_launch_takes(device):
+    hosts = [np.arange(60.0).reshape(5, 12)[:, : k % 11 + 1 : 1 + k % 2] + k for k in range(130)]
+    eager = [device.xp.asarray(np.repeat(host, 2, axis=1))[:, ::2] for host in hosts]
+    grads = [device.xp.asarray(np.repeat(host, 2, axis=1))[:, ::2] for host in hosts]
+    expected = norm_of(device, eager, per_tensor=True)
+    _cuda.Backend(device).scale_grads(eager, 0.3, eager)
+    device.recording = True
+    assert_same_bits(norm_of(device, grads, per_tensor=True), expected)
+    _cuda.Backend(device).scale_grads(grads, 0.3, grads)
+    for got, wanted in zip(grads, eager, strict=True):
+        assert_same_bits(got, wanted)
+
+
 def test_too_many_dimensions_to_be_captured():
     # Every other element along each of 17 axes: nothing merges.
     room = sparse_array(4**17, np.float16)

@@ -115,7 +115,7 @@ def test_errors_are_documented_and_caught_together(name):
 def test_each_operation_has_a_backend_function():
     others = {"grads_of", "show_config", "clip_grad_norm", "clip_by_global_norm", "warmup"}
     operations = set(NAMES) - others
-    shared = {"clip_by_norm", "norm_shares", "norm_of_shares", "as_float64", "empty"}
+    shared = {"as_float64", "as_scalar", "clip_by_norm", "empty", "norm_of_shares", "norm_shares"}
     assert set(_numpy.__all__) == operations | shared
     for name in _numpy.__all__:
         assert callable(getattr(_numpy, name))

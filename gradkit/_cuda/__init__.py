@@ -8,7 +8,7 @@ from functools import wraps
 from typing import Any
 
 from gradkit._cuda import accumulation, clipping, engines, normalization
-from gradkit._cuda.device import CupyDevice, Device
+from gradkit._cuda.device import CupyDevice, Device, kept, scratch
 from gradkit._cuda.warming import combinations, warm_up
 from gradkit.errors import BackendUnavailableError
 
@@ -47,12 +47,17 @@ class Backend:
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """Memory on the device whose contents are undefined."""
         with self.device.active():
-            return self.device.xp.empty(shape, dtype)
+            return scratch(self.device, shape, dtype)
+
+    def as_scalar(self, value: Any) -> Any:
+        """A NumPy scalar as a 0-d array on the device, by a kernel: nothing is uploaded."""
+        with self.device.active():
+            return kept(self.device, self.device.xp.full((), value[()], value.dtype))
 
     def as_float64(self, value: Any) -> Any:
         """A number or an array as a float64 array on the device."""
         with self.device.active():
-            return self.device.xp.asarray(value, "float64")
+            return kept(self.device, self.device.xp.asarray(value, "float64"))
 
     def warm_up(self, operations: Iterable[str], dtypes: Set[str]) -> int:
         """Compile what operations on arrays of some dtypes need."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gradkit._cuda.device import Array, Device
+from gradkit._cuda.device import Array, Device, scratch
 from gradkit._cuda.layout import (
     RESIDENT_HEAVY,
     Macros,
@@ -42,8 +42,8 @@ def batch_norm_grad(
     layout = _Layout.of(x, channel_axis)
     if not layout.channels:
         return
-    dy, x = (layout.arranged(array) for array in (dy, x))
-    scale, mean, inv_std = (contiguous(array) for array in (scale, mean, inv_std))
+    dy, x = (layout.arranged(device, array) for array in (dy, x))
+    scale, mean, inv_std = (contiguous(device, array) for array in (scale, mean, inv_std))
     outs = layout.view(dx), dscale, dbias
     target = room_for(device, outs[0], layout.vector)
     rooms = [None if out is None else room_for(device, out) for out in outs[1:]]
@@ -72,7 +72,8 @@ def batch_norm(
     layout = _Layout.of(x, channel_axis)
     if not layout.channels:
         return
-    x, scale, bias = layout.arranged(x), contiguous(scale), contiguous(bias)
+    x = layout.arranged(device, x)
+    scale, bias = contiguous(device, scale), contiguous(device, bias)
     outs = layout.view(y), mean, inv_std
     rooms = [room_for(device, outs[0], layout.vector), *(room_for(device, out) for out in outs[1:])]
     parameter = bias if scale is None else scale
@@ -113,9 +114,9 @@ class _Layout:
         """The array with its axes in the layout's order."""
         return _channels_last(array, self.axis) if self.last else array
 
-    def arranged(self, array: Array) -> Array:
+    def arranged(self, device: Device, array: Array) -> Array:
         """The array in this layout: itself where it has it, else a copy."""
-        return contiguous(self.view(array), self.vector)
+        return contiguous(device, self.view(array), self.vector)
 
 
 @dataclass(frozen=True)
@@ -166,11 +167,11 @@ class _Launches:
     def partials(self) -> Array:
         """Room for two sums of every share of every channel."""
         shape = (2, self.grid[1], self.layout.channels)
-        return self.device.xp.empty(shape, np.float64)
+        return scratch(self.device, shape, np.float64)
 
     def room(self, planes: int, dtype: str) -> Array:
         """Room for some numbers a channel."""
-        return self.device.xp.empty((planes, self.layout.channels), dtype_named(dtype))
+        return scratch(self.device, (planes, self.layout.channels), dtype_named(dtype))
 
 
 def _channels_last(array: Array, axis: int) -> Array:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from gradkit._cuda.device import Array, Device, scratch
+from gradkit._cuda.layout import contiguous, room_for, settle
 from gradkit._cuda.loading import kernel
 from gradkit._cuda.tensor_lists import KINDS, Macros, plan_of, run, start
 
@@ -130,18 +131,9 @@ def _on_norms(
     """Launch one of coefficients.cu's kernels, which take gapless arrays of one size."""
     if not out.size:
         return
-    sources = [_gapless(device, device.xp.broadcast_to(norm, out.shape)) for norm in norms]
-    target = out if _is_gapless(device, out) else device.xp.empty(out.shape, out.dtype)
+    sources = [contiguous(device, device.xp.broadcast_to(norm, out.shape)) for norm in norms]
+    room = room_for(device, out)
     blocks = min(-(-out.size // 256), device.multiprocessors * 8)
     launch = kernel(device, "coefficients", name)
-    launch((blocks,), (256,), (*sources, np.int64(out.size), *arguments, target))
-    if target is not out:
-        out[...] = target
-
-
-def _gapless(device: Device, array: Array) -> Array:
-    return array if _is_gapless(device, array) else device.xp.array(array, order="C", copy=True)
-
-
-def _is_gapless(device: Device, array: Array) -> bool:
-    return bool(array.flags.c_contiguous) and device.pointer(array) % array.itemsize == 0
+    launch((blocks,), (256,), (*sources, np.int64(out.size), *arguments, room))
+    settle(out, room)

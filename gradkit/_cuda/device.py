@@ -94,16 +94,20 @@ def has_streams(device: Device) -> TypeGuard[StreamDevice]:
 _recorded: list[Array] = []
 
 
-def scratch(device: Device, shape: int | tuple[int, ...], dtype: Any) -> Array:
-    """Memory for a launch's own use, undefined at first.
+def kept(device: Device, array: Array) -> Array:
+    """An array that a call has made, kept for good where the call is captured into a graph.
 
-    A graph writes there again at each replay, whoever else might have got the memory from the
-    pool by then: what a capture takes is kept for good.
+    A graph reads and writes there again at each replay, whoever else might have got the memory
+    from the pool by then.
     """
-    array = device.xp.empty(shape, dtype)
     if device.capturing():
         _recorded.append(array)
     return array
+
+
+def scratch(device: Device, shape: int | tuple[int, ...], dtype: Any) -> Array:
+    """Memory for a launch's own use, undefined at first."""
+    return kept(device, device.xp.empty(shape, dtype))
 
 
 class CupyDevice:

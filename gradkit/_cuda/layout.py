@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from gradkit._cuda.device import Array, Device
+from gradkit._cuda.device import Array, Device, kept, scratch
 from gradkit._dtypes import accumulation_name, float_name
 
 Macros: TypeAlias = dict[str, str | int]
@@ -25,14 +25,16 @@ def vector_of(data: Array, run: int) -> int:
     return 1 if run % count else count
 
 
-def contiguous(array: Array | None, vector: int = 1) -> Array | None:
+def contiguous(device: Device, array: Array | None, vector: int = 1) -> Array | None:
     """The array itself where a kernel can read it in vectors from end to end, else a copy."""
-    return array if array is None or _plain(array, vector) else array.copy(order="C")
+    if array is None or _plain(array, vector):
+        return array
+    return kept(device, array.copy(order="C"))
 
 
 def room_for(device: Device, out: Array, vector: int = 1) -> Array:
     """Where a kernel writes what belongs into ``out``: itself, or scratch that is like it."""
-    return out if _plain(out, vector) else device.xp.empty(out.shape, out.dtype)
+    return out if _plain(out, vector) else scratch(device, out.shape, out.dtype)
 
 
 def settle(out: Array, room: Array) -> None:

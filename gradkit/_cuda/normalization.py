@@ -119,7 +119,7 @@ def layer_norm_inverse(
         return
     rows, width = rows_of(y.shape, axis)
     vector = vector_of(y, width)
-    source, factor, offset = (contiguous(array, vector) for array in (y, scale, bias))
+    source, factor, offset = (contiguous(device, array, vector) for array in (y, scale, bias))
     room = room_for(device, x, vector)
     blocks = row_blocks(device, rows, -(-width // vector), _INVERSE_THREADS)
     along = -(-width // (blocks.threads * vector))
@@ -133,8 +133,8 @@ def layer_norm_inverse(
             source,
             factor,
             offset,
-            contiguous(mean),
-            contiguous(inv_std),
+            contiguous(device, mean),
+            contiguous(device, inv_std),
             room,
             np.int64(rows),
             np.int64(width),
@@ -162,7 +162,7 @@ def _forward(
         return
     rows, width = rows_of(x.shape, axis)
     vector = vector_of(x, width)
-    source, factor, offset = (contiguous(array, vector) for array in (x, scale, bias))
+    source, factor, offset = (contiguous(device, array, vector) for array in (x, scale, bias))
     outs = [out for out in (y, mean, inv_std) if out is not None]
     rooms = [room_for(device, out, vector) for out in outs]
     blocks = row_blocks(device, rows, -(-width // (4 * vector)), _FORWARD_THREADS)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gradkit._cuda.device import Array, Device
+from gradkit._cuda.device import Array, Device, scratch
 from gradkit._cuda.layout import (
     RESIDENT_HEAVY,
     RESIDENT_THREADS,
@@ -103,12 +103,12 @@ class RowGradient:
         return cls(
             device,
             norm,
-            contiguous(dy, vector),
-            contiguous(source, vector),
-            contiguous(scale, vector),
-            contiguous(bias, vector),
-            contiguous(mean),
-            contiguous(inv_std),
+            contiguous(device, dy, vector),
+            contiguous(device, source, vector),
+            contiguous(device, scale, vector),
+            contiguous(device, bias, vector),
+            contiguous(device, mean),
+            contiguous(device, inv_std),
             rows,
             width,
             vector,
@@ -159,7 +159,7 @@ class RowGradient:
         resident = RESIDENT_HEAVY // _WIDE_THREADS * sms
         parts = min(tiles, max(1, -(-sms // self.rows)), 32)
         shape = (np.int64(self.rows), np.int64(self.width))
-        sums = self.device.xp.empty((parts, self.rows, 2), np.float64)
+        sums = scratch(self.device, (parts, self.rows, 2), np.float64)
         macros, block = self._macros(), (_WIDE_THREADS, 1)
         kernel(self.device, "layer_norm_grad_wide", "row_sums_of_gradient", **macros)(
             (min(self.rows, resident), parts), block, (*self._inputs(), sums, *shape)
@@ -193,7 +193,7 @@ class RowGradient:
 
     def _partials(self, count: int) -> Array:
         shape = (self.norm.planes, count, self.width)
-        return self.device.xp.empty(shape, dtype_named(accumulator(self.dy)))
+        return scratch(self.device, shape, dtype_named(accumulator(self.dy)))
 
     def _fewer(self, blocks: int, at_least: int | None = None) -> int:
         """So many blocks that their partial sums cost little beside the arrays themselves.

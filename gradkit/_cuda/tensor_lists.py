@@ -213,19 +213,19 @@ def _inline(table: Rows, dims: Rows, chunk: int, end: int, first: int) -> Table:
 def _in_parts(table: Rows, dims: Rows, chunk: int, end: int) -> list[Table]:
     """As many tables as it takes to keep each in the parameter block."""
     parts = []
+    ends = table["first_dim"].astype(np.int64) + table["dims"]  # of each row's dims
     first = 0
     while first < len(table):
         begin = int(table["first_dim"][first])
-        reach = table["first_dim"] + table["dims"] - begin  # dims up to and with each row
-        stop = min(first + CAPACITY, int(np.searchsorted(reach, DIMS, side="right")))
+        stop = min(first + CAPACITY, int(np.searchsorted(ends, begin + DIMS, side="right")))
         if stop == first:
             raise ValueError(
                 f"an array of {table['dims'][first]} dimensions that cannot be merged is too much "
                 f"for a captured launch, which takes {DIMS}; make it contiguous"
             )
-        last = int(reach[stop - 1]) + begin
         chunks = int(table["first_chunk"][stop]) if stop < len(table) else end
-        parts.append(_inline(table[first:stop], dims[begin:last], chunk, chunks, first))
+        own = dims[begin : ends[stop - 1]]
+        parts.append(_inline(table[first:stop], own, chunk, chunks, first))
         first = stop
     return parts
 

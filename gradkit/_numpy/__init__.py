@@ -31,6 +31,11 @@ from gradkit._numpy.normalization import (
 )
 
 
+def as_scalar(value: Any) -> Array:
+    """A NumPy scalar as a 0-d array."""
+    return np.asarray(value)
+
+
 def as_float64(value: Any) -> Array:
     """A number or an array as a float64 array."""
     return np.asarray(value, np.float64)
@@ -40,6 +45,7 @@ __all__ = [
     "accumulate_grad",
     "accumulate_grad_v2",
     "as_float64",
+    "as_scalar",
     "batch_norm",
     "batch_norm_grad",
     "clip_by_norm",

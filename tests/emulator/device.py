@@ -71,6 +71,12 @@ class ArrayNamespace:
         array.fill(0)
         return array
 
+    def full(self, shape: int | Sequence[int], value: Any, dtype: npt.DTypeLike) -> Array:
+        """Allocate one number, repeated."""
+        array = self._memory.allocate(shape, dtype)
+        array.fill(value)
+        return array
+
     def asarray(self, array: npt.ArrayLike, dtype: npt.DTypeLike | None = None) -> Array:
         """Upload: a copy, so that no kernel writes into the host's array.
 

@@ -3,7 +3,12 @@
 Each text stands exactly once in its file.
 """
 
-TESTS = ("tests/test_cuda_lists.py", "tests/test_clipping.py", "tests/test_accumulation.py")
+TESTS = (
+    "tests/test_cuda_lists.py",
+    "tests/test_clipping.py",
+    "tests/test_accumulation.py",
+    "tests/test_capture.py",
+)
 WIDE_TESTS = (
     "tests/test_cuda_kernels.py::test_no_64_bit_number_is_narrowed",
     "tests/test_cuda_lists.py::test_a_list_is_uploaded_once_for_norm_and_scaling",
@@ -13,6 +18,25 @@ WIDE_TESTS = (
 )
 
 MUTANTS = [
+    # Graphs
+    (
+        "gradkit/_cuda/device.py",
+        "return kept(device, device.xp.empty(shape, dtype))",
+        "return device.xp.empty(shape, dtype)",
+        "a graph's scratch handed to somebody else",
+    ),
+    (
+        "gradkit/_cuda/layout.py",
+        'return kept(device, array.copy(order="C"))',
+        'return array.copy(order="C")',
+        "a graph's copies handed to somebody else",
+    ),
+    (
+        "gradkit/_cuda/tensor_lists.py",
+        "own = dims[begin : ends[stop - 1]]",
+        "own = dims[: ends[stop - 1] - begin]",
+        "the first launch's dimensions in all of a graph's launches",
+    ),
     # Barriers and warps
     (
         "kernels/norm.cu",
