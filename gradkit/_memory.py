@@ -75,13 +75,10 @@ def overlaps_itself(array: Any) -> bool:
 
 def overlap(a: Any, b: Any) -> bool:
     """Whether two arrays share a byte. A search that takes too long counts as sharing."""
-    if not (isinstance(a, np.ndarray) and isinstance(b, np.ndarray)):
-        (low_a, high_a), (low_b, high_b) = byte_range(a), byte_range(b)
-        if high_a <= low_b or high_b <= low_a or low_a == high_a or low_b == high_b:
-            return False
-        a, b = _layout(a), _layout(b)
+    if not (a.size and b.size):
+        return False
     try:
-        return np.shares_memory(a, b, max_work=_WORK)  # type: ignore[arg-type]
+        return np.shares_memory(_layout(a), _layout(b), max_work=_WORK)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
 

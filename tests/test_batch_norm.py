@@ -137,7 +137,11 @@ def test_no_scale_is_a_scale_of_ones(backend, types):
 
 
 @TYPES
-@pytest.mark.parametrize("shape", [(3, 1023), (1000, 7), (2, 2047), (4097, 3), (64, 2048)], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [(3, 1023), (1000, 7), (2, 2047), (4097, 3), (64, 2048), (3001, 2, 4), (1100, 3, 2, 2)],
+    ids=str,
+)
 def test_a_constant_gradient(backend, types, shape):
     """What a sum hands back: equal terms round the same way every time."""
     for seed in range(5):

@@ -20,6 +20,7 @@ from gradkit._numpy.blocks import (
     Index,
     Result,
     blocks,
+    by_halves,
     in_strips,
     load,
     room_for,
@@ -219,7 +220,7 @@ class _Channels:
         if after == 1:
             return column_sums(tile.reshape(before, channels))
         rows = row_sums(tile.reshape(before * channels, after), None)
-        totals: Array = rows.reshape(before, channels).sum(axis=0)
+        totals: Array = by_halves(rows.reshape(before, channels))[0]
         return totals
 
     def for_each_block(self, work: Callable[[Index, Sequence[Array]], None]) -> None:

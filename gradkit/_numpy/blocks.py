@@ -122,6 +122,19 @@ def store(values: Array, target: Array, room: Array) -> None:
     narrow(values.reshape(target.shape), target, room)
 
 
+def by_halves(values: Array, few: int = 1) -> Array:
+    """``values``, which it spoils, added up along the first axis until only a few are left.
+
+    Equal terms double without an error; one running total of them drifts by a unit for every
+    four.
+    """
+    while len(values) > few:
+        half = len(values) // 2
+        values[:half] += values[-half:]
+        values = values[: len(values) - half]
+    return values
+
+
 @contextmanager
 def scratch(count: int, dtype: DType) -> Iterator[list[Array]]:
     """``count`` flat arrays, uninitialised, that share a strip's scratch.

@@ -15,6 +15,7 @@ from gradkit._numpy.blocks import (
     ONE_PASS,
     Array,
     DType,
+    by_halves,
     in_strips,
     load,
     matched,
@@ -173,7 +174,9 @@ def _square_part(arrays: Sequence[Array], room: Array) -> Part:
     run = _RUN // values.itemsize
     whole = values.size // run * run
     runs, rest = values[:whole].reshape(-1, run), values[whole:]
-    total = float(np.vecdot(runs, runs).sum(dtype=_F64)) + float(np.dot(rest, rest))
+    sums = np.vecdot(runs, runs)
+    whole_runs = _sum(sums) if sums.dtype == _F64 else float(sums.sum(dtype=_F64))
+    total = whole_runs + float(np.dot(rest, rest))
     low, high = _SAFE[values.dtype]
     return (1.0, total) if low < total < high else _power_part(2.0, arrays, room)
 
@@ -212,13 +215,9 @@ def _gathered(arrays: Sequence[Array], room: Array) -> Array:
 
 
 def _sum(values: Array) -> float:
-    """The sum of a vector, which it spoils: by halves, in which equal terms lose nothing."""
-    while values.size > _FEW:
-        half = values.size // 2
-        values[:half] += values[-half:]
-        values = values[: values.size - half]
+    """The sum of a vector, which it spoils."""
     try:
-        return math.fsum(values.tolist())
+        return math.fsum(by_halves(values, _FEW).tolist())
     except OverflowError:
         return math.inf
 

@@ -21,6 +21,7 @@ from gradkit._numpy.blocks import (
     Item,
     Result,
     blocks,
+    by_halves,
     even_step,
     in_strips,
     load,
@@ -177,7 +178,7 @@ def column_sums(tile: Array) -> Array:
     total = (_ones(len(tile) - whole, tile.dtype) @ tile[whole:]).astype(np.float64)
     if whole:
         runs = tile[:whole].reshape(-1, _COLUMN_STRETCH, tile.shape[1])
-        total += (_ones(_COLUMN_STRETCH, tile.dtype) @ runs).sum(axis=0, dtype=np.float64)
+        total += by_halves((_ones(_COLUMN_STRETCH, tile.dtype) @ runs).astype(np.float64))[0]
     return total
 
 

@@ -52,14 +52,14 @@ ROWS = (
     (_CLIP, "    values /= largest\n    np.power", "    np.power", "no scaling of other powers"),
     (
         _CLIP,
-        ".sum(dtype=_F64)) + float(np.dot(rest, rest))",
-        ".sum(dtype=_F64))",
+        "total = whole_runs + float(np.dot(rest, rest))",
+        "total = whole_runs",
         "the tail of a block lost",
     ),
     (
         _CLIP,
-        "total = float(np.vecdot(runs, runs).sum(dtype=_F64))",
-        "total = float(np.dot(values[:whole], values[:whole]))",
+        "float(sums.sum(dtype=_F64))",
+        "float(np.dot(values[:whole], values[:whole]))",
         "float32 where float64",
     ),
     (
@@ -257,8 +257,8 @@ ROWS = (
     ),
     (
         _MEMORY,
-        "if high_a <= low_b or high_b <= low_a or",
-        "if high_a <= low_b + 8 or high_b <= low_a or",
+        "high += (length - 1) * stride",
+        "high += (length - 2) * stride",
         "an overlap of few bytes missed",
     ),
     (

@@ -13,7 +13,7 @@ _HOST_TESTS: dict[str, tuple[str, ...]] = {
     "gradkit/_call.py": (_BAD_INPUT,),
     "gradkit/_checks.py": (_CLIPPING, _BAD_INPUT),
     "gradkit/_gradients.py": (_CLIPPING, _BAD_INPUT),
-    "gradkit/_memory.py": (_CLIPPING, _BAD_INPUT),
+    "gradkit/_memory.py": ("tests/test_overlap.py", _CLIPPING, _BAD_INPUT),
     "gradkit/_numpy/accumulation.py": ("tests/test_accumulation.py",),
     "gradkit/_numpy/batch_normalization.py": (_BATCH_NORM,),
     "gradkit/_numpy/blocks.py": (_BATCH_NORM, _NORMALIZATION, _CLIPPING),

@@ -1,0 +1,51 @@
+"""Which arrays share memory, by addresses, shapes and strides alone."""
+
+from types import SimpleNamespace
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradkit import _memory
+
+ROOM = np.zeros(240, np.uint8)
+
+
+class OnDevice:
+    """What gradkit sees of an array whose memory the host cannot read."""
+
+    def __init__(self, array):
+        self.shape, self.strides, self.flags = array.shape, array.strides, array.flags
+        self.size, self.itemsize = array.size, array.itemsize
+        self.data = SimpleNamespace(ptr=array.ctypes.data)
+
+
+@st.composite
+def views(draw):
+    """A part of the room, with gaps, reversed or empty."""
+    dtype = draw(st.sampled_from((np.uint8, np.float16, np.float32, np.float64)))
+    start = draw(st.integers(0, 29)) * 8
+    flat = ROOM[start:].view(dtype)
+    steps = [draw(st.sampled_from((1, 2, 3, -1, -2))) for _ in range(2)]
+    rows = flat[: len(flat) // 4 * 4].reshape(-1, 4)[: draw(st.integers(0, 5))]
+    return rows[:: steps[0], :: steps[1]]
+
+
+@given(a=views(), b=views())
+def test_overlap_is_numpys(a, b):
+    shared = np.shares_memory(a, b)
+    assert _memory.overlap(a, b) == shared
+    assert _memory.overlap(OnDevice(a), OnDevice(b)) == shared
+
+
+@given(arrays=st.lists(views(), max_size=6))
+def test_the_first_overlap_is_one(arrays):
+    pairs = {
+        (i, j)
+        for j, b in enumerate(arrays)
+        for i, a in enumerate(arrays[:j])
+        if np.shares_memory(a, b)
+    }
+    for seen in (arrays, list(map(OnDevice, arrays))):
+        found = _memory.first_overlap(seen)
+        assert found in pairs if pairs else found is None
