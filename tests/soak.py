@@ -12,7 +12,6 @@ import gc
 import math
 import os
 import random
-import statistics
 import sys
 import threading
 import time
@@ -41,14 +40,16 @@ SLACK = {
     "types": 0,
     "threads": 0,
 }
+NAMES = (*SLACK, "kernels")
+_MOST = 1 << 17  # samples
 
 
 def sizes():
-    """What must not grow: bytes, and the entries of every cache."""
+    """What must not grow, in the order of ``NAMES``: bytes, and the entries of every cache."""
     gc.collect()
     statm = Path("/proc/self/statm")  # on Linux
     pages = int(statm.read_text().split()[1]) if statm.exists() else 0
-    return {
+    found = {
         "traced": tracemalloc.get_traced_memory()[0],
         "resident": pages * os.sysconf("SC_PAGE_SIZE"),
         "plans": len(tensor_lists._plans._kept),
@@ -57,18 +58,15 @@ def sizes():
         "types": len(_arrays._BY_TYPE) + len(_dispatch._FINDERS),
         "threads": threading.active_count(),
     }
+    return [found[name] for name in NAMES]
 
 
 def growth(samples):
     """By how much the last quarter of the samples lies above the one before, by name."""
     quarter = len(samples) // 4
     before, last = samples[-2 * quarter : -quarter], samples[-quarter:]
-
-    def median(part, name):
-        return statistics.median(sample[name] for sample in part)
-
-    more = {name: median(last, name) - median(before, name) for name in SLACK}
-    return {name: value for name, value in more.items() if value > SLACK[name]}
+    more = dict(zip(NAMES, np.median(last, axis=0) - np.median(before, axis=0), strict=True))
+    return {name: float(more[name]) for name in SLACK if more[name] > SLACK[name]}
 
 
 def every_operation(backend, rng):
@@ -146,22 +144,24 @@ def _accumulation(backend, rng):
 
 def soak(backend, seconds, *, seed=0, variety=1 << 32, work=every_operation):
     """A sample after each round, on four threads and on this one; ``variety`` rounds differ."""
-    samples = []
+    samples = np.zeros((_MOST, len(NAMES)), np.int64)  # before anything is traced: no growth
+    count = 0
     end = time.monotonic() + seconds
     blocks._spare.clear()  # or scratch that is not traced would give way to scratch that is
     tracemalloc.start()
     try:
         with backend.active():
-            while len(samples) < 16 or time.monotonic() < end:
-                rngs = [random.Random(f"{seed} {len(samples) % variety} {k}") for k in range(5)]
+            while count < 16 or (count < _MOST and time.monotonic() < end):
+                rngs = [random.Random(f"{seed} {count % variety} {k}") for k in range(5)]
                 if backend.on_host:
                     with ThreadPoolExecutor(4) as pool:
                         list(pool.map(functools.partial(work, backend), rngs[1:]))
                 work(backend, rngs[0])
-                samples.append(sizes())
+                samples[count] = sizes()
+                count += 1
     finally:
         tracemalloc.stop()
-    return samples
+    return samples[:count]
 
 
 def main():
@@ -178,7 +178,8 @@ def main():
         status = status or bool(found)
         print(f"soak: {backend.name}, {len(samples)} rounds, seed {options.seed}")
         for when, sample in (("half-way", samples[len(samples) // 2]), ("end", samples[-1])):
-            print(f"  {when:8}", *(f"{name} {value:,}" for name, value in sample.items()))
+            shown = zip(NAMES, sample, strict=True)
+            print(f"  {when:8}", *(f"{name} {value:,}" for name, value in shown))
         print(f"  grew: {found}" if found else "  nothing grew", flush=True)
     return int(status)
 

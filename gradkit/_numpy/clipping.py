@@ -174,9 +174,10 @@ def _square_part(arrays: Sequence[Array], room: Array) -> Part:
     run = _RUN // values.itemsize
     whole = values.size // run * run
     runs, rest = values[:whole].reshape(-1, run), values[whole:]
-    sums = np.vecdot(runs, runs)
-    whole_runs = _sum(sums) if sums.dtype == _F64 else float(sums.sum(dtype=_F64))
-    total = whole_runs + float(np.dot(rest, rest))
+    if values.dtype == _F64:
+        total = _sum(np.vecdot(runs, runs)) + _sum(rest * rest)
+    else:
+        total = float(np.vecdot(runs, runs).sum(dtype=_F64)) + float(np.dot(rest, rest))
     low, high = _SAFE[values.dtype]
     return (1.0, total) if low < total < high else _power_part(2.0, arrays, room)
 

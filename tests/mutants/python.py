@@ -52,13 +52,13 @@ ROWS = (
     (_CLIP, "    values /= largest\n    np.power", "    np.power", "no scaling of other powers"),
     (
         _CLIP,
-        "total = whole_runs + float(np.dot(rest, rest))",
-        "total = whole_runs",
+        " + _sum(rest * rest)",
+        "",
         "the tail of a block lost",
     ),
     (
         _CLIP,
-        "float(sums.sum(dtype=_F64))",
+        "float(np.vecdot(runs, runs).sum(dtype=_F64))",
         "float(np.dot(values[:whole], values[:whole]))",
         "float32 where float64",
     ),
