@@ -574,6 +574,22 @@ def test_many_small_arrays(backend):
     assert_ulps(after, before * (exact / 2 / norm), tolerances.CLIPPED_ULPS)
 
 
+@pytest.mark.parametrize("name", ["float32", "float64"])
+@pytest.mark.parametrize("value", [2.0**-140, 2.0**-70, 1.0, 2.0**70, 2.0**127, NAN, INF])
+def test_what_is_large_and_read_in_place(backend, name, value):
+    """Longer than the scratch that values outside of the safe range go through."""
+    if 8 * backend.max_elements < 1_200_000:
+        pytest.skip("too large for this backend")
+    grad = np.zeros(1_200_000, DTYPES[name])
+    grad[[5, 700_000, 1_048_575, 1_048_576]] = value
+    assert float(gradkit.grad_norm(backend.asarray(grad))) == pytest.approx(
+        2 * value, rel=1e-15, nan_ok=True
+    )
+    assert float(gradkit.grad_norm(backend.asarray(grad), INF)) == pytest.approx(
+        value, rel=0, nan_ok=True
+    )
+
+
 @pytest.mark.parametrize("order", [1, 2, 3, INF])
 def test_lists_of_many_sizes(backend, order):
     """Sizes that the reference takes by the batch, in two ways, and one by one."""

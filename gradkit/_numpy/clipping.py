@@ -40,6 +40,7 @@ _SMALL = 1024  # up to this many elements float64 throughout costs nothing
 _MEDIUM = 1 << 14  # up to this many a gradient is taken together with others
 _BATCH = 1 << 16  # elements that are taken together
 _PIECE = room_for(1, _F64)  # elements of a large gradient that are taken at a time
+_DIRECT = 1 << 20  # the same where they are read in place: fewer waits for Python's lock
 # Between these a block's sum of squares has neither overflowed nor lost digits to underflow.
 _SAFE = {_F32: (2.0**-100, 2.0**127), _F64: (1e-200, 1e290)}
 
@@ -53,7 +54,7 @@ def grad_norm(
     """``out = (sum |g|^p)^(1/p)`` over all gradients, or one norm a gradient."""
     work = partial(_parts_of, norm_type)
     if not per_tensor:
-        items = _batches(grads)
+        items = _batches(grads, norm_type)
         # Threads gain nothing on batches, whose short copies take turns with Python's lock.
         elements = sum(arrays[0].size for arrays in items if len(arrays) == 1)
         strips = in_strips(work, items, elements, pays=ONE_PASS)
@@ -131,16 +132,18 @@ def clip_grad_value(grads: Sequence[Array], clip_value: float, outs: Sequence[Ar
     _elementwise(_clamping(clip_value), grads, outs)
 
 
-def _batches(grads: Sequence[Array]) -> list[Sequence[Array]]:
+def _batches(grads: Sequence[Array], norm_type: float) -> list[Sequence[Array]]:
     """Large gradients piece by piece, all others by the batch."""
     if max(map(_size_of, grads), default=0) <= _SMALL:
         return list(_cut(grads))
+    in_place = norm_type in (2.0, math.inf)
     large: list[Sequence[Array]] = []
     medium: list[Array] = []
     small: list[Array] = []
     for grad in grads:
         if grad.size > _MEDIUM:
-            large.extend(matched(grad, limit=_PIECE))
+            direct = in_place and grad.itemsize > 2 and grad.flags.forc and grad.flags.aligned
+            large.extend(matched(grad, limit=_DIRECT if direct else _PIECE))
         else:
             (small if _goes_wide(grad) else medium).append(grad)
     return [*large, *_cut(medium), *_cut(small)]
@@ -179,7 +182,10 @@ def _square_part(arrays: Sequence[Array], room: Array) -> Part:
     else:
         total = float(np.vecdot(runs, runs).sum(dtype=_F64)) + float(np.dot(rest, rest))
     low, high = _SAFE[values.dtype]
-    return (1.0, total) if low < total < high else _power_part(2.0, arrays, room)
+    if low < total < high:
+        return 1.0, total
+    pieces = matched(*arrays, limit=_PIECE) if len(arrays) == 1 else [arrays]
+    return _combine([_power_part(2.0, piece, room) for piece in pieces], 2.0), 1.0
 
 
 def _sum_part(arrays: Sequence[Array], room: Array) -> Part:

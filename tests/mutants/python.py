@@ -38,9 +38,15 @@ ROWS = (
     (_CLIP, "np.maximum(values.max(), -values.min())", "values.max()", "max without magnitudes"),
     (
         _CLIP,
-        "if low < total < high else",
-        "if True else",
+        "    if low < total < high:\n",
+        "    if True:\n",
         "no scaling where squares leave the range",
+    ),
+    (
+        _CLIP,
+        "matched(*arrays, limit=_PIECE) if len(arrays) == 1 else [arrays]",
+        "[arrays]",
+        "more than the scratch holds",
     ),
     (_CLIP, "[*large, *_cut(medium), ", "[*large, ", "gradients of medium size left out"),
     (
