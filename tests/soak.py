@@ -61,12 +61,16 @@ def sizes():
     return [found[name] for name in NAMES]
 
 
-def growth(samples):
-    """By how much the last quarter of the samples lies above the one before, by name."""
+def growth(backend, samples):
+    """By how much the last quarter of the samples lies above the one before, by name.
+
+    But for the emulator's resident memory: it keeps a shadow of every page that arrays lay in.
+    """
     quarter = len(samples) // 4
     before, last = samples[-2 * quarter : -quarter], samples[-quarter:]
     more = dict(zip(NAMES, np.median(last, axis=0) - np.median(before, axis=0), strict=True))
-    return {name: float(more[name]) for name in SLACK if more[name] > SLACK[name]}
+    counted = [name for name in SLACK if backend.on_host or name != "resident"]
+    return {name: float(more[name]) for name in counted if more[name] > SLACK[name]}
 
 
 def every_operation(backend, rng):
@@ -174,7 +178,7 @@ def main():
     status = 0
     for backend in backends:
         samples = soak(backend, 60 * options.minutes / len(backends), seed=options.seed)
-        found = growth(samples)
+        found = growth(backend, samples)
         status = status or bool(found)
         print(f"soak: {backend.name}, {len(samples)} rounds, seed {options.seed}")
         for when, sample in (("half-way", samples[len(samples) // 2]), ("end", samples[-1])):

@@ -7,10 +7,11 @@ from tests.soak import growth, soak
 
 def test_nothing_grows(backend, monkeypatch):
     monkeypatch.setattr(tensor_lists, "_plans", tensor_lists._Plans(number=8, tensors=1 << 20))
-    assert growth(soak(backend, 3, variety=4)) == {}
+    assert growth(backend, soak(backend, 3, variety=4)) == {}
 
 
 def test_a_leak_is_seen():
     kept = []
-    samples = soak(BACKENDS[0], 0, work=lambda *_: kept.append(bytearray(8192)))
-    assert growth(samples).keys() == {"traced"}
+    host = BACKENDS[0]
+    samples = soak(host, 0, work=lambda *_: kept.append(bytearray(8192)))
+    assert growth(host, samples).keys() == {"traced"}
