@@ -51,7 +51,7 @@ def cudnn() -> Cudnn:
 
 def describe() -> dict[str, Any]:
     """What is known of cuDNN, without importing CuPy for it."""
-    if "cupy" not in sys.modules:
+    if sys.modules.get("cupy") is None:
         installed = {name: _installed(name) for name in _PACKAGES}
         return {"loaded": False, "packages": {k: v for k, v in installed.items() if v}}
     try:
