@@ -80,6 +80,14 @@ class Interrupt:
         return self._step
 
 
+@pytest.fixture(autouse=True)
+def listening():
+    """Python's own answer to Ctrl-C: a job in the background is started deaf to it."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, previous)
+
+
 def interrupted_everywhere(make_arguments, function):
     """A call interrupted at each line in turn: how many there were, and how many had written."""
     a, arguments = make_arguments()
