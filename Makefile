@@ -59,7 +59,7 @@ check: lint test ## lint and test
 
 MINUTES := 10
 
-bench: .venv-bench/.installed .venv-onnxruntime/.installed ## time every operation on the CPU beside its peers (3 min)
+bench: .venv-bench/.installed .venv-onnxruntime/.installed ## time every operation on the CPU beside its peers (4 min)
 	GRADKIT_ORT_PYTHON=.venv-onnxruntime/bin/python .venv-bench/bin/python -m benchmarks
 
 # As test-gpu: with the Python that has CuPy (and PyTorch, Triton, Liger-Kernel where they are).

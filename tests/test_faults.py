@@ -369,9 +369,13 @@ def test_out_of_memory_leaves_the_gradients_alone():
     assert run(LIMITED, script) == 5 * "MemoryError\n" + "True\n1.0\n"
 
 
+@pytest.mark.parametrize("size", [1 << 10, 1 << 19])
 @pytest.mark.parametrize("function", ["scale_grads", "accumulate_grad"])
-def test_memory_for_some_threads_alone_leaves_the_arrays_alone(monkeypatch, function):
-    """Scratch for one thread after the other runs out, until there is enough for all."""
+def test_memory_for_some_threads_alone_leaves_the_arrays_alone(monkeypatch, function, size):
+    """Scratch for one thread after the other runs out, until there is enough for all.
+
+    Gradients of several dtypes, of which not all need any, stay together.
+    """
     allocate, left = blocks._new_scratch, 0
 
     def scarce():
@@ -385,8 +389,8 @@ def test_memory_for_some_threads_alone_leaves_the_arrays_alone(monkeypatch, func
     monkeypatch.setattr(blocks, "WORKERS", 4)
     for enough in range(5):
         blocks._spare.clear()
-        arrays = [np.ones(1 << 19, np.float16) for _ in range(4)]
-        joined = np.ones(1 << 21, np.float16)
+        arrays = [np.ones(size, dtype) for dtype in 2 * [np.float32, np.float16, np.float64]]
+        joined = np.ones(4 * size, np.float16)
         left = enough
         try:
             if function == "scale_grads":

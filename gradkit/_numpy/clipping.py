@@ -5,7 +5,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate, chain, repeat, starmap
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -31,7 +31,7 @@ Part: TypeAlias = tuple[float, float]
 
 # What is called for each array of a dtype, and what it takes between source and target.
 Recipe: TypeAlias = Callable[[DType], tuple[Callable[..., object], tuple[Any, ...]]]
-Arguments: TypeAlias = tuple[Any, ...]  # a source, what comes between, a target
+Pair: TypeAlias = tuple[Array, ...]  # a source and a target
 
 _F32, _F64 = np.dtype(np.float32), np.dtype(np.float64)
 _RUN = 1024  # bytes that one BLAS call adds up: 256 numbers in float32 before float64 takes over
@@ -265,37 +265,33 @@ def _clamping(limit: float) -> Recipe:
 
 def _elementwise(recipe: Recipe, sources: Sequence[Array], targets: Sequence[Array]) -> None:
     """Write to each target what the recipe makes of its source; 16-bit floats in float32."""
-    dtypes = set(map(_dtype_of, sources))
     elements = sum(map(_size_of, sources))
+    pairs: Iterable[Pair] = zip(sources, targets, strict=True)
+    if elements > _PIECE and max(map(_size_of, sources)) > _PIECE:
+        pairs = chain.from_iterable(
+            matched(*pair, limit=_PIECE) if pair[0].size > _PIECE else [pair] for pair in pairs
+        )
+    dtypes = dict.fromkeys(map(_dtype_of, sources))
+    recipes = {dtype: recipe(_F32 if dtype.itemsize == 2 else dtype) for dtype in dtypes}
     with Uninterrupted():
-        for dtype in dtypes:
-            half = dtype.itemsize == 2
-            function, operands = recipe(_F32 if half else dtype)
-            between = (repeat(operand, len(sources)) for operand in operands)
-            calls: Iterable[Arguments] = zip(sources, *between, targets, strict=True)
-            if len(dtypes) > 1:
-                calls = (call for call in calls if call[0].dtype == dtype)
-            if elements > _PIECE and max(map(_size_of, sources)) > _PIECE:
-                calls = chain.from_iterable(map(_in_pieces, calls))
-            strip = partial(_through_float32 if half else _call_each, function)
-            in_strips(strip, list(calls), elements, pays=ONE_PASS)
+        in_strips(partial(_elementwise_strip, recipes), list(pairs), elements, pays=ONE_PASS)
 
 
-def _in_pieces(call: Arguments) -> Iterable[Arguments]:
-    source, *operands, target = call
-    if source.size <= _PIECE:
-        return [call]
-    return ((s, *operands, t) for s, t in matched(source, target, limit=_PIECE))
-
-
-def _call_each(function: Callable[..., object], calls: Sequence[Arguments]) -> None:
-    for _ in starmap(function, calls):  # a loop of Python's own takes half as long again
-        pass
-
-
-def _through_float32(function: Callable[..., object], calls: Sequence[Arguments]) -> None:
-    with scratch(2, _F32) as (wide, room):
-        for source, *operands, target in calls:
-            values = load(source, _F32, wide, source.shape)
-            function(values, *operands, values)
-            store(values, target, room)
+def _elementwise_strip(
+    recipes: dict[DType, tuple[Callable[..., object], tuple[Any, ...]]], pairs: Sequence[Pair]
+) -> None:
+    with scratch(2, _F32) as (wide, room):  # before anything is written: memory may run out
+        for dtype, (function, operands) in recipes.items():
+            one = len(recipes) == 1
+            mine = pairs if one else [pair for pair in pairs if pair[0].dtype == dtype]
+            if dtype.itemsize == 2:
+                for source, target in mine:
+                    values = load(source, _F32, wide, source.shape)
+                    function(values, *operands, values)
+                    store(values, target, room)
+            else:
+                between = (repeat(operand, len(mine)) for operand in operands)
+                first, last = (map(itemgetter(side), mine) for side in (0, 1))
+                # A loop of Python's own takes a fifth longer.
+                for _ in starmap(function, zip(first, *between, last, strict=True)):
+                    pass

@@ -268,6 +268,12 @@ ROWS = (
         "an overlap of few bytes missed",
     ),
     (
+        _MEMORY,
+        '            "strides": array.strides,\n',
+        "",
+        "an array on a device taken for one without gaps",
+    ),
+    (
         _CALL,
         "same = other == alias and _memory.same_elements(native, source)",
         "same = other == alias",
