@@ -1,6 +1,6 @@
 """What the host does in a call whose kernels do nothing: ``python -m benchmarks.host``.
 
-The device is the tests' own that neither compiles nor launches, over NumPy arrays, so that
+The device is one that neither compiles nor launches, over NumPy arrays, so that
 this runs anywhere; asking those for their addresses costs more than asking CuPy's, so that its
 times are for comparison with each other. ``--profile NAME`` shows where a call spends its time.
 """
@@ -16,7 +16,7 @@ import numpy as np
 
 import gradkit
 from gradkit._cuda import Backend
-from tests.emulated import IdleDevice, on_device
+from testbed.emulated import IdleDevice, on_device
 
 ROUNDS, SECONDS = 7, 0.02  # of which the best counts; a round's length
 

@@ -1,4 +1,4 @@
-"""Where arrays live and how calls on them are timed: the host, a GPU, the tests' emulator."""
+"""Where arrays live and how calls on them are timed: the host, a GPU, the emulator of one."""
 
 # ruff: noqa: D102  (the protocol says what the methods do)
 
@@ -187,13 +187,13 @@ class Cuda(Arrays):
 
 
 class Emulated(Arrays):
-    """The tests' emulator, timed by the clock: to see that everything runs, never how fast."""
+    """The emulator, timed by the clock: to see that everything runs, never how fast."""
 
     tiny = True
     copied = 4096
 
     def __init__(self) -> None:
-        from tests import emulated
+        from testbed import emulated
 
         self._backend = emulated.emulated_backend(multiprocessors=1)
         self._on_device = emulated.on_device

@@ -55,7 +55,7 @@ def compile_times(dtype: str, architecture: int = 90) -> dict[str, dict[str, flo
     """For each operation on arrays of a dtype: combinations, their seconds, the slowest one's."""
     from gradkit._cuda import warming
     from gradkit._cuda.loading import options_of, source_of
-    from tests.nvrtc import compile_ptx, cupy_options
+    from testbed.nvrtc import compile_ptx, cupy_options
 
     @cache
     def seconds(file: str, options: tuple[str, ...]) -> float:

@@ -14,8 +14,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from tests.emulated import emulated_backend, on_device
-from tests.emulator.compiler import compiler_path
+from testbed.emulated import emulated_backend, on_device
+from testbed.emulator.compiler import compiler_path
 from tests.tolerances import DTYPES
 
 

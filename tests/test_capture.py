@@ -12,8 +12,8 @@ import pytest
 
 import gradkit
 from gradkit._cuda import Backend, loading
-from tests.emulated import on_device
-from tests.emulator import EmulatedDevice
+from testbed.emulated import on_device
+from testbed.emulator import EmulatedDevice
 from tests.layouts import LAYOUTS
 from tests.problems import make
 

@@ -13,9 +13,9 @@ from gradkit._cuda.layout import RESIDENT_HEAVY, RESIDENT_THREADS
 from gradkit._cuda.loading import LoadedKernel, kernel, options_of, source_of
 from gradkit._dtypes import FLOATS
 from gradkit.errors import KernelCompileError, KernelLaunchError
-from tests.emulator import EmulatedDevice
-from tests.emulator.compiler import complaints
-from tests.nvrtc import (
+from testbed.emulator import EmulatedDevice
+from testbed.emulator.compiler import complaints
+from testbed.nvrtc import (
     ARCHITECTURES,
     compile_ptx,
     compile_table,
@@ -23,7 +23,7 @@ from tests.nvrtc import (
     format_table,
     spills,
 )
-from tests.nvrtc.nvrtc import library_path
+from testbed.nvrtc.nvrtc import library_path
 
 
 @pytest.mark.parametrize("name", sorted(_cuda._OPERATIONS))

@@ -16,11 +16,11 @@ from gradkit._cuda.device import scratch
 from gradkit._cuda.loading import options_of, source_of
 from gradkit._cuda.strides import pair_of
 from gradkit._cuda.tensor_lists import CAPACITY, DIMS, plan_of, run, start
+from testbed.emulator import EmulatedDevice
+from testbed.emulator.memory import sparse_array
+from testbed.emulator.runtime import SCHEDULES
 from tests import oracles, tolerances
 from tests import strategies as draw_
-from tests.emulator import EmulatedDevice
-from tests.emulator.memory import sparse_array
-from tests.emulator.runtime import SCHEDULES
 from tests.layouts import LAYOUTS
 from tests.tolerances import DTYPES, assert_same_bits
 

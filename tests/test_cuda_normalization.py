@@ -12,11 +12,11 @@ import pytest
 from gradkit import _cuda
 from gradkit._cuda import batch_normalization, normalization
 from gradkit._cuda.loading import kernel, options_of, source_of
+from testbed.emulator import EmulatedDevice
+from testbed.emulator.memory import sparse_array
+from testbed.emulator.runtime import SCHEDULES
 from tests import oracles
 from tests.backends import Backend
-from tests.emulator import EmulatedDevice
-from tests.emulator.memory import sparse_array
-from tests.emulator.runtime import SCHEDULES
 from tests.problems import BATCH_TYPES, LAYER_TYPES, make
 from tests.tolerances import DTYPES, assert_same_bits
 

@@ -20,12 +20,12 @@ import gradkit
 from gradkit._cuda import tensor_lists
 from gradkit._cuda.loading import kernel
 from gradkit._numpy import blocks, clipping
+from testbed.emulated import Backend as CudaBackend
+from testbed.emulated import on_device
+from testbed.emulator import EmulatedDevice
+from testbed.emulator.device import ArrayNamespace
 from tests.backends import BACKENDS, has_gpu
 from tests.bad_input.arguments import ACCUMULATORS, LISTS, NORMS, WRITERS, Factory, good
-from tests.emulated import Backend as CudaBackend
-from tests.emulated import on_device
-from tests.emulator import EmulatedDevice
-from tests.emulator.device import ArrayNamespace
 from tests.tolerances import assert_same_bits
 
 ROOT = Path(__file__).parents[1]

@@ -11,7 +11,7 @@ from gradkit._cuda.loading import kernel, kernels_in, options_of, source_of
 from gradkit._cuda.tensor_lists import CAPACITY
 from gradkit._dtypes import BATCH_NORM_TYPES, LAYER_NORM_TYPES, SAFE_ADDENDS
 from gradkit.startup import _COMPILED
-from tests.emulated import IdleDevice, emulated_backend, on_device
+from testbed.emulated import IdleDevice, emulated_backend, on_device
 from tests.tolerances import DTYPES
 
 # Odd to vectors or not; short, long, longer, too long.

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gradkit._cuda import Backend
-from tests.emulator import EmulatedDevice
+from testbed.emulator import EmulatedDevice
 from tests.problems import LAYER_TYPES, make
 from tests.tolerances import DTYPES
 

@@ -3,9 +3,9 @@
 import pytest
 
 from gradkit._cuda import Backend
+from testbed.emulator.compiler import compiler_path
+from testbed.emulator.device import EmulatedDevice
 from tests.cudnn.cases import COMBINATIONS, MIXTURES, SHAPES, Case, ForwardCase
-from tests.emulator.compiler import compiler_path
-from tests.emulator.device import EmulatedDevice
 
 pytestmark = [
     pytest.mark.emulated,

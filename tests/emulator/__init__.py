@@ -1,8 +1,1 @@
-"""Runs the CUDA kernels' own source on the CPU, with every load and store checked."""
-
-from .device import EmulatedDevice
-from .faults import EmulatorFault
-from .memory import sparse_array
-from .runtime import SCHEDULES
-
-__all__ = ["SCHEDULES", "EmulatedDevice", "EmulatorFault", "sparse_array"]
+"""What the emulator must notice, refuse and compute."""

@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from .compiler import compiler_path
-from .device import EmulatedDevice
-from .runtime import SCHEDULES
+from testbed.emulator.compiler import compiler_path
+from testbed.emulator.device import EmulatedDevice
+from testbed.emulator.runtime import SCHEDULES
 
 
 @pytest.fixture(autouse=True)

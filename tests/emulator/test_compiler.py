@@ -7,12 +7,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from . import compiler
-from .compiler import CompilerMissingError, KernelCompileError, compile_source, translate_options
-from .device import EmulatedDevice
-from .signature import KernelText, find_kernels
+from testbed.emulator import compiler
+from testbed.emulator.compiler import (
+    CompilerMissingError,
+    KernelCompileError,
+    compile_source,
+    translate_options,
+)
+from testbed.emulator.device import EmulatedDevice
+from testbed.emulator.signature import KernelText, find_kernels
 
 pytestmark = pytest.mark.emulated
+ROOT = Path(__file__).parents[2]
 
 
 def test_compile_error_shows_the_compilers_log_and_the_line():
@@ -73,22 +79,17 @@ def test_without_a_compiler(monkeypatch):
 
 def test_processes_that_compile_at_once(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    package = Path(__file__).parent
-    program = f"""
-import sys
-sys.path.insert(0, {str(package.parent)!r})
+    program = """
 import numpy as np
-from {package.name}.device import EmulatedDevice
+from testbed.emulator import EmulatedDevice
 device = EmulatedDevice()
 out = device.xp.empty(1, np.int32)
-module = device.compile('extern "C" __global__ void k(int* out) {{ *out = 42; }}')
+module = device.compile('extern "C" __global__ void k(int* out) { *out = 42; }')
 module.get_function("k")((1,), (1,), (out,))
 print(out[0])
 """
-    runs = [
-        subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
+    command = [sys.executable, "-c", program]
+    runs = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in "ab"]
     assert [run.communicate()[0].strip() for run in runs] == ["42"] * 2
     kept = sorted(path.suffix for path in (tmp_path / "gradkit-emulator").iterdir())
     assert kept == [".json", ".so", ".so"]

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from .device import EmulatedDevice
-from .faults import EmulatorFault
-from .runtime import SCHEDULES
+from testbed.emulator.device import EmulatedDevice
+from testbed.emulator.faults import EmulatorFault
+from testbed.emulator.runtime import SCHEDULES
 
 pytestmark = pytest.mark.emulated
 

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from gradkit._cuda.device import Device
-
-from .device import EmulatedDevice
-from .faults import EmulatorFault
-from .memory import owner_of
+from testbed.emulator.device import EmulatedDevice
+from testbed.emulator.faults import EmulatorFault
+from testbed.emulator.memory import owner_of
 
 pytestmark = pytest.mark.emulated
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from .device import EmulatedDevice
-from .faults import EmulatorFault
-from .memory import Extent, owner_of, sparse_array
+from testbed.emulator.device import EmulatedDevice
+from testbed.emulator.faults import EmulatorFault
+from testbed.emulator.memory import Extent, owner_of, sparse_array
 
 pytestmark = pytest.mark.emulated
 

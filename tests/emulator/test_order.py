@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from .device import EmulatedDevice
-from .faults import EmulatorFault
+from testbed.emulator.device import EmulatedDevice
+from testbed.emulator.faults import EmulatorFault
 
 pytestmark = pytest.mark.emulated
 

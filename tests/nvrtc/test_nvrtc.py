@@ -5,10 +5,10 @@ import os
 
 import pytest
 
-from . import table
-from .nvrtc import NvrtcCompileError, library_path, version
-from .report import KernelUse, compile_report, cupy_options, parse_log
-from .table import (
+from testbed.nvrtc import table
+from testbed.nvrtc.nvrtc import NvrtcCompileError, library_path, version
+from testbed.nvrtc.report import KernelUse, compile_report, cupy_options, parse_log
+from testbed.nvrtc.table import (
     ARCHITECTURES,
     Row,
     SpillError,

@@ -4,19 +4,24 @@ To gradkit they are the arrays of one more library: their own framework, and a C
 whose device is the emulator.
 """
 
+from __future__ import annotations
+
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 
 from gradkit import _arrays, _dispatch
 from gradkit._cuda import Backend
-from tests.emulator import EmulatedDevice
+from testbed.emulator import EmulatedDevice
 
 
-class DeviceArray(np.ndarray):
+class DeviceArray(np.ndarray[Any, Any]):
     """An array that ``backend`` computes on; views and results of NumPy's functions are too."""
 
-    backend = None
+    backend: Any = None
 
-    def __array_finalize__(self, other):
+    def __array_finalize__(self, other: Any) -> None:
         self.backend = getattr(other, "backend", None)
 
 
@@ -25,24 +30,27 @@ class Emulated(_arrays.Framework):
 
     name = module = "emulated"
 
-    def owns(self, kind):
+    def owns(self, kind: type) -> bool:
+        """Say whether this library makes arrays of that type."""
         return issubclass(kind, DeviceArray)
 
-    def view(self, array, *, write, detach=False):  # noqa: ARG002
+    def view(self, array: Any, *, write: bool, detach: bool = False) -> Any:  # noqa: ARG002
+        """Return the array itself: kernels take it as it is."""
         return array
 
-    def wrap(self, native, like):
+    def wrap(self, native: Any, like: Any) -> Any:
+        """Return a result as an array of the device that ``like`` lies on."""
         return on_device(native, like.backend)
 
 
-def on_device(array, backend):
+def on_device(array: npt.NDArray[Any], backend: Any) -> DeviceArray:
     """The same memory as an array of the emulated device."""
     view = array.view(DeviceArray)
     view.backend = backend
     return view
 
 
-def emulated_backend(**options):
+def emulated_backend(**options: Any) -> Any:
     """A CUDA backend on an emulated device of its own."""
     return Backend(EmulatedDevice(**options))
 
@@ -53,19 +61,21 @@ class IdleDevice(EmulatedDevice):
     ``compiled`` lists what a GPU would have compiled.
     """
 
-    def __init__(self, **options):
+    def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.compiled = []
+        self.compiled: list[tuple[str, tuple[str, ...]]] = []
 
-    def compile(self, source, options=()):
+    def compile(self, source: str, options: tuple[str, ...] = ()) -> Any:
+        """Remember what was to be compiled, and stand in for the module."""
         self.compiled.append((source, options))
         return self
 
-    def get_function(self, name):  # noqa: ARG002
+    def get_function(self, name: str) -> Any:  # noqa: ARG002
+        """Return a kernel that does nothing."""
         return launch_nothing
 
 
-def launch_nothing(grid, block, args, shared_mem=0):
+def launch_nothing(grid: Any, block: Any, args: Any, shared_mem: int = 0) -> None:
     """Take a launch's arguments and return."""
 
 

@@ -94,6 +94,7 @@ class EmulatedKernel:
         args: Sequence[Any],
         shared_mem: int = 0,
     ) -> None:
+        """Run every thread of the grid; raise `EmulatorFault` at the first forbidden step."""
         grid3 = self._dimensions("grid", grid, _MAX_GRID)
         block3 = self._dimensions("block", block, _MAX_BLOCK)
         self._check_resources(block3, shared_mem)

@@ -12,6 +12,8 @@ NO_WINDOW = -(2**63)
 
 
 class Parameter(Structure):
+    """What a kernel takes at one place."""
+
     _fields_ = [
         ("size", c_uint),
         ("alignment", c_uint),
@@ -24,6 +26,8 @@ class Parameter(Structure):
 
 
 class Signature(Structure):
+    """All that a kernel takes, and how many threads a block of it may have."""
+
     _fields_ = [
         ("count", c_uint),
         ("max_threads", c_uint),
@@ -32,6 +36,8 @@ class Signature(Structure):
 
 
 class Window(Structure):
+    """Memory that a launch may touch, and how many bytes of it were."""
+
     _fields_ = [
         ("start", c_uint64),
         ("end", c_uint64),
@@ -46,6 +52,8 @@ class Window(Structure):
 
 
 class Fault(Structure):
+    """Why a launch was stopped, and where."""
+
     _fields_ = [
         ("kind", c_uint32),
         ("access", c_uint32),
@@ -64,6 +72,8 @@ class Fault(Structure):
 
 
 class Launch(Structure):
+    """One launch: the kernel and its arguments, its sizes, and counters for what it did."""
+
     _fields_ = [
         ("invoke", c_void_p),
         ("values", POINTER(c_void_p)),

@@ -1,0 +1,30 @@
+"""Compiles the kernels for every supported GPU with no GPU at hand, and reports what they need."""
+
+from .nvrtc import NvrtcCompileError, NvrtcMissingError, compile_ptx
+from .report import KernelUse, Report, compile_report, cupy_options
+from .table import (
+    ARCHITECTURES,
+    Row,
+    SpillError,
+    checked_table,
+    compile_table,
+    format_table,
+    spills,
+)
+
+__all__ = [
+    "ARCHITECTURES",
+    "KernelUse",
+    "NvrtcCompileError",
+    "NvrtcMissingError",
+    "Report",
+    "Row",
+    "SpillError",
+    "checked_table",
+    "compile_ptx",
+    "compile_report",
+    "compile_table",
+    "cupy_options",
+    "format_table",
+    "spills",
+]
