@@ -118,9 +118,9 @@ def memory() -> dict[str, float]:
 
 
 def _peak(call: Callable[[], object]) -> float:
-    from gradkit._numpy import blocks
+    from gradkit._numpy import scratch
 
-    blocks._spare.clear()  # count what is kept from call to call too
+    scratch._spare.clear()  # count what is kept from call to call too
     tracemalloc.start()
     try:
         call()

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import gradkit
-from gradkit._cuda import Backend
+from gradkit._cuda import CudaBackend
 from testbed.emulated import IdleDevice, on_device
 
 ROUNDS, SECONDS = 7, 0.02  # of which the best counts; a round's length
@@ -23,7 +23,7 @@ ROUNDS, SECONDS = 7, 0.02  # of which the best counts; a round's length
 
 def calls() -> dict[str, Callable[[], Any]]:
     """One call of each kind on small arrays, and on a thousand of them."""
-    backend = Backend(IdleDevice(multiprocessors=132))
+    backend = CudaBackend(IdleDevice(multiprocessors=132))
 
     def array(*shape: int) -> Any:
         return on_device(backend.device.xp.asarray(np.ones(shape, np.float32)), backend)

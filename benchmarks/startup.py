@@ -53,8 +53,9 @@ def one(place: Arrays) -> dict[str, tuple[float, float]]:
 
 def compile_times(dtype: str, architecture: int = 90) -> dict[str, dict[str, float]]:
     """For each operation on arrays of a dtype: combinations, their seconds, the slowest one's."""
-    from gradkit._cuda import warming
-    from gradkit._cuda.loading import options_of, source_of
+    from gradkit._backend import operations_of
+    from gradkit._cuda.launch import warmup
+    from gradkit._cuda.launch.kernels import options_of, source_of
     from testbed.nvrtc import compile_ptx, cupy_options
 
     @cache
@@ -65,7 +66,7 @@ def compile_times(dtype: str, architecture: int = 90) -> dict[str, dict[str, flo
 
     found = {}
     for operation in OPERATIONS:
-        combined = warming.needed([operation], {dtype})
+        combined = warmup.needed(operations_of(operation), {dtype})
         each = [seconds(file, options_of(macros)) for file, macros in combined]
         found[operation] = {
             "combinations": len(each),

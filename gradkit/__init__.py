@@ -4,66 +4,33 @@ Gradient clipping, accumulation and zeroing, and the backward passes of layer no
 invertible layer norm, RMS norm and batch norm.
 """
 
-from gradkit._engine import last_engine
-from gradkit.accumulation import accumulate_grad, accumulate_grad_v2, zero_grad
-from gradkit.clipping import (
-    clip_by_global_norm,
-    clip_coefficient,
-    clip_grad_norm,
-    clip_grad_value,
-    grad_norm,
-    grads_of,
-    scale_grads,
+from gradkit import (
+    _config,
+    _warmup,
+    accumulation,
+    batch_normalization,
+    clipping,
+    errors,
+    layer_normalization,
+    rms_normalization,
 )
-from gradkit.config import show_config
-from gradkit.errors import (
-    BackendUnavailableError,
-    CudnnError,
-    GradkitError,
-    KernelCompileError,
-    KernelLaunchError,
-    NonFiniteNormError,
-)
-from gradkit.normalization import (
-    batch_norm,
-    batch_norm_grad,
-    invertible_layer_norm_grad,
-    layer_norm,
-    layer_norm_grad,
-    layer_norm_inverse,
-    rms_norm,
-    rms_norm_grad,
-)
-from gradkit.startup import warmup
+from gradkit._config import *
+from gradkit._warmup import *
+from gradkit.accumulation import *
+from gradkit.batch_normalization import *
+from gradkit.clipping import *
+from gradkit.errors import *
+from gradkit.layer_normalization import *
+from gradkit.rms_normalization import *
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "BackendUnavailableError",
-    "CudnnError",
-    "GradkitError",
-    "KernelCompileError",
-    "KernelLaunchError",
-    "NonFiniteNormError",
-    "accumulate_grad",
-    "accumulate_grad_v2",
-    "batch_norm",
-    "batch_norm_grad",
-    "clip_by_global_norm",
-    "clip_coefficient",
-    "clip_grad_norm",
-    "clip_grad_value",
-    "grad_norm",
-    "grads_of",
-    "invertible_layer_norm_grad",
-    "last_engine",
-    "layer_norm",
-    "layer_norm_grad",
-    "layer_norm_inverse",
-    "rms_norm",
-    "rms_norm_grad",
-    "scale_grads",
-    "show_config",
-    "warmup",
-    "zero_grad",
-]
+__all__: list[str] = []
+__all__ += _config.__all__
+__all__ += _warmup.__all__
+__all__ += accumulation.__all__
+__all__ += batch_normalization.__all__
+__all__ += clipping.__all__
+__all__ += errors.__all__
+__all__ += layer_normalization.__all__
+__all__ += rms_normalization.__all__

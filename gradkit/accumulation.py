@@ -3,13 +3,15 @@
 Everything here writes in place and returns the caller's own objects.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from gradkit import _checks, _memory
-from gradkit._arrays import Native, is_array
-from gradkit._call import Call
-from gradkit._dtypes import FLOATS, SAFE_ADDENDS
-from gradkit._gradients import Gradients
+from gradkit._arguments import checks, memory
+from gradkit._arguments.call import Call
+from gradkit._arguments.gradients import Gradients
+from gradkit._arguments.signatures import Signatures
+from gradkit._backend import Array
+from gradkit._dtypes import FLOATS
+from gradkit._frameworks import is_array
 
 __all__ = ["accumulate_grad", "accumulate_grad_v2", "zero_grad"]
 
@@ -64,10 +66,11 @@ def accumulate_grad(
     array([[0.5, 0.5],
            [0.5, 0.5]], dtype=float32)
     """
-    factor = None if scale is None else _checks.real(scale, "scale")
-    call, flag = _open(buffer, grad, do_update, "do_update", casting, "compute buffer + grad")
-    with call.running():
-        call.backend.accumulate_grad(call["buffer"], call["grad"], flag, factor)
+    factor = None if scale is None else checks.real(scale, "scale")
+    call = _opened(buffer, grad, casting, "compute buffer + grad")
+    flag = _flag(call, do_update, "do_update")
+    with call.on_stream():
+        call.backend.accumulate_grad(call.arrays.buffer, call.arrays.grad, flag, factor)
     call.framework.wrote([buffer])
     return buffer
 
@@ -117,9 +120,10 @@ def accumulate_grad_v2(
     (True, array([2., 2.]))
     """
     instead = "take grad itself, or compute buffer + grad"
-    call, flag = _open(buffer, grad, overwrite, "overwrite", casting, instead)
-    with call.running():
-        call.backend.accumulate_grad_v2(call["buffer"], call["grad"], flag)
+    call = _opened(buffer, grad, casting, instead)
+    flag = _flag(call, overwrite, "overwrite")
+    with call.on_stream():
+        call.backend.accumulate_grad_v2(call.arrays.buffer, call.arrays.grad, flag)
     call.framework.wrote([buffer])
     return True, buffer
 
@@ -156,50 +160,56 @@ def zero_grad(grads: Any) -> Any:
     [array([0., 0.]), None]
     """
     group = Gradients(grads, write=True, instead="make new zeros (zeros_like)")
-    with group.running():
-        group.backend.zero_grad(group.natives)
+    with group.on_stream():
+        group.backend.zero_grad(group.views)
     group.wrote()
     return group.returned(grads)
 
 
-def _open(
-    buffer: Any, grad: Any, flag: Any, flag_label: str, casting: str, instead: str
-) -> tuple[Call, Native]:
-    _checks.choice(casting, "casting", ("safe", "same_kind"))
-    call = Call(write=("buffer",), instead=instead, detach=False, buffer=buffer, grad=grad)
-    into, addend = call["buffer"], call["grad"]
-    name = _checks.floating(into, "buffer")
-    accepted = SAFE_ADDENDS[name] if casting == "safe" else FLOATS
-    if _checks.floating(addend, "grad") not in accepted:
+class _Pair(NamedTuple):
+    buffer: Array
+    grad: Array
+
+
+@Signatures
+def _check_pair(given: _Pair, casting: str) -> None:
+    buffer, grad = given
+    checks.choice(casting, "casting", ("safe", "same_kind"))
+    into, addend = checks.floating(buffer, "buffer"), checks.floating(grad, "grad")
+    accepted = FLOATS[into].addends if casting == "safe" else tuple(FLOATS)
+    if addend not in accepted:
         raise TypeError(
-            f"grad has dtype {addend.dtype} and the buffer {name}, which would lose digits of it; "
+            f"grad has dtype {addend} and the buffer {into}, which would lose digits of it; "
             f'accepted: {", ".join(accepted)}, or any with casting="same_kind"'
         )
-    if not _broadcasts(addend.shape, into.shape):
+    extra = buffer.ndim - grad.ndim
+    if extra < 0 or any(
+        length not in (1, wanted)
+        for length, wanted in zip(grad.shape, buffer.shape[extra:], strict=True)
+    ):
         raise ValueError(
-            f"grad has shape {addend.shape}, which does not broadcast to the buffer's {into.shape}"
+            f"grad has shape {grad.shape}, which does not broadcast to the buffer's {buffer.shape}"
         )
-    _checks.writable(into, "buffer")
-    if _memory.overlap(into, addend) and not _memory.same_elements(into, addend):
+
+
+def _opened(buffer: Any, grad: Any, casting: str, instead: str) -> Call[_Pair]:
+    call = Call(_Pair(buffer, grad), write=True, instead=instead, detach=False)
+    into, addend = call.arrays
+    _check_pair(call.arrays, casting)
+    checks.writable(into, "buffer")
+    if memory.overlap(call.backend, into, addend) and not memory.same_elements(
+        call.backend, into, addend
+    ):
         raise ValueError("grad partly overlaps the buffer; pass a copy")
-    return call, _flag(call, flag, flag_label)
+    return call
 
 
-def _flag(call: Call, flag: Any, label: str) -> Any:
-    if _checks.is_flag(flag):
+def _flag(call: Call[_Pair], flag: Any, label: str) -> Any:
+    if checks.is_flag(flag):
         return bool(flag)
     if not is_array(flag):
         raise TypeError(f"{label} must be a bool or a bool array, not {type(flag).__qualname__}")
-    native = call.view(flag, label, write=False)
-    if native.dtype != bool or native.size != 1:
-        raise TypeError(
-            f"{label} has dtype {native.dtype} and shape {native.shape}; expected one bool"
-        )
-    return native
-
-
-def _broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
-    extra = len(target) - len(shape)
-    return extra >= 0 and all(
-        length in (1, wanted) for length, wanted in zip(shape, target[extra:], strict=True)
-    )
+    view = call.argument(flag, label)
+    if view.dtype != bool or view.size != 1:
+        raise TypeError(f"{label} has dtype {view.dtype} and shape {view.shape}; expected one bool")
+    return view

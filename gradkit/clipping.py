@@ -9,15 +9,19 @@ underflow on the way.
 """
 
 import math
-from collections.abc import Iterable
-from typing import Any, Literal, TypeAlias
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from gradkit import _checks, _tree
-from gradkit._arrays import HOST, beside, framework_of, is_array
-from gradkit._call import Call, Outputs
-from gradkit._gradients import Gradients
+from gradkit._arguments import checks, trees
+from gradkit._arguments.call import Call
+from gradkit._arguments.given import is_scalar
+from gradkit._arguments.gradients import Gradients
+from gradkit._arguments.outputs import Outputs
+from gradkit._arguments.signatures import Spec
+from gradkit._backend import Array, Shape, runs
+from gradkit._frameworks import framework_of, is_array
 from gradkit.distributed import Reduce
 from gradkit.errors import NonFiniteNormError
 
@@ -33,8 +37,23 @@ __all__ = [
 
 NonFinite: TypeAlias = Literal["propagate", "raise", "zero"]
 _POLICIES = ("propagate", "raise", "zero")
+_FLOAT64 = np.dtype(np.float64)
+# Over ranks, a norm takes two operations more.
+_RUN_BY_NORMS = ("grad_norm", "norm_shares", "norm_of_shares")
 
 
+def _spec(shape: Shape) -> Spec:
+    return Spec("the norm", shape, _FLOAT64)
+
+
+_NORM = _spec(())
+
+
+class _Norm(NamedTuple):
+    norm: Array
+
+
+@runs(*_RUN_BY_NORMS)
 def grad_norm(
     grads: Any,
     norm_type: float = 2.0,
@@ -95,14 +114,18 @@ def grad_norm(
     >>> gradkit.grad_norm(grads, per_tensor=True)
     array([3., 4.])
     """
-    order = _checks.norm_order(norm_type)
-    policy = _checks.choice(nonfinite, "nonfinite", _POLICIES)
-    each = _checks.flag(per_tensor, "per_tensor")
+    order = checks.norm_order(norm_type)
+    policy = checks.choice(nonfinite, "nonfinite", _POLICIES)
+    each = checks.flag(per_tensor, "per_tensor")
     group = Gradients(grads, write=False)
-    with group.running():
-        return _norm(group, order, policy, reduce, out, per_tensor=each).results()[0]
+    spec = _spec((len(group.arrays),)) if each else _NORM
+    with group.on_stream():
+        norm = group.outputs(out, (spec,))
+        _write_norm(group, norm.views[0], order, policy, reduce, per_tensor=each)
+        return norm.results()[0]
 
 
+@runs(*_RUN_BY_NORMS, "clip_by_norm")
 def clip_grad_norm(
     grads: Any,
     max_norm: float,
@@ -170,13 +193,15 @@ def clip_grad_norm(
     limit, order, floor, policy = _clip_arguments(max_norm, norm_type, eps, nonfinite)
     instead = "use clip_by_global_norm, which returns new gradients"
     group = Gradients(grads, write=True, instead=instead)
-    with group.running():
-        norm = _norm(group, order, policy, reduce, out)
-        _clip(group, norm.natives[0], group.natives, limit, floor, policy)
+    with group.on_stream():
+        norm = group.outputs(out, (_NORM,))
+        _write_norm(group, norm.views[0], order, policy, reduce)
+        _clip(group, norm.views[0], group.views, limit, floor, policy)
         group.wrote()
         return norm.results()[0]
 
 
+@runs(*_RUN_BY_NORMS, "clip_by_norm")
 def clip_by_global_norm(
     grads: Any,
     max_norm: float,
@@ -226,11 +251,12 @@ def clip_by_global_norm(
     limit, order, floor, policy = _clip_arguments(max_norm, norm_type, eps, nonfinite)
     group = Gradients(grads, write=False)
     clipped_out, norm_out = _pair(out)
-    with group.running():
+    with group.on_stream():
         clipped = _twins(group, clipped_out)
-        apart = [(f"out[0], gradient {i}", native) for i, native in enumerate(clipped.natives)]
-        norm = _norm(group, order, policy, reduce, norm_out, apart=apart)
-        _clip(group, norm.natives[0], clipped.natives, limit, floor, policy)
+        apart = ((f"out[0], gradient {i}", view) for i, view in enumerate(clipped.views))
+        norm = group.outputs(norm_out, (_NORM,), apart=apart)
+        _write_norm(group, norm.views[0], order, policy, reduce)
+        _clip(group, norm.views[0], clipped.views, limit, floor, policy)
         results = clipped.results()
         tree = group.rebuilt(results) if clipped_out is None else clipped_out
         return tree, norm.results()[0]
@@ -267,13 +293,15 @@ def clip_coefficient(norm: Any, max_norm: float, *, eps: float = 1e-6, out: Any 
     >>> gradkit.clip_coefficient(5.0, 1.0)
     array(0.2)
     """
-    limit, floor = _checks.nonnegative(max_norm, "max_norm"), _checks.epsilon(eps)
-    call = Call(norm=norm if is_array(norm) else np.float64(_checks.real(norm, "norm")))
-    call.expect_dtype("norm", call.framework.widest())
-    with call.running():
-        coefficient = call.outputs(out, [("the coefficient", call["norm"].shape, "float64")])
-        norms = call.backend.as_float64(call["norm"])
-        call.backend.clip_coefficient(norms, limit, floor, coefficient.natives[0])
+    limit, floor = checks.nonnegative(max_norm, "max_norm"), checks.epsilon(eps)
+    call = Call(_Norm(norm if is_array(norm) else np.float64(checks.real(norm, "norm"))))
+    given, accepted = call.arrays, call.framework.widest()
+    if given.norm.dtype != accepted:
+        raise TypeError(f"norm has dtype {given.norm.dtype}; accepted: {accepted}")
+    with call.on_stream():
+        coefficient = call.outputs(out, (Spec("the coefficient", given.norm.shape, _FLOAT64),))
+        norms = call.backend.as_float64(given.norm)
+        call.backend.clip_coefficient(norms, limit, floor, coefficient.views[0])
         return coefficient.results()[0]
 
 
@@ -307,9 +335,9 @@ def scale_grads(grads: Any, coefficient: Any) -> Any:
     """
     instead = "compute coefficient * g for each gradient g"
     group = Gradients(grads, write=True, instead=instead)
-    with group.running():
+    with group.on_stream():
         factor = _factor(group, coefficient)
-        group.backend.scale_grads(group.natives, factor, group.natives)
+        group.backend.scale_grads(group.views, factor, group.views)
     group.wrote()
     return group.returned(grads)
 
@@ -344,11 +372,11 @@ def clip_grad_value(grads: Any, clip_value: float) -> Any:
     >>> gradkit.clip_grad_value(np.array([-3.0, 0.5, 2.0]), 1.0)
     array([-1. ,  0.5,  1. ])
     """
-    limit = _checks.nonnegative(clip_value, "clip_value")
+    limit = checks.nonnegative(clip_value, "clip_value")
     instead = "use its own clip(g, -clip_value, clip_value) for each gradient g"
     group = Gradients(grads, write=True, instead=instead)
-    with group.running():
-        group.backend.clip_grad_value(group.natives, limit, group.natives)
+    with group.on_stream():
+        group.backend.clip_grad_value(group.views, limit, group.views)
     group.wrote()
     return group.returned(grads)
 
@@ -382,98 +410,102 @@ def grads_of(parameters: Any) -> list[Any]:
     >>> weights.grad
     array([0.6, 0.8])
     """
-    return _tree.gradients_of(parameters)
+    return trees.gradients_of(parameters)
 
 
 def _clip_arguments(
     max_norm: float, norm_type: float, eps: float, nonfinite: str
 ) -> tuple[float, float, float, str]:
     return (
-        _checks.nonnegative(max_norm, "max_norm"),
-        _checks.norm_order(norm_type),
-        _checks.epsilon(eps),
-        _checks.choice(nonfinite, "nonfinite", _POLICIES),
+        checks.nonnegative(max_norm, "max_norm"),
+        checks.norm_order(norm_type),
+        checks.epsilon(eps),
+        checks.choice(nonfinite, "nonfinite", _POLICIES),
     )
 
 
-def _norm(
+def _write_norm(
     group: Gradients,
+    norm: Array,
     order: float,
     policy: str,
     reduce: Reduce | None,
-    out: Any,
     *,
     per_tensor: bool = False,
-    apart: Iterable[tuple[str, Any]] = (),
-) -> Outputs:
-    """The norm, over all ranks if there are several, written where the caller wants it."""
-    shape = (len(group.arrays),) if per_tensor else ()
-    result = group.outputs(out, [("the norm", shape, "float64")], apart=apart)
-    target = result.natives[0]
-    # An error may leave no byte changed, not even those of out.
-    fallible = policy == "raise" or reduce is not None
-    norm = group.backend.empty(shape, target.dtype) if fallible else target
-    group.backend.grad_norm(group.natives, order, norm, per_tensor=per_tensor)
+) -> None:
+    """Write the norm, over all ranks if there are several."""
+    if policy != "raise" and reduce is None:
+        group.backend.grad_norm(group.views, order, norm, per_tensor=per_tensor)
+        return
+    # What can still raise may change no byte of the caller's: the norm comes last.
+    own = group.backend.empty(norm.shape, _FLOAT64)
+    group.backend.grad_norm(group.views, order, own, per_tensor=per_tensor)
     if reduce is not None:
-        _combine_ranks(group, norm, order, reduce)
+        _combine_ranks(group, own, order, reduce)
     if policy == "raise":
-        _raise_if_nonfinite(group, norm)
-    if fallible:
-        target[...] = norm
-    return result
+        _raise_if_nonfinite(group, own)
+    norm[...] = own
 
 
-def _combine_ranks(group: Gradients, norm: Any, order: float, reduce: Reduce) -> None:
-    label = "what reduce returned"
-
-    def combined(value: Any, op: Literal["sum", "max"]) -> Any:
-        answer = reduce(group.wrap(value.copy()), op)  # a copy: value will be written again
-        framework = framework_of(answer)
-        if framework is None:
-            native = group.backend.as_float64(_checks.real(answer, label))
-        elif framework is HOST:  # NumPy may answer for any framework
-            native = beside(answer, value)
-        else:
-            native = group.view(answer, label, write=False)
-        _checks.shape(native, value.shape, label, "the shape of what it was given")
-        return group.backend.as_float64(native)
-
-    share = group.backend.empty(norm.shape, norm.dtype)
-    largest = combined(norm, "max")
+def _combine_ranks(group: Gradients, norm: Array, order: float, reduce: Reduce) -> None:
+    share = group.backend.empty(norm.shape, _FLOAT64)
+    largest = _combined(group, norm, "max", reduce)
     group.backend.norm_shares(norm, largest, order, share)
-    group.backend.norm_of_shares(combined(share, "sum"), largest, order, norm)
+    total = _combined(group, share, "sum", reduce)
+    group.backend.norm_of_shares(total, largest, order, norm)
 
 
-def _clip(group: Gradients, norm: Any, outs: Any, limit: float, floor: float, policy: str) -> None:
+def _combined(group: Gradients, value: Array, op: Literal["sum", "max"], reduce: Reduce) -> Array:
+    """What the caller's ``reduce`` makes of a value, which it may write: it gets a copy."""
+    label = "what reduce returned"
+    answer = reduce(group.wrap(value.copy()), op)
+    if framework_of(answer) is None:
+        view = group.backend.as_float64(checks.real(answer, label))
+    elif is_scalar(answer):  # NumPy may answer for any library
+        view = group.backend.scalar(answer)
+    elif isinstance(answer, np.ndarray):
+        view = group.backend.as_float64(answer)
+    else:
+        view = group.view(answer, label)
+    checks.shape(view, value.shape, label, "the shape of what it was given")
+    return group.backend.as_float64(view)
+
+
+def _clip(
+    group: Gradients,
+    norm: Array,
+    outs: Sequence[Array],
+    limit: float,
+    floor: float,
+    policy: str,
+) -> None:
     group.backend.clip_by_norm(
-        group.natives, norm, limit, floor, outs, zero_nonfinite=policy == "zero"
+        group.views, norm, limit, floor, outs, zero_nonfinite=policy == "zero"
     )
 
 
-def _raise_if_nonfinite(group: Gradients, norm: Any) -> None:
+def _raise_if_nonfinite(group: Gradients, norm: Array) -> None:
     """Wait for the norm and raise unless it is finite, naming the gradients at fault."""
-    values = [float(value) for value in norm.reshape(-1)]
-    worst = next((value for value in values if not math.isfinite(value)), None)
-    if worst is None:
+    norms = group.backend.read(norm).reshape(-1)
+    bad = norms[~np.isfinite(norms)]
+    if not bad.size:
         return
-    largest = group.backend.empty((len(group.arrays),), np.dtype(np.float64))
-    group.backend.grad_norm(group.natives, math.inf, largest, per_tensor=True)
-    culprits = [i for i, value in enumerate(largest) if not math.isfinite(float(value))]
-    raise NonFiniteNormError(worst, tuple(map(group.name, culprits)))
+    largest = group.backend.empty((len(group.arrays),), _FLOAT64)
+    group.backend.grad_norm(group.views, math.inf, largest, per_tensor=True)
+    culprits = np.flatnonzero(~np.isfinite(group.backend.read(largest)))
+    raise NonFiniteNormError(float(bad[0]), tuple(group.name(int(index)) for index in culprits))
 
 
 def _factor(group: Gradients, coefficient: Any) -> Any:
-    if not is_array(coefficient) or isinstance(coefficient, np.generic):
-        return _checks.real(coefficient, "coefficient")
-    if type(coefficient) is np.ndarray and coefficient.ndim == 0:
-        return _checks.real(coefficient, "coefficient")  # host memory: nothing to wait for
+    if not is_array(coefficient) or is_scalar(coefficient):
+        return checks.real(coefficient, "coefficient")  # host memory: nothing to wait for
     if not group.arrays:  # nothing to scale, on whatever device the coefficient is
         return 1.0
-    native = group.view(coefficient, "coefficient", write=False)
-    _checks.shape(native, (), "coefficient", "one number for all gradients")
-    if _checks.floating(native, "coefficient") != "float64":
-        native = group.backend.as_float64(native)
-    return native
+    view = group.view(coefficient, "coefficient")
+    checks.shape(view, (), "coefficient", "one number for all gradients")
+    if checks.floating(view, "coefficient") != "float64":
+        view = group.backend.as_float64(view)
+    return view
 
 
 def _pair(out: Any) -> tuple[Any, Any]:
@@ -488,9 +520,9 @@ def _twins(group: Gradients, out: Any) -> Outputs:
     """Arrays like the gradients: the caller's, or new ones."""
     given = None
     if out is not None:
-        given = tuple(_tree.leaves(_tree.freeze(out, is_array), is_array))
+        given = tuple(trees.leaves(trees.freeze(out, is_array), is_array))
     specs = [
-        (group.name(i) if given else "", native.shape, _checks.floating(native, "grads"))
-        for i, native in enumerate(group.natives)
+        Spec(group.name(i) if given else "", view.shape, view.dtype)
+        for i, view in enumerate(group.views)
     ]
     return group.outputs(given, specs)

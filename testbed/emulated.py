@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gradkit import _arrays, _dispatch
-from gradkit._cuda import Backend
+from gradkit._cuda import CudaBackend
+from gradkit._frameworks import Framework, register
 from testbed.emulator import EmulatedDevice
 
 
@@ -25,7 +25,7 @@ class DeviceArray(np.ndarray[Any, Any]):
         self.backend = getattr(other, "backend", None)
 
 
-class Emulated(_arrays.Framework):
+class Emulated(Framework):
     """The library of ``DeviceArray``."""
 
     name = module = "emulated"
@@ -34,13 +34,21 @@ class Emulated(_arrays.Framework):
         """Say whether this library makes arrays of that type."""
         return issubclass(kind, DeviceArray)
 
+    def computes_on(self, kind: type) -> bool:  # noqa: ARG002
+        """Say that kernels take arrays as they are."""
+        return True
+
     def view(self, array: Any, *, write: bool, detach: bool = False) -> Any:  # noqa: ARG002
         """Return the array itself: kernels take it as it is."""
         return array
 
-    def wrap(self, native: Any, like: Any) -> Any:
+    def backend_of(self, view: Any) -> Any:
+        """Return the backend of the device that an array lies on."""
+        return view.backend
+
+    def wrap(self, result: Any, like: Any) -> Any:
         """Return a result as an array of the device that ``like`` lies on."""
-        return on_device(native, like.backend)
+        return on_device(result, like.backend)
 
 
 def on_device(array: npt.NDArray[Any], backend: Any) -> DeviceArray:
@@ -52,7 +60,7 @@ def on_device(array: npt.NDArray[Any], backend: Any) -> DeviceArray:
 
 def emulated_backend(**options: Any) -> Any:
     """A CUDA backend on an emulated device of its own."""
-    return Backend(EmulatedDevice(**options))
+    return CudaBackend(EmulatedDevice(**options))
 
 
 class IdleDevice(EmulatedDevice):
@@ -79,6 +87,4 @@ def launch_nothing(grid: Any, block: Any, args: Any, shared_mem: int = 0) -> Non
     """Take a launch's arguments and return."""
 
 
-# What looking at sys.modules does for real libraries.
-_arrays._BY_TYPE[DeviceArray] = Emulated()
-_dispatch._FINDERS[DeviceArray] = lambda native: native.backend
+register(DeviceArray, Emulated())

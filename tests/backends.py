@@ -106,9 +106,9 @@ class CuPy(Backend):
 
     def active(self):
         """CuDNN has tests of its own, with bounds of its own: here our kernels run."""
-        from gradkit._cuda import engines
+        from gradkit._cuda import batch_normalization
 
-        return mock.patch.object(engines, "_taken_by_cudnn", return_value=False)
+        return mock.patch.object(batch_normalization, "_taken_by_cudnn", return_value=False)
 
     def asarray(self, array):
         import cupy

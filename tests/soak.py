@@ -22,9 +22,9 @@ from pathlib import Path
 import numpy as np
 
 import gradkit
-from gradkit import _arrays, _dispatch
-from gradkit._cuda import loading, tensor_lists
-from gradkit._numpy import blocks
+from gradkit import _frameworks
+from gradkit._cuda.launch import kernels, tensor_lists
+from gradkit._numpy import scratch
 from tests import strategies as draw_
 from tests.backends import BACKENDS
 from tests.layouts import LAYOUTS
@@ -53,9 +53,9 @@ def sizes():
         "traced": tracemalloc.get_traced_memory()[0],
         "resident": pages * os.sysconf("SC_PAGE_SIZE"),
         "plans": len(tensor_lists._plans._kept),
-        "scratch": len(blocks._spare),
-        "kernels": len(loading._kernels),
-        "types": len(_arrays._BY_TYPE) + len(_dispatch._FINDERS),
+        "scratch": len(scratch._spare),
+        "kernels": len(kernels._kernels),
+        "types": len(_frameworks._BY_TYPE),
         "threads": threading.active_count(),
     }
     return [found[name] for name in NAMES]
@@ -153,7 +153,7 @@ def soak(backend, seconds, *, seed=0, variety=1 << 32, work=every_operation):
     samples = np.zeros((_MOST, len(NAMES)), np.int64)  # before anything is traced: no growth
     count = 0
     end = time.monotonic() + seconds
-    blocks._spare.clear()  # or scratch that is not traced would give way to scratch that is
+    scratch._spare.clear()  # or scratch that is not traced would give way to scratch that is
     tracemalloc.start()
     try:
         with backend.active():

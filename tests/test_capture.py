@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import gradkit
-from gradkit._cuda import Backend, loading
+from gradkit._cuda import CudaBackend
+from gradkit._cuda.launch import kernels
 from testbed.emulated import on_device
 from testbed.emulator import EmulatedDevice
 from tests.layouts import LAYOUTS
@@ -48,14 +49,14 @@ def owner_of(array):
 @pytest.fixture
 def device(monkeypatch):
     device = Capturing()
-    launch = loading.LoadedKernel.__call__
+    launch = kernels.LoadedKernel.__call__
 
     def remembering(kernel, grid, block, args, shared_mem=0):
         arrays = (arg for arg in args if isinstance(arg, np.ndarray) and arg.dtype.names is None)
         device.remember(arrays)
         return launch(kernel, grid, block, args, shared_mem)
 
-    monkeypatch.setattr(loading.LoadedKernel, "__call__", remembering)
+    monkeypatch.setattr(kernels.LoadedKernel, "__call__", remembering)
     return device
 
 
@@ -112,7 +113,7 @@ CALLS = {
 
 def run(device, call, layout):
     """The arguments of a call whose results nobody has taken."""
-    backend, own = Backend(device), []
+    backend, own = CudaBackend(device), []
 
     def on(host):
         own.append(owner_of(host))

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradkit import _cuda
-from gradkit._cuda import accumulation, clipping
-from gradkit._cuda.device import scratch
-from gradkit._cuda.loading import options_of, source_of
-from gradkit._cuda.strides import pair_of
-from gradkit._cuda.tensor_lists import CAPACITY, DIMS, plan_of, run, start
+from gradkit._cuda import CudaBackend
+from gradkit._cuda.launch.device import scratch
+from gradkit._cuda.launch.kernels import options_of, source_of
+from gradkit._cuda.launch.strides import pair_of
+from gradkit._cuda.launch.tensor_lists import CAPACITY, DIMS, plan_of, run, start
+from gradkit._cuda.launch.warmup import combinations
 from testbed.emulator import EmulatedDevice
 from testbed.emulator.memory import sparse_array
 from testbed.emulator.runtime import SCHEDULES
@@ -28,11 +28,12 @@ pytestmark = pytest.mark.emulated
 
 ORDERS = (1.0, 2.0, 3.0, math.inf)
 REQUESTED = set()
-LISTED = {
-    (source_of(file), options_of(macros))
-    for module in (accumulation, clipping)
-    for file, macros in module.combinations()
-}
+OPERATIONS = (
+    *("accumulate_grad", "accumulate_grad_v2", "zero_grad"),
+    *("grad_norm", "norm_shares", "norm_of_shares", "clip_coefficient", "clip_by_norm"),
+    *("scale_grads", "clip_grad_value"),
+)
+LISTED = {(source_of(file), options_of(macros)) for file, macros in combinations(*OPERATIONS)}
 
 
 class Device(EmulatedDevice):
@@ -68,7 +69,7 @@ def put(device, hosts):
 def norm_of(device, grads, p=2.0, **options):
     shape = (len(grads),) if options else ()
     out = device.xp.empty(shape, np.float64)
-    _cuda.Backend(device).grad_norm(grads, p, out, **options)
+    CudaBackend(device).grad_norm(grads, p, out, **options)
     return out
 
 
@@ -104,7 +105,7 @@ def test_strided_lists_to_the_last_dimension_that_fits(device, spare):
     grads += [rooms[-1][0, ::2]] * max(0, spare)
     for k, grad in enumerate(grads):
         grad[...] = k
-    _cuda.Backend(device).scale_grads(grads, 0.5, grads)
+    CudaBackend(device).scale_grads(grads, 0.5, grads)
     for k, (grad, room) in enumerate(zip(grads, rooms, strict=False)):
         np.testing.assert_array_equal(grad, np.full(grad.shape, k / 2))
         if k < tensors:
@@ -114,7 +115,7 @@ def test_strided_lists_to_the_last_dimension_that_fits(device, spare):
 
 def test_a_list_is_uploaded_once_for_norm_and_scaling(device):
     grads = put(device, mixed(CAPACITY + 1))
-    backend = _cuda.Backend(device)
+    backend = CudaBackend(device)
     for _ in range(3):
         norm = norm_of(device, grads)
         backend.clip_by_norm(grads, norm, 0.5, 1e-6, grads, zero_nonfinite=False)
@@ -131,7 +132,7 @@ def test_ten_thousand_tensors_take_three_launches():
     norm = norm_of(device, grads)
     exact = math.sqrt(sum(int(h @ h) for h in hosts))
     assert abs(float(norm) / exact - 1) <= 2.0**-51
-    _cuda.Backend(device).clip_by_norm(grads, norm, exact / 2, 0.0, grads, zero_nonfinite=False)
+    CudaBackend(device).clip_by_norm(grads, norm, exact / 2, 0.0, grads, zero_nonfinite=False)
     assert device.total_traffic.launches == 3
     for got, host in zip(grads, hosts, strict=True):
         np.testing.assert_array_equal(got, host / 2)
@@ -142,12 +143,12 @@ def test_a_captured_stream_gets_the_list_in_parameters(device):
     hosts += [np.arange(24.0).reshape(2, 3, 4)[:, ::2, ::3] for _ in range(DIMS)]
     eager = put(device, hosts)
     expected = norm_of(device, eager), norm_of(device, eager, per_tensor=True)
-    _cuda.Backend(device).scale_grads(eager, 0.3, eager)
+    CudaBackend(device).scale_grads(eager, 0.3, eager)
     device.recording, device.uploads = True, 0
     grads = put(device, hosts)
     assert_same_bits(norm_of(device, grads), expected[0])
     assert_same_bits(norm_of(device, grads, per_tensor=True), expected[1])
-    _cuda.Backend(device).scale_grads(grads, 0.3, grads)
+    CudaBackend(device).scale_grads(grads, 0.3, grads)
     for got, wanted in zip(grads, eager, strict=True):
         assert_same_bits(got, wanted)
     assert device.uploads == 0
@@ -161,10 +162,10 @@ def test_a_captured_list_with_more_dimensions_than_a_launch_takes(device):
     eager = [device.xp.asarray(np.repeat(host, 2, axis=1))[:, ::2] for host in hosts]
     grads = [device.xp.asarray(np.repeat(host, 2, axis=1))[:, ::2] for host in hosts]
     expected = norm_of(device, eager, per_tensor=True)
-    _cuda.Backend(device).scale_grads(eager, 0.3, eager)
+    CudaBackend(device).scale_grads(eager, 0.3, eager)
     device.recording = True
     assert_same_bits(norm_of(device, grads, per_tensor=True), expected)
-    _cuda.Backend(device).scale_grads(grads, 0.3, grads)
+    CudaBackend(device).scale_grads(grads, 0.3, grads)
     for got, wanted in zip(grads, eager, strict=True):
         assert_same_bits(got, wanted)
 
@@ -246,13 +247,13 @@ def test_out_of_place_for_any_two_alignments(device, name, into, outof):
     grad = device.xp.asarray(host)[outof:]
     guard = device.xp.asarray(np.full(size + into + 3, -7.0, dtype))
     out = guard[into:-3]
-    _cuda.Backend(device).scale_grads([grad], 1 / 3, [out])
+    CudaBackend(device).scale_grads([grad], 1 / 3, [out])
     expected = (host[outof:].astype(np.float64) * (1 / 3)).astype(dtype)
     tolerances.assert_ulps(out, expected, 0)
     assert (guard[:into] == -7).all()
     assert (guard[-3:] == -7).all()
     np.testing.assert_array_equal(grad, host[outof:])
-    _cuda.Backend(device).scale_grads([grad], 1.0, [out])
+    CudaBackend(device).scale_grads([grad], 1.0, [out])
     assert_same_bits(out, host[outof:])
 
 
@@ -261,7 +262,7 @@ def test_products_are_rounded_once(device, name, tie):
     for sign in (1.0, -1.0):
         for beside, rounded in ((2.0**-40, 1 + 2 * tie), (0.0, 1.0), (-(2.0**-40), 1.0)):
             (grad,) = put(device, [np.full(40, sign).astype(DTYPES[name])])
-            _cuda.Backend(device).scale_grads([grad], 1 + tie + beside, [grad])
+            CudaBackend(device).scale_grads([grad], 1 + tie + beside, [grad])
             np.testing.assert_array_equal(grad.astype(float), np.full(40, sign * rounded))
 
 
@@ -274,7 +275,7 @@ def test_accumulates_every_pair_of_dtypes(device, into, addend, offset):
     buffer, grad = (device.xp.asarray(h)[offset:] for h in hosts)
     before = hosts[0][offset:].astype(np.longdouble)
     term = hosts[1][offset:].astype(np.longdouble)
-    backend = _cuda.Backend(device)
+    backend = CudaBackend(device)
     backend.accumulate_grad(buffer, grad, True, None)
     exact = (before + term).astype(np.float64)
     tolerances.assert_ulps(buffer, exact.astype(DTYPES[into]), 1 if into == "bfloat16" else 0)
@@ -285,7 +286,7 @@ def test_accumulates_every_pair_of_dtypes(device, into, addend, offset):
 
 @pytest.mark.parametrize("flag", [True, False])
 def test_flags_are_read_on_the_device(device, flag):
-    backend = _cuda.Backend(device)
+    backend = CudaBackend(device)
     flags = device.xp.asarray(np.array([flag]))
     buffer, grad = put(device, [np.full(70, 2.0), np.full(70, 3.0)])
     backend.accumulate_grad(buffer, grad, flags, 2.0)
@@ -299,7 +300,7 @@ def test_a_coefficient_of_one_touches_no_gradient(device):
     grads = put(device, mixed(7))
     norm = norm_of(device, grads)
     limit = float(norm)
-    _cuda.Backend(device).clip_by_norm(grads, norm, limit, 0.0, grads, zero_nonfinite=True)
+    CudaBackend(device).clip_by_norm(grads, norm, limit, 0.0, grads, zero_nonfinite=True)
     threads = device.traffic.read // 8
     assert device.traffic.read == 8 * threads == 8 * threads // 256 * 256
     assert device.traffic.written == 0
@@ -309,7 +310,7 @@ def test_a_coefficient_of_one_touches_no_gradient(device):
 def test_traffic_is_what_the_operations_need(device):
     size = 1 << 14
     (grad,) = put(device, [np.ones(size, np.float32)])
-    backend = _cuda.Backend(device)
+    backend = CudaBackend(device)
     backend.scale_grads([grad], 2.0, [grad])
     scaled = device.traffic
     assert (scaled.read, scaled.written) == (4 * size, 4 * size)
@@ -370,7 +371,7 @@ def results(device):
     """Every kernel's results on lists with runs, strided and misaligned tensors."""
     hosts = [h for h in mixed(20, seed=5) if h.size]
     hosts += [np.random.default_rng(k).standard_normal(3000).astype(np.float32) for k in range(5)]
-    backend = _cuda.Backend(device)
+    backend = CudaBackend(device)
     grads = put(device, hosts)
     grads += [device.xp.asarray(np.arange(900.0).reshape(30, 30))[::2, ::3]]
     grads += [device.xp.asarray(np.arange(999, dtype=np.float32))[1:]]

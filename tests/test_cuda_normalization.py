@@ -9,9 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gradkit import _cuda
-from gradkit._cuda import batch_normalization, normalization
-from gradkit._cuda.loading import kernel, options_of, source_of
+from gradkit._backend import Operations, names_in
+from gradkit._cuda import CudaBackend
+from gradkit._cuda.launch.kernels import kernel, options_of, source_of
+from gradkit._cuda.launch.warmup import combinations
 from testbed.emulator import EmulatedDevice
 from testbed.emulator.memory import sparse_array
 from testbed.emulator.runtime import SCHEDULES
@@ -61,11 +62,9 @@ BATCHES = [
     ((1, 6, 1, 1), 1, False),
 ]
 REQUESTED = set()
-LISTED = {
-    (source_of(file), options_of(macros))
-    for module in (normalization, batch_normalization)
-    for file, macros in module.combinations()
-}
+OPERATIONS = [name for name in names_in(Operations) if "_norm" in name and "clip" not in name]
+OPERATIONS.remove("grad_norm")
+LISTED = {(source_of(file), options_of(macros)) for file, macros in combinations(*OPERATIONS)}
 
 
 class Device(EmulatedDevice):
@@ -83,7 +82,7 @@ class Emulated(Backend):
 
     def __init__(self, **options):
         self.device = Device(**options)
-        self.run = _cuda.Backend(self.device)
+        self.run = CudaBackend(self.device)
 
     def empty(self, *likes):
         return [None if a is None else self.run.empty(a.shape, a.dtype) for a in likes]

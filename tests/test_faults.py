@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 import gradkit
-from gradkit._cuda import tensor_lists
-from gradkit._cuda.loading import kernel
-from gradkit._numpy import blocks, clipping
-from testbed.emulated import Backend as CudaBackend
+from gradkit._cuda import CudaBackend
+from gradkit._cuda.launch import tensor_lists
+from gradkit._cuda.launch.kernels import kernel
+from gradkit._numpy import clipping, scratch, threads, tuning
 from testbed.emulated import on_device
 from testbed.emulator import EmulatedDevice
 from testbed.emulator.device import ArrayNamespace
@@ -126,7 +126,7 @@ def test_an_interrupted_call_has_written_all_or_nothing(backend, function, monke
 
 @pytest.mark.parametrize("function", ["clip_grad_norm", "scale_grads", "clip_grad_value"])
 def test_threads_that_scale_are_not_left_behind(monkeypatch, function):
-    monkeypatch.setattr(clipping, "ONE_PASS", 1)
+    monkeypatch.setattr(tuning, "ONE_PASS", 1)
 
     def make_arguments():
         a, backend = Factory(BACKENDS[0]), BACKENDS[0]
@@ -376,7 +376,7 @@ def test_memory_for_some_threads_alone_leaves_the_arrays_alone(monkeypatch, func
 
     Gradients of several dtypes, of which not all need any, stay together.
     """
-    allocate, left = blocks._new_scratch, 0
+    allocate, left = scratch._allocate, 0
 
     def scarce():
         nonlocal left
@@ -385,10 +385,10 @@ def test_memory_for_some_threads_alone_leaves_the_arrays_alone(monkeypatch, func
             raise MemoryError
         return allocate()
 
-    monkeypatch.setattr(blocks, "_new_scratch", scarce)
-    monkeypatch.setattr(blocks, "WORKERS", 4)
+    monkeypatch.setattr(scratch, "_allocate", scarce)
+    monkeypatch.setattr(threads, "_workers", 4)
     for enough in range(5):
-        blocks._spare.clear()
+        scratch._spare.clear()
         arrays = [np.ones(size, dtype) for dtype in 2 * [np.float32, np.float16, np.float64]]
         joined = np.ones(4 * size, np.float16)
         left = enough
@@ -410,9 +410,9 @@ def test_memory_for_some_threads_alone_leaves_the_arrays_alone(monkeypatch, func
 def test_without_further_threads_the_calling_one_does_it_all():
     """And what it did is not done again when there are threads at last."""
     script = """
-        from gradkit._numpy import blocks
+        from gradkit._numpy import threads
         import threading
-        blocks.WORKERS = 4
+        threads._workers = 4
         threading.stack_size(32 << 20)
         leave(14 << 20)  # scratch for four, but no thread's stack
         norm = float(gradkit.grad_norm(grads))
@@ -420,7 +420,7 @@ def test_without_further_threads_the_calling_one_does_it_all():
         halved = [g.copy() for g in grads] if leave(1 << 30) is None else None
         gradkit.grad_norm(whole), gradkit.grad_norm(whole)  # on threads now
         print(norm == float(gradkit.grad_norm(whole)), same(grads, halved))
-        print(all((g == 1.0).all() for g in grads), len(blocks._pool._threads) > 0)
+        print(all((g == 1.0).all() for g in grads), len(threads._pool._threads) > 0)
     """
     assert run(LIMITED, script) == "True True\nTrue True\n"
 
@@ -438,10 +438,10 @@ def test_a_helper_that_starts_too_late_does_nothing(monkeypatch):
         done.extend(strip)
         raise MemoryError
 
-    monkeypatch.setattr(blocks, "_threads", Full)
-    monkeypatch.setattr(blocks, "WORKERS", 2)
+    monkeypatch.setattr(threads, "_threads", Full)
+    monkeypatch.setattr(threads, "_workers", 2)
     with pytest.raises(MemoryError):
-        blocks.in_strips(work, range(8), 1 << 20, pays=1)
+        threads.in_strips(work, range(8), 1 << 20, pays=1)
     for late in kept:
         late()
     assert len(kept) == 1
@@ -452,8 +452,8 @@ def test_at_exit_there_are_no_threads_any_more():
     script = """
         import atexit
         import numpy as np, gradkit
-        from gradkit._numpy import blocks
-        blocks.WORKERS = 4
+        from gradkit._numpy import threads
+        threads._workers = 4
         grads = [np.ones(1 << 21, np.float32) for _ in range(4)]
         atexit.register(lambda: print(gradkit.grad_norm(gradkit.scale_grads(grads, 2.0), np.inf)))
     """

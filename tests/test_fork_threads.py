@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gradkit
-from gradkit._numpy import blocks
+from gradkit._numpy import threads
 from tests import strategies as draw_
 from tests.tolerances import assert_same_bits
 
@@ -46,10 +46,10 @@ def assert_all_same(found, expected):
 def test_the_number_of_cores_does_not_change_the_bits(monkeypatch, workers):
     expected = work()
     with monkeypatch.context() as patch:
-        patch.setattr(blocks, "WORKERS", workers)
-        blocks._forget_threads()
+        patch.setattr(threads, "_workers", workers)
+        threads.forget_threads()
         found = work()
-    blocks._forget_threads()
+    threads.forget_threads()
     assert_all_same(found, expected)
 
 

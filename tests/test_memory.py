@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gradkit
-from gradkit._numpy import blocks
+from gradkit._numpy import scratch, threads
 from tests.tolerances import DTYPES, WORKING_MEMORY
 
 SIZE = 3 << 21  # elements: a copy in float32 is 24 MiB, in float16 it is 12
@@ -31,15 +31,15 @@ LAYOUTS = {
 @pytest.fixture(autouse=True)
 def _four_threads(monkeypatch):
     """Each has scratch of its own, whatever this machine has."""
-    monkeypatch.setattr(blocks, "WORKERS", 4)
-    blocks._forget_threads()
+    monkeypatch.setattr(threads, "_workers", 4)
+    threads.forget_threads()
     yield
-    blocks._forget_threads()
+    threads.forget_threads()
 
 
 def working_memory(call):
     """The most memory that a call allocates beyond what it returns, scratch that it keeps too."""
-    blocks._spare.clear()
+    scratch._spare.clear()
     tracemalloc.start()
     try:
         results = call()
@@ -53,9 +53,9 @@ def working_memory(call):
 
 def _join_threads():
     """A thread of the pool lets go of a call's arrays a moment after the call has returned."""
-    if blocks._pool is not None:
-        blocks._pool.shutdown()
-    blocks._forget_threads()
+    if threads._pool is not None:
+        threads._pool.shutdown()
+    threads.forget_threads()
 
 
 def test_the_measure_itself():

@@ -6,7 +6,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradkit import _memory
+from gradkit._arguments import memory
+
+HOST = SimpleNamespace(address=lambda array: array.ctypes.data)
+DEVICE = SimpleNamespace(address=lambda array: array.data.ptr)
 
 ROOM = np.zeros(240, np.uint8)
 
@@ -34,8 +37,8 @@ def views(draw):
 @given(a=views(), b=views())
 def test_overlap_is_numpys(a, b):
     shared = np.shares_memory(a, b)
-    assert _memory.overlap(a, b) == shared
-    assert _memory.overlap(OnDevice(a), OnDevice(b)) == shared
+    assert memory.overlap(HOST, a, b) == shared
+    assert memory.overlap(DEVICE, OnDevice(a), OnDevice(b)) == shared
 
 
 @given(arrays=st.lists(views(), max_size=6))
@@ -46,6 +49,6 @@ def test_the_first_overlap_is_one(arrays):
         for i, a in enumerate(arrays[:j])
         if np.shares_memory(a, b)
     }
-    for seen in (arrays, list(map(OnDevice, arrays))):
-        found = _memory.first_overlap(seen)
+    for backend, seen in ((HOST, arrays), (DEVICE, list(map(OnDevice, arrays)))):
+        found = memory.first_overlap(backend, seen)
         assert found in pairs if pairs else found is None

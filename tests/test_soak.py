@@ -1,6 +1,6 @@
 """The few seconds of ``tests/soak.py`` that every run of the suite can spare."""
 
-from gradkit._cuda import tensor_lists
+from gradkit._cuda.launch import tensor_lists
 from tests.backends import BACKENDS
 from tests.soak import growth, soak
 

@@ -1,19 +1,23 @@
 """``warmup``: after it no call compiles, and nothing is compiled that no call asks for."""
 
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import gradkit
-from gradkit._cuda import Backend, warming
-from gradkit._cuda.loading import kernel, kernels_in, options_of, source_of
-from gradkit._cuda.tensor_lists import CAPACITY
-from gradkit._dtypes import BATCH_NORM_TYPES, LAYER_NORM_TYPES, SAFE_ADDENDS
-from gradkit.startup import _COMPILED
+from gradkit._backend import Operations, names_in, operations_of
+from gradkit._cuda import CudaBackend
+from gradkit._cuda.launch import warmup as warming
+from gradkit._cuda.launch.kernels import kernel, kernels_in, options_of, source_of
+from gradkit._cuda.launch.tensor_lists import CAPACITY
+from gradkit._dtypes import BATCH_NORM_TYPES, FLOATS, LAYER_NORM_TYPES
 from testbed.emulated import IdleDevice, emulated_backend, on_device
 from tests.tolerances import DTYPES
 
+# The public functions that compute.
+_COMPILED = {name: getattr(gradkit, name) for name in gradkit.__all__ if operations_of(name)}
 # Odd to vectors or not; short, long, longer, too long.
 WIDTHS = (5, 64, 65, 512, 4099, 7001, 8192, 8193, 12288, 14337, 16392)
 
@@ -23,7 +27,7 @@ class Maker:
 
     def __init__(self):
         self.device = IdleDevice(multiprocessors=1)
-        self.backend = Backend(self.device)
+        self.backend = CudaBackend(self.device)
 
     def __call__(self, shape, dtype):
         return on_device(self.device.xp.asarray(np.ones(shape, DTYPES[dtype])), self.backend)
@@ -71,7 +75,7 @@ def lists(make, dtypes):
         yield gradkit.zero_grad, (grads,)
     yield gradkit.clip_coefficient, (norm, 1.0)
     for into in dtypes:
-        for addend in set(SAFE_ADDENDS[into]) & dtypes:
+        for addend in set(FLOATS[into].addends) & dtypes:
             yield gradkit.accumulate_grad, (make(9, into), make(9, addend))
             yield gradkit.accumulate_grad_v2, (make(9, into), make(9, addend))
 
@@ -132,9 +136,10 @@ def test_nothing_is_compiled_in_vain(make):
 
 
 def test_every_operation_and_every_file_is_known():
-    assert set(warming._FILES) == set(_COMPILED)
+    assert set(warming._COMBINATIONS) == set(names_in(Operations))
+    kernels = Path(__file__).parents[1] / "kernels"
     files = {file for file, _ in warming.combinations()}
-    assert {file for known in warming._FILES.values() for file in known} == files
+    assert files == {path.stem for path in kernels.glob("*.cu")}
 
 
 def test_names_of_kernels_are_read_from_their_source():
@@ -177,5 +182,5 @@ def test_what_it_refuses():
         gradkit.warmup({"w": [np.ones(2), "x"]})
     with pytest.raises(TypeError, match=r"arrays\[0\] has dtype '<i8'"):
         gradkit.warmup([np.ones(2, np.int64)])
-    with pytest.raises(TypeError, match=r"sum.* is not an operation .* clip_grad_norm, "):
+    with pytest.raises(TypeError, match=r"sum.* is not an operation .* such as gradkit.layer_norm"):
         gradkit.warmup([np.ones(2)], sum)

@@ -8,7 +8,7 @@ for each of them, and is left out of the sums here.
 import numpy as np
 import pytest
 
-from gradkit._cuda import Backend
+from gradkit._cuda import CudaBackend
 from testbed.emulator import EmulatedDevice
 from tests.problems import LAYER_TYPES, make
 from tests.tolerances import DTYPES
@@ -24,7 +24,7 @@ class Meter:
 
     def __init__(self, **options):
         self.device = EmulatedDevice(**{"multiprocessors": 2} | options)
-        self.run = Backend(self.device)
+        self.run = CudaBackend(self.device)
 
     def empty(self, *likes):
         return [self.device.xp.empty(like.shape, like.dtype) for like in likes]

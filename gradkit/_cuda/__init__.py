@@ -1,88 +1,69 @@
-"""The CUDA backend: launchers with the names and signatures of ``gradkit._numpy``.
+"""The CUDA backend: the operations of each file beside this one, on one device.
 
-Each launcher takes a ``Device`` first; ``Backend`` binds them all to one.
+``launch`` has the machinery that they share, ``cudnn`` NVIDIA's library for batch norm.
 """
 
-from collections.abc import Callable, Iterable, Set
-from functools import wraps
+from collections.abc import Iterable, Set
 from typing import Any
 
-from gradkit._cuda import accumulation, clipping, engines, normalization
-from gradkit._cuda.device import CupyDevice, Device, kept, scratch
-from gradkit._cuda.warming import combinations, warm_up
+import numpy as np
+
+from gradkit._backend import Array, Shape
+from gradkit._cuda.accumulation import Accumulation
+from gradkit._cuda.batch_normalization import BatchNormalization
+from gradkit._cuda.clipping import Clipping
+from gradkit._cuda.launch.buffers import address_of
+from gradkit._cuda.launch.device import CupyDevice, keep_if_captured, scratch
+from gradkit._cuda.launch.warmup import warmup
+from gradkit._cuda.layer_normalization import LayerNormalization
+from gradkit._cuda.rms_normalization import RmsNormalization
 from gradkit.errors import BackendUnavailableError
 
-_OPERATIONS: dict[str, Callable[..., None]] = {
-    "accumulate_grad": accumulation.accumulate_grad,
-    "accumulate_grad_v2": accumulation.accumulate_grad_v2,
-    "batch_norm": engines.batch_norm,
-    "batch_norm_grad": engines.batch_norm_grad,
-    "clip_by_norm": clipping.clip_by_norm,
-    "clip_coefficient": clipping.clip_coefficient,
-    "clip_grad_value": clipping.clip_grad_value,
-    "grad_norm": clipping.grad_norm,
-    "invertible_layer_norm_grad": normalization.invertible_layer_norm_grad,
-    "layer_norm": normalization.layer_norm,
-    "layer_norm_grad": normalization.layer_norm_grad,
-    "layer_norm_inverse": normalization.layer_norm_inverse,
-    "norm_of_shares": clipping.norm_of_shares,
-    "norm_shares": clipping.norm_shares,
-    "rms_norm": normalization.rms_norm,
-    "rms_norm_grad": normalization.rms_norm_grad,
-    "scale_grads": clipping.scale_grads,
-    "zero_grad": accumulation.zero_grad,
-}
-
-__all__ = ["Backend", "backend_of", "combinations"]
+__all__ = ["CudaBackend", "backend_of"]
 
 
-class Backend:
-    """The launchers bound to one device, callable as the functions of ``gradkit._numpy`` are."""
+class CudaBackend(Accumulation, BatchNormalization, Clipping, LayerNormalization, RmsNormalization):
+    """A ``gradkit._backend.Backend`` whose arrays are on one device."""
 
-    def __init__(self, device: Device):
-        self.device = device
-        for name, launcher in _OPERATIONS.items():
-            setattr(self, name, _bound(launcher, device))
+    def empty(self, shape: Shape, dtype: np.dtype[Any]) -> Array:
+        """A new array whose contents are undefined."""
+        return scratch(self.device, shape, dtype)
 
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """Memory on the device whose contents are undefined."""
-        with self.device.active():
-            return scratch(self.device, shape, dtype)
-
-    def as_scalar(self, value: Any) -> Any:
+    def scalar(self, value: Any) -> Array:
         """A NumPy scalar as a 0-d array on the device, by a kernel: nothing is uploaded."""
-        with self.device.active():
-            return kept(self.device, self.device.xp.full((), value[()], value.dtype))
+        return keep_if_captured(self.device, self.device.xp.full((), value[()], value.dtype))
 
-    def as_float64(self, value: Any) -> Any:
+    def as_float64(self, value: Any) -> Array:
         """A number or an array as a float64 array on the device."""
-        with self.device.active():
-            return kept(self.device, self.device.xp.asarray(value, "float64"))
+        return keep_if_captured(self.device, self.device.xp.asarray(value, "float64"))
 
-    def warm_up(self, operations: Iterable[str], dtypes: Set[str]) -> int:
-        """Compile what operations on arrays of some dtypes need."""
-        return warm_up(self.device, operations, dtypes)
+    def address(self, array: Array) -> int:
+        """The address of an array's first element."""
+        return address_of(array)
+
+    def read(self, array: Array) -> np.ndarray[Any, Any]:
+        """An array's values on the host, once the current stream has written them."""
+        values: np.ndarray[Any, Any] = self.device.xp.asnumpy(array)
+        return values
+
+    def warmup(self, operations: Iterable[str], dtypes: Set[str]) -> int:
+        """Compile what operations on arrays of some dtypes need, and load cuDNN for them."""
+        names = set(operations)
+        if names & {"batch_norm", "batch_norm_grad"}:
+            self.load_cudnn()
+        return warmup(self.device, names, dtypes)
 
 
-def _bound(launcher: Callable[..., None], device: Device) -> Callable[..., None]:
-    @wraps(launcher)
-    def bound(*args: Any, **kwargs: Any) -> None:
-        with device.active():
-            launcher(device, *args, **kwargs)
-
-    return bound
+_backends: dict[int, CudaBackend] = {}
 
 
-_backends: dict[int, Backend] = {}
-
-
-def backend_of(native: Any) -> Backend:
+def backend_of(array: Array) -> CudaBackend:
     """The backend for the device that a CuPy array is on."""
-    number = native.device.id
+    number = array.data.device_id
     try:
         return _backends[number]
     except KeyError:
-        return _backends.setdefault(number, Backend(_device(number)))
+        return _backends.setdefault(number, CudaBackend(_device(number)))
 
 
 def _device(number: int) -> CupyDevice:

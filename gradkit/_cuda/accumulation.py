@@ -6,44 +6,53 @@ from typing import Any
 
 import numpy as np
 
-from gradkit._cuda.device import Array, Device
-from gradkit._cuda.tensor_lists import KINDS, Macros, plan_of, run
+from gradkit._backend import Array
+from gradkit._cuda.launch.kernels import Combination
+from gradkit._cuda.launch.operations import OnDevice
+from gradkit._cuda.launch.tensor_lists import KINDS, plan_of, run
+from gradkit._cuda.launch.warmup import asks_for
 from gradkit._dtypes import FLOATS, float_name
 
 
-def accumulate_grad(
-    device: Device, buffer: Array, grad: Array, do_update: Array | bool, scale: float | None
-) -> None:
-    """``buffer += scale * grad`` (broadcast) where ``do_update``, with one rounding."""
-    if do_update is False:
-        return
-    flag = None if do_update is True else do_update
-    factor = np.float64(1 if scale is None else scale)
-    _launch(device, "accumulate_grad", buffer, grad, flag, factor)
+def _accumulating() -> Iterator[Combination]:
+    for capacity, grad, buffer in product(KINDS, FLOATS, FLOATS):
+        yield "accumulate", {"CAPACITY": capacity, "GRAD": grad, "BUFFER": buffer}
 
 
-def accumulate_grad_v2(device: Device, buffer: Array, grad: Array, overwrite: Array | bool) -> None:
-    """``buffer = grad`` where ``overwrite``, else ``buffer += grad``; both broadcast."""
-    known = isinstance(overwrite, bool)
-    flag, otherwise = (None, overwrite) if known else (overwrite, False)
-    if otherwise and buffer is grad:
-        return
-    _launch(device, "accumulate_grad_v2", buffer, grad, flag, np.uint32(otherwise))
-
-
-def zero_grad(device: Device, grads: Sequence[Array]) -> None:
-    """Write +0 over every element, whatever it was."""
-    run(device, plan_of(device, grads, grads), "zero", "zero_grad")
-
-
-def combinations() -> Iterator[tuple[str, Macros]]:
-    """Every kernel file and its macros that these launchers can ask for."""
+def _zeroing() -> Iterator[Combination]:
     for capacity in KINDS:
         yield "zero", {"CAPACITY": capacity}
-        for grad, buffer in product(FLOATS, FLOATS):
-            yield "accumulate", {"CAPACITY": capacity, "GRAD": grad, "BUFFER": buffer}
 
 
-def _launch(device: Device, name: str, buffer: Array, grad: Array, *arguments: Any) -> None:
-    types = {"GRAD": float_name(grad.dtype), "BUFFER": float_name(buffer.dtype)}
-    run(device, plan_of(device, [grad], [buffer]), "accumulate", name, *arguments, **types)
+class Accumulation(OnDevice):
+    """Launches the kernels that add and zero."""
+
+    @asks_for(_accumulating)
+    def accumulate_grad(
+        self, buffer: Array, grad: Array, do_update: Array | bool, scale: float | None
+    ) -> None:
+        """``buffer += scale * grad`` (broadcast) if ``do_update``, with one rounding."""
+        if do_update is False:
+            return
+        flag = None if do_update is True else do_update
+        factor = np.float64(1 if scale is None else scale)
+        self._accumulate("accumulate_grad", buffer, grad, flag, factor)
+
+    @asks_for(_accumulating)
+    def accumulate_grad_v2(self, buffer: Array, grad: Array, overwrite: Array | bool) -> None:
+        """``buffer = grad`` if ``overwrite``, else ``buffer += grad``; both broadcast."""
+        known = isinstance(overwrite, bool)
+        flag, otherwise = (None, overwrite) if known else (overwrite, False)
+        if otherwise and buffer is grad:
+            return
+        self._accumulate("accumulate_grad_v2", buffer, grad, flag, np.uint32(otherwise))
+
+    @asks_for(_zeroing)
+    def zero_grad(self, grads: Sequence[Array]) -> None:
+        """Write +0 over every element, whatever it was."""
+        run(self.device, plan_of(self.device, grads, grads), "zero", "zero_grad")
+
+    def _accumulate(self, name: str, buffer: Array, grad: Array, *arguments: Any) -> None:
+        types = {"GRAD": float_name(grad.dtype), "BUFFER": float_name(buffer.dtype)}
+        plan = plan_of(self.device, [grad], [buffer])
+        run(self.device, plan, "accumulate", name, *arguments, **types)

@@ -6,134 +6,170 @@ from typing import Any
 
 import numpy as np
 
-from gradkit._cuda.device import Array, Device, scratch
-from gradkit._cuda.layout import contiguous, room_for, settle
-from gradkit._cuda.loading import kernel
-from gradkit._cuda.tensor_lists import KINDS, Macros, plan_of, run, start
+from gradkit._backend import Array
+from gradkit._cuda.launch.buffers import contiguous, copy_back, writable_like
+from gradkit._cuda.launch.device import scratch
+from gradkit._cuda.launch.kernels import Combination, Macros, kernel
+from gradkit._cuda.launch.operations import OnDevice
+from gradkit._cuda.launch.tensor_lists import KINDS, Plan, plan_of, run, start
+from gradkit._cuda.launch.warmup import asks_for
 
 _ORDERS = {1.0: "Sum", 2.0: "SumOfSquares", math.inf: "Largest"}
 _ANY_ORDER = "SumOfPowers"
 _PART = 3  # doubles: kernels/norm_orders.cuh
 _FINISH = {False: 1024, True: 128}  # threads that join the partial results of a norm
+_FLOAT64 = np.dtype(np.float64)
 
 
-def grad_norm(
-    device: Device,
-    grads: Sequence[Array],
-    norm_type: float,
-    out: Array,
-    *,
-    per_tensor: bool = False,
-) -> None:
-    """``out = (sum |g|^p)^(1/p)`` over all gradients, or one norm a gradient."""
-    plan = plan_of(device, grads)
-    if not plan.chunks:
-        out.fill(0)
-        return
-    p, order = np.float64(norm_type), _ORDERS.get(norm_type, _ANY_ORDER)
-    parts = scratch(device, plan.chunks * _PART, "float64")
-    for table in plan.tables:
-        own = parts[table.chunks.start * _PART : table.chunks.stop * _PART]
-        start(device, table, "norm", "norm_partials", p, own, ORDER=order)
-    threads = _FINISH[per_tensor]
-    for table in plan.tables if per_tensor else plan.tables[:1]:
-        chosen = table.chunks if per_tensor else slice(0, plan.chunks)
-        own = parts[chosen.start * _PART : chosen.stop * _PART]
-        target = out[table.tensors] if per_tensor else out
-        norms = min(target.size, device.multiprocessors * (2048 // threads))
-        finish = kernel(device, "norm", "norm_finish", CAPACITY=table.capacity, ORDER=order)
-        stride = np.int64(target.strides[0] if per_tensor else 0)
-        count = np.uint32(chosen.stop - chosen.start)
-        arguments = (table.argument, p, own, count, np.uint32(per_tensor), target, stride)
-        finish((norms,), (threads,), arguments)
-
-
-def norm_shares(device: Device, norm: Array, largest: Array, norm_type: float, out: Array) -> None:
-    """``out = (norm / largest)^p``: what this rank adds to a norm over ranks.
-
-    For infinity, where nothing is added, 0 or the NaN that a "max" may have dropped.
-    """
-    _on_norms(device, "norm_shares", (norm, largest), _order(norm_type), out)
-
-
-def norm_of_shares(
-    device: Device, total: Array, largest: Array, norm_type: float, out: Array
-) -> None:
-    """``out = largest * total^(1/p)``: the norm over all ranks."""
-    _on_norms(device, "norm_of_shares", (total, largest), _order(norm_type), out)
-
-
-def clip_coefficient(device: Device, norm: Array, max_norm: float, eps: float, out: Array) -> None:
-    """``out = min(1, max_norm / max(norm, eps))``; a NaN norm stays NaN."""
-    limits = (np.float64(max_norm), np.float64(eps))
-    _on_norms(device, "clip_coefficient", (norm,), limits, out)
-
-
-def clip_by_norm(
-    device: Device,
-    grads: Sequence[Array],
-    norm: Array,
-    max_norm: float,
-    eps: float,
-    outs: Sequence[Array],
-    *,
-    zero_nonfinite: bool,
-) -> None:
-    """``outs = grads * clip_coefficient(norm)``, or zeros where the norm is not finite.
-
-    The coefficient is computed in the launch that scales.
-    """
-    limits = (np.float64(max_norm), np.float64(eps))
-    flags = (np.uint32(zero_nonfinite), np.uint32(outs is grads))
-    plan = plan_of(device, grads, outs)
-    run(device, plan, "scale", "clip_by_norm", norm, *limits, *flags)
-
-
-def scale_grads(
-    device: Device, grads: Sequence[Array], coefficient: Array | float, outs: Sequence[Array]
-) -> None:
-    """``outs = grads * coefficient``; a coefficient of 1 keeps every bit."""
-    in_place = outs is grads
-    known = isinstance(coefficient, float)
-    if known and coefficient == 1 and in_place:
-        return
-    array, number = (None, coefficient) if known else (coefficient, 1.0)
-    plan = plan_of(device, grads, outs)
-    arguments = (array, np.float64(number), np.uint32(in_place))
-    run(device, plan, "scale", "scale_grads", *arguments)
-
-
-def clip_grad_value(
-    device: Device, grads: Sequence[Array], clip_value: float, outs: Sequence[Array]
-) -> None:
-    """``outs = min(max(grads, -clip_value), clip_value)``; NaN stays NaN."""
-    plan = plan_of(device, grads, outs)
-    run(device, plan, "clip_value", "clip_grad_value", np.float64(clip_value))
-
-
-def combinations() -> Iterator[tuple[str, Macros]]:
-    """Every kernel file and its macros that these launchers can ask for."""
+def _norms() -> Iterator[Combination]:
     for capacity in KINDS:
         for order in (*_ORDERS.values(), _ANY_ORDER):
             yield "norm", {"CAPACITY": capacity, "ORDER": order}
-        yield "scale", {"CAPACITY": capacity}
-        yield "clip_value", {"CAPACITY": capacity}
+
+
+def _coefficients() -> Iterator[Combination]:
     yield "coefficients", {}
+
+
+def _scaling() -> Iterator[Combination]:
+    for capacity in KINDS:
+        yield "scale", {"CAPACITY": capacity}
+
+
+def _clamping() -> Iterator[Combination]:
+    for capacity in KINDS:
+        yield "clip_value", {"CAPACITY": capacity}
+
+
+class Clipping(OnDevice):
+    """Launches the kernels of norms and scaling."""
+
+    @asks_for(_norms)
+    def grad_norm(
+        self, grads: Sequence[Array], norm_type: float, out: Array, *, per_tensor: bool = False
+    ) -> None:
+        """``out = (sum |g|^p)^(1/p)`` over all gradients, or one norm a gradient."""
+        plan = plan_of(self.device, grads)
+        if not plan.chunks:
+            out.fill(0)
+            return
+        p, order = np.float64(norm_type), _ORDERS.get(norm_type, _ANY_ORDER)
+        parts = scratch(self.device, plan.chunks * _PART, _FLOAT64)
+        for table in plan.tables:
+            own = _parts_of(parts, table.chunks, plan)
+            start(self.device, table, "norm", "norm_partials", p, own, ORDER=order)
+        self._finish(plan, p, order, parts, out, per_tensor=per_tensor)
+
+    @asks_for(_coefficients)
+    def norm_shares(self, norm: Array, largest: Array, norm_type: float, out: Array) -> None:
+        """``out = (norm / largest)^p``; for infinity, 0 or the NaN that a "max" may drop."""
+        self._on_norms("norm_shares", (norm, largest), _order(norm_type), out)
+
+    @asks_for(_coefficients)
+    def norm_of_shares(self, total: Array, largest: Array, norm_type: float, out: Array) -> None:
+        """``out = largest * total^(1/p)``: the norm over all ranks."""
+        self._on_norms("norm_of_shares", (total, largest), _order(norm_type), out)
+
+    @asks_for(_coefficients)
+    def clip_coefficient(self, norm: Array, max_norm: float, eps: float, out: Array) -> None:
+        """``out = min(1, max_norm / max(norm, eps))``; a NaN norm stays NaN."""
+        limits = (np.float64(max_norm), np.float64(eps))
+        self._on_norms("clip_coefficient", (norm,), limits, out)
+
+    @asks_for(_scaling)
+    def clip_by_norm(
+        self,
+        grads: Sequence[Array],
+        norm: Array,
+        max_norm: float,
+        eps: float,
+        outs: Sequence[Array],
+        *,
+        zero_nonfinite: bool,
+    ) -> None:
+        """``outs = grads * clip_coefficient(norm)``, or zeros if the norm is not finite.
+
+        The coefficient is computed in the launch that scales.
+        """
+        limits = (np.float64(max_norm), np.float64(eps))
+        flags = (np.uint32(zero_nonfinite), np.uint32(outs is grads))
+        plan = plan_of(self.device, grads, outs)
+        run(self.device, plan, "scale", "clip_by_norm", norm, *limits, *flags)
+
+    @asks_for(_scaling)
+    def scale_grads(
+        self, grads: Sequence[Array], coefficient: Array | float, outs: Sequence[Array]
+    ) -> None:
+        """``outs = grads * coefficient``; a coefficient of 1 keeps every bit."""
+        in_place = outs is grads
+        known = isinstance(coefficient, float)
+        if known and coefficient == 1 and in_place:
+            return
+        array, number = (None, coefficient) if known else (coefficient, 1.0)
+        plan = plan_of(self.device, grads, outs)
+        arguments = (array, np.float64(number), np.uint32(in_place))
+        run(self.device, plan, "scale", "scale_grads", *arguments)
+
+    @asks_for(_clamping)
+    def clip_grad_value(
+        self, grads: Sequence[Array], clip_value: float, outs: Sequence[Array]
+    ) -> None:
+        """``outs = min(max(grads, -clip_value), clip_value)``; NaN stays NaN."""
+        plan = plan_of(self.device, grads, outs)
+        run(self.device, plan, "clip_value", "clip_grad_value", np.float64(clip_value))
+
+    def _finish(
+        self,
+        plan: Plan,
+        p: np.float64,
+        order: str,
+        parts: Array,
+        out: Array,
+        *,
+        per_tensor: bool,
+    ) -> None:
+        """Join the parts of all chunks, or of each tensor's."""
+        threads = _FINISH[per_tensor]
+        for table in plan.tables if per_tensor else plan.tables[:1]:
+            chosen = table.chunks if per_tensor else slice(0, plan.chunks)
+            target = out[table.tensors] if per_tensor else out
+            norms = min(target.size, self.device.multiprocessors * (2048 // threads))
+            macros: Macros = {"CAPACITY": table.capacity, "ORDER": order}
+            kernel(self.device, "norm", "norm_finish", **macros)(
+                (norms,),
+                (threads,),
+                (
+                    table.argument,
+                    p,
+                    _parts_of(parts, chosen, plan),
+                    np.uint32(chosen.stop - chosen.start),
+                    np.uint32(per_tensor),
+                    target,
+                    np.int64(target.strides[0] if per_tensor else 0),
+                ),
+            )
+
+    def _on_norms(
+        self, name: str, norms: Sequence[Array], arguments: tuple[Any, ...], out: Array
+    ) -> None:
+        """Launch one of coefficients.cu's kernels, which take contiguous arrays of one size."""
+        if not out.size:
+            return
+        device = self.device
+        sources = [contiguous(device, device.xp.broadcast_to(norm, out.shape)) for norm in norms]
+        made = writable_like(device, out)
+        blocks = min(-(-out.size // 256), device.multiprocessors * 8)
+        launch = kernel(device, "coefficients", name)
+        launch((blocks,), (256,), (*sources, np.int64(out.size), *arguments, made))
+        copy_back(out, made)
+
+
+def _parts_of(parts: Array, chunks: slice, plan: Plan) -> Array:
+    """The parts of some of a plan's chunks."""
+    if chunks.stop - chunks.start == plan.chunks:
+        return parts
+    return parts[chunks.start * _PART : chunks.stop * _PART]
 
 
 def _order(norm_type: float) -> tuple[Any, ...]:
     return np.float64(norm_type), np.uint32(math.isinf(norm_type))
-
-
-def _on_norms(
-    device: Device, name: str, norms: Sequence[Array], arguments: tuple[Any, ...], out: Array
-) -> None:
-    """Launch one of coefficients.cu's kernels, which take gapless arrays of one size."""
-    if not out.size:
-        return
-    sources = [contiguous(device, device.xp.broadcast_to(norm, out.shape)) for norm in norms]
-    room = room_for(device, out)
-    blocks = min(-(-out.size // 256), device.multiprocessors * 8)
-    launch = kernel(device, "coefficients", name)
-    launch((blocks,), (256,), (*sources, np.int64(out.size), *arguments, room))
-    settle(out, room)

@@ -1,1 +1,75 @@
-"""One small adapter for each array library: its arrays in as native ones, results out."""
+"""One registry: from a type to its array library, and to the backend that computes on it.
+
+Adding an array library takes a file here and its line in ``_FRAMEWORKS``. Nothing is imported
+for it: an array of a library can only exist once its module does.
+"""
+
+import sys
+from typing import Any
+
+from gradkit._backend import Array, Backend
+from gradkit._frameworks.base import Framework
+from gradkit._frameworks.cupy import CuPy
+from gradkit._frameworks.dlpack import DLPack
+from gradkit._frameworks.jax import JAX
+from gradkit._frameworks.numpy import NumPy
+from gradkit._frameworks.tensorflow import TensorFlow
+from gradkit._frameworks.torch import Torch, TorchSubclass
+
+__all__ = [
+    "HOST",
+    "Framework",
+    "backend_of",
+    "framework_for",
+    "framework_of",
+    "is_array",
+    "register",
+]
+
+HOST = NumPy()
+# The first that owns a type has it.
+_FRAMEWORKS: tuple[Framework, ...] = (
+    HOST,
+    CuPy(),
+    Torch(),
+    TorchSubclass(),
+    JAX(),
+    TensorFlow(),
+    DLPack(),
+)
+_BY_TYPE: dict[type, Framework | None] = {}
+
+
+def framework_of(array: Any) -> Framework | None:
+    """The library that an object is an array of, or ``None``."""
+    return framework_for(type(array))
+
+
+def framework_for(kind: type) -> Framework | None:
+    """The library that objects of a type are arrays of, or ``None``; one dict look-up a call."""
+    try:
+        return _BY_TYPE[kind]
+    except KeyError:
+        found = next((f for f in _FRAMEWORKS if _loaded(f) and f.owns(kind)), None)
+        return _BY_TYPE.setdefault(kind, found)
+
+
+def backend_of(view: Array) -> Backend:
+    """The backend that computes on a NumPy or CuPy array."""
+    framework = framework_of(view)
+    assert framework is not None  # every view is an array of NumPy's or CuPy's
+    return framework.backend_of(view)
+
+
+def is_array(value: Any) -> bool:
+    """Whether a value is an array of any library known here."""
+    return framework_for(type(value)) is not None
+
+
+def register(kind: type, framework: Framework) -> None:
+    """Have a type belong to a library that is not listed here: an emulated device's, say."""
+    _BY_TYPE[kind] = framework
+
+
+def _loaded(framework: Framework) -> bool:
+    return not framework.module or framework.module in sys.modules

@@ -1,18 +1,18 @@
 """What every array library is asked for.
 
-A *native* array is what a backend computes on: ``numpy.ndarray`` or ``cupy.ndarray``. An
-adapter says how one of the caller's arrays is seen as a native array without a copy, and how
-a native result goes back as the caller's own type.
+A *view* is what a backend computes on: the memory of one of the caller's arrays as a
+``numpy.ndarray`` or ``cupy.ndarray``, without a copy. An adapter makes views, and turns results
+back into arrays of the caller's own type.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
-Native: TypeAlias = Any  # numpy.ndarray, or cupy.ndarray, which cannot be imported here
+from gradkit._backend import Array, Backend, Shape
+from gradkit.errors import BackendUnavailableError
 
 NOTHING: AbstractContextManager[None] = nullcontext()
 
@@ -26,51 +26,67 @@ class Framework:
     name = ""
     module = ""  # the top-level module that must have been imported for an array to exist
     immutable = False  # whether users may count on arrays never changing
+    returns_views = False  # whether results are what a backend made, as it made them
 
     def owns(self, kind: type) -> bool:
-        """Whether arrays of this type are this framework's."""
+        """Whether arrays of this type belong to this library."""
         raise NotImplementedError
 
-    def view(self, array: Any, *, write: bool, detach: bool = False) -> Native:
-        """The array's own memory as a native array.
+    def view(self, array: Any, *, write: bool, detach: bool = False) -> Array:
+        """The array's own memory as an array that a backend computes on.
 
-        ``detach`` where only the values of an array that takes part in differentiation are
-        wanted; otherwise such an array is refused, since a gradient was meant.
+        ``detach``: accept an array that takes part in differentiation, for its values alone.
+        Otherwise such an array is refused, because a gradient was meant.
         """
         raise NotImplementedError
 
-    def views(self, arrays: Sequence[Any], *, write: bool) -> Sequence[Native]:
+    def computes_on(self, kind: type) -> bool:  # noqa: ARG002
+        """Whether arrays of this type are views already."""
+        return False
+
+    def on_one_device(self, views: Iterable[Array]) -> bool:  # noqa: ARG002
+        """Whether a backend can compute on all of these views, which are this library's own."""
+        return True
+
+    def views(self, arrays: Sequence[Any], *, write: bool) -> Sequence[Array]:
         """What ``view`` gives for each of many arrays; an error need not say for which."""
         return [self.view(array, write=write) for array in arrays]
 
+    def backend_of(self, view: Array) -> Backend:
+        """What computes on a view, if views are arrays of this library."""
+        kind = type(view)
+        raise BackendUnavailableError(
+            f"no backend computes on {kind.__module__}.{kind.__qualname__}; pass NumPy arrays, or "
+            "CuPy's (pip install 'gradkit[cuda12]' or 'gradkit[cuda13]')"
+        )
+
     def empty(
         self,
-        backend: ModuleType,
-        shape: tuple[int, ...],
-        dtype: np.dtype[Any],
+        shape: Shape,  # noqa: ARG002
+        dtype: np.dtype[Any],  # noqa: ARG002
         like: Any,  # noqa: ARG002
-    ) -> tuple[Native, Any]:
-        """Memory for a new result on the device of ``like``.
+    ) -> tuple[Array, Any] | None:
+        """Memory for a new result on the device of ``like``, if not the backend's own will do.
 
-        With the caller's array that shows it, or ``None`` if ``wrap`` makes that afterwards.
+        A view, and the caller's array of that memory (``None`` if ``wrap`` makes it afterwards).
         """
-        return backend.empty(shape, dtype), None
+        return None
 
-    def wrap(self, native: Native, like: Any) -> Any:
-        """A native result as an array of the caller's type, on the device of ``like``."""
+    def wrap(self, result: Array, like: Any) -> Any:
+        """A result as an array of the caller's type, on the device of ``like``."""
         raise NotImplementedError
 
     def wrote(self, arrays: Sequence[Any]) -> None:
         """Told after the memory of some of the caller's arrays was written."""
 
-    def running(self, like: Any) -> AbstractContextManager[Any]:  # noqa: ARG002
-        """Where work on arrays like this one has to be queued: their device and stream."""
+    def on_stream(self, like: Any) -> AbstractContextManager[Any]:  # noqa: ARG002
+        """A context whose work is queued on the device and the stream of an array like this."""
         return NOTHING
 
-    def apart(self, arrays: Sequence[Any]) -> bool:  # noqa: ARG002
+    def known_disjoint(self, arrays: Sequence[Any]) -> bool:  # noqa: ARG002
         """Whether arrays are known, at a glance, to be writable and to share no memory."""
         return False
 
     def widest(self) -> str:
-        """The widest floating dtype that arrays of this framework can have."""
+        """The widest floating dtype that arrays of this library can have."""
         return "float64"

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gradkit._frameworks.base import Native
+from gradkit._backend import Array
 from gradkit.errors import BackendUnavailableError
 
 
@@ -37,7 +37,7 @@ def borrow(
     shape: tuple[int, ...],
     strides: tuple[int, ...],
     dtype: np.dtype[Any],
-) -> Native:
+) -> Array:
     """Memory that ``owner`` keeps alive, as a CuPy array.
 
     Nothing is ordered here: the work must run on the stream that the owner's work runs on.
@@ -51,7 +51,7 @@ def borrow(
     return cp.ndarray(shape, dtype, cp.cuda.MemoryPointer(memory, 0), strides)
 
 
-def lasting(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Native:
+def unpooled(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """New memory for a library whose streams CuPy's pool does not know.
 
     It comes from outside the pool and goes back through ``cudaFree``, which waits for the

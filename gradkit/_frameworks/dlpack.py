@@ -3,18 +3,18 @@
 import ctypes
 import sys
 from contextlib import AbstractContextManager
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from gradkit._dtypes import dtype_named
+from gradkit._backend import Array, Shape
+from gradkit._dtypes import FLOATS, dtype_named
 from gradkit._frameworks import cuda
-from gradkit._frameworks.base import NOTHING, Framework, Native
+from gradkit._frameworks.base import NOTHING, Framework
 
 _HOST = (1, 3, 11)  # kDLCPU, kDLCUDAHost, kDLROCMHost
 _CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged
-_INT, _BFLOAT = 0, 4  # kDLInt, kDLBfloat
+_INT = 0  # kDLInt
 _ALIGNMENT = 64  # bytes: TensorFlow aborts the process on less, JAX copies
 
 
@@ -26,7 +26,7 @@ class DLPack(Framework):
     def owns(self, kind: type) -> bool:
         return hasattr(kind, "__dlpack__") and hasattr(kind, "__dlpack_device__")
 
-    def view(self, array: Any, *, write: bool, detach: bool = False) -> Native:  # noqa: ARG002
+    def view(self, array: Any, *, write: bool, detach: bool = False) -> Array:  # noqa: ARG002
         kind, _ = device_of(array)
         if kind not in _HOST + _CUDA:
             raise TypeError(
@@ -40,27 +40,21 @@ class DLPack(Framework):
         except (BufferError, RuntimeError) as error:
             raise TypeError(f"cannot be read through DLPack: {error}") from error
 
-    def empty(
-        self,
-        backend: ModuleType,  # noqa: ARG002
-        shape: tuple[int, ...],
-        dtype: np.dtype[Any],
-        like: Any,
-    ) -> tuple[Native, Any]:
+    def empty(self, shape: Shape, dtype: np.dtype[Any], like: Any) -> tuple[Array, Any] | None:
         if device_of(like)[0] in _CUDA:
-            return cuda.lasting(shape, dtype), None
+            return cuda.unpooled(shape, dtype), None
         return aligned(shape, dtype), None
 
-    def wrap(self, native: Native, like: Any) -> Any:
+    def wrap(self, result: Array, like: Any) -> Any:
         if hasattr(like, "__array_namespace__"):
             library = like.__array_namespace__()
         else:
             library = sys.modules[type(like).__module__.partition(".")[0]]
         if not hasattr(library, "from_dlpack"):
-            return native  # no way in: its users get NumPy's or CuPy's arrays
-        return library.from_dlpack(exportable(native))
+            return result  # no way in: its users get NumPy's or CuPy's arrays
+        return library.from_dlpack(exportable(result))
 
-    def running(self, like: Any) -> AbstractContextManager[Any]:
+    def on_stream(self, like: Any) -> AbstractContextManager[Any]:
         kind, number = device_of(like)
         return cuda.handing_over(like, number) if kind in _CUDA else NOTHING
 
@@ -71,7 +65,7 @@ def device_of(array: Any) -> tuple[int, int]:
     return int(kind), int(number)
 
 
-def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Native:
+def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """New host memory that every library takes over without a copy."""
     size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     memory = np.empty(size + _ALIGNMENT, np.uint8)
@@ -79,13 +73,17 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Native:
     return memory[start : start + size].view(dtype).reshape(shape)
 
 
-def exportable(native: Native) -> Any:
-    """A native result as a producer whose memory and dtype every consumer can take."""
-    if isinstance(native, np.ndarray) and native.ctypes.data % _ALIGNMENT:
-        copy = aligned(native.shape, native.dtype)
-        copy[...] = native
-        native = copy
-    return native if native.dtype.kind == "f" else Retyped(native.view(np.int16), _BFLOAT)
+def exportable(result: Array) -> Any:
+    """A result as a producer whose memory and dtype every consumer can take."""
+    if isinstance(result, np.ndarray) and result.ctypes.data % _ALIGNMENT:
+        copy = aligned(result.shape, result.dtype)
+        copy[...] = result
+        result = copy
+    return (
+        result
+        if result.dtype.kind == "f"
+        else Retyped(result.view(np.int16), FLOATS["bfloat16"].dlpack)
+    )
 
 
 class Retyped:

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from gradkit._backend import Array
 from gradkit._frameworks import cuda
-from gradkit._frameworks.base import NOTHING, Native
+from gradkit._frameworks.base import NOTHING
 from gradkit._frameworks.dlpack import DLPack
 
 
@@ -22,7 +23,7 @@ class JAX(DLPack):
         jax = sys.modules["jax"]
         return issubclass(kind, (jax.Array, jax.core.Tracer))
 
-    def view(self, array: Any, *, write: bool, detach: bool = False) -> Native:
+    def view(self, array: Any, *, write: bool, detach: bool = False) -> Array:
         if isinstance(array, sys.modules["jax"].core.Tracer):
             raise TypeError(
                 "is being traced by jax.jit, grad or vmap and has no values yet; call gradkit "
@@ -40,19 +41,19 @@ class JAX(DLPack):
             return np.asarray(array)  # no copy, read-only, bfloat16 too
         return super().view(array, write=write, detach=detach)
 
-    def wrap(self, native: Native, like: Any) -> Any:
+    def wrap(self, result: Array, like: Any) -> Any:
         jax = sys.modules["jax"]
-        if isinstance(native, np.ndarray):
+        if isinstance(result, np.ndarray):
             with np.errstate(over="ignore"):  # float64 becomes float32 unless x64 is enabled
-                return jax.device_put(native, like.sharding)
-        if str(native.dtype) == "float64" and self.widest() == "float32":
-            narrow = cuda.lasting(native.shape, np.dtype(np.float32))
-            narrow[...] = native
-            native = narrow
-        return super().wrap(native, like)
+                return jax.device_put(result, like.sharding)
+        if str(result.dtype) == "float64" and self.widest() == "float32":
+            narrow = cuda.unpooled(result.shape, np.dtype(np.float32))
+            narrow[...] = result
+            result = narrow
+        return super().wrap(result, like)
 
-    def running(self, like: Any) -> AbstractContextManager[Any]:
-        return NOTHING if _on_host(like) else super().running(like)
+    def on_stream(self, like: Any) -> AbstractContextManager[Any]:
+        return NOTHING if _on_host(like) else super().on_stream(like)
 
     def widest(self) -> str:
         return "float64" if sys.modules["jax"].config.jax_enable_x64 else "float32"

@@ -1,21 +1,27 @@
-"""NumPy: its arrays are native ones."""
+"""NumPy: its arrays are what the CPU backend computes on."""
 
 from typing import Any
 
 import numpy as np
 
-from gradkit._frameworks.base import Framework, Native
+from gradkit import _numpy
+from gradkit._backend import Array, Backend
+from gradkit._frameworks.base import Framework
 
 
 class NumPy(Framework):
     """``numpy.ndarray`` and its harmless subclasses (``memmap``, say)."""
 
     name = module = "numpy"
+    returns_views = True
 
     def owns(self, kind: type) -> bool:
         return issubclass(kind, (np.ndarray, np.generic))
 
-    def view(self, array: Any, *, write: bool, detach: bool = False) -> Native:  # noqa: ARG002
+    def computes_on(self, kind: type) -> bool:
+        return kind is np.ndarray
+
+    def view(self, array: Any, *, write: bool, detach: bool = False) -> Array:  # noqa: ARG002
         if type(array) is np.ndarray:
             return array
         if isinstance(array, np.ma.MaskedArray):
@@ -24,5 +30,8 @@ class NumPy(Framework):
             raise TypeError("is a NumPy scalar, which cannot be written in place")
         return np.asarray(array)
 
-    def wrap(self, native: Native, like: Any) -> Any:  # noqa: ARG002
-        return native
+    def backend_of(self, view: Array) -> Backend:  # noqa: ARG002
+        return _numpy
+
+    def wrap(self, result: Array, like: Any) -> Any:  # noqa: ARG002
+        return result

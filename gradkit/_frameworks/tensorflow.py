@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from gradkit._backend import Array, Shape
 from gradkit._frameworks import cuda
-from gradkit._frameworks.base import Native
 from gradkit._frameworks.dlpack import DLPack, exportable
 
 
@@ -22,7 +22,7 @@ class TensorFlow(DLPack):
         tf = sys.modules["tensorflow"]
         return issubclass(kind, (tf.Tensor, tf.Variable, tf.IndexedSlices))
 
-    def view(self, array: Any, *, write: bool, detach: bool = False) -> Native:
+    def view(self, array: Any, *, write: bool, detach: bool = False) -> Array:
         tf = sys.modules["tensorflow"]
         if isinstance(array, tf.IndexedSlices):
             raise TypeError("is an IndexedSlices; pass tf.convert_to_tensor of it")
@@ -40,17 +40,17 @@ class TensorFlow(DLPack):
             )
         return super().view(array, write=write, detach=detach)
 
-    def empty(self, backend: Any, shape: Any, dtype: Any, like: Any) -> tuple[Native, Any]:
-        return super().empty(backend, shape, dtype, _value(like))
+    def empty(self, shape: Shape, dtype: np.dtype[Any], like: Any) -> tuple[Array, Any] | None:
+        return super().empty(shape, dtype, _value(like))
 
-    def wrap(self, native: Native, like: Any) -> Any:  # noqa: ARG002
-        if not isinstance(native, np.ndarray):  # TensorFlow orders no streams at the exchange
+    def wrap(self, result: Array, like: Any) -> Any:  # noqa: ARG002
+        if not isinstance(result, np.ndarray):  # TensorFlow orders no streams at the exchange
             cuda.cupy().cuda.get_current_stream().synchronize()
-        capsule = exportable(native).__dlpack__()
+        capsule = exportable(result).__dlpack__()
         return sys.modules["tensorflow"].experimental.dlpack.from_dlpack(capsule)
 
-    def running(self, like: Any) -> AbstractContextManager[Any]:
-        return super().running(_value(like))
+    def on_stream(self, like: Any) -> AbstractContextManager[Any]:
+        return super().on_stream(_value(like))
 
 
 def _value(array: Any) -> Any:

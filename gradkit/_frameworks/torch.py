@@ -6,14 +6,14 @@ from contextlib import AbstractContextManager
 from functools import cache
 from itertools import pairwise
 from operator import attrgetter
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from gradkit._backend import Array, Shape
 from gradkit._dtypes import FLOATS, dtype_named
 from gradkit._frameworks import cuda
-from gradkit._frameworks.base import NOTHING, Framework, Native
+from gradkit._frameworks.base import NOTHING, Framework
 
 _requires_grad, _is_cuda = attrgetter("requires_grad"), attrgetter("is_cuda")
 _layout_of, _dtype_of = attrgetter("layout"), attrgetter("dtype")
@@ -37,16 +37,16 @@ class Torch(Framework):
         torch = sys.modules["torch"]
         return kind is torch.Tensor or kind is torch.nn.Parameter
 
-    def view(self, array: Any, *, write: bool, detach: bool = False) -> Native:
+    def view(self, array: Any, *, write: bool, detach: bool = False) -> Array:
         # Not left to numpy(), which lets such a tensor pass under torch.no_grad.
         if not (array.is_cuda or array.requires_grad):
             try:
-                native = array.numpy()
+                view = array.numpy()
             except (TypeError, RuntimeError):
                 pass  # found out below, which would cost too much for every tensor
             else:
-                if array.data_ptr() or not native.size:
-                    return native
+                if array.data_ptr() or not view.size:
+                    return view
         if array.requires_grad:
             if write or not detach:
                 raise TypeError(_REQUIRES_GRAD)
@@ -56,49 +56,47 @@ class Torch(Framework):
             raise TypeError(reason)
         return _on_device(array) if array.is_cuda else _bits(array)
 
-    def views(self, arrays: Sequence[Any], *, write: bool) -> Sequence[Native]:
+    def views(self, arrays: Sequence[Any], *, write: bool) -> Sequence[Array]:
         # The common case, all at once: plain tensors on the host.
         if not (arrays[0].is_cuda or any(map(_requires_grad, arrays))):
             tensor = sys.modules["torch"].Tensor
             try:
-                natives = list(map(tensor.numpy, arrays))
+                views = list(map(tensor.numpy, arrays))
             except (TypeError, RuntimeError):
                 pass
             else:
                 if all(map(tensor.data_ptr, arrays)):
-                    return natives
+                    return views
         elif _all_plain(arrays):
             return list(map(_on_device, arrays))
         return super().views(arrays, write=write)
 
-    def empty(
-        self, backend: ModuleType, shape: tuple[int, ...], dtype: np.dtype[Any], like: Any
-    ) -> tuple[Native, Any]:
+    def empty(self, shape: Shape, dtype: np.dtype[Any], like: Any) -> tuple[Array, Any] | None:
         if not like.is_cuda:
-            return backend.empty(shape, dtype), None
+            return None
         # From PyTorch's own allocator, which knows the streams that a tensor is used on.
         torch = sys.modules["torch"]
         tensor = torch.empty(shape, dtype=getattr(torch, str(dtype)), device=like.device)
         return _on_device(tensor), tensor
 
-    def wrap(self, native: Native, like: Any) -> Any:  # noqa: ARG002
+    def wrap(self, result: Array, like: Any) -> Any:  # noqa: ARG002
         torch = sys.modules["torch"]
-        make = torch.from_numpy if type(native) is np.ndarray else torch.from_dlpack
+        make = torch.from_numpy if type(result) is np.ndarray else torch.from_dlpack
         try:
-            return make(native)
+            return make(result)
         except (TypeError, BufferError):  # bfloat16, by its bits
-            return make(native.view(np.int16)).view(torch.bfloat16)
+            return make(result.view(np.int16)).view(torch.bfloat16)
 
     def wrote(self, arrays: Sequence[Any]) -> None:
         sys.modules["torch"].autograd.graph.increment_version(arrays)
 
-    def running(self, like: Any) -> AbstractContextManager[Any]:
+    def on_stream(self, like: Any) -> AbstractContextManager[Any]:
         if not like.is_cuda:
             return NOTHING
         stream = sys.modules["torch"].cuda.current_stream(like.device)
         return cuda.on_stream(like.device.index, stream)
 
-    def apart(self, arrays: Sequence[Any]) -> bool:
+    def known_disjoint(self, arrays: Sequence[Any]) -> bool:
         spans = []
         for array in arrays:
             if not array.is_contiguous():
@@ -122,7 +120,7 @@ class TorchSubclass(Framework):
     def owns(self, kind: type) -> bool:
         return issubclass(kind, sys.modules["torch"].Tensor)
 
-    def view(self, array: Any, *, write: bool, detach: bool = False) -> Native:  # noqa: ARG002
+    def view(self, array: Any, *, write: bool, detach: bool = False) -> Array:  # noqa: ARG002
         kind = type(array).__qualname__
         instead = (
             "its .to_local(), with reduce= where a norm spans the shards"
@@ -133,7 +131,7 @@ class TorchSubclass(Framework):
                         f"own; pass {instead}")  # fmt: skip
 
 
-def _bits(tensor: Any) -> Native:
+def _bits(tensor: Any) -> Array:
     """A host tensor of the dtype that NumPy cannot name: bfloat16."""
     torch = sys.modules["torch"]
     if tensor.dtype is not torch.bfloat16:
@@ -163,14 +161,14 @@ def _name_of(dtype: Any) -> str:
 
 
 @cache
-def _native_dtype(dtype: Any) -> np.dtype[Any]:
+def _numpy_dtype(dtype: Any) -> np.dtype[Any]:
     name = _name_of(dtype)
     return dtype_named(name) if name in FLOATS else np.dtype(name)
 
 
-def _on_device(tensor: Any) -> Native:
+def _on_device(tensor: Any) -> Array:
     """A CUDA tensor's memory as a CuPy array."""
-    dtype = _native_dtype(tensor.dtype)
+    dtype = _numpy_dtype(tensor.dtype)
     strides = tuple(step * dtype.itemsize for step in tensor.stride())
     return cuda.borrow(
         tensor, tensor.data_ptr(), tensor.device.index, tuple(tensor.shape), strides, dtype

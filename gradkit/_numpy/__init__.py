@@ -1,38 +1,27 @@
-"""The reference: every operation on NumPy arrays. It is the CPU backend and the tests' oracle.
+"""The CPU backend, and the tests' oracle: every operation on NumPy arrays.
 
-Functions here take validated native arrays, write into the outputs they are given and return
-nothing; ``gradkit._cuda`` has the same names and signatures.
+The module is a ``gradkit._backend.Backend``: functions take validated arrays, and write into the
+outputs that they are given. Files that are named as public modules are hold the operations; the
+others say how arrays are cut (``blocks``, ``tiles``, ``channels``), summed (``sums``) and shared
+out among threads, and ``tuning`` has every constant.
 """
 
+from collections.abc import Iterable, Set
 from typing import Any
 
 import numpy as np
-from numpy import empty
+from numpy import empty as empty
 
-from gradkit._numpy.accumulation import accumulate_grad, accumulate_grad_v2, zero_grad
-from gradkit._numpy.batch_normalization import batch_norm, batch_norm_grad
+from gradkit._numpy.accumulation import *
+from gradkit._numpy.batch_normalization import *
 from gradkit._numpy.blocks import Array
-from gradkit._numpy.clipping import (
-    clip_by_norm,
-    clip_coefficient,
-    clip_grad_value,
-    grad_norm,
-    norm_of_shares,
-    norm_shares,
-    scale_grads,
-)
-from gradkit._numpy.normalization import (
-    invertible_layer_norm_grad,
-    layer_norm,
-    layer_norm_grad,
-    layer_norm_inverse,
-    rms_norm,
-    rms_norm_grad,
-)
+from gradkit._numpy.clipping import *
+from gradkit._numpy.layer_normalization import *
+from gradkit._numpy.rms_normalization import *
 
 
-def as_scalar(value: Any) -> Array:
-    """A NumPy scalar as a 0-d array."""
+def scalar(value: Any) -> Array:
+    """A NumPy scalar or 0-d array as a 0-d array."""
     return np.asarray(value)
 
 
@@ -41,26 +30,16 @@ def as_float64(value: Any) -> Array:
     return np.asarray(value, np.float64)
 
 
-__all__ = [
-    "accumulate_grad",
-    "accumulate_grad_v2",
-    "as_float64",
-    "as_scalar",
-    "batch_norm",
-    "batch_norm_grad",
-    "clip_by_norm",
-    "clip_coefficient",
-    "clip_grad_value",
-    "empty",
-    "grad_norm",
-    "invertible_layer_norm_grad",
-    "layer_norm",
-    "layer_norm_grad",
-    "layer_norm_inverse",
-    "norm_of_shares",
-    "norm_shares",
-    "rms_norm",
-    "rms_norm_grad",
-    "scale_grads",
-    "zero_grad",
-]
+def address(array: Array) -> int:
+    """The address of an array's first element."""
+    return int(array.__array_interface__["data"][0])
+
+
+def read(array: Array) -> Array:
+    """The array itself: it is on the host."""
+    return array
+
+
+def warmup(operations: Iterable[str], dtypes: Set[str]) -> int:  # noqa: ARG001
+    """Nothing is compiled here."""
+    return 0

@@ -4,21 +4,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gradkit._numpy import casts
-from gradkit._numpy.blocks import (
-    ONE_PASS,
-    STRIPS,
-    Array,
-    in_strips,
-    load,
-    matched,
-    room_for,
-    scratch,
-    store,
-)
+from gradkit._numpy import casts, scratch, tuning
+from gradkit._numpy.blocks import Array, load, matched, store
 from gradkit._numpy.interrupts import Uninterrupted
+from gradkit._numpy.threads import in_strips
 
-_MANY_BYTES = 1 << 16  # from which on filling bytes pays
+__all__ = ["accumulate_grad", "accumulate_grad_v2", "zero_grad"]
+
+_F32, _F64 = np.dtype(np.float32), np.dtype(np.float64)
 
 
 def accumulate_grad(
@@ -42,11 +35,11 @@ def zero_grad(grads: Sequence[Array]) -> None:
     """Write +0 over every element, whatever it was."""
     with Uninterrupted():
         for grad in grads:
-            (grad if grad.nbytes < _MANY_BYTES else _as_bytes(grad)).fill(0)
+            (grad if grad.nbytes < tuning.FILLED_AS_BYTES else _as_bytes(grad)).fill(0)
 
 
 def _as_bytes(array: Array) -> Array:
-    """An array without gaps as its bytes, which NumPy fills at twice the pace; else itself."""
+    """A contiguous array as its bytes, which NumPy fills at twice the pace; else itself."""
     flags = array.flags
     if not flags.forc:
         return array
@@ -58,11 +51,15 @@ def _add(buffer: Array, grad: Array, scale: float | None) -> None:
     # Rounded once: every sum of two 16-bit floats rounds through float32 as if at once, a
     # float32 one adds directly, and whatever is scaled or narrowed goes through float64.
     direct = scale is None and max(buffer.itemsize, grad.itemsize) < 8
-    wide = np.dtype(np.float32 if direct and grad.itemsize <= buffer.itemsize else np.float64)
+    wide = _F32 if direct and grad.itemsize <= buffer.itemsize else _F64
+    in_place = scale is None and buffer.dtype == grad.dtype == wide
+    if in_place and buffer.size <= tuning.SMALL_GRADIENT:
+        np.add(buffer, grad, out=buffer)  # one call: Ctrl-C comes before it or after it
+        return
     factor = None if scale is None else np.array(scale)
 
     def strip(pairs: Sequence[tuple[Array, ...]]) -> None:
-        with scratch(2, wide) as (room, other):
+        with scratch.arrays(2, wide) as (room, other):
             for total, addend in pairs:
                 term, result = addend, total
                 if factor is not None:
@@ -76,11 +73,11 @@ def _add(buffer: Array, grad: Array, scale: float | None) -> None:
                 if result is not total:
                     store(result, total, room)
 
-    limit = room_for(2, wide)
-    if factor is None and buffer.dtype == grad.dtype == wide:  # nothing goes through scratch
-        limit = max(limit, -(-buffer.size // STRIPS))
+    limit = scratch.elements(2, wide)
+    if in_place:  # nothing goes through scratch
+        limit = max(limit, -(-buffer.size // tuning.STRIPS))
     if grad.shape != buffer.shape:
         grad = np.broadcast_to(grad, buffer.shape)
     items = list(matched(buffer, grad, limit=limit))
     with Uninterrupted():
-        in_strips(strip, items, buffer.size, pays=ONE_PASS)
+        in_strips(strip, items, buffer.size, pays=tuning.ONE_PASS)

@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+from gradkit._numpy import tuning
 
-_MANY = 1 << 14  # elements from which on a dozen calls are repaid
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 _F16, _F32 = np.dtype(np.float16), np.dtype(np.float32)
 _I16, _I32 = np.dtype(np.int16), np.dtype(np.int32)
@@ -22,7 +22,7 @@ _LEAST = np.float32(2.0**-14)  # float16's smallest normal number
 
 def pays(array: Array) -> bool:
     """Whether an array is worth converting before a sum, rather than by NumPy within it."""
-    return array.size >= _MANY and array.itemsize == 2
+    return array.size >= tuning.CONVERTED and array.itemsize == 2
 
 
 def widen(source: Array, target: Array) -> None:

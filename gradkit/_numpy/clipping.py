@@ -3,6 +3,7 @@
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from itertools import accumulate, chain, repeat, starmap
 from operator import attrgetter, itemgetter
@@ -10,20 +11,21 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from gradkit._numpy import scratch, tuning
 from gradkit._numpy.accumulation import zero_grad
-from gradkit._numpy.blocks import (
-    ONE_PASS,
-    Array,
-    DType,
-    by_halves,
-    in_strips,
-    load,
-    matched,
-    room_for,
-    scratch,
-    store,
-)
+from gradkit._numpy.blocks import Array, DType, by_halves, load, matched, store
 from gradkit._numpy.interrupts import Uninterrupted
+from gradkit._numpy.threads import in_strips
+
+__all__ = [
+    "clip_by_norm",
+    "clip_coefficient",
+    "clip_grad_value",
+    "grad_norm",
+    "norm_of_shares",
+    "norm_shares",
+    "scale_grads",
+]
 
 # A block's sum of |g|^p is kept as (m, s) and stands for m^p * s. Where plain squares are
 # safe m is 1; else m is the block's largest magnitude, so that no power leaves float64.
@@ -34,16 +36,10 @@ Recipe: TypeAlias = Callable[[DType], tuple[Callable[..., object], tuple[Any, ..
 Pair: TypeAlias = tuple[Array, ...]  # a source and a target
 
 _F32, _F64 = np.dtype(np.float32), np.dtype(np.float64)
-_RUN = 1024  # bytes that one BLAS call adds up: 256 numbers in float32 before float64 takes over
-_FEW = 64  # numbers whose exact sum costs no more than a NumPy call or two
-_SMALL = 1024  # up to this many elements float64 throughout costs nothing
-_MEDIUM = 1 << 14  # up to this many a gradient is taken together with others
-_BATCH = 1 << 16  # elements that are taken together
-_PIECE = room_for(1, _F64)  # elements of a large gradient that are taken at a time
-_DIRECT = 1 << 20  # the same where they are read in place: fewer waits for Python's lock
-# Between these a block's sum of squares has neither overflowed nor lost digits to underflow.
-_SAFE = {_F32: (2.0**-100, 2.0**127), _F64: (1e-200, 1e290)}
+# Elements of a large gradient that are taken at a time.
+_PIECE = scratch.elements(1, _F64)
 
+_NO_SCRATCH = nullcontext((np.empty(0), np.empty(0)))
 _dtype_of, _size_of = attrgetter("dtype"), attrgetter("size")
 
 
@@ -52,25 +48,10 @@ def grad_norm(
     grads: Sequence[Array], norm_type: float, out: Array, *, per_tensor: bool = False
 ) -> None:
     """``out = (sum |g|^p)^(1/p)`` over all gradients, or one norm a gradient."""
-    work = partial(_parts_of, norm_type)
-    if not per_tensor:
-        items = _batches(grads, norm_type)
-        # Threads gain nothing on batches, whose short copies take turns with Python's lock.
-        elements = sum(arrays[0].size for arrays in items if len(arrays) == 1)
-        strips = in_strips(work, items, elements, pays=ONE_PASS)
-        out[...] = _combine([part for strip in strips for part in strip], norm_type)
-        return
-    elements = sum(map(_size_of, grads))
-    owners, items = [], []
-    for k, grad in enumerate(grads):
-        for piece in matched(grad, limit=_PIECE):
-            owners.append(k)
-            items.append(piece)
-    groups: list[list[Part]] = [[] for _ in grads]
-    parts = (part for strip in in_strips(work, items, elements, pays=ONE_PASS) for part in strip)
-    for k, part in zip(owners, parts, strict=True):
-        groups[k].append(part)
-    out[...] = [_combine(group, norm_type) for group in groups]
+    if per_tensor:
+        out[...] = [_combine(parts, norm_type) for parts in _parts_of_each(grads, norm_type)]
+    else:
+        out[...] = _combine(_parts_of_all(grads, norm_type), norm_type)
 
 
 @np.errstate(all="ignore")
@@ -89,11 +70,10 @@ def norm_of_shares(total: Array, largest: Array, norm_type: float, out: Array) -
     out[...] = largest + total if math.isinf(norm_type) else largest * total ** (1 / norm_type)
 
 
-@np.errstate(all="ignore")
 def clip_coefficient(norm: Array, max_norm: float, eps: float, out: Array) -> None:
     """``out = min(1, max_norm / max(norm, eps))``; a NaN norm stays NaN."""
-    # Not np.minimum(1, ...): a norm of exactly max_norm must give exactly 1.
-    out[...] = np.where(norm <= max_norm, 1.0, max_norm / np.maximum(norm, eps))
+    values = [_coefficient(value, max_norm, eps) for value in norm.reshape(-1).tolist()]
+    out[...] = np.reshape(values, out.shape)
 
 
 def clip_by_norm(
@@ -105,13 +85,18 @@ def clip_by_norm(
     *,
     zero_nonfinite: bool,
 ) -> None:
-    """``outs = grads * clip_coefficient(norm)``, or zeros where the norm is not finite."""
-    if zero_nonfinite and not np.isfinite(norm):
+    """``outs = grads * clip_coefficient(norm)``, or zeros if the norm is not finite."""
+    value = float(norm)
+    if zero_nonfinite and not math.isfinite(value):
         zero_grad(outs)
-        return
-    coefficient = np.empty(())
-    clip_coefficient(norm, max_norm, eps, coefficient)
-    scale_grads(grads, coefficient, outs)
+    else:
+        scale_grads(grads, _coefficient(value, max_norm, eps), outs)
+
+
+def _coefficient(norm: float, max_norm: float, eps: float) -> float:
+    # Not min(1, ...): a norm of exactly max_norm must give exactly 1. And the norm first in
+    # max(), so that NaN stays NaN.
+    return 1.0 if norm <= max_norm else max_norm / max(norm, eps)
 
 
 @np.errstate(all="ignore")
@@ -132,18 +117,43 @@ def clip_grad_value(grads: Sequence[Array], clip_value: float, outs: Sequence[Ar
     _elementwise(_clamping(clip_value), grads, outs)
 
 
+def _parts_of_all(grads: Sequence[Array], norm_type: float) -> Sequence[Part]:
+    batches = _batches(grads, norm_type)
+    if len(batches) == 1 and batches[0] is grads:
+        room = np.empty(sum(map(_size_of, grads)))
+        return (_part_of(norm_type)(grads, room),)
+    # Threads gain nothing on batches, whose short copies take turns with the GIL.
+    elements = sum(arrays[0].size for arrays in batches if len(arrays) == 1)
+    work = partial(_parts_of, norm_type)
+    return list(chain.from_iterable(in_strips(work, batches, elements, pays=tuning.ONE_PASS)))
+
+
+def _parts_of_each(grads: Sequence[Array], norm_type: float) -> list[list[Part]]:
+    owners, pieces = [], []
+    for k, grad in enumerate(grads):
+        for piece in matched(grad, limit=_PIECE):
+            owners.append(k)
+            pieces.append(piece)
+    elements = sum(map(_size_of, grads))
+    strips = in_strips(partial(_parts_of, norm_type), pieces, elements, pays=tuning.ONE_PASS)
+    groups: list[list[Part]] = [[] for _ in grads]
+    for k, part in zip(owners, chain.from_iterable(strips), strict=True):
+        groups[k].append(part)
+    return groups
+
+
 def _batches(grads: Sequence[Array], norm_type: float) -> list[Sequence[Array]]:
-    """Large gradients piece by piece, all others by the batch."""
-    if max(map(_size_of, grads), default=0) <= _SMALL:
+    """Large gradients piece by piece, all others by the batch; few small ones as they are."""
+    if max(map(_size_of, grads), default=0) <= tuning.SMALL_GRADIENT:
         return list(_cut(grads))
     in_place = norm_type in (2.0, math.inf)
     large: list[Sequence[Array]] = []
     medium: list[Array] = []
     small: list[Array] = []
     for grad in grads:
-        if grad.size > _MEDIUM:
+        if grad.size > tuning.MEDIUM_GRADIENT:
             direct = in_place and grad.itemsize > 2 and grad.flags.forc and grad.flags.aligned
-            large.extend(matched(grad, limit=_DIRECT if direct else _PIECE))
+            large.extend(matched(grad, limit=tuning.IN_PLACE if direct else _PIECE))
         else:
             (small if _goes_wide(grad) else medium).append(grad)
     return [*large, *_cut(medium), *_cut(small)]
@@ -152,36 +162,42 @@ def _batches(grads: Sequence[Array], norm_type: float) -> list[Sequence[Array]]:
 def _cut(grads: Sequence[Array]) -> Iterator[Sequence[Array]]:
     """Batches of neighbours; no batch is empty."""
     ends = [0, *accumulate(map(_size_of, grads))]
+    if 0 < ends[-1] <= tuning.SMALL_BYTES // 8:
+        yield grads
+        return
     start = taken = 0
     while taken < ends[-1]:
-        stop = bisect_right(ends, taken + _BATCH) - 1
+        stop = bisect_right(ends, taken + tuning.BATCH) - 1
         yield grads[start:stop]
         start, taken = stop, ends[stop]
 
 
 def _goes_wide(grad: Array) -> bool:
     """Whether squares are summed in float64 throughout."""
-    return grad.size <= _SMALL or grad.itemsize == 8
+    return grad.size <= tuning.SMALL_GRADIENT or grad.itemsize == 8
 
 
 def _parts_of(norm_type: float, items: Sequence[Sequence[Array]]) -> list[Part]:
-    part = {1.0: _sum_part, 2.0: _square_part, math.inf: _max_part}.get(
-        norm_type, partial(_power_part, norm_type)
-    )
-    with scratch(1, _F64) as (room,):
+    part = _part_of(norm_type)
+    with scratch.arrays(1, _F64) as (room,):
         return [part(arrays, room) for arrays in items]
+
+
+def _part_of(norm_type: float) -> Callable[[Sequence[Array], Array], Part]:
+    """What makes a part of some arrays, with room for all of their elements."""
+    return _PARTS.get(norm_type) or partial(_power_part, norm_type)
 
 
 def _square_part(arrays: Sequence[Array], room: Array) -> Part:
     values = _gathered(arrays, room if _goes_wide(arrays[0]) else room.view(_F32))
-    run = _RUN // values.itemsize
+    run = tuning.NORM_RUN_BYTES // values.itemsize
     whole = values.size // run * run
     runs, rest = values[:whole].reshape(-1, run), values[whole:]
     if values.dtype == _F64:
         total = _sum(np.vecdot(runs, runs)) + _sum(rest * rest)
     else:
         total = float(np.vecdot(runs, runs).sum(dtype=_F64)) + float(np.dot(rest, rest))
-    low, high = _SAFE[values.dtype]
+    low, high = tuning.SAFE_SQUARES[values.dtype]
     if low < total < high:
         return 1.0, total
     pieces = matched(*arrays, limit=_PIECE) if len(arrays) == 1 else [arrays]
@@ -190,7 +206,7 @@ def _square_part(arrays: Sequence[Array], room: Array) -> Part:
 
 def _sum_part(arrays: Sequence[Array], room: Array) -> Part:
     total = _sum(_magnitudes(arrays, room))
-    return (1.0, total) if total < 1e290 else _power_part(1.0, arrays, room)
+    return (1.0, total) if total < tuning.SAFE_SUM else _power_part(1.0, arrays, room)
 
 
 def _max_part(arrays: Sequence[Array], room: Array) -> Part:
@@ -206,6 +222,9 @@ def _power_part(norm_type: float, arrays: Sequence[Array], room: Array) -> Part:
     values /= largest
     np.power(values, norm_type, out=values)
     return largest, _sum(values)
+
+
+_PARTS = {1.0: _sum_part, 2.0: _square_part, math.inf: _max_part}
 
 
 def _magnitudes(arrays: Sequence[Array], room: Array) -> Array:
@@ -224,7 +243,7 @@ def _gathered(arrays: Sequence[Array], room: Array) -> Array:
 def _sum(values: Array) -> float:
     """The sum of a vector, which it spoils."""
     try:
-        return math.fsum(by_halves(values, _FEW).tolist())
+        return math.fsum(by_halves(values, tuning.EXACT_SUM).tolist())
     except OverflowError:
         return math.inf
 
@@ -236,8 +255,8 @@ def _combine(parts: Sequence[Part], norm_type: float) -> float:
     if largest == 0 or math.isinf(largest) or math.isinf(norm_type):
         return largest
     total = math.fsum(s * (m / largest) ** norm_type for m, s in parts)
-    root = np.sqrt(total) if norm_type == 2 else np.power(total, 1 / norm_type)
-    return float(largest * root)
+    root = math.sqrt(total) if norm_type == 2 else float(np.power(total, 1 / norm_type))
+    return largest * root
 
 
 def _scaling(factor: float) -> Recipe:
@@ -274,13 +293,15 @@ def _elementwise(recipe: Recipe, sources: Sequence[Array], targets: Sequence[Arr
     dtypes = dict.fromkeys(map(_dtype_of, sources))
     recipes = {dtype: recipe(_F32 if dtype.itemsize == 2 else dtype) for dtype in dtypes}
     with Uninterrupted():
-        in_strips(partial(_elementwise_strip, recipes), list(pairs), elements, pays=ONE_PASS)
+        in_strips(partial(_elementwise_strip, recipes), list(pairs), elements, pays=tuning.ONE_PASS)
 
 
 def _elementwise_strip(
     recipes: dict[DType, tuple[Callable[..., object], tuple[Any, ...]]], pairs: Sequence[Pair]
 ) -> None:
-    with scratch(2, _F32) as (wide, room):  # before anything is written: memory may run out
+    half = any(dtype.itemsize == 2 for dtype in recipes)
+    # Before anything is written: memory may run out.
+    with scratch.arrays(2, _F32) if half else _NO_SCRATCH as (wide, room):
         for dtype, (function, operands) in recipes.items():
             one = len(recipes) == 1
             mine = pairs if one else [pair for pair in pairs if pair[0].dtype == dtype]

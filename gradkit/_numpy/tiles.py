@@ -1,88 +1,85 @@
-"""Tiles of a normalisation: blocks of rows and columns in the accumulation dtype.
+"""How a norm over rows cuts its arrays: into tiles of rows and columns.
 
-An array whose trailing axes from ``axis`` on are normalised is seen as M rows of D columns.
-Sums along either direction run through BLAS in stretches short enough to keep float32's
-error to a few units, and are carried on in float64.
+An array whose axes from ``axis`` on are normalised is M rows of D columns.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from itertools import product
-from math import prod
+from typing import Any
 
 import numpy as np
 
-from gradkit._numpy.blocks import (
-    Array,
-    DType,
-    Index,
-    Item,
-    Result,
-    blocks,
-    by_halves,
-    even_step,
-    in_strips,
-    load,
-    room_for,
-    scratch,
-    store,
-)
-
-# Equal elements, as the gradient of a sum has them, round the same way each time; so few of
-# them in one running total keep the error of their sum below some 16 units.
-_STRETCH = 1024  # elements of a row that one BLAS call adds up in the accumulation dtype
-_COLUMN_STRETCH = 128  # and of a column
-_NARROW = 256  # columns up to which a product with a matrix is as exact as a dot product
-# A tile has so many columns and rows at most: a few and a dozen float64 numbers are kept for each.
-_WIDEST = 1 << 14
-_LONGEST = 1 << 13
+from gradkit._numpy import scratch, threads, tuning
+from gradkit._numpy.blocks import Array, DType, Index, blocks, even_step, load, store
+from gradkit._numpy.threads import Item, Result
 
 
 class Rows:
     """How arrays of one shape are cut into tiles of rows x columns.
 
     ``rows`` and ``columns`` list the index tuples; there is one entry of ``columns`` unless
-    a row is longer than a tile.
+    a row is longer than a tile, and one of each, which selects everything, in a small call.
     """
 
-    def __init__(self, arrays: Sequence[Array | None], axis: int, dtype: DType):
-        """``arrays``: data, whose shape counts, and whatever will be written, if wanted."""
-        data, *_ = present = [array for array in arrays if array is not None]
-        self.lead, self.tail = data.shape[:axis], data.shape[axis:]
-        self.plain = all(array.flags.c_contiguous for array in present)
-        self.count = prod(self.lead)
-        self.width = prod(self.tail)
-        if self.plain:
+    def __init__(
+        self, shape: tuple[int, ...], axis: int, dtype: DType, *, contiguous: bool, in_place: bool
+    ):
+        """``in_place``: the data is read where it lies, so that it needs no scratch."""
+        self.lead, self.tail = shape[:axis], shape[axis:]
+        self.count, self.width = math.prod(self.lead), math.prod(self.tail)
+        self.divisor = np.array(float(self.width))  # NumPy takes its time to make one of an int
+        self.dtype, self._in_place = dtype, in_place
+        if contiguous:
             self.lead, self.tail = (self.count,), (self.width,)
         elif not self.lead:
             self.lead = (1,)
-        self.dtype = dtype
-        # Data that is read where it lies leaves its share of the scratch to the others.
-        full = [array for array in present if array.shape == data.shape]
-        there = all(array.dtype == dtype and array.flags.aligned for array in full)
-        self.rooms = 2 if self.plain and there else 3
-        limit = room_for(self.rooms, dtype)
-        across = max(1, min(self.width, limit, _WIDEST))
-        self.columns: list[Index] = list(blocks(self.tail, across))
-        step = even_step(self.count, min(_LONGEST, limit // across))
-        self.rows: list[Index] = [
-            index + (slice(None),) * (len(self.lead) - len(index))
-            for index in blocks(self.lead, step)
+        self._rooms = 2 if in_place else 3
+        size = self.count * self.width
+        limit = scratch.elements(self._rooms, dtype)
+        across = max(1, min(self.width, limit, tuning.TILE_COLUMNS))
+        step = even_step(self.count, min(tuning.TILE_ROWS, limit // across)) if size else 1
+        self.small = contiguous and 0 < size <= tuning.SMALL_BYTES // dtype.itemsize // self._rooms
+        self.small = self.small and across == self.width and step >= self.count
+        self.columns: list[Index] = [()] if self.small else list(blocks(self.tail, across))
+        self.rows: list[Index] = [()] if self.small else self._cut_rows(step)
+
+    @classmethod
+    def of(cls, arrays: Sequence[Array | None], axis: int, dtype: DType) -> "Rows":
+        """``arrays``: data, whose shape counts, and whatever will be written, if wanted."""
+        data, contiguous, in_place = arrays[0], True, True
+        assert data is not None
+        shape = data.shape
+        for array in arrays:
+            if array is not None:
+                flags = array.flags
+                contiguous = contiguous and flags.c_contiguous
+                if array.dtype != dtype or not flags.aligned:
+                    in_place = in_place and array.shape != shape
+        return _rows(shape, axis, dtype, contiguous, in_place and contiguous)
+
+    def _cut_rows(self, step: int) -> list[Index]:
+        missing = len(self.lead)
+        return [
+            index + (slice(None),) * (missing - len(index)) for index in blocks(self.lead, step)
         ]
 
     def view(self, array: Array) -> Array:
         """An array of the full shape as it is indexed by ``rows`` + ``columns``."""
-        return array.reshape(self.lead + self.tail)
+        shape = self.lead + self.tail
+        return array if array.shape == shape else array.reshape(shape)
 
     def per_row(self, statistic: Array) -> Array:
         """A statistic of one number a row as it is indexed by ``rows``."""
-        return statistic.reshape(self.lead)
+        return statistic if statistic.shape == self.lead else statistic.reshape(self.lead)
 
     def per_column(self, parameter: Array | None) -> Array | None:
         """A parameter of one number a column as it is indexed by ``columns``."""
-        return None if parameter is None else parameter.reshape(self.tail)
+        if parameter is None or parameter.shape == self.tail:
+            return parameter
+        return parameter.reshape(self.tail)
 
     def tiles(self) -> list[tuple[Index, Index]]:
         """The index pairs of every tile."""
@@ -104,39 +101,53 @@ class Rows:
         self, work: Callable[[Sequence[Item]], Result], items: Sequence[Item], *, width: int = 1
     ) -> list[Result]:
         """``work`` over strips of rows, columns or tiles."""
-        return in_strips(work, items, self.count * self.width, width=width, run=self.width)
+        size = self.count * self.width
+        return threads.in_strips(work, items, size, width=width, run=self.width)
 
-    def scratch(self) -> AbstractContextManager[list[Array]]:
-        """Room for three tiles, or two where none need be loaded."""
-        return scratch(self.rooms, self.dtype)
+    def scratch(self) -> AbstractContextManager[list[Any]]:
+        """Room for three tiles, or two if none need be loaded."""
+        if self.small:
+            return nullcontext(self.small_scratch())
+        return scratch.arrays(self._rooms, self.dtype)
 
-    def load(self, view: Array, room: Array) -> Array:
+    def small_scratch(self) -> list[Array]:
+        """The same for a small call, which allocates it."""
+        size = self.count * self.width
+        return [np.empty(size, self.dtype) for _ in range(self._rooms)]
+
+    def load(self, block: Array, room: Array) -> Array:
         """One tile of a full-shape array as (rows, columns) in the accumulation dtype."""
-        columns = prod(view.shape[len(self.lead) :])
-        return load(view, self.dtype, room, (view.size // max(1, columns), columns))
+        if self._in_place:
+            return block
+        columns = math.prod(block.shape[len(self.lead) :])
+        return load(block, self.dtype, room, (block.size // max(1, columns), columns))
 
-    def loader(self, view: Array, row: Index, room: Array) -> Callable[[Index], Array]:
+    def loader(self, array: Array, row: Index, room: Array) -> Callable[[Index], Array]:
         """What gives the tile of a column, again and again; loaded once if there is one column."""
 
         def load_tile(column: Index) -> Array:
-            return self.load(view[row + column], room)
+            return self.load(array[row + column], room)
 
         if len(self.columns) > 1:
             return load_tile
         only = load_tile(self.columns[0])
         return lambda _: only
 
-    def target(self, view: Array, room: Array) -> Array:
-        """Where to compute one tile of an output: in the output itself, or in the room."""
-        if view.ndim == 2 and view.dtype == self.dtype:
-            return view
-        columns = prod(view.shape[len(self.lead) :])
-        return room[: view.size].reshape(-1, columns)
+    def computed_there(self, block: Array) -> bool:
+        """Whether one tile of an output can be computed in the output itself."""
+        return self._in_place or (block.ndim == 2 and block.dtype == self.dtype)
 
-    def store(self, values: Array, view: Array, room: Array) -> None:
+    def target(self, block: Array, room: Array) -> Array:
+        """Where to compute one tile of an output: in the output itself, or in the room."""
+        if self.computed_there(block):
+            return block
+        columns = math.prod(block.shape[len(self.lead) :])
+        return room[: block.size].reshape(-1, columns)
+
+    def store(self, values: Array, block: Array, room: Array) -> None:
         """Bring a tile from where ``target`` had it computed to the output; spoils the room."""
-        if values is not view:
-            store(values, view, room)
+        if values is not block:
+            store(values, block, room)
 
     def row_values(self, statistic: Array) -> Array:
         """One tile's part of a statistic as a column vector."""
@@ -144,46 +155,13 @@ class Rows:
 
     def column_values(self, parameter: Array) -> Array:
         """One tile's part of a parameter as a flat vector."""
-        return parameter.astype(self.dtype, copy=False).reshape(-1)
+        values = parameter.astype(self.dtype, copy=False)
+        return values if values.ndim == 1 else values.reshape(-1)
 
 
-def row_sums(tile: Array, weights: Array | None) -> Array:
-    """``tile @ weights`` (of ones where ``None``) in float64."""
-    total = np.zeros(tile.shape[0])
-    for start in range(0, tile.shape[1], _STRETCH):
-        part = tile[:, start : start + _STRETCH]
-        across = (
-            _ones(part.shape[1], tile.dtype)
-            if weights is None
-            else weights[start : start + _STRETCH]
-        )
-        # A matrix product has one running total or few, a dot product one a vector lane.
-        total += part @ across if part.shape[1] <= _NARROW else np.vecdot(part, across)
-    return total
-
-
-def row_squares(tile: Array) -> Array:
-    """The sum of squares of each row of a tile in float64."""
-    total = np.zeros(tile.shape[0])
-    for start in range(0, tile.shape[1], _STRETCH):
-        part = tile[:, start : start + _STRETCH]
-        total += np.vecdot(part, part)
-    return total
-
-
-def column_sums(tile: Array) -> Array:
-    """The sum over the rows of a tile in float64."""
-    # BLAS adds rows one after the other here, and error grows with their number.
-    whole = len(tile) // _COLUMN_STRETCH * _COLUMN_STRETCH
-    total = (_ones(len(tile) - whole, tile.dtype) @ tile[whole:]).astype(np.float64)
-    if whole:
-        runs = tile[:whole].reshape(-1, _COLUMN_STRETCH, tile.shape[1])
-        total += by_halves((_ones(_COLUMN_STRETCH, tile.dtype) @ runs).astype(np.float64))[0]
-    return total
-
-
-@lru_cache(maxsize=16)
-def _ones(count: int, dtype: DType) -> Array:
-    ones = np.ones(count, dtype)
-    ones.flags.writeable = False
-    return ones
+@lru_cache(maxsize=4096)
+def _rows(
+    shape: tuple[int, ...], axis: int, dtype: DType, contiguous: bool, in_place: bool
+) -> Rows:
+    """Cut once for each signature."""
+    return Rows(shape, axis, dtype, contiguous=contiguous, in_place=in_place)

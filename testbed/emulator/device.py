@@ -111,6 +111,7 @@ class EmulatedDevice:
     """
 
     warp_size = 32
+    number = 0
     launch_errors: tuple[type[Exception], ...] = ()  # faults of the emulator stay as they are
     stream = 0
 
@@ -164,6 +165,9 @@ class EmulatedDevice:
     def active(self) -> AbstractContextManager[None]:
         """Make this the current device, which it always is."""
         return nullcontext()
+
+    def cuda_stream(self) -> None:
+        """Return the stream that NVIDIA's libraries could use, which is none."""
 
     def capturing(self) -> bool:
         """Say whether work is recorded instead of run, which it never is."""

@@ -63,8 +63,8 @@ def not_gradients():
         "bool": (r"grads\[1\] has dtype .*bool", lambda a, _: a(np.ones(3, bool))),
         "complex": (r"grads\[1\] has dtype .*complex128", lambda a, _: a(np.ones(3, complex))),
         "big-endian": (r"grads\[1\] has dtype '>f4'", lambda a, _: a(np.ones(3, OLD))),
-        "a float": (r"grads\[1\] is a float; accepted", 1.0),
-        "a string": (r"grads\[1\] is a str; accepted", "gradient"),
+        "a float": (r"grads\[1\] is a float; expected an array", 1.0),
+        "a string": (r"grads\[1\] is a str; expected an array", "gradient"),
         "masked": (r"grads\[1\] (is )?a (masked|numpy) array", np.ma.ones(3)),
         "nested": (r"grads\[1\]\['w'\]\[0\] is a int", {"w": [3]}),
     }
@@ -75,7 +75,7 @@ def not_gradients():
 
 def parameters():
     for function in LISTS:
-        message = r"grads\[1\] is a Parameter; accepted"
+        message = r"grads\[1\] is a Parameter; expected an array"
         yield from _among(function, "a parameter", TypeError, message, Parameter())
     message = "parameters holds a int, which has no .grad"
     changes = {"parameters": [Parameter(), [3]]}
@@ -223,7 +223,7 @@ def not_arrays():
     for function in (*NORMS, *ACCUMULATORS):
         for label in NORMS.get(function, ("buffer", "grad")):
             for value in ([1.0], 1.0, "x", *([None] if label not in ("scale", "bias") else [])):
-                message = f"{label} must be an array, not {type(value).__name__}"
+                message = f"{label} is a {type(value).__name__}; expected an array"
                 what = f"{label}={value!r}"
                 yield refused(function, what, TypeError, message, {label: value})
 
@@ -439,7 +439,7 @@ def _output(function, types, position):
         message = f"{label} has dtype|no kernel for .*"
         host = np.ones(shape, other)
         yield cell(f"of {other}", TypeError, message, lambda a, *_, h=host: a(h))
-    message = f"{label} must be an array, not list"
+    message = f"{label} is a list; expected an array"
     yield cell("a list", TypeError, message, lambda *_: [1.0])
     message = f"{label} is read-only"
     host = np.ones(shape, dtype)
@@ -468,7 +468,7 @@ def outputs_of_lists():
             ("1-d", ValueError, r"out has shape \(1,\); expected \(\)", lambda a, _: a(f64(1))),
             ("float32", TypeError, "out has dtype float32", lambda a, _: a(f32())),
             ("read-only", ValueError, "out is read-only", lambda a, _: a.read_only(f64())),
-            ("a scalar", TypeError, "out is a (NumPy scalar|numpy array; expected)", np.float64(1)),
+            ("a scalar", TypeError, "out is a (NumPy scalar|numpy array and )", np.float64(1)),
             (
                 "an element",
                 ValueError,

@@ -5,8 +5,8 @@ import subprocess
 
 import pytest
 
-from gradkit._cuda import engines
-from gradkit._cuda.cudnn import load
+from gradkit._cuda import batch_normalization
+from gradkit._cuda.cudnn import library
 from tests.cudnn import header
 from tests.cudnn.fake import FakeCudnn
 
@@ -32,11 +32,11 @@ def build(tmp_path_factory):
 @pytest.fixture
 def install(monkeypatch):
     """Make a binding the process' cuDNN for one test."""
-    monkeypatch.setattr(engines, "_warned", False)
+    monkeypatch.setattr(batch_normalization, "_warned", False)
 
     def put(bindings=None, **options):
-        cudnn = load.Cudnn(bindings or FakeCudnn(**options))
-        monkeypatch.setattr(load, "_found", cudnn)
+        cudnn = library.Cudnn(bindings or FakeCudnn(**options))
+        monkeypatch.setattr(library, "_found", cudnn)
         return cudnn
 
     return put

@@ -21,14 +21,13 @@ class HostDevice:
     """A device whose memory is the host's."""
 
     xp = np
-    multiprocessors, max_shared_memory, max_parameter_bytes = 4, 48 << 10, 4096
+    multiprocessors, max_shared_memory = 4, 48 << 10
 
     def __init__(self, number=0):
         self.number = number
         self.current = threading.local()
 
-    def pointer(self, array, *, write=False):
-        assert not write or array.flags.writeable
+    def pointer(self, array):
         return array.ctypes.data
 
     def cuda_stream(self):

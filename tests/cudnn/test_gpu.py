@@ -37,11 +37,11 @@ def cupy():
 def backend(cupy):
     """The CUDA backend of the first device, with a cuDNN."""
     from gradkit._cuda import backend_of
-    from gradkit._cuda.cudnn import load
+    from gradkit._cuda.cudnn import library
 
     try:
-        load.cudnn()
-    except load.BackendUnavailableError as error:
+        library.cudnn()
+    except library.BackendUnavailableError as error:
         pytest.skip(str(error))
     return backend_of(cupy.empty(1))
 
@@ -221,9 +221,9 @@ def test_a_forked_child_gets_an_error_not_a_hang(cupy, backend):
 
 
 def _handles():
-    from gradkit._cuda.cudnn import load
+    from gradkit._cuda.cudnn import library
 
-    return load.cudnn().handles
+    return library.cudnn().handles
 
 
 @pytest.mark.interop

@@ -7,7 +7,8 @@ import pytest
 
 from gradkit._cuda.cudnn import batch_normalization as launcher
 from gradkit._cuda.cudnn.face import Bindings
-from gradkit._cuda.cudnn.load import Cudnn
+from gradkit._cuda.cudnn.library import Cudnn
+from gradkit._cuda.launch.channels import Forward, Gradient
 from gradkit.errors import CudnnError
 from tests.cudnn.cases import COMBINATIONS, MIXTURES, SHAPES, Case, ForwardCase
 from tests.cudnn.fake import FakeCudnn, HostDevice
@@ -31,7 +32,7 @@ def test_every_shape_axis_and_mixture_backward(cudnn, types, affine):
     for shape, axis in _axes():
         for layouts in MIXTURES:
             case = Case(shape, axis, types, layouts=layouts, affine=affine)
-            launcher.batch_norm_grad(cudnn, HostDevice(), *case.arguments())
+            launcher.batch_norm_grad(cudnn, HostDevice(), Gradient(*case.arguments()))
             case.check()
     assert not cudnn.bindings.descriptors
 
@@ -42,7 +43,7 @@ def test_every_shape_axis_and_mixture_forward(cudnn, types, affine):
     for shape, axis in _axes():
         for layouts in MIXTURES:
             case = ForwardCase(shape, axis, types, layouts=layouts[1:], affine=affine)
-            launcher.batch_norm(cudnn, HostDevice(), *case.arguments())
+            launcher.batch_norm(cudnn, HostDevice(), Forward(*case.arguments()))
             case.check()
     assert not cudnn.bindings.descriptors
 
@@ -51,18 +52,18 @@ def test_every_shape_axis_and_mixture_forward(cudnn, types, affine):
 def test_dx_may_be_dy_and_y_may_be_x(cudnn, layout):
     case = Case((2, 3, 4, 5), 1, F32, layouts=(layout,) * 3)
     case.dx = case.dy
-    launcher.batch_norm_grad(cudnn, HostDevice(), *case.arguments())
+    launcher.batch_norm_grad(cudnn, HostDevice(), Gradient(*case.arguments()))
     case.check()
     forward = ForwardCase((2, 3, 4, 5), 1, F32, layouts=(layout,) * 2)
     forward.y = forward.x
-    launcher.batch_norm(cudnn, HostDevice(), *forward.arguments())
+    launcher.batch_norm(cudnn, HostDevice(), Forward(*forward.arguments()))
     forward.check()
 
 
 def test_broadcast_dy(cudnn):
     case = Case((4, 3, 2), 1, F32)
     case.dy = case._dy = np.broadcast_to(np.float32(0.25), (4, 3, 2))
-    launcher.batch_norm_grad(cudnn, HostDevice(), *case.arguments())
+    launcher.batch_norm_grad(cudnn, HostDevice(), Gradient(*case.arguments()))
     case.check()
 
 
@@ -98,7 +99,7 @@ class Recorder(FakeCudnn):
 def test_dense_arrays_are_passed_where_they_lie(shape, axis, dims, strides):
     recorder, device = Recorder(), HostDevice()
     case = Case(shape, axis, F32)
-    launcher.batch_norm_grad(Cudnn(recorder), device, *case.arguments())
+    launcher.batch_norm_grad(Cudnn(recorder), device, Gradient(*case.arguments()))
     given = recorder.given
     for key, array in {
         "x": case.x,
@@ -121,7 +122,7 @@ def test_dense_arrays_are_passed_where_they_lie(shape, axis, dims, strides):
 def test_channels_last_strides_are_no_copy():
     recorder = Recorder()
     case = Case((2, 3, 4, 5), 1, F32, layouts=("rolled",) * 3)
-    launcher.batch_norm_grad(Cudnn(recorder), HostDevice(), *case.arguments())
+    launcher.batch_norm_grad(Cudnn(recorder), HostDevice(), Gradient(*case.arguments()))
     assert recorder.described["xDesc"] == (0, (2, 3, 20, 1), (60, 1, 3, 3))
     assert [recorder.given[k] for k in ("x", "dy", "dx")] == [
         a.ctypes.data for a in (case.x, case.dy, case.dx)
@@ -131,7 +132,7 @@ def test_channels_last_strides_are_no_copy():
 def test_forward_arguments():
     recorder = Recorder()
     case = ForwardCase((2, 3, 4), 1, F32)
-    launcher.batch_norm(Cudnn(recorder), HostDevice(), *case.arguments())
+    launcher.batch_norm(Cudnn(recorder), HostDevice(), Forward(*case.arguments()))
     given = recorder.given
     for key, array in {
         "x": case.x,
@@ -150,13 +151,15 @@ def test_forward_arguments():
 def test_persistent_only_channels_last():
     recorder = Recorder()
     last = Case((2, 4, 5, 3), 3, F32)
-    launcher.batch_norm_grad(Cudnn(recorder), HostDevice(), *last.arguments(), persistent=True)
+    launcher.batch_norm_grad(
+        Cudnn(recorder), HostDevice(), Gradient(*last.arguments()), persistent=True
+    )
     assert recorder.given["mode"] == 2
     for shape, axis in (((2, 3, 4, 5), 1), ((6, 3), 1)):
         first = Case(shape, axis, F32)
         with pytest.raises(ValueError, match="channels-last"):
             launcher.batch_norm_grad(
-                Cudnn(recorder), HostDevice(), *first.arguments(), persistent=True
+                Cudnn(recorder), HostDevice(), Gradient(*first.arguments()), persistent=True
             )
 
 
@@ -166,7 +169,7 @@ def test_a_failed_call_writes_nothing_into_its_inputs(text):
     case = Case((2, 3, 4), 1, F32)
     case.dx = case.dy
     with pytest.raises(CudnnError, match=text):
-        launcher.batch_norm_grad(cudnn, HostDevice(), *case.arguments())
+        launcher.batch_norm_grad(cudnn, HostDevice(), Gradient(*case.arguments()))
     np.testing.assert_array_equal(case.dy, case._dy)
     assert not cudnn.bindings.descriptors
 
@@ -176,11 +179,11 @@ def test_sizes_that_no_descriptor_holds(cudnn):
     case = Case((4, 2), 1, F32)
     case.x = case.dy = huge
     with pytest.raises(CudnnError, match="C int") as caught:
-        launcher.batch_norm_grad(cudnn, HostDevice(), *case.arguments())
+        launcher.batch_norm_grad(cudnn, HostDevice(), Gradient(*case.arguments()))
     assert caught.value.unsupported
     case.x = case.dy = np.empty((0, 2), np.float32)
     with pytest.raises(CudnnError, match="no elements") as caught:
-        launcher.batch_norm_grad(cudnn, HostDevice(), *case.arguments())
+        launcher.batch_norm_grad(cudnn, HostDevice(), Gradient(*case.arguments()))
     assert caught.value.unsupported
     assert not cudnn.bindings.asked
 

@@ -16,8 +16,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gradkit._cuda import engines
-from gradkit._cuda.cudnn import batch_normalization, bindings9, face, load, search
+from gradkit._cuda import CudaBackend
+from gradkit._cuda import batch_normalization as engines
+from gradkit._cuda.cudnn import batch_normalization, bindings9, face, library, search
+from gradkit._dtypes import FLOATS
 from gradkit.errors import CudnnError
 from tests.backends import has_gpu
 from tests.cudnn import header
@@ -40,8 +42,8 @@ def cudnn():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         try:
-            return load.cudnn()
-        except load.BackendUnavailableError as error:
+            return library.cudnn()
+        except library.BackendUnavailableError as error:
             if REQUIRED is not None:
                 raise
             pytest.skip(str(error))
@@ -71,14 +73,16 @@ def test_the_binding_is_the_one_for_this_cupy(cudnn):
     major = int(cupy.__version__.split(".")[0])
     version = cudnn.bindings.getVersion()
     if REQUIRED is not None:
-        assert load.version_text(version).startswith(REQUIRED)
+        assert library.version_text(version).startswith(REQUIRED)
         assert cudnn.bindings.name == {"8": "cupy.cuda.cudnn", "9": "ctypes"}[REQUIRED]
     if major >= 14:
         assert cudnn.bindings.name == "ctypes"
-    assert Path(cudnn.bindings.path).name.startswith(f"libcudnn.so.{load.version_text(version)[0]}")
-    assert load.describe() == {
+    assert Path(cudnn.bindings.path).name.startswith(
+        f"libcudnn.so.{library.version_text(version)[0]}"
+    )
+    assert library.describe() == {
         "loaded": True,
-        "version": load.version_text(version),
+        "version": library.version_text(version),
         "binding": cudnn.bindings.name,
         "path": cudnn.bindings.path,
     }
@@ -112,7 +116,7 @@ def test_descriptors_are_made_and_say_what_they_were_told(cudnn):
         def batchNormalizationBackward(self, *arguments):
             pass
 
-    watched = load.Cudnn(Watch())
+    watched = library.Cudnn(Watch())
     try:
         for types_ in COMBINATIONS:
             for shape in SHAPES:
@@ -166,19 +170,19 @@ def test_without_a_handle_it_runs_on_our_own_kernels(cudnn, no_gpu, monkeypatch)
 
     monkeypatch.setattr(engines, "_warned", False)
     stand_in = types.SimpleNamespace(
-        batch_norm=lambda device, *arrays: _numpy.batch_norm(*arrays),
-        batch_norm_grad=lambda device, *arrays: _numpy.batch_norm_grad(*arrays),
+        batch_norm=lambda device, call: _numpy.batch_norm(*call),
+        batch_norm_grad=lambda device, call: _numpy.batch_norm_grad(*call),
     )
-    monkeypatch.setattr(engines, "native", stand_in)
+    monkeypatch.setattr(engines, "channels", stand_in)
     backward, forward = (kind((2, 3, 4), 1, COMBINATIONS[0]) for kind in (Case, ForwardCase))
     with pytest.warns(RuntimeWarning, match="CUDNN_STATUS_NOT_INITIALIZED"):
-        engines.batch_norm_grad(HostDevice(), *backward.arguments())
-    engines.batch_norm(HostDevice(), *forward.arguments())  # warnings are errors here
+        CudaBackend(HostDevice()).batch_norm_grad(*backward.arguments())
+    CudaBackend(HostDevice()).batch_norm(*forward.arguments())  # warnings are errors here
     backward.check()
     forward.check()
     case = Case((2, 3, 4), 1, COMBINATIONS[0])
     with pytest.raises(CudnnError, match="CUDNN_STATUS_NOT_INITIALIZED"):
-        engines.batch_norm_grad(HostDevice(), *case.arguments(), "cudnn")
+        CudaBackend(HostDevice()).batch_norm_grad(*case.arguments(), "cudnn")
 
 
 def test_batch_norm_itself_is_there(cudnn):
@@ -217,8 +221,8 @@ def test_constants_are_the_installed_headers(cudnn):
     text = _headers(cudnn)
     numbers = dict(re.findall(r"\b(CUDNN_(?:DATA|BATCHNORM)_\w+)\s*=\s*(\d+)", text))
     names = {"float32": "FLOAT", "float64": "DOUBLE", "float16": "HALF", "bfloat16": "BFLOAT16"}
-    for dtype, number in face.DATA_TYPES.items():
-        assert number == int(numbers[f"CUDNN_DATA_{names[dtype]}"]), dtype
+    for dtype, row in FLOATS.items():
+        assert row.cudnn == int(numbers[f"CUDNN_DATA_{names[dtype]}"]), dtype
     assert int(numbers["CUDNN_BATCHNORM_SPATIAL"]) == face.SPATIAL
     assert int(numbers["CUDNN_BATCHNORM_SPATIAL_PERSISTENT"]) == face.SPATIAL_PERSISTENT
     (epsilon,) = set(re.findall(r"#define CUDNN_BN_MIN_EPSILON (\S+)", text))
@@ -255,8 +259,8 @@ def test_cupys_binding_recovers_from_an_import_without_the_library(cudnn):
         "import warnings; warnings.simplefilter('ignore')\n"
         "import cupy.cuda.cudnn as module\n"
         "assert not hasattr(module, 'getVersion')\n"
-        "from gradkit._cuda.cudnn import load\n"
-        "print(load.cudnn().bindings.getVersion())\n"
+        "from gradkit._cuda.cudnn import library\n"
+        "print(library.cudnn().bindings.getVersion())\n"
     )
     root = str(Path(__file__).resolve().parents[2])
     answer = subprocess.check_output(
@@ -267,7 +271,7 @@ def test_cupys_binding_recovers_from_an_import_without_the_library(cudnn):
 
 def test_where_it_comes_from(cudnn):
     """The four places give the same file where they give any."""
-    soname = f"libcudnn.so.{load.version_text(cudnn.bindings.getVersion())[0]}"
+    soname = f"libcudnn.so.{library.version_text(cudnn.bindings.getVersion())[0]}"
     answers = {name: find(soname) for name, find in search.places()}
     assert answers["already loaded"] == cudnn.bindings.path
     assert answers["PyPI packages"] in (None, cudnn.bindings.path)

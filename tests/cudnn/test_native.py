@@ -2,7 +2,7 @@
 
 import pytest
 
-from gradkit._cuda import Backend
+from gradkit._cuda import CudaBackend
 from testbed.emulator.compiler import compiler_path
 from testbed.emulator.device import EmulatedDevice
 from tests.cudnn.cases import COMBINATIONS, MIXTURES, SHAPES, Case, ForwardCase
@@ -19,7 +19,7 @@ CASES += [((2, 3, 4, 5), axis, row) for row in REAL for axis in (1, 3)]
 
 @pytest.fixture(scope="module")
 def native():
-    return Backend(EmulatedDevice(multiprocessors=1))
+    return CudaBackend(EmulatedDevice(multiprocessors=1))
 
 
 @pytest.mark.parametrize("types", COMBINATIONS, ids=lambda row: "-".join(map(str, row)))

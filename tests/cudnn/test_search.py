@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # of Python's own package folders, as a fresh installation would have it.
 ONLY = """
     import json, sys, time, types
-    from gradkit._cuda.cudnn import load, search
+    from gradkit._cuda.cudnn import library, search
     from gradkit.errors import BackendUnavailableError
     folder = {folder!r}
     search.sysconfig.get_path = lambda name: folder
@@ -25,7 +25,7 @@ ONLY = """
     search._pathfinder = lambda soname: None
     search._system = lambda soname: None
     try:
-        bindings = load.cudnn().bindings
+        bindings = library.cudnn().bindings
         found = [bindings.getVersion(), bindings.path, bindings.name]
     except BackendUnavailableError as error:
         found = str(error)
@@ -183,11 +183,11 @@ def test_threads_that_ask_at_once_load_once(build, tmp_path):
     build(_lib(tmp_path), version=92800)
     script = ONLY.format(folder=str(tmp_path)).replace(
         "print(json.dumps(found))",
-        """load._found, real, calls = None, load._find, []
-    load._find = lambda: calls.append(1) or time.sleep(0.1) or real()
+        """library._found, real, calls = None, library._find, []
+    library._find = lambda: calls.append(1) or time.sleep(0.1) or real()
     import concurrent.futures as futures
     with futures.ThreadPoolExecutor(8) as pool:
-        all_ = list(pool.map(lambda _: id(load.cudnn()), range(64)))
+        all_ = list(pool.map(lambda _: id(library.cudnn()), range(64)))
     print(json.dumps([len(calls), len(set(all_))]))""",
     )
     assert _run(script, tmp_path) == [1, 1]

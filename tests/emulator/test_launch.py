@@ -6,7 +6,7 @@ import inspect
 import numpy as np
 import pytest
 
-from gradkit._cuda.device import Device
+from gradkit._cuda.launch.device import Device
 from testbed.emulator.device import EmulatedDevice
 from testbed.emulator.faults import EmulatorFault
 from testbed.emulator.memory import owner_of

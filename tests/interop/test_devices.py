@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import gradkit
-from gradkit import _arrays
+from gradkit import _frameworks
+from gradkit._arguments import given
 from gradkit._frameworks import cuda
 
 from .libraries import framework
@@ -31,6 +32,8 @@ def cupy(monkeypatch):
     log = Log()
 
     class Device:
+        current = 0
+
         def __init__(self, number):
             self.number = number
 
@@ -78,10 +81,13 @@ def cupy(monkeypatch):
     module.log = log
     module.ndarray = Array
     module.cuda = SimpleNamespace(
-        Device=Device, Stream=Stream, get_current_stream=lambda: Stream("current")
+        Device=Device,
+        runtime=SimpleNamespace(getDevice=lambda: Device.current),
+        Stream=Stream,
+        get_current_stream=lambda: Stream("current"),
     )
     monkeypatch.setitem(sys.modules, "cupy", module)
-    monkeypatch.setattr(_arrays, "_BY_TYPE", {})
+    monkeypatch.setattr(_frameworks, "_BY_TYPE", {})
     return module
 
 
@@ -120,7 +126,7 @@ def test_before_cupy_14_streams_are_wrapped_by_address(cupy):
 
 def test_a_cupy_array_is_worked_on_on_its_device(cupy):
     array = cupy.ndarray(2)
-    with _arrays.framework_of(array).running(array):
+    with _frameworks.framework_of(array).on_stream(array):
         cupy.log.append("work")
     assert cupy.log == ["enter device 2", "work", "leave device 2"]
 
@@ -135,8 +141,8 @@ def test_a_torch_tensor_is_worked_on_in_torchs_current_stream(cupy, torch, monke
     monkeypatch.setattr(torch.cuda, "current_stream", current_stream)
     device = SimpleNamespace(index=2)
     tensor = SimpleNamespace(is_cuda=True, device=device)
-    torch_adapter = _arrays.framework_of(torch.ones(1))
-    with torch_adapter.running(tensor):
+    torch_adapter = _frameworks.framework_of(torch.ones(1))
+    with torch_adapter.on_stream(tensor):
         pass
     assert asked == [device]
     assert cupy.log[:2] == ["enter device 2", "enter stream 77"]
@@ -174,9 +180,9 @@ def test_arguments_of_two_devices_are_refused(cupy):
 
 
 def test_host_and_device_are_two_devices(cupy):
-    assert not _arrays.same_device(np.ones(1), cupy.ndarray(0))
-    assert not _arrays.same_device(cupy.ndarray(0), np.ones(1))
-    assert _arrays.same_device(cupy.ndarray(1), cupy.ndarray(1))
+    assert not given.same_device(np.ones(1), cupy.ndarray(0))
+    assert not given.same_device(cupy.ndarray(0), np.ones(1))
+    assert given.same_device(cupy.ndarray(1), cupy.ndarray(1))
 
 
 # With a device

@@ -20,19 +20,19 @@ WIDE_TESTS = (
 MUTANTS = [
     # Graphs
     (
-        "gradkit/_cuda/device.py",
-        "return kept(device, device.xp.empty(shape, dtype))",
+        "gradkit/_cuda/launch/device.py",
+        "return keep_if_captured(device, device.xp.empty(shape, dtype))",
         "return device.xp.empty(shape, dtype)",
         "a graph's scratch handed to somebody else",
     ),
     (
-        "gradkit/_cuda/layout.py",
-        'return kept(device, array.copy(order="C"))',
+        "gradkit/_cuda/launch/buffers.py",
+        'return keep_if_captured(device, array.copy(order="C"))',
         'return array.copy(order="C")',
         "a graph's copies handed to somebody else",
     ),
     (
-        "gradkit/_cuda/tensor_lists.py",
+        "gradkit/_cuda/launch/tensor_lists.py",
         "own = dims[begin : ends[stop - 1]]",
         "own = dims[: ends[stop - 1] - begin]",
         "the first launch's dimensions in all of a graph's launches",
@@ -318,43 +318,43 @@ MUTANTS = [
     ),
     # Launchers
     (
-        "gradkit/_cuda/tensor_lists.py",
+        "gradkit/_cuda/launch/tensor_lists.py",
         "len(rows) <= CAPACITY and len(every) <= DIMS",
         "len(rows) <= CAPACITY + 1 and len(every) <= DIMS",
         "a tensor too many for the parameter block",
     ),
     (
-        "gradkit/_cuda/tensor_lists.py",
+        "gradkit/_cuda/launch/tensor_lists.py",
         "len(rows) <= CAPACITY and len(every) <= DIMS",
         "len(rows) <= CAPACITY and len(every) <= DIMS + 1",
         "a dimension too many for the parameter block",
     ),
     (
-        "gradkit/_cuda/tensor_lists.py",
+        "gradkit/_cuda/launch/tensor_lists.py",
         "chunks = -(-counts // (chunk // sizes))",
         "chunks = counts // (chunk // sizes)",
         "floor for ceil: the last chunk of a tensor lost",
     ),
     (
-        "gradkit/_cuda/tensor_lists.py",
+        "gradkit/_cuda/launch/tensor_lists.py",
         'return -(-int(self.argument["chunks"]) // _WARPS)',
         'return int(self.argument["chunks"]) // _WARPS',
         "floor for ceil: the last blocks lost",
     ),
     (
-        "gradkit/_cuda/tensor_lists.py",
+        "gradkit/_cuda/launch/tensor_lists.py",
         'argument["at"]["first_chunk"][: len(table)] -= np.uint32(begin)',
         "pass",
         "a part of a list counts chunks from the list's start",
     ),
     (
-        "gradkit/_cuda/strides.py",
+        "gradkit/_cuda/launch/strides.py",
         "        source_at += (length - 1) * step\n",
         "        source_at += 0\n",
         "a reversed source walked from its wrong end",
     ),
     (
-        "gradkit/_cuda/strides.py",
+        "gradkit/_cuda/launch/strides.py",
         "if dim[1:] == (length * step, length * target_step):",
         "if dim[2] == length * target_step:",
         "merged by the target's strides alone",

@@ -31,10 +31,11 @@ INVERSE = "kernels/layer_norm_inverse.cu"
 CHANNELS = "kernels/channels.cuh"
 BATCH = "kernels/batch_norm.cu"
 BATCH_GRAD = "kernels/batch_norm_grad.cu"
-LAUNCH = "gradkit/_cuda/row_gradient.py"
-LAYOUT = "gradkit/_cuda/layout.py"
-LAUNCH_ROWS = "gradkit/_cuda/normalization.py"
-LAUNCH_BATCH = "gradkit/_cuda/batch_normalization.py"
+LAUNCH = "gradkit/_cuda/launch/row_gradient.py"
+GRIDS = "gradkit/_cuda/launch/grids.py"
+BUFFERS = "gradkit/_cuda/launch/buffers.py"
+LAUNCH_ROWS = "gradkit/_cuda/launch/row_forward.py"
+LAUNCH_BATCH = "gradkit/_cuda/launch/channels.py"
 
 MUTANTS = [
     # Barriers and warps
@@ -208,7 +209,7 @@ MUTANTS = [
         "floor for ceil: a row's tail is lost",
     ),
     (
-        LAYOUT,
+        GRIDS,
         "math.prod(shape[axis:])",
         "shape[-1] if shape[axis:] else 1",
         "the last dimension for all normalised ones",
@@ -240,7 +241,7 @@ MUTANTS = [
     ),
     (
         LAUNCH,
-        "fits and way.shared + _SLOTS <= self.device.max_shared_memory",
+        "fits and plan.shared + _SLOTS <= self.device.max_shared_memory",
         "fits",
         "more shared memory than there is",
     ),
@@ -281,8 +282,13 @@ MUTANTS = [
         "if (out && channel) out[channel]",
         "a gradient not written",
     ),
-    (LAYOUT, "return 1 if run % count else count", "return count", "vectors over the end of a row"),
-    (LAYOUT, "% alignment == 0", "% 1 == 0", "misaligned vectors"),
+    (
+        BUFFERS,
+        "return 1 if run % count else count",
+        "return count",
+        "vectors over the end of a row",
+    ),
+    (BUFFERS, "% alignment == 0", "% 1 == 0", "misaligned vectors"),
     (
         PACKS,
         "for (int i = 0; i < N; i += Piece<T, N>::size) {\n        Part part;",

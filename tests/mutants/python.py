@@ -1,7 +1,7 @@
 """Faults in the NumPy reference and in the public layer: (file, old text, new text, what)."""
 
 _CLIP = "gradkit/_numpy/clipping.py"
-_NORM = "gradkit/_numpy/normalization.py"
+_NORM = "gradkit/_numpy/row_norms.py"
 _BATCH = "gradkit/_numpy/batch_normalization.py"
 _TILES = "gradkit/_numpy/tiles.py"
 _BLOCKS = "gradkit/_numpy/blocks.py"
@@ -9,24 +9,31 @@ _CASTS = "gradkit/_numpy/casts.py"
 _ADD = "gradkit/_numpy/accumulation.py"
 _PUBLIC_CLIP = "gradkit/clipping.py"
 _PUBLIC_ADD = "gradkit/accumulation.py"
-_CHECKS = "gradkit/_checks.py"
-_MEMORY = "gradkit/_memory.py"
-_CALL = "gradkit/_call.py"
-_TREE = "gradkit/_tree.py"
-_GRADIENTS = "gradkit/_gradients.py"
+_CHECKS = "gradkit/_arguments/checks.py"
+_MEMORY = "gradkit/_arguments/memory.py"
+_CALL = "gradkit/_arguments/outputs.py"
+_TREE = "gradkit/_arguments/trees.py"
+_GRADIENTS = "gradkit/_arguments/gradients.py"
+_SIGNATURES = "gradkit/_arguments/signatures.py"
+_NORM_ARGUMENTS = "gradkit/_arguments/norms.py"
+_CHANNELS = "gradkit/_numpy/channels.py"
+_SUMS = "gradkit/_numpy/sums.py"
+_SCRATCH = "gradkit/_numpy/scratch.py"
+_THREADS = "gradkit/_numpy/threads.py"
+_PUBLIC_BATCH = "gradkit/batch_normalization.py"
 
 ROWS = (
     (
         _CLIP,
-        "np.where(norm <= max_norm,",
-        "np.where(norm < max_norm,",
+        "1.0 if norm <= max_norm else",
+        "1.0 if norm < max_norm else",
         "coefficient below 1 at the limit",
     ),
-    (_CLIP, "np.maximum(norm, eps))", "norm)", "eps ignored"),
+    (_CLIP, "else max_norm / max(norm, eps)", "else max_norm / norm", "eps ignored"),
     (
         _CLIP,
-        "np.where(norm <= max_norm, 1.0, max_norm / np.maximum(norm, eps))",
-        "np.fmin(1.0, max_norm / np.maximum(norm, eps))",
+        "1.0 if norm <= max_norm else max_norm / max(norm, eps)",
+        "1.0 if norm <= max_norm else max_norm / max(eps, norm)",
         "min that drops NaN",
     ),
     (
@@ -51,8 +58,8 @@ ROWS = (
     (_CLIP, "[*large, *_cut(medium), ", "[*large, ", "gradients of medium size left out"),
     (
         _CLIP,
-        "grad.size <= _SMALL or grad.itemsize == 8",
-        "grad.size <= _SMALL",
+        "grad.size <= tuning.SMALL_GRADIENT or grad.itemsize == 8",
+        "grad.size <= tuning.SMALL_GRADIENT",
         "float64 gradients squared in float32",
     ),
     (_CLIP, "    values /= largest\n    np.power", "    np.power", "no scaling of other powers"),
@@ -76,14 +83,14 @@ ROWS = (
     ),
     (
         _CLIP,
-        "if zero_nonfinite and not np.isfinite(norm):",
-        "if zero_nonfinite and np.isnan(norm):",
+        "if zero_nonfinite and not math.isfinite(value):",
+        "if zero_nonfinite and math.isnan(value):",
         "an infinite norm not zeroed",
     ),
     (
         _CLIP,
-        "        zero_grad(outs)\n        return",
-        "        return",
+        "        zero_grad(outs)\n",
+        "        pass\n",
         "what is not finite not zeroed",
     ),
     (_CLIP, "    if factor == 1.0:\n", "    if factor >= 1.0:\n", "coefficients above 1 ignored"),
@@ -96,14 +103,14 @@ ROWS = (
     (_CLIP, "largest * total ** (1 / norm_type)", "largest * total", "no root over ranks"),
     (
         _NORM,
-        "        if self.grad.centred:\n            self.xhat += of_w\n",
-        "        self.xhat += of_w * 0 if self.grad.centred else of_w\n",
+        "np.add(xhat, rows.row_values(mean_of_w), xhat)",
+        "np.add(xhat, 0 * rows.row_values(mean_of_w), xhat)",
         "the mean term left out",
     ),
     (
         _NORM,
-        "sums[0] = row_sums(self.dy, self.scale)",
-        "sums[0] = row_sums(self.dy, None)",
+        "of_w = row_sums(self.dy, self.scale)",
+        "of_w = row_sums(self.dy, None)",
         "scale left out of mean(w)",
     ),
     (
@@ -114,21 +121,21 @@ ROWS = (
     ),
     (
         _NORM,
-        "tile.write_dx(tile.row_sums() / self.rows.width)",
-        "tile.write_dx(tile.row_sums())",
+        "        of_product /= self.rows.divisor\n",
+        "",
         "1/N missing",
     ),
-    (_NORM, "np.zeros(())) / self.rows.width\n", "np.zeros(()))\n", "1/N missing in long rows"),
+    (_NORM, "np.zeros(())) / self.rows.divisor\n", "np.zeros(()))\n", "1/N missing in long rows"),
     (
         _NORM,
-        "np.subtract(tile, rows.column_values(biases[column]), out=out)",
+        "np.subtract(tile, rows.column_values(bias[column]), out=out)",
         "np.copyto(out, tile)",
         "bias left in the inverse",
     ),
     (
         _NORM,
-        "factor = 1 / np.sqrt(variance + eps)",
-        "factor = 1 / np.sqrt(variance)",
+        "inv_std = 1 / np.sqrt(variance + self.eps)",
+        "inv_std = 1 / np.sqrt(variance)",
         "eps ignored",
     ),
     (_BATCH, "        rest += offset[at]\n", "", "the mean term left out"),
@@ -146,8 +153,8 @@ ROWS = (
     ),
     (
         _BATCH,
-        "deviation = 1 / np.sqrt(variance + eps)",
-        "deviation = 1 / np.sqrt(variance)",
+        "exact = 1 / np.sqrt(variance + eps)",
+        "exact = 1 / np.sqrt(variance)",
         "eps ignored",
     ),
     (
@@ -166,7 +173,7 @@ ROWS = (
         "float16 wraps around",
     ),
     (
-        _TILES,
+        _SUMS,
         "total = (_ones(len(tile) - whole, tile.dtype) @ tile[whole:])",
         "total = 0 * (_ones(len(tile) - whole, tile.dtype) @ tile[whole:])",
         "the rows after the stretches lost",
@@ -187,7 +194,7 @@ ROWS = (
     (_ADD, "    if not overwrite:\n", "    if True:\n", "+= for ="),
     (
         _ADD,
-        "            (grad if grad.nbytes < _MANY_BYTES else _as_bytes(grad)).fill(0)\n",
+        "            (grad if grad.nbytes < tuning.FILLED_AS_BYTES else _as_bytes(grad)).fill(0)\n",
         "            grad *= 0\n",
         "zeroing by multiplying",
     ),
@@ -205,20 +212,20 @@ ROWS = (
     ),
     (
         _ADD,
-        "np.float32 if direct and grad.itemsize <= buffer.itemsize else np.float64",
-        "np.float32",
+        "_F32 if direct and grad.itemsize <= buffer.itemsize else _F64",
+        "_F32",
         "float32 where float64",
     ),
     (
         _BLOCKS,
-        "view.shape == shape or view.ndim == len(shape) == 1",
-        "view.ndim == len(shape)",
+        "block.shape == shape or block.ndim == len(shape) == 1",
+        "block.ndim == len(shape)",
         "a block taken for one of another shape",
     ),
     (
         _TILES,
-        "self.plain = all(array.flags.c_contiguous for array in present)",
-        "self.plain = all(a.flags.c_contiguous for a in present if a.shape == data.shape)",
+        "contiguous = contiguous and flags.c_contiguous",
+        "contiguous = contiguous and (flags.c_contiguous or array.shape != shape)",
         "strided statistics and parameter gradients not written",
     ),
     (_TILES, "            start = stop\n", "", "all rows of long ones taken for the first"),
@@ -228,15 +235,20 @@ ROWS = (
         "return mean[:, 0], np.maximum(second / width - correction**2, 0)",
         "the mean not corrected",
     ),
-    (_NORM, "                        out -= low\n", "", "the mean in one piece"),
     (
         _NORM,
-        "lost = eps < _TINY and bool(np.any(variance < _TINY))",
+        "            out -= rows.row_values(mean - high[:, 0])\n",
+        "",
+        "the mean in one piece",
+    ),
+    (
+        _NORM,
+        "lost = self.eps < tuning.TINY_VARIANCE and bool(np.any(variance < tuning.TINY_VARIANCE))",
         "lost = False",
         "variances that underflow",
     ),
     (
-        _BATCH,
+        _CHANNELS,
         "variance = np.maximum(of_square - of_deviation**2, 0)",
         "variance = np.maximum(of_square, 0) + of_deviation",
         "the variance not corrected",
@@ -275,50 +287,50 @@ ROWS = (
     ),
     (
         _CALL,
-        "same = other == alias and _memory.same_elements(native, source)",
-        "same = other == alias",
+        "allowed = source is reuse and memory.same_elements(backend, view, source)",
+        "allowed = source is reuse",
         "an output over a part of its input",
     ),
     (
         _CALL,
-        "        _checks.writable(native, label)\n",
+        "        checks.writable(view, label)\n",
         "",
         "a read-only output written",
     ),
     (
-        _CALL,
-        "if array is not None or label not in _OPTIONAL:",
-        "if array is not None:",
+        _SIGNATURES,
+        "optional=label in given._field_defaults",
+        "optional=True",
         "a missing argument not named",
     ),
     (
         _PUBLIC_CLIP,
-        'fallible = policy == "raise" or reduce is not None',
-        "fallible = False",
+        "    own = group.backend.empty(norm.shape, _FLOAT64)\n",
+        "    own = norm\n",
         "out written before an error",
     ),
     (
         _PUBLIC_CLIP,
-        '    largest = combined(norm, "max")\n',
-        '    largest = combined(norm, "sum")\n',
+        '    largest = _combined(group, norm, "max", reduce)\n',
+        '    largest = _combined(group, norm, "sum", reduce)\n',
         "a sum over ranks for a maximum",
     ),
     (
         _PUBLIC_CLIP,
-        "    group.backend.grad_norm(group.natives, math.inf, largest, per_tensor=True)\n",
-        "    group.backend.grad_norm(group.natives, 2.0, largest, per_tensor=True)\n",
+        "    group.backend.grad_norm(group.views, math.inf, largest, per_tensor=True)\n",
+        "    group.backend.grad_norm(group.views, 2.0, largest, per_tensor=True)\n",
         "a large gradient named as not finite",
     ),
     (
         _PUBLIC_ADD,
-        "if _memory.overlap(into, addend) and not _memory.same_elements(into, addend):",
-        "if _memory.overlap(into, addend):",
+        "not memory.same_elements(\n        call.backend, into, addend\n    ):",
+        "True:",
         "a buffer not added to itself",
     ),
     (
         _PUBLIC_ADD,
-        "        length in (1, wanted) for length",
-        "        wanted in (1, length) for length",
+        "        length not in (1, wanted)\n",
+        "        wanted not in (1, length)\n",
         "a gradient that would grow the buffer",
     ),
     (
@@ -332,6 +344,57 @@ ROWS = (
         """            yield from walk(branch, is_leaf, f"{path}[{position}]")""",
         """            yield from walk(branch, is_leaf, f"{path}[{position + 1}]")""",
         "the wrong gradient named",
+    ),
+    (
+        _SIGNATURES,
+        "[a if a is None else (a.shape, a.dtype) for a in given]",
+        "[a if a is None else a.shape for a in given]",
+        "a signature without its dtypes",
+    ),
+    (
+        _SIGNATURES,
+        "[a if a is None else (a.shape, a.dtype) for a in given]",
+        "[a if a is None else (a.size, a.dtype) for a in given]",
+        "a signature without its shapes",
+    ),
+    (_SIGNATURES, "*options, *map(type, options))", "*map(type, options))", "no options in it"),
+    (_SIGNATURES, ", *map(type, options))", ")", "1.0 taken for 1"),
+    (
+        _SIGNATURES,
+        "            self._known.clear()\n",
+        "            pass\n",
+        "signatures remembered without a bound",
+    ),
+    (
+        _SIGNATURES,
+        "self._decide(self._described(given), *options)\n        except TypeError",
+        "self._decide(given, *options)\n        except TypeError",
+        "a decision that sees the arrays",
+    ),
+    (
+        _PUBLIC_BATCH,
+        "@partial(Signatures, strides=True)\ndef _plan_gradient",
+        "@Signatures\ndef _plan_gradient",
+        "a signature without its strides",
+    ),
+    (
+        _NORM_ARGUMENTS,
+        "            if parameter is not None:\n                meaning",
+        "            if False:\n                meaning",
+        "parameters of any shape",
+    ),
+    (
+        _SCRATCH,
+        "min(most, tuning.BLAS_THREADS - 1)",
+        "most",
+        "tiles on which BLAS starts threads of its own",
+    ),
+    (_THREADS, "    _workers = count\n", "    pass\n", "the number of threads not set"),
+    (
+        _THREADS,
+        "cores or 1, int(others)",
+        "cores or 1, 0 * int(others)",
+        "OMP_NUM_THREADS ignored",
     ),
     (
         _GRADIENTS,

@@ -10,21 +10,27 @@ _BATCH_NORM = "tests/test_batch_norm.py"
 _CLIPPING = "tests/test_clipping.py"
 _NORMALIZATION = "tests/test_normalization.py"
 _HOST_TESTS: dict[str, tuple[str, ...]] = {
-    "gradkit/_call.py": (_BAD_INPUT,),
-    "gradkit/_checks.py": (_CLIPPING, _BAD_INPUT),
-    "gradkit/_gradients.py": (_CLIPPING, _BAD_INPUT),
-    "gradkit/_memory.py": ("tests/test_overlap.py", _CLIPPING, _BAD_INPUT),
+    "gradkit/_arguments/outputs.py": (_BAD_INPUT,),
+    "gradkit/_arguments/checks.py": (_CLIPPING, _BAD_INPUT),
+    "gradkit/_arguments/gradients.py": (_CLIPPING, _BAD_INPUT),
+    "gradkit/_arguments/memory.py": ("tests/test_overlap.py", _CLIPPING, _BAD_INPUT),
     "gradkit/_numpy/accumulation.py": ("tests/test_accumulation.py",),
     "gradkit/_numpy/batch_normalization.py": (_BATCH_NORM,),
+    "gradkit/_arguments/signatures.py": ("tests/test_signatures.py", _BAD_INPUT),
     "gradkit/_numpy/blocks.py": (_BATCH_NORM, _NORMALIZATION, _CLIPPING),
+    "gradkit/_numpy/channels.py": (_BATCH_NORM,),
+    "gradkit/_numpy/scratch.py": ("tests/test_threads.py",),
+    "gradkit/_numpy/sums.py": (_NORMALIZATION, _BATCH_NORM),
+    "gradkit/_numpy/threads.py": ("tests/test_threads.py",),
+    "gradkit/batch_normalization.py": ("tests/test_signatures.py", _BATCH_NORM),
     "gradkit/_numpy/casts.py": ("tests/test_casts.py",),
     "gradkit/_numpy/clipping.py": (_CLIPPING, "tests/test_distributed.py"),
-    "gradkit/_numpy/normalization.py": (_NORMALIZATION,),
+    "gradkit/_numpy/row_norms.py": (_NORMALIZATION,),
     "gradkit/_numpy/tiles.py": (_NORMALIZATION, _BATCH_NORM),
-    "gradkit/_tree.py": (_CLIPPING, _BAD_INPUT),
+    "gradkit/_arguments/trees.py": (_CLIPPING, _BAD_INPUT),
     "gradkit/accumulation.py": ("tests/test_accumulation.py", _BAD_INPUT),
     "gradkit/clipping.py": (_CLIPPING, "tests/test_distributed.py"),
-    "gradkit/normalization.py": (_NORMALIZATION, _BATCH_NORM),
+    "gradkit/_arguments/norms.py": (_BAD_INPUT,),
 }
 # The kernels that work on lists of tensors.
 _LISTS = ("accumulate", "clip_", "coefficients", "norm.", "norm_orders", "scale", "tensor", "zero")

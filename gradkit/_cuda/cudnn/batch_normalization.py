@@ -2,20 +2,21 @@
 
 cuDNN takes data of one type T and layout, and parameters and statistics in float32 (float64
 beside float64 data). What differs goes through scratch on the device: 16-bit vectors, data
-that is not dense, a ``dy`` or an output laid out otherwise than ``x``, and a ``dx`` that is
-``dy`` (cuDNN does not say that it may be).
+that is not dense, a ``dy`` or an output whose strides differ from those of ``x``, and a ``dx``
+that is ``dy`` (cuDNN does not say that it may be).
 """
 
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gradkit import _memory
-from gradkit._cuda.cudnn.face import BN_MIN_EPSILON, DATA_TYPES, SPATIAL, SPATIAL_PERSISTENT
-from gradkit._cuda.cudnn.layout import Layout
-from gradkit._cuda.cudnn.load import Cudnn
-from gradkit._cuda.device import Array, StreamDevice, scratch
-from gradkit._dtypes import DType, accumulation_name, dtype_named, float_name
+from gradkit._backend import Array
+from gradkit._cuda.cudnn.descriptions import Dense
+from gradkit._cuda.cudnn.face import BN_MIN_EPSILON, SPATIAL, SPATIAL_PERSISTENT
+from gradkit._cuda.cudnn.library import Cudnn
+from gradkit._cuda.launch.channels import Forward, Gradient
+from gradkit._cuda.launch.device import Device, scratch
+from gradkit._dtypes import DType, dtype_named, float_of
 from gradkit.errors import CudnnError
 
 # Unused beside saved statistics, and yet checked against CUDNN_BN_MIN_EPSILON.
@@ -28,122 +29,94 @@ _HOST_SCALARS = {
 
 
 def batch_norm_grad(
-    cudnn: Cudnn,
-    device: StreamDevice,
-    dy: Array,
-    x: Array,
-    scale: Array | None,
-    mean: Array,
-    inv_std: Array,
-    channel_axis: int,
-    dx: Array,
-    dscale: Array | None,
-    dbias: Array | None,
-    *,
-    persistent: bool = False,
+    cudnn: Cudnn, device: Device, call: Gradient, *, persistent: bool = False
 ) -> None:
     """``dx``, ``dscale`` and ``dbias`` are written (``=``) once cuDNN has taken the call."""
-    call = _Call(cudnn, device, x, channel_axis, persistent)
-    sources = call.dense(x), call.dense(dy)
-    result = call.dense_output(dx, (x, dy))
-    gradients = call.wide_output(dscale), call.wide_output(dbias)
-    scales = call.filled(1) if scale is None else call.wide(scale)
-    statistics = call.wide(mean), call.wide(inv_std)
+    work = _Work(cudnn, device, call.x, call.channel_axis, persistent)
+    x, dy = work.dense(call.x), work.dense(call.dy)
+    dx = work.dense_output(call.dx, (call.x, call.dy))
+    dscale, dbias = work.wide_output(call.dscale), work.wide_output(call.dbias)
+    scale = work.filled(1) if call.scale is None else work.wide(call.scale)
+    mean, inv_std = work.wide(call.mean), work.wide(call.inv_std)
     at = device.pointer
-    with call.descriptors() as (data, parameter):
+    with work.descriptors() as (data, parameter):
         cudnn.bindings.batchNormalizationBackward(
-            call.handle(),
-            call.mode,
-            call.one,
-            call.zero,
-            call.one,
-            call.zero,
+            work.handle(),
+            work.mode,
+            work.one,
+            work.zero,
+            work.one,
+            work.zero,
             data,
-            at(sources[0]),
+            at(x),
             data,
-            at(sources[1]),
+            at(dy),
             data,
-            at(result, write=True),
+            at(dx),
             parameter,
-            at(scales),
-            at(gradients[0], write=True),
-            at(gradients[1], write=True),
+            at(scale),
+            at(dscale),
+            at(dbias),
             _BACKWARD_EPSILON,
-            at(statistics[0]),
-            at(statistics[1]),
+            at(mean),
+            at(inv_std),
         )
-    call.deliver()
+    work.deliver()
 
 
-def batch_norm(
-    cudnn: Cudnn,
-    device: StreamDevice,
-    x: Array,
-    scale: Array | None,
-    bias: Array | None,
-    channel_axis: int,
-    eps: float,
-    y: Array,
-    mean: Array,
-    inv_std: Array,
-    *,
-    persistent: bool = False,
-) -> None:
+def batch_norm(cudnn: Cudnn, device: Device, call: Forward, *, persistent: bool = False) -> None:
     """``y``, ``mean`` and ``inv_std`` are written once cuDNN has taken the call."""
-    if eps < BN_MIN_EPSILON:
+    if call.eps < BN_MIN_EPSILON:
         raise CudnnError(
             "cudnnBatchNormalizationForwardTraining",
             None,
-            f"CUDNN_STATUS_NOT_SUPPORTED: eps {eps} is below {BN_MIN_EPSILON}",
+            f"CUDNN_STATUS_NOT_SUPPORTED: eps {call.eps} is below {BN_MIN_EPSILON}",
         )
-    call = _Call(cudnn, device, x, channel_axis, persistent)
-    source, result = call.dense(x), call.dense_output(y, (x,))
-    statistics = call.wide_output(mean), call.wide_output(inv_std)
-    scales = call.filled(1) if scale is None else call.wide(scale)
-    biases = call.filled(0) if bias is None else call.wide(bias)
+    work = _Work(cudnn, device, call.x, call.channel_axis, persistent)
+    x, y = work.dense(call.x), work.dense_output(call.y, (call.x,))
+    mean, inv_std = work.wide_output(call.mean), work.wide_output(call.inv_std)
+    scale = work.filled(1) if call.scale is None else work.wide(call.scale)
+    bias = work.filled(0) if call.bias is None else work.wide(call.bias)
     at = device.pointer
-    with call.descriptors() as (data, parameter):
+    with work.descriptors() as (data, parameter):
         cudnn.bindings.batchNormalizationForwardTraining(
-            call.handle(),
-            call.mode,
-            call.one,
-            call.zero,
+            work.handle(),
+            work.mode,
+            work.one,
+            work.zero,
             data,
-            at(source),
+            at(x),
             data,
-            at(result, write=True),
+            at(y),
             parameter,
-            at(scales),
-            at(biases),
-            1.0,  # running statistics are the caller's affair: null pointers
+            at(scale),
+            at(bias),
+            1.0,  # running statistics are left to the caller: null pointers
             0,
             0,
-            eps,
-            at(statistics[0], write=True),
-            at(statistics[1], write=True),
+            call.eps,
+            at(mean),
+            at(inv_std),
         )
-    call.deliver()
+    work.deliver()
 
 
-class _Call:
+class _Work:
     """One call's layout, types and scratch.
 
     Scratch may go as soon as the work is queued: the device's memory pool hands it on in the
     order of the stream. ``scratch`` keeps what a graph will use again.
     """
 
-    def __init__(
-        self, cudnn: Cudnn, device: StreamDevice, x: Array, channel_axis: int, persistent: bool
-    ):
-        data = float_name(x.dtype) or ""
-        wide = accumulation_name(data)
+    def __init__(self, cudnn: Cudnn, device: Device, x: Array, channel_axis: int, persistent: bool):
+        row = float_of(x.dtype)
         self._cudnn, self._device = cudnn, device
-        self._layout = Layout.of(x, channel_axis)
-        self._data_type = DATA_TYPES[data]
-        self._wide = dtype_named(wide)
+        self._dense = Dense.of(x, channel_axis)
+        self._data_type = row.cudnn
+        self._wide = dtype_named(row.accumulation)
         self._channels = x.shape[channel_axis]
-        self.one, self.zero = map(ctypes.addressof, _HOST_SCALARS[wide])
-        if persistent and not self._layout.channels_last:
+        self.one, self.zero = map(ctypes.addressof, _HOST_SCALARS[row.accumulation])
+        if persistent and not self._dense.channels_last:
             raise ValueError(
                 f"engine='cudnn-persistent' takes channels-last data of 3 or more dimensions; x "
                 f"has shape {x.shape}, strides {x.strides} and channel axis {channel_axis}"
@@ -152,18 +125,21 @@ class _Call:
         self._to_deliver: list[tuple[Array, Array]] = []
 
     def handle(self) -> int:
-        return self._cudnn.handles.get(self._device.number, self._device.cuda_stream())
+        stream = self._device.cuda_stream()
+        assert stream is not None  # nobody calls cuDNN on an emulated device
+        return self._cudnn.handles.get(self._device.number, stream)
 
     def dense(self, array: Array) -> Array:
-        """The array's elements in the layout, copied unless they lie so already."""
-        view = array.transpose(self._layout.order)
-        return view if _is_plain(view) else self._copy(view, view.dtype)
+        """The array's elements in the order of x, copied unless they lie so already."""
+        view = array.transpose(self._dense.order)
+        return view if self._contiguous_aligned(view) else self._copy(view, view.dtype)
 
     def dense_output(self, array: Array, inputs: tuple[Array, ...]) -> Array:
-        """Room for an output in the layout: its own memory, if no input shares that."""
-        view = array.transpose(self._layout.order)
-        shared = any(_memory.overlap(view, other) for other in inputs)
-        if _is_plain(view) and not shared:
+        """Room for an output in the order of x: its own memory, if it is no input's too."""
+        view = array.transpose(self._dense.order)
+        address = self._device.pointer
+        shared = any(address(array) == address(other) for other in inputs)
+        if self._contiguous_aligned(view) and not shared:
             return view
         return self._scratch_for(view, view.dtype)
 
@@ -201,23 +177,20 @@ class _Call:
         made[...] = array
         return made
 
+    def _contiguous_aligned(self, array: Array) -> bool:
+        return bool(array.flags.c_contiguous and self._device.pointer(array) % _ALIGNMENT == 0)
+
     @contextmanager
     def descriptors(self) -> Iterator[tuple[int, int]]:
         """Of the data and of the vectors."""
-        bindings, layout = self._cudnn.bindings, self._layout
+        bindings, dense = self._cudnn.bindings, self._dense
         made: list[int] = []
         try:
             made.append(bindings.createTensorDescriptor())
             made.append(bindings.createTensorDescriptor())
-            bindings.setTensor4dDescriptorEx(
-                made[0], self._data_type, *layout.dims, *layout.strides
-            )
+            bindings.setTensor4dDescriptorEx(made[0], self._data_type, *dense.dims, *dense.strides)
             bindings.deriveBNTensorDescriptor(made[1], made[0], self.mode)
             yield made[0], made[1]
         finally:
             for descriptor in made:
                 bindings.destroyTensorDescriptor(descriptor)
-
-
-def _is_plain(array: Array) -> bool:
-    return bool(array.flags.c_contiguous and _memory.address_of(array) % _ALIGNMENT == 0)

@@ -8,7 +8,6 @@ as ``CudnnError``.
 from typing import Protocol
 
 SPATIAL, SPATIAL_PERSISTENT = 1, 2  # cudnnBatchNormMode_t
-DATA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 9}  # cudnnDataType_t
 BN_MIN_EPSILON = 0.0  # CUDNN_BN_MIN_EPSILON since cuDNN 7.5
 
 

@@ -11,17 +11,18 @@ import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from operator import attrgetter
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from gradkit._cuda.device import Array, Device
-from gradkit._cuda.loading import kernel
-from gradkit._cuda.strides import Pair, pair_of
-from gradkit._dtypes import FLOATS, float_name
+from gradkit._backend import Array, Views
+from gradkit._cuda.launch.device import Device
+from gradkit._cuda.launch.kernels import kernel
+from gradkit._cuda.launch.strides import Pair, pair_of
+from gradkit._dtypes import float_of
 
-Macros: TypeAlias = dict[str, str | int]
 Rows: TypeAlias = np.ndarray[Any, Any]  # of _TENSOR or _DIM
 
 CAPACITY = 90  # tensors in the parameter block: under 4096 bytes with 96 for what comes after
@@ -63,12 +64,12 @@ class Table:
     chunks: slice  # which of the list's chunks
     memory: Array | None = None  # what the argument points into
 
-    @property
+    @cached_property
     def capacity(self) -> int:
         """The macro that tells kernels which kind of table this is."""
         return 0 if self.argument.dtype == _UPLOADED else CAPACITY
 
-    @property
+    @cached_property
     def blocks(self) -> int:
         """How many blocks take all chunks in one round."""
         return -(-int(self.argument["chunks"]) // _WARPS)
@@ -125,8 +126,13 @@ def plan_of(device: Device, sources: Sequence[Array], targets: Sequence[Array] =
 
     ``sources`` that are ``targets`` are worked on in place; without targets they are only read.
     """
+    known = targets is sources or not targets
+    if known and isinstance(sources, Views) and sources.plan is not None:
+        device.pointers(sources, write=bool(targets))  # an emulator checks what is written
+        found: Plan = sources.plan
+        return found
     pairs: tuple[Sequence[Array], ...] = (sources,)
-    if targets is not sources and targets:
+    if not known:
         pairs = (sources, targets)
     last = len(pairs) - 1  # its pointers come last, so that they are what may be written
     addresses = [
@@ -141,6 +147,8 @@ def plan_of(device: Device, sources: Sequence[Array], targets: Sequence[Array] =
         plan = _make(device, rows, pairs[last])
         if not device.capturing():
             _plans.keep(key, plan)
+    if known and isinstance(sources, Views):
+        sources.plan = plan
     return plan
 
 
@@ -189,7 +197,7 @@ def _make(device: Device, rows: Sequence[Pair], arrays: Sequence[Array]) -> Plan
 
 def _code(array: Array) -> int:
     """The number by which ``walk`` in tensor_list.cuh knows a dtype."""
-    return FLOATS.index(float_name(array.dtype) or "")
+    return float_of(array.dtype).code
 
 
 def _inline(table: Rows, dims: Rows, chunk: int, end: int, first: int) -> Table:

@@ -11,20 +11,15 @@ from typing import Any
 
 import numpy as np
 
+from gradkit._backend import Array, Backend, Shape
+
 _WORK = 100_000  # steps of the exact overlap search before it gives up (microseconds)
 _base_of = attrgetter("base")
 
 
-def address_of(array: Any) -> int:
-    """The address of the array's first element."""
-    if isinstance(array, np.ndarray):
-        return int(array.__array_interface__["data"][0])
-    return int(array.data.ptr)
-
-
-def byte_range(array: Any) -> tuple[int, int]:
+def byte_range(backend: Backend, array: Array) -> tuple[int, int]:
     """First byte and one past the last; equal for an array without elements."""
-    low = high = address_of(array)
+    low = high = backend.address(array)
     if array.size == 0:
         return low, high
     for length, stride in zip(array.shape, array.strides, strict=True):
@@ -35,31 +30,21 @@ def byte_range(array: Any) -> tuple[int, int]:
     return low, high + array.itemsize
 
 
-def is_contiguous(array: Any) -> bool:
-    """Whether the array's bytes are one gapless run, in C or Fortran order."""
-    flags = array.flags
-    return bool(flags.c_contiguous or flags.f_contiguous)
+def in_memory_order(shape: Shape, strides: Shape) -> tuple[Shape, tuple[int, ...]]:
+    """A shape with its axes as they lie in memory, and how to transpose them back."""
+    axes = range(len(shape))
+    order = sorted(axes, key=lambda axis: -abs(strides[axis]))
+    return tuple(shape[axis] for axis in order), tuple(sorted(axes, key=order.__getitem__))
 
 
-def in_memory_order(array: Any) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-    """An array's shape with its axes as they lie in memory, and how to transpose them back.
-
-    ``None`` where there is nothing to transpose.
-    """
-    if array.flags.c_contiguous:
-        return array.shape, None
-    order = sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis]))
-    places = sorted(range(array.ndim), key=order.__getitem__)
-    return tuple(array.shape[axis] for axis in order), tuple(places)
-
-
-def overlaps_itself(array: Any) -> bool:
+def overlaps_itself(array: Array) -> bool:
     """Whether two elements of the array may share memory (a broadcast view, say).
 
     Exact for every view that indexing, transposing and broadcasting can make; a window made
-    by hand out of strides that interleave without touching counts as overlapping.
+    by hand from strides that interleave without touching counts as overlapping.
     """
-    if array.size <= 1 or is_contiguous(array):
+    flags = array.flags
+    if flags.c_contiguous or flags.f_contiguous or array.size <= 1:
         return False
     covered = array.itemsize
     for stride, length in sorted(
@@ -73,27 +58,27 @@ def overlaps_itself(array: Any) -> bool:
     return False
 
 
-def overlap(a: Any, b: Any) -> bool:
+def overlap(backend: Backend, a: Array, b: Array) -> bool:
     """Whether two arrays share a byte. A search that takes too long counts as sharing."""
     if not (a.size and b.size):
         return False
     try:
-        return np.shares_memory(_layout(a), _layout(b), max_work=_WORK)  # type: ignore[arg-type]
+        return np.shares_memory(_layout(backend, a), _layout(backend, b), max_work=_WORK)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
 
 
-def same_elements(a: Any, b: Any) -> bool:
+def same_elements(backend: Backend, a: Array, b: Array) -> bool:
     """Whether two arrays are the very same elements in the same order."""
     return a is b or bool(
         a.shape == b.shape
         and a.strides == b.strides
         and a.dtype == b.dtype
-        and address_of(a) == address_of(b)
+        and backend.address(a) == backend.address(b)
     )
 
 
-def first_overlap(arrays: Sequence[Any]) -> tuple[int, int] | None:
+def first_overlap(backend: Backend, arrays: Sequence[Array]) -> tuple[int, int] | None:
     """The positions of two arrays that share memory, or ``None``. O(n log n)."""
     if len(arrays) < 2:
         return None
@@ -103,14 +88,14 @@ def first_overlap(arrays: Sequence[Any]) -> tuple[int, int] | None:
     )
     if owners and len(set(map(id, arrays))) == len(arrays):
         return None
-    ranges = sorted((*byte_range(array), index) for index, array in enumerate(arrays))
+    ranges = sorted((*byte_range(backend, array), index) for index, array in enumerate(arrays))
     active: list[tuple[int, int]] = []  # (end, index) of ranges that reach into the next one
     for low, high, index in ranges:
         if low == high:
             continue
         active = [(end, other) for end, other in active if end > low]
         for _, other in active:
-            if overlap(arrays[other], arrays[index]):
+            if overlap(backend, arrays[other], arrays[index]):
                 return (other, index) if other < index else (index, other)
         active.append((high, index))
     return None
@@ -119,9 +104,9 @@ def first_overlap(arrays: Sequence[Any]) -> tuple[int, int] | None:
 class _Layout:
     """Stands for memory at an address that is never read."""
 
-    def __init__(self, array: Any):
+    def __init__(self, backend: Backend, array: Array):
         self.__array_interface__ = {
-            "data": (address_of(array), True),
+            "data": (backend.address(array), True),
             "shape": array.shape,
             "strides": array.strides,
             "typestr": f"|V{array.itemsize}",
@@ -129,5 +114,7 @@ class _Layout:
         }
 
 
-def _layout(array: Any) -> np.ndarray[Any, Any]:
-    return array if isinstance(array, np.ndarray) else np.asarray(_Layout(array))
+def _layout(backend: Backend, array: Array) -> np.ndarray[Any, Any]:
+    if isinstance(array, np.ndarray):
+        return array
+    return np.asarray(_Layout(backend, array))

@@ -5,17 +5,22 @@ import threading
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from gradkit._cuda.device import Device, Kernel
+from gradkit._cuda.launch.device import Device, Kernel
+from gradkit._dtypes import FLOATS, Types
 from gradkit.errors import KernelCompileError, KernelLaunchError
 
 _INCLUDE = re.compile(r'^[ \t]*#include "([\w.]+)"[ \t]*$', re.MULTILINE)
 _KERNEL = re.compile(r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\(')
-_CXX = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64"}
-_PACKAGE = Path(__file__).resolve().parent.parent
+_CXX = {row.name: row.cxx for row in FLOATS.values()}
+_PACKAGE = Path(__file__).resolve().parents[2]
+
+Macros: TypeAlias = dict[str, str | int]
+# What an operation can ask for: a kernel file, and the macros it is compiled with.
+Combination: TypeAlias = tuple[str, Macros]
 
 _NULL = np.uint64(0)  # CuPy up to 13 makes garbage of None: github.com/cupy/cupy/issues/9046
 
@@ -75,10 +80,16 @@ def kernel(device: Device, file: str, name: str, **macros: str | int) -> LoadedK
     return found
 
 
-def options_of(macros: dict[str, str | int]) -> tuple[str, ...]:
+def options_of(macros: Macros) -> tuple[str, ...]:
     """What the compiler is told, in an order that does not depend on the caller."""
     defined = (f"-D{name}={_CXX.get(str(macros[name]), macros[name])}" for name in sorted(macros))
     return ("-std=c++17", *defined)
+
+
+def norm_macros(types: Types, vector: int, **more: int) -> Macros:
+    """The macros that every norm's kernels take; ``vector`` elements move in one access."""
+    data, statistic, parameter = types
+    return {"DATA_T": data, "STAT_T": statistic, "PARAM_T": parameter, "VEC": vector, **more}
 
 
 @cache

@@ -1,13 +1,13 @@
-"""What gradkit found on this machine."""
+"""What gradkit found on this machine, and how much of it a call may use."""
 
 import platform
 from typing import Any, Literal, overload
 
 import numpy as np
 
-from gradkit._numpy.blocks import WORKERS
+from gradkit._numpy import threads
 
-__all__ = ["show_config"]
+__all__ = ["get_num_threads", "set_num_threads", "show_config"]
 
 
 @overload
@@ -59,6 +59,66 @@ def show_config(mode: str = "stdout") -> dict[str, Any] | None:
     return None
 
 
+def get_num_threads() -> int:
+    """How many threads one call on host arrays may use.
+
+    Returns
+    -------
+    int
+        What :func:`set_num_threads` set last. Before that: the environment variable
+        ``GRADKIT_NUM_THREADS`` when gradkit was imported; without it, the number of cores that
+        this process may use, ``OMP_NUM_THREADS`` if that is smaller, and at most 4.
+
+    References
+    ----------
+    ``torch.get_num_threads``.
+
+    Examples
+    --------
+    >>> import gradkit
+    >>> gradkit.get_num_threads() >= 1
+    True
+    """
+    return threads.workers()
+
+
+def set_num_threads(count: int) -> None:
+    """Choose how many threads one call on host arrays may use.
+
+    Results do not depend on it: every bit is the same for any number of threads. Small arrays
+    are worked on by the calling thread alone.
+
+    Parameters
+    ----------
+    count : int
+        At least 1, which stands for the calling thread. Applies to the calls that begin after
+        this one, in every thread of the process.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A count that is no integer, or less than 1.
+
+    References
+    ----------
+    ``torch.set_num_threads``.
+
+    Examples
+    --------
+    >>> import gradkit
+    >>> before = gradkit.get_num_threads()
+    >>> gradkit.set_num_threads(1)
+    >>> gradkit.get_num_threads()
+    1
+    >>> gradkit.set_num_threads(before)
+    """
+    if isinstance(count, bool) or not hasattr(count, "__index__"):
+        raise TypeError(f"count must be an integer, not {type(count).__name__}")
+    if count < 1:
+        raise ValueError(f"count must be at least 1, not {count}")
+    threads.use_workers(count.__index__())
+
+
 def _versions() -> dict[str, str]:
     names = ("gradkit", "numpy", "ml_dtypes")
     return {"python": platform.python_version()} | {name: _version(name) for name in names}
@@ -75,7 +135,7 @@ def _version(name: str) -> str:
 
 def _numpy() -> dict[str, Any]:
     blas = np.show_config(mode="dicts").get("Build Dependencies", {}).get("blas", {})
-    return {"available": True, "threads": WORKERS, "blas": blas.get("name", "unknown")}
+    return {"available": True, "threads": get_num_threads(), "blas": blas.get("name", "unknown")}
 
 
 def _cuda() -> dict[str, Any]:

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from gradkit._cuda.cudnn.layout import Layout
+from gradkit._cuda.cudnn.descriptions import Dense
 
 LENGTHS = (2, 3, 1, 5, 4)
 
@@ -18,7 +18,7 @@ def test_a_descriptor_shows_each_channel_its_own_elements(ndim):
             dense = np.arange(np.prod(lengths)).reshape([lengths[a] for a in order])
             x = dense.transpose(back)
             for axis in range(ndim):
-                layout = Layout.of(x, axis)
+                layout = Dense.of(x, axis)
                 view = x.transpose(layout.order)
                 assert view.flags.c_contiguous
                 seen = np.lib.stride_tricks.as_strided(
@@ -33,7 +33,7 @@ def test_a_descriptor_shows_each_channel_its_own_elements(ndim):
 def test_channels_last():
     first = np.empty((2, 3, 4, 5))
     last = np.moveaxis(np.empty((2, 4, 5, 3)), -1, 1)
-    assert not Layout.of(first, 1).channels_last
-    assert Layout.of(last, 1).channels_last
-    assert Layout.of(first, 3).channels_last
-    assert not Layout.of(np.empty((6, 3)), 1).channels_last
+    assert not Dense.of(first, 1).channels_last
+    assert Dense.of(last, 1).channels_last
+    assert Dense.of(first, 3).channels_last
+    assert not Dense.of(np.empty((6, 3)), 1).channels_last

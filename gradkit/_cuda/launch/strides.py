@@ -1,9 +1,10 @@
 """Pairs of strided arrays in as few dimensions as they need, without looking at an element."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
-Array: TypeAlias = Any
+from gradkit._backend import Array
+
 Strides: TypeAlias = tuple[int, ...]
 Dim: TypeAlias = tuple[int, int, int]  # length, source stride, target stride; in bytes
 

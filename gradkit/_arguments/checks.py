@@ -6,12 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from gradkit._dtypes import FLOATS, float_name
-from gradkit._memory import overlaps_itself
+from gradkit._arguments.memory import overlaps_itself
+from gradkit._backend import Array, Shape
+from gradkit._dtypes import FLOATS, dtype_named, float_name, float_of
 
 
 def real(value: Any, label: str) -> float:
-    """A Python float out of a real number or a 0-d host array."""
+    """A Python float from a real number or a 0-d host array."""
+    if type(value) is float:
+        return value
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value[()]
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (numbers.Real, np.floating)):
@@ -53,9 +56,14 @@ def choice(value: Any, label: str, accepted: tuple[str, ...]) -> str:
     return value
 
 
+def is_flag(value: Any) -> bool:
+    """Whether a value is a plain bool (a NumPy bool scalar too)."""
+    return isinstance(value, (bool, np.bool_))
+
+
 def flag(value: Any, label: str) -> bool:
     """A Python bool, or NumPy's."""
-    if not isinstance(value, (bool, np.bool_)):
+    if not is_flag(value):
         raise TypeError(f"{label} must be a bool, not {type(value).__name__}")
     return bool(value)
 
@@ -71,7 +79,7 @@ def axis_index(axis: Any, ndim: int, label: str = "axis") -> int:
     return index % ndim
 
 
-def floating(array: Any, label: str) -> str:
+def floating(array: Array, label: str) -> str:
     """The name of an array's dtype if it is one of ``FLOATS``."""
     name = float_name(array.dtype)
     if name is None:
@@ -82,7 +90,7 @@ def floating(array: Any, label: str) -> str:
     return name
 
 
-def writable(array: Any, label: str) -> None:
+def writable(array: Array, label: str) -> None:
     """Raise unless every element of the array can be written on its own."""
     if not getattr(array.flags, "writeable", True):
         raise ValueError(f"{label} is read-only, but it would be written in place")
@@ -93,12 +101,28 @@ def writable(array: Any, label: str) -> None:
         )
 
 
-def shape(array: Any, expected: tuple[int, ...], label: str, meaning: str) -> None:
+def shape(array: Array, expected: Shape, label: str, meaning: str) -> None:
     """Raise unless an array has exactly the expected shape."""
     if array.shape != expected:
         raise ValueError(f"{label} has shape {array.shape}; expected {expected}, {meaning}")
 
 
-def is_flag(value: Any) -> bool:
-    """Whether a value is a plain bool (a NumPy bool scalar too)."""
-    return isinstance(value, (bool, np.bool_))
+def invertible(scale: Array | None) -> None:
+    """On the host, raise if a scale cannot be divided by."""
+    if not isinstance(scale, np.ndarray):
+        return
+    wide = dtype_named(float_of(scale.dtype).accumulation)
+    first, count, start = None, 0, 0
+    pieces: Any = np.nditer(  # without a copy of all of a long scale
+        scale, ["buffered", "external_loop", "zerosize_ok"], op_dtypes=wide, order="C"
+    )
+    for piece in pieces:
+        bad = np.flatnonzero(np.abs(piece) < np.finfo(wide).smallest_normal)
+        if bad.size and first is None:
+            first = start + int(bad[0])
+        count, start = count + bad.size, start + piece.size
+    if count:
+        raise ValueError(
+            f"scale is zero or subnormal at flat index {first} ({count} in all), so that the "
+            "norm cannot be inverted; use layer_norm_grad, which reads x"
+        )

@@ -8,11 +8,11 @@ import threading
 from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from operator import attrgetter
-from typing import Any, Protocol, TypeAlias, TypeGuard
+from typing import Any, Protocol
 
 import numpy as np
 
-Array: TypeAlias = Any  # cupy.ndarray, or the emulator's
+from gradkit._backend import Array, Shape
 
 _address = attrgetter("data.ptr")
 _PER_THREAD = 2  # the handle of CUDA's per-thread default stream
@@ -49,14 +49,20 @@ class Device(Protocol):
     """One GPU."""
 
     xp: Any
+    number: int  # CUDA's
     multiprocessors: int
     max_shared_memory: int  # bytes of dynamic shared memory that a block may ask for
-    max_parameter_bytes: int
     launch_errors: tuple[type[Exception], ...]  # what a kernel raises that did not launch
+
+    def __hash__(self) -> int:
+        """Devices are told apart by identity."""
 
     @property
     def stream(self) -> Hashable:
         """The current stream, as something to tell streams apart by."""
+
+    def cuda_stream(self) -> int | None:
+        """The address of the current stream; ``None`` if NVIDIA's libraries cannot use it."""
 
     def capturing(self) -> bool:
         """Whether work on the current stream is recorded into a graph instead of run."""
@@ -64,11 +70,11 @@ class Device(Protocol):
     def compile(self, source: str, options: tuple[str, ...]) -> Module:
         """Compile CUDA C++ for this device."""
 
-    def pointer(self, array: Array, *, write: bool = False) -> int:
+    def pointer(self, array: Array) -> int:
         """The address of an array's first element, for a pointer inside a structure."""
 
     def pointers(self, arrays: Sequence[Array], *, write: bool) -> tuple[int, ...]:
-        """The addresses of many arrays."""
+        """The addresses of many arrays, and whether kernels may write there."""
 
     def upload(self, host: np.ndarray[Any, Any]) -> Array:
         """A copy of a host array on the device, in stream order."""
@@ -77,37 +83,23 @@ class Device(Protocol):
         """Make this the current device for a while."""
 
 
-class StreamDevice(Device, Protocol):
-    """A GPU whose current stream NVIDIA's libraries can join."""
-
-    number: int  # CUDA's
-
-    def cuda_stream(self) -> int:
-        """The address of the current stream."""
-
-
-def has_streams(device: Device) -> TypeGuard[StreamDevice]:
-    """Whether a device is NVIDIA's own, and no emulation."""
-    return hasattr(device, "cuda_stream")
-
-
 _recorded: list[Array] = []
 
 
-def kept(device: Device, array: Array) -> Array:
-    """An array that a call has made, kept for good where the call is captured into a graph.
+def keep_if_captured(device: Device, array: Array) -> Array:
+    """An array that a call has made, kept for good if the call is captured into a graph.
 
-    A graph reads and writes there again at each replay, whoever else might have got the memory
-    from the pool by then.
+    A graph reads and writes there again at each replay, even if the pool has given the memory
+    to somebody else by then.
     """
     if device.capturing():
         _recorded.append(array)
     return array
 
 
-def scratch(device: Device, shape: int | tuple[int, ...], dtype: Any) -> Array:
-    """Memory for a launch's own use, undefined at first."""
-    return kept(device, device.xp.empty(shape, dtype))
+def scratch(device: Device, shape: int | Shape, dtype: Any) -> Array:
+    """New memory on the device whose contents are undefined."""
+    return keep_if_captured(device, device.xp.empty(shape, dtype))
 
 
 class CupyDevice:
@@ -121,7 +113,6 @@ class CupyDevice:
         attributes = cupy.cuda.Device(number).attributes
         self.multiprocessors: int = attributes["MultiProcessorCount"]
         self.max_shared_memory: int = attributes["MaxSharedMemoryPerBlockOptin"]
-        self.max_parameter_bytes = 4096
         self.launch_errors: tuple[type[Exception], ...] = (
             cupy.cuda.driver.CUDADriverError,
             cupy.cuda.runtime.CUDARuntimeError,
@@ -143,7 +134,7 @@ class CupyDevice:
         module: Module = self.xp.RawModule(code=source, options=options)
         return module
 
-    def pointer(self, array: Array, *, write: bool = False) -> int:  # noqa: ARG002
+    def pointer(self, array: Array) -> int:
         """The address of an array's first element."""
         return int(array.data.ptr)
 

@@ -16,7 +16,7 @@ _INT_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True)
-class Layout:
+class Dense:
     """Where x lies in memory."""
 
     order: tuple[int, ...]  # the array's axes from the outermost in memory to the innermost
@@ -25,7 +25,7 @@ class Layout:
     channels_last: bool
 
     @classmethod
-    def of(cls, x: Any, channel_axis: int) -> "Layout":
+    def of(cls, x: Any, channel_axis: int) -> "Dense":
         """The layout of x, or the one that it will have once it has been made dense."""
         if x.size == 0:
             raise _not_described(f"shape {x.shape} has no elements")

@@ -3,20 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from gradkit import _checks, _tree, accumulation, clipping, normalization
-from gradkit._arrays import framework_of, is_array, view_of
-from gradkit._dispatch import backend_of
+from gradkit._arguments import checks, trees
+from gradkit._arguments.given import known_framework, view_of
+from gradkit._backend import Backend, Operations, names_in, operations_of
+from gradkit._frameworks import backend_of, is_array
 
 __all__ = ["warmup"]
-
-_COMPILED: dict[str, Callable[..., Any]] = {
-    name: getattr(module, name)
-    for module in (accumulation, clipping, normalization)
-    for name in module.__all__
-    if name != "grads_of"
-}
 
 
 def warmup(arrays: Any, *operations: Callable[..., Any]) -> int:
@@ -58,27 +50,24 @@ def warmup(arrays: Any, *operations: Callable[..., Any]) -> int:
     >>> gradkit.warmup(params, gradkit.layer_norm, gradkit.layer_norm_grad, gradkit.clip_grad_norm)
     0
     """
-    names = [_name(operation) for operation in operations] or list(_COMPILED)
-    found: dict[Any, set[str]] = {}
-    for label, leaf in _tree.walk(_tree.freeze(arrays, is_array), is_array, "arrays"):
-        native = _native(leaf, label)
-        dtype = _checks.floating(native, label)
-        if type(native) is not np.ndarray:
-            found.setdefault(backend_of(native), set()).add(dtype)
-    return sum(backend.warm_up(names, dtypes) for backend, dtypes in found.items())
+    runs = set(names_in(Operations))
+    if operations:
+        runs = {name for operation in operations for name in _run_by(operation)}
+    found: dict[Backend, set[str]] = {}
+    for label, leaf in trees.walk(trees.freeze(arrays, is_array), is_array, "arrays"):
+        view = view_of(known_framework(leaf, label), leaf, label, detach=True)
+        dtype = checks.floating(view, label)
+        found.setdefault(backend_of(view), set()).add(dtype)
+    return sum(backend.warmup(runs, dtypes) for backend, dtypes in found.items())
 
 
-def _name(operation: Any) -> str:
-    for name, function in _COMPILED.items():
-        if operation is function:
-            return name
-    raise TypeError(
-        f"{operation!r} is not an operation of gradkit's; accepted: {', '.join(_COMPILED)}"
-    )
-
-
-def _native(leaf: Any, label: str) -> Any:
-    framework = framework_of(leaf)
-    if framework is None:
-        raise TypeError(f"{label} is a {type(leaf).__qualname__}; expected an array")
-    return view_of(framework, leaf, label, detach=True)
+def _run_by(function: Any) -> tuple[str, ...]:
+    """The operations that one of gradkit's functions runs."""
+    own = str(getattr(function, "__module__", "")).startswith("gradkit.")
+    names = operations_of(function.__name__) if own else ()
+    if not names:
+        raise TypeError(
+            f"{function!r} is not an operation of gradkit's; accepted: its functions that compute "
+            "on arrays, such as gradkit.layer_norm"
+        )
+    return names

@@ -1,0 +1,83 @@
+"""The named arrays of one call."""
+
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
+
+from gradkit._arguments.given import (
+    RETURNED,
+    Given,
+    is_scalar,
+    known_framework,
+    refuse_write,
+    view_of,
+)
+from gradkit._arguments.outputs import Outputs
+from gradkit._arguments.signatures import Spec
+from gradkit._backend import Array
+from gradkit._frameworks import HOST, backend_of, framework_for
+
+Arrays = TypeVar("Arrays", bound=tuple[Any, ...])  # a named tuple
+
+_NONE = type(None)
+
+
+class Call(Given, Generic[Arrays]):
+    """Arrays by name, all of one library; ``None`` stands for an absent one.
+
+    ``arrays`` is the named tuple ``given`` with views in place of the caller's arrays. The first
+    argument decides the library, the backend and what new results look like. ``write``: it will
+    be written in place, and ``instead`` says what to do if that cannot be. ``detach``: accept
+    arrays that take part in differentiation, because no gradient is meant.
+    """
+
+    __slots__ = ("arrays",)
+
+    def __init__(
+        self, given: Arrays, *, write: bool = False, instead: str = RETURNED, detach: bool = True
+    ):
+        self.like = given[0]
+        kinds = set(map(type, given)) - {_NONE}
+        if len(kinds) == 1 and self._take(given, kinds.pop()):
+            return
+        labels: tuple[str, ...] = given._fields  # type: ignore[attr-defined]
+        self.framework = known_framework(self.like, labels[0])
+        if write:
+            refuse_write(self.framework, labels[0], instead)
+        view = view_of(self.framework, self.like, labels[0], write=write, detach=detach)
+        self.backend = backend_of(view)
+        self.arrays = type(given)(view, *given[1:])
+        others = (
+            array if array is None else self.argument(array, label, detach=detach)
+            for label, array in zip(labels[1:], given[1:], strict=True)
+        )
+        self.arrays = type(given)(view, *others)
+
+    def _take(self, given: Arrays, kind: type) -> bool:
+        """Arrays as they are, which is the common case: all of one type that a backend takes."""
+        framework = framework_for(kind)
+        if framework is None or self.like is None or not framework.computes_on(kind):
+            return False
+        if not framework.on_one_device([array for array in given if array is not None]):
+            return False  # which of them is found out with the names at hand
+        self.framework, self.backend = framework, framework.backend_of(self.like)
+        self.arrays = given
+        return True
+
+    def first(self) -> tuple[str, Array | None]:
+        return self.arrays._fields[0], self.arrays[0]  # type: ignore[attr-defined]
+
+    def outputs(self, out: Any, specs: Sequence[Spec | None], *, reuse: Array = None) -> Outputs:
+        """The call's outputs; the first may be the very input ``reuse``."""
+        return Outputs(self, out, specs, self._inputs, reuse)
+
+    def argument(self, array: Any, label: str, *, detach: bool = True) -> Array:
+        """A further array that is read; a NumPy scalar may accompany those of any library."""
+        if self.framework is not HOST and is_scalar(array):
+            with self.on_stream():
+                return self.backend.scalar(array)
+        return self.view(array, label, detach=detach)
+
+    def _inputs(self) -> list[tuple[str, Array]]:
+        labels: tuple[str, ...] = self.arrays._fields  # type: ignore[attr-defined]
+        named = zip(labels, self.arrays, strict=True)
+        return [(label, view) for label, view in named if view is not None]

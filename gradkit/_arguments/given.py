@@ -1,0 +1,110 @@
+"""What all calls share: one library, one device, and what is said of an argument that differs."""
+
+from contextlib import AbstractContextManager
+from typing import Any, NoReturn
+
+import numpy as np
+
+from gradkit._backend import Array, Backend
+from gradkit._frameworks import Framework, framework_of
+
+RETURNED = "leave out=None and take the new arrays that are returned"
+
+
+class Given:
+    """The arrays of one call: all of one library, on one device.
+
+    ``like`` is the array whose type and device new results have, ``backend`` what computes.
+    """
+
+    __slots__ = ("backend", "framework", "like")
+    backend: Backend
+    framework: Framework
+    like: Any
+
+    def first(self) -> tuple[str, Array | None]:
+        """The name and the view of the array that decides the library and the device."""
+        raise NotImplementedError
+
+    def view(
+        self,
+        array: Any,
+        label: str,
+        *,
+        write: bool = False,
+        detach: bool = False,
+        instead: str = RETURNED,
+    ) -> Array:
+        """A further argument as an array of this call's backend."""
+        framework = known_framework(array, label)
+        if framework is not self.framework:
+            refuse_mixture(label, framework, self.first()[0], self.framework)
+        if write:
+            refuse_write(framework, label, instead)
+        view = view_of(framework, array, label, write=write, detach=detach)
+        first_label, first_view = self.first()
+        if first_view is not None:
+            check_device(view, label, first_view, first_label)
+        return view
+
+    def on_stream(self) -> AbstractContextManager[Any]:
+        """A context whose work is queued on the caller's device and stream."""
+        return self.framework.on_stream(self.like)
+
+    def wrap(self, result: Array) -> Any:
+        """A result as an array of the caller's type."""
+        return self.framework.wrap(result, self.like)
+
+
+def known_framework(array: Any, label: str) -> Framework:
+    """The library of an argument that must be an array."""
+    framework = framework_of(array)
+    if framework is None:
+        raise TypeError(f"{label} is a {type(array).__qualname__}; expected an array")
+    return framework
+
+
+def view_of(
+    framework: Framework, array: Any, label: str, *, write: bool = False, detach: bool = False
+) -> Array:
+    """An argument as an array that a backend computes on; an error begins with its name."""
+    try:
+        return framework.view(array, write=write, detach=detach)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{label} {error}") from error.__cause__
+
+
+def refuse_mixture(label: str, framework: Framework, first: str, expected: Framework) -> NoReturn:
+    """Raise because two arguments belong to two libraries."""
+    raise TypeError(
+        f"{label} is a {framework.name} array and {first} a {expected.name} array; the arrays of "
+        "one call must be of one framework"
+    )
+
+
+def refuse_write(framework: Framework, label: str, instead: str) -> None:
+    """Raise if users of a library rely on its arrays never changing."""
+    if framework.immutable:
+        raise TypeError(
+            f"{label} is a {framework.name} array, whose memory is never written; {instead}"
+        )
+
+
+def check_device(view: Array, label: str, first: Array, first_label: str) -> None:
+    """Raise unless a backend can compute on both views together."""
+    if not same_device(view, first):
+        raise ValueError(f"{first_label} and {label} are on different devices")
+
+
+def same_device(a: Array, b: Array) -> bool:
+    """Whether two views can be computed on together."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, np.ndarray):
+        return True
+    return bool(a.data.device_id == b.data.device_id)
+
+
+def is_scalar(value: Any) -> bool:
+    """Whether a value is a NumPy scalar or 0-d array, which any library's arrays may meet."""
+    return isinstance(value, np.generic) or (type(value) is np.ndarray and value.ndim == 0)

@@ -1,0 +1,156 @@
+"""A caller's gradients, opened: checked, seen as a backend's arrays, and with the way back."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from operator import attrgetter
+from typing import Any, NoReturn
+
+import numpy as np
+
+from gradkit._arguments import checks, memory, trees
+from gradkit._arguments.given import (
+    RETURNED,
+    Given,
+    check_device,
+    known_framework,
+    refuse_mixture,
+    refuse_write,
+    same_device,
+    view_of,
+)
+from gradkit._arguments.outputs import Named, Outputs
+from gradkit._arguments.signatures import Spec
+from gradkit._backend import Array, Views
+from gradkit._dtypes import float_name
+from gradkit._frameworks import HOST, Framework, backend_of, framework_for, is_array
+
+_NOTHING = np.empty(0)
+_HOST_BACKEND = HOST.backend_of(_NOTHING)
+_dtype_of, _device_of = attrgetter("dtype"), attrgetter("data.device_id")
+_simply_writable = attrgetter("flags.carray")  # in C order, aligned and writeable
+
+
+class Gradients(Given):
+    """The gradients of one call: all of one library, on one device.
+
+    ``tree`` is the caller's container (one-shot iterables made into lists), ``arrays`` its
+    leaves in order without the ``None`` ones, ``views`` the same memory as the backend's arrays.
+    An empty list counts as NumPy's. ``write``: they will be written in place, and ``instead``
+    says what to do if that cannot be.
+    """
+
+    __slots__ = ("_plain", "arrays", "tree", "views")
+
+    def __init__(self, grads: Any, *, write: bool, instead: str = RETURNED):
+        self.tree: Any
+        self.arrays: list[Any]
+        # What a thousand small gradients have in common is looked at once, and each by itself
+        # only if something is unusual: the checks must not take longer than the work.
+        if type(grads) is list and all(map(framework_for, set(map(type, grads)))):
+            self.tree = self.arrays = [*grads]
+        else:
+            self.tree = trees.freeze(grads, is_array)
+            self.arrays = trees.leaves(self.tree, is_array)
+        kinds = set(map(type, self.arrays))
+        self._plain = kinds <= {np.ndarray}
+        self.views: Sequence[Array] = self.arrays
+        if self._plain:
+            self.framework, self.backend = HOST, _HOST_BACKEND
+        else:
+            self.framework = self._framework(kinds)
+            if write and self.framework.immutable:
+                refuse_write(self.framework, self.name(0), instead)
+            self.views = Views(self._opened(kinds, write))
+            self.backend = backend_of(self.views[0])
+        self.like = self.arrays[0] if self.arrays else _NOTHING
+        self._check_elements()
+        if write:
+            self._check_writable()
+
+    def name(self, index: int) -> str:
+        """The expression that reaches one gradient: ``grads['layer1'][0]``."""
+        return trees.name_of(self.tree, is_array, index, "grads")
+
+    def first(self) -> tuple[str, Array | None]:
+        return (self.name(0), self.views[0]) if self.arrays else ("grads", None)
+
+    def outputs(self, out: Any, specs: Sequence[Spec], *, apart: Iterable[Any] = ()) -> Outputs:
+        """A call's further results, which share no memory with gradients or named arrays."""
+
+        def inputs() -> Named:
+            names = (name for name, _ in trees.walk(self.tree, is_array, "grads"))
+            return list(chain(zip(names, self.views, strict=True), apart))
+
+        return Outputs(self, out, specs, inputs)
+
+    def rebuilt(self, results: Iterable[Any]) -> Any:
+        """Results, one a gradient, in the caller's own container."""
+        return trees.rebuild(self.tree, is_array, iter(results))
+
+    def returned(self, grads: Any) -> Any:
+        """What an in-place function gives back: the caller's own object."""
+        return self.tree if isinstance(grads, Iterator) else grads
+
+    def wrote(self) -> None:
+        """Tell the library that every gradient's memory was written."""
+        self.framework.wrote(self.arrays)
+
+    def _framework(self, kinds: Iterable[type]) -> Framework:
+        found = set(map(framework_for, kinds))
+        framework = found.pop()
+        if framework is None or found:
+            self._refuse_mixture()
+        return framework
+
+    def _refuse_mixture(self) -> NoReturn:
+        frameworks = [known_framework(a, self.name(i)) for i, a in enumerate(self.arrays)]
+        first = frameworks[0]
+        index = next(i for i, framework in enumerate(frameworks) if framework is not first)
+        refuse_mixture(self.name(index), frameworks[index], self.name(0), first)
+
+    def _opened(self, kinds: set[type], write: bool) -> Sequence[Array]:
+        framework = self.framework
+        if len(kinds) == 1 and all(map(framework.computes_on, kinds)):
+            if not framework.on_one_device(self.arrays):
+                self._refuse_devices(self.arrays)
+            return self.arrays
+        try:
+            views = self.framework.views(self.arrays, write=write)
+        except (TypeError, ValueError):
+            for index, array in enumerate(self.arrays):  # once more, to say which
+                view_of(self.framework, array, self.name(index), write=write)
+            raise
+        if set(map(type, views)) != {np.ndarray}:
+            self._check_device(views)
+        return views
+
+    def _check_device(self, views: Sequence[Array]) -> None:
+        if len(set(map(type, views))) != 1 or len(set(map(_device_of, views))) != 1:
+            self._refuse_devices(views)
+
+    def _refuse_devices(self, views: Sequence[Array]) -> None:
+        for index, view in enumerate(views):
+            if not same_device(view, views[0]):
+                check_device(view, self.name(index), views[0], self.name(0))
+
+    def _check_elements(self) -> None:
+        if None not in map(float_name, set(map(_dtype_of, self.views))):
+            return
+        for index, view in enumerate(self.views):
+            checks.floating(view, self.name(index))
+
+    def _check_writable(self) -> None:
+        if self.framework.known_disjoint(self.arrays):
+            return
+        if not (self._plain and all(map(_simply_writable, self.views))):
+            for index, view in enumerate(self.views):
+                flags = view.flags
+                if not (flags.c_contiguous and getattr(flags, "writeable", True)):
+                    checks.writable(view, self.name(index))
+        pair = memory.first_overlap(self.backend, self.views)
+        if pair is not None:
+            first, second = map(self.name, pair)
+            raise ValueError(
+                f"{first} and {second} share memory, which would be written twice; pass each "
+                "gradient once"
+            )

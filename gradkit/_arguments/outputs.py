@@ -1,0 +1,139 @@
+"""A call's results: the caller's own arrays if ``out`` has them, new ones otherwise."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gradkit._arguments import checks, memory
+from gradkit._arguments.given import Given
+from gradkit._arguments.signatures import Spec
+from gradkit._backend import Array
+from gradkit._frameworks import is_array
+
+Named = Sequence[tuple[str, Array]]
+
+
+class Outputs:
+    """What a call writes and gives back.
+
+    ``views`` are there to be written; ``results()`` are what the caller gets. An output may
+    share memory with no input, except that the first may be the very input ``reuse``.
+    """
+
+    __slots__ = ("_arrays", "_given", "_owner", "views")
+    views: list[Any]
+
+    def __init__(
+        self,
+        owner: Given,
+        out: Any,
+        specs: Sequence[Spec | None],
+        inputs: Callable[[], Named],
+        reuse: Array = None,
+    ):
+        self._owner = owner
+        self._given: tuple[Any, ...] = ()
+        if out is None and owner.framework.returns_views:
+            empty = owner.backend.empty
+            self.views = self._arrays = [
+                None if spec is None else _in_order(empty, spec) for spec in specs
+            ]
+            return
+        self._given = _as_tuple(out, len(specs))
+        self._arrays = list(self._given)
+        self.views = [None] * len(specs) if out is None else self._checked(specs, inputs(), reuse)
+        for position, spec in enumerate(specs):
+            if spec is not None and self.views[position] is None:
+                self.views[position] = self._new(position, spec)
+
+    def results(self) -> list[Any]:
+        """The outputs as the caller's own objects, or as new arrays of the caller's type."""
+        framework, like = self._owner.framework, self._owner.like
+        written = [array for array in self._given if array is not None]
+        if written:
+            framework.wrote(written)
+        if framework.returns_views:
+            return self._arrays
+        return [
+            framework.wrap(view, like) if array is None and view is not None else array
+            for array, view in zip(self._arrays, self.views, strict=True)
+        ]
+
+    def _new(self, position: int, spec: Spec) -> Array:
+        """A new output; the caller's array of that memory too, if the library made it."""
+        owner, array = self._owner, None
+
+        def allocate(shape: Any, dtype: Any) -> Array:
+            nonlocal array
+            made = owner.framework.empty(shape, dtype, owner.like)
+            view, array = made or (owner.backend.empty(shape, dtype), None)
+            return view
+
+        view = _in_order(allocate, spec)
+        if array is not None and spec.order is not None:
+            array = array.permute(spec.order[1])
+        self._arrays[position] = view if owner.framework.returns_views else array
+        return view
+
+    def _checked(self, specs: Sequence[Spec | None], inputs: Named, reuse: Array) -> list[Any]:
+        """Views of the caller's arrays, and ``None`` for what is to be allocated."""
+        backend = self._owner.backend
+        ranges = [(*named, memory.byte_range(backend, named[1])) for named in inputs]
+        views = []
+        for position, (array, spec) in enumerate(zip(self._given, specs, strict=True)):
+            label = f"out[{position}]" if len(specs) > 1 else "out"
+            view = None if array is None else self._view(array, spec, label)
+            views.append(view)
+            if view is not None:
+                self._check_inputs(view, label, ranges, reuse if position == 0 else None)
+        written = [view for view in views if view is not None]
+        if memory.first_overlap(backend, written) is not None:
+            raise ValueError("two arrays in out share memory; each result needs its own")
+        return views
+
+    def _view(self, array: Any, spec: Spec | None, label: str) -> Array:
+        if spec is None:
+            raise ValueError(f"{label} must be None: this call has no such result")
+        view = self._owner.view(array, label, write=True)
+        checks.shape(view, spec.shape, label, f"the shape of {spec.name}")
+        if view.dtype != spec.dtype:
+            raise TypeError(f"{label} has dtype {view.dtype}; {spec.name} has dtype {spec.dtype}")
+        checks.writable(view, label)
+        return view
+
+    def _check_inputs(
+        self,
+        view: Array,
+        label: str,
+        inputs: Sequence[tuple[str, Array, tuple[int, int]]],
+        reuse: Array,
+    ) -> None:
+        backend = self._owner.backend
+        low, high = memory.byte_range(backend, view)
+        for other, source, (start, end) in inputs:
+            if end <= low or high <= start:  # as nearly always
+                continue
+            allowed = source is reuse and memory.same_elements(backend, view, source)
+            if not allowed and memory.overlap(backend, view, source):
+                alias = next((name for name, input_, _ in inputs if input_ is reuse), None)
+                rather = f" without being {alias} itself" if alias else ""
+                raise ValueError(f"{label} shares memory with {other}{rather}; pass another array")
+
+
+def _in_order(allocate: Callable[[Any, Any], Array], spec: Spec) -> Array:
+    """A new array whose axes lie in memory as an output's are wanted."""
+    if spec.order is None:
+        return allocate(spec.shape, spec.dtype)
+    shape, places = spec.order
+    return allocate(shape, spec.dtype).transpose(places)
+
+
+def _as_tuple(out: Any, count: int) -> tuple[Any, ...]:
+    if out is None:
+        return (None,) * count
+    if count == 1 and is_array(out):
+        return (out,)
+    if not isinstance(out, tuple) or len(out) != count:
+        wanted = f"a tuple of {count}" if count > 1 else "an array or a tuple of 1"
+        given = f"a tuple of {len(out)}" if isinstance(out, tuple) else type(out).__qualname__
+        raise TypeError(f"out must be {wanted} (None for what may be allocated), not {given}")
+    return out

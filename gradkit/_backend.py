@@ -1,0 +1,237 @@
+"""The contract between the public functions and what computes: ``Backend``.
+
+``gradkit._numpy`` (a module) and ``gradkit._cuda.CudaBackend`` (an object for each device) have
+every function here under the same name and with the same parameters; mypy checks that where
+``gradkit._frameworks`` hands them out, and ``tests/test_contract.py`` compares the signatures.
+
+Arguments are validated: arrays are the backend's own (``numpy.ndarray`` or ``cupy.ndarray``),
+shapes and dtypes fit, and an output shares memory with no input, except that ``dx`` may be
+``dy`` itself, ``y`` may be ``x``, and ``outs`` may be ``grads``. The caller has made the arrays'
+device and stream current. An operation writes its outputs and, unless it says so here, returns
+nothing; nothing waits for a device.
+"""
+
+from collections.abc import Callable, Iterable, Sequence, Set
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+
+Array: TypeAlias = Any  # numpy.ndarray, or cupy.ndarray, which cannot be imported here
+Engine: TypeAlias = Literal["cudnn", "cudnn-persistent", "native"]
+Shape: TypeAlias = tuple[int, ...]
+
+
+class Views(list[Array]):
+    """The gradients of one call, as a backend's arrays.
+
+    ``plan`` is the backend's own: what it has found out about them, for its next operation on
+    the same list. It ends with the call.
+    """
+
+    plan: Any = None
+
+
+class Services(Protocol):
+    """What the public functions need of a backend besides operations."""
+
+    def empty(self, shape: Shape, dtype: np.dtype[Any]) -> Array:
+        """A new array whose contents are undefined."""
+
+    def scalar(self, value: Any) -> Array:
+        """A NumPy scalar or 0-d array as a 0-d array of the backend's."""
+
+    def as_float64(self, value: Any) -> Array:
+        """A number or an array as a float64 array of the backend's."""
+
+    def address(self, array: Array) -> int:
+        """The address of an array's first element."""
+
+    def read(self, array: Array) -> np.ndarray[Any, Any]:
+        """An array's values on the host: the only call that waits for a device."""
+
+    def warmup(self, operations: Iterable[str], dtypes: Set[str]) -> int:
+        """Compile what operations on arrays of these dtypes need; how many combinations."""
+
+
+class Operations(Protocol):
+    """What a backend computes, in the order of the public modules."""
+
+    def accumulate_grad(
+        self, buffer: Array, grad: Array, do_update: Array | bool, scale: float | None
+    ) -> None:
+        """``buffer += scale * grad`` (broadcast) if ``do_update``, with one rounding."""
+
+    def accumulate_grad_v2(self, buffer: Array, grad: Array, overwrite: Array | bool) -> None:
+        """``buffer = grad`` if ``overwrite``, else ``buffer += grad``; both broadcast."""
+
+    def zero_grad(self, grads: Sequence[Array]) -> None:
+        """Write +0 over every element, whatever it was."""
+
+    def grad_norm(
+        self, grads: Sequence[Array], norm_type: float, out: Array, *, per_tensor: bool = False
+    ) -> None:
+        """``out = (sum |g|^p)^(1/p)`` over all gradients, or one norm a gradient."""
+
+    def norm_shares(self, norm: Array, largest: Array, norm_type: float, out: Array) -> None:
+        """``out = (norm / largest)^p``: what this rank adds to a norm over ranks.
+
+        For infinity, where nothing is added, 0 or the NaN that a "max" may have dropped.
+        """
+
+    def norm_of_shares(self, total: Array, largest: Array, norm_type: float, out: Array) -> None:
+        """``out = largest * total^(1/p)``: the norm over all ranks."""
+
+    def clip_coefficient(self, norm: Array, max_norm: float, eps: float, out: Array) -> None:
+        """``out = min(1, max_norm / max(norm, eps))``; a NaN norm stays NaN."""
+
+    def clip_by_norm(
+        self,
+        grads: Sequence[Array],
+        norm: Array,
+        max_norm: float,
+        eps: float,
+        outs: Sequence[Array],
+        *,
+        zero_nonfinite: bool,
+    ) -> None:
+        """``outs = grads * clip_coefficient(norm)``, or zeros if the norm is not finite."""
+
+    def scale_grads(
+        self, grads: Sequence[Array], coefficient: Array | float, outs: Sequence[Array]
+    ) -> None:
+        """``outs = grads * coefficient``; a coefficient of 1 keeps every bit."""
+
+    def clip_grad_value(
+        self, grads: Sequence[Array], clip_value: float, outs: Sequence[Array]
+    ) -> None:
+        """``outs = min(max(grads, -clip_value), clip_value)``; NaN stays NaN."""
+
+    def layer_norm(
+        self,
+        x: Array,
+        scale: Array | None,
+        bias: Array | None,
+        axis: int,
+        eps: float,
+        y: Array,
+        mean: Array,
+        inv_std: Array,
+    ) -> None:
+        """``y``, ``mean`` and ``inv_std`` are written; ``y`` may be ``x``."""
+
+    def layer_norm_grad(
+        self,
+        dy: Array,
+        x: Array,
+        scale: Array | None,
+        mean: Array,
+        inv_std: Array,
+        axis: int,
+        dx: Array,
+        dscale: Array | None,
+        dbias: Array | None,
+    ) -> None:
+        """``dx``, ``dscale`` and ``dbias`` are written (``=``); ``dx`` may be ``dy``."""
+
+    def layer_norm_inverse(
+        self,
+        y: Array,
+        scale: Array | None,
+        bias: Array | None,
+        mean: Array,
+        inv_std: Array,
+        axis: int,
+        x: Array,
+    ) -> None:
+        """``x = (y - bias) / scale / inv_std + mean`` is written; ``x`` may be ``y``."""
+
+    def invertible_layer_norm_grad(
+        self,
+        dy: Array,
+        y: Array,
+        scale: Array | None,
+        bias: Array | None,
+        inv_std: Array,
+        axis: int,
+        dx: Array,
+        dscale: Array | None,
+        dbias: Array | None,
+    ) -> None:
+        """As ``layer_norm_grad``, with xhat computed from the output; ``dx`` may be ``dy``."""
+
+    def rms_norm(
+        self, x: Array, scale: Array | None, axis: int, eps: float, y: Array, inv_std: Array
+    ) -> None:
+        """``y`` and ``inv_std`` are written; ``y`` may be ``x``."""
+
+    def rms_norm_grad(
+        self,
+        dy: Array,
+        x: Array,
+        scale: Array | None,
+        inv_std: Array,
+        axis: int,
+        dx: Array,
+        dscale: Array | None,
+    ) -> None:
+        """``dx`` and ``dscale`` are written (``=``); ``dx`` may be ``dy``."""
+
+    def batch_norm(
+        self,
+        x: Array,
+        scale: Array | None,
+        bias: Array | None,
+        channel_axis: int,
+        eps: float,
+        y: Array,
+        mean: Array,
+        inv_std: Array,
+        engine: Engine | None = None,
+    ) -> Engine:
+        """``y``, ``mean`` and ``inv_std`` are written; the engine that did it is returned."""
+
+    def batch_norm_grad(
+        self,
+        dy: Array,
+        x: Array,
+        scale: Array | None,
+        mean: Array,
+        inv_std: Array,
+        channel_axis: int,
+        dx: Array,
+        dscale: Array | None,
+        dbias: Array | None,
+        engine: Engine | None = None,
+    ) -> Engine:
+        """``dx``, ``dscale`` and ``dbias`` are written; the engine that did it is returned."""
+
+
+class Backend(Services, Operations, Protocol):
+    """What computes on arrays of one kind, on one device."""
+
+
+def names_in(contract: type) -> tuple[str, ...]:
+    """The functions that ``Services`` or ``Operations`` lists."""
+    return tuple(name for name in vars(contract) if not name.startswith("_"))
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+# The operations that a public function runs, if they are not one of its own name.
+_RUNS: dict[str, tuple[str, ...]] = {}
+
+
+def runs(*operations: str) -> Callable[[Function], Function]:
+    """Note which operations a public function runs, for ``warmup``."""
+
+    def note(function: Function) -> Function:
+        _RUNS[function.__name__] = operations
+        return function
+
+    return note
+
+
+def operations_of(name: str) -> tuple[str, ...]:
+    """The operations that a public function runs; none for one that does not compute."""
+    own = (name,) if name in names_in(Operations) else ()
+    return _RUNS.get(name, own)

@@ -1,0 +1,50 @@
+"""Arrays that kernels can read or write from end to end: the caller's own, or copies of them."""
+
+import numpy as np
+
+from gradkit._backend import Array
+from gradkit._cuda.launch.device import Device, keep_if_captured, scratch
+
+VECTOR_BYTES = 16  # that one access moves at most
+
+
+def vector_of(itemsize: int, run: int) -> int:
+    """How many elements one access moves: 16 bytes' worth if runs of ``run`` divide so.
+
+    Shapes alone decide, so that results do not depend on where arrays lie in memory.
+    """
+    count = VECTOR_BYTES // itemsize
+    return 1 if run % count else count
+
+
+def contiguous(device: Device, array: Array | None, vector: int = 1) -> Array | None:
+    """The array itself if a kernel can read it in vectors from end to end, else a copy."""
+    if array is None or _contiguous_aligned(array, vector):
+        return array
+    return keep_if_captured(device, array.copy(order="C"))
+
+
+def writable_like(device: Device, out: Array, vector: int = 1) -> Array:
+    """Where a kernel writes what belongs into ``out``: itself, or scratch that is like it."""
+    if _contiguous_aligned(out, vector):
+        return out
+    return scratch(device, out.shape, out.dtype)
+
+
+def copy_back(out: Array, written: Array) -> None:
+    """Bring results from what ``writable_like`` gave to where they belong."""
+    if written is not out:
+        out[...] = written
+
+
+def _contiguous_aligned(array: Array, vector: int) -> bool:
+    """Whether an array lies in C order without gaps, and begins where its first access may."""
+    alignment = VECTOR_BYTES if vector > 1 else array.dtype.itemsize
+    contiguous: bool = array.flags.c_contiguous
+    return contiguous and address_of(array) % alignment == 0
+
+
+def address_of(array: Array) -> int:
+    """Where an array begins, to ask about alignment and overlap; kernels are given the array."""
+    address: int = array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
+    return address

@@ -1,0 +1,69 @@
+"""Which kernels an operation can ask for, and compiling them before it does."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Set
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from gradkit._cuda.launch.device import Device
+from gradkit._cuda.launch.kernels import Combination, Macros, kernel, kernels_in
+from gradkit._dtypes import accumulation_name
+
+Operation = TypeVar("Operation", bound=Callable[..., Any])
+
+_COMBINATIONS: dict[str, Callable[[], Iterable[Combination]]] = {}
+
+
+def asks_for(combinations: Callable[[], Iterable[Combination]]) -> Callable[[Operation], Operation]:
+    """Note which kernels, with which macros, an operation can ask for."""
+
+    def note(operation: Operation) -> Operation:
+        _COMBINATIONS[operation.__name__] = combinations
+        return operation
+
+    return note
+
+
+def combinations(*operations: str) -> Iterator[Combination]:
+    """What operations (default: all) can ask for, each combination once."""
+    seen = set()
+    for name in sorted(operations or _COMBINATIONS):
+        for file, macros in _COMBINATIONS[name]():
+            key = (file, *sorted(macros.items()))
+            if key not in seen:
+                seen.add(key)
+                yield file, macros
+
+
+def needed(operations: Iterable[str], dtypes: Set[str]) -> list[Combination]:
+    """Those of the combinations that operations on arrays of some dtypes can ask for."""
+    return [(file, macros) for file, macros in combinations(*operations) if _is_for(macros, dtypes)]
+
+
+def warmup(device: Device, operations: Iterable[str], dtypes: Set[str]) -> int:
+    """Compile what operations need, on all cores; how many combinations that are."""
+    combined = needed(operations, dtypes)
+
+    def load(combination: Combination) -> None:
+        file, macros = combination
+        with device.active():
+            for name in kernels_in(file):
+                kernel(device, file, name, **macros)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(load, combined))  # raises the first error
+    return len(combined)
+
+
+def _is_for(macros: Macros, dtypes: Set[str]) -> bool:
+    """Whether a combination is for data of these dtypes.
+
+    Absent parameters count as arrays of the statistics' dtype.
+    """
+    data = {macros[name] for name in ("DATA_T", "GRAD", "BUFFER") if name in macros}
+    sums = {accumulation_name(name) for name in dtypes}
+    return (
+        data <= dtypes
+        and macros.get("ACC_T") in {None, *sums}
+        and macros.get("PARAM_T") in {None, *dtypes, macros.get("STAT_T", macros.get("ACC_T"))}
+    )

@@ -1,0 +1,88 @@
+"""Layer norm and invertible layer norm on a GPU."""
+
+from functools import partial
+
+from gradkit._backend import Array
+from gradkit._cuda.launch.operations import OnDevice
+from gradkit._cuda.launch.row_forward import (
+    forward_combinations,
+    inverse_combinations,
+    write_forward,
+    write_inverse,
+)
+from gradkit._cuda.launch.row_gradient import (
+    INVERTIBLE,
+    LAYER,
+    Inputs,
+    Outputs,
+    combinations,
+    write_gradient,
+)
+from gradkit._cuda.launch.warmup import asks_for
+
+
+class LayerNormalization(OnDevice):
+    """Launches the kernels of layer norm."""
+
+    @asks_for(partial(forward_combinations, centred=True))
+    def layer_norm(
+        self,
+        x: Array,
+        scale: Array | None,
+        bias: Array | None,
+        axis: int,
+        eps: float,
+        y: Array,
+        mean: Array,
+        inv_std: Array,
+    ) -> None:
+        """``y``, ``mean`` and ``inv_std`` are written; ``y`` may be ``x``."""
+        write_forward(self.device, x, scale, bias, axis, eps, y, mean, inv_std)
+
+    @asks_for(partial(combinations, LAYER))
+    def layer_norm_grad(
+        self,
+        dy: Array,
+        x: Array,
+        scale: Array | None,
+        mean: Array,
+        inv_std: Array,
+        axis: int,
+        dx: Array,
+        dscale: Array | None,
+        dbias: Array | None,
+    ) -> None:
+        """``dx``, ``dscale`` and ``dbias`` are written (``=``); ``dx`` may be ``dy``."""
+        inputs = Inputs(dy, x, scale, None, mean, inv_std)
+        write_gradient(self.device, LAYER, axis, inputs, Outputs(dx, dscale, dbias))
+
+    @asks_for(inverse_combinations)
+    def layer_norm_inverse(
+        self,
+        y: Array,
+        scale: Array | None,
+        bias: Array | None,
+        mean: Array,
+        inv_std: Array,
+        axis: int,
+        x: Array,
+    ) -> None:
+        """``x = (y - bias) / scale / inv_std + mean`` is written; ``x`` may be ``y``."""
+        write_inverse(self.device, y, scale, bias, mean, inv_std, axis, x)
+
+    @asks_for(partial(combinations, INVERTIBLE))
+    def invertible_layer_norm_grad(
+        self,
+        dy: Array,
+        y: Array,
+        scale: Array | None,
+        bias: Array | None,
+        inv_std: Array,
+        axis: int,
+        dx: Array,
+        dscale: Array | None,
+        dbias: Array | None,
+    ) -> None:
+        """As ``layer_norm_grad``, with xhat computed from the output; ``dx`` may be ``dy``."""
+        inputs = Inputs(dy, y, scale, bias, None, inv_std)
+        write_gradient(self.device, INVERTIBLE, axis, inputs, Outputs(dx, dscale, dbias))

@@ -1,0 +1,293 @@
+"""What layer norm, RMS norm and invertible layer norm share: the forward pass and the gradient.
+
+With ``xhat = (x - mean) * inv_std`` (RMS norm: ``x * inv_std``; invertible: ``(y - bias) /
+scale``) and ``w = dy * scale``, over the normalised axes::
+
+    dx     = inv_std * (w - mean(w) - xhat * mean(w * xhat))     (RMS norm: without mean(w))
+    dscale = sum over rows of dy * xhat
+    dbias  = sum over rows of dy
+
+The mean is subtracted before anything is multiplied: ``sum(dy * x)`` cancels if the mean is
+much larger than the standard deviation.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from gradkit._numpy import tuning
+from gradkit._numpy.blocks import Array, DType, Index, store
+from gradkit._numpy.sums import column_sums, row_squares, row_sums
+from gradkit._numpy.tiles import Rows
+
+# Fills ``out`` with xhat from a tile of the source, its inv_std, and its row and column index.
+Normalize: TypeAlias = Callable[[Array, Array, Index, Index, Array], None]
+# The sums over rows of dy * xhat and of dy; ``None`` for what nobody wants.
+Totals: TypeAlias = Sequence[Array | None]
+
+
+class Gradient:
+    """The gradient of a norm over rows; norms differ in xhat and in whether mean(w) counts."""
+
+    def __init__(
+        self,
+        rows: Rows,
+        dy: Array,
+        source: Array,
+        normalize: Normalize,
+        scale: Array | None,
+        inv_std: Array,
+        dx: Array,
+        *,
+        centred: bool,
+    ):
+        self.rows, self.normalize, self.centred = rows, normalize, centred
+        self.dy, self.source, self.dx = rows.view(dy), rows.view(source), rows.view(dx)
+        self.scale, self.inv_std = rows.per_column(scale), rows.per_row(inv_std)
+
+    def run(self, dscale: Array | None, dbias: Array | None) -> None:
+        """Write dx, and the parameter gradients that are wanted."""
+        self.dscale, self.dbias = self.rows.per_column(dscale), self.rows.per_column(dbias)
+        if self.dx.size == 0:
+            self._write_parameters(2 * [np.zeros(self.rows.width)], (slice(None),))
+        elif len(self.rows.columns) == 1:
+            self._whole_rows(self.rows.columns[0])
+        else:
+            self._long_rows()
+
+    def _whole_rows(self, column: Index) -> None:
+        """One visit: a tile holds whole rows, so that their means are known at once."""
+        rows = self.rows
+        if rows.small:
+            self._write_parameters(self._whole_tile((), (), rows.small_scratch()), ())
+            return
+
+        def strip(indices: Sequence[Index]) -> Totals:
+            with rows.scratch() as rooms:
+                return _added(self._whole_tile(row, column, rooms) for row in indices)
+
+        self._write_parameters(_added(rows.in_strips(strip, rows.rows, width=rows.width)), column)
+
+    def _whole_tile(self, row: Index, column: Index, rooms: Sequence[Array]) -> Totals:
+        tile = _Tile(self, row, column, rooms)
+        totals = tile.column_sums()
+        of_w, of_product = tile.row_sums()
+        of_product /= self.rows.divisor
+        if of_w is not None:
+            of_w /= self.rows.divisor
+        tile.write_dx(of_w, of_product)
+        return totals
+
+    def _long_rows(self) -> None:
+        """Two visits if one row fills several tiles: the rows' means, then the rest."""
+
+        def measure(columns: Sequence[Index]) -> Array:
+            sums = np.zeros((2, self.rows.count))
+            with self.rows.scratch() as rooms:
+                for column in columns:
+                    for row, part in self.rows.numbered():
+                        of_w, of_product = _Tile(self, row, column, rooms).row_sums()
+                        sums[1, part] += of_product
+                        if of_w is not None:
+                            sums[0, part] += of_w
+            return sums
+
+        def apply(columns: Sequence[Index]) -> None:
+            with self.rows.scratch() as rooms:
+                for column in columns:
+                    self._write_parameters(_added(self._columns(column, means, rooms)), column)
+
+        strips = self.rows.in_strips(measure, self.rows.columns, width=self.rows.count)
+        means = sum(strips, np.zeros(())) / self.rows.divisor
+        self.rows.in_strips(apply, self.rows.columns)
+
+    def _columns(self, column: Index, means: Array, rooms: Sequence[Array]) -> Iterator[Totals]:
+        """Write dx of all rows in some columns; the sums over the rows of each tile."""
+        for row, part in self.rows.numbered():
+            tile = _Tile(self, row, column, rooms)
+            totals = tile.column_sums()
+            tile.write_dx(means[0, part] if self.centred else None, means[1, part])
+            yield totals
+
+    def _write_parameters(self, totals: Totals, column: Index) -> None:
+        for total, gradient in zip(totals, (self.dscale, self.dbias), strict=True):
+            if gradient is not None and total is not None:
+                target = gradient[column]
+                target[...] = total if target.ndim == 1 else total.reshape(target.shape)
+
+
+class _Tile:
+    """One tile of a gradient: ``dy``, ``xhat`` and ``dy * xhat``."""
+
+    __slots__ = ("dx", "dy", "grad", "inv_std", "product", "scale", "xhat")
+
+    def __init__(self, grad: Gradient, row: Index, column: Index, rooms: Sequence[Array]):
+        rows, index = grad.rows, row + column
+        self.grad, self.dx = grad, grad.dx[index]
+        self.dy = rows.load(grad.dy[index], rooms[-1])
+        shape, size = self.dy.shape, self.dy.size
+        self.xhat, self.product = rooms[0][:size].reshape(shape), rooms[1][:size].reshape(shape)
+        self.scale = None if grad.scale is None else rows.column_values(grad.scale[column])
+        self.inv_std = rows.row_values(grad.inv_std[row])
+        source = rows.load(grad.source[index], rooms[0])
+        grad.normalize(source, self.inv_std, row, column, self.xhat)
+        np.multiply(self.dy, self.xhat, self.product)
+
+    def column_sums(self) -> Totals:
+        """The sums over rows of dy * xhat and of dy."""
+        return (
+            None if self.grad.dscale is None else column_sums(self.product),
+            None if self.grad.dbias is None else column_sums(self.dy),
+        )
+
+    def row_sums(self) -> tuple[Array | None, Array]:
+        """The sums over columns of w (``None`` in an RMS norm) and of w * xhat."""
+        of_w = row_sums(self.dy, self.scale) if self.grad.centred else None
+        return of_w, row_sums(self.product, self.scale)
+
+    def write_dx(self, mean_of_w: Array | None, mean_of_product: Array) -> None:
+        """Write ``dx = inv_std * (w - mean(w) - xhat * mean(w * xhat))``; spoils the tile."""
+        rows, xhat = self.grad.rows, self.xhat
+        out = self.dx if rows.computed_there(self.dx) else self.product
+        if self.scale is None:
+            np.copyto(out, self.dy)
+        else:
+            np.multiply(self.dy, self.scale, out)
+        np.multiply(xhat, rows.row_values(mean_of_product), xhat)
+        if mean_of_w is not None:
+            np.add(xhat, rows.row_values(mean_of_w), xhat)
+        np.subtract(out, xhat, out)
+        np.multiply(out, self.inv_std, out)
+        if out is not self.dx:
+            store(out, self.dx, xhat.reshape(-1))
+
+
+def _added(parts: Iterable[Totals]) -> Totals:
+    """Totals added up in order, in the memory of the first."""
+    parts = iter(parts)
+    totals = next(parts)
+    for part in parts:
+        for total, more in zip(totals, part, strict=True):
+            if total is not None and more is not None:
+                total += more
+    return totals
+
+
+def unscale(
+    rows: Rows, tile: Array, scale: Array | None, bias: Array | None, column: Index, out: Array
+) -> None:
+    """``out = (y - bias) / scale``, for a tile of y; scale and bias are ``per_column``."""
+    if bias is None:
+        np.copyto(out, tile)
+    else:
+        np.subtract(tile, rows.column_values(bias[column]), out=out)
+    if scale is not None:
+        out /= rows.column_values(scale[column])
+
+
+class Forward:
+    """Layer norm, or RMS norm if ``mean`` is ``None``."""
+
+    def __init__(
+        self,
+        rows: Rows,
+        x: Array,
+        scale: Array | None,
+        bias: Array | None,
+        eps: float,
+        y: Array,
+        mean: Array | None,
+        inv_std: Array,
+    ):
+        self.rows, self.eps = rows, eps
+        self.x, self.y = rows.view(x), rows.view(y)
+        self.scale, self.bias = rows.per_column(scale), rows.per_column(bias)
+        self.mean = None if mean is None else rows.per_row(mean)
+        self.inv_std = rows.per_row(inv_std)
+
+    def run(self) -> None:
+        """Write y, mean and inv_std."""
+        if self.x.size:
+            self.rows.in_strips(self._strip, self.rows.rows)
+            return
+        # An empty row counts as mean 0, variance 0.
+        self.inv_std.fill(1 / np.sqrt(self.eps) if self.eps else np.inf)
+        if self.mean is not None:
+            self.mean.fill(0)
+
+    def _strip(self, indices: Sequence[Index]) -> None:
+        rows = self.rows
+        with rows.scratch() as (work, room, *_):
+            for row in indices:
+                tile_of = rows.loader(self.x, row, room)
+                mean, variance = self._moments(tile_of, work)
+                inv_std = 1 / np.sqrt(variance + self.eps)
+                self.inv_std[row] = inv_std.reshape(self.inv_std[row].shape)
+                if self.mean is not None:
+                    self.mean[row] = mean.reshape(self.mean[row].shape)
+                for column in rows.columns:
+                    self._write_y(tile_of(column), row, column, mean, inv_std, work, room)
+
+    def _write_y(
+        self,
+        tile: Array,
+        row: Index,
+        column: Index,
+        mean: Array,
+        inv_std: Array,
+        work: Array,
+        room: Array,
+    ) -> None:
+        rows, target = self.rows, self.y[row + column]
+        out = rows.target(target, work)
+        if self.mean is None:
+            np.multiply(tile, rows.row_values(inv_std), out=out)
+        else:
+            # The mean in two pieces: rounded to one it is off by half a unit of its last
+            # place, which may be much of a standard deviation.
+            high = rows.row_values(mean)
+            np.subtract(tile, high, out=out)
+            out -= rows.row_values(mean - high[:, 0])
+            out *= rows.row_values(inv_std)
+        if self.scale is not None:
+            out *= rows.column_values(self.scale[column])
+        if self.bias is not None:
+            out += rows.column_values(self.bias[column])
+        rows.store(out, target, room)
+
+    def _moments(self, tile_of: Callable[[Index], Array], work: Array) -> tuple[Array, Array]:
+        def tiles(dtype: DType) -> Iterator[Array]:
+            for column in self.rows.columns:
+                yield tile_of(column).astype(dtype, copy=False)
+
+        centred = self.mean is not None
+        mean, variance = _moments(tiles, work, self.rows.width, centred=centred)
+        lost = self.eps < tuning.TINY_VARIANCE and bool(np.any(variance < tuning.TINY_VARIANCE))
+        if lost or not np.all(np.isfinite(variance)):  # squares left float32's range
+            return _moments(tiles, np.empty(work.size), self.rows.width, centred=centred)
+        return mean, variance
+
+
+def _moments(
+    tiles: Callable[[DType], Iterator[Array]], work: Array, width: int, *, centred: bool
+) -> tuple[Array, Array]:
+    """Mean and variance of each row in float64 (about 0, and mean 0, if not ``centred``).
+
+    The second pass sums the deviations from the rounded first mean as well as their squares,
+    which corrects both results for that rounding. ``work`` has room for one tile, and its
+    dtype is the one to compute in.
+    """
+    dtype = work.dtype
+    if not centred:
+        total = sum((row_squares(tile) for tile in tiles(dtype)), np.zeros(()))
+        return np.zeros(1), total / width
+    total = sum((row_sums(tile, None) for tile in tiles(dtype)), np.zeros(()))
+    mean = (total / width).astype(dtype).reshape(-1, 1)
+    first, second = np.zeros(()), np.zeros(())
+    for tile in tiles(dtype):
+        deviation = np.subtract(tile, mean, out=work[: tile.size].reshape(tile.shape))
+        first = first + row_sums(deviation, None)
+        second = second + row_squares(deviation)
+    correction = first / width
+    return mean[:, 0] + correction, np.maximum(second / width - correction**2, 0)

@@ -1,0 +1,67 @@
+"""Every constant of the CPU backend, with its reason.
+
+Sizes are elements unless they say bytes. What changes results (in their last bits) stands
+apart from what changes time and memory alone.
+"""
+
+import numpy as np
+
+# --- how sums are formed: changing one changes bits, and the documented bounds rest on them -----
+
+# Equal elements, as the gradient of a sum has them, round the same way each time. So few of them
+# in one running total keep the error of their sum below some 16 units.
+ROW_RUN = 1024  # elements of a row that one BLAS call adds up in the accumulation dtype
+COLUMN_RUN = 128  # and of a column, whose elements BLAS adds one after the other
+NORM_RUN_BYTES = 1024  # of a list's elements: 256 float32 before float64 takes over
+# Columns up to which a product with a matrix is as exact as a dot product, and quicker.
+NARROW = 256
+# A float32 variance below this has lost digits to underflow, and is computed again in float64.
+TINY_VARIANCE = 2.0**-100
+# Between these a block's sum of squares has neither overflowed nor lost digits to underflow.
+SAFE_SQUARES = {np.dtype("f4"): (2.0**-100, 2.0**127), np.dtype("f8"): (1e-200, 1e290)}
+SAFE_SUM = 1e290  # below it, a sum of magnitudes has not overflowed
+# Up to so many numbers an exact sum costs no more than a NumPy call or two.
+EXACT_SUM = 64
+# Gradients up to this size are squared in float64 throughout: it costs nothing there.
+SMALL_GRADIENT = 1024
+
+# --- how work is cut: results keep their bits only where strips do ------------------------------
+
+STRIPS = 8  # shares of a large call, whatever the number of threads: bits depend on it
+STRIP_TOTALS = 1 << 18  # numbers that all strips together may accumulate: 2 MiB
+# Bytes of scratch for each strip. Larger tiles mean fewer waits for the GIL, which changes hands
+# once per NumPy call; from 4 MiB on, tiles of 2048 x 4096 took two to five times as long.
+SCRATCH_BYTES = 3 << 20
+# From this size on OpenBLAS's gemv starts threads of its own, which compete with ours. No tile
+# may reach it, however large the scratch.
+BLAS_THREADS = 460_800
+# A tile has at most so many columns and rows: a dozen float64 numbers are kept for each.
+TILE_COLUMNS = 1 << 14
+TILE_ROWS = 1 << 13
+CHANNEL_PART = 1 << 14  # channels of a batch norm that are worked on at a time
+# Batch norm lays out one number a channel as one an element if a channel's run is shorter than
+# this, because each run costs a loop of its own; but in no more bytes than this, four times over.
+SHORT_RUN = 512
+SPREAD_BYTES = 7 << 17
+# Lists: gradients up to MEDIUM_GRADIENT are taken together, in batches of BATCH. Larger ones are
+# cut into as much as scratch holds, or IN_PLACE if they are read where they lie.
+MEDIUM_GRADIENT = 1 << 14
+BATCH = 1 << 16
+IN_PLACE = 1 << 20
+
+# --- time and memory alone -----------------------------------------------------------------------
+
+MOST_WORKERS = 4  # threads by default: beyond them memory is the limit
+# Threads pay from these sizes on: where a dozen passes are made, where one is, and on average
+# for each item.
+MANY_PASSES = 1 << 18
+ONE_PASS = 1 << 21
+WORTH_AN_ITEM = 1 << 13
+# A call that fits into so many bytes allocates its scratch, which is quicker than to look for it.
+SMALL_BYTES = 1 << 16
+ALIGNMENT = 64  # bytes of a cache line, and of the widest vector load
+# Broadcasting along long runs is twice as fast if NumPy's buffers are shorter than the run: it
+# fills a longer one with copies of the broadcast operand first.
+SHORT_BUFFER = 512
+CONVERTED = 1 << 14  # float16 elements from which on a dozen integer operations are repaid
+FILLED_AS_BYTES = 1 << 16  # bytes from which on zeroing an array's bytes pays

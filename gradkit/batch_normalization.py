@@ -1,0 +1,264 @@
+"""Batch norm: forward and backward passes in training mode.
+
+Dtypes are written (T, U, V): T of the data, U of the statistics, V of scale and bias. ``out`` is
+that of :mod:`gradkit.layer_normalization`.
+"""
+
+import threading
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gradkit._arguments import checks
+from gradkit._arguments.call import Call
+from gradkit._arguments.norms import Channels, NormPlan, check_same_shape, types_of
+from gradkit._arguments.signatures import Signatures, Spec
+from gradkit._backend import Array, Engine
+from gradkit._dtypes import BATCH_NORM_TYPES
+
+__all__ = ["batch_norm", "batch_norm_grad", "last_engine"]
+
+_ENGINES = ("cudnn", "cudnn-persistent", "native")
+_latest = threading.local()
+
+
+def batch_norm(
+    x: Any,
+    scale: Any = None,
+    bias: Any = None,
+    *,
+    channel_axis: int = 1,
+    eps: float = 1e-5,
+    out: Any = None,
+    engine: Engine | None = None,
+) -> tuple[Any, Any, Any]:
+    """Batch norm in training mode: ``y = (x - mean) * inv_std * scale + bias`` by channel.
+
+    Parameters
+    ----------
+    x : array of two or more dimensions
+        T: float16, bfloat16, float32 or float64. Channels-last arrays and channels-last
+        strides are as welcome as channels-first.
+    scale, bias : arrays of shape (C,), optional
+        V.
+    channel_axis : int
+        Where the C channels are; every other axis is summed over.
+    eps : float
+        Added to the (biased) variance; finite and at least 0.
+    out : tuple (y, mean, inv_std), optional
+        Where the results are written; ``y`` may be ``x``.
+    engine : {"cudnn", "cudnn-persistent", "native"} or None
+        What computes on CuPy arrays; see :func:`batch_norm_grad`.
+
+    Returns
+    -------
+    y : array of x's shape and dtype
+    mean, inv_std : arrays of shape (C,)
+        float32 (float64 for float64 data); 16-bit where ``out`` has such arrays.
+        A batch of no elements has mean 0 and variance 0.
+
+    Raises
+    ------
+    TypeError
+        A combination of dtypes that :func:`batch_norm_grad` does not list.
+    ValueError
+        Shapes that do not fit; ``channel_axis`` out of range; ``eps`` negative or not finite;
+        an output that overlaps an input; an ``engine`` that these arrays do not have. Nothing
+        is written then.
+    BackendUnavailableError, CudnnError
+        ``engine`` insists on a cuDNN that is not installed, or that does not take the case.
+
+    References
+    ----------
+    Ioffe, Szegedy: "Batch Normalization", 2015. cuDNN
+    ``cudnnBatchNormalizationForwardTraining`` in spatial mode.
+
+    Examples
+    --------
+    >>> import numpy as np, gradkit
+    >>> x = np.array([[1.0, 10.0], [3.0, 10.0]])
+    >>> y, mean, inv_std = gradkit.batch_norm(x, eps=0.0625)
+    >>> mean, inv_std.round(4)
+    (array([ 2., 10.]), array([0.9701, 4.    ]))
+    """
+    floor = checks.epsilon(eps)
+    call = Call(_Forward(x, scale, bias))
+    given = call.arrays
+    plan = _plan_forward(given, channel_axis, _statistic(call, out))
+    _check_engine(given.x, engine)
+    with call.on_stream():
+        outputs = call.outputs(out, plan.outputs, reuse=given.x)
+        y, mean, inv_std = outputs.views
+        _latest.engine = call.backend.batch_norm(
+            given.x, given.scale, given.bias, plan.axis, floor, y, mean, inv_std, engine
+        )
+        y, mean, inv_std = outputs.results()
+        return y, mean, inv_std
+
+
+def batch_norm_grad(
+    dy: Any,
+    x: Any,
+    scale: Any,
+    mean: Any,
+    inv_std: Any,
+    *,
+    channel_axis: int = 1,
+    out: Any = None,
+    engine: Engine | None = None,
+) -> tuple[Any, Any, Any]:
+    """The gradients of batch norm in training mode, from saved statistics.
+
+    With ``xhat = (x - mean) * inv_std`` and n elements a channel::
+
+        dscale = sum(dy * xhat)
+        dbias  = sum(dy)
+        dx     = inv_std * scale * (dy - dbias / n - xhat * dscale / n)
+
+    Parameters
+    ----------
+    dy, x : arrays of two or more dimensions and the same shape
+        T. Their memory layouts may differ.
+    scale : array of shape (C,), or None
+        V. ``None``: no affine part.
+    mean, inv_std : arrays of shape (C,)
+        U, as :func:`batch_norm` returns them.
+    channel_axis : int
+        Where the C channels are.
+    out : tuple (dx, dscale, dbias), optional
+        Where the results are written; ``dx`` may be ``dy``.
+    engine : {"cudnn", "cudnn-persistent", "native"} or None
+        What computes on CuPy arrays. ``None``: cuDNN where it is installed and takes the case,
+        gradkit's own kernel otherwise (a missing cuDNN is warned of once);
+        :func:`last_engine` tells which. ``"native"``: gradkit's own kernel. ``"cudnn"``: cuDNN
+        or an error. ``"cudnn-persistent"``: cuDNN's ``CUDNN_BATCHNORM_SPATIAL_PERSISTENT``,
+        which may be faster, on channels-last data of 3 or more dimensions alone: channels
+        first it sums in scaled integers, and large finite values overflow. NumPy arrays take
+        ``None`` and ``"native"``, which are the same there.
+
+    Returns
+    -------
+    dx : T array of x's shape
+    dscale, dbias : V arrays of shape (C,)
+        ``None`` where ``scale`` is ``None``.
+
+    Raises
+    ------
+    TypeError
+        A combination of dtypes other than (f32, f32, f32), (f64, f64, f64), (f16, f16, f16),
+        (f16, f32, f16), (f16, f32, f32), (bf16, f32, bf16), (bf16, f32, f32) and (bf16, bf16,
+        bf16); arrays of two frameworks.
+    ValueError
+        Shapes that do not fit; an output that overlaps an input; an ``engine`` that these
+        arrays do not have. Nothing is written then.
+    BackendUnavailableError, CudnnError
+        ``engine`` insists on a cuDNN that is not installed, or that does not take the case.
+
+    References
+    ----------
+    ONNX Runtime's ``BatchNormalizationGrad``; cuDNN ``cudnnBatchNormalizationBackward``.
+
+    Examples
+    --------
+    >>> import numpy as np, gradkit
+    >>> x, scale = np.array([[1.0], [2.0], [6.0]]), np.ones(1)
+    >>> y, mean, inv_std = gradkit.batch_norm(x, scale)
+    >>> dy = np.array([[1.0], [0.0], [0.0]])
+    >>> dx, dscale, dbias = gradkit.batch_norm_grad(dy, x, scale, mean, inv_std)
+    >>> dx.round(4)
+    array([[ 0.1763],
+           [-0.2204],
+           [ 0.0441]])
+    """
+    call = Call(_Gradient(dy, x, mean, inv_std, scale))
+    given, plan = call.arrays, _plan_gradient(call.arrays, channel_axis)
+    _check_engine(given.x, engine)
+    with call.on_stream():
+        outputs = call.outputs(out, plan.outputs, reuse=given.dy)
+        dx, dscale, dbias = outputs.views
+        _latest.engine = call.backend.batch_norm_grad(
+            given.dy,
+            given.x,
+            given.scale,
+            given.mean,
+            given.inv_std,
+            plan.axis,
+            dx,
+            dscale,
+            dbias,
+            engine,
+        )
+        dx, dscale, dbias = outputs.results()
+        return dx, dscale, dbias
+
+
+def last_engine() -> str | None:
+    """What ran the calling thread's latest batch norm, forward or backward.
+
+    Returns
+    -------
+    "cudnn", "native" or None
+        ``"native"`` is gradkit's own code, on NumPy arrays as on CuPy arrays. ``None``: this
+        thread has called neither :func:`batch_norm` nor :func:`batch_norm_grad` yet.
+
+    Examples
+    --------
+    >>> import numpy as np, gradkit
+    >>> y, mean, inv_std = gradkit.batch_norm(np.ones((4, 2)))
+    >>> gradkit.last_engine()
+    'native'
+    """
+    engine: str | None = getattr(_latest, "engine", None)
+    return engine
+
+
+class _Forward(NamedTuple):
+    x: Array
+    scale: Array | None = None
+    bias: Array | None = None
+
+
+class _Gradient(NamedTuple):
+    dy: Array
+    x: Array
+    mean: Array
+    inv_std: Array
+    scale: Array | None = None
+
+
+@partial(Signatures, strides=True)
+def _plan_forward(given: _Forward, channel_axis: int, statistic: str | None) -> NormPlan:
+    channels, parameters = Channels.of(given.x, channel_axis), (given.scale, given.bias)
+    channels.check(parameters)
+    t, u, _ = types_of(BATCH_NORM_TYPES, (given.x,), (), parameters, statistic=statistic)
+    y = Spec("y", given.x.shape, t, channels.order)
+    mean, inv_std = (Spec(name, channels.shape, u) for name in ("mean", "inv_std"))
+    return NormPlan(channels.axis, (y, mean, inv_std))
+
+
+@partial(Signatures, strides=True)
+def _plan_gradient(given: _Gradient, channel_axis: int) -> NormPlan:
+    channels, statistics = Channels.of(given.x, channel_axis), (given.mean, given.inv_std)
+    channels.check((given.scale, *statistics))
+    check_same_shape(given.dy, given.x)
+    t, _, v = types_of(BATCH_NORM_TYPES, (given.dy, given.x), statistics, (given.scale,))
+    dscale = None if given.scale is None else Spec("dscale", channels.shape, v)
+    dbias = None if given.scale is None else Spec("dbias", channels.shape, v)
+    return NormPlan(channels.axis, (Spec("dx", given.x.shape, t, channels.order), dscale, dbias))
+
+
+def _statistic(call: Call[_Forward], out: Any) -> str | None:
+    """The dtype of the mean that the caller wants written, if any: 16-bit ones are accepted."""
+    if not isinstance(out, tuple) or len(out) != 3 or out[1] is None:
+        return None
+    return checks.floating(call.view(out[1], "out[1]", write=True), "out[1]")
+
+
+def _check_engine(x: Array, engine: str | None) -> None:
+    """Raise unless the engine is one of ours, and cuDNN's only if arrays are on a device."""
+    if engine is None:
+        return
+    checks.choice(engine, "engine", _ENGINES)
+    if engine != "native" and isinstance(x, np.ndarray):
+        raise ValueError(f"engine={engine!r} computes on CuPy arrays; NumPy takes None or 'native'")

@@ -1,0 +1,371 @@
+"""Layer norm and invertible layer norm: forward and backward passes in training mode.
+
+An array is M rows of D: everything from ``axis`` on is one row, as in ONNX. Dtypes are written
+(T, U, V): T of the data, U of the statistics, V of scale and bias. Statistics and sums are kept
+in float32 (float64 for float64 data) whatever T is.
+
+Every function takes ``out``: a tuple of arrays for its results, with ``None`` for what is to
+be allocated. The data result may be written over the data argument itself (``dx`` over
+``dy``, ``y`` over ``x``); any other overlap is an error.
+"""
+
+from typing import Any, NamedTuple
+
+from gradkit._arguments import checks
+from gradkit._arguments.call import Call
+from gradkit._arguments.norms import NormPlan, Rows, check_same_shape, types_of
+from gradkit._arguments.signatures import Signatures, Spec
+from gradkit._backend import Array
+from gradkit._dtypes import LAYER_NORM_TYPES
+
+__all__ = [
+    "invertible_layer_norm_grad",
+    "layer_norm",
+    "layer_norm_grad",
+    "layer_norm_inverse",
+]
+
+
+def layer_norm(
+    x: Any,
+    scale: Any = None,
+    bias: Any = None,
+    *,
+    axis: int = -1,
+    eps: float = 1e-5,
+    out: Any = None,
+) -> tuple[Any, Any, Any]:
+    """Layer norm: ``y = (x - mean) * inv_std * scale + bias`` with statistics of each row.
+
+    Parameters
+    ----------
+    x : array of shape (*rows, *normalised)
+        T: float16, bfloat16, float32 or float64.
+    scale, bias : array of shape ``x.shape[axis:]``, optional
+        V: T itself or float32 beside 16-bit data, or 16-bit beside float32 data.
+    axis : int
+        The first normalised dimension; all after it are normalised too.
+    eps : float
+        Added to the variance; finite and at least 0.
+    out : tuple (y, mean, inv_std), optional
+        Where the results are written; ``y`` may be ``x``.
+
+    Returns
+    -------
+    y : array of x's shape and dtype
+    mean, inv_std : float32 (float64 for float64 data) arrays of shape ``x.shape[:axis]``
+        ``inv_std = 1 / sqrt(var + eps)``. What the backward pass needs.
+
+    Raises
+    ------
+    TypeError
+        A combination of dtypes that is not listed here; arrays of two frameworks.
+    ValueError
+        Shapes that do not fit; ``axis`` out of range; ``eps`` negative or not finite; an
+        output that overlaps an input. Nothing is written then.
+
+    References
+    ----------
+    Ba, Kiros, Hinton: "Layer Normalization", 2016. ONNX ``LayerNormalization``.
+
+    Examples
+    --------
+    >>> import numpy as np, gradkit
+    >>> y, mean, inv_std = gradkit.layer_norm(np.array([[1.0, 3.0], [5.0, 5.0]]), eps=0.25)
+    >>> mean, inv_std
+    (array([2., 5.]), array([0.89442719, 2.        ]))
+    >>> y.round(3)
+    array([[-0.894,  0.894],
+           [ 0.   ,  0.   ]])
+    """
+    floor = checks.epsilon(eps)
+    call = Call(_Forward(x, scale, bias))
+    given, plan = call.arrays, _plan_forward(call.arrays, axis)
+    with call.on_stream():
+        outputs = call.outputs(out, plan.outputs, reuse=given.x)
+        y, mean, inv_std = outputs.views
+        call.backend.layer_norm(
+            given.x, given.scale, given.bias, plan.axis, floor, y, mean, inv_std
+        )
+        y, mean, inv_std = outputs.results()
+        return y, mean, inv_std
+
+
+def layer_norm_grad(
+    dy: Any,
+    x: Any,
+    scale: Any,
+    mean: Any,
+    inv_std: Any,
+    *,
+    axis: int = -1,
+    out: Any = None,
+) -> tuple[Any, Any, Any]:
+    """The gradients of layer norm from its input.
+
+    With ``xhat = (x - mean) * inv_std`` and ``w = dy * scale``, means taken over a row and
+    sums over all rows::
+
+        dx     = inv_std * (w - mean(w) - xhat * mean(w * xhat))
+        dscale = sum(dy * xhat)
+        dbias  = sum(dy)
+
+    Parameters
+    ----------
+    dy, x : arrays of shape (*rows, *normalised)
+        T. ``dy`` may be a broadcast view.
+    scale : array of shape ``x.shape[axis:]``, or None
+        V. ``None``: no affine part.
+    mean, inv_std : arrays of shape ``x.shape[:axis]``, or that followed by ones
+        U, as :func:`layer_norm` returns them.
+    axis : int
+        The first normalised dimension.
+    out : tuple (dx, dscale, dbias), optional
+        Where the results are written; ``dx`` may be ``dy``.
+
+    Returns
+    -------
+    dx : T array of x's shape
+    dscale, dbias : V arrays of scale's shape
+        ``None`` where ``scale`` is ``None``.
+
+    Raises
+    ------
+    TypeError
+        A combination of dtypes other than (f32, f32, f32), (f64, f64, f64), (f16, f32, f16),
+        (f16, f32, f32), (f32, f32, f16), (bf16, f32, bf16), (bf16, f32, f32) and (f32, f32,
+        bf16); arrays of two frameworks.
+    ValueError
+        Shapes that do not fit; an output that overlaps an input. Nothing is written then.
+
+    References
+    ----------
+    ONNX Runtime's ``LayerNormalizationGrad``.
+
+    Examples
+    --------
+    >>> import numpy as np, gradkit
+    >>> x, scale = np.array([[1.0, 2.0, 6.0]]), np.array([1.0, 2.0, 1.0])
+    >>> y, mean, inv_std = gradkit.layer_norm(x, scale)
+    >>> dy = np.array([[1.0, 0.0, 0.0]])
+    >>> dx, dscale, dbias = gradkit.layer_norm_grad(dy, x, scale, mean, inv_std)
+    >>> dx.round(4)
+    array([[ 0.1763, -0.2204,  0.0441]])
+    >>> dbias
+    array([1., 0., 0.])
+    """
+    call = Call(_Gradient(dy, x, mean, inv_std, scale))
+    given, plan = call.arrays, _plan_gradient(call.arrays, axis)
+    with call.on_stream():
+        outputs = call.outputs(out, plan.outputs, reuse=given.dy)
+        dx, dscale, dbias = outputs.views
+        call.backend.layer_norm_grad(
+            given.dy, given.x, given.scale, given.mean, given.inv_std, plan.axis, dx, dscale, dbias
+        )
+        dx, dscale, dbias = outputs.results()
+        return dx, dscale, dbias
+
+
+def layer_norm_inverse(
+    y: Any,
+    scale: Any,
+    bias: Any,
+    mean: Any,
+    inv_std: Any,
+    *,
+    axis: int = -1,
+    out: Any = None,
+) -> Any:
+    """The input of a layer norm out of its output: ``x = (y - bias) / scale / inv_std + mean``.
+
+    The error is about ``u * |y| / |scale| / inv_std`` with u the rounding of y's dtype: half
+    a unit of y's last place, undone.
+
+    Parameters
+    ----------
+    y : array of shape (*rows, *normalised)
+        T.
+    scale, bias : arrays of shape ``y.shape[axis:]``, or None
+        V. No element of ``scale`` may be 0 or subnormal.
+    mean, inv_std : arrays of shape ``y.shape[:axis]``, or that followed by ones
+        U.
+    axis : int
+        The first normalised dimension.
+    out : array of y's shape and dtype, optional
+        Where ``x`` is written; may be ``y``.
+
+    Returns
+    -------
+    x : T array of y's shape
+
+    Raises
+    ------
+    TypeError
+        A combination of dtypes that :func:`layer_norm_grad` does not list.
+    ValueError
+        Shapes that do not fit; on the CPU a zero or subnormal in ``scale`` (on a GPU, where
+        looking would wait for the device, the result is not finite there).
+
+    References
+    ----------
+    Gomez, Ren, Urtasun, Grosse: "The Reversible Residual Network", 2017; ONNX Runtime's
+    ``InvertibleLayerNormalizationGrad``.
+
+    Examples
+    --------
+    >>> import numpy as np, gradkit
+    >>> x, scale, bias = np.array([[1.0, 2.0, 6.0]]), np.full(3, 2.0), np.ones(3)
+    >>> y, mean, inv_std = gradkit.layer_norm(x, scale, bias)
+    >>> gradkit.layer_norm_inverse(y, scale, bias, mean, inv_std)
+    array([[1., 2., 6.]])
+    """
+    call = Call(_Inverse(y, mean, inv_std, scale, bias))
+    given, plan = call.arrays, _plan_inverse(call.arrays, axis)
+    checks.invertible(given.scale)
+    with call.on_stream():
+        outputs = call.outputs(out, plan.outputs, reuse=given.y)
+        (x,) = outputs.views
+        call.backend.layer_norm_inverse(
+            given.y, given.scale, given.bias, given.mean, given.inv_std, plan.axis, x
+        )
+        return outputs.results()[0]
+
+
+def invertible_layer_norm_grad(
+    dy: Any,
+    y: Any,
+    scale: Any,
+    bias: Any,
+    inv_std: Any,
+    *,
+    axis: int = -1,
+    out: Any = None,
+) -> tuple[Any, Any, Any]:
+    """The gradients of layer norm from its *output*, so that its input need not be kept.
+
+    As :func:`layer_norm_grad` with ``xhat = (y - bias) / scale``, whose error is about
+    ``u * |y| / |scale|`` with u the rounding of y's dtype.
+
+    Parameters
+    ----------
+    dy, y : arrays of shape (*rows, *normalised)
+        T.
+    scale, bias : arrays of shape ``y.shape[axis:]``, or None
+        V. No element of ``scale`` may be 0 or subnormal.
+    inv_std : array of shape ``y.shape[:axis]``, or that followed by ones
+        U, as :func:`layer_norm` returns it.
+    axis : int
+        The first normalised dimension.
+    out : tuple (dx, dscale, dbias), optional
+        Where the results are written; ``dx`` may be ``dy``.
+
+    Returns
+    -------
+    dx : T array of y's shape
+    dscale : V array of scale's shape, ``None`` where ``scale`` is ``None``
+    dbias : V array of bias's shape, ``None`` where ``bias`` is ``None``
+
+    Raises
+    ------
+    TypeError
+        A combination of dtypes that :func:`layer_norm_grad` does not list.
+    ValueError
+        Shapes that do not fit; on the CPU a zero or subnormal in ``scale`` (on a GPU, where
+        looking would wait for the device, results are not finite there).
+
+    References
+    ----------
+    ONNX Runtime's ``InvertibleLayerNormalizationGrad``.
+
+    Examples
+    --------
+    >>> import numpy as np, gradkit
+    >>> x, scale, bias = np.array([[1.0, 2.0, 6.0]]), np.array([1.0, 2.0, 1.0]), np.ones(3)
+    >>> y, mean, inv_std = gradkit.layer_norm(x, scale, bias)
+    >>> dy = np.array([[1.0, 0.0, 0.0]])
+    >>> dx, dscale, dbias = gradkit.invertible_layer_norm_grad(dy, y, scale, bias, inv_std)
+    >>> dx.round(4)
+    array([[ 0.1763, -0.2204,  0.0441]])
+    """
+    call = Call(_InvertibleGradient(dy, y, inv_std, scale, bias))
+    given, plan = call.arrays, _plan_invertible_gradient(call.arrays, axis)
+    checks.invertible(given.scale)
+    with call.on_stream():
+        outputs = call.outputs(out, plan.outputs, reuse=given.dy)
+        dx, dscale, dbias = outputs.views
+        call.backend.invertible_layer_norm_grad(
+            given.dy, given.y, given.scale, given.bias, given.inv_std, plan.axis, dx, dscale, dbias
+        )
+        dx, dscale, dbias = outputs.results()
+        return dx, dscale, dbias
+
+
+class _Forward(NamedTuple):
+    x: Array
+    scale: Array | None = None
+    bias: Array | None = None
+
+
+class _Gradient(NamedTuple):
+    dy: Array
+    x: Array
+    mean: Array
+    inv_std: Array
+    scale: Array | None = None
+
+
+class _Inverse(NamedTuple):
+    y: Array
+    mean: Array
+    inv_std: Array
+    scale: Array | None = None
+    bias: Array | None = None
+
+
+class _InvertibleGradient(NamedTuple):
+    dy: Array
+    y: Array
+    inv_std: Array
+    scale: Array | None = None
+    bias: Array | None = None
+
+
+@Signatures
+def _plan_forward(given: _Forward, axis: int) -> NormPlan:
+    rows = Rows.of(given.x, axis)
+    parameters = (given.scale, given.bias)
+    rows.check((), parameters)
+    t, u, _ = types_of(LAYER_NORM_TYPES, (given.x,), (), parameters)
+    y = Spec("y", given.x.shape, t)
+    return NormPlan(rows.axis, (y, Spec("mean", rows.lead, u), Spec("inv_std", rows.lead, u)))
+
+
+@Signatures
+def _plan_gradient(given: _Gradient, axis: int) -> NormPlan:
+    rows, statistics = Rows.of(given.x, axis), (given.mean, given.inv_std)
+    check_same_shape(given.dy, given.x)
+    rows.check(statistics, (given.scale,))
+    t, _, v = types_of(LAYER_NORM_TYPES, (given.dy, given.x), statistics, (given.scale,))
+    dscale = None if given.scale is None else Spec("dscale", rows.tail, v)
+    dbias = None if given.scale is None else Spec("dbias", rows.tail, v)
+    return NormPlan(rows.axis, (Spec("dx", given.x.shape, t), dscale, dbias))
+
+
+@Signatures
+def _plan_inverse(given: _Inverse, axis: int) -> NormPlan:
+    rows, statistics = Rows.of(given.y, axis), (given.mean, given.inv_std)
+    parameters = (given.scale, given.bias)
+    rows.check(statistics, parameters)
+    t, _, _ = types_of(LAYER_NORM_TYPES, (given.y,), statistics, parameters)
+    return NormPlan(rows.axis, (Spec("x", given.y.shape, t),))
+
+
+@Signatures
+def _plan_invertible_gradient(given: _InvertibleGradient, axis: int) -> NormPlan:
+    rows, parameters = Rows.of(given.y, axis), (given.scale, given.bias)
+    check_same_shape(given.dy, given.y)
+    rows.check((given.inv_std,), parameters)
+    t, _, v = types_of(LAYER_NORM_TYPES, (given.dy, given.y), (given.inv_std,), parameters)
+    dscale = None if given.scale is None else Spec("dscale", rows.tail, v)
+    dbias = None if given.bias is None else Spec("dbias", rows.tail, v)
+    return NormPlan(rows.axis, (Spec("dx", given.y.shape, t), dscale, dbias))

@@ -1,0 +1,109 @@
+"""One contract: both backends have each function of ``gradkit._backend``, and nothing else does.
+
+And the one door from device to host: who reads what a device holds.
+"""
+
+import ast
+import inspect
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gradkit
+from gradkit import _numpy
+from gradkit._backend import Operations, Services, names_in, operations_of
+from gradkit._cuda import CudaBackend
+from testbed.emulated import DeviceArray, emulated_backend, on_device
+from tests.test_dispatch import calls
+
+PACKAGE = Path(gradkit.__file__).parent
+FUNCTIONS = [(contract, name) for contract in (Services, Operations) for name in names_in(contract)]
+
+
+def parameters(function):
+    """(name, kind, default) of each parameter but ``self``, without annotations."""
+    found = inspect.signature(function).parameters.values()
+    return [(p.name, p.kind, p.default) for p in found if p.name != "self"]
+
+
+@pytest.mark.parametrize(("contract", "name"), FUNCTIONS, ids=[name for _, name in FUNCTIONS])
+def test_backends_have_the_contracts_parameters(contract, name):
+    promised = parameters(getattr(contract, name))
+    assert parameters(getattr(CudaBackend, name)) == promised
+    if name == "empty":  # NumPy's own, which says so itself
+        assert _numpy.empty(3, "f4").shape == (3,)
+    else:
+        assert parameters(getattr(_numpy, name)) == promised
+        assert inspect.getdoc(getattr(_numpy, name))
+
+
+def test_every_function_that_computes_is_in_the_contract():
+    """What a public function runs exists, and no operation is left that nobody runs."""
+    run = {name for public in gradkit.__all__ for name in operations_of(public)}
+    assert run == set(names_in(Operations))
+
+
+def test_modules_have_no_functions_name():
+    """``from gradkit import x`` means one thing."""
+    modules = {path.stem for path in PACKAGE.rglob("*.py")}
+    assert not modules & {*gradkit.__all__, *names_in(Operations)} - {"warmup"}
+
+
+def calls_of(method):
+    """The files of gradkit in which a method of this name is called, on whatever it may be."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            called = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+            if called and node.func.attr == method:
+                yield path.relative_to(PACKAGE).as_posix()
+
+
+def test_read_is_the_only_door_from_device_to_host():
+    """Who calls it, and that nobody uses one of CuPy's other doors."""
+    assert set(calls_of("read")) == {"clipping.py", "_cuda/cudnn/search.py"}  # there, a file
+    assert set(calls_of("asnumpy")) == {"_cuda/__init__.py"}
+    for method in ("item", "tolist"):
+        assert {file.partition("/")[0] for file in calls_of(method)} <= {"_numpy"}
+    waiting = {"_frameworks/cuda.py", "_frameworks/tensorflow.py"}  # for streams they cannot order
+    assert set(calls_of("synchronize")) == waiting
+
+
+def refuse(*_):
+    raise AssertionError("a device's value was made a Python number")
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("name", calls(np.array))
+def test_nothing_else_looks_at_a_devices_values(monkeypatch, name):
+    """Arrays of the device, results and scratch among them, that cannot be looked at."""
+    backend = emulated_backend(multiprocessors=1)
+    empty = CudaBackend.empty
+    monkeypatch.setattr(
+        CudaBackend, "empty", lambda self, *args: on_device(empty(self, *args), self)
+    )
+
+    def a(host):
+        return on_device(backend.device.xp.asarray(host), backend)
+
+    call = calls(a)[name]
+    for door in ("__float__", "__int__", "__bool__", "__index__", "__iter__", "item", "tolist"):
+        monkeypatch.setattr(DeviceArray, door, refuse, raising=False)
+    call()
+
+
+@pytest.mark.emulated
+def test_raising_reads_two_arrays_whatever_the_list(monkeypatch):
+    """One copy of all norms, and one more to name the gradients at fault."""
+    backend = emulated_backend(multiprocessors=1)
+    grads = [on_device(backend.device.xp.asarray(np.full(3, k)), backend) for k in (1.0, np.nan)]
+    reads = []
+    read = CudaBackend.read
+    monkeypatch.setattr(
+        CudaBackend, "read", lambda self, array: reads.append(array.shape) or read(self, array)
+    )
+    gradkit.grad_norm(grads[:1] * 3, nonfinite="raise", per_tensor=True)
+    assert reads == [(3,)]
+    with pytest.raises(gradkit.NonFiniteNormError, match=r"grads\[1\]"):
+        gradkit.grad_norm(grads, nonfinite="raise")
+    assert reads == [(3,), (), (2,)]

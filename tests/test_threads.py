@@ -1,0 +1,84 @@
+"""How many threads a call may use, and that BLAS starts none of its own beside them."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import gradkit
+from gradkit._numpy import scratch, threads, tiles, tuning
+from tests.tolerances import assert_same_bits
+
+
+@pytest.fixture(autouse=True)
+def _restored():
+    before = gradkit.get_num_threads()
+    yield
+    gradkit.set_num_threads(before)
+
+
+def in_a_process(**environment):
+    """What a new process thinks of these variables."""
+    clean = {k: v for k, v in os.environ.items() if not k.endswith("_NUM_THREADS")}
+    code = "import gradkit; print(gradkit.get_num_threads())"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, env=clean | environment, capture_output=True, text=True, check=True
+    )
+    return int(done.stdout)
+
+
+def test_the_environment_chooses():
+    default = in_a_process()
+    assert 1 <= default <= tuning.MOST_WORKERS
+    assert in_a_process(OMP_NUM_THREADS="1") == 1
+    assert in_a_process(OMP_NUM_THREADS="1,2") == 1  # one number a level of nesting
+    assert in_a_process(OMP_NUM_THREADS="64") == default
+    assert in_a_process(OMP_NUM_THREADS="many") == default
+    assert in_a_process(GRADKIT_NUM_THREADS="7", OMP_NUM_THREADS="1") == 7
+    assert in_a_process(GRADKIT_NUM_THREADS="0") == default
+    assert in_a_process(GRADKIT_NUM_THREADS="") == default
+
+
+def test_a_call_uses_as_many_as_were_set(monkeypatch):
+    started = []
+    real = threads._started
+    monkeypatch.setattr(
+        threads, "_started", lambda work, count: started.append(count) or real(work, count)
+    )
+    x = np.random.default_rng(0).standard_normal((4096, 1024))
+    results = []
+    for count in (1, 2, 3):
+        gradkit.set_num_threads(count)
+        assert gradkit.get_num_threads() == count
+        results.append(gradkit.rms_norm(x)[0])
+        assert gradkit.show_config(mode="dicts")["backends"]["numpy"]["threads"] == count
+    assert started == [0, 1, 2]
+    for found in results[1:]:
+        assert_same_bits(found, results[0])
+
+
+def test_what_it_refuses():
+    for count in (0, -1):
+        with pytest.raises(ValueError, match=f"count must be at least 1, not {count}"):
+            gradkit.set_num_threads(count)
+    for count in (1.0, "2", None, True):
+        with pytest.raises(TypeError, match="count must be an integer"):
+            gradkit.set_num_threads(count)
+
+
+@pytest.mark.parametrize("megabytes", [1, 3, 4, 64])
+def test_no_tile_is_so_large_that_blas_starts_threads(monkeypatch, megabytes):
+    """Its threads would compete with ours: matrix products of tiles took up to five times."""
+    monkeypatch.setattr(tuning, "SCRATCH_BYTES", megabytes << 20)
+    dtype = np.dtype(np.float32)
+    for rooms in (1, 2, 3):
+        assert 0 < scratch.elements(rooms, dtype) < tuning.BLAS_THREADS
+    for shape in ((1 << 20, 4), (8192, 1024), (2048, 4096), (64, 1 << 20)):
+        for in_place in (False, True):
+            cut = tiles.Rows(shape, 1, dtype, contiguous=True, in_place=in_place)
+            array = np.broadcast_to(np.zeros((), dtype), shape)
+            for row, column in cut.tiles():
+                assert array[row + column].size < tuning.BLAS_THREADS
