@@ -54,17 +54,22 @@ check: lint test ## lint and test
 # --- with a GPU, another framework or more time (in alphabetical order) ----------------------
 # Each set of packages that cannot share an environment has one of its own: .venv-NAME.
 
-.PHONY: bench bench-gpu fuzz lock mutants mutants-fast sanitize-gpu soak test-cudnn test-gpu \
+.PHONY: bench bench-gpu bench-record fuzz lock mutants mutants-fast sanitize-gpu soak test-cudnn test-gpu \
 	test-interop test-onnxruntime
 
 MINUTES := 10
 
+# Results go to benchmarks/out, or into $OUT if it is set: a run changes no tracked file.
 bench: .venv-bench/.installed .venv-onnxruntime/.installed ## time every operation on the CPU beside its peers (4 min)
 	GRADKIT_ORT_PYTHON=.venv-onnxruntime/bin/python .venv-bench/bin/python -m benchmarks
 
 # As test-gpu: with the Python that has CuPy (and PyTorch, Triton, Liger-Kernel where they are).
 bench-gpu: ## time every operation on a GPU beside its peers (8 min)
 	$(or $(GPU_PYTHON),python3) -m benchmarks --device cuda --seconds 1 --budget 450 $(BENCH)
+
+bench-record: $(STAMP) ## publish RUN=FILE.json, a finished run: benchmarks/results, docs/performance.md
+	@test -n "$(RUN)" || { echo "make: name the run: make bench-record RUN=FILE.json" >&2; exit 1; }
+	$(BIN)/python -m benchmarks.record $(RUN)
 
 fuzz: $(STAMP) ## every property with a thousand examples, for MINUTES=10
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(FUZZ)

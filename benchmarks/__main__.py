@@ -22,11 +22,11 @@ PEERS = {
     "emulated": tuple(peer.name for peer in gpu_peers.EVERYONE),
 }
 PLACES = {"cpu": Host, "cuda": Cuda, "emulated": Emulated}
-RESULTS = Path(os.environ.get("OUT") or Path(__file__).with_name("results"))
+OUT = Path(__file__).with_name("out")  # ignored by git: a run leaves the checkout clean
 
 
 def main() -> int:
-    """Measure, print the tables, and write the results with their page and plots."""
+    """Measure, print the tables, and write a results file with its page and plots."""
     options = _options()
     start = time.monotonic()
     try:
@@ -51,8 +51,9 @@ def main() -> int:
     found["machine"]["versions"] |= versions
     if options.device == "cuda":
         found["machine"]["gpu"] = machine.describe_gpu()
-    path = options.out or RESULTS / f"{machine.slug(found['machine'])}-{found['date']}.json"
+    path = options.out or folder() / f"{machine.slug(found['machine'])}-{found['date']}.json"
     kept = options.out is not None or not (options.quick or options.device == "emulated")
+    print(f"results go to {path}" if kept else "results are only printed", flush=True)
     names = options.only.split(",")
     deadline = start + options.budget if options.budget else float("inf")
     for left, name in zip(range(len(names), 0, -1), names, strict=True):
@@ -80,8 +81,13 @@ def main() -> int:
     if kept:
         _write(found, path)
         report.write(found, path)
-        print(f"\nwritten: {path}")
+        print(f"\nwritten: {path}\nto publish it: make bench-record RUN={path}")
     return int(bool(found["errors"]))
+
+
+def folder() -> Path:
+    """Where results are written by default: $OUT if it is set, otherwise benchmarks/out."""
+    return Path(os.environ.get("OUT") or OUT)
 
 
 def _add(case: harness.Case, found: dict[str, Any], place: Any, seconds: float) -> None:
@@ -137,7 +143,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--peers", help="peers, separated by commas; all of them where left out")
     parser.add_argument("--seconds", type=float, default=2.5, help="for each case")
     parser.add_argument("--budget", type=float, help="seconds for all; what is left is dropped")
-    parser.add_argument("--out", type=Path, help="where to write the results (JSON)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="results file to write (JSON); the default is in $OUT or benchmarks/out",
+    )
     return parser.parse_args()
 
 

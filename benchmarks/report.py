@@ -1,11 +1,10 @@
-"""Tables and plots out of a results file; nothing in them is typed.
+"""Tables and plots made from a results file; no figure in them is typed by hand.
 
-``python -m benchmarks.report results/<file>.json`` writes the page and the plots beside it.
+``python -m benchmarks.report FILE.json`` writes the page and the plots beside the file.
 """
 
 import argparse
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -246,10 +245,10 @@ def overview(every: Sequence[Results], pictures: Sequence[Sequence[str]]) -> str
     """
     parts = [
         "# Performance",
-        "Made by `python -m benchmarks.report --overview docs/performance.md FILE...` out of "
-        "results files; no figure here is typed. [benchmarks/README.md](../benchmarks/README.md) "
-        "says how things are measured, [benchmarks/NOTES.md](../benchmarks/NOTES.md) what was "
-        "tried and what stops a row that is short of its aim.",
+        "Made by `make bench-record` from the files in `benchmarks/results`; no figure here is "
+        "typed by hand. [benchmarks/README.md](../benchmarks/README.md) says how things are "
+        "measured; [benchmarks/NOTES.md](../benchmarks/NOTES.md) says what was tried and what "
+        "keeps a row short of its aim.",
     ]
     for results, own in zip(every, pictures, strict=True):
         parts += [
@@ -271,25 +270,11 @@ def overview(every: Sequence[Results], pictures: Sequence[Sequence[str]]) -> str
 
 
 def main() -> None:
-    """Make the page and the plots of each file, or the overview of all of them."""
+    """Make the page and the plots of each file."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__)
-    parser.add_argument("files", nargs="*", type=Path)
-    parser.add_argument("--overview", type=Path, help="write one page of all of them there")
-    options = parser.parse_args()
-    every = [json.loads(path.read_text()) for path in options.files]
-    if options.overview:
-        folder = options.overview.parent
-        pictures = [
-            [
-                os.path.relpath(plot, folder)
-                for plot in sorted(path.parent.glob(f"{path.stem}-*.png"))
-            ]
-            for path in options.files
-        ]
-        options.overview.write_text(overview(every, pictures))
-        return
-    for results, path in zip(every, options.files, strict=True):
-        write(results, path)
+    parser.add_argument("files", nargs="+", type=Path)
+    for path in parser.parse_args().files:
+        write(json.loads(path.read_text()), path)
 
 
 if __name__ == "__main__":

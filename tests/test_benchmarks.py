@@ -2,7 +2,10 @@
 
 import json
 import math
+import shutil
+import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +13,7 @@ import pytest
 
 import gradkit
 from benchmarks import __main__ as run
-from benchmarks import harness, machine, norms, places, report, shapes
+from benchmarks import harness, machine, norms, places, record, report, shapes
 
 CASES = 30
 
@@ -224,6 +227,81 @@ def test_numbers_repeat_but_never_fill_with_one_value():
     assert not np.array_equal(array[0], place.normal((1100, 1000), "float32", seed=4)[0])
     half = place.normal((4, 4), "bfloat16")
     np.testing.assert_array_equal(place.exact(half), half.astype(np.float64))
+
+
+# Where results go
+
+
+def test_a_run_writes_no_tracked_file(monkeypatch):
+    monkeypatch.delenv("OUT", raising=False)
+    root = Path(run.__file__).parents[1]
+    folder = run.folder().relative_to(root)
+    assert f"/{folder}/" in (root / ".gitignore").read_text().splitlines()
+    if shutil.which("git") and (root / ".git").exists():
+        ignored = ("git", "check-ignore", "--quiet", folder / "found.json")
+        assert subprocess.run(ignored, cwd=root).returncode == 0
+        tracked = subprocess.run(("git", "ls-files", folder), cwd=root, capture_output=True)
+        assert tracked.stdout == b""
+    monkeypatch.setenv("OUT", "/elsewhere")
+    assert run.folder() == Path("/elsewhere")
+
+
+@pytest.fixture
+def published(monkeypatch, tmp_path):
+    """The folders that ``record`` writes, with results of this machine and of another one."""
+    monkeypatch.setattr(record, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(record, "PAGE", tmp_path / "docs" / "performance.md")
+    record.PAGE.parent.mkdir()
+    record.RESULTS.mkdir()
+    for name in ("a-processor-2-cores-2025-12-31", "a-processor-24-cores-2025-12-31"):
+        for rest in (".json", ".md", "-peers.png"):
+            (record.RESULTS / f"{name}{rest}").write_text(json.dumps(results(device="cpu")))
+    return record.RESULTS
+
+
+def recorded(monkeypatch, tmp_path, **changes):
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(results(device="cpu", errors=[]) | changes))
+    monkeypatch.setattr(sys, "argv", ["record", str(path)])
+    record.main()
+    return path.read_text()
+
+
+def test_recording_a_run_replaces_the_same_machines(monkeypatch, tmp_path, published):
+    text = recorded(monkeypatch, tmp_path, seconds=9)
+    name = "a-processor-2-cores-2026-01-01"
+    found = {path.name for path in published.iterdir()}
+    ours = {f"{name}.json", f"{name}.md", f"{name}-peers.png"}
+    assert found == ours | {
+        f"a-processor-24-cores-2025-12-31{rest}" for rest in (".json", ".md", "-peers.png")
+    }
+    assert (published / f"{name}.json").read_text() == text
+    assert f"![{name}-peers.png]({name}-peers.png)" in (published / f"{name}.md").read_text()
+    page = record.PAGE.read_text()
+    assert page.count("## a processor, 2 cores, 2026-01-01") == 2  # the other file says the same
+    assert f"![peers](../results/{name}-peers.png)" in page
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, "did not finish"),
+        ({"seconds": 9, "device": "emulated"}, "the emulator's times mean nothing"),
+        ({"seconds": 9, "errors": ["clip: ValueError: no"]}, "errors: clip: ValueError: no"),
+        ({"seconds": 9, "command": "python -m benchmarks --only clip"}, "partial one, with --only"),
+    ],
+)
+def test_what_should_not_be_published_is_refused(monkeypatch, tmp_path, published, changes, reason):
+    before = sorted(published.iterdir())
+    with pytest.raises(SystemExit, match=reason):
+        recorded(monkeypatch, tmp_path, **changes)
+    assert sorted(published.iterdir()) == before
+    assert not record.PAGE.exists()
+
+
+@pytest.mark.skipif(not record.RESULTS.is_dir(), reason="a source distribution has no results")
+def test_the_page_is_the_one_that_the_results_make():
+    assert record.PAGE.read_text() == record.overview()
 
 
 # Targets, shapes, pages
