@@ -28,6 +28,19 @@ __device__ __forceinline__ void load_channel(
     load_own(inv_std, channel, shape, A(0), of.inv_std);
 }
 
+// One pack of dy, and of xhat.
+struct Elements { A dy[VEC], xhat[VEC]; };
+
+__device__ __forceinline__ void load_elements(
+    const DATA_T* dy, const DATA_T* x, i64 index, const Channel& of, Elements& at
+) {
+    load<VEC>(dy + index, at.dy);
+    load<VEC>(x + index, at.xhat);
+#pragma unroll
+    for (int k = 0; k < VEC; ++k)
+        at.xhat[k] = (at.xhat[k] - of.mean[k % OWN]) * of.inv_std[k % OWN];
+}
+
 // Adds at most STRETCH packs to the sums of dy * xhat and of dy.
 __device__ __forceinline__ void sum_stretch(
     const DATA_T* dy, const DATA_T* x, const Shape& shape, i64 channel, const Channel& of,
@@ -37,14 +50,12 @@ __device__ __forceinline__ void sum_stretch(
     fill<OWN>(part[0], A(0));
     fill<OWN>(part[1], A(0));
     for (int i = 0; i < STRETCH && walk.inside(shape); ++i, walk.next()) {
-        A gradient[VEC], xhat[VEC];
-        load<VEC>(dy + walk.index(shape, channel), gradient);
-        load<VEC>(x + walk.index(shape, channel), xhat);
+        Elements at;
+        load_elements(dy, x, walk.index(shape, channel), of, at);
 #pragma unroll
         for (int k = 0; k < VEC; ++k) {
-            xhat[k] = (xhat[k] - of.mean[k % OWN]) * of.inv_std[k % OWN];
-            part[0][k % OWN] += gradient[k] * xhat[k];
-            part[1][k % OWN] += gradient[k];
+            part[0][k % OWN] += at.dy[k] * at.xhat[k];
+            part[1][k % OWN] += at.dy[k];
         }
     }
 #pragma unroll
@@ -111,16 +122,15 @@ extern "C" __global__ void __launch_bounds__(256, 1) apply_channels(
         load_own(means, channel, shape, A(0), of_product);
         load_own(means + channels, channel, shape, A(0), of_dy);
         for (Walk walk(shape); walk.inside(shape); walk.next()) {
-            A gradient[VEC], xhat[VEC];
-            load<VEC>(dy + walk.index(shape, channel), gradient);
-            load<VEC>(x + walk.index(shape, channel), xhat);
+            Elements at;
+            load_elements(dy, x, walk.index(shape, channel), of, at);
+            A out[VEC];
 #pragma unroll
             for (int k = 0; k < VEC; ++k) {
-                xhat[k] = (xhat[k] - of.mean[k % OWN]) * of.inv_std[k % OWN];
-                const A rest = gradient[k] - (xhat[k] * of_product[k % OWN] + of_dy[k % OWN]);
-                gradient[k] = rest * (of.inv_std[k % OWN] * factor[k % OWN]);
+                const A rest = at.dy[k] - (at.xhat[k] * of_product[k % OWN] + of_dy[k % OWN]);
+                out[k] = rest * (of.inv_std[k % OWN] * factor[k % OWN]);
             }
-            store<VEC>(dx + walk.index(shape, channel), gradient);
+            store<VEC>(dx + walk.index(shape, channel), out);
         }
     }
 }

@@ -48,9 +48,21 @@ __device__ __forceinline__ float rounded(double x) {
 #endif
 }
 
-// The type that values of T are computed in.
-template <typename T> struct Wide { typedef float type; };
-template <> struct Wide<f64> { typedef double type; };
+// One row per dtype: ROW(its number in a tensor list, the type, the accumulation type).
+// gradkit's table of dtypes has the same rows. If a row is missing, a norm kernel of that dtype
+// does not compile, and a list kernel that meets its number traps (`walk` in tensor_list.cuh).
+#define FOR_EACH_DTYPE(ROW) \
+    ROW(0, f16, f32)        \
+    ROW(1, bf16, f32)       \
+    ROW(2, f32, f32)        \
+    ROW(3, f64, f64)
+
+// The accumulation type of T.
+template <typename T> struct Wide;
+#define WIDE_TYPE(number, T, A) \
+    template <> struct Wide<T> { typedef A type; };
+FOR_EACH_DTYPE(WIDE_TYPE)
+#undef WIDE_TYPE
 
 __device__ __forceinline__ float widen(f32 x) { return x; }
 __device__ __forceinline__ double widen(f64 x) { return x; }

@@ -42,24 +42,28 @@ __device__ __forceinline__ void combine_scaled(Part& into, Part other, double p)
     into.lo = __dadd_rn(into.lo, other.lo);
 }
 
-// The sum of N terms that are exact in double: a tree, whose depth bounds the rounding.
-template <int N> __device__ __forceinline__ double tree_sum(double* terms) {
+// Adds Order::term of N elements, each exact in double: a tree, whose depth bounds the rounding.
+template <typename Order, typename T, int N>
+__device__ __forceinline__ void add_terms(Part& part, const Pack<T, N>& values) {
+    double terms[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i) terms[i] = Order::term(values.at[i]);
 #pragma unroll
     for (int width = N / 2; width > 0; width /= 2)
 #pragma unroll
         for (int i = 0; i < width; ++i) terms[i] += terms[i + width];
-    return terms[0];
+    add(part, terms[0]);
 }
 
 // p = 1. A double holds every sum of magnitudes whose norm it holds.
 struct Sum {
     static constexpr int BYTES = 16, BATCH = 4;
+    template <typename T> __device__ static __forceinline__ double term(T x) {
+        return fabs(to_double(x));
+    }
     template <typename T, int N>
     __device__ static __forceinline__ void include(Part& part, const Pack<T, N>& values, double) {
-        double terms[N];
-#pragma unroll
-        for (int i = 0; i < N; ++i) terms[i] = fabs(to_double(values.at[i]));
-        add(part, tree_sum<N>(terms));
+        add_terms<Sum>(part, values);
     }
     __device__ static __forceinline__ void combine(Part& into, const Part& other, double) {
         add(into, other.hi);
@@ -72,12 +76,12 @@ struct Sum {
 // where a square could leave its range (the idea of Blue's algorithm).
 struct SumOfSquares {
     static constexpr int BYTES = 16, BATCH = 4;
+    template <typename T> __device__ static __forceinline__ double term(T x) {
+        return to_double(x) * to_double(x);
+    }
     template <typename T, int N>
     __device__ static __forceinline__ void include(Part& part, const Pack<T, N>& values, double) {
-        double terms[N];
-#pragma unroll
-        for (int i = 0; i < N; ++i) terms[i] = to_double(values.at[i]) * to_double(values.at[i]);
-        add(part, tree_sum<N>(terms));
+        add_terms<SumOfSquares>(part, values);
         part.scale = 1;
     }
     template <int N>

@@ -20,7 +20,7 @@ struct Tensor {
     i64 count;             // elements
     u32 first_chunk;       // how many chunks the tensors before it have
     u32 first_dim, dims;   // in the list's dims, innermost first; 0 dims: aligned gapless runs
-    u32 dtype;             // of both arrays, as `walk` numbers them
+    u32 dtype;             // of both arrays: its number in FOR_EACH_DTYPE
 };
 
 // CAPACITY tensors in the parameter block, or, where it is 0, any number in device memory.
@@ -183,10 +183,11 @@ __device__ __forceinline__ void walk_chunk(const TensorList& list, const Tensor&
 template <typename O>
 __device__ __forceinline__ void walk(const TensorList& list, u32 chunk, O& op) {
     const Tensor tensor = list.at[tensor_of(list, chunk)];
+#define WALK_AS(number, T, A) \
+    case number: walk_chunk<T, T>(list, tensor, chunk, op); break;
     switch (tensor.dtype) {
-        case 0: walk_chunk<f16, f16>(list, tensor, chunk, op); break;
-        case 1: walk_chunk<bf16, bf16>(list, tensor, chunk, op); break;
-        case 2: walk_chunk<f32, f32>(list, tensor, chunk, op); break;
-        case 3: walk_chunk<f64, f64>(list, tensor, chunk, op); break;
+        FOR_EACH_DTYPE(WALK_AS)
+        default: __trap();  // a dtype without a row
     }
+#undef WALK_AS
 }

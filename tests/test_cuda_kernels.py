@@ -168,6 +168,13 @@ def _entry(ptx, name):
     return ptx[start:end]
 
 
+def test_kernels_and_host_have_the_same_row_for_each_dtype():
+    rows = re.findall(r"^ +ROW\((\d+), (\w+), (\w+)\)", source_of("zero"), re.MULTILINE)
+    assert rows == [
+        (str(row.code), row.cxx, FLOATS[row.accumulation].cxx) for row in FLOATS.values()
+    ]
+
+
 def test_text_of_a_kernel_holds_its_headers_once():
     text = source_of("norm")
     assert '#include "' not in text

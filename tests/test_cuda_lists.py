@@ -4,6 +4,7 @@ The suite that all backends share covers values, dtypes, layouts and meaning.
 """
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +17,8 @@ from gradkit._cuda.launch.kernels import options_of, source_of
 from gradkit._cuda.launch.strides import pair_of
 from gradkit._cuda.launch.tensor_lists import CAPACITY, DIMS, plan_of, run, start
 from gradkit._cuda.launch.warmup import combinations
-from testbed.emulator import EmulatedDevice
+from gradkit._dtypes import FLOATS
+from testbed.emulator import EmulatedDevice, EmulatorFault
 from testbed.emulator.memory import sparse_array
 from testbed.emulator.runtime import SCHEDULES
 from tests import oracles, tolerances
@@ -168,6 +170,30 @@ def test_a_captured_list_with_more_dimensions_than_a_launch_takes(device):
     CudaBackend(device).scale_grads(grads, 0.3, grads)
     for got, wanted in zip(grads, eager, strict=True):
         assert_same_bits(got, wanted)
+
+
+@pytest.mark.parametrize(
+    ("file", "kernel", "arguments"),
+    [
+        ("norm", "norm_partials", (np.float64(2), np.zeros((64, 3)))),
+        ("scale", "clip_by_norm", (np.full(1, 2.0), *np.ones(2), np.uint32(0), np.uint32(1))),
+        ("scale", "scale_grads", (None, np.float64(2), np.uint32(1))),
+        ("clip_value", "clip_grad_value", (np.float64(0.5),)),
+        ("zero", "zero_grad", ()),
+    ],
+)
+def test_an_unknown_dtype_traps_and_no_address_is_followed(device, file, kernel, arguments):
+    grads = put(device, [*mixed(5), np.ones(3000, np.float32)])
+    (table,) = plan_of(device, grads, grads).tables
+    argument = table.argument.copy()
+    tensors = argument["at"][: len(grads)]
+    tensors["dtype"] = len(FLOATS)
+    tensors["source"] = tensors["target"] = 1 << 40  # in no array: an access is another fault
+    arrays = [device.xp.asarray(a) if isinstance(a, np.ndarray) else a for a in arguments]
+    macros = {"ORDER": "SumOfSquares"} if file == "norm" else {}
+    with pytest.raises(EmulatorFault) as found:
+        start(device, replace(table, argument=argument), file, kernel, *arrays, **macros)
+    assert found.value.kind == "trap"
 
 
 def test_too_many_dimensions_to_be_captured():

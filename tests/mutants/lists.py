@@ -172,27 +172,26 @@ MUTANTS = [
     # Numbers
     (
         "kernels/norm_orders.cuh",
-        "terms[i] = to_double(values.at[i]) * to_double(values.at[i]);",
-        "terms[i] = widen(values.at[i]) * widen(values.at[i]);",
+        "return to_double(x) * to_double(x);",
+        "return widen(x) * widen(x);",
         "squares in float",
     ),
     (
         "kernels/norm_orders.cuh",
-        "terms[i] = to_double(values.at[i]) * to_double(values.at[i]);",
-        "terms[i] = to_double(narrow<T>(to_double(values.at[i]) * to_double(values.at[i])));",
+        "return to_double(x) * to_double(x);",
+        "return to_double(narrow<T>(to_double(x) * to_double(x)));",
         "squares in the input's dtype",
     ),
     (
         "kernels/norm_orders.cuh",
-        "add(part, tree_sum<N>(terms));\n    }\n",
-        "add(part, tree_sum<N>(terms));\n        part.hi = to_double(narrow<T>(part.hi));\n    }\n",
+        "add_terms<Sum>(part, values);",
+        "add_terms<Sum>(part, values);\n        part.hi = to_double(narrow<T>(part.hi));",
         "magnitudes added up in the data's dtype",
     ),
     (
         "kernels/norm_orders.cuh",
-        "add(part, tree_sum<N>(terms));\n        part.scale = 1;",
-        "add(part, tree_sum<N>(terms));\n        part.hi = to_double(narrow<T>(part.hi));\n"
-        "        part.scale = 1;",
+        "add_terms<SumOfSquares>(part, values);",
+        "add_terms<SumOfSquares>(part, values);\n        part.hi = to_double(narrow<T>(part.hi));",
         "squares added up in the data's dtype",
     ),
     (
@@ -266,6 +265,43 @@ MUTANTS = [
         "return narrow<bf16>(to_odd(x));",
         "return narrow<bf16>(rounded(x));",
         "bfloat16 rounded twice",
+    ),
+    # Dtypes
+    (
+        "kernels/dtypes.cuh",
+        "ROW(0, f16, f32)",
+        "ROW(4, f16, f32)",
+        "no row for float16's number",
+    ),
+    (
+        "kernels/dtypes.cuh",
+        "ROW(1, bf16, f32)",
+        "ROW(4, bf16, f32)",
+        "no row for bfloat16's number",
+    ),
+    (
+        "kernels/dtypes.cuh",
+        "ROW(2, f32, f32)",
+        "ROW(4, f32, f32)",
+        "no row for float32's number",
+    ),
+    (
+        "kernels/dtypes.cuh",
+        "ROW(3, f64, f64)",
+        "ROW(4, f64, f64)",
+        "no row for float64's number",
+    ),
+    (
+        "kernels/tensor_list.cuh",
+        "default: __trap();  // a dtype without a row\n",
+        "",
+        "a dtype without a row passed over",
+    ),
+    (
+        "kernels/tensor_list.cuh",
+        "default: __trap();  // a dtype without a row\n",
+        "default: walk_chunk<f32, f32>(list, tensor, chunk, op);\n",
+        "a dtype without a row taken for float32",
     ),
     # Meaning
     (
