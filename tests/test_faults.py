@@ -1,6 +1,6 @@
 """Faults of the host, provoked: one typed error or the stated fallback, never a wrong answer.
 
-docs/promises.md lists them all, with those that are tested beside what they concern.
+docs/guarantees.md lists them all, with those that are tested beside what they concern.
 """
 
 import linecache

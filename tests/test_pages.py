@@ -61,12 +61,12 @@ def test_readme_lists_every_function():
     assert listed == functions
 
 
-def test_promises_name_the_tests_that_hold_them():
-    text = (ROOT / "docs" / "promises.md").read_text()
-    promises = re.findall(r"^- .*(?:\n  .*)*", text, re.MULTILINE)
-    promises += re.findall(r"^\| .*", text, re.MULTILINE)[1:]
-    assert len(promises) > 30
-    without = [p for p in promises if not re.search(NAMED, p)]
+def test_guarantees_name_the_tests_that_check_them():
+    text = (ROOT / "docs" / "guarantees.md").read_text()
+    guarantees = re.findall(r"^- .*(?:\n  .*)*", text, re.MULTILINE)
+    guarantees += re.findall(r"^\| .*", text, re.MULTILINE)[1:]
+    assert len(guarantees) > 30
+    without = [g for g in guarantees if not re.search(NAMED, g)]
     assert without == []
     assert [name for name in re.findall(NAMED, text) if not is_test(name)] == []
 
