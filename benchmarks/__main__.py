@@ -32,7 +32,7 @@ def main() -> int:
     try:
         place = PLACES[options.device]()
     except Exception as error:
-        sys.exit(f"--device {options.device} is not to be had: {type(error).__name__}: {error}")
+        sys.exit(f"--device {options.device} is not available: {type(error).__name__}: {error}")
     wanted = options.peers.split(",") if options.peers else PEERS[options.device]
     on_cpu = options.device == "cpu"
     found_peers, missing = peers.available(wanted) if on_cpu else gpu_peers.available(wanted, place)
@@ -62,14 +62,14 @@ def main() -> int:
         try:
             for case in _cases(name, place, found_peers, options):
                 if time.monotonic() > share:
-                    found["dropped"].append(f"{name}: {_title(case)} and all after it")
+                    found["dropped"].append(f"{name}: {_title(case)} and all cases after it")
                     break
                 print(f"{time.monotonic() - start:5.0f} s  {_title(case)}", flush=True)
                 _add(case, found, place, options.seconds)
                 if kept:
                     _write(found, path)
         except Exception as error:
-            _fail(found, f"{name}, which ends here", error)
+            _fail(found, f"{name}, all remaining cases", error)
     if not options.quick and time.monotonic() < deadline:
         try:
             found |= _once(options.device)
@@ -91,7 +91,7 @@ def folder() -> Path:
 
 
 def _add(case: harness.Case, found: dict[str, Any], place: Any, seconds: float) -> None:
-    """Measure a case; what goes wrong there, a wrong result too, does not end the run."""
+    """Measure a case. A failure, a wrong result included, does not end the run."""
     try:
         found["cases"].append(harness.measure(case, place, seconds))
     except Exception as error:
@@ -114,7 +114,7 @@ def _cases(
 
 
 def _once(device: str) -> dict[str, Any]:
-    """What is measured once in a run."""
+    """What is measured once per run."""
     if device == "cpu":
         return {
             "scaling": scaling.tables(quick=False),
@@ -130,7 +130,7 @@ def _title(case: harness.Case) -> str:
 
 
 def _write(found: dict[str, Any], path: Path) -> None:
-    """All that there is so far: a run may be cut short."""
+    """Write what has been measured so far: a run may be cut short."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(found, indent=1) + "\n")
 
@@ -139,10 +139,14 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--device", choices=PLACES, default="cpu")
     parser.add_argument("--quick", action="store_true", help="few shapes, nothing is written")
-    parser.add_argument("--only", default=",".join(FILES), help="files, separated by commas")
-    parser.add_argument("--peers", help="peers, separated by commas; all of them where left out")
-    parser.add_argument("--seconds", type=float, default=2.5, help="for each case")
-    parser.add_argument("--budget", type=float, help="seconds for all; what is left is dropped")
+    parser.add_argument(
+        "--only", default=",".join(FILES), help="files, separated by commas (default: all)"
+    )
+    parser.add_argument("--peers", help="peers, separated by commas (default: all)")
+    parser.add_argument("--seconds", type=float, default=2.5, help="seconds per case")
+    parser.add_argument(
+        "--budget", type=float, help="seconds for the whole run; what does not fit is dropped"
+    )
     parser.add_argument(
         "--out",
         type=Path,

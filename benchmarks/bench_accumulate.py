@@ -1,4 +1,4 @@
-"""Adding a gradient into its buffer (3 elements of traffic) and zeroing (1)."""
+"""Adding a gradient to its buffer (moves 3 elements per element) and zeroing (1)."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

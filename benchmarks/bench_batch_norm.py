@@ -1,7 +1,7 @@
-"""The gradients of batch norm on a ResNet-50's images, channels first.
+"""The gradient of batch norm on a ResNet-50's images, channels first.
 
-3 elements' worth of traffic an element is the least that a cache could bring it down to; all of
-dy and x must be read before the first dx, so that 5 go through memory where they do not fit.
+All of dy and x must be read before the first dx is written. If they fit into a cache, 3 elements
+per element move through memory, otherwise 5.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ TARGETS = {"naive": 2.0}
 
 
 def arguments(shape: tuple[int, ...], dtype: Any) -> norms.Arguments:
-    """Arguments of the gradient of a batch norm."""
+    """Arguments of the gradient of batch norm."""
     rng = np.random.default_rng(0)
     x, dy = (rng.standard_normal(shape, np.float32).astype(dtype) for _ in range(2))
     channels = shape[1]
@@ -37,7 +37,7 @@ def cases(peers: Sequence[Any], *, quick: bool) -> Iterator[Case]:
 
 
 def device_cases(place: Arrays, peers: Sequence[Any]) -> Iterator[Case]:
-    """Gradkit's own kernels, which take 5 passes, beside cuDNN called by gradkit and by PyTorch."""
+    """Gradkit's own kernels (5 passes) beside cuDNN, called by gradkit and by PyTorch."""
     images = shapes.TINY_IMAGES if place.tiny else shapes.DEVICE_IMAGES
     own = wraps(gradkit.batch_norm_grad)(partial(gradkit.batch_norm_grad, engine="native"))
     if not place.tiny:
@@ -53,7 +53,7 @@ def device_cases(place: Arrays, peers: Sequence[Any]) -> Iterator[Case]:
 
 
 class ThroughCudnn:
-    """gradkit's call with cuDNN to do the work."""
+    """gradkit's own call, with the cuDNN engine."""
 
     name = "cuDNN through gradkit"
 
@@ -65,7 +65,7 @@ class ThroughCudnn:
 def device_arguments(
     place: Arrays, shape: tuple[int, ...], dtype: str, *, last: bool
 ) -> norms.Arguments:
-    """What ``arguments`` makes, on a device; with the channels last in memory or not."""
+    """The same as ``arguments``, on a device; ``last``: channels last in memory."""
     n, c, h, w = shape
     x, dy = (place.normal((n, h, w, c) if last else shape, dtype, seed) for seed in (0, 1))
     if last:

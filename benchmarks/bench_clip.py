@@ -1,7 +1,7 @@
-"""The norm of lists of gradients, and clipping by it, where it must scale and where not.
+"""The norm of lists of gradients, and clipping that scales and that does not scale.
 
-The norm reads every element. Clipping that scales reads it again and writes it; clipping that
-need not scale is done after the norm, but a peer that always multiplies is not.
+The norm reads every element. If clipping scales, it reads each element again and writes it. If it
+does not, the work ends with the norm, except for a peer that always multiplies.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,9 +16,9 @@ from benchmarks import peers as peers_
 from benchmarks.harness import OURS, Case
 from benchmarks.places import Arrays
 
-SLOW = ("jax", "onnxruntime")  # to compile, or to hand over, lists of so many tensors or bytes
+SLOW = ("jax", "onnxruntime")  # to compile or transfer lists of so many tensors or bytes
 
-# Whoever scales reads all gradients before the first is written: no more than memory gives.
+# To scale, everyone must read all gradients before writing the first: memory sets the limit.
 CPU_TARGETS = {"scaling": {"copy": 1.0, "torch": 1.0}, "not scaling": {"copy": 0.8, "torch": 2.0}}
 
 
@@ -72,7 +72,7 @@ def of_list(name: str, grads: list[Any], everyone: Sequence[Any]) -> Iterator[Ca
 
 
 def _limit(norm: float, shrink: float) -> Callable[[], float]:
-    """A max_norm that is a little below the last one, so that every call scales; or far above."""
+    """A max_norm a little below the last one, so that every call scales; or far above it."""
     held = [norm if shrink else 2 * norm]
 
     def limit() -> float:
@@ -88,7 +88,7 @@ def _norm(grads: Sequence[Any]) -> float:
 
 # On a device
 
-MANY, LARGE = 2000, 4 << 30  # tensors and bytes from which only PyTorch is asked beside
+MANY, LARGE = 2000, 4 << 30  # tensors and bytes above which PyTorch is the only peer
 
 
 def device_cases(place: Arrays, peers: Sequence[Any]) -> Iterator[Case]:

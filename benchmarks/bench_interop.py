@@ -1,13 +1,13 @@
 """What a call on ten small tensors costs beyond the same call on NumPy arrays.
 
-Run as ``python benchmarks/bench_interop.py [--check]`` with PyTorch installed. The tensors
-hold 64 elements each, so that nearly all of the time is overhead. Two baselines:
+Run ``python benchmarks/bench_interop.py [--check]`` with PyTorch installed. The tensors have 64
+elements each, so nearly all of the time is overhead. There are two baselines:
 
-- ``memory``: NumPy arrays over the tensors' own memory. The difference to it is what seeing
-  tensors and handing results back costs; ``--check`` fails where that is above 10 us.
-- ``owned``: NumPy arrays that own theirs, for which the search for shared memory is free.
+- ``memory``: NumPy arrays over the tensors' own memory. The difference is the cost of converting
+  tensors and returning results; ``--check`` fails if it is above 10 us.
+- ``owned``: NumPy arrays that own their memory, which need no search for shared memory.
 
-Each number is the best of many rounds that take the three in turn.
+Each number is the best of many rounds, in which the three take turns.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import torch
 import gradkit
 
 TENSORS, ELEMENTS = 10, 64
-LIMIT = 10.0  # microseconds a call for ten tensors
+LIMIT = 10.0  # microseconds per call with ten tensors
 ROUNDS, CALLS = 150, 50
 
 OPERATIONS: dict[str, Callable] = {
@@ -34,7 +34,7 @@ OPERATIONS: dict[str, Callable] = {
 
 
 def best_times(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Microseconds a call, the best round of each, measured in turn."""
+    """Microseconds per call, the best round of each; the calls take turns."""
     best = dict.fromkeys(calls, float("inf"))
     for _ in range(ROUNDS):
         for name, call in calls.items():
@@ -58,7 +58,7 @@ def measure() -> dict[str, dict[str, float]]:
 
 
 def main() -> int:
-    """Print the table; 1 where a limit is asked for and broken."""
+    """Print the table; return 1 if ``--check`` finds a time above the limit."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--check", action="store_true", help=f"fail above {LIMIT} us")
     check = parser.parse_args().check

@@ -1,4 +1,4 @@
-"""The gradients of layer norm from its output: 3 M D elements must be read or written."""
+"""The gradient of layer norm from its output: 3 M D elements must be read or written."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -41,6 +41,6 @@ def _device_rows(place: Arrays, shape: tuple[int, ...], dtype: str) -> norms.Arg
 
 
 def _from_output(found: norms.Arguments, bias: Any) -> norms.Arguments:
-    """A layer norm's arguments with x taken for its output."""
+    """A layer norm's arguments, with x in the place of its output."""
     named = {"dy": found["dy"], "y": found["x"], "scale": found["scale"], "bias": bias}
     return named | {"inv_std": found["inv_std"]}

@@ -1,4 +1,4 @@
-"""The gradients of layer norm from its input: 3 M D elements must be read or written."""
+"""The gradient of layer norm from its input: 3 M D elements must be read or written."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial

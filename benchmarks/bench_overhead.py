@@ -1,4 +1,4 @@
-"""What a call costs beside its arithmetic: small arrays, imports, working memory."""
+"""The cost of a call apart from its arithmetic: small arrays, imports, working memory."""
 
 import os
 import resource
@@ -24,7 +24,7 @@ MEMORY_MIB = 16.0
 
 
 def cases(peers: Sequence[Any], *, quick: bool) -> Iterator[Case]:  # noqa: ARG001
-    """One call on arrays so small that only the overhead is left."""
+    """Calls on arrays so small that nearly all of the time is overhead."""
     local = [peer for peer in peers if peer.name != "onnxruntime"]
     given = norms.rows((8, 64), np.float32, centred=True)
     yield _case("layer_norm_grad", "8x64", local, gradkit.layer_norm_grad, **given)
@@ -76,14 +76,14 @@ def device_cases(place: Arrays, peers: Sequence[Any]) -> Iterator[Case]:
 
 
 def imports(rounds: int = 15) -> dict[str, float]:
-    """Milliseconds of processor time that imports cost, medians of fresh processes.
+    """Milliseconds of processor time per import, medians of fresh processes.
 
-    With the bytecode that an installed package has, whatever this environment says of writing it.
+    Bytecode is always written and used, as for an installed package.
     """
     times: dict[str, list[float]] = {"numpy": [], "gradkit": []}
     with tempfile.TemporaryDirectory(prefix="gradkit-bench-") as bytecode:
         environment = os.environ | {"PYTHONPYCACHEPREFIX": bytecode, "PYTHONDONTWRITEBYTECODE": ""}
-        for number in range(-1, rounds):  # the first writes the bytecode
+        for number in range(-1, rounds):  # the first one writes the bytecode
             for name, found in times.items():
                 before = _processor_time_of_children()
                 command = [sys.executable, "-c", f"import {name}"]
@@ -100,7 +100,7 @@ def _processor_time_of_children() -> float:
 
 
 def memory() -> dict[str, float]:
-    """MiB that operations hold at most beside their outputs, on arrays of 32 and 128 MiB."""
+    """The most MiB that operations allocate beyond their outputs, on arrays of 32 and 128 MiB."""
     found = {}
     for size in (8192, 32768):
         given = norms.rows((size, 1024), np.float32, centred=True)

@@ -1,4 +1,4 @@
-"""The gradients of RMS norm: 3 M D elements must be read or written."""
+"""The gradient of RMS norm: 3 M D elements must be read or written."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial

@@ -1,8 +1,8 @@
-"""Who gradkit is measured against on a GPU: all in this process, on the current stream.
+"""The libraries that gradkit is measured against on a GPU, in this process and stream.
 
-As in peers.py, a peer has a method an operation and returns a call; its arguments are CuPy
-arrays, whose memory PyTorch's tensors share. A call queues its work and does not wait for it.
-On the emulator's arrays everything here runs on the CPU, to see that it runs.
+As in peers.py, a peer has one method per operation, which returns a call. Arguments are CuPy
+arrays; PyTorch's tensors share their memory. A call queues its work and does not wait for it. On
+the emulator's arrays everything here runs on the CPU, as a test of this code.
 """
 
 # ruff: noqa: D102  (the methods are the operations)
@@ -29,7 +29,7 @@ class Plain(peers.Naive):
 
 
 class _Tensors:
-    """What peers of PyTorch's share: the module, and tensors over other arrays' memory."""
+    """What the PyTorch peers share: the module, and tensors over other arrays' memory."""
 
     def __init__(self, place: Arrays):  # noqa: ARG002
         import torch
@@ -45,13 +45,13 @@ class _Tensors:
         return tensor if bits is array else tensor.view(self.torch.bfloat16)
 
     def _backward(self, y: Any, inputs: Sequence[Any], dy: Array) -> Call:
-        """The gradients of what was computed from tensors that require grad."""
+        """The gradients of an output with respect to tensors that require grad."""
         t_dy = self._tensor(dy)
         return lambda: self.torch.autograd.grad(y, inputs, t_dy, retain_graph=True)
 
 
 class Torch(_Tensors, peers.Torch):
-    """PyTorch eager: its own backward kernels; clipping by ``clip_grad_norm_``, foreach."""
+    """PyTorch eager: its backward kernels; clipping by ``clip_grad_norm_`` (foreach)."""
 
 
 class TorchCudnn(_Tensors):
@@ -76,7 +76,7 @@ class TorchCudnn(_Tensors):
 
 
 class TorchCompiled(_Tensors):
-    """``torch.compile`` of the gradients, a new compilation for each shape."""
+    """``torch.compile`` of the gradients, compiled anew for each shape."""
 
     name = "torch.compile"
 
@@ -141,7 +141,7 @@ class Liger(_Tensors):
 
     def rms_norm_grad(self, dy: Array, x: Array, scale: Array, inv_std: Array) -> Call:  # noqa: ARG002
         t_x, weight = (self._tensor(array).requires_grad_() for array in (x, scale))
-        in_place = False  # or it would write dx over dy, which the next call reads
+        in_place = False  # otherwise it would overwrite dy, which the next call reads
         y = self._rms_norm.apply(t_x, weight, 1e-6, 0.0, "llama", in_place)
         return self._backward(y, (t_x, weight), dy)
 
@@ -150,20 +150,20 @@ EVERYONE = (Plain, Torch, TorchCudnn, TorchCompiled, Liger)
 
 
 def available(wanted: Sequence[str], place: Arrays) -> tuple[list[Any], dict[str, str]]:
-    """The peers that can be had, and why the others cannot."""
+    """The peers that are available, and for each of the others the reason why not."""
     found, missing = [], {}
     for peer in EVERYONE:
         if peer.name not in wanted:
             continue
         try:
             found.append(peer(place))
-        except Exception as error:  # what an import raises is the library's own choice
+        except Exception as error:  # an import may raise anything
             missing[peer.name] = f"{type(error).__name__}: {error}"
     return found, missing
 
 
 def calls(everyone: Sequence[Any], operation: str, **arguments: Any) -> dict[str, Call]:
-    """The call of every peer that can do an operation; what it prepares is done at its first."""
+    """The call of each peer that has the operation; preparation is part of the first call."""
     return {
         peer.name: _Lazy(getattr(peer, operation), arguments)
         for peer in everyone
@@ -172,7 +172,7 @@ def calls(everyone: Sequence[Any], operation: str, **arguments: Any) -> dict[str
 
 
 class _Lazy:
-    """A call that is made at its first use, so that what fails there is the call's failure."""
+    """A call that is built at its first use, so a failure to build it is the call's failure."""
 
     def __init__(self, make: Callable[..., Call], arguments: dict[str, Any]):
         self._make, self._arguments = make, arguments

@@ -1,8 +1,8 @@
 """Cases, and how they are measured: warmed up, in interleaved rounds, with quartiles.
 
-A *case* is one operation on one shape and dtype, done by gradkit and by each peer. All of its
-calls take turns, round after round, so that what else the machine does hits them alike, and
-ratios are taken within rounds. A copy of known size takes its turn too: the machine's own
+A *case* is one operation on one shape and dtype, run by gradkit and by each peer. The calls take
+turns, round after round, so that other load on the machine affects all of them equally, and ratios
+are taken within a round. A copy of known size takes its turn too, as a measure of the machine's
 bandwidth at that time.
 """
 
@@ -18,21 +18,21 @@ from benchmarks import machine
 from benchmarks.places import Call, Place
 
 COPY = "copy"
-AIM = "copy, aimed at"  # what nothing is held to
+AIM = "copy, aimed at"  # a goal; missing it is no failure
 OURS = "gradkit"
 LAUNCH = "empty launch"
-WALLS = 5  # rows of calls that the wall time of each is the median of
+WALLS = 5  # the wall time of a call is the median of so many rows of calls
 
 
 @dataclass
 class Case:
-    """One operation on one shape, by everyone who can do it.
+    """One operation on one shape, by gradkit and every peer that has it.
 
-    ``bytes`` counts what must be read and written, scratch left out. ``calls`` has gradkit's
-    own under "gradkit", a variant under "gradkit ...", a peer under the peer's name. A
-    target is the least ratio of a peer's time to gradkit's, the least fraction of the copy's
-    bandwidth under "copy", or the most milliseconds under "ms" and "wall ms". ``check`` raises
-    if what gradkit computes is wrong.
+    ``bytes`` counts what must be read and written, without scratch. ``calls`` has gradkit's call
+    under "gradkit", a variant under "gradkit ...", a peer's under its name. A target is a minimum
+    ratio of a peer's time to gradkit's (under the peer's name), a minimum fraction of the copy's
+    bandwidth ("copy"), or a maximum in milliseconds ("ms", "wall ms"). ``check`` raises an error
+    if gradkit's result is wrong.
     """
 
     operation: str
@@ -43,11 +43,11 @@ class Case:
     targets: Mapping[str, float] = field(default_factory=dict)
     check: Call | None = None
     note: str = ""
-    repeats: int = 1  # calls in a row that are timed as one, where one is too short
+    repeats: int = 1  # calls in a row that are timed as one, if a single one is too short
 
 
 def measure(case: Case, place: Place, seconds: float) -> dict[str, Any]:
-    """All times of a case in ``seconds`` or so, as what the results file holds of it."""
+    """Measure a case for about ``seconds``; the entry of the results file."""
     if case.check is not None:
         case.check()
     calls, failed = {COPY: place.copy}, {}
@@ -77,7 +77,7 @@ def measure(case: Case, place: Place, seconds: float) -> dict[str, Any]:
         for name in order:
             times[name].append(timed(name))
     (own_now, all_now), elapsed = machine.busy(), time.perf_counter() - start
-    for name, call in calls.items():  # a peer in another process has its own clock
+    for name, call in calls.items():  # a peer in another process measures its own times
         if hasattr(call, "times"):
             times[name] = call.times()[-rounds:]
     return {
@@ -119,7 +119,7 @@ def verdicts(result: Mapping[str, Any]) -> Iterable[tuple[str, float, float, boo
 
 
 def _walls(place: Place, calls: Mapping[str, Call]) -> dict[str, dict[str, float]]:
-    """Milliseconds a call of many in a row, where that is another thing than the work's time."""
+    """Milliseconds per call of many in a row, if the place measures that too."""
     rows = {
         name: [place.wall(call) for _ in range(WALLS)]
         for name, call in calls.items()

@@ -1,8 +1,8 @@
-"""What the host does in a call whose kernels do nothing: ``python -m benchmarks.host``.
+"""The host's time in calls whose kernels do nothing: ``python -m benchmarks.host``.
 
-The device is one that neither compiles nor launches, over NumPy arrays, so that
-this runs anywhere; asking those for their addresses costs more than asking CuPy's, so that its
-times are for comparison with each other. ``--profile NAME`` shows where a call spends its time.
+The device is a test double that neither compiles nor launches, over NumPy arrays, so this runs
+anywhere. NumPy takes longer than CuPy to give an array's address, so compare these times only
+with each other. ``--profile NAME`` shows where a call spends its time.
 """
 
 import argparse
@@ -18,11 +18,11 @@ import gradkit
 from gradkit._cuda import CudaBackend
 from testbed.emulated import IdleDevice, on_device
 
-ROUNDS, SECONDS = 7, 0.02  # of which the best counts; a round's length
+ROUNDS, SECONDS = 7, 0.02  # rounds, of which the best counts; the length of one
 
 
 def calls() -> dict[str, Callable[[], Any]]:
-    """One call of each kind on small arrays, and on a thousand of them."""
+    """One call of each kind, on small arrays and on a list of a thousand."""
     backend = CudaBackend(IdleDevice(multiprocessors=132))
 
     def array(*shape: int) -> Any:
@@ -51,7 +51,7 @@ def calls() -> dict[str, Callable[[], Any]]:
 
 
 def microseconds(call: Callable[[], Any], seconds: float = SECONDS) -> float:
-    """The best round's time for a call."""
+    """Microseconds per call in the best round."""
     call()
     start = time.perf_counter()
     call()

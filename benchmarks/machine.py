@@ -1,4 +1,4 @@
-"""What a result was measured on."""
+"""The machine that a result was measured on."""
 
 import importlib.metadata
 import os
@@ -32,7 +32,7 @@ def describe() -> dict[str, Any]:
 
 
 def slug(machine: dict[str, Any]) -> str:
-    """A file name's worth of a machine."""
+    """A name for a machine that can be part of a file name."""
     gpu = machine.get("gpu")
     name = re.sub(r"[^a-z0-9]+", "-", (gpu["name"] if gpu else machine["cpu"]).lower()).strip("-")
     return name if gpu else f"{name}-{machine['cores']}-cores"
@@ -62,15 +62,15 @@ def describe_gpu() -> dict[str, Any]:
 
 
 def load() -> float:
-    """How many processes ran or wanted to over the last minute."""
+    """The load average over the last minute."""
     return os.getloadavg()[0]
 
 
 def busy() -> tuple[float, float]:
-    """Seconds of processor time spent so far: by this process and its children, by everyone."""
+    """Seconds of processor time so far: of this process and its children, and of all processes."""
     own = sum(os.times()[:4])
     fields = _read("/proc/stat").partition("\n")[0].split()[1:]
-    used = sum(int(fields[k]) for k in (0, 1, 2, 5, 6)) if fields else 0  # not idle, nor stolen
+    used = sum(int(fields[k]) for k in (0, 1, 2, 5, 6)) if fields else 0  # neither idle nor stolen
     return own, used / os.sysconf("SC_CLK_TCK")
 
 

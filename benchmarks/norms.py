@@ -1,4 +1,4 @@
-"""What the benchmarks of norm gradients share: arguments, cases and checks."""
+"""Shared by the benchmarks of norm gradients: arguments, cases and checks."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -25,7 +25,7 @@ def cases(
     targets: dict[str, float],
     **options: Any,
 ) -> Iterator[Case]:
-    """float32 on every shape beside every peer, then the other dtypes on the first shape."""
+    """float32 on every shape with every peer, then the other dtypes on the first shape."""
     name = operation.__name__
     for shape, dtype in [(s, "float32") for s in wanted] + [(wanted[0], d) for d in DTYPES]:
         arguments = make(shape, DTYPES.get(dtype, np.float32))
@@ -49,12 +49,12 @@ def cases(
 
 
 def rows(shape: tuple[int, ...], dtype: Any, *, centred: bool) -> Arguments:
-    """Arguments of the gradient of a layer norm, or of an RMS norm."""
+    """Arguments of the gradient of layer norm or RMS norm."""
     rng = np.random.default_rng(0)
     m, d = shape
     narrow = np.dtype(dtype).itemsize == 2
     x, dy = (rng.standard_normal(shape, np.float32).astype(dtype) for _ in range(2))
-    statistic = np.float32 if narrow else dtype  # and of scale: PyTorch wants both alike
+    statistic = np.float32 if narrow else dtype  # also of scale: PyTorch requires the same dtype
     scale = rng.standard_normal(d, np.float32).astype(statistic)
     variance = x.astype(np.float32).var(axis=1) if centred else np.ones(m)
     found = {"dy": dy, "x": x, "scale": scale}
@@ -69,7 +69,7 @@ def small(wanted: Sequence[tuple[int, ...]], *, quick: bool) -> Sequence[tuple[i
 
 
 def row_shapes(*, quick: bool) -> Sequence[tuple[int, ...]]:
-    """The published shapes that a CPU gets through in time."""
+    """The published shapes that are small enough for a CPU."""
     return small([s for s in shapes.NORMS if s[0] * s[1] <= 1 << 24], quick=quick)
 
 
@@ -82,7 +82,7 @@ def _check(operation: Operation, name: str, arguments: Arguments, options: Argum
 
 # On a device
 
-OFF = {2: 1e-2, 4: 1e-4, 8: 1e-10}  # of the largest element, by the size of an element
+OFF = {2: 1e-2, 4: 1e-4, 8: 1e-10}  # error relative to the largest element, by itemsize
 
 
 def device_cases(
@@ -119,7 +119,7 @@ def device_cases(
 
 
 def device_rows(place: Arrays, shape: tuple[int, ...], dtype: str, *, centred: bool) -> Arguments:
-    """What ``rows`` makes, on a device, with scale of the data's dtype."""
+    """The same as ``rows``, on a device, with scale of the data's dtype."""
     x, dy = place.normal(shape, dtype, 0), place.normal(shape, dtype, 1)
     scale = place.normal(shape[1:], dtype, 2)
     values = place.exact(x)
@@ -141,7 +141,7 @@ def device_row_shapes(place: Arrays) -> list[tuple[tuple[int, ...], str]]:
 
 
 def row_targets(best: float, shape: tuple[int, ...], size: int) -> dict[str, float]:
-    """What is wanted of a shape: by its size in bytes and its columns."""
+    """The targets for a shape, by its size in bytes and its columns."""
     rows, width = shape
     if size < 2e6:
         return {"ms": 0.008, "wall ms": 0.020, "torch": 1.0, "torch.compile": 1.0, "liger": 1.0}
@@ -157,7 +157,7 @@ def row_targets(best: float, shape: tuple[int, ...], size: int) -> dict[str, flo
 
 
 def _check_device(operation: Operation, arguments: Arguments, place: Arrays) -> None:
-    """Every result against the plain formula in float64."""
+    """Compare every result with the plain formula in float64."""
     exact = {name: place.exact(array) for name, array in arguments.items()}
     expected = getattr(gpu_peers.Plain(place), operation.__name__)(**exact)()
     for got, ref in zip(operation(**arguments), expected, strict=True):

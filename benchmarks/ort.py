@@ -1,9 +1,9 @@
-"""ONNX Runtime Training's own operators, in a process of their own.
+"""ONNX Runtime Training's own operators, in a separate process.
 
-The interpreter that ``GRADKIT_ORT_PYTHON`` names has onnxruntime-training, which needs NumPy 1
-(``tests/onnxruntime/requirements.txt``). It is told to run a model once a round; the times are
-those of the kernel alone, by ONNX Runtime's own profile, so that neither the pipe nor copies
-into its sequences count against it.
+``GRADKIT_ORT_PYTHON`` names an interpreter with onnxruntime-training, which needs NumPy 1
+(``tests/onnxruntime/requirements.txt``). It runs a model once per round. The times are those of
+the kernel alone, from ONNX Runtime's own profile, so neither the pipe nor copies into its
+sequences count.
 
 Run by that interpreter, this file is the worker.
 """
@@ -25,7 +25,7 @@ Array = np.ndarray[Any, Any]
 
 
 class OnnxRuntime:
-    """The peer: gradkit's arguments in, a call that runs the operator once out."""
+    """The peer: takes gradkit's arguments, returns a call that runs the operator once."""
 
     name = "onnxruntime"
 
@@ -78,7 +78,7 @@ class OnnxRuntime:
 
 
 class _Remote:
-    """A model in the worker's hands: each call runs it once."""
+    """A model loaded in the worker; each call runs it once."""
 
     def __init__(self, python: str, node: dict[str, Any], inputs: dict[str, Any]):
         self.folder = tempfile.TemporaryDirectory(prefix="gradkit-bench-")
@@ -100,7 +100,7 @@ class _Remote:
         self._ask("run")
 
     def times(self) -> list[float]:
-        """Seconds in the kernel, one a call; ends the worker."""
+        """Seconds in the kernel, one number per call; ends the worker."""
         answer = self._ask("times")
         self.process.wait()
         self.folder.cleanup()
@@ -119,7 +119,7 @@ class _Remote:
 
 
 def work(folder: str) -> None:
-    """Answer requests: ``run`` the model, or end with the ``times`` of all runs."""
+    """Serve requests: ``run`` runs the model, ``times`` prints the times of all runs and ends."""
     sys.path.append(str(Path(__file__).parents[1] / "tests" / "onnxruntime"))
     import worker
 

@@ -1,8 +1,8 @@
-"""Who gradkit is measured against. Each peer imports its library when it is made.
+"""The libraries that gradkit is measured against. Each peer imports its library when created.
 
-A peer has a method an operation, with gradkit's arguments as NumPy arrays; it returns a call
-without arguments that does the work once and waits for the result. Conversions happen before,
-as they would in a program of the peer's own. What a peer cannot do, it has no method for.
+A peer has one method per operation, which takes gradkit's arguments as NumPy arrays. It returns a
+call without arguments that does the work once and waits for the result. Conversions happen before
+that, as in a program written for that library. A peer has no method for what it cannot do.
 """
 
 # ruff: noqa: D102  (the methods are the operations)
@@ -15,11 +15,11 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 Call = Callable[[], object]
-Limit = Callable[[], float]  # max_norm, asked before each call on gradients clipped in place
+Limit = Callable[[], float]  # gives max_norm for the next call on gradients clipped in place
 
 
 class Naive:
-    """The formulas, one NumPy expression each; or CuPy's, on arrays of CuPy's."""
+    """The formulas, one NumPy expression each (CuPy for CuPy arrays)."""
 
     name = "naive"
 
@@ -160,7 +160,7 @@ class Torch:
 
 
 class Jax:
-    """The formulas under jax.jit on the CPU; results are new arrays, as JAX's always are."""
+    """The formulas under jax.jit on the CPU; results are always new arrays."""
 
     name = "jax"
 
@@ -240,7 +240,7 @@ class Jax:
 
 
 def available(wanted: Sequence[str]) -> tuple[list[Any], dict[str, str]]:
-    """The peers that can be had, and why the others cannot."""
+    """The peers that are available, and for each of the others the reason why not."""
     from benchmarks.ort import OnnxRuntime
 
     found, missing = [], {}
@@ -255,7 +255,7 @@ def available(wanted: Sequence[str]) -> tuple[list[Any], dict[str, str]]:
 
 
 def calls(peers: Sequence[Any], operation: str, **arguments: Any) -> dict[str, Call]:
-    """The call of every peer that can do an operation."""
+    """The call of each peer that has the operation."""
     return {
         peer.name: getattr(peer, operation)(**arguments)
         for peer in peers

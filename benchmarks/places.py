@@ -21,31 +21,33 @@ DTYPES = {
     "float32": np.dtype(np.float32),
     "float64": np.dtype(np.float64),
 }
-_FASTEST = 3_000_000  # kHz, where a device does not say how fast it is
+_FASTEST = 3_000_000  # kHz, for a device that does not report its clock rate
 _TOUCHED, _PAGE = 1 << 30, 1 << 12  # bytes
-_NUMBERS = (1 << 20) + 8  # drawn at random; larger arrays repeat them, but no row of 2^k another
+_NUMBERS = (
+    1 << 20
+) + 8  # distinct random numbers; larger arrays repeat them, but rows of 2^k never coincide
 
 
 class Place(Protocol):
-    """What the harness and the cases of devices need."""
+    """What the harness and the cases for devices need."""
 
-    copied: int  # bytes that ``copy`` reads, and again that it writes
+    copied: int  # bytes that ``copy`` reads; it writes as many
 
     def copy(self) -> object:
-        """Copy ``copied`` bytes, as fast as the library's own copy does."""
+        """Copy ``copied`` bytes by the library's own copy."""
 
     def timer(self, call: Call) -> float:
-        """Seconds that the work of one call takes where it is done."""
+        """Seconds that the work of one call takes on the device."""
 
     def wall(self, call: Call) -> float | None:
-        """Seconds a call for one who makes many in a row; ``None`` where ``timer`` says that."""
+        """Seconds per call of many in a row; ``None`` if that is what ``timer`` measures."""
 
     def drop(self) -> None:
-        """Give back the memory of the last case."""
+        """Free the memory of the last case."""
 
 
 class Host:
-    """NumPy arrays; what a call takes is what the clock says."""
+    """NumPy arrays, timed by the clock."""
 
     copied = 64 << 20
 
@@ -67,22 +69,22 @@ class Host:
         return None
 
     def drop(self) -> None:
-        """Touch what the next case's results will be written to.
+        """Touch the memory that the next case's results will be written to.
 
-        A virtual machine may get memory from its host at the first touch only, fifty times
-        slower than from then on, and may lose it again while nobody has it.
+        A virtual machine may get a page from its host only at the first touch, which is fifty
+        times slower than later ones, and may lose a free page again.
         """
         np.empty(_TOUCHED, np.uint8)[::_PAGE] = 1
 
 
 class Arrays:
-    """Arrays of a library like NumPy's, ``xp``, in some device's memory."""
+    """Arrays of ``xp``, a library like NumPy, in a device's memory."""
 
-    tiny = False  # whether only the smallest shapes are worth the time
+    tiny = False  # whether to run only the smallest shapes
     xp: Any
 
     def array(self, host: Any) -> Array:
-        """A host array on the device."""
+        """A copy of a host array on the device."""
         raise NotImplementedError
 
     def normal(self, shape: tuple[int, ...], dtype: str, seed: int = 0) -> Array:
@@ -95,18 +97,18 @@ class Arrays:
             out[start : start + _NUMBERS] = block[: count - start]
         return self.array(out.view(DTYPES[dtype]).reshape(shape))
 
-    @cache  # noqa: B019  there is one place, for as long as the process lives
+    @cache  # noqa: B019  there is one place per process
     def _numbers(self, dtype: str) -> Array:
         host = np.random.default_rng(0).standard_normal(_NUMBERS, np.float32)
         return self.xp.asarray(host.astype(DTYPES[dtype]).view(np.uint8))
 
     def empty_like(self, array: Array) -> Array:
-        """Memory for a result, in the same order."""
+        """An empty array for a result, with the same memory order."""
         return self.array(self.xp.empty_like(array))
 
     def exact(self, array: Array) -> Array:
         """An array's values in float64."""
-        if array.dtype == DTYPES["bfloat16"]:  # by its bits: CuPy 13 does not know it
+        if array.dtype == DTYPES["bfloat16"]:  # by its bits: CuPy 13 does not have it
             array = (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
         return array.astype(np.float64)
 
@@ -114,15 +116,15 @@ class Arrays:
 class Cuda(Arrays):
     """CuPy arrays, timed by events on the device.
 
-    Before each timed call the L2 cache is emptied by reading other memory (clean lines, so that
-    nobody pays for writing them back), and the device is kept busy until the host has issued the
-    whole call: what is timed is the device's work, without the gaps of a slow host.
+    Before each timed call the L2 cache is emptied by reading other memory (clean lines, which need
+    not be written back), and the device is kept busy until the host has issued the whole call. So
+    the time is that of the device's work, without gaps caused by a slow host.
     """
 
     copied = 512 << 20
-    _SHORTEST, _LONGEST = 1e-4, 5e-2  # seconds that the device is kept busy
+    _SHORTEST, _LONGEST = 1e-4, 5e-2  # limits, in seconds, on how long the device is kept busy
     _TRIES = 4
-    _WALL = 0.02  # seconds of calls in a row
+    _WALL = 0.02  # seconds of calls in a row, for ``wall``
 
     def __init__(self) -> None:
         import cupy
@@ -169,7 +171,7 @@ class Cuda(Arrays):
         return self._seconds(call, count) / count
 
     def launch(self) -> Call:
-        """CuPy's own launch of a kernel that does nothing, with three arguments."""
+        """A launch by CuPy itself of a kernel that does nothing, with three arguments."""
         nothing = self._module.get_function("nothing")
         return lambda: nothing((1,), (32,), (self._sum, self._other, np.int64(0)))
 
@@ -187,7 +189,7 @@ class Cuda(Arrays):
 
 
 class Emulated(Arrays):
-    """The emulator, timed by the clock: to see that everything runs, never how fast."""
+    """The tests' emulator, timed by the clock: a test of the benchmarks, not a measurement."""
 
     tiny = True
     copied = 4096
@@ -216,7 +218,7 @@ class Emulated(Arrays):
         return Host.timer(call)
 
     def launch(self) -> None:
-        """The emulator has no launch to compare with."""
+        """None: the emulator has no launch to compare with."""
 
     def drop(self) -> None:
         pass

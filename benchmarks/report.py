@@ -15,21 +15,21 @@ from benchmarks.harness import LAUNCH, OURS, verdicts
 Results = Mapping[str, Any]
 
 METHOD = {
-    "cpu": "Times are medians of interleaved rounds; a ratio is the median of a peer's time over "
-    "gradkit's in the same round; GB/s count useful bytes; `of copy` is that against `np.copyto` "
-    "in the same rounds; `others` is how many cores other programs kept busy meanwhile, among "
-    "them the ONNX Runtime worker.",
-    "cuda": "Times are the device's own, by its events around a whole call, with L2 emptied before "
-    "and the host ahead of the device; medians of interleaved rounds. A ratio is the median of a "
-    "peer's time over gradkit's in the same round; GB/s count useful bytes; `of copy` is that "
-    "against a copy of 512 MiB in the same rounds. `wall` is a call's time for a host that makes "
-    "many in a row on warm caches.",
-    "emulated": "Made on the emulator, to see that everything runs: the times mean nothing.",
+    "cpu": "Times are medians of interleaved rounds. A ratio is the median of a peer's time over "
+    "gradkit's in the same round. GB/s count useful bytes; `of copy` divides that by the bandwidth "
+    "of `np.copyto` in the same rounds. `others` is how many cores other programs kept busy "
+    "meanwhile, including the ONNX Runtime worker.",
+    "cuda": "Times are those of the device, from events around a whole call, with L2 emptied "
+    "before and the host ahead of the device; medians of interleaved rounds. A ratio is the median "
+    "of a peer's time over gradkit's in the same round. GB/s count useful bytes; `of copy` divides "
+    "that by the bandwidth of a copy of 512 MiB in the same rounds. `wall` is the time per call of "
+    "many calls in a row, with warm caches.",
+    "emulated": "Made on the emulator, as a test of the benchmarks: the times mean nothing.",
 }
 
 
 def table(results: Results) -> str:
-    """One row a case: gradkit's time, bandwidth, fraction of copy, each peer's ratio."""
+    """One row per case: gradkit's time, bandwidth, fraction of copy, each peer's ratio."""
     names = _peers(results)
     head = ["operation", "shape", "dtype", "ms", "quartiles", "GB/s", "of copy"]
     head += [f"{name} ms (ratio)" for name in names]
@@ -40,7 +40,7 @@ def table(results: Results) -> str:
 
 
 def summary(results: Results) -> str:
-    """One row a target: wanted, measured, met or not."""
+    """One row per target: wanted, measured, met or not."""
     rows = []
     for case in results["cases"]:
         for what, wanted, got, met in verdicts(case):
@@ -62,7 +62,7 @@ def summary(results: Results) -> str:
 
 
 def page(results: Results, plots: Iterable[str]) -> str:
-    """Everything of a results file as Markdown."""
+    """The whole of a results file as Markdown."""
     parts = [
         f"# {_machine_name(results)}, {results['date']}",
         _conditions(results),
@@ -79,7 +79,7 @@ def page(results: Results, plots: Iterable[str]) -> str:
 
 
 def slower(results: Results) -> str:
-    """One row for each case and peer where gradkit is the slower one."""
+    """One row for each case and peer for which gradkit is slower."""
     rows = [
         [case["operation"], case["shape"], case["dtype"], name, f"{ratio['median']:.2f}x"]
         for case in results["cases"]
@@ -91,7 +91,7 @@ def slower(results: Results) -> str:
 
 
 def plots(results: Results, stem: Path) -> list[str]:
-    """Ratios to the peers as bars, scaling as curves; the names of the files."""
+    """Draw ratios to the peers as bars and scaling as curves; return the files' names."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -100,7 +100,7 @@ def plots(results: Results, stem: Path) -> list[str]:
     if not results["cases"]:
         return []
     names = _peers(results)
-    # The dtype that most cases have: float32 on a CPU, bfloat16 on a GPU where there are norms.
+    # The dtype of most cases: float32 on a CPU, bfloat16 on a GPU if there are norms.
     dtype = Counter(c["dtype"] for c in results["cases"]).most_common(1)[0][0]
     cases = [c for c in results["cases"] if c["dtype"] == dtype and c["note"] != "overhead"]
     figure, axis = plt.subplots(figsize=(9, 1 + 0.42 * len(cases)))
@@ -133,7 +133,7 @@ def plots(results: Results, stem: Path) -> list[str]:
 
 
 def write(results: Results, path: Path) -> None:
-    """The page beside a results file, and the plots where matplotlib is installed."""
+    """Write the page beside a results file, and the plots if matplotlib is installed."""
     try:
         drawn = plots(results, path.with_suffix(""))
     except ImportError:
@@ -239,9 +239,9 @@ def _save(figure: Any, stem: Path, kind: str) -> str:
 
 
 def overview(every: Sequence[Results], pictures: Sequence[Sequence[str]]) -> str:
-    """docs/performance.md: what each results file says, without the cases one by one.
+    """docs/performance.md: each results file without its table of cases.
 
-    ``pictures`` are the plots of each file, as seen from the page.
+    ``pictures`` are the plots of each file, relative to the page.
     """
     parts = [
         "# Performance",
@@ -264,13 +264,13 @@ def overview(every: Sequence[Results], pictures: Sequence[Sequence[str]]) -> str
     if not any(results.get("device") == "cuda" for results in every):
         parts.append(
             "## On a GPU\n\nNot yet run on a GPU: `make bench-gpu` measures everything there in "
-            "one command, and the tests run that command on the emulator."
+            "one command, which the tests run on the emulator."
         )
     return "\n\n".join(parts) + "\n"
 
 
 def main() -> None:
-    """Make the page and the plots of each file."""
+    """Make the page and plots of each file."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__)
     parser.add_argument("files", nargs="+", type=Path)
     for path in parser.parse_args().files:

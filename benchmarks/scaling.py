@@ -1,4 +1,4 @@
-"""Time against M, D and the number of tensors, each from small to large, so that a jump shows."""
+"""Time against M, D and the number of tensors, from small to large, to show any jump."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +13,7 @@ REPEATS = 9
 
 
 def tables(*, quick: bool) -> dict[str, list[dict[str, float]]]:
-    """For each table rows of the variable, the elements, ms and ns an element."""
+    """For each table, rows of the variable, the elements, ms and ns per element."""
     step = 4 if quick else 2
     return {
         "layer_norm_grad, M rows of 1024": _table(_rows(1, 65536, step, by_row=True)),

@@ -1,4 +1,4 @@
-"""The shapes that are published: the same on every machine, so that pages can be compared."""
+"""The published shapes: the same on every machine, so that pages can be compared."""
 
 Shape = tuple[int, ...]
 

@@ -1,8 +1,8 @@
-"""What first calls cost: ``python -m benchmarks.startup`` prints it as JSON.
+"""The cost of first calls: ``python -m benchmarks.startup`` prints it as JSON.
 
-Each operation's first call and its second, in a fresh process, with an empty cache of compiled
-kernels and then with the cache that the first process left. ``--nvrtc`` needs no GPU: how long
-NVRTC takes over what ``gradkit.warmup`` would compile for each operation, one after another.
+It times each operation's first and second call in a fresh process, with an empty cache of compiled
+kernels and then with the cache that the first process left. ``--nvrtc`` needs no GPU: it times how
+long NVRTC takes to compile what ``gradkit.warmup`` would compile for each operation, one by one.
 """
 
 import argparse
@@ -28,7 +28,7 @@ PLACES = {"cuda": Cuda, "emulated": Emulated}
 
 
 def measure(device: str) -> dict[str, dict[str, float]]:
-    """Milliseconds of each operation's first call, cold and warm, and of its second."""
+    """Milliseconds of each operation's first call, with a cold and a warm cache, and its second."""
     with tempfile.TemporaryDirectory(prefix="gradkit-bench-") as cache:
         environment = os.environ | {"CUPY_CACHE_DIR": cache}
         command = [sys.executable, "-m", "benchmarks.startup", "--one", device]
@@ -47,7 +47,7 @@ def measure(device: str) -> dict[str, dict[str, float]]:
 
 
 def one(place: Arrays) -> dict[str, tuple[float, float]]:
-    """Milliseconds of the first and of the second call of each operation in this process."""
+    """Milliseconds of each operation's first and second call in this process."""
     return {name: (_ms(call), _ms(call)) for name, call in _calls(place)}
 
 

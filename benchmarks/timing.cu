@@ -1,6 +1,6 @@
-// What a timed call needs around it on a GPU: see places.Cuda.
+// Kernels that the GPU's timer launches around a timed call: see places.Cuda.
 
-// Reads `count` packs, so that the L2 cache holds nothing else. They are zeros: nothing is
+// Reads `count` packs, so that the L2 cache holds nothing else. They are zeros, so nothing is
 // written, but the compiler cannot know that.
 extern "C" __global__ void evict(const float4* from, long long count, float* out) {
     float sum = 0;
@@ -12,7 +12,7 @@ extern "C" __global__ void evict(const float4* from, long long count, float* out
     if (sum > 0) *out = sum;
 }
 
-// Keeps the stream busy for so many cycles of a multiprocessor's clock.
+// Keeps the stream busy for `cycles` cycles of a multiprocessor's clock.
 extern "C" __global__ void hold(long long cycles) {
     const long long start = clock64();
     while (clock64() - start < cycles) {}

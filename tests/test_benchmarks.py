@@ -50,7 +50,9 @@ def test_a_spent_budget_drops_cases_and_says_which(monkeypatch, tmp_path):
     found = benchmark(monkeypatch, tmp_path / "found.json", "--budget", "1e-9")
     assert found["cases"] == []
     assert len(found["dropped"]) == len(run.FILES)
-    assert found["dropped"][0] == "layer_norm: layer_norm_grad 24x64 bfloat16 and all after it"
+    assert (
+        found["dropped"][0] == "layer_norm: layer_norm_grad 24x64 bfloat16 and all cases after it"
+    )
     assert (
         "for lack of time: clip: grad_norm 3 small float32" in (tmp_path / "found.md").read_text()
     )
@@ -215,7 +217,7 @@ def test_the_gpu_is_described(monkeypatch):
 def test_without_a_gpu_the_run_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
     monkeypatch.setattr(sys, "argv", ["benchmarks", "--device", "cuda"])
-    with pytest.raises(SystemExit, match="--device cuda is not to be had: ModuleNotFoundError"):
+    with pytest.raises(SystemExit, match="--device cuda is not available: ModuleNotFoundError"):
         run.main()
 
 
