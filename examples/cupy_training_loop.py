@@ -1,8 +1,8 @@
-"""A training loop with nothing but CuPy and gradkit: no framework, no autograd.
+"""A training loop with only CuPy and gradkit: no framework, no autograd.
 
-A layer norm between two matrix products, its backward pass written out; gradients are
-accumulated over micro-batches and clipped, all on the device. Without a GPU the same code
-runs on NumPy.
+The network is a layer norm between two matrix products, with its backward pass written out.
+Gradients are accumulated over micro-batches and clipped, all on the device. Without a GPU the
+same code runs on NumPy.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ import gradkit
 
 
 def array_module() -> Any:
-    """CuPy where there is a device, NumPy elsewhere."""
+    """CuPy if there is a device, otherwise NumPy."""
     try:
         import cupy
 
@@ -59,7 +59,7 @@ def main(steps: int = 60, max_norm: float = 1.0, micro_batches: int = 4) -> list
         for i in range(micro_batches):
             value, grads = gradients(xp, params, x[i::micro_batches], y[i::micro_batches])
             total += value / micro_batches
-            for name, grad in grads.items():  # the first overwrites: no pass to zero the buffers
+            for name, grad in grads.items():  # the first overwrites: no zeroing
                 gradkit.accumulate_grad_v2(buffers[name], grad, overwrite=i == 0)
         gradkit.scale_grads(buffers, 1 / micro_batches)
         norm = gradkit.clip_grad_norm(buffers, max_norm)  # stays on the device

@@ -1,4 +1,4 @@
-"""The picture of a training run: loss, gradient norm, test accuracy and what was misread."""
+"""The plot of a training run: loss, gradient norm, test accuracy and misread digits."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, MultipleLocator, PercentFormatter
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart.
+# Okabe and Ito's palette, whose colours colour-blind readers can tell apart.
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#555555"
 SHOWN = 6  # misread digits
 
@@ -27,10 +27,10 @@ def plot(
     labels: np.ndarray,
     predicted: np.ndarray,
 ) -> None:
-    """Write the picture as a PNG.
+    """Write the plot as a PNG.
 
-    ``loss`` and the norms hold one number a step, ``accuracy`` one an epoch; ``images``,
-    ``labels`` and ``predicted`` are the test set's.
+    ``loss`` and the norms hold one number per step, ``accuracy`` one per epoch; ``images``,
+    ``labels`` and ``predicted`` are those of the test set.
     """
     layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
     figure = Figure(figsize=(12, 7.5), dpi=150, layout=layout, facecolor="white")
@@ -52,7 +52,7 @@ def plot_loss(axes: Axes, loss: list[float]) -> None:
     steps = np.arange(1, len(loss) + 1)
     axes.plot(steps, loss, color=BLUE, alpha=0.3, linewidth=0.9, label="each step")
     axes.plot(steps, smoothed(loss), color=BLUE, linewidth=2, label="smoothed")
-    axes.set_ylabel("cross-entropy (nats a digit)")
+    axes.set_ylabel("cross-entropy (nats per digit)")
     axes.legend(frameon=False, loc="upper right")
     log_scale(axes, loss)
     dress(axes, "Training loss")
@@ -62,7 +62,7 @@ def plot_norms(axes: Axes, before: list[float], after: list[float], max_norm: fl
     """The norm of all gradients together, before and after clipping, against the limit."""
     steps = np.arange(1, len(before) + 1)
     axes.fill_between(
-        steps, before, after, color=ORANGE, alpha=0.25, linewidth=0, label="what clipping cuts off"
+        steps, before, after, color=ORANGE, alpha=0.25, linewidth=0, label="removed by clipping"
     )
     axes.plot(steps, after, color=BLUE, alpha=0.3, linewidth=0.9)
     axes.plot(steps, smoothed(before), color=ORANGE, linewidth=2, label="before (smoothed)")
@@ -98,7 +98,7 @@ def plot_accuracy(axes: Axes, accuracy: list[float]) -> None:
     axes.yaxis.set_major_locator(MultipleLocator(0.05))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.set_xlabel("epoch")
-    axes.set_ylabel("test digits read right")
+    axes.set_ylabel("test digits read correctly")
     dress(axes, "Test accuracy")
 
 
@@ -143,7 +143,7 @@ def log_scale(axes: Axes, values: list[float]) -> None:
 
 
 def dress(axes: Axes, title: str) -> None:
-    """A title, a quiet grid and no box."""
+    """Add a title and a light grid, and remove the box."""
     axes.set_title(title, loc="left", fontsize=11)
     axes.margins(x=0.01)
     axes.grid(color="0.9", linewidth=0.8)

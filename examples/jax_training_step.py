@@ -1,8 +1,8 @@
 """A JAX training step that clips with gradkit.
 
-JAX's arrays never change, so that gradients are clipped by ``clip_by_global_norm``, which
-returns new ones in the same pytree. It runs between the two jitted halves of the step: inside
-of ``jax.jit`` there are no values yet.
+JAX's arrays are immutable, so ``clip_by_global_norm`` clips the gradients: it returns new ones in
+the same pytree. It runs between the two jitted halves of the step, because inside ``jax.jit``
+arrays have no values yet.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
-"""A thinc model with gradkit's layer norm as a layer, its gradients clipped by gradkit.
+"""A thinc model with gradkit's layer norm as a layer; gradkit clips its gradients.
 
 thinc's layers return a callback for the backward pass, and its parameters are NumPy or CuPy
-arrays: gradkit's functions fit in as they are.
+arrays, so gradkit's functions can be called directly.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from thinc.api import Adam, Linear, Model, Relu, chain, fix_random_seed
 import gradkit
 
 
-def GradkitLayerNorm(width: int) -> Model:  # noqa: N802 (thinc names layers so)
+def GradkitLayerNorm(width: int) -> Model:  # noqa: N802 (the style of thinc's layers)
     """Layer norm over the last dimension."""
     return Model(
         "gradkit_layer_norm",
@@ -42,7 +42,7 @@ def _forward(model: Model, x: Any, is_train: bool) -> Any:  # noqa: ARG001
 
 
 def gradients(model: Model) -> dict[str, Any]:
-    """Every gradient of a model and of the layers in it."""
+    """All gradients of a model and of its layers."""
     return {
         f"{node.name}.{node.id}.{name}": node.get_grad(name)
         for node in model.walk()

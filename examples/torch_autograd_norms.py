@@ -1,8 +1,7 @@
-"""gradkit's norms as ``torch.autograd.Function``: RMS norm, and the layer norm that keeps no input.
+"""gradkit's norms as ``torch.autograd.Function``: RMS norm, and layer norm that saves no input.
 
 ``InvertibleLayerNorm`` saves its output, which the next layer keeps anyway, instead of its
-input: the backward pass works the normalised input out again. No element of its scale may
-be 0.
+input; the backward pass recomputes the normalised input. No element of its scale may be 0.
 """
 
 from typing import Any

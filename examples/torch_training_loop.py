@@ -1,7 +1,7 @@
 """A PyTorch training loop that clips with gradkit.
 
-``clip_grad_norm`` stands where ``torch.nn.utils.clip_grad_norm_`` stood. It takes gradients,
-not parameters, writes them in place, and returns the norm before clipping as a tensor.
+``clip_grad_norm`` replaces ``torch.nn.utils.clip_grad_norm_``. It takes gradients, not parameters,
+writes them in place, and returns the norm before clipping as a tensor.
 """
 
 import torch

@@ -2,14 +2,14 @@
 
     python examples/train_digits.py [--backend numpy|cupy] [--output demo.png]
 
-There is no framework here: parameters, gradients and activations are arrays, and forward
-and backward passes are written out. gradkit does what is tedious to get right by hand:
+There is no framework here: parameters, gradients and activations are arrays, and the forward
+and backward passes are written out. gradkit does the parts that are hard to get right by hand:
 
 - batch norm, layer norm and RMS norm, forward and backward;
-- adding up the gradients of micro-batches;
+- accumulating the gradients of micro-batches;
 - clipping all gradients together by their norm.
 
-The data are the 1,797 digits that ship inside scikit-learn (8 x 8 pixels, no download).
+The data are the 1,797 digits that come with scikit-learn (8 x 8 pixels, no download).
 Read from top to bottom: the network, one training step, the run.
 """
 
@@ -29,22 +29,22 @@ from tqdm import tqdm
 
 import gradkit
 
-Array: TypeAlias = Any  # numpy.ndarray or cupy.ndarray: the code below does not care
+Array: TypeAlias = Any  # numpy.ndarray or cupy.ndarray: the code is the same
 Arrays: TypeAlias = dict[str, Array]
 
 HIDDEN = 64
 CLASSES = 10
-BATCH = 128  # digits a step ...
-MICRO_BATCH = 32  # ... of which so many at a time go through the network
-NOISE = 0.4  # standard deviation of what is added to pixels between -1 and 1
-LEARNING_RATE = 0.2  # at the start; falls to 0 along half a cosine
+BATCH = 128  # digits per step
+MICRO_BATCH = 32  # digits per forward and backward pass
+NOISE = 0.4  # standard deviation of the noise added to pixels between -1 and 1
+LEARNING_RATE = 0.2  # at the start; decays to 0 along half a cosine
 MOMENTUM = 0.9
-MAX_NORM = 0.5  # clip where the norm of all gradients together exceeds this
+MAX_NORM = 0.5  # clip if the norm of all gradients together exceeds this
 BATCH_NORM_EPS = 1e-5
 RUNNING_RATE = 0.05  # how fast the running statistics follow the batches
 
 
-# --- the network: three hidden layers, each with another norm ---------------------------------
+# --- the network: three hidden layers, each with a different norm ------------------------------
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Network:
 
     xp: ModuleType  # numpy or cupy
     params: Arrays
-    running: Arrays  # batch norm's mean and variance over many batches, for the test
+    running: Arrays  # batch norm's mean and variance over many batches, for testing
 
     @classmethod
     def initialised(
@@ -90,8 +90,8 @@ class Network:
     def loss_and_grads(self, x: Array, targets: Array, batch: int) -> tuple[Array, Arrays]:
         """The loss of a micro-batch and its gradients, by forward and backward pass.
 
-        Both are shares of a mean over ``batch`` digits, so that the shares of all
-        micro-batches add up to the whole. ``targets`` are one-hot rows.
+        Both are shares of a mean over ``batch`` digits, so the shares of all micro-batches add
+        up to the mean. ``targets`` are one-hot rows.
         """
         p, xp = self.params, self.xp
 
@@ -178,7 +178,7 @@ class Trainer:
     def step(self, x: Array, targets: Array, learning_rate: float) -> tuple[Array, Array, Array]:
         """One update from one batch; the loss, and the gradient norm before and after clipping.
 
-        All three stay on the device: on a GPU, nothing here waits for it.
+        All three stay on the device: on a GPU, the host never waits here.
         """
         loss = 0.0
         for start in range(0, len(x), MICRO_BATCH):
@@ -186,7 +186,7 @@ class Trainer:
             share, grads = self.network.loss_and_grads(x[part], targets[part], len(x))
             loss = loss + share
             for name, grad in grads.items():
-                # The first micro-batch overwrites what the last step left: no zeroing pass.
+                # The first micro-batch overwrites the last step's gradients: no zeroing pass.
                 gradkit.accumulate_grad_v2(self.grads[name], grad, overwrite=start == 0)
 
         before = gradkit.clip_grad_norm(self.grads, max_norm=MAX_NORM)
@@ -225,7 +225,7 @@ class Digits:
 
 @dataclass
 class History:
-    """What the plot shows: one number a step, or one an epoch."""
+    """What the plot shows: one number per step, or one per epoch."""
 
     loss: list[float] = field(default_factory=list)
     norm_before: list[float] = field(default_factory=list)
@@ -245,7 +245,7 @@ def train(network: Network, digits: Digits, epochs: int, seed: int) -> History:
                 progress = (epoch + step / per_epoch) / epochs
                 rate = LEARNING_RATE * 0.5 * (1 + math.cos(math.pi * progress))
                 measured.append(trainer.step(x, targets, rate))
-            for loss, before, after in measured:  # on a GPU, here is where the host waits
+            for loss, before, after in measured:  # on a GPU, the host waits here
                 history.loss.append(float(loss))
                 history.norm_before.append(float(before))
                 history.norm_after.append(float(after))
@@ -257,7 +257,7 @@ def train(network: Network, digits: Digits, epochs: int, seed: int) -> History:
 def batches(
     xp: ModuleType, digits: Digits, rng: np.random.Generator
 ) -> Iterator[tuple[Array, Array]]:
-    """One epoch in random order, with noise on the pixels: no digit comes twice the same."""
+    """One epoch in random order, with noise on the pixels, so no image is ever repeated."""
     order = rng.permutation(len(digits.train_x))
     for start in range(0, len(order) - BATCH + 1, BATCH):
         rows = xp.asarray(order[start : start + BATCH])
@@ -267,12 +267,12 @@ def batches(
 
 
 def accuracy(network: Network, digits: Digits) -> float:
-    """The share of test digits that the network reads right."""
+    """The share of test digits that the network reads correctly."""
     return float((network.predict(digits.test_x) == digits.test_labels).mean())
 
 
 def array_module(backend: str) -> ModuleType:
-    """NumPy or CuPy; "auto" is CuPy wherever gradkit can compute on its arrays."""
+    """NumPy or CuPy; "auto" is CuPy if gradkit can compute on its arrays."""
     if backend == "numpy":
         return np
     try:
@@ -291,7 +291,7 @@ def draw(path: str, history: History, network: Network, digits: Digits) -> None:
     from digits_plot import plot  # matplotlib takes a second to import
 
     def host(array: Array) -> np.ndarray[Any, Any]:
-        return np.asarray(array.get() if hasattr(array, "get") else array)  # CuPy's way out
+        return np.asarray(array.get() if hasattr(array, "get") else array)  # CuPy has .get()
 
     plot(
         path,
@@ -332,7 +332,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Train, report, plot; 1 where the network did not learn to read."""
+    """Train, report, plot; return 1 if the accuracy is too low."""
     args = arguments()
     xp = array_module(args.backend)
     digits = Digits.load(xp, args.seed)
