@@ -60,11 +60,11 @@ check: lint test ## lint and test
 MINUTES := 10
 
 # Results go to benchmarks/out, or into $OUT if it is set: a run changes no tracked file.
-bench: .venv-bench/.installed .venv-onnxruntime/.installed ## time every operation on the CPU beside its peers (4 min)
+bench: .venv-bench/.installed .venv-onnxruntime/.installed ## time every operation on the CPU against its peers (4 min)
 	GRADKIT_ORT_PYTHON=.venv-onnxruntime/bin/python .venv-bench/bin/python -m benchmarks
 
-# As test-gpu: with the Python that has CuPy (and PyTorch, Triton, Liger-Kernel where they are).
-bench-gpu: ## time every operation on a GPU beside its peers (8 min)
+# As test-gpu: with the Python that has CuPy (and PyTorch, Triton, Liger-Kernel if installed).
+bench-gpu: ## time every operation on a GPU against its peers (8 min)
 	$(or $(GPU_PYTHON),python3) -m benchmarks --device cuda --seconds 1 --budget 450 $(BENCH)
 
 bench-record: $(STAMP) ## publish RUN=FILE.json, a finished run: benchmarks/results, docs/performance.md

@@ -1,1 +1,1 @@
-"""How fast gradkit is beside other libraries: ``python -m benchmarks``, and see README.md."""
+"""How fast gradkit is compared with other libraries: ``python -m benchmarks``; see README.md."""

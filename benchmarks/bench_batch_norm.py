@@ -31,13 +31,13 @@ def arguments(shape: tuple[int, ...], dtype: Any) -> norms.Arguments:
 
 
 def cases(peers: Sequence[Any], *, quick: bool) -> Iterator[Case]:
-    """Every stage beside every peer."""
+    """Every stage with every peer."""
     stages = norms.small(shapes.IMAGES[::-1], quick=quick)
     yield from norms.cases(gradkit.batch_norm_grad, arguments, peers, stages, TARGETS)
 
 
 def device_cases(place: Arrays, peers: Sequence[Any]) -> Iterator[Case]:
-    """Gradkit's own kernels (5 passes) beside cuDNN, called by gradkit and by PyTorch."""
+    """Gradkit's own kernels (5 passes) and cuDNN, called by gradkit and by PyTorch."""
     images = shapes.TINY_IMAGES if place.tiny else shapes.DEVICE_IMAGES
     own = wraps(gradkit.batch_norm_grad)(partial(gradkit.batch_norm_grad, engine="native"))
     if not place.tiny:

@@ -15,7 +15,7 @@ TARGETS = {"naive": 3.0, "jax": 2.0, "onnxruntime": 5.0}
 
 
 def cases(peers: Sequence[Any], *, quick: bool) -> Iterator[Case]:
-    """The most common shapes beside every peer; PyTorch has no such operation."""
+    """The most common shapes with every peer; PyTorch has no such operation."""
     wanted = norms.row_shapes(quick=quick)[:3]
     yield from norms.cases(gradkit.invertible_layer_norm_grad, _rows, peers, wanted, TARGETS)
 

@@ -49,7 +49,7 @@ def _case(name: str, shape: str, local: Sequence[Any], call: Any, **given: Any) 
 
 
 def device_cases(place: Arrays, peers: Sequence[Any]) -> Iterator[Case]:
-    """The same on a device, beside one launch of a kernel that does nothing."""
+    """The same on a device, compared with one launch of a kernel that does nothing."""
     rows = norms.device_rows(place, (8, 64), "float32", centred=True)
     vector, other = place.normal((64,), "float32"), place.normal((64,), "float32", 1)
     clip = lambda grads, limit: gradkit.clip_grad_norm(grads, limit())  # noqa: E731

@@ -13,7 +13,7 @@ TARGETS = {"naive": 3.0, "torch": 1.3, "jax": 2.0, "onnxruntime": 5.0, AIM: 0.35
 
 
 def cases(peers: Sequence[Any], *, quick: bool) -> Iterator[Case]:
-    """Every shape beside every peer."""
+    """Every shape with every peer."""
     make = partial(norms.rows, centred=False)
     wanted = norms.row_shapes(quick=quick)
     yield from norms.cases(gradkit.rms_norm_grad, make, peers, wanted, TARGETS)

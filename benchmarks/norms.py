@@ -95,7 +95,7 @@ def device_cases(
     passes: int = 3,
     layout: str = "",
 ) -> Iterator[Case]:
-    """Every shape and dtype beside every peer."""
+    """Every shape and dtype with every peer."""
     name = operation.__name__
     for shape, dtype in wanted:
         arguments = make(shape, dtype)
