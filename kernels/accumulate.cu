@@ -1,14 +1,15 @@
 // buffer += scale * grad, or buffer = grad, with grad broadcast to the buffer's shape.
 //
-// The list holds one tensor, whose source is the gradient (-DGRAD) and whose target is the
-// buffer (-DBUFFER). Computed in double: the product rounds there, then the sum, and the sum
-// once more to BUFFER; unscaled sums of f32 and narrower come out as if rounded once. The flag
-// is read on the device. A warp a chunk, any grid, blockDim.x a multiple of 32. The buffer may
-// be the gradient itself.
+// The list holds one tensor: its source is the gradient (dtype -DGRAD), its target the buffer
+// (-DBUFFER), which may be the gradient itself. Computed in double: the product is rounded, then
+// the sum, then the sum to BUFFER. An unscaled sum of f32 and narrower equals one that was
+// rounded once. The flag is read on the device. Deterministic: each element on its own.
+//
+// Launch: a warp per chunk, any grid, blockDim.x a multiple of 32.
 
 #include "tensor_list.cuh"
 
-// Where the types agree every bit is kept.
+// If the types agree, every bit is kept.
 template <typename S, typename T> struct Convert {
     __device__ static __forceinline__ T apply(S x) { return narrow<T>(to_double(x)); }
 };
@@ -55,13 +56,13 @@ template <typename O> __device__ __forceinline__ void apply(const TensorList& li
         walk_chunk<GRAD, BUFFER>(list, list.at[0], chunk, op);
 }
 
-// += unless *do_update is false; a null `do_update` is true.
+// += if *do_update; a null `do_update` counts as true.
 extern "C" __global__ void __launch_bounds__(256, 2)
 accumulate_grad(const __grid_constant__ TensorList list, const unsigned char* do_update, double scale) {
     if (!do_update || *do_update) apply(list, Add(scale));
 }
 
-// = where *overwrite, += where not; a null `overwrite` is `otherwise`.
+// = if *overwrite, else +=; if `overwrite` is null, `otherwise` is the flag.
 extern "C" __global__ void __launch_bounds__(256, 2)
 accumulate_grad_v2(const __grid_constant__ TensorList list, const unsigned char* overwrite, u32 otherwise) {
     if (overwrite ? *overwrite : otherwise) apply(list, Overwrite());

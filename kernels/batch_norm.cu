@@ -1,22 +1,23 @@
-// Batch norm forward: y = (x - mean) * inv_std * scale + bias with statistics of each channel.
+// Batch norm forward: y = (x - mean) * inv_std * scale + bias, with statistics per channel.
 //
 //   sum_deviations: partials[0] = sums of x - centre, partials[1] = sums of its square
 //   finish_centre:  centre = totals[0] / n
 //   finish_moments: mean = centre + totals[0] / n, variance = totals[1] / n - (totals[0] / n)^2
 //   normalize:      y
 //
-// sum_deviations runs twice, about nothing (centre null) and about the centre: the second visit
-// corrects the first one's rounding.
+// sum_deviations runs twice: with centre null (about 0), then about the centre. The second pass
+// corrects the rounding of the first.
 //
 // x, y: (before, channels, after) of DATA_T, C order; y may be x. scale, bias: channels of
 // PARAM_T or null. mean, inv_std: channels of STAT_T. partials: (2, shares, channels) of
 // double, shares = gridDim.y of sum_deviations. centre: channels of double. exact: (2, channels)
-// of double, the mean and inv_std before rounding. Everything is written (=). Deterministic:
-// fixed orders, no atomics. Sums are held in double, so that no square leaves its range.
+// of double, mean and inv_std before rounding. All outputs are written with =. Deterministic:
+// fixed orders, no atomics. Sums are in double, so no square overflows or underflows.
 //
-// Launch: sum_deviations and normalize as channels.cuh says, blockDim.x * blockDim.y at most
-// 256, blockDim.y a power of two; any grid. Where VEC > 1, arrays are 16-byte aligned and after
-// (channels where LAST) is a multiple of VEC. The finishing kernels with (32, 32), any gridDim.x.
+// Launch: sum_deviations and normalize as in channels.cuh, blockDim.x * blockDim.y at most 256,
+// blockDim.y a power of two; any grid. If VEC > 1, arrays are 16-byte aligned and after
+// (channels if LAST) is a multiple of VEC. finish_centre and finish_moments: blockDim = (32, 32),
+// any gridDim.x.
 
 #include "channels.cuh"
 
@@ -41,7 +42,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) sum_deviations(
 ) {
     __shared__ double tile[BLOCK_THREADS];
     const Shape shape = {before, channels, after};
-    // The block's first channel decides, so that all its threads go round together.
+    // The condition is the same for the whole block, so all its threads reach the barriers.
     const i64 ahead = threadIdx.x * OWN;
     for (i64 channel = first_channel(); channel - ahead < channels; channel += channel_step()) {
         double sums[2][OWN], about[OWN];
@@ -70,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1) finish_moments(
     const double* partials, const double* centre, double* exact, STAT_T* mean, STAT_T* inv_std,
     i64 shares, i64 channels, i64 count, double eps
 ) {
-    // Two tiles in turn: the barrier of one keeps the readers of the other ahead of its writers.
+    // Two tiles in turn: one's barrier separates the other's readers from its next writers.
     __shared__ double tile[2][WARP * WARP];
     const double* squares = partials + shares * channels;
     const i64 step = static_cast<i64>(gridDim.x) * WARP;
@@ -96,10 +97,10 @@ extern "C" __global__ void __launch_bounds__(256, 1) normalize(
 ) {
     const Shape shape = {before, channels, after};
     for (i64 channel = first_channel(); channel < channels; channel += channel_step()) {
-        double middle[OWN], deviation[OWN];
+        double middle[OWN], inv_std[OWN];
         A factor[OWN], offset[OWN];
         load_own(exact, channel, shape, 0.0, middle);
-        load_own(exact + channels, channel, shape, 0.0, deviation);
+        load_own(exact + channels, channel, shape, 0.0, inv_std);
         load_own(scale, channel, shape, A(1), factor);
         load_own(bias, channel, shape, A(0), offset);
         for (Walk walk(shape); walk.inside(shape); walk.next()) {
@@ -107,11 +108,11 @@ extern "C" __global__ void __launch_bounds__(256, 1) normalize(
             load<VEC>(x + walk.index(shape, channel), values);
 #pragma unroll
             for (int k = 0; k < VEC; ++k) {
-                // The mean in two pieces: rounded to one it is off by half a unit of its last
-                // place, which may be much of a deviation.
+                // The mean in two parts: a single one is off by half a unit in the last place,
+                // which may be large compared with x - mean.
                 const A high = static_cast<A>(middle[k % OWN]);
                 const A low = static_cast<A>(middle[k % OWN] - high);
-                const A xhat = (values[k] - high - low) * static_cast<A>(deviation[k % OWN]);
+                const A xhat = (values[k] - high - low) * static_cast<A>(inv_std[k % OWN]);
                 values[k] = xhat * factor[k % OWN] + offset[k % OWN];
             }
             store<VEC>(y + walk.index(shape, channel), values);

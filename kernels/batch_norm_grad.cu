@@ -1,23 +1,23 @@
-// The gradients of batch norm from saved statistics, in three kernels.
+// The gradient of batch norm from saved statistics, in three kernels.
 //
-//   xhat = (x - mean) * inv_std, n elements a channel
+//   xhat = (x - mean) * inv_std, n elements per channel
 //   sum_channels:    partials[0] = sums of dy * xhat, partials[1] = sums of dy
 //   finish_channels: dscale, dbias = totals; means = totals / n
 //   apply_channels:  dx = inv_std * scale * (dy - means[1] - xhat * means[0])
 //
 // dy, x, dx: (before, channels, after) of DATA_T, C order; dx may be dy. mean, inv_std: channels
-// of STAT_T. scale: channels of PARAM_T, or null (1). dscale, dbias: the same, or null where
-// nobody wants them. partials: (2, shares, channels) of double, shares = gridDim.y of
-// sum_channels. means: (2, channels) of the accumulation dtype. Everything is written (=).
-// Deterministic: fixed orders, no atomics.
+// of STAT_T. scale: channels of PARAM_T, or null (1). dscale, dbias: channels of PARAM_T, or null
+// if not wanted. partials: (2, shares, channels) of double, shares = gridDim.y of sum_channels.
+// means: (2, channels) of the accumulation dtype. All outputs are written with =. Deterministic:
+// fixed orders, no atomics.
 //
-// Launch: sum_channels and apply_channels as channels.cuh says, blockDim.x * blockDim.y at most
-// 256, blockDim.y a power of two; any grid. Where VEC > 1, arrays are 16-byte aligned and after
-// (channels where LAST) is a multiple of VEC. finish_channels with (32, 32), any gridDim.x.
+// Launch: sum_channels and apply_channels as in channels.cuh, blockDim.x * blockDim.y at most
+// 256, blockDim.y a power of two; any grid. If VEC > 1, arrays are 16-byte aligned and after
+// (channels if LAST) is a multiple of VEC. finish_channels: blockDim = (32, 32), any gridDim.x.
 
 #include "channels.cuh"
 
-#define STRETCH 16  // packs that are added up in the accumulation dtype, before double takes over
+#define STRETCH 16  // packs that are summed in the accumulation dtype before they go to double
 
 struct Channel { A mean[OWN], inv_std[OWN]; };
 
@@ -71,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) sum_channels(
 ) {
     __shared__ double tile[BLOCK_THREADS];
     const Shape shape = {before, channels, after};
-    // The block's first channel decides, so that all its threads go round together.
+    // The condition is the same for the whole block, so all its threads reach the barriers.
     const i64 ahead = threadIdx.x * OWN;
     for (i64 channel = first_channel(); channel - ahead < channels; channel += channel_step()) {
         double sums[2][OWN];
@@ -91,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1) finish_channels(
     const double* partials, PARAM_T* dscale, PARAM_T* dbias, A* means, i64 shares, i64 channels,
     i64 count
 ) {
-    // Two tiles in turn: the barrier of one keeps the readers of the other ahead of its writers.
+    // Two tiles in turn: one's barrier separates the other's readers from its next writers.
     __shared__ double tile[2][WARP * WARP];
     const i64 step = static_cast<i64>(gridDim.x) * WARP;
     for (i64 start = static_cast<i64>(blockIdx.x) * WARP; start < channels; start += step) {

@@ -1,10 +1,10 @@
-// Arrays of (before, channels, after) in C order, dealt out to blocks by channel.
+// Arrays of (before, channels, after) in C order, divided among blocks by channel.
 //
-// Macros: DATA_T; VEC, the elements that one access moves; LAST (1: after is 1, so that
-// adjacent elements are of adjacent channels; 0: adjacent elements are of one channel).
+// Macros: DATA_T; VEC, the elements that one access moves; LAST (1: after is 1, so adjacent
+// elements belong to adjacent channels; 0: adjacent elements belong to one channel).
 //
-// Blocks are (x, y): a thread's x says which of the block's channels, y which share of their
-// elements. blockIdx.x goes over channels, blockIdx.y over shares.
+// Blocks are (x, y): threadIdx.x selects a channel of the block, threadIdx.y a share of its
+// elements. blockIdx.x runs over channels, blockIdx.y over shares.
 
 #pragma once
 
@@ -13,14 +13,14 @@
 
 typedef Wide<DATA_T>::type A;
 
-// How many channels one pack of elements holds.
+// The number of channels that one pack of elements covers.
 #define OWN (LAST ? VEC : 1)
 
 struct Shape { i64 before, channels, after; };
 
-// A thread's walk over its share of the packs of its channels. Divides once, not at each step.
+// Visits a thread's share of the packs of its channels. It divides once, not at each step.
 struct Walk {
-    i64 run, pack;  // which run of adjacent elements, which pack in it
+    i64 run, pack;  // the current run of adjacent elements, and the pack in it
     i64 run_step, pack_step, packs;
 
     __device__ __forceinline__ explicit Walk(const Shape& shape) {
@@ -48,7 +48,7 @@ struct Walk {
     }
 };
 
-// The first channel of the thread, and how far on its next one is.
+// The first channel of the thread, and the distance to its next one.
 __device__ __forceinline__ i64 first_channel() {
     return (static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x) * OWN;
 }
@@ -56,7 +56,7 @@ __device__ __forceinline__ i64 channel_step() {
     return static_cast<i64>(gridDim.x) * blockDim.x * OWN;
 }
 
-// One number for each of a thread's channels; `absent` beyond the last and without an array.
+// One number for each of a thread's channels; `absent` beyond the last, or if `from` is null.
 template <typename T, typename V>
 __device__ __forceinline__ void load_own(
     const T* from, i64 channel, const Shape& shape, V absent, V (&to)[OWN]
@@ -68,9 +68,9 @@ __device__ __forceinline__ void load_own(
 
 #define BLOCK_THREADS 256
 
-// Sums over the y of a block, in a fixed order; threads of threadIdx.y == 0 get them. blockDim.y
-// is a power of two, blockDim.x * blockDim.y at most 256. All threads of the block must call it.
-// `tile` holds 256 numbers and is free again when this returns.
+// The sum over threadIdx.y, in a fixed order; threads with threadIdx.y == 0 get it. blockDim.y is
+// a power of two, blockDim.x * blockDim.y at most 256. All threads of the block must call it.
+// `tile` holds 256 numbers and may be reused as soon as this returns.
 __device__ __forceinline__ double share_total(double value, double* tile) {
     double* own = tile + threadIdx.y * blockDim.x + threadIdx.x;
     *own = value;
@@ -82,8 +82,8 @@ __device__ __forceinline__ double share_total(double value, double* tile) {
     return *own;
 }
 
-// Adds up the block's sums for each of its channels into its row of both planes of the
-// partial sums: (2, gridDim.y, channels). All threads of the block must call it.
+// Writes the block's sums for each of its channels into its row of both planes of the partial
+// sums: (2, gridDim.y, channels). All threads of the block must call it.
 __device__ __forceinline__ void write_sums(
     double (&sums)[2][OWN], i64 channel, const Shape& shape, double* partials, double* tile
 ) {

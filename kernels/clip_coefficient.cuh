@@ -2,8 +2,8 @@
 
 #pragma once
 
-// min(1, max_norm / max(norm, eps)): exactly 1 where norm <= max_norm, NaN where norm is NaN
-// (fmin and fmax would turn NaN into "do not clip").
+// min(1, max_norm / max(norm, eps)): exactly 1 if norm <= max_norm, NaN if norm is NaN (fmin and
+// fmax would turn NaN into "do not clip").
 __device__ __forceinline__ double clip_coefficient_of(double norm, double max_norm, double eps) {
     if (norm <= max_norm) return 1;
     return max_norm / (norm < eps ? eps : norm);

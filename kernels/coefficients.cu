@@ -1,6 +1,8 @@
-// Arithmetic on norms, element by element over `count` float64 numbers: all `=`.
+// Arithmetic on norms, element by element over `count` float64 numbers. Outputs are written with =.
 //
-// Gapless arrays; an output may be an input. One thread an element, any grid.
+// Contiguous arrays; an output may be an input. Deterministic.
+//
+// Launch: a thread per element, any grid, one-dimensional blocks.
 
 #include "dtypes.cuh"
 #include "clip_coefficient.cuh"
@@ -13,7 +15,7 @@ extern "C" __global__ void clip_coefficient(const double* norm, i64 count, doubl
     FOR_EACH(i, count) out[i] = clip_coefficient_of(norm[i], max_norm, eps);
 }
 
-// (norm / largest)^p, where 0/0 and inf/inf are 1. For an infinite p 0, or the NaN that a
+// (norm / largest)^p, with 0/0 and inf/inf counted as 1. For an infinite p: 0, or NaN, which a
 // maximum over ranks may have dropped.
 extern "C" __global__ void norm_shares(const double* norm, const double* largest, i64 count, double p, u32 infinite, double* out) {
     FOR_EACH(i, count) {
@@ -22,7 +24,7 @@ extern "C" __global__ void norm_shares(const double* norm, const double* largest
     }
 }
 
-// largest * total^(1/p); for an infinite p largest + total, which is largest or NaN.
+// largest * total^(1/p). For an infinite p: largest + total, which is largest or NaN.
 extern "C" __global__ void norm_of_shares(const double* total, const double* largest, i64 count, double p, u32 infinite, double* out) {
     FOR_EACH(i, count) out[i] = infinite ? largest[i] + total[i] : largest[i] * pow(total[i], 1 / p);
 }

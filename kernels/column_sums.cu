@@ -1,11 +1,11 @@
-// Sums the partial rows that a norm's gradient left behind into dscale and dbias.
+// Adds the partial rows of a norm's gradient into dscale and dbias.
 //
 //   first[column]  = sum over row of partials[0][row][column]
 //   second[column] = sum over row of partials[1][row][column]
 //
 // partials: (planes, count, width) of ACC_T, C order; count may be 0. first, second: width of
-// PARAM_T, written (=) and rounded once; either may be null. Deterministic: rows are added in an
-// order that depends on count alone.
+// PARAM_T, written with = and rounded once; either may be null. Deterministic: the order of the
+// additions depends on count alone.
 //
 // Launch: blockDim = (32, 32), gridDim = (ceil(width / 32) or fewer, planes).
 

@@ -4,10 +4,9 @@
 
 #include "reductions.cuh"
 
-// The sum of column blockIdx.x * 32 + threadIdx.x over `count` rows of `width` numbers, in a
-// fixed order. For blocks of (32, 32), all of whose threads must call it; those of threadIdx.y
-// == 0 get the result. `tile` holds 32 * 32 numbers; the first thing done is NOT a barrier, so
-// no thread may still be reading it.
+// The sum of `column` over `count` rows of `width` numbers, in a fixed order. For blocks of
+// (32, 32): all threads must call it, those with threadIdx.y == 0 get the result. `tile` holds
+// 32 * 32 numbers. It does NOT begin with a barrier: no thread may still be reading `tile`.
 template <typename T>
 __device__ __forceinline__ T column_total(
     const T* rows, i64 count, i64 width, i64 column, T* tile

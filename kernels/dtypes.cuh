@@ -1,6 +1,6 @@
 // The four floating dtypes on the device, with no toolkit header.
 //
-// f16 and bf16 are storage only: `widen` gives a float (a double for f64), `narrow<T>` rounds
+// f16 and bf16 are storage only. `widen` converts to the accumulation type; `narrow<T>` rounds
 // once, to nearest even, from float or double. NaN stays NaN, overflow gives infinity.
 
 #pragma once
@@ -14,7 +14,7 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 
-// EXPECT: what must hold here; looked at in the emulator, nothing on a GPU.
+// EXPECT: a condition that must hold. The emulator checks it; on a GPU it is nothing.
 #ifdef GRADKIT_EMULATED
 #define __grid_constant__
 #define EXPECT(condition) \
@@ -26,8 +26,8 @@ typedef long long i64;
     T* name = reinterpret_cast<T*>(name##_bytes)
 #endif
 
-// Between float and double, subnormals kept: CuPy compiles with -ftz=true, which would make
-// zeros of them in a plain cast.
+// Conversions between float and double that keep subnormals: CuPy compiles with -ftz=true, and a
+// plain cast would flush them to zero.
 __device__ __forceinline__ double exactly(float x) {
 #ifdef GRADKIT_EMULATED
     return x;
@@ -81,12 +81,12 @@ __device__ __forceinline__ float widen(f16 x) {
 #endif
 }
 
-// Any of the four as a double: exact, subnormals too.
+// Any dtype as a double: exact, subnormals included.
 template <typename T> __device__ __forceinline__ double to_double(T x) { return exactly(widen(x)); }
 template <> __device__ __forceinline__ double to_double<f64>(f64 x) { return x; }
 
-// Rounds to float so that a second rounding, to a type of at most 22 bits, comes out as if
-// the double had been rounded once: the last bit of an inexact result is set (round to odd).
+// Rounds to float so that a second rounding, to a type of at most 22 bits, gives the same as one
+// rounding of the double: the last bit of an inexact result is set (round to odd).
 __device__ __forceinline__ float to_odd(double x) {
     const float y = rounded(x);
     if (exactly(y) == x || x != x) return y;
@@ -124,5 +124,5 @@ template <> __device__ __forceinline__ f16 narrow<f16>(float x) {
 template <> __device__ __forceinline__ bf16 narrow<bf16>(double x) { return narrow<bf16>(to_odd(x)); }
 template <> __device__ __forceinline__ f16 narrow<f16>(double x) { return narrow<f16>(to_odd(x)); }
 
-// Memory traffic in one instruction: N elements, N * sizeof(T) a power of two up to 16.
+// N elements that one instruction moves; N * sizeof(T) is a power of two up to 16.
 template <typename T, int N> struct alignas(sizeof(T) * N) Pack { T at[N]; };

@@ -2,18 +2,18 @@
 //
 //   layer_norm (CENTRED = 1): y = (x - mean) * inv_std * scale + bias
 //   RMS norm   (CENTRED = 0): y = x * inv_std * scale
-//   inv_std = 1 / sqrt(variance + eps), the variance about 0 in an RMS norm
+//   inv_std = 1 / sqrt(variance + eps); in an RMS norm the mean square takes the variance's place
 //
 // x, y: (rows, width) of DATA_T, C order; y may be x. scale, bias: width of PARAM_T or null.
-// mean (null in an RMS norm), inv_std: rows of STAT_T. Everything is written (=).
+// mean (null in an RMS norm), inv_std: rows of STAT_T. All outputs are written with =.
 // Deterministic: fixed orders, no atomics.
 //
-// Statistics are held in double, so that no square of a float leaves its range, and are
-// corrected by a second visit: the sum of the deviations says how far off the mean is.
+// Statistics are in double, so no square of a float overflows or underflows. A second pass over
+// the row corrects the mean by the sum of x - mean.
 //
-// Launch: blockDim = (threads of a row, rows of a block), x a power of two, x * y a multiple of
-// 32 and at most 1024; any gridDim.x. width > 0. Where VEC > 1, width is a multiple of VEC and
-// arrays are 16-byte aligned.
+// Launch: blockDim = (threads per row, rows per block), x a power of two, x * y a multiple of 32
+// and at most 1024; any gridDim.x. width > 0. If VEC > 1, width is a multiple of VEC and arrays
+// are 16-byte aligned.
 
 #include "packs.cuh"
 #include "rows.cuh"
@@ -41,7 +41,7 @@ __device__ __forceinline__ Pair<double> share_of_moments(
 
 struct Moments { double mean, variance; };
 
-// All threads of the block must call it; `inside` says whether there is such a row at all.
+// All threads of the block must call it, also for a row beyond the last (`inside` is false).
 __device__ __forceinline__ Moments moments_of_row(
     const DATA_T* row, i64 width, bool inside, Pair<double>* slots, int& turn
 ) {
@@ -59,8 +59,8 @@ __device__ __forceinline__ void normalize_row(
     const DATA_T* x, const PARAM_T* scale, const PARAM_T* bias, DATA_T* y, i64 width, double mean,
     A inv_std
 ) {
-    // The mean in two pieces: rounded to one it is off by half a unit of its last place, which
-    // may be much of a deviation.
+    // The mean in two parts: a single one is off by half a unit in the last place, which may be
+    // large compared with x - mean.
     const A high = static_cast<A>(mean), low = static_cast<A>(mean - high);
     const i64 step = static_cast<i64>(blockDim.x) * VEC;
     for (i64 column = threadIdx.x * VEC; column < width; column += step) {

@@ -1,34 +1,36 @@
-// Gradients of layer norm, RMS norm and invertible layer norm in one visit to each row.
+// Gradients of layer norm, RMS norm and invertible layer norm; each row is read once.
 //
 //   xhat = (x - mean) * inv_std     (RMS: x * inv_std; invertible: (y - bias) / scale)
 //   dx      = inv_std * (w - mean(w) - xhat * mean(w * xhat)),  w = dy * scale
 //   partials[0][block][column] = sum over the block's rows of dy * xhat
-//   partials[1][block][column] = the same of dy (not for RMS)
+//   partials[1][block][column] = the same sum of dy (not for RMS)
 //
 // dy, source, dx: (rows, width) of DATA_T, C order; dx may be dy. scale, bias: width of PARAM_T
 // or null. mean, inv_std: rows of STAT_T. partials: (PLANES, gridDim.x, width) of the
-// accumulation dtype, or null where no parameter gradient is wanted. Everything is written (=).
+// accumulation dtype, or null if no parameter gradient is wanted. All outputs are written with =.
 // Deterministic: fixed orders, no atomics.
 //
-// Launch: blockDim = (threads of a row, rows of a block), x a power of two with
-// x * CHUNKS * VEC >= width, x * y a multiple of 32 and at most 512, 256 where y > 1; any
-// gridDim.x. Where VEC > 1, width is a multiple of VEC and arrays are 16-byte aligned.
-// LONG: y is 1, and there are PLANES * CHUNKS * VEC * x A of dynamic shared memory.
-// A thread keeps its columns of scale and its column sums over all its rows: in registers, or
-// where LONG, for which there are too few, the sums in shared memory and scale in the cache.
+// Launch: blockDim = (threads per row, rows per block), x a power of two with
+// x * CHUNKS * VEC >= width, x * y a multiple of 32 and at most 512 (256 if y > 1); any
+// gridDim.x. If VEC > 1, width is a multiple of VEC and arrays are 16-byte aligned. LONG: x is
+// 512, y is 1, and dynamic shared memory holds PLANES * CHUNKS * VEC * x numbers of type A.
+//
+// For all its rows, a thread keeps its columns of scale and its column sums in registers. LONG
+// rows have too many columns for that: their sums are in shared memory, and scale is read again
+// from the cache.
 
 #include "row_gradient.cuh"
 
 #define MERGED_THREADS 256
 #define LONG_THREADS 512
 
-// Where a thread holds few columns, registers are to be had for two blocks at once.
+// If a thread holds few columns, there are registers for two resident blocks.
 constexpr int BLOCKS = CHUNKS * VEC * sizeof(A) <= (VEC > 1 ? 32 : 16) ? 2 : 1;
 
-// Of a row.
+// Threads per row.
 __device__ __forceinline__ int threads() { return LONG ? LONG_THREADS : static_cast<int>(blockDim.x); }
 
-struct Row { A w[CHUNKS][VEC], xhat[CHUNKS][VEC]; };  // dy and the source at first
+struct Row { A w[CHUNKS][VEC], xhat[CHUNKS][VEC]; };  // load_row puts dy and the source here
 
 __device__ __forceinline__ int column_of(int chunk) {
     return (chunk * threads() + static_cast<int>(threadIdx.x)) * VEC;
@@ -44,7 +46,7 @@ __device__ __forceinline__ void load_scale(const PARAM_T* scale, int c, int widt
 struct Columns {
     const PARAM_T* scale;
     A* sums;
-    // Neighbouring threads' words lie side by side, in banks of their own.
+    // Neighbouring threads use neighbouring words, so there are no bank conflicts.
     __device__ __forceinline__ A& sum(int plane, int c, int k) {
         return sums[((plane * CHUNKS + c) * VEC + k) * LONG_THREADS + threadIdx.x];
     }
@@ -77,7 +79,7 @@ __device__ __forceinline__ void clear(Columns& own) {
             for (int k = 0; k < VEC; ++k) own.sum(plane, c, k) = 0;
 }
 
-// The bias is read again for each row, out of cache: there are no registers left for it.
+// The bias is read again for each row, from the cache: no registers are left for it.
 __device__ __forceinline__ void subtract(const PARAM_T* from, A (&values)[VEC]) {
     A bias[VEC];
     load<VEC>(from, bias);
@@ -85,8 +87,9 @@ __device__ __forceinline__ void subtract(const PARAM_T* from, A (&values)[VEC]) 
     for (int k = 0; k < VEC; ++k) values[k] -= bias[k];
 }
 
-// The thread's part of a row, less the bias. Beyond the last row and column a dy of zero and a
-// source at the mean, which add nothing: 0 * xhat would be NaN if xhat overflowed.
+// Loads the thread's part of a row, with the bias subtracted. Beyond the last row and column it
+// sets dy to 0 and the source to the mean, which add nothing to any sum; with another source,
+// xhat could overflow and 0 * xhat would be NaN.
 __device__ __forceinline__ void load_row(
     const Arrays& in, i64 row, i64 rows, int width, const Statistics& of, Row& at
 ) {
@@ -103,7 +106,7 @@ __device__ __forceinline__ void load_row(
     }
 }
 
-// Turns dy into w and the source into xhat, adds to the column sums, returns the thread's row sums.
+// Replaces dy by w and the source by xhat, adds to the column sums, returns the thread's row sums.
 __device__ __forceinline__ Pair<A> sum_row(const Statistics& of, int width, Columns& own, Row& at) {
     Pair<A> sums = {0, 0};
 #pragma unroll
@@ -139,8 +142,8 @@ __device__ __forceinline__ void write_row(
     }
 }
 
-// Adds one pack of column sums over the rows of the block. All threads must call it; thread
-// row 0 holds the result.
+// Adds one pack of column sums over the rows of the block. All threads of the block must call
+// it; those with threadIdx.y == 0 get the result.
 __device__ __forceinline__ void merge_rows(A (&sums)[VEC], A* tile) {
     __syncthreads();  // `tile` may still be read by the call before
 #pragma unroll

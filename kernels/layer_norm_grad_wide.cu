@@ -1,15 +1,15 @@
-// The gradients of layer_norm_grad.cu for rows of any length: the rows' sums, then the rest.
+// The gradients of layer_norm_grad.cu for rows of any length: first the rows' sums, then the rest.
 //
-// row_sums:  sums[part][row] = (sum of w, sum of w * xhat) over a share of the row's columns
-// apply:     dx as in layer_norm_grad.cu, and partials[plane][blockIdx.y][column]
+//   row_sums_of_gradient: sums[part][row] = (sum of w, sum of w * xhat) over part of the columns
+//   apply_gradient:       dx as in layer_norm_grad.cu, and partials[plane][blockIdx.y][column]
 //
-// Arrays as in layer_norm_grad.cu; sums: (parts, rows) pairs of double, written by row_sums with
-// gridDim.y = parts; partials: (PLANES, gridDim.y of apply, width) or null. Everything is
-// written (=). Deterministic: fixed orders, no atomics.
+// Arrays as in layer_norm_grad.cu. sums: (parts, rows) pairs of double, parts = gridDim.y of
+// row_sums_of_gradient. partials: (PLANES, gridDim.y of apply_gradient, width) of the accumulation
+// dtype, or null. All outputs are written with =. Deterministic: fixed orders, no atomics.
 //
-// Launch: row_sums with blockDim = (256, 1), apply with (256, 1) and gridDim.x blocks side by
-// side over the columns; any grid. Where VEC > 1, width is a multiple of VEC and arrays are
-// 16-byte aligned.
+// Launch: blockDim = (256, 1); any grid. row_sums_of_gradient: gridDim.x runs over rows, gridDim.y
+// over columns; apply_gradient: gridDim.x over columns, gridDim.y over rows. If VEC > 1, width is
+// a multiple of VEC and arrays are 16-byte aligned.
 
 #include "row_gradient.cuh"
 
@@ -35,7 +35,7 @@ __device__ __forceinline__ void load_part(
     }
 }
 
-// The thread's share of a row's sums: a pack in the accumulation dtype, packs in double.
+// The thread's share of a row's sums: within a pack in the accumulation dtype, then in double.
 __device__ __forceinline__ Pair<double> share_of_row(const Arrays& in, i64 row, i64 width) {
     const i64 step = static_cast<i64>(gridDim.y) * blockDim.x * VEC;
     const Statistics of = statistics_of(in, row);
@@ -84,7 +84,7 @@ __device__ __forceinline__ Pair<A> means_of_row(
     return {static_cast<A>(total.first / width), static_cast<A>(total.second / width)};
 }
 
-// One pack of columns of every row that is the block's; adds up the columns' sums.
+// Computes dx for one pack of columns in each of the block's rows; adds to the columns' sums.
 __device__ __forceinline__ void apply_to_columns(
     const Arrays& in, const double* sums, DATA_T* dx, i64 rows, i64 width, int parts, i64 column,
     A (&totals)[PLANES][VEC]

@@ -1,11 +1,11 @@
-// The input of a layer norm out of its output: x = (y - bias) / scale / inv_std + mean.
+// The input of a layer norm from its output: x = (y - bias) / scale / inv_std + mean.
 //
 // y, x: (rows, width) of DATA_T, C order; x may be y. scale, bias: width of PARAM_T or null.
-// mean, inv_std: rows of STAT_T. x is written (=). Deterministic: every element on its own.
+// mean, inv_std: rows of STAT_T. x is written with =. Deterministic: each element on its own.
 //
-// Launch: blockDim = (threads of a row, rows of a block), gridDim = (blocks over the rows,
-// blocks over the columns); any. Where VEC > 1, width is a multiple of VEC and arrays are
-// 16-byte aligned.
+// Launch: blockDim = (threads per row, rows per block), gridDim = (blocks over the rows, blocks
+// over the columns); any sizes. If VEC > 1, width is a multiple of VEC and arrays are 16-byte
+// aligned.
 
 #include "packs.cuh"
 

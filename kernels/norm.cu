@@ -1,12 +1,15 @@
-// The p-norm of a list of tensors, or one norm a tensor.
+// The p-norm of a list of tensors, or one norm per tensor.
 //
-//   partials  = one Part for each chunk   norm_partials, a warp a chunk, any grid, no barrier
-//   out       = the norm(s), float64      norm_finish, a block a norm, any grid
+//   norm_partials: partials = one Part per chunk
+//   norm_finish:   out = the norm or the norms, float64
 //
-// f16, bf16, f32, f64 in one list. -DORDER: Sum (p = 1), SumOfSquares (2), SumOfPowers (any p),
-// Largest (infinity). blockDim.x a multiple of 32. Deterministic: what a chunk holds and the
-// order of all additions depend on the list and on norm_finish's blockDim alone. Nothing but
-// `=`; every partial and every norm is written.
+// One list may mix f16, bf16, f32 and f64. -DORDER: Sum (p = 1), SumOfSquares (p = 2),
+// SumOfPowers (any p), Largest (p = infinity). Every partial and every norm is written with =.
+// Deterministic: what a chunk holds and the order of all additions depend only on the list and
+// on norm_finish's blockDim.
+//
+// Launch: norm_partials with a warp per chunk, norm_finish with a block per norm; any grid,
+// blockDim.x a multiple of 32.
 
 #include "tensor_list.cuh"
 #include "norm_orders.cuh"
@@ -48,7 +51,7 @@ norm_partials(const __grid_constant__ TensorList list, double p, Part* partials)
     }
 }
 
-// Every blockDim.x-th of the partials [begin, end), BATCH of them loaded at a time.
+// Combines every blockDim.x-th of the partials [begin, end), which it loads BATCH at a time.
 __device__ __forceinline__ Part own_share(const Part* partials, u32 begin, u32 end, double p) {
     constexpr u32 BATCH = ORDER::BATCH;
     Part sum = {0, 0, 0};
@@ -64,8 +67,8 @@ __device__ __forceinline__ Part own_share(const Part* partials, u32 begin, u32 e
     return sum;
 }
 
-// `parts` partials in all. With `per_tensor` there is a norm for each tensor of the list, else
-// one; `stride` is the distance between norms in bytes, which may be at any address.
+// `parts` is the number of partials. With `per_tensor` there is a norm for each tensor of the
+// list, otherwise one. `stride` is the distance between norms in bytes; `out` need not be aligned.
 extern "C" __global__ void __launch_bounds__(1024)
 norm_finish(const __grid_constant__ TensorList list, double p, const Part* partials, u32 parts,
             u32 per_tensor, unsigned char* out, i64 stride) {

@@ -1,9 +1,9 @@
-// How magnitudes add up to a p-norm: one struct for each p that has an arithmetic of its own.
+// The arithmetic of p-norms: one struct for each kind of p.
 //
-// Each takes in the elements of a chunk (`include`), joins two partial results (`combine`) and
-// says what norm a result stands for (`norm`). Sums carry the rounding errors of their
-// additions along (two-sum), so that their own error stays below two units in the last place
-// however many elements there are; no power over- or underflows; NaN is kept.
+// `include` adds the elements of a chunk, `combine` joins two partial results, and `norm` gives
+// the norm of a result. Sums carry the rounding errors of their additions along (two-sum), so
+// their error stays below two units in the last place for any number of elements. No
+// intermediate overflows or underflows. NaN stays NaN.
 
 #pragma once
 
@@ -11,11 +11,11 @@
 
 #define LARGEST 0x1.fffffffffffffp1023
 
-// Stands for (hi + lo) * scale^p. A scale of 0: nothing but zeros so far.
+// Represents (hi + lo) * scale^p. A scale of 0 means that all elements so far were zero.
 struct Part { double hi, lo, scale; };
 
-// hi + lo grows by x with no error but in lo's own last places (Knuth's two-sum). Never
-// contracted into a multiply-add: it works because each operation rounds.
+// Adds x to hi + lo. The only error is the rounding of lo (Knuth's two-sum). The intrinsics
+// prevent contraction into multiply-adds: two-sum needs every operation to round.
 __device__ __forceinline__ void add(Part& part, double x) {
     const double sum = __dadd_rn(part.hi, x);
     const double back = __dsub_rn(sum, part.hi);
@@ -24,7 +24,7 @@ __device__ __forceinline__ void add(Part& part, double x) {
     part.hi = sum;
 }
 
-// What a Part has summed up. Once hi is infinite or NaN, lo is NaN and means nothing.
+// The sum that a Part holds. Once hi is infinite or NaN, lo is NaN and is ignored.
 __device__ __forceinline__ double total(const Part& part) {
     return fabs(part.hi) <= LARGEST ? part.hi + part.lo : part.hi;
 }
@@ -72,8 +72,8 @@ struct Sum {
     __device__ static __forceinline__ double norm(const Part& part, double) { return total(part); }
 };
 
-// p = 2. Squares of f32 and narrower are exact in double; f64 is scaled by a power of two
-// where a square could leave its range (the idea of Blue's algorithm).
+// p = 2. Squares of f32 and narrower are exact in double. An f64 is scaled by a power of two if
+// its square could overflow or underflow (the idea of Blue's algorithm).
 struct SumOfSquares {
     static constexpr int BYTES = 16, BATCH = 4;
     template <typename T> __device__ static __forceinline__ double term(T x) {
@@ -111,16 +111,16 @@ struct SumOfSquares {
     }
 };
 
-// Any other finite p: powers of what is divided by the largest magnitude so far.
+// Any other finite p: powers of magnitudes divided by the largest so far.
 struct SumOfPowers {
-    static constexpr int BYTES = 1, BATCH = 1;  // pow is what takes the time, and code
+    static constexpr int BYTES = 1, BATCH = 1;  // pow dominates the time and the code size
     template <typename T, int N>
     __device__ static __forceinline__ void include(Part& part, const Pack<T, N>& values, double p) {
         for (int i = 0; i < N; ++i) include_one(part, fabs(to_double(values.at[i])), p);
     }
     __device__ static __forceinline__ void include_one(Part& part, double x, double p) {
         if (x == 0) return;
-        const double scale = x > LARGEST ? LARGEST : x;  // infinity over this is infinity
+        const double scale = x > LARGEST ? LARGEST : x;  // infinity divided by this is infinity
         if (scale > part.scale) {
             shrink(part, part.scale / scale, p);
             part.scale = scale;
@@ -140,7 +140,7 @@ struct SumOfPowers {
     }
 };
 
-// p = infinity: the largest magnitude, or NaN where there is one.
+// p = infinity: the largest magnitude, or NaN if there is one.
 struct Largest {
     static constexpr int BYTES = 16, BATCH = 4;
     __device__ static __forceinline__ void join(Part& part, double x) {

@@ -1,15 +1,15 @@
-// Reading and writing runs of adjacent elements in as few memory instructions as they allow.
+// Reads and writes of adjacent elements, in as few memory instructions as possible.
 
 #pragma once
 
 #include "dtypes.cuh"
 
-// How many of N elements one instruction moves: 16 bytes at most.
+// The number of elements, of N, that one instruction moves: at most 16 bytes.
 template <typename T, int N> struct Piece {
     static const int size = N * sizeof(T) <= 16 ? N : 16 / sizeof(T);
 };
 
-// Reads N elements, widened. `from` must be a multiple of the smaller of N * sizeof(T) and 16.
+// Reads N elements and widens them. `from` must be aligned to the smaller of N * sizeof(T) and 16.
 template <int N, typename T, typename A>
 __device__ __forceinline__ void load(const T* from, A (&to)[N]) {
     typedef Pack<T, Piece<T, N>::size> Part;
@@ -21,7 +21,7 @@ __device__ __forceinline__ void load(const T* from, A (&to)[N]) {
     }
 }
 
-// Writes N elements, each rounded once. The same alignment.
+// Writes N elements, each rounded once. `to` must be aligned in the same way.
 template <int N, typename T, typename A>
 __device__ __forceinline__ void store(T* to, const A (&from)[N]) {
     typedef Pack<T, Piece<T, N>::size> Part;
@@ -40,14 +40,14 @@ __device__ __forceinline__ void fill(A (&to)[N], A value) {
     for (int k = 0; k < N; ++k) to[k] = value;
 }
 
-// Reads N elements, or takes `absent` for each where there is no array.
+// Reads N elements, or uses `absent` for each if `from` is null.
 template <int N, typename T, typename A>
 __device__ __forceinline__ void load_or(const T* from, i64 at, A absent, A (&to)[N]) {
     if (from) load<N>(from + at, to);
     else fill<N>(to, absent);
 }
 
-// A product that the compiler may not melt into a following addition: where it appears twice,
-// it is the same number twice.
+// A product that the compiler may not contract into a following addition. Two computations of the
+// same product therefore give the same number.
 __device__ __forceinline__ float product(float a, float b) { return __fmul_rn(a, b); }
 __device__ __forceinline__ double product(double a, double b) { return __dmul_rn(a, b); }

@@ -1,7 +1,7 @@
-// What the gradients of layer norm, RMS norm and invertible layer norm are made of.
+// Shared by the gradients of layer norm, RMS norm and invertible layer norm.
 //
 // Macros: DATA_T, STAT_T, PARAM_T; VEC, the elements that one access moves;
-// FROM_OUTPUT (1: xhat comes out of the norm's output); CENTRED (0: RMS norm, without a mean).
+// FROM_OUTPUT (1: xhat is computed from the norm's output); CENTRED (0: RMS norm, without a mean).
 
 #pragma once
 
@@ -15,10 +15,10 @@ typedef Wide<DATA_T>::type A;
 
 struct Arrays {
     const DATA_T* dy;
-    const DATA_T* source;  // x, or y where FROM_OUTPUT
+    const DATA_T* source;  // x, or y if FROM_OUTPUT
     const PARAM_T* scale;  // may be null: 1
-    const PARAM_T* bias;   // may be null: 0; used where FROM_OUTPUT
-    const STAT_T* mean;    // used where CENTRED and not FROM_OUTPUT
+    const PARAM_T* bias;   // may be null: 0; used if FROM_OUTPUT
+    const STAT_T* mean;    // used if CENTRED and not FROM_OUTPUT
     const STAT_T* inv_std;
 };
 
@@ -37,7 +37,7 @@ __device__ __forceinline__ A normalized(A source, A scale, A bias, const Statist
     return (CENTRED ? source - of.mean : source) * of.inv_std;
 }
 
-// dx out of w = dy * scale, xhat and the means over the row of w and of w * xhat.
+// dx from w = dy * scale, xhat, and the row's means of w and of w * xhat.
 __device__ __forceinline__ A gradient(A w, A xhat, const Pair<A>& means, A inv_std) {
     const A rest = xhat * means.second;
     return inv_std * (CENTRED ? w - (rest + means.first) : w - rest);

@@ -1,4 +1,4 @@
-// Blocks of several rows: thread (x, y) works on row y of the block, blockDim.x threads a row.
+// Blocks of several rows: thread (x, y) works on row y of the block; blockDim.x threads per row.
 
 #pragma once
 
@@ -9,16 +9,16 @@ template <typename A> struct Pair { A first, second; };
 // Two sums over the threads of a row, in a fixed order; every thread of the row gets both.
 //
 // blockDim.x is a power of two and blockDim.x * blockDim.y a multiple of 32, at most 1024. All
-// threads of the block must call it. `slots` holds 2 * 32 pairs; `turn` counts the calls, so
-// that one call's slots are not the next one's: a call's barrier keeps its writes behind the
-// reads of the call before the last, and no second barrier is needed.
+// threads of the block must call it. `slots` holds 2 * 32 pairs. `turn` counts the calls: two
+// calls in a row use different slots, and the barrier of the call between them separates a call's
+// writes from the reads of the last call with the same slots. So one barrier per call is enough.
 template <typename A>
 __device__ __forceinline__ Pair<A> row_sums(Pair<A> value, Pair<A>* slots, int turn) {
     const int threads = blockDim.x;
     const int width = threads < WARP ? threads : WARP;
     value.first = warp_sum(value.first, width);
     value.second = warp_sum(value.second, width);
-    if (threads <= WARP) return value;  // the same for the whole block
+    if (threads <= WARP) return value;  // the whole block takes the same branch
     const int warps = threads / WARP;
     Pair<A>* row = slots + (turn & 1) * WARP + threadIdx.y * warps;
     if (threadIdx.x % WARP == 0) row[threadIdx.x / WARP] = value;

@@ -1,9 +1,12 @@
-// target = source * coefficient over a list of pairs of tensors, of one dtype each pair.
+// target = source * coefficient over a list of pairs of tensors, each pair of one dtype.
 //
-// f16, bf16, f32, f64 in one list; multiplied in double, rounded once. The coefficient is read
-// or computed on the device. A coefficient of 1 keeps every bit; where the work is in place
-// the launch then returns before it touches any memory. Chunks are taken last to first: what
-// the norm read last is still in L2. A warp a chunk, any grid, blockDim.x a multiple of 32.
+// One list may mix f16, bf16, f32 and f64. Multiplied in double, rounded once. The coefficient is
+// read or computed on the device. A coefficient of 1 keeps every bit; in place, the launch then
+// returns before it touches any gradient. Targets are written with =. Deterministic: each element
+// on its own.
+//
+// Launch: a warp per chunk, any grid, blockDim.x a multiple of 32. The last chunk comes first:
+// what the norm read last is still in L2.
 
 #include "tensor_list.cuh"
 #include "clip_coefficient.cuh"
@@ -36,8 +39,8 @@ __device__ __forceinline__ void scale_all(const TensorList& list, Scale op, bool
 
 __device__ __forceinline__ double read(const double* scalar) { return load<1>(scalar).at[0]; }
 
-// By clip_coefficient_of(*norm). `zero_nonfinite`: a norm that is NaN or infinite makes every
-// element +0.
+// Scales by clip_coefficient_of(*norm). `zero_nonfinite`: if the norm is NaN or infinite, every
+// element becomes +0.
 extern "C" __global__ void __launch_bounds__(256, 3)
 clip_by_norm(const __grid_constant__ TensorList list, const double* norm, double max_norm, double eps,
              u32 zero_nonfinite, u32 in_place) {
@@ -46,7 +49,7 @@ clip_by_norm(const __grid_constant__ TensorList list, const double* norm, double
     scale_all(list, Scale(clip_coefficient_of(found, max_norm, eps), zero), in_place);
 }
 
-// By *coefficient, or by `number` where `coefficient` is null.
+// Scales by *coefficient, or by `number` if `coefficient` is null.
 extern "C" __global__ void __launch_bounds__(256, 3)
 scale_grads(const __grid_constant__ TensorList list, const double* coefficient, double number, u32 in_place) {
     scale_all(list, Scale(coefficient ? read(coefficient) : number, false), in_place);

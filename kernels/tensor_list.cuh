@@ -1,32 +1,32 @@
-// A list of tensors as one launch sees it, and the walk that every kernel over lists shares.
+// A list of tensors as one launch gets it, and the loop over it that all list kernels share.
 //
-// Each tensor is a pair of arrays of one shape, a source and a target (the same memory where
-// work is in place or where there is only reading), of any dtypes, strides and alignment. The
-// list is cut into chunks of `chunk_bytes` of one tensor each (the last of a tensor may be
-// shorter); a warp takes a chunk at a time, so that neither one huge tensor nor thousands of
-// tiny ones leave multiprocessors idle, and no barrier is needed. Which elements a chunk holds
-// depends on the list alone, never on the grid.
+// Each tensor is a pair of arrays of one shape, a source and a target, of any dtypes, strides and
+// alignment. In place, or if nothing is written, both are the same memory. The list is cut into
+// chunks, each of `chunk_bytes` of one tensor (a tensor's last one may be shorter), and a warp
+// takes one chunk at a time. So neither one huge tensor nor thousands of tiny ones leave
+// multiprocessors idle, and no barrier is needed. Which elements a chunk holds depends on the list
+// alone, never on the grid.
 
 #pragma once
 
 #include "dtypes.cuh"
 #include "reductions.cuh"
 
-// One dimension of a tensor that is not one gapless run; strides in bytes.
+// One dimension of a tensor that is not a single run without gaps; strides in bytes.
 struct Dim { i64 length, source_stride, target_stride; };
 
 struct Tensor {
     u64 source, target;    // addresses
     i64 count;             // elements
-    u32 first_chunk;       // how many chunks the tensors before it have
-    u32 first_dim, dims;   // in the list's dims, innermost first; 0 dims: aligned gapless runs
+    u32 first_chunk;       // the number of chunks of all tensors before it
+    u32 first_dim, dims;   // in the list's dims, innermost first; 0 dims: aligned, without gaps
     u32 dtype;             // of both arrays: its number in FOR_EACH_DTYPE
 };
 
-// CAPACITY tensors in the parameter block, or, where it is 0, any number in device memory.
+// CAPACITY tensors in the parameter block; if CAPACITY is 0, any number in device memory.
 // `_cuda/tensor_lists.py` has the same layout.
 struct TensorList {
-    u32 chunk_bytes;       // a multiple of 16 below 2^31, so that an int counts within a chunk
+    u32 chunk_bytes;       // a multiple of 16 below 2^31, so an int can count within a chunk
     u32 tensors, chunks, unused;
 #if CAPACITY
     Dim dim_at[16];
@@ -37,7 +37,7 @@ struct TensorList {
 #endif
 };
 
-// What one lane holds between fetching and finishing N elements.
+// What one lane holds between `fetch` and `finish` of N elements.
 template <typename S, typename T, int N> struct Held { Pack<S, N> source; Pack<T, N> target; };
 
 __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x % WARP); }
@@ -47,7 +47,7 @@ __device__ __forceinline__ u32 warps_in_grid() { return gridDim.x * (blockDim.x 
 __device__ __forceinline__ unsigned char* bytes_of(void* p) { return static_cast<unsigned char*>(p); }
 __device__ __forceinline__ const unsigned char* bytes_of(const void* p) { return static_cast<const unsigned char*>(p); }
 
-// N elements in one access; a single one may lie at any address.
+// N elements in one access. A single element may be misaligned.
 template <int N, typename T> __device__ __forceinline__ Pack<T, N> load(const T* from) {
     if constexpr (N == 1) {
         if (reinterpret_cast<u64>(from) % sizeof(T)) {
@@ -69,7 +69,7 @@ template <int N, typename T> __device__ __forceinline__ void store(T* to, const 
     *reinterpret_cast<Pack<T, N>*>(to) = value;
 }
 
-// The tensor that a chunk lies in: 32 places are tried at a time. All lanes of a warp must
+// The tensor that a chunk belongs to; compares 32 candidates at a time. All lanes of a warp must
 // call it with the same chunk.
 __device__ __forceinline__ u32 tensor_of(const TensorList& list, u32 chunk) {
     u32 low = 0, high = list.tensors;  // it is in [low, high)
@@ -85,15 +85,14 @@ __device__ __forceinline__ u32 tensor_of(const TensorList& list, u32 chunk) {
     return low;
 }
 
-// What a kernel does with elements derives from this and says how a lane takes them.
-// `fetch` only reads, `finish` may write.
+// The base of what a kernel does with elements. `fetch` only reads; `finish` may write.
 struct Op {
-    static constexpr int BYTES = 16;  // an access, where pointers allow
+    static constexpr int BYTES = 16;  // bytes per access, if the pointers allow it
     static constexpr int BATCH = 4;   // accesses in flight
 };
 
-// One warp over `packs` packs of N elements of two runs. All fetches of a batch come before
-// its first store, which could alias them for all that the compiler knows.
+// One warp over `packs` packs of N elements of two runs. All loads of a batch come before its
+// first store: the compiler cannot rule out aliasing and would not move them across it.
 template <int N, typename S, typename T, typename O>
 __device__ __forceinline__ void walk_packs(const S* source, T* target, int packs, O& op) {
     source += lane() * N;
@@ -117,8 +116,8 @@ __device__ __forceinline__ void walk_packs(const S* source, T* target, int packs
     }
 }
 
-// One warp over two gapless runs: packs between the elements before the first boundary and
-// those after the last; single elements throughout where the two never align.
+// One warp over two runs without gaps: packs from the first boundary to the last, single elements
+// before and after. If the two runs are never aligned at once, single elements throughout.
 template <typename S, typename T, typename O>
 __device__ __forceinline__ void walk_run(const S* source, T* target, int count, O& op) {
     constexpr int WIDER = sizeof(S) > sizeof(T) ? sizeof(S) : sizeof(T);
@@ -135,14 +134,14 @@ __device__ __forceinline__ void walk_run(const S* source, T* target, int count, 
     }
 }
 
-// The quotient, by the much shorter 32-bit division where that is enough.
+// The quotient; by the much shorter 32-bit division if that is enough.
 __device__ __forceinline__ i64 divide(i64 a, i64 b) {
     if (static_cast<u64>(a | b) >> 32) return a / b;
     return static_cast<u32>(a) / static_cast<u32>(b);
 }
 
-// One warp over `count` elements, from number `first` on, of a tensor of any strides and
-// alignment.
+// One warp over `count` elements of a tensor with any strides and alignment, from element `first`
+// on.
 template <typename S, typename T, typename O>
 __device__ __forceinline__ void walk_strided(const TensorList& list, const Tensor& tensor, i64 first, int count, O& op) {
     for (int i = lane(); i < count; i += WARP) {
@@ -162,7 +161,7 @@ __device__ __forceinline__ void walk_strided(const TensorList& list, const Tenso
     }
 }
 
-// One warp over one chunk of a tensor whose source holds S and whose target T.
+// One warp over one chunk of a tensor with a source of S and a target of T.
 template <typename S, typename T, typename O>
 __device__ __forceinline__ void walk_chunk(const TensorList& list, const Tensor& tensor, u32 chunk, O& op) {
     const u32 length = list.chunk_bytes / sizeof(T);
@@ -177,9 +176,9 @@ __device__ __forceinline__ void walk_chunk(const TensorList& list, const Tensor&
     }
 }
 
-// One warp over one chunk of a list of mixed dtypes. One launch serves them all: a model's
-// gradients are often bf16 with a few f32 ones, and a launch costs more than this switch,
-// which a whole warp takes the same way.
+// One warp over one chunk of a list of mixed dtypes. One launch serves all dtypes: a model's
+// gradients are often bf16 with a few f32 ones, and a launch costs more than this switch, which
+// a whole warp takes the same way.
 template <typename O>
 __device__ __forceinline__ void walk(const TensorList& list, u32 chunk, O& op) {
     const Tensor tensor = list.at[tensor_of(list, chunk)];

@@ -1,7 +1,8 @@
-// target = +0 over a list of tensors, whatever was there; only written, never read.
+// target = +0 over a list of tensors, whatever was there. Targets are written (=), never read.
 //
-// f16, bf16, f32, f64 in one list. A strided tensor's gaps stay as they are. A warp a chunk,
-// any grid, blockDim.x a multiple of 32.
+// One list may mix f16, bf16, f32 and f64. A strided tensor's gaps stay unchanged. Deterministic.
+//
+// Launch: a warp per chunk, any grid, blockDim.x a multiple of 32.
 
 #include "tensor_list.cuh"
 
