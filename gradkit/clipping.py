@@ -30,6 +30,7 @@ __all__ = [
     "clip_coefficient",
     "clip_grad_norm",
     "clip_grad_value",
+    "clip_grads_with_norm",
     "grad_norm",
     "grads_of",
     "scale_grads",
@@ -305,6 +306,71 @@ def clip_coefficient(norm: Any, max_norm: float, *, eps: float = 1e-6, out: Any 
         return coefficient.results()[0]
 
 
+@runs("clip_by_norm")
+def clip_grads_with_norm(
+    grads: Any,
+    norm: Any,
+    max_norm: float,
+    *,
+    eps: float = 1e-6,
+    nonfinite: NonFinite = "propagate",
+) -> Any:
+    """Scale all gradients in place as :func:`clip_grad_norm` does, by a norm that is known.
+
+    Each becomes ``g * min(1, max_norm / max(norm, eps))``: for a norm that covers more than
+    these gradients, or that an earlier step has computed.
+
+    Parameters
+    ----------
+    grads : array, or iterable or nested dict/list/tuple of arrays
+        **Written in place.**
+    norm : float, or 0-d floating-point array
+        As :func:`grad_norm` returns it. An array on the gradients' device is read there,
+        without waiting for the device.
+    max_norm, eps, nonfinite
+        As in :func:`clip_grad_norm`. "raise" waits for the device.
+
+    Returns
+    -------
+    grads
+        The caller's own object (a list for a one-shot iterable).
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`clip_grad_norm`; a norm that is negative or not one number.
+    NonFiniteNormError
+        With ``nonfinite="raise"``; nothing is written.
+
+    References
+    ----------
+    ``torch.nn.utils.clip_grads_with_norm_``.
+
+    Examples
+    --------
+    >>> import numpy as np, gradkit
+    >>> encoder, decoder = [np.array([3.0, 0.0])], [np.array([4.0])]
+    >>> norm = gradkit.grad_norm([encoder, decoder])
+    >>> gradkit.clip_grads_with_norm(encoder, norm, max_norm=1.0)
+    [array([0.6, 0. ])]
+    """
+    limit, floor = checks.nonnegative(max_norm, "max_norm"), checks.epsilon(eps)
+    policy = checks.choice(nonfinite, "nonfinite", _POLICIES)
+    instead = "use clip_coefficient, and multiply each gradient by it"
+    group = Gradients(grads, write=True, instead=instead)
+    with group.on_stream():
+        known = _number(group, norm, "norm")
+        if isinstance(known, float):
+            if known < 0:
+                raise ValueError(f"norm must be at least 0, not {known}")
+            known = group.backend.scalar(np.float64(known))
+        if policy == "raise":
+            _raise_if_nonfinite(group, known)
+        _clip(group, known, group.views, limit, floor, policy)
+    group.wrote()
+    return group.returned(grads)
+
+
 def scale_grads(grads: Any, coefficient: Any) -> Any:
     """Multiply every gradient in place by one coefficient, rounding once.
 
@@ -336,7 +402,7 @@ def scale_grads(grads: Any, coefficient: Any) -> Any:
     instead = "compute coefficient * g for each gradient g"
     group = Gradients(grads, write=True, instead=instead)
     with group.on_stream():
-        factor = _factor(group, coefficient)
+        factor = _number(group, coefficient, "coefficient")
         group.backend.scale_grads(group.views, factor, group.views)
     group.wrote()
     return group.returned(grads)
@@ -496,14 +562,15 @@ def _raise_if_nonfinite(group: Gradients, norm: Array) -> None:
     raise NonFiniteNormError(float(bad[0]), tuple(group.name(int(index)) for index in culprits))
 
 
-def _factor(group: Gradients, coefficient: Any) -> Any:
-    if not is_array(coefficient) or is_scalar(coefficient):
-        return checks.real(coefficient, "coefficient")  # host memory: nothing to wait for
-    if not group.arrays:  # nothing to scale, on whatever device the coefficient is
+def _number(group: Gradients, value: Any, label: str) -> Any:
+    """One number for all gradients: a float, or a 0-d float64 array that is read on the device."""
+    if not is_array(value) or is_scalar(value):
+        return checks.real(value, label)  # host memory: nothing to wait for
+    if not group.arrays:  # nothing to scale, on whatever device the number is
         return 1.0
-    view = group.view(coefficient, "coefficient")
-    checks.shape(view, (), "coefficient", "one number for all gradients")
-    if checks.floating(view, "coefficient") != "float64":
+    view = group.view(value, label)
+    checks.shape(view, (), label, "one number for all gradients")
+    if checks.floating(view, label) != "float64":
         view = group.backend.as_float64(view)
     return view
 

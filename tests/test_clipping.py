@@ -602,3 +602,57 @@ def test_lists_of_many_sizes(backend, order):
     grads = [backend.asarray(h) for h in host]
     assert_norm(backend, norm_of(backend, grads, order), host, order)
     assert_norm(backend, norm_of(backend, grads[::-1], order), host, order)
+
+
+class TestAKnownNorm:
+    """``clip_grads_with_norm``: the second half of clipping, by itself."""
+
+    @given(data=st.data())
+    def test_both_halves_are_the_whole(self, backend, data):
+        host = data.draw(draw_.gradient_lists(backend.max_elements))
+        limit = data.draw(st.floats(0, 10))
+        whole, halves = ([backend.asarray(g) for g in host] for _ in range(2))
+        norm = gradkit.clip_grad_norm(whole, limit)
+        assert gradkit.clip_grads_with_norm(halves, norm, limit) is halves
+        for found, expected in zip(halves, whole, strict=True):
+            assert_same_bits(backend.asnumpy(found), backend.asnumpy(expected))
+
+    def test_a_number_will_do(self, backend):
+        for norm in (4, 4.0, np.float32(4), np.array(4.0)):
+            grad = backend.asarray(np.array([3.0, -2.0]))
+            assert gradkit.clip_grads_with_norm(grad, norm, 1.0) is grad
+            np.testing.assert_array_equal(backend.asnumpy(grad), [0.75, -0.5])
+        gradkit.clip_grads_with_norm(grad, 0.5, 1.0)
+        np.testing.assert_array_equal(backend.asnumpy(grad), [0.75, -0.5])
+        assert gradkit.clip_grads_with_norm([], 4.0, 1.0) == []
+
+    @pytest.mark.parametrize("on_device", [False, True])
+    def test_a_norm_that_is_not_finite(self, backend, on_device):
+        def clipped(norm, policy):
+            grad = backend.asarray(np.array([3.0, -2.0]))
+            norm = backend.asarray(np.array(norm)) if on_device else norm
+            gradkit.clip_grads_with_norm([grad], norm, 1.0, nonfinite=policy)
+            return backend.asnumpy(grad)
+
+        assert np.isnan(clipped(np.nan, "propagate")).all()
+        np.testing.assert_array_equal(clipped(np.inf, "propagate"), [0.0, -0.0])
+        for norm in (np.nan, np.inf):
+            np.testing.assert_array_equal(clipped(norm, "zero"), [0.0, 0.0])
+            with pytest.raises(gradkit.NonFiniteNormError, match="every gradient here is"):
+                clipped(norm, "raise")
+
+    def test_what_it_refuses(self, backend):
+        grad = backend.asarray(np.array([3.0, -2.0]))
+        before = backend.memory(grad)
+        for norm, error, message in (
+            (-1.0, ValueError, "norm must be at least 0, not -1.0"),
+            ("4", TypeError, "norm must be a real number, not str"),
+            (backend.asarray(np.ones(2)), ValueError, r"norm has shape \(2,\)"),
+        ):
+            with pytest.raises(error, match=message):
+                gradkit.clip_grads_with_norm([grad], norm, 1.0)
+        with pytest.raises(ValueError, match="max_norm must be at least 0"):
+            gradkit.clip_grads_with_norm([grad], 4.0, -1.0)
+        with pytest.raises(ValueError, match="share memory"):
+            gradkit.clip_grads_with_norm([grad, grad], 4.0, 1.0)
+        assert backend.memory(grad) == before

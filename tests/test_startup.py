@@ -70,6 +70,7 @@ def lists(make, dtypes):
             yield gradkit.grad_norm, (grads, p)
         yield gradkit.clip_grad_norm, (grads, 1.0)
         yield gradkit.clip_by_global_norm, (grads, 1.0)
+        yield gradkit.clip_grads_with_norm, (grads, norm, 1.0)
         yield gradkit.scale_grads, (grads, norm)
         yield gradkit.clip_grad_value, (grads, 1.0)
         yield gradkit.zero_grad, (grads,)
