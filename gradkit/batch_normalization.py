@@ -6,13 +6,20 @@ that of :mod:`gradkit.layer_normalization`.
 
 import threading
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from gradkit._arguments import checks
 from gradkit._arguments.call import Call
-from gradkit._arguments.norms import Channels, NormPlan, check_same_shape, types_of
+from gradkit._arguments.norms import (
+    Channels,
+    Forward,
+    Gradient,
+    NormPlan,
+    check_same_shape,
+    types_of,
+)
 from gradkit._arguments.signatures import Signatures, Spec
 from gradkit._backend import Array, Engine
 from gradkit._dtypes import BATCH_NORM_TYPES
@@ -83,7 +90,7 @@ def batch_norm(
     (array([ 2., 10.]), array([0.9701, 4.    ]))
     """
     floor = checks.epsilon(eps)
-    call = Call(_Forward(x, scale, bias))
+    call = Call(Forward(x, scale, bias))
     given = call.arrays
     plan = _plan_forward(given, channel_axis, _statistic(call, out))
     _check_engine(given.x, engine)
@@ -171,7 +178,7 @@ def batch_norm_grad(
            [-0.2204],
            [ 0.0441]])
     """
-    call = Call(_Gradient(dy, x, mean, inv_std, scale))
+    call = Call(Gradient(dy, x, mean, inv_std, scale))
     given, plan = call.arrays, _plan_gradient(call.arrays, channel_axis)
     _check_engine(given.x, engine)
     with call.on_stream():
@@ -213,22 +220,8 @@ def last_engine() -> str | None:
     return engine
 
 
-class _Forward(NamedTuple):
-    x: Array
-    scale: Array | None = None
-    bias: Array | None = None
-
-
-class _Gradient(NamedTuple):
-    dy: Array
-    x: Array
-    mean: Array
-    inv_std: Array
-    scale: Array | None = None
-
-
 @partial(Signatures, strides=True)
-def _plan_forward(given: _Forward, channel_axis: int, statistic: str | None) -> NormPlan:
+def _plan_forward(given: Forward, channel_axis: int, statistic: str | None) -> NormPlan:
     channels, parameters = Channels.of(given.x, channel_axis), (given.scale, given.bias)
     channels.check(parameters)
     t, u, _ = types_of(BATCH_NORM_TYPES, (given.x,), (), parameters, statistic=statistic)
@@ -238,7 +231,7 @@ def _plan_forward(given: _Forward, channel_axis: int, statistic: str | None) -> 
 
 
 @partial(Signatures, strides=True)
-def _plan_gradient(given: _Gradient, channel_axis: int) -> NormPlan:
+def _plan_gradient(given: Gradient, channel_axis: int) -> NormPlan:
     channels, statistics = Channels.of(given.x, channel_axis), (given.mean, given.inv_std)
     channels.check((given.scale, *statistics))
     check_same_shape(given.dy, given.x)
@@ -248,7 +241,7 @@ def _plan_gradient(given: _Gradient, channel_axis: int) -> NormPlan:
     return NormPlan(channels.axis, (Spec("dx", given.x.shape, t, channels.order), dscale, dbias))
 
 
-def _statistic(call: Call[_Forward], out: Any) -> str | None:
+def _statistic(call: Call[Forward], out: Any) -> str | None:
     """The dtype of the mean that the caller wants written, if any: 16-bit ones are accepted."""
     if not isinstance(out, tuple) or len(out) != 3 or out[1] is None:
         return None

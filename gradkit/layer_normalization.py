@@ -13,7 +13,14 @@ from typing import Any, NamedTuple
 
 from gradkit._arguments import checks
 from gradkit._arguments.call import Call
-from gradkit._arguments.norms import NormPlan, Rows, check_same_shape, types_of
+from gradkit._arguments.norms import (
+    Forward,
+    Gradient,
+    NormPlan,
+    Rows,
+    check_same_shape,
+    types_of,
+)
 from gradkit._arguments.signatures import Signatures, Spec
 from gradkit._backend import Array
 from gradkit._dtypes import LAYER_NORM_TYPES
@@ -79,7 +86,7 @@ def layer_norm(
            [ 0.   ,  0.   ]])
     """
     floor = checks.epsilon(eps)
-    call = Call(_Forward(x, scale, bias))
+    call = Call(Forward(x, scale, bias))
     given, plan = call.arrays, _plan_forward(call.arrays, axis)
     with call.on_stream():
         outputs = call.outputs(out, plan.outputs, reuse=given.x)
@@ -154,7 +161,7 @@ def layer_norm_grad(
     >>> dbias
     array([1., 0., 0.])
     """
-    call = Call(_Gradient(dy, x, mean, inv_std, scale))
+    call = Call(Gradient(dy, x, mean, inv_std, scale))
     given, plan = call.arrays, _plan_gradient(call.arrays, axis)
     with call.on_stream():
         outputs = call.outputs(out, plan.outputs, reuse=given.dy)
@@ -300,20 +307,6 @@ def invertible_layer_norm_grad(
         return dx, dscale, dbias
 
 
-class _Forward(NamedTuple):
-    x: Array
-    scale: Array | None = None
-    bias: Array | None = None
-
-
-class _Gradient(NamedTuple):
-    dy: Array
-    x: Array
-    mean: Array
-    inv_std: Array
-    scale: Array | None = None
-
-
 class _Inverse(NamedTuple):
     y: Array
     mean: Array
@@ -331,7 +324,7 @@ class _InvertibleGradient(NamedTuple):
 
 
 @Signatures
-def _plan_forward(given: _Forward, axis: int) -> NormPlan:
+def _plan_forward(given: Forward, axis: int) -> NormPlan:
     rows = Rows.of(given.x, axis)
     parameters = (given.scale, given.bias)
     rows.check((), parameters)
@@ -341,7 +334,7 @@ def _plan_forward(given: _Forward, axis: int) -> NormPlan:
 
 
 @Signatures
-def _plan_gradient(given: _Gradient, axis: int) -> NormPlan:
+def _plan_gradient(given: Gradient, axis: int) -> NormPlan:
     rows, statistics = Rows.of(given.x, axis), (given.mean, given.inv_std)
     check_same_shape(given.dy, given.x)
     rows.check(statistics, (given.scale,))

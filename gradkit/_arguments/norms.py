@@ -12,6 +12,24 @@ from gradkit._backend import Shape
 from gradkit._dtypes import DType, Types, accumulation_name, check_combination, dtype_named
 
 
+class Forward(NamedTuple):
+    """The arrays of a forward pass with a mean, as a call has them or as a signature sees them."""
+
+    x: Any
+    scale: Any = None
+    bias: Any = None
+
+
+class Gradient(NamedTuple):
+    """The arrays of its gradient."""
+
+    dy: Any
+    x: Any
+    mean: Any
+    inv_std: Any
+    scale: Any = None
+
+
 class NormPlan(NamedTuple):
     """A valid call: the axis as an index, and what comes out."""
 

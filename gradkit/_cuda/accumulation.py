@@ -1,6 +1,7 @@
 """Adding into gradient buffers and zeroing them, on a GPU."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from gradkit._backend import Array
 from gradkit._cuda.launch.kernels import Combination
 from gradkit._cuda.launch.operations import OnDevice
-from gradkit._cuda.launch.tensor_lists import KINDS, plan_of, run
+from gradkit._cuda.launch.tensor_lists import KINDS, on_lists, plan_of, run
 from gradkit._cuda.launch.warmup import asks_for
 from gradkit._dtypes import FLOATS, float_name
 
@@ -17,11 +18,6 @@ from gradkit._dtypes import FLOATS, float_name
 def _accumulating() -> Iterator[Combination]:
     for capacity, grad, buffer in product(KINDS, FLOATS, FLOATS):
         yield "accumulate", {"CAPACITY": capacity, "GRAD": grad, "BUFFER": buffer}
-
-
-def _zeroing() -> Iterator[Combination]:
-    for capacity in KINDS:
-        yield "zero", {"CAPACITY": capacity}
 
 
 class Accumulation(OnDevice):
@@ -47,7 +43,7 @@ class Accumulation(OnDevice):
             return
         self._accumulate("accumulate_grad_v2", buffer, grad, flag, np.uint32(otherwise))
 
-    @asks_for(_zeroing)
+    @asks_for(partial(on_lists, "zero"))
     def zero_grad(self, grads: Sequence[Array]) -> None:
         """Write +0 over every element, whatever it was."""
         run(self.device, plan_of(self.device, grads, grads), "zero", "zero_grad")

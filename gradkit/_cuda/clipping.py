@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from gradkit._cuda.launch.buffers import contiguous, copy_back, writable_like
 from gradkit._cuda.launch.device import scratch
 from gradkit._cuda.launch.kernels import Combination, Macros, kernel
 from gradkit._cuda.launch.operations import OnDevice
-from gradkit._cuda.launch.tensor_lists import KINDS, Plan, plan_of, run, start
+from gradkit._cuda.launch.tensor_lists import KINDS, Plan, on_lists, plan_of, run, start
 from gradkit._cuda.launch.warmup import asks_for
 
 _ORDERS = {1.0: "Sum", 2.0: "SumOfSquares", math.inf: "Largest"}
@@ -29,16 +30,6 @@ def _norms() -> Iterator[Combination]:
 
 def _coefficients() -> Iterator[Combination]:
     yield "coefficients", {}
-
-
-def _scaling() -> Iterator[Combination]:
-    for capacity in KINDS:
-        yield "scale", {"CAPACITY": capacity}
-
-
-def _clamping() -> Iterator[Combination]:
-    for capacity in KINDS:
-        yield "clip_value", {"CAPACITY": capacity}
 
 
 class Clipping(OnDevice):
@@ -76,7 +67,7 @@ class Clipping(OnDevice):
         limits = (np.float64(max_norm), np.float64(eps))
         self._on_norms("clip_coefficient", (norm,), limits, out)
 
-    @asks_for(_scaling)
+    @asks_for(partial(on_lists, "scale"))
     def clip_by_norm(
         self,
         grads: Sequence[Array],
@@ -96,7 +87,7 @@ class Clipping(OnDevice):
         plan = plan_of(self.device, grads, outs)
         run(self.device, plan, "scale", "clip_by_norm", norm, *limits, *flags)
 
-    @asks_for(_scaling)
+    @asks_for(partial(on_lists, "scale"))
     def scale_grads(
         self, grads: Sequence[Array], coefficient: Array | float, outs: Sequence[Array]
     ) -> None:
@@ -110,7 +101,7 @@ class Clipping(OnDevice):
         arguments = (array, np.float64(number), np.uint32(in_place))
         run(self.device, plan, "scale", "scale_grads", *arguments)
 
-    @asks_for(_clamping)
+    @asks_for(partial(on_lists, "clip_value"))
     def clip_grad_value(
         self, grads: Sequence[Array], clip_value: float, outs: Sequence[Array]
     ) -> None:

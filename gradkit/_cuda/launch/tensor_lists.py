@@ -9,7 +9,7 @@ a long list goes in several launches, each with its part of the list in its para
 
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
@@ -19,7 +19,7 @@ import numpy as np
 
 from gradkit._backend import Array, Views
 from gradkit._cuda.launch.device import Device
-from gradkit._cuda.launch.kernels import kernel
+from gradkit._cuda.launch.kernels import Combination, kernel
 from gradkit._cuda.launch.strides import Pair, pair_of
 from gradkit._dtypes import float_of
 
@@ -150,6 +150,12 @@ def plan_of(device: Device, sources: Sequence[Array], targets: Sequence[Array] =
     if known and isinstance(sources, Views):
         sources.plan = plan
     return plan
+
+
+def on_lists(file: str) -> Iterator[Combination]:
+    """A kernel file that needs to know nothing but the kind of table."""
+    for capacity in KINDS:
+        yield file, {"CAPACITY": capacity}
 
 
 def run(device: Device, plan: Plan, file: str, name: str, *arguments: Any, **macros: Any) -> None:
