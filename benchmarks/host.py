@@ -1,38 +1,71 @@
-"""The host's time in calls whose kernels do nothing: ``python -m benchmarks.host``.
+"""The host's time in calls on small arrays: ``python -m benchmarks.host [--on cupy|numpy]``.
 
-The device is a test double that neither compiles nor launches, over NumPy arrays, so this runs
-anywhere. NumPy takes longer than CuPy to give an array's address, so compare these times only
-with each other. ``--profile NAME`` shows where a call spends its time.
+On CuPy arrays and on ``idle`` ones (NumPy's, on a test double of a device) kernels do nothing, so
+this runs without a GPU; CuPy has to be installed. NumPy takes longer than CuPy to give an array's
+address, so compare idle times only with each other. ``--profile NAME`` shows where a call spends
+its time.
 """
 
 import argparse
 import cProfile
 import pstats
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeAlias
 
 import numpy as np
 
 import gradkit
 from gradkit._cuda import CudaBackend
 from testbed.emulated import IdleDevice, on_device
+from testbed.idle_cupy import idle_cupy
 
-ROUNDS, SECONDS = 7, 0.02  # rounds, of which the best counts; the length of one
+ROUNDS, SECONDS = 200, 0.002  # rounds, of which the best counts; the length of one
+
+Maker: TypeAlias = Callable[[np.ndarray[Any, Any]], Any]
 
 
-def calls() -> dict[str, Callable[[], Any]]:
-    """One call of each kind, on small arrays and on a list of a thousand."""
+@contextmanager
+def idle() -> Iterator[Maker]:
+    """Arrays of a device that neither compiles nor launches."""
     backend = CudaBackend(IdleDevice(multiprocessors=132))
+    yield lambda host: on_device(backend.device.xp.asarray(host), backend)
+
+
+@contextmanager
+def host_arrays() -> Iterator[Maker]:
+    """NumPy's own, on which the CPU backend computes."""
+    yield np.array
+
+
+PLACES = {"cupy": idle_cupy, "idle": idle, "numpy": host_arrays}
+
+
+def formula(dy: Any, x: Any, scale: Any, mean: Any, inv_std: Any) -> tuple[Any, ...]:
+    """Layer norm's gradient in plain NumPy: the unit by which machines can be compared."""
+    xhat = (x - mean[:, None]) * inv_std[:, None]
+    w = dy * scale
+    means = w.mean(1, keepdims=True), (w * xhat).mean(1, keepdims=True)
+    dx = inv_std[:, None] * (w - means[0] - xhat * means[1])
+    return dx, (dy * xhat).sum(0), dy.sum(0)
+
+
+def calls(make: Maker) -> dict[str, Callable[[], Any]]:
+    """One call of each kind, on small arrays and on lists of 1 to 1000."""
 
     def array(*shape: int) -> Any:
-        return on_device(backend.device.xp.asarray(np.ones(shape, np.float32)), backend)
+        return make(np.ones(shape, np.float32))
 
+    plain = [np.ones(shape, np.float32) for shape in ((8, 64), (8, 64), 64, 8, 8)]
+    vector, other = array(64), array(64)
     x, dy, scale, row = array(8, 64), array(8, 64), array(64), array(8)
     out = array(8, 64), array(64), array(64)
     images, channels = array(4, 8, 3, 3), array(8)
     one, many = [array(64)], [array(256) for _ in range(1000)]
+    four, ten = [array(n) for n in (64, 256, 64, 10)], [array(64) for _ in range(10)]
     return {
+        "formula, NumPy": lambda: formula(*plain),
         "layer_norm": lambda: gradkit.layer_norm(x, scale, scale),
         "layer_norm_grad": lambda: gradkit.layer_norm_grad(dy, x, scale, row, row),
         "layer_norm_grad, out=": lambda: gradkit.layer_norm_grad(dy, x, scale, row, row, out=out),
@@ -40,12 +73,14 @@ def calls() -> dict[str, Callable[[], Any]]:
         "batch_norm_grad": lambda: gradkit.batch_norm_grad(
             images, images, channels, channels, channels
         ),
-        "accumulate_grad": lambda: gradkit.accumulate_grad(x, dy),
+        "accumulate_grad": lambda: gradkit.accumulate_grad(vector, other),
         "zero_grad": lambda: gradkit.zero_grad(one),
         "grad_norm": lambda: gradkit.grad_norm(one),
-        "clip_grad_norm": lambda: gradkit.clip_grad_norm(one, 1.0),
+        "clip_grad_norm": lambda: gradkit.clip_grad_norm(one, 1e9),
+        "clip_grad_norm, 4": lambda: gradkit.clip_grad_norm(four, 1e9),
+        "clip_grad_norm, 10": lambda: gradkit.clip_grad_norm(ten, 1e9),
         "grad_norm, 1000": lambda: gradkit.grad_norm(many),
-        "clip_grad_norm, 1000": lambda: gradkit.clip_grad_norm(many, 1.0),
+        "clip_grad_norm, 1000": lambda: gradkit.clip_grad_norm(many, 1e9),
         "zero_grad, 1000": lambda: gradkit.zero_grad(many),
     }
 
@@ -68,13 +103,19 @@ def microseconds(call: Callable[[], Any], seconds: float = SECONDS) -> float:
 def main() -> None:
     """Print a line for each call, or one call's profile."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.host", description=__doc__)
-    parser.add_argument("--profile", metavar="NAME", choices=calls())
-    name = parser.parse_args().profile
-    if name is None:
-        for each, call in calls().items():
-            print(f"{each:24} {microseconds(call):8.1f} us")
-        return
-    call = calls()[name]
+    parser.add_argument("--on", choices=PLACES, default="idle")
+    parser.add_argument("--profile", metavar="NAME")
+    options = parser.parse_args()
+    with PLACES[options.on]() as make:
+        every = calls(make)
+        if options.profile is None:
+            for name, call in every.items():
+                print(f"{name:24} {microseconds(call):8.1f} us")
+        else:
+            _profile(every[options.profile])
+
+
+def _profile(call: Callable[[], Any]) -> None:
     call()
     with cProfile.Profile() as profile:
         for _ in range(200):
