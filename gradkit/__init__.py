@@ -1,4 +1,4 @@
-"""Training-loop utilities for people who hold arrays, not a framework.
+"""Training-loop utilities for plain arrays.
 
 Gradient clipping, accumulation and zeroing, and the backward passes of layer norm,
 invertible layer norm, RMS norm and batch norm.

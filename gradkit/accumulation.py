@@ -1,6 +1,6 @@
-"""Adding micro-batch gradients into buffers, and zeroing them.
+"""Add micro-batch gradients to buffers, and zero them.
 
-Everything here writes in place and returns the caller's own objects.
+Every function here writes in place and returns the caller's own objects.
 """
 
 from typing import Any, NamedTuple
@@ -31,15 +31,15 @@ def accumulate_grad(
     buffer : float16, bfloat16, float32 or float64 array
         **Written in place.**
     grad : array of a shape that broadcasts to the buffer's
-        May be the buffer itself (which doubles it); may not overlap it otherwise. Of the
-        buffer's dtype or one that fits in it: float16 and bfloat16 into float32, anything
-        into float64.
+        Of the buffer's dtype or one that it holds exactly: float16 and bfloat16 into float32,
+        any into float64. May be the buffer itself, which doubles it; any other overlap is an
+        error.
     do_update : bool, or 0-d or 1-element bool array
-        Whether to add at all. An array on the device is read there.
+        Whether to add. An array on the device is read there.
     scale : float, optional
-        What ``grad`` is multiplied by: ``1 / micro_batches``, say.
+        Factor for ``grad``, such as ``1 / micro_batches``.
     casting : {"safe", "same_kind"}
-        "same_kind" also takes gradients of a wider dtype, and rounds the sum.
+        "same_kind" also accepts gradients of a wider dtype, and rounds the sum.
 
     Returns
     -------
@@ -49,10 +49,10 @@ def accumulate_grad(
     Raises
     ------
     TypeError
-        A dtype that is not accepted.
+        A dtype is not accepted.
     ValueError
-        A shape that does not broadcast to the buffer's; a buffer that is read-only, overlaps
-        itself or partly overlaps ``grad``. Nothing is written then.
+        The shape of ``grad`` does not broadcast to the buffer's; the buffer is read-only,
+        overlaps itself or partly overlaps ``grad``. Nothing is written.
 
     References
     ----------
@@ -78,10 +78,10 @@ def accumulate_grad(
 def accumulate_grad_v2(
     buffer: Any, grad: Any, *, overwrite: Any = False, casting: str = "safe"
 ) -> tuple[bool, Any]:
-    """``buffer = grad`` where ``overwrite``, else ``buffer += grad``.
+    """``buffer = grad`` if ``overwrite``, else ``buffer += grad``.
 
-    The first micro-batch of a step overwrites, the others add, and no zeroing pass is needed:
-    what the buffer held before, NaN included, leaves no trace.
+    The first micro-batch of a step overwrites and the others add, so no buffer needs zeroing:
+    what the buffer held before, NaN included, is ignored.
 
     Parameters
     ----------
@@ -134,8 +134,8 @@ def zero_grad(grads: Any) -> Any:
     Parameters
     ----------
     grads : array, or iterable or nested dict/list/tuple of arrays
-        **Written in place**, whatever was there (NaN too). A strided view leaves the elements
-        between its own as they were.
+        **Written in place**; what they held, NaN included, is ignored. Gaps of a strided view
+        stay unchanged.
 
     Returns
     -------
@@ -145,9 +145,10 @@ def zero_grad(grads: Any) -> Any:
     Raises
     ------
     TypeError
-        A leaf that is not a floating-point array.
+        A leaf is not a floating-point array.
     ValueError
-        A gradient that is read-only, overlaps itself or shares memory with another.
+        A gradient is read-only, overlaps itself or shares memory with another. Nothing is
+        written.
 
     References
     ----------
@@ -179,7 +180,7 @@ def _check_pair(given: _Pair, casting: str) -> None:
     accepted = FLOATS[into].addends if casting == "safe" else tuple(FLOATS)
     if addend not in accepted:
         raise TypeError(
-            f"grad has dtype {addend} and the buffer {into}, which would lose digits of it; "
+            f"grad has dtype {addend} and the buffer {into}, which would lose precision; "
             f'accepted: {", ".join(accepted)}, or any with casting="same_kind"'
         )
     extra = buffer.ndim - grad.ndim

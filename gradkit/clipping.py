@@ -1,11 +1,10 @@
 """Gradient norms and clipping.
 
-Gradients come as one array, as any iterable of arrays (a generator too), or as nested dicts,
-lists and tuples of them; ``None`` leaves are skipped. Their dtypes (float16, bfloat16,
-float32, float64) may be mixed.
+Pass gradients as one array, as any iterable of arrays (a generator too), or as nested dicts,
+lists and tuples of them; ``None`` leaves are skipped. Dtypes (float16, bfloat16, float32,
+float64) may be mixed.
 
-Norms are float64 whatever the gradients are, and neither squares nor sums of them over- or
-underflow on the way.
+Norms are float64 for every dtype. No intermediate overflows or underflows.
 """
 
 import math
@@ -39,7 +38,7 @@ __all__ = [
 NonFinite: TypeAlias = Literal["propagate", "raise", "zero"]
 _POLICIES = ("propagate", "raise", "zero")
 _FLOAT64 = np.dtype(np.float64)
-# Over ranks, a norm takes two operations more.
+# A norm over ranks runs two more operations.
 _RUN_BY_NORMS = ("grad_norm", "norm_shares", "norm_of_shares")
 
 
@@ -71,34 +70,34 @@ def grad_norm(
     Parameters
     ----------
     grads : array, or iterable or nested dict/list/tuple of arrays
-        Of any shapes, float16, bfloat16, float32 or float64, mixed as they come. Only read.
+        float16, bfloat16, float32 or float64, of any shape; dtypes may be mixed. Never written.
     norm_type : float
-        p, any real number above 0, or infinity.
+        p: any real number above 0, or infinity.
     per_tensor : bool
-        Return one norm a gradient instead: a 1-D array in the order of the gradients.
+        Return one norm per gradient instead: a 1-D array in the order of the gradients.
     nonfinite : {"propagate", "raise", "zero"}
-        What a NaN or infinite norm does: comes back as it is; raises (which waits for the
-        device); comes back as it is too ("zero" concerns only those who clip).
+        What happens if the norm is NaN or infinite. "propagate" and "zero": the norm is
+        returned. "raise": an error that names the gradients; it has to wait for the device.
     reduce : callable, optional
         Combines the norm over ranks; see :class:`gradkit.distributed.Reduce`.
     out : float64 array, optional
-        Where the norm is written: 0-d, or of one element a gradient.
+        Where the norm is written: 0-d, or one element per gradient if ``per_tensor``.
 
     Returns
     -------
     0-d float64 array on the gradients' device, of the gradients' type
-        0 without gradients. On the CPU, float16, bfloat16 and float32 gradients are added up
-        in float32 for 256 elements at a time: the relative error stays below ``2**-23``.
+        0 if there are no gradients. On the CPU, float16, bfloat16 and float32 gradients are
+        summed in float32 in runs of 256 elements; the relative error stays below ``2**-23``.
 
     Raises
     ------
     TypeError
-        A leaf that is not a floating-point array, or arrays of two frameworks; a
-        ``per_tensor`` that is no bool.
+        A leaf is not a floating-point array; arrays are of two frameworks; ``per_tensor`` is
+        not a bool.
     ValueError
-        A ``norm_type`` that is NaN or not above 0.
+        ``norm_type`` is NaN or not above 0.
     NonFiniteNormError
-        With ``nonfinite="raise"``; names the gradients.
+        The norm is not finite and ``nonfinite="raise"``; names the gradients.
 
     References
     ----------
@@ -137,26 +136,26 @@ def clip_grad_norm(
     reduce: Reduce | None = None,
     out: Any = None,
 ) -> Any:
-    """Scale all gradients in place so that their common norm is at most ``max_norm``.
+    """Scale all gradients in place so that their total norm is at most ``max_norm``.
 
-    Each becomes ``g * min(1, max_norm / max(norm, eps))`` with the coefficient in float64.
+    Each becomes ``g * min(1, max_norm / max(norm, eps))``; the coefficient is float64.
     Gradients whose norm does not exceed ``max_norm`` keep every bit.
 
     Parameters
     ----------
     grads : array, or iterable or nested dict/list/tuple of arrays
-        **Written in place.** Strided and negative-stride views too.
+        **Written in place**, also if they are views with any (even negative) strides.
     max_norm : float
         At least 0; infinity changes nothing.
     norm_type : float
-        p of the norm, any real number above 0, or infinity.
+        p of the norm: any real number above 0, or infinity.
     eps : float
-        The norm counts as at least this when dividing by it.
+        Lower bound on the norm in the division.
     nonfinite : {"propagate", "raise", "zero"}
-        What a NaN or infinite norm does. "propagate", as PyTorch: a NaN norm makes every
-        gradient NaN, an infinite one makes finite gradients 0. "raise": an error that names
-        the gradients, and nothing is written (this waits for the device). "zero": every
-        gradient becomes 0, decided on the device.
+        What happens if the norm is NaN or infinite. "propagate", as in PyTorch: a NaN norm
+        makes every gradient NaN, an infinite one makes finite gradients 0. "raise": an error
+        that names the gradients; nothing is written, and the call has to wait for the device.
+        "zero": every gradient becomes 0; this is decided on the device.
     reduce : callable, optional
         Combines the norm over ranks; see :class:`gradkit.distributed.Reduce`.
     out : 0-d float64 array, optional
@@ -170,12 +169,12 @@ def clip_grad_norm(
     Raises
     ------
     TypeError
-        A leaf that is not a floating-point array, or arrays of two frameworks.
+        A leaf is not a floating-point array; arrays are of two frameworks.
     ValueError
-        ``max_norm`` negative or NaN; a gradient that is read-only, overlaps itself, or
-        shares memory with another. Nothing is written then.
+        ``max_norm`` is negative or NaN; a gradient is read-only, overlaps itself or shares
+        memory with another. Nothing is written.
     NonFiniteNormError
-        With ``nonfinite="raise"``; nothing is written.
+        The norm is not finite and ``nonfinite="raise"``. Nothing is written.
 
     References
     ----------
@@ -213,32 +212,33 @@ def clip_by_global_norm(
     reduce: Reduce | None = None,
     out: Any = None,
 ) -> tuple[Any, Any]:
-    """The gradients scaled to a common norm of at most ``max_norm``; inputs are never written.
+    """Scaled gradients whose total norm is at most ``max_norm``; inputs are never written.
 
-    The functional twin of :func:`clip_grad_norm`, with the same coefficient and errors.
+    The functional version of :func:`clip_grad_norm`, with the same coefficient and errors.
 
     Parameters
     ----------
     grads : array, or iterable or nested dict/list/tuple of arrays
-        Only read. The same array may stand in it more than once.
+        Never written. An array may occur more than once.
     max_norm, norm_type, eps, nonfinite, reduce
         As in :func:`clip_grad_norm`.
     out : tuple (clipped, norm), optional
-        ``clipped`` is a container of the same structure as ``grads`` whose arrays have the
-        same shapes and dtypes, ``norm`` a 0-d float64 array; either may be ``None``.
+        Where the results are written. ``clipped``: a container of the same structure as
+        ``grads``, with arrays of the same shapes and dtypes. ``norm``: a 0-d float64 array.
+        Either may be ``None``.
 
     Returns
     -------
     clipped : container of the same structure
-        New arrays of the gradients' type, shapes and dtypes; a generator gives a list, and
-        ``None`` stays ``None``.
+        Arrays of the gradients' type, shapes and dtypes. A generator gives a list; ``None``
+        stays ``None``.
     norm : 0-d float64 array
         The norm before clipping.
 
     References
     ----------
-    ``optax.clip_by_global_norm``; ONNX Runtime's ``InplaceClipGradNorm``, which copies where
-    it may not write.
+    ``optax.clip_by_global_norm``; ONNX Runtime's ``InplaceClipGradNorm``, which copies if it
+    may not write.
 
     Examples
     --------
@@ -264,15 +264,15 @@ def clip_by_global_norm(
 
 
 def clip_coefficient(norm: Any, max_norm: float, *, eps: float = 1e-6, out: Any = None) -> Any:
-    """What gradients of a given norm are multiplied by: ``min(1, max_norm / max(norm, eps))``.
+    """The factor that clips gradients of a given norm: ``min(1, max_norm / max(norm, eps))``.
 
-    For an optimiser that folds the coefficient into its own step instead of scaling the
-    gradients in memory. Exactly 1 where ``norm <= max_norm``; NaN for a NaN norm.
+    For an optimiser that multiplies by it in its own step, which saves scaling the gradients
+    in memory. Exactly 1 if ``norm <= max_norm``; NaN if the norm is NaN.
 
     Parameters
     ----------
     norm : float or float64 array
-        As :func:`grad_norm` returns it; of any shape, element by element.
+        As :func:`grad_norm` returns it. Any shape; each element gets its coefficient.
     max_norm, eps : float
         At least 0.
     out : float64 array of norm's shape, optional
@@ -281,12 +281,12 @@ def clip_coefficient(norm: Any, max_norm: float, *, eps: float = 1e-6, out: Any 
     Returns
     -------
     float64 array of norm's shape
-        On norm's device; nothing waits for the device.
+        On norm's device. The call does not wait for the device.
 
     Raises
     ------
     TypeError, ValueError
-        ``norm`` not float64; ``max_norm`` or ``eps`` negative or NaN.
+        ``norm`` is not float64; ``max_norm`` or ``eps`` is negative or NaN.
 
     Examples
     --------
@@ -315,20 +315,20 @@ def clip_grads_with_norm(
     eps: float = 1e-6,
     nonfinite: NonFinite = "propagate",
 ) -> Any:
-    """Scale all gradients in place as :func:`clip_grad_norm` does, by a norm that is known.
+    """Scale all gradients in place as :func:`clip_grad_norm` does, but with a given norm.
 
-    Each becomes ``g * min(1, max_norm / max(norm, eps))``: for a norm that covers more than
-    these gradients, or that an earlier step has computed.
+    Each becomes ``g * min(1, max_norm / max(norm, eps))``. Use it if the norm covers more than
+    these gradients, or has been computed earlier.
 
     Parameters
     ----------
     grads : array, or iterable or nested dict/list/tuple of arrays
         **Written in place.**
     norm : float, or 0-d floating-point array
-        As :func:`grad_norm` returns it. An array on the gradients' device is read there,
-        without waiting for the device.
+        As :func:`grad_norm` returns it. An array on the gradients' device is read there, so
+        the call does not wait for the device.
     max_norm, eps, nonfinite
-        As in :func:`clip_grad_norm`. "raise" waits for the device.
+        As in :func:`clip_grad_norm`. "raise" has to wait for the device.
 
     Returns
     -------
@@ -338,9 +338,9 @@ def clip_grads_with_norm(
     Raises
     ------
     TypeError, ValueError
-        As :func:`clip_grad_norm`; a norm that is negative or not one number.
+        As :func:`clip_grad_norm`; ``norm`` is negative or not one number.
     NonFiniteNormError
-        With ``nonfinite="raise"``; nothing is written.
+        The norm is not finite and ``nonfinite="raise"``. Nothing is written.
 
     References
     ----------
@@ -372,15 +372,15 @@ def clip_grads_with_norm(
 
 
 def scale_grads(grads: Any, coefficient: Any) -> Any:
-    """Multiply every gradient in place by one coefficient, rounding once.
+    """Multiply every gradient in place by one coefficient; each product is rounded once.
 
     Parameters
     ----------
     grads : array, or iterable or nested dict/list/tuple of arrays
         **Written in place.**
     coefficient : float, or 0-d float64 array
-        An array on the gradients' device is read there, without waiting for the device. 1
-        keeps every bit.
+        An array on the gradients' device is read there, so the call does not wait for the
+        device. 1 keeps every bit.
 
     Returns
     -------
@@ -390,7 +390,7 @@ def scale_grads(grads: Any, coefficient: Any) -> Any:
     Raises
     ------
     TypeError, ValueError
-        As :func:`clip_grad_norm`; a coefficient that is not one number.
+        As :func:`clip_grad_norm`; ``coefficient`` is not one number.
 
     Examples
     --------
@@ -426,7 +426,7 @@ def clip_grad_value(grads: Any, clip_value: float) -> Any:
     Raises
     ------
     TypeError, ValueError
-        As :func:`clip_grad_norm`; ``clip_value`` negative or NaN.
+        As :func:`clip_grad_norm`; ``clip_value`` is negative or NaN.
 
     References
     ----------
@@ -453,17 +453,17 @@ def grads_of(parameters: Any) -> list[Any]:
     Parameters
     ----------
     parameters : object with a ``grad`` attribute, or iterable or nested dict/list/tuple of them
-        ``model.parameters()``, say; ``None`` leaves are skipped.
+        For example ``model.parameters()``; ``None`` leaves are skipped.
 
     Returns
     -------
     list
-        The gradients themselves, not copies, for any function here.
+        The gradients themselves, not copies; pass it to any function of this module.
 
     Raises
     ------
     TypeError
-        A leaf without a ``grad`` attribute.
+        A leaf has no ``grad`` attribute.
 
     Examples
     --------
@@ -503,7 +503,7 @@ def _write_norm(
     if policy != "raise" and reduce is None:
         group.backend.grad_norm(group.views, order, norm, per_tensor=per_tensor)
         return
-    # What can still raise may change no byte of the caller's: the norm comes last.
+    # What follows may raise, and an error must not change the caller's arrays: norm comes last.
     own = group.backend.empty(norm.shape, _FLOAT64)
     group.backend.grad_norm(group.views, order, own, per_tensor=per_tensor)
     if reduce is not None:
@@ -522,12 +522,12 @@ def _combine_ranks(group: Gradients, norm: Array, order: float, reduce: Reduce) 
 
 
 def _combined(group: Gradients, value: Array, op: Literal["sum", "max"], reduce: Reduce) -> Array:
-    """What the caller's ``reduce`` makes of a value, which it may write: it gets a copy."""
+    """A value combined by the caller's ``reduce``, which gets a copy because it may write it."""
     label = "what reduce returned"
     answer = reduce(group.wrap(value.copy()), op)
     if framework_of(answer) is None:
         view = group.backend.as_float64(checks.real(answer, label))
-    elif is_scalar(answer):  # NumPy may answer for any library
+    elif is_scalar(answer):  # a NumPy scalar goes with arrays of any library
         view = group.backend.scalar(answer)
     elif isinstance(answer, np.ndarray):
         view = group.backend.as_float64(answer)
@@ -551,7 +551,7 @@ def _clip(
 
 
 def _raise_if_nonfinite(group: Gradients, norm: Array) -> None:
-    """Wait for the norm and raise unless it is finite, naming the gradients at fault."""
+    """Wait for the norm; if it is not finite, raise an error that names the gradients."""
     norms = group.backend.read(norm).reshape(-1)
     bad = norms[~np.isfinite(norms)]
     if not bad.size:
@@ -563,10 +563,10 @@ def _raise_if_nonfinite(group: Gradients, norm: Array) -> None:
 
 
 def _number(group: Gradients, value: Any, label: str) -> Any:
-    """One number for all gradients: a float, or a 0-d float64 array that is read on the device."""
+    """One number for all gradients: a float, or a 0-d float64 array on their device."""
     if not is_array(value) or is_scalar(value):
         return checks.real(value, label)  # host memory: nothing to wait for
-    if not group.arrays:  # nothing to scale, on whatever device the number is
+    if not group.arrays:  # nothing to scale: the number's device does not matter
         return 1.0
     view = group.view(value, label)
     checks.shape(view, (), label, "one number for all gradients")

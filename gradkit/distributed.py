@@ -1,7 +1,8 @@
 """Norms over gradients that are spread over processes.
 
-Every norm function takes ``reduce``: one callable that combines a value over all ranks.
-With MPI it is a line::
+:func:`gradkit.grad_norm`, :func:`gradkit.clip_grad_norm` and
+:func:`gradkit.clip_by_global_norm` take ``reduce``: a callable that combines a value over all
+ranks. With mpi4py::
 
     def reduce(value, op):
         return comm.allreduce(value, MPI.SUM if op == "sum" else MPI.MAX)
@@ -15,11 +16,11 @@ __all__ = ["Reduce"]
 class Reduce(Protocol):
     """Combines a value over all ranks.
 
-    Called with a float64 array on the gradients' device, of the gradients' own type (0-d; of
-    one element a gradient with ``per_tensor=True``), and with ``op`` "sum" or "max". Returns
-    the combined value, an array or a number, the same on every rank. It is called exactly
-    twice for every norm, whatever a rank holds and whatever the norm's order, first with
-    "max" and then with "sum".
+    Its arguments are a float64 array and ``op``, which is "sum" or "max". The array is of the
+    gradients' type, on their device, and 0-d (one element per gradient if ``per_tensor``). It
+    returns the combined value, an array or a number, which must be the same on every rank.
+    Every norm of any order calls it exactly twice, first with "max" and then with "sum", even
+    if a rank has no gradients.
     """
 
     def __call__(self, value: Any, op: Literal["sum", "max"], /) -> Any:

@@ -1,4 +1,4 @@
-"""The errors that gradkit raises beyond the built-in ``TypeError`` and ``ValueError``."""
+"""The errors that gradkit raises besides the built-in ``TypeError`` and ``ValueError``."""
 
 __all__ = [
     "BackendUnavailableError",
@@ -11,11 +11,11 @@ __all__ = [
 
 
 class GradkitError(Exception):
-    """The base of every error that is gradkit's own."""
+    """The base class of all gradkit errors."""
 
 
 class BackendUnavailableError(GradkitError, ImportError):
-    """An array arrived whose backend cannot run here; the message says what to install."""
+    """An array needs a backend that cannot run here; the message says what to install."""
 
 
 class CudnnError(GradkitError, RuntimeError):
@@ -24,12 +24,12 @@ class CudnnError(GradkitError, RuntimeError):
     Attributes
     ----------
     function : str
-        cuDNN's name of it.
+        The function's name in cuDNN.
     status : int or None
-        Its ``cudnnStatus_t``, whose numbers differ between cuDNN 8 and 9. ``None`` where
-        gradkit did not make the call, because it knew that it would fail.
+        The ``cudnnStatus_t`` that it returned; the numbers differ between cuDNN 8 and 9.
+        ``None``: gradkit did not make the call, because it would have failed.
     text : str
-        What cuDNN says of the status: ``"CUDNN_STATUS_NOT_SUPPORTED"``, say.
+        cuDNN's text for the status, such as ``"CUDNN_STATUS_NOT_SUPPORTED"``.
     """
 
     def __init__(self, function: str, status: int | None, text: str):
@@ -40,7 +40,7 @@ class CudnnError(GradkitError, RuntimeError):
 
     @property
     def unsupported(self) -> bool:
-        """Whether the case is not one of cuDNN's, and nothing else is wrong."""
+        """Whether cuDNN does not support the case, and nothing else is wrong."""
         return self.text.startswith(("CUDNN_STATUS_NOT_SUPPORTED", "CUDNN_STATUS_ARCH_MISMATCH"))
 
     def __reduce__(self) -> tuple[type, tuple[str, int | None, str]]:
@@ -48,7 +48,7 @@ class CudnnError(GradkitError, RuntimeError):
 
 
 class KernelCompileError(GradkitError, RuntimeError):
-    """A CUDA kernel did not compile; the message holds the compiler's own."""
+    """A CUDA kernel did not compile; the message holds the compiler's log."""
 
 
 class KernelLaunchError(GradkitError, RuntimeError):
@@ -56,16 +56,16 @@ class KernelLaunchError(GradkitError, RuntimeError):
 
 
 class NonFiniteNormError(GradkitError, ArithmeticError):
-    """A gradient norm is NaN or infinite and ``nonfinite="raise"`` was asked for.
+    """A gradient norm is NaN or infinite and ``nonfinite="raise"`` was passed.
 
     Attributes
     ----------
     norm : float
-        The norm that was found.
+        The norm.
     names : tuple of str
         The gradients that hold a NaN or an infinity, as ``"grads[3]"`` or
-        ``"grads['layer1']['scale']"``. Empty when every element is finite and the norm
-        alone is too large for float64.
+        ``"grads['layer1']['scale']"``. Empty if every element is finite and only
+        the norm is too large for float64.
     """
 
     def __init__(self, norm: float, names: tuple[str, ...]):
