@@ -1,7 +1,7 @@
 """Batch norm: forward and backward passes in training mode.
 
 Dtypes are written (T, U, V): T of the data, U of the statistics, V of scale and bias. ``out`` is
-that of :mod:`gradkit.layer_normalization`.
+as in :mod:`gradkit.layer_normalization`.
 """
 
 import threading
@@ -40,41 +40,44 @@ def batch_norm(
     out: Any = None,
     engine: Engine | None = None,
 ) -> tuple[Any, Any, Any]:
-    """Batch norm in training mode: ``y = (x - mean) * inv_std * scale + bias`` by channel.
+    """Batch norm in training mode: ``y = (x - mean) * inv_std * scale + bias``.
+
+    Every channel has its own statistics.
 
     Parameters
     ----------
     x : array of two or more dimensions
-        T: float16, bfloat16, float32 or float64. Channels-last arrays and channels-last
-        strides are as welcome as channels-first.
+        T: float16, bfloat16, float32 or float64. Channels-first and channels-last, by axis or
+        by strides: both supported.
     scale, bias : arrays of shape (C,), optional
-        V.
+        V, as in :func:`batch_norm_grad`.
     channel_axis : int
-        Where the C channels are; every other axis is summed over.
+        The channel axis; statistics are over all other axes.
     eps : float
-        Added to the (biased) variance; finite and at least 0.
+        Added to the biased variance; finite and at least 0.
     out : tuple (y, mean, inv_std), optional
         Where the results are written; ``y`` may be ``x``.
     engine : {"cudnn", "cudnn-persistent", "native"} or None
-        What computes on CuPy arrays; see :func:`batch_norm_grad`.
+        What computes on CuPy arrays: see :func:`batch_norm_grad`.
 
     Returns
     -------
     y : array of x's shape and dtype
     mean, inv_std : arrays of shape (C,)
-        float32 (float64 for float64 data); 16-bit where ``out`` has such arrays.
-        A batch of no elements has mean 0 and variance 0.
+        float32 (float64 for float64 data); 16-bit if ``out`` has 16-bit arrays.
+        A batch without elements has mean 0 and variance 0.
 
     Raises
     ------
     TypeError
-        A combination of dtypes that :func:`batch_norm_grad` does not list.
+        A combination of dtypes that :func:`batch_norm_grad` does not list; arrays of two
+        frameworks.
     ValueError
-        Shapes that do not fit; ``channel_axis`` out of range; ``eps`` negative or not finite;
-        an output that overlaps an input; an ``engine`` that these arrays do not have. Nothing
-        is written then.
+        Incompatible shapes; ``channel_axis`` out of range; ``eps`` negative or not finite; an
+        output that overlaps an input; an ``engine`` that does not support these arrays.
+        Nothing is written.
     BackendUnavailableError, CudnnError
-        ``engine`` insists on a cuDNN that is not installed, or that does not take the case.
+        ``engine`` requires a cuDNN that is not installed or does not support the case.
 
     References
     ----------
@@ -117,7 +120,7 @@ def batch_norm_grad(
 ) -> tuple[Any, Any, Any]:
     """The gradients of batch norm in training mode, from saved statistics.
 
-    With ``xhat = (x - mean) * inv_std`` and n elements a channel::
+    With ``xhat = (x - mean) * inv_std`` and n elements per channel::
 
         dscale = sum(dy * xhat)
         dbias  = sum(dy)
@@ -128,27 +131,27 @@ def batch_norm_grad(
     dy, x : arrays of two or more dimensions and the same shape
         T. Their memory layouts may differ.
     scale : array of shape (C,), or None
-        V. ``None``: no affine part.
+        V. ``None``: no scale and no bias.
     mean, inv_std : arrays of shape (C,)
         U, as :func:`batch_norm` returns them.
     channel_axis : int
-        Where the C channels are.
+        The channel axis.
     out : tuple (dx, dscale, dbias), optional
         Where the results are written; ``dx`` may be ``dy``.
     engine : {"cudnn", "cudnn-persistent", "native"} or None
-        What computes on CuPy arrays. ``None``: cuDNN where it is installed and takes the case,
-        gradkit's own kernel otherwise (a missing cuDNN is warned of once);
-        :func:`last_engine` tells which. ``"native"``: gradkit's own kernel. ``"cudnn"``: cuDNN
-        or an error. ``"cudnn-persistent"``: cuDNN's ``CUDNN_BATCHNORM_SPATIAL_PERSISTENT``,
-        which may be faster, on channels-last data of 3 or more dimensions alone: channels
-        first it sums in scaled integers, and large finite values overflow. NumPy arrays take
-        ``None`` and ``"native"``, which are the same there.
+        What computes on CuPy arrays. ``None``: cuDNN if it is installed and supports the case,
+        gradkit's own kernel otherwise (one warning if cuDNN is missing or fails);
+        :func:`last_engine` names it. ``"native"``: gradkit's own kernel. ``"cudnn"``: cuDNN or
+        an error. ``"cudnn-persistent"``: cuDNN's ``CUDNN_BATCHNORM_SPATIAL_PERSISTENT``, which
+        may be faster; only for channels-last data of 3 or more dimensions, because for
+        channels-first data it sums in scaled integers, and large finite values overflow. For
+        NumPy arrays, ``None`` and ``"native"`` are the same; any other engine is an error.
 
     Returns
     -------
     dx : T array of x's shape
     dscale, dbias : V arrays of shape (C,)
-        ``None`` where ``scale`` is ``None``.
+        ``None`` if ``scale`` is ``None``.
 
     Raises
     ------
@@ -157,10 +160,10 @@ def batch_norm_grad(
         (f16, f32, f16), (f16, f32, f32), (bf16, f32, bf16), (bf16, f32, f32) and (bf16, bf16,
         bf16); arrays of two frameworks.
     ValueError
-        Shapes that do not fit; an output that overlaps an input; an ``engine`` that these
-        arrays do not have. Nothing is written then.
+        Incompatible shapes; an output that overlaps an input; an ``engine`` that does not
+        support these arrays. Nothing is written.
     BackendUnavailableError, CudnnError
-        ``engine`` insists on a cuDNN that is not installed, or that does not take the case.
+        ``engine`` requires a cuDNN that is not installed or does not support the case.
 
     References
     ----------
@@ -201,13 +204,13 @@ def batch_norm_grad(
 
 
 def last_engine() -> str | None:
-    """What ran the calling thread's latest batch norm, forward or backward.
+    """The engine that ran the last batch norm of the calling thread, forward or backward.
 
     Returns
     -------
     "cudnn", "native" or None
-        ``"native"`` is gradkit's own code, on NumPy arrays as on CuPy arrays. ``None``: this
-        thread has called neither :func:`batch_norm` nor :func:`batch_norm_grad` yet.
+        ``"native"``: gradkit's own code, for NumPy and CuPy arrays. ``None``: this thread has
+        not called :func:`batch_norm` or :func:`batch_norm_grad` yet.
 
     Examples
     --------
@@ -242,16 +245,16 @@ def _plan_gradient(given: Gradient, channel_axis: int) -> NormPlan:
 
 
 def _statistic(call: Call[Forward], out: Any) -> str | None:
-    """The dtype of the mean that the caller wants written, if any: 16-bit ones are accepted."""
+    """The dtype of the mean in ``out``, if there is one: it may be 16-bit."""
     if not isinstance(out, tuple) or len(out) != 3 or out[1] is None:
         return None
     return checks.floating(call.view(out[1], "out[1]", write=True), "out[1]")
 
 
 def _check_engine(x: Array, engine: str | None) -> None:
-    """Raise unless the engine is one of ours, and cuDNN's only if arrays are on a device."""
+    """Raise if the engine is unknown, or is cuDNN's and the arrays are on the host."""
     if engine is None:
         return
     checks.choice(engine, "engine", _ENGINES)
     if engine != "native" and isinstance(x, np.ndarray):
-        raise ValueError(f"engine={engine!r} computes on CuPy arrays; NumPy takes None or 'native'")
+        raise ValueError(f"engine={engine!r} needs CuPy arrays; for NumPy pass None or 'native'")

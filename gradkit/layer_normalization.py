@@ -1,12 +1,11 @@
 """Layer norm and invertible layer norm: forward and backward passes in training mode.
 
-An array is M rows of D: everything from ``axis`` on is one row, as in ONNX. Dtypes are written
-(T, U, V): T of the data, U of the statistics, V of scale and bias. Statistics and sums are kept
-in float32 (float64 for float64 data) whatever T is.
+Layer norms see an array as M rows of D elements: all dimensions from ``axis`` on form one row,
+as in ONNX. Dtypes are written (T, U, V): T of the data, U of the statistics, V of scale and
+bias. Statistics and sums are float32 for 16-bit and 32-bit data, float64 for float64 data.
 
-Every function takes ``out``: a tuple of arrays for its results, with ``None`` for what is to
-be allocated. The data result may be written over the data argument itself (``dx`` over
-``dy``, ``y`` over ``x``); any other overlap is an error.
+Every function takes ``out``: a tuple of arrays for its results (None: allocate). ``dx`` may be
+``dy``, ``y`` may be ``x`` and the inverse's ``x`` may be ``y``; any other overlap is an error.
 """
 
 from typing import Any, NamedTuple
@@ -42,16 +41,16 @@ def layer_norm(
     eps: float = 1e-5,
     out: Any = None,
 ) -> tuple[Any, Any, Any]:
-    """Layer norm: ``y = (x - mean) * inv_std * scale + bias`` with statistics of each row.
+    """Layer norm: ``y = (x - mean) * inv_std * scale + bias`` with each row's statistics.
 
     Parameters
     ----------
     x : array of shape (*rows, *normalised)
         T: float16, bfloat16, float32 or float64.
     scale, bias : array of shape ``x.shape[axis:]``, optional
-        V: T itself or float32 beside 16-bit data, or 16-bit beside float32 data.
+        V: T; also float32 for 16-bit data, and 16-bit for float32 data.
     axis : int
-        The first normalised dimension; all after it are normalised too.
+        The first normalised dimension; all dimensions after it are normalised too.
     eps : float
         Added to the variance; finite and at least 0.
     out : tuple (y, mean, inv_std), optional
@@ -61,15 +60,16 @@ def layer_norm(
     -------
     y : array of x's shape and dtype
     mean, inv_std : float32 (float64 for float64 data) arrays of shape ``x.shape[:axis]``
-        ``inv_std = 1 / sqrt(var + eps)``. What the backward pass needs.
+        ``inv_std = 1 / sqrt(var + eps)``. The backward pass needs both.
 
     Raises
     ------
     TypeError
-        A combination of dtypes that is not listed here; arrays of two frameworks.
+        A combination of dtypes that :func:`layer_norm_grad` does not list; arrays of two
+        frameworks.
     ValueError
-        Shapes that do not fit; ``axis`` out of range; ``eps`` negative or not finite; an
-        output that overlaps an input. Nothing is written then.
+        Incompatible shapes; ``axis`` out of range; ``eps`` negative or not finite; an output
+        that overlaps an input. Nothing is written.
 
     References
     ----------
@@ -108,10 +108,10 @@ def layer_norm_grad(
     axis: int = -1,
     out: Any = None,
 ) -> tuple[Any, Any, Any]:
-    """The gradients of layer norm from its input.
+    """The gradients of layer norm, computed from its input.
 
-    With ``xhat = (x - mean) * inv_std`` and ``w = dy * scale``, means taken over a row and
-    sums over all rows::
+    With ``xhat = (x - mean) * inv_std`` and ``w = dy * scale``; means are over a row, sums over
+    all rows::
 
         dx     = inv_std * (w - mean(w) - xhat * mean(w * xhat))
         dscale = sum(dy * xhat)
@@ -122,11 +122,11 @@ def layer_norm_grad(
     dy, x : arrays of shape (*rows, *normalised)
         T. ``dy`` may be a broadcast view.
     scale : array of shape ``x.shape[axis:]``, or None
-        V. ``None``: no affine part.
+        V. ``None``: no scale and no bias.
     mean, inv_std : arrays of shape ``x.shape[:axis]``, or that followed by ones
         U, as :func:`layer_norm` returns them.
     axis : int
-        The first normalised dimension.
+        The first normalised dimension; all dimensions after it are normalised too.
     out : tuple (dx, dscale, dbias), optional
         Where the results are written; ``dx`` may be ``dy``.
 
@@ -134,7 +134,7 @@ def layer_norm_grad(
     -------
     dx : T array of x's shape
     dscale, dbias : V arrays of scale's shape
-        ``None`` where ``scale`` is ``None``.
+        ``None`` if ``scale`` is ``None``.
 
     Raises
     ------
@@ -143,7 +143,7 @@ def layer_norm_grad(
         (f16, f32, f32), (f32, f32, f16), (bf16, f32, bf16), (bf16, f32, f32) and (f32, f32,
         bf16); arrays of two frameworks.
     ValueError
-        Shapes that do not fit; an output that overlaps an input. Nothing is written then.
+        Incompatible shapes; an output that overlaps an input. Nothing is written.
 
     References
     ----------
@@ -183,10 +183,10 @@ def layer_norm_inverse(
     axis: int = -1,
     out: Any = None,
 ) -> Any:
-    """The input of a layer norm out of its output: ``x = (y - bias) / scale / inv_std + mean``.
+    """The input of a layer norm from its output: ``x = (y - bias) / scale / inv_std + mean``.
 
-    The error is about ``u * |y| / |scale| / inv_std`` with u the rounding of y's dtype: half
-    a unit of y's last place, undone.
+    The error is about ``u * |y| / |scale| / inv_std``, where u is the unit roundoff of y's
+    dtype.
 
     Parameters
     ----------
@@ -197,7 +197,7 @@ def layer_norm_inverse(
     mean, inv_std : arrays of shape ``y.shape[:axis]``, or that followed by ones
         U.
     axis : int
-        The first normalised dimension.
+        The first normalised dimension; all dimensions after it are normalised too.
     out : array of y's shape and dtype, optional
         Where ``x`` is written; may be ``y``.
 
@@ -210,8 +210,9 @@ def layer_norm_inverse(
     TypeError
         A combination of dtypes that :func:`layer_norm_grad` does not list.
     ValueError
-        Shapes that do not fit; on the CPU a zero or subnormal in ``scale`` (on a GPU, where
-        looking would wait for the device, the result is not finite there).
+        Incompatible shapes; an output that overlaps an input; on the CPU, a zero or subnormal
+        in ``scale``. Nothing is written. On a GPU the result is not finite there instead,
+        because a check would wait for the device.
 
     References
     ----------
@@ -248,10 +249,10 @@ def invertible_layer_norm_grad(
     axis: int = -1,
     out: Any = None,
 ) -> tuple[Any, Any, Any]:
-    """The gradients of layer norm from its *output*, so that its input need not be kept.
+    """The gradients of layer norm, computed from its *output*: you need not keep its input.
 
-    As :func:`layer_norm_grad` with ``xhat = (y - bias) / scale``, whose error is about
-    ``u * |y| / |scale|`` with u the rounding of y's dtype.
+    As :func:`layer_norm_grad`, but with ``xhat = (y - bias) / scale``. The error of ``xhat`` is
+    about ``u * |y| / |scale|``, where u is the unit roundoff of y's dtype.
 
     Parameters
     ----------
@@ -262,23 +263,24 @@ def invertible_layer_norm_grad(
     inv_std : array of shape ``y.shape[:axis]``, or that followed by ones
         U, as :func:`layer_norm` returns it.
     axis : int
-        The first normalised dimension.
+        The first normalised dimension; all dimensions after it are normalised too.
     out : tuple (dx, dscale, dbias), optional
         Where the results are written; ``dx`` may be ``dy``.
 
     Returns
     -------
     dx : T array of y's shape
-    dscale : V array of scale's shape, ``None`` where ``scale`` is ``None``
-    dbias : V array of bias's shape, ``None`` where ``bias`` is ``None``
+    dscale : V array of scale's shape, ``None`` if ``scale`` is ``None``
+    dbias : V array of bias's shape, ``None`` if ``bias`` is ``None``
 
     Raises
     ------
     TypeError
         A combination of dtypes that :func:`layer_norm_grad` does not list.
     ValueError
-        Shapes that do not fit; on the CPU a zero or subnormal in ``scale`` (on a GPU, where
-        looking would wait for the device, results are not finite there).
+        Incompatible shapes; an output that overlaps an input; on the CPU, a zero or subnormal
+        in ``scale``. Nothing is written. On a GPU results are not finite there instead,
+        because a check would wait for the device.
 
     References
     ----------

@@ -1,6 +1,6 @@
 """RMS norm: forward and backward passes in training mode.
 
-Rows, dtypes and ``out`` are those of :mod:`gradkit.layer_normalization`.
+Rows, dtypes and ``out`` are as in :mod:`gradkit.layer_normalization`.
 """
 
 from typing import Any, NamedTuple
@@ -27,9 +27,9 @@ def rms_norm(
     scale : array of shape ``x.shape[axis:]``, optional
         V, as in :func:`layer_norm`.
     axis : int
-        The first normalised dimension.
+        The first normalised dimension; all dimensions after it are normalised too.
     eps : float
-        Finite and at least 0.
+        Added to the mean square; finite and at least 0.
     out : tuple (y, inv_std), optional
         Where the results are written; ``y`` may be ``x``.
 
@@ -69,9 +69,10 @@ def rms_norm(
 def rms_norm_grad(
     dy: Any, x: Any, scale: Any, inv_std: Any, *, axis: int = -1, out: Any = None
 ) -> tuple[Any, Any]:
-    """The gradients of RMS norm: no mean, no bias.
+    """The gradients of RMS norm.
 
-    With ``xhat = x * inv_std`` and ``w = dy * scale``::
+    With ``xhat = x * inv_std`` and ``w = dy * scale``; the mean is over a row, the sum over all
+    rows::
 
         dx     = inv_std * (w - xhat * mean(w * xhat))
         dscale = sum(dy * xhat)
@@ -81,18 +82,18 @@ def rms_norm_grad(
     dy, x : arrays of shape (*rows, *normalised)
         T. ``dy`` may be a broadcast view.
     scale : array of shape ``x.shape[axis:]``, or None
-        V.
+        V. ``None``: no scale.
     inv_std : array of shape ``x.shape[:axis]``, or that followed by ones
         U, as :func:`rms_norm` returns it.
     axis : int
-        The first normalised dimension.
+        The first normalised dimension; all dimensions after it are normalised too.
     out : tuple (dx, dscale), optional
         Where the results are written; ``dx`` may be ``dy``.
 
     Returns
     -------
     dx : T array of x's shape
-    dscale : V array of scale's shape, ``None`` where ``scale`` is ``None``
+    dscale : V array of scale's shape, ``None`` if ``scale`` is ``None``
 
     Raises
     ------
