@@ -1,14 +1,14 @@
-"""The contract between the public functions and what computes: ``Backend``.
+"""The contract between the public functions and the backends: ``Backend``.
 
-``gradkit._numpy`` (a module) and ``gradkit._cuda.CudaBackend`` (an object for each device) have
-every function here under the same name and with the same parameters; mypy checks that where
-``gradkit._frameworks`` hands them out, and ``tests/test_contract.py`` compares the signatures.
+``gradkit._numpy`` (a module) and ``gradkit._cuda.CudaBackend`` (one object per device) have every
+function here with the same name and parameters. mypy checks that in ``gradkit._frameworks``, which
+returns them, and ``tests/test_contract.py`` compares the signatures.
 
 Arguments are validated: arrays are the backend's own (``numpy.ndarray`` or ``cupy.ndarray``),
-shapes and dtypes fit, and an output shares memory with no input, except that ``dx`` may be
-``dy`` itself, ``y`` may be ``x``, and ``outs`` may be ``grads``. The caller has made the arrays'
-device and stream current. An operation writes its outputs and, unless it says so here, returns
-nothing; nothing waits for a device.
+shapes and dtypes are compatible, and no output shares memory with an input, except that ``dx`` may
+be ``dy``, ``y`` and ``x`` may be one array, ``outs`` may be ``grads`` and ``buffer`` may be
+``grad``. The caller has made the arrays' device and stream current. An operation writes its outputs
+and returns nothing unless its docstring says so. Only ``read`` waits for a device.
 """
 
 from collections.abc import Callable, Iterable, Sequence, Set
@@ -32,16 +32,16 @@ class Views(list[Array]):
 
 
 class Services(Protocol):
-    """What the public functions need of a backend besides operations."""
+    """What the public functions need from a backend besides operations."""
 
     def empty(self, shape: Shape, dtype: np.dtype[Any]) -> Array:
         """A new array whose contents are undefined."""
 
     def scalar(self, value: Any) -> Array:
-        """A NumPy scalar or 0-d array as a 0-d array of the backend's."""
+        """A NumPy scalar or 0-d array as a 0-d array of the backend."""
 
     def as_float64(self, value: Any) -> Array:
-        """A number or an array as a float64 array of the backend's."""
+        """A number or an array as a float64 array of the backend."""
 
     def address(self, array: Array) -> int:
         """The address of an array's first element."""
@@ -50,7 +50,7 @@ class Services(Protocol):
         """An array's values on the host: the only call that waits for a device."""
 
     def warmup(self, operations: Iterable[str], dtypes: Set[str]) -> int:
-        """Compile what operations on arrays of these dtypes need; how many combinations."""
+        """Compile what operations on arrays of these dtypes need; return how many combinations."""
 
 
 class Operations(Protocol):
@@ -65,17 +65,18 @@ class Operations(Protocol):
         """``buffer = grad`` if ``overwrite``, else ``buffer += grad``; both broadcast."""
 
     def zero_grad(self, grads: Sequence[Array]) -> None:
-        """Write +0 over every element, whatever it was."""
+        """Write +0 over every element, NaN included."""
 
     def grad_norm(
         self, grads: Sequence[Array], norm_type: float, out: Array, *, per_tensor: bool = False
     ) -> None:
-        """``out = (sum |g|^p)^(1/p)`` over all gradients, or one norm a gradient."""
+        """``out = (sum |g|^p)^(1/p)`` over all gradients, or one norm per gradient."""
 
     def norm_shares(self, norm: Array, largest: Array, norm_type: float, out: Array) -> None:
-        """``out = (norm / largest)^p``: what this rank adds to a norm over ranks.
+        """``out = (norm / largest)^p``: this rank's term of a norm over ranks.
 
-        For infinity, where nothing is added, 0 or the NaN that a "max" may have dropped.
+        For p = infinity there is no sum: ``out`` is 0, or NaN if this rank's norm is, because
+        "max" may have dropped it.
         """
 
     def norm_of_shares(self, total: Array, largest: Array, norm_type: float, out: Array) -> None:
@@ -117,7 +118,7 @@ class Operations(Protocol):
         mean: Array,
         inv_std: Array,
     ) -> None:
-        """``y``, ``mean`` and ``inv_std`` are written; ``y`` may be ``x``."""
+        """Write ``y``, ``mean`` and ``inv_std``; ``y`` may be ``x``."""
 
     def layer_norm_grad(
         self,
@@ -131,7 +132,7 @@ class Operations(Protocol):
         dscale: Array | None,
         dbias: Array | None,
     ) -> None:
-        """``dx``, ``dscale`` and ``dbias`` are written (``=``); ``dx`` may be ``dy``."""
+        """Write ``dx``, ``dscale`` and ``dbias`` (``=``); ``dx`` may be ``dy``."""
 
     def layer_norm_inverse(
         self,
@@ -143,7 +144,7 @@ class Operations(Protocol):
         axis: int,
         x: Array,
     ) -> None:
-        """``x = (y - bias) / scale / inv_std + mean`` is written; ``x`` may be ``y``."""
+        """Write ``x = (y - bias) / scale / inv_std + mean``; ``x`` may be ``y``."""
 
     def invertible_layer_norm_grad(
         self,
@@ -162,7 +163,7 @@ class Operations(Protocol):
     def rms_norm(
         self, x: Array, scale: Array | None, axis: int, eps: float, y: Array, inv_std: Array
     ) -> None:
-        """``y`` and ``inv_std`` are written; ``y`` may be ``x``."""
+        """Write ``y`` and ``inv_std``; ``y`` may be ``x``."""
 
     def rms_norm_grad(
         self,
@@ -174,7 +175,7 @@ class Operations(Protocol):
         dx: Array,
         dscale: Array | None,
     ) -> None:
-        """``dx`` and ``dscale`` are written (``=``); ``dx`` may be ``dy``."""
+        """Write ``dx`` and ``dscale`` (``=``); ``dx`` may be ``dy``."""
 
     def batch_norm(
         self,
@@ -188,7 +189,7 @@ class Operations(Protocol):
         inv_std: Array,
         engine: Engine | None = None,
     ) -> Engine:
-        """``y``, ``mean`` and ``inv_std`` are written; the engine that did it is returned."""
+        """Write ``y``, ``mean`` and ``inv_std``; return the engine. ``y`` may be ``x``."""
 
     def batch_norm_grad(
         self,
@@ -203,7 +204,7 @@ class Operations(Protocol):
         dbias: Array | None,
         engine: Engine | None = None,
     ) -> Engine:
-        """``dx``, ``dscale`` and ``dbias`` are written; the engine that did it is returned."""
+        """Write ``dx``, ``dscale`` and ``dbias``; return the engine. ``dx`` may be ``dy``."""
 
 
 class Backend(Services, Operations, Protocol):
@@ -217,7 +218,7 @@ def names_in(contract: type) -> tuple[str, ...]:
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-# The operations that a public function runs, if they are not one of its own name.
+# The operations that a public function runs, unless that is the one of its own name.
 _RUNS: dict[str, tuple[str, ...]] = {}
 
 
@@ -232,6 +233,6 @@ def runs(*operations: str) -> Callable[[Function], Function]:
 
 
 def operations_of(name: str) -> tuple[str, ...]:
-    """The operations that a public function runs; none for one that does not compute."""
+    """The operations that a public function runs; none if it computes nothing."""
     own = (name,) if name in names_in(Operations) else ()
     return _RUNS.get(name, own)

@@ -1,4 +1,4 @@
-"""What gradkit found on this machine, and how much of it a call may use."""
+"""What gradkit found on this machine, and how many threads a call may use."""
 
 import platform
 from typing import Any, Literal, overload
@@ -20,7 +20,7 @@ def show_config(mode: str = "stdout") -> dict[str, Any] | None:
     Parameters
     ----------
     mode : {"stdout", "dicts"}
-        Print, or return the same as nested dicts.
+        Print, or return the same information as nested dicts.
 
     Returns
     -------
@@ -29,7 +29,7 @@ def show_config(mode: str = "stdout") -> dict[str, Any] | None:
     Raises
     ------
     ValueError
-        Another mode.
+        ``mode`` is neither.
 
     References
     ----------
@@ -65,9 +65,9 @@ def get_num_threads() -> int:
     Returns
     -------
     int
-        What :func:`set_num_threads` set last. Before that: the environment variable
-        ``GRADKIT_NUM_THREADS`` when gradkit was imported; without it, the number of cores that
-        this process may use, ``OMP_NUM_THREADS`` if that is smaller, and at most 4.
+        What :func:`set_num_threads` set last. Before any call of it: the environment variable
+        ``GRADKIT_NUM_THREADS``, read when gradkit is imported. Without that variable: the
+        smallest of 4, ``OMP_NUM_THREADS`` and the number of cores that this process may use.
 
     References
     ----------
@@ -85,19 +85,19 @@ def get_num_threads() -> int:
 def set_num_threads(count: int) -> None:
     """Choose how many threads one call on host arrays may use.
 
-    Results do not depend on it: every bit is the same for any number of threads. Small arrays
-    are worked on by the calling thread alone.
+    Results have the same bits for any number of threads. For small arrays the calling thread
+    does all the work.
 
     Parameters
     ----------
     count : int
-        At least 1, which stands for the calling thread. Applies to the calls that begin after
-        this one, in every thread of the process.
+        At least 1; the calling thread counts. Applies to all later calls, in every thread of
+        the process.
 
     Raises
     ------
     TypeError, ValueError
-        A count that is no integer, or less than 1.
+        ``count`` is not an integer, or is less than 1.
 
     References
     ----------
@@ -139,23 +139,23 @@ def _numpy() -> dict[str, Any]:
 
 
 def _cuda() -> dict[str, Any]:
-    """CuPy's version and the GPUs that it finds, or why there are none."""
+    """CuPy's version and GPUs, or why there are none."""
     try:
         import cupy
-    except Exception as error:  # whatever a broken installation raises
+    except Exception as error:  # a broken installation may raise anything
         return {"available": False, "reason": str(error) or type(error).__name__}
     try:
         runtime = cupy.cuda.runtime
         devices = [
             runtime.getDeviceProperties(k)["name"].decode() for k in range(runtime.getDeviceCount())
         ]
-    except Exception as error:  # CUDA's own, for want of a driver say
+    except Exception as error:  # CUDA's, for example if there is no driver
         return {"available": False, "cupy": cupy.__version__, "reason": str(error)}
     return {"available": bool(devices), "cupy": cupy.__version__, "devices": devices}
 
 
 def _cudnn() -> dict[str, Any]:
-    """Version, binding and path of the library, or why there is none."""
+    """The library's version, binding and path, or why there is none."""
     from gradkit._cuda.cudnn import describe
 
     return describe()

@@ -1,6 +1,6 @@
-"""The floating dtypes that gradkit takes, and which combinations of them each operation takes.
+"""The floating dtypes that gradkit accepts, and the combinations that each operation accepts.
 
-A new dtype is one row of ``FLOATS`` here, and one row in ``kernels/dtypes.cuh``.
+A new dtype is one row of ``FLOATS`` here and one row in ``kernels/dtypes.cuh``.
 """
 
 from functools import cache
@@ -13,15 +13,15 @@ Types: TypeAlias = tuple[str, str, str]
 
 
 class Float(NamedTuple):
-    """What the parts of gradkit and other libraries call one dtype."""
+    """One dtype, as the parts of gradkit and other libraries call it."""
 
-    name: str  # NumPy's, or that of ml_dtypes
+    name: str  # in NumPy or ml_dtypes
     cxx: str  # the type in the kernels
-    code: int  # the number by which lists of tensors tell the kernels
+    code: int  # its number in the lists of tensors that kernels read
     dlpack: int  # DLDataTypeCode
     cudnn: int  # cudnnDataType_t
-    accumulation: str  # the dtype in which sums of its elements are held
-    addends: tuple[str, ...]  # what can be added to it without losing digits of the addend
+    accumulation: str  # the dtype of sums of its elements
+    addends: tuple[str, ...]  # the dtypes that convert to it without losing precision
 
 
 _ALL = ("float16", "bfloat16", "float32", "float64")
@@ -59,10 +59,10 @@ _NAMES: dict[Any, str | None] = {np.dtype(name): name for name in FLOATS if name
 
 
 def float_name(dtype: Any) -> str | None:
-    """``"float32"`` for the native-endian dtype, ``None`` for one that is not in ``FLOATS``.
+    """The name of a native-endian dtype in ``FLOATS``, such as ``"float32"``, or ``None``.
 
-    bfloat16 is that of ml_dtypes and is recognised by its name, so that ml_dtypes is imported
-    only by those who use it.
+    bfloat16 comes from ml_dtypes and is recognised by its name: gradkit does not import ml_dtypes
+    for this.
     """
     try:
         return _NAMES[dtype]
@@ -72,13 +72,13 @@ def float_name(dtype: Any) -> str | None:
 
 
 def float_of(dtype: Any) -> Float:
-    """The row of a dtype that is known to be in ``FLOATS``."""
+    """The row of a dtype that is in ``FLOATS``."""
     return FLOATS[float_name(dtype) or ""]
 
 
 @cache
 def dtype_named(name: str) -> DType:
-    """The dtype of a name in ``FLOATS``."""
+    """The dtype that has a name in ``FLOATS``."""
     if name != "bfloat16":
         return np.dtype(name)
     import ml_dtypes
@@ -88,12 +88,12 @@ def dtype_named(name: str) -> DType:
 
 
 def accumulation_name(name: str) -> str:
-    """The dtype in which sums of elements of ``name`` are held."""
+    """The dtype of sums of elements of dtype ``name``."""
     return FLOATS[name].accumulation
 
 
 def check_combination(types: Types, accepted: tuple[Types, ...], roles: str) -> None:
-    """Raise the ``TypeError`` that names a combination and lists those that work."""
+    """Raise a ``TypeError`` that lists the accepted combinations, unless this is one of them."""
     if types not in accepted:
         listed = "; ".join(", ".join(row) for row in accepted)
         raise TypeError(f"no kernel for {roles} = ({', '.join(types)}); accepted: {listed}")

@@ -1,4 +1,4 @@
-"""Doing ahead of time what a first call would have to wait for."""
+"""Compile kernels before the first call needs them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,36 +12,36 @@ __all__ = ["warmup"]
 
 
 def warmup(arrays: Any, *operations: Callable[..., Any]) -> int:
-    """Compile what operations on arrays like these need, so that no later call has to.
+    """Compile what operations on arrays like these need, so that no later call compiles it.
 
-    On a GPU the first call of each kind compiles its kernels: seconds where CuPy's cache on
-    disk has none, and forbidden while a stream is captured into a CUDA graph. After this,
-    calls on arrays of these dtypes on these devices compile nothing, whatever their shapes.
+    On a GPU the first call of each kind compiles its kernels. That takes seconds if they are
+    not in CuPy's cache on disk, and it is not allowed during graph capture. After ``warmup``,
+    calls on arrays of these dtypes on these devices compile nothing, for any shapes.
 
     Parameters
     ----------
     arrays : array, or iterable or nested dict/list/tuple of arrays
-        A model's parameters, say, with examples of its data where that has other dtypes. Of
-        any framework, whether or not they require grad. Only dtypes and devices count.
+        For example a model's parameters, and examples of its data if those have other dtypes.
+        Of any framework; may require grad. Only dtypes and devices count.
     *operations : functions of gradkit
-        All of them where none is named, which for one 16-bit dtype are some hundred
-        compilations: name those that you use.
+        Default: all, which takes about a hundred compilations for one 16-bit dtype. Name those
+        that you use.
 
     Returns
     -------
     int
-        How many combinations of kernel and dtypes are ready now; 0 for arrays in host memory,
-        whose operations are not compiled. cuDNN is loaded too where :func:`batch_norm` is
-        meant, but not what it loads by itself.
+        How many combinations of kernel and dtypes are ready now; 0 for arrays on the host,
+        which need no compilation. For batch norm this also loads cuDNN, but not the
+        libraries that cuDNN loads later.
 
     Raises
     ------
     TypeError
-        A leaf that is not a floating-point array; an operation that is not gradkit's.
+        A leaf is not a floating-point array; an operation is not gradkit's.
     BackendUnavailableError
-        An array on a device that cannot be used.
+        An array is on a device that cannot be used.
     KernelCompileError
-        The compiler rejects a kernel; the message holds its log.
+        A kernel does not compile; the message holds the compiler's log.
 
     Examples
     --------
@@ -62,12 +62,12 @@ def warmup(arrays: Any, *operations: Callable[..., Any]) -> int:
 
 
 def _run_by(function: Any) -> tuple[str, ...]:
-    """The operations that one of gradkit's functions runs."""
+    """The operations that a public function runs."""
     own = str(getattr(function, "__module__", "")).startswith("gradkit.")
     names = operations_of(function.__name__) if own else ()
     if not names:
         raise TypeError(
-            f"{function!r} is not an operation of gradkit's; accepted: its functions that compute "
+            f"{function!r} is not an operation of gradkit; accepted: its functions that compute "
             "on arrays, such as gradkit.layer_norm"
         )
     return names
