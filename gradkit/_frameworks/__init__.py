@@ -1,7 +1,7 @@
-"""One registry: from a type to its array library, and to the backend that computes on it.
+"""The registry: from a type to its array library, and to the backend that computes on it.
 
-Adding an array library takes a file here and its line in ``_FRAMEWORKS``. Nothing is imported
-for it: an array of a library can only exist once its module does.
+To add an array library, add a file here and its line in ``_FRAMEWORKS``. gradkit never imports a
+library to recognise its arrays: they exist only after somebody else imported it.
 """
 
 import sys
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 HOST = NumPy()
-# The first that owns a type has it.
+# A type belongs to the first that owns it.
 _FRAMEWORKS: tuple[Framework, ...] = (
     HOST,
     CuPy(),
@@ -46,7 +46,7 @@ def framework_of(array: Any) -> Framework | None:
 
 
 def framework_for(kind: type) -> Framework | None:
-    """The library that objects of a type are arrays of, or ``None``; one dict look-up a call."""
+    """The library that objects of a type are arrays of, or ``None``: one dict look-up per call."""
     try:
         return _BY_TYPE[kind]
     except KeyError:
@@ -57,17 +57,17 @@ def framework_for(kind: type) -> Framework | None:
 def backend_of(view: Array) -> Backend:
     """The backend that computes on a NumPy or CuPy array."""
     framework = framework_of(view)
-    assert framework is not None  # every view is an array of NumPy's or CuPy's
+    assert framework is not None  # every view is a NumPy or CuPy array
     return framework.backend_of(view)
 
 
 def is_array(value: Any) -> bool:
-    """Whether a value is an array of any library known here."""
+    """Whether a value is an array of a library listed here."""
     return framework_for(type(value)) is not None
 
 
 def register(kind: type, framework: Framework) -> None:
-    """Have a type belong to a library that is not listed here: an emulated device's, say."""
+    """Assign a type to a library that is not listed here, such as an emulated device."""
     _BY_TYPE[kind] = framework
 
 

@@ -1,8 +1,8 @@
-"""What every array library is asked for.
+"""The interface to an array library.
 
-A *view* is what a backend computes on: the memory of one of the caller's arrays as a
+Backends compute on *views*: a view is the memory of one of the caller's arrays as a
 ``numpy.ndarray`` or ``cupy.ndarray``, without a copy. An adapter makes views, and turns results
-back into arrays of the caller's own type.
+back into arrays of the caller's type.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,13 +20,13 @@ NOTHING: AbstractContextManager[None] = nullcontext()
 class Framework:
     """One array library. Subclasses override what differs.
 
-    Errors say what an array is, without its name: the caller knows that and puts it in front.
+    Error messages omit the array's name: the caller knows it and puts it in front.
     """
 
     name = ""
-    module = ""  # the top-level module that must have been imported for an array to exist
-    immutable = False  # whether users may count on arrays never changing
-    returns_views = False  # whether results are what a backend made, as it made them
+    module = ""  # the top-level module, which is imported before any array exists
+    immutable = False  # whether its arrays are immutable
+    returns_views = False  # whether results are the arrays that a backend made, unchanged
 
     def owns(self, kind: type) -> bool:
         """Whether arrays of this type belong to this library."""
@@ -35,8 +35,8 @@ class Framework:
     def view(self, array: Any, *, write: bool, detach: bool = False) -> Array:
         """The array's own memory as an array that a backend computes on.
 
-        ``detach``: accept an array that takes part in differentiation, for its values alone.
-        Otherwise such an array is refused, because a gradient was meant.
+        ``detach``: accept an array that requires grad, and use only its values. Otherwise such
+        an array is an error, because a gradient is expected.
         """
         raise NotImplementedError
 
@@ -49,11 +49,11 @@ class Framework:
         return True
 
     def views(self, arrays: Sequence[Any], *, write: bool) -> Sequence[Array]:
-        """What ``view`` gives for each of many arrays; an error need not say for which."""
+        """The ``view`` of each of many arrays; an error need not say of which."""
         return [self.view(array, write=write) for array in arrays]
 
     def backend_of(self, view: Array) -> Backend:
-        """What computes on a view, if views are arrays of this library."""
+        """The backend that computes on a view, if views are arrays of this library."""
         kind = type(view)
         raise BackendUnavailableError(
             f"no backend computes on {kind.__module__}.{kind.__qualname__}; pass NumPy arrays, or "
@@ -66,9 +66,9 @@ class Framework:
         dtype: np.dtype[Any],  # noqa: ARG002
         like: Any,  # noqa: ARG002
     ) -> tuple[Array, Any] | None:
-        """Memory for a new result on the device of ``like``, if not the backend's own will do.
+        """Memory for a new result on the device of ``like``; ``None``: use the backend's.
 
-        A view, and the caller's array of that memory (``None`` if ``wrap`` makes it afterwards).
+        Returns a view, and the caller's array of that memory (``None`` if ``wrap`` makes it).
         """
         return None
 
@@ -77,14 +77,14 @@ class Framework:
         raise NotImplementedError
 
     def wrote(self, arrays: Sequence[Any]) -> None:
-        """Told after the memory of some of the caller's arrays was written."""
+        """Called after some of the caller's arrays have been written."""
 
     def on_stream(self, like: Any) -> AbstractContextManager[Any]:  # noqa: ARG002
-        """A context whose work is queued on the device and the stream of an array like this."""
+        """A context that queues work on the device and stream of an array like this."""
         return NOTHING
 
     def known_disjoint(self, arrays: Sequence[Any]) -> bool:  # noqa: ARG002
-        """Whether arrays are known, at a glance, to be writable and to share no memory."""
+        """Whether a cheap test shows that the arrays are writable and share no memory."""
         return False
 
     def widest(self) -> str:

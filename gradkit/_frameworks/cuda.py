@@ -1,6 +1,6 @@
 """Device memory and streams of other libraries, seen from CuPy.
 
-CuPy is imported here when the first array arrives that is on a GPU, whoever made it.
+CuPy is imported here when the first array of any library arrives that is on a GPU.
 """
 
 from collections.abc import Iterator
@@ -19,13 +19,13 @@ def cupy() -> Any:
         import cupy
     except ImportError as error:
         raise BackendUnavailableError(
-            "an array is on a CUDA device, and computing there needs CuPy: "
+            "an array is on a CUDA device, which requires CuPy: "
             "pip install 'gradkit[cuda12]' or 'gradkit[cuda13]'"
         ) from error
-    except OSError as error:  # CuPy 14 makes its cache folder when it is imported
+    except OSError as error:  # importing CuPy 14 makes its cache folder
         raise BackendUnavailableError(
-            "an array is on a CUDA device, and computing there needs CuPy, which cannot be "
-            f"imported: {error}. Set CUPY_CACHE_DIR to a folder that can be written."
+            "an array is on a CUDA device, which requires CuPy, and CuPy cannot be imported: "
+            f"{error}. Set CUPY_CACHE_DIR to a writable folder."
         ) from error
     return cupy
 
@@ -40,7 +40,7 @@ def borrow(
 ) -> Array:
     """Memory that ``owner`` keeps alive, as a CuPy array.
 
-    Nothing is ordered here: the work must run on the stream that the owner's work runs on.
+    This does not synchronise: use it only on the stream that the owner's work runs on.
     """
     cp = cupy()
     size = dtype.itemsize
@@ -52,10 +52,10 @@ def borrow(
 
 
 def unpooled(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """New memory for a library whose streams CuPy's pool does not know.
+    """New memory, allocated outside CuPy's pool, for a library whose streams the pool ignores.
 
-    It comes from outside the pool and goes back through ``cudaFree``, which waits for the
-    device: no stream can still be reading when the memory is used again.
+    ``cudaFree`` frees it, which waits for the device, so no stream can still read the memory when
+    it is used again.
     """
     cp = cupy()
     memory = cp.cuda.Memory(max(1, int(np.prod(shape)) * dtype.itemsize))
@@ -64,19 +64,19 @@ def unpooled(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
 
 @contextmanager
 def on_stream(device: int, stream: Any) -> Iterator[None]:
-    """Queue work on another library's stream (an object with ``__cuda_stream__``)."""
+    """A context that queues work on another library's stream (it has ``__cuda_stream__``)."""
     cp = cupy()
     with cp.cuda.Device(device), _external(stream, device):
         yield
 
 
 @contextmanager
-def handing_over(array: Any, device: int) -> Iterator[None]:
-    """Queue work on CuPy's current stream, and order the producer's next work behind it.
+def producer_waits(array: Any, device: int) -> Iterator[None]:
+    """A context that queues work on CuPy's current stream, which the array's producer waits for.
 
-    A library that names its stream (in ``__cuda_array_interface__``) is made to wait there
-    by an event. Any other may touch or free its memory once the call is back, on a stream
-    that cannot be known: the host waits.
+    Afterwards the producer's stream waits on our event, if it exposes one in
+    ``__cuda_array_interface__``; otherwise the host blocks, because the producer may write or free
+    the memory on an unknown stream as soon as the call returns.
     """
     cp = cupy()
     with cp.cuda.Device(device):
@@ -92,7 +92,7 @@ def handing_over(array: Any, device: int) -> Iterator[None]:
 
 
 class _Stream:
-    """A stream's address, as the CUDA stream protocol has it."""
+    """A stream's address as an object of the CUDA stream protocol."""
 
     def __init__(self, address: int):
         self.cuda_stream = address
@@ -102,7 +102,7 @@ class _Stream:
 
 
 def _external(stream: Any, device: int) -> Any:
-    """Another library's stream as CuPy's; the device must be the current one."""
+    """Another library's stream as a CuPy stream; the device must be current."""
     streams = cupy().cuda
     if hasattr(streams.Stream, "from_external"):  # CuPy 14
         return streams.Stream.from_external(stream)

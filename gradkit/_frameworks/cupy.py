@@ -1,4 +1,4 @@
-"""CuPy: its arrays are what the CUDA backend computes on, on their device's current stream."""
+"""CuPy: the CUDA backend computes on its arrays, on their device's current stream."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -48,7 +48,7 @@ class CuPy(Framework):
         return all(map(le, map(add, starts, sizes), starts[1:]))
 
     def on_stream(self, like: Any) -> AbstractContextManager[Any]:
-        """Switch devices only if another one is current: that costs a microsecond."""
+        """Switch devices only if another is current, because a switch costs a microsecond."""
         if sys.modules["cupy"].cuda.runtime.getDevice() == like.data.device_id:
             return NOTHING
         device: AbstractContextManager[Any] = like.device

@@ -1,4 +1,4 @@
-"""Anything else that speaks DLPack, in host memory or on a CUDA device."""
+"""Any other array with DLPack, on the host or on a CUDA device."""
 
 import ctypes
 import sys
@@ -15,11 +15,11 @@ from gradkit._frameworks.base import NOTHING, Framework
 _HOST = (1, 3, 11)  # kDLCPU, kDLCUDAHost, kDLROCMHost
 _CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged
 _INT = 0  # kDLInt
-_ALIGNMENT = 64  # bytes: TensorFlow aborts the process on less, JAX copies
+_ALIGNMENT = 64  # bytes: with less, TensorFlow aborts the process and JAX copies
 
 
 class DLPack(Framework):
-    """Any object with ``__dlpack__``; results go back through its library's ``from_dlpack``."""
+    """Any object with ``__dlpack__``; its library's ``from_dlpack`` makes the results."""
 
     name = "DLPack"
 
@@ -51,12 +51,12 @@ class DLPack(Framework):
         else:
             library = sys.modules[type(like).__module__.partition(".")[0]]
         if not hasattr(library, "from_dlpack"):
-            return result  # no way in: its users get NumPy's or CuPy's arrays
+            return result  # a NumPy or CuPy array
         return library.from_dlpack(exportable(result))
 
     def on_stream(self, like: Any) -> AbstractContextManager[Any]:
         kind, number = device_of(like)
-        return cuda.handing_over(like, number) if kind in _CUDA else NOTHING
+        return cuda.producer_waits(like, number) if kind in _CUDA else NOTHING
 
 
 def device_of(array: Any) -> tuple[int, int]:
@@ -66,7 +66,7 @@ def device_of(array: Any) -> tuple[int, int]:
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """New host memory that every library takes over without a copy."""
+    """New host memory that every library imports without a copy."""
     size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
@@ -74,7 +74,7 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
 
 
 def exportable(result: Array) -> Any:
-    """A result as a producer whose memory and dtype every consumer can take."""
+    """A result as an object whose memory and dtype every library can import."""
     if isinstance(result, np.ndarray) and result.ctypes.data % _ALIGNMENT:
         copy = aligned(result.shape, result.dtype)
         copy[...] = result
@@ -87,10 +87,10 @@ def exportable(result: Array) -> Any:
 
 
 class Retyped:
-    """A producer of 16-bit elements that pass for another kind.
+    """An exporter of 16-bit elements under another DLPack type code.
 
-    NumPy knows no bfloat16 in DLPack, nor does CuPy before 14. A capsule's description of its
-    tensor is made for one exchange, so that it may be changed.
+    NumPy, and CuPy before 14, do not support bfloat16 in DLPack. Changing the type code in a
+    capsule is safe, because every export makes a new capsule.
     """
 
     def __init__(self, array: Any, code: int):
@@ -102,14 +102,14 @@ class Retyped:
     def __dlpack__(self, **asked: Any) -> Any:
         capsule = self._array.__dlpack__(**asked)
         name = _name_in(capsule)
-        # Before the tensor of a versioned capsule: version, manager_ctx, deleter, flags.
+        # A versioned capsule has version, manager_ctx, deleter and flags before its tensor.
         header = 32 if name == b"dltensor_versioned" else 0
         _Tensor.from_address(_pointer_in(capsule, name) + header).code = self._code
         return capsule
 
 
 class _Tensor(ctypes.Structure):
-    """``DLTensor`` as far as its dtype."""
+    """The head of ``DLTensor``, up to the type code."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),

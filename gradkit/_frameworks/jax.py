@@ -1,4 +1,4 @@
-"""JAX: arrays are read in place and never written."""
+"""JAX: arrays are read without a copy and never written."""
 
 import sys
 from contextlib import AbstractContextManager
@@ -35,10 +35,10 @@ class JAX(DLPack):
         if len(devices) > 1:
             raise TypeError(
                 f"is spread over {len(devices)} devices; pass the .data of its addressable_shards, "
-                "with reduce= where a norm spans them"
+                "and reduce= if a norm spans them"
             )
         if _on_host(array):
-            return np.asarray(array)  # no copy, read-only, bfloat16 too
+            return np.asarray(array)  # no copy; read-only; also for bfloat16
         return super().view(array, write=write, detach=detach)
 
     def wrap(self, result: Array, like: Any) -> Any:

@@ -1,4 +1,4 @@
-"""NumPy: its arrays are what the CPU backend computes on."""
+"""NumPy: the CPU backend computes on its arrays."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from gradkit._frameworks.base import Framework
 
 
 class NumPy(Framework):
-    """``numpy.ndarray`` and its harmless subclasses (``memmap``, say)."""
+    """``numpy.ndarray``, its subclasses except masked arrays, and NumPy scalars."""
 
     name = module = "numpy"
     returns_views = True

@@ -1,4 +1,4 @@
-"""TensorFlow: eager tensors are read in place and never written."""
+"""TensorFlow: eager tensors are read without a copy and never written."""
 
 import sys
 from contextlib import AbstractContextManager
@@ -12,7 +12,7 @@ from gradkit._frameworks.dlpack import DLPack, exportable
 
 
 class TensorFlow(DLPack):
-    """Eager ``tf.Tensor``; ``tf.Variable`` where values alone are read."""
+    """Eager ``tf.Tensor``; also ``tf.Variable`` if only its values are used."""
 
     name = "TensorFlow"
     module = "tensorflow"
@@ -30,7 +30,7 @@ class TensorFlow(DLPack):
             if not detach:
                 raise TypeError(
                     "is a tf.Variable; pass the gradients that tape.gradient returned, or its "
-                    ".value() if its values are meant"
+                    ".value() for its values"
                 )
             array = array.value()
         if tf.is_symbolic_tensor(array):
@@ -44,7 +44,7 @@ class TensorFlow(DLPack):
         return super().empty(shape, dtype, _value(like))
 
     def wrap(self, result: Array, like: Any) -> Any:  # noqa: ARG002
-        if not isinstance(result, np.ndarray):  # TensorFlow orders no streams at the exchange
+        if not isinstance(result, np.ndarray):  # TensorFlow does not synchronise streams
             cuda.cupy().cuda.get_current_stream().synchronize()
         capsule = exportable(result).__dlpack__()
         return sys.modules["tensorflow"].experimental.dlpack.from_dlpack(capsule)

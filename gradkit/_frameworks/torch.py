@@ -18,16 +18,16 @@ from gradkit._frameworks.base import NOTHING, Framework
 _requires_grad, _is_cuda = attrgetter("requires_grad"), attrgetter("is_cuda")
 _layout_of, _dtype_of = attrgetter("layout"), attrgetter("dtype")
 _REQUIRES_GRAD = (
-    "is a tensor that requires grad: a parameter? Pass grads_of(parameters) for the gradients, "
-    "or its .detach() if its values are meant"
+    "is a tensor that requires grad, perhaps a parameter; pass grads_of(parameters) for the "
+    "gradients, or its .detach() for its values"
 )
 
 
 class Torch(Framework):
     """``torch.Tensor`` and ``torch.nn.Parameter`` themselves.
 
-    ``Tensor.numpy`` is several times as fast as DLPack on the CPU and refuses more of what
-    cannot be read; on a CUDA device, tensors are opened by address.
+    On the CPU, ``Tensor.numpy`` is several times as fast as DLPack, and raises an error for more
+    kinds of tensors that have no plain memory. On a CUDA device, views are made from addresses.
     """
 
     name = "torch"
@@ -38,12 +38,12 @@ class Torch(Framework):
         return kind is torch.Tensor or kind is torch.nn.Parameter
 
     def view(self, array: Any, *, write: bool, detach: bool = False) -> Array:
-        # Not left to numpy(), which lets such a tensor pass under torch.no_grad.
+        # numpy() alone would accept a tensor that requires grad under torch.no_grad.
         if not (array.is_cuda or array.requires_grad):
             try:
                 view = array.numpy()
             except (TypeError, RuntimeError):
-                pass  # found out below, which would cost too much for every tensor
+                pass  # the reason is found below: too slow to do for every tensor
             else:
                 if array.data_ptr() or not view.size:
                     return view
@@ -57,7 +57,7 @@ class Torch(Framework):
         return _on_device(array) if array.is_cuda else _bits(array)
 
     def views(self, arrays: Sequence[Any], *, write: bool) -> Sequence[Array]:
-        # The common case, all at once: plain tensors on the host.
+        # The common case, plain tensors on the host, takes a few passes over the list.
         if not (arrays[0].is_cuda or any(map(_requires_grad, arrays))):
             tensor = sys.modules["torch"].Tensor
             try:
@@ -74,7 +74,7 @@ class Torch(Framework):
     def empty(self, shape: Shape, dtype: np.dtype[Any], like: Any) -> tuple[Array, Any] | None:
         if not like.is_cuda:
             return None
-        # From PyTorch's own allocator, which knows the streams that a tensor is used on.
+        # PyTorch's allocator tracks the streams that a tensor is used on.
         torch = sys.modules["torch"]
         tensor = torch.empty(shape, dtype=getattr(torch, str(dtype)), device=like.device)
         return _on_device(tensor), tensor
@@ -84,7 +84,7 @@ class Torch(Framework):
         make = torch.from_numpy if type(result) is np.ndarray else torch.from_dlpack
         try:
             return make(result)
-        except (TypeError, BufferError):  # bfloat16, by its bits
+        except (TypeError, BufferError):  # bfloat16: pass its bits
             return make(result.view(np.int16)).view(torch.bfloat16)
 
     def wrote(self, arrays: Sequence[Any]) -> None:
@@ -110,8 +110,8 @@ class Torch(Framework):
 class TorchSubclass(Framework):
     """Any other subclass of ``torch.Tensor``.
 
-    DTensor, FakeTensor and wrapper subclasses hold no memory of their own: they would be read
-    through a null pointer.
+    DTensor, FakeTensor and wrapper subclasses hold no memory of their own: reading them would
+    dereference a null pointer.
     """
 
     name = "torch subclass"
@@ -123,7 +123,7 @@ class TorchSubclass(Framework):
     def view(self, array: Any, *, write: bool, detach: bool = False) -> Array:  # noqa: ARG002
         kind = type(array).__qualname__
         instead = (
-            "its .to_local(), with reduce= where a norm spans the shards"
+            "its .to_local(), and reduce= if a norm spans the shards"
             if hasattr(array, "to_local")
             else "a plain torch.Tensor"
         )
@@ -132,15 +132,15 @@ class TorchSubclass(Framework):
 
 
 def _bits(tensor: Any) -> Array:
-    """A host tensor of the dtype that NumPy cannot name: bfloat16."""
+    """A bfloat16 tensor on the host, which ``Tensor.numpy`` does not support."""
     torch = sys.modules["torch"]
     if tensor.dtype is not torch.bfloat16:
-        return tensor.numpy()  # for the error that it raises
+        return tensor.numpy()  # raises the error
     return tensor.view(torch.int16).numpy().view(dtype_named("bfloat16"))
 
 
 def _all_plain(tensors: Sequence[Any]) -> bool:
-    """Whether `_why_not` would find nothing against any of many CUDA tensors, all at once."""
+    """Whether ``_why_not`` would accept each of many CUDA tensors, in a few passes over them."""
     torch = sys.modules["torch"]
     try:
         return (
@@ -176,7 +176,7 @@ def _on_device(tensor: Any) -> Array:
 
 
 def _why_not(tensor: Any) -> str | None:
-    """Why a tensor's memory cannot be taken for its values, or ``None``."""
+    """Why a tensor's memory does not hold its values as they are, or ``None``."""
     torch = sys.modules["torch"]
     device = tensor.device.type
     name = str(tensor.dtype).removeprefix("torch.")

@@ -150,19 +150,19 @@ def test_a_torch_tensor_is_worked_on_in_torchs_current_stream(cupy, torch, monke
 
 def test_a_producer_that_names_its_stream_waits_for_ours(cupy):
     array = SimpleNamespace(__cuda_array_interface__={"stream": 55})
-    with cuda.handing_over(array, 0):
+    with cuda.producer_waits(array, 0):
         cupy.log.append("work")
     assert cupy.log[1:-1] == ["work", "record on current", "55 waits for event of current"]
 
 
 def test_for_any_other_producer_the_host_waits(cupy):
-    with cuda.handing_over(object(), 0):
+    with cuda.producer_waits(object(), 0):
         cupy.log.append("work")
     assert cupy.log[1:-1] == ["work", "host waits for current"]
 
 
 def test_the_order_holds_after_an_error_too(cupy):
-    with pytest.raises(ZeroDivisionError), cuda.handing_over(object(), 0):
+    with pytest.raises(ZeroDivisionError), cuda.producer_waits(object(), 0):
         raise ZeroDivisionError
     assert "host waits for current" in cupy.log
 
