@@ -1,6 +1,6 @@
-"""The CUDA backend: the operations of each file beside this one, on one device.
+"""The CUDA backend: the operations in this folder, on one device.
 
-``launch`` has the machinery that they share, ``cudnn`` NVIDIA's library for batch norm.
+``launch`` has the code that they share; ``cudnn`` calls NVIDIA's library for batch norm.
 """
 
 from collections.abc import Iterable, Set
@@ -30,7 +30,7 @@ class CudaBackend(Accumulation, BatchNormalization, Clipping, LayerNormalization
         return scratch(self.device, shape, dtype)
 
     def scalar(self, value: Any) -> Array:
-        """A NumPy scalar as a 0-d array on the device, by a kernel: nothing is uploaded."""
+        """A NumPy scalar as a 0-d array on the device, written by a kernel, without an upload."""
         return keep_if_captured(self.device, self.device.xp.full((), value[()], value.dtype))
 
     def as_float64(self, value: Any) -> Array:
@@ -47,7 +47,7 @@ class CudaBackend(Accumulation, BatchNormalization, Clipping, LayerNormalization
         return values
 
     def warmup(self, operations: Iterable[str], dtypes: Set[str]) -> int:
-        """Compile what operations on arrays of some dtypes need, and load cuDNN for them."""
+        """Compile what operations on arrays of these dtypes need; load cuDNN for batch norm."""
         names = set(operations)
         if names & {"batch_norm", "batch_norm_grad"}:
             self.load_cudnn()
@@ -71,7 +71,7 @@ def _device(number: int) -> CupyDevice:
         return CupyDevice(number)
     except Exception as error:
         raise BackendUnavailableError(
-            f"CuPy is installed, but CUDA device {number} cannot be used: {error}. See that "
-            "nvidia-smi lists it and that its driver is as new as CuPy's CUDA, or pass NumPy "
-            "arrays (cupy.asnumpy)."
+            f"CuPy is installed, but CUDA device {number} cannot be used: {error}. Check "
+            "that nvidia-smi lists it and that its driver supports CuPy's CUDA version, or pass "
+            "NumPy arrays (cupy.asnumpy)."
         ) from error

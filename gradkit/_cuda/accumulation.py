@@ -1,4 +1,4 @@
-"""Adding into gradient buffers and zeroing them, on a GPU."""
+"""Add to gradient buffers, and zero gradients, on a GPU."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -45,7 +45,7 @@ class Accumulation(OnDevice):
 
     @asks_for(partial(on_lists, "zero"))
     def zero_grad(self, grads: Sequence[Array]) -> None:
-        """Write +0 over every element, whatever it was."""
+        """Write +0 over every element, NaN included."""
         run(self.device, plan_of(self.device, grads, grads), "zero", "zero_grad")
 
     def _accumulate(self, name: str, buffer: Array, grad: Array, *arguments: Any) -> None:

@@ -1,7 +1,8 @@
-"""Batch norm by cuDNN if it is installed and takes the case, by our own kernels otherwise.
+"""Batch norm by cuDNN if it is installed and supports the case, otherwise by our own kernels.
 
-cuDNN's limits are not known here: it is asked. It refuses on the host, before anything is
-launched, and a case that it has refused once goes to our kernel straight away.
+gradkit does not know cuDNN's limits: it calls cuDNN. For an unsupported case cuDNN returns an error
+on the host before it launches anything; the case is remembered, and the next such call goes
+straight to our kernel.
 """
 
 import warnings
@@ -20,9 +21,9 @@ from gradkit._cuda.launch.operations import OnDevice
 from gradkit._cuda.launch.warmup import asks_for
 from gradkit.errors import BackendUnavailableError, CudnnError
 
-_MOST_REFUSED = 4096  # cases remembered
+_MOST_REFUSED = 4096  # how many cases are remembered
 
-# What runs a call by cuDNN; ``persistent`` chooses its algorithm.
+# A function that calls cuDNN; ``persistent`` selects the algorithm.
 ByCudnn: TypeAlias = Callable[..., None]
 
 _warned = False
@@ -44,7 +45,7 @@ class BatchNormalization(OnDevice):
         inv_std: Array,
         engine: Engine | None = None,
     ) -> Engine:
-        """``y``, ``mean`` and ``inv_std`` are written; ``y`` may be ``x``."""
+        """Write ``y``, ``mean`` and ``inv_std``; return the engine. ``y`` may be ``x``."""
         call = Forward(x, scale, bias, channel_axis, eps, y, mean, inv_std)
         case = ("batch_norm", x.shape, x.strides, x.dtype, channel_axis, eps)
         if _done_by_cudnn(self.device, engine, partial(by_cudnn.batch_norm, call=call), case):
@@ -66,7 +67,7 @@ class BatchNormalization(OnDevice):
         dbias: Array | None,
         engine: Engine | None = None,
     ) -> Engine:
-        """``dx``, ``dscale`` and ``dbias`` are written (``=``); ``dx`` may be ``dy``."""
+        """Write ``dx``, ``dscale`` and ``dbias``; return the engine. ``dx`` may be ``dy``."""
         call = Gradient(dy, x, scale, mean, inv_std, channel_axis, dx, dscale, dbias)
         case = ("batch_norm_grad", x.shape, x.strides, x.dtype, channel_axis)
         if _done_by_cudnn(self.device, engine, partial(by_cudnn.batch_norm_grad, call=call), case):
@@ -75,7 +76,7 @@ class BatchNormalization(OnDevice):
         return "native"
 
     def load_cudnn(self) -> None:
-        """Load cuDNN, if it is installed, and make this thread's handle."""
+        """Load cuDNN if it is installed, and create this thread's handle."""
         with self.device.active():
             stream = self.device.cuda_stream()
             if stream is None:
@@ -89,7 +90,7 @@ class BatchNormalization(OnDevice):
 def _done_by_cudnn(
     device: Device, engine: Engine | None, run: ByCudnn, case: tuple[Any, ...]
 ) -> bool:
-    """Whether cuDNN was wanted, is there and has done the work."""
+    """Run the call by cuDNN if ``engine`` allows it; return whether it ran."""
     if engine == "native":
         return False
     if engine is None:
@@ -101,7 +102,7 @@ def _done_by_cudnn(
 
 
 def _taken_by_cudnn(device: Device, run: ByCudnn, case: tuple[Any, ...]) -> bool:
-    """Whether cuDNN is there and has done the work."""
+    """Run the call by cuDNN if that is possible; return whether it ran."""
     if device.cuda_stream() is None:
         return False
     try:
@@ -129,7 +130,7 @@ def _failure(error: CudnnError, cudnn: Cudnn) -> str:
     version = library.version_text(cudnn.bindings.getVersion())
     return (
         f"cuDNN failed: {error} (cuDNN {version}, {cudnn.bindings.path}). Check that its CUDA "
-        "version is the driver's and CuPy's"
+        "version matches the driver's and CuPy's"
     )
 
 
@@ -138,8 +139,8 @@ def _warn_once(message: str) -> None:
     if not _warned:
         _warned = True
         warnings.warn(
-            f"{message}. Batch norm runs on gradkit's own kernels meanwhile, which are equally "
-            'accurate; engine="native" asks for that without this warning',
+            f"{message}. Batch norm runs on gradkit's own kernels instead, which are equally "
+            'accurate; engine="native" selects them without this warning',
             RuntimeWarning,
-            stacklevel=6,  # out of gradkit, to whoever called batch_norm
+            stacklevel=6,  # the line that called batch_norm
         )

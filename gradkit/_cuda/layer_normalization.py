@@ -36,7 +36,7 @@ class LayerNormalization(OnDevice):
         mean: Array,
         inv_std: Array,
     ) -> None:
-        """``y``, ``mean`` and ``inv_std`` are written; ``y`` may be ``x``."""
+        """Write ``y``, ``mean`` and ``inv_std``; ``y`` may be ``x``."""
         write_forward(self.device, x, scale, bias, axis, eps, y, mean, inv_std)
 
     @asks_for(partial(combinations, LAYER))
@@ -52,7 +52,7 @@ class LayerNormalization(OnDevice):
         dscale: Array | None,
         dbias: Array | None,
     ) -> None:
-        """``dx``, ``dscale`` and ``dbias`` are written (``=``); ``dx`` may be ``dy``."""
+        """Write ``dx``, ``dscale`` and ``dbias`` (``=``); ``dx`` may be ``dy``."""
         inputs = Inputs(dy, x, scale, None, mean, inv_std)
         write_gradient(self.device, LAYER, axis, inputs, Outputs(dx, dscale, dbias))
 
@@ -67,7 +67,7 @@ class LayerNormalization(OnDevice):
         axis: int,
         x: Array,
     ) -> None:
-        """``x = (y - bias) / scale / inv_std + mean`` is written; ``x`` may be ``y``."""
+        """Write ``x = (y - bias) / scale / inv_std + mean``; ``x`` may be ``y``."""
         write_inverse(self.device, y, scale, bias, mean, inv_std, axis, x)
 
     @asks_for(partial(combinations, INVERTIBLE))

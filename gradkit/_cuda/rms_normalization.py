@@ -16,7 +16,7 @@ class RmsNormalization(OnDevice):
     def rms_norm(
         self, x: Array, scale: Array | None, axis: int, eps: float, y: Array, inv_std: Array
     ) -> None:
-        """``y`` and ``inv_std`` are written; ``y`` may be ``x``."""
+        """Write ``y`` and ``inv_std``; ``y`` may be ``x``."""
         write_forward(self.device, x, scale, None, axis, eps, y, None, inv_std)
 
     @asks_for(partial(combinations, RMS))
@@ -30,6 +30,6 @@ class RmsNormalization(OnDevice):
         dx: Array,
         dscale: Array | None,
     ) -> None:
-        """``dx`` and ``dscale`` are written (``=``); ``dx`` may be ``dy``."""
+        """Write ``dx`` and ``dscale`` (``=``); ``dx`` may be ``dy``."""
         inputs = Inputs(dy, x, scale, None, None, inv_std)
         write_gradient(self.device, RMS, axis, inputs, Outputs(dx, dscale, None))

@@ -1,7 +1,7 @@
-"""What a launcher needs of a GPU, and how CuPy provides it.
+"""What a launcher needs from a GPU, and how CuPy provides it.
 
-Launchers are written against ``Device`` alone, so that the same code runs on CuPy and, in the
-tests, on an emulator over NumPy arrays.
+Launchers use only ``Device``, so the same code runs on CuPy and, in the tests, on an emulator over
+NumPy arrays.
 """
 
 import threading
@@ -21,7 +21,7 @@ _PER_THREAD = 2  # the handle of CUDA's per-thread default stream
 class Kernel(Protocol):
     """A compiled ``extern "C"`` function."""
 
-    max_dynamic_shared_size_bytes: int  # what a launch may ask for
+    max_dynamic_shared_size_bytes: int  # the limit for a launch
 
     def __call__(
         self,
@@ -32,9 +32,9 @@ class Kernel(Protocol):
     ) -> None:
         """Launch on the current stream.
 
-        ``args`` are arrays (their pointers), NumPy scalars, ``None`` for a null pointer, and
-        structured NumPy arrays of one element, which travel by value. Never Python numbers,
-        whose size a kernel cannot know.
+        ``args`` are arrays (passed as pointers), NumPy scalars, ``None`` for a null pointer, and
+        structured NumPy arrays of one element, which are passed by value. Python numbers are
+        not allowed: their size is not defined.
         """
 
 
@@ -42,55 +42,54 @@ class Module(Protocol):
     """Compiled source."""
 
     def get_function(self, name: str) -> Kernel:
-        """One of its kernels."""
+        """The kernel of that name."""
 
 
 class Device(Protocol):
     """One GPU."""
 
     xp: Any
-    number: int  # CUDA's
+    number: int  # CUDA's device number
     multiprocessors: int
-    max_shared_memory: int  # bytes of dynamic shared memory that a block may ask for
-    launch_errors: tuple[type[Exception], ...]  # what a kernel raises that did not launch
+    max_shared_memory: int  # bytes of dynamic shared memory that a block may have
+    launch_errors: tuple[type[Exception], ...]  # raised if a kernel does not launch
 
     def __hash__(self) -> int:
-        """Devices are told apart by identity."""
+        """Devices are hashed by identity."""
 
     @property
     def stream(self) -> Hashable:
-        """The current stream, as something to tell streams apart by."""
+        """A key for the current stream."""
 
     def cuda_stream(self) -> int | None:
         """The address of the current stream; ``None`` if NVIDIA's libraries cannot use it."""
 
     def capturing(self) -> bool:
-        """Whether work on the current stream is recorded into a graph instead of run."""
+        """Whether the current stream is being captured into a graph."""
 
     def compile(self, source: str, options: tuple[str, ...]) -> Module:
         """Compile CUDA C++ for this device."""
 
     def pointer(self, array: Array) -> int:
-        """The address of an array's first element, for a pointer inside a structure."""
+        """The address of an array's first element, to be stored in a structure."""
 
     def pointers(self, arrays: Sequence[Array], *, write: bool) -> tuple[int, ...]:
-        """The addresses of many arrays, and whether kernels may write there."""
+        """The addresses of many arrays; ``write``: kernels may write there."""
 
     def upload(self, host: np.ndarray[Any, Any]) -> Array:
         """A copy of a host array on the device, in stream order."""
 
     def active(self) -> AbstractContextManager[Any]:
-        """Make this the current device for a while."""
+        """A context in which this device is current."""
 
 
 _recorded: list[Array] = []
 
 
 def keep_if_captured(device: Device, array: Array) -> Array:
-    """An array that a call has made, kept for good if the call is captured into a graph.
+    """Return ``array``, kept for the life of the process if the call is captured into a graph.
 
-    A graph reads and writes there again at each replay, even if the pool has given the memory
-    to somebody else by then.
+    Each replay of a graph reads and writes the array's memory again. The pool must not reuse it.
     """
     if device.capturing():
         _recorded.append(array)
@@ -98,7 +97,7 @@ def keep_if_captured(device: Device, array: Array) -> Array:
 
 
 def scratch(device: Device, shape: int | Shape, dtype: Any) -> Array:
-    """New memory on the device whose contents are undefined."""
+    """A new array on the device, whose contents are undefined."""
     return keep_if_captured(device, device.xp.empty(shape, dtype))
 
 
@@ -120,17 +119,17 @@ class CupyDevice:
 
     @property
     def stream(self) -> Hashable:
-        """Its handle; the per-thread default stream's is the same in all threads."""
+        """The stream's handle; with the thread for the per-thread default stream."""
         handle = self.xp.cuda.get_current_stream().ptr
         return (handle, threading.get_ident()) if handle == _PER_THREAD else handle
 
     def capturing(self) -> bool:
-        """Ask the driver: a capture may have been begun by anybody."""
+        """Ask the driver, because any code may have begun a capture."""
         stream = self.xp.cuda.get_current_stream()
-        return bool(stream.ptr and stream.is_capturing())  # the legacy stream never is
+        return bool(stream.ptr and stream.is_capturing())  # the legacy stream cannot be captured
 
     def compile(self, source: str, options: tuple[str, ...]) -> Module:
-        """Compile through NVRTC and CuPy's disk cache."""
+        """Compile with NVRTC, through CuPy's cache on disk."""
         module: Module = self.xp.RawModule(code=source, options=options)
         return module
 
@@ -147,7 +146,7 @@ class CupyDevice:
         return self.xp.asarray(np.ascontiguousarray(host).reshape(-1).view(np.uint8))
 
     def active(self) -> AbstractContextManager[Any]:
-        """Switch devices only where another one is current: that costs a microsecond."""
+        """Switch devices only if another is current, because a switch costs a microsecond."""
         if self.xp.cuda.runtime.getDevice() == self.number:
             return nullcontext()
         context: AbstractContextManager[Any] = self.xp.cuda.Device(self.number)

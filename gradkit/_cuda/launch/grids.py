@@ -1,4 +1,4 @@
-"""How rows are dealt out to threads and blocks."""
+"""How rows are divided among threads and blocks."""
 
 import math
 from dataclasses import dataclass
@@ -7,28 +7,28 @@ from gradkit._backend import Array, Shape
 from gradkit._cuda.launch.device import Device
 from gradkit._dtypes import float_name, float_of
 
-RESIDENT_THREADS = 1024  # on a multiprocessor, of a kernel with up to 64 registers
-RESIDENT_HEAVY = 512  # and with up to 128
+RESIDENT_THREADS = 1024  # per multiprocessor, for a kernel with up to 64 registers
+RESIDENT_HEAVY = 512  # the same with up to 128 registers
 
 
 def accumulator(array: Array) -> str:
-    """The name of the dtype in which sums of the array's elements are held."""
+    """The name of the dtype of sums of the array's elements."""
     return float_of(array.dtype).accumulation
 
 
 def dtype_name(array: Array) -> str:
-    """The name of an array's dtype: quicker than NumPy's own, which is made anew each time."""
+    """The name of an array's dtype; ``dtype.name`` is slower, because it builds a new string."""
     return str(float_name(array.dtype))
 
 
 def rows_of(shape: Shape, axis: int) -> tuple[int, int]:
-    """An array whose axes from ``axis`` on are normalised as (rows, width)."""
+    """(rows, width) of an array that is normalised over the dimensions from ``axis`` on."""
     return math.prod(shape[:axis]), math.prod(shape[axis:])
 
 
 @dataclass(frozen=True)
 class RowBlocks:
-    """Blocks of ``rows`` rows with ``threads`` threads each, and how many there are."""
+    """``count`` blocks of ``rows`` rows, with ``threads`` threads per row."""
 
     threads: int
     rows: int
@@ -43,11 +43,11 @@ class RowBlocks:
 def row_blocks(
     device: Device, rows: int, packs: int, longest: int, resident_threads: int = RESIDENT_THREADS
 ) -> RowBlocks:
-    """Deal out rows to blocks; a row wants ``packs`` threads but gets at most ``longest``.
+    """Divide rows among blocks. A row can use ``packs`` threads and gets at most ``longest``.
 
-    ``resident_threads`` is how many of the kernel's threads a multiprocessor holds at once.
-    Blocks have 256 threads, or as many as one row takes, or fewer if that spreads few rows over
-    the whole device; there are as many as can be resident at once, or as rows need.
+    A multiprocessor holds ``resident_threads`` of the kernel's threads at once. A block has 256
+    threads; more if one row needs more; fewer if that spreads few rows over the whole device. There
+    are as many blocks as the device holds at once, or fewer if the rows need fewer.
     """
     threads = min(power_of_two(packs), longest)
     few = power_of_two(-(-rows // device.multiprocessors))

@@ -1,4 +1,4 @@
-"""From a file in ``kernels/`` to a kernel, compiled once for each dtype combination and device."""
+"""Load kernels from ``kernels/``; each is compiled once per device and combination of macros."""
 
 import re
 import threading
@@ -19,24 +19,24 @@ _CXX = {row.name: row.cxx for row in FLOATS.values()}
 _PACKAGE = Path(__file__).resolve().parents[2]
 
 Macros: TypeAlias = dict[str, str | int]
-# What an operation can ask for: a kernel file, and the macros it is compiled with.
+# What an operation may need: a kernel file, and the macros that it is compiled with.
 Combination: TypeAlias = tuple[str, Macros]
 
-_NULL = np.uint64(0)  # CuPy up to 13 makes garbage of None: github.com/cupy/cupy/issues/9046
+_NULL = np.uint64(0)  # CuPy up to 13 does not pass None as null: github.com/cupy/cupy/issues/9046
 
 _kernels: dict[tuple[Any, ...], "LoadedKernel"] = {}
-_locks: dict[tuple[Any, ...], threading.Lock] = {}  # of compiling each
+_locks: dict[tuple[Any, ...], threading.Lock] = {}  # one for each key, held while it is compiled
 _allowing = threading.Lock()
 
 
 class LoadedKernel:
-    """A compiled kernel whose failure to launch is a typed error."""
+    """A compiled kernel; a failed launch raises ``KernelLaunchError``."""
 
     def __init__(self, device: Device, name: str, function: Kernel):
-        self.device = device  # keeps alive what the cache's key names by id
+        self.device = device  # keeps the device alive: the cache's key has its id
         self.name = name
         self._function = function
-        self._allowed = 0  # bytes of shared memory that launches may ask for
+        self._allowed = 0  # bytes of dynamic shared memory that a launch may have
 
     def __call__(
         self,
@@ -45,7 +45,7 @@ class LoadedKernel:
         args: Sequence[Any],
         shared_mem: int = 0,
     ) -> None:
-        """Launch on the current stream: see ``device.Kernel``."""
+        """Launch on the current stream, as ``device.Kernel`` does."""
         arguments = [_NULL if arg is None else arg for arg in args]
         try:
             if shared_mem > self._allowed:
@@ -59,7 +59,7 @@ class LoadedKernel:
             ) from error
 
     def _allow(self, shared_mem: int) -> None:
-        """Have the driver allow it: a block gets more than 48 KiB only where that was asked for."""
+        """Raise the driver's limit: a block gets more than 48 KiB only on request."""
         with _allowing:
             if shared_mem > self._allowed:
                 self._function.max_dynamic_shared_size_bytes = shared_mem
@@ -67,37 +67,37 @@ class LoadedKernel:
 
 
 def kernel(device: Device, file: str, name: str, **macros: str | int) -> LoadedKernel:
-    """The kernel ``name`` out of ``kernels/<file>.cu`` compiled with ``-D`` macros.
+    """The kernel ``name`` from ``kernels/<file>.cu``, compiled with ``-D`` macros.
 
-    A macro whose value is the name of a dtype becomes the type's name in the kernels.
+    If a macro's value is the name of a dtype, it becomes the name of the type in the kernels.
     """
     key = (id(device), file, name, *macros.items())
     found = _kernels.get(key)
     if found is None:
-        with _locks.setdefault(key, threading.Lock()):  # two threads that ask at once compile once
+        with _locks.setdefault(key, threading.Lock()):  # concurrent calls compile it once
             found = _kernels.get(key) or _load(device, file, name, options_of(macros))
             _kernels[key] = found
     return found
 
 
 def options_of(macros: Macros) -> tuple[str, ...]:
-    """What the compiler is told, in an order that does not depend on the caller."""
+    """The compiler's options, in an order that does not depend on the caller."""
     defined = (f"-D{name}={_CXX.get(str(macros[name]), macros[name])}" for name in sorted(macros))
     return ("-std=c++17", *defined)
 
 
 def norm_macros(types: Types, vector: int, **more: int) -> Macros:
-    """The macros that every norm's kernels take; ``vector`` elements move in one access."""
+    """The macros of every norm's kernels; ``vector``: the elements in one access."""
     data, statistic, parameter = types
     return {"DATA_T": data, "STAT_T": statistic, "PARAM_T": parameter, "VEC": vector, **more}
 
 
 @cache
 def source_of(file: str) -> str:
-    """The text of a kernel file with the project's own headers put in.
+    """The text of a kernel file, with gradkit's headers inserted.
 
-    CuPy's cache of compiled kernels knows the text alone: a header that was only pointed to
-    could change without a recompilation.
+    CuPy's cache of compiled kernels compares only this text: if it only named a header, a change of
+    the header would not cause a recompilation.
     """
     folder = _folder()
     seen: set[str] = set()
@@ -122,22 +122,22 @@ def kernels_in(file: str) -> tuple[str, ...]:
 
 
 def _folder() -> Path:
-    """``kernels/`` inside an installed package, or beside it in a bare checkout."""
+    """``kernels/`` inside an installed package, or next to it in a checkout."""
     for folder in (_PACKAGE / "kernels", _PACKAGE.parent / "kernels"):
         if folder.is_dir():
             return folder
-    raise FileNotFoundError(f"gradkit's kernels lie neither in {_PACKAGE} nor beside it")
+    raise FileNotFoundError(f"gradkit's kernels are neither in {_PACKAGE} nor next to it")
 
 
 def _load(device: Device, file: str, name: str, options: tuple[str, ...]) -> LoadedKernel:
     source = source_of(file)
     try:
-        # CuPy compiles when it is asked for the function, and keeps modules that it has.
+        # CuPy compiles in get_function, and reuses modules that it has compiled.
         function = device.compile(source, options).get_function(name)
     except OSError as error:
         raise KernelCompileError(
             f"kernels/{file}.cu could not be compiled into CuPy's cache: {error}. Set "
-            "CUPY_CACHE_DIR to a folder that can be written, or CUPY_CACHE_IN_MEMORY=1."
+            "CUPY_CACHE_DIR to a writable folder, or CUPY_CACHE_IN_MEMORY=1."
         ) from error
     except Exception as error:
         raise KernelCompileError(

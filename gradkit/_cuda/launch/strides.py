@@ -1,4 +1,4 @@
-"""Pairs of strided arrays in as few dimensions as they need, without looking at an element."""
+"""Describe pairs of strided arrays in as few dimensions as possible, without reading elements."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
@@ -10,16 +10,16 @@ Dim: TypeAlias = tuple[int, int, int]  # length, source stride, target stride; i
 
 
 class Pair(NamedTuple):
-    """A source and a target of one shape, as kernels walk them."""
+    """A source and a target of the same shape, as kernels read and write them."""
 
     source: int  # addresses
     target: int
     elements: int
-    dims: tuple[Dim, ...]  # innermost first; none where both are aligned gapless runs
+    dims: tuple[Dim, ...]  # innermost first; empty if both are aligned and without gaps
 
 
 def pair_of(source_at: int, target_at: int, source: Array, target: Array) -> Pair:
-    """Two arrays, the source broadcast to the target's shape, from their addresses on."""
+    """The pair of two arrays at these addresses; the source is broadcast to the target's shape."""
     sizes = source.itemsize, target.itemsize
     aligned = not (source_at % sizes[0] or target_at % sizes[1])
     gapless = source.flags.c_contiguous and target.flags.c_contiguous
@@ -29,7 +29,7 @@ def pair_of(source_at: int, target_at: int, source: Array, target: Array) -> Pai
     for length, step, target_step in zip(
         target.shape, broadcast_strides(source, target.shape), target.strides, strict=True
     ):
-        if target_step < 0:  # walk from the other end: the order of elements is free
+        if target_step < 0:  # start at the other end: elements may be visited in any order
             source_at += (length - 1) * step
             target_at += (length - 1) * target_step
             step, target_step = -step, -target_step
@@ -38,12 +38,12 @@ def pair_of(source_at: int, target_at: int, source: Array, target: Array) -> Pai
     if merged in ([], [(target.size, *sizes)]) and aligned:
         merged = []
     elif not merged:
-        merged = [(1, 0, 0)]  # one element that is not aligned
+        merged = [(1, 0, 0)]  # one unaligned element
     return Pair(source_at, target_at, target.size, tuple(merged))
 
 
 def broadcast_strides(array: Array, shape: tuple[int, ...]) -> Strides:
-    """The strides that walk an array as often as a larger shape repeats it."""
+    """An array's strides when it is broadcast to ``shape``."""
     missing: int = len(shape) - array.ndim
     own = zip(array.shape, array.strides, shape[missing:], strict=True)
     kept: Strides = tuple(step if length == wanted else 0 for length, step, wanted in own)

@@ -1,4 +1,4 @@
-"""Which kernels an operation can ask for, and compiling them before it does."""
+"""Which kernels an operation may need, and how they are compiled in advance."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Set
@@ -15,7 +15,7 @@ _COMBINATIONS: dict[str, Callable[[], Iterable[Combination]]] = {}
 
 
 def asks_for(combinations: Callable[[], Iterable[Combination]]) -> Callable[[Operation], Operation]:
-    """Note which kernels, with which macros, an operation can ask for."""
+    """Note which kernels, with which macros, an operation may need."""
 
     def note(operation: Operation) -> Operation:
         _COMBINATIONS[operation.__name__] = combinations
@@ -25,7 +25,7 @@ def asks_for(combinations: Callable[[], Iterable[Combination]]) -> Callable[[Ope
 
 
 def combinations(*operations: str) -> Iterator[Combination]:
-    """What operations (default: all) can ask for, each combination once."""
+    """What operations (default: all) may need, each combination once."""
     seen = set()
     for name in sorted(operations or _COMBINATIONS):
         for file, macros in _COMBINATIONS[name]():
@@ -36,12 +36,12 @@ def combinations(*operations: str) -> Iterator[Combination]:
 
 
 def needed(operations: Iterable[str], dtypes: Set[str]) -> list[Combination]:
-    """Those of the combinations that operations on arrays of some dtypes can ask for."""
+    """The combinations that operations on arrays of these dtypes may need."""
     return [(file, macros) for file, macros in combinations(*operations) if _is_for(macros, dtypes)]
 
 
 def warmup(device: Device, operations: Iterable[str], dtypes: Set[str]) -> int:
-    """Compile what operations need, on all cores; how many combinations that are."""
+    """Compile what operations need, on all cores; return how many combinations."""
     combined = needed(operations, dtypes)
 
     def load(combination: Combination) -> None:
@@ -58,7 +58,7 @@ def warmup(device: Device, operations: Iterable[str], dtypes: Set[str]) -> int:
 def _is_for(macros: Macros, dtypes: Set[str]) -> bool:
     """Whether a combination is for data of these dtypes.
 
-    Absent parameters count as arrays of the statistics' dtype.
+    An absent scale or bias counts as an array of the statistics' dtype.
     """
     data = {macros[name] for name in ("DATA_T", "GRAD", "BUFFER") if name in macros}
     sums = {accumulation_name(name) for name in dtypes}
