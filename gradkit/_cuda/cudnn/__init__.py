@@ -1,7 +1,8 @@
-"""Batch norm through NVIDIA's cuDNN, which is found and loaded when it is first asked for.
+"""Batch norm through NVIDIA's cuDNN, which is loaded when a call first needs it.
 
-``library`` finds it behind one of two bindings with one face; ``handles`` gives each
-thread and device a handle; ``batch_normalization`` describes arrays to cuDNN and calls it.
+``library`` loads it through one of two bindings with the same interface (``face``); ``handles``
+keeps a handle per thread and device; ``batch_normalization`` describes arrays to cuDNN and calls
+it.
 """
 
 from gradkit._cuda.cudnn.library import Cudnn, cudnn, describe

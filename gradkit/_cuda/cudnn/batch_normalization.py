@@ -1,9 +1,9 @@
 """Batch norm, forward and backward, by cuDNN's own functions.
 
-cuDNN takes data of one type T and layout, and parameters and statistics in float32 (float64
-beside float64 data). What differs goes through scratch on the device: 16-bit vectors, data
-that is not dense, a ``dy`` or an output whose strides differ from those of ``x``, and a ``dx``
-that is ``dy`` (cuDNN does not say that it may be).
+cuDNN needs data of one dtype and layout, and parameters and statistics in float32 (float64 for
+float64 data). Any other array goes through scratch on the device: 16-bit vectors, data that is not
+dense, a ``dy`` or an output whose strides differ from those of ``x``, and a ``dx`` that is ``dy``
+(cuDNN does not document that it is allowed).
 """
 
 import ctypes
@@ -19,9 +19,9 @@ from gradkit._cuda.launch.device import Device, scratch
 from gradkit._dtypes import DType, dtype_named, float_of
 from gradkit.errors import CudnnError
 
-# Unused beside saved statistics, and yet checked against CUDNN_BN_MIN_EPSILON.
+# Unused if statistics are passed, but cuDNN compares it with CUDNN_BN_MIN_EPSILON.
 _BACKWARD_EPSILON = 1e-5
-_ALIGNMENT = 16  # bytes: the widest access of a kernel
+_ALIGNMENT = 16  # bytes: a kernel's widest access
 _HOST_SCALARS = {
     "float32": (ctypes.c_float(1), ctypes.c_float(0)),
     "float64": (ctypes.c_double(1), ctypes.c_double(0)),
@@ -31,7 +31,7 @@ _HOST_SCALARS = {
 def batch_norm_grad(
     cudnn: Cudnn, device: Device, call: Gradient, *, persistent: bool = False
 ) -> None:
-    """``dx``, ``dscale`` and ``dbias`` are written (``=``) once cuDNN has taken the call."""
+    """Write ``dx``, ``dscale`` and ``dbias`` (``=``), unless cuDNN returns an error."""
     work = _Work(cudnn, device, call.x, call.channel_axis, persistent)
     x, dy = work.dense(call.x), work.dense(call.dy)
     dx = work.dense_output(call.dx, (call.x, call.dy))
@@ -65,7 +65,7 @@ def batch_norm_grad(
 
 
 def batch_norm(cudnn: Cudnn, device: Device, call: Forward, *, persistent: bool = False) -> None:
-    """``y``, ``mean`` and ``inv_std`` are written once cuDNN has taken the call."""
+    """Write ``y``, ``mean`` and ``inv_std``, unless cuDNN returns an error."""
     if call.eps < BN_MIN_EPSILON:
         raise CudnnError(
             "cudnnBatchNormalizationForwardTraining",
@@ -91,7 +91,7 @@ def batch_norm(cudnn: Cudnn, device: Device, call: Forward, *, persistent: bool 
             parameter,
             at(scale),
             at(bias),
-            1.0,  # running statistics are left to the caller: null pointers
+            1.0,  # running statistics: the caller's responsibility, so null pointers
             0,
             0,
             call.eps,
@@ -104,8 +104,8 @@ def batch_norm(cudnn: Cudnn, device: Device, call: Forward, *, persistent: bool 
 class _Work:
     """One call's layout, types and scratch.
 
-    Scratch may go as soon as the work is queued: the device's memory pool hands it on in the
-    order of the stream. ``scratch`` keeps what a graph will use again.
+    Scratch may be freed as soon as the work is queued, because the device's memory pool reuses it
+    in stream order. ``scratch`` keeps what a graph will use again.
     """
 
     def __init__(self, cudnn: Cudnn, device: Device, x: Array, channel_axis: int, persistent: bool):
@@ -118,7 +118,7 @@ class _Work:
         self.one, self.zero = map(ctypes.addressof, _HOST_SCALARS[row.accumulation])
         if persistent and not self._dense.channels_last:
             raise ValueError(
-                f"engine='cudnn-persistent' takes channels-last data of 3 or more dimensions; x "
+                f"engine='cudnn-persistent' needs channels-last data of 3 or more dimensions; x "
                 f"has shape {x.shape}, strides {x.strides} and channel axis {channel_axis}"
             )
         self.mode = SPATIAL_PERSISTENT if persistent else SPATIAL
@@ -126,16 +126,16 @@ class _Work:
 
     def handle(self) -> int:
         stream = self._device.cuda_stream()
-        assert stream is not None  # nobody calls cuDNN on an emulated device
+        assert stream is not None  # cuDNN is never called on an emulated device
         return self._cudnn.handles.get(self._device.number, stream)
 
     def dense(self, array: Array) -> Array:
-        """The array's elements in the order of x, copied unless they lie so already."""
+        """The array in the layout of x; a copy unless it already has that layout."""
         view = array.transpose(self._dense.order)
         return view if self._contiguous_aligned(view) else self._copy(view, view.dtype)
 
     def dense_output(self, array: Array, inputs: tuple[Array, ...]) -> Array:
-        """Room for an output in the order of x: its own memory, if it is no input's too."""
+        """Memory for an output in the layout of x: its own, unless an input shares it."""
         view = array.transpose(self._dense.order)
         address = self._device.pointer
         shared = any(address(array) == address(other) for other in inputs)
@@ -144,13 +144,13 @@ class _Work:
         return self._scratch_for(view, view.dtype)
 
     def wide(self, vector: Array) -> Array:
-        """One number a channel as cuDNN wants it."""
+        """A vector of one number per channel, contiguous and in cuDNN's dtype for it."""
         if vector.dtype == self._wide and vector.flags.c_contiguous:
             return vector
         return self._copy(vector, self._wide)
 
     def wide_output(self, vector: Array | None) -> Array:
-        """Room for one result a channel; also where nobody wants it, for cuDNN insists."""
+        """Memory for one result per channel; ``None`` gets scratch, because cuDNN requires it."""
         if vector is None:
             return scratch(self._device, (self._channels,), self._wide)
         if vector.dtype == self._wide and vector.flags.c_contiguous:
@@ -163,7 +163,7 @@ class _Work:
         return made
 
     def deliver(self) -> None:
-        """Copy results out of scratch, rounded once."""
+        """Copy results from scratch to the outputs, rounded once."""
         for wanted, made in self._to_deliver:
             wanted[...] = made
 
@@ -182,7 +182,7 @@ class _Work:
 
     @contextmanager
     def descriptors(self) -> Iterator[tuple[int, int]]:
-        """Of the data and of the vectors."""
+        """Descriptors of the data and of the vectors of one number per channel."""
         bindings, dense = self._cudnn.bindings, self._dense
         made: list[int] = []
         try:

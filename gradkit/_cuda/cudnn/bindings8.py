@@ -1,4 +1,4 @@
-"""cuDNN 8 through ``cupy.cuda.cudnn``, which CuPy has up to 13.6."""
+"""cuDNN 8 through ``cupy.cuda.cudnn``, which CuPy up to 13.6 has."""
 
 import ctypes
 import importlib
@@ -27,18 +27,18 @@ _FUNCTIONS = (
     "batchNormalizationForwardTraining",
     "batchNormalizationBackward",
 )
-_loaded: list[ctypes.CDLL] = []  # for good: a library in use must not be unloaded
+_loaded: list[ctypes.CDLL] = []  # never emptied: a library in use must not be unloaded
 
 
 def load(places: Iterable[search.Place]) -> Bindings:
-    """CuPy's module, once the library that it needs is loaded from the first place that has it.
+    """Load the library from the first place that has it, and return CuPy's binding to it.
 
-    Raises ``search.UnusableError`` with the reason if that does not give a cuDNN 8 that works.
+    Raises ``search.UnusableError`` with the reason if that is not a usable cuDNN 8.
     """
     reason = f"cupy.cuda.cudnn does not load with {SONAME}"
     try:
         _loaded.append(search.open_first(SONAME, places)[0])
-    except search.UnusableError as error:  # CuPy may know a place of its own
+    except search.UnusableError as error:  # CuPy may find it elsewhere
         reason = str(error)
     module = _module()
     if module is None or not hasattr(module, "getVersion"):
@@ -51,18 +51,18 @@ def load(places: Iterable[search.Place]) -> Bindings:
 
 
 def bindings_of(module: ModuleType, path: str) -> Bindings:
-    """CuPy's functions with its errors turned into ours."""
+    """CuPy's functions, whose errors become ``CudnnError``."""
     functions = {name: _checked(module, name) for name in _FUNCTIONS}
     return cast(Bindings, SimpleNamespace(name="cupy.cuda.cudnn", path=path, **functions))
 
 
 def _module() -> ModuleType | None:
-    """``cupy.cuda.cudnn``, which a failed import leaves empty, not absent."""
-    with warnings.catch_warnings():  # what CuPy warns of becomes one warning of ours
+    """``cupy.cuda.cudnn``, or ``None``. After a failed import the module exists but is empty."""
+    with warnings.catch_warnings():  # gradkit gives one warning of its own
         warnings.simplefilter("ignore")
         try:
             module = importlib.import_module("cupy.cuda.cudnn")
-            if not hasattr(module, "getVersion"):  # imported before the library was there
+            if not hasattr(module, "getVersion"):  # imported before the library was loaded
                 module = importlib.import_module("cupy_backends.cuda.libs.cudnn")
         except ImportError:
             return None

@@ -1,6 +1,6 @@
-"""cuDNN 9 through ctypes, with the names and the argument order of ``cupy.cuda.cudnn``.
+"""cuDNN 9 through ctypes, with the names and argument order of ``cupy.cuda.cudnn``.
 
-Written for any CuPy; it is the only binding for CuPy 14, which dropped its own.
+It works with any CuPy. It is the only binding for CuPy 14, which no longer has its own.
 """
 
 import ctypes
@@ -29,14 +29,14 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {
         *(c_void_p, c_void_p, c_void_p, c_void_p),  # xDesc, x, yDesc, y
         *(c_void_p, c_void_p, c_void_p),  # bnScaleBiasMeanVarDesc, bnScale, bnBias
         *(c_double, c_void_p, c_void_p),  # exponentialAverageFactor, running mean and variance
-        *(c_double, c_void_p, c_void_p),  # epsilon, saved mean and inverse deviation
+        *(c_double, c_void_p, c_void_p),  # epsilon, saved mean and inv_std
     ),
     "cudnnBatchNormalizationBackward": (
         *(c_void_p, c_int),  # handle, mode
         *(c_void_p, c_void_p, c_void_p, c_void_p),  # alpha and beta of data, of parameters
         *(c_void_p,) * 6,  # xDesc, x, dyDesc, dy, dxDesc, dx
         *(c_void_p, c_void_p, c_void_p, c_void_p),  # dBnScaleBiasDesc, bnScale, dscale, dbias
-        *(c_double, c_void_p, c_void_p),  # epsilon, saved mean and inverse deviation
+        *(c_double, c_void_p, c_void_p),  # epsilon, saved mean and inv_std
     ),
 }
 
@@ -70,7 +70,7 @@ class Bindings9:
         self._call("cudnnDestroy", handle)
 
     def setStream(self, handle: int, stream: int) -> None:
-        """Where the handle's work goes from now on."""
+        """Queue the handle's work on this stream from now on."""
         self._call("cudnnSetStream", handle, stream)
 
     def createTensorDescriptor(self) -> int:
@@ -112,7 +112,7 @@ class Bindings9:
 def load(places: Iterable[search.Place]) -> Bindings9:
     """Load the library from the first place that has it.
 
-    Raises ``search.UnusableError`` with the reason if that is no cuDNN 9 that works.
+    Raises ``search.UnusableError`` with the reason if that is not a usable cuDNN 9.
     """
     library, path = search.open_first(SONAME, places)
     try:
@@ -121,5 +121,5 @@ def load(places: Iterable[search.Place]) -> Bindings9:
         raise search.UnusableError(f"{path} lacks a function of cuDNN 9: {error}") from error
     version = bindings.getVersion()
     if not 90000 <= version < 100000:
-        raise search.UnusableError(f"{path} says that it is cuDNN {version}, not a version 9")
+        raise search.UnusableError(f"{path} is cuDNN {version}; gradkit needs cuDNN 9")
     return bindings

@@ -1,9 +1,9 @@
-"""How an array of any rank, channel axis and memory order is told to cuDNN.
+"""Describe an array of any rank, channel axis and memory order to cuDNN.
 
-Batch norm treats all axes but the channels alike, so that their order does not matter as long
-as every array of a call has the same one. Taken in the order in which they lie in memory, the
-axes before the channels become one and so do those after: (before, C, after), contiguous. That
-makes a 4-D descriptor of every dense array, whatever its rank and strides.
+Batch norm treats all axes except the channels alike, so their order does not matter if it is the
+same for every array of a call. In memory order, the axes before the channels merge into one, and
+so do those after: (before, C, after), contiguous. So every dense array of any rank and strides has
+a 4-D descriptor.
 """
 
 import math
@@ -17,16 +17,16 @@ _INT_MAX = 2**31 - 1
 
 @dataclass(frozen=True)
 class Dense:
-    """Where x lies in memory."""
+    """The memory layout of x."""
 
-    order: tuple[int, ...]  # the array's axes from the outermost in memory to the innermost
+    order: tuple[int, ...]  # the array's axes in memory, outermost first
     dims: tuple[int, int, int, int]  # n, c, h, w
-    strides: tuple[int, int, int, int]  # of those, in elements
+    strides: tuple[int, int, int, int]  # of dims, in elements
     channels_last: bool
 
     @classmethod
     def of(cls, x: Any, channel_axis: int) -> "Dense":
-        """The layout of x, or the one that it will have once it has been made dense."""
+        """The layout of x, or that of a dense copy of it."""
         if x.size == 0:
             raise _not_described(f"shape {x.shape} has no elements")
         long = [axis for axis in range(x.ndim) if x.shape[axis] > 1]
@@ -39,7 +39,7 @@ class Dense:
         before, after = math.prod(outer), math.prod(inner)
         last = after == 1 and len(outer) > 1
         if last:
-            # Many small images, not one row of them each: cuDNN limits the batch more tightly.
+            # Not (before, C, 1, 1): cuDNN limits the batch more tightly than the other dimensions.
             n, h = outer[0], before // outer[0]
             dims, strides = (n, channels, h, 1), (h * channels, 1, channels, channels)
         else:

@@ -1,8 +1,8 @@
-"""What both bindings offer: the functions of cuDNN that batch norm needs, and its constants.
+"""The interface of both bindings: the functions of cuDNN that batch norm needs, and constants.
 
 Names and argument order are those of ``cupy.cuda.cudnn``, which are cuDNN's own without the
-prefix. Handles, descriptors and pointers are integers. A status other than success is raised
-as ``CudnnError``.
+prefix. Handles, descriptors and pointers are integers. A status other than success raises
+``CudnnError``.
 """
 
 from typing import Protocol
@@ -12,7 +12,7 @@ BN_MIN_EPSILON = 0.0  # CUDNN_BN_MIN_EPSILON since cuDNN 7.5
 
 
 class Bindings(Protocol):
-    """cuDNN, loaded."""
+    """A loaded cuDNN."""
 
     name: str
     path: str  # the file of the library
@@ -27,7 +27,7 @@ class Bindings(Protocol):
         """Free a handle."""
 
     def setStream(self, handle: int, stream: int, /) -> None:
-        """Where the handle's work goes from now on."""
+        """Queue the handle's work on this stream from now on."""
 
     def createTensorDescriptor(self) -> int:
         """An empty descriptor."""
@@ -46,7 +46,7 @@ class Bindings(Protocol):
         wStride: int,
         /,
     ) -> None:
-        """Dimensions and strides, in elements; each must fit a C int."""
+        """Set dimensions and strides, in elements; each must fit a C int."""
 
     def deriveBNTensorDescriptor(self, derivedBnDesc: int, xDesc: int, mode: int, /) -> None:
         """Describe scale, bias and statistics of batch norm on ``xDesc``."""
@@ -100,4 +100,4 @@ class Bindings(Protocol):
         savedInvVariance: int,
         /,
     ) -> None:
-        """Both results are ``alpha * gradient + beta * what was there``."""
+        """Each result is ``alpha * gradient + beta * result``; factors are host addresses."""

@@ -1,4 +1,4 @@
-"""cuDNN handles: one for each thread and device, because a handle is for one thread at a time."""
+"""cuDNN handles: one per thread and device; one thread at a time may use a handle."""
 
 import atexit
 import os
@@ -10,7 +10,7 @@ from gradkit.errors import CudnnError
 
 
 class Handles:
-    """Makes handles, hands those of ended threads on to new ones, frees all at exit."""
+    """Creates handles, reuses handles of ended threads, frees all at exit."""
 
     def __init__(self, bindings: Bindings):
         self._bindings = bindings
@@ -22,10 +22,10 @@ class Handles:
         atexit.register(self.close)
 
     def get(self, device: int, stream: int) -> int:
-        """The thread's handle for a device, which must be the current one, on a stream."""
+        """The thread's handle for a device, which must be current, set to a stream."""
         self.check_process()
         if self._closed:
-            raise CudnnError("cudnnCreate", None, "cuDNN was shut down: the interpreter exits")
+            raise CudnnError("cudnnCreate", None, "cuDNN was shut down: the interpreter is exiting")
         held: dict[int, _Held] = self._local.__dict__.setdefault("held", {})
         if device not in held:
             held[device] = _Held(self._take(device), self._spare[device])
@@ -34,7 +34,7 @@ class Handles:
         return handle
 
     def check_process(self) -> None:
-        """Raise in a forked child, where any call into CUDA may hang."""
+        """Raise an error in a forked child, where any CUDA call may hang."""
         if os.getpid() != self._process:
             raise CudnnError(
                 "cudnnSetStream",
@@ -51,7 +51,7 @@ class Handles:
         for handle in self._all:
             try:
                 self._bindings.destroy(handle)
-            except CudnnError:  # the device is lost, or the driver has been shut down already
+            except CudnnError:  # the device is lost, or the driver is already shut down
                 return
 
     def _take(self, device: int) -> int:
@@ -64,7 +64,7 @@ class Handles:
 
 
 class _Held:
-    """A thread's hold on a handle; it ends with the thread."""
+    """A handle that a thread holds; when the thread ends, it becomes spare."""
 
     def __init__(self, handle: int, spare: list[int]):
         self.handle = handle

@@ -1,4 +1,4 @@
-"""Which cuDNN this process uses: found once, at the first call that could use it."""
+"""The cuDNN that this process uses: loaded once, by the first call that could use it."""
 
 import importlib.metadata
 import os
@@ -16,7 +16,7 @@ _PACKAGES = ("nvidia-cudnn-cu12", "nvidia-cudnn-cu13")
 
 
 class Cudnn:
-    """The library, its handles, and the cases that it has refused."""
+    """The library, its handles, and the cases that it does not support."""
 
     def __init__(self, bindings: Bindings):
         self.bindings = bindings
@@ -29,7 +29,7 @@ _found: Cudnn | BackendUnavailableError | None = None
 
 
 def _after_fork() -> None:
-    """Another thread of the parent may have held the lock."""
+    """Make a new lock: another thread of the parent may have held the old one."""
     global _lock
     _lock = threading.Lock()
 
@@ -39,7 +39,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def cudnn() -> Cudnn:
-    """The process' cuDNN, or a ``BackendUnavailableError`` that says what to install."""
+    """The process's cuDNN; raises a ``BackendUnavailableError`` that says what to install."""
     global _found
     if _found is None:
         with _lock:
@@ -50,7 +50,7 @@ def cudnn() -> Cudnn:
 
 
 def describe() -> dict[str, Any]:
-    """What is known of cuDNN, without importing CuPy for it."""
+    """What is known about cuDNN, without importing CuPy."""
     if sys.modules.get("cupy") is None:
         installed = {name: _installed(name) for name in _PACKAGES}
         return {"loaded": False, "packages": {k: v for k, v in installed.items() if v}}
@@ -84,7 +84,7 @@ def _find() -> Cudnn | BackendUnavailableError:
 
 
 def _bindings() -> list[Callable[[list[search.Place]], Bindings]]:
-    """CuPy's own binding first, where this CuPy has one."""
+    """The bindings to try: CuPy's own first, if this CuPy has one."""
     if _cupy_major() < 14:
         return [bindings8.load, bindings9.load]
     return [bindings9.load]
@@ -103,7 +103,7 @@ def _advice() -> str:
 def _cuda_major() -> int:
     try:
         return int(sys.modules["cupy"].cuda.runtime.runtimeGetVersion()) // 1000
-    except Exception:  # no CuPy, or one that cannot say
+    except Exception:  # no CuPy, or it does not know
         return 12
 
 

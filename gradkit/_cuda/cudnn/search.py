@@ -1,7 +1,7 @@
-"""Where the cuDNN library is looked for, and nowhere else.
+"""The places where gradkit searches for the cuDNN library.
 
-Never in the working directory, and in no folder that is named by a relative path: loading a
-library runs its code.
+The working directory and folders with a relative path are never searched, because loading a library
+runs its code.
 """
 
 import ctypes
@@ -14,23 +14,23 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeAlias
 
-# A name for messages, and what gives the library's path (or a bare name for the system's own
-# loader) for a file name, or None.
+# A name for messages, and a function from the library's file name to its path, the bare file name
+# (for the system's loader) or None.
 Place: TypeAlias = tuple[str, Callable[[str], str | None]]
 
 
-# Where cuda-pathfinder looks too.
+# The environment variables whose folders cuda-pathfinder searches.
 _ROOTS = ("CONDA_PREFIX", "CUDA_HOME", "CUDA_PATH", "CUDNN_PATH", "PYTHONUSERBASE")
 
 
 class UnusableError(Exception):
-    """No cuDNN that can be used was found; the text says why."""
+    """No usable cuDNN was found; the text says why."""
 
 
 def places() -> list[Place]:
-    """In the order in which they are tried.
+    """The places in search order.
 
-    cuda-pathfinder would begin with the PyPI packages too, but loads what it finds unseen.
+    cuda-pathfinder searches the PyPI packages first too, but it loads a file without checking it.
     """
     return [
         ("already loaded", _already_loaded),
@@ -43,8 +43,8 @@ def places() -> list[Place]:
 def open_first(soname: str, where: Iterable[Place]) -> tuple[ctypes.CDLL, str]:
     """The library from the first place where it loads, and its path.
 
-    It stays private to this process' users of it (``RTLD_LOCAL``): another cuDNN that a
-    framework has brought along keeps its own symbols.
+    It is loaded with ``RTLD_LOCAL``: another cuDNN that a framework has loaded keeps its own
+    symbols.
     """
     failures = []
     for place, find in where:
@@ -56,7 +56,7 @@ def open_first(soname: str, where: Iterable[Place]) -> tuple[ctypes.CDLL, str]:
         try:
             library = ctypes.CDLL(path)
         except OSError as error:
-            if path != soname:  # a file that is there and does not load
+            if path != soname:  # the file exists but does not load
                 failures.append(f"{path} ({place}) does not load: {error}")
             continue
         if path == soname:
@@ -66,7 +66,7 @@ def open_first(soname: str, where: Iterable[Place]) -> tuple[ctypes.CDLL, str]:
 
 
 def _check_whole(path: str, soname: str) -> None:
-    """Loading a file that ends too soon (a download broke off, say) kills the process."""
+    """Raise an error for a truncated file: loading it would kill the process."""
     suffix = soname.removeprefix("libcudnn")
     for part in ("", "_graph", "_ops", "_ops_infer", "_ops_train"):
         file = Path(path).with_name(f"libcudnn{part}{suffix}")
@@ -75,11 +75,11 @@ def _check_whole(path: str, soname: str) -> None:
 
 
 def _is_cut_off(file: Path) -> bool:
-    """Whether a segment of a 64-bit ELF file lies beyond the file's end."""
+    """Whether a segment of a 64-bit ELF file ends after the file does."""
     with file.open("rb") as stream:
         start = stream.read(64)
         if start[:5] != b"\x7fELF\x02"[: len(start)]:
-            return False  # the loader says what is wrong with such a file
+            return False  # the loader reports what is wrong with such a file
         if len(start) < 64:
             return True
         (table,) = struct.unpack_from("<Q", start, 0x20)
@@ -93,7 +93,7 @@ def _is_cut_off(file: Path) -> bool:
 
 
 def _already_loaded(soname: str) -> str | None:
-    """Two copies of one cuDNN in a process would mix up their sub-libraries."""
+    """The loaded file comes first: two copies of cuDNN would mix up their sub-libraries."""
     return mapped(soname)
 
 
@@ -108,13 +108,13 @@ def _pathfinder(soname: str) -> str | None:
         return None
     try:
         found = load_nvidia_dynamic_lib("cudnn").abs_path
-    except Exception:  # its own errors for "not found" and "cannot load"; the rest is tried next
+    except Exception:  # its own errors for "not found" and "cannot load": try the next place
         return None
     return found if found and os.path.basename(found).startswith(soname) else None
 
 
 def _packaged(soname: str) -> str | None:
-    """Out of ``nvidia-cudnn-cu12`` or ``-cu13`` in a folder that Python installs packages to."""
+    """The file in ``nvidia-cudnn-cu12`` or ``-cu13``, in the folders of installed packages."""
     for folder in _package_folders():
         path = folder / "nvidia" / "cudnn" / "lib" / soname
         if path.is_absolute() and path.is_file():
@@ -123,9 +123,9 @@ def _packaged(soname: str) -> str | None:
 
 
 def _package_folders() -> Iterator[Path]:
-    """Not ``sys.path``, which may hold the working directory."""
+    """The folders of installed packages; not ``sys.path``, which may have the working directory."""
     cupy = sys.modules.get("cupy")
-    if cupy is not None and cupy.__file__:  # also where pip --target put both
+    if cupy is not None and cupy.__file__:  # finds the folder of pip --target
         yield Path(cupy.__file__).resolve().parent.parent
     yield from (Path(sysconfig.get_path(name)) for name in ("purelib", "platlib"))
     if site.ENABLE_USER_SITE:
@@ -137,13 +137,13 @@ def _system(soname: str) -> str | None:
 
 
 def _loader_is_safe() -> bool:
-    """An empty or relative entry of LD_LIBRARY_PATH stands for the working directory."""
+    """Whether LD_LIBRARY_PATH has no empty or relative entry: it means the working directory."""
     named = os.environ.get("LD_LIBRARY_PATH")
     return not named or all(os.path.isabs(entry) for entry in named.replace(";", ":").split(":"))
 
 
 def mapped(soname: str) -> str | None:
-    """The file of a library that this process has loaded."""
+    """The file of a library that this process has loaded, or ``None``."""
     try:
         with open("/proc/self/maps") as lines:
             paths = (line.split(maxsplit=5)[-1].strip() for line in lines if soname in line)
