@@ -24,8 +24,8 @@ Shape: TypeAlias = tuple[int, ...]
 class Views(list[Array]):
     """The gradients of one call, as a backend's arrays.
 
-    ``plan`` is the backend's own: what it has found out about them, for its next operation on
-    the same list. It ends with the call.
+    The backend may keep in ``plan`` what it has computed about them, for its next operation on the
+    same list. The plan lives as long as the call.
     """
 
     plan: Any = None

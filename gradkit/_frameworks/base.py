@@ -45,7 +45,7 @@ class Framework:
         return False
 
     def on_one_device(self, views: Iterable[Array]) -> bool:  # noqa: ARG002
-        """Whether a backend can compute on all of these views, which are this library's own."""
+        """Whether all of these views, which are arrays of this library, are on one device."""
         return True
 
     def views(self, arrays: Sequence[Any], *, write: bool) -> Sequence[Array]:
