@@ -338,7 +338,7 @@ def clip_grads_with_norm(
     Raises
     ------
     TypeError, ValueError
-        As :func:`clip_grad_norm`; ``norm`` is negative or not one number.
+        As :func:`clip_grad_norm`; ``norm`` is a negative number on the host, or not one number.
     NonFiniteNormError
         The norm is not finite and ``nonfinite="raise"``. Nothing is written.
 

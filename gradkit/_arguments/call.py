@@ -44,13 +44,13 @@ class Call(Given, Generic[Arrays]):
         if write:
             refuse_write(self.framework, labels[0], instead)
         view = view_of(self.framework, self.like, labels[0], write=write, detach=detach)
-        self.backend = backend_of(view)
         self.arrays = type(given)(view, *given[1:])
         others = (
             array if array is None else self.argument(array, label, detach=detach)
             for label, array in zip(labels[1:], given[1:], strict=True)
         )
         self.arrays = type(given)(view, *others)
+        self.backend = backend_of(view)
 
     def _take(self, given: Arrays, kind: type) -> bool:
         """Arrays as they are, which is the common case: all of one type that a backend takes."""
@@ -74,7 +74,7 @@ class Call(Given, Generic[Arrays]):
         """A further array that is read; a NumPy scalar may accompany those of any library."""
         if self.framework is not HOST and is_scalar(array):
             with self.on_stream():
-                return self.backend.scalar(array)
+                return backend_of(self.arrays[0]).scalar(array)
         return self.view(array, label, detach=detach)
 
     def _inputs(self) -> list[tuple[str, Array]]:

@@ -68,6 +68,17 @@ def overlap(backend: Backend, a: Array, b: Array) -> bool:
         return True
 
 
+def disjoint(backend: Backend, a: Array, b: Array, ranges: dict[int, tuple[int, int]]) -> bool:
+    """Whether two arrays lie in different ranges of bytes, which ``ranges`` keeps by identity."""
+    if type(a) is type(b) is np.ndarray:
+        return not np.may_share_memory(a, b)
+    for array in (a, b):
+        if id(array) not in ranges:
+            ranges[id(array)] = byte_range(backend, array)
+    (low, high), (start, end) = ranges[id(a)], ranges[id(b)]
+    return end <= low or high <= start
+
+
 def same_elements(backend: Backend, a: Array, b: Array) -> bool:
     """Whether two arrays are the very same elements in the same order."""
     return a is b or bool(

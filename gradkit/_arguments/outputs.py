@@ -76,17 +76,16 @@ class Outputs:
 
     def _checked(self, specs: Sequence[Spec | None], inputs: Named, reuse: Array) -> list[Any]:
         """Views of the caller's arrays, and ``None`` for what is to be allocated."""
-        backend = self._owner.backend
-        ranges = [(*named, memory.byte_range(backend, named[1])) for named in inputs]
+        ranges: dict[int, tuple[int, int]] = {}
         views = []
         for position, (array, spec) in enumerate(zip(self._given, specs, strict=True)):
             label = f"out[{position}]" if len(specs) > 1 else "out"
             view = None if array is None else self._view(array, spec, label)
             views.append(view)
             if view is not None:
-                self._check_inputs(view, label, ranges, reuse if position == 0 else None)
+                self._check_inputs(view, label, inputs, ranges, reuse if position == 0 else None)
         written = [view for view in views if view is not None]
-        if memory.first_overlap(backend, written) is not None:
+        if memory.first_overlap(self._owner.backend, written) is not None:
             raise ValueError("two arrays in out share memory; each result needs its own")
         return views
 
@@ -104,17 +103,17 @@ class Outputs:
         self,
         view: Array,
         label: str,
-        inputs: Sequence[tuple[str, Array, tuple[int, int]]],
+        inputs: Named,
+        ranges: dict[int, tuple[int, int]],
         reuse: Array,
     ) -> None:
         backend = self._owner.backend
-        low, high = memory.byte_range(backend, view)
-        for other, source, (start, end) in inputs:
-            if end <= low or high <= start:  # as nearly always
+        for other, source in inputs:
+            if memory.disjoint(backend, view, source, ranges):  # as nearly always
                 continue
             allowed = source is reuse and memory.same_elements(backend, view, source)
             if not allowed and memory.overlap(backend, view, source):
-                alias = next((name for name, input_, _ in inputs if input_ is reuse), None)
+                alias = next((name for name, input_ in inputs if input_ is reuse), None)
                 rather = f" without being {alias} itself" if alias else ""
                 raise ValueError(f"{label} shares memory with {other}{rather}; pass another array")
 

@@ -14,6 +14,7 @@ from gradkit._backend import Shape
 Plan = TypeVar("Plan")
 
 _MOST = 4096  # signatures that a decision remembers before it starts anew
+_UNKNOWN = object()
 
 
 class Described(NamedTuple):
@@ -54,7 +55,7 @@ class Signatures(Generic[Plan]):
     def __init__(self, decide: Callable[..., Plan], *, strides: bool = False):
         self._decide = decide
         self._strides = strides
-        self._known: dict[Any, Plan] = {}
+        self._known: dict[Any, Any] = {}
 
     def __call__(self, given: Any, *options: Any) -> Plan:
         """The plan for a call."""
@@ -65,18 +66,17 @@ class Signatures(Generic[Plan]):
             arrays = [a if a is None else (a.shape, a.dtype) for a in given]
         key = (*arrays, *options, *map(type, options))  # 1 and 1.0 are different options
         try:
-            return self._known[key]
-        except KeyError:
-            plan = self._decide(self._described(given), *options)
+            known = self._known.get(key, _UNKNOWN)
         except TypeError:  # an option that has no hash is about to be refused
-            return self._decide(self._described(given), *options)
+            known = _UNKNOWN
+        if known is not _UNKNOWN:
+            decided: Plan = known
+            return decided
+        plan: Plan = self._decide(self._described(given), *options)
         if len(self._known) >= _MOST:
             self._known.clear()
         self._known[key] = plan
         return plan
-
-    def __len__(self) -> int:
-        return len(self._known)
 
     def _described(self, given: Any) -> Any:
         return type(given)(

@@ -419,5 +419,5 @@ def test_plain_cuda_tensors_are_known_all_at_once(torch, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64", "int32", "bool"])
-def test_native_dtypes(torch, name):
-    assert adapter._native_dtype(getattr(torch, name)).name == name
+def test_numpy_dtypes(torch, name):
+    assert adapter._numpy_dtype(getattr(torch, name)).name == name

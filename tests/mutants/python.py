@@ -367,8 +367,8 @@ ROWS = (
     ),
     (
         _SIGNATURES,
-        "self._decide(self._described(given), *options)\n        except TypeError",
-        "self._decide(given, *options)\n        except TypeError",
+        "self._decide(self._described(given), *options)",
+        "self._decide(given, *options)",
         "a decision that sees the arrays",
     ),
     (
