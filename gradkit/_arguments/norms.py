@@ -65,7 +65,7 @@ class Rows(NamedTuple):
         name = self.data.label
         for statistic in statistics:
             if statistic.shape != self.lead + (1,) * len(self.tail):
-                meaning = f"one number a row of {name} (ones may follow)"
+                meaning = f"one number per row of {name} (ones may follow)"
                 checks.shape(statistic, self.lead, statistic.label, meaning)
         for parameter in parameters:
             if parameter is not None:
@@ -103,7 +103,7 @@ class Channels(NamedTuple):
         """Raise unless the shapes of statistics and parameters fit."""
         for vector in vectors:
             if vector is not None:
-                checks.shape(vector, self.shape, vector.label, "one number a channel of x")
+                checks.shape(vector, self.shape, vector.label, "one number per channel of x")
 
 
 def check_same_shape(array: Described, other: Described) -> None:

@@ -17,13 +17,13 @@ _F32, _F64 = np.dtype(np.float32), np.dtype(np.float64)
 def accumulate_grad(
     buffer: Array, grad: Array, do_update: Array | bool, scale: float | None
 ) -> None:
-    """``buffer += scale * grad`` (broadcast) where ``do_update``, with one rounding."""
+    """``buffer += scale * grad`` (broadcast) if ``do_update``, with one rounding."""
     if do_update:
         _add(buffer, grad, scale)
 
 
 def accumulate_grad_v2(buffer: Array, grad: Array, overwrite: Array | bool) -> None:
-    """``buffer = grad`` where ``overwrite``, else ``buffer += grad``; both broadcast."""
+    """``buffer = grad`` if ``overwrite``, else ``buffer += grad``; both broadcast."""
     if not overwrite:
         _add(buffer, grad, None)
     elif buffer is not grad:

@@ -122,7 +122,7 @@ def _forward_of(
     x, y = channels.arrays
     centre, variance = channels.moments(x, channels.dtype)
     lost = eps < tuning.TINY_VARIANCE and bool(np.any(variance < tuning.TINY_VARIANCE))
-    if lost or not np.all(np.isfinite(variance)):  # squares left float32's range
+    if lost or not np.all(np.isfinite(variance)):  # squares overflowed or underflowed float32
         centre, variance = channels.moments(x, np.dtype(np.float64))
     exact = 1 / np.sqrt(variance + eps)
     mean[...], inv_std[...] = centre, exact

@@ -95,12 +95,12 @@ def _suits_blas(block: Array) -> bool:
 
 
 def store(values: Array, target: Array, room: Array) -> None:
-    """Write a block's values into a view of any shape and dtype; spoils them and the room."""
+    """Write a block's values into a view of any shape and dtype; overwrites them and the room."""
     narrow(values.reshape(target.shape), target, room)
 
 
 def by_halves(values: Array, few: int = 1) -> Array:
-    """``values``, which it spoils, added up along the first axis until only a few are left.
+    """``values``, which it overwrites, summed along the first axis until few are left.
 
     Equal terms double without an error; one running total of them drifts by a unit for every
     four.

@@ -39,7 +39,7 @@ def widen(source: Array, target: Array) -> None:
 
 
 def narrow(values: Array, target: Array, room: Array) -> None:
-    """``target = values``, rounded to nearest even; spoils the values and as much of the room."""
+    """``target = values``, rounded to nearest even; overwrites values and as much of the room."""
     if not (pays(target) and target.dtype == _F16 and values.dtype == _F32):
         target[...] = values
         return
@@ -49,7 +49,7 @@ def narrow(values: Array, target: Array, room: Array) -> None:
     np.right_shift(bits, 16, out=magic_bits)
     half[...] = magic_bits
     half &= -0x8000  # the sign
-    # 2^13 times a number's power of two: a sum with it has its last bit where float16 has it.
+    # 2^13 times a number's power of two: the last bit of a sum with it is float16's last bit.
     np.bitwise_and(bits, 0xFF << 23, out=magic_bits)
     np.clip(magic, _LEAST, _BEYOND, out=magic)
     magic *= np.float32(1.5 * 2**_PLACES)  # 1.5 for the sum to keep its exponent either way

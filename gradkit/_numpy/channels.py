@@ -62,7 +62,7 @@ class Channels:
         return view if view.dtype == self.dtype and view.shape == room.shape else room
 
     def store(self, values: Array, view: Array, room: Array) -> None:
-        """Bring a block from where ``target`` had it computed to the output; spoils the room."""
+        """Copy a block from what ``target`` gave to the output; overwrites the room."""
         if values is not view:
             store(values, view, room)
 

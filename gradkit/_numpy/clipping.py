@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 # A block's sum of |g|^p is kept as (m, s) and stands for m^p * s. Where plain squares are
-# safe m is 1; else m is the block's largest magnitude, so that no power leaves float64.
+# safe m is 1; else m is the block's largest magnitude, so that no power overflows or underflows.
 Part: TypeAlias = tuple[float, float]
 
 # What is called for each array of a dtype, and what it takes between source and target.
@@ -58,7 +58,7 @@ def grad_norm(
 def norm_shares(norm: Array, largest: Array, norm_type: float, out: Array) -> None:
     """``out = (norm / largest)^p``: what this rank adds to a norm over ranks.
 
-    For infinity, where nothing is added, 0 or the NaN that a "max" may have dropped.
+    For p = infinity there is no sum: 0, or the NaN that a "max" may have dropped.
     """
     share = np.where(norm == largest, 1.0, norm / largest)  # 0/0 and inf/inf are 1
     out[...] = share * 0.0 if math.isinf(norm_type) else share**norm_type
@@ -241,7 +241,7 @@ def _gathered(arrays: Sequence[Array], room: Array) -> Array:
 
 
 def _sum(values: Array) -> float:
-    """The sum of a vector, which it spoils."""
+    """The sum of a vector, which it overwrites."""
     try:
         return math.fsum(by_halves(values, tuning.EXACT_SUM).tolist())
     except OverflowError:

@@ -23,7 +23,7 @@ from gradkit._numpy.tiles import Rows
 
 # Fills ``out`` with xhat from a tile of the source, its inv_std, and its row and column index.
 Normalize: TypeAlias = Callable[[Array, Array, Index, Index, Array], None]
-# The sums over rows of dy * xhat and of dy; ``None`` for what nobody wants.
+# The sums over rows of dy * xhat and of dy; ``None`` if not wanted.
 Totals: TypeAlias = Sequence[Array | None]
 
 
@@ -147,7 +147,7 @@ class _Tile:
         return of_w, row_sums(self.product, self.scale)
 
     def write_dx(self, mean_of_w: Array | None, mean_of_product: Array) -> None:
-        """Write ``dx = inv_std * (w - mean(w) - xhat * mean(w * xhat))``; spoils the tile."""
+        """Write ``dx = inv_std * (w - mean(w) - xhat * mean(w * xhat))``; overwrites the tile."""
         rows, xhat = self.grad.rows, self.xhat
         out = self.dx if rows.computed_there(self.dx) else self.product
         if self.scale is None:
@@ -245,7 +245,7 @@ class Forward:
             np.multiply(tile, rows.row_values(inv_std), out=out)
         else:
             # The mean in two pieces: rounded to one it is off by half a unit of its last
-            # place, which may be much of a standard deviation.
+            # place, which may be large compared with x - mean.
             high = rows.row_values(mean)
             np.subtract(tile, high, out=out)
             out -= rows.row_values(mean - high[:, 0])
@@ -264,7 +264,7 @@ class Forward:
         centred = self.mean is not None
         mean, variance = _moments(tiles, work, self.rows.width, centred=centred)
         lost = self.eps < tuning.TINY_VARIANCE and bool(np.any(variance < tuning.TINY_VARIANCE))
-        if lost or not np.all(np.isfinite(variance)):  # squares left float32's range
+        if lost or not np.all(np.isfinite(variance)):  # squares overflowed or underflowed float32
             return _moments(tiles, np.empty(work.size), self.rows.width, centred=centred)
         return mean, variance
 

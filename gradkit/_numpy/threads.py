@@ -1,6 +1,6 @@
 """Worker threads: strips of work side by side, with the same bits for any number of them.
 
-Work is dealt into strips, whose number depends on shapes alone. A strip adds up its partial
+Work is divided into strips; their number depends on shapes alone. A strip adds up its partial
 results in order, and the strips are added in order.
 """
 
@@ -75,7 +75,7 @@ def in_strips(
     try:
         drain()
     finally:
-        for _ in queue:  # after an error nobody takes the rest, however late a helper starts
+        for _ in queue:  # after an error the rest is not run, however late a helper starts
             pass
         for helper in helpers:
             if not helper.cancel():

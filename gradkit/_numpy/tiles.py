@@ -27,7 +27,7 @@ class Rows:
     def __init__(
         self, shape: tuple[int, ...], axis: int, dtype: DType, *, contiguous: bool, in_place: bool
     ):
-        """``in_place``: the data is read where it lies, so that it needs no scratch."""
+        """``in_place``: the data is read in place, so it needs no scratch."""
         self.lead, self.tail = shape[:axis], shape[axis:]
         self.count, self.width = math.prod(self.lead), math.prod(self.tail)
         self.divisor = np.array(float(self.width))  # NumPy takes its time to make one of an int
@@ -67,16 +67,16 @@ class Rows:
         ]
 
     def view(self, array: Array) -> Array:
-        """An array of the full shape as it is indexed by ``rows`` + ``columns``."""
+        """A view of a full-shape array that is indexed by ``rows`` + ``columns``."""
         shape = self.lead + self.tail
         return array if array.shape == shape else array.reshape(shape)
 
     def per_row(self, statistic: Array) -> Array:
-        """A statistic of one number a row as it is indexed by ``rows``."""
+        """A statistic of one number per row that is indexed by ``rows``."""
         return statistic if statistic.shape == self.lead else statistic.reshape(self.lead)
 
     def per_column(self, parameter: Array | None) -> Array | None:
-        """A parameter of one number a column as it is indexed by ``columns``."""
+        """A parameter of one number per column that is indexed by ``columns``."""
         if parameter is None or parameter.shape == self.tail:
             return parameter
         return parameter.reshape(self.tail)
@@ -145,7 +145,7 @@ class Rows:
         return room[: block.size].reshape(-1, columns)
 
     def store(self, values: Array, block: Array, room: Array) -> None:
-        """Bring a tile from where ``target`` had it computed to the output; spoils the room."""
+        """Copy a tile from what ``target`` gave to the output; overwrites the room."""
         if values is not block:
             store(values, block, room)
 

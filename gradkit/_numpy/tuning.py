@@ -25,7 +25,7 @@ EXACT_SUM = 64
 # Gradients up to this size are squared in float64 throughout: it costs nothing there.
 SMALL_GRADIENT = 1024
 
-# --- how work is cut: results keep their bits only where strips do ------------------------------
+# --- how work is cut: STRIPS changes bits, the rest changes time and memory ----------------------
 
 STRIPS = 8  # shares of a large call, whatever the number of threads: bits depend on it
 STRIP_TOTALS = 1 << 18  # numbers that all strips together may accumulate: 2 MiB
@@ -39,12 +39,12 @@ BLAS_THREADS = 460_800
 TILE_COLUMNS = 1 << 14
 TILE_ROWS = 1 << 13
 CHANNEL_PART = 1 << 14  # channels of a batch norm that are worked on at a time
-# Batch norm lays out one number a channel as one an element if a channel's run is shorter than
+# Batch norm repeats one number per channel for each element if a channel's run is shorter than
 # this, because each run costs a loop of its own; but in no more bytes than this, four times over.
 SHORT_RUN = 512
 SPREAD_BYTES = 7 << 17
 # Lists: gradients up to MEDIUM_GRADIENT are taken together, in batches of BATCH. Larger ones are
-# cut into as much as scratch holds, or IN_PLACE if they are read where they lie.
+# cut into as much as scratch holds, or IN_PLACE if they are read in place.
 MEDIUM_GRADIENT = 1 << 14
 BATCH = 1 << 16
 IN_PLACE = 1 << 20
@@ -52,8 +52,7 @@ IN_PLACE = 1 << 20
 # --- time and memory alone -----------------------------------------------------------------------
 
 MOST_WORKERS = 4  # threads by default: beyond them memory is the limit
-# Threads pay from these sizes on: where a dozen passes are made, where one is, and on average
-# for each item.
+# Sizes from which threads are faster: with a dozen passes, with one pass, and on average per item.
 MANY_PASSES = 1 << 18
 ONE_PASS = 1 << 21
 WORTH_AN_ITEM = 1 << 13

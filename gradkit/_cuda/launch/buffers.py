@@ -32,7 +32,7 @@ def writable_like(device: Device, out: Array, vector: int = 1) -> Array:
 
 
 def copy_back(out: Array, written: Array) -> None:
-    """Bring results from what ``writable_like`` gave to where they belong."""
+    """Copy results from what ``writable_like`` gave to where they belong."""
     if written is not out:
         out[...] = written
 

@@ -106,7 +106,7 @@ class _Shape:
 
     @classmethod
     def of(cls, x: Array, axis: int) -> "_Shape":
-        """The layout that x has already, where it is one of the two, or is copied into."""
+        """The order that x has already, if it is one of the two, or that it is copied into."""
         before, after = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
         gapless = _channels_last(x, axis).flags.c_contiguous
         last = after == 1 or (gapless and not x.flags.c_contiguous)
@@ -116,11 +116,11 @@ class _Shape:
         return cls(axis, last, vector, before, x.shape[axis], after)
 
     def view(self, array: Array) -> Array:
-        """The array with its axes in the layout's order."""
+        """The array with its axes in this order."""
         return _channels_last(array, self.axis) if self.last else array
 
     def arranged(self, device: Device, array: Array) -> Array:
-        """The array in this layout: itself where it has it, else a copy."""
+        """The array in this order: itself if it has it, else a copy."""
         return contiguous(device, self.view(array), self.vector)
 
 
@@ -154,7 +154,7 @@ class _Launches:
         )
 
     def over_channels(self, name: str, *arrays: Array | None) -> None:
-        """Launch a kernel that visits every element, where there are any."""
+        """Launch a kernel that visits every element, if there are any."""
         shape = self.shape.before, self.shape.channels, self.shape.after
         if math.prod(shape):
             arguments = (*arrays, *map(np.int64, shape))

@@ -40,7 +40,7 @@ _PARTIAL_SHARE = 0.1  # of the bytes of dy, x and dx that partial sums may cost
 
 @dataclass(frozen=True)
 class Norm:
-    """What tells the gradients apart: how xhat is made, and whether the mean counts."""
+    """How the gradients differ: how xhat is made, and whether the mean counts."""
 
     from_output: bool
     centred: bool
@@ -68,7 +68,7 @@ class Inputs(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """What a gradient writes; ``None`` for what nobody wants."""
+    """What a gradient writes; ``None`` if not wanted."""
 
     dx: Array
     dscale: Array | None

@@ -3,7 +3,7 @@
 ``kernels/tensor_list.cuh`` is the other half. A short list travels in the kernel's parameter
 block. A longer one is uploaded once and kept for as long as the same memory comes again, on
 the stream that it was uploaded on. While a stream is captured into a graph nothing is
-uploaded, for it would be uploaded again at each replay from memory that nobody keeps: there
+uploaded, because each replay would upload it again from memory that is not kept: there
 a long list goes in several launches, each with its part of the list in its parameters.
 """
 
