@@ -11,7 +11,7 @@ QUIET := --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test lint check clean
+.PHONY: help venv demo test test-slow lint check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,8 +38,11 @@ $(STAMP): pyproject.toml requirements/ci.txt
 demo: $(STAMP) ## train a network on handwritten digits; writes demo.png
 	$(BIN)/python examples/train_digits.py
 
-test: $(STAMP) ## the whole suite and the doctests, on the CPU
-	$(BIN)/python -m pytest
+# On all cores; tests that measure time run while no other does (tests/alone.py).
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal
+
+test: $(STAMP) ## the suite and the doctests, on the CPU (4 min on two cores, the first time)
+	$(PYTEST) -m 'not slow'
 
 # --- what a change must pass -----------------------------------------------------------------
 
@@ -49,7 +52,10 @@ lint: $(STAMP) ## ruff and mypy
 	$(BIN)/mypy
 	$(BIN)/mypy --ignore-missing-imports --allow-subclassing-any --allow-untyped-decorators examples
 
-check: lint test ## lint and test
+test-slow: $(STAMP) ## what `make test` shows by a part, in full: every kernel for every GPU
+	$(PYTEST) -m slow
+
+check: lint test test-slow ## lint and all tests
 
 # --- with a GPU, another framework or more time (in alphabetical order) ----------------------
 # Each set of packages that cannot share an environment has one of its own: .venv-NAME.

@@ -6,6 +6,7 @@ import sys
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import alone
 from tests.backends import BACKENDS, has_gpu
 
 _COMMON = {"deadline": None, "database": None, "suppress_health_check": [HealthCheck.too_slow]}
@@ -25,6 +26,12 @@ def backend(request):
     """Each backend in turn: where a test's arrays live and what computes on them."""
     with request.param.active():
         yield request.param
+
+
+def pytest_configure(config):
+    """A worker of pytest-xdist keeps to its turn."""
+    if hasattr(config, "workerinput") and alone.fcntl:
+        config.pluginmanager.register(alone.Turns(__file__, alone.__file__))
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -1,5 +1,6 @@
 """The CUDA backend as a whole: its signatures, its errors, and what NVRTC makes of its kernels."""
 
+import functools
 import os
 import re
 
@@ -57,50 +58,66 @@ def test_what_does_not_compile_is_named():
         kernel(EmulatedDevice(), "norm", "norm_finish", CAPACITY=0, ORDER="Nonsense")
 
 
-def test_every_combination_compiles_without_spills():
-    """Each file and dtype combination for every GPU, and all that macros choose for some.
-
-    The oldest, the newest and one between: registers run short on one and not on the other.
-    GRADKIT_NVRTC=all compiles all of it for every GPU, which takes minutes more.
-    """
-    if library_path() is None and os.environ.get("CI") != "true":
-        pytest.skip("nvidia-cuda-nvrtc-cu12 is not installed")
-    everything, of_each_dtype = {}, {}
+def by_dtypes():
+    """The combinations of macros by what compiles from them: a file, and its dtypes."""
+    found = {}
     for file, macros in combinations():
-        options = options_of(macros)
-        name, source = " ".join([file, *options]), (source_of(file), options)
-        everything[name] = source
-        dtypes = sorted((label, value) for label, value in macros.items() if value in FLOATS)
-        of_each_dtype.setdefault((file, *dtypes), (name, source))
-    if os.environ.get("GRADKIT_NVRTC") == "all":
-        rows = compile_table(everything, ARCHITECTURES)
-    else:
-        some = [min(ARCHITECTURES), 90, max(ARCHITECTURES)]
-        others = [arch for arch in ARCHITECTURES if arch not in some]
-        rows = compile_table(everything, some) + compile_table(dict(of_each_dtype.values()), others)
-    assert {row.source for row in rows} == everything.keys()
-    assert {row.arch for row in rows} == set(ARCHITECTURES)
-    assert not spills(rows), "\n" + format_table(spills(rows))
+        dtypes = [value for _, value in sorted(macros.items()) if value in FLOATS]
+        found.setdefault("-".join([file, *dtypes]), []).append((file, macros))
+    return found
 
 
+KERNELS = by_dtypes()
+# Launchers of these size grids for as many threads as `_counted_on` says.
 ROW_NORMS = (
     *("layer_norm", "layer_norm_grad", "layer_norm_inverse", "invertible_layer_norm_grad"),
     *("rms_norm", "rms_norm_grad"),
 )
+COUNTED = {file for file, _ in combinations(*ROW_NORMS)}
+# The oldest, the newest and one between: registers run short on one and not on the other.
+TELLING = (min(ARCHITECTURES), 90, max(ARCHITECTURES))
 
 
-def test_as_many_threads_fit_as_launchers_count_on():
-    """They size grids for that many threads on a multiprocessor, which has 65536 registers."""
+@pytest.fixture
+def nvrtc():
+    """Skip without NVRTC, but not in CI."""
     if library_path() is None and os.environ.get("CI") != "true":
         pytest.skip("nvidia-cuda-nvrtc-cu12 is not installed")
-    sources, counted = {}, {}
-    for file, macros in combinations(*ROW_NORMS):
-        options = options_of(macros)
-        name = " ".join([file, *options])
-        sources[name] = source_of(file), options
-        counted[name] = _counted_on(file, macros)
-    for row in compile_table(sources, [90]):
-        assert row.use.registers * counted[row.source] <= 65536, row
+
+
+def check_compiles(chosen, arch):
+    """No register goes through memory, and as many threads fit as launchers count on."""
+    names = {" ".join([file, *options_of(macros)]): (file, macros) for file, macros in chosen}
+    sources = {name: (source_of(file), options_of(m)) for name, (file, m) in names.items()}
+    rows = compile_table(sources, [arch], workers=1)
+    assert {row.source for row in rows} == names.keys()
+    assert not spills(rows), "\n" + format_table(spills(rows))
+    for row in rows:
+        file, macros = names[row.source]
+        if file in COUNTED:  # a multiprocessor has 65536 registers
+            assert row.use.registers * _counted_on(file, macros) <= 65536, row
+
+
+@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.parametrize(
+    ("name", "arch"), [(n, ARCHITECTURES[k % len(ARCHITECTURES)]) for k, n in enumerate(KERNELS)]
+)
+def test_every_file_and_dtype_compiles_without_spills(name, arch):
+    """One choice of the other macros, on one GPU after the other; the next test has them all."""
+    check_compiles(KERNELS[name][:1], arch)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("name", KERNELS)
+def test_every_combination_compiles_without_spills(name, arch):
+    """Each file and dtype combination for every GPU, and all that macros choose for some.
+
+    GRADKIT_NVRTC=all compiles all of it for every GPU, which takes minutes more.
+    """
+    everything = arch in TELLING or os.environ.get("GRADKIT_NVRTC") == "all"
+    check_compiles(KERNELS[name] if everything else KERNELS[name][:1], arch)
 
 
 def _counted_on(file, macros):
@@ -121,6 +138,7 @@ def test_no_64_bit_number_is_narrowed():
         assert not [line for line in lines if narrowing.search(line)], file
 
 
+@pytest.mark.usefixtures("nvrtc")
 @pytest.mark.parametrize(
     ("file", "kernel_name", "loads", "stores"),
     [
@@ -144,8 +162,6 @@ def test_no_64_bit_number_is_narrowed():
 )
 def test_bfloat16_data_moves_16_bytes_at_a_time(file, kernel_name, loads, stores):
     """At least that many instructions of each kind, and for norms none that moves one element."""
-    if library_path() is None and os.environ.get("CI") != "true":
-        pytest.skip("nvidia-cuda-nvrtc-cu12 is not installed")
     wanted = {"VEC": 8, "DATA_T": "bfloat16", "PARAM_T": "float32"}
     wanted |= {"GRAD": "bfloat16", "BUFFER": "bfloat16"}
     macros = next(
@@ -153,12 +169,19 @@ def test_bfloat16_data_moves_16_bytes_at_a_time(file, kernel_name, loads, stores
         for of, macros in combinations()
         if of == file and all(macros.get(name, value) == value for name, value in wanted.items())
     )
-    text = _entry(compile_ptx(source_of(file), cupy_options(options_of(macros), 90)), kernel_name)
+    text = _entry(_assembly(file, options_of(macros)), kernel_name)
     # 8 elements of bfloat16 are 4 words; __ldg would make the loads ld.global.nc.
     assert len(re.findall(r"ld\.global(?:\.nc)?\.v4\.[ubs]32", text)) >= loads
     assert len(re.findall(r"st\.global\.v4\.[ubs]32", text)) >= stores
     if "VEC" in macros:
         assert not re.findall(r"(?:ld|st)\.global(?:\.nc)?\.[ubs]16", text)
+
+
+@functools.cache
+def _assembly(file, options):
+    """A file's assembly; made for a virtual GPU, so that no machine code is made of it."""
+    real = cupy_options(options, 90)
+    return compile_ptx(source_of(file), [o.replace("=sm_", "=compute_") for o in real])
 
 
 def _entry(ptx, name):

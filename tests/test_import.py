@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests import tolerances
 
 MODULES = "print(*sorted(name.partition('.')[0] for name in sys.modules))\n"
@@ -42,6 +44,7 @@ def test_use_loads_no_framework():
     assert not set(printed(USE + MODULES)[-1].split()) & OPTIONAL
 
 
+@pytest.mark.alone
 def test_import_is_quick(tmp_path):
     """Beside NumPy's own import in the same process: a slow machine is slow at both.
 

@@ -13,7 +13,8 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -123,7 +124,11 @@ def compile_source(
     library = runtime.with_name(f"kernel-{key}.so")
     description = library.with_suffix(".json")
     if not (description.exists() and library.exists()):
-        _build_kernel(source, standard, macros, runtime, library, description)
+        with _locked(library):
+            if not (
+                description.exists() and library.exists()
+            ):  # another process may have built it meanwhile
+                _build_kernel(source, standard, macros, runtime, library, description)
     return _read_description(library, runtime, description)
 
 
@@ -233,14 +238,21 @@ def build_runtime(portable_fibers: bool) -> Path:
     key = _digest(_compiler_version(), *flags, *(f"{f.name}\n{f.read_text()}" for f in files))
     library = _cache_folder() / f"emulator-{key}.so"
     if not library.exists():
-        with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-            built = Path(folder, "emulator.so")
-            units = [str(f) for f in files if f.suffix == ".cpp"]
-            # By its soname a kernel's library finds the runtime that the process has loaded, even
-            # when another process has put its own build of it in the file's place since.
-            _run([*flags, *units, "-o", str(built), f"-Wl,-soname,{library.name}", "-ldl"])
-            os.replace(built, library)
+        with _locked(library):
+            if not library.exists():
+                _build_runtime(flags, [f for f in files if f.suffix == ".cpp"], library)
     return library
+
+
+def _build_runtime(flags: Sequence[str], units: Sequence[Path], library: Path) -> None:
+    """As one unit: the headers are read once, and an access is checked without a call between."""
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        unit, built = Path(folder, "runtime.cpp"), Path(folder, "emulator.so")
+        unit.write_text("".join(f'#include "{file}"\n' for file in units))
+        # By its soname a kernel's library finds the runtime that the process has loaded, even
+        # when another process has put its own build of it in the file's place since.
+        _run([*flags, str(unit), "-o", str(built), f"-Wl,-soname,{library.name}", "-ldl"])
+        os.replace(built, library)
 
 
 @functools.cache
@@ -261,6 +273,20 @@ def _cache_folder() -> Path:
         if os.access(folder, os.W_OK) and folder.stat().st_uid == os.getuid():
             return folder
     raise RuntimeError(f"neither {base} nor {fallback} can hold the emulator's compiled kernels")
+
+
+@contextmanager
+def _locked(library: Path) -> Iterator[None]:
+    """Let one process build ``library`` while others that want it wait."""
+    import fcntl  # not on Windows, where there is a CPU backend to test too
+
+    path = library.with_suffix(".lock")
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed, by the process's end too
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)  # whoever waits for it looks for the library next
 
 
 def _digest(*parts: str) -> str:

@@ -272,7 +272,8 @@ def combinations(norm: Norm) -> Iterator[Combination]:
             for plan in _row_plans(norm, size, vector):
                 long_row = int(plan.shared > 0)
                 yield "layer_norm_grad", macros | {"CHUNKS": plan.chunks, "LONG": long_row}
-    for accumulated, parameter in {(accumulation_name(t), v) for t, _, v in LAYER_NORM_TYPES}:
+    pairs = dict.fromkeys((accumulation_name(t), v) for t, _, v in LAYER_NORM_TYPES)
+    for accumulated, parameter in pairs:
         yield "column_sums", {"ACC_T": accumulated, "PARAM_T": parameter}
 
 

@@ -93,6 +93,7 @@ void begin_launch(Launch& launch) {
   for (uint64_t i = 0; i < launch.window_count; ++i)
     if (launch.windows[i].space == Space::shared)  // its cells may be too fine for this kernel
       machine.shadow.forget(launch.windows[i].start, launch.windows[i].end);
+  number_threads();
   scheduling.seed(launch.seed);
   reset_accesses();
   starts.clear();

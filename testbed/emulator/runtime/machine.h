@@ -15,7 +15,8 @@ namespace emu {
 constexpr unsigned warp_size = 32;
 constexpr unsigned max_warps = max_threads / warp_size;
 
-enum class State : uint8_t { ready, at_barrier, at_warp_op, done };
+// Where a thread that cannot run has got to; of one that can it means nothing.
+enum class State : uint8_t { running, at_barrier, at_warp_op, done };
 
 // A place in the kernel: the instruction, and the calls that led to it. Two inlined copies of
 // one source line are two places, and so are two calls of one function.
@@ -35,15 +36,17 @@ struct WarpRequest {
 constexpr unsigned max_depth = 30;
 
 struct Thread {
-  Context context;
+  // The same in every block of a launch.
   uintptr_t stack_low;
   EmuDim index;
   unsigned number, warp, lane;
+
+  Context context;
   State state;
   uint32_t stamp;  // of the last warp operation that this thread took part in
   Place place;     // where it waits
   WarpRequest request;
-  uint64_t result;  // of a warp operation or a counting barrier
+  uint64_t result;  // of a warp operation
   int64_t spun;     // accesses since it last waited, up to the slice at hand
   unsigned depth;
   uint64_t calls[max_depth];  // running hash of the chain of calls, by depth
@@ -58,6 +61,16 @@ struct Warp {
   uint32_t halted;   // lanes that stand at a barrier
   uint32_t synced;
   uint32_t known[warp_size][warp_size];
+
+  uint32_t ready() const { return live & ~waiting & ~halted; }
+};
+
+// The barrier that threads of the block are arriving at.
+struct Barrier {
+  unsigned arrived;
+  bool split;     // are some at another place than the first one?
+  Place place;    // of the first one
+  uint64_t votes; // how many predicates were not zero
 };
 
 enum class Schedule : uint32_t { ascending, descending, shuffled, preempted, run_ahead };
@@ -90,11 +103,14 @@ struct Machine {
   uint32_t block_epoch = 0;   // the first of this block
   uint32_t launch_epoch = 0;  // the first of this launch
   uint32_t tick = 0;          // the last stamp given
+  uint32_t block_tick = 0;    // the stamp that threads of this block start with
 
   Windows windows;
   Shadow shadow;
   Fault fault{};
   Context host;  // whoever called launch()
+  Barrier barrier{};
+  uint64_t counted = 0;  // the result of the last barrier: all read it before the next completes
   Thread threads[max_threads];
   Warp warps[max_warps];
 };

@@ -18,7 +18,7 @@ namespace {
 constexpr int64_t spin_limit = int64_t{1} << 24;
 constexpr uint64_t longest_slice = 48;
 
-std::vector<unsigned> order;  // of threads, or of warps when one of them runs ahead
+std::vector<unsigned> order;  // of threads that can run, or of warps when one of them runs ahead
 unsigned cursor = 0;
 int64_t slice = 0;
 uint64_t accesses_done = 0;
@@ -30,10 +30,20 @@ void shuffle(std::vector<T>& items) {
   for (size_t i = items.size(); i > 1; --i) std::swap(items[i - 1], items[scheduling.below(i)]);
 }
 
+void list_ready() {
+  order.clear();
+  for (unsigned w = 0; w < machine.warps_count; ++w)
+    for (uint32_t ready = machine.warps[w].ready(); ready; ready &= ready - 1)
+      order.push_back(w * warp_size + unsigned(__builtin_ctz(ready)));
+}
+
 void new_order() {
-  bool by_warp = schedule() == Schedule::run_ahead;
-  order.resize(by_warp ? machine.warps_count : machine.threads_count);
-  std::iota(order.begin(), order.end(), 0u);
+  if (schedule() == Schedule::run_ahead) {
+    order.resize(machine.warps_count);
+    std::iota(order.begin(), order.end(), 0u);
+  } else {
+    list_ready();
+  }
   if (schedule() == Schedule::descending) std::reverse(order.begin(), order.end());
   else if (schedule() != Schedule::ascending) shuffle(order);
   cursor = 0;
@@ -48,8 +58,7 @@ void start_slice() {
 // The favourite warp goes on as long as any of its lanes can; then the next one.
 Thread* next_ahead() {
   for (unsigned w : order) {
-    const Warp& warp = machine.warps[w];
-    uint32_t ready = warp.live & ~warp.waiting & ~warp.halted;
+    uint32_t ready = machine.warps[w].ready();
     if (ready) return &machine.threads[w * warp_size + __builtin_ctz(ready)];
   }
   return nullptr;
@@ -57,15 +66,15 @@ Thread* next_ahead() {
 
 // Every thread that can run gets its turn before any gets a second one.
 Thread* next_in_turn() {
-  for (int pass = 0; pass < 2; ++pass) {
+  for (;;) {
     while (cursor < order.size()) {
-      Thread& thread = machine.threads[order[cursor++]];
-      if (thread.state == State::ready) return &thread;
+      unsigned number = order[cursor++];
+      if (machine.warps[number / warp_size].ready() >> number % warp_size & 1)
+        return &machine.threads[number];
     }
-    cursor = 0;
-    if (schedule() >= Schedule::shuffled) shuffle(order);
+    new_order();
+    if (order.empty()) return nullptr;
   }
-  return nullptr;
 }
 
 Thread* next_ready() {
@@ -85,8 +94,8 @@ Fault waiting_fault(Kind kind, const Thread& waiter, const Thread* other) {
   return fault;
 }
 
-// Nobody can run. Either the whole block stands at one barrier, or something is wrong.
-void settle() {
+// Nobody can run, and not because the whole block stands at one barrier.
+[[noreturn]] void raise_stuck() {
   Thread *at_barrier = nullptr, *elsewhere = nullptr, *in_warp_op = nullptr, *returned = nullptr;
   for (unsigned i = 0; i < machine.threads_count; ++i) {
     Thread& thread = machine.threads[i];
@@ -104,13 +113,12 @@ void settle() {
     raise(waiting_fault(Kind::mask, *in_warp_op, other));
   }
   if (elsewhere) raise(waiting_fault(Kind::barrier, *elsewhere, at_barrier));
-  if (returned) raise(waiting_fault(Kind::barrier, *at_barrier, returned));
-  uint64_t counted = 0;
-  for (unsigned i = 0; i < machine.threads_count; ++i) counted += machine.threads[i].request.value;
-  for (unsigned i = 0; i < machine.threads_count; ++i) {
-    machine.threads[i].state = State::ready;
-    machine.threads[i].result = counted;
-  }
+  raise(waiting_fault(Kind::barrier, *at_barrier, returned));
+}
+
+void release_barrier() {
+  machine.counted = machine.barrier.votes;
+  machine.barrier = {};
   for (unsigned w = 0; w < machine.warps_count; ++w) machine.warps[w].halted = 0;
   ++machine.epoch;
   new_order();
@@ -127,29 +135,18 @@ Thread* pick() {
   for (;;) {
     if (Thread* thread = next_ready()) return thread;
     if (all_returned()) return nullptr;
-    settle();
+    if (machine.barrier.arrived < machine.threads_count || machine.barrier.split) raise_stuck();
+    release_barrier();
   }
 }
 
-void begin_thread(unsigned number) {
-  Thread& thread = machine.threads[number];
-  const EmuDim& dim = machine.block_dim;
-  thread.stack_low = stack_of(number);
-  thread.index = {number % dim.x, number / dim.x % dim.y, number / dim.x / dim.y};
-  thread.number = number;
-  thread.warp = number / warp_size;
-  thread.lane = number % warp_size;
-  thread.state = State::ready;
-  thread.stamp = machine.tick;
+void enter() {
+  Thread& thread = *machine.current;
+  thread.stamp = machine.block_tick;
   thread.spun = 0;
   thread.depth = 0;
   thread.calls[0] = 0;
-  thread.request.value = 0;
-}
-
-void enter() {
   machine.launch->invoke(machine.launch->values);
-  Thread& thread = *machine.current;
   thread.state = State::done;
   machine.warps[thread.warp].live &= ~(1u << thread.lane);
   leave_warp(thread);
@@ -159,18 +156,29 @@ void enter() {
 
 }  // namespace
 
+void number_threads() {
+  const EmuDim& dim = machine.block_dim;
+  for (unsigned number = 0; number < machine.threads_count; ++number) {
+    Thread& thread = machine.threads[number];
+    thread.stack_low = stack_of(number);
+    thread.index = {number % dim.x, number / dim.x % dim.y, number / dim.x / dim.y};
+    thread.number = number;
+    thread.warp = number / warp_size;
+    thread.lane = number % warp_size;
+  }
+}
+
 void run_block() {
-  ++machine.tick;
+  machine.block_tick = ++machine.tick;
+  machine.barrier = {};
   for (unsigned w = 0; w < machine.warps_count; ++w) {
     unsigned lanes = std::min(warp_size, machine.threads_count - w * warp_size);
     Warp& warp = machine.warps[w];
     warp.members = warp.live = lanes == warp_size ? ~0u : (1u << lanes) - 1;
     warp.waiting = warp.halted = 0;
   }
-  for (unsigned i = 0; i < machine.threads_count; ++i) {
-    begin_thread(i);
+  for (unsigned i = 0; i < machine.threads_count; ++i)
     prepare(machine.threads[i].context, i, enter);
-  }
   new_order();
   start_slice();
   machine.current = pick();

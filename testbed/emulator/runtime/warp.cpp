@@ -98,7 +98,6 @@ void try_complete(Thread& thread) {
     if (!(group & bit(source))) fail(Kind::shuffle, reader, int(source), reader.request.mask);
     reader.result = threads[source].request.value;
   });
-  each_lane(group, [&](unsigned lane) { threads[lane].state = State::ready; });
   warp.waiting &= ~group;
   advance(warp, group, threads);
 }
@@ -136,10 +135,13 @@ EMU_API unsigned long long emu_warp(EmuWarpOp op, unsigned mask, unsigned long l
 EMU_API int emu_barrier(int predicate) {
   Thread& thread = *machine.current;
   thread.place = {uint64_t(__builtin_return_address(0)), thread.calls[thread.depth]};
-  thread.request.value = uint64_t(predicate);
   thread.state = State::at_barrier;
-  machine.warps[thread.warp].halted |= bit(thread.lane);
   thread.spun = 0;
+  machine.warps[thread.warp].halted |= bit(thread.lane);
+  Barrier& barrier = machine.barrier;
+  if (!barrier.arrived++) barrier.place = thread.place;
+  barrier.split |= !(thread.place == barrier.place);
+  barrier.votes += uint64_t(predicate);
   reschedule();
-  return int(thread.result);
+  return int(machine.counted);
 }
