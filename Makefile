@@ -39,7 +39,7 @@ demo: $(STAMP) ## train a network on handwritten digits; writes demo.png
 	$(BIN)/python examples/train_digits.py
 
 # On all cores; tests that measure time run while no other does (tests/alone.py).
-PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal
+PYTEST := $(BIN)/python -m pytest --quiet --numprocesses auto --dist worksteal
 
 test: $(STAMP) ## the suite and the doctests, on the CPU (4 min on two cores, the first time)
 	$(PYTEST) -m 'not slow'

@@ -1,7 +1,9 @@
-"""The ``backend`` fixture, and how hard Hypothesis tries."""
+"""The ``backend`` fixture, how hard Hypothesis tries, and what several processes share."""
 
+import gc
 import os
 import sys
+from collections import Counter
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -28,10 +30,44 @@ def backend(request):
         yield request.param
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Of a test marked ``sampled(n)``, all but every n-th set of parameters is slow."""
+    seen = Counter()
+    for item in items:
+        if sampled := item.get_closest_marker("sampled"):
+            place = item.nodeid.partition("[")[0], _backend_of(item)
+            if seen[place] % sampled.args[0]:
+                item.add_marker("slow")
+            seen[place] += 1
+
+
+def pytest_collection_finish():
+    """What there is by now stays: every search for garbage would go through it again."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_configure(config):
     """A worker of pytest-xdist keeps to its turn."""
     if hasattr(config, "workerinput") and alone.fcntl:
         config.pluginmanager.register(alone.Turns(__file__, alone.__file__))
+
+
+def pytest_sessionfinish(session):
+    """A worker of pytest-xdist hands over how much bad input it tried."""
+    table = sys.modules.get("tests.bad_input")
+    if table and hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["bad input"] = dict(table.tested)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    """Add up what the workers tried."""
+    if tried := getattr(node, "workeroutput", {}).get("bad input"):
+        from tests.bad_input import tested
+
+        tested.update(tried)
 
 
 def pytest_terminal_summary(terminalreporter):
@@ -39,5 +75,11 @@ def pytest_terminal_summary(terminalreporter):
     table = sys.modules.get("tests.bad_input")
     if table is None or not table.tested:
         return
-    cells, backends = sum(table.tested.values()), ", ".join(table.tested)
+    cells, backends = sum(table.tested.values()), ", ".join(sorted(table.tested))
     terminalreporter.write_line(f"bad input: {len(table.ROWS)} rows, {cells} cells on {backends}")
+
+
+def _backend_of(item):
+    """The name of the backend that a test runs on, if it runs on one."""
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    return getattr(parameters.get("backend"), "name", None)

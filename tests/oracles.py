@@ -30,13 +30,23 @@ def norm(grads, order=2.0):
         return mpmath.mpf(largest)
     with mpmath.workprec(200):
         if order == 1:
-            return mpmath.fsum(values.tolist())
+            return power_sum(values, 1)
         if order == 2:
-            return mpmath.sqrt(mpmath.fsum(values.tolist(), squared=True))
+            return mpmath.sqrt(power_sum(values, 2))
         total = np.sum((values.astype(WIDE) / WIDE(largest)) ** WIDE(order))
         high = float(total)
         total = mpmath.mpf(high) + mpmath.mpf(float(total - high))
         return mpmath.mpf(largest) * total ** (1 / mpmath.mpf(order))
+
+
+def power_sum(values, order):
+    """The sum of finite float64 values to a whole power: of integers, in a unit that all share."""
+    fractions, exponents = np.frexp(values)
+    lowest = int(exponents.min())
+    integers = np.ldexp(fractions, 53).astype(np.int64).tolist()
+    shifts = (order * (exponents - lowest)).tolist()
+    total = sum(n**order << shift for n, shift in zip(integers, shifts, strict=True))
+    return mpmath.ldexp(total, order * (lowest - 53))
 
 
 def off_by(got, ref):

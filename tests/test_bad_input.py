@@ -28,7 +28,7 @@ def test_bad_input(backend, title):
         except BaseException as error:
             error.add_note(f"in the cell: {cell.name}")
             raise
-        bad_input.tested[backend.name] = bad_input.tested.get(backend.name, 0) + 1
+        bad_input.tested[backend.name] += 1
 
 
 def test_other_rows_are_held_elsewhere():

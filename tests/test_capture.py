@@ -31,9 +31,9 @@ class Capturing(EmulatedDevice):
     def capturing(self):
         return True
 
-    def pointer(self, array, *, write=False):
-        self.remember([array])
-        return super().pointer(array, write=write)
+    def pointers(self, arrays, *, write):
+        self.remember(arrays)
+        return super().pointers(arrays, write=write)
 
     def remember(self, arrays):
         self.given += [weakref.ref(owner_of(array)) for array in arrays]

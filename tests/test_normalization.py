@@ -351,27 +351,35 @@ def test_out(backend, types):
 @TYPES
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
 def test_the_gradient_over_its_own_input(backend, types, layout):
-    for shape in ((6, 4, 9), (3, 70_000)):
-        p = make(shape, types)
-        p.dy, p.x = LAYOUTS[layout](p.dy), LAYOUTS[layout](p.x)
-        dy, x, scale, bias, mean, inv_std = p.on(
-            backend, "dy", "x", "scale", "bias", "mean", "inv_std"
-        )
-        apart = (backend.asarray(p.dy), None, None)  # in the layout that dy has
-        expected = gradkit.layer_norm_grad(dy, x, scale, mean, inv_std, out=apart)
-        found = gradkit.layer_norm_grad(dy, x, scale, mean, inv_std, out=(dy, None, None))
-        assert found[0] is dy
-        for got, ref in zip(found, expected, strict=True):
-            assert_same_bits(backend.asnumpy(got), backend.asnumpy(ref))
-        apart = (backend.asarray(p.x), None, None)
-        expected = gradkit.layer_norm(x, scale, bias, out=apart)
-        found = gradkit.layer_norm(x, scale, bias, out=(x, None, None))
-        assert found[0] is x
-        for got, ref in zip(found, expected, strict=True):
-            assert_same_bits(backend.asnumpy(got), backend.asnumpy(ref))
-        y = gradkit.layer_norm_inverse(x, scale, bias, mean, inv_std)
-        assert gradkit.layer_norm_inverse(x, scale, bias, mean, inv_std, out=x) is x
-        assert_same_bits(backend.asnumpy(x), backend.asnumpy(y))
+    _check_results_over_inputs(backend, make((6, 4, 9), types), LAYOUTS[layout])
+
+
+@pytest.mark.sampled(13)
+@TYPES
+@pytest.mark.parametrize("layout", sorted(LAYOUTS))
+def test_long_rows_over_their_own_input(backend, types, layout):
+    _check_results_over_inputs(backend, make((3, 70_000), types), LAYOUTS[layout])
+
+
+def _check_results_over_inputs(backend, p, lay):
+    """The bits of a call whose result takes the place of its input are those of one apart."""
+    p.dy, p.x = lay(p.dy), lay(p.x)
+    dy, x, scale, bias, mean, inv_std = p.on(backend, "dy", "x", "scale", "bias", "mean", "inv_std")
+    apart = (backend.asarray(p.dy), None, None)  # in the layout that dy has
+    expected = gradkit.layer_norm_grad(dy, x, scale, mean, inv_std, out=apart)
+    found = gradkit.layer_norm_grad(dy, x, scale, mean, inv_std, out=(dy, None, None))
+    assert found[0] is dy
+    for got, ref in zip(found, expected, strict=True):
+        assert_same_bits(backend.asnumpy(got), backend.asnumpy(ref))
+    apart = (backend.asarray(p.x), None, None)
+    expected = gradkit.layer_norm(x, scale, bias, out=apart)
+    found = gradkit.layer_norm(x, scale, bias, out=(x, None, None))
+    assert found[0] is x
+    for got, ref in zip(found, expected, strict=True):
+        assert_same_bits(backend.asnumpy(got), backend.asnumpy(ref))
+    y = gradkit.layer_norm_inverse(x, scale, bias, mean, inv_std)
+    assert gradkit.layer_norm_inverse(x, scale, bias, mean, inv_std, out=x) is x
+    assert_same_bits(backend.asnumpy(x), backend.asnumpy(y))
 
 
 @given(data=st.data())

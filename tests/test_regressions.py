@@ -294,6 +294,7 @@ def test_pytorch_181600_and_others_indices_are_wide(backend):
     assert not x.any()
 
 
+@pytest.mark.slow
 def test_pytorch_181600_and_others_more_elements_than_32_bits_count(backend):
     """Float16 zeros that nobody wrote take no memory."""
     if not backend.on_host:

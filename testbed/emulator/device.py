@@ -146,17 +146,16 @@ class EmulatedDevice:
         compiled = compile_source(source, options, portable_fibers=self._portable_fibers)
         return EmulatedModule(self, source, compiled)
 
-    def pointer(self, array: Array, *, write: bool = False) -> int:
+    def pointer(self, array: Array) -> int:
         """Return the address of ``array``, which kernels may from now on load from memory.
 
-        It stays reachable while the array's memory lives; the last call decides whether kernels
-        may write there.
+        It stays reachable while the array's memory lives.
         """
-        return self.memory.register(array, write=write)
+        return self.pointers([array], write=False)[0]
 
     def pointers(self, arrays: Sequence[Array], *, write: bool) -> tuple[int, ...]:
-        """Return the addresses of many arrays, as `pointer` does of one."""
-        return tuple(self.pointer(array, write=write) for array in arrays)
+        """Return the addresses of many arrays; the last call decides whether kernels may write."""
+        return tuple(self.memory.register(array, write=write) for array in arrays)
 
     def upload(self, host: Array) -> Array:
         """Copy a host array's bytes to the device; of a structure too."""

@@ -5,6 +5,7 @@ concerns, each for any backend. What is too large for all of them, or needs more
 backend, names the tests that hold it instead.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from math import inf
 
@@ -193,4 +194,4 @@ ROWS = {
     for section, rows in TABLE.items()
     for title, row in rows.items()
 }
-tested: dict[str, int] = {}  # cells that have passed, by backend
+tested: Counter[str] = Counter()  # cells that have passed, by backend

@@ -162,7 +162,7 @@ def tensor_list(device, arrays, *, write=True):
     packed = np.zeros(1, TENSORS)
     packed["count"] = len(arrays)
     for number, array in enumerate(arrays):
-        packed["data"][0, number] = device.pointer(array, write=write)
+        (packed["data"][0, number],) = device.pointers([array], write=write)
         packed["size"][0, number] = array.size
     return packed
 
