@@ -42,6 +42,14 @@ def test_the_environment_chooses():
     assert in_a_process(GRADKIT_NUM_THREADS="") == default
 
 
+def test_no_more_than_openmp_may_have(monkeypatch):
+    monkeypatch.delenv("GRADKIT_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64), raising=False)
+    for others, expected in (("1", 1), ("3", 3), ("64", tuning.MOST_WORKERS), ("", 4)):
+        monkeypatch.setenv("OMP_NUM_THREADS", others)
+        assert threads._default_workers() == expected
+
+
 def test_a_call_uses_as_many_as_were_set(monkeypatch):
     started = []
     real = threads._started

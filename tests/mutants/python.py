@@ -373,8 +373,8 @@ ROWS = (
     ),
     (
         _PUBLIC_BATCH,
-        "@partial(Signatures, strides=True)\ndef _plan_gradient",
-        "@Signatures\ndef _plan_gradient",
+        "partial(Signatures, strides=True)\ndef _plan_gradient",
+        "partial(Signatures, strides=False)\ndef _plan_gradient",
         "a signature without its strides",
     ),
     (
