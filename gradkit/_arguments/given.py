@@ -26,21 +26,13 @@ class Given:
         """The name and the view of the array that decides the library and the device."""
         raise NotImplementedError
 
-    def view(
-        self,
-        array: Any,
-        label: str,
-        *,
-        write: bool = False,
-        detach: bool = False,
-        instead: str = RETURNED,
-    ) -> Array:
+    def view(self, array: Any, label: str, *, write: bool = False, detach: bool = False) -> Array:
         """A further argument as an array of this call's backend."""
         framework = known_framework(array, label)
         if framework is not self.framework:
             refuse_mixture(label, framework, self.first()[0], self.framework)
         if write:
-            refuse_write(framework, label, instead)
+            refuse_write(framework, label, RETURNED)
         view = view_of(framework, array, label, write=write, detach=detach)
         first_label, first_view = self.first()
         if first_view is not None:

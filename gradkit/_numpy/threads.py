@@ -110,7 +110,7 @@ def _threads() -> "ThreadPoolExecutor":
 
 
 def forget_threads() -> None:
-    """A pool of another size is wanted; or a forked child has inherited one without threads."""
+    """Start a new pool when one is next needed: of another size, or in a forked child."""
     global _pool
     _pool = None
 

@@ -61,10 +61,9 @@ class Rows:
         return _rows(shape, axis, dtype, contiguous, in_place and contiguous)
 
     def _cut_rows(self, step: int) -> list[Index]:
-        missing = len(self.lead)
-        return [
-            index + (slice(None),) * (missing - len(index)) for index in blocks(self.lead, step)
-        ]
+        """Blocks of rows, each index with an entry for every axis of ``lead``."""
+        rank = len(self.lead)
+        return [index + (slice(None),) * (rank - len(index)) for index in blocks(self.lead, step)]
 
     def view(self, array: Array) -> Array:
         """A view of a full-shape array that is indexed by ``rows`` + ``columns``."""

@@ -13,7 +13,8 @@ _HEAD = """\
 # Planted faults, and the tests that find them
 
 Written by `make mutants`. A mutant is gradkit with one piece of one file changed; a test that
-fails kills it. The seconds are those of the tests' process.
+fails kills it. The seconds are those of the tests' process. Each row is from the last run of that
+mutant, which may be older than the code.
 
 {killed} of {count} killed.
 
