@@ -38,11 +38,12 @@ def column_sums(tile: Array) -> Array:
     # BLAS adds rows one after the other here, and error grows with their number.
     run = tuning.COLUMN_RUN
     if len(tile) < run:
-        return (_ones(len(tile), tile.dtype) @ tile).astype(np.float64)
+        return (_ones(len(tile), tile.dtype) @ tile).astype(np.float64, copy=False)
     whole = len(tile) // run * run
-    total = (_ones(len(tile) - whole, tile.dtype) @ tile[whole:]).astype(np.float64)
+    rest = _ones(len(tile) - whole, tile.dtype) @ tile[whole:]
+    total: Array = rest.astype(np.float64, copy=False)
     runs = tile[:whole].reshape(-1, run, tile.shape[1])
-    total += by_halves((_ones(run, tile.dtype) @ runs).astype(np.float64))[0]
+    total += by_halves((_ones(run, tile.dtype) @ runs).astype(np.float64, copy=False))[0]
     return total
 
 
