@@ -174,8 +174,8 @@ ROWS = (
     ),
     (
         _SUMS,
-        "total = (_ones(len(tile) - whole, tile.dtype) @ tile[whole:])",
-        "total = 0 * (_ones(len(tile) - whole, tile.dtype) @ tile[whole:])",
+        "rest = _ones(len(tile) - whole, tile.dtype) @ tile[whole:]",
+        "rest = 0 * (_ones(len(tile) - whole, tile.dtype) @ tile[whole:])",
         "the rows after the stretches lost",
     ),
     (
