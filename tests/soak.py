@@ -157,7 +157,7 @@ def soak(backend, seconds, *, seed=0, variety=1 << 32, work=every_operation):
     tracemalloc.start()
     try:
         with backend.active():
-            while count < 16 or (count < _MOST and time.monotonic() < end):
+            while count < 12 or (count < _MOST and time.monotonic() < end):
                 rngs = [random.Random(f"{seed} {count % variety} {k}") for k in range(5)]
                 if backend.on_host:
                     with ThreadPoolExecutor(4) as pool:

@@ -136,6 +136,7 @@ def test_no_scale_is_a_scale_of_ones(backend, types):
     p.check_forward(backend, *batch_norm(backend, p))
 
 
+@pytest.mark.sampled(3)
 @TYPES
 @pytest.mark.parametrize(
     "shape",

@@ -124,6 +124,7 @@ def run(device, call, layout):
     return own
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("layout", ["C", "stepped", "misaligned"])
 @pytest.mark.parametrize("call", CALLS)
 def test_what_a_graph_will_use_again_is_kept(device, call, layout):

@@ -181,7 +181,7 @@ def _batch(shape, axis, last, types, **options):
 # Values, on every path and in every combination of dtypes
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("types", LAYER_TYPES, ids="-".join)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_row_norms(shape, types):

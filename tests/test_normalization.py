@@ -117,6 +117,7 @@ def test_layer_norm_inverse(backend, data):
 # Shapes chosen to hurt
 
 
+@pytest.mark.sampled(3)
 @TYPES
 @pytest.mark.parametrize("columns", COLUMNS)
 def test_row_lengths(backend, columns, types):
@@ -131,6 +132,7 @@ def test_row_lengths(backend, columns, types):
     p.check_gradients(backend, *rms_norm_grad(backend, p))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("columns", [131071, 131072, 131073, 300_001])
 @pytest.mark.parametrize("types", [LAYER_TYPES[0], LAYER_TYPES[1], LAYER_TYPES[3]], ids="-".join)
 def test_rows_longer_than_a_block(backend, columns, types):
@@ -198,6 +200,7 @@ def test_no_elements(backend, shape, affine):
 # Meaning
 
 
+@pytest.mark.sampled(3)
 @TYPES
 @pytest.mark.parametrize("shape", [(3, 1023), (1000, 7), (2, 2047), (4097, 3), (64, 2048)], ids=str)
 def test_a_constant_gradient(backend, types, shape):
@@ -354,7 +357,7 @@ def test_the_gradient_over_its_own_input(backend, types, layout):
     _check_results_over_inputs(backend, make((6, 4, 9), types), LAYOUTS[layout])
 
 
-@pytest.mark.sampled(13)
+@pytest.mark.sampled(29)
 @TYPES
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
 def test_long_rows_over_their_own_input(backend, types, layout):

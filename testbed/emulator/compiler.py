@@ -10,6 +10,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -55,6 +56,11 @@ _RUNTIME_FLAGS = (
     "-fno-rtti",
     "-Wall",
     "-Wextra",
+)
+# A line of readelf's table: number, address, size, type, binding, visibility, section, name.
+_SYMBOL = re.compile(
+    r" +\d+: (?P<at>[0-9a-f]+) +(?P<size>\w+) (?P<kind>\w+) +\w+ +\w+ +"
+    r"(?P<section>\w+) (?P<name>.+)"
 )
 # What only NVRTC understands and what changes nothing here.
 _NVRTC_ONLY = (
@@ -213,18 +219,20 @@ def _read_description(library: Path, runtime: Path, description: Path) -> Compil
 
 def _shared_arrays(library: Path) -> list[SharedArray]:
     """List the library's uninitialised statics: kernels have none but their shared arrays."""
+    # Ten times as quick as nm, which looks for linker plugins first.
     listing = subprocess.run(
-        ["nm", "-C", "--format=sysv", "--defined-only", str(library)],
+        ["readelf", "--wide", "--sections", "--symbols", "--demangle", str(library)],
         capture_output=True,
         text=True,
         check=True,
     ).stdout
+    bss = re.findall(r"\[ *(\d+)\] \.bss ", listing)
     arrays = []
     for line in listing.splitlines():
-        fields = [field.strip() for field in line.split("|")]
-        if len(fields) == 7 and fields[6] == ".bss" and fields[3] == "OBJECT":
-            name = fields[0].rsplit("::", 1)[-1]
-            arrays.append(SharedArray(name, int(fields[1], 16), int(fields[4], 16)))
+        match = _SYMBOL.match(line)
+        if match and match["kind"] == "OBJECT" and match["section"] in bss:
+            name = match["name"].rsplit("::", 1)[-1]
+            arrays.append(SharedArray(name, int(match["at"], 16), int(match["size"], 0)))
     return arrays
 
 

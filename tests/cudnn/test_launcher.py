@@ -26,6 +26,7 @@ def _axes():
     return [(shape, axis) for shape in SHAPES for axis in range(len(shape))]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("types", COMBINATIONS, ids=TYPE_IDS)
 @pytest.mark.parametrize("affine", [True, False])
 def test_every_shape_axis_and_mixture_backward(cudnn, types, affine):
@@ -37,6 +38,7 @@ def test_every_shape_axis_and_mixture_backward(cudnn, types, affine):
     assert not cudnn.bindings.descriptors
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("types", COMBINATIONS, ids=TYPE_IDS)
 @pytest.mark.parametrize("affine", [True, False])
 def test_every_shape_axis_and_mixture_forward(cudnn, types, affine):
