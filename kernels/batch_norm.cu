@@ -22,7 +22,7 @@
 #include "channels.cuh"
 
 __device__ __forceinline__ void sum_share(
-    const DATA_T* x, const Shape& shape, i64 channel, const double (&centre)[OWN],
+    const DATA_T* x, const Shape& shape, i64 channel, const Real<double> (&centre)[OWN],
     double (&sums)[2][OWN]
 ) {
     for (Walk walk(shape); walk.inside(shape); walk.next()) {
@@ -30,9 +30,9 @@ __device__ __forceinline__ void sum_share(
         load<VEC>(x + walk.index(shape, channel), values);
 #pragma unroll
         for (int k = 0; k < VEC; ++k) {
-            const double deviation = values[k] - centre[k % OWN];
+            const double deviation = exactly(values[k]) - exactly(centre[k % OWN]);
             sums[0][k % OWN] += deviation;
-            sums[1][k % OWN] += deviation * deviation;
+            sums[1][k % OWN] = fused(deviation, deviation, sums[1][k % OWN]);
         }
     }
 }
@@ -45,10 +45,11 @@ extern "C" __global__ void __launch_bounds__(256, 1) sum_deviations(
     // The condition is the same for the whole block, so all its threads reach the barriers.
     const i64 ahead = threadIdx.x * OWN;
     for (i64 channel = first_channel(); channel - ahead < channels; channel += channel_step()) {
-        double sums[2][OWN], about[OWN];
+        double sums[2][OWN];
+        Real<double> about[OWN];
         fill<OWN>(sums[0], 0.0);
         fill<OWN>(sums[1], 0.0);
-        load_own(centre, channel, shape, 0.0, about);
+        load_own(centre, channel, shape, Real<double>{0}, about);
         if (channel < channels) sum_share(x, shape, channel, about, sums);
         write_sums(sums, channel, shape, partials, tile);
     }
@@ -80,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1) finish_moments(
         const double first = column_total(partials, shares, channels, channel, tile[0]) / count;
         const double second = column_total(squares, shares, channels, channel, tile[1]) / count;
         if (threadIdx.y == 0 && channel < channels) {
-            const double variance = second - first * first;
+            const double variance = fused(-first, first, second);
             const double middle = centre[channel] + first;
             const double factor = 1 / sqrt((variance < 0 ? 0 : variance) + eps);
             exact[channel] = middle;
@@ -97,12 +98,12 @@ extern "C" __global__ void __launch_bounds__(256, 1) normalize(
 ) {
     const Shape shape = {before, channels, after};
     for (i64 channel = first_channel(); channel < channels; channel += channel_step()) {
-        double middle[OWN], inv_std[OWN];
+        Real<double> middle[OWN], inv_std[OWN];
         A factor[OWN], offset[OWN];
-        load_own(exact, channel, shape, 0.0, middle);
-        load_own(exact + channels, channel, shape, 0.0, inv_std);
-        load_own(scale, channel, shape, A(1), factor);
-        load_own(bias, channel, shape, A(0), offset);
+        load_own(exact, channel, shape, Real<double>{0}, middle);
+        load_own(exact + channels, channel, shape, Real<double>{0}, inv_std);
+        load_own(scale, channel, shape, A{1}, factor);
+        load_own(bias, channel, shape, A{0}, offset);
         for (Walk walk(shape); walk.inside(shape); walk.next()) {
             A values[VEC];
             load<VEC>(x + walk.index(shape, channel), values);
@@ -110,10 +111,10 @@ extern "C" __global__ void __launch_bounds__(256, 1) normalize(
             for (int k = 0; k < VEC; ++k) {
                 // The mean in two parts: a single one is off by half a unit in the last place,
                 // which may be large compared with x - mean.
-                const A high = static_cast<A>(middle[k % OWN]);
-                const A low = static_cast<A>(middle[k % OWN] - high);
-                const A xhat = (values[k] - high - low) * static_cast<A>(inv_std[k % OWN]);
-                values[k] = xhat * factor[k % OWN] + offset[k % OWN];
+                const double mean = exactly(middle[k % OWN]);
+                const A high = narrow<A>(mean), low = narrow<A>(mean - exactly(high));
+                const A xhat = (values[k] - high - low) * narrow<A>(exactly(inv_std[k % OWN]));
+                values[k] = fused(xhat, factor[k % OWN], offset[k % OWN]);
             }
             store<VEC>(y + walk.index(shape, channel), values);
         }

@@ -24,8 +24,8 @@ struct Channel { A mean[OWN], inv_std[OWN]; };
 __device__ __forceinline__ void load_channel(
     const STAT_T* mean, const STAT_T* inv_std, i64 channel, const Shape& shape, Channel& of
 ) {
-    load_own(mean, channel, shape, A(0), of.mean);
-    load_own(inv_std, channel, shape, A(0), of.inv_std);
+    load_own(mean, channel, shape, A{0}, of.mean);
+    load_own(inv_std, channel, shape, A{0}, of.inv_std);
 }
 
 // One pack of dy, and of xhat.
@@ -47,21 +47,21 @@ __device__ __forceinline__ void sum_stretch(
     Walk& walk, double (&sums)[2][OWN]
 ) {
     A part[2][OWN];
-    fill<OWN>(part[0], A(0));
-    fill<OWN>(part[1], A(0));
+    fill<OWN>(part[0], A{0});
+    fill<OWN>(part[1], A{0});
     for (int i = 0; i < STRETCH && walk.inside(shape); ++i, walk.next()) {
         Elements at;
         load_elements(dy, x, walk.index(shape, channel), of, at);
 #pragma unroll
         for (int k = 0; k < VEC; ++k) {
-            part[0][k % OWN] += at.dy[k] * at.xhat[k];
+            part[0][k % OWN] = fused(at.dy[k], at.xhat[k], part[0][k % OWN]);
             part[1][k % OWN] += at.dy[k];
         }
     }
 #pragma unroll
     for (int k = 0; k < OWN; ++k) {
-        sums[0][k] += part[0][k];
-        sums[1][k] += part[1][k];
+        sums[0][k] += exactly(part[0][k]);
+        sums[1][k] += exactly(part[1][k]);
     }
 }
 
@@ -104,7 +104,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1) finish_channels(
             if (threadIdx.y != 0 || channel >= channels) continue;
             PARAM_T* out = plane ? dbias : dscale;
             if (out) out[channel] = narrow<PARAM_T>(total);
-            means[plane * channels + channel] = static_cast<A>(total / count);
+            means[plane * channels + channel] = narrow<A>(total / count);
         }
     }
 }
@@ -118,16 +118,16 @@ extern "C" __global__ void __launch_bounds__(256, 1) apply_channels(
         Channel of;
         A factor[OWN], of_product[OWN], of_dy[OWN];
         load_channel(mean, inv_std, channel, shape, of);
-        load_own(scale, channel, shape, A(1), factor);
-        load_own(means, channel, shape, A(0), of_product);
-        load_own(means + channels, channel, shape, A(0), of_dy);
+        load_own(scale, channel, shape, A{1}, factor);
+        load_own(means, channel, shape, A{0}, of_product);
+        load_own(means + channels, channel, shape, A{0}, of_dy);
         for (Walk walk(shape); walk.inside(shape); walk.next()) {
             Elements at;
             load_elements(dy, x, walk.index(shape, channel), of, at);
             A out[VEC];
 #pragma unroll
             for (int k = 0; k < VEC; ++k) {
-                const A rest = at.dy[k] - (at.xhat[k] * of_product[k % OWN] + of_dy[k % OWN]);
+                const A rest = at.dy[k] - fused(at.xhat[k], of_product[k % OWN], of_dy[k % OWN]);
                 out[k] = rest * (of.inv_std[k % OWN] * factor[k % OWN]);
             }
             store<VEC>(dx + walk.index(shape, channel), out);

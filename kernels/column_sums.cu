@@ -11,17 +11,19 @@
 
 #include "columns.cuh"
 
+typedef Wide<ACC_T>::type A;
+
 extern "C" __global__ void __launch_bounds__(1024, 1) column_sums(
-    const ACC_T* partials, PARAM_T* first, PARAM_T* second, i64 count, i64 width
+    const A* partials, PARAM_T* first, PARAM_T* second, i64 count, i64 width
 ) {
-    __shared__ ACC_T tile[WARP * WARP];
+    __shared__ A tile[WARP * WARP];
     PARAM_T* out = blockIdx.y ? second : first;
     if (!out) return;
-    const ACC_T* plane = partials + blockIdx.y * count * width;
+    const A* plane = partials + blockIdx.y * count * width;
     const i64 step = static_cast<i64>(gridDim.x) * WARP;
     for (i64 start = static_cast<i64>(blockIdx.x) * WARP; start < width; start += step) {
         const i64 column = start + threadIdx.x;
-        const ACC_T total = column_total(plane, count, width, column, tile);
+        const A total = column_total(plane, count, width, column, tile);
         if (threadIdx.y == 0 && column < width) out[column] = narrow<PARAM_T>(total);
         __syncthreads();  // before the tile is filled again
     }

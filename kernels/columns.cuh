@@ -11,7 +11,7 @@ template <typename T>
 __device__ __forceinline__ T column_total(
     const T* rows, i64 count, i64 width, i64 column, T* tile
 ) {
-    T total = 0;
+    T total = {};
     if (column < width) {
         const T* at = rows + threadIdx.y * width + column;
         for (i64 row = threadIdx.y; row < count; row += WARP, at += WARP * width) total += *at;

@@ -5,6 +5,8 @@
 
 #pragma once
 
+#include "arithmetic.cuh"
+
 struct f16 { unsigned short bits; };
 struct bf16 { unsigned short bits; };
 typedef float f32;
@@ -26,36 +28,14 @@ typedef long long i64;
     T* name = reinterpret_cast<T*>(name##_bytes)
 #endif
 
-// Conversions between float and double that keep subnormals: CuPy compiles with -ftz=true, and a
-// plain cast would flush them to zero.
-__device__ __forceinline__ double exactly(float x) {
-#ifdef GRADKIT_EMULATED
-    return x;
-#else
-    double y;
-    asm("cvt.f64.f32 %0, %1;" : "=d"(y) : "f"(x));
-    return y;
-#endif
-}
-
-__device__ __forceinline__ float rounded(double x) {
-#ifdef GRADKIT_EMULATED
-    return static_cast<float>(x);
-#else
-    float y;
-    asm("cvt.rn.f32.f64 %0, %1;" : "=f"(y) : "d"(x));
-    return y;
-#endif
-}
-
 // One row per dtype: ROW(its number in a tensor list, the type, the accumulation type).
 // gradkit's table of dtypes has the same rows. If a row is missing, a norm kernel of that dtype
 // does not compile, and a list kernel that meets its number traps (`walk` in tensor_list.cuh).
 #define FOR_EACH_DTYPE(ROW) \
-    ROW(0, f16, f32)        \
-    ROW(1, bf16, f32)       \
-    ROW(2, f32, f32)        \
-    ROW(3, f64, f64)
+    ROW(0, f16, Real<f32>)  \
+    ROW(1, bf16, Real<f32>) \
+    ROW(2, f32, Real<f32>)  \
+    ROW(3, f64, Real<f64>)
 
 // The accumulation type of T.
 template <typename T> struct Wide;
@@ -64,26 +44,26 @@ template <typename T> struct Wide;
 FOR_EACH_DTYPE(WIDE_TYPE)
 #undef WIDE_TYPE
 
-__device__ __forceinline__ float widen(f32 x) { return x; }
-__device__ __forceinline__ double widen(f64 x) { return x; }
+__device__ __forceinline__ Real<f32> widen(f32 x) { return {x}; }
+__device__ __forceinline__ Real<f64> widen(f64 x) { return {x}; }
+template <typename F> __device__ __forceinline__ Real<F> widen(Real<F> x) { return x; }
 
-__device__ __forceinline__ float widen(bf16 x) {
-    return __uint_as_float(static_cast<u32>(x.bits) << 16);
+__device__ __forceinline__ Real<f32> widen(bf16 x) {
+    return {__uint_as_float(static_cast<u32>(x.bits) << 16)};
 }
 
-__device__ __forceinline__ float widen(f16 x) {
+__device__ __forceinline__ Real<f32> widen(f16 x) {
 #ifdef GRADKIT_EMULATED
-    return static_cast<float>(__builtin_bit_cast(_Float16, x.bits));
+    return {static_cast<float>(__builtin_bit_cast(_Float16, x.bits))};
 #else
     float y;
     asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
-    return y;
+    return {y};
 #endif
 }
 
 // Any dtype as a double: exact, subnormals included.
 template <typename T> __device__ __forceinline__ double to_double(T x) { return exactly(widen(x)); }
-template <> __device__ __forceinline__ double to_double<f64>(f64 x) { return x; }
 
 // Rounds to float so that a second rounding, to a type of at most 22 bits, gives the same as one
 // rounding of the double: the last bit of an inexact result is set (round to odd).
@@ -123,6 +103,11 @@ template <> __device__ __forceinline__ f16 narrow<f16>(float x) {
 
 template <> __device__ __forceinline__ bf16 narrow<bf16>(double x) { return narrow<bf16>(to_odd(x)); }
 template <> __device__ __forceinline__ f16 narrow<f16>(double x) { return narrow<f16>(to_odd(x)); }
+
+template <> __device__ __forceinline__ Real<f32> narrow<Real<f32>>(float x) { return {x}; }
+template <> __device__ __forceinline__ Real<f32> narrow<Real<f32>>(double x) { return {rounded(x)}; }
+template <> __device__ __forceinline__ Real<f64> narrow<Real<f64>>(double x) { return {x}; }
+template <typename T, typename F> __device__ __forceinline__ T narrow(Real<F> x) { return narrow<T>(x.value); }
 
 // N elements that one instruction moves; N * sizeof(T) is a power of two up to 16.
 template <typename T, int N> struct alignas(sizeof(T) * N) Pack { T at[N]; };

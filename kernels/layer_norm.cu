@@ -31,9 +31,9 @@ __device__ __forceinline__ Pair<double> share_of_moments(
         load<VEC>(row + column, x);
 #pragma unroll
         for (int k = 0; k < VEC; ++k) {
-            const double deviation = x[k] - centre;
+            const double deviation = exactly(x[k]) - centre;
             sums.first += deviation;
-            sums.second += deviation * deviation;
+            sums.second = fused(deviation, deviation, sums.second);
         }
     }
     return sums;
@@ -51,7 +51,7 @@ __device__ __forceinline__ Moments moments_of_row(
         centre = row_sums(share_of_moments(row, length, 0), slots, turn++).first / width;
     const Pair<double> sums = row_sums(share_of_moments(row, length, centre), slots, turn++);
     const double correction = CENTRED ? sums.first / width : 0;
-    const double variance = sums.second / width - correction * correction;
+    const double variance = fused(-correction, correction, sums.second / width);
     return {centre + correction, variance < 0 ? 0 : variance};
 }
 
@@ -61,17 +61,17 @@ __device__ __forceinline__ void normalize_row(
 ) {
     // The mean in two parts: a single one is off by half a unit in the last place, which may be
     // large compared with x - mean.
-    const A high = static_cast<A>(mean), low = static_cast<A>(mean - high);
+    const A high = narrow<A>(mean), low = narrow<A>(mean - exactly(high));
     const i64 step = static_cast<i64>(blockDim.x) * VEC;
     for (i64 column = threadIdx.x * VEC; column < width; column += step) {
         A values[VEC], factor[VEC], offset[VEC];
         load<VEC>(x + column, values);
-        load_or<VEC>(scale, column, A(1), factor);
-        load_or<VEC>(bias, column, A(0), offset);
+        load_or<VEC>(scale, column, A{1}, factor);
+        load_or<VEC>(bias, column, A{0}, offset);
 #pragma unroll
         for (int k = 0; k < VEC; ++k) {
             if (CENTRED) values[k] = values[k] - high - low;
-            values[k] = values[k] * inv_std * factor[k] + offset[k];
+            values[k] = fused(values[k] * inv_std, factor[k], offset[k]);
         }
         store<VEC>(y + column, values);
     }
@@ -95,6 +95,6 @@ extern "C" __global__ void __launch_bounds__(1024, 1) layer_norm(
             if (CENTRED) mean[row] = narrow<STAT_T>(of.mean);
             inv_std[row] = narrow<STAT_T>(factor);
         }
-        normalize_row(x + start, scale, bias, y + start, width, of.mean, static_cast<A>(factor));
+        normalize_row(x + start, scale, bias, y + start, width, of.mean, narrow<A>(factor));
     }
 }

@@ -38,8 +38,8 @@ __device__ __forceinline__ int column_of(int chunk) {
 
 // Columns beyond the last have a scale of 1.
 __device__ __forceinline__ void load_scale(const PARAM_T* scale, int c, int width, A (&to)[VEC]) {
-    if (column_of(c) < width) load_or<VEC>(scale, column_of(c), A(1), to);
-    else fill<VEC>(to, A(1));
+    if (column_of(c) < width) load_or<VEC>(scale, column_of(c), A{1}, to);
+    else fill<VEC>(to, A{1});
 }
 
 #if LONG
@@ -76,7 +76,7 @@ __device__ __forceinline__ void clear(Columns& own) {
 #pragma unroll
         for (int c = 0; c < CHUNKS; ++c)
 #pragma unroll
-            for (int k = 0; k < VEC; ++k) own.sum(plane, c, k) = 0;
+            for (int k = 0; k < VEC; ++k) own.sum(plane, c, k) = A{0};
 }
 
 // The bias is read again for each row, from the cache: no registers are left for it.
@@ -96,7 +96,7 @@ __device__ __forceinline__ void load_row(
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
         if (row >= rows || column_of(c) >= width) {
-            fill<VEC>(at.w[c], A(0));
+            fill<VEC>(at.w[c], A{0});
             fill<VEC>(at.xhat[c], of.mean);
             continue;
         }
@@ -116,14 +116,14 @@ __device__ __forceinline__ Pair<A> sum_row(const Statistics& of, int width, Colu
 #pragma unroll
         for (int k = 0; k < VEC; ++k) {
             const A dy = at.w[c][k];
-            const A xhat = normalized(at.xhat[c][k], scale[k], A(0), of);
-            const A w = product(dy, scale[k]);
-            own.sum(0, c, k) += dy * xhat;
+            const A xhat = normalized(at.xhat[c][k], scale[k], A{0}, of);
+            const A w = dy * scale[k];
+            own.sum(0, c, k) = fused(dy, xhat, own.sum(0, c, k));
             if (CENTRED) own.sum(PLANES - 1, c, k) += dy;
             at.w[c][k] = w;
             at.xhat[c][k] = xhat;
             sums.first += w;
-            sums.second += w * xhat;
+            sums.second = fused(w, xhat, sums.second);
         }
     }
     return sums;

@@ -19,8 +19,8 @@ struct Part { A dy[VEC], xhat[VEC], w[VEC]; };
 struct Parameters { A scale[VEC], bias[VEC]; };
 
 __device__ __forceinline__ void load_parameters(const Arrays& in, i64 column, Parameters& own) {
-    load_or<VEC>(in.scale, column, A(1), own.scale);
-    load_or<VEC>(in.bias, column, A(0), own.bias);
+    load_or<VEC>(in.scale, column, A{1}, own.scale);
+    load_or<VEC>(in.bias, column, A{0}, own.bias);
 }
 
 __device__ __forceinline__ void load_part(
@@ -31,7 +31,7 @@ __device__ __forceinline__ void load_part(
 #pragma unroll
     for (int k = 0; k < VEC; ++k) {
         at.xhat[k] = normalized(at.xhat[k], own.scale[k], own.bias[k], of);
-        at.w[k] = product(at.dy[k], own.scale[k]);
+        at.w[k] = at.dy[k] * own.scale[k];
     }
 }
 
@@ -50,10 +50,10 @@ __device__ __forceinline__ Pair<double> share_of_row(const Arrays& in, i64 row, 
 #pragma unroll
         for (int k = 0; k < VEC; ++k) {
             sums.first += at.w[k];
-            sums.second += at.w[k] * at.xhat[k];
+            sums.second = fused(at.w[k], at.xhat[k], sums.second);
         }
-        total.first += sums.first;
-        total.second += sums.second;
+        total.first += exactly(sums.first);
+        total.second += exactly(sums.second);
     }
     return total;
 }
@@ -81,7 +81,7 @@ __device__ __forceinline__ Pair<A> means_of_row(
         total.first += sums[2 * (part * rows + row)];
         total.second += sums[2 * (part * rows + row) + 1];
     }
-    return {static_cast<A>(total.first / width), static_cast<A>(total.second / width)};
+    return {narrow<A>(total.first / width), narrow<A>(total.second / width)};
 }
 
 // Computes dx for one pack of columns in each of the block's rows; adds to the columns' sums.
@@ -99,7 +99,7 @@ __device__ __forceinline__ void apply_to_columns(
         A out[VEC];
 #pragma unroll
         for (int k = 0; k < VEC; ++k) {
-            totals[0][k] += at.dy[k] * at.xhat[k];
+            totals[0][k] = fused(at.dy[k], at.xhat[k], totals[0][k]);
             if (CENTRED) totals[PLANES - 1][k] += at.dy[k];
             out[k] = gradient(at.w[k], at.xhat[k], means, of.inv_std);
         }
@@ -118,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) apply_gradient(
     for (; column < width; column += step) {
         A totals[PLANES][VEC];
 #pragma unroll
-        for (int plane = 0; plane < PLANES; ++plane) fill<VEC>(totals[plane], A(0));
+        for (int plane = 0; plane < PLANES; ++plane) fill<VEC>(totals[plane], A{0});
         apply_to_columns(in, sums, dx, rows, width, parts, column, totals);
         if (!partials) continue;
 #pragma unroll

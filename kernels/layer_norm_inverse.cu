@@ -17,8 +17,8 @@ __device__ __forceinline__ void invert_pack(
 ) {
     A values[VEC], factor[VEC], offset[VEC];
     load<VEC>(y, values);
-    load_or<VEC>(scale, column, A(1), factor);
-    load_or<VEC>(bias, column, A(0), offset);
+    load_or<VEC>(scale, column, A{1}, factor);
+    load_or<VEC>(bias, column, A{0}, offset);
 #pragma unroll
     for (int k = 0; k < VEC; ++k)
         values[k] = (values[k] - offset[k]) / factor[k] / inv_std + mean;

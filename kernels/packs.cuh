@@ -46,8 +46,3 @@ __device__ __forceinline__ void load_or(const T* from, i64 at, A absent, A (&to)
     if (from) load<N>(from + at, to);
     else fill<N>(to, absent);
 }
-
-// A product that the compiler may not contract into a following addition. Two computations of the
-// same product therefore give the same number.
-__device__ __forceinline__ float product(float a, float b) { return __fmul_rn(a, b); }
-__device__ __forceinline__ double product(double a, double b) { return __dmul_rn(a, b); }

@@ -27,7 +27,7 @@ struct Statistics { A mean, inv_std; };
 
 __device__ __forceinline__ Statistics statistics_of(const Arrays& in, i64 row) {
     Statistics of;
-    of.mean = CENTRED && !FROM_OUTPUT ? widen(in.mean[row]) : A(0);
+    of.mean = CENTRED && !FROM_OUTPUT ? widen(in.mean[row]) : A{0};
     of.inv_std = widen(in.inv_std[row]);
     return of;
 }
@@ -39,6 +39,6 @@ __device__ __forceinline__ A normalized(A source, A scale, A bias, const Statist
 
 // dx from w = dy * scale, xhat, and the row's means of w and of w * xhat.
 __device__ __forceinline__ A gradient(A w, A xhat, const Pair<A>& means, A inv_std) {
-    const A rest = xhat * means.second;
-    return inv_std * (CENTRED ? w - (rest + means.first) : w - rest);
+    const A rest = CENTRED ? fused(xhat, means.second, means.first) : xhat * means.second;
+    return inv_std * (w - rest);
 }

@@ -140,6 +140,7 @@ class Problem:
         depth = min(backend.depth, ref.y.shape[1])
         bound = tolerances.averaged("y", ref.y_size, ref.y, depth, y.dtype)
         bound = bound + FACTOR["held"] * backend.mean_unit * ref.mean_in_y
+        bound = bound + tolerances.below_normal("y", y.dtype, ref.inv_std.reshape(-1, 1))
         assert_within(self.rows(y), ref.y, bound, "y")
         bound = tolerances.averaged("inv_std", ref.inv_std, ref.inv_std, depth, inv_std.dtype)
         assert_within(inv_std.reshape(-1), ref.inv_std, bound, "inv_std")
@@ -147,6 +148,7 @@ class Problem:
             mean = backend.asnumpy(mean)
             assert (mean.shape, str(mean.dtype)) == (self.lead, self.statistics)
             bound = tolerances.averaged("mean", ref.mean_size, ref.mean, depth, mean.dtype)
+            bound = bound + tolerances.below_normal("mean", mean.dtype)
             assert_within(mean.reshape(-1), ref.mean, bound, "mean")
 
     def check_gradients(self, backend, dx, dscale, dbias=None, *, xhat=None):
@@ -162,12 +164,25 @@ class Problem:
             return
         ref = self.gradients(xhat)
         bound = tolerances.elementwise("dx", ref.dx_size, ref.dx, dx.dtype)
+        gain = self.inv_std.reshape(-1, 1).astype(ref.dx.dtype)
+        bound = bound + tolerances.below_normal("dx", dx.dtype, gain)
         assert_within(self.rows(dx), ref.dx, bound, "dx")
         depth = min(backend.depth, ref.dx.shape[1 if self.batch else 0])
         for name, array in sums.items():
             expected, size = getattr(ref, name), getattr(ref, f"{name}_size")
             bound = tolerances.summed(size, expected, depth, array.dtype, dx.dtype)
+            bound = bound + tolerances.below_normal("sum", dx.dtype, ref.dx.size)
             assert_within(array.reshape(-1), expected, bound, name)
+
+
+# Far above a dtype's smallest subnormal number, around its smallest normal one, and at the end.
+ABOVE_NOTHING = (26, 22, 12, 5, 1)
+
+
+def tiny(array, above):
+    """``array`` scaled to about 2^above times the smallest number of its dtype."""
+    least = np.longdouble(tolerances.smallest(array.dtype))
+    return (array.astype(np.longdouble) * (least * 2**above)).astype(array.dtype)
 
 
 def make(shape, types=LAYER_TYPES[0], axis=-1, *, seed=0, kind="normal", affine=True, **options):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import gradkit
 from tests import oracles, tolerances
 from tests.layouts import LAYOUTS
-from tests.problems import BATCH_TYPES, make, problems
+from tests.problems import ABOVE_NOTHING, BATCH_TYPES, make, problems, tiny
 from tests.tolerances import DTYPES, assert_same_bits, assert_within
 
 eighths = st.integers(-24, 24).map(lambda k: k / 8)  # whose products round little
@@ -45,6 +45,17 @@ def test_batch_norm_grad(backend, data):
     dx, dscale, dbias = batch_norm_grad(backend, p)
     assert (dscale is None) == (dbias is None) == (p.scale is None)
     p.check_gradients(backend, dx, dscale, dbias)
+
+
+@TYPES
+@pytest.mark.parametrize("above", ABOVE_NOTHING)
+def test_down_to_the_smallest_number(backend, above, types):
+    """CuPy compiles kernels so that plain operations of float32 flush subnormal numbers to 0."""
+    p = make((30, 5, 4), types, axis=1, batch=True)
+    p.dy = tiny(p.dy, above)
+    p.check_gradients(backend, *batch_norm_grad(backend, p))
+    p.x = tiny(p.x, above)
+    p.check_forward(backend, *batch_norm(backend, p))
 
 
 @TYPES

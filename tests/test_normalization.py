@@ -10,7 +10,7 @@ import gradkit
 from tests import oracles, tolerances
 from tests import strategies as draw_
 from tests.layouts import LAYOUTS
-from tests.problems import LAYER_TYPES, make, problems
+from tests.problems import ABOVE_NOTHING, LAYER_TYPES, make, problems, tiny
 from tests.tolerances import DTYPES, assert_same_bits, assert_within
 
 COLUMNS = [1, 2, 31, 32, 33, 1023, 1024, 1025, 4097, 12289, 16385]
@@ -130,6 +130,41 @@ def test_row_lengths(backend, columns, types):
     y, inv_std = rms_norm(backend, p)
     p.check_forward(backend, y, None, inv_std)
     p.check_gradients(backend, *rms_norm_grad(backend, p))
+
+
+@TYPES
+@pytest.mark.parametrize("above", ABOVE_NOTHING)
+def test_gradients_down_to_the_smallest_number(backend, above, types):
+    """CuPy compiles kernels so that plain operations of float32 flush subnormal numbers to 0."""
+    p = make((9, 70), types)
+    p.dy = tiny(p.dy, above)
+    p.check_gradients(backend, *layer_norm_grad(backend, p))
+    y, xhat = from_output(p)
+    p.check_gradients(backend, *invertible_grad(backend, p, y), xhat=xhat)
+    p = make((9, 70), types, centred=False)
+    p.dy = tiny(p.dy, above)
+    p.check_gradients(backend, *rms_norm_grad(backend, p))
+
+
+@pytest.mark.parametrize("columns", [20_000, 140_000])
+def test_long_rows_of_gradients_down_to_the_smallest_number(backend, columns):
+    """Rows that are read twice."""
+    for above in ABOVE_NOTHING[2:5]:
+        p = make((2, columns))
+        p.dy = tiny(p.dy, above)
+        p.check_gradients(backend, *layer_norm_grad(backend, p))
+
+
+@TYPES
+@pytest.mark.parametrize("above", ABOVE_NOTHING)
+def test_norms_down_to_the_smallest_number(backend, above, types):
+    p = make((9, 70), types)
+    p.x = tiny(p.x, above)
+    p.check_forward(backend, *layer_norm(backend, p))
+    p.centred = False
+    p.bias = None
+    y, inv_std = rms_norm(backend, p)
+    p.check_forward(backend, y, None, inv_std)
 
 
 @pytest.mark.sampled(5)

@@ -78,6 +78,11 @@ def elementwise(kind, size, ref, dtype):
     return FACTOR[kind] * u * size + rounded(ref, dtype)
 
 
+def below_normal(kind, dtype, gain=1):
+    """What roundings of subnormal partial results add, which are not relative; ``gain`` follows."""
+    return FACTOR[kind] * smallest(DTYPES[accumulation(str(dtype))]) / 2 * (1 + gain)
+
+
 def averaged(kind, size, ref, depth, dtype):
     """What depends on a mean of ``depth`` terms of both signs: their roundings walk randomly."""
     walk = 2 * np.sqrt(depth) * UNIT[accumulation(str(dtype))] * size

@@ -6,7 +6,7 @@ of a norm in the data's dtype must each make a test fail.
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.mutants.equivalent import EQUIVALENT
@@ -15,13 +15,26 @@ KERNELS = Path(__file__).resolve().parents[2] / "kernels"
 
 # Loops over registers, whose number the compiler knows and holds the index against.
 _CONSTANT = r"(?:(?:VEC|OWN|N|CHUNKS|PLANES|BATCH|O::BATCH)\b|Piece<|sizeof|2;)"
-_SUM = r"((?:\*own|own\.sum\([^)]*\)|(?:own\.)?\b(?:sums|part|totals?))(?:\.\w+|\[[^\]]+\])*) \+= ([^;\n]+);"
-_RULES = (
+_SUM = (
+    r"((?:\*own|own\.sum\([^)]*\)|(?:own\.)?\b(?:sums|part|totals?))(?:\.\w+|\[[^\]]+\])*) "
+    r"(?:\+= ([^;\n]+)|= (fused\([^;\n]+\)));"
+)
+_IN_DOUBLE = re.compile(r"\*own|exactly|deviation")
+
+
+def _in_data_dtype(found: re.Match[str]) -> str:
+    """A sum that is rounded to the data's dtype each time."""
+    target, added, sum_ = found.groups()
+    widen = "to_double" if _IN_DOUBLE.search(found[0]) else "widen"
+    return f"{target} = {widen}(narrow<DATA_T>({sum_ or f'{target} + {added}'}));"
+
+
+_RULES: tuple[tuple[str, str, str | Callable[[re.Match[str]], str]], ...] = (
     ("no barrier", r"__syncthreads\(\);", ""),
     ("<= for <", rf"(?<=[\w)\]]) < (?!{_CONSTANT})(?=[\w(])", " <= "),
     ("> for >=", r"(?<=[\w)\]]) >= (?=[\w(])", " > "),
     ("int for i64", r"\bi64\b", "int"),
-    ("a sum in the data's dtype", _SUM, r"\1 = widen(narrow<DATA_T>(\1 + \2));"),
+    ("a sum in the data's dtype", _SUM, _in_data_dtype),
 )
 
 
@@ -54,7 +67,8 @@ def places(text: str) -> Iterator[tuple[str, re.Match[str], str]]:
             what = f"{rule}: `{line.strip()}`"
             seen[what] += 1
             number = f" ({seen[what]})" if seen[what] > 1 else ""
-            yield what + number, found, found.expand(replacement)
+            new = replacement(found) if callable(replacement) else found.expand(replacement)
+            yield what + number, found, new
 
 
 def _once(text: str, first: int, last: int) -> tuple[int, int]:

@@ -269,26 +269,26 @@ MUTANTS = [
     # Dtypes
     (
         "kernels/dtypes.cuh",
-        "ROW(0, f16, f32)",
-        "ROW(4, f16, f32)",
+        "ROW(0, f16, Real<f32>)",
+        "ROW(4, f16, Real<f32>)",
         "no row for float16's number",
     ),
     (
         "kernels/dtypes.cuh",
-        "ROW(1, bf16, f32)",
-        "ROW(4, bf16, f32)",
+        "ROW(1, bf16, Real<f32>)",
+        "ROW(4, bf16, Real<f32>)",
         "no row for bfloat16's number",
     ),
     (
         "kernels/dtypes.cuh",
-        "ROW(2, f32, f32)",
-        "ROW(4, f32, f32)",
+        "ROW(2, f32, Real<f32>)",
+        "ROW(4, f32, Real<f32>)",
         "no row for float32's number",
     ),
     (
         "kernels/dtypes.cuh",
-        "ROW(3, f64, f64)",
-        "ROW(4, f64, f64)",
+        "ROW(3, f64, Real<f64>)",
+        "ROW(4, f64, Real<f64>)",
         "no row for float64's number",
     ),
     (

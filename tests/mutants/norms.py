@@ -64,8 +64,8 @@ MUTANTS = [
     (ROWS, " + threadIdx.y * warps", "", "rows of a block share their slots"),
     (
         "kernels/reductions.cuh",
-        "__shfl_xor_sync(ALL_LANES, value, offset)",
-        "__shfl_xor_sync(0x0000ffffu, value, offset)",
+        "__shfl_xor_sync(ALL_LANES, x.value, mask)",
+        "__shfl_xor_sync(0x0000ffffu, x.value, mask)",
         "half of the warp in the mask",
     ),
     (
@@ -253,8 +253,8 @@ MUTANTS = [
     ),
     (
         SUMS,
-        "__shared__ ACC_T tile[WARP * WARP];",
-        "__shared__ ACC_T tile[WARP * WARP - 1];",
+        "__shared__ A tile[WARP * WARP];",
+        "__shared__ A tile[WARP * WARP - 1];",
         "a tile one element short",
     ),
     (
@@ -306,39 +306,49 @@ MUTANTS = [
     (COLUMNS, "total += *at;", "total = static_cast<float>(total + *at);", "sums held in float"),
     (
         SUMS,
-        "const ACC_T total = column_total(",
-        "const ACC_T total = (float)column_total(",
+        "const A total = column_total(plane, count, width, column, tile);",
+        "const A total = narrow<A>(static_cast<double>(rounded(exactly(column_total(plane, count, width, column, tile)))));",
         "float where double is due",
     ),
     (GRAD, "means.second /= width;", "", "1/N missing in the mean of w * xhat"),
     (GRAD, "means.first /= width;", "", "1/N missing in the mean of w"),
     (
         WIDE,
-        "static_cast<A>(total.second / width)",
-        "static_cast<A>(total.second)",
+        "narrow<A>(total.second / width)",
+        "narrow<A>(total.second)",
         "1/N missing in long rows",
     ),
-    (BATCH_GRAD, "static_cast<A>(total / count)", "static_cast<A>(total)", "1/N missing"),
+    (BATCH_GRAD, "narrow<A>(total / count)", "narrow<A>(total)", "1/N missing"),
     (
         FORWARD,
         "    double centre = 0;\n    if (CENTRED)\n",
         "    double centre = 0;\n    if (false)\n",
         "E[x^2] - mean^2",
     ),
-    (BATCH, "values[k] - centre[k % OWN]", "values[k] - 0 * centre[k % OWN]", "E[x^2] - mean^2"),
+    (
+        BATCH,
+        "exactly(values[k]) - exactly(centre[k % OWN])",
+        "exactly(values[k]) - 0 * exactly(centre[k % OWN])",
+        "E[x^2] - mean^2",
+    ),
     (FORWARD, "values[k] - high - low", "values[k] - high", "the mean rounded to one piece"),
     (
         FORWARD,
-        "const double deviation = x[k] - centre;\n            sums.first += deviation;\n"
-        "            sums.second += deviation * deviation;",
-        "const A deviation = x[k] - static_cast<A>(centre);\n            sums.first += deviation;\n"
-        "            sums.second += deviation * deviation;",
+        "const double deviation = exactly(x[k]) - centre;\n            sums.first += deviation;\n"
+        "            sums.second = fused(deviation, deviation, sums.second);",
+        "const A deviation = x[k] - narrow<A>(centre);\n"
+        "            sums.first += exactly(deviation);\n"
+        "            sums.second += exactly(deviation * deviation);",
         "squares that leave float32's range",
     ),
     (
         BATCH,
-        "const double deviation = values[k]",
-        "const A deviation = values[k]",
+        "const double deviation = exactly(values[k]) - exactly(centre[k % OWN]);\n"
+        "            sums[0][k % OWN] += deviation;\n"
+        "            sums[1][k % OWN] = fused(deviation, deviation, sums[1][k % OWN]);",
+        "const A deviation = values[k] - narrow<A>(exactly(centre[k % OWN]));\n"
+        "            sums[0][k % OWN] += exactly(deviation);\n"
+        "            sums[1][k % OWN] += exactly(deviation * deviation);",
         "squares that leave float32's range",
     ),
     (FORWARD, "of.variance + eps", "of.variance", "eps ignored"),
@@ -346,14 +356,14 @@ MUTANTS = [
     # Meaning
     (
         SHARED,
-        "CENTRED ? w - (rest + means.first) : w - rest",
-        "w - (rest + means.first)",
+        "CENTRED ? fused(xhat, means.second, means.first) : xhat * means.second",
+        "fused(xhat, means.second, means.first)",
         "the mean term in an RMS norm",
     ),
     (
         SHARED,
-        "CENTRED ? w - (rest + means.first) : w - rest",
-        "w - rest",
+        "CENTRED ? fused(xhat, means.second, means.first) : xhat * means.second",
+        "xhat * means.second",
         "no mean term in a layer norm",
     ),
     (
@@ -383,21 +393,31 @@ MUTANTS = [
     ),
     (
         WIDE,
-        "fill<VEC>(totals[plane], A(0))",
-        "if (blockIdx.x == 0) fill<VEC>(totals[plane], A(0))",
+        "fill<VEC>(totals[plane], A{0})",
+        "if (blockIdx.x == 0) fill<VEC>(totals[plane], A{0})",
         "sums that do not begin at 0",
     ),
-    (BATCH_GRAD, "sums[0][k] += part[0][k];", "sums[0][k] = part[0][k];", "= for +="),
-    (GRAD, "own.sum(0, c, k) += dy * xhat;", "own.sum(0, c, k) = dy * xhat;", "= for +="),
+    (
+        BATCH_GRAD,
+        "sums[0][k] += exactly(part[0][k]);",
+        "sums[0][k] = exactly(part[0][k]);",
+        "= for +=",
+    ),
     (
         GRAD,
-        "own.sum(0, c, k) += dy * xhat;",
-        "own.sum(0, c, k) += w * xhat;",
+        "own.sum(0, c, k) = fused(dy, xhat, own.sum(0, c, k));",
+        "own.sum(0, c, k) = dy * xhat;",
+        "= for +=",
+    ),
+    (
+        GRAD,
+        "own.sum(0, c, k) = fused(dy, xhat, own.sum(0, c, k));",
+        "own.sum(0, c, k) = fused(w, xhat, own.sum(0, c, k));",
         "scale in its own gradient",
     ),
     (
         GRAD,
-        "const A w = product(dy, scale[k]);",
+        "const A w = dy * scale[k];",
         "const A w = dy;",
         "the row's sums without scale",
     ),

@@ -1,0 +1,83 @@
+// Arithmetic as it is written: each operation rounds once and keeps subnormals.
+//
+// CuPy compiles with -ftz=true, which flushes the subnormals of plain float operations to zero,
+// and a compiler may fuse a plain product and a sum. `Real` does neither. So results do not depend
+// on the compiler, and small gradients keep their digits.
+
+#pragma once
+
+// Conversions between float and double; a plain cast would flush subnormals.
+__device__ __forceinline__ double exactly(float x) {
+#ifdef GRADKIT_EMULATED
+    return x;
+#else
+    double y;
+    asm("cvt.f64.f32 %0, %1;" : "=d"(y) : "f"(x));
+    return y;
+#endif
+}
+
+__device__ __forceinline__ float rounded(double x) {
+#ifdef GRADKIT_EMULATED
+    return static_cast<float>(x);
+#else
+    float y;
+    asm("cvt.rn.f32.f64 %0, %1;" : "=f"(y) : "d"(x));
+    return y;
+#endif
+}
+
+// CUDA's intrinsics for float flush; PTX has instructions that do not.
+#ifdef GRADKIT_EMULATED
+#define SINGLE_OPERATION(name, instruction, operator)                       \
+    __device__ __forceinline__ float name(float a, float b) { return a operator b; }
+#else
+#define SINGLE_OPERATION(name, instruction, operator)                       \
+    __device__ __forceinline__ float name(float a, float b) {               \
+        float y;                                                            \
+        asm(instruction " %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));         \
+        return y;                                                           \
+    }
+#endif
+SINGLE_OPERATION(sum_of, "add.rn.f32", +)
+SINGLE_OPERATION(difference_of, "sub.rn.f32", -)
+SINGLE_OPERATION(product_of, "mul.rn.f32", *)
+SINGLE_OPERATION(quotient_of, "div.rn.f32", /)
+#undef SINGLE_OPERATION
+
+__device__ __forceinline__ double sum_of(double a, double b) { return __dadd_rn(a, b); }
+__device__ __forceinline__ double difference_of(double a, double b) { return __dsub_rn(a, b); }
+__device__ __forceinline__ double product_of(double a, double b) { return __dmul_rn(a, b); }
+__device__ __forceinline__ double quotient_of(double a, double b) { return __ddiv_rn(a, b); }
+
+// a * b + c, rounded once.
+__device__ __forceinline__ double fused(double a, double b, double c) { return __fma_rn(a, b, c); }
+__device__ __forceinline__ float fused(float a, float b, float c) {
+#ifdef GRADKIT_EMULATED
+    return __fmaf_rn(a, b, c);
+#else
+    float y;
+    asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(y) : "f"(a), "f"(b), "f"(c));
+    return y;
+#endif
+}
+
+// A float or a double. An aggregate, since shared memory takes nothing that has a constructor.
+template <typename F> struct Real {
+    F value;
+    __device__ __forceinline__ Real operator+(Real b) const { return {sum_of(value, b.value)}; }
+    __device__ __forceinline__ Real operator-(Real b) const { return {difference_of(value, b.value)}; }
+    __device__ __forceinline__ Real operator*(Real b) const { return {product_of(value, b.value)}; }
+    __device__ __forceinline__ Real operator/(Real b) const { return {quotient_of(value, b.value)}; }
+    __device__ __forceinline__ Real& operator+=(Real b) { return *this = *this + b; }
+    __device__ __forceinline__ Real& operator-=(Real b) { return *this = *this - b; }
+    __device__ __forceinline__ Real& operator/=(F b) { return *this = *this / Real{b}; }
+};
+
+template <typename F>
+__device__ __forceinline__ Real<F> fused(Real<F> a, Real<F> b, Real<F> c) {
+    return {fused(a.value, b.value, c.value)};
+}
+
+__device__ __forceinline__ double exactly(Real<float> x) { return exactly(x.value); }
+__device__ __forceinline__ double exactly(Real<double> x) { return x.value; }
