@@ -23,6 +23,6 @@ __device__ __forceinline__ Pair<A> row_sums(Pair<A> value, Pair<A>* slots, int t
     Pair<A>* row = slots + (turn & 1) * WARP + threadIdx.y * warps;
     if (threadIdx.x % WARP == 0) row[threadIdx.x / WARP] = value;
     __syncthreads();
-    value = row[threadIdx.x % warps];
+    value = row[threadIdx.x & (warps - 1)];  // a power of two
     return {warp_sum(value.first, warps), warp_sum(value.second, warps)};
 }

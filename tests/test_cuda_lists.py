@@ -125,6 +125,28 @@ def test_a_list_is_uploaded_once_for_norm_and_scaling(device):
     assert device.uploads == 2
 
 
+def test_each_stream_has_an_upload_of_its_own(device):
+    """Nothing orders one stream behind the copy that another one waited for."""
+    grads = put(device, mixed(120))
+    for stream, uploads in ((1, 1), (2, 2), (1, 2), (2, 2)):
+        device.stream = stream
+        norm_of(device, grads)
+        assert device.uploads == uploads
+
+
+def test_a_capture_neither_uses_nor_leaves_a_plan(device):
+    """An uploaded list may be freed before the replay; one in parameters is cut for a capture."""
+    grads = put(device, mixed(120))
+    assert plan_of(device, grads).uploaded
+    device.recording = True
+    assert not plan_of(device, grads).uploaded
+    others = put(device, mixed(120))
+    assert not plan_of(device, others).uploaded
+    device.recording = False
+    assert plan_of(device, others).uploaded
+    assert device.uploads == 2
+
+
 def test_ten_thousand_tensors_take_three_launches():
     device = Device(multiprocessors=1)
     sizes = np.random.default_rng(1).integers(0, 4, 10_000)

@@ -4,6 +4,7 @@ Each text stands exactly once in its file.
 """
 
 TESTS = (
+    "tests/test_cupy_device.py",
     "tests/test_cuda_lists.py",
     "tests/test_clipping.py",
     "tests/test_accumulation.py",
@@ -16,6 +17,8 @@ WIDE_TESTS = (
     "tests/test_cuda_lists.py::test_strided_elements_beyond_two_to_the_32",
     "tests/test_distributed.py",
 )
+
+_DEVICE = "gradkit/_cuda/launch/device.py"
 
 MUTANTS = [
     # Graphs
@@ -36,6 +39,54 @@ MUTANTS = [
         "own = dims[begin : ends[stop - 1]]",
         "own = dims[: ends[stop - 1] - begin]",
         "the first launch's dimensions in all of a graph's launches",
+    ),
+    (
+        "gradkit/_cuda/launch/tensor_lists.py",
+        "key = (device, device.stream, *addresses, *properties)",
+        "key = (device, *addresses, *properties)",
+        "a plan shared between streams",
+    ),
+    (
+        "gradkit/_cuda/launch/tensor_lists.py",
+        "if plan is None or (plan.uploaded and device.capturing()):",
+        "if plan is None:",
+        "an uploaded plan used while capturing",
+    ),
+    (
+        "gradkit/_cuda/launch/tensor_lists.py",
+        "        if not device.capturing():\n            _plans.keep(key, plan)",
+        "        _plans.keep(key, plan)",
+        "a captured plan kept",
+    ),
+    (
+        _DEVICE,
+        "return bool(stream.ptr and stream.is_capturing())",
+        "return False",
+        "a capture not noticed",
+    ),
+    (
+        _DEVICE,
+        "return bool(stream.ptr and stream.is_capturing())",
+        "return bool(stream.is_capturing())",
+        "the legacy stream asked whether it is captured",
+    ),
+    (
+        _DEVICE,
+        "return (handle, threading.get_ident()) if handle == _PER_THREAD else handle",
+        "return handle",
+        "one key for all threads' default streams",
+    ),
+    (
+        _DEVICE,
+        "return self.xp.asarray(np.ascontiguousarray(host).reshape(-1).view(np.uint8))",
+        "return self.xp.asarray(host.base if host.base is not None else host)",
+        "the gaps uploaded too",
+    ),
+    (
+        _DEVICE,
+        "if self.xp.cuda.runtime.getDevice() == self.number:",
+        "if True:",
+        "another device left current",
     ),
     # Barriers and warps
     (

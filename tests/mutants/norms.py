@@ -53,7 +53,7 @@ MUTANTS = [
         "the last warps left out",
     ),
     (ROWS, "threads < WARP ? threads : WARP", "WARP", "shuffles over the whole warp"),
-    (ROWS, "row[threadIdx.x % warps]", "row[threadIdx.x % WARP]", "slots that nobody wrote"),
+    (ROWS, "row[threadIdx.x & (warps - 1)]", "row[threadIdx.x & (WARP - 1)]", "slots that nobody wrote"),
     (
         ROWS,
         "    if (threadIdx.x % WARP == 0) row[threadIdx.x / WARP] = value;\n    __syncthreads();",

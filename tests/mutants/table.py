@@ -54,7 +54,7 @@ class Mutant(NamedTuple):
     def marker(self) -> str:
         """The backend that a mutant shows on."""
         cuda = self.file.startswith(("kernels/", "gradkit/_cuda/"))
-        return "emulated" if cuda else "not emulated and not gpu"
+        return "(emulated or cuda)" if cuda else "not emulated and not gpu"
 
 
 def _generated(file: str, old: str, new: str, what: str) -> Mutant:
