@@ -19,7 +19,7 @@ _SUM = (
     r"((?:\*own|own\.sum\([^)]*\)|(?:own\.)?\b(?:sums|part|totals?))(?:\.\w+|\[[^\]]+\])*) "
     r"(?:\+= ([^;\n]+)|= (fused\([^;\n]+\)));"
 )
-_IN_DOUBLE = re.compile(r"\*own|exactly|deviation")
+_IN_DOUBLE = re.compile(r"\*own|exactly|deviation|sums\[2 ")  # what only doubles are added with
 
 
 def _in_data_dtype(found: re.Match[str]) -> str:
