@@ -7,30 +7,27 @@ whose own library is not linked: the runtime defines the functions that it would
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import os
 import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from .cache import cache_folder, digest, locked
 from .signature import KernelText, find_kernels
 
 RUNTIME = Path(__file__).with_name("runtime")
 SHIM = RUNTIME / "cuda_shim.h"
 
-_KERNEL_FLAGS = (
+# Of whatever calls the runtime, by hand or through -fsanitize=thread.
+KERNEL_FLAGS = (
     "-O1",
     "-g1",
     "-fPIC",
-    "-fsanitize=thread",
-    # One access per vector: see runtime/shim_vectors.h.
-    "-fno-tree-sra",
     # A block that holds a barrier must not be copied: each copy would look like another barrier.
     "-fno-thread-jumps",
     "-fno-tree-dominator-opts",
@@ -45,6 +42,8 @@ _KERNEL_FLAGS = (
     "-fvisibility=hidden",
     "-w",
 )
+# One access per vector: see runtime/shim_vectors.h.
+_SOURCE_FLAGS = (*KERNEL_FLAGS, "-fsanitize=thread", "-fno-tree-sra")
 _LINK_FLAGS = ("-shared", "-nostartfiles", "-Wl,-Bsymbolic", "-Wl,-z,now", "-lm")
 _RUNTIME_FLAGS = (
     "-std=c++17",
@@ -126,11 +125,11 @@ def compile_source(
     """
     standard, macros = translate_options(options)
     runtime = build_runtime(portable_fibers)
-    key = _digest(source, standard, macros, runtime.name)  # the runtime's name covers the flags
+    key = digest(source, standard, macros, runtime.name)  # the runtime's name covers the flags
     library = runtime.with_name(f"kernel-{key}.so")
     description = library.with_suffix(".json")
     if not (description.exists() and library.exists()):
-        with _locked(library):
+        with locked(library):
             if not (
                 description.exists() and library.exists()
             ):  # another process may have built it meanwhile
@@ -189,13 +188,11 @@ def _build_kernel(
         shim = (standard, "-include", str(SHIM), "-include", "./macros.h", "-x", "c++")
         unit = Path(folder, "kernel.cu")  # the name that messages call the source by
         unit.write_text(source + "\n")
-        preprocess = ["-E", "-P", "-DEMU_READ_SIGNATURES", *shim, unit.name]
-        kernels = find_kernels(_run(preprocess, folder))
+        kernels = _kernels_of(unit.name, shim, folder)
         with unit.open("a") as text:
             text.writelines(f"EMU_EXPORT({k.name}, {k.launch_bounds})\n" for k in kernels)
-        _run([*_KERNEL_FLAGS, *shim, "-c", unit.name, "-o", "kernel.o"], folder)
-        rpath = ["-Wl,-rpath,$ORIGIN", f"-L{runtime.parent}", f"-l:{runtime.name}"]
-        _run(["kernel.o", "-o", "kernel.so", *rpath, *_LINK_FLAGS], folder)
+        run_compiler([*_SOURCE_FLAGS, *shim, "-c", unit.name, "-o", "kernel.o"], folder)
+        run_compiler(["kernel.o", "-o", "kernel.so", *link_options(runtime)], folder)
         built = Path(folder, "kernel.so")
         facts = {
             "kernels": [asdict(kernel) for kernel in kernels],
@@ -206,6 +203,21 @@ def _build_kernel(
         # The description last: whoever finds it finds the library too.
         os.replace(built, library)
         os.replace(written, description)
+
+
+def list_kernels(source: str, options: Sequence[str]) -> list[KernelText]:
+    """Return the kernels that ``source`` defines under these options."""
+    standard, macros = translate_options(options)
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "macros.h").write_text(macros)
+        Path(folder, "kernel.cu").write_text(source + "\n")
+        shim = (standard, "-include", str(SHIM), "-include", "./macros.h", "-x", "c++")
+        return _kernels_of("kernel.cu", shim, folder)
+
+
+def _kernels_of(unit: str, shim: Sequence[str], folder: str) -> list[KernelText]:
+    preprocess = ["-E", "-P", "-DEMU_READ_SIGNATURES", *shim, unit]
+    return find_kernels(run_compiler(preprocess, folder))
 
 
 def _read_description(library: Path, runtime: Path, description: Path) -> CompiledSource:
@@ -243,10 +255,10 @@ def build_runtime(portable_fibers: bool) -> Path:
     files = sorted(RUNTIME.iterdir())
     # This file too: it holds the flags and the recipe of both libraries.
     files.append(Path(__file__))
-    key = _digest(_compiler_version(), *flags, *(f"{f.name}\n{f.read_text()}" for f in files))
-    library = _cache_folder() / f"emulator-{key}.so"
+    key = digest(_compiler_version(), *flags, *(f"{f.name}\n{f.read_text()}" for f in files))
+    library = cache_folder() / f"emulator-{key}.so"
     if not library.exists():
-        with _locked(library):
+        with locked(library):
             if not library.exists():
                 _build_runtime(flags, [f for f in files if f.suffix == ".cpp"], library)
     return library
@@ -259,49 +271,23 @@ def _build_runtime(flags: Sequence[str], units: Sequence[Path], library: Path) -
         unit.write_text("".join(f'#include "{file}"\n' for file in units))
         # By its soname a kernel's library finds the runtime that the process has loaded, even
         # when another process has put its own build of it in the file's place since.
-        _run([*flags, str(unit), "-o", str(built), f"-Wl,-soname,{library.name}", "-ldl"])
+        run_compiler([*flags, str(unit), "-o", str(built), f"-Wl,-soname,{library.name}", "-ldl"])
         os.replace(built, library)
 
 
 @functools.cache
 def _compiler_version() -> str:
-    return _run(["--version"])
+    return run_compiler(["--version"])
 
 
-@functools.cache
-def _cache_folder() -> Path:
-    """Return a folder of this user's own: in the cache, or else with the temporary files."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    fallback = Path(tempfile.gettempdir(), f"gradkit-emulator-{os.getuid()}")
-    for folder in (Path(base, "gradkit-emulator"), fallback):
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError:
-            continue
-        if os.access(folder, os.W_OK) and folder.stat().st_uid == os.getuid():
-            return folder
-    raise RuntimeError(f"neither {base} nor {fallback} can hold the emulator's compiled kernels")
+def link_options(runtime: Path) -> list[str]:
+    """Return what links a kernel to the runtime beside it."""
+    rpath = ["-Wl,-rpath,$ORIGIN", f"-L{runtime.parent}", f"-l:{runtime.name}"]
+    return [*rpath, *_LINK_FLAGS]
 
 
-@contextmanager
-def _locked(library: Path) -> Iterator[None]:
-    """Let one process build ``library`` while others that want it wait."""
-    import fcntl  # not on Windows, where there is a CPU backend to test too
-
-    path = library.with_suffix(".lock")
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed, by the process's end too
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)  # whoever waits for it looks for the library next
-
-
-def _digest(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
-
-
-def _run(arguments: Sequence[str], folder: str | None = None) -> str:
+def run_compiler(arguments: Sequence[str], folder: str | None = None) -> str:
+    """Run g++ and return what it prints; raise `KernelCompileError` with its log if it fails."""
     compiler = compiler_path()
     if compiler is None:
         raise CompilerMissingError("the emulator needs g++ (or GRADKIT_EMULATOR_CXX) on the path")

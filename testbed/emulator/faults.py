@@ -69,8 +69,8 @@ class LaunchContext:
     kernel: str
     grid: Index
     block: Index
-    library: Path
-    source: str
+    find_line: Callable[[int], int | None]  # that the instruction at an offset came from
+    line_text: Callable[[int], str]
     find_window: Callable[[int], tuple[str, Extent] | None]
 
     def thread_index(self, flat: int) -> Index:
@@ -92,11 +92,11 @@ def make_fault(record: Fault, context: LaunchContext) -> EmulatorFault:
     if found is not None:
         array = found[0]
         index = (record.address - found[1].origin) // found[1].itemsize
-    line = source_line(context.library, record.code)
+    line = context.find_line(record.code)
     block, thread = tuple(record.block), tuple(record.thread)
     where = f"kernel {context.kernel}, block {block}, thread {thread}"
     if line is not None:
-        where += f", line {line}: {_text_of_line(context.source, line)}"
+        where += f", line {line}: {context.line_text(line)}"
     message = f"{_describe(kind, record, context, found)}\n  in {where}"
     return EmulatorFault(
         kind,
@@ -165,7 +165,7 @@ def _describe_waiting(kind: str, record: Fault, context: LaunchContext) -> str:
     other = ""
     if record.other_thread >= 0:
         other = f"thread {context.thread_index(record.other_thread)}"
-    other_line = source_line(context.library, record.other_code)
+    other_line = context.find_line(record.other_code)
     there = f"line {other_line}" if other_line is not None else "elsewhere"
     if kind == "barrier":
         if record.detail == _DONE:
@@ -201,6 +201,12 @@ def _describe_mask(record: Fault, other: str, there: str) -> str:
 
 def source_line(library: Path, code: int) -> int | None:
     """Return the line of the kernel's source that the instruction at ``code`` came from."""
+    found = source_place(library, code)
+    return found[1] if found and found[0] == "kernel.cu" else None
+
+
+def source_place(library: Path, code: int) -> tuple[str, int] | None:
+    """Return the file, as the compiler was told it, and the line of the instruction at ``code``."""
     if not code:
         return None
     # A return address: the instruction that called lies before it.
@@ -210,10 +216,11 @@ def source_line(library: Path, code: int) -> int | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     # Inlined calls come innermost first: skip those inside the emulator's own headers.
-    line = re.search(r"kernel\.cu:(\d+)", found)
-    return int(line[1]) if line else None
+    place = re.search(r"([\w$]+\.(?:cu|ptx)):(\d+)", found)
+    return (place[1], int(place[2])) if place else None
 
 
-def _text_of_line(source: str, line: int) -> str:
+def text_of_line(source: str, line: int) -> str:
+    """Return a line of a text, counted from 1; empty if there is none."""
     lines = source.splitlines()
     return lines[line - 1].strip() if line <= len(lines) else ""

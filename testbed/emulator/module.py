@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .compiler import CompiledSource
-from .faults import EmulatorFault, Index, LaunchContext, make_fault
+from .faults import (
+    EmulatorFault,
+    Index,
+    LaunchContext,
+    make_fault,
+    source_line,
+    text_of_line,
+)
 from .memory import Array, Extent, make_window
 from .runtime import SCHEDULES, Fault, Launch, Parameter, Signature, Window
 from .signature import KernelText
@@ -61,30 +68,30 @@ class EmulatedModule:
         )
 
 
-class EmulatedKernel:
-    """One kernel: ``kernel(grid, block, args, shared_mem=0)`` runs it to its end."""
+class CheckedKernel:
+    """One kernel: ``kernel(grid, block, args, shared_mem=0)`` runs it to its end.
+
+    Arguments, sizes and windows are the same whatever its code was made from.
+    """
 
     def __init__(
         self,
         device: EmulatedDevice,
-        source: str,
-        compiled: CompiledSource,
         library: ctypes.PyDLL,
         text: KernelText,
+        parameters: Sequence[Parameter],
+        *,
+        max_threads: int,
+        static_bytes: int,
     ) -> None:
         self._device = device
-        self._source = source
-        self._compiled = compiled
         self._text = text
         self._invoke = library[f"emu_invoke_{text.name}"]
-        describe = library[f"emu_signature_{text.name}"]
-        describe.restype = Signature
-        signature = describe()
-        self._max_threads = signature.max_threads
-        self._parameters: list[Parameter] = signature.parameters[: signature.count]
+        self._max_threads = max_threads
+        self._parameters = parameters
         self._image = device.runtime.image(self._invoke)
         self.name = text.name
-        self._static = sum(array.size for array in compiled.shared_arrays)
+        self._static = static_bytes
         self.max_dynamic_shared_size_bytes = _UNASKED - self._static
 
     def __call__(
@@ -208,10 +215,9 @@ class EmulatedKernel:
         return arg.tobytes()
 
     def _run(self, grid: Index, block: Index, arguments: Arguments, shared_mem: int) -> None:
+        passed = self._passed(arguments)
         windows, described = self._windows(arguments, shared_mem)
-        values = (ctypes.c_void_p * max(1, len(arguments.values)))(
-            *(ctypes.addressof(value) for value in arguments.values)
-        )
+        values = (ctypes.c_void_p * max(1, len(passed)))(*map(ctypes.addressof, passed))
         chosen = self._device.chosen_blocks(math.prod(grid))
         launch = Launch(
             invoke=ctypes.cast(self._invoke, ctypes.c_void_p),
@@ -236,15 +242,23 @@ class EmulatedKernel:
         }
         self._device.record_traffic(self.name, launch, by_array)
         if failed:
-            context = LaunchContext(
-                self.name,
-                grid,
-                block,
-                self._compiled.library,
-                self._source,
-                self._finder(described),
-            )
-            raise make_fault(fault, context)
+            finder = self._finder(described)
+            lines = self._find_line, self._line_text
+            raise make_fault(fault, LaunchContext(self.name, grid, block, *lines, finder))
+
+    def _passed(self, arguments: Arguments) -> list[ctypes.Array[ctypes.c_char]]:
+        """What the kernel's library is given the addresses of."""
+        return arguments.values
+
+    def _own_windows(self, shared_mem: int) -> list[tuple[str, Extent, bool, bool, str]]:
+        """Memory that a launch may touch besides its arrays: name, extent, writable, tracked."""
+        raise NotImplementedError
+
+    def _find_line(self, code: int) -> int | None:
+        raise NotImplementedError
+
+    def _line_text(self, line: int) -> str:
+        raise NotImplementedError
 
     def _windows(
         self, arguments: Arguments, shared_mem: int
@@ -254,14 +268,7 @@ class EmulatedKernel:
             (name, extent, writable, tracked, "global")
             for name, extent, writable, tracked in _merge_overlapping(arguments.arrays)
         ]
-        base = self._device.runtime.shared_base
-        dynamic = Extent(base, base + shared_mem, base, 4, f"{shared_mem} bytes, in words of 4")
-        rows.append(("dynamic shared memory", dynamic, True, True, "shared"))
-        for array in self._compiled.shared_arrays:
-            start = self._image[0] + array.offset
-            text = f"shared, {array.size} bytes; the index counts bytes"
-            extent = Extent(start, start + array.size, start, 1, text)
-            rows.append((array.name, extent, True, True, "shared"))
+        rows += self._own_windows(shared_mem)
         start, end = self._image
         rows.append(("constants", Extent(start, end, start, 1, ""), False, False, "constant"))
         windows = (Window * len(rows))(
@@ -280,6 +287,61 @@ class EmulatedKernel:
             return None if extent is None else ("registered array", extent)
 
         return find
+
+
+class EmulatedKernel(CheckedKernel):
+    """A kernel whose code g++ made from the CUDA source."""
+
+    def __init__(
+        self,
+        device: EmulatedDevice,
+        source: str,
+        compiled: CompiledSource,
+        library: ctypes.PyDLL,
+        text: KernelText,
+    ) -> None:
+        describe = library[f"emu_signature_{text.name}"]
+        describe.restype = Signature
+        signature = describe()
+        super().__init__(
+            device,
+            library,
+            text,
+            signature.parameters[: signature.count],
+            max_threads=signature.max_threads,
+            static_bytes=sum(array.size for array in compiled.shared_arrays),
+        )
+        self._source = source
+        self._compiled = compiled
+
+    def _own_windows(self, shared_mem: int) -> list[tuple[str, Extent, bool, bool, str]]:
+        rows = [shared_window("dynamic shared memory", self._device, 0, shared_mem)]
+        for array in self._compiled.shared_arrays:
+            start = self._image[0] + array.offset
+            text = f"shared, {array.size} bytes; the index counts bytes"
+            extent = Extent(start, start + array.size, start, 1, text)
+            rows.append((array.name, extent, True, True, "shared"))
+        return rows
+
+    def _find_line(self, code: int) -> int | None:
+        return source_line(self._compiled.library, code)
+
+    def _line_text(self, line: int) -> str:
+        return text_of_line(self._source, line)
+
+
+def shared_window(
+    name: str, device: EmulatedDevice, offset: int, size: int
+) -> tuple[str, Extent, bool, bool, str]:
+    """Describe part of the block's dynamic shared memory."""
+    base = device.runtime.shared_base + offset
+    return (
+        name,
+        Extent(base, base + size, base, 4, f"{size} bytes, in words of 4"),
+        True,
+        True,
+        "shared",
+    )
 
 
 def _merge_overlapping(

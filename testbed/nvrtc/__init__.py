@@ -9,6 +9,7 @@ from .table import (
     checked_table,
     compile_table,
     format_table,
+    kept_ptx,
     spills,
 )
 
@@ -26,5 +27,6 @@ __all__ = [
     "compile_table",
     "cupy_options",
     "format_table",
+    "kept_ptx",
     "spills",
 ]

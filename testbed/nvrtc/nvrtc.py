@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -21,7 +22,12 @@ class NvrtcCompileError(RuntimeError):
 
 
 def library_path() -> Path | None:
-    """Return the path of libnvrtc, or None where its package is not installed."""
+    """Return the path of libnvrtc, or None where its package is not installed.
+
+    ``GRADKIT_NVRTC`` names another one, of any version.
+    """
+    if named := os.environ.get("GRADKIT_NVRTC"):
+        return Path(named)
     try:
         spec = importlib.util.find_spec("nvidia.cuda_nvrtc")
     except ModuleNotFoundError:

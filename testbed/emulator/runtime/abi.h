@@ -28,19 +28,8 @@ enum EmuAtomicOp : int {
   EMU_ATOMIC_COMPARE_AND_SWAP,
   EMU_ATOMIC_OR,
   EMU_ATOMIC_AND,
-};
-
-// One kernel parameter as the compiler itself sees it; read by Python through ctypes.
-struct EmuParameter {
-  unsigned size, alignment;
-  unsigned is_pointer, is_const, is_floating, is_integer;
-  unsigned item_size;  // of what a pointer points at; 0 for void
-};
-
-struct EmuSignature {
-  unsigned count;
-  unsigned max_threads;  // from __launch_bounds__; 0 where the kernel states none
-  const EmuParameter* parameters;
+  EMU_ATOMIC_XOR,
+  EMU_ATOMIC_DEC,
 };
 
 // Constant for the life of a thread, hence `const`: the compiler may keep the value in a register.
@@ -60,3 +49,6 @@ EMU_API unsigned long long emu_atomic(EmuAtomicOp op, void* address, unsigned si
                                       unsigned long long value, unsigned long long compare);
 EMU_API void emu_fence();
 EMU_API void emu_trap();
+// Ends the launch for a reason that the caller found: fault.h's Kind, and what was accessed.
+EMU_API void emu_stop(unsigned kind, unsigned access, unsigned long long address,
+                      unsigned long long size);

@@ -31,6 +31,10 @@ uint64_t combine(EmuAtomicOp op, uint64_t old, uint64_t value, uint64_t compare,
       return old | value;
     case EMU_ATOMIC_AND:
       return old & value;
+    case EMU_ATOMIC_XOR:
+      return old ^ value;
+    case EMU_ATOMIC_DEC:
+      return old == 0 || old > value ? value : old - 1;
   }
   return old;
 }

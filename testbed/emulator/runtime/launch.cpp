@@ -194,12 +194,23 @@ EMU_API EmuDim emu_block_dim() { return machine.block_dim; }
 EMU_API EmuDim emu_grid_dim() { return machine.grid_dim; }
 EMU_API unsigned char* emu_dynamic_shared() { return dynamic_shared; }
 
-EMU_API void emu_trap() {
+namespace {
+[[noreturn]] void stop(Kind kind, Access access, uint64_t address, uint64_t size, void* code) {
   Fault fault{};
-  fault.kind = Kind::trap;
-  fault.code = reinterpret_cast<uint64_t>(__builtin_return_address(0));
+  fault.kind = kind;
+  fault.access = access;
+  fault.address = address;
+  fault.size = size;
+  fault.code = reinterpret_cast<uint64_t>(code);
   fault.window = no_window;
   fault.other_thread = -1;
   fault.other_block = -1;
   raise(fault);
+}
+}  // namespace
+
+EMU_API void emu_trap() { stop(Kind::trap, Access::none, 0, 0, __builtin_return_address(0)); }
+EMU_API void emu_stop(unsigned kind, unsigned access, unsigned long long address,
+                      unsigned long long size) {
+  stop(Kind(kind), Access(access), address, size, __builtin_return_address(0));
 }

@@ -1,58 +1,11 @@
-// EMU_EXPORT(kernel): what Python needs in order to launch it. Sizes, const-ness and kinds of the
-// parameters come from the compiler, so typedefs and macros in a parameter list need no parsing.
+// EMU_EXPORT(kernel): what Python needs in order to launch it.
 #pragma once
+#include "shim_parameters.h"
 
-template <class T>
-struct EmuIsPointer {
-  static constexpr unsigned pointer = 0, constant = 0, item = 0;
-};
-template <class T>
-struct EmuItem {
-  static constexpr unsigned size = sizeof(T);
-};
-template <>
-struct EmuItem<void> {
-  static constexpr unsigned size = 0;
-};
-template <class T>
-struct EmuIsPointer<T*> {
-  static constexpr unsigned pointer = 1, constant = 0, item = EmuItem<T>::size;
-};
-template <class T>
-struct EmuIsPointer<const T*> {
-  static constexpr unsigned pointer = 1, constant = 1, item = EmuItem<T>::size;
-};
-template <class T>
-struct EmuNumber {
-  static constexpr unsigned floating = 0, integer = 0;
-};
-#define EMU_NUMBER(T, f, i) \
-  template <> \
-  struct EmuNumber<T> { \
-    static constexpr unsigned floating = f, integer = i; \
-  };
-EMU_NUMBER(float, 1, 0)
-EMU_NUMBER(double, 1, 0)
-EMU_NUMBER(bool, 0, 1)
-EMU_NUMBER(char, 0, 1)
-EMU_NUMBER(signed char, 0, 1)
-EMU_NUMBER(unsigned char, 0, 1)
-EMU_NUMBER(short, 0, 1)
-EMU_NUMBER(unsigned short, 0, 1)
-EMU_NUMBER(int, 0, 1)
-EMU_NUMBER(unsigned, 0, 1)
-EMU_NUMBER(long, 0, 1)
-EMU_NUMBER(unsigned long, 0, 1)
-EMU_NUMBER(long long, 0, 1)
-EMU_NUMBER(unsigned long long, 0, 1)
-
-// __restrict__ is a top-level qualifier, so it is no part of a function's type; nor is const.
-template <class... A>
-struct EmuTable {
-  static constexpr EmuParameter rows[sizeof...(A) + 1] = {
-      {sizeof(A), alignof(A), EmuIsPointer<A>::pointer, EmuIsPointer<A>::constant,
-       EmuNumber<A>::floating, EmuNumber<A>::integer, EmuIsPointer<A>::item}...,
-      {}};
+struct EmuSignature {
+  unsigned count;
+  unsigned max_threads;  // from __launch_bounds__; 0 where the kernel states none
+  const EmuParameter* parameters;
 };
 
 template <class... A>

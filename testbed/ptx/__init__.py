@@ -1,0 +1,20 @@
+"""Runs the kernels' compiled code, NVRTC's PTX, on the CPU, with every load and store checked."""
+
+from .contract import contract
+from .coverage import Coverage, collect, merge, summary
+from .device import ARCHITECTURES, PtxDevice
+from .parse import Module, UnsupportedPtxError
+from .translate import translate
+
+__all__ = [
+    "ARCHITECTURES",
+    "Coverage",
+    "Module",
+    "PtxDevice",
+    "UnsupportedPtxError",
+    "collect",
+    "contract",
+    "merge",
+    "summary",
+    "translate",
+]

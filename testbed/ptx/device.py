@@ -1,0 +1,45 @@
+"""The emulated device with NVRTC's code in the place of g++'s."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from testbed.emulator import EmulatedDevice
+from testbed.emulator.compiler import list_kernels
+
+from .compiler import compile_module
+from .module import PtxModule
+
+ARCHITECTURES = (80, 90, 100, 120)
+
+
+class PtxDevice(EmulatedDevice):
+    """Compiles CUDA sources with NVRTC, as CuPy does, and runs their PTX on the CPU, checked.
+
+    ``architecture`` is the compute capability to compile for (90 for 9.0). With ``contracted``
+    every fused multiply-add is made that ptxas may still make of the PTX. All else is as on an
+    `EmulatedDevice`.
+    """
+
+    def __init__(self, *, architecture: int = 80, contracted: bool = False, **options: Any) -> None:
+        super().__init__(**options)
+        self.architecture = architecture
+        self.contracted = contracted
+
+    def compile(self, source: str, options: tuple[str, ...] = ()) -> PtxModule:  # type: ignore[override]
+        """Compile ``source`` to PTX with the options that CuPy would pass; cached on disk."""
+        ptx = compile_module(source, options, self.architecture)
+        macros = " ".join(option for option in options if option.startswith("-D"))
+        title = f"sm_{self.architecture}{'+' if self.contracted else ''} {macros}"
+        return PtxModule(
+            self,
+            ptx,
+            list_kernels(source, options),
+            source=source,
+            title=title,
+            contracted=self.contracted,
+        )
+
+    def load(self, ptx: str) -> PtxModule:
+        """Take PTX as it is."""
+        return PtxModule(self, ptx, contracted=self.contracted)
