@@ -40,6 +40,6 @@ class PtxDevice(EmulatedDevice):
             contracted=self.contracted,
         )
 
-    def load(self, ptx: str) -> PtxModule:
-        """Take PTX as it is."""
-        return PtxModule(self, ptx, contracted=self.contracted)
+    def load(self, ptx: str, title: str = "") -> PtxModule:
+        """Take PTX as it is; what runs of it is recorded under ``title`` if there is one."""
+        return PtxModule(self, ptx, title=title, contracted=self.contracted)

@@ -99,7 +99,8 @@ class PtxKernel(CheckedKernel):
         self._source = source
         self._block = ctypes.create_string_buffer(b"")
         covered = (ctypes.c_uint8 * len(self._translation.blocks)).in_dll(library, "ptx_covered")
-        record(Ran(text.name, title, self._translation.blocks, covered))
+        if title:
+            record(Ran(text.name, title, self._translation.blocks, covered))
 
     def _passed(self, arguments: Arguments) -> list[ctypes.Array[ctypes.c_char]]:
         """One block with all parameters, as PTX reads it."""

@@ -22,6 +22,7 @@ _TOKEN = re.compile(
 _CUT = re.compile(r'[{};]|//[^\n]*|"[^"]*"')
 _HEADER = re.compile(r"[ \t]*\.(version|target|address_size|file)\b[^\n]*")
 _FUNCTION = re.compile(r"\s*(?:\.(?:visible|weak|extern)\s+)*\.(entry|func)\b")
+_DEBUG = re.compile(r"(?:\s|//[^\n]*\n)*\.section\s+\.debug_\w+\s*\{")  # names for debuggers
 _LOCATION = re.compile(r"\.loc[ \t]+\d+[ \t]+(\d+)[^\n]*")
 _COMMENT = re.compile(r"//[^\n]*")
 _NUMBERED = re.compile(r"(%[\w$]*?)(\d+)$")
@@ -196,12 +197,16 @@ class Module:
             if depth:
                 continue
             function = _FUNCTION.match(_blank_comments(ptx[start : mark.end()]))
-            if mark[0] == "}" and not function:
+            if mark[0] == "}" and not function and not _DEBUG.match(ptx, start):
                 continue  # of a variable's initial value
+            if _DEBUG.match(ptx, start):
+                start = mark.end()
+                continue
             module._add(ptx[start : mark.end()], ptx.count("\n", 0, start) + 1, bool(function))
             start = mark.end()
-        if _blank_comments(ptx[start:]).strip():
-            raise UnsupportedPtxError("module", ptx.count("\n", 0, start) + 1, ptx[start:].strip())
+        if rest := _blank_comments(ptx[start:]).strip():
+            line = ptx.count("\n", 0, ptx.index(rest[:1], start)) + 1
+            raise UnsupportedPtxError("module", line, rest)
         return module
 
     def _add(self, text: str, line: int, is_function: bool) -> None:
@@ -212,7 +217,8 @@ class Module:
             variable = _Reader("module", text, line).variable()
             self.variables[variable.name] = variable
         elif not text.endswith(";"):  # else it is declared here and defined later
-            name = _Reader("module", text, line).head().name
+            head = _blank_comments(text).partition("{")[0]
+            name = _Reader("module", f"{head}{{", line).head().name
             self.functions[name] = FunctionText(name, text, line)
 
 
@@ -402,7 +408,7 @@ class _Reader:
             self._registers()
         elif self._accept(".pragma"):
             self._pragma()
-        elif self._peek() in (".shared", ".local", ".param", ".global", ".const"):
+        elif self._peek() in (".shared", ".local", ".param"):
             self._function.variables.append(self._declared())
             self._expect(";")
         elif self._tokens[self._at + 1 : self._at + 2] and self._tokens[self._at + 1][0] == ":":

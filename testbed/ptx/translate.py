@@ -33,6 +33,7 @@ from .parse import (
     Vector,
 )
 
+_Write = Callable[[str, tuple[Operand, ...]], str]  # of an opcode's modifiers and operands
 _SPACES = {"global", "shared", "shared::cta", "param", "param::entry", "param::func"} | {
     *("const", "local"),
 }
@@ -222,8 +223,6 @@ class _Writer:
                 known = self.arrays.get(variable.name)
                 if known is None or known.size < variable.size:
                     self.arrays[variable.name] = variable
-            elif variable.space != "shared":
-                self._refuse_at(1, f"a .{variable.space} variable, {variable.name}")
 
     def prototype(self) -> str:
         names = [v.name for v in self.function.returned + self.function.parameters]
@@ -341,29 +340,32 @@ class _Writer:
         if instruction.opcode in (*plain, "ret.uni") and not instruction.operands:
             return plain[name]
         if name in special:
-            return special[name](rest, instruction.operands)
-        if instruction.opcode == "activemask.b32":
-            return self._store(instruction.operands[0], "activemask()", "b32")
+            write, counts = special[name]
+            if len(instruction.operands) not in counts:
+                self._refuse(f"{len(instruction.operands)} operands")
+            return write(rest, instruction.operands)
         return self._compute(instruction.opcode, instruction.operands)
 
-    def _special_instructions(self) -> dict[str, Callable[[str, tuple[Operand, ...]], str]]:
+    def _special_instructions(self) -> dict[str, tuple[_Write, tuple[int, ...]]]:
+        """What writes each, and how many operands it may have."""
         return {
-            "ld": self._load,
-            "st": self._save,
-            "mov": self._move,
-            "bra": self._branch,
-            "cvta": self._convert_address,
-            "call": self._call,
-            "shfl": self._shuffle,
-            "vote": self._vote,
-            "redux": self._reduce,
-            "bar": self._barrier,
-            "barrier": self._barrier,
-            "atom": self._atomic,
-            "red": self._atomic_alone,
-            "prefetch": self._prefetch,
-            "prefetchu": self._prefetch,
-            "setp": self._compare,
+            "ld": (self._load, (2,)),
+            "st": (self._save, (2,)),
+            "mov": (self._move, (2,)),
+            "bra": (self._branch, (1,)),
+            "cvta": (self._convert_address, (2,)),
+            "call": (self._call, (1, 2, 3)),
+            "shfl": (self._shuffle, (5,)),
+            "vote": (self._vote, (3,)),
+            "redux": (self._reduce, (3,)),
+            "activemask": (self._active_mask, (1,)),
+            "bar": (self._barrier, (1, 3)),
+            "barrier": (self._barrier, (1, 3)),
+            "atom": (self._atomic, (3, 4)),
+            "red": (self._atomic_alone, (2,)),
+            "prefetch": (self._prefetch, (1,)),
+            "prefetchu": (self._prefetch, (1,)),
+            "setp": (self._compare, (3, 4)),
         }
 
     def _compute(self, spelling: str, operands: tuple[Operand, ...]) -> str:
@@ -575,7 +577,8 @@ class _Writer:
         return release, value, acquire, kind
 
     def _prefetch(self, rest: str, operands: tuple[Operand, ...]) -> str:
-        if rest not in ("L1", "L2", "global.L1", "global.L2") or len(operands) != 1:
+        is_known = rest in ("L1", "L2", "global.L1", "global.L2")
+        if not is_known or not isinstance(operands[0], Address):
             self._refuse(f"the opcode prefetch.{rest}")
         return ";"
 
@@ -600,7 +603,7 @@ class _Writer:
 
     def _shuffle(self, rest: str, operands: tuple[Operand, ...]) -> str:
         words = rest.split(".")
-        if words[:1] != ["sync"] or words[2:] != ["b32"] or len(operands) != 5:
+        if words[:1] != ["sync"] or words[2:] != ["b32"]:
             self._refuse(f"the opcode shfl.{rest}")
         if words[1] not in ("up", "down", "bfly", "idx"):
             self._refuse(f"the modifier .{words[1]}")
@@ -617,11 +620,16 @@ class _Writer:
         names = {"sync.ballot.b32": ("ballot", "b32")} | {
             f"sync.{what}.pred": (f"vote_{what}", "pred") for what in ("all", "any", "uni")
         }
-        if rest not in names or len(operands) != 3:
+        if rest not in names:
             self._refuse(f"the opcode vote.{rest}")
         function, kind = names[rest]
         value, mask = self._value(operands[1], "pred"), self._value(operands[2], "b32")
         return self._store(operands[0], f"{function}({value}, {mask})", kind)
+
+    def _active_mask(self, rest: str, operands: tuple[Operand, ...]) -> str:
+        if rest != "b32":
+            self._refuse(f"the opcode activemask.{rest}")
+        return self._store(operands[0], "activemask()", "b32")
 
     def _reduce(self, rest: str, operands: tuple[Operand, ...]) -> str:
         words = rest.split(".")

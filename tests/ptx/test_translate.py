@@ -1,0 +1,153 @@
+"""Objects: what is compiled, what is kept, and what ran."""
+
+import json
+
+import numpy as np
+import pytest
+
+from gradkit._cuda.launch.kernels import options_of, source_of
+from gradkit._cuda.launch.warmup import combinations
+from testbed.emulator.compiler import list_kernels
+from testbed.nvrtc import compile_ptx, cupy_options
+from testbed.ptx import (
+    ARCHITECTURES,
+    Module,
+    PtxDevice,
+    collect,
+    compiler,
+    merge,
+    summary,
+    translate,
+)
+from testbed.ptx.compiler import compile_kernel, compile_module, parameters_of
+from tests.ptx.programs import HEAD, kernel
+
+pytestmark = pytest.mark.ptx
+
+TWO = """
+struct List { const float* from[2]; int count; };
+extern "C" __global__ void first(const List list, float* __restrict__ out) { *out = list.count; }
+extern "C" __global__ void second(const double* x, unsigned short n, double* out) {
+  if (n > 3) *out = *x; else *out = n;
+}
+"""
+
+
+def library(text, name, **options):
+    return compile_kernel(Module.of(text), name, **{"contracted": False, **options}).library
+
+
+def test_only_what_is_asked_for_is_compiled(monkeypatch):
+    asked = []
+    real = compiler.compile_kernel
+
+    def noted(module, name, **options):
+        asked.append(name)
+        return real(module, name, **options)
+
+    monkeypatch.setattr("testbed.ptx.module.compile_kernel", noted)
+    module = PtxDevice().compile(TWO)
+    assert asked == []
+    assert module.get_function("second") is module.get_function("second")
+    assert asked == ["second"]
+
+
+def test_objects_are_kept_by_content(monkeypatch):
+    text = kernel("kept", ("x",), ".loc 1 5 3\nmov.u32 %r1, 12345;")
+    kept = library(text, "kept")
+    monkeypatch.setattr(compiler, "_build", None)  # a second compilation would call it
+    assert library(text, "kept") == kept
+    moved = text.replace(HEAD, f"{HEAD}// a comment\n") + kernel("other", (), "").removeprefix(HEAD)
+    assert library(moved, "kept") == kept
+    assert library(text.replace(".loc 1 5 3", ".loc 1 77 1"), "kept") == kept
+    for changed in (text.replace("12345", "12346"), text.replace(".maxntid 1024", ".maxntid 64")):
+        with pytest.raises(TypeError):
+            library(changed, "kept")
+    with pytest.raises(TypeError):
+        library(text, "kept", contracted=True)
+
+
+def test_a_function_that_is_called_is_part_of_the_object():
+    function = ".func f()\n{\n  .reg .b32 %r<2>;\n  mov.u32 %r1, VALUE;\n  ret;\n}\n"
+    text = kernel("caller", (), "call.uni f, ();").replace(HEAD, HEAD + function)
+    assert library(text.replace("VALUE", "1"), "caller") != library(
+        text.replace("VALUE", "2"), "caller"
+    )
+
+
+def test_a_kernel_that_is_not_there():
+    with pytest.raises(ValueError, match="no kernel 'third': the PTX defines first, second"):
+        PtxDevice().compile(TWO).get_function("third")
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_nvrtc_says_what_kernels_take(architecture):
+    module = Module.of(compile_module(TWO, (), architecture))
+    texts = {text.name: text for text in list_kernels(TWO, ())}
+    assert texts["second"].parameters == ("x", "n", "out")
+    rows = {
+        name: [
+            (p.size, p.alignment, p.is_pointer, p.is_const, p.is_floating, p.is_integer)
+            for p in parameters_of(module, text)
+        ]
+        for name, text in texts.items()
+    }
+    assert rows == {
+        "first": [(24, 8, 0, 0, 0, 0), (8, 8, 1, 0, 0, 0)],
+        "second": [(8, 8, 1, 1, 0, 0), (2, 2, 0, 0, 0, 1), (8, 8, 1, 0, 0, 0)],
+    }
+
+
+def listed(every):
+    """Each file's first combination of macros, and then every n-th of all."""
+    found = list(combinations())
+    first = {file: (file, macros) for file, macros in reversed(found)}
+    return [*first.values(), *found[::every]]
+
+
+def check_description(file, macros, architecture):
+    """The code is the one that CuPy would get: what is added to the source changes none of it."""
+    source, options = source_of(file), options_of(macros)
+    plain = Module.of(compile_ptx(source, cupy_options(options, architecture)))
+    described = Module.of(compile_module(source, options, architecture))
+    assert list(plain.functions) == list(described.functions)
+    for name, text in plain.functions.items():
+        lines = [line for line in text.content.split("\n") if line.strip()]
+        assert lines == [ln for ln in described.functions[name].content.split("\n") if ln.strip()]
+        if ".entry" in text.text.partition("(")[0]:
+            assert translate(plain, name).opcodes
+
+
+def test_what_describes_kernels_changes_no_code():
+    for file, macros in listed(1 << 20)[:3]:
+        check_description(file, macros, 80)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_kernel_can_be_translated(architecture):
+    for file, macros in listed(9):
+        check_description(file, macros, architecture)
+
+
+def test_coverage_adds_up():
+    body = "ld.param.u64 %rd1, [x]; setp.eq.s64 %p1, %rd1, 0;\n@%p1 bra $L1;\ntrap;\n$L1:"
+    device = PtxDevice()
+    run = device.load(kernel("covered_once", ("x",), body), "80").get_function("covered_once")
+    assert collect()["covered_once"] == {"80": [0, 0, 0]}
+    run((1,), (1,), (None,))
+    found = {"covered_once": collect()["covered_once"]}
+    assert found == {"covered_once": {"80": [1, 0, 1]}}
+    more = json.loads(json.dumps({"covered_once": {"80": [0, 1, 1], "90": [0]}}))
+    merge(found, more)
+    assert found == {"covered_once": {"80": [1, 1, 1], "90": [0]}}
+    assert summary(found) == "1 kernels with their macros ran, 3 of 3 basic blocks of PTX"
+
+
+def test_values_of_both_kernels():
+    device = PtxDevice()
+    module = device.compile(TWO)
+    out, x = device.xp.empty(1, np.float64), device.xp.asarray(np.array([2.5]))
+    for n, expected in ((3, 3.0), (4, 2.5)):
+        module.get_function("second")((1,), (1,), (x, np.uint16(n), out))
+        assert out[0] == expected
