@@ -14,6 +14,7 @@ import numpy.typing as npt
 from gradkit._cuda import CudaBackend
 from gradkit._frameworks import Framework, register
 from testbed.emulator import EmulatedDevice
+from testbed.ptx import PtxDevice
 
 
 class DeviceArray(np.ndarray[Any, Any]):
@@ -61,6 +62,11 @@ def on_device(array: npt.NDArray[Any], backend: Any) -> DeviceArray:
 def emulated_backend(**options: Any) -> Any:
     """A CUDA backend on an emulated device of its own."""
     return CudaBackend(EmulatedDevice(**options))
+
+
+def ptx_backend(**options: Any) -> Any:
+    """A CUDA backend on a device of its own that runs NVRTC's code."""
+    return CudaBackend(PtxDevice(**options))
 
 
 class IdleDevice(EmulatedDevice):

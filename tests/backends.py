@@ -14,9 +14,18 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from testbed.emulated import emulated_backend, on_device
+from testbed.emulated import emulated_backend, on_device, ptx_backend
+from testbed.emulator import EmulatedDevice
 from testbed.emulator.compiler import compiler_path
+from testbed.ptx import PtxDevice
 from tests.tolerances import DTYPES
+
+# The compute capability (80 for 8.0) whose compiled code the suite is to run too.
+ARCHITECTURE = int(os.environ.get("GRADKIT_PTX", "0"))
+COMPILED = {
+    "architecture": ARCHITECTURE,
+    "contracted": os.environ.get("GRADKIT_PTX_CONTRACTED") == "1",
+}
 
 
 class Backend:
@@ -86,14 +95,40 @@ class Emulated(Backend):
         self._cuda = None
 
     def active(self):
-        self._cuda = self._cuda or emulated_backend(schedule="shuffled", multiprocessors=1)
+        self._cuda = self._cuda or self.make(schedule="shuffled", multiprocessors=1)
         return nullcontext()
+
+    def make(self, **options):
+        """What computes on arrays of this backend."""
+        return emulated_backend(**options)
 
     def asarray(self, array):
         return on_device(super().asarray(np.asarray(array)), self._cuda)
 
     def launches(self):
         return self._cuda.device.total_traffic.launches
+
+
+class Ptx(Emulated):
+    """The code that NVRTC makes of the kernels, on the CPU, every access checked."""
+
+    name = "ptx"
+    marks = (pytest.mark.ptx,)
+
+    def make(self, **options):
+        return ptx_backend(**COMPILED, **options)
+
+
+class CompiledDevice(PtxDevice):
+    """The device of the backend above, for tests that launch by themselves."""
+
+    def __init__(self, **options):
+        super().__init__(**COMPILED, **options)
+
+
+# What tests of the kernels alone run on, and their mark.
+KernelDevice = CompiledDevice if ARCHITECTURE else EmulatedDevice
+kernel_mark = pytest.mark.ptx if ARCHITECTURE else pytest.mark.emulated
 
 
 class CuPy(Backend):
@@ -170,4 +205,9 @@ def span(array):
     return low, high + array.itemsize
 
 
-BACKENDS = [Backend(), Emulated(), *([CuPy()] if has_gpu() else [])]
+BACKENDS = [
+    Backend(),
+    Emulated(),
+    *([Ptx()] if ARCHITECTURE else []),
+    *([CuPy()] if has_gpu() else []),
+]

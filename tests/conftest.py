@@ -1,15 +1,18 @@
 """The ``backend`` fixture, how hard Hypothesis tries, and what several processes share."""
 
 import gc
+import json
 import os
 import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from testbed import ptx
 from tests import alone
-from tests.backends import BACKENDS, has_gpu
+from tests.backends import ARCHITECTURE, BACKENDS, has_gpu
 
 _COMMON = {"deadline": None, "database": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("quick", max_examples=8, derandomize=True, **_COMMON)
@@ -55,7 +58,9 @@ def pytest_configure(config):
 
 
 def pytest_sessionfinish(session):
-    """A worker of pytest-xdist hands over how much bad input it tried."""
+    """A worker of pytest-xdist hands over how much bad input it tried, and which PTX it ran."""
+    if ARCHITECTURE and hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["ptx"] = ptx.collect()
     table = sys.modules.get("tests.bad_input")
     if table and hasattr(session.config, "workeroutput"):
         session.config.workeroutput["bad input"] = dict(table.tested)
@@ -63,7 +68,8 @@ def pytest_sessionfinish(session):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node):
-    """Add up what the workers tried."""
+    """Add up what the workers tried and ran."""
+    ptx.merge(_ran, getattr(node, "workeroutput", {}).get("ptx", {}))
     if tried := getattr(node, "workeroutput", {}).get("bad input"):
         from tests.bad_input import tested
 
@@ -71,12 +77,25 @@ def pytest_testnodedown(node):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Say how much bad input was tried, if any was."""
+    """Say how much bad input was tried and how much PTX ran, if any did."""
+    if ARCHITECTURE:
+        _report_ptx(terminalreporter)
     table = sys.modules.get("tests.bad_input")
     if table is None or not table.tested:
         return
     cells, backends = sum(table.tested.values()), ", ".join(sorted(table.tested))
     terminalreporter.write_line(f"bad input: {len(table.ROWS)} rows, {cells} cells on {backends}")
+
+
+_ran: ptx.Coverage = {}  # by workers of pytest-xdist
+
+
+def _report_ptx(terminalreporter):
+    """Say how much of the compiled code ran; GRADKIT_PTX_REPORT names a file for all of it."""
+    ptx.merge(_ran, ptx.collect())
+    terminalreporter.write_line(f"ptx: {ptx.summary(_ran)}")
+    if report := os.environ.get("GRADKIT_PTX_REPORT"):
+        Path(report).write_text(json.dumps(_ran))
 
 
 def _backend_of(item):

@@ -18,15 +18,16 @@ from gradkit._cuda.launch.strides import pair_of
 from gradkit._cuda.launch.tensor_lists import CAPACITY, DIMS, plan_of, run, start
 from gradkit._cuda.launch.warmup import combinations
 from gradkit._dtypes import FLOATS
-from testbed.emulator import EmulatedDevice, EmulatorFault
+from testbed.emulator import EmulatorFault
 from testbed.emulator.memory import sparse_array
 from testbed.emulator.runtime import SCHEDULES
 from tests import oracles, tolerances
 from tests import strategies as draw_
+from tests.backends import KernelDevice, kernel_mark
 from tests.layouts import LAYOUTS
 from tests.tolerances import DTYPES, assert_same_bits
 
-pytestmark = pytest.mark.emulated
+pytestmark = kernel_mark
 
 ORDERS = (1.0, 2.0, 3.0, math.inf)
 OPERATIONS = (
@@ -37,7 +38,7 @@ OPERATIONS = (
 LISTED = {(source_of(file), options_of(macros)) for file, macros in combinations(*OPERATIONS)}
 
 
-class Device(EmulatedDevice):
+class Device(KernelDevice):
     """Knows what was compiled and uploaded; can play a stream that is being captured."""
 
     recording = False
@@ -496,7 +497,7 @@ def test_strided_elements_beyond_two_to_the_32():
 @pytest.mark.parametrize("size", [1, 4096, 1 << 20, 1 << 30, (1 << 43) + 5])
 def test_chunks_are_balanced_and_counted_by_an_int(size):
     grad = np.lib.stride_tricks.as_strided(np.zeros(1), (size,), (0,))
-    plan = plan_of(EmulatedDevice(), [grad])
+    plan = plan_of(KernelDevice(), [grad])
     each = int(plan.tables[0].argument["chunk_bytes"])
     assert each % 16 == 0
     assert each <= 1 << 30

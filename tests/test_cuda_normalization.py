@@ -15,15 +15,14 @@ from gradkit._cuda import CudaBackend
 from gradkit._cuda.launch.kernels import kernel, options_of, source_of
 from gradkit._cuda.launch.warmup import combinations
 from testbed.emulated import IdleDevice
-from testbed.emulator import EmulatedDevice
 from testbed.emulator.memory import sparse_array
 from testbed.emulator.runtime import SCHEDULES
 from tests import oracles
-from tests.backends import Backend
+from tests.backends import Backend, KernelDevice, kernel_mark
 from tests.problems import BATCH_TYPES, LAYER_TYPES, Problem, make
 from tests.tolerances import DTYPES, assert_same_bits
 
-pytestmark = pytest.mark.emulated
+pytestmark = kernel_mark
 
 # (rows, columns): one warp and several, one and several rows a block, either side of where
 # vectors, chunks, warps, blocks, registers and shared memory end; the longest are read twice.
@@ -68,7 +67,7 @@ OPERATIONS.remove("grad_norm")
 LISTED = {(source_of(file), options_of(macros)) for file, macros in combinations(*OPERATIONS)}
 
 
-class Device(EmulatedDevice):
+class Device(KernelDevice):
     """Compiles only what is listed: that alone is compiled for every GPU."""
 
     def compile(self, source, options=()):
@@ -541,7 +540,7 @@ def test_blocks_of_long_rows_stride_over_more_than_32_bits():
 
 
 def test_partial_sums_beyond_32_bits():
-    columns, device = (1 << 31) + 32, Emulated(EmulatedDevice)
+    columns, device = (1 << 31) + 32, Emulated(KernelDevice)
     partials, out = _sparse("float32", 2, 3, columns), _sparse("float32", 2, columns)
     partials[1, :, -32:] = np.arange(96).reshape(3, 32)
     macros = {"ACC_T": "float32", "PARAM_T": "float32"}
