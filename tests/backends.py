@@ -8,7 +8,7 @@ the whole suite by one entry in ``BACKENDS``.
 import ctypes
 import importlib.util
 import os
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from unittest import mock
 
 import numpy as np
@@ -38,6 +38,8 @@ class Backend:
     depth = 256  # the most terms that a running total holds in the accumulation dtype
     mean_unit = 2.0**-53  # of what holds a row's mean in a forward pass
     run_error = 2.0**-23  # a 2-norm's: runs of 256 elements narrower than float64 are float32
+
+    has_cudas_pow = False  # whether powers are those of NVIDIA's library
 
     def active(self):
         """A context in which the backend computes on its arrays."""
@@ -102,6 +104,12 @@ class Emulated(Backend):
         """What computes on arrays of this backend."""
         return emulated_backend(**options)
 
+    @contextmanager
+    def sized(self, **options):
+        """What puts arrays on a device of another size, on which grids depend."""
+        cuda = self.make(**options)
+        yield lambda array: on_device(cuda.device.xp.array(array), cuda)
+
     def asarray(self, array):
         return on_device(super().asarray(np.asarray(array)), self._cuda)
 
@@ -114,6 +122,7 @@ class Ptx(Emulated):
 
     name = "ptx"
     marks = (pytest.mark.ptx,)
+    has_cudas_pow = True
 
     def make(self, **options):
         return ptx_backend(**COMPILED, **options)
@@ -138,12 +147,29 @@ class CuPy(Backend):
     marks = (pytest.mark.gpu,)
     on_host = False
     run_error = 4 * 2.0**-53
+    has_cudas_pow = True
 
     def active(self):
         """CuDNN has tests of its own, with bounds of its own: here our kernels run."""
         from gradkit._cuda import batch_normalization
 
         return mock.patch.object(batch_normalization, "_taken_by_cudnn", return_value=False)
+
+    @contextmanager
+    def sized(self, *, multiprocessors, max_shared_memory):
+        """As if the GPU had so many multiprocessors; of shared memory it must have enough."""
+        import cupy
+
+        from gradkit import _cuda
+        from gradkit._cuda.launch.device import CupyDevice
+
+        number = cupy.cuda.Device().id
+        device = CupyDevice(number)
+        if device.max_shared_memory < max_shared_memory:
+            pytest.skip("long rows take another path on this GPU")
+        device.multiprocessors, device.max_shared_memory = multiprocessors, max_shared_memory
+        with mock.patch.dict(_cuda._backends, {number: _cuda.CudaBackend(device)}), self.active():
+            yield self.asarray
 
     def asarray(self, array):
         import cupy

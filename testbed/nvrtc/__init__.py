@@ -1,6 +1,6 @@
 """Compiles the kernels for every supported GPU with no GPU at hand, and reports what they need."""
 
-from .nvrtc import NvrtcCompileError, NvrtcMissingError, compile_ptx
+from .nvrtc import NvrtcCompileError, NvrtcMissingError, compile_ptx, version
 from .report import KernelUse, Report, compile_report, cupy_options
 from .table import (
     ARCHITECTURES,
@@ -29,4 +29,5 @@ __all__ = [
     "format_table",
     "kept_ptx",
     "spills",
+    "version",
 ]

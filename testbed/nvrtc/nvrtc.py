@@ -24,9 +24,9 @@ class NvrtcCompileError(RuntimeError):
 def library_path() -> Path | None:
     """Return the path of libnvrtc, or None where its package is not installed.
 
-    ``GRADKIT_NVRTC`` names another one, of any version.
+    ``GRADKIT_NVRTC_LIBRARY`` names another one, of any version.
     """
-    if named := os.environ.get("GRADKIT_NVRTC"):
+    if named := os.environ.get("GRADKIT_NVRTC_LIBRARY"):
         return Path(named)
     try:
         spec = importlib.util.find_spec("nvidia.cuda_nvrtc")
