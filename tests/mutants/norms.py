@@ -102,7 +102,7 @@ MUTANTS = [
         "for (int y = 1; y + 1 < blockDim.y; ++y)",
         "the block's last row is lost",
     ),
-    (GRAD, "fill<VEC>(at.xhat[c], of.mean);", "fill<VEC>(at.xhat[c], A(0));", "0 * infinity"),
+    (GRAD, "fill<VEC>(at.xhat[c], of.mean);", "fill<VEC>(at.xhat[c], A{0});", "0 * infinity"),
     (
         WIDE,
         "row = blockIdx.y; row < rows; row += gridDim.y",
