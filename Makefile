@@ -11,7 +11,7 @@ QUIET := --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-slow lint check clean
+.PHONY: help venv demo test test-ptx-fast test-slow lint check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,7 +42,7 @@ demo: $(STAMP) ## train a network on handwritten digits; writes demo.png
 PYTEST := $(BIN)/python -m pytest --quiet --numprocesses auto --dist worksteal
 
 test: $(STAMP) ## the suite and the doctests, on the CPU (6 min on two cores, the first time)
-	$(PYTEST) -m 'not slow'
+	$(PYTEST) -m 'not slow and not ptx'
 
 # --- what a change must pass -----------------------------------------------------------------
 
@@ -52,8 +52,15 @@ lint: $(STAMP) ## ruff and mypy
 	$(BIN)/mypy
 	$(BIN)/mypy --ignore-missing-imports --allow-subclassing-any --allow-untyped-decorators examples
 
+# What NVRTC makes of the kernels, run on the CPU: testbed/ptx. Each run is one architecture, with
+# the code as it is and with every fusion that ptxas may make.
+PTX := GRADKIT_PTX=80 $(PYTEST) -m 'ptx and not slow' tests/ptx tests/test_golden.py
+
+test-ptx-fast: $(STAMP) ## every kernel's compiled code in every dtype, on the CPU (3 min)
+	$(PTX)
+
 test-slow: $(STAMP) ## what `make test` shows by a part, in full: every kernel for every GPU
-	$(PYTEST) -m slow
+	$(PYTEST) -m 'slow and not ptx'
 
 check: lint test test-slow ## lint and all tests
 
@@ -61,7 +68,7 @@ check: lint test test-slow ## lint and all tests
 # Each set of packages that cannot share an environment has one of its own: .venv-NAME.
 
 .PHONY: bench bench-gpu bench-record fuzz lock mutants mutants-fast sanitize-gpu soak test-cudnn test-gpu \
-	test-interop test-onnxruntime
+	test-interop test-onnxruntime test-ptx
 
 MINUTES := 10
 
@@ -116,12 +123,22 @@ test-interop: .venv-interop/.installed ## PyTorch, JAX, TensorFlow, optax and th
 test-onnxruntime: $(STAMP) .venv-onnxruntime/.installed ## agreement with ONNX Runtime Training's operators
 	GRADKIT_ORT_PYTHON=$(CURDIR)/.venv-onnxruntime/bin/python $(BIN)/python -m pytest tests/onnxruntime
 
+# Hours: all that runs on the emulated device, on four architectures, with the code as it is and with
+# every fusion, and once with the NVRTC of CUDA 13.
+PTX_RUNS := 80:0 80:1 90:0 90:1 100:0 100:1 120:0 120:1
+test-ptx: $(STAMP) .venv-nvrtc13/.installed ## the whole suite on the kernels' compiled code (hours)
+	for run in $(PTX_RUNS); do echo "sm_$${run%:*}, contracted: $${run#*:}"; \
+		GRADKIT_PTX=$${run%:*} GRADKIT_PTX_CONTRACTED=$${run#*:} $(PYTEST) -m ptx tests || exit 1; done
+	GRADKIT_PTX=90 GRADKIT_NVRTC_LIBRARY=$$(echo .venv-nvrtc13/lib/python*/site-packages/nvidia/*/lib/libnvrtc.so.13) \
+		$(PYTEST) -m ptx tests
+
 .venv-bench/.installed: PACKAGES := --editable . --requirement benchmarks/requirements.txt
 .venv-cudnn8/.installed: PACKAGES := --editable '.[test]' cupy-cuda12x==13.6.0 nvidia-cudnn-cu12==8.9.7.29
 .venv-cudnn9/.installed: PACKAGES := --editable '.[test]' 'cupy-cuda12x==14.*' 'nvidia-cudnn-cu12==9.*'
 .venv-interop/.installed: PACKAGES := --editable '.[test]' --requirement tests/interop/requirements.txt \
 	--constraint requirements/interop.txt
 .venv-lock/.installed: PACKAGES := uv
+.venv-nvrtc13/.installed: PACKAGES := nvidia-cuda-nvrtc==13.*
 .venv-onnxruntime/.installed: PACKAGES := --requirement tests/onnxruntime/requirements.txt
 
 .venv-bench/.installed: benchmarks/requirements.txt

@@ -11,8 +11,9 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,24 +21,46 @@ import gradkit
 from testbed.emulated import on_device, ptx_backend
 from testbed.nvrtc import version
 from tests import strategies as draw_
-from tests.problems import BATCH_TYPES, LAYER_TYPES, Problem, make
+from tests.problems import BATCH_TYPES, LAYER_TYPES, Problem, make, tiny
 from tests.tolerances import DTYPES
 
 FILE = Path(__file__).with_suffix(".json")
 # Sizes of grids, and so the order of partial sums, depend on these.
 ARCHITECTURE = 80
 DEVICE = {"multiprocessors": 2, "max_shared_memory": 227 * 1024}
-ROWS = [(9, 5), (37, 64), (3, 1027), (70, 256), (2, 20_000)]
-IMAGES = [(33, 3), (5, 4, 3, 7), (2, 16, 8, 8)]
+# And above the smallest number of the dtype by 2^so many, where kernels might flush to zero.
+ROWS = [
+    ((9, 5), None),
+    ((37, 64), None),
+    ((37, 64), 12),
+    ((3, 1027), None),
+    ((70, 256), None),
+    ((2, 20_000), None),
+]
+TINY = 2
+IMAGES = [
+    ((33, 3), 1),
+    ((5, 4, 3, 7), 1),
+    ((5, 3, 7, 4), 3),
+    ((2, 16, 8, 8), 1),
+    ((2, 8, 8, 16), 3),
+]
 # NVIDIA's pow is not the C library's.
 POWER = 3.5
 
 On = Callable[[np.ndarray[Any, Any]], Any]
-Case = tuple[str, Callable[[On], Any]]
+
+
+class Case(NamedTuple):
+    """One call."""
+
+    name: str  # begins with the public function's
+    call: Callable[[On], Any]
+    quick: bool  # whether it is one of the few that reach every kernel in every dtype
 
 
 def cases() -> Iterator[Case]:
-    """Every case by name; a call takes what puts a host array on the device."""
+    """Every case; a call takes what puts a host array on the device."""
     yield from _rows()
     yield from _channels()
     yield from _lists()
@@ -71,12 +94,16 @@ _ROW_NORMS = {
 
 
 def _rows() -> Iterator[Case]:
-    for name, arguments in _ROW_NORMS.items():
-        for types in LAYER_TYPES:
-            for shape in ROWS:
-                p = make(shape, types, seed=7, centred=not name.startswith("rms"))
-                where = f"{'-'.join(types)} {'x'.join(map(str, shape))}"
-                yield f"{name} {where}", partial(_norm, name, p, arguments)
+    for (i, (name, arguments)), (j, types) in product(
+        enumerate(_ROW_NORMS.items()), enumerate(LAYER_TYPES)
+    ):
+        for k, (shape, above) in enumerate(ROWS):
+            p = make(shape, types, seed=7, centred=not name.startswith("rms"))
+            size = "x".join(map(str, shape))
+            if above is not None:
+                p.dy, p.x, size = tiny(p.dy, above), tiny(p.x, above), f"{size}, tiny"
+            call = partial(_norm, name, p, arguments)
+            yield Case(f"{name} {'-'.join(types)} {size}", call, k in (TINY, (i + j) % len(ROWS)))
 
 
 def _norm(name: str, p: Problem, arguments: str, on: On) -> Any:
@@ -85,13 +112,17 @@ def _norm(name: str, p: Problem, arguments: str, on: On) -> Any:
 
 
 def _channels() -> Iterator[Case]:
-    for types in BATCH_TYPES:
-        for shape in IMAGES:
-            for axis in dict.fromkeys((1, len(shape) - 1)):
-                p = make(shape, types, axis, seed=7, batch=True)
-                where = f"{'-'.join(types)} {'x'.join(map(str, shape))} axis {axis}"
-                yield f"batch_norm {where}", partial(_batch_norm, p)
-                yield f"batch_norm_grad {where}", partial(_batch_norm_grad, p)
+    for j, types in enumerate(BATCH_TYPES):
+        for k, (shape, axis) in enumerate(IMAGES):
+            p = make(shape, types, axis, seed=7, batch=True)
+            where = f"{'-'.join(types)} {'x'.join(map(str, shape))} axis {axis}"
+            quick = k == j % len(IMAGES)
+            yield Case(f"batch_norm {where}", partial(_batch_norm, p), quick)
+            yield Case(f"batch_norm_grad {where}", partial(_batch_norm_grad, p), quick)
+            p = make(shape, types, axis, seed=7, batch=True)
+            p.dy, p.x = tiny(p.dy, 12), tiny(p.x, 12)
+            yield Case(f"batch_norm {where}, tiny", partial(_batch_norm, p), quick)
+            yield Case(f"batch_norm_grad {where}, tiny", partial(_batch_norm_grad, p), quick)
 
 
 def _batch_norm(p: Problem, on: On) -> Any:
@@ -109,7 +140,7 @@ def _lists() -> Iterator[Case]:
         for dtype in (*DTYPES, "mixed"):
             grads, where = _gradients(count, dtype), f"{dtype} {count} arrays"
             for name, call in _LIST_CALLS.items():
-                yield f"{name} {where}", partial(call, grads)
+                yield Case(f"{name} {where}", partial(call, grads), dtype == "mixed")
 
 
 def _gradients(count: int, dtype: str) -> list[np.ndarray[Any, Any]]:
@@ -151,12 +182,14 @@ _LIST_CALLS: dict[str, Callable[[Any, On], Any]] = {
 
 def _pairs() -> Iterator[Case]:
     norms = np.array([3.0, 0.1, np.nan])
-    yield "clip_coefficient", lambda on: [gradkit.clip_coefficient(on(norms), 0.7)]
-    for into in DTYPES:
-        for addend in DTYPES:
-            pair = draw_.values((7, 301), into, 1), draw_.values((301,), addend, 2)
-            yield f"accumulate_grad {into} += {addend}", partial(_accumulate, pair)
-            yield f"accumulate_grad_v2 {into} = {addend}", partial(_overwrite, pair)
+    yield Case(
+        "clip_coefficient", lambda on: [gradkit.clip_coefficient(on(norms), 0.7)], quick=True
+    )
+    for (i, into), (j, addend) in product(enumerate(DTYPES), enumerate(DTYPES)):
+        pair = draw_.values((7, 301), into, 1), draw_.values((301,), addend, 2)
+        quick = j in (i, (i + 1) % len(DTYPES))
+        yield Case(f"accumulate_grad {into} += {addend}", partial(_accumulate, pair), quick)
+        yield Case(f"accumulate_grad_v2 {into} = {addend}", partial(_overwrite, pair), quick)
 
 
 def _accumulate(pair: Any, on: On) -> Any:
@@ -176,8 +209,8 @@ def main() -> None:
     """Write ``golden.json``."""
     cuda = ptx_backend(architecture=ARCHITECTURE, **DEVICE)
     bits = {
-        name: digest(call(lambda host: on_device(cuda.device.xp.array(host), cuda)))
-        for name, call in cases()
+        case.name: digest(case.call(lambda host: on_device(cuda.device.xp.array(host), cuda)))
+        for case in cases()
     }
     compiler = f"NVRTC {'.'.join(map(str, version()))}, sm_{ARCHITECTURE}"
     content = {"device": DEVICE, "compiler": compiler, "bits": bits}

@@ -29,7 +29,7 @@ def test_no_two_mutants_have_one_name():
 
 def test_every_kind_of_fault_is_planted():
     planted = [Result(mutant.name, "", 0) for mutant in MUTANTS]
-    assert len(KINDS) == 32
+    assert len(KINDS) == 36
     assert [kind for kind in KINDS if not results.of_kind(kind, planted)] == []
 
 

@@ -62,7 +62,7 @@ def run(mutant: Mutant, known: dict[str, Result]) -> Result:
         seconds = time.perf_counter() - start
         if killer:
             if killer != own:
-                _check_green(killer)
+                _check_green(killer, compiled=mutant.compiled)
             break
     return Result(mutant.name, killer, seconds)
 
@@ -70,7 +70,7 @@ def run(mutant: Mutant, known: dict[str, Result]) -> Result:
 def _killer(mutant: Mutant, tests: tuple[str, ...]) -> str:
     """The first test that fails, hangs or crashes, or "" if none does."""
     planted = ("-p", "tests.mutants.plugin", "--mutant", mutant.file, mutant.old, mutant.new)
-    status, output = _pytest(tests, "-m", mutant.marker, *planted)
+    status, output = _pytest(tests, "-m", mutant.marker, *planted, compiled=mutant.compiled)
     if status == _NO_SUCH_TEST and tests != mutant.tests:  # it was there the last time
         return ""
     if status in (3, 4, 5) or "g++ rejects the source" in output:
@@ -79,17 +79,21 @@ def _killer(mutant: Mutant, tests: tuple[str, ...]) -> str:
 
 
 @functools.cache
-def _check_green(test: str) -> None:
+def _check_green(test: str, *, compiled: bool) -> None:
     """A test that fails without a mutant would kill every mutant. Those known are the suite's."""
-    status, output = _pytest((test,))
+    status, output = _pytest((test,), compiled=compiled)
     if status:
         sys.exit(f"this fails without any mutant:\n{output[-4000:]}")
 
 
-def _pytest(tests: tuple[str, ...], *extra: str) -> tuple[int, str]:
+def _pytest(tests: tuple[str, ...], *extra: str, compiled: bool = False) -> tuple[int, str]:
     """The exit status, 1 where time ran out, and what was printed."""
     command = (sys.executable, "-m", "pytest", "-v", "-x", "--no-header", *extra, *tests)
-    environment = {**os.environ, "HYPOTHESIS_PROFILE": "ci"}
+    environment = {
+        **os.environ,
+        "HYPOTHESIS_PROFILE": "ci",
+        "GRADKIT_PTX": "80" if compiled else "0",
+    }
     try:
         finished = subprocess.run(
             command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S

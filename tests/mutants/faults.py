@@ -39,6 +39,12 @@ FAMILIES: dict[str, dict[str, str]] = {
         "no scaling": r"no scaling",
         "1/N missing": r"1/N missing",
     },
+    "compiled code": {
+        "subnormals flushed to zero": r"that flush(es)?$",
+        "another rounding": r"(toward zero|rounded up|rounded down)$",
+        "a plain cast": r"by a plain cast$",
+        "what a compiler may fuse": r"that a compiler may fuse$",
+    },
     "meaning": {
         "the mean term in an RMS norm": r"the mean term in an RMS norm",
         "dscale and dbias swapped": r"dscale and dbias swapped",

@@ -53,7 +53,12 @@ MUTANTS = [
         "the last warps left out",
     ),
     (ROWS, "threads < WARP ? threads : WARP", "WARP", "shuffles over the whole warp"),
-    (ROWS, "row[threadIdx.x & (warps - 1)]", "row[threadIdx.x & (WARP - 1)]", "slots that nobody wrote"),
+    (
+        ROWS,
+        "row[threadIdx.x & (warps - 1)]",
+        "row[threadIdx.x & (WARP - 1)]",
+        "slots that nobody wrote",
+    ),
     (
         ROWS,
         "    if (threadIdx.x % WARP == 0) row[threadIdx.x / WARP] = value;\n    __syncthreads();",
@@ -303,7 +308,13 @@ MUTANTS = [
         "an input written",
     ),
     # Numbers
-    (COLUMNS, "total += *at;", "total = static_cast<float>(total + *at);", "sums held in float"),
+    (
+        COLUMNS,
+        "total += *at;",
+        "{ total += *at; if constexpr (sizeof(T) == 8) reinterpret_cast<double&>(total) ="
+        " static_cast<float>(reinterpret_cast<double&>(total)); }",
+        "sums held in float",
+    ),
     (
         SUMS,
         "const A total = column_total(plane, count, width, column, tile);",

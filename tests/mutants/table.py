@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from tests.mutants import generated, lists, norms, python
+from tests.mutants import compiled, generated, lists, norms, python
 
 # What a file's mutants are run against; the tests of all that use the file.
 _BAD_INPUT = "tests/test_bad_input.py"
@@ -44,6 +44,7 @@ class Mutant(NamedTuple):
     new: str
     what: str
     tests: tuple[str, ...]  # that should notice
+    compiled: bool = False  # whether it shows in NVRTC's code alone
 
     @property
     def name(self) -> str:
@@ -53,8 +54,15 @@ class Mutant(NamedTuple):
     @property
     def marker(self) -> str:
         """The backend that a mutant shows on."""
+        if self.compiled:
+            return "ptx"
         cuda = self.file.startswith(("kernels/", "gradkit/_cuda/"))
         return "(emulated or cuda)" if cuda else "not emulated and not gpu"
+
+
+def _compiled(file: str, old: str, new: str, what: str, functions: tuple[str, ...]) -> Mutant:
+    tests = tuple(f"tests/test_golden.py::test_a_few_bits[ptx-{name}]" for name in functions)
+    return Mutant(file, old, new, what, tests, compiled=True)
 
 
 def _generated(file: str, old: str, new: str, what: str) -> Mutant:
@@ -69,4 +77,5 @@ MUTANTS = (
     *(Mutant(*row, norms.TESTS) for row in norms.MUTANTS),
     *(Mutant(*row, lists.TESTS) for row in lists.MUTANTS),
     *(Mutant(*row, _HOST_TESTS[row[0]]) for row in python.ROWS),
+    *(_compiled(*row) for row in compiled.ROWS),
 )
