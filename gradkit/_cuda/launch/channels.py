@@ -1,21 +1,35 @@
 """Batch norm on a GPU by the project's own kernels."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradkit._backend import Array
+from gradkit._backend import Array, Shape
 from gradkit._cuda.launch.buffers import contiguous, copy_back, vector_of, writable_like
 from gradkit._cuda.launch.device import Device, scratch
-from gradkit._cuda.launch.grids import RESIDENT_HEAVY, accumulator, dtype_name, power_of_two
-from gradkit._cuda.launch.kernels import Combination, Macros, kernel, norm_macros
-from gradkit._dtypes import BATCH_NORM_TYPES, dtype_named
+from gradkit._cuda.launch.grids import RESIDENT_HEAVY, power_of_two
+from gradkit._cuda.launch.kernels import (
+    Combination,
+    LoadedKernel,
+    Macros,
+    kernel,
+    norm_macros,
+)
+from gradkit._dtypes import (
+    BATCH_NORM_TYPES,
+    DType,
+    accumulation_name,
+    dtype_named,
+    float_name,
+)
 
 _THREADS = 256
 _RESIDENT = RESIDENT_HEAVY // _THREADS  # blocks a multiprocessor
+_FLOAT64 = np.dtype(np.float64)
 
 
 class Forward(NamedTuple):
@@ -47,17 +61,18 @@ class Gradient(NamedTuple):
 
 def batch_norm_grad(device: Device, call: Gradient) -> None:
     """``dx``, ``dscale`` and ``dbias`` are written (``=``); ``dx`` may be ``dy``."""
-    shape = _Shape.of(call.x, call.channel_axis)
-    if not shape.channels:
+    if not call.x.shape[call.channel_axis]:
         return
+    parameter = call.mean if call.scale is None else call.scale
+    work = _launches(device, "batch_norm_grad", call.x, call.channel_axis, call.mean, parameter)
+    shape = work.shape
     dy, x = shape.arranged(device, call.dy), shape.arranged(device, call.x)
     scale, mean = contiguous(device, call.scale), contiguous(device, call.mean)
     inv_std = contiguous(device, call.inv_std)
     outs = shape.view(call.dx), call.dscale, call.dbias
     dx = writable_like(device, outs[0], shape.vector)
     gradients = [None if out is None else writable_like(device, out) for out in outs[1:]]
-    work = _Launches.of(device, shape, "batch_norm_grad", x, mean, scale)
-    partials, means = work.partials(), work.scratch(2, accumulator(x))
+    partials, means = work.partials(), work.scratch(2, work.accumulator)
     work.over_channels("sum_channels", dy, x, mean, inv_std, partials)
     work.finish("finish_channels", partials, *gradients, means)
     work.over_channels("apply_channels", dy, x, scale, mean, inv_std, means, dx)
@@ -68,21 +83,19 @@ def batch_norm_grad(device: Device, call: Gradient) -> None:
 
 def batch_norm(device: Device, call: Forward) -> None:
     """``y``, ``mean`` and ``inv_std`` are written; ``y`` may be ``x``."""
-    shape = _Shape.of(call.x, call.channel_axis)
-    if not shape.channels:
+    if not call.x.shape[call.channel_axis]:
         return
+    affine = (a for a in (call.scale, call.bias) if a is not None)
+    parameter = next(affine, call.mean)
+    work = _launches(device, "batch_norm", call.x, call.channel_axis, call.mean, parameter)
+    shape = work.shape
     x = shape.arranged(device, call.x)
     scale, bias = contiguous(device, call.scale), contiguous(device, call.bias)
     outs = shape.view(call.y), call.mean, call.inv_std
     y = writable_like(device, outs[0], shape.vector)
     statistics = [writable_like(device, out) for out in outs[1:]]
-    parameter = bias if scale is None else scale
-    work = _Launches.of(device, shape, "batch_norm", x, call.mean, parameter)
-    partials, centre, exact = (
-        work.partials(),
-        work.scratch(1, "float64"),
-        work.scratch(2, "float64"),
-    )
+    partials = work.partials()
+    centre, exact = work.scratch(1, _FLOAT64), work.scratch(2, _FLOAT64)
     work.over_channels("sum_deviations", x, None, partials)
     work.finish("finish_centre", partials, centre)
     work.over_channels("sum_deviations", x, centre, partials)
@@ -105,15 +118,17 @@ class _Shape:
     after: int
 
     @classmethod
-    def of(cls, x: Array, axis: int) -> "_Shape":
-        """The order that x has already, if it is one of the two, or that it is copied into."""
-        before, after = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
-        gapless = _channels_last(x, axis).flags.c_contiguous
-        last = after == 1 or (gapless and not x.flags.c_contiguous)
+    def of(cls, shape: Shape, strides: Shape, itemsize: int, axis: int) -> "_Shape":
+        """The order that an array has already, if it is one of the two, or is copied into."""
+        before, after = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
+        places = _places(len(shape), axis)
+        moved = [shape[k] for k in places], [strides[k] for k in places]
+        gapless = _in_c_order(*moved, itemsize) and not _in_c_order(shape, strides, itemsize)
+        last = after == 1 or gapless
         if last:
             before, after = before * after, 1
-        vector = vector_of(x.itemsize, x.shape[axis] if last else after)
-        return cls(axis, last, vector, before, x.shape[axis], after)
+        vector = vector_of(itemsize, shape[axis] if last else after)
+        return cls(axis, last, vector, before, shape[axis], after)
 
     def view(self, array: Array) -> Array:
         """The array with its axes in this order."""
@@ -124,7 +139,33 @@ class _Shape:
         return contiguous(device, self.view(array), self.vector)
 
 
-@dataclass(frozen=True)
+def _launches(
+    device: Device, file: str, x: Array, axis: int, statistic: Array, parameter: Array
+) -> "_Launches":
+    """The kernels of a file for arrays like these."""
+    dtypes = x.dtype, statistic.dtype, parameter.dtype
+    return _planned(device, file, x.shape, x.strides, axis, dtypes)
+
+
+@lru_cache(maxsize=1024)
+def _planned(
+    device: Device,
+    file: str,
+    shape: Shape,
+    strides: Shape,
+    axis: int,
+    dtypes: tuple[DType, DType, DType],
+) -> "_Launches":
+    """What shapes, strides and dtypes decide, decided once."""
+    cut = _Shape.of(shape, strides, dtypes[0].itemsize, axis)
+    data, statistic, parameter = (float_name(dtype) or "" for dtype in dtypes)
+    grid, block = _blocks(device, cut)
+    macros = norm_macros((data, statistic, parameter), cut.vector, LAST=int(cut.last))
+    accumulator = dtype_named(accumulation_name(data))
+    return _Launches(device, cut, file, macros, grid, block, accumulator)
+
+
+@dataclass(frozen=True, eq=False)
 class _Launches:
     """One operation's kernels over the channels of one shape."""
 
@@ -134,38 +175,33 @@ class _Launches:
     macros: Macros
     grid: tuple[int, int]
     block: tuple[int, int]
+    accumulator: DType
 
-    @classmethod
-    def of(
-        cls,
-        device: Device,
-        shape: _Shape,
-        file: str,
-        data: Array,
-        statistic: Array,
-        parameter: Array | None,
-    ) -> "_Launches":
-        """The kernels of a file for arrays of these dtypes."""
-        like = statistic if parameter is None else parameter
-        types = dtype_name(data), dtype_name(statistic), dtype_name(like)
-        grid, block = _blocks(device, shape)
-        return cls(
-            device, shape, file, norm_macros(types, shape.vector, LAST=int(shape.last)), grid, block
-        )
+    @cached_property
+    def _counts(self) -> tuple[Any, ...]:
+        return tuple(map(np.int64, (self.shape.before, self.shape.channels, self.shape.after)))
+
+    @cached_property
+    def _loaded(self) -> dict[str, LoadedKernel]:
+        return {}
+
+    def _kernel(self, name: str) -> LoadedKernel:
+        found = self._loaded.get(name)
+        if found is None:
+            found = self._loaded[name] = kernel(self.device, self.file, name, **self.macros)
+        return found
 
     def over_channels(self, name: str, *arrays: Array | None) -> None:
         """Launch a kernel that visits every element, if there are any."""
-        shape = self.shape.before, self.shape.channels, self.shape.after
-        if math.prod(shape):
-            arguments = (*arrays, *map(np.int64, shape))
-            kernel(self.device, self.file, name, **self.macros)(self.grid, self.block, arguments)
+        if all(self._counts):
+            self._kernel(name)(self.grid, self.block, (*arrays, *self._counts))
 
     def finish(self, name: str, *arrays: Array | None, last: tuple[Any, ...] = ()) -> None:
         """Launch a kernel that adds up the partial sums of each channel."""
         shape = self.shape
         count = shape.before * shape.after
         numbers = self.grid[1] if count else 0, shape.channels, max(1, count)
-        kernel(self.device, self.file, name, **self.macros)(
+        self._kernel(name)(
             (-(-shape.channels // 32),), (32, 32), (*arrays, *map(np.int64, numbers), *last)
         )
 
@@ -174,15 +210,31 @@ class _Launches:
         shape = (2, self.grid[1], self.shape.channels)
         return scratch(self.device, shape, np.float64)
 
-    def scratch(self, planes: int, dtype: str) -> Array:
+    def scratch(self, planes: int, dtype: DType) -> Array:
         """Memory for some numbers a channel."""
-        return scratch(self.device, (planes, self.shape.channels), dtype_named(dtype))
+        return scratch(self.device, (planes, self.shape.channels), dtype)
 
 
 def _channels_last(array: Array, axis: int) -> Array:
     """The array with its channels as the last axis."""
-    others = [k for k in range(array.ndim) if k != axis]
-    return array.transpose(*others, axis)
+    return array.transpose(_places(array.ndim, axis))
+
+
+def _places(rank: int, axis: int) -> tuple[int, ...]:
+    """The axes with the channels' as the last."""
+    return (*range(axis), *range(axis + 1, rank), axis)
+
+
+def _in_c_order(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> bool:
+    """Whether an array of these strides, in bytes, has no gaps and its axes in order."""
+    if 0 in shape:
+        return True
+    step = itemsize
+    for length, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if length > 1 and stride != step:
+            return False
+        step *= length
+    return True
 
 
 def _blocks(device: Device, shape: _Shape) -> tuple[tuple[int, int], tuple[int, int]]:

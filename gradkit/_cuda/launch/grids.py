@@ -3,22 +3,11 @@
 import math
 from dataclasses import dataclass
 
-from gradkit._backend import Array, Shape
+from gradkit._backend import Shape
 from gradkit._cuda.launch.device import Device
-from gradkit._dtypes import float_name, float_of
 
 RESIDENT_THREADS = 1024  # per multiprocessor, for a kernel with up to 64 registers
 RESIDENT_HEAVY = 512  # the same with up to 128 registers
-
-
-def accumulator(array: Array) -> str:
-    """The name of the dtype of sums of the array's elements."""
-    return float_of(array.dtype).accumulation
-
-
-def dtype_name(array: Array) -> str:
-    """The name of an array's dtype; ``dtype.name`` is slower, because it builds a new string."""
-    return str(float_name(array.dtype))
 
 
 def rows_of(shape: Shape, axis: int) -> tuple[int, int]:
