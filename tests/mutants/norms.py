@@ -380,7 +380,7 @@ MUTANTS = [
     (
         SHARED,
         "(CENTRED ? source - of.mean : source) * of.inv_std",
-        "source * of.inv_std - (CENTRED ? of.mean * of.inv_std : 0)",
+        "source * of.inv_std - (CENTRED ? of.mean * of.inv_std : A{0})",
         "the mean is not subtracted first",
     ),
     (
