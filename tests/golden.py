@@ -140,18 +140,19 @@ def _batch_norm_grad(p: Problem, on: On) -> Any:
 
 def _lists() -> Iterator[Case]:
     for count in (4, 120):
-        for dtype in (*DTYPES, "mixed"):
+        for dtype in (*DTYPES, "mixed", "tiny"):
             grads, where = _gradients(count, dtype), f"{dtype} {count} arrays"
             for name, call in _LIST_CALLS.items():
-                yield Case(f"{name} {where}", partial(call, grads), dtype == "mixed")
+                yield Case(f"{name} {where}", partial(call, grads), dtype in ("mixed", "tiny"))
 
 
 def _gradients(count: int, dtype: str) -> list[np.ndarray[Any, Any]]:
-    names = list(DTYPES) if dtype == "mixed" else [dtype]
-    return [
+    names = [dtype] if dtype in DTYPES else list(DTYPES)
+    grads = [
         draw_.values((k % 7 + 1, 3 * k % 50 + 1 + 2000 * (k == 3)), names[k % len(names)], k)
         for k in range(count)
     ]
+    return [tiny(grad, 12) for grad in grads] if dtype == "tiny" else grads
 
 
 def _norm_of(p: float, grads: Any, on: On, **options: Any) -> Any:
@@ -193,6 +194,8 @@ def _pairs() -> Iterator[Case]:
         quick = j in (i, (i + 1) % len(DTYPES))
         yield Case(f"accumulate_grad {into} += {addend}", partial(_accumulate, pair), quick)
         yield Case(f"accumulate_grad_v2 {into} = {addend}", partial(_overwrite, pair), quick)
+        pair = tiny(pair[0], 12), tiny(pair[1], 12)
+        yield Case(f"accumulate_grad {into} += {addend}, tiny", partial(_accumulate, pair), quick)
 
 
 def _accumulate(pair: Any, on: On) -> Any:

@@ -224,7 +224,7 @@ MUTANTS = [
     (
         "kernels/norm_orders.cuh",
         "return to_double(x) * to_double(x);",
-        "return widen(x) * widen(x);",
+        "return widen(x).value * widen(x).value;",
         "squares in float",
     ),
     (
@@ -302,7 +302,7 @@ MUTANTS = [
     (
         "kernels/scale.cu",
         "narrow<T>(to_double(held.source.at[i]) * factor)",
-        "narrow<T>(widen(held.source.at[i]) * static_cast<float>(factor))",
+        "narrow<T>(widen(held.source.at[i]).value * static_cast<float>(factor))",
         "scaled in float",
     ),
     (
