@@ -47,6 +47,7 @@ def test_batch_norm_grad(backend, data):
     p.check_gradients(backend, dx, dscale, dbias)
 
 
+@pytest.mark.sampled(3)
 @TYPES
 @pytest.mark.parametrize("above", ABOVE_NOTHING)
 def test_down_to_the_smallest_number(backend, above, types):

@@ -32,6 +32,8 @@ def differing(backend, put, cases):
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_a_few_bits(backend, put, function):
     """Every kernel in every dtype; ``python -m tests.golden`` records bits anew."""
+    if not backend.has_cudas_pow:
+        pytest.skip("the emulator, which is quicker, runs all of them")
     cases = (c for c in CASES.values() if c.quick and c.name.split()[0] == function)
     assert not list(differing(backend, put, cases))
 

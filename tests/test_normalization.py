@@ -132,6 +132,7 @@ def test_row_lengths(backend, columns, types):
     p.check_gradients(backend, *rms_norm_grad(backend, p))
 
 
+@pytest.mark.sampled(3)
 @TYPES
 @pytest.mark.parametrize("above", ABOVE_NOTHING)
 def test_gradients_down_to_the_smallest_number(backend, above, types):
@@ -155,6 +156,7 @@ def test_long_rows_of_gradients_down_to_the_smallest_number(backend, columns):
         p.check_gradients(backend, *layer_norm_grad(backend, p))
 
 
+@pytest.mark.sampled(3)
 @TYPES
 @pytest.mark.parametrize("above", ABOVE_NOTHING)
 def test_norms_down_to_the_smallest_number(backend, above, types):
