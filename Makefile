@@ -41,7 +41,7 @@ demo: $(STAMP) ## train a network on handwritten digits; writes demo.png
 # On all cores; tests that measure time run while no other does (tests/alone.py).
 PYTEST := $(BIN)/python -m pytest --quiet --numprocesses auto --dist worksteal
 
-test: $(STAMP) ## the suite and the doctests, on the CPU (6 min on two cores, the first time)
+test: $(STAMP) ## the suite and the doctests, on the CPU (5 min on two cores, the first time)
 	$(PYTEST) -m 'not slow and not ptx'
 
 # --- what a change must pass -----------------------------------------------------------------
