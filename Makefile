@@ -52,17 +52,14 @@ lint: $(STAMP) ## ruff and mypy
 	$(BIN)/mypy
 	$(BIN)/mypy --ignore-missing-imports --allow-subclassing-any --allow-untyped-decorators examples
 
-# What NVRTC makes of the kernels, run on the CPU: testbed/ptx. Each run is one architecture, with
-# the code as it is and with every fusion that ptxas may make.
-PTX := GRADKIT_PTX=80 $(PYTEST) -m 'ptx and not slow' tests/ptx tests/test_golden.py
-
+# What NVRTC makes of the kernels for one architecture, run on the CPU: testbed/ptx.
 test-ptx-fast: $(STAMP) ## every kernel's compiled code in every dtype, on the CPU (3 min)
-	$(PTX)
+	GRADKIT_PTX=80 $(PYTEST) -m 'ptx and not slow' tests/ptx tests/test_golden.py
 
 test-slow: $(STAMP) ## what `make test` shows by a part, in full: every kernel for every GPU
 	$(PYTEST) -m 'slow and not ptx'
 
-check: lint test test-slow ## lint and all tests
+check: lint test test-ptx-fast test-slow ## lint and all tests
 
 # --- with a GPU, another framework or more time (in alphabetical order) ----------------------
 # Each set of packages that cannot share an environment has one of its own: .venv-NAME.
@@ -123,8 +120,8 @@ test-interop: .venv-interop/.installed ## PyTorch, JAX, TensorFlow, optax and th
 test-onnxruntime: $(STAMP) .venv-onnxruntime/.installed ## agreement with ONNX Runtime Training's operators
 	GRADKIT_ORT_PYTHON=$(CURDIR)/.venv-onnxruntime/bin/python $(BIN)/python -m pytest tests/onnxruntime
 
-# Hours: all that runs on the emulated device, on four architectures, with the code as it is and with
-# every fusion, and once with the NVRTC of CUDA 13.
+# All tests that take a backend or launch kernels, on four architectures, with the code as it is and
+# with every fusion that ptxas may make, and once with the NVRTC of CUDA 13.
 PTX_RUNS := 80:0 80:1 90:0 90:1 100:0 100:1 120:0 120:1
 test-ptx: $(STAMP) .venv-nvrtc13/.installed ## the whole suite on the kernels' compiled code (hours)
 	for run in $(PTX_RUNS); do echo "sm_$${run%:*}, contracted: $${run#*:}"; \

@@ -25,10 +25,11 @@ from tests.problems import BATCH_TYPES, LAYER_TYPES, Problem, make, tiny
 from tests.tolerances import DTYPES
 
 FILE = Path(__file__).with_suffix(".json")
+ARCHITECTURE = 80  # of the code whose bits are recorded
 # Sizes of grids, and so the order of partial sums, depend on these.
-ARCHITECTURE = 80
 DEVICE = {"multiprocessors": 2, "max_shared_memory": 227 * 1024}
-# And above the smallest number of the dtype by 2^so many, where kernels might flush to zero.
+# Shapes; and by what power of two tiny data lies above the smallest number of its dtype, where
+# kernels might flush to zero.
 ROWS = [
     ((9, 5), None),
     ((37, 64), None),
@@ -37,7 +38,7 @@ ROWS = [
     ((70, 256), None),
     ((2, 20_000), None),
 ]
-TINY = 2
+TINY = 2  # which of them is
 IMAGES = [
     ((33, 3), 1),
     ((5, 4, 3, 7), 1),

@@ -28,7 +28,8 @@ SMALL_GRADIENT = 1024
 # --- how work is cut: STRIPS changes bits, the rest changes time and memory ----------------------
 
 STRIPS = 8  # shares of a large call, whatever the number of threads: bits depend on it
-STRIP_TOTALS = 1 << 16  # of one kind that all strips together may accumulate: 1 MiB for two kinds
+# Numbers that all strips together may accumulate of each sum: 1 MiB for the two of a gradient.
+STRIP_TOTALS = 1 << 16
 # Bytes of scratch for each strip. Larger tiles mean fewer waits for the GIL, which changes hands
 # once per NumPy call; from 4 MiB on, tiles of 2048 x 4096 took two to five times as long.
 SCRATCH_BYTES = 3 << 20

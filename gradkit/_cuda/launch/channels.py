@@ -123,8 +123,8 @@ class _Shape:
         before, after = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
         places = _places(len(shape), axis)
         moved = [shape[k] for k in places], [strides[k] for k in places]
-        gapless = _in_c_order(*moved, itemsize) and not _in_c_order(shape, strides, itemsize)
-        last = after == 1 or gapless
+        gapless = _in_c_order(*moved, itemsize)
+        last = after == 1 or (gapless and not _in_c_order(shape, strides, itemsize))
         if last:
             before, after = before * after, 1
         vector = vector_of(itemsize, shape[axis] if last else after)
