@@ -9,6 +9,7 @@ Norms are float64 for every dtype. No intermediate overflows or underflows.
 
 import math
 from collections.abc import Sequence
+from itertools import compress, repeat
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -558,8 +559,8 @@ def _raise_if_nonfinite(group: Gradients, norm: Array) -> None:
         return
     largest = group.backend.empty((len(group.arrays),), _FLOAT64)
     group.backend.grad_norm(group.views, math.inf, largest, per_tensor=True)
-    culprits = np.flatnonzero(~np.isfinite(group.backend.read(largest)))
-    raise NonFiniteNormError(float(bad[0]), tuple(group.name(int(index)) for index in culprits))
+    culprits = ~np.isfinite(group.backend.read(largest))
+    raise NonFiniteNormError(float(bad[0]), tuple(compress(group.names(), culprits)))
 
 
 def _number(group: Gradients, value: Any, label: str) -> Any:
@@ -588,8 +589,7 @@ def _twins(group: Gradients, out: Any) -> Outputs:
     given = None
     if out is not None:
         given = tuple(trees.leaves(trees.freeze(out, is_array), is_array))
-    specs = [
-        Spec(group.name(i) if given else "", view.shape, view.dtype)
-        for i, view in enumerate(group.views)
-    ]
+    names = group.names() if given else repeat("")
+    named = zip(names, group.views, strict=False)
+    specs = [Spec(name, view.shape, view.dtype) for name, view in named]
     return group.outputs(given, specs)

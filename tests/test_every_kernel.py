@@ -19,6 +19,7 @@ IMAGES = [(33, 3), (5, 4, 3, 7), (2, 16, 8, 8)]
 joined = "-".join
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("types", LAYER_TYPES, ids=joined)
 @pytest.mark.parametrize("shape", ROWS, ids=str)
 def test_row_norms(backend, shape, types):

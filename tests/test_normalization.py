@@ -147,7 +147,7 @@ def test_gradients_down_to_the_smallest_number(backend, above, types):
     p.check_gradients(backend, *rms_norm_grad(backend, p))
 
 
-@pytest.mark.parametrize("columns", [20_000, 140_000])
+@pytest.mark.parametrize("columns", [20_000, pytest.param(140_000, marks=pytest.mark.slow)])
 def test_long_rows_of_gradients_down_to_the_smallest_number(backend, columns):
     """Rows that are read twice."""
     for above in ABOVE_NOTHING[2:5]:
@@ -393,7 +393,7 @@ def test_the_gradient_over_its_own_input(backend, types, layout):
     _check_results_over_inputs(backend, make((6, 4, 9), types), LAYOUTS[layout])
 
 
-@pytest.mark.sampled(29)
+@pytest.mark.sampled(59)
 @TYPES
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
 def test_long_rows_over_their_own_input(backend, types, layout):

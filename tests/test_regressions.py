@@ -1,5 +1,6 @@
 """Bugs that the systems of this field have had, each by the name of where it was reported."""
 
+import contextlib
 import math
 
 import array_api_strict as xp
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 import gradkit
+from gradkit._arguments import trees
 from tests import oracles, tolerances
 from tests.problems import LAYER_TYPES, make
 from tests.tolerances import DTYPES, assert_same_bits, assert_within
@@ -315,6 +317,35 @@ def test_a_million_tensors(backend, root):
     grads = list(flat.reshape(-1, 1))
     assert float(gradkit.clip_grad_norm(grads, root)) == 2 * root
     assert_same_bits(flat, np.ones_like(flat))
+
+
+def test_names_of_many_tensors_are_looked_up_in_one_walk(monkeypatch):
+    """Where every tensor is unusual or at fault, the time still grows with their number."""
+    count, steps = 100, 0
+    walk = trees.walk
+
+    def counted(*arguments):
+        nonlocal steps
+        for leaf in walk(*arguments):
+            steps += 1
+            yield leaf
+
+    monkeypatch.setattr(trees, "walk", counted)
+    calls = (
+        lambda g, _: gradkit.zero_grad(g),
+        lambda g, _: gradkit.scale_grads(g, math.nan),
+        lambda g, _: gradkit.clip_grad_norm(g, 1.0, nonfinite="raise"),
+        lambda g, out: gradkit.clip_by_global_norm(g, 1.0, out=(out, None)),
+        lambda g, _: gradkit.grad_norm([*g.values(), np.zeros(3, int)]),
+        lambda g, _: gradkit.grad_norm([*g.values(), xp.zeros(3)]),
+    )
+    grads = {k: np.ones((3, 2)).T for k in range(count)}
+    out = {k: np.ones((2, 3)) for k in range(count)}
+    for call in calls:
+        steps = 0
+        with contextlib.suppress(gradkit.NonFiniteNormError, TypeError, ValueError):
+            call(grads, out)
+        assert 0 < steps < 20 * count  # a leaf is counted at each depth
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,19 @@
 """The few seconds of ``tests/soak.py`` that every run of the suite can spare."""
 
+from functools import partial
+
+import pytest
+
 from gradkit._cuda.launch import tensor_lists
 from tests.backends import BACKENDS
-from tests.soak import growth, soak
+from tests.soak import every_operation, growth, soak
 
 
-def test_nothing_grows(backend, monkeypatch):
+@pytest.mark.parametrize("largest", [1024, pytest.param(None, marks=pytest.mark.slow)])
+def test_nothing_grows(backend, monkeypatch, largest):
     monkeypatch.setattr(tensor_lists, "_plans", tensor_lists._Plans(number=8, tensors=1 << 20))
-    assert growth(backend, soak(backend, 3, variety=3)) == {}
+    work = partial(every_operation, largest=largest)
+    assert growth(backend, soak(backend, 3, variety=3, work=work)) == {}
 
 
 def test_a_leak_is_seen():

@@ -1,7 +1,7 @@
 """A caller's gradients, opened: checked, seen as a backend's arrays, and with the way back."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 from operator import attrgetter
 from typing import Any, NoReturn
 
@@ -67,9 +67,13 @@ class Gradients(Given):
         if write:
             self._check_writable()
 
+    def names(self) -> Iterator[str]:
+        """The expression that reaches each gradient: ``grads['layer1'][0]``."""
+        return trees.names(self.tree, is_array, "grads")
+
     def name(self, index: int) -> str:
-        """The expression that reaches one gradient: ``grads['layer1'][0]``."""
-        return trees.name_of(self.tree, is_array, index, "grads")
+        """The expression that reaches one gradient; for many, `names` walks the tree once."""
+        return next(islice(self.names(), index, None))
 
     def first(self) -> tuple[str, Array | None]:
         return (self.name(0), self.views[0]) if self.arrays else ("grads", None)
@@ -78,8 +82,7 @@ class Gradients(Given):
         """A call's further results, which share no memory with gradients or named arrays."""
 
         def inputs() -> Named:
-            names = (name for name, _ in trees.walk(self.tree, is_array, "grads"))
-            return list(chain(zip(names, self.views, strict=True), apart))
+            return list(chain(zip(self.names(), self.views, strict=True), apart))
 
         return Outputs(self, out, specs, inputs)
 
@@ -103,7 +106,8 @@ class Gradients(Given):
         return framework
 
     def _refuse_mixture(self) -> NoReturn:
-        frameworks = [known_framework(a, self.name(i)) for i, a in enumerate(self.arrays)]
+        named = zip(self.arrays, self.names(), strict=True)
+        frameworks = [known_framework(array, name) for array, name in named]
         first = frameworks[0]
         index = next(i for i, framework in enumerate(frameworks) if framework is not first)
         refuse_mixture(self.name(index), frameworks[index], self.name(0), first)
@@ -117,8 +121,8 @@ class Gradients(Given):
         try:
             views = self.framework.views(self.arrays, write=write)
         except (TypeError, ValueError):
-            for index, array in enumerate(self.arrays):  # once more, to say which
-                view_of(self.framework, array, self.name(index), write=write)
+            for array, name in zip(self.arrays, self.names(), strict=True):  # to say which
+                view_of(self.framework, array, name, write=write)
             raise
         if set(map(type, views)) != {np.ndarray}:
             self._check_device(views)
@@ -136,17 +140,17 @@ class Gradients(Given):
     def _check_elements(self) -> None:
         if None not in map(float_name, set(map(_dtype_of, self.views))):
             return
-        for index, view in enumerate(self.views):
-            checks.floating(view, self.name(index))
+        for view, name in zip(self.views, self.names(), strict=True):
+            checks.floating(view, name)
 
     def _check_writable(self) -> None:
         if self.framework.known_disjoint(self.arrays):
             return
         if not (self._plain and all(map(_simply_writable, self.views))):
-            for index, view in enumerate(self.views):
+            for view, name in zip(self.views, self.names(), strict=True):
                 flags = view.flags
                 if not (flags.c_contiguous and getattr(flags, "writeable", True)):
-                    checks.writable(view, self.name(index))
+                    checks.writable(view, name)
         pair = memory.first_overlap(self.backend, self.views)
         if pair is not None:
             first, second = map(self.name, pair)

@@ -4,8 +4,9 @@ Works on addresses, shapes and strides alone, so that host and device arrays go 
 same code and no element is read.
 """
 
-from collections.abc import Sequence
-from itertools import repeat
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, product, repeat
 from operator import attrgetter, is_
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 from gradkit._backend import Array, Backend, Shape
 
 _WORK = 100_000  # steps of the exact overlap search before it gives up (microseconds)
+_FEW = 64  # pairs of arrays that are sooner compared than sorted
 _base_of = attrgetter("base")
 
 
@@ -68,15 +70,26 @@ def overlap(backend: Backend, a: Array, b: Array) -> bool:
         return True
 
 
-def disjoint(backend: Backend, a: Array, b: Array, ranges: dict[int, tuple[int, int]]) -> bool:
-    """Whether two arrays lie in different ranges of bytes, which ``ranges`` keeps by identity."""
-    if type(a) is type(b) is np.ndarray:
-        return not np.may_share_memory(a, b)
-    for array in (a, b):
-        if id(array) not in ranges:
-            ranges[id(array)] = byte_range(backend, array)
-    (low, high), (start, end) = ranges[id(a)], ranges[id(b)]
-    return end <= low or high <= start
+def meetings(
+    backend: Backend, written: Sequence[Array], read: Sequence[Array]
+) -> Iterator[tuple[int, int]]:
+    """Positions in ``written`` and in ``read`` of arrays whose ranges of bytes meet. O(n log n)."""
+    if len(written) * len(read) <= _FEW and set(map(type, (*written, *read))) == {np.ndarray}:
+        for pair in product(range(len(written)), range(len(read))):
+            if np.may_share_memory(written[pair[0]], read[pair[1]]):
+                yield pair
+        return
+    ranges = sorted((*byte_range(backend, array), index) for index, array in enumerate(read))
+    lows = [low for low, _, _ in ranges]
+    furthest = list(accumulate((high for _, high, _ in ranges), max))
+    for position, array in enumerate(written):
+        low, high = byte_range(backend, array)
+        before = bisect_left(lows, high)
+        while before and furthest[before - 1] > low:
+            before -= 1
+            _, end, index = ranges[before]
+            if end > low:
+                yield position, index
 
 
 def same_elements(backend: Backend, a: Array, b: Array) -> bool:

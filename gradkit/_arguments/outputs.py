@@ -76,14 +76,16 @@ class Outputs:
 
     def _checked(self, specs: Sequence[Spec | None], inputs: Named, reuse: Array) -> list[Any]:
         """Views of the caller's arrays, and ``None`` for what is to be allocated."""
-        ranges: dict[int, tuple[int, int]] = {}
-        views = []
-        for position, (array, spec) in enumerate(zip(self._given, specs, strict=True)):
-            label = f"out[{position}]" if len(specs) > 1 else "out"
-            view = None if array is None else self._view(array, spec, label)
-            views.append(view)
-            if view is not None:
-                self._check_inputs(view, label, inputs, ranges, reuse if position == 0 else None)
+        several = len(specs) > 1
+        labels = [f"out[{k}]" if several else "out" for k in range(len(specs))]
+        views = [
+            None if array is None else self._view(array, spec, label)
+            for array, spec, label in zip(self._given, specs, labels, strict=True)
+        ]
+        named = [
+            (label, view) for label, view in zip(labels, views, strict=True) if view is not None
+        ]
+        self._check_inputs(named, inputs, reuse if views[0] is not None else None)
         written = [view for view in views if view is not None]
         if memory.first_overlap(self._owner.backend, written) is not None:
             raise ValueError("two arrays in out share memory; each result needs its own")
@@ -99,21 +101,16 @@ class Outputs:
         checks.writable(view, label)
         return view
 
-    def _check_inputs(
-        self,
-        view: Array,
-        label: str,
-        inputs: Named,
-        ranges: dict[int, tuple[int, int]],
-        reuse: Array,
-    ) -> None:
+    def _check_inputs(self, outputs: Named, inputs: Named, reuse: Array) -> None:
+        """Raise if an output shares memory with an input, unless the first one is ``reuse``."""
         backend = self._owner.backend
-        for other, source in inputs:
-            if memory.disjoint(backend, view, source, ranges):  # as nearly always
-                continue
-            allowed = source is reuse and memory.same_elements(backend, view, source)
+        written, read = ([view for _, view in named] for named in (outputs, inputs))
+        for position, index in memory.meetings(backend, written, read):  # nearly always none
+            (label, view), (other, source) = outputs[position], inputs[index]
+            may_be = reuse if position == 0 else None
+            allowed = source is may_be and memory.same_elements(backend, view, source)
             if not allowed and memory.overlap(backend, view, source):
-                alias = next((name for name, input_ in inputs if input_ is reuse), None)
+                alias = next((name for name, input_ in inputs if input_ is may_be), None)
                 rather = f" without being {alias} itself" if alias else ""
                 raise ValueError(f"{label} shares memory with {other}{rather}; pass another array")
 

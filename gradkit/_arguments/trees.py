@@ -36,12 +36,9 @@ def leaves(tree: Any, is_leaf: IsLeaf) -> list[Any]:
     return [leaf for _, leaf in walk(tree, is_leaf, "")]
 
 
-def name_of(tree: Any, is_leaf: IsLeaf, index: int, root: str) -> str:
-    """The expression that reaches leaf number ``index``: ``grads['w'][2]``."""
-    for position, (path, _) in enumerate(walk(tree, is_leaf, root)):
-        if position == index:
-            return path
-    raise IndexError(index)
+def names(tree: Any, is_leaf: IsLeaf, root: str) -> Iterator[str]:
+    """The expression that reaches each leaf of a frozen tree in order: ``grads['w'][2]``."""
+    return (path for path, _ in walk(tree, is_leaf, root))
 
 
 def rebuild(tree: Any, is_leaf: IsLeaf, replacements: Iterator[Any]) -> Any:

@@ -10,7 +10,7 @@ from gradkit._cuda.cudnn.descriptions import Dense
 LENGTHS = (2, 3, 1, 5, 4)
 
 
-@pytest.mark.parametrize("ndim", [2, 3, 4, 5])
+@pytest.mark.parametrize("ndim", [2, 3, 4, pytest.param(5, marks=pytest.mark.slow)])
 def test_a_descriptor_shows_each_channel_its_own_elements(ndim):
     for lengths in itertools.permutations(LENGTHS[:ndim]):
         for order in itertools.permutations(range(ndim)):
