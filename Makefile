@@ -29,7 +29,8 @@ $(STAMP): pyproject.toml requirements/ci.txt
 		"virtual environments; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 	@echo "Installing into $(VENV) ..."
 	@$(PYTHON) -m venv --clear $(VENV)
-	@$(BIN)/python -m pip install $(QUIET) --require-hashes --requirement requirements/ci.txt
+	@$(BIN)/python -m pip install $(QUIET) --no-compile --require-hashes --requirement requirements/ci.txt
+	@$(BIN)/python -m compileall -q -j 0 -x '/tests/' $(VENV)/lib || true
 	@$(BIN)/python -m pip install $(QUIET) --no-deps --no-build-isolation --editable .
 	@touch $@
 

@@ -77,6 +77,7 @@ def test_more_than_a_block(backend, types, shape):
     check(backend, make(shape, types, axis=1, batch=True))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shape", [(5, 7), (5, 3, 7), (4, 3, 5, 7), (2, 3, 1, 5, 7)], ids=len)
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
 def test_every_channel_axis_of_every_rank(backend, shape, layout):
@@ -148,7 +149,7 @@ def test_no_scale_is_a_scale_of_ones(backend, types):
     p.check_forward(backend, *batch_norm(backend, p))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @TYPES
 @pytest.mark.parametrize(
     "shape",

@@ -142,6 +142,7 @@ def test_norm_known_exactly(backend, grads, order, expected):
     assert got == pytest.approx(expected, rel=1e-15, abs=0, nan_ok=True)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("order", [1, 2, 3, 0.5, INF])
 @pytest.mark.parametrize("name", sorted(DTYPES))
 @pytest.mark.parametrize("value", [NAN, INF, -INF])

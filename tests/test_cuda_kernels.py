@@ -99,6 +99,7 @@ def check_compiles(chosen, arch):
             assert row.use.registers * _counted_on(file, macros) <= 65536, row
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.usefixtures("nvrtc")
 @pytest.mark.parametrize(
     ("file", "arch"), [(f, ARCHITECTURES[k % len(ARCHITECTURES)]) for k, f in enumerate(FILES)]

@@ -314,6 +314,7 @@ def test_products_are_rounded_once(device, name, tie):
             np.testing.assert_array_equal(grad.astype(float), np.full(40, sign * rounded))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("into", sorted(DTYPES))
 @pytest.mark.parametrize("addend", sorted(DTYPES))
 @pytest.mark.parametrize("offset", [0, 1])

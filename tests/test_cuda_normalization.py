@@ -180,13 +180,14 @@ def _batch(shape, axis, last, types, **options):
 # Values, on every path and in every combination of dtypes
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(17)
 @pytest.mark.parametrize("types", LAYER_TYPES, ids="-".join)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_row_norms(shape, types):
     _check_row_norms(Emulated(multiprocessors=1 + shape[0] % 3), shape, types)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("types", BATCH_TYPES, ids="-".join)
 @pytest.mark.parametrize(("shape", "axis", "last"), BATCHES, ids=str)
 def test_batch_norm(shape, axis, last, types):

@@ -117,7 +117,7 @@ def test_layer_norm_inverse(backend, data):
 # Shapes chosen to hurt
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @TYPES
 @pytest.mark.parametrize("columns", COLUMNS)
 def test_row_lengths(backend, columns, types):
@@ -203,6 +203,7 @@ def test_row_counts(backend, rows, types):
     p.check_gradients(backend, *rms_norm_grad(backend, p))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shape", [(7,), (3, 7), (2, 3, 7), (2, 3, 1, 7), (2, 1, 3, 5, 7)], ids=len)
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
 def test_every_axis_of_every_rank(backend, shape, layout):
@@ -236,7 +237,7 @@ def test_no_elements(backend, shape, affine):
 # Meaning
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @TYPES
 @pytest.mark.parametrize("shape", [(3, 1023), (1000, 7), (2, 2047), (4097, 3), (64, 2048)], ids=str)
 def test_a_constant_gradient(backend, types, shape):

@@ -62,6 +62,7 @@ def row_gradient(meter, norm, problem, axis):
 NORMS = ["layer_norm_grad", "rms_norm_grad", "invertible_layer_norm_grad"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("types", [LAYER_TYPES[0], NARROW], ids=str)
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("shape", [(40, 512), (96, 64), (9, 1027), (4, 12289), (3, 16384)], ids=str)
