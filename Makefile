@@ -42,8 +42,8 @@ demo: $(STAMP) ## train a network on handwritten digits; writes demo.png
 # On all cores; tests that measure time run while no other does (tests/alone.py).
 PYTEST := $(BIN)/python -m pytest --quiet --numprocesses auto --dist worksteal
 
-test: $(STAMP) ## the suite and the doctests, on the CPU (5 min on two cores, the first time)
-	$(PYTEST) -m 'not slow and not ptx'
+test: $(STAMP) ## the suite and the doctests, on the CPU (4 min on two cores, the first time)
+	HYPOTHESIS_PROFILE=quick $(PYTEST) -m 'not slow and not ptx'
 
 # --- what a change must pass -----------------------------------------------------------------
 
@@ -58,7 +58,7 @@ test-ptx-fast: $(STAMP) ## every kernel's compiled code in every dtype, on the C
 	GRADKIT_PTX=80 $(PYTEST) -m 'ptx and not slow' tests/ptx tests/test_golden.py
 
 test-slow: $(STAMP) ## what `make test` shows by a part, in full: every kernel for every GPU
-	$(PYTEST) -m 'slow and not ptx'
+	$(PYTEST) -m '(slow or hypothesis) and not ptx'
 
 check: lint test test-ptx-fast test-slow ## lint and all tests
 

@@ -26,6 +26,7 @@ def benchmark(monkeypatch, path, *options, status=0):
     return json.loads(path.read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.emulated
 def test_the_run_for_gpus_runs_on_the_emulator(monkeypatch, tmp_path, capsys):
     found = benchmark(monkeypatch, tmp_path / "found.json")

@@ -66,6 +66,7 @@ def test_norm_of_each_tensor(backend, data, order):
         assert_norm(backend, got, [g], order)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", sorted(DTYPES))
 @pytest.mark.parametrize("size", [1023, 1024, 1025, 4097, 16384, 16385, 131071, 131072, 131073])
 @pytest.mark.parametrize(

@@ -140,6 +140,7 @@ def test_no_64_bit_number_is_narrowed():
         assert not [line for line in lines if narrowing.search(line)], file
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.usefixtures("nvrtc")
 @pytest.mark.parametrize(
     ("file", "kernel_name", "loads", "stores"),

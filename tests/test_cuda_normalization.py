@@ -180,14 +180,14 @@ def _batch(shape, axis, last, types, **options):
 # Values, on every path and in every combination of dtypes
 
 
-@pytest.mark.sampled(17)
+@pytest.mark.sampled(31)
 @pytest.mark.parametrize("types", LAYER_TYPES, ids="-".join)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_row_norms(shape, types):
     _check_row_norms(Emulated(multiprocessors=1 + shape[0] % 3), shape, types)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("types", BATCH_TYPES, ids="-".join)
 @pytest.mark.parametrize(("shape", "axis", "last"), BATCHES, ids=str)
 def test_batch_norm(shape, axis, last, types):
@@ -250,7 +250,7 @@ def test_without_scale_or_bias(shape, missing):
 # Grids and schedules
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(
     "shape", [(65, 3), (19, 264), (6, 1024), (5, 2200), (5, 8200), (3, 16400)], ids=str
 )
