@@ -1,7 +1,7 @@
 """Runs the kernels' compiled code, NVRTC's PTX, on the CPU, with every load and store checked."""
 
 from .contract import contract
-from .coverage import Coverage, collect, merge, summary
+from .coverage import Coverage, collect, merge, summary, unreached
 from .device import ARCHITECTURES, PtxDevice
 from .parse import Module, UnsupportedPtxError
 from .translate import translate
@@ -17,4 +17,5 @@ __all__ = [
     "merge",
     "summary",
     "translate",
+    "unreached",
 ]

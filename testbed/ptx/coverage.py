@@ -6,11 +6,13 @@ Each process keeps its own record; `collect` makes plain data of it, which `merg
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-# {kernel: {title: [reached or not, by block]}}, as JSON and pytest-xdist can carry it
-Coverage = dict[str, dict[str, list[int]]]
+# {kernel: {title: [(the source's line that a block begins with, reached or not)]}}, as JSON and
+# pytest-xdist can carry it
+Coverage = dict[str, dict[str, list[tuple[str, int]]]]
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,7 @@ class Ran:
 
     kernel: str
     title: str  # what it was compiled as: architecture and macros
-    blocks: list[tuple[str, int]]
+    lines: Callable[[], list[str]]  # of the source, that blocks begin with
     covered: ctypes.Array[Any]
 
 
@@ -35,7 +37,9 @@ def collect() -> Coverage:
     """Return what ran in this process so far."""
     found: Coverage = {}
     for ran in _loaded:
-        merge(found, {ran.kernel: {ran.title: [int(reached != 0) for reached in ran.covered]}})
+        flags = [int(reached != 0) for reached in ran.covered]
+        blocks = [*zip(ran.lines(), flags, strict=True)]
+        merge(found, {ran.kernel: {ran.title: blocks}})
     return found
 
 
@@ -43,12 +47,33 @@ def merge(total: Coverage, more: Coverage) -> None:
     """Add what ran elsewhere to ``total``."""
     for kernel, titles in more.items():
         for title, blocks in titles.items():
-            known = total.setdefault(kernel, {}).setdefault(title, [0] * len(blocks))
-            known[:] = [max(pair) for pair in zip(known, blocks, strict=True)]
+            known = total.setdefault(kernel, {}).setdefault(title, [(ln, 0) for ln, _ in blocks])
+            both = zip(known, blocks, strict=True)
+            known[:] = [(line, max(one, other)) for (line, one), (_, other) in both]
 
 
 def summary(coverage: Coverage) -> str:
     """Say in a line how much ran."""
-    runs = [blocks for titles in coverage.values() for blocks in titles.values() if any(blocks)]
-    reached, total = sum(map(sum, runs)), sum(map(len, runs))
+    runs = [blocks for _, blocks in _ran(coverage)]
+    reached, total = sum(n for blocks in runs for _, n in blocks), sum(map(len, runs))
     return f"{len(runs)} kernels with their macros ran, {reached} of {total} basic blocks of PTX"
+
+
+def unreached(coverage: Coverage) -> dict[str, list[str]]:
+    """Return, for each kernel, the source's lines whose blocks ran under no macros at all."""
+    found: dict[str, dict[str, int]] = {}
+    for kernel, blocks in _ran(coverage):
+        lines = found.setdefault(kernel, {})
+        for line, reached in blocks:
+            lines[line] = max(reached, lines.get(line, 0))
+    return {
+        kernel: [line for line, reached in lines.items() if not reached]
+        for kernel, lines in found.items()
+    }
+
+
+def _ran(coverage: Coverage) -> Iterator[tuple[str, list[tuple[str, int]]]]:
+    for kernel, titles in coverage.items():
+        for blocks in titles.values():
+            if any(reached for _, reached in blocks):
+                yield kernel, blocks

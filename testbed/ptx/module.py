@@ -100,7 +100,7 @@ class PtxKernel(CheckedKernel):
         self._block = ctypes.create_string_buffer(b"")
         covered = (ctypes.c_uint8 * len(self._translation.blocks)).in_dll(library, "ptx_covered")
         if title:
-            record(Ran(text.name, title, self._translation.blocks, covered))
+            record(Ran(text.name, title, self._block_lines, covered))
 
     def _passed(self, arguments: Arguments) -> list[ctypes.Array[ctypes.c_char]]:
         """One block with all parameters, as PTX reads it."""
@@ -126,6 +126,13 @@ class PtxKernel(CheckedKernel):
         start = ctypes.addressof(self._block)
         extent = Extent(start, start + len(self._block), start, 1, "the kernel's parameters")
         return [*rows, ("parameters", extent, False, False, "constant")]
+
+    def _block_lines(self) -> list[str]:
+        """The source's line that each basic block begins with, behind its number."""
+        functions = self._module.functions
+        places = [functions[name].block_source_line(at) for name, at in self._translation.blocks]
+        source = self._source.splitlines()
+        return [f"{at}: {source[at - 1].strip()}" if at else "no line" for at in places]
 
     def _find_line(self, code: int) -> int | None:
         place = source_place(self._library, code)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NoReturn
 
 _TOKEN = re.compile(
@@ -23,6 +24,7 @@ _CUT = re.compile(r'[{};]|//[^\n]*|"[^"]*"')
 _HEADER = re.compile(r"[ \t]*\.(version|target|address_size|file)\b[^\n]*")
 _FUNCTION = re.compile(r"\s*(?:\.(?:visible|weak|extern)\s+)*\.(entry|func)\b")
 _DEBUG = re.compile(r"(?:\s|//[^\n]*\n)*\.section\s+\.debug_\w+\s*\{")  # names for debuggers
+_INSTRUCTION = re.compile(r"(@!?%\w+\s+)?[a-z]\w*[.;\s]")
 _LOCATION = re.compile(r"\.loc[ \t]+\d+[ \t]+(\d+)[^\n]*")
 _COMMENT = re.compile(r"//[^\n]*")
 _NUMBERED = re.compile(r"(%[\w$]*?)(\d+)$")
@@ -165,12 +167,24 @@ class FunctionText:
 
     def source_line(self, line: int) -> int | None:
         """Return the line of the CUDA source that the function's ``line`` was made from."""
+        return self._places[line - 1][0]
+
+    def block_source_line(self, line: int) -> int | None:
+        """Return the line of the CUDA source that the block from ``line`` on begins with."""
+        following = (place for place, is_code in self._places[line - 1 :] if is_code)
+        return next(following, None)
+
+    @cached_property
+    def _places(self) -> list[tuple[int | None, bool]]:
+        """For each line, the line of the CUDA source and whether an instruction is on it."""
+        places: list[tuple[int | None, bool]] = []
         found = None
-        for text in self.text.split("\n")[:line]:
-            location = _LOCATION.match(text.strip())
+        for text in map(str.strip, self.text.split("\n")):
+            location = _LOCATION.match(text)
             if location and int(location[1]):  # 0: of no line in particular
                 found = int(location[1])
-        return found
+            places.append((found, bool(_INSTRUCTION.match(text))))
+        return places
 
     def parse(self) -> Function:
         """Read the function."""

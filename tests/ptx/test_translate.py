@@ -18,8 +18,10 @@ from testbed.ptx import (
     merge,
     summary,
     translate,
+    unreached,
 )
 from testbed.ptx.compiler import compile_kernel, compile_module, parameters_of
+from testbed.ptx.module import PtxModule
 from tests.ptx.programs import HEAD, kernel
 
 pytestmark = pytest.mark.ptx
@@ -131,16 +133,25 @@ def test_every_kernel_can_be_translated(architecture):
 
 
 def test_coverage_adds_up():
-    body = "ld.param.u64 %rd1, [x]; setp.eq.s64 %p1, %rd1, 0;\n@%p1 bra $L1;\ntrap;\n$L1:"
+    lines = [".loc 1 1 1", "ld.param.u64 %rd1, [x]; setp.eq.s64 %p1, %rd1, 0;", "@%p1 bra $L1;"]
+    body = "\n".join([*lines, ".loc 1 3 1", "trap;", "$L1:", ".loc 1 2 1", "mov.u64 %rd2, 1;"])
     device = PtxDevice()
-    run = device.load(kernel("covered_once", ("x",), body), "80").get_function("covered_once")
-    assert collect()["covered_once"] == {"80": [0, 0, 0]}
+    source = "first;\nsecond;\nthird;"
+    module = PtxModule(device, kernel("covered_once", ("x",), body), source=source, title="80")
+    run = module.get_function("covered_once")
+
+    def blocks(*reached):
+        return [*zip(("1: first;", "3: third;", "2: second;"), reached, strict=True)]
+
+    assert collect()["covered_once"] == {"80": blocks(0, 0, 0)}
     run((1,), (1,), (None,))
     found = {"covered_once": collect()["covered_once"]}
-    assert found == {"covered_once": {"80": [1, 0, 1]}}
-    more = json.loads(json.dumps({"covered_once": {"80": [0, 1, 1], "90": [0]}}))
-    merge(found, more)
-    assert found == {"covered_once": {"80": [1, 1, 1], "90": [0]}}
+    assert found == {"covered_once": {"80": blocks(1, 0, 1)}}
+    assert unreached(found) == {"covered_once": ["3: third;"]}
+    other = {"80": blocks(0, 1, 1), "90": [("one", 0)]}
+    merge(found, json.loads(json.dumps({"covered_once": other})))
+    assert found == {"covered_once": {"80": blocks(1, 1, 1), "90": [("one", 0)]}}
+    assert unreached(found) == {"covered_once": []}  # what did not run at all is not said
     assert summary(found) == "1 kernels with their macros ran, 3 of 3 basic blocks of PTX"
 
 
