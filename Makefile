@@ -71,7 +71,7 @@ check: lint test test-ptx-fast test-slow ## lint and all tests
 MINUTES := 10
 
 # Results go to benchmarks/out, or into $OUT if it is set: a run changes no tracked file.
-bench: .venv-bench/.installed .venv-onnxruntime/.installed ## time every operation on the CPU against its peers (4 min)
+bench: .venv-bench/.installed .venv-onnxruntime/.installed ## time every operation on the CPU against its peers (7 min)
 	GRADKIT_ORT_PYTHON=.venv-onnxruntime/bin/python .venv-bench/bin/python -m benchmarks
 
 # As test-gpu: with the Python that has CuPy (and PyTorch, Triton, Liger-Kernel if installed).

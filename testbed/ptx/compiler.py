@@ -23,11 +23,13 @@ from testbed.emulator.runtime import Parameter
 from testbed.emulator.signature import KernelText
 from testbed.nvrtc import cupy_options, kept_ptx
 
+from .contract import may_be_contracted
 from .parse import Module, Variable
 from .translate import Translation, called_from, translate
 
 MACHINE = Path(__file__).with_name("machine")
 _HERE = Path(__file__).parent
+_AFTER = ("__init__.py", "coverage.py", "device.py", "module.py")  # what only runs libraries
 # Arithmetic in other rounding modes must stay where it is.
 _FLAGS = (*KERNEL_FLAGS, "-std=c++17", "-frounding-math", "-ftrivial-auto-var-init=pattern")
 # Behind the source, so that its lines keep their numbers: NVRTC itself says what kernels take.
@@ -71,6 +73,7 @@ def compile_kernel(module: Module, name: str, *, contracted: bool) -> CompiledKe
     """Compile one kernel of a module, or take its library from the cache."""
     runtime = build_runtime(False)
     texts = "\n".join(text.content for text in called_from(module, name))
+    contracted = contracted and may_be_contracted(texts)  # or it is the same library
     variables = repr(list(module.variables.values()))
     key = cache.digest(runtime.name, *_FLAGS, _recipe(), name, texts, variables, str(contracted))
     library = runtime.with_name(f"ptx-{key}.so")
@@ -85,7 +88,7 @@ def compile_kernel(module: Module, name: str, *, contracted: bool) -> CompiledKe
 @functools.cache
 def _recipe() -> str:
     """The text of all that makes a library of PTX."""
-    files = sorted([*_HERE.glob("*.py"), *MACHINE.iterdir()])
+    files = sorted({*_HERE.glob("*.py"), *MACHINE.iterdir()} - {_HERE / name for name in _AFTER})
     return "\n".join(file.read_text() for file in files)
 
 

@@ -6,6 +6,7 @@ ends of what a GPU may compute. A product or sum with a rounding of its own (``.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, replace
 
@@ -22,6 +23,7 @@ from .parse import (
 )
 
 _KINDS = ("f32", "ftz.f32", "f64")
+_PRODUCT = re.compile(rf"\bmul\.({'|'.join(map(re.escape, _KINDS))})\s")
 _WITHOUT_RESULT = {"st", "red", "bra", "ret", "exit", "bar", "barrier", "trap", "membar", "fence"}
 _ENDS_A_BLOCK = {"bra", "ret", "exit", "call", "bar", "barrier", "trap"}
 
@@ -31,6 +33,11 @@ class _Product:
     at: int  # of its instruction in the body
     kind: str
     factors: tuple[Operand, Operand]
+
+
+def may_be_contracted(text: str) -> bool:
+    """Whether a function has a product without a rounding of its own."""
+    return bool(_PRODUCT.search(text))
 
 
 def contract(function: Function) -> int:

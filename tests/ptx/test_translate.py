@@ -1,6 +1,7 @@
 """Objects: what is compiled, what is kept, and what ran."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -65,8 +66,15 @@ def test_objects_are_kept_by_content(monkeypatch):
     for changed in (text.replace("12345", "12346"), text.replace(".maxntid 1024", ".maxntid 64")):
         with pytest.raises(TypeError):
             library(changed, "kept")
+    assert library(text, "kept", contracted=True) == kept  # there is nothing to contract
+    product = text.replace("mov.u32 %r1, 12345", "mul.f32 %f1, %f2, %f3")
     with pytest.raises(TypeError):
-        library(text, "kept", contracted=True)
+        library(product, "kept", contracted=True)
+
+
+@pytest.mark.parametrize("name", ["parse", "opcodes", "contract", "translate", "compiler"])
+def test_objects_are_kept_by_what_makes_them(name):
+    assert Path(compiler.__file__).with_name(f"{name}.py").read_text() in compiler._recipe()
 
 
 def test_a_function_that_is_called_is_part_of_the_object():
@@ -108,7 +116,10 @@ def listed(every):
 
 
 def check_description(file, macros, architecture):
-    """The code is the one that CuPy would get: what is added to the source changes none of it."""
+    """The code is the one that CuPy would get, and leaves ptxas nothing to fuse.
+
+    What is added to the source, to know what kernels take, changes none of it.
+    """
     source, options = source_of(file), options_of(macros)
     plain = Module.of(compile_ptx(source, cupy_options(options, architecture)))
     described = Module.of(compile_module(source, options, architecture))
@@ -118,6 +129,8 @@ def check_description(file, macros, architecture):
         assert lines == [ln for ln in described.functions[name].content.split("\n") if ln.strip()]
         if ".entry" in text.text.partition("(")[0]:
             assert translate(plain, name).opcodes
+            fused = translate(plain, name, contracted=True).contracted
+            assert not fused or macros.get("ORDER") == "SumOfPowers"  # `pow` is NVIDIA's
 
 
 def test_what_describes_kernels_changes_no_code():
