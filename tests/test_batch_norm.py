@@ -171,6 +171,21 @@ def test_scale_and_bias_come_alone(backend):
         p.check_forward(backend, *batch_norm(backend, p))
 
 
+@TYPES
+def test_nan_stays_nan_in_every_dtype(backend, types):
+    p = make((6, 3, 5), types, axis=1, batch=True)
+    p.x[2, 1, 4] = np.nan
+    y, *statistics = (np.isnan(backend.asnumpy(a)) for a in batch_norm(backend, p))
+    gradients = (np.isnan(backend.asnumpy(g)) for g in batch_norm_grad(backend, p))
+    dx, dscale, dbias = gradients
+    for full in (y, dx):
+        assert full[:, 1].all()
+        assert not full[:, [0, 2]].any()
+    for channels in (*statistics, dscale):
+        assert channels.tolist() == [False, True, False]
+    assert not dbias.any()
+
+
 @pytest.mark.parametrize("where", ["x", "dy"])
 def test_channels_are_independent_bit_for_bit(backend, where):
     p = make((33, 5, 70), axis=1, batch=True)

@@ -241,6 +241,52 @@ def test_norm_into_out(backend):
     np.testing.assert_array_equal(backend.asnumpy(out), [3.0, 4.0])
 
 
+def test_norm_into_what_is_not_aligned(backend):
+    grads = [backend.asarray(f(3.0)), backend.asarray(f(-4.0))]
+    for order in (1, 2, 3, INF):
+        out = backend.asarray(LAYOUTS["misaligned"](np.array(7.0)))
+        gradkit.grad_norm(grads, order, out=out)
+        assert float(backend.asnumpy(out)) == pytest.approx(
+            np.linalg.norm([3, 4], order), rel=1e-15
+        )
+
+
+@pytest.mark.parametrize("order", [1, INF])
+def test_norms_of_more_arrays_than_one_block_takes_at_once(backend, order):
+    count = min(5000, backend.max_elements)
+    grads = [backend.asarray(f(1.0 + k % 3)) for k in range(count)]
+    largest = 3.0
+    exact = largest if order == INF else sum(1.0 + k % 3 for k in range(count))
+    assert norm_of(backend, grads, order) == exact
+
+
+@pytest.mark.parametrize("layout", ["C", "misaligned"])
+@pytest.mark.parametrize("name", sorted(DTYPES))
+def test_general_powers_of_ragged_runs(backend, name, layout):
+    """From any element on, with less than a pack, a warp or a batch left at the end."""
+    for length in (1, 7, 300, 700, 1100):
+        for offset in (0, 1):
+            host = LAYOUTS[layout](draw_.values((length + offset,), name, length))[offset:]
+            expected = np.linalg.norm(host.astype(np.float64), 3.5)
+            got = norm_of(backend, [backend.asarray(host)], 3.5)
+            assert got == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", sorted(DTYPES))
+def test_many_dimensions_that_cannot_be_merged(backend, name):
+    host = draw_.values((3,) * 6, name, 1)[(slice(None, None, 2),) * 6]
+    exact = host.astype(np.float64)
+    grad = backend.asarray(host)
+    assert norm_of(backend, [grad], 1) == pytest.approx(np.abs(exact).sum(), rel=1e-14)
+    for change, expected in (
+        (lambda: gradkit.scale_grads([grad], 0.5), exact / 2),
+        (lambda: gradkit.clip_grad_value([grad], 0.25), np.clip(exact / 2, -0.25, 0.25)),
+        (lambda: gradkit.zero_grad([grad]), exact * 0),
+    ):
+        change()
+        np.testing.assert_array_equal(backend.asnumpy(grad).astype(np.float64), expected)
+
+
 def test_integer_orders_are_real_orders(backend):
     grads = [backend.asarray(f(1.0, 2.0, 3.0))]
     for order in (2, np.float32(2), np.int64(2), np.array(2.0)):

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradkit._cuda import CudaBackend
+from gradkit._cuda.launch import tensor_lists
 from gradkit._cuda.launch.device import scratch
 from gradkit._cuda.launch.kernels import options_of, source_of
 from gradkit._cuda.launch.strides import pair_of
@@ -160,6 +161,26 @@ def test_ten_thousand_tensors_take_three_launches():
     assert device.total_traffic.launches == 3
     for got, host in zip(grads, hosts, strict=True):
         np.testing.assert_array_equal(got, host / 2)
+
+
+@pytest.mark.parametrize("name", sorted(DTYPES))
+def test_chunks_of_many_batches(device, monkeypatch, name):
+    """As lists of more than 64 MiB have them: a warp goes through one batch after another."""
+    monkeypatch.setattr(tensor_lists, "_MANY_CHUNKS", 1)
+    (grad,) = grads = put(device, [np.arange(1, 20_004).astype(DTYPES[name])])
+    exact = grad.astype(np.float64)
+    assert plan_of(device, grads).chunks == 1
+    for order in (1, 2, math.inf):
+        expected = np.linalg.norm(exact, order)
+        assert float(norm_of(device, grads, order)) == pytest.approx(expected, rel=1e-15)
+    backend = CudaBackend(device)
+    for change, expected in (
+        (lambda: backend.scale_grads(grads, 0.5, grads), exact / 2),
+        (lambda: backend.clip_grad_value(grads, 2048.0, grads), np.minimum(exact / 2, 2048)),
+        (lambda: backend.zero_grad(grads), exact * 0),
+    ):
+        change()
+        np.testing.assert_array_equal(grad.astype(np.float64), expected)
 
 
 def test_a_captured_stream_gets_the_list_in_parameters(device):

@@ -220,6 +220,14 @@ def test_all_that_is_listed_is_asked_for_and_nothing_else(monkeypatch):
     assert requested == LISTED
 
 
+@pytest.mark.parametrize("affine", [True, False])
+def test_a_row_that_many_blocks_share(affine):
+    device, p = Emulated(multiprocessors=8), make((1, 70_001), affine=affine)
+    p.check_gradients(device, *device.layer_norm_grad(p))
+    p = make((1, 70_001), affine=affine, centred=False)
+    p.check_gradients(device, *device.rms_norm_grad(p))
+
+
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_rows_of_several_dimensions(axis):
     device, p = Emulated(), make((3, 5, 24), axis=axis)

@@ -351,6 +351,19 @@ def test_rows_are_independent_bit_for_bit(backend, value, shape):
         assert np.isnan(backend.asnumpy(bad)).all()
 
 
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("types", [t for t in LAYER_TYPES if "bfloat16" in t], ids="-".join)
+@pytest.mark.parametrize("columns", [40, 16_400])
+def test_nan_stays_nan_where_its_bits_are_rounded(backend, types, columns):
+    p = make((3, columns), types)
+    p.dy[1, 2] = np.nan
+    for gradients in (layer_norm_grad(backend, p), invertible_grad(backend, p, from_output(p)[0])):
+        dx, dscale, dbias = (np.isnan(backend.asnumpy(g)) for g in gradients)
+        assert dx[1].all()
+        assert not dx[[0, 2]].any()
+        assert dscale.nonzero()[0].tolist() == dbias.nonzero()[0].tolist() == [2]
+
+
 @TYPES
 def test_out(backend, types):
     """Results in the caller's arrays of any layout; ``dx`` may be ``dy``, ``y`` may be ``x``."""
