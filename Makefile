@@ -7,7 +7,9 @@ PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-QUIET := --quiet --disable-pip-version-check
+QUIET := --quiet --disable-pip-version-check --no-compile
+# In pip's place, which compiles one file after another; there are files that no Python compiles.
+ON_ALL_CORES := -q -j 0 -x /tests?/
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -29,8 +31,8 @@ $(STAMP): pyproject.toml requirements/ci.txt
 		"virtual environments; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 	@echo "Installing into $(VENV) ..."
 	@$(PYTHON) -m venv --clear $(VENV)
-	@$(BIN)/python -m pip install $(QUIET) --no-compile --require-hashes --requirement requirements/ci.txt
-	@$(BIN)/python -m compileall -q -j 0 -x '/tests/' $(VENV)/lib || true
+	@$(BIN)/python -m pip install $(QUIET) --require-hashes --requirement requirements/ci.txt
+	@$(BIN)/python -m compileall $(ON_ALL_CORES) $(VENV)/lib >/dev/null || true
 	@$(BIN)/python -m pip install $(QUIET) --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -156,6 +158,7 @@ test-ptx: $(STAMP) .venv-nvrtc13/.installed ## the whole suite on the kernels' c
 	@echo "Installing into $(@D) ..."
 	@$(PYTHON) -m venv --clear $(@D)
 	@$(@D)/bin/python -m pip install $(QUIET) $(PACKAGES)
+	@$(@D)/bin/python -m compileall $(ON_ALL_CORES) $(@D)/lib >/dev/null || true
 	@touch $@
 
 # --- housekeeping ----------------------------------------------------------------------------
