@@ -13,14 +13,11 @@ from pathlib import Path
 from testbed.ptx import Coverage, merge, summary, unreached
 
 _LONG_QUOTIENT = "a quotient of 64 bits: no memory holds 2^32 packs"
-_LONG_INDEX = "an index beyond 2^32: sparse tests of the kernels that share the line have it"
 _ONE_BY_ONE = "general powers go one by one: the first loop over a run leaves nothing"
 # A kernel, a part of its line, and why no block that begins there runs.
 REASONS = (
     ("normalize", "run = first / packs;", _LONG_QUOTIENT),
     ("apply_channels", "run = first / packs;", _LONG_QUOTIENT),
-    ("zero_grad", "target += (rest - next * dim.length)", _LONG_INDEX),
-    ("clip_grad_value", "source += (rest - next * dim.length)", _LONG_INDEX),
     ("clip_grad_value", "u32 bits = __float_as_uint(y);", "a limit is a float32 already: exact"),
     ("clip_grad_value", "if (x != x) y.bits", "what is narrowed is a limit, which is never NaN"),
     ("norm_partials", "source += WARP * N;", _ONE_BY_ONE),
