@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 QUIET := --quiet --disable-pip-version-check --no-compile
 # In pip's place, which compiles one file after another; there are files that no Python compiles.
-ON_ALL_CORES := -q -j 0 -x /tests?/
+ON_ALL_CORES := -q -j 0 -x '/tests?/'
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -130,7 +130,7 @@ PTX_ARCHITECTURES := 80 90 100 120
 PTX_LISTS := tests/test_clipping.py tests/test_cuda_lists.py tests/test_distributed.py \
 	tests/test_every_kernel.py tests/test_golden.py tests/test_regressions.py
 NVRTC13 = $$(echo .venv-nvrtc13/lib/python*/site-packages/nvidia/*/lib/libnvrtc.so.13)
-test-ptx: $(STAMP) .venv-nvrtc13/.installed ## the whole suite on the kernels' compiled code (two hours)
+test-ptx: $(STAMP) .venv-nvrtc13/.installed ## the whole suite on the kernels' compiled code (hours)
 	@reports=$$(mktemp -d) && trap "rm -r $$reports" EXIT && set -e; \
 	for sm in $(PTX_ARCHITECTURES); do \
 		echo "sm_$$sm"; \

@@ -255,8 +255,7 @@ def test_norm_into_what_is_not_aligned(backend):
 def test_norms_of_more_arrays_than_one_block_takes_at_once(backend, order):
     count = min(5000, backend.max_elements)
     grads = [backend.asarray(f(1.0 + k % 3)) for k in range(count)]
-    largest = 3.0
-    exact = largest if order == INF else sum(1.0 + k % 3 for k in range(count))
+    exact = 3.0 if order == INF else sum(1.0 + k % 3 for k in range(count))
     assert norm_of(backend, grads, order) == exact
 
 

@@ -75,8 +75,8 @@ ROW_NORMS = (
     *("rms_norm", "rms_norm_grad"),
 )
 COUNTED = {file for file, _ in combinations(*ROW_NORMS)}
-# Of so many combinations of macros one is compiled: all of them where gradkit's speed is tuned, and
-# a third each on the oldest and the newest, for registers run short on one and not on the other.
+# On these every n-th combination of macros is compiled: all for one architecture, a third each for
+# the oldest and the newest, because registers run short on one and not on the other.
 EVERY = {90: 1, min(ARCHITECTURES): 3, max(ARCHITECTURES): 3}
 
 
@@ -117,7 +117,7 @@ def test_every_file_compiles_without_spills(file, arch):
 def test_every_combination_compiles_without_spills(name, arch):
     """Each file and dtype combination for every GPU, and all that macros choose for one.
 
-    GRADKIT_NVRTC=all compiles all of it for every GPU, which takes a quarter of an hour more.
+    GRADKIT_NVRTC=all compiles all of it for every GPU, which takes far longer.
     """
     everything = os.environ.get("GRADKIT_NVRTC") == "all"
     step = 1 if everything else EVERY.get(arch, len(KERNELS[name]))

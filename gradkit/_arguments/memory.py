@@ -73,7 +73,10 @@ def overlap(backend: Backend, a: Array, b: Array) -> bool:
 def meetings(
     backend: Backend, written: Sequence[Array], read: Sequence[Array]
 ) -> Iterator[tuple[int, int]]:
-    """Positions in ``written`` and in ``read`` of arrays whose ranges of bytes meet. O(n log n)."""
+    """Positions in ``written`` and in ``read`` of arrays whose ranges of bytes meet.
+
+    O(n log n) where few do.
+    """
     if len(written) * len(read) <= _FEW and set(map(type, (*written, *read))) == {np.ndarray}:
         for pair in product(range(len(written)), range(len(read))):
             if np.may_share_memory(written[pair[0]], read[pair[1]]):

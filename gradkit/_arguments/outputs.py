@@ -82,12 +82,10 @@ class Outputs:
             None if array is None else self._view(array, spec, label)
             for array, spec, label in zip(self._given, specs, labels, strict=True)
         ]
-        named = [
-            (label, view) for label, view in zip(labels, views, strict=True) if view is not None
-        ]
-        self._check_inputs(named, inputs, reuse if views[0] is not None else None)
-        written = [view for view in views if view is not None]
-        if memory.first_overlap(self._owner.backend, written) is not None:
+        pairs = zip(labels, views, strict=True)
+        written = [(label, view) for label, view in pairs if view is not None]
+        self._check_inputs(written, inputs, reuse if views[0] is not None else None)
+        if memory.first_overlap(self._owner.backend, [view for _, view in written]) is not None:
             raise ValueError("two arrays in out share memory; each result needs its own")
         return views
 
