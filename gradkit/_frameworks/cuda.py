@@ -63,8 +63,8 @@ def unpooled(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
 
 
 @contextmanager
-def on_stream(device: int, stream: Any) -> Iterator[None]:
-    """A context that queues work on another library's stream (it has ``__cuda_stream__``)."""
+def on_stream(device: int, stream: int) -> Iterator[None]:
+    """A context that queues work on another library's stream, given by its address."""
     cp = cupy()
     with cp.cuda.Device(device), _external(stream, device):
         yield
@@ -88,22 +88,25 @@ def producer_waits(array: Any, device: int) -> Iterator[None]:
             if theirs is None:
                 ours.synchronize()
             else:
-                _external(_Stream(theirs), device).wait_event(ours.record())
+                _external(theirs, device).wait_event(ours.record())
 
 
 class _Stream:
-    """A stream's address as an object of the CUDA stream protocol."""
+    """A stream's address as an object of the CUDA stream protocol.
+
+    Not every library's own stream has the protocol: PyTorch's has it since 2.10.
+    """
 
     def __init__(self, address: int):
-        self.cuda_stream = address
+        self._address = address
 
     def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self.cuda_stream
+        return 0, self._address
 
 
-def _external(stream: Any, device: int) -> Any:
+def _external(address: int, device: int) -> Any:
     """Another library's stream as a CuPy stream; the device must be current."""
     streams = cupy().cuda
     if hasattr(streams.Stream, "from_external"):  # CuPy 14
-        return streams.Stream.from_external(stream)
-    return streams.ExternalStream(stream.cuda_stream, device)
+        return streams.Stream.from_external(_Stream(address))
+    return streams.ExternalStream(address, device)

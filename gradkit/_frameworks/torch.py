@@ -94,7 +94,7 @@ class Torch(Framework):
         if not like.is_cuda:
             return NOTHING
         stream = sys.modules["torch"].cuda.current_stream(like.device)
-        return cuda.on_stream(like.device.index, stream)
+        return cuda.on_stream(like.device.index, stream.cuda_stream)
 
     def known_disjoint(self, arrays: Sequence[Any]) -> bool:
         spans = []

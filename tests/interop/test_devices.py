@@ -92,14 +92,13 @@ def cupy(monkeypatch):
 
 
 class TorchStream:
-    cuda_stream = 77
+    """PyTorch's stream up to 2.9, which names its address and nothing else."""
 
-    def __cuda_stream__(self):
-        return 0, self.cuda_stream
+    cuda_stream = 77
 
 
 def test_work_is_queued_on_the_given_stream_of_the_right_device(cupy):
-    with cuda.on_stream(3, TorchStream()):
+    with cuda.on_stream(3, 77):
         cupy.log.append("work")
     assert cupy.log == [
         "enter device 3",
@@ -119,7 +118,7 @@ def test_before_cupy_14_streams_are_wrapped_by_address(cupy):
 
     del cupy.cuda.Stream.from_external
     cupy.cuda.ExternalStream = external
-    with cuda.on_stream(1, TorchStream()):
+    with cuda.on_stream(1, 77):
         pass
     assert opened == [(77, 1)]
 
