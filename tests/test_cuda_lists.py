@@ -4,6 +4,7 @@ The suite that all backends share covers values, dtypes, layouts and meaning.
 """
 
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import gradkit
 from gradkit._cuda import CudaBackend
 from gradkit._cuda.launch import tensor_lists
 from gradkit._cuda.launch.device import scratch
@@ -19,6 +21,8 @@ from gradkit._cuda.launch.strides import pair_of
 from gradkit._cuda.launch.tensor_lists import CAPACITY, DIMS, plan_of, run, start
 from gradkit._cuda.launch.warmup import combinations
 from gradkit._dtypes import FLOATS
+from gradkit.errors import NonFiniteNormError
+from testbed.emulated import on_device
 from testbed.emulator import EmulatorFault
 from testbed.emulator.memory import sparse_array
 from testbed.emulator.runtime import SCHEDULES
@@ -125,6 +129,25 @@ def test_a_list_is_uploaded_once_for_norm_and_scaling(device):
     assert device.uploads == 1
     norm_of(device, grads[1:] + grads[:1])
     assert device.uploads == 2
+
+
+@pytest.mark.parametrize(("broken", "reads"), [([], 1), ([2], 2), (range(CAPACITY + 1), 2)])
+@pytest.mark.parametrize("per_tensor", [True, False])
+def test_raise_copies_all_norms_to_the_host_at_once(device, monkeypatch, per_tensor, broken, reads):
+    """A second copy, of all largest elements, is for the names alone."""
+    backend, copied, read = CudaBackend(device), [], CudaBackend.read
+
+    def counting(self, array):
+        copied.append(array.size)
+        return read(self, array)
+
+    monkeypatch.setattr(CudaBackend, "read", counting)
+    hosts = [np.full(3, np.nan if k in broken else 1.0, np.float32) for k in range(CAPACITY + 1)]
+    grads = [on_device(array, backend) for array in put(device, hosts)]
+    expected = pytest.raises(NonFiniteNormError) if broken else nullcontext()
+    with expected:
+        gradkit.grad_norm(grads, nonfinite="raise", per_tensor=per_tensor)
+    assert copied == [len(grads) if per_tensor else 1, len(grads)][:reads]
 
 
 def test_each_stream_has_an_upload_of_its_own(device):
