@@ -2,7 +2,8 @@
 
 gradkit does not know cuDNN's limits: it calls cuDNN. For an unsupported case cuDNN returns an error
 on the host before it launches anything; the case is remembered, and the next such call goes
-straight to our kernel.
+straight to our kernel. So is a case that failed in any other way, because each attempt takes time
+and our kernel gives equally accurate results. Only if memory ran out will the next call try again.
 """
 
 import warnings
@@ -22,6 +23,7 @@ from gradkit._cuda.launch.warmup import asks_for
 from gradkit.errors import BackendUnavailableError, CudnnError
 
 _MOST_REFUSED = 4096  # how many cases are remembered
+_OUT_OF_MEMORY = "ALLOC"  # in the text of each status that says so: ALLOC_FAILED and two more in 9
 
 # A function that calls cuDNN; ``persistent`` selects the algorithm.
 ByCudnn: TypeAlias = Callable[..., None]
@@ -120,7 +122,7 @@ def _taken_by_cudnn(device: Device, run: ByCudnn, case: tuple[Any, ...]) -> bool
         # Nothing was written: outputs that share memory with inputs are written last.
         if not error.unsupported:
             _warn_once(_failure(error, cudnn))
-        elif len(cudnn.refused) < _MOST_REFUSED:
+        if _OUT_OF_MEMORY not in error.text and len(cudnn.refused) < _MOST_REFUSED:
             cudnn.refused.add(case)
         return False
     return True

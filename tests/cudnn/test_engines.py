@@ -16,6 +16,8 @@ from gradkit.errors import BackendUnavailableError, CudnnError
 from tests.cudnn.cases import COMBINATIONS, Case, ForwardCase
 from tests.cudnn.fake import HostDevice
 
+pytestmark = pytest.mark.cuda
+
 F32 = COMBINATIONS[0]
 DEVICE = HostDevice()
 
@@ -108,6 +110,44 @@ def test_a_missing_cudnn_is_warned_of_once(missing, native):
     assert len(native) == 3
     with pytest.raises(BackendUnavailableError, match="pip install it"):
         next(_both("cudnn"))
+
+
+@pytest.mark.filterwarnings("ignore:cuDNN failed")
+@pytest.mark.parametrize(
+    "text", ["EXECUTION_FAILED", "NOT_SUPPORTED", "INTERNAL_ERROR", "BAD_PARAM", "ARCH_MISMATCH"]
+)
+def test_a_failed_case_is_not_tried_again(install, text):
+    cudnn = install(fails=f"CUDNN_STATUS_{text}")
+    for shape in ((4, 3, 2), (4, 3, 2), (5, 3, 2)):
+        assert list(_both(None, shape)) == ["native", "native"]
+    assert cudnn.bindings.asked == 2 * 2
+    with pytest.raises(CudnnError, match=text):
+        next(_both("cudnn"))  # who asks for cuDNN by name gets it
+    assert cudnn.bindings.asked == 2 * 2 + 1
+
+
+@pytest.mark.filterwarnings("ignore:cuDNN failed")
+def test_a_thread_without_a_handle_tries_each_case_once(install, monkeypatch):
+    """Creating a handle takes longest, and fails if CUDA's and cuDNN's versions do not match."""
+    cudnn, tried = install(), []
+
+    def create():
+        tried.append(1)
+        raise CudnnError("cudnnCreate", 1001, "CUDNN_STATUS_NOT_INITIALIZED")
+
+    monkeypatch.setattr(cudnn.bindings, "create", create)
+    for _ in range(3):
+        assert list(_both()) == ["native", "native"]
+    assert len(tried) == 2
+
+
+@pytest.mark.filterwarnings("ignore:cuDNN failed")
+@pytest.mark.parametrize("text", ["ALLOC_FAILED", "INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"])
+def test_a_case_that_memory_ran_out_for_is_tried_again(install, text):
+    cudnn = install(fails=f"CUDNN_STATUS_{text}")
+    assert list(_both()) == ["native", "native"]
+    cudnn.bindings.fails = None
+    assert list(_both()) == ["cudnn", "cudnn"]
 
 
 def test_a_failing_cudnn_is_warned_of_once_and_never_a_wrong_answer(install, native):

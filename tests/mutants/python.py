@@ -21,6 +21,8 @@ _SUMS = "gradkit/_numpy/sums.py"
 _SCRATCH = "gradkit/_numpy/scratch.py"
 _THREADS = "gradkit/_numpy/threads.py"
 _PUBLIC_BATCH = "gradkit/batch_normalization.py"
+_ENGINES = "gradkit/_cuda/batch_normalization.py"
+_STREAMS = "gradkit/_frameworks/cuda.py"
 
 ROWS = (
     (
@@ -413,5 +415,23 @@ ROWS = (
         "return self.tree if isinstance(grads, Iterator) else grads",
         "return self.tree",
         "a copy of the caller's container returned",
+    ),
+    (
+        _ENGINES,
+        "if _OUT_OF_MEMORY not in error.text and",
+        "if error.unsupported and",
+        "cuDNN asked again and again for a case that it failed on",
+    ),
+    (
+        _ENGINES,
+        "if _OUT_OF_MEMORY not in error.text and",
+        "if",
+        "no cuDNN any more once memory ran out",
+    ),
+    (
+        _STREAMS,
+        "return streams.Stream.from_external(_Stream(address))",
+        "return streams.ExternalStream(address, device)",
+        "a class that CuPy is about to remove",
     ),
 )
