@@ -94,7 +94,7 @@ class Torch(Framework):
         if not like.is_cuda:
             return NOTHING
         stream = sys.modules["torch"].cuda.current_stream(like.device)
-        return cuda.on_stream(like.device.index, stream.cuda_stream)
+        return cuda.on_stream(like.device.index, stream.cuda_stream, _allocate)
 
     def known_disjoint(self, arrays: Sequence[Any]) -> bool:
         spans = []
@@ -173,6 +173,13 @@ def _on_device(tensor: Any) -> Array:
     return cuda.borrow(
         tensor, tensor.data_ptr(), tensor.device.index, tuple(tensor.shape), strides, dtype
     )
+
+
+def _allocate(size: int) -> Any:
+    """Memory on the current device from PyTorch's allocator, or from its pool for a graph."""
+    torch = sys.modules["torch"]
+    tensor = torch.empty(size, dtype=torch.uint8, device="cuda")
+    return cuda.pointer_of(tensor, tensor.data_ptr(), size, tensor.device.index)
 
 
 def _why_not(tensor: Any) -> str | None:

@@ -14,6 +14,7 @@ import gradkit
 from gradkit import _frameworks
 from gradkit._arguments import given
 from gradkit._frameworks import cuda
+from gradkit._frameworks import torch as torch_adapter
 
 from .libraries import framework
 
@@ -49,6 +50,8 @@ def cupy(monkeypatch):
         __hash__ = None
 
     class Stream:
+        captured = ()  # the addresses of the streams that are being captured
+
         def __init__(self, address):
             self.address = address
 
@@ -58,6 +61,11 @@ def cupy(monkeypatch):
 
         def __enter__(self):
             log.append(f"enter stream {self.address}")
+            return self
+
+        def is_capturing(self):
+            assert self.address, "cudaErrorStreamCaptureImplicit"
+            return self.address in Stream.captured
 
         def __exit__(self, *_):
             log.append(f"leave stream {self.address}")
@@ -85,6 +93,9 @@ def cupy(monkeypatch):
         runtime=SimpleNamespace(getDevice=lambda: Device.current),
         Stream=Stream,
         get_current_stream=lambda: Stream("current"),
+        using_allocator=lambda allocate: log.within(f"memory of {allocate.__name__}"),
+        UnownedMemory=lambda *arguments: arguments,
+        MemoryPointer=lambda memory, offset: (*memory, offset),
     )
     monkeypatch.setitem(sys.modules, "cupy", module)
     monkeypatch.setattr(_frameworks, "_BY_TYPE", {})
@@ -97,8 +108,13 @@ class TorchStream:
     cuda_stream = 77
 
 
+def theirs(size):
+    """Stand for the allocator of the library whose stream it is."""
+    raise NotImplementedError(size)
+
+
 def test_work_is_queued_on_the_given_stream_of_the_right_device(cupy):
-    with cuda.on_stream(3, 77):
+    with cuda.on_stream(3, 77, theirs):
         cupy.log.append("work")
     assert cupy.log == [
         "enter device 3",
@@ -118,7 +134,7 @@ def test_before_cupy_14_streams_are_wrapped_by_address(cupy):
 
     del cupy.cuda.Stream.from_external
     cupy.cuda.ExternalStream = external
-    with cuda.on_stream(1, 77):
+    with cuda.on_stream(1, 77, theirs):
         pass
     assert opened == [(77, 1)]
 
@@ -140,11 +156,35 @@ def test_a_torch_tensor_is_worked_on_in_torchs_current_stream(cupy, torch, monke
     monkeypatch.setattr(torch.cuda, "current_stream", current_stream)
     device = SimpleNamespace(index=2)
     tensor = SimpleNamespace(is_cuda=True, device=device)
-    torch_adapter = _frameworks.framework_of(torch.ones(1))
-    with torch_adapter.on_stream(tensor):
+    cupy.cuda.Stream.captured = (77,)
+    with _frameworks.framework_of(torch.ones(1)).on_stream(tensor):
         pass
     assert asked == [device]
-    assert cupy.log[:2] == ["enter device 2", "enter stream 77"]
+    assert cupy.log[:3] == ["enter device 2", "enter stream 77", "enter memory of _allocate"]
+
+
+@pytest.mark.parametrize("stream", [0, 5, 77])
+def test_what_is_captured_gets_memory_from_the_library_that_captures(cupy, stream):
+    """CuPy's pool may ask for none during a capture, unless its mode is relaxed."""
+    cupy.cuda.Stream.captured = (5,)
+    with cuda.on_stream(3, stream, theirs):
+        cupy.log.append("work")
+    inner = ["enter memory of theirs", "work", "leave memory of theirs"]
+    assert cupy.log[2:-2] == (inner if stream == 5 else ["work"])
+
+
+@pytest.mark.usefixtures("cupy")
+def test_torchs_memory_lives_as_long_as_cupys_pointer_to_it(torch, monkeypatch):
+    def empty(size, *, dtype, device):
+        assert (dtype, device) == (torch.uint8, "cuda")
+        made = SimpleNamespace(data_ptr=lambda: 512, device=SimpleNamespace(index=2), size=size)
+        owners.append(made)
+        return made
+
+    owners = []
+    monkeypatch.setattr(torch, "empty", empty)
+    assert torch_adapter._allocate(100) == (512, 100, owners[0], 2, 0)
+    assert owners[0].size == 100
 
 
 def test_a_producer_that_names_its_stream_waits_for_ours(cupy):
@@ -273,6 +313,24 @@ def test_work_waits_for_torchs_side_stream_and_torch_for_it(cuda_torch):
     expected = torch.full((1 << 20,), 1 / (4 << 20) ** 0.5, device="cuda")
     for grad in after:
         torch.testing.assert_close(grad, expected)
+
+
+@pytest.mark.gpu
+def test_a_graph_that_torch_captures_in_its_default_mode(cuda_torch):
+    torch = cuda_torch
+    grads = [torch.full((1 << 20,), 2.0, device="cuda") for _ in range(200)]
+    gradkit.clip_grad_norm(grads, 1e30)  # compiles, and takes memory from CuPy's pool
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        norm = gradkit.clip_grad_norm(grads, 1.0)
+    for value in (3.0, 5.0):
+        for grad in grads:
+            grad.fill_(value)
+        graph.replay()
+        assert norm.item() == pytest.approx(value * (200 << 20) ** 0.5)
+        expected = torch.full((1 << 20,), (200 << 20) ** -0.5, device="cuda")
+        for grad in grads:
+            torch.testing.assert_close(grad, expected)
 
 
 @pytest.mark.gpu

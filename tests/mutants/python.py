@@ -434,4 +434,16 @@ ROWS = (
         "return streams.ExternalStream(address, device)",
         "a class that CuPy is about to remove",
     ),
+    (
+        _STREAMS,
+        "if stream and ours.is_capturing():",
+        "if False:",
+        "a captured call takes memory from CuPy's pool",
+    ),
+    (
+        _STREAMS,
+        "if stream and ours.is_capturing():",
+        "if ours.is_capturing():",
+        "the legacy stream asked whether it is captured",
+    ),
 )
