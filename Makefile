@@ -108,9 +108,10 @@ sanitize-gpu: ## compute-sanitizer's four tools over every kernel (at most 10 mi
 soak: $(STAMP) ## every operation over and over for MINUTES=10; no memory may be lost
 	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(SOAK)
 
-test-cudnn: .venv-cudnn8/.installed .venv-cudnn9/.installed ## both cuDNN stacks and CuPy's faults, no GPU needed (5 GB of downloads)
-	GRADKIT_CUDNN=8 .venv-cudnn8/bin/python -m pytest tests/cudnn tests/test_faults.py
-	GRADKIT_CUDNN=9 .venv-cudnn9/bin/python -m pytest tests/cudnn tests/test_faults.py
+ON_CUPY := tests/cudnn tests/test_cupy_device.py tests/test_faults.py
+test-cudnn: .venv-cudnn8/.installed .venv-cudnn9/.installed ## both cuDNN stacks, CuPy 13.6 and 14, no GPU needed (5 GB of downloads)
+	GRADKIT_CUDNN=8 .venv-cudnn8/bin/python -m pytest $(ON_CUPY)
+	GRADKIT_CUDNN=9 .venv-cudnn9/bin/python -m pytest $(ON_CUPY)
 
 # With the Python that has CuPy, and nothing of ours: a GPU machine may have no network.
 test-gpu: ## the suite on CuPy, and compute-sanitizer where it is found

@@ -1,5 +1,12 @@
-"""What ``CupyDevice`` asks of CuPy, on a stand-in for it: streams, captures, uploads, devices."""
+"""What ``CupyDevice`` asks of CuPy: streams, captures, uploads, devices.
 
+The driver is faked, so no GPU is needed. Each test runs on a stand-in for CuPy, and on CuPy itself
+if it is installed, which shows that the stand-in has nothing that CuPy lacks.
+"""
+
+import importlib.util
+import inspect
+import re
 import sys
 import threading
 from types import SimpleNamespace
@@ -8,10 +15,16 @@ import numpy as np
 import pytest
 
 from gradkit._cuda.launch.device import CupyDevice, keep_if_captured, scratch
+from gradkit._frameworks import cuda
 
 pytestmark = pytest.mark.cuda
 
 PER_THREAD = 2  # CUDA's handle of the per-thread default stream
+ROOM = np.zeros(1 << 12, np.uint8)  # the memory of every array that is allocated
+
+needs_cupy = pytest.mark.skipif(
+    importlib.util.find_spec("cupy") is None, reason="CuPy is not installed"
+)
 
 
 class Stream:
@@ -25,34 +38,56 @@ class Stream:
         return self.capturing
 
 
+class Driver:
+    """What the driver knows: which device and which stream are current."""
+
+    device, stream = 0, Stream(0)
+
+
 class Current:
     """A device that is current inside a ``with``."""
 
-    def __init__(self, cupy, number):
-        self.cupy, self.number = cupy, number
+    def __init__(self, driver, number):
+        self.driver, self.number = driver, number
         self.attributes = {"MultiProcessorCount": 132, "MaxSharedMemoryPerBlockOptin": 232448}
 
     def __enter__(self):
-        self.before, self.cupy.current = self.cupy.current, self.number
+        self.before, self.driver.device = self.driver.device, self.number
 
     def __exit__(self, *_):
-        self.cupy.current = self.before
+        self.driver.device = self.before
 
 
-@pytest.fixture
-def cupy(monkeypatch):
-    cupy = SimpleNamespace(current=0, stream=Stream(0))
+def stand_in():
+    """A module with as much of CuPy as ``CupyDevice`` touches."""
+    cupy = SimpleNamespace(asarray=np.array, empty=np.empty)
+    cupy.RawModule = lambda *, code, options: SimpleNamespace(code=code, options=options)
     cupy.cuda = SimpleNamespace(
-        Device=lambda number: Current(cupy, number),
-        get_current_stream=lambda: cupy.stream,
         driver=SimpleNamespace(CUDADriverError=KeyError),
-        runtime=SimpleNamespace(CUDARuntimeError=OSError, getDevice=lambda: cupy.current),
+        runtime=SimpleNamespace(CUDARuntimeError=OSError),
     )
-    cupy.RawModule = lambda **arguments: arguments
-    cupy.asarray = np.array
-    cupy.empty = np.empty
-    monkeypatch.setitem(sys.modules, "cupy", cupy)
     return cupy
+
+
+@pytest.fixture(params=["stand-in", pytest.param("CuPy", marks=needs_cupy)])
+def cupy(request, monkeypatch):
+    """A stand-in or CuPy itself, with ``driver`` in the driver's place."""
+    own = request.param == "CuPy"
+    cupy = importlib.import_module("cupy") if own else stand_in()
+    driver = Driver()
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    for module, name, answer in (
+        (cupy, "driver", driver),
+        (cupy.cuda, "Device", lambda number: Current(driver, number)),
+        (cupy.cuda, "get_current_stream", lambda: driver.stream),
+        (cupy.cuda.runtime, "getDevice", lambda: driver.device),
+    ):
+        monkeypatch.setattr(module, name, answer, raising=False)
+    if not own:
+        yield cupy
+        return
+    with cupy.cuda.using_allocator(lambda size: cuda.pointer_of(ROOM, ROOM.ctypes.data, size, 0)):
+        yield cupy
 
 
 def in_another_thread(call):
@@ -63,17 +98,18 @@ def in_another_thread(call):
     return found[0]
 
 
-@pytest.mark.usefixtures("cupy")
-def test_what_it_knows_of_its_gpu():
+def test_what_it_knows_of_its_gpu(cupy):
     device = CupyDevice(3)
     assert (device.number, device.multiprocessors, device.max_shared_memory) == (3, 132, 232448)
-    assert device.launch_errors == (KeyError, OSError)
+    errors = (cupy.cuda.driver.CUDADriverError, cupy.cuda.runtime.CUDARuntimeError)
+    assert device.launch_errors == errors
+    assert all(issubclass(error, Exception) for error in errors)
 
 
 def test_each_stream_has_a_key_of_its_own(cupy):
     device, keys = CupyDevice(0), set()
     for ptr in (0, 1, 7 << 40, 7 << 40):
-        cupy.stream = Stream(ptr)
+        cupy.driver.stream = Stream(ptr)
         keys.add(device.stream)
         assert device.cuda_stream() == ptr
         assert in_another_thread(lambda: device.stream) == device.stream
@@ -81,7 +117,7 @@ def test_each_stream_has_a_key_of_its_own(cupy):
 
 
 def test_the_per_thread_stream_is_another_in_each_thread(cupy):
-    device, cupy.stream = CupyDevice(0), Stream(PER_THREAD)
+    device, cupy.driver.stream = CupyDevice(0), Stream(PER_THREAD)
     assert device.stream == device.stream
     assert in_another_thread(lambda: device.stream) != device.stream
 
@@ -89,26 +125,27 @@ def test_the_per_thread_stream_is_another_in_each_thread(cupy):
 def test_a_capture_is_noticed_when_it_begins_and_when_it_ends(cupy):
     device = CupyDevice(0)
     assert device.capturing() is False  # without asking the legacy stream
-    cupy.stream = Stream(5)
+    cupy.driver.stream = Stream(5)
     for capturing in (False, True, False):
-        cupy.stream.capturing = capturing
+        cupy.driver.stream.capturing = capturing
         assert device.capturing() is capturing
 
 
 def test_memory_of_a_captured_call_is_kept(cupy, monkeypatch):
     kept = []
     monkeypatch.setattr("gradkit._cuda.launch.device._recorded", kept)
-    device, cupy.stream = CupyDevice(0), Stream(5)
+    device, cupy.driver.stream = CupyDevice(0), Stream(5)
     scratch(device, 3, np.float32)
     assert not kept
-    cupy.stream.capturing = True
+    cupy.driver.stream.capturing = True
     made = scratch(device, 3, np.float32)
+    assert (made.shape, made.dtype) == ((3,), np.float32)
     assert keep_if_captured(device, made) is made
     assert [id(array) for array in kept] == [id(made)] * 2
 
 
-@pytest.mark.usefixtures("cupy")
-def test_an_upload_is_a_copy_of_the_bytes_without_gaps():
+def test_an_upload_is_a_copy_of_the_bytes_without_gaps(cupy, monkeypatch):
+    monkeypatch.setattr(cupy, "asarray", np.array)  # CuPy's asks the driver
     host = np.arange(24, dtype=np.int64).reshape(4, 6)[::2, ::3]
     found = CupyDevice(0).upload(host)
     assert (found.dtype, found.shape) == (np.uint8, (32,))
@@ -120,17 +157,18 @@ def test_an_upload_is_a_copy_of_the_bytes_without_gaps():
 
 @pytest.mark.usefixtures("cupy")
 def test_source_and_options_go_to_cupy_as_they_are():
-    assert CupyDevice(0).compile("source", ("-DA=1",)) == {"code": "source", "options": ("-DA=1",)}
+    module = CupyDevice(0).compile("source", ("-DA=1",))
+    assert (module.code, module.options) == ("source", ("-DA=1",))
 
 
 def test_another_device_is_made_current_and_the_same_one_is_not(cupy):
     device = CupyDevice(1)
     with device.active():
-        assert cupy.current == 1
+        assert cupy.driver.device == 1
         with device.active() as nothing:
             assert nothing is None
-        assert cupy.current == 1
-    assert cupy.current == 0
+        assert cupy.driver.device == 1
+    assert cupy.driver.device == 0
 
 
 @pytest.mark.usefixtures("cupy")
@@ -139,3 +177,96 @@ def test_addresses():
     assert CupyDevice(0).pointers(arrays, write=True) == (80, 48)
     address = CupyDevice(0).pointer(arrays[0])
     assert (type(address), address) == (int, 80)
+
+
+# On CuPy itself
+
+
+@pytest.fixture
+def installed():
+    return pytest.importorskip("cupy")
+
+
+def test_memory_of_another_library_becomes_a_cupy_array(installed):
+    owner = np.arange(12, dtype=np.float32).reshape(3, 4)
+    view = cuda.borrow(owner, owner.ctypes.data, 2, (3, 2), (16, 8), np.dtype(np.float32))
+    assert isinstance(view, installed.ndarray)
+    assert (view.shape, view.strides, view.dtype) == ((3, 2), (16, 8), np.float32)
+    assert (view.data.ptr, view.data.device_id) == (owner.ctypes.data, 2)
+    assert view.data.mem._owner is owner
+    assert view.data.mem.size == 4 + 2 * 16 + 8
+
+
+def test_an_allocator_serves_one_thread_until_its_block_ends(installed):
+    before, asked = installed.cuda.get_allocator(), []
+
+    def allocate(size):
+        asked.append(size)
+        return cuda.pointer_of(ROOM, ROOM.ctypes.data, size, 0)
+
+    with installed.cuda.using_allocator(allocate):
+        made = installed.empty((3, 5), np.float64)
+        assert in_another_thread(installed.cuda.get_allocator) == before
+    assert asked == [120]
+    assert made.data.mem._owner is ROOM
+    assert installed.cuda.get_allocator() == before
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("address", [0, PER_THREAD, 77 << 40])
+def test_a_stream_of_another_library_becomes_cupys(address):
+    assert cuda._external(address, 0).ptr == address
+
+
+# What gradkit asks of CuPy, as it is called: (function, positional arguments, keywords).
+ASKED = [
+    ("RawModule", 0, ("code", "options")),
+    ("asarray", 2, ()),
+    ("asnumpy", 1, ()),
+    ("broadcast_to", 2, ()),
+    ("cuda.Device", 1, ()),
+    ("cuda.Memory", 1, ()),
+    ("cuda.MemoryPointer", 2, ()),
+    ("cuda.Stream.is_capturing", 1, ()),
+    ("cuda.Stream.record", 1, ()),
+    ("cuda.Stream.synchronize", 1, ()),
+    ("cuda.Stream.wait_event", 2, ()),
+    ("cuda.UnownedMemory", 4, ()),
+    ("cuda.get_current_stream", 0, ()),
+    ("cuda.runtime.getDevice", 0, ()),
+    ("cuda.using_allocator", 1, ()),
+    ("empty", 2, ()),
+    ("from_dlpack", 1, ()),
+    ("full", 3, ()),
+]
+
+
+@pytest.mark.parametrize(("name", "positional", "keywords"), ASKED, ids=[row[0] for row in ASKED])
+def test_cupy_takes_what_it_is_asked(installed, name, positional, keywords):
+    function = installed
+    for part in name.split("."):
+        function = getattr(function, part)
+    signature_of(function).bind(*[None] * positional, **dict.fromkeys(keywords))
+
+
+def test_a_device_tells_its_attributes(installed):
+    assert hasattr(installed.cuda.Device, "attributes")
+    assert hasattr(installed.cuda.Device, "__exit__")
+
+
+def signature_of(function):
+    """A function's signature, of compiled code from the first line of its text."""
+    try:
+        return inspect.signature(function)
+    except ValueError:
+        line = function.__doc__.strip().splitlines()[0]
+    inner = re.match(r"\w+(?:\.\w+)*\((.*?)\)( ->|$|\s)", line)[1]
+    kind, parameters = inspect.Parameter.POSITIONAL_OR_KEYWORD, []
+    for text in filter(None, inner.split(", ")):
+        if text == "*":
+            kind = inspect.Parameter.KEYWORD_ONLY
+            continue
+        declared, has_default, _ = text.partition("=")
+        default = None if has_default else inspect.Parameter.empty
+        parameters.append(inspect.Parameter(declared.split()[-1], kind, default=default))
+    return inspect.Signature(parameters)

@@ -142,7 +142,12 @@ class CupyDevice:
         return tuple(map(_address, arrays))
 
     def upload(self, host: np.ndarray[Any, Any]) -> Array:
-        """Copy through pinned memory, which CuPy keeps until the stream has read it."""
+        """Copy through pinned memory, which CuPy keeps until the stream has read it.
+
+        So it is in CuPy 13.6 and 14 (``_array_default`` in ``cupy/_core/core.pyx``) for an array of
+        one dimension: CuPy fills a pinned buffer, queues the copy and an event behind it, and
+        reuses the buffer only after that event.
+        """
         return self.xp.asarray(np.ascontiguousarray(host).reshape(-1).view(np.uint8))
 
     def active(self) -> AbstractContextManager[Any]:
