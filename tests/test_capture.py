@@ -52,7 +52,9 @@ def device(monkeypatch):
     launch = kernels.LoadedKernel.__call__
 
     def remembering(kernel, grid, block, args, shared_mem=0):
-        arrays = (arg for arg in args if isinstance(arg, np.ndarray) and arg.dtype.names is None)
+        arrays = (
+            arg for arg in args if isinstance(arg, np.ndarray) and arg.dtype.type is not np.void
+        )
         device.remember(arrays)
         return launch(kernel, grid, block, args, shared_mem)
 

@@ -104,6 +104,17 @@ def test_lists_of_any_length(device, count, p):
     assert device.uploads == (count > CAPACITY)
 
 
+@pytest.mark.parametrize(
+    ("count", "capacity", "size"),
+    [(1, 1, 440), (2, CAPACITY, 4000), (CAPACITY, CAPACITY, 4000), (CAPACITY + 1, 0, 32)],
+)
+def test_what_a_list_takes_of_the_parameter_block(device, count, capacity, size):
+    (table,) = plan_of(device, put(device, [np.ones(3)] * count)).tables
+    assert table.capacity == capacity
+    assert (table.argument.dtype, table.argument.size) == (f"V{size}", 1)  # CuPy describes no field
+    assert table.argument.tobytes() == table.fields.tobytes()
+
+
 @pytest.mark.parametrize("spare", [-1, 0, 1])
 def test_strided_lists_to_the_last_dimension_that_fits(device, spare):
     tensors = DIMS // 2
@@ -251,14 +262,14 @@ def test_a_captured_list_with_more_dimensions_than_a_launch_takes(device):
 def test_an_unknown_dtype_traps_and_no_address_is_followed(device, file, kernel, arguments):
     grads = put(device, [*mixed(5), np.ones(3000, np.float32)])
     (table,) = plan_of(device, grads, grads).tables
-    argument = table.argument.copy()
-    tensors = argument["at"][: len(grads)]
+    fields = table.fields.copy()
+    tensors = fields["at"][: len(grads)]
     tensors["dtype"] = len(FLOATS)
     tensors["source"] = tensors["target"] = 1 << 40  # in no array: an access is another fault
     arrays = [device.xp.asarray(a) if isinstance(a, np.ndarray) else a for a in arguments]
     macros = {"ORDER": "SumOfSquares"} if file == "norm" else {}
     with pytest.raises(EmulatorFault) as found:
-        start(device, replace(table, argument=argument), file, kernel, *arrays, **macros)
+        start(device, replace(table, fields=fields), file, kernel, *arrays, **macros)
     assert found.value.kind == "trap"
 
 
@@ -533,7 +544,7 @@ def test_strided_elements_beyond_two_to_the_32():
     assert room.size == size
     grad[-1] = 3
     plan = plan_of(device, [grad], [grad])
-    assert plan.tables[0].argument["at"]["dims"][0] == 1
+    assert plan.tables[0].fields["at"]["dims"][0] == 1
     with device.only_blocks([-1]):
         run(device, plan, "zero", "zero_grad")
     assert grad[-1] == 0
@@ -543,7 +554,7 @@ def test_strided_elements_beyond_two_to_the_32():
 def test_chunks_are_balanced_and_counted_by_an_int(size):
     grad = np.lib.stride_tricks.as_strided(np.zeros(1), (size,), (0,))
     plan = plan_of(KernelDevice(), [grad])
-    each = int(plan.tables[0].argument["chunk_bytes"])
+    each = int(plan.tables[0].fields["chunk_bytes"])
     assert each % 16 == 0
     assert each <= 1 << 30
     assert plan.chunks == -(-size * 8 // each)

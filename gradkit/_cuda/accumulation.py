@@ -10,13 +10,13 @@ import numpy as np
 from gradkit._backend import Array
 from gradkit._cuda.launch.kernels import Combination
 from gradkit._cuda.launch.operations import OnDevice
-from gradkit._cuda.launch.tensor_lists import KINDS, on_lists, plan_of, run
+from gradkit._cuda.launch.tensor_lists import PAIR_KINDS, on_lists, plan_of, run
 from gradkit._cuda.launch.warmup import asks_for
 from gradkit._dtypes import FLOATS, float_name
 
 
 def _accumulating() -> Iterator[Combination]:
-    for capacity, grad, buffer in product(KINDS, FLOATS, FLOATS):
+    for capacity, grad, buffer in product(PAIR_KINDS, FLOATS, FLOATS):
         yield "accumulate", {"CAPACITY": capacity, "GRAD": grad, "BUFFER": buffer}
 
 

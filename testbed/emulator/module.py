@@ -154,7 +154,7 @@ class CheckedKernel:
         return converted
 
     def _convert_one(self, converted: Arguments, name: str, parameter: Parameter, arg: Any) -> None:
-        if isinstance(arg, np.ndarray) and arg.dtype.fields is None:
+        if isinstance(arg, np.ndarray) and arg.dtype.type is not np.void:
             self._open_array(converted, name, parameter, arg)
             raw = Extent.of(arg).origin.to_bytes(8, "little")
         elif arg is None and parameter.is_pointer:
@@ -190,7 +190,7 @@ class CheckedKernel:
         converted.arrays.append((name, Extent.of(array), writable, tracked))
 
     def _value_bytes(self, name: str, parameter: Parameter, arg: Any) -> bytes:
-        if isinstance(arg, np.ndarray):  # structured: by value
+        if isinstance(arg, np.ndarray):  # raw bytes or fields: by value
             if arg.size != 1:
                 raise self._refuse(
                     "argument", f"{name} takes one struct by value, {_describe(arg)} was given"

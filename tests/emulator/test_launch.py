@@ -167,10 +167,13 @@ def tensor_list(device, arrays, *, write=True):
     return packed
 
 
-def test_struct_of_pointers_by_value(device):
+@pytest.mark.parametrize("raw", [False, True])
+def test_struct_of_pointers_by_value(device, raw):
     arrays = [device.xp.asarray(np.arange(n, dtype=np.float32)) for n in (5, 70, 1)]
     scale = device.compile(TENSOR_LIST).get_function("scale")
-    scale((1,), (64,), (tensor_list(device, arrays), np.float32(3)))
+    packed = tensor_list(device, arrays)
+    packed = packed.view(f"V{packed.nbytes}") if raw else packed
+    scale((1,), (64,), (packed, np.float32(3)))
     for array in arrays:
         np.testing.assert_array_equal(array, np.arange(array.size, dtype=np.float32) * 3)
     assert (device.traffic.read, device.traffic.written) == (76 * 4, 76 * 4)

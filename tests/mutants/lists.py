@@ -424,13 +424,13 @@ MUTANTS = [
     ),
     (
         "gradkit/_cuda/launch/tensor_lists.py",
-        'return -(-int(self.argument["chunks"]) // _WARPS)',
-        'return int(self.argument["chunks"]) // _WARPS',
+        "return -(-count // _WARPS)",
+        "return count // _WARPS",
         "floor for ceil: the last blocks lost",
     ),
     (
         "gradkit/_cuda/launch/tensor_lists.py",
-        'argument["at"]["first_chunk"][: len(table)] -= np.uint32(begin)',
+        'fields["at"]["first_chunk"][: len(table)] -= np.uint32(begin)',
         "pass",
         "a part of a list counts chunks from the list's start",
     ),
@@ -445,5 +445,17 @@ MUTANTS = [
         "if dim[1:] == (length * step, length * target_step):",
         "if dim[2] == length * target_step:",
         "merged by the target's strides alone",
+    ),
+    (
+        "gradkit/_cuda/launch/tensor_lists.py",
+        "1 if len(rows) == 1 else CAPACITY",
+        "CAPACITY",
+        "a large parameter block for one array",
+    ),
+    (
+        "gradkit/_cuda/launch/tensor_lists.py",
+        'return self.fields.view(f"V{self.fields.nbytes}")',
+        "return self.fields",
+        "fields that CuPy describes in each launch",
     ),
 ]

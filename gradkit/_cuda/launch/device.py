@@ -33,8 +33,8 @@ class Kernel(Protocol):
         """Launch on the current stream.
 
         ``args`` are arrays (passed as pointers), NumPy scalars, ``None`` for a null pointer, and
-        structured NumPy arrays of one element, which are passed by value. Python numbers are
-        not allowed: their size is not defined.
+        NumPy arrays of one element of raw bytes or fields (``np.void``), which are passed by value.
+        Python numbers are not allowed: their size is not defined.
         """
 
 

@@ -1,10 +1,10 @@
 """A list of arrays as the kernels take it: chunks of equal bytes, in one launch or a few.
 
 ``kernels/tensor_list.cuh`` is the other half. A short list travels in the kernel's parameter
-block. A longer one is uploaded once and kept for as long as the same memory comes again, on
-the stream that it was uploaded on. While a stream is captured into a graph nothing is
-uploaded, because each replay would upload it again from memory that is not kept: there
-a long list goes in several launches, each with its part of the list in its parameters.
+block, a single array in a small one. A longer list is uploaded once and kept for as long as the
+same memory comes again, on the stream that it was uploaded on. While a stream is captured into a
+graph nothing is uploaded, because each replay would upload it again from memory that is not kept:
+there a long list goes in several launches, each with its part of the list in its parameters.
 """
 
 import threading
@@ -27,7 +27,8 @@ Rows: TypeAlias = np.ndarray[Any, Any]  # of _TENSOR or _DIM
 
 CAPACITY = 90  # tensors in the parameter block: under 4096 bytes with 96 for what comes after
 DIMS = 16  # dimensions of strided tensors there
-KINDS = (CAPACITY, 0)  # what kernels are compiled with: in the parameter block, or uploaded
+PAIR_KINDS = (1, 0)  # the capacities that kernels are compiled with for one array; 0: uploaded
+KINDS = (CAPACITY, *PAIR_KINDS)  # and for lists
 THREADS = 256  # a block; a warp takes a chunk at a time
 _WARPS = THREADS // 32
 _BLOCKS = 16  # for each multiprocessor: more than it holds, so that the fast ones take more
@@ -51,28 +52,33 @@ _TENSOR = np.dtype(
     align=True,
 )
 _HEAD: list[Any] = [(name, "u4") for name in ("chunk_bytes", "tensors", "chunks", "unused")]
-_INLINE = np.dtype([*_HEAD, ("dim_at", _DIM, DIMS), ("at", _TENSOR, CAPACITY)], align=True)
-_UPLOADED = np.dtype([*_HEAD, ("dim_at", "u8"), ("at", "u8")], align=True)
+_LAYOUTS = {  # of a TensorList, for each capacity
+    capacity: np.dtype([*_HEAD, ("dim_at", _DIM, DIMS), ("at", _TENSOR, capacity)], align=True)
+    for capacity in (CAPACITY, 1)
+}
+_LAYOUTS[0] = np.dtype([*_HEAD, ("dim_at", "u8"), ("at", "u8")], align=True)
 
 
 @dataclass(frozen=True)
 class Table:
     """Part of a list, as one launch takes it."""
 
-    argument: np.ndarray[Any, Any]  # the kernel's TensorList, by value
+    fields: np.ndarray[Any, Any]  # the kernel's TensorList
+    capacity: int  # the macro that tells kernels which kind of table this is
     tensors: slice  # which of the list's tensors
     chunks: slice  # which of the list's chunks
-    memory: Array | None = None  # what the argument points into
+    memory: Array | None = None  # what the fields point into
 
     @cached_property
-    def capacity(self) -> int:
-        """The macro that tells kernels which kind of table this is."""
-        return 0 if self.argument.dtype == _UPLOADED else CAPACITY
+    def argument(self) -> np.ndarray[Any, Any]:
+        """The fields as bytes, to be passed by value: CuPy describes fields anew in each launch."""
+        return self.fields.view(f"V{self.fields.nbytes}")
 
     @cached_property
     def blocks(self) -> int:
         """How many blocks take all chunks in one round."""
-        return -(-int(self.argument["chunks"]) // _WARPS)
+        count: int = self.chunks.stop - self.chunks.start
+        return -(-count // _WARPS)
 
 
 @dataclass(frozen=True)
@@ -193,7 +199,7 @@ def _make(device: Device, rows: Sequence[Pair], arrays: Sequence[Array]) -> Plan
     every = np.array([dim for row in rows for dim in row.dims], _DIM)
     total = int(chunks.sum())
     if len(rows) <= CAPACITY and len(every) <= DIMS:
-        tables = [_inline(table, every, chunk, total, 0)]
+        tables = [_inline(table, every, chunk, total, 0, 1 if len(rows) == 1 else CAPACITY)]
     elif device.capturing():
         tables = _in_parts(table, every, chunk, total)
     else:
@@ -206,22 +212,24 @@ def _code(array: Array) -> int:
     return float_of(array.dtype).code
 
 
-def _inline(table: Rows, dims: Rows, chunk: int, end: int, first: int) -> Table:
+def _inline(
+    table: Rows, dims: Rows, chunk: int, end: int, first: int, capacity: int = CAPACITY
+) -> Table:
     """Rows whose chunks are ``[their first, end)``, for the parameter block.
 
     ``first`` is the position of the first row in the whole list.
     """
     begin = int(table["first_chunk"][0]) if len(table) else end
-    argument = np.zeros((), _INLINE)
-    argument["chunk_bytes"], argument["tensors"] = chunk, len(table)
-    argument["chunks"] = end - begin
-    argument["at"][: len(table)] = table
-    argument["at"]["first_chunk"][: len(table)] -= np.uint32(begin)
+    fields = np.zeros((), _LAYOUTS[capacity])
+    fields["chunk_bytes"], fields["tensors"] = chunk, len(table)
+    fields["chunks"] = end - begin
+    fields["at"][: len(table)] = table
+    fields["at"]["first_chunk"][: len(table)] -= np.uint32(begin)
     if len(dims):
         skipped = table["first_dim"][0]
-        argument["at"]["first_dim"][: len(table)] -= skipped
-        argument["dim_at"][: len(dims)] = dims
-    return Table(argument, slice(first, first + len(table)), slice(begin, end))
+        fields["at"]["first_dim"][: len(table)] -= skipped
+        fields["dim_at"][: len(dims)] = dims
+    return Table(fields, capacity, slice(first, first + len(table)), slice(begin, end))
 
 
 def _in_parts(table: Rows, dims: Rows, chunk: int, end: int) -> list[Table]:
@@ -247,8 +255,8 @@ def _in_parts(table: Rows, dims: Rows, chunk: int, end: int) -> list[Table]:
 def _uploaded(device: Device, table: Rows, dims: Rows, chunk: int, chunks: int) -> Table:
     """Rows in device memory: one copy."""
     memory = device.upload(np.concatenate([table.view(np.uint8), dims.view(np.uint8)]))
-    argument = np.zeros((), _UPLOADED)
-    argument["chunk_bytes"], argument["tensors"], argument["chunks"] = chunk, len(table), chunks
-    argument["at"] = device.pointer(memory)
-    argument["dim_at"] = argument["at"] + np.uint64(table.nbytes)
-    return Table(argument, slice(0, len(table)), slice(0, chunks), memory)
+    fields = np.zeros((), _LAYOUTS[0])
+    fields["chunk_bytes"], fields["tensors"], fields["chunks"] = chunk, len(table), chunks
+    fields["at"] = device.pointer(memory)
+    fields["dim_at"] = fields["at"] + np.uint64(table.nbytes)
+    return Table(fields, 0, slice(0, len(table)), slice(0, chunks), memory)
