@@ -1,13 +1,15 @@
-"""The host's time in calls on small arrays: ``python -m benchmarks.host [--on cupy|numpy]``.
+"""The host's time in calls on small arrays: ``python -m benchmarks.host [--on cupy|numpy|torch]``.
 
-On CuPy arrays and on ``idle`` ones (NumPy's, on a test double of a device) kernels do nothing, so
-this runs without a GPU; CuPy has to be installed. NumPy takes longer than CuPy to give an array's
-address, so compare idle times only with each other. ``--profile NAME`` shows where a call spends
-its time.
+On CuPy arrays, PyTorch's tensors and ``idle`` arrays (NumPy's, on a test double of a device)
+kernels do nothing, so this runs without a GPU; CuPy has to be installed, and PyTorch for its
+tensors, which are on the CPU and taken for CUDA ones. NumPy takes longer than CuPy to give an
+array's address, so compare idle times only with each other. ``--profile NAME`` shows where a call
+spends its time.
 """
 
 import argparse
 import cProfile
+import itertools
 import pstats
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +22,7 @@ import gradkit
 from gradkit._cuda import CudaBackend
 from testbed.emulated import IdleDevice, on_device
 from testbed.idle_cupy import idle_cupy
+from testbed.idle_torch import idle_torch
 
 ROUNDS, SECONDS = 200, 0.002  # rounds, of which the best counts; the length of one
 
@@ -39,7 +42,7 @@ def host_arrays() -> Iterator[Maker]:
     yield np.array
 
 
-PLACES = {"cupy": idle_cupy, "idle": idle, "numpy": host_arrays}
+PLACES = {"cupy": idle_cupy, "idle": idle, "numpy": host_arrays, "torch": idle_torch}
 
 
 def formula(dy: Any, x: Any, scale: Any, mean: Any, inv_std: Any) -> tuple[Any, ...]:
@@ -63,6 +66,8 @@ def calls(make: Maker) -> dict[str, Callable[[], Any]]:
     out = array(8, 64), array(64), array(64)
     images, channels = array(4, 8, 3, 3), array(8)
     one, many = [array(64)], [array(256) for _ in range(1000)]
+    others = [[array(256) for _ in range(1000)] for _ in range(70)]  # more lists than are kept
+    turns = itertools.count()
     four, ten = [array(n) for n in (64, 256, 64, 10)], [array(64) for _ in range(10)]
     return {
         "formula, NumPy": lambda: formula(*plain),
@@ -82,6 +87,7 @@ def calls(make: Maker) -> dict[str, Callable[[], Any]]:
         "grad_norm, 1000": lambda: gradkit.grad_norm(many),
         "clip_grad_norm, 1000": lambda: gradkit.clip_grad_norm(many, 1e9),
         "zero_grad, 1000": lambda: gradkit.zero_grad(many),
+        "zero_grad, 1000 others": lambda: gradkit.zero_grad(others[next(turns) % len(others)]),
     }
 
 

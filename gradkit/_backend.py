@@ -11,7 +11,7 @@ be ``dy``, ``y`` and ``x`` may be one array, ``outs`` may be ``grads`` and ``buf
 and returns nothing unless its docstring says so. Only ``read`` waits for a device.
 """
 
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -29,6 +29,38 @@ class Views(list[Array]):
     """
 
     plan: Any = None
+
+
+class Borrowed(Sequence[Array]):
+    """The gradients of one call in another library's device memory, as addresses and layouts.
+
+    Lists need no more, and an array for each of a thousand gradients takes longer than the rest of
+    the call. ``layout`` has one entry per property of all arrays and can be hashed; ``make`` gives
+    the array at a position, for whoever wants arrays. ``plan`` is as in ``Views``.
+    """
+
+    plan: Any = None
+
+    def __init__(
+        self,
+        addresses: tuple[int, ...],
+        layout: tuple[tuple[Any, ...], ...],
+        make: Callable[[int], Array],
+    ):
+        self.addresses, self.layout = addresses, layout
+        self._make = make
+        self._made: list[Array] = []
+
+    def __len__(self) -> int:
+        return len(self.addresses)
+
+    def __iter__(self) -> Iterator[Array]:
+        if not self._made:
+            self._made = list(map(self._make, range(len(self))))
+        return iter(self._made)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._made[index] if self._made else self._make(index)
 
 
 class Services(Protocol):

@@ -161,6 +161,34 @@ def test_raise_copies_all_norms_to_the_host_at_once(device, monkeypatch, per_ten
     assert copied == [len(grads) if per_tensor else 1, len(grads)][:reads]
 
 
+@pytest.mark.parametrize("layouts", [["C"], ["reversed", "stepped"], ["C", "misaligned"]])
+@pytest.mark.parametrize("count", [1, 5, CAPACITY + 1])
+def test_the_same_properties_elsewhere_give_the_plan_of_a_new_list(device, count, layouts):
+    """Only addresses, and so alignment, are looked at again."""
+    hosts = [np.full((3, 1 + k % 4), k, np.float32) for k in range(count)]
+    for turn in range(4):
+        lists = [
+            [LAYOUTS[layouts[(k + turn) % len(layouts)]](host) for k, host in enumerate(hosts)]
+            for _ in range(2)
+        ]
+        found = []
+        for _ in range(2):
+            plans = plan_of(device, lists[0]), plan_of(device, *lists)
+            found.append([content(table) for plan in plans for table in plan.tables])
+            tensor_lists._cuts._kept.clear()
+            tensor_lists._plans._kept.clear()
+        assert found[0] == found[1]
+        plan_of(device, lists[1]), plan_of(device, *lists[::-1])  # the next turn's are kept
+
+
+def content(table):
+    """Every byte that kernels read of a table."""
+    if table.memory is None:
+        return table.fields.tobytes()
+    counts = [int(table.fields[name]) for name in ("chunk_bytes", "tensors", "chunks")]
+    return counts, table.memory.tobytes()
+
+
 def test_each_stream_has_an_upload_of_its_own(device):
     """Nothing orders one stream behind the copy that another one waited for."""
     grads = put(device, mixed(120))

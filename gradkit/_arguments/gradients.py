@@ -20,7 +20,7 @@ from gradkit._arguments.given import (
 )
 from gradkit._arguments.outputs import Named, Outputs
 from gradkit._arguments.signatures import Spec
-from gradkit._backend import Array, Views
+from gradkit._backend import Array, Borrowed, Views
 from gradkit._dtypes import float_name
 from gradkit._frameworks import HOST, Framework, backend_of, framework_for, is_array
 
@@ -46,12 +46,13 @@ class Gradients(Given):
         self.arrays: list[Any]
         # What a thousand small gradients have in common is looked at once, and each by itself
         # only if something is unusual: the checks must not take longer than the work.
-        if type(grads) is list and all(map(framework_for, set(map(type, grads)))):
+        kinds = set(map(type, grads)) if type(grads) is list else {type(None)}
+        if all(map(framework_for, kinds)):
             self.tree = self.arrays = [*grads]
         else:
             self.tree = trees.freeze(grads, is_array)
             self.arrays = trees.leaves(self.tree, is_array)
-        kinds = set(map(type, self.arrays))
+            kinds = set(map(type, self.arrays))
         self._plain = kinds <= {np.ndarray}
         self.views: Sequence[Array] = self.arrays
         if self._plain:
@@ -60,7 +61,8 @@ class Gradients(Given):
             self.framework = self._framework(kinds)
             if write and self.framework.immutable:
                 refuse_write(self.framework, self.name(0), instead)
-            self.views = Views(self._opened(kinds, write))
+            opened = self._opened(kinds, write)
+            self.views = opened if isinstance(opened, Borrowed) else Views(opened)
             self.backend = backend_of(self.views[0])
         self.like = self.arrays[0] if self.arrays else _NOTHING
         self._check_elements()
@@ -124,7 +126,7 @@ class Gradients(Given):
             for array, name in zip(self.arrays, self.names(), strict=True):  # to say which
                 view_of(self.framework, array, name, write=write)
             raise
-        if set(map(type, views)) != {np.ndarray}:
+        if not isinstance(views, Borrowed) and set(map(type, views)) != {np.ndarray}:
             self._check_device(views)
         return views
 
@@ -138,13 +140,15 @@ class Gradients(Given):
                 check_device(view, self.name(index), views[0], self.name(0))
 
     def _check_elements(self) -> None:
+        if isinstance(self.views, Borrowed):  # which only floating-point arrays are
+            return
         if None not in map(float_name, set(map(_dtype_of, self.views))):
             return
         for view, name in zip(self.views, self.names(), strict=True):
             checks.floating(view, name)
 
     def _check_writable(self) -> None:
-        if self.framework.known_disjoint(self.arrays):
+        if self.framework.known_disjoint(self.arrays, self.views):
             return
         if not (self._plain and all(map(_simply_writable, self.views))):
             for view, name in zip(self.views, self.names(), strict=True):

@@ -83,7 +83,7 @@ class Framework:
         """A context that queues work on the device and stream of an array like this."""
         return NOTHING
 
-    def known_disjoint(self, arrays: Sequence[Any]) -> bool:  # noqa: ARG002
+    def known_disjoint(self, arrays: Sequence[Any], views: Sequence[Array]) -> bool:  # noqa: ARG002
         """Whether a cheap test shows that the arrays are writable and share no memory."""
         return False
 

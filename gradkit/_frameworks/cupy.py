@@ -39,7 +39,7 @@ class CuPy(Framework):
     def wrap(self, result: Array, like: Any) -> Any:  # noqa: ARG002
         return result
 
-    def known_disjoint(self, arrays: Sequence[Any]) -> bool:
+    def known_disjoint(self, arrays: Sequence[Any], views: Sequence[Array]) -> bool:  # noqa: ARG002
         if not all(map(_contiguous, arrays)):
             return False
         starts, sizes = zip(

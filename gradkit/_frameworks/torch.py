@@ -3,20 +3,20 @@
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from functools import cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
-from gradkit._backend import Array, Shape
+from gradkit._backend import Array, Borrowed, Shape
 from gradkit._dtypes import FLOATS, dtype_named
 from gradkit._frameworks import cuda
 from gradkit._frameworks.base import NOTHING, Framework
 
 _requires_grad, _is_cuda = attrgetter("requires_grad"), attrgetter("is_cuda")
-_layout_of, _dtype_of = attrgetter("layout"), attrgetter("dtype")
+_dtype_of, _shape_of = attrgetter("dtype"), attrgetter("shape")
 _REQUIRES_GRAD = (
     "is a tensor that requires grad, perhaps a parameter; pass grads_of(parameters) for the "
     "gradients, or its .detach() for its values"
@@ -39,7 +39,7 @@ class Torch(Framework):
 
     def view(self, array: Any, *, write: bool, detach: bool = False) -> Array:
         # numpy() alone would accept a tensor that requires grad under torch.no_grad.
-        if not (array.is_cuda or array.requires_grad):
+        if not (_is_cuda(array) or array.requires_grad):
             try:
                 view = array.numpy()
             except (TypeError, RuntimeError):
@@ -54,11 +54,11 @@ class Torch(Framework):
         reason = _why_not(array)
         if reason:
             raise TypeError(reason)
-        return _on_device(array) if array.is_cuda else _bits(array)
+        return _on_device(array) if _is_cuda(array) else _bits(array)
 
     def views(self, arrays: Sequence[Any], *, write: bool) -> Sequence[Array]:
         # The common case, plain tensors on the host, takes a few passes over the list.
-        if not (arrays[0].is_cuda or any(map(_requires_grad, arrays))):
+        if not (_is_cuda(arrays[0]) or any(map(_requires_grad, arrays))):
             tensor = sys.modules["torch"].Tensor
             try:
                 views = list(map(tensor.numpy, arrays))
@@ -67,12 +67,12 @@ class Torch(Framework):
             else:
                 if all(map(tensor.data_ptr, arrays)):
                     return views
-        elif _all_plain(arrays):
-            return list(map(_on_device, arrays))
+        elif (borrowed := _borrowed(arrays)) is not None:
+            return borrowed
         return super().views(arrays, write=write)
 
     def empty(self, shape: Shape, dtype: np.dtype[Any], like: Any) -> tuple[Array, Any] | None:
-        if not like.is_cuda:
+        if not _is_cuda(like):
             return None
         # PyTorch's allocator tracks the streams that a tensor is used on.
         torch = sys.modules["torch"]
@@ -91,12 +91,14 @@ class Torch(Framework):
         sys.modules["torch"].autograd.graph.increment_version(arrays)
 
     def on_stream(self, like: Any) -> AbstractContextManager[Any]:
-        if not like.is_cuda:
+        if not _is_cuda(like):
             return NOTHING
         stream = sys.modules["torch"].cuda.current_stream(like.device)
         return cuda.on_stream(like.device.index, stream.cuda_stream, _allocate)
 
-    def known_disjoint(self, arrays: Sequence[Any]) -> bool:
+    def known_disjoint(self, arrays: Sequence[Any], views: Sequence[Array]) -> bool:
+        if isinstance(views, Borrowed):
+            return _disjoint(views.addresses, views.layout)
         spans = []
         for array in arrays:
             if not array.is_contiguous():
@@ -139,20 +141,47 @@ def _bits(tensor: Any) -> Array:
     return tensor.view(torch.int16).numpy().view(dtype_named("bfloat16"))
 
 
-def _all_plain(tensors: Sequence[Any]) -> bool:
-    """Whether ``_why_not`` would accept each of many CUDA tensors, in a few passes over them."""
-    torch = sys.modules["torch"]
+def _borrowed(tensors: Sequence[Any]) -> Borrowed | None:
+    """Many CUDA tensors in a few passes over them, if ``_why_not`` accepts each of them.
+
+    A tensor of another layout than strided has no ``data_ptr``, or no ``is_contiguous``.
+    """
+    tensor = sys.modules["torch"].Tensor
     try:
-        return (
-            all(map(_is_cuda, tensors))
-            and set(map(_layout_of, tensors)) == {torch.strided}
-            and all(_name_of(dtype) in FLOATS for dtype in set(map(_dtype_of, tensors)))
-            and not any(map(_requires_grad, tensors))
-            and not any(map(torch.Tensor.is_neg, tensors))
-            and all(map(torch.Tensor.data_ptr, tensors))
-        )
-    except RuntimeError:  # some hold no memory
+        if (
+            not all(map(_is_cuda, tensors))
+            or any(map(_requires_grad, tensors))
+            or any(map(tensor.is_neg, tensors))
+            or len(_device_numbers(tensors)) > 1
+        ):
+            return None
+        addresses, dtypes = tuple(map(tensor.data_ptr, tensors)), tuple(map(_dtype_of, tensors))
+        layout: tuple[tuple[Any, ...], ...]
+        if all(map(tensor.is_contiguous, tensors)):
+            layout = dtypes, tuple(map(tensor.numel, tensors))
+        else:
+            layout = dtypes, tuple(map(_shape_of, tensors)), tuple(map(tensor.stride, tensors))
+    except RuntimeError:
+        return None
+    if not (all(addresses) and all(_name_of(dtype) in FLOATS for dtype in set(dtypes))):
+        return None
+    return Borrowed(addresses, layout, lambda k: _on_device(tensors[k]))
+
+
+def _device_numbers(tensors: Sequence[Any]) -> set[int]:
+    return set(map(sys.modules["torch"].Tensor.get_device, tensors))
+
+
+@lru_cache(maxsize=16)
+def _disjoint(addresses: tuple[int, ...], layout: tuple[tuple[Any, ...], ...]) -> bool:
+    """Whether tensors are contiguous and no two share memory."""
+    if len(layout) > 2:
         return False
+    dtypes, counts = layout
+    starts = np.array(addresses)
+    ends = starts + np.array(counts) * [_numpy_dtype(dtype).itemsize for dtype in dtypes]
+    order = starts.argsort()
+    return bool((ends[order][:-1] <= starts[order][1:]).all())
 
 
 @cache
@@ -170,9 +199,8 @@ def _on_device(tensor: Any) -> Array:
     """A CUDA tensor's memory as a CuPy array."""
     dtype = _numpy_dtype(tensor.dtype)
     strides = tuple(step * dtype.itemsize for step in tensor.stride())
-    return cuda.borrow(
-        tensor, tensor.data_ptr(), tensor.device.index, tuple(tensor.shape), strides, dtype
-    )
+    (number,) = _device_numbers([tensor])
+    return cuda.borrow(tensor, tensor.data_ptr(), number, tuple(tensor.shape), strides, dtype)
 
 
 def _allocate(size: int) -> Any:

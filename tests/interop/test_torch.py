@@ -405,7 +405,7 @@ def test_plain_cuda_tensors_are_known_all_at_once(torch, monkeypatch):
     on_host = torch.ones(3)
     kinds = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
     tensors = [torch.ones(3, dtype=dtype) for dtype in kinds]
-    assert adapter._all_plain(tensors)
+    assert len(adapter._borrowed(tensors)) == len(tensors)
     unusual = (
         torch.ones(3).requires_grad_(),
         torch._neg_view(torch.ones(3)),
@@ -414,8 +414,8 @@ def test_plain_cuda_tensors_are_known_all_at_once(torch, monkeypatch):
         torch.ones(0),
     )
     for tensor in unusual:
-        assert not adapter._all_plain([*tensors, tensor])
-    assert not adapter._all_plain([*tensors, on_host])
+        assert adapter._borrowed([*tensors, tensor]) is None
+    assert adapter._borrowed([*tensors, on_host]) is None
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64", "int32", "bool"])

@@ -406,14 +406,14 @@ MUTANTS = [
     # Launchers
     (
         "gradkit/_cuda/launch/tensor_lists.py",
-        "len(rows) <= CAPACITY and len(every) <= DIMS",
-        "len(rows) <= CAPACITY + 1 and len(every) <= DIMS",
+        "len(table) <= CAPACITY and len(every) <= DIMS",
+        "len(table) <= CAPACITY + 1 and len(every) <= DIMS",
         "a tensor too many for the parameter block",
     ),
     (
         "gradkit/_cuda/launch/tensor_lists.py",
-        "len(rows) <= CAPACITY and len(every) <= DIMS",
-        "len(rows) <= CAPACITY and len(every) <= DIMS + 1",
+        "len(table) <= CAPACITY and len(every) <= DIMS",
+        "len(table) <= CAPACITY and len(every) <= DIMS + 1",
         "a dimension too many for the parameter block",
     ),
     (
@@ -448,7 +448,7 @@ MUTANTS = [
     ),
     (
         "gradkit/_cuda/launch/tensor_lists.py",
-        "1 if len(rows) == 1 else CAPACITY",
+        "1 if len(table) == 1 else CAPACITY",
         "CAPACITY",
         "a large parameter block for one array",
     ),
@@ -457,5 +457,29 @@ MUTANTS = [
         'return self.fields.view(f"V{self.fields.nbytes}")',
         "return self.fields",
         "fields that CuPy describes in each launch",
+    ),
+    (
+        "gradkit/_cuda/launch/tensor_lists.py",
+        "if cut is None or not cut.aligned(starts):",
+        "if cut is None:",
+        "misaligned arrays in chunks for aligned ones",
+    ),
+    (
+        "gradkit/_cuda/launch/tensor_lists.py",
+        "        if cut.aligned(starts):\n            _cuts.keep(known, cut)",
+        "        _cuts.keep(known, cut)",
+        "chunks for misaligned arrays kept for aligned ones",
+    ),
+    (
+        "gradkit/_cuda/launch/tensor_lists.py",
+        'table["source"], table["target"] = starts + self.shifts',
+        'table["source"], table["target"] = np.broadcast_to(starts, self.shifts.shape)',
+        "a reversed array kept begins at its wrong end",
+    ),
+    (
+        "gradkit/_cuda/launch/tensor_lists.py",
+        "known = tuple(properties)\n",
+        "known = tuple(properties[:1])\n",
+        "chunks kept whatever the targets",
     ),
 ]

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gradkit._backend import Array, Shape
+from gradkit._backend import Array, Borrowed, Shape
 
 _address = attrgetter("data.ptr")
 _PER_THREAD = 2  # the handle of CUDA's per-thread default stream
@@ -139,6 +139,8 @@ class CupyDevice:
 
     def pointers(self, arrays: Sequence[Array], *, write: bool) -> tuple[int, ...]:  # noqa: ARG002
         """The addresses of many arrays."""
+        if isinstance(arrays, Borrowed):
+            return arrays.addresses
         return tuple(map(_address, arrays))
 
     def upload(self, host: np.ndarray[Any, Any]) -> Array:

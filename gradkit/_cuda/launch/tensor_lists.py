@@ -13,14 +13,14 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
-from gradkit._backend import Array, Views
+from gradkit._backend import Array, Borrowed, Views
 from gradkit._cuda.launch.device import Device
 from gradkit._cuda.launch.kernels import Combination, kernel
-from gradkit._cuda.launch.strides import Pair, pair_of
+from gradkit._cuda.launch.strides import pair_of
 from gradkit._dtypes import float_of
 
 Rows: TypeAlias = np.ndarray[Any, Any]  # of _TENSOR or _DIM
@@ -95,36 +95,67 @@ class Plan:
         return any(table.memory is not None for table in self.tables)
 
 
-class _Plans:
-    """The plans used last, bounded in number and in tensors."""
+@dataclass(frozen=True)
+class _Cut:
+    """Pairs of arrays cut into chunks, wherever they lie."""
+
+    table: Rows  # without addresses
+    dims: Rows
+    chunk: int  # bytes
+    chunks: int
+    sizes: np.ndarray[Any, Any]  # of an element: (sources and targets, tensors)
+    shifts: np.ndarray[Any, Any]  # from an array's address to where kernels begin
+
+    @property
+    def tensors(self) -> int:
+        """How many pairs there are."""
+        return len(self.table)
+
+    def aligned(self, starts: np.ndarray[Any, Any]) -> bool:
+        """Whether arrays at these addresses are aligned; others are cut by themselves."""
+        return not (starts % self.sizes).any()
+
+    def placed(self, starts: np.ndarray[Any, Any]) -> Rows:
+        """The table of arrays at these addresses."""
+        table = self.table.copy()
+        table["source"], table["target"] = starts + self.shifts
+        return table
+
+
+Kept = TypeVar("Kept", _Cut, Plan)
+
+
+class _LastUsed(Generic[Kept]):
+    """The plans or cuts used last, bounded in number and in tensors."""
 
     def __init__(self, number: int, tensors: int):
         self._limits = (number, tensors)
-        self._kept: OrderedDict[Hashable, Plan] = OrderedDict()
+        self._kept: OrderedDict[Hashable, Kept] = OrderedDict()
         self._tensors = 0
         self._lock = threading.Lock()
 
-    def find(self, key: Hashable) -> Plan | None:
+    def find(self, key: Hashable) -> Kept | None:
         with self._lock:
-            plan = self._kept.get(key)
-            if plan is not None:
+            found = self._kept.get(key)
+            if found is not None:
                 self._kept.move_to_end(key)
-            return plan
+            return found
 
-    def keep(self, key: Hashable, plan: Plan) -> None:
+    def keep(self, key: Hashable, made: Kept) -> None:
         with self._lock:
-            self._tensors += plan.tensors - self._drop(key)
-            self._kept[key] = plan
+            self._tensors += made.tensors - self._drop(key)
+            self._kept[key] = made
             number, tensors = self._limits
             while len(self._kept) > number or (self._tensors > tensors and len(self._kept) > 1):
                 self._tensors -= self._drop(next(iter(self._kept)))
 
     def _drop(self, key: Hashable) -> int:
-        plan = self._kept.pop(key, None)
-        return plan.tensors if plan else 0
+        found = self._kept.pop(key, None)
+        return found.tensors if found else 0
 
 
-_plans = _Plans(number=64, tensors=1 << 20)
+_plans = _LastUsed[Plan](number=64, tensors=1 << 20)
+_cuts = _LastUsed[_Cut](number=64, tensors=1 << 20)
 
 
 def plan_of(device: Device, sources: Sequence[Array], targets: Sequence[Array] = ()) -> Plan:
@@ -133,9 +164,10 @@ def plan_of(device: Device, sources: Sequence[Array], targets: Sequence[Array] =
     ``sources`` that are ``targets`` are worked on in place; without targets they are only read.
     """
     known = targets is sources or not targets
-    if known and isinstance(sources, Views) and sources.plan is not None:
+    remembering = sources if known and isinstance(sources, (Views, Borrowed)) else None
+    if remembering is not None and remembering.plan is not None:
         device.pointers(sources, write=bool(targets))  # an emulator checks what is written
-        found: Plan = sources.plan
+        found: Plan = remembering.plan
         return found
     pairs: tuple[Sequence[Array], ...] = (sources,)
     if not known:
@@ -144,18 +176,24 @@ def plan_of(device: Device, sources: Sequence[Array], targets: Sequence[Array] =
     addresses = [
         device.pointers(arrays, write=bool(targets) and k == last) for k, arrays in enumerate(pairs)
     ]
-    # A tuple for each property, not for each array: fewer objects to make.
-    properties = [tuple(map(of, arrays)) for of in (_shape, _strides, _number) for arrays in pairs]
+    properties = [_properties_of(arrays) for arrays in pairs]
     key = (device, device.stream, *addresses, *properties)
     plan = _plans.find(key)
     if plan is None or (plan.uploaded and device.capturing()):
-        rows = list(map(pair_of, addresses[0], addresses[last], sources, pairs[last]))
-        plan = _make(device, rows, pairs[last])
+        plan = _make(device, np.array(addresses, np.uint64), pairs, properties)
         if not device.capturing():
             _plans.keep(key, plan)
-    if known and isinstance(sources, Views):
-        sources.plan = plan
+    if remembering is not None:
+        remembering.plan = plan
     return plan
+
+
+def _properties_of(arrays: Sequence[Array]) -> tuple[Any, ...]:
+    """Everything about arrays but where they lie."""
+    if isinstance(arrays, Borrowed):
+        return arrays.layout
+    # A tuple for each property, not for each array: fewer objects to make.
+    return tuple(tuple(map(of, arrays)) for of in (_shape, _strides, _number))
 
 
 def on_lists(file: str) -> Iterator[Combination]:
@@ -180,31 +218,50 @@ def start(
         launch((grid,), (THREADS,), (table.argument, *arguments))
 
 
-def _make(device: Device, rows: Sequence[Pair], arrays: Sequence[Array]) -> Plan:
-    """Cut pairs into chunks; ``arrays`` are their targets."""
-    sizes = np.array([array.itemsize for array in arrays], np.int64)
+def _make(
+    device: Device,
+    starts: np.ndarray[Any, Any],
+    pairs: Sequence[Sequence[Array]],
+    properties: Sequence[Hashable],
+) -> Plan:
+    """The plan for arrays at these addresses; gradients often come back at others."""
+    known = tuple(properties)
+    cut = _cuts.find(known)
+    if cut is None or not cut.aligned(starts):
+        cut = _cut(starts, pairs)
+        if cut.aligned(starts):
+            _cuts.keep(known, cut)
+    table, every = cut.placed(starts), cut.dims
+    if len(table) <= CAPACITY and len(every) <= DIMS:
+        capacity = 1 if len(table) == 1 else CAPACITY
+        tables = [_inline(table, every, cut.chunk, cut.chunks, 0, capacity)]
+    elif device.capturing():
+        tables = _in_parts(table, every, cut.chunk, cut.chunks)
+    else:
+        tables = [_uploaded(device, table, every, cut.chunk, cut.chunks)]
+    return Plan(tuple(tables), len(table), cut.chunks)
+
+
+def _cut(starts: np.ndarray[Any, Any], pairs: Sequence[Sequence[Array]]) -> _Cut:
+    """Cut pairs of arrays into chunks."""
+    ends = pairs[0], pairs[-1]
+    rows = list(map(pair_of, *map(np.ndarray.tolist, (starts[0], starts[-1])), *ends))
+    items = np.array([[array.itemsize for array in arrays] for arrays in ends], np.uint64)
+    sizes = items[1].astype(np.int64)
     counts = np.array([row.elements for row in rows], np.int64)
     share = -(-int(counts @ sizes) // _MANY_CHUNKS)
     chunk = min(max(1, -(-share // _SMALLEST_CHUNK)) * _SMALLEST_CHUNK, _LARGEST_CHUNK)
     chunks = -(-counts // (chunk // sizes))  # of each tensor
     dims = np.array([len(row.dims) for row in rows], np.int64)
     table = np.zeros(len(rows), _TENSOR)
-    table["source"] = [row.source for row in rows]
-    table["target"] = [row.target for row in rows]
     table["count"] = counts
     table["first_chunk"] = np.cumsum(chunks) - chunks
     table["first_dim"] = np.cumsum(dims) - dims
     table["dims"] = dims
-    table["dtype"] = [_code(array) for array in arrays]
+    table["dtype"] = [_code(array) for array in pairs[-1]]
     every = np.array([dim for row in rows for dim in row.dims], _DIM)
-    total = int(chunks.sum())
-    if len(rows) <= CAPACITY and len(every) <= DIMS:
-        tables = [_inline(table, every, chunk, total, 0, 1 if len(rows) == 1 else CAPACITY)]
-    elif device.capturing():
-        tables = _in_parts(table, every, chunk, total)
-    else:
-        tables = [_uploaded(device, table, every, chunk, total)]
-    return Plan(tuple(tables), len(rows), total)
+    begins = np.array([[row.source for row in rows], [row.target for row in rows]], np.uint64)
+    return _Cut(table, every, chunk, int(chunks.sum()), items, begins - starts)
 
 
 def _code(array: Array) -> int:

@@ -1,0 +1,212 @@
+"""Lists of PyTorch's CUDA tensors, by kernels: CPU tensors are taken for CUDA ones.
+
+The emulated device computes in their memory. What only a GPU can show is in ``test_devices.py``.
+"""
+
+from contextlib import contextmanager, nullcontext
+from operator import attrgetter
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+import gradkit
+from gradkit._arguments import gradients
+from gradkit._backend import Borrowed
+from gradkit._cuda import CudaBackend
+from gradkit._frameworks import cuda
+from gradkit._frameworks import torch as adapter
+from testbed.emulated import IdleDevice, on_device
+from testbed.emulator import EmulatedDevice
+
+from .libraries import framework
+
+FUNCTIONS = {
+    "norm": lambda grads: gradkit.grad_norm(grads),
+    "norms": lambda grads: gradkit.grad_norm(grads, np.inf, per_tensor=True),
+    "clip": lambda grads: gradkit.clip_grad_norm(grads, 0.5),
+    "clip, raise": lambda grads: gradkit.clip_grad_norm(grads, 0.5, nonfinite="raise"),
+    "clipped": lambda grads: gradkit.clip_by_global_norm(grads, 0.5),
+    "scale": lambda grads: gradkit.scale_grads(grads, 0.25),
+    "clip value": lambda grads: gradkit.clip_grad_value(grads, 0.5),
+    "zero": lambda grads: gradkit.zero_grad(grads),
+}
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+
+class ByAddress(IdleDevice):
+    """Launches nothing, and takes addresses as they are, which the emulator has to look up."""
+
+    def pointers(self, arrays, *, write):
+        if isinstance(arrays, Borrowed):
+            return arrays.addresses
+        return super().pointers(arrays, write=write)
+
+
+@contextmanager
+def cuda_tensors_on(device):
+    """While CPU tensors are CUDA ones: the tensors of which an array was made."""
+    torch, backend, made = framework("torch"), CudaBackend(device), []
+
+    def borrow(owner, address, device, shape, strides, dtype):
+        made.append(owner)
+        host = adapter._bits(owner)
+        assert (shape, dtype, device) == (host.shape, host.dtype, 0)
+        if host.size:
+            assert (address, strides) == (host.ctypes.data, host.strides)
+        return on_device(host, backend)
+
+    with (
+        patch.object(adapter, "_is_cuda", attrgetter("is_cpu")),
+        patch.object(adapter, "_device_numbers", lambda tensors: {0 for _ in tensors}),
+        patch.object(torch.cuda, "current_stream", lambda _: None),
+        patch.object(adapter.Torch, "on_stream", lambda *_: nullcontext()),
+        patch.object(cuda, "borrow", borrow),
+        patch.object(gradients, "_device_of", lambda _: 0),
+    ):
+        yield made
+
+
+@pytest.fixture
+def borrowed():
+    with cuda_tensors_on(EmulatedDevice(multiprocessors=1)) as made:
+        yield made
+
+
+def tensors(torch, count, lay=lambda tensor: tensor):
+    """Tensors of every dtype in turn."""
+    rng = np.random.default_rng(count)
+    hosts = [rng.standard_normal((2, 3, 1 + k % 5, 2)) for k in range(count)]
+    return [
+        lay(torch.from_numpy(host).to(getattr(torch, DTYPES[k % 4])))
+        for k, host in enumerate(hosts)
+    ]
+
+
+LAYOUTS = {
+    "contiguous": lambda tensor: tensor,
+    "channels last": lambda tensor: tensor.contiguous(memory_format=_channels_last()),
+    "transposed": lambda tensor: tensor.transpose(0, 1),
+    "stepped": lambda tensor: tensor[:, ::2],
+    "empty": lambda tensor: tensor[:, :0],
+    "one of them empty": lambda tensor: tensor[:0] if tensor.shape[2] == 3 else tensor,
+}
+
+
+def _channels_last():
+    return framework("torch").channels_last
+
+
+def values(result):
+    """All numbers of a result, in order."""
+    if isinstance(result, (list, tuple)):
+        return [number for part in result for number in values(part)]
+    return result.double().flatten().tolist()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_lists_give_what_the_cpu_gives(torch, function, layout):
+    expected = {}
+    for count in (1, 2, 7, 95):
+        grads = tensors(torch, count, LAYOUTS[layout])
+        expected[count] = values(FUNCTIONS[function](grads)), values(grads)
+    for count, (result, after) in expected.items():
+        grads = tensors(torch, count, LAYOUTS[layout])
+        before = [grad._version for grad in grads]
+        with cuda_tensors_on(EmulatedDevice(multiprocessors=1)):
+            assert values(FUNCTIONS[function](grads)) == pytest.approx(result, rel=2**-7)
+        assert values(grads) == pytest.approx(after, rel=2**-7)
+        written = function not in ("norm", "norms", "clipped")
+        assert all((g._version > v) == written for g, v in zip(grads, before, strict=True))
+
+
+@pytest.mark.parametrize("function", ["norm", "norms", "clip", "scale", "clip value", "zero"])
+def test_no_array_is_made_for_each_tensor(torch, function):
+    """An array takes longer than all else that is done for a tensor."""
+    lists = [tensors(torch, 200) for _ in range(2)]
+    with cuda_tensors_on(ByAddress()) as borrowed:
+        for grads in (lists[0], *lists):  # after the first call: the same memory, then other memory
+            before = len(borrowed)
+            FUNCTIONS[function](grads)
+    assert len(borrowed) - before <= 2  # the first gradient, to find its device, and the norm
+    assert before <= 2 * 2 + 200
+
+
+@pytest.mark.usefixtures("borrowed")
+def test_gradients_that_come_back_elsewhere_are_read_there(torch):
+    kept = []
+    for value in (1.0, 2.0, 3.0):
+        grads = [torch.full((3, 5), value) for _ in range(100)]
+        kept.append(grads)  # so that no memory is used twice
+        assert gradkit.grad_norm(grads).item() == pytest.approx(value * 1500**0.5)
+    gradkit.zero_grad(kept[1])
+    assert [float(sum(grad.sum() for grad in grads)) for grads in kept] == [1500, 0, 4500]
+
+
+def _sparse(to):
+    return lambda torch: getattr(torch.eye(4), to)(*([(2, 2)] if to == "to_sparse_bsr" else []))
+
+
+HAZARDS = {
+    "requires grad": (lambda torch: torch.ones(3, requires_grad=True), "requires grad"),
+    "negative": (lambda torch: torch.tensor([1 + 2j]).conj().imag, "negative bit"),
+    "integers": (lambda torch: torch.ones(3, dtype=torch.int32), "accepted in native byte order"),
+    "complex": (lambda torch: torch.ones(3, dtype=torch.complex64), "accepted"),
+    "quantised": (
+        lambda torch: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+        "quantised",
+    ),
+    "zero tensor": (lambda torch: torch._efficientzerotensor((3,)), "holds no memory"),
+    "coo": (_sparse("to_sparse"), "stored as torch.sparse_coo"),
+    "csr": (_sparse("to_sparse_csr"), "stored as torch.sparse_csr"),
+    "csc": (_sparse("to_sparse_csc"), "stored as torch.sparse_csc"),
+    "bsr": (_sparse("to_sparse_bsr"), "stored as torch.sparse_bsr"),
+    "mkldnn": (_sparse("to_mkldnn"), "stored as torch._mkldnn"),
+}
+
+
+@pytest.mark.usefixtures("borrowed")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("hazard", HAZARDS)
+def test_a_tensor_without_plain_memory_is_refused_by_name(torch, hazard):
+    make, message = HAZARDS[hazard]
+    for function in (gradkit.grad_norm, gradkit.zero_grad):
+        with pytest.raises(TypeError, match=rf"grads\[1\] .*{message}"):
+            function([torch.ones(3), make(torch), torch.ones(2)])
+
+
+@pytest.mark.usefixtures("borrowed")
+def test_shared_memory_is_refused_by_name(torch):
+    whole = torch.zeros(10)
+    with pytest.raises(ValueError, match=r"grads\[1\] and grads\[2\] share memory"):
+        gradkit.zero_grad([torch.ones(3), whole[:6], whole[5:]])
+    gradkit.zero_grad([torch.ones(3), whole[5:], whole[:5]])
+    with pytest.raises(ValueError, match=r"grads\[0\] and grads\[1\] share memory"):
+        gradkit.zero_grad([whole, whole])
+    with pytest.raises(ValueError, match=r"grads\[1\] overlaps itself"):
+        gradkit.zero_grad([torch.ones(3), torch.ones(1).expand(3)])
+    assert gradkit.grad_norm([whole + 1, whole + 1]).item() == pytest.approx(20**0.5)
+
+
+def test_tensors_of_two_devices_are_refused_by_name(torch, borrowed, monkeypatch):
+    assert borrowed == []
+    first = torch.ones(3)
+    monkeypatch.setattr(
+        adapter, "_device_numbers", lambda tensors: {int(t is first) for t in tensors}
+    )
+    assert not isinstance(adapter.Torch().views([first], write=False), list)
+    opened = adapter.Torch()
+    monkeypatch.setattr(cuda, "borrow", lambda owner, *_: adapter._bits(owner))
+    assert isinstance(opened.views([first, torch.ones(2)], write=False), list)
+
+
+@pytest.mark.usefixtures("borrowed")
+def test_arrays_are_made_on_demand_and_once(torch):
+    views = adapter.Torch().views(tensors(torch, 3), write=False)
+    assert isinstance(views, Borrowed)
+    assert len(views) == 3
+    assert views[1].shape == (2, 3, 2, 2)
+    first, again = list(views), list(views)
+    assert all(a is b for a, b in zip(first, again, strict=True))
+    assert views[1] is first[1]
