@@ -32,11 +32,12 @@ class Views(list[Array]):
 
 
 class Borrowed(Sequence[Array]):
-    """The gradients of one call in another library's device memory, as addresses and layouts.
+    """The gradients of one call in device memory, as addresses and layouts.
 
-    Lists need no more, and an array for each of a thousand gradients takes longer than the rest of
-    the call. ``layout`` has one entry per property of all arrays and can be hashed; ``make`` gives
-    the array at a position, for whoever wants arrays. ``plan`` is as in ``Views``.
+    Lists need no more: an array for each of a thousand of another library's gradients takes longer
+    than the rest of the call, and so does it to ask arrays twice. ``layout`` has one tuple per
+    property of all arrays, which decides everything but where they lie; ``make`` gives the array at
+    a position, for whoever wants arrays. ``plan`` is as in ``Views``.
     """
 
     plan: Any = None

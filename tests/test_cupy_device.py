@@ -14,8 +14,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import gradkit
 from gradkit._cuda.launch.device import CupyDevice, keep_if_captured, scratch
+from gradkit._dtypes import dtype_named
 from gradkit._frameworks import cuda
+from gradkit._frameworks.cupy import CuPy
+from testbed.idle_cupy import idle_cupy
 
 pytestmark = pytest.mark.cuda
 
@@ -177,6 +181,56 @@ def test_addresses():
     assert CupyDevice(0).pointers(arrays, write=True) == (80, 48)
     address = CupyDevice(0).pointer(arrays[0])
     assert (type(address), address) == (int, 80)
+
+
+# Lists of CuPy arrays
+
+
+class Array:
+    """As much of a CuPy array as a list is made of: a NumPy array's properties."""
+
+    def __init__(self, host):
+        self.data = SimpleNamespace(ptr=host.ctypes.data)
+        self.shape, self.strides, self.dtype = host.shape, host.strides, host.dtype
+
+
+def known_disjoint(*hosts):
+    arrays = [Array(host) for host in hosts]
+    views = CuPy().columns(arrays)
+    assert list(views) == arrays
+    assert views.addresses == tuple(host.ctypes.data for host in hosts)
+    return CuPy().known_disjoint(arrays, views)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_contiguous_arrays_side_by_side_are_known_to_be_disjoint(dtype):
+    room = np.zeros(20, dtype_named(dtype))
+    assert known_disjoint(room[10:16].reshape(2, 3), room[:10], room[16:20].reshape(4, 1))
+    assert known_disjoint(room, np.zeros(3, np.float64))
+    assert not known_disjoint(room[:11], np.zeros(3, np.float32), room[10:])
+    assert not known_disjoint(room, room)
+    assert not known_disjoint(room[:10], room[3:5])
+
+
+@pytest.mark.parametrize("lay", [lambda a: a[:, ::2], lambda a: a[::-1], np.transpose])
+def test_what_has_gaps_is_not_known_to_be_disjoint(lay):
+    assert not known_disjoint(np.zeros(3), lay(np.zeros((3, 4))))
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.bool_, np.complex64, ">f4"])
+def test_a_list_with_another_dtype_is_looked_at_one_by_one(dtype):
+    assert CuPy().columns([Array(np.zeros(2)), Array(np.zeros(2, dtype))]) is None
+
+
+@needs_cupy
+def test_what_cupy_arrays_may_not_be_is_named():
+    with idle_cupy() as make:
+        grads = [make(np.ones(3, np.float32)) for _ in range(3)]
+        gradkit.zero_grad(grads)
+        with pytest.raises(TypeError, match=r"grads\[3\] has dtype .*int32"):
+            gradkit.grad_norm([*grads, make(np.ones(3, np.int32))])
+        with pytest.raises(ValueError, match=r"grads\[1\] and grads\[3\] share memory"):
+            gradkit.zero_grad([*grads, grads[1][1:]])
 
 
 # On CuPy itself

@@ -119,7 +119,7 @@ class Gradients(Given):
         if len(kinds) == 1 and all(map(framework.computes_on, kinds)):
             if not framework.on_one_device(self.arrays):
                 self._refuse_devices(self.arrays)
-            return self.arrays
+            return framework.columns(self.arrays) or self.arrays
         try:
             views = self.framework.views(self.arrays, write=write)
         except (TypeError, ValueError):
@@ -140,7 +140,7 @@ class Gradients(Given):
                 check_device(view, self.name(index), views[0], self.name(0))
 
     def _check_elements(self) -> None:
-        if isinstance(self.views, Borrowed):  # which only floating-point arrays are
+        if isinstance(self.views, Borrowed):  # only floating-point arrays are
             return
         if None not in map(float_name, set(map(_dtype_of, self.views))):
             return

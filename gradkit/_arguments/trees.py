@@ -1,9 +1,12 @@
 """Nested containers of gradients: their leaves, the leaves' names, and the way back."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import attrgetter
 from typing import Any
 
 IsLeaf = Callable[[Any], bool]
+
+_grad_of = attrgetter("grad")
 
 _DEEPEST = 100  # containers in each other; Python has a thousand frames for all of a program
 
@@ -54,6 +57,13 @@ def rebuild(tree: Any, is_leaf: IsLeaf, replacements: Iterator[Any]) -> Any:
 
 def gradients_of(parameters: Any) -> list[Any]:
     """The ``grad`` of every leaf that has one."""
+    if isinstance(parameters, Iterator):
+        parameters = list(parameters)
+    if type(parameters) in (list, tuple):
+        try:  # the common case, such as model.parameters(), costs one look at each element
+            return [grad for grad in map(_grad_of, parameters) if grad is not None]
+        except AttributeError:  # something else is among them
+            pass
 
     def is_parameter(value: Any) -> bool:
         return hasattr(value, "grad")

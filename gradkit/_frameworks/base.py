@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gradkit._backend import Array, Backend, Shape
+from gradkit._backend import Array, Backend, Borrowed, Shape
 from gradkit.errors import BackendUnavailableError
 
 NOTHING: AbstractContextManager[None] = nullcontext()
@@ -51,6 +51,10 @@ class Framework:
     def views(self, arrays: Sequence[Any], *, write: bool) -> Sequence[Array]:
         """The ``view`` of each of many arrays; an error need not say of which."""
         return [self.view(array, write=write) for array in arrays]
+
+    def columns(self, arrays: Sequence[Any]) -> Borrowed | None:  # noqa: ARG002
+        """Arrays that are views already, as lists need them, if all are floating-point ones."""
+        return None
 
     def backend_of(self, view: Array) -> Backend:
         """The backend that computes on a view, if views are arrays of this library."""

@@ -3,14 +3,17 @@
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from operator import add, attrgetter, le
+from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
-from gradkit._backend import Array, Backend
+from gradkit._backend import Array, Backend, Borrowed, Shape
+from gradkit._dtypes import DType, float_name
+from gradkit._frameworks import cuda
 from gradkit._frameworks.base import NOTHING, Framework
 
-_contiguous = attrgetter("flags.c_contiguous")
-_address, _size = attrgetter("data.ptr"), attrgetter("nbytes")
+_dtype, _shape, _strides = map(attrgetter, ("dtype", "shape", "strides"))
+_address = attrgetter("data.ptr")
 
 
 class CuPy(Framework):
@@ -39,13 +42,15 @@ class CuPy(Framework):
     def wrap(self, result: Array, like: Any) -> Any:  # noqa: ARG002
         return result
 
+    def columns(self, arrays: Sequence[Any]) -> Borrowed | None:
+        dtypes = tuple(map(_dtype, arrays))
+        if None in map(float_name, set(dtypes)):
+            return None
+        layout = dtypes, tuple(map(_shape, arrays)), tuple(map(_strides, arrays))
+        return Borrowed(tuple(map(_address, arrays)), layout, arrays.__getitem__)
+
     def known_disjoint(self, arrays: Sequence[Any], views: Sequence[Array]) -> bool:  # noqa: ARG002
-        if not all(map(_contiguous, arrays)):
-            return False
-        starts, sizes = zip(
-            *sorted(zip(map(_address, arrays), map(_size, arrays), strict=True)), strict=True
-        )
-        return all(map(le, map(add, starts, sizes), starts[1:]))
+        return isinstance(views, Borrowed) and _disjoint(views.addresses, views.layout)
 
     def on_stream(self, like: Any) -> AbstractContextManager[Any]:
         """Switch devices only if another is current, because a switch costs a microsecond."""
@@ -53,3 +58,20 @@ class CuPy(Framework):
             return NOTHING
         device: AbstractContextManager[Any] = like.device
         return device
+
+
+@lru_cache(maxsize=16)
+def _disjoint(
+    addresses: tuple[int, ...],
+    layout: tuple[tuple[DType, ...], tuple[Shape, ...], tuple[Shape, ...]],
+) -> bool:
+    """Whether arrays are contiguous and no two share memory."""
+    sizes = []
+    for dtype, shape, strides in zip(*layout, strict=True):
+        size = dtype.itemsize
+        for length, step in zip(reversed(shape), reversed(strides), strict=True):
+            if length != 1 and step != size:
+                return False
+            size *= length
+        sizes.append(size)
+    return cuda.disjoint(addresses, sizes)

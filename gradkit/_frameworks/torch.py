@@ -177,11 +177,8 @@ def _disjoint(addresses: tuple[int, ...], layout: tuple[tuple[Any, ...], ...]) -
     """Whether tensors are contiguous and no two share memory."""
     if len(layout) > 2:
         return False
-    dtypes, counts = layout
-    starts = np.array(addresses)
-    ends = starts + np.array(counts) * [_numpy_dtype(dtype).itemsize for dtype in dtypes]
-    order = starts.argsort()
-    return bool((ends[order][:-1] <= starts[order][1:]).all())
+    sizes = [count * _numpy_dtype(dtype).itemsize for dtype, count in zip(*layout, strict=True)]
+    return cuda.disjoint(addresses, sizes)
 
 
 @cache

@@ -446,4 +446,28 @@ ROWS = (
         "if ours.is_capturing():",
         "the legacy stream asked whether it is captured",
     ),
+    (
+        _STREAMS,
+        "return bool((ends[order][:-1] <= begins[order][1:]).all())",
+        "return bool((ends[:-1] <= begins[1:]).all())",
+        "arrays in another order in memory taken for overlapping",
+    ),
+    (
+        _STREAMS,
+        "return bool((ends[order][:-1] <= begins[order][1:]).all())",
+        "return bool((begins[order][:-1] <= begins[order][1:]).all())",
+        "overlapping arrays taken for disjoint",
+    ),
+    (
+        "gradkit/_frameworks/cupy.py",
+        "if length != 1 and step != size:",
+        "if False:",
+        "an array with gaps taken for a contiguous one",
+    ),
+    (
+        "gradkit/_frameworks/cupy.py",
+        "if None in map(float_name, set(dtypes)):",
+        "if False:",
+        "integers taken for gradients",
+    ),
 )

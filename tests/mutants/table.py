@@ -32,7 +32,8 @@ _HOST_TESTS: dict[str, tuple[str, ...]] = {
     "gradkit/clipping.py": (_CLIPPING, "tests/test_distributed.py"),
     "gradkit/_arguments/norms.py": (_BAD_INPUT,),
     "gradkit/_cuda/batch_normalization.py": ("tests/cudnn/test_engines.py",),
-    "gradkit/_frameworks/cuda.py": ("tests/interop/test_devices.py",),
+    "gradkit/_frameworks/cuda.py": ("tests/interop/test_devices.py", "tests/test_cupy_device.py"),
+    "gradkit/_frameworks/cupy.py": ("tests/test_cupy_device.py",),
 }
 # The kernels that work on lists of tensors.
 _LISTS = ("accumulate", "clip_", "coefficients", "norm.", "norm_orders", "scale", "tensor", "zero")
