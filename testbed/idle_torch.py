@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -41,6 +41,7 @@ def idle_torch() -> Iterator[Callable[[npt.NDArray[Any]], Any]]:
     with (
         idle_cupy(),
         mock.patch.object(adapter, "_is_cuda", attrgetter("is_cpu")),
+        mock.patch.object(adapter, "_device_number", methodcaller("storage_offset")),  # 0
         mock.patch.object(adapter, "_device_numbers", device_numbers),
         mock.patch.object(torch.cuda, "current_stream", current_stream),
         mock.patch.object(cuda, "on_stream", on_stream),

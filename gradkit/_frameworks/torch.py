@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import cache, lru_cache
 from itertools import pairwise
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,8 @@ from gradkit._frameworks.base import NOTHING, Framework
 
 _requires_grad, _is_cuda = attrgetter("requires_grad"), attrgetter("is_cuda")
 _dtype_of, _shape_of = attrgetter("dtype"), attrgetter("shape")
+_device_number = methodcaller("get_device")
+_ACCEPTED = frozenset((*FLOATS, "bool", "uint8", "int32", "int64"))
 _REQUIRES_GRAD = (
     "is a tensor that requires grad, perhaps a parameter; pass grads_of(parameters) for the "
     "gradients, or its .detach() for its values"
@@ -76,7 +78,7 @@ class Torch(Framework):
             return None
         # PyTorch's allocator tracks the streams that a tensor is used on.
         torch = sys.modules["torch"]
-        tensor = torch.empty(shape, dtype=getattr(torch, str(dtype)), device=like.device)
+        tensor = torch.empty(shape, dtype=_torch_dtype(dtype), device=like.device)
         return _on_device(tensor), tensor
 
     def wrap(self, result: Array, like: Any) -> Any:  # noqa: ARG002
@@ -169,7 +171,7 @@ def _borrowed(tensors: Sequence[Any]) -> Borrowed | None:
 
 
 def _device_numbers(tensors: Sequence[Any]) -> set[int]:
-    return set(map(sys.modules["torch"].Tensor.get_device, tensors))
+    return set(map(sys.modules["torch"].Tensor.get_device, tensors))  # quicker than one by one
 
 
 @lru_cache(maxsize=16)
@@ -192,12 +194,18 @@ def _numpy_dtype(dtype: Any) -> np.dtype[Any]:
     return dtype_named(name) if name in FLOATS else np.dtype(name)
 
 
+@cache
+def _torch_dtype(dtype: np.dtype[Any]) -> Any:
+    return getattr(sys.modules["torch"], str(dtype))
+
+
 def _on_device(tensor: Any) -> Array:
     """A CUDA tensor's memory as a CuPy array."""
     dtype = _numpy_dtype(tensor.dtype)
     strides = tuple(step * dtype.itemsize for step in tensor.stride())
-    (number,) = _device_numbers([tensor])
-    return cuda.borrow(tensor, tensor.data_ptr(), number, tuple(tensor.shape), strides, dtype)
+    return cuda.borrow(
+        tensor, tensor.data_ptr(), _device_number(tensor), tuple(tensor.shape), strides, dtype
+    )
 
 
 def _allocate(size: int) -> Any:
@@ -211,7 +219,6 @@ def _why_not(tensor: Any) -> str | None:
     """Why a tensor's memory does not hold its values as they are, or ``None``."""
     torch = sys.modules["torch"]
     device = tensor.device.type
-    name = str(tensor.dtype).removeprefix("torch.")
     if tensor.layout is not torch.strided:
         return f"is stored as {tensor.layout}; pass its .to_dense()"
     if device == "meta":
@@ -220,7 +227,7 @@ def _why_not(tensor: Any) -> str | None:
         return f"is on device {device!r}; gradkit computes on the CPU and on CUDA devices"
     if tensor.is_quantized:
         return "is quantised; pass its .dequantize()"
-    if name not in (*FLOATS, "bool", "uint8", "int32", "int64"):
+    if _name_of(tensor.dtype) not in _ACCEPTED:
         return f"has dtype {tensor.dtype}; accepted: {', '.join(FLOATS)}"
     if tensor.is_neg():
         return "has its negative bit set: its memory holds -x; pass its .resolve_neg()"

@@ -58,6 +58,7 @@ def cuda_tensors_on(device):
 
     with (
         patch.object(adapter, "_is_cuda", attrgetter("is_cpu")),
+        patch.object(adapter, "_device_number", lambda _: 0),
         patch.object(adapter, "_device_numbers", lambda tensors: {0 for _ in tensors}),
         patch.object(torch.cuda, "current_stream", lambda _: None),
         patch.object(adapter.Torch, "on_stream", lambda *_: nullcontext()),
