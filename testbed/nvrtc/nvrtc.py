@@ -11,10 +11,20 @@ import importlib.util
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+Read = TypeVar("Read")
 
 
 class NvrtcMissingError(RuntimeError):
     """The package is not installed."""
+
+
+class MachineCode(NamedTuple):
+    """An ELF file with the machine code of a source's kernels, and the compiler's log."""
+
+    cubin: bytes
+    log: str
 
 
 class NvrtcCompileError(RuntimeError):
@@ -70,7 +80,12 @@ def compile_ptx(source: str, options: Sequence[str]) -> str:
     return _compiled(source, options, _ptx_of)
 
 
-def _compiled(source: str, options: Sequence[str], read: Callable[[ctypes.c_void_p], str]) -> str:
+def compile_machine_code(source: str, options: Sequence[str]) -> MachineCode:
+    """Compile ``source`` for a real architecture and return what ptxas makes of it."""
+    return _compiled(source, options, lambda made: MachineCode(_cubin_of(made), _log_of(made)))
+
+
+def _compiled(source: str, options: Sequence[str], read: Callable[[ctypes.c_void_p], Read]) -> Read:
     library = _library()
     program = ctypes.c_void_p()
     created = library.nvrtcCreateProgram(
@@ -96,12 +111,20 @@ def _ptx_of(program: ctypes.c_void_p) -> str:
     return _text(program, "nvrtcGetPTX")
 
 
+def _cubin_of(program: ctypes.c_void_p) -> bytes:
+    return _bytes(program, "nvrtcGetCUBIN")
+
+
 def _text(program: ctypes.c_void_p, getter: str) -> str:
+    return _bytes(program, getter).rstrip(b"\0").decode(errors="replace")
+
+
+def _bytes(program: ctypes.c_void_p, getter: str) -> bytes:
     size = ctypes.c_size_t()
     _check(getattr(_library(), f"{getter}Size")(program, ctypes.byref(size)), f"{getter}Size")
     buffer = ctypes.create_string_buffer(size.value)
     _check(getattr(_library(), getter)(program, buffer), getter)
-    return buffer.value.decode(errors="replace")
+    return buffer.raw
 
 
 def _check(result: int, function: str) -> None:

@@ -1,0 +1,132 @@
+"""One kernel's row: what its machine code takes and how it goes to memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from testbed.nvrtc import KernelUse, compile_machine_code, cupy_options, parse_log
+
+from .cases import Case
+from .cubin import kernels_of
+from .loops import Loop, loops_of
+from .occupancy import DEFAULT_BLOCK, resident_threads
+from .sass import Instruction, disassemble
+from .trips import round_trips, steady_trips
+
+_WIDE = 16  # bytes of the widest access that every architecture has
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """One kernel's machine code, and what ptxas says that it uses."""
+
+    case: Case
+    name: str
+    arch: int
+    use: KernelUse
+    block: int
+    code: bytes
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the machine code of one kernel shows; ``trips`` are loads in flight at each."""
+
+    compiled: Compiled
+    instructions: int
+    whole: list[int]  # the kernel in a straight line
+    data: list[int]  # a turn of the outermost loop around the widest accesses
+    inner: list[int]  # a turn of the innermost loop with the most of them
+    wide: float | None  # of the bytes that the data loop moves; None if it moves none
+    loops: list[tuple[Loop, list[int]]]
+
+    @property
+    def threads(self) -> int:
+        """How many threads a multiprocessor holds."""
+        c = self.compiled
+        shared = c.use.shared_bytes + dynamic_shared(c.case)
+        return resident_threads(c.arch, c.block, c.use.registers, shared)
+
+
+def compile_case(case: Case, arch: int) -> list[Compiled]:
+    """Compile a case to machine code; one entry a kernel."""
+    options = (*cupy_options(case.options, arch), "--ptxas-options=-v")
+    made = compile_machine_code(case.source, options)
+    uses = parse_log(made.log)
+    return [
+        Compiled(case, k.name, arch, uses[k.name], k.max_threads or DEFAULT_BLOCK, k.code)
+        for k in kernels_of(made.cubin)
+    ]
+
+
+def measure(compiled: Sequence[Compiled]) -> list[Measured]:
+    """Read the machine code of kernels, all for one architecture."""
+    if not compiled:
+        return []
+    (arch,) = {each.arch for each in compiled}
+    codes = disassemble([each.code for each in compiled], arch)
+    return [measured_of(each, code) for each, code in zip(compiled, codes, strict=True)]
+
+
+def measured_of(compiled: Compiled, code: Sequence[Instruction]) -> Measured:
+    """Read one kernel's instructions."""
+    loops = loops_of(code)
+    data, inner = data_loops(loops)
+    accesses = data.body if data else code
+    return Measured(
+        compiled,
+        instructions=sum(i.name != "NOP" for i in code),
+        whole=round_trips(code),
+        data=steady_trips(data.body) if data else [],
+        inner=steady_trips(inner.body) if inner else [],
+        wide=wide_share(accesses),
+        loops=[
+            (loop, steady_trips(loop.body))
+            for loop in loops
+            if any(i.global_bytes for i in loop.body)
+        ],
+    )
+
+
+def data_loops(loops: Sequence[Loop]) -> tuple[Loop | None, Loop | None]:
+    """Return the loop over the data, and the innermost one that does most of its accesses.
+
+    Those are the outermost loop with the widest loads (stores, if a kernel loads nothing), and of
+    the loops in it that hold such loads and no loop that does, the one with the most.
+    """
+    for of in (_loaded, _moved):
+        widest = max((width for loop in loops for width in of(loop)), default=0)
+        holding = {loop: of(loop).count(widest) for loop in loops if widest in of(loop)}
+        if holding:
+            outermost = [a for a in holding if not any(b.holds(a) for b in holding)]
+            innermost = [a for a in holding if not any(a.holds(b) for b in holding)]
+            data = max(outermost, key=holding.__getitem__)
+            within = [a for a in innermost if a == data or data.holds(a)]
+            return data, max(within, key=holding.__getitem__)
+    return None, None
+
+
+def _loaded(loop: Loop) -> list[int]:
+    return [i.global_bytes for i in loop.body if i.is_global_load]
+
+
+def _moved(loop: Loop) -> list[int]:
+    return [i.global_bytes for i in loop.body if i.global_bytes]
+
+
+def wide_share(code: Iterable[Instruction]) -> float | None:
+    """Return which share of the bytes moves 16 at a time, each instruction counted once."""
+    sizes = [i.global_bytes for i in code]
+    wide = sum(size for size in sizes if size >= _WIDE)
+    return wide / sum(sizes) if any(sizes) else None
+
+
+def dynamic_shared(case: Case) -> int:
+    """Return the bytes of shared memory that the launcher asks for beside the kernel's own."""
+    values = dict(macro.split("=", 1) for macro in case.macros)
+    if values.get("LONG") != "1":
+        return 0
+    planes = 1 + int(values["CENTRED"])
+    accumulated = 8 if values["DATA_T"] == "f64" else 4
+    return planes * int(values["CHUNKS"]) * int(values["VEC"]) * 512 * accumulated
