@@ -95,6 +95,7 @@ lock: .venv-lock/.installed ## pin the newest versions of all that `make venv` a
 		pyproject.toml requirements/ci.in --output-file requirements/ci.txt
 	.venv-lock/bin/uv $(LOCK) --extra test \
 		pyproject.toml tests/interop/requirements.txt --output-file requirements/interop.txt
+	.venv-lock/bin/uv $(LOCK) --generate-hashes requirements/nvrtc13.in --output-file requirements/nvrtc13.txt
 
 mutants: $(STAMP) ## plant faults one by one; each must make a test fail (an hour)
 	$(BIN)/python -m tests.mutants $(MUTANTS)
@@ -149,12 +150,13 @@ test-ptx: $(STAMP) .venv-nvrtc13/.installed ## the whole suite on the kernels' c
 .venv-interop/.installed: PACKAGES := --editable '.[test]' --requirement tests/interop/requirements.txt \
 	--constraint requirements/interop.txt
 .venv-lock/.installed: PACKAGES := uv
-.venv-nvrtc13/.installed: PACKAGES := nvidia-cuda-nvrtc==13.*
+.venv-nvrtc13/.installed: PACKAGES := --require-hashes --requirement requirements/nvrtc13.txt
 .venv-onnxruntime/.installed: PACKAGES := --requirement tests/onnxruntime/requirements.txt
 
 .venv-bench/.installed: benchmarks/requirements.txt
 .venv-interop/.installed: tests/interop/requirements.txt requirements/interop.txt
 .venv-onnxruntime/.installed: tests/onnxruntime/requirements.txt
+.venv-nvrtc13/.installed: requirements/nvrtc13.txt
 .venv-%/.installed: pyproject.toml
 	@echo "Installing into $(@D) ..."
 	@$(PYTHON) -m venv --clear $(@D)

@@ -113,8 +113,9 @@ def test_locks_pin_what_is_asked_for(file):
     assert not re.search(r"file:|https?:|@ |--(extra-)?index-url|--find-links", text)
 
 
-def test_every_pin_of_ci_has_hashes():
-    pins, text = locked("ci.txt")
+@pytest.mark.parametrize("file", ["ci.txt", "nvrtc13.txt"])
+def test_every_pin_of_ci_has_hashes(file):
+    pins, text = locked(file)
     entries = re.split(r"^(?=[\w-]+==)", text, flags=re.M)[1:]
     assert len(entries) == len(pins)
     assert all("--hash=sha256:" in entry for entry in entries)
