@@ -59,7 +59,9 @@ def compile_module(source: str, options: Sequence[str], architecture: int) -> st
         for kernel in kernels
     ]
     text = "".join([source, "\n", header, _DESCRIBED, *lines])
-    return kept_ptx(text, (*cupy_options(options, architecture), "-lineinfo"))
+    # For a virtual architecture: the same PTX, and NVRTC makes no machine code of it.
+    passed = [o.replace("=sm_", "=compute_") for o in cupy_options(options, architecture)]
+    return kept_ptx(text, (*passed, "-lineinfo"))
 
 
 def parameters_of(module: Module, kernel: KernelText) -> list[Parameter]:
@@ -69,19 +71,23 @@ def parameters_of(module: Module, kernel: KernelText) -> list[Parameter]:
     return list(rows)
 
 
-def compile_kernel(module: Module, name: str, *, contracted: bool) -> CompiledKernel:
+def compile_kernel(
+    module: Module, name: str, *, contracted: bool, counted: bool = False
+) -> CompiledKernel:
     """Compile one kernel of a module, or take its library from the cache."""
     runtime = build_runtime(False)
     texts = "\n".join(text.content for text in called_from(module, name))
     contracted = contracted and may_be_contracted(texts)  # or it is the same library
     variables = repr(list(module.variables.values()))
-    key = cache.digest(runtime.name, *_FLAGS, _recipe(), name, texts, variables, str(contracted))
+    chosen = f"{contracted} {counted}"
+    key = cache.digest(runtime.name, *_FLAGS, _recipe(), name, texts, variables, chosen)
     library = runtime.with_name(f"ptx-{key}.so")
     description = library.with_suffix(".json")
     if not (description.exists() and library.exists()):
         with cache.locked(library):
             if not (description.exists() and library.exists()):
-                _build(translate(module, name, contracted=contracted), runtime, library)
+                made = translate(module, name, contracted=contracted, counted=counted)
+                _build(made, runtime, library)
     return CompiledKernel(library, Translation(**json.loads(description.read_text())))
 
 

@@ -8,6 +8,7 @@ from testbed.emulator import EmulatedDevice
 from testbed.emulator.compiler import list_kernels
 
 from .compiler import compile_module
+from .executed import Executed
 from .module import PtxModule
 
 ARCHITECTURES = (80, 90, 100, 120)
@@ -17,29 +18,46 @@ class PtxDevice(EmulatedDevice):
     """Compiles CUDA sources with NVRTC, as CuPy does, and runs their PTX on the CPU, checked.
 
     ``architecture`` is the compute capability to compile for (90 for 9.0). With ``contracted``
-    every fused multiply-add is made that ptxas may still make of the PTX. All else is as on an
-    `EmulatedDevice`.
+    every fused multiply-add is made that ptxas may still make of the PTX. With ``counted`` the
+    kernels count what they execute. All else is as on an `EmulatedDevice`.
     """
 
-    def __init__(self, *, architecture: int = 80, contracted: bool = False, **options: Any) -> None:
+    def __init__(
+        self,
+        *,
+        architecture: int = 80,
+        contracted: bool = False,
+        counted: bool = False,
+        **options: Any,
+    ) -> None:
         super().__init__(**options)
         self.architecture = architecture
         self.contracted = contracted
+        self.counted = counted
+        self._modules: list[PtxModule] = []
 
     def compile(self, source: str, options: tuple[str, ...] = ()) -> PtxModule:  # type: ignore[override]
         """Compile ``source`` to PTX with the options that CuPy would pass; cached on disk."""
         ptx = compile_module(source, options, self.architecture)
         macros = " ".join(option for option in options if option.startswith("-D"))
         title = f"sm_{self.architecture}{'+' if self.contracted else ''} {macros}"
-        return PtxModule(
+        made = PtxModule(
             self,
             ptx,
             list_kernels(source, options),
             source=source,
             title=title,
             contracted=self.contracted,
+            counted=self.counted,
         )
+        if self.counted:
+            self._modules.append(made)
+        return made
+
+    def executed(self) -> dict[str, Executed]:
+        """Return what each kernel that was compiled here has executed, if they are counted."""
+        return {name: ran for made in self._modules for name, ran in made.executed().items()}
 
     def load(self, ptx: str, title: str = "") -> PtxModule:
         """Take PTX as it is; what runs of it is recorded under ``title`` if there is one."""
-        return PtxModule(self, ptx, title=title, contracted=self.contracted)
+        return PtxModule(self, ptx, title=title, contracted=self.contracted, counted=self.counted)

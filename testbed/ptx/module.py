@@ -14,6 +14,7 @@ from testbed.emulator.signature import KernelText
 
 from .compiler import CompiledKernel, compile_kernel, parameters_of
 from .coverage import Ran, record
+from .executed import Executed
 from .parse import Module
 
 _ALIGNMENT = 64  # of the parameter block
@@ -34,6 +35,7 @@ class PtxModule:
         source: str = "",
         title: str = "",
         contracted: bool = False,
+        counted: bool = False,
     ) -> None:
         self._device = device
         self._module = Module.of(ptx)
@@ -41,6 +43,7 @@ class PtxModule:
         self._source = source
         self._title = title
         self._contracted = contracted
+        self._counted = counted
         self._kernels: dict[str, PtxKernel] = {}
 
     def get_function(self, name: str) -> PtxKernel:
@@ -49,11 +52,17 @@ class PtxModule:
             self._kernels[name] = self._find(name)
         return self._kernels[name]
 
+    def executed(self) -> dict[str, Executed]:
+        """Return what each kernel has executed, if it is counted."""
+        return {name: kernel.executed() for name, kernel in self._kernels.items()}
+
     def _find(self, name: str) -> PtxKernel:
         if name not in self._module.functions:
             known = ", ".join(self._module.functions) or "none"
             raise ValueError(f"no kernel {name!r}: the PTX defines {known}")
-        compiled = compile_kernel(self._module, name, contracted=self._contracted)
+        compiled = compile_kernel(
+            self._module, name, contracted=self._contracted, counted=self._counted
+        )
         if name in self._texts:
             text = self._texts[name]
             parameters = parameters_of(self._module, text)
@@ -62,7 +71,14 @@ class PtxModule:
             text = KernelText(name, tuple(row[0] for row in rows))
             parameters = [_untyped(size, alignment) for _, size, alignment in rows]
         return PtxKernel(
-            self._device, self._module, compiled, text, parameters, self._source, self._title
+            self._device,
+            self._module,
+            compiled,
+            text,
+            parameters,
+            self._source,
+            self._title,
+            counted=self._counted,
         )
 
 
@@ -83,6 +99,8 @@ class PtxKernel(CheckedKernel):
         parameters: list[Parameter],
         source: str,
         title: str,
+        *,
+        counted: bool,
     ) -> None:
         self._translation = compiled.translation
         library = ctypes.PyDLL(str(compiled.library))
@@ -101,6 +119,16 @@ class PtxKernel(CheckedKernel):
         covered = (ctypes.c_uint8 * len(self._translation.blocks)).in_dll(library, "ptx_covered")
         if title:
             record(Ran(text.name, title, self._block_lines, covered))
+        ran = ctypes.c_uint64 * len(covered) if counted else None
+        self._ran = ran.in_dll(library, "ptx_ran") if ran else None
+        self._before = list(self._ran or ())  # the library may have run for another device
+
+    def executed(self) -> Executed:
+        """Return what all launches of a counted kernel have executed, in all threads together."""
+        if self._ran is None:
+            raise ValueError(f"{self._library.name} does not count")
+        runs = (now - before for now, before in zip(self._ran, self._before, strict=True))
+        return Executed.total(runs, self._translation.tallies)
 
     def _passed(self, arguments: Arguments) -> list[ctypes.Array[ctypes.c_char]]:
         """One block with all parameters, as PTX reads it."""

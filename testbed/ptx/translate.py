@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from .contract import contract
+from .executed import is_double
 from .opcodes import OPCODES, WIDTHS, cpp_type
 from .parse import (
     Address,
@@ -77,11 +78,17 @@ class Translation:
     blocks: list[tuple[str, int]] = field(default_factory=list)  # function, line of each
     opcodes: dict[str, int] = field(default_factory=dict)
     contracted: int = 0
+    tallies: list[tuple[int, int]] = field(default_factory=list)  # of each block: see Executed
 
 
-def translate(module: Module, name: str, *, contracted: bool = False) -> Translation:
-    """Translate the kernel ``name``; with every fusion that ptxas may make if ``contracted``."""
-    return _Program(module, contracted).translate(name)
+def translate(
+    module: Module, name: str, *, contracted: bool = False, counted: bool = False
+) -> Translation:
+    """Translate the kernel ``name``; with every fusion that ptxas may make if ``contracted``.
+
+    If ``counted``, the code counts how often each basic block runs.
+    """
+    return _Program(module, contracted, counted).translate(name)
 
 
 def called_from(module: Module, name: str) -> list[FunctionText]:
@@ -103,14 +110,16 @@ def called_from(module: Module, name: str) -> list[FunctionText]:
 class _Program:
     """All that one kernel's translation unit holds."""
 
-    def __init__(self, module: Module, contracted: bool) -> None:
+    def __init__(self, module: Module, contracted: bool, counted: bool) -> None:
         self.module = module
         self.contracted = contracted
+        self.counted = counted
         self.shared: dict[str, tuple[int, int]] = {}  # offset, size
         self.static_bytes = 0
         self.dynamic: set[str] = set()
         self.constants: dict[str, Variable] = {}
         self.blocks: list[tuple[str, int]] = []
+        self.tallies: list[tuple[int, int]] = []
         self.opcodes: Counter[str] = Counter()
         self.fused = 0
 
@@ -128,7 +137,8 @@ class _Program:
         kernel = functions[0]
         parts = [
             '#include "machine.h"\n',
-            f"EMU_API u8 ptx_covered[{len(self.blocks)}];\nu8 ptx_covered[{len(self.blocks)}];",
+            _exported("u8 ptx_covered", len(self.blocks)),
+            *([_exported("u64 ptx_ran", len(self.blocks))] if self.counted else []),
             *(_constant(variable) for variable in self.constants.values()),
             *(f"{writer.prototype()};" for writer in writers),
             *bodies,
@@ -143,6 +153,7 @@ class _Program:
             self.blocks,
             dict(self.opcodes),
             self.fused,
+            self.tallies,
         )
 
     def _place_shared(self, function: Function) -> None:
@@ -170,12 +181,24 @@ class _Program:
     def new_block(self, function: str, line: int) -> str:
         """Count one more basic block, and say so when it runs."""
         self.blocks.append((function, line))
-        return f"ptx_covered[{len(self.blocks) - 1}] = 1;"
+        self.tallies.append((0, 0))
+        at = len(self.blocks) - 1
+        return f"ptx_covered[{at}] = 1;" + (f" ++ptx_ran[{at}];" if self.counted else "")
+
+    def tally(self, opcode: str) -> None:
+        """Count an instruction to the block that it stands in."""
+        self.opcodes[opcode] += 1
+        instructions, double = self.tallies[-1]
+        self.tallies[-1] = instructions + 1, double + is_double(opcode)
 
 
 def _symbols(instruction: Instruction) -> list[str]:
     bases = [o.base if isinstance(o, Address) else o for o in instruction.operands]
     return [base.name for base in bases if isinstance(base, Symbol)]
+
+
+def _exported(name: str, count: int) -> str:
+    return f"EMU_API {name}[{count}];\n{name}[{count}];"
 
 
 def _constant(variable: Variable) -> str:
@@ -250,7 +273,7 @@ class _Writer:
             self.seen.add(statement.name)
             block = self.program.new_block(self.function.name, statement.line)
             return [f"{statement.name}: {block}"]
-        self.program.opcodes[statement.opcode] += 1
+        self.program.tally(statement.opcode)
         code = self._instruction(statement)
         if statement.guard:
             code = f"if ({self._register(statement.guard)}) {{ {code} }}"
