@@ -13,7 +13,7 @@ ON_ALL_CORES := -q -j 0 -x '/tests?/'
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-ptx-fast test-slow lint check clean
+.PHONY: help venv demo test test-ptx-fast machine-code test-slow lint check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,10 +59,14 @@ lint: $(STAMP) ## ruff and mypy
 test-ptx-fast: $(STAMP) ## every kernel's compiled code in every dtype, on the CPU (3 min)
 	GRADKIT_PTX=80 $(PYTEST) -m 'ptx and not slow' tests/ptx tests/test_golden.py
 
+# RECORD=1 writes testbed/machine_code/*.csv; then say in the commit what the change buys.
+machine-code: $(STAMP) .venv-nvrtc13/.installed ## the kernels' machine code against the recorded tables (2 min)
+	$(BIN)/python -m testbed.machine_code --nvrtc $(NVRTC13) $(if $(RECORD),--record)
+
 test-slow: $(STAMP) ## what `make test` shows by a part, in full: every kernel for every GPU
 	$(PYTEST) -m '(slow or hypothesis) and not ptx'
 
-check: lint test test-ptx-fast test-slow ## lint and all tests
+check: lint test test-ptx-fast machine-code test-slow ## lint and all tests
 
 # --- with a GPU, another framework or more time (in alphabetical order) ----------------------
 # Each set of packages that cannot share an environment has one of its own: .venv-NAME.

@@ -1,38 +1,85 @@
-"""``python -m testbed.machine_code FILE MACROS... --sm 90``: one kernel file's machine code.
+"""What the machine code of the kernels holds, and whether it has become worse.
 
-FILE is a name in kernels/, MACROS are such as DATA_T=bf16. With ``--dtype`` the switch of a list
-kernel knows that dtype only. ``--list`` adds the loads, stores, waits and branches themselves.
+``python -m testbed.machine_code`` measures everything anew and compares it with what is recorded,
+code.csv and executed.csv: the exit status is 1 where a row has become worse. ``--record`` writes
+both. ``--nvrtc LIBRARY`` names a second libnvrtc, which CI asks for.
+
+With FILE, a name in kernels/, and MACROS such as DATA_T=bf16, it prints what that file's
+kernels need instead. With ``--dtype`` the switch of a list kernel knows that dtype only;
+``--list`` adds the loads, stores, waits and branches themselves.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
+from . import gate
 from .cases import Case, dtype_called
 from .measure import Measured, compile_case, measure
 from .sass import Instruction, disassemble
+from .table import CODE, EXECUTED, Difference
+
+_COMMAND = "python -m testbed.machine_code"
 
 
-def main() -> None:
-    """Print what the machine code of one file holds."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compare, record or print; return the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m testbed.machine_code",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog=_COMMAND, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("file")
+    parser.add_argument("file", nargs="?")
     parser.add_argument("macros", nargs="*")
     parser.add_argument("--sm", type=int, action="append", help="default: 90; may be repeated")
     parser.add_argument("--dtype", type=dtype_called)
     parser.add_argument("--list", action="store_true")
-    options = parser.parse_args()
+    parser.add_argument("--nvrtc", metavar="LIBRARY")
+    parser.add_argument("--record", action="store_true")
+    options = parser.parse_args(arguments)
+    if options.file is None:
+        return check(options.nvrtc, record=options.record)
     macros = tuple(sorted(macro.removeprefix("-D") for macro in options.macros))
-    case = Case(Path(options.file).stem, macros, options.dtype)
-    for arch in options.sm or [90]:
+    show(Case(Path(options.file).stem, macros, options.dtype), options.sm or [90], options.list)
+    return 0
+
+
+def check(nvrtc: str | None, *, record: bool) -> int:
+    """Measure everything; record it, or say what differs from what is recorded."""
+    if nvrtc is None and (record or os.environ.get("CI") == "true"):
+        print("machine code: name the NVRTC of CUDA 13 too: make machine-code", file=sys.stderr)
+        return 1
+    start = time.monotonic()
+    found = gate.measured([None] if nvrtc is None else [None, nvrtc])
+    rows = ", ".join(f"{len(found[t.path.stem])} rows of {t.path.name}" for t in (CODE, EXECUTED))
+    print(f"machine code: {rows} measured in {time.monotonic() - start:.0f} s")
+    if record:
+        for table in (CODE, EXECUTED):
+            table.write(found[table.path.stem])
+        return 0
+    return reported(gate.compared(found, partly=nvrtc is None))
+
+
+def reported(differences: Sequence[Difference]) -> int:
+    """Print what differs, what fails last; return the exit status."""
+    for difference in sorted(differences, key=lambda each: each.fails):
+        print(f"  {'FAILED ' if difference.fails else ''}{difference.text}")
+    failed = sum(difference.fails for difference in differences)
+    if differences:
+        print(f"machine code: {failed} of {len(differences)} differences fail.")
+        print("If all of them are meant: make machine-code RECORD=1, and say why in the commit.")
+    return 1 if failed else 0
+
+
+def show(case: Case, archs: Sequence[int], listing: bool) -> None:
+    """Print what one file's kernels need."""
+    for arch in archs:
         for measured in measure(compile_case(case, arch)):
             print(described(measured))
-            if options.list:
+            if listing:
                 (code,) = disassemble([measured.compiled.code], arch)
                 print("\n".join(filter(None, map(listed, code))))
 
@@ -56,7 +103,7 @@ def described(measured: Measured) -> str:
     return "\n".join(lines)
 
 
-def flights(trips: list[int]) -> str:
+def flights(trips: list[int] | None) -> str:
     """Say how many round trips there are, and with how many loads in flight."""
     return f"{len(trips)} round trips ({' '.join(map(str, trips))})" if trips else "no round trip"
 
@@ -73,4 +120,4 @@ def listed(instruction: Instruction) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

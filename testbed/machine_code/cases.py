@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from gradkit._cuda.launch.kernels import options_of, source_of
+from gradkit._cuda import CudaBackend
+from gradkit._cuda.launch.kernels import Macros, options_of, source_of
+from gradkit._cuda.launch.warmup import combinations
 from gradkit._dtypes import FLOATS
 
 _SWITCH = re.compile(r"(switch\s*\([^)]*\)\s*\{\s*)FOR_EACH_DTYPE\((\w+)\)")
+_OPERATIONS = CudaBackend  # importing it makes every operation say which kernels it may need
 _NAMES = {row.cxx: row.name for row in FLOATS.values()}
 
 
@@ -61,9 +64,85 @@ def only_dtype(source: str, dtype: str) -> str:
     return cut
 
 
+def has_switch(source: str) -> bool:
+    """Say whether a source chooses among dtypes when it runs."""
+    return _SWITCH.search(source) is not None
+
+
 def dtype_called(name: str) -> str:
     """Return NumPy's name of a dtype, given either its name there or in the kernels."""
     found = _NAMES.get(name, name)
     if found not in FLOATS:
         raise ValueError(f"no dtype {name!r}: there are {', '.join(_NAMES)}")
     return found
+
+
+def cases() -> list[Case]:
+    """Return what the table has rows of: all that launchers ask for, thinned out by dtypes."""
+    chosen = [
+        Case.of(file, dtype, **macros)
+        for file, macros in combinations()
+        for dtype in _dtypes(file, macros)
+        if dtype is not None or _is_chosen(macros)
+    ]
+    return sorted(chosen, key=lambda case: (case.file, case.title))
+
+
+def is_common(case: Case) -> bool:
+    """Whether a case is measured on every GPU: most training runs on its kernels.
+
+    The others differ in what one architecture shows as well: float16, float64, accesses of one
+    element, uploaded lists, norms that are rarely asked for.
+    """
+    words = {word.partition("=")[2] or word for word in case.title.split()}
+    rare = {"f16", "f64", "Sum", "Largest", "SumOfPowers"} & words
+    odd = {"VEC=1", "CAPACITY=0", "FROM_OUTPUT=1", "LAST=1"} & set(case.macros)
+    return not rare and not odd and not {"GRAD=bf16", "BUFFER=f32"} <= set(case.macros)
+
+
+def data_type(case: Case) -> str:
+    """Return the dtype of a case's data, as the kernels call it; empty if it has none."""
+    values = dict(macro.split("=", 1) for macro in case.macros)
+    named = (values[name] for name in ("DATA_T", "GRAD", "PARAM_T") if name in values)
+    return next(named, FLOATS[case.dtype].cxx if case.dtype else "")
+
+
+_ORDERS = {"SumOfSquares": tuple(FLOATS), "SumOfPowers": ("float32",)}  # others: two dtypes
+_COMMON = ("bfloat16", "float32")
+
+
+def _dtypes(file: str, macros: Macros) -> tuple[str | None, ...]:
+    """The dtypes of a list kernel's rows; None for a kernel that knows its dtypes by macros."""
+    if "CAPACITY" not in macros or "GRAD" in macros:
+        return (None,)
+    order = str(macros.get("ORDER", "SumOfSquares"))
+    if macros["CAPACITY"] == 0:  # the same loops, and a table elsewhere
+        return ("bfloat16",) if order == "SumOfSquares" and file in ("norm", "scale") else ()
+    return ("bfloat16",) if file == "zero" else _ORDERS.get(order, _COMMON)
+
+
+_TYPES = {
+    ("bfloat16", "float32", "bfloat16"),
+    ("float16", "float32", "float16"),
+    ("float32", "float32", "float32"),
+    ("float64", "float64", "float64"),
+}
+_ADDED = {("float16",) * 2, ("bfloat16",) * 2, ("bfloat16", "float32")} | {
+    *(("float32",) * 2, ("float64",) * 2),
+}
+
+
+def _is_chosen(macros: Macros) -> bool:
+    """Whether a combination has rows: one for each kind of code, not for each mix of dtypes."""
+    if "GRAD" in macros:
+        return macros["CAPACITY"] != 0 and (macros["GRAD"], macros["BUFFER"]) in _ADDED
+    if "ACC_T" in macros:
+        return macros["PARAM_T"] != "float16"
+    if "DATA_T" not in macros:
+        return True
+    types = tuple(macros[name] for name in ("DATA_T", "STAT_T", "PARAM_T"))
+    is_layer_norm = (macros.get("CENTRED", 1), macros.get("FROM_OUTPUT", 0)) == (1, 0)
+    plain = is_layer_norm and not macros.get("LAST", 0)
+    if macros["VEC"] == 1:
+        return plain and types == ("bfloat16", "float32", "bfloat16")
+    return types in _TYPES and (plain or types[0] in _COMMON)

@@ -36,7 +36,7 @@ class Measured:
     compiled: Compiled
     instructions: int
     whole: list[int]  # the kernel in a straight line
-    data: list[int]  # a turn of the outermost loop around the widest accesses
+    data: list[int] | None  # a turn of the outermost loop around the widest accesses, if any
     inner: list[int]  # a turn of the innermost loop with the most of them
     wide: float | None  # of the bytes that the data loop moves; None if it moves none
     loops: list[tuple[Loop, list[int]]]
@@ -78,7 +78,7 @@ def measured_of(compiled: Compiled, code: Sequence[Instruction]) -> Measured:
         compiled,
         instructions=sum(i.name != "NOP" for i in code),
         whole=round_trips(code),
-        data=steady_trips(data.body) if data else [],
+        data=steady_trips(data.body) if data else None,
         inner=steady_trips(inner.body) if inner else [],
         wide=wide_share(accesses),
         loops=[

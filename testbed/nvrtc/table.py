@@ -89,36 +89,37 @@ def format_table(rows: Iterable[Row]) -> str:
 
 def kept_ptx(source: str, options: Sequence[str]) -> str:
     """Return the PTX of a source, from disk if this NVRTC compiled it before."""
-    kept = _place("\0".join([source, *options, str(version())]), "ptx")
+    kept = place_of("\0".join([source, *options, str(version())]), "ptx")
     with suppress(OSError):
         return kept.read_text()
     ptx = compile_ptx(source, options)
     with suppress(OSError):
-        _keep(kept, ptx)
+        keep(kept, ptx)
     return ptx
 
 
 def _kept_report(source: str, options: Sequence[str], arch: int) -> Report:
     # This package's own text too: another parser or other options make another report.
     recipe = [path.read_text() for path in sorted(Path(__file__).parent.glob("[!t]*.py"))]
-    kept = _place("\0".join([source, *options, str(arch), *recipe]) + str(version()), "json")
+    kept = place_of("\0".join([source, *options, str(arch), *recipe]) + str(version()), "json")
     with suppress(OSError, ValueError):
         uses = json.loads(kept.read_text())
         return Report(arch, {name: KernelUse(**use) for name, use in uses.items()})
     report = compile_report(source, options, arch)
     with suppress(OSError):  # a read-only cache costs time, not the report
-        _keep(kept, json.dumps({name: asdict(use) for name, use in report.kernels.items()}))
+        keep(kept, json.dumps({name: asdict(use) for name, use in report.kernels.items()}))
     return report
 
 
-def _place(content: str, kind: str) -> Path:
-    """Where what was made from ``content`` is kept."""
+def place_of(content: str, kind: str) -> Path:
+    """Return where what was made from ``content`` is kept."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     key = hashlib.sha256(content.encode()).hexdigest()[:24]
     return Path(base, "gradkit-nvrtc", f"{key}.{kind}")
 
 
-def _keep(path: Path, text: str) -> None:
+def keep(path: Path, text: str) -> None:
+    """Write a file at once, so that nobody reads half of it."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as written:
         written.write(text)

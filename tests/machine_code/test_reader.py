@@ -1,7 +1,5 @@
 """The reader of machine code, on kernels whose round trips to memory are known."""
 
-import os
-
 import pytest
 
 from testbed.machine_code import (
@@ -18,7 +16,6 @@ from testbed.machine_code.cases import Case, dtype_called, only_dtype
 from testbed.machine_code.measure import compile_case, measure, wide_share
 from testbed.machine_code.occupancy import resident_threads
 from testbed.nvrtc import compile_machine_code, cupy_options
-from testbed.nvrtc.nvrtc import library_path
 
 ARCHITECTURES = (80, 90, 120)
 KERNELS = """
@@ -67,21 +64,8 @@ extern "C" __global__ void ahead(const Four* __restrict__ from, Four* __restrict
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _needs_tools():
-    """Skip without NVRTC and nvdisasm, but not in CI."""
-    try:
-        reader.nvdisasm()
-    except NvdisasmMissingError:
-        missing = True
-    else:
-        missing = library_path() is None
-    if missing and os.environ.get("CI") != "true":
-        pytest.skip("nvidia-cuda-nvdisasm or nvidia-cuda-nvrtc-cu12 is not installed")
-
-
 @pytest.fixture(scope="module", params=ARCHITECTURES)
-def compiled(request):
+def compiled(request, needs_tools):  # noqa: ARG001
     """The instructions of each kernel above."""
     made = compile_machine_code(KERNELS, cupy_options(("-DSTEPS=5",), request.param))
     kernels = kernels_of(made.cubin)
@@ -182,6 +166,7 @@ def test_a_branch_through_a_table_leads_to_what_nothing_else_does():
     assert [(loop.start, loop.end) for loop in loops_of(code)] == [(0x10, 0x20)]
 
 
+@pytest.mark.usefixtures("needs_tools")
 def test_addresses_of_each_piece_begin_at_0():
     made = compile_machine_code(KERNELS, cupy_options(("-DSTEPS=5",), 90))
     code = {k.name: k.code for k in kernels_of(made.cubin)}["rows"]
@@ -190,6 +175,7 @@ def test_addresses_of_each_piece_begin_at_0():
     assert alone[0].address == 0
 
 
+@pytest.mark.usefixtures("needs_tools")
 def test_launch_bounds_are_in_the_cubin():
     made = compile_machine_code(KERNELS, cupy_options(("-DSTEPS=1",), 90))
     bounds = {k.name: k.max_threads for k in kernels_of(made.cubin)}
@@ -226,6 +212,7 @@ def test_resident_threads(arch, block, registers, shared, threads):
     assert resident_threads(arch, block, registers, shared) == threads
 
 
+@pytest.mark.usefixtures("needs_tools")
 def test_a_list_kernel_with_one_dtype():
     case = Case("zero", ("CAPACITY=90",), "bfloat16")
     assert "WALK_AS(1, bf16, Real<f32>)" in case.source

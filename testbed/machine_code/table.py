@@ -1,0 +1,169 @@
+"""The tables in the repository: what was measured, a row a line, and how they compare."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+from .executed import Executed
+from .measure import Measured
+
+Cells: TypeAlias = dict[str, str]
+_HERE = Path(__file__).parent
+
+
+class Judged(NamedTuple):
+    """A column in which a change may be for the worse."""
+
+    name: str
+    is_more_worse: bool
+    relative: float = 0.0  # how large a change may be that still passes, of the recorded number
+    absolute: float = 0.0  # and beside it
+
+
+@dataclass(frozen=True)
+class Table:
+    """One file: the columns that name a row, those that are judged, and those only shown."""
+
+    path: Path
+    names: tuple[str, ...]
+    judged: tuple[Judged, ...]
+    columns: tuple[str, ...]
+
+    def read(self) -> list[Cells]:
+        """Return the recorded rows; none if nothing has been recorded."""
+        if not self.path.exists():
+            return []
+        return list(csv.DictReader(self.path.read_text().splitlines()))
+
+    def write(self, rows: Iterable[Cells]) -> None:
+        """Record rows, sorted by name."""
+        self.path.write_text(self.text(rows))
+
+    def text(self, rows: Iterable[Cells]) -> str:
+        """Return the content of the file."""
+        written = io.StringIO()
+        writer = csv.DictWriter(written, self.columns, lineterminator="\n")
+        writer.writeheader()
+        named = {self.name_of(row): row for row in rows}
+        writer.writerows(named[name] for name in sorted(named, key=_by_number))
+        return written.getvalue()
+
+    def name_of(self, row: Cells) -> tuple[str, ...]:
+        """What tells a row from all others."""
+        return tuple(row[column] for column in self.names)
+
+
+CODE = Table(
+    _HERE / "code.csv",
+    ("file", "macros", "kernel", "sm", "nvrtc"),
+    (
+        Judged("spilled", is_more_worse=True),
+        Judged("stack", is_more_worse=True),
+        Judged("threads", is_more_worse=False),
+        Judged("trips", is_more_worse=True),
+        Judged("inner_loads", is_more_worse=False, relative=0.01),
+        Judged("wide", is_more_worse=False, absolute=0.005),
+    ),
+    (
+        *("file", "macros", "kernel", "sm", "nvrtc", "registers", "spilled", "stack", "threads"),
+        *("trips", "in_flight", "inner_loads", "inner_in_flight", "wide"),
+    ),
+)
+EXECUTED = Table(
+    _HERE / "executed.csv",
+    ("operation", "dtype", "kernel"),
+    (
+        Judged("instructions", is_more_worse=True, relative=0.03, absolute=0.02),
+        Judged("double", is_more_worse=True, relative=0.01, absolute=0.005),
+    ),
+    ("operation", "dtype", "kernel", "instructions", "double"),
+)
+
+
+def code_row(measured: Measured, nvrtc: str) -> Cells:
+    """Return what one kernel's machine code shows."""
+    compiled, use, inner = measured.compiled, measured.compiled.use, measured.inner
+    cells: Mapping[str, object] = {
+        "file": compiled.case.file,
+        "macros": compiled.case.title,
+        "kernel": compiled.name,
+        "sm": compiled.arch,
+        "nvrtc": nvrtc,
+        "registers": use.registers,
+        "spilled": use.spill_stores + use.spill_loads,
+        "stack": use.stack_bytes,
+        "threads": measured.threads,
+        "trips": "" if measured.data is None else len(measured.data),
+        "in_flight": " ".join(map(str, measured.data or [])),
+        "inner_loads": f"{sum(inner) / len(inner):.2f}" if inner else "",
+        "inner_in_flight": " ".join(map(str, inner)),
+        "wide": "" if measured.wide is None else f"{measured.wide:.2f}",
+    }
+    return {name: str(cell) for name, cell in cells.items()}
+
+
+def executed_row(counted: Executed) -> Cells:
+    """Return what one kernel executes for an element."""
+    cells = counted._asdict()
+    return {name: c if isinstance(c, str) else f"{c:.2f}" for name, c in cells.items()}
+
+
+def _by_number(name: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(cell.zfill(3) if cell.isdigit() else cell for cell in name)
+
+
+class Difference(NamedTuple):
+    """What is to be said of one row; ``fails`` if it must not pass."""
+
+    fails: bool
+    text: str
+
+
+def differences(
+    table: Table, recorded: Sequence[Cells], measured: Sequence[Cells]
+) -> list[Difference]:
+    """Compare all rows; what is missing or new fails too, until it is recorded."""
+    old = {table.name_of(row): row for row in recorded}
+    new = {table.name_of(row): row for row in measured}
+    found = []
+    for name in sorted(old.keys() | new.keys()):
+        title = " | ".join(name)
+        if name not in new:
+            found.append(Difference(True, f"{title}: recorded, and no longer measured"))
+        elif name not in old:
+            found.append(Difference(True, f"{title}: measured, and not recorded"))
+        else:
+            found += [
+                Difference(fails, f"{title}: {text}")
+                for fails, text in _changes(table, old[name], new[name])
+            ]
+    return found
+
+
+def _changes(table: Table, old: Cells, new: Cells) -> list[Difference]:
+    """What has become worse or better in one row; columns that are only shown are reported."""
+    judged = {column.name: column for column in table.judged}
+    found = []
+    for name in table.columns:
+        before, now = old.get(name, ""), new[name]
+        if before != now:
+            verdict = _verdict(judged[name], before, now) if name in judged else "changed"
+            text = f"{verdict}: {name} {before or 'none'} -> {now or 'none'}"
+            found.append(Difference(verdict == "worse", text))
+    return found
+
+
+def _verdict(column: Judged, old: str, new: str) -> str:
+    if not new:  # it was measured and can no longer be, for want of a loop or an access
+        return "worse"
+    if not old:
+        return "changed"
+    more = float(new) - float(old)
+    if abs(more) <= column.absolute + column.relative * abs(float(old)):
+        return "changed"
+    return "worse" if (more > 0) == column.is_more_worse else "better"

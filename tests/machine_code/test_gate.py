@@ -1,0 +1,285 @@
+"""The gate on machine code: each planted change for the worse fails, with its row and column."""
+
+import csv
+import functools
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from testbed.machine_code import __main__ as command
+from testbed.machine_code import gate, loops_of
+from testbed.machine_code.cases import Case, cases, is_common
+from testbed.machine_code.executed import Executed, Operation, operations
+from testbed.machine_code.measure import compile_case, data_loops, dynamic_shared, measure
+from testbed.machine_code.table import (
+    CODE,
+    EXECUTED,
+    Difference,
+    code_row,
+    differences,
+    executed_row,
+)
+from testbed.ptx import PtxDevice
+from tests.machine_code.test_reader import branching
+
+NVRTC = "12.9"
+
+
+class Planted(NamedTuple):
+    """A source in the place of a kernel file's."""
+
+    source: str
+    file: str = "rows"
+    title: str = "f32"
+    macros: tuple[str, ...] = ()
+    options: tuple[str, ...] = ("-std=c++17",)
+
+
+ROWS = """
+struct alignas(16) Pack { float at[4]; };
+extern "C" __global__ void __launch_bounds__(256)
+rows(const float* x, const float* y, float* out, int n) {
+    for (int row = blockIdx.x; row < n; row += gridDim.x) {
+        const Pack a = ((const Pack*)x)[row * 256 + threadIdx.x];
+        const Pack b = ((const Pack*)y)[row * 256 + threadIdx.x];
+        Pack sum;
+        for (int k = 0; k < 4; ++k) sum.at[k] = a.at[k] * b.at[k];
+        ((Pack*)out)[row * 256 + threadIdx.x] = sum;
+        __syncthreads();
+    }
+}
+"""
+A_PACK = "const Pack a = ((const Pack*)x)[row * 256 + threadIdx.x];"
+SPILLING = """
+    float kept[200];
+    #pragma unroll
+    for (int i = 0; i < 200; ++i) kept[i] = x[threadIdx.x + i * 1024];
+    __syncthreads();
+    #pragma unroll
+    for (int i = 0; i < 200; ++i) out[threadIdx.x + i * 1024] = kept[i] * kept[199 - i];
+    __syncthreads();
+    for (int row"""
+# A column, and an edit of the kernel above that makes it worse.
+WORSE = {
+    "trips": (A_PACK, f"{A_PACK} if (a.at[0] == 7) continue;"),  # y's address waits for x
+    "inner_loads": (A_PACK, f"{A_PACK} if (a.at[0] == 7) continue;"),
+    "wide": (A_PACK, "Pack a; for (int k = 0; k < 4; ++k) a.at[k] = x[(row * 256 + k) * 7];"),
+    "threads": ("__launch_bounds__(256)", "__launch_bounds__(768)"),  # two blocks of 768: 1536
+    "spilled": ("for (int row", SPILLING),
+    "stack": ("for (int row", SPILLING),
+}
+
+
+@functools.cache
+def rows_of(source, arch=90):
+    return [code_row(each, NVRTC) for each in measure(compile_case(Planted(source), arch))]
+
+
+@pytest.mark.usefixtures("needs_tools")
+@pytest.mark.parametrize("column", WORSE)
+def test_a_planted_worsening_fails_with_its_row_and_column(column):
+    old, new = WORSE[column]
+    assert ROWS.count(old) == 1
+    worse = ROWS.replace(old, new)
+    if column in ("spilled", "stack"):  # 1024 threads leave 64 registers to each
+        worse = worse.replace("(256)", "(1024)")
+    found = differences(CODE, rows_of(ROWS), rows_of(worse))
+    failed = [each.text for each in found if each.fails and f"worse: {column} " in each.text]
+    assert failed, found
+    assert failed[0].startswith("rows | f32 | rows | 90 | 12.9: ")
+
+
+@pytest.mark.usefixtures("needs_tools")
+def test_the_same_code_passes_and_better_code_does_too():
+    old, new = WORSE["trips"]
+    good, bad = rows_of(ROWS), rows_of(ROWS.replace(old, new))
+    assert good[0]["trips"] == "1"
+    assert good[0]["in_flight"] == "2"
+    assert good[0]["wide"] == "1.00"
+    assert differences(CODE, good, good) == []
+    found = differences(CODE, bad, good)
+    assert any("better: trips 2 -> 1" in each.text for each in found)
+    assert not any(each.fails for each in found)
+
+
+def code(**changed):
+    row = dict.fromkeys(CODE.columns, "0") | {"file": "a", "kernel": "k", "threads": "1024"}
+    return row | {"wide": "0.90", "inner_loads": "4.00", "trips": "2"} | changed
+
+
+def executed(instructions, double, kernel="k"):
+    return executed_row(Executed("norm", "float32", kernel, instructions, double))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "verdict"),
+    [
+        ({}, {"spilled": "4"}, "worse"),
+        ({}, {"stack": "8"}, "worse"),
+        ({}, {"threads": "512"}, "worse"),
+        ({}, {"threads": "2048"}, "better"),
+        ({}, {"trips": "3"}, "worse"),
+        ({}, {"trips": ""}, "worse"),  # the loop is no longer found
+        ({"trips": ""}, {}, "changed"),
+        ({}, {"inner_loads": "2.00"}, "worse"),
+        ({}, {"wide": "0.80"}, "worse"),
+        ({}, {"wide": "0.90"}, None),
+        ({}, {"registers": "72"}, "changed"),  # as many threads fit
+        ({}, {"in_flight": "2 2"}, "changed"),
+    ],
+)
+def test_what_counts_as_worse_in_code(old, new, verdict):
+    found = differences(CODE, [code(**old)], [code(**new)])
+    assert [each.text.split(": ")[1] for each in found] == ([verdict] if verdict else [])
+    assert [each.fails for each in found] == ([verdict == "worse"] if verdict else [])
+
+
+@pytest.mark.parametrize(
+    ("instructions", "double", "fails"),
+    [(10, 2, []), (10.2, 2, []), (10.5, 2, ["instructions"]), (9, 2.1, ["double"]), (8, 1, [])],
+)
+def test_what_counts_as_worse_in_what_is_executed(instructions, double, fails):
+    found = differences(EXECUTED, [executed(10, 2)], [executed(instructions, double)])
+    assert [each.text.split()[-4] for each in found if each.fails] == fails
+
+
+@pytest.mark.ptx
+@pytest.mark.usefixtures("needs_tools")
+def test_sums_in_double_precision_are_seen_where_they_run():
+    source = """
+    extern "C" __global__ void sums(const float* x, float* out) {
+        SUM total = 0;
+        for (int i = 0; i < 64; ++i) total += x[i];
+        *out = total;
+    }
+    """
+
+    def row(kind):
+        device = PtxDevice(counted=True)
+        sums = device.compile(source, (f"-DSUM={kind}",)).get_function("sums")
+        sums((1,), (1,), (np.ones(64, np.float32), np.zeros(1, np.float32)))
+        ran = device.executed()["sums"]
+        return executed_row(Executed("sum", "float32", "sums", ran.instructions / 64, ran.double))
+
+    found = differences(EXECUTED, [row("float")], [row("double")])
+    failed = [each.text for each in found if each.fails]
+    assert "sum | float32 | sums: worse: double 0.00 -> 129.00" in failed  # 64 of each, and one
+
+
+def test_missing_and_new_rows_fail():
+    found = differences(EXECUTED, [executed(1, 0, "old")], [executed(1, 0, "new")])
+    assert found == [
+        Difference(True, "norm | float32 | new: measured, and not recorded"),
+        Difference(True, "norm | float32 | old: recorded, and no longer measured"),
+    ]
+
+
+def test_rows_of_a_compiler_that_is_not_here_are_let_be(monkeypatch):
+    """But only outside CI, which measures all of them."""
+    monkeypatch.setattr(CODE.__class__, "read", lambda table: recorded[table])
+    here, elsewhere = code(nvrtc="12.9"), code(nvrtc="13.5")
+    recorded = {CODE: [here, elsewhere], EXECUTED: []}
+    found = {"code": [here], "executed": []}
+    assert gate.compared(found, partly=True) == []
+    (missing,) = gate.compared(found, partly=False)
+    assert "13.5: recorded, and no longer measured" in missing.text
+
+
+def test_the_exit_status_and_what_to_do(capsys):
+    assert command.reported([]) == 0
+    assert command.reported([Difference(False, "row: better")]) == 0
+    assert command.reported([Difference(True, "row: worse"), Difference(False, "other")]) == 1
+    printed = capsys.readouterr().out
+    assert "FAILED row: worse" in printed
+    assert "make machine-code RECORD=1" in printed
+
+
+@pytest.mark.parametrize("record", [True, False])
+def test_ci_and_records_take_both_compilers(record, monkeypatch, capsys):
+    monkeypatch.setenv("CI", "" if record else "true")
+    monkeypatch.setattr(gate, "measured", None)
+    assert command.check(None, record=record) == 1
+    assert "make machine-code" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("record", [True, False])
+def test_the_command_compares_or_records(record, monkeypatch, tmp_path):
+    monkeypatch.setenv("CI", "")
+    made = {"code": [code()], "executed": [executed(10, 2)]}
+    monkeypatch.setattr(gate, "measured", lambda libraries: made if libraries else None)
+    for table in (CODE, EXECUTED):
+        monkeypatch.setitem(vars(table), "path", tmp_path / table.path.name)
+        table.write([])
+    arguments = ["--nvrtc", "library", *(["--record"] if record else [])]
+    assert command.main(arguments) == (0 if record else 1)
+    assert [len(table.read()) for table in (CODE, EXECUTED)] == ([1, 1] if record else [0, 0])
+    assert not record or command.main(arguments[:2]) == 0
+
+
+@pytest.mark.parametrize("table", [CODE, EXECUTED], ids=["code", "executed"])
+def test_tables_are_sorted_and_whole(table):
+    rows = table.read()
+    assert len({table.name_of(row) for row in rows}) == len(rows) > 40
+    assert table.text(reversed(rows)) == table.path.read_text()
+    assert tuple(next(csv.reader(table.path.read_text().splitlines()))) == table.columns
+
+
+def test_every_kernel_has_rows():
+    kernels = {(case.file, case.dtype is None) for case in cases()}
+    assert {file for file, _ in kernels} == {row["file"] for row in CODE.read()}
+    assert len({row["sm"] for row in CODE.read()}) == len(gate.ARCHITECTURES)
+    assert len({row["nvrtc"] for row in CODE.read()}) == 2
+
+
+def test_cases_for_every_gpu():
+    of = {(case.file, case.title): is_common(case) for case in cases()}
+    assert of["norm", "bf16 CAPACITY=90 ORDER=SumOfSquares"]
+    assert not of["norm", "f16 CAPACITY=90 ORDER=SumOfSquares"]
+    assert not of["scale", "bf16 CAPACITY=0"]
+    sizes = [
+        sum(len(batch) for batch in batches)
+        for batches in (gate.batches(90), gate.batches(80), gate.batches(90, other=True))
+    ]
+    assert sizes[0] == len(cases())
+    assert sizes == sorted(sizes, reverse=True)
+    assert all(batch for batch in gate.batches(90, other=True))
+
+
+def test_shared_memory_of_long_rows():
+    macros = ("CENTRED=1", "CHUNKS=4", "DATA_T=bf16", "VEC=8")
+    assert dynamic_shared(Case("f", (*macros, "LONG=1"))) == 2 * 4 * 8 * 512 * 4
+    assert dynamic_shared(Case("f", (*macros, "LONG=0"))) == 0
+
+
+def test_the_loop_over_the_data():
+    code = branching(
+        ("LDG.E", "", None),  # 0x00: searches for a tensor
+        ("BRA", "0x0", "P0"),
+        ("MOV", "", None),  # 0x20: the loop over the data
+        ("LDG.E.128", "", None),  # 0x30: its inner loop
+        ("BRA", "0x30", "P0"),
+        ("LDG.E", "", None),  # 0x50: another
+        ("BRA", "0x50", "P0"),
+        ("BRA", "0x20", "P0"),
+        ("EXIT", "", None),
+    )
+    data, inner = data_loops(loops_of(code))
+    assert (data.start, inner.start) == (0x20, 0x30)
+    assert data_loops([]) == (None, None)
+
+
+@pytest.mark.ptx
+@pytest.mark.usefixtures("needs_tools")
+def test_an_operation_is_counted():
+    (zero,) = [operation for operation in operations() if operation.name == "zero_grad"]
+    (row,) = Operation(zero.name, (4096,), zero.call).executed("bfloat16")
+    assert row.kernel == "zero_grad"
+    assert row.double == 0
+    assert row.instructions > 1 / 8  # a store of 16 bytes
+
+
+def test_each_operation_has_a_name_of_its_own():
+    names = [(operation.name, dtype) for operation in operations() for dtype in operation.dtypes]
+    assert len(set(names)) == len(names)
+    assert set(names) == {(row["operation"], row["dtype"]) for row in EXECUTED.read()}
