@@ -95,6 +95,8 @@ def described(measured: Measured) -> str:
         f"{measured.instructions} instructions",
         f"  loop over the data: {flights(measured.data)}; 16-byte share {wide}",
         f"  innermost of it: {flights(measured.inner)}",
+        "  instructions in double precision for each of the widest accesses, at most: "
+        + ("none" if measured.double is None else f"{measured.double:.2f}"),
         f"  whole kernel, straight on: {flights(measured.whole)}",
     ]
     for loop, trips in measured.loops:

@@ -38,6 +38,7 @@ class Measured:
     whole: list[int]  # the kernel in a straight line
     data: list[int] | None  # a turn of the outermost loop around the widest accesses, if any
     inner: list[int]  # a turn of the innermost loop with the most of them
+    double: float | None  # instructions in double precision for each widest access, at most
     wide: float | None  # of the bytes that the data loop moves; None if it moves none
     loops: list[tuple[Loop, list[int]]]
 
@@ -72,14 +73,15 @@ def measure(compiled: Sequence[Compiled]) -> list[Measured]:
 def measured_of(compiled: Compiled, code: Sequence[Instruction]) -> Measured:
     """Read one kernel's instructions."""
     loops = loops_of(code)
-    data, inner = data_loops(loops)
+    data, innermost = data_loops(loops)
     accesses = data.body if data else code
     return Measured(
         compiled,
         instructions=sum(i.name != "NOP" for i in code),
         whole=round_trips(code),
         data=steady_trips(data.body) if data else None,
-        inner=steady_trips(inner.body) if inner else [],
+        inner=steady_trips(innermost[0].body) if innermost else [],
+        double=max((double_share(loop.body) for loop in innermost), default=None),
         wide=wide_share(accesses),
         loops=[
             (loop, steady_trips(loop.body))
@@ -89,11 +91,11 @@ def measured_of(compiled: Compiled, code: Sequence[Instruction]) -> Measured:
     )
 
 
-def data_loops(loops: Sequence[Loop]) -> tuple[Loop | None, Loop | None]:
-    """Return the loop over the data, and the innermost one that does most of its accesses.
+def data_loops(loops: Sequence[Loop]) -> tuple[Loop | None, list[Loop]]:
+    """Return the loop over the data, and the innermost ones in it, that with most accesses first.
 
-    Those are the outermost loop with the widest loads (stores, if a kernel loads nothing), and of
-    the loops in it that hold such loads and no loop that does, the one with the most.
+    The loop over the data is the outermost one with the widest loads (stores, if a kernel loads
+    nothing); the others are those in it, or itself, that hold such loads and no loop that does.
     """
     for of in (_loaded, _moved):
         widest = max((width for loop in loops for width in of(loop)), default=0)
@@ -103,8 +105,8 @@ def data_loops(loops: Sequence[Loop]) -> tuple[Loop | None, Loop | None]:
             innermost = [a for a in holding if not any(a.holds(b) for b in holding)]
             data = max(outermost, key=holding.__getitem__)
             within = [a for a in innermost if a == data or data.holds(a)]
-            return data, max(within, key=holding.__getitem__)
-    return None, None
+            return data, sorted(within, key=lambda loop: -holding[loop])
+    return None, []
 
 
 def _loaded(loop: Loop) -> list[int]:
@@ -113,6 +115,16 @@ def _loaded(loop: Loop) -> list[int]:
 
 def _moved(loop: Loop) -> list[int]:
     return [i.global_bytes for i in loop.body if i.global_bytes]
+
+
+def double_share(body: Sequence[Instruction]) -> float:
+    """Return how many instructions compute in double precision for each of the widest accesses.
+
+    Those are loads, if there are any. However often a compiler unrolls a loop, this stays.
+    """
+    loads = [i.global_bytes for i in body if i.is_global_load]
+    sizes = loads or [i.global_bytes for i in body if i.global_bytes]
+    return sum(i.is_double for i in body) / sizes.count(max(sizes))
 
 
 def wide_share(code: Iterable[Instruction]) -> float | None:

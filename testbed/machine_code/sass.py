@@ -23,6 +23,7 @@ _LINE = re.compile(
 )
 _UPPER_HALF = re.compile(r"^\s+/\* 0x([0-9a-f]{16}) \*/")
 _DEPBAR = re.compile(r"SB(\d), 0x([0-9a-f]+)")
+_DOUBLE = ("DADD", "DFMA", "DMNMX", "DMUL", "DSETP")
 _BYTES = 16  # of an instruction
 # Bits of the upper half.
 _RELEASED, _WAITED, _NONE = 46, 52, 7
@@ -67,6 +68,11 @@ class Instruction:
         widths = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16, "256": 32}
         words = self.opcode.split(".")
         return next((widths[word] for word in words if word in widths), 4)
+
+    @cached_property
+    def is_double(self) -> bool:
+        """Whether it computes in double precision, or converts to or from it."""
+        return self.name in _DOUBLE or "F64" in self.opcode.split(".")
 
     def __str__(self) -> str:
         guard = f"@{self.guard} " if self.guard else ""

@@ -67,11 +67,12 @@ CODE = Table(
         Judged("threads", is_more_worse=False),
         Judged("trips", is_more_worse=True),
         Judged("inner_loads", is_more_worse=False, relative=0.01),
+        Judged("double", is_more_worse=True, relative=0.01),
         Judged("wide", is_more_worse=False, absolute=0.005),
     ),
     (
         *("file", "macros", "kernel", "sm", "nvrtc", "registers", "spilled", "stack", "threads"),
-        *("trips", "in_flight", "inner_loads", "inner_in_flight", "wide"),
+        *("trips", "in_flight", "inner_loads", "inner_in_flight", "double", "wide"),
     ),
 )
 EXECUTED = Table(
@@ -102,6 +103,7 @@ def code_row(measured: Measured, nvrtc: str) -> Cells:
         "in_flight": " ".join(map(str, measured.data or [])),
         "inner_loads": f"{sum(inner) / len(inner):.2f}" if inner else "",
         "inner_in_flight": " ".join(map(str, inner)),
+        "double": "" if measured.double is None else f"{measured.double:.2f}",
         "wide": "" if measured.wide is None else f"{measured.wide:.2f}",
     }
     return {name: str(cell) for name, cell in cells.items()}

@@ -64,6 +64,7 @@ SPILLING = """
 WORSE = {
     "trips": (A_PACK, f"{A_PACK} if (a.at[0] == 7) continue;"),  # y's address waits for x
     "inner_loads": (A_PACK, f"{A_PACK} if (a.at[0] == 7) continue;"),
+    "double": ("a.at[k] * b.at[k]", "(double)a.at[k] * b.at[k] + 1.0"),
     "wide": (A_PACK, "Pack a; for (int k = 0; k < 4; ++k) a.at[k] = x[(row * 256 + k) * 7];"),
     "threads": ("__launch_bounds__(256)", "__launch_bounds__(768)"),  # two blocks of 768: 1536
     "spilled": ("for (int row", SPILLING),
@@ -123,6 +124,7 @@ def executed(instructions, double, kernel="k"):
         ({}, {"trips": ""}, "worse"),  # the loop is no longer found
         ({"trips": ""}, {}, "changed"),
         ({}, {"inner_loads": "2.00"}, "worse"),
+        ({}, {"double": "5.00"}, "worse"),
         ({}, {"wide": "0.80"}, "worse"),
         ({}, {"wide": "0.90"}, None),
         ({}, {"registers": "72"}, "changed"),  # as many threads fit
@@ -264,9 +266,9 @@ def test_the_loop_over_the_data():
         ("BRA", "0x20", "P0"),
         ("EXIT", "", None),
     )
-    data, inner = data_loops(loops_of(code))
+    data, (inner,) = data_loops(loops_of(code))
     assert (data.start, inner.start) == (0x20, 0x30)
-    assert data_loops([]) == (None, None)
+    assert data_loops([]) == (None, [])
 
 
 @pytest.mark.ptx

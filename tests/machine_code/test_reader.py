@@ -13,7 +13,7 @@ from testbed.machine_code import (
 )
 from testbed.machine_code import sass as reader
 from testbed.machine_code.cases import Case, dtype_called, only_dtype
-from testbed.machine_code.measure import compile_case, measure, wide_share
+from testbed.machine_code.measure import compile_case, double_share, measure, wide_share
 from testbed.machine_code.occupancy import resident_threads
 from testbed.nvrtc import compile_machine_code, cupy_options
 
@@ -190,6 +190,13 @@ def test_launch_bounds_are_in_the_cubin():
 )
 def test_bytes_of_an_access(opcode, size):
     assert line(opcode).global_bytes == size
+
+
+def test_double_precision_for_each_wide_load():
+    """Unrolled or not: the share is the same. Stores count where nothing is loaded."""
+    body = [line("LDG.E.128"), line("LDG.E"), line("F2F.F64.F32"), line("DADD"), line("FADD")]
+    assert double_share(body) == double_share([*body, *body]) == 2
+    assert double_share([line("STG.E.128"), line("DMUL")]) == 1
 
 
 def test_share_of_wide_accesses_is_by_bytes():
