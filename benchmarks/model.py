@@ -1,0 +1,350 @@
+"""Predicted times on GPUs that gradkit has not run on: ``python -m benchmarks.model``.
+
+A prediction, never a result. The host's own code launches each operation on a device that does
+nothing, as for the card in question. What a launch needs then follows from the arrays that it
+gets, from the tables of machine code (docs/machine-code.md) and from the card's data sheet. The
+longest of these is its time and names what limits it:
+
+    memory     bytes / bandwidth, each array once
+    latency    bytes / (bytes in flight), for a round trip of LATENCY: threads that fit, times loads
+               in flight at a round trip, times 16 bytes
+    issue      PTX instructions / (128 a clock and multiprocessor)
+    double     those in double precision / (what the card has for them)
+
+A launch starts START after the one before it; where that is more than half of a call, `start`
+limits it. Left out are the host's time (``python -m benchmarks.host`` measures that), caches, tails
+and clocks below boost. So a small call takes at least as long as the host needs for it.
+"""
+
+import argparse
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import gradkit
+from benchmarks.shapes import DEVICE_IMAGES, DEVICE_LISTS, DEVICE_NORMS
+from gradkit._cuda import CudaBackend
+from gradkit._dtypes import FLOATS, dtype_named
+from testbed.emulated import IdleDevice, on_device
+from testbed.machine_code.table import CODE, EXECUTED, Cells
+
+PAGE = Path(__file__).parents[1] / "docs" / "predictions.md"
+LATENCY, START = 700e-9, 2e-6  # seconds; assumed for every card, round numbers
+_ISSUED = 128  # instructions of threads, a clock and multiprocessor: four warps
+_PACK = 16  # bytes of a load
+
+
+class Card(NamedTuple):
+    """A GPU by its data sheet; ``sm`` is the nearest architecture that the tables have."""
+
+    name: str
+    sm: int
+    bandwidth: float  # bytes a second
+    multiprocessors: int
+    clock: float  # boost
+    double: int  # operations in double precision, a clock and multiprocessor
+    threads: int  # that a multiprocessor holds
+    shared: int  # bytes that a block may have
+    source: str
+
+
+CARDS = (
+    Card("H200", 90, 4.8e12, 132, 1.98e9, 64, 2048, 227 << 10, "NVIDIA H200 data sheet"),
+    Card(
+        "A100", 80, 2.039e12, 108, 1.41e9, 32, 2048, 163 << 10, "NVIDIA A100 80GB data sheet (SXM)"
+    ),
+    Card("RTX 4090", 80, 1.008e12, 128, 2.52e9, 2, 1536, 99 << 10, "NVIDIA Ada architecture paper"),
+    Card("T4", 80, 0.32e12, 40, 1.59e9, 2, 1024, 64 << 10, "NVIDIA T4 data sheet, Turing paper"),
+)
+
+
+class Launch(NamedTuple):
+    """One kernel's launch: as the compiler was asked for it, and the bytes of its arrays."""
+
+    kernel: str
+    macros: str
+    threads: int
+    bytes: int
+
+
+class Recorder(IdleDevice):
+    """Does nothing, and remembers what it was to launch."""
+
+    def __init__(self, card: Card) -> None:
+        super().__init__(multiprocessors=card.multiprocessors, max_shared_memory=card.shared)
+        self.launches: list[Launch] = []
+
+    def compile(self, source: str, options: tuple[str, ...] = ()) -> Any:  # noqa: ARG002
+        """Return a module whose kernels take notes."""
+        return _Module(self, " ".join(o[2:] for o in options if o.startswith("-D")))
+
+
+class _Module(NamedTuple):
+    device: Recorder
+    macros: str
+
+    def get_function(self, name: str) -> Any:
+        def launch(grid: Any, block: Any, args: Any, shared_mem: int = 0) -> None:  # noqa: ARG001
+            arrays = sum(a.nbytes for a in args if isinstance(a, np.ndarray) and a.ndim)
+            threads = math.prod(grid) * math.prod(block)
+            self.device.launches.append(Launch(name, self.macros, threads, arrays))
+
+        return _Kernel(launch)
+
+
+class _Kernel:
+    """A launch function that takes attributes, as CuPy's kernels do."""
+
+    def __init__(self, launch: Callable[..., None]) -> None:
+        self._launch = launch
+
+    def __call__(self, *arguments: Any, **options: Any) -> None:
+        self._launch(*arguments, **options)
+
+
+class Work(NamedTuple):
+    """One operation on one shape; ``passes`` over a list's bytes, by kernel, which tables hide."""
+
+    operation: str
+    shape: str
+    dtype: str
+    elements: int
+    call: Callable[[Callable[..., Any]], Callable[[], Any]]
+    counted: dict[str, tuple[str, str]]  # by kernel: operation and kernel in executed.csv
+    passes: dict[str, int] = {}  # noqa: RUF012
+
+
+def works() -> Iterator[Work]:
+    """Every operation and shape that is to be published."""
+    yield from _norms()
+    yield from _lists()
+    yield from _images()
+
+
+def _norms() -> Iterator[Work]:
+    for name in ("layer_norm_grad", "rms_norm_grad"):
+        for dtype in ("bfloat16", "float16", "float32"):
+            for m, d in DEVICE_NORMS:
+                counted = {"layer_norm_grad": (name, "layer_norm_grad")}
+                for kernel in ("row_sums_of_gradient", "apply_gradient"):
+                    counted[kernel] = "layer_norm_grad of wide rows", kernel
+                call = _gradient(name, (m, d), dtype)
+                yield Work(name, f"{m}x{d}", dtype, m * d, call, counted)
+
+
+def _gradient(name: str, shape: tuple[int, int], dtype: str) -> Any:
+    def bound(array: Callable[..., Any]) -> Callable[[], Any]:
+        m, d = shape
+        statistics = [array((m,), "float32") for _ in range(2 if name == "layer_norm_grad" else 1)]
+        given = [array(shape, dtype), array(shape, dtype), array((d,), dtype), *statistics]
+        columns = [array((d,), dtype) for _ in statistics]
+        out = (array(shape, dtype), *columns)
+        return lambda: getattr(gradkit, name)(*given, out=out)
+
+    return bound
+
+
+def _lists() -> Iterator[Work]:
+    counted = {
+        "norm_partials": ("grad_norm p=2", "norm_partials"),
+        "clip_by_norm": ("scale_grads", "scale_grads"),  # the same loop
+    }
+    for name, passes in (("grad_norm", {"norm_partials": 1}), ("clip_grad_norm", _CLIP)):
+        for title, (dtype, shapes) in DEVICE_LISTS.items():
+            elements = sum(map(math.prod, shapes))
+            yield Work(name, title, dtype, elements, _listed(name, shapes, dtype), counted, passes)
+
+
+_CLIP = {"norm_partials": 1, "clip_by_norm": 2}
+
+
+def _listed(name: str, shapes: Sequence[tuple[int, ...]], dtype: str) -> Any:
+    def bound(array: Callable[..., Any]) -> Callable[[], Any]:
+        grads = [array(shape, dtype) for shape in shapes]
+        rest = (1.0,) if name == "clip_grad_norm" else ()
+        return lambda: getattr(gradkit, name)(grads, *rest)
+
+    return bound
+
+
+_CHANNELS = {
+    "batch_norm": ("sum_deviations", "normalize"),
+    "batch_norm_grad": ("sum_channels", "apply_channels"),
+}
+
+
+def _images() -> Iterator[Work]:
+    for last in (False, True):
+        for n, c, *size in DEVICE_IMAGES:
+            shape = (n, *size, c) if last else (n, c, *size)
+            of = " of channels last" if last else ""
+            counted = {
+                kernel: (f"{operation}{of}", kernel)
+                for operation, kernels in _CHANNELS.items()
+                for kernel in kernels
+            }
+            for name in ("batch_norm", "batch_norm_grad"):
+                title = f"{'x'.join(map(str, shape))}{', channels last' if last else ''}"
+                call = _batch_norm(name, shape, len(shape) - 1 if last else 1)
+                yield Work(name, title, "bfloat16", math.prod(shape), call, counted)
+
+
+def _batch_norm(name: str, shape: tuple[int, ...], axis: int) -> Any:
+    def bound(array: Callable[..., Any]) -> Callable[[], Any]:
+        dtype, channels = "bfloat16", (shape[axis],)
+        statistics = [array(channels, "float32") for _ in range(2)]
+        scale, bias = array(channels, dtype), array(channels, dtype)
+        data, out = array(shape, dtype), array(shape, dtype)
+        if name == "batch_norm":
+            outs = (out, *statistics)
+            return lambda: gradkit.batch_norm(data, scale, bias, channel_axis=axis, out=outs)
+        given = (array(shape, dtype), data, scale, *statistics)
+        outs = (out, array(channels, dtype), array(channels, dtype))
+        return lambda: gradkit.batch_norm_grad(*given, channel_axis=axis, out=outs)
+
+    return bound
+
+
+class Prediction(NamedTuple):
+    """The time of one call in seconds, and what limits it."""
+
+    seconds: float
+    limiter: str
+
+
+def predicted(work: Work, card: Card, tables: "Tables") -> Prediction:
+    """Predict one call: its kernels, one after another."""
+    device = Recorder(card)
+    backend = CudaBackend(device)
+
+    def array(shape: tuple[int, ...], dtype: str) -> Any:
+        return on_device(
+            np.empty(shape, dtype_named(dtype)), backend
+        )  # its pages are never touched
+
+    work.call(array)()
+    parts = [_launched(launch, work, card, tables) for launch in device.launches]
+    starts = START * len(parts)
+    total = sum(part.seconds for part in parts) + starts
+    longest = max(parts, key=lambda part: part.seconds)
+    return Prediction(total, "start" if starts > total / 2 else longest.limiter)
+
+
+def _launched(launch: Launch, work: Work, card: Card, tables: "Tables") -> Prediction:
+    """How long one kernel takes by each limit."""
+    itemsize = dtype_named(work.dtype).itemsize
+    moved = launch.bytes + work.passes.get(launch.kernel, 0) * work.elements * itemsize
+    code = tables.code(launch, work.dtype, card.sm)
+    fitting = card.multiprocessors * min(card.threads, int(code["threads"]) or card.threads)
+    in_flight = min(launch.threads, fitting) * float(code["inner_loads"] or 1) * _PACK
+    limits = {"memory": moved / card.bandwidth, "latency": moved / in_flight * LATENCY}
+    counted = work.counted.get(launch.kernel)
+    if counted and (row := tables.executed(*counted, work.dtype)):
+        clocks = card.multiprocessors * card.clock
+        limits["issue"] = work.elements * float(row["instructions"]) / (_ISSUED * clocks)
+        limits["double"] = work.elements * float(row["double"]) / (card.double * clocks)
+    limiter = max(limits, key=limits.__getitem__)
+    return Prediction(limits[limiter], limiter)
+
+
+class Tables:
+    """The recorded tables, looked up for a launch."""
+
+    def __init__(self) -> None:
+        self._code = {CODE.name_of(row): row for row in CODE.read()}
+        self._files = {row["kernel"]: row["file"] for row in self._code.values()}
+        self._nvrtc = min(row["nvrtc"] for row in self._code.values())
+        self._executed = {EXECUTED.name_of(row): row for row in EXECUTED.read()}
+
+    def code(self, launch: Launch, dtype: str, sm: int) -> Cells:
+        """The row of a kernel, or of the nearest one that has a row."""
+        file = self._files[launch.kernel]
+        for macros in _nearest(launch.macros):
+            for title in (macros, f"{FLOATS[dtype].cxx} {macros}", f"bf16 {macros}"):
+                for arch in (sm, 90):
+                    name = (file, title, launch.kernel, str(arch), self._nvrtc)
+                    if name in self._code:
+                        return self._code[name]
+        raise LookupError(f"no row of {launch.kernel} for {launch.macros}")
+
+    def executed(self, operation: str, kernel: str, dtype: str) -> Cells | None:
+        """What a kernel executes; float16 counts as bfloat16 if it has no row."""
+        for name in (dtype, "bfloat16"):
+            if row := self._executed.get((operation, name, kernel)):
+                return row
+        return None
+
+
+def _nearest(macros: str) -> Iterator[str]:
+    """The macros, and others whose code differs little; not every combination has a row."""
+    yield macros
+    for of, instead in (
+        ("CAPACITY=0", "CAPACITY=90"),
+        (r"(DATA_T|PARAM_T)=f16", r"\1=bf16"),
+        (r"(DATA_T|PARAM_T)=f32", r"\1=bf16"),
+        ("CENTRED=0", "CENTRED=1"),
+    ):
+        macros = re.sub(rf"{of}\b", instead, macros)
+        yield macros
+
+
+_HEAD = """# Predicted times
+
+**Predictions, not results: gradkit has not yet run on a GPU.** `python -m benchmarks.model` makes
+this page from the [tables of machine code](machine-code.md) and from data sheets; its text says
+how, and what it leaves out. Measurements, once there are some, go to [performance](performance.md).
+Then this page shows where the model is wrong.
+
+Microseconds a call, and what limits it: `memory` bandwidth, `latency` of round trips to memory,
+`issue` of instructions, `double` precision, `start` of kernels. The host's time is left out: a call
+takes at least that. `issue` and `double` come from counts of PTX, of which ptxas merges a part, so
+they are upper bounds. A round trip is assumed to take {latency:.0f} ns, and a kernel's start
+{start:.0f} us, on every card. The RTX 4090 and the T4 are taken to run the code for sm_80. A
+combination of macros without a row takes that of the nearest one: float16 counts as bfloat16, RMS
+norm with accesses of one element as layer norm.
+
+"""
+
+
+def page(found: dict[tuple[str, str, str], list[Prediction]]) -> str:
+    """Lay out all predictions."""
+    lines = [
+        "| card | GB/s | multiprocessors | GHz | double a clock | source |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {c.name} | {c.bandwidth / 1e9:.0f} | {c.multiprocessors} | {c.clock / 1e9:.2f} "
+        f"| {c.double} | {c.source} |"
+        for c in CARDS
+    ]
+    names = " | ".join(card.name for card in CARDS)
+    lines += ["", f"| operation | shape | dtype | {names} |", "|---" * (3 + len(CARDS)) + "|"]
+    for title, row in found.items():
+        cells = " | ".join(f"{_figure(p.seconds * 1e6)} {p.limiter}" for p in row)
+        lines.append(f"| {' | '.join(title)} | {cells} |")
+    return _HEAD.format(latency=LATENCY * 1e9, start=START * 1e6) + "\n".join(lines) + "\n"
+
+
+def _figure(number: float) -> str:
+    """Two digits: a model has no more."""
+    digits = 1 - math.floor(math.log10(number))
+    return f"{round(number, digits):,.{max(digits, 0)}f}"
+
+
+def main() -> None:
+    """Write the page."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    tables = Tables()
+    found = {
+        (work.operation, work.shape, work.dtype): [predicted(work, c, tables) for c in CARDS]
+        for work in works()
+    }
+    PAGE.write_text(page(found))
+
+
+if __name__ == "__main__":
+    main()

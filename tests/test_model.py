@@ -1,0 +1,87 @@
+"""The model of cards that nobody has: what it says of simple ones."""
+
+import re
+
+import numpy as np
+import pytest
+
+from benchmarks import model
+from benchmarks.shapes import DEVICE_LISTS, DEVICE_NORMS
+
+CARD = model.CARDS[0]
+TABLES = model.Tables()
+
+
+def work(operation, shape, dtype="float32"):
+    (found,) = [
+        w for w in model.works() if (w.operation, w.shape, w.dtype) == (operation, shape, dtype)
+    ]
+    return found
+
+
+def predicted(made, **changed):
+    return model.predicted(made, CARD._replace(**changed), TABLES)
+
+
+def test_bandwidth_limits_a_card_with_little_of_it():
+    """Then the time is that of dy, x, dx and what goes with them, and of the kernels' starts."""
+    found = predicted(work("layer_norm_grad", "16384x4096"), bandwidth=1e9)
+    assert found.limiter == "memory"
+    least = 3 * 16384 * 4096 * 4 / 1e9
+    assert least < found.seconds < 1.1 * least
+
+
+@pytest.mark.parametrize(
+    ("changed", "limiter"),
+    [({"double": 1e-6}, "double"), ({"clock": 1e3}, "issue"), ({"threads": 32}, "latency")],
+)
+def test_what_a_card_lacks_limits_it(changed, limiter):
+    assert predicted(work("grad_norm", "GPT-2 124M"), **changed).limiter == limiter
+
+
+def test_little_work_is_limited_by_the_start_of_its_kernels():
+    found = predicted(work("grad_norm", "MLP"))
+    assert found.limiter == "start"
+    assert found.seconds > 2 * model.START  # two kernels
+
+
+def test_clipping_moves_three_times_the_bytes_of_a_norm():
+    norm = predicted(work("grad_norm", "GPT-2 124M"), bandwidth=1e9)
+    clip = predicted(work("clip_grad_norm", "GPT-2 124M"), bandwidth=1e9)
+    assert clip.seconds == pytest.approx(3 * norm.seconds, rel=0.01)
+
+
+def test_every_launch_finds_a_row():
+    """Also those whose combination of macros has none of its own."""
+    launch = model.Launch("layer_norm_grad", "", 1, 1)
+    macros = "CENTRED=0 CHUNKS=12 DATA_T=f16 FROM_OUTPUT=0 LONG=0 PARAM_T=f16 STAT_T=f32 VEC=1"
+    assert TABLES.code(launch._replace(macros=macros), "float16", 80)["kernel"] == "layer_norm_grad"
+    with pytest.raises(LookupError, match="no row of layer_norm_grad for VEC=3"):
+        TABLES.code(launch._replace(macros="VEC=3"), "float16", 80)
+
+
+def test_arrays_are_never_touched():
+    device = model.Recorder(CARD)
+    launch = device.compile("", ("-std=c++17", "-DA=1", "-DB=f32")).get_function("k")
+    launch((2, 3), (32, 4), (np.empty((8, 8)), None, np.int64(3)))
+    assert device.launches == [model.Launch("k", "A=1 B=f32", 2 * 3 * 32 * 4, 8 * 8 * 8)]
+
+
+def test_the_page_says_that_it_predicts_and_has_every_shape():
+    text = model.PAGE.read_text()
+    assert "Predictions, not results" in text
+    assert "not yet run on a GPU" in text
+    rows = re.findall(
+        r"^\| (\w+) \| (.+?) \| (\w+) \|.*(?:memory|latency|issue|double|start) \|$", text, re.M
+    )
+    assert rows == [(w.operation, w.shape, w.dtype) for w in model.works()]
+    assert {f"{m}x{d}" for m, d in DEVICE_NORMS} | DEVICE_LISTS.keys() <= {
+        shape for _, shape, _ in rows
+    }
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(9.64, "9.6"), (139.2, "140"), (1279, "1,300"), (0.5, "0.50")]
+)
+def test_two_digits(number, text):
+    assert model._figure(number) == text
