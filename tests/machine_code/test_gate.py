@@ -126,6 +126,7 @@ def executed(instructions, double, kernel="k"):
         ({}, {"inner_loads": "2.00"}, "worse"),
         ({}, {"double": "5.00"}, "worse"),
         ({}, {"wide": "0.80"}, "worse"),
+        ({}, {"wide": "0.88"}, "changed"),  # a loop more or less unrolled
         ({}, {"wide": "0.90"}, None),
         ({}, {"registers": "72"}, "changed"),  # as many threads fit
         ({}, {"in_flight": "2 2"}, "changed"),
