@@ -20,13 +20,14 @@ import argparse
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import gradkit
-from benchmarks.shapes import DEVICE_IMAGES, DEVICE_LISTS, DEVICE_NORMS
+from benchmarks.shapes import DEVICE_LISTS, DEVICE_NORMS
 from gradkit._cuda import CudaBackend
 from gradkit._dtypes import FLOATS, dtype_named
 from testbed.emulated import IdleDevice, on_device
@@ -177,10 +178,13 @@ _CHANNELS = {
 }
 
 
+_IMAGES = [(64, 112), (64, 56), (256, 56), (512, 28), (1024, 14), (2048, 7)]  # channels, height
+
+
 def _images() -> Iterator[Work]:
     for last in (False, True):
-        for n, c, *size in DEVICE_IMAGES:
-            shape = (n, *size, c) if last else (n, c, *size)
+        for n, (c, size) in product((32, 256), _IMAGES):
+            shape = (n, size, size, c) if last else (n, c, size, size)
             of = " of channels last" if last else ""
             counted = {
                 kernel: (f"{operation}{of}", kernel)
