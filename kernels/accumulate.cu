@@ -1,9 +1,9 @@
 // buffer += scale * grad, or buffer = grad, with grad broadcast to the buffer's shape.
 //
 // The list holds one tensor: its source is the gradient (dtype -DGRAD), its target the buffer
-// (-DBUFFER), which may be the gradient itself. Computed in double: the product is rounded, then
-// the sum, then the sum to BUFFER. An unscaled sum of f32 and narrower equals one that was
-// rounded once. The flag is read on the device. Deterministic: each element on its own.
+// (-DBUFFER), which may be the gradient itself. With a scale, computed in double: the product is
+// rounded, then the sum, then the sum to BUFFER. An unscaled sum of f32 and narrower is rounded
+// once. The flag is read on the device. Deterministic: each element on its own.
 //
 // Launch: a warp per chunk, any grid, blockDim.x a multiple of 32.
 
@@ -11,11 +11,27 @@
 
 // If the types agree, every bit is kept.
 template <typename S, typename T> struct Convert {
-    __device__ static __forceinline__ T apply(S x) { return narrow<T>(to_double(x)); }
+    __device__ static __forceinline__ T apply(S x) {
+        if constexpr (sizeof(T) == 8) return to_double(x);
+        else return narrow<T>(widen(x));
+    }
 };
 template <typename T> struct Convert<T, T> {
     __device__ static __forceinline__ T apply(T x) { return x; }
 };
+
+// Sums rounded once, without double precision, of which many GPUs have little.
+template <typename S, typename T, int N>
+__device__ __forceinline__ Raw<T, N> sum_of_floats(const Held<S, T, N>& held) {
+    Real<f32> sums[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        const Real<f32> buffer = widen(held.target.at(i)), grad = widen(held.source.at(i));
+        if constexpr (sizeof(T) == 4) sums[i] = buffer + grad;
+        else sums[i] = {to_odd(sum_with_error(buffer.value, grad.value))};
+    }
+    return narrow_all<T>(sums);
+}
 
 struct Add : Op {
     double scale;
@@ -26,14 +42,16 @@ struct Add : Op {
         held.target = load<N>(buffer);
     }
     template <typename S, typename T, int N>
-    __device__ __forceinline__ void finish(const Held<S, T, N>& held, T* buffer) {
-        Pack<T, N> result;
+    __device__ __forceinline__ void finish(const Held<S, T, N>& held, const S*, T* buffer) {
+        if constexpr (sizeof(S) < 8 && sizeof(T) < 8)
+            if (scale == 1) return write<N>(buffer, sum_of_floats(held));
+        Raw<T, N> result;
 #pragma unroll
         for (int i = 0; i < N; ++i) {
-            const double term = __dmul_rn(to_double(held.source.at[i]), scale);
-            result.at[i] = narrow<T>(__dadd_rn(to_double(held.target.at[i]), term));
+            const double term = __dmul_rn(to_double(held.source.at(i)), scale);
+            result.put(i, narrow<T>(__dadd_rn(to_double(held.target.at(i)), term)));
         }
-        store<N>(buffer, result);
+        write<N>(buffer, result);
     }
 };
 
@@ -43,11 +61,11 @@ struct Overwrite : Op {
         held.source = load<N>(grad);
     }
     template <typename S, typename T, int N>
-    __device__ __forceinline__ void finish(const Held<S, T, N>& held, T* buffer) {
-        Pack<T, N> result;
+    __device__ __forceinline__ void finish(const Held<S, T, N>& held, const S*, T* buffer) {
+        Raw<T, N> result;
 #pragma unroll
-        for (int i = 0; i < N; ++i) result.at[i] = Convert<S, T>::apply(held.source.at[i]);
-        store<N>(buffer, result);
+        for (int i = 0; i < N; ++i) result.put(i, Convert<S, T>::apply(held.source.at(i)));
+        write<N>(buffer, result);
     }
 };
 

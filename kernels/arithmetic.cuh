@@ -6,6 +6,8 @@
 
 #pragma once
 
+typedef unsigned int u32;
+
 // Conversions between float and double; a plain cast would flush subnormals.
 __device__ __forceinline__ double exactly(float x) {
 #ifdef GRADKIT_EMULATED
@@ -45,6 +47,23 @@ SINGLE_OPERATION(product_of, "mul.rn.f32", *)
 SINGLE_OPERATION(quotient_of, "div.rn.f32", /)
 #undef SINGLE_OPERATION
 
+// A sign changes no other bit of a float either: CUDA's own - and fabsf would flush it.
+#ifdef GRADKIT_EMULATED
+__device__ __forceinline__ float negative_of(float x) { return -x; }
+__device__ __forceinline__ float magnitude_of(float x) { return fabsf(x); }
+#else
+__device__ __forceinline__ float negative_of(float x) {
+    float y;
+    asm("neg.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ __forceinline__ float magnitude_of(float x) {
+    float y;
+    asm("abs.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+#endif
+
 __device__ __forceinline__ double sum_of(double a, double b) { return __dadd_rn(a, b); }
 __device__ __forceinline__ double difference_of(double a, double b) { return __dsub_rn(a, b); }
 __device__ __forceinline__ double product_of(double a, double b) { return __dmul_rn(a, b); }
@@ -81,3 +100,23 @@ __device__ __forceinline__ Real<F> fused(Real<F> a, Real<F> b, Real<F> c) {
 
 __device__ __forceinline__ double exactly(Real<float> x) { return exactly(x.value); }
 __device__ __forceinline__ double exactly(Real<double> x) { return x.value; }
+
+// A sum of floats and of the rounding errors that were made on the way.
+struct Single { float hi, lo; };
+
+// Knuth's two-sum.
+__device__ __forceinline__ Single sum_with_error(float a, float b) {
+    const float sum = sum_of(a, b), back = difference_of(sum, a);
+    return {sum, sum_of(difference_of(a, difference_of(sum, back)), difference_of(b, back))};
+}
+
+// The sum with its last bit set if it is inexact (round to odd): a second rounding, to a type of at
+// most 22 bits, then gives the same as one rounding of the exact sum.
+__device__ __forceinline__ float to_odd(Single sum) {
+    u32 bits = __float_as_uint(sum.hi);
+    const u32 lost = __float_as_uint(sum.lo);
+    const bool exact = lost << 1 == 0 || (bits & 0x7f800000u) == 0x7f800000u;  // or not finite
+    if (exact) return sum.hi;
+    if ((lost ^ bits) >> 31) bits -= 1;  // towards zero
+    return __uint_as_float(bits | 1);
+}

@@ -25,19 +25,23 @@ __device__ __forceinline__ void sum_share(
     const DATA_T* x, const Shape& shape, i64 channel, const Real<double> (&centre)[OWN],
     double (&sums)[2][OWN]
 ) {
-    for (Walk walk(shape); walk.inside(shape); walk.next()) {
-        A values[VEC];
-        load<VEC>(x + walk.index(shape, channel), values);
+    for (Walk walk(shape); walk.inside(shape);) {
+        const Places places(walk, shape, channel);
+        const Packs packs = fetch_packs(x, places);
 #pragma unroll
-        for (int k = 0; k < VEC; ++k) {
-            const double deviation = exactly(values[k]) - exactly(centre[k % OWN]);
-            sums[0][k % OWN] += deviation;
-            sums[1][k % OWN] = fused(deviation, deviation, sums[1][k % OWN]);
+        for (int b = 0; b < BATCH; ++b) {
+            if (b >= places.count) continue;
+#pragma unroll
+            for (int k = 0; k < VEC; ++k) {
+                const double deviation = exactly(widen(packs.at[b].at(k))) - exactly(centre[k % OWN]);
+                sums[0][k % OWN] += deviation;
+                sums[1][k % OWN] = fused(deviation, deviation, sums[1][k % OWN]);
+            }
         }
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256, 1) sum_deviations(
+extern "C" __global__ void __launch_bounds__(256, 2) sum_deviations(
     const DATA_T* x, const double* centre, double* partials, i64 before, i64 channels, i64 after
 ) {
     __shared__ double tile[BLOCK_THREADS];
@@ -92,31 +96,51 @@ extern "C" __global__ void __launch_bounds__(1024, 1) finish_moments(
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256, 1) normalize(
+// What a thread needs to know of its channels. The mean in two parts: a single one is off by half
+// a unit in the last place, which may be large compared with x - mean.
+struct Parameters { A high[OWN], low[OWN], inv_std[OWN], scale[OWN], bias[OWN]; };
+
+__device__ __forceinline__ void load_parameters(
+    const PARAM_T* scale, const PARAM_T* bias, const double* exact, i64 channel, const Shape& shape,
+    Parameters& own
+) {
+    Real<double> mean[OWN], inv_std[OWN];
+    load_own(exact, channel, shape, Real<double>{0}, mean);
+    load_own(exact + shape.channels, channel, shape, Real<double>{0}, inv_std);
+    load_own(scale, channel, shape, A{1}, own.scale);
+    load_own(bias, channel, shape, A{0}, own.bias);
+#pragma unroll
+    for (int k = 0; k < OWN; ++k) {
+        own.high[k] = narrow<A>(mean[k]);
+        own.low[k] = narrow<A>(exactly(mean[k]) - exactly(own.high[k]));
+        own.inv_std[k] = narrow<A>(inv_std[k]);
+    }
+}
+
+__device__ __forceinline__ void normalize_pack(const Raw<DATA_T, VEC>& x, const Parameters& own, DATA_T* y) {
+    A values[VEC];
+#pragma unroll
+    for (int k = 0; k < VEC; ++k) {
+        const A xhat = (widen(x.at(k)) - own.high[k % OWN] - own.low[k % OWN]) * own.inv_std[k % OWN];
+        values[k] = fused(xhat, own.scale[k % OWN], own.bias[k % OWN]);
+    }
+    store<VEC>(y, values);
+}
+
+extern "C" __global__ void __launch_bounds__(256, 2) normalize(
     const DATA_T* x, const PARAM_T* scale, const PARAM_T* bias, const double* exact, DATA_T* y,
     i64 before, i64 channels, i64 after
 ) {
     const Shape shape = {before, channels, after};
     for (i64 channel = first_channel(); channel < channels; channel += channel_step()) {
-        Real<double> middle[OWN], inv_std[OWN];
-        A factor[OWN], offset[OWN];
-        load_own(exact, channel, shape, Real<double>{0}, middle);
-        load_own(exact + channels, channel, shape, Real<double>{0}, inv_std);
-        load_own(scale, channel, shape, A{1}, factor);
-        load_own(bias, channel, shape, A{0}, offset);
-        for (Walk walk(shape); walk.inside(shape); walk.next()) {
-            A values[VEC];
-            load<VEC>(x + walk.index(shape, channel), values);
+        Parameters own;
+        load_parameters(scale, bias, exact, channel, shape, own);
+        for (Walk walk(shape); walk.inside(shape);) {
+            const Places places(walk, shape, channel);
+            const Packs packs = fetch_packs(x, places);
 #pragma unroll
-            for (int k = 0; k < VEC; ++k) {
-                // The mean in two parts: a single one is off by half a unit in the last place,
-                // which may be large compared with x - mean.
-                const double mean = exactly(middle[k % OWN]);
-                const A high = narrow<A>(mean), low = narrow<A>(mean - exactly(high));
-                const A xhat = (values[k] - high - low) * narrow<A>(exactly(inv_std[k % OWN]));
-                values[k] = fused(xhat, factor[k % OWN], offset[k % OWN]);
-            }
-            store<VEC>(y + walk.index(shape, channel), values);
+            for (int b = 0; b < BATCH; ++b)
+                if (b < places.count) normalize_pack(packs.at[b], own, y + places.at[b]);
         }
     }
 }

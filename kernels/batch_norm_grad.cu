@@ -17,7 +17,7 @@
 
 #include "channels.cuh"
 
-#define STRETCH 16  // packs that are summed in the accumulation dtype before they go to double
+#define STRETCH 16  // packs, a multiple of BATCH, that are summed in the accumulation dtype before they go to double
 
 struct Channel { A mean[OWN], inv_std[OWN]; };
 
@@ -28,17 +28,8 @@ __device__ __forceinline__ void load_channel(
     load_own(inv_std, channel, shape, A{0}, of.inv_std);
 }
 
-// One pack of dy, and of xhat.
-struct Elements { A dy[VEC], xhat[VEC]; };
-
-__device__ __forceinline__ void load_elements(
-    const DATA_T* dy, const DATA_T* x, i64 index, const Channel& of, Elements& at
-) {
-    load<VEC>(dy + index, at.dy);
-    load<VEC>(x + index, at.xhat);
-#pragma unroll
-    for (int k = 0; k < VEC; ++k)
-        at.xhat[k] = (at.xhat[k] - of.mean[k % OWN]) * of.inv_std[k % OWN];
+__device__ __forceinline__ A xhat_of(const Raw<DATA_T, VEC>& x, int k, const Channel& of) {
+    return (widen(x.at(k)) - of.mean[k % OWN]) * of.inv_std[k % OWN];
 }
 
 // Adds at most STRETCH packs to the sums of dy * xhat and of dy.
@@ -49,13 +40,18 @@ __device__ __forceinline__ void sum_stretch(
     A part[2][OWN];
     fill<OWN>(part[0], A{0});
     fill<OWN>(part[1], A{0});
-    for (int i = 0; i < STRETCH && walk.inside(shape); ++i, walk.next()) {
-        Elements at;
-        load_elements(dy, x, walk.index(shape, channel), of, at);
+    for (int i = 0; i < STRETCH && walk.inside(shape); i += BATCH) {
+        const Places places(walk, shape, channel);
+        const Packs dys = fetch_packs(dy, places), xs = fetch_packs(x, places);
 #pragma unroll
-        for (int k = 0; k < VEC; ++k) {
-            part[0][k % OWN] = fused(at.dy[k], at.xhat[k], part[0][k % OWN]);
-            part[1][k % OWN] += at.dy[k];
+        for (int b = 0; b < BATCH; ++b) {
+            if (b >= places.count) continue;
+#pragma unroll
+            for (int k = 0; k < VEC; ++k) {
+                const A own = widen(dys.at[b].at(k));
+                part[0][k % OWN] = fused(own, xhat_of(xs.at[b], k, of), part[0][k % OWN]);
+                part[1][k % OWN] += own;
+            }
         }
     }
 #pragma unroll
@@ -65,7 +61,7 @@ __device__ __forceinline__ void sum_stretch(
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256, 1) sum_channels(
+extern "C" __global__ void __launch_bounds__(256, 2) sum_channels(
     const DATA_T* dy, const DATA_T* x, const STAT_T* mean, const STAT_T* inv_std,
     double* partials, i64 before, i64 channels, i64 after
 ) {
@@ -109,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1) finish_channels(
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256, 1) apply_channels(
+extern "C" __global__ void __launch_bounds__(256, 2) apply_channels(
     const DATA_T* dy, const DATA_T* x, const PARAM_T* scale, const STAT_T* mean,
     const STAT_T* inv_std, const A* means, DATA_T* dx, i64 before, i64 channels, i64 after
 ) {
@@ -121,16 +117,20 @@ extern "C" __global__ void __launch_bounds__(256, 1) apply_channels(
         load_own(scale, channel, shape, A{1}, factor);
         load_own(means, channel, shape, A{0}, of_product);
         load_own(means + channels, channel, shape, A{0}, of_dy);
-        for (Walk walk(shape); walk.inside(shape); walk.next()) {
-            Elements at;
-            load_elements(dy, x, walk.index(shape, channel), of, at);
-            A out[VEC];
+        for (Walk walk(shape); walk.inside(shape);) {
+            const Places places(walk, shape, channel);
+            const Packs dys = fetch_packs(dy, places), xs = fetch_packs(x, places);
 #pragma unroll
-            for (int k = 0; k < VEC; ++k) {
-                const A rest = at.dy[k] - fused(at.xhat[k], of_product[k % OWN], of_dy[k % OWN]);
-                out[k] = rest * (of.inv_std[k % OWN] * factor[k % OWN]);
+            for (int b = 0; b < BATCH; ++b) {
+                if (b >= places.count) continue;
+                A out[VEC];
+#pragma unroll
+                for (int k = 0; k < VEC; ++k) {
+                    const A product = fused(xhat_of(xs.at[b], k, of), of_product[k % OWN], of_dy[k % OWN]);
+                    out[k] = (widen(dys.at[b].at(k)) - product) * (of.inv_std[k % OWN] * factor[k % OWN]);
+                }
+                store<VEC>(dx + places.at[b], out);
             }
-            store<VEC>(dx + walk.index(shape, channel), out);
         }
     }
 }

@@ -48,6 +48,35 @@ struct Walk {
     }
 };
 
+#define BATCH 4  // packs of an array whose loads are in flight at once
+
+// The places of a thread's next packs, up to BATCH; the walk goes on behind them.
+struct Places {
+    i64 at[BATCH];
+    int count;
+
+    __device__ __forceinline__ Places(Walk& walk, const Shape& shape, i64 channel) : count(0) {
+#pragma unroll
+        for (int b = 0; b < BATCH; ++b) {
+            at[b] = walk.index(shape, channel);
+            if (!walk.inside(shape)) continue;
+            ++count;
+            walk.next();
+        }
+    }
+};
+
+// An array's elements there; zeros for packs that do not exist.
+struct Packs { Raw<DATA_T, VEC> at[BATCH]; };
+
+__device__ __forceinline__ Packs fetch_packs(const DATA_T* from, const Places& places) {
+    Packs packs;
+#pragma unroll
+    for (int b = 0; b < BATCH; ++b)
+        packs.at[b] = fetch_if<VEC>(b < places.count, from + places.at[b], DATA_T{});
+    return packs;
+}
+
 // The first channel of the thread, and the distance to its next one.
 __device__ __forceinline__ i64 first_channel() {
     return (static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x) * OWN;

@@ -16,16 +16,23 @@ struct Clamp : Op {
         held.source = load<N>(source);
     }
     template <typename T, int N>
-    __device__ __forceinline__ void finish(const Held<T, T, N>& held, T* target) {
-        const double top = sizeof(T) == 8 ? limit : exactly(rounded(limit));
-        Pack<T, N> result = held.source;
+    __device__ __forceinline__ void finish(const Held<T, T, N>& held, const T*, T* target) {
+        Raw<T, N> result = held.source;
 #pragma unroll
-        for (int i = 0; i < N; ++i) {
-            const double x = to_double(held.source.at[i]);
-            if (x > top) result.at[i] = narrow<T>(top);
-            if (x < -top) result.at[i] = narrow<T>(-top);
+        for (int i = 0; i < N; ++i) result.put(i, clamped(held.source.at(i)));
+        write<N>(target, result);
+    }
+    template <typename T> __device__ __forceinline__ T clamped(T x) const {
+        if constexpr (sizeof(T) == 8) {
+            return x > limit ? limit : x < -limit ? -limit : x;
+        } else {
+            // Bits without a sign are in the order of magnitudes, and NaN lies above infinity. As
+            // floats, subnormals would count as 0.
+            const u32 bits = __float_as_uint(widen(x).value), magnitude = bits & 0x7fffffffu;
+            const u32 top = __float_as_uint(rounded(limit));
+            if (magnitude <= top || magnitude > 0x7f800000u) return x;
+            return narrow<T>(__uint_as_float(top | (bits & 0x80000000u)));
         }
-        store<N>(target, result);
     }
 };
 

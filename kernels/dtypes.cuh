@@ -12,7 +12,6 @@ struct bf16 { unsigned short bits; };
 typedef float f32;
 typedef double f64;
 
-typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 
@@ -86,7 +85,7 @@ template <> __device__ __forceinline__ f64 narrow<f64>(double x) { return x; }
 template <> __device__ __forceinline__ bf16 narrow<bf16>(float x) {
     u32 bits = __float_as_uint(x);
     bf16 y;
-    if (x != x) y.bits = static_cast<unsigned short>((bits >> 16) | 0x40u);
+    if (x != x) y.bits = 0x7fff;
     else y.bits = static_cast<unsigned short>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
     return y;
 }
@@ -108,6 +107,19 @@ template <> __device__ __forceinline__ Real<f32> narrow<Real<f32>>(float x) { re
 template <> __device__ __forceinline__ Real<f32> narrow<Real<f32>>(double x) { return {rounded(x)}; }
 template <> __device__ __forceinline__ Real<f64> narrow<Real<f64>>(double x) { return {x}; }
 template <typename T, typename F> __device__ __forceinline__ T narrow(Real<F> x) { return narrow<T>(x.value); }
+
+// Two numbers rounded to 16 bits, the first in the lower half.
+template <typename T, typename F> __device__ __forceinline__ u32 narrow_two(Real<F> low, Real<F> high) {
+    return narrow<T>(low).bits | static_cast<u32>(narrow<T>(high).bits) << 16;
+}
+// One instruction where there is one; it also gives 0x7fff for a NaN.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+template <> __device__ __forceinline__ u32 narrow_two<bf16>(Real<f32> low, Real<f32> high) {
+    u32 both;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high.value), "f"(low.value));
+    return both;
+}
+#endif
 
 // N elements that one instruction moves; N * sizeof(T) is a power of two up to 16.
 template <typename T, int N> struct alignas(sizeof(T) * N) Pack { T at[N]; };

@@ -15,9 +15,9 @@
 // gridDim.x. If VEC > 1, width is a multiple of VEC and arrays are 16-byte aligned. LONG: x is
 // 512, y is 1, and dynamic shared memory holds PLANES * CHUNKS * VEC * x numbers of type A.
 //
-// For all its rows, a thread keeps its columns of scale and its column sums in registers. LONG
-// rows have too many columns for that: their sums are in shared memory, and scale is read again
-// from the cache.
+// A thread keeps its columns of scale in registers for all its rows, and their sums too. LONG rows
+// have too many columns for that: their sums are in shared memory. Of a row it keeps what memory
+// has, which for 16 bits is half as many registers as w and xhat, and computes those twice.
 
 #include "row_gradient.cuh"
 
@@ -30,45 +30,71 @@ constexpr int BLOCKS = CHUNKS * VEC * sizeof(A) <= (VEC > 1 ? 32 : 16) ? 2 : 1;
 // Threads per row.
 __device__ __forceinline__ int threads() { return LONG ? LONG_THREADS : static_cast<int>(blockDim.x); }
 
-struct Row { A w[CHUNKS][VEC], xhat[CHUNKS][VEC]; };  // load_row puts dy and the source here
-
 __device__ __forceinline__ int column_of(int chunk) {
     return (chunk * threads() + static_cast<int>(threadIdx.x)) * VEC;
 }
 
-// Columns beyond the last have a scale of 1.
-__device__ __forceinline__ void load_scale(const PARAM_T* scale, int c, int width, A (&to)[VEC]) {
-    if (column_of(c) < width) load_or<VEC>(scale, column_of(c), A{1}, to);
-    else fill<VEC>(to, A{1});
+// How far a chunk's columns are from those of the thread's first.
+__device__ __forceinline__ i64 chunk_offset(int chunk) { return static_cast<i64>(chunk * threads() * VEC); }
+
+// A thread's part of a row. Its loads are in flight until it is used.
+struct Row {
+    Raw<DATA_T, VEC> dy[CHUNKS], source[CHUNKS];
+    RawStatistics of;
+#if FROM_OUTPUT
+    A xhat[CHUNKS][VEC];  // kept by `sum_row`, in place of the source: a division takes long
+#endif
+};
+
+// Issues all loads of a row. Beyond the last row and column everything is 0.
+__device__ __forceinline__ void fetch_row(const Arrays& in, i64 row, i64 rows, int width, Row& to) {
+    const DATA_T* dy = in.dy + row * width + column_of(0);
+    const DATA_T* source = in.source + row * width + column_of(0);
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c) {
+        const bool inside = (LONG || row < rows) && column_of(c) < width;
+        to.dy[c] = fetch_if<VEC>(inside, dy + chunk_offset(c), DATA_T{});
+        to.source[c] = fetch_if<VEC>(inside, source + chunk_offset(c), DATA_T{});
+    }
+    to.of = fetch_statistics(in, LONG || row < rows, row);
 }
 
-#if LONG
+// Registers for two rows, one in flight while the other is worked on, and for a parameter.
+constexpr int BOTH_ROWS = 4 * CHUNKS * words<Raw<DATA_T, VEC>>();
+constexpr int PARAMETER = CHUNKS * words<Raw<PARAM_T, VEC>>();
+// What there are registers for, of the 128 of a thread: to keep scale, to read a row ahead, to read
+// all of a bias at once. Conditions and addresses of single elements, and double precision, take more.
+constexpr int ROOM = VEC > 1 && sizeof(A) == 4 ? 96 : 64;
+constexpr bool KEEP_SCALE = !(LONG && VEC == 1) && BOTH_ROWS / 2 + PARAMETER <= (FROM_OUTPUT && ROOM > 72 ? 72 : ROOM);
+constexpr int KEPT = (KEEP_SCALE ? PARAMETER : 0) + (LONG ? 0 : PLANES * CHUNKS * VEC * words<A>());
+constexpr bool AHEAD = !LONG && VEC > 1 && BOTH_ROWS + KEPT <= (BLOCKS == 2 ? 32 : ROOM);
+constexpr bool BIAS_AT_ONCE = BOTH_ROWS / 2 + KEPT + PARAMETER <= ROOM;
+
+// What a thread keeps for all its rows: its columns of scale, and their sums.
 struct Columns {
-    const PARAM_T* scale;
+    Raw<PARAM_T, VEC> scale[CHUNKS];  // if KEEP_SCALE
+#if LONG
     A* sums;
     // Neighbouring threads use neighbouring words, so there are no bank conflicts.
     __device__ __forceinline__ A& sum(int plane, int c, int k) {
         return sums[((plane * CHUNKS + c) * VEC + k) * LONG_THREADS + threadIdx.x];
     }
-    __device__ __forceinline__ void scale_of(int c, int width, A (&to)[VEC]) const {
-        load_scale(scale, c, width, to);
-    }
-    __device__ __forceinline__ Columns(const PARAM_T* from, int, A* shared) : scale(from), sums(shared) {}
-};
+    __device__ __forceinline__ explicit Columns(A* shared) : sums(shared) {}
 #else
-struct Columns {
-    A scale[CHUNKS][VEC], sums[PLANES][CHUNKS][VEC];
+    A sums[PLANES][CHUNKS][VEC];
     __device__ __forceinline__ A& sum(int plane, int c, int k) { return sums[plane][c][k]; }
-    __device__ __forceinline__ void scale_of(int c, int, A (&to)[VEC]) const {
-#pragma unroll
-        for (int k = 0; k < VEC; ++k) to[k] = scale[c][k];
-    }
-    __device__ __forceinline__ Columns(const PARAM_T* from, int width, A*) {
-#pragma unroll
-        for (int c = 0; c < CHUNKS; ++c) load_scale(from, c, width, scale[c]);
-    }
-};
+    __device__ __forceinline__ explicit Columns(A*) {}
 #endif
+};
+
+// A parameter's values for a chunk. Beyond the last column, and if it is null, `absent`.
+__device__ __forceinline__ Raw<PARAM_T, VEC> fetch_columns(const PARAM_T* from, int c, int width, A absent) {
+    return fetch_if<VEC>(from && column_of(c) < width, from + column_of(c), narrow<PARAM_T>(absent));
+}
+
+__device__ __forceinline__ Raw<PARAM_T, VEC> scale_of(const PARAM_T* scale, const Columns& own, int c, int width) {
+    return KEEP_SCALE ? own.scale[c] : fetch_columns(scale, c, width, A{1});
+}
 
 __device__ __forceinline__ void clear(Columns& own) {
 #pragma unroll
@@ -79,66 +105,61 @@ __device__ __forceinline__ void clear(Columns& own) {
             for (int k = 0; k < VEC; ++k) own.sum(plane, c, k) = A{0};
 }
 
-// The bias is read again for each row, from the cache: no registers are left for it.
-__device__ __forceinline__ void subtract(const PARAM_T* from, A (&values)[VEC]) {
-    A bias[VEC];
-    load<VEC>(from, bias);
-#pragma unroll
-    for (int k = 0; k < VEC; ++k) values[k] -= bias[k];
-}
-
-// Loads the thread's part of a row, with the bias subtracted. Beyond the last row and column it
-// sets dy to 0 and the source to the mean, which add nothing to any sum; with another source,
-// xhat could overflow and 0 * xhat would be NaN.
-__device__ __forceinline__ void load_row(
-    const Arrays& in, i64 row, i64 rows, int width, const Statistics& of, Row& at
+// Adds to the column sums; returns the thread's row sums.
+__device__ __forceinline__ Pair<A> sum_row(
+    const Arrays& in, const Statistics& of, int width, Columns& own, Row& at
 ) {
+    Raw<PARAM_T, VEC> biases[CHUNKS];  // read again for each row, from the cache: no registers are left
+    if (FROM_OUTPUT && BIAS_AT_ONCE)
 #pragma unroll
-    for (int c = 0; c < CHUNKS; ++c) {
-        if (row >= rows || column_of(c) >= width) {
-            fill<VEC>(at.w[c], A{0});
-            fill<VEC>(at.xhat[c], of.mean);
-            continue;
-        }
-        load<VEC>(in.dy + row * width + column_of(c), at.w[c]);
-        load<VEC>(in.source + row * width + column_of(c), at.xhat[c]);
-        if (FROM_OUTPUT && in.bias) subtract(in.bias + column_of(c), at.xhat[c]);
-    }
-}
-
-// Replaces dy by w and the source by xhat, adds to the column sums, returns the thread's row sums.
-__device__ __forceinline__ Pair<A> sum_row(const Statistics& of, int width, Columns& own, Row& at) {
+        for (int c = 0; c < CHUNKS; ++c) biases[c] = fetch_columns(in.bias, c, width, A{0});
     Pair<A> sums = {0, 0};
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
-        A scale[VEC];
-        own.scale_of(c, width, scale);
+        if (FROM_OUTPUT && !BIAS_AT_ONCE) biases[c] = fetch_columns(in.bias, c, width, A{0});
+        // Beyond the last column xhat is 0. With the row's statistics it could overflow, and
+        // 0 * xhat would be NaN.
+        const Statistics here = column_of(c) < width ? of : Statistics{0, 0};
+        const Raw<PARAM_T, VEC> scales = scale_of(in.scale, own, c, width);
 #pragma unroll
         for (int k = 0; k < VEC; ++k) {
-            const A dy = at.w[c][k];
-            const A xhat = normalized(at.xhat[c][k], scale[k], A{0}, of);
-            const A w = dy * scale[k];
+            const A dy = widen(at.dy[c].at(k)), scale = widen(scales.at(k));
+            const A bias = FROM_OUTPUT ? widen(biases[c].at(k)) : A{0};
+            const A xhat = normalized(widen(at.source[c].at(k)), scale, bias, here);
+            const A w = dy * scale;
             own.sum(0, c, k) = fused(dy, xhat, own.sum(0, c, k));
             if (CENTRED) own.sum(PLANES - 1, c, k) += dy;
-            at.w[c][k] = w;
-            at.xhat[c][k] = xhat;
             sums.first += w;
             sums.second = fused(w, xhat, sums.second);
+#if FROM_OUTPUT
+            at.xhat[c][k] = xhat;
+#endif
         }
     }
     return sums;
 }
 
 __device__ __forceinline__ void write_row(
-    DATA_T* dx, i64 row, int width, const Row& at, const Pair<A>& means, A inv_std
+    const Arrays& in, DATA_T* dx, i64 row, int width, const Row& at, const Columns& own,
+    const Statistics& of, const Pair<A>& means
 ) {
+    dx += row * width + column_of(0);
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
         if (column_of(c) >= width) continue;
+        const Raw<PARAM_T, VEC> scales = scale_of(in.scale, own, c, width);
         A out[VEC];
 #pragma unroll
-        for (int k = 0; k < VEC; ++k) out[k] = gradient(at.w[c][k], at.xhat[c][k], means, inv_std);
-        store<VEC>(dx + row * width + column_of(c), out);
+        for (int k = 0; k < VEC; ++k) {
+            const A scale = widen(scales.at(k));
+#if FROM_OUTPUT
+            const A xhat = at.xhat[c][k];
+#else
+            const A xhat = normalized(widen(at.source[c].at(k)), scale, A{0}, of);
+#endif
+            out[k] = gradient(widen(at.dy[c].at(k)) * scale, xhat, means, of.inv_std);
+        }
+        store<VEC>(dx + chunk_offset(c), out);
     }
 }
 
@@ -182,20 +203,26 @@ extern "C" __global__ void __launch_bounds__(512, BLOCKS) layer_norm_grad(
     __shared__ A tile[MERGED_THREADS * VEC];
 #endif
     const Arrays in = {dy, source, scale, bias, mean, inv_std};
-    Columns own(scale, width, tile);
+    Columns own(tile);
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c)
+        if (KEEP_SCALE) own.scale[c] = fetch_columns(scale, c, width, A{1});
     clear(own);
+    A share = {1};
+    share /= width;  // once: a division takes as long as a row's sums
     const i64 step = static_cast<i64>(gridDim.x) * blockDim.y;
-    int turn = 0;
-    for (i64 first = static_cast<i64>(blockIdx.x) * blockDim.y; first < rows; first += step) {
+    i64 first = static_cast<i64>(blockIdx.x) * blockDim.y;
+    Row next;
+    if (AHEAD) fetch_row(in, first + threadIdx.y, rows, width, next);
+    for (int turn = 0; first < rows; first += step, ++turn) {
         const i64 row = first + threadIdx.y;
-        Statistics of = {0, 0};
-        if (row < rows) of = statistics_of(in, row);
-        Row at;
-        load_row(in, row, rows, width, of, at);
-        Pair<A> means = row_sums(sum_row(of, width, own, at), slots, turn++);
-        means.first /= width;
-        means.second /= width;
-        if (row < rows) write_row(dx, row, width, at, means, of.inv_std);
+        Row at = next;
+        fetch_row(in, AHEAD ? row + step : row, rows, width, AHEAD ? next : at);
+        const Statistics of = widen(at.of);
+        Pair<A> means = row_sums(sum_row(in, of, width, own, at), slots, turn);
+        means.first = means.first * share;
+        means.second = means.second * share;
+        if (row < rows) write_row(in, dx, row, width, at, own, of, means);
     }
     if (partials) write_partials(partials, width, own, tile);
 }

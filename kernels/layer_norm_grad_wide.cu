@@ -13,26 +13,31 @@
 
 #include "row_gradient.cuh"
 
-// One pack of columns of one row.
-struct Part { A dy[VEC], xhat[VEC], w[VEC]; };
+#define BATCH 4  // packs of an array whose loads are in flight at once
 
-struct Parameters { A scale[VEC], bias[VEC]; };
+// scale and bias of one pack of columns.
+struct Parameters { Raw<PARAM_T, VEC> scale, bias; };
 
-__device__ __forceinline__ void load_parameters(const Arrays& in, i64 column, Parameters& own) {
-    load_or<VEC>(in.scale, column, A{1}, own.scale);
-    load_or<VEC>(in.bias, column, A{0}, own.bias);
+__device__ __forceinline__ Parameters fetch_parameters(const Arrays& in, bool wanted, i64 column) {
+    return {
+        fetch_if<VEC>(wanted && in.scale, in.scale + column, narrow<PARAM_T>(A{1})),
+        fetch_if<VEC>(FROM_OUTPUT && wanted && in.bias, in.bias + column, PARAM_T{}),
+    };
 }
 
-__device__ __forceinline__ void load_part(
-    const Arrays& in, i64 start, const Statistics& of, const Parameters& own, Part& at
-) {
-    load<VEC>(in.dy + start, at.dy);
-    load<VEC>(in.source + start, at.xhat);
-#pragma unroll
-    for (int k = 0; k < VEC; ++k) {
-        at.xhat[k] = normalized(at.xhat[k], own.scale[k], own.bias[k], of);
-        at.w[k] = at.dy[k] * own.scale[k];
-    }
+// One pack of columns of one row.
+struct Part { Raw<DATA_T, VEC> dy, source; };
+
+__device__ __forceinline__ Part fetch_part(const Arrays& in, bool wanted, i64 start) {
+    return {fetch_if<VEC>(wanted, in.dy + start, DATA_T{}), fetch_if<VEC>(wanted, in.source + start, DATA_T{})};
+}
+
+// One element, widened.
+struct Element { A dy, xhat, w; };
+
+__device__ __forceinline__ Element element_of(const Part& at, const Parameters& own, const Statistics& of, int k) {
+    const A dy = widen(at.dy.at(k)), scale = widen(own.scale.at(k)), bias = widen(own.bias.at(k));
+    return {dy, normalized(widen(at.source.at(k)), scale, bias, of), dy * scale};
 }
 
 // The thread's share of a row's sums: within a pack in the accumulation dtype, then in double.
@@ -41,24 +46,33 @@ __device__ __forceinline__ Pair<double> share_of_row(const Arrays& in, i64 row, 
     const Statistics of = statistics_of(in, row);
     Pair<double> total = {0, 0};
     i64 column = (static_cast<i64>(blockIdx.y) * blockDim.x + threadIdx.x) * VEC;
-    for (; column < width; column += step) {
-        Parameters own;
-        Part at;
-        load_parameters(in, column, own);
-        load_part(in, row * width + column, of, own, at);
-        Pair<A> sums = {0, 0};
+    for (; column < width; column += BATCH * step) {
+        Parameters own[BATCH];
+        Part at[BATCH];
 #pragma unroll
-        for (int k = 0; k < VEC; ++k) {
-            sums.first += at.w[k];
-            sums.second = fused(at.w[k], at.xhat[k], sums.second);
+        for (int b = 0; b < BATCH; ++b) {
+            const i64 own_column = column + b * step;
+            own[b] = fetch_parameters(in, own_column < width, own_column);
+            at[b] = fetch_part(in, own_column < width, row * width + own_column);
         }
-        total.first += exactly(sums.first);
-        total.second += exactly(sums.second);
+#pragma unroll
+        for (int b = 0; b < BATCH; ++b) {
+            if (column + b * step >= width) continue;
+            Pair<A> sums = {0, 0};
+#pragma unroll
+            for (int k = 0; k < VEC; ++k) {
+                const Element e = element_of(at[b], own[b], of, k);
+                sums.first += e.w;
+                sums.second = fused(e.w, e.xhat, sums.second);
+            }
+            total.first += exactly(sums.first);
+            total.second += exactly(sums.second);
+        }
     }
     return total;
 }
 
-extern "C" __global__ void __launch_bounds__(256, 1) row_sums_of_gradient(
+extern "C" __global__ void __launch_bounds__(256, 2) row_sums_of_gradient(
     const DATA_T* dy, const DATA_T* source, const PARAM_T* scale, const PARAM_T* bias,
     const STAT_T* mean, const STAT_T* inv_std, double* sums, i64 rows, i64 width
 ) {
@@ -77,6 +91,7 @@ __device__ __forceinline__ Pair<A> means_of_row(
     const double* sums, int parts, i64 row, i64 rows, i64 width
 ) {
     Pair<double> total = {0, 0};
+#pragma unroll 1
     for (int part = 0; part < parts; ++part) {
         total.first += sums[2 * (part * rows + row)];
         total.second += sums[2 * (part * rows + row) + 1];
@@ -89,25 +104,36 @@ __device__ __forceinline__ void apply_to_columns(
     const Arrays& in, const double* sums, DATA_T* dx, i64 rows, i64 width, int parts, i64 column,
     A (&totals)[PLANES][VEC]
 ) {
-    Parameters own;
-    load_parameters(in, column, own);
-    for (i64 row = blockIdx.y; row < rows; row += gridDim.y) {
-        const Statistics of = statistics_of(in, row);
-        const Pair<A> means = means_of_row(sums, parts, row, rows, width);
-        Part at;
-        load_part(in, row * width + column, of, own, at);
-        A out[VEC];
+    const Parameters own = fetch_parameters(in, true, column);
+    for (i64 first = blockIdx.y; first < rows; first += static_cast<i64>(BATCH) * gridDim.y) {
+        Part at[BATCH];
+        RawStatistics statistics[BATCH];
 #pragma unroll
-        for (int k = 0; k < VEC; ++k) {
-            totals[0][k] = fused(at.dy[k], at.xhat[k], totals[0][k]);
-            if (CENTRED) totals[PLANES - 1][k] += at.dy[k];
-            out[k] = gradient(at.w[k], at.xhat[k], means, of.inv_std);
+        for (int b = 0; b < BATCH; ++b) {
+            const i64 row = first + static_cast<i64>(b) * gridDim.y;
+            at[b] = fetch_part(in, row < rows, row * width + column);
+            statistics[b] = fetch_statistics(in, row < rows, row);
         }
-        store<VEC>(dx + row * width + column, out);
+#pragma unroll
+        for (int b = 0; b < BATCH; ++b) {
+            const i64 row = first + static_cast<i64>(b) * gridDim.y;
+            if (row >= rows) continue;
+            const Statistics of = widen(statistics[b]);
+            const Pair<A> means = means_of_row(sums, parts, row, rows, width);
+            A out[VEC];
+#pragma unroll
+            for (int k = 0; k < VEC; ++k) {
+                const Element e = element_of(at[b], own, of, k);
+                totals[0][k] = fused(e.dy, e.xhat, totals[0][k]);
+                if (CENTRED) totals[PLANES - 1][k] += e.dy;
+                out[k] = gradient(e.w, e.xhat, means, of.inv_std);
+            }
+            store<VEC>(dx + row * width + column, out);
+        }
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256, 1) apply_gradient(
+extern "C" __global__ void __launch_bounds__(256, 2) apply_gradient(
     const DATA_T* dy, const DATA_T* source, const PARAM_T* scale, const PARAM_T* bias,
     const STAT_T* mean, const STAT_T* inv_std, const double* sums, DATA_T* dx, A* partials,
     i64 rows, i64 width, int parts

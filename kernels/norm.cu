@@ -1,18 +1,24 @@
 // The p-norm of a list of tensors, or one norm per tensor.
 //
-//   norm_partials: partials = one Part per chunk
+//   norm_partials: partials = one Part per chunk, or for the chunks of a block
 //   norm_finish:   out = the norm or the norms, float64
 //
 // One list may mix f16, bf16, f32 and f64. -DORDER: Sum (p = 1), SumOfSquares (p = 2),
 // SumOfPowers (any p), Largest (p = infinity). Every partial and every norm is written with =.
-// Deterministic: what a chunk holds and the order of all additions depend only on the list and
-// on norm_finish's blockDim.
+// Deterministic: what a chunk holds and the order of all additions depend only on the list, on its
+// addresses modulo 16, and on blockDim.
 //
 // Launch: norm_partials with a warp per chunk, norm_finish with a block per norm; any grid,
 // blockDim.x a multiple of 32.
 
-#include "tensor_list.cuh"
 #include "norm_orders.cuh"
+
+// Blocks for each multiprocessor: on older ones a third takes more registers than there are.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#define RESIDENT 2
+#else
+#define RESIDENT 3
+#endif
 
 struct Include : Op {
     static constexpr int BYTES = ORDER::BYTES, BATCH = ORDER::BATCH;
@@ -24,10 +30,17 @@ struct Include : Op {
         held.source = load<N>(source);
     }
     template <typename T, int N>
-    __device__ __forceinline__ void finish(const Held<T, T, N>& held, T*) {
-        ORDER::include(part, held.source, p);
+    __device__ __forceinline__ void finish(const Held<T, T, N>& held, const T*, T*) {
+        const Held<T, T, N> one[1] = {held};
+        ORDER::include(part, one, p);
     }
 };
+
+// All that a lane holds is included at once; zeros add nothing.
+template <typename T, int N>
+__device__ __forceinline__ void finish_all(Include& op, const Held<T, T, N> (&held)[Include::BATCH], const T*, T*, int) {
+    ORDER::include(op.part, held, op.p);
+}
 
 // Lane 0 gets the warp's Part. All lanes must call it.
 __device__ __forceinline__ Part warp_part(Part part, double p) {
@@ -41,13 +54,31 @@ __device__ __forceinline__ Part warp_part(Part part, double p) {
     return part;
 }
 
-extern "C" __global__ void __launch_bounds__(256, 3)
-norm_partials(const __grid_constant__ TensorList list, double p, Part* partials) {
-    for (u32 chunk = first_warp(); chunk < list.chunks; chunk += warps_in_grid()) {
+// Thread 0 gets the block's Part. All threads must call it.
+__device__ __forceinline__ Part block_part(Part part, double p) {
+    __shared__ Part shared[WARP];
+    part = warp_part(part, p);
+    __syncthreads();  // `shared` may still be read by the call before
+    if (lane() == 0) shared[threadIdx.x / WARP] = part;
+    __syncthreads();
+    if (threadIdx.x >= WARP) return part;
+    return warp_part(lane() < blockDim.x / WARP ? shared[lane()] : Part{0, 0, 0}, p);
+}
+
+// A Part for each chunk or, if `joined`, for the chunks that a block takes at once.
+extern "C" __global__ void __launch_bounds__(256, RESIDENT)
+norm_partials(const __grid_constant__ TensorList list, double p, Part* partials, u32 joined) {
+    const u32 warps = blockDim.x / WARP, own = threadIdx.x / WARP;
+    for (u32 first = blockIdx.x * warps; first < list.chunks; first += warps_in_grid()) {
         Include op(p);
-        walk(list, chunk, op);
-        const Part part = warp_part(op.part, p);
-        if (lane() == 0) partials[chunk] = part;
+        if (first + own < list.chunks) walk(list, first + own, op);
+        if (joined) {
+            const Part part = block_part(op.part, p);
+            if (threadIdx.x == 0) partials[first / warps] = part;
+        } else {
+            const Part part = warp_part(op.part, p);
+            if (lane() == 0 && first + own < list.chunks) partials[first + own] = part;
+        }
     }
 }
 
@@ -72,19 +103,11 @@ __device__ __forceinline__ Part own_share(const Part* partials, u32 begin, u32 e
 extern "C" __global__ void __launch_bounds__(1024)
 norm_finish(const __grid_constant__ TensorList list, double p, const Part* partials, u32 parts,
             u32 per_tensor, unsigned char* out, i64 stride) {
-    __shared__ Part shared[32];
     const u32 norms = per_tensor ? list.tensors : 1;
     for (u32 k = blockIdx.x; k < norms; k += gridDim.x) {
         const u32 begin = per_tensor ? list.at[k].first_chunk : 0;
         const u32 end = per_tensor && k + 1 < norms ? list.at[k + 1].first_chunk : parts;
-        const Part part = warp_part(own_share(partials, begin, end, p), p);
-        if (lane() == 0) shared[threadIdx.x / WARP] = part;
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            Part all = part;
-            for (u32 w = 1; w < blockDim.x / WARP; ++w) ORDER::combine(all, shared[w], p);
-            store<1>(reinterpret_cast<f64*>(out + k * stride), Pack<f64, 1>{{ORDER::norm(all, p)}});
-        }
-        __syncthreads();  // `shared` is read above and written in the next round
+        const Part all = block_part(own_share(partials, begin, end, p), p);
+        if (threadIdx.x == 0) write<1>(reinterpret_cast<f64*>(out + k * stride), Raw<f64, 1>{{ORDER::norm(all, p)}});
     }
 }

@@ -22,14 +22,23 @@ struct Arrays {
     const STAT_T* inv_std;
 };
 
-// A row's statistics.
+// A row's statistics as memory has them, and widened. Absent ones are 0.
+struct RawStatistics { STAT_T mean, inv_std; };
 struct Statistics { A mean, inv_std; };
 
-__device__ __forceinline__ Statistics statistics_of(const Arrays& in, i64 row) {
-    Statistics of;
-    of.mean = CENTRED && !FROM_OUTPUT ? widen(in.mean[row]) : A{0};
-    of.inv_std = widen(in.inv_std[row]);
+__device__ __forceinline__ RawStatistics fetch_statistics(const Arrays& in, bool wanted, i64 row) {
+    RawStatistics of = {};
+    if (CENTRED && !FROM_OUTPUT && wanted) of.mean = in.mean[row];
+    if (wanted) of.inv_std = in.inv_std[row];
     return of;
+}
+
+__device__ __forceinline__ Statistics widen(const RawStatistics& of) {
+    return {widen(of.mean), widen(of.inv_std)};
+}
+
+__device__ __forceinline__ Statistics statistics_of(const Arrays& in, i64 row) {
+    return widen(fetch_statistics(in, true, row));
 }
 
 __device__ __forceinline__ A normalized(A source, A scale, A bias, const Statistics& of) {

@@ -6,6 +6,19 @@
 
 template <typename A> struct Pair { A first, second; };
 
+// Both sums over each lane's aligned group of `width` lanes, a power of two up to 32. All lanes of
+// the warp must call it. Unrolled, so that the shuffles of the two sums are in flight together.
+template <typename A> __device__ __forceinline__ Pair<A> warp_sums(Pair<A> value, int width) {
+#pragma unroll
+    for (int offset = WARP / 2; offset > 0; offset /= 2)
+        if (offset < width) {
+            const A first = from_lane(value.first, offset), second = from_lane(value.second, offset);
+            value.first += first;
+            value.second += second;
+        }
+    return value;
+}
+
 // Two sums over the threads of a row, in a fixed order; every thread of the row gets both.
 //
 // blockDim.x is a power of two and blockDim.x * blockDim.y a multiple of 32, at most 1024. All
@@ -16,13 +29,12 @@ template <typename A>
 __device__ __forceinline__ Pair<A> row_sums(Pair<A> value, Pair<A>* slots, int turn) {
     const int threads = blockDim.x;
     const int width = threads < WARP ? threads : WARP;
-    value.first = warp_sum(value.first, width);
-    value.second = warp_sum(value.second, width);
+    value = warp_sums(value, width);
     if (threads <= WARP) return value;  // the whole block takes the same branch
     const int warps = threads / WARP;
     Pair<A>* row = slots + (turn & 1) * WARP + threadIdx.y * warps;
     if (threadIdx.x % WARP == 0) row[threadIdx.x / WARP] = value;
     __syncthreads();
     value = row[threadIdx.x & (warps - 1)];  // a power of two
-    return {warp_sum(value.first, warps), warp_sum(value.second, warps)};
+    return warp_sums(value, warps);
 }

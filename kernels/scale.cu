@@ -1,6 +1,6 @@
 // target = source * coefficient over a list of pairs of tensors, each pair of one dtype.
 //
-// One list may mix f16, bf16, f32 and f64. Multiplied in double, rounded once. The coefficient is
+// One list may mix f16, bf16, f32 and f64. Results are those of a product in double, rounded once. The coefficient is
 // read or computed on the device. A coefficient of 1 keeps every bit; in place, the launch then
 // returns before it touches any gradient. Targets are written with =. Deterministic: each element
 // on its own.
@@ -10,34 +10,42 @@
 
 #include "tensor_list.cuh"
 #include "clip_coefficient.cuh"
+#include "products.cuh"
+
+// What becomes of each element: it is multiplied, or keeps every bit, or becomes +0.
+enum Change { MULTIPLY, KEEP, ZERO };
 
 struct Scale : Op {
-    double factor;
-    bool zero;
-    __device__ Scale(double factor, bool zero) : factor(factor), zero(zero) {}
+    Factor factor;
+    Change change;
+    __device__ Scale(double factor, Change change) : factor(factor), change(change) {}
     template <typename T, int N>
     __device__ __forceinline__ void fetch(Held<T, T, N>& held, const T* source, const T*) {
         held.source = load<N>(source);
     }
     template <typename T, int N>
-    __device__ __forceinline__ void finish(const Held<T, T, N>& held, T* target) {
-        Pack<T, N> result = {};
-        if (!zero) {
-#pragma unroll
-            for (int i = 0; i < N; ++i)
-                result.at[i] = factor == 1 ? held.source.at[i] : narrow<T>(to_double(held.source.at[i]) * factor);
-        }
-        store<N>(target, result);
+    __device__ __forceinline__ void finish(const Held<T, T, N>& held, const T* source, T* target) {
+        Raw<T, N> result = {};
+        if (change == KEEP) result = held.source;
+        if (change == MULTIPLY && !multiply(held.source, factor, result)) finish_each<N>(source, target);
+        else write<N>(target, result);
+    }
+    // One by one in double, and from memory again: it is rare, and so it takes little code.
+    template <int N, typename T> __device__ __forceinline__ void finish_each(const T* source, T* target) {
+#pragma unroll 1
+        for (int i = 0; i < N; ++i)
+            write<1>(target + i, Raw<T, 1>{{multiply_in_double(load<1>(source + i).at(0), factor)}});
     }
 };
 
-__device__ __forceinline__ void scale_all(const TensorList& list, Scale op, bool in_place) {
-    if (in_place && op.factor == 1 && !op.zero) return;
+__device__ __forceinline__ void scale_all(const TensorList& list, double factor, bool zero, bool in_place) {
+    if (in_place && factor == 1 && !zero) return;
+    Scale op(factor, zero ? ZERO : factor == 1 ? KEEP : MULTIPLY);
     for (u32 k = first_warp(); k < list.chunks; k += warps_in_grid())
         walk(list, list.chunks - 1 - k, op);
 }
 
-__device__ __forceinline__ double read(const double* scalar) { return load<1>(scalar).at[0]; }
+__device__ __forceinline__ double read(const double* scalar) { return load<1>(scalar).at(0); }
 
 // Scales by clip_coefficient_of(*norm). `zero_nonfinite`: if the norm is NaN or infinite, every
 // element becomes +0.
@@ -46,11 +54,11 @@ clip_by_norm(const __grid_constant__ TensorList list, const double* norm, double
              u32 zero_nonfinite, u32 in_place) {
     const double found = read(norm);
     const bool zero = zero_nonfinite && !(fabs(found) <= 0x1.fffffffffffffp1023);
-    scale_all(list, Scale(clip_coefficient_of(found, max_norm, eps), zero), in_place);
+    scale_all(list, clip_coefficient_of(found, max_norm, eps), zero, in_place);
 }
 
 // Scales by *coefficient, or by `number` if `coefficient` is null.
 extern "C" __global__ void __launch_bounds__(256, 3)
 scale_grads(const __grid_constant__ TensorList list, const double* coefficient, double number, u32 in_place) {
-    scale_all(list, Scale(coefficient ? read(coefficient) : number, false), in_place);
+    scale_all(list, coefficient ? read(coefficient) : number, false, in_place);
 }

@@ -9,7 +9,7 @@
 
 #pragma once
 
-#include "dtypes.cuh"
+#include "packs.cuh"
 #include "reductions.cuh"
 
 // One dimension of a tensor that is not a single run without gaps; strides in bytes.
@@ -38,7 +38,7 @@ struct TensorList {
 };
 
 // What one lane holds between `fetch` and `finish` of N elements.
-template <typename S, typename T, int N> struct Held { Pack<S, N> source; Pack<T, N> target; };
+template <typename S, typename T, int N> struct Held { Raw<S, N> source; Raw<T, N> target; };
 
 __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x % WARP); }
 __device__ __forceinline__ u32 first_warp() { return blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP; }
@@ -48,25 +48,25 @@ __device__ __forceinline__ unsigned char* bytes_of(void* p) { return static_cast
 __device__ __forceinline__ const unsigned char* bytes_of(const void* p) { return static_cast<const unsigned char*>(p); }
 
 // N elements in one access. A single element may be misaligned.
-template <int N, typename T> __device__ __forceinline__ Pack<T, N> load(const T* from) {
+template <int N, typename T> __device__ __forceinline__ Raw<T, N> load(const T* from) {
     if constexpr (N == 1) {
         if (reinterpret_cast<u64>(from) % sizeof(T)) {
-            Pack<T, 1> value;
+            Raw<T, 1> value;
             for (u32 i = 0; i < sizeof(T); ++i) bytes_of(&value)[i] = bytes_of(from)[i];
             return value;
         }
     }
-    return *reinterpret_cast<const Pack<T, N>*>(from);
+    return fetch<N>(from);
 }
 
-template <int N, typename T> __device__ __forceinline__ void store(T* to, const Pack<T, N>& value) {
+template <int N, typename T> __device__ __forceinline__ void write(T* to, const Raw<T, N>& value) {
     if constexpr (N == 1) {
         if (reinterpret_cast<u64>(to) % sizeof(T)) {
             for (u32 i = 0; i < sizeof(T); ++i) bytes_of(to)[i] = bytes_of(&value)[i];
             return;
         }
     }
-    *reinterpret_cast<Pack<T, N>*>(to) = value;
+    store<N>(to, value);
 }
 
 // The tensor that a chunk belongs to; compares 32 candidates at a time. All lanes of a warp must
@@ -91,28 +91,30 @@ struct Op {
     static constexpr int BATCH = 4;   // accesses in flight
 };
 
+// What one lane fetched in a batch, of which the first `count` packs exist and the rest are zeros.
+template <typename S, typename T, int N, int B, typename O>
+__device__ __forceinline__ void finish_all(O& op, const Held<S, T, N> (&held)[B], const S* source, T* target, int count) {
+#pragma unroll
+    for (int b = 0; b < B; ++b)
+        if (b < count) op.finish(held[b], source + b * WARP * N, target + b * WARP * N);
+}
+
 // One warp over `packs` packs of N elements of two runs. All loads of a batch come before its
 // first store: the compiler cannot rule out aliasing and would not move them across it.
 template <int N, typename S, typename T, typename O>
 __device__ __forceinline__ void walk_packs(const S* source, T* target, int packs, O& op) {
+    constexpr int STEP = WARP * N;
     source += lane() * N;
     target += lane() * N;
-    int left = packs - lane();
-    for (; left > (O::BATCH - 1) * WARP; left -= O::BATCH * WARP) {
-        Held<S, T, N> held[O::BATCH];
+    for (int left = packs - lane(); left > 0; left -= O::BATCH * WARP) {
+        const int count = (left + WARP - 1) / WARP;
+        Held<S, T, N> held[O::BATCH] = {};
 #pragma unroll
-        for (int b = 0; b < O::BATCH; ++b) op.fetch(held[b], source + b * WARP * N, target + b * WARP * N);
-#pragma unroll
-        for (int b = 0; b < O::BATCH; ++b) op.finish(held[b], target + b * WARP * N);
-        source += O::BATCH * WARP * N;
-        target += O::BATCH * WARP * N;
-    }
-    for (; left > 0; left -= WARP) {
-        Held<S, T, N> held;
-        op.fetch(held, source, target);
-        op.finish(held, target);
-        source += WARP * N;
-        target += WARP * N;
+        for (int b = 0; b < O::BATCH; ++b)
+            if (b < count) op.fetch(held[b], source + b * STEP, target + b * STEP);
+        finish_all(op, held, source, target, count);
+        source += O::BATCH * STEP;
+        target += O::BATCH * STEP;
     }
 }
 
@@ -130,7 +132,7 @@ __device__ __forceinline__ void walk_run(const S* source, T* target, int count, 
         const int at = i < head ? i : i + packs * N;
         Held<S, T, 1> held;
         op.fetch(held, source + at, target + at);
-        op.finish(held, target + at);
+        op.finish(held, source + at, target + at);
     }
 }
 
@@ -157,7 +159,7 @@ __device__ __forceinline__ void walk_strided(const TensorList& list, const Tenso
         }
         Held<S, T, 1> held;
         op.fetch(held, reinterpret_cast<const S*>(source), reinterpret_cast<T*>(target));
-        op.finish(held, reinterpret_cast<T*>(target));
+        op.finish(held, reinterpret_cast<const S*>(source), reinterpret_cast<T*>(target));
     }
 }
 

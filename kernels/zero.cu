@@ -10,9 +10,9 @@ struct Zero : Op {
     template <typename T, int N>
     __device__ __forceinline__ void fetch(Held<T, T, N>&, const T*, const T*) {}
     template <typename T, int N>
-    __device__ __forceinline__ void finish(const Held<T, T, N>&, T* target) {
-        const Pack<T, N> zeros = {};
-        store<N>(target, zeros);
+    __device__ __forceinline__ void finish(const Held<T, T, N>&, const T*, T* target) {
+        const Raw<T, N> zeros = {};
+        write<N>(target, zeros);
     }
 };
 

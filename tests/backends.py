@@ -18,6 +18,7 @@ from testbed.emulated import emulated_backend, on_device, ptx_backend
 from testbed.emulator import EmulatedDevice
 from testbed.emulator.compiler import compiler_path
 from testbed.ptx import PtxDevice
+from tests import tolerances
 from tests.tolerances import DTYPES
 
 # The compute capability (80 for 8.0) whose compiled code the suite is to run too.
@@ -37,7 +38,7 @@ class Backend:
     on_host = True  # values can be looked at without waiting for a device
     depth = 256  # the most terms that a running total holds in the accumulation dtype
     mean_unit = 2.0**-53  # of what holds a row's mean in a forward pass
-    run_error = 2.0**-23  # a 2-norm's: runs of 256 elements narrower than float64 are float32
+    run_errors = tolerances.RUNS
 
     has_cudas_pow = False  # whether powers are those of NVIDIA's library
 
@@ -91,7 +92,7 @@ class Emulated(Backend):
     )
     max_elements = 1 << 14  # a checked access takes tens of nanoseconds
     on_host = False
-    run_error = 4 * 2.0**-53  # sums of squares are compensated
+    run_errors = tolerances.PAIRS
 
     def __init__(self):
         self._cuda = None
@@ -146,7 +147,7 @@ class CuPy(Backend):
     name = "cupy"
     marks = (pytest.mark.gpu,)
     on_host = False
-    run_error = 4 * 2.0**-53
+    run_errors = tolerances.PAIRS
     has_cudas_pow = True
 
     def active(self):

@@ -127,7 +127,7 @@ def test_norms_in_mpmath(values, order):
         else:
             total = mpmath.fsum(v**order for v in exact if v)
             expected = total ** (1 / mpmath.mpf(order)) if total else mpmath.mpf(0)
-    bound = tolerances.norm(order, 0, runs=False)
+    bound = tolerances.norm(order, {}, runs=False)
     grads = np.array(values)
     assert oracles.off_by(gradkit.grad_norm(grads, order), expected) <= bound
     with mpmath.workprec(200):

@@ -65,7 +65,7 @@ NORMS = ["layer_norm_grad", "rms_norm_grad", "invertible_layer_norm_grad"]
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("types", [LAYER_TYPES[0], NARROW], ids=str)
 @pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("shape", [(40, 512), (96, 64), (9, 1027), (4, 12289), (3, 16384)], ids=str)
+@pytest.mark.parametrize("shape", [(40, 512), (96, 64), (9, 1027), (4, 10239), (3, 16384)], ids=str)
 def test_rows_that_fit_are_read_once(norm, shape, types):
     """3 M D elements; and each block's partial sums, written once and read once."""
     meter = Meter()
@@ -81,11 +81,14 @@ def test_rows_that_fit_are_read_once(norm, shape, types):
     assert moved["dx"] == (0, p.x.nbytes)
     assert moved["first"] == (0, p.scale.nbytes)
     assert moved.get("second", (0, 0)) == (0, p.scale.nbytes * (planes - 1))
-    # Kept in registers: once for each of a block's rows at a time, not for each row. For long
-    # rows there are too few, and the cache has it.
+    # Kept in registers: once for each of a block's rows at a time, not for each row. For some long
+    # rows there are too few, and the cache has it: for the sums, and again for dx.
     copies, rest = divmod(moved["scale"][0], p.scale.nbytes)
     assert rest == 0
-    assert copies == shape[0] if shape[1] > 8192 else copies % blocks == 0 < copies <= shape[0]
+    if shape[1] > 8192:
+        assert copies in (blocks, 2 * shape[0])
+    else:
+        assert copies % blocks == 0 < copies <= shape[0]
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -135,7 +138,7 @@ def gradients(meter):
 
 
 def test_a_norm_reads_everything_once():
-    """And writes 3 doubles a chunk, which the second launch reads."""
+    """And writes 3 doubles for each block's chunks, which the second launch reads."""
     meter = Meter()
     grads, size = gradients(meter)
     out = meter.device.xp.empty((), np.float64)
@@ -143,7 +146,7 @@ def test_a_norm_reads_everything_once():
     total = meter.device.total_traffic
     partials = total.by_array["norm_partials", "partials"][1]
     chunks = sum(-(-grad.nbytes // 4096) for grad in grads)
-    assert partials == chunks * 3 * 8
+    assert partials == -(-chunks // 8) * 3 * 8
     assert total.by_array["norm_finish", "partials"] == (partials, 0)
     assert (total.read, total.written) == (size + partials, partials + out.nbytes)
 

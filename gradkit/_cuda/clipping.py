@@ -12,7 +12,7 @@ from gradkit._cuda.launch.buffers import contiguous, copy_back, writable_like
 from gradkit._cuda.launch.device import scratch
 from gradkit._cuda.launch.kernels import Combination, Macros, kernel
 from gradkit._cuda.launch.operations import OnDevice
-from gradkit._cuda.launch.tensor_lists import KINDS, Plan, on_lists, plan_of, run, start
+from gradkit._cuda.launch.tensor_lists import KINDS, Table, on_lists, plan_of, run, start
 from gradkit._cuda.launch.warmup import asks_for
 
 _ORDERS = {1.0: "Sum", 2.0: "SumOfSquares", math.inf: "Largest"}
@@ -45,11 +45,20 @@ class Clipping(OnDevice):
             out.fill(0)
             return
         p, order = np.float64(norm_type), _ORDERS.get(norm_type, _ANY_ORDER)
-        parts = scratch(self.device, plan.chunks * _PART, _FLOAT64)
-        for table in plan.tables:
-            own = _parts_of(parts, table.chunks, plan)
-            start(self.device, table, "norm", "norm_partials", p, own, ORDER=order)
-        self._finish(plan, p, order, parts, out, per_tensor=per_tensor)
+        # A Part for each chunk, or for those of a block if nobody asks which tensor it was.
+        counts = [table.count if per_tensor else table.blocks for table in plan.tables]
+        parts = scratch(self.device, sum(counts) * _PART, _FLOAT64)
+        first = 0
+        for table, count in zip(plan.tables, counts, strict=True):
+            own = parts if count == sum(counts) else parts[first * _PART :]
+            joined = np.uint32(not per_tensor)
+            start(self.device, table, "norm", "norm_partials", p, own, joined, ORDER=order)
+            if per_tensor:
+                norms = out[table.tensors]
+                self._finish(table, p, order, own, count, norms, np.int64(norms.strides[0]))
+            first += count
+        if not per_tensor:
+            self._finish(plan.tables[0], p, order, parts, first, out, None)
 
     @asks_for(_coefficients)
     def norm_shares(self, norm: Array, largest: Array, norm_type: float, out: Array) -> None:
@@ -111,34 +120,22 @@ class Clipping(OnDevice):
 
     def _finish(
         self,
-        plan: Plan,
+        table: Table,
         p: np.float64,
         order: str,
         parts: Array,
+        count: int,
         out: Array,
-        *,
-        per_tensor: bool,
+        stride: Any,
     ) -> None:
-        """Join the parts of all chunks, or of each tensor's."""
+        """Join all parts, or those of each tensor if norms lie ``stride`` bytes apart."""
+        per_tensor = stride is not None
         threads = _FINISH[per_tensor]
-        for table in plan.tables if per_tensor else plan.tables[:1]:
-            chosen = table.chunks if per_tensor else slice(0, plan.chunks)
-            target = out[table.tensors] if per_tensor else out
-            norms = min(target.size, self.device.multiprocessors * (2048 // threads))
-            macros: Macros = {"CAPACITY": table.capacity, "ORDER": order}
-            kernel(self.device, "norm", "norm_finish", **macros)(
-                (norms,),
-                (threads,),
-                (
-                    table.argument,
-                    p,
-                    _parts_of(parts, chosen, plan),
-                    np.uint32(chosen.stop - chosen.start),
-                    np.uint32(per_tensor),
-                    target,
-                    np.int64(target.strides[0] if per_tensor else 0),
-                ),
-            )
+        norms = min(out.size, self.device.multiprocessors * (2048 // threads))
+        macros: Macros = {"CAPACITY": table.capacity, "ORDER": order}
+        numbers = np.uint32(count), np.uint32(per_tensor)
+        arguments = (table.argument, p, parts, *numbers, out, stride if per_tensor else np.int64(0))
+        kernel(self.device, "norm", "norm_finish", **macros)((norms,), (threads,), arguments)
 
     def _on_norms(
         self, name: str, norms: Sequence[Array], arguments: tuple[Any, ...], out: Array
@@ -153,13 +150,6 @@ class Clipping(OnDevice):
         launch = kernel(device, "coefficients", name)
         launch((blocks,), (256,), (*sources, np.int64(out.size), *arguments, made))
         copy_back(out, made)
-
-
-def _parts_of(parts: Array, chunks: slice, plan: Plan) -> Array:
-    """The parts of some of a plan's chunks."""
-    if chunks.stop - chunks.start == plan.chunks:
-        return parts
-    return parts[chunks.start * _PART : chunks.stop * _PART]
 
 
 def _order(norm_type: float) -> tuple[Any, ...]:

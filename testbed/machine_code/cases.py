@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from gradkit._cuda import CudaBackend
 from gradkit._cuda.launch.kernels import Macros, options_of, source_of
+from gradkit._cuda.launch.tensor_lists import CAPACITY
 from gradkit._cuda.launch.warmup import combinations
 from gradkit._dtypes import FLOATS
 
@@ -96,7 +97,8 @@ def is_common(case: Case) -> bool:
     """
     words = {word.partition("=")[2] or word for word in case.title.split()}
     rare = {"f16", "f64", "Sum", "Largest", "SumOfPowers"} & words
-    odd = {"VEC=1", "CAPACITY=0", "FROM_OUTPUT=1", "LAST=1"} & set(case.macros)
+    odd = {"VEC=1", "CAPACITY=0", "FROM_OUTPUT=1", "LAST=1", "CHUNKS=0"} & set(case.macros)
+    odd |= {"CAPACITY=1"} & set(case.macros) if case.dtype else set()
     return not rare and not odd and not {"GRAD=bf16", "BUFFER=f32"} <= set(case.macros)
 
 
@@ -116,7 +118,7 @@ def _dtypes(file: str, macros: Macros) -> tuple[str | None, ...]:
     if "CAPACITY" not in macros or "GRAD" in macros:
         return (None,)
     order = str(macros.get("ORDER", "SumOfSquares"))
-    if macros["CAPACITY"] == 0:  # the same loops, and a table elsewhere
+    if macros["CAPACITY"] != CAPACITY:  # the same loops, and another table
         return ("bfloat16",) if order == "SumOfSquares" and file in ("norm", "scale") else ()
     return ("bfloat16",) if file == "zero" else _ORDERS.get(order, _COMMON)
 

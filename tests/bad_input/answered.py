@@ -80,7 +80,7 @@ def _check_clipped(hosts_of, max_norm, order, name, backend):
     copies, norm = gradkit.clip_by_global_norm(grads, limit, order)
     assert a.memory() == before
     norm = float(backend.asnumpy(norm))
-    bound = tolerances.norm(order, backend.run_error, runs=name != "float64")
+    bound = tolerances.norm(order, backend.run_errors, runs=name != "float64")
     assert oracles.off_by(norm, exact) <= bound
     assert float(backend.asnumpy(gradkit.clip_grad_norm(grads, limit, order))) == norm
     for host, copy, grad in zip(hosts, copies, grads, strict=True):

@@ -39,10 +39,10 @@ ROWS = (
     (_DTYPES, '"cvt.rn.f16.f32 %0', '"cvt.rz.f16.f32 %0', "float16 rounded toward zero", _ROWS),
     (
         "kernels/accumulate.cu",
-        "            const double term = __dmul_rn(to_double(held.source.at[i]), scale);\n"
-        "            result.at[i] = narrow<T>(__dadd_rn(to_double(held.target.at[i]), term));",
-        "            const double term = to_double(held.source.at[i]) * scale;\n"
-        "            result.at[i] = narrow<T>(to_double(held.target.at[i]) + term);",
+        "            const double term = __dmul_rn(to_double(held.source.at(i)), scale);\n"
+        "            result.put(i, narrow<T>(__dadd_rn(to_double(held.target.at(i)), term)));",
+        "            const double term = to_double(held.source.at(i)) * scale;\n"
+        "            result.put(i, narrow<T>(to_double(held.target.at(i)) + term));",
         "a product and a sum that a compiler may fuse",
         ("accumulate_grad",),
     ),

@@ -14,7 +14,10 @@ from tests.mutants.equivalent import EQUIVALENT
 KERNELS = Path(__file__).resolve().parents[2] / "kernels"
 
 # Loops over registers, whose number the compiler knows and holds the index against.
-_CONSTANT = r"(?:(?:VEC|OWN|N|CHUNKS|PLANES|BATCH|O::BATCH)\b|Piece<|sizeof|2;)"
+_CONSTANT = (
+    r"(?:(?:VEC|OWN|N|B|CHUNKS|PLANES|BATCH|O::BATCH)\b|sizeof|2;|8\)"
+    r"|(?:Read|Written|Raw<T, N>)::(?:WORDS|EACH)\b)"
+)
 _SUM = (
     r"((?:\*own|own\.sum\([^)]*\)|(?:own\.)?\b(?:sums|part|totals?))(?:\.\w+|\[[^\]]+\])*) "
     r"(?:\+= ([^;\n]+)|= (fused\([^;\n]+\)));"
@@ -60,7 +63,7 @@ def places(text: str) -> Iterator[tuple[str, re.Match[str], str]]:
             start = text.rfind("\n", 0, found.start()) + 1
             line = text[start : text.find("\n", found.end())]
             before = text[start : found.start()]
-            if "//" in before or "typedef" in before:
+            if "//" in before or "typedef" in before or line.startswith("#"):
                 continue
             if rule.startswith("a sum") and "DATA_T" not in text:
                 continue

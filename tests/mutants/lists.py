@@ -6,6 +6,7 @@ Each text stands exactly once in its file.
 TESTS = (
     "tests/test_cupy_device.py",
     "tests/test_cuda_lists.py",
+    "tests/test_cuda_arithmetic.py",
     "tests/test_clipping.py",
     "tests/test_accumulation.py",
     "tests/test_capture.py",
@@ -116,15 +117,15 @@ MUTANTS = [
     ),
     (
         "kernels/tensor_list.cuh",
-        "    int left = packs - lane();\n    for (; left > (O::BATCH - 1) * WARP;",
-        "    int left = packs - lane();\n    for (; left >= (O::BATCH - 1) * WARP;",
-        ">= for >: a batch beyond the packs",
+        "const int count = (left + WARP - 1) / WARP;",
+        "const int count = (left + WARP) / WARP;",
+        "a pack beyond the packs",
     ),
     (
         "kernels/tensor_list.cuh",
-        "for (; left > 0; left -= WARP)",
-        "for (; left >= 0; left -= WARP)",
-        ">= for >: a pack beyond the packs",
+        "const int count = (left + WARP - 1) / WARP;",
+        "const int count = left / WARP;",
+        "floor for ceil: a lane's last pack lost",
     ),
     (
         "kernels/tensor_list.cuh",
@@ -176,8 +177,8 @@ MUTANTS = [
     ),
     (
         "kernels/tensor_list.cuh",
-        "source += O::BATCH * WARP * N;",
-        "source += WARP * N;",
+        "source += O::BATCH * STEP;",
+        "source += STEP;",
         "a wrong stride between batches",
     ),
     (
@@ -217,7 +218,7 @@ MUTANTS = [
         "const S* grad, const T*) {\n        held.source = load<N>(grad);",
         "const S* grad, const T* buffer) {\n        held.source = load<N>(grad);\n"
         "        held.target = load<N>(buffer);\n"
-        "        if (to_double(held.target.at[0]) == 0.123) held.source.at[0] = S();",
+        "        if (to_double(held.target.at(0)) == 0.123) held.source.put(0, S());",
         "= reads what it overwrites",
     ),
     # Numbers
@@ -235,14 +236,15 @@ MUTANTS = [
     ),
     (
         "kernels/norm_orders.cuh",
-        "add_terms<Sum>(part, values);",
-        "add_terms<Sum>(part, values);\n        part.hi = to_double(narrow<T>(part.hi));",
+        "add_packs<Sum>(part, packs);",
+        "add_packs<Sum>(part, packs);\n        part.hi = to_double(narrow<T>(part.hi));",
         "magnitudes added up in the data's dtype",
     ),
     (
         "kernels/norm_orders.cuh",
-        "add_terms<SumOfSquares>(part, values);",
-        "add_terms<SumOfSquares>(part, values);\n        part.hi = to_double(narrow<T>(part.hi));",
+        "add_packs<SumOfSquares>(part, packs);",
+        "add_packs<SumOfSquares>(part, packs);\n"
+        "            part.hi = to_double(narrow<T>(part.hi));",
         "squares added up in the data's dtype",
     ),
     (
@@ -300,15 +302,16 @@ MUTANTS = [
         "eps ignored",
     ),
     (
-        "kernels/scale.cu",
-        "narrow<T>(to_double(held.source.at[i]) * factor)",
-        "narrow<T>(widen(held.source.at[i]).value * static_cast<float>(factor))",
+        "kernels/products.cuh",
+        "    Real<f32> one[N], other[N];\n",
+        "    for (int i = 0; i < N; ++i) result.put(i, narrow<T>(widen(x.at(i)).value * by.near));\n"
+        "    return true;\n    Real<f32> one[N], other[N];\n",
         "scaled in float",
     ),
     (
         "kernels/accumulate.cu",
-        "narrow<T>(__dadd_rn(to_double(held.target.at[i]), term))",
-        "narrow<T>(__dadd_rn(to_double(held.target.at[i]), to_double(narrow<S>(term))))",
+        "narrow<T>(__dadd_rn(to_double(held.target.at(i)), term))",
+        "narrow<T>(__dadd_rn(to_double(held.target.at(i)), to_double(narrow<S>(term))))",
         "the product in the gradient's dtype",
     ),
     (
@@ -357,32 +360,32 @@ MUTANTS = [
     # Meaning
     (
         "kernels/scale.cu",
-        "if (in_place && op.factor == 1 && !op.zero) return;",
-        "if (op.factor == 1 && !op.zero) return;",
+        "if (in_place && factor == 1 && !zero) return;",
+        "if (factor == 1 && !zero) return;",
         "nothing copied where the coefficient is 1",
     ),
     (
         "kernels/scale.cu",
-        "if (in_place && op.factor == 1 && !op.zero) return;",
+        "if (in_place && factor == 1 && !zero) return;",
         "",
         "a coefficient of 1 reads and writes everything",
     ),
     (
         "kernels/scale.cu",
-        "if (!zero) {",
-        "{",
+        "zero ? ZERO : factor == 1",
+        "factor == 1",
         "zeroes by multiplying",
     ),
     (
         "kernels/clip_value.cu",
-        "if (x < -top) result.at[i] = narrow<T>(-top);",
+        "if (x < -top) result.put(i, narrow<T>(-top));",
         "",
         "clamped from above alone",
     ),
     (
         "kernels/clip_value.cu",
-        "if (x > top) result.at[i] = narrow<T>(top);",
-        "if (!(x <= top)) result.at[i] = narrow<T>(top);",
+        "if (x > top) result.put(i, narrow<T>(top));",
+        "if (!(x <= top)) result.put(i, narrow<T>(top));",
         "NaN clamped",
     ),
     (

@@ -42,14 +42,14 @@ MUTANTS = [
     (ROWS, "(turn & 1) * WARP", "0 * WARP", "one set of slots for all rows: no trailing barrier"),
     (
         ROWS,
-        "value.first = warp_sum(value.first, width);",
-        "value.first = warp_sum(value.first, WARP);",
+        "value = warp_sums(value, width);",
+        "value = warp_sums(value, WARP);",
         "a sum over the rows beside it too",
     ),
     (
         ROWS,
-        "warp_sum(value.second, warps)",
-        "warp_sum(value.second, warps / 2)",
+        "return warp_sums(value, warps);",
+        "return warp_sums(value, warps / 2);",
         "the last warps left out",
     ),
     (ROWS, "threads < WARP ? threads : WARP", "WARP", "shuffles over the whole warp"),
@@ -99,19 +99,29 @@ MUTANTS = [
         "in.source + static_cast<int>(row * width)",
         "32-bit index of x",
     ),
-    (GRAD, "dx + row * width", "dx + static_cast<u32>(row * width)", "unsigned 32-bit index of dx"),
-    (GRAD, "dx + row * width", "dx + row * gridDim.x", "row stride wrong"),
+    (
+        GRAD,
+        "dx += row * width",
+        "dx += static_cast<u32>(row * width)",
+        "unsigned 32-bit index of dx",
+    ),
+    (GRAD, "dx += row * width", "dx += row * gridDim.x", "row stride wrong"),
     (
         GRAD,
         "for (int y = 1; y < blockDim.y; ++y)",
         "for (int y = 1; y + 1 < blockDim.y; ++y)",
         "the block's last row is lost",
     ),
-    (GRAD, "fill<VEC>(at.xhat[c], of.mean);", "fill<VEC>(at.xhat[c], A{0});", "0 * infinity"),
+    (
+        GRAD,
+        "column_of(c) < width ? of : Statistics{0, 0}",
+        "of",
+        "0 * infinity beyond the last column",
+    ),
     (
         WIDE,
-        "row = blockIdx.y; row < rows; row += gridDim.y",
-        "row = blockIdx.y; row < rows; row += gridDim.x",
+        "first += static_cast<i64>(BATCH) * gridDim.y",
+        "first += static_cast<i64>(BATCH) * gridDim.x",
         "rows are strided by the wrong dimension",
     ),
     (
@@ -122,14 +132,14 @@ MUTANTS = [
     ),
     (
         WIDE,
-        "load_part(in, row * width + column, of, own, at);\n        Pair<A> sums",
-        "load_part(in, static_cast<int>(row * width + column), of, own, at);\n        Pair<A> sums",
+        "fetch_part(in, own_column < width, row * width + own_column)",
+        "fetch_part(in, own_column < width, static_cast<int>(row * width + own_column))",
         "32-bit index where rows are summed",
     ),
     (
         WIDE,
-        "load_part(in, row * width + column, of, own, at);\n        A out",
-        "load_part(in, static_cast<u32>(row * width + column), of, own, at);\n        A out",
+        "fetch_part(in, row < rows, row * width + column)",
+        "fetch_part(in, row < rows, static_cast<u32>(row * width + column))",
         "unsigned 32-bit index where dx is made",
     ),
     (
@@ -160,9 +170,15 @@ MUTANTS = [
     ),
     (
         FORWARD,
-        "const i64 start = row * width;",
-        "const i64 start = static_cast<int>(row * width);",
-        "32-bit index",
+        "fetch_row(x + row * width,",
+        "fetch_row(x + static_cast<int>(row * width),",
+        "32-bit index of x",
+    ),
+    (
+        FORWARD,
+        "y + row * width,",
+        "y + static_cast<u32>(row * width),",
+        "unsigned 32-bit index of y",
     ),
     (
         INVERSE,
@@ -296,15 +312,15 @@ MUTANTS = [
     (BUFFERS, "% alignment == 0", "% 1 == 0", "misaligned vectors"),
     (
         PACKS,
-        "for (int i = 0; i < N; i += Piece<T, N>::size) {\n        Part part;",
-        "for (int i = 0; i + 1 < N; i += Piece<T, N>::size) {\n        Part part;",
+        "for (int i = 0; i < Written::WORDS; i += Written::EACH) {",
+        "for (int i = 0; i + 1 < Written::WORDS; i += Written::EACH) {",
         "packs of one element are not written",
     ),
     (
         GRAD,
-        "load<VEC>(in.dy + row * width + column_of(c), at.w[c]);",
-        "load<VEC>(in.dy + row * width + column_of(c), at.w[c]);\n"
-        "        store<VEC>(const_cast<DATA_T*>(in.dy) + row * width + column_of(c), at.w[c]);",
+        "to.dy[c] = fetch_if<VEC>(inside, dy + chunk_offset(c), DATA_T{});",
+        "to.dy[c] = fetch_if<VEC>(inside, dy + chunk_offset(c), DATA_T{});\n"
+        "        if (inside) store<VEC>(const_cast<DATA_T*>(dy) + chunk_offset(c), to.dy[c]);",
         "an input written",
     ),
     # Numbers
@@ -321,8 +337,13 @@ MUTANTS = [
         "const A total = narrow<A>(static_cast<double>(rounded(exactly(column_total(plane, count, width, column, tile)))));",
         "float where double is due",
     ),
-    (GRAD, "means.second /= width;", "", "1/N missing in the mean of w * xhat"),
-    (GRAD, "means.first /= width;", "", "1/N missing in the mean of w"),
+    (
+        GRAD,
+        "means.second = means.second * share;",
+        "",
+        "1/N missing in the mean of w * xhat",
+    ),
+    (GRAD, "means.first = means.first * share;", "", "1/N missing in the mean of w"),
     (
         WIDE,
         "narrow<A>(total.second / width)",
@@ -332,17 +353,17 @@ MUTANTS = [
     (BATCH_GRAD, "narrow<A>(total / count)", "narrow<A>(total)", "1/N missing"),
     (
         FORWARD,
-        "    double centre = 0;\n    if (CENTRED)\n",
-        "    double centre = 0;\n    if (false)\n",
+        "    double centre = 0;\n    if (CENTRED) ",
+        "    double centre = 0;\n    if (false) ",
         "E[x^2] - mean^2",
     ),
     (
         BATCH,
-        "exactly(values[k]) - exactly(centre[k % OWN])",
-        "exactly(values[k]) - 0 * exactly(centre[k % OWN])",
+        "exactly(widen(packs.at[b].at(k))) - exactly(centre[k % OWN])",
+        "exactly(widen(packs.at[b].at(k))) - 0 * exactly(centre[k % OWN])",
         "E[x^2] - mean^2",
     ),
-    (FORWARD, "values[k] - high - low", "values[k] - high", "the mean rounded to one piece"),
+    (FORWARD, "x[k] - high - low", "x[k] - high", "the mean rounded to one piece"),
     (
         FORWARD,
         "const double deviation = exactly(x[k]) - centre;\n            sums.first += deviation;\n"
@@ -354,12 +375,12 @@ MUTANTS = [
     ),
     (
         BATCH,
-        "const double deviation = exactly(values[k]) - exactly(centre[k % OWN]);\n"
-        "            sums[0][k % OWN] += deviation;\n"
-        "            sums[1][k % OWN] = fused(deviation, deviation, sums[1][k % OWN]);",
-        "const A deviation = values[k] - narrow<A>(exactly(centre[k % OWN]));\n"
-        "            sums[0][k % OWN] += exactly(deviation);\n"
-        "            sums[1][k % OWN] += exactly(deviation * deviation);",
+        "const double deviation = exactly(widen(packs.at[b].at(k))) - exactly(centre[k % OWN]);\n"
+        "                sums[0][k % OWN] += deviation;\n"
+        "                sums[1][k % OWN] = fused(deviation, deviation, sums[1][k % OWN]);",
+        "const A deviation = widen(packs.at[b].at(k)) - narrow<A>(exactly(centre[k % OWN]));\n"
+        "                sums[0][k % OWN] += exactly(deviation);\n"
+        "                sums[1][k % OWN] += exactly(deviation * deviation);",
         "squares that leave float32's range",
     ),
     (FORWARD, "of.variance + eps", "of.variance", "eps ignored"),
@@ -428,7 +449,7 @@ MUTANTS = [
     ),
     (
         GRAD,
-        "const A w = dy * scale[k];",
+        "const A w = dy * scale;",
         "const A w = dy;",
         "the row's sums without scale",
     ),

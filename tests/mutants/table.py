@@ -36,7 +36,10 @@ _HOST_TESTS: dict[str, tuple[str, ...]] = {
     "gradkit/_frameworks/cupy.py": ("tests/test_cupy_device.py",),
 }
 # The kernels that work on lists of tensors.
-_LISTS = ("accumulate", "clip_", "coefficients", "norm.", "norm_orders", "scale", "tensor", "zero")
+_LISTS = (
+    *("accumulate", "clip_", "coefficients", "norm.", "norm_orders", "products", "scale"),
+    *("tensor", "zero"),
+)
 
 
 class Mutant(NamedTuple):

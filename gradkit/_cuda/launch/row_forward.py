@@ -15,6 +15,7 @@ from gradkit._cuda.launch.kernels import Combination, LoadedKernel, Macros, kern
 from gradkit._dtypes import LAYER_NORM_TYPES, DType, Types, dtype_named, float_name
 
 _FORWARD_THREADS = 512  # that work on one row at most
+_FORWARD_CHUNKS = 4  # accesses in which a thread reads its part of a row, if registers hold a row
 _INVERSE_THREADS = 256
 
 
@@ -146,16 +147,18 @@ class _Rows:
         return found, (blocks.count, min(along, short)), blocks.block
 
     def _forward(self, *, centred: bool) -> tuple[LoadedKernel, RowBlocks]:
-        packs = -(-self.width // (4 * self.vector))
+        packs = -(-self.width // (_FORWARD_CHUNKS * self.vector))
         blocks = row_blocks(self.device, self.rows, packs, _FORWARD_THREADS)
-        macros = norm_macros(self.types, self.vector, CENTRED=int(centred))
+        chunks = _FORWARD_CHUNKS if packs <= _FORWARD_THREADS else 0
+        macros = norm_macros(self.types, self.vector, CENTRED=int(centred), CHUNKS=chunks)
         return kernel(self.device, "layer_norm", "layer_norm", **macros), blocks
 
 
 def forward_combinations(*, centred: bool) -> Iterator[Combination]:
     """Every kernel file and its macros that a forward pass can ask for."""
     for macros in _every_macros():
-        yield "layer_norm", macros | {"CENTRED": int(centred)}
+        for chunks in (_FORWARD_CHUNKS, 0):
+            yield "layer_norm", macros | {"CENTRED": int(centred), "CHUNKS": chunks}
 
 
 def inverse_combinations() -> Iterator[Combination]:

@@ -74,11 +74,16 @@ class Table:
         """The fields as bytes, to be passed by value: CuPy describes fields anew in each launch."""
         return self.fields.view(f"V{self.fields.nbytes}")
 
+    @property
+    def count(self) -> int:
+        """The number of chunks."""
+        count: int = self.chunks.stop - self.chunks.start
+        return count
+
     @cached_property
     def blocks(self) -> int:
         """How many blocks take all chunks in one round."""
-        count: int = self.chunks.stop - self.chunks.start
-        return -(-count // _WARPS)
+        return -(-self.count // _WARPS)
 
 
 @dataclass(frozen=True)
