@@ -1,10 +1,14 @@
 """Faults that only compiled code shows: inline assembly, what g++ never sees, contraction.
 
-(file, old text, new text, what, the public functions whose bits change).
+(file, old text, new text, what, the public functions whose bits change or the tests that fail).
 """
 
 _ARITHMETIC = "kernels/arithmetic.cuh"
 _DTYPES = "kernels/dtypes.cuh"
+_MAGNITUDES = ("tests/test_cuda_arithmetic.py::test_norms_of_every_magnitude[float32-1.0]",)
+_MAGNITUDE_OF = """    float y;
+    asm("abs.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;"""
 _ROWS = ("layer_norm_grad", "rms_norm_grad")
 _EXACTLY = """    double y;
     asm("cvt.f64.f32 %0, %1;" : "=d"(y) : "f"(x));
@@ -37,6 +41,10 @@ ROWS = (
     (_ARITHMETIC, _ROUNDED, "    return static_cast<float>(x);", "narrowing by a plain cast", ("accumulate_grad",)),
     (_ARITHMETIC, _IN_DOUBLE, _PLAIN, "doubles that a compiler may fuse", _ROWS),
     (_DTYPES, '"cvt.rn.f16.f32 %0', '"cvt.rz.f16.f32 %0', "float16 rounded toward zero", _ROWS),
+    (_DTYPES, '"cvt.rn.bf16x2.f32 %0', '"cvt.rz.bf16x2.f32 %0', "bfloat16 rounded toward zero", _ROWS),
+    (_DTYPES, '"f"(high.value), "f"(low.value)', '"f"(low.value), "f"(high.value)', "the halves of a bfloat16 word swapped", _ROWS),
+    (_ARITHMETIC, '"abs.f32 %0', '"abs.ftz.f32 %0', "magnitudes that flush", _MAGNITUDES),
+    (_ARITHMETIC, _MAGNITUDE_OF, "    return fabsf(x);", "magnitudes by CUDA's own function, that flush", _MAGNITUDES),
     (
         "kernels/accumulate.cu",
         "            const double term = __dmul_rn(to_double(held.source.at(i)), scale);\n"

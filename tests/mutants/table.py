@@ -67,7 +67,8 @@ class Mutant(NamedTuple):
 
 
 def _compiled(file: str, old: str, new: str, what: str, functions: tuple[str, ...]) -> Mutant:
-    tests = tuple(f"tests/test_golden.py::test_a_few_bits[ptx-{name}]" for name in functions)
+    golden = "tests/test_golden.py::test_a_few_bits[ptx-{}]"
+    tests = tuple(name if "::" in name else golden.format(name) for name in functions)
     return Mutant(file, old, new, what, tests, compiled=True)
 
 
