@@ -98,8 +98,8 @@ MUTANTS = [
     ),
     (
         "kernels/norm.cu",
-        "w < blockDim.x / WARP; ++w",
-        "w + 1 < blockDim.x / WARP; ++w",
+        "lane() < blockDim.x / WARP ?",
+        "lane() + 1 < blockDim.x / WARP ?",
         "the last warp left out of the block's sum",
     ),
     (
@@ -189,8 +189,8 @@ MUTANTS = [
     ),
     (
         "kernels/norm.cu",
-        "chunk += warps_in_grid()",
-        "chunk += 2 * warps_in_grid()",
+        "first += warps_in_grid()",
+        "first += 2 * warps_in_grid()",
         "a wrong grid stride",
     ),
     (
@@ -200,11 +200,22 @@ MUTANTS = [
         "blocks for warps in the first chunk",
     ),
     # Memory
-    ("kernels/norm.cu", "if (lane() == 0) partials[chunk]", "partials[chunk]", "all lanes write"),
     (
         "kernels/norm.cu",
-        "__shared__ Part shared[32]",
-        "__shared__ Part shared[31]",
+        "if (lane() == 0 && first + own < list.chunks)",
+        "if (first + own < list.chunks)",
+        "all lanes write",
+    ),
+    (
+        "kernels/norm.cu",
+        "if (threadIdx.x == 0) partials[first / warps]",
+        "partials[first / warps]",
+        "all threads write",
+    ),
+    (
+        "kernels/norm.cu",
+        "__shared__ Part shared[WARP]",
+        "__shared__ Part shared[WARP - 1]",
         "shared memory short",
     ),
     (
@@ -378,15 +389,39 @@ MUTANTS = [
     ),
     (
         "kernels/clip_value.cu",
-        "if (x < -top) result.put(i, narrow<T>(-top));",
-        "",
+        "magnitude <= top ||",
+        "magnitude <= top || bits >> 31 ||",
         "clamped from above alone",
     ),
     (
         "kernels/clip_value.cu",
-        "if (x > top) result.put(i, narrow<T>(top));",
-        "if (!(x <= top)) result.put(i, narrow<T>(top));",
+        " || magnitude > 0x7f800000u",
+        "",
         "NaN clamped",
+    ),
+    (
+        "kernels/clip_value.cu",
+        "magnitude > 0x7f800000u",
+        "magnitude >= 0x7f800000u",
+        "infinity not clamped",
+    ),
+    (
+        "kernels/clip_value.cu",
+        "top | (bits & 0x80000000u)",
+        "top",
+        "clamped to the positive limit",
+    ),
+    (
+        "kernels/clip_value.cu",
+        "x > limit ? limit : x < -limit ? -limit : x",
+        "x > limit ? limit : x",
+        "float64 clamped from above alone",
+    ),
+    (
+        "kernels/clip_value.cu",
+        "x > limit ? limit : x < -limit ? -limit : x",
+        "x < -limit ? -limit : x <= limit ? x : limit",
+        "NaN of float64 clamped",
     ),
     (
         "kernels/accumulate.cu",
@@ -427,8 +462,8 @@ MUTANTS = [
     ),
     (
         "gradkit/_cuda/launch/tensor_lists.py",
-        "return -(-count // _WARPS)",
-        "return count // _WARPS",
+        "return -(-self.count // _WARPS)",
+        "return self.count // _WARPS",
         "floor for ceil: the last blocks lost",
     ),
     (
@@ -524,12 +559,16 @@ MUTANTS = [
     ),
     (
         "kernels/tensor_list.cuh",
-        "    for (int left = packs - lane(); left > 0; left -= O::BATCH * WARP) {\n        const int count = (left + WARP - 1) / WARP;\n        Held<S, T, N> held[O::BATCH] = {};\n",
-        "    Held<S, T, N> held[O::BATCH] = {};\n    for (int left = packs - lane(); left > 0; left -= O::BATCH * WARP) {\n        const int count = (left + WARP - 1) / WARP;\n",
+        "    for (int left = packs - lane(); left > 0; left -= O::BATCH * WARP) {\n"
+        "        const int count = (left + WARP - 1) / WARP;\n"
+        "        Held<S, T, N> held[O::BATCH] = {};\n",
+        "    Held<S, T, N> held[O::BATCH] = {};\n"
+        "    for (int left = packs - lane(); left > 0; left -= O::BATCH * WARP) {\n"
+        "        const int count = (left + WARP - 1) / WARP;\n",
         "packs left in a batch that is not full",
     ),
     (
-        "kernels/norm_orders.cuh",
+        "kernels/arithmetic.cuh",
         "return {sum, sum_of(difference_of(a, difference_of(sum, back)), difference_of(b, back))};",
         "return {sum, 0};",
         "no two-sum of floats",
@@ -644,8 +683,12 @@ MUTANTS = [
     ),
     (
         "kernels/products.cuh",
-        "fused(minus, {by.rest}, fused(minus, {by.near}, product));\n        one = fused(excess, {-1 + 0x1p-20f}, product);\n        other = fused(excess, {-1 - 0x1p-20f}, product);",
-        "fused(x, {by.rest}, fused(x, {by.near}, {negative_of(product.value)}));\n        one = fused(excess, {1 - 0x1p-20f}, product);\n        other = fused(excess, {1 + 0x1p-20f}, product);",
+        "fused(minus, {by.rest}, fused(minus, {by.near}, product));\n"
+        "        one = fused(excess, {-1 + 0x1p-20f}, product);\n"
+        "        other = fused(excess, {-1 - 0x1p-20f}, product);",
+        "fused(x, {by.rest}, fused(x, {by.near}, {negative_of(product.value)}));\n"
+        "        one = fused(excess, {1 - 0x1p-20f}, product);\n"
+        "        other = fused(excess, {1 + 0x1p-20f}, product);",
         "-0 becomes +0",
     ),
     (
@@ -725,5 +768,71 @@ MUTANTS = [
         "load<1>(source + i)",
         "load<1>(source)",
         "the first element of a pack for all",
+    ),
+    (
+        "kernels/arithmetic.cuh",
+        "__uint_as_float(bits | 1)",
+        "__uint_as_float(bits)",
+        "an inexact sum not made odd",
+    ),
+    (
+        "kernels/arithmetic.cuh",
+        "    if ((lost ^ bits) >> 31) bits -= 1;  // towards zero\n",
+        "",
+        "a sum made odd away from zero",
+    ),
+    (
+        "kernels/arithmetic.cuh",
+        " || (bits & 0x7f800000u) == 0x7f800000u",
+        "",
+        "infinite sums made odd",
+    ),
+    (
+        "kernels/accumulate.cu",
+        "{to_odd(sum_with_error(buffer.value, grad.value))}",
+        "buffer + grad",
+        "a sum rounded twice",
+    ),
+    (
+        "kernels/accumulate.cu",
+        "if (scale == 1) return",
+        "return",
+        "scale ignored for floats",
+    ),
+    (
+        "kernels/accumulate.cu",
+        "if constexpr (sizeof(T) == 4) sums[i]",
+        "if constexpr (sizeof(T) == 2) sums[i]",
+        "sums of 16 bits rounded to float first, those of float made odd",
+    ),
+    (
+        "kernels/norm.cu",
+        "partials[first / warps] = part",
+        "partials[blockIdx.x] = part",
+        "a block's later parts over its first",
+    ),
+    (
+        "kernels/norm.cu",
+        "    if (threadIdx.x >= WARP) return part;\n",
+        "",
+        "every warp joins the parts of the block",
+    ),
+    (
+        "gradkit/_cuda/clipping.py",
+        "        first += count\n",
+        "        first += 0\n",
+        "the parts of a list's launches in one place",
+    ),
+    (
+        "gradkit/_cuda/clipping.py",
+        "table.count if per_tensor else table.blocks",
+        "table.count if per_tensor else table.blocks - 1",
+        "room for a part too few",
+    ),
+    (
+        "gradkit/_cuda/clipping.py",
+        "joined = np.uint32(not per_tensor)",
+        "joined = np.uint32(1)",
+        "tensors joined that have norms of their own",
     ),
 ]

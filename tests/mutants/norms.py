@@ -595,8 +595,12 @@ MUTANTS = [
     ),
     (
         GRAD,
-        "    if (FROM_OUTPUT && BIAS_AT_ONCE)\n#pragma unroll\n        for (int c = 0; c < CHUNKS; ++c) biases[c] = fetch_columns(in.bias, c, width, A{0});",
-        "    if (FROM_OUTPUT && BIAS_AT_ONCE)\n#pragma unroll\n        for (int c = 0; c < CHUNKS; ++c) biases[c] = fetch_columns(in.bias, 0, width, A{0});",
+        "    if (FROM_OUTPUT && BIAS_AT_ONCE)\n"
+        "#pragma unroll\n"
+        "        for (int c = 0; c < CHUNKS; ++c) biases[c] = fetch_columns(in.bias, c, width, A{0});",
+        "    if (FROM_OUTPUT && BIAS_AT_ONCE)\n"
+        "#pragma unroll\n"
+        "        for (int c = 0; c < CHUNKS; ++c) biases[c] = fetch_columns(in.bias, 0, width, A{0});",
         "the first chunk's bias for all",
     ),
     (
