@@ -1,5 +1,6 @@
 """Batch norm, forward and backward: every channel axis, layout and type; layer norm's twin."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import assume, given
@@ -134,6 +135,16 @@ def test_a_mean_of_many_deviations(backend, types):
     )
     p.__post_init__()
     check(backend, p)
+
+
+@pytest.mark.parametrize("name", sorted(DTYPES))
+def test_constant_channels_at_the_top_of_the_range(backend, name):
+    """``mean * inv_std`` is infinite there: nothing but deviations may be multiplied."""
+    types = (name, "float64" if name == "float64" else "float32", name)
+    p = make((9, 3, 5), types, axis=1, batch=True)
+    p.x[:, ::2] = np.ldexp(1.0, np.frexp(float(ml_dtypes.finfo(p.x.dtype).max))[1] - 1)
+    p.__post_init__()
+    p.check_gradients(backend, *batch_norm_grad(backend, p))
 
 
 @TYPES
