@@ -65,7 +65,7 @@ NORMS = ["layer_norm_grad", "rms_norm_grad", "invertible_layer_norm_grad"]
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("types", [LAYER_TYPES[0], NARROW], ids=str)
 @pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("shape", [(40, 512), (96, 64), (9, 1027), (4, 10239), (3, 16384)], ids=str)
+@pytest.mark.parametrize("shape", [(40, 512), (96, 64), (9, 1027), (4, 10239), (3, 14336)], ids=str)
 def test_rows_that_fit_are_read_once(norm, shape, types):
     """3 M D elements; and each block's partial sums, written once and read once."""
     meter = Meter()
@@ -102,6 +102,24 @@ def test_longer_rows_are_read_twice(norm, shape):
     assert moved["dy"] == moved["source"] == (2 * p.x.nbytes, 0)
     assert moved["dx"] == (0, p.x.nbytes)
     assert moved["partials"][0] == moved["partials"][1]
+
+
+@pytest.mark.parametrize("types", [LAYER_TYPES[0], NARROW], ids=str)
+@pytest.mark.parametrize(("centred", "passes"), [(True, 3), (False, 2)])
+def test_forward_reads_once_what_registers_hold(centred, passes, types):
+    """512 threads hold 4 packs each; a longer row is read for each sum, and again for y."""
+    vector = 16 // DTYPES[types[0]].itemsize
+    for width, reads in ((512 * 4 * vector, 1), (512 * 4 * vector + vector, passes)):
+        meter = Meter()
+        p = make((2, width), types, centred=centred)
+        y, mean, inv_std = meter.empty(p.x, p.mean, p.inv_std)
+        if centred:
+            meter.run.layer_norm(p.x, p.scale, p.bias, 1, p.eps, y, mean, inv_std)
+        else:
+            meter.run.rms_norm(p.x, p.scale, 1, p.eps, y, inv_std)
+        moved = meter.moved("layer_norm")
+        assert moved["x"] == (reads * p.x.nbytes, 0)
+        assert moved["y"] == (0, p.x.nbytes)
 
 
 @pytest.mark.parametrize("last", [False, True])

@@ -6,6 +6,8 @@ Each text stands exactly once in its file.
 TESTS = (
     "tests/test_cuda_normalization.py",
     "tests/test_normalization.py::test_constant_rows_at_the_top_of_the_range",
+    "tests/test_batch_norm.py::test_constant_channels_at_the_top_of_the_range",
+    "tests/test_traffic.py",
 )
 WIDE_TESTS = (
     "tests/test_cuda_kernels.py::test_no_64_bit_number_is_narrowed",
