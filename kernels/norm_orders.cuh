@@ -52,17 +52,22 @@ __device__ __forceinline__ Single operator+(Single a, Single b) {
     return {sum.hi, sum_of(sum.lo, sum_of(a.lo, b.lo))};
 }
 
-// The sum of Order::single of N elements: a tree, whose depth bounds the error.
-template <typename Order, typename T, int N>
-__device__ __forceinline__ Single sum_in_single(const Raw<T, N>& values) {
-    Single terms[N];
-#pragma unroll
-    for (int i = 0; i < N; ++i) terms[i] = Order::single(values.at(i));
+// The sum of N terms, which it changes: a tree, whose depth bounds the error.
+template <typename X, int N> __device__ __forceinline__ X sum_of_all(X (&terms)[N]) {
 #pragma unroll
     for (int width = N / 2; width > 0; width /= 2)
 #pragma unroll
         for (int i = 0; i < width; ++i) terms[i] = terms[i] + terms[i + width];
     return terms[0];
+}
+
+// The sum of Order::single of N elements.
+template <typename Order, typename T, int N>
+__device__ __forceinline__ Single sum_in_single(const Raw<T, N>& values) {
+    Single terms[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i) terms[i] = Order::single(values.at(i));
+    return sum_of_all(terms);
 }
 
 // Adds Order::term of N elements, each exact in double.
@@ -71,11 +76,7 @@ __device__ __forceinline__ void add_terms(Part& part, const Raw<T, N>& values) {
     double terms[N];
 #pragma unroll
     for (int i = 0; i < N; ++i) terms[i] = Order::term(values.at(i));
-#pragma unroll
-    for (int width = N / 2; width > 0; width /= 2)
-#pragma unroll
-        for (int i = 0; i < width; ++i) terms[i] += terms[i + width];
-    add(part, terms[0]);
+    add(part, sum_of_all(terms));
 }
 
 template <typename T, int N, int B> __device__ __forceinline__ bool all_zero(const Held<T, T, N> (&packs)[B]) {

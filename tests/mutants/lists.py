@@ -635,8 +635,8 @@ MUTANTS = [
     ),
     (
         "kernels/norm_orders.cuh",
-        "Order::single(values.at(i));\n#pragma unroll\n    for (int width = N / 2;",
-        "Order::single(values.at(i));\n#pragma unroll\n    for (int width = N / 4;",
+        "    for (int width = N / 2; width > 0;",
+        "    for (int width = N / 4; width > 0;",
         "half of a pack left out",
     ),
     (
