@@ -11,7 +11,8 @@ from tests.soak import every_operation, growth, soak
 
 @pytest.mark.parametrize("largest", [1024, pytest.param(None, marks=pytest.mark.slow)])
 def test_nothing_grows(backend, monkeypatch, largest):
-    monkeypatch.setattr(tensor_lists, "_plans", tensor_lists._Plans(number=8, tensors=1 << 20))
+    for cache in ("_plans", "_cuts"):  # that are full soon
+        monkeypatch.setattr(tensor_lists, cache, tensor_lists._LastUsed(8, 1 << 20))
     work = partial(every_operation, largest=largest)
     assert growth(backend, soak(backend, 3, variety=3, work=work)) == {}
 
