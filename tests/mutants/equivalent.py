@@ -37,12 +37,27 @@ EQUIVALENT: tuple[tuple[str, str, str], ...] = (
     (
         "no memory holds 2^31 rows of the lengths that this kernel is for",
         r"layer_norm_grad_wide\.cu",
-        r"int for i64: `for \(i64 row = blockIdx\..*",
+        r"int for i64: `(for \(i64 row = blockIdx\..*|(for \(i64 first|const i64 row) = .*\((2|4)\))",
+    ),
+    (
+        "an int counts the columns of a row that one block holds, and the packs of a thread",
+        r"layer_norm(_grad)?\.cu",
+        r"int for i64: `(__device__ .* i64 chunk_offset.*\(2\)|for \(i64 k = 0; .*)",
     ),
     (
         "one more round of a block, which finds nothing to do",
-        r"batch_norm(_grad)?\.cu|column_sums\.cu|layer_norm(_grad)?\.cu",
+        r"batch_norm(_grad)?\.cu|column_sums\.cu|layer_norm(_grad|_grad_wide)?\.cu",
         r"<= for <: `for \(i64 (start|first|channel) = .*(start|first|ahead) < .*",
+    ),
+    (
+        "one more batch, of which nothing is wanted",
+        r"layer_norm_grad_wide\.cu",
+        r"<= for <: `for \(; column < width; column \+= BATCH .*",
+    ),
+    (
+        "one number more is left to double, which is always right",
+        r"products\.cuh|norm_orders\.cuh",
+        r"> for >=: .*",
     ),
     (
         "the same where both sides are the same",
