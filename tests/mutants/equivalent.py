@@ -42,7 +42,7 @@ EQUIVALENT: tuple[tuple[str, str, str], ...] = (
     (
         "an int counts the columns of a row that one block holds, and the packs of a thread",
         r"layer_norm(_grad)?\.cu",
-        r"int for i64: `(__device__ .* i64 chunk_offset.*\(2\)|for \(i64 k = 0; .*)",
+        r"int for i64: `(__device__ .* i64 chunk_offset.*|for \(i64 k = 0; .*)",
     ),
     (
         "one more round of a block, which finds nothing to do",

@@ -215,9 +215,9 @@ MUTANTS = [
         "threads past the last channel leave the block",
     ),
     (
-        BATCH_GRAD,
-        "i < STRETCH && walk.inside(shape)",
-        "i <= STRETCH || walk.inside(shape)",
+        CHANNELS,
+        "if (!walk.inside(shape)) continue;",
+        "",
         "a walk past its end",
     ),
     (
