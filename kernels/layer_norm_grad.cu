@@ -63,11 +63,14 @@ __device__ __forceinline__ void fetch_row(const Arrays& in, i64 row, i64 rows, i
 constexpr int BOTH_ROWS = 4 * CHUNKS * words<Raw<DATA_T, VEC>>();
 constexpr int PARAMETER = CHUNKS * words<Raw<PARAM_T, VEC>>();
 // What there are registers for, of the 128 of a thread: to keep scale, to read a row ahead, to read
-// all of a bias at once. Conditions and addresses of single elements, and double precision, take more.
+// all of a bias at once. Conditions and addresses of single elements, double precision, divisions and
+// long rows take more.
 constexpr int ROOM = VEC > 1 && sizeof(A) == 4 ? 96 : 64;
-constexpr bool KEEP_SCALE = !(LONG && VEC == 1) && BOTH_ROWS / 2 + PARAMETER <= (FROM_OUTPUT && ROOM > 72 ? 72 : ROOM);
+constexpr int SCALE_ROOM = VEC == 1 && (LONG || CENTRED) ? 32 : ROOM > 72 && (LONG || FROM_OUTPUT) ? 72 : ROOM;
+constexpr bool KEEP_SCALE =
+    !(FROM_OUTPUT && (BLOCKS == 2 || sizeof(A) == 8)) && BOTH_ROWS / 2 + PARAMETER <= SCALE_ROOM;
 constexpr int KEPT = (KEEP_SCALE ? PARAMETER : 0) + (LONG ? 0 : PLANES * CHUNKS * VEC * words<A>());
-constexpr bool AHEAD = !LONG && VEC > 1 && BOTH_ROWS + KEPT <= (BLOCKS == 2 ? 32 : ROOM);
+constexpr bool AHEAD = !LONG && !FROM_OUTPUT && VEC > 1 && BOTH_ROWS + KEPT <= (BLOCKS == 2 ? 32 : ROOM);
 constexpr bool BIAS_AT_ONCE = BOTH_ROWS / 2 + KEPT + PARAMETER <= ROOM;
 
 // What a thread keeps for all its rows: its columns of scale, and their sums.

@@ -739,8 +739,8 @@ MUTANTS = [
     ),
     (
         LAUNCH,
-        "full = 32 if",
-        "full = 24 if",
+        "and norm.from_output else 32",
+        "and norm.from_output else 24",
         "rows that fit read twice",
     ),
     (

@@ -293,7 +293,7 @@ def _row_plans(norm: Norm, itemsize: int, vector: int) -> list[RowPlan]:
     most = (16 if vector > 1 else 8 if norm.from_output else 12) // unit
     fewest = 1 if vector > 1 else most // 4
     plans = [RowPlan(fewest, 32), RowPlan(most, _LONGEST)]
-    full = 32 if itemsize == 2 or (itemsize == 4 and not norm.from_output) else 28
+    full = 24 if itemsize == 8 else 28 if itemsize == 4 and norm.from_output else 32
     for columns in (full,) if vector > 1 else (16, 20):
         chunks = columns // unit
         shared = norm.planes * chunks * vector * _LONGEST * accumulated
