@@ -29,7 +29,7 @@ __device__ __forceinline__ void sum_share(
         const Places places(walk, shape, channel);
         const Packs packs = fetch_packs(x, places);
 #pragma unroll
-        for (int b = 0; b < BATCH; ++b) {
+        for (int b = 0; b < AT_ONCE; ++b) {
             if (b >= places.count) continue;
 #pragma unroll
             for (int k = 0; k < VEC; ++k) {
@@ -139,7 +139,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) normalize(
             const Places places(walk, shape, channel);
             const Packs packs = fetch_packs(x, places);
 #pragma unroll
-            for (int b = 0; b < BATCH; ++b)
+            for (int b = 0; b < AT_ONCE; ++b)
                 if (b < places.count) normalize_pack(packs.at[b], own, y + places.at[b]);
         }
     }

@@ -17,7 +17,8 @@
 
 #include "channels.cuh"
 
-#define STRETCH 16  // packs, a multiple of BATCH, that are summed in the accumulation dtype before they go to double
+// Packs, a multiple of AT_ONCE, that are summed in the accumulation dtype before they go to double.
+#define STRETCH 16
 
 struct Channel { A mean[OWN], inv_std[OWN]; };
 
@@ -40,11 +41,11 @@ __device__ __forceinline__ void sum_stretch(
     A part[2][OWN];
     fill<OWN>(part[0], A{0});
     fill<OWN>(part[1], A{0});
-    for (int i = 0; i < STRETCH && walk.inside(shape); i += BATCH) {
+    for (int i = 0; i < STRETCH && walk.inside(shape); i += AT_ONCE) {
         const Places places(walk, shape, channel);
         const Packs dys = fetch_packs(dy, places), xs = fetch_packs(x, places);
 #pragma unroll
-        for (int b = 0; b < BATCH; ++b) {
+        for (int b = 0; b < AT_ONCE; ++b) {
             if (b >= places.count) continue;
 #pragma unroll
             for (int k = 0; k < VEC; ++k) {
@@ -121,7 +122,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) apply_channels(
             const Places places(walk, shape, channel);
             const Packs dys = fetch_packs(dy, places), xs = fetch_packs(x, places);
 #pragma unroll
-            for (int b = 0; b < BATCH; ++b) {
+            for (int b = 0; b < AT_ONCE; ++b) {
                 if (b >= places.count) continue;
                 A out[VEC];
 #pragma unroll

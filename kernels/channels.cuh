@@ -48,16 +48,14 @@ struct Walk {
     }
 };
 
-#define BATCH 4  // packs of an array whose loads are in flight at once
-
-// The places of a thread's next packs, up to BATCH; the walk goes on behind them.
+// The places of a thread's next packs, up to AT_ONCE; the walk goes on behind them.
 struct Places {
-    i64 at[BATCH];
+    i64 at[AT_ONCE];
     int count;
 
     __device__ __forceinline__ Places(Walk& walk, const Shape& shape, i64 channel) : count(0) {
 #pragma unroll
-        for (int b = 0; b < BATCH; ++b) {
+        for (int b = 0; b < AT_ONCE; ++b) {
             at[b] = walk.index(shape, channel);
             if (!walk.inside(shape)) continue;
             ++count;
@@ -67,12 +65,12 @@ struct Places {
 };
 
 // An array's elements there; zeros for packs that do not exist.
-struct Packs { Raw<DATA_T, VEC> at[BATCH]; };
+struct Packs { Raw<DATA_T, VEC> at[AT_ONCE]; };
 
 __device__ __forceinline__ Packs fetch_packs(const DATA_T* from, const Places& places) {
     Packs packs;
 #pragma unroll
-    for (int b = 0; b < BATCH; ++b)
+    for (int b = 0; b < AT_ONCE; ++b)
         packs.at[b] = fetch_if<VEC>(b < places.count, from + places.at[b], DATA_T{});
     return packs;
 }

@@ -15,9 +15,10 @@
 // gridDim.x. If VEC > 1, width is a multiple of VEC and arrays are 16-byte aligned. LONG: x is
 // 512, y is 1, and dynamic shared memory holds PLANES * CHUNKS * VEC * x numbers of type A.
 //
-// A thread keeps its columns of scale in registers for all its rows, and their sums too. LONG rows
-// have too many columns for that: their sums are in shared memory. Of a row it keeps what memory
-// has, which for 16 bits is half as many registers as w and xhat, and computes those twice.
+// A thread keeps the sums of its columns in registers for all its rows, and its columns of scale if
+// there is room (KEEP_SCALE); scale is read again from the cache otherwise. LONG rows have too many
+// columns: their sums are in shared memory. Of a row it keeps what memory has, which for 16 bits is
+// half as many registers as w and xhat, and computes those twice.
 
 #include "row_gradient.cuh"
 
@@ -219,7 +220,8 @@ extern "C" __global__ void __launch_bounds__(512, BLOCKS) layer_norm_grad(
     if (AHEAD) fetch_row(in, first + threadIdx.y, rows, width, next);
     for (int turn = 0; first < rows; first += step, ++turn) {
         const i64 row = first + threadIdx.y;
-        Row at = next;
+        Row at;
+        if (AHEAD) at = next;
         fetch_row(in, AHEAD ? row + step : row, rows, width, AHEAD ? next : at);
         const Statistics of = widen(at.of);
         Pair<A> means = row_sums(sum_row(in, of, width, own, at), slots, turn);

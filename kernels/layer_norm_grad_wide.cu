@@ -13,8 +13,6 @@
 
 #include "row_gradient.cuh"
 
-#define BATCH 4  // packs of an array whose loads are in flight at once
-
 // scale and bias of one pack of columns.
 struct Parameters { Raw<PARAM_T, VEC> scale, bias; };
 
@@ -46,17 +44,17 @@ __device__ __forceinline__ Pair<double> share_of_row(const Arrays& in, i64 row, 
     const Statistics of = statistics_of(in, row);
     Pair<double> total = {0, 0};
     i64 column = (static_cast<i64>(blockIdx.y) * blockDim.x + threadIdx.x) * VEC;
-    for (; column < width; column += BATCH * step) {
-        Parameters own[BATCH];
-        Part at[BATCH];
+    for (; column < width; column += AT_ONCE * step) {
+        Parameters own[AT_ONCE];
+        Part at[AT_ONCE];
 #pragma unroll
-        for (int b = 0; b < BATCH; ++b) {
+        for (int b = 0; b < AT_ONCE; ++b) {
             const i64 own_column = column + b * step;
             own[b] = fetch_parameters(in, own_column < width, own_column);
             at[b] = fetch_part(in, own_column < width, row * width + own_column);
         }
 #pragma unroll
-        for (int b = 0; b < BATCH; ++b) {
+        for (int b = 0; b < AT_ONCE; ++b) {
             if (column + b * step >= width) continue;
             Pair<A> sums = {0, 0};
 #pragma unroll
@@ -105,17 +103,17 @@ __device__ __forceinline__ void apply_to_columns(
     A (&totals)[PLANES][VEC]
 ) {
     const Parameters own = fetch_parameters(in, true, column);
-    for (i64 first = blockIdx.y; first < rows; first += static_cast<i64>(BATCH) * gridDim.y) {
-        Part at[BATCH];
-        RawStatistics statistics[BATCH];
+    for (i64 first = blockIdx.y; first < rows; first += static_cast<i64>(AT_ONCE) * gridDim.y) {
+        Part at[AT_ONCE];
+        RawStatistics statistics[AT_ONCE];
 #pragma unroll
-        for (int b = 0; b < BATCH; ++b) {
+        for (int b = 0; b < AT_ONCE; ++b) {
             const i64 row = first + static_cast<i64>(b) * gridDim.y;
             at[b] = fetch_part(in, row < rows, row * width + column);
             statistics[b] = fetch_statistics(in, row < rows, row);
         }
 #pragma unroll
-        for (int b = 0; b < BATCH; ++b) {
+        for (int b = 0; b < AT_ONCE; ++b) {
             const i64 row = first + static_cast<i64>(b) * gridDim.y;
             if (row >= rows) continue;
             const Statistics of = widen(statistics[b]);

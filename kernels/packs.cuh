@@ -4,6 +4,9 @@
 
 #include "dtypes.cuh"
 
+// Packs of an array whose loads are in flight at once, in loops over packs.
+constexpr int AT_ONCE = 4;
+
 // Registers that a value takes.
 template <typename T> constexpr int words() { return (sizeof(T) + 3) / 4; }
 
@@ -116,6 +119,5 @@ __device__ __forceinline__ void fill(A (&to)[N], A value) {
 // Reads N elements, or uses `absent` for each if `from` is null.
 template <int N, typename T, typename A>
 __device__ __forceinline__ void load_or(const T* from, i64 at, A absent, A (&to)[N]) {
-    if (from) load<N>(from + at, to);
-    else fill<N>(to, absent);
+    widen(fetch_if<N>(from, from + at, narrow<T>(absent)), to);
 }

@@ -1,9 +1,9 @@
 // target = source * coefficient over a list of pairs of tensors, each pair of one dtype.
 //
-// One list may mix f16, bf16, f32 and f64. Results are those of a product in double, rounded once. The coefficient is
-// read or computed on the device. A coefficient of 1 keeps every bit; in place, the launch then
-// returns before it touches any gradient. Targets are written with =. Deterministic: each element
-// on its own.
+// One list may mix f16, bf16, f32 and f64. Results are those of a product in double, rounded once.
+// The coefficient is read or computed on the device. A coefficient of 1 keeps every bit; in place,
+// the launch then returns before it touches any gradient. Targets are written with =.
+// Deterministic: each element on its own.
 //
 // Launch: a warp per chunk, any grid, blockDim.x a multiple of 32. The last chunk comes first:
 // what the norm read last is still in L2.

@@ -81,12 +81,15 @@ def test_rows_that_fit_are_read_once(norm, shape, types):
     assert moved["dx"] == (0, p.x.nbytes)
     assert moved["first"] == (0, p.scale.nbytes)
     assert moved.get("second", (0, 0)) == (0, p.scale.nbytes * (planes - 1))
-    # Kept in registers: once for each of a block's rows at a time, not for each row. Long rows, and
-    # elements one by one, may leave too few, and the cache has it: for the sums, and again for dx.
+    # Kept in registers: once for each of a block's rows at a time, not for each row. Long rows,
+    # elements one by one and divisions may leave too few, and the cache has it: for the sums, and
+    # again for dx.
     copies, rest = divmod(moved["scale"][0], p.scale.nbytes)
     assert rest == 0
-    kept = copies % blocks == 0 < copies <= shape[0]
-    assert kept or shape[0] < copies <= 2 * (shape[0] + blocks)
+    if shape[1] in (64, 512) and norm != "invertible_layer_norm_grad":
+        assert copies % blocks == 0 < copies <= shape[0]
+    else:
+        assert blocks <= copies <= 2 * (shape[0] + blocks)
 
 
 @pytest.mark.parametrize("norm", NORMS)

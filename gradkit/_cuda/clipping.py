@@ -54,11 +54,10 @@ class Clipping(OnDevice):
             joined = np.uint32(not per_tensor)
             start(self.device, table, "norm", "norm_partials", p, own, joined, ORDER=order)
             if per_tensor:
-                norms = out[table.tensors]
-                self._finish(table, p, order, own, count, norms, np.int64(norms.strides[0]))
+                self._finish(table, p, order, own, count, out[table.tensors])
             first += count
         if not per_tensor:
-            self._finish(plan.tables[0], p, order, parts, first, out, None)
+            self._finish(plan.tables[0], p, order, parts, first, out)
 
     @asks_for(_coefficients)
     def norm_shares(self, norm: Array, largest: Array, norm_type: float, out: Array) -> None:
@@ -126,15 +125,15 @@ class Clipping(OnDevice):
         parts: Array,
         count: int,
         out: Array,
-        stride: Any,
     ) -> None:
-        """Join all parts, or those of each tensor if norms lie ``stride`` bytes apart."""
-        per_tensor = stride is not None
+        """Join ``count`` parts: all of them into a scalar, or each tensor's into a row of norms."""
+        per_tensor = out.ndim > 0
         threads = _FINISH[per_tensor]
         norms = min(out.size, self.device.multiprocessors * (2048 // threads))
         macros: Macros = {"CAPACITY": table.capacity, "ORDER": order}
         numbers = np.uint32(count), np.uint32(per_tensor)
-        arguments = (table.argument, p, parts, *numbers, out, stride if per_tensor else np.int64(0))
+        stride = np.int64(out.strides[0] if per_tensor else 0)
+        arguments = (table.argument, p, parts, *numbers, out, stride)
         kernel(self.device, "norm", "norm_finish", **macros)((norms,), (threads,), arguments)
 
     def _on_norms(

@@ -136,8 +136,11 @@ def _lists() -> Iterator[Operation]:
     yield Operation("scale_grads", _LIST, lambda a: gradkit.scale_grads([a.data()], 0.3), _EVERY)
     yield Operation("clip_grad_value", _LIST, lambda a: gradkit.clip_grad_value([a.data()], 2.5))
     yield Operation("zero_grad", _LIST, lambda a: gradkit.zero_grad([a.data()]), _EVERY[1:2])
+    yield Operation("accumulate_grad", _LIST, lambda a: gradkit.accumulate_grad(a.data(), a.data()))
     yield Operation(
-        "accumulate_grad", _LIST, lambda a: gradkit.accumulate_grad(a.data(), a.data(), scale=0.3)
+        "accumulate_grad with a scale",
+        _LIST,
+        lambda a: gradkit.accumulate_grad(a.data(), a.data(), scale=0.3),
     )
     yield Operation(
         "accumulate_grad_v2", _LIST, lambda a: gradkit.accumulate_grad_v2(a.data(), a.data())

@@ -123,8 +123,8 @@ MUTANTS = [
     ),
     (
         WIDE,
-        "first += static_cast<i64>(BATCH) * gridDim.y",
-        "first += static_cast<i64>(BATCH) * gridDim.x",
+        "first += static_cast<i64>(AT_ONCE) * gridDim.y",
+        "first += static_cast<i64>(AT_ONCE) * gridDim.x",
         "rows are strided by the wrong dimension",
     ),
     (
@@ -625,26 +625,26 @@ MUTANTS = [
     ),
     (
         WIDE,
-        "column += BATCH * step",
+        "column += AT_ONCE * step",
         "column += step",
         "packs of a batch summed again",
     ),
     (
         WIDE,
-        "column += BATCH * step",
-        "column += (BATCH + 1) * step",
+        "column += AT_ONCE * step",
+        "column += (AT_ONCE + 1) * step",
         "a pack skipped after each batch",
     ),
     (
         WIDE,
-        "static_cast<i64>(BATCH) * gridDim.y",
+        "static_cast<i64>(AT_ONCE) * gridDim.y",
         "gridDim.y",
         "rows of a batch taken again",
     ),
     (
         WIDE,
-        "static_cast<i64>(BATCH) * gridDim.y",
-        "static_cast<i64>(BATCH + 1) * gridDim.y",
+        "static_cast<i64>(AT_ONCE) * gridDim.y",
+        "static_cast<i64>(AT_ONCE + 1) * gridDim.y",
         "a row skipped after each batch",
     ),
     (
@@ -704,13 +704,13 @@ MUTANTS = [
     (
         CHANNELS,
         "++count;\n            walk.next();",
-        "++count;\n            if (b + 1 < BATCH) walk.next();",
+        "++count;\n            if (b + 1 < AT_ONCE) walk.next();",
         "the last pack of a batch taken again",
     ),
     (
         CHANNELS,
         "++count;\n            walk.next();",
-        "++count;\n            walk.next();\n            if (b + 1 == BATCH) walk.next();",
+        "++count;\n            walk.next();\n            if (b + 1 == AT_ONCE) walk.next();",
         "a pack skipped after each batch",
     ),
     (
