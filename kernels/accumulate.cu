@@ -1,13 +1,14 @@
 // buffer += scale * grad, or buffer = grad, with grad broadcast to the buffer's shape.
 //
 // The list holds one tensor: its source is the gradient (dtype -DGRAD), its target the buffer
-// (-DBUFFER), which may be the gradient itself. With a scale, computed in double: the product is
-// rounded, then the sum, then the sum to BUFFER. An unscaled sum of f32 and narrower is rounded
+// (-DBUFFER), which may be the gradient itself. With a scale, results are those in double: the product
+// is rounded, then the sum, then the sum to BUFFER. An unscaled sum of f32 and narrower is rounded
 // once. The flag is read on the device. Deterministic: each element on its own.
 //
 // Launch: a warp per chunk, any grid, blockDim.x a multiple of 32.
 
 #include "tensor_list.cuh"
+#include "products.cuh"
 
 // If the types agree, every bit is kept.
 template <typename S, typename T> struct Convert {
@@ -33,8 +34,60 @@ __device__ __forceinline__ Raw<T, N> sum_of_floats(const Held<S, T, N>& held) {
     return narrow_all<T>(sums);
 }
 
+// Floats on both sides of buffer + grad * factor, and of what double makes of it.
+template <typename T>
+__device__ __forceinline__ void enclose_sum(
+    Real<f32> buffer, Real<f32> grad, const Factor& by, Real<f32>& one, Real<f32>& other
+) {
+    if constexpr (sizeof(T) == 2) {
+        // Errors below 2^-23 of the product and 2^-24 of the sum, and again for `one` and `other`.
+        const Real<f32> product = fused(grad, {by.rest}, grad * Real<f32>{by.near}), sum = buffer + product;
+        const Real<f32> sizes = {sum_of(magnitude_of(product.value), magnitude_of(sum.value))};
+        const Real<f32> margin = sizes * Real<f32>{0x1p-22f};
+        one = sum - margin;
+        other = sum + margin;
+    } else {
+        // The product is within 2^-47 of itself, `excess` what it has too much. An error of 2^-53 of
+        // the sum decides nothing unless `rest` is 2^-27 of it.
+        const Real<f32> product = grad * Real<f32>{by.near}, minus = {negative_of(grad.value)};
+        const Real<f32> excess = fused(minus, {by.rest}, fused(minus, {by.near}, product));
+        const Single sum = sum_with_error(buffer.value, product.value);
+        const Real<f32> rest = excess - Real<f32>{sum.lo};  // so that -0 stays -0
+        const Real<f32> least = {product_of(magnitude_of(rest.value), 0x1p-22f)};
+        const Real<f32> margin = fused({magnitude_of(product.value)}, Real<f32>{0x1p-44f}, least);
+        one = Real<f32>{sum.hi} - (rest - margin);
+        other = Real<f32>{sum.hi} - (rest + margin);
+    }
+}
+
+// As `agree`, of sums: they may be subnormal, which == takes for zeros.
+template <typename T> __device__ __forceinline__ bool same(T one, T other) { return agree(one, other); }
+template <> __device__ __forceinline__ bool same(f32 one, f32 other) {
+    return agree(one, other) && __float_as_uint(one) == __float_as_uint(other);
+}
+
+// N sums; a bit is set in the result for each that needs double.
+template <typename S, typename T, int N>
+__device__ __forceinline__ u32 add_in_single(const Held<S, T, N>& held, const Factor& by, Raw<T, N>& result) {
+    Real<f32> one[N], other[N];
+    u32 smallest = 0xffffffffu;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        const Real<f32> grad = widen(held.source.at(i));
+        smallest = min(smallest, less_one(grad));
+        enclose_sum<T>(widen(held.target.at(i)), grad, by, one[i], other[i]);
+    }
+    result = narrow_all<T>(one);
+    const Raw<T, N> upper = narrow_all<T>(other);
+    const bool large = by.fits && smallest >= by.least - 1;
+    u32 left = 0;
+#pragma unroll
+    for (int i = 0; i < N; ++i) left |= static_cast<u32>(!large || !same(result.at(i), upper.at(i))) << i;
+    return left;
+}
+
 struct Add : Op {
-    double scale;
+    Factor scale;
     __device__ explicit Add(double scale) : scale(scale) {}
     template <typename S, typename T, int N>
     __device__ __forceinline__ void fetch(Held<S, T, N>& held, const S* grad, const T* buffer) {
@@ -43,12 +96,16 @@ struct Add : Op {
     }
     template <typename S, typename T, int N>
     __device__ __forceinline__ void finish(const Held<S, T, N>& held, const S*, T* buffer) {
-        if constexpr (sizeof(S) < 8 && sizeof(T) < 8)
-            if (scale == 1) return write<N>(buffer, sum_of_floats(held));
         Raw<T, N> result;
+        u32 left = (1u << N) - 1;
+        if constexpr (sizeof(S) < 8 && sizeof(T) < 8) {
+            if (scale.exact == 1) return write<N>(buffer, sum_of_floats(held));
+            left = add_in_single(held, scale, result);
+        }
 #pragma unroll
         for (int i = 0; i < N; ++i) {
-            const double term = __dmul_rn(to_double(held.source.at(i)), scale);
+            if (!(left >> i & 1)) continue;
+            const double term = __dmul_rn(to_double(held.source.at(i)), scale.exact);
             result.put(i, narrow<T>(__dadd_rn(to_double(held.target.at(i)), term)));
         }
         write<N>(buffer, result);

@@ -8,6 +8,8 @@
 
 typedef unsigned int u32;
 
+#define LARGEST 0x1.fffffffffffffp1023  // a double
+
 // Conversions between float and double; a plain cast would flush subnormals.
 __device__ __forceinline__ double exactly(float x) {
 #ifdef GRADKIT_EMULATED

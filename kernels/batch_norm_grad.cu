@@ -13,7 +13,8 @@
 //
 // Launch: sum_channels and apply_channels as in channels.cuh, blockDim.x * blockDim.y at most
 // 256, blockDim.y a power of two; any grid. If VEC > 1, arrays are 16-byte aligned and after
-// (channels if LAST) is a multiple of VEC. finish_channels: blockDim = (32, 32), any gridDim.x.
+// (channels if LAST) is a multiple of VEC. finish_channels: blockDim = (x, y), y a
+// power of two and x * y at most 1024; any gridDim.x.
 
 #include "channels.cuh"
 
@@ -88,16 +89,14 @@ extern "C" __global__ void __launch_bounds__(1024, 1) finish_channels(
     const double* partials, PARAM_T* dscale, PARAM_T* dbias, A* means, i64 shares, i64 channels,
     i64 count
 ) {
-    // Two tiles in turn: one's barrier separates the other's readers from its next writers.
-    __shared__ double tile[2][WARP * WARP];
-    const i64 step = static_cast<i64>(gridDim.x) * WARP;
-    for (i64 start = static_cast<i64>(blockIdx.x) * WARP; start < channels; start += step) {
+    __shared__ double tile[1024];
+    const i64 step = static_cast<i64>(gridDim.x) * blockDim.x;
+    for (i64 start = static_cast<i64>(blockIdx.x) * blockDim.x; start < channels; start += step) {
         const i64 channel = start + threadIdx.x;
 #pragma unroll
         for (int plane = 0; plane < 2; ++plane) {
-            const double total = column_total(
-                partials + plane * shares * channels, shares, channels, channel, tile[plane]
-            );
+            const double* rows = partials + plane * shares * channels;
+            const double total = column_total(rows, shares, channels, channel, tile);
             if (threadIdx.y != 0 || channel >= channels) continue;
             PARAM_T* out = plane ? dbias : dscale;
             if (out) out[channel] = narrow<PARAM_T>(total);

@@ -95,20 +95,6 @@ __device__ __forceinline__ void load_own(
 
 #define BLOCK_THREADS 256
 
-// The sum over threadIdx.y, in a fixed order; threads with threadIdx.y == 0 get it. blockDim.y is
-// a power of two, blockDim.x * blockDim.y at most 256. All threads of the block must call it.
-// `tile` holds 256 numbers and may be reused as soon as this returns.
-__device__ __forceinline__ double share_total(double value, double* tile) {
-    double* own = tile + threadIdx.y * blockDim.x + threadIdx.x;
-    *own = value;
-    __syncthreads();
-    for (unsigned half = blockDim.y / 2; half > 0; half /= 2) {
-        if (threadIdx.y < half) *own += own[half * blockDim.x];
-        __syncthreads();
-    }
-    return *own;
-}
-
 // Writes the block's sums for each of its channels into its row of both planes of the partial
 // sums: (2, gridDim.y, channels). All threads of the block must call it.
 __device__ __forceinline__ void write_sums(

@@ -5,9 +5,10 @@
 //
 // partials: (planes, count, width) of ACC_T, C order; count may be 0. first, second: width of
 // PARAM_T, written with = and rounded once; either may be null. Deterministic: the order of the
-// additions depends on count alone.
+// additions depends on count and y alone.
 //
-// Launch: blockDim = (32, 32), gridDim = (ceil(width / 32) or fewer, planes).
+// Launch: blockDim = (x, y), y a power of two and x * y at most 1024; gridDim = (ceil(width / x) or
+// fewer, planes).
 
 #include "columns.cuh"
 
@@ -16,15 +17,14 @@ typedef Wide<ACC_T>::type A;
 extern "C" __global__ void __launch_bounds__(1024, 1) column_sums(
     const A* partials, PARAM_T* first, PARAM_T* second, i64 count, i64 width
 ) {
-    __shared__ A tile[WARP * WARP];
+    __shared__ A tile[1024];
     PARAM_T* out = blockIdx.y ? second : first;
     if (!out) return;
     const A* plane = partials + blockIdx.y * count * width;
-    const i64 step = static_cast<i64>(gridDim.x) * WARP;
-    for (i64 start = static_cast<i64>(blockIdx.x) * WARP; start < width; start += step) {
+    const i64 step = static_cast<i64>(gridDim.x) * blockDim.x;
+    for (i64 start = static_cast<i64>(blockIdx.x) * blockDim.x; start < width; start += step) {
         const i64 column = start + threadIdx.x;
         const A total = column_total(plane, count, width, column, tile);
         if (threadIdx.y == 0 && column < width) out[column] = narrow<PARAM_T>(total);
-        __syncthreads();  // before the tile is filled again
     }
 }

@@ -4,9 +4,22 @@
 
 #include "reductions.cuh"
 
-// The sum of `column` over `count` rows of `width` numbers, in a fixed order. For blocks of
-// (32, 32): all threads must call it, those with threadIdx.y == 0 get the result. `tile` holds
-// 32 * 32 numbers. It does NOT begin with a barrier: no thread may still be reading `tile`.
+// The sum of a number of each thread over threadIdx.y, in a fixed order; threads with threadIdx.y
+// == 0 get it. blockDim.y is a power of two. All threads of the block must call it. `tile` holds a
+// number for each thread and may be reused as soon as this returns.
+template <typename T> __device__ __forceinline__ T share_total(T value, T* tile) {
+    T* own = tile + threadIdx.y * blockDim.x + threadIdx.x;
+    *own = value;
+    __syncthreads();
+    for (unsigned half = blockDim.y / 2; half > 0; half /= 2) {
+        if (threadIdx.y < half) *own += own[half * blockDim.x];
+        __syncthreads();
+    }
+    return *own;
+}
+
+// The sum of `column` over `count` rows of `width` numbers, on the terms of `share_total`. Beyond
+// the last column it is 0.
 template <typename T>
 __device__ __forceinline__ T column_total(
     const T* rows, i64 count, i64 width, i64 column, T* tile
@@ -14,11 +27,7 @@ __device__ __forceinline__ T column_total(
     T total = {};
     if (column < width) {
         const T* at = rows + threadIdx.y * width + column;
-        for (i64 row = threadIdx.y; row < count; row += WARP, at += WARP * width) total += *at;
+        for (i64 row = threadIdx.y; row < count; row += blockDim.y, at += blockDim.y * width) total += *at;
     }
-    tile[threadIdx.y * WARP + threadIdx.x] = total;
-    __syncthreads();
-    if (threadIdx.y != 0) return total;
-    for (int y = 1; y < WARP; ++y) total += tile[y * WARP + threadIdx.x];
-    return total;
+    return share_total(total, tile);
 }

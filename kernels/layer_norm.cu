@@ -8,8 +8,9 @@
 // mean (null in an RMS norm), inv_std: rows of STAT_T. All outputs are written with =.
 // Deterministic: fixed orders, no atomics.
 //
-// Statistics are in double, so no square of a float overflows or underflows. A second pass over
-// the row corrects the mean by the sum of x - mean.
+// f32 and narrower are summed in floats over what a thread reads at once, then in double, of which
+// many GPUs have little. If a square overflows or loses digits, the thread sums again in double. A
+// second pass over the row corrects the mean by the sum of x - mean.
 //
 // Launch: blockDim = (threads per row, rows per block), x a power of two, x * y a multiple of 32
 // and at most 1024; any gridDim.x. width > 0. If VEC > 1, width is a multiple of VEC and arrays
@@ -22,69 +23,149 @@
 
 typedef Wide<DATA_T>::type A;
 
+// Packs whose loads are in flight at once; and what counts columns.
+#if CHUNKS
+constexpr int GROUP = CHUNKS;
+typedef int Index;
+#else
+constexpr int GROUP = AT_ONCE;
+typedef i64 Index;
+#endif
+
+struct Group { Raw<DATA_T, VEC> at[GROUP]; };
+
 // A thread's part of a row.
 struct Row {
     const DATA_T* x;
-    i64 width;  // 0 for a row beyond the last
+    Index width;  // 0 for a row beyond the last
 #if CHUNKS
-    Raw<DATA_T, VEC> held[CHUNKS];
+    Group held;
 #endif
 };
 
 // The first column of a thread's k-th pack.
-__device__ __forceinline__ i64 column_of(i64 k) { return (k * blockDim.x + threadIdx.x) * VEC; }
+__device__ __forceinline__ Index column_of(Index k) {
+    return (k * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * VEC;
+}
 
-__device__ __forceinline__ Row fetch_row(const DATA_T* x, i64 width) {
+// A thread's packs from the k-th on; zeros beyond the end of the row.
+__device__ __forceinline__ Group fetch_group(const DATA_T* x, Index width, Index k) {
+    Group group;
+#pragma unroll
+    for (int i = 0; i < GROUP; ++i)
+        group.at[i] = fetch_if<VEC>(column_of(k + i) < width, x + column_of(k + i), DATA_T{});
+    return group;
+}
+
+__device__ __forceinline__ Row fetch_row(const DATA_T* x, Index width) {
     Row row = {x, width};
 #if CHUNKS
-#pragma unroll
-    for (int k = 0; k < CHUNKS; ++k) row.held[k] = fetch_if<VEC>(column_of(k) < width, x + column_of(k), DATA_T{});
+    row.held = fetch_group(x, width, 0);
 #endif
     return row;
 }
 
-// Calls visit(column, its VEC elements) for each of the thread's packs.
-template <typename F> __device__ __forceinline__ void for_each_pack(const Row& row, F visit) {
-    A x[VEC];
+// Calls visit(k, the thread's packs from the k-th on) until the row ends.
+template <typename F> __device__ __forceinline__ void for_each_group(const Row& row, F visit) {
 #if CHUNKS
-#pragma unroll
-    for (int k = 0; k < CHUNKS; ++k) {
-        if (column_of(k) >= row.width) continue;
-        widen(row.held[k], x);
-        visit(column_of(k), x);
-    }
+    visit(0, row.held);
 #else
-    for (i64 k = 0; column_of(k) < row.width; ++k) {
-        load<VEC>(row.x + column_of(k), x);
-        visit(column_of(k), x);
-    }
+    for (Index k = 0; column_of(k) < row.width; k += GROUP) visit(k, fetch_group(row.x, row.width, k));
 #endif
 }
 
-// The thread's share of the sums of (x - centre) and of its square over a row.
-__device__ __forceinline__ Pair<double> share_of_moments(const Row& row, double centre) {
-    Pair<double> sums = {0, 0};
-    for_each_pack(row, [&](i64, const A (&x)[VEC]) {
+// The sums of x - centre and of its square over the packs of a group that exist.
+__device__ __forceinline__ Pair<A> sums_of(const Row& row, Index first, const Group& group, A centre) {
+    Pair<A> sums = {0, 0};
+#pragma unroll
+    for (int i = 0; i < GROUP; ++i) {
+        if (column_of(first + i) >= row.width) continue;
+        Pair<A> own;
 #pragma unroll
         for (int k = 0; k < VEC; ++k) {
-            const double deviation = exactly(x[k]) - centre;
+            const A deviation = widen(group.at[i].at(k)) - centre;
+            own.first = k ? own.first + deviation : deviation;
+            own.second = k ? fused(deviation, deviation, own.second) : deviation * deviation;
+        }
+        sums.first += own.first;
+        sums.second += own.second;
+    }
+    return sums;
+}
+
+// The thread's share of the same sums over a row, in double and from memory: rare, in little code.
+__device__ __forceinline__ Pair<double> share_in_double(const Row& row, A centre) {
+    Pair<double> sums = {0, 0};
+#pragma unroll 1
+    for (Index k = 0; column_of(k) < row.width; ++k)
+#pragma unroll 1
+        for (int i = 0; i < VEC; ++i) {
+            const double deviation = to_double(row.x[column_of(k) + i]) - exactly(centre);
             sums.first += deviation;
             sums.second = fused(deviation, deviation, sums.second);
         }
-    });
     return sums;
+}
+
+// The thread's share of the sum over a row. It adds up distances from its own first element: as
+// small as the row allows, and 0 in a row of equal elements.
+__device__ __forceinline__ double share_of_sum(const Row& row) {
+    A centre = {0};
+    double sum = 0;
+    Index packs = 0;
+    for_each_group(row, [&](Index first, const Group& group) {
+        if (first == 0) centre = widen(group.at[0].at(0));
+        sum += exactly(sums_of(row, first, group, centre).first);
+#pragma unroll
+        for (int i = 0; i < GROUP; ++i) packs += column_of(first + i) < row.width;
+    });
+    if (sizeof(DATA_T) < 8 && !(fabs(sum) <= LARGEST)) sum = share_in_double(row, centre).first;
+    return fused(static_cast<double>(packs * VEC), exactly(centre), sum);
+}
+
+// Whether all that a thread holds of a row is equal to `centre`.
+__device__ __forceinline__ bool all_equal(const Row& row, A centre) {
+    u32 apart = 0;
+#if CHUNKS
+#pragma unroll
+    for (int i = 0; i < GROUP; ++i)
+#pragma unroll
+        for (int k = 0; k < VEC; ++k)
+            if (column_of(i) < row.width)
+                apart |= __float_as_uint(narrow<f32>(widen(row.held.at[i].at(k)) - centre)) << 1;
+#endif
+    return CHUNKS && apart == 0;
+}
+
+// The thread's share of the sums of x - centre and of its square over a row. A float loses digits
+// of squares below 2^-126; beside a sum of 2^-96 these are too small to count.
+__device__ __forceinline__ Pair<double> share_of_moments(const Row& row, A centre) {
+    Pair<double> sums = {0, 0};
+    for_each_group(row, [&](Index first, const Group& group) {
+        const Pair<A> part = sums_of(row, first, group, centre);
+        sums.first += exactly(part.first);
+        sums.second += exactly(part.second);
+    });
+    const bool exact = sizeof(DATA_T) == 8 || (sums.second >= 0x1p-96 && sums.second <= LARGEST);
+    if (exact || (sums.second == 0 && all_equal(row, centre))) return sums;
+    return share_in_double(row, centre);
 }
 
 struct Moments { double mean, variance; };
 
-// All threads of the block must call it, also for a row beyond the last.
-__device__ __forceinline__ Moments moments_of(const Row& row, i64 width, Pair<double>* slots, int& turn) {
-    double centre = 0;
-    if (CENTRED) centre = row_sums(share_of_moments(row, 0), slots, turn++).first / width;
-    const Pair<double> sums = row_sums(share_of_moments(row, centre), slots, turn++);
-    const double correction = CENTRED ? sums.first / width : 0;
-    const double variance = fused(-correction, correction, sums.second / width);
-    return {centre + correction, variance < 0 ? 0 : variance};
+struct Slots {
+    double sums[2 * WARP];
+    Pair<double> moments[2 * WARP];
+};
+
+// `share` is 1 / width. All threads of the block must call it, also for a row beyond the last.
+__device__ __forceinline__ Moments moments_of(const Row& row, double share, Slots& slots, int turn) {
+    A centre = {0};
+    if (CENTRED) centre = narrow<A>(row_sums(share_of_sum(row), slots.sums, turn) * share);
+    const Pair<double> sums = row_sums(share_of_moments(row, centre), slots.moments, turn);
+    const double correction = CENTRED ? sums.first * share : 0;
+    const double variance = fused(-correction, correction, sums.second * share);
+    return {exactly(centre) + correction, variance < 0 ? 0 : variance};
 }
 
 __device__ __forceinline__ void normalize_row(
@@ -93,16 +174,21 @@ __device__ __forceinline__ void normalize_row(
     // The mean in two parts: a single one is off by half a unit in the last place, which may be
     // large compared with x - mean.
     const A high = narrow<A>(mean), low = narrow<A>(mean - exactly(high));
-    for_each_pack(row, [&](i64 column, const A (&x)[VEC]) {
-        A values[VEC], factor[VEC], offset[VEC];
-        load_or<VEC>(scale, column, A{1}, factor);
-        load_or<VEC>(bias, column, A{0}, offset);
+    for_each_group(row, [&](Index first, const Group& group) {
 #pragma unroll
-        for (int k = 0; k < VEC; ++k) {
-            values[k] = CENTRED ? x[k] - high - low : x[k];
-            values[k] = fused(values[k] * inv_std, factor[k], offset[k]);
+        for (int i = 0; i < GROUP; ++i) {
+            const Index column = column_of(first + i);
+            if (column >= row.width) continue;
+            A values[VEC], factor[VEC], offset[VEC];
+            load_or<VEC>(scale, column, A{1}, factor);
+            load_or<VEC>(bias, column, A{0}, offset);
+#pragma unroll
+            for (int k = 0; k < VEC; ++k) {
+                const A x = widen(group.at[i].at(k)), deviation = CENTRED ? x - high - low : x;
+                values[k] = fused(deviation * inv_std, factor[k], offset[k]);
+            }
+            store<VEC>(y + column, values);
         }
-        store<VEC>(y + column, values);
     });
 }
 
@@ -110,14 +196,15 @@ extern "C" __global__ void __launch_bounds__(1024, 1) layer_norm(
     const DATA_T* x, const PARAM_T* scale, const PARAM_T* bias, DATA_T* y, STAT_T* mean,
     STAT_T* inv_std, i64 rows, i64 width, double eps
 ) {
-    __shared__ Pair<double> slots[2 * WARP];
+    __shared__ Slots slots;
     const i64 step = static_cast<i64>(gridDim.x) * blockDim.y;
-    int turn = 0;
-    for (i64 first = static_cast<i64>(blockIdx.x) * blockDim.y; first < rows; first += step) {
+    const double share = 1.0 / width;
+    i64 first = static_cast<i64>(blockIdx.x) * blockDim.y;
+    for (int turn = 0; first < rows; first += step, ++turn) {
         const i64 row = first + threadIdx.y;
         const bool inside = row < rows;
-        const Row own = fetch_row(x + row * width, inside ? width : 0);
-        const Moments of = moments_of(own, width, slots, turn);
+        const Row own = fetch_row(x + row * width, inside ? static_cast<Index>(width) : 0);
+        const Moments of = moments_of(own, share, slots, turn);
         if (!inside) continue;
         const double factor = 1 / sqrt(of.variance + eps);
         if (threadIdx.x == 0) {

@@ -13,7 +13,6 @@
 
 #include "tensor_list.cuh"
 
-#define LARGEST 0x1.fffffffffffffp1023
 #define LARGEST_FLOAT 0x1.fffffep127f
 
 // Represents (hi + lo) * scale^p. A scale of 0 means that all elements so far were zero.

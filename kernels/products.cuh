@@ -30,6 +30,9 @@ struct Factor {
     }
 };
 
+// The bits of a magnitude less 1, so that a zero counts as large: its product is exact.
+__device__ __forceinline__ u32 less_one(Real<f32> x) { return (__float_as_uint(x.value) & 0x7fffffffu) - 1; }
+
 // Floats on both sides of x * factor. The error of a product in one float is less than 2^-23 of
 // it. In two floats it is less than 2^-45, so less than 2^-20 of `excess` if that decides a rounding.
 template <typename T>
@@ -56,11 +59,11 @@ __device__ __forceinline__ bool agree(bf16 one, bf16 other) { return one.bits ==
 template <typename T, int N>
 __device__ __forceinline__ bool multiply_in_single(const Raw<T, N>& x, const Factor& by, Raw<T, N>& result) {
     Real<f32> one[N], other[N];
-    u32 smallest = 0xffffffffu;  // less 1, so that a zero counts as large: its product is exact
+    u32 smallest = 0xffffffffu;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
         const Real<f32> value = widen(x.at(i));
-        smallest = min(smallest, (__float_as_uint(value.value) & 0x7fffffffu) - 1);
+        smallest = min(smallest, less_one(value));
         enclose<T>(value, by, one[i], other[i]);
     }
     result = narrow_all<T>(one);

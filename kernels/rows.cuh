@@ -4,35 +4,42 @@
 
 #include "reductions.cuh"
 
-template <typename A> struct Pair { A first, second; };
+template <typename A> struct Pair {
+    A first, second;
+    __device__ __forceinline__ Pair& operator+=(Pair b) {
+        first += b.first;
+        second += b.second;
+        return *this;
+    }
+};
 
-// Both sums over each lane's aligned group of `width` lanes, a power of two up to 32. All lanes of
-// the warp must call it. Unrolled, so that the shuffles of the two sums are in flight together.
-template <typename A> __device__ __forceinline__ Pair<A> warp_sums(Pair<A> value, int width) {
+// The shuffles of both are in flight together.
+template <typename A> __device__ __forceinline__ Pair<A> from_lane(Pair<A> x, int mask) {
+    return {from_lane(x.first, mask), from_lane(x.second, mask)};
+}
+
+// The sum, of one number or of a pair, over each lane's aligned group of `width` lanes, a power of
+// two up to 32. All lanes of the warp must call it.
+template <typename T> __device__ __forceinline__ T warp_sums(T value, int width) {
 #pragma unroll
     for (int offset = WARP / 2; offset > 0; offset /= 2)
-        if (offset < width) {
-            const A first = from_lane(value.first, offset), second = from_lane(value.second, offset);
-            value.first += first;
-            value.second += second;
-        }
+        if (offset < width) value += from_lane(value, offset);
     return value;
 }
 
-// Two sums over the threads of a row, in a fixed order; every thread of the row gets both.
+// The sum over the threads of a row, in a fixed order; every thread of the row gets it.
 //
 // blockDim.x is a power of two and blockDim.x * blockDim.y a multiple of 32, at most 1024. All
-// threads of the block must call it. `slots` holds 2 * 32 pairs. `turn` counts the calls: two
+// threads of the block must call it. `slots` holds 2 * 32 values. `turn` counts the calls: two
 // calls in a row use different slots, and the barrier of the call between them separates a call's
 // writes from the reads of the last call with the same slots. So one barrier per call is enough.
-template <typename A>
-__device__ __forceinline__ Pair<A> row_sums(Pair<A> value, Pair<A>* slots, int turn) {
+template <typename T> __device__ __forceinline__ T row_sums(T value, T* slots, int turn) {
     const int threads = blockDim.x;
     const int width = threads < WARP ? threads : WARP;
     value = warp_sums(value, width);
     if (threads <= WARP) return value;  // the whole block takes the same branch
     const int warps = threads / WARP;
-    Pair<A>* row = slots + (turn & 1) * WARP + threadIdx.y * warps;
+    T* row = slots + (turn & 1) * WARP + threadIdx.y * warps;
     if (threadIdx.x % WARP == 0) row[threadIdx.x / WARP] = value;
     __syncthreads();
     value = row[threadIdx.x & (warps - 1)];  // a power of two

@@ -53,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(256, 3)
 clip_by_norm(const __grid_constant__ TensorList list, const double* norm, double max_norm, double eps,
              u32 zero_nonfinite, u32 in_place) {
     const double found = read(norm);
-    const bool zero = zero_nonfinite && !(fabs(found) <= 0x1.fffffffffffffp1023);
+    const bool zero = zero_nonfinite && !(fabs(found) <= LARGEST);
     scale_all(list, clip_coefficient_of(found, max_norm, eps), zero, in_place);
 }
 

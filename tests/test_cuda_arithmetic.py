@@ -70,6 +70,12 @@ def _rounded(exact, dtype):
     return odd.astype(np.uint32).view(np.float32).astype(dtype)
 
 
+def _half_unit(array):
+    """Half of what is between an array's numbers and the next, in float64."""
+    digits = {"bfloat16": 8, "float16": 11, "float32": 24}[str(array.dtype)]
+    return np.spacing(np.abs(array.astype(np.float32))).astype(np.float64) * 2.0 ** (23 - digits)
+
+
 def every(name):
     """All numbers of a dtype of 16 bits, and a few more, so that chunks end in part of a batch."""
     bits = np.arange(1 << 16, dtype=np.uint16)
@@ -127,14 +133,61 @@ def test_sums_of_all_16_bit_numbers(device, name, grad):
     buffer = every(name)
     rng = np.random.default_rng(13)
     with np.errstate(all="ignore"):
-        digits = {"bfloat16": 8, "float16": 11}[name]
-        half = np.spacing(np.abs(buffer.astype(np.float32))) * np.float32(2.0 ** (23 - digits))
+        half = _half_unit(buffer).astype(np.float32)
         shares = rng.choice([1, -1, 1 + 2.0**-20, 1 - 2.0**-20, 2.0**-9, 3.7, 1e6], buffer.size)
         added = (half * shares).astype(DTYPES[grad])
         expected = _rounded(buffer.astype(np.float64) + added.astype(np.float64), buffer.dtype)
     ours, theirs = device.xp.asarray(buffer), device.xp.asarray(added)
     CudaBackend(device).accumulate_grad(ours, theirs, True, None)
     assert_same_numbers(np.array(ours), expected)
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("factor", FACTORS, ids=repr)
+@pytest.mark.parametrize("grad", NARROW)
+@pytest.mark.parametrize("name", NARROW)
+def test_scaled_sums(device, name, grad, factor):
+    """Beside halfway between two numbers, cancelling, and at the ends of what floats enclose."""
+    rng = np.random.default_rng(17)
+    with np.errstate(all="ignore"):
+        bits = rng.integers(0, 1 << 32, 20_000, dtype=np.uint32)
+        added = (
+            bits.view(np.float32)
+            if grad == "float32"
+            else bits.astype(np.uint16).view(DTYPES[grad])
+        )
+        term = added.astype(np.float64) * factor
+        half = _half_unit(_rounded(term, DTYPES[name]))
+        shares = rng.choice(
+            [0, 1, -1, 1 + 2.0**-30, 1 - 2.0**-22, 2.0**9, 2.0**20, 1e30], term.size
+        )
+        buffer = _rounded(
+            rng.choice([1, -1, -1, 0], term.size) * term + shares * half, DTYPES[name]
+        )
+        expected = _rounded(buffer.astype(np.float64) + term, buffer.dtype)
+    ours, theirs = device.xp.asarray(buffer), device.xp.asarray(added)
+    CudaBackend(device).accumulate_grad(ours, theirs, True, factor)
+    assert_same_numbers(np.array(ours), expected)
+
+
+@pytest.mark.parametrize("grad", NARROW)
+@pytest.mark.parametrize("name", NARROW)
+@pytest.mark.parametrize("distance", [2.0**-k for k in (9, 14, 19, 21, 23, 25, 27)])
+def test_scaled_sums_beside_a_tie(device, name, grad, distance):
+    """Halfway between two numbers of the buffer's dtype, and so far to either side."""
+    unit = float(np.spacing(np.float32(1))) * 2.0 ** (
+        24 - {"bfloat16": 8, "float16": 11}.get(name, 24)
+    )
+    buffer = (1 + unit * np.arange(200)).astype(np.float32).astype(DTYPES[name])
+    buffer = buffer[buffer < 1.9]
+    for side in (-1, 0, 1):
+        factor = unit * (5 + (1 + side * distance) / 2)
+        ours = device.xp.asarray(np.concatenate([buffer, -buffer]))
+        added = np.repeat([1, -1], buffer.size).astype(DTYPES[grad])
+        CudaBackend(device).accumulate_grad(ours, device.xp.asarray(added), True, factor)
+        exact = buffer.astype(np.float64) + factor
+        expected = _rounded(np.concatenate([exact, -exact]), buffer.dtype)
+        tolerances.assert_same_bits(np.array(ours), expected)
 
 
 # Norms

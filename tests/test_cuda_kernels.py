@@ -1,6 +1,7 @@
 """The CUDA backend as a whole: its signatures, its errors, and what NVRTC makes of its kernels."""
 
 import functools
+import math
 import os
 import re
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from gradkit._cuda import CudaBackend
-from gradkit._cuda.launch.grids import RESIDENT_HEAVY, RESIDENT_THREADS
+from gradkit._cuda.launch.grids import column_block
 from gradkit._cuda.launch.kernels import LoadedKernel, kernel, options_of, source_of
 from gradkit._cuda.launch.warmup import combinations
 from gradkit._dtypes import FLOATS
@@ -53,6 +54,68 @@ def test_a_refused_launch_names_kernel_and_grid():
         CudaBackend(device).zero_grad([device.xp.zeros(10_000)])
 
 
+class CountingDevice(EmulatedDevice):
+    """Holds as many blocks of a kernel as it is told to, and remembers grids."""
+
+    def __init__(self, held):
+        super().__init__(multiprocessors=5, max_shared_memory=200_000)
+        self.held, self.grids, self.asked = held, {}, {}
+
+    def compile(self, *_):
+        return self
+
+    def get_function(self, name):
+        def launch(grid, block, *_, shared_mem=0):
+            self.grids[name] = grid
+            about = self.asked.get(name)
+            assert about is None or about == (math.prod(block), shared_mem)
+
+        launch.name = name
+        return launch
+
+    def resident(self, kernel, threads, shared_mem):
+        self.asked[kernel.name] = threads, shared_mem
+        return self.held
+
+
+@pytest.mark.parametrize("held", [1, 3])
+def test_grids_are_as_large_as_what_a_device_holds_of_the_compiled_kernel(held):
+    """Blocks of the size and the shared memory that are launched are what it is asked about."""
+    device = CountingDevice(held)
+    run, whole, ones = CudaBackend(device), 5 * held, device.xp.ones
+
+    def rows(width):
+        x, row, column = ones((999, width)), ones(999), ones(width)
+        run.layer_norm(x, column, column, 1, 1e-5, x, row, row)
+        run.layer_norm_inverse(x, column, column, row, row, 1, x)
+        run.layer_norm_grad(x, x, column, row, row, 1, x, column, column)
+        return {name: grid[0] for name, grid in device.grids.items()}
+
+    assert rows(2048)["layer_norm"] == whole
+    for width in (2048, 6000):
+        assert rows(width)["layer_norm_grad"] == whole
+    wide = rows(40_000)
+    assert wide["row_sums_of_gradient"] == whole
+    assert device.grids["apply_gradient"][1] == max(1, whole // 79)
+    assert device.grids["layer_norm_inverse"] == (whole, 1)
+    device.grids.clear()
+    x, channels = ones((64, 3, 640)), ones(3)
+    run.batch_norm(x, channels, channels, 1, 1e-5, x, channels, channels, "native")
+    run.batch_norm_grad(
+        x, x, channels, channels, channels, 1, x, channels, channels, engine="native"
+    )
+    for name in ("sum_deviations", "normalize", "sum_channels", "apply_channels"):
+        assert device.grids[name] == (3, -(-whole // 3))
+
+
+@pytest.mark.parametrize(
+    ("columns", "planes", "across"),
+    [(4224, 1, 32), (4193, 1, 32), (4192, 1, 16), (2112, 2, 32), (1024, 2, 8), (1, 1, 8)],
+)
+def test_few_columns_are_summed_by_more_blocks(columns, planes, across):
+    assert column_block(132, columns, planes) == (across, 1024 // across)
+
+
 def test_what_does_not_compile_is_named():
     with pytest.raises(KernelCompileError, match=r"kernels/norm.cu .*-DORDER=Nonsense"):
         kernel(EmulatedDevice(), "norm", "norm_finish", CAPACITY=0, ORDER="Nonsense")
@@ -69,7 +132,7 @@ def by_dtypes():
 
 KERNELS = by_dtypes()
 FILES = {name.partition("-")[0]: name for name in reversed(KERNELS)}  # the first of each
-# Launchers of these size grids for as many threads as `_counted_on` says.
+# Of these, a multiprocessor must hold as many threads as `_fewest_threads` says.
 ROW_NORMS = (
     *("layer_norm", "layer_norm_grad", "layer_norm_inverse", "invertible_layer_norm_grad"),
     *("rms_norm", "rms_norm_grad"),
@@ -88,7 +151,7 @@ def nvrtc():
 
 
 def check_compiles(chosen, arch):
-    """No register goes through memory, and as many threads fit as launchers count on."""
+    """No register goes through memory, and a multiprocessor holds enough threads."""
     names = {" ".join([file, *options_of(macros)]): (file, macros) for file, macros in chosen}
     sources = {name: (source_of(file), options_of(m)) for name, (file, m) in names.items()}
     rows = compile_table(sources, [arch], workers=1)
@@ -97,7 +160,7 @@ def check_compiles(chosen, arch):
     for row in rows:
         file, macros = names[row.source]
         if file in COUNTED:  # a multiprocessor has 65536 registers
-            assert row.use.registers * _counted_on(file, macros) <= 65536, row
+            assert row.use.registers * _fewest_threads(file, macros) <= 65536, row
 
 
 @pytest.mark.sampled(2)
@@ -124,13 +187,13 @@ def test_every_combination_compiles_without_spills(name, arch):
     check_compiles(KERNELS[name][::step], arch)
 
 
-def _counted_on(file, macros):
-    """Resident threads: `row_gradient.py` counts on more where a thread holds few columns."""
+def _fewest_threads(file, macros):
+    """So many threads must be resident; fewer where each holds many columns."""
+    many = file == "layer_norm_grad_wide"
     if file == "layer_norm_grad":
         bytes_held = macros["CHUNKS"] * macros["VEC"] * (8 if macros["DATA_T"] == "float64" else 4)
-        light = bytes_held <= (32 if macros["VEC"] > 1 else 16)
-        return RESIDENT_THREADS if light else RESIDENT_HEAVY
-    return RESIDENT_HEAVY if file == "layer_norm_grad_wide" else RESIDENT_THREADS
+        many = bytes_held > (32 if macros["VEC"] > 1 else 16)
+    return 512 if many else 1024
 
 
 @pytest.mark.emulated
@@ -166,7 +229,10 @@ def test_no_64_bit_number_is_narrowed():
     ],
 )
 def test_bfloat16_data_moves_16_bytes_at_a_time(file, kernel_name, loads, stores):
-    """At least that many instructions of each kind, and for norms none that moves one element."""
+    """At least that many instructions of each kind, and for norms none that moves one element.
+
+    But where layer norm's forward pass sums again in double, which is rare: at two places.
+    """
     wanted = {"VEC": 8, "DATA_T": "bfloat16", "PARAM_T": "float32"}
     wanted |= {"GRAD": "bfloat16", "BUFFER": "bfloat16"}
     macros = next(
@@ -179,7 +245,8 @@ def test_bfloat16_data_moves_16_bytes_at_a_time(file, kernel_name, loads, stores
     assert len(re.findall(r"ld\.global(?:\.nc)?\.v4\.[ubs]32", text)) >= loads
     assert len(re.findall(r"st\.global\.v4\.[ubs]32", text)) >= stores
     if "VEC" in macros:
-        assert not re.findall(r"(?:ld|st)\.global(?:\.nc)?\.[ubs]16", text)
+        single = re.findall(r"(?:ld|st)\.global(?:\.nc)?\.[ubs]16", text)
+        assert len(single) <= (2 if file == "layer_norm" else 0)
 
 
 @functools.cache

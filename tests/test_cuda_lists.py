@@ -106,13 +106,18 @@ def test_lists_of_any_length(device, count, p):
 
 @pytest.mark.parametrize(
     ("count", "capacity", "size"),
-    [(1, 1, 440), (2, CAPACITY, 4000), (CAPACITY, CAPACITY, 4000), (CAPACITY + 1, 0, 32)],
+    [(1, CAPACITY, 4000), (CAPACITY, CAPACITY, 4000), (CAPACITY + 1, 0, 32)],
 )
 def test_what_a_list_takes_of_the_parameter_block(device, count, capacity, size):
     (table,) = plan_of(device, put(device, [np.ones(3)] * count)).tables
     assert table.capacity == capacity
     assert (table.argument.dtype, table.argument.size) == (f"V{size}", 1)  # CuPy describes no field
     assert table.argument.tobytes() == table.fields.tobytes()
+    if capacity:
+        assert table.alone.argument.tobytes() == table.argument.tobytes()[:440]
+        assert table.alone.capacity == 1
+    else:
+        assert table.alone is table
 
 
 @pytest.mark.parametrize("spare", [-1, 0, 1])

@@ -430,6 +430,72 @@ def test_squares_beyond_float32(factor):
     q.check_forward(device, *device.batch_norm(q))
 
 
+def _far_from_the_first(x):
+    x[:, 0] = 1e5
+
+
+def _one_beyond_squares(x):
+    x[:, 9] = 2.0**70
+
+
+def _one_beside_tiny_ones(x):
+    x *= 2.0**-70
+    x[:, 200] = 1
+
+
+def _few_units(x):
+    x[:] = 10_000 + np.rint(4 * x) * 2.0**-10
+
+
+def _zeros_but_one(x):
+    x[:] = 0
+    x[:, 130] = 2.0**-80
+
+
+VALUES = [
+    _far_from_the_first,
+    _one_beyond_squares,
+    _one_beside_tiny_ones,
+    _few_units,
+    _zeros_but_one,
+]
+# Where a thread's squares go beyond what a float holds, or lose digits.
+VALUES += [lambda x, e=e: x.__imul__(2.0**e) for e in (-120, -76, -51, -49, -47, 61, 63, 65, 120)]
+
+
+@pytest.mark.parametrize("columns", [300, 301, 2 * 512 * 4 * 8], ids=["packs", "single", "long"])
+@pytest.mark.parametrize("change", VALUES, ids=lambda f: getattr(f, "__name__", "").strip("_<>"))
+def test_statistics_that_floats_cannot_add_up(change, columns):
+    """Some threads must turn to double, and others must keep the digits that they have."""
+    device = Emulated(multiprocessors=1)
+    for p in (make((3, columns), eps=0.0), make((3, columns), eps=0.0, centred=False)):
+        change(p.x)
+        p.__post_init__()
+        y, *statistics = device.layer_norm(p) if p.centred else device.rms_norm(p)
+        mean, inv_std = statistics if p.centred else (None, *statistics)
+        p.check_forward(device, y, mean, inv_std)
+    if columns > 301:
+        return
+    for last in (False, True):
+        q = _batch((4, 3, columns), 1, last, BATCH_TYPES[0], eps=0.0)
+        change(q.x[1])
+        q.__post_init__()
+        q.check_forward(device, *device.batch_norm(q))
+
+
+@pytest.mark.parametrize("value", [0.0, 1 / 3, -1e30, 3e38, 1e-42])
+def test_equal_elements_have_no_variance(value):
+    device = Emulated(multiprocessors=1)
+    for columns in (40, 43, 3000, 20_000):
+        p = make((2, columns), eps=0.25, affine=False)
+        p.x[:] = value
+        for q in (p, replace(p, batch=True, axis=0)):
+            y, mean, inv_std = device.batch_norm(q) if q.batch else device.layer_norm(q)
+            np.testing.assert_array_equal(mean, p.x[0, 0])
+            np.testing.assert_array_equal(inv_std, 2)
+            np.testing.assert_array_equal(y, 0)
+
+
 def test_long_constant_rows_at_the_top_of_the_range():
     """``mean * inv_std`` is infinite there, and 0 * infinity where a batch is not full."""
     device, p = Emulated(multiprocessors=1), make((3, 17_420))
@@ -590,9 +656,9 @@ def test_batches_of_more_elements_than_32_bits_can_count(last):
     args = (dy, x, None, zeros, ones, np.zeros((2, channels), np.float32), out, *shape)
     _launch(device, "batch_norm_grad", "apply_channels", grid, block, *args, **macros)
     np.testing.assert_array_equal(out[corner], dy[corner])
-    args = (x, None, partials, *shape)
+    args = (x, np.zeros(channels), partials, *shape)
     _launch(device, "batch_norm", "sum_deviations", grid, block, *args, **macros)
-    np.testing.assert_allclose(sums, [of(other), of(other**2)], rtol=1e-12)
+    np.testing.assert_allclose(sums, [of(other), of(other**2)], rtol=1e-5)
     exact = np.array([np.zeros(channels), np.ones(channels)])
     args = (x, None, None, exact, out, *shape)
     _launch(device, "batch_norm", "normalize", grid, block, *args, **macros)
@@ -621,8 +687,10 @@ def test_more_channels_than_32_bits_can_count():
     np.testing.assert_array_equal(out[mine], 2)
     run("batch_norm", "normalize", x, None, None, exact, out)
     np.testing.assert_array_equal(out[mine], 3)
-    run("batch_norm", "sum_deviations", x, None, partials)
+    run("batch_norm", "sum_deviations", x, _sparse("float64", channels), partials)
     np.testing.assert_array_equal(partials[:, mine], [[3] * 8, [9] * 8])
+    run("batch_norm", "sum_deviations", x, None, partials)
+    np.testing.assert_array_equal(partials[0, mine], [3] * 8)
     for array in (out, partials[0], partials[1]):
         assert not array[covered:].any()
 

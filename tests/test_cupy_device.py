@@ -16,9 +16,11 @@ import pytest
 
 import gradkit
 from gradkit._cuda.launch.device import CupyDevice, keep_if_captured, scratch
+from gradkit._cuda.launch.kernels import LoadedKernel
 from gradkit._dtypes import dtype_named
 from gradkit._frameworks import cuda
 from gradkit._frameworks.cupy import CuPy
+from gradkit.errors import KernelLaunchError
 from testbed.idle_cupy import idle_cupy
 
 pytestmark = pytest.mark.cuda
@@ -165,6 +167,37 @@ def test_source_and_options_go_to_cupy_as_they_are():
     assert (module.code, module.options) == ("source", ("-DA=1",))
 
 
+def test_the_driver_knows_how_many_blocks_are_resident(cupy, monkeypatch):
+    asked = []
+
+    def occupancy(*args):
+        asked.append(args)
+        return np.int32(len(asked))
+
+    name = "occupancyMaxActiveBlocksPerMultiprocessor"
+    monkeypatch.setattr(cupy.cuda.driver, name, occupancy, raising=False)
+    device, compiled = CupyDevice(0), SimpleNamespace(kernel=SimpleNamespace(ptr=77))
+    assert device.resident(compiled, 256, 1024) == 1
+    assert asked == [(77, 256, 1024)]
+    loaded = LoadedKernel(device, "name", compiled)
+    assert loaded.resident(512, 100_000) == 2
+    assert compiled.max_dynamic_shared_size_bytes == 100_000  # the driver counts no more than that
+    monkeypatch.setattr(cupy.cuda.driver, name, lambda *_: 0)
+    assert loaded.resident(1024) == 1
+
+
+def test_a_driver_that_cannot_say_is_a_failed_launch(cupy, monkeypatch):
+    def refuse(*_):
+        raise OSError("no")
+
+    device, compiled = CupyDevice(0), SimpleNamespace(kernel=SimpleNamespace(ptr=77))
+    device.launch_errors = (OSError,)
+    name = "occupancyMaxActiveBlocksPerMultiprocessor"
+    monkeypatch.setattr(cupy.cuda.driver, name, refuse, raising=False)
+    with pytest.raises(KernelLaunchError, match=r"kernel sums on blocks of 64 threads .*: no"):
+        LoadedKernel(device, "sums", compiled).resident(64)
+
+
 def test_another_device_is_made_current_and_the_same_one_is_not(cupy):
     device = CupyDevice(1)
     with device.active():
@@ -286,6 +319,7 @@ ASKED = [
     ("cuda.Stream.synchronize", 1, ()),
     ("cuda.Stream.wait_event", 2, ()),
     ("cuda.UnownedMemory", 4, ()),
+    ("cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor", 3, ()),
     ("cuda.get_current_stream", 0, ()),
     ("cuda.runtime.getDevice", 0, ()),
     ("cuda.using_allocator", 1, ()),
@@ -306,6 +340,11 @@ def test_cupy_takes_what_it_is_asked(installed, name, positional, keywords):
 def test_a_device_tells_its_attributes(installed):
     assert hasattr(installed.cuda.Device, "attributes")
     assert hasattr(installed.cuda.Device, "__exit__")
+
+
+def test_a_kernel_tells_where_the_driver_has_it(installed):
+    assert hasattr(installed.RawKernel, "kernel")
+    assert hasattr(installed.cuda.function.Function, "ptr")
 
 
 def signature_of(function):

@@ -110,9 +110,12 @@ def test_longer_rows_are_read_twice(norm, shape):
 def test_forward_reads_once_what_registers_hold(centred, passes, types):
     """512 threads hold 4 packs each; a longer row is read for each sum, and again for y."""
     vector = 16 // DTYPES[types[0]].itemsize
-    for width, reads in ((512 * 4 * vector, 1), (512 * 4 * vector + vector, passes)):
+    held = 512 * 4 * vector
+    for width, reads, zeros in ((held, 1, False), (held, 1, True), (held + vector, passes, False)):
         meter = Meter()
         p = make((2, width), types, centred=centred)
+        if zeros:  # no squares, and nothing lost
+            p.x[:] = 0
         y, mean, inv_std = meter.empty(p.x, p.mean, p.inv_std)
         if centred:
             meter.run.layer_norm(p.x, p.scale, p.bias, 1, p.eps, y, mean, inv_std)
@@ -121,6 +124,22 @@ def test_forward_reads_once_what_registers_hold(centred, passes, types):
         moved = meter.moved("layer_norm")
         assert moved["x"] == (reads * p.x.nbytes, 0)
         assert moved["y"] == (0, p.x.nbytes)
+
+
+@pytest.mark.parametrize("value", ["normal", 0, 3])
+@pytest.mark.parametrize("last", [False, True])
+def test_batch_norm_takes_four_passes(last, value):
+    """Two for the sums; equal elements need no third."""
+    meter = Meter()
+    p = make((4, 9, 8, 16) if last else (4, 16, 9, 8), batch=True, axis=3 if last else 1)
+    if value != "normal":
+        p.x[:] = value
+    y, mean, inv_std = meter.empty(p.x, p.mean, p.inv_std)
+    meter.run.batch_norm(p.x, p.scale, p.bias, p.axis, p.eps, y, mean, inv_std)
+    kernels = ("sum_deviations", "finish_centre", "finish_moments", "normalize")
+    moved = meter.moved(*kernels)
+    assert moved["x"] == (3 * p.x.nbytes, 0)
+    assert moved["y"] == (0, p.x.nbytes)
 
 
 @pytest.mark.parametrize("last", [False, True])

@@ -10,13 +10,13 @@ import numpy as np
 from gradkit._backend import Array
 from gradkit._cuda.launch.kernels import Combination
 from gradkit._cuda.launch.operations import OnDevice
-from gradkit._cuda.launch.tensor_lists import PAIR_KINDS, on_lists, plan_of, run
+from gradkit._cuda.launch.tensor_lists import ALONE, on_lists, plan_of, run, start
 from gradkit._cuda.launch.warmup import asks_for
 from gradkit._dtypes import FLOATS, float_name
 
 
 def _accumulating() -> Iterator[Combination]:
-    for capacity, grad, buffer in product(PAIR_KINDS, FLOATS, FLOATS):
+    for capacity, grad, buffer in product(ALONE, FLOATS, FLOATS):
         yield "accumulate", {"CAPACITY": capacity, "GRAD": grad, "BUFFER": buffer}
 
 
@@ -51,4 +51,5 @@ class Accumulation(OnDevice):
     def _accumulate(self, name: str, buffer: Array, grad: Array, *arguments: Any) -> None:
         types = {"GRAD": float_name(grad.dtype), "BUFFER": float_name(buffer.dtype)}
         plan = plan_of(self.device, [grad], [buffer])
-        run(self.device, plan, "accumulate", name, *arguments, **types)
+        for table in plan.tables:
+            start(self.device, table.alone, "accumulate", name, *arguments, **types)

@@ -104,10 +104,11 @@ class EmulatedDevice:
     """Compiles CUDA sources with g++ and runs their kernels on the CPU, checked.
 
     ``schedule`` is one of `SCHEDULES` and decides which thread goes on where several can; ``seed``
-    varies those that draw lots. ``multiprocessors`` is what launchers size their grids by: 1 to 3
-    make every grid-stride loop really loop. ``grid_limit`` clamps ``gridDim.x`` on top of that,
-    either of all kernels or, as a mapping, of those named; use it only for kernels whose result
-    does not need the grid that the launcher asked for.
+    varies those that draw lots. ``multiprocessors``, and the ``resident_threads`` that one of them
+    holds, are what launchers size their grids by: 1 to 3 of the first make every grid-stride loop
+    really loop. ``grid_limit`` clamps ``gridDim.x`` on top of that, either of all kernels or, as a
+    mapping, of those named; use it only for kernels whose result does not need the grid that the
+    launcher asked for.
     """
 
     warp_size = 32
@@ -123,6 +124,7 @@ class EmulatedDevice:
         multiprocessors: int = 2,
         max_shared_memory: int = 227 * 1024,
         max_parameter_bytes: int = 4096,
+        resident_threads: int = 1024,
         grid_limit: int | Mapping[str, int] | None = None,
         portable_fibers: bool = False,
     ) -> None:
@@ -133,6 +135,7 @@ class EmulatedDevice:
         self.multiprocessors = multiprocessors
         self.max_shared_memory = max_shared_memory
         self.max_parameter_bytes = max_parameter_bytes
+        self.resident_threads = resident_threads
         self.grid_limit = grid_limit
         self.traffic = Traffic()
         self.total_traffic = Traffic()
@@ -145,6 +148,11 @@ class EmulatedDevice:
         """Compile ``source`` with the options that CuPy would pass; cached on disk."""
         compiled = compile_source(source, options, portable_fibers=self._portable_fibers)
         return EmulatedModule(self, source, compiled)
+
+    def resident(self, kernel: Any, threads: int, shared_mem: int) -> int:  # noqa: ARG002
+        """Return how many blocks a multiprocessor holds, by their threads and shared memory."""
+        by_shared = self.max_shared_memory // shared_mem if shared_mem else self.resident_threads
+        return min(self.resident_threads // threads, by_shared)
 
     def pointer(self, array: Array) -> int:
         """Return the address of ``array``, which kernels may from now on load from memory.

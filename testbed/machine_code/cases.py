@@ -98,7 +98,6 @@ def is_common(case: Case) -> bool:
     words = {word.partition("=")[2] or word for word in case.title.split()}
     rare = {"f16", "f64", "Sum", "Largest", "SumOfPowers"} & words
     odd = {"VEC=1", "CAPACITY=0", "FROM_OUTPUT=1", "LAST=1", "CHUNKS=0"} & set(case.macros)
-    odd |= {"CAPACITY=1"} & set(case.macros) if case.dtype else set()
     return not rare and not odd and not {"GRAD=bf16", "BUFFER=f32"} <= set(case.macros)
 
 

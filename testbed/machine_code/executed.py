@@ -108,6 +108,7 @@ class _OneDtype(PtxDevice):
             counted=True,
             multiprocessors=_MULTIPROCESSORS,
             max_shared_memory=227 * 1024,
+            resident_threads=512,
         )
         self._dtype = dtype
 

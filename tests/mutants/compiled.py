@@ -47,9 +47,9 @@ ROWS = (
     (_ARITHMETIC, _MAGNITUDE_OF, "    return fabsf(x);", "magnitudes by CUDA's own function, that flush", _MAGNITUDES),
     (
         "kernels/accumulate.cu",
-        "            const double term = __dmul_rn(to_double(held.source.at(i)), scale);\n"
+        "            const double term = __dmul_rn(to_double(held.source.at(i)), scale.exact);\n"
         "            result.put(i, narrow<T>(__dadd_rn(to_double(held.target.at(i)), term)));",
-        "            const double term = to_double(held.source.at(i)) * scale;\n"
+        "            const double term = to_double(held.source.at(i)) * scale.exact;\n"
         "            result.put(i, narrow<T>(to_double(held.target.at(i)) + term));",
         "a product and a sum that a compiler may fuse",
         ("accumulate_grad",),

@@ -55,8 +55,13 @@ EQUIVALENT: tuple[tuple[str, str, str], ...] = (
         r"<= for <: `for \(; column < width; column \+= AT_ONCE .*",
     ),
     (
+        "one more group, of which no pack exists",
+        r"layer_norm\.cu",
+        r"<= for <: `for \(Index k = 0; .* k \+= GROUP\) .*",
+    ),
+    (
         "one number more is left to double, which is always right",
-        r"products\.cuh|norm_orders\.cuh",
+        r"products\.cuh|norm_orders\.cuh|accumulate\.cu",
         r"> for >=: .*",
     ),
     (

@@ -485,9 +485,9 @@ MUTANTS = [
         "merged by the target's strides alone",
     ),
     (
-        "gradkit/_cuda/launch/tensor_lists.py",
-        "1 if len(table) == 1 else CAPACITY",
-        "CAPACITY",
+        "gradkit/_cuda/accumulation.py",
+        "table.alone",
+        "table",
         "a large parameter block for one array",
     ),
     (
@@ -795,9 +795,63 @@ MUTANTS = [
     ),
     (
         "kernels/accumulate.cu",
-        "if (scale == 1) return",
+        "if (scale.exact == 1) return",
         "return",
         "scale ignored for floats",
+    ),
+    (
+        "kernels/accumulate.cu",
+        "by.fits && smallest >= by.least - 1",
+        "smallest >= by.least - 1",
+        "scales that floats cannot hold",
+    ),
+    (
+        "kernels/accumulate.cu",
+        "by.fits && smallest >= by.least - 1",
+        "by.fits",
+        "scaled terms that floats cannot hold",
+    ),
+    (
+        "kernels/accumulate.cu",
+        "sizes * Real<f32>{0x1p-22f}",
+        "sizes * Real<f32>{0x1p-25f}",
+        "scaled sums of 16 bits not enclosed",
+    ),
+    (
+        "kernels/accumulate.cu",
+        "Real<f32>{0x1p-44f}, least",
+        "Real<f32>{0x1p-56f}, least",
+        "what cancellation leaves of a scaled sum not enclosed",
+    ),
+    (
+        "kernels/accumulate.cu",
+        "0x1p-22f)};",
+        "0x1p-30f)};",
+        "scaled sums of float32 not enclosed",
+    ),
+    (
+        "kernels/accumulate.cu",
+        "excess - Real<f32>{sum.lo}",
+        "excess",
+        "what a scaled sum rounds off forgotten",
+    ),
+    (
+        "kernels/accumulate.cu",
+        "if (!(left >> i & 1)) continue;",
+        "if (!(left & 1)) continue;",
+        "the first element decides who needs double",
+    ),
+    (
+        "kernels/accumulate.cu",
+        "return agree(one, other) && __float_as_uint(one) == __float_as_uint(other);",
+        "return __float_as_uint(one) == __float_as_uint(other);",
+        "NaN of the error terms taken for a result",
+    ),
+    (
+        "kernels/accumulate.cu",
+        "return agree(one, other) && __float_as_uint(one) == __float_as_uint(other);",
+        "return fabs(one - other) <= 0x1p-127f;",
+        "scaled sums that flush taken for equal",
     ),
     (
         "kernels/accumulate.cu",

@@ -77,16 +77,10 @@ MUTANTS = [
         "half of the warp in the mask",
     ),
     (
-        BATCH_GRAD,
-        "shares, channels, channel, tile[plane]",
-        "shares, channels, channel, tile[0]",
-        "one tile for both of the gradient's sums: no trailing barrier",
-    ),
-    (
-        BATCH,
-        "column_total(squares, shares, channels, channel, tile[1])",
-        "column_total(squares, shares, channels, channel, tile[0])",
-        "one tile for both moments: no trailing barrier",
+        COLUMNS,
+        "*own += own[half * blockDim.x];\n        __syncthreads();",
+        "*own += own[half * blockDim.x];\n        if (half > 1) __syncthreads();",
+        "a tile filled again while it is read",
     ),
     # Indices
     (
@@ -152,7 +146,7 @@ MUTANTS = [
         "32-bit index of dx",
     ),
     (WIDE, "part < parts; ++part", "part + 1 < parts; ++part", "the last part of a row is lost"),
-    (COLUMNS, "y < WARP; ++y", "y < WARP - 1; ++y", "the last warp's sums are lost"),
+    (COLUMNS, "row += blockDim.y,", "row += blockDim.y + 1,", "partial rows skipped"),
     (
         COLUMNS,
         "T* at = rows + threadIdx.y * width + column;",
@@ -167,8 +161,8 @@ MUTANTS = [
     ),
     (
         SUMS,
-        "const i64 step = static_cast<i64>(gridDim.x) * WARP;",
-        "const i64 step = static_cast<i64>(gridDim.x) * WARP * 2;",
+        "const i64 step = static_cast<i64>(gridDim.x) * blockDim.x;",
+        "const i64 step = static_cast<i64>(gridDim.x) * blockDim.x * 2;",
         "every second tile of columns",
     ),
     (
@@ -207,7 +201,7 @@ MUTANTS = [
         "static_cast<i64>(gridDim.y);",
         "wrong grid stride",
     ),
-    (CHANNELS, "half = blockDim.y / 2", "half = blockDim.y / 4", "half of the shares are lost"),
+    (COLUMNS, "half = blockDim.y / 2", "half = blockDim.y / 4", "half of the shares are lost"),
     (
         BATCH_GRAD,
         "channel - ahead < channels",
@@ -277,8 +271,8 @@ MUTANTS = [
     ),
     (
         SUMS,
-        "__shared__ A tile[WARP * WARP];",
-        "__shared__ A tile[WARP * WARP - 1];",
+        "__shared__ A tile[1024];",
+        "__shared__ A tile[1023];",
         "a tile one element short",
     ),
     (
@@ -289,8 +283,8 @@ MUTANTS = [
     ),
     (
         COLUMNS,
-        "    tile[threadIdx.y * WARP + threadIdx.x] = total;",
-        "    if (column + 1 < width) tile[threadIdx.y * WARP + threadIdx.x] = total;",
+        "    *own = value;",
+        "    if (threadIdx.x + 1 < blockDim.x) *own = value;",
         "shared memory uninitialised",
     ),
     (
@@ -356,35 +350,148 @@ MUTANTS = [
     (BATCH_GRAD, "narrow<A>(total / count)", "narrow<A>(total)", "1/N missing"),
     (
         FORWARD,
-        "    double centre = 0;\n    if (CENTRED) ",
-        "    double centre = 0;\n    if (false) ",
+        "A centre = {0};\n    if (CENTRED) centre",
+        "A centre = {0};\n    if (false) centre",
         "E[x^2] - mean^2",
     ),
     (
         BATCH,
-        "exactly(widen(packs.at[b].at(k))) - exactly(centre[k % OWN])",
-        "exactly(widen(packs.at[b].at(k))) - 0 * exactly(centre[k % OWN])",
+        "about[k] = narrow<A>(known[k]);",
+        "about[k] = A{0};",
         "E[x^2] - mean^2",
     ),
-    (FORWARD, "x[k] - high - low", "x[k] - high", "the mean rounded to one piece"),
+    (FORWARD, "x - high - low", "x - high", "the mean rounded to one piece"),
     (
         FORWARD,
-        "const double deviation = exactly(x[k]) - centre;\n            sums.first += deviation;\n"
-        "            sums.second = fused(deviation, deviation, sums.second);",
-        "const A deviation = x[k] - narrow<A>(centre);\n"
-        "            sums.first += exactly(deviation);\n"
-        "            sums.second += exactly(deviation * deviation);",
-        "squares that leave float32's range",
+        "(sums.second >= 0x1p-96 && sums.second <= LARGEST)",
+        "sums.second >= 0x1p-96",
+        "squares that overflow float32",
+    ),
+    (
+        FORWARD,
+        "(sums.second >= 0x1p-96 && sums.second <= LARGEST)",
+        "sums.second <= LARGEST",
+        "squares that underflow float32",
+    ),
+    (
+        FORWARD,
+        "(sums.second >= 0x1p-96 && sums.second <= LARGEST)",
+        "(sums.second >= 0x1p-130 && sums.second <= LARGEST)",
+        "squares of which float32 loses digits",
+    ),
+    (
+        FORWARD,
+        "exact || (sums.second == 0 && all_equal(row, centre))",
+        "exact || sums.second == 0",
+        "squares that vanish in float32",
+    ),
+    (
+        FORWARD,
+        "exact || (sums.second == 0 && all_equal(row, centre))",
+        "exact",
+        "rows of zeros read again",
+    ),
+    (
+        FORWARD,
+        "return CHUNKS && apart == 0;",
+        "return apart == 0;",
+        "long rows said to be of equal elements",
+    ),
+    (
+        FORWARD,
+        "if (sizeof(DATA_T) < 8 && !(fabs(sum) <= LARGEST)) sum",
+        "if (false) sum",
+        "distances from the first element that overflow float32",
+    ),
+    (
+        FORWARD,
+        "if (first == 0) centre = widen(group.at[0].at(0));",
+        "",
+        "a sum about 0 whose roundings are large compared with the deviations",
+    ),
+    (
+        FORWARD,
+        "packs += column_of(first + i) < row.width;",
+        "packs += 1;",
+        "packs beyond the row counted in its sum",
+    ),
+    (
+        FORWARD,
+        "- exactly(centre);\n            sums.first",
+        ";\n            sums.first",
+        "sums in double about 0",
+    ),
+    (
+        FORWARD,
+        "exactly(centre) + correction",
+        "exactly(centre)",
+        "the mean not corrected",
     ),
     (
         BATCH,
-        "const double deviation = exactly(widen(packs.at[b].at(k))) - exactly(centre[k % OWN]);\n"
-        "                sums[0][k % OWN] += deviation;\n"
-        "                sums[1][k % OWN] = fused(deviation, deviation, sums[1][k % OWN]);",
-        "const A deviation = widen(packs.at[b].at(k)) - narrow<A>(exactly(centre[k % OWN]));\n"
-        "                sums[0][k % OWN] += exactly(deviation);\n"
-        "                sums[1][k % OWN] += exactly(deviation * deviation);",
-        "squares that leave float32's range",
+        "(squares >= 0x1p-96 && squares <= LARGEST)",
+        "squares >= 0x1p-96",
+        "squares that overflow float32",
+    ),
+    (
+        BATCH,
+        "(squares >= 0x1p-96 && squares <= LARGEST)",
+        "squares <= LARGEST",
+        "squares that underflow float32",
+    ),
+    (
+        BATCH,
+        "(squares >= 0x1p-96 && squares <= LARGEST)",
+        "(squares >= 0x1p-130 && squares <= LARGEST)",
+        "squares of which float32 loses digits",
+    ),
+    (
+        BATCH,
+        "sums.apart[k] == 0 ||",
+        "squares == 0 ||",
+        "squares that vanish in float32",
+    ),
+    (
+        BATCH,
+        "sums.apart[k] == 0 ||",
+        "",
+        "channels of zeros read again",
+    ),
+    (
+        BATCH,
+        "if (about_first && count == 0) centre[k]",
+        "if (false) centre[k]",
+        "a sum about 0 whose roundings are large compared with the deviations",
+    ),
+    (
+        BATCH,
+        "count += places.count;",
+        "count += AT_ONCE;",
+        "packs beyond the last counted in a sum",
+    ),
+    (
+        BATCH,
+        "packs * (VEC / OWN)",
+        "packs",
+        "a pack counted as one element",
+    ),
+    (
+        BATCH,
+        "exactly(narrow<A>(total / count))",
+        "total / count",
+        "a centre that floats round once more",
+    ),
+    (
+        BATCH,
+        "- exactly(centre[k % OWN]);\n            sums.of",
+        ";\n            sums.of",
+        "sums in double about 0",
+    ),
+    (
+        BATCH,
+        "#define STRETCH (LAST ? 16 : AT_ONCE)",
+        "#define STRETCH 65536",
+        "sums in float that run too long",
     ),
     (FORWARD, "of.variance + eps", "of.variance", "eps ignored"),
     (BATCH, "(variance < 0 ? 0 : variance) + eps", "(variance < 0 ? 0 : variance)", "eps ignored"),
@@ -513,8 +620,8 @@ MUTANTS = [
     ),
     (
         ROWS,
-        "value.second += second;",
-        "value.second += first;",
+        "second += b.second;",
+        "second += b.first;",
         "the first sum added to both",
     ),
     (
@@ -679,19 +786,19 @@ MUTANTS = [
     ),
     (
         FORWARD,
+        "x + column_of(k + i), DATA_T{}",
         "x + column_of(k), DATA_T{}",
-        "x + column_of(0), DATA_T{}",
         "the first pack of a row for all",
     ),
     (
         FORWARD,
-        "inside ? width : 0",
-        "width",
+        "inside ? static_cast<Index>(width) : 0",
+        "static_cast<Index>(width)",
         "a row beyond the last read",
     ),
     (
         FORWARD,
-        "if (column_of(k) >= row.width) continue;",
+        "if (column_of(first + i) >= row.width) continue;",
         "",
         "columns beyond the width counted in",
     ),

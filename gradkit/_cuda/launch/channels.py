@@ -11,7 +11,7 @@ import numpy as np
 from gradkit._backend import Array, Shape
 from gradkit._cuda.launch.buffers import contiguous, copy_back, vector_of, writable_like
 from gradkit._cuda.launch.device import Device, scratch
-from gradkit._cuda.launch.grids import RESIDENT_HEAVY, power_of_two
+from gradkit._cuda.launch.grids import column_block, power_of_two
 from gradkit._cuda.launch.kernels import (
     Combination,
     LoadedKernel,
@@ -28,7 +28,7 @@ from gradkit._dtypes import (
 )
 
 _THREADS = 256
-_RESIDENT = RESIDENT_HEAVY // _THREADS  # blocks a multiprocessor
+_SUMS = {"batch_norm": "sum_deviations", "batch_norm_grad": "sum_channels"}  # the first kernels
 _FLOAT64 = np.dtype(np.float64)
 
 
@@ -159,8 +159,8 @@ def _planned(
     """What shapes, strides and dtypes decide, decided once."""
     cut = _Shape.of(shape, strides, dtypes[0].itemsize, axis)
     data, statistic, parameter = (float_name(dtype) or "" for dtype in dtypes)
-    grid, block = _blocks(device, cut)
     macros = norm_macros((data, statistic, parameter), cut.vector, LAST=int(cut.last))
+    grid, block = _blocks(kernel(device, file, _SUMS[file], **macros), cut)
     accumulator = dtype_named(accumulation_name(data))
     return _Launches(device, cut, file, macros, grid, block, accumulator)
 
@@ -201,9 +201,9 @@ class _Launches:
         shape = self.shape
         count = shape.before * shape.after
         numbers = self.grid[1] if count else 0, shape.channels, max(1, count)
-        self._kernel(name)(
-            (-(-shape.channels // 32),), (32, 32), (*arrays, *map(np.int64, numbers), *last)
-        )
+        block = column_block(self.device.multiprocessors, shape.channels, 1)
+        grid = (-(-shape.channels // block[0]),)
+        self._kernel(name)(grid, block, (*arrays, *map(np.int64, numbers), *last))
 
     def partials(self) -> Array:
         """Memory for two sums of every share of every channel."""
@@ -237,8 +237,11 @@ def _in_c_order(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> 
     return True
 
 
-def _blocks(device: Device, shape: _Shape) -> tuple[tuple[int, int], tuple[int, int]]:
-    """The grid and the block: channels side by side, shares of their elements below."""
+def _blocks(sums: LoadedKernel, shape: _Shape) -> tuple[tuple[int, int], tuple[int, int]]:
+    """The grid and the block: channels side by side, shares of their elements below.
+
+    As many shares as the device holds at once of the kernel that sums them.
+    """
     if shape.last:
         packs, columns = shape.before, -(-shape.channels // shape.vector)
         across = min(32, power_of_two(columns))
@@ -248,7 +251,8 @@ def _blocks(device: Device, shape: _Shape) -> tuple[tuple[int, int], tuple[int, 
         down = min(_THREADS, power_of_two(packs))
         across = min(_THREADS // down, power_of_two(columns))
     tiles = -(-columns // across)
-    shares = min(-(-_RESIDENT * device.multiprocessors // tiles), -(-packs // down))
+    resident = sums.resident(across * down) * sums.device.multiprocessors
+    shares = min(-(-resident // tiles), -(-packs // down))
     return (tiles, max(1, shares)), (across, down)
 
 

@@ -70,6 +70,9 @@ class Device(Protocol):
     def compile(self, source: str, options: tuple[str, ...]) -> Module:
         """Compile CUDA C++ for this device."""
 
+    def resident(self, kernel: Kernel, threads: int, shared_mem: int) -> int:
+        """How many blocks of so many threads and bytes of shared memory a multiprocessor holds."""
+
     def pointer(self, array: Array) -> int:
         """The address of an array's first element, to be stored in a structure."""
 
@@ -132,6 +135,11 @@ class CupyDevice:
         """Compile with NVRTC, through CuPy's cache on disk."""
         module: Module = self.xp.RawModule(code=source, options=options)
         return module
+
+    def resident(self, kernel: Any, threads: int, shared_mem: int) -> int:
+        """Ask the driver, which knows the kernel's registers and its own shared memory."""
+        ask = self.xp.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor
+        return int(ask(kernel.kernel.ptr, threads, shared_mem))
 
     def pointer(self, array: Array) -> int:
         """The address of an array's first element."""

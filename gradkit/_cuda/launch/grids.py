@@ -4,10 +4,7 @@ import math
 from dataclasses import dataclass
 
 from gradkit._backend import Shape
-from gradkit._cuda.launch.device import Device
-
-RESIDENT_THREADS = 1024  # per multiprocessor, for a kernel with up to 64 registers
-RESIDENT_HEAVY = 512  # the same with up to 128 registers
+from gradkit._cuda.launch.kernels import LoadedKernel
 
 
 def rows_of(shape: Shape, axis: int) -> tuple[int, int]:
@@ -30,20 +27,33 @@ class RowBlocks:
 
 
 def row_blocks(
-    device: Device, rows: int, packs: int, longest: int, resident_threads: int = RESIDENT_THREADS
+    kernel: LoadedKernel, rows: int, packs: int, longest: int, shared_mem: int = 0
 ) -> RowBlocks:
-    """Divide rows among blocks. A row can use ``packs`` threads and gets at most ``longest``.
+    """Divide rows among a kernel's blocks. A row can use ``packs`` threads, at most ``longest``.
 
-    A multiprocessor holds ``resident_threads`` of the kernel's threads at once. A block has 256
-    threads; more if one row needs more; fewer if that spreads few rows over the whole device. There
-    are as many blocks as the device holds at once, or fewer if the rows need fewer.
+    A block has 256 threads; more if one row needs more; fewer if that spreads few rows over the
+    whole device. There are as many blocks as the device holds at once, or fewer if the rows need
+    fewer.
     """
+    multiprocessors = kernel.device.multiprocessors
     threads = min(power_of_two(packs), longest)
-    few = power_of_two(-(-rows // device.multiprocessors))
+    few = power_of_two(-(-rows // multiprocessors))
     side_by_side = max(1, 32 // threads, min(256 // threads, few))
-    resident = max(1, resident_threads // (threads * side_by_side))
+    resident = kernel.resident(threads * side_by_side, shared_mem) * multiprocessors
     needed = -(-rows // side_by_side)
-    return RowBlocks(threads, side_by_side, min(needed, resident * device.multiprocessors))
+    return RowBlocks(threads, side_by_side, min(needed, resident))
+
+
+def column_block(multiprocessors: int, columns: int, planes: int) -> tuple[int, int]:
+    """The block of 1024 threads that sums the rows of matrices, column by column.
+
+    32 columns side by side; fewer, down to the 32 bytes that memory gives at once, if that brings
+    more multiprocessors to work.
+    """
+    across = 32
+    while across > 8 and -(-columns // across) * planes < multiprocessors:
+        across //= 2
+    return across, 1024 // across
 
 
 def power_of_two(number: int) -> int:

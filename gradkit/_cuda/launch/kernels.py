@@ -48,18 +48,30 @@ class LoadedKernel:
         """Launch on the current stream, as ``device.Kernel`` does."""
         arguments = [_NULL if arg is None else arg for arg in args]
         try:
-            if shared_mem > self._allowed:
-                self._allow(shared_mem)
+            self._allow(shared_mem)
             self._function(grid, block, arguments, shared_mem=shared_mem)
         except self.device.launch_errors as error:
-            raise KernelLaunchError(
-                f"the device refused kernel {self.name} on a grid of {grid} blocks of {block} "
-                f"threads with {shared_mem} bytes of shared memory: {error}. An earlier kernel "
-                "on the device may be at fault: run with CUDA_LAUNCH_BLOCKING=1 to find it."
-            ) from error
+            raise self._refused(f"a grid of {grid} blocks of {block}", shared_mem, error) from error
+
+    def resident(self, threads: int, shared_mem: int = 0) -> int:
+        """How many blocks a multiprocessor holds at once, as the compiler has made the kernel."""
+        try:
+            self._allow(shared_mem)
+            return max(1, self.device.resident(self._function, threads, shared_mem))
+        except self.device.launch_errors as error:
+            raise self._refused(f"blocks of {threads}", shared_mem, error) from error
+
+    def _refused(self, what: str, shared_mem: int, error: Exception) -> KernelLaunchError:
+        return KernelLaunchError(
+            f"the device refused kernel {self.name} on {what} threads with {shared_mem} bytes of "
+            f"shared memory: {error}. An earlier kernel on the device may be at fault: run with "
+            "CUDA_LAUNCH_BLOCKING=1 to find it."
+        )
 
     def _allow(self, shared_mem: int) -> None:
         """Raise the driver's limit: a block gets more than 48 KiB only on request."""
+        if shared_mem <= self._allowed:
+            return
         with _allowing:
             if shared_mem > self._allowed:
                 self._function.max_dynamic_shared_size_bytes = shared_mem

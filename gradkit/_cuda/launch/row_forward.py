@@ -10,7 +10,7 @@ import numpy as np
 from gradkit._backend import Array, Shape
 from gradkit._cuda.launch.buffers import contiguous, copy_back, vector_of, writable_like
 from gradkit._cuda.launch.device import Device
-from gradkit._cuda.launch.grids import RESIDENT_THREADS, RowBlocks, row_blocks, rows_of
+from gradkit._cuda.launch.grids import RowBlocks, row_blocks, rows_of
 from gradkit._cuda.launch.kernels import Combination, LoadedKernel, Macros, kernel, norm_macros
 from gradkit._dtypes import LAYER_NORM_TYPES, DType, Types, dtype_named, float_name
 
@@ -137,21 +137,21 @@ class _Rows:
     @cached_property
     def inverse(self) -> tuple[LoadedKernel, tuple[int, int], tuple[int, int]]:
         """The inverse's kernel, grid and block."""
-        packs = -(-self.width // self.vector)
-        blocks = row_blocks(self.device, self.rows, packs, _INVERSE_THREADS)
-        along = -(-self.width // (blocks.threads * self.vector))
-        resident = RESIDENT_THREADS // _INVERSE_THREADS * self.device.multiprocessors
-        short = max(1, -(-resident // blocks.count))
         macros = norm_macros(self.types, self.vector)
         found = kernel(self.device, "layer_norm_inverse", "layer_norm_inverse", **macros)
+        packs = -(-self.width // self.vector)
+        blocks = row_blocks(found, self.rows, packs, _INVERSE_THREADS)
+        along = -(-self.width // (blocks.threads * self.vector))
+        resident = found.resident(math.prod(blocks.block)) * self.device.multiprocessors
+        short = max(1, -(-resident // blocks.count))
         return found, (blocks.count, min(along, short)), blocks.block
 
     def _forward(self, *, centred: bool) -> tuple[LoadedKernel, RowBlocks]:
         packs = -(-self.width // (_FORWARD_CHUNKS * self.vector))
-        blocks = row_blocks(self.device, self.rows, packs, _FORWARD_THREADS)
         chunks = _FORWARD_CHUNKS if packs <= _FORWARD_THREADS else 0
         macros = norm_macros(self.types, self.vector, CENTRED=int(centred), CHUNKS=chunks)
-        return kernel(self.device, "layer_norm", "layer_norm", **macros), blocks
+        found = kernel(self.device, "layer_norm", "layer_norm", **macros)
+        return found, row_blocks(found, self.rows, packs, _FORWARD_THREADS)
 
 
 def forward_combinations(*, centred: bool) -> Iterator[Combination]:

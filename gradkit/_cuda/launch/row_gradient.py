@@ -15,13 +15,7 @@ import numpy as np
 from gradkit._backend import Array, Shape
 from gradkit._cuda.launch.buffers import contiguous, copy_back, vector_of, writable_like
 from gradkit._cuda.launch.device import Device, scratch
-from gradkit._cuda.launch.grids import (
-    RESIDENT_HEAVY,
-    RESIDENT_THREADS,
-    RowBlocks,
-    row_blocks,
-    rows_of,
-)
+from gradkit._cuda.launch.grids import RowBlocks, column_block, row_blocks, rows_of
 from gradkit._cuda.launch.kernels import Combination, LoadedKernel, Macros, kernel, norm_macros
 from gradkit._dtypes import (
     LAYER_NORM_TYPES,
@@ -193,13 +187,11 @@ class _Gradient:
         assert plan is not None
         held = plan.chunks * self.vector
         packs = _LONGEST if plan.shared else -(-self.width // held)
-        bytes_held = held * self._accumulator.itemsize  # of each array
-        light = bytes_held <= (32 if self.vector > 1 else 16)  # as BLOCKS in the kernel has it
-        resident = RESIDENT_THREADS if light else RESIDENT_HEAVY
-        blocks = row_blocks(self.device, self.rows, packs, _LONGEST, resident)
-        count = self._fewer(blocks.count) if self.wanted else blocks.count
         macros = self._macros | {"CHUNKS": plan.chunks, "LONG": int(plan.shared > 0)}
-        return kernel(self.device, "layer_norm_grad", "layer_norm_grad", **macros), blocks, count
+        found = kernel(self.device, "layer_norm_grad", "layer_norm_grad", **macros)
+        blocks = row_blocks(found, self.rows, packs, _LONGEST, plan.shared)
+        count = self._fewer(blocks.count) if self.wanted else blocks.count
+        return found, blocks, count
 
     def _in_one_visit(self, plan: RowPlan, inputs: Inputs, dx: Array) -> Array | None:
         """Write dx; the partial sums of dscale and dbias as (planes, blocks, width)."""
@@ -212,24 +204,31 @@ class _Gradient:
     def _in_two_visits(self, inputs: Inputs, dx: Array) -> Array | None:
         tiles = -(-self.width // (_WIDE_THREADS * self.vector))
         sms = self.device.multiprocessors
-        resident = RESIDENT_HEAVY // _WIDE_THREADS * sms
         parts = min(tiles, max(1, -(-sms // self.rows)), 32)
         shape = (np.int64(self.rows), np.int64(self.width))
         sums = scratch(self.device, (parts, self.rows, 2), np.float64)
         block = (_WIDE_THREADS, 1)
-        self._wide("row_sums_of_gradient")(
-            (min(self.rows, resident), parts), block, (*inputs, sums, *shape)
-        )
+        launch, resident = self._row_sums
+        launch((min(self.rows, resident), parts), block, (*inputs, sums, *shape))
+        launch, resident = self._apply
         count = min(self.rows, max(1, resident // tiles))
         count = self._fewer(count, at_least=-(-sms // tiles)) if self.wanted else count
         partials = self._partials(count)
-        self._wide("apply_gradient")(
-            (tiles, count), block, (*inputs, sums, dx, partials, *shape, np.int32(parts))
-        )
+        launch((tiles, count), block, (*inputs, sums, dx, partials, *shape, np.int32(parts)))
         return partials
 
-    def _wide(self, name: str) -> LoadedKernel:
-        return kernel(self.device, "layer_norm_grad_wide", name, **self._macros)
+    @cached_property
+    def _row_sums(self) -> tuple[LoadedKernel, int]:
+        return self._wide("row_sums_of_gradient")
+
+    @cached_property
+    def _apply(self) -> tuple[LoadedKernel, int]:
+        return self._wide("apply_gradient")
+
+    def _wide(self, name: str) -> tuple[LoadedKernel, int]:
+        """A kernel of two visits, and how many of its blocks the device holds at once."""
+        found = kernel(self.device, "layer_norm_grad_wide", name, **self._macros)
+        return found, found.resident(_WIDE_THREADS) * self.device.multiprocessors
 
     @cached_property
     def _column_sums(self) -> LoadedKernel:
@@ -240,9 +239,11 @@ class _Gradient:
         if not self.wanted or not self.width:
             return
         count = 0 if partials is None else partials.shape[1]
+        planes = self.norm.planes
+        block = column_block(self.device.multiprocessors, self.width, planes)
         self._column_sums(
-            (-(-self.width // 32), self.norm.planes),
-            (32, 32),
+            (-(-self.width // block[0]), planes),
+            block,
             (partials, written.dscale, written.dbias, np.int64(count), np.int64(self.width)),
         )
 

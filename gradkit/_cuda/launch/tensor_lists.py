@@ -1,7 +1,7 @@
 """A list of arrays as the kernels take it: chunks of equal bytes, in one launch or a few.
 
 ``kernels/tensor_list.cuh`` is the other half. A short list travels in the kernel's parameter
-block, a single array in a small one. A longer list is uploaded once and kept for as long as the
+block. A longer list is uploaded once and kept for as long as the
 same memory comes again, on the stream that it was uploaded on. While a stream is captured into a
 graph nothing is uploaded, because each replay would upload it again from memory that is not kept:
 there a long list goes in several launches, each with its part of the list in its parameters.
@@ -10,7 +10,7 @@ there a long list goes in several launches, each with its part of the list in it
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -27,8 +27,8 @@ Rows: TypeAlias = np.ndarray[Any, Any]  # of _TENSOR or _DIM
 
 CAPACITY = 90  # tensors in the parameter block: under 4096 bytes with 96 for what comes after
 DIMS = 16  # dimensions of strided tensors there
-PAIR_KINDS = (1, 0)  # the capacities that kernels are compiled with for one array; 0: uploaded
-KINDS = (CAPACITY, *PAIR_KINDS)  # and for lists
+KINDS = (CAPACITY, 0)  # the capacities that kernels are compiled with; 0: the list is uploaded
+ALONE = (1, 0)  # of kernels that take one pair of arrays
 THREADS = 256  # a block; a warp takes a chunk at a time
 _WARPS = THREADS // 32
 _BLOCKS = 16  # for each multiprocessor: more than it holds, so that the fast ones take more
@@ -73,6 +73,14 @@ class Table:
     def argument(self) -> np.ndarray[Any, Any]:
         """The fields as bytes, to be passed by value: CuPy describes fields anew in each launch."""
         return self.fields.view(f"V{self.fields.nbytes}")
+
+    @cached_property
+    def alone(self) -> "Table":
+        """The same with room for the first tensor only, if it travels in the parameters."""
+        if not self.capacity:
+            return self
+        fields = np.frombuffer(self.fields.tobytes(), _LAYOUTS[1], count=1).reshape(())
+        return replace(self, fields=fields, capacity=1)
 
     @property
     def count(self) -> int:
@@ -238,8 +246,7 @@ def _make(
             _cuts.keep(known, cut)
     table, every = cut.placed(starts), cut.dims
     if len(table) <= CAPACITY and len(every) <= DIMS:
-        capacity = 1 if len(table) == 1 else CAPACITY
-        tables = [_inline(table, every, cut.chunk, cut.chunks, 0, capacity)]
+        tables = [_inline(table, every, cut.chunk, cut.chunks, 0)]
     elif device.capturing():
         tables = _in_parts(table, every, cut.chunk, cut.chunks)
     else:
@@ -274,15 +281,13 @@ def _code(array: Array) -> int:
     return float_of(array.dtype).code
 
 
-def _inline(
-    table: Rows, dims: Rows, chunk: int, end: int, first: int, capacity: int = CAPACITY
-) -> Table:
+def _inline(table: Rows, dims: Rows, chunk: int, end: int, first: int) -> Table:
     """Rows whose chunks are ``[their first, end)``, for the parameter block.
 
     ``first`` is the position of the first row in the whole list.
     """
     begin = int(table["first_chunk"][0]) if len(table) else end
-    fields = np.zeros((), _LAYOUTS[capacity])
+    fields = np.zeros((), _LAYOUTS[CAPACITY])
     fields["chunk_bytes"], fields["tensors"] = chunk, len(table)
     fields["chunks"] = end - begin
     fields["at"][: len(table)] = table
@@ -291,7 +296,7 @@ def _inline(
         skipped = table["first_dim"][0]
         fields["at"]["first_dim"][: len(table)] -= skipped
         fields["dim_at"][: len(dims)] = dims
-    return Table(fields, capacity, slice(first, first + len(table)), slice(begin, end))
+    return Table(fields, CAPACITY, slice(first, first + len(table)), slice(begin, end))
 
 
 def _in_parts(table: Rows, dims: Rows, chunk: int, end: int) -> list[Table]:
