@@ -11,6 +11,7 @@ from gradkit import (
     batch_normalization,
     clipping,
     errors,
+    gradients,
     layer_normalization,
     rms_normalization,
 )
@@ -20,6 +21,7 @@ from gradkit.accumulation import *
 from gradkit.batch_normalization import *
 from gradkit.clipping import *
 from gradkit.errors import *
+from gradkit.gradients import *
 from gradkit.layer_normalization import *
 from gradkit.rms_normalization import *
 
@@ -32,5 +34,6 @@ __all__ += accumulation.__all__
 __all__ += batch_normalization.__all__
 __all__ += clipping.__all__
 __all__ += errors.__all__
+__all__ += gradients.__all__
 __all__ += layer_normalization.__all__
 __all__ += rms_normalization.__all__

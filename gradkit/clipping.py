@@ -32,7 +32,6 @@ __all__ = [
     "clip_grad_value",
     "clip_grads_with_norm",
     "grad_norm",
-    "grads_of",
     "scale_grads",
 ]
 
@@ -446,38 +445,6 @@ def clip_grad_value(grads: Any, clip_value: float) -> Any:
         group.backend.clip_grad_value(group.views, limit, group.views)
     group.wrote()
     return group.returned(grads)
-
-
-def grads_of(parameters: Any) -> list[Any]:
-    """The ``.grad`` of each parameter that has one, in order.
-
-    Parameters
-    ----------
-    parameters : object with a ``grad`` attribute, or iterable or nested dict/list/tuple of them
-        For example ``model.parameters()``; ``None`` leaves are skipped.
-
-    Returns
-    -------
-    list
-        The gradients themselves, not copies; pass it to any function of this module.
-
-    Raises
-    ------
-    TypeError
-        A leaf has no ``grad`` attribute.
-
-    Examples
-    --------
-    >>> from types import SimpleNamespace
-    >>> import numpy as np, gradkit
-    >>> weights = SimpleNamespace(grad=np.array([3.0, 4.0]))
-    >>> frozen = SimpleNamespace(grad=None)
-    >>> gradkit.clip_grad_norm(gradkit.grads_of([weights, frozen]), max_norm=1.0)
-    array(5.)
-    >>> weights.grad
-    array([0.6, 0.8])
-    """
-    return trees.gradients_of(parameters)
 
 
 def _clip_arguments(

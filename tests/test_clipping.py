@@ -2,7 +2,6 @@
 
 import math
 from collections import namedtuple
-from types import SimpleNamespace
 
 import hypothesis
 import numpy as np
@@ -591,22 +590,6 @@ def test_clip_value_of_what_is_not_finite(backend, name):
     grads = backend.asarray(np.array([NAN, INF, -INF, 2.0], DTYPES[name]))
     gradkit.clip_grad_value(grads, 0.5)
     assert_ulps(backend.asnumpy(grads), np.array([NAN, 0.5, -0.5, 0.5], DTYPES[name]), 0)
-
-
-def test_grads_of(backend):
-    a, b = backend.asarray(f(1.0)), backend.asarray(f(2.0))
-    first, frozen, last = (SimpleNamespace(grad=g) for g in (a, None, b))
-    for parameters in (
-        [first, frozen, last],
-        (p for p in (first, frozen, last)),
-        {"layer": [first, None], "rest": (frozen, last)},
-    ):
-        found = gradkit.grads_of(parameters)
-        assert [id(g) for g in found] == [id(a), id(b)]
-    assert gradkit.grads_of(last)[0] is b
-    assert gradkit.grads_of([]) == []
-    gradkit.clip_grad_norm(gradkit.grads_of([first, last]), 0.0)
-    np.testing.assert_array_equal(backend.asnumpy(first.grad), [0.0])
 
 
 def test_many_small_arrays(backend):

@@ -23,6 +23,9 @@ SIGNATURES = [
     "scale_grads(grads, coefficient)",
     "clip_grad_value(grads, clip_value)",
     "grads_of(parameters)",
+    'named_grads_of(named_parameters, *, attr="grad")',
+    "names_of(grads)",
+    "per_tensor_norms(grads, norm_type=2.0, *, out=None)",
     "layer_norm(x, scale=None, bias=None, *, axis=-1, eps=1e-5, out=None)",
     "layer_norm_grad(dy, x, scale, mean, inv_std, *, axis=-1, out=None)",
     "layer_norm_inverse(y, scale, bias, mean, inv_std, *, axis=-1, out=None)",
@@ -47,6 +50,7 @@ MODULES = (
     "clipping",
     "distributed",
     "errors",
+    "gradients",
     "layer_normalization",
     "rms_normalization",
 )

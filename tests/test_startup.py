@@ -68,6 +68,7 @@ def lists(make, dtypes):
         grads = [make(6, sorted(dtypes)[k % len(dtypes)]) for k in range(count)]
         for p in (1.0, 2.0, 3.5, np.inf):
             yield gradkit.grad_norm, (grads, p)
+            yield gradkit.per_tensor_norms, (grads, p)
         yield gradkit.clip_grad_norm, (grads, 1.0)
         yield gradkit.clip_by_global_norm, (grads, 1.0)
         yield gradkit.clip_grads_with_norm, (grads, norm, 1.0)

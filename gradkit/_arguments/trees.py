@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeAlias
 
 IsLeaf = Callable[[Any], bool]
-
-_grad_of = attrgetter("grad")
+Keys: TypeAlias = tuple[Any, ...]
 
 _DEEPEST = 100  # containers in each other; Python has a thousand frames for all of a program
 
@@ -36,7 +35,7 @@ def leaves(tree: Any, is_leaf: IsLeaf) -> list[Any]:
     """
     if type(tree) is list and all(map(is_leaf, tree)):
         return tree  # the common case costs one look at each element
-    return [leaf for _, leaf in walk(tree, is_leaf, "")]
+    return [leaf for _, leaf in paths(tree, is_leaf)]
 
 
 def names(tree: Any, is_leaf: IsLeaf, root: str) -> Iterator[str]:
@@ -55,40 +54,57 @@ def rebuild(tree: Any, is_leaf: IsLeaf, replacements: Iterator[Any]) -> Any:
     return next(replacements)
 
 
-def gradients_of(parameters: Any) -> list[Any]:
-    """The ``grad`` of every leaf that has one."""
+def gradients_of(parameters: Any, attr: str) -> list[Any]:
+    """The gradient of every leaf that has one, by the attribute's name."""
     if isinstance(parameters, Iterator):
         parameters = list(parameters)
     if type(parameters) in (list, tuple):
         try:  # the common case, such as model.parameters(), costs one look at each element
-            return [grad for grad in map(_grad_of, parameters) if grad is not None]
+            return [grad for grad in map(attrgetter(attr), parameters) if grad is not None]
         except AttributeError:  # something else is among them
             pass
 
     def is_parameter(value: Any) -> bool:
-        return hasattr(value, "grad")
+        return hasattr(value, attr)
 
-    found = leaves(freeze(parameters, is_parameter), is_parameter)
-    for leaf in found:
-        if not is_parameter(leaf):
-            raise TypeError(f"parameters holds a {type(leaf).__qualname__}, which has no .grad")
-    return [leaf.grad for leaf in found if leaf.grad is not None]
+    tree = freeze(parameters, is_parameter)
+    found = [gradient_of(leaf, attr, "parameters holds") for leaf in leaves(tree, is_parameter)]
+    return [grad for grad in found if grad is not None]
 
 
-def walk(tree: Any, is_leaf: IsLeaf, path: str) -> Iterator[tuple[str, Any]]:
-    """Every leaf of a frozen tree behind the expression that reaches it from ``path``."""
+def gradient_of(parameter: Any, attr: str, label: str) -> Any:
+    """One parameter's gradient."""
+    try:
+        return getattr(parameter, attr)
+    except AttributeError as error:
+        kind = type(parameter).__qualname__
+        raise TypeError(f"{label} a {kind}, which has no .{attr}") from error
+
+
+def walk(tree: Any, is_leaf: IsLeaf, root: str) -> Iterator[tuple[str, Any]]:
+    """Every leaf of a frozen tree behind the expression that reaches it from ``root``."""
+    return ((expression(root, keys), leaf) for keys, leaf in paths(tree, is_leaf))
+
+
+def expression(root: str, keys: Keys) -> str:
+    """What reaches a leaf in Python: ``grads['w'][2]``."""
+    return root + "".join(f"[{key!r}]" for key in keys)
+
+
+def paths(tree: Any, is_leaf: IsLeaf, keys: Keys = ()) -> Iterator[tuple[Keys, Any]]:
+    """Every leaf of a frozen tree behind the keys and positions that lead to it."""
     if tree is None:
         return
     if is_leaf(tree):
-        yield path, tree
+        yield keys, tree
     elif isinstance(tree, Mapping):
         for key, branch in tree.items():
-            yield from walk(branch, is_leaf, f"{path}[{key!r}]")
+            yield from paths(branch, is_leaf, (*keys, key))
     elif isinstance(tree, (list, tuple)):
         for position, branch in enumerate(tree):
-            yield from walk(branch, is_leaf, f"{path}[{position}]")
+            yield from paths(branch, is_leaf, (*keys, position))
     else:
-        yield path, tree
+        yield keys, tree
 
 
 def _like_mapping(tree: Mapping[Any, Any], branches: list[Any]) -> Any:

@@ -84,6 +84,7 @@ LISTS = {
     "scale_grads": {"coefficient": 0.5},
     "clip_grad_value": {"clip_value": 0.1},
     "zero_grad": {},
+    "per_tensor_norms": {},
 }
 CLIPPERS = ("clip_grad_norm", "clip_by_global_norm")
 WRITERS = ("clip_grad_norm", "scale_grads", "clip_grad_value", "zero_grad")
@@ -127,4 +128,6 @@ def good(function, a, types=FLOAT32):
     return {
         "clip_coefficient": {"norm": 5.0, "max_norm": 1.0},
         "grads_of": {"parameters": [Parameter()]},
+        "named_grads_of": {"named_parameters": {"w": Parameter()}},
+        "names_of": {"grads": [a(values(data, 3))]},
     }[function]

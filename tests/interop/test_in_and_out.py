@@ -75,6 +75,12 @@ def test_norms_are_of_the_callers_type(lib):
     each = gradkit.grad_norm(grads, per_tensor=True)
     assert is_like(total, lib, lib.norm_dtype, grads[0])
     assert is_like(each, lib, lib.norm_dtype, grads[0])
+    by_name = gradkit.per_tensor_norms({"w": grads[0], "unused": None, "b": [grads[1]]})
+    alone = [by_name["w"], *by_name["b"]]
+    assert by_name["unused"] is None
+    assert [norm.shape for norm in alone] == [(), ()]
+    assert [float(lib.read(norm)) for norm in alone] == lib.read(each).tolist()
+    assert gradkit.names_of(by_name) == ["w", "b.0"]
     lengths = [np.linalg.norm(lib.read(g)) for g in grads]
     np.testing.assert_allclose(lib.read(each), lengths, rtol=1e-6)
     np.testing.assert_allclose(lib.read(total), np.hypot(*lengths), rtol=1e-6)

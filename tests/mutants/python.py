@@ -12,6 +12,7 @@ _PUBLIC_ADD = "gradkit/accumulation.py"
 _CHECKS = "gradkit/_arguments/checks.py"
 _MEMORY = "gradkit/_arguments/memory.py"
 _CALL = "gradkit/_arguments/outputs.py"
+_NAMED = "gradkit/gradients.py"
 _TREE = "gradkit/_arguments/trees.py"
 _GRADIENTS = "gradkit/_arguments/gradients.py"
 _SIGNATURES = "gradkit/_arguments/signatures.py"
@@ -355,9 +356,45 @@ ROWS = (
     ),
     (
         _TREE,
-        """            yield from walk(branch, is_leaf, f"{path}[{position}]")""",
-        """            yield from walk(branch, is_leaf, f"{path}[{position + 1}]")""",
+        "yield from paths(branch, is_leaf, (*keys, position))",
+        "yield from paths(branch, is_leaf, (*keys, position + 1))",
         "the wrong gradient named",
+    ),
+    (
+        _TREE,
+        "return [grad for grad in map(attrgetter(attr), parameters) if grad is not None]",
+        "return [grad for grad in map(attrgetter('grad'), parameters) if grad is not None]",
+        "the attribute's name ignored in a list",
+    ),
+    (
+        _NAMED,
+        "if name in seen:",
+        "if name in found:",
+        "two parameters of one name, of which one has no gradient",
+    ),
+    (
+        _NAMED,
+        "gradient_of(parameter, own,",
+        "gradient_of(parameter, 'grad',",
+        "the attribute's name ignored in a dict",
+    ),
+    (
+        _NAMED,
+        "        if grad is not None:\n            found[name] = grad",
+        "        found[name] = grad",
+        "None among named gradients",
+    ),
+    (
+        _NAMED,
+        "tree = trees.freeze(grads, is_array)\n    norms",
+        "tree = grads\n    norms",
+        "a generator that is used up before its structure is known",
+    ),
+    (
+        _NAMED,
+        "norms[k, ...]",
+        "norms[-1 - k, ...]",
+        "norms in the wrong places",
     ),
     (
         _SIGNATURES,

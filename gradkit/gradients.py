@@ -1,0 +1,185 @@
+"""Where gradients come from, and what each is called.
+
+Gradients are what :mod:`gradkit.clipping` takes: one array, any iterable of arrays, or nested
+dicts, lists and tuples of them; ``None`` leaves are skipped.
+"""
+
+from typing import Any
+
+from gradkit._arguments import trees
+from gradkit._backend import runs
+from gradkit._frameworks import is_array
+from gradkit.clipping import grad_norm
+
+__all__ = ["grads_of", "named_grads_of", "names_of", "per_tensor_norms"]
+
+
+def grads_of(parameters: Any, *, attr: str = "grad") -> list[Any]:
+    """The gradient of each parameter that has one, in order.
+
+    Parameters
+    ----------
+    parameters : object with a ``grad`` attribute, or iterable or nested dict/list/tuple of them
+        For example ``model.parameters()``; ``None`` leaves are skipped.
+    attr : str
+        The attribute that holds gradients: "main_grad" where mixed precision keeps them in float32.
+
+    Returns
+    -------
+    list
+        The gradients themselves, not copies; pass it to any function that takes gradients.
+
+    Raises
+    ------
+    TypeError
+        A leaf has no such attribute; ``attr`` is no attribute's name.
+
+    Examples
+    --------
+    >>> from types import SimpleNamespace
+    >>> import numpy as np, gradkit
+    >>> weights = SimpleNamespace(grad=np.array([3.0, 4.0]))
+    >>> frozen = SimpleNamespace(grad=None)
+    >>> gradkit.clip_grad_norm(gradkit.grads_of([weights, frozen]), max_norm=1.0)
+    array(5.)
+    >>> weights.grad
+    array([0.6, 0.8])
+    """
+    return trees.gradients_of(parameters, _attribute(attr))
+
+
+def named_grads_of(named_parameters: Any, *, attr: str = "grad") -> dict[str, Any]:
+    """The gradient of each named parameter that has one, by name.
+
+    An error about one of them, such as a NaN in it, then has the parameter's name.
+
+    Parameters
+    ----------
+    named_parameters : iterable of (name, parameter) pairs, or dict of parameters
+        For example ``model.named_parameters()``.
+    attr : str
+        The attribute that holds gradients.
+
+    Returns
+    -------
+    dict
+        The gradients themselves, not copies, in the parameters' order.
+
+    Raises
+    ------
+    TypeError
+        An item is not a pair of a string and an object with such an attribute.
+    ValueError
+        Two parameters have one name.
+
+    Examples
+    --------
+    >>> from types import SimpleNamespace
+    >>> import numpy as np, gradkit
+    >>> scale, frozen = SimpleNamespace(grad=np.array([3.0])), SimpleNamespace(grad=None)
+    >>> gradkit.named_grads_of({"scale": scale, "frozen": frozen})
+    {'scale': array([3.])}
+    """
+    own = _attribute(attr)
+    pairs = named_parameters.items() if isinstance(named_parameters, dict) else named_parameters
+    found: dict[str, Any] = {}
+    seen = set()
+    for pair in pairs:
+        name, parameter = _named(pair)
+        if name in seen:
+            raise ValueError(f"named_parameters has two parameters named {name!r}")
+        seen.add(name)
+        grad = trees.gradient_of(parameter, own, f"named_parameters[{name!r}] is")
+        if grad is not None:
+            found[name] = grad
+    return found
+
+
+def names_of(grads: Any) -> list[str]:
+    """The name of each gradient, in the order of a norm's ``per_tensor=True``.
+
+    Parameters
+    ----------
+    grads : array, or iterable or nested dict/list/tuple of arrays
+        ``None`` leaves have no name, as they have no norm. A generator is used up.
+
+    Returns
+    -------
+    list of str
+        Keys and positions joined by dots: "layers.0.weight". One bare array is "grads".
+
+    Raises
+    ------
+    TypeError
+        A leaf is not an array.
+
+    Examples
+    --------
+    >>> import numpy as np, gradkit
+    >>> grads = {"w": np.array([3.0]), "unused": None, "layers": [np.array([4.0])]}
+    >>> norms = gradkit.grad_norm(grads, per_tensor=True)
+    >>> dict(zip(gradkit.names_of(grads), norms.tolist()))
+    {'w': 3.0, 'layers.0': 4.0}
+    """
+    tree = trees.freeze(grads, is_array)
+    names = []
+    for keys, leaf in trees.paths(tree, is_array):
+        if not is_array(leaf):
+            path = trees.expression("grads", keys)
+            raise TypeError(f"{path} is a {type(leaf).__qualname__}; expected an array")
+        names.append(".".join(map(str, keys)) or "grads")
+    return names
+
+
+@runs("grad_norm")
+def per_tensor_norms(grads: Any, norm_type: float = 2.0, *, out: Any = None) -> Any:
+    """The p-norm of each gradient, in the caller's own structure: for logging.
+
+    Nothing waits for a device until a norm is looked at, by ``float()`` for example.
+
+    Parameters
+    ----------
+    grads : array, or iterable or nested dict/list/tuple of arrays
+        float16, bfloat16, float32 or float64, of any shape; dtypes may be mixed. Never written.
+    norm_type : float
+        p: any real number above 0, or infinity.
+    out : float64 array of one element per gradient, optional
+        Where the norms are written; what is returned are its elements.
+
+    Returns
+    -------
+    dict, list, tuple or 0-d float64 array, like ``grads``
+        A 0-d array in each gradient's place, and ``None`` where ``None`` was.
+
+    Raises
+    ------
+    TypeError
+        A leaf is not a floating-point array; arrays are of two frameworks.
+    ValueError
+        ``norm_type`` is NaN or not above 0.
+
+    Examples
+    --------
+    >>> import numpy as np, gradkit
+    >>> grads = {"w": np.array([3.0, 4.0]), "unused": None, "b": [np.array([2.0])]}
+    >>> gradkit.per_tensor_norms(grads)
+    {'w': array(5.), 'unused': None, 'b': [array(2.)]}
+    """
+    tree = trees.freeze(grads, is_array)
+    norms = grad_norm(tree, norm_type, per_tensor=True, out=out)
+    return trees.rebuild(tree, is_array, (norms[k, ...] for k in range(norms.shape[0])))
+
+
+def _attribute(attr: Any) -> str:
+    if isinstance(attr, str) and attr.isidentifier():
+        return attr
+    raise TypeError(f"attr is {attr!r}; expected an attribute's name, such as 'main_grad'")
+
+
+def _named(pair: Any) -> tuple[str, Any]:
+    if isinstance(pair, (tuple, list)) and len(pair) == 2 and isinstance(pair[0], str):
+        return pair[0], pair[1]
+    raise TypeError(
+        f"named_parameters holds a {type(pair).__qualname__} that is no pair of a name and a "
+        "parameter; pass model.named_parameters() or a dict"
+    )

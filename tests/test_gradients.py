@@ -1,0 +1,122 @@
+"""Where gradients come from, what they are called, and their norms in the caller's structure."""
+
+from collections import namedtuple
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import gradkit
+from gradkit import NonFiniteNormError
+
+Two = namedtuple("Two", "first second")
+
+
+def f(*numbers):
+    return np.array(numbers, np.float32)
+
+
+def test_grads_of(backend):
+    a, b = backend.asarray(f(1.0)), backend.asarray(f(2.0))
+    first, frozen, last = (SimpleNamespace(grad=g) for g in (a, None, b))
+    for parameters in (
+        [first, frozen, last],
+        (p for p in (first, frozen, last)),
+        {"layer": [first, None], "rest": (frozen, last)},
+    ):
+        found = gradkit.grads_of(parameters)
+        assert [id(g) for g in found] == [id(a), id(b)]
+    assert gradkit.grads_of(last)[0] is b
+    assert gradkit.grads_of([]) == []
+    gradkit.clip_grad_norm(gradkit.grads_of([first, last]), 0.0)
+    np.testing.assert_array_equal(backend.asnumpy(first.grad), [0.0])
+
+
+def test_gradients_of_another_attribute(backend):
+    main, own = backend.asarray(f(3.0)), backend.asarray(f(1.0))
+    parameter = SimpleNamespace(grad=own, main_grad=main)
+    assert gradkit.grads_of([parameter], attr="main_grad")[0] is main
+    assert gradkit.grads_of({"w": (parameter,)}, attr="main_grad")[0] is main
+    assert gradkit.named_grads_of({"w": parameter}, attr="main_grad")["w"] is main
+    with pytest.raises(TypeError, match=r"parameters holds a SimpleNamespace, .* no \.main_grad"):
+        gradkit.grads_of([parameter, SimpleNamespace(grad=own)], attr="main_grad")
+    for wrong in ("main grad", "a.b", "", None):
+        with pytest.raises(TypeError, match=r"attr is .*attribute's name"):
+            gradkit.grads_of([parameter], attr=wrong)
+
+
+def test_named_gradients(backend):
+    a, b = backend.asarray(f(3.0)), backend.asarray(f(4.0))
+    named = {"layer.w": a, "frozen": None, "b": b}
+    named = {name: SimpleNamespace(grad=grad) for name, grad in named.items()}
+    for parameters in (
+        named,
+        named.items(),
+        iter(named.items()),
+        [[*pair] for pair in named.items()],
+    ):
+        found = gradkit.named_grads_of(parameters)
+        assert [(name, id(grad)) for name, grad in found.items()] == [
+            ("layer.w", id(a)),
+            ("b", id(b)),
+        ]
+    assert gradkit.named_grads_of([]) == {}
+    b[...] = np.nan
+    with pytest.raises(NonFiniteNormError, match=r"grads\['b'\]"):
+        gradkit.clip_grad_norm(gradkit.named_grads_of(named), 1.0, nonfinite="raise")
+
+
+def test_what_is_no_named_parameter():
+    one = SimpleNamespace(grad=f(1.0))
+    with pytest.raises(ValueError, match="two parameters named 'w'"):
+        gradkit.named_grads_of([("w", SimpleNamespace(grad=None)), ("w", one)])
+    for wrong in (one, ("w",), (1, one), "ab"):
+        with pytest.raises(TypeError, match="no pair of a name and a parameter"):
+            gradkit.named_grads_of([("v", one), wrong])
+    with pytest.raises(TypeError, match=r"named_parameters\['w'\] is a int, which has no .grad"):
+        gradkit.named_grads_of({"w": 3})
+
+
+def trees(make):
+    a, b, c = (make(f(*range(1, n))) for n in (2, 3, 4))
+    yield a, ["grads"]
+    yield [a, None, (b, c)], ["0", "2.0", "2.1"]
+    yield {"x": None, "layer": {"w": a, 7: [b]}, "y": Two(None, c)}, ["layer.w", "layer.7.0", "y.1"]
+    yield [], []
+
+
+def test_names_count_what_has_a_norm(backend):
+    for grads, names in trees(backend.asarray):
+        assert gradkit.names_of(grads) == names
+        assert gradkit.grad_norm(grads, per_tensor=True).shape == (len(names),)
+    assert gradkit.names_of(iter([f(1.0), None, f(2.0)])) == ["0", "2"]
+    with pytest.raises(TypeError, match=r"grads\['a'\]\[1\] is a int; expected an array"):
+        gradkit.names_of({"a": [f(1.0), 3]})
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, np.inf])
+def test_norms_in_the_callers_structure(backend, p):
+    for grads, names in trees(backend.asarray):
+        norms = gradkit.per_tensor_norms(grads, p)
+        flat = gradkit.grad_norm(grads, p, per_tensor=True)
+        found = gradkit._arguments.trees.leaves(norms, gradkit._frameworks.is_array)
+        assert gradkit.names_of(norms) == names
+        assert [float(norm) for norm in found] == backend.asnumpy(flat).tolist()
+        assert all(norm.shape == () and str(norm.dtype) == "float64" for norm in found)
+    last = list(trees(backend.asarray))[2][0]
+    norms = gradkit.per_tensor_norms(last, p)
+    assert norms["x"] is None
+    assert type(norms["y"]) is Two
+    assert norms["y"].first is None
+
+
+def test_norms_are_elements_of_out(backend):
+    out = backend.asarray(np.zeros(2))
+    grads = (backend.asarray(f(3.0, 4.0)), backend.asarray(f(2.0)))
+    first, second = gradkit.per_tensor_norms((grad for grad in grads), out=out)
+    assert (float(first), float(second)) == (5.0, 2.0)
+    assert backend.asnumpy(out).tolist() == [5.0, 2.0]
+    out[...] = 9
+    assert float(first) == 9.0
+    with pytest.raises(ValueError, match="out has shape"):
+        gradkit.per_tensor_norms(grads, out=backend.asarray(np.zeros(3)))
