@@ -21,6 +21,7 @@ class OnDevice:
     def __init__(self, array):
         self.shape, self.strides, self.flags = array.shape, array.strides, array.flags
         self.size, self.itemsize = array.size, array.itemsize
+        self.nbytes = array.nbytes
         self.data = SimpleNamespace(ptr=array.ctypes.data)
 
 

@@ -22,8 +22,8 @@ _base_of = attrgetter("base")
 def byte_range(backend: Backend, array: Array) -> tuple[int, int]:
     """First byte and one past the last; equal for an array without elements."""
     low = high = backend.address(array)
-    if array.size == 0:
-        return low, high
+    if array.flags.c_contiguous:  # nearly always, and an array without elements is
+        return low, high + array.nbytes
     for length, stride in zip(array.shape, array.strides, strict=True):
         if stride < 0:
             low += (length - 1) * stride

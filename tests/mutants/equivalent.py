@@ -55,13 +55,18 @@ EQUIVALENT: tuple[tuple[str, str, str], ...] = (
         r"<= for <: `for \(; column < width; column \+= AT_ONCE .*",
     ),
     (
+        "an int counts the packs of a thread",
+        r"batch_norm\.cu",
+        r"int for i64: `i64 count = 0;.*",
+    ),
+    (
         "one more group, of which no pack exists",
         r"layer_norm\.cu",
         r"<= for <: `for \(Index k = 0; .* k \+= GROUP\) .*",
     ),
     (
         "one number more is left to double, which is always right",
-        r"products\.cuh|norm_orders\.cuh|accumulate\.cu",
+        r"products\.cuh|norm_orders\.cuh|accumulate\.cu|(batch|layer)_norm\.cu",
         r"> for >=: .*",
     ),
     (
@@ -81,7 +86,7 @@ EQUIVALENT: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "one more pack before double takes over",
-        r"batch_norm_grad\.cu",
+        r"batch_norm(_grad)?\.cu",
         r"<= for <: .*i < STRETCH.*",
     ),
 )

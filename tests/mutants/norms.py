@@ -4,6 +4,7 @@ Each text stands exactly once in its file.
 """
 
 TESTS = (
+    "tests/test_grids.py",
     "tests/test_cuda_normalization.py",
     "tests/test_normalization.py::test_constant_rows_at_the_top_of_the_range",
     "tests/test_batch_norm.py::test_constant_channels_at_the_top_of_the_range",
@@ -306,7 +307,60 @@ MUTANTS = [
         "return count",
         "vectors over the end of a row",
     ),
-    (BUFFERS, "% alignment == 0", "% 1 == 0", "misaligned vectors"),
+    (
+        BUFFERS,
+        "            return False\n    return True",
+        "            return True\n    return True",
+        "arrays that kernels cannot read taken as they are",
+    ),
+    (
+        LAUNCH,
+        "and all_usable(inputs[4:])",
+        "",
+        "statistics with gaps taken as they are",
+    ),
+    (
+        LAUNCH,
+        "(*inputs[:4], *outputs), vector)",
+        "inputs[:4], vector)",
+        "results with gaps taken as they are",
+    ),
+    (
+        LAUNCH,
+        "found.resident(_WIDE_THREADS) * self.device.multiprocessors",
+        "self.device.multiprocessors",
+        "a block a multiprocessor, whatever it holds",
+    ),
+    (
+        LAUNCH,
+        "row_blocks(found, self.rows, packs, _LONGEST, plan.shared)",
+        "row_blocks(found, self.rows, packs, _LONGEST)",
+        "blocks counted without their shared memory",
+    ),
+    (
+        GRIDS,
+        "kernel.resident(threads * side_by_side, shared_mem)",
+        "kernel.resident(threads, shared_mem)",
+        "residency of blocks of one row",
+    ),
+    (
+        LAUNCH_BATCH,
+        "sums.resident(across * down) * sums",
+        "sums",
+        "one block of channels a multiprocessor",
+    ),
+    (
+        LAUNCH_ROWS,
+        "found.resident(math.prod(blocks.block)) * self",
+        "self",
+        "one block of the inverse a multiprocessor",
+    ),
+    (
+        BUFFERS,
+        "VECTOR_BYTES if vector > 1 else array.itemsize",
+        "1",
+        "misaligned vectors",
+    ),
     (
         PACKS,
         "for (int i = 0; i < Written::WORDS; i += Written::EACH) {",

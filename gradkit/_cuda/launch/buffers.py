@@ -1,5 +1,7 @@
 """Arrays that kernels can read or write from end to end: the caller's own, or copies of them."""
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from gradkit._backend import Array
@@ -15,6 +17,14 @@ def vector_of(itemsize: int, run: int) -> int:
     """
     count = VECTOR_BYTES // itemsize
     return 1 if run % count else count
+
+
+def all_usable(arrays: Iterable[Array | None], vector: int = 1) -> bool:
+    """Whether kernels can use all of these as they are: nearly always, and quickly found out."""
+    for array in arrays:
+        if array is not None and not _contiguous_aligned(array, vector):
+            return False
+    return True
 
 
 def contiguous(device: Device, array: Array | None, vector: int = 1) -> Array | None:
@@ -39,9 +49,11 @@ def copy_back(out: Array, written: Array) -> None:
 
 def _contiguous_aligned(array: Array, vector: int) -> bool:
     """Whether an array lies in C order without gaps, and begins where its first access may."""
-    alignment = VECTOR_BYTES if vector > 1 else array.dtype.itemsize
-    contiguous: bool = array.flags.c_contiguous
-    return contiguous and address_of(array) % alignment == 0
+    if not array.flags.c_contiguous:
+        return False
+    address = array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
+    aligned: bool = address % (VECTOR_BYTES if vector > 1 else array.itemsize) == 0
+    return aligned
 
 
 def address_of(array: Array) -> int:

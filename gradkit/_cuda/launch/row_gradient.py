@@ -8,12 +8,12 @@ sums over rows lie in shared memory, if the device has enough of it.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from gradkit._backend import Array, Shape
-from gradkit._cuda.launch.buffers import contiguous, copy_back, vector_of, writable_like
+from gradkit._cuda.launch.buffers import all_usable, contiguous, copy_back, vector_of, writable_like
 from gradkit._cuda.launch.device import Device, scratch
 from gradkit._cuda.launch.grids import RowBlocks, column_block, row_blocks, rows_of
 from gradkit._cuda.launch.kernels import Combination, LoadedKernel, Macros, kernel, norm_macros
@@ -139,8 +139,11 @@ class _Gradient:
     wanted: bool
 
     def run(self, inputs: Inputs, outputs: Outputs) -> None:
-        """Launch the kernels."""
+        """Launch the kernels on the arrays, or on copies that they can read and write."""
         device, vector = self.device, self.vector
+        if all_usable((*inputs[:4], *outputs), vector) and all_usable(inputs[4:]):
+            self._launch(inputs, outputs)
+            return
         inputs = Inputs(
             contiguous(device, inputs.dy, vector),
             contiguous(device, inputs.source, vector),
@@ -152,16 +155,19 @@ class _Gradient:
         written = Outputs(
             *(None if out is None else writable_like(device, out, vector) for out in outputs)
         )
-        partials = None
-        if self.rows and self.width:
-            if self._row_plan is not None:
-                partials = self._in_one_visit(self._row_plan, inputs, written.dx)
-            else:
-                partials = self._in_two_visits(inputs, written.dx)
-        self._write_parameters(partials, written)
+        self._launch(inputs, written)
         for out, made in zip(outputs, written, strict=True):
             if out is not None:
                 copy_back(out, made)
+
+    def _launch(self, inputs: Inputs, outputs: Outputs) -> None:
+        partials = None
+        if self.rows and self.width:
+            if self._row_plan is not None:
+                partials = self._in_one_visit(self._row_plan, inputs, outputs.dx)
+            else:
+                partials = self._in_two_visits(inputs, outputs.dx)
+        self._write_parameters(partials, outputs)
 
     @cached_property
     def _row_plan(self) -> RowPlan | None:
@@ -197,15 +203,21 @@ class _Gradient:
         """Write dx; the partial sums of dscale and dbias as (planes, blocks, width)."""
         launch, blocks, count = self._one_visit
         partials = self._partials(count)
-        shape = np.int64(self.rows), np.int32(self.width)
-        launch((count,), blocks.block, (*inputs, dx, partials, *shape), shared_mem=plan.shared)
+        arguments = (*inputs, dx, partials, *self._shape)
+        launch((count,), blocks.block, arguments, shared_mem=plan.shared)
         return partials
+
+    @cached_property
+    def _shape(self) -> tuple[Any, Any]:
+        """Rows and columns; the kernel of one visit counts columns by an int."""
+        one_visit = self._row_plan is not None
+        return np.int64(self.rows), (np.int32 if one_visit else np.int64)(self.width)
 
     def _in_two_visits(self, inputs: Inputs, dx: Array) -> Array | None:
         tiles = -(-self.width // (_WIDE_THREADS * self.vector))
         sms = self.device.multiprocessors
         parts = min(tiles, max(1, -(-sms // self.rows)), 32)
-        shape = (np.int64(self.rows), np.int64(self.width))
+        shape = self._shape
         sums = scratch(self.device, (parts, self.rows, 2), np.float64)
         block = (_WIDE_THREADS, 1)
         launch, resident = self._row_sums
@@ -231,21 +243,21 @@ class _Gradient:
         return found, found.resident(_WIDE_THREADS) * self.device.multiprocessors
 
     @cached_property
-    def _column_sums(self) -> LoadedKernel:
+    def _column_sums(self) -> tuple[LoadedKernel, tuple[int, int], tuple[int, int]]:
+        """The last kernel, its grid and its block."""
         macros: Macros = {"ACC_T": str(self._accumulator), "PARAM_T": self.types[2]}
-        return kernel(self.device, "column_sums", "column_sums", **macros)
+        planes = self.norm.planes
+        block = column_block(self.device.multiprocessors, self.width, planes)
+        grid = (-(-self.width // block[0]), planes)
+        return kernel(self.device, "column_sums", "column_sums", **macros), grid, block
 
     def _write_parameters(self, partials: Array | None, written: Outputs) -> None:
         if not self.wanted or not self.width:
             return
         count = 0 if partials is None else partials.shape[1]
-        planes = self.norm.planes
-        block = column_block(self.device.multiprocessors, self.width, planes)
-        self._column_sums(
-            (-(-self.width // block[0]), planes),
-            block,
-            (partials, written.dscale, written.dbias, np.int64(count), np.int64(self.width)),
-        )
+        numbers = np.int64(count), np.int64(self.width)
+        launch, grid, block = self._column_sums
+        launch(grid, block, (partials, written.dscale, written.dbias, *numbers))
 
     def _partials(self, count: int) -> Array | None:
         if not self.wanted:
