@@ -174,6 +174,7 @@ _NORM = np.array(3.0)
 _LIST_CALLS: dict[str, Callable[[Any, On], Any]] = {
     **{f"grad_norm p={p}": partial(_norm_of, p) for p in (1, 2, POWER, math.inf)},
     f"grad_norm over ranks p={POWER}": partial(_norm_of, POWER, reduce=lambda value, _: value),
+    "per_tensor_norms": lambda grads, on: gradkit.per_tensor_norms(list(map(on, grads))),
     "clip_grad_norm": _in_place("clip_grad_norm", 0.7),
     "clip_grads_with_norm": _in_place("clip_grads_with_norm", _NORM, 0.7),
     "clip_grad_value": _in_place("clip_grad_value", 0.3),

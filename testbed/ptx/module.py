@@ -117,7 +117,7 @@ class PtxKernel(CheckedKernel):
         self._source = source
         self._block = ctypes.create_string_buffer(b"")
         covered = (ctypes.c_uint8 * len(self._translation.blocks)).in_dll(library, "ptx_covered")
-        if title:
+        if title and not counted:  # what is counted may be a part of a source, under its title
             record(Ran(text.name, title, self._block_lines, covered))
         ran = ctypes.c_uint64 * len(covered) if counted else None
         self._ran = ran.in_dll(library, "ptx_ran") if ran else None

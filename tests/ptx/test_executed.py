@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from testbed.nvrtc import compile_ptx, cupy_options
-from testbed.ptx import Executed, Module, PtxDevice, translate
+from testbed.ptx import Executed, Module, PtxDevice, collect, translate
 from testbed.ptx.executed import is_double
 from tests.ptx.programs import kernel
 
@@ -50,6 +50,12 @@ def test_launches_add_up():
     """Each device counts from 0, also if it shares a library with the one before."""
     assert turns(3, launches=2) == Executed(2 * (3 + 3 * 5 + 3), 2 * 3 * 2)
     assert turns(5) == Executed(3 + 5 * 5 + 3, 5 * 2)
+
+
+def test_what_is_counted_is_in_no_report():
+    """It may be a part of a source, with blocks of its own under the same title."""
+    PtxDevice(counted=True).load(LOOP, "sm_80").get_function("turns")
+    assert "turns" not in collect()
 
 
 def test_kernels_that_do_not_count_are_as_they_were():
