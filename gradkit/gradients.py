@@ -7,6 +7,7 @@ dicts, lists and tuples of them; ``None`` leaves are skipped.
 from typing import Any
 
 from gradkit._arguments import trees
+from gradkit._arguments.given import known_framework
 from gradkit._backend import runs
 from gradkit._frameworks import is_array
 from gradkit.clipping import grad_norm
@@ -121,12 +122,9 @@ def names_of(grads: Any) -> list[str]:
     >>> dict(zip(gradkit.names_of(grads), norms.tolist()))
     {'w': 3.0, 'layers.0': 4.0}
     """
-    tree = trees.freeze(grads, is_array)
     names = []
-    for keys, leaf in trees.paths(tree, is_array):
-        if not is_array(leaf):
-            path = trees.expression("grads", keys)
-            raise TypeError(f"{path} is a {type(leaf).__qualname__}; expected an array")
+    for keys, leaf in trees.paths(trees.freeze(grads, is_array), is_array):
+        known_framework(leaf, trees.expression("grads", keys))  # or it is no gradient
         names.append(".".join(map(str, keys)) or "grads")
     return names
 

@@ -22,7 +22,7 @@ SIGNATURES = [
     "clip_coefficient(norm, max_norm, *, eps=1e-6, out=None)",
     "scale_grads(grads, coefficient)",
     "clip_grad_value(grads, clip_value)",
-    "grads_of(parameters)",
+    'grads_of(parameters, *, attr="grad")',
     'named_grads_of(named_parameters, *, attr="grad")',
     "names_of(grads)",
     "per_tensor_norms(grads, norm_type=2.0, *, out=None)",

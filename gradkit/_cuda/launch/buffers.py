@@ -49,11 +49,9 @@ def copy_back(out: Array, written: Array) -> None:
 
 def _contiguous_aligned(array: Array, vector: int) -> bool:
     """Whether an array lies in C order without gaps, and begins where its first access may."""
-    if not array.flags.c_contiguous:
-        return False
-    address = array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
-    aligned: bool = address % (VECTOR_BYTES if vector > 1 else array.itemsize) == 0
-    return aligned
+    alignment = VECTOR_BYTES if vector > 1 else array.itemsize
+    contiguous: bool = array.flags.c_contiguous
+    return contiguous and address_of(array) % alignment == 0
 
 
 def address_of(array: Array) -> int:

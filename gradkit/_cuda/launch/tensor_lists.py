@@ -1,10 +1,11 @@
 """A list of arrays as the kernels take it: chunks of equal bytes, in one launch or a few.
 
 ``kernels/tensor_list.cuh`` is the other half. A short list travels in the kernel's parameter
-block. A longer list is uploaded once and kept for as long as the
-same memory comes again, on the stream that it was uploaded on. While a stream is captured into a
-graph nothing is uploaded, because each replay would upload it again from memory that is not kept:
-there a long list goes in several launches, each with its part of the list in its parameters.
+block, a single pair of arrays in a small one if a kernel takes no more. A longer list is uploaded
+once and kept for as long as the same memory comes again, on the stream that it was uploaded on.
+While a stream is captured into a graph nothing is uploaded, because each replay would upload it
+again from memory that is not kept: there a long list goes in several launches, each with its part
+of the list in its parameters.
 """
 
 import threading
