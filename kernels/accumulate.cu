@@ -1,9 +1,9 @@
 // buffer += scale * grad, or buffer = grad, with grad broadcast to the buffer's shape.
 //
 // The list holds one tensor: its source is the gradient (dtype -DGRAD), its target the buffer
-// (-DBUFFER), which may be the gradient itself. With a scale, results are those in double: the product
-// is rounded, then the sum, then the sum to BUFFER. An unscaled sum of f32 and narrower is rounded
-// once. The flag is read on the device. Deterministic: each element on its own.
+// (-DBUFFER), which may be the gradient itself. With a scale, results are those in double: the
+// product is rounded, then the sum, then the sum to BUFFER. An unscaled sum of f32 and narrower is
+// rounded once. The flag is read on the device. Deterministic: each element on its own.
 //
 // Launch: a warp per chunk, any grid, blockDim.x a multiple of 32.
 

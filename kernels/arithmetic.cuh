@@ -8,7 +8,7 @@
 
 typedef unsigned int u32;
 
-#define LARGEST 0x1.fffffffffffffp1023  // a double
+#define LARGEST 0x1.fffffffffffffp1023  // of all doubles
 
 // Conversions between float and double; a plain cast would flush subnormals.
 __device__ __forceinline__ double exactly(float x) {
@@ -82,6 +82,10 @@ __device__ __forceinline__ float fused(float a, float b, float c) {
     return y;
 #endif
 }
+
+// Whether squares of floats were added up without a loss that counts: none overflowed, and those
+// below 2^-126, of which a float loses digits, are too small beside a sum of 2^-96.
+__device__ __forceinline__ bool squares_held(double sum) { return sum >= 0x1p-96 && sum <= LARGEST; }
 
 // A float or a double. An aggregate, since shared memory takes nothing that has a constructor.
 template <typename F> struct Real {

@@ -6,8 +6,9 @@
 //   finish_moments: mean = centre + totals[0] / n, variance = totals[1] / n - (totals[0] / n)^2
 //   normalize:      y
 //
-// sum_deviations runs twice: with centre null, where each thread adds up distances from its own first
-// element, then about the centre, rounded to the accumulation type. The second pass corrects the first.
+// sum_deviations runs twice: with centre null, where each thread adds up distances from its own
+// first element, then about the centre, rounded to the accumulation type. The second pass corrects
+// the first.
 //
 // x, y: (before, channels, after) of DATA_T, C order; y may be x. scale, bias: channels of
 // PARAM_T or null. mean, inv_std: channels of STAT_T. partials: (2, shares, channels) of
@@ -84,10 +85,11 @@ __device__ __forceinline__ i64 sum_share(
     return count;
 }
 
-// The same sums in double. Rare, so in little code.
+// The same sums in double, with `about_first` about 0. Rare, so in little code.
 __device__ __forceinline__ void sum_share_in_double(
-    const DATA_T* x, const Shape& shape, i64 channel, const A (&centre)[OWN], Sums& sums
+    const DATA_T* x, const Shape& shape, i64 channel, bool about_first, A (&centre)[OWN], Sums& sums
 ) {
+    if (about_first) fill<OWN>(centre, A{0});
     fill<OWN>(sums.of[0], 0.0);
     fill<OWN>(sums.of[1], 0.0);
 #pragma unroll 1
@@ -102,16 +104,15 @@ __device__ __forceinline__ void sum_share_in_double(
     }
 }
 
-// Whether the floats did for the sums about a centre: no square overflowed, and those below 2^-126,
-// of which a float loses digits, are too small to count beside a sum of 2^-96.
+// Whether sums about a centre lost nothing that counts, and no distance overflowed.
 __device__ __forceinline__ bool exact_enough(const Sums& sums) {
     bool exact = true;
 #pragma unroll
     for (int k = 0; k < OWN; ++k) {
-        const double squares = sums.of[1][k];
-        exact = exact && (sums.apart[k] == 0 || (squares >= 0x1p-96 && squares <= LARGEST));
+        const bool squares = sizeof(DATA_T) == 8 || sums.apart[k] == 0 || squares_held(sums.of[1][k]);
+        exact = exact && squares && fabs(sums.of[0][k]) <= LARGEST;
     }
-    return sizeof(DATA_T) == 8 || exact;
+    return exact;
 }
 
 extern "C" __global__ void __launch_bounds__(256, 2) sum_deviations(
@@ -130,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) sum_deviations(
         for (int k = 0; k < OWN; ++k) about[k] = narrow<A>(known[k]);
         if (channel < channels) {
             const i64 packs = sum_share(x, shape, channel, !centre, about, sums);
-            if (!exact_enough(sums)) sum_share_in_double(x, shape, channel, about, sums);
+            if (!exact_enough(sums)) sum_share_in_double(x, shape, channel, !centre, about, sums);
             const double count = centre ? 0 : static_cast<double>(packs * (VEC / OWN));
 #pragma unroll
             for (int k = 0; k < OWN; ++k) sums.of[0][k] = fused(count, exactly(about[k]), sums.of[0][k]);

@@ -119,7 +119,7 @@ __device__ __forceinline__ double share_of_sum(const Row& row) {
 #pragma unroll
         for (int i = 0; i < GROUP; ++i) packs += column_of(first + i) < row.width;
     });
-    if (sizeof(DATA_T) < 8 && !(fabs(sum) <= LARGEST)) sum = share_in_double(row, centre).first;
+    if (!(fabs(sum) <= LARGEST)) return share_in_double(row, A{0}).first;  // a distance overflowed
     return fused(static_cast<double>(packs * VEC), exactly(centre), sum);
 }
 
@@ -137,8 +137,7 @@ __device__ __forceinline__ bool all_equal(const Row& row, A centre) {
     return CHUNKS && apart == 0;
 }
 
-// The thread's share of the sums of x - centre and of its square over a row. A float loses digits
-// of squares below 2^-126; beside a sum of 2^-96 these are too small to count.
+// The thread's share of the sums of x - centre and of its square over a row.
 __device__ __forceinline__ Pair<double> share_of_moments(const Row& row, A centre) {
     Pair<double> sums = {0, 0};
     for_each_group(row, [&](Index first, const Group& group) {
@@ -146,7 +145,7 @@ __device__ __forceinline__ Pair<double> share_of_moments(const Row& row, A centr
         sums.first += exactly(part.first);
         sums.second += exactly(part.second);
     });
-    const bool exact = sizeof(DATA_T) == 8 || (sums.second >= 0x1p-96 && sums.second <= LARGEST);
+    const bool exact = sizeof(DATA_T) == 8 || squares_held(sums.second);
     if (exact || (sums.second == 0 && all_equal(row, centre))) return sums;
     return share_in_double(row, centre);
 }

@@ -484,6 +484,19 @@ def test_statistics_that_floats_cannot_add_up(change, columns):
         q.check_forward(device, *device.batch_norm(q))
 
 
+@pytest.mark.parametrize("types", [("float64",) * 3, ("float32",) * 3], ids=str)
+def test_distances_that_overflow(types):
+    """A mean is finite if the sum of x is; the variance is not."""
+    device, largest = Emulated(multiprocessors=1), np.finfo(types[0]).max / 2
+    for columns in (40, 20_000):
+        p = make((2, columns), types, affine=False)
+        p.x[:] = np.where(np.arange(columns) % 2, -largest, largest)
+        p.x[:, [8, 9]] *= np.array(1.5, types[0])
+        for q in (p, replace(p, batch=True, axis=0)):
+            _, mean, _ = device.batch_norm(q) if q.batch else device.layer_norm(q)
+            np.testing.assert_array_equal(mean, 0)
+
+
 @pytest.mark.parametrize("gaps", ["mean", "inv_std", "scale", "dx"])
 def test_one_array_with_gaps(gaps):
     """The others are taken as they are."""

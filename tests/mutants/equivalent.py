@@ -66,7 +66,7 @@ EQUIVALENT: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "one number more is left to double, which is always right",
-        r"products\.cuh|norm_orders\.cuh|accumulate\.cu|(batch|layer)_norm\.cu",
+        r"products\.cuh|norm_orders\.cuh|accumulate\.cu|arithmetic\.cuh",
         r"> for >=: .*",
     ),
     (

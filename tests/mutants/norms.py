@@ -26,6 +26,7 @@ GRAD = "kernels/layer_norm_grad.cu"
 WIDE = "kernels/layer_norm_grad_wide.cu"
 SHARED = "kernels/row_gradient.cuh"
 ROWS = "kernels/rows.cuh"
+ARITHMETIC = "kernels/arithmetic.cuh"
 COLUMNS = "kernels/columns.cuh"
 SUMS = "kernels/column_sums.cu"
 PACKS = "kernels/packs.cuh"
@@ -416,21 +417,21 @@ MUTANTS = [
     ),
     (FORWARD, "x - high - low", "x - high", "the mean rounded to one piece"),
     (
-        FORWARD,
-        "(sums.second >= 0x1p-96 && sums.second <= LARGEST)",
-        "sums.second >= 0x1p-96",
+        ARITHMETIC,
+        "sum >= 0x1p-96 && sum <= LARGEST",
+        "sum >= 0x1p-96",
         "squares that overflow float32",
     ),
     (
-        FORWARD,
-        "(sums.second >= 0x1p-96 && sums.second <= LARGEST)",
-        "sums.second <= LARGEST",
+        ARITHMETIC,
+        "sum >= 0x1p-96 && sum <= LARGEST",
+        "sum <= LARGEST",
         "squares that underflow float32",
     ),
     (
-        FORWARD,
-        "(sums.second >= 0x1p-96 && sums.second <= LARGEST)",
-        "(sums.second >= 0x1p-130 && sums.second <= LARGEST)",
+        ARITHMETIC,
+        "sum >= 0x1p-96 && sum <= LARGEST",
+        "sum >= 0x1p-130 && sum <= LARGEST",
         "squares of which float32 loses digits",
     ),
     (
@@ -453,9 +454,9 @@ MUTANTS = [
     ),
     (
         FORWARD,
-        "if (sizeof(DATA_T) < 8 && !(fabs(sum) <= LARGEST)) sum",
-        "if (false) sum",
-        "distances from the first element that overflow float32",
+        "if (!(fabs(sum) <= LARGEST)) return",
+        "if (false) return",
+        "distances from the first element that overflow",
     ),
     (
         FORWARD,
@@ -483,26 +484,8 @@ MUTANTS = [
     ),
     (
         BATCH,
-        "(squares >= 0x1p-96 && squares <= LARGEST)",
-        "squares >= 0x1p-96",
-        "squares that overflow float32",
-    ),
-    (
-        BATCH,
-        "(squares >= 0x1p-96 && squares <= LARGEST)",
-        "squares <= LARGEST",
-        "squares that underflow float32",
-    ),
-    (
-        BATCH,
-        "(squares >= 0x1p-96 && squares <= LARGEST)",
-        "(squares >= 0x1p-130 && squares <= LARGEST)",
-        "squares of which float32 loses digits",
-    ),
-    (
-        BATCH,
         "sums.apart[k] == 0 ||",
-        "squares == 0 ||",
+        "sums.of[1][k] == 0 ||",
         "squares that vanish in float32",
     ),
     (
@@ -510,6 +493,18 @@ MUTANTS = [
         "sums.apart[k] == 0 ||",
         "",
         "channels of zeros read again",
+    ),
+    (
+        BATCH,
+        " && fabs(sums.of[0][k]) <= LARGEST",
+        "",
+        "distances from the first element that overflow",
+    ),
+    (
+        BATCH,
+        "if (about_first) fill",
+        "if (false) fill",
+        "distances that overflow summed again",
     ),
     (
         BATCH,
