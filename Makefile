@@ -124,7 +124,7 @@ test-gpu: ## the suite on CuPy, and compute-sanitizer where it is found
 	$(MAKE) --no-print-directory sanitize-gpu
 
 test-interop: .venv-interop/.installed ## PyTorch, JAX, TensorFlow, optax and thinc, on the CPU
-	GRADKIT_REQUIRE_FRAMEWORKS=1 .venv-interop/bin/python -m pytest tests/interop
+	GRADKIT_REQUIRE_FRAMEWORKS=1 .venv-interop/bin/python -m pytest --numprocesses auto --dist worksteal tests/interop
 
 test-onnxruntime: $(STAMP) .venv-onnxruntime/.installed ## agreement with ONNX Runtime Training's operators
 	GRADKIT_ORT_PYTHON=$(CURDIR)/.venv-onnxruntime/bin/python $(BIN)/python -m pytest tests/onnxruntime
