@@ -160,10 +160,10 @@ struct Slots {
 // `share` is 1 / width. All threads of the block must call it, also for a row beyond the last.
 __device__ __forceinline__ Moments moments_of(const Row& row, double share, Slots& slots, int turn) {
     A centre = {0};
-    if (CENTRED) centre = narrow<A>(row_sums(share_of_sum(row), slots.sums, turn) * share);
+    if (CENTRED) centre = narrow<A>(__dmul_rn(row_sums(share_of_sum(row), slots.sums, turn), share));
     const Pair<double> sums = row_sums(share_of_moments(row, centre), slots.moments, turn);
-    const double correction = CENTRED ? sums.first * share : 0;
-    const double variance = fused(-correction, correction, sums.second * share);
+    const double correction = CENTRED ? __dmul_rn(sums.first, share) : 0;
+    const double variance = fused(-correction, correction, __dmul_rn(sums.second, share));
     return {exactly(centre) + correction, variance < 0 ? 0 : variance};
 }
 
