@@ -123,7 +123,7 @@ def _chosen():
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("nvrtc")
-@pytest.mark.parametrize(("name", "arch"), _chosen())
+@pytest.mark.parametrize(("name", "arch"), [*_chosen()])
 def test_every_combination_compiles_without_spills(name, arch):
     """Each file and dtype combination, with all that macros choose for one architecture.
 
