@@ -19,6 +19,7 @@ import numpy as np
 Array: TypeAlias = Any  # numpy.ndarray, or cupy.ndarray, which cannot be imported here
 Engine: TypeAlias = Literal["cudnn", "cudnn-persistent", "native"]
 Shape: TypeAlias = tuple[int, ...]
+Number: TypeAlias = Array | float  # a float, or a 0-d float64 array that is read on its device
 
 
 class Views(list[Array]):
@@ -101,9 +102,20 @@ class Operations(Protocol):
         """Write +0 over every element, NaN included."""
 
     def grad_norm(
-        self, grads: Sequence[Array], norm_type: float, out: Array, *, per_tensor: bool = False
+        self,
+        grads: Sequence[Array],
+        norm_type: float,
+        out: Array,
+        *,
+        per_tensor: bool = False,
+        scale: Number = 1.0,
+        found_inf: Array | None = None,
     ) -> None:
-        """``out = (sum |g|^p)^(1/p)`` over all gradients, or one norm per gradient."""
+        """``out = |scale| * (sum |g|^p)^(1/p)`` over all gradients, or one norm per gradient.
+
+        ``found_inf``, a contiguous float64 array of out's shape, becomes 1 where an element is NaN
+        or infinite, and 0 elsewhere.
+        """
 
     def norm_shares(self, norm: Array, largest: Array, norm_type: float, out: Array) -> None:
         """``out = (norm / largest)^p``: this rank's term of a norm over ranks.
@@ -115,23 +127,31 @@ class Operations(Protocol):
     def norm_of_shares(self, total: Array, largest: Array, norm_type: float, out: Array) -> None:
         """``out = largest * total^(1/p)``: the norm over all ranks."""
 
-    def clip_coefficient(self, norm: Array, max_norm: float, eps: float, out: Array) -> None:
-        """``out = min(1, max_norm / max(norm, eps))``; a NaN norm stays NaN."""
+    def clip_coefficient(self, norm: Array, max_norm: Number, eps: float, out: Array) -> None:
+        """``out = min(1, max_norm / max(norm, eps))``; a NaN norm stays NaN.
+
+        A negative ``max_norm`` in an array gives NaN.
+        """
 
     def clip_by_norm(
         self,
         grads: Sequence[Array],
         norm: Array,
-        max_norm: float,
+        max_norm: Number,
         eps: float,
         outs: Sequence[Array],
         *,
+        scale: Number = 1.0,
         zero_nonfinite: bool,
     ) -> None:
-        """``outs = grads * clip_coefficient(norm)``, or zeros if the norm is not finite."""
+        """``outs = grads * (scale * clip_coefficient(norm))``; ``norm`` is that of scale * grads.
+
+        A coefficient of 0 gives 0 for every finite gradient, whatever the scale.
+        ``zero_nonfinite``: zeros if the norm or the scale is not finite.
+        """
 
     def scale_grads(
-        self, grads: Sequence[Array], coefficient: Array | float, outs: Sequence[Array]
+        self, grads: Sequence[Array], coefficient: Number, outs: Sequence[Array]
     ) -> None:
         """``outs = grads * coefficient``; a coefficient of 1 keeps every bit."""
 

@@ -8,7 +8,7 @@ Norms are float64 for every dtype. No intermediate overflows or underflows.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import compress, repeat
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -16,11 +16,11 @@ import numpy as np
 
 from gradkit._arguments import checks, trees
 from gradkit._arguments.call import Call
-from gradkit._arguments.given import is_scalar
+from gradkit._arguments.given import Given, is_scalar, refuse_write
 from gradkit._arguments.gradients import Gradients
 from gradkit._arguments.outputs import Outputs
 from gradkit._arguments.signatures import Spec
-from gradkit._backend import Array, Shape, runs
+from gradkit._backend import Array, Number, Shape, runs
 from gradkit._frameworks import framework_of, is_array
 from gradkit.distributed import Reduce
 from gradkit.errors import NonFiniteNormError
@@ -38,6 +38,7 @@ __all__ = [
 NonFinite: TypeAlias = Literal["propagate", "raise", "zero"]
 _POLICIES = ("propagate", "raise", "zero")
 _FLOAT64 = np.dtype(np.float64)
+_FOUND_INF = "found_inf"
 # A norm over ranks runs two more operations.
 _RUN_BY_NORMS = ("grad_norm", "norm_shares", "norm_of_shares")
 
@@ -58,14 +59,16 @@ def grad_norm(
     grads: Any,
     norm_type: float = 2.0,
     *,
+    scale: Any = 1.0,
     per_tensor: bool = False,
     nonfinite: NonFinite = "propagate",
     reduce: Reduce | None = None,
+    found_inf: Any = None,
     out: Any = None,
 ) -> Any:
     """The p-norm of all gradients taken together as one vector.
 
-    ``(sum |g|^p)^(1/p)``, or ``max |g|`` for infinity.
+    ``(sum |scale * g|^p)^(1/p)``, or ``max |scale * g|`` for infinity.
 
     Parameters
     ----------
@@ -73,6 +76,10 @@ def grad_norm(
         float16, bfloat16, float32 or float64, of any shape; dtypes may be mixed. Never written.
     norm_type : float
         p: any real number above 0, or infinity.
+    scale : float, or 0-d floating-point array
+        What the gradients are to be multiplied by, such as ``1 / loss_scale`` or ``1 / tokens``:
+        a finite number, perhaps 0 or negative. An array on the gradients' device is read there;
+        one that is not finite gives a norm that is not finite.
     per_tensor : bool
         Return one norm per gradient instead: a 1-D array in the order of the gradients.
     nonfinite : {"propagate", "raise", "zero"}
@@ -80,6 +87,10 @@ def grad_norm(
         returned. "raise": an error that names the gradients; it has to wait for the device.
     reduce : callable, optional
         Combines the norm over ranks; see :class:`gradkit.distributed.Reduce`.
+    found_inf : bool or floating-point array, optional
+        **Written:** whether an element of a gradient is NaN or infinite, on any rank, as loss
+        scalers ask. The norm of finite gradients may overflow, at the latest in JAX's float32.
+        0-d or of one element, or one element per gradient if ``per_tensor``.
     out : float64 array, optional
         Where the norm is written: 0-d, or one element per gradient if ``per_tensor``.
 
@@ -95,7 +106,7 @@ def grad_norm(
         A leaf is not a floating-point array; arrays are of two frameworks; ``per_tensor`` is
         not a bool.
     ValueError
-        ``norm_type`` is NaN or not above 0.
+        ``norm_type`` is NaN or not above 0; ``scale`` is a NaN or infinite number.
     NonFiniteNormError
         The norm is not finite and ``nonfinite="raise"``; names the gradients.
 
@@ -120,35 +131,44 @@ def grad_norm(
     group = Gradients(grads, write=False)
     spec = _spec((len(group.arrays),)) if each else _NORM
     with group.on_stream():
-        norm = group.outputs(out, (spec,))
-        _write_norm(group, norm.views[0], order, policy, reduce, per_tensor=each)
+        by = _scale(group, scale)
+        flags = _flags(group, found_inf, spec.shape)
+        norm = group.outputs(out, (spec,), apart=_named(flags))
+        _write_norm(group, norm.views[0], order, policy, reduce, by, flags, per_tensor=each)
         return norm.results()[0]
 
 
 @runs(*_RUN_BY_NORMS, "clip_by_norm")
 def clip_grad_norm(
     grads: Any,
-    max_norm: float,
+    max_norm: Any,
     norm_type: float = 2.0,
     *,
+    scale: Any = 1.0,
     eps: float = 1e-6,
     nonfinite: NonFinite = "propagate",
     reduce: Reduce | None = None,
+    found_inf: Any = None,
     out: Any = None,
 ) -> Any:
     """Scale all gradients in place so that their total norm is at most ``max_norm``.
 
-    Each becomes ``g * min(1, max_norm / max(norm, eps))``; the coefficient is float64.
-    Gradients whose norm does not exceed ``max_norm`` keep every bit.
+    Each becomes ``g * (scale * min(1, max_norm / max(norm, eps)))``, where ``norm`` is that of
+    ``scale * g``; the factor is float64, and each product is rounded once. Without a scale,
+    gradients whose norm does not exceed ``max_norm`` keep every bit.
 
     Parameters
     ----------
     grads : array, or iterable or nested dict/list/tuple of arrays
         **Written in place**, also if they are views with any (even negative) strides.
-    max_norm : float
-        At least 0; infinity changes nothing.
+    max_norm : float, or 0-d floating-point array
+        At least 0; infinity clips nothing. An array on the gradients' device is read there, so
+        the call does not wait for the device; a negative or NaN one makes every gradient NaN.
     norm_type : float
         p of the norm: any real number above 0, or infinity.
+    scale : float, or 0-d floating-point array
+        As in :func:`grad_norm`: ``1 / loss_scale``, ``1 / tokens``, ``1 / ranks``, all in the
+        same pass.
     eps : float
         Lower bound on the norm in the division.
     nonfinite : {"propagate", "raise", "zero"}
@@ -158,21 +178,23 @@ def clip_grad_norm(
         "zero": every gradient becomes 0; this is decided on the device.
     reduce : callable, optional
         Combines the norm over ranks; see :class:`gradkit.distributed.Reduce`.
+    found_inf : 0-d or 1-element bool or floating-point array, optional
+        **Written**, as by :func:`grad_norm`.
     out : 0-d float64 array, optional
         Where the norm is written.
 
     Returns
     -------
     0-d float64 array on the gradients' device, of the gradients' type
-        The norm before clipping.
+        The norm of ``scale * g``, before clipping.
 
     Raises
     ------
     TypeError
         A leaf is not a floating-point array; arrays are of two frameworks.
     ValueError
-        ``max_norm`` is negative or NaN; a gradient is read-only, overlaps itself or shares
-        memory with another. Nothing is written.
+        ``max_norm`` is a negative number or NaN; ``scale`` is a NaN or infinite number; a gradient
+        is read-only, overlaps itself or shares memory with another. Nothing is written.
     NonFiniteNormError
         The norm is not finite and ``nonfinite="raise"``. Nothing is written.
 
@@ -190,13 +212,15 @@ def clip_grad_norm(
     >>> grads
     [array([0.6, 0. ]), array([0.8])]
     """
-    limit, order, floor, policy = _clip_arguments(max_norm, norm_type, eps, nonfinite)
+    order, floor, policy = _clip_arguments(norm_type, eps, nonfinite)
     instead = "use clip_by_global_norm, which returns new gradients"
     group = Gradients(grads, write=True, instead=instead)
     with group.on_stream():
-        norm = group.outputs(out, (_NORM,))
-        _write_norm(group, norm.views[0], order, policy, reduce)
-        _clip(group, norm.views[0], group.views, limit, floor, policy)
+        limit, by = _limit(group, max_norm), _scale(group, scale)
+        flags = _flags(group, found_inf, ())
+        norm = group.outputs(out, (_NORM,), apart=_named(flags))
+        _write_norm(group, norm.views[0], order, policy, reduce, by, flags)
+        _clip(group, norm.views[0], group.views, limit, floor, policy, by)
         group.wrote()
         return norm.results()[0]
 
@@ -204,12 +228,14 @@ def clip_grad_norm(
 @runs(*_RUN_BY_NORMS, "clip_by_norm")
 def clip_by_global_norm(
     grads: Any,
-    max_norm: float,
+    max_norm: Any,
     norm_type: float = 2.0,
     *,
+    scale: Any = 1.0,
     eps: float = 1e-6,
     nonfinite: NonFinite = "propagate",
     reduce: Reduce | None = None,
+    found_inf: Any = None,
     out: Any = None,
 ) -> tuple[Any, Any]:
     """Scaled gradients whose total norm is at most ``max_norm``; inputs are never written.
@@ -220,8 +246,9 @@ def clip_by_global_norm(
     ----------
     grads : array, or iterable or nested dict/list/tuple of arrays
         Never written. An array may occur more than once.
-    max_norm, norm_type, eps, nonfinite, reduce
-        As in :func:`clip_grad_norm`.
+    max_norm, norm_type, scale, eps, nonfinite, reduce, found_inf
+        As in :func:`clip_grad_norm`. ``found_inf`` cannot be an array of JAX or TensorFlow; test
+        whether ``grad_norm(grads, inf)`` is finite.
     out : tuple (clipped, norm), optional
         Where the results are written. ``clipped``: a container of the same structure as
         ``grads``, with arrays of the same shapes and dtypes. ``norm``: a 0-d float64 array.
@@ -233,7 +260,7 @@ def clip_by_global_norm(
         Arrays of the gradients' type, shapes and dtypes. A generator gives a list; ``None``
         stays ``None``.
     norm : 0-d float64 array
-        The norm before clipping.
+        The norm of ``scale * g``, before clipping.
 
     References
     ----------
@@ -249,21 +276,23 @@ def clip_by_global_norm(
     >>> grads["b"]
     array([4.])
     """
-    limit, order, floor, policy = _clip_arguments(max_norm, norm_type, eps, nonfinite)
+    order, floor, policy = _clip_arguments(norm_type, eps, nonfinite)
     group = Gradients(grads, write=False)
     clipped_out, norm_out = _pair(out)
     with group.on_stream():
-        clipped = _twins(group, clipped_out)
-        apart = ((f"out[0], gradient {i}", view) for i, view in enumerate(clipped.views))
-        norm = group.outputs(norm_out, (_NORM,), apart=apart)
-        _write_norm(group, norm.views[0], order, policy, reduce)
-        _clip(group, norm.views[0], clipped.views, limit, floor, policy)
+        limit, by = _limit(group, max_norm), _scale(group, scale)
+        flags = _flags(group, found_inf, ())
+        clipped = _twins(group, clipped_out, apart=_named(flags))
+        apart = [(f"out[0], gradient {i}", view) for i, view in enumerate(clipped.views)]
+        norm = group.outputs(norm_out, (_NORM,), apart=[*apart, *_named(flags)])
+        _write_norm(group, norm.views[0], order, policy, reduce, by, flags)
+        _clip(group, norm.views[0], clipped.views, limit, floor, policy, by)
         results = clipped.results()
         tree = group.rebuilt(results) if clipped_out is None else clipped_out
         return tree, norm.results()[0]
 
 
-def clip_coefficient(norm: Any, max_norm: float, *, eps: float = 1e-6, out: Any = None) -> Any:
+def clip_coefficient(norm: Any, max_norm: Any, *, eps: float = 1e-6, out: Any = None) -> Any:
     """The factor that clips gradients of a given norm: ``min(1, max_norm / max(norm, eps))``.
 
     For an optimiser that multiplies by it in its own step, which saves scaling the gradients
@@ -271,9 +300,11 @@ def clip_coefficient(norm: Any, max_norm: float, *, eps: float = 1e-6, out: Any 
 
     Parameters
     ----------
-    norm : float or float64 array
+    norm : float or floating-point array
         As :func:`grad_norm` returns it. Any shape; each element gets its coefficient.
-    max_norm, eps : float
+    max_norm : float, or 0-d floating-point array
+        As in :func:`clip_grad_norm`.
+    eps : float
         At least 0.
     out : float64 array of norm's shape, optional
         Where the coefficient is written.
@@ -286,7 +317,7 @@ def clip_coefficient(norm: Any, max_norm: float, *, eps: float = 1e-6, out: Any 
     Raises
     ------
     TypeError, ValueError
-        ``norm`` is not float64; ``max_norm`` or ``eps`` is negative or NaN.
+        ``norm`` is not floating-point; ``max_norm`` or ``eps`` is a negative number or NaN.
 
     Examples
     --------
@@ -294,12 +325,12 @@ def clip_coefficient(norm: Any, max_norm: float, *, eps: float = 1e-6, out: Any 
     >>> gradkit.clip_coefficient(5.0, 1.0)
     array(0.2)
     """
-    limit, floor = checks.nonnegative(max_norm, "max_norm"), checks.epsilon(eps)
+    floor = checks.epsilon(eps)
     call = Call(_Norm(norm if is_array(norm) else np.float64(checks.real(norm, "norm"))))
-    given, accepted = call.arrays, call.framework.widest()
-    if given.norm.dtype != accepted:
-        raise TypeError(f"norm has dtype {given.norm.dtype}; accepted: {accepted}")
+    given = call.arrays
+    checks.floating(given.norm, "norm")
     with call.on_stream():
+        limit = _limit(call, max_norm)
         coefficient = call.outputs(out, (Spec("the coefficient", given.norm.shape, _FLOAT64),))
         norms = call.backend.as_float64(given.norm)
         call.backend.clip_coefficient(norms, limit, floor, coefficient.views[0])
@@ -310,25 +341,27 @@ def clip_coefficient(norm: Any, max_norm: float, *, eps: float = 1e-6, out: Any 
 def clip_grads_with_norm(
     grads: Any,
     norm: Any,
-    max_norm: float,
+    max_norm: Any,
     *,
+    scale: Any = 1.0,
     eps: float = 1e-6,
     nonfinite: NonFinite = "propagate",
 ) -> Any:
     """Scale all gradients in place as :func:`clip_grad_norm` does, but with a given norm.
 
-    Each becomes ``g * min(1, max_norm / max(norm, eps))``. Use it if the norm covers more than
-    these gradients, or has been computed earlier.
+    Each becomes ``g * (scale * min(1, max_norm / max(norm, eps)))``. Use it if the norm covers
+    more than these gradients, or has been computed earlier.
 
     Parameters
     ----------
     grads : array, or iterable or nested dict/list/tuple of arrays
         **Written in place.**
     norm : float, or 0-d floating-point array
-        As :func:`grad_norm` returns it. An array on the gradients' device is read there, so
-        the call does not wait for the device.
-    max_norm, eps, nonfinite
-        As in :func:`clip_grad_norm`. "raise" has to wait for the device.
+        That of ``scale * g``, as :func:`grad_norm` returns it with the same ``scale``. An array
+        on the gradients' device is read there, so the call does not wait for the device.
+    max_norm, scale, eps, nonfinite
+        As in :func:`clip_grad_norm`. "raise" has to wait for the device. A scale in an array that
+        is not finite counts as a norm that is not.
 
     Returns
     -------
@@ -354,19 +387,22 @@ def clip_grads_with_norm(
     >>> gradkit.clip_grads_with_norm(encoder, norm, max_norm=1.0)
     [array([0.6, 0. ])]
     """
-    limit, floor = checks.nonnegative(max_norm, "max_norm"), checks.epsilon(eps)
+    floor = checks.epsilon(eps)
     policy = checks.choice(nonfinite, "nonfinite", _POLICIES)
     instead = "use clip_coefficient, and multiply each gradient by it"
     group = Gradients(grads, write=True, instead=instead)
     with group.on_stream():
-        known = _number(group, norm, "norm")
+        limit, by = _limit(group, max_norm), _scale(group, scale)
+        known = group.number(norm, "norm")
         if isinstance(known, float):
             if known < 0:
                 raise ValueError(f"norm must be at least 0, not {known}")
             known = group.backend.scalar(np.float64(known))
         if policy == "raise":
             _raise_if_nonfinite(group, known)
-        _clip(group, known, group.views, limit, floor, policy)
+            if not isinstance(by, float):
+                _raise_if_nonfinite(group, by)
+        _clip(group, known, group.views, limit, floor, policy, by)
     group.wrote()
     return group.returned(grads)
 
@@ -402,7 +438,7 @@ def scale_grads(grads: Any, coefficient: Any) -> Any:
     instead = "compute coefficient * g for each gradient g"
     group = Gradients(grads, write=True, instead=instead)
     with group.on_stream():
-        factor = _number(group, coefficient, "coefficient")
+        factor = group.number(coefficient, "coefficient")
         group.backend.scale_grads(group.views, factor, group.views)
     group.wrote()
     return group.returned(grads)
@@ -447,15 +483,38 @@ def clip_grad_value(grads: Any, clip_value: float) -> Any:
     return group.returned(grads)
 
 
-def _clip_arguments(
-    max_norm: float, norm_type: float, eps: float, nonfinite: str
-) -> tuple[float, float, float, str]:
+def _clip_arguments(norm_type: float, eps: float, nonfinite: str) -> tuple[float, float, str]:
     return (
-        checks.nonnegative(max_norm, "max_norm"),
         checks.norm_order(norm_type),
         checks.epsilon(eps),
         checks.choice(nonfinite, "nonfinite", _POLICIES),
     )
+
+
+def _limit(call: Given, max_norm: Any) -> Number:
+    limit = call.number(max_norm, "max_norm")
+    return checks.nonnegative(limit, "max_norm") if isinstance(limit, float) else limit
+
+
+def _scale(group: Gradients, scale: Any) -> Number:
+    factor = group.number(scale, "scale")
+    return checks.finite(factor, "scale") if isinstance(factor, float) else factor
+
+
+def _flags(group: Gradients, found_inf: Any, shape: Shape) -> Outputs | None:
+    """Where it is written whether elements are NaN or infinite, if anywhere."""
+    if found_inf is None:
+        return None
+    refuse_write(group.framework, _FOUND_INF, "test whether grad_norm(grads, inf) is finite")
+    view = group.view(found_inf, _FOUND_INF)
+    if view.dtype != bool:
+        checks.floating(view, _FOUND_INF)
+    wanted = view.shape if shape == () and view.shape == (1,) else shape
+    return group.outputs(found_inf, (Spec("the norm", wanted, view.dtype),), label=_FOUND_INF)
+
+
+def _named(flags: Outputs | None) -> list[tuple[str, Array]]:
+    return [] if flags is None else [(_FOUND_INF, flags.views[0])]
 
 
 def _write_norm(
@@ -464,21 +523,35 @@ def _write_norm(
     order: float,
     policy: str,
     reduce: Reduce | None,
+    scale: Number,
+    flags: Outputs | None,
     *,
     per_tensor: bool = False,
 ) -> None:
-    """Write the norm, over all ranks if there are several."""
+    """Write the norm, over all ranks if there are several, and the flags."""
+    found = None if flags is None else group.backend.empty(norm.shape, _FLOAT64)
+
+    def compute(out: Array) -> None:
+        group.backend.grad_norm(
+            group.views, order, out, per_tensor=per_tensor, scale=scale, found_inf=found
+        )
+
     if policy != "raise" and reduce is None:
-        group.backend.grad_norm(group.views, order, norm, per_tensor=per_tensor)
-        return
-    # What follows may raise, and an error must not change the caller's arrays: norm comes last.
-    own = group.backend.empty(norm.shape, _FLOAT64)
-    group.backend.grad_norm(group.views, order, own, per_tensor=per_tensor)
-    if reduce is not None:
-        _combine_ranks(group, own, order, reduce)
-    if policy == "raise":
-        _raise_if_nonfinite(group, own)
-    norm[...] = own
+        compute(norm)
+    else:
+        # What follows may raise, and an error must not change the caller's arrays: norm comes last.
+        own = group.backend.empty(norm.shape, _FLOAT64)
+        compute(own)
+        if reduce is not None:
+            _combine_ranks(group, own, order, reduce)
+            if found is not None:
+                found = _combined(group, found, "max", reduce)
+        if policy == "raise":
+            _raise_if_nonfinite(group, own)
+        norm[...] = own
+    if flags is not None:
+        flags.views[0][...] = found
+        flags.results()
 
 
 def _combine_ranks(group: Gradients, norm: Array, order: float, reduce: Reduce) -> None:
@@ -509,12 +582,14 @@ def _clip(
     group: Gradients,
     norm: Array,
     outs: Sequence[Array],
-    limit: float,
+    limit: Number,
     floor: float,
     policy: str,
+    scale: Number,
 ) -> None:
+    zero = policy == "zero"
     group.backend.clip_by_norm(
-        group.views, norm, limit, floor, outs, zero_nonfinite=policy == "zero"
+        group.views, norm, limit, floor, outs, scale=scale, zero_nonfinite=zero
     )
 
 
@@ -530,19 +605,6 @@ def _raise_if_nonfinite(group: Gradients, norm: Array) -> None:
     raise NonFiniteNormError(float(bad[0]), tuple(compress(group.names(), culprits)))
 
 
-def _number(group: Gradients, value: Any, label: str) -> Any:
-    """One number for all gradients: a float, or a 0-d float64 array on their device."""
-    if not is_array(value) or is_scalar(value):
-        return checks.real(value, label)  # host memory: nothing to wait for
-    if not group.arrays:  # nothing to scale: the number's device does not matter
-        return 1.0
-    view = group.view(value, label)
-    checks.shape(view, (), label, "one number for all gradients")
-    if checks.floating(view, label) != "float64":
-        view = group.backend.as_float64(view)
-    return view
-
-
 def _pair(out: Any) -> tuple[Any, Any]:
     if out is None:
         return None, None
@@ -551,7 +613,7 @@ def _pair(out: Any) -> tuple[Any, Any]:
     return out
 
 
-def _twins(group: Gradients, out: Any) -> Outputs:
+def _twins(group: Gradients, out: Any, apart: Iterable[Any]) -> Outputs:
     """Arrays like the gradients: the caller's, or new ones."""
     given = None
     if out is not None:
@@ -559,4 +621,4 @@ def _twins(group: Gradients, out: Any) -> Outputs:
     names = group.names() if given else repeat("")
     named = zip(names, group.views, strict=False)
     specs = [Spec(name, view.shape, view.dtype) for name, view in named]
-    return group.outputs(given, specs)
+    return group.outputs(given, specs, apart=apart)

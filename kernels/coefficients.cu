@@ -11,8 +11,10 @@
     for (i64 i = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x; i < (count);  \
          i += static_cast<i64>(gridDim.x) * blockDim.x)
 
-extern "C" __global__ void clip_coefficient(const double* norm, i64 count, double max_norm, double eps, double* out) {
-    FOR_EACH(i, count) out[i] = clip_coefficient_of(norm[i], max_norm, eps);
+// With *max_norm, or `limit` if `max_norm` is null.
+extern "C" __global__ void clip_coefficient(const double* norm, i64 count, const double* max_norm, double limit, double eps, double* out) {
+    const double largest = max_norm ? *max_norm : limit;
+    FOR_EACH(i, count) out[i] = clip_coefficient_of(norm[i], largest, eps);
 }
 
 // (norm / largest)^p, with 0/0 and inf/inf counted as 1. For an infinite p: 0, or NaN, which a

@@ -1,7 +1,8 @@
 // The p-norm of a list of tensors, or one norm per tensor.
 //
 //   norm_partials: partials = one Part per chunk, or for the chunks of a block
-//   norm_finish:   out = the norm or the norms, float64
+//   norm_finish:   out = the norm or the norms times a magnitude, float64; found_inf = whether
+//                  elements are NaN or infinite, 0 or 1, float64
 //
 // One list may mix f16, bf16, f32 and f64. -DORDER: Sum (p = 1), SumOfSquares (p = 2),
 // SumOfPowers (any p), Largest (p = infinity). Every partial and every norm is written with =.
@@ -100,14 +101,20 @@ __device__ __forceinline__ Part own_share(const Part* partials, u32 begin, u32 e
 
 // `parts` is the number of partials. With `per_tensor` there is a norm for each tensor of the
 // list, otherwise one. `stride` is the distance between norms in bytes; `out` need not be aligned.
+// They are multiplied by |*scale|, or by |number| if `scale` is null. `found_inf`, a number for
+// each norm, may be null.
 extern "C" __global__ void __launch_bounds__(1024)
 norm_finish(const __grid_constant__ TensorList list, double p, const Part* partials, u32 parts,
-            u32 per_tensor, unsigned char* out, i64 stride) {
+            u32 per_tensor, const double* scale, double number, unsigned char* out, i64 stride,
+            double* found_inf) {
+    const double by = fabs(number_of(scale, number));
     const u32 norms = per_tensor ? list.tensors : 1;
     for (u32 k = blockIdx.x; k < norms; k += gridDim.x) {
         const u32 begin = per_tensor ? list.at[k].first_chunk : 0;
         const u32 end = per_tensor && k + 1 < norms ? list.at[k + 1].first_chunk : parts;
         const Part all = block_part(own_share(partials, begin, end, p), p);
-        if (threadIdx.x == 0) write<1>(reinterpret_cast<f64*>(out + k * stride), Raw<f64, 1>{{ORDER::norm(all, p)}});
+        if (threadIdx.x != 0) continue;
+        write<1>(reinterpret_cast<f64*>(out + k * stride), Raw<f64, 1>{{norm_of<ORDER>(all, p, by)}});
+        if (found_inf) found_inf[k] = fabs(all.hi) <= LARGEST ? 0 : 1;  // no sum overflows
     }
 }

@@ -1,7 +1,7 @@
 // The arithmetic of p-norms: one struct for each kind of p.
 //
-// `include` adds the elements of a chunk, `combine` joins two partial results, and `norm` gives
-// the norm of a result. Sums carry the rounding errors of their additions along (two-sum), so
+// `include` adds the elements of a chunk, `combine` joins two partial results, and `root` gives
+// the norm of a result divided by its scale. Sums carry the rounding errors of their additions along (two-sum), so
 // their error does not grow with the number of elements. No intermediate overflows or underflows.
 // NaN stays NaN.
 //
@@ -104,7 +104,8 @@ __device__ __forceinline__ void add_packs(Part& part, const Held<T, T, N> (&pack
     for (int b = 0; b < B; ++b) add_terms<Order>(part, packs[b].source);
 }
 
-// p = 1. A double holds every sum of magnitudes whose norm it holds.
+// p = 1. A double holds sums of f32 and narrower. A large f64 is scaled by a power of two, since a
+// norm that overflows may be that of numbers which are to be multiplied by a small one.
 struct Sum {
     static constexpr int BYTES = 16, BATCH = 4;
     template <typename T> __device__ static __forceinline__ double term(T x) {
@@ -117,14 +118,33 @@ struct Sum {
         return sum <= LARGEST_FLOAT;
     }
     template <typename T, int N, int B>
-    __device__ static __forceinline__ void include(Part& part, const Held<T, T, N> (&packs)[B], double) {
-        add_packs<Sum>(part, packs);
+    __device__ static __forceinline__ void include(Part& part, const Held<T, T, N> (&packs)[B], double p) {
+        if constexpr (sizeof(T) == 8) {
+#pragma unroll
+            for (int b = 0; b < B; ++b)
+#pragma unroll
+                for (int i = 0; i < N; ++i) include_double(part, fabs(packs[b].source.at(i)), p);
+        } else {
+            add_packs<Sum>(part, packs);
+            part.scale = 1;
+        }
     }
-    __device__ static __forceinline__ void combine(Part& into, const Part& other, double) {
-        add(into, other.hi);
-        into.lo = __dadd_rn(into.lo, other.lo);
+    __device__ static __forceinline__ void include_double(Part& part, double x, double p) {
+        const double scale = x > 0x1p900 ? 0x1p100 : 1;  // NaN: 1
+        if (scale > part.scale) {
+            shrink(part, part.scale / scale, p);
+            part.scale = scale;
+        }
+        add(part, part.scale > 1 ? x * 0x1p-100 : x);
     }
-    __device__ static __forceinline__ double norm(const Part& part, double) { return total(part); }
+    __device__ static __forceinline__ void shrink(Part& part, double ratio, double) {
+        part.hi *= ratio;
+        part.lo *= ratio;
+    }
+    __device__ static __forceinline__ void combine(Part& into, const Part& other, double p) {
+        combine_scaled<Sum>(into, other, p);
+    }
+    __device__ static __forceinline__ double root(const Part& part, double) { return total(part); }
 };
 
 // p = 2. Squares of f32 and narrower are exact in double. An f64 is scaled by a power of two if
@@ -173,9 +193,7 @@ struct SumOfSquares {
     __device__ static __forceinline__ void combine(Part& into, const Part& other, double p) {
         combine_scaled<SumOfSquares>(into, other, p);
     }
-    __device__ static __forceinline__ double norm(const Part& part, double) {
-        return part.scale * sqrt(total(part));
-    }
+    __device__ static __forceinline__ double root(const Part& part, double) { return sqrt(total(part)); }
 };
 
 // Any other finite p: powers of magnitudes divided by the largest so far.
@@ -203,8 +221,8 @@ struct SumOfPowers {
     __device__ static __forceinline__ void combine(Part& into, const Part& other, double p) {
         combine_scaled<SumOfPowers>(into, other, p);
     }
-    __device__ static __forceinline__ double norm(const Part& part, double p) {
-        return part.scale * pow(total(part), 1 / p);
+    __device__ static __forceinline__ double root(const Part& part, double p) {
+        return pow(total(part), 1 / p);
     }
 };
 
@@ -213,6 +231,7 @@ struct Largest {
     static constexpr int BYTES = 16, BATCH = 4;
     __device__ static __forceinline__ void join(Part& part, double x) {
         if (x > part.hi || x != x) part.hi = x;
+        part.scale = 1;
     }
     // Bits without a sign are in the order of magnitudes, NaN above infinity.
     template <typename T, int N, int B>
@@ -235,5 +254,14 @@ struct Largest {
     __device__ static __forceinline__ void combine(Part& into, const Part& other, double) {
         join(into, other.hi);
     }
-    __device__ static __forceinline__ double norm(const Part& part, double) { return part.hi; }
+    __device__ static __forceinline__ double root(const Part& part, double) { return part.hi; }
 };
+
+// by * scale * root. In the product of the three, two may overflow or underflow where all do not.
+template <typename Order> __device__ __forceinline__ double norm_of(const Part& part, double p, double by) {
+    const double root = Order::root(part, p);
+    if (by == 1) return part.scale * root;
+    int first, second;
+    const double product = frexp(part.scale, &first) * frexp(by, &second) * root;
+    return ldexp(product, first + second);
+}

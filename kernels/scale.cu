@@ -45,20 +45,25 @@ __device__ __forceinline__ void scale_all(const TensorList& list, double factor,
         walk(list, list.chunks - 1 - k, op);
 }
 
-__device__ __forceinline__ double read(const double* scalar) { return load<1>(scalar).at(0); }
+// The factor for gradients whose norm times |scale| is `norm`. Where that is infinite, finite
+// gradients become 0, though `scale` is what made it so.
+__device__ __forceinline__ double factor_of(double norm, double max_norm, double eps, double scale) {
+    const double coefficient = clip_coefficient_of(norm, max_norm, eps);
+    return coefficient == 0 ? coefficient : coefficient * scale;
+}
 
-// Scales by clip_coefficient_of(*norm). `zero_nonfinite`: if the norm is NaN or infinite, every
-// element becomes +0.
+// Scales by factor_of(*norm), with *max_norm or `limit`, *scale or `number`. `zero_nonfinite`: if
+// the norm or the scale is NaN or infinite, every element becomes +0.
 extern "C" __global__ void __launch_bounds__(256, 3)
-clip_by_norm(const __grid_constant__ TensorList list, const double* norm, double max_norm, double eps,
-             u32 zero_nonfinite, u32 in_place) {
-    const double found = read(norm);
-    const bool zero = zero_nonfinite && !(fabs(found) <= LARGEST);
-    scale_all(list, clip_coefficient_of(found, max_norm, eps), zero, in_place);
+clip_by_norm(const __grid_constant__ TensorList list, const double* norm, const double* max_norm,
+             double limit, double eps, const double* scale, double number, u32 zero_nonfinite, u32 in_place) {
+    const double found = number_of(norm, 0), by = number_of(scale, number);
+    const bool zero = zero_nonfinite && !(fabs(found) <= LARGEST && fabs(by) <= LARGEST);
+    scale_all(list, factor_of(found, number_of(max_norm, limit), eps, by), zero, in_place);
 }
 
 // Scales by *coefficient, or by `number` if `coefficient` is null.
 extern "C" __global__ void __launch_bounds__(256, 3)
 scale_grads(const __grid_constant__ TensorList list, const double* coefficient, double number, u32 in_place) {
-    scale_all(list, coefficient ? read(coefficient) : number, false, in_place);
+    scale_all(list, number_of(coefficient, number), false, in_place);
 }

@@ -69,6 +69,11 @@ template <int N, typename T> __device__ __forceinline__ void write(T* to, const 
     store<N>(to, value);
 }
 
+// A number that is known to the host, or lies in memory, perhaps misaligned.
+__device__ __forceinline__ double number_of(const double* array, double number) {
+    return array ? load<1>(array).at(0) : number;
+}
+
 // The tensor that a chunk belongs to; compares 32 candidates at a time. All lanes of a warp must
 // call it with the same chunk.
 __device__ __forceinline__ u32 tensor_of(const TensorList& list, u32 chunk) {

@@ -286,7 +286,11 @@ def test_a_captured_list_with_more_dimensions_than_a_launch_takes(device):
     ("file", "kernel", "arguments"),
     [
         ("norm", "norm_partials", (np.float64(2), np.zeros((64, 3)), np.uint32(1))),
-        ("scale", "clip_by_norm", (np.full(1, 2.0), *np.ones(2), np.uint32(0), np.uint32(1))),
+        (
+            "scale",
+            "clip_by_norm",
+            (np.full(1, 2.0), None, *np.ones(2), None, np.float64(1), np.uint32(0), np.uint32(1)),
+        ),
         ("scale", "scale_grads", (None, np.float64(2), np.uint32(1))),
         ("clip_value", "clip_grad_value", (np.float64(0.5),)),
         ("zero", "zero_grad", ()),

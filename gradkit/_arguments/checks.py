@@ -17,7 +17,8 @@ def real(value: Any, label: str) -> float:
         return value
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value[()]
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (numbers.Real, np.floating)):
+    floating_scalar = isinstance(value, np.generic) and float_name(value.dtype) is not None
+    if is_flag(value) or not (floating_scalar or isinstance(value, numbers.Real)):
         raise TypeError(f"{label} must be a real number, not {type(value).__name__}")
     try:
         return float(value)
@@ -33,12 +34,16 @@ def nonnegative(value: Any, label: str) -> float:
     return number
 
 
+def finite(value: float, label: str) -> float:
+    """A float that is neither infinite nor NaN."""
+    if not math.isfinite(value):
+        raise ValueError(f"{label} must be finite, not {value}")
+    return value
+
+
 def epsilon(value: Any) -> float:
     """A finite float that is at least 0."""
-    number = nonnegative(value, "eps")
-    if math.isinf(number):
-        raise ValueError("eps must be finite, not inf")
-    return number
+    return finite(nonnegative(value, "eps"), "eps")
 
 
 def norm_order(value: Any) -> float:

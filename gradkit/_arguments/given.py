@@ -5,9 +5,11 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from gradkit._backend import Array, Backend
-from gradkit._frameworks import Framework, framework_of
+from gradkit._arguments import checks
+from gradkit._backend import Array, Backend, Number
+from gradkit._frameworks import Framework, framework_of, is_array
 
+_ONE = "one number"
 RETURNED = "leave out=None and take the new arrays that are returned"
 
 
@@ -37,6 +39,18 @@ class Given:
         first_label, first_view = self.first()
         if first_view is not None:
             check_device(view, label, first_view, first_label)
+        return view
+
+    def number(self, value: Any, label: str) -> Number:
+        """One number: a float if host memory holds it, else a 0-d float64 array on the device."""
+        if not is_array(value) or is_scalar(value):
+            return checks.real(value, label)
+        checks.shape(value, (), label, _ONE)
+        if self.first()[1] is None:  # nothing to compute on: the number's device does not matter
+            return 1.0
+        view = self.view(value, label)
+        if checks.floating(view, label) != "float64":
+            view = self.backend.as_float64(view)
         return view
 
     def on_stream(self) -> AbstractContextManager[Any]:

@@ -80,13 +80,15 @@ class Gradients(Given):
     def first(self) -> tuple[str, Array | None]:
         return (self.name(0), self.views[0]) if self.arrays else ("grads", None)
 
-    def outputs(self, out: Any, specs: Sequence[Spec], *, apart: Iterable[Any] = ()) -> Outputs:
+    def outputs(
+        self, out: Any, specs: Sequence[Spec], *, apart: Iterable[Any] = (), label: str = "out"
+    ) -> Outputs:
         """A call's further results, which share no memory with gradients or named arrays."""
 
         def inputs() -> Named:
             return list(chain(zip(self.names(), self.views, strict=True), apart))
 
-        return Outputs(self, out, specs, inputs)
+        return Outputs(self, out, specs, inputs, label=label)
 
     def rebuilt(self, results: Iterable[Any]) -> Any:
         """Results, one a gradient, in the caller's own container."""

@@ -16,10 +16,11 @@ class Outputs:
     """What a call writes and gives back.
 
     ``views`` are there to be written; ``results()`` are what the caller gets. An output may
-    share memory with no input, except that the first may be the very input ``reuse``.
+    share memory with no input, except that the first may be the very input ``reuse``. ``label`` is
+    the argument's name.
     """
 
-    __slots__ = ("_arrays", "_given", "_owner", "views")
+    __slots__ = ("_arrays", "_given", "_label", "_owner", "views")
     views: list[Any]
 
     def __init__(
@@ -29,8 +30,10 @@ class Outputs:
         specs: Sequence[Spec | None],
         inputs: Callable[[], Named],
         reuse: Array = None,
+        label: str = "out",
     ):
         self._owner = owner
+        self._label = label
         self._given: tuple[Any, ...] = ()
         if out is None and owner.framework.returns_views:
             empty = owner.backend.empty
@@ -77,7 +80,7 @@ class Outputs:
     def _checked(self, specs: Sequence[Spec | None], inputs: Named, reuse: Array) -> list[Any]:
         """Views of the caller's arrays, and ``None`` for what is to be allocated."""
         several = len(specs) > 1
-        labels = [f"out[{k}]" if several else "out" for k in range(len(specs))]
+        labels = [f"{self._label}[{k}]" if several else self._label for k in range(len(specs))]
         views = [
             None if array is None else self._view(array, spec, label)
             for array, spec, label in zip(self._given, specs, labels, strict=True)

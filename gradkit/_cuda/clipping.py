@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gradkit._backend import Array
+from gradkit._backend import Array, Number
 from gradkit._cuda.launch.buffers import contiguous, copy_back, writable_like
 from gradkit._cuda.launch.device import scratch
 from gradkit._cuda.launch.kernels import Combination, Macros, kernel
@@ -20,6 +20,7 @@ _ANY_ORDER = "SumOfPowers"
 _PART = 3  # doubles: kernels/norm_orders.cuh
 _FINISH = {False: 1024, True: 128}  # threads that join the partial results of a norm
 _FLOAT64 = np.dtype(np.float64)
+_ONE = np.float64(1)
 
 
 def _norms() -> Iterator[Combination]:
@@ -37,12 +38,21 @@ class Clipping(OnDevice):
 
     @asks_for(_norms)
     def grad_norm(
-        self, grads: Sequence[Array], norm_type: float, out: Array, *, per_tensor: bool = False
+        self,
+        grads: Sequence[Array],
+        norm_type: float,
+        out: Array,
+        *,
+        per_tensor: bool = False,
+        scale: Number = 1.0,
+        found_inf: Array | None = None,
     ) -> None:
-        """``out = (sum |g|^p)^(1/p)`` over all gradients, or one norm a gradient."""
+        """``out = |scale| * (sum |g|^p)^(1/p)`` over all gradients, or one norm a gradient."""
         plan = plan_of(self.device, grads)
         if not plan.chunks:
             out.fill(0)
+            if found_inf is not None:
+                found_inf.fill(0)
             return
         p, order = np.float64(norm_type), _ORDERS.get(norm_type, _ANY_ORDER)
         # A Part for each chunk, or for those of a block if nobody asks which tensor it was.
@@ -54,10 +64,11 @@ class Clipping(OnDevice):
             joined = np.uint32(not per_tensor)
             start(self.device, table, "norm", "norm_partials", p, own, joined, ORDER=order)
             if per_tensor:
-                self._finish(table, p, order, own, count, out[table.tensors])
+                found = None if found_inf is None else found_inf[table.tensors]
+                self._finish(table, p, order, own, count, scale, out[table.tensors], found)
             first += count
         if not per_tensor:
-            self._finish(plan.tables[0], p, order, parts, first, out)
+            self._finish(plan.tables[0], p, order, parts, first, scale, out, found_inf)
 
     @asks_for(_coefficients)
     def norm_shares(self, norm: Array, largest: Array, norm_type: float, out: Array) -> None:
@@ -70,9 +81,9 @@ class Clipping(OnDevice):
         self._on_norms("norm_of_shares", (total, largest), _order(norm_type), out)
 
     @asks_for(_coefficients)
-    def clip_coefficient(self, norm: Array, max_norm: float, eps: float, out: Array) -> None:
+    def clip_coefficient(self, norm: Array, max_norm: Number, eps: float, out: Array) -> None:
         """``out = min(1, max_norm / max(norm, eps))``; a NaN norm stays NaN."""
-        limits = (np.float64(max_norm), np.float64(eps))
+        limits = (*_either(max_norm), np.float64(eps))
         self._on_norms("clip_coefficient", (norm,), limits, out)
 
     @asks_for(partial(on_lists, "scale"))
@@ -80,34 +91,33 @@ class Clipping(OnDevice):
         self,
         grads: Sequence[Array],
         norm: Array,
-        max_norm: float,
+        max_norm: Number,
         eps: float,
         outs: Sequence[Array],
         *,
+        scale: Number = 1.0,
         zero_nonfinite: bool,
     ) -> None:
-        """``outs = grads * clip_coefficient(norm)``, or zeros if the norm is not finite.
+        """``outs = grads * (scale * clip_coefficient(norm))``, or zeros if either is not finite.
 
         The coefficient is computed in the launch that scales.
         """
-        limits = (np.float64(max_norm), np.float64(eps))
+        numbers = (*_either(max_norm), np.float64(eps), *_either(scale))
         flags = (np.uint32(zero_nonfinite), np.uint32(outs is grads))
         plan = plan_of(self.device, grads, outs)
-        run(self.device, plan, "scale", "clip_by_norm", norm, *limits, *flags)
+        run(self.device, plan, "scale", "clip_by_norm", norm, *numbers, *flags)
 
     @asks_for(partial(on_lists, "scale"))
     def scale_grads(
-        self, grads: Sequence[Array], coefficient: Array | float, outs: Sequence[Array]
+        self, grads: Sequence[Array], coefficient: Number, outs: Sequence[Array]
     ) -> None:
         """``outs = grads * coefficient``; a coefficient of 1 keeps every bit."""
         in_place = outs is grads
-        known = isinstance(coefficient, float)
-        if known and coefficient == 1 and in_place:
+        array, number = _either(coefficient)
+        if array is None and number == 1 and in_place:
             return
-        array, number = (None, coefficient) if known else (coefficient, 1.0)
         plan = plan_of(self.device, grads, outs)
-        arguments = (array, np.float64(number), np.uint32(in_place))
-        run(self.device, plan, "scale", "scale_grads", *arguments)
+        run(self.device, plan, "scale", "scale_grads", array, number, np.uint32(in_place))
 
     @asks_for(partial(on_lists, "clip_value"))
     def clip_grad_value(
@@ -124,7 +134,9 @@ class Clipping(OnDevice):
         order: str,
         parts: Array,
         count: int,
+        scale: Number,
         out: Array,
+        found_inf: Array | None,
     ) -> None:
         """Join ``count`` parts: all of them into a scalar, or each tensor's into a row of norms."""
         per_tensor = out.ndim > 0
@@ -133,7 +145,7 @@ class Clipping(OnDevice):
         macros: Macros = {"CAPACITY": table.capacity, "ORDER": order}
         numbers = np.uint32(count), np.uint32(per_tensor)
         stride = np.int64(out.strides[0] if per_tensor else 0)
-        arguments = (table.argument, p, parts, *numbers, out, stride)
+        arguments = (table.argument, p, parts, *numbers, *_either(scale), out, stride, found_inf)
         kernel(self.device, "norm", "norm_finish", **macros)((norms,), (threads,), arguments)
 
     def _on_norms(
@@ -149,6 +161,11 @@ class Clipping(OnDevice):
         launch = kernel(device, "coefficients", name)
         launch((blocks,), (256,), (*sources, np.int64(out.size), *arguments, made))
         copy_back(out, made)
+
+
+def _either(number: Number) -> tuple[Array | None, np.float64]:
+    """A number as kernels take it: an array to read it from, or none and the number itself."""
+    return (None, np.float64(number)) if isinstance(number, float) else (number, _ONE)
 
 
 def _order(norm_type: float) -> tuple[Any, ...]:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from gradkit._backend import Number
 from gradkit._numpy import scratch, tuning
 from gradkit._numpy.accumulation import zero_grad
 from gradkit._numpy.blocks import Array, DType, by_halves, load, matched, store
@@ -45,13 +46,24 @@ _dtype_of, _size_of = attrgetter("dtype"), attrgetter("size")
 
 @np.errstate(all="ignore")
 def grad_norm(
-    grads: Sequence[Array], norm_type: float, out: Array, *, per_tensor: bool = False
+    grads: Sequence[Array],
+    norm_type: float,
+    out: Array,
+    *,
+    per_tensor: bool = False,
+    scale: Number = 1.0,
+    found_inf: Array | None = None,
 ) -> None:
-    """``out = (sum |g|^p)^(1/p)`` over all gradients, or one norm a gradient."""
+    """``out = |scale| * (sum |g|^p)^(1/p)`` over all gradients, or one norm a gradient."""
+    by = abs(float(scale))
     if per_tensor:
-        out[...] = [_combine(parts, norm_type) for parts in _parts_of_each(grads, norm_type)]
+        each: Sequence[Sequence[Part]] = _parts_of_each(grads, norm_type)
     else:
-        out[...] = _combine(_parts_of_all(grads, norm_type), norm_type)
+        each = [_parts_of_all(grads, norm_type)]
+    norms = [_combine(parts, norm_type, by) for parts in each]
+    out[...] = norms if per_tensor else norms[0]
+    if found_inf is not None:
+        found_inf[...] = np.reshape([_nonfinite(parts) for parts in each], found_inf.shape)
 
 
 @np.errstate(all="ignore")
@@ -70,37 +82,43 @@ def norm_of_shares(total: Array, largest: Array, norm_type: float, out: Array) -
     out[...] = largest + total if math.isinf(norm_type) else largest * total ** (1 / norm_type)
 
 
-def clip_coefficient(norm: Array, max_norm: float, eps: float, out: Array) -> None:
+def clip_coefficient(norm: Array, max_norm: Number, eps: float, out: Array) -> None:
     """``out = min(1, max_norm / max(norm, eps))``; a NaN norm stays NaN."""
-    values = [_coefficient(value, max_norm, eps) for value in norm.reshape(-1).tolist()]
+    limit = float(max_norm)
+    values = [_coefficient(value, limit, eps) for value in norm.reshape(-1).tolist()]
     out[...] = np.reshape(values, out.shape)
 
 
 def clip_by_norm(
     grads: Sequence[Array],
     norm: Array,
-    max_norm: float,
+    max_norm: Number,
     eps: float,
     outs: Sequence[Array],
     *,
+    scale: Number = 1.0,
     zero_nonfinite: bool,
 ) -> None:
-    """``outs = grads * clip_coefficient(norm)``, or zeros if the norm is not finite."""
-    value = float(norm)
-    if zero_nonfinite and not math.isfinite(value):
+    """``outs = grads * (scale * clip_coefficient(norm))``, or zeros if either is not finite."""
+    value, by = float(norm), float(scale)
+    if zero_nonfinite and not (math.isfinite(value) and math.isfinite(by)):
         zero_grad(outs)
-    else:
-        scale_grads(grads, _coefficient(value, max_norm, eps), outs)
+        return
+    coefficient = _coefficient(value, float(max_norm), eps)
+    # Where the norm is infinite, finite gradients become 0, though the scale is what made it so.
+    scale_grads(grads, coefficient * by if coefficient else coefficient, outs)
 
 
 def _coefficient(norm: float, max_norm: float, eps: float) -> float:
     # Not min(1, ...): a norm of exactly max_norm must give exactly 1. And the norm first in
     # max(), so that NaN stays NaN.
-    return 1.0 if norm <= max_norm else max_norm / max(norm, eps)
+    if norm <= max_norm:
+        return 1.0
+    return math.nan if max_norm < 0 else max_norm / max(norm, eps)
 
 
 @np.errstate(all="ignore")
-def scale_grads(grads: Sequence[Array], coefficient: Array | float, outs: Sequence[Array]) -> None:
+def scale_grads(grads: Sequence[Array], coefficient: Number, outs: Sequence[Array]) -> None:
     """``outs = grads * coefficient``; a coefficient of 1 keeps every bit."""
     factor = float(coefficient)
     if factor == 1.0:
@@ -201,7 +219,7 @@ def _square_part(arrays: Sequence[Array], room: Array) -> Part:
     if low < total < high:
         return 1.0, total
     pieces = matched(*arrays, limit=_PIECE) if len(arrays) == 1 else [arrays]
-    return _combine([_power_part(2.0, piece, room) for piece in pieces], 2.0), 1.0
+    return _join([_power_part(2.0, piece, room) for piece in pieces], 2.0)
 
 
 def _sum_part(arrays: Sequence[Array], room: Array) -> Part:
@@ -248,15 +266,29 @@ def _sum(values: Array) -> float:
         return math.inf
 
 
-def _combine(parts: Sequence[Part], norm_type: float) -> float:
+def _combine(parts: Sequence[Part], norm_type: float, scale: float = 1.0) -> float:
+    """The norm of all parts together, times a number that is at least 0 or NaN."""
+    largest, total = _join(parts, norm_type)
+    root = math.sqrt(total) if norm_type == 2 else float(np.power(total, 1 / norm_type))
+    if scale == 1:
+        return largest * root
+    # Of the three, two may overflow or underflow where all do not.
+    (first, m), (second, n) = map(math.frexp, (largest, scale))
+    return float(np.ldexp(first * second * root, m + n))
+
+
+def _join(parts: Sequence[Part], norm_type: float) -> Part:
     if any(math.isnan(m) for m, _ in parts):
-        return math.nan
+        return math.nan, 1.0
     largest = max((m for m, _ in parts), default=0.0)
     if largest == 0 or math.isinf(largest) or math.isinf(norm_type):
-        return largest
-    total = math.fsum(s * (m / largest) ** norm_type for m, s in parts)
-    root = math.sqrt(total) if norm_type == 2 else float(np.power(total, 1 / norm_type))
-    return largest * root
+        return largest, 1.0
+    return largest, math.fsum(s * (m / largest) ** norm_type for m, s in parts)
+
+
+def _nonfinite(parts: Sequence[Part]) -> bool:
+    """Whether an element was NaN or infinite; no part overflows."""
+    return not all(math.isfinite(m) and math.isfinite(s) for m, s in parts)
 
 
 def _scaling(factor: float) -> Recipe:

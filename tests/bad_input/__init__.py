@@ -41,6 +41,7 @@ from tests.bad_input.answered import (
 )
 from tests.bad_input.arguments import C, Cell, R
 from tests.bad_input.refused import (
+    flags,
     gradients_over_themselves,
     gradients_that_grow_the_buffer,
     gradients_within_the_buffer,
@@ -56,6 +57,7 @@ from tests.bad_input.refused import (
     outputs_of_lists,
     parameters,
     read_only_gradients,
+    scales,
     scales_without_inverse,
     shared_memory,
     unwritable_buffers,
@@ -102,6 +104,8 @@ TABLE: dict[str, dict[str, Row]] = {
             "max_norm", "eps", "clip_value"
         ),
         "norm_type NaN, 0 or negative": limits("norm_type"),
+        "a scale that is not finite": scales(),
+        "found_inf that is no place for it": flags(),
         "no number where one is due": not_numbers(),
         "a word or flag that is none of those accepted": wrong_words(),
         "the same or overlapping memory twice": shared_memory(),

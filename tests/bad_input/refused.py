@@ -162,23 +162,52 @@ def limits(*labels):
             yield refused(function, "eps is inf", ValueError, "eps must be finite", {label: INF})
 
 
+def scales():
+    """Numbers that no gradient can be multiplied by."""
+    for function, label in _numbers(("scale",)):
+        for value in (INF, -INF, NAN):
+            message = f"scale must be finite, not {value}"
+            yield refused(function, f"scale is {value}", ValueError, message, {label: value})
+
+
+def flags():
+    """What is no place for found_inf."""
+    for function in ("grad_norm", *CLIPPERS):
+        for what, (message, error, make) in {
+            "integers": ("found_inf has dtype", TypeError, lambda a, _: a(np.array(0))),
+            "two": (r"found_inf has shape \(2,\)", ValueError, lambda a, _: a(np.zeros(2, bool))),
+            "a number": ("found_inf is a float; expected an array", TypeError, lambda _, __: 0.0),
+            "read-only": (
+                "found_inf is read-only", ValueError, lambda a, _: a.read_only(np.zeros(1))
+            ),
+            "a gradient": (
+                r"found_inf shares memory with grads\[1\]",
+                ValueError,
+                lambda _, given: given["grads"][1][:1],
+            ),
+        }.items():  # fmt: skip
+            yield refused(function, f"found_inf is {what}", error, message, {"found_inf": make})
+
+
 def not_numbers():
     """What is no real number in the place of one."""
     wrong = {"None": None, "a string": "1", "a bool": True, "complex": 1j, "two": np.ones(2)}
-    for function, label in _numbers(("max_norm", "norm_type", "eps", "clip_value")):
+    arrays = ("max_norm", "scale", "coefficient")  # which may be arrays
+    for function, label in _numbers(("norm_type", "eps", "clip_value", *arrays)):
         for what, value in wrong.items():
             message = f"{label} must be a real number, not {type(value).__name__}"
+            if label in arrays and what == "two":
+                continue
             yield refused(function, f"{label} is {what}", TypeError, message, {label: value})
+        if label in arrays:
+            message = rf"{label} has shape \(2,\); expected \(\), one number"
+            two = {label: partial(_array_of, f64(2))}
+            yield refused(function, f"{label} is two", ValueError, message, two)
     message = "norm must be a real number, not str"
     yield refused("clip_coefficient", "a string", TypeError, message, {"norm": "5"})
-    message = "norm has dtype float32; accepted: float64"
-    narrow = {"norm": lambda a, _: a(f32(3))}
-    yield refused("clip_coefficient", "a float32 norm", TypeError, message, narrow)
-    for value in (None, "1", 1j):
-        message = "coefficient must be a real number"
-        yield refused("scale_grads", f"by {value}", TypeError, message, {"coefficient": value})
-    two = {"coefficient": lambda a, _: a(f64(2))}
-    yield refused("scale_grads", "by two", ValueError, r"coefficient has shape \(2,\)", two)
+    message = "norm has dtype '<i8' .*; accepted in native byte order: float16"
+    whole = {"norm": lambda a, _: a(np.arange(3))}
+    yield refused("clip_coefficient", "whole norms", TypeError, message, whole)
     message = "scale must be a real number, not str"
     yield refused("accumulate_grad", "scale is a string", TypeError, message, {"scale": "1"})
 
@@ -187,6 +216,8 @@ def _numbers(labels):
     """Every function that takes a number of one of these names."""
     takers = {
         "max_norm": (*CLIPPERS, "clip_coefficient"),
+        "scale": ("grad_norm", *CLIPPERS),
+        "coefficient": ("scale_grads",),
         "norm_type": ("grad_norm", *CLIPPERS),
         "eps": (*CLIPPERS, "clip_coefficient", "layer_norm", "rms_norm", "batch_norm"),
         "clip_value": ("clip_grad_value",),

@@ -28,16 +28,70 @@ _STREAMS = "gradkit/_frameworks/cuda.py"
 ROWS = (
     (
         _CLIP,
-        "1.0 if norm <= max_norm else",
-        "1.0 if norm < max_norm else",
+        "    if norm <= max_norm:\n        return 1.0\n",
+        "    if norm < max_norm:\n        return 1.0\n",
         "coefficient below 1 at the limit",
     ),
     (_CLIP, "else max_norm / max(norm, eps)", "else max_norm / norm", "eps ignored"),
     (
         _CLIP,
-        "1.0 if norm <= max_norm else max_norm / max(norm, eps)",
-        "1.0 if norm <= max_norm else max_norm / max(eps, norm)",
+        "else max_norm / max(norm, eps)",
+        "else max_norm / max(eps, norm)",
         "min that drops NaN",
+    ),
+    (
+        _CLIP,
+        "return math.nan if max_norm < 0 else",
+        "return",
+        "gradients turned round by a negative limit",
+    ),
+    (
+        _CLIP,
+        "by = abs(float(scale))",
+        "by = float(scale)",
+        "a negative norm",
+    ),
+    (
+        _CLIP,
+        "    (first, m), (second, n) = map(math.frexp",
+        "    return largest * scale * root\n    (first, m), (second, n) = map(math.frexp",
+        "a scale and a unit multiplied first",
+    ),
+    (
+        _CLIP,
+        "math.isfinite(m) and math.isfinite(s) for m, s in parts",
+        "math.isfinite(m * s) for m, s in parts",
+        "a norm that overflows taken for infinite elements",
+    ),
+    (
+        _CLIP,
+        "coefficient * by if coefficient else coefficient",
+        "coefficient * by",
+        "0 times an infinite scale",
+    ),
+    (
+        _CLIP,
+        "not (math.isfinite(value) and math.isfinite(by))",
+        "not math.isfinite(value)",
+        "a scale that is not finite, with a norm that is",
+    ),
+    (
+        _PUBLIC_CLIP,
+        'return checks.finite(factor, "scale") if isinstance(factor, float) else factor',
+        "return factor",
+        "a scale that is not finite accepted",
+    ),
+    (
+        _PUBLIC_CLIP,
+        'found = _combined(group, found, "max", reduce)',
+        "found = found",
+        "a flag of this rank alone",
+    ),
+    (
+        _PUBLIC_CLIP,
+        "            if not isinstance(by, float):\n                _raise_if_nonfinite(group, by)\n",
+        "",
+        "a scale on the device that is not finite not raised",
     ),
     (
         _CLIP,
@@ -80,13 +134,13 @@ ROWS = (
     ),
     (
         _CLIP,
-        "    if any(math.isnan(m) for m, _ in parts):\n        return math.nan\n",
+        "    if any(math.isnan(m) for m, _ in parts):\n        return math.nan, 1.0\n",
         "",
         "a block's NaN lost",
     ),
     (
         _CLIP,
-        "if zero_nonfinite and not math.isfinite(value):",
+        "if zero_nonfinite and not (math.isfinite(value) and math.isfinite(by)):",
         "if zero_nonfinite and math.isnan(value):",
         "an infinite norm not zeroed",
     ),
@@ -320,8 +374,8 @@ ROWS = (
     ),
     (
         _PUBLIC_CLIP,
-        "    own = group.backend.empty(norm.shape, _FLOAT64)\n",
-        "    own = norm\n",
+        "own = group.backend.empty(norm.shape, _FLOAT64)\n",
+        "own = norm\n",
         "out written before an error",
     ),
     (

@@ -8,6 +8,7 @@ from tests.mutants import compiled, generated, lists, norms, python
 _BAD_INPUT = "tests/test_bad_input.py"
 _BATCH_NORM = "tests/test_batch_norm.py"
 _CLIPPING = "tests/test_clipping.py"
+_SCALED = "tests/test_clipping_scaled.py"
 _NORMALIZATION = "tests/test_normalization.py"
 _HOST_TESTS: dict[str, tuple[str, ...]] = {
     "gradkit/_arguments/outputs.py": (_BAD_INPUT,),
@@ -24,13 +25,13 @@ _HOST_TESTS: dict[str, tuple[str, ...]] = {
     "gradkit/_numpy/threads.py": ("tests/test_threads.py",),
     "gradkit/batch_normalization.py": ("tests/test_signatures.py", _BATCH_NORM),
     "gradkit/_numpy/casts.py": ("tests/test_casts.py",),
-    "gradkit/_numpy/clipping.py": (_CLIPPING, "tests/test_distributed.py"),
+    "gradkit/_numpy/clipping.py": (_CLIPPING, _SCALED, "tests/test_distributed.py"),
     "gradkit/_numpy/row_norms.py": (_NORMALIZATION,),
     "gradkit/_numpy/tiles.py": (_NORMALIZATION, _BATCH_NORM),
     "gradkit/_arguments/trees.py": ("tests/test_gradients.py", _CLIPPING, _BAD_INPUT),
     "gradkit/accumulation.py": ("tests/test_accumulation.py", _BAD_INPUT),
     "gradkit/gradients.py": ("tests/test_gradients.py",),
-    "gradkit/clipping.py": (_CLIPPING, "tests/test_distributed.py"),
+    "gradkit/clipping.py": (_CLIPPING, _SCALED, "tests/test_distributed.py"),
     "gradkit/_arguments/norms.py": (_BAD_INPUT,),
     "gradkit/_cuda/batch_normalization.py": ("tests/cudnn/test_engines.py",),
     "gradkit/_frameworks/cuda.py": ("tests/interop/test_devices.py", "tests/test_cupy_device.py"),

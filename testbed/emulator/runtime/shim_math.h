@@ -30,6 +30,7 @@ extern "C" float fmaf(float, float, float) noexcept;
 extern "C" double fma(double, double, double) noexcept;
 extern "C" float ldexpf(float, int) noexcept;
 extern "C" double ldexp(double, int) noexcept;
+extern "C" double frexp(double, int*) noexcept;
 static inline float fma(float x, float y, float z) { return fmaf(x, y, z); }
 static inline float ldexp(float x, int e) { return ldexpf(x, e); }
 static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }

@@ -1,0 +1,116 @@
+"""The guide's recipes beside what frameworks have for the same purpose, step by step."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gradkit
+
+GUIDE = Path(__file__).parents[2] / "docs/guide.md"
+
+
+def recipe(name):
+    """A function that the guide defines."""
+    text = re.search(rf"^def {name}\(.*?(?=\n\n\n)", GUIDE.read_text(), re.DOTALL | re.MULTILINE)
+    scope = {}
+    exec(text.group(), scope)
+    return scope[name]
+
+
+@pytest.mark.parametrize("max_norm", [1e9, 0.5])
+def test_a_loss_scale_as_torch_amp_keeps_it(torch, max_norm):
+    """Overflows at some steps, so that scales shrink and grow and steps are left out."""
+    steps, lr = 40, 0.1
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**30, growth_interval=3)
+    theirs = torch.nn.Linear(6, 3)
+    ours = torch.nn.Linear(6, 3)
+    ours.load_state_dict(theirs.state_dict())
+    optimiser = torch.optim.SGD(theirs.parameters(), lr=lr)
+    loss_scale, good_steps = scaler.get_scale(), 0
+    next_loss_scale = recipe("next_loss_scale")
+    generator = torch.Generator().manual_seed(0)
+    skipped = 0
+    for step in range(steps):
+        x = torch.randn(8, 6, generator=generator)
+        if step in (5, 6, 20):
+            x[0, 0] = torch.inf if step == 6 else 1e38
+        scaler.scale(theirs(x).square().mean()).backward()
+        scaler.unscale_(optimiser)
+        torch.nn.utils.clip_grad_norm_(theirs.parameters(), max_norm)
+        scaler.step(optimiser)
+        scaler.update()
+        optimiser.zero_grad()
+
+        (loss_scale * ours(x).square().mean()).backward()
+        found_inf = torch.zeros((), dtype=torch.float32)
+        grads = gradkit.grads_of(ours.parameters())
+        gradkit.clip_grad_norm(
+            grads, max_norm, scale=1 / loss_scale, nonfinite="zero", found_inf=found_inf
+        )
+        with torch.no_grad():
+            for parameter, grad in zip(ours.parameters(), grads, strict=True):
+                parameter -= lr * grad  # zeros, where the step is left out
+                parameter.grad = None
+        skipped += int(found_inf)
+        loss_scale, good_steps = next_loss_scale(loss_scale, good_steps, found_inf, interval=3)
+        assert loss_scale == scaler.get_scale()
+        for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-6)
+    assert 3 <= skipped < steps / 2
+
+
+def test_unequal_micro_batches_equal_the_full_batch(torch):
+    """Summed losses, one scale: the mean over all tokens, however they are cut into batches."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(37, 5, generator=generator, dtype=torch.float64)
+    target = torch.randn(37, generator=generator, dtype=torch.float64)
+
+    def gradient(rows, reduction):
+        weight = torch.linspace(-1, 1, 5, dtype=torch.float64).requires_grad_()
+        torch.nn.functional.mse_loss(x[rows] @ weight, target[rows], reduction=reduction).backward()
+        return weight.grad
+
+    whole = gradient(slice(None), "mean")
+    pieces = [slice(0, 1), slice(1, 20), slice(20, 24), slice(24, 37)]
+    total = torch.empty(5, dtype=torch.float64)
+    for i, rows in enumerate(pieces):
+        gradkit.accumulate_grad_v2(total, gradient(rows, "sum"), overwrite=i == 0)
+    norm = gradkit.clip_grad_norm(total, 1e9, scale=1 / len(x))
+    torch.testing.assert_close(total, whole, rtol=1e-14, atol=1e-15)
+    assert float(norm) == pytest.approx(float(whole.norm()), rel=1e-14)
+    averaged = sum(gradient(rows, "mean") for rows in pieces) / len(pieces)
+    assert not torch.allclose(averaged, whole, rtol=0.05)  # the error that everybody made
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_numbers_in_tensors(torch, dtype):
+    """A 0-d tensor, of any floating dtype, wherever one number is taken."""
+
+    def number(value):
+        return torch.tensor(value, dtype=getattr(torch, dtype))
+
+    grads = [torch.tensor([3.0, 4.0])]
+    norm = gradkit.clip_grad_norm(grads, number(5.0), scale=number(2.0))
+    assert float(norm) == 10
+    np.testing.assert_array_equal(grads[0], [3, 4])
+    gradkit.clip_grads_with_norm(grads, number(5.0), number(2.5))
+    np.testing.assert_array_equal(grads[0], [1.5, 2])
+    gradkit.scale_grads(grads, number(2.0))
+    np.testing.assert_array_equal(grads[0], [3, 4])
+    assert float(gradkit.clip_coefficient(number(5.0), number(2.5))) == 0.5
+
+
+def test_functional_twins_of_jax(jax):
+    """Limits and scales as JAX arrays; a flag is the finiteness of the largest magnitude."""
+    grads = {"w": jax.numpy.asarray([3.0, 4.0])}
+    limit, scale = jax.numpy.asarray(5.0), jax.numpy.asarray(2.0)
+    clipped, norm = gradkit.clip_by_global_norm(grads, limit, scale=scale)
+    assert float(norm) == 10
+    np.testing.assert_array_equal(clipped["w"], [3, 4])
+    with pytest.raises(TypeError, match=r"found_inf is a JAX array.*grad_norm\(grads, inf\)"):
+        gradkit.grad_norm(grads, found_inf=jax.numpy.asarray(False))
+    huge = {"w": jax.numpy.full(100, 3e38)}
+    assert not np.isfinite(gradkit.grad_norm(huge))  # JAX narrows it to float32
+    assert np.isfinite(gradkit.grad_norm(huge, np.inf))
