@@ -17,12 +17,18 @@ def real(value: Any, label: str) -> float:
         return value
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value[()]
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (numbers.Real, np.floating)):
+    known = isinstance(value, (numbers.Real, np.floating)) or _is_bfloat16(value)
+    if is_flag(value) or not known:
         raise TypeError(f"{label} must be a real number, not {type(value).__name__}")
     try:
         return float(value)
     except OverflowError:
         raise ValueError(f"{label} is larger than any float; accepted: up to 1.8e308") from None
+
+
+def _is_bfloat16(value: Any) -> bool:
+    """Whether a value is a scalar that neither Python nor NumPy knows to be a number."""
+    return isinstance(value, np.generic) and float_name(value.dtype) is not None
 
 
 def nonnegative(value: Any, label: str) -> float:
@@ -33,12 +39,17 @@ def nonnegative(value: Any, label: str) -> float:
     return number
 
 
-def epsilon(value: Any) -> float:
+def finite(value: Any, label: str) -> float:
     """A finite float that is at least 0."""
-    number = nonnegative(value, "eps")
+    number = nonnegative(value, label)
     if math.isinf(number):
-        raise ValueError("eps must be finite, not inf")
+        raise ValueError(f"{label} must be finite, not inf")
     return number
+
+
+def epsilon(value: Any) -> float:
+    """A bound that keeps a divisor from 0."""
+    return finite(value, "eps")
 
 
 def norm_order(value: Any) -> float:
@@ -68,15 +79,26 @@ def flag(value: Any, label: str) -> bool:
     return bool(value)
 
 
+def integer(value: Any, label: str) -> int:
+    """A Python int from anything that is one; a bool is none."""
+    if is_flag(value):
+        raise TypeError(f"{label} must be an integer, not {type(value).__name__}")
+    return _index(value, label)
+
+
 def axis_index(axis: Any, ndim: int, label: str = "axis") -> int:
     """An axis as a non-negative index."""
-    try:
-        index = int(axis.__index__())
-    except (AttributeError, TypeError):
-        raise TypeError(f"{label} must be an integer, not {type(axis).__name__}") from None
+    index = _index(axis, label)
     if not -ndim <= index < ndim:
         raise ValueError(f"{label} is {index}, but the array has {ndim} dimensions")
     return index % ndim
+
+
+def _index(value: Any, label: str) -> int:
+    try:
+        return int(value.__index__())
+    except (AttributeError, TypeError):
+        raise TypeError(f"{label} must be an integer, not {type(value).__name__}") from None
 
 
 def floating(array: Array, label: str) -> str:
