@@ -171,5 +171,5 @@ test-ptx: $(STAMP) .venv-nvrtc13/.installed ## the whole suite on the kernels' c
 # --- housekeeping ----------------------------------------------------------------------------
 
 clean: ## remove .venv, caches and build products
-	rm -rf $(VENV) .venv-* build dist demo.png .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-* build dist demo.png spike_guard.png .pytest_cache .hypothesis .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -189,7 +189,7 @@ class Trainer:
                 # The first micro-batch overwrites the last step's gradients: no zeroing pass.
                 gradkit.accumulate_grad_v2(self.grads[name], grad, overwrite=start == 0)
 
-        before = gradkit.clip_grad_norm(self.grads, max_norm=MAX_NORM)
+        before = self.clip()
         after = gradkit.grad_norm(self.grads)  # only for the plot
 
         for name, param in self.network.params.items():
@@ -197,6 +197,10 @@ class Trainer:
             self.velocity[name] += self.grads[name]
             param -= learning_rate * self.velocity[name]
         return loss, before, after
+
+    def clip(self) -> Array:
+        """Clip the gradients, and return their norm before that."""
+        return gradkit.clip_grad_norm(self.grads, max_norm=MAX_NORM)
 
 
 # --- the run: data, epochs, verdict -----------------------------------------------------------

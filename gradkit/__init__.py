@@ -14,6 +14,7 @@ from gradkit import (
     gradients,
     layer_normalization,
     rms_normalization,
+    spikes,
 )
 from gradkit._config import *
 from gradkit._warmup import *
@@ -24,6 +25,7 @@ from gradkit.errors import *
 from gradkit.gradients import *
 from gradkit.layer_normalization import *
 from gradkit.rms_normalization import *
+from gradkit.spikes import *
 
 __version__ = "0.1.0"
 
@@ -37,3 +39,4 @@ __all__ += errors.__all__
 __all__ += gradients.__all__
 __all__ += layer_normalization.__all__
 __all__ += rms_normalization.__all__
+__all__ += spikes.__all__

@@ -6,9 +6,10 @@ returns them, and ``tests/test_contract.py`` compares the signatures.
 
 Arguments are validated: arrays are the backend's own (``numpy.ndarray`` or ``cupy.ndarray``),
 shapes and dtypes are compatible, and no output shares memory with an input, except that ``dx`` may
-be ``dy``, ``y`` and ``x`` may be one array, ``outs`` may be ``grads`` and ``buffer`` may be
-``grad``. The caller has made the arrays' device and stream current. An operation writes its outputs
-and returns nothing unless its docstring says so. Only ``read`` waits for a device.
+be ``dy``, ``y`` and ``x`` may be one array, ``outs`` may be ``grads``, ``following`` may be
+``state`` and ``buffer`` may be ``grad``. The caller has made the arrays' device and stream current.
+An operation writes its outputs and returns nothing unless its docstring says so. Only ``read``
+waits for a device.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
@@ -159,6 +160,18 @@ class Operations(Protocol):
         self, grads: Sequence[Array], clip_value: float, outs: Sequence[Array]
     ) -> None:
         """``outs = min(max(grads, -clip_value), clip_value)``; NaN stays NaN."""
+
+    def spike_guard_update(
+        self,
+        state: Array,
+        norm: Array,
+        decay: float,
+        threshold: float,
+        warmup: int,
+        following: Array,
+        max_norm: Array,
+    ) -> None:
+        """Write the state after a norm, and the limit for it; ``following`` may be ``state``."""
 
     def layer_norm(
         self,

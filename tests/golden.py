@@ -191,6 +191,7 @@ def _pairs() -> Iterator[Case]:
     yield Case(
         "clip_coefficient", lambda on: [gradkit.clip_coefficient(on(norms), 0.7)], quick=True
     )
+    yield Case("spike_guard_update", _guard, quick=True)
     for (i, into), (j, addend) in product(enumerate(DTYPES), enumerate(DTYPES)):
         pair = draw_.values((7, 301), into, 1), draw_.values((301,), addend, 2)
         quick = j in (i, (i + 1) % len(DTYPES))
@@ -198,6 +199,17 @@ def _pairs() -> Iterator[Case]:
         yield Case(f"accumulate_grad_v2 {into} = {addend}", partial(_overwrite, pair), quick)
         pair = tiny(pair[0], 12), tiny(pair[1], 12)
         yield Case(f"accumulate_grad {into} += {addend}, tiny", partial(_accumulate, pair), quick)
+
+
+def _guard(on: On) -> Any:
+    """Norms at rest, a spike and a NaN, on two scales."""
+    found = []
+    for norms in ((9.0, 11.1, 10.3, 30.0, 9.7, math.nan), (3e-310, 7e-310, 1e-300, 5e300, 1e290)):
+        state = on(np.zeros(3))
+        for norm in norms:
+            state, limit = gradkit.spike_guard_update(state, on(np.array(norm)), warmup=2)
+            found += [state, limit]
+    return found
 
 
 def _accumulate(pair: Any, on: On) -> Any:

@@ -135,6 +135,7 @@ def _lists(backend, rng):
     gradkit.scale_grads(grads, 0.5)
     gradkit.clip_grad_value([grads, None], 0.1)
     gradkit.clip_coefficient(rng.random(), 0.5)
+    gradkit.SpikeGuard().update(gradkit.grad_norm(grads, order))
     for grad in grads.values():
         grad[...] = math.nan
     with contextlib.suppress(gradkit.NonFiniteNormError):

@@ -7,6 +7,7 @@ from tests import bad_input
 from tests.bad_input import ROWS
 from tests.bad_input.arguments import (
     ACCUMULATORS,
+    GUARDS,
     LISTS,
     NORMS,
     WRITERS,
@@ -46,7 +47,7 @@ def test_other_rows_are_held_elsewhere():
     assert [name for name in named if not is_test(name)] == []
 
 
-@pytest.mark.parametrize("function", [*LISTS, *NORMS, *ACCUMULATORS, "clip_coefficient"])
+@pytest.mark.parametrize("function", [*LISTS, *NORMS, *ACCUMULATORS, "clip_coefficient", *GUARDS])
 def test_what_the_rows_change_is_good(backend, function):
     """Each row's error is the fault of what it changed: without it there is none."""
     for types in types_of(function):

@@ -80,6 +80,12 @@ CALLS = {
     "clip_grad_norm": lambda on, lay: gradkit.clip_grad_norm(lists(on, lay), 1.0),
     "clip_by_global_norm": lambda on, lay: gradkit.clip_by_global_norm(lists(on, lay), 1.0),
     "clip_coefficient": lambda on, lay: gradkit.clip_coefficient(on(lay(NORM)), 1.0),
+    "spike_guard_update": lambda on, lay: gradkit.spike_guard_update(
+        on(lay(np.array([30.0, 2.0, 0.5]))), on(np.array(9.0))
+    ),
+    "spike_guard_update of a number": lambda on, lay: gradkit.spike_guard_update(
+        on(lay(np.array([30.0, 2.0, 0.5]))), 9.0
+    ),
     "clip_grad_value": lambda on, lay: gradkit.clip_grad_value(lists(on, lay), 0.5),
     "scale_grads": lambda on, lay: gradkit.scale_grads(lists(on, lay), on(np.array(0.5))),
     "zero_grad": lambda on, lay: gradkit.zero_grad(lists(on, lay)),

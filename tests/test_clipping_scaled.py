@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gradkit
+from gradkit import _numpy
 from tests import oracles, tolerances
 from tests import strategies as draw_
 from tests.tolerances import DTYPES, assert_same_bits, assert_ulps
@@ -38,20 +39,15 @@ def scaled(host, norm, max_norm, scale, eps=1e-6):
         return (host.astype(np.float64) * factor).astype(host.dtype)
 
 
-@given(
-    data=st.data(),
-    order=draw_.orders,
-    scale=st.sampled_from(SCALES),
-    ratio=st.sampled_from((0.3, 1.0, 2.0)),
-)
-def test_scaled_clip_of_any_list(backend, data, order, scale, ratio):
+@given(data=st.data(), order=draw_.orders, ratio=st.sampled_from((0.3, 1.0, 2.0)))
+def test_scaled_clip_of_any_list(backend, data, order, ratio):
     """The norm of scale * g, and each element rounded once; in place, not, and in two steps."""
     host = data.draw(draw_.gradient_lists(backend.max_elements // 4))
+    scale = data.draw(st.sampled_from(SCALES))
     grads = [backend.asarray(g) for g in host]
     plain = number(backend, gradkit.grad_norm(grads, order))
     norm = number(backend, gradkit.grad_norm(grads, order, scale=scale))
-    exact = Fraction(plain) * Fraction(abs(scale)) if math.isfinite(plain) else plain * abs(scale)
-    assert norm == pytest.approx(float(exact), rel=2.0**-51, abs=2.0**-1074, nan_ok=True)
+    assert_scaled(norm, plain, scale)
     limit = norm * ratio
     copies, found = gradkit.clip_by_global_norm(grads, limit, order, scale=scale)
     assert number(backend, found) == pytest.approx(norm, rel=0, abs=0, nan_ok=True)
@@ -66,6 +62,22 @@ def test_scaled_clip_of_any_list(backend, data, order, scale, ratio):
         assert_ulps(backend.asnumpy(g), expected, tolerances.CLIPPED_ULPS)
         assert_same_bits(backend.asnumpy(copy), backend.asnumpy(g))
         assert_same_bits(backend.asnumpy(other), backend.asnumpy(g))
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("order", [1, 2, 3, INF])
+def test_scaled_norms(backend, order, scale):
+    for name in DTYPES:
+        grads = [backend.asarray(draw_.values(n, name, n)) for n in (3, 2000)]
+        plain, norm = (
+            number(backend, gradkit.grad_norm(grads, order, scale=s)) for s in (1, scale)
+        )
+        assert_scaled(norm, plain, scale)
+
+
+def assert_scaled(norm, plain, scale):
+    exact = Fraction(plain) * Fraction(abs(scale)) if math.isfinite(plain) else plain * abs(scale)
+    assert norm == pytest.approx(float(exact), rel=2.0**-51, abs=2.0**-1074, nan_ok=True)
 
 
 @pytest.mark.parametrize("name", sorted(DTYPES))
@@ -167,6 +179,13 @@ def test_a_limit_on_the_device(backend, limit, factor):
     assert coefficient == pytest.approx(factor, abs=0, nan_ok=True)
     assert number(backend, gradkit.clip_grad_norm(grads, max_norm)) == 5.0
     np.testing.assert_array_equal(backend.asnumpy(grads), f(3.0, -4.0) * factor)
+
+
+def test_a_negative_limit_that_only_the_backend_sees():
+    """As one in a tensor of another library, on the host."""
+    out = np.array(7.0)
+    _numpy.clip_coefficient(np.array(5.0), np.array(-1.0), 0.0, out)
+    assert math.isnan(out)
 
 
 FLAGS = ((np.bool_, ()), (np.bool_, (1,)), (np.float32, (1,)), (np.float64, ()))

@@ -11,6 +11,8 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from gradkit import SpikeGuard
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 if not os.environ.get("CI"):  # there, a missing package is a failure
@@ -135,6 +137,39 @@ def test_short_run_writes_the_plot(tmp_path):
     assert "22 steps" in done.stdout
     assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert "2/2" in done.stderr  # the progress bar
+
+
+@pytest.fixture(scope="module")
+def guarded(demo) -> ModuleType:
+    """The example of the spike guard, which has the demo's network."""
+    assert demo.MAX_NORM
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(EXAMPLES)
+        return importlib.import_module("spike_guard")
+
+
+def test_the_guard_clips_the_poisoned_steps_and_saves_the_run(
+    guarded, tmp_path, monkeypatch, capsys
+):
+    runs, train = [], guarded.train
+    monkeypatch.setattr(guarded, "train", lambda guard: runs.append(train(guard)) or runs[-1])
+    picture = tmp_path / "guard.png"
+    monkeypatch.setattr(sys, "argv", ["spike_guard.py", "--output", str(picture)])
+    assert guarded.main() == 0
+    without, saved = runs
+    first = guarded.POISONED[0]
+    assert without.loss[: first + 1] == saved.loss[: first + 1]
+    assert without.clipped == []
+    assert {*guarded.POISONED} <= {*saved.clipped}
+    assert len(saved.clipped) <= 8
+    assert without.loss[-1] > 1 > 0.5 > saved.loss[-1]
+    assert without.accuracy < 0.5 < 0.95 < saved.accuracy
+    assert "with the guard: " in capsys.readouterr().out
+    assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
+def test_the_guards_run_is_the_same_again(guarded):
+    assert guarded.train(SpikeGuard(), epochs=3) == guarded.train(SpikeGuard(), epochs=3)
 
 
 def test_low_accuracy_fails():

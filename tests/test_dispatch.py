@@ -92,6 +92,11 @@ def calls(a):
         "clip_grad_norm": lambda: (gradkit.clip_grad_norm(g := [fresh()], 0.5), g),
         "clip_by_global_norm": lambda: gradkit.clip_by_global_norm({"x": x, "n": (dy, None)}, 0.5),
         "clip_coefficient": lambda: gradkit.clip_coefficient(a(np.array(4.0)), 1.0),
+        "spike_guard_init": lambda: gradkit.spike_guard_init(x),
+        "spike_guard_update": lambda: gradkit.spike_guard_update(
+            a(np.array([30.0, 2.0, 0.5])), a(np.array(9.0))
+        ),
+        "SpikeGuard": lambda: gradkit.SpikeGuard().update(a(np.array(9.0))),
         "scale_grads": lambda: gradkit.scale_grads([fresh()], a(np.array(0.5))),
         "clip_grad_value": lambda: gradkit.clip_grad_value(fresh(), 0.5),
         "accumulate_grad": lambda: gradkit.accumulate_grad(fresh(), dy, do_update=flag),

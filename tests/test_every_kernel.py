@@ -77,6 +77,15 @@ def test_lists(backend, count):
     assert not any(backend.asnumpy(grad).any() for grad in grads)
 
 
+def test_spike_guard(backend):
+    state = gradkit.spike_guard_init(backend.asarray(np.ones(1)))
+    for norm, expected in [(9, math.inf), (11, math.inf), (math.nan, 12.5), (15, 11.25), (9, None)]:
+        norm = backend.asarray(np.array(float(norm)))
+        state, limit = gradkit.spike_guard_update(state, norm, warmup=2)
+        assert expected in (None, float(backend.asnumpy(limit)))
+    assert backend.asnumpy(state)[0] == 4
+
+
 @pytest.mark.parametrize("into", sorted(DTYPES))
 @pytest.mark.parametrize("addend", sorted(DTYPES))
 def test_accumulate(backend, into, addend):

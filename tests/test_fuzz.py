@@ -18,12 +18,15 @@ from hypothesis import strategies as st
 
 import gradkit
 from tests import strategies as draw_
-from tests.bad_input.arguments import ACCUMULATORS, LISTS, NORMS, Factory, Parameter, good
+from tests.bad_input.arguments import ACCUMULATORS, GUARDS, LISTS, NORMS, Factory, Parameter, good
 from tests.layouts import LAYOUTS
 from tests.tolerances import DTYPES
 
 EXPECTED = (TypeError, ValueError, gradkit.GradkitError)
-FUNCTIONS = [*LISTS, *NORMS, *ACCUMULATORS, "clip_coefficient", "grads_of", "show_config"]
+FUNCTIONS = [
+    *(*LISTS, *NORMS, *ACCUMULATORS, *GUARDS),
+    *("clip_coefficient", "grads_of", "show_config"),
+]
 OTHER_DTYPES = (
     *(np.dtype(name) for name in (">f4", "g", "i1", "u8", "?", "F", "S3", "U2", "M8[s]", "V8")),
     np.dtype([("value", "f4")]),

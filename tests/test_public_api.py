@@ -22,6 +22,9 @@ SIGNATURES = [
     "clip_coefficient(norm, max_norm, *, eps=1e-6, out=None)",
     "scale_grads(grads, coefficient)",
     "clip_grad_value(grads, clip_value)",
+    "spike_guard_init(like=None)",
+    "spike_guard_update(state, norm, *, decay=0.97, threshold=2.5, warmup=25, out=None)",
+    "SpikeGuard(*, decay=0.97, threshold=2.5, warmup=25)",
     'grads_of(parameters, *, attr="grad")',
     'named_grads_of(named_parameters, *, attr="grad")',
     "names_of(grads)",
@@ -42,6 +45,7 @@ SIGNATURES = [
 ]
 NAMES = [line.partition("(")[0] for line in SIGNATURES]
 FUNCTIONS = [name for name in gradkit.__all__ if inspect.isfunction(getattr(gradkit, name))]
+CLASSES = ["SpikeGuard"]
 MODULES = (
     "_config",
     "_warmup",
@@ -53,10 +57,11 @@ MODULES = (
     "gradients",
     "layer_normalization",
     "rms_normalization",
+    "spikes",
 )
 SECTIONS = {  # and who needs none
     "Parameters": {"get_num_threads", "last_engine"},
-    "Returns": {"set_num_threads"},
+    "Returns": {"set_num_threads", *CLASSES},
     "Raises": {"clip_by_global_norm", "get_num_threads", "last_engine"},
     "Examples": set(),
 }
@@ -96,9 +101,9 @@ def test_all():
             assert getattr(found, name).__module__ == f"gradkit.{module}"
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", FUNCTIONS + CLASSES)
 def test_documentation(name):
-    """Every public function says what it takes, gives and raises, and shows it at work."""
+    """Everything public says what it takes, gives and raises, and shows it at work."""
     function = getattr(gradkit, name)
     text = inspect.getdoc(function)
     for section, spared in SECTIONS.items():
@@ -112,7 +117,7 @@ def test_documentation(name):
         assert any(word in text for word in ("shape", "array")), "no shapes"
 
 
-@pytest.mark.parametrize("name", [n for n in gradkit.__all__ if n not in FUNCTIONS])
+@pytest.mark.parametrize("name", [n for n in gradkit.__all__ if n not in FUNCTIONS + CLASSES])
 def test_errors_are_documented_and_caught_together(name):
     error = getattr(gradkit, name)
     assert inspect.getdoc(error)

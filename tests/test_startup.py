@@ -76,6 +76,7 @@ def lists(make, dtypes):
         yield gradkit.clip_grad_value, (grads, 1.0)
         yield gradkit.zero_grad, (grads,)
     yield gradkit.clip_coefficient, (norm, 1.0)
+    yield gradkit.spike_guard_update, (make(3, "float64"), norm)
     for into in dtypes:
         for addend in set(FLOATS[into].addends) & dtypes:
             yield gradkit.accumulate_grad, (make(9, into), make(9, addend))

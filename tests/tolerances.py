@@ -14,6 +14,7 @@ DTYPES = {
     "float32": np.dtype(np.float32),
     "float64": np.dtype(np.float64),
 }
+LARGEST_FLOAT64 = float(np.finfo(np.float64).max)
 UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 
 FACTOR = {
@@ -33,6 +34,8 @@ FACTOR = {
     "inverse": 8,
     # Sums, a root and a quotient in float64.
     "norm": 4,
+    # A step of a spike guard: at most a dozen roundings in float64, halved by a root or not.
+    "guard": 8,
 }
 # x^p of float64 numbers costs p times the rounding of log x; and the root divides by p.
 POWER_NORM = 1e-12
@@ -119,6 +122,11 @@ def norm(order, run_errors, *, runs):
         return POWER_NORM
     exact = FACTOR["norm"] * UNIT["float64"]
     return run_errors.get(order, exact) if runs else exact
+
+
+def guarded(size):
+    """What roundings of a step of a spike guard add to a result whose terms have a size."""
+    return FACTOR["guard"] * (UNIT["float64"] * size + smallest(DTYPES["float64"]))
 
 
 def over_ranks(order):

@@ -17,13 +17,17 @@ def real(value: Any, label: str) -> float:
         return value
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value[()]
-    floating_scalar = isinstance(value, np.generic) and float_name(value.dtype) is not None
-    if is_flag(value) or not (floating_scalar or isinstance(value, numbers.Real)):
+    if is_flag(value) or not (isinstance(value, numbers.Real) or _is_float(value)):
         raise TypeError(f"{label} must be a real number, not {type(value).__name__}")
     try:
         return float(value)
     except OverflowError:
         raise ValueError(f"{label} is larger than any float; accepted: up to 1.8e308") from None
+
+
+def _is_float(value: Any) -> bool:
+    """Whether a value is a scalar of one of ``FLOATS``, of which Python takes not all for real."""
+    return isinstance(value, np.generic) and float_name(value.dtype) is not None
 
 
 def nonnegative(value: Any, label: str) -> float:
@@ -73,15 +77,26 @@ def flag(value: Any, label: str) -> bool:
     return bool(value)
 
 
+def integer(value: Any, label: str) -> int:
+    """A Python int from anything that is one; a bool is none."""
+    if is_flag(value):
+        raise TypeError(f"{label} must be an integer, not {type(value).__name__}")
+    return _index(value, label)
+
+
 def axis_index(axis: Any, ndim: int, label: str = "axis") -> int:
     """An axis as a non-negative index."""
-    try:
-        index = int(axis.__index__())
-    except (AttributeError, TypeError):
-        raise TypeError(f"{label} must be an integer, not {type(axis).__name__}") from None
+    index = _index(axis, label)
     if not -ndim <= index < ndim:
         raise ValueError(f"{label} is {index}, but the array has {ndim} dimensions")
     return index % ndim
+
+
+def _index(value: Any, label: str) -> int:
+    try:
+        return int(value.__index__())
+    except (AttributeError, TypeError):
+        raise TypeError(f"{label} must be an integer, not {type(value).__name__}") from None
 
 
 def floating(array: Array, label: str) -> str:

@@ -17,12 +17,15 @@ from gradkit._cuda.launch.device import CupyDevice, keep_if_captured, scratch
 from gradkit._cuda.launch.warmup import warmup
 from gradkit._cuda.layer_normalization import LayerNormalization
 from gradkit._cuda.rms_normalization import RmsNormalization
+from gradkit._cuda.spikes import Spikes
 from gradkit.errors import BackendUnavailableError
 
 __all__ = ["CudaBackend", "backend_of"]
 
 
-class CudaBackend(Accumulation, BatchNormalization, Clipping, LayerNormalization, RmsNormalization):
+class CudaBackend(
+    Accumulation, BatchNormalization, Clipping, LayerNormalization, RmsNormalization, Spikes
+):
     """A ``gradkit._backend.Backend`` whose arrays are on one device."""
 
     def empty(self, shape: Shape, dtype: np.dtype[Any]) -> Array:

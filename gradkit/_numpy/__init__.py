@@ -18,6 +18,7 @@ from gradkit._numpy.blocks import Array
 from gradkit._numpy.clipping import *
 from gradkit._numpy.layer_normalization import *
 from gradkit._numpy.rms_normalization import *
+from gradkit._numpy.spikes import *
 
 
 def scalar(value: Any) -> Array:

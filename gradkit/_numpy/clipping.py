@@ -270,11 +270,9 @@ def _combine(parts: Sequence[Part], norm_type: float, scale: float = 1.0) -> flo
     """The norm of all parts together, times a number that is at least 0 or NaN."""
     largest, total = _join(parts, norm_type)
     root = math.sqrt(total) if norm_type == 2 else float(np.power(total, 1 / norm_type))
-    if scale == 1:
-        return largest * root
-    # Of the three, two may overflow or underflow where all do not.
-    (first, m), (second, n) = map(math.frexp, (largest, scale))
-    return float(np.ldexp(first * second * root, m + n))
+    # The product of the first two overflows only if that of all does: the root is at least 1, or
+    # the first is 1.
+    return largest * scale * root
 
 
 def _join(parts: Sequence[Part], norm_type: float) -> Part:

@@ -89,6 +89,7 @@ LISTS = {
 CLIPPERS = ("clip_grad_norm", "clip_by_global_norm")
 WRITERS = ("clip_grad_norm", "scale_grads", "clip_grad_value", "zero_grad")
 ACCUMULATORS = ("accumulate_grad", "accumulate_grad_v2")
+GUARDS = ("spike_guard_init", "spike_guard_update")
 FLOAT32 = LAYER_TYPES[0]
 
 
@@ -127,6 +128,8 @@ def good(function, a, types=FLOAT32):
         return {"buffer": a(values(data, R, C)), "grad": a(values(data, R, C))}
     return {
         "clip_coefficient": {"norm": 5.0, "max_norm": 1.0},
+        "spike_guard_init": {"like": a(values(data, 3))},
+        "spike_guard_update": {"state": a(np.array([30.0, 2.0, 0.5])), "norm": a(np.array(9.0))},
         "grads_of": {"parameters": [Parameter()]},
         "named_grads_of": {"named_parameters": {"w": Parameter()}},
         "names_of": {"grads": [a(values(data, 3))]},

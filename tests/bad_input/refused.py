@@ -212,6 +212,74 @@ def not_numbers():
     yield refused("accumulate_grad", "scale is a string", TypeError, message, {"scale": "1"})
 
 
+def guards():
+    """A spike guard's numbers, states and norms."""
+    numbers = {
+        "decay": {
+            "decay must be between 0 and 1, and neither, not": (0.0, 1.0, -0.5, NAN, INF),
+        },
+        "threshold": {
+            "threshold must be at least 0, not": (-1.0, NAN),
+            "threshold must be finite, not inf": (INF,),
+        },
+        "warmup": {"warmup must be from 1 to 16777216, not": (0, -1, 1 << 25)},
+        "norm": {"norm must be at least 0, not": (-1.0, -INF, np.float64(-2))},
+    }
+    for label, messages in numbers.items():
+        for message, wrong in messages.items():
+            for value in wrong:
+                yield _guard(f"{label} is {value}", ValueError, message, {label: value})
+    for label in ("decay", "threshold", "norm"):
+        for value in ("1", 1j, True, None):
+            message = f"{label} must be a real number, not {type(value).__name__}"
+            yield _guard(f"{label} is {value!r}", TypeError, message, {label: value})
+    for value in (True, 2.0, "25", None):
+        message = f"warmup must be an integer, not {type(value).__name__}"
+        yield _guard(f"warmup is {value!r}", TypeError, message, {"warmup": value})
+    for value in (None, [0.0, 0.0, 0.0], 1.0):
+        message = f"state is a {type(value).__name__}; expected an array"
+        yield _guard(f"state is {value!r}", TypeError, message, {"state": value})
+    yield refused("spike_guard_init", "1", TypeError, "like is a int; expected", {"like": 1})
+    arrays = {
+        "state": {
+            r"state has shape \(2,\); expected \(3,\)": np.ones(2),
+            r"state has shape \(\); expected \(3,\)": np.ones(()),
+            "state has dtype float32; accepted: float64": np.ones(3, np.float32),
+            "state has dtype int64; accepted: float64": np.ones(3, int),
+            "state has dtype >f8; accepted: float64": np.ones(3, ">f8"),
+        },
+        "norm": {
+            r"norm has shape \(1,\); expected \(\)": np.ones(1),
+            r"norm has shape \(0,\); expected \(\)": np.ones(0),
+        },
+        "out": {
+            r"out\[0\] has shape \(2,\); expected \(3,\)": (np.ones(2), None),
+            r"out\[1\] has shape \(1,\); expected \(\)": (None, np.ones(1)),
+            r"out\[0\] has dtype float32; the state has dtype float64": (
+                np.ones(3, np.float32),
+                None,
+            ),
+        },
+    }
+    for label, messages in arrays.items():
+        for message, hosts in messages.items():
+            error = ValueError if "shape" in message else TypeError
+            yield _guard(f"{label}: {message}", error, message, {label: partial(_made, hosts)})
+    yield _guard("out of one", TypeError, "out must be a tuple of 2", {"out": (None,)})
+    read_only = {"out": lambda a, _: (a.read_only(np.ones(3)), None)}
+    yield _guard("a read-only state", ValueError, r"out\[0\] is read-only", read_only)
+
+
+def _guard(what, error, message, changes):
+    return refused("spike_guard_update", what, error, message, changes)
+
+
+def _made(hosts, a, _):
+    if isinstance(hosts, tuple):
+        return tuple(None if host is None else a(host) for host in hosts)
+    return a(hosts)
+
+
 def _numbers(labels):
     """Every function that takes a number of one of these names."""
     takers = {

@@ -53,9 +53,9 @@ ROWS = (
     ),
     (
         _CLIP,
-        "    (first, m), (second, n) = map(math.frexp",
-        "    return largest * scale * root\n    (first, m), (second, n) = map(math.frexp",
-        "a scale and a unit multiplied first",
+        "return largest * scale * root",
+        "return largest * root * scale",
+        "a norm that overflows before it is scaled",
     ),
     (
         _CLIP,

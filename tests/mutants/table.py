@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from tests.mutants import compiled, generated, lists, norms, python
+from tests.mutants import compiled, generated, lists, norms, python, spikes
 
 # What a file's mutants are run against; the tests of all that use the file.
 _BAD_INPUT = "tests/test_bad_input.py"
@@ -75,6 +75,8 @@ def _compiled(file: str, old: str, new: str, what: str, functions: tuple[str, ..
 
 
 def _generated(file: str, old: str, new: str, what: str) -> Mutant:
+    if file == "kernels/spike_guard.cu":
+        return Mutant(file, old, new, what, spikes.TESTS)
     family = lists if file.startswith(tuple(f"kernels/{name}" for name in _LISTS)) else norms
     # What is too narrow shows where much is counted, and nowhere else.
     wide = what.startswith("int for i64")
@@ -85,6 +87,7 @@ MUTANTS = (
     *(_generated(*row) for row in generated.rows()),
     *(Mutant(*row, norms.TESTS) for row in norms.MUTANTS),
     *(Mutant(*row, lists.TESTS) for row in lists.MUTANTS),
+    *(Mutant(*row, spikes.TESTS) for row in spikes.MUTANTS),
     *(Mutant(*row, _HOST_TESTS[row[0]]) for row in python.ROWS),
     *(_compiled(*row) for row in compiled.ROWS),
 )

@@ -1,0 +1,51 @@
+"""One step of a spike guard, in Python's floats, which are the kernel's doubles."""
+
+import math
+
+from gradkit._numpy.blocks import Array
+
+__all__ = ["spike_guard_update"]
+
+
+def spike_guard_update(
+    state: Array,
+    norm: Array,
+    decay: float,
+    threshold: float,
+    warmup: int,
+    following: Array,
+    max_norm: Array,
+) -> None:
+    """Write the state after a norm, and the limit for it; ``following`` may be ``state``."""
+    count, mean, std = state.tolist()
+    value = float(norm)
+    starting = count < warmup
+    judges = not starting and std > 0
+    limit = _limit(value, mean, std, threshold) if judges else math.inf
+    max_norm[...] = limit
+    if not 0 <= value < math.inf:  # NaN too
+        following[...] = state
+        return
+    deviation = min(value, limit) - mean
+    # The first norms have equal weights; `rest` makes the paper's variance of the later ones.
+    weight = 1 / (count + 1) if starting else 1 - decay
+    keep, rest = (1 - weight, 1.0) if starting else (decay, decay)
+    spread = _spread(std, deviation, keep, weight * rest)
+    following[...] = count + 1, mean + weight * deviation, spread
+
+
+def _limit(norm: float, mean: float, std: float, threshold: float) -> float:
+    margin = threshold * std
+    limit = mean + margin
+    if limit < norm < math.inf:
+        limit = mean + margin * (margin / (norm - mean))
+    return limit
+
+
+def _spread(std: float, deviation: float, keep: float, weight: float) -> float:
+    """``sqrt(keep * (std**2 + weight * deviation**2))``, whose squares stay near 1."""
+    largest = max(std, abs(deviation))
+    if largest == 0:
+        return 0.0
+    std, deviation = std / largest, deviation / largest
+    return largest * math.sqrt(keep * (std * std + weight * deviation * deviation))

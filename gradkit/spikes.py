@@ -1,0 +1,314 @@
+"""A clipping limit that follows the gradients' norms: rare spikes are clipped, all else is left.
+
+The limit comes from running statistics of the norm, which stay on the norm's device. Nothing
+waits for it.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gradkit._arguments import checks
+from gradkit._arguments.call import Call
+from gradkit._arguments.given import is_scalar, known_framework, view_of
+from gradkit._arguments.signatures import Spec
+from gradkit._backend import Array
+from gradkit._frameworks import HOST, framework_of, is_array
+
+__all__ = ["SpikeGuard", "spike_guard_init", "spike_guard_update"]
+
+_FLOAT64 = np.dtype(np.float64)
+_STATISTICS = ("count", "mean", "std")
+_STATE = Spec("the state", (len(_STATISTICS),), _FLOAT64)
+_MAX_NORM = Spec("max_norm", (), _FLOAT64)
+_MOST_WARMUP = 1 << 24  # norms that a float32 state, which JAX may have, can count
+
+
+class _Like(NamedTuple):
+    like: Array
+
+
+class _Step(NamedTuple):
+    state: Array
+    norm: Array
+
+
+class _Rule(NamedTuple):
+    decay: float
+    threshold: float
+    warmup: int
+
+
+def spike_guard_init(like: Any = None) -> Any:
+    """The state of a spike guard that has seen no norm.
+
+    Parameters
+    ----------
+    like : array, optional
+        The state is of its type and on its device. A gradient or a norm, for example; its
+        shape and values do not matter. Default: NumPy.
+
+    Returns
+    -------
+    float64 array of shape (3,)
+        How many norms the guard has seen, their mean and their standard deviation: zeros.
+        float32 for JAX without ``jax_enable_x64``.
+
+    Raises
+    ------
+    TypeError
+        ``like`` is not an array.
+
+    Examples
+    --------
+    >>> import gradkit
+    >>> gradkit.spike_guard_init()
+    array([0., 0., 0.])
+    """
+    return _state(np.zeros(_STATE.shape), like)
+
+
+def spike_guard_update(
+    state: Any,
+    norm: Any,
+    *,
+    decay: float = 0.97,
+    threshold: float = 2.5,
+    warmup: int = 25,
+    out: Any = None,
+) -> tuple[Any, Any]:
+    """Judge a gradient norm by those before it: the next state, and the limit to clip to.
+
+    With the statistics of earlier norms, a norm above ``mean + threshold * std`` is a spike::
+
+        max_norm = mean + threshold * std                              if norm is no spike
+        max_norm = mean + (threshold * std)**2 / (norm - mean)         if it is
+
+    So the larger the spike, the closer to the mean it is clipped. The statistics then take in
+    the norm after clipping::
+
+        d    = min(norm, max_norm) - mean
+        mean = mean + (1 - decay) * d
+        std  = sqrt(decay * std**2 + (1 - decay) * (decay * d)**2)
+
+    - The first ``warmup`` norms are only collected: ``max_norm`` is infinite, and mean and
+      standard deviation are those of all norms so far, with equal weights.
+    - While ``std`` is 0, as after norms that were all equal, ``max_norm`` is infinite too.
+    - A norm that is NaN, infinite or negative leaves the state as it is, bit for bit, and
+      ``max_norm`` is that of a norm that is no spike.
+
+    Parameters
+    ----------
+    state : float64 array of shape (3,)
+        From :func:`spike_guard_init` or the last call. Never written, unless it is ``out[0]``.
+    norm : float, or 0-d floating-point array
+        As :func:`grad_norm` returns it; not yet clipped. An array is read on its device.
+    decay : float
+        Between 0 and 1: the weight that the statistics keep in each step.
+    threshold : float
+        How many standard deviations above the mean a spike begins; finite, at least 0.
+    warmup : int
+        From 1 to 2**24.
+    out : tuple (state, max_norm), optional
+        Where the results are written: float64 arrays of shape (3,) and (). Either may be
+        ``None``; the first may be ``state`` itself.
+
+    Returns
+    -------
+    state : float64 array of shape (3,)
+        How many norms the guard has seen, their mean and their standard deviation.
+    max_norm : 0-d float64 array
+        What to clip these gradients to, on the norm's device. The call does not wait for it.
+
+    Raises
+    ------
+    TypeError
+        ``state`` or ``norm`` is not an array of a dtype that is accepted, or they are of two
+        frameworks; a number is not real; ``warmup`` is not an integer.
+    ValueError
+        ``state`` or ``norm`` has another shape; a number is out of range; ``norm`` is a
+        negative number on the host. Nothing is written.
+
+    Notes
+    -----
+    No intermediate overflows or underflows if ``decay`` is at least 1e-100: the state holds the
+    standard deviation, whose square is never formed. If ``mean + threshold * std`` itself
+    exceeds float64, ``max_norm`` is infinite. The functions that clip take a norm below their
+    ``eps`` for ``eps``: if spikes may be below 1e-6, pass them ``eps=0``.
+
+    References
+    ----------
+    Kumar, Owen, Chowdhury, Güra: "ZClip: Adaptive Spike Mitigation for LLM Pre-Training",
+    2025, and its defaults. Unlike the authors' code, no constant is added to ``std``, and a
+    ``std`` of 0 clips nothing.
+
+    Examples
+    --------
+    >>> import numpy as np, gradkit
+    >>> state = gradkit.spike_guard_init()
+    >>> for norm in (1.0, 3.0, 10.0):
+    ...     state, max_norm = gradkit.spike_guard_update(state, norm, warmup=2)
+    >>> max_norm  # mean 2 and standard deviation 1: 2 + 2.5**2 / (10 - 2)
+    array(2.78125)
+    >>> gradkit.clip_grads_with_norm(np.array([6.0, 8.0]), 10.0, max_norm)
+    array([1.66875, 2.225  ])
+    """
+    rule = _rule(decay, threshold, warmup)
+    call = Call(_Step(state, _number_or_array(norm)))
+    given, accepted = call.arrays, call.framework.widest()
+    checks.shape(given.state, _STATE.shape, "state", "what spike_guard_init makes")
+    if given.state.dtype != accepted:
+        raise TypeError(f"state has dtype {given.state.dtype}; accepted: {accepted}")
+    checks.shape(given.norm, (), "norm", "the norm of all gradients together")
+    checks.floating(given.norm, "norm")
+    with call.on_stream():
+        outputs = call.outputs(out, (_STATE, _MAX_NORM), reuse=given.state)
+        wide = call.backend.as_float64
+        known, value = (a if a.dtype == _FLOAT64 else wide(a) for a in given)
+        call.backend.spike_guard_update(known, value, *rule, *outputs.views)
+        following, max_norm = outputs.results()
+        return following, max_norm
+
+
+class SpikeGuard:
+    """:func:`spike_guard_update` with its state: call :meth:`update` with each step's norm.
+
+    The state is an array on the norms' device. It is written in place, so that a step captured
+    into a CUDA graph may be replayed: call ``update`` once before capturing it, and load no
+    statistics afterwards. Arrays of JAX and TensorFlow are replaced instead.
+
+    Parameters
+    ----------
+    decay, threshold, warmup
+        As in :func:`spike_guard_update`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`spike_guard_update`.
+
+    References
+    ----------
+    As in :func:`spike_guard_update`.
+
+    Examples
+    --------
+    >>> import numpy as np, gradkit
+    >>> guard = gradkit.SpikeGuard(warmup=3)
+    >>> for scale in (1.0, 2.0, 3.0, 100.0):
+    ...     grads = {"weights": np.full(4, scale / 2)}
+    ...     norm = gradkit.grad_norm(grads)
+    ...     grads = gradkit.clip_grads_with_norm(grads, norm, guard.update(norm))
+    >>> bool(gradkit.grad_norm(grads) < 3)
+    True
+    >>> guard.state_dict()["count"]
+    4
+    """
+
+    def __init__(self, *, decay: float = 0.97, threshold: float = 2.5, warmup: int = 25) -> None:
+        self._rule = _rule(decay, threshold, warmup)
+        self._state: Any = np.zeros(_STATE.shape)
+
+    def update(self, norm: Any) -> Any:
+        """Take in a norm, and return what to clip its gradients to.
+
+        Parameters
+        ----------
+        norm : float, or 0-d floating-point array
+            As :func:`grad_norm` returns it; not yet clipped.
+
+        Returns
+        -------
+        0-d float64 array
+            On the norm's device. The call does not wait for it.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As :func:`spike_guard_update`; the guard is as it was.
+        """
+        state = self._state
+        if framework_of(state) is HOST and framework_of(norm) not in (HOST, None):
+            state = _state(state, norm)
+        out = (state, None) if _may_be_written(state) else None
+        self._state, max_norm = spike_guard_update(state, norm, **self._rule._asdict(), out=out)
+        return max_norm
+
+    def state_dict(self) -> dict[str, float]:
+        """The statistics as Python numbers, for a checkpoint; this waits for the device.
+
+        Returns
+        -------
+        dict
+            ``count``, ``mean`` and ``std``. JSON keeps them bit for bit.
+        """
+        call = Call(_Like(self._state))
+        with call.on_stream():
+            count, mean, std = map(float, call.backend.read(call.arrays.like))
+        return {"count": int(count), "mean": mean, "std": std}
+
+    def load_state_dict(self, state_dict: Mapping[str, float]) -> None:
+        """Go on from a checkpoint, on the device of the next norm.
+
+        Parameters
+        ----------
+        state_dict : mapping
+            From :meth:`state_dict`.
+
+        Raises
+        ------
+        TypeError, ValueError
+            It is not a mapping of these three names to finite numbers of at least 0; the guard
+            is as it was.
+        """
+        if not isinstance(state_dict, Mapping) or set(state_dict) != set(_STATISTICS):
+            raise ValueError(
+                f"state_dict must be a mapping of {', '.join(_STATISTICS)}, not {state_dict!r}"
+            )
+        found = [_statistic(state_dict[name], f"{name} in state_dict") for name in _STATISTICS]
+        self._state = np.array(found)
+
+
+def _rule(decay: Any, threshold: Any, warmup: Any) -> _Rule:
+    kept = checks.real(decay, "decay")
+    if not 0 < kept < 1:
+        raise ValueError(f"decay must be between 0 and 1, and neither, not {kept}")
+    return _Rule(kept, _statistic(threshold, "threshold"), _count(warmup))
+
+
+def _statistic(value: Any, label: str) -> float:
+    return checks.finite(checks.nonnegative(value, label), label)
+
+
+def _count(warmup: Any) -> int:
+    count = checks.integer(warmup, "warmup")
+    if not 1 <= count <= _MOST_WARMUP:
+        raise ValueError(f"warmup must be from 1 to {_MOST_WARMUP}, not {count}")
+    return count
+
+
+def _number_or_array(norm: Any) -> Array:
+    """An array as it is, a number as a host array, which any library's arrays may meet."""
+    if is_array(norm) and not is_scalar(norm):
+        return norm
+    number = checks.real(norm, "norm")
+    if number < 0:
+        raise ValueError(f"norm must be at least 0, not {number}")
+    return np.array(number)
+
+
+def _state(values: Array, like: Any) -> Any:
+    """A state with a host array's values, of another array's type and on its device."""
+    call = Call(_Like(values if like is None else like))
+    with call.on_stream():
+        state = call.outputs(None, (_STATE,))
+        state.views[0][...] = call.backend.as_float64(values)
+        return state.results()[0]
+
+
+def _may_be_written(state: Any) -> bool:
+    framework = known_framework(state, "state")
+    if framework.immutable:
+        return False
+    return getattr(view_of(framework, state, "state", write=True).flags, "writeable", True)

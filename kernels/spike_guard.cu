@@ -1,0 +1,51 @@
+// A step of the spike guard: the limit for a gradient norm, and the statistics with that norm.
+//
+// A state is 3 doubles: how many norms the guard has seen, their mean, their standard deviation.
+// `next` may be `state`. Outputs are written with =. Deterministic: every operation rounds once, in
+// the order of the CPU backend, so both give the same bits.
+//
+// Launch: one thread.
+
+#include "dtypes.cuh"
+
+typedef Real<f64> Number;
+
+__device__ __forceinline__ Number infinity() { return {__longlong_as_double(0x7ff0000000000000ll)}; }
+__device__ __forceinline__ Number root_of(Number x) { return {__dsqrt_rn(x.value)}; }
+__device__ __forceinline__ bool is_finite(Number x) { return fabs(x.value) <= LARGEST; }
+
+// mean + margin, with margin = threshold * deviation; for a spike, mean + margin^2 / (norm - mean).
+__device__ Number limit_for(Number norm, Number mean, Number deviation, Number threshold) {
+    const Number margin = threshold * deviation, limit = mean + margin;
+    if (!(norm.value > limit.value && is_finite(norm))) return limit;
+    return mean + margin * (margin / (norm - mean));
+}
+
+// sqrt(keep * (deviation^2 + weight * d^2)), whose squares stay near 1.
+__device__ Number deviation_with(Number deviation, Number d, Number keep, Number weight) {
+    const Number largest = {fmax(deviation.value, fabs(d.value))};
+    if (largest.value == 0) return largest;
+    const Number x = deviation / largest, y = d / largest;
+    return largest * root_of(keep * (x * x + weight * y * y));
+}
+
+extern "C" __global__ void spike_guard_update(const double* state, const double* norm, double decay,
+                                              double threshold, double warmup, double* next,
+                                              double* max_norm) {
+    const Number count = {state[0]}, mean = {state[1]}, deviation = {state[2]}, value = {*norm};
+    const Number one = {1}, kept = {decay};
+    const bool starting = count.value < warmup;
+    const bool judges = !starting && deviation.value > 0;
+    const Number limit = judges ? limit_for(value, mean, deviation, {threshold}) : infinity();
+    *max_norm = limit.value;
+
+    const bool counts = value.value >= 0 && is_finite(value);  // a NaN does not
+    const Number d = (value.value > limit.value ? limit : value) - mean;
+    // The first norms have equal weights; `rest` makes the paper's variance of the later ones.
+    const Number weight = starting ? one / (count + one) : one - kept;
+    const Number keep = starting ? one - weight : kept, rest = starting ? one : kept;
+    const Number spread = deviation_with(deviation, d, keep, weight * rest);
+    next[0] = counts ? (count + one).value : count.value;
+    next[1] = counts ? (mean + weight * d).value : mean.value;
+    next[2] = counts ? spread.value : deviation.value;
+}

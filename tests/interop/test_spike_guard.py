@@ -1,0 +1,106 @@
+"""The spike guard on tensors of every framework: its state and its limits are of their type."""
+
+import json
+
+import numpy as np
+import pytest
+
+import gradkit
+
+NORMS = [9.0, 11.0, 10.0, 10.5, 300.0, 9.5]
+RULE = {"warmup": 4}
+# JAX holds states and limits in float32 here.
+ROUNDED = {"float64": 0, "float32": 1e-5}
+
+
+def expected():
+    state = gradkit.spike_guard_init()
+    for norm in NORMS:
+        state, limit = gradkit.spike_guard_update(state, norm, **RULE)
+        yield state, limit
+
+
+@pytest.mark.parametrize("norms", ["array", "number"])
+def test_states_and_limits_are_of_the_callers_type(lib, norms):
+    like = lib.make(np.ones((2, 3), np.float32))
+    state = gradkit.spike_guard_init(like)
+    close = ROUNDED[lib.norm_dtype]
+    for norm, (exact, exact_limit) in zip(NORMS, expected(), strict=True):
+        given = lib.make(np.array(norm, lib.norm_dtype)) if norms == "array" else norm
+        before, old = lib.read(state), state
+        state, limit = gradkit.spike_guard_update(state, given, **RULE)
+        np.testing.assert_array_equal(lib.read(old), before)
+        for found, shape in ((state, (3,)), (limit, ())):
+            assert isinstance(found, lib.kind)
+            assert lib.dtype(found) == lib.norm_dtype
+            assert lib.device(found) == lib.device(like)
+            assert tuple(found.shape) == shape
+        np.testing.assert_allclose(lib.read(state), exact, rtol=close)
+        np.testing.assert_allclose(lib.read(limit), exact_limit, rtol=close)
+
+
+def test_the_class_follows_the_norms_of_gradients(lib):
+    guard, limits = gradkit.SpikeGuard(**RULE), []
+    for norm in NORMS:
+        grads = {"w": lib.make(np.array([0.6 * norm], np.float32)), "unused": None}
+        grads["b"] = lib.make(np.array([0.8 * norm], np.float32))
+        total = gradkit.grad_norm(grads)
+        limit = guard.update(total)
+        assert isinstance(limit, lib.kind)
+        clipped, _ = gradkit.clip_by_global_norm(grads, limit)
+        limits.append(float(gradkit.grad_norm(clipped)))
+    assert limits == pytest.approx([9, 11, 10, 10.5, 10.1, 9.5], rel=0.01)
+    again = gradkit.SpikeGuard(**RULE)
+    again.load_state_dict(json.loads(json.dumps(guard.state_dict())))
+    following = lib.make(np.array(9.75, lib.norm_dtype))
+    assert float(again.update(following)) == float(guard.update(following))
+    assert again.state_dict() == guard.state_dict()
+
+
+def test_a_state_is_written_where_that_is_allowed(lib):
+    guard = gradkit.SpikeGuard()
+    norm = lib.make(np.array(9.0, lib.norm_dtype))
+    guard.update(norm)
+    state = guard._state
+    guard.update(norm)
+    assert (guard._state is state) == lib.mutable
+    assert lib.read(guard._state).tolist() == [2, 9, 0]
+
+
+def test_norms_of_two_frameworks_are_refused(torch, jax):
+    guard = gradkit.SpikeGuard()
+    guard.update(torch.tensor(9.0, dtype=torch.float64))
+    with pytest.raises(TypeError, match="norm is a JAX array and state a torch array"):
+        guard.update(jax.numpy.array(9.0))
+    assert guard.state_dict() == {"count": 1, "mean": 9.0, "std": 0.0}
+
+
+def test_pytorchs_own_norm_is_taken(torch):
+    """It is a float32; and the state of a checkpoint by torch.save goes on."""
+    import io
+
+    guard = gradkit.SpikeGuard()
+    grads = [torch.tensor([3.0, 4.0])]
+    guard.update(torch.nn.utils.get_total_norm(grads))
+    file = io.BytesIO()
+    torch.save(guard.state_dict(), file)
+    file.seek(0)
+    again = gradkit.SpikeGuard()
+    again.load_state_dict(torch.load(file))
+    assert again.state_dict() == {"count": 1, "mean": 5.0, "std": 0.0}
+
+
+def test_with_x64_a_state_is_float64(run_alone, jax):
+    assert jax is not None
+    run_alone(
+        """
+        import jax
+        jax.config.update("jax_enable_x64", True)
+        import jax.numpy as jnp, gradkit
+        state = gradkit.spike_guard_init(jnp.ones(2))
+        assert state.dtype == jnp.float64
+        state, limit = gradkit.spike_guard_update(state, jnp.array(1e300), warmup=1)
+        assert limit.dtype == state.dtype == jnp.float64
+        assert state[1] == 1e300
+        """
+    )

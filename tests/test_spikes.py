@@ -1,0 +1,407 @@
+"""The spike guard: running statistics of a norm, and the limit that they set."""
+
+import copy
+import json
+import math
+import pickle
+
+import mpmath
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gradkit
+from tests import tolerances
+from tests.test_distributed import Ranks
+from tests.tolerances import assert_same_bits
+
+NAN, INF = math.nan, math.inf
+LEAST = 2.0**-1074
+DEFAULTS = {"decay": 0.97, "threshold": 2.5, "warmup": 25}
+
+magnitudes = st.one_of(
+    st.floats(0, 1e300),
+    st.floats(-300, 300).map(lambda exponent: 10.0**exponent),
+    st.sampled_from((0.0, LEAST, 1e-320, 1.0, 1e300)),
+)
+rules = st.fixed_dictionaries(
+    {
+        "decay": st.sampled_from((0.97, 0.5, 0.01, 0.9999)),
+        "threshold": st.sampled_from((2.5, 0.0, 0.1, 7.0)),
+        "warmup": st.integers(1, 6),
+    }
+)
+
+
+@st.composite
+def runs(draw):
+    """Norms near one another with spikes, drops and what is not finite among them."""
+    level = draw(magnitudes)
+    near = st.floats(0.5, 2).map(lambda factor: level * factor)
+    odd = st.one_of(magnitudes, st.sampled_from((NAN, INF, level, level * 1e5)))
+    return draw(st.lists(st.one_of(near, near, odd), min_size=1, max_size=20))
+
+
+def exact_limit(state, norm, *, threshold, warmup, decay):  # noqa: ARG001
+    """What a norm is clipped to, by the paper's formula in exact arithmetic."""
+    count, mean, std = map(mpmath.mpf, state)
+    if count < warmup or std == 0:
+        return mpmath.inf
+    score = (mpmath.mpf(norm) - mean) / std
+    spike = math.isfinite(norm) and score > threshold
+    return mean + std * (threshold**2 / score if spike else threshold)
+
+
+def exact_statistics(state, entering, *, threshold, warmup, decay):  # noqa: ARG001
+    """The state after a norm: of equal weights at first, then the paper's moving averages."""
+    count, mean, std = map(mpmath.mpf, state)
+    x, decay = mpmath.mpf(entering), mpmath.mpf(decay)
+    if count < warmup:
+        total, squares = count * mean + x, count * (std**2 + mean**2) + x**2
+        count += 1
+        return count, total / count, mpmath.sqrt(abs(squares / count - (total / count) ** 2))
+    following = decay * mean + (1 - decay) * x
+    variance = decay * std**2 + (1 - decay) * (x - following) ** 2
+    return count + 1, following, mpmath.sqrt(variance)
+
+
+def assert_near(found, exact, size):
+    with mpmath.workprec(4000):
+        if mpmath.isinf(exact):
+            assert found == INF
+        elif exact > tolerances.LARGEST_FLOAT64:
+            assert found >= 0.99 * tolerances.LARGEST_FLOAT64
+        else:
+            assert abs(mpmath.mpf(found) - exact) <= tolerances.guarded(float(size)), found
+
+
+def follow(backend, norms, rule):
+    """(state before, norm, state after, max_norm) of each step, as Python floats."""
+    state = gradkit.spike_guard_init(backend.asarray(np.ones(2, np.float32)))
+    for norm in norms:
+        before = backend.asnumpy(state)
+        state, limit = gradkit.spike_guard_update(state, backend.asarray(np.array(norm)), **rule)
+        assert (limit.dtype, limit.shape) == (np.float64, ())
+        assert (state.dtype, state.shape) == (np.float64, (3,))
+        yield before.tolist(), norm, backend.asnumpy(state).tolist(), float(backend.asnumpy(limit))
+
+
+def after(backend, norms, **rule):
+    """The state and the limit after a run."""
+    *_, (_, _, state, limit) = follow(backend, norms, DEFAULTS | rule)
+    return state, limit
+
+
+@given(norms=runs(), rule=rules)
+def test_each_step_is_the_formula(backend, norms, rule):
+    for before, norm, state, limit in follow(backend, norms, rule):
+        with mpmath.workprec(4000):
+            exact = exact_limit(before, norm, **rule)
+            assert_near(limit, exact, exact)
+            if not math.isfinite(norm):
+                assert state == before
+                continue
+            entering = min(norm, limit)  # as it was clipped
+            count, mean, std = exact_statistics(before, entering, **rule)
+            assert state[0] == count
+            assert_near(state[1], mean, max(before[1], entering))
+            assert_near(state[2], std, std)
+
+
+@given(norms=runs(), rule=rules)
+def test_every_backend_has_the_same_bits(backend, norms, rule):
+    state = gradkit.spike_guard_init()
+    for _, norm, found, found_limit in follow(backend, norms, rule):
+        state, limit = gradkit.spike_guard_update(state, norm, **rule)
+        assert_same_bits(np.array(found), state)
+        assert_same_bits(np.array(found_limit), limit)
+
+
+@given(norms=runs(), rule=rules, power=st.integers(-40, 40))
+def test_another_unit_changes_nothing_else(backend, norms, rule, power):
+    """Norms times a power of two: so do mean, deviation and limit, without a rounding."""
+    moderate = [norm if 1e-9 < norm < 1e9 or not math.isfinite(norm) else 3.0 for norm in norms]
+    # The lowest unit leaves room for the digits of a deviation of 1e-40 of its mean.
+    scaled = [norm * 2.0 ** (20 * power) for norm in moderate]
+    pairs = zip(follow(backend, moderate, rule), follow(backend, scaled, rule), strict=True)
+    for (_, _, state, limit), (_, _, other, other_limit) in pairs:
+        if 0 < state[2] < 1e-40:
+            return
+        assert other == [state[0], *(x * 2.0 ** (20 * power) for x in state[1:])]
+        assert other_limit == limit * 2.0 ** (20 * power)
+
+
+def test_the_first_norms_are_only_collected(backend):
+    norms = [3.0, 1.0, 1e6, 2.0, 7.0]
+    for k, (_, _, state, limit) in enumerate(follow(backend, norms, DEFAULTS | {"warmup": 5}), 1):
+        assert limit == INF
+        assert state == pytest.approx([k, np.mean(norms[:k]), np.std(norms[:k])], rel=1e-14)
+    _, limit = after(backend, [*norms, 1.0], warmup=5)
+    assert limit == pytest.approx(np.mean(norms) + 2.5 * np.std(norms), rel=1e-14)
+
+
+def test_a_guard_that_has_seen_nothing(backend):
+    assert after(backend, [4.0]) == ([1.0, 4.0, 0.0], INF)
+    assert after(backend, [NAN]) == ([0.0, 0.0, 0.0], INF)
+    assert after(backend, [0.0, 0.0, 0.0], warmup=1) == ([3.0, 0.0, 0.0], INF)
+
+
+@pytest.mark.parametrize("norm", [0.0, LEAST, 0.1, 1 / 3, 1e300])
+def test_equal_norms_have_no_deviation_and_nothing_is_clipped(backend, norm):
+    for _, _, state, limit in follow(backend, [norm] * 40, DEFAULTS | {"warmup": 3}):
+        assert state[1:] == [norm, 0.0]
+        assert limit == INF
+    state, limit = after(backend, [norm] * 40 + [norm + 1.0], warmup=3)
+    assert limit == INF
+    assert (state[2] > 0) == (norm + 1.0 != norm)
+
+
+# Mean 10 and standard deviation 1.
+CALM = [9.0, 11.0]
+
+
+@pytest.mark.parametrize(
+    ("norm", "expected"),
+    [(1.0, 12.5), (12.5, 12.5), (12.75, 10 + 6.25 / 2.75), (15.0, 11.25), (1e9, 10.0)],
+)
+def test_the_larger_the_spike_the_closer_to_the_mean(backend, norm, expected):
+    state, limit = after(backend, [*CALM, norm], warmup=2)
+    assert limit == pytest.approx(expected, rel=1e-8)
+    entering = min(norm, limit)
+    assert state[1] == pytest.approx(10 + 0.03 * (entering - 10), rel=1e-14)
+    variance = 0.97 + 0.03 * (0.97 * (entering - 10)) ** 2
+    assert state[2] == pytest.approx(math.sqrt(variance), rel=1e-14)
+
+
+@pytest.mark.parametrize("norm", [NAN, INF, -INF, -1.0, -LEAST])
+@pytest.mark.parametrize("calm", [CALM, [*CALM, 9.5]], ids=["collecting", "judging"])
+def test_what_is_no_norm_never_enters(backend, norm, calm):
+    if norm < 0 and backend.on_host:
+        with pytest.raises(ValueError, match=f"norm must be at least 0, not {norm}"):
+            after(backend, [norm])
+        return
+    before, _ = after(backend, calm, warmup=3)
+    _, usual = after(backend, [*calm, 1.0], warmup=3)
+    state, limit = after(backend, [*calm, norm], warmup=3)
+    assert_same_bits(np.array(state), np.array(before))
+    assert limit == usual
+
+
+def test_a_norm_far_from_zero_is_judged_by_its_deviation(backend):
+    """The mean is subtracted: 1e6 + 10 is a spike among 1e6 +- 1, and 2e6 would not be one else."""
+    calm = [1e6 - 1, 1e6 + 1] * 20
+    _, limit = after(backend, [*calm, 1e6 + 10])
+    assert 1e6 < limit < 1e6 + 1
+    _, limit = after(backend, [*calm, 1e6 + 2])
+    assert limit == pytest.approx(1e6 + 2.5, abs=0.1)
+
+
+@pytest.mark.parametrize("scale", [1e300, 1e-300, 1e-308])
+def test_norms_whose_squares_leave_the_range(backend, scale):
+    usual, limit = after(backend, [9.0, 11.0, 10.5, 30.0], warmup=2)
+    norms = [9.0 * scale, 11.0 * scale, 10.5 * scale, 30.0 * scale]
+    found, found_limit = after(backend, norms, warmup=2)
+    assert found[1] / scale == pytest.approx(usual[1], rel=1e-13)
+    assert found[2] / scale == pytest.approx(usual[2], rel=1e-13)
+    assert found_limit / scale == pytest.approx(limit, rel=1e-13)
+
+
+def test_a_limit_beyond_float64_clips_nothing(backend):
+    state, limit = after(backend, [0.0, 1.7e308, 1.7e308], warmup=2, threshold=5.0)
+    assert limit == INF
+    assert all(map(math.isfinite, state))
+
+
+@pytest.mark.parametrize(("level", "first", "last"), [(1.5, range(20, 30), 20), (2.0, [100], 1000)])
+def test_a_lasting_rise_is_followed_unless_it_is_a_large_one(level, first, last):
+    """What docs/guide.md says of a rise by five deviations, and by ten."""
+    rng = np.random.default_rng(0)
+    norms = [*rng.normal(1, 0.1, 200), *rng.normal(level, 0.1, 2000)]
+    guard = gradkit.SpikeGuard()
+    clipped = [norm > float(guard.update(norm)) for norm in norms]
+    assert sum(clipped[200:300]) in first
+    assert (sum(clipped[-1000:]) == 1000) == (last == 1000)
+    assert sum(clipped[-1000:]) <= last
+
+
+# Arrays in and out
+
+
+def test_a_state_is_never_written(backend):
+    state, norm = backend.asarray(np.array([30.0, 2.0, 0.5])), backend.asarray(np.array(9.0))
+    before = backend.memory(state), backend.memory(norm)
+    following, limit = gradkit.spike_guard_update(state, norm)
+    assert (backend.memory(state), backend.memory(norm)) == before
+    assert type(following) is type(limit) is type(state)
+
+
+def test_out(backend):
+    host = np.array([30.0, 2.0, 0.5])
+    expected, expected_limit = gradkit.spike_guard_update(host, 9.0)
+    state = backend.asarray(host)
+    room, limit = backend.asarray(np.zeros(6))[::2], backend.asarray(np.zeros(()))
+    found = gradkit.spike_guard_update(state, 9.0, out=(room, limit))
+    assert found[0] is room
+    assert found[1] is limit
+    assert_same_bits(backend.asnumpy(room), expected)
+    assert_same_bits(backend.asnumpy(limit), expected_limit)
+    for own in (state, backend.asarray(np.repeat(host, 2)[::2])):
+        following, limit = gradkit.spike_guard_update(own, 9.0, out=(own, None))
+        assert following is own
+        assert_same_bits(backend.asnumpy(own), expected)
+        assert_same_bits(backend.asnumpy(limit), expected_limit)
+
+
+def test_outputs_that_share_memory(backend):
+    state = backend.asarray(np.arange(6.0))
+    before = backend.memory(state)
+    for out, message in (
+        ((state[1:4], None), r"out\[0\] shares memory with state without being state itself"),
+        ((None, state[0, ...]), r"out\[1\] shares memory with state"),
+        ((state[3:], state[4, ...]), "two arrays in out share memory"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            gradkit.spike_guard_update(state[:3], 9.0, out=out)
+        assert backend.memory(state) == before
+    following, _ = gradkit.spike_guard_update(state[:3], 9.0, out=(state[:3], None))  # all of it
+    assert backend.asnumpy(following).tolist() == backend.asnumpy(state).tolist()[:3]
+
+
+@pytest.mark.parametrize("dtype", sorted(tolerances.DTYPES))
+def test_norms_of_any_dtype(backend, dtype):
+    state = backend.asarray(np.array([30.0, 2.0, 0.5]))
+    norm = backend.asarray(np.array(9.0, tolerances.DTYPES[dtype]))
+    for given_norm in (norm, 9, np.float32(9), np.array(9.0)):
+        following, limit = gradkit.spike_guard_update(state, given_norm)
+        expected, expected_limit = gradkit.spike_guard_update(np.array([30.0, 2.0, 0.5]), 9.0)
+        assert_same_bits(backend.asnumpy(following), expected)
+        assert_same_bits(backend.asnumpy(limit), expected_limit)
+
+
+def test_a_spike_is_clipped_and_nothing_else_is(backend):
+    guard = gradkit.SpikeGuard(warmup=4)
+    for norm, spike in [(9, 0), (11, 0), (10, 0), (10, 0), (1000, 1), (10.5, 0), (9, 0), (90, 1)]:
+        grads = backend.asarray(np.array([0.6, 0.8]) * norm)
+        before = backend.memory(grads)
+        total = gradkit.grad_norm(grads)
+        limit = guard.update(total)
+        gradkit.clip_grads_with_norm(grads, total, limit)
+        assert (backend.memory(grads) != before) == spike
+        assert float(gradkit.grad_norm(grads)) <= 12
+
+
+def test_ranks_decide_alike(backend):
+    """Each rank holds a part of the gradients; one spikes on one rank alone."""
+    contents = [([3.0 + k % 2], [4.0 * (1 + 100 * (k == 7))]) for k in range(10)]
+
+    def work(rank, reduce):
+        guard, found = gradkit.SpikeGuard(warmup=4), []
+        for parts in contents:
+            grads = [backend.asarray(np.array(parts[rank]))]
+            norm = gradkit.grad_norm(grads, reduce=reduce)
+            limit = guard.update(norm)
+            found.append((float(norm), float(limit)))
+        return found, guard.state_dict()
+
+    first, second = Ranks(backend, 2).run(work)
+    assert first == second
+    assert [norm > limit for norm, limit in first[0]] == [k == 7 for k in range(10)]
+
+
+# The class
+
+
+def test_the_class_holds_the_state_of_the_functions(backend):
+    rule = {"decay": 0.5, "threshold": 1.0, "warmup": 2}
+    guard, norms = gradkit.SpikeGuard(**rule), [1.0, 3.0, 9.0, NAN, 2.5, 1e3]
+    for _, norm, state, limit in follow(backend, norms, rule):
+        assert float(backend.asnumpy(guard.update(backend.asarray(np.array(norm))))) == limit
+        found = guard.state_dict()
+        assert [found["count"], found["mean"], found["std"]] == state
+    assert type(found["count"]) is int
+    assert type(found["mean"]) is type(found["std"]) is float
+
+
+def test_the_class_writes_its_state_in_place(backend):
+    """A captured step finds it where it was."""
+    guard = gradkit.SpikeGuard()
+    norm = backend.asarray(np.array(3.0))
+    guard.update(norm)
+    state = guard._state
+    assert type(state) is type(norm)
+    guard.update(norm)
+    guard.update(4.0)  # a number of the host's meets a state anywhere
+    assert guard._state is state
+    assert guard.state_dict()["count"] == 3
+
+
+@pytest.mark.parametrize("through", ["json", "pickle", "deepcopy"])
+def test_a_checkpoint_goes_on_with_the_same_bits(backend, through):
+    rng = np.random.default_rng(3)
+    first, second = (
+        [backend.asarray(np.array(norm)) for norm in rng.normal(1, 0.1, 9)] for _ in range(2)
+    )
+    guard = gradkit.SpikeGuard(warmup=4)
+    for norm in first:
+        guard.update(norm)
+    if through == "deepcopy":
+        again = copy.deepcopy(guard)
+    else:
+        codec = {"json": json, "pickle": pickle}[through]
+        again = gradkit.SpikeGuard(warmup=4)
+        again.load_state_dict(codec.loads(codec.dumps(guard.state_dict())))
+    assert again.state_dict() == guard.state_dict()
+    for norm in second:
+        assert float(again.update(norm)) == float(guard.update(norm))
+    assert again.state_dict() == guard.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "message"),
+    [
+        (None, ValueError, "state_dict must be a mapping of count, mean, std, not None"),
+        ({"count": 1, "mean": 2.0}, ValueError, "state_dict must be a mapping of count, mean, std"),
+        ({"std": "1"}, TypeError, "std in state_dict must be a real number, not str"),
+        ({"mean": NAN}, ValueError, "mean in state_dict must be at least 0, not nan"),
+        ({"mean": INF}, ValueError, "mean in state_dict must be finite, not inf"),
+        ({"count": -1}, ValueError, "count in state_dict must be at least 0, not -1"),
+        ({"more": 1}, ValueError, "state_dict must be a mapping of count, mean, std"),
+    ],
+)
+def test_a_checkpoint_that_is_none(wrong, error, message):
+    guard = gradkit.SpikeGuard()
+    guard.update(3.0)
+    before = guard.state_dict()
+    changed = wrong if wrong is None or len(wrong) == 2 else before | wrong
+    with pytest.raises(error, match=message):
+        guard.load_state_dict(changed)
+    assert guard.state_dict() == before
+
+
+def test_an_update_that_fails_leaves_the_guard_as_it_was(backend):
+    guard = gradkit.SpikeGuard()
+    guard.update(backend.asarray(np.array(3.0)))
+    before = guard.state_dict()
+    for wrong, error in (
+        (-1.0, ValueError),
+        ("1", TypeError),
+        (np.ones(2), (TypeError, ValueError)),
+    ):
+        with pytest.raises(error, match="norm"):
+            guard.update(wrong)
+    assert guard.state_dict() == before
+
+
+@pytest.mark.parametrize(
+    ("rule", "error", "message"),
+    [
+        ({"decay": 1.0}, ValueError, "decay must be between 0 and 1, and neither, not 1.0"),
+        ({"decay": 0}, ValueError, "decay must be between 0 and 1, and neither, not 0.0"),
+        ({"warmup": 0}, ValueError, "warmup must be from 1 to 16777216, not 0"),
+        ({"threshold": INF}, ValueError, "threshold must be finite, not inf"),
+    ],
+)
+def test_the_class_refuses_what_the_function_does(rule, error, message):
+    with pytest.raises(error, match=message):
+        gradkit.SpikeGuard(**rule)
