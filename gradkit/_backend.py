@@ -99,6 +99,20 @@ class Operations(Protocol):
     def accumulate_grad_v2(self, buffer: Array, grad: Array, overwrite: Array | bool) -> None:
         """``buffer = grad`` if ``overwrite``, else ``buffer += grad``; both broadcast."""
 
+    def accumulate_grads(
+        self,
+        buffers: Sequence[Array],
+        grads: Sequence[Array],
+        do_update: Array | bool,
+        overwrite: Array | bool,
+        scale: Number,
+        norm: Array | None,
+    ) -> None:
+        """If ``do_update``, each ``buffer += scale * grad``, or ``= scale * grad`` to overwrite.
+
+        ``norm`` becomes the 2-norm of the buffers after that, with the bits of ``grad_norm``.
+        """
+
     def zero_grad(self, grads: Sequence[Array]) -> None:
         """Write +0 over every element, NaN included."""
 

@@ -3,17 +3,23 @@
 Every function here writes in place and returns the caller's own objects.
 """
 
+from itertools import zip_longest
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from gradkit._arguments import checks, memory
 from gradkit._arguments.call import Call
+from gradkit._arguments.given import Given, check_device, refuse_mixture
 from gradkit._arguments.gradients import Gradients
-from gradkit._arguments.signatures import Signatures
+from gradkit._arguments.signatures import Signatures, Spec
 from gradkit._backend import Array
-from gradkit._dtypes import FLOATS
+from gradkit._dtypes import FLOATS, float_name
 from gradkit._frameworks import is_array
 
-__all__ = ["accumulate_grad", "accumulate_grad_v2", "zero_grad"]
+__all__ = ["accumulate_grad", "accumulate_grad_v2", "accumulate_grads", "zero_grad"]
+
+_NORM = Spec("the norm", (), np.dtype(np.float64))
 
 
 def accumulate_grad(
@@ -128,6 +134,91 @@ def accumulate_grad_v2(
     return True, buffer
 
 
+def accumulate_grads(
+    buffers: Any,
+    grads: Any,
+    *,
+    scale: Any = 1.0,
+    overwrite: Any = False,
+    do_update: Any = True,
+    norm_out: Any = None,
+) -> Any:
+    """``buffer += scale * grad`` for each buffer of a container, or ``buffer = scale * grad``.
+
+    One launch for each pair of dtypes among them. The last micro-batch of a step can give the
+    norm of the result in the same pass: ``norm_out`` has the very bits of
+    ``grad_norm(buffers)``, and goes to :func:`clip_grads_with_norm`.
+
+    Parameters
+    ----------
+    buffers : array, or iterable or nested dict/list/tuple of arrays
+        **Written in place.** float16, bfloat16, float32 or float64; dtypes may be mixed.
+    grads : container with as many arrays, in the same order
+        Each of its buffer's shape, and of the buffer's dtype or one that it holds exactly:
+        float16 and bfloat16 into float32, any into float64. May be the buffer itself; any other
+        overlap is an error. Where one container has ``None``, the other must have it too.
+    scale : float, or 0-d floating-point array
+        Factor for the gradients, such as ``1 / micro_batches``; finite. An array on the
+        buffers' device is read there.
+    overwrite : bool, or 0-d or 1-element bool array
+        Whether the gradients replace what the buffers held, NaN included. An array on the
+        device is read there.
+    do_update : bool, or 0-d or 1-element bool array
+        Whether to write the buffers at all. An array on the device is read there.
+    norm_out : 0-d float64 array, optional
+        **Written:** the 2-norm of all buffers after the call, also if nothing was added.
+
+    Returns
+    -------
+    buffers
+        The caller's own object (a list for a one-shot iterable).
+
+    Raises
+    ------
+    TypeError
+        A dtype is not accepted; arrays are of two frameworks.
+    ValueError
+        The containers do not match; a buffer is read-only, overlaps itself, another buffer or a
+        gradient that is not its own; ``scale`` is a NaN or infinite number. Nothing is written.
+
+    References
+    ----------
+    ONNX Runtime's ``InPlaceAccumulatorV2``, over lists; ``torch._foreach_add_``.
+
+    Examples
+    --------
+    >>> import numpy as np, gradkit
+    >>> buffers = {"w": np.zeros(2, np.float32), "b": np.zeros(1, np.float32)}
+    >>> norm = np.zeros(())
+    >>> for step in range(2):
+    ...     grads = {"w": np.full(2, 2.0, np.float16), "b": np.ones(1, np.float16)}
+    ...     buffers = gradkit.accumulate_grads(
+    ...         buffers, grads, scale=0.5, overwrite=step == 0, norm_out=norm
+    ...     )
+    >>> buffers, norm
+    ({'w': array([2., 2.], dtype=float32), 'b': array([1.], dtype=float32)}, array(3.))
+    """
+    instead = "compute buffer + scale * grad for each pair"
+    into = Gradients(buffers, write=True, instead=instead, label="buffers")
+    added = Gradients(grads, write=False)
+    _check_lists(into, added)
+    with into.on_stream():
+        factor = into.number(scale, "scale")
+        if isinstance(factor, float):
+            checks.finite(factor, "scale")
+        update, fresh = _flag(into, do_update, "do_update"), _flag(into, overwrite, "overwrite")
+        norm = None
+        if norm_out is not None:
+            apart = zip(added.names(), added.views, strict=True)
+            norm = into.outputs(norm_out, (_NORM,), apart=apart, label="norm_out")
+        view = None if norm is None else norm.views[0]
+        into.backend.accumulate_grads(into.views, added.views, update, fresh, factor, view)
+        if norm is not None:
+            norm.results()
+    into.wrote()
+    return into.returned(buffers)
+
+
 def zero_grad(grads: Any) -> Any:
     """Write +0 over every element of every gradient, in place.
 
@@ -205,7 +296,37 @@ def _opened(buffer: Any, grad: Any, casting: str, instead: str) -> Call[_Pair]:
     return call
 
 
-def _flag(call: Call[_Pair], flag: Any, label: str) -> Any:
+def _check_lists(buffers: Gradients, grads: Gradients) -> None:
+    """Raise unless each buffer has a gradient that can be added to it."""
+    flat = buffers.tree is buffers.arrays and grads.tree is grads.arrays
+    if len(buffers.arrays) != len(grads.arrays) or not flat:
+        for into, addend in zip_longest(buffers.names(), grads.names(), fillvalue=""):
+            if into.removeprefix("buffers") != addend.removeprefix("grads"):
+                raise ValueError(f"{into or addend} has no partner: the containers differ")
+    if not buffers.arrays:
+        return
+    if grads.framework is not buffers.framework:
+        refuse_mixture(grads.name(0), grads.framework, buffers.name(0), buffers.framework)
+    check_device(grads.views[0], grads.name(0), buffers.views[0], buffers.name(0))
+    for k, (into, addend) in enumerate(zip(buffers.views, grads.views, strict=True)):
+        held, given = float_name(into.dtype), float_name(addend.dtype)
+        if held != given and given not in FLOATS[held or ""].addends:
+            raise TypeError(
+                f"{grads.name(k)} has dtype {given} and {buffers.name(k)} {held}, which would "
+                f"lose precision; accepted: {', '.join(FLOATS[held or ''].addends)}"
+            )
+        if addend.shape != into.shape:
+            meaning = f"the shape of {buffers.name(k)}"
+            checks.shape(addend, into.shape, grads.name(k), meaning)
+    backend = buffers.backend
+    for k, other in memory.meetings(backend, buffers.views, grads.views):
+        into, addend = buffers.views[k], grads.views[other]
+        own = k == other and memory.same_elements(backend, into, addend)
+        if not own and memory.overlap(backend, into, addend):
+            raise ValueError(f"{grads.name(other)} overlaps {buffers.name(k)}; pass a copy")
+
+
+def _flag(call: Given, flag: Any, label: str) -> Any:
     if checks.is_flag(flag):
         return bool(flag)
     if not is_array(flag):

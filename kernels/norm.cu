@@ -12,7 +12,7 @@
 // Launch: norm_partials with a warp per chunk, norm_finish with a block per norm; any grid,
 // blockDim.x a multiple of 32.
 
-#include "norm_orders.cuh"
+#include "norm_parts.cuh"
 
 // Blocks for each multiprocessor: on older ones a third takes more registers than there are.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
@@ -43,44 +43,13 @@ __device__ __forceinline__ void finish_all(Include& op, const Held<T, T, N> (&he
     ORDER::include(op.part, held, op.p);
 }
 
-// Lane 0 gets the warp's Part. All lanes must call it.
-__device__ __forceinline__ Part warp_part(Part part, double p) {
-    for (int offset = WARP / 2; offset > 0; offset /= 2) {
-        Part other;
-        other.hi = __shfl_xor_sync(ALL_LANES, part.hi, offset);
-        other.lo = __shfl_xor_sync(ALL_LANES, part.lo, offset);
-        other.scale = __shfl_xor_sync(ALL_LANES, part.scale, offset);
-        ORDER::combine(part, other, p);
-    }
-    return part;
-}
-
-// Thread 0 gets the block's Part. All threads must call it.
-__device__ __forceinline__ Part block_part(Part part, double p) {
-    __shared__ Part shared[WARP];
-    part = warp_part(part, p);
-    __syncthreads();  // `shared` may still be read by the call before
-    if (lane() == 0) shared[threadIdx.x / WARP] = part;
-    __syncthreads();
-    if (threadIdx.x >= WARP) return part;
-    return warp_part(lane() < blockDim.x / WARP ? shared[lane()] : Part{0, 0, 0}, p);
-}
-
-// A Part for each chunk or, if `joined`, for the chunks that a block takes at once.
 extern "C" __global__ void __launch_bounds__(256, RESIDENT)
 norm_partials(const __grid_constant__ TensorList list, double p, Part* partials, u32 joined) {
-    const u32 warps = blockDim.x / WARP, own = threadIdx.x / WARP;
-    for (u32 first = blockIdx.x * warps; first < list.chunks; first += warps_in_grid()) {
+    write_parts(list, p, partials, joined, [&](u32 chunk) {
         Include op(p);
-        if (first + own < list.chunks) walk(list, first + own, op);
-        if (joined) {
-            const Part part = block_part(op.part, p);
-            if (threadIdx.x == 0) partials[first / warps] = part;
-        } else {
-            const Part part = warp_part(op.part, p);
-            if (lane() == 0 && first + own < list.chunks) partials[first + own] = part;
-        }
-    }
+        walk(list, chunk, op);
+        return op.part;
+    });
 }
 
 // Combines every blockDim.x-th of the partials [begin, end), which it loads BATCH at a time.

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import gradkit
+from gradkit._dtypes import FLOATS
 from testbed.emulated import on_device, ptx_backend
 from testbed.nvrtc import version
 from tests import strategies as draw_
@@ -200,6 +201,15 @@ def _pairs() -> Iterator[Case]:
         pair = tiny(pair[0], 12), tiny(pair[1], 12)
         yield Case(f"accumulate_grad {into} += {addend}, tiny", partial(_accumulate, pair), quick)
 
+    for into, kind in FLOATS.items():
+        for addend in kind.addends:
+            shapes = (9001,), (7, 301), (1,)
+            lists = [[draw_.values(n, name, 3) for n in shapes] for name in (into, addend)]
+            for scale, overwrite in ((1.0, False), (0.3, False), (0.3, True)):
+                name = f"accumulate_grads {into} {'' if overwrite else '+'}= {scale:g} * {addend}"
+                call = partial(_accumulate_lists, lists, scale, overwrite)
+                yield Case(name, call, quick=scale != 1)
+
 
 def _guard(on: On) -> Any:
     """Norms at rest, a spike and a NaN, on two scales."""
@@ -214,6 +224,13 @@ def _guard(on: On) -> Any:
 
 def _accumulate(pair: Any, on: On) -> Any:
     return [gradkit.accumulate_grad(*map(on, pair), scale=0.3, casting="same_kind")]
+
+
+def _accumulate_lists(lists: Any, scale: float, overwrite: bool, on: On) -> Any:
+    buffers, grads = ([on(array) for array in arrays] for arrays in lists)
+    norm = on(np.zeros(()))
+    options = {"scale": scale, "overwrite": overwrite, "norm_out": norm}
+    return [*gradkit.accumulate_grads(buffers, grads, **options), norm]
 
 
 def _overwrite(pair: Any, on: On) -> Any:

@@ -219,6 +219,26 @@ def test_accumulating_moves_three_arrays(into, of):
     assert (meter.device.traffic.read, meter.device.traffic.written) == (grad.nbytes, buffer.nbytes)
 
 
+@pytest.mark.parametrize("of", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("update", "overwrite", "read", "written"),
+    [(True, False, True, True), (True, True, False, True), (False, False, True, False)],
+)
+def test_a_list_is_added_and_normed_in_one_pass(of, update, overwrite, read, written):
+    """The norm of the result costs its partial sums, and no further look at a buffer."""
+    meter = Meter()
+    buffers = meter.put(*(np.ones(n, np.float32) for n in (9001, 37)))
+    grads = meter.put(*(np.ones(n, DTYPES[of]) for n in (9001, 37)))
+    norm = meter.device.xp.empty((), np.float64)
+    meter.run.accumulate_grads(buffers, grads, update, overwrite, 0.5, norm)
+    into, addend = (sum(a.nbytes for a in arrays) for arrays in (buffers, grads))
+    total = meter.device.total_traffic
+    partials = total.by_array["accumulate_grads", "partials"][1]
+    assert partials == 2 * 3 * 8  # ten chunks are those of two blocks
+    assert total.read == read * into + update * addend + partials
+    assert total.written == written * into + partials + norm.nbytes
+
+
 def test_zeroing_only_writes():
     meter = Meter()
     grads, size = gradients(meter)

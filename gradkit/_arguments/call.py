@@ -6,7 +6,6 @@ from typing import Any, Generic, TypeVar
 from gradkit._arguments.given import (
     RETURNED,
     Given,
-    is_scalar,
     known_framework,
     refuse_write,
     view_of,
@@ -14,7 +13,7 @@ from gradkit._arguments.given import (
 from gradkit._arguments.outputs import Outputs
 from gradkit._arguments.signatures import Spec
 from gradkit._backend import Array
-from gradkit._frameworks import HOST, backend_of, framework_for
+from gradkit._frameworks import backend_of, framework_for
 
 Arrays = TypeVar("Arrays", bound=tuple[Any, ...])  # a named tuple
 
@@ -69,13 +68,6 @@ class Call(Given, Generic[Arrays]):
     def outputs(self, out: Any, specs: Sequence[Spec | None], *, reuse: Array = None) -> Outputs:
         """The call's outputs; the first may be the very input ``reuse``."""
         return Outputs(self, out, specs, self._inputs, reuse)
-
-    def argument(self, array: Any, label: str, *, detach: bool = True) -> Array:
-        """A further array that is read; a NumPy scalar may accompany those of any library."""
-        if self.framework is not HOST and is_scalar(array):
-            with self.on_stream():
-                return backend_of(self.arrays[0]).scalar(array)
-        return self.view(array, label, detach=detach)
 
     def _inputs(self) -> list[tuple[str, Array]]:
         labels: tuple[str, ...] = self.arrays._fields  # type: ignore[attr-defined]

@@ -7,7 +7,7 @@ import numpy as np
 
 from gradkit._arguments import checks
 from gradkit._backend import Array, Backend, Number
-from gradkit._frameworks import Framework, framework_of, is_array
+from gradkit._frameworks import HOST, Framework, backend_of, framework_of, is_array
 
 _ONE = "one number"
 RETURNED = "leave out=None and take the new arrays that are returned"
@@ -40,6 +40,13 @@ class Given:
         if first_view is not None:
             check_device(view, label, first_view, first_label)
         return view
+
+    def argument(self, array: Any, label: str, *, detach: bool = True) -> Array:
+        """A further array that is read; a NumPy scalar may accompany those of any library."""
+        if self.framework is not HOST and is_scalar(array):
+            with self.on_stream():
+                return backend_of(self.first()[1]).scalar(array)
+        return self.view(array, label, detach=detach)
 
     def number(self, value: Any, label: str) -> Number:
         """One number: a float if host memory holds it, else a 0-d float64 array on the device."""

@@ -36,12 +36,13 @@ class Gradients(Given):
     ``tree`` is the caller's container (one-shot iterables made into lists), ``arrays`` its
     leaves in order without the ``None`` ones, ``views`` the same memory as the backend's arrays.
     An empty list counts as NumPy's. ``write``: they will be written in place, and ``instead``
-    says what to do if that cannot be.
+    says what to do if that cannot be. ``label`` is the argument's name.
     """
 
-    __slots__ = ("_plain", "arrays", "tree", "views")
+    __slots__ = ("_label", "_plain", "arrays", "tree", "views")
 
-    def __init__(self, grads: Any, *, write: bool, instead: str = RETURNED):
+    def __init__(self, grads: Any, *, write: bool, instead: str = RETURNED, label: str = "grads"):
+        self._label = label
         self.tree: Any
         self.arrays: list[Any]
         # What a thousand small gradients have in common is looked at once, and each by itself
@@ -71,14 +72,14 @@ class Gradients(Given):
 
     def names(self) -> Iterator[str]:
         """The expression that reaches each gradient: ``grads['layer1'][0]``."""
-        return trees.names(self.tree, is_array, "grads")
+        return trees.names(self.tree, is_array, self._label)
 
     def name(self, index: int) -> str:
         """The expression that reaches one gradient; for many, `names` walks the tree once."""
         return next(islice(self.names(), index, None))
 
     def first(self) -> tuple[str, Array | None]:
-        return (self.name(0), self.views[0]) if self.arrays else ("grads", None)
+        return (self.name(0), self.views[0]) if self.arrays else (self._label, None)
 
     def outputs(
         self, out: Any, specs: Sequence[Spec], *, apart: Iterable[Any] = (), label: str = "out"

@@ -7,17 +7,38 @@ from typing import Any
 
 import numpy as np
 
-from gradkit._backend import Array
-from gradkit._cuda.launch.kernels import Combination
+from gradkit._backend import Array, Number
+from gradkit._cuda.launch.device import scratch
+from gradkit._cuda.launch.kernels import Combination, Macros
+from gradkit._cuda.launch.list_norms import PART, SUM_OF_SQUARES, join_parts, norms, write_norm
 from gradkit._cuda.launch.operations import OnDevice
-from gradkit._cuda.launch.tensor_lists import ALONE, on_lists, plan_of, run, start
+from gradkit._cuda.launch.tensor_lists import (
+    ALONE,
+    KINDS,
+    either,
+    either_flag,
+    on_lists,
+    plan_of,
+    run,
+    start,
+)
 from gradkit._cuda.launch.warmup import asks_for
 from gradkit._dtypes import FLOATS, float_name
+
+_LIST = "accumulate_grads"  # the kernel, and its file
 
 
 def _accumulating() -> Iterator[Combination]:
     for capacity, grad, buffer in product(ALONE, FLOATS, FLOATS):
         yield "accumulate", {"CAPACITY": capacity, "GRAD": grad, "BUFFER": buffer}
+
+
+def _accumulating_lists() -> Iterator[Combination]:
+    for capacity, buffer, norm in product(KINDS, FLOATS, (0, 1)):
+        for grad in FLOATS[buffer].addends:
+            types: Macros = {"GRAD": grad, "BUFFER": buffer}
+            yield _LIST, {"CAPACITY": capacity, "NORM": norm, **types}
+    yield from norms(SUM_OF_SQUARES)
 
 
 class Accumulation(OnDevice):
@@ -43,13 +64,80 @@ class Accumulation(OnDevice):
             return
         self._accumulate("accumulate_grad_v2", buffer, grad, flag, np.uint32(otherwise))
 
+    @asks_for(_accumulating_lists)
+    def accumulate_grads(
+        self,
+        buffers: Sequence[Array],
+        grads: Sequence[Array],
+        do_update: Array | bool,
+        overwrite: Array | bool,
+        scale: Number,
+        norm: Array | None,
+    ) -> None:
+        """``buffers += scale * grads`` or ``buffers = scale * grads``: a launch a pair of dtypes.
+
+        The norm comes from the same launch if there is only one, over arrays that are aligned
+        alike; else it reads the buffers.
+        """
+        chosen = (*either_flag(do_update), *either_flag(overwrite), *either(scale))
+        kinds: dict[tuple[Any, Any], list[int]] = {}
+        for k, pair in enumerate(zip(grads, buffers, strict=True)):
+            kinds.setdefault((pair[0].dtype, pair[1].dtype), []).append(k)
+        if norm is not None and len(kinds) == 1 and self._with_norm(buffers, grads, chosen, norm):
+            return
+        for own in kinds.values() if do_update is not False else ():
+            lists = (grads, buffers)
+            if len(kinds) > 1:
+                lists = ([grads[k] for k in own], [buffers[k] for k in own])
+            plan = plan_of(self.device, *lists)
+            types = _types(lists[0][0], lists[1][0])
+            run(
+                self.device,
+                plan,
+                "accumulate_grads",
+                "accumulate_grads",
+                *chosen,
+                None,
+                NORM=0,
+                **types,
+            )
+        if norm is not None:
+            write_norm(self.device, buffers, 2.0, norm)
+
     @asks_for(partial(on_lists, "zero"))
     def zero_grad(self, grads: Sequence[Array]) -> None:
         """Write +0 over every element, NaN included."""
         run(self.device, plan_of(self.device, grads, grads), "zero", "zero_grad")
 
+    def _with_norm(
+        self, buffers: Sequence[Array], grads: Sequence[Array], chosen: tuple[Any, ...], norm: Array
+    ) -> bool:
+        """Add, and norm, in one launch; whether the norm then has the bits of ``grad_norm``."""
+        plan = plan_of(self.device, grads, buffers)
+        if not (plan.in_step and plan.chunks):
+            return False
+        (table,) = plan.tables
+        parts = scratch(self.device, table.blocks * PART, np.dtype(np.float64))
+        types = _types(grads[0], buffers[0])
+        start(
+            self.device,
+            table,
+            "accumulate_grads",
+            "accumulate_grads",
+            *chosen,
+            parts,
+            NORM=1,
+            **types,
+        )
+        order, p = SUM_OF_SQUARES, np.float64(2)
+        join_parts(self.device, table, p, order, parts, table.blocks, 1.0, norm, None)
+        return True
+
     def _accumulate(self, name: str, buffer: Array, grad: Array, *arguments: Any) -> None:
-        types = {"GRAD": float_name(grad.dtype), "BUFFER": float_name(buffer.dtype)}
         plan = plan_of(self.device, [grad], [buffer])
         for table in plan.tables:
-            start(self.device, table.alone, "accumulate", name, *arguments, **types)
+            start(self.device, table.alone, "accumulate", name, *arguments, **_types(grad, buffer))
+
+
+def _types(grad: Array, buffer: Array) -> dict[str, Any]:
+    return {"GRAD": float_name(grad.dtype), "BUFFER": float_name(buffer.dtype)}

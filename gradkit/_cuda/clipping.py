@@ -9,24 +9,11 @@ import numpy as np
 
 from gradkit._backend import Array, Number
 from gradkit._cuda.launch.buffers import contiguous, copy_back, writable_like
-from gradkit._cuda.launch.device import scratch
-from gradkit._cuda.launch.kernels import Combination, Macros, kernel
+from gradkit._cuda.launch.kernels import Combination, kernel
+from gradkit._cuda.launch.list_norms import norms, write_norm
 from gradkit._cuda.launch.operations import OnDevice
-from gradkit._cuda.launch.tensor_lists import KINDS, Table, on_lists, plan_of, run, start
+from gradkit._cuda.launch.tensor_lists import either, on_lists, plan_of, run
 from gradkit._cuda.launch.warmup import asks_for
-
-_ORDERS = {1.0: "Sum", 2.0: "SumOfSquares", math.inf: "Largest"}
-_ANY_ORDER = "SumOfPowers"
-_PART = 3  # doubles: kernels/norm_orders.cuh
-_FINISH = {False: 1024, True: 128}  # threads that join the partial results of a norm
-_FLOAT64 = np.dtype(np.float64)
-_ONE = np.float64(1)
-
-
-def _norms() -> Iterator[Combination]:
-    for capacity in KINDS:
-        for order in (*_ORDERS.values(), _ANY_ORDER):
-            yield "norm", {"CAPACITY": capacity, "ORDER": order}
 
 
 def _coefficients() -> Iterator[Combination]:
@@ -36,7 +23,7 @@ def _coefficients() -> Iterator[Combination]:
 class Clipping(OnDevice):
     """Launches the kernels of norms and scaling."""
 
-    @asks_for(_norms)
+    @asks_for(norms)
     def grad_norm(
         self,
         grads: Sequence[Array],
@@ -48,27 +35,15 @@ class Clipping(OnDevice):
         found_inf: Array | None = None,
     ) -> None:
         """``out = |scale| * (sum |g|^p)^(1/p)`` over all gradients, or one norm a gradient."""
-        plan = plan_of(self.device, grads)
-        if not plan.chunks:
-            out.fill(0)
-            if found_inf is not None:
-                found_inf.fill(0)
-            return
-        p, order = np.float64(norm_type), _ORDERS.get(norm_type, _ANY_ORDER)
-        # A Part for each chunk, or for those of a block if nobody asks which tensor it was.
-        counts = [table.count if per_tensor else table.blocks for table in plan.tables]
-        parts = scratch(self.device, sum(counts) * _PART, _FLOAT64)
-        first = 0
-        for table, count in zip(plan.tables, counts, strict=True):
-            own = parts if count == sum(counts) else parts[first * _PART :]
-            joined = np.uint32(not per_tensor)
-            start(self.device, table, "norm", "norm_partials", p, own, joined, ORDER=order)
-            if per_tensor:
-                found = None if found_inf is None else found_inf[table.tensors]
-                self._finish(table, p, order, own, count, scale, out[table.tensors], found)
-            first += count
-        if not per_tensor:
-            self._finish(plan.tables[0], p, order, parts, first, scale, out, found_inf)
+        write_norm(
+            self.device,
+            grads,
+            norm_type,
+            out,
+            per_tensor=per_tensor,
+            scale=scale,
+            found_inf=found_inf,
+        )
 
     @asks_for(_coefficients)
     def norm_shares(self, norm: Array, largest: Array, norm_type: float, out: Array) -> None:
@@ -83,7 +58,7 @@ class Clipping(OnDevice):
     @asks_for(_coefficients)
     def clip_coefficient(self, norm: Array, max_norm: Number, eps: float, out: Array) -> None:
         """``out = min(1, max_norm / max(norm, eps))``; a NaN norm stays NaN."""
-        limits = (*_either(max_norm), np.float64(eps))
+        limits = (*either(max_norm), np.float64(eps))
         self._on_norms("clip_coefficient", (norm,), limits, out)
 
     @asks_for(partial(on_lists, "scale"))
@@ -102,7 +77,7 @@ class Clipping(OnDevice):
 
         The coefficient is computed in the launch that scales.
         """
-        numbers = (*_either(max_norm), np.float64(eps), *_either(scale))
+        numbers = (*either(max_norm), np.float64(eps), *either(scale))
         flags = (np.uint32(zero_nonfinite), np.uint32(outs is grads))
         plan = plan_of(self.device, grads, outs)
         run(self.device, plan, "scale", "clip_by_norm", norm, *numbers, *flags)
@@ -113,7 +88,7 @@ class Clipping(OnDevice):
     ) -> None:
         """``outs = grads * coefficient``; a coefficient of 1 keeps every bit."""
         in_place = outs is grads
-        array, number = _either(coefficient)
+        array, number = either(coefficient)
         if array is None and number == 1 and in_place:
             return
         plan = plan_of(self.device, grads, outs)
@@ -126,27 +101,6 @@ class Clipping(OnDevice):
         """``outs = min(max(grads, -clip_value), clip_value)``; NaN stays NaN."""
         plan = plan_of(self.device, grads, outs)
         run(self.device, plan, "clip_value", "clip_grad_value", np.float64(clip_value))
-
-    def _finish(
-        self,
-        table: Table,
-        p: np.float64,
-        order: str,
-        parts: Array,
-        count: int,
-        scale: Number,
-        out: Array,
-        found_inf: Array | None,
-    ) -> None:
-        """Join ``count`` parts: all of them into a scalar, or each tensor's into a row of norms."""
-        per_tensor = out.ndim > 0
-        threads = _FINISH[per_tensor]
-        norms = min(out.size, self.device.multiprocessors * (2048 // threads))
-        macros: Macros = {"CAPACITY": table.capacity, "ORDER": order}
-        numbers = np.uint32(count), np.uint32(per_tensor)
-        stride = np.int64(out.strides[0] if per_tensor else 0)
-        arguments = (table.argument, p, parts, *numbers, *_either(scale), out, stride, found_inf)
-        kernel(self.device, "norm", "norm_finish", **macros)((norms,), (threads,), arguments)
 
     def _on_norms(
         self, name: str, norms: Sequence[Array], arguments: tuple[Any, ...], out: Array
@@ -161,11 +115,6 @@ class Clipping(OnDevice):
         launch = kernel(device, "coefficients", name)
         launch((blocks,), (256,), (*sources, np.int64(out.size), *arguments, made))
         copy_back(out, made)
-
-
-def _either(number: Number) -> tuple[Array | None, np.float64]:
-    """A number as kernels take it: an array to read it from, or none and the number itself."""
-    return (None, np.float64(number)) if isinstance(number, float) else (number, _ONE)
 
 
 def _order(norm_type: float) -> tuple[Any, ...]:

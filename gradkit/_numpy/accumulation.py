@@ -4,12 +4,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from gradkit._backend import Number
 from gradkit._numpy import casts, scratch, tuning
 from gradkit._numpy.blocks import Array, load, matched, store
+from gradkit._numpy.clipping import grad_norm
 from gradkit._numpy.interrupts import Uninterrupted
 from gradkit._numpy.threads import in_strips
+from gradkit._numpy.zeros import zero_grad
 
-__all__ = ["accumulate_grad", "accumulate_grad_v2", "zero_grad"]
+__all__ = ["accumulate_grad", "accumulate_grad_v2", "accumulate_grads", "zero_grad"]
 
 _F32, _F64 = np.dtype(np.float32), np.dtype(np.float64)
 
@@ -31,23 +34,30 @@ def accumulate_grad_v2(buffer: Array, grad: Array, overwrite: Array | bool) -> N
             np.copyto(buffer, grad, casting="unsafe")
 
 
-def zero_grad(grads: Sequence[Array]) -> None:
-    """Write +0 over every element, whatever it was."""
-    with Uninterrupted():
-        for grad in grads:
-            (grad if grad.nbytes < tuning.FILLED_AS_BYTES else _as_bytes(grad)).fill(0)
-
-
-def _as_bytes(array: Array) -> Array:
-    """A contiguous array as its bytes, which NumPy fills at twice the pace; else itself."""
-    flags = array.flags
-    if not flags.forc:
-        return array
-    return (array if flags.c_contiguous else array.T).reshape(-1).view(np.uint8)
+def accumulate_grads(
+    buffers: Sequence[Array],
+    grads: Sequence[Array],
+    do_update: Array | bool,
+    overwrite: Array | bool,
+    scale: Number,
+    norm: Array | None,
+) -> None:
+    """Each ``buffer += scale * grad``, or ``= scale * grad``; then the norm of the buffers."""
+    factor = float(scale)
+    for buffer, grad in zip(buffers, grads, strict=True) if do_update else ():
+        if not overwrite:
+            _add(buffer, grad, None if factor == 1 else factor)
+        elif factor == 1:
+            accumulate_grad_v2(buffer, grad, overwrite=True)
+        else:
+            _add(buffer, grad, factor, fresh=True)
+    if norm is not None:
+        grad_norm(buffers, 2.0, norm)
 
 
 @np.errstate(all="ignore")
-def _add(buffer: Array, grad: Array, scale: float | None) -> None:
+def _add(buffer: Array, grad: Array, scale: float | None, *, fresh: bool = False) -> None:
+    """``buffer += scale * grad``; with ``fresh`` and a scale the product alone."""
     # Rounded once: every sum of two 16-bit floats rounds through float32 as if at once, a
     # float32 one adds directly, and whatever is scaled or narrowed goes through float64.
     direct = scale is None and max(buffer.itemsize, grad.itemsize) < 8
@@ -67,6 +77,9 @@ def _add(buffer: Array, grad: Array, scale: float | None) -> None:
                     np.multiply(addend, factor, out=term, dtype=wide, casting="unsafe")
                 elif casts.pays(addend):
                     term = load(addend, wide, room, addend.shape)
+                if fresh:
+                    store(term, total, other)
+                    continue
                 if casts.pays(total):
                     result = load(total, wide, other, total.shape)
                 np.add(result, term, out=result, dtype=wide, casting="unsafe")

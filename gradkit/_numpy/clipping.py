@@ -13,10 +13,10 @@ import numpy as np
 
 from gradkit._backend import Number
 from gradkit._numpy import scratch, tuning
-from gradkit._numpy.accumulation import zero_grad
 from gradkit._numpy.blocks import Array, DType, by_halves, load, matched, store
 from gradkit._numpy.interrupts import Uninterrupted
 from gradkit._numpy.threads import in_strips
+from gradkit._numpy.zeros import zero_grad
 
 __all__ = [
     "clip_by_norm",

@@ -83,6 +83,10 @@ class Arrays:
         """The same in float32."""
         return self._placed(1 + self._random.random(self._shape[axis]), "float32")
 
+    def number(self) -> Any:
+        """A float64 number, to be written."""
+        return self._placed(np.zeros(()), "float64")
+
     def _placed(self, numbers: Any, dtype: str) -> Any:
         return on_device(
             self._backend.device.xp.array(numbers.astype(dtype_named(dtype))), self._backend
@@ -146,6 +150,12 @@ def _lists() -> Iterator[Operation]:
     yield Operation(
         "accumulate_grad_v2", _LIST, lambda a: gradkit.accumulate_grad_v2(a.data(), a.data())
     )
+    yield Operation("accumulate_grads with their norm", _LIST, _accumulate_with_norm)
+
+
+def _accumulate_with_norm(arrays: Arrays) -> Any:
+    norm = arrays.number()
+    return gradkit.accumulate_grads([arrays.data()], [arrays.data()], norm_out=norm)
 
 
 def _norm(p: float, arrays: Arrays) -> Any:

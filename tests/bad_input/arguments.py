@@ -89,6 +89,7 @@ LISTS = {
 CLIPPERS = ("clip_grad_norm", "clip_by_global_norm")
 WRITERS = ("clip_grad_norm", "scale_grads", "clip_grad_value", "zero_grad")
 ACCUMULATORS = ("accumulate_grad", "accumulate_grad_v2")
+LIST_ACCUMULATOR = "accumulate_grads"
 GUARDS = ("spike_guard_init", "spike_guard_update")
 FLOAT32 = LAYER_TYPES[0]
 
@@ -124,6 +125,9 @@ def good(function, a, types=FLOAT32):
         return {
             label: a(values(role(types, label), *shape)) for label, shape in NORMS[function].items()
         }
+    if function == LIST_ACCUMULATOR:
+        shapes = ((R, C), (3,))
+        return {label: [a(values(data, *n)) for n in shapes] for label in ("buffers", "grads")}
     if function in ACCUMULATORS:
         return {"buffer": a(values(data, R, C)), "grad": a(values(data, R, C))}
     return {

@@ -12,6 +12,7 @@ from tests.bad_input.arguments import (
     ACCUMULATORS,
     CLIPPERS,
     FLOAT32,
+    LIST_ACCUMULATOR,
     LISTS,
     NORMS,
     RESULTS,
@@ -284,7 +285,7 @@ def _numbers(labels):
     """Every function that takes a number of one of these names."""
     takers = {
         "max_norm": (*CLIPPERS, "clip_coefficient"),
-        "scale": ("grad_norm", *CLIPPERS),
+        "scale": ("grad_norm", *CLIPPERS, LIST_ACCUMULATOR),
         "coefficient": ("scale_grads",),
         "norm_type": ("grad_norm", *CLIPPERS),
         "eps": (*CLIPPERS, "clip_coefficient", "layer_norm", "rms_norm", "batch_norm"),
@@ -316,6 +317,85 @@ def wrong_words():
 
 def _array_of(host, a, _):
     return a(host)
+
+
+def lists_that_do_not_match():
+    """Containers of buffers and gradients."""
+    f, name = LIST_ACCUMULATOR, "float64"
+
+    def half(_, given):
+        return [given["grads"][0], given["buffers"][0].reshape(-1)[1:4]]
+
+    for what, error, message, changes in (
+        (
+            "one less",
+            ValueError,
+            r"buffers\[1\] has no partner",
+            {"grads": lambda _, g: g["grads"][:1]},
+        ),
+        (
+            "one more",
+            ValueError,
+            r"grads\[2\] has no partner",
+            {"grads": lambda _, g: g["grads"] * 2},
+        ),
+        (
+            "None for one",
+            ValueError,
+            r"buffers\[0\] has no partner",
+            {"grads": lambda _, g: [None, *g["grads"]]},
+        ),
+        (
+            "another shape",
+            ValueError,
+            r"grads\[0\] has shape \(6,\); expected \(4, 6\), the shape of buffers\[0\]",
+            {"grads": lambda a, g: [a(f32(6)), g["grads"][1]]},
+        ),
+        (
+            "another dtype",
+            TypeError,
+            r"grads\[1\] has dtype float64 and buffers\[1\] float32, which would lose precision",
+            {"grads": lambda a, g: [g["grads"][0], a(f64(3))]},
+        ),
+        (
+            "whole numbers",
+            TypeError,
+            r"grads\[1\] has dtype",
+            {"grads": lambda a, g: [g["grads"][0], a(np.arange(3))]},
+        ),
+        ("a part of a buffer", ValueError, r"grads\[1\] overlaps buffers\[0\]", {"grads": half}),
+        (
+            "the same buffer twice",
+            ValueError,
+            r"buffers\[0\] and buffers\[1\] share memory",
+            {"buffers": lambda _, given: given["buffers"][:1] * 2},
+        ),
+        (
+            "a read-only buffer",
+            ValueError,
+            r"buffers\[1\] is read-only",
+            {"buffers": lambda a, given: [given["buffers"][0], a.read_only(f32(3))]},
+        ),
+        (
+            "norm_out of float32",
+            TypeError,
+            "norm_out has dtype float32",
+            {"norm_out": lambda a, _: a(np.float32(0))},
+        ),
+        (
+            "norm_out in a gradient",
+            ValueError,
+            r"norm_out shares memory with grads\[0\]",
+            {
+                "buffers": lambda a, _: [a(values(name, 3))],
+                "grads": lambda a, _: [a(values(name, 3))],
+                "norm_out": lambda _, given: given["grads"][0][:1].reshape(()),
+            },
+        ),
+        ("overwrite=1", TypeError, "overwrite must be a bool", {"overwrite": 1}),
+        ("do_update=None", TypeError, "do_update must be a bool", {"do_update": None}),
+    ):
+        yield refused(f, what, error, message, changes)
 
 
 def not_arrays():

@@ -46,7 +46,7 @@ ROWS = (
     (_ARITHMETIC, '"abs.f32 %0', '"abs.ftz.f32 %0', "magnitudes that flush", _MAGNITUDES),
     (_ARITHMETIC, _MAGNITUDE_OF, "    return fabsf(x);", "magnitudes by CUDA's own function, that flush", _MAGNITUDES),
     (
-        "kernels/accumulate.cu",
+        "kernels/accumulation.cuh",
         "            const double term = __dmul_rn(to_double(held.source.at(i)), scale.exact);\n"
         "            result.put(i, narrow<T>(__dadd_rn(to_double(held.target.at(i)), term)));",
         "            const double term = to_double(held.source.at(i)) * scale.exact;\n"

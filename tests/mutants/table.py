@@ -9,13 +9,15 @@ _BAD_INPUT = "tests/test_bad_input.py"
 _BATCH_NORM = "tests/test_batch_norm.py"
 _CLIPPING = "tests/test_clipping.py"
 _SCALED = "tests/test_clipping_scaled.py"
+_LIST_SUMS = "tests/test_accumulate_grads.py"
 _NORMALIZATION = "tests/test_normalization.py"
 _HOST_TESTS: dict[str, tuple[str, ...]] = {
     "gradkit/_arguments/outputs.py": (_BAD_INPUT,),
     "gradkit/_arguments/checks.py": (_CLIPPING, _BAD_INPUT),
     "gradkit/_arguments/gradients.py": (_CLIPPING, _BAD_INPUT),
     "gradkit/_arguments/memory.py": ("tests/test_overlap.py", _CLIPPING, _BAD_INPUT),
-    "gradkit/_numpy/accumulation.py": ("tests/test_accumulation.py",),
+    "gradkit/_numpy/accumulation.py": ("tests/test_accumulation.py", _LIST_SUMS),
+    "gradkit/_numpy/zeros.py": ("tests/test_accumulation.py",),
     "gradkit/_numpy/batch_normalization.py": (_BATCH_NORM,),
     "gradkit/_arguments/signatures.py": ("tests/test_signatures.py", _BAD_INPUT),
     "gradkit/_numpy/blocks.py": (_BATCH_NORM, _NORMALIZATION, _CLIPPING),
@@ -29,7 +31,7 @@ _HOST_TESTS: dict[str, tuple[str, ...]] = {
     "gradkit/_numpy/row_norms.py": (_NORMALIZATION,),
     "gradkit/_numpy/tiles.py": (_NORMALIZATION, _BATCH_NORM),
     "gradkit/_arguments/trees.py": ("tests/test_gradients.py", _CLIPPING, _BAD_INPUT),
-    "gradkit/accumulation.py": ("tests/test_accumulation.py", _BAD_INPUT),
+    "gradkit/accumulation.py": ("tests/test_accumulation.py", _LIST_SUMS, _BAD_INPUT),
     "gradkit/gradients.py": ("tests/test_gradients.py",),
     "gradkit/clipping.py": (_CLIPPING, _SCALED, "tests/test_distributed.py"),
     "gradkit/_arguments/norms.py": (_BAD_INPUT,),
@@ -39,7 +41,7 @@ _HOST_TESTS: dict[str, tuple[str, ...]] = {
 }
 # The kernels that work on lists of tensors.
 _LISTS = (
-    *("accumulate", "clip_", "coefficients", "norm.", "norm_orders", "products", "scale"),
+    *("accumulat", "clip_", "coefficients", "norm.", "norm_orders", "products", "scale"),
     *("tensor", "zero"),
 )
 

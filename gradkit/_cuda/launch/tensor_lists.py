@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
-from gradkit._backend import Array, Borrowed, Views
+from gradkit._backend import Array, Borrowed, Number, Views
 from gradkit._cuda.launch.device import Device
 from gradkit._cuda.launch.kernels import Combination, kernel
 from gradkit._cuda.launch.strides import pair_of
@@ -32,10 +32,13 @@ KINDS = (CAPACITY, 0)  # the capacities that kernels are compiled with; 0: the l
 ALONE = (1, 0)  # of kernels that take one pair of arrays
 THREADS = 256  # a block; a warp takes a chunk at a time
 _WARPS = THREADS // 32
+_PACK = np.uint64(16)  # bytes of the widest access
 _BLOCKS = 16  # for each multiprocessor: more than it holds, so that the fast ones take more
 _SMALLEST_CHUNK = 4096  # bytes: two rounds of a warp's loads
 _LARGEST_CHUNK = 1 << 30  # kernels count its elements by an int
 _MANY_CHUNKS = 16384  # one for each warp of the largest devices
+
+_ONE = np.float64(1)
 
 _shape, _strides, _number = map(attrgetter, ("shape", "strides", "dtype.num"))
 
@@ -102,6 +105,7 @@ class Plan:
     tables: tuple[Table, ...]
     tensors: int
     chunks: int
+    in_step: bool  # sources and targets are without gaps and aligned together, in one table
 
     @property
     def uploaded(self) -> bool:
@@ -128,6 +132,12 @@ class _Cut:
     def aligned(self, starts: np.ndarray[Any, Any]) -> bool:
         """Whether arrays at these addresses are aligned; others are cut by themselves."""
         return not (starts % self.sizes).any()
+
+    def in_step(self, starts: np.ndarray[Any, Any]) -> bool:
+        """Whether kernels cut both arrays of each pair into the same packs."""
+        sources, targets = (starts + self.shifts) // self.sizes  # in elements
+        packs = _PACK // self.sizes.max(axis=0)
+        return not (len(self.dims) or ((sources - targets) % packs).any())
 
     def placed(self, starts: np.ndarray[Any, Any]) -> Rows:
         """The table of arrays at these addresses."""
@@ -210,6 +220,16 @@ def _properties_of(arrays: Sequence[Array]) -> tuple[Any, ...]:
     return tuple(tuple(map(of, arrays)) for of in (_shape, _strides, _number))
 
 
+def either(number: Number) -> tuple[Array | None, np.float64]:
+    """A number as kernels take it: an array to read it from, or none and the number itself."""
+    return (None, np.float64(number)) if isinstance(number, float) else (number, _ONE)
+
+
+def either_flag(flag: Array | bool) -> tuple[Array | None, np.uint32]:
+    """A flag as kernels take it, likewise."""
+    return (None, np.uint32(flag)) if isinstance(flag, bool) else (flag, np.uint32(0))
+
+
 def on_lists(file: str) -> Iterator[Combination]:
     """A kernel file that needs to know nothing but the kind of table."""
     for capacity in KINDS:
@@ -252,7 +272,8 @@ def _make(
         tables = _in_parts(table, every, cut.chunk, cut.chunks)
     else:
         tables = [_uploaded(device, table, every, cut.chunk, cut.chunks)]
-    return Plan(tuple(tables), len(table), cut.chunks)
+    in_step = len(tables) == 1 and cut.in_step(starts)
+    return Plan(tuple(tables), len(table), cut.chunks, in_step)
 
 
 def _cut(starts: np.ndarray[Any, Any], pairs: Sequence[Sequence[Array]]) -> _Cut:

@@ -1,0 +1,95 @@
+// buffers += scale * grads, or buffers = scale * grads, over a list of pairs of tensors.
+//
+// Sources are gradients (dtype -DGRAD), targets buffers (-DBUFFER, no narrower), which may be the
+// gradients themselves. Results are those of accumulate.cu; a product alone is rounded once from
+// double. -DNORM=1: a Part of the 2-norm of what the buffers hold afterwards for the chunks that a
+// block takes at once, with the bits of norm.cu's norm_partials if sources and targets are aligned
+// and without gaps together. Flags and scale are read on the device. Deterministic.
+//
+// Launch: a warp per chunk, any grid, blockDim.x a multiple of 32.
+
+#include "accumulation.cuh"
+
+#if NORM
+#define ORDER SumOfSquares
+#include "norm_parts.cuh"
+#endif
+
+// What becomes of a buffer. SET adds to -0, which is the product itself.
+enum Change { ADD, SET, COPY, KEEP };
+
+struct Accumulate : Add {
+    Change change;
+#if NORM
+    Part part;
+    __device__ Accumulate(double scale, Change change) : Add(scale), change(change), part{0, 0, 0} {}
+#else
+    __device__ Accumulate(double scale, Change change) : Add(scale), change(change) {}
+#endif
+    template <typename S, typename T, int N>
+    __device__ __forceinline__ void fetch(Held<S, T, N>& held, const S* grad, const T* buffer) {
+        if (change != KEEP) held.source = load<N>(grad);
+        if (change == ADD || change == KEEP) {
+            held.target = load<N>(buffer);
+        } else {
+#pragma unroll
+            for (int i = 0; i < N; ++i) held.target.put(i, narrow<T>(-0.0));
+        }
+    }
+    // Writes N results and returns them.
+    template <typename S, typename T, int N>
+    __device__ __forceinline__ Raw<T, N> put(const Held<S, T, N>& held, T* buffer) {
+        if (change == KEEP) return held.target;
+        const Raw<T, N> result = change == COPY ? converted(held) : result_of(held);
+        write<N>(buffer, result);
+        return result;
+    }
+    template <typename S, typename T, int N>
+    __device__ __forceinline__ void finish(const Held<S, T, N>& held, const S*, T* buffer) {
+        const Raw<T, N> result = put(held, buffer);
+#if NORM
+        const Held<T, T, N> one[1] = {{result, {}}};
+        SumOfSquares::include(part, one, 2);
+#endif
+    }
+};
+
+#if NORM
+// All that a lane holds is included at once, as by norm_partials; zeros add nothing.
+template <typename S, typename T, int N>
+__device__ __forceinline__ void finish_all(
+    Accumulate& op, const Held<S, T, N> (&held)[Accumulate::BATCH], const S*, T* target, int count
+) {
+    Held<T, T, N> results[Accumulate::BATCH] = {};
+#pragma unroll
+    for (int b = 0; b < Accumulate::BATCH; ++b)
+        if (b < count) results[b].source = op.put(held[b], target + b * WARP * N);
+    SumOfSquares::include(op.part, results, 2);
+}
+#endif
+
+__device__ __forceinline__ bool flag_of(const unsigned char* array, u32 flag) { return array ? *array : flag; }
+
+// Each flag is read from its array, or is the number behind it if that is null; so is the scale.
+extern "C" __global__ void __launch_bounds__(256, 2)
+accumulate_grads(const __grid_constant__ TensorList list, const unsigned char* do_update, u32 updates,
+                 const unsigned char* overwrite, u32 overwrites, const double* scale, double number,
+                 double* partials) {
+    const double by = number_of(scale, number);
+    const bool fresh = flag_of(overwrite, overwrites);
+    const Change change = !flag_of(do_update, updates) ? KEEP : !fresh ? ADD : by == 1 ? COPY : SET;
+    const auto take = [&](Accumulate& op, u32 chunk) {
+        walk_chunk<GRAD, BUFFER>(list, list.at[tensor_of(list, chunk)], chunk, op);
+    };
+#if NORM
+    write_parts(list, 2, reinterpret_cast<Part*>(partials), true, [&](u32 chunk) {
+        Accumulate op(by, change);
+        take(op, chunk);
+        return op.part;
+    });
+#else
+    if (change == KEEP) return;
+    Accumulate op(by, change);
+    for (u32 chunk = first_warp(); chunk < list.chunks; chunk += warps_in_grid()) take(op, chunk);
+#endif
+}

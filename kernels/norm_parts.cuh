@@ -1,0 +1,46 @@
+// How the chunks' partial results of a norm are joined and written, for -DORDER.
+
+#pragma once
+
+#include "norm_orders.cuh"
+
+// Lane 0 gets the warp's Part. All lanes must call it.
+__device__ __forceinline__ Part warp_part(Part part, double p) {
+    for (int offset = WARP / 2; offset > 0; offset /= 2) {
+        Part other;
+        other.hi = __shfl_xor_sync(ALL_LANES, part.hi, offset);
+        other.lo = __shfl_xor_sync(ALL_LANES, part.lo, offset);
+        other.scale = __shfl_xor_sync(ALL_LANES, part.scale, offset);
+        ORDER::combine(part, other, p);
+    }
+    return part;
+}
+
+// Thread 0 gets the block's Part. All threads must call it.
+__device__ __forceinline__ Part block_part(Part part, double p) {
+    __shared__ Part shared[WARP];
+    part = warp_part(part, p);
+    __syncthreads();  // `shared` may still be read by the call before
+    if (lane() == 0) shared[threadIdx.x / WARP] = part;
+    __syncthreads();
+    if (threadIdx.x >= WARP) return part;
+    return warp_part(lane() < blockDim.x / WARP ? shared[lane()] : Part{0, 0, 0}, p);
+}
+
+// Writes a Part for each chunk or, if `joined`, for the chunks that a block takes at once.
+// `part_of(chunk)` is called by a whole warp.
+template <typename F>
+__device__ __forceinline__ void write_parts(const TensorList& list, double p, Part* partials, bool joined, F part_of) {
+    const u32 warps = blockDim.x / WARP, own = threadIdx.x / WARP;
+    for (u32 first = blockIdx.x * warps; first < list.chunks; first += warps_in_grid()) {
+        Part part = {0, 0, 0};
+        if (first + own < list.chunks) part = part_of(first + own);
+        if (joined) {
+            part = block_part(part, p);
+            if (threadIdx.x == 0) partials[first / warps] = part;
+        } else {
+            part = warp_part(part, p);
+            if (lane() == 0 && first + own < list.chunks) partials[first + own] = part;
+        }
+    }
+}

@@ -1,0 +1,148 @@
+"""Whole containers of buffers: the sums of single calls, and the norm of the result."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gradkit
+from tests import strategies as draw_
+from tests.layouts import LAYOUTS
+from tests.test_accumulation import SAFE, added
+from tests.tolerances import DTYPES, assert_same_bits
+
+
+def on_device(backend, value):
+    return backend.asarray(np.array(value))
+
+
+@st.composite
+def lists(draw, most, types=SAFE):
+    """Host buffers and gradients of their shapes, in any layouts."""
+    pairs = draw(st.lists(st.sampled_from(types), min_size=1, max_size=4))
+    shapes = [draw(draw_.shapes(most)) for _ in pairs]
+    both = zip(pairs, shapes, strict=True)
+    drawn = [[draw(draw_.arrays(shape, name)) for name in pair] for pair, shape in both]
+    return [b for b, _ in drawn], [g for _, g in drawn]
+
+
+def norm_of(backend, buffers):
+    return backend.asnumpy(gradkit.grad_norm(buffers))
+
+
+@given(data=st.data(), scale=st.sampled_from((1.0, 0.3, -2.0, 0.0)), overwrite=st.booleans())
+def test_a_list_is_as_many_single_calls(backend, data, scale, overwrite):
+    """To the bit; and the norm is grad_norm's, to the bit."""
+    hosts, host_grads = data.draw(lists(backend.max_elements // 8))
+    buffers, grads = ([backend.asarray(h) for h in hs] for hs in (hosts, host_grads))
+    norm = on_device(backend, 7.0)
+    before = [backend.memory(g) for g in grads]
+    options = {"scale": scale, "overwrite": overwrite, "norm_out": norm}
+    assert gradkit.accumulate_grads(buffers, grads, **options) is buffers
+    for buffer, host, grad in zip(buffers, hosts, host_grads, strict=True):
+        single = backend.asarray(host)
+        if overwrite:
+            gradkit.zero_grad(single)
+            if scale == 1:
+                gradkit.accumulate_grad_v2(single, backend.asarray(grad), overwrite=True)
+                assert_same_bits(backend.asnumpy(buffer), backend.asnumpy(single))
+                continue
+        gradkit.accumulate_grad(single, backend.asarray(grad), scale=None if scale == 1 else scale)
+        np.testing.assert_array_equal(backend.asnumpy(buffer), backend.asnumpy(single))
+        fresh = backend.asarray(host)
+        fresh[...] = buffer
+        assert backend.memory(buffer) == backend.memory(fresh)  # nothing beside the elements
+    assert_same_bits(backend.asnumpy(norm), norm_of(backend, buffers))
+    assert [backend.memory(g) for g in grads] == before
+
+
+@pytest.mark.parametrize(("into", "addend"), SAFE)
+@pytest.mark.parametrize("layout", ["C", "every third", "misaligned", "from the second on"])
+def test_norms_in_every_alignment(backend, into, addend, layout):
+    """Where the two are not aligned alike, the norm takes a launch of its own for its bits."""
+    for sizes in ((1, 7, 33), (1100, 20_000)):
+        hosts = [draw_.values((n + 1,), into, n) for n in sizes]
+        grads = [draw_.values((n + 1,), addend, n + 1) for n in sizes]
+        if layout == "from the second on":
+            grads = [g[1:] for g in grads]
+        else:
+            grads = [LAYOUTS[layout](g[:-1]) for g in grads]
+        hosts = [h[:-1] for h in hosts]
+        buffers = [backend.asarray(h) for h in hosts]
+        placed = [backend.asarray(g) for g in grads]
+        norm = on_device(backend, 7.0)
+        gradkit.accumulate_grads(buffers, placed, norm_out=norm)
+        for buffer, host, grad in zip(buffers, hosts, grads, strict=True):
+            assert_same_bits(backend.asnumpy(buffer), added(host, grad))
+        assert_same_bits(backend.asnumpy(norm), norm_of(backend, buffers))
+
+
+@pytest.mark.parametrize("name", sorted(DTYPES))
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+@pytest.mark.parametrize(("update", "overwrite"), [*itertools.product((False, True), repeat=2)])
+def test_flags_on_the_host_and_on_the_device(backend, name, scale, update, overwrite):
+    host, grad = (np.array(v, DTYPES[name]) for v in ([np.nan, 1.0, -0.0], [2.0, 4.0, -0.0]))
+    wide = grad.astype(np.float64) * scale
+    expected = host if not update else wide if overwrite else host.astype(np.float64) + wide
+    puts = (bool, np.bool_, lambda b: on_device(backend, b), lambda b: on_device(backend, [b]))
+    for put in puts:
+        for factor in (scale, on_device(backend, scale)):
+            buffer, norm = backend.asarray(host), on_device(backend, 7.0)
+            gradkit.accumulate_grads(
+                [buffer],
+                [backend.asarray(grad)],
+                scale=factor,
+                do_update=put(update),
+                overwrite=put(overwrite),
+                norm_out=norm,
+            )
+            got = backend.asnumpy(buffer)
+            assert got.dtype == DTYPES[name]
+            np.testing.assert_array_equal(got.astype(np.float64), expected.astype(np.float64))
+            np.testing.assert_array_equal(backend.asnumpy(norm), norm_of(backend, [buffer]))
+
+
+def test_containers(backend):
+    def tree(value):
+        return {"w": [backend.asarray(np.full(3, value)), None], "b": backend.asarray(np.ones(2))}
+
+    buffers = tree(1.0)
+    assert gradkit.accumulate_grads(buffers, tree(2.0)) is buffers
+    np.testing.assert_array_equal(backend.asnumpy(buffers["w"][0]), 3)
+    np.testing.assert_array_equal(backend.asnumpy(buffers["b"]), 2)
+    made = gradkit.accumulate_grads((b for b in [buffers["b"]]), [buffers["b"]])
+    assert isinstance(made, list)
+    np.testing.assert_array_equal(backend.asnumpy(buffers["b"]), 4)  # a buffer that is doubled
+
+
+def test_a_gradient_that_is_another_buffer(backend):
+    buffers = [backend.asarray(np.ones(3)) for _ in range(2)]
+    with pytest.raises(ValueError, match=r"grads\[[01]\] overlaps buffers\[[01]\]; pass a copy"):
+        gradkit.accumulate_grads(buffers, buffers[::-1])
+    assert [backend.asnumpy(b).tolist() for b in buffers] == [[1, 1, 1]] * 2
+
+
+def test_nothing_to_add(backend):
+    for empty in ([], [None], [backend.asarray(np.zeros((0, 3)))]):
+        norm = np.array(7.0) if not any(e is not None for e in empty) else on_device(backend, 7.0)
+        assert gradkit.accumulate_grads(empty, empty, norm_out=norm) is empty
+        assert float(backend.asnumpy(norm)) == 0
+
+
+def test_overwriting_ignores_what_was_there(backend):
+    for scale in (1.0, 0.5):
+        buffers = [backend.asarray(np.full(9, value)) for value in (np.nan, np.inf)]
+        grads = [backend.asarray(np.full(9, 2.0)) for _ in buffers]
+        gradkit.accumulate_grads(buffers, grads, overwrite=True, scale=scale)
+        for buffer in buffers:
+            np.testing.assert_array_equal(backend.asnumpy(buffer), 2 * scale)
+
+
+def test_a_nan_reaches_the_norm(backend):
+    grads = [backend.asarray(np.array([1.0, np.nan])), backend.asarray(np.ones(5))]
+    buffers = [backend.asarray(np.zeros(len(g))) for g in grads]
+    norm = on_device(backend, 7.0)
+    gradkit.accumulate_grads(buffers, grads, norm_out=norm)
+    assert np.isnan(backend.asnumpy(norm))
