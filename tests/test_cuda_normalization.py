@@ -513,6 +513,17 @@ def test_one_array_with_gaps(gaps):
         assert_same_bits(np.array(got), ref)
 
 
+@pytest.mark.parametrize("gaps", ["x", "scale", "mean", "inv_std"])
+def test_one_array_with_gaps_after_a_call_without(gaps):
+    """Which arrays have gaps is looked at in each call."""
+    device, p = Emulated(), make((5, 64))
+    expected = [*device.layer_norm(p), device.inverse(p, p.x), *device.rms_norm(p)]
+    setattr(p, gaps, np.repeat(getattr(p, gaps), 2, axis=-1)[..., ::2])
+    found = [*device.layer_norm(p), device.inverse(p, p.x), *device.rms_norm(p)]
+    for got, ref in zip(found, expected, strict=True):
+        assert_same_bits(got, ref)
+
+
 @pytest.mark.parametrize("value", [0.0, 1 / 3, -1e30, 3e38, 1e-42])
 def test_equal_elements_have_no_variance(value):
     device = Emulated(multiprocessors=1)
