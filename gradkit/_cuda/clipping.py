@@ -10,7 +10,7 @@ import numpy as np
 from gradkit._backend import Array
 from gradkit._cuda.launch.buffers import contiguous, copy_back, writable_like
 from gradkit._cuda.launch.device import scratch
-from gradkit._cuda.launch.kernels import Combination, Macros, kernel
+from gradkit._cuda.launch.kernels import Combination, kernel
 from gradkit._cuda.launch.operations import OnDevice
 from gradkit._cuda.launch.tensor_lists import KINDS, Table, on_lists, plan_of, run, start
 from gradkit._cuda.launch.warmup import asks_for
@@ -20,6 +20,7 @@ _ANY_ORDER = "SumOfPowers"
 _PART = 3  # doubles: kernels/norm_orders.cuh
 _FINISH = {False: 1024, True: 128}  # threads that join the partial results of a norm
 _FLOAT64 = np.dtype(np.float64)
+_FLAGS = {False: np.uint32(0), True: np.uint32(1)}  # as kernels take them
 
 
 def _norms() -> Iterator[Combination]:
@@ -45,13 +46,13 @@ class Clipping(OnDevice):
             out.fill(0)
             return
         p, order = np.float64(norm_type), _ORDERS.get(norm_type, _ANY_ORDER)
+        joined = _FLAGS[not per_tensor]
         # A Part for each chunk, or for those of a block if nobody asks which tensor it was.
         counts = [table.count if per_tensor else table.blocks for table in plan.tables]
         parts = scratch(self.device, sum(counts) * _PART, _FLOAT64)
         first = 0
         for table, count in zip(plan.tables, counts, strict=True):
             own = parts if count == sum(counts) else parts[first * _PART :]
-            joined = np.uint32(not per_tensor)
             start(self.device, table, "norm", "norm_partials", p, own, joined, ORDER=order)
             if per_tensor:
                 self._finish(table, p, order, own, count, out[table.tensors])
@@ -91,7 +92,7 @@ class Clipping(OnDevice):
         The coefficient is computed in the launch that scales.
         """
         limits = (np.float64(max_norm), np.float64(eps))
-        flags = (np.uint32(zero_nonfinite), np.uint32(outs is grads))
+        flags = (_FLAGS[zero_nonfinite], _FLAGS[outs is grads])
         plan = plan_of(self.device, grads, outs)
         run(self.device, plan, "scale", "clip_by_norm", norm, *limits, *flags)
 
@@ -106,7 +107,7 @@ class Clipping(OnDevice):
             return
         array, number = (None, coefficient) if known else (coefficient, 1.0)
         plan = plan_of(self.device, grads, outs)
-        arguments = (array, np.float64(number), np.uint32(in_place))
+        arguments = (array, np.float64(number), _FLAGS[in_place])
         run(self.device, plan, "scale", "scale_grads", *arguments)
 
     @asks_for(partial(on_lists, "clip_value"))
@@ -130,11 +131,9 @@ class Clipping(OnDevice):
         per_tensor = out.ndim > 0
         threads = _FINISH[per_tensor]
         norms = min(out.size, self.device.multiprocessors * (2048 // threads))
-        macros: Macros = {"CAPACITY": table.capacity, "ORDER": order}
-        numbers = np.uint32(count), np.uint32(per_tensor)
+        launch = table.launch(self.device, norms, threads, "norm", "norm_finish", ORDER=order)
         stride = np.int64(out.strides[0] if per_tensor else 0)
-        arguments = (table.argument, p, parts, *numbers, out, stride)
-        kernel(self.device, "norm", "norm_finish", **macros)((norms,), (threads,), arguments)
+        launch(table.argument, p, parts, np.uint32(count), _FLAGS[per_tensor], out, stride)
 
     def _on_norms(
         self, name: str, norms: Sequence[Array], arguments: tuple[Any, ...], out: Array
@@ -152,4 +151,4 @@ class Clipping(OnDevice):
 
 
 def _order(norm_type: float) -> tuple[Any, ...]:
-    return np.float64(norm_type), np.uint32(math.isinf(norm_type))
+    return np.float64(norm_type), _FLAGS[math.isinf(norm_type)]

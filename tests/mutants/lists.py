@@ -516,6 +516,36 @@ MUTANTS = [
     ),
     (
         "gradkit/_cuda/launch/tensor_lists.py",
+        "key = (blocks, threads, name, *macros.items())",
+        "key = (threads, name, *macros.items())",
+        "a launch kept whatever its blocks",
+    ),
+    (
+        "gradkit/_cuda/launch/tensor_lists.py",
+        "key = (blocks, threads, name, *macros.items())",
+        "key = (blocks, name, *macros.items())",
+        "a launch kept whatever its threads",
+    ),
+    (
+        "gradkit/_cuda/launch/tensor_lists.py",
+        "key = (blocks, threads, name, *macros.items())",
+        "key = (blocks, threads, *macros.items())",
+        "a launch kept whatever its kernel",
+    ),
+    (
+        "gradkit/_cuda/launch/tensor_lists.py",
+        "key = (blocks, threads, name, *macros.items())",
+        "key = (blocks, threads, name)",
+        "a launch kept whatever its macros",
+    ),
+    (
+        "gradkit/_cuda/launch/tensor_lists.py",
+        "        found.turn = next(self._turns)\n",
+        "",
+        "what was made last kept longest, used or not",
+    ),
+    (
+        "gradkit/_cuda/launch/tensor_lists.py",
         "known = tuple(properties)\n",
         "known = tuple(properties[:1])\n",
         "chunks kept whatever the targets",
@@ -885,8 +915,8 @@ MUTANTS = [
     ),
     (
         "gradkit/_cuda/clipping.py",
-        "joined = np.uint32(not per_tensor)",
-        "joined = np.uint32(1)",
+        "joined = _FLAGS[not per_tensor]",
+        "joined = _FLAGS[True]",
         "tensors joined that have norms of their own",
     ),
 ]
