@@ -913,6 +913,18 @@ MUTANTS = [
     ),
     (
         LAUNCH,
+        "min(busy, most)",
+        "busy",
+        "partial sums larger than the arrays",
+    ),
+    (
+        LAUNCH,
+        "_CACHED // (sums * self.width)",
+        "0",
+        "multiprocessors idle for partial sums that a cache holds",
+    ),
+    (
+        LAUNCH,
         "and norm.from_output else 32",
         "and norm.from_output else 24",
         "rows that fit read twice",

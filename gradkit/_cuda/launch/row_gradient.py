@@ -37,6 +37,7 @@ _LONGEST = 512  # threads that work on one row
 _WIDE_THREADS = 256
 _SLOTS = 1024  # bytes of shared memory that a kernel takes beside
 _PARTIAL_SHARE = 0.1  # of the bytes of dy, x and dx that partial sums may cost
+_CACHED = 4 << 20  # bytes of partial sums that stay in the cache of any GPU: a T4 has so many
 
 
 @dataclass(frozen=True)
@@ -282,12 +283,15 @@ class _Gradient:
     def _fewer(self, blocks: int, at_least: int | None = None) -> int:
         """So many blocks that their partial sums cost little beside the arrays themselves.
 
-        But no fewer than keep every multiprocessor at work, which is worth more.
+        But no fewer than keep every multiprocessor at work, which is worth more as long as partial
+        sums take no more memory than dy and x, or stay in the cache.
         """
-        each = 2 * self.norm.planes * self._accumulator.itemsize  # bytes a column, both ways
-        arrays = 3 * self.rows * self.itemsize
-        floor = self.device.multiprocessors if at_least is None else at_least
-        return min(blocks, max(floor, int(_PARTIAL_SHARE * arrays / each)))
+        sums = self.norm.planes * self._accumulator.itemsize  # bytes a column, of each block
+        array = self.rows * self.itemsize  # the same of dy
+        cheap = int(_PARTIAL_SHARE * 3 * array / (2 * sums))  # written and read
+        most = max(2 * array // sums, _CACHED // (sums * self.width), 1)
+        busy = self.device.multiprocessors if at_least is None else at_least
+        return min(blocks, max(cheap, min(busy, most)))
 
 
 def combinations(norm: Norm) -> Iterator[Combination]:
