@@ -333,6 +333,18 @@ MUTANTS = [
         "statistics with gaps taken as they are",
     ),
     (
+        LAUNCH_BATCH,
+        "self._all_usable((*inputs, *outs))",
+        "self._all_usable(inputs)",
+        "results with gaps taken as they are",
+    ),
+    (
+        LAUNCH_BATCH,
+        "self._all_usable((*inputs, *outs))",
+        "self._all_usable((*inputs[:2], *outs))",
+        "vectors with gaps taken as they are",
+    ),
+    (
         BUFFERS,
         "if strides != self._gapless:",
         "if not self._gapless:",
