@@ -4,16 +4,18 @@ On CuPy arrays, PyTorch's tensors and ``idle`` arrays (NumPy's, on a test double
 kernels do nothing, so this runs without a GPU; CuPy has to be installed, and PyTorch for its
 tensors, which are on the CPU and taken for CUDA ones. NumPy takes longer than CuPy to give an
 array's address, so compare idle times only with each other. ``--profile NAME`` shows where a call
-spends its time.
+spends its time. ``--record`` writes host_times.csv, which ``benchmarks.model`` reads.
 """
 
 import argparse
 import cProfile
+import csv
 import itertools
 import pstats
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -25,6 +27,13 @@ from testbed.idle_cupy import idle_cupy
 from testbed.idle_torch import idle_torch
 
 ROUNDS, SECONDS = 200, 0.002  # rounds, of which the best counts; the length of one
+TIMES = Path(__file__).with_name("host_times.csv")
+FORMULA = "formula, NumPy"
+RECORDED = (  # what the model predicts
+    *(FORMULA, "layer_norm_grad", "rms_norm_grad", "batch_norm", "batch_norm_grad"),
+    *("grad_norm", "grad_norm, 1000", "clip_grad_norm", "clip_grad_norm, 1000"),
+)
+_RECORDINGS = 5  # of which the best counts
 
 Maker: TypeAlias = Callable[[np.ndarray[Any, Any]], Any]
 
@@ -70,11 +79,12 @@ def calls(make: Maker) -> dict[str, Callable[[], Any]]:
     turns = itertools.count()
     four, ten = [array(n) for n in (64, 256, 64, 10)], [array(64) for _ in range(10)]
     return {
-        "formula, NumPy": lambda: formula(*plain),
+        FORMULA: lambda: formula(*plain),
         "layer_norm": lambda: gradkit.layer_norm(x, scale, scale),
         "layer_norm_grad": lambda: gradkit.layer_norm_grad(dy, x, scale, row, row),
         "layer_norm_grad, out=": lambda: gradkit.layer_norm_grad(dy, x, scale, row, row, out=out),
         "rms_norm_grad": lambda: gradkit.rms_norm_grad(dy, x, scale, row),
+        "batch_norm": lambda: gradkit.batch_norm(images, channels, channels),
         "batch_norm_grad": lambda: gradkit.batch_norm_grad(
             images, images, channels, channels, channels
         ),
@@ -106,15 +116,34 @@ def microseconds(call: Callable[[], Any], seconds: float = SECONDS) -> float:
     return best * 1e6
 
 
+def recorded() -> dict[str, float]:
+    """The microseconds of each call that were recorded, on one machine."""
+    with TIMES.open(newline="") as file:
+        return {row["call"]: float(row["microseconds"]) for row in csv.DictReader(file)}
+
+
+def _record(every: dict[str, Callable[[], Any]]) -> None:
+    best = dict.fromkeys(RECORDED, float("inf"))
+    for _ in range(_RECORDINGS):
+        best = {name: min(known, microseconds(every[name])) for name, known in best.items()}
+    with TIMES.open("w", newline="") as file:
+        lines = csv.writer(file, lineterminator="\n")
+        lines.writerow(("call", "microseconds"))
+        lines.writerows((name, f"{time:.1f}") for name, time in best.items())
+
+
 def main() -> None:
     """Print a line for each call, or one call's profile."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.host", description=__doc__)
     parser.add_argument("--on", choices=PLACES, default="idle")
     parser.add_argument("--profile", metavar="NAME")
+    parser.add_argument("--record", action="store_true", help="of CuPy arrays")
     options = parser.parse_args()
-    with PLACES[options.on]() as make:
+    with PLACES["cupy" if options.record else options.on]() as make:
         every = calls(make)
-        if options.profile is None:
+        if options.record:
+            _record(every)
+        elif options.profile is None:
             for name, call in every.items():
                 print(f"{name:24} {microseconds(call):8.1f} us")
         else:

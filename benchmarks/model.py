@@ -12,8 +12,10 @@ longest of these is its time and names what limits it:
     double     those in double precision / (what the card has for them)
 
 A launch starts START after the one before it; where that is more than half of a call, `start`
-limits it. Left out are the host's time (``python -m benchmarks.host`` measures that), caches, tails
-and clocks below boost. So a small call takes at least as long as the host needs for it.
+limits it. If the host takes longer for a call than the device, `host` limits it, and the call takes
+as long. The host's time was measured, on one machine and with launches that do nothing
+(host_times.csv, by ``python -m benchmarks.host --record``). Left out are what the driver takes for
+a launch, caches, tails and clocks below boost.
 """
 
 import argparse
@@ -27,6 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import gradkit
+from benchmarks import host
 from benchmarks.shapes import DEVICE_LISTS, DEVICE_NORMS
 from gradkit._cuda import CudaBackend
 from gradkit._dtypes import FLOATS, dtype_named
@@ -108,7 +111,10 @@ class _Kernel:
 
 
 class Work(NamedTuple):
-    """One operation on one shape; ``passes`` over a list's bytes, by kernel, which tables hide."""
+    """One operation on one shape, or on a list of so many ``arrays``.
+
+    ``passes`` over a list's bytes, by kernel: its tables hide them.
+    """
 
     operation: str
     shape: str
@@ -117,6 +123,7 @@ class Work(NamedTuple):
     call: Callable[[Callable[..., Any]], Callable[[], Any]]
     counted: dict[str, tuple[str, str]]  # by kernel: operation and kernel in executed.csv
     passes: dict[str, int] = {}  # noqa: RUF012
+    arrays: int = 1
 
 
 def works() -> Iterator[Work]:
@@ -157,7 +164,8 @@ def _lists() -> Iterator[Work]:
     for name, passes in (("grad_norm", {"norm_partials": 1}), ("clip_grad_norm", _CLIP)):
         for title, (dtype, shapes) in DEVICE_LISTS.items():
             elements = sum(map(math.prod, shapes))
-            yield Work(name, title, dtype, elements, _listed(name, shapes, dtype), counted, passes)
+            call = _listed(name, shapes, dtype)
+            yield Work(name, title, dtype, elements, call, counted, passes, len(shapes))
 
 
 _CLIP = {"norm_partials": 1, "clip_by_norm": 2}
@@ -214,10 +222,16 @@ def _batch_norm(name: str, shape: tuple[int, ...], axis: int) -> Any:
 
 
 class Prediction(NamedTuple):
-    """The time of one call in seconds, and what limits it."""
+    """The time of one call in seconds, and what limits it; ``device``: if that is the host."""
 
     seconds: float
     limiter: str
+    device: "Prediction | None" = None
+
+    def __str__(self) -> str:
+        """Microseconds and what limits the call."""
+        device = f" ({self.device})" if self.device else ""
+        return f"{_figure(self.seconds * 1e6)} {self.limiter}{device}"
 
 
 def predicted(work: Work, card: Card, tables: "Tables") -> Prediction:
@@ -235,7 +249,9 @@ def predicted(work: Work, card: Card, tables: "Tables") -> Prediction:
     starts = START * len(parts)
     total = sum(part.seconds for part in parts) + starts
     longest = max(parts, key=lambda part: part.seconds)
-    return Prediction(total, "start" if starts > total / 2 else longest.limiter)
+    found = Prediction(total, "start" if starts > total / 2 else longest.limiter)
+    host_takes = tables.host(work)
+    return Prediction(host_takes, "host", found) if host_takes > total else found
 
 
 def _launched(launch: Launch, work: Work, card: Card, tables: "Tables") -> Prediction:
@@ -263,6 +279,7 @@ class Tables:
         self._files = {row["kernel"]: row["file"] for row in self._code.values()}
         self._nvrtc = min(row["nvrtc"] for row in self._code.values())
         self._executed = {EXECUTED.name_of(row): row for row in EXECUTED.read()}
+        self._host = host.recorded()
 
     def code(self, launch: Launch, dtype: str, sm: int) -> Cells:
         """The row of a kernel, or of the nearest one that has a row."""
@@ -274,6 +291,12 @@ class Tables:
                     if name in self._code:
                         return self._code[name]
         raise LookupError(f"no row of {launch.kernel} for {launch.macros}")
+
+    def host(self, work: Work) -> float:
+        """Seconds of the host; those of a list lie on a line through those of 1 and of 1000."""
+        one = self._host[work.operation]
+        thousand = self._host.get(f"{work.operation}, 1000", one)
+        return (one + (thousand - one) * (work.arrays - 1) / 999) * 1e-6
 
     def executed(self, operation: str, kernel: str, dtype: str) -> Cells | None:
         """What a kernel executes; float16 counts as bfloat16 if it has no row."""
@@ -304,12 +327,19 @@ how, and what it leaves out. Measurements, once there are some, go to [performan
 Then this page shows where the model is wrong.
 
 Microseconds a call, and what limits it: `memory` bandwidth, `latency` of round trips to memory,
-`issue` of instructions, `double` precision, `start` of kernels. The host's time is left out: a call
-takes at least that. `issue` and `double` come from counts of PTX, of which ptxas merges a part, so
-they are upper bounds. A round trip is assumed to take {latency:.0f} ns, and a kernel's start
-{start:.0f} us, on every card. The RTX 4090 and the T4 are taken to run the code for sm_80. A
-combination of macros without a row takes that of the nearest one: float16 counts as bfloat16, RMS
-norm with accesses of one element as layer norm.
+`issue` of instructions, `double` precision, `start` of kernels, or the `host`, if it takes longer
+for the call than the device, whose time then follows in brackets. `issue` and `double` come from
+counts of PTX, of which ptxas merges a part, so they are upper bounds. A round trip is assumed to
+take {latency:.0f} ns, and a kernel's start {start:.0f} us, on every card. The RTX 4090 and the T4
+are taken to run the code for sm_80. A combination of macros without a row takes that of the nearest
+one: float16 counts as bfloat16, RMS norm with accesses of one element as layer norm.
+
+The host's times are measured, but on another machine than any card is in, on CuPy arrays, and with
+launches that do nothing: what the driver takes for each comes on top. That of a list is on a line
+through those of 1 and of 1000 arrays. As a measure of that machine, the NumPy formula that
+`python -m benchmarks.host` prints took {formula:.0f} us there:
+
+{hosts}
 
 """
 
@@ -328,9 +358,21 @@ def page(found: dict[tuple[str, str, str], list[Prediction]]) -> str:
     names = " | ".join(card.name for card in CARDS)
     lines += ["", f"| operation | shape | dtype | {names} |", "|---" * (3 + len(CARDS)) + "|"]
     for title, row in found.items():
-        cells = " | ".join(f"{_figure(p.seconds * 1e6)} {p.limiter}" for p in row)
+        cells = " | ".join(map(str, row))
         lines.append(f"| {' | '.join(title)} | {cells} |")
-    return _HEAD.format(latency=LATENCY * 1e9, start=START * 1e6) + "\n".join(lines) + "\n"
+    assumed = {"latency": LATENCY * 1e9, "start": START * 1e6}
+    return _HEAD.format(**assumed, **_hosts(host.recorded())) + "\n".join(lines) + "\n"
+
+
+def _hosts(times: dict[str, float]) -> dict[str, Any]:
+    """The host's times as a table."""
+    unit = times[host.FORMULA]
+    lines = ["| call on the host | us | times the formula |", "|---|---|---|"]
+    for call, time in times.items():
+        if call != host.FORMULA:
+            name = call.replace(", 1000", " of 1000 arrays")
+            lines.append(f"| {name} | {_figure(time)} | {_figure(time / unit)} |")
+    return {"formula": unit, "hosts": "\n".join(lines)}
 
 
 def _figure(number: float) -> str:

@@ -6,6 +6,7 @@ The suite that all backends share covers values, dtypes, layouts and meaning.
 import math
 from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ import gradkit
 from gradkit._cuda import CudaBackend
 from gradkit._cuda.launch import tensor_lists
 from gradkit._cuda.launch.device import scratch
-from gradkit._cuda.launch.kernels import options_of, source_of
+from gradkit._cuda.launch.kernels import kernels_in, options_of, source_of
 from gradkit._cuda.launch.strides import pair_of
 from gradkit._cuda.launch.tensor_lists import CAPACITY, DIMS, plan_of, run, start
 from gradkit._cuda.launch.warmup import combinations
@@ -184,6 +185,58 @@ def test_the_same_properties_elsewhere_give_the_plan_of_a_new_list(device, count
             tensor_lists._plans._kept.clear()
         assert found[0] == found[1]
         plan_of(device, lists[1]), plan_of(device, *lists[::-1])  # the next turn's are kept
+
+
+def test_a_launch_that_is_kept_is_the_one_that_is_asked_for(device):
+    """Kernel, macros, blocks and threads; whatever was launched on the list before."""
+    (table,) = plan_of(device, put(device, mixed(5))).tables
+    asked = [
+        ((blocks, threads, file, name), {"ORDER": order} if order else {})
+        for blocks, threads, file, name, order in (
+            (1, 256, "norm", "norm_partials", "Sum"),
+            (2, 256, "norm", "norm_partials", "Sum"),
+            (1, 128, "norm", "norm_partials", "Sum"),
+            (1, 256, "norm", "norm_finish", "Sum"),
+            (1, 256, "norm", "norm_partials", "Largest"),
+            (1, 256, "zero", "zero_grad", None),
+        )
+    ]
+    for _ in range(2):
+        made = [table.launch(device, *where, **macros) for where, macros in asked]
+        for (where, macros), launch in zip(asked, made, strict=True):
+            blocks, threads, file, name = where
+            loaded = tensor_lists.kernel(device, file, name, CAPACITY=CAPACITY, **macros)
+            assert launch == (loaded, (blocks,), (threads,), 0)
+    for (where, macros), launch in zip(asked, made, strict=True):
+        assert table.launch(device, *where, **macros) is launch
+
+
+def test_no_two_files_have_a_kernel_of_one_name():
+    files = sorted({file for file, _ in combinations()})
+    names = [name for file in files for name in kernels_in(file)]
+    assert len(set(names)) == len(names) > len(files)
+
+
+def test_what_was_used_last_is_kept_longest():
+    used = tensor_lists._LastUsed(number=3, tensors=10)
+    made = {name: SimpleNamespace(tensors=1) for name in "abcdef"} | {
+        "large": SimpleNamespace(tensors=10)
+    }
+
+    def keep(name):
+        used.keep(name, made[name])
+        return [name for name in made if name in used._kept]
+
+    assert [keep(name) for name in "abc"][-1] == ["a", "b", "c"]
+    assert used.find("a") is made["a"]
+    assert keep("d") == ["a", "c", "d"]
+    assert keep("c") == ["a", "c", "d"]
+    assert keep("e") == ["c", "d", "e"]
+    assert used.find("a") is None
+    assert used.find("d") is made["d"]
+    assert keep("large") == ["large"]
+    assert keep("f") == ["f"]
+    assert used._tensors == 1
 
 
 def content(table):

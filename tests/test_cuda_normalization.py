@@ -513,6 +513,33 @@ def test_one_array_with_gaps(gaps):
         assert_same_bits(np.array(got), ref)
 
 
+@pytest.mark.parametrize("gaps", ["x", "scale", "mean", "inv_std"])
+def test_one_array_with_gaps_after_a_call_without(gaps):
+    """Which arrays have gaps is looked at in each call."""
+    device, p = Emulated(), make((5, 64))
+    expected = [*device.layer_norm(p), device.inverse(p, p.x), *device.rms_norm(p)]
+    setattr(p, gaps, np.repeat(getattr(p, gaps), 2, axis=-1)[..., ::2])
+    found = [*device.layer_norm(p), device.inverse(p, p.x), *device.rms_norm(p)]
+    for got, ref in zip(found, expected, strict=True):
+        assert_same_bits(got, ref)
+
+
+@pytest.mark.parametrize("gaps", ["dy", "scale", "mean", "inv_std", 0, 1, 2])
+@pytest.mark.parametrize(("shape", "axis", "last"), [BATCHES[1], BATCHES[7]], ids=str)
+def test_one_array_of_a_batch_with_gaps_after_a_call_without(gaps, shape, axis, last):
+    """An argument, or the result of that number."""
+    device, p = Emulated(), _batch(shape, axis, last, BATCH_TYPES[0])
+    expected = device.batch_norm_grad(p)
+    outs = [np.empty_like(p.x), *device.empty(p.scale, p.scale)]
+    if gaps in range(3):
+        outs[gaps] = np.repeat(outs[gaps], 2, axis=-1)[..., ::2]
+    else:
+        setattr(p, gaps, np.repeat(getattr(p, gaps), 2, axis=-1)[..., ::2])
+    device.run.batch_norm_grad(p.dy, p.x, p.scale, p.mean, p.inv_std, axis, *outs)
+    for got, ref in zip(outs, expected, strict=True):
+        assert_same_bits(np.array(got), np.array(ref))
+
+
 @pytest.mark.parametrize("value", [0.0, 1 / 3, -1e30, 3e38, 1e-42])
 def test_equal_elements_have_no_variance(value):
     device = Emulated(multiprocessors=1)

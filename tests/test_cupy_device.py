@@ -66,7 +66,7 @@ class Current:
 
 def stand_in():
     """A module with as much of CuPy as ``CupyDevice`` touches."""
-    cupy = SimpleNamespace(asarray=np.array, empty=np.empty)
+    cupy = SimpleNamespace(asarray=np.array, ndarray=np.ndarray)
     cupy.RawModule = lambda *, code, options: SimpleNamespace(code=code, options=options)
     cupy.cuda = SimpleNamespace(
         driver=SimpleNamespace(CUDADriverError=KeyError),
@@ -323,9 +323,9 @@ ASKED = [
     ("cuda.get_current_stream", 0, ()),
     ("cuda.runtime.getDevice", 0, ()),
     ("cuda.using_allocator", 1, ()),
-    ("empty", 2, ()),
     ("from_dlpack", 1, ()),
     ("full", 3, ()),
+    ("ndarray", 2, ()),
 ]
 
 

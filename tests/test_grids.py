@@ -5,7 +5,11 @@ import math
 import pytest
 
 from gradkit._cuda import CudaBackend
+from gradkit._cuda.launch import row_gradient
 from gradkit._cuda.launch.grids import column_block
+from gradkit._cuda.launch.row_gradient import LAYER, RMS
+from gradkit._dtypes import accumulation_name, dtype_named
+from testbed.emulated import IdleDevice
 from testbed.emulator import EmulatedDevice
 
 pytestmark = pytest.mark.cuda
@@ -63,6 +67,49 @@ def test_grids_are_as_large_as_what_a_device_holds_of_the_compiled_kernel(held):
     )
     for name in ("sum_deviations", "normalize", "sum_channels", "apply_channels"):
         assert device.grids[name] == (3, -(-whole // 3))
+
+
+def partial_rows(norm, shape, dtype):
+    """How many rows of partial sums a gradient of rows has on 132 multiprocessors."""
+    device = IdleDevice(multiprocessors=132)
+    data, wide = dtype_named(dtype), dtype_named(accumulation_name(dtype))
+    plan = row_gradient._plan(device, norm, shape, 1, (data, wide, data), True)
+    planes, rows, width = plan._partial_shape
+    assert (planes, width) == (norm.planes, shape[1])
+    return rows
+
+
+@pytest.mark.parametrize("norm", [LAYER, RMS], ids=["layer", "rms"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+def test_partial_sums_take_no_more_memory_than_what_they_are_sums_of(norm, dtype):
+    """Unless they are one row, or no more than a small cache holds."""
+    itemsize, wide = (dtype_named(n).itemsize for n in (dtype, accumulation_name(dtype)))
+    for rows in (1, 2, 3, 8, 100, 132, 200, 500, 10_000):
+        for width in (8, 1000, 4096, 12_288, 16_384, 20_001, 65_536, 1 << 20, 10_000_000):
+            count = partial_rows(norm, (rows, width), dtype)
+            assert 1 <= count <= rows
+            held = norm.planes * count * width * wide
+            assert count == 1 or held <= max(2 * rows * width * itemsize, 4 << 20), (rows, width)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "rows"),
+    [
+        ((128, 4096), "bfloat16", 128),  # 4 MiB
+        ((128, 4104), "bfloat16", 127),
+        ((128, 16_384), "bfloat16", 64),
+        ((128, 16_384), "float32", 128),
+        ((1024, 12_288), "bfloat16", 132),
+        ((8, 65_536), "bfloat16", 5),
+        ((8, 1 << 20), "bfloat16", 1),
+        ((1, 10_000_000), "bfloat16", 1),
+        ((1 << 17, 1024), "float32", 528),
+    ],
+    ids=str,
+)
+def test_how_many_rows_of_partial_sums_there_are(shape, dtype, rows):
+    """As few as cost little, and more only if that brings more multiprocessors to work."""
+    assert partial_rows(LAYER, shape, dtype) == rows
 
 
 @pytest.mark.parametrize(

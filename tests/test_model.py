@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from benchmarks import model
+from benchmarks import host, model
 from benchmarks.shapes import DEVICE_LISTS, DEVICE_NORMS
 
 CARD = model.CARDS[0]
@@ -17,6 +17,12 @@ def work(operation, shape, dtype="float32"):
         w for w in model.works() if (w.operation, w.shape, w.dtype) == (operation, shape, dtype)
     ]
     return found
+
+
+@pytest.fixture
+def quick_host(monkeypatch):
+    """A host that takes no time, so that the device is seen."""
+    monkeypatch.setattr(TABLES, "_host", dict.fromkeys(host.RECORDED, 0.0))
 
 
 def predicted(made, **changed):
@@ -39,10 +45,54 @@ def test_what_a_card_lacks_limits_it(changed, limiter):
     assert predicted(work("grad_norm", "GPT-2 124M"), **changed).limiter == limiter
 
 
+@pytest.mark.usefixtures("quick_host")
 def test_little_work_is_limited_by_the_start_of_its_kernels():
     found = predicted(work("grad_norm", "MLP"))
     assert found.limiter == "start"
     assert found.seconds > 2 * model.START  # two kernels
+
+
+def test_a_host_that_takes_longer_than_the_device_limits_a_call(monkeypatch):
+    made, times = work("rms_norm_grad", "8192x768"), dict(host.recorded())
+    monkeypatch.setattr(TABLES, "_host", times)
+    times["rms_norm_grad"] = 1e-3
+    device = predicted(made)
+    assert device.limiter != "host"
+    for beside, limiter in ((0.99, device.limiter), (1.01, "host")):
+        times["rms_norm_grad"] = beside * device.seconds * 1e6
+        found = predicted(made)
+        assert found.limiter == limiter
+        assert found.device == (device if limiter == "host" else None)
+        assert found.seconds == pytest.approx(max(beside, 1) * device.seconds)
+
+
+def test_a_cell_has_the_devices_time_too():
+    device = model.Prediction(5.94e-6, "start")
+    assert str(device) == "5.9 start"
+    assert str(model.Prediction(30e-6, "host", device)) == "30 host (5.9 start)"
+
+
+def test_the_hosts_time_of_a_list_grows_with_its_arrays(monkeypatch):
+    times = {"grad_norm": 50.0, "grad_norm, 1000": 1049.0, "batch_norm": 7.0}
+    monkeypatch.setattr(TABLES, "_host", times)
+    for shape, microseconds in (("MLP", 55), ("1000 x 256", 1049), ("10000 x 4096", 10_049)):
+        assert TABLES.host(work("grad_norm", shape)) == pytest.approx(microseconds * 1e-6)
+    assert TABLES.host(work("batch_norm", "32x64x56x56", "bfloat16")) == pytest.approx(7e-6)
+
+
+def test_the_hosts_times_are_of_every_operation():
+    times = host.recorded()
+    assert list(times) == list(host.RECORDED)
+    assert {made.operation for made in model.works()} <= times.keys()
+    assert all(0 < time < 10_000 for time in times.values())
+
+
+def test_recording_writes_what_is_read(monkeypatch, tmp_path):
+    monkeypatch.setattr(host, "TIMES", tmp_path / "host_times.csv")
+    found = iter(range(10_000))
+    monkeypatch.setattr(host, "microseconds", lambda _: next(found) + 0.25)
+    host._record(dict.fromkeys(host.RECORDED))
+    assert host.recorded() == {name: k + 0.2 for k, name in enumerate(host.RECORDED)}
 
 
 def test_clipping_moves_three_times_the_bytes_of_a_norm():
@@ -72,7 +122,9 @@ def test_the_page_says_that_it_predicts_and_has_every_shape():
     assert "Predictions, not results" in text
     assert "not yet run on a GPU" in text
     rows = re.findall(
-        r"^\| (\w+) \| (.+?) \| (\w+) \|.*(?:memory|latency|issue|double|start) \|$", text, re.M
+        r"^\| (\w+) \| (.+?) \| (\w+) \|.*(?:memory|latency|issue|double|start)\)? \|$",
+        text,
+        re.M,
     )
     assert rows == [(w.operation, w.shape, w.dtype) for w in model.works()]
     assert {f"{m}x{d}" for m, d in DEVICE_NORMS} | DEVICE_LISTS.keys() <= {

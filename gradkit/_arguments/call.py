@@ -35,7 +35,8 @@ class Call(Given, Generic[Arrays]):
         self, given: Arrays, *, write: bool = False, instead: str = RETURNED, detach: bool = True
     ):
         self.like = given[0]
-        kinds = set(map(type, given)) - {_NONE}
+        kinds = set(map(type, given))
+        kinds.discard(_NONE)
         if len(kinds) == 1 and self._take(given, kinds.pop()):
             return
         labels: tuple[str, ...] = given._fields  # type: ignore[attr-defined]

@@ -118,10 +118,10 @@ class Outputs:
 
 def _in_order(allocate: Callable[[Any, Any], Array], spec: Spec) -> Array:
     """A new array whose axes lie in memory as an output's are wanted."""
-    if spec.order is None:
-        return allocate(spec.shape, spec.dtype)
-    shape, places = spec.order
-    return allocate(shape, spec.dtype).transpose(places)
+    _, shape, dtype, order = spec
+    if order is None:
+        return allocate(shape, dtype)
+    return allocate(order[0], dtype).transpose(order[1])
 
 
 def _as_tuple(out: Any, count: int) -> tuple[Any, ...]:

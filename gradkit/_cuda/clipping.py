@@ -12,7 +12,7 @@ from gradkit._cuda.launch.buffers import contiguous, copy_back, writable_like
 from gradkit._cuda.launch.kernels import Combination, kernel
 from gradkit._cuda.launch.list_norms import norms, write_norm
 from gradkit._cuda.launch.operations import OnDevice
-from gradkit._cuda.launch.tensor_lists import either, on_lists, plan_of, run
+from gradkit._cuda.launch.tensor_lists import FLAGS, either, on_lists, plan_of, run
 from gradkit._cuda.launch.warmup import asks_for
 
 
@@ -78,7 +78,7 @@ class Clipping(OnDevice):
         The coefficient is computed in the launch that scales.
         """
         numbers = (*either(max_norm), np.float64(eps), *either(scale))
-        flags = (np.uint32(zero_nonfinite), np.uint32(outs is grads))
+        flags = (FLAGS[zero_nonfinite], FLAGS[outs is grads])
         plan = plan_of(self.device, grads, outs)
         run(self.device, plan, "scale", "clip_by_norm", norm, *numbers, *flags)
 
@@ -92,7 +92,7 @@ class Clipping(OnDevice):
         if array is None and number == 1 and in_place:
             return
         plan = plan_of(self.device, grads, outs)
-        run(self.device, plan, "scale", "scale_grads", array, number, np.uint32(in_place))
+        run(self.device, plan, "scale", "scale_grads", array, number, FLAGS[in_place])
 
     @asks_for(partial(on_lists, "clip_value"))
     def clip_grad_value(
@@ -118,4 +118,4 @@ class Clipping(OnDevice):
 
 
 def _order(norm_type: float) -> tuple[Any, ...]:
-    return np.float64(norm_type), np.uint32(math.isinf(norm_type))
+    return np.float64(norm_type), FLAGS[math.isinf(norm_type)]

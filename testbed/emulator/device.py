@@ -144,6 +144,10 @@ class EmulatedDevice:
         self.runtime, self.memory = _load_runtime(portable_fibers)
         self.xp = ArrayNamespace(self.memory)
 
+    def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike) -> Array:
+        """Allocate memory that nobody may read before it was written."""
+        return self.xp.empty(shape, dtype)
+
     def compile(self, source: str, options: tuple[str, ...] = ()) -> EmulatedModule:
         """Compile ``source`` with the options that CuPy would pass; cached on disk."""
         compiled = compile_source(source, options, portable_fibers=self._portable_fibers)

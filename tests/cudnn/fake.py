@@ -27,6 +27,9 @@ class HostDevice:
         self.number = number
         self.current = threading.local()
 
+    def empty(self, shape, dtype):
+        return np.empty(shape, dtype)
+
     def pointer(self, array):
         return array.ctypes.data
 

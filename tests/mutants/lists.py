@@ -27,8 +27,8 @@ MUTANTS = [
     # Graphs
     (
         "gradkit/_cuda/launch/device.py",
-        "return keep_if_captured(device, device.xp.empty(shape, dtype))",
-        "return device.xp.empty(shape, dtype)",
+        "return keep_if_captured(device, device.empty(shape, dtype))",
+        "return device.empty(shape, dtype)",
         "a graph's scratch handed to somebody else",
     ),
     (
@@ -375,6 +375,36 @@ MUTANTS = [
         "default: __trap();  // a dtype without a row\n",
         "default: walk_chunk<f32, f32>(list, tensor, chunk, op);\n",
         "a dtype without a row taken for float32",
+    ),
+    (
+        "gradkit/_cuda/launch/tensor_lists.py",
+        "key = (blocks, threads, name, *macros.items())",
+        "key = (threads, name, *macros.items())",
+        "a launch kept whatever its blocks",
+    ),
+    (
+        "gradkit/_cuda/launch/tensor_lists.py",
+        "key = (blocks, threads, name, *macros.items())",
+        "key = (blocks, name, *macros.items())",
+        "a launch kept whatever its threads",
+    ),
+    (
+        "gradkit/_cuda/launch/tensor_lists.py",
+        "key = (blocks, threads, name, *macros.items())",
+        "key = (blocks, threads, *macros.items())",
+        "a launch kept whatever its kernel",
+    ),
+    (
+        "gradkit/_cuda/launch/tensor_lists.py",
+        "key = (blocks, threads, name, *macros.items())",
+        "key = (blocks, threads, name)",
+        "a launch kept whatever its macros",
+    ),
+    (
+        "gradkit/_cuda/launch/tensor_lists.py",
+        "        found.turn = next(self._turns)\n",
+        "",
+        "what was made last kept longest, used or not",
     ),
     # Whole lists of buffers
     (
@@ -1041,8 +1071,8 @@ MUTANTS = [
     ),
     (
         "gradkit/_cuda/launch/list_norms.py",
-        "joined = np.uint32(not per_tensor)",
-        "joined = np.uint32(1)",
+        "joined = FLAGS[not per_tensor]",
+        "joined = FLAGS[True]",
         "tensors joined that have norms of their own",
     ),
 ]

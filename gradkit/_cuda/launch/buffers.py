@@ -1,13 +1,17 @@
 """Arrays that kernels can read or write from end to end: the caller's own, or copies of them."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from functools import reduce
+from operator import attrgetter, or_
 
 import numpy as np
 
-from gradkit._backend import Array
+from gradkit._backend import Array, Shape
 from gradkit._cuda.launch.device import Device, keep_if_captured, scratch
 
 VECTOR_BYTES = 16  # that one access moves at most
+
+_address, _in_c_order, _strides = map(attrgetter, ("data.ptr", "flags.c_contiguous", "strides"))
 
 
 def vector_of(itemsize: int, run: int) -> int:
@@ -19,12 +23,28 @@ def vector_of(itemsize: int, run: int) -> int:
     return 1 if run % count else count
 
 
-def all_usable(arrays: Iterable[Array | None], vector: int = 1) -> bool:
-    """Whether kernels can use all of these as they are: nearly always, and quickly found out."""
-    for array in arrays:
-        if array is not None and not _contiguous_aligned(array, vector):
-            return False
-    return True
+class AllUsable:
+    """Whether any kernel can use arrays as they are: nearly always, and quickly found out.
+
+    If not, ask of each by itself: some kernels need less. Each object is for arrays whose shapes
+    follow from how many there are, with how many dimensions; so the same strides need not be
+    looked at twice.
+    """
+
+    def __init__(self) -> None:
+        self._gapless: list[Shape] = []  # the strides of arrays that had no gaps
+
+    def __call__(self, arrays: Sequence[Array | None]) -> bool:
+        """Whether all of these lie in C order without gaps, and begin where vectors may."""
+        present = [array for array in arrays if array is not None]
+        strides = list(map(_strides, present))
+        if strides != self._gapless:
+            if not all(map(_in_c_order, present)):
+                return False
+            self._gapless = strides
+        of = address_of if isinstance(present[0], np.ndarray) else _address
+        places: int = reduce(or_, map(of, present))
+        return places % VECTOR_BYTES == 0
 
 
 def contiguous(device: Device, array: Array | None, vector: int = 1) -> Array | None:

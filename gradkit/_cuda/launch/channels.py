@@ -4,16 +4,18 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from itertools import repeat
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from gradkit._backend import Array, Shape
-from gradkit._cuda.launch.buffers import contiguous, copy_back, vector_of, writable_like
+from gradkit._cuda.launch.buffers import AllUsable, contiguous, copy_back, vector_of, writable_like
 from gradkit._cuda.launch.device import Device, scratch
 from gradkit._cuda.launch.grids import column_block, power_of_two
 from gradkit._cuda.launch.kernels import (
     Combination,
+    Launch,
     LoadedKernel,
     Macros,
     kernel,
@@ -30,6 +32,7 @@ from gradkit._dtypes import (
 _THREADS = 256
 _SUMS = {"batch_norm": "sum_deviations", "batch_norm_grad": "sum_channels"}  # the first kernels
 _FLOAT64 = np.dtype(np.float64)
+_Arrays: TypeAlias = Sequence[Array | None]
 
 
 class Forward(NamedTuple):
@@ -65,20 +68,16 @@ def batch_norm_grad(device: Device, call: Gradient) -> None:
         return
     parameter = call.mean if call.scale is None else call.scale
     work = _launches(device, "batch_norm_grad", call.x, call.channel_axis, call.mean, parameter)
-    shape = work.shape
-    dy, x = shape.arranged(device, call.dy), shape.arranged(device, call.x)
-    scale, mean = contiguous(device, call.scale), contiguous(device, call.mean)
-    inv_std = contiguous(device, call.inv_std)
-    outs = shape.view(call.dx), call.dscale, call.dbias
-    dx = writable_like(device, outs[0], shape.vector)
-    gradients = [None if out is None else writable_like(device, out) for out in outs[1:]]
+    view = work.shape.view
+    inputs = view(call.dy), view(call.x), call.scale, call.mean, call.inv_std
+    outs = view(call.dx), call.dscale, call.dbias
+    (dy, x, scale, mean, inv_std), written = work.usable(inputs, outs)
+    dx, dscale, dbias = written
     partials, means = work.partials(), work.scratch(2, work.accumulator)
     work.over_channels("sum_channels", dy, x, mean, inv_std, partials)
-    work.finish("finish_channels", partials, *gradients, means)
+    work.finish("finish_channels", partials, dscale, dbias, means)
     work.over_channels("apply_channels", dy, x, scale, mean, inv_std, means, dx)
-    for out, made in zip(outs, (dx, *gradients), strict=True):
-        if out is not None:
-            copy_back(out, made)
+    work.deliver(outs, written)
 
 
 def batch_norm(device: Device, call: Forward) -> None:
@@ -88,22 +87,19 @@ def batch_norm(device: Device, call: Forward) -> None:
     affine = (a for a in (call.scale, call.bias) if a is not None)
     parameter = next(affine, call.mean)
     work = _launches(device, "batch_norm", call.x, call.channel_axis, call.mean, parameter)
-    shape = work.shape
-    x = shape.arranged(device, call.x)
-    scale, bias = contiguous(device, call.scale), contiguous(device, call.bias)
-    outs = shape.view(call.y), call.mean, call.inv_std
-    y = writable_like(device, outs[0], shape.vector)
-    statistics = [writable_like(device, out) for out in outs[1:]]
+    view = work.shape.view
+    outs = view(call.y), call.mean, call.inv_std
+    (x, scale, bias), written = work.usable((view(call.x), call.scale, call.bias), outs)
+    y, mean, inv_std = written
     partials = work.partials()
     centre, exact = work.scratch(1, _FLOAT64), work.scratch(2, _FLOAT64)
     work.over_channels("sum_deviations", x, None, partials)
     work.finish("finish_centre", partials, centre)
     work.over_channels("sum_deviations", x, centre, partials)
     eps = (np.float64(call.eps),)
-    work.finish("finish_moments", partials, centre, exact, *statistics, last=eps)
+    work.finish("finish_moments", partials, centre, exact, mean, inv_std, last=eps)
     work.over_channels("normalize", x, scale, bias, exact, y)
-    for out, made in zip(outs, (y, *statistics), strict=True):
-        copy_back(out, made)
+    work.deliver(outs, written)
 
 
 @dataclass(frozen=True)
@@ -133,10 +129,6 @@ class _Shape:
     def view(self, array: Array) -> Array:
         """The array with its axes in this order."""
         return _channels_last(array, self.axis) if self.last else array
-
-    def arranged(self, device: Device, array: Array) -> Array:
-        """The array in this order: itself if it has it, else a copy."""
-        return contiguous(device, self.view(array), self.vector)
 
 
 def _launches(
@@ -177,33 +169,61 @@ class _Launches:
     block: tuple[int, int]
     accumulator: DType
 
+    def usable(self, inputs: _Arrays, outs: _Arrays) -> tuple[_Arrays, _Arrays]:
+        """The arrays themselves if kernels can use them; else copies, and what is like the outs."""
+        if self._all_usable((*inputs, *outs)):
+            return inputs, outs
+        device, vector = self.device, self.shape.vector
+        width = [vector if array is not None and array.ndim > 1 else 1 for array in inputs]
+        read = list(map(contiguous, repeat(device), inputs, width))
+        data, *vectors = outs
+        written = [writable_like(device, data, vector)]
+        written += [None if out is None else writable_like(device, out) for out in vectors]
+        return read, written
+
     @cached_property
-    def _counts(self) -> tuple[Any, ...]:
+    def _all_usable(self) -> AllUsable:
+        return AllUsable()
+
+    def deliver(self, outs: _Arrays, written: _Arrays) -> None:
+        """Copy what was not written in its place."""
+        for out, made in zip(outs, written, strict=True):
+            if out is not None:
+                copy_back(out, made)
+
+    @cached_property
+    def _counts(self) -> tuple[np.int64, ...]:
         return tuple(map(np.int64, (self.shape.before, self.shape.channels, self.shape.after)))
 
     @cached_property
-    def _loaded(self) -> dict[str, LoadedKernel]:
+    def _finish(self) -> tuple[tuple[int], tuple[int, int], tuple[np.int64, ...]]:
+        """The grid, the block and the counts of a kernel that adds partial sums up."""
+        shape = self.shape
+        count = shape.before * shape.after
+        counts = self.grid[1] if count else 0, shape.channels, max(1, count)
+        block = column_block(self.device.multiprocessors, shape.channels, 1)
+        return (-(-shape.channels // block[0]),), block, tuple(map(np.int64, counts))
+
+    @cached_property
+    def _launches(self) -> dict[str, Launch]:
         return {}
 
-    def _kernel(self, name: str) -> LoadedKernel:
-        found = self._loaded.get(name)
+    def _launch(self, name: str, grid: tuple[int, ...], block: tuple[int, ...]) -> Launch:
+        found = self._launches.get(name)
         if found is None:
-            found = self._loaded[name] = kernel(self.device, self.file, name, **self.macros)
+            loaded = kernel(self.device, self.file, name, **self.macros)
+            found = self._launches[name] = Launch(loaded, grid, block)
         return found
 
     def over_channels(self, name: str, *arrays: Array | None) -> None:
         """Launch a kernel that visits every element, if there are any."""
         if all(self._counts):
-            self._kernel(name)(self.grid, self.block, (*arrays, *self._counts))
+            self._launch(name, self.grid, self.block)(*arrays, *self._counts)
 
     def finish(self, name: str, *arrays: Array | None, last: tuple[Any, ...] = ()) -> None:
         """Launch a kernel that adds up the partial sums of each channel."""
-        shape = self.shape
-        count = shape.before * shape.after
-        numbers = self.grid[1] if count else 0, shape.channels, max(1, count)
-        block = column_block(self.device.multiprocessors, shape.channels, 1)
-        grid = (-(-shape.channels // block[0]),)
-        self._kernel(name)(grid, block, (*arrays, *map(np.int64, numbers), *last))
+        grid, block, counts = self._finish
+        self._launch(name, grid, block)(*arrays, *counts, *last)
 
     def partials(self) -> Array:
         """Memory for two sums of every share of every channel."""

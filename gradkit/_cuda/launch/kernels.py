@@ -5,7 +5,7 @@ import threading
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -76,6 +76,19 @@ class LoadedKernel:
             if shared_mem > self._allowed:
                 self._function.max_dynamic_shared_size_bytes = shared_mem
                 self._allowed = shared_mem
+
+
+class Launch(NamedTuple):
+    """What shapes and dtypes decide of a launch: all but the arguments."""
+
+    kernel: LoadedKernel
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    shared_mem: int = 0
+
+    def __call__(self, *arguments: Any) -> None:
+        """Launch with these arguments."""
+        self.kernel(self.grid, self.block, arguments, self.shared_mem)
 
 
 def kernel(device: Device, file: str, name: str, **macros: str | int) -> LoadedKernel:

@@ -7,8 +7,8 @@ import numpy as np
 
 from gradkit._backend import Array, Number
 from gradkit._cuda.launch.device import Device, scratch
-from gradkit._cuda.launch.kernels import Combination, Macros, kernel
-from gradkit._cuda.launch.tensor_lists import KINDS, Table, either, plan_of, start
+from gradkit._cuda.launch.kernels import Combination
+from gradkit._cuda.launch.tensor_lists import FLAGS, KINDS, Table, either, plan_of, start
 
 PART = 3  # doubles of a partial result: kernels/norm_orders.cuh
 SUM_OF_SQUARES = "SumOfSquares"
@@ -43,13 +43,13 @@ def write_norm(
             found_inf.fill(0)
         return
     p, order = np.float64(norm_type), _ORDERS.get(norm_type, _ANY_ORDER)
+    joined = FLAGS[not per_tensor]
     # A Part for each chunk, or for those of a block if nobody asks which tensor it was.
     counts = [table.count if per_tensor else table.blocks for table in plan.tables]
     parts = scratch(device, sum(counts) * PART, _FLOAT64)
     first = 0
     for table, count in zip(plan.tables, counts, strict=True):
         own = parts if count == sum(counts) else parts[first * PART :]
-        joined = np.uint32(not per_tensor)
         start(device, table, "norm", "norm_partials", p, own, joined, ORDER=order)
         if per_tensor:
             found = None if found_inf is None else found_inf[table.tensors]
@@ -74,8 +74,7 @@ def join_parts(
     per_tensor = out.ndim > 0
     threads = _THREADS[per_tensor]
     blocks = min(out.size, device.multiprocessors * (2048 // threads))
-    macros: Macros = {"CAPACITY": table.capacity, "ORDER": order}
-    numbers = np.uint32(count), np.uint32(per_tensor)
+    launch = table.launch(device, blocks, threads, "norm", "norm_finish", ORDER=order)
+    numbers = np.uint32(count), FLAGS[per_tensor]
     stride = np.int64(out.strides[0] if per_tensor else 0)
-    arguments = (table.argument, p, parts, *numbers, *either(scale), out, stride, found_inf)
-    kernel(device, "norm", "norm_finish", **macros)((blocks,), (threads,), arguments)
+    launch(table.argument, p, parts, *numbers, *either(scale), out, stride, found_inf)

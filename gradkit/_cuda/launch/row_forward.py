@@ -4,14 +4,15 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 
 from gradkit._backend import Array, Shape
-from gradkit._cuda.launch.buffers import contiguous, copy_back, vector_of, writable_like
+from gradkit._cuda.launch.buffers import AllUsable, contiguous, copy_back, vector_of, writable_like
 from gradkit._cuda.launch.device import Device
-from gradkit._cuda.launch.grids import RowBlocks, row_blocks, rows_of
-from gradkit._cuda.launch.kernels import Combination, LoadedKernel, Macros, kernel, norm_macros
+from gradkit._cuda.launch.grids import row_blocks, rows_of
+from gradkit._cuda.launch.kernels import Combination, Launch, Macros, kernel, norm_macros
 from gradkit._dtypes import LAYER_NORM_TYPES, DType, Types, dtype_named, float_name
 
 _FORWARD_THREADS = 512  # that work on one row at most
@@ -36,26 +37,10 @@ def write_forward(
         if mean is not None:
             mean.fill(0)
         return
-    plan = _plan_of(device, x, inv_std, scale, bias, axis)
-    vector = plan.vector
-    outs = [out for out in (y, mean, inv_std) if out is not None]
-    written = [writable_like(device, out, vector) for out in outs]
-    launch, blocks = plan.centred if mean is not None else plan.about_zero
-    launch(
-        (blocks.count,),
-        blocks.block,
-        (
-            *(contiguous(device, array, vector) for array in (x, scale, bias)),
-            written[0],
-            None if mean is None else written[1],
-            written[-1],
-            np.int64(plan.rows),
-            np.int64(plan.width),
-            np.float64(eps),
-        ),
-    )
-    for out, made in zip(outs, written, strict=True):
-        copy_back(out, made)
+    centred = mean is not None
+    plan = _plan_of(device, x, inv_std, (scale, bias), axis, centred=centred)
+    numbers = *plan.counts, np.float64(eps)
+    plan.run((x, scale, bias), (), (y, mean, inv_std), numbers)
 
 
 def write_inverse(
@@ -71,72 +56,87 @@ def write_inverse(
     """``x = (y - bias) / scale / inv_std + mean``; ``x`` may be ``y``."""
     if not x.size:
         return
-    plan = _plan_of(device, y, mean, scale, bias, axis)
-    made = writable_like(device, x, plan.vector)
-    launch, grid, block = plan.inverse
-    launch(
-        grid,
-        block,
-        (
-            *(contiguous(device, array, plan.vector) for array in (y, scale, bias)),
-            contiguous(device, mean),
-            contiguous(device, inv_std),
-            made,
-            np.int64(plan.rows),
-            np.int64(plan.width),
-        ),
-    )
-    copy_back(x, made)
+    plan = _plan_of(device, y, mean, (scale, bias), axis, centred=None)
+    plan.run((y, scale, bias), (mean, inv_std), (x,), plan.counts)
 
 
 def _plan_of(
     device: Device,
     data: Array,
     statistic: Array,
-    scale: Array | None,
-    bias: Array | None,
+    parameters: tuple[Array | None, ...],
     axis: int,
+    *,
+    centred: bool | None,
 ) -> "_Rows":
-    parameter = statistic
-    if scale is not None:
-        parameter = scale
-    elif bias is not None:
-        parameter = bias
-    return _plan(device, data.shape, axis, (data.dtype, statistic.dtype, parameter.dtype))
+    given = (array.dtype for array in parameters if array is not None)
+    dtypes = data.dtype, statistic.dtype, next(given, statistic.dtype)
+    return _plan(device, data.shape, axis, dtypes, centred)
 
 
 @lru_cache(maxsize=1024)
-def _plan(device: Device, shape: Shape, axis: int, dtypes: tuple[DType, DType, DType]) -> "_Rows":
+def _plan(
+    device: Device,
+    shape: Shape,
+    axis: int,
+    dtypes: tuple[DType, DType, DType],
+    centred: bool | None,
+) -> "_Rows":
     """What shapes and dtypes decide, decided once."""
     data, statistic, parameter = (float_name(dtype) or "" for dtype in dtypes)
     rows, width = rows_of(shape, axis)
     vector = vector_of(dtypes[0].itemsize, width)
-    return _Rows(device, (data, statistic, parameter), rows, width, vector)
+    return _Rows(device, (data, statistic, parameter), rows, width, vector, centred)
 
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """``rows`` rows of ``width``; ``vector`` columns are read and written by one access."""
+    """``rows`` rows of ``width``; ``vector`` columns are read and written by one access.
+
+    ``centred``: whether the norm has a mean; ``None``: the inverse.
+    """
 
     device: Device
     types: Types
     rows: int
     width: int
     vector: int
+    centred: bool | None
+
+    def run(
+        self,
+        vectors: tuple[Array | None, ...],
+        statistics: tuple[Array, ...],
+        outs: tuple[Array | None, ...],
+        numbers: tuple[Any, ...],
+    ) -> None:
+        """Launch on arrays that are read and arrays that are written, or on copies of them."""
+        if self._all_usable((*vectors, *statistics, *outs)):
+            self._launch(*vectors, *statistics, *outs, *numbers)
+            return
+        device, vector = self.device, self.vector
+        read = [contiguous(device, array, vector) for array in vectors]
+        read += [contiguous(device, array) for array in statistics]
+        written = [None if out is None else writable_like(device, out, vector) for out in outs]
+        self._launch(*read, *written, *numbers)
+        for out, made in zip(outs, written, strict=True):
+            if out is not None:
+                copy_back(out, made)
 
     @cached_property
-    def centred(self) -> tuple[LoadedKernel, RowBlocks]:
-        """Layer norm's kernel and blocks."""
-        return self._forward(centred=True)
+    def counts(self) -> tuple[np.int64, np.int64]:
+        """Rows and columns."""
+        return np.int64(self.rows), np.int64(self.width)
 
     @cached_property
-    def about_zero(self) -> tuple[LoadedKernel, RowBlocks]:
-        """RMS norm's kernel and blocks."""
-        return self._forward(centred=False)
+    def _all_usable(self) -> AllUsable:
+        return AllUsable()
 
     @cached_property
-    def inverse(self) -> tuple[LoadedKernel, tuple[int, int], tuple[int, int]]:
-        """The inverse's kernel, grid and block."""
+    def _launch(self) -> Launch:
+        return self._inverse() if self.centred is None else self._forward(self.centred)
+
+    def _inverse(self) -> Launch:
         macros = norm_macros(self.types, self.vector)
         found = kernel(self.device, "layer_norm_inverse", "layer_norm_inverse", **macros)
         packs = -(-self.width // self.vector)
@@ -144,14 +144,15 @@ class _Rows:
         along = -(-self.width // (blocks.threads * self.vector))
         resident = found.resident(math.prod(blocks.block)) * self.device.multiprocessors
         short = max(1, -(-resident // blocks.count))
-        return found, (blocks.count, min(along, short)), blocks.block
+        return Launch(found, (blocks.count, min(along, short)), blocks.block)
 
-    def _forward(self, *, centred: bool) -> tuple[LoadedKernel, RowBlocks]:
+    def _forward(self, centred: bool) -> Launch:
         packs = -(-self.width // (_FORWARD_CHUNKS * self.vector))
         chunks = _FORWARD_CHUNKS if packs <= _FORWARD_THREADS else 0
         macros = norm_macros(self.types, self.vector, CENTRED=int(centred), CHUNKS=chunks)
         found = kernel(self.device, "layer_norm", "layer_norm", **macros)
-        return found, row_blocks(found, self.rows, packs, _FORWARD_THREADS)
+        blocks = row_blocks(found, self.rows, packs, _FORWARD_THREADS)
+        return Launch(found, (blocks.count,), blocks.block)
 
 
 def forward_combinations(*, centred: bool) -> Iterator[Combination]:

@@ -8,15 +8,22 @@ sums over rows lie in shared memory, if the device has enough of it.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from gradkit._backend import Array, Shape
-from gradkit._cuda.launch.buffers import all_usable, contiguous, copy_back, vector_of, writable_like
+from gradkit._cuda.launch.buffers import AllUsable, contiguous, copy_back, vector_of, writable_like
 from gradkit._cuda.launch.device import Device, scratch
-from gradkit._cuda.launch.grids import RowBlocks, column_block, row_blocks, rows_of
-from gradkit._cuda.launch.kernels import Combination, LoadedKernel, Macros, kernel, norm_macros
+from gradkit._cuda.launch.grids import column_block, row_blocks, rows_of
+from gradkit._cuda.launch.kernels import (
+    Combination,
+    Launch,
+    LoadedKernel,
+    Macros,
+    kernel,
+    norm_macros,
+)
 from gradkit._dtypes import (
     LAYER_NORM_TYPES,
     DType,
@@ -30,6 +37,7 @@ _LONGEST = 512  # threads that work on one row
 _WIDE_THREADS = 256
 _SLOTS = 1024  # bytes of shared memory that a kernel takes beside
 _PARTIAL_SHARE = 0.1  # of the bytes of dy, x and dx that partial sums may cost
+_CACHED = 4 << 20  # bytes of partial sums that stay in the cache of any GPU: a T4 has so many
 
 
 @dataclass(frozen=True)
@@ -140,10 +148,10 @@ class _Gradient:
 
     def run(self, inputs: Inputs, outputs: Outputs) -> None:
         """Launch the kernels on the arrays, or on copies that they can read and write."""
-        device, vector = self.device, self.vector
-        if all_usable((*inputs[:4], *outputs), vector) and all_usable(inputs[4:]):
+        if self._all_usable((*inputs, *outputs)):
             self._launch(inputs, outputs)
             return
+        device, vector = self.device, self.vector
         inputs = Inputs(
             contiguous(device, inputs.dy, vector),
             contiguous(device, inputs.source, vector),
@@ -163,11 +171,34 @@ class _Gradient:
     def _launch(self, inputs: Inputs, outputs: Outputs) -> None:
         partials = None
         if self.rows and self.width:
-            if self._row_plan is not None:
-                partials = self._in_one_visit(self._row_plan, inputs, outputs.dx)
-            else:
-                partials = self._in_two_visits(inputs, outputs.dx)
-        self._write_parameters(partials, outputs)
+            write = self._in_two_visits if self._row_plan is None else self._in_one_visit
+            partials = write(inputs, outputs.dx)
+        if self.wanted and self.width:
+            self._column_sums(partials, outputs.dscale, outputs.dbias, *self._partial_counts)
+
+    def _in_one_visit(self, inputs: Inputs, dx: Array) -> Array | None:
+        """Write dx; the partial sums of dscale and dbias as (planes, blocks, width)."""
+        partials = self._partials()
+        self._one_visit(*inputs, dx, partials, *self._shape)
+        return partials
+
+    def _in_two_visits(self, inputs: Inputs, dx: Array) -> Array | None:
+        """The same, with each row's sums first."""
+        sum_rows, apply = self._two_visits
+        sums = scratch(self.device, (sum_rows.grid[1], self.rows, 2), np.float64)
+        sum_rows(*inputs, sums, *self._shape)
+        partials = self._partials()
+        apply(*inputs, sums, dx, partials, *self._shape, np.int32(len(sums)))
+        return partials
+
+    def _partials(self) -> Array | None:
+        if not self.wanted:
+            return None
+        return scratch(self.device, self._partial_shape, self._accumulator)
+
+    @cached_property
+    def _all_usable(self) -> AllUsable:
+        return AllUsable()
 
     @cached_property
     def _row_plan(self) -> RowPlan | None:
@@ -187,8 +218,14 @@ class _Gradient:
         return dtype_named(accumulation_name(self.types[0]))
 
     @cached_property
-    def _one_visit(self) -> tuple[LoadedKernel, RowBlocks, int]:
-        """The kernel of one visit, its blocks and how many of them."""
+    def _shape(self) -> tuple[np.int64, np.int32 | np.int64]:
+        """Rows and columns; the kernel of one visit counts columns by an int."""
+        one_visit = self._row_plan is not None
+        return np.int64(self.rows), (np.int32 if one_visit else np.int64)(self.width)
+
+    @cached_property
+    def _one_visit(self) -> Launch:
+        """The kernel that keeps a row in registers."""
         plan = self._row_plan
         assert plan is not None
         held = plan.chunks * self.vector
@@ -197,45 +234,20 @@ class _Gradient:
         found = kernel(self.device, "layer_norm_grad", "layer_norm_grad", **macros)
         blocks = row_blocks(found, self.rows, packs, _LONGEST, plan.shared)
         count = self._fewer(blocks.count) if self.wanted else blocks.count
-        return found, blocks, count
-
-    def _in_one_visit(self, plan: RowPlan, inputs: Inputs, dx: Array) -> Array | None:
-        """Write dx; the partial sums of dscale and dbias as (planes, blocks, width)."""
-        launch, blocks, count = self._one_visit
-        partials = self._partials(count)
-        arguments = (*inputs, dx, partials, *self._shape)
-        launch((count,), blocks.block, arguments, shared_mem=plan.shared)
-        return partials
+        return Launch(found, (count,), blocks.block, plan.shared)
 
     @cached_property
-    def _shape(self) -> tuple[Any, Any]:
-        """Rows and columns; the kernel of one visit counts columns by an int."""
-        one_visit = self._row_plan is not None
-        return np.int64(self.rows), (np.int32 if one_visit else np.int64)(self.width)
-
-    def _in_two_visits(self, inputs: Inputs, dx: Array) -> Array | None:
+    def _two_visits(self) -> tuple[Launch, Launch]:
+        """The kernel that sums along rows, in some parts a row, and the one that writes dx."""
+        sms, block = self.device.multiprocessors, (_WIDE_THREADS, 1)
         tiles = -(-self.width // (_WIDE_THREADS * self.vector))
-        sms = self.device.multiprocessors
         parts = min(tiles, max(1, -(-sms // self.rows)), 32)
-        shape = self._shape
-        sums = scratch(self.device, (parts, self.rows, 2), np.float64)
-        block = (_WIDE_THREADS, 1)
-        launch, resident = self._row_sums
-        launch((min(self.rows, resident), parts), block, (*inputs, sums, *shape))
-        launch, resident = self._apply
+        sums, resident = self._wide("row_sums_of_gradient")
+        sum_rows = Launch(sums, (min(self.rows, resident), parts), block)
+        found, resident = self._wide("apply_gradient")
         count = min(self.rows, max(1, resident // tiles))
         count = self._fewer(count, at_least=-(-sms // tiles)) if self.wanted else count
-        partials = self._partials(count)
-        launch((tiles, count), block, (*inputs, sums, dx, partials, *shape, np.int32(parts)))
-        return partials
-
-    @cached_property
-    def _row_sums(self) -> tuple[LoadedKernel, int]:
-        return self._wide("row_sums_of_gradient")
-
-    @cached_property
-    def _apply(self) -> tuple[LoadedKernel, int]:
-        return self._wide("apply_gradient")
+        return sum_rows, Launch(found, (tiles, count), block)
 
     def _wide(self, name: str) -> tuple[LoadedKernel, int]:
         """A kernel of two visits, and how many of its blocks the device holds at once."""
@@ -243,36 +255,43 @@ class _Gradient:
         return found, found.resident(_WIDE_THREADS) * self.device.multiprocessors
 
     @cached_property
-    def _column_sums(self) -> tuple[LoadedKernel, tuple[int, int], tuple[int, int]]:
-        """The last kernel, its grid and its block."""
+    def _partial_shape(self) -> tuple[int, int, int]:
+        """Partial sums are (planes, rows, width); a row for each block of rows."""
+        if not (self.rows and self.width):
+            count = 0
+        elif self._row_plan is not None:
+            count = self._one_visit.grid[0]
+        else:
+            count = self._two_visits[1].grid[1]
+        return self.norm.planes, count, self.width
+
+    @cached_property
+    def _partial_counts(self) -> tuple[np.int64, np.int64]:
+        _, rows, width = self._partial_shape
+        return np.int64(rows), np.int64(width)
+
+    @cached_property
+    def _column_sums(self) -> Launch:
+        """The last kernel, which adds partial sums up."""
         macros: Macros = {"ACC_T": str(self._accumulator), "PARAM_T": self.types[2]}
         planes = self.norm.planes
         block = column_block(self.device.multiprocessors, self.width, planes)
         grid = (-(-self.width // block[0]), planes)
-        return kernel(self.device, "column_sums", "column_sums", **macros), grid, block
-
-    def _write_parameters(self, partials: Array | None, written: Outputs) -> None:
-        if not self.wanted or not self.width:
-            return
-        count = 0 if partials is None else partials.shape[1]
-        numbers = np.int64(count), np.int64(self.width)
-        launch, grid, block = self._column_sums
-        launch(grid, block, (partials, written.dscale, written.dbias, *numbers))
-
-    def _partials(self, count: int) -> Array | None:
-        if not self.wanted:
-            return None
-        return scratch(self.device, (self.norm.planes, count, self.width), self._accumulator)
+        found = kernel(self.device, "column_sums", "column_sums", **macros)
+        return Launch(found, grid, block)
 
     def _fewer(self, blocks: int, at_least: int | None = None) -> int:
         """So many blocks that their partial sums cost little beside the arrays themselves.
 
-        But no fewer than keep every multiprocessor at work, which is worth more.
+        But no fewer than keep every multiprocessor at work, which is worth more as long as partial
+        sums take no more memory than dy and x, or stay in the cache.
         """
-        each = 2 * self.norm.planes * self._accumulator.itemsize  # bytes a column, both ways
-        arrays = 3 * self.rows * self.itemsize
-        floor = self.device.multiprocessors if at_least is None else at_least
-        return min(blocks, max(floor, int(_PARTIAL_SHARE * arrays / each)))
+        sums = self.norm.planes * self._accumulator.itemsize  # bytes a column, of each block
+        array = self.rows * self.itemsize  # the same of dy
+        cheap = int(_PARTIAL_SHARE * 3 * array / (2 * sums))  # written and read
+        most = max(2 * array // sums, _CACHED // (sums * self.width), 1)
+        busy = self.device.multiprocessors if at_least is None else at_least
+        return min(blocks, max(cheap, min(busy, most)))
 
 
 def combinations(norm: Norm) -> Iterator[Combination]:

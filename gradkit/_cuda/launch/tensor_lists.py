@@ -9,10 +9,10 @@ of the list in its parameters.
 """
 
 import threading
-from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import count
 from operator import attrgetter
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -20,7 +20,7 @@ import numpy as np
 
 from gradkit._backend import Array, Borrowed, Number, Views
 from gradkit._cuda.launch.device import Device
-from gradkit._cuda.launch.kernels import Combination, kernel
+from gradkit._cuda.launch.kernels import Combination, Launch, kernel
 from gradkit._cuda.launch.strides import pair_of
 from gradkit._dtypes import float_of
 
@@ -38,6 +38,7 @@ _SMALLEST_CHUNK = 4096  # bytes: two rounds of a warp's loads
 _LARGEST_CHUNK = 1 << 30  # kernels count its elements by an int
 _MANY_CHUNKS = 16384  # one for each warp of the largest devices
 
+FLAGS = {False: np.uint32(0), True: np.uint32(1)}  # as kernels take them
 _ONE = np.float64(1)
 
 _shape, _strides, _number = map(attrgetter, ("shape", "strides", "dtype.num"))
@@ -89,13 +90,28 @@ class Table:
     @property
     def count(self) -> int:
         """The number of chunks."""
-        count: int = self.chunks.stop - self.chunks.start
-        return count
+        length: int = self.chunks.stop - self.chunks.start
+        return length
 
     @cached_property
     def blocks(self) -> int:
         """How many blocks take all chunks in one round."""
         return -(-self.count // _WARPS)
+
+    @cached_property
+    def _launches(self) -> dict[tuple[Any, ...], Launch]:
+        return {}
+
+    def launch(
+        self, device: Device, blocks: int, threads: int, file: str, name: str, **macros: Any
+    ) -> Launch:
+        """The launch of a kernel that takes this table, made once; only one file has its name."""
+        key = (blocks, threads, name, *macros.items())
+        found = self._launches.get(key)
+        if found is None:
+            loaded = kernel(device, file, name, CAPACITY=self.capacity, **macros)
+            found = self._launches[key] = Launch(loaded, (blocks,), (threads,))
+        return found
 
 
 @dataclass(frozen=True)
@@ -149,33 +165,48 @@ class _Cut:
 Kept = TypeVar("Kept", _Cut, Plan)
 
 
+@dataclass
+class _Used(Generic[Kept]):
+    """What is kept, and when it was last used."""
+
+    made: Kept
+    turn: int
+
+
 class _LastUsed(Generic[Kept]):
-    """The plans or cuts used last, bounded in number and in tensors."""
+    """The plans or cuts used last, bounded in number and in tensors.
+
+    A key may be long, and Python computes its hash anew each time; so to find one looks once.
+    """
 
     def __init__(self, number: int, tensors: int):
         self._limits = (number, tensors)
-        self._kept: OrderedDict[Hashable, Kept] = OrderedDict()
+        self._kept: dict[Hashable, _Used[Kept]] = {}
         self._tensors = 0
+        self._turns = count()
         self._lock = threading.Lock()
 
     def find(self, key: Hashable) -> Kept | None:
-        with self._lock:
-            found = self._kept.get(key)
-            if found is not None:
-                self._kept.move_to_end(key)
-            return found
+        found = self._kept.get(key)
+        if found is None:
+            return None
+        found.turn = next(self._turns)
+        return found.made
 
     def keep(self, key: Hashable, made: Kept) -> None:
         with self._lock:
             self._tensors += made.tensors - self._drop(key)
-            self._kept[key] = made
+            self._kept[key] = _Used(made, next(self._turns))
             number, tensors = self._limits
             while len(self._kept) > number or (self._tensors > tensors and len(self._kept) > 1):
-                self._tensors -= self._drop(next(iter(self._kept)))
+                self._tensors -= self._drop(min(self._kept, key=self._turn_of))
+
+    def _turn_of(self, key: Hashable) -> int:
+        return self._kept[key].turn
 
     def _drop(self, key: Hashable) -> int:
         found = self._kept.pop(key, None)
-        return found.tensors if found else 0
+        return found.made.tensors if found else 0
 
 
 _plans = _LastUsed[Plan](number=64, tensors=1 << 20)
@@ -227,7 +258,7 @@ def either(number: Number) -> tuple[Array | None, np.float64]:
 
 def either_flag(flag: Array | bool) -> tuple[Array | None, np.uint32]:
     """A flag as kernels take it, likewise."""
-    return (None, np.uint32(flag)) if isinstance(flag, bool) else (flag, np.uint32(0))
+    return (None, FLAGS[flag]) if isinstance(flag, bool) else (flag, FLAGS[False])
 
 
 def on_lists(file: str) -> Iterator[Combination]:
@@ -248,8 +279,8 @@ def start(
     """Launch a kernel over the chunks of one table."""
     if table.blocks:
         grid = min(table.blocks, device.multiprocessors * _BLOCKS)
-        launch = kernel(device, file, name, CAPACITY=table.capacity, **macros)
-        launch((grid,), (THREADS,), (table.argument, *arguments))
+        launch = table.launch(device, grid, THREADS, file, name, **macros)
+        launch(table.argument, *arguments)
 
 
 def _make(
