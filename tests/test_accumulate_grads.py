@@ -58,6 +58,7 @@ def test_a_list_is_as_many_single_calls(backend, data, scale, overwrite):
     assert [backend.memory(g) for g in grads] == before
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("into", "addend"), SAFE)
 @pytest.mark.parametrize("layout", ["C", "every third", "misaligned", "from the second on"])
 def test_norms_in_every_alignment(backend, into, addend, layout):
@@ -79,6 +80,7 @@ def test_norms_in_every_alignment(backend, into, addend, layout):
         assert_same_bits(backend.asnumpy(norm), norm_of(backend, buffers))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", sorted(DTYPES))
 @pytest.mark.parametrize("scale", [1.0, 0.5])
 @pytest.mark.parametrize(("update", "overwrite"), [*itertools.product((False, True), repeat=2)])

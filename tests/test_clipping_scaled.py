@@ -191,6 +191,7 @@ def test_a_negative_limit_that_only_the_backend_sees():
 FLAGS = ((np.bool_, ()), (np.bool_, (1,)), (np.float32, (1,)), (np.float64, ()))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("order", [1, 2, 3, 0.5, INF])
 @pytest.mark.parametrize("name", sorted(DTYPES))
 def test_found_inf_is_about_the_elements(backend, order, name):

@@ -151,7 +151,7 @@ def test_no_64_bit_number_is_narrowed():
         assert not [line for line in lines if narrowing.search(line)], file
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.usefixtures("nvrtc")
 @pytest.mark.parametrize(
     ("file", "kernel_name", "loads", "stores"),
@@ -171,6 +171,7 @@ def test_no_64_bit_number_is_narrowed():
         ("clip_value", "clip_grad_value", 1, 1),
         ("accumulate", "accumulate_grad", 2, 1),
         ("accumulate", "accumulate_grad_v2", 1, 1),
+        ("accumulate_grads", "accumulate_grads", 2, 1),
         ("zero", "zero_grad", 0, 1),
     ],
 )

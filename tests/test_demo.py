@@ -148,6 +148,7 @@ def guarded(demo) -> ModuleType:
         return importlib.import_module("spike_guard")
 
 
+@pytest.mark.slow
 def test_the_guard_clips_the_poisoned_steps_and_saves_the_run(
     guarded, tmp_path, monkeypatch, capsys
 ):

@@ -90,7 +90,7 @@ def test_lists(name, layout):
         assert working_memory(call) <= WORKING_MEMORY
 
 
-@pytest.mark.sampled(11)
+@pytest.mark.sampled(31)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize(
     ("name", "layout"),

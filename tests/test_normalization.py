@@ -409,6 +409,7 @@ def test_the_gradient_over_its_own_input(backend, types, layout):
 
 @pytest.mark.sampled(101)
 @TYPES
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
 def test_long_rows_over_their_own_input(backend, types, layout):
     _check_results_over_inputs(backend, make((3, 70_000), types), LAYOUTS[layout])

@@ -9,7 +9,8 @@ from tests.backends import BACKENDS
 from tests.soak import every_operation, growth, soak
 
 
-@pytest.mark.parametrize("largest", [1024, pytest.param(None, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("largest", [1024, None])
 def test_nothing_grows(backend, monkeypatch, largest):
     for cache in ("_plans", "_cuts"):  # that are full soon
         monkeypatch.setattr(tensor_lists, cache, tensor_lists._LastUsed(8, 1 << 20))

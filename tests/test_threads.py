@@ -30,6 +30,7 @@ def in_a_process(**environment):
     return int(done.stdout)
 
 
+@pytest.mark.slow
 def test_the_environment_chooses():
     default = in_a_process()
     assert 1 <= default <= tuning.MOST_WORKERS

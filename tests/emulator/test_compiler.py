@@ -77,6 +77,7 @@ def test_without_a_compiler(monkeypatch):
         compile_source('extern "C" __global__ void never_compiled_before() {}')
 
 
+@pytest.mark.slow
 def test_processes_that_compile_at_once(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     program = """

@@ -286,6 +286,7 @@ def test_traffic_counts_each_parameter_and_adds_up():
     assert (device.total_traffic.read, device.total_traffic.launches) == (800, 2)
 
 
+@pytest.mark.slow
 def test_portable_fibers_do_the_same():
     def run(device):
         out = device.xp.empty(100, np.float32)
