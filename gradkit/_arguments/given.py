@@ -10,6 +10,12 @@ from gradkit._backend import Array, Backend, Number
 from gradkit._frameworks import HOST, Framework, backend_of, framework_of, is_array
 
 _ONE = "one number"
+# What to pass in place of objects that look like arrays, by their library.
+_INSTEAD = {
+    "pandas": "what its .to_numpy() returns",
+    "scipy": "its .data, the elements that it stores",
+    "tinygrad": "what its .numpy() returns",
+}
 RETURNED = "leave out=None and take the new arrays that are returned"
 
 
@@ -73,7 +79,10 @@ def known_framework(array: Any, label: str) -> Framework:
     """The library of an argument that must be an array."""
     framework = framework_of(array)
     if framework is None:
-        raise TypeError(f"{label} is a {type(array).__qualname__}; expected an array")
+        kind = type(array)
+        instead = _INSTEAD.get(kind.__module__.partition(".")[0])
+        hint = f"; pass {instead}" if instead else ""
+        raise TypeError(f"{label} is a {kind.__qualname__}; expected an array{hint}")
     return framework
 
 

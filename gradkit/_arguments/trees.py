@@ -16,6 +16,8 @@ def freeze(tree: Any, is_leaf: IsLeaf, depth: int = 0) -> Any:
         return tree
     if not isinstance(tree, Iterable) or isinstance(tree, (str, bytes, bytearray)):
         return tree
+    if hasattr(tree, "shape"):  # an array that is not known: a sparse one, say
+        return tree
     if depth == _DEEPEST:
         raise ValueError(
             f"a container holds itself, or there are more than {_DEEPEST} in each other"

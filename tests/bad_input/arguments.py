@@ -52,6 +52,16 @@ class Parameter:
     grad = np.ones(3)
 
 
+class Sparse:
+    """What looks like an array, and whose rows look like it too."""
+
+    __module__ = "scipy.sparse"
+    shape = (3, 3)
+
+    def __iter__(self):
+        return iter([self] * 3)
+
+
 # Good arguments of every function; those of norms as (label, shape).
 NORMS = {
     "layer_norm": {"x": (R, C), "scale": (C,), "bias": (C,)},

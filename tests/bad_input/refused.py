@@ -22,6 +22,7 @@ from tests.bad_input.arguments import (
     Factory,
     Parameter,
     R,
+    Sparse,
     f32,
     f64,
     good,
@@ -68,6 +69,7 @@ def not_gradients():
         "a string": (r"grads\[1\] is a str; expected an array", "gradient"),
         "masked": (r"grads\[1\] (is )?a (masked|numpy) array", np.ma.ones(3)),
         "nested": (r"grads\[1\]\['w'\]\[0\] is a int", {"w": [3]}),
+        "sparse": (r"grads\[1\] is a Sparse; expected an array; pass its \.data,", Sparse()),
     }
     for function in LISTS:
         for what, (message, wrong) in bad.items():

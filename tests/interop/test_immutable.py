@@ -12,6 +12,7 @@ TWINS = {
     "zero_grad": (gradkit.zero_grad, "zeros_like"),
     "accumulate_grad": (lambda g: gradkit.accumulate_grad(g, g), r"compute buffer \+ grad"),
     "accumulate_grad_v2": (lambda g: gradkit.accumulate_grad_v2(g, g), r"or compute buffer \+ g"),
+    "accumulate_grads": (lambda g: gradkit.accumulate_grads([g], [g]), r"compute buffer \+ scale"),
     "out": (lambda g: gradkit.grad_norm([g], out=g), "leave out=None"),
     "norm out": (lambda g: gradkit.rms_norm(g, out=(g, None)), "leave out=None"),
     "tree out": (lambda g: gradkit.clip_by_global_norm([g], 1.0, out=([g], None)), "out=None"),

@@ -198,6 +198,19 @@ def test_arrays_of_the_framework_may_be_coefficient_and_flag(mutable):
     np.testing.assert_array_equal(mutable.read(grad), [1, -2])
 
 
+def test_lists_of_buffers(mutable):
+    """With numbers, flags and the norm as the library's own arrays, or NumPy's scalars."""
+    number = np.float32(0.5)
+    for put in (float, np.array, mutable.make):
+        buffers = [mutable.make(np.full(n, 2.0, np.float32)) for n in (3, 500)]
+        grads = [mutable.make(np.full(n, 4.0, np.float32)) for n in (3, 500)]
+        norm = mutable.make(np.zeros(()))
+        gradkit.accumulate_grads(buffers, grads, scale=put(number), norm_out=norm)
+        for buffer in buffers:
+            np.testing.assert_array_equal(mutable.read(buffer), 4)
+        assert float(mutable.read(norm)) == float(mutable.read(gradkit.grad_norm(buffers)))
+
+
 def test_a_torch_flag_is_read(torch):
     grad = torch.ones(2)
     gradkit.accumulate_grad(grad, torch.ones(2), do_update=torch.tensor(False))

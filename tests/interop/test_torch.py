@@ -17,11 +17,13 @@ IN_PLACE = {
     "accumulate_grad_v2": lambda g: gradkit.accumulate_grad_v2(
         g, g.detach().clone(), overwrite=True
     ),
+    "accumulate_grads": lambda g: gradkit.accumulate_grads([g], [g.detach().clone()]),
 }
 READING = {
     "grad_norm": gradkit.grad_norm,
     "clip_by_global_norm": lambda g: gradkit.clip_by_global_norm(g, 1.0),
     "accumulate_grad": lambda g: gradkit.accumulate_grad(g.detach().clone(), g),
+    "accumulate_grads": lambda g: gradkit.accumulate_grads([g.detach().clone()], [g]),
 }
 
 

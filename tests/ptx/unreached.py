@@ -18,6 +18,7 @@ _ONE_BY_ONE = "general powers go one by one: the first loop over a run leaves no
 REASONS = (
     ("normalize", "run = first / packs;", _LONG_QUOTIENT),
     ("apply_channels", "run = first / packs;", _LONG_QUOTIENT),
+    ("sum_channels", "run = first / packs;", _LONG_QUOTIENT),
     ("clip_grad_value", "if (x != x) y.bits", "what is narrowed is a limit, which is never NaN"),
     ("norm_partials", "op.fetch(held, source + at", _ONE_BY_ONE),
 )
