@@ -13,7 +13,6 @@ from tests.layouts import LAYOUTS
 from tests.test_accumulation import SAFE, added
 from tests.tolerances import DTYPES, assert_same_bits
 
-
 # Of the pairs of dtypes, each of which is compiled, those that lists are drawn from.
 COMMON = [("float32", "float32"), ("float32", "bfloat16"), ("float64", "float16")]
 
