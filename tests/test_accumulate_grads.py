@@ -145,6 +145,14 @@ def test_overwriting_ignores_what_was_there(backend):
             np.testing.assert_array_equal(backend.asnumpy(buffer), 2 * scale)
 
 
+@pytest.mark.parametrize("name", ["float32", "float64"])
+def test_a_product_keeps_the_sign_of_zero(backend, name):
+    buffers = [backend.asarray(np.ones(9, DTYPES[name]))]
+    grads = [backend.asarray(np.full(9, -0.0, DTYPES[name]))]
+    gradkit.accumulate_grads(buffers, grads, overwrite=True, scale=0.5)
+    assert_same_bits(backend.asnumpy(buffers[0]), np.full(9, -0.0, DTYPES[name]))
+
+
 def test_a_nan_reaches_the_norm(backend):
     grads = [backend.asarray(np.array([1.0, np.nan])), backend.asarray(np.ones(5))]
     buffers = [backend.asarray(np.zeros(len(g))) for g in grads]
