@@ -58,11 +58,10 @@ class Accumulation(OnDevice):
     @asks_for(_accumulating)
     def accumulate_grad_v2(self, buffer: Array, grad: Array, overwrite: Array | bool) -> None:
         """``buffer = grad`` if ``overwrite``, else ``buffer += grad``; both broadcast."""
-        known = isinstance(overwrite, bool)
-        flag, otherwise = (None, overwrite) if known else (overwrite, False)
+        flag, otherwise = either_flag(overwrite)
         if otherwise and buffer is grad:
             return
-        self._accumulate("accumulate_grad_v2", buffer, grad, flag, np.uint32(otherwise))
+        self._accumulate("accumulate_grad_v2", buffer, grad, flag, otherwise)
 
     @asks_for(_accumulating_lists)
     def accumulate_grads(
@@ -91,16 +90,7 @@ class Accumulation(OnDevice):
                 lists = ([grads[k] for k in own], [buffers[k] for k in own])
             plan = plan_of(self.device, *lists)
             types = _types(lists[0][0], lists[1][0])
-            run(
-                self.device,
-                plan,
-                "accumulate_grads",
-                "accumulate_grads",
-                *chosen,
-                None,
-                NORM=0,
-                **types,
-            )
+            run(self.device, plan, _LIST, _LIST, *chosen, None, NORM=0, **types)
         if norm is not None:
             write_norm(self.device, buffers, 2.0, norm)
 
@@ -119,16 +109,7 @@ class Accumulation(OnDevice):
         (table,) = plan.tables
         parts = scratch(self.device, table.blocks * PART, np.dtype(np.float64))
         types = _types(grads[0], buffers[0])
-        start(
-            self.device,
-            table,
-            "accumulate_grads",
-            "accumulate_grads",
-            *chosen,
-            parts,
-            NORM=1,
-            **types,
-        )
+        start(self.device, table, _LIST, _LIST, *chosen, parts, NORM=1, **types)
         order, p = SUM_OF_SQUARES, np.float64(2)
         join_parts(self.device, table, p, order, parts, table.blocks, 1.0, norm, None)
         return True

@@ -35,15 +35,7 @@ class Clipping(OnDevice):
         found_inf: Array | None = None,
     ) -> None:
         """``out = |scale| * (sum |g|^p)^(1/p)`` over all gradients, or one norm a gradient."""
-        write_norm(
-            self.device,
-            grads,
-            norm_type,
-            out,
-            per_tensor=per_tensor,
-            scale=scale,
-            found_inf=found_inf,
-        )
+        write_norm(self.device, grads, norm_type, out, per_tensor, scale, found_inf)
 
     @asks_for(_coefficients)
     def norm_shares(self, norm: Array, largest: Array, norm_type: float, out: Array) -> None:

@@ -442,8 +442,8 @@ MUTANTS = [
     ),
     (
         "gradkit/_cuda/launch/tensor_lists.py",
-        "len(tables) == 1 and cut.in_step(starts)",
-        "len(tables) == 1",
+        "len(self.tables) == 1 and self.cut.in_step(self.starts)",
+        "len(self.tables) == 1",
         "another order of the sum in the same pass",
     ),
     (

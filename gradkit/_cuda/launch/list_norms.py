@@ -30,7 +30,6 @@ def write_norm(
     grads: Sequence[Array],
     norm_type: float,
     out: Array,
-    *,
     per_tensor: bool = False,
     scale: Number = 1.0,
     found_inf: Array | None = None,

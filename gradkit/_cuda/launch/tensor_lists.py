@@ -119,9 +119,23 @@ class Plan:
     """A list of tensors cut into chunks."""
 
     tables: tuple[Table, ...]
-    tensors: int
-    chunks: int
-    in_step: bool  # sources and targets are without gaps and aligned together, in one table
+    cut: "_Cut"
+    starts: np.ndarray[Any, Any]  # the arrays' addresses
+
+    @property
+    def tensors(self) -> int:
+        """How many pairs there are."""
+        return self.cut.tensors
+
+    @property
+    def chunks(self) -> int:
+        """How many chunks they are cut into."""
+        return self.cut.chunks
+
+    @cached_property
+    def in_step(self) -> bool:
+        """Whether both arrays of each pair are cut into the same packs, all in one table."""
+        return len(self.tables) == 1 and self.cut.in_step(self.starts)
 
     @property
     def uploaded(self) -> bool:
@@ -303,8 +317,7 @@ def _make(
         tables = _in_parts(table, every, cut.chunk, cut.chunks)
     else:
         tables = [_uploaded(device, table, every, cut.chunk, cut.chunks)]
-    in_step = len(tables) == 1 and cut.in_step(starts)
-    return Plan(tuple(tables), len(table), cut.chunks, in_step)
+    return Plan(tuple(tables), cut, starts)
 
 
 def _cut(starts: np.ndarray[Any, Any], pairs: Sequence[Sequence[Array]]) -> _Cut:
