@@ -13,7 +13,8 @@ ON_ALL_CORES := -q -j 0 -x '/tests?/'
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-ptx-fast machine-code test-slow lint check clean
+.PHONY: help venv demo demo-ranks docs docs-look test test-ptx-fast machine-code test-slow lint check check-package \
+	dist clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,11 +42,24 @@ $(STAMP): pyproject.toml requirements/ci.txt
 demo: $(STAMP) ## train a network on handwritten digits; writes demo.png
 	$(BIN)/python examples/train_digits.py
 
-# On all cores; tests that measure time run while no other does (tests/alone.py).
-PYTEST := $(BIN)/python -m pytest --quiet --numprocesses auto --dist worksteal
+demo-ranks: .venv-ranks/.installed ## the same on four ranks of MPI, against one process (1 min)
+	.venv-ranks/bin/mpiexec -n 4 .venv-ranks/bin/python examples/mpi_training.py
 
-test: $(STAMP) ## the suite and the doctests, on the CPU (4 min on two cores, the first time)
+# On all cores; tests that measure time run while no other does (tests/alone.py).
+PYTEST := $(BIN)/python -m pytest --quiet --numprocesses auto --dist worksteal --durations 12
+
+test: $(STAMP) ## the suite and the doctests, on the CPU (4 min on two cores)
 	HYPOTHESIS_PROFILE=quick $(PYTEST) -m 'not slow and not ptx'
+
+# Warnings are errors. Then the pages are read as a reader would: tests/docs.
+docs: .venv-docs/.installed ## build the site and read it: build/docs/index.html (2 min)
+	rm -rf build/docs docs/generated
+	.venv-docs/bin/python -m sphinx --quiet --fail-on-warning --keep-going --jobs 2 -c docs . build/docs
+	GRADKIT_SITE=build/docs .venv-docs/bin/python -m pytest --quiet --noconftest tests/docs/test_site.py
+
+docs-look: docs ## open pages in headless Chromium; screenshots in build/docs-look
+	GRADKIT_SITE=build/docs GRADKIT_LOOK=build/docs-look .venv-docs/bin/python -m pytest --quiet --noconftest \
+		tests/docs/test_browser.py
 
 # --- what a change must pass -----------------------------------------------------------------
 
@@ -60,29 +74,38 @@ test-ptx-fast: $(STAMP) ## every kernel's compiled code in every dtype, on the C
 	GRADKIT_PTX=80 $(PYTEST) -m 'ptx and not slow' tests/ptx tests/test_golden.py
 
 # RECORD=1 writes testbed/machine_code/*.csv; then say in the commit what the change buys.
-machine-code: $(STAMP) .venv-nvrtc13/.installed ## the kernels' machine code against the recorded tables (2 min)
+machine-code: $(STAMP) .venv-nvrtc13/.installed ## the kernels' machine code against the recorded tables (3 min)
 	$(BIN)/python -m testbed.machine_code --nvrtc $(NVRTC13) $(if $(RECORD),--record)
 
 test-slow: $(STAMP) ## what `make test` shows by a part, in full: every kernel for every GPU
 	$(PYTEST) -m '(slow or hypothesis) and not ptx'
 
-check: lint test test-ptx-fast machine-code test-slow ## lint and all tests
+check-package: $(STAMP) .venv-package/.installed ## the release as its users get it, on every Python here
+	.venv-package/bin/python -m tests.check_package
+
+dist: .venv-package/.installed ## build the sdist and the wheel that `make check-package` tries
+	.venv-package/bin/python -m build --no-isolation --outdir dist .
+
+check: lint check-package test test-ptx-fast machine-code test-slow ## lint and all tests
 
 # --- with a GPU, another framework or more time (in alphabetical order) ----------------------
 # Each set of packages that cannot share an environment has one of its own: .venv-NAME.
 
-.PHONY: bench bench-gpu bench-record fuzz lock mutants mutants-fast sanitize-gpu soak test-cudnn test-gpu \
-	test-interop test-onnxruntime test-ptx
+.PHONY: bench bench-gpu bench-ranks bench-record fuzz lock mutants mutants-fast pictures sanitize-gpu soak test-cudnn test-gpu \
+	test-interop test-onnxruntime test-ptx test-ranks
 
 MINUTES := 10
 
 # Results go to benchmarks/out, or into $OUT if it is set: a run changes no tracked file.
-bench: .venv-bench/.installed .venv-onnxruntime/.installed ## time every operation on the CPU against its peers (7 min)
+bench: .venv-bench/.installed .venv-onnxruntime/.installed ## time every operation on the CPU against its peers
 	GRADKIT_ORT_PYTHON=.venv-onnxruntime/bin/python .venv-bench/bin/python -m benchmarks
 
 # As test-gpu: with the Python that has CuPy (and PyTorch, Triton, Liger-Kernel if installed).
 bench-gpu: ## time every operation on a GPU against its peers (8 min)
 	$(or $(GPU_PYTHON),python3) -m benchmarks --device cuda --seconds 1 --budget 450 $(BENCH)
+
+bench-ranks: .venv-ranks/.installed ## norms over four processes against PyTorch's on DTensors
+	.venv-ranks/bin/python -m benchmarks.bench_ranks $(BENCH)
 
 bench-record: $(STAMP) ## publish RUN=FILE.json, a finished run: benchmarks/results, docs/performance.md
 	@test -n "$(RUN)" || { echo "make: name the run: make bench-record RUN=FILE.json" >&2; exit 1; }
@@ -97,15 +120,23 @@ LOCK := pip compile --quiet --upgrade --universal --python-version 3.11 --prerel
 lock: .venv-lock/.installed ## pin the newest versions of all that `make venv` and CI install
 	.venv-lock/bin/uv $(LOCK) --generate-hashes --extra demo --extra test --extra lint \
 		pyproject.toml requirements/ci.in --output-file requirements/ci.txt
+	.venv-lock/bin/uv $(LOCK) --extra demo \
+		pyproject.toml docs/requirements.txt --output-file requirements/docs.txt
 	.venv-lock/bin/uv $(LOCK) --extra test \
 		pyproject.toml tests/interop/requirements.txt --output-file requirements/interop.txt
+	.venv-lock/bin/uv $(LOCK) --extra demo --extra test \
+		pyproject.toml tests/processes/requirements.txt --output-file requirements/ranks.txt
 	.venv-lock/bin/uv $(LOCK) --generate-hashes requirements/nvrtc13.in --output-file requirements/nvrtc13.txt
+	.venv-lock/bin/uv $(LOCK) --generate-hashes requirements/package.in --output-file requirements/package.txt
 
-mutants: $(STAMP) ## plant faults one by one; each must make a test fail (an hour)
+mutants: $(STAMP) ## plant faults one by one; each must make a test fail (hours)
 	$(BIN)/python -m tests.mutants $(MUTANTS)
 
 mutants-fast: $(STAMP) ## the quickest mutant of each family of faults and of each Python file
 	$(BIN)/python -m tests.mutants --fast
+
+pictures: $(STAMP) ## draw the README's pictures anew: docs/pictures
+	PYTHONPATH=. $(BIN)/python docs/pictures.py
 
 sanitize-gpu: ## compute-sanitizer's four tools over every kernel (at most 10 min)
 	tests/sanitize.sh $(or $(GPU_PYTHON),python3)
@@ -123,18 +154,23 @@ test-gpu: ## the suite on CuPy, and compute-sanitizer where it is found
 	GRADKIT_REQUIRE_GPU=1 $(or $(GPU_PYTHON),python3) -m pytest -m gpu tests
 	$(MAKE) --no-print-directory sanitize-gpu
 
-test-interop: .venv-interop/.installed ## PyTorch, JAX, TensorFlow, optax and thinc, on the CPU
+test-interop: $(STAMP) .venv-interop/.installed ## PyTorch, JAX, TensorFlow, optax and thinc, on the CPU
 	GRADKIT_REQUIRE_FRAMEWORKS=1 .venv-interop/bin/python -m pytest --numprocesses auto --dist worksteal tests/interop
+	$(BIN)/mypy --python-executable .venv-interop/bin/python tests/typing/frameworks.py
 
 test-onnxruntime: $(STAMP) .venv-onnxruntime/.installed ## agreement with ONNX Runtime Training's operators
 	GRADKIT_ORT_PYTHON=$(CURDIR)/.venv-onnxruntime/bin/python $(BIN)/python -m pytest tests/onnxruntime
+
+test-ranks: .venv-ranks/.installed ## real processes of MPI, torch.distributed and JAX, on the CPU (2 min)
+	GRADKIT_REQUIRE_RANKS=1 .venv-ranks/bin/python -m pytest -p no:xdist --durations 5 tests/processes
 
 # All tests that take a backend or launch kernels, on four architectures, and once with the NVRTC of
 # CUDA 13; those of lists also with every fusion that ptxas may make, which leaves all other kernels
 # as they are (tests/ptx/test_translate.py). Then what no test reached: each line needs a reason.
 PTX_ARCHITECTURES := 80 90 100 120
-PTX_LISTS := tests/test_clipping.py tests/test_cuda_lists.py tests/test_distributed.py \
-	tests/test_every_kernel.py tests/test_golden.py tests/test_regressions.py
+PTX_LISTS := tests/test_block_clipping.py tests/test_clipping.py tests/test_cuda_lists.py \
+	tests/test_distributed.py tests/test_every_kernel.py tests/test_golden.py tests/test_groups.py \
+	tests/test_regressions.py
 NVRTC13 = $$(echo .venv-nvrtc13/lib/python*/site-packages/nvidia/*/lib/libnvrtc.so.13)
 test-ptx: $(STAMP) .venv-nvrtc13/.installed ## the whole suite on the kernels' compiled code (hours)
 	@reports=$$(mktemp -d) && trap "rm -r $$reports" EXIT && set -e; \
@@ -151,16 +187,24 @@ test-ptx: $(STAMP) .venv-nvrtc13/.installed ## the whole suite on the kernels' c
 .venv-bench/.installed: PACKAGES := --editable . --requirement benchmarks/requirements.txt
 .venv-cudnn8/.installed: PACKAGES := --editable '.[test]' cupy-cuda12x==13.6.0 nvidia-cudnn-cu12==8.9.7.29
 .venv-cudnn9/.installed: PACKAGES := --editable '.[test]' 'cupy-cuda12x==14.*' 'nvidia-cudnn-cu12==9.*'
+.venv-docs/.installed: PACKAGES := --editable '.[demo]' --requirement docs/requirements.txt \
+	--constraint requirements/docs.txt
 .venv-interop/.installed: PACKAGES := --editable '.[test]' --requirement tests/interop/requirements.txt \
 	--constraint requirements/interop.txt
 .venv-lock/.installed: PACKAGES := uv
 .venv-nvrtc13/.installed: PACKAGES := --require-hashes --requirement requirements/nvrtc13.txt
 .venv-onnxruntime/.installed: PACKAGES := --requirement tests/onnxruntime/requirements.txt
+.venv-package/.installed: PACKAGES := --require-hashes --requirement requirements/package.txt
+.venv-ranks/.installed: PACKAGES := --editable '.[demo,test]' --requirement tests/processes/requirements.txt \
+	--constraint requirements/ranks.txt
 
 .venv-bench/.installed: benchmarks/requirements.txt
+.venv-docs/.installed: docs/requirements.txt requirements/docs.txt
 .venv-interop/.installed: tests/interop/requirements.txt requirements/interop.txt
 .venv-onnxruntime/.installed: tests/onnxruntime/requirements.txt
 .venv-nvrtc13/.installed: requirements/nvrtc13.txt
+.venv-package/.installed: requirements/package.txt
+.venv-ranks/.installed: tests/processes/requirements.txt requirements/ranks.txt
 .venv-%/.installed: pyproject.toml
 	@echo "Installing into $(@D) ..."
 	@$(PYTHON) -m venv --clear $(@D)
@@ -171,5 +215,5 @@ test-ptx: $(STAMP) .venv-nvrtc13/.installed ## the whole suite on the kernels' c
 # --- housekeeping ----------------------------------------------------------------------------
 
 clean: ## remove .venv, caches and build products
-	rm -rf $(VENV) .venv-* build dist demo.png spike_guard.png .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-* build dist docs/generated demo.png spike_guard.png .pytest_cache .hypothesis .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

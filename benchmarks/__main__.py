@@ -15,9 +15,20 @@ from typing import Any
 from benchmarks import bench_overhead, gpu_peers, harness, machine, peers, report, scaling, startup
 from benchmarks.places import Cuda, Emulated, Host
 
-FILES = ("layer_norm", "rms_norm", "invertible", "batch_norm", "clip", "accumulate", "overhead")
+FILES = (
+    "layer_norm",
+    "rms_norm",
+    "invertible",
+    "batch_norm",
+    "group_norm",
+    "forward",
+    "clip",
+    "step",
+    "accumulate",
+    "overhead",
+)
 PEERS = {
-    "cpu": ("naive", "torch", "jax", "onnxruntime"),
+    "cpu": ("naive", "torch", "jax", "optax", "onnxruntime"),
     "cuda": tuple(peer.name for peer in gpu_peers.EVERYONE),
     "emulated": tuple(peer.name for peer in gpu_peers.EVERYONE),
 }

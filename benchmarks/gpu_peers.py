@@ -8,11 +8,12 @@ the emulator's arrays everything here runs on the CPU, as a test of this code.
 # ruff: noqa: D102  (the methods are the operations)
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from benchmarks import peers
+from benchmarks import forward, peers
 from benchmarks.places import Arrays
 
 Array = Any
@@ -75,7 +76,7 @@ class TorchCudnn(_Tensors):
         return self._backward(y, (t_x, weight, bias), dy)
 
 
-class TorchCompiled(_Tensors):
+class TorchCompiled(_Tensors, forward.TorchNorms):
     """``torch.compile`` of the gradients, compiled anew for each shape."""
 
     name = "torch.compile"
@@ -101,6 +102,9 @@ class TorchCompiled(_Tensors):
 
         return self._compiled(grad, dy, x, scale, inv_std[:, None])
 
+    def _forward(self, function: Callable[..., Any], *arrays: Array) -> Call:
+        return self._compiled(function, *arrays)
+
     def _compiled(self, function: Callable[..., Any], *arrays: Array) -> Call:
         self.torch._dynamo.reset()
         compiled = self.torch.compile(function, dynamic=False)
@@ -120,10 +124,24 @@ class Liger(_Tensors):
 
     def __init__(self, place: Arrays):
         super().__init__(place)
+        from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction
         from liger_kernel.ops.layer_norm import LigerLayerNormFunction
         from liger_kernel.ops.rms_norm import LigerRMSNormFunction
 
         self._layer_norm, self._rms_norm = LigerLayerNormFunction, LigerRMSNormFunction
+        self._add_rms_norm = LigerFusedAddRMSNormFunction
+
+    def layer_norm(self, x: Array, scale: Array, bias: Array) -> Call:
+        tensors = map(self._tensor, (x, scale, bias))
+        return partial(self._layer_norm.apply, *tensors, 1e-5)
+
+    def rms_norm(self, x: Array, scale: Array) -> Call:
+        tensors = map(self._tensor, (x, scale))
+        return partial(self._rms_norm.apply, *tensors, 1e-6, 0.0, "llama", False)
+
+    def add_rms_norm(self, x: Array, residual: Array, scale: Array) -> Call:
+        tensors = map(self._tensor, (x, residual, scale))
+        return partial(self._add_rms_norm.apply, *tensors, 1e-6, 0.0, "llama", False)
 
     def layer_norm_grad(
         self,

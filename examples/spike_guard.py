@@ -39,7 +39,7 @@ class PoisonedTrainer(Trainer):
         norm = gradkit.grad_norm(self.grads)
         limit = math.inf if self.guard is None else self.guard.update(norm)
         gradkit.clip_grads_with_norm(self.grads, norm, limit)
-        self.limits.append(limit)
+        self.limits.append(float(limit))
         return norm
 
 
@@ -62,7 +62,7 @@ def train(guard: gradkit.SpikeGuard | None, epochs: int = EPOCHS, seed: int = 0)
     """Train from the same start on the same batches."""
     digits = Digits.load(np, seed)
     network = Network.initialised(np, digits.train_x.shape[1], seed)
-    trainer, rng = PoisonedTrainer(network, guard), np.random.default_rng(seed)
+    trainer, rng = PoisonedTrainer(network, guard=guard), np.random.default_rng(seed)
     steps = [
         trainer.step(x, targets, LEARNING_RATE)
         for _ in range(epochs)

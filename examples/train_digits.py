@@ -21,13 +21,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from sklearn.datasets import load_digits
 from tqdm import tqdm
 
 import gradkit
+from gradkit.distributed import Group
 
 Array: TypeAlias = Any  # numpy.ndarray or cupy.ndarray: the code is the same
 Arrays: TypeAlias = dict[str, Array]
@@ -58,6 +59,7 @@ class Network:
     xp: ModuleType  # numpy or cupy
     params: Arrays
     running: Arrays  # batch norm's mean and variance over many batches, for testing
+    group: Group | None = None  # ranks that share each micro-batch
 
     @classmethod
     def initialised(
@@ -98,7 +100,14 @@ class Network:
         # Forward. Each norm also returns the statistics that its backward pass needs.
         h1 = x @ p["weights1"]
         n1, mean1, inv_std1 = gradkit.batch_norm(
-            h1, p["batch_norm_scale"], p["batch_norm_bias"], eps=BATCH_NORM_EPS
+            h1,
+            p["batch_norm_scale"],
+            p["batch_norm_bias"],
+            eps=BATCH_NORM_EPS,
+            running_mean=self.running["mean"],
+            running_var=self.running["var"],
+            momentum=RUNNING_RATE,
+            group=self.group,
         )
         a1 = xp.maximum(n1, 0)
         h2 = a1 @ p["weights2"]
@@ -109,7 +118,6 @@ class Network:
         a3 = xp.maximum(n3, 0)
         log_p = log_softmax(xp, a3 @ p["weights4"] + p["bias4"])
         loss = -(targets * log_p).sum() / batch
-        self._follow(mean1, inv_std1, len(x))
 
         # Backward: the same lines in reverse order. d_h1 is the gradient with respect to h1.
         g: Arrays = {}
@@ -129,7 +137,7 @@ class Network:
 
         d_n1 = (d_h2 @ p["weights2"].T) * (n1 > 0)
         d_h1, g["batch_norm_scale"], g["batch_norm_bias"] = gradkit.batch_norm_grad(
-            d_n1, h1, p["batch_norm_scale"], mean1, inv_std1
+            d_n1, h1, p["batch_norm_scale"], mean1, inv_std1, group=self.group
         )
         g["weights1"] = x.T @ d_h1
         return loss, g
@@ -137,19 +145,19 @@ class Network:
     def predict(self, x: Array) -> Array:
         """The most likely class of each row, with batch norm's running statistics."""
         p, xp = self.params, self.xp
-        scale = p["batch_norm_scale"] / xp.sqrt(self.running["var"] + BATCH_NORM_EPS)
-        n1 = (x @ p["weights1"] - self.running["mean"]) * scale + p["batch_norm_bias"]
+        n1 = gradkit.batch_norm_inference(
+            x @ p["weights1"],
+            p["batch_norm_scale"],
+            p["batch_norm_bias"],
+            self.running["mean"],
+            self.running["var"],
+            eps=BATCH_NORM_EPS,
+        )
         h2 = xp.maximum(n1, 0) @ p["weights2"]
         n2, _, _ = gradkit.layer_norm(h2, p["layer_norm_scale"], p["layer_norm_bias"])
         h3 = xp.maximum(n2, 0) @ p["weights3"]
         n3, _ = gradkit.rms_norm(h3, p["rms_norm_scale"])
         return (xp.maximum(n3, 0) @ p["weights4"] + p["bias4"]).argmax(axis=1)
-
-    def _follow(self, mean: Array, inv_std: Array, rows: int) -> None:
-        """Move the running statistics towards a batch's: ``inv_std = 1 / sqrt(var + eps)``."""
-        var = (1 / inv_std**2 - BATCH_NORM_EPS) * (rows / (rows - 1))  # unbiased
-        self.running["mean"] += RUNNING_RATE * (mean - self.running["mean"])
-        self.running["var"] += RUNNING_RATE * (var - self.running["var"])
 
 
 def log_softmax(xp: ModuleType, logits: Array) -> Array:
@@ -166,6 +174,7 @@ class Trainer:
     """SGD with momentum over micro-batches, with clipping by norm."""
 
     network: Network
+    max_norm: float = MAX_NORM
     grads: Arrays = field(init=False)
     velocity: Arrays = field(init=False)
 
@@ -200,7 +209,7 @@ class Trainer:
 
     def clip(self) -> Array:
         """Clip the gradients, and return their norm before that."""
-        return gradkit.clip_grad_norm(self.grads, max_norm=MAX_NORM)
+        return gradkit.clip_grad_norm(self.grads, max_norm=self.max_norm)
 
 
 # --- the run: data, epochs, verdict -----------------------------------------------------------
@@ -237,12 +246,15 @@ class History:
     accuracy: list[float] = field(default_factory=list)
 
 
-def train(network: Network, digits: Digits, epochs: int, seed: int) -> History:
+def train(
+    network: Network, digits: Digits, epochs: int, seed: int, max_norm: float = MAX_NORM
+) -> History:
     """Train for some epochs, with a progress bar."""
-    trainer, history = Trainer(network), History()
+    trainer, history = Trainer(network, max_norm), History()
     rng = np.random.default_rng(seed)
     per_epoch = len(digits.train_x) // BATCH
-    with tqdm(range(epochs), unit="epoch", desc="training") as bar:
+    name = "training" if max_norm < math.inf else "the same without clipping"
+    with tqdm(range(epochs), unit="epoch", desc=name) as bar:
         for epoch in bar:
             measured = []
             for step, (x, targets) in enumerate(batches(network.xp, digits, rng)):
@@ -270,7 +282,14 @@ def batches(
         yield x + NOISE * xp.asarray(noise), digits.train_targets[rows]
 
 
-def accuracy(network: Network, digits: Digits) -> float:
+class Predicts(Protocol):
+    """A network that has learnt to read."""
+
+    def predict(self, x: Array) -> Array:
+        """The most likely class of each row."""
+
+
+def accuracy(network: Predicts, digits: Digits) -> float:
     """The share of test digits that the network reads correctly."""
     return float((network.predict(digits.test_x) == digits.test_labels).mean())
 
@@ -290,8 +309,8 @@ def array_module(backend: str) -> ModuleType:
         return cupy
 
 
-def draw(path: str, history: History, network: Network, digits: Digits) -> None:
-    """Write the plot."""
+def draw(path: str, history: History, without: History, network: Network, digits: Digits) -> None:
+    """Write the plot of a run, beside the one without clipping."""
     from digits_plot import plot  # matplotlib takes a second to import
 
     def host(array: Array) -> np.ndarray[Any, Any]:
@@ -310,6 +329,7 @@ def draw(path: str, history: History, network: Network, digits: Digits) -> None:
         norm_after=history.norm_after,
         max_norm=MAX_NORM,
         accuracy=history.accuracy,
+        without=(without.loss, without.norm_before, without.accuracy),
         images=host(digits.test_x).reshape(-1, 8, 8),
         labels=host(digits.test_labels),
         predicted=host(network.predict(digits.test_x)),
@@ -322,7 +342,7 @@ def arguments() -> argparse.Namespace:
         description="Train a small network on handwritten digits with plain arrays and gradkit."
     )
     parser.add_argument("--backend", choices=("auto", "numpy", "cupy"), default="auto")
-    parser.add_argument("--epochs", type=int, default=60)
+    parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", default="demo.png", metavar="PNG", help="where the plot goes")
     parser.add_argument("--no-plot", action="store_true")
@@ -354,7 +374,11 @@ def main() -> int:
         f"test accuracy {reached:.2%} on {len(digits.test_labels)} digits"
     )
     if not args.no_plot:
-        draw(args.output, history, network, digits)
+        # The same start and the same batches; only the limit differs.
+        reference = Network.initialised(xp, digits.train_x.shape[1], args.seed)
+        without = train(reference, digits, args.epochs, args.seed, max_norm=math.inf)
+        print(f"without clipping: test accuracy {without.accuracy[-1]:.2%}")
+        draw(args.output, history, without, network, digits)
         print(f"wrote {args.output}")
     if reached < args.min_accuracy:
         print(f"FAILED: test accuracy below {args.min_accuracy:.2%}", file=sys.stderr)

@@ -1,7 +1,7 @@
 """Training-loop utilities for plain arrays.
 
 Gradient clipping, accumulation and zeroing, and the backward passes of layer norm,
-invertible layer norm, RMS norm and batch norm.
+invertible layer norm, RMS norm, batch norm and group norm.
 """
 
 from gradkit import (
@@ -9,23 +9,36 @@ from gradkit import (
     _warmup,
     accumulation,
     batch_normalization,
+    block_clipping,
     clipping,
     errors,
     gradients,
+    group_normalization,
+    inference_batch_normalization,
     layer_normalization,
     rms_normalization,
+    running_statistics,
     spikes,
+    split_batch_normalization,
+)
+from gradkit import (
+    distributed as distributed,
 )
 from gradkit._config import *
 from gradkit._warmup import *
 from gradkit.accumulation import *
 from gradkit.batch_normalization import *
+from gradkit.block_clipping import *
 from gradkit.clipping import *
 from gradkit.errors import *
 from gradkit.gradients import *
+from gradkit.group_normalization import *
+from gradkit.inference_batch_normalization import *
 from gradkit.layer_normalization import *
 from gradkit.rms_normalization import *
+from gradkit.running_statistics import *
 from gradkit.spikes import *
+from gradkit.split_batch_normalization import *
 
 __version__ = "0.1.0"
 
@@ -34,9 +47,14 @@ __all__ += _config.__all__
 __all__ += _warmup.__all__
 __all__ += accumulation.__all__
 __all__ += batch_normalization.__all__
+__all__ += block_clipping.__all__
 __all__ += clipping.__all__
 __all__ += errors.__all__
 __all__ += gradients.__all__
+__all__ += group_normalization.__all__
+__all__ += inference_batch_normalization.__all__
 __all__ += layer_normalization.__all__
 __all__ += rms_normalization.__all__
+__all__ += running_statistics.__all__
 __all__ += spikes.__all__
+__all__ += split_batch_normalization.__all__

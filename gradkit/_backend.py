@@ -6,21 +6,33 @@ returns them, and ``tests/test_contract.py`` compares the signatures.
 
 Arguments are validated: arrays are the backend's own (``numpy.ndarray`` or ``cupy.ndarray``),
 shapes and dtypes are compatible, and no output shares memory with an input, except that ``dx`` may
-be ``dy``, ``y`` and ``x`` may be one array, ``outs`` may be ``grads``, ``following`` may be
-``state`` and ``buffer`` may be ``grad``. The caller has made the arrays' device and stream current.
+be ``dy`` or ``ds``, ``y`` and ``x`` may be one array, ``s`` may be ``x`` or ``residual``, ``outs``
+may be ``grads``, ``following`` may be ``state``, ``next_mean`` and ``next_var`` may be
+``running_mean`` and ``running_var``, and ``buffer`` may be ``grad``. The caller has made the
+arrays' device and stream current.
 An operation writes its outputs and returns nothing unless its docstring says so. Only ``read``
 waits for a device.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
 Array: TypeAlias = Any  # numpy.ndarray, or cupy.ndarray, which cannot be imported here
 Engine: TypeAlias = Literal["cudnn", "cudnn-persistent", "native"]
 Shape: TypeAlias = tuple[int, ...]
+# The axes of each gradient that a norm sums over, in ascending order. A unit is what it covers.
+Axes: TypeAlias = tuple[tuple[int, ...], ...]
 Number: TypeAlias = Array | float  # a float, or a 0-d float64 array that is read on its device
+
+
+class Running(NamedTuple):
+    """Running statistics of a batch norm, which a forward pass moves towards its batch's."""
+
+    mean: Array
+    var: Array
+    momentum: float
 
 
 class Views(list[Array]):
@@ -64,6 +76,33 @@ class Borrowed(Sequence[Array]):
 
     def __getitem__(self, index: Any) -> Any:
         return self._made[index] if self._made else self._make(index)
+
+
+class OneDevice(NamedTuple):
+    """Those of a call's gradients that lie on one device."""
+
+    positions: tuple[int, ...]  # in the list of all
+    views: Views | Borrowed
+
+    def of(self, items: Sequence[Any]) -> list[Any]:
+        """Those of a list's items, one for each gradient of the call, that go with these."""
+        return [items[k] for k in self.positions]
+
+
+class Spread(Sequence[Array]):
+    """The gradients of one call, which lie on several devices; on ``devices[0]`` the first."""
+
+    def __init__(self, arrays: Sequence[Array], devices: Sequence[OneDevice]):
+        self._arrays, self.devices = arrays, devices
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def __iter__(self) -> Iterator[Array]:
+        return iter(self._arrays)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._arrays[index]
 
 
 class Services(Protocol):
@@ -132,6 +171,60 @@ class Operations(Protocol):
         or infinite, and 0 elsewhere.
         """
 
+    def norm_parts(
+        self,
+        grads: Sequence[Array],
+        norm_type: float,
+        out: Array,
+        *,
+        per_tensor: bool = False,
+        copies: Sequence[int] | None = None,
+    ) -> None:
+        """What ``grad_norm`` adds up, before the root: for each norm a row (hi, lo, scale).
+
+        A row stands for ``(hi + lo) * scale^p``; for p = infinity ``hi`` is the norm. ``hi`` is
+        finite if all elements are. ``out`` is contiguous and float64. ``copies``: each gradient's
+        sum is divided by its number.
+        """
+
+    def rank_state(
+        self,
+        grads: Sequence[Array],
+        norm_type: float,
+        digest: float,
+        out: Array,
+        *,
+        scale: Number = 1.0,
+        copies: Sequence[int] | None = None,
+    ) -> None:
+        """``out = (0, digest, |scale|, hi, lo, scale of the sums)``, the last 3 as ``norm_parts``.
+
+        It stands for a rank that did not fail, whose call has that digest. ``out`` is a contiguous
+        float64 vector. What ``join_ranks`` runs is compiled here, before ranks exchange anything.
+        """
+
+    def join_ranks(
+        self,
+        states: Array,
+        digest: float,
+        norm_type: float,
+        out: Array,
+        found_inf: Array | None,
+        *,
+        scale: Number,
+        max_norm: Number,
+        fresh: bool,
+        faults: Array,
+        factors: Array,
+    ) -> None:
+        """The norm of all ranks' gradients, from a row of ``rank_state`` for each.
+
+        ``factors = (norm, scale, max_norm)``, for ``clip_by_norm``. If a rank's first number is
+        not 0, or its digest is not ``digest``, then ``out`` (NaN if ``fresh``) and ``found_inf``
+        stay as they are, ``factors = (0, 1, inf)``, which clip nothing, and ``faults[rank]``
+        becomes 1 or 2, if it was 0. All are float64, and contiguous but for ``states``.
+        """
+
     def norm_shares(self, norm: Array, largest: Array, norm_type: float, out: Array) -> None:
         """``out = (norm / largest)^p``: this rank's term of a norm over ranks.
 
@@ -175,6 +268,35 @@ class Operations(Protocol):
     ) -> None:
         """``outs = min(max(grads, -clip_value), clip_value)``; NaN stays NaN."""
 
+    def unit_norms(
+        self, grads: Sequence[Array], norm_type: float, axes: Axes, out: Array, *, mean: bool
+    ) -> None:
+        """``out = (sum |g|^p)^(1/p)`` for each unit; ``mean``: of the mean of |g|^p.
+
+        ``out`` is a contiguous float64 vector of all units: gradient by gradient, in C order. The
+        norm of no elements is 0.
+        """
+
+    def clip_units(
+        self,
+        grads: Sequence[Array],
+        norms: Array,
+        max_norm: Number,
+        eps: float,
+        axes: Axes,
+        outs: Sequence[Array],
+        *,
+        param_norms: Array | None = None,
+        least: float = 0.0,
+        zero_nonfinite: bool,
+    ) -> None:
+        """``outs = grads * clip_coefficient(norm)`` with the norm of each element's unit.
+
+        Its limit is ``max_norm``, or with ``param_norms``, contiguous as ``norms``,
+        ``max_norm * max(param_norm, least)``. ``zero_nonfinite``: zeros where the norm is not
+        finite.
+        """
+
     def spike_guard_update(
         self,
         state: Array,
@@ -197,8 +319,34 @@ class Operations(Protocol):
         y: Array,
         mean: Array,
         inv_std: Array,
+        *,
+        scale_offset: float = 0.0,
     ) -> None:
-        """Write ``y``, ``mean`` and ``inv_std``; ``y`` may be ``x``."""
+        """Write ``y``, ``mean`` and ``inv_std``; ``y`` may be ``x``.
+
+        ``scale_offset`` is added to ``scale`` in the accumulation dtype, here and below; it is 0 if
+        there is no scale.
+        """
+
+    def add_layer_norm(
+        self,
+        x: Array,
+        residual: Array,
+        scale: Array | None,
+        bias: Array | None,
+        axis: int,
+        eps: float,
+        y: Array,
+        s: Array,
+        mean: Array,
+        inv_std: Array,
+        *,
+        scale_offset: float = 0.0,
+    ) -> None:
+        """Write ``s = x + residual``, and as ``layer_norm`` of ``s``.
+
+        ``y`` may be ``x``; ``s`` may be ``x`` or ``residual``.
+        """
 
     def layer_norm_grad(
         self,
@@ -211,8 +359,14 @@ class Operations(Protocol):
         dx: Array,
         dscale: Array | None,
         dbias: Array | None,
+        *,
+        ds: Array | None = None,
+        scale_offset: float = 0.0,
     ) -> None:
-        """Write ``dx``, ``dscale`` and ``dbias`` (``=``); ``dx`` may be ``dy``."""
+        """Write ``dx``, ``dscale`` and ``dbias`` (``=``); ``dx`` may be ``dy`` or ``ds``.
+
+        ``ds`` is added to ``dx`` before that is rounded.
+        """
 
     def layer_norm_inverse(
         self,
@@ -241,9 +395,35 @@ class Operations(Protocol):
         """As ``layer_norm_grad``, with xhat computed from the output; ``dx`` may be ``dy``."""
 
     def rms_norm(
-        self, x: Array, scale: Array | None, axis: int, eps: float, y: Array, inv_std: Array
+        self,
+        x: Array,
+        scale: Array | None,
+        axis: int,
+        eps: float,
+        y: Array,
+        inv_std: Array,
+        *,
+        scale_offset: float = 0.0,
     ) -> None:
         """Write ``y`` and ``inv_std``; ``y`` may be ``x``."""
+
+    def add_rms_norm(
+        self,
+        x: Array,
+        residual: Array,
+        scale: Array | None,
+        axis: int,
+        eps: float,
+        y: Array,
+        s: Array,
+        inv_std: Array,
+        *,
+        scale_offset: float = 0.0,
+    ) -> None:
+        """Write ``s = x + residual``, and as ``rms_norm`` of ``s``.
+
+        ``y`` may be ``x``; ``s`` may be ``x`` or ``residual``.
+        """
 
     def rms_norm_grad(
         self,
@@ -254,8 +434,11 @@ class Operations(Protocol):
         axis: int,
         dx: Array,
         dscale: Array | None,
+        *,
+        ds: Array | None = None,
+        scale_offset: float = 0.0,
     ) -> None:
-        """Write ``dx`` and ``dscale`` (``=``); ``dx`` may be ``dy``."""
+        """Write ``dx`` and ``dscale`` (``=``) as ``layer_norm_grad``."""
 
     def batch_norm(
         self,
@@ -268,8 +451,12 @@ class Operations(Protocol):
         mean: Array,
         inv_std: Array,
         engine: Engine | None = None,
+        running: Running | None = None,
     ) -> Engine:
-        """Write ``y``, ``mean`` and ``inv_std``; return the engine. ``y`` may be ``x``."""
+        """Write ``y``, ``mean`` and ``inv_std``; return the engine. ``y`` may be ``x``.
+
+        ``running`` statistics, of one dtype, move as by ``update_running_statistics``.
+        """
 
     def batch_norm_grad(
         self,
@@ -285,6 +472,135 @@ class Operations(Protocol):
         engine: Engine | None = None,
     ) -> Engine:
         """Write ``dx``, ``dscale`` and ``dbias``; return the engine. ``dx`` may be ``dy``."""
+
+    def group_norm(
+        self,
+        x: Array,
+        scale: Array | None,
+        bias: Array | None,
+        channel_axis: int,
+        eps: float,
+        y: Array,
+        mean: Array,
+        inv_std: Array,
+    ) -> None:
+        """Write ``y``, ``mean`` and ``inv_std``, of (samples, groups); ``y`` may be ``x``."""
+
+    def group_norm_grad(
+        self,
+        dy: Array,
+        x: Array,
+        scale: Array | None,
+        mean: Array,
+        inv_std: Array,
+        channel_axis: int,
+        dx: Array,
+        dscale: Array | None,
+        dbias: Array | None,
+    ) -> None:
+        """Write ``dx``, ``dscale`` and ``dbias`` (``=``); ``dx`` may be ``dy``."""
+
+    def update_running_statistics(
+        self,
+        running_mean: Array,
+        running_var: Array,
+        mean: Array,
+        var: Array,
+        count: Number,
+        momentum: float,
+        next_mean: Array,
+        next_var: Array,
+    ) -> None:
+        """``next = (1 - momentum) * running + momentum * batch``, the variance unbiased.
+
+        ``mean`` and the biased ``var`` are float64, of ``count`` elements per channel. If that is
+        at most 1, nothing moves. A weight of 0 leaves out what it weighs.
+        """
+
+    def batch_norm_inference(
+        self,
+        x: Array,
+        scale: Array | None,
+        bias: Array | None,
+        mean: Array,
+        var: Array,
+        channel_axis: int,
+        eps: float,
+        y: Array,
+        engine: Engine | None = None,
+    ) -> Engine:
+        """Write ``y``, by known statistics; return the engine. ``y`` may be ``x``."""
+
+    def batch_norm_inference_grad(
+        self,
+        dy: Array,
+        x: Array,
+        scale: Array | None,
+        mean: Array,
+        var: Array,
+        channel_axis: int,
+        eps: float,
+        dx: Array,
+        dscale: Array | None,
+        dbias: Array | None,
+    ) -> None:
+        """Write ``dx``, ``dscale`` and ``dbias`` (``=``); ``dx`` may be ``dy``."""
+
+    def batch_norm_stats(self, x: Array, channel_axis: int, mean: Array, var: Array) -> None:
+        """Write each channel's mean and biased variance, in float64; 0 if it has no elements."""
+
+    def combine_stats(
+        self, means: Array, variances: Array, counts: Array, mean: Array, var: Array, count: Array
+    ) -> None:
+        """The statistics of all ranks' channels, from the rows ``means[rank]``, in float64.
+
+        Rows whose count is 0 are ignored; if all are, ``mean``, ``var`` and ``count`` are 0.
+        """
+
+    def batch_norm_apply(
+        self,
+        x: Array,
+        scale: Array | None,
+        bias: Array | None,
+        mean: Array,
+        var: Array,
+        channel_axis: int,
+        eps: float,
+        y: Array,
+        saved_mean: Array,
+        inv_std: Array,
+    ) -> None:
+        """As ``batch_norm``, with known statistics in float64; ``y`` may be ``x``.
+
+        ``saved_mean`` is ``mean``, rounded to the dtype of ``inv_std``.
+        """
+
+    def batch_norm_grad_sums(
+        self,
+        dy: Array,
+        x: Array,
+        mean: Array,
+        inv_std: Array,
+        channel_axis: int,
+        sum_dy_xhat: Array,
+        sum_dy: Array,
+    ) -> None:
+        """Write each channel's sums of ``dy * xhat`` and of ``dy``, in float64."""
+
+    def batch_norm_grad_apply(
+        self,
+        dy: Array,
+        x: Array,
+        scale: Array | None,
+        mean: Array,
+        inv_std: Array,
+        sum_dy_xhat: Array,
+        sum_dy: Array,
+        count: Number,
+        channel_axis: int,
+        dx: Array,
+    ) -> None:
+        """Write ``dx`` as ``batch_norm_grad`` does, from sums in float64; it may be ``dy``."""
 
 
 class Backend(Services, Operations, Protocol):

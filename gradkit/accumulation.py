@@ -3,18 +3,20 @@
 Every function here writes in place and returns the caller's own objects.
 """
 
+from collections.abc import Iterator
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradkit._arguments import checks, memory
+from gradkit._arguments import checks, memory, trees
 from gradkit._arguments.call import Call
+from gradkit._arguments.foreign import answers
 from gradkit._arguments.given import Given, check_device, refuse_mixture
 from gradkit._arguments.gradients import Gradients
 from gradkit._arguments.signatures import Signatures, Spec
 from gradkit._backend import Array
-from gradkit._dtypes import FLOATS, float_name
+from gradkit._dtypes import FLOATS, float_of
 from gradkit._frameworks import is_array
 
 __all__ = ["accumulate_grad", "accumulate_grad_v2", "accumulate_grads", "zero_grad"]
@@ -134,6 +136,7 @@ def accumulate_grad_v2(
     return True, buffer
 
 
+@answers
 def accumulate_grads(
     buffers: Any,
     grads: Any,
@@ -159,7 +162,7 @@ def accumulate_grads(
         overlap is an error. Where one container has ``None``, the other must have it too.
     scale : float, or 0-d floating-point array
         Factor for the gradients, such as ``1 / micro_batches``; finite. An array on the
-        buffers' device is read there.
+        buffers' device is read there; one that is not finite is multiplied by, and makes 0 NaN.
     overwrite : bool, or 0-d or 1-element bool array
         Whether the gradients replace what the buffers held, NaN included. An array on the
         device is read there.
@@ -200,7 +203,7 @@ def accumulate_grads(
     """
     instead = "compute buffer + scale * grad for each pair"
     into = Gradients(buffers, write=True, instead=instead, label="buffers")
-    added = Gradients(grads, write=False)
+    added = Gradients(_in_order_of(into, grads), write=False)
     _check_lists(into, added)
     with into.on_stream():
         factor = into.number(scale, "scale")
@@ -209,16 +212,19 @@ def accumulate_grads(
         update, fresh = _flag(into, do_update, "do_update"), _flag(into, overwrite, "overwrite")
         norm = None
         if norm_out is not None:
+            for given in (into, added):
+                given.refuse_shards("take the norm with grad_norm and a group")
             apart = zip(added.names(), added.views, strict=True)
             norm = into.outputs(norm_out, (_NORM,), apart=apart, label="norm_out")
         view = None if norm is None else norm.views[0]
         into.backend.accumulate_grads(into.views, added.views, update, fresh, factor, view)
         if norm is not None:
-            norm.results()
+            norm.results()  # tells the library that it was written
     into.wrote()
     return into.returned(buffers)
 
 
+@answers
 def zero_grad(grads: Any) -> Any:
     """Write +0 over every element of every gradient, in place.
 
@@ -226,7 +232,7 @@ def zero_grad(grads: Any) -> Any:
     ----------
     grads : array, or iterable or nested dict/list/tuple of arrays
         **Written in place**; what they held, NaN included, is ignored. Gaps of a strided view
-        stay unchanged.
+        stay unchanged. They may lie on several devices, as in :func:`grad_norm`.
 
     Returns
     -------
@@ -251,7 +257,8 @@ def zero_grad(grads: Any) -> Any:
     >>> gradkit.zero_grad([np.array([1.0, np.nan]), None])
     [array([0., 0.]), None]
     """
-    group = Gradients(grads, write=True, instead="make new zeros (zeros_like)")
+    instead = "make new zeros (zeros_like)"
+    group = Gradients(grads, write=True, instead=instead, several=True)
     with group.on_stream():
         group.backend.zero_grad(group.views)
     group.wrote()
@@ -296,6 +303,13 @@ def _opened(buffer: Any, grad: Any, casting: str, instead: str) -> Call[_Pair]:
     return call
 
 
+def _in_order_of(buffers: Gradients, grads: Any) -> Any:
+    """The gradients of dicts in the order of the buffers, which may have been made in another."""
+    if buffers.tree is buffers.arrays:  # a plain list
+        return grads
+    return trees.in_order_of(buffers.tree, trees.freeze(grads, is_array), is_array)
+
+
 def _check_lists(buffers: Gradients, grads: Gradients) -> None:
     """Raise unless each buffer has a gradient that can be added to it."""
     flat = buffers.tree is buffers.arrays and grads.tree is grads.arrays
@@ -308,13 +322,16 @@ def _check_lists(buffers: Gradients, grads: Gradients) -> None:
     if grads.framework is not buffers.framework:
         refuse_mixture(grads.name(0), grads.framework, buffers.name(0), buffers.framework)
     check_device(grads.views[0], grads.name(0), buffers.views[0], buffers.name(0))
-    for k, (into, addend) in enumerate(zip(buffers.views, grads.views, strict=True)):
-        held, given = float_name(into.dtype), float_name(addend.dtype)
-        if held != given and given not in FLOATS[held or ""].addends:
+    kinds = [(into.dtype, addend.dtype) for into, addend in _pairs(buffers, grads)]
+    for into, addend in dict.fromkeys(kinds):
+        held, given = float_of(into), float_of(addend).name
+        if given not in held.addends:
+            k = kinds.index((into, addend))
             raise TypeError(
-                f"{grads.name(k)} has dtype {given} and {buffers.name(k)} {held}, which would "
-                f"lose precision; accepted: {', '.join(FLOATS[held or ''].addends)}"
+                f"{grads.name(k)} has dtype {given} and {buffers.name(k)} {held.name}, which "
+                f"would lose precision; accepted: {', '.join(held.addends)}"
             )
+    for k, (into, addend) in enumerate(_pairs(buffers, grads)):
         if addend.shape != into.shape:
             meaning = f"the shape of {buffers.name(k)}"
             checks.shape(addend, into.shape, grads.name(k), meaning)
@@ -324,6 +341,10 @@ def _check_lists(buffers: Gradients, grads: Gradients) -> None:
         own = k == other and memory.same_elements(backend, into, addend)
         if not own and memory.overlap(backend, into, addend):
             raise ValueError(f"{grads.name(other)} overlaps {buffers.name(k)}; pass a copy")
+
+
+def _pairs(buffers: Gradients, grads: Gradients) -> Iterator[tuple[Array, Array]]:
+    return zip(buffers.views, grads.views, strict=True)
 
 
 def _flag(call: Given, flag: Any, label: str) -> Any:

@@ -1,35 +1,36 @@
 """Batch norm: forward and backward passes in training mode.
 
+:mod:`gradkit.inference_batch_normalization` has those by running statistics.
+
 Dtypes are written (T, U, V): T of the data, U of the statistics, V of scale and bias. ``out`` is
 as in :mod:`gradkit.layer_normalization`.
+
+With ``group``, the batch is that of all ranks together: each passes its own part, of any size, and
+statistics and ``dx`` are those of the whole. :mod:`gradkit.split_batch_normalization` has the
+steps by themselves, for other ways to communicate.
 """
 
-import threading
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from gradkit._arguments import checks
+from gradkit._arguments import checks, engines
+from gradkit._arguments.batch_norms import plan_forward, plan_gradient, statistic_of
+from gradkit._arguments.batch_of_ranks import stats_of_ranks, sums_of_ranks
 from gradkit._arguments.call import Call
-from gradkit._arguments.norms import (
-    Channels,
-    Forward,
-    Gradient,
-    NormPlan,
-    check_same_shape,
-    types_of,
-)
-from gradkit._arguments.signatures import Signatures, Spec
-from gradkit._backend import Array, Engine
-from gradkit._dtypes import BATCH_NORM_TYPES
+from gradkit._arguments.foreign import answers
+from gradkit._arguments.meeting import Meeting
+from gradkit._arguments.norms import Channels, Forward, Gradient
+from gradkit._arguments.outputs import Outputs
+from gradkit._arguments.running import Moved, check_elements, moved_of, weight_of
+from gradkit._backend import Engine, runs
+from gradkit.distributed import Group
 
 __all__ = ["batch_norm", "batch_norm_grad", "last_engine"]
 
-_ENGINES = ("cudnn", "cudnn-persistent", "native")
-_latest = threading.local()
 
-
+@runs("batch_norm", "batch_norm_stats", "batch_norm_apply", "update_running_statistics")
+@answers
 def batch_norm(
     x: Any,
     scale: Any = None,
@@ -37,12 +38,20 @@ def batch_norm(
     *,
     channel_axis: int = 1,
     eps: float = 1e-5,
+    running_mean: Any = None,
+    running_var: Any = None,
+    momentum: float = 0.1,
     out: Any = None,
     engine: Engine | None = None,
+    group: Group | None = None,
 ) -> tuple[Any, Any, Any]:
     """Batch norm in training mode: ``y = (x - mean) * inv_std * scale + bias``.
 
-    Every channel has its own statistics.
+    Every channel has its own statistics. Running statistics, which
+    :func:`batch_norm_inference` takes, move in place, with n elements per channel::
+
+        running_mean = (1 - momentum) * running_mean + momentum * mean
+        running_var  = (1 - momentum) * running_var  + momentum * var * n / (n - 1)
 
     Parameters
     ----------
@@ -55,10 +64,24 @@ def batch_norm(
         The channel axis; statistics are over all other axes.
     eps : float
         Added to the biased variance; finite and at least 0.
+    running_mean, running_var : arrays of shape (C,) and one dtype, optional
+        Written in place: float16, bfloat16, float32 or float64. A batch without elements leaves
+        them as they are. Arrays of JAX and TensorFlow cannot be written:
+        :func:`update_running_statistics` returns new ones.
+    momentum : float
+        From 0 to 1: the weight of this batch. With 0, nothing moves; with 1, they become the
+        batch's own mean and unbiased variance, whatever they were, NaN too. ``1 / k`` for the k-th
+        batch gives the average over batches. Keras and ONNX call ``1 - momentum`` momentum.
     out : tuple (y, mean, inv_std), optional
         Where the results are written; ``y`` may be ``x``.
     engine : {"cudnn", "cudnn-persistent", "native"} or None
         What computes on CuPy arrays: see :func:`batch_norm_grad`.
+    group : Group, optional
+        Its ranks make this call together, each on its part of the batch, and get the same mean
+        and inv_std; see :mod:`gradkit.distributed`. Parts may differ in size, be empty or have
+        one element per channel, and differ in dtype. Waits for the device. gradkit's own code
+        computes. An error on one of the ranks is an error on all. Running statistics move as by
+        the whole batch, to the same bits on all ranks where they were equal.
 
     Returns
     -------
@@ -71,18 +94,24 @@ def batch_norm(
     ------
     TypeError
         A combination of dtypes that :func:`batch_norm_grad` does not list; arrays of two
-        frameworks.
+        frameworks; ``running_mean`` without ``running_var``, of another dtype, or never to be
+        written.
     ValueError
-        Incompatible shapes; ``channel_axis`` out of range; ``eps`` negative or not finite; an
-        output that overlaps an input; an ``engine`` that does not support these arrays.
-        Nothing is written.
+        Incompatible shapes; ``channel_axis`` out of range; ``eps`` negative or not finite;
+        ``momentum`` not from 0 to 1; an output that overlaps an input; running statistics that
+        are read-only or share memory, or one element per channel (of all ranks) to move them by;
+        an ``engine`` that does not support these arrays or ``group``. Nothing is written.
+    RankError
+        Another rank of ``group`` failed, or has other channels or another ``eps``. Nothing is
+        written.
     BackendUnavailableError, CudnnError
         ``engine`` requires a cuDNN that is not installed or does not support the case.
 
     References
     ----------
     Ioffe, Szegedy: "Batch Normalization", 2015. cuDNN
-    ``cudnnBatchNormalizationForwardTraining`` in spatial mode.
+    ``cudnnBatchNormalizationForwardTraining`` in spatial mode. PyTorch's ``native_batch_norm``
+    defines ``momentum``.
 
     Examples
     --------
@@ -91,22 +120,33 @@ def batch_norm(
     >>> y, mean, inv_std = gradkit.batch_norm(x, eps=0.0625)
     >>> mean, inv_std.round(4)
     (array([ 2., 10.]), array([0.9701, 4.    ]))
+    >>> running_mean, running_var = np.zeros(2), np.ones(2)
+    >>> running = {"running_mean": running_mean, "running_var": running_var}
+    >>> y, mean, inv_std = gradkit.batch_norm(x, **running, momentum=0.5)
+    >>> running_mean, running_var
+    (array([1., 5.]), array([1.5, 0.5]))
     """
-    floor = checks.epsilon(eps)
-    call = Call(Forward(x, scale, bias))
-    given = call.arrays
-    plan = _plan_forward(given, channel_axis, _statistic(call, out))
-    _check_engine(given.x, engine)
-    with call.on_stream():
-        outputs = call.outputs(out, plan.outputs, reuse=given.x)
-        y, mean, inv_std = outputs.views
-        _latest.engine = call.backend.batch_norm(
-            given.x, given.scale, given.bias, plan.axis, floor, y, mean, inv_std, engine
-        )
-        y, mean, inv_std = outputs.results()
-        return y, mean, inv_std
+    with Meeting(group) as meeting:
+        floor, weight = checks.epsilon(eps), weight_of(momentum)
+        call = Call(Forward(x, scale, bias))
+        plan = plan_forward(call.arrays, channel_axis, statistic_of(call.view, out))
+        engines.check(call.arrays.x, engine, alone=meeting.alone)
+        with call.on_stream():
+            outputs = call.outputs(out, plan.outputs, reuse=call.arrays.x)
+            shape, views = Channels(call.arrays.x, plan.axis).shape, outputs.views
+            moved = moved_of(call, running_mean, running_var, weight, shape, views)
+            if meeting.alone:
+                _forward(call, plan.axis, floor, outputs, engine, moved)
+            else:
+                _forward_over_ranks(call, plan.axis, floor, outputs, meeting, moved)
+            if moved is not None:
+                moved.done()
+            y, mean, inv_std = outputs.results()
+            return y, mean, inv_std
 
 
+@runs("batch_norm_grad", "batch_norm_grad_sums", "batch_norm_grad_apply")
+@answers
 def batch_norm_grad(
     dy: Any,
     x: Any,
@@ -117,6 +157,7 @@ def batch_norm_grad(
     channel_axis: int = 1,
     out: Any = None,
     engine: Engine | None = None,
+    group: Group | None = None,
 ) -> tuple[Any, Any, Any]:
     """The gradients of batch norm in training mode, from saved statistics.
 
@@ -146,6 +187,10 @@ def batch_norm_grad(
         may be faster; only for channels-last data of 3 or more dimensions, because for
         channels-first data it sums in scaled integers, and large finite values overflow. For
         NumPy arrays, ``None`` and ``"native"`` are the same; any other engine is an error.
+    group : Group, optional
+        As in :func:`batch_norm`, with the statistics that it returned: ``dx`` is that of the whole
+        batch. ``dscale`` and ``dbias`` are the sums over this rank's part alone, to be added up
+        over ranks as all other parameters' gradients are.
 
     Returns
     -------
@@ -161,7 +206,9 @@ def batch_norm_grad(
         bf16); arrays of two frameworks.
     ValueError
         Incompatible shapes; an output that overlaps an input; an ``engine`` that does not
-        support these arrays. Nothing is written.
+        support these arrays or ``group``. Nothing is written.
+    RankError
+        Another rank of ``group`` failed, or has other channels. Nothing is written.
     BackendUnavailableError, CudnnError
         ``engine`` requires a cuDNN that is not installed or does not support the case.
 
@@ -181,36 +228,28 @@ def batch_norm_grad(
            [-0.2204],
            [ 0.0441]])
     """
-    call = Call(Gradient(dy, x, mean, inv_std, scale))
-    given, plan = call.arrays, _plan_gradient(call.arrays, channel_axis)
-    _check_engine(given.x, engine)
-    with call.on_stream():
-        outputs = call.outputs(out, plan.outputs, reuse=given.dy)
-        dx, dscale, dbias = outputs.views
-        _latest.engine = call.backend.batch_norm_grad(
-            given.dy,
-            given.x,
-            given.scale,
-            given.mean,
-            given.inv_std,
-            plan.axis,
-            dx,
-            dscale,
-            dbias,
-            engine,
-        )
-        dx, dscale, dbias = outputs.results()
-        return dx, dscale, dbias
+    with Meeting(group) as meeting:
+        call = Call(Gradient(dy, x, mean, inv_std, scale))
+        plan = plan_gradient(call.arrays, channel_axis)
+        engines.check(call.arrays.x, engine, alone=meeting.alone)
+        with call.on_stream():
+            outputs = call.outputs(out, plan.outputs, reuse=call.arrays.dy)
+            if meeting.alone:
+                _gradient(call, plan.axis, outputs, engine)
+            else:
+                _gradient_over_ranks(call, plan.axis, outputs, meeting)
+            dx, dscale, dbias = outputs.results()
+            return dx, dscale, dbias
 
 
 def last_engine() -> str | None:
-    """The engine that ran the last batch norm of the calling thread, forward or backward.
+    """The engine that ran the last batch norm of the calling thread, of any kind.
 
     Returns
     -------
     "cudnn", "native" or None
         ``"native"``: gradkit's own code, for NumPy and CuPy arrays. ``None``: this thread has
-        not called :func:`batch_norm` or :func:`batch_norm_grad` yet.
+        not called :func:`batch_norm`, :func:`batch_norm_inference` or a gradient of one yet.
 
     Examples
     --------
@@ -219,42 +258,71 @@ def last_engine() -> str | None:
     >>> gradkit.last_engine()
     'native'
     """
-    engine: str | None = getattr(_latest, "engine", None)
-    return engine
+    return engines.latest()
 
 
-@partial(Signatures, strides=True)
-def _plan_forward(given: Forward, channel_axis: int, statistic: str | None) -> NormPlan:
-    channels, parameters = Channels.of(given.x, channel_axis), (given.scale, given.bias)
-    channels.check(parameters)
-    t, u, _ = types_of(BATCH_NORM_TYPES, (given.x,), (), parameters, statistic=statistic)
-    y = Spec("y", given.x.shape, t, channels.order)
-    mean, inv_std = (Spec(name, channels.shape, u) for name in ("mean", "inv_std"))
-    return NormPlan(channels.axis, (y, mean, inv_std))
+def _forward(
+    call: Call[Forward],
+    axis: int,
+    eps: float,
+    outputs: Outputs,
+    engine: Engine | None,
+    moved: Moved | None,
+) -> None:
+    given, (y, mean, inv_std) = call.arrays, outputs.views
+    if moved is not None:
+        check_elements(Channels(given.x, axis).size, "x has one element per channel")
+    running = None if moved is None else moved.running
+    ran = call.backend.batch_norm(
+        given.x, given.scale, given.bias, axis, eps, y, mean, inv_std, engine, running
+    )
+    engines.ran(ran)
 
 
-@partial(Signatures, strides=True)
-def _plan_gradient(given: Gradient, channel_axis: int) -> NormPlan:
-    channels, statistics = Channels.of(given.x, channel_axis), (given.mean, given.inv_std)
-    channels.check((given.scale, *statistics))
-    check_same_shape(given.dy, given.x)
-    t, _, v = types_of(BATCH_NORM_TYPES, (given.dy, given.x), statistics, (given.scale,))
-    dscale = None if given.scale is None else Spec("dscale", channels.shape, v)
-    dbias = None if given.scale is None else Spec("dbias", channels.shape, v)
-    return NormPlan(channels.axis, (Spec("dx", given.x.shape, t, channels.order), dscale, dbias))
+def _forward_over_ranks(
+    call: Call[Forward],
+    axis: int,
+    eps: float,
+    outputs: Outputs,
+    meeting: Meeting,
+    moved: Moved | None,
+) -> None:
+    given, (y, saved_mean, inv_std) = call.arrays, outputs.views
+    mean, var, count = stats_of_ranks(call, axis, eps, meeting)
+    if moved is not None:
+        check_elements(count, "x has one element per channel on all ranks together")
+    call.backend.batch_norm_apply(
+        given.x, given.scale, given.bias, mean, var, axis, eps, y, saved_mean, inv_std
+    )
+    if moved is not None:
+        known, next_mean, next_var = (mean, var, count), *moved.outputs.views
+        momentum = moved.running.momentum
+        call.backend.update_running_statistics(
+            next_mean, next_var, *known, momentum, next_mean, next_var
+        )
+    engines.ran("native")
 
 
-def _statistic(call: Call[Forward], out: Any) -> str | None:
-    """The dtype of the mean in ``out``, if there is one: it may be 16-bit."""
-    if not isinstance(out, tuple) or len(out) != 3 or out[1] is None:
-        return None
-    return checks.floating(call.view(out[1], "out[1]", write=True), "out[1]")
+def _gradient(call: Call[Gradient], axis: int, outputs: Outputs, engine: Engine | None) -> None:
+    dy, x, mean, inv_std, scale = call.arrays
+    dx, dscale, dbias = outputs.views
+    engines.ran(
+        call.backend.batch_norm_grad(dy, x, scale, mean, inv_std, axis, dx, dscale, dbias, engine)
+    )
 
 
-def _check_engine(x: Array, engine: str | None) -> None:
-    """Raise if the engine is unknown, or is cuDNN's and the arrays are on the host."""
-    if engine is None:
-        return
-    checks.choice(engine, "engine", _ENGINES)
-    if engine != "native" and isinstance(x, np.ndarray):
-        raise ValueError(f"engine={engine!r} needs CuPy arrays; for NumPy pass None or 'native'")
+def _gradient_over_ranks(
+    call: Call[Gradient], axis: int, outputs: Outputs, meeting: Meeting
+) -> None:
+    """Write nothing before all have met: ``own`` holds what becomes dscale and dbias."""
+    dy, x, mean, inv_std, scale = call.arrays
+    dx, *parameters = outputs.views
+    backend = call.backend
+    own = backend.empty((2, x.shape[axis]), np.dtype(np.float64))
+    backend.batch_norm_grad_sums(dy, x, mean, inv_std, axis, own[0], own[1])
+    sums, count = sums_of_ranks(call, axis, own, meeting)
+    backend.batch_norm_grad_apply(dy, x, scale, mean, inv_std, sums[0], sums[1], count, axis, dx)
+    for row, gradient in enumerate(parameters):
+        if gradient is not None:
+            gradient[...] = own[row]
+    engines.ran("native")

@@ -8,22 +8,33 @@ Norms are float64 for every dtype. No intermediate overflows or underflows.
 """
 
 import math
-from collections.abc import Iterable, Sequence
-from itertools import compress, repeat
-from typing import Any, Literal, NamedTuple, TypeAlias
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradkit._arguments import checks, trees
+from gradkit._arguments import checks
 from gradkit._arguments.call import Call
-from gradkit._arguments.given import Given, is_scalar, refuse_write
+from gradkit._arguments.clipping import (
+    NonFinite,
+    apart_from,
+    limit_of,
+    pair_of,
+    policy_of,
+    raise_if_nonfinite,
+    twins,
+)
+from gradkit._arguments.device_meeting import Factors
+from gradkit._arguments.foreign import answers
+from gradkit._arguments.given import refuse_write
 from gradkit._arguments.gradients import Gradients
+from gradkit._arguments.meeting import Meeting
 from gradkit._arguments.outputs import Outputs
 from gradkit._arguments.signatures import Spec
+from gradkit._arguments.total_norm import Ranks, Wanted, write_norm
 from gradkit._backend import Array, Number, Shape, runs
-from gradkit._frameworks import framework_of, is_array
-from gradkit.distributed import Reduce
-from gradkit.errors import NonFiniteNormError
+from gradkit._frameworks import is_array
+from gradkit.distributed import Group, Reduce
 
 __all__ = [
     "clip_by_global_norm",
@@ -35,12 +46,14 @@ __all__ = [
     "scale_grads",
 ]
 
-NonFinite: TypeAlias = Literal["propagate", "raise", "zero"]
-_POLICIES = ("propagate", "raise", "zero")
 _FLOAT64 = np.dtype(np.float64)
 _FOUND_INF = "found_inf"
-# A norm over ranks runs two more operations.
-_RUN_BY_NORMS = ("grad_norm", "norm_shares", "norm_of_shares")
+_CLIP = "clip_by_norm"
+# A norm over ranks runs more operations.
+_RUN_BY_NORMS = (
+    *("grad_norm", "norm_parts", "norm_shares", "norm_of_shares"),
+    *("rank_state", "join_ranks"),
+)
 
 
 def _spec(shape: Shape) -> Spec:
@@ -55,6 +68,7 @@ class _Norm(NamedTuple):
 
 
 @runs(*_RUN_BY_NORMS)
+@answers
 def grad_norm(
     grads: Any,
     norm_type: float = 2.0,
@@ -62,6 +76,8 @@ def grad_norm(
     scale: Any = 1.0,
     per_tensor: bool = False,
     nonfinite: NonFinite = "propagate",
+    group: Group | None = None,
+    replicas: Any = 1,
     reduce: Reduce | None = None,
     found_inf: Any = None,
     out: Any = None,
@@ -74,19 +90,29 @@ def grad_norm(
     ----------
     grads : array, or iterable or nested dict/list/tuple of arrays
         float16, bfloat16, float32 or float64, of any shape; dtypes may be mixed. Never written.
+        They may lie on several CUDA devices of this process: then the norm is on the first
+        gradient's device, ``out`` and ``found_inf`` too, and numbers in arrays on any of theirs.
     norm_type : float
         p: any real number above 0, or infinity.
     scale : float, or 0-d floating-point array
         What the gradients are to be multiplied by, such as ``1 / loss_scale`` or ``1 / tokens``:
         a finite number, perhaps 0 or negative. An array on the gradients' device is read there;
-        one that is not finite gives a norm that is not finite.
+        one that is not finite gives a norm that is not finite. One in host memory is a number,
+        whatever its library.
     per_tensor : bool
         Return one norm per gradient instead: a 1-D array in the order of the gradients.
     nonfinite : {"propagate", "raise", "zero"}
         What happens if the norm is NaN or infinite. "propagate" and "zero": the norm is
         returned. "raise": an error that names the gradients; it has to wait for the device.
+    group : Group, optional
+        The norm is that of the gradients of all its ranks, which make this call together; see
+        :mod:`gradkit.distributed`. An error on one of them is an error on all, or with a
+        :class:`gradkit.distributed.DeviceGroup` in its ``check``.
+    replicas : int, or container of ints like ``grads``
+        Of how many ranks of the group each gradient is a copy, so that it counts once. A dict or
+        list need only go as deep as numbers differ.
     reduce : callable, optional
-        Combines the norm over ranks; see :class:`gradkit.distributed.Reduce`.
+        In place of ``group``; see :class:`gradkit.distributed.Reduce`.
     found_inf : bool or floating-point array, optional
         **Written:** whether an element of a gradient is NaN or infinite, on any rank, as loss
         scalers ask. The norm of finite gradients may overflow, at the latest in JAX's float32.
@@ -102,6 +128,8 @@ def grad_norm(
 
     Raises
     ------
+    RuntimeError
+        Gradients lie on several devices while one is captured into a graph.
     TypeError
         A leaf is not a floating-point array; arrays are of two frameworks; ``per_tensor`` is
         not a bool.
@@ -125,20 +153,23 @@ def grad_norm(
     >>> gradkit.grad_norm(grads, per_tensor=True)
     array([3., 4.])
     """
-    order = checks.norm_order(norm_type)
-    policy = checks.choice(nonfinite, "nonfinite", _POLICIES)
-    each = checks.flag(per_tensor, "per_tensor")
-    group = Gradients(grads, write=False)
-    spec = _spec((len(group.arrays),)) if each else _NORM
-    with group.on_stream():
-        by = _scale(group, scale)
-        flags = _flags(group, found_inf, spec.shape)
-        norm = group.outputs(out, (spec,), apart=_named(flags))
-        _write_norm(group, norm.views[0], order, policy, reduce, by, flags, per_tensor=each)
-        return norm.results()[0]
+    with Meeting(group) as meeting:
+        ranks = Ranks.of(meeting, reduce, replicas)
+        order, each = checks.norm_order(norm_type), checks.flag(per_tensor, "per_tensor")
+        policy = policy_of(nonfinite)
+        beside = _beside(meeting, out, found_inf)
+        held = Gradients(grads, write=False, beside=beside, several=True)
+        spec = _spec((len(held.arrays),)) if each else _NORM
+        with held.on_stream():
+            wanted = Wanted("grad_norm", order, policy, _scale(held, scale), each)
+            flags = _flags(held, found_inf, spec.shape)
+            norm = held.outputs(out, (spec,), apart=_named(flags))
+            _write_norm(held, wanted, ranks, norm, flags)
+            return norm.results()[0]
 
 
-@runs(*_RUN_BY_NORMS, "clip_by_norm")
+@runs(*_RUN_BY_NORMS, _CLIP)
+@answers
 def clip_grad_norm(
     grads: Any,
     max_norm: Any,
@@ -147,6 +178,8 @@ def clip_grad_norm(
     scale: Any = 1.0,
     eps: float = 1e-6,
     nonfinite: NonFinite = "propagate",
+    group: Group | None = None,
+    replicas: Any = 1,
     reduce: Reduce | None = None,
     found_inf: Any = None,
     out: Any = None,
@@ -161,14 +194,17 @@ def clip_grad_norm(
     ----------
     grads : array, or iterable or nested dict/list/tuple of arrays
         **Written in place**, also if they are views with any (even negative) strides.
+        They may lie on several devices, as in :func:`grad_norm`; each clips its own.
     max_norm : float, or 0-d floating-point array
         At least 0; infinity clips nothing. An array on the gradients' device is read there, so
-        the call does not wait for the device; a negative or NaN one makes every gradient NaN.
+        the call does not wait for the device; a negative or NaN one makes every gradient NaN. One
+        in host memory is a number, whatever its library.
     norm_type : float
         p of the norm: any real number above 0, or infinity.
     scale : float, or 0-d floating-point array
         As in :func:`grad_norm`: ``1 / loss_scale``, ``1 / tokens``, ``1 / ranks``, all in the
-        same pass.
+        same pass. For one in an array that is not finite ``nonfinite`` decides, as the norm is not
+        finite then; ``found_inf`` is about the gradients alone.
     eps : float
         Lower bound on the norm in the division.
     nonfinite : {"propagate", "raise", "zero"}
@@ -176,8 +212,15 @@ def clip_grad_norm(
         makes every gradient NaN, an infinite one makes finite gradients 0. "raise": an error
         that names the gradients; nothing is written, and the call has to wait for the device.
         "zero": every gradient becomes 0; this is decided on the device.
+    group : Group, optional
+        The norm is that of the gradients of all its ranks, which make this call together; see
+        :mod:`gradkit.distributed`. An error on one of them is an error on all, or with a
+        :class:`gradkit.distributed.DeviceGroup` in its ``check``.
+    replicas : int, or container of ints like ``grads``
+        Of how many ranks of the group each gradient is a copy, so that it counts once. A dict or
+        list need only go as deep as numbers differ.
     reduce : callable, optional
-        Combines the norm over ranks; see :class:`gradkit.distributed.Reduce`.
+        In place of ``group``; see :class:`gradkit.distributed.Reduce`.
     found_inf : 0-d or 1-element bool or floating-point array, optional
         **Written**, as by :func:`grad_norm`.
     out : 0-d float64 array, optional
@@ -190,6 +233,8 @@ def clip_grad_norm(
 
     Raises
     ------
+    RuntimeError
+        Gradients lie on several devices while one is captured into a graph.
     TypeError
         A leaf is not a floating-point array; arrays are of two frameworks.
     ValueError
@@ -212,20 +257,25 @@ def clip_grad_norm(
     >>> grads
     [array([0.6, 0. ]), array([0.8])]
     """
-    order, floor, policy = _clip_arguments(norm_type, eps, nonfinite)
-    instead = "use clip_by_global_norm, which returns new gradients"
-    group = Gradients(grads, write=True, instead=instead)
-    with group.on_stream():
-        limit, by = _limit(group, max_norm), _scale(group, scale)
-        flags = _flags(group, found_inf, ())
-        norm = group.outputs(out, (_NORM,), apart=_named(flags))
-        _write_norm(group, norm.views[0], order, policy, reduce, by, flags)
-        _clip(group, norm.views[0], group.views, limit, floor, policy, by)
-        group.wrote()
-        return norm.results()[0]
+    with Meeting(group) as meeting:
+        ranks = Ranks.of(meeting, reduce, replicas)
+        order, floor, policy = _clip_arguments(norm_type, eps, nonfinite)
+        instead = "use clip_by_global_norm, which returns new gradients"
+        beside = _beside(meeting, out, found_inf)
+        held = Gradients(grads, write=True, instead=instead, beside=beside, several=True)
+        with held.on_stream():
+            limit = limit_of(held, max_norm, "max_norm")
+            wanted = Wanted("clip_grad_norm", order, policy, _scale(held, scale), then=_CLIP)
+            flags = _flags(held, found_inf, ())
+            norm = held.outputs(out, (_NORM,), apart=_named(flags))
+            factors = _write_norm(held, wanted, ranks, norm, flags, limit)
+            _clip(held, factors, held.views, floor, policy)
+            held.wrote()
+            return norm.results()[0]
 
 
-@runs(*_RUN_BY_NORMS, "clip_by_norm")
+@runs(*_RUN_BY_NORMS, _CLIP)
+@answers
 def clip_by_global_norm(
     grads: Any,
     max_norm: Any,
@@ -234,6 +284,8 @@ def clip_by_global_norm(
     scale: Any = 1.0,
     eps: float = 1e-6,
     nonfinite: NonFinite = "propagate",
+    group: Group | None = None,
+    replicas: Any = 1,
     reduce: Reduce | None = None,
     found_inf: Any = None,
     out: Any = None,
@@ -245,8 +297,9 @@ def clip_by_global_norm(
     Parameters
     ----------
     grads : array, or iterable or nested dict/list/tuple of arrays
-        Never written. An array may occur more than once.
-    max_norm, norm_type, scale, eps, nonfinite, reduce, found_inf
+        Never written. An array may occur more than once. They may lie on several devices, as in
+        :func:`grad_norm`; each is clipped to where it lies.
+    max_norm, norm_type, scale, eps, nonfinite, group, replicas, reduce, found_inf
         As in :func:`clip_grad_norm`. ``found_inf`` cannot be an array of JAX or TensorFlow; test
         whether ``grad_norm(grads, inf)`` is finite.
     out : tuple (clipped, norm), optional
@@ -276,22 +329,27 @@ def clip_by_global_norm(
     >>> grads["b"]
     array([4.])
     """
-    order, floor, policy = _clip_arguments(norm_type, eps, nonfinite)
-    group = Gradients(grads, write=False)
-    clipped_out, norm_out = _pair(out)
-    with group.on_stream():
-        limit, by = _limit(group, max_norm), _scale(group, scale)
-        flags = _flags(group, found_inf, ())
-        clipped = _twins(group, clipped_out, apart=_named(flags))
-        apart = [(f"out[0], gradient {i}", view) for i, view in enumerate(clipped.views)]
-        norm = group.outputs(norm_out, (_NORM,), apart=[*apart, *_named(flags)])
-        _write_norm(group, norm.views[0], order, policy, reduce, by, flags)
-        _clip(group, norm.views[0], clipped.views, limit, floor, policy, by)
-        results = clipped.results()
-        tree = group.rebuilt(results) if clipped_out is None else clipped_out
-        return tree, norm.results()[0]
+    with Meeting(group) as meeting:
+        ranks = Ranks.of(meeting, reduce, replicas)
+        order, floor, policy = _clip_arguments(norm_type, eps, nonfinite)
+        clipped_out, norm_out = pair_of(out, "norm")
+        beside = _beside(meeting, norm_out, found_inf)
+        held = Gradients(grads, write=False, beside=beside, several=True)
+        with held.on_stream():
+            limit = limit_of(held, max_norm, "max_norm")
+            by = _scale(held, scale)
+            wanted = Wanted("clip_by_global_norm", order, policy, by, then=_CLIP)
+            flags = _flags(held, found_inf, ())
+            clipped = twins(held, clipped_out, apart=_named(flags))
+            norm = held.outputs(norm_out, (_NORM,), apart=[*apart_from(clipped), *_named(flags)])
+            factors = _write_norm(held, wanted, ranks, norm, flags, limit)
+            _clip(held, factors, clipped.views, floor, policy)
+            results = clipped.results()
+            tree = held.rebuilt(results) if clipped_out is None else clipped_out
+            return tree, norm.results()[0]
 
 
+@answers
 def clip_coefficient(norm: Any, max_norm: Any, *, eps: float = 1e-6, out: Any = None) -> Any:
     """The factor that clips gradients of a given norm: ``min(1, max_norm / max(norm, eps))``.
 
@@ -330,14 +388,15 @@ def clip_coefficient(norm: Any, max_norm: Any, *, eps: float = 1e-6, out: Any = 
     given = call.arrays
     checks.floating(given.norm, "norm")
     with call.on_stream():
-        limit = _limit(call, max_norm)
+        limit = limit_of(call, max_norm, "max_norm")
         coefficient = call.outputs(out, (Spec("the coefficient", given.norm.shape, _FLOAT64),))
         norms = call.backend.as_float64(given.norm)
         call.backend.clip_coefficient(norms, limit, floor, coefficient.views[0])
         return coefficient.results()[0]
 
 
-@runs("clip_by_norm")
+@runs(_CLIP)
+@answers
 def clip_grads_with_norm(
     grads: Any,
     norm: Any,
@@ -355,13 +414,14 @@ def clip_grads_with_norm(
     Parameters
     ----------
     grads : array, or iterable or nested dict/list/tuple of arrays
-        **Written in place.**
+        **Written in place.** They may lie on several devices, as in :func:`grad_norm`.
     norm : float, or 0-d floating-point array
         That of ``scale * g``, as :func:`grad_norm` returns it with the same ``scale``. An array
         on the gradients' device is read there, so the call does not wait for the device.
     max_norm, scale, eps, nonfinite
-        As in :func:`clip_grad_norm`. "raise" has to wait for the device. A scale in an array that
-        is not finite counts as a norm that is not.
+        As in :func:`clip_grad_norm`. "raise" has to wait for the device. For "raise" and "zero" a
+        scale in an array that is not finite counts as a norm that is not. "propagate" goes by the
+        norm: beside a finite one, gradients are multiplied by such a scale, which makes 0 NaN.
 
     Returns
     -------
@@ -388,35 +448,36 @@ def clip_grads_with_norm(
     [array([0.6, 0. ])]
     """
     floor = checks.epsilon(eps)
-    policy = checks.choice(nonfinite, "nonfinite", _POLICIES)
+    policy = policy_of(nonfinite)
     instead = "use clip_coefficient, and multiply each gradient by it"
-    group = Gradients(grads, write=True, instead=instead)
-    with group.on_stream():
-        limit, by = _limit(group, max_norm), _scale(group, scale)
-        known = group.number(norm, "norm")
+    held = Gradients(grads, write=True, instead=instead, several=True)
+    with held.on_stream():
+        limit, by = limit_of(held, max_norm, "max_norm"), _scale(held, scale)
+        known = held.number(norm, "norm")
         if isinstance(known, float):
             if known < 0:
                 raise ValueError(f"norm must be at least 0, not {known}")
-            known = group.backend.scalar(np.float64(known))
+            known = held.backend.scalar(np.float64(known))
         if policy == "raise":
-            _raise_if_nonfinite(group, known)
+            raise_if_nonfinite(held, known)
             if not isinstance(by, float):
-                _raise_if_nonfinite(group, by)
-        _clip(group, known, group.views, limit, floor, policy, by)
-    group.wrote()
-    return group.returned(grads)
+                raise_if_nonfinite(held, by)
+        _clip(held, Factors(known, limit, by), held.views, floor, policy)
+    held.wrote()
+    return held.returned(grads)
 
 
+@answers
 def scale_grads(grads: Any, coefficient: Any) -> Any:
     """Multiply every gradient in place by one coefficient; each product is rounded once.
 
     Parameters
     ----------
     grads : array, or iterable or nested dict/list/tuple of arrays
-        **Written in place.**
+        **Written in place.** They may lie on several devices, as in :func:`grad_norm`.
     coefficient : float, or 0-d float64 array
         An array on the gradients' device is read there, so the call does not wait for the
-        device. 1 keeps every bit.
+        device. 1 keeps every bit. It need not be finite: infinity times 0 is NaN.
 
     Returns
     -------
@@ -436,21 +497,23 @@ def scale_grads(grads: Any, coefficient: Any) -> Any:
     [array([ 1., -2.])]
     """
     instead = "compute coefficient * g for each gradient g"
-    group = Gradients(grads, write=True, instead=instead)
-    with group.on_stream():
-        factor = group.number(coefficient, "coefficient")
-        group.backend.scale_grads(group.views, factor, group.views)
-    group.wrote()
-    return group.returned(grads)
+    held = Gradients(grads, write=True, instead=instead, several=True)
+    with held.on_stream():
+        factor = held.number(coefficient, "coefficient")
+        held.backend.scale_grads(held.views, factor, held.views)
+    held.wrote()
+    return held.returned(grads)
 
 
+@answers
 def clip_grad_value(grads: Any, clip_value: float) -> Any:
     """Clamp every element of every gradient in place to ``[-clip_value, clip_value]``.
 
     Parameters
     ----------
     grads : array, or iterable or nested dict/list/tuple of arrays
-        **Written in place.** NaN stays NaN.
+        **Written in place.** NaN stays NaN. They may lie on several devices, as in
+        :func:`grad_norm`.
     clip_value : float
         At least 0; rounded to each gradient's dtype.
 
@@ -476,41 +539,41 @@ def clip_grad_value(grads: Any, clip_value: float) -> Any:
     """
     limit = checks.nonnegative(clip_value, "clip_value")
     instead = "use its own clip(g, -clip_value, clip_value) for each gradient g"
-    group = Gradients(grads, write=True, instead=instead)
-    with group.on_stream():
-        group.backend.clip_grad_value(group.views, limit, group.views)
-    group.wrote()
-    return group.returned(grads)
+    held = Gradients(grads, write=True, instead=instead, several=True)
+    with held.on_stream():
+        held.backend.clip_grad_value(held.views, limit, held.views)
+    held.wrote()
+    return held.returned(grads)
 
 
 def _clip_arguments(norm_type: float, eps: float, nonfinite: str) -> tuple[float, float, str]:
     return (
         checks.norm_order(norm_type),
         checks.epsilon(eps),
-        checks.choice(nonfinite, "nonfinite", _POLICIES),
+        policy_of(nonfinite),
     )
 
 
-def _limit(call: Given, max_norm: Any) -> Number:
-    limit = call.number(max_norm, "max_norm")
-    return checks.nonnegative(limit, "max_norm") if isinstance(limit, float) else limit
-
-
-def _scale(group: Gradients, scale: Any) -> Number:
-    factor = group.number(scale, "scale")
+def _scale(held: Gradients, scale: Any) -> Number:
+    factor = held.number(scale, "scale")
     return checks.finite(factor, "scale") if isinstance(factor, float) else factor
 
 
-def _flags(group: Gradients, found_inf: Any, shape: Shape) -> Outputs | None:
+def _flags(held: Gradients, found_inf: Any, shape: Shape) -> Outputs | None:
     """Where it is written whether elements are NaN or infinite, if anywhere."""
     if found_inf is None:
         return None
-    refuse_write(group.framework, _FOUND_INF, "test whether grad_norm(grads, inf) is finite")
-    view = group.view(found_inf, _FOUND_INF)
+    refuse_write(held.framework, _FOUND_INF, "test whether grad_norm(grads, inf) is finite")
+    view = held.view(found_inf, _FOUND_INF)
     if view.dtype != bool:
         checks.floating(view, _FOUND_INF)
     wanted = view.shape if shape == () and view.shape == (1,) else shape
-    return group.outputs(found_inf, (Spec("the norm", wanted, view.dtype),), label=_FOUND_INF)
+    return held.outputs(found_inf, (Spec("the norm", wanted, view.dtype),), label=_FOUND_INF)
+
+
+def _beside(meeting: Meeting, out: Any, found_inf: Any) -> dict[str, Any]:
+    """What says of which library an empty list of gradients is, and where."""
+    return {"group.faults": meeting.beside, "out": out, "found_inf": found_inf}
 
 
 def _named(flags: Outputs | None) -> list[tuple[str, Array]]:
@@ -518,107 +581,32 @@ def _named(flags: Outputs | None) -> list[tuple[str, Array]]:
 
 
 def _write_norm(
-    group: Gradients,
-    norm: Array,
-    order: float,
-    policy: str,
-    reduce: Reduce | None,
-    scale: Number,
+    held: Gradients,
+    wanted: Wanted,
+    ranks: Ranks,
+    norm: Outputs,
     flags: Outputs | None,
-    *,
-    per_tensor: bool = False,
-) -> None:
+    limit: Number = math.inf,
+) -> Factors:
     """Write the norm, over all ranks if there are several, and the flags."""
-    found = None if flags is None else group.backend.empty(norm.shape, _FLOAT64)
-
-    def compute(out: Array) -> None:
-        group.backend.grad_norm(
-            group.views, order, out, per_tensor=per_tensor, scale=scale, found_inf=found
-        )
-
-    if policy != "raise" and reduce is None:
-        compute(norm)
-    else:
-        # What follows may raise, and an error must not change the caller's arrays: norm comes last.
-        own = group.backend.empty(norm.shape, _FLOAT64)
-        compute(own)
-        if reduce is not None:
-            _combine_ranks(group, own, order, reduce)
-            if found is not None:
-                found = _combined(group, found, "max", reduce)
-        if policy == "raise":
-            _raise_if_nonfinite(group, own)
-        norm[...] = own
+    found = None
+    if flags is not None:
+        found = held.backend.empty(norm.views[0].shape, _FLOAT64)
+        if ranks.meeting.on_device:  # which may find that nothing is to be written
+            found[...] = flags.views[0].reshape(found.shape)
+    view, fresh = norm.views[0], norm.fresh
+    factors = write_norm(held, wanted, ranks, view, found, limit=limit, fresh=fresh)
     if flags is not None:
         flags.views[0][...] = found
-        flags.results()
-
-
-def _combine_ranks(group: Gradients, norm: Array, order: float, reduce: Reduce) -> None:
-    share = group.backend.empty(norm.shape, _FLOAT64)
-    largest = _combined(group, norm, "max", reduce)
-    group.backend.norm_shares(norm, largest, order, share)
-    total = _combined(group, share, "sum", reduce)
-    group.backend.norm_of_shares(total, largest, order, norm)
-
-
-def _combined(group: Gradients, value: Array, op: Literal["sum", "max"], reduce: Reduce) -> Array:
-    """A value combined by the caller's ``reduce``, which gets a copy because it may write it."""
-    label = "what reduce returned"
-    answer = reduce(group.wrap(value.copy()), op)
-    if framework_of(answer) is None:
-        view = group.backend.as_float64(checks.real(answer, label))
-    elif is_scalar(answer):  # a NumPy scalar goes with arrays of any library
-        view = group.backend.scalar(answer)
-    elif isinstance(answer, np.ndarray):
-        view = group.backend.as_float64(answer)
-    else:
-        view = group.view(answer, label)
-    checks.shape(view, value.shape, label, "the shape of what it was given")
-    return group.backend.as_float64(view)
+        flags.results()  # tells the library that they were written
+    return factors
 
 
 def _clip(
-    group: Gradients,
-    norm: Array,
-    outs: Sequence[Array],
-    limit: Number,
-    floor: float,
-    policy: str,
-    scale: Number,
+    held: Gradients, factors: Factors, outs: Sequence[Array], floor: float, policy: str
 ) -> None:
+    norm, limit, scale = factors
     zero = policy == "zero"
-    group.backend.clip_by_norm(
-        group.views, norm, limit, floor, outs, scale=scale, zero_nonfinite=zero
+    held.backend.clip_by_norm(
+        held.views, norm, limit, floor, outs, scale=scale, zero_nonfinite=zero
     )
-
-
-def _raise_if_nonfinite(group: Gradients, norm: Array) -> None:
-    """Wait for the norm; if it is not finite, raise an error that names the gradients."""
-    norms = group.backend.read(norm).reshape(-1)
-    bad = norms[~np.isfinite(norms)]
-    if not bad.size:
-        return
-    largest = group.backend.empty((len(group.arrays),), _FLOAT64)
-    group.backend.grad_norm(group.views, math.inf, largest, per_tensor=True)
-    culprits = ~np.isfinite(group.backend.read(largest))
-    raise NonFiniteNormError(float(bad[0]), tuple(compress(group.names(), culprits)))
-
-
-def _pair(out: Any) -> tuple[Any, Any]:
-    if out is None:
-        return None, None
-    if not isinstance(out, tuple) or len(out) != 2:
-        raise TypeError("out must be a tuple (clipped, norm); either may be None")
-    return out
-
-
-def _twins(group: Gradients, out: Any, apart: Iterable[Any]) -> Outputs:
-    """Arrays like the gradients: the caller's, or new ones."""
-    given = None
-    if out is not None:
-        given = tuple(trees.leaves(trees.freeze(out, is_array), is_array))
-    names = group.names() if given else repeat("")
-    named = zip(names, group.views, strict=False)
-    specs = [Spec(name, view.shape, view.dtype) for name, view in named]
-    return group.outputs(given, specs, apart=apart)

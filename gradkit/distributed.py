@@ -1,27 +1,480 @@
-"""Norms over gradients that are spread over processes.
+"""Norms over gradients that are spread over ranks: processes, or threads of one.
 
 :func:`gradkit.grad_norm`, :func:`gradkit.clip_grad_norm` and
-:func:`gradkit.clip_by_global_norm` take ``reduce``: a callable that combines a value over all
-ranks. With mpi4py::
+:func:`gradkit.clip_by_global_norm` take ``group``, a :class:`Group` of ranks. gradkit brings no
+communication of its own: a group is made of what a program already uses. With mpi4py::
 
-    def reduce(value, op):
-        return comm.allreduce(value, MPI.SUM if op == "sum" else MPI.MAX)
+    group = gradkit.distributed.from_mpi(MPI.COMM_WORLD)
+    gradkit.clip_grad_norm(own_grads, max_norm=1.0, group=group)
+
+Every rank makes the same call on its own gradients, perhaps none, and gets the same bits.
+``replicas`` says of how many ranks each gradient is a copy, so that it counts once.
+
+:func:`gradkit.batch_norm` and :func:`gradkit.batch_norm_grad` take ``group`` too: their batch is
+that of all ranks.
+
+Groups over NCCL are :class:`DeviceGroup`: their numbers stay on the GPUs, and no call waits for
+them. They have not yet run on a GPU::
+
+    group = gradkit.distributed.from_nccl(communicator)
+    gradkit.clip_grad_norm(own_grads, max_norm=1.0, group=group)
+    group.check()  # once a step
+
+Several GPUs of one process are ranks too, though not yet run: a thread for each of them, with
+:func:`threads`, or with the communicators of ``cupy.cuda.nccl.NcclCommunicator.initAll``.
 """
 
+import sys
+from collections.abc import Iterator
+from itertools import chain
 from typing import Any, Literal, Protocol
 
-__all__ = ["Reduce"]
+import numpy as np
+
+from gradkit._arguments import trees
+from gradkit._arguments.shards import Parts
+from gradkit._frameworks import framework_of, is_array
+
+__all__ = [
+    "DeviceGroup",
+    "Group",
+    "Reduce",
+    "ShardedGrads",
+    "from_cupyx",
+    "from_jax",
+    "from_mpi",
+    "from_nccl",
+    "from_torch",
+    "shards_of",
+    "threads",
+]
+
+
+class Group(Protocol):
+    """The ranks that make a call together.
+
+    What the functions below return is one, and so is any object with these three attributes.
+
+    Attributes
+    ----------
+    rank : int
+        This rank, from 0 on.
+    size : int
+        How many ranks there are.
+    """
+
+    rank: int
+    size: int
+
+    def allgather(self, state: np.ndarray[Any, Any], /) -> np.ndarray[Any, Any]:
+        """Every rank's numbers.
+
+        ``state`` is a float64 vector in host memory, of the same length on all ranks. The result
+        has a row for each rank: float64, with the very bits that the rank passed.
+        """
+
+
+class DeviceGroup(Group, Protocol):
+    """A group whose numbers travel between devices, while the host goes on.
+
+    A norm is one collective on the caller's current stream, and may be captured into a CUDA
+    graph. A call returns before anybody knows whether all ranks have met in it. If one failed, or
+    made another call, the devices find out, and nothing is written on any rank: neither gradients
+    nor ``out`` nor ``found_inf``. Only what is new has a content, that nobody should use: a norm
+    is NaN, and :func:`gradkit.clip_by_global_norm` gives copies of the gradients. The rank that
+    failed raises its own error. The others learn of it from :meth:`check`; call it once a step.
+
+    The host waits if the call asks for it: with ``nonfinite="raise"``, which checks too, and with
+    ``per_tensor=True``, because only ranks that agree may exchange a number for each gradient.
+
+    Gradients are on the group's device. A rank without any gets the norm there.
+
+    Attributes
+    ----------
+    on_device : bool
+        True.
+    faults : float64 array on the device
+        A number for each rank, 0 at first, which gradkit's kernels write: 1 for a rank that
+        failed, 2 for one that made another call.
+    """
+
+    on_device: bool
+    faults: Any
+
+    def allgather(self, state: Any, /) -> Any:
+        """Every rank's numbers, without waiting for the device.
+
+        ``state`` is a float64 vector on the device, or in host memory if the rank has failed or
+        waits for the result. The result is a float64 array on the device, with a row for each
+        rank, on the stream that is current in CuPy. If a graph captures the call, the memory is
+        to live as long as the graph.
+        """
+
+    def check(self) -> None:
+        """Wait for the device; raise :class:`gradkit.RankError` if a rank was at fault.
+
+        It names the ranks at fault in all calls since the last check. A graph's replays count.
+        """
 
 
 class Reduce(Protocol):
-    """Combines a value over all ranks.
+    """Combines a value over all ranks: for groups that :class:`Group` does not fit.
 
     Its arguments are a float64 array and ``op``, which is "sum" or "max". The array is of the
     gradients' type, on their device, and 0-d (one element per gradient if ``per_tensor``). It
     returns the combined value, an array or a number, which must be the same on every rank.
-    Every norm of any order calls it exactly twice, first with "max" and then with "sum", even
-    if a rank has no gradients.
+    Every norm of any order calls it twice, first with "max" and then with "sum", and a call with
+    ``found_inf`` a third time, with "max"; even if a rank has no gradients, whose array is NumPy's
+    then. So all ranks pass ``found_inf``, or none does. With mpi4py, on the CPU::
+
+        def reduce(value, op):
+            comm.Allreduce(MPI.IN_PLACE, value, MPI.SUM if op == "sum" else MPI.MAX)
+            return value
+
+    An error on one rank leaves the others waiting; a ``group`` tells them.
     """
 
     def __call__(self, value: Any, op: Literal["sum", "max"], /) -> Any:
         """The value combined over all ranks."""
+
+
+def from_mpi(comm: Any) -> Group:
+    """The ranks of an MPI communicator.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Comm
+        An intracommunicator, such as ``MPI.COMM_WORLD``.
+
+    Returns
+    -------
+    Group
+        Its numbers travel in host memory, also those of gradients on a GPU, with which it has not
+        yet run.
+
+    Raises
+    ------
+    TypeError
+        ``comm`` is no communicator.
+    ValueError
+        ``comm`` is an intercommunicator, whose two sides do not gather their own numbers, or
+        the null communicator.
+
+    Examples
+    --------
+    Every process runs ``mpiexec -n 4 python train.py``::
+
+        from mpi4py import MPI
+
+        group = gradkit.distributed.from_mpi(MPI.COMM_WORLD)
+        norm = gradkit.clip_grad_norm(own_grads, max_norm=1.0, group=group)
+    """
+    from gradkit._groups.mpi import ranks_of
+
+    return ranks_of(comm)
+
+
+def from_torch(process_group: Any = None, *, device: Any = None) -> Group:
+    """The ranks of a ``torch.distributed`` process group.
+
+    Parameters
+    ----------
+    process_group : torch.distributed.ProcessGroup, optional
+        Default: the one that ``init_process_group`` made.
+    device : torch.device or str, optional
+        Where the numbers travel. Default: "cpu" if the group has a backend for it, gloo for
+        example, or else PyTorch's current CUDA device, by NCCL.
+
+    Returns
+    -------
+    Group
+        For a CUDA device a :class:`DeviceGroup`, on PyTorch's streams.
+
+    Raises
+    ------
+    ValueError
+        The program has not imported PyTorch.
+
+    Examples
+    --------
+    With ``torchrun``, on the gradients of FSDP's parameters::
+
+        torch.distributed.init_process_group()
+        group = gradkit.distributed.from_torch()
+        grads = gradkit.distributed.shards_of(model.named_parameters())
+        norm = gradkit.clip_grad_norm(grads, max_norm=1.0, group=group)
+    """
+    _imported("torch", "from_torch")
+    from gradkit._groups.torch import ranks_of
+
+    return ranks_of(process_group, device)
+
+
+def from_cupyx(backend: Any) -> DeviceGroup:
+    """The ranks of a ``cupyx.distributed`` backend.
+
+    Parameters
+    ----------
+    backend : cupyx.distributed.NCCLBackend
+        As ``cupyx.distributed.init_process_group`` returns it.
+
+    Returns
+    -------
+    DeviceGroup
+        On the device that was current when the backend was made.
+
+    Raises
+    ------
+    TypeError
+        ``backend`` is not CuPy's NCCL backend.
+
+    Examples
+    --------
+    Not yet run on a GPU::
+
+        backend = cupyx.distributed.init_process_group(size, rank)
+        group = gradkit.distributed.from_cupyx(backend)
+        gradkit.clip_grad_norm(own_grads, max_norm=1.0, group=group)
+        group.check()  # once a step
+    """
+    from gradkit._groups.nccl import CupyxRanks
+
+    return CupyxRanks(backend)
+
+
+def from_nccl(communicator: Any) -> DeviceGroup:
+    """The ranks of an NCCL communicator.
+
+    Parameters
+    ----------
+    communicator : cupy.cuda.nccl.NcclCommunicator or nccl.core.Communicator
+        CuPy's, or that of NVIDIA's nccl4py.
+
+    Returns
+    -------
+    DeviceGroup
+        On the communicator's device.
+
+    Raises
+    ------
+    TypeError
+        ``communicator`` is neither.
+
+    Examples
+    --------
+    Not yet run on a GPU::
+
+        communicator = cupy.cuda.nccl.NcclCommunicator(size, unique_id, rank)
+        group = gradkit.distributed.from_nccl(communicator)
+        gradkit.clip_grad_norm(own_grads, max_norm=1.0, group=group)
+        group.check()  # once a step
+    """
+    from gradkit._groups.nccl import ranks_of
+
+    return ranks_of(communicator)
+
+
+def from_jax() -> Group:
+    """The processes of a JAX program.
+
+    Returns
+    -------
+    Group
+        Those that ``jax.distributed.initialize`` has joined. Not to be used inside of ``jit``.
+
+    Raises
+    ------
+    ValueError
+        The program has not imported JAX.
+
+    Examples
+    --------
+    ::
+
+        jax.distributed.initialize()
+        group = gradkit.distributed.from_jax()
+        grads = gradkit.distributed.shards_of(grads)  # the parts that this process holds
+        clipped, norm = gradkit.clip_by_global_norm(grads, max_norm=1.0, group=group)
+    """
+    _imported("jax", "from_jax")
+    from gradkit._groups.jax import JaxGroup
+
+    return JaxGroup()
+
+
+def threads(size: int, *, timeout: float = 60.0) -> list[Group]:
+    """A group whose ranks are threads of this process, such as one for each device.
+
+    Parameters
+    ----------
+    size : int
+        How many ranks.
+    timeout : float
+        Seconds that a rank waits for the others. Then all of them raise
+        :class:`gradkit.RankError`, now and ever after.
+
+    Returns
+    -------
+    list of Group
+        One for each thread.
+
+    Raises
+    ------
+    TypeError
+        ``size`` is not an integer, or ``timeout`` not a number.
+    ValueError
+        ``size`` or ``timeout`` is not above 0.
+
+    Examples
+    --------
+    >>> from concurrent.futures import ThreadPoolExecutor
+    >>> import numpy as np, gradkit
+    >>> grads = [[np.array([3.0])], [np.array([4.0])]]
+    >>> with ThreadPoolExecutor(2) as pool:
+    ...     groups = gradkit.distributed.threads(2)
+    ...     norms = pool.map(lambda g, group: gradkit.grad_norm(g, group=group), grads, groups)
+    >>> list(norms)
+    [array(5.), array(5.)]
+    """
+    from gradkit._groups.threads import groups
+
+    if not isinstance(size, int) or isinstance(size, bool):
+        raise TypeError(f"size must be an integer, not {type(size).__name__}")
+    if not isinstance(timeout, (int, float)) or isinstance(timeout, bool):
+        raise TypeError(f"timeout must be a number of seconds, not {type(timeout).__name__}")
+    if size < 1:
+        raise ValueError(f"size must be at least 1, not {size}")
+    if not timeout > 0:
+        raise ValueError(f"timeout must be above 0, not {timeout}")
+    return list(groups(size, timeout))
+
+
+class ShardedGrads(Parts):
+    """A rank's own parts of gradients that are spread over ranks, by name.
+
+    A dict like any other to functions that look at elements alone. Norms know from it of how many
+    ranks each part is a copy, and refuse it without a group, also inside of other containers.
+
+    Attributes
+    ----------
+    replicas : dict
+        On how many ranks of the group each part lies, by the same names. Yours to change: for
+        tied weights that two pipeline stages hold, say.
+    """
+
+    replicas: dict[Any, Any]
+
+
+def shards_of(parameters: Any, *, attr: str = "grad", plain: int | None = None) -> ShardedGrads:
+    """A rank's own parts of the gradients of sharded parameters, and how often each counts.
+
+    Placements say who holds what, not which gradients happen to be there. They speak of the mesh
+    that a gradient lies on. If other ranks of the group hold the same gradients, because its mesh
+    is a slice of a larger one, say, take that mesh's own group, or multiply ``replicas``::
+
+        group = gradkit.distributed.from_torch(mesh["shard"].get_group())
+
+    Parameters
+    ----------
+    parameters : iterable of parameters or of (name, parameter) pairs, dict, or JAX arrays
+        For example ``model.named_parameters()``, whose gradients are DTensors, as those of FSDP
+        and tensor parallelism are. Or a dict or list of gradients themselves: JAX arrays, DTensors,
+        tensors. Parameters without a gradient are skipped.
+    attr : str
+        The attribute that holds gradients.
+    plain : int, optional
+        On how many ranks a gradient that is a plain tensor lies: 1 if each rank has its own.
+
+    Returns
+    -------
+    ShardedGrads
+        The parts' own memory, not copies: what is written to them, is written to the gradients.
+
+    Raises
+    ------
+    ValueError
+        A DTensor holds partial sums; a gradient is a plain tensor and ``plain`` is not given; two
+        parameters have one name.
+    TypeError
+        A leaf has no such attribute and is no JAX array.
+
+    Examples
+    --------
+    >>> from types import SimpleNamespace
+    >>> import numpy as np, gradkit
+    >>> parameters = {"w": SimpleNamespace(grad=np.array([3.0, 4.0]))}
+    >>> grads = gradkit.distributed.shards_of(parameters, plain=2)
+    >>> grads, grads.replicas
+    ({'w': array([3., 4.])}, {'w': 2})
+    """
+    parts: dict[Any, Any] = {}
+    replicas: dict[Any, Any] = {}
+    seen = set()
+    for name, leaf in _named_leaves(parameters, attr):
+        if name in seen:
+            raise ValueError(f"parameters has two parameters named {name!r}")
+        seen.add(name)
+        grad = leaf
+        if not _is_gradient(leaf, attr):
+            grad = trees.gradient_of(leaf, attr, f"parameter {name!r} is")
+        if grad is not None:
+            parts[name], replicas[name] = _parts_of(grad, name, plain)
+    return ShardedGrads(parts, replicas)
+
+
+def _named_leaves(parameters: Any, attr: str) -> Iterator[tuple[Any, Any]]:
+    """Every parameter or JAX array by its name, or by its position."""
+
+    def is_leaf(value: Any) -> bool:
+        return _is_jax(value) or hasattr(value, attr)
+
+    tree = trees.freeze(parameters, is_leaf)
+    if isinstance(tree, list) and all(_is_pair(item) for item in tree):
+        found = [trees.paths(branch, is_leaf, (name,)) for name, branch in tree]
+    else:
+        found = [trees.paths(tree, is_leaf)]
+    for keys, leaf in chain.from_iterable(found):
+        yield keys[0] if len(keys) == 1 else ".".join(map(str, keys)), leaf
+
+
+def _is_pair(item: Any) -> bool:
+    return isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str)
+
+
+def _is_gradient(value: Any, attr: str) -> bool:
+    """Whether a leaf is no parameter, but a gradient itself."""
+    if _is_jax(value):
+        return True
+    tensor = is_array(value) or hasattr(value, "placements")
+    return tensor and hasattr(value, attr) and trees.takes_no_gradient(value, attr)
+
+
+def _is_jax(value: Any) -> bool:
+    return is_array(value) and hasattr(value, "addressable_shards")
+
+
+def _parts_of(grad: Any, name: Any, plain: int | None) -> tuple[Any, Any]:
+    """The rank's own part of a gradient or parts, and on how many ranks each lies."""
+    if _is_jax(grad):
+        from gradkit._groups.jax import shards_of as shards_of_jax
+
+        parts = shards_of_jax(grad)
+        return [part for part, _ in parts], [count for _, count in parts]
+    if hasattr(grad, "placements"):
+        from gradkit._groups.torch import shard_of
+
+        try:
+            return shard_of(grad)
+        except ValueError as error:
+            raise ValueError(f"the gradient of {name!r} {error}") from None
+    if framework_of(grad) is not None and plain is None:
+        raise ValueError(
+            f"the gradient of {name!r} is a plain array, which does not say on how many ranks it "
+            "lies; pass plain=1 if each rank has its own, or how many ranks hold a copy of it"
+        )
+    return grad, plain
+
+
+def _imported(library: str, function: str) -> None:
+    if library not in sys.modules:
+        raise ValueError(f"{function} needs {library}, which this program has not imported")

@@ -7,6 +7,7 @@ __all__ = [
     "KernelCompileError",
     "KernelLaunchError",
     "NonFiniteNormError",
+    "RankError",
 ]
 
 
@@ -77,3 +78,24 @@ class NonFiniteNormError(GradkitError, ArithmeticError):
 
     def __reduce__(self) -> tuple[type, tuple[float, tuple[str, ...]]]:
         return type(self), (self.norm, self.names)
+
+
+class RankError(GradkitError, RuntimeError):
+    """A call that all ranks of a group make together failed because of another rank.
+
+    Attributes
+    ----------
+    ranks : dict of int to str
+        What each rank at fault said: its error, or the call that it made where another made
+        a different one.
+    """
+
+    def __init__(self, message: str, ranks: dict[int, str]):
+        self.ranks = ranks
+        shown = [f"rank {rank}: {text}" for rank, text in sorted(ranks.items())]
+        more = [f"and {len(shown) - 4} more ranks"] if len(shown) > 5 else []
+        self._message = message
+        super().__init__("; ".join([message, *(shown[:4] + more if more else shown)]))
+
+    def __reduce__(self) -> tuple[type, tuple[str, dict[int, str]]]:
+        return type(self), (self._message, self.ranks)

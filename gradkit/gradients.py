@@ -84,15 +84,17 @@ def named_grads_of(named_parameters: Any, *, attr: str = "grad") -> dict[str, An
     own = _attribute(attr)
     pairs = named_parameters.items() if isinstance(named_parameters, dict) else named_parameters
     found: dict[str, Any] = {}
-    seen = set()
+    seen, parameters = set(), []
     for pair in pairs:
         name, parameter = _named(pair)
         if name in seen:
             raise ValueError(f"named_parameters has two parameters named {name!r}")
         seen.add(name)
         grad = trees.gradient_of(parameter, own, f"named_parameters[{name!r}] is")
+        parameters.append(parameter)
         if grad is not None:
             found[name] = grad
+    trees.refuse_gradients(parameters, own, "named_parameters")
     return found
 
 
@@ -113,6 +115,8 @@ def names_of(grads: Any) -> list[str]:
     ------
     TypeError
         A leaf is not an array.
+    ValueError
+        Keys contain dots, so that two names are the same.
 
     Examples
     --------
@@ -122,11 +126,14 @@ def names_of(grads: Any) -> list[str]:
     >>> dict(zip(gradkit.names_of(grads), norms.tolist()))
     {'w': 3.0, 'layers.0': 4.0}
     """
-    names = []
+    names: dict[str, None] = {}
     for keys, leaf in trees.paths(trees.freeze(grads, is_array), is_array):
         known_framework(leaf, trees.expression("grads", keys))  # or it is no gradient
-        names.append(".".join(map(str, keys)) or "grads")
-    return names
+        name = ".".join(map(str, keys)) or "grads"
+        if name in names:
+            raise ValueError(f"grads has two gradients named {name!r}, by keys that contain dots")
+        names[name] = None
+    return list(names)
 
 
 @runs("grad_norm")

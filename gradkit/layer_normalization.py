@@ -4,20 +4,25 @@ Layer norms see an array as M rows of D elements: all dimensions from ``axis`` o
 as in ONNX. Dtypes are written (T, U, V): T of the data, U of the statistics, V of scale and
 bias. Statistics and sums are float32 for 16-bit and 32-bit data, float64 for float64 data.
 
+Rows may lie at strides, as heads do in a fused projection: if the normalised dimensions have no
+gaps, rows are read and written where they are, and results have the bits of contiguous arrays'.
+
 Every function takes ``out``: a tuple of arrays for its results (None: allocate). ``dx`` may be
-``dy``, ``y`` may be ``x`` and the inverse's ``x`` may be ``y``; any other overlap is an error.
+``dy`` or ``ds``, ``y`` may be ``x``, ``s`` may be ``x`` or ``residual`` and the inverse's ``x`` may
+be ``y``; any other overlap is an error.
 """
 
 from typing import Any, NamedTuple
 
 from gradkit._arguments import checks
 from gradkit._arguments.call import Call
+from gradkit._arguments.foreign import answers
 from gradkit._arguments.norms import (
     Forward,
-    Gradient,
     NormPlan,
     Rows,
     check_same_shape,
+    data_of_gradient,
     types_of,
 )
 from gradkit._arguments.signatures import Signatures, Spec
@@ -25,6 +30,7 @@ from gradkit._backend import Array
 from gradkit._dtypes import LAYER_NORM_TYPES
 
 __all__ = [
+    "add_layer_norm",
     "invertible_layer_norm_grad",
     "layer_norm",
     "layer_norm_grad",
@@ -32,6 +38,7 @@ __all__ = [
 ]
 
 
+@answers
 def layer_norm(
     x: Any,
     scale: Any = None,
@@ -39,6 +46,7 @@ def layer_norm(
     *,
     axis: int = -1,
     eps: float = 1e-5,
+    scale_offset: float = 0.0,
     out: Any = None,
 ) -> tuple[Any, Any, Any]:
     """Layer norm: ``y = (x - mean) * inv_std * scale + bias`` with each row's statistics.
@@ -53,6 +61,9 @@ def layer_norm(
         The first normalised dimension; all dimensions after it are normalised too.
     eps : float
         Added to the variance; finite and at least 0.
+    scale_offset : float
+        Added to ``scale`` in the accumulation dtype; 1 for a scale that is stored as its distance
+        from 1, as with TransformerEngine's ``zero_centered_gamma``.
     out : tuple (y, mean, inv_std), optional
         Where the results are written; ``y`` may be ``x``.
 
@@ -68,8 +79,9 @@ def layer_norm(
         A combination of dtypes that :func:`layer_norm_grad` does not list; arrays of two
         frameworks.
     ValueError
-        Incompatible shapes; ``axis`` out of range; ``eps`` negative or not finite; an output
-        that overlaps an input. Nothing is written.
+        Incompatible shapes; ``axis`` out of range; ``eps`` negative or not finite;
+        ``scale_offset`` not finite, or not 0 without ``scale``; an output that overlaps an input.
+        Nothing is written.
 
     References
     ----------
@@ -85,19 +97,87 @@ def layer_norm(
     array([[-0.894,  0.894],
            [ 0.   ,  0.   ]])
     """
-    floor = checks.epsilon(eps)
+    floor, offset = checks.epsilon(eps), checks.scale_offset(scale_offset, scale)
     call = Call(Forward(x, scale, bias))
     given, plan = call.arrays, _plan_forward(call.arrays, axis)
     with call.on_stream():
         outputs = call.outputs(out, plan.outputs, reuse=given.x)
         y, mean, inv_std = outputs.views
-        call.backend.layer_norm(
-            given.x, given.scale, given.bias, plan.axis, floor, y, mean, inv_std
-        )
+        inputs = given.x, given.scale, given.bias, plan.axis, floor
+        call.backend.layer_norm(*inputs, y, mean, inv_std, scale_offset=offset)
         y, mean, inv_std = outputs.results()
         return y, mean, inv_std
 
 
+@answers
+def add_layer_norm(
+    x: Any,
+    residual: Any,
+    scale: Any = None,
+    bias: Any = None,
+    *,
+    axis: int = -1,
+    eps: float = 1e-5,
+    scale_offset: float = 0.0,
+    out: Any = None,
+) -> tuple[Any, Any, Any, Any]:
+    """Layer norm of a residual sum: ``s = x + residual``, and the results of ``s``.
+
+    ``s`` is rounded to x's dtype before it is normalised, so that the results are those of the
+    addition followed by :func:`layer_norm`. For the gradient, pass ``s`` and the gradient that
+    arrives at it to :func:`layer_norm_grad`, as ``x`` and ``ds``.
+
+    Parameters
+    ----------
+    x, residual : arrays of shape (*rows, *normalised)
+        T: float16, bfloat16, float32 or float64.
+    scale, bias : array of shape ``x.shape[axis:]``, optional
+        V, as in :func:`layer_norm`.
+    axis : int
+        The first normalised dimension; all dimensions after it are normalised too.
+    eps : float
+        Added to the variance; finite and at least 0.
+    scale_offset : float
+        As in :func:`layer_norm`.
+    out : tuple (y, s, mean, inv_std), optional
+        Where the results are written; ``y`` may be ``x``, and ``s`` may be ``x`` or ``residual``.
+
+    Returns
+    -------
+    y, s : arrays of x's shape and dtype
+    mean, inv_std : float32 (float64 for float64 data) arrays of shape ``x.shape[:axis]``
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`layer_norm`.
+
+    References
+    ----------
+    ONNX Runtime's ``SkipLayerNormalization``.
+
+    Examples
+    --------
+    >>> import numpy as np, gradkit
+    >>> x, residual = np.array([[1.0, 2.0]]), np.array([[0.0, 1.0]])
+    >>> y, s, mean, inv_std = gradkit.add_layer_norm(x, residual, eps=0.0)
+    >>> y, s, mean
+    (array([[-1.,  1.]]), array([[1., 3.]]), array([2.]))
+    """
+    floor, offset = checks.epsilon(eps), checks.scale_offset(scale_offset, scale)
+    call = Call(_Sum(x, residual, scale, bias))
+    given, plan = call.arrays, _plan_sum(call.arrays, axis)
+    with call.on_stream():
+        reuse = (given.x,), (given.x, given.residual)
+        outputs = call.outputs(out, plan.outputs, reuse=reuse)
+        y, s, mean, inv_std = outputs.views
+        inputs = given.x, given.residual, given.scale, given.bias, plan.axis, floor
+        call.backend.add_layer_norm(*inputs, y, s, mean, inv_std, scale_offset=offset)
+        y, s, mean, inv_std = outputs.results()
+        return y, s, mean, inv_std
+
+
+@answers
 def layer_norm_grad(
     dy: Any,
     x: Any,
@@ -106,14 +186,16 @@ def layer_norm_grad(
     inv_std: Any,
     *,
     axis: int = -1,
+    ds: Any = None,
+    scale_offset: float = 0.0,
     out: Any = None,
 ) -> tuple[Any, Any, Any]:
     """The gradients of layer norm, computed from its input.
 
-    With ``xhat = (x - mean) * inv_std`` and ``w = dy * scale``; means are over a row, sums over
-    all rows::
+    With ``xhat = (x - mean) * inv_std`` and ``w = dy * (scale + scale_offset)``; means are over a
+    row, sums over all rows::
 
-        dx     = inv_std * (w - mean(w) - xhat * mean(w * xhat))
+        dx     = inv_std * (w - mean(w) - xhat * mean(w * xhat)) + ds
         dscale = sum(dy * xhat)
         dbias  = sum(dy)
 
@@ -127,8 +209,14 @@ def layer_norm_grad(
         U, as :func:`layer_norm` returns them.
     axis : int
         The first normalised dimension; all dimensions after it are normalised too.
+    ds : array of x's shape, optional
+        T. The gradient that arrives at ``x`` on its way past the norm, if ``x`` is the ``s`` of
+        :func:`add_layer_norm`: ``dx`` is then the gradient of both summands. It is added in the
+        accumulation dtype, before the one rounding.
+    scale_offset : float
+        As in the forward pass.
     out : tuple (dx, dscale, dbias), optional
-        Where the results are written; ``dx`` may be ``dy``.
+        Where the results are written; ``dx`` may be ``dy`` or ``ds``.
 
     Returns
     -------
@@ -143,7 +231,8 @@ def layer_norm_grad(
         (f16, f32, f32), (f32, f32, f16), (bf16, f32, bf16), (bf16, f32, f32) and (f32, f32,
         bf16); arrays of two frameworks.
     ValueError
-        Incompatible shapes; an output that overlaps an input. Nothing is written.
+        Incompatible shapes; ``scale_offset`` as for :func:`layer_norm`; an output that overlaps an
+        input. Nothing is written.
 
     References
     ----------
@@ -161,18 +250,19 @@ def layer_norm_grad(
     >>> dbias
     array([1., 0., 0.])
     """
-    call = Call(Gradient(dy, x, mean, inv_std, scale))
+    offset = checks.scale_offset(scale_offset, scale)
+    call = Call(_Gradient(dy, x, mean, inv_std, scale, ds))
     given, plan = call.arrays, _plan_gradient(call.arrays, axis)
     with call.on_stream():
-        outputs = call.outputs(out, plan.outputs, reuse=given.dy)
+        outputs = call.outputs(out, plan.outputs, reuse=((given.dy, given.ds),))
         dx, dscale, dbias = outputs.views
-        call.backend.layer_norm_grad(
-            given.dy, given.x, given.scale, given.mean, given.inv_std, plan.axis, dx, dscale, dbias
-        )
+        inputs = given.dy, given.x, given.scale, given.mean, given.inv_std, plan.axis
+        call.backend.layer_norm_grad(*inputs, dx, dscale, dbias, ds=given.ds, scale_offset=offset)
         dx, dscale, dbias = outputs.results()
         return dx, dscale, dbias
 
 
+@answers
 def layer_norm_inverse(
     y: Any,
     scale: Any,
@@ -239,6 +329,7 @@ def layer_norm_inverse(
         return outputs.results()[0]
 
 
+@answers
 def invertible_layer_norm_grad(
     dy: Any,
     y: Any,
@@ -309,6 +400,22 @@ def invertible_layer_norm_grad(
         return dx, dscale, dbias
 
 
+class _Sum(NamedTuple):
+    x: Array
+    residual: Array
+    scale: Array | None = None
+    bias: Array | None = None
+
+
+class _Gradient(NamedTuple):
+    dy: Array
+    x: Array
+    mean: Array
+    inv_std: Array
+    scale: Array | None = None
+    ds: Array | None = None
+
+
 class _Inverse(NamedTuple):
     y: Array
     mean: Array
@@ -336,11 +443,21 @@ def _plan_forward(given: Forward, axis: int) -> NormPlan:
 
 
 @Signatures
-def _plan_gradient(given: Gradient, axis: int) -> NormPlan:
+def _plan_sum(given: _Sum, axis: int) -> NormPlan:
+    rows, parameters = Rows.of(given.x, axis), (given.scale, given.bias)
+    check_same_shape(given.residual, given.x)
+    rows.check((), parameters)
+    t, u, _ = types_of(LAYER_NORM_TYPES, (given.x, given.residual), (), parameters)
+    y, s = Spec("y", given.x.shape, t), Spec("s", given.x.shape, t)
+    return NormPlan(rows.axis, (y, s, Spec("mean", rows.lead, u), Spec("inv_std", rows.lead, u)))
+
+
+@Signatures
+def _plan_gradient(given: _Gradient, axis: int) -> NormPlan:
     rows, statistics = Rows.of(given.x, axis), (given.mean, given.inv_std)
-    check_same_shape(given.dy, given.x)
+    data = data_of_gradient(given)
     rows.check(statistics, (given.scale,))
-    t, _, v = types_of(LAYER_NORM_TYPES, (given.dy, given.x), statistics, (given.scale,))
+    t, _, v = types_of(LAYER_NORM_TYPES, data, statistics, (given.scale,))
     dscale = None if given.scale is None else Spec("dscale", rows.tail, v)
     dbias = None if given.scale is None else Spec("dbias", rows.tail, v)
     return NormPlan(rows.axis, (Spec("dx", given.x.shape, t), dscale, dbias))

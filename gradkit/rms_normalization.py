@@ -7,18 +7,34 @@ from typing import Any, NamedTuple
 
 from gradkit._arguments import checks
 from gradkit._arguments.call import Call
-from gradkit._arguments.norms import NormPlan, Rows, check_same_shape, types_of
+from gradkit._arguments.foreign import answers
+from gradkit._arguments.norms import (
+    NormPlan,
+    Rows,
+    check_same_shape,
+    data_of_gradient,
+    types_of,
+)
 from gradkit._arguments.signatures import Signatures, Spec
 from gradkit._backend import Array
 from gradkit._dtypes import LAYER_NORM_TYPES
 
-__all__ = ["rms_norm", "rms_norm_grad"]
+__all__ = ["add_rms_norm", "rms_norm", "rms_norm_grad"]
 
 
+@answers
 def rms_norm(
-    x: Any, scale: Any = None, *, axis: int = -1, eps: float = 1e-6, out: Any = None
+    x: Any,
+    scale: Any = None,
+    *,
+    axis: int = -1,
+    eps: float = 1e-6,
+    scale_offset: float = 0.0,
+    out: Any = None,
 ) -> tuple[Any, Any]:
     """RMS norm: ``y = x * inv_std * scale`` with ``inv_std = 1 / sqrt(mean(x^2) + eps)``.
+
+    It is computed in the accumulation dtype and rounded to x's dtype once.
 
     Parameters
     ----------
@@ -30,6 +46,9 @@ def rms_norm(
         The first normalised dimension; all dimensions after it are normalised too.
     eps : float
         Added to the mean square; finite and at least 0.
+    scale_offset : float
+        Added to ``scale`` in the accumulation dtype; 1 for Gemma's scale, which is stored as its
+        distance from 1.
     out : tuple (y, inv_std), optional
         Where the results are written; ``y`` may be ``x``.
 
@@ -55,26 +74,104 @@ def rms_norm(
     >>> y.round(4), inv_std.round(4)
     (array([[0.8485, 1.1314]]), array([0.2828]))
     """
-    floor = checks.epsilon(eps)
+    floor, offset = checks.epsilon(eps), checks.scale_offset(scale_offset, scale)
     call = Call(_Forward(x, scale))
     given, plan = call.arrays, _plan_forward(call.arrays, axis)
     with call.on_stream():
         outputs = call.outputs(out, plan.outputs, reuse=given.x)
         y, inv_std = outputs.views
-        call.backend.rms_norm(given.x, given.scale, plan.axis, floor, y, inv_std)
+        call.backend.rms_norm(
+            given.x, given.scale, plan.axis, floor, y, inv_std, scale_offset=offset
+        )
         y, inv_std = outputs.results()
         return y, inv_std
 
 
+@answers
+def add_rms_norm(
+    x: Any,
+    residual: Any,
+    scale: Any = None,
+    *,
+    axis: int = -1,
+    eps: float = 1e-6,
+    scale_offset: float = 0.0,
+    out: Any = None,
+) -> tuple[Any, Any, Any]:
+    """RMS norm of a residual sum: ``s = x + residual``, and ``y`` and ``inv_std`` of ``s``.
+
+    ``s`` is rounded to x's dtype before it is normalised, so that the results are those of the
+    addition followed by :func:`rms_norm`. For the gradient, pass ``s`` and the gradient that
+    arrives at it to :func:`rms_norm_grad`, as ``x`` and ``ds``.
+
+    Parameters
+    ----------
+    x, residual : arrays of shape (*rows, *normalised)
+        T: float16, bfloat16, float32 or float64.
+    scale : array of shape ``x.shape[axis:]``, optional
+        V, as in :func:`layer_norm`.
+    axis : int
+        The first normalised dimension; all dimensions after it are normalised too.
+    eps : float
+        Added to the mean square; finite and at least 0.
+    scale_offset : float
+        As in :func:`rms_norm`.
+    out : tuple (y, s, inv_std), optional
+        Where the results are written; ``y`` may be ``x``, and ``s`` may be ``x`` or ``residual``.
+
+    Returns
+    -------
+    y, s : arrays of x's shape and dtype
+    inv_std : float32 (float64 for float64 data) array of shape ``x.shape[:axis]``
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`layer_norm`.
+
+    References
+    ----------
+    ONNX Runtime's ``SkipSimplifiedLayerNormalization``.
+
+    Examples
+    --------
+    >>> import numpy as np, gradkit
+    >>> x, residual = np.array([[1.0, 4.0]]), np.array([[2.0, 0.0]])
+    >>> y, s, inv_std = gradkit.add_rms_norm(x, residual, eps=0.0)
+    >>> y.round(4), s
+    (array([[0.8485, 1.1314]]), array([[3., 4.]]))
+    """
+    floor, offset = checks.epsilon(eps), checks.scale_offset(scale_offset, scale)
+    call = Call(_Sum(x, residual, scale))
+    given, plan = call.arrays, _plan_sum(call.arrays, axis)
+    with call.on_stream():
+        reuse = (given.x,), (given.x, given.residual)
+        outputs = call.outputs(out, plan.outputs, reuse=reuse)
+        y, s, inv_std = outputs.views
+        inputs = given.x, given.residual, given.scale, plan.axis, floor
+        call.backend.add_rms_norm(*inputs, y, s, inv_std, scale_offset=offset)
+        y, s, inv_std = outputs.results()
+        return y, s, inv_std
+
+
+@answers
 def rms_norm_grad(
-    dy: Any, x: Any, scale: Any, inv_std: Any, *, axis: int = -1, out: Any = None
+    dy: Any,
+    x: Any,
+    scale: Any,
+    inv_std: Any,
+    *,
+    axis: int = -1,
+    ds: Any = None,
+    scale_offset: float = 0.0,
+    out: Any = None,
 ) -> tuple[Any, Any]:
     """The gradients of RMS norm.
 
-    With ``xhat = x * inv_std`` and ``w = dy * scale``; the mean is over a row, the sum over all
-    rows::
+    With ``xhat = x * inv_std`` and ``w = dy * (scale + scale_offset)``; the mean is over a row, the
+    sum over all rows::
 
-        dx     = inv_std * (w - xhat * mean(w * xhat))
+        dx     = inv_std * (w - xhat * mean(w * xhat)) + ds
         dscale = sum(dy * xhat)
 
     Parameters
@@ -87,8 +184,14 @@ def rms_norm_grad(
         U, as :func:`rms_norm` returns it.
     axis : int
         The first normalised dimension; all dimensions after it are normalised too.
+    ds : array of x's shape, optional
+        T. The gradient that arrives at ``x`` on its way past the norm, if ``x`` is the ``s`` of
+        :func:`add_rms_norm`: ``dx`` is then the gradient of both summands. It is added in the
+        accumulation dtype, before the one rounding.
+    scale_offset : float
+        As in the forward pass.
     out : tuple (dx, dscale), optional
-        Where the results are written; ``dx`` may be ``dy``.
+        Where the results are written; ``dx`` may be ``dy`` or ``ds``.
 
     Returns
     -------
@@ -113,14 +216,14 @@ def rms_norm_grad(
     >>> dx.round(4), dscale.round(4)
     (array([[ 0.181 , -0.1358]]), array([0.8485, 0.    ]))
     """
-    call = Call(_Gradient(dy, x, inv_std, scale))
+    offset = checks.scale_offset(scale_offset, scale)
+    call = Call(_Gradient(dy, x, inv_std, scale, ds))
     given, plan = call.arrays, _plan_gradient(call.arrays, axis)
     with call.on_stream():
-        outputs = call.outputs(out, plan.outputs, reuse=given.dy)
+        outputs = call.outputs(out, plan.outputs, reuse=((given.dy, given.ds),))
         dx, dscale = outputs.views
-        call.backend.rms_norm_grad(
-            given.dy, given.x, given.scale, given.inv_std, plan.axis, dx, dscale
-        )
+        inputs = given.dy, given.x, given.scale, given.inv_std, plan.axis
+        call.backend.rms_norm_grad(*inputs, dx, dscale, ds=given.ds, scale_offset=offset)
         dx, dscale = outputs.results()
         return dx, dscale
 
@@ -130,11 +233,18 @@ class _Forward(NamedTuple):
     scale: Array | None = None
 
 
+class _Sum(NamedTuple):
+    x: Array
+    residual: Array
+    scale: Array | None = None
+
+
 class _Gradient(NamedTuple):
     dy: Array
     x: Array
     inv_std: Array
     scale: Array | None = None
+    ds: Array | None = None
 
 
 @Signatures
@@ -146,11 +256,20 @@ def _plan_forward(given: _Forward, axis: int) -> NormPlan:
 
 
 @Signatures
+def _plan_sum(given: _Sum, axis: int) -> NormPlan:
+    rows = Rows.of(given.x, axis)
+    check_same_shape(given.residual, given.x)
+    rows.check((), (given.scale,))
+    t, u, _ = types_of(LAYER_NORM_TYPES, (given.x, given.residual), (), (given.scale,))
+    y, s = Spec("y", given.x.shape, t), Spec("s", given.x.shape, t)
+    return NormPlan(rows.axis, (y, s, Spec("inv_std", rows.lead, u)))
+
+
+@Signatures
 def _plan_gradient(given: _Gradient, axis: int) -> NormPlan:
     rows = Rows.of(given.x, axis)
-    check_same_shape(given.dy, given.x)
-    rows.check((given.inv_std,), (given.scale,))
-    data, statistics = (given.dy, given.x), (given.inv_std,)
+    data, statistics = data_of_gradient(given), (given.inv_std,)
+    rows.check(statistics, (given.scale,))
     t, _, v = types_of(LAYER_NORM_TYPES, data, statistics, (given.scale,))
     dscale = None if given.scale is None else Spec("dscale", rows.tail, v)
     return NormPlan(rows.axis, (Spec("dx", given.x.shape, t), dscale))

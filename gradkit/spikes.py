@@ -259,14 +259,16 @@ class SpikeGuard:
         Raises
         ------
         TypeError, ValueError
-            It is not a mapping of these three names to finite numbers of at least 0; the guard
-            is as it was.
+            It is not a mapping of these three names to finite numbers of at least 0, or its
+            ``count`` is not whole; the guard is as it was.
         """
         if not isinstance(state_dict, Mapping) or set(state_dict) != set(_STATISTICS):
             raise ValueError(
                 f"state_dict must be a mapping of {', '.join(_STATISTICS)}, not {state_dict!r}"
             )
         found = [_statistic(state_dict[name], f"{name} in state_dict") for name in _STATISTICS]
+        if not found[0].is_integer():
+            raise ValueError(f"count in state_dict must be a whole number, not {found[0]}")
         self._state = np.array(found)
 
 

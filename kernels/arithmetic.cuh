@@ -21,6 +21,18 @@ __device__ __forceinline__ double exactly(float x) {
 #endif
 }
 
+// The float with these bits. If they were one before, NVRTC would take the loss of a sign bit for
+// a magnitude, and on sm_120 compute that by an instruction which flushes subnormals.
+__device__ __forceinline__ double exactly_of_bits(u32 bits) {
+#ifdef GRADKIT_EMULATED
+    return exactly(__uint_as_float(bits));
+#else
+    double y;
+    asm("{ .reg .f32 x; mov.b32 x, %1; cvt.f64.f32 %0, x; }" : "=d"(y) : "r"(bits));
+    return y;
+#endif
+}
+
 __device__ __forceinline__ float rounded(double x) {
 #ifdef GRADKIT_EMULATED
     return static_cast<float>(x);

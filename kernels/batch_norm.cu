@@ -23,97 +23,8 @@
 // (channels if LAST) is a multiple of VEC. finish_centre and finish_moments: blockDim = (x, y), y
 // a power of two and x * y at most 1024; any gridDim.x.
 
-#include "channels.cuh"
-
-// Packs, a multiple of AT_ONCE, that are summed in the accumulation dtype before they go to double.
-#define STRETCH (LAST ? 16 : AT_ONCE)
-
-// A thread's sums for its channels of x - centre and of its square; `apart` has a bit set if an
-// element is not the centre.
-struct Sums {
-    double of[2][OWN];
-    u32 apart[OWN];
-};
-
-// Adds the elements of one pack.
-__device__ __forceinline__ void add_pack(
-    const Raw<DATA_T, VEC>& x, const A (&centre)[OWN], A (&part)[2][OWN], Sums& sums
-) {
-    A own[2][OWN];
-#pragma unroll
-    for (int k = 0; k < VEC; ++k) {
-        const A deviation = widen(x.at(k)) - centre[k % OWN];
-        sums.apart[k % OWN] |= __float_as_uint(narrow<f32>(deviation)) & 0x7fffffffu;
-        A (&sum)[OWN] = own[0], (&squares)[OWN] = own[1];
-        sum[k % OWN] = k < OWN ? deviation : sum[k % OWN] + deviation;
-        squares[k % OWN] = k < OWN ? deviation * deviation : fused(deviation, deviation, squares[k % OWN]);
-    }
-#pragma unroll
-    for (int k = 0; k < OWN; ++k) {
-        part[0][k] += own[0][k];
-        part[1][k] += own[1][k];
-    }
-}
-
-// The sums about `centre`; with `about_first` about the thread's first element of each channel,
-// which then goes to `centre`. Returns the number of packs.
-__device__ __forceinline__ i64 sum_share(
-    const DATA_T* x, const Shape& shape, i64 channel, bool about_first, A (&centre)[OWN], Sums& sums
-) {
-    i64 count = 0;
-    for (Walk walk(shape); walk.inside(shape);) {
-        A part[2][OWN];
-        fill<OWN>(part[0], A{0});
-        fill<OWN>(part[1], A{0});
-        for (int i = 0; i < STRETCH && walk.inside(shape); i += AT_ONCE) {
-            const Places places(walk, shape, channel);
-            const Packs packs = fetch_packs(x, places);
-#pragma unroll
-            for (int k = 0; k < OWN; ++k)
-                if (about_first && count == 0) centre[k] = widen(packs.at[0].at(k));
-#pragma unroll
-            for (int b = 0; b < AT_ONCE; ++b)
-                if (b < places.count) add_pack(packs.at[b], centre, part, sums);
-            count += places.count;
-        }
-#pragma unroll
-        for (int k = 0; k < OWN; ++k) {
-            sums.of[0][k] += exactly(part[0][k]);
-            sums.of[1][k] += exactly(part[1][k]);
-        }
-    }
-    return count;
-}
-
-// The same sums in double, with `about_first` about 0. Rare, so in little code.
-__device__ __forceinline__ void sum_share_in_double(
-    const DATA_T* x, const Shape& shape, i64 channel, bool about_first, A (&centre)[OWN], Sums& sums
-) {
-    if (about_first) fill<OWN>(centre, A{0});
-    fill<OWN>(sums.of[0], 0.0);
-    fill<OWN>(sums.of[1], 0.0);
-#pragma unroll 1
-    for (Walk walk(shape); walk.inside(shape); walk.next()) {
-        const Raw<DATA_T, VEC> values = fetch<VEC>(x + walk.index(shape, channel));
-#pragma unroll
-        for (int k = 0; k < VEC; ++k) {
-            const double deviation = to_double(values.at(k)) - exactly(centre[k % OWN]);
-            sums.of[0][k % OWN] += deviation;
-            sums.of[1][k % OWN] = fused(deviation, deviation, sums.of[1][k % OWN]);
-        }
-    }
-}
-
-// Whether sums about a centre lost nothing that counts, and no distance overflowed.
-__device__ __forceinline__ bool exact_enough(const Sums& sums) {
-    bool exact = true;
-#pragma unroll
-    for (int k = 0; k < OWN; ++k) {
-        const bool squares = sizeof(DATA_T) == 8 || sums.apart[k] == 0 || squares_held(sums.of[1][k]);
-        exact = exact && squares && fabs(sums.of[0][k]) <= LARGEST;
-    }
-    return exact;
-}
+#include "channel_forward.cuh"
+#include "deviations.cuh"
 
 extern "C" __global__ void __launch_bounds__(256, 2) sum_deviations(
     const DATA_T* x, const double* centre, double* partials, i64 before, i64 channels, i64 after
@@ -175,10 +86,6 @@ extern "C" __global__ void __launch_bounds__(1024, 1) finish_moments(
     }
 }
 
-// What a thread needs to know of its channels. The mean in two parts: a single one is off by half
-// a unit in the last place, which may be large compared with x - mean.
-struct Parameters { A high[OWN], low[OWN], inv_std[OWN], scale[OWN], bias[OWN]; };
-
 __device__ __forceinline__ void load_parameters(
     const PARAM_T* scale, const PARAM_T* bias, const double* exact, i64 channel, const Shape& shape,
     Parameters& own
@@ -188,22 +95,7 @@ __device__ __forceinline__ void load_parameters(
     load_own(exact + shape.channels, channel, shape, Real<double>{0}, inv_std);
     load_own(scale, channel, shape, A{1}, own.scale);
     load_own(bias, channel, shape, A{0}, own.bias);
-#pragma unroll
-    for (int k = 0; k < OWN; ++k) {
-        own.high[k] = narrow<A>(mean[k]);
-        own.low[k] = narrow<A>(exactly(mean[k]) - exactly(own.high[k]));
-        own.inv_std[k] = narrow<A>(inv_std[k]);
-    }
-}
-
-__device__ __forceinline__ void normalize_pack(const Raw<DATA_T, VEC>& x, const Parameters& own, DATA_T* y) {
-    A values[VEC];
-#pragma unroll
-    for (int k = 0; k < VEC; ++k) {
-        const A xhat = (widen(x.at(k)) - own.high[k % OWN] - own.low[k % OWN]) * own.inv_std[k % OWN];
-        values[k] = fused(xhat, own.scale[k % OWN], own.bias[k % OWN]);
-    }
-    store<VEC>(y, values);
+    set_statistics(mean, inv_std, own);
 }
 
 extern "C" __global__ void __launch_bounds__(256, 2) normalize(

@@ -16,51 +16,13 @@
 // (channels if LAST) is a multiple of VEC. finish_channels: blockDim = (x, y), y a
 // power of two and x * y at most 1024; any gridDim.x.
 
-#include "channels.cuh"
-
-// Packs, a multiple of AT_ONCE, that are summed in the accumulation dtype before they go to double.
-#define STRETCH 16
-
-struct Channel { A mean[OWN], inv_std[OWN]; };
+#include "channel_gradient.cuh"
 
 __device__ __forceinline__ void load_channel(
     const STAT_T* mean, const STAT_T* inv_std, i64 channel, const Shape& shape, Channel& of
 ) {
     load_own(mean, channel, shape, A{0}, of.mean);
     load_own(inv_std, channel, shape, A{0}, of.inv_std);
-}
-
-__device__ __forceinline__ A xhat_of(const Raw<DATA_T, VEC>& x, int k, const Channel& of) {
-    return (widen(x.at(k)) - of.mean[k % OWN]) * of.inv_std[k % OWN];
-}
-
-// Adds at most STRETCH packs to the sums of dy * xhat and of dy.
-__device__ __forceinline__ void sum_stretch(
-    const DATA_T* dy, const DATA_T* x, const Shape& shape, i64 channel, const Channel& of,
-    Walk& walk, double (&sums)[2][OWN]
-) {
-    A part[2][OWN];
-    fill<OWN>(part[0], A{0});
-    fill<OWN>(part[1], A{0});
-    for (int i = 0; i < STRETCH && walk.inside(shape); i += AT_ONCE) {
-        const Places places(walk, shape, channel);
-        const Packs dys = fetch_packs(dy, places), xs = fetch_packs(x, places);
-#pragma unroll
-        for (int b = 0; b < AT_ONCE; ++b) {
-            if (b >= places.count) continue;
-#pragma unroll
-            for (int k = 0; k < VEC; ++k) {
-                const A own = widen(dys.at[b].at(k));
-                part[0][k % OWN] = fused(own, xhat_of(xs.at[b], k, of), part[0][k % OWN]);
-                part[1][k % OWN] += own;
-            }
-        }
-    }
-#pragma unroll
-    for (int k = 0; k < OWN; ++k) {
-        sums[0][k] += exactly(part[0][k]);
-        sums[1][k] += exactly(part[1][k]);
-    }
 }
 
 extern "C" __global__ void __launch_bounds__(256, 2) sum_channels(

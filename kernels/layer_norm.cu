@@ -3,8 +3,10 @@
 //   layer_norm (CENTRED = 1): y = (x - mean) * inv_std * scale + bias
 //   RMS norm   (CENTRED = 0): y = x * inv_std * scale
 //   inv_std = 1 / sqrt(variance + eps); in an RMS norm the mean square takes the variance's place
+//   ADDED = 1: s = x + residual, rounded, takes the place of x
 //
-// x, y: (rows, width) of DATA_T, C order; y may be x. scale, bias: width of PARAM_T or null.
+// x, y: (rows, width) of DATA_T, C order, or as `layout` says (row_starts.cuh); y may be x.
+// residual, s: the same, or null; s may be either of x and residual. scale, bias: width of PARAM_T or null.
 // mean (null in an RMS norm), inv_std: rows of STAT_T. All outputs are written with =.
 // Deterministic: fixed orders, no atomics.
 //
@@ -13,12 +15,12 @@
 // second pass over the row corrects the mean by the sum of x - mean.
 //
 // Launch: blockDim = (threads per row, rows per block), x a power of two, x * y a multiple of 32
-// and at most 1024; any gridDim.x. width > 0. If VEC > 1, width is a multiple of VEC and arrays
-// are 16-byte aligned. If CHUNKS, x * CHUNKS * VEC >= width: a thread then reads its part of a row
+// and at most 1024 (512 if STRIDED); any gridDim.x. width > 0. If VEC > 1, width is a multiple of VEC and arrays
+// are 16-byte aligned, of a `layout` only scale and bias. If CHUNKS, x * CHUNKS * VEC >= width: a thread then reads its part of a row
 // once, all at once, and keeps it in registers. With CHUNKS = 0 a row has any length and is read
 // for each of its sums and again for y.
 
-#include "packs.cuh"
+#include "row_starts.cuh"
 #include "rows.cuh"
 
 typedef Wide<DATA_T>::type A;
@@ -32,7 +34,20 @@ constexpr int GROUP = AT_ONCE;
 typedef i64 Index;
 #endif
 
-struct Group { Raw<DATA_T, VEC> at[GROUP]; };
+template <int N> struct Packs { Raw<DATA_T, VEC> at[N]; };
+typedef Packs<GROUP> Group;
+// Of a sum, where there are two arrays to be read and few registers.
+constexpr int SUMMED = CHUNKS ? GROUP : 1;
+// Of y; fewer where compilers keep the scale and the bias of all of them at once, and spill registers.
+#ifdef __CUDA_ARCH__
+constexpr bool FEW = __CUDA_ARCH__ < 800 || (__CUDA_ARCH__ < 900 && sizeof(PARAM_T) > sizeof(DATA_T));
+#else
+constexpr bool FEW = false;
+#endif
+constexpr int NORMALIZED = FEW && !CHUNKS ? 2 : GROUP;
+
+// The numbers of arrays in a layout.
+enum { X, Y, RESIDUAL, S };
 
 // A thread's part of a row.
 struct Row {
@@ -49,28 +64,68 @@ __device__ __forceinline__ Index column_of(Index k) {
 }
 
 // A thread's packs from the k-th on; zeros beyond the end of the row.
-__device__ __forceinline__ Group fetch_group(const DATA_T* x, Index width, Index k) {
-    Group group;
+template <int N>
+__device__ __forceinline__ Packs<N> fetch_packs(const Layout& layout, const DATA_T* x, Index width, Index k) {
+    Packs<N> group;
+    if (moves_packs(layout)) {
 #pragma unroll
-    for (int i = 0; i < GROUP; ++i)
-        group.at[i] = fetch_if<VEC>(column_of(k + i) < width, x + column_of(k + i), DATA_T{});
+        for (int i = 0; i < N; ++i)
+            group.at[i] = fetch_if<VEC>(column_of(k + i) < width, x + column_of(k + i), DATA_T{});
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; ++i)
+            group.at[i] = fetch_singly_if<VEC>(column_of(k + i) < width, x + column_of(k + i));
+    }
     return group;
 }
 
-__device__ __forceinline__ Row fetch_row(const DATA_T* x, Index width) {
+// Writes s = x + residual for the thread's packs from the k-th on; returns it.
+__device__ __forceinline__ Packs<SUMMED> add_packs(
+    const Layout& layout, const DATA_T* x, const DATA_T* residual, DATA_T* s, Index width, Index k
+) {
+    Packs<SUMMED> sums = fetch_packs<SUMMED>(layout, x, width, k);
+    const Packs<SUMMED> more = fetch_packs<SUMMED>(layout, residual, width, k);
+#pragma unroll
+    for (int i = 0; i < SUMMED; ++i) {
+        A values[VEC];
+#pragma unroll
+        for (int j = 0; j < VEC; ++j) values[j] = widen(sums.at[i].at(j)) + widen(more.at[i].at(j));
+        sums.at[i] = narrow_all<DATA_T>(values);
+        if (column_of(k + i) < width) store_data<VEC>(layout, s + column_of(k + i), sums.at[i]);
+    }
+    return sums;
+}
+
+__device__ __forceinline__ Row fetch_row(const Layout& layout, const DATA_T* x, Index width) {
     Row row = {x, width};
 #if CHUNKS
-    row.held = fetch_group(x, width, 0);
+    row.held = fetch_packs<GROUP>(layout, x, width, 0);
 #endif
     return row;
 }
 
-// Calls visit(k, the thread's packs from the k-th on) until the row ends.
-template <typename F> __device__ __forceinline__ void for_each_group(const Row& row, F visit) {
+// The row of s, of which a thread reads again only what it has written itself.
+__device__ __forceinline__ Row add_row(
+    const Layout& layout, const DATA_T* x, const DATA_T* residual, DATA_T* s, Index width
+) {
+    Row row = {s, width};
+#if CHUNKS
+    row.held = add_packs(layout, x, residual, s, width, 0);
+#else
+    for (Index k = 0; column_of(k) < width; k += SUMMED) add_packs(layout, x, residual, s, width, k);
+#endif
+    return row;
+}
+
+// Calls visit(k, the thread's packs from the k-th on) until the row ends; N of them at once, if it
+// does not hold the row.
+template <int N = GROUP, typename F>
+__device__ __forceinline__ void for_each_group(const Layout& layout, const Row& row, F visit) {
 #if CHUNKS
     visit(0, row.held);
 #else
-    for (Index k = 0; column_of(k) < row.width; k += GROUP) visit(k, fetch_group(row.x, row.width, k));
+    for (Index k = 0; column_of(k) < row.width; k += N)
+        visit(k, fetch_packs<N>(layout, row.x, row.width, k));
 #endif
 }
 
@@ -109,11 +164,11 @@ __device__ __forceinline__ Pair<double> share_in_double(const Row& row, A centre
 
 // The thread's share of the sum over a row. It adds up distances from its own first element: as
 // small as the row allows, and 0 in a row of equal elements.
-__device__ __forceinline__ double share_of_sum(const Row& row) {
+__device__ __forceinline__ double share_of_sum(const Layout& layout, const Row& row) {
     A centre = {0};
     double sum = 0;
     Index packs = 0;
-    for_each_group(row, [&](Index first, const Group& group) {
+    for_each_group(layout, row, [&](Index first, const Group& group) {
         if (first == 0) centre = widen(group.at[0].at(0));
         sum += exactly(sums_of(row, first, group, centre).first);
 #pragma unroll
@@ -138,9 +193,9 @@ __device__ __forceinline__ bool all_equal(const Row& row, A centre) {
 }
 
 // The thread's share of the sums of x - centre and of its square over a row.
-__device__ __forceinline__ Pair<double> share_of_moments(const Row& row, A centre) {
+__device__ __forceinline__ Pair<double> share_of_moments(const Layout& layout, const Row& row, A centre) {
     Pair<double> sums = {0, 0};
-    for_each_group(row, [&](Index first, const Group& group) {
+    for_each_group(layout, row, [&](Index first, const Group& group) {
         const Pair<A> part = sums_of(row, first, group, centre);
         sums.first += exactly(part.first);
         sums.second += exactly(part.second);
@@ -158,24 +213,27 @@ struct Slots {
 };
 
 // `share` is 1 / width. All threads of the block must call it, also for a row beyond the last.
-__device__ __forceinline__ Moments moments_of(const Row& row, double share, Slots& slots, int turn) {
+__device__ __forceinline__ Moments moments_of(
+    const Layout& layout, const Row& row, double share, Slots& slots, int turn
+) {
     A centre = {0};
-    if (CENTRED) centre = narrow<A>(__dmul_rn(row_sums(share_of_sum(row), slots.sums, turn), share));
-    const Pair<double> sums = row_sums(share_of_moments(row, centre), slots.moments, turn);
+    if (CENTRED) centre = narrow<A>(__dmul_rn(row_sums(share_of_sum(layout, row), slots.sums, turn), share));
+    const Pair<double> sums = row_sums(share_of_moments(layout, row, centre), slots.moments, turn);
     const double correction = CENTRED ? __dmul_rn(sums.first, share) : 0;
     const double variance = fused(-correction, correction, __dmul_rn(sums.second, share));
     return {exactly(centre) + correction, variance < 0 ? 0 : variance};
 }
 
 __device__ __forceinline__ void normalize_row(
-    const Row& row, const PARAM_T* scale, const PARAM_T* bias, DATA_T* y, double mean, A inv_std
+    const Layout& layout, const Row& row, const PARAM_T* scale, const PARAM_T* bias, DATA_T* y,
+    double mean, A inv_std
 ) {
     // The mean in two parts: a single one is off by half a unit in the last place, which may be
     // large compared with x - mean.
     const A high = narrow<A>(mean), low = narrow<A>(mean - exactly(high));
-    for_each_group(row, [&](Index first, const Group& group) {
+    for_each_group<NORMALIZED>(layout, row, [&](Index first, const Packs<NORMALIZED>& group) {
 #pragma unroll
-        for (int i = 0; i < GROUP; ++i) {
+        for (int i = 0; i < NORMALIZED; ++i) {
             const Index column = column_of(first + i);
             if (column >= row.width) continue;
             A values[VEC], factor[VEC], offset[VEC];
@@ -184,17 +242,24 @@ __device__ __forceinline__ void normalize_row(
 #pragma unroll
             for (int k = 0; k < VEC; ++k) {
                 const A x = widen(group.at[i].at(k)), deviation = CENTRED ? x - high - low : x;
-                values[k] = fused(deviation * inv_std, factor[k], offset[k]);
+                values[k] = fused(deviation * inv_std, shifted(layout, factor[k]), offset[k]);
             }
-            store<VEC>(y + column, values);
+            store_data<VEC>(layout, y + column, values);
         }
     });
 }
 
-extern "C" __global__ void __launch_bounds__(1024, 1) layer_norm(
+// Addresses of rows at strides take registers.
+extern "C" __global__ void __launch_bounds__(STRIDED ? 512 : 1024, 1) layer_norm(
     const DATA_T* x, const PARAM_T* scale, const PARAM_T* bias, DATA_T* y, STAT_T* mean,
     STAT_T* inv_std, i64 rows, i64 width, double eps
+#if STRIDED
+    , const __grid_constant__ Layout layout, const DATA_T* residual, DATA_T* s
+#endif
 ) {
+#if !STRIDED
+    const Layout layout = {};
+#endif
     __shared__ Slots slots;
     const i64 step = static_cast<i64>(gridDim.x) * blockDim.y;
     const double share = 1.0 / width;
@@ -202,14 +267,25 @@ extern "C" __global__ void __launch_bounds__(1024, 1) layer_norm(
     for (int turn = 0; first < rows; first += step, ++turn) {
         const i64 row = first + threadIdx.y;
         const bool inside = row < rows;
-        const Row own = fetch_row(x + row * width, inside ? static_cast<Index>(width) : 0);
-        const Moments of = moments_of(own, share, slots, turn);
+        const Place place = place_of(layout, row);
+        const DATA_T* from = x + start_of(layout, X, place, width);
+        const Index columns = inside ? static_cast<Index>(width) : 0;
+#if ADDED
+        const Row own = add_row(
+            layout, from, residual + start_of(layout, RESIDUAL, place, width),
+            s + start_of(layout, S, place, width), columns
+        );
+#else
+        const Row own = fetch_row(layout, from, columns);
+#endif
+        const Moments of = moments_of(layout, own, share, slots, turn);
         if (!inside) continue;
         const double factor = 1 / sqrt(of.variance + eps);
         if (threadIdx.x == 0) {
             if (CENTRED) mean[row] = narrow<STAT_T>(of.mean);
             inv_std[row] = narrow<STAT_T>(factor);
         }
-        normalize_row(own, scale, bias, y + row * width, of.mean, narrow<A>(factor));
+        DATA_T* to = y + start_of(layout, Y, place, width);
+        normalize_row(layout, own, scale, bias, to, of.mean, narrow<A>(factor));
     }
 }

@@ -1,18 +1,19 @@
 // Gradients of layer norm, RMS norm and invertible layer norm; each row is read once.
 //
 //   xhat = (x - mean) * inv_std     (RMS: x * inv_std; invertible: (y - bias) / scale)
-//   dx      = inv_std * (w - mean(w) - xhat * mean(w * xhat)),  w = dy * scale
+//   dx      = inv_std * (w - mean(w) - xhat * mean(w * xhat)),  w = dy * scale; ADDED: + ds
 //   partials[0][block][column] = sum over the block's rows of dy * xhat
 //   partials[1][block][column] = the same sum of dy (not for RMS)
 //
-// dy, source, dx: (rows, width) of DATA_T, C order; dx may be dy. scale, bias: width of PARAM_T
-// or null. mean, inv_std: rows of STAT_T. partials: (PLANES, gridDim.x, width) of the
+// dy, source, dx: (rows, width) of DATA_T, C order, or as `layout` says (row_starts.cuh); dx may be
+// dy. ds: the same, or null; dx may be ds. scale, bias: width of PARAM_T or null. mean, inv_std: rows of STAT_T. partials: (PLANES, gridDim.x, width) of the
 // accumulation dtype, or null if no parameter gradient is wanted. All outputs are written with =.
 // Deterministic: fixed orders, no atomics.
 //
 // Launch: blockDim = (threads per row, rows per block), x a power of two with
 // x * CHUNKS * VEC >= width, x * y a multiple of 32 and at most 512 (256 if y > 1); any
-// gridDim.x. If VEC > 1, width is a multiple of VEC and arrays are 16-byte aligned. LONG: x is
+// gridDim.x. If VEC > 1, width is a multiple of VEC and arrays are 16-byte aligned, of a `layout` only
+// scale, bias and partials. LONG: x is
 // 512, y is 1, and dynamic shared memory holds PLANES * CHUNKS * VEC * x numbers of type A.
 //
 // A thread keeps the sums of its columns in registers for all its rows, and its columns of scale if
@@ -25,8 +26,10 @@
 #define MERGED_THREADS 256
 #define LONG_THREADS 512
 
-// If a thread holds few columns, there are registers for two resident blocks.
-constexpr int BLOCKS = CHUNKS * VEC * sizeof(A) <= (VEC > 1 ? 32 : 16) ? 2 : 1;
+// If a thread holds few columns, there are registers for two resident blocks; but not for two sums of
+// each of eight columns beside addresses of rows at strides.
+constexpr bool FEW = CHUNKS * VEC * sizeof(A) <= (VEC > 1 ? 32 : 16);
+constexpr int BLOCKS = FEW && !(STRIDED && VEC == 8 && CENTRED) ? 2 : 1;
 
 // Threads per row.
 __device__ __forceinline__ int threads() { return LONG ? LONG_THREADS : static_cast<int>(blockDim.x); }
@@ -38,9 +41,31 @@ __device__ __forceinline__ int column_of(int chunk) {
 // How far a chunk's columns are from those of the thread's first.
 __device__ __forceinline__ i64 chunk_offset(int chunk) { return static_cast<i64>(chunk * threads() * VEC); }
 
+// Registers for two rows, one in flight while the other is worked on, and for a parameter.
+// Otherwise ds is read when dx is written, because no registers are left.
+constexpr bool DS_WITH_ROW = ADDED && !LONG && VEC > 1 && BLOCKS == 1 && sizeof(A) == 4;
+constexpr int BOTH_ROWS = 2 * (DS_WITH_ROW ? 3 : 2) * CHUNKS * words<Raw<DATA_T, VEC>>();
+constexpr int PARAMETER = CHUNKS * words<Raw<PARAM_T, VEC>>();
+// What there are registers for, of the 128 of a thread: to keep scale, to read a row ahead, to read
+// all of a bias at once. Conditions and addresses of single elements, addresses of rows at strides,
+// double precision, divisions and long rows take more.
+constexpr int ROOM = VEC > 1 && sizeof(A) == 4 ? (STRIDED ? 56 : 96) : 64;
+constexpr int SCALE_ROOM = VEC == 1 && (LONG || CENTRED) ? 32
+    : STRIDED && LONG                                    ? 40
+    : ROOM > 72 && (LONG || FROM_OUTPUT)                 ? 72
+                                                         : ROOM;
+constexpr bool KEEP_SCALE = !(FROM_OUTPUT && (BLOCKS == 2 || sizeof(A) == 8)) &&
+    !(STRIDED && (ADDED || BLOCKS == 2 || sizeof(A) == 8)) && BOTH_ROWS / 2 + PARAMETER <= SCALE_ROOM;
+constexpr int KEPT = (KEEP_SCALE ? PARAMETER : 0) + (LONG ? 0 : PLANES * CHUNKS * VEC * words<A>());
+constexpr bool AHEAD =
+    !LONG && !FROM_OUTPUT && !STRIDED && VEC > 1 && BOTH_ROWS + KEPT <= (BLOCKS == 2 ? 32 : ROOM);
+constexpr bool BIAS_AT_ONCE =
+    !(STRIDED && BLOCKS == 2) && BOTH_ROWS / 2 + KEPT + PARAMETER <= ROOM;
+
 // A thread's part of a row. Its loads are in flight until it is used.
 struct Row {
     Raw<DATA_T, VEC> dy[CHUNKS], source[CHUNKS];
+    Raw<DATA_T, VEC> ds[CHUNKS];  // if DS_WITH_ROW
     RawStatistics of;
 #if FROM_OUTPUT
     A xhat[CHUNKS][VEC];  // kept by `sum_row`, in place of the source: a division takes long
@@ -49,30 +74,29 @@ struct Row {
 
 // Issues all loads of a row. Beyond the last row and column everything is 0.
 __device__ __forceinline__ void fetch_row(const Arrays& in, i64 row, i64 rows, int width, Row& to) {
-    const DATA_T* dy = in.dy + row * width + column_of(0);
-    const DATA_T* source = in.source + row * width + column_of(0);
+    const Place place = place_of(in.layout, row);
+    const DATA_T* dy = in.dy + start_of(in.layout, DY, place, width) + column_of(0);
+    const DATA_T* source = in.source + start_of(in.layout, SOURCE, place, width) + column_of(0);
+    const DATA_T* ds = DS_WITH_ROW ? in.ds + start_of(in.layout, DS, place, width) + column_of(0) : nullptr;
+    if (moves_packs(in.layout)) {
 #pragma unroll
-    for (int c = 0; c < CHUNKS; ++c) {
-        const bool inside = (LONG || row < rows) && column_of(c) < width;
-        to.dy[c] = fetch_if<VEC>(inside, dy + chunk_offset(c), DATA_T{});
-        to.source[c] = fetch_if<VEC>(inside, source + chunk_offset(c), DATA_T{});
+        for (int c = 0; c < CHUNKS; ++c) {
+            const bool inside = (LONG || row < rows) && column_of(c) < width;
+            to.dy[c] = fetch_if<VEC>(inside, dy + chunk_offset(c), DATA_T{});
+            to.source[c] = fetch_if<VEC>(inside, source + chunk_offset(c), DATA_T{});
+            if (DS_WITH_ROW) to.ds[c] = fetch_if<VEC>(inside, ds + chunk_offset(c), DATA_T{});
+        }
+    } else {
+#pragma unroll
+        for (int c = 0; c < CHUNKS; ++c) {
+            const bool inside = (LONG || row < rows) && column_of(c) < width;
+            to.dy[c] = fetch_singly_if<VEC>(inside, dy + chunk_offset(c));
+            to.source[c] = fetch_singly_if<VEC>(inside, source + chunk_offset(c));
+            if (DS_WITH_ROW) to.ds[c] = fetch_singly_if<VEC>(inside, ds + chunk_offset(c));
+        }
     }
     to.of = fetch_statistics(in, LONG || row < rows, row);
 }
-
-// Registers for two rows, one in flight while the other is worked on, and for a parameter.
-constexpr int BOTH_ROWS = 4 * CHUNKS * words<Raw<DATA_T, VEC>>();
-constexpr int PARAMETER = CHUNKS * words<Raw<PARAM_T, VEC>>();
-// What there are registers for, of the 128 of a thread: to keep scale, to read a row ahead, to read
-// all of a bias at once. Conditions and addresses of single elements, double precision, divisions and
-// long rows take more.
-constexpr int ROOM = VEC > 1 && sizeof(A) == 4 ? 96 : 64;
-constexpr int SCALE_ROOM = VEC == 1 && (LONG || CENTRED) ? 32 : ROOM > 72 && (LONG || FROM_OUTPUT) ? 72 : ROOM;
-constexpr bool KEEP_SCALE =
-    !(FROM_OUTPUT && (BLOCKS == 2 || sizeof(A) == 8)) && BOTH_ROWS / 2 + PARAMETER <= SCALE_ROOM;
-constexpr int KEPT = (KEEP_SCALE ? PARAMETER : 0) + (LONG ? 0 : PLANES * CHUNKS * VEC * words<A>());
-constexpr bool AHEAD = !LONG && !FROM_OUTPUT && VEC > 1 && BOTH_ROWS + KEPT <= (BLOCKS == 2 ? 32 : ROOM);
-constexpr bool BIAS_AT_ONCE = BOTH_ROWS / 2 + KEPT + PARAMETER <= ROOM;
 
 // What a thread keeps for all its rows: its columns of scale, and their sums.
 struct Columns {
@@ -127,7 +151,7 @@ __device__ __forceinline__ Pair<A> sum_row(
         const Raw<PARAM_T, VEC> scales = scale_of(in.scale, own, c, width);
 #pragma unroll
         for (int k = 0; k < VEC; ++k) {
-            const A dy = widen(at.dy[c].at(k)), scale = widen(scales.at(k));
+            const A dy = widen(at.dy[c].at(k)), scale = shifted(in.layout, widen(scales.at(k)));
             const A bias = FROM_OUTPUT ? widen(biases[c].at(k)) : A{0};
             const A xhat = normalized(widen(at.source[c].at(k)), scale, bias, here);
             const A w = dy * scale;
@@ -147,23 +171,32 @@ __device__ __forceinline__ void write_row(
     const Arrays& in, DATA_T* dx, i64 row, int width, const Row& at, const Columns& own,
     const Statistics& of, const Pair<A>& means
 ) {
-    dx += row * width + column_of(0);
+    const Place place = place_of(in.layout, row);
+    dx += start_of(in.layout, DX, place, width) + column_of(0);
+    const DATA_T* ds = ADDED ? in.ds + start_of(in.layout, DS, place, width) + column_of(0) : nullptr;
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
         if (column_of(c) >= width) continue;
         const Raw<PARAM_T, VEC> scales = scale_of(in.scale, own, c, width);
+        Raw<DATA_T, VEC> further = {};
+        if (DS_WITH_ROW) {
+            further = at.ds[c];
+        } else if (ADDED) {
+            further = fetch_data<VEC>(in.layout, true, ds + chunk_offset(c));
+        }
         A out[VEC];
 #pragma unroll
         for (int k = 0; k < VEC; ++k) {
-            const A scale = widen(scales.at(k));
+            const A scale = shifted(in.layout, widen(scales.at(k)));
 #if FROM_OUTPUT
             const A xhat = at.xhat[c][k];
 #else
             const A xhat = normalized(widen(at.source[c].at(k)), scale, A{0}, of);
 #endif
-            out[k] = gradient(widen(at.dy[c].at(k)) * scale, xhat, means, of.inv_std);
+            const A w = widen(at.dy[c].at(k)) * scale;
+            out[k] = gradient(w, xhat, means, of.inv_std, widen(further.at(k)));
         }
-        store<VEC>(dx + chunk_offset(c), out);
+        store_data<VEC>(in.layout, dx + chunk_offset(c), out);
     }
 }
 
@@ -199,14 +232,16 @@ __device__ __forceinline__ void write_partials(A* partials, int width, Columns& 
 extern "C" __global__ void __launch_bounds__(512, BLOCKS) layer_norm_grad(
     const DATA_T* dy, const DATA_T* source, const PARAM_T* scale, const PARAM_T* bias,
     const STAT_T* mean, const STAT_T* inv_std, DATA_T* dx, A* partials, i64 rows, int width
+    FURTHER_PARAMETERS
 ) {
+    FURTHER_VARIABLES
     __shared__ Pair<A> slots[2 * WARP];
 #if LONG
     DYNAMIC_SHARED(A, tile);
 #else
     __shared__ A tile[MERGED_THREADS * VEC];
 #endif
-    const Arrays in = {dy, source, scale, bias, mean, inv_std};
+    const Arrays in = {dy, source, scale, bias, mean, inv_std, ds, layout};
     Columns own(tile);
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c)

@@ -9,7 +9,7 @@
 //
 // Launch: blockDim = (256, 1); any grid. row_sums_of_gradient: gridDim.x runs over rows, gridDim.y
 // over columns; apply_gradient: gridDim.x over columns, gridDim.y over rows. If VEC > 1, width is
-// a multiple of VEC and arrays are 16-byte aligned.
+// a multiple of VEC and arrays are 16-byte aligned, of a `layout` only scale, bias and partials.
 
 #include "row_gradient.cuh"
 
@@ -26,15 +26,21 @@ __device__ __forceinline__ Parameters fetch_parameters(const Arrays& in, bool wa
 // One pack of columns of one row.
 struct Part { Raw<DATA_T, VEC> dy, source; };
 
-__device__ __forceinline__ Part fetch_part(const Arrays& in, bool wanted, i64 start) {
-    return {fetch_if<VEC>(wanted, in.dy + start, DATA_T{}), fetch_if<VEC>(wanted, in.source + start, DATA_T{})};
+__device__ __forceinline__ Part fetch_part(const Arrays& in, bool wanted, const Place& row, i64 width, i64 column) {
+    return {
+        fetch_data<VEC>(in.layout, wanted, in.dy + start_of(in.layout, DY, row, width) + column),
+        fetch_data<VEC>(in.layout, wanted, in.source + start_of(in.layout, SOURCE, row, width) + column),
+    };
 }
 
 // One element, widened.
 struct Element { A dy, xhat, w; };
 
-__device__ __forceinline__ Element element_of(const Part& at, const Parameters& own, const Statistics& of, int k) {
-    const A dy = widen(at.dy.at(k)), scale = widen(own.scale.at(k)), bias = widen(own.bias.at(k));
+__device__ __forceinline__ Element element_of(
+    const Arrays& in, const Part& at, const Parameters& own, const Statistics& of, int k
+) {
+    const A dy = widen(at.dy.at(k)), bias = widen(own.bias.at(k));
+    const A scale = shifted(in.layout, widen(own.scale.at(k)));
     return {dy, normalized(widen(at.source.at(k)), scale, bias, of), dy * scale};
 }
 
@@ -42,6 +48,7 @@ __device__ __forceinline__ Element element_of(const Part& at, const Parameters& 
 __device__ __forceinline__ Pair<double> share_of_row(const Arrays& in, i64 row, i64 width) {
     const i64 step = static_cast<i64>(gridDim.y) * blockDim.x * VEC;
     const Statistics of = statistics_of(in, row);
+    const Place place = place_of(in.layout, row);
     Pair<double> total = {0, 0};
     i64 column = (static_cast<i64>(blockIdx.y) * blockDim.x + threadIdx.x) * VEC;
     for (; column < width; column += AT_ONCE * step) {
@@ -51,7 +58,7 @@ __device__ __forceinline__ Pair<double> share_of_row(const Arrays& in, i64 row, 
         for (int b = 0; b < AT_ONCE; ++b) {
             const i64 own_column = column + b * step;
             own[b] = fetch_parameters(in, own_column < width, own_column);
-            at[b] = fetch_part(in, own_column < width, row * width + own_column);
+            at[b] = fetch_part(in, own_column < width, place, width, own_column);
         }
 #pragma unroll
         for (int b = 0; b < AT_ONCE; ++b) {
@@ -59,7 +66,7 @@ __device__ __forceinline__ Pair<double> share_of_row(const Arrays& in, i64 row, 
             Pair<A> sums = {0, 0};
 #pragma unroll
             for (int k = 0; k < VEC; ++k) {
-                const Element e = element_of(at[b], own[b], of, k);
+                const Element e = element_of(in, at[b], own[b], of, k);
                 sums.first += e.w;
                 sums.second = fused(e.w, e.xhat, sums.second);
             }
@@ -73,9 +80,11 @@ __device__ __forceinline__ Pair<double> share_of_row(const Arrays& in, i64 row, 
 extern "C" __global__ void __launch_bounds__(256, 2) row_sums_of_gradient(
     const DATA_T* dy, const DATA_T* source, const PARAM_T* scale, const PARAM_T* bias,
     const STAT_T* mean, const STAT_T* inv_std, double* sums, i64 rows, i64 width
+    FURTHER_PARAMETERS
 ) {
+    FURTHER_VARIABLES
     __shared__ Pair<double> slots[2 * WARP];
-    const Arrays in = {dy, source, scale, bias, mean, inv_std};
+    const Arrays in = {dy, source, scale, bias, mean, inv_std, ds, layout};
     int turn = 0;
     for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
         const Pair<double> total = row_sums(share_of_row(in, row, width), slots, turn++);
@@ -109,7 +118,7 @@ __device__ __forceinline__ void apply_to_columns(
 #pragma unroll
         for (int b = 0; b < AT_ONCE; ++b) {
             const i64 row = first + static_cast<i64>(b) * gridDim.y;
-            at[b] = fetch_part(in, row < rows, row * width + column);
+            at[b] = fetch_part(in, row < rows, place_of(in.layout, row), width, column);
             statistics[b] = fetch_statistics(in, row < rows, row);
         }
 #pragma unroll
@@ -118,15 +127,21 @@ __device__ __forceinline__ void apply_to_columns(
             if (row >= rows) continue;
             const Statistics of = widen(statistics[b]);
             const Pair<A> means = means_of_row(sums, parts, row, rows, width);
+            const Place place = place_of(in.layout, row);
+            Raw<DATA_T, VEC> further = {};
+            if (ADDED) {
+                const DATA_T* ds = in.ds + start_of(in.layout, DS, place, width) + column;
+                further = fetch_data<VEC>(in.layout, true, ds);
+            }
             A out[VEC];
 #pragma unroll
             for (int k = 0; k < VEC; ++k) {
-                const Element e = element_of(at[b], own, of, k);
+                const Element e = element_of(in, at[b], own, of, k);
                 totals[0][k] = fused(e.dy, e.xhat, totals[0][k]);
                 if (CENTRED) totals[PLANES - 1][k] += e.dy;
-                out[k] = gradient(e.w, e.xhat, means, of.inv_std);
+                out[k] = gradient(e.w, e.xhat, means, of.inv_std, widen(further.at(k)));
             }
-            store<VEC>(dx + row * width + column, out);
+            store_data<VEC>(in.layout, dx + start_of(in.layout, DX, place, width) + column, out);
         }
     }
 }
@@ -135,8 +150,10 @@ extern "C" __global__ void __launch_bounds__(256, 2) apply_gradient(
     const DATA_T* dy, const DATA_T* source, const PARAM_T* scale, const PARAM_T* bias,
     const STAT_T* mean, const STAT_T* inv_std, const double* sums, DATA_T* dx, A* partials,
     i64 rows, i64 width, int parts
+    FURTHER_PARAMETERS
 ) {
-    const Arrays in = {dy, source, scale, bias, mean, inv_std};
+    FURTHER_VARIABLES
+    const Arrays in = {dy, source, scale, bias, mean, inv_std, ds, layout};
     const i64 step = static_cast<i64>(gridDim.x) * blockDim.x * VEC;
     i64 column = (static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x) * VEC;
     for (; column < width; column += step) {

@@ -3,16 +3,17 @@
 //   norm_partials: partials = one Part per chunk, or for the chunks of a block
 //   norm_finish:   out = the norm or the norms times a magnitude, float64; found_inf = whether
 //                  elements are NaN or infinite, 0 or 1, float64
+//   norm_parts:    joined = the Part of the list or of each tensor, for a norm over ranks
 //
 // One list may mix f16, bf16, f32 and f64. -DORDER: Sum (p = 1), SumOfSquares (p = 2),
 // SumOfPowers (any p), Largest (p = infinity). Every partial and every norm is written with =.
 // Deterministic: what a chunk holds and the order of all additions depend only on the list, on its
 // addresses modulo 16, and on blockDim.
 //
-// Launch: norm_partials with a warp per chunk, norm_finish with a block per norm; any grid,
+// Launch: norm_partials with a warp per chunk, the others with a block per norm; any grid,
 // blockDim.x a multiple of 32.
 
-#include "norm_parts.cuh"
+#include "norm_walk.cuh"
 
 // Blocks for each multiprocessor: on older ones a third takes more registers than there are.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
@@ -20,28 +21,6 @@
 #else
 #define RESIDENT 3
 #endif
-
-struct Include : Op {
-    static constexpr int BYTES = ORDER::BYTES, BATCH = ORDER::BATCH;
-    Part part;
-    double p;
-    __device__ explicit Include(double p) : part{0, 0, 0}, p(p) {}
-    template <typename T, int N>
-    __device__ __forceinline__ void fetch(Held<T, T, N>& held, const T* source, const T*) {
-        held.source = load<N>(source);
-    }
-    template <typename T, int N>
-    __device__ __forceinline__ void finish(const Held<T, T, N>& held, const T*, T*) {
-        const Held<T, T, N> one[1] = {held};
-        ORDER::include(part, one, p);
-    }
-};
-
-// All that a lane holds is included at once; zeros add nothing.
-template <typename T, int N>
-__device__ __forceinline__ void finish_all(Include& op, const Held<T, T, N> (&held)[Include::BATCH], const T*, T*, int) {
-    ORDER::include(op.part, held, op.p);
-}
 
 extern "C" __global__ void __launch_bounds__(256, RESIDENT)
 norm_partials(const __grid_constant__ TensorList list, double p, Part* partials, u32 joined) {
@@ -68,6 +47,15 @@ __device__ __forceinline__ Part own_share(const Part* partials, u32 begin, u32 e
     return sum;
 }
 
+// Thread 0 gets the Part of norm k: of a tensor's partials, or of all `parts` of them. All threads
+// must call it.
+__device__ __forceinline__ Part part_of_norm(const TensorList& list, const Part* partials, u32 parts,
+                                             u32 k, bool per_tensor, double p) {
+    const u32 begin = per_tensor ? list.at[k].first_chunk : 0;
+    const u32 end = per_tensor && k + 1 < list.tensors ? list.at[k + 1].first_chunk : parts;
+    return block_part(own_share(partials, begin, end, p), p);
+}
+
 // `parts` is the number of partials. With `per_tensor` there is a norm for each tensor of the
 // list, otherwise one. `stride` is the distance between norms in bytes; `out` need not be aligned.
 // They are multiplied by |*scale|, or by |number| if `scale` is null. `found_inf`, a number for
@@ -79,11 +67,22 @@ norm_finish(const __grid_constant__ TensorList list, double p, const Part* parti
     const double by = fabs(number_of(scale, number));
     const u32 norms = per_tensor ? list.tensors : 1;
     for (u32 k = blockIdx.x; k < norms; k += gridDim.x) {
-        const u32 begin = per_tensor ? list.at[k].first_chunk : 0;
-        const u32 end = per_tensor && k + 1 < norms ? list.at[k + 1].first_chunk : parts;
-        const Part all = block_part(own_share(partials, begin, end, p), p);
+        const Part all = part_of_norm(list, partials, parts, k, per_tensor, p);
         if (threadIdx.x != 0) continue;
         write<1>(reinterpret_cast<f64*>(out + k * stride), Raw<f64, 1>{{norm_of<ORDER>(all, p, by)}});
         if (found_inf) found_inf[k] = fabs(all.hi) <= LARGEST ? 0 : 1;  // no sum overflows
+    }
+}
+
+// As norm_finish, without the root. Each sum is divided by copies[k]; `copies` may be null.
+extern "C" __global__ void __launch_bounds__(1024)
+norm_parts(const __grid_constant__ TensorList list, double p, const Part* partials, u32 parts,
+           u32 per_tensor, const double* copies, Part* joined) {
+    const u32 norms = per_tensor ? list.tensors : 1;
+    for (u32 k = blockIdx.x; k < norms; k += gridDim.x) {
+        Part all = part_of_norm(list, partials, parts, k, per_tensor, p);
+        if (threadIdx.x != 0) continue;
+        if (copies) ORDER::divide(all, copies[k]);
+        joined[k] = {all.hi, fabs(all.hi) <= LARGEST ? all.lo : 0, all.scale};
     }
 }

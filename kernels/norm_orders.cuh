@@ -1,9 +1,9 @@
 // The arithmetic of p-norms: one struct for each kind of p.
 //
-// `include` adds the elements of a chunk, `combine` joins two partial results, and `root` gives
-// the norm of a result divided by its scale. Sums carry the rounding errors of their additions along (two-sum), so
-// their error does not grow with the number of elements. No intermediate overflows or underflows.
-// NaN stays NaN.
+// `include` adds the elements of a chunk, `combine` joins two partial results, `divide` makes a sum
+// a mean, and `root` gives the norm of a result divided by its scale. Sums carry the rounding errors
+// of their additions along (two-sum), so their error does not grow with the number of elements. No
+// intermediate overflows or underflows. NaN stays NaN.
 //
 // f16, bf16 and f32 are summed in pairs of floats over what a lane reads at once, then in double:
 // many GPUs have few double-precision units. The relative error of a norm stays below 2^-40. An
@@ -104,9 +104,31 @@ __device__ __forceinline__ void add_packs(Part& part, const Held<T, T, N> (&pack
     for (int b = 0; b < B; ++b) add_terms<Order>(part, packs[b].source);
 }
 
+// Adds B packs: each f64 by itself, for it may need a scale.
+template <typename Order, typename T, int N, int B>
+__device__ __forceinline__ void include_packs(Part& part, const Held<T, T, N> (&packs)[B], double p) {
+    if constexpr (sizeof(T) == 8) {
+#pragma unroll
+        for (int b = 0; b < B; ++b)
+#pragma unroll
+            for (int i = 0; i < N; ++i) Order::include_double(part, fabs(packs[b].source.at(i)), p);
+    } else {
+        add_packs<Order>(part, packs);
+        part.scale = 1;
+    }
+}
+
+// What all orders but the largest are.
+struct Addition {
+    __device__ static __forceinline__ void divide(Part& part, double count) {
+        part.hi /= count;
+        part.lo /= count;
+    }
+};
+
 // p = 1. A double holds sums of f32 and narrower. A large f64 is scaled by a power of two, since a
 // norm that overflows may be that of numbers which are to be multiplied by a small one.
-struct Sum {
+struct Sum : Addition {
     static constexpr int BYTES = 16, BATCH = 4;
     template <typename T> __device__ static __forceinline__ double term(T x) {
         return fabs(to_double(x));
@@ -119,15 +141,7 @@ struct Sum {
     }
     template <typename T, int N, int B>
     __device__ static __forceinline__ void include(Part& part, const Held<T, T, N> (&packs)[B], double p) {
-        if constexpr (sizeof(T) == 8) {
-#pragma unroll
-            for (int b = 0; b < B; ++b)
-#pragma unroll
-                for (int i = 0; i < N; ++i) include_double(part, fabs(packs[b].source.at(i)), p);
-        } else {
-            add_packs<Sum>(part, packs);
-            part.scale = 1;
-        }
+        include_packs<Sum>(part, packs, p);
     }
     __device__ static __forceinline__ void include_double(Part& part, double x, double p) {
         const double scale = x > 0x1p900 ? 0x1p100 : 1;  // NaN: 1
@@ -149,7 +163,7 @@ struct Sum {
 
 // p = 2. Squares of f32 and narrower are exact in double. An f64 is scaled by a power of two if
 // its square could overflow or underflow (the idea of Blue's algorithm).
-struct SumOfSquares {
+struct SumOfSquares : Addition {
     static constexpr int BYTES = 16, BATCH = 4;
     template <typename T> __device__ static __forceinline__ double term(T x) {
         return to_double(x) * to_double(x);
@@ -166,15 +180,7 @@ struct SumOfSquares {
     }
     template <typename T, int N, int B>
     __device__ static __forceinline__ void include(Part& part, const Held<T, T, N> (&packs)[B], double p) {
-        if constexpr (sizeof(T) == 8) {
-#pragma unroll
-            for (int b = 0; b < B; ++b)
-#pragma unroll
-                for (int i = 0; i < N; ++i) include_double(part, fabs(packs[b].source.at(i)), p);
-        } else {
-            add_packs<SumOfSquares>(part, packs);
-            part.scale = 1;
-        }
+        include_packs<SumOfSquares>(part, packs, p);
     }
     __device__ static __forceinline__ void include_double(Part& part, double x, double p) {
         const double scale = x > 0x1p480 ? 0x1p600 : x < 0x1p-480 ? 0x1p-600 : 1;  // NaN: 1
@@ -197,7 +203,7 @@ struct SumOfSquares {
 };
 
 // Any other finite p: powers of magnitudes divided by the largest so far.
-struct SumOfPowers {
+struct SumOfPowers : Addition {
     static constexpr int BYTES = 1, BATCH = 1;  // pow dominates the time and the code size
     template <typename T, int N, int B>
     __device__ static __forceinline__ void include(Part& part, const Held<T, T, N> (&packs)[B], double p) {
@@ -248,12 +254,14 @@ struct Largest {
 #pragma unroll
                 for (int i = 0; i < N; ++i)
                     largest = max(largest, __float_as_uint(widen(packs[b].source.at(i)).value) & 0x7fffffffu);
-            join(part, exactly(__uint_as_float(largest)));
+            join(part, exactly_of_bits(largest));
         }
     }
     __device__ static __forceinline__ void combine(Part& into, const Part& other, double) {
         join(into, other.hi);
     }
+    __device__ static __forceinline__ void divide(Part&, double) {}  // nothing was added up
+    __device__ static __forceinline__ void shrink(Part& part, double ratio, double) { part.hi *= ratio; }
     __device__ static __forceinline__ double root(const Part& part, double) { return part.hi; }
 };
 

@@ -1,17 +1,21 @@
 // Shared by the gradients of layer norm, RMS norm and invertible layer norm.
 //
 // Macros: DATA_T, STAT_T, PARAM_T; VEC, the elements that one access moves;
-// FROM_OUTPUT (1: xhat is computed from the norm's output); CENTRED (0: RMS norm, without a mean).
+// FROM_OUTPUT (1: xhat is computed from the norm's output); CENTRED (0: RMS norm, without a mean);
+// STRIDED, ADDED (1: ds, the gradient of the sum that was normalised, joins dx): row_starts.cuh.
 
 #pragma once
 
-#include "packs.cuh"
+#include "row_starts.cuh"
 #include "rows.cuh"
 
 typedef Wide<DATA_T>::type A;
 
 // dscale and, unless it is an RMS norm, dbias.
 #define PLANES (CENTRED ? 2 : 1)
+
+// The numbers of arrays in a layout.
+enum { DY, SOURCE, DX, DS };
 
 struct Arrays {
     const DATA_T* dy;
@@ -20,7 +24,18 @@ struct Arrays {
     const PARAM_T* bias;   // may be null: 0; used if FROM_OUTPUT
     const STAT_T* mean;    // used if CENTRED and not FROM_OUTPUT
     const STAT_T* inv_std;
+    const DATA_T* ds;      // used if ADDED
+    const Layout& layout;
 };
+
+// What STRIDED kernels are given beside, and what stands for it in the others.
+#if STRIDED
+#define FURTHER_PARAMETERS , const __grid_constant__ Layout layout, const DATA_T* ds
+#define FURTHER_VARIABLES
+#else
+#define FURTHER_PARAMETERS
+#define FURTHER_VARIABLES const Layout layout = {}; const DATA_T* ds = nullptr;
+#endif
 
 // A row's statistics as memory has them, and widened. Absent ones are 0.
 struct RawStatistics { STAT_T mean, inv_std; };
@@ -46,8 +61,8 @@ __device__ __forceinline__ A normalized(A source, A scale, A bias, const Statist
     return (CENTRED ? source - of.mean : source) * of.inv_std;
 }
 
-// dx from w = dy * scale, xhat, and the row's means of w and of w * xhat.
-__device__ __forceinline__ A gradient(A w, A xhat, const Pair<A>& means, A inv_std) {
+// dx from w = dy * scale, xhat, the row's means of w and of w * xhat, and ds, if ADDED.
+__device__ __forceinline__ A gradient(A w, A xhat, const Pair<A>& means, A inv_std, A ds) {
     const A rest = CENTRED ? fused(xhat, means.second, means.first) : xhat * means.second;
-    return inv_std * (w - rest);
+    return ADDED ? fused(inv_std, w - rest, ds) : inv_std * (w - rest);
 }

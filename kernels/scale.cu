@@ -8,35 +8,8 @@
 // Launch: a warp per chunk, any grid, blockDim.x a multiple of 32. The last chunk comes first:
 // what the norm read last is still in L2.
 
-#include "tensor_list.cuh"
 #include "clip_coefficient.cuh"
-#include "products.cuh"
-
-// What becomes of each element: it is multiplied, or keeps every bit, or becomes +0.
-enum Change { MULTIPLY, KEEP, ZERO };
-
-struct Scale : Op {
-    Factor factor;
-    Change change;
-    __device__ Scale(double factor, Change change) : factor(factor), change(change) {}
-    template <typename T, int N>
-    __device__ __forceinline__ void fetch(Held<T, T, N>& held, const T* source, const T*) {
-        held.source = load<N>(source);
-    }
-    template <typename T, int N>
-    __device__ __forceinline__ void finish(const Held<T, T, N>& held, const T* source, T* target) {
-        Raw<T, N> result = {};
-        if (change == KEEP) result = held.source;
-        if (change == MULTIPLY && !multiply(held.source, factor, result)) finish_each<N>(source, target);
-        else write<N>(target, result);
-    }
-    // One by one in double, and from memory again: it is rare, and so it takes little code.
-    template <int N, typename T> __device__ __forceinline__ void finish_each(const T* source, T* target) {
-#pragma unroll 1
-        for (int i = 0; i < N; ++i)
-            write<1>(target + i, Raw<T, 1>{{multiply_in_double(load<1>(source + i).at(0), factor)}});
-    }
-};
+#include "scaling.cuh"
 
 __device__ __forceinline__ void scale_all(const TensorList& list, double factor, bool zero, bool in_place) {
     if (in_place && factor == 1 && !zero) return;

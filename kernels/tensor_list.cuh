@@ -21,6 +21,10 @@ struct Tensor {
     u32 first_chunk;       // the number of chunks of all tensors before it
     u32 first_dim, dims;   // in the list's dims, innermost first; 0 dims: aligned, without gaps
     u32 dtype;             // of both arrays: its number in FOR_EACH_DTYPE
+#ifdef UNITS               // unit_list.cuh
+    i64 source_step, target_step;  // from a unit to the next, in bytes
+    u32 units, first_unit;         // the number of units of all tensors before it
+#endif
 };
 
 // CAPACITY tensors in the parameter block; if CAPACITY is 0, any number in device memory.
@@ -74,20 +78,24 @@ __device__ __forceinline__ double number_of(const double* array, double number) 
     return array ? load<1>(array).at(0) : number;
 }
 
-// The tensor that a chunk belongs to; compares 32 candidates at a time. All lanes of a warp must
-// call it with the same chunk.
-__device__ __forceinline__ u32 tensor_of(const TensorList& list, u32 chunk) {
+// The last tensor for which `reached(tensor)` is true, as it is for all before it; compares 32
+// candidates at a time. All lanes of a warp must call it alike.
+template <typename F> __device__ __forceinline__ u32 last_tensor(const TensorList& list, F reached) {
     u32 low = 0, high = list.tensors;  // it is in [low, high)
     while (high - low > 1) {
         const u32 step = (high - low + WARP - 1) / WARP;
         const u32 probe = low + lane() * step;
-        const bool reached = probe < high && list.at[probe].first_chunk <= chunk;
-        const u32 hits = __ballot_sync(ALL_LANES, reached);
-        EXPECT(hits & 1);  // the chunk is not before the first tensor's
+        const u32 hits = __ballot_sync(ALL_LANES, probe < high && reached(list.at[probe]));
+        EXPECT(hits & 1);  // it is not before the first tensor
         low += step * (__popc(hits) - 1);
         high = min(high, low + step);
     }
     return low;
+}
+
+// The tensor that a chunk belongs to.
+__device__ __forceinline__ u32 tensor_of(const TensorList& list, u32 chunk) {
+    return last_tensor(list, [=](const Tensor& tensor) { return tensor.first_chunk <= chunk; });
 }
 
 // The base of what a kernel does with elements. `fetch` only reads; `finish` may write.
@@ -183,12 +191,11 @@ __device__ __forceinline__ void walk_chunk(const TensorList& list, const Tensor&
     }
 }
 
-// One warp over one chunk of a list of mixed dtypes. One launch serves all dtypes: a model's
-// gradients are often bf16 with a few f32 ones, and a launch costs more than this switch, which
-// a whole warp takes the same way.
+// One warp over one chunk of a tensor of a list of mixed dtypes. One launch serves all dtypes: a
+// model's gradients are often bf16 with a few f32 ones, and a launch costs more than this switch,
+// which a whole warp takes the same way.
 template <typename O>
-__device__ __forceinline__ void walk(const TensorList& list, u32 chunk, O& op) {
-    const Tensor tensor = list.at[tensor_of(list, chunk)];
+__device__ __forceinline__ void walk_tensor(const TensorList& list, const Tensor& tensor, u32 chunk, O& op) {
 #define WALK_AS(number, T, A) \
     case number: walk_chunk<T, T>(list, tensor, chunk, op); break;
     switch (tensor.dtype) {
@@ -196,4 +203,9 @@ __device__ __forceinline__ void walk(const TensorList& list, u32 chunk, O& op) {
         default: __trap();  // a dtype without a row
     }
 #undef WALK_AS
+}
+
+template <typename O> __device__ __forceinline__ void walk(const TensorList& list, u32 chunk, O& op) {
+    const Tensor tensor = list.at[tensor_of(list, chunk)];
+    walk_tensor(list, tensor, chunk, op);
 }

@@ -6,6 +6,8 @@ whose device is the emulator.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -39,6 +41,10 @@ class Emulated(Framework):
         """Say that kernels take arrays as they are."""
         return True
 
+    def on_one_device(self, views: Iterable[Any]) -> bool:
+        """Compare what computes on them."""
+        return len({id(view.backend) for view in views}) == 1
+
     def view(self, array: Any, *, write: bool, detach: bool = False) -> Any:  # noqa: ARG002
         """Return the array itself: kernels take it as it is."""
         return array
@@ -46,6 +52,11 @@ class Emulated(Framework):
     def backend_of(self, view: Any) -> Any:
         """Return the backend of the device that an array lies on."""
         return view.backend
+
+    def on_stream(self, like: Any) -> AbstractContextManager[Any]:
+        """Return a context in which the device that an array lies on is current."""
+        device: AbstractContextManager[Any] = like.backend.device.active()
+        return device
 
     def wrap(self, result: Any, like: Any) -> Any:
         """Return a result as an array of the device that ``like`` lies on."""

@@ -22,7 +22,7 @@ from gradkit._dtypes import FLOATS
 from testbed.emulated import on_device, ptx_backend
 from testbed.nvrtc import version
 from tests import strategies as draw_
-from tests.problems import BATCH_TYPES, LAYER_TYPES, Problem, make, tiny
+from tests.problems import BATCH_TYPES, LAYER_TYPES, Problem, make, make_groups, tiny
 from tests.tolerances import DTYPES
 
 FILE = Path(__file__).with_suffix(".json")
@@ -64,7 +64,9 @@ class Case(NamedTuple):
 def cases() -> Iterator[Case]:
     """Every case; a call takes what puts a host array on the device."""
     yield from _rows()
+    yield from _sums()
     yield from _channels()
+    yield from _groups()
     yield from _lists()
     yield from _pairs()
 
@@ -93,6 +95,13 @@ _ROW_NORMS = {
     "rms_norm": "x scale",
     "rms_norm_grad": "dy x scale inv_std",
 }
+# Those that take one more array, here dy backwards; with an offset of the scale.
+_SUMS = {
+    "add_layer_norm": ("x scale bias", "residual"),
+    "add_rms_norm": ("x scale", "residual"),
+    "layer_norm_grad": ("dy x scale mean inv_std", "ds"),
+    "rms_norm_grad": ("dy x scale inv_std", "ds"),
+}
 
 
 def _rows() -> Iterator[Case]:
@@ -107,6 +116,26 @@ def _rows() -> Iterator[Case]:
                 p.bias = None  # beside which a tiny result is nothing
             call = partial(_norm, name, p, arguments)
             yield Case(f"{name} {'-'.join(types)} {size}", call, k in (TINY, (i + j) % len(ROWS)))
+
+
+def _sums() -> Iterator[Case]:
+    for (i, (name, (arguments, label))), (j, types) in product(
+        enumerate(_SUMS.items()), enumerate(LAYER_TYPES)
+    ):
+        shape, above = ROWS[(2 * i + j) % len(ROWS)]
+        p = make(shape, types, seed=7, centred="rms" not in name)
+        size = "x".join(map(str, shape))
+        if above is not None:
+            p.dy, p.x, size = tiny(p.dy, above), tiny(p.x, above), f"{size}, tiny"
+            p.bias = None
+        call = partial(_sum, name, p, arguments, label)
+        yield Case(f"{name} with {label} {'-'.join(types)} {size}", call, j % 3 == i % 3)
+
+
+def _sum(name: str, p: Problem, arguments: str, label: str, on: On) -> Any:
+    given = {k: getattr(p, k) for k in arguments.split()} | {label: p.dy[::-1].copy()}
+    given = {k: None if a is None else on(a) for k, a in given.items()}
+    return getattr(gradkit, name)(**given, scale_offset=0.5)
 
 
 def _norm(name: str, p: Problem, arguments: str, on: On) -> Any:
@@ -127,6 +156,11 @@ def _channels() -> Iterator[Case]:
             p.dy, p.x, p.bias = tiny(p.dy, 12), tiny(p.x, 12), None
             yield Case(f"batch_norm {where}, tiny", partial(_batch_norm, p), quick)
             yield Case(f"batch_norm_grad {where}, tiny", partial(_batch_norm_grad, p), quick)
+            p = make(shape, types, axis, seed=7, batch=True)
+            for name, by_known in _KNOWN.items():
+                yield Case(f"{name} {where}", partial(by_known, p), quick)
+            for name, step in _STEPS.items():
+                yield Case(f"{name} {where}", partial(step, p), quick)
 
 
 def _batch_norm(p: Problem, on: On) -> Any:
@@ -138,6 +172,80 @@ def _batch_norm(p: Problem, on: On) -> Any:
 def _batch_norm_grad(p: Problem, on: On) -> Any:
     given = p.dy, p.x, p.scale, p.mean, p.inv_std
     return gradkit.batch_norm_grad(*map(on, given), **p.where)
+
+
+def _running(p: Problem, on: On) -> Any:
+    out = None, on(np.empty_like(p.mean)), on(np.empty_like(p.inv_std))
+    own = on(p.mean), on(np.square(p.inv_std))
+    names = {"running_mean": own[0], "running_var": own[1]}
+    return [*gradkit.batch_norm(on(p.x), out=out, **names, **p.where), *own]
+
+
+def _inference(p: Problem, on: On) -> Any:
+    given = p.x, p.scale, p.bias, p.mean, np.square(p.inv_std)
+    return [gradkit.batch_norm_inference(*(a if a is None else on(a) for a in given), **p.where)]
+
+
+def _inference_grad(p: Problem, on: On) -> Any:
+    given = p.dy, p.x, p.scale, p.mean, np.square(p.inv_std)
+    return gradkit.batch_norm_inference_grad(*map(on, given), **p.where)
+
+
+def _stats(p: Problem, on: On) -> Any:
+    return gradkit.batch_norm_stats(on(p.x), **p.where)
+
+
+def _apply(p: Problem, on: On) -> Any:
+    out = None, on(np.empty_like(p.mean)), on(np.empty_like(p.inv_std))
+    given = p.x, p.scale, p.bias, _PER_CHANNEL[: p.mean.size], _PER_CHANNEL[-p.mean.size :] ** 2
+    return gradkit.batch_norm_apply(*map(on, given), out=out, **p.where)
+
+
+def _grad_sums(p: Problem, on: On) -> Any:
+    return gradkit.batch_norm_grad_sums(*map(on, (p.dy, p.x, p.mean, p.inv_std)), **p.where)
+
+
+def _grad_apply(p: Problem, on: On) -> Any:
+    given = p.dy, p.x, p.scale, p.mean, p.inv_std
+    sums = _PER_CHANNEL[: p.mean.size], _PER_CHANNEL[-p.mean.size :], np.array(77.0)
+    return [gradkit.batch_norm_grad_apply(*map(on, (*given, *sums)), **p.where)]
+
+
+_KNOWN: dict[str, Callable[[Problem, On], Any]] = {
+    "batch_norm with running statistics": _running,
+    "batch_norm_inference": _inference,
+    "batch_norm_inference_grad": _inference_grad,
+}
+
+
+def _groups() -> Iterator[Case]:
+    for j, types in enumerate(LAYER_TYPES):
+        for k, (shape, axis) in enumerate(IMAGES):
+            groups = shape[axis] // (1 if shape[axis] % 2 else 2)
+            p = make_groups(shape, groups, types, axis, seed=7)
+            where = f"{'-'.join(types)} {'x'.join(map(str, shape))} axis {axis}"
+            quick = k == j % len(IMAGES)
+            yield Case(f"group_norm {where}", partial(_group_norm, p), quick)
+            yield Case(f"group_norm_grad {where}", partial(_group_norm_grad, p), quick)
+
+
+def _group_norm(p: Problem, on: On) -> Any:
+    given = on(p.x), p.mean.shape[1], on(p.scale), on(p.bias)
+    return gradkit.group_norm(*given, **p.where)
+
+
+def _group_norm_grad(p: Problem, on: On) -> Any:
+    given = p.dy, p.x, p.scale, p.mean, p.inv_std
+    return gradkit.group_norm_grad(*map(on, given), **p.where)
+
+
+_PER_CHANNEL = draw_.values((16,), "float64", 5)
+_STEPS: dict[str, Callable[[Problem, On], Any]] = {
+    "batch_norm_stats": _stats,
+    "batch_norm_apply": _apply,
+    "batch_norm_grad_sums": _grad_sums,
+    "batch_norm_grad_apply": _grad_apply,
+}
 
 
 def _lists() -> Iterator[Case]:
@@ -161,6 +269,13 @@ def _norm_of(p: float, grads: Any, on: On, **options: Any) -> Any:
     return [gradkit.grad_norm(list(map(on, grads)), p, **options)]
 
 
+def _blocks(p: float, grads: Any, on: On) -> Any:
+    clipped, norms = gradkit.clip_by_block_norm(
+        list(map(on, grads)), 0.7, p, axis=0 if p == 1 else -1, rms=p != 2
+    )
+    return [*clipped, *norms]
+
+
 def _in_place(function: str, *arguments: Any) -> Callable[[Any, On], Any]:
     def call(grads: Any, on: On) -> Any:
         own = list(map(on, grads))
@@ -181,6 +296,14 @@ _LIST_CALLS: dict[str, Callable[[Any, On], Any]] = {
     "clip_grad_value": _in_place("clip_grad_value", 0.3),
     "scale_grads": _in_place("scale_grads", 0.3),
     "zero_grad": _in_place("zero_grad"),
+    **{f"clip_by_block_norm p={p}": partial(_blocks, p) for p in (1, 2, POWER, math.inf)},
+    "clip_grad_block_norm": _in_place("clip_grad_block_norm", 0.7),
+    "clip_by_adaptive_norm": lambda grads, on: gradkit.clip_by_adaptive_norm(
+        list(map(on, grads)), list(map(on, grads)), 0.5, axis=1
+    )[0],
+    "clip_grad_adaptive": lambda grads, on: [
+        *gradkit.clip_grad_adaptive(list(map(on, grads)), list(map(on, grads)), 0.5, axis=0)
+    ],
     "clip_by_global_norm": lambda grads, on: gradkit.clip_by_global_norm(list(map(on, grads)), 0.7)[
         0
     ],
@@ -193,6 +316,10 @@ def _pairs() -> Iterator[Case]:
         "clip_coefficient", lambda on: [gradkit.clip_coefficient(on(norms), 0.7)], quick=True
     )
     yield Case("spike_guard_update", _guard, quick=True)
+    yield Case("combine_stats", _combine, quick=True)
+    for dtype in DTYPES:
+        call = partial(_move_running, dtype)
+        yield Case(f"update_running_statistics {dtype}", call, quick=True)
     for (i, into), (j, addend) in product(enumerate(DTYPES), enumerate(DTYPES)):
         pair = draw_.values((7, 301), into, 1), draw_.values((301,), addend, 2)
         quick = j in (i, (i + 1) % len(DTYPES))
@@ -209,6 +336,21 @@ def _pairs() -> Iterator[Case]:
                 name = f"accumulate_grads {into} {'' if overwrite else '+'}= {scale:g} * {addend}"
                 call = partial(_accumulate_lists, lists, scale, overwrite)
                 yield Case(name, call, quick=scale != 1)
+
+
+def _combine(on: On) -> Any:
+    """Six ranks, of which one is empty and says nonsense."""
+    means, variances = draw_.values((6, 37), "float64", 5), draw_.values((6, 37), "float64", 6) ** 2
+    counts = np.array([3.0, 70_000.0, 0.0, 1.0, 12.0, 5.0])
+    means[2] = np.nan
+    return gradkit.combine_stats(*map(on, (means, variances, counts)))
+
+
+def _move_running(dtype: str, on: On) -> Any:
+    running = (draw_.values((37,), dtype, seed) for seed in (1, 2))
+    batch = (draw_.values((37,), "float64", seed) for seed in (3, 4))
+    given = map(on, (*running, *batch, np.array(77.0)))
+    return gradkit.update_running_statistics(*given, momentum=0.3)
 
 
 def _guard(on: On) -> Any:

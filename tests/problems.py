@@ -103,6 +103,11 @@ class Problem:
         return [None if a is None else backend.asarray(a) for a in given]
 
     @property
+    def addends(self):
+        """How many terms a parameter's gradient has."""
+        return math.prod(self.x.shape) // math.prod(self.tail)
+
+    @property
     def where(self):
         """The keyword that says which axis."""
         return {"channel_axis" if self.batch else "axis": self.axis}
@@ -129,8 +134,11 @@ class Problem:
             along=1 if self.batch else 0,
         )
 
-    def check_forward(self, backend, y, mean, inv_std):
-        """Values, shapes and dtypes of a forward pass; ``mean`` may be None."""
+    def check_forward(self, backend, y, mean, inv_std, *, exchanged=0.0):
+        """Values, shapes and dtypes of a forward pass; ``mean`` may be None.
+
+        ``exchanged``: by how much of itself the mean may be off beyond its own bound.
+        """
         y, inv_std = backend.asnumpy(y), backend.asnumpy(inv_std)
         assert (y.shape, y.dtype) == (self.x.shape, self.x.dtype)
         assert (inv_std.shape, str(inv_std.dtype)) == (self.lead, self.statistics)
@@ -141,14 +149,21 @@ class Problem:
         bound = tolerances.averaged("y", ref.y_size, ref.y, depth, y.dtype)
         bound = bound + FACTOR["held"] * backend.mean_unit * ref.mean_in_y
         bound = bound + tolerances.below_normal("y", y.dtype, ref.inv_std.reshape(-1, 1))
+        if exchanged:
+            off = exchanged * np.abs(ref.mean * ref.inv_std)  # in deviations
+            off = off * (1 + off)  # by how much of itself inv_std is off then
+            bound = bound + exchanged * ref.mean_in_y + off[:, None] * ref.y_size
         assert_within(self.rows(y), ref.y, bound, "y")
         bound = tolerances.averaged("inv_std", ref.inv_std, ref.inv_std, depth, inv_std.dtype)
+        if exchanged:
+            bound = bound + off * ref.inv_std
         assert_within(inv_std.reshape(-1), ref.inv_std, bound, "inv_std")
         if mean is not None:
             mean = backend.asnumpy(mean)
             assert (mean.shape, str(mean.dtype)) == (self.lead, self.statistics)
             bound = tolerances.averaged("mean", ref.mean_size, ref.mean, depth, mean.dtype)
             bound = bound + tolerances.below_normal("mean", mean.dtype)
+            bound = bound + exchanged * np.abs(ref.mean)
             assert_within(mean.reshape(-1), ref.mean, bound, "mean")
 
     def check_gradients(self, backend, dx, dscale, dbias=None, *, xhat=None):
@@ -167,12 +182,56 @@ class Problem:
         gain = self.inv_std.reshape(-1, 1).astype(ref.dx.dtype)
         bound = bound + tolerances.below_normal("dx", dx.dtype, gain)
         assert_within(self.rows(dx), ref.dx, bound, "dx")
-        depth = min(backend.depth, ref.dx.shape[1 if self.batch else 0])
+        depth = min(backend.depth, self.addends)
         for name, array in sums.items():
             expected, size = getattr(ref, name), getattr(ref, f"{name}_size")
             bound = tolerances.summed(size, expected, depth, array.dtype, dx.dtype)
             bound = bound + tolerances.below_normal("sum", dx.dtype, ref.dx.size)
             assert_within(array.reshape(-1), expected, bound, name)
+
+
+@dataclass(repr=False)
+class GroupProblem(Problem):
+    """A group norm's arguments; rows are the groups of all samples, ``axis`` has the channels."""
+
+    groups: int = 1
+
+    @property
+    def lead(self):
+        return len(self.x), self.groups
+
+    @property
+    def tail(self):
+        return (self.x.shape[self.axis],)
+
+    @property
+    def where(self):
+        return {"channel_axis": self.axis}
+
+    def rows(self, array):
+        """An array like x as (samples * groups, elements of a group)."""
+        first = np.moveaxis(array, self.axis, 1)
+        return first.reshape(math.prod(self.lead), first.size // max(1, math.prod(self.lead)))
+
+    def per_column(self, parameter):
+        """One number per channel as an array like ``rows``."""
+        if parameter is None:
+            return None
+        space = (1,) * (self.x.ndim - 2)
+        first = np.moveaxis(self.x, self.axis, 1)
+        return self.rows(
+            np.moveaxis(np.broadcast_to(parameter.reshape(-1, *space), first.shape), 1, self.axis)
+        )
+
+    def gradients(self, xhat=None):
+        """Those of its rows, with sums over samples and space."""
+        ref = super().gradients(xhat)
+        dy, xhat = oracles.wide(self.rows(self.dy)), self.xhat if xhat is None else xhat
+        shape = len(self.x), *self.tail, -1
+        with np.errstate(all="ignore"):
+            terms, of_dy = (a.reshape(shape) for a in (dy * xhat, dy))
+            sums = [a.sum(axis=(0, 2)) for a in (terms, of_dy, np.abs(terms), np.abs(of_dy))]
+        return ref._replace(dscale=sums[0], dbias=sums[1], dscale_size=sums[2], dbias_size=sums[3])
 
 
 # Far above a dtype's smallest subnormal number, around its smallest normal one, and at the end.
@@ -183,6 +242,12 @@ def tiny(array, above):
     """``array`` scaled to about 2^above times the smallest number of its dtype."""
     least = np.longdouble(tolerances.smallest(array.dtype))
     return (array.astype(np.longdouble) * (least * 2**above)).astype(array.dtype)
+
+
+def make_groups(shape, groups, types=LAYER_TYPES[0], axis=1, *, seed=0, kind="normal", **options):
+    """A group norm's problem of one shape, all arrays gapless."""
+    p = make(shape, types, axis, seed=seed, kind=kind, batch=True, **options)
+    return GroupProblem(p.dy, p.x, p.scale, p.bias, axis, types[1], eps=p.eps, groups=groups)
 
 
 def make(shape, types=LAYER_TYPES[0], axis=-1, *, seed=0, kind="normal", affine=True, **options):
@@ -197,6 +262,24 @@ def make(shape, types=LAYER_TYPES[0], axis=-1, *, seed=0, kind="normal", affine=
     scale, bias = (a.astype(DTYPES[parameters]) if affine else None for a in (scale, bias))
     bias = bias if options.get("centred", True) else None
     return Problem(dy, x, scale, bias, axis, statistics, **options)
+
+
+@st.composite
+def group_problems(draw, most, *, kind=draw_.kinds):
+    """Any shape of rank 2 to 5, channel axis, number of groups, dtypes, layouts and values."""
+    types = draw(st.sampled_from(LAYER_TYPES))
+    groups, width = draw(st.sampled_from((1, 2, 3, 8))), draw(st.sampled_from((1, 2, 3, 4, 7)))
+    rest = draw(draw_.shapes(max(1, most // (groups * width)), least_rank=1, most_rank=4))
+    axis = draw(st.integers(1, len(rest)))
+    shape = (*rest[:axis], groups * width, *rest[axis:])
+    axis = draw(st.sampled_from((axis, axis - len(shape))))
+    affine = draw(st.integers(0, 5)) > 0
+    seed, kind = draw(draw_.seeds), draw(kind)
+    p = make_groups(shape, groups, types, axis, seed=seed, kind=kind, affine=affine)
+    for name in ("dy", "x", "scale", "bias"):
+        if (array := getattr(p, name)) is not None:
+            setattr(p, name, LAYOUTS[draw(draw_.layouts)](array))
+    return p
 
 
 @st.composite

@@ -28,7 +28,7 @@ from gradkit._numpy import scratch, sums
 from tests import strategies as draw_
 from tests.backends import BACKENDS
 from tests.layouts import LAYOUTS
-from tests.problems import BATCH_TYPES, LAYER_TYPES, make
+from tests.problems import BATCH_TYPES, LAYER_TYPES, make, make_groups
 from tests.tolerances import DTYPES
 
 # How much more is none; the kernels, of which there are so many, come as shapes ask for them.
@@ -106,6 +106,8 @@ def _rows(backend, rng, largest):
     gradkit.invertible_layer_norm_grad(dy, y, scale, bias, inv_std, **where)
     gradkit.rms_norm(x, scale, **where)
     gradkit.rms_norm_grad(dy, x, scale, inv_std, **where)
+    gradkit.add_layer_norm(x, dy, scale, bias, **where, out=(x, dy, None, None))
+    gradkit.layer_norm_grad(dy, x, scale, mean, inv_std, **where, ds=dy)
     with contextlib.suppress(ValueError):
         gradkit.layer_norm(x, scale, bias, **where, out=(x[:0], None, None))
 
@@ -117,6 +119,12 @@ def _channels(backend, rng, largest):
     dy, x, scale, bias, mean, inv_std = p.on(backend, "dy", "x", "scale", "bias", "mean", "inv_std")
     gradkit.batch_norm(x, scale, bias, **p.where, out=(None, mean, inv_std))
     gradkit.batch_norm_grad(dy, x, scale, mean, inv_std, **p.where)
+    if axis:
+        types = rng.choice(LAYER_TYPES)
+        p = make_groups(shape, rng.choice((1, shape[axis])), types, axis, seed=rng.getrandbits(9))
+        dy, x, scale, mean, inv_std = p.on(backend, "dy", "x", "scale", "mean", "inv_std")
+        gradkit.group_norm(x, p.groups, scale, **p.where)
+        gradkit.group_norm_grad(dy, x, scale, mean, inv_std, **p.where)
 
 
 def _lists(backend, rng):
@@ -132,6 +140,8 @@ def _lists(backend, rng):
     gradkit.grad_norm([*grads.values()], order, per_tensor=True)
     gradkit.clip_grad_norm(grads, 1.0, order)
     gradkit.clip_by_global_norm((g for g in grads.values()), 0.5, order)
+    gradkit.clip_grad_block_norm(grads, 0.5, order, axis=rng.choice((None, 0, 1)))
+    gradkit.clip_by_adaptive_norm(grads, grads, axis=rng.choice((None, 0, 1)))
     gradkit.scale_grads(grads, 0.5)
     gradkit.clip_grad_value([grads, None], 0.1)
     gradkit.clip_coefficient(rng.random(), 0.5)

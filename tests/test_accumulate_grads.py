@@ -61,6 +61,16 @@ def test_a_list_is_as_many_single_calls(backend, data, scale, overwrite):
     assert [backend.memory(g) for g in grads] == before
 
 
+@pytest.mark.parametrize("kinds", [*itertools.permutations(COMMON[:2])], ids=str)
+def test_norm_of_several_dtypes_that_are_aligned_alike(backend, kinds):
+    hosts, grads = ([draw_.values((64,), kind[k], k) for kind in kinds] for k in range(2))
+    buffers, norm = [backend.asarray(h) for h in hosts], on_device(backend, 7.0)
+    gradkit.accumulate_grads(buffers, [backend.asarray(g) for g in grads], norm_out=norm)
+    for buffer, host, grad in zip(buffers, hosts, grads, strict=True):
+        assert_same_bits(backend.asnumpy(buffer), added(host, grad))
+    assert_same_bits(backend.asnumpy(norm), norm_of(backend, buffers))
+
+
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize(("into", "addend"), SAFE)
 @pytest.mark.parametrize("layout", ["C", "every third", "misaligned", "from the second on"])
@@ -122,6 +132,18 @@ def test_containers(backend):
     np.testing.assert_array_equal(backend.asnumpy(buffers["b"]), 4)  # a buffer that is doubled
 
 
+def test_gradients_go_to_the_buffers_of_their_keys(backend):
+    def tree(names, first):
+        arrays = {name: backend.asarray(np.full(2, first + k)) for k, name in enumerate(names)}
+        return ({"layers": [arrays]},)  # dicts may be made in any order, also deep inside
+
+    (buffers,) = gradkit.accumulate_grads(tree("wb", 10.0), tree("bw", 1.0))
+    sums = {name: backend.asnumpy(b).tolist() for name, b in buffers["layers"][0].items()}
+    assert sums == {"w": [12, 12], "b": [12, 12]}
+    with pytest.raises(ValueError, match=r"buffers\[0\].*\['w'\] has no partner"):
+        gradkit.accumulate_grads(tree("wb", 10.0), tree("bc", 1.0))
+
+
 def test_a_gradient_that_is_another_buffer(backend):
     buffers = [backend.asarray(np.ones(3)) for _ in range(2)]
     with pytest.raises(ValueError, match=r"grads\[[01]\] overlaps buffers\[[01]\]; pass a copy"):
@@ -151,6 +173,22 @@ def test_a_product_keeps_the_sign_of_zero(backend, name):
     grads = [backend.asarray(np.full(9, -0.0, DTYPES[name]))]
     gradkit.accumulate_grads(buffers, grads, overwrite=True, scale=0.5)
     assert_same_bits(backend.asnumpy(buffers[0]), np.full(9, -0.0, DTYPES[name]))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_scale_on_the_device_that_is_not_finite(backend, value):
+    """It is multiplied by, whatever the buffers held; a number on the host is refused."""
+    buffer, grad = (backend.asarray(np.array(x)) for x in ([5.0, 0.0, 1.0], [1.0, 0.0, -2.0]))
+    scale = on_device(backend, value)
+    if backend.on_host:
+        with pytest.raises(ValueError, match="scale must be finite"):
+            gradkit.accumulate_grads([buffer], [grad], scale=scale)
+        assert backend.asnumpy(buffer).tolist() == [5, 0, 1]
+        return
+    norm = on_device(backend, 0.0)
+    gradkit.accumulate_grads([buffer], [grad], scale=scale, norm_out=norm)
+    np.testing.assert_array_equal(backend.asnumpy(buffer), [value, np.nan, -value])
+    assert np.isnan(backend.asnumpy(norm))
 
 
 def test_a_nan_reaches_the_norm(backend):

@@ -10,6 +10,7 @@ from tests.bad_input.arguments import (
     GUARDS,
     LISTS,
     NORMS,
+    RUNNING,
     WRITERS,
     Cell,
     Factory,
@@ -30,6 +31,7 @@ def titles():
     ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("title", titles())
 def test_bad_input(backend, title):
     for cell in HERE[title]:
@@ -47,7 +49,9 @@ def test_other_rows_are_held_elsewhere():
     assert [name for name in named if not is_test(name)] == []
 
 
-@pytest.mark.parametrize("function", [*LISTS, *NORMS, *ACCUMULATORS, "clip_coefficient", *GUARDS])
+@pytest.mark.parametrize(
+    "function", [*LISTS, *NORMS, *ACCUMULATORS, "clip_coefficient", *GUARDS, RUNNING]
+)
 def test_what_the_rows_change_is_good(backend, function):
     """Each row's error is the fault of what it changed: without it there is none."""
     for types in types_of(function):

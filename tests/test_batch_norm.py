@@ -60,6 +60,7 @@ def test_down_to_the_smallest_number(backend, above, types):
     p.check_forward(backend, *batch_norm(backend, p))
 
 
+@pytest.mark.sampled(5)
 @TYPES
 @pytest.mark.parametrize("count", [1, 2, 31, 32, 33, 1023, 1024, 1025, 4097])
 def test_batch_sizes(backend, types, count):
@@ -67,6 +68,7 @@ def test_batch_sizes(backend, types, count):
     check(backend, make((2, 3, count), types, axis=1, seed=count, batch=True))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("types", [BATCH_TYPES[0], BATCH_TYPES[6]], ids="-".join)
 @pytest.mark.parametrize(
     "shape", [(3, 70_001, 2), (70_001, 3), (2, 3, 131_073), (65_537, 2, 3), (5, 40_000)], ids=str
@@ -312,3 +314,21 @@ def test_squares_outside_float32(backend, name, exponent):
     p = make((300, 3), types, axis=1, batch=True, eps=0.0)
     p.x = (p.x.astype(np.float64) * 10.0**exponent).astype(DTYPES[name])
     p.check_forward(backend, *batch_norm(backend, p))
+
+
+@pytest.mark.parametrize(
+    "x", [[1.5, -1.5, 1.2], [1.7, 1.7, 1.7], [1.7, 1.7, 1.6], [-1.7, 1.7, 1.7]]
+)
+def test_float64_sums_and_differences_that_overflow(x):
+    """On the CPU; another channel keeps its bits."""
+    x = np.stack([np.array(x) * 1e308, np.arange(3.0) / 3], axis=1)
+    y, mean, inv_std = gradkit.batch_norm(x)
+    exact = np.mean(x[:, 0].astype(np.longdouble)).astype(float)
+    np.testing.assert_allclose(mean[0], exact, rtol=2**-52)
+    constant = np.ptp(x[:, 0] / 2) == 0
+    assert inv_std[0] == (1 / np.sqrt(1e-5) if constant else 0)  # of a variance beyond float64
+    _, var, _ = gradkit.batch_norm_stats(x)
+    assert var[0] == (0 if constant else np.inf)
+    alone = gradkit.batch_norm(x[:, 1:])
+    for got, ref in zip((y[:, 1:], mean[1:], inv_std[1:]), alone, strict=True):
+        assert_same_bits(got, ref)

@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,7 +17,7 @@ import gradkit
 from benchmarks import __main__ as run
 from benchmarks import harness, machine, norms, places, record, report, shapes
 
-CASES = 30
+CASES = 50
 
 
 def benchmark(monkeypatch, path, *options, status=0):
@@ -35,13 +37,15 @@ def test_the_run_for_gpus_runs_on_the_emulator(monkeypatch, tmp_path, capsys):
         assert case["failed"] == {}
         assert case["ms"]["gradkit"]["median"] > 0
         assert case["wall_ms"]["gradkit"]["median"] > 0
-        assert case["ratios"]["cupy"]["median"] > 0
+        assert case["ratios"]
+        assert all(ratio["median"] > 0 for ratio in case["ratios"].values())
     assert found["dropped"] == found["errors"] == []
     assert found["startup"]["layer_norm_grad"]["cold"] > 0
     assert found["import"]["added"] < found["import"]["gradkit"]
     page = (tmp_path / "found.md").read_text()
     assert "the times mean nothing" in page
-    assert page.count("| clip_grad_norm, not scaling | 100 x 16") == 2  # cases; where it is slower
+    rows = re.findall(r"\| clip_grad_norm, not scaling +\| 100 x 16", page)
+    assert len(rows) == 2  # cases; where it is slower
     assert (tmp_path / "found-peers.png").stat().st_size > 1000
     assert "zero_grad 40x40 float32\n" in capsys.readouterr().out  # as it goes
 
@@ -252,6 +256,8 @@ def test_a_run_writes_no_tracked_file(monkeypatch):
 @pytest.fixture
 def published(monkeypatch, tmp_path):
     """The folders that ``record`` writes, with results of this machine and of another one."""
+    if not os.environ.get("CI"):  # there, a missing package is a failure
+        pytest.importorskip("matplotlib")
     monkeypatch.setattr(record, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(record, "PAGE", tmp_path / "docs" / "performance.md")
     record.PAGE.parent.mkdir()

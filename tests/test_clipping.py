@@ -143,6 +143,22 @@ def test_norm_known_exactly(backend, grads, order, expected):
 
 
 @pytest.mark.sampled(3)
+@pytest.mark.parametrize(
+    "power", [*range(-1040, -440, 20), -530, 470, 480, 490, 500, 504, 505, 511]
+)
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_squares_near_the_edges_of_float64_in_a_long_list(backend, order, power):
+    """So many that sums overflow where single powers do not, and such that lose digits alike."""
+    host = 1.95 + draw_.values(20_000, "float64", power + 2000) % 0.05
+    assert_norm(
+        backend,
+        norm_of(backend, backend.asarray(host * 2.0**power), order),
+        [host * 2.0**power],
+        order,
+    )
+
+
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("order", [1, 2, 3, 0.5, INF])
 @pytest.mark.parametrize("name", sorted(DTYPES))
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
@@ -238,6 +254,12 @@ def test_norm_into_out(backend):
     out = backend.asarray(LAYOUTS["every third"](f(7.0, 7.0)))
     assert gradkit.grad_norm(grads, per_tensor=True, out=out) is out
     np.testing.assert_array_equal(backend.asnumpy(out), [3.0, 4.0])
+
+
+@pytest.mark.parametrize("label", ["out", "found_inf"])
+def test_what_an_empty_list_is_of_is_named_in_its_error(label):
+    with pytest.raises(TypeError, match=f"^{label} is a masked array"):
+        gradkit.grad_norm([], **{label: np.ma.ones(())})
 
 
 def test_norm_into_what_is_not_aligned(backend):
@@ -506,6 +528,29 @@ def test_clip_into_out(backend):
     assert found is norm
 
 
+def test_results_go_to_the_keys_of_their_gradients(backend):
+    grads = [{"w": backend.asarray(f(3.0)), "b": backend.asarray(f(4.0))}, None]
+    out = [{"b": backend.asarray(f(0.0)), "w": backend.asarray(f(0.0))}, None]
+    clipped, _ = gradkit.clip_by_global_norm(grads, 2.5, out=(out, None))
+    assert clipped is out
+    found = {name: backend.asnumpy(g).tolist() for name, g in out[0].items()}
+    assert found == {"b": [2.0], "w": [1.5]}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"w": f(0.0), "c": f(0.0)}, r"grads\['b'\]"),
+        ({"w": f(0.0)}, r"grads\['b'\]"),
+        ({"w": f(0.0), "b": f(0.0), "c": f(0.0)}, r"out\[0\]\['c'\]"),
+        ([f(0.0), f(0.0)], r"grads\['w'\]"),
+    ],
+)
+def test_results_need_a_place_each(wrong, named):
+    with pytest.raises(ValueError, match=named + r" has no partner: out\[0\] is not like grads"):
+        gradkit.clip_by_global_norm({"w": f(3.0), "b": f(4.0)}, 2.5, out=(wrong, None))
+
+
 def test_what_comes_back_is_the_callers_own(backend):
     a = backend.asarray(f(3.0, 4.0))
     for grads in (a, [a], (a,), {"a": a}):
@@ -632,6 +677,13 @@ def test_lists_of_many_sizes(backend, order):
     grads = [backend.asarray(h) for h in host]
     assert_norm(backend, norm_of(backend, grads, order), host, order)
     assert_norm(backend, norm_of(backend, grads[::-1], order), host, order)
+
+
+def test_an_empty_list_is_where_the_array_beside_it_is(backend):
+    for call in (gradkit.grad_norm, lambda grads, **out: gradkit.clip_grad_norm(grads, 1.0, **out)):
+        out = backend.asarray(np.array(7.0))
+        assert call([], out=out) is out
+        assert float(backend.asnumpy(out)) == 0
 
 
 class TestAKnownNorm:

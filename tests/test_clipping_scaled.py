@@ -39,6 +39,58 @@ def scaled(host, norm, max_norm, scale, eps=1e-6):
         return (host.astype(np.float64) * factor).astype(host.dtype)
 
 
+PLACES = {
+    "grad_norm": (("out", "scale"), ("found_inf", "scale")),
+    "clip_grad_norm": (("out", "max_norm"), ("out", "scale"), ("found_inf", "max_norm")),
+    "clip_by_global_norm": (("norm", "max_norm"), ("clipped", "scale"), ("found_inf", "scale")),
+    "clip_coefficient": (("out", "max_norm"),),
+    "accumulate_grads": (("norm_out", "scale"),),
+}
+
+
+@pytest.mark.parametrize(
+    ("function", "place", "label"), [(f, *row) for f, rows in PLACES.items() for row in rows]
+)
+def test_no_result_is_written_over_a_number_that_is_read(backend, function, place, label):
+    both = on_device(backend, 2.0)
+    grads = [backend.asarray(f(3.0)), backend.asarray(np.array(4.0))]
+    arguments = {
+        "clip_coefficient": (on_device(backend, 5.0),),
+        "accumulate_grads": (grads, [backend.asarray(f(1.0)), backend.asarray(np.array(1.0))]),
+    }.get(function, (grads,))
+    named = {label: both}
+    if "clip" in function:
+        named.setdefault("max_norm", 1.0)
+    clipped = [backend.asarray(f(0.0)), both]
+    named |= {"norm": {"out": (None, both)}, "clipped": {"out": (clipped, None)}}.get(
+        place, {place: both}
+    )
+    with pytest.raises(ValueError, match=rf"shares memory with {label}; pass another array"):
+        getattr(gradkit, function)(*arguments, **named)
+    assert [float(backend.asnumpy(g).sum()) for g in grads] == [3.0, 4.0]
+    assert number(backend, both) == 2.0
+
+
+def test_a_number_among_what_is_written_is_read_first(backend):
+    """A limit that is itself a gradient, a scale that is a buffer: every element has the same."""
+    host = np.random.default_rng(3).standard_normal(5000)
+    host[4321] = 0.75
+    for function, label in (
+        ("clip_grad_norm", "max_norm"),
+        ("clip_grad_norm", "scale"),
+        ("clip_grads_with_norm", "norm"),
+        ("scale_grads", "coefficient"),
+        ("accumulate_grads", "scale"),
+    ):
+        expected, grad = backend.asarray(host), backend.asarray(host)
+        limit = {} if label == "max_norm" or "clip" not in function else {"max_norm": 0.5}
+        others = ([backend.asarray(host)],) if function == "accumulate_grads" else ()
+        getattr(gradkit, function)([expected], *others, **limit, **{label: 0.75})
+        inside = grad[4321:4322].reshape(())
+        getattr(gradkit, function)([grad], *others, **limit, **{label: inside})
+        assert_same_bits(backend.asnumpy(grad), backend.asnumpy(expected))
+
+
 @given(data=st.data(), order=draw_.orders, ratio=st.sampled_from((0.3, 1.0, 2.0)))
 def test_scaled_clip_of_any_list(backend, data, order, ratio):
     """The norm of scale * g, and each element rounded once; in place, not, and in two steps."""
@@ -163,6 +215,26 @@ def test_a_scale_on_the_device_that_is_not_finite(backend, value):
     assert not any(backend.memory(grads))
 
 
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+def test_what_a_scale_on_the_device_that_is_not_finite_makes_of_gradients(backend, value):
+    """In place, by default: by the norm where there is one, else a product."""
+    if backend.on_host:
+        pytest.skip("known to the host, which refuses it")
+    scale, found = on_device(backend, value), on_device(backend, 7.0)
+    host, product = f(1.0, 0.0, -2.0), np.array([value, NAN, -value])
+    by_norm = np.full(3, NAN) if math.isnan(value) else np.zeros(3)
+    for expected, call in (
+        (by_norm, lambda g: gradkit.clip_grad_norm(g, 1.0, scale=scale, found_inf=found)),
+        (by_norm, lambda g: gradkit.clip_grads_with_norm(g, abs(value), 1.0, scale=scale)),
+        (product, lambda g: gradkit.clip_grads_with_norm(g, 1.0, 1.0, scale=scale)),
+        (product, lambda g: gradkit.scale_grads(g, scale)),
+    ):
+        grads = backend.asarray(host)
+        call(grads)
+        np.testing.assert_array_equal(backend.asnumpy(grads), expected)
+    assert number(backend, found) == 0
+
+
 @pytest.mark.parametrize(
     ("limit", "factor"), [(2.5, 0.5), (5.0, 1.0), (INF, 1.0), (0.0, 0.0), (-1.0, NAN), (NAN, NAN)]
 )
@@ -183,9 +255,21 @@ def test_a_limit_on_the_device(backend, limit, factor):
 
 def test_a_negative_limit_that_only_the_backend_sees():
     """As one in a tensor of another library, on the host."""
-    out = np.array(7.0)
-    _numpy.clip_coefficient(np.array(5.0), np.array(-1.0), 0.0, out)
+    out, norm, limit = np.array(7.0), np.array(5.0), np.array(-1.0)
+    _numpy.clip_coefficient(norm, limit, 0.0, out)
     assert math.isnan(out)
+    grads = [f(3.0, -4.0)]
+    _numpy.clip_by_norm(grads, norm, limit, 0.0, grads, zero_nonfinite=False)
+    assert np.isnan(grads[0]).all()
+
+
+def test_an_infinite_scale_that_only_the_backend_sees():
+    """The norm is infinite then, and finite gradients become 0."""
+    grads = [f(3.0, -4.0)]
+    _numpy.clip_by_norm(
+        grads, np.array(INF), 1.0, 0.0, grads, scale=np.array(INF), zero_nonfinite=False
+    )
+    assert grads[0].tolist() == [0.0, 0.0]
 
 
 FLAGS = ((np.bool_, ()), (np.bool_, (1,)), (np.float32, (1,)), (np.float64, ()))

@@ -61,12 +61,21 @@ def calls_of(method):
 
 def test_read_is_the_only_door_from_device_to_host():
     """Who calls it, and that nobody uses one of CuPy's other doors."""
-    readers = {"clipping.py", "spikes.py", "_cuda/cudnn/search.py"}  # the last one reads a file
+    readers = {
+        "_arguments/batch_of_ranks.py",
+        "_arguments/clipping.py",
+        "_arguments/meeting.py",  # for callers who wait
+        "_arguments/total_norm.py",
+        "_groups/device.py",  # in `check`
+        "spikes.py",
+        "_cuda/cudnn/search.py",
+    }  # the last one reads a file
     assert set(calls_of("read")) == readers
     assert set(calls_of("asnumpy")) == {"_cuda/__init__.py"}
     for method in ("item", "tolist"):
         assert {file.partition("/")[0] for file in calls_of(method)} <= {"_numpy"}
     waiting = {"_frameworks/cuda.py", "_frameworks/tensorflow.py"}  # for streams they cannot order
+    waiting |= {"_groups/device.py"}
     assert set(calls_of("synchronize")) == waiting
 
 

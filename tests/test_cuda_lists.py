@@ -14,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gradkit
+from gradkit._backend import Borrowed
 from gradkit._cuda import CudaBackend
+from gradkit._cuda.block_clipping import joining_threads
 from gradkit._cuda.launch import tensor_lists
 from gradkit._cuda.launch.device import scratch
 from gradkit._cuda.launch.kernels import kernels_in, options_of, source_of
@@ -37,9 +39,9 @@ pytestmark = kernel_mark
 
 ORDERS = (1.0, 2.0, 3.0, math.inf)
 OPERATIONS = (
-    *("accumulate_grad", "accumulate_grad_v2", "zero_grad"),
+    *("accumulate_grad", "accumulate_grad_v2", "accumulate_grads", "zero_grad"),
     *("grad_norm", "norm_shares", "norm_of_shares", "clip_coefficient", "clip_by_norm"),
-    *("scale_grads", "clip_grad_value"),
+    *("scale_grads", "clip_grad_value", "unit_norms", "clip_units"),
 )
 LISTED = {(source_of(file), options_of(macros)) for file, macros in combinations(*OPERATIONS)}
 
@@ -92,6 +94,7 @@ def mixed(count, seed=0):
 # How lists travel
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("count", [CAPACITY - 1, CAPACITY, CAPACITY + 1, 33, 1025])
 @pytest.mark.parametrize("p", ORDERS)
 def test_lists_of_any_length(device, count, p):
@@ -558,6 +561,26 @@ def test_what_additions_round_off_is_not_lost(device, terms):
     assert abs(got - exact) <= math.ulp(exact)
 
 
+def test_a_number_may_lie_at_any_address(device):
+    room = device.xp.asarray(np.zeros(12, np.uint8))
+    number = room[1:9].view(np.float64).reshape(())
+    number[...] = 0.5
+    grads = put(device, [np.array([4.0]), np.array([2.0])])
+    CudaBackend(device).scale_grads(grads, number, grads)
+    assert [float(grad[0]) for grad in grads] == [2.0, 1.0]
+
+
+def test_flags_of_a_list_that_is_captured_in_parts(device):
+    hosts = [np.ones(3, np.float32) for _ in range(2 * CAPACITY + 5)]
+    hosts[1][2], hosts[CAPACITY + 2][0] = np.inf, np.nan
+    grads = put(device, hosts)
+    flags = device.xp.empty((len(grads),), np.float64)
+    device.recording = True
+    norms = norm_of(device, grads, per_tensor=True, found_inf=flags)
+    assert np.flatnonzero(flags).tolist() == [1, CAPACITY + 2]
+    assert np.flatnonzero(~np.isfinite(norms)).tolist() == [1, CAPACITY + 2]
+
+
 # Grids and schedules
 
 
@@ -592,6 +615,51 @@ def reference():
 def test_same_bits_for_every_schedule_and_grid(reference, schedule, grid):
     device = Device(schedule=schedule, seed=grid or 0, multiprocessors=1, grid_limit=grid)
     for got, wanted in zip(results(device), reference, strict=True):
+        assert_same_bits(got, wanted)
+
+
+def results_of_a_step(device):
+    """What a training step's functions write, with numbers that the device holds."""
+    backend = CudaBackend(device)
+    rng = np.random.default_rng(8)
+    shapes = [(30, 40), (7, 3, 5), (2, 3000), (1, 1), (65, 1), (3, 9)]
+    types = [*DTYPES.values()] * len(shapes)
+    hosts = [rng.standard_normal(s).astype(t) for s, t in zip(2 * shapes, types, strict=False)]
+
+    def lie():
+        grads = [on_device(array, backend) for array in put(device, hosts)]
+        return [grad[:, ::-2] if k % 5 == 3 else grad for k, grad in enumerate(grads)]
+
+    def number(value):
+        return on_device(device.xp.asarray(np.array(value)), backend)
+
+    def calls(grads):
+        for axis in (0, -1, None):
+            yield gradkit.clip_grad_block_norm(grads, number(0.9), axis=axis)
+            yield gradkit.clip_grad_adaptive(grads, lie(), 0.2, axis=axis)
+        yield gradkit.clip_grad_block_norm(grads, 0.01, rms=True)
+        norm = number(0.0)
+        gradkit.accumulate_grads(grads, lie(), scale=number(0.3), norm_out=norm)
+        yield [norm]
+        yield [gradkit.clip_grad_norm(grads, number(1.5), scale=number(0.7))]
+
+    grads, found = lie(), []
+    for written in calls(grads):
+        found += [np.array(a) for a in (*written, *grads)]
+    return found
+
+
+@pytest.fixture(scope="module")
+def reference_step():
+    return results_of_a_step(Device())
+
+
+@pytest.mark.sampled(7)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("grid", [1, 3, None])
+def test_a_step_has_the_same_bits_for_every_schedule_and_grid(reference_step, schedule, grid):
+    device = Device(schedule=schedule, seed=grid or 0, multiprocessors=1, grid_limit=grid)
+    for got, wanted in zip(results_of_a_step(device), reference_step, strict=True):
         assert_same_bits(got, wanted)
 
 
@@ -639,6 +707,64 @@ def test_strided_elements_beyond_two_to_the_32():
     with device.only_blocks([-1]):
         run(device, plan, "zero", "zero_grad")
     assert grad[-1] == 0
+
+
+def test_units_beyond_two_to_the_32():
+    """In bytes between units, and in their number."""
+    columns = (1 << 32) + 64
+    device = Device(multiprocessors=1)
+    room = sparse_array(3 * columns, np.float16)
+    grad = np.lib.stride_tricks.as_strided(room, (3, 40), (2 * columns, 2))
+    grad[:] = np.array([1, 2, 4])[:, None]
+    made = device.xp.empty((3, 40), np.float16)
+    norms = device.xp.empty(3, np.float64)
+    cuda = CudaBackend(device)
+    cuda.unit_norms([grad], 1.0, ((1,),), norms, mean=False)
+    np.testing.assert_array_equal(norms, [40, 80, 160])
+    cuda.clip_units([grad], norms, 20.0, 0.0, ((1,),), [made], zero_nonfinite=False)
+    np.testing.assert_array_equal(made, 0.5)
+    cuda.clip_units([made], norms, 20.0, 0.0, ((1,),), [grad], zero_nonfinite=False)
+    np.testing.assert_array_equal(grad.T, np.tile([0.25, 0.125, 0.0625], (40, 1)))
+    many = np.lib.stride_tricks.as_strided(np.zeros(1), (1 << 20, 1 << 13), (0, 0))
+    with pytest.raises(ValueError, match=r"axis cuts gradients into 8589934592 pieces"):
+        plan_of(device, [many], axes=((),))
+
+
+@pytest.mark.parametrize("beside", [0, 64])
+def test_units_of_more_chunks_than_threads_that_join_them(beside):
+    """A warp where most units are small, a block where they are large."""
+    device = Device(multiprocessors=2)
+    large = np.ones((1, 270_000 if beside == 0 else 40_000), np.float32)
+    grads = [device.xp.asarray(g) for g in (large, np.ones((beside, 2)))]
+    axes, norms = ((1,), (1,)), device.xp.empty(1 + beside, np.float64)
+    assert joining_threads(plan_of(device, grads, axes=axes)) == (32 if beside else 256)
+    CudaBackend(device).unit_norms(grads, 1.0, axes, norms, mean=False)
+    np.testing.assert_array_equal(norms, [large.size, *[2] * beside])
+
+
+def test_units_of_borrowed_memory_in_another_shape():
+    """What is known of contiguous tensors is their number of elements."""
+    device = Device()
+    flat = device.xp.asarray(np.arange(1.0, 13.0))
+    for rows in (3, 4, 3):
+        view, norms = flat.reshape(rows, -1), device.xp.empty(rows, np.float64)
+        layout = ((view.dtype,), (view.size,))
+        lent = Borrowed((device.pointer(view),), layout, lambda _, view=view: view)
+        CudaBackend(device).unit_norms(lent, 1.0, ((1,),), norms, mean=False)
+        np.testing.assert_array_equal(norms, view.sum(axis=1))
+
+
+def test_units_of_records():
+    """Rows that begin at odd addresses, all but the first."""
+    records = np.zeros(5, [("flag", "u1"), ("row", np.float32, 7)])
+    room = np.zeros(records.nbytes + 3, np.uint8)
+    rows = np.ndarray(5, records.dtype, room, 3)["row"]
+    rows[:] = draw_.values((5, 7), "float32")
+    assert (rows.ctypes.data % 4, rows.strides[0] % 4) == (0, 1)
+    device = Device()
+    norms = device.xp.empty(5, np.float64)
+    CudaBackend(device).unit_norms([rows], 2.0, ((1,),), norms, mean=False)
+    np.testing.assert_allclose(norms, np.linalg.norm(rows.astype(np.float64), axis=1), rtol=1e-12)
 
 
 @pytest.mark.parametrize("size", [1, 4096, 1 << 20, 1 << 30, (1 << 43) + 5])

@@ -10,14 +10,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gradkit._backend import Operations, names_in
+from gradkit._backend import Operations, Running, names_in
 from gradkit._cuda import CudaBackend
 from gradkit._cuda.launch.kernels import kernel, options_of, source_of
 from gradkit._cuda.launch.warmup import combinations
 from testbed.emulated import IdleDevice
 from testbed.emulator.memory import sparse_array
 from testbed.emulator.runtime import SCHEDULES
-from tests import oracles
+from tests import oracles, test_batch_norm_inference
 from tests.backends import Backend, KernelDevice, kernel_mark
 from tests.problems import BATCH_TYPES, LAYER_TYPES, Problem, make
 from tests.tolerances import DTYPES, assert_same_bits
@@ -66,7 +66,10 @@ BATCHES = [
     ((1, 6, 1, 1), 1, False),
 ]
 OPERATIONS = [name for name in names_in(Operations) if "_norm" in name and "clip" not in name]
-OPERATIONS.remove("grad_norm")
+# tests/test_cuda_group_norm.py has those of groups.
+OPERATIONS = [name for name in OPERATIONS if name not in ("grad_norm", "unit_norms")]
+OPERATIONS = [name for name in OPERATIONS if not name.startswith("group_norm")]
+OPERATIONS += ["combine_stats", "update_running_statistics"]
 LISTED = {(source_of(file), options_of(macros)) for file, macros in combinations(*OPERATIONS)}
 # So long that the emulator takes its time.
 LONG = pytest.param((3, 16400), marks=pytest.mark.slow)
@@ -102,6 +105,27 @@ class Emulated(Backend):
         self.run.rms_norm_grad(p.dy, p.x, p.scale, p.inv_std, _axis(p), *outs)
         return outs
 
+    def residual_norm(self, p, residual):
+        """The forward pass of a sum: y, s and the statistics."""
+        if p.centred:
+            outs = self.empty(p.x, p.x, p.mean, p.inv_std)
+            args = (p.x, residual, p.scale, p.bias, _axis(p), p.eps)
+            self.run.add_layer_norm(*args, *outs)
+        else:
+            outs = self.empty(p.x, p.x, p.inv_std)
+            self.run.add_rms_norm(p.x, residual, p.scale, _axis(p), p.eps, *outs)
+        return outs
+
+    def gradient_past(self, p, ds):
+        """The gradient with one more summand of dx."""
+        outs = self.empty(p.x, *[p.scale] * (2 if p.centred else 1))
+        if p.centred:
+            args = (p.dy, p.x, p.scale, p.mean, p.inv_std, _axis(p))
+            self.run.layer_norm_grad(*args, *outs, ds=ds)
+        else:
+            self.run.rms_norm_grad(p.dy, p.x, p.scale, p.inv_std, _axis(p), *outs, ds=ds)
+        return outs
+
     def invertible_grad(self, p, y):
         outs = self.empty(p.x, p.scale, p.bias)
         args = (p.dy, y, p.scale, p.bias, p.inv_std, _axis(p))
@@ -128,6 +152,58 @@ class Emulated(Backend):
         self.run.batch_norm(p.x, p.scale, p.bias, _axis(p), p.eps, *outs)
         return outs
 
+    def batch_norm_in_steps(self, p):
+        """With statistics that were combined, though of one rank alone."""
+        shape, axis = (2, p.mean.size), _axis(p)
+        own, whole = (self.run.empty(shape, DTYPES["float64"]) for _ in range(2))
+        counts = self.run.empty((1,), DTYPES["float64"])
+        counts[...] = p.x.size / p.mean.size
+        self.run.batch_norm_stats(p.x, axis, own[0], own[1])
+        count = self.run.empty((), DTYPES["float64"])
+        self.run.combine_stats(own[:1], own[1:], counts, *whole, count)
+        outs = self.empty(p.x, p.mean, p.inv_std)
+        self.run.batch_norm_apply(p.x, p.scale, p.bias, *whole, axis, p.eps, *outs)
+        return outs
+
+    def batch_norm_grad_in_steps(self, p):
+        sums, axis = self.run.empty((2, p.mean.size), DTYPES["float64"]), _axis(p)
+        statistics, (dx,) = (p.mean, p.inv_std), self.empty(p.x)
+        self.run.batch_norm_grad_sums(p.dy, p.x, *statistics, axis, *sums)
+        count = p.x.size / p.mean.size
+        self.run.batch_norm_grad_apply(p.dy, p.x, p.scale, *statistics, *sums, count, axis, dx)
+        return dx
+
+    def batch_norm_with_running(self, p):
+        """Running statistics that become those of the batch, in each dtype."""
+        outs = self.empty(p.x, p.mean, p.inv_std)
+        count = p.x.size / p.mean.size
+        for dtype in {*DTYPES} if count > 1 else {}:
+            own = Running(*self.empty(*[p.mean.astype(DTYPES[dtype])] * 2), 1.0)
+            for array in own[:2]:
+                array[...] = 0
+            given = p.x, p.scale, p.bias, _axis(p), p.eps
+            self.run.batch_norm(*given, *outs, running=own)
+            other = self.empty(*own[:2])
+            for array in other:
+                array[...] = 0
+            known = self.run.empty((2, p.mean.size), DTYPES["float64"])
+            known[...] = 0
+            self.run.update_running_statistics(*own[:2], *known, count, 0.0, *other)
+            for moved, kept in zip(own[:2], other, strict=True):
+                assert_same_bits(np.array(kept), np.array(moved))
+        return outs if count > 1 else self.batch_norm(p)
+
+    def batch_norm_inference(self, p):
+        (y,) = self.empty(p.x)
+        self.run.batch_norm_inference(p.x, p.scale, p.bias, p.mean, p.var, _axis(p), p.eps, y)
+        return y
+
+    def batch_norm_inference_grad(self, p):
+        outs = self.empty(p.x, p.scale, p.scale)
+        given = p.dy, p.x, p.scale, p.mean, p.var
+        self.run.batch_norm_inference_grad(*given, _axis(p), p.eps, *outs)
+        return outs
+
     def inverse(self, p, y):
         (x,) = self.empty(p.x)
         self.run.layer_norm_inverse(y, p.scale, p.bias, p.mean, p.inv_std, _axis(p), x)
@@ -152,10 +228,49 @@ def _check_row_norms(device, shape, types):
     p.check_gradients(device, *device.rms_norm_grad(p))
 
 
+def _at_strides(host, gap):
+    """The same rows with a gap after each."""
+    room = np.full((host.shape[0], host.shape[1] + gap), np.nan, host.dtype)
+    room[:, : host.shape[1]] = host
+    return room[:, : host.shape[1]]
+
+
+def _check_row_variants(device, shape, types, gap):
+    """Rows at strides, sums and gradients past a norm: the bits and values of plain calls."""
+    for centred in (True, False):
+        p = make(shape, types, seed=shape[1], centred=centred)
+        other = make(shape, types, seed=99)
+        calls = [device.rms_norm, device.rms_norm_grad]
+        if centred:
+            calls = [device.layer_norm, device.layer_norm_grad]
+            calls += [lambda q: device.invertible_grad(q, q.x)]
+        q = replace(p, x=_at_strides(p.x, gap), dy=_at_strides(p.dy, 2 * gap))
+        for call in calls:
+            _assert_same(call(q), call(p))
+        nothing = np.zeros_like(p.x)
+        y, _, *statistics = device.residual_norm(p, _at_strides(nothing, gap))
+        mean = statistics[0] if centred else None
+        p.check_forward(device, y, mean, statistics[-1])
+        past = device.gradient_past(q, _at_strides(other.x, gap))
+        _assert_same(past, device.gradient_past(p, other.x))
+        p.check_gradients(device, *device.gradient_past(p, nothing))
+
+
+def _assert_same(found, expected):
+    for a, b in zip(found, expected, strict=True):
+        assert_same_bits(a, b)
+
+
 def _check_batch_norm(device, shape, axis, last, types):
     p = _batch(shape, axis, last, types)
     p.check_forward(device, *device.batch_norm(p))
     p.check_gradients(device, *device.batch_norm_grad(p))
+    p.check_forward(device, *device.batch_norm_in_steps(p))
+    p.check_gradients(device, device.batch_norm_grad_in_steps(p), None)
+    p.check_forward(device, *device.batch_norm_with_running(p))
+    p = test_batch_norm_inference.known(p)
+    test_batch_norm_inference.check_forward(device, p, device.batch_norm_inference(p))
+    test_batch_norm_inference.check_gradient(device, p, *device.batch_norm_inference_grad(p))
 
 
 def assert_close_to_input(p, back):
@@ -185,11 +300,29 @@ def _batch(shape, axis, last, types, **options):
 # Values, on every path and in every combination of dtypes
 
 
-@pytest.mark.sampled(31)
+@pytest.mark.sampled(37)
 @pytest.mark.parametrize("types", LAYER_TYPES, ids="-".join)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_row_norms(shape, types):
     _check_row_norms(Emulated(multiprocessors=1 + shape[0] % 3), shape, types)
+
+
+VARIANTS = [*itertools.product(SHAPES, LAYER_TYPES)][::3]  # every shape, and every choice of dtypes
+
+
+@pytest.mark.sampled(31)
+@pytest.mark.parametrize(("shape", "types"), VARIANTS, ids=str)
+def test_row_variants(shape, types):
+    device, single = Emulated(multiprocessors=1 + shape[0] % 3), sum(shape) % 2
+    _check_row_variants(device, shape, types, gap=1 if single else 16)
+
+
+@pytest.mark.parametrize("shape", [(40, 64), (5, 8200), LONG], ids=str)
+def test_strided_rows_on_the_smallest_grid(shape):
+    """Loops over rows and over long rows go round."""
+    names = ("layer_norm", "row_sums_of_gradient", "apply_gradient")
+    device = Emulated(grid_limit=dict.fromkeys(names, 1), multiprocessors=1)
+    _check_row_variants(device, shape, LAYER_TYPES[6], 16)
 
 
 @pytest.mark.sampled(7)
@@ -205,18 +338,25 @@ def test_channels_of_many_packs(last):
     device, p = Emulated(multiprocessors=1), _batch((64, 2, 101), 1, last, BATCH_TYPES[0])
     p.check_forward(device, *device.batch_norm(p))
     p.check_gradients(device, *device.batch_norm_grad(p))
+    p = test_batch_norm_inference.known(p)
+    test_batch_norm_inference.check_forward(device, p, device.batch_norm_inference(p))
+    test_batch_norm_inference.check_gradient(device, p, *device.batch_norm_inference_grad(p))
 
 
 def test_all_that_is_listed_is_asked_for_and_nothing_else(monkeypatch):
-    """What is compiled for every GPU is what the tests above run, here on a device that is idle."""
+    """What is compiled for every GPU is what rows like those above ask an idle device for."""
     for check in ("check_forward", "check_gradients"):
         monkeypatch.setattr(Problem, check, lambda *_, **__: None)
+    for check in ("check_forward", "check_gradient"):
+        monkeypatch.setattr(test_batch_norm_inference, check, lambda *_, **__: None)
     monkeypatch.setitem(globals(), "assert_close_to_input", lambda *_: None)
     monkeypatch.setitem(globals(), "from_output", lambda p: (p.x, None))
+    monkeypatch.setitem(globals(), "_assert_same", lambda *_: None)
     requested = set()
     for shape, types in itertools.product(SHAPES, LAYER_TYPES):
         device = Emulated(IdleDevice, multiprocessors=1 + shape[0] % 3)
         _check_row_norms(device, shape, types)
+        _check_row_variants(device, shape, types, 16)
         requested.update(device.device.compiled)
     for (shape, axis, last), types in itertools.product(BATCHES, BATCH_TYPES):
         device = Emulated(IdleDevice, multiprocessors=1 + shape[0] % 3)
@@ -241,6 +381,7 @@ def test_rows_of_several_dimensions(axis):
     p.check_gradients(device, *device.layer_norm_grad(p))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shape", [(7, 3), (5, 257), (3, 8200), (2, 16400)], ids=str)
 @pytest.mark.parametrize("missing", ["both", "scale", "bias"])
 def test_without_scale_or_bias(shape, missing):
@@ -290,8 +431,13 @@ def test_row_norms_under_every_schedule(shape, schedule):
 def test_batch_norm_under_every_schedule(shape, axis, last, schedule):
     device, plain = Emulated(schedule=schedule, seed=3), Emulated()
     p = _batch(shape, axis, last, BATCH_TYPES[3])
-    for name in ("batch_norm_grad", "batch_norm"):
-        got, ref = getattr(device, name)(p), getattr(plain, name)(p)
+    known = test_batch_norm_inference.known(_batch(shape, axis, last, BATCH_TYPES[3]))
+    for name, of in (
+        ("batch_norm_grad", p),
+        ("batch_norm", p),
+        ("batch_norm_inference_grad", known),
+    ):
+        got, ref = getattr(device, name)(of), getattr(plain, name)(of)
         for a, b in zip(got, ref, strict=True):
             assert_same_bits(a, b)
 
@@ -468,6 +614,7 @@ VALUES = [
 VALUES += [lambda x, e=e: x.__imul__(2.0**e) for e in (-120, -76, -51, -49, -47, 61, 63, 65, 120)]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("columns", [300, 301, 2 * 512 * 4 * 8], ids=["packs", "single", "long"])
 @pytest.mark.parametrize("change", VALUES, ids=lambda f: getattr(f, "__name__", "").strip("_<>"))
 def test_statistics_that_floats_cannot_add_up(change, columns):
@@ -543,6 +690,30 @@ def test_one_array_of_a_batch_with_gaps_after_a_call_without(gaps, shape, axis, 
     device.run.batch_norm_grad(p.dy, p.x, p.scale, p.mean, p.inv_std, axis, *outs)
     for got, ref in zip(outs, expected, strict=True):
         assert_same_bits(np.array(got), np.array(ref))
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["channels-first", "channels-last"])
+def test_sums_in_float_stay_short(last):
+    """Of equal terms, which round the same way each time: a thread has 4096 of a channel's."""
+    count, value = 1 << 20, np.float32(0.7)
+    shape = (count, 4) if last else (1, 1, count)
+    device = Emulated(multiprocessors=1)
+    x = np.full(shape, value)
+    x.reshape(-1, 4)[::2] *= -1
+    one, ones = np.ones(shape[1], np.float32), np.ones(shape, np.float32)
+    _, mean, inv_std = outs = device.empty(x, one, one)
+    device.run.batch_norm(x, None, None, 1, 0.0, *outs)
+    u = 2.0**-24
+    assert np.abs(mean).max() <= u
+    assert np.abs(inv_std * value - 1).max() <= 16 * u / 2  # 16 packs, and a root
+    _, dscale, dbias = outs = device.empty(x, one, one)
+    device.run.batch_norm_grad(np.abs(x), ones, None, 0 * one, one, 1, *outs)
+    for total in (dscale, dbias):
+        assert np.abs(total / (count * float(value)) - 1).max() <= 64 * u
+    given = np.abs(x), ones, one, 0 * one, one
+    device.run.batch_norm_inference_grad(*given, 1, 0.0, *outs)
+    for total in (dscale, dbias):
+        assert np.abs(total / (count * float(value)) - 1).max() <= 64 * u
 
 
 @pytest.mark.parametrize("value", [0.0, 1 / 3, -1e30, 3e38, 1e-42])
@@ -718,6 +889,15 @@ def test_batches_of_more_elements_than_32_bits_can_count(last):
     args = (dy, x, None, zeros, ones, np.zeros((2, channels), np.float32), out, *shape)
     _launch(device, "batch_norm_grad", "apply_channels", grid, block, *args, **macros)
     np.testing.assert_array_equal(out[corner], dy[corner])
+    partials[...], out[corner] = 0, 0
+    args = (dy, x, None, zeros, ones, out, partials, *shape, np.float64(0))
+    name = "batch_norm_inference_grad"
+    _launch(device, name, "infer_gradient", grid, block, *args, **macros)
+    np.testing.assert_allclose(sums, [of(some * other), of(some)], rtol=1e-5)
+    np.testing.assert_array_equal(out[corner], dy[corner])
+    args = (x, None, None, zeros, ones, out, *shape, np.float64(0))
+    _launch(device, "batch_norm_inference", "infer", grid, block, *args, **macros)
+    np.testing.assert_array_equal(out[corner], x[corner])
     args = (x, np.zeros(channels), partials, *shape)
     _launch(device, "batch_norm", "sum_deviations", grid, block, *args, **macros)
     np.testing.assert_allclose(sums, [of(other), of(other**2)], rtol=1e-5)
@@ -740,13 +920,21 @@ def test_more_channels_than_32_bits_can_count():
     exact = _sparse("float64", 2, channels)
     exact[1, mine] = 1
 
-    def run(file, name, *args):
-        _launch(device, file, name, grid, block, *args, *shape, **macros)
+    def run(file, name, *args, last=()):
+        _launch(device, file, name, grid, block, *args, *shape, *last, **macros)
 
     run("batch_norm_grad", "sum_channels", dy, x, zeros, ones, partials)
     np.testing.assert_array_equal(partials[:, mine], [[6] * 8, [2] * 8])
     run("batch_norm_grad", "apply_channels", dy, x, None, zeros, ones, means, out)
     np.testing.assert_array_equal(out[mine], 2)
+    eps, by_known = (np.float64(0),), _sparse("float16", channels)
+    given = dy, x, ones, zeros, ones, by_known, _sparse("float64", 2, channels)
+    run("batch_norm_inference_grad", "infer_gradient", *given, last=eps)
+    np.testing.assert_array_equal(given[-1][:, mine], [[6] * 8, [2] * 8])
+    np.testing.assert_array_equal(by_known[mine], 2)
+    run("batch_norm_inference", "infer", x, ones, ones, zeros, ones, by_known, last=eps)
+    np.testing.assert_array_equal(by_known[mine], 4)
+    assert not by_known[covered:].any()
     run("batch_norm", "normalize", x, None, None, exact, out)
     np.testing.assert_array_equal(out[mine], 3)
     run("batch_norm", "sum_deviations", x, _sparse("float64", channels), partials)
@@ -777,3 +965,59 @@ def test_statistics_of_more_channels_than_32_bits_can_count():
     _launch(device, "batch_norm_grad", "finish_channels", grid, block, *args, **macros)
     for array, value in ((dscale, 8), (dbias, 20), (means[0], 2), (means[1], 5)):
         np.testing.assert_array_equal(array[last], value)
+    dscale[last] = dbias[last] = 0
+    args = (partials, dscale, dbias, *shape[:2])
+    name = "batch_norm_inference_grad"
+    _launch(device, name, "finish_parameters", grid, block, *args, **macros)
+    for array, value in ((dscale, 8), (dbias, 20)):
+        np.testing.assert_array_equal(array[last], value)
+
+
+def test_steps_of_more_channels_than_32_bits_can_count():
+    """Sums by their last block; then a grid that must go round, whose last block stops before."""
+    device, channels = Emulated(KernelDevice), (1 << 32) + 32
+    grid, block, last = (channels // 32,), (32, 32), slice(-32, None)
+    partials, centre = _sparse("float64", 2, 1, channels), _sparse("float64", channels)
+    one, other = (_sparse("float64", channels) for _ in range(2))
+    partials[..., last], centre[last] = [[[8.0]], [[20.0]]], 3  # of four elements
+    macros, shape = {"ACC_T": "float32", "STAT_T": "float16"}, (1, channels)
+    args = (partials, centre, one, other, *shape, 4)
+    _launch(device, "batch_norm_steps", "finish_stats", grid, block, *args, **macros)
+    np.testing.assert_array_equal([one[last], other[last]], [[5] * 32, [1] * 32])
+    args = (partials, one, other, *shape)
+    _launch(device, "batch_norm_steps", "finish_sums", grid, block, *args, **macros)
+    np.testing.assert_array_equal([one[last], other[last]], [[8] * 32, [20] * 32])
+
+
+def test_statistics_of_all_ranks_for_more_channels_than_32_bits_can_count():
+    """The last block of a grid that must go round once more; what is left to others stays 0."""
+    device, covered, rest = Emulated(KernelDevice), (1 << 32) + 128, 64
+    channels, mine = covered + rest, slice(covered - 128, covered)
+    grid, block = (covered // 128,), (128,)
+    one, other, mean, var = (_sparse("float64", channels) for _ in range(4))
+    one[mine], other[mine], one[covered:], other[covered:] = 2, 0.25, 7, 7
+    exact, means = _sparse("float64", 2, channels), _sparse("float32", 2, channels)
+    saved_mean, inv_std = (_sparse("float16", channels) for _ in range(2))
+    macros = {"ACC_T": "float32", "STAT_T": "float16"}
+    args = (one, other, exact, saved_mean, inv_std, channels, np.float64(0))
+    _launch(device, "batch_norm_steps", "take_stats", grid, block, *args, **macros)
+    args = (one, other, None, np.float64(4), means, channels)
+    _launch(device, "batch_norm_steps", "take_sums", grid, block, *args, **macros)
+    rows, counts, count = (a[None] for a in (one, other)), np.ones(1), np.zeros(())
+    with device.device.only_blocks([-1]):
+        args = (*rows, counts, np.uint32(1), np.int64(channels), mean, var, count)
+        kernel(device.device, "combine_stats", "combine_stats")(grid, block, args)
+        moved = _sparse("float16", channels), _sparse("float16", channels)
+        numbers = None, np.float64(2), np.float64(0.5)
+        args = (saved_mean, inv_std, one, other, *numbers, *moved, np.int64(channels))
+        launch = kernel(device.device, "running_statistics", "update_running", STAT_T="float16")
+        launch(grid, block, args)
+    for array, value in zip(moved, (2, 1.25), strict=True):
+        np.testing.assert_array_equal(array[mine], value)
+        assert not array[covered:].any()
+    expected = {2: (exact[0], saved_mean, exact[1], inv_std, mean), 0.5: (means[0],)}
+    expected |= {0.0625: (means[1],), 0.25: (var,)}
+    for value, arrays in expected.items():
+        for array in arrays:
+            np.testing.assert_array_equal(array[mine], value)
+            assert not array[covered:].any()

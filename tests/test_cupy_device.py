@@ -15,11 +15,15 @@ import numpy as np
 import pytest
 
 import gradkit
+from gradkit import distributed
 from gradkit._cuda.launch.device import CupyDevice, keep_if_captured, scratch
 from gradkit._cuda.launch.kernels import LoadedKernel
+from gradkit._cuda.several_devices import carry
 from gradkit._dtypes import dtype_named
-from gradkit._frameworks import cuda
+from gradkit._frameworks import backend_of, cuda
 from gradkit._frameworks.cupy import CuPy
+from gradkit._groups import device as groups_device
+from gradkit._groups.nccl import _NCCL_FLOAT64, _is_a
 from gradkit.errors import KernelLaunchError
 from testbed.idle_cupy import idle_cupy
 
@@ -216,6 +220,45 @@ def test_addresses():
     assert (type(address), address) == (int, 80)
 
 
+class OrderedStream(Stream):
+    """A stream that says what is queued on it, and nothing else: the host cannot wait for it."""
+
+    def __init__(self, ptr, log):
+        super().__init__(ptr)
+        self.log = log
+
+    def record(self):
+        self.log.append(f"event of {self.ptr}")
+        return f"event of {self.ptr}"
+
+    def wait_event(self, event):
+        self.log.append(f"{self.ptr} waits for {event}")
+
+
+def test_a_copy_between_devices_is_ordered_on_both_by_events(cupy, monkeypatch):
+    """The source is written before, and its memory used again after; the host waits for neither."""
+    log = []
+    streams = {0: OrderedStream(50, log), 3: OrderedStream(53, log)}
+    current = lambda: streams[cupy.driver.device]  # noqa: E731
+    monkeypatch.setattr(cupy.cuda, "get_current_stream", current)
+    copy = lambda *numbers: log.append(numbers)  # noqa: E731
+    monkeypatch.setattr(cupy.cuda.runtime, "memcpyPeerAsync", copy, raising=False)
+    sources, targets = (
+        [SimpleNamespace(data=SimpleNamespace(ptr=p), nbytes=n) for p, n in ((at, 8), (at + 8, 24))]
+        for at in (1024, 4096)
+    )
+    carry(CupyDevice(3), sources, CupyDevice(0), targets)
+    assert log == [
+        "event of 53",
+        "50 waits for event of 53",
+        (4096, 0, 1024, 3, 8, 50),
+        (4104, 0, 1032, 3, 24, 50),
+        "event of 50",
+        "53 waits for event of 50",
+    ]
+    assert cupy.driver.device == 0
+
+
 # Lists of CuPy arrays
 
 
@@ -264,6 +307,56 @@ def test_what_cupy_arrays_may_not_be_is_named():
             gradkit.grad_norm([*grads, make(np.ones(3, np.int32))])
         with pytest.raises(ValueError, match=r"grads\[1\] and grads\[3\] share memory"):
             gradkit.zero_grad([*grads, grads[1][1:]])
+
+
+@needs_cupy
+@pytest.mark.parametrize("kind", ["cupy", "cupyx", "nccl4py"])
+@pytest.mark.parametrize("per", [1, 4])
+def test_cupys_arrays_meet_those_of_other_ranks(monkeypatch, kind, per):
+    """Nothing is launched; what a communicator is given lies where CuPy's arrays do."""
+    given = []
+
+    class Communicator:
+        """Any of them."""
+
+        __module__ = {"cupy": "cupy_backends.nccl", "cupyx": "cupyx._comm"}.get(kind, "nccl.core")
+        rank, nranks, device = 0, 2, SimpleNamespace(device_id=0)
+
+        def __init__(self):
+            self._comm = self
+
+        def device_id(self):
+            return 0
+
+        def rank_id(self):
+            return 0
+
+        def size(self):
+            return 2
+
+        def allGather(self, *numbers):  # noqa: N802
+            given.append(numbers[:4])
+
+        def all_gather(self, state, rows, count):
+            assert (rows.shape, state.flags.c_contiguous) == ((2, 6), True)
+            given.append((state.data.ptr, rows.data.ptr, count, _NCCL_FLOAT64))
+
+        def allgather(self, state, rows, *, stream):  # noqa: ARG002
+            self.all_gather(state, rows, state.size)
+
+    names = {"cupy": "NcclCommunicator", "cupyx": "NCCLBackend", "nccl4py": "Communicator"}
+    Communicator.__name__ = names[kind]
+    with idle_cupy() as make:
+        backend = backend_of(make(np.zeros(1)))
+        monkeypatch.setattr(groups_device, "backend_on", lambda _: backend)
+        monkeypatch.setattr(groups_device.DeviceRanks, "_zeros", lambda *_: make(np.zeros(2)))
+        join = distributed.from_cupyx if kind == "cupyx" else distributed.from_nccl
+        group = join(Communicator())
+        grads = [make(np.ones(3, np.float32)) for _ in range(per)]
+        limit, scale = make(np.array(1.0)), make(np.array(0.5, np.float64))
+        norm = gradkit.clip_grad_norm(grads, limit, scale=scale, group=group)
+        assert (type(norm), norm.shape) == (type(grads[0]), ())
+    assert [numbers[2:] for numbers in given] == [(6, _NCCL_FLOAT64)]
 
 
 # On CuPy itself
@@ -321,8 +414,11 @@ ASKED = [
     ("cuda.UnownedMemory", 4, ()),
     ("cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor", 3, ()),
     ("cuda.get_current_stream", 0, ()),
+    ("cuda.runtime.deviceSynchronize", 0, ()),
     ("cuda.runtime.getDevice", 0, ()),
+    ("cuda.runtime.memcpyPeerAsync", 6, ()),
     ("cuda.using_allocator", 1, ()),
+    ("empty", 1, ()),
     ("from_dlpack", 1, ()),
     ("full", 3, ()),
     ("ndarray", 2, ()),
@@ -335,6 +431,19 @@ def test_cupy_takes_what_it_is_asked(installed, name, positional, keywords):
     for part in name.split("."):
         function = getattr(function, part)
     signature_of(function).bind(*[None] * positional, **dict.fromkeys(keywords))
+
+
+@pytest.mark.filterwarnings(r"ignore:\s*nccl library could not be loaded")
+def test_cupyx_takes_what_it_is_asked(installed):  # noqa: ARG001
+    from cupyx.distributed import NCCLBackend
+
+    inspect.signature(NCCLBackend.all_gather).bind(*[None] * 4)
+    inside = NCCLBackend.__init__.__globals__
+    assert _is_a(NCCLBackend.__new__(NCCLBackend), "cupyx", "NCCLBackend")
+    if inside["nccl"].available:
+        communicator = inside["nccl"].NcclCommunicator
+        assert communicator.__module__.partition(".")[0] == "cupy_backends"
+        assert inside["nccl"].NCCL_FLOAT64 == _NCCL_FLOAT64
 
 
 def test_a_device_tells_its_attributes(installed):

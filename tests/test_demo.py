@@ -18,7 +18,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 if not os.environ.get("CI"):  # there, a missing package is a failure
     for package in ("matplotlib", "sklearn", "tqdm"):
         if find_spec(package) is None:  # importing it now would take seconds
-            pytest.skip("pip install 'gradkit[demo]'", allow_module_level=True)
+            pytest.skip("pip install '.[demo]'", allow_module_level=True)
 
 # Central differences in float64 with a step of 1e-6 on a loss near 1: rounding of the loss
 # costs about 1e-16 / 1e-6 = 1e-10, the third derivative about 1e-12.
@@ -69,13 +69,12 @@ def test_gradients_are_those_of_the_loss(demo):
         assert np.abs(grads[name]).max() > 1e3 * DIFFERENCES, f"{name}: nothing to compare"
 
 
-def test_step_adds_up_micro_batches(demo, monkeypatch):
-    monkeypatch.setattr(demo, "MAX_NORM", np.inf)
+def test_step_adds_up_micro_batches(demo):
     size = demo.MICRO_BATCH
     network, x, targets = some_digits(demo, 2 * size + 5)
     parts = [slice(0, size), slice(size, 2 * size), slice(2 * size, None)]
     shares = [network.loss_and_grads(x[part], targets[part], len(x)) for part in parts]
-    trainer = demo.Trainer(network)
+    trainer = demo.Trainer(network, max_norm=np.inf)
     for buffer in trainer.grads.values():
         buffer[...] = np.nan  # what the buffers held must leave no trace
     loss, before, after = trainer.step(x, targets, 0.0)
@@ -136,7 +135,19 @@ def test_short_run_writes_the_plot(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "22 steps" in done.stdout
     assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert "without clipping: test accuracy" in done.stdout
     assert "2/2" in done.stderr  # the progress bar
+
+
+def test_smoothing_does_not_lag():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(EXAMPLES)
+        smoothed = importlib.import_module("digits_plot").smoothed
+    decay = np.exp(-np.arange(200) / 20)  # a line on the plot's logarithmic axis
+    np.testing.assert_allclose(smoothed(decay), decay, rtol=1e-9)
+    bump = np.exp(-(((np.arange(200) - 90) / 30) ** 2))
+    assert np.argmax(smoothed(bump)) == 90
+    assert smoothed([1.0]) == 1.0
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +184,7 @@ def test_the_guards_run_is_the_same_again(guarded):
     assert guarded.train(SpikeGuard(), epochs=3) == guarded.train(SpikeGuard(), epochs=3)
 
 
+@pytest.mark.slow
 def test_low_accuracy_fails():
     done = run("--epochs", "1", "--no-plot", "--min-accuracy", "1.01")
     assert done.returncode == 1

@@ -74,6 +74,87 @@ def test_frameworks_do_not_mix(fake_cupy):
     assert_same_bits(np.from_dlpack(strict), np.ones(3))
 
 
+class Exporter:
+    """An array of a library that says nothing of it but by ``__dlpack__``."""
+
+    def __init__(self, host):
+        self._host = host
+
+    def __dlpack__(self, **asked):
+        return self._host.__dlpack__(**asked)
+
+
+class Array(Exporter):
+    """The same with what makes it an array."""
+
+    def __dlpack_device__(self):
+        return self._host.__dlpack_device__()
+
+
+class OnCuda:
+    """An array on a device, by the protocol that CuPy and Numba share."""
+
+    @property
+    def __cuda_array_interface__(self):
+        return {"shape": (), "typestr": "<f8", "data": (4096, True), "version": 3}
+
+
+# Each with one number, by what it is called in errors.
+NUMBERS = {
+    "max_norm": lambda grads, number: gradkit.clip_grad_norm(grads, number),
+    "scale": lambda grads, number: gradkit.clip_grad_norm(grads, 5.0, scale=number),
+    "norm": lambda grads, number: gradkit.clip_grads_with_norm(grads, number, 5.0),
+    "coefficient": lambda grads, number: gradkit.scale_grads(grads, number),
+}
+
+
+@pytest.mark.parametrize("label", NUMBERS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("make", [Array, xp.asarray], ids=["without a shape", "array API"])
+def test_a_number_in_host_memory_may_be_of_another_library(backend, make, dtype, label):
+    number = np.array(2.5, dtype)
+    grads, expected = (backend.asarray(np.array([3.0, 4.0])) for _ in range(2))
+    NUMBERS[label]([expected], 2.5)
+    NUMBERS[label]([grads], make(number))
+    assert_same_bits(backend.asnumpy(grads), backend.asnumpy(expected))
+    assert number == 2.5
+
+
+@pytest.mark.parametrize("label", NUMBERS)
+@pytest.mark.parametrize(
+    ("number", "error", "match"),
+    [
+        (Exporter(np.array(2.5)), TypeError, "not Exporter, which has __dlpack__ without"),
+        (OnCuda(), TypeError, "not OnCuda; pass what cupy.asarray makes of it"),
+        (Array(np.ones(1)), ValueError, r"has shape \(1,\); expected \(\), one number"),
+        (Array(np.array(3)), TypeError, "has dtype '<i8'"),
+    ],
+    ids=["no device", "no DLPack", "a vector", "an int"],
+)
+def test_another_librarys_number_that_is_none_is_named(backend, number, error, match, label):
+    grads = backend.asarray(np.array([3.0, 4.0]))
+    with pytest.raises(error, match=rf"^{label} .*{match}"):
+        NUMBERS[label]([grads], number)
+    assert_same_bits(backend.asnumpy(grads), np.array([3.0, 4.0]))
+
+
+@pytest.mark.parametrize(
+    ("label", "number"),
+    [
+        ("max_norm", -1.0),
+        ("max_norm", np.nan),
+        ("scale", np.nan),
+        ("scale", np.inf),
+        ("norm", -1.0),
+    ],
+)
+def test_another_librarys_number_is_checked_as_a_number(backend, label, number):
+    grads = backend.asarray(np.array([3.0, 4.0]))
+    with pytest.raises(ValueError, match=f"^{label} must be .*{number}"):
+        NUMBERS[label]([grads], Array(np.array(number)))
+    assert_same_bits(backend.asnumpy(grads), np.array([3.0, 4.0]))
+
+
 def calls(a):
     """Every function on arrays that ``a`` makes, with the arrays that are written."""
     rng = np.random.default_rng(1)
@@ -82,6 +163,7 @@ def calls(a):
     scale, bias = (a(1 + rng.random(6)) for _ in range(2))
     mean, inv_std = a(rng.standard_normal(4)), a(1 + rng.random(4))
     channel = a(rng.standard_normal(6)), a(1 + rng.random(6))
+    group = a(rng.standard_normal((4, 2))), a(1 + rng.random((4, 2)))
     flag = a(np.array(True))
     fresh = lambda: a(host["x"])  # noqa: E731
     return {
@@ -110,8 +192,36 @@ def calls(a):
         ),
         "rms_norm": lambda: gradkit.rms_norm(x, scale),
         "rms_norm_grad": lambda: gradkit.rms_norm_grad(dy, x, None, inv_std),
+        "rms_norm_grad with ds": lambda: gradkit.rms_norm_grad(
+            dy, x, scale, inv_std, ds=fresh(), scale_offset=1.0
+        ),
+        "layer_norm_grad with ds": lambda: gradkit.layer_norm_grad(
+            dy, x, scale, mean, inv_std, ds=fresh(), scale_offset=1.0
+        ),
+        "add_layer_norm": lambda: gradkit.add_layer_norm(x, dy, scale, bias, scale_offset=1.0),
+        "add_rms_norm": lambda: gradkit.add_rms_norm(x, dy, scale, scale_offset=1.0),
+        "rms_norm of columns": lambda: gradkit.rms_norm(x[:, 1:4], scale[:3]),
         "batch_norm": lambda: gradkit.batch_norm(x, scale, bias),
         "batch_norm_grad": lambda: gradkit.batch_norm_grad(dy, x, scale, *channel),
+        "running": lambda: gradkit.batch_norm(
+            x, running_mean=a(host["dy"][0]), running_var=a(host["dy"][1] ** 2)
+        ),
+        "update_running_statistics": lambda: gradkit.update_running_statistics(
+            scale, bias, *channel, 24.0
+        ),
+        "batch_norm_inference": lambda: gradkit.batch_norm_inference(x, scale, bias, *channel),
+        "batch_norm_inference_grad": lambda: gradkit.batch_norm_inference_grad(
+            dy, x, scale, *channel
+        ),
+        "group_norm": lambda: gradkit.group_norm(x, 1, scale, bias),
+        "group_norm_grad": lambda: gradkit.group_norm_grad(dy, x, scale, *group),
+        "batch_norm_stats": lambda: gradkit.batch_norm_stats(x),
+        "combine_stats": lambda: gradkit.combine_stats(dy, x, inv_std),
+        "batch_norm_apply": lambda: gradkit.batch_norm_apply(x, scale, bias, *channel),
+        "batch_norm_grad_sums": lambda: gradkit.batch_norm_grad_sums(dy, x, *channel),
+        "batch_norm_grad_apply": lambda: gradkit.batch_norm_grad_apply(
+            dy, x, scale, *channel, scale, bias, a(np.array(8.0))
+        ),
     }
 
 

@@ -85,6 +85,7 @@ CONTENTS = {
 ORDERS = [1, 2, INF, 3, 0.5]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("keep_nan", [True, False], ids=["max keeps NaN", "max drops NaN"])
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("contents", CONTENTS.values(), ids=CONTENTS)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import gradkit
-from tests.problems import BATCH_TYPES, LAYER_TYPES, make
+from tests.problems import BATCH_TYPES, LAYER_TYPES, make, make_groups
 from tests.tolerances import DTYPES
 
 ROWS = [(9, 5), (37, 64), (3, 1024), (2, 2049), (2, 12292)]
@@ -19,7 +19,7 @@ IMAGES = [(33, 3), (5, 4, 3, 7), (2, 16, 8, 8)]
 joined = "-".join
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("types", LAYER_TYPES, ids=joined)
 @pytest.mark.parametrize("shape", ROWS, ids=str)
 def test_row_norms(backend, shape, types):
@@ -38,6 +38,28 @@ def test_row_norms(backend, shape, types):
     p.check_gradients(backend, *gradkit.rms_norm_grad(dy, x, scale, backend.asarray(p.inv_std)))
 
 
+@pytest.mark.sampled(11)
+@pytest.mark.parametrize("gap", [1, 16], ids=["single", "packs"])
+@pytest.mark.parametrize("types", LAYER_TYPES, ids=joined)
+@pytest.mark.parametrize("shape", ROWS, ids=str)
+def test_row_norms_of_sums_at_strides(backend, shape, types, gap):
+    p = make(shape, types, centred=False)
+
+    def lie(host):
+        room = np.full((shape[0], shape[1] + gap), np.nan, host.dtype)
+        room[:, : shape[1]] = host
+        return backend.asarray(room[:, : shape[1]])
+
+    x, dy, nothing = lie(p.x), lie(p.dy), lie(np.zeros_like(p.x))
+    scale, inv_std = p.on(backend, "scale", "inv_std")
+    y, _, found = gradkit.add_rms_norm(x, nothing, scale, eps=p.eps)
+    p.check_forward(backend, y, None, found)
+    p.check_gradients(backend, *gradkit.rms_norm_grad(dy, x, scale, inv_std, ds=nothing))
+    p.check_gradients(backend, *gradkit.rms_norm_grad(dy, x, scale, inv_std))
+    y, found = gradkit.rms_norm(x, scale, eps=p.eps)
+    p.check_forward(backend, y, None, found)
+
+
 @pytest.mark.parametrize("last", [False, True], ids=["channels-first", "channels-last"])
 @pytest.mark.parametrize("types", BATCH_TYPES, ids=joined)
 @pytest.mark.parametrize("shape", IMAGES, ids=str)
@@ -50,6 +72,34 @@ def test_batch_norm(backend, shape, types, last):
     out = None, *(backend.asarray(np.empty_like(a)) for a in (p.mean, p.inv_std))
     p.check_forward(backend, *gradkit.batch_norm(x, scale, bias, eps=p.eps, out=out, **p.where))
     p.check_gradients(backend, *gradkit.batch_norm_grad(dy, x, scale, *statistics, **p.where))
+    running = [backend.asarray(np.zeros_like(p.mean)) for _ in range(2)]
+    options = dict(zip(("running_mean", "running_var"), running, strict=True)) | {"momentum": 1.0}
+    gradkit.batch_norm(x, scale, bias, eps=p.eps, out=out, **options, **p.where)
+    running[1][...] *= 1 - 1 / (p.x.size // p.mean.size)
+    y = gradkit.batch_norm_inference(x, scale, bias, *running, eps=p.eps, **p.where)
+    gradients = gradkit.batch_norm_inference_grad(dy, x, scale, *running, eps=p.eps, **p.where)
+    assert all(np.isfinite(backend.asnumpy(a)).all() for a in (y, *gradients))
+    mean, var, count = gradkit.batch_norm_stats(x, **p.where)
+    mean, var, count = gradkit.combine_stats(mean[None], var[None], count[None])
+    known = x, scale, bias, mean, var
+    p.check_forward(backend, *gradkit.batch_norm_apply(*known, eps=p.eps, out=out, **p.where))
+    sums = gradkit.batch_norm_grad_sums(dy, x, *statistics, **p.where)
+    dx = gradkit.batch_norm_grad_apply(dy, x, scale, *statistics, *sums, count, **p.where)
+    p.check_gradients(backend, dx, None)
+
+
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("last", [False, True], ids=["channels-first", "channels-last"])
+@pytest.mark.parametrize("types", LAYER_TYPES, ids=joined)
+@pytest.mark.parametrize("shape", [(33, 6), (5, 4, 3, 7), (2, 16, 8, 8)], ids=str)
+def test_group_norm(backend, shape, types, last):
+    if last:
+        shape = (shape[0], *shape[2:], shape[1])
+    p = make_groups(shape, 2, types, axis=-1 if last else 1)
+    x, dy, scale, bias = p.on(backend, "x", "dy", "scale", "bias")
+    statistics = p.on(backend, "mean", "inv_std")
+    p.check_forward(backend, *gradkit.group_norm(x, 2, scale, bias, **p.where))
+    p.check_gradients(backend, *gradkit.group_norm_grad(dy, x, scale, *statistics, **p.where))
 
 
 @pytest.mark.parametrize("count", [4, 200])

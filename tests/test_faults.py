@@ -25,7 +25,7 @@ from testbed.emulated import on_device
 from testbed.emulator import EmulatedDevice
 from testbed.emulator.device import ArrayNamespace
 from tests.backends import BACKENDS, has_gpu
-from tests.bad_input.arguments import ACCUMULATORS, LISTS, NORMS, WRITERS, Factory, good
+from tests.bad_input.arguments import ACCUMULATORS, ADAPTIVE, LISTS, NORMS, WRITERS, Factory, good
 from tests.tolerances import assert_same_bits
 
 ROOT = Path(__file__).parents[1]
@@ -109,7 +109,13 @@ def interrupted_everywhere(make_arguments, function):
         wrote += a.memory() == after
 
 
-@pytest.mark.parametrize("function", IN_PLACE)
+@pytest.mark.parametrize(
+    "function",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name == ADAPTIVE[0] else ())  # five launches
+        for name in IN_PLACE
+    ],
+)
 def test_an_interrupted_call_has_written_all_or_nothing(backend, function, monkeypatch):
     """Ctrl-C at every line, between the norm and the scaling among them."""
     # A plan that is kept makes some call shorter than the others, if memory comes back.
@@ -125,7 +131,9 @@ def test_an_interrupted_call_has_written_all_or_nothing(backend, function, monke
     assert 0 < wrote < lines
 
 
-@pytest.mark.parametrize("function", ["clip_grad_norm", "scale_grads", "clip_grad_value"])
+@pytest.mark.parametrize(
+    "function", ["clip_grad_norm", "scale_grads", "clip_grad_value", "clip_grad_block_norm"]
+)
 def test_threads_that_scale_are_not_left_behind(monkeypatch, function):
     monkeypatch.setattr(tuning, "ONE_PASS", 1)
 
@@ -260,6 +268,32 @@ def test_what_fails_on_the_device_is_a_typed_error(function, what):
             assert a.memory() == after
     assert device.turn > 0
     assert turn > 1 or what == "memory"
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("what", ["memory", "compiler"])
+@pytest.mark.parametrize("addends", [("f4", "f4"), ("f4", "f2"), ("f4", "f8")])
+def test_buffers_are_added_to_once_everything_is_there(addends, what):
+    """In one launch with its norm, for each pair of dtypes, and with a norm of its own."""
+
+    def arguments(device):
+        a = Factory(OnDevice(device))
+        buffers = [a(np.ones(300, max(dtype, "f4"))) for dtype in addends]
+        grads = [a(np.ones(300, dtype)) for dtype in addends]
+        return a, {"buffers": buffers, "grads": grads, "norm_out": a(np.array(7.0))}
+
+    for turn in range(1, 20):
+        device = FailingDevice(what, turn)
+        a, given = arguments(device)
+        before = a.memory()
+        try:
+            gradkit.accumulate_grads(**given)
+        except ERRORS[what]:
+            assert a.memory() == before
+        else:
+            break
+    assert device.turn > 0
+    assert turn > 1
 
 
 @pytest.mark.emulated

@@ -126,7 +126,7 @@ def garbage(a, label):
     return one | several
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("function", FUNCTIONS)
 @given(data=st.data())
 def test_garbage(backend, function, data):

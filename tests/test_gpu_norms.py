@@ -34,6 +34,8 @@ def step(dy, x, scale, bias):
     return (
         *(y, mean, inv_std, *gradients, *rms, *batch),
         *gradkit.rms_norm_grad(dy, x, scale, rms[1]),
+        *gradkit.add_rms_norm(x, dy, scale, scale_offset=1.0),
+        *gradkit.layer_norm_grad(dy, x, scale, mean, inv_std, ds=x, scale_offset=1.0),
         *gradkit.batch_norm_grad(dy, x, scale, *batch[1:], engine="native"),
     )
 

@@ -85,6 +85,32 @@ def trees(make):
     yield [], []
 
 
+def test_gradients_in_the_place_of_parameters():
+    """They would give no gradients, and a norm of 0."""
+    gradient = SimpleNamespace(grad=None, requires_grad=False)
+
+    class Parameter(SimpleNamespace):
+        pass
+
+    frozen = Parameter(grad=None, requires_grad=False)
+    used = Parameter(grad=f(1.0), requires_grad=True)
+    assert gradkit.grads_of([frozen]) == []
+    assert gradkit.named_grads_of({"w": frozen}) == {}
+    assert len(gradkit.grads_of([frozen, used, gradient])) == 1
+    for call in (
+        lambda: gradkit.grads_of([gradient, gradient]),
+        lambda: gradkit.grads_of({"w": gradient}),
+        lambda: gradkit.named_grads_of({"w": gradient}),
+    ):
+        with pytest.raises(TypeError, match=r"parameters holds tensors that take no gradients"):
+            call()
+
+
+def test_names_are_one_a_gradient():
+    with pytest.raises(ValueError, match=r"grads has two gradients named 'a\.b'"):
+        gradkit.names_of({"a.b": f(1.0), "a": {"b": f(2.0)}})
+
+
 def test_names_count_what_has_a_norm(backend):
     for grads, names in trees(backend.asarray):
         assert gradkit.names_of(grads) == names

@@ -65,7 +65,16 @@ def test_grids_are_as_large_as_what_a_device_holds_of_the_compiled_kernel(held):
     run.batch_norm_grad(
         x, x, channels, channels, channels, 1, x, channels, channels, engine="native"
     )
-    for name in ("sum_deviations", "normalize", "sum_channels", "apply_channels"):
+    run.batch_norm_inference(x, *[channels] * 4, 1, 1e-5, x, "native")
+    run.batch_norm_inference_grad(x, x, *[channels] * 3, 1, 1e-5, x, channels, channels)
+    first = ("sum_deviations", "sum_channels", "infer", "infer_gradient")
+    for name in (*first, "normalize", "apply_channels"):
+        assert device.grids[name] == (3, -(-whole // 3))
+    x, groups = ones((1, 3, 64000)), ones((1, 1))
+    run.group_norm(x, channels, channels, 1, 1e-5, x, groups, groups)
+    run.group_norm_grad(x, x, channels, groups, groups, 1, x, channels, channels)
+    sums = "sum_group_deviations", "normalize_groups", "sum_group_gradient", "apply_group_gradient"
+    for name in sums:
         assert device.grids[name] == (3, -(-whole // 3))
 
 

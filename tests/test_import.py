@@ -53,3 +53,22 @@ def test_import_is_quick(tmp_path):
     bytecode = {"PYTHONPYCACHEPREFIX": str(tmp_path), "PYTHONDONTWRITEBYTECODE": ""}
     ratios = [float(printed(IMPORT, **bytecode)[0]) for _ in range(7)]
     assert min(ratios[1:]) <= tolerances.IMPORT_TIME
+
+
+@pytest.mark.parametrize(
+    ("jax", "said"),
+    [
+        ("None", "gradkit.jax needs JAX 0.6 or newer: pip install jax"),
+        (
+            "types.SimpleNamespace(__version_info__=(0, 5, 3), __version__='0.5.3')",
+            "gradkit.jax needs JAX 0.6 or newer, and this is 0.5.3",
+        ),
+    ],
+)
+def test_an_adapter_says_what_it_needs(jax, said):
+    code = (
+        f"import sys, types; sys.modules['jax'] = {jax}\n"
+        "try: import gradkit.jax\n"
+        "except ImportError as error: print(error)\n"
+    )
+    assert printed(code) == [said]

@@ -108,11 +108,21 @@ def test_norms(shape, name, layout):
         lambda: gradkit.layer_norm_inverse(x, scale, scale, mean, inv_std, axis=1),
         lambda: gradkit.rms_norm(x, scale, axis=1),
         lambda: gradkit.rms_norm_grad(x, x, scale, inv_std, axis=1),
+        lambda: gradkit.add_rms_norm(x, x, scale, axis=1, scale_offset=1.0),
+        lambda: gradkit.rms_norm_grad(x, x, scale, inv_std, axis=1, ds=x, scale_offset=1.0),
     ]
     channels = np.ones(shape[1], x.dtype), np.zeros(shape[1], wide), np.ones(shape[1], wide)
     calls += [
         lambda: gradkit.batch_norm(x, channels[0], channels[0]),
         lambda: gradkit.batch_norm_grad(x, x, *channels),
+        lambda: gradkit.batch_norm_inference(x, channels[0], *channels),
+        lambda: gradkit.batch_norm_inference_grad(x, x, *channels),
+    ]
+    groups = shape[1] // min(shape[1], 4)
+    group = np.zeros((shape[0], groups), wide), np.ones((shape[0], groups), wide)
+    calls += [
+        lambda: gradkit.group_norm(x, groups, channels[0], channels[0]),
+        lambda: gradkit.group_norm_grad(x, x, channels[0], *group),
     ]
     for call in calls:
         assert working_memory(call) <= WORKING_MEMORY
@@ -121,8 +131,21 @@ def test_norms(shape, name, layout):
 def test_batch_norm_with_channels_first():
     x = np.ones((SIZE // 4, 2, 2), np.float32)
     channels = np.ones(len(x), x.dtype)
+    vectors, wide = (channels, channels), (np.ones(len(x)), np.ones(len(x)))
     for call in (
         lambda: gradkit.batch_norm(x, channels, channels, channel_axis=0),
         lambda: gradkit.batch_norm_grad(x, x, channels, channels, channels, channel_axis=0),
+        lambda: gradkit.batch_norm_inference(x, channels, None, *vectors, channel_axis=0),
+        lambda: gradkit.batch_norm_inference_grad(x, x, channels, *vectors, channel_axis=0),
+        lambda: gradkit.batch_norm_inference_grad(x, x, None, *vectors, channel_axis=0),
+        lambda: gradkit.batch_norm_stats(x, channel_axis=0),
+        lambda: gradkit.batch_norm_apply(x, channels, None, *wide, channel_axis=0),
+        lambda: gradkit.batch_norm_grad_sums(x, x, channels, channels, channel_axis=0),
+        lambda: gradkit.batch_norm_grad_apply(x, x, None, *vectors, *wide, 4, channel_axis=0),
     ):
         assert working_memory(call) <= WORKING_MEMORY
+
+
+def test_statistics_of_many_ranks():
+    rows = np.ones((64, SIZE // 64))
+    assert working_memory(lambda: gradkit.combine_stats(rows, rows, rows[:, 0])) <= WORKING_MEMORY

@@ -117,7 +117,7 @@ def test_layer_norm_inverse(backend, data):
 # Shapes chosen to hurt
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(19)
 @TYPES
 @pytest.mark.parametrize("columns", COLUMNS)
 def test_row_lengths(backend, columns, types):
@@ -407,10 +407,11 @@ def test_the_gradient_over_its_own_input(backend, types, layout):
     _check_results_over_inputs(backend, make((6, 4, 9), types), LAYOUTS[layout])
 
 
-@pytest.mark.sampled(101)
-@TYPES
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", sorted(LAYOUTS))
+@pytest.mark.parametrize(
+    ("layout", "types"),
+    [(name, LAYER_TYPES[k % len(LAYER_TYPES)]) for k, name in enumerate(sorted(LAYOUTS) * 3)],
+)
 def test_long_rows_over_their_own_input(backend, types, layout):
     _check_results_over_inputs(backend, make((3, 70_000), types), LAYOUTS[layout])
 

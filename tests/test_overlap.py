@@ -71,6 +71,18 @@ def test_meetings_are_those_of_ranges(written, read):
     assert {(i, j) for i, j in found if written[i].size and read[j].size} == pairs
 
 
+def test_an_array_meets_itself_and_nothing_else_that_owns_its_memory(monkeypatch):
+    """Many arrays, and one that lies in another's memory and owns none."""
+    written = [np.ones(3) for _ in range(20)]
+    read = [np.ones(3) for _ in range(20)]
+    read[3] = read[5] = written[8]
+    with monkeypatch.context() as patched:
+        patched.setattr(memory, "byte_range", None)
+        assert sorted(memory.meetings(HOST, written, read)) == [(8, 3), (8, 5)]
+    read[11] = written[2][1:]
+    assert sorted(memory.meetings(HOST, written, read)) == [(2, 11), (8, 3), (8, 5)]
+
+
 def test_outputs_beside_many_inputs_are_not_compared_with_each(monkeypatch):
     """A model's preallocated results: 4,000 beside 4,000 once took 16 s."""
     monkeypatch.setattr(memory, "overlap", None)

@@ -1,5 +1,6 @@
 """README and docs: their code runs, their links lead somewhere, their tables are complete."""
 
+import importlib
 import re
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from tests.named import is_test
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 NAMED = r"`(tests/[\w/]+\.py::[\w:]+)`"
-PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def python_in(page):
@@ -61,6 +62,21 @@ def test_readme_lists_every_function():
     assert listed == {*gradkit.__all__} - errors
 
 
+def test_the_reference_lists_every_public_name_once(monkeypatch):
+    """In the concepts' tables, from which `make docs` makes a page for each."""
+    monkeypatch.syspath_prepend(ROOT / "docs" / "_ext")
+    public_names = importlib.import_module("public_names").public_names()
+    listed = []
+    for page in (ROOT / "docs" / "reference").glob("*.md"):
+        for module, rows in re.findall(
+            r"currentmodule:: ([\w.]+)\n\n.. autosummary::\n(?:   :.*\n)*\n((?:   \w+\n)+)",
+            page.read_text(),
+        ):
+            listed += [f"{module}.{name}" for name in rows.split()]
+    assert {f"gradkit.{name}" for name in gradkit.__all__} < {*public_names}
+    assert sorted(listed) == sorted(public_names)
+
+
 def test_guarantees_name_the_tests_that_check_them():
     text = (ROOT / "docs" / "guarantees.md").read_text()
     guarantees = re.findall(r"^- .*(?:\n  .*)*", text, re.MULTILINE)
@@ -78,3 +94,10 @@ def test_links_lead_somewhere(page):
         link for link in links if not re.match(r"\w+:", link) and not (page.parent / link).exists()
     ]
     assert missing == []
+
+
+def test_the_map_of_the_house_has_every_room():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    rooms = [path.parent.name for path in sorted((ROOT / "gradkit").glob("*/__init__.py"))]
+    assert [room for room in rooms if f"`gradkit/{room}/`" not in text] == []
+    assert len(rooms) > 4

@@ -97,6 +97,20 @@ def test_numbers_at_any_address(backend, name):
         gradkit.scale_grads(grads, backend.asarray(LAYOUTS["misaligned"](np.array(value))))
     np.testing.assert_array_equal(backend.asnumpy(grads[0]).astype(np.float64), 0.5)
 
+    def odd(value):
+        return backend.asarray(LAYOUTS["misaligned"](np.array(value)))
+
+    grads = [backend.asarray(np.full(4, 2.0, DTYPES[name]))]
+    coefficient = gradkit.clip_coefficient(odd(4.0), odd(1.0))
+    assert float(backend.asnumpy(coefficient)) == 0.25
+    gradkit.clip_grads_with_norm(grads, odd(4.0), odd(2.0), scale=odd(2.0))
+    np.testing.assert_array_equal(backend.asnumpy(grads[0]).astype(np.float64), 2.0)
+    gradkit.clip_grad_block_norm(grads, odd(2.0))
+    np.testing.assert_array_equal(backend.asnumpy(grads[0]).astype(np.float64), 1.0)
+    norm = odd(7.0)
+    gradkit.accumulate_grads(grads, grads, scale=odd(1.0), norm_out=norm)
+    assert float(backend.asnumpy(norm)) == 4.0
+
 
 @pytest.mark.parametrize("into", sorted(DTYPES))
 @pytest.mark.parametrize("addend", sorted(DTYPES))

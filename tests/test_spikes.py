@@ -366,6 +366,7 @@ def test_a_checkpoint_goes_on_with_the_same_bits(backend, through):
         ({"mean": NAN}, ValueError, "mean in state_dict must be at least 0, not nan"),
         ({"mean": INF}, ValueError, "mean in state_dict must be finite, not inf"),
         ({"count": -1}, ValueError, "count in state_dict must be at least 0, not -1"),
+        ({"count": 2.5}, ValueError, "count in state_dict must be a whole number, not 2.5"),
         ({"more": 1}, ValueError, "state_dict must be a mapping of count, mean, std"),
     ],
 )

@@ -13,7 +13,7 @@ from gradkit._cuda import CudaBackend
 from gradkit._cuda.launch import warmup as warming
 from gradkit._cuda.launch.kernels import kernel, kernels_in, options_of, source_of
 from gradkit._cuda.launch.tensor_lists import CAPACITY
-from gradkit._dtypes import BATCH_NORM_TYPES, FLOATS, LAYER_NORM_TYPES
+from gradkit._dtypes import BATCH_NORM_TYPES, FLOATS, LAYER_NORM_TYPES, accumulation_name
 from testbed.emulated import IdleDevice, emulated_backend, on_device
 from tests.tolerances import DTYPES
 
@@ -51,6 +51,16 @@ def row_norms(make, types, affine):
         yield gradkit.layer_norm_grad, (x, x, scale, statistics, statistics)
         yield gradkit.invertible_layer_norm_grad, (x, x, scale, bias, statistics)
         yield gradkit.rms_norm_grad, (x, x, scale, statistics)
+        yield gradkit.add_layer_norm, (x, x, scale, bias)
+        yield gradkit.add_rms_norm, (x, x, scale)
+        yield layer_norm_grad_past, (x, x, scale, statistics, statistics)
+        yield rms_norm_grad_past, (x, x, scale, statistics)
+        x = make((2, width + 1), data)[:, :width]
+        yield gradkit.layer_norm, (x, scale, bias)
+        yield gradkit.rms_norm, (x, scale)
+        yield gradkit.layer_norm_grad, (x, x, scale, statistics, statistics)
+        yield gradkit.invertible_layer_norm_grad, (x, x, scale, bias, statistics)
+        yield gradkit.rms_norm_grad, (x, x, scale, statistics)
 
 
 def batch_norms(make, types, affine):
@@ -60,7 +70,26 @@ def batch_norms(make, types, affine):
             scale = make(shape[1], parameter) if affine else None
             statistics = make(shape[1], statistic)
             yield gradkit.batch_norm, (x, scale, scale)
+            yield with_running, (x, scale, make(shape[1], statistic), make(shape[1], statistic))
+            yield gradkit.batch_norm_inference, (x, scale, scale, statistics, statistics)
+            yield gradkit.batch_norm_inference_grad, (x, x, scale, statistics, statistics)
             yield gradkit.batch_norm_grad, (x, x, scale, statistics, statistics)
+            wide = make(shape[1], "float64")
+            yield gradkit.batch_norm_stats, (x,)
+            yield gradkit.batch_norm_apply, (x, scale, scale, wide, wide)
+            yield gradkit.batch_norm_grad_sums, (x, x, statistics, statistics)
+            sums = wide, wide, 9.0
+            yield gradkit.batch_norm_grad_apply, (x, x, scale, statistics, statistics, *sums)
+
+
+def group_norms(make, types, affine):
+    data, statistic, parameter = types
+    for shape in ((2, 3, 5), (2, 8, 64)):
+        for x in (make(shape, data), make((*shape[:1], *shape[:0:-1]), data).transpose(0, 2, 1)):
+            scale = make(shape[1], parameter) if affine else None
+            statistics = make((2, 1), statistic)
+            yield gradkit.group_norm, (x, 1, scale, scale)
+            yield gradkit.group_norm_grad, (x, x, scale, statistics, statistics)
 
 
 def lists(make, dtypes):
@@ -70,13 +99,24 @@ def lists(make, dtypes):
         for p in (1.0, 2.0, 3.5, np.inf):
             yield gradkit.grad_norm, (grads, p)
             yield gradkit.per_tensor_norms, (grads, p)
+            yield over_ranks, (grads, p, make)
         yield gradkit.clip_grad_norm, (grads, 1.0)
         yield gradkit.clip_by_global_norm, (grads, 1.0)
         yield gradkit.clip_grads_with_norm, (grads, norm, 1.0)
         yield gradkit.scale_grads, (grads, norm)
         yield gradkit.clip_grad_value, (grads, 1.0)
         yield gradkit.zero_grad, (grads,)
+        for p in (1.0, 2.0, 3.5, np.inf):
+            yield gradkit.clip_grad_block_norm, (grads, 1.0, p)
+            yield gradkit.clip_by_block_norm, (grads, 1.0, p)
+        yield gradkit.clip_grad_adaptive, (grads, grads)
+        yield gradkit.clip_by_adaptive_norm, (grads, grads)
     yield gradkit.clip_coefficient, (norm, 1.0)
+    rows = make((2, 3), "float64")
+    yield gradkit.combine_stats, (rows, rows, make(2, "float64"))
+    for dtype in dtypes | {accumulation_name(dtype) for dtype in dtypes}:
+        vector = make(3, dtype)
+        yield gradkit.update_running_statistics, (vector, vector, vector, vector, 9.0)
     yield gradkit.spike_guard_update, (make(3, "float64"), norm)
     for into in dtypes:
         for addend in set(FLOATS[into].addends) & dtypes:
@@ -88,6 +128,42 @@ def lists(make, dtypes):
                 yield accumulate_with_norm, (buffers, grads, norm)
 
 
+@wraps(gradkit.layer_norm_grad)
+def layer_norm_grad_past(dy, *others):
+    gradkit.layer_norm_grad(dy, *others, ds=dy)
+
+
+@wraps(gradkit.rms_norm_grad)
+def rms_norm_grad_past(dy, *others):
+    gradkit.rms_norm_grad(dy, *others, ds=dy)
+
+
+class TwoDevices:
+    """A group whose ranks hear nothing of each other."""
+
+    rank, size, on_device = 0, 2, True
+
+    def __init__(self, make):
+        self.faults, self.rows = make(2, "float64"), make((2, 6), "float64")
+
+    def allgather(self, _):
+        return self.rows
+
+    def check(self):
+        """Find nothing."""
+
+
+@wraps(gradkit.grad_norm)
+def over_ranks(grads, p, make):
+    gradkit.grad_norm(grads, p, group=TwoDevices(make))
+
+
+@wraps(gradkit.batch_norm)
+def with_running(x, scale, running_mean, running_var):
+    running = {"running_mean": running_mean, "running_var": running_var}
+    gradkit.batch_norm(x, scale, scale, **running)
+
+
 @wraps(gradkit.accumulate_grads)
 def accumulate_with_norm(buffers, grads, norm):
     gradkit.accumulate_grads(buffers, grads, norm_out=norm)
@@ -97,8 +173,10 @@ def every_call(make, dtypes):
     for types in LAYER_NORM_TYPES:
         if {types[0], types[2]} <= dtypes:
             yield from row_norms(make, types, affine=True)
+            yield from group_norms(make, types, affine=True)
         if types[0] in dtypes and types[2] == types[1]:
             yield from row_norms(make, types, affine=False)
+            yield from group_norms(make, types, affine=False)
     for types in BATCH_NORM_TYPES:
         if {types[0], types[2]} <= dtypes:
             yield from batch_norms(make, types, affine=True)
@@ -156,7 +234,8 @@ def test_every_operation_and_every_file_is_known():
 
 
 def test_names_of_kernels_are_read_from_their_source():
-    assert kernels_in("norm") == ("norm_partials", "norm_finish")
+    assert kernels_in("norm") == ("norm_partials", "norm_finish", "norm_parts")
+    assert kernels_in("norm_of_ranks") == ("rank_state", "join_ranks")
     assert kernels_in("column_sums") == ("column_sums",)
     assert kernels_in("coefficients") == ("clip_coefficient", "norm_shares", "norm_of_shares")
 

@@ -57,6 +57,7 @@ def test_every_operation_computes_and_does_nothing_else():
     assert done.stdout.endswith("done\n"), done.stderr
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("event", ["socket.create", "pickle", "write"])
 def test_python_tells(event, tmp_path):
     """The refusal itself works."""
@@ -92,15 +93,24 @@ def _name(requirement):
     return requirement.name.replace("_", "-")
 
 
-@pytest.mark.parametrize("file", ["ci.txt", "interop.txt"])
+LOCKS = {  # file: extras, and what else it has
+    "ci.txt": (("demo", "lint", "test"), "requirements/ci.in"),
+    "docs.txt": (("demo",), "docs/requirements.txt"),
+    "interop.txt": (("test",), "tests/interop/requirements.txt"),
+    "ranks.txt": (("demo", "test"), "tests/processes/requirements.txt"),
+}
+
+
+@pytest.mark.parametrize("file", LOCKS)
 def test_locks_pin_what_is_asked_for(file):
     """For every Python that CI has; `make lock` writes them."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    asked = [*project["dependencies"], *extras["test"]]
-    if file == "ci.txt":
-        asked += [*extras["demo"], *extras["lint"]]
-        asked += [(ROOT / "requirements/ci.in").read_text().splitlines()[-1]]
+    extras, beside = LOCKS[file]
+    asked = list(project["dependencies"])
+    for extra in extras:
+        asked += project["optional-dependencies"][extra]
+    lines = (ROOT / beside).read_text().splitlines()
+    asked += [line for line in lines if not line.startswith("#")]
     pins, text = locked(file)
     for python in ("3.11", "3.12", "3.13"):
         here = {"python_version": python, "python_full_version": f"{python}.0"}
@@ -113,7 +123,7 @@ def test_locks_pin_what_is_asked_for(file):
     assert not re.search(r"file:|https?:|@ |--(extra-)?index-url|--find-links", text)
 
 
-@pytest.mark.parametrize("file", ["ci.txt", "nvrtc13.txt"])
+@pytest.mark.parametrize("file", ["ci.txt", "nvrtc13.txt", "package.txt"])
 def test_every_pin_of_ci_has_hashes(file):
     pins, text = locked(file)
     entries = re.split(r"^(?=[\w-]+==)", text, flags=re.M)[1:]
@@ -127,3 +137,16 @@ def test_dependencies_are_few_and_bounded():
     assert {requirement.name for requirement in needed} == {"numpy", "ml_dtypes"}
     for requirement in needed:
         assert {s.operator for s in requirement.specifier} == {">=", "<"}, requirement
+
+
+def test_messages_name_no_package_that_nobody_has_published():
+    """Until gradkit is on an index, its own name there could be anybody's."""
+    for path in sorted((ROOT / "gradkit").rglob("*.py")):
+        assert not re.search(r"pip install [^.\n]{0,2}gradkit", path.read_text()), path
+
+
+def test_what_builds_gradkit_is_what_the_environments_have():
+    """They build without isolation, so that only what is pinned runs."""
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    for file in ("ci.in", "package.in"):
+        assert set(wanted) <= set((ROOT / "requirements" / file).read_text().splitlines()), file

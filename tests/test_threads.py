@@ -1,14 +1,18 @@
 """How many threads a call may use, and that BLAS starts none of its own beside them."""
 
+import ctypes
 import os
+import platform
 import subprocess
 import sys
+import threading
+import time
 
 import numpy as np
 import pytest
 
 import gradkit
-from gradkit._numpy import scratch, threads, tiles, tuning
+from gradkit._numpy import floating_point, scratch, threads, tiles, tuning
 from tests.tolerances import assert_same_bits
 
 
@@ -69,6 +73,38 @@ def test_a_call_uses_as_many_as_were_set(monkeypatch):
         assert_same_bits(found, results[0])
 
 
+@pytest.mark.skipif(
+    platform.machine() != "x86_64" or floating_point.current() is None,
+    reason="where the flag is, is known on x86-64 alone",
+)
+@pytest.mark.parametrize("flushes_first", [True, False])
+def test_helpers_take_subnormal_numbers_as_their_caller_does(flushes_first):
+    """XLA and TensorFlow flush them to zero on the threads that call back, and new ones inherit."""
+    gradkit.set_num_threads(4)  # new threads
+    tiny, one = np.full(1, 1e-40, np.float32), np.ones(1, np.float32)
+
+    def work(items):  # noqa: ARG001
+        time.sleep(0.05)  # so that no thread is done before the others begin
+        return threading.get_ident(), not (tiny * one).any()
+
+    for flush in (flushes_first, not flushes_first, flushes_first):
+        found = flushing(flush, threads.in_strips, work, range(8), 1 << 30)
+        assert len({thread for thread, _ in found}) > 1
+        assert {flushed for _, flushed in found} == {flush}
+
+
+def flushing(flush, function, *args):
+    """A call with the flags of x86-64 for subnormal results and operands set, or as it is."""
+    before, changed = floating_point.current(), floating_point.current()
+    if flush:
+        ctypes.cast(ctypes.addressof(changed) + 28, ctypes.POINTER(ctypes.c_uint32))[0] |= 0x8040
+    floating_point.enter(changed)
+    try:
+        return function(*args)
+    finally:
+        floating_point.enter(before)
+
+
 def test_what_it_refuses():
     for count in (0, -1):
         with pytest.raises(ValueError, match=f"count must be at least 1, not {count}"):
@@ -86,8 +122,8 @@ def test_no_tile_is_so_large_that_blas_starts_threads(monkeypatch, megabytes):
     for rooms in (1, 2, 3):
         assert 0 < scratch.elements(rooms, dtype) < tuning.BLAS_THREADS
     for shape in ((1 << 20, 4), (8192, 1024), (2048, 4096), (64, 1 << 20)):
-        for in_place in (False, True):
-            cut = tiles.Rows(shape, 1, dtype, contiguous=True, in_place=in_place)
+        for native in (False, True):
+            cut = tiles.Rows(shape, 1, dtype, native=native, gapless=True)
             array = np.broadcast_to(np.zeros((), dtype), shape)
             for row, column in cut.tiles():
                 assert array[row + column].size < tuning.BLAS_THREADS

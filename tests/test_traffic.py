@@ -8,7 +8,9 @@ for each of them, and is left out of the sums here.
 import numpy as np
 import pytest
 
+import gradkit
 from gradkit._cuda import CudaBackend
+from testbed.emulated import emulated_backend, on_device
 from testbed.emulator import EmulatedDevice
 from tests.problems import LAYER_TYPES, make
 from tests.tolerances import DTYPES
@@ -62,7 +64,7 @@ def row_gradient(meter, norm, problem, axis):
 NORMS = ["layer_norm_grad", "rms_norm_grad", "invertible_layer_norm_grad"]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("types", [LAYER_TYPES[0], NARROW], ids=str)
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("shape", [(40, 512), (96, 64), (9, 1027), (4, 10239), (3, 14336)], ids=str)
@@ -92,8 +94,9 @@ def test_rows_that_fit_are_read_once(norm, shape, types):
         assert blocks <= copies <= 2 * (shape[0] + blocks)
 
 
-@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shape", [(3, 16392), (2, 14337)], ids=str)
+@pytest.mark.parametrize("norm", NORMS)
 def test_longer_rows_are_read_twice(norm, shape):
     """5 M D elements."""
     meter = Meter()
@@ -165,6 +168,36 @@ def test_batch_norm_gradient_takes_five_passes(last):
     assert moved["dscale"] == moved["dbias"] == (0, scale.nbytes)
 
 
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("affine", [True, False])
+def test_batch_norm_by_known_statistics_takes_one_pass(last, affine):
+    """Its gradient too: no dx waits for a sum, and dx alone needs no x."""
+    shape, axis = ((4, 9, 9, 16), 3) if last else ((4, 16, 9, 8), 1)
+    rng = np.random.default_rng(0)
+    hosts = [rng.standard_normal(shape).astype(np.float32) for _ in range(2)]
+    hosts += [np.ones(16, np.float32)] * 3
+    meter = Meter()
+    _, x, scale, mean, var = meter.put(*hosts)
+    (y,) = meter.empty(x)
+    known = scale if affine else None, mean, var
+    meter.run.batch_norm_inference(x, known[0], *known, axis, 1e-5, y)
+    moved = meter.moved("infer")
+    assert (moved["x"], moved["y"]) == ((x.nbytes, 0), (0, x.nbytes))
+    meter = Meter()
+    dy, x, scale, mean, var = meter.put(*hosts)
+    dx, *parameters = meter.empty(x, scale, scale)
+    known, parameters = (
+        ((scale, mean, var), parameters) if affine else ((None, mean, var), [None] * 2)
+    )
+    meter.run.batch_norm_inference_grad(dy, x, *known, axis, 1e-5, dx, *parameters)
+    moved = meter.moved("infer_gradient", *(["finish_parameters"] if affine else []))
+    assert moved["dy"] == (x.nbytes, 0)
+    assert moved["dx"] == (0, x.nbytes)
+    assert moved.get("x") == ((x.nbytes, 0) if affine else None)
+    if affine:
+        assert moved["partials"][0] == moved["partials"][1]
+
+
 # Lists: the arrays' addresses travel in the list, so that the launch's sums stand for them.
 
 MIXED = [("bfloat16", 6000), ("float32", 1 << 13), ("float16", 37), ("float64", 5000)]
@@ -206,6 +239,60 @@ def test_clipping_that_need_not_scale_touches_nothing():
     meter.run.clip_by_norm(grads, norm, 9.0, 0.0, grads, zero_nonfinite=False)
     total = meter.device.total_traffic
     assert (total.read, total.written) == (total.by_array["clip_by_norm", "norm"][0], 0)
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1])
+def test_units_are_read_once_for_their_norms_and_once_more_to_be_scaled(axis):
+    """Of two gradients one is within its limit: it is not read again."""
+    meter = Meter()
+    grads = meter.put(np.full((30, 301), 2.0, np.float32), np.full((301, 30), 1.0, np.float32))
+    axes = (0, 1) if axis is None else (axis,)
+    units = sum(grad.size // np.prod([grad.shape[k] for k in axes]) for grad in grads)
+    norms = meter.device.xp.empty(int(units), np.float64)
+    meter.run.unit_norms(grads, 2.0, (axes, axes), norms, mean=True)
+    size = sum(grad.nbytes for grad in grads)
+    total = meter.device.total_traffic
+    partials = total.by_array["unit_norm_partials", "partials"][1]
+    assert total.by_array["unit_norm_finish", "partials"] == (partials, 0)
+    assert (total.read, total.written) == (size + partials, partials + norms.nbytes)
+    before, size = (total.read, total.written), grads[0].nbytes
+    meter.run.clip_units(grads, norms, 1.5, 0.0, (axes, axes), grads, zero_nonfinite=False)
+    shared = total.by_array["clip_units", "norms"][0]
+    assert (total.read - shared - before[0], total.written - before[1]) == (size, size)
+
+
+def in_tables(device):
+    """Bytes read and written of what kernels find through a table: the elements of lists."""
+    total = device.total_traffic
+    others = np.sum([*total.by_array.values(), (0, 0)], axis=0)
+    return total.read - others[0], total.written - others[1]
+
+
+@pytest.mark.parametrize("nonfinite", ["propagate", "zero"])
+def test_a_whole_clip_is_two_reads_and_a_write(nonfinite):
+    """With a loss scale, its flag and the limit on the device: they come in the same passes."""
+    cuda = emulated_backend(multiprocessors=2)
+
+    def put(host):
+        return on_device(cuda.device.xp.asarray(host), cuda)
+
+    grads = [put(np.ones(size, DTYPES[name])) for name, size in MIXED]
+    scale, limit, found = (put(np.array(number)) for number in (0.5, 1.0, 7.0))
+    norm = gradkit.clip_grad_norm(grads, limit, scale=scale, found_inf=found, nonfinite=nonfinite)
+    assert float(norm) > 1
+    assert found == 0
+    size = sum(grad.nbytes for grad in grads)
+    assert in_tables(cuda.device) == (2 * size, size)
+
+
+def test_adaptive_clipping_is_three_reads_and_a_write():
+    """Of gradients twice, and of parameters once."""
+    cuda = emulated_backend(multiprocessors=2)
+    hosts = [np.full((60, 301), 2.0, np.float32), np.ones((301, 60), np.float32)]
+    grads, params = ([on_device(cuda.device.xp.asarray(h), cuda) for h in hosts] for _ in range(2))
+    gradkit.clip_grad_adaptive(grads, params, 0.5, axis=1)
+    size = sum(grad.nbytes for grad in grads)
+    assert in_tables(cuda.device) == (3 * size, size)
 
 
 @pytest.mark.parametrize(("into", "of"), [("float32", "float32"), ("float32", "bfloat16")])

@@ -34,6 +34,8 @@ FACTOR = {
     "inverse": 8,
     # Sums, a root and a quotient in float64.
     "norm": 4,
+    # A term of a mean over ranks: its weight, its distance, their product, and the sum.
+    "combined": 8,
     # A step of a spike guard: at most a dozen roundings in float64, halved by a root or not.
     "guard": 8,
 }
@@ -124,9 +126,29 @@ def norm(order, run_errors, *, runs):
     return run_errors.get(order, exact) if runs else exact
 
 
+def unit_norm(order, run_errors, host, whole):
+    """The relative error of the norm of a unit of an array.
+
+    The CPU backend sums units in float64, those of several dimensions in order: a rounding a term.
+    On a GPU, and over a whole array, a unit's norm is that of a list of one.
+    """
+    exact = norm(order, run_errors, runs=host.itemsize < 8)
+    return exact if whole or order == np.inf else max(exact, host.size * UNIT["float64"])
+
+
 def guarded(size):
     """What roundings of a step of a spike guard add to a result whose terms have a size."""
     return FACTOR["guard"] * (UNIT["float64"] * size + smallest(DTYPES["float64"]))
+
+
+def combined(size, ranks):
+    """A weighted mean of numbers up to a size, one of each rank: some roundings a rank."""
+    return FACTOR["combined"] * ranks * (UNIT["float64"] * size + smallest(DTYPES["float64"]))
+
+
+def exchanged(ranks):
+    """By how much of itself a mean of float64 means of ranks is off."""
+    return FACTOR["combined"] * ranks * UNIT["float64"]
 
 
 def over_ranks(order):

@@ -10,7 +10,7 @@ from gradkit._arguments.given import (
     refuse_write,
     view_of,
 )
-from gradkit._arguments.outputs import Outputs
+from gradkit._arguments.outputs import Outputs, Reuse
 from gradkit._arguments.signatures import Spec
 from gradkit._backend import Array
 from gradkit._frameworks import backend_of, framework_for
@@ -34,6 +34,7 @@ class Call(Given, Generic[Arrays]):
     def __init__(
         self, given: Arrays, *, write: bool = False, instead: str = RETURNED, detach: bool = True
     ):
+        super().__init__()
         self.like = given[0]
         kinds = set(map(type, given))
         kinds.discard(_NONE)
@@ -66,11 +67,22 @@ class Call(Given, Generic[Arrays]):
     def first(self) -> tuple[str, Array | None]:
         return self.arrays._fields[0], self.arrays[0]  # type: ignore[attr-defined]
 
-    def outputs(self, out: Any, specs: Sequence[Spec | None], *, reuse: Array = None) -> Outputs:
-        """The call's outputs; the first may be the very input ``reuse``."""
+    def outputs(self, out: Any, specs: Sequence[Spec | None], *, reuse: Reuse = None) -> Outputs:
+        """The call's outputs, which may be the inputs that ``reuse`` has for them."""
         return Outputs(self, out, specs, self._inputs, reuse)
+
+    def moved(
+        self, arrays: dict[str, Any], specs: Sequence[Spec], outputs: Sequence[Array]
+    ) -> Outputs:
+        """Arguments by name that are written in place, apart from inputs and ``outputs``."""
+
+        def others() -> list[tuple[str, Array]]:
+            results = [(f"out[{k}]", view) for k, view in enumerate(outputs) if view is not None]
+            return [*self._inputs(), *results]
+
+        return Outputs(self, tuple(arrays.values()), specs, others, label=tuple(arrays))
 
     def _inputs(self) -> list[tuple[str, Array]]:
         labels: tuple[str, ...] = self.arrays._fields  # type: ignore[attr-defined]
         named = zip(labels, self.arrays, strict=True)
-        return [(label, view) for label, view in named if view is not None]
+        return [*((label, view) for label, view in named if view is not None), *self.numbers]

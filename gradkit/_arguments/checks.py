@@ -18,11 +18,21 @@ def real(value: Any, label: str) -> float:
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value[()]
     if is_flag(value) or not (isinstance(value, numbers.Real) or _is_float(value)):
-        raise TypeError(f"{label} must be a real number, not {type(value).__name__}")
+        hint = _hint_at(value)
+        raise TypeError(f"{label} must be a real number, not {type(value).__name__}{hint}")
     try:
         return float(value)
     except OverflowError:
         raise ValueError(f"{label} is larger than any float; accepted: up to 1.8e308") from None
+
+
+def _hint_at(value: Any) -> str:
+    """What to pass in place of an object that exports memory, and not as gradkit's arrays do."""
+    if hasattr(value, "__cuda_array_interface__"):
+        return "; pass what cupy.asarray makes of it"
+    if hasattr(value, "__dlpack__"):
+        return ", which has __dlpack__ without __dlpack_device__; pass an array that has both"
+    return ""
 
 
 def _is_float(value: Any) -> bool:
@@ -48,6 +58,14 @@ def finite(value: float, label: str) -> float:
 def epsilon(value: Any) -> float:
     """A finite float that is at least 0."""
     return finite(nonnegative(value, "eps"), "eps")
+
+
+def scale_offset(value: Any, scale: Any) -> float:
+    """A finite float that is added to ``scale``; without one it must be 0."""
+    number = finite(real(value, "scale_offset"), "scale_offset")
+    if number and scale is None:
+        raise ValueError(f"scale_offset is {number}, but scale is None; pass a scale")
+    return number
 
 
 def norm_order(value: Any) -> float:

@@ -23,12 +23,16 @@ class Given:
     """The arrays of one call: all of one library, on one device.
 
     ``like`` is the array whose type and device new results have, ``backend`` what computes.
+    ``numbers`` are arrays of one number that it was given, by name.
     """
 
-    __slots__ = ("backend", "framework", "like")
+    __slots__ = ("backend", "framework", "like", "numbers")
     backend: Backend
     framework: Framework
     like: Any
+
+    def __init__(self) -> None:
+        self.numbers: list[tuple[str, Array]] = []
 
     def first(self) -> tuple[str, Array | None]:
         """The name and the view of the array that decides the library and the device."""
@@ -41,11 +45,7 @@ class Given:
             refuse_mixture(label, framework, self.first()[0], self.framework)
         if write:
             refuse_write(framework, label, RETURNED)
-        view = view_of(framework, array, label, write=write, detach=detach)
-        first_label, first_view = self.first()
-        if first_view is not None:
-            check_device(view, label, first_view, first_label)
-        return view
+        return self._beside(view_of(framework, array, label, write=write, detach=detach), label)
 
     def argument(self, array: Any, label: str, *, detach: bool = True) -> Array:
         """A further array that is read; a NumPy scalar may accompany those of any library."""
@@ -55,15 +55,37 @@ class Given:
         return self.view(array, label, detach=detach)
 
     def number(self, value: Any, label: str) -> Number:
-        """One number: a float if host memory holds it, else a 0-d float64 array on the device."""
+        """One number: a float, or a 0-d float64 array where the call computes.
+
+        One in host memory may be of any library, because the host waits for no device to read it.
+        """
         if not is_array(value) or is_scalar(value):
+            if self.framework is HOST and isinstance(value, np.ndarray):
+                self.numbers.append((label, value))
             return checks.real(value, label)
-        checks.shape(value, (), label, _ONE)
-        if self.first()[1] is None:  # nothing to compute on: the number's device does not matter
+        framework = known_framework(value, label)
+        seen = view_of(framework, value, label)
+        checks.shape(seen, (), label, _ONE)
+        first_label, first = self.first()
+        if first is None:  # nothing to compute on: the number's device does not matter
             return 1.0
-        view = self.view(value, label)
-        if checks.floating(view, label) != "float64":
-            view = self.backend.as_float64(view)
+        dtype = checks.floating(seen, label)
+        if _on_host(seen) and not (framework is self.framework and _on_host(first)):
+            return checks.real(seen, label)
+        if framework is not self.framework:
+            refuse_mixture(label, framework, first_label, self.framework)
+        view = self.near(seen, label)
+        self.numbers.append((label, seen))
+        return view if dtype == "float64" else self.backend.as_float64(view)
+
+    def near(self, number: Array, label: str) -> Array:
+        """A number where the call computes."""
+        return self._beside(number, label)
+
+    def _beside(self, view: Array, label: str) -> Array:
+        first_label, first_view = self.first()
+        if first_view is not None:
+            check_device(view, label, first_view, first_label)
         return view
 
     def on_stream(self) -> AbstractContextManager[Any]:
@@ -122,9 +144,14 @@ def same_device(a: Array, b: Array) -> bool:
     """Whether two views can be computed on together."""
     if type(a) is not type(b):
         return False
-    if isinstance(a, np.ndarray):
+    if type(a) is np.ndarray:
         return True
-    return bool(a.data.device_id == b.data.device_id)
+    framework = framework_of(a)
+    return framework is not None and framework.on_one_device((a, b))
+
+
+def _on_host(view: Array) -> bool:
+    return framework_of(view) is HOST
 
 
 def is_scalar(value: Any) -> bool:

@@ -1,8 +1,10 @@
 """A caller's gradients, opened: checked, seen as a backend's arrays, and with the way back."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from itertools import chain, islice
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -19,30 +21,45 @@ from gradkit._arguments.given import (
     view_of,
 )
 from gradkit._arguments.outputs import Named, Outputs
+from gradkit._arguments.several_devices import Share, Twins, backend_of_all, on_streams, spread
+from gradkit._arguments.shards import holds_shards
 from gradkit._arguments.signatures import Spec
-from gradkit._backend import Array, Borrowed, Views
+from gradkit._backend import Array, Backend, Borrowed, Number, Spread, Views
 from gradkit._dtypes import float_name
 from gradkit._frameworks import HOST, Framework, backend_of, framework_for, is_array
 
 _NOTHING = np.empty(0)
+_NONE: Mapping[str, Any] = MappingProxyType({})
 _HOST_BACKEND = HOST.backend_of(_NOTHING)
 _dtype_of, _device_of = attrgetter("dtype"), attrgetter("data.device_id")
 _simply_writable = attrgetter("flags.carray")  # in C order, aligned and writeable
 
 
 class Gradients(Given):
-    """The gradients of one call: all of one library, on one device.
+    """The gradients of one call: all of one library, on one device or, if ``several``, on more.
 
     ``tree`` is the caller's container (one-shot iterables made into lists), ``arrays`` its
     leaves in order without the ``None`` ones, ``views`` the same memory as the backend's arrays.
-    An empty list counts as NumPy's. ``write``: they will be written in place, and ``instead``
-    says what to do if that cannot be. ``label`` is the argument's name.
+    An empty list is of the library and on the device of the first array ``beside`` it, a call's
+    other arguments by name, or else NumPy's. ``write``: they will be written in place, and
+    ``instead`` says what to do if that cannot be. ``label`` is the argument's name. Gradients of
+    several devices have a share for each, and results that are no gradients lie on the first's.
     """
 
-    __slots__ = ("_label", "_plain", "arrays", "tree", "views")
+    __slots__ = ("_label", "_plain", "_several", "_written", "arrays", "shares", "tree", "views")
 
-    def __init__(self, grads: Any, *, write: bool, instead: str = RETURNED, label: str = "grads"):
-        self._label = label
+    def __init__(
+        self,
+        grads: Any,
+        *,
+        write: bool,
+        instead: str = RETURNED,
+        label: str = "grads",
+        beside: Mapping[str, Any] = _NONE,
+        several: bool = False,
+    ):
+        super().__init__()
+        self._label, self._written, self._several = label, write, several
         self.tree: Any
         self.arrays: list[Any]
         # What a thousand small gradients have in common is looked at once, and each by itself
@@ -56,6 +73,7 @@ class Gradients(Given):
             kinds = set(map(type, self.arrays))
         self._plain = kinds <= {np.ndarray}
         self.views: Sequence[Array] = self.arrays
+        self.shares: list[Share] = []
         if self._plain:
             self.framework, self.backend = HOST, _HOST_BACKEND
         else:
@@ -63,9 +81,11 @@ class Gradients(Given):
             if write and self.framework.immutable:
                 refuse_write(self.framework, self.name(0), instead)
             opened = self._opened(kinds, write)
-            self.views = opened if isinstance(opened, Borrowed) else Views(opened)
-            self.backend = backend_of(self.views[0])
+            self.views = opened if isinstance(opened, (Borrowed, Spread)) else Views(opened)
+            self.backend = self._backend()
         self.like = self.arrays[0] if self.arrays else _NOTHING
+        if not self.arrays:
+            self._join(beside)
         self._check_elements()
         if write:
             self._check_writable()
@@ -81,15 +101,48 @@ class Gradients(Given):
     def first(self) -> tuple[str, Array | None]:
         return (self.name(0), self.views[0]) if self.arrays else (self._label, None)
 
+    def number(self, value: Any, label: str) -> Number:
+        """As of any call; one that may lie in a gradient is read before that is written."""
+        number = super().number(value, label)
+        if isinstance(number, float) or not self._written:
+            return number
+        own = self.backend.empty((), number.dtype)
+        own[...] = number
+        return own
+
+    def near(self, number: Array, label: str) -> Array:
+        for place, share in enumerate(self.shares[1:], 1):
+            if same_device(number, share.first()[1]):
+                return self.backend.brought(number, place)  # type: ignore[attr-defined]
+        return super().near(number, label)
+
+    def on_stream(self) -> AbstractContextManager[Any]:
+        return on_streams(self.shares, self.backend) if self.shares else super().on_stream()
+
     def outputs(
         self, out: Any, specs: Sequence[Spec], *, apart: Iterable[Any] = (), label: str = "out"
     ) -> Outputs:
         """A call's further results, which share no memory with gradients or named arrays."""
+        return Outputs(self, out, specs, self._inputs(apart), label=label)
 
+    def twins(
+        self, out: tuple[Any, ...] | None, specs: Sequence[Spec], apart: Iterable[Any]
+    ) -> Outputs | Twins:
+        """The same for results like the gradients, each on the device of its own."""
+        if self.shares:
+            return Twins.of(self.shares, out, specs, self._inputs(apart))
+        return self.outputs(out, specs, apart=apart)
+
+    def _inputs(self, apart: Iterable[Any]) -> Callable[[], Named]:
         def inputs() -> Named:
-            return list(chain(zip(self.names(), self.views, strict=True), apart))
+            return list(chain(zip(self.names(), self.views, strict=True), self.numbers, apart))
 
-        return Outputs(self, out, specs, inputs, label=label)
+        return inputs
+
+    def refuse_shards(self, hint: str) -> None:
+        """Raise if these are parts, whose norms are not those of the gradients."""
+        if self.tree is not self.arrays and holds_shards(self.tree):
+            raise ValueError(f"{self._label} are this rank's parts of gradients; {hint}")
 
     def rebuilt(self, results: Iterable[Any]) -> Any:
         """Results, one a gradient, in the caller's own container."""
@@ -102,6 +155,23 @@ class Gradients(Given):
     def wrote(self) -> None:
         """Tell the library that every gradient's memory was written."""
         self.framework.wrote(self.arrays)
+
+    def _join(self, beside: Mapping[str, Any]) -> None:
+        for label, array in beside.items():
+            if is_array(array):
+                self.framework, self.like = known_framework(array, label), array
+                self.backend = backend_of(view_of(self.framework, array, label, detach=True))
+                return
+
+    def _backend(self) -> Backend:
+        views = self.views
+        if not isinstance(views, Spread):
+            return backend_of(views[0])
+        self.shares = [
+            Share(self.framework, own, self.arrays, self.name(own.positions[0]))
+            for own in views.devices
+        ]
+        return backend_of_all(views)
 
     def _framework(self, kinds: Iterable[type]) -> Framework:
         found = set(map(framework_for, kinds))
@@ -121,7 +191,7 @@ class Gradients(Given):
         framework = self.framework
         if len(kinds) == 1 and all(map(framework.computes_on, kinds)):
             if not framework.on_one_device(self.arrays):
-                self._refuse_devices(self.arrays)
+                return self._of_devices(self.arrays)
             return framework.columns(self.arrays) or self.arrays
         try:
             views = self.framework.views(self.arrays, write=write)
@@ -129,18 +199,20 @@ class Gradients(Given):
             for array, name in zip(self.arrays, self.names(), strict=True):  # to say which
                 view_of(self.framework, array, name, write=write)
             raise
-        if not isinstance(views, Borrowed) and set(map(type, views)) != {np.ndarray}:
-            self._check_device(views)
+        kinds = set() if isinstance(views, Borrowed) else set(map(type, views))
+        if kinds - {np.ndarray} and (len(kinds) > 1 or len(set(map(_device_of, views))) > 1):
+            return self._of_devices(views)
         return views
 
-    def _check_device(self, views: Sequence[Array]) -> None:
-        if len(set(map(type, views))) != 1 or len(set(map(_device_of, views))) != 1:
-            self._refuse_devices(views)
-
-    def _refuse_devices(self, views: Sequence[Array]) -> None:
+    def _of_devices(self, views: Sequence[Array]) -> Sequence[Array]:
+        """Views that differ in their devices, if the call accepts that."""
+        kind = type(views[0])
+        if self._several and set(map(type, views)) == {kind}:
+            return spread(self.framework, views)
         for index, view in enumerate(views):
-            if not same_device(view, views[0]):
+            if type(view) is not kind or not (self._several or same_device(view, views[0])):
                 check_device(view, self.name(index), views[0], self.name(0))
+        return views
 
     def _check_elements(self) -> None:
         if isinstance(self.views, Borrowed):  # only floating-point arrays are

@@ -82,6 +82,13 @@ def meetings(
             if np.may_share_memory(written[pair[0]], read[pair[1]]):
                 yield pair
         return
+    if _own_memory(written) and _own_memory(read):
+        places: dict[int, list[int]] = {}
+        for index, array in enumerate(read):
+            places.setdefault(id(array), []).append(index)
+        for position, found in enumerate(map(places.get, map(id, written))):
+            yield from zip(repeat(position), found or ())
+        return
     ranges = sorted((*byte_range(backend, array), index) for index, array in enumerate(read))
     lows = [low for low, _, _ in ranges]
     furthest = list(accumulate((high for _, high, _ in ranges), max))
@@ -109,11 +116,7 @@ def first_overlap(backend: Backend, arrays: Sequence[Array]) -> tuple[int, int] 
     """The positions of two arrays that share memory, or ``None``. O(n log n)."""
     if len(arrays) < 2:
         return None
-    # Owners of distinct allocations: only the same object twice can overlap.
-    owners = set(map(type, arrays)) == {np.ndarray} and all(
-        map(is_, map(_base_of, arrays), repeat(None))
-    )
-    if owners and len(set(map(id, arrays))) == len(arrays):
+    if _own_memory(arrays) and len(set(map(id, arrays))) == len(arrays):
         return None
     ranges = sorted((*byte_range(backend, array), index) for index, array in enumerate(arrays))
     active: list[tuple[int, int]] = []  # (end, index) of ranges that reach into the next one
@@ -126,6 +129,13 @@ def first_overlap(backend: Backend, arrays: Sequence[Array]) -> tuple[int, int] 
                 return (other, index) if other < index else (index, other)
         active.append((high, index))
     return None
+
+
+def _own_memory(arrays: Sequence[Array]) -> bool:
+    """Whether each is an allocation of its own, so that it overlaps no other object."""
+    return set(map(type, arrays)) <= {np.ndarray} and all(
+        map(is_, map(_base_of, arrays), repeat(None))
+    )
 
 
 class _Layout:

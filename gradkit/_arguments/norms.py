@@ -3,6 +3,7 @@
 Dtypes are written (T, U, V): T of the data, U of the statistics, V of scale and bias.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -94,6 +95,11 @@ class Channels(NamedTuple):
         return (self.data.shape[self.axis],)
 
     @property
+    def size(self) -> int:
+        """The elements per channel."""
+        return math.prod(self.data.shape[: self.axis] + self.data.shape[self.axis + 1 :])
+
+    @property
     def order(self) -> tuple[Shape, tuple[int, ...]]:
         """How the data lies in memory, for results that are to lie alike: see ``Spec``."""
         assert self.data.strides is not None
@@ -109,6 +115,15 @@ class Channels(NamedTuple):
 def check_same_shape(array: Described, other: Described) -> None:
     """Raise unless two arguments have one shape."""
     checks.shape(array, other.shape, array.label, f"the shape of {other.label}")
+
+
+def data_of_gradient(given: Any) -> list[Described]:
+    """The data of a gradient over rows; raise unless ``dy`` and ``ds`` have the shape of ``x``."""
+    check_same_shape(given.dy, given.x)
+    if given.ds is None:
+        return [given.dy, given.x]
+    check_same_shape(given.ds, given.x)
+    return [given.dy, given.x, given.ds]
 
 
 def types_of(

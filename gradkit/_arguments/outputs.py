@@ -10,14 +10,16 @@ from gradkit._backend import Array
 from gradkit._frameworks import is_array
 
 Named = Sequence[tuple[str, Array]]
+# The input that the first output may be; or for each output a tuple of the inputs that it may be.
+Reuse = Array | tuple[tuple[Array | None, ...], ...]
 
 
 class Outputs:
     """What a call writes and gives back.
 
     ``views`` are there to be written; ``results()`` are what the caller gets. An output may
-    share memory with no input, except that the first may be the very input ``reuse``. ``label`` is
-    the argument's name.
+    share memory with no input, except that it may be one of the very inputs that ``reuse`` has for
+    it. ``label`` is the argument's name; several arguments have one each.
     """
 
     __slots__ = ("_arrays", "_given", "_label", "_owner", "views")
@@ -29,8 +31,8 @@ class Outputs:
         out: Any,
         specs: Sequence[Spec | None],
         inputs: Callable[[], Named],
-        reuse: Array = None,
-        label: str = "out",
+        reuse: Reuse = None,
+        label: str | tuple[str, ...] = "out",
     ):
         self._owner = owner
         self._label = label
@@ -47,6 +49,11 @@ class Outputs:
         for position, spec in enumerate(specs):
             if spec is not None and self.views[position] is None:
                 self.views[position] = self._new(position, spec)
+
+    @property
+    def fresh(self) -> bool:
+        """Whether all memory is new, of which nobody knows yet."""
+        return all(array is None for array in self._given)
 
     def results(self) -> list[Any]:
         """The outputs as the caller's own objects, or as new arrays of the caller's type."""
@@ -77,20 +84,30 @@ class Outputs:
         self._arrays[position] = view if owner.framework.returns_views else array
         return view
 
-    def _checked(self, specs: Sequence[Spec | None], inputs: Named, reuse: Array) -> list[Any]:
+    def _checked(self, specs: Sequence[Spec | None], inputs: Named, reuse: Reuse) -> list[Any]:
         """Views of the caller's arrays, and ``None`` for what is to be allocated."""
-        several = len(specs) > 1
-        labels = [f"{self._label}[{k}]" if several else self._label for k in range(len(specs))]
+        labels = self._labels(len(specs))
         views = [
             None if array is None else self._view(array, spec, label)
             for array, spec, label in zip(self._given, specs, labels, strict=True)
         ]
         pairs = zip(labels, views, strict=True)
         written = [(label, view) for label, view in pairs if view is not None]
-        self._check_inputs(written, inputs, reuse if views[0] is not None else None)
+        may_be = reuse if isinstance(reuse, tuple) else ((reuse,),)
+        allowed = [
+            may_be[k] if k < len(may_be) else () for k, view in enumerate(views) if view is not None
+        ]
+        self._check_inputs(written, inputs, allowed)
         if memory.first_overlap(self._owner.backend, [view for _, view in written]) is not None:
-            raise ValueError("two arrays in out share memory; each result needs its own")
+            where = "in out" if isinstance(self._label, str) else f"of {', '.join(self._label)}"
+            raise ValueError(f"two arrays {where} share memory; each result needs its own")
         return views
+
+    def _labels(self, count: int) -> Sequence[str]:
+        label = self._label
+        if isinstance(label, str):
+            return [f"{label}[{k}]" for k in range(count)] if count > 1 else [label]
+        return label
 
     def _view(self, array: Any, spec: Spec | None, label: str) -> Array:
         if spec is None:
@@ -102,17 +119,21 @@ class Outputs:
         checks.writable(view, label)
         return view
 
-    def _check_inputs(self, outputs: Named, inputs: Named, reuse: Array) -> None:
-        """Raise if an output shares memory with an input, unless the first one is ``reuse``."""
+    def _check_inputs(
+        self, outputs: Named, inputs: Named, allowed: Sequence[tuple[Array | None, ...]]
+    ) -> None:
+        """Raise if an output shares memory with an input, unless it is one that it may be."""
         backend = self._owner.backend
         written, read = ([view for _, view in named] for named in (outputs, inputs))
         for position, index in memory.meetings(backend, written, read):  # nearly always none
             (label, view), (other, source) = outputs[position], inputs[index]
-            may_be = reuse if position == 0 else None
-            allowed = source is may_be and memory.same_elements(backend, view, source)
-            if not allowed and memory.overlap(backend, view, source):
-                alias = next((name for name, input_ in inputs if input_ is may_be), None)
-                rather = f" without being {alias} itself" if alias else ""
+            may_be = [array for array in allowed[position] if array is not None]
+            may = any(source is array for array in may_be)
+            if may and memory.same_elements(backend, view, source):
+                continue
+            if memory.overlap(backend, view, source):
+                names = [name for name, input_ in inputs if any(input_ is a for a in may_be)]
+                rather = f" without being {' or '.join(names)} itself" if names else ""
                 raise ValueError(f"{label} shares memory with {other}{rather}; pass another array")
 
 

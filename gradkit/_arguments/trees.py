@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any, TypeAlias
 
+from gradkit._arguments.shards import Parts
+
 IsLeaf = Callable[[Any], bool]
 Keys: TypeAlias = tuple[Any, ...]
 
@@ -56,21 +58,109 @@ def rebuild(tree: Any, is_leaf: IsLeaf, replacements: Iterator[Any]) -> Any:
     return next(replacements)
 
 
+def spread(prefix: Any, tree: Any, is_leaf: IsLeaf, label: str, other: str) -> Iterator[Any]:
+    """What is said of each leaf of a frozen tree.
+
+    The prefix has dicts and lists like the tree's containers, down to values that hold for all
+    leaves below. ``label`` and ``other`` are what errors call the two.
+    """
+    if not isinstance(prefix, (Mapping, list)):
+        for _ in leaves(tree, is_leaf):
+            yield prefix
+        return
+    if tree is None:
+        return
+    if is_leaf(tree):
+        raise ValueError(f"{label} is a {type(prefix).__name__}, but {other} is an array")
+    branches = dict(_branches(tree))
+    said = dict(_branches(prefix))
+    if isinstance(tree, Mapping) != isinstance(prefix, Mapping) or branches.keys() != said.keys():
+        raise ValueError(
+            f"{label} has {_summary(prefix)}, but {other} has {_summary(tree)}; dicts and lists "
+            "must be like the containers that they are for"
+        )
+    for key, branch in branches.items():
+        names = (f"{name}[{key!r}]" for name in (label, other))
+        yield from spread(said[key], branch, is_leaf, *names)
+
+
+def partners(
+    tree: Any, other: Any, is_leaf: IsLeaf, label: str, other_label: str
+) -> Iterator[tuple[str, Any]]:
+    """The leaf of another frozen tree at the place of each leaf, behind its name.
+
+    Lists must be of one length; dicts of the other tree may have more entries.
+    """
+    if tree is None:
+        return
+    if is_leaf(tree):
+        if not is_leaf(other):
+            raise ValueError(f"{other_label} has no array for {label}")
+        yield other_label, other
+        return
+    branches, others = dict(_branches(tree)), {}
+    same_kind = isinstance(tree, Mapping) == isinstance(other, Mapping)
+    if same_kind and isinstance(other, (Mapping, list, tuple)) and not is_leaf(other):
+        others = dict(_branches(other))
+    missing = branches.keys() - others.keys()
+    if missing or not (isinstance(tree, Mapping) or len(others) == len(branches)):
+        raise ValueError(
+            f"{other_label} has {_summary(other)}, but {label} has {_summary(tree)}; each gradient "
+            "needs its parameter at the same place"
+        )
+    for key, branch in branches.items():
+        names = (f"{name}[{key!r}]" for name in (label, other_label))
+        yield from partners(branch, others[key], is_leaf, *names)
+
+
+def in_order_of(tree: Any, other: Any, is_leaf: IsLeaf) -> Any:
+    """The other frozen tree with the entries of its dicts in the order of the tree's.
+
+    Where the two differ in keys or lengths, it stays as it is.
+    """
+    if is_leaf(tree) or is_leaf(other):
+        return other
+    if isinstance(tree, Mapping) and isinstance(other, Mapping) and tree.keys() == other.keys():
+        branches = [in_order_of(branch, other[key], is_leaf) for key, branch in tree.items()]
+        return _like_mapping(other, branches, tree.keys())
+    sequences = isinstance(tree, (list, tuple)) and isinstance(other, (list, tuple))
+    if sequences and len(tree) == len(other):
+        pairs = zip(tree, other, strict=True)
+        return _like_sequence(other, [in_order_of(*pair, is_leaf) for pair in pairs])
+    return other
+
+
+def _branches(tree: Any) -> Iterable[tuple[Any, Any]]:
+    return tree.items() if isinstance(tree, Mapping) else enumerate(tree)
+
+
+def _summary(tree: Any) -> str:
+    """How a container differs from another, in a few words."""
+    if isinstance(tree, Mapping):
+        return f"the keys {', '.join(map(repr, tree))}" if tree else "no keys"
+    if isinstance(tree, (list, tuple)):
+        return f"{len(tree)} items"
+    return f"a {type(tree).__name__}"
+
+
 def gradients_of(parameters: Any, attr: str) -> list[Any]:
     """The gradient of every leaf that has one, by the attribute's name."""
     if isinstance(parameters, Iterator):
         parameters = list(parameters)
     if type(parameters) in (list, tuple):
         try:  # the common case, such as model.parameters(), costs one look at each element
-            return [grad for grad in map(attrgetter(attr), parameters) if grad is not None]
+            grads = [grad for grad in map(attrgetter(attr), parameters) if grad is not None]
+            if grads or not parameters:
+                return grads
         except AttributeError:  # something else is among them
             pass
 
     def is_parameter(value: Any) -> bool:
         return hasattr(value, attr)
 
-    tree = freeze(parameters, is_parameter)
-    found = [gradient_of(leaf, attr, "parameters holds") for leaf in leaves(tree, is_parameter)]
+    every = leaves(freeze(parameters, is_parameter), is_parameter)
+    found = [gradient_of(leaf, attr, "parameters holds") for leaf in every]
+    refuse_gradients(every, attr, "parameters")
     return [grad for grad in found if grad is not None]
 
 
@@ -81,6 +171,23 @@ def gradient_of(parameter: Any, attr: str, label: str) -> Any:
     except AttributeError as error:
         kind = type(parameter).__qualname__
         raise TypeError(f"{label} a {kind}, which has no .{attr}") from error
+
+
+def takes_no_gradient(value: Any, attr: str) -> bool:
+    """Whether a tensor is no parameter, not even one that is frozen, but a gradient perhaps."""
+    if getattr(value, "requires_grad", None) is not False or getattr(value, attr) is not None:
+        return False
+    return all(kind.__name__ != "Parameter" for kind in type(value).__mro__)
+
+
+def refuse_gradients(values: list[Any], attr: str, label: str) -> None:
+    """Raise if what should be parameters are tensors of which none ever takes a gradient."""
+    if values and all(takes_no_gradient(value, attr) for value in values):
+        kind = type(values[0]).__qualname__
+        raise TypeError(
+            f"{label} holds tensors that take no gradients ({kind}); pass parameters, such as "
+            "model.parameters(), or use gradients themselves as they are"
+        )
 
 
 def walk(tree: Any, is_leaf: IsLeaf, root: str) -> Iterator[tuple[str, Any]]:
@@ -109,8 +216,9 @@ def paths(tree: Any, is_leaf: IsLeaf, keys: Keys = ()) -> Iterator[tuple[Keys, A
         yield keys, tree
 
 
-def _like_mapping(tree: Mapping[Any, Any], branches: list[Any]) -> Any:
-    return dict(zip(tree, branches, strict=True))
+def _like_mapping(tree: Mapping[Any, Any], branches: list[Any], keys: Iterable[Any] = ()) -> Any:
+    made = dict(zip(keys or tree, branches, strict=True))
+    return type(tree)(made, tree.replicas) if isinstance(tree, Parts) else made
 
 
 def _like_sequence(tree: list[Any] | tuple[Any, ...], branches: list[Any]) -> Any:

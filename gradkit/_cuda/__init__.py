@@ -11,20 +11,35 @@ import numpy as np
 from gradkit._backend import Array, Shape
 from gradkit._cuda.accumulation import Accumulation
 from gradkit._cuda.batch_normalization import BatchNormalization
+from gradkit._cuda.block_clipping import BlockClipping
 from gradkit._cuda.clipping import Clipping
+from gradkit._cuda.group_normalization import GroupNormalization
+from gradkit._cuda.inference_batch_normalization import InferenceBatchNormalization
 from gradkit._cuda.launch.buffers import address_of
 from gradkit._cuda.launch.device import CupyDevice, keep_if_captured, scratch
 from gradkit._cuda.launch.warmup import warmup
 from gradkit._cuda.layer_normalization import LayerNormalization
 from gradkit._cuda.rms_normalization import RmsNormalization
+from gradkit._cuda.running_statistics import RunningStatistics
 from gradkit._cuda.spikes import Spikes
+from gradkit._cuda.split_batch_normalization import SplitBatchNormalization
 from gradkit.errors import BackendUnavailableError
 
 __all__ = ["CudaBackend", "backend_of"]
 
 
 class CudaBackend(
-    Accumulation, BatchNormalization, Clipping, LayerNormalization, RmsNormalization, Spikes
+    Accumulation,
+    BatchNormalization,
+    BlockClipping,
+    Clipping,
+    GroupNormalization,
+    InferenceBatchNormalization,
+    LayerNormalization,
+    RmsNormalization,
+    RunningStatistics,
+    Spikes,
+    SplitBatchNormalization,
 ):
     """A ``gradkit._backend.Backend`` whose arrays are on one device."""
 
@@ -46,13 +61,18 @@ class CudaBackend(
 
     def read(self, array: Array) -> np.ndarray[Any, Any]:
         """An array's values on the host, once the current stream has written them."""
+        if self.device.capturing():  # CUDA would give up the capture
+            raise RuntimeError(
+                "what this call was asked for waits for the device, and no call can do so while it "
+                "is captured into a graph"
+            )
         values: np.ndarray[Any, Any] = self.device.xp.asnumpy(array)
         return values
 
     def warmup(self, operations: Iterable[str], dtypes: Set[str]) -> int:
         """Compile what operations on arrays of these dtypes need; load cuDNN for batch norm."""
         names = set(operations)
-        if names & {"batch_norm", "batch_norm_grad"}:
+        if names & {"batch_norm", "batch_norm_grad", "batch_norm_inference"}:
             self.load_cudnn()
         return warmup(self.device, names, dtypes)
 

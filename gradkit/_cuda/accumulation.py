@@ -10,17 +10,20 @@ import numpy as np
 from gradkit._backend import Array, Number
 from gradkit._cuda.launch.device import scratch
 from gradkit._cuda.launch.kernels import Combination, Macros
-from gradkit._cuda.launch.list_norms import PART, SUM_OF_SQUARES, join_parts, norms, write_norm
+from gradkit._cuda.launch.list_norms import PART, SUM_OF_SQUARES, joining, norm_steps, norms
 from gradkit._cuda.launch.operations import OnDevice
 from gradkit._cuda.launch.tensor_lists import (
     ALONE,
     KINDS,
+    Step,
     either,
     either_flag,
+    launch,
     on_lists,
     plan_of,
-    run,
+    plan_steps,
     start,
+    steps,
 )
 from gradkit._cuda.launch.warmup import asks_for
 from gradkit._dtypes import FLOATS, float_name
@@ -82,37 +85,57 @@ class Accumulation(OnDevice):
         kinds: dict[tuple[Any, Any], list[int]] = {}
         for k, pair in enumerate(zip(grads, buffers, strict=True)):
             kinds.setdefault((pair[0].dtype, pair[1].dtype), []).append(k)
-        if norm is not None and len(kinds) == 1 and self._with_norm(buffers, grads, chosen, norm):
-            return
-        for own in kinds.values() if do_update is not False else ():
-            lists = (grads, buffers)
-            if len(kinds) > 1:
-                lists = ([grads[k] for k in own], [buffers[k] for k in own])
-            plan = plan_of(self.device, *lists)
-            types = _types(lists[0][0], lists[1][0])
-            run(self.device, plan, _LIST, _LIST, *chosen, None, NORM=0, **types)
-        if norm is not None:
-            write_norm(self.device, buffers, 2.0, norm)
+        made: list[Step] = []
+        if norm is not None and len(kinds) == 1:
+            made = self._with_norm(buffers, grads, chosen, norm)
+        if not made:
+            after = [] if norm is None else norm_steps(self.device, buffers, 2.0, norm)
+            lists = [] if do_update is False else [*kinds.values()]
+            made = [*self._adding(buffers, grads, lists, chosen), *after]
+        launch(made)
 
     @asks_for(partial(on_lists, "zero"))
     def zero_grad(self, grads: Sequence[Array]) -> None:
         """Write +0 over every element, NaN included."""
-        run(self.device, plan_of(self.device, grads, grads), "zero", "zero_grad")
+        launch(self.zero_steps(grads))
+
+    def zero_steps(self, grads: Sequence[Array]) -> list[Step]:
+        """What launches ``zero_grad``, with all its kernels made."""
+        plan = plan_of(self.device, grads, grads)
+        return plan_steps(self.device, plan, "zero", "zero_grad")
+
+    def _adding(
+        self,
+        buffers: Sequence[Array],
+        grads: Sequence[Array],
+        lists: Sequence[Sequence[int]],
+        chosen: tuple[Any, ...],
+    ) -> Iterator[Step]:
+        """What adds lists of pairs, of which each has its dtypes."""
+        for own in lists:
+            sources, targets = grads, buffers
+            if len(lists) > 1:
+                sources, targets = [grads[k] for k in own], [buffers[k] for k in own]
+            types = _types(sources[0], targets[0])
+            for table in plan_of(self.device, sources, targets).tables:
+                yield from steps(self.device, table, _LIST, _LIST, *chosen, None, NORM=0, **types)
 
     def _with_norm(
         self, buffers: Sequence[Array], grads: Sequence[Array], chosen: tuple[Any, ...], norm: Array
-    ) -> bool:
-        """Add, and norm, in one launch; whether the norm then has the bits of ``grad_norm``."""
+    ) -> list[Step]:
+        """What adds and norms in one launch, if the norm then has the bits of ``grad_norm``."""
         plan = plan_of(self.device, grads, buffers)
         if not (plan.in_step and plan.chunks):
-            return False
+            return []
         (table,) = plan.tables
         parts = scratch(self.device, table.blocks * PART, np.dtype(np.float64))
         types = _types(grads[0], buffers[0])
-        start(self.device, table, _LIST, _LIST, *chosen, parts, NORM=1, **types)
+        adding = steps(self.device, table, _LIST, _LIST, *chosen, parts, NORM=1, **types)
         order, p = SUM_OF_SQUARES, np.float64(2)
-        join_parts(self.device, table, p, order, parts, table.blocks, 1.0, norm, None)
-        return True
+        return [
+            *adding,
+            joining(self.device, table, p, order, parts, table.blocks, 1.0, norm, None),
+        ]
 
     def _accumulate(self, name: str, buffer: Array, grad: Array, *arguments: Any) -> None:
         plan = plan_of(self.device, [grad], [buffer])

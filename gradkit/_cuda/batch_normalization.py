@@ -1,40 +1,27 @@
-"""Batch norm by cuDNN if it is installed and supports the case, otherwise by our own kernels.
+"""Batch norm by cuDNN if it is installed and supports the case, otherwise by our own kernels."""
 
-gradkit does not know cuDNN's limits: it calls cuDNN. For an unsupported case cuDNN returns an error
-on the host before it launches anything; the case is remembered, and the next such call goes
-straight to our kernel. So is a case that failed in any other way, because each attempt takes time
-and our kernel gives equally accurate results. Only if memory ran out will the next call try again.
-"""
-
-import warnings
-from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeAlias
 
-from gradkit._backend import Array, Engine
+from gradkit._backend import Array, Engine, Running
 from gradkit._cuda.cudnn import batch_normalization as by_cudnn
 from gradkit._cuda.cudnn import library
-from gradkit._cuda.cudnn.library import Cudnn
+from gradkit._cuda.cudnn.engines import done_by_cudnn
 from gradkit._cuda.launch import channels
-from gradkit._cuda.launch.channels import Forward, Gradient, combinations
-from gradkit._cuda.launch.device import Device
+from gradkit._cuda.launch.channels import (
+    Forward,
+    Gradient,
+    combinations,
+    combinations_with_running,
+)
 from gradkit._cuda.launch.operations import OnDevice
 from gradkit._cuda.launch.warmup import asks_for
-from gradkit.errors import BackendUnavailableError, CudnnError
-
-_MOST_REFUSED = 4096  # how many cases are remembered
-_OUT_OF_MEMORY = "ALLOC"  # in the text of each status that says so: ALLOC_FAILED and two more in 9
-
-# A function that calls cuDNN; ``persistent`` selects the algorithm.
-ByCudnn: TypeAlias = Callable[..., None]
-
-_warned = False
+from gradkit.errors import BackendUnavailableError
 
 
 class BatchNormalization(OnDevice):
     """Chooses the engine of each call."""
 
-    @asks_for(partial(combinations, "batch_norm"))
+    @asks_for(combinations_with_running)
     def batch_norm(
         self,
         x: Array,
@@ -46,11 +33,13 @@ class BatchNormalization(OnDevice):
         mean: Array,
         inv_std: Array,
         engine: Engine | None = None,
+        running: Running | None = None,
     ) -> Engine:
-        """Write ``y``, ``mean`` and ``inv_std``; return the engine. ``y`` may be ``x``."""
-        call = Forward(x, scale, bias, channel_axis, eps, y, mean, inv_std)
-        case = ("batch_norm", x.shape, x.strides, x.dtype, channel_axis, eps)
-        if _done_by_cudnn(self.device, engine, partial(by_cudnn.batch_norm, call=call), case):
+        """Write ``y``, ``mean`` and ``inv_std``; return the engine. ``running`` moves."""
+        call = Forward(x, scale, bias, channel_axis, eps, y, mean, inv_std, running)
+        moved = None if running is None else running.mean.dtype
+        case = ("batch_norm", x.shape, x.strides, x.dtype, channel_axis, eps, moved)
+        if done_by_cudnn(self.device, engine, partial(by_cudnn.batch_norm, call=call), case):
             return "cudnn"
         channels.batch_norm(self.device, call)
         return "native"
@@ -72,7 +61,7 @@ class BatchNormalization(OnDevice):
         """Write ``dx``, ``dscale`` and ``dbias``; return the engine. ``dx`` may be ``dy``."""
         call = Gradient(dy, x, scale, mean, inv_std, channel_axis, dx, dscale, dbias)
         case = ("batch_norm_grad", x.shape, x.strides, x.dtype, channel_axis)
-        if _done_by_cudnn(self.device, engine, partial(by_cudnn.batch_norm_grad, call=call), case):
+        if done_by_cudnn(self.device, engine, partial(by_cudnn.batch_norm_grad, call=call), case):
             return "cudnn"
         channels.batch_norm_grad(self.device, call)
         return "native"
@@ -87,62 +76,3 @@ class BatchNormalization(OnDevice):
                 library.cudnn().handles.get(self.device.number, stream)
             except BackendUnavailableError:
                 return
-
-
-def _done_by_cudnn(
-    device: Device, engine: Engine | None, run: ByCudnn, case: tuple[Any, ...]
-) -> bool:
-    """Run the call by cuDNN if ``engine`` allows it; return whether it ran."""
-    if engine == "native":
-        return False
-    if engine is None:
-        return _taken_by_cudnn(device, run, case)
-    if device.cuda_stream() is None:
-        raise BackendUnavailableError(f"engine={engine!r} needs a CUDA device")
-    run(library.cudnn(), device, persistent=engine == "cudnn-persistent")
-    return True
-
-
-def _taken_by_cudnn(device: Device, run: ByCudnn, case: tuple[Any, ...]) -> bool:
-    """Run the call by cuDNN if that is possible; return whether it ran."""
-    if device.cuda_stream() is None:
-        return False
-    try:
-        cudnn = library.cudnn()
-    except BackendUnavailableError as missing:
-        _warn_once(str(missing))
-        return False
-    cudnn.handles.check_process()
-    case = (device.number, *case)
-    if case in cudnn.refused:
-        return False
-    try:
-        run(cudnn, device)
-    except CudnnError as error:
-        # Nothing was written: outputs that share memory with inputs are written last.
-        if not error.unsupported:
-            _warn_once(_failure(error, cudnn))
-        if _OUT_OF_MEMORY not in error.text and len(cudnn.refused) < _MOST_REFUSED:
-            cudnn.refused.add(case)
-        return False
-    return True
-
-
-def _failure(error: CudnnError, cudnn: Cudnn) -> str:
-    version = library.version_text(cudnn.bindings.getVersion())
-    return (
-        f"cuDNN failed: {error} (cuDNN {version}, {cudnn.bindings.path}). Check that its CUDA "
-        "version matches the driver's and CuPy's"
-    )
-
-
-def _warn_once(message: str) -> None:
-    global _warned
-    if not _warned:
-        _warned = True
-        warnings.warn(
-            f"{message}. Batch norm runs on gradkit's own kernels instead, which are equally "
-            'accurate; engine="native" selects them without this warning',
-            RuntimeWarning,
-            stacklevel=6,  # the line that called batch_norm
-        )

@@ -35,9 +35,32 @@ class LayerNormalization(OnDevice):
         y: Array,
         mean: Array,
         inv_std: Array,
+        *,
+        scale_offset: float = 0.0,
     ) -> None:
         """Write ``y``, ``mean`` and ``inv_std``; ``y`` may be ``x``."""
-        write_forward(self.device, x, scale, bias, axis, eps, y, mean, inv_std)
+        arrays = x, scale, bias, axis, eps, y, mean, inv_std
+        write_forward(self.device, *arrays, scale_offset=scale_offset)
+
+    @asks_for(partial(forward_combinations, centred=True, added=True))
+    def add_layer_norm(
+        self,
+        x: Array,
+        residual: Array,
+        scale: Array | None,
+        bias: Array | None,
+        axis: int,
+        eps: float,
+        y: Array,
+        s: Array,
+        mean: Array,
+        inv_std: Array,
+        *,
+        scale_offset: float = 0.0,
+    ) -> None:
+        """Write ``s = x + residual``, and as ``layer_norm`` of ``s``."""
+        arrays = x, scale, bias, axis, eps, y, mean, inv_std
+        write_forward(self.device, *arrays, scale_offset=scale_offset, residual=residual, s=s)
 
     @asks_for(partial(combinations, LAYER))
     def layer_norm_grad(
@@ -51,10 +74,13 @@ class LayerNormalization(OnDevice):
         dx: Array,
         dscale: Array | None,
         dbias: Array | None,
+        *,
+        ds: Array | None = None,
+        scale_offset: float = 0.0,
     ) -> None:
-        """Write ``dx``, ``dscale`` and ``dbias`` (``=``); ``dx`` may be ``dy``."""
-        inputs = Inputs(dy, x, scale, None, mean, inv_std)
-        write_gradient(self.device, LAYER, axis, inputs, Outputs(dx, dscale, dbias))
+        """Write ``dx``, ``dscale`` and ``dbias`` (``=``); ``dx`` may be ``dy`` or ``ds``."""
+        inputs, outputs = Inputs(dy, x, scale, None, mean, inv_std), Outputs(dx, dscale, dbias)
+        write_gradient(self.device, LAYER, axis, inputs, outputs, ds=ds, scale_offset=scale_offset)
 
     @asks_for(inverse_combinations)
     def layer_norm_inverse(

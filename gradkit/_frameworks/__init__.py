@@ -72,4 +72,4 @@ def register(kind: type, framework: Framework) -> None:
 
 
 def _loaded(framework: Framework) -> bool:
-    return not framework.module or framework.module in sys.modules
+    return not framework.module or sys.modules.get(framework.module) is not None

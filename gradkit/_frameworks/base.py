@@ -15,6 +15,7 @@ from gradkit._backend import Array, Backend, Borrowed, Shape
 from gradkit.errors import BackendUnavailableError
 
 NOTHING: AbstractContextManager[None] = nullcontext()
+HOW_TO_INSTALL_CUPY = "in a checkout of gradkit: pip install '.[cuda12]', or '.[cuda13]'"
 
 
 class Framework:
@@ -61,7 +62,7 @@ class Framework:
         kind = type(view)
         raise BackendUnavailableError(
             f"no backend computes on {kind.__module__}.{kind.__qualname__}; pass NumPy arrays, or "
-            "CuPy's (pip install 'gradkit[cuda12]' or 'gradkit[cuda13]')"
+            f"CuPy's; {HOW_TO_INSTALL_CUPY}"
         )
 
     def empty(

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from gradkit._backend import Array
+from gradkit._frameworks.base import HOW_TO_INSTALL_CUPY
 from gradkit.errors import BackendUnavailableError
 
 
@@ -19,8 +20,7 @@ def cupy() -> Any:
         import cupy
     except ImportError as error:
         raise BackendUnavailableError(
-            "an array is on a CUDA device, which requires CuPy: "
-            "pip install 'gradkit[cuda12]' or 'gradkit[cuda13]'"
+            f"an array is on a CUDA device, which requires CuPy; {HOW_TO_INSTALL_CUPY}"
         ) from error
     except OSError as error:  # importing CuPy 14 makes its cache folder
         raise BackendUnavailableError(
@@ -28,6 +28,18 @@ def cupy() -> Any:
             f"{error}. Set CUPY_CACHE_DIR to a writable folder."
         ) from error
     return cupy
+
+
+def check_driver() -> None:
+    """Raise if no CUDA device can be used, whatever an array says of itself."""
+    runtime = cupy().cuda.runtime
+    try:
+        runtime.getDeviceCount()
+    except runtime.CUDARuntimeError as error:
+        raise BackendUnavailableError(
+            f"an array says that it is on a CUDA device, and CUDA cannot be used: {error}. Check "
+            "that nvidia-smi lists a GPU, or pass arrays on the host."
+        ) from error
 
 
 def borrow(

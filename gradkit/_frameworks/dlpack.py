@@ -38,6 +38,8 @@ class DLPack(Framework):
                 return consumer.from_dlpack(array)
             return consumer.from_dlpack(Retyped(array, _INT)).view(dtype_named("bfloat16"))
         except (BufferError, RuntimeError) as error:
+            if kind in _CUDA:
+                cuda.check_driver()
             raise TypeError(f"cannot be read through DLPack: {error}") from error
 
     def empty(self, shape: Shape, dtype: np.dtype[Any], like: Any) -> tuple[Array, Any] | None:

@@ -26,8 +26,8 @@ class JAX(DLPack):
     def view(self, array: Any, *, write: bool, detach: bool = False) -> Array:
         if isinstance(array, sys.modules["jax"].core.Tracer):
             raise TypeError(
-                "is being traced by jax.jit, grad or vmap and has no values yet; call gradkit "
-                "outside of the traced function, or through jax.pure_callback"
+                "is being traced by jax.jit, grad or vmap and has no values yet; use gradkit.jax "
+                "there, or jax.pure_callback, or call gradkit outside of the traced function"
             )
         if array.is_deleted():
             raise ValueError("has been deleted (or donated to a jitted function)")
@@ -35,7 +35,7 @@ class JAX(DLPack):
         if len(devices) > 1:
             raise TypeError(
                 f"is spread over {len(devices)} devices; pass the .data of its addressable_shards, "
-                "and reduce= if a norm spans them"
+                "or gradkit.distributed.shards_of(grads) and a group to a norm of gradients"
             )
         if _on_host(array):
             return np.asarray(array)  # no copy; read-only; also for bfloat16

@@ -127,7 +127,7 @@ class TorchSubclass(Framework):
     def view(self, array: Any, *, write: bool, detach: bool = False) -> Array:  # noqa: ARG002
         kind = type(array).__qualname__
         instead = (
-            "its .to_local(), and reduce= if a norm spans the shards"
+            "gradkit.distributed.shards_of(parameters)"
             if hasattr(array, "to_local")
             else "a plain torch.Tensor"
         )

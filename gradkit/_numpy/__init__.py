@@ -2,8 +2,8 @@
 
 The module is a ``gradkit._backend.Backend``: functions take validated arrays, and write into the
 outputs that they are given. Files that are named as public modules are hold the operations; the
-others say how arrays are cut (``blocks``, ``tiles``, ``channels``), summed (``sums``) and shared
-out among threads, and ``tuning`` has every constant.
+others say how arrays are cut (``blocks``, ``tiles``, ``channels``, ``groups``), summed (``sums``)
+and shared out among threads, and ``tuning`` has every constant.
 """
 
 from collections.abc import Iterable, Set
@@ -14,11 +14,16 @@ from numpy import empty as empty
 
 from gradkit._numpy.accumulation import *
 from gradkit._numpy.batch_normalization import *
+from gradkit._numpy.block_clipping import *
 from gradkit._numpy.blocks import Array
 from gradkit._numpy.clipping import *
+from gradkit._numpy.group_normalization import *
+from gradkit._numpy.inference_batch_normalization import *
 from gradkit._numpy.layer_normalization import *
 from gradkit._numpy.rms_normalization import *
+from gradkit._numpy.running_statistics import *
 from gradkit._numpy.spikes import *
+from gradkit._numpy.split_batch_normalization import *
 
 
 def scalar(value: Any) -> Array:

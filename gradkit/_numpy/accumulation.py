@@ -44,33 +44,49 @@ def accumulate_grads(
 ) -> None:
     """Each ``buffer += scale * grad``, or ``= scale * grad``; then the norm of the buffers."""
     factor = float(scale)
-    for buffer, grad in zip(buffers, grads, strict=True) if do_update else ():
-        if not overwrite:
-            _add(buffer, grad, None if factor == 1 else factor)
-        elif factor == 1:
-            accumulate_grad_v2(buffer, grad, overwrite=True)
+    by = None if factor == 1 else factor
+    pairs = list(zip(buffers, grads, strict=True)) if do_update else []
+    with Uninterrupted():
+        if overwrite and by is None:
+            for buffer, grad in pairs:
+                accumulate_grad_v2(buffer, grad, overwrite=True)
         else:
-            _add(buffer, grad, factor, fresh=True)
+            for kinds in dict.fromkeys((b.dtype, g.dtype) for b, g in pairs):
+                own = [(b, g) for b, g in pairs if (b.dtype, g.dtype) == kinds]
+                _add_all(own, by, fresh=bool(overwrite))
     if norm is not None:
         grad_norm(buffers, 2.0, norm)
 
 
 @np.errstate(all="ignore")
-def _add(buffer: Array, grad: Array, scale: float | None, *, fresh: bool = False) -> None:
-    """``buffer += scale * grad``; with ``fresh`` and a scale the product alone."""
+def _add(buffer: Array, grad: Array, scale: float | None) -> None:
+    """``buffer += scale * grad``, broadcast."""
+    same = scale is None and buffer.dtype == grad.dtype and buffer.itemsize > 2
+    if same and buffer.size <= tuning.SMALL_GRADIENT:
+        np.add(buffer, grad, out=buffer)  # one call: Ctrl-C comes before it or after it
+        return
+    if grad.shape != buffer.shape:
+        grad = np.broadcast_to(grad, buffer.shape)
+    with Uninterrupted():
+        _add_all([(buffer, grad)], scale)
+
+
+@np.errstate(all="ignore")
+def _add_all(
+    pairs: Sequence[tuple[Array, Array]], scale: float | None, *, fresh: bool = False
+) -> None:
+    """``buffer += scale * grad`` for pairs of the same dtypes; with ``fresh`` the product alone."""
+    buffer, grad = pairs[0]
     # Rounded once: every sum of two 16-bit floats rounds through float32 as if at once, a
     # float32 one adds directly, and whatever is scaled or narrowed goes through float64.
     direct = scale is None and max(buffer.itemsize, grad.itemsize) < 8
     wide = _F32 if direct and grad.itemsize <= buffer.itemsize else _F64
     in_place = scale is None and buffer.dtype == grad.dtype == wide
-    if in_place and buffer.size <= tuning.SMALL_GRADIENT:
-        np.add(buffer, grad, out=buffer)  # one call: Ctrl-C comes before it or after it
-        return
     factor = None if scale is None else np.array(scale)
 
-    def strip(pairs: Sequence[tuple[Array, ...]]) -> None:
+    def strip(pieces: Sequence[tuple[Array, ...]]) -> None:
         with scratch.arrays(2, wide) as (room, other):
-            for total, addend in pairs:
+            for total, addend in pieces:
                 term, result = addend, total
                 if factor is not None:
                     term = room[: addend.size].reshape(addend.shape)
@@ -86,11 +102,10 @@ def _add(buffer: Array, grad: Array, scale: float | None, *, fresh: bool = False
                 if result is not total:
                     store(result, total, room)
 
-    limit = scratch.elements(2, wide)
+    limit, elements = scratch.elements(2, wide), sum(total.size for total, _ in pairs)
     if in_place:  # nothing goes through scratch
-        limit = max(limit, -(-buffer.size // tuning.STRIPS))
-    if grad.shape != buffer.shape:
-        grad = np.broadcast_to(grad, buffer.shape)
-    items = list(matched(buffer, grad, limit=limit))
-    with Uninterrupted():
-        in_strips(strip, items, buffer.size, pays=tuning.ONE_PASS)
+        limit = max(limit, -(-elements // tuning.STRIPS))
+    pieces: list[tuple[Array, ...]] = []
+    for pair in pairs:
+        pieces += [pair] if 0 < pair[0].size <= limit else matched(*pair, limit=limit)
+    in_strips(strip, pieces, elements, pays=tuning.ONE_PASS)

@@ -11,12 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from gradkit._backend import Engine
+from gradkit._backend import Engine, Running
 from gradkit._numpy import tuning
 from gradkit._numpy.blocks import Array, Index, blocks
 from gradkit._numpy.channels import Channels
+from gradkit._numpy.running_statistics import update_running_statistics
 
 __all__ = ["batch_norm", "batch_norm_grad"]
+
+_FLOAT64 = np.dtype(np.float64)
 
 
 @np.errstate(all="ignore")
@@ -36,9 +39,9 @@ def batch_norm_grad(
 
     ``engine`` is a choice on CUDA arrays only.
     """
-    for part in _channel_parts(x, channel_axis):
+    for part in channel_parts(x, channel_axis):
         channels = Channels((dy, x, dx), channel_axis, part)
-        _grad_of(channels, *(_cut(a, part) for a in (scale, mean, inv_std, dscale, dbias)))
+        _grad_of(channels, *(cut(a, part) for a in (scale, mean, inv_std, dscale, dbias)))
     return "native"
 
 
@@ -53,14 +56,19 @@ def batch_norm(
     mean: Array,
     inv_std: Array,
     engine: Engine | None = None,  # noqa: ARG001
+    running: Running | None = None,
 ) -> Engine:
-    """``y``, ``mean`` and ``inv_std`` are written; ``y`` may be ``x``.
+    """``y``, ``mean`` and ``inv_std`` are written; ``y`` may be ``x``. ``running`` moves.
 
     ``engine`` is a choice on CUDA arrays only.
     """
-    for part in _channel_parts(x, channel_axis):
+    for part in channel_parts(x, channel_axis):
         channels = Channels((x, y), channel_axis, part)
-        _forward_of(channels, eps, *(_cut(a, part) for a in (scale, bias, mean, inv_std)))
+        own = (cut(a, part) for a in (scale, bias, mean, inv_std))
+        centre, variance = _forward_of(channels, eps, *own)
+        if running is not None:
+            moved, known = (running.mean[part], running.var[part]), (centre, variance)
+            update_running_statistics(*moved, *known, channels.size, running.momentum, *moved)
     return "native"
 
 
@@ -72,10 +80,25 @@ def _grad_of(
     dscale: Array | None,
     dbias: Array | None,
 ) -> None:
+    sums = gradient_sums(channels, mean, inv_std)
+    write_gradient(channels, scale, mean, inv_std, *(sums / channels.size))
+    for gradient, total in zip((dscale, dbias), sums, strict=True):
+        if gradient is not None:
+            gradient[...] = total
+
+
+def write_gradient(
+    channels: Channels,
+    scale: Array | None,
+    mean: Array,
+    inv_std: Array,
+    of_product: Array,
+    of_dy: Array,
+) -> None:
+    """Write dx, of channels of (dy, x, dx), from the means of dy * xhat and of dy."""
     dy, x, dx = channels.arrays
-    of_product, of_dy = _sums_of(channels, mean, inv_std)
-    centre, offset = channels.vector(mean), channels.vector(of_dy / channels.size)
-    slope = channels.vector(inv_std * (of_product / channels.size))
+    centre, offset = channels.vector(mean), channels.vector(of_dy)
+    slope = channels.vector(inv_std * of_product)
     outer = channels.vector(inv_std if scale is None else inv_std * scale.astype(np.float64))
 
     def write(index: Index, rooms: Sequence[Array]) -> None:
@@ -90,14 +113,11 @@ def _grad_of(
         channels.store(out, dx[index], rooms[0])
 
     channels.for_each_block(write)
-    for gradient, total in ((dscale, of_product), (dbias, of_dy)):
-        if gradient is not None:
-            gradient[...] = total
 
 
-def _sums_of(channels: Channels, mean: Array, inv_std: Array) -> Array:
-    """The sums of dy * xhat and of dy over each channel."""
-    dy, x, _ = channels.arrays
+def gradient_sums(channels: Channels, mean: Array, inv_std: Array) -> Array:
+    """The sums of dy * xhat and of dy over each channel of (dy, x, ...)."""
+    dy, x = channels.arrays[:2]
     centre, factor = channels.vector(mean), channels.vector(inv_std)
 
     def sums(index: Index, rooms: Sequence[Array]) -> tuple[Array, Array]:
@@ -118,16 +138,39 @@ def _forward_of(
     bias: Array | None,
     mean: Array,
     inv_std: Array,
-) -> None:
-    x, y = channels.arrays
-    centre, variance = channels.moments(x, channels.dtype)
-    lost = eps < tuning.TINY_VARIANCE and bool(np.any(variance < tuning.TINY_VARIANCE))
-    if lost or not np.all(np.isfinite(variance)):  # squares overflowed or underflowed float32
-        centre, variance = channels.moments(x, np.dtype(np.float64))
+) -> tuple[Array, Array]:
+    centre, variance = moments(channels, eps)
     exact = 1 / np.sqrt(variance + eps)
     mean[...], inv_std[...] = centre, exact
+    normalise(channels, centre, exact, scale, bias)
+    return centre, variance
+
+
+def moments(channels: Channels, eps: float) -> tuple[Array, Array]:
+    """Mean and variance of each channel of (x, ...), the variance to be added to ``eps``."""
+    x = channels.arrays[0]
+    centre, variance = channels.moments(x, channels.dtype)
+    lost = eps < tuning.TINY_VARIANCE and bool(np.any(variance < tuning.TINY_VARIANCE))
+    finite = np.isfinite(variance)
+    if channels.dtype == _FLOAT64:
+        if not finite.all():  # sums, differences or squares overflowed float64, or x is not finite
+            small, square = channels.moments(x, _FLOAT64, factor=tuning.SMALL_ENOUGH)
+            centre = np.where(finite, centre, small / tuning.SMALL_ENOUGH)
+            square = square / tuning.SMALL_ENOUGH / tuning.SMALL_ENOUGH
+            variance = np.where(finite, variance, square)
+    elif lost or not finite.all():  # squares overflowed or underflowed float32
+        centre, variance = channels.moments(x, _FLOAT64)
+    return centre, variance
+
+
+def normalise(
+    channels: Channels, centre: Array, exact: Array, scale: Array | None, bias: Array | None
+) -> None:
+    """Write y, of channels of (x, y), by the mean and the inv_std of each, in float64."""
+    x, y = channels.arrays
     high = channels.vector(centre)
-    low = channels.vector(centre - high[:, 0])
+    rest = centre - high[:, 0]
+    low = channels.vector(rest) if rest.any() else None
     factor = channels.vector(exact if scale is None else exact * scale)
     biases = None if bias is None else channels.vector(bias)
 
@@ -136,7 +179,8 @@ def _forward_of(
         tile = channels.load(x[index], rooms[0])
         out = channels.target(y[index], channels.shaped(rooms[1], tile))
         np.subtract(tile, high[at], out=out)
-        out -= low[at]
+        if low is not None:
+            out -= low[at]
         out *= factor[at]
         if biases is not None:
             out += biases[at]
@@ -145,10 +189,11 @@ def _forward_of(
     channels.for_each_block(write)
 
 
-def _channel_parts(x: Array, axis: int) -> list[slice]:
+def channel_parts(x: Array, axis: int) -> list[slice]:
     """Runs of channels few enough that what is summed for each stays small."""
     return [index[0] for index in blocks((x.shape[axis],), tuning.CHANNEL_PART)]
 
 
-def _cut(values: Any, part: slice) -> Any:
+def cut(values: Any, part: slice) -> Any:
+    """Those of some channels of one number a channel, if there are any."""
     return None if values is None else values[part]

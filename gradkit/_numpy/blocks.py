@@ -75,9 +75,14 @@ def load(block: Array, dtype: DType, room: Array, shape: tuple[int, ...] = (-1,)
     shaped = block.shape == shape or block.ndim == len(shape) == 1
     if shaped and block.dtype == dtype and _suits_blas(block):
         return block
-    copy = room[: block.size].reshape(block.shape)
+    return copied(block, room).reshape(shape)
+
+
+def copied(block: Array, room: Array) -> Array:
+    """A block's values as a copy in the room, in its dtype."""
+    copy: Array = room[: block.size].reshape(block.shape)
     widen(block, copy)
-    return copy.reshape(shape)
+    return copy
 
 
 def _suits_blas(block: Array) -> bool:

@@ -108,17 +108,26 @@ class Channels:
             total += part
         return total
 
-    def moments(self, x: Array, dtype: DType) -> tuple[Array, Array]:
-        """Mean and variance of each channel; the second pass corrects the first's rounding."""
+    def moments(self, x: Array, dtype: DType, factor: float = 1.0) -> tuple[Array, Array]:
+        """Mean and variance of each channel of ``factor * x``.
+
+        The second pass corrects the first's rounding.
+        """
         count = max(1, self.size)
 
+        def loaded(index: Index, rooms: Sequence[Array]) -> Array:
+            tile = self.load(x[index], rooms[0])
+            if factor == 1:
+                return tile
+            return np.multiply(tile, factor, out=self.shaped(rooms[0], tile))
+
         def first(index: Index, rooms: Sequence[Array]) -> tuple[Array, ...]:
-            return (self.sums(self.load(x[index], rooms[0]).astype(dtype, copy=False)),)
+            return (self.sums(loaded(index, rooms).astype(dtype, copy=False)),)
 
         centre = self.vector(self.total(first, 1)[0] / count, dtype)
 
         def second(index: Index, rooms: Sequence[Array]) -> tuple[Array, ...]:
-            tile = self.load(x[index], rooms[0])
+            tile = loaded(index, rooms)
             room = self.shaped(rooms[1], tile) if dtype == self.dtype else None
             deviation = np.subtract(tile, centre[self.of(index)], out=room, dtype=dtype)
             of_deviation = self.sums(deviation)

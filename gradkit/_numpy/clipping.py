@@ -23,13 +23,18 @@ __all__ = [
     "clip_coefficient",
     "clip_grad_value",
     "grad_norm",
+    "join_ranks",
+    "norm_of_ranks",
     "norm_of_shares",
+    "norm_parts",
     "norm_shares",
+    "rank_state",
     "scale_grads",
 ]
 
-# A block's sum of |g|^p is kept as (m, s) and stands for m^p * s. Where plain squares are
-# safe m is 1; else m is the block's largest magnitude, so that no power overflows or underflows.
+# A block's sum of |g|^p is kept as (m, s) and stands for m^p * s. Where plain squares are safe
+# m is 1; else m is the block's largest magnitude, or for p = 1 and 2 the power of two below it,
+# so that no power overflows or underflows.
 Part: TypeAlias = tuple[float, float]
 
 # What is called for each array of a dtype, and what it takes between source and target.
@@ -57,13 +62,92 @@ def grad_norm(
     """``out = |scale| * (sum |g|^p)^(1/p)`` over all gradients, or one norm a gradient."""
     by = abs(float(scale))
     if per_tensor:
-        each: Sequence[Sequence[Part]] = _parts_of_each(grads, norm_type)
+        each: Sequence[Sequence[Part]] = parts_of_each(grads, norm_type)
     else:
         each = [_parts_of_all(grads, norm_type)]
-    norms = [_combine(parts, norm_type, by) for parts in each]
+    norms = [combined(parts, norm_type, by) for parts in each]
     out[...] = norms if per_tensor else norms[0]
     if found_inf is not None:
         found_inf[...] = np.reshape([_nonfinite(parts) for parts in each], found_inf.shape)
+
+
+@np.errstate(all="ignore")
+def norm_parts(
+    grads: Sequence[Array],
+    norm_type: float,
+    out: Array,
+    *,
+    per_tensor: bool = False,
+    copies: Sequence[int] | None = None,
+) -> None:
+    """``out[k] = (hi, lo, scale)``: what ``grad_norm`` adds up, before the root."""
+    each: Sequence[Sequence[Part]]
+    if copies is None and not per_tensor:
+        each = [_parts_of_all(grads, norm_type)]
+    else:
+        each = parts_of_each(grads, norm_type)
+        if copies is not None:
+            counted = zip(each, copies, strict=True)
+            each = [[(m, s / count) for m, s in parts] for parts, count in counted]
+        if not per_tensor:
+            each = [list(chain.from_iterable(each))]
+    for row, parts in zip(out, each, strict=True):
+        row[...] = _state(parts, norm_type)
+
+
+@np.errstate(all="ignore")
+def norm_of_ranks(
+    parts: Array, scales: Array, norm_type: float, out: Array, found_inf: Array | None
+) -> None:
+    """The norms of all ranks' gradients, from the rows ``parts[rank, norm]`` of ``norm_parts``.
+
+    ``scales[rank]`` is what the rank's gradients are to be multiplied by, at least 0 or NaN.
+    """
+    by = float(scales.max())
+    weights = np.where(scales == by, 1.0, scales / by)
+    norms = [_norm_of_states(parts[:, k].T, weights, by, norm_type) for k in range(out.size)]
+    out[...] = np.reshape(norms, out.shape)
+    if found_inf is not None:
+        found_inf[...] = (~np.isfinite(parts[:, :, 0])).any(axis=0).reshape(found_inf.shape)
+
+
+def rank_state(
+    grads: Sequence[Array],
+    norm_type: float,
+    digest: float,
+    out: Array,
+    *,
+    scale: Number = 1.0,
+    copies: Sequence[int] | None = None,
+) -> None:
+    """``out = (0, digest, |scale|, hi, lo, scale of the sums)``."""
+    out[:3] = 0, digest, abs(float(scale))
+    norm_parts(grads, norm_type, out[3:].reshape(1, 3), copies=copies)
+
+
+def join_ranks(
+    states: Array,
+    digest: float,
+    norm_type: float,
+    out: Array,
+    found_inf: Array | None,
+    *,
+    scale: Number,
+    max_norm: Number,
+    fresh: bool,
+    faults: Array,
+    factors: Array,
+) -> None:
+    """The norm of all ranks' gradients, unless one failed; and what a clip is to use."""
+    own = np.where(states[:, 0] != 0, 1, np.where(states[:, 1] != digest, 2, 0))
+    if own.any():
+        faults[...] = np.where(faults == 0, own, faults)
+        factors[...] = 0, 1, math.inf
+        if fresh:
+            out[...] = math.nan
+        return
+    norm_of_ranks(states[:, np.newaxis, 3:], states[:, 2], norm_type, out, found_inf)
+    factors[...] = float(out), float(scale), float(max_norm)
 
 
 @np.errstate(all="ignore")
@@ -82,11 +166,16 @@ def norm_of_shares(total: Array, largest: Array, norm_type: float, out: Array) -
     out[...] = largest + total if math.isinf(norm_type) else largest * total ** (1 / norm_type)
 
 
+@np.errstate(all="ignore")
 def clip_coefficient(norm: Array, max_norm: Number, eps: float, out: Array) -> None:
     """``out = min(1, max_norm / max(norm, eps))``; a NaN norm stays NaN."""
-    limit = float(max_norm)
-    values = [_coefficient(value, limit, eps) for value in norm.reshape(-1).tolist()]
-    out[...] = np.reshape(values, out.shape)
+    out[...] = coefficients(norm, np.float64(max_norm), eps)
+
+
+def coefficients(norms: Array, limits: Array | np.float64, eps: float) -> Array:
+    """As ``_coefficient``, for each of many norms, with a limit for each or for all."""
+    ratios = np.where(limits < 0, math.nan, limits / np.maximum(norms, eps))
+    return np.where(norms <= limits, 1.0, ratios)
 
 
 def clip_by_norm(
@@ -99,9 +188,9 @@ def clip_by_norm(
     scale: Number = 1.0,
     zero_nonfinite: bool,
 ) -> None:
-    """``outs = grads * (scale * clip_coefficient(norm))``, or zeros if either is not finite."""
-    value, by = float(norm), float(scale)
-    if zero_nonfinite and not (math.isfinite(value) and math.isfinite(by)):
+    """``outs = grads * (scale * clip_coefficient(norm))``, or zeros if the norm is not finite."""
+    value, by = float(norm), float(scale)  # of which the second is: it was read by the host
+    if zero_nonfinite and not math.isfinite(value):
         zero_grad(outs)
         return
     coefficient = _coefficient(value, float(max_norm), eps)
@@ -146,7 +235,8 @@ def _parts_of_all(grads: Sequence[Array], norm_type: float) -> Sequence[Part]:
     return list(chain.from_iterable(in_strips(work, batches, elements, pays=tuning.ONE_PASS)))
 
 
-def _parts_of_each(grads: Sequence[Array], norm_type: float) -> list[list[Part]]:
+def parts_of_each(grads: Sequence[Array], norm_type: float) -> list[list[Part]]:
+    """What to combine for the norm of each gradient."""
     owners, pieces = [], []
     for k, grad in enumerate(grads):
         for piece in matched(grad, limit=_PIECE):
@@ -237,9 +327,12 @@ def _power_part(norm_type: float, arrays: Sequence[Array], room: Array) -> Part:
     largest = float(values.max())
     if largest == 0 or not math.isfinite(largest):
         return largest, 1.0
-    values /= largest
+    # A power of two where sums are exact: ranks' sums are joined without rounding then.
+    exact = norm_type in (1.0, 2.0)
+    scale = math.ldexp(1.0, math.frexp(largest)[1] - 1) if exact else largest
+    values /= scale
     np.power(values, norm_type, out=values)
-    return largest, _sum(values)
+    return scale, _sum(values)
 
 
 _PARTS = {1.0: _sum_part, 2.0: _square_part, math.inf: _max_part}
@@ -266,9 +359,13 @@ def _sum(values: Array) -> float:
         return math.inf
 
 
-def _combine(parts: Sequence[Part], norm_type: float, scale: float = 1.0) -> float:
-    """The norm of all parts together, times a number that is at least 0 or NaN."""
+def combined(parts: Sequence[Part], norm_type: float, scale: float = 1.0, count: int = 1) -> float:
+    """The norm of all parts together, times a number that is at least 0 or NaN.
+
+    With a count, that of the mean of so many powers.
+    """
     largest, total = _join(parts, norm_type)
+    total /= count
     root = math.sqrt(total) if norm_type == 2 else float(np.power(total, 1 / norm_type))
     # The product of the first two overflows only if that of all does: the root is at least 1, or
     # the first is 1.
@@ -284,6 +381,37 @@ def _join(parts: Sequence[Part], norm_type: float) -> Part:
     return largest, math.fsum(s * (m / largest) ** norm_type for m, s in parts)
 
 
+def _state(parts: Sequence[Part], norm_type: float) -> tuple[float, float, float]:
+    """The parts of a rank as (hi, lo, scale), which stands for (hi + lo) * scale^p."""
+    if _nonfinite(parts):
+        return combined(parts, norm_type), 0.0, 1.0
+    if math.isinf(norm_type):
+        return _join(parts, norm_type)[0], 0.0, 1.0
+    scale = max((m for m, _ in parts), default=0.0)
+    if scale == 0:
+        return 0.0, 0.0, 0.0
+    terms = [s * (m / scale) ** norm_type for m, s in parts]
+    hi = math.fsum(terms)
+    return hi, math.fsum([*terms, -hi]), scale
+
+
+def _norm_of_states(states: Array, weights: Array, by: float, norm_type: float) -> float:
+    """The norm of several ranks' (hi, lo, scale): rounded as if one rank had added up all."""
+    his, los, scales = states
+    if math.isinf(norm_type):
+        return float((his * weights).max() * by)  # NumPy's maximum keeps NaN
+    largest = float(scales.max())
+    if largest == 0 or not np.isfinite(his).all():
+        return float(his.sum() * by)
+    shares = np.where(scales == largest, 1.0, scales / largest) * weights
+    terms = np.concatenate([his, los]) * np.tile(shares, 2) ** norm_type
+    total = math.fsum(terms.tolist()) if np.isfinite(terms).all() else math.nan
+    root = math.sqrt(total) if norm_type == 2 else float(np.power(total, 1 / norm_type))
+    # As in `combined`; here the product of the first two may overflow where all do not.
+    (first, up), (second, more) = math.frexp(largest), math.frexp(by)
+    return float(np.ldexp(first * second * root, up + more))
+
+
 def _nonfinite(parts: Sequence[Part]) -> bool:
     """Whether an element was NaN or infinite; no part overflows."""
     return not all(math.isfinite(m) and math.isfinite(s) for m, s in parts)
@@ -293,7 +421,8 @@ def _scaling(factor: float) -> Recipe:
     """How arrays are multiplied by a number, rounding once."""
     # float32 rounds the factor and the product: within one unit in the last place, as long
     # as the factor itself is a normal float32.
-    normal = factor == 0 or not math.isfinite(factor) or 2.0**-126 <= abs(factor) < 2.0**127
+    low, high = tuning.NORMAL_FACTORS
+    normal = factor == 0 or not math.isfinite(factor) or low <= abs(factor) < high
     # 0-d arrays: NumPy takes three times as long to make an operand of a scalar.
     narrow, wide = np.array(factor, _F32), np.array(factor)
 

@@ -9,6 +9,7 @@ from gradkit._numpy.row_norms import Forward, Gradient, unscale
 from gradkit._numpy.tiles import Rows
 
 __all__ = [
+    "add_layer_norm",
     "invertible_layer_norm_grad",
     "layer_norm",
     "layer_norm_grad",
@@ -26,10 +27,40 @@ def layer_norm(
     y: Array,
     mean: Array,
     inv_std: Array,
+    *,
+    scale_offset: float = 0.0,
 ) -> None:
     """``y``, ``mean`` and ``inv_std`` are written; ``y`` may be ``x``."""
-    rows = Rows.of((x, y, mean, inv_std), axis, mean.dtype)
-    Forward(rows, x, scale, bias, eps, y, mean, inv_std).run()
+    rows = Rows.of((x, y), axis, mean.dtype)
+    Forward(rows, x, scale, bias, eps, y, mean, inv_std, scale_offset=scale_offset).run()
+
+
+@np.errstate(all="ignore")
+def add_layer_norm(
+    x: Array,
+    residual: Array,
+    scale: Array | None,
+    bias: Array | None,
+    axis: int,
+    eps: float,
+    y: Array,
+    s: Array,
+    mean: Array,
+    inv_std: Array,
+    *,
+    scale_offset: float = 0.0,
+) -> None:
+    """``y``, ``s``, ``mean`` and ``inv_std`` are written.
+
+    ``y`` may be ``x``, ``s`` either summand.
+    """
+    rows = Rows.of((x, residual, y, s), axis, mean.dtype)
+    Forward(
+        *(rows, x, scale, bias, eps, y, mean, inv_std),
+        scale_offset=scale_offset,
+        residual=residual,
+        s=s,
+    ).run()
 
 
 @np.errstate(all="ignore")
@@ -43,16 +74,24 @@ def layer_norm_grad(
     dx: Array,
     dscale: Array | None,
     dbias: Array | None,
+    *,
+    ds: Array | None = None,
+    scale_offset: float = 0.0,
 ) -> None:
-    """``dx``, ``dscale`` and ``dbias`` are written (``=``); ``dx`` may be ``dy``."""
-    rows = Rows.of((dy, x, dx, dscale, dbias), axis, mean.dtype)
+    """``dx``, ``dscale`` and ``dbias`` are written (``=``); ``dx`` may be ``dy`` or ``ds``."""
+    rows = Rows.of((dy, x, dx, ds), axis, mean.dtype)
     means = rows.per_row(mean)
 
     def normalize(tile: Array, factor: Array, row: Index, _: Index, out: Array) -> None:
         np.subtract(tile, rows.row_values(means[row]), out)
         np.multiply(out, factor, out)
 
-    Gradient(rows, dy, x, normalize, scale, inv_std, dx, centred=True).run(dscale, dbias)
+    Gradient(
+        *(rows, dy, x, normalize, scale, inv_std, dx),
+        centred=True,
+        ds=ds,
+        scale_offset=scale_offset,
+    ).run(dscale, dbias)
 
 
 @np.errstate(all="ignore")
@@ -97,7 +136,7 @@ def invertible_layer_norm_grad(
     dbias: Array | None,
 ) -> None:
     """As ``layer_norm_grad``, with xhat computed from the output; ``dx`` may be ``dy``."""
-    rows = Rows.of((dy, y, dx, dscale, dbias), axis, inv_std.dtype)
+    rows = Rows.of((dy, y, dx), axis, inv_std.dtype)
     scales, biases = rows.per_column(scale), rows.per_column(bias)
 
     def normalize(tile: Array, _: Array, __: Index, column: Index, out: Array) -> None:

@@ -3,7 +3,7 @@
 With ``xhat = (x - mean) * inv_std`` (RMS norm: ``x * inv_std``; invertible: ``(y - bias) /
 scale``) and ``w = dy * scale``, over the normalised axes::
 
-    dx     = inv_std * (w - mean(w) - xhat * mean(w * xhat))     (RMS norm: without mean(w))
+    dx     = inv_std * (w - mean(w) - xhat * mean(w * xhat)) + ds     (RMS norm: without mean(w))
     dscale = sum over rows of dy * xhat
     dbias  = sum over rows of dy
 
@@ -17,9 +17,9 @@ from typing import TypeAlias
 import numpy as np
 
 from gradkit._numpy import tuning
-from gradkit._numpy.blocks import Array, DType, Index, store
+from gradkit._numpy.blocks import Array, DType, Index
 from gradkit._numpy.sums import column_sums, row_squares, row_sums
-from gradkit._numpy.tiles import Rows
+from gradkit._numpy.tiles import Rows, Scattered, Spread
 
 # Fills ``out`` with xhat from a tile of the source, its inv_std, and its row and column index.
 Normalize: TypeAlias = Callable[[Array, Array, Index, Index, Array], None]
@@ -41,16 +41,20 @@ class Gradient:
         dx: Array,
         *,
         centred: bool,
+        ds: Array | None = None,
+        scale_offset: float = 0.0,
     ):
         self.rows, self.normalize, self.centred = rows, normalize, centred
         self.dy, self.source, self.dx = rows.view(dy), rows.view(source), rows.view(dx)
+        self.ds = None if ds is None else rows.view(ds)
         self.scale, self.inv_std = rows.per_column(scale), rows.per_row(inv_std)
+        self.scale_offset = scale_offset
 
     def run(self, dscale: Array | None, dbias: Array | None) -> None:
         """Write dx, and the parameter gradients that are wanted."""
         self.dscale, self.dbias = self.rows.per_column(dscale), self.rows.per_column(dbias)
         if self.dx.size == 0:
-            self._write_parameters(2 * [np.zeros(self.rows.width)], (slice(None),))
+            self._write_parameters(2 * [np.zeros(self.rows.width)], ())
         elif len(self.rows.columns) == 1:
             self._whole_rows(self.rows.columns[0])
         else:
@@ -71,8 +75,8 @@ class Gradient:
 
     def _whole_tile(self, row: Index, column: Index, rooms: Sequence[Array]) -> Totals:
         tile = _Tile(self, row, column, rooms)
-        totals = tile.column_sums()
-        of_w, of_product = tile.row_sums()
+        of_dy, of_w = tile.column_sums_of_dy(), tile.row_sums_of_w()
+        totals, of_product = (tile.column_sums_of_product(), of_dy), tile.row_sums_of_product()
         of_product /= self.rows.divisor
         if of_w is not None:
             of_w /= self.rows.divisor
@@ -87,8 +91,9 @@ class Gradient:
             with self.rows.scratch() as rooms:
                 for column in columns:
                     for row, part in self.rows.numbered():
-                        of_w, of_product = _Tile(self, row, column, rooms).row_sums()
-                        sums[1, part] += of_product
+                        tile = _Tile(self, row, column, rooms)
+                        of_w = tile.row_sums_of_w()
+                        sums[1, part] += tile.row_sums_of_product()
                         if of_w is not None:
                             sums[0, part] += of_w
             return sums
@@ -106,50 +111,73 @@ class Gradient:
         """Write dx of all rows in some columns; the sums over the rows of each tile."""
         for row, part in self.rows.numbered():
             tile = _Tile(self, row, column, rooms)
-            totals = tile.column_sums()
+            of_dy = tile.column_sums_of_dy()
+            totals = tile.column_sums_of_product(), of_dy
             tile.write_dx(means[0, part] if self.centred else None, means[1, part])
             yield totals
 
     def _write_parameters(self, totals: Totals, column: Index) -> None:
         for total, gradient in zip(totals, (self.dscale, self.dbias), strict=True):
             if gradient is not None and total is not None:
-                target = gradient[column]
-                target[...] = total if target.ndim == 1 else total.reshape(target.shape)
+                gradient[column] = total
 
 
 class _Tile:
-    """One tile of a gradient: ``dy``, ``xhat`` and ``dy * xhat``."""
+    """One tile of a gradient: ``dy`` and ``xhat``, and when first asked for, ``dy * xhat``.
 
-    __slots__ = ("dx", "dy", "grad", "inv_std", "product", "scale", "xhat")
+    Ask for sums of dy before: the product may take its place.
+    """
+
+    __slots__ = ("_product", "dx", "dy", "grad", "index", "inv_std", "room", "scale", "xhat")
 
     def __init__(self, grad: Gradient, row: Index, column: Index, rooms: Sequence[Array]):
         rows, index = grad.rows, row + column
-        self.grad, self.dx = grad, grad.dx[index]
+        self.grad, self.index, self.dx = grad, index, grad.dx[index]
         self.dy = rows.load(grad.dy[index], rooms[-1])
         shape, size = self.dy.shape, self.dy.size
-        self.xhat, self.product = rooms[0][:size].reshape(shape), rooms[1][:size].reshape(shape)
-        self.scale = None if grad.scale is None else rows.column_values(grad.scale[column])
+        self.xhat, self.room = rooms[0][:size].reshape(shape), rooms[1][:size].reshape(shape)
+        self._product: Array | None = None
+        self.scale = (
+            None
+            if grad.scale is None
+            else rows.column_values(grad.scale[column], grad.scale_offset)
+        )
         self.inv_std = rows.row_values(grad.inv_std[row])
         source = rows.load(grad.source[index], rooms[0])
         grad.normalize(source, self.inv_std, row, column, self.xhat)
-        np.multiply(self.dy, self.xhat, self.product)
 
-    def column_sums(self) -> Totals:
-        """The sums over rows of dy * xhat and of dy."""
-        return (
-            None if self.grad.dscale is None else column_sums(self.product),
-            None if self.grad.dbias is None else column_sums(self.dy),
-        )
+    def column_sums_of_dy(self) -> Array | None:
+        """The sums over rows of dy, if they are wanted."""
+        return None if self.grad.dbias is None else column_sums(self.dy)
 
-    def row_sums(self) -> tuple[Array | None, Array]:
-        """The sums over columns of w (``None`` in an RMS norm) and of w * xhat."""
-        of_w = row_sums(self.dy, self.scale) if self.grad.centred else None
-        return of_w, row_sums(self.product, self.scale)
+    def row_sums_of_w(self) -> Array | None:
+        """The sums over columns of w; ``None`` in an RMS norm."""
+        return row_sums(self.dy, self.scale) if self.grad.centred else None
+
+    def column_sums_of_product(self) -> Array | None:
+        """The sums over rows of dy * xhat, if they are wanted."""
+        return None if self.grad.dscale is None else column_sums(self._products())
+
+    def row_sums_of_product(self) -> Array:
+        """The sums over columns of w * xhat."""
+        return row_sums(self._products(), self.scale)
+
+    def _products(self) -> Array:
+        if self._product is None:
+            self._product = np.multiply(self.dy, self.xhat, self.room)
+        return self._product
 
     def write_dx(self, mean_of_w: Array | None, mean_of_product: Array) -> None:
-        """Write ``dx = inv_std * (w - mean(w) - xhat * mean(w * xhat))``; overwrites the tile."""
-        rows, xhat = self.grad.rows, self.xhat
-        out = self.dx if rows.computed_there(self.dx) else self.product
+        """Write ``dx = inv_std * (w - mean(w) - xhat * mean(w * xhat)) + ds``.
+
+        Overwrites the tile.
+        """
+        rows, xhat, ds = self.grad.rows, self.xhat, self.grad.ds
+        room, other = xhat.reshape(-1), self.room.reshape(-1)
+        if rows.reloads:
+            self.dy = rows.load(self.grad.dy[self.index], other)
+        # dx may be ds, which is read last.
+        out = rows.target(self.dx, other) if ds is None else self.room
         if self.scale is None:
             np.copyto(out, self.dy)
         else:
@@ -159,8 +187,10 @@ class _Tile:
             np.add(xhat, rows.row_values(mean_of_w), xhat)
         np.subtract(out, xhat, out)
         np.multiply(out, self.inv_std, out)
-        if out is not self.dx:
-            store(out, self.dx, xhat.reshape(-1))
+        if ds is not None:
+            further = rows.load(ds[self.index], room)
+            out = np.add(out, further, rows.target(self.dx, out.reshape(-1)))
+        rows.store(out, self.dx, room)
 
 
 def _added(parts: Iterable[Totals]) -> Totals:
@@ -175,7 +205,12 @@ def _added(parts: Iterable[Totals]) -> Totals:
 
 
 def unscale(
-    rows: Rows, tile: Array, scale: Array | None, bias: Array | None, column: Index, out: Array
+    rows: Rows,
+    tile: Array,
+    scale: Array | Spread | None,
+    bias: Array | Spread | None,
+    column: Index,
+    out: Array,
 ) -> None:
     """``out = (y - bias) / scale``, for a tile of y; scale and bias are ``per_column``."""
     if bias is None:
@@ -199,10 +234,19 @@ class Forward:
         y: Array,
         mean: Array | None,
         inv_std: Array,
+        *,
+        scale_offset: float = 0.0,
+        residual: Array | None = None,
+        s: Array | None = None,
     ):
+        """With a residual, ``s = x + residual`` is written and takes the place of ``x``."""
         self.rows, self.eps = rows, eps
         self.x, self.y = rows.view(x), rows.view(y)
+        self.residual = None if residual is None else rows.view(residual)
+        self.source = self.x if s is None else rows.view(s)
         self.scale, self.bias = rows.per_column(scale), rows.per_column(bias)
+        self.scale_offset = scale_offset
+        self._outs = mean, inv_std
         self.mean = None if mean is None else rows.per_row(mean)
         self.inv_std = rows.per_row(inv_std)
 
@@ -212,22 +256,33 @@ class Forward:
             self.rows.in_strips(self._strip, self.rows.rows)
             return
         # An empty row counts as mean 0, variance 0.
-        self.inv_std.fill(1 / np.sqrt(self.eps) if self.eps else np.inf)
-        if self.mean is not None:
-            self.mean.fill(0)
+        mean, inv_std = self._outs
+        inv_std.fill(1 / np.sqrt(self.eps) if self.eps else np.inf)
+        if mean is not None:
+            mean.fill(0)
 
     def _strip(self, indices: Sequence[Index]) -> None:
         rows = self.rows
         with rows.scratch() as (work, room, *_):
             for row in indices:
-                tile_of = rows.loader(self.x, row, room)
+                if self.residual is not None:
+                    self._add(self.residual, row, work, room)
+                tile_of = rows.loader(self.source, row, room)
                 mean, variance = self._moments(tile_of, work)
                 inv_std = 1 / np.sqrt(variance + self.eps)
-                self.inv_std[row] = inv_std.reshape(self.inv_std[row].shape)
+                self.inv_std[row] = inv_std
                 if self.mean is not None:
-                    self.mean[row] = mean.reshape(self.mean[row].shape)
+                    self.mean[row] = mean
                 for column in rows.columns:
                     self._write_y(tile_of(column), row, column, mean, inv_std, work, room)
+
+    def _add(self, residual: Array | Scattered, row: Index, work: Array, room: Array) -> None:
+        rows = self.rows
+        for column in rows.columns:
+            index = row + column
+            x, further = rows.load(self.x[index], room), rows.load(residual[index], work)
+            target = self.source[index]
+            rows.store(np.add(x, further, rows.target(target, work)), target, room)
 
     def _write_y(
         self,
@@ -251,7 +306,7 @@ class Forward:
             out -= rows.row_values(mean - high[:, 0])
             out *= rows.row_values(inv_std)
         if self.scale is not None:
-            out *= rows.column_values(self.scale[column])
+            out *= rows.column_values(self.scale[column], self.scale_offset)
         if self.bias is not None:
             out += rows.column_values(self.bias[column])
         rows.store(out, target, room)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from gradkit._numpy import scratch, tuning
+from gradkit._numpy import floating_point, scratch, tuning
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
@@ -71,7 +71,7 @@ def in_strips(
 
     threads = min(_workers, count)
     scratch.reserve(threads)  # memory that runs out does so before any of them writes
-    helpers = _started(drain, threads - 1)
+    helpers = _started(_as_here(drain), threads - 1)
     try:
         drain()
     finally:
@@ -81,6 +81,17 @@ def in_strips(
             if not helper.cancel():
                 helper.result()
     return [results[k] for k in range(count)]
+
+
+def _as_here(work: Callable[[], None]) -> Callable[[], None]:
+    """``work`` on another thread, to the bits that it has on this one."""
+    environment = floating_point.current()
+
+    def run() -> None:
+        floating_point.enter(environment)
+        work()
+
+    return run
 
 
 def _shorten_buffers(run: int) -> None:

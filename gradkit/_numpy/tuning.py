@@ -17,9 +17,14 @@ NORM_RUN_BYTES = 1024  # of a list's elements: 256 float32 before float64 takes 
 NARROW = 256
 # A float32 variance below this has lost digits to underflow, and is computed again in float64.
 TINY_VARIANCE = 2.0**-100
+# Times this, float64 numbers, their differences and squares add up without overflow. What it takes
+# from the smallest counts for nothing beside those that overflowed.
+SMALL_ENOUGH = 2.0**-600
 # Between these a block's sum of squares has neither overflowed nor lost digits to underflow.
 SAFE_SQUARES = {np.dtype("f4"): (2.0**-100, 2.0**127), np.dtype("f8"): (1e-200, 1e290)}
 SAFE_SUM = 1e290  # below it, a sum of magnitudes has not overflowed
+# Factors that float32 holds as exactly as any: normal numbers, which it need not round up to 2^128.
+NORMAL_FACTORS = (2.0**-126, 2.0**127)
 # Up to so many numbers an exact sum costs no more than a NumPy call or two.
 EXACT_SUM = 64
 # Gradients up to this size are squared in float64 throughout: it costs nothing there.
@@ -40,6 +45,10 @@ BLAS_THREADS = 460_800
 TILE_COLUMNS = 1 << 14
 TILE_ROWS = 1 << 13
 CHANNEL_PART = 1 << 14  # channels of a batch norm that are worked on at a time
+# Columns of a group norm (a channel of a sample) that are worked on at a time: a dozen float64
+# numbers are kept for each.
+GROUP_COLUMNS = 1 << 13
+RANK_NUMBERS = 1 << 17  # means of all ranks that are combined at a time
 # Batch norm repeats one number per channel for each element if a channel's run is shorter than
 # this, because each run costs a loop of its own; but in no more bytes than this, four times over.
 SHORT_RUN = 512

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -173,9 +174,25 @@ class EmulatedDevice:
         """Copy a host array's bytes to the device; of a structure too."""
         return self.xp.asarray(np.ascontiguousarray(host).reshape(-1).view(np.uint8))
 
+    def synchronize(self) -> None:
+        """Wait for nothing: a launch returns when its kernel has run."""
+
     def active(self) -> AbstractContextManager[None]:
         """Make this the current device, which it always is."""
         return nullcontext()
+
+    def record(self) -> Any:
+        """Return an event: that all work has been done, as it always is."""
+
+    def wait(self, event: Any) -> None:
+        """Wait for nothing."""
+
+    def fetch(self, source: Array, origin: int, target: Array) -> None:  # noqa: ARG002
+        """Copy an array of another emulated device."""
+        start, size = target.ctypes.data, target.nbytes
+        ctypes.memmove(start, source.ctypes.data, size)
+        # Bytes of 0xFF, such as a NaN's, would else count as never written.
+        self.runtime.mark_initialised(start, start + size)
 
     def cuda_stream(self) -> None:
         """Return the stream that NVIDIA's libraries could use, which is none."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gradkit._cuda import CudaBackend
 from gradkit._cuda.launch.kernels import Macros, options_of, source_of
-from gradkit._cuda.launch.tensor_lists import CAPACITY
+from gradkit._cuda.launch.tensor_lists import CAPACITY, UNIT_CAPACITY
 from gradkit._cuda.launch.warmup import combinations
 from gradkit._dtypes import FLOATS
 
@@ -117,6 +117,8 @@ def _dtypes(file: str, macros: Macros) -> tuple[str | None, ...]:
     if "CAPACITY" not in macros or "GRAD" in macros:
         return (None,)
     order = str(macros.get("ORDER", "SumOfSquares"))
+    if macros["CAPACITY"] == UNIT_CAPACITY:  # nearly the same loops
+        return _COMMON if order == "SumOfSquares" else ()
     if macros["CAPACITY"] != CAPACITY:  # the same loops, and another table
         return ("bfloat16",) if order == "SumOfSquares" and file in ("norm", "scale") else ()
     return ("bfloat16",) if file == "zero" else _ORDERS.get(order, _COMMON)
@@ -138,12 +140,18 @@ def _is_chosen(macros: Macros) -> bool:
     if "GRAD" in macros:
         return macros["CAPACITY"] != 0 and (macros["GRAD"], macros["BUFFER"]) in _ADDED
     if "ACC_T" in macros:
-        return macros["PARAM_T"] != "float16"
+        return macros.get("PARAM_T", macros.get("STAT_T")) != "float16"
     if "DATA_T" not in macros:
         return True
     types = tuple(macros[name] for name in ("DATA_T", "STAT_T", "PARAM_T"))
     is_layer_norm = (macros.get("CENTRED", 1), macros.get("FROM_OUTPUT", 0)) == (1, 0)
     plain = is_layer_norm and not macros.get("LAST", 0)
+    if macros.get("STRIDED"):  # the loops of plain rows
+        return (
+            macros["VEC"] == 8
+            and types == ("bfloat16", "float32", "bfloat16")
+            and (plain or (bool(macros.get("ADDED")) and not macros.get("FROM_OUTPUT")))
+        )
     if macros["VEC"] == 1:
         return plain and types == ("bfloat16", "float32", "bfloat16")
     return types in _TYPES and (plain or types[0] in _COMMON)

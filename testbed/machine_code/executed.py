@@ -129,7 +129,7 @@ def operations() -> Iterator[Operation]:
     yield from _channels()
 
 
-_LIST = (1 << 16,)
+_LIST, _SQUARE = (1 << 16,), (1 << 8, 1 << 8)
 _EVERY = ("float16", "bfloat16", "float32")
 
 
@@ -139,6 +139,8 @@ def _lists() -> Iterator[Operation]:
         call = partial(_norm, p)
         yield Operation(f"grad_norm p={p:g}", _LIST, call, dtypes)
     yield Operation("scale_grads", _LIST, lambda a: gradkit.scale_grads([a.data()], 0.3), _EVERY)
+    yield Operation("clip_grad_block_norm of rows", _SQUARE, partial(_units, 1), _EVERY[1:])
+    yield Operation("clip_grad_block_norm of columns", _SQUARE, partial(_units, 0), _EVERY[1:])
     yield Operation("clip_grad_value", _LIST, lambda a: gradkit.clip_grad_value([a.data()], 2.5))
     yield Operation("zero_grad", _LIST, lambda a: gradkit.zero_grad([a.data()]), _EVERY[1:2])
     yield Operation("accumulate_grad", _LIST, lambda a: gradkit.accumulate_grad(a.data(), a.data()))
@@ -160,6 +162,10 @@ def _accumulate_with_norm(arrays: Arrays) -> Any:
 
 def _norm(p: float, arrays: Arrays) -> Any:
     return gradkit.grad_norm([arrays.data()], p)
+
+
+def _units(axis: int, arrays: Arrays) -> Any:
+    return gradkit.clip_grad_block_norm([arrays.data()], 0.5, axis=axis)
 
 
 _ROWS, _LONG, _WIDE = (64, 1024), (4, 16384), (4, 32768)

@@ -43,8 +43,11 @@ from tests.bad_input.arguments import C, Cell, R
 from tests.bad_input.refused import (
     flags,
     gradients_over_themselves,
+    gradients_past_a_norm,
     gradients_that_grow_the_buffer,
     gradients_within_the_buffer,
+    group_counts,
+    groups,
     guards,
     limits,
     lists_that_do_not_match,
@@ -59,6 +62,8 @@ from tests.bad_input.refused import (
     outputs_of_lists,
     parameters,
     read_only_gradients,
+    running_statistics,
+    scale_offsets,
     scales,
     scales_without_inverse,
     shared_memory,
@@ -70,6 +75,7 @@ from tests.bad_input.refused import (
 REGRESSIONS, LISTS_ON_CUDA = "tests/test_regressions.py::", "tests/test_cuda_lists.py::"
 CUDA, INTEROP = "tests/test_cuda_normalization.py::", "tests/interop/"
 ROW_TESTS, BATCH_TESTS = "tests/test_normalization.py::", "tests/test_batch_norm.py::"
+GROUP_TESTS = "tests/test_group_norm.py::"
 
 Row = Iterator[Cell] | tuple[str, ...]  # cells, or the tests that hold it
 
@@ -102,11 +108,12 @@ TABLE: dict[str, dict[str, Row]] = {
             "tests/test_clipping.py::TestNonFinite",
             "tests/test_clipping.py::test_one_nonfinite_element_is_never_lost",
         ),
-        "max_norm, eps or clip_value negative or NaN, eps infinite": limits(
-            "max_norm", "eps", "clip_value"
+        "max_norm, clipping, eps or clip_value negative or NaN, eps infinite": limits(
+            "max_norm", "clipping", "eps", "clip_value"
         ),
         "norm_type NaN, 0 or negative": limits("norm_type"),
         "a scale that is not finite": scales(),
+        "no group, or copies of gradients that no group holds": groups(),
         "found_inf that is no place for it": flags(),
         "no number where one is due": not_numbers(),
         "a word or flag that is none of those accepted": wrong_words(),
@@ -119,6 +126,7 @@ TABLE: dict[str, dict[str, Row]] = {
             INTEROP + "test_devices.py::test_arrays_of_two_devices_are_refused",
             INTEROP + "test_devices.py::test_arguments_of_two_devices_are_refused",
             INTEROP + "test_devices.py::test_host_and_device_are_two_devices",
+            "tests/test_several_devices.py::test_other_functions_take_one_device",
         ),
         "a parameter in the place of a gradient": parameters(),
         "a tensor that requires grad": (
@@ -172,11 +180,20 @@ TABLE: dict[str, dict[str, Row]] = {
         "int, bool, complex or big-endian arguments": other_dtypes(),
         "no array where one is due": not_arrays(),
         "an axis that there is not": other_axes(),
+        "running statistics that cannot be moved": running_statistics(),
+        "ds that cannot be added to dx": gradients_past_a_norm(),
+        "a scale_offset that is not finite, or has no scale": scale_offsets(),
         "out that is no place for a result": outputs(),
         "one element a channel": normed((1, 5, 1, 1), axis=1, families=("batch",)),
         "channels-last equals channels-first": (
             BATCH_TESTS + "test_channels_last_equals_channels_first",
         ),
+        "groups that do not divide the channels": group_counts(),
+        "groups without elements": (GROUP_TESTS + "test_no_elements",),
+        "one element a group": (GROUP_TESTS + "test_one_element_a_group",),
+        "NaN or infinity in one group": (GROUP_TESTS + "test_groups_are_independent_bit_for_bit",),
+        "groups with an offset of 1e4 deviations": (GROUP_TESTS + "test_a_mean_of_1e4_deviations",),
+        "groups in any layout": (GROUP_TESTS + "test_strides",),
         "batches around cuDNN's limits": (
             REGRESSIONS + "test_pytorch_2917_batches_around_cudnns_limits",
             "tests/cudnn/test_gpu.py::test_batch_limits_are_probed",

@@ -10,12 +10,17 @@ import gradkit
 from tests import tolerances
 from tests.bad_input.arguments import (
     ACCUMULATORS,
+    ADAPTIVE,
+    BLOCK_CLIPPERS,
     CLIPPERS,
     FLOAT32,
     LIST_ACCUMULATOR,
     LISTS,
     NORMS,
+    PASSED_BY,
     RESULTS,
+    RUNNING,
+    SHIFTED,
     WRITERS,
     C,
     Cell,
@@ -165,6 +170,34 @@ def limits(*labels):
             yield refused(function, "eps is inf", ValueError, "eps must be finite", {label: INF})
 
 
+def groups():
+    """What is no group of ranks, and copies of gradients that cannot be."""
+    wrong = {
+        "no group": (TypeError, "group is a int without rank; pass what", {"group": 3}),
+        "two ways": (ValueError, "pass group or reduce",
+                     {"group": Pair(), "reduce": lambda *_: max}),
+        "none to hold a copy": (ValueError, "is 2, but there is no group", {"replicas": 2}),
+        "too few": (ValueError, r"replicas of grads\[1\] is 3, but the group's size is 2",
+                    {"group": Pair(), "replicas": [2, 3]}),
+        "no rank": (ValueError, r"replicas of grads\[0\] is 0", {"replicas": [0, 1]}),
+        "one for two": (ValueError, "replicas has 1 items", {"replicas": [1]}),
+        "by name": (ValueError, "replicas has the keys 'w'", {"replicas": {"w": 1}}),
+        "half a copy": (TypeError, "replicas must be an integer", {"replicas": 0.5}),
+    }  # fmt: skip
+    for function in ("grad_norm", *CLIPPERS):
+        for what, (error, message, changes) in wrong.items():
+            yield refused(function, what, error, message, changes)
+
+
+class Pair:
+    """Two ranks of which the other says what this one says."""
+
+    rank, size = 0, 2
+
+    def allgather(self, state):
+        return np.stack([state, state])
+
+
 def scales():
     """Numbers that no gradient can be multiplied by."""
     for function, label in _numbers(("scale",)):
@@ -195,8 +228,8 @@ def flags():
 def not_numbers():
     """What is no real number in the place of one."""
     wrong = {"None": None, "a string": "1", "a bool": True, "complex": 1j, "two": np.ones(2)}
-    arrays = ("max_norm", "scale", "coefficient")  # which may be arrays
-    for function, label in _numbers(("norm_type", "eps", "clip_value", *arrays)):
+    arrays = ("max_norm", "clipping", "scale", "coefficient")  # which may be arrays
+    for function, label in _numbers(("norm_type", "eps", "clip_value", "scale_offset", *arrays)):
         for what, value in wrong.items():
             message = f"{label} must be a real number, not {type(value).__name__}"
             if label in arrays and what == "two":
@@ -277,6 +310,99 @@ def _guard(what, error, message, changes):
     return refused("spike_guard_update", what, error, message, changes)
 
 
+def running_statistics():
+    """What cannot be moved, by a forward pass or by itself."""
+    both, kept = ("running_mean", "running_var"), []
+
+    def keep(a, _):
+        kept.append(a(f32(C)))
+        return kept[-1]
+
+    for function in ("batch_norm", RUNNING):
+        for value in (-0.1, 1.5, NAN, INF):
+            message = f"momentum must be from 0 to 1, not {value}"
+            yield _moved(function, f"momentum={value}", ValueError, message, {"momentum": value})
+        for value in (None, "0.1", True):
+            message = f"momentum must be a real number, not {type(value).__name__}"
+            yield _moved(function, f"momentum={value!r}", TypeError, message, {"momentum": value})
+        for label in both:
+            for message, error, host in (
+                (r"running_(mean|var) has shape .*; expected \([67],\)", ValueError, f32(C + 1)),
+                ("running_(mean|var) has dtype", TypeError, np.ones(C, int)),
+                (r"running_var has dtype float\d\d; .*dtype float\d\d", TypeError, f64(C)),
+            ):
+                wrong = {label: partial(_array_of, host)}
+                yield _moved(function, f"{label}: {message}", error, message, wrong)
+            message = f"{label} is a list; expected an array"
+            yield _moved(function, f"{label} is a list", TypeError, message, {label: [1.0]})
+    for label in both:
+        message = f"{label} is None; pass running_mean and running_var, or neither"
+        yield _moved("batch_norm", f"no {label}", TypeError, message, {label: None})
+        for what, message, error, wrong in (
+            ("read-only", "is read-only", ValueError, lambda a, _: a.read_only(f32(C))),
+            (
+                "of stride 0",
+                "overlaps itself",
+                ValueError,
+                lambda a, _: a.stretched(np.dtype("f4"), (C,)),
+            ),
+            ("scale", "shares memory with scale", ValueError, lambda _, g: g["scale"]),
+            ("a row of x", "shares memory with x", ValueError, lambda _, g: g["x"][1]),
+        ):
+            changes = {label: wrong}
+            yield _moved("batch_norm", f"{label} is {what}", error, f"{label} {message}", changes)
+    for what, message, changes in (
+        (
+            "one array",
+            "two arrays of running_mean, running_var share memory",
+            {"running_mean": keep, "running_var": lambda *_: kept[-1]},
+        ),
+        (
+            "an output",
+            r"running_var shares memory with out\[2\]",
+            {"running_var": keep, "out": lambda *_: (None, None, kept[-1])},
+        ),
+        (
+            "one element per channel",
+            "x has one element per channel; the unbiased variance needs two or more",
+            {"x": lambda a, _: a(f32(1, C))},
+        ),
+    ):
+        yield _moved("batch_norm", what, ValueError, message, changes)
+    for value, message in (
+        (-1.0, "count must be at least 0, not -1.0"),
+        (NAN, "count must be at least 0, not nan"),
+        (INF, "count must be finite"),
+        (1, "count is 1; the unbiased variance needs two or more"),
+        (0.5, "count is 0.5; the unbiased variance needs two or more"),
+    ):
+        yield _moved(RUNNING, f"count={value}", ValueError, message, {"count": value})
+    yield _moved(RUNNING, "a word", TypeError, "count must be a real number", {"count": "2"})
+    changes = {label: partial(_array_of, f64(C + 1)) for label in ("mean", "var")}
+    for label, wrong in changes.items():
+        message = rf"{label} has shape \(7,\); expected \(6,\)"
+        yield _moved(RUNNING, f"a longer {label}", ValueError, message, {label: wrong})
+    changes = {label: partial(_array_of, f32(2, C)) for label in both}
+    message = r"running_mean has shape \(2, 6\); expected one number per channel"
+    yield _moved(RUNNING, "two rows", ValueError, message, changes)
+    for what, message, out in (
+        (
+            "swapped",
+            r"out\[0\] shares memory with running_var without being running_mean itself",
+            lambda _, g: (g["running_var"], g["running_mean"]),
+        ),
+        ("the batch's", r"out\[1\] has dtype float64", lambda _, g: (None, g["var"])),
+    ):
+        error = TypeError if "dtype" in message else ValueError
+        yield _moved(RUNNING, what, error, message, {"out": out})
+
+
+def _moved(function, what, error, message, changes):
+    labels = () if function == RUNNING else ("running_mean", "running_var")
+    running = {label: partial(_array_of, f32(C)) for label in labels}
+    return refused(function, what, error, message, running | changes)
+
+
 def _made(hosts, a, _):
     if isinstance(hosts, tuple):
         return tuple(None if host is None else a(host) for host in hosts)
@@ -286,11 +412,27 @@ def _made(hosts, a, _):
 def _numbers(labels):
     """Every function that takes a number of one of these names."""
     takers = {
-        "max_norm": (*CLIPPERS, "clip_coefficient"),
+        "max_norm": (*CLIPPERS, *BLOCK_CLIPPERS, "clip_coefficient"),
+        "clipping": ADAPTIVE,
         "scale": ("grad_norm", *CLIPPERS, LIST_ACCUMULATOR),
         "coefficient": ("scale_grads",),
-        "norm_type": ("grad_norm", *CLIPPERS),
-        "eps": (*CLIPPERS, "clip_coefficient", "layer_norm", "rms_norm", "batch_norm"),
+        "norm_type": ("grad_norm", *CLIPPERS, *BLOCK_CLIPPERS),
+        "eps": (
+            *CLIPPERS,
+            *BLOCK_CLIPPERS,
+            *ADAPTIVE,
+            "clip_coefficient",
+            "layer_norm",
+            "rms_norm",
+            "add_layer_norm",
+            "add_rms_norm",
+            "batch_norm",
+            "batch_norm_apply",
+            "batch_norm_inference",
+            "batch_norm_inference_grad",
+            "group_norm",
+        ),
+        "scale_offset": SHIFTED,
         "clip_value": ("clip_grad_value",),
     }
     return [(function, label) for label in labels for function in takers[label]]
@@ -298,7 +440,7 @@ def _numbers(labels):
 
 def wrong_words():
     """What is none of the words or flags that are accepted."""
-    for function in ("grad_norm", *CLIPPERS):
+    for function in ("grad_norm", *CLIPPERS, *BLOCK_CLIPPERS, *ADAPTIVE):
         for value in ("error", None, True):
             message = "nonfinite must be one of 'propagate', 'raise', 'zero', not"
             changes = {"nonfinite": value}
@@ -417,19 +559,29 @@ def _retyped(label, dtype, a, given):
     return a(np.ones(given[label].shape, dtype))
 
 
+OTHER_PARAMETERS = [
+    ("float64", "float64", "float32"),
+    ("float16", "float32", "bfloat16"),
+    ("bfloat16", "float32", "float16"),
+    ("float32", "float32", "float64"),
+]
+
+
 def other_combinations():
     """Dtypes that are taken one by one but not together."""
     for function, shapes in NORMS.items():
+        statistics = "inv_std" in shapes or "inference" in function
         for types in (
-            ("float64", "float64", "float32"),
-            ("float16", "float32", "bfloat16"),
-            ("bfloat16", "float32", "float16"),
-            ("float32", "float32", "float64"),
-            *([("float32", "float64", "float32")] if "inv_std" in shapes else []),
-            *([("float64", "float32", "float64")] if "inv_std" in shapes else []),
+            *(OTHER_PARAMETERS if "scale" in shapes else []),
+            *([("float32", "float64", "float32")] if statistics else []),
+            *([("float64", "float32", "float64")] if statistics else []),
         ):
             message = "no kernel for .* = .*; accepted: float32, float32, float32; float64"
             yield refused(function, "as they are", TypeError, message, {}, types)
+        if "residual" in shapes:
+            message = "residual has dtype float16 and x has dtype float32; they must agree"
+            changes = {"residual": partial(_retyped, "residual", np.float16)}
+            yield refused(function, "residual of another dtype", TypeError, message, changes)
         if {"dy", "x"} <= shapes.keys():
             message = "x has dtype float32 and dy has dtype float16; they must agree"
             changes = {"dy": partial(_retyped, "dy", np.float16)}
@@ -445,31 +597,86 @@ def other_shapes():
     }
     for function, shapes in NORMS.items():
         for label, shape in shapes.items():
-            if label == ("x" if "x" in shapes else "y"):
+            if label == next(main for main in ("x", "y", "means") if main in shapes):
                 continue  # what the others are compared with
             for types in types_of(function):
                 for what, change in changes.items():
-                    host = values(role(types, label), *change(shape))
+                    host = values(role(types, label, function), *change(shape))
                     message = rf"{label} has shape .*; expected \({shape[0]}"
                     wrong = {label: partial(_array_of, host)}
                     yield refused(function, f"{label} is {what}", ValueError, message, wrong, types)
-        if "batch" in function:
+        if "batch" in function or "group" in function:
             wrong = {k: partial(_array_of, f32(C)) for k in ("x", "dy") if k in shapes}
-            yield refused(function, "1-d", ValueError, "x has shape .*; batch norm needs", wrong)
+            message = "x has shape .*; (batch|group) norm needs"
+            yield refused(function, "1-d", ValueError, message, wrong)
     message = "axis is -1, but the array has 0 dimensions"
     changes = {"x": partial(_array_of, f32())}
     yield refused("layer_norm", "0-d", ValueError, message, changes)
 
 
 def other_axes():
-    for function in NORMS:
-        axis = "channel_axis" if "batch" in function else "axis"
+    for function in NORMS.keys() - {"combine_stats"}:
+        channels = "batch" in function or "group" in function
+        axis = "channel_axis" if channels else "axis"
         for value in (2, -3):
             message = f"{axis} is {value}, but the array has 2 dimensions"
             yield refused(function, f"{axis}={value}", ValueError, message, {axis: value})
         for value in (1.0, None, "1"):
             message = f"{axis} must be an integer, not {type(value).__name__}"
             yield refused(function, f"{axis}={value!r}", TypeError, message, {axis: value})
+
+
+def group_counts():
+    """Groups that do not divide the channels, and samples in the place of channels."""
+    for groups in (0, -1, 4, 7, 12):
+        message = f"num_groups is {groups}; it must divide the 6 channels of x"
+        changes = {"num_groups": groups}
+        yield refused("group_norm", f"{groups} groups", ValueError, message, changes)
+    for groups in (2.0, None, "2", True):
+        message = f"num_groups must be an integer, not {type(groups).__name__}"
+        changes = {"num_groups": groups}
+        yield refused("group_norm", f"num_groups={groups!r}", TypeError, message, changes)
+    for groups in (0, 4, 12):
+        message = rf"mean has shape \(4, {groups}\); expected \(4, groups\), where groups divides"
+        changes = {k: partial(_array_of, f32(R, groups)) for k in ("mean", "inv_std")}
+        yield refused("group_norm_grad", f"{groups} groups", ValueError, message, changes)
+    for function in ("group_norm", "group_norm_grad"):
+        for axis in (0, -2):
+            message = f"channel_axis is {axis}, the axis of the samples"
+            yield refused(function, f"axis {axis}", ValueError, message, {"channel_axis": axis})
+
+
+def gradients_past_a_norm():
+    """What cannot be added to dx."""
+    for function in PASSED_BY:
+        for value in ([1.0], 1.0, "x"):
+            message = f"ds is a {type(value).__name__}; expected an array"
+            yield refused(function, f"ds={value!r}", TypeError, message, {"ds": value})
+        for shape in ((R, C + 1), (R, 0), (1, R, C), (C,), ()):
+            message = rf"ds has shape .*; expected \({R}, {C}\), the shape of x"
+            wrong = {"ds": partial(_array_of, f32(*shape))}
+            yield refused(function, f"ds of shape {shape}", ValueError, message, wrong)
+        message = "ds has dtype float16 and dy has dtype float32; they must agree"
+        wrong = {"ds": partial(_array_of, values("float16", R, C))}
+        yield refused(function, "ds of another dtype", TypeError, message, wrong)
+        changes = {"ds": lambda _, given: given["dy"][::-1], "out": _over_dy}
+        message = r"out\[0\] shares memory with ds without being dy or ds itself"
+        yield refused(function, "dx over dy, which is ds reversed", ValueError, message, changes)
+
+
+def _over_dy(_, given):
+    return (given["dy"], *((None,) * (2 if "mean" in given else 1)))
+
+
+def scale_offsets():
+    for function in SHIFTED:
+        for value in (NAN, INF, -INF):
+            message = f"scale_offset must be finite, not {value}"
+            changes = {"scale_offset": value}
+            yield refused(function, f"scale_offset={value}", ValueError, message, changes)
+        message = "scale_offset is 1.0, but scale is None"
+        changes = {"scale_offset": 1.0, "scale": None}
+        yield refused(function, "an offset without a scale", ValueError, message, changes)
 
 
 def scales_without_inverse():
@@ -569,8 +776,9 @@ def outputs():
     """Good arguments and outputs, but for one output."""
     for function, results in RESULTS.items():
         for types in types_of(function):
-            for position in range(len(results)):
-                yield from _output(function, types, position)
+            for position, shape in enumerate(results.values()):
+                if shape:
+                    yield from _output(function, types, position)
         count = len(results)
         for value in ((None,) * (count + 1), [None] * count, 3.0):
             message = "out must be .* not"
@@ -590,11 +798,11 @@ def _output(function, types, position):
     results, main = RESULTS[function], next(iter(NORMS[function]))
     name, shape = list(results.items())[position]
     label = rf"out\[{position}\]" if len(results) > 1 else "out"
-    dtype = DTYPES[role(types, name)]
+    dtype = DTYPES[role(types, name, function)]
 
     def cell(what, error, message, wrong):
         def out(a, given):
-            found = [a(values(role(types, k), *s)) for k, s in results.items()]
+            found = [a(values(role(types, k, function), *s)) for k, s in results.items()]
             found[position] = wrong(a, given, found)
             return tuple(found)
 
@@ -620,8 +828,8 @@ def _output(function, types, position):
     yield cell("read-only", ValueError, message, lambda a, *_: a.read_only(host))
     message = f"{label} overlaps itself"
     yield cell("stride 0", ValueError, message, lambda a, *_: a.stretched(dtype, shape))
-    if position == 0:
-        message = f"{label} shares memory with {main} without being {main} itself"
+    if shape == NORMS[function][main]:
+        message = rf"{label} shares memory with {main} without being .*\b{main}\b.* itself"
         yield cell("its own, reversed", ValueError, message, lambda _, g, __: g[main][::-1])
         yield cell("its own, sideways", ValueError, message, lambda _, g, __: g[main][:, ::-1])
         for other in {"x", "y"} & NORMS[function].keys() - {main}:
@@ -629,11 +837,17 @@ def _output(function, types, position):
             yield cell(f"{other} itself", ValueError, message, lambda _, g, __, o=other: g[o])
     else:
         # A few elements of another array, in as many bytes as the output needs.
-        few = lambda array: array.reshape(-1).view(np.int8)[: host.nbytes].view(dtype)  # noqa: E731
+        few = partial(_few, host)
         message = f"{label} shares memory with {main}; pass another array"
         yield cell(f"part of {main}", ValueError, message, lambda _, g, __: few(g[main]))
-        message = "two arrays in out share memory"
-        yield cell("part of an output", ValueError, message, lambda _, __, found: few(found[0]))
+        if position:
+            message = "two arrays in out share memory"
+            yield cell("part of an output", ValueError, message, lambda _, __, found: few(found[0]))
+
+
+def _few(host, array):
+    """The first bytes of an array in the dtype and the shape of another."""
+    return array.reshape(-1).view(np.int8)[: host.nbytes].view(host.dtype).reshape(host.shape)
 
 
 def outputs_of_lists():

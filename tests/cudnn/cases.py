@@ -3,6 +3,7 @@
 import numpy as np
 
 from gradkit import _numpy
+from gradkit._backend import Running
 from gradkit._dtypes import BATCH_NORM_TYPES, accumulation_name, dtype_named
 from tests.layouts import LAYOUTS
 from tests.tolerances import UNIT, assert_within, rounded, smallest
@@ -96,6 +97,29 @@ class ForwardCase:
         self.scale, self.bias = vectors if affine else (None, None)
         self.mean, self.inv_std = np.full((2, shape[axis]), np.nan, statistic)
 
+    def running(self, dtype, momentum):
+        """Running statistics that do not lie side by side."""
+        self._before = np.random.default_rng(7).uniform(1, 2, (2, len(self.mean))).astype(dtype)
+        mean, var = (LAYOUTS["stepped"](row.copy()) for row in self._before)
+        self._running = Running(mean, var, momentum)
+        return self._running
+
+    def check_running(self):
+        """Compare with what NumPy says of the batch."""
+        x, (mean, var, momentum) = self._x.astype(np.float64), self._running
+        others = tuple(a for a in range(x.ndim) if a != self.axis)
+        u = FACTOR * UNIT[accumulation_name(str(self.x.dtype))]
+        largest = np.abs(x).max(axis=others)
+        batch = (mean, x.mean(axis=others), largest), (var, x.var(axis=others, ddof=1), largest**2)
+        for (got, new, size), old in zip(batch, self._before.astype(np.float64), strict=True):
+            ref = (1 - momentum) * old + momentum * new
+            assert_within(got, ref, u * (size + 2) + rounded(ref, got.dtype), "running")
+
+    def unmoved(self):
+        """Whether running statistics are as they were."""
+        rows = zip(self._running[:2], self._before, strict=True)
+        return all(np.array_equal(row, before) for row, before in rows)
+
     def arguments(self):
         """In the order of ``batch_norm``."""
         inputs = (self.x, self.scale, self.bias, self.axis, self.eps)
@@ -119,3 +143,37 @@ class ForwardCase:
         assert_within(self.mean, mean, u * largest + rounded(mean, self.mean.dtype), "mean")
         bound = u * inv_std * (1 + (largest * inv_std) ** 2) + rounded(inv_std, self.mean.dtype)
         assert_within(self.inv_std, inv_std, bound, "inv_std")
+
+
+class InferenceCase:
+    """The arguments of a call with known statistics, and what must come out of it."""
+
+    def __init__(self, shape, axis, types, *, layouts=("C", "C"), affine=True, seed=2):
+        rng = np.random.default_rng(seed)
+        data, statistic, parameter = types
+        self.x = LAYOUTS[layouts[0]]((2 * rng.standard_normal(shape) + 0.5).astype(data))
+        self.y = LAYOUTS[layouts[1]](np.full(shape, np.nan, data))
+        self._x, self.axis, self.eps = self.x.copy(), axis, 1e-3
+        vectors = rng.standard_normal((2, shape[axis])).astype(parameter)
+        self.scale, self.bias = vectors if affine else (None, None)
+        self.mean = rng.standard_normal(shape[axis]).astype(statistic)
+        self.var = rng.uniform(0, 3, shape[axis]).astype(statistic)
+
+    def arguments(self):
+        """In the order of ``batch_norm_inference``."""
+        inputs = (self.x, self.scale, self.bias, self.mean, self.var, self.axis, self.eps)
+        return (*inputs, self.y)
+
+    def check(self):
+        """Compare with the formula in float64."""
+        along = [1] * self._x.ndim
+        along[self.axis] = -1
+        x, mean, var = (a.astype(np.float64) for a in (self._x, self.mean, self.var))
+        given = ((self.scale, 1), (self.bias, 0))
+        vectors = (np.full(len(mean), fill) if a is None else a for a, fill in given)
+        scale, bias = (vector.astype(np.float64).reshape(along) for vector in vectors)
+        factor = scale / np.sqrt(var.reshape(along) + self.eps)
+        y = (x - mean.reshape(along)) * factor + bias
+        size = (np.abs(x) + np.abs(mean.reshape(along))) * np.abs(factor) + np.abs(bias)
+        u = FACTOR * UNIT[accumulation_name(str(self.x.dtype))]
+        assert_within(self.y, y, u * size + rounded(y, self.y.dtype), "y")

@@ -5,8 +5,7 @@ import subprocess
 
 import pytest
 
-from gradkit._cuda import batch_normalization
-from gradkit._cuda.cudnn import library
+from gradkit._cuda.cudnn import engines, library
 from tests.cudnn import header
 from tests.cudnn.fake import FakeCudnn
 
@@ -32,7 +31,7 @@ def build(tmp_path_factory):
 @pytest.fixture
 def install(monkeypatch):
     """Make a binding the process' cuDNN for one test."""
-    monkeypatch.setattr(batch_normalization, "_warned", False)
+    monkeypatch.setattr(engines, "_warned", False)
 
     def put(bindings=None, **options):
         cudnn = library.Cudnn(bindings or FakeCudnn(**options))

@@ -101,6 +101,9 @@ class FakeCudnn:
     def batchNormalizationForwardTraining(self, *arguments):
         self._run("Forward", self._forward, arguments)
 
+    def batchNormalizationForwardInference(self, *arguments):
+        self._run("Inference", self._inference, arguments)
+
     def batchNormalizationBackward(self, *arguments):
         self._run("Backward", self._backward, arguments)
 
@@ -109,7 +112,6 @@ class FakeCudnn:
         running_mean, running_variance, epsilon, mean, inv_std = rest
         self._accept("ForwardTraining", xd, yd)
         assert 0 <= factor <= 1
-        assert running_mean == running_variance == 0
         x, y = self._data(xd, x), self._data(yd, y)
         vectors = [self._vector(vd, pointer) for pointer in (scale, bias, mean, inv_std)]
         scale, bias, mean, inv_std = vectors
@@ -121,6 +123,24 @@ class FakeCudnn:
         deviation = 1 / np.sqrt(variance + epsilon)
         y[...] = (wide - centre) * deviation * scale + bias
         mean[...], inv_std[...] = centre, deviation
+        assert bool(running_mean) == bool(running_variance)
+        if not running_mean:
+            return
+        count = x.size // x.shape[1]
+        moved = (running_mean, centre), (running_variance, variance * (count / (count - 1)))
+        for pointer, new in moved:
+            running = self._vector(vd, pointer)
+            running[...] = running.astype(np.float64) * (1 - factor) + new * factor
+
+    def _inference(self, *arguments):
+        _, _, alpha, beta, xd, x, yd, y, vd, scale, bias, mean, variance, epsilon = arguments
+        self._accept("ForwardInference", xd, yd)
+        x, y = self._data(xd, x), self._data(yd, y)
+        assert not np.shares_memory(x, y)
+        vectors = [self._vector(vd, pointer) for pointer in (scale, bias, mean, variance)]
+        scale, bias, mean, variance = (vector.astype(np.float64) for vector in vectors)
+        assert self._scalars(vd, alpha, beta) == (1, 0)
+        y[...] = (x.astype(np.float64) - mean) * scale / np.sqrt(variance + epsilon) + bias
 
     def _backward(self, *arguments):
         scalars = arguments[2:6]

@@ -29,6 +29,12 @@ PROTOTYPES = {
         "void *resultRunningVariance, double epsilon, void *resultSaveMean, "
         "void *resultSaveInvVariance"
     ),
+    "cudnnBatchNormalizationForwardInference": (
+        "cudnnHandle_t handle, cudnnBatchNormMode_t mode, void *alpha, void *beta, "
+        "cudnnTensorDescriptor_t xDesc, void *x, cudnnTensorDescriptor_t yDesc, void *y, "
+        "cudnnTensorDescriptor_t bnScaleBiasMeanVarDesc, void *bnScale, void *bnBias, "
+        "void *estimatedMean, void *estimatedVariance, double epsilon"
+    ),
     "cudnnBatchNormalizationBackward": (
         "cudnnHandle_t handle, cudnnBatchNormMode_t mode, void *alphaDataDiff, "
         "void *betaDataDiff, void *alphaParamDiff, void *betaParamDiff, "

@@ -10,10 +10,10 @@ import pytest
 
 import gradkit
 from gradkit import _numpy
-from gradkit._cuda import CudaBackend, batch_normalization
-from gradkit._cuda.cudnn import library
+from gradkit._cuda import CudaBackend, batch_normalization, inference_batch_normalization
+from gradkit._cuda.cudnn import engines, library
 from gradkit.errors import BackendUnavailableError, CudnnError
-from tests.cudnn.cases import COMBINATIONS, Case, ForwardCase
+from tests.cudnn.cases import COMBINATIONS, Case, ForwardCase, InferenceCase
 from tests.cudnn.fake import HostDevice
 
 pytestmark = pytest.mark.cuda
@@ -30,7 +30,8 @@ def native(monkeypatch):
     def stand_in(name):
         def launcher(device, call):
             calls.append(name)
-            getattr(_numpy, name)(*call)
+            options = {"running": call.running} if name == "batch_norm" else {}
+            getattr(_numpy, name)(*(call[:-1] if options else call), **options)
 
         return launcher
 
@@ -40,12 +41,15 @@ def native(monkeypatch):
         "channels",
         types.SimpleNamespace(**{name: stand_in(name) for name in names}),
     )
+    name = "batch_norm_inference"
+    known = types.SimpleNamespace(**{name: stand_in(name)})
+    monkeypatch.setattr(inference_batch_normalization, "known_channels", known)
     return calls
 
 
 @pytest.fixture
 def missing(monkeypatch):
-    monkeypatch.setattr(batch_normalization, "_warned", False)
+    monkeypatch.setattr(engines, "_warned", False)
     monkeypatch.setattr(library, "_found", BackendUnavailableError("cuDNN is away. pip install it"))
 
 
@@ -65,6 +69,36 @@ def test_cudnn_where_it_is(install, native, engine):
     assert list(_both(engine)) == ["cudnn", "cudnn"]
     assert not native
     assert {(mode, stream) for _, _, mode, stream in cudnn.bindings.calls} == {(1, 7)}
+
+
+def test_known_statistics_by_cudnn_where_it_is(install, native):
+    cudnn, run = install(most=4), CudaBackend(DEVICE).batch_norm_inference
+    for shape, engine, ran in [
+        ((4, 3, 2), None, "cudnn"),
+        ((4, 3, 2), "cudnn", "cudnn"),
+        ((4, 3, 2), "native", "native"),
+        ((5, 3, 2), None, "native"),
+        ((5, 3, 2), None, "native"),
+    ]:
+        case = InferenceCase(shape, 1, F32)
+        assert run(*case.arguments(), engine) == ran
+        case.check()
+    assert cudnn.bindings.asked == 3  # a refused case is not asked for again
+    assert native == ["batch_norm_inference"] * 3
+
+
+def test_running_statistics_move_once_whoever_moves_them(install, native):
+    """cuDNN; our own code if it fails, or would round them, of which other cases know nothing."""
+    cudnn, run = install(), CudaBackend(DEVICE).batch_norm
+    for dtype, ran in (("float64", "native"), ("float32", "cudnn"), ("float64", "native")):
+        case = ForwardCase((4, 3, 2), 1, F32)
+        assert run(*case.arguments(), None, case.running(dtype, 0.3)) == ran
+        case.check_running()
+        case.check()
+    cudnn.bindings.fails = "CUDNN_STATUS_NOT_SUPPORTED"
+    case = ForwardCase((4, 3, 9), 1, F32)
+    assert run(*case.arguments(), None, case.running("float32", 0.3)) == "native"
+    case.check_running()
 
 
 def test_persistent_is_for_those_who_ask(install, native):

@@ -15,7 +15,14 @@ from gradkit import last_engine
 from gradkit._dtypes import dtype_named
 from gradkit.errors import CudnnError
 from tests.backends import Backend, has_gpu, span
-from tests.cudnn.cases import COMBINATIONS, MIXTURES, SHAPES, Case, ForwardCase
+from tests.cudnn.cases import (
+    COMBINATIONS,
+    MIXTURES,
+    SHAPES,
+    Case,
+    ForwardCase,
+    InferenceCase,
+)
 
 if not has_gpu():
     pytest.skip("no CUDA device", allow_module_level=True)
@@ -23,7 +30,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.cudnn]
 F32, F16 = COMBINATIONS[0], COMBINATIONS[2]
 LARGER = [(8, 64, 14, 14), (32, 16, 7, 7), (4, 130, 33), (257, 96)]
 REAL = [row for row in MIXTURES if "misaligned" not in row]
-ARRAYS = ("dy", "x", "scale", "bias", "mean", "inv_std", "dx", "dscale", "dbias", "y")
+ARRAYS = ("dy", "x", "scale", "bias", "mean", "var", "inv_std", "dx", "dscale", "dbias", "y")
 
 
 @pytest.fixture(scope="module")
@@ -87,11 +94,15 @@ def _has(cupy, dtype):
 @pytest.mark.parametrize("engine", ["cudnn", "native"])
 @pytest.mark.parametrize("types", COMBINATIONS, ids=lambda row: "-".join(map(str, row)))
 @pytest.mark.parametrize("affine", [True, False])
-@pytest.mark.parametrize("kind", [Case, ForwardCase])
+@pytest.mark.parametrize("kind", [Case, ForwardCase, InferenceCase])
 def test_every_combination_shape_axis_and_layout(cupy, backend, kind, types, affine, engine):
     if not all(_has(cupy, dtype) for dtype in types):
         pytest.skip(f"CuPy {cupy.__version__} has no bfloat16")
-    launch = backend.batch_norm_grad if kind is Case else backend.batch_norm
+    launch = {
+        Case: backend.batch_norm_grad,
+        ForwardCase: backend.batch_norm,
+        InferenceCase: backend.batch_norm_inference,
+    }[kind]
     for shape in SHAPES + LARGER:
         for axis in range(len(shape)):
             for layouts in REAL if shape in SHAPES else REAL[:1]:

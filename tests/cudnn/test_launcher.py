@@ -9,9 +9,12 @@ from gradkit._cuda.cudnn import batch_normalization as launcher
 from gradkit._cuda.cudnn.face import Bindings
 from gradkit._cuda.cudnn.library import Cudnn
 from gradkit._cuda.launch.channels import Forward, Gradient
+from gradkit._cuda.launch.known_channels import Inference
 from gradkit.errors import CudnnError
-from tests.cudnn.cases import COMBINATIONS, MIXTURES, SHAPES, Case, ForwardCase
+from tests.cudnn.cases import COMBINATIONS, MIXTURES, SHAPES, Case, ForwardCase, InferenceCase
 from tests.cudnn.fake import FakeCudnn, HostDevice
+
+pytestmark = pytest.mark.cuda
 
 TYPE_IDS = ["-".join(map(str, row)) for row in COMBINATIONS]
 F32 = COMBINATIONS[0]
@@ -26,7 +29,7 @@ def _axes():
     return [(shape, axis) for shape in SHAPES for axis in range(len(shape))]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("types", COMBINATIONS, ids=TYPE_IDS)
 @pytest.mark.parametrize("affine", [True, False])
 def test_every_shape_axis_and_mixture_backward(cudnn, types, affine):
@@ -38,7 +41,7 @@ def test_every_shape_axis_and_mixture_backward(cudnn, types, affine):
     assert not cudnn.bindings.descriptors
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("types", COMBINATIONS, ids=TYPE_IDS)
 @pytest.mark.parametrize("affine", [True, False])
 def test_every_shape_axis_and_mixture_forward(cudnn, types, affine):
@@ -69,6 +72,64 @@ def test_broadcast_dy(cudnn):
     case.check()
 
 
+@pytest.mark.sampled(7)
+@pytest.mark.parametrize("types", COMBINATIONS, ids=TYPE_IDS)
+@pytest.mark.parametrize("affine", [True, False])
+def test_every_shape_axis_and_mixture_by_known_statistics(cudnn, types, affine):
+    for shape, axis in _axes():
+        for layouts in MIXTURES:
+            case = InferenceCase(shape, axis, types, layouts=layouts[1:], affine=affine)
+            launcher.batch_norm_inference(cudnn, HostDevice(), Inference(*case.arguments()))
+            case.check()
+    case = InferenceCase((2, 3, 4), 1, types)
+    case.y = case.x
+    launcher.batch_norm_inference(cudnn, HostDevice(), Inference(*case.arguments()))
+    case.check()
+    assert not cudnn.bindings.descriptors
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("types", COMBINATIONS, ids=TYPE_IDS)
+def test_running_statistics(cudnn, types, momentum):
+    case = ForwardCase((4, 3, 5), 1, types)
+    for dtype in set(types[1:]):
+        call = Forward(*case.arguments(), case.running(dtype, momentum))
+        launcher.batch_norm(cudnn, HostDevice(), call)
+        case.check()
+        case.check_running()
+
+
+@pytest.mark.parametrize(("momentum", "kept"), [(1.0, False), (0.0, True)])
+def test_running_statistics_without_weight_are_left_out(cudnn, momentum, kept):
+    case = ForwardCase((4, 3, 5), 1, F32)
+    running = case.running("float32", momentum)
+    (case.x if kept else running.mean)[...] = np.nan
+    launcher.batch_norm(cudnn, HostDevice(), Forward(*case.arguments(), running))
+    assert case.unmoved() == kept
+    if not kept:
+        case.check_running()
+
+
+def test_a_failed_call_moves_no_running_statistics():
+    cudnn = Cudnn(FakeCudnn(fails="CUDNN_STATUS_EXECUTION_FAILED"))
+    case = ForwardCase((4, 3, 5), 1, F32)
+    with pytest.raises(CudnnError, match="EXECUTION_FAILED"):
+        launcher.batch_norm(
+            cudnn, HostDevice(), Forward(*case.arguments(), case.running("float32", 0.3))
+        )
+    assert case.unmoved()
+
+
+def test_running_statistics_that_cudnn_would_round(cudnn):
+    case = ForwardCase((4, 3, 5), 1, F32)
+    call = Forward(*case.arguments(), case.running("float64", 0.3))
+    with pytest.raises(CudnnError, match="in float64 would be rounded") as caught:
+        launcher.batch_norm(cudnn, HostDevice(), call)
+    assert caught.value.unsupported
+    assert case.unmoved()
+    assert not cudnn.bindings.asked
+
+
 class Recorder(FakeCudnn):
     """Keeps the arguments of batch norm by their names in the face, and the descriptors."""
 
@@ -77,6 +138,9 @@ class Recorder(FakeCudnn):
 
     def batchNormalizationForwardTraining(self, *args):
         self._keep("batchNormalizationForwardTraining", args)
+
+    def batchNormalizationForwardInference(self, *args):
+        self._keep("batchNormalizationForwardInference", args)
 
     def _keep(self, name, args):
         signature = inspect.signature(getattr(Bindings, name))
@@ -146,6 +210,24 @@ def test_forward_arguments():
     }.items():
         assert given[key] == array.ctypes.data, key
     assert given["resultRunningMean"] == given["resultRunningVariance"] == 0
+    assert given["epsilon"] == case.eps
+    assert given["xDesc"] == given["yDesc"]
+
+
+def test_arguments_by_known_statistics():
+    recorder = Recorder()
+    case = InferenceCase((2, 3, 4), 1, F32)
+    launcher.batch_norm_inference(Cudnn(recorder), HostDevice(), Inference(*case.arguments()))
+    given = recorder.given
+    for key, array in {
+        "x": case.x,
+        "y": case.y,
+        "bnScale": case.scale,
+        "bnBias": case.bias,
+        "estimatedMean": case.mean,
+        "estimatedVariance": case.var,
+    }.items():
+        assert given[key] == array.ctypes.data, key
     assert given["epsilon"] == case.eps
     assert given["xDesc"] == given["yDesc"]
 

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from gradkit._cuda import CudaBackend
-from gradkit._cuda import batch_normalization as engines
-from gradkit._cuda.cudnn import batch_normalization, bindings9, face, library, search
+from gradkit._cuda import batch_normalization as operations
+from gradkit._cuda.cudnn import batch_normalization, bindings9, engines, face, library, search
 from gradkit._dtypes import FLOATS
 from gradkit.errors import CudnnError
 from tests.backends import has_gpu
@@ -170,10 +170,10 @@ def test_without_a_handle_it_runs_on_our_own_kernels(cudnn, no_gpu, monkeypatch)
 
     monkeypatch.setattr(engines, "_warned", False)
     stand_in = types.SimpleNamespace(
-        batch_norm=lambda device, call: _numpy.batch_norm(*call),
+        batch_norm=lambda device, call: _numpy.batch_norm(*call[:-1]),
         batch_norm_grad=lambda device, call: _numpy.batch_norm_grad(*call),
     )
-    monkeypatch.setattr(engines, "channels", stand_in)
+    monkeypatch.setattr(operations, "channels", stand_in)
     backward, forward = (kind((2, 3, 4), 1, COMBINATIONS[0]) for kind in (Case, ForwardCase))
     with pytest.warns(RuntimeWarning, match="CUDNN_STATUS_NOT_INITIALIZED"):
         CudaBackend(HostDevice()).batch_norm_grad(*backward.arguments())
@@ -189,7 +189,8 @@ def test_batch_norm_itself_is_there(cudnn):
     """A null handle is refused by the function's own checks, in the sub-library that has it."""
     library = ctypes.CDLL(cudnn.bindings.path)
     library.cudnnGetErrorString.restype = ctypes.c_char_p
-    for name in ("cudnnBatchNormalizationForwardTraining", "cudnnBatchNormalizationBackward"):
+    for name in ("ForwardTraining", "ForwardInference", "Backward"):
+        name = f"cudnnBatchNormalization{name}"
         function = getattr(library, name)
         function.argtypes = bindings9.PROTOTYPES[name]
         status = function(*(0 for _ in function.argtypes))

@@ -22,7 +22,7 @@ def native():
     return CudaBackend(EmulatedDevice(multiprocessors=1))
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("types", COMBINATIONS, ids=lambda row: "-".join(map(str, row)))
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("kind", [Case, ForwardCase])

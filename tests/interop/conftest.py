@@ -30,6 +30,12 @@ _QUIET = (
 # Without any of the big frameworks, these would be hundreds of skipped tests.
 NEEDY = ["test_agreement.py", "test_immutable.py", "test_torch.py"]
 collect_ignore = [] if REQUIRED or any(map(find_spec, ("torch", "jax", "tensorflow"))) else NEEDY
+# These import theirs at the top.
+_OWN = (
+    *(("torch", "test_gradkit_torch*.py"), ("torch", "test_shards.py")),
+    ("jax", "test_gradkit_jax*.py"),
+)
+collect_ignore_glob = [pattern for name, pattern in _OWN if not (REQUIRED or find_spec(name))]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

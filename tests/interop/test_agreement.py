@@ -133,6 +133,36 @@ def test_rms_norm_agrees_with_pytorch(drawn):
 
 
 @quick
+@given(rows())
+def test_residual_rms_norm_agrees_with_pytorch(drawn):
+    """Gradients of both summands, from views inside wider rows, with a scale stored less 1."""
+    torch = framework("torch")
+    dtype = str(drawn[0].dtype)
+    x, weight = _leaves(torch, *drawn[:2])
+    dy = torch.tensor(drawn[3])
+    residual = torch.flip(dy, [0]).requires_grad_()
+    s = x + residual
+    expected = torch.nn.functional.rms_norm(s, s.shape[-1:], 1 + weight, EPS)
+    ones = torch.ones_like(s)
+    wanted = torch.autograd.grad((expected, s), (x, residual, weight), (dy, ones))
+
+    def lie(tensor):
+        room = torch.full((*tensor.shape[:-1], tensor.shape[-1] + 3), float("nan"), dtype=s.dtype)
+        room[..., :-3] = tensor.detach()
+        return room[..., :-3]
+
+    y, total, inv_std = gradkit.add_rms_norm(lie(x), lie(residual), weight, eps=EPS, scale_offset=1)
+    agree(total, s.detach(), dtype, "s")
+    agree(y, expected.detach(), dtype, "y")
+    dx, dscale = gradkit.rms_norm_grad(
+        lie(dy), total, weight, inv_std, ds=lie(ones), scale_offset=1
+    )
+    for label, got, want in (("dx", dx, wanted[0]), ("dresidual", dx, wanted[1])):
+        agree(got, want, dtype, label)
+    agree(dscale, wanted[2], dtype, "dscale")
+
+
+@quick
 @given(rows(batch=True))
 def test_batch_norm_agrees_with_pytorch(drawn):
     torch = framework("torch")
@@ -147,6 +177,25 @@ def test_batch_norm_agrees_with_pytorch(drawn):
     found = gradkit.batch_norm_grad(dy, x, scale, mean, inv_std)
     for label, got, want in zip(("dx", "dscale", "dbias"), found, wanted, strict=True):
         agree(got, want, dtype, label)
+
+
+@quick
+@given(rows(batch=True), st.booleans())
+def test_group_norm_agrees_with_pytorch(drawn, last):
+    """Instance norm too, and channels-last tensors by their strides."""
+    torch = framework("torch")
+    dtype = str(drawn[0].dtype)
+    x, scale, bias = _leaves(torch, *drawn[:3])
+    dy, channels = torch.tensor(drawn[3]), len(drawn[1])
+    laid = (lambda t: t.movedim(1, -1).contiguous().movedim(-1, 1)) if last else (lambda t: t)
+    for groups in (n for n in range(1, channels + 1) if channels % n == 0):
+        expected = torch.nn.functional.group_norm(x, groups, scale, bias, EPS)
+        wanted = torch.autograd.grad(expected, (x, scale, bias), dy)
+        y, mean, inv_std = gradkit.group_norm(laid(x.detach()), groups, scale, bias, eps=EPS)
+        agree(y, expected.detach(), dtype, "y")
+        found = gradkit.group_norm_grad(dy, laid(x.detach()), scale, mean, inv_std)
+        for label, got, want in zip(("dx", "dscale", "dbias"), found, wanted, strict=True):
+            agree(got, want, dtype, label)
 
 
 # JAX and optax

@@ -27,6 +27,9 @@ FUNCTIONS = {
     "clip": lambda grads: gradkit.clip_grad_norm(grads, 0.5),
     "clip, raise": lambda grads: gradkit.clip_grad_norm(grads, 0.5, nonfinite="raise"),
     "clipped": lambda grads: gradkit.clip_by_global_norm(grads, 0.5),
+    "blocks": lambda grads: gradkit.clip_grad_block_norm(grads, 0.5),
+    "rows": lambda grads: gradkit.clip_grad_block_norm(grads, 0.5, axis=(0, -1)),
+    "adaptive": lambda grads: gradkit.clip_by_adaptive_norm(grads, grads, 0.01, axis=1),
     "scale": lambda grads: gradkit.scale_grads(grads, 0.25),
     "clip value": lambda grads: gradkit.clip_grad_value(grads, 0.5),
     "zero": lambda grads: gradkit.zero_grad(grads),
@@ -118,7 +121,7 @@ def test_lists_give_what_the_cpu_gives(torch, function, layout):
         with cuda_tensors_on(EmulatedDevice(multiprocessors=1)):
             assert values(FUNCTIONS[function](grads)) == pytest.approx(result, rel=2**-7)
         assert values(grads) == pytest.approx(after, rel=2**-7)
-        written = function not in ("norm", "norms", "clipped")
+        written = function not in ("norm", "norms", "clipped", "adaptive")
         assert all((g._version > v) == written for g, v in zip(grads, before, strict=True))
 
 
@@ -143,6 +146,16 @@ def test_gradients_that_come_back_elsewhere_are_read_there(torch):
         assert gradkit.grad_norm(grads).item() == pytest.approx(value * 1500**0.5)
     gradkit.zero_grad(kept[1])
     assert [float(sum(grad.sum() for grad in grads)) for grads in kept] == [1500, 0, 4500]
+
+
+@pytest.mark.usefixtures("borrowed")
+def test_tensors_of_the_same_memory_in_another_shape(torch):
+    """What is borrowed of contiguous tensors is their number of elements."""
+    flat = torch.arange(1.0, 13.0)
+    for shape in ((3, 4), (4, 3), (2, 6), (3, 4)):
+        grads = [flat.view(shape), torch.ones(2, 2)]
+        norms = gradkit.clip_grad_block_norm(grads, np.inf, axis=1)
+        torch.testing.assert_close(norms[0], grads[0].double().norm(dim=1))
 
 
 def _sparse(to):
@@ -188,6 +201,87 @@ def test_shared_memory_is_refused_by_name(torch):
     with pytest.raises(ValueError, match=r"grads\[1\] overlaps itself"):
         gradkit.zero_grad([torch.ones(3), torch.ones(1).expand(3)])
     assert gradkit.grad_norm([whole + 1, whole + 1]).item() == pytest.approx(20**0.5)
+
+
+class Numbered(EmulatedDevice):
+    """One of several devices, of which the last one entered is current."""
+
+    current = None
+
+    def __init__(self, number):
+        super().__init__(multiprocessors=1)
+        self.number = number
+
+    @contextmanager
+    def active(self):
+        before, Numbered.current = Numbered.current, self
+        try:
+            yield
+        finally:
+            Numbered.current = before
+
+
+@contextmanager
+def cuda_tensors_on_both(number_of):
+    """While CPU tensors are CUDA ones of device 0 or 1; a new one is on the current device."""
+    backends = [CudaBackend(Numbered(number)) for number in range(2)]
+
+    def device_number(tensor):
+        return number_of.setdefault(id(tensor), getattr(Numbered.current, "number", None))
+
+    def borrow(owner, address, device, shape, strides, dtype):  # noqa: ARG001
+        return on_device(adapter._bits(owner), backends[device])
+
+    def on_stream(_, like):
+        return backends[number_of[id(like)]].device.active()
+
+    with (
+        cuda_tensors_on(Numbered(0)),
+        patch.object(adapter, "_device_number", device_number),
+        patch.object(adapter, "_device_numbers", lambda tensors: set(map(device_number, tensors))),
+        patch.object(adapter.Torch, "on_stream", on_stream),
+        patch.object(cuda, "borrow", borrow),
+        patch.object(gradients, "_device_of", lambda view: view.backend.device.number),
+    ):
+        yield
+
+
+@pytest.mark.parametrize(
+    "function",
+    ["norm", "norms", "clip", "clip, raise", "clipped", "scale", "clip value", "zero"],
+)
+def test_tensors_on_two_devices(torch, function):
+    """New tensors are where their gradients are, and the norm is where the first gradient is."""
+    grads = tensors(torch, 7)
+    result = FUNCTIONS[function](grads)
+    expected, after = values(result), values(grads)
+    grads, made = tensors(torch, 7), []
+    before = [grad._version for grad in grads]
+    number_of = {id(grad): 1 - k % 2 for k, grad in enumerate(grads)}
+    with cuda_tensors_on_both(number_of):
+        found = FUNCTIONS[function](grads)
+        made, wanted = [found], [1]
+        if function == "clipped":
+            made, wanted = [*found[0], found[1]], [*map(number_of.get, map(id, grads)), 1]
+        if found is not grads:
+            assert [number_of[id(tensor)] for tensor in made] == wanted
+    assert values(found) == pytest.approx(expected, rel=2**-7)
+    assert values(grads) == pytest.approx(after, rel=2**-7)
+    written = function not in ("norm", "norms", "clipped")
+    assert all((g._version > v) == written for g, v in zip(grads, before, strict=True))
+
+
+def test_a_host_tensor_among_those_of_two_devices_is_named(torch):
+    grads = [torch.ones(3) for _ in range(4)]
+    number_of = {id(grad): k % 2 for k, grad in enumerate(grads)}
+    with (
+        cuda_tensors_on_both(number_of),
+        patch.object(adapter, "_is_cuda", lambda tensor: tensor is not grads[2]),
+    ):
+        for call in (gradkit.grad_norm, lambda g: gradkit.clip_grad_norm(g, 1.0)):
+            with pytest.raises(ValueError, match=r"grads\[0\] and grads\[2\] are on different"):
+                call(grads)
+    assert all(grad.tolist() == [1, 1, 1] for grad in grads)
 
 
 def test_tensors_of_two_devices_are_refused_by_name(torch, borrowed, monkeypatch):

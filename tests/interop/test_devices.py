@@ -208,7 +208,7 @@ def test_the_order_holds_after_an_error_too(cupy):
 
 def test_arrays_of_two_devices_are_refused(cupy):
     with pytest.raises(ValueError, match=r"grads\[0\] and grads\[2\] are on different devices"):
-        gradkit.grad_norm([cupy.ndarray(0), cupy.ndarray(0), cupy.ndarray(1)])
+        gradkit.clip_grad_block_norm([cupy.ndarray(0), cupy.ndarray(0), cupy.ndarray(1)], 1.0)
 
 
 def test_arguments_of_two_devices_are_refused(cupy):
@@ -292,7 +292,9 @@ def test_cuda_hazards_are_refused(cuda_torch):
     with pytest.raises(ValueError, match="different devices"):
         gradkit.grad_norm([torch.ones(2, device="cuda"), torch.ones(2)])
     with pytest.raises(ValueError, match=r"grads\[?0?\]? and coefficient are on different devices"):
-        gradkit.scale_grads(torch.ones(2, device="cuda"), torch.tensor(0.5))
+        gradkit.scale_grads(torch.ones(2), torch.tensor(0.5, device="cuda"))
+    halved = gradkit.scale_grads(torch.ones(2, device="cuda"), torch.tensor(0.5))
+    assert halved.tolist() == [0.5, 0.5]
 
 
 @pytest.mark.gpu
@@ -366,6 +368,55 @@ def test_cupys_side_stream_is_the_one_that_works(gpu, spin):
     side.synchronize()
     assert float(norm) == 2048
     assert float(after.sum()) == pytest.approx(1024, rel=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("busy", [0, 1])
+def test_two_gpus_wait_for_each_other(gpu, spin, busy):
+    """Each is slow in turn; the other one's part of the norm and of the clip comes after."""
+    if gpu.cuda.runtime.getDeviceCount() < 2:
+        pytest.skip("one CUDA device")
+    grads = []
+    for number in (0, 1):
+        with gpu.cuda.Device(number):
+            grads.append(gpu.zeros(1 << 20, gpu.float32))
+            gpu.cuda.Device().synchronize()
+    for number, grad in enumerate(grads):
+        with gpu.cuda.Device(number):
+            if number == busy:
+                spin()
+            grad.fill(2)
+            limit = grad[0] / 2  # on the second one
+    clipped, norm = gradkit.clip_by_global_norm(grads, limit)
+    assert gradkit.clip_grad_norm(grads, 1.0).device == norm.device == grads[0].device
+    assert float(norm) == pytest.approx(2**11.5)
+    for number, (grad, copy) in enumerate(zip(grads, clipped, strict=True)):
+        with gpu.cuda.Device(number):
+            assert grad.device == copy.device == gpu.cuda.Device()
+            assert bool((grad == copy).all())
+            assert float(grad[0]) == pytest.approx(2**-10.5, rel=1e-6)
+
+
+@pytest.mark.gpu
+def test_torch_streams_of_two_gpus_wait_for_each_other(cuda_torch):
+    torch = cuda_torch
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one CUDA device")
+    grads = [torch.zeros(1 << 20, device=f"cuda:{number}") for number in (1, 0)]
+    sides = [torch.cuda.Stream(grad.device) for grad in grads]
+    torch.cuda.synchronize(0), torch.cuda.synchronize(1)
+    with torch.cuda.stream(sides[0]), torch.cuda.stream(sides[1]):
+        torch.cuda._sleep(200_000_000)  # on the stream entered last
+        for grad in grads:
+            grad.fill_(2.0)
+        norm = gradkit.clip_grad_norm(grads, 1.0)
+        after = [grad.clone() for grad in grads]
+    for side in sides:
+        side.synchronize()
+    assert norm.device == grads[0].device
+    assert norm.item() == pytest.approx(2**11.5)
+    for grad in after:
+        torch.testing.assert_close(grad, torch.full_like(grad, 2**-10.5))
 
 
 @pytest.mark.gpu

@@ -1,5 +1,7 @@
 """Any other object with ``__dlpack__``: what it exports is checked before it is believed."""
 
+from types import SimpleNamespace
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -155,5 +157,32 @@ def test_without_cupy_a_cuda_array_says_what_to_install(monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(gradkit.BackendUnavailableError, match=r"gradkit\[cuda12\]"):
+    with pytest.raises(gradkit.BackendUnavailableError, match=r"pip install '\.\[cuda12\]'"):
+        gradkit.grad_norm(Producer(np.ones(3), (2, 0)))
+
+
+class NoDriverError(RuntimeError):
+    """What CuPy raises."""
+
+
+@pytest.mark.parametrize("driver", [False, True])
+def test_a_claim_to_be_on_cuda_where_there_is_none(monkeypatch, driver):
+    """CuPy is there, its driver is not; with one, the producer's own error is quoted."""
+    from gradkit._frameworks import cuda
+
+    def fail(*_):
+        raise NoDriverError("cudaErrorInsufficientDriver")
+
+    runtime = SimpleNamespace(
+        getDeviceCount=(lambda: 1) if driver else fail, CUDARuntimeError=NoDriverError
+    )
+    fake = SimpleNamespace(from_dlpack=fail, cuda=SimpleNamespace(runtime=runtime))
+    monkeypatch.setattr(cuda, "cupy", lambda: fake)
+    error = TypeError if driver else gradkit.BackendUnavailableError
+    message = (
+        "grads cannot be read through DLPack: cudaErrorInsuff"
+        if driver
+        else "CUDA cannot be used: cudaErrorInsuff"
+    )
+    with pytest.raises(error, match=message):
         gradkit.grad_norm(Producer(np.ones(3), (2, 0)))

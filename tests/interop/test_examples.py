@@ -4,6 +4,7 @@ import re
 import runpy
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from .libraries import framework
@@ -23,8 +24,10 @@ def load(name, *needed):
     [
         ("torch_training_loop", ("torch",)),
         ("jax_training_step", ("jax",)),
+        ("jax_whole_step", ("jax",)),
         ("cupy_training_loop", ()),
         ("thinc_model", ("thinc",)),
+        ("tensorflow_norms", ("tensorflow",)),
     ],
 )
 def test_a_training_loop_learns(name, needed):
@@ -62,6 +65,51 @@ def test_autograd_functions_refuse_to_be_differentiated_twice(torch):
     (dx,) = torch.autograd.grad((y**2).sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         dx.sum().backward()
+
+
+def test_the_tensorflow_norm_has_tensorflows_gradients(tf):
+    """In eager mode and in a graph."""
+    norm = runpy.run_path(str(EXAMPLES / "tensorflow_norms.py"))["rms_norm"]
+    x, scale = tf.random.normal((4, 6), dtype=tf.float64), tf.linspace(0.5, 2.0, 6)
+    scale = tf.cast(scale, tf.float64)
+
+    def by_tf(x, scale):
+        return x / tf.sqrt(tf.reduce_mean(x**2, -1, keepdims=True) + 1e-6) * scale
+
+    def gradients(f):
+        with tf.GradientTape() as tape:
+            tape.watch([x, scale])
+            loss = tf.reduce_sum(f(x, scale) ** 3)
+        return tape.gradient(loss, [x, scale])
+
+    wanted = gradients(by_tf)
+    for found in (gradients(norm), tf.function(lambda: gradients(norm))()):
+        for got, ref in zip(found, wanted, strict=True):
+            assert got.shape == ref.shape
+            assert got.numpy() == pytest.approx(ref.numpy(), rel=1e-10, abs=1e-12)
+
+
+def test_the_thinc_layer_has_the_gradients_of_thincs_own():
+    """Under a name of the caller's, from a configuration, and through saved bytes."""
+    thinc = framework("thinc.api")
+    layer = runpy.run_path(str(EXAMPLES / "thinc_model.py"))["GradkitLayerNorm"]
+    thinc.registry.layers("a_name_of_ours.v1", func=layer)
+    config = {"model": {"@layers": "a_name_of_ours.v1", "width": 6}}
+    rng = np.random.default_rng(0)
+    x, dy = rng.normal(1, 2, (2, 5, 6)).astype("f4")
+    scale, bias = rng.normal(1, 1, (2, 6)).astype("f4")
+    made, own = (thinc.registry.resolve(config)["model"], thinc.LayerNorm(6))
+    for model, names in ((made, ("scale", "bias")), (own, ("G", "b"))):
+        model.initialize(X=x)
+        for name, value in zip(names, (scale, bias), strict=True):
+            model.set_param(name, value)
+    made = layer(6).from_bytes(made.to_bytes())
+    results = []
+    for model, names in ((made, ("scale", "bias")), (own, ("G", "b"))):
+        y, backprop = model(x, is_train=True)
+        results.append([y, backprop(dy.copy()), *(model.get_grad(name) for name in names)])
+    for got, ref in zip(*results, strict=True):
+        assert got == pytest.approx(ref, rel=1e-4, abs=1e-5)
 
 
 def test_the_code_of_the_page_runs():

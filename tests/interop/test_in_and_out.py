@@ -120,6 +120,13 @@ def _normalisations(x, scale, bias, dy):
         gradkit.batch_norm_grad(dy, x, scale, b_mean, b_inv_std),
         strict=True,
     )
+    g, g_mean, g_inv_std = gradkit.group_norm(x, 1, scale, bias)
+    found |= {"group": g, "group_mean": g_mean, "group_inv_std": g_inv_std}
+    found |= zip(
+        ("group_dx", "group_dscale", "group_dbias"),
+        gradkit.group_norm_grad(dy, x, scale, g_mean, g_inv_std),
+        strict=True,
+    )
     return found
 
 
@@ -227,6 +234,18 @@ def test_frameworks_may_not_be_mixed(lib):
         gradkit.layer_norm(ours, numpys)
     with pytest.raises(TypeError, match="x is a numpy array and dy a"):
         gradkit.rms_norm_grad(ours, numpys, None, numpys)
+
+
+@pytest.mark.parametrize("ours", [False, True])
+def test_a_number_may_be_of_another_framework(lib, ours):
+    """On the host; NumPy's gradients too."""
+    number = lib.make(np.array(2.5, np.float32))
+    grads = lib.make(np.array([3.0, 4.0], np.float32)) if ours else np.array([3.0, 4.0])
+    clipped, norm = gradkit.clip_by_global_norm([grads], number, scale=np.float32(1))
+    assert float(norm) == 5
+    read = lib.read(clipped[0]) if ours else clipped[0]
+    np.testing.assert_allclose(read, [1.5, 2.0], rtol=1e-7)
+    assert float(gradkit.grad_norm([grads], scale=number)) == 12.5
 
 
 def test_reduce_gets_and_gives_the_callers_type(lib):

@@ -269,7 +269,7 @@ def test_a_dtensor_is_refused_and_its_shard_taken(run_alone):
             dist.init_process_group("gloo", init_method=f"file://{folder}/x", rank=0, world_size=1)
             mesh = init_device_mesh("cpu", (1,))
             grad = distribute_tensor(torch.tensor([3.0, 4.0]), mesh, [Shard(0)])
-            with pytest.raises(TypeError, match=r"is a DTensor.*to_local\\(\\).*reduce="):
+            with pytest.raises(TypeError, match=r"is a DTensor.*shards_of"):
                 gradkit.clip_grad_norm([grad], 1.0)
             assert grad.to_local().tolist() == [3, 4]
 

@@ -77,6 +77,7 @@ def rows_of(source, arch=90):
     return [code_row(each, NVRTC) for each in measure(compile_case(Planted(source), arch))]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.usefixtures("needs_tools")
 @pytest.mark.parametrize("column", WORSE)
 def test_a_planted_worsening_fails_with_its_row_and_column(column):

@@ -1,4 +1,4 @@
-"""Run mutants against their tests, one at a time; ``RESULTS.md`` keeps which test killed each.
+"""Run mutants against their tests, on all cores; ``RESULTS.md`` keeps which test killed each.
 
 ``python -m tests.mutants [--fast] [--resume] [--only WORD]``; exits 1 if one survives.
 """
@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from tests.mutants import results
 from tests.mutants.faults import FAMILIES
@@ -18,7 +19,8 @@ from tests.mutants.results import Result
 from tests.mutants.table import MUTANTS, Mutant
 
 LIMIT_S = 300
-_NO_SUCH_TEST = 4  # pytest's exit status; 3 and 5 are complaints of its own too
+_NO_SUCH_TEST, _NOTHING_CHOSEN = 4, 5  # pytest's exit statuses; 3 is a complaint of its own too
+_KINDS = ("not slow", "slow")  # of tests, the quick ones first
 _TEST = re.compile(r"^(tests/\S+\.py::.+?)(?: (?:PASSED|FAILED|ERROR|SKIPPED).*)? *$", re.M)
 
 
@@ -41,13 +43,15 @@ def main() -> int:
     again = {m.name for m in chosen}
     found = {name: result for name, result in before.items() if name not in again}
     survivors = []
-    for mutant in chosen:
-        result = run(mutant, before | found)
-        print(f"{result.seconds:6.1f} s  {mutant.name}: {result.killer or 'SURVIVED'}", flush=True)
-        found[mutant.name] = result
-        survivors += [] if result.killer else [mutant.name]
-        if not options.fast:
-            results.write([found[m.name] for m in MUTANTS if m.name in found])
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for result in pool.map(lambda mutant: run(mutant, before | found), chosen):
+            print(
+                f"{result.seconds:6.1f} s  {result.name}: {result.killer or 'SURVIVED'}", flush=True
+            )
+            found[result.name] = result
+            survivors += [] if result.killer else [result.name]
+            if not options.fast:
+                results.write([found[m.name] for m in MUTANTS if m.name in found])
     print(f"{len(chosen) - len(survivors)} killed, {len(survivors)} survived", *survivors, sep="\n")
     return 1 if survivors else 0
 
@@ -58,7 +62,7 @@ def run(mutant: Mutant, known: dict[str, Result]) -> Result:
     likely = {r.killer for r in known.values() if r.name.startswith(f"{mutant.file}:")}
     for tests in ((own,), tuple(sorted(likely - {own, ""})), mutant.tests):
         start = time.perf_counter()
-        killer = _killer(mutant, tests) if any(tests) else ""
+        killer = next(filter(None, (_killer(mutant, tests, kind) for kind in _KINDS)), "")
         seconds = time.perf_counter() - start
         if killer:
             if killer != own:
@@ -67,15 +71,21 @@ def run(mutant: Mutant, known: dict[str, Result]) -> Result:
     return Result(mutant.name, killer, seconds)
 
 
-def _killer(mutant: Mutant, tests: tuple[str, ...]) -> str:
-    """The first test that fails, hangs or crashes, or "" if none does."""
-    planted = ("-p", "tests.mutants.plugin", "--mutant", mutant.file, mutant.old, mutant.new)
-    status, output = _pytest(tests, "-m", mutant.marker, *planted, compiled=mutant.compiled)
-    if status == _NO_SUCH_TEST and tests != mutant.tests:  # it was there the last time
+def _killer(mutant: Mutant, tests: tuple[str, ...], kind: str) -> str:
+    """The first test of that kind that fails, hangs or crashes, or "" if none does."""
+    if not any(tests):
         return ""
-    if status in (3, 4, 5) or "g++ rejects the source" in output:
+    planted = ("-p", "tests.mutants.plugin", "--mutant", mutant.file, mutant.old, mutant.new)
+    marker = f"({mutant.marker}) and {kind}"
+    status, output = _pytest(tests, "-m", marker, *planted, compiled=mutant.compiled)
+    if status == _NOTHING_CHOSEN or (status == _NO_SUCH_TEST and tests != mutant.tests):
+        return ""  # a test that is no longer there, or of the other kind
+    if status in (3, 4) or "g++ rejects the source" in output:
         raise RuntimeError(f"not a mutant: {mutant.name}\n{output[-4000:]}")
-    return (_TEST.findall(output) or tests)[-1] if status else ""
+    at: str = (_TEST.findall(output) or tests)[-1]
+    if status is None and tests != (at,):  # a test that hangs, or a slow machine
+        return _killer(mutant, (at,), kind)
+    return at if status != 0 else ""
 
 
 @functools.cache
@@ -86,8 +96,8 @@ def _check_green(test: str, *, compiled: bool) -> None:
         sys.exit(f"this fails without any mutant:\n{output[-4000:]}")
 
 
-def _pytest(tests: tuple[str, ...], *extra: str, compiled: bool = False) -> tuple[int, str]:
-    """The exit status, 1 where time ran out, and what was printed."""
+def _pytest(tests: tuple[str, ...], *extra: str, compiled: bool = False) -> tuple[int | None, str]:
+    """The exit status, or none where time ran out, and what was printed."""
     command = (sys.executable, "-m", "pytest", "-v", "-x", "--no-header", *extra, *tests)
     environment = {
         **os.environ,
@@ -100,7 +110,7 @@ def _pytest(tests: tuple[str, ...], *extra: str, compiled: bool = False) -> tupl
             command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S
         )
     except subprocess.TimeoutExpired as stopped:
-        return 1, (stopped.stdout or b"").decode()
+        return None, (stopped.stdout or b"").decode()
     return finished.returncode, finished.stdout
 
 

@@ -46,8 +46,8 @@ EQUIVALENT: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "one more round of a block, which finds nothing to do",
-        r"batch_norm(_grad)?\.cu|column_sums\.cu|layer_norm(_grad|_grad_wide)?\.cu",
-        r"<= for <: `for \(i64 (start|first|channel) = .*(start|first|ahead) < .*",
+        r"(batch|group)_norm(_grad|_steps|_inference_grad)?\.cu|column_sums\.cu|layer_norm(_grad|_grad_wide)?\.cu",
+        r"<= for <: `for \((i64 (start|first|channel|column)|int turn) = .*(start|first|ahead) < .*",
     ),
     (
         "one more batch, of which nothing is wanted",
@@ -55,24 +55,39 @@ EQUIVALENT: tuple[tuple[str, str, str], ...] = (
         r"<= for <: `for \(; column < width; column \+= AT_ONCE .*",
     ),
     (
-        "an int counts the packs of a thread",
+        "the grid takes all channels at once, and another round would write the same again",
         r"batch_norm\.cu",
+        r"int for i64: `const i64 step = static_cast<i64>\(gridDim\.x\) \* blockDim\.x;` \((2|4)\)",
+    ),
+    (
+        "as there",
+        r"batch_norm_inference_grad\.cu",
+        r"int for i64: `const i64 step = static_cast<i64>\(gridDim\.x\) \* blockDim\.x;` \(2\)",
+    ),
+    (
+        "as there",
+        r"batch_norm_steps\.cu",
+        r"int for i64: `const i64 step = static_cast<i64>\(gridDim\.x\) \* blockDim\.x;` \((2|6)\)",
+    ),
+    (
+        "an int counts the packs of a thread",
+        r"deviations\.cuh",
         r"int for i64: `i64 count = 0;.*",
     ),
     (
         "one more group, of which no pack exists",
         r"layer_norm\.cu",
-        r"<= for <: `for \(Index k = 0; .* k \+= GROUP\) .*",
+        r"<= for <: `for \(Index k = 0; .* k \+= N\).*",
     ),
     (
         "one number more is left to double, which is always right",
-        r"products\.cuh|norm_orders\.cuh|accumulate\.cu|arithmetic\.cuh",
+        r"products\.cuh|norm_orders\.cuh|accumulat.*|arithmetic\.cuh",
         r"> for >=: .*",
     ),
     (
         "the same where both sides are the same",
         r".*",
-        r"<= for <: .*(variance < 0|norm < eps|threads < WARP|x < 0x1p-480|other\.scale < into).*",
+        r"<= for <: .*(variance < 0|norm < eps|size < least|threads < WARP|x < 0x1p-480|other\.scale < into).*",
     ),
     (
         "no compiler takes it: which minimum is meant?",
@@ -86,7 +101,7 @@ EQUIVALENT: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "one more pack before double takes over",
-        r"batch_norm(_grad)?\.cu",
+        r"deviations\.cuh|channel_gradient\.cuh|batch_norm_inference_grad\.cu",
         r"<= for <: .*i < STRETCH.*",
     ),
 )

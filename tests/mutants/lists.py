@@ -9,15 +9,20 @@ TESTS = (
     "tests/test_cuda_arithmetic.py",
     "tests/test_clipping.py",
     "tests/test_clipping_scaled.py",
+    "tests/test_block_clipping.py",
+    "tests/test_groups.py",
     "tests/test_accumulation.py",
     "tests/test_accumulate_grads.py",
     "tests/test_capture.py",
+    "tests/test_rare_paths.py::test_numbers_at_any_address",
+    "tests/test_traffic.py::test_units_are_read_once_for_their_norms_and_once_more_to_be_scaled",
 )
 WIDE_TESTS = (
     "tests/test_cuda_kernels.py::test_no_64_bit_number_is_narrowed",
     "tests/test_cuda_lists.py::test_a_list_is_uploaded_once_for_norm_and_scaling",
     "tests/test_cuda_lists.py::test_elements_beyond_two_to_the_32",
     "tests/test_cuda_lists.py::test_strided_elements_beyond_two_to_the_32",
+    "tests/test_cuda_lists.py::test_units_beyond_two_to_the_32",
     "tests/test_distributed.py",
 )
 
@@ -106,15 +111,15 @@ MUTANTS = [
     ),
     (
         "kernels/tensor_list.cuh",
-        "__ballot_sync(ALL_LANES, reached)",
-        "__ballot_sync(0xffffu, reached)",
+        "__ballot_sync(ALL_LANES, probe < high",
+        "__ballot_sync(0xffffu, probe < high",
         "a mask that names half a warp",
     ),
     # Indices
     (
         "kernels/tensor_list.cuh",
-        "list.at[probe].first_chunk <= chunk",
-        "list.at[probe].first_chunk < chunk",
+        "return tensor.first_chunk <= chunk;",
+        "return tensor.first_chunk < chunk;",
         "< for <=: a tensor's first chunk taken for the one before",
     ),
     (
@@ -221,7 +226,7 @@ MUTANTS = [
         "shared memory short",
     ),
     (
-        "kernels/norm.cu",
+        "kernels/norm_walk.cuh",
         "held.source = load<N>(source);",
         "held.source = load<N>(source);\n        store<N>(const_cast<T*>(source), held.source);",
         "an input written",
@@ -249,16 +254,9 @@ MUTANTS = [
     ),
     (
         "kernels/norm_orders.cuh",
-        "add_packs<Sum>(part, packs);",
-        "add_packs<Sum>(part, packs);\n        part.hi = to_double(narrow<T>(part.hi));",
-        "magnitudes added up in the data's dtype",
-    ),
-    (
-        "kernels/norm_orders.cuh",
-        "add_packs<SumOfSquares>(part, packs);",
-        "add_packs<SumOfSquares>(part, packs);\n"
-        "            part.hi = to_double(narrow<T>(part.hi));",
-        "squares added up in the data's dtype",
+        "add_packs<Order>(part, packs);",
+        "add_packs<Order>(part, packs);\n        part.hi = to_double(narrow<T>(part.hi));",
+        "powers added up in the data's dtype",
     ),
     (
         "kernels/norm_orders.cuh",
@@ -454,14 +452,14 @@ MUTANTS = [
     ),
     (
         "gradkit/_cuda/accumulation.py",
-        "for own in kinds.values() if do_update is not False else ():",
-        "for own in list(kinds.values())[:1]:",
+        "[] if do_update is False else [*kinds.values()]",
+        "[*kinds.values()][:1]",
         "buffers of further dtypes left as they are",
     ),
     (
         "gradkit/_cuda/accumulation.py",
-        "len(kinds) == 1 and self",
-        "self",
+        "norm is not None and len(kinds) == 1:",
+        "norm is not None:",
         "all gradients taken for the first one's dtype",
     ),
     # Meaning
@@ -540,14 +538,14 @@ MUTANTS = [
     # Launchers
     (
         "gradkit/_cuda/launch/tensor_lists.py",
-        "len(table) <= CAPACITY and len(every) <= DIMS",
-        "len(table) <= CAPACITY + 1 and len(every) <= DIMS",
+        "len(table) <= _capacity(table) and len(every) <= DIMS",
+        "len(table) <= _capacity(table) + 1 and len(every) <= DIMS",
         "a tensor too many for the parameter block",
     ),
     (
         "gradkit/_cuda/launch/tensor_lists.py",
-        "len(table) <= CAPACITY and len(every) <= DIMS",
-        "len(table) <= CAPACITY and len(every) <= DIMS + 1",
+        "len(table) <= _capacity(table) and len(every) <= DIMS",
+        "len(table) <= _capacity(table) and len(every) <= DIMS + 1",
         "a dimension too many for the parameter block",
     ),
     (
@@ -606,7 +604,7 @@ MUTANTS = [
     ),
     (
         "gradkit/_cuda/launch/tensor_lists.py",
-        'table["source"], table["target"] = starts + self.shifts',
+        'table["source"], table["target"] = starts[:, self.owners] + self.shifts',
         'table["source"], table["target"] = np.broadcast_to(starts, self.shifts.shape)',
         "a reversed array kept begins at its wrong end",
     ),
@@ -737,15 +735,9 @@ MUTANTS = [
     ),
     (
         "kernels/norm_orders.cuh",
-        "            add_packs<SumOfSquares>(part, packs);\n            part.scale = 1;\n",
-        "            add_packs<SumOfSquares>(part, packs);\n",
-        "squares without a scale",
-    ),
-    (
-        "kernels/norm_orders.cuh",
-        "            add_packs<Sum>(part, packs);\n            part.scale = 1;\n",
-        "            add_packs<Sum>(part, packs);\n",
-        "magnitudes without a scale",
+        "        add_packs<Order>(part, packs);\n        part.scale = 1;\n",
+        "        add_packs<Order>(part, packs);\n",
+        "powers without a scale",
     ),
     (
         "kernels/norm_orders.cuh",
@@ -815,20 +807,20 @@ MUTANTS = [
     ),
     (
         "gradkit/_cuda/launch/list_norms.py",
-        "*either(scale), out, stride, found_inf)",
-        "*either(1.0), out, stride, found_inf)",
+        "*either(scale), out, stride, found_inf",
+        "*either(1.0), out, stride, found_inf",
         "a norm that is not scaled",
     ),
     (
         "gradkit/_cuda/launch/list_norms.py",
-        "found = None if found_inf is None else found_inf[table.tensors]",
-        "found = found_inf",
+        "None if found is None else found[table.tensors]",
+        "found",
         "the flags of a later part of a list written over the first",
     ),
     (
         "gradkit/_cuda/launch/list_norms.py",
-        "        if found_inf is not None:\n            found_inf.fill(0)\n",
-        "",
+        "for array in (out, found_inf) if array is not None]",
+        "for array in (out,)]",
         "the flag of no gradients left as it was",
     ),
     (
@@ -839,8 +831,8 @@ MUTANTS = [
     ),
     (
         "kernels/norm_orders.cuh",
-        "join(part, exactly(__uint_as_float(largest)));",
-        "join(part, exactly(__uint_as_float(min(largest, 0x7f800000u))));",
+        "join(part, exactly_of_bits(largest));",
+        "join(part, exactly_of_bits(min(largest, 0x7f800000u)));",
         "a maximum that drops NaN of floats",
     ),
     (
@@ -932,25 +924,25 @@ MUTANTS = [
         "ties rounded to float32 first",
     ),
     (
-        "kernels/scale.cu",
+        "kernels/scaling.cuh",
         "if (change == KEEP) result = held.source;",
         "",
         "0 where the coefficient is 1",
     ),
     (
-        "kernels/scale.cu",
+        "kernels/scaling.cuh",
         "Raw<T, N> result = {};",
         "Raw<T, N> result = held.source;",
         "what is not finite kept",
     ),
     (
-        "kernels/scale.cu",
+        "kernels/scaling.cuh",
         "        for (int i = 0; i < N; ++i)\n            write<1>",
         "        for (int i = 0; i + 1 < N; ++i)\n            write<1>",
         "the last element of a pack not written",
     ),
     (
-        "kernels/scale.cu",
+        "kernels/scaling.cuh",
         "load<1>(source + i)",
         "load<1>(source)",
         "the first element of a pack for all",
@@ -1071,8 +1063,172 @@ MUTANTS = [
     ),
     (
         "gradkit/_cuda/launch/list_norms.py",
-        "joined = FLAGS[not per_tensor]",
-        "joined = FLAGS[True]",
+        "p, own, FLAGS[not per_tensor]\n",
+        "p, own, FLAGS[True]\n",
         "tensors joined that have norms of their own",
+    ),
+    # Units
+    (
+        "kernels/unit_list.cuh",
+        "tensor.source += unit * tensor.source_step;",
+        "tensor.source += static_cast<int>(unit * tensor.source_step);",
+        "int for i64: a unit's distance",
+    ),
+    (
+        "kernels/unit_list.cuh",
+        "tensor.target += unit * tensor.target_step;",
+        "tensor.target += unit * tensor.source_step;",
+        "a target's units where the source's are",
+    ),
+    (
+        "kernels/unit_list.cuh",
+        "tensor.first_chunk = chunk - place / tensor.units;",
+        "tensor.first_chunk = chunk;",
+        "every chunk of a unit taken for its first",
+    ),
+    (
+        "kernels/unit_list.cuh",
+        "return {tensor, tensor.first_unit + unit};",
+        "return {tensor, unit};",
+        "each gradient's units counted from 0",
+    ),
+    (
+        "kernels/unit_norms.cu",
+        "return tensor.first_unit <= unit;",
+        "return tensor.first_unit < unit;",
+        "a gradient's first unit taken for the one before",
+    ),
+    (
+        "kernels/unit_norms.cu",
+        "at + 1 < list.tensors ? list.at[at + 1].first_chunk : list.chunks",
+        "list.chunks",
+        "chunks of later gradients in a unit's norm",
+    ),
+    (
+        "kernels/unit_norms.cu",
+        "i += blockDim.x * tensor.units)",
+        "i += 2 * blockDim.x * tensor.units)",
+        "every second round of a unit's chunks left out",
+    ),
+    ("kernels/unit_norms.cu", "mean && tensor.count > 0", "mean", "the mean of no elements"),
+    (
+        "kernels/unit_norms.cu",
+        "static_cast<double>(tensor.count)",
+        "static_cast<double>(tensor.count * tensor.units)",
+        "a unit's mean over all of the gradient",
+    ),
+    (
+        "kernels/norm_orders.cuh",
+        "part.lo /= count;",
+        "",
+        "what rounding took from a sum not divided",
+    ),
+    (
+        "kernels/norm_orders.cuh",
+        "divide(Part&, double) {}",
+        "divide(Part& part, double count) { part.hi /= count; }",
+        "the largest element divided by their number",
+    ),
+    (
+        "kernels/clip_units.cu",
+        "size < least ? least : size",
+        "size",
+        "a parameter of zeros allows no gradient",
+    ),
+    (
+        "kernels/clip_units.cu",
+        "size < least ? least : size",
+        "fmax(size, least)",
+        "a NaN parameter does not show",
+    ),
+    (
+        "kernels/clip_units.cu",
+        "!(fabs(norm) <= LARGEST)",
+        "norm != norm",
+        "units with an infinite norm not zeroed",
+    ),
+    (
+        "kernels/clip_units.cu",
+        "if (in_place && change == KEEP) continue;",
+        "if (change == KEEP) continue;",
+        "units within their limit not copied",
+    ),
+    (
+        "kernels/clip_units.cu",
+        "if (in_place && change == KEEP) continue;",
+        "",
+        "units within their limit written",
+    ),
+    (
+        "kernels/clip_units.cu",
+        "norm = norms[unit.index]",
+        "norm = norms[0]",
+        "the first unit's norm for all",
+    ),
+    (
+        "kernels/clip_units.cu",
+        "param_norms[unit.index]",
+        "param_norms[0]",
+        "the first parameter's norm for all",
+    ),
+    (
+        "gradkit/_cuda/block_clipping.py",
+        "_MANY_THREADS if plan.chunks > units * _MANY_PARTS else _FEW_THREADS",
+        "_FEW_THREADS",
+        "a warp that joins all of a large unit",
+    ),
+    (
+        "gradkit/_cuda/block_clipping.py",
+        "FLAGS[outs is grads]",
+        "FLAGS[True]",
+        "new gradients taken for the old",
+    ),
+    (
+        "gradkit/_cuda/launch/strides.py",
+        "if any(length == 0 for length, _, _ in dims):",
+        "if False:",
+        "units of nothing",
+    ),
+    (
+        "gradkit/_cuda/launch/strides.py",
+        "dim = (dims.pop()[0] * dim[0], *dim[1:])",
+        "dims.pop()",
+        "a dimension of units lost",
+    ),
+    (
+        "gradkit/_cuda/launch/tensor_lists.py",
+        "properties.append((axes, tuple(map(_shape, sources))))",
+        "properties.append(tuple(map(_shape, sources)))",
+        "a plan for other axes",
+    ),
+    (
+        "gradkit/_cuda/launch/tensor_lists.py",
+        "properties.append((axes, tuple(map(_shape, sources))))",
+        "properties.append(axes)",
+        "a plan for borrowed tensors of other shapes",
+    ),
+    (
+        "gradkit/_cuda/launch/tensor_lists.py",
+        "if known and axes is None and isinstance(",
+        "if known and isinstance(",
+        "a plan of units for a norm of all",
+    ),
+    (
+        "gradkit/_cuda/launch/tensor_lists.py",
+        "if chunks.sum() > _MOST_CHUNKS:",
+        "if False:",
+        "more chunks than kernels count",
+    ),
+    (
+        "kernels/norm_orders.cuh",
+        "x > 0x1p480 ? 0x1p600",
+        "x > 0x1p505 ? 0x1p600",
+        "squares that overflow in a long list",
+    ),
+    (
+        "kernels/norm_orders.cuh",
+        "x < 0x1p-480 ? 0x1p-600",
+        "x < 0x1p-530 ? 0x1p-600",
+        "squares that lose digits in a long list",
     ),
 ]

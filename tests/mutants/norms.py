@@ -9,6 +9,11 @@ TESTS = (
     "tests/test_normalization.py::test_constant_rows_at_the_top_of_the_range",
     "tests/test_batch_norm.py::test_constant_channels_at_the_top_of_the_range",
     "tests/test_traffic.py",
+    "tests/test_residual_norms.py",
+    "tests/test_strided_rows.py",
+    "tests/test_batch_norm_over_ranks.py",
+    "tests/test_batch_norm_inference.py",
+    "tests/test_running_statistics.py",
 )
 WIDE_TESTS = (
     "tests/test_cuda_kernels.py::test_no_64_bit_number_is_narrowed",
@@ -20,12 +25,15 @@ WIDE_TESTS = (
     "tests/test_cuda_normalization.py::test_batches_of_more_elements_than_32_bits_can_count",
     "tests/test_cuda_normalization.py::test_more_channels_than_32_bits_can_count",
     "tests/test_cuda_normalization.py::test_statistics_of_more_channels_than_32_bits_can_count",
+    "tests/test_cuda_normalization.py::test_steps_of_more_channels_than_32_bits_can_count",
+    "tests/test_cuda_normalization.py::test_statistics_of_all_ranks_for_more_channels_than_32_bits_can_count",
 )
 
 GRAD = "kernels/layer_norm_grad.cu"
 WIDE = "kernels/layer_norm_grad_wide.cu"
 SHARED = "kernels/row_gradient.cuh"
 ROWS = "kernels/rows.cuh"
+STARTS = "kernels/row_starts.cuh"
 ARITHMETIC = "kernels/arithmetic.cuh"
 COLUMNS = "kernels/columns.cuh"
 SUMS = "kernels/column_sums.cu"
@@ -36,13 +44,132 @@ INVERSE = "kernels/layer_norm_inverse.cu"
 CHANNELS = "kernels/channels.cuh"
 BATCH = "kernels/batch_norm.cu"
 BATCH_GRAD = "kernels/batch_norm_grad.cu"
+DEVIATIONS = "kernels/deviations.cuh"
+CHANNEL_GRADIENT = "kernels/channel_gradient.cuh"
+PLANNED = "gradkit/_cuda/launch/planned.py"
 LAUNCH = "gradkit/_cuda/launch/row_gradient.py"
 GRIDS = "gradkit/_cuda/launch/grids.py"
 BUFFERS = "gradkit/_cuda/launch/buffers.py"
+LAYOUT = "gradkit/_cuda/launch/row_starts.py"
 LAUNCH_ROWS = "gradkit/_cuda/launch/row_forward.py"
 LAUNCH_BATCH = "gradkit/_cuda/launch/channels.py"
+STEPS = "kernels/batch_norm_steps.cu"
+COMBINE = "kernels/combine_stats.cu"
+LAUNCH_STEPS = "gradkit/_cuda/split_batch_normalization.py"
+KNOWN = "kernels/known_stats.cuh"
+INFER_GRAD = "kernels/batch_norm_inference_grad.cu"
+RUNNING = "kernels/running_statistics.cu"
 
 MUTANTS = [
+    # Running statistics
+    (KNOWN, "exactly(variance[k]) + eps", "exactly(variance[k])", "eps ignored"),
+    (
+        INFER_GRAD,
+        "factor[k] = of.inv_std[k] * factor[k]",
+        "factor[k] = of.inv_std[k]",
+        "dx without scale",
+    ),
+    (
+        INFER_GRAD,
+        "(plane ? dbias : dscale)[channel]",
+        "(plane ? dscale : dbias)[channel]",
+        "dscale and dbias swapped",
+    ),
+    (
+        INFER_GRAD,
+        "summed ? fetch_packs(x, places) : dys",
+        "fetch_packs(x, places)",
+        "x read for dx",
+    ),
+    (RUNNING, "unbiased = n / (n - 1)", "unbiased = 1", "the biased variance"),
+    (RUNNING, "n <= 1 ? 0 : momentum", "momentum", "no elements that move something"),
+    (RUNNING, "    if (momentum == 0) return from;\n", "", "a NaN batch that has no weight"),
+    (RUNNING, "    if (momentum == 1) return to;\n", "", "NaN that has no weight"),
+    (
+        LAUNCH_BATCH,
+        "update_running(device, *moved, known[0], known[1], count",
+        "update_running(device, *moved, known[1], known[0], count",
+        "running statistics swapped",
+    ),
+    # Rows at strides, sums, offsets
+    (
+        STARTS,
+        "if (row < layout.inner) return {0, 0, row};",
+        "return {0, 0, row};",
+        "one stride from row to row, whatever there are",
+    ),
+    (STARTS, "others - outer * layout.middle", "others", "a middle index that is never reset"),
+    (STARTS, "return VEC == 1 || layout.packed;", "return true;", "packs that begin anywhere"),
+    (STARTS, "scale + narrow<A>(layout.scale_offset)", "scale", "an offset left out"),
+    (
+        FORWARD,
+        "widen(sums.at[i].at(j)) + widen(more.at[i].at(j))",
+        "widen(sums.at[i].at(j))",
+        "a residual left out",
+    ),
+    (FORWARD, "Row row = {s, width};", "Row row = {x, width};", "x read again instead of s"),
+    (
+        SHARED,
+        "ADDED ? fused(inv_std, w - rest, ds) : inv_std * (w - rest)",
+        "inv_std * (w - rest)",
+        "ds left out",
+    ),
+    (
+        GRAD,
+        "ADDED ? in.ds + start_of(in.layout, DS, place, width)",
+        "ADDED ? in.ds + start_of(in.layout, DX, place, width)",
+        "a long row's ds at the strides of dx",
+    ),
+    (
+        GRAD,
+        "DS_WITH_ROW ? in.ds + start_of(in.layout, DS, place, width)",
+        "DS_WITH_ROW ? in.ds + start_of(in.layout, DX, place, width)",
+        "ds at the strides of dx",
+    ),
+    (
+        GRAD,
+        "const A scale = shifted(in.layout, widen(scales.at(k)));",
+        "const A scale = widen(scales.at(k));",
+        "an offset left out of dx",
+    ),
+    (
+        WIDE,
+        "in.ds + start_of(in.layout, DS, place, width) + column",
+        "in.ds + start_of(in.layout, DX, place, width) + column",
+        "ds of a row that is read twice at the strides of dx",
+    ),
+    (
+        WIDE,
+        "in.dy + start_of(in.layout, DY, row, width) + column",
+        "in.dy + start_of(in.layout, SOURCE, row, width) + column",
+        "dy at the strides of x",
+    ),
+    (LAYOUT, "scale_offset or -0.0", "scale_offset", "a scale of -0 that loses its sign"),
+    (LAYOUT, "aligned and not any(", "aligned or not any(", "the first row alone asked"),
+    (
+        LAYOUT,
+        "if address_of(array) % size or any(step % size for step in array.strides[:axis]):",
+        "if False:",
+        "rows that begin within an element",
+    ),
+    (
+        LAUNCH_ROWS,
+        "data.residual is None and not scale_offset",
+        "data.residual is None",
+        "an offset of contiguous rows forgotten",
+    ),
+    (
+        LAUNCH,
+        "plain = ds is None and not scale_offset",
+        "plain = ds is None",
+        "an offset of contiguous gradients forgotten",
+    ),
+    (
+        LAUNCH,
+        "return self._one_visit._replace(kernel=self._one_visit_kernel(variant))",
+        "return self._one_visit._replace(kernel=self._one_visit_kernel(variant), grid=(1,))",
+        "a grid of its own, and other bits of dscale",
+    ),
     # Barriers and warps
     (ROWS, "(turn & 1) * WARP", "0 * WARP", "one set of slots for all rows: no trailing barrier"),
     (
@@ -91,20 +218,30 @@ MUTANTS = [
         "const i64 step = static_cast<i64>(gridDim.x);",
         "wrong grid stride",
     ),
-    (GRAD, "in.dy + row * width", "in.dy + static_cast<int>(row * width)", "32-bit index of dy"),
     (
         GRAD,
-        "in.source + row * width",
-        "in.source + static_cast<int>(row * width)",
+        "in.dy + start_of(in.layout, DY, place, width)",
+        "in.dy + static_cast<int>(start_of(in.layout, DY, place, width))",
+        "32-bit index of dy",
+    ),
+    (
+        GRAD,
+        "in.source + start_of(in.layout, SOURCE, place, width)",
+        "in.source + static_cast<int>(start_of(in.layout, SOURCE, place, width))",
         "32-bit index of x",
     ),
     (
         GRAD,
-        "dx += row * width",
-        "dx += static_cast<u32>(row * width)",
+        "dx += start_of(in.layout, DX, place, width)",
+        "dx += static_cast<u32>(start_of(in.layout, DX, place, width))",
         "unsigned 32-bit index of dx",
     ),
-    (GRAD, "dx += row * width", "dx += row * gridDim.x", "row stride wrong"),
+    (
+        GRAD,
+        "dx += start_of(in.layout, DX, place, width)",
+        "dx += start_of(in.layout, DX, place, gridDim.x)",
+        "row stride wrong",
+    ),
     (
         GRAD,
         "for (int y = 1; y < blockDim.y; ++y)",
@@ -131,20 +268,20 @@ MUTANTS = [
     ),
     (
         WIDE,
-        "fetch_part(in, own_column < width, row * width + own_column)",
-        "fetch_part(in, own_column < width, static_cast<int>(row * width + own_column))",
-        "32-bit index where rows are summed",
+        "in.dy + start_of(in.layout, DY, row, width) + column",
+        "in.dy + static_cast<int>(start_of(in.layout, DY, row, width) + column)",
+        "32-bit index of dy",
     ),
     (
         WIDE,
-        "fetch_part(in, row < rows, row * width + column)",
-        "fetch_part(in, row < rows, static_cast<u32>(row * width + column))",
-        "unsigned 32-bit index where dx is made",
+        "in.source + start_of(in.layout, SOURCE, row, width) + column",
+        "in.source + static_cast<u32>(start_of(in.layout, SOURCE, row, width) + column)",
+        "unsigned 32-bit index of x",
     ),
     (
         WIDE,
-        "store<VEC>(dx + row * width + column, out);",
-        "store<VEC>(dx + static_cast<int>(row * width + column), out);",
+        "dx + start_of(in.layout, DX, place, width) + column",
+        "dx + static_cast<int>(start_of(in.layout, DX, place, width) + column)",
         "32-bit index of dx",
     ),
     (WIDE, "part < parts; ++part", "part + 1 < parts; ++part", "the last part of a row is lost"),
@@ -169,14 +306,14 @@ MUTANTS = [
     ),
     (
         FORWARD,
-        "fetch_row(x + row * width,",
-        "fetch_row(x + static_cast<int>(row * width),",
+        "x + start_of(layout, X, place, width)",
+        "x + static_cast<int>(start_of(layout, X, place, width))",
         "32-bit index of x",
     ),
     (
         FORWARD,
-        "y + row * width,",
-        "y + static_cast<u32>(row * width),",
+        "y + start_of(layout, Y, place, width)",
+        "y + static_cast<u32>(start_of(layout, Y, place, width))",
         "unsigned 32-bit index of y",
     ),
     (
@@ -328,18 +465,18 @@ MUTANTS = [
     ),
     (
         LAUNCH_ROWS,
-        "self._all_usable((*vectors, *statistics, *outs))",
-        "self._all_usable((*vectors, *outs))",
+        "self._all_usable((data.x, scale, bias, data.y, mean, inv_std))",
+        "self._all_usable((data.x, scale, bias, data.y))",
         "statistics with gaps taken as they are",
     ),
     (
-        LAUNCH_BATCH,
+        PLANNED,
         "self._all_usable((*inputs, *outs))",
         "self._all_usable(inputs)",
         "results with gaps taken as they are",
     ),
     (
-        LAUNCH_BATCH,
+        PLANNED,
         "self._all_usable((*inputs, *outs))",
         "self._all_usable((*inputs[:2], *outs))",
         "vectors with gaps taken as they are",
@@ -376,8 +513,8 @@ MUTANTS = [
     ),
     (
         LAUNCH_BATCH,
-        "sums.resident(across * down) * sums",
-        "sums",
+        "first.resident(across * down) * first",
+        "first",
         "one block of channels a multiprocessor",
     ),
     (
@@ -513,37 +650,37 @@ MUTANTS = [
         "the mean not corrected",
     ),
     (
-        BATCH,
+        DEVIATIONS,
         "sums.apart[k] == 0 ||",
         "sums.of[1][k] == 0 ||",
         "squares that vanish in float32",
     ),
     (
-        BATCH,
+        DEVIATIONS,
         "sums.apart[k] == 0 ||",
         "",
         "channels of zeros read again",
     ),
     (
-        BATCH,
+        DEVIATIONS,
         " && fabs(sums.of[0][k]) <= LARGEST",
         "",
         "distances from the first element that overflow",
     ),
     (
-        BATCH,
+        DEVIATIONS,
         "if (about_first) fill",
         "if (false) fill",
         "distances that overflow summed again",
     ),
     (
-        BATCH,
+        DEVIATIONS,
         "if (about_first && count == 0) centre[k]",
         "if (false) centre[k]",
         "a sum about 0 whose roundings are large compared with the deviations",
     ),
     (
-        BATCH,
+        DEVIATIONS,
         "count += places.count;",
         "count += AT_ONCE;",
         "packs beyond the last counted in a sum",
@@ -561,16 +698,67 @@ MUTANTS = [
         "a centre that floats round once more",
     ),
     (
-        BATCH,
+        DEVIATIONS,
         "- exactly(centre[k % OWN]);\n            sums.of",
         ";\n            sums.of",
         "sums in double about 0",
     ),
     (
-        BATCH,
+        DEVIATIONS,
         "#define STRETCH (LAST ? 16 : AT_ONCE)",
         "#define STRETCH 65536",
         "sums in float that run too long",
+    ),
+    (
+        CHANNEL_GRADIENT,
+        "#define STRETCH 16",
+        "#define STRETCH 65536",
+        "sums in float that run too long",
+    ),
+    # Steps
+    (STEPS, "centre[channel] + first", "centre[channel]", "a centre taken for the mean"),
+    (STEPS, "fused(-first, first, second)", "second", "a variance about the centre"),
+    (STEPS, "var[k] + eps", "var[k]", "eps ignored"),
+    (STEPS, "(plane ? sum_dy : sum_dy_xhat)", "(plane ? sum_dy_xhat : sum_dy)", "sums swapped"),
+    (STEPS, "count_at ? *count_at : count", "count", "a count on the device ignored"),
+    (STEPS, "exact[channels + k] = factor", "exact[channels + k] = var[k]", "var for inv_std"),
+    (COMBINE, "if (counts[r] == 0) continue;", "", "ranks without elements that count"),
+    (
+        COMBINE,
+        "            if (counts[r] != 0)\n",
+        "",
+        "means of ranks without elements",
+    ),
+    (
+        COMBINE,
+        "            spread = fused(weight * apart, apart, spread);\n",
+        "",
+        "the variance between ranks left out",
+    ),
+    (
+        COMBINE,
+        "0.5 * means[r * channels + k] - 0.5 * centre",
+        "0.5 * (means[r * channels + k] - centre)",
+        "differences of means that overflow",
+    ),
+    (COMBINE, "if (first == ranks && counts[r] != 0) first = r;", "first = 0;", "the first rank"),
+    (
+        LAUNCH_STEPS,
+        "        work.deliver((mean, var), written)\n",
+        "",
+        "results with gaps left where they were made",
+    ),
+    (
+        LAUNCH_STEPS,
+        "first_of(scale, bias, inv_std)",
+        "first_of(inv_std, bias, scale)",
+        "parameters read as statistics",
+    ),
+    (
+        LAUNCH_STEPS,
+        "rows = [contiguous(device, array) for array in (means, variances, counts)]",
+        "rows = [means, variances, counts]",
+        "rows with gaps taken as they are",
     ),
     (FORWARD, "of.variance + eps", "of.variance", "eps ignored"),
     (BATCH, "(variance < 0 ? 0 : variance) + eps", "(variance < 0 ? 0 : variance)", "eps ignored"),
@@ -619,7 +807,7 @@ MUTANTS = [
         "sums that do not begin at 0",
     ),
     (
-        BATCH_GRAD,
+        CHANNEL_GRADIENT,
         "sums[0][k] += exactly(part[0][k]);",
         "sums[0][k] = exactly(part[0][k]);",
         "= for +=",
@@ -705,8 +893,8 @@ MUTANTS = [
     ),
     (
         GRAD,
-        "(LONG || row < rows) && column_of(c) < width",
-        "column_of(c) < width",
+        "(LONG || row < rows) && column_of(c) < width;\n            to.dy[c] = fetch_if<VEC>",
+        "column_of(c) < width;\n            to.dy[c] = fetch_if<VEC>",
         "a row beyond the last read",
     ),
     (
@@ -765,8 +953,8 @@ MUTANTS = [
     ),
     (
         GRAD,
-        "store<VEC>(dx + chunk_offset(c), out);",
-        "store<VEC>(dx, out);",
+        "store_data<VEC>(in.layout, dx + chunk_offset(c), out);",
+        "store_data<VEC>(in.layout, dx, out);",
         "every chunk of dx where the first is due: an output not written",
     ),
     (

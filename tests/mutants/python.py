@@ -8,6 +8,11 @@ _BLOCKS = "gradkit/_numpy/blocks.py"
 _CASTS = "gradkit/_numpy/casts.py"
 _ADD = "gradkit/_numpy/accumulation.py"
 _PUBLIC_CLIP = "gradkit/clipping.py"
+_TOTAL = "gradkit/_arguments/total_norm.py"
+_MEETING = "gradkit/_arguments/meeting.py"
+_BY_THREADS = "gradkit/_groups/threads.py"
+_UNITS = "gradkit/_numpy/block_clipping.py"
+_PUBLIC_UNITS = "gradkit/block_clipping.py"
 _PUBLIC_ADD = "gradkit/accumulation.py"
 _CHECKS = "gradkit/_arguments/checks.py"
 _MEMORY = "gradkit/_arguments/memory.py"
@@ -22,8 +27,16 @@ _SUMS = "gradkit/_numpy/sums.py"
 _SCRATCH = "gradkit/_numpy/scratch.py"
 _THREADS = "gradkit/_numpy/threads.py"
 _PUBLIC_BATCH = "gradkit/batch_normalization.py"
+_BATCH_PLANS = "gradkit/_arguments/batch_norms.py"
+_OF_RANKS = "gradkit/_arguments/batch_of_ranks.py"
+_STEPS = "gradkit/_numpy/split_batch_normalization.py"
+_PUBLIC_STEPS = "gradkit/split_batch_normalization.py"
 _ENGINES = "gradkit/_cuda/batch_normalization.py"
 _STREAMS = "gradkit/_frameworks/cuda.py"
+_RUNNING = "gradkit/_numpy/running_statistics.py"
+_INFERENCE = "gradkit/_numpy/inference_batch_normalization.py"
+_CHOICE = "gradkit/_cuda/cudnn/engines.py"
+_BY_CUDNN = "gradkit/_cuda/cudnn/batch_normalization.py"
 
 ROWS = (
     (
@@ -70,26 +83,20 @@ ROWS = (
         "0 times an infinite scale",
     ),
     (
-        _CLIP,
-        "not (math.isfinite(value) and math.isfinite(by))",
-        "not math.isfinite(value)",
-        "a scale that is not finite, with a norm that is",
-    ),
-    (
         _PUBLIC_CLIP,
         'return checks.finite(factor, "scale") if isinstance(factor, float) else factor',
         "return factor",
         "a scale that is not finite accepted",
     ),
     (
-        _PUBLIC_CLIP,
-        'found = _combined(group, found, "max", reduce)',
-        "found = found",
+        _TOTAL,
+        'found_inf[...] = _combined(held, found_inf, "max", reduce)',
+        "pass",
         "a flag of this rank alone",
     ),
     (
         _PUBLIC_CLIP,
-        "            if not isinstance(by, float):\n                _raise_if_nonfinite(group, by)\n",
+        "            if not isinstance(by, float):\n                raise_if_nonfinite(held, by)\n",
         "",
         "a scale on the device that is not finite not raised",
     ),
@@ -119,7 +126,7 @@ ROWS = (
         "grad.size <= tuning.SMALL_GRADIENT",
         "float64 gradients squared in float32",
     ),
-    (_CLIP, "    values /= largest\n    np.power", "    np.power", "no scaling of other powers"),
+    (_CLIP, "    values /= scale\n    np.power", "    np.power", "no scaling of other powers"),
     (
         _CLIP,
         " + _sum(rest * rest)",
@@ -140,7 +147,7 @@ ROWS = (
     ),
     (
         _CLIP,
-        "if zero_nonfinite and not (math.isfinite(value) and math.isfinite(by)):",
+        "if zero_nonfinite and not math.isfinite(value):",
         "if zero_nonfinite and math.isnan(value):",
         "an infinite norm not zeroed",
     ),
@@ -166,8 +173,8 @@ ROWS = (
     ),
     (
         _NORM,
-        "of_w = row_sums(self.dy, self.scale)",
-        "of_w = row_sums(self.dy, None)",
+        "return row_sums(self.dy, self.scale) if",
+        "return row_sums(self.dy, None) if",
         "scale left out of mean(w)",
     ),
     (
@@ -198,14 +205,14 @@ ROWS = (
     (_BATCH, "        rest += offset[at]\n", "", "the mean term left out"),
     (
         _BATCH,
-        "((dscale, of_product), (dbias, of_dy))",
-        "((dbias, of_product), (dscale, of_dy))",
+        "zip((dscale, dbias), sums",
+        "zip((dbias, dscale), sums",
         "dscale and dbias swapped",
     ),
     (
         _BATCH,
-        "channels.vector(of_dy / channels.size)",
-        "channels.vector(of_dy / (channels.size + 1))",
+        "*(sums / channels.size)",
+        "*(sums / (channels.size + 1))",
         "a wrong N",
     ),
     (
@@ -248,8 +255,8 @@ ROWS = (
         "blocks that overlap",
     ),
     (_ADD, "    if do_update:\n", "    if True:\n", "do_update ignored"),
-    (_ADD, "if do_update else ()", "", "do_update ignored by a list"),
-    (_ADD, "        if not overwrite:\n", "        if True:\n", "+= for = in a list"),
+    (_ADD, "if do_update else []", "", "do_update ignored by a list"),
+    (_ADD, "fresh=bool(overwrite)", "fresh=False", "+= for = in a list"),
     (_ADD, "None if factor == 1 else factor", "None", "a list's scale ignored"),
     (_ADD, "store(term, total, other)", "store(term + total, total, other)", "products added"),
     (
@@ -265,6 +272,18 @@ ROWS = (
         "a gradient of another shape",
     ),
     (_PUBLIC_ADD, " or not flat:", ":", "gradients beside buffers of other names"),
+    (
+        _PUBLIC_ADD,
+        "trees.in_order_of(buffers.tree, trees.freeze(grads, is_array), is_array)",
+        "grads",
+        "a dict's gradients taken in their own order",
+    ),
+    (
+        "gradkit/_arguments/clipping.py",
+        "trees.in_order_of(group.tree, trees.freeze(out, is_array), is_array)",
+        "trees.freeze(out, is_array)",
+        "a dict's results written in their own order",
+    ),
     (
         "gradkit/_numpy/zeros.py",
         "            (grad if grad.nbytes < tuning.FILLED_AS_BYTES else _as_bytes(grad)).fill(0)\n",
@@ -297,11 +316,77 @@ ROWS = (
     ),
     (
         _TILES,
-        "contiguous = contiguous and flags.c_contiguous",
-        "contiguous = contiguous and (flags.c_contiguous or array.shape != shape)",
+        "return Spread(array)",
+        "return array.reshape(-1)",
         "strided statistics and parameter gradients not written",
     ),
-    (_TILES, "            start = stop\n", "", "all rows of long ones taken for the first"),
+    (
+        _TILES,
+        "yield index, index[0]",
+        "yield index, slice(0, index[0].stop - index[0].start)",
+        "all rows of long ones taken for the first",
+    ),
+    (
+        _TILES,
+        "if whole and block.strides[0] != block.shape[1] * block.itemsize:",
+        "if False:",
+        "BLAS given a matrix with gaps, for which it has other bits",
+    ),
+    (
+        _TILES,
+        "self._rooms = 2 if native else 3",
+        "self._rooms = 2 if self._in_place else 3",
+        "tiles that depend on how arrays lie in memory",
+    ),
+    (
+        _TILES,
+        "return values + self.dtype.type(offset) if offset else values",
+        "return values",
+        "a scale's offset left out",
+    ),
+    (
+        _TILES,
+        "for rest in _boxes(shape[1:], 0, after):",
+        "for rest in _boxes(shape[1:], 0, after and inner):",
+        "a tile that goes on to the end of its last slice",
+    ),
+    (_NORM, "if rows.reloads:", "if False:", "products taken for dy"),
+    (
+        _NORM,
+        "out = rows.target(self.dx, other) if ds is None else self.room",
+        "out = rows.target(self.dx, other)",
+        "ds overwritten before it is read",
+    ),
+    (
+        _NORM,
+        "out = np.add(out, further, rows.target(self.dx, out.reshape(-1)))",
+        "pass",
+        "ds left out",
+    ),
+    (
+        _NORM,
+        "np.add(x, further, rows.target(target, work))",
+        "np.add(x, 0, rows.target(target, work))",
+        "a residual left out",
+    ),
+    (
+        "gradkit/rms_normalization.py",
+        "reuse = (given.x,), (given.x, given.residual)",
+        "reuse = (given.x,), (given.x,)",
+        "a sum that may not take the place of the residual",
+    ),
+    (
+        "gradkit/layer_normalization.py",
+        "reuse = (given.x,), (given.x, given.residual)",
+        "reuse = (given.x, given.residual), (given.x, given.residual)",
+        "y that may take the place of the residual",
+    ),
+    (
+        _CHECKS,
+        "if number and scale is None:",
+        "if False:",
+        "an offset of no scale",
+    ),
     (
         _NORM,
         "return mean[:, 0] + correction, np.maximum(second / width - correction**2, 0)",
@@ -339,6 +424,13 @@ ROWS = (
         "    if False:\n",
         "a broadcast view written",
     ),
+    (_MEMORY, "zip(repeat(position), found or ())", "()", "one of many arrays that comes twice"),
+    (
+        _MEMORY,
+        "_own_memory(written) and _own_memory(read)",
+        "_own_memory(written)",
+        "views among many arrays",
+    ),
     (_MEMORY, "        if stride < covered:\n", "        if stride <= 0:\n", "windows written"),
     (
         _MEMORY,
@@ -372,8 +464,8 @@ ROWS = (
     ),
     (
         _CALL,
-        "allowed = source is may_be and memory.same_elements(backend, view, source)",
-        "allowed = source is may_be",
+        "if may and memory.same_elements(backend, view, source):",
+        "if may:",
         "an output over a part of its input",
     ),
     (
@@ -389,20 +481,20 @@ ROWS = (
         "a missing argument not named",
     ),
     (
-        _PUBLIC_CLIP,
-        "own = group.backend.empty(norm.shape, _FLOAT64)\n",
+        _TOTAL,
+        "own = held.backend.empty(norm.shape, _FLOAT64)\n",
         "own = norm\n",
         "out written before an error",
     ),
     (
-        _PUBLIC_CLIP,
-        '    largest = _combined(group, norm, "max", reduce)\n',
-        '    largest = _combined(group, norm, "sum", reduce)\n',
+        _TOTAL,
+        '    largest = _combined(held, norm, "max", reduce)\n',
+        '    largest = _combined(held, norm, "sum", reduce)\n',
         "a sum over ranks for a maximum",
     ),
     (
-        _PUBLIC_CLIP,
-        "    group.backend.grad_norm(group.views, math.inf, largest, per_tensor=True)\n",
+        "gradkit/_arguments/clipping.py",
+        "    group.backend.grad_norm(group.views, np.inf, largest, per_tensor=True)\n",
         "    group.backend.grad_norm(group.views, 2.0, largest, per_tensor=True)\n",
         "a large gradient named as not finite",
     ),
@@ -432,8 +524,8 @@ ROWS = (
     ),
     (
         _TREE,
-        "return [grad for grad in map(attrgetter(attr), parameters) if grad is not None]",
-        "return [grad for grad in map(attrgetter('grad'), parameters) if grad is not None]",
+        "grads = [grad for grad in map(attrgetter(attr), parameters) if grad is not None]",
+        "grads = [grad for grad in map(attrgetter('grad'), parameters) if grad is not None]",
         "the attribute's name ignored in a list",
     ),
     (
@@ -493,10 +585,132 @@ ROWS = (
         "a decision that sees the arrays",
     ),
     (
-        _PUBLIC_BATCH,
-        "partial(Signatures, strides=True)\ndef _plan_gradient",
-        "partial(Signatures, strides=False)\ndef _plan_gradient",
+        _BATCH_PLANS,
+        "partial(Signatures, strides=True)\ndef plan_gradient",
+        "partial(Signatures, strides=False)\ndef plan_gradient",
         "a signature without its strides",
+    ),
+    (
+        _STEPS,
+        "weights = (counts[held] / total)[:, None]",
+        "weights = np.full((sum(held), 1), 1 / sum(held))",
+        "ranks that count alike",
+    ),
+    (_STEPS, "held = counts != 0", "held = counts >= 0", "ranks without elements that count"),
+    (_STEPS, " + weights * apart * apart", "", "the variance between ranks left out"),
+    (
+        _STEPS,
+        "half = by_halves(weights * (0.5 * means - 0.5 * means[0]))[0]",
+        "half = 0.5 * by_halves(weights * (means - means[0]))[0]",
+        "differences of means that overflow",
+    ),
+    (
+        _STEPS,
+        "middle = means[0] + half + half\n",
+        "middle = by_halves(weights * means)[0]\n",
+        "equal means that give another",
+    ),
+    (_BATCH, "factor=tuning.SMALL_ENOUGH", "factor=1.0", "sums that overflow float64"),
+    (_RUNNING, "var * (n / (n - 1))", "var", "the biased variance"),
+    (_RUNNING, "0.0 if n <= 1 else momentum", "momentum", "no elements that move something"),
+    (_RUNNING, "if weight in (0, 1):", "if weight == 2:", "NaN that has no weight"),
+    (
+        _RUNNING,
+        "(1 - weight) * of.astype(np.float64) + weight * to",
+        "weight * of.astype(np.float64) + (1 - weight) * to",
+        "momentum the other way round",
+    ),
+    (_INFERENCE, "astype(np.float64) + eps)", "astype(np.float64))", "eps ignored"),
+    (
+        _INFERENCE,
+        "channels.vector(inv_std * scale.astype(np.float64))",
+        "channels.vector(inv_std)",
+        "dx without scale",
+    ),
+    (
+        _INFERENCE,
+        "channels.sums(product), channels.sums(gradient)",
+        "channels.sums(gradient), channels.sums(product)",
+        "dscale and dbias swapped",
+    ),
+    (
+        _PUBLIC_BATCH,
+        "check_elements(Channels(given.x, axis).size,",
+        "check_elements(2,",
+        "a variance of one element",
+    ),
+    (_PUBLIC_BATCH, "check_elements(count,", "check_elements(2,", "one element on all ranks"),
+    (
+        "gradkit/_arguments/call.py",
+        "return [*self._inputs(), *results]",
+        "return self._inputs()",
+        "running statistics over an output",
+    ),
+    (
+        _BY_CUDNN,
+        "copy[...] = 0 if running.momentum == 1 else array",
+        "copy[...] = array",
+        "NaN that has no weight",
+    ),
+    (
+        _BY_CUDNN,
+        "if running is None or running.momentum == 0:",
+        "if running is None:",
+        "a NaN batch that has no weight",
+    ),
+    (
+        _BY_CUDNN,
+        "running.mean.dtype.itemsize > self._wide.itemsize",
+        "False",
+        "running statistics rounded",
+    ),
+    (
+        _ENGINES,
+        "channel_axis, eps, moved)",
+        "channel_axis, eps)",
+        "a case refused for its running statistics",
+    ),
+    (_STEPS, "moments(channels, 0.0)", "moments(channels, 1e-5)", "squares lost to underflow"),
+    (_STEPS, "np.sqrt(var[part] + eps)", "np.sqrt(var[part])", "eps ignored"),
+    (
+        _STEPS,
+        "sum_dy_xhat[part], sum_dy[part] = sums",
+        "sum_dy[part], sum_dy_xhat[part] = sums",
+        "sums swapped",
+    ),
+    (_STEPS, "sum_dy_xhat[part] / count", "sum_dy_xhat[part]", "a sum in the place of a mean"),
+    (_OF_RANKS, "batch_norm(eps={eps})", "batch_norm", "ranks of different eps"),
+    (_OF_RANKS, "rows.sum(axis=0)", "rows[0]", "one rank's sums for all"),
+    (
+        _OF_RANKS,
+        "float(channels.size)",
+        "float(channels.data.shape[0])",
+        "rows of the batch counted for its elements",
+    ),
+    (_PUBLIC_BATCH, "gradient[...] = own[row]", "gradient[...] = sums[row]", "dscale of all ranks"),
+    (
+        _PUBLIC_BATCH,
+        "if meeting.alone:\n                _forward(",
+        "if group is None:\n                _forward(",
+        "a group of one that is one",
+    ),
+    (
+        "gradkit/_arguments/engines.py",
+        "    if not alone:\n        raise",
+        "    if False:\n        raise",
+        "an engine that knows no group",
+    ),
+    (
+        _PUBLIC_STEPS,
+        '_WIDE = ("float64", "float32")',
+        '_WIDE = ("float64", "float32", "float16")',
+        "counts that end at 65504",
+    ),
+    (
+        _PUBLIC_STEPS,
+        "    _check_known(_KnownSums(given.x, given.sum_dy_xhat, given.sum_dy), plan.axis)\n",
+        "",
+        "sums of any shape",
     ),
     (
         _NORM_ARGUMENTS,
@@ -524,13 +738,13 @@ ROWS = (
         "a copy of the caller's container returned",
     ),
     (
-        _ENGINES,
+        _CHOICE,
         "if _OUT_OF_MEMORY not in error.text and",
         "if error.unsupported and",
         "cuDNN asked again and again for a case that it failed on",
     ),
     (
-        _ENGINES,
+        _CHOICE,
         "if _OUT_OF_MEMORY not in error.text and",
         "if",
         "no cuDNN any more once memory ran out",
@@ -576,5 +790,335 @@ ROWS = (
         "if None in map(float_name, set(dtypes)):",
         "if False:",
         "integers taken for gradients",
+    ),
+    # Units
+    (
+        _UNITS,
+        "safe = narrow or bool(((s > low) & (s < high)).all())",
+        "safe = True",
+        "squares that overflow taken as they are",
+    ),
+    (
+        _UNITS,
+        "safe = narrow or bool((s < tuning.SAFE_SUM).all())",
+        "safe = True",
+        "sums that overflow taken as they are",
+    ),
+    (
+        _UNITS,
+        "    safe = bool(((s > low) & (s < high)).all())\n    return (np.ones((",
+        "    safe = True\n    return (np.ones((",
+        "float32 squares that vanish taken as they are",
+    ),
+    (
+        _UNITS,
+        ".sum(axis=-1, dtype=_F64) + np.vecdot(rest, rest)",
+        ".sum(axis=-1, dtype=_F64)",
+        "the end of a row left out",
+    ),
+    (
+        _UNITS,
+        "wide = source.itemsize == 8 or not _narrow(by)",
+        "wide = source.itemsize == 8",
+        "a tiny factor rounded to a subnormal float32",
+    ),
+    (_UNITS, "values /= _divisors(m)", "m = np.ones(m.shape)", "powers that overflow"),
+    (
+        _UNITS,
+        "joined = np.maximum(largest, m)",
+        "joined = np.fmax(largest, m)",
+        "a NaN block dropped",
+    ),
+    (_UNITS, "s * (m / by) ** norm_type", "s", "blocks added up on different scales"),
+    (
+        _UNITS,
+        "powers / max(1, self.source.size // powers.size)",
+        "powers / max(1, self.source.size)",
+        "a unit's mean over all of the gradient",
+    ),
+    (_UNITS, "max(1, grad.size) if mean else 1", "1", "a gradient's mean that is its sum"),
+    (
+        _UNITS,
+        "np.maximum(param_norms, least)",
+        "np.fmax(param_norms, least)",
+        "a NaN parameter does not show",
+    ),
+    (
+        _UNITS,
+        "if out is grad and not zero.any() and (by == 1).all():",
+        "if (by == 1).all():",
+        "gradients within their limits not copied",
+    ),
+    (_UNITS, "if zero.any():", "if False:", "units that are not finite kept"),
+    (
+        _UNITS,
+        "if not all(array.flags.c_contiguous for array in arrays):",
+        "if not arrays[0].flags.c_contiguous:",
+        "new gradients that are copies of the caller's",
+    ),
+    (_PUBLIC_UNITS, 'if rule.policy == "raise":', "if False:", "nothing raised"),
+    (_PUBLIC_UNITS, "if view.ndim < 2:", "if False:", "a bias cut into units"),
+    (_PUBLIC_UNITS, "if len(set(found)) < len(found):", "if False:", "an axis named twice"),
+    (
+        _PUBLIC_UNITS,
+        "checks.shape(own, view.shape, name,",
+        "checks.shape(own, own.shape, name,",
+        "a parameter of another shape",
+    ),
+    (_PUBLIC_UNITS, "checks.floating(own, name)", "pass", "a parameter of integers"),
+    (
+        "gradkit/_arguments/trees.py",
+        "or branches.keys() != said.keys():",
+        "or not branches.keys() <= said.keys():",
+        "an axis for no gradient",
+    ),
+    (
+        "gradkit/_arguments/trees.py",
+        "or not (isinstance(tree, Mapping) or len(others) == len(branches)):",
+        "or False:",
+        "parameters beside gradients that were left out",
+    ),
+    # Groups of ranks
+    (
+        _MEETING,
+        "if error is None or self._met:",
+        "if True:",
+        "an error that no other rank hears of",
+    ),
+    (_MEETING, "        header[0] = _FAILED\n", "", "a rank that failed and says that it passed"),
+    (_MEETING, "zlib.crc32(_told(call, numbers).encode())", "0", "calls that differ taken for one"),
+    (_MEETING, 'f"{call}, {numbers} numbers a rank"', "call", "a collective of two lengths"),
+    (
+        _MEETING,
+        "        self._met = True\n        headers",
+        "        headers",
+        "ranks told of an error that they all have",
+    ),
+    (_MEETING, "self._group.size == 1", "False", "a group of one that meets"),
+    (
+        _MEETING,
+        "fits = state.size <= ROOM",
+        "fits = state.size < ROOM",
+        "two collectives a norm",
+    ),
+    (_TOTAL, "abs(float(by))", "float(by)", "a norm of a negative scale"),
+    (_TOTAL, "abs(float(by))", "1.0", "a norm without its scale over ranks"),
+    (_TOTAL, "per_tensor=wanted.per_tensor, copies=copies", "copies=copies", "one norm for many"),
+    (_TOTAL, ", copies=copies)", ")", "replicated gradients that count each time"),
+    (_TOTAL, "if not 1 <= count <= meeting.size", "if not 1 <= count", "more replicas than ranks"),
+    (
+        _TOTAL,
+        "if not 1 <= count <= meeting.size",
+        "if not count <= meeting.size",
+        "no replicas at all",
+    ),
+    (_TOTAL, "return copies if set(copies) - {1} else None", "return None", "replicas unheeded"),
+    (
+        _TOTAL,
+        "    if reduce is not None and not meeting.alone:",
+        "    if False:",
+        "group and reduce at once",
+    ),
+    (
+        _TOTAL,
+        '    if wanted.policy == "raise":\n        raise_if_nonfinite(held, own)\n    norm[...] = own',
+        '    norm[...] = own\n    if wanted.policy == "raise":\n        raise_if_nonfinite(held, own)',
+        "out written before the error of a norm that is not finite",
+    ),
+    (_CLIP, "(m, s / count)", "(m / count, s)", "a scale divided by replicas"),
+    (_CLIP, "by = float(scales.max())", "by = float(scales[0])", "the first rank's scale for all"),
+    (
+        _CLIP,
+        "np.where(scales == by, 1.0, scales / by)",
+        "np.ones(len(scales))",
+        "ranks' scales unheeded",
+    ),
+    (_CLIP, "math.fsum([*terms, -hi])", "0.0", "what rounding took from a rank's sum"),
+    (
+        _CLIP,
+        "    terms = np.concatenate([his, los])",
+        "    terms = np.concatenate([his, his * 0])",
+        "the low half of ranks' sums lost",
+    ),
+    (_CLIP, "math.fsum(terms.tolist())", "float(terms.sum())", "ranks added up with rounding"),
+    (
+        _CLIP,
+        "(his * weights).max() * by",
+        "np.fmax.reduce(his * weights) * by",
+        "a largest element that drops a NaN",
+    ),
+    (
+        _CLIP,
+        "shares = np.where(scales == largest, 1.0, scales / largest)",
+        "shares = scales",
+        "ranks' sums on different scales",
+    ),
+    (
+        _CLIP,
+        "largest == 0 or not np.isfinite(his).all()",
+        "largest == 0",
+        "a NaN lost in the sum over ranks",
+    ),
+    (
+        _CLIP,
+        "scale = math.ldexp(1.0, math.frexp(largest)[1] - 1) if exact else largest",
+        "scale = largest",
+        "squares scaled by what rounds",
+    ),
+    (
+        "gradkit/_arguments/gradients.py",
+        "            self._join(beside)\n",
+        "            pass\n",
+        "an empty list that cannot stand beside an array on the device",
+    ),
+    (
+        _BY_THREADS,
+        "rows = np.stack(board.states)\n        board.meet(self.rank)",
+        "rows = np.stack(board.states)",
+        "numbers overwritten before all have read them",
+    ),
+    (
+        _BY_THREADS,
+        "board.states[self.rank] = state",
+        "board.states[self.rank] = np.float32(state)",
+        "a rank's numbers narrowed",
+    ),
+    (_BY_THREADS, "if meetings < own", "if meetings <= own", "the wrong rank named"),
+    (
+        _BY_THREADS,
+        "np.stack(board.states)",
+        "np.stack(board.states)[::-1]",
+        "rows in another order",
+    ),
+    (_BY_THREADS, "np.stack(board.states)", "np.nan_to_num(np.stack(board.states))", "NaN lost"),
+    (
+        _TOTAL,
+        "    if wanted.then and not meeting.alone:\n",
+        "    if False:\n",
+        "a kernel that fails to compile after the ranks have met",
+    ),
+    (
+        "gradkit/distributed.py",
+        "        seen.add(name)\n",
+        "",
+        "a gradient lost to another of its name",
+    ),
+    (
+        "gradkit/_groups/mpi.py",
+        "    if comm.Is_inter():",
+        "    if False:",
+        "the other side's numbers",
+    ),
+    (
+        "gradkit/_groups/mpi.py",
+        "    if not comm:",
+        "    if False:",
+        "a process outside of its communicator",
+    ),
+    (
+        _GRADIENTS,
+        "view_of(self.framework, array, label, detach=True)",
+        'view_of(self.framework, array, "out", detach=True)',
+        "the wrong argument named",
+    ),
+    (
+        "gradkit/distributed.py",
+        "parts[name], replicas[name] = _parts_of(grad, name, plain)",
+        "parts[name], replicas[name] = _parts_of(grad, name, plain)[0], 1",
+        "placements unheeded",
+    ),
+    (
+        "gradkit/distributed.py",
+        "and plain is None:",
+        "and False:",
+        "a plain gradient taken for one of one rank",
+    ),
+    (
+        _TOTAL,
+        "if meeting.missing and reduce is None:",
+        "if False:",
+        "the norm of a part taken for that of all",
+    ),
+    (
+        _TOTAL,
+        "replicas_in(held.tree) if held.tree is not held.arrays else 1",
+        "1",
+        "the replicas of sharded gradients unheeded",
+    ),
+    (
+        "gradkit/_groups/torch.py",
+        "placement.is_partial()",
+        "False",
+        "partial sums taken for gradients",
+    ),
+    (
+        "gradkit/_groups/torch.py",
+        "replicas *= length",
+        "replicas += length",
+        "copies on two axes added up",
+    ),
+    (
+        "gradkit/_groups/torch.py",
+        "(wait() if wait else local)",
+        "local",
+        "a part that has not arrived",
+    ),
+    # What stands on processes has its faults in tests/processes/faults.py.
+    (_MEETING, "np.flatnonzero(failed)}", "np.flatnonzero(~failed)}", "the wrong ranks blamed"),
+    (
+        _MEETING,
+        "        if error is None or self._met:",
+        "        if error is None or self._met or not isinstance(error, Exception):",
+        "an interrupt that no other rank hears of",
+    ),
+    (
+        _MEETING,
+        "headers = self._rows(header)",
+        "headers = np.roll(self._rows(header), 1, axis=0)",
+        "ranks in another order",
+    ),
+    (
+        _MEETING,
+        "rows = self._rows(letters)",
+        "rows = self._rows(letters)[::-1]",
+        "messages in another order",
+    ),
+    (
+        _MEETING,
+        "if self.on_device else answer, np.float64)",
+        "if self.on_device else answer, np.float32).astype(np.float64)",
+        "numbers made narrow",
+    ),
+    (
+        _MEETING,
+        "if self.on_device else answer, np.float64)",
+        "if self.on_device else np.nan_to_num(answer), np.float64)",
+        "NaN lost on its way",
+    ),
+    (
+        _MEETING,
+        "header[2 : 2 + state.size] = state",
+        "header[2 : 1 + state.size] = state[:-1]",
+        "the last number not sent",
+    ),
+    (_MEETING, '"replace")[:_TEXT]', '"replace")', "a message that is too long to send"),
+    (_MEETING, 'text.encode(errors="replace")', "text.encode()", "a message that nobody can send"),
+    (
+        _MEETING,
+        "self._say(_said(error))",
+        'self._say(f"{type(error).__name__}: {error}")',
+        "an error that fails to say what it is",
+    ),
+    (
+        _BY_THREADS,
+        "rows = np.stack(board.states)",
+        "rows = np.stack(board.states[::-1])",
+        "threads in another order",
+    ),
+    (
+        _BY_THREADS,
+        "rows = np.stack(board.states)",
+        "rows = np.nan_to_num(np.stack(board.states))",
+        "NaN lost between threads",
     ),
 )

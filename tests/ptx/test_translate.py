@@ -1,6 +1,7 @@
 """Objects: what is compiled, what is kept, and what ran."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -109,7 +110,8 @@ def test_nvrtc_says_what_kernels_take(architecture):
     }
 
 
-LISTS = ("coefficients", "norm", "scale")  # what `make test-ptx` runs with every fusion
+# What `make test-ptx` runs with every fusion.
+LISTS = ("clip_units", "coefficients", "norm", "norm_of_ranks", "scale", "unit_norms")
 
 
 def listed(every):
@@ -136,6 +138,8 @@ def check_description(file, macros, architecture):
             fused = translate(plain, name, contracted=True).contracted
             has_pow = file == "coefficients" or macros.get("ORDER") == "SumOfPowers"
             assert not fused or has_pow  # which is NVIDIA's
+            # A sign is taken off or turned without flushing a subnormal.
+            assert has_pow or not re.search(r"\b(abs|neg)\.ftz", text.content)
 
 
 def _instructions(text):
@@ -186,3 +190,12 @@ def test_values_of_both_kernels():
     for n, expected in ((3, 3.0), (4, 2.5)):
         module.get_function("second")((1,), (1,), (x, np.uint16(n), out))
         assert out[0] == expected
+
+
+@pytest.mark.parametrize("file", ["norm", "unit_norms"])
+def test_the_largest_magnitude_is_taken_without_flushing(file):
+    """NVRTC makes an absolute value of a mask that takes off a float's sign: on sm_120 alone."""
+    capacity = max(macros["CAPACITY"] for name, macros in combinations() if name == file)
+    options = options_of({"CAPACITY": capacity, "ORDER": "Largest"})
+    text = Module.of(compile_ptx(source_of(file), cupy_options(options, 120))).functions
+    assert not any(re.search(r"\babs\.ftz", function.content) for function in text.values())

@@ -3,19 +3,21 @@
 cuDNN needs data of one dtype and layout, and parameters and statistics in float32 (float64 for
 float64 data). Any other array goes through scratch on the device: 16-bit vectors, data that is not
 dense, a ``dy`` or an output whose strides differ from those of ``x``, and a ``dx`` that is ``dy``
-(cuDNN does not document that it is allowed).
+(cuDNN does not document that it is allowed). So do running statistics, which a call that fails must
+not have moved.
 """
 
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gradkit._backend import Array
+from gradkit._backend import Array, Running
 from gradkit._cuda.cudnn.descriptions import Dense
 from gradkit._cuda.cudnn.face import BN_MIN_EPSILON, SPATIAL, SPATIAL_PERSISTENT
 from gradkit._cuda.cudnn.library import Cudnn
 from gradkit._cuda.launch.channels import Forward, Gradient
 from gradkit._cuda.launch.device import Device, scratch
+from gradkit._cuda.launch.known_channels import Inference
 from gradkit._dtypes import DType, dtype_named, float_of
 from gradkit.errors import CudnnError
 
@@ -65,18 +67,14 @@ def batch_norm_grad(
 
 
 def batch_norm(cudnn: Cudnn, device: Device, call: Forward, *, persistent: bool = False) -> None:
-    """Write ``y``, ``mean`` and ``inv_std``, unless cuDNN returns an error."""
-    if call.eps < BN_MIN_EPSILON:
-        raise CudnnError(
-            "cudnnBatchNormalizationForwardTraining",
-            None,
-            f"CUDNN_STATUS_NOT_SUPPORTED: eps {call.eps} is below {BN_MIN_EPSILON}",
-        )
+    """Write ``y``, ``mean`` and ``inv_std``, and move ``running``, unless there is an error."""
+    _check_eps("cudnnBatchNormalizationForwardTraining", call.eps)
     work = _Work(cudnn, device, call.x, call.channel_axis, persistent)
     x, y = work.dense(call.x), work.dense_output(call.y, (call.x,))
     mean, inv_std = work.wide_output(call.mean), work.wide_output(call.inv_std)
     scale = work.filled(1) if call.scale is None else work.wide(call.scale)
     bias = work.filled(0) if call.bias is None else work.wide(call.bias)
+    factor, running_mean, running_var = work.moved(call.running)
     at = device.pointer
     with work.descriptors() as (data, parameter):
         cudnn.bindings.batchNormalizationForwardTraining(
@@ -91,14 +89,51 @@ def batch_norm(cudnn: Cudnn, device: Device, call: Forward, *, persistent: bool 
             parameter,
             at(scale),
             at(bias),
-            1.0,  # running statistics: the caller's responsibility, so null pointers
-            0,
-            0,
+            factor,
+            running_mean,
+            running_var,
             call.eps,
             at(mean),
             at(inv_std),
         )
     work.deliver()
+
+
+def batch_norm_inference(
+    cudnn: Cudnn, device: Device, call: Inference, *, persistent: bool = False
+) -> None:
+    """Write ``y``, unless cuDNN returns an error."""
+    _check_eps("cudnnBatchNormalizationForwardInference", call.eps)
+    work = _Work(cudnn, device, call.x, call.channel_axis, persistent)
+    x, y = work.dense(call.x), work.dense_output(call.y, (call.x,))
+    mean, var = work.wide(call.mean), work.wide(call.var)
+    scale = work.filled(1) if call.scale is None else work.wide(call.scale)
+    bias = work.filled(0) if call.bias is None else work.wide(call.bias)
+    at = device.pointer
+    with work.descriptors() as (data, parameter):
+        cudnn.bindings.batchNormalizationForwardInference(
+            work.handle(),
+            work.mode,
+            work.one,
+            work.zero,
+            data,
+            at(x),
+            data,
+            at(y),
+            parameter,
+            at(scale),
+            at(bias),
+            at(mean),
+            at(var),
+            call.eps,
+        )
+    work.deliver()
+
+
+def _check_eps(function: str, eps: float) -> None:
+    if eps < BN_MIN_EPSILON:
+        reason = f"CUDNN_STATUS_NOT_SUPPORTED: eps {eps} is below {BN_MIN_EPSILON}"
+        raise CudnnError(function, None, reason)
 
 
 class _Work:
@@ -156,6 +191,23 @@ class _Work:
         if vector.dtype == self._wide and vector.flags.c_contiguous:
             return vector
         return self._scratch_for(vector, self._wide)
+
+    def moved(self, running: Running | None) -> tuple[float, int, int]:
+        """The factor, and addresses of copies of running statistics, or null pointers.
+
+        cuDNN weights with 0 too, and 0 * NaN is NaN.
+        """
+        if running is None or running.momentum == 0:
+            return 1.0, 0, 0
+        if running.mean.dtype.itemsize > self._wide.itemsize:
+            reason = f"running statistics in {running.mean.dtype} would be rounded"
+            function = "cudnnBatchNormalizationForwardTraining"
+            raise CudnnError(function, None, f"CUDNN_STATUS_NOT_SUPPORTED: {reason}")
+        made = [self._scratch_for(array, self._wide) for array in (running.mean, running.var)]
+        for copy, array in zip(made, (running.mean, running.var), strict=True):
+            copy[...] = 0 if running.momentum == 1 else array
+        mean, var = made
+        return running.momentum, self._device.pointer(mean), self._device.pointer(var)
 
     def filled(self, value: float) -> Array:
         made = scratch(self._device, (self._channels,), self._wide)

@@ -25,6 +25,7 @@ _FUNCTIONS = (
     "deriveBNTensorDescriptor",
     "destroyTensorDescriptor",
     "batchNormalizationForwardTraining",
+    "batchNormalizationForwardInference",
     "batchNormalizationBackward",
 )
 _loaded: list[ctypes.CDLL] = []  # never emptied: a library in use must not be unloaded

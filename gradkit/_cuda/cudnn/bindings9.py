@@ -31,6 +31,13 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {
         *(c_double, c_void_p, c_void_p),  # exponentialAverageFactor, running mean and variance
         *(c_double, c_void_p, c_void_p),  # epsilon, saved mean and inv_std
     ),
+    "cudnnBatchNormalizationForwardInference": (
+        *(c_void_p, c_int),  # handle, mode
+        *(c_void_p, c_void_p),  # alpha, beta
+        *(c_void_p, c_void_p, c_void_p, c_void_p),  # xDesc, x, yDesc, y
+        *(c_void_p, c_void_p, c_void_p),  # bnScaleBiasMeanVarDesc, bnScale, bnBias
+        *(c_void_p, c_void_p, c_double),  # estimatedMean, estimatedVariance, epsilon
+    ),
     "cudnnBatchNormalizationBackward": (
         *(c_void_p, c_int),  # handle, mode
         *(c_void_p, c_void_p, c_void_p, c_void_p),  # alpha and beta of data, of parameters
@@ -92,6 +99,10 @@ class Bindings9:
     def batchNormalizationForwardTraining(self, *args: float) -> None:
         """The arguments of ``cudnnBatchNormalizationForwardTraining``."""
         self._call("cudnnBatchNormalizationForwardTraining", *args)
+
+    def batchNormalizationForwardInference(self, *args: float) -> None:
+        """The arguments of ``cudnnBatchNormalizationForwardInference``."""
+        self._call("cudnnBatchNormalizationForwardInference", *args)
 
     def batchNormalizationBackward(self, *args: float) -> None:
         """The arguments of ``cudnnBatchNormalizationBackward``."""

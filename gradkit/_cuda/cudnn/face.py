@@ -77,6 +77,26 @@ class Bindings(Protocol):
     ) -> None:
         """``y = alpha * bn(x) + beta * y``; ``alpha`` and ``beta`` are addresses on the host."""
 
+    def batchNormalizationForwardInference(
+        self,
+        handle: int,
+        mode: int,
+        alpha: int,
+        beta: int,
+        xDesc: int,
+        x: int,
+        yDesc: int,
+        y: int,
+        bnScaleBiasMeanVarDesc: int,
+        bnScale: int,
+        bnBias: int,
+        estimatedMean: int,
+        estimatedVariance: int,
+        epsilon: float,
+        /,
+    ) -> None:
+        """The same ``y``, by statistics that are given."""
+
     def batchNormalizationBackward(
         self,
         handle: int,

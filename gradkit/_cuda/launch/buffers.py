@@ -47,6 +47,11 @@ class AllUsable:
         return places % VECTOR_BYTES == 0
 
 
+def all_usable(arrays: Sequence[Array], vector: int) -> bool:
+    """Whether a kernel of such vectors can use arrays as they are, whatever their shapes."""
+    return all(_contiguous_aligned(array, vector) for array in arrays)
+
+
 def contiguous(device: Device, array: Array | None, vector: int = 1) -> Array | None:
     """The array itself if a kernel can read it in vectors from end to end, else a copy."""
     if array is None or _contiguous_aligned(array, vector):

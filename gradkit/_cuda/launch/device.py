@@ -85,8 +85,20 @@ class Device(Protocol):
     def upload(self, host: np.ndarray[Any, Any]) -> Array:
         """A copy of a host array on the device, in stream order."""
 
+    def synchronize(self) -> None:
+        """Wait for all work on the current device."""
+
     def active(self) -> AbstractContextManager[Any]:
         """A context in which this device is current."""
+
+    def record(self) -> Any:
+        """An event behind all work on the current stream."""
+
+    def wait(self, event: Any) -> None:
+        """Let the current stream, and not the host, wait for an event of any device."""
+
+    def fetch(self, source: Array, origin: int, target: Array) -> None:
+        """Queue a copy of a contiguous array from the device of that number."""
 
 
 _recorded: list[Array] = []
@@ -167,6 +179,10 @@ class CupyDevice:
         """
         return self.xp.asarray(np.ascontiguousarray(host).reshape(-1).view(np.uint8))
 
+    def synchronize(self) -> None:
+        """Wait for all streams of the current device."""
+        self.xp.cuda.runtime.deviceSynchronize()
+
     def active(self) -> AbstractContextManager[Any]:
         """Switch devices only if another is current, because a switch costs a microsecond."""
         if self.xp.cuda.runtime.getDevice() == self.number:
@@ -177,3 +193,17 @@ class CupyDevice:
     def cuda_stream(self) -> int:
         """The address of CuPy's current stream."""
         return int(self.xp.cuda.get_current_stream().ptr)
+
+    def record(self) -> Any:
+        """An event behind all work on the current stream."""
+        return self.xp.cuda.get_current_stream().record()
+
+    def wait(self, event: Any) -> None:
+        """Let the current stream wait for an event, which may be another device's."""
+        self.xp.cuda.get_current_stream().wait_event(event)
+
+    def fetch(self, source: Array, origin: int, target: Array) -> None:
+        """Copy between devices; without peer access CUDA stages it, and the host goes on too."""
+        copy = self.xp.cuda.runtime.memcpyPeerAsync
+        ends = target.data.ptr, self.number, source.data.ptr, origin
+        copy(*ends, source.nbytes, self.cuda_stream())

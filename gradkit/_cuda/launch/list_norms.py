@@ -2,27 +2,44 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 
 from gradkit._backend import Array, Number
 from gradkit._cuda.launch.device import Device, scratch
-from gradkit._cuda.launch.kernels import Combination
-from gradkit._cuda.launch.tensor_lists import FLAGS, KINDS, Table, either, plan_of, start
+from gradkit._cuda.launch.kernels import Combination, Launch
+from gradkit._cuda.launch.tensor_lists import (
+    FLAGS,
+    KINDS,
+    Plan,
+    Step,
+    Table,
+    either,
+    launch,
+    plan_of,
+    steps,
+)
 
 PART = 3  # doubles of a partial result: kernels/norm_orders.cuh
 SUM_OF_SQUARES = "SumOfSquares"
-_ORDERS = {1.0: "Sum", 2.0: SUM_OF_SQUARES, math.inf: "Largest"}
 _ANY_ORDER = "SumOfPowers"
+_ORDERS = {1.0: "Sum", 2.0: SUM_OF_SQUARES, math.inf: "Largest"}
+ORDERS = (*_ORDERS.values(), _ANY_ORDER)  # what kernels of norms are compiled with
 _THREADS = {False: 1024, True: 128}  # that join partial results: of one norm, of many
 _FLOAT64 = np.dtype(np.float64)
 
 
-def norms(*orders: str) -> Iterator[Combination]:
+def norms(*orders: str, file: str = "norm", kinds: Sequence[int] = KINDS) -> Iterator[Combination]:
     """What norms of lists are compiled with, or those of a few orders."""
-    for capacity in KINDS:
-        for order in orders or (*_ORDERS.values(), _ANY_ORDER):
-            yield "norm", {"CAPACITY": capacity, "ORDER": order}
+    for capacity in kinds:
+        for order in orders or ORDERS:
+            yield file, {"CAPACITY": capacity, "ORDER": order}
+
+
+def order_of(norm_type: float) -> str:
+    """The arithmetic of a p-norm: a struct in kernels/norm_orders.cuh."""
+    return _ORDERS.get(norm_type, _ANY_ORDER)
 
 
 def write_norm(
@@ -35,30 +52,101 @@ def write_norm(
     found_inf: Array | None = None,
 ) -> None:
     """``Operations.grad_norm``."""
+    launch(norm_steps(device, grads, norm_type, out, per_tensor, scale, found_inf))
+
+
+def norm_steps(
+    device: Device,
+    grads: Sequence[Array],
+    norm_type: float,
+    out: Array,
+    per_tensor: bool = False,
+    scale: Number = 1.0,
+    found_inf: Array | None = None,
+) -> list[Step]:
+    """What launches ``Operations.grad_norm``, with all its memory and kernels made."""
+    plan = plan_of(device, grads)
+    if not plan.chunks:
+        return [partial(array.fill, 0) for array in (out, found_inf) if array is not None]
+    p, order = np.float64(norm_type), order_of(norm_type)
+    made = []
+    for table, own_steps, parts, count in _partials(device, plan, p, order, per_tensor):
+        own, found = out, found_inf
+        if per_tensor:
+            own, found = out[table.tensors], None if found is None else found[table.tensors]
+        made += own_steps
+        made.append(joining(device, table, p, order, parts, count, scale, own, found))
+    return made
+
+
+def write_parts(
+    device: Device,
+    grads: Sequence[Array],
+    norm_type: float,
+    out: Array,
+    per_tensor: bool,
+    copies: Sequence[int] | None,
+) -> None:
+    """``Operations.norm_parts``."""
     plan = plan_of(device, grads)
     if not plan.chunks:
         out.fill(0)
-        if found_inf is not None:
-            found_inf.fill(0)
         return
-    p, order = np.float64(norm_type), _ORDERS.get(norm_type, _ANY_ORDER)
-    joined = FLAGS[not per_tensor]
-    # A Part for each chunk, or for those of a block if nobody asks which tensor it was.
+    p, order = np.float64(norm_type), order_of(norm_type)
+    if copies is None:
+        for table, own_steps, parts, count in _partials(device, plan, p, order, per_tensor):
+            for step in own_steps:
+                step()
+            own = out[table.tensors] if per_tensor else out
+            join(device, table, p, order, parts, count, None, own, per_tensor)
+        return
+    counts = _on_device(device, copies)
+    each = out if per_tensor else scratch(device, len(grads) * PART, _FLOAT64).reshape(-1, PART)
+    for table, own_steps, parts, count in _partials(device, plan, p, order, True):
+        for step in own_steps:
+            step()
+        own = table.tensors
+        join(device, table, p, order, parts, count, counts[own], each[own], True)
+    if not per_tensor:
+        join(device, plan.tables[0], p, order, each, len(grads), None, out, False)
+
+
+def _on_device(device: Device, copies: Sequence[int]) -> Array:
+    """Numbers as doubles; while a graph is captured by kernels, which have them by value."""
+    if not device.capturing():
+        return device.xp.asarray(np.array(copies, _FLOAT64))
+    counts = scratch(device, len(copies), _FLOAT64)
+    counts.fill(1)
+    for k, count in enumerate(copies):
+        if count != 1:
+            counts[k : k + 1].fill(count)
+    return counts
+
+
+def _partials(
+    device: Device, plan: Plan, p: np.float64, order: str, per_tensor: bool
+) -> Iterator[tuple[Table, list[Step], Array, int]]:
+    """What computes partial results; those to be joined, and how many, with their table.
+
+    One Part for each chunk and one table after the other, or a Part for the chunks of a block
+    if nobody asks which tensor it was, and all tables' together with the first.
+    """
     counts = [table.count if per_tensor else table.blocks for table in plan.tables]
     parts = scratch(device, sum(counts) * PART, _FLOAT64)
-    first = 0
+    first, made = 0, []
     for table, count in zip(plan.tables, counts, strict=True):
         own = parts if count == sum(counts) else parts[first * PART :]
-        start(device, table, "norm", "norm_partials", p, own, joined, ORDER=order)
+        arguments = p, own, FLAGS[not per_tensor]
+        own_steps = steps(device, table, "norm", "norm_partials", *arguments, ORDER=order)
         if per_tensor:
-            found = None if found_inf is None else found_inf[table.tensors]
-            join_parts(device, table, p, order, own, count, scale, out[table.tensors], found)
+            yield table, own_steps, own, count
+        made += own_steps
         first += count
     if not per_tensor:
-        join_parts(device, plan.tables[0], p, order, parts, first, scale, out, found_inf)
+        yield plan.tables[0], made, parts, first
 
 
-def join_parts(
+def joining(
     device: Device,
     table: Table,
     p: np.float64,
@@ -68,12 +156,36 @@ def join_parts(
     scale: Number,
     out: Array,
     found_inf: Array | None,
-) -> None:
-    """Join ``count`` parts: all of them into a scalar, or each tensor's into a row of norms."""
+) -> Step:
+    """What joins ``count`` parts: all into a scalar, or each tensor's into a row of norms."""
     per_tensor = out.ndim > 0
-    threads = _THREADS[per_tensor]
-    blocks = min(out.size, device.multiprocessors * (2048 // threads))
-    launch = table.launch(device, blocks, threads, "norm", "norm_finish", ORDER=order)
+    found = _launch(device, table, "norm_finish", order, out.size, per_tensor)
     numbers = np.uint32(count), FLAGS[per_tensor]
     stride = np.int64(out.strides[0] if per_tensor else 0)
-    launch(table.argument, p, parts, *numbers, *either(scale), out, stride, found_inf)
+    arguments = table.argument, p, parts, *numbers, *either(scale), out, stride, found_inf
+    return partial(found.__call__, *arguments)
+
+
+def join(
+    device: Device,
+    table: Table,
+    p: np.float64,
+    order: str,
+    parts: Array,
+    count: int,
+    copies: Array | None,
+    out: Array,
+    per_tensor: bool,
+) -> None:
+    """As ``joining``, into rows of (hi, lo, scale)."""
+    found = _launch(device, table, "norm_parts", order, len(out), per_tensor)
+    found(table.argument, p, parts, np.uint32(count), FLAGS[per_tensor], copies, out)
+
+
+def _launch(
+    device: Device, table: Table, name: str, order: str, norms: int, per_tensor: bool
+) -> Launch:
+    """A launch with a block for each norm."""
+    threads = _THREADS[per_tensor]
+    blocks = min(norms, device.multiprocessors * (2048 // threads))
+    return table.launch(device, blocks, threads, "norm", name, ORDER=order)

@@ -8,12 +8,19 @@ sums over rows lie in shared memory, if the device has enough of it.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from gradkit._backend import Array, Shape
-from gradkit._cuda.launch.buffers import AllUsable, contiguous, copy_back, vector_of, writable_like
+from gradkit._cuda.launch.buffers import (
+    AllUsable,
+    all_usable,
+    contiguous,
+    copy_back,
+    vector_of,
+    writable_like,
+)
 from gradkit._cuda.launch.device import Device, scratch
 from gradkit._cuda.launch.grids import column_block, row_blocks, rows_of
 from gradkit._cuda.launch.kernels import (
@@ -23,6 +30,14 @@ from gradkit._cuda.launch.kernels import (
     Macros,
     kernel,
     norm_macros,
+)
+from gradkit._cuda.launch.row_starts import (
+    ADDED,
+    PLAIN,
+    STRIDED,
+    Variant,
+    layout_of,
+    reachable,
 )
 from gradkit._dtypes import (
     LAYER_NORM_TYPES,
@@ -90,10 +105,19 @@ class RowPlan:
     shared: int = 0
 
 
-def write_gradient(device: Device, norm: Norm, axis: int, inputs: Inputs, outputs: Outputs) -> None:
+def write_gradient(
+    device: Device,
+    norm: Norm,
+    axis: int,
+    inputs: Inputs,
+    outputs: Outputs,
+    *,
+    ds: Array | None = None,
+    scale_offset: float = 0.0,
+) -> None:
     """Write the gradients that are wanted of arrays whose axes from ``axis`` on are normalised.
 
-    ``dx`` may be ``dy``.
+    ``dx`` may be ``dy``, or ``ds``, which is added to it.
     """
     parameter = inputs.inv_std
     if inputs.scale is not None:
@@ -110,7 +134,7 @@ def write_gradient(device: Device, norm: Norm, axis: int, inputs: Inputs, output
         (source.dtype, inputs.inv_std.dtype, parameter.dtype),
         wanted,
     )
-    plan.run(inputs, outputs)
+    plan.run(inputs, outputs, ds, scale_offset)
 
 
 @lru_cache(maxsize=1024)
@@ -127,7 +151,7 @@ def _plan(
     types, itemsize = (data, statistic, parameter), dtypes[0].itemsize
     rows, width = rows_of(shape, axis)
     vector = vector_of(itemsize, width)
-    return _Gradient(device, norm, types, itemsize, rows, width, vector, wanted)
+    return _Gradient(device, norm, types, itemsize, axis, rows, width, vector, wanted)
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,55 +165,77 @@ class _Gradient:
     norm: Norm
     types: Types
     itemsize: int
+    axis: int
     rows: int
     width: int
     vector: int
     wanted: bool
 
-    def run(self, inputs: Inputs, outputs: Outputs) -> None:
-        """Launch the kernels on the arrays, or on copies that they can read and write."""
-        if self._all_usable((*inputs, *outputs)):
-            self._launch(inputs, outputs)
+    def run(self, inputs: Inputs, outputs: Outputs, ds: Array | None, scale_offset: float) -> None:
+        """Launch the kernels on the arrays, or on copies of those that they cannot reach."""
+        plain = ds is None and not scale_offset
+        if plain and self._all_usable((*inputs, *outputs)):
+            self._launch(PLAIN, inputs, outputs)
             return
-        device, vector = self.device, self.vector
-        inputs = Inputs(
-            contiguous(device, inputs.dy, vector),
-            contiguous(device, inputs.source, vector),
-            contiguous(device, inputs.scale, vector),
-            contiguous(device, inputs.bias, vector),
-            contiguous(device, inputs.mean),
-            contiguous(device, inputs.inv_std),
+        device, axis, vector = self.device, self.axis, self.vector
+        (dy, source, ds), (dx,) = reachable(
+            device, axis, (inputs.dy, inputs.source, ds), (outputs.dx,)
         )
-        written = Outputs(
-            *(None if out is None else writable_like(device, out, vector) for out in outputs)
-        )
-        self._launch(inputs, written)
+        parameters = (contiguous(device, array, vector) for array in (inputs.scale, inputs.bias))
+        statistics = (contiguous(device, array) for array in (inputs.mean, inputs.inv_std))
+        inputs = Inputs(dy, source, *parameters, *statistics)
+        sums = (None if out is None else writable_like(device, out) for out in outputs[1:])
+        written = Outputs(dx, *sums)
+        if plain and all_usable((dy, source, dx), vector):
+            self._launch(PLAIN, inputs, written)
+        else:
+            variant = STRIDED if ds is None else ADDED
+            layout = layout_of(axis, (dy, source, dx, ds), scale_offset)
+            self._launch(variant, inputs, written, layout, ds)
         for out, made in zip(outputs, written, strict=True):
             if out is not None:
                 copy_back(out, made)
 
-    def _launch(self, inputs: Inputs, outputs: Outputs) -> None:
+    def _launch(self, variant: Variant, inputs: Inputs, outputs: Outputs, *further: Any) -> None:
+        """``further``: the arguments that only kernels of a variant have."""
         partials = None
         if self.rows and self.width:
             write = self._in_two_visits if self._row_plan is None else self._in_one_visit
-            partials = write(inputs, outputs.dx)
+            partials = write(variant, inputs, outputs.dx, further)
         if self.wanted and self.width:
             self._column_sums(partials, outputs.dscale, outputs.dbias, *self._partial_counts)
 
-    def _in_one_visit(self, inputs: Inputs, dx: Array) -> Array | None:
+    def _in_one_visit(
+        self, variant: Variant, inputs: Inputs, dx: Array, further: tuple[Any, ...]
+    ) -> Array | None:
         """Write dx; the partial sums of dscale and dbias as (planes, blocks, width)."""
         partials = self._partials()
-        self._one_visit(*inputs, dx, partials, *self._shape)
+        launch = self._one_visit if variant is PLAIN else self._one_visit_of(variant)
+        launch(*inputs, dx, partials, *self._shape, *further)
         return partials
 
-    def _in_two_visits(self, inputs: Inputs, dx: Array) -> Array | None:
+    def _in_two_visits(
+        self, variant: Variant, inputs: Inputs, dx: Array, further: tuple[Any, ...]
+    ) -> Array | None:
         """The same, with each row's sums first."""
-        sum_rows, apply = self._two_visits
+        sum_rows, apply = self._two_visits if variant is PLAIN else self._two_visits_of(variant)
         sums = scratch(self.device, (sum_rows.grid[1], self.rows, 2), np.float64)
-        sum_rows(*inputs, sums, *self._shape)
+        sum_rows(*inputs, sums, *self._shape, *further)
         partials = self._partials()
-        apply(*inputs, sums, dx, partials, *self._shape, np.int32(len(sums)))
+        apply(*inputs, sums, dx, partials, *self._shape, np.int32(len(sums)), *further)
         return partials
+
+    def _one_visit_of(self, variant: Variant) -> Launch:
+        """The kernel of a variant on the grid of the plain one, so that sums have its bits."""
+        return self._one_visit._replace(kernel=self._one_visit_kernel(variant))
+
+    def _two_visits_of(self, variant: Variant) -> tuple[Launch, Launch]:
+        """The same of both kernels."""
+        sum_rows, apply = self._two_visits
+        return (
+            sum_rows._replace(kernel=self._wide_kernel(sum_rows.kernel.name, variant)),
+            apply._replace(kernel=self._wide_kernel(apply.kernel.name, variant)),
+        )
 
     def _partials(self) -> Array | None:
         if not self.wanted:
@@ -230,11 +276,17 @@ class _Gradient:
         assert plan is not None
         held = plan.chunks * self.vector
         packs = _LONGEST if plan.shared else -(-self.width // held)
-        macros = self._macros | {"CHUNKS": plan.chunks, "LONG": int(plan.shared > 0)}
-        found = kernel(self.device, "layer_norm_grad", "layer_norm_grad", **macros)
+        found = self._one_visit_kernel(PLAIN)
         blocks = row_blocks(found, self.rows, packs, _LONGEST, plan.shared)
         count = self._fewer(blocks.count) if self.wanted else blocks.count
         return Launch(found, (count,), blocks.block, plan.shared)
+
+    def _one_visit_kernel(self, variant: Variant) -> LoadedKernel:
+        plan = self._row_plan
+        assert plan is not None
+        macros = self._macros | {"CHUNKS": plan.chunks, "LONG": int(plan.shared > 0)}
+        macros |= variant.macros
+        return kernel(self.device, "layer_norm_grad", "layer_norm_grad", **macros)
 
     @cached_property
     def _two_visits(self) -> tuple[Launch, Launch]:
@@ -251,8 +303,12 @@ class _Gradient:
 
     def _wide(self, name: str) -> tuple[LoadedKernel, int]:
         """A kernel of two visits, and how many of its blocks the device holds at once."""
-        found = kernel(self.device, "layer_norm_grad_wide", name, **self._macros)
+        found = self._wide_kernel(name, PLAIN)
         return found, found.resident(_WIDE_THREADS) * self.device.multiprocessors
+
+    def _wide_kernel(self, name: str, variant: Variant) -> LoadedKernel:
+        macros = self._macros | variant.macros
+        return kernel(self.device, "layer_norm_grad_wide", name, **macros)
 
     @cached_property
     def _partial_shape(self) -> tuple[int, int, int]:
@@ -300,10 +356,11 @@ def combinations(norm: Norm) -> Iterator[Combination]:
         size = dtype_named(types[0]).itemsize
         for vector in (1, 16 // size):
             macros = _macros(norm, types, vector)
-            yield "layer_norm_grad_wide", macros
-            for plan in _row_plans(norm, size, vector):
-                long_row = int(plan.shared > 0)
-                yield "layer_norm_grad", macros | {"CHUNKS": plan.chunks, "LONG": long_row}
+            for variant in (PLAIN, STRIDED) if norm.from_output else (PLAIN, STRIDED, ADDED):
+                yield "layer_norm_grad_wide", macros | variant.macros
+                for plan in _row_plans(norm, size, vector):
+                    own = {"CHUNKS": plan.chunks, "LONG": int(plan.shared > 0)}
+                    yield "layer_norm_grad", macros | own | variant.macros
     pairs = dict.fromkeys((accumulation_name(t), v) for t, _, v in LAYER_NORM_TYPES)
     for accumulated, parameter in pairs:
         yield "column_sums", {"ACC_T": accumulated, "PARAM_T": parameter}

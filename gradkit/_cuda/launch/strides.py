@@ -1,6 +1,7 @@
 """Describe pairs of strided arrays in as few dimensions as possible, without reading elements."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence, Set
+from itertools import product
 from typing import NamedTuple, TypeAlias
 
 from gradkit._backend import Array
@@ -40,6 +41,43 @@ def pair_of(source_at: int, target_at: int, source: Array, target: Array) -> Pai
     elif not merged:
         merged = [(1, 0, 0)]  # one unaligned element
     return Pair(source_at, target_at, target.size, tuple(merged))
+
+
+class Units(NamedTuple):
+    """Units at one distance from each other: a pair for the first, and how to reach the others."""
+
+    pair: Pair
+    number: int
+    source_step: int  # in bytes
+    target_step: int
+
+
+def units_of(
+    source_at: int, target_at: int, source: Array, target: Array, axes: Set[int]
+) -> Iterator[Units]:
+    """Two arrays of one shape, cut into units that extend along ``axes``, in C order."""
+    inside = tuple(slice(None) if axis in axes else 0 for axis in range(source.ndim))
+    kept = [axis for axis in range(source.ndim) if axis not in axes and source.shape[axis] != 1]
+    dims: list[Dim] = []  # outermost first
+    for axis in kept:
+        dim = (source.shape[axis], source.strides[axis], target.strides[axis])
+        if dims and dims[-1][1:] == (dim[0] * dim[1], dim[0] * dim[2]):
+            dim = (dims.pop()[0] * dim[0], *dim[1:])
+        dims.append(dim)
+    if any(length == 0 for length, _, _ in dims):
+        return
+    one = source[(*inside, ...)], target[(*inside, ...)]
+    number, *steps = dims.pop() if dims else (1, 0, 0)
+    for index in product(*(range(length) for length, _, _ in dims)):
+        skipped, target_skipped = (
+            sum(i * dim[side] for i, dim in zip(index, dims, strict=True)) for side in (1, 2)
+        )
+        pair = pair_of(source_at + skipped, target_at + target_skipped, *one)
+        if not pair.dims and any(
+            step % array.itemsize for step, array in zip(steps, one, strict=True)
+        ):
+            pair = pair._replace(dims=((pair.elements, one[0].itemsize, one[1].itemsize),))
+        yield Units(pair, number, *steps)
 
 
 def broadcast_strides(array: Array, shape: tuple[int, ...]) -> Strides:

@@ -9,26 +9,31 @@ of the list in its parameters.
 """
 
 import threading
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import count
 from operator import attrgetter
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
-from gradkit._backend import Array, Borrowed, Number, Views
+from gradkit._backend import Array, Axes, Borrowed, Number, Views
 from gradkit._cuda.launch.device import Device
 from gradkit._cuda.launch.kernels import Combination, Launch, kernel
-from gradkit._cuda.launch.strides import pair_of
+from gradkit._cuda.launch.strides import Pair, pair_of, units_of
 from gradkit._dtypes import float_of
 
-Rows: TypeAlias = np.ndarray[Any, Any]  # of _TENSOR or _DIM
+Rows: TypeAlias = np.ndarray[Any, Any]  # of _TENSOR, _UNITS or _DIM
+Owners: TypeAlias = np.ndarray[Any, Any] | slice
+Step: TypeAlias = Callable[[], None]  # something to launch
+Starts: TypeAlias = np.ndarray[Any, Any]  # addresses of sources and targets, or of both at once
 
 CAPACITY = 90  # tensors in the parameter block: under 4096 bytes with 96 for what comes after
 DIMS = 16  # dimensions of strided tensors there
+UNIT_CAPACITY = 56  # and those whose rows also say what their units are
 KINDS = (CAPACITY, 0)  # the capacities that kernels are compiled with; 0: the list is uploaded
+UNIT_KINDS = (UNIT_CAPACITY, 0)
 ALONE = (1, 0)  # of kernels that take one pair of arrays
 THREADS = 256  # a block; a warp takes a chunk at a time
 _WARPS = THREADS // 32
@@ -37,6 +42,7 @@ _BLOCKS = 16  # for each multiprocessor: more than it holds, so that the fast on
 _SMALLEST_CHUNK = 4096  # bytes: two rounds of a warp's loads
 _LARGEST_CHUNK = 1 << 30  # kernels count its elements by an int
 _MANY_CHUNKS = 16384  # one for each warp of the largest devices
+_MOST_CHUNKS = (1 << 32) - 1  # kernels count them by an unsigned int
 
 FLAGS = {False: np.uint32(0), True: np.uint32(1)}  # as kernels take them
 _ONE = np.float64(1)
@@ -56,10 +62,20 @@ _TENSOR = np.dtype(
     ],
     align=True,
 )
+_UNITS = np.dtype(
+    [
+        *((name, _TENSOR[name]) for name in _TENSOR.names or ()),
+        ("source_step", "i8"),
+        ("target_step", "i8"),
+        ("units", "u4"),
+        ("first_unit", "u4"),
+    ],
+    align=True,
+)
 _HEAD: list[Any] = [(name, "u4") for name in ("chunk_bytes", "tensors", "chunks", "unused")]
 _LAYOUTS = {  # of a TensorList, for each capacity
-    capacity: np.dtype([*_HEAD, ("dim_at", _DIM, DIMS), ("at", _TENSOR, capacity)], align=True)
-    for capacity in (CAPACITY, 1)
+    capacity: np.dtype([*_HEAD, ("dim_at", _DIM, DIMS), ("at", row, capacity)], align=True)
+    for capacity, row in ((CAPACITY, _TENSOR), (1, _TENSOR), (UNIT_CAPACITY, _UNITS))
 }
 _LAYOUTS[0] = np.dtype([*_HEAD, ("dim_at", "u8"), ("at", "u8")], align=True)
 
@@ -72,6 +88,7 @@ class Table:
     capacity: int  # the macro that tells kernels which kind of table this is
     tensors: slice  # which of the list's tensors
     chunks: slice  # which of the list's chunks
+    units: slice  # which of the list's units, if it has any
     memory: Array | None = None  # what the fields point into
 
     @cached_property
@@ -151,8 +168,9 @@ class _Cut:
     dims: Rows
     chunk: int  # bytes
     chunks: int
-    sizes: np.ndarray[Any, Any]  # of an element: (sources and targets, tensors)
+    sizes: np.ndarray[Any, Any]  # of an element: (sources and targets, arrays)
     shifts: np.ndarray[Any, Any]  # from an array's address to where kernels begin
+    owners: Owners  # each tensor's array
 
     @property
     def tensors(self) -> int:
@@ -172,7 +190,7 @@ class _Cut:
     def placed(self, starts: np.ndarray[Any, Any]) -> Rows:
         """The table of arrays at these addresses."""
         table = self.table.copy()
-        table["source"], table["target"] = starts + self.shifts
+        table["source"], table["target"] = starts[:, self.owners] + self.shifts
         return table
 
 
@@ -227,13 +245,21 @@ _plans = _LastUsed[Plan](number=64, tensors=1 << 20)
 _cuts = _LastUsed[_Cut](number=64, tensors=1 << 20)
 
 
-def plan_of(device: Device, sources: Sequence[Array], targets: Sequence[Array] = ()) -> Plan:
+def plan_of(
+    device: Device,
+    sources: Sequence[Array],
+    targets: Sequence[Array] = (),
+    axes: Axes | None = None,
+) -> Plan:
     """The plan for pairs of arrays, each source broadcast to its target's shape.
 
     ``sources`` that are ``targets`` are worked on in place; without targets they are only read.
+    With ``axes``, those that each array's units extend along, it is for kernels that know units.
     """
     known = targets is sources or not targets
-    remembering = sources if known and isinstance(sources, (Views, Borrowed)) else None
+    remembering = None
+    if known and axes is None and isinstance(sources, (Views, Borrowed)):
+        remembering = sources
     if remembering is not None and remembering.plan is not None:
         device.pointers(sources, write=bool(targets))  # an emulator checks what is written
         found: Plan = remembering.plan
@@ -245,11 +271,13 @@ def plan_of(device: Device, sources: Sequence[Array], targets: Sequence[Array] =
     addresses = [
         device.pointers(arrays, write=bool(targets) and k == last) for k, arrays in enumerate(pairs)
     ]
-    properties = [_properties_of(arrays) for arrays in pairs]
+    properties: list[Hashable] = [_properties_of(arrays) for arrays in pairs]
+    if axes is not None:
+        properties.append((axes, tuple(map(_shape, sources))))
     key = (device, device.stream, *addresses, *properties)
     plan = _plans.find(key)
     if plan is None or (plan.uploaded and device.capturing()):
-        plan = _make(device, np.array(addresses, np.uint64), pairs, properties)
+        plan = _make(device, np.array(addresses, np.uint64), pairs, properties, axes)
         if not device.capturing():
             _plans.keep(key, plan)
     if remembering is not None:
@@ -275,43 +303,69 @@ def either_flag(flag: Array | bool) -> tuple[Array | None, np.uint32]:
     return (None, FLAGS[flag]) if isinstance(flag, bool) else (flag, FLAGS[False])
 
 
-def on_lists(file: str) -> Iterator[Combination]:
+def on_lists(file: str, kinds: Sequence[int] = KINDS) -> Iterator[Combination]:
     """A kernel file that needs to know nothing but the kind of table."""
-    for capacity in KINDS:
+    for capacity in kinds:
         yield file, {"CAPACITY": capacity}
 
 
 def run(device: Device, plan: Plan, file: str, name: str, *arguments: Any, **macros: Any) -> None:
     """Launch a kernel over all chunks of a plan."""
-    for table in plan.tables:
-        start(device, table, file, name, *arguments, **macros)
+    launch(plan_steps(device, plan, file, name, *arguments, **macros))
+
+
+def plan_steps(
+    device: Device, plan: Plan, file: str, name: str, *arguments: Any, **macros: Any
+) -> list[Step]:
+    """What launches a kernel over all chunks of a plan, as ``steps``."""
+    each = (steps(device, table, file, name, *arguments, **macros) for table in plan.tables)
+    return [step for made in each for step in made]
+
+
+def launch(made: Iterable[Step]) -> None:
+    """Launch what has been made."""
+    for step in made:
+        step()
 
 
 def start(
     device: Device, table: Table, file: str, name: str, *arguments: Any, **macros: Any
 ) -> None:
     """Launch a kernel over the chunks of one table."""
-    if table.blocks:
-        grid = min(table.blocks, device.multiprocessors * _BLOCKS)
-        launch = table.launch(device, grid, THREADS, file, name, **macros)
-        launch(table.argument, *arguments)
+    launch(steps(device, table, file, name, *arguments, **macros))
+
+
+def steps(
+    device: Device, table: Table, file: str, name: str, *arguments: Any, **macros: Any
+) -> list[Step]:
+    """What launches a kernel over the chunks of one table, if there are any; it is compiled now.
+
+    Calls that write with more than one launch first make all of their steps, so that what may
+    fail by itself, memory and the compiler, fails before anything is written.
+    """
+    if not table.blocks:
+        return []
+    grid = min(table.blocks, device.multiprocessors * _BLOCKS)
+    launch = table.launch(device, grid, THREADS, file, name, **macros)
+    return [partial(launch.__call__, table.argument, *arguments)]
 
 
 def _make(
     device: Device,
-    starts: np.ndarray[Any, Any],
+    starts: Starts,
     pairs: Sequence[Sequence[Array]],
     properties: Sequence[Hashable],
+    axes: Axes | None,
 ) -> Plan:
     """The plan for arrays at these addresses; gradients often come back at others."""
     known = tuple(properties)
     cut = _cuts.find(known)
     if cut is None or not cut.aligned(starts):
-        cut = _cut(starts, pairs)
+        cut = _cut(starts, pairs) if axes is None else _cut_units(starts, pairs, axes)
         if cut.aligned(starts):
             _cuts.keep(known, cut)
     table, every = cut.placed(starts), cut.dims
-    if len(table) <= CAPACITY and len(every) <= DIMS:
+    if len(table) <= _capacity(table) and len(every) <= DIMS:
         tables = [_inline(table, every, cut.chunk, cut.chunks, 0)]
     elif device.capturing():
         tables = _in_parts(table, every, cut.chunk, cut.chunks)
@@ -320,26 +374,58 @@ def _make(
     return Plan(tuple(tables), cut, starts)
 
 
-def _cut(starts: np.ndarray[Any, Any], pairs: Sequence[Sequence[Array]]) -> _Cut:
+def _cut(starts: Starts, pairs: Sequence[Sequence[Array]]) -> _Cut:
     """Cut pairs of arrays into chunks."""
     ends = pairs[0], pairs[-1]
     rows = list(map(pair_of, *map(np.ndarray.tolist, (starts[0], starts[-1])), *ends))
-    items = np.array([[array.itemsize for array in arrays] for arrays in ends], np.uint64)
-    sizes = items[1].astype(np.int64)
-    counts = np.array([row.elements for row in rows], np.int64)
-    share = -(-int(counts @ sizes) // _MANY_CHUNKS)
-    chunk = min(max(1, -(-share // _SMALLEST_CHUNK)) * _SMALLEST_CHUNK, _LARGEST_CHUNK)
-    chunks = -(-counts // (chunk // sizes))  # of each tensor
-    dims = np.array([len(row.dims) for row in rows], np.int64)
     table = np.zeros(len(rows), _TENSOR)
+    table["dtype"] = [_code(array) for array in pairs[-1]]
+    return _filled(table, rows, starts, ends)
+
+
+def _cut_units(starts: Starts, pairs: Sequence[Sequence[Array]], axes: Axes) -> _Cut:
+    """Cut pairs of arrays into units, and those into chunks."""
+    ends = pairs[0], pairs[-1]
+    places = map(np.ndarray.tolist, (starts[0], starts[-1]))
+    each = [list(units_of(*pair)) for pair in zip(*places, *ends, map(set, axes), strict=True)]
+    rows = [row for units in each for row in units]
+    table = np.zeros(len(rows), _UNITS)
+    owners = np.repeat(np.arange(len(each)), [len(units) for units in each])
+    table["dtype"] = np.array([_code(array) for array in pairs[-1]], np.uint32)[owners]
+    table["source_step"] = [row.source_step for row in rows]
+    table["target_step"] = [row.target_step for row in rows]
+    units = np.array([row.number for row in rows], np.int64)
+    table["units"], table["first_unit"] = units, np.cumsum(units) - units
+    return _filled(table, [row.pair for row in rows], starts, ends, units, owners)
+
+
+def _filled(
+    table: Rows,
+    rows: Sequence[Pair],
+    starts: Starts,
+    ends: tuple[Sequence[Array], Sequence[Array]],
+    units: np.ndarray[Any, Any] | int = 1,
+    owners: Owners = slice(None),
+) -> _Cut:
+    """Cut units of these pairs into chunks, and fill the table's rows but for addresses."""
+    items = np.array([[array.itemsize for array in arrays] for arrays in ends], np.uint64)
+    sizes = items[1].astype(np.int64)[owners]
+    counts = np.array([row.elements for row in rows], np.int64)
+    share = -(-int(counts * units @ sizes) // _MANY_CHUNKS)
+    chunk = min(max(1, -(-share // _SMALLEST_CHUNK)) * _SMALLEST_CHUNK, _LARGEST_CHUNK)
+    chunks = -(-counts // (chunk // sizes)) * units  # of each row
+    if chunks.sum() > _MOST_CHUNKS:
+        raise ValueError(
+            f"axis cuts gradients into {chunks.sum()} pieces; accepted: up to {_MOST_CHUNKS}"
+        )
+    dims = np.array([len(row.dims) for row in rows], np.int64)
     table["count"] = counts
     table["first_chunk"] = np.cumsum(chunks) - chunks
     table["first_dim"] = np.cumsum(dims) - dims
     table["dims"] = dims
-    table["dtype"] = [_code(array) for array in pairs[-1]]
     every = np.array([dim for row in rows for dim in row.dims], _DIM)
     begins = np.array([[row.source for row in rows], [row.target for row in rows]], np.uint64)
-    return _Cut(table, every, chunk, int(chunks.sum()), items, begins - starts)
+    return _Cut(table, every, chunk, int(chunks.sum()), items, begins - starts[:, owners], owners)
 
 
 def _code(array: Array) -> int:
@@ -353,7 +439,8 @@ def _inline(table: Rows, dims: Rows, chunk: int, end: int, first: int) -> Table:
     ``first`` is the position of the first row in the whole list.
     """
     begin = int(table["first_chunk"][0]) if len(table) else end
-    fields = np.zeros((), _LAYOUTS[CAPACITY])
+    capacity = _capacity(table)
+    fields = np.zeros((), _LAYOUTS[capacity])
     fields["chunk_bytes"], fields["tensors"] = chunk, len(table)
     fields["chunks"] = end - begin
     fields["at"][: len(table)] = table
@@ -362,7 +449,19 @@ def _inline(table: Rows, dims: Rows, chunk: int, end: int, first: int) -> Table:
         skipped = table["first_dim"][0]
         fields["at"]["first_dim"][: len(table)] -= skipped
         fields["dim_at"][: len(dims)] = dims
-    return Table(fields, CAPACITY, slice(first, first + len(table)), slice(begin, end))
+    rows, units = slice(first, first + len(table)), _units_in(table)
+    return Table(fields, capacity, rows, slice(begin, end), units)
+
+
+def _capacity(table: Rows) -> int:
+    """How many rows like these the parameter block holds."""
+    return CAPACITY if table.dtype == _TENSOR else UNIT_CAPACITY
+
+
+def _units_in(table: Rows) -> slice:
+    if table.dtype == _TENSOR or not len(table):
+        return slice(0, 0)
+    return slice(int(table["first_unit"][0]), int(table["first_unit"][-1] + table["units"][-1]))
 
 
 def _in_parts(table: Rows, dims: Rows, chunk: int, end: int) -> list[Table]:
@@ -372,7 +471,7 @@ def _in_parts(table: Rows, dims: Rows, chunk: int, end: int) -> list[Table]:
     first = 0
     while first < len(table):
         begin = int(table["first_dim"][first])
-        stop = min(first + CAPACITY, int(np.searchsorted(ends, begin + DIMS, side="right")))
+        stop = min(first + _capacity(table), int(np.searchsorted(ends, begin + DIMS, side="right")))
         if stop == first:
             raise ValueError(
                 f"an array of {table['dims'][first]} dimensions that cannot be merged is too much "
@@ -392,4 +491,5 @@ def _uploaded(device: Device, table: Rows, dims: Rows, chunk: int, chunks: int) 
     fields["chunk_bytes"], fields["tensors"], fields["chunks"] = chunk, len(table), chunks
     fields["at"] = device.pointer(memory)
     fields["dim_at"] = fields["at"] + np.uint64(table.nbytes)
-    return Table(fields, 0, slice(0, len(table)), slice(0, chunks), memory)
+    rows, units = slice(0, len(table)), _units_in(table)
+    return Table(fields, 0, rows, slice(0, chunks), units, memory)

@@ -65,5 +65,6 @@ def _is_for(macros: Macros, dtypes: Set[str]) -> bool:
     return (
         data <= dtypes
         and macros.get("ACC_T") in {None, *sums}
+        and macros.get("STAT_T") in {None, *dtypes, *sums}
         and macros.get("PARAM_T") in {None, *dtypes, macros.get("STAT_T", macros.get("ACC_T"))}
     )

@@ -1,0 +1,211 @@
+"""What one norm over many ranks costs on a network: ``python -m benchmarks.ranks_model``.
+
+A model, never a measurement. Each collective is a list of steps in which every rank sends one
+message at the same time. A step takes the network's latency, and the message's bytes divided by
+the bandwidth. ``delivered`` plays the steps of an allgather rank by rank, so that what is counted
+is what arrives.
+"""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+PAGE = Path(__file__).parents[1] / "docs" / "scaling.md"
+STATE = 48  # bytes of a rank: six float64 numbers
+SHARE = 8  # bytes of the value that `reduce` combines, twice a norm
+RANKS = tuple(2**k for k in range(3, 15))
+_MPICH_POWER_OF_TWO, _MPICH_ANY = 524288, 81920  # bytes of all ranks from which MPICH takes a ring
+GPUS = 8  # of a node
+
+
+class Step(NamedTuple):
+    """Every rank sends blocks to the rank at a distance: its first ones or its newest one."""
+
+    distance: int
+    blocks: int
+    newest: bool = False
+
+
+class Network(NamedTuple):
+    """A message takes ``latency`` seconds and its bytes divided by ``bandwidth``."""
+
+    latency: float
+    bandwidth: float
+
+    def seconds(self, sizes: list[int]) -> float:
+        """What messages take one after another."""
+        return len(sizes) * self.latency + sum(sizes) / self.bandwidth
+
+
+# Cray Aries, as Piz Daint's operators publish it: OSU latency 1.30 us, OSU bandwidth 9607 MB/s.
+ARIES = Network(1.30e-6, 9607e6)
+
+
+def bruck(ranks: int) -> list[Step]:
+    """What each rank holds doubles in every step, until it is everything."""
+    steps, held = [], 1
+    while held < ranks:
+        steps.append(Step(held, min(held, ranks - held)))
+        held *= 2
+    return steps
+
+
+def ring(ranks: int) -> list[Step]:
+    """Each step passes on what came in the one before."""
+    return [Step(1, 1, newest=True)] * (ranks - 1)
+
+
+def mpich(ranks: int) -> Callable[[int], list[Step]]:
+    """What MPICH chooses for ``STATE`` bytes a rank (src/mpi/coll/coll_selection.json).
+
+    Its recursive doubling sends as many messages and bytes as Bruck's algorithm.
+    """
+    power_of_two = ranks & (ranks - 1) == 0
+    limit = _MPICH_POWER_OF_TWO if power_of_two else _MPICH_ANY
+    return bruck if ranks * STATE < limit else ring
+
+
+def delivered(steps: list[Step], ranks: int) -> list[list[int]]:
+    """Which ranks' blocks each rank holds in the end, in the order of their coming."""
+    held = [[rank] for rank in range(ranks)]
+    for step in steps:
+        sent = [own[-1:] if step.newest else own[: step.blocks] for own in held]
+        held = [own + sent[(rank + step.distance) % ranks] for rank, own in enumerate(held)]
+    return held
+
+
+def allgather_sizes(steps: list[Step]) -> list[int]:
+    """The bytes of a rank's messages."""
+    return [step.blocks * STATE for step in steps]
+
+
+def reduce_sizes(ranks: int) -> list[int]:
+    """Those of ``reduce``: two all-reduces by recursive doubling, as MPICH does them."""
+    return [SHARE] * (2 * math.ceil(math.log2(ranks)))
+
+
+# NCCL's own model (src/graph/tuning.cc, protocol LL): microseconds of a start and of a step.
+_RING_START, _RING_NVLINK, _RING_NETWORK = 3.6, 1.8 * 0.47, 2.7
+_TREE_START, _TREE_NVLINK, _TREE_NETWORK = 4.4, 1.8 * 0.52, 5.0
+
+
+def nccl_allgather(ranks: int) -> float:
+    """Seconds of the latency of NCCL's ring over nodes of ``GPUS``."""
+    nodes = max(1, ranks // GPUS)
+    if nodes == 1:
+        return (_RING_START + (ranks - 1) * 0.47) * 1e-6
+    return (_RING_START + (ranks - nodes) * _RING_NVLINK + (nodes - 1) * _RING_NETWORK) * 1e-6
+
+
+def nccl_reduce(ranks: int) -> float:
+    """Seconds of the latency of two of NCCL's all-reduces, by trees."""
+    nodes = max(1, ranks // GPUS)
+    if nodes == 1:
+        return 2 * (_TREE_START + 2 * (ranks - 1) * 0.52) * 1e-6
+    path = (GPUS - 1) * _TREE_NVLINK + math.log2(nodes) * _TREE_NETWORK
+    return 2 * (_TREE_START + 2 * path) * 1e-6
+
+
+def last(better: Callable[[int], bool]) -> int:
+    """The largest power of two up to which something holds."""
+    count = 8
+    while better(2 * count):
+        count *= 2
+    return count
+
+
+def microseconds(seconds: float) -> str:
+    """Two figures, without an exponent."""
+    value = seconds * 1e6
+    digits = 1 - math.floor(math.log10(value))
+    return f"{round(value, digits):,.{max(0, digits)}f}"
+
+
+def row(ranks: int) -> str:
+    """A line of the page's table."""
+    chosen, log = allgather_sizes(mpich(ranks)(ranks)), allgather_sizes(bruck(ranks))
+    times = (
+        ARIES.seconds(log),
+        ARIES.seconds(chosen),
+        ARIES.seconds(reduce_sizes(ranks)),
+        nccl_allgather(ranks),
+        nccl_reduce(ranks),
+    )
+    counts = f"| {ranks:,} | {len(log)} | {sum(log):,} | {len(chosen):,} "
+    return counts + "".join(f"| {microseconds(t)} " for t in times) + "|"
+
+
+def limits() -> dict[str, int]:
+    """Up to how many ranks one allgather is not slower than ``reduce``."""
+
+    def better(count: int, sizes: list[int]) -> bool:
+        return ARIES.seconds(sizes) <= ARIES.seconds(reduce_sizes(count))
+
+    return {
+        "log": last(lambda n: better(n, allgather_sizes(bruck(n)))),
+        "mpich": (_MPICH_POWER_OF_TWO - 1) // STATE,
+        "mpich_any": (_MPICH_ANY - 1) // STATE,
+        "nccl": last(lambda n: nccl_allgather(n) <= nccl_reduce(n)),
+    }
+
+
+TEXT = """# One norm over many ranks
+
+**A model, not a measurement.** `python -m benchmarks.ranks_model` makes this page.
+
+A norm with `group=` is one allgather of {state} bytes a rank, six float64 numbers. `reduce=` makes two
+all-reduces of {share} bytes. The model adds up the messages that a rank sends one after another.
+
+## Assumptions
+
+- A message takes a fixed latency, and its bytes divided by the bandwidth. All ranks send at once, no two
+  messages share a link, and every rank is a node of its own on the network.
+- Network of the MPI columns: Cray Aries. Piz Daint's operators publish 1.30 us and 9607 MB/s between two
+  nodes (`osu_latency` and `osu_bw`, reference values in
+  [their tests](https://github.com/reframe-hpc/reframe/pull/1232)).
+- *logarithmic*: Bruck's algorithm, and recursive doubling, which sends as much. *MPICH's choice* is by the
+  bytes of all ranks together
+  ([its table](https://github.com/pmodels/mpich/blob/main/src/mpi/coll/coll_selection.json)): logarithmic
+  below 524,288 bytes for powers of two and below 81,920 for other numbers, then a ring.
+- The NCCL columns are the latencies that NCCL itself assumes when it chooses an algorithm, with its protocol
+  for small messages ([its source](https://github.com/NVIDIA/nccl/blob/01afd20a77b5804e0ecf1042509dd9d20ebf9e93/src/graph/tuning.cc)):
+  2.7 us for a step of a ring through the network, 5.0 us for one of a tree, on nodes of {gpus} GPUs with
+  NVLink. The bytes are left out. An allgather is a ring there; newer versions have other algorithms, which
+  are not in this model.
+- Left out: the arithmetic on the gathered rows, which grows with the number of ranks; other traffic;
+  ranks that come late.
+
+## Messages, bytes and microseconds
+
+| ranks | messages, logarithmic | bytes sent by a rank | messages, MPICH's choice | allgather, logarithmic | allgather, MPICH's choice | `reduce=`, MPI | allgather, NCCL's ring | `reduce=`, NCCL's trees |
+|---|---|---|---|---|---|---|---|---|
+{rows}
+
+## Where one allgather stops being the right collective
+
+- With a logarithmic algorithm: it is the faster one up to {log:,} ranks. Beyond, its bytes count for more
+  than the second collective's latency, but at {largest:,} ranks it still takes {most} us.
+- With MPICH: up to {mpich:,} ranks, and up to {mpich_any:,} if their number is not a power of two. Beyond,
+  MPICH takes a ring, whose latency grows with the number of ranks: set
+  `MPIR_CVAR_ALLGATHER_INTRA_ALGORITHM=brucks`, or pass `reduce=`.
+- With NCCL's ring: up to {nccl:,} GPUs by its own figures. Beyond, `reduce=` has the lower latency.
+  Not yet run on a GPU.
+
+`reduce=` gives up what `group=` adds: an error on one rank is not told to the others, and the last bits may
+depend on the number of ranks.
+"""  # noqa: E501
+
+
+def page() -> str:
+    """The page's text."""
+    found = limits()
+    most = microseconds(ARIES.seconds(allgather_sizes(bruck(RANKS[-1]))))
+    return TEXT.format(
+        state=STATE, share=SHARE, gpus=GPUS, largest=RANKS[-1], most=most,
+        rows="\n".join(map(row, RANKS)), **found,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

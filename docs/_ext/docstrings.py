@@ -1,0 +1,20 @@
+"""What docstrings write for readers of ``help`` and Sphinx would misread."""
+
+import re
+
+from sphinx.application import Sphinx
+
+TYPE = re.compile(r"[\w, ]+ : ")
+
+
+def _escape_shapes(app, what, name, obj, options, lines: list[str]) -> None:
+    """``(*rows, *normalised)`` is a shape, and its asterisks are no emphasis."""
+    lines[:] = [
+        re.sub(r"(?<=[( ])\*(?=\w)", r"\\*", line) if TYPE.match(line) else line for line in lines
+    ]
+
+
+def setup(app: Sphinx) -> dict:
+    """Called by Sphinx."""
+    app.connect("autodoc-process-docstring", _escape_shapes, priority=400)  # before numpydoc
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

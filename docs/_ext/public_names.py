@@ -1,0 +1,42 @@
+"""What of gradkit is public: read from its files, since some need a framework to be imported."""
+
+import ast
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[2] / "gradkit"
+
+
+def public_names() -> list[str]:
+    """What users may import, with its full name.
+
+    That is ``gradkit.__all__``, and the ``__all__`` of each public module, or package, whose names
+    ``gradkit`` does not have too.
+    """
+    names = [f"gradkit.{name}" for name in all_of(PACKAGE / "__init__.py")]
+    shown = {
+        node.module
+        for node in ast.parse((PACKAGE / "__init__.py").read_text()).body
+        if isinstance(node, ast.ImportFrom) and node.names[0].name == "*"
+    }
+    for path in sorted([*PACKAGE.glob("[!_]*.py"), *PACKAGE.glob("[!_]*/__init__.py")]):
+        module = "gradkit." + (path.parent.name if path.stem == "__init__" else path.stem)
+        if module not in shown:
+            names += [f"{module}.{name}" for name in all_of(path)]
+    return names
+
+
+def all_of(path: Path) -> list[str]:
+    """``__all__``: a list, or what modules beside the file list in theirs."""
+    names: list[str] = []
+    found = False
+    for node in ast.parse(path.read_text()).body:
+        match node:
+            case ast.Assign(targets=[ast.Name("__all__")], value=value):
+                names, found = ast.literal_eval(value), True
+            case ast.AnnAssign(target=ast.Name("__all__"), value=ast.expr() as value):
+                names, found = ast.literal_eval(value), True
+            case ast.AugAssign(target=ast.Name("__all__"), value=ast.Attribute(ast.Name(module))):
+                names += all_of(path.parent / f"{module}.py")
+    if not found:
+        raise ValueError(f"{path} has no list of its public names, __all__")
+    return names

@@ -1,0 +1,135 @@
+"""How Sphinx builds the site: ``make docs``.
+
+The source folder is the whole repository, so that a link between two pages is the same file here
+and on a code host. What the build generates is in docs/generated and build/docs.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import gradkit
+
+HERE = Path(__file__).resolve().parent
+EXAMPLES = str(HERE.parent / "examples")
+sys.path[:0] = [str(HERE / "_ext"), EXAMPLES]
+# The gallery runs in processes of its own, and starts some: they import the examples too.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [EXAMPLES, os.getenv("PYTHONPATH")]))
+os.environ["TQDM_DISABLE"] = "1"
+
+project = "gradkit"
+author = copyright = "The gradkit developers"  # noqa: A001
+version = release = gradkit.__version__
+
+extensions = [
+    "myst_parser",
+    "numpydoc",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.intersphinx",
+    "sphinx_copybutton",
+    "sphinx_design",
+    "sphinx_gallery.gen_gallery",
+    "beyond_docs",
+    "docstrings",
+    "every_public_name",
+    "mathml",
+    "outside_names",
+]
+
+# --- pages -----------------------------------------------------------------------------------
+
+root_doc = "docs/index"
+include_patterns = [
+    "*.md",
+    "docs/**",
+    "benchmarks/*.md",
+    "kernels/README.md",
+    "testbed/*/README.md",
+]
+exclude_patterns = [".*", "build", "dist", "benchmarks/results", "docs/gallery", "docs/_*"]
+templates_path = [str(HERE / "_templates")]  # autosummary looks from the source folder
+nitpicky = True
+nitpick_ignore_regex = [  # types of the docstrings' prose, which have no page anywhere
+    ("py:(class|obj|exc|func|meth|attr|data|mod)", r"(?!gradkit\b).*"),
+]
+suppress_warnings = ["config.cache"]  # the gallery's order is a function
+
+myst_enable_extensions = ["colon_fence", "dollarmath"]
+myst_fence_as_directive = ["math"]  # ```math, as code hosts write it
+myst_heading_anchors = 4
+html_math_renderer = "mathml"
+
+# --- the reference ---------------------------------------------------------------------------
+
+autosummary_imported_members = True
+autodoc_typehints = "none"  # docstrings say more than "Any"
+numpydoc_show_class_members = False
+numpydoc_xref_param_type = False
+
+# --- other libraries' documentation --------------------------------------------------------------
+
+intersphinx_mapping = {
+    name: (where, str(HERE / f"inventories/{name}.inv"))
+    for name, where in {
+        "cupy": "https://docs.cupy.dev/en/stable",
+        "jax": "https://docs.jax.dev/en/latest",
+        "numpy": "https://numpy.org/doc/stable",
+        "torch": "https://docs.pytorch.org/docs/stable",
+    }.items()
+}
+
+# --- the gallery -----------------------------------------------------------------------------
+
+sphinx_gallery_conf = {
+    "examples_dirs": "docs/gallery",
+    "gallery_dirs": "docs/generated/gallery",
+    "filename_pattern": r"/plot_",
+    "ignore_pattern": r"ranks\.py$",
+    "within_subsection_order": "FileNameSortKey",
+    "backreferences_dir": "docs/generated/backreferences",
+    "doc_module": ("gradkit",),
+    "abort_on_example_error": True,
+    "copyfile_regex": r".*ranks\.py",
+    "download_all_examples": False,
+    "image_srcset": ["2x"],
+    "parallel": 2,
+    "plot_gallery": True,
+    "remove_config_comments": True,
+    "show_memory": False,
+    "write_computation_times": False,
+    "show_signature": False,
+}
+
+# --- HTML ------------------------------------------------------------------------------------
+
+html_theme = "pydata_sphinx_theme"
+html_title = "gradkit"
+html_static_path = ["_static"]
+html_css_files = ["gradkit.css"]
+html_favicon = "_static/logo.svg"
+html_additional_pages = {"index": "redirect.html"}
+html_show_sourcelink = False
+html_copy_source = False
+html_theme_options = {
+    "logo": {
+        "text": "gradkit",
+        "image_light": "_static/logo.svg",
+        "image_dark": "_static/logo.svg",
+    },
+    "navbar_align": "left",
+    "navbar_end": ["theme-switcher"],
+    "header_links_before_dropdown": 7,
+    "show_prev_next": False,
+    "secondary_sidebar_items": ["page-toc"],
+    "footer_start": ["copyright"],
+    "footer_end": [],
+    "pygments_light_style": "a11y-high-contrast-light",
+    "pygments_dark_style": "a11y-high-contrast-dark",
+}
+# No navigation within a section where a section is one page.
+ALONE = "faq frameworks guarantees guide index install migration numerics performance tutorial"
+html_sidebars = {f"docs/{name}": [] for name in ALONE.split()} | {"docs/generated/gallery/*": []}
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+copybutton_exclude = ".linenos, .gp, .go"

@@ -1,0 +1,113 @@
+"""The README's pictures: `make pictures` writes them into docs/pictures/.
+
+``house.svg`` shows how a call travels, ``training.png`` what clipping does in a run of
+`examples/train_digits.py` on this machine.
+"""
+
+import sys
+from html import escape
+from io import BytesIO
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+from PIL import Image
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "examples"))
+
+import digits_plot  # noqa: E402  # examples are no package
+import train_digits  # noqa: E402
+
+PICTURES = ROOT / "docs" / "pictures"
+WIDTH, ROW, GAP, MARGIN = 860, 62, 18, 12
+BLUE, GREEN, ORANGE, GREY = "#d8e9f5", "#d9efe6", "#fbe5d6", "#eeeeee"
+
+
+class Box(NamedTuple):
+    """A room: what it is called, what is in it, and its colour."""
+
+    title: str
+    text: str
+    colour: str
+
+
+HOUSE = (
+    [Box("your arrays", "NumPy, CuPy, PyTorch, JAX, TensorFlow, any DLPack: no copy", GREY)],
+    [Box("gradkit/*.py", "the public functions: they check arguments, and compute nothing", BLUE)],
+    [
+        Box("_frameworks/", "one array library a file", BLUE),
+        Box("_arguments/", "names, trees, outputs, checks", BLUE),
+        Box("_groups/", "one communication library a file", BLUE),
+    ],
+    [Box("_backend.py", "the contract: every operation that both backends have", BLUE)],
+    [
+        Box("_numpy/", "the CPU backend; the tests' oracle", GREEN),
+        Box("_cuda/, kernels/", "CUDA C++ and what launches it; cuDNN", ORANGE),
+    ],
+    [
+        Box("your cores", "the same bits on any number of them", GREY),
+        Box("your GPU", "not yet run on one", GREY),
+        Box("testbed/", "the kernels on a CPU: source and PTX", ORANGE),
+    ],
+)
+
+
+def house() -> str:
+    """The rooms, row by row, as an SVG that reads on light and on dark pages."""
+    height = len(HOUSE) * (ROW + GAP) - GAP + 2 * MARGIN
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+        f'font-family="sans-serif" text-anchor="middle" role="img">',
+        "<title>How a call travels through gradkit</title>",
+        f'<rect width="{WIDTH}" height="{height}" rx="8" fill="white"/>',
+    ]
+    for number, row in enumerate(HOUSE):
+        y = MARGIN + number * (ROW + GAP)
+        width = (WIDTH - 2 * MARGIN - GAP * (len(row) - 1)) / len(row)
+        for place, box in enumerate(row):
+            parts += drawn(box, MARGIN + place * (width + GAP), y, width)
+        if number:
+            parts.append(f'<path d="M{WIDTH / 2 - 6} {y - GAP + 5}h12l-6 8z" fill="#555555"/>')
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def drawn(box: Box, x: float, y: float, width: float) -> list[str]:
+    """One room."""
+    middle = x + width / 2
+    return [
+        f'<rect x="{x:g}" y="{y}" width="{width:g}" height="{ROW}" rx="6" fill="{box.colour}"/>',
+        f'<text x="{middle:g}" y="{y + 26}" font-size="16" font-weight="bold" fill="#222222">'
+        f"{escape(box.title)}</text>",
+        f'<text x="{middle:g}" y="{y + 47}" font-size="13.5" fill="#333333">'
+        f"{escape(box.text)}</text>",
+    ]
+
+
+def training() -> Figure:
+    """Loss and gradient norms of the demo."""
+    digits = train_digits.Digits.load(np, 0)
+    network = train_digits.Network.initialised(np, digits.train_x.shape[1], 0)
+    history = train_digits.train(network, digits, 60, 0)
+    figure = Figure(figsize=(9, 3.4), dpi=100, layout="constrained", facecolor="white")
+    left, right = figure.subplots(1, 2)
+    digits_plot.plot_loss(left, history.loss)
+    limit = train_digits.MAX_NORM
+    digits_plot.plot_norms(right, history.norm_before, history.norm_after, limit)
+    left.set_xlabel("training step")
+    return figure
+
+
+def main() -> None:
+    """Write both."""
+    PICTURES.mkdir(exist_ok=True)
+    (PICTURES / "house.svg").write_text(house())
+    written = BytesIO()
+    training().savefig(written)
+    image = Image.open(written).convert("P", palette=Image.Palette.ADAPTIVE, colors=64)
+    image.save(PICTURES / "training.png", optimize=True)  # a quarter of the size
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""What the functions that clip have in common: limits, policies and where results go."""
+
+from collections.abc import Iterable
+from itertools import compress, repeat, zip_longest
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from gradkit._arguments import checks, trees
+from gradkit._arguments.given import Given
+from gradkit._arguments.gradients import Gradients
+from gradkit._arguments.outputs import Outputs
+from gradkit._arguments.several_devices import Twins
+from gradkit._arguments.signatures import Spec
+from gradkit._backend import Array, Number
+from gradkit._frameworks import is_array
+from gradkit.errors import NonFiniteNormError
+
+NonFinite: TypeAlias = Literal["propagate", "raise", "zero"]
+
+
+def policy_of(nonfinite: str) -> str:
+    """What happens if a norm is NaN or infinite."""
+    return checks.choice(nonfinite, "nonfinite", ("propagate", "raise", "zero"))
+
+
+def limit_of(call: Given, value: Any, label: str) -> Number:
+    """A number that is at least 0; one on the device is not looked at."""
+    limit = call.number(value, label)
+    return checks.nonnegative(limit, label) if isinstance(limit, float) else limit
+
+
+def raise_if_nonfinite(group: Gradients, norm: Array) -> None:
+    """Wait for the norms; if one is not finite, raise an error that names the gradients."""
+    norms = group.backend.read(norm).reshape(-1)
+    bad = norms[~np.isfinite(norms)]
+    if not bad.size:
+        return
+    largest = group.backend.empty((len(group.arrays),), np.dtype(np.float64))
+    group.backend.grad_norm(group.views, np.inf, largest, per_tensor=True)
+    culprits = ~np.isfinite(group.backend.read(largest))
+    raise NonFiniteNormError(float(bad[0]), tuple(compress(group.names(), culprits)))
+
+
+def pair_of(out: Any, second: str) -> tuple[Any, Any]:
+    """The two parts of ``out``, either of which may be absent."""
+    if out is None:
+        return None, None
+    if not isinstance(out, tuple) or len(out) != 2:
+        raise TypeError(f"out must be a tuple (clipped, {second}); either may be None")
+    return out
+
+
+def twins(group: Gradients, out: Any, apart: Iterable[Any] = ()) -> Outputs | Twins:
+    """Arrays like the gradients: the caller's, or new ones."""
+    given = None
+    if out is not None:
+        given = tuple(_in_order_of(group, out))
+    names = group.names() if given else repeat("")
+    named = zip(names, group.views, strict=False)
+    specs = [Spec(name, view.shape, view.dtype) for name, view in named]
+    return group.twins(given, specs, apart)
+
+
+def _in_order_of(group: Gradients, out: Any) -> list[Any]:
+    """The arrays of ``out``, each at its gradient's place."""
+    tree = trees.in_order_of(group.tree, trees.freeze(out, is_array), is_array)
+    arrays: list[Any] = trees.leaves(tree, is_array)
+    if not (arrays is tree and group.tree is group.arrays):  # plain lists differ in length at most
+        labels = trees.names(tree, is_array, "out[0]")
+        for name, label in zip_longest(group.names(), labels, fillvalue=""):
+            if name.removeprefix("grads") != label.removeprefix("out[0]"):
+                raise ValueError(f"{name or label} has no partner: out[0] is not like grads")
+    return arrays
+
+
+def apart_from(clipped: Outputs | Twins) -> list[tuple[str, Array]]:
+    """Clipped gradients by name, with which norms must share no memory."""
+    return [(f"out[0], gradient {i}", view) for i, view in enumerate(clipped.views)]

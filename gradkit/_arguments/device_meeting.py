@@ -1,0 +1,91 @@
+"""The norm over ranks whose numbers stay in device memory: the host waits for no device."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gradkit._arguments import checks
+from gradkit._arguments.given import check_device, known_framework, same_device, view_of
+from gradkit._arguments.gradients import Gradients
+from gradkit._arguments.meeting import ROOM, STATE, Meeting, digest_of
+from gradkit._backend import Array, Number
+
+_FLOAT64 = np.dtype(np.float64)
+_FACTORS = 3  # norm, scale and limit
+_ROWS = "what group.allgather returned"
+_FAULTS = "group.faults"
+
+
+class Factors(NamedTuple):
+    """What the coefficient of a clip is computed from; over ranks the device knows it alone."""
+
+    norm: Array
+    limit: Number = math.inf
+    scale: Number = 1.0
+
+
+class Sums(NamedTuple):
+    """What a rank adds up, as its call says it."""
+
+    call: str
+    order: float
+    copies: Sequence[int] | None
+
+
+def write_norm(
+    held: Gradients,
+    meeting: Meeting,
+    sums: Sums,
+    own: Factors,
+    found_inf: Array | None,
+    *,
+    fresh: bool,
+) -> Factors:
+    """Write ``own.norm`` unless a rank is at fault; then the factors returned clip nothing.
+
+    ``fresh``: the norm's memory is new, and becomes NaN instead of staying as it is.
+    """
+    backend, order = held.backend, sums.order
+    faults = _faults(held, meeting)
+    state = backend.empty((STATE,), _FLOAT64)
+    factors = backend.empty((_FACTORS,), _FLOAT64)
+    digest = digest_of(sums.call, ROOM)
+    backend.rank_state(held.views, order, digest, state, scale=own.scale, copies=sums.copies)
+    states = _states(meeting.queue(state), meeting, faults)
+    backend.join_ranks(
+        states,
+        digest,
+        order,
+        own.norm,
+        found_inf,
+        scale=own.scale,
+        max_norm=own.limit,
+        fresh=fresh,
+        faults=faults,
+        factors=factors,
+    )
+    norm, scaled, limit = (factors[k : k + 1].reshape(()) for k in range(_FACTORS))
+    return Factors(norm, limit, scaled)
+
+
+def _states(rows: Any, meeting: Meeting, faults: Array) -> Array:
+    """What the group has gathered, as an array of the backend."""
+    states = view_of(known_framework(rows, _ROWS), rows, _ROWS)
+    check_device(states, _ROWS, faults, _FAULTS)
+    checks.shape(states, (meeting.size, STATE), _ROWS, "a row for each rank")
+    if states.dtype != _FLOAT64:
+        raise TypeError(f"{_ROWS} has dtype {states.dtype}; ranks send float64")
+    return states
+
+
+def _faults(held: Gradients, meeting: Meeting) -> Array:
+    """Where the device notes which rank is at fault."""
+    array = meeting.beside
+    faults = view_of(known_framework(array, _FAULTS), array, _FAULTS, write=True)
+    checks.shape(faults, (meeting.size,), _FAULTS, "a number for each rank")
+    if held.arrays and not same_device(held.views[0], faults):
+        name = held.name(0)
+        raise ValueError(f"{name} is not on the device of group, whose numbers travel there")
+    return faults

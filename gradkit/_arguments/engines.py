@@ -1,0 +1,32 @@
+"""Which engine runs a batch norm: what callers may ask for, and what ran last."""
+
+import threading
+
+import numpy as np
+
+from gradkit._arguments import checks
+from gradkit._backend import Array, Engine
+
+_ENGINES = ("cudnn", "cudnn-persistent", "native")
+_latest = threading.local()
+
+
+def check(x: Array, engine: str | None, *, alone: bool = True) -> None:
+    """Raise if the engine is unknown, or is cuDNN's and does not support the call."""
+    if engine is None or checks.choice(engine, "engine", _ENGINES) == "native":
+        return
+    if not alone:
+        raise ValueError(f"engine={engine!r} does not support group; pass None or 'native'")
+    if isinstance(x, np.ndarray):
+        raise ValueError(f"engine={engine!r} needs CuPy arrays; for NumPy pass None or 'native'")
+
+
+def ran(engine: Engine) -> None:
+    """Note what ran a batch norm of this thread."""
+    _latest.engine = engine
+
+
+def latest() -> str | None:
+    """What ran the last batch norm of this thread, if there was one."""
+    engine: str | None = getattr(_latest, "engine", None)
+    return engine

@@ -1,0 +1,51 @@
+"""Names that other libraries have for an argument, answered with ours."""
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_INSTEAD = {
+    "error_if_nonfinite": 'pass nonfinite="raise"',
+    "total_norm": "pass norm",
+    "clip_norm": "pass max_norm",
+    "use_norm": "clip_grads_with_norm takes a norm that is known",
+    "foreach": "leave it out: all gradients are taken together",
+    "parameters": "pass grads, such as grads_of(parameters)",
+    "model_params": "pass grads, such as grads_of(parameters)",
+    "alpha": "pass scale",
+    "set_to_none": "leave it out: gradients stay, and become 0",
+    "weight": "pass scale",
+    "gamma": "pass scale",
+    "beta": "pass bias",
+    "epsilon": "pass eps",
+    "dim": "pass axis",
+    "normalized_shape": "pass axis, the first axis that is normalised",
+    "grad_output": "pass dy",
+    "grad_out": "pass dy",
+    "rstd": "pass inv_std",
+    "save_mean": "pass mean",
+    "save_invstd": "pass inv_std",
+    "training": "batch_norm is the pass in training, batch_norm_inference the other",
+}
+
+
+def answers(function: Function) -> Function:
+    """Make a function say what to pass in the place of another library's argument."""
+
+    @wraps(function)
+    def answering(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except TypeError:
+            own = inspect.signature(function).parameters
+            for name in kwargs:
+                if name in _INSTEAD and name not in own:
+                    raise TypeError(
+                        f"{function.__name__}() has no argument {name!r}; {_INSTEAD[name]}"
+                    ) from None
+            raise
+
+    return cast(Function, answering)

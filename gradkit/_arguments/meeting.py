@@ -1,0 +1,167 @@
+"""A call that all ranks of a group make together: it is one call, and all end it or none does."""
+
+import zlib
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from gradkit._arguments import checks
+from gradkit._arguments.given import known_framework, view_of
+from gradkit._frameworks import backend_of
+from gradkit._groups.device import raise_if_any
+from gradkit.distributed import Group
+from gradkit.errors import RankError
+
+State = np.ndarray[Any, Any]  # float64 numbers of one rank
+
+_FAILED = 1.0
+ROOM = 4  # numbers beside status and digest in what all ranks exchange first
+STATE = 2 + ROOM
+_TEXT = 240  # bytes of what a rank says of itself
+
+
+class Meeting:
+    """A context in which an error on one rank, before all have met, is raised on all of them.
+
+    What ranks exchange first has one length whatever they call, so that two different calls
+    end in an error and neither in a deadlock nor in numbers of another meaning. Without a group,
+    or in one of a single rank, ``alone`` is true and nothing happens.
+    """
+
+    __slots__ = ("_group", "_met", "alone", "on_device")
+
+    def __init__(self, group: Group | None):
+        self._group = None if group is None else _checked(group)
+        self.alone = self._group is None or self._group.size == 1
+        self.on_device = not self.alone and getattr(self._group, "on_device", False)
+        self._met = self.alone
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return 1 if self._group is None else self._group.size
+
+    @property
+    def missing(self) -> bool:
+        """Whether there is no group, not even one of a single rank."""
+        return self._group is None
+
+    @property
+    def beside(self) -> Any:
+        """An array on the group's device, if its numbers travel there: where faults are noted."""
+        return getattr(self._group, "faults", None) if self.on_device else None
+
+    def __enter__(self) -> "Meeting":
+        return self
+
+    def __exit__(
+        self, kind: type | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None or self._met:
+            return
+        self._met = True
+        header = np.zeros(STATE)
+        header[0] = _FAILED
+        try:
+            if self.on_device:
+                self.queue(header)
+            else:
+                self._rows(header)
+                self._say(_said(error))
+        except Exception as another:
+            error.add_note(f"The other ranks could not be told of it: {another}")
+
+    def gather(self, call: str, state: State) -> State:
+        """Every rank's numbers, a row each, once all have come to the same call.
+
+        A state of up to four numbers takes one collective, a longer one two.
+        """
+        fits = state.size <= ROOM
+        header = np.zeros(STATE)
+        header[1] = digest_of(call, state.size)
+        if fits:
+            header[2 : 2 + state.size] = state
+        self._met = True
+        headers = self._rows(header)
+        self._raise_if_apart(headers[:, 0] == _FAILED, headers[:, 1] != header[1],
+                             _told(call, state.size))  # fmt: skip
+        return headers[:, 2 : 2 + state.size] if fits else self._rows(state)
+
+    def queue(self, state: Any) -> Any:
+        """Every rank's numbers in device memory, where it is looked at whether all have met."""
+        assert self._group is not None
+        self._met = True
+        return self._group.allgather(state)
+
+    def check(self) -> None:
+        """Wait for the device; raise an error if a rank was at fault in what was queued."""
+        if self.on_device:
+            group: Any = self._group
+            group.check()
+
+    def _raise_if_apart(self, failed: State, differs: State, call: str) -> None:
+        if self.on_device:  # other ranks may not wait here, and so cannot be asked
+            raise_if_any(np.where(failed, 1.0, np.where(differs, 2.0, 0.0)))
+        elif failed.any():
+            said = self._say("")
+            at_fault = {int(rank): said[rank] for rank in np.flatnonzero(failed)}
+            raise RankError("another rank failed, and nothing was written on any", at_fault)
+        elif differs.any():
+            said = self._say(call)
+            raise RankError("ranks make different calls, and nothing was written on any",
+                            dict(enumerate(said)))  # fmt: skip
+
+    def _say(self, text: str) -> list[str]:
+        """What every rank says."""
+        letters = np.zeros(_TEXT)
+        encoded = text.encode(errors="replace")[:_TEXT]
+        letters[: len(encoded)] = list(encoded)
+        rows = self._rows(letters).astype(np.uint8)
+        return [bytes(row).rstrip(b"\0").decode(errors="ignore") for row in rows]
+
+    def _rows(self, state: State) -> State:
+        assert self._group is not None
+        answer: Any = self._group.allgather(state)
+        rows = np.asarray(_on_host(answer) if self.on_device else answer, np.float64)
+        checks.shape(rows, (self.size, state.size), "what group.allgather returned",
+                     "a row for each rank")  # fmt: skip
+        return rows
+
+
+def digest_of(call: str, numbers: int) -> float:
+    """A number that stands for a call and for how many numbers its ranks exchange."""
+    return float(zlib.crc32(_told(call, numbers).encode()))
+
+
+def _told(call: str, numbers: int) -> str:
+    return f"{call}, {numbers} numbers a rank"
+
+
+def _on_host(rows: Any) -> State:
+    """What a group has gathered, which may be on a device."""
+    label = "what group.allgather returned"
+    view = view_of(known_framework(rows, label), rows, label)
+    return backend_of(view).read(view)
+
+
+def _said(error: BaseException) -> str:
+    """What an error says, which must not fail: the others wait for it."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__
+
+
+def _checked(group: Any) -> Group:
+    wanted = ["rank", "size", "allgather"]
+    if getattr(group, "on_device", False):
+        wanted += ["faults", "check"]
+    missing = [name for name in wanted if not hasattr(group, name)]
+    if missing:
+        raise TypeError(
+            f"group is a {type(group).__qualname__} without {missing[0]}; pass what a function of "
+            "gradkit.distributed returns, such as from_mpi(comm)"
+        )
+    found: Group = group
+    return found

@@ -1,0 +1,101 @@
+"""Gradients that lie on several devices of one process, in calls that accept them."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+from gradkit._arguments.given import Given
+from gradkit._arguments.outputs import Named, Outputs
+from gradkit._arguments.signatures import Spec
+from gradkit._backend import Array, Backend, OneDevice, Spread, Views
+from gradkit._frameworks import Framework, backend_of
+
+
+class Share(Given):
+    """The gradients of one device, to make results that lie there."""
+
+    __slots__ = ("_first", "own")
+
+    def __init__(self, framework: Framework, own: OneDevice, arrays: Sequence[Any], name: str):
+        super().__init__()
+        self.framework, self.own, self.like = framework, own, arrays[own.positions[0]]
+        self._first = name, own.views[0]
+        self.backend = backend_of(own.views[0])
+
+    def first(self) -> tuple[str, Array]:
+        return self._first
+
+
+class Twins(NamedTuple):
+    """Arrays like the gradients, each on the device of its gradient: as ``Outputs``."""
+
+    shares: Sequence[Share]
+    outputs: Sequence[Outputs]
+
+    @classmethod
+    def of(
+        cls,
+        shares: Sequence[Share],
+        given: Sequence[Any] | None,
+        specs: Sequence[Spec],
+        inputs: Callable[[], Named],
+    ) -> "Twins":
+        """The caller's arrays, or new ones."""
+        labels = [f"out[{k}]" for k in range(len(specs))]
+        made = []
+        for share in shares:
+            pick = share.own.of
+            mine = None if given is None else tuple(pick(given))
+            with share.on_stream():
+                label = tuple(pick(labels))
+                made.append(Outputs(share, mine, pick(specs), inputs, label=label))
+        return cls(shares, made)
+
+    @property
+    def views(self) -> list[Array]:
+        """What is written, in the gradients' order."""
+        return self._in_order(outputs.views for outputs in self.outputs)
+
+    def results(self) -> list[Any]:
+        """What the caller gets, in the gradients' order."""
+        found = []
+        for share, outputs in zip(self.shares, self.outputs, strict=True):
+            with share.on_stream():
+                found.append(outputs.results())
+        return self._in_order(found)
+
+    def _in_order(self, lists: Iterable[Sequence[Any]]) -> list[Any]:
+        every: dict[int, Any] = {}
+        for share, items in zip(self.shares, lists, strict=True):
+            every |= zip(share.own.positions, items, strict=True)
+        return [every[k] for k in range(len(every))]
+
+
+def spread(framework: Framework, views: Sequence[Array]) -> Spread:
+    """Views by their devices."""
+    positions: dict[Any, list[int]] = {}
+    for k, view in enumerate(views):
+        positions.setdefault(backend_of(view), []).append(k)
+    devices = []
+    for own in positions.values():
+        listed = [views[k] for k in own]
+        devices.append(OneDevice(tuple(own), framework.columns(listed) or Views(listed)))
+    return Spread(views, devices)
+
+
+def backend_of_all(views: Spread) -> Backend:
+    """What computes on gradients of several devices."""
+    from gradkit._cuda.several_devices import backend_of_several
+
+    backends: Any = tuple(backend_of(own.views[0]) for own in views.devices)
+    return backend_of_several(backends)
+
+
+@contextmanager
+def on_streams(shares: Sequence[Share], backend: Any) -> Iterator[None]:
+    """A context in which each device has its caller's stream, and the first one is current."""
+    with ExitStack() as stack:
+        for share in reversed(shares):
+            stack.enter_context(share.on_stream())
+        backend.refuse_capture()
+        yield

@@ -1,0 +1,196 @@
+"""The norm of all gradients of a call: those given here, or those of all ranks."""
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from gradkit import _numpy
+from gradkit._arguments import checks, device_meeting, trees
+from gradkit._arguments.clipping import raise_if_nonfinite
+from gradkit._arguments.device_meeting import Factors, Sums
+from gradkit._arguments.given import is_scalar
+from gradkit._arguments.gradients import Gradients
+from gradkit._arguments.meeting import Meeting
+from gradkit._arguments.shards import replicas_in
+from gradkit._backend import Array, Backend, Number
+from gradkit._frameworks import framework_of, is_array
+from gradkit.distributed import Reduce
+
+_FLOAT64 = np.dtype(np.float64)
+_PART = 3  # numbers of a norm that ranks exchange: `Operations.norm_parts`
+
+
+class Wanted(NamedTuple):
+    """The norm that a call asks for."""
+
+    function: str
+    order: float
+    policy: str  # what happens if it is not finite
+    scale: Number
+    per_tensor: bool = False
+    then: str = ""  # the operation that takes it
+
+    def __str__(self) -> str:
+        """What all ranks must call alike."""
+        policy = f", nonfinite={self.policy!r}" if self.policy != "propagate" else ""
+        each = ", per_tensor=True" if self.per_tensor else ""
+        return f"{self.function}(norm_type={self.order}{policy}{each})"
+
+
+class Ranks(NamedTuple):
+    """With whom a norm is taken together, if with anybody."""
+
+    meeting: Meeting
+    reduce: Reduce | None
+    replicas: Any
+
+    @classmethod
+    def of(cls, meeting: Meeting, reduce: Reduce | None, replicas: Any) -> "Ranks":
+        """What the caller said."""
+        if reduce is not None and not meeting.alone:
+            raise ValueError("pass group or reduce, not both")
+        return cls(meeting, reduce, replicas)
+
+
+def write_norm(
+    held: Gradients,
+    wanted: Wanted,
+    ranks: Ranks,
+    norm: Array,
+    found_inf: Array | None,
+    *,
+    limit: Number,
+    fresh: bool,
+) -> Factors:
+    """Write the norm and, as float64, whether an element is not finite; nothing on an error.
+
+    Return what a clip to ``limit`` is to use. ``fresh``: the norm's memory is new.
+    """
+    meeting, reduce = ranks.meeting, ranks.reduce
+    factors = Factors(norm, limit, wanted.scale)
+    if meeting.missing and reduce is None:
+        held.refuse_shards("pass group")
+    copies = _copies(held, ranks.replicas, meeting)
+    if meeting.alone and reduce is None and wanted.policy != "raise":
+        _write_own(held, wanted, norm, found_inf)
+        return factors
+    if wanted.then and not meeting.alone:
+        _compile(held.backend, wanted.then)  # type: ignore[arg-type]  # any backend is hashable
+    sums = Sums(str(wanted), wanted.order, copies)
+    queued = meeting.on_device and not wanted.per_tensor
+    if queued and wanted.policy != "raise":
+        return device_meeting.write_norm(held, meeting, sums, factors, found_inf, fresh=fresh)
+    # What follows may raise, and an error must not change the caller's arrays: norm comes last.
+    own = held.backend.empty(norm.shape, _FLOAT64)
+    if meeting.alone:
+        _write_own(held, wanted, own, found_inf)
+    elif queued:
+        unsure = factors._replace(norm=own)
+        device_meeting.write_norm(held, meeting, sums, unsure, found_inf, fresh=True)
+        meeting.check()
+    else:
+        _write_of_group(held, wanted, meeting, copies, own, found_inf)
+    if reduce is not None:
+        _combine(held, own, wanted.order, reduce)
+        if found_inf is not None:
+            found_inf[...] = _combined(held, found_inf, "max", reduce)
+    if wanted.policy == "raise":
+        raise_if_nonfinite(held, own)
+    norm[...] = own
+    return factors
+
+
+def _write_own(held: Gradients, wanted: Wanted, norm: Array, found_inf: Array | None) -> None:
+    held.backend.grad_norm(
+        held.views,
+        wanted.order,
+        norm,
+        per_tensor=wanted.per_tensor,
+        scale=wanted.scale,
+        found_inf=found_inf,
+    )
+
+
+def _write_of_group(
+    held: Gradients,
+    wanted: Wanted,
+    meeting: Meeting,
+    copies: Sequence[int] | None,
+    norm: Array,
+    found_inf: Array | None,
+) -> None:
+    """Sums travel, not norms: what ranks add up has lost nothing but its own rounding."""
+    backend, order = held.backend, wanted.order
+    parts = backend.empty((norm.size, _PART), _FLOAT64)
+    backend.norm_parts(held.views, order, parts, per_tensor=wanted.per_tensor, copies=copies)
+    by = wanted.scale if isinstance(wanted.scale, float) else backend.read(wanted.scale)
+    state = np.array([abs(float(by)), *backend.read(parts).reshape(-1)])
+    call = str(wanted)
+    if wanted.per_tensor:  # each norm is that of one gradient on all ranks
+        call += f" of {', '.join(held.names())}"
+    rows = meeting.gather(call, state)
+    every = np.ascontiguousarray(rows[:, 1:]).reshape(meeting.size, norm.size, _PART)
+    total = np.empty(norm.shape)
+    found = None if found_inf is None else np.empty(norm.shape)
+    _numpy.norm_of_ranks(every, rows[:, 0], order, total, found)
+    norm[...] = backend.as_float64(total)
+    if found_inf is not None:
+        found_inf[...] = backend.as_float64(found)
+
+
+@cache
+def _compile(backend: Backend, operation: str) -> None:
+    """While an error is still one of all ranks."""
+    backend.warmup((operation,), frozenset())
+
+
+def _copies(held: Gradients, replicas: Any, meeting: Meeting) -> list[int] | None:
+    """On how many ranks each gradient lies, if on more than one."""
+    if _is_one(replicas):
+        replicas = replicas_in(held.tree) if held.tree is not held.arrays else 1
+        if _is_one(replicas):
+            return None
+    asked = trees.spread(_as_lists(replicas), held.tree, is_array, "replicas", "grads")
+    copies = [checks.integer(one, "replicas") for one in asked]
+    for name, count in zip(held.names(), copies, strict=True):
+        if not 1 <= count <= meeting.size:
+            most = "there is no group" if meeting.missing else f"the group's size is {meeting.size}"
+            raise ValueError(f"replicas of {name} is {count}, but {most}")
+    return copies if set(copies) - {1} else None
+
+
+def _is_one(replicas: Any) -> bool:
+    return type(replicas) is int and replicas == 1
+
+
+def _as_lists(tree: Any) -> Any:
+    """The same with tuples as lists."""
+    if isinstance(tree, Mapping):
+        return {key: _as_lists(branch) for key, branch in tree.items()}
+    return list(map(_as_lists, tree)) if isinstance(tree, (list, tuple)) else tree
+
+
+def _combine(held: Gradients, norm: Array, order: float, reduce: Reduce) -> None:
+    share = held.backend.empty(norm.shape, _FLOAT64)
+    largest = _combined(held, norm, "max", reduce)
+    held.backend.norm_shares(norm, largest, order, share)
+    total = _combined(held, share, "sum", reduce)
+    held.backend.norm_of_shares(total, largest, order, norm)
+
+
+def _combined(held: Gradients, value: Array, op: Literal["sum", "max"], reduce: Reduce) -> Array:
+    """A value combined by the caller's ``reduce``, which gets a copy because it may write it."""
+    label = "what reduce returned"
+    answer = reduce(held.wrap(value.copy()), op)
+    if framework_of(answer) is None:
+        view = held.backend.as_float64(checks.real(answer, label))
+    elif is_scalar(answer):  # a NumPy scalar goes with arrays of any library
+        view = held.backend.scalar(answer)
+    elif isinstance(answer, np.ndarray):
+        view = held.backend.as_float64(answer)
+    else:
+        view = held.view(answer, label)
+    checks.shape(view, value.shape, label, "the shape of what it was given")
+    return held.backend.as_float64(view)

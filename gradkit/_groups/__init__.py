@@ -1,0 +1,1 @@
+"""Groups of ranks: one communication library a file, imported when a caller has an object of it."""

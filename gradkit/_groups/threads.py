@@ -1,0 +1,51 @@
+"""Ranks that are threads of one process: one thread a device, or a test without processes."""
+
+import threading
+from typing import Any
+
+import numpy as np
+
+from gradkit.errors import RankError
+
+
+class _Board:
+    """Where the threads of a group leave their numbers for each other."""
+
+    def __init__(self, size: int, timeout: float):
+        self.states: list[Any] = [None] * size
+        self._meetings = [0] * size  # that each rank has come to
+        self._barrier = threading.Barrier(size, timeout=timeout)
+
+    def meet(self, rank: int) -> None:
+        """Wait for all ranks; if one does not come, an error on all of them names it."""
+        self._meetings[rank] += 1
+        try:
+            self._barrier.wait()
+        except threading.BrokenBarrierError:
+            own = self._meetings[rank]
+            absent = [k for k, meetings in enumerate(self._meetings) if meetings < own]
+            said = dict.fromkeys(absent, "did not come")
+            raise RankError(f"rank {rank} waited in vain for another rank", said) from None
+
+
+class ThreadGroup:
+    """One rank of a group of threads."""
+
+    def __init__(self, rank: int, board: _Board):
+        self.rank, self.size = rank, len(board.states)
+        self._board = board
+
+    def allgather(self, state: np.ndarray[Any, Any], /) -> np.ndarray[Any, Any]:
+        """Every rank's numbers, a row each."""
+        board = self._board
+        board.states[self.rank] = state
+        board.meet(self.rank)
+        rows = np.stack(board.states)
+        board.meet(self.rank)  # from here on a rank may write its next numbers
+        return rows
+
+
+def groups(size: int, timeout: float) -> list[ThreadGroup]:
+    """The ranks of a new group."""
+    board = _Board(size, timeout)
+    return [ThreadGroup(rank, board) for rank in range(size)]

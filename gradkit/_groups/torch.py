@@ -1,0 +1,108 @@
+"""Ranks of a ``torch.distributed`` process group."""
+
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+
+from gradkit._groups.device import DeviceRanks
+
+
+def ranks_of(process_group: Any, device: Any) -> "TorchGroup | TorchDeviceRanks":
+    """The group on the host if the process group has a backend for it, else on its GPUs."""
+    torch = sys.modules["torch"]
+    if device is None:
+        _rank_in(process_group)
+        config = torch.distributed.get_backend_config(process_group)  # "cpu:gloo,cuda:nccl"
+        kinds = [pair.partition(":")[0] for pair in config.split(",")]
+        device = "cpu" if "cpu" in kinds else "cuda"
+    where = torch.device(device)
+    if where.type == "cpu":
+        return TorchGroup(process_group)
+    if where.type != "cuda":
+        raise ValueError(f"device must be the CPU or a CUDA device, not {where}")
+    return TorchDeviceRanks(process_group, where)
+
+
+def _rank_in(process_group: Any) -> int:
+    rank: int = sys.modules["torch"].distributed.get_rank(process_group)
+    if rank < 0:
+        raise ValueError("this process is not in process_group")
+    return rank
+
+
+class TorchGroup:
+    """The ranks of a process group; its numbers travel in host memory, by gloo for example."""
+
+    def __init__(self, process_group: Any):
+        self._group = process_group
+        self.rank = _rank_in(process_group)
+        self.size = sys.modules["torch"].distributed.get_world_size(process_group)
+
+    def allgather(self, state: np.ndarray[Any, Any], /) -> np.ndarray[Any, Any]:
+        """Every rank's numbers, a row each."""
+        torch = sys.modules["torch"]
+        rows = np.empty((self.size, state.size))
+        targets = list(torch.from_numpy(rows))
+        torch.distributed.all_gather(targets, torch.from_numpy(state), group=self._group)
+        return rows
+
+
+class TorchDeviceRanks(DeviceRanks):
+    """The ranks of a process group with NCCL; its numbers are tensors on a GPU."""
+
+    def __init__(self, process_group: Any, device: Any):
+        on_host = TorchGroup(process_group)
+        number = (
+            sys.modules["torch"].cuda.current_device() if device.index is None else device.index
+        )
+        self._device = f"cuda:{number}"
+        self._group = process_group
+        super().__init__(on_host.rank, on_host.size, number)
+
+    def allgather(self, state: Any, /) -> Any:
+        """Every rank's numbers, a row each, once the current stream has reached this point."""
+        torch = sys.modules["torch"]
+        with self._stream_of(state):
+            if type(state) is np.ndarray:
+                own = torch.from_numpy(state).to(self._device)
+            else:
+                own = torch.from_dlpack(state)
+            count = self.size * own.numel()
+            rows = torch.empty(count, dtype=torch.float64, device=self._device)
+            torch.distributed.all_gather_into_tensor(rows, own, group=self._group)
+        return rows.view(self.size, -1)
+
+    def _stream_of(self, state: Any) -> AbstractContextManager[Any]:
+        """A context in which PyTorch queues work on the stream that an array was made on."""
+        cuda = sys.modules["torch"].cuda
+        if type(state) is np.ndarray:
+            return nullcontext()
+        stream = self._backend.device.cuda_stream()
+        if cuda.current_stream(self._device).cuda_stream == stream:
+            return nullcontext()
+        context: AbstractContextManager[Any] = cuda.stream(
+            cuda.ExternalStream(stream, self._device)
+        )
+        return context
+
+    def _zeros(self, size: int) -> Any:
+        torch = sys.modules["torch"]
+        return torch.zeros(size, dtype=torch.float64, device=self._device)
+
+
+def shard_of(grad: Any) -> tuple[Any, int]:
+    """The rank's own part of a DTensor, and on how many ranks of its mesh that lies."""
+    replicas = 1
+    for length, placement in zip(grad.device_mesh.shape, grad.placements, strict=True):
+        if placement.is_partial():
+            raise ValueError(
+                "is a DTensor of partial sums, whose ranks' parts are yet to be added up; call its "
+                ".redistribute(placements=...) with Replicate() or Shard() in place of Partial()"
+            )
+        if placement.is_replicate():
+            replicas *= length
+    local = grad.to_local()
+    wait = getattr(local, "wait", None)  # of a collective that has not ended
+    return (wait() if wait else local), replicas

@@ -1,0 +1,55 @@
+"""C's floating-point environment, which is a thread's own.
+
+It says whether subnormal numbers count. XLA and TensorFlow have the processor flush them to zero on
+the threads on which they call Python, and a new thread inherits that from the one that starts it.
+"""
+
+import ctypes
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+Environment: TypeAlias = Any  # memory that holds C's fenv_t
+
+_Memory = ctypes.c_uint64 * 16  # longer than the fenv_t of any platform
+
+
+def _function(name: str) -> Any:
+    """A function of C's fenv.h; ``None`` where Python does not bring it along."""
+    try:
+        function = ctypes.pythonapi[name]
+    except AttributeError:  # on Windows
+        return None
+    function.restype = None
+    return function
+
+
+_get, _set = _function("fegetenv"), _function("fesetenv")
+
+
+def current() -> Environment:
+    """The environment of this thread; ``None`` where it cannot be read."""
+    if _get is None:
+        return None
+    memory = _Memory()
+    _get(memory)
+    return memory
+
+
+def enter(environment: Environment) -> None:
+    """Make it this thread's own; ``None`` changes nothing."""
+    if environment is not None:
+        _set(environment)
+
+
+def within(environment: Environment, work: Callable[..., object], *args: Any) -> None:
+    """Call ``work`` in an environment; this thread's own is back afterwards."""
+    if _get is None:
+        work(*args)
+        return
+    own = _Memory()
+    _get(own)
+    _set(environment)
+    try:
+        work(*args)
+    finally:
+        _set(own)

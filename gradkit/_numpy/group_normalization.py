@@ -1,0 +1,337 @@
+"""Group norm on NumPy arrays: statistics of each sample's groups of channels.
+
+With ``xhat = (x - mean) * inv_std``, ``w = dy * scale`` and the means over each group::
+
+    dx     = inv_std * (w - mean(w) - xhat * mean(w * xhat))
+    dscale = sum over samples and space of dy * xhat
+    dbias  = sum over samples and space of dy
+
+The mean is subtracted before anything is multiplied: ``sum(dy * x)`` cancels if the mean is
+much larger than the standard deviation.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from gradkit._numpy import tuning
+from gradkit._numpy.batch_normalization import cut
+from gradkit._numpy.blocks import Array, DType
+from gradkit._numpy.groups import Block, Groups
+
+__all__ = ["group_norm", "group_norm_grad"]
+
+
+@np.errstate(all="ignore")
+def group_norm(
+    x: Array,
+    scale: Array | None,
+    bias: Array | None,
+    channel_axis: int,
+    eps: float,
+    y: Array,
+    mean: Array,
+    inv_std: Array,
+) -> None:
+    """``y``, ``mean`` and ``inv_std`` are written; ``y`` may be ``x``."""
+    if not x.size:  # an empty group counts as mean 0, variance 0
+        inv_std.fill(1 / np.sqrt(eps) if eps else np.inf)
+        mean.fill(0)
+        return
+    for own, part in _parts(x, channel_axis, mean.shape[1]):
+        groups = Groups((x, y), channel_axis, own, part, 2)
+        statistics = mean[:, own], inv_std[:, own]
+        _Forward(groups, cut(scale, part), cut(bias, part), eps, *statistics).run()
+
+
+@np.errstate(all="ignore")
+def group_norm_grad(
+    dy: Array,
+    x: Array,
+    scale: Array | None,
+    mean: Array,
+    inv_std: Array,
+    channel_axis: int,
+    dx: Array,
+    dscale: Array | None,
+    dbias: Array | None,
+) -> None:
+    """``dx``, ``dscale`` and ``dbias`` are written (``=``); ``dx`` may be ``dy``."""
+    if not x.size:
+        for gradient in (dscale, dbias):
+            if gradient is not None:
+                gradient.fill(0)
+        return
+    for own, part in _parts(x, channel_axis, mean.shape[1]):
+        groups = Groups((dy, x, dx), channel_axis, own, part, 3)
+        sums = _Gradient(groups, cut(scale, part), mean[:, own], inv_std[:, own]).run()
+        for gradient, total in zip((dscale, dbias), sums, strict=True):
+            if gradient is not None:
+                gradient[part] = total
+
+
+def _parts(x: Array, axis: int, groups: int) -> Iterator[tuple[slice, slice]]:
+    """Runs of groups, and of their channels, few enough that what is summed for each stays small.
+
+    One group may have more channels.
+    """
+    width = x.shape[axis] // groups
+    step = max(1, tuning.GROUP_COLUMNS // width)
+    for start in range(0, groups, step):
+        stop = min(start + step, groups)
+        yield slice(start, stop), slice(start * width, stop * width)
+
+
+class _Forward:
+    """The forward pass over arrays (x, y)."""
+
+    def __init__(
+        self,
+        groups: Groups,
+        scale: Array | None,
+        bias: Array | None,
+        eps: float,
+        mean: Array,
+        inv_std: Array,
+    ):
+        self.groups, self.eps = groups, eps
+        self.x, self.y = groups.arrays
+        self.scale, self.bias = groups.parameter(scale), groups.parameter(bias)
+        self.mean, self.inv_std = mean, inv_std
+
+    def run(self) -> None:
+        """Write y, mean and inv_std."""
+        if self.groups.whole:
+            self.groups.in_strips(self._samples, self.groups.batches())
+            return
+        for sample in range(self.groups.samples):
+            self._long_sample(self.groups.parts(sample))
+
+    def _samples(self, batches: Sequence[Block]) -> None:
+        """One visit: a block has whole samples, so that their statistics are known at once."""
+        groups = self.groups
+        with groups.scratch() as (work, room):
+            for block in batches:
+                tile = groups.load(self.x[block.at], room)
+                mean, inv_std = self._statistics(block, self._moments(tile, block, work))
+                self._write(tile, block, mean, inv_std, work, room)
+
+    def _moments(self, tile: Array, block: Block, work: Array) -> Callable[[DType], list[Array]]:
+        groups = self.groups
+
+        def moments(dtype: DType) -> list[Array]:
+            room = work if dtype == groups.dtype else np.empty(tile.size, dtype)
+            values = tile.astype(dtype, copy=False)
+            centre = (groups.group_sums(values) / groups.count).astype(dtype)
+            deviation = _deviation(groups, values, centre, block, room)
+            of_deviation = groups.group_sums(deviation)
+            of_square = groups.group_sums(np.square(deviation, out=deviation))
+            return [centre, of_deviation, of_square]
+
+        return moments
+
+    def _long_sample(self, parts: Sequence[Block]) -> None:
+        """Three visits if one sample fills several blocks."""
+        groups = self.groups
+        mean, inv_std = self._statistics(parts[0], self._long_moments(parts))
+
+        def write(strip: Sequence[Block]) -> None:
+            with groups.scratch() as (work, room):
+                for block in strip:
+                    tile = groups.load(self.x[block.at], room)
+                    self._write(tile, block, mean, inv_std, work, room)
+
+        groups.in_strips(write, parts)
+
+    def _long_moments(self, parts: Sequence[Block]) -> Callable[[DType], list[Array]]:
+        groups = self.groups
+
+        def moments(dtype: DType) -> list[Array]:
+            def first(block: Block, work: Array, room: Array) -> list[Array]:  # noqa: ARG001
+                tile = groups.load(self.x[block.at], room).astype(dtype, copy=False)
+                return [groups.column_sums(tile)]
+
+            def second(block: Block, work: Array, room: Array) -> list[Array]:
+                tile = groups.load(self.x[block.at], room).astype(dtype, copy=False)
+                work = work if dtype == groups.dtype else np.empty(tile.size, dtype)
+                deviation = _deviation(groups, tile, centre, block, work)
+                of_deviation = groups.column_sums(deviation)
+                return [of_deviation, groups.column_sums(np.square(deviation, out=deviation))]
+
+            total = _total(groups, parts, first, 1)
+            centre = (groups.over_groups(total) / groups.count).astype(dtype)
+            return [centre, *map(groups.over_groups, _total(groups, parts, second, 2))]
+
+        return moments
+
+    def _statistics(
+        self, block: Block, moments: Callable[[DType], list[Array]]
+    ) -> tuple[Array, Array]:
+        """Mean and inv_std of a block's samples in float64; both are written.
+
+        The second pass sums the deviations from the rounded first mean as well as their squares,
+        which corrects both results for that rounding.
+        """
+        groups, eps = self.groups, self.eps
+        mean, variance = _corrected(moments(groups.dtype), groups.count)
+        lost = ~np.isfinite(variance)  # squares overflowed float32, or underflowed it
+        if eps < tuning.TINY_VARIANCE:
+            lost |= variance < tuning.TINY_VARIANCE
+        if lost.any():
+            exact = _corrected(moments(np.dtype(np.float64)), groups.count)
+            mean, variance = np.where(lost, exact, (mean, variance))
+        inv_std = 1 / np.sqrt(variance + eps)
+        self.mean[block.samples], self.inv_std[block.samples] = mean, inv_std
+        return mean, inv_std
+
+    def _write(
+        self, tile: Array, block: Block, mean: Array, inv_std: Array, work: Array, room: Array
+    ) -> None:
+        # The mean in two pieces: rounded to one it is off by half a unit of its last place, which
+        # may be large compared with x - mean.
+        groups, view = self.groups, self.y[block.at]
+        high = mean.astype(groups.dtype)
+        target = groups.target(view, work, tile.shape)
+        out = groups.by_group(target)
+        np.subtract(groups.by_group(tile), groups.numbers(high, block), out=out)
+        out -= groups.numbers(mean - high, block)
+        out *= groups.numbers(inv_std, block)
+        out = groups.by_channel(target)
+        if self.scale is not None:
+            out *= groups.cut(self.scale, block)
+        if self.bias is not None:
+            out += groups.cut(self.bias, block)
+        groups.store(target, view, room)
+
+
+class _Gradient:
+    """The gradient over arrays (dy, x, dx)."""
+
+    def __init__(self, groups: Groups, scale: Array | None, mean: Array, inv_std: Array):
+        self.groups = groups
+        self.weights = None if scale is None else scale.astype(np.float64)
+        self.scale = groups.parameter(scale)
+        self.mean, self.inv_std = mean, inv_std
+
+    def run(self) -> Array:
+        """Write dx; the sums of dy * xhat and of dy over each channel."""
+        groups, totals = self.groups, np.zeros((2, self.groups.channels))
+        if groups.whole:
+            for part in groups.in_strips(self._samples, groups.batches(), groups.channels):
+                totals += part
+        else:
+            for sample in range(groups.samples):
+                totals += self._long_sample(groups.parts(sample))
+        return totals
+
+    def _samples(self, batches: Sequence[Block]) -> Array:
+        """One visit: a block has whole samples, so that their means are known at once."""
+        totals = np.zeros((2, self.groups.channels))
+        with self.groups.scratch() as rooms:
+            for block in batches:
+                tile = _Tile(self, block, rooms)
+                sums = tile.column_sums()
+                tile.write_dx(*self._means(sums))
+                for total, columns in zip(totals, sums, strict=True):
+                    total += columns.sum(axis=0)
+        return totals
+
+    def _long_sample(self, parts: Sequence[Block]) -> Array:
+        """Two visits if one sample fills several blocks: its means, then dx."""
+        groups = self.groups
+
+        def measure(block: Block, *rooms: Array) -> list[Array]:
+            return _Tile(self, block, rooms).column_sums()
+
+        sums = _total(groups, parts, measure, 2)
+        means = self._means(list(sums))
+
+        def apply(strip: Sequence[Block]) -> None:
+            with groups.scratch() as rooms:
+                for block in strip:
+                    _Tile(self, block, rooms).write_dx(*means)
+
+        groups.in_strips(apply, parts)
+        return sums[:, 0]
+
+    def _means(self, sums: Sequence[Array]) -> list[Array]:
+        """Each group's means of w * xhat and of w, from the columns' sums of dy * xhat and dy."""
+        weighted = sums if self.weights is None else [part * self.weights for part in sums]
+        return [self.groups.over_groups(part) / self.groups.count for part in weighted]
+
+
+class _Tile:
+    """One block of a gradient: ``dy``, ``xhat`` and ``dy * xhat``."""
+
+    __slots__ = ("block", "dx", "dy", "grad", "product", "xhat")
+
+    def __init__(self, grad: _Gradient, block: Block, rooms: Sequence[Array]):
+        groups = grad.groups
+        dy, x, dx = (array[block.at] for array in groups.arrays)
+        self.grad, self.block, self.dx = grad, block, dx
+        self.dy = groups.load(dy, rooms[0])
+        source = groups.load(x, rooms[1])
+        mean, inv_std = grad.mean[block.samples], grad.inv_std[block.samples]
+        self.xhat = _deviation(groups, source, mean, block, rooms[1])
+        by_group = groups.by_group(self.xhat)
+        by_group *= groups.numbers(inv_std, block)
+        self.product = rooms[2][: source.size].reshape(source.shape)
+        np.multiply(self.dy, self.xhat, out=self.product)
+
+    def column_sums(self) -> list[Array]:
+        """The sums over each column of dy * xhat and of dy."""
+        groups = self.grad.groups
+        return [groups.column_sums(self.product), groups.column_sums(self.dy)]
+
+    def write_dx(self, of_product: Array, of_w: Array) -> None:
+        """Write ``dx = inv_std * (w - mean(w) - xhat * mean(w * xhat))``; overwrites the tile."""
+        grad, groups, block = self.grad, self.grad.groups, self.block
+        target = groups.target(self.dx, self.product.reshape(-1), self.product.shape)
+        if grad.scale is None:
+            np.copyto(target, self.dy)
+        else:
+            scale = groups.cut(grad.scale, block)
+            np.multiply(groups.by_channel(self.dy), scale, out=groups.by_channel(target))
+        rest, out = groups.by_group(self.xhat), groups.by_group(target)
+        rest *= groups.numbers(of_product, block)
+        rest += groups.numbers(of_w, block)
+        out -= rest
+        out *= groups.numbers(grad.inv_std[block.samples], block)
+        groups.store(target, self.dx, self.xhat.reshape(-1))
+
+
+def _deviation(groups: Groups, tile: Array, mean: Array, block: Block, room: Array) -> Array:
+    """``tile - mean`` in a room, in the room's dtype."""
+    deviation = room[: tile.size].reshape(tile.shape)
+    centre = groups.numbers(mean, block, room.dtype)
+    np.subtract(groups.by_group(tile), centre, out=groups.by_group(deviation))
+    return deviation
+
+
+def _total(
+    groups: Groups,
+    parts: Sequence[Block],
+    sums: Callable[..., list[Array]],
+    terms: int,
+) -> Array:
+    """A sample's sums of every block added up by channel: (terms, 1, channels)."""
+
+    def strip(blocks: Sequence[Block]) -> Array:
+        totals = np.zeros((terms, 1, groups.channels))
+        with groups.scratch() as rooms:
+            for block in blocks:
+                for total, part in zip(totals, sums(block, *rooms), strict=True):
+                    total[:, block.channels] += part
+        return totals
+
+    total = np.zeros((terms, 1, groups.channels))
+    for part in groups.in_strips(strip, parts, groups.channels):
+        total += part
+    return total
+
+
+def _corrected(sums: Sequence[Array], count: int) -> tuple[Array, Array]:
+    """Mean and variance in float64: of a centre near the mean, and of the sums about it."""
+    centre, of_deviation, of_square = sums
+    correction = of_deviation / count
+    return centre + correction, np.maximum(of_square / count - correction**2, 0)

@@ -1,0 +1,190 @@
+"""How XLA calls gradkit: on its own buffers, once for each example of a ``vmap``.
+
+What a callback does must not call JAX, which would wait for itself.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import numpy as np
+
+from gradkit._backend import Array, Shape
+from gradkit._frameworks import cuda
+from gradkit._frameworks.dlpack import DLPack, device_of
+from gradkit._numpy import floating_point
+
+try:
+    from jax.experimental.buffer_callback import buffer_callback
+except ImportError:  # JAX 0.6.0
+    buffer_callback = None
+
+# Writes the results, given the operands with None where there is none.
+Compute: TypeAlias = Callable[[list[Array], list[Any]], object]
+
+_DLPACK = DLPack()
+_CPU = 1  # kDLCPU
+# XLA flushes subnormal numbers to zero on its threads, and gradkit does not.
+_ENVIRONMENT = floating_point.current()
+
+
+class Result(NamedTuple):
+    """A result of a callback. ``same_on``: axes of devices on all of which it is the same."""
+
+    shape: Shape
+    dtype: np.dtype[Any]
+    same_on: frozenset[Any] = frozenset()
+
+
+def call(
+    refusal: str,
+    compute: Compute,
+    results: Sequence[Result],
+    operands: Sequence[Any],
+    *,
+    reuse: Mapping[int, int] | None = None,
+    shared: Sequence[int] | None = None,
+) -> list[jax.Array]:
+    """What ``compute`` writes, as JAX's arrays.
+
+    ``reuse``: the results that begin as the operand of that number, whose memory they take if
+    nobody else needs it. ``shared``: ``compute`` does all examples of a ``vmap`` at once, which are
+    further axes in front, if only other operands differ between examples. By default it does one.
+    ``refusal``: what is said if the results are differentiated.
+    """
+    present = [k for k, operand in enumerate(operands) if operand is not None]
+    given = [operands[k] for k in present]
+    taken = {present.index(k): result for k, result in (reuse or {}).items()}
+    ndim = given[0].ndim
+    alike = None if shared is None else {present.index(k) for k in shared if k in present}
+    one = compute if len(given) == len(operands) else _among(compute, present, len(operands))
+
+    def run(outs: list[Array], ins: list[Array]) -> None:
+        if ins[0].ndim == ndim:
+            one(outs, ins)
+        else:
+            _for_examples(one, outs, ins, ins[0].ndim - ndim, alike)
+
+    # An operand that a result takes the memory of must have its shape under vmap too.
+    vmap_method = "broadcast_all" if taken else "expand_dims"
+    through = _through_copies if buffer_callback is None else _through_buffers
+
+    @jax.custom_jvp
+    def called(*given: Any) -> Any:
+        return through(run, results, given, taken, vmap_method)
+
+    @called.defjvp
+    def _(primals: Any, tangents: Any) -> Any:  # noqa: ARG001
+        raise TypeError(f"gradkit.jax.{refusal}")
+
+    axes = frozenset().union(*map(varying, given))
+    return [
+        vary(array, axes - result.same_on)
+        for array, result in zip(called(*given), results, strict=True)
+    ]
+
+
+def _among(compute: Compute, present: list[int], count: int) -> Compute:
+    """``compute``, given the operands that there are, which stand at the places ``present``."""
+
+    def one(outs: list[Array], ins: Any) -> None:
+        every: list[Array | None] = [None] * count
+        for k, operand in zip(present, ins, strict=True):
+            every[k] = operand
+        compute(outs, every)
+
+    return one
+
+
+def _for_examples(
+    compute: Compute,
+    outs: list[Array],
+    ins: list[Array],
+    depth: int,
+    shared: set[int] | None,
+) -> None:
+    """Call ``compute`` on each example; the first ``depth`` axes of all arrays count them."""
+    lead = outs[0].shape[:depth]
+    ones = (1,) * depth
+    wanted = [ones if shared and k in shared else lead for k in range(len(ins))]
+    if shared is not None and [a.shape[:depth] for a in ins] == wanted:
+        compute(outs, [a[(0,) * depth] if k in shared else a for k, a in enumerate(ins)])
+        return
+    for example in np.ndindex(lead):
+        own = [
+            a[(*(0 if n == 1 else i for i, n in zip(example, a.shape, strict=False)), ...)]
+            for a in ins
+        ]
+        compute([a[(*example, ...)] for a in outs], own)
+
+
+def _through_buffers(
+    run: Any, results: Sequence[Result], given: Any, taken: dict[int, int], vmap_method: str
+) -> Any:
+    def callback(context: Any, outs: Any, *ins: Any) -> None:
+        kind, device = device_of(outs[0])
+        if kind == _CPU:
+            arrays = [b.__array__() for b in outs], [b.__array__() for b in ins]
+            floating_point.within(_ENVIRONMENT, run, *arrays)
+            return
+        pool = cuda.cupy().get_default_memory_pool()
+        with cuda.on_stream(device, context.stream, pool.malloc):
+            run(
+                [_DLPACK.view(b, write=True) for b in outs],
+                [_DLPACK.view(b, write=False) for b in ins],
+            )
+
+    shapes = [jax.ShapeDtypeStruct(result.shape, result.dtype) for result in results]
+    called = buffer_callback(
+        callback, shapes, vmap_method=vmap_method, input_output_aliases=taken or None
+    )
+    return called(*given)
+
+
+def _through_copies(
+    run: Any, results: Sequence[Result], given: Any, taken: dict[int, int], vmap_method: str
+) -> Any:
+    depths = [operand.ndim for operand in given]
+
+    def callback(*ins: Any) -> list[Array]:
+        ins = tuple(map(np.asarray, ins))
+        depth = ins[0].ndim - depths[0]
+        lead = np.broadcast_shapes(*(a.shape[:depth] for a in ins))
+        outs = [np.empty(lead + result.shape, result.dtype) for result in results]
+        for operand, result in taken.items():
+            outs[result][...] = ins[operand]
+        floating_point.within(_ENVIRONMENT, run, outs, list(ins))
+        return outs
+
+    shapes = [jax.ShapeDtypeStruct(result.shape, result.dtype) for result in results]
+    return jax.pure_callback(callback, shapes, *given, vmap_method=vmap_method)
+
+
+def axes_of(axis_name: Any) -> frozenset[Any]:
+    """The names of axes of devices; none for ``None``."""
+    if axis_name is None:
+        return frozenset()
+    return frozenset(axis_name if isinstance(axis_name, tuple) else (axis_name,))
+
+
+def varying(value: Any) -> frozenset[Any]:
+    """Over which axes of a ``shard_map`` a value differs between devices, as JAX has inferred."""
+    kind = jax.typeof(value)
+    known = getattr(kind, "mat", None)  # before JAX 0.10, .vma
+    return frozenset(getattr(kind, "vma", ()) if known is None else known.varying)
+
+
+def vary(value: Any, axes: frozenset[Any]) -> Any:
+    """The same value, as one that differs over these axes at least."""
+    missing = tuple(sorted(axes - varying(value), key=str))
+    if not missing:
+        return value
+    if hasattr(jax.lax, "pcast"):
+        return jax.lax.pcast(value, missing, to="varying")
+    return jax.lax.pvary(value, missing)
+
+
+def vary_alike(*values: Any) -> list[Any]:
+    """All values as ones that differ over the same axes; the gradient of a copy is then a sum."""
+    axes = frozenset().union(*(varying(value) for value in values if value is not None))
+    return [None if value is None else vary(value, axes) for value in values]

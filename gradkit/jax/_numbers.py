@@ -1,0 +1,50 @@
+"""Numbers that JAX holds, or takes for something else: it may have no float64."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from gradkit._arguments import checks
+from gradkit._backend import Array, Backend
+from gradkit.jax._callbacks import Result
+
+
+def doubles(array: Array) -> Array:
+    """Float64 numbers in memory that JAX knows as pairs of uint32."""
+    return array.view(np.float64)[..., 0]
+
+
+def pairs(*shape: int) -> Result:
+    """A result of float64 numbers, as JAX knows it."""
+    return Result((*shape, 2), np.dtype(np.uint32))
+
+
+def pair(number: float) -> Array:
+    """One float64 number as JAX knows it."""
+    return np.array([number], np.float64).view(np.uint32)
+
+
+def given(value: Any, label: str) -> Any:
+    """A caller's number: a Python one in all its bits, an array as it is."""
+    if isinstance(value, jax.Array):
+        checks.shape(value, (), label, "one number")
+        checks.floating(value, label)
+        return value
+    return pair(checks.real(value, label))
+
+
+def read(number: Array, backend: Backend) -> Array:
+    """What ``given`` made, as a 0-d float64 array of a backend."""
+    return doubles(number) if number.dtype == np.uint32 else backend.as_float64(number)
+
+
+def store(out: Array, value: Array) -> None:
+    """Write a result that is rounded to the widest dtype that JAX holds."""
+    with np.errstate(over="ignore"):
+        out[...] = value
+
+
+def widest() -> np.dtype[Any]:
+    """The widest floating dtype that JAX holds at present."""
+    return np.dtype(np.float64 if jax.config.jax_enable_x64 else np.float32)

@@ -1,0 +1,110 @@
+"""Adding micro-batch gradients to buffers, on pytrees inside of ``jit``."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import gradkit
+from gradkit._arguments import checks
+from gradkit._backend import Array, Views
+from gradkit._frameworks import backend_of
+from gradkit.jax._callbacks import Result, call
+from gradkit.jax._numbers import given, read
+
+__all__ = ["accumulate_grads"]
+
+_REFUSAL = "accumulate_grads is not differentiable; compute buffer + scale * grad instead"
+
+
+def accumulate_grads(
+    buffers: Any,
+    grads: Any,
+    *,
+    scale: Any = 1.0,
+    overwrite: Any = False,
+    do_update: Any = True,
+) -> Any:
+    """``buffer + scale * grad`` for each buffer of a pytree, or ``scale * grad``; rounded once.
+
+    New arrays, in the buffers' own memory if nobody else needs it: if a jitted step is given the
+    buffers with ``donate_argnums``, or carries them through a ``scan``.
+
+    Parameters
+    ----------
+    buffers : pytree of arrays
+        float16, bfloat16, float32 or float64; dtypes may be mixed.
+    grads : pytree of as many arrays, by the same keys
+        Each of its buffer's shape, and of the buffer's dtype or one that it holds exactly:
+        float16 and bfloat16 into float32, any into float64.
+    scale : float, or 0-d floating-point array
+        Factor for the gradients; finite.
+    overwrite : bool, or 0-d bool array
+        Whether the gradients replace what the buffers held, NaN included.
+    do_update : bool, or 0-d bool array
+        Whether the buffers change at all.
+
+    Returns
+    -------
+    pytree like ``buffers``
+
+    Raises
+    ------
+    TypeError
+        A dtype is not accepted; the result is differentiated.
+    ValueError
+        The pytrees or their shapes do not match; ``scale`` is a NaN or infinite number.
+
+    References
+    ----------
+    ``optax.MultiSteps``, which averages.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp, gradkit.jax
+    >>> step = jax.jit(gradkit.jax.accumulate_grads, donate_argnums=0)
+    >>> step({"w": jnp.zeros(2)}, {"w": jnp.ones(2, jnp.bfloat16)}, scale=0.5)
+    {'w': Array([0.5, 0.5], dtype=float32)}
+    """
+    if not isinstance(scale, jax.Array):
+        checks.finite(checks.real(scale, "scale"), "scale")
+    flags = [_flag(overwrite, "overwrite"), _flag(do_update, "do_update")]
+    return _accumulate(buffers, grads, given(scale, "scale"), *flags)
+
+
+def _flag(flag: Any, label: str) -> Any:
+    if isinstance(flag, jax.Array) and flag.dtype == bool and flag.shape == ():
+        return flag
+    return np.array(checks.flag(flag, label))
+
+
+@partial(jax.jit, inline=True)
+def _accumulate(buffers: Any, grads: Any, scale: Any, overwrite: Any, do_update: Any) -> Any:
+    # What is wrong with a call is found out on arrays without elements.
+    gradkit.accumulate_grads(_without_elements(buffers), _without_elements(grads))
+    into, tree = jax.tree.flatten(buffers)
+    added = jax.tree.leaves(grads)
+    count = len(into)
+    if not into:
+        return buffers
+
+    def compute(outs: list[Array], ins: list[Any]) -> None:
+        by, fresh, update = ins[2 * count :]
+        backend = backend_of(by)
+        factor, addends = read(by, backend), Views(ins[count : 2 * count])
+        backend.accumulate_grads(Views(outs), addends, update, fresh, factor, None)
+
+    results = [Result(buffer.shape, buffer.dtype) for buffer in into]
+    operands = [*into, *added, scale, overwrite, do_update]
+    reuse = {k: k for k in range(count)}
+    return tree.unflatten(call(_REFUSAL, compute, results, operands, reuse=reuse))
+
+
+def _without_elements(tree: Any) -> dict[str, Array]:
+    """Arrays of the same shapes behind an axis of length 0, by the paths that lead to them."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): np.empty((0, *a.shape), a.dtype)
+        for path, a in jax.tree_util.tree_leaves_with_path(jax.tree.map(jnp.asarray, tree))
+    }

@@ -1,0 +1,306 @@
+"""Norms of gradients and clipping, on pytrees inside of ``jit``.
+
+Norms and coefficients are float64 inside, also if JAX holds no float64.
+"""
+
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradkit._arguments import checks
+from gradkit._arguments.clipping import policy_of
+from gradkit._backend import Array, Backend, Views
+from gradkit._frameworks import backend_of
+from gradkit.jax._callbacks import Result, axes_of, call, varying
+from gradkit.jax._numbers import doubles, given, pair, pairs, read, store, widest
+
+__all__ = ["clip_by_global_norm", "grad_norm"]
+
+_FLOAT64 = np.dtype(np.float64)
+_STATE = 6  # numbers of a norm that devices exchange: `Operations.rank_state`
+_DIGEST = 0.0  # all devices run one program, so that none can make another call
+_REFUSAL = "{} is not differentiable; to differentiate a whole training step, clip with optax"
+
+
+class Rule(NamedTuple):
+    """What a call does, apart from numbers that may change from step to step."""
+
+    function: str
+    order: float
+    axis_name: Any
+    copies: tuple[int, ...] | None
+    clips: bool = True
+    eps: float = 0.0
+    zero_nonfinite: bool = False
+    guard: tuple[float, float, int] | None = None  # decay, threshold and warmup
+
+    @property
+    def refusal(self) -> str:
+        """What is said if the call is differentiated."""
+        return _REFUSAL.format(self.function)
+
+
+class Clipped(NamedTuple):
+    """What a clip gives, and what a spike guard says, if there is one."""
+
+    grads: Any
+    norm: jax.Array
+    max_norm: jax.Array | None = None
+    state: jax.Array | None = None
+
+
+def grad_norm(
+    grads: Any,
+    norm_type: float = 2.0,
+    *,
+    scale: Any = 1.0,
+    axis_name: Any = None,
+    replicas: Any = 1,
+) -> jax.Array:
+    """The p-norm of all gradients taken together as one vector: as :func:`gradkit.grad_norm`.
+
+    Parameters
+    ----------
+    grads, norm_type, scale, axis_name, replicas
+        As in :func:`clip_by_global_norm`: a pytree of arrays.
+
+    Returns
+    -------
+    0-d array
+        float64 with ``jax_enable_x64``; otherwise float32, which is infinity above 3.4e38.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`clip_by_global_norm`.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, gradkit.jax
+    >>> gradkit.jax.grad_norm({"w": jnp.array([3.0, 0.0]), "b": jnp.array(4.0)})
+    Array(5., dtype=float32)
+    """
+    order, copies = checks.norm_order(norm_type), _copies(replicas, axis_name, grads)
+    rule = Rule("grad_norm", order, axis_name, copies, clips=False)
+    norm: jax.Array = _clip(grads, pair(np.inf), _scale(scale), None, rule).norm
+    return norm
+
+
+def clip_by_global_norm(
+    grads: Any,
+    max_norm: Any,
+    norm_type: float = 2.0,
+    *,
+    scale: Any = 1.0,
+    eps: float = 1e-6,
+    nonfinite: Literal["propagate", "zero"] = "propagate",
+    axis_name: Any = None,
+    replicas: Any = 1,
+) -> tuple[Any, jax.Array]:
+    """Scaled gradients whose total norm is at most ``max_norm``.
+
+    Each becomes ``g * (scale * min(1, max_norm / max(norm, eps)))``, where ``norm`` is that of
+    ``scale * g``, as by :func:`gradkit.clip_by_global_norm`. XLA's own buffers are clipped in
+    place if nobody else needs them: gradients whose norm does not exceed ``max_norm`` are then
+    read and not written.
+
+    Parameters
+    ----------
+    grads : pytree of arrays
+        float16, bfloat16, float32 or float64; dtypes may be mixed.
+    max_norm : float, or 0-d floating-point array
+        At least 0; infinity clips nothing. A negative or NaN one in an array makes every gradient
+        NaN.
+    norm_type : float
+        p of the norm: any real number above 0, or infinity.
+    scale : float, or 0-d floating-point array
+        What the gradients are multiplied by first, such as ``1 / tokens``. One in an array that is
+        not finite counts as a norm that is not.
+    eps : float
+        Lower bound on the norm in the division.
+    nonfinite : {"propagate", "zero"}
+        What happens if the norm is NaN or infinite. "propagate": a NaN norm makes every gradient
+        NaN, an infinite one makes finite gradients 0. "zero": every gradient becomes 0.
+    axis_name : str or tuple of str, optional
+        Axes of a ``shard_map``, or of a ``vmap``: the norm is that of the gradients of all their
+        devices, by ``jax.lax.all_gather`` of six numbers. All get the same bits. Not for gradients
+        that are the same on all devices already, as after a ``psum``.
+    replicas : int, or pytree of ints
+        On how many devices of ``axis_name`` each gradient is a copy, so that it counts once. A
+        pytree may end where numbers below are the same.
+
+    Returns
+    -------
+    clipped : pytree of the same structure
+    norm : 0-d array
+        That of ``scale * g``, before clipping: float64 with ``jax_enable_x64``, otherwise float32.
+
+    Raises
+    ------
+    TypeError
+        A leaf is not a floating-point array; the result is differentiated.
+    ValueError
+        ``max_norm`` is a negative number or NaN; ``scale`` is a NaN or infinite number;
+        ``nonfinite="raise"``, because nothing can be raised inside of ``jit``.
+
+    References
+    ----------
+    ``optax.clip_by_global_norm``.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp, gradkit.jax
+    >>> grads = {"w": jnp.array([3.0, 0.0]), "b": jnp.array(4.0)}
+    >>> clipped, norm = jax.jit(gradkit.jax.clip_by_global_norm)(grads, 2.5)
+    >>> norm, clipped["b"]
+    (Array(5., dtype=float32), Array(2., dtype=float32))
+    """
+    rule = rule_of("clip_by_global_norm", norm_type, eps, nonfinite, axis_name, replicas, grads)
+    return clip(grads, max_norm, scale, rule)[:2]
+
+
+def rule_of(
+    function: str,
+    norm_type: float,
+    eps: float,
+    nonfinite: str,
+    axis_name: Any,
+    replicas: Any,
+    grads: Any,
+) -> Rule:
+    """The rule that a function's arguments make."""
+    if policy_of(nonfinite) == "raise":
+        raise ValueError(
+            'nonfinite="raise" would raise inside of jit; pass "zero", and look at the norm'
+        )
+    return Rule(
+        function,
+        checks.norm_order(norm_type),
+        axis_name,
+        _copies(replicas, axis_name, grads),
+        eps=checks.epsilon(eps),
+        zero_nonfinite=nonfinite == "zero",
+    )
+
+
+def clip(grads: Any, max_norm: Any, scale: Any, rule: Rule, state: Any = None) -> Clipped:
+    """Clip to ``max_norm``, and to what a spike guard says of the norm if it has a state."""
+    if not isinstance(max_norm, jax.Array):
+        checks.nonnegative(max_norm, "max_norm")
+    done: Clipped = _clip(grads, given(max_norm, "max_norm"), _scale(scale), state, rule)
+    return done
+
+
+def _scale(scale: Any) -> Any:
+    if not isinstance(scale, jax.Array):
+        checks.finite(checks.real(scale, "scale"), "scale")
+    return given(scale, "scale")
+
+
+def _copies(replicas: Any, axis_name: Any, grads: Any) -> tuple[int, ...] | None:
+    """On how many devices each gradient lies, if on more than one."""
+    if type(replicas) is int and replicas == 1:
+        return None
+    if axis_name is None:
+        raise ValueError("replicas are copies on other devices; pass axis_name too")
+    spread = jax.tree.map(lambda n, below: jax.tree.map(lambda _: n, below), replicas, grads)
+    copies = tuple(checks.integer(count, "replicas") for count in jax.tree.leaves(spread))
+    if min(copies, default=1) < 1:
+        raise ValueError(f"replicas must be at least 1, not {min(copies)}")
+    return copies
+
+
+@partial(jax.jit, static_argnames="rule", inline=True)
+def _clip(grads: Any, limit: Any, scale: Any, state: Any, rule: Rule) -> Clipped:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(grads):
+        checks.floating(leaf, f"grads{jax.tree_util.keystr(path)}")
+    leaves, tree = jax.tree.flatten(grads)
+    count = len(leaves)
+    if not leaves and state is None:
+        return Clipped(grads, jnp.zeros((), widest()))
+    rows = None if rule.axis_name is None else _states_of_all(leaves, scale, rule)
+
+    def compute(outs: list[Array], ins: list[Any]) -> None:
+        numbers = outs[count:] if rule.clips else outs
+        _compute(Views(outs[:count] if rule.clips else ins[:count]), ins[count:], numbers, rule)
+
+    operands = [*leaves, limit, scale, state, rows]
+    reuse = {k: k for k in range(count)} if rule.clips else None
+    made = call(rule.refusal, compute, _results(*operands[:-1], rule=rule), operands, reuse=reuse)
+    if not rule.clips:
+        return Clipped(None, made[0])
+    return Clipped(tree.unflatten(made[:count]), *made[count:])
+
+
+def _results(*operands: Any, rule: Rule) -> list[Result]:
+    """Gradients, norm, limit and state, and over which axes they are the same on all devices.
+
+    A gradient that differs between devices still does when it is clipped.
+    """
+    *leaves, limit, scale, state = operands
+    norm = Result((), widest(), axes_of(rule.axis_name))
+    if not rule.clips:
+        return [norm]
+    said = [] if state is None else [state]
+    same = norm.same_on - frozenset().union(*map(varying, (limit, scale, *said)))
+    clipped = [Result(leaf.shape, leaf.dtype, same - varying(leaf)) for leaf in leaves]
+    guarded = [Result(shape, widest(), same) for array in said for shape in ((), array.shape)]
+    return [*clipped, norm, *guarded]
+
+
+def _states_of_all(leaves: list[Any], scale: Any, rule: Rule) -> Any:
+    """What each device's gradients add to the norm: a row of each."""
+
+    def compute(outs: list[Array], ins: list[Any]) -> None:
+        *grads, by = ins
+        backend = backend_of(by)
+        state, factor = doubles(outs[0]), read(by, backend)
+        backend.rank_state(
+            Views(grads), rule.order, _DIGEST, state, scale=factor, copies=rule.copies
+        )
+
+    (state,) = call(rule.refusal, compute, [pairs(_STATE)], [*leaves, scale])
+    return jax.lax.all_gather(state, rule.axis_name)
+
+
+def _compute(grads: Views, numbers: list[Any], outs: list[Array], rule: Rule) -> None:
+    """Clip in place; write the norm, and what a spike guard says."""
+    limit, scale, state, rows = numbers
+    backend = backend_of(limit)
+    most, by = read(limit, backend), read(scale, backend)
+    norm = backend.empty((), _FLOAT64)
+    if rows is None:
+        backend.grad_norm(grads, rule.order, norm, scale=by)
+    else:
+        _join(doubles(rows), norm, by, most, rule, backend)
+    if rule.guard is not None:
+        most, following = backend.empty((), _FLOAT64), backend.empty(state.shape, _FLOAT64)
+        known = backend.as_float64(state)
+        backend.spike_guard_update(known, norm, *rule.guard, following, most)
+        store(outs[1], most)
+        store(outs[2], following)
+    if rule.clips:
+        zero = rule.zero_nonfinite
+        backend.clip_by_norm(grads, norm, most, rule.eps, grads, scale=by, zero_nonfinite=zero)
+    store(outs[0], norm)
+
+
+def _join(
+    states: Array, norm: Array, scale: Array, limit: Array, rule: Rule, backend: Backend
+) -> None:
+    """The norm over all devices, none of which can be at fault alone."""
+    backend.join_ranks(
+        states,
+        _DIGEST,
+        rule.order,
+        norm,
+        None,
+        scale=scale,
+        max_norm=limit,
+        fresh=True,
+        faults=backend.as_float64(np.zeros(len(states))),
+        factors=backend.empty((3,), _FLOAT64),
+    )

@@ -1,0 +1,250 @@
+"""Gradient transformations for optax: clipping, spike guards and accumulation.
+
+They go where optax's own go::
+
+    optimizer = optax.chain(transforms.clip_by_global_norm(1.0), optax.adamw(1e-3))
+"""
+
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import gradkit
+from gradkit._arguments import checks
+from gradkit._dtypes import accumulation_name, float_of
+from gradkit.jax._numbers import widest
+from gradkit.jax.accumulation import accumulate_grads
+from gradkit.jax.clipping import clip, rule_of
+
+__all__ = [
+    "AccumulateState",
+    "ClipState",
+    "SpikeGuardState",
+    "accumulate",
+    "clip_by_global_norm",
+    "clip_spikes",
+]
+
+
+class ClipState(NamedTuple):
+    """What :func:`clip_by_global_norm` leaves: the norm of the last gradients, before clipping."""
+
+    norm: jax.Array
+
+
+class SpikeGuardState(NamedTuple):
+    """What :func:`clip_spikes` leaves.
+
+    ``statistics``: how many norms it has seen, their mean and their standard deviation. ``norm``
+    and ``max_norm``: the last norm, and what it was clipped to.
+    """
+
+    statistics: jax.Array
+    norm: jax.Array
+    max_norm: jax.Array
+
+
+class AccumulateState(NamedTuple):
+    """What :func:`accumulate` leaves.
+
+    ``step``: how many micro-batches have been added since the last update. ``weight``: the sum of
+    their weights. ``buffers``: that of their gradients. ``inner``: the optimizer's own state.
+    """
+
+    step: jax.Array
+    weight: jax.Array
+    buffers: Any
+    inner: Any
+
+
+def clip_by_global_norm(
+    max_norm: Any,
+    norm_type: float = 2.0,
+    *,
+    scale: Any = 1.0,
+    eps: float = 1e-6,
+    nonfinite: Literal["propagate", "zero"] = "propagate",
+    axis_name: Any = None,
+    replicas: Any = 1,
+) -> optax.GradientTransformation:
+    """Clip by the norm of all gradients together: :func:`gradkit.jax.clip_by_global_norm`.
+
+    Parameters
+    ----------
+    max_norm, norm_type, scale, eps, nonfinite, axis_name, replicas
+        As in :func:`gradkit.jax.clip_by_global_norm`.
+
+    Returns
+    -------
+    optax.GradientTransformation
+        Its state is a :class:`ClipState`, with the norm.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, optax
+    >>> from gradkit.jax import transforms
+    >>> optimizer = optax.chain(transforms.clip_by_global_norm(2.5), optax.sgd(1.0))
+    >>> params = jnp.zeros(2)
+    >>> updates, state = optimizer.update(jnp.array([3.0, 4.0]), optimizer.init(params))
+    >>> updates, state[0].norm
+    (Array([-1.5, -2. ], dtype=float32), Array(5., dtype=float32))
+    """
+
+    def init(params: Any) -> ClipState:  # noqa: ARG001
+        return ClipState(jnp.zeros((), widest()))
+
+    def update(updates: Any, state: ClipState, params: Any = None) -> Any:  # noqa: ARG001
+        rule = rule_of(
+            "transforms.clip_by_global_norm",
+            norm_type,
+            eps,
+            nonfinite,
+            axis_name,
+            replicas,
+            updates,
+        )
+        clipped = clip(updates, max_norm, scale, rule)
+        return clipped.grads, ClipState(clipped.norm)
+
+    return optax.GradientTransformation(init, update)
+
+
+def clip_spikes(
+    *,
+    decay: float = 0.97,
+    threshold: float = 2.5,
+    warmup: int = 25,
+    scale: Any = 1.0,
+    eps: float = 1e-6,
+    nonfinite: Literal["propagate", "zero"] = "propagate",
+    axis_name: Any = None,
+    replicas: Any = 1,
+) -> optax.GradientTransformation:
+    """Clip to a limit that follows the norms of earlier steps: :class:`gradkit.SpikeGuard`.
+
+    Parameters
+    ----------
+    decay, threshold, warmup
+        As in :func:`gradkit.spike_guard_update`.
+    scale, eps, nonfinite, axis_name, replicas
+        As in :func:`gradkit.jax.clip_by_global_norm`.
+
+    Returns
+    -------
+    optax.GradientTransformation
+        Its state is a :class:`SpikeGuardState` of arrays, which checkpoints like all others.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`gradkit.spike_guard_update`.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> from gradkit.jax import transforms
+    >>> guard = transforms.clip_spikes(warmup=2)
+    >>> state = guard.init(None)
+    >>> for norm in (1.0, 3.0, 10.0):
+    ...     clipped, state = guard.update(jnp.array([norm]), state)
+    >>> clipped, state.norm
+    (Array([2.78125], dtype=float32), Array(10., dtype=float32))
+    """
+    gradkit.SpikeGuard(decay=decay, threshold=threshold, warmup=warmup)  # checks them
+
+    def init(params: Any) -> SpikeGuardState:  # noqa: ARG001
+        zero = jnp.zeros((), widest())
+        return SpikeGuardState(jnp.zeros(3, widest()), zero, zero)
+
+    def update(updates: Any, state: SpikeGuardState, params: Any = None) -> Any:  # noqa: ARG001
+        function = "transforms.clip_spikes"
+        rule = rule_of(function, 2.0, eps, nonfinite, axis_name, replicas, updates)
+        guarded = rule._replace(guard=(float(decay), float(threshold), int(warmup)))
+        clipped = clip(updates, jnp.inf, scale, guarded, state.statistics)
+        return clipped.grads, SpikeGuardState(clipped.state, clipped.norm, clipped.max_norm)
+
+    return optax.GradientTransformation(init, update)
+
+
+def accumulate(
+    optimizer: optax.GradientTransformation, every: int
+) -> optax.GradientTransformationExtraArgs:
+    """Give an optimizer the weighted mean of the gradients of ``every`` micro-batches.
+
+    In between, updates are zeros. Sums are float32 for float16 and bfloat16 gradients.
+    ``update`` takes ``weight``, which is 1 by default: with the number of tokens of each
+    micro-batch, and each one's loss the mean over its tokens, the mean is that over all tokens.
+
+    Parameters
+    ----------
+    optimizer : optax.GradientTransformation
+        It is updated once in ``every`` steps. To clip, chain the clip inside of it: it then sees
+        the mean.
+    every : int
+        How many micro-batches make a step; at least 1.
+
+    Returns
+    -------
+    optax.GradientTransformationExtraArgs
+        Its state is an :class:`AccumulateState`; ``step`` is 0 after each update.
+
+    Raises
+    ------
+    TypeError, ValueError
+        ``every`` is not an integer of at least 1.
+
+    References
+    ----------
+    ``optax.MultiSteps``, which weights all micro-batches alike.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, optax
+    >>> from gradkit.jax import transforms
+    >>> optimizer = transforms.accumulate(optax.sgd(1.0), every=2)
+    >>> params = jnp.zeros(1)
+    >>> state = optimizer.init(params)
+    >>> for tokens, grad in ((1, 4.0), (3, 8.0)):
+    ...     updates, state = optimizer.update(jnp.array([grad]), state, params, weight=tokens)
+    >>> updates
+    Array([-7.], dtype=float32)
+    """
+    if checks.integer(every, "every") < 1:
+        raise ValueError(f"every must be at least 1, not {every}")
+    inner = optax.with_extra_args_support(optimizer)
+
+    def init(params: Any) -> AccumulateState:
+        buffers = jax.tree.map(_buffer, params)
+        return AccumulateState(
+            jnp.zeros((), jnp.int32), jnp.zeros((), widest()), buffers, inner.init(params)
+        )
+
+    def update(
+        updates: Any, state: AccumulateState, params: Any = None, *, weight: Any = 1.0, **extra: Any
+    ) -> Any:
+        first = state.step == 0
+        own = jnp.asarray(weight, widest())
+        total = jnp.where(first, own, state.weight + own)
+        buffers = accumulate_grads(state.buffers, updates, scale=own, overwrite=first)
+
+        def step() -> Any:
+            by = jnp.where(total == 0, 1, total)  # without weight, sums are 0 too
+            mean = jax.tree.map(lambda b, g: (b / by).astype(g.dtype), buffers, updates)
+            return inner.update(mean, state.inner, params, **extra)
+
+        def wait() -> Any:
+            given, _ = jax.eval_shape(step)
+            return jax.tree.map(jnp.zeros_like, given), state.inner
+
+        count = (state.step + 1) % every
+        given, following = jax.lax.cond(count == 0, step, wait)
+        return given, AccumulateState(count, total, buffers, following)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _buffer(parameter: Any) -> jax.Array:
+    parameter = jnp.asarray(parameter)
+    return jnp.zeros_like(parameter, accumulation_name(float_of(parameter.dtype).name))

@@ -1,0 +1,18 @@
+"""gradkit for programs that differentiate with PyTorch; imported by those who want it.
+
+Names and signatures are PyTorch's own, those of ``torch.nn``, ``torch.nn.functional`` and
+``torch.nn.utils``. Everything works on gradkit's functions, which :mod:`gradkit` has for plain
+tensors.
+"""
+
+from gradkit.torch import accumulation, clipping, modules, norms
+from gradkit.torch.accumulation import *
+from gradkit.torch.clipping import *
+from gradkit.torch.modules import *
+from gradkit.torch.norms import *
+
+__all__: list[str] = []
+__all__ += accumulation.__all__
+__all__ += clipping.__all__
+__all__ += modules.__all__
+__all__ += norms.__all__

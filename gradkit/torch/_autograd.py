@@ -1,0 +1,328 @@
+"""How autograd meets the norms: operators, ``torch.ops.gradkit``, and functions that run them.
+
+An operator runs a function of gradkit. It has a fixed number of results, all of them new memory; in
+the place of an absent one stands a tensor without elements. Its fake kernel states shapes, dtypes
+and strides. A gradient is an operator too, so that compilers see it.
+
+A call goes one of three ways:
+
+- Plain tensors: gradkit's function runs at once, without the dispatcher, which costs more than a
+  small norm.
+- Compilers get the operator itself.
+- Subclasses, modes, tracers, transforms of ``torch.func`` and forward mode: a
+  ``torch.autograd.Function`` runs the operator. It costs less than the kernel that
+  ``torch.library.register_autograd`` makes, works in transforms, and refuses forward mode, in
+  which that kernel drops tangents.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
+from operator import or_
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._C import (
+    _are_functorch_transforms_active,
+    _AutoDispatchBelowAutograd,
+    _dispatch_keys,
+    _get_tracing_state,
+    _len_torch_dispatch_stack,
+    is_grad_enabled,
+)
+from torch.autograd import forward_ad
+from torch.compiler import is_compiling
+
+_NAMESPACE = "gradkit"
+_LIBRARY = torch.library.Library(_NAMESPACE, "DEF")
+_INSTEAD = "use that of torch.nn.functional"
+_FIRST_ORDER = f"gradkit has no second derivatives of norms; {_INSTEAD}"
+_REVERSE_MODE = f"gradkit has no forward-mode derivatives of norms; {_INSTEAD}"
+_TRANSFORMS = (
+    "gradkit's operators have no derivatives in transforms of torch.func; call the functions of "
+    f"gradkit.torch outside of torch.compile, or {_INSTEAD}"
+)
+
+
+# Operators
+
+
+class Operator(NamedTuple):
+    """A function of gradkit that returns a tuple, and the operator that runs it."""
+
+    run: Callable[..., Any]
+    overload: Any
+
+
+def operator(schema: str, run: Callable[..., Any], describe: Callable[..., Any]) -> Operator:
+    """Define an operator by what it runs and by what its results look like."""
+    name = schema.partition("(")[0]
+    qualified = f"{_NAMESPACE}::{name}"
+    # Where the layout of a result follows that of an argument, compilers must not change it.
+    tags = torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides
+    _LIBRARY.define(schema, tags=tags)
+    kernel = _complete(run, single=schema.endswith("-> Tensor"))
+    _LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(qualified, describe, lib=_LIBRARY)
+    overload = getattr(getattr(torch.ops, _NAMESPACE), name).default
+    torch.library.register_vmap(qualified, _one_by_one(overload), lib=_LIBRARY)
+    return Operator(run, overload)
+
+
+def _complete(run: Callable[..., Any], *, single: bool) -> Callable[..., Any]:
+    """A function whose results are all tensors, those without elements as PyTorch makes them.
+
+    NumPy's have strides of 0.
+    """
+
+    def complete(first: Tensor, *args: Any) -> Any:
+        results = tuple(
+            first.new_empty(0)
+            if result is None
+            else (result if result.numel() else result.new_empty(result.shape))
+            for result in run(first, *args)
+        )
+        return results[0] if single else results
+
+    return complete
+
+
+def _one_by_one(overload: Any) -> Callable[..., Any]:
+    """The rule of an operator for vmap: a call for each sample."""
+
+    def rule(info: Any, in_dims: Sequence[int | None], *args: Any) -> Any:
+        samples = [
+            overload(
+                *(
+                    arg if dim is None else arg.select(dim, k)
+                    for arg, dim in zip(args, in_dims, strict=True)
+                )
+            )
+            for k in range(info.batch_size)
+        ]
+        if isinstance(samples[0], Tensor):
+            return torch.stack(samples), 0
+        results = tuple(torch.stack(parts) for parts in zip(*samples, strict=True))
+        return results, (0,) * len(results)
+
+    return rule
+
+
+def _as_tuple(results: Any) -> tuple[Any, ...]:
+    return (results,) if isinstance(results, Tensor) else tuple(results)
+
+
+# Plain tensors
+
+_PLAIN = ["ADInplaceOrView"]
+_PLAIN += [f"{kind}{device}" for kind in ("", "Autograd", "Autocast") for device in ("CPU", "CUDA")]
+_OTHERS = ~reduce(
+    or_, (torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, k)).raw_repr() for k in _PLAIN)
+)
+
+
+def _are_plain(tensors: Sequence[Tensor | None]) -> bool:
+    """Whether nobody but autograd takes part in a call on these tensors, the first of which is one.
+
+    Dispatch keys tell subclasses, wrappers of transforms, and tensors without memory or whose
+    memory holds something else than their values.
+    """
+    if (
+        _len_torch_dispatch_stack()
+        or _are_functorch_transforms_active()
+        or _get_tracing_state() is not None
+        or forward_ad._current_level >= 0
+    ):
+        return False
+    for tensor in tensors:
+        if tensor is not None and _dispatch_keys(tensor).raw_repr() & _OTHERS:
+            return False
+    first = tensors[0]
+    return first is not None and first.numel() > 0
+
+
+# Functions
+
+
+class Gradient(torch.autograd.Function):
+    """The operator of a gradient, which is not differentiable."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(overload: Any, *args: Any) -> Any:
+        """Run the operator."""
+        return _below_autograd(overload, *args)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Keep nothing."""
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """Refuse second derivatives."""
+        raise NotImplementedError(_FIRST_ORDER)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        """Refuse forward-mode differentiation."""
+        raise NotImplementedError(_REVERSE_MODE)
+
+
+# From the inputs and results of a forward pass: tensors and numbers for the operator of the
+# gradient, which takes them behind the gradients that arrive.
+Kept = tuple[tuple[Tensor | None, ...], tuple[Any, ...]]
+Keep = Callable[[Sequence[Any], Sequence[Any]], Kept]
+
+
+class Norm:
+    """A norm that autograd knows how to differentiate.
+
+    The operator takes tensors first. The results of its gradient's operator belong to the first
+    inputs. A ``residual`` norm has two summands for inputs, whose gradient is one, and returns
+    their sum too: both results are differentiable; otherwise the first is. ``at_once`` runs on
+    plain tensors.
+    """
+
+    def __init__(
+        self,
+        forward: Operator,
+        gradient: Operator,
+        keep: Keep,
+        *,
+        residual: bool = False,
+        at_once: Callable[..., Any] | None = None,
+    ):
+        self.overload = forward.overload
+        self.gradient = gradient
+        self.keep = keep
+        self.results = 2 if residual else 1
+        self.seen: int | slice = slice(2) if residual else 0  # of all results
+        self._run = at_once or forward.run
+        inputs = self.overload._schema.arguments
+        self._tensors = sum("Tensor" in str(argument.type) for argument in inputs)
+        self._summands = self.results  # that share the first gradient
+        owners = len(gradient.overload._schema.returns) + self._summands - 1
+        self._ownerless = (None,) * (len(inputs) - owners)
+        self._all = (True,) * owners + (False,) * len(self._ownerless)
+        name = "".join(map(str.capitalize, self.overload._opname.split("_")))
+        self._apply = _function_of_operators(name, self).apply
+        # Function.apply would look for the transforms that are known to be absent.
+        function: Any = super(torch.autograd.Function, _function_at_once(name, self._run, self))
+        self._apply_at_once = function.apply
+        _tell_autograd(self.overload, self._apply)
+        _tell_autograd(gradient.overload, partial(Gradient.apply, gradient.overload))
+
+    def __call__(self, *args: Any) -> Any:
+        """The differentiable result, or a tuple of both."""
+        if self.takes_at_once(args):
+            return self.at_once(*args)
+        return _as_tuple(self.dispatched(*args))[self.seen]
+
+    def takes_at_once(self, args: Sequence[Any]) -> bool:
+        """Whether ``at_once`` may run."""
+        return not is_compiling() and _are_plain(args[: self._tensors])
+
+    def at_once(self, *args: Any) -> Any:
+        """The differentiable result, or a tuple of both, of plain tensors."""
+        if is_grad_enabled():
+            for tensor in args[: self._tensors]:
+                if tensor is not None and tensor.requires_grad:
+                    return self._apply_at_once(*args)
+        return self._run(*args)[self.seen]
+
+    def dispatched(self, *args: Any) -> Any:
+        """All results, through the dispatcher."""
+        return (self.overload if is_compiling() else self._apply)(*args)
+
+    def for_inputs(self, needed: tuple[bool, ...], gradients: Sequence[Any]) -> tuple[Any, ...]:
+        """A gradient for each input that needs one, from the results of the gradient."""
+        if self._summands == 2:
+            gradients = (gradients[0], *gradients)
+        given = (*gradients, *self._ownerless)
+        if needed == self._all:
+            return given
+        return tuple([g if n else None for g, n in zip(given, needed, strict=True)])
+
+
+def _function_at_once(name: str, run: Callable[..., Any], norm: Norm) -> Any:
+    """A function for plain tensors, in whose backward pass others may take part."""
+    (run_gradient, overload), keep = norm.gradient, norm.keep
+    seen, arriving = norm.seen, norm.results
+
+    def forward(ctx: Any, *args: Any) -> Any:
+        results = run(*args)
+        tensors, ctx.options = keep(args, results)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors)
+        return results[seen]
+
+    def compute(*args: Any) -> Any:
+        if is_compiling():  # the backward pass alone
+            return overload(*args)
+        if is_grad_enabled() or not _are_plain(args[:arriving]):
+            return _gradients(overload, *args)
+        return run_gradient(*args)
+
+    return _function(name, forward, _backward(norm, compute))
+
+
+def _function_of_operators(name: str, norm: Norm) -> Any:
+    """A function for all other tensors."""
+
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        results = _as_tuple(output)
+        tensors, ctx.options = norm.keep(inputs, results)
+        ctx.mark_non_differentiable(*results[norm.results :])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors)
+
+    backward = _backward(norm, partial(_gradients, norm.gradient.overload))
+    forward = partial(_below_autograd, norm.overload)
+    return _function(name, forward, backward, setup_context=staticmethod(setup_context))
+
+
+def _function(name: str, forward: Any, backward: Any, **more: Any) -> Any:
+    members = {
+        "forward": staticmethod(forward),
+        "backward": staticmethod(backward),
+        "jvp": staticmethod(Gradient.jvp),
+        "generate_vmap_rule": True,
+    }
+    return type(name, (torch.autograd.Function,), members | more)
+
+
+def _backward(norm: Norm, compute: Callable[..., Any]) -> Callable[..., Any]:
+    def backward(ctx: Any, *grads: Any) -> Any:
+        arrived = grads[: norm.results]
+        if arrived[0] is None:  # the sum alone was used, or nothing
+            nothing = [None] * (len(norm.gradient.overload._schema.returns) - 1)
+            return norm.for_inputs(ctx.needs_input_grad, (arrived[-1], *nothing))
+        gradients = compute(*arrived, *ctx.saved_tensors, *ctx.options)
+        return norm.for_inputs(ctx.needs_input_grad, gradients)
+
+    return backward
+
+
+def _tell_autograd(overload: Any, apply: Any) -> None:
+    """Have autograd run the function of an operator that is called directly, as compilers do."""
+
+    def kernel(*args: Any) -> Any:
+        if _are_functorch_transforms_active():
+            raise NotImplementedError(_TRANSFORMS)
+        return apply(*args)
+
+    _LIBRARY.impl(overload.name(), kernel, "Autograd")
+
+
+def _below_autograd(overload: Any, *args: Any) -> Any:
+    """Call an operator that autograd need not see."""
+    with _AutoDispatchBelowAutograd():
+        return overload(*args)
+
+
+def _gradients(overload: Any, *args: Any) -> Any:
+    """Call a gradient's operator; autograd sees it if it records the backward pass."""
+    if is_grad_enabled():
+        return Gradient.apply(overload, *args)
+    return _below_autograd(overload, *args)

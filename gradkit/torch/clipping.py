@@ -1,0 +1,317 @@
+"""Clipping of parameters' gradients, with the names and signatures of ``torch.nn.utils``.
+
+What differs from PyTorch:
+
+- A total norm is float64, so that it does not overflow, and a plain tensor, of DTensors too.
+- The coefficient is ``min(1, max_norm / max(norm, 1e-6))``, not ``max_norm / (norm + 1e-6)``:
+  gradients whose norm does not exceed ``max_norm`` keep every bit.
+- ``norm_type`` is above 0.
+- ``foreach`` has no effect: all gradients are taken together.
+
+Gradients that are DTensors are spread over the ranks of their mesh, which make the call together;
+see :mod:`gradkit.distributed`. All of them are on one mesh, of one dimension or of all processes.
+For other ways to spread them, and beside pipeline stages, pass
+:func:`gradkit.distributed.shards_of` and a group to :func:`gradkit.clip_grad_norm`.
+"""
+
+import warnings
+from collections.abc import Generator, Iterable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+import gradkit
+from gradkit._groups.torch import shard_of
+from gradkit.distributed import Group, ShardedGrads, from_torch
+
+__all__ = [
+    "clip_grad_norm_",
+    "clip_grad_value_",
+    "clip_grads_with_norm_",
+    "get_total_norm",
+]
+
+Tensors: TypeAlias = Tensor | Iterable[Tensor]
+
+
+def get_total_norm(
+    tensors: Tensors,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,  # noqa: ARG001
+) -> Tensor:
+    """The p-norm of all tensors taken together, as ``torch.nn.utils.get_total_norm``.
+
+    Parameters
+    ----------
+    tensors : Tensor or iterable of Tensor
+        Gradients, not parameters. Never written.
+    norm_type : float
+        p: above 0, or infinity.
+    error_if_nonfinite : bool
+        Raise an error if the norm is NaN or infinite; waits for the device.
+    foreach
+        No effect.
+
+    Returns
+    -------
+    0-d float64 Tensor
+        0 if there are no tensors.
+
+    Raises
+    ------
+    RuntimeError
+        The norm is not finite and ``error_if_nonfinite`` is true.
+    TypeError, ValueError
+        As :func:`gradkit.grad_norm`; DTensors beside plain tensors, or on several meshes.
+
+    References
+    ----------
+    :func:`gradkit.grad_norm`, which runs.
+
+    Examples
+    --------
+    >>> import torch, gradkit.torch
+    >>> gradkit.torch.get_total_norm([torch.tensor([3.0]), torch.tensor([4.0])])
+    tensor(5., dtype=torch.float64)
+    """
+    held = _of(_listed(tensors))
+    return norm_by(gradkit.grad_norm, held, norm_type=norm_type, error=error_if_nonfinite)
+
+
+def clip_grad_norm_(
+    parameters: Tensors,
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,  # noqa: ARG001
+) -> Tensor:
+    """Clip gradients by their total norm, as ``torch.nn.utils.clip_grad_norm_``.
+
+    Parameters
+    ----------
+    parameters : Tensor or iterable of Tensor
+        Their ``grad`` is **written in place**; those without one are skipped.
+    max_norm : float, or 0-d Tensor
+        At least 0.
+    norm_type : float
+        p: above 0, or infinity.
+    error_if_nonfinite : bool
+        Raise an error if the norm is NaN or infinite, and write nothing; waits for the device.
+    foreach
+        No effect.
+
+    Returns
+    -------
+    0-d float64 Tensor
+        The norm before clipping; 0 if there are no gradients.
+
+    Raises
+    ------
+    RuntimeError
+        The norm is not finite and ``error_if_nonfinite`` is true. Nothing is written.
+    TypeError, ValueError
+        As :func:`gradkit.clip_grad_norm`; DTensors beside plain tensors, or on several meshes.
+
+    References
+    ----------
+    :func:`gradkit.clip_grad_norm`, which runs.
+
+    Examples
+    --------
+    >>> import torch, gradkit.torch
+    >>> weight = torch.nn.Parameter(torch.zeros(2))
+    >>> weight.grad = torch.tensor([3.0, 4.0])
+    >>> gradkit.torch.clip_grad_norm_([weight], max_norm=1.0)
+    tensor(5., dtype=torch.float64)
+    >>> weight.grad
+    tensor([0.6000, 0.8000])
+    """
+    if isinstance(parameters, Generator):
+        parameters = list(parameters)
+        if not parameters:
+            warnings.warn(
+                "parameters is a generator that gives none, perhaps because it has been used up: "
+                "nothing is clipped",
+                stacklevel=2,
+            )
+    held = _of_parameters(parameters)
+    return norm_by(
+        gradkit.clip_grad_norm, held, max_norm, norm_type=norm_type, error=error_if_nonfinite
+    )
+
+
+def clip_grads_with_norm_(
+    parameters: Tensors,
+    max_norm: float,
+    total_norm: Tensor | float,
+    foreach: bool | None = None,  # noqa: ARG001
+) -> None:
+    """Clip gradients by a norm that is known, as ``torch.nn.utils.clip_grads_with_norm_``.
+
+    Parameters
+    ----------
+    parameters : Tensor or iterable of Tensor
+        Their ``grad`` is **written in place**; those without one are skipped.
+    max_norm : float, or 0-d Tensor
+        At least 0.
+    total_norm : 0-d Tensor, or float
+        As :func:`get_total_norm` returns it, or PyTorch's, on any device.
+    foreach
+        No effect.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`gradkit.clip_grads_with_norm`.
+
+    References
+    ----------
+    :func:`gradkit.clip_grads_with_norm`, which runs.
+
+    Examples
+    --------
+    >>> import torch, gradkit.torch
+    >>> weight = torch.nn.Parameter(torch.zeros(2))
+    >>> weight.grad = torch.tensor([3.0, 4.0])
+    >>> gradkit.torch.clip_grads_with_norm_([weight], 1.0, torch.tensor(10.0))
+    >>> weight.grad
+    tensor([0.3000, 0.4000])
+    """
+    grads = local(_grads_of(_listed(parameters)))
+    if not grads:
+        return
+    norm: Any = total_norm
+    if isinstance(norm, Tensor):
+        norm = norm.full_tensor() if _is_sharded(norm) else norm
+        norm = norm.detach().to(grads[0].device)
+    gradkit.clip_grads_with_norm(grads, norm, max_norm)
+
+
+def clip_grad_value_(
+    parameters: Tensors,
+    clip_value: float,
+    foreach: bool | None = None,  # noqa: ARG001
+) -> None:
+    """Clamp every element of gradients, as ``torch.nn.utils.clip_grad_value_``.
+
+    Parameters
+    ----------
+    parameters : Tensor or iterable of Tensor
+        Their ``grad`` is **written in place**; those without one are skipped. NaN stays NaN.
+    clip_value : float
+        At least 0.
+    foreach
+        No effect.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`gradkit.clip_grad_value`.
+
+    References
+    ----------
+    :func:`gradkit.clip_grad_value`, which runs.
+
+    Examples
+    --------
+    >>> import torch, gradkit.torch
+    >>> weight = torch.nn.Parameter(torch.zeros(3))
+    >>> weight.grad = torch.tensor([-3.0, 0.5, 2.0])
+    >>> gradkit.torch.clip_grad_value_([weight], 1.0)
+    >>> weight.grad
+    tensor([-1.0000,  0.5000,  1.0000])
+    """
+    gradkit.clip_grad_value(local(_grads_of(_listed(parameters))), float(clip_value))
+
+
+class Held(NamedTuple):
+    """Gradients as gradkit's norms take them, and the ranks that they are spread over."""
+
+    grads: Any
+    group: Group | None
+
+
+def spread(tensors: Sequence[Tensor], grads: Sequence[Tensor]) -> Held:
+    """Gradients, and the ranks of the mesh that tensors are on: parameters, or the gradients.
+
+    A rank without gradients knows its ranks by its parameters.
+    """
+    sharded = [_is_sharded(tensor) for tensor in tensors]
+    if not any(sharded):
+        return Held(list(grads), None)
+    if not all(sharded):
+        raise ValueError(
+            "some tensors are DTensors and some are not, which do not say on how many ranks they "
+            "lie; pass gradkit.distributed.shards_of(parameters, plain=...) and a group to "
+            "gradkit.clip_grad_norm"
+        )
+    parts = {k: shard_of(grad) for k, grad in enumerate(grads)}
+    shards = ShardedGrads(
+        {k: part for k, (part, _) in parts.items()},
+        {k: copies for k, (_, copies) in parts.items()},
+    )
+    return Held(shards, _group_of([tensor.device_mesh for tensor in tensors]))  # type: ignore[attr-defined]
+
+
+def _of(tensors: list[Tensor]) -> Held:
+    return spread(tensors, [_plain(tensor) for tensor in tensors])
+
+
+def _of_parameters(parameters: Tensors) -> Held:
+    listed = _listed(parameters)
+    return spread(listed, _grads_of(listed))
+
+
+def norm_by(
+    function: Any, held: Held, *limit: Any, norm_type: float, error: bool, **options: Any
+) -> Tensor:
+    """A norm by gradkit's function, as a tensor."""
+    nonfinite = "raise" if error else "propagate"
+    try:
+        norm = function(
+            held.grads, *limit, norm_type, nonfinite=nonfinite, group=held.group, **options
+        )
+    except gradkit.NonFiniteNormError as found:
+        raise RuntimeError(str(found)) from found
+    return torch.as_tensor(norm)  # NumPy's, if there are no gradients
+
+
+def _group_of(meshes: Sequence[Any]) -> Group:
+    """The ranks of a mesh that all gradients are on."""
+    mesh = meshes[0]
+    if any(other != mesh for other in meshes[1:]):
+        reason = "are on several device meshes"
+    elif mesh.ndim == 1:
+        return from_torch(mesh.get_group())
+    elif mesh.size() == torch.distributed.get_world_size():
+        return from_torch()
+    else:
+        reason = f"are on a mesh of {mesh.ndim} dimensions that not all processes belong to"
+    raise ValueError(
+        f"the DTensors {reason}; pass gradkit.distributed.shards_of(parameters) and the group of "
+        "their ranks to gradkit.clip_grad_norm"
+    )
+
+
+def _listed(tensors: Tensors) -> list[Tensor]:
+    return [tensors] if isinstance(tensors, Tensor) else list(tensors)
+
+
+def _grads_of(parameters: Sequence[Tensor]) -> list[Tensor]:
+    return [_plain(p.grad) for p in parameters if p.grad is not None]
+
+
+def _plain(grad: Tensor) -> Tensor:
+    """A gradient whose values are meant, also if it can be differentiated again."""
+    return grad.detach() if grad.requires_grad else grad
+
+
+def _is_sharded(tensor: Tensor) -> bool:
+    return hasattr(tensor, "placements")
+
+
+def local(grads: Sequence[Tensor]) -> list[Tensor]:
+    """Each gradient's own memory on this rank."""
+    return [shard_of(grad)[0] if _is_sharded(grad) else grad for grad in grads]

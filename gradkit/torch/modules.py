@@ -1,0 +1,256 @@
+"""The norms as modules, and a swap of PyTorch's for them.
+
+Arguments and ``state_dict`` keys are those of ``torch.nn``.
+"""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from gradkit.torch.norms import (
+    add_layer_norm,
+    add_rms_norm,
+    batch_norm,
+    group_norm,
+    instance_norm,
+    invertible_layer_norm,
+    layer_norm,
+    rms_norm,
+)
+
+__all__ = [
+    "AddLayerNorm",
+    "AddRMSNorm",
+    "BatchNorm1d",
+    "BatchNorm2d",
+    "BatchNorm3d",
+    "GroupNorm",
+    "InstanceNorm1d",
+    "InstanceNorm2d",
+    "InstanceNorm3d",
+    "InvertibleLayerNorm",
+    "LayerNorm",
+    "RMSNorm",
+    "replace_norms",
+]
+
+
+class _ScaleOffset(nn.Module):
+    """What norms with ``scale_offset`` have in common: it is 0 for modules that were PyTorch's."""
+
+    scale_offset: float = 0.0
+    weight: Any
+
+    def __init__(self, *args: Any, scale_offset: float = 0.0, **kwargs: Any):
+        self.scale_offset = scale_offset  # before the weight gets its first values
+        super().__init__(*args, **kwargs)
+        if scale_offset and self.weight is None:
+            raise ValueError(
+                f"scale_offset is {scale_offset}, but elementwise_affine is false; leave one out"
+            )
+
+    def reset_parameters(self) -> None:
+        """Let the weight and ``scale_offset`` make 1."""
+        super().reset_parameters()  # type: ignore[misc]
+        if self.scale_offset and self.weight is not None:
+            nn.init.constant_(self.weight, 1 - self.scale_offset)
+
+    def extra_repr(self) -> str:
+        """The arguments."""
+        more = f", scale_offset={self.scale_offset}" if self.scale_offset else ""
+        return super().extra_repr() + more
+
+
+class LayerNorm(_ScaleOffset, nn.LayerNorm):
+    """``torch.nn.LayerNorm``, computed by :func:`layer_norm`, with its ``scale_offset``."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        """Normalise the last dimensions."""
+        return layer_norm(
+            input,
+            self.normalized_shape,
+            self.weight,
+            self.bias,
+            self.eps,
+            scale_offset=self.scale_offset,
+        )
+
+
+class AddLayerNorm(_ScaleOffset, nn.LayerNorm):
+    """:func:`add_layer_norm` with the arguments and parameters of :class:`LayerNorm`.
+
+    Examples
+    --------
+    >>> import torch, gradkit.torch
+    >>> norm = gradkit.torch.AddLayerNorm(2, eps=0.0)
+    >>> y, s = norm(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 1.0]]))
+    >>> y.detach(), s.detach()
+    (tensor([[-1.,  1.]]), tensor([[1., 3.]]))
+    """
+
+    def forward(  # type: ignore[override]
+        self,
+        input: Tensor,  # noqa: A002
+        residual: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Add, and normalise the last dimensions: both results."""
+        return add_layer_norm(
+            input,
+            residual,
+            self.normalized_shape,
+            self.weight,
+            self.bias,
+            self.eps,
+            scale_offset=self.scale_offset,
+        )
+
+
+class InvertibleLayerNorm(nn.LayerNorm):
+    """``torch.nn.LayerNorm``, computed by :func:`invertible_layer_norm`."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        """Normalise the last dimensions."""
+        return invertible_layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+
+
+class RMSNorm(_ScaleOffset, nn.RMSNorm):
+    """``torch.nn.RMSNorm``, computed by :func:`rms_norm`, with its ``scale_offset``.
+
+    Examples
+    --------
+    >>> import torch, gradkit.torch
+    >>> gradkit.torch.RMSNorm(2, scale_offset=1.0).weight.detach()
+    tensor([0., 0.])
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dimensions."""
+        shape, offset = self.normalized_shape, self.scale_offset
+        return rms_norm(x, shape, self.weight, self.eps, scale_offset=offset)
+
+
+class AddRMSNorm(_ScaleOffset, nn.RMSNorm):
+    """:func:`add_rms_norm` with the arguments and the parameter of :class:`RMSNorm`.
+
+    Examples
+    --------
+    >>> import torch, gradkit.torch
+    >>> norm = gradkit.torch.AddRMSNorm(2, eps=0.0)
+    >>> y, s = norm(torch.tensor([[1.0, 4.0]]), torch.tensor([[2.0, 0.0]]))
+    >>> s.detach()
+    tensor([[3., 4.]])
+    """
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, residual: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Add, and normalise the last dimensions: both results."""
+        shape, offset = self.normalized_shape, self.scale_offset
+        return add_rms_norm(x, residual, shape, self.weight, self.eps, scale_offset=offset)
+
+
+class GroupNorm(nn.GroupNorm):
+    """``torch.nn.GroupNorm``, computed by :func:`group_norm`."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        """Normalise the groups of each sample."""
+        return group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
+
+
+class _InstanceNorm(nn.modules.instancenorm._InstanceNorm):
+    def _apply_instance_norm(self, input: Tensor) -> Tensor:  # noqa: A002
+        """Normalise samples; PyTorch's ``forward`` checks their shape and adds a batch's axis."""
+        return instance_norm(
+            input,
+            self.running_mean,
+            self.running_var,
+            self.weight,
+            self.bias,
+            self.training or not self.track_running_stats,
+            self.momentum if self.momentum is not None else 0.0,
+            self.eps,
+        )
+
+
+class InstanceNorm1d(_InstanceNorm, nn.InstanceNorm1d):
+    """``torch.nn.InstanceNorm1d``, computed by :func:`instance_norm`."""
+
+
+class InstanceNorm2d(_InstanceNorm, nn.InstanceNorm2d):
+    """``torch.nn.InstanceNorm2d``, computed by :func:`instance_norm`."""
+
+
+class InstanceNorm3d(_InstanceNorm, nn.InstanceNorm3d):
+    """``torch.nn.InstanceNorm3d``, computed by :func:`instance_norm`."""
+
+
+class _BatchNorm(nn.modules.batchnorm._BatchNorm):
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        """Normalise each channel, in training by the batch's own statistics."""
+        self._check_input_dim(input)
+        own = self.training or (self.running_mean is None and self.running_var is None)
+        momentum: float | Tensor = 0.0 if self.momentum is None else self.momentum
+        if self.training and self.track_running_stats and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            if self.momentum is None:  # the average of all batches
+                momentum = 1 / self.num_batches_tracked
+        kept = not self.training or self.track_running_stats
+        mean, var = (self.running_mean, self.running_var) if kept else (None, None)
+        return batch_norm(input, mean, var, self.weight, self.bias, own, momentum, self.eps)
+
+
+class BatchNorm1d(_BatchNorm, nn.BatchNorm1d):
+    """``torch.nn.BatchNorm1d``, computed by :func:`batch_norm`."""
+
+
+class BatchNorm2d(_BatchNorm, nn.BatchNorm2d):
+    """``torch.nn.BatchNorm2d``, computed by :func:`batch_norm`."""
+
+
+class BatchNorm3d(_BatchNorm, nn.BatchNorm3d):
+    """``torch.nn.BatchNorm3d``, computed by :func:`batch_norm`."""
+
+
+_OURS = {
+    nn.LayerNorm: LayerNorm,
+    nn.RMSNorm: RMSNorm,
+    nn.GroupNorm: GroupNorm,
+    nn.InstanceNorm1d: InstanceNorm1d,
+    nn.InstanceNorm2d: InstanceNorm2d,
+    nn.InstanceNorm3d: InstanceNorm3d,
+    nn.BatchNorm1d: BatchNorm1d,
+    nn.BatchNorm2d: BatchNorm2d,
+    nn.BatchNorm3d: BatchNorm3d,
+}
+
+
+def replace_norms(model: nn.Module) -> nn.Module:
+    """Let gradkit compute the norms of a model.
+
+    Every ``torch.nn.LayerNorm``, ``RMSNorm``, ``GroupNorm``, ``InstanceNorm1d`` to ``3d`` and
+    ``BatchNorm1d`` to ``3d`` becomes the module of that name here. It stays the same object:
+    parameters, buffers, hooks and ``state_dict`` keys are as before, and an optimiser of the model
+    goes on. Subclasses are left alone, because they may compute something else. Call it before
+    ``torch.compile``, ``fully_shard`` and the like.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        **Written in place.**
+
+    Returns
+    -------
+    model
+        The same object.
+
+    Examples
+    --------
+    >>> import torch, gradkit.torch
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4))
+    >>> type(gradkit.torch.replace_norms(model)[1])
+    <class 'gradkit.torch.modules.LayerNorm'>
+    """
+    for module in model.modules():
+        if type(module) in _OURS:
+            module.__class__ = _OURS[type(module)]
+    return model

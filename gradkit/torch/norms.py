@@ -1,0 +1,532 @@
+"""Norms that PyTorch differentiates and compiles, as functions.
+
+Names and arguments are those of ``torch.nn.functional``. What differs from it:
+
+- Statistics of 16-bit data are float32, and sums keep gradkit's bounds for any mean and deviation.
+- Results have the input's dtype, under ``torch.autocast`` too.
+- ``eps`` is at least 0.
+- Gradients exist to the first order, in reverse mode.
+"""
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+from torch import Tensor
+
+from gradkit.torch import _operators
+
+__all__ = [
+    "add_layer_norm",
+    "add_rms_norm",
+    "batch_norm",
+    "group_norm",
+    "instance_norm",
+    "invertible_layer_norm",
+    "layer_norm",
+    "rms_norm",
+]
+
+
+def layer_norm(
+    input: Tensor,  # noqa: A002
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    scale_offset: float = 0.0,
+) -> Tensor:
+    """Layer norm over the last dimensions, as ``torch.nn.functional.layer_norm``.
+
+    Parameters
+    ----------
+    input : Tensor of shape (*rows, *normalized_shape)
+        float16, bfloat16, float32 or float64, on the CPU or a CUDA device.
+    normalized_shape : sequence of int
+        The last dimensions of ``input``, over which each row is normalised.
+    weight, bias : Tensor of shape ``normalized_shape``, optional
+        Of the input's dtype; also float32 for 16-bit input, and 16-bit for float32 input.
+    eps : float
+        Added to the variance; at least 0.
+    scale_offset : float
+        Added to ``weight`` in the dtype of sums: 1 for a weight that is stored as its distance from
+        1. Not 0 only with ``weight``.
+
+    Returns
+    -------
+    Tensor of the input's shape and dtype, contiguous
+
+    Raises
+    ------
+    TypeError
+        A combination of dtypes that :func:`gradkit.layer_norm_grad` does not list.
+    ValueError
+        Incompatible shapes; ``eps`` negative; ``scale_offset`` without ``weight``.
+    NotImplementedError
+        A second derivative, or one in forward mode, is computed.
+
+    References
+    ----------
+    :func:`gradkit.layer_norm` and :func:`gradkit.layer_norm_grad`, which run.
+
+    Examples
+    --------
+    >>> import torch, gradkit.torch
+    >>> x = torch.tensor([[1.0, 3.0], [5.0, 5.0]], requires_grad=True)
+    >>> y = gradkit.torch.layer_norm(x, (2,), eps=0.0625)
+    >>> y.detach().round(decimals=3)
+    tensor([[-0.9700,  0.9700],
+            [ 0.0000,  0.0000]])
+    >>> y[0, 0].backward()
+    >>> x.grad.round(decimals=4)
+    tensor([[ 0.0285, -0.0285],
+            [ 0.0000,  0.0000]])
+    """
+    axis, scale = _axis(input, normalized_shape), _scale(weight, bias, scale_offset)
+    y: Tensor = _operators.LAYER_NORM(input, scale, bias, axis, eps, scale_offset)
+    return y
+
+
+def add_layer_norm(
+    input: Tensor,  # noqa: A002
+    residual: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    scale_offset: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """Layer norm of ``s = input + residual``, and ``s``, in one pass forward and one backward.
+
+    ``s`` is rounded to the input's dtype before it is normalised, so that the results are those of
+    the addition followed by :func:`layer_norm`. Both results are differentiable.
+
+    Parameters
+    ----------
+    input, residual : Tensor of shape (*rows, *normalized_shape)
+        Of one dtype, which is as in :func:`layer_norm`.
+    normalized_shape, weight, bias, eps, scale_offset
+        As in :func:`layer_norm`.
+
+    Returns
+    -------
+    y, s : Tensor of the input's shape and dtype, contiguous
+
+    Raises
+    ------
+    TypeError, ValueError, NotImplementedError
+        As :func:`layer_norm`.
+
+    References
+    ----------
+    :func:`gradkit.add_layer_norm` and :func:`gradkit.layer_norm_grad` with ``ds``, which run.
+
+    Examples
+    --------
+    >>> import torch, gradkit.torch
+    >>> x, residual = torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 1.0]])
+    >>> gradkit.torch.add_layer_norm(x, residual, (2,), eps=0.0)
+    (tensor([[-1.,  1.]]), tensor([[1., 3.]]))
+    """
+    axis, scale = _axis(input, normalized_shape), _scale(weight, bias, scale_offset)
+    y, s = _operators.ADD_LAYER_NORM(input, residual, scale, bias, axis, eps, scale_offset)
+    return y, s
+
+
+def invertible_layer_norm(
+    input: Tensor,  # noqa: A002
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Layer norm that keeps its output for the backward pass instead of its input.
+
+    The next layer keeps the output anyway, so that the input need not stay in memory.
+
+    Parameters
+    ----------
+    input, normalized_shape, weight, bias, eps
+        As in :func:`layer_norm`. No element of ``weight`` may be 0 or subnormal.
+
+    Returns
+    -------
+    Tensor of the input's shape and dtype, contiguous
+        Not to be written in place before the backward pass.
+
+    Raises
+    ------
+    TypeError, ValueError, NotImplementedError
+        As :func:`layer_norm`; in the backward pass on the CPU, a zero or subnormal in ``weight``.
+
+    References
+    ----------
+    :func:`gradkit.invertible_layer_norm_grad`.
+
+    Examples
+    --------
+    >>> import torch, gradkit.torch
+    >>> x = torch.tensor([[1.0, 2.0, 6.0]], requires_grad=True)
+    >>> gradkit.torch.invertible_layer_norm(x, (3,))[0, 0].backward()
+    >>> x.grad.round(decimals=4)
+    tensor([[ 0.1763, -0.2204,  0.0441]])
+    """
+    axis = _axis(input, normalized_shape)
+    y: Tensor = _operators.INVERTIBLE_LAYER_NORM(input, _scale(weight, bias), bias, axis, eps)
+    return y
+
+
+def rms_norm(
+    input: Tensor,  # noqa: A002
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    scale_offset: float = 0.0,
+) -> Tensor:
+    """RMS norm over the last dimensions, as ``torch.nn.functional.rms_norm``.
+
+    Parameters
+    ----------
+    input : Tensor of shape (*rows, *normalized_shape)
+        float16, bfloat16, float32 or float64, on the CPU or a CUDA device.
+    normalized_shape : sequence of int
+        The last dimensions of ``input``, over which each row is normalised.
+    weight : Tensor of shape ``normalized_shape``, optional
+        Of the input's dtype; also float32 for 16-bit input, and 16-bit for float32 input. The
+        product is rounded once.
+    eps : float, optional
+        Added to the mean square; at least 0. Default: the distance from 1 to the next number of
+        the dtype that sums have, float32 (float64 for float64 input).
+    scale_offset : float
+        As in :func:`layer_norm`: 1 for Gemma's weights.
+
+    Returns
+    -------
+    Tensor of the input's shape and dtype, contiguous
+
+    Raises
+    ------
+    TypeError, ValueError, NotImplementedError
+        As :func:`layer_norm`.
+
+    References
+    ----------
+    :func:`gradkit.rms_norm` and :func:`gradkit.rms_norm_grad`, which run.
+
+    Examples
+    --------
+    >>> import torch, gradkit.torch
+    >>> gradkit.torch.rms_norm(torch.tensor([[3.0, 4.0]]), (2,), eps=0.0).round(decimals=4)
+    tensor([[0.8485, 1.1314]])
+    """
+    axis, floor = _axis(input, normalized_shape), _floor(eps, input)
+    y: Tensor = _operators.RMS_NORM(input, weight, axis, floor, scale_offset)
+    return y
+
+
+def add_rms_norm(
+    input: Tensor,  # noqa: A002
+    residual: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    scale_offset: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """RMS norm of ``s = input + residual``, and ``s``, in one pass forward and one backward.
+
+    ``s`` is rounded to the input's dtype before it is normalised, so that the results are those of
+    the addition followed by :func:`rms_norm`. Both results are differentiable.
+
+    Parameters
+    ----------
+    input, residual : Tensor of shape (*rows, *normalized_shape)
+        Of one dtype, which is as in :func:`rms_norm`.
+    normalized_shape, weight, eps, scale_offset
+        As in :func:`rms_norm`.
+
+    Returns
+    -------
+    y, s : Tensor of the input's shape and dtype, contiguous
+
+    Raises
+    ------
+    TypeError, ValueError, NotImplementedError
+        As :func:`layer_norm`.
+
+    References
+    ----------
+    :func:`gradkit.add_rms_norm` and :func:`gradkit.rms_norm_grad` with ``ds``, which run.
+
+    Examples
+    --------
+    >>> import torch, gradkit.torch
+    >>> x, residual = torch.tensor([[1.0, 4.0]]), torch.tensor([[2.0, 0.0]])
+    >>> y, s = gradkit.torch.add_rms_norm(x, residual, (2,), eps=0.0)
+    >>> y.round(decimals=4), s
+    (tensor([[0.8485, 1.1314]]), tensor([[3., 4.]]))
+    """
+    axis, floor = _axis(input, normalized_shape), _floor(eps, input)
+    y, s = _operators.ADD_RMS_NORM(input, residual, weight, axis, floor, scale_offset)
+    return y, s
+
+
+def group_norm(
+    input: Tensor,  # noqa: A002
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Group norm: statistics of each sample's groups, as ``torch.nn.functional.group_norm``.
+
+    Parameters
+    ----------
+    input : Tensor of shape (N, C, ...)
+        float16, bfloat16, float32 or float64, on the CPU or a CUDA device, in any memory layout.
+    num_groups : int
+        Divides C; a group has C / num_groups adjacent channels.
+    weight, bias : Tensor of shape (C,), optional
+        Of the input's dtype; also float32 for 16-bit input, and 16-bit for float32 input.
+    eps : float
+        Added to the variance; at least 0.
+
+    Returns
+    -------
+    Tensor of the input's shape and dtype, with its axes in the same order in memory
+
+    Raises
+    ------
+    TypeError
+        A combination of dtypes that :func:`gradkit.group_norm_grad` does not list.
+    ValueError
+        Incompatible shapes; fewer than two dimensions; ``num_groups`` does not divide the channels;
+        ``eps`` negative.
+    NotImplementedError
+        A second derivative, or one in forward mode, is computed.
+
+    References
+    ----------
+    :func:`gradkit.group_norm` and :func:`gradkit.group_norm_grad`, which run.
+
+    Examples
+    --------
+    >>> import torch, gradkit.torch
+    >>> x = torch.tensor([[1.0, 3.0, 5.0, 5.0]], requires_grad=True)
+    >>> y = gradkit.torch.group_norm(x, 2, eps=0.0625)
+    >>> y.detach().round(decimals=3)
+    tensor([[-0.9700,  0.9700,  0.0000,  0.0000]])
+    >>> y[0, 0].backward()
+    >>> x.grad.round(decimals=4)
+    tensor([[ 0.0285, -0.0285,  0.0000,  0.0000]])
+    """
+    y: Tensor = _operators.GROUP_NORM(input, _scale(weight, bias), bias, num_groups, eps)
+    return y
+
+
+def instance_norm(
+    input: Tensor,  # noqa: A002
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Instance norm: a group norm of one channel a group, as that of ``torch.nn.functional``.
+
+    Parameters
+    ----------
+    input : Tensor of shape (N, C, ...)
+        As in :func:`group_norm`.
+    running_mean, running_var : Tensor of shape (C,), optional
+        **Written in place** if ``use_input_stats``: they move as those of :func:`batch_norm`,
+        towards the mean over samples of each sample's statistics.
+    weight, bias : Tensor of shape (C,), optional
+        As in :func:`group_norm`; with running statistics, as in :func:`batch_norm`.
+    use_input_stats : bool
+        Normalise each sample by its own statistics. Otherwise all by the running ones, as
+        :func:`batch_norm` does outside of training.
+    momentum : float
+        From 0 to 1: the weight of this batch in the running statistics.
+    eps : float
+        Added to the variance; at least 0.
+
+    Returns
+    -------
+    Tensor of the input's shape and dtype, with its axes in the same order in memory
+        With running statistics that move: contiguous.
+
+    Raises
+    ------
+    TypeError, ValueError, NotImplementedError
+        As :func:`group_norm`; ValueError also for one element per channel and sample, and as
+        :func:`batch_norm` with running statistics.
+
+    References
+    ----------
+    :func:`gradkit.group_norm` and :func:`gradkit.group_norm_grad`, which run;
+    :func:`gradkit.batch_norm`, of each sample's channels as channels, with running statistics.
+
+    Examples
+    --------
+    >>> import torch, gradkit.torch
+    >>> x = torch.tensor([[[1.0, 3.0], [5.0, 5.0]]])
+    >>> gradkit.torch.instance_norm(x, eps=0.0625).round(decimals=3)
+    tensor([[[-0.9700,  0.9700],
+             [ 0.0000,  0.0000]]])
+    """
+    if not use_input_stats:
+        return batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+    if input.ndim < 2 or prod(input.shape[2:]) == 1:
+        raise ValueError(
+            f"input has shape {tuple(input.shape)}; expected (N, C, ...) with more than one "
+            "element per channel and sample"
+        )
+    if running_mean is None and running_var is None:
+        return group_norm(input, input.shape[1], weight, bias, eps)
+    samples, channels = input.shape[:2]
+    x = input.reshape(1, samples * channels, *input.shape[2:])
+    running = running_mean, running_var
+    mean, var, scale, shift = (
+        None if t is None else t.repeat(samples) for t in (*running, weight, bias)
+    )
+    y = batch_norm(x, mean, var, scale, shift, True, momentum, eps)
+    if input.numel():
+        with torch.no_grad():
+            for old, new in zip(running, (mean, var), strict=True):
+                if old is not None and new is not None:
+                    old.copy_(new.view(samples, channels).mean(0))
+    return y.view(input.shape)
+
+
+def batch_norm(
+    input: Tensor,  # noqa: A002
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float | Tensor = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Batch norm of each channel, as ``torch.nn.functional.batch_norm``.
+
+    Parameters
+    ----------
+    input : Tensor of shape (N, C, ...)
+        float16, bfloat16, float32 or float64, on the CPU or a CUDA device, in any memory layout.
+    running_mean, running_var : Tensor of shape (C,), optional
+        **Written in place** if ``training``: ``(1 - momentum) * running + momentum * batch``, with
+        the batch's mean and its unbiased variance. A batch without elements changes nothing.
+    weight, bias : Tensor of shape (C,), optional
+        Of the input's dtype, or float32 for 16-bit input.
+    training : bool
+        Normalise by the statistics of the batch; otherwise by the running ones, which are constants
+        then.
+    momentum : float, or 0-d Tensor
+        From 0 to 1: the weight of the batch in the running statistics.
+    eps : float
+        Added to the variance; at least 0.
+
+    Returns
+    -------
+    Tensor of the input's shape and dtype, with its axes in the same order in memory
+
+    Raises
+    ------
+    TypeError
+        A combination of dtypes that :func:`gradkit.batch_norm_grad` does not list; one of
+        ``running_mean`` and ``running_var`` without the other.
+    ValueError
+        Incompatible shapes; fewer than two dimensions; ``training`` with one element per channel,
+        or otherwise without running statistics; ``momentum`` not from 0 to 1; ``eps`` negative.
+    NotImplementedError
+        A second derivative, or one in forward mode, is computed.
+
+    References
+    ----------
+    :func:`gradkit.batch_norm`, :func:`gradkit.batch_norm_inference` and their gradients, which run.
+
+    Examples
+    --------
+    >>> import torch, gradkit.torch
+    >>> x = torch.tensor([[1.0, 10.0], [3.0, 10.0]])
+    >>> mean, var = torch.zeros(2), torch.ones(2)
+    >>> gradkit.torch.batch_norm(x, mean, var, training=True, momentum=0.5)
+    tensor([[-1.0000,  0.0000],
+            [ 1.0000,  0.0000]])
+    >>> mean, var
+    (tensor([1., 5.]), tensor([1.5000, 0.5000]))
+    """
+    if input.ndim < 2:
+        raise ValueError(f"input has shape {tuple(input.shape)}; expected (N, C, ...)")
+    scale = _scale(weight, bias)
+    if not training:
+        if running_mean is None or running_var is None:
+            raise ValueError("running_mean and running_var are needed if training is false")
+        y: Tensor = _operators.BATCH_NORM_INFERENCE(
+            input, scale, bias, running_mean, running_var, eps
+        )
+        return y
+    if input.numel() and input.numel() == input.shape[1]:
+        raise ValueError(
+            f"input has shape {tuple(input.shape)}: one element per channel has no variance"
+        )
+    args = input, scale, bias, running_mean, running_var
+    if running_mean is None and running_var is None:
+        return _operators.batch_norm(*args, 0.0, eps)
+    if isinstance(momentum, Tensor):
+        return _batch_norm_on_device(*args, momentum, eps)
+    return _operators.batch_norm(*args, momentum, eps)
+
+
+def _axis(input: Tensor, normalized_shape: Sequence[int]) -> int:  # noqa: A002
+    """The first normalised dimension, counted from the end."""
+    wanted = tuple(normalized_shape)
+    if not wanted or tuple(input.shape[-len(wanted) :]) != wanted:
+        raise ValueError(
+            f"input has shape {tuple(input.shape)}; its last dimensions must be "
+            f"normalized_shape, {wanted}"
+        )
+    return -len(wanted)
+
+
+def _floor(eps: float | None, input: Tensor) -> float:  # noqa: A002
+    """What an RMS norm adds to the mean square."""
+    if eps is not None:
+        return eps
+    return torch.finfo(torch.float64 if input.dtype == torch.float64 else torch.float32).eps
+
+
+def _scale(weight: Tensor | None, bias: Tensor | None, offset: float = 0.0) -> Tensor | None:
+    """The weight, or ones if there is only a bias, whose gradient comes with the weight's."""
+    if weight is not None or bias is None:
+        return weight
+    if offset:
+        raise ValueError(f"scale_offset is {offset}, but weight is None; pass a weight")
+    return torch.ones_like(bias)
+
+
+def _batch_norm_on_device(
+    x: Tensor,
+    scale: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    momentum: Tensor,
+    eps: float,
+) -> Tensor:
+    """Batch norm whose momentum is not read on the host: with 1 the batch's own statistics come."""
+    running = running_mean, running_var
+    mean, var = (None if statistic is None else statistic.clone() for statistic in running)
+    y = _operators.batch_norm(x, scale, bias, mean, var, 1.0, eps)
+    with torch.no_grad():
+        for old, new in zip(running, (mean, var), strict=True):
+            if old is not None and new is not None:
+                old.lerp_(new, momentum.to(old.dtype))
+    return y

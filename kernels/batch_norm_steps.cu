@@ -1,0 +1,84 @@
+// Batch norm in steps, between which what is summed may travel to other ranks.
+//
+//   finish_stats: mean = centre + totals[0] / n, var = totals[1] / n - (totals[0] / n)^2
+//   take_stats:   exact[0] = mean, exact[1] = 1 / sqrt(var + eps); saved_mean, inv_std = the same,
+//                 rounded
+//   finish_sums:  sum_dy_xhat, sum_dy = totals
+//   take_sums:    means = sums / n
+//
+// sum_deviations of batch_norm.cu makes the partials of finish_stats, sum_channels of
+// batch_norm_grad.cu those of finish_sums; normalize reads `exact`, and apply_channels `means`.
+//
+// -DACC_T is the accumulation dtype, -DSTAT_T the dtype of saved_mean and inv_std. partials: (2,
+// shares, channels) of double. centre, mean, var, sum_dy_xhat, sum_dy: channels of double. exact:
+// (2, channels) of double. means: (2, channels) of ACC_T. All outputs are written with =.
+// Deterministic: fixed orders, no atomics.
+//
+// Launch: finish_stats and finish_sums: blockDim = (x, y), y a power of two and x * y at most
+// 1024; any gridDim.x. take_stats and take_sums: a thread per channel, any grid, one-dimensional
+// blocks.
+
+#include "columns.cuh"
+
+typedef Wide<ACC_T>::type A;
+
+extern "C" __global__ void __launch_bounds__(1024, 1) finish_stats(
+    const double* partials, const double* centre, double* mean, double* var, i64 shares,
+    i64 channels, i64 count
+) {
+    __shared__ double tile[1024];
+    const double* squares = partials + shares * channels;
+    const i64 step = static_cast<i64>(gridDim.x) * blockDim.x;
+    for (i64 start = static_cast<i64>(blockIdx.x) * blockDim.x; start < channels; start += step) {
+        const i64 channel = start + threadIdx.x;
+        const double first = column_total(partials, shares, channels, channel, tile) / count;
+        const double second = column_total(squares, shares, channels, channel, tile) / count;
+        if (threadIdx.y != 0 || channel >= channels) continue;
+        const double variance = fused(-first, first, second);
+        mean[channel] = centre[channel] + first;
+        var[channel] = variance < 0 ? 0 : variance;
+    }
+}
+
+extern "C" __global__ void take_stats(
+    const double* mean, const double* var, double* exact, STAT_T* saved_mean, STAT_T* inv_std,
+    i64 channels, double eps
+) {
+    const i64 step = static_cast<i64>(gridDim.x) * blockDim.x;
+    for (i64 k = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x; k < channels; k += step) {
+        const double factor = 1 / sqrt(var[k] + eps);
+        exact[k] = mean[k];
+        exact[channels + k] = factor;
+        saved_mean[k] = narrow<STAT_T>(mean[k]);
+        inv_std[k] = narrow<STAT_T>(factor);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(1024, 1) finish_sums(
+    const double* partials, double* sum_dy_xhat, double* sum_dy, i64 shares, i64 channels
+) {
+    __shared__ double tile[1024];
+    const i64 step = static_cast<i64>(gridDim.x) * blockDim.x;
+    for (i64 start = static_cast<i64>(blockIdx.x) * blockDim.x; start < channels; start += step) {
+        const i64 channel = start + threadIdx.x;
+#pragma unroll
+        for (int plane = 0; plane < 2; ++plane) {
+            const double* rows = partials + plane * shares * channels;
+            const double total = column_total(rows, shares, channels, channel, tile);
+            if (threadIdx.y == 0 && channel < channels) (plane ? sum_dy : sum_dy_xhat)[channel] = total;
+        }
+    }
+}
+
+// n is *count_at, or `count` if that is null.
+extern "C" __global__ void take_sums(
+    const double* sum_dy_xhat, const double* sum_dy, const double* count_at, double count, A* means,
+    i64 channels
+) {
+    const double n = count_at ? *count_at : count;
+    const i64 step = static_cast<i64>(gridDim.x) * blockDim.x;
+    for (i64 k = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x; k < channels; k += step) {
+        means[k] = narrow<A>(sum_dy_xhat[k] / n);
+        means[channels + k] = narrow<A>(sum_dy[k] / n);
+    }
+}

@@ -1,0 +1,45 @@
+// The mean and the variance of what ranks hold together, channel by channel.
+//
+//   combine_stats: count = sum of n_r, mean = sum of n_r / count * mean_r,
+//                  var = sum of n_r / count * (var_r + (mean_r - mean)^2)
+//
+// means, variances: (ranks, channels); counts: (ranks); mean, var: (channels); count: one number;
+// all double. A rank whose count is 0 is ignored, whatever else it says; if all are, the results
+// are 0. mean is summed about the first rank's, so that equal means give just that mean, and in
+// halves, so that no difference overflows. Weights are at most 1, so that nothing does which the
+// result does not. All outputs are written with =. Deterministic: ranks are added up in order.
+//
+// Launch: a thread per channel, any grid, one-dimensional blocks.
+
+#include "dtypes.cuh"
+
+extern "C" __global__ void combine_stats(
+    const double* means, const double* variances, const double* counts, u32 ranks, i64 channels,
+    double* mean, double* var, double* count
+) {
+    double total = 0;
+    u32 first = ranks;
+    for (u32 r = 0; r < ranks; ++r) {
+        total += counts[r];
+        if (first == ranks && counts[r] != 0) first = r;
+    }
+    const i64 start = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (start == 0) *count = total;
+    const i64 step = static_cast<i64>(gridDim.x) * blockDim.x;
+    for (i64 k = start; k < channels; k += step) {
+        const double centre = first < ranks ? means[first * channels + k] : 0;
+        double half = 0, spread = 0;
+        for (u32 r = first; r < ranks; ++r)
+            if (counts[r] != 0)
+                half = fused(counts[r] / total, 0.5 * means[r * channels + k] - 0.5 * centre, half);
+        const double middle = (centre + half) + half;
+        for (u32 r = first; r < ranks; ++r) {
+            if (counts[r] == 0) continue;
+            const double weight = counts[r] / total, apart = means[r * channels + k] - middle;
+            spread = fused(weight, variances[r * channels + k], spread);
+            spread = fused(weight * apart, apart, spread);
+        }
+        mean[k] = middle;
+        var[k] = spread;
+    }
+}

@@ -1,0 +1,119 @@
+// The gradient of group norm from saved statistics, in four kernels.
+//
+//   xhat = (x - mean) * inv_std, w = dy * scale, n elements per group
+//   sum_group_gradient:      partials[0] = sums of dy * xhat over each column, partials[1] = of dy
+//   finish_group_means:      means[0] = mean of w * xhat, means[1] = mean of w over each group
+//   finish_group_parameters: dscale, dbias = sums of the partials over samples
+//   apply_group_gradient:    dx = inv_std * (w - means[1] - xhat * means[0])
+//
+// dy, x, dx: as x in group_norm.cu, with its columns and groups; dx may be dy. mean, inv_std: groups
+// of STAT_T. scale: channels of PARAM_T, or null (1). dscale, dbias: channels of PARAM_T, or null if
+// not wanted. partials: (2, shares, columns) of double, shares = gridDim.y of sum_group_gradient.
+// means: (2, groups) of the accumulation dtype. All outputs are written with =. Deterministic: fixed
+// orders, no atomics. No size is 0.
+//
+// Launch: sum_group_gradient and apply_group_gradient as sum_group_deviations of group_norm.cu,
+// finish_group_means as its finish_group_centre. finish_group_parameters: blockDim = (x, y), y a
+// power of two and x * y at most 1024; any gridDim.x.
+
+#include "channel_gradient.cuh"
+#include "groups.cuh"
+
+__device__ __forceinline__ void load_statistics(
+    const STAT_T* mean, const STAT_T* inv_std, i64 column, const Extent& extent, Channel& of
+) {
+    load_groups(mean, column, extent, A{0}, of.mean);
+    load_groups(inv_std, column, extent, A{0}, of.inv_std);
+}
+
+extern "C" __global__ void __launch_bounds__(256, 2) sum_group_gradient(
+    const DATA_T* dy, const DATA_T* x, const STAT_T* mean, const STAT_T* inv_std, double* partials,
+    i64 samples, i64 channels, i64 space, i64 width
+) {
+    __shared__ double tile[BLOCK_THREADS];
+    const Extent extent = {samples, channels, space, width};
+    // The condition is the same for the whole block, so all its threads reach the barriers.
+    const i64 ahead = threadIdx.x * OWN;
+    for (i64 column = first_channel(); column - ahead < extent.columns(); column += channel_step()) {
+        double sums[2][OWN];
+        fill<OWN>(sums[0], 0.0);
+        fill<OWN>(sums[1], 0.0);
+        if (column < extent.columns()) {
+            Channel of;
+            load_statistics(mean, inv_std, column, extent, of);
+            const Place at(extent, column);
+            for (Walk walk(at.shape); walk.inside(at.shape);)
+                sum_stretch(dy + at.start, x + at.start, at.shape, at.channel, of, walk, sums);
+        }
+        write_sums(sums, column, Shape{1, extent.columns(), 1}, partials, tile);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(1024, 1) finish_group_means(
+    const double* partials, const PARAM_T* scale, A* means, i64 shares, i64 samples, i64 channels,
+    i64 space, i64 width
+) {
+    __shared__ Pair<double> slots[2 * WARP];
+    const Extent of = {samples, channels, space, width};
+    const i64 groups = of.columns() / width, step = static_cast<i64>(gridDim.x) * blockDim.y;
+    const double count = static_cast<double>(width * space);
+    i64 first = static_cast<i64>(blockIdx.x) * blockDim.y;
+    for (int turn = 0; first < groups; first += step, ++turn) {
+        const i64 group = first + threadIdx.y;
+        Pair<double> total = {0, 0};
+        if (group < groups) total = share_of_group(partials, scale, shares, group, of);
+        total = row_sums(total, slots, turn);
+        if (threadIdx.x != 0 || group >= groups) continue;
+        means[group] = narrow<A>(total.first / count);
+        means[groups + group] = narrow<A>(total.second / count);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(1024, 1) finish_group_parameters(
+    const double* partials, PARAM_T* dscale, PARAM_T* dbias, i64 shares, i64 samples, i64 channels
+) {
+    __shared__ double tile[1024];
+    const i64 rows = shares * samples, step = static_cast<i64>(gridDim.x) * blockDim.x;
+    for (i64 start = static_cast<i64>(blockIdx.x) * blockDim.x; start < channels; start += step) {
+        const i64 channel = start + threadIdx.x;
+#pragma unroll
+        for (int plane = 0; plane < 2; ++plane) {
+            PARAM_T* out = plane ? dbias : dscale;
+            if (!out) continue;
+            const double* from = partials + plane * rows * channels;
+            const double total = column_total(from, rows, channels, channel, tile);
+            if (threadIdx.y == 0 && channel < channels) out[channel] = narrow<PARAM_T>(total);
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256, 2) apply_group_gradient(
+    const DATA_T* dy, const DATA_T* x, const PARAM_T* scale, const STAT_T* mean,
+    const STAT_T* inv_std, const A* means, DATA_T* dx, i64 samples, i64 channels, i64 space, i64 width
+) {
+    const Extent extent = {samples, channels, space, width};
+    for (i64 column = first_channel(); column < extent.columns(); column += channel_step()) {
+        Channel of;
+        A factor[OWN], of_product[OWN], of_w[OWN];
+        load_statistics(mean, inv_std, column, extent, of);
+        load_channels(scale, column, extent, A{1}, factor);
+        load_groups(means, column, extent, A{0}, of_product);
+        load_groups(means + extent.columns() / width, column, extent, A{0}, of_w);
+        const Place at(extent, column);
+        for (Walk walk(at.shape); walk.inside(at.shape);) {
+            const Places places(walk, at.shape, at.channel);
+            const Packs dys = fetch_packs(dy + at.start, places), xs = fetch_packs(x + at.start, places);
+#pragma unroll
+            for (int b = 0; b < AT_ONCE; ++b) {
+                if (b >= places.count) continue;
+                A out[VEC];
+#pragma unroll
+                for (int k = 0; k < VEC; ++k) {
+                    const A rest = fused(xhat_of(xs.at[b], k, of), of_product[k % OWN], of_w[k % OWN]);
+                    out[k] = of.inv_std[k % OWN] * (widen(dys.at[b].at(k)) * factor[k % OWN] - rest);
+                }
+                store<VEC>(dx + at.start + places.at[b], out);
+            }
+        }
+    }
+}

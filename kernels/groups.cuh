@@ -1,0 +1,76 @@
+// Arrays of (samples, channels, space) or, if LAST, (samples, space, channels) in C order, whose
+// channels are in groups of `width`. They are divided among blocks by column: what one sample has of
+// one channel. Columns are numbered sample by sample, so those of a group are adjacent.
+//
+// Macros and blocks are those of channels.cuh, with columns in the place of channels.
+
+#pragma once
+
+#include "channels.cuh"
+#include "rows.cuh"
+
+struct Extent {
+    i64 samples, channels, space, width;
+
+    __device__ __forceinline__ i64 columns() const { return samples * channels; }
+};
+
+// A thread's columns as channels.cuh sees them: channels of an array that begins at `start`.
+struct Place {
+    i64 start, channel;
+    Shape shape;
+
+    __device__ __forceinline__ Place(const Extent& of, i64 column) {
+        const i64 sample = LAST ? column / of.channels : 0;
+        start = sample * of.space * of.channels;
+        channel = column - sample * of.channels;
+        if (LAST) shape = {of.space, of.channels, 1};
+        else shape = {1, of.columns(), of.space};
+    }
+};
+
+// The number of its group for each of a thread's columns; `absent` beyond the last, or if `from` is
+// null.
+template <typename T, typename V>
+__device__ __forceinline__ void load_groups(
+    const T* from, i64 column, const Extent& of, V absent, V (&to)[OWN]
+) {
+    i64 group = column / of.width, within = column - group * of.width;
+#pragma unroll
+    for (int k = 0; k < OWN; ++k) {
+        to[k] = from && column + k < of.columns() ? widen(from[group]) : absent;
+        if (++within < of.width) continue;
+        within = 0;
+        ++group;
+    }
+}
+
+// The number of its channel for each of them. A pack has columns of one sample.
+template <typename T, typename V>
+__device__ __forceinline__ void load_channels(
+    const T* from, i64 column, const Extent& of, V absent, V (&to)[OWN]
+) {
+    const i64 channel = column % of.channels;
+#pragma unroll
+    for (int k = 0; k < OWN; ++k)
+        to[k] = from && column + k < of.columns() ? widen(from[channel + k]) : absent;
+}
+
+// The thread's share of both planes of partial sums, (2, shares, columns), over the columns of a
+// group, each times its channel's `weights` (1 if null).
+template <typename T>
+__device__ __forceinline__ Pair<double> share_of_group(
+    const double* partials, const T* weights, i64 shares, i64 group, const Extent& of
+) {
+    const i64 first = group * of.width, columns = of.columns(), count = shares * of.width;
+    const T* own = weights + (weights ? first % of.channels : 0);
+    Pair<double> total = {0, 0};
+    for (i64 k = threadIdx.x; k < count; k += blockDim.x) {
+        const i64 share = k / of.width, within = k - share * of.width;
+        const double* at = partials + share * columns + first + within;
+        const double weight = weights ? to_double(own[within]) : 1;
+        total.first = fused(weight, at[0], total.first);
+        total.second = fused(weight, at[shares * columns], total.second);
+    }
+    return total;
+}

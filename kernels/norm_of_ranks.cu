@@ -1,0 +1,88 @@
+// The p-norm of gradients that are spread over ranks, each with a device of its own.
+//
+//   rank_state: state[0..2] = what a rank says of itself; its Part follows
+//   join_ranks: out = the norm, float64; found_inf = whether elements of any rank are NaN or infinite,
+//               0 or 1, float64; and what a clip is to use. Unless a rank is at fault.
+//
+// A state is 6 doubles: status, 0 for a rank that did not fail; digest, a number that stands for the
+// call; the magnitude of what the gradients are to be multiplied by; and the rank's Part, as
+// norm_parts of norm.cu makes it. -DORDER as there. Outputs are written with =.
+// Deterministic: ranks are added up in their order, so that all of them get the same bits.
+//
+// Launch: one thread.
+
+#include "norm_orders.cuh"
+
+enum { STATUS, DIGEST, SCALE, PART, STATE = PART + 3 };
+
+// `scale` is on the device, or null for `number`.
+extern "C" __global__ void rank_state(double digest, const double* scale, double number, double* state) {
+    state[STATUS] = 0;
+    state[DIGEST] = digest;
+    state[SCALE] = fabs(number_of(scale, number));
+}
+
+// Why no rank writes anything: 0, or 1 for a rank that failed, 2 for one that made another call.
+__device__ __forceinline__ double fault_of(const double* state, double digest) {
+    return state[STATUS] != 0 ? 1 : state[DIGEST] != digest ? 2 : 0;
+}
+
+// Whether no rank is at fault. A fault goes where none is noted yet.
+__device__ __forceinline__ bool all_agree(const double* state, u32 ranks, double digest, double* faults) {
+    bool agree = true;
+    for (u32 r = 0; r < ranks; ++r, state += STATE) {
+        const double fault = fault_of(state, digest);
+        agree = agree && fault == 0;
+        if (fault != 0 && faults[r] == 0) faults[r] = fault;
+    }
+    return agree;
+}
+
+// The largest scale of all ranks, each at least 0 or NaN, which makes its rank's sums NaN.
+__device__ __forceinline__ double largest_scale(const double* state, u32 ranks) {
+    double by = 0;
+    for (u32 r = 0; r < ranks; ++r, state += STATE)
+        if (state[SCALE] > by) by = state[SCALE];
+    return by;
+}
+
+// The Part of all ranks' gradients divided by the largest scale, `by`.
+__device__ __forceinline__ Part joined(const double* state, u32 ranks, double by, double p, bool& finite) {
+    Part all = {0, 0, 0};
+    for (u32 r = 0; r < ranks; ++r, state += STATE) {
+        Part own = {state[PART], state[PART + 1], state[PART + 2]};
+        finite = finite && fabs(own.hi) <= LARGEST;
+        if (state[SCALE] != by) ORDER::shrink(own, state[SCALE] / by, p);
+        ORDER::combine(all, own, p);
+    }
+    return all;
+}
+
+__device__ __forceinline__ void write_norm(unsigned char* out, double norm) {
+    write<1>(reinterpret_cast<f64*>(out), Raw<f64, 1>{{norm}});
+}
+
+// `digest` stands for this rank's call; its scale and limit are on the device, or null for the
+// numbers after them. `factors` becomes the norm, the scale and the limit that a clip computes its
+// coefficient from. If a rank is at fault, these are 0, 1 and infinity, a coefficient of 1, and out
+// (NaN if it is `fresh`) and found_inf keep their bits. `out` need not be aligned; `found_inf` may
+// be null.
+extern "C" __global__ void join_ranks(const double* states, u32 ranks, double digest, double p,
+                                      const double* scale, double number, const double* max_norm,
+                                      double limit, u32 fresh, unsigned char* out, double* found_inf,
+                                      double* faults, double* factors) {
+    if (!all_agree(states, ranks, digest, faults)) {
+        factors[0] = 0;
+        factors[1] = 1;
+        factors[2] = __longlong_as_double(0x7ff0000000000000);
+        if (fresh) write_norm(out, __longlong_as_double(0x7ff8000000000000));
+        return;
+    }
+    bool finite = true;
+    const double by = largest_scale(states, ranks);
+    factors[0] = norm_of<ORDER>(joined(states, ranks, by, p, finite), p, by);
+    factors[1] = number_of(scale, number);
+    factors[2] = number_of(max_norm, limit);
+    write_norm(out, factors[0]);
+    if (found_inf) *found_inf = finite ? 0 : 1;
+}

@@ -1,0 +1,27 @@
+// A chunk's share of a norm, for -DORDER.
+
+#pragma once
+
+#include "norm_parts.cuh"
+
+struct Include : Op {
+    static constexpr int BYTES = ORDER::BYTES, BATCH = ORDER::BATCH;
+    Part part;
+    double p;
+    __device__ explicit Include(double p) : part{0, 0, 0}, p(p) {}
+    template <typename T, int N>
+    __device__ __forceinline__ void fetch(Held<T, T, N>& held, const T* source, const T*) {
+        held.source = load<N>(source);
+    }
+    template <typename T, int N>
+    __device__ __forceinline__ void finish(const Held<T, T, N>& held, const T*, T*) {
+        const Held<T, T, N> one[1] = {held};
+        ORDER::include(part, one, p);
+    }
+};
+
+// All that a lane holds is included at once; zeros add nothing.
+template <typename T, int N>
+__device__ __forceinline__ void finish_all(Include& op, const Held<T, T, N> (&held)[Include::BATCH], const T*, T*, int) {
+    ORDER::include(op.part, held, op.p);
+}

@@ -1,0 +1,104 @@
+// Where the rows of a norm's arrays begin, how packs of them are moved, and a scale's offset.
+//
+// STRIDED = 0 (default): rows follow each other without gaps and begin where a pack may.
+// STRIDED = 1: each array has strides of its own between rows, which may begin at any element. If
+// one of them begins where no pack may, packs are moved element by element. Threads have the same
+// elements and add in the same order either way, so the bits are those of rows without gaps.
+// ADDED = 1 (only if STRIDED): there is one more array, the residual or ds.
+
+#pragma once
+
+#include "packs.cuh"
+
+#ifndef STRIDED
+#define STRIDED 0
+#endif
+#ifndef ADDED
+#define ADDED 0
+#endif
+
+// A row's number, in C order of up to three dimensions, or as it is if there are no strides.
+struct Place { i64 outer, middle, inner; };
+
+#if STRIDED
+// `_cuda/launch/row_starts.py` has the same layout.
+struct Layout {
+    i64 middle, inner;     // sizes of the inner two dimensions
+    Place step[4];         // of each array, from a row to the next along each dimension, in elements
+    u32 packed, unused;    // whether every row of every array begins at a multiple of 16 bytes
+    double scale_offset;   // is added to scale; -0.0, which changes no number, for none
+};
+#else
+struct Layout {};
+#endif
+
+// The quotient of numbers that are not negative: 64 bits take four times as long as 32.
+__device__ __forceinline__ i64 quotient(i64 a, i64 b) {
+    return (a | b) >> 32 ? a / b : static_cast<u32>(a) / static_cast<u32>(b);
+}
+
+__device__ __forceinline__ Place place_of(const Layout& layout, i64 row) {
+#if STRIDED
+    if (row < layout.inner) return {0, 0, row};  // always, if one stride leads from row to row
+    const i64 others = quotient(row, layout.inner), outer = quotient(others, layout.middle);
+    return {outer, others - outer * layout.middle, row - others * layout.inner};
+#else
+    return {0, 0, row};
+#endif
+}
+
+// Where a row of an array begins, in elements from the array's first.
+__device__ __forceinline__ i64 start_of(const Layout& layout, int array, const Place& at, i64 width) {
+#if STRIDED
+    const Place& step = layout.step[array];
+    return at.outer * step.outer + at.middle * step.middle + at.inner * step.inner;
+#else
+    return at.inner * width;
+#endif
+}
+
+// Whether an access moves a pack. All threads have the same answer.
+__device__ __forceinline__ bool moves_packs(const Layout& layout) {
+#if STRIDED
+    return VEC == 1 || layout.packed;
+#else
+    return true;
+#endif
+}
+
+// As `fetch_if`, element by element.
+template <int N, typename T> __device__ __forceinline__ Raw<T, N> fetch_singly_if(bool wanted, const T* from) {
+    Raw<T, N> raw = {};
+    if (wanted)
+#pragma unroll
+        for (int k = 0; k < N; ++k) raw.put(k, from[k]);
+    return raw;
+}
+
+// One pack, where it may be; zeros if it is not wanted. For several, ask `moves_packs` once.
+template <int N, typename T>
+__device__ __forceinline__ Raw<T, N> fetch_data(const Layout& layout, bool wanted, const T* from) {
+    return moves_packs(layout) ? fetch_if<N>(wanted, from, T{}) : fetch_singly_if<N>(wanted, from);
+}
+
+template <int N, typename T>
+__device__ __forceinline__ void store_data(const Layout& layout, T* to, const Raw<T, N>& raw) {
+    if (moves_packs(layout)) return store<N>(to, raw);
+#pragma unroll
+    for (int k = 0; k < N; ++k) to[k] = raw.at(k);
+}
+
+// The same, each rounded once.
+template <int N, typename T, typename A>
+__device__ __forceinline__ void store_data(const Layout& layout, T* to, const A (&from)[N]) {
+    store_data<N>(layout, to, narrow_all<T>(from));
+}
+
+// A scale with its offset.
+template <typename A> __device__ __forceinline__ A shifted(const Layout& layout, A scale) {
+#if STRIDED
+    return scale + narrow<A>(layout.scale_offset);
+#else
+    return scale;
+#endif
+}

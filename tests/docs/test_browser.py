@@ -1,0 +1,113 @@
+"""The built site in headless Chromium: search, copy buttons, and pages as wide as a screen.
+
+`make docs-look` runs these, and leaves screenshots to look at in build/docs-look.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+if "GRADKIT_LOOK" not in os.environ:
+    pytest.skip("`make docs-look` asks for a browser", allow_module_level=True)
+
+SITE = Path(os.environ["GRADKIT_SITE"]).resolve()
+SHOTS = Path(os.environ["GRADKIT_LOOK"]).resolve()
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or "chromium"
+PAGES = {
+    "home": "docs/index.html",
+    "function": "docs/generated/reference/gradkit.clip_grad_norm.html",
+    "concept": "docs/reference/row-norms.html",
+    "gallery": "docs/generated/gallery/plot_norm_errors.html",
+}
+# A page in a frame as wide as a screen, since Chromium's windows have a least width. The title says
+# by how much the page, or what it says, is wider; code, formulas and tables scroll by themselves.
+FRAME = """<!DOCTYPE html><title>not loaded</title><style>body {{ margin: 0 }}</style>
+<iframe src="/{path}" width="{width}" height="1400" style="border: 0" onload="
+const page = this.contentDocument;
+const texts = [...page.querySelectorAll('article :is(p, dt, dd, td, h1, h2)')].filter(
+    text => !text.closest('pre, .math, .pst-scrollable-table-container'));
+const edges = texts.map(text => text.getBoundingClientRect().right);
+const widest = Math.max(page.documentElement.scrollWidth, ...edges);
+document.title = 'wider by ' + Math.floor(widest - {width});
+"></iframe>"""
+THEME = "<script>localStorage.mode = localStorage.theme = '{theme}'</script>"
+
+
+class Handler(SimpleHTTPRequestHandler):
+    """Serves the site; also /light/PAGE and /dark/PAGE, and /framed/WIDTH/PATH."""
+
+    def log_message(self, *args):
+        pass
+
+    def do_GET(self):
+        kind, _, rest = self.path.lstrip("/").partition("/")
+        if kind == "framed":
+            width, _, path = rest.partition("/")
+            self.reply(FRAME.format(width=width, path=path))
+        elif kind in ("dark", "light"):
+            head = f'<head><base href="/{rest}">' + THEME.format(theme=kind)
+            self.reply((SITE / rest).read_text().replace("<head>", head, 1))
+        else:
+            super().do_GET()
+
+    def reply(self, html):
+        body = html.encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.fixture(scope="module")
+def address():
+    handler = partial(Handler, directory=str(SITE))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def chromium(tmp_path, url, *options):
+    command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+    command += [f"--user-data-dir={tmp_path}", "--virtual-time-budget=20000", *options, url]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+
+
+@pytest.mark.parametrize("query", ["clip_grad_norm", "loss scale"])
+def test_search_finds(address, tmp_path, query):
+    page = f"{address}/search.html?q={query.replace(' ', '+')}"
+    html = chromium(tmp_path, page, "--dump-dom")
+    results = html.partition('<div id="search-results">')[2]
+    wanted = "gradkit.clip_grad_norm" if "_" in query else "docs/guide.html"
+    assert wanted in results
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_code_has_copy_buttons(address, tmp_path, page):
+    html = chromium(tmp_path, f"{address}/{PAGES[page]}", "--dump-dom")
+    blocks = len(re.findall(r'<div class="highlight">', html))
+    assert len(re.findall(r'<button class="copybtn', html)) == blocks
+
+
+@pytest.mark.parametrize("width", [390, 1300])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_fits_the_screen(address, tmp_path, page, theme, width):
+    """And its screenshot is there to look at."""
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    shot = SHOTS / f"{page}-{theme}-{width}.png"
+    url = f"{address}/framed/{width}/{theme}/{PAGES[page]}"
+    size = f"--window-size={max(width, 500)},1400"
+    chromium(tmp_path, url, size, f"--screenshot={shot}")
+    html = chromium(tmp_path, url, size, "--dump-dom")
+    assert int(re.search(r"<title>wider by (-?\d+)</title>", html)[1]) <= 0
+    assert shot.stat().st_size > 10_000

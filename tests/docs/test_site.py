@@ -1,0 +1,181 @@
+"""The built site, read as a browser reads it: `make docs` sets GRADKIT_SITE."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+if "GRADKIT_SITE" not in os.environ:
+    pytest.skip("`make docs` builds what is read here", allow_module_level=True)
+
+ROOT = Path(__file__).parents[2]
+SITE = Path(os.environ["GRADKIT_SITE"]).resolve()
+sys.path.insert(0, str(ROOT / "docs" / "_ext"))
+from public_names import public_names  # noqa: E402
+
+PAGES = sorted(path for path in SITE.rglob("*.html") if path.parent.name != "_static")
+MINIMAL = """
+import sys
+sys.path.insert(0, {extensions!r})
+extensions = ["myst_parser", "numpydoc", "sphinx.ext.autodoc", "sphinx.ext.autosummary",
+              "docstrings", "every_public_name"]
+root_doc = "docs/index"
+autosummary_imported_members = True
+numpydoc_show_class_members = False
+myst_enable_extensions = ["dollarmath"]
+myst_fence_as_directive = ["math"]
+suppress_warnings = ["myst.xref_missing"]
+"""
+
+
+class Page(HTMLParser):
+    """What a page links to, what it loads, and what can be linked to in it."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.links, self.loaded, self.ids, self.highlighted = [], [], set(), 0
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        self.ids |= {attrs[key] for key in ("id", "name") if attrs.get(key)}
+        self.highlighted += "highlight" in (attrs.get("class") or "").split()
+        if tag == "a" and attrs.get("href"):
+            self.links.append(attrs["href"])
+        elif tag in ("script", "img", "link") and not {"canonical", "search"} & {attrs.get("rel")}:
+            self.loaded += [attrs[key] for key in ("src", "href") if attrs.get(key)]
+
+
+@cache
+def page(path):
+    return Page(path)
+
+
+def target(path, link):
+    """The file that a link of a page leads to, and the place in it; None beyond the site."""
+    parts = urlsplit(link)
+    if parts.scheme or parts.netloc:
+        return None
+    found = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+    return found, unquote(parts.fragment)
+
+
+@pytest.fixture(scope="module")
+def index():
+    """What the search knows."""
+    return json.loads((SITE / "searchindex.js").read_text().strip()[len("Search.setIndex(") : -1])
+
+
+def test_there_is_a_site():
+    assert len(PAGES) > 80
+    assert (SITE / "index.html").exists()
+    for name in [
+        "install",
+        "tutorial",
+        "guide",
+        "numerics",
+        "migration",
+        "faq",
+        "versioning",
+        "gpu",
+        "distributed",
+    ]:
+        assert SITE / "docs" / f"{name}.html" in PAGES
+
+
+def test_every_internal_link_leads_somewhere():
+    broken = []
+    for path in PAGES:
+        for link in page(path).links:
+            found = target(path, link)
+            if found is None:
+                continue
+            file, place = found
+            if not file.is_file() or (
+                place and file.suffix == ".html" and place not in page(file).ids
+            ):
+                broken.append(f"{path.relative_to(SITE)}: {link}")
+    assert broken == []
+
+
+@pytest.mark.parametrize("inventory", sorted(ROOT.glob("docs/inventories/*")), ids=lambda p: p.stem)
+def test_names_of_other_libraries_lead_to_their_documentation(inventory):
+    linked = {link for path in PAGES for link in page(path).links if link.startswith("https://")}
+    names = [line.split()[0] for line in inventory.read_text().splitlines() if line[0] != "#"]
+    assert names
+    anchors = {urlsplit(link).fragment.removeprefix("module-") for link in linked}
+    assert [name for name in names if name not in anchors] == []
+
+
+def test_what_pages_load_is_on_the_site():
+    """They work without a network."""
+    for path in PAGES:
+        for link in page(path).loaded:
+            found = target(path, link)
+            assert found is not None, (path, link)
+            assert found[0].is_file(), (path, link)
+
+
+@pytest.mark.parametrize("name", public_names())
+def test_every_public_name_has_a_page_that_search_finds(name, index):
+    file = SITE / "docs" / "generated" / "reference" / f"{name}.html"
+    assert name in page(file).ids
+    assert f"docs/generated/reference/{name}" in index["docnames"]
+    module, _, last = name.rpartition(".")
+    assert last in {entry[-1] for entry in index["objects"][module]}
+
+
+def test_search_knows_the_pages(index):
+    assert {"batch", "nccl", "overflow"} <= {*index["terms"]} | {*index["titleterms"]}
+
+
+def test_code_blocks_can_be_copied():
+    with_code = [path for path in PAGES if page(path).highlighted]
+    assert len(with_code) > 50
+    for path in with_code:
+        scripts = [link for link in page(path).loaded if "copybutton.js" in link]
+        assert scripts, path
+
+
+def test_formulas_need_no_script():
+    text = (SITE / "docs" / "reference" / "clipping.html").read_text()
+    assert text.count('<math xmlns="http://www.w3.org/1998/Math/MathML" display="block">') >= 4
+    assert not any("mathjax" in link.lower() for link in page(PAGES[0]).loaded)
+
+
+def test_the_gallery_was_run():
+    scripts = sorted((ROOT / "docs" / "gallery").glob("plot_*.py"))
+    assert scripts
+    for script in scripts:
+        html = (SITE / "docs/generated/gallery" / f"{script.stem}.html").read_text()
+        assert re.search(rf"_images/sphx_glr_{script.stem}_001", html), script
+
+
+def test_a_public_name_without_a_page_fails_the_build(tmp_path):
+    """Which says the name, and of no other one."""
+    forgotten = ["from_mpi", "zero_grad"]
+    source = tmp_path / "docs"
+    (source / "reference").mkdir(parents=True)
+    for file in (ROOT / "docs" / "reference").glob("*.md"):
+        text = file.read_text()
+        for name in forgotten:
+            text = text.replace(f"\n   {name}\n", "\n")
+        (source / "reference" / file.name).write_text(text)
+    (source / "index.md").write_text("# x\n\n```{toctree}\nreference/index\n```\n")
+    conf = MINIMAL.format(extensions=str(ROOT / "docs" / "_ext"))
+    (tmp_path / "conf.py").write_text(conf)
+    command = [sys.executable, "-m", "sphinx", "-q", "--fail-on-warning", "--keep-going"]
+    done = subprocess.run(
+        [*command, "-b", "dummy", tmp_path, tmp_path / "out"], capture_output=True, text=True
+    )
+    warnings = [line for line in done.stderr.splitlines() if "WARNING" in line]
+    assert len(warnings) == len(forgotten), done.stderr
+    assert sorted(re.findall(r"(\w+) has no page", done.stderr)) == forgotten
+    assert done.returncode == 1

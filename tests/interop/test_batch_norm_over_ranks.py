@@ -1,0 +1,100 @@
+"""Batch norm over ranks on tensors of every framework, and beside torch's of the whole batch."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+import gradkit
+from tests.interop.conftest import framework
+from tests.ranks import results
+
+CUTS = (0, 3, 3, 10)  # where the ranks' parts begin and end: one is empty
+
+
+def hosts(shape=(10, 5, 4)):
+    rng = np.random.default_rng(7)
+    x, dy = rng.standard_normal((2, *shape)).astype(np.float32)
+    scale, bias = rng.standard_normal((2, shape[1])).astype(np.float32)
+    return x, dy, scale, bias
+
+
+def passes_over_ranks(make):
+    """Both passes on every rank, on arrays that ``make`` made beforehand."""
+    x, dy, scale, bias = hosts()
+    held = [
+        tuple(map(make, (x[start:end], dy[start:end], scale, bias)))
+        for start, end in pairwise(CUTS)
+    ]
+
+    def work(group):
+        own_x, own_dy, *affine = held[group.rank]
+        forward = gradkit.batch_norm(own_x, *affine, group=group)
+        backward = gradkit.batch_norm_grad(own_dy, own_x, affine[0], *forward[1:], group=group)
+        return *forward, *backward
+
+    return held, results(work, len(held))
+
+
+def test_results_are_the_callers(lib):
+    held, found = passes_over_ranks(lib.make)
+    _, expected = passes_over_ranks(np.array)
+    for (x, *_), arrays, hosts_ in zip(held, found, expected, strict=True):
+        for array, host in zip(arrays, hosts_, strict=True):
+            assert isinstance(array, lib.kind)
+            assert lib.dtype(array) == "float32"
+            assert lib.device(array) == lib.device(x)
+            np.testing.assert_array_equal(lib.read(array), host)
+
+
+def test_ranks_may_be_of_different_frameworks(lib):
+    x, *_ = hosts()
+    held = lib.make(x[:3]), x[3:]
+    (_, mean, inv_std), on_host = results(
+        lambda g: gradkit.batch_norm(held[g.rank], group=g), len(held)
+    )
+    np.testing.assert_array_equal(lib.read(mean), on_host[1])
+    np.testing.assert_array_equal(lib.read(inv_std), on_host[2])
+
+
+def test_steps_take_what_the_step_before_returned(lib):
+    """A row of one rank; JAX's float32 is wide enough for it."""
+    x, dy, scale, bias = map(lib.make, hosts())
+    mean, var, count = gradkit.batch_norm_stats(x)
+    assert {lib.dtype(a) for a in (mean, var, count)} == {lib.norm_dtype}
+    rows = (lib.make(lib.read(a).astype(lib.dtype(a))[None]) for a in (mean, var, count))
+    mean, var, count = gradkit.combine_stats(*rows)
+    y, mean, inv_std = gradkit.batch_norm_apply(x, scale, bias, mean, var)
+    sums = gradkit.batch_norm_grad_sums(dy, x, mean, inv_std)
+    dx = gradkit.batch_norm_grad_apply(dy, x, scale, mean, inv_std, *sums, count)
+    whole = gradkit.batch_norm(*map(np.array, (hosts()[0], *hosts()[2:])))
+    expected, *_ = gradkit.batch_norm_grad(*reversed(hosts()[:2]), hosts()[2], *whole[1:])
+    np.testing.assert_allclose(lib.read(y), whole[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(lib.read(dx), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(10, 5, 4), (10, 7), (10, 3, 4, 2)], ids=str)
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_torch_agrees_on_the_whole_batch(shape, channels_last):
+    """Its SyncBatchNorm takes no tensors of the CPU, so its plain batch norm is what to be like."""
+    torch = framework("torch")
+    x, dy, scale, bias = (torch.from_numpy(a) for a in hosts(shape))
+    if channels_last:
+        x, dy = (a.movedim(1, -1).contiguous().movedim(-1, 1) for a in (x, dy))
+    x.requires_grad_()
+    scale.requires_grad_()
+    y = torch.nn.functional.batch_norm(x, None, None, scale, bias, training=True)
+    y.backward(dy)
+
+    def work(group):
+        own = slice(CUTS[group.rank], CUTS[group.rank + 1])
+        part, vector = x.detach()[own], scale.detach()
+        y, mean, inv_std = gradkit.batch_norm(part, vector, bias, group=group)
+        dx, dscale, _ = gradkit.batch_norm_grad(dy[own], part, vector, mean, inv_std, group=group)
+        return y, dx, dscale
+
+    ys, dxs, dscales = zip(*results(work, len(CUTS) - 1), strict=True)
+    close = {"rtol": 1e-4, "atol": 1e-5}
+    torch.testing.assert_close(torch.cat(ys), y.detach(), **close)
+    torch.testing.assert_close(torch.cat(dxs), x.grad, **close)
+    torch.testing.assert_close(sum(dscales), scale.grad, **close)

@@ -1,0 +1,421 @@
+"""``gradkit.jax``'s norms inside of JAX's transformations, beside direct calls on NumPy arrays."""
+
+import doctest
+import importlib
+import re
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+
+import gradkit
+import gradkit.jax
+from gradkit import _numpy
+from gradkit._frameworks.base import NOTHING
+from gradkit.jax import _callbacks
+from tests.tolerances import DTYPES, assert_same_bits
+
+ROWS = ("layer_norm", "invertible_layer_norm", "rms_norm")
+TYPES = [
+    *(("float32", "float32"), ("float16", "float16"), ("bfloat16", "float32")),
+    *(("float32", "bfloat16"), ("float64", "float64")),
+]
+
+
+@pytest.fixture(params=["buffers", "copies"])
+def way(request, monkeypatch):
+    """With XLA's own buffers, and as JAX 0.6.0 has it."""
+    if request.param == "copies":
+        monkeypatch.setattr(_callbacks, "buffer_callback", None)
+    else:
+        assert _callbacks.buffer_callback is not None
+    jax.clear_caches()
+    yield request.param
+    jax.clear_caches()
+
+
+@pytest.fixture
+def x64():
+    with jax.enable_x64(True):
+        yield
+
+
+def values(shape, dtype="float32", seed=0):
+    x = np.random.default_rng(seed).normal(0.5, 2, shape)
+    return np.asarray(x).astype(DTYPES[dtype])
+
+
+def arguments(name, shape, t="float32", v="float32", axis=-1):
+    """x, and parameters without a zero."""
+    tail = shape[1:2] if name == "batch_norm" else shape[axis:]
+    count = 1 if name == "rms_norm" else 2
+    parameters = [values(tail, v, seed) for seed in range(1, 1 + count)]
+    parameters[0] = np.abs(parameters[0]) + DTYPES[v].type(0.5)
+    return [values(shape, t), *parameters]
+
+
+def output(name):
+    """The function as one with one result."""
+    function = getattr(gradkit.jax, name)
+    return function if name in ROWS else lambda *args, **kw: function(*args, **kw)[0]
+
+
+def direct(name, dy, x, scale, bias=None):
+    """Forward and backward passes by gradkit's functions, on NumPy arrays."""
+    if name == "rms_norm":
+        y, inv_std = gradkit.rms_norm(x, scale)
+        return y, *gradkit.rms_norm_grad(dy, x, scale, inv_std)
+    if name == "batch_norm":
+        y, mean, inv_std = gradkit.batch_norm(x, scale, bias)
+        return y, *gradkit.batch_norm_grad(dy, x, scale, mean, inv_std)
+    y, mean, inv_std = gradkit.layer_norm(x, scale, bias)
+    if name == "layer_norm":
+        return y, *gradkit.layer_norm_grad(dy, x, scale, mean, inv_std)
+    return y, *gradkit.invertible_layer_norm_grad(dy, y, scale, bias, inv_std)
+
+
+def by_jax(name, x, scale=1.0, bias=0.0, *, axis=-1):
+    """The same norms as JAX's own functions."""
+    if name == "batch_norm":
+        over = tuple(k for k in range(x.ndim) if k != 1)
+        tail = (1, -1) + (1,) * (x.ndim - 2)
+        scale, bias = (jnp.reshape(p, tail) if jnp.ndim(p) else p for p in (scale, bias))
+    else:
+        over = tuple(range(axis % x.ndim, x.ndim))
+    mean = 0.0 if name == "rms_norm" else x.mean(over, keepdims=True)
+    eps = 1e-6 if name == "rms_norm" else 1e-5
+    var = ((x - mean) ** 2).mean(over, keepdims=True)
+    return (x - mean) / jnp.sqrt(var + eps) * scale + bias
+
+
+# Values
+
+
+@pytest.mark.parametrize(
+    ("name", "t", "v"),
+    [
+        *((name, *types) for name in ROWS for types in TYPES),
+        *(("batch_norm", *types) for types in TYPES if types != ("float32", "bfloat16")),
+    ],
+)
+def test_bits_of_direct_calls(name, t, v):
+    given = arguments(name, (33, 24), t, v)
+    dy = values((33, 24), t, 9)
+    with jax.enable_x64(t == "float64"):
+
+        @jax.jit
+        def both(dy, *given):
+            y, backward = jax.vjp(output(name), *given)
+            return y, *backward(dy)
+
+        made = both(dy, *given)
+        eager = output(name)(*map(jnp.asarray, given))
+    for got, ref in zip(made, direct(name, dy, *given), strict=True):
+        assert_same_bits(got, ref)
+    assert_same_bits(eager, made[0])
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("name", [*ROWS, "batch_norm"])
+def test_gradients_of_jaxs_own_formula(name, count):
+    """With no parameters, a scale, and a scale and a bias."""
+    shape, options = (3, 4, 5), {} if name == "batch_norm" else {"axis": 1}
+    given = arguments(name, shape, "float64", "float64", axis=1)[:count]
+    weights = values(shape, "float64", 7)
+    which = tuple(range(len(given)))
+
+    def ours(*given):
+        return (weights * output(name)(*given, **options) ** 2).sum()
+
+    def theirs(*given):
+        return (weights * by_jax(name, *given, **options) ** 2).sum()
+
+    made, wanted = (jax.jit(jax.grad(f, which))(*given) for f in (ours, theirs))
+    for got, ref in zip(made, wanted, strict=True):
+        np.testing.assert_allclose(got, ref, rtol=1e-11, atol=1e-12)
+    check_grads(ours, given, order=1, modes=["rev"])
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "invertible_layer_norm", "batch_norm"])
+def test_a_bias_alone_has_a_gradient(name):
+    x, _, bias = arguments(name, (6, 4))
+    made, wanted = (
+        jax.jit(jax.grad(lambda x, b, f=f: (f(x, bias=b) ** 2).sum(), (0, 1)))(x, bias)
+        for f in (output(name), partial(by_jax, name))
+    )
+    for got, ref in zip(made, wanted, strict=True):
+        np.testing.assert_allclose(got, ref, rtol=1e-4, atol=1e-4)
+
+
+def test_statistics_of_the_batch_without_a_gradient():
+    x = values((8, 3, 2))
+    _, mean, var = jax.jit(gradkit.jax.batch_norm)(x)
+    np.testing.assert_allclose(mean, x.mean((0, 2)), rtol=1e-6)
+    np.testing.assert_allclose(var, x.var((0, 2)), rtol=1e-6)
+    constant = gradkit.jax.batch_norm(jnp.full((4, 2), 3.0), eps=3e-4)[2]
+    np.testing.assert_array_equal(constant, [0, 0])  # 1 / inv_std**2 - eps is not
+    slope = jax.grad(lambda x: sum(part.sum() for part in gradkit.jax.batch_norm(x)[1:]))(x)
+    np.testing.assert_array_equal(slope, 0)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (2, 0, 3)])
+def test_arrays_without_elements(shape):
+    x, scale, bias = arguments("layer_norm", shape)
+    gradients = jax.jit(jax.grad(lambda *a: gradkit.jax.layer_norm(*a).sum(), (0, 1, 2)))
+    for got, like in zip(gradients(x, scale, bias), (x, scale, bias), strict=True):
+        np.testing.assert_array_equal(got, np.zeros_like(like))
+
+
+# Transformations
+
+
+@pytest.mark.parametrize("name", [*ROWS, "batch_norm"])
+def test_vmap_is_a_loop(name, way):  # noqa: ARG001
+    """Over x, over parameters, over both and one inside the other, with gradients."""
+    examples = [arguments(name, (4, 5)) for _ in range(6)]
+    stacked = [np.stack([e[k] * np.float32(n + 1) for n, e in enumerate(examples)])
+               for k in range(len(examples[0]))]  # fmt: skip
+    count = len(stacked)
+
+    def one(*given):
+        y, backward = jax.vjp(output(name), *given)
+        return y, *backward(jnp.cos(y))
+
+    for batched in (
+        (True,) * count,
+        (True, *(False,) * (count - 1)),
+        (False, *(True,) * (count - 1)),
+    ):
+        axes = tuple(0 if b else None for b in batched)
+        given = [a if b else a[0] for a, b in zip(stacked, batched, strict=True)]
+        made = jax.jit(jax.vmap(one, axes))(*given)
+        own = [[a[n] if b else a for a, b in zip(given, batched, strict=True)] for n in range(6)]
+        for got, *refs in zip(made, *(jax.jit(one)(*e) for e in own), strict=True):
+            assert_same_bits(got, np.stack(refs))
+    twice = [a.reshape(2, 3, *a.shape[1:]) for a in stacked[1:]]
+    inside = jax.vmap(jax.vmap(one, (None, *(0,) * (count - 1))), (None, *(0,) * (count - 1)))
+    made, ref = inside(stacked[0][0], *twice), jax.vmap(one, axes)(stacked[0][0], *stacked[1:])
+    for got, wanted in zip(made, ref, strict=True):
+        assert_same_bits(np.reshape(got, wanted.shape), wanted)
+
+
+def test_vmap_moves_axes_in_front():
+    x, scale, bias = arguments("layer_norm", (4, 5))
+    many = np.stack([x, x * 2, x * 3], axis=-1)
+    made = jax.vmap(gradkit.jax.layer_norm, (-1, None, None))(many, scale, bias)
+    for k in range(3):
+        assert_same_bits(made[k], gradkit.layer_norm(many[..., k], scale, bias)[0])
+
+
+def test_vmap_over_rows_is_one_call(monkeypatch):
+    calls = []
+    for name in ("rms_norm", "rms_norm_grad"):
+        operation = getattr(_numpy, name)
+        noting = lambda *a, of=operation, **more: calls.append(1) or of(*a, **more)  # noqa: E731
+        monkeypatch.setattr(_numpy, name, noting)
+    x, scale = arguments("rms_norm", (64, 8))
+    jax.clear_caches()
+    np.testing.assert_array_equal(
+        jax.vmap(gradkit.jax.rms_norm, (0, None))(x, scale), gradkit.jax.rms_norm(x, scale)
+    )
+    calls.clear()
+    jax.block_until_ready(jax.vmap(gradkit.jax.rms_norm, (0, None))(x, scale))
+    assert len(calls) == 1
+    slopes = jax.jit(jax.vmap(jax.grad(lambda x: (gradkit.jax.rms_norm(x) ** 3).sum())))
+    jax.block_until_ready(slopes(x))
+    calls.clear()
+    jax.block_until_ready(slopes(x))
+    assert len(calls) == 2
+    jax.clear_caches()
+
+
+def test_scan_and_checkpoint(way):  # noqa: ARG001
+    x, scale, bias = arguments("layer_norm", (4, 6))
+
+    def loss(norm, *given):
+        def layer(carry, _):
+            return jax.checkpoint(lambda c: norm(jnp.sin(c), *given[1:]))(carry), None
+
+        return (jax.lax.scan(layer, given[0], None, length=3)[0] ** 3).sum()
+
+    made, wanted = (
+        jax.jit(jax.grad(loss, (1, 2, 3)), static_argnums=0)(f, x, scale, bias)
+        for f in (gradkit.jax.layer_norm, partial(by_jax, "layer_norm"))
+    )
+    for got, ref in zip(made, wanted, strict=True):
+        np.testing.assert_allclose(got, ref, rtol=2e-3, atol=2e-3)
+
+
+def test_results_are_written_where_xla_wants_them(monkeypatch):
+    seen = []
+    norm = _numpy.rms_norm
+
+    def noting(x, scale, axis, eps, y, inv_std, **more):
+        seen.append((x, y))
+        norm(x, scale, axis, eps, y, inv_std, **more)
+
+    monkeypatch.setattr(_numpy, "rms_norm", noting)
+    x = jnp.asarray(values((64, 8)))
+    y = jax.block_until_ready(jax.jit(gradkit.jax.rms_norm)(x))
+    read, written = (a.__array_interface__["data"][0] for a in seen[-1])
+    assert (read, written) == (x.unsafe_buffer_pointer(), y.unsafe_buffer_pointer())
+    jax.clear_caches()
+
+
+@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
+def test_inputs_stay_as_they_are_and_may_be_donated():
+    x, scale, bias = map(jnp.asarray, arguments("layer_norm", (8, 16)))
+    before = np.array(x)
+
+    def step(x, scale, bias):
+        return x - jax.grad(lambda x: (gradkit.jax.layer_norm(x, scale, bias) ** 3).sum())(x)
+
+    kept = jax.jit(step)(x, scale, bias)
+    assert_same_bits(x, before)
+    donated = jax.jit(step, donate_argnums=0)(x, scale, bias)
+    assert x.is_deleted()
+    assert_same_bits(donated, kept)
+
+
+def test_on_a_gpu_work_goes_to_xlas_stream(monkeypatch):
+    """With stand-ins for XLA's buffers and for CuPy: this has not run on a GPU."""
+    seen = []
+    pool = SimpleNamespace(malloc=len)
+    cupy = SimpleNamespace(get_default_memory_pool=lambda: pool)
+    monkeypatch.setattr(_callbacks.cuda, "cupy", lambda: cupy)
+    monkeypatch.setattr(_callbacks.cuda, "on_stream", lambda *a: seen.append(a) or NOTHING)
+    view = lambda buffer, write: seen.append((buffer, write)) or buffer  # noqa: E731
+    monkeypatch.setattr(_callbacks._DLPACK, "view", view)
+    callbacks = []
+    given = lambda callback, *_, **__: lambda *_: callbacks.append(callback)  # noqa: E731
+    monkeypatch.setattr(_callbacks, "buffer_callback", given)
+    run = lambda outs, ins: seen.append((outs, ins))  # noqa: E731
+    _callbacks._through_buffers(run, [], [], {}, "expand_dims")
+    x, y = (SimpleNamespace(__dlpack_device__=lambda: (2, 1)) for _ in range(2))
+    callbacks[0](SimpleNamespace(stream=7), [y], x)
+    assert seen == [(1, 7, len), (y, True), (x, False), ([y], [x])]
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "said"),
+    [
+        (lambda n, x: n.layer_norm(x, np.ones(4)), ValueError, r"scale has shape \(4,\)"),
+        (lambda n, x: n.layer_norm(x, bias=np.ones(4)), ValueError, "has shape"),
+        (lambda n, x: n.rms_norm(x, axis=2), ValueError, "axis is 2, but the array has 2 dim"),
+        (lambda n, x: n.rms_norm(x, axis=1.0), TypeError, "axis must be an integer"),
+        (lambda n, x: n.rms_norm(x, eps=-1), ValueError, "eps must be at least 0"),
+        (lambda n, x: n.rms_norm(x.astype(int)), TypeError, "x has dtype"),
+        (lambda n, x: n.layer_norm(x, np.ones(5, np.int8)), TypeError, "scale has dtype"),
+        (lambda n, x: n.batch_norm(x[0]), ValueError, "channel_axis is 1"),
+        (lambda n, x: n.batch_norm(x, np.ones(4)), ValueError, "scale has shape"),
+        (lambda n, x: n.batch_norm(x, axis_name="i"), NameError, "i"),
+    ],
+)
+def test_errors_name_the_argument_while_tracing(call, error, said):
+    with pytest.raises(error, match=said):
+        call(gradkit.jax, jnp.ones((3, 5)))
+    with pytest.raises(error, match=said):
+        jax.eval_shape(lambda x: call(gradkit.jax, x), jnp.ones((3, 5)))
+
+
+def test_a_second_derivative_is_refused():
+    for name in (*ROWS, "batch_norm"):
+        norm = output(name)
+        first = jax.grad(lambda x, norm=norm: (norm(x) ** 3).sum())
+        with pytest.raises(TypeError, match=f"gradkit.jax.{name} has no second derivative"):
+            jax.eval_shape(jax.grad(lambda x, f=first: f(x).sum()), jnp.ones((3, 5)))
+    with pytest.raises(TypeError, match="forward-mode"):
+        jax.jvp(gradkit.jax.rms_norm, (jnp.ones(3),), (jnp.ones(3),))
+
+
+def test_what_cannot_be_inverted_is_an_error_at_run_time():
+    def loss(x, scale):
+        return gradkit.jax.invertible_layer_norm(x, scale).sum()
+
+    x, scale = jnp.ones((2, 3)), jnp.array([1.0, 0.0, 1.0])
+    with pytest.raises(jax.errors.JaxRuntimeError, match="scale is zero or subnormal at flat"):
+        jax.block_until_ready(jax.grad(loss)(x, scale))
+
+
+# The whole
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".accumulation", ".channel_norms", ".clipping", ".norms", ".transforms"]
+)
+def test_doctests(name):
+    tried = doctest.testmod(importlib.import_module(f"gradkit.jax{name}"))
+    assert tried.failed == 0
+    assert tried.attempted > 0 or name == ""
+
+
+def test_everything_public_is_documented():
+    from gradkit.jax import transforms
+
+    for module in (gradkit.jax, transforms):
+        for name in module.__all__:
+            text = getattr(module, name).__doc__
+            if not name.endswith("State"):
+                wanted = ("Parameters", "Returns", "Examples")
+                assert all(re.search(rf"^ +{w}\n +-+$", text, re.MULTILINE) for w in wanted), name
+
+
+def test_a_model_trains_to_the_losses_of_jaxs_own_norms():
+    x = jnp.linspace(-3, 3, 64)[:, None]
+    names = ("batch_norm", *ROWS)
+    keys = jax.random.split(jax.random.key(0), len(names))
+    sizes = (1, 8, 8, 8)
+    start = {
+        "w": [jax.random.normal(k, (n, 8)) for k, n in zip(keys, sizes, strict=True)],
+        "scale": [jnp.ones(8)] * 4,
+        "last": jnp.full((8, 1), 0.1),
+    }
+
+    def losses(norms):
+        def loss(params):
+            hidden = x
+            for norm, w, scale in zip(norms, params["w"], params["scale"], strict=True):
+                hidden = jnp.tanh(norm(hidden @ w + 0.5, scale))
+            return jnp.mean((hidden @ params["last"] - jnp.sin(x)) ** 2)
+
+        def step(params, _):
+            value, grads = jax.value_and_grad(loss)(params)
+            return jax.tree.map(lambda p, g: p - 0.05 * g, params, grads), value
+
+        return jax.jit(lambda p: jax.lax.scan(step, p, None, length=60)[1])(start)
+
+    ours = losses([output(name) for name in names])
+    theirs = losses([partial(by_jax, name) for name in names])
+    np.testing.assert_allclose(ours, theirs, rtol=1e-3)
+    assert ours[-1] < 0.3 * ours[0]
+
+
+def test_the_code_of_the_page_runs():
+    page = Path(gradkit.__file__).parents[1] / "docs" / "jax.md"
+    blocks = re.findall(r"^```py\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 4
+    names = {}
+    exec(blocks[0], names)
+    assert float(names["norm"]) > 0
+    exec(blocks[1], names)
+    np.testing.assert_allclose(names["mean"], np.arange(24.0).reshape(8, 3).mean(0))
+    assert float(names["norm"]) == pytest.approx(8**0.5)
+    assert float(gradkit.grad_norm(np.asarray(names["grads"]))) == pytest.approx(1)
+    exec(blocks[2], names)
+    mean = np.asarray(names["x"] @ names["params"]["w"]).mean(0)
+    np.testing.assert_allclose(names["stats"]["running_mean"], 0.1 * mean, rtol=1e-6)
+    assert names["evaluated"].shape == (16, 8)
+    before = names["params"]
+    exec(blocks[3], names)
+    assert int(names["state"].step) == 0
+    assert float(names["state"].inner[0].norm) > 0
+    assert float(jnp.abs(names["params"]["w"] - before["w"]).max()) > 0

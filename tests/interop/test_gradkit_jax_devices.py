@@ -1,0 +1,235 @@
+"""``gradkit.jax`` on several devices: ``shard_map``, axes of a ``vmap``, and plain ``jit``."""
+
+import textwrap
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+import gradkit
+import gradkit.jax
+from tests.tolerances import assert_same_bits
+
+OWN, SAME = PartitionSpec("d"), PartitionSpec()
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    """The two devices that conftest asks XLA for."""
+    return jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+
+
+@pytest.fixture(params=[True, False], ids=["checked", "unchecked"])
+def over(request, mesh):
+    """``shard_map`` with and without the types that say what differs between devices."""
+
+    def mapped(function, in_specs, out_specs):
+        specs = {"in_specs": in_specs, "out_specs": out_specs, "check_vma": request.param}
+        return jax.jit(jax.shard_map(function, mesh=mesh, **specs))
+
+    mapped.checked = request.param
+    return mapped
+
+
+def values(*shape, seed=0):
+    return np.random.default_rng(seed).normal(1, 2, shape).astype(np.float32)
+
+
+def assert_close(got, ref):
+    for one, other in zip(*map(jax.tree.leaves, (got, ref)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
+def batch_loss(x, scale, bias, axis_name=None):
+    y, *statistics = gradkit.jax.batch_norm(x, scale, bias, axis_name=axis_name)
+    return (y**3).sum(), statistics
+
+
+def test_batch_norm_of_the_whole_batch(over):
+    """Its gradients too: JAX adds up those of parameters that all devices share."""
+    given = values(6, 3, 4) + 100, values(3, seed=1), values(3, seed=2)
+    which = (0, 1, 2)
+    (_, statistics), ref = jax.value_and_grad(batch_loss, which, has_aux=True)(*given)
+
+    def step(*given):
+        grads, statistics = jax.grad(batch_loss, which, has_aux=True)(*given, "d")
+        if not over.checked:
+            grads = grads[0], *jax.lax.psum(grads[1:], "d")
+        return grads, statistics
+
+    grads, found = over(step, (OWN, SAME, SAME), ((OWN, SAME, SAME), SAME))(*given)
+    assert_close(grads, ref)
+    assert_close(found, statistics)
+
+    def total(*given):
+        loss, _ = batch_loss(*given, "d")
+        return jax.lax.psum(loss, "d")
+
+    outside = jax.grad(over(total, (OWN, SAME, SAME), SAME), which)(*given)
+    assert_close(outside, ref)
+
+
+def test_batch_norm_without_parameters_over_devices(over):
+    x = values(4, 3)
+    ref = jax.grad(lambda x: batch_loss(x, None, None)[0])(x)
+    step = over(jax.grad(lambda x: batch_loss(x, None, None, "d")[0]), OWN, OWN)
+    assert_close(step(x), ref)
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "invertible_layer_norm", "rms_norm"])
+def test_parameters_that_all_devices_share(over, name):
+    norm = getattr(gradkit.jax, name)
+    x, scale = values(4, 5), values(5, seed=1)
+
+    def step(x, scale):
+        dx, dscale = jax.grad(lambda *a: (norm(*a) ** 3).sum(), (0, 1))(x, scale)
+        return dx, dscale if over.checked else jax.lax.psum(dscale, "d")
+
+    ref = jax.grad(lambda *a: (norm(*a) ** 3).sum(), (0, 1))(x, scale)
+    assert_close(over(step, (OWN, SAME), (OWN, SAME))(x, scale), ref)
+
+
+def test_a_norm_over_devices(over):
+    """What is the same on all devices stays so, and counts once."""
+    grads = {"own": values(4, 3), "same": [values(7, seed=1)]}
+    specs = {"own": OWN, "same": [SAME]}
+
+    def clip(grads, scale):
+        options = {"scale": scale, "axis_name": "d", "replicas": {"own": 1, "same": 2}}
+        norm = gradkit.jax.grad_norm(grads, **options)
+        return *gradkit.jax.clip_by_global_norm(grads, 1.0, **options), norm
+
+    clipped, norm, alone = over(clip, (specs, SAME), (specs, SAME, SAME))(grads, 0.5)
+    ref, wanted = gradkit.clip_by_global_norm(grads, 1.0, scale=0.5)
+    assert norm == alone
+    np.testing.assert_allclose(norm, wanted, rtol=1e-6)
+    for one, other in zip(*map(jax.tree.leaves, (clipped, ref)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+    if over.checked:
+        with pytest.raises(ValueError, match="replicated"):
+            over(clip, (specs, SAME), (SAME, SAME, SAME))(grads, 0.5)
+
+
+def test_what_a_scale_that_differs_makes_differ(over):
+    """JAX would else take it for the same on all devices, and keep one device's."""
+    clip = lambda g, s: gradkit.jax.clip_by_global_norm(g, 1.0, scale=s[0], axis_name="d")  # noqa: E731
+    clipped, norm = over(clip, (SAME, OWN), (OWN, SAME))(
+        np.ones(2, "f4"), np.array([1.0, 2.0], "f4")
+    )
+    np.testing.assert_allclose(clipped, np.repeat([1, 2], 2) / 10**0.5, rtol=1e-6)
+    np.testing.assert_allclose(norm, 10**0.5, rtol=1e-6)
+    if over.checked:
+        with pytest.raises(ValueError, match="replicated"):
+            over(clip, (SAME, OWN), (SAME, SAME))(np.ones(2, "f4"), np.ones(2, "f4"))
+
+
+def test_a_nan_on_one_device_reaches_all(over):
+    x = values(4, 3)
+    x[0, 0] = np.nan
+    clip = lambda g: gradkit.jax.clip_by_global_norm(g, 1.0, axis_name="d", nonfinite="zero")  # noqa: E731
+    clipped, norm = over(clip, OWN, (OWN, SAME))(x)
+    np.testing.assert_array_equal(clipped, 0)
+    assert np.isnan(norm)
+
+
+def test_a_spike_guard_over_devices(over):
+    from gradkit.jax import transforms
+
+    guard = transforms.clip_spikes(warmup=2, axis_name="d")
+    alone = transforms.clip_spikes(warmup=2)
+    state = known = guard.init(None)
+    step = over(guard.update, (OWN, SAME), (OWN, SAME))
+    for size in (1.0, 2.0, 40.0):
+        grads = values(4, 3) * np.float32(size)
+        clipped, state = step(grads, state)
+        ref, known = alone.update(grads, known)
+        assert_close((clipped, state), (ref, known))
+
+
+def test_axes_of_a_vmap():
+    given = values(4, 2, 3, 5), values(3, seed=1), values(3, seed=2)
+
+    def loss(x, scale, bias):
+        y, mean, var = jax.vmap(
+            lambda x: gradkit.jax.batch_norm(x, scale, bias, axis_name="i"), axis_name="i"
+        )(x)
+        return (y.reshape(8, 3, 5) ** 3).sum(), (mean, var)
+
+    (_, statistics), grads = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(*given)
+    whole = given[0].reshape(8, 3, 5), *given[1:]
+    (_, known), ref = jax.value_and_grad(batch_loss, (0, 1, 2), has_aux=True)(*whole)
+    assert_close([g.reshape(r.shape) for g, r in zip(grads, ref, strict=True)], ref)
+    for found, wanted in zip(statistics, known, strict=True):
+        assert_close(found, np.tile(wanted, (4, 1)))
+    clip = jax.vmap(lambda g: gradkit.jax.clip_by_global_norm(g, 1.0, axis_name="i"), axis_name="i")
+    clipped, norms = clip(given[0])
+    assert len(set(np.asarray(norms).tolist())) == 1
+    np.testing.assert_allclose(gradkit.grad_norm(np.asarray(clipped)), 1, rtol=1e-6)
+
+
+def test_jit_brings_sharded_arrays_together(mesh):
+    """Without ``shard_map``, XLA gathers what a callback reads."""
+    x, scale = values(4, 6), values(6, seed=1)
+    spread = jax.device_put(x, NamedSharding(mesh, OWN))
+    y = jax.jit(gradkit.jax.rms_norm)(spread, scale)
+    assert_same_bits(y, gradkit.rms_norm(x, scale)[0])
+    clipped, norm = jax.jit(lambda g: gradkit.jax.clip_by_global_norm(g, 1.0))(spread)
+    ref, wanted = gradkit.clip_by_global_norm(x, 1.0)
+    assert_same_bits(clipped, ref)
+    assert norm == wanted.astype(np.float32)
+
+
+def test_four_devices_train_as_one(run_alone):
+    """Data on one axis of a mesh and a layer's columns on the other, with every part at once."""
+    program = """
+    import jax, jax.numpy as jnp, numpy as np, optax
+    from jax.sharding import PartitionSpec as P
+    import gradkit.jax
+    from gradkit.jax import transforms
+
+    auto = (jax.sharding.AxisType.Auto,) * 2
+    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=auto)
+    keys = jax.random.split(jax.random.key(0), 3)
+    params = {"w": jax.random.normal(keys[0], (3, 8)), "scale": jnp.ones(8),
+              "last": jax.random.normal(keys[1], (8,))}
+    specs = {"w": P(None, "model"), "scale": P("model"), "last": P("model")}
+    x = jax.random.normal(keys[2], (16, 3))
+
+    def loss(params, x, over):
+        hidden, _, _ = gradkit.jax.batch_norm(
+            x @ params["w"], params["scale"], axis_name="data" if over else None)
+        out = jnp.tanh(hidden) @ params["last"]
+        if over:
+            out = jax.lax.psum(out, "model")
+        return ((out - jnp.sin(x[:, 0])) ** 2).sum() / 16
+
+    def losses(over):
+        options = {"axis_name": "model"} if over else {}
+        optimizer = transforms.accumulate(optax.chain(
+            transforms.clip_by_global_norm(0.5, **options), optax.sgd(0.3)), 1)
+
+        def step(carry, _):
+            params, state = carry
+            value, grads = jax.value_and_grad(loss)(params, X[0], over)
+            if over:
+                value = jax.lax.psum(value, "data")
+            updates, state = optimizer.update(grads, state, params)
+            return (optax.apply_updates(params, updates), state), value
+
+        X = []
+        def run(params, x):
+            X.append(x)
+            return jax.lax.scan(step, (params, optimizer.init(params)), None, length=20)[1]
+
+        if over:
+            run = jax.shard_map(run, mesh=mesh, in_specs=(specs, P("data")), out_specs=P())
+        return jax.jit(run)(params, x)
+
+    one, four = losses(False), losses(True)
+    np.testing.assert_allclose(one, four, rtol=1e-4)
+    assert four[-1] < 0.5 * four[0]
+    print(len(jax.devices()), "devices")
+    """
+    flags = "--xla_force_host_platform_device_count=4"
+    assert run_alone(textwrap.dedent(program), XLA_FLAGS=flags) == "4 devices\n"

@@ -1,0 +1,362 @@
+"""``gradkit.jax``'s clipping and accumulation, and its transformations beside optax's own."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import gradkit
+import gradkit.jax
+from gradkit.jax import _callbacks, clipping, transforms
+from tests.tolerances import DTYPES, assert_same_bits
+
+INF = float("inf")
+
+
+@pytest.fixture(params=["buffers", "copies"])
+def way(request, monkeypatch):
+    """With XLA's own buffers, and as JAX 0.6.0 has it."""
+    if request.param == "copies":
+        monkeypatch.setattr(_callbacks, "buffer_callback", None)
+    jax.clear_caches()
+    yield request.param
+    jax.clear_caches()
+
+
+def gradients(*dtypes, seed=0):
+    """A pytree with an array of each dtype, one of them 0-d, and a None."""
+    rng = np.random.default_rng(seed)
+    made = [rng.normal(0, 3, (k + 2, 5)).astype(DTYPES[d]) for k, d in enumerate(dtypes)]
+    return {"list": made, "none": None, "tuple": (np.float32(rng.normal()) * np.ones((), "f4"),)}
+
+
+def assert_same_tree(got, ref):
+    assert jax.tree.structure(got) == jax.tree.structure(ref)
+    for one, other in zip(*map(jax.tree.leaves, (got, ref)), strict=True):
+        assert_same_bits(one, other)
+
+
+# Clipping
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "order", "options"),
+    [
+        (("float32", "float32"), 2.0, {}),
+        (("float16", "bfloat16", "float32"), 2.0, {"scale": 1 / 3}),
+        (("bfloat16",), 1.0, {"scale": -0.1}),
+        (("float32", "float16"), INF, {"eps": 0.0}),
+        (("float64", "float32"), 3.0, {"scale": 1e200}),
+    ],
+)
+def test_bits_of_direct_calls(dtypes, order, options, way):  # noqa: ARG001
+    grads = gradients(*dtypes)
+    with jax.enable_x64("float64" in dtypes):
+        for limit in (0.1, 1e300):
+            ref, norm = gradkit.clip_by_global_norm(grads, limit, order, **options)
+            clip = lambda g, o=options, m=limit: gradkit.jax.clip_by_global_norm(g, m, order, **o)  # noqa: E731
+            for got, found in (clip(grads), jax.jit(clip)(grads)):
+                assert_same_tree(got, ref)
+                assert found == norm.astype(found.dtype)
+            alone = gradkit.jax.grad_norm(grads, order, scale=options.get("scale", 1.0))
+            assert alone == found
+            assert found.dtype == (np.float64 if "float64" in dtypes else np.float32)
+
+
+def test_numbers_may_be_traced():
+    grads = gradients("float32")
+    clip = jax.jit(lambda g, m, s: gradkit.jax.clip_by_global_norm(g, m, scale=s))
+    for limit, scale in ((0.5, 0.25), (INF, 2.0), (0.0, 1.0)):
+        got, norm = clip(grads, limit, scale)
+        ref, wanted = gradkit.clip_by_global_norm(grads, limit, scale=scale)
+        assert_same_tree(got, ref)
+        assert norm == wanted.astype(np.float32)
+    for limit, scale in ((-1.0, 1.0), (float("nan"), 1.0), (1.0, float("nan"))):
+        got, _ = clip(grads, limit, scale)
+        assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(got))
+    zeros, _ = jax.jit(
+        lambda g, s: gradkit.jax.clip_by_global_norm(g, 1.0, scale=s, nonfinite="zero")
+    )(grads, INF)
+    assert all((leaf == 0).all() for leaf in jax.tree.leaves(zeros))
+
+
+def test_another_number_compiles_nothing():
+    grads = gradients("float32")
+    gradkit.jax.clip_by_global_norm(grads, 1.0)
+    before = clipping._clip._cache_size()
+    for limit in (2.0, 3.0):
+        gradkit.jax.clip_by_global_norm(grads, limit, scale=1 / limit)
+    assert clipping._clip._cache_size() == before
+
+
+@pytest.mark.parametrize("value", [INF, float("nan")])
+def test_what_is_not_finite(value):
+    grads = {"w": np.array([1.0, value], np.float32), "b": np.ones(2, np.float32)}
+    for policy in ("propagate", "zero"):
+        got, norm = gradkit.jax.clip_by_global_norm(grads, 1.0, nonfinite=policy)
+        ref, _ = gradkit.clip_by_global_norm(grads, 1.0, nonfinite=policy)
+        assert_same_tree(got, ref)
+        assert not np.isfinite(norm)
+
+
+def test_a_norm_beyond_float32_still_clips():
+    grads = np.full(4, 3e38, np.float32)
+    got, norm = jax.jit(lambda g: gradkit.jax.clip_by_global_norm(g, 1.0))(grads)
+    assert norm == INF
+    np.testing.assert_allclose(got, 0.5, rtol=1e-6)
+
+
+def test_no_gradients():
+    for grads in ({}, {"w": None}):
+        assert gradkit.jax.clip_by_global_norm(grads, 1.0) == (grads, 0)
+        assert gradkit.jax.grad_norm(grads) == 0
+        assert gradkit.jax.accumulate_grads(grads, grads) == grads
+
+
+def test_gradients_are_clipped_where_they_lie():
+    grads = [jnp.ones((64, 64)), jnp.ones(7)]
+    places = [g.unsafe_buffer_pointer() for g in grads]
+    clip = lambda g: gradkit.jax.clip_by_global_norm(g, 1.0)[0]  # noqa: E731
+    kept = jax.jit(clip)(grads)
+    assert [g.unsafe_buffer_pointer() for g in grads] == places
+    assert all((g == 1).all() for g in grads)
+    donated = jax.jit(clip, donate_argnums=0)(grads)
+    assert [g.unsafe_buffer_pointer() for g in donated] == places
+    assert_same_tree(donated, kept)
+
+
+def test_every_example_of_a_vmap_has_its_own_norm(way):  # noqa: ARG001
+    grads = {"w": np.arange(12, dtype=np.float32).reshape(3, 4), "b": np.ones((3,), np.float32)}
+    limits = np.array([1.0, 2.0, 3.0], np.float32)
+    cases = [
+        (({"w": 0, "b": 0}, None), (grads, 1.0)),
+        (({"w": 0, "b": None}, 0), ({"w": grads["w"], "b": np.ones(2, np.float32)}, limits)),
+        ((None, 0), ({"w": grads["w"][1]}, limits)),
+    ]
+    for axes, given in cases:
+        got, norms = jax.jit(jax.vmap(gradkit.jax.clip_by_global_norm, axes))(*given)
+        for k in range(3):
+            own = {
+                name: g[k] if axes[0] and axes[0][name] == 0 else g for name, g in given[0].items()
+            }
+            ref, norm = gradkit.clip_by_global_norm(own, limits[k] if axes[1] == 0 else 1.0)
+            assert_same_tree(jax.tree.map(lambda a, k=k: a[k], got), ref)
+            assert norms[k] == norm.astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "said"),
+    [
+        (lambda c, g: c(g, -1.0), ValueError, "max_norm must be at least 0"),
+        (lambda c, g: c(g, None), TypeError, "max_norm must be a real number"),
+        (lambda c, g: c(g, jnp.ones(2)), ValueError, r"max_norm has shape \(2,\)"),
+        (lambda c, g: c(g, 1.0, 0.0), ValueError, "norm_type must be"),
+        (lambda c, g: c(g, 1.0, scale=INF), ValueError, "scale must be finite"),
+        (lambda c, g: c(g, 1.0, scale=jnp.ones((), int)), TypeError, "scale has dtype"),
+        (lambda c, g: c(g, 1.0, eps=-1.0), ValueError, "eps must be at least 0"),
+        (lambda c, g: c(g, 1.0, nonfinite="raise"), ValueError, 'pass "zero"'),
+        (lambda c, g: c(g, 1.0, replicas=2), ValueError, "pass axis_name too"),
+        (lambda c, g: c(g, 1.0, replicas=0, axis_name="i"), ValueError, "at least 1, not 0"),
+        (lambda c, _: c({"a": [jnp.ones(2, int)]}, 1.0), TypeError, r"grads\['a'\]\[0\] has dtype"),
+        (lambda c, _: c({"a": "text"}, 1.0), TypeError, "text|str"),
+    ],
+)
+def test_errors_name_the_argument(call, error, said):
+    with pytest.raises(error, match=said):
+        call(gradkit.jax.clip_by_global_norm, {"w": jnp.ones(3)})
+
+
+def test_clipping_is_not_differentiable():
+    def norm(g):
+        return gradkit.jax.clip_by_global_norm(g, 1.0)[1]
+
+    for f in (norm, gradkit.jax.grad_norm, lambda g: gradkit.jax.accumulate_grads(g, g).sum()):
+        with pytest.raises(TypeError, match=r"gradkit.jax.\w+ is not differentiable; "):
+            jax.grad(f)(jnp.ones(3))
+
+
+# Accumulation
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("scale", [1.0, 1 / 3])
+def test_sums_of_direct_calls(scale, overwrite, way):  # noqa: ARG001
+    buffers = {"a": np.ones((3, 4), np.float32), "b": [np.full(5, np.nan, np.float32)]}
+    grads = {"a": gradients("bfloat16")["list"][0][:1, :4].repeat(3, 0),
+             "b": [np.linspace(0, 1, 5, dtype=np.float32)]}  # fmt: skip
+    ref = gradkit.accumulate_grads(
+        jax.tree.map(np.copy, buffers), grads, scale=scale, overwrite=overwrite
+    )
+    add = gradkit.jax.accumulate_grads
+    assert_same_tree(add(buffers, grads, scale=scale, overwrite=overwrite), ref)
+    traced = jax.jit(lambda b, g, f, u: add(b, g, scale=scale, overwrite=f, do_update=u))
+    assert_same_tree(traced(buffers, grads, overwrite, True), ref)
+    assert_same_tree(traced(buffers, grads, overwrite, False), buffers)
+
+
+def test_buffers_are_written_in_place_if_nobody_else_needs_them():
+    buffer, grad = jnp.zeros((32, 32)), jnp.ones((32, 32), jnp.bfloat16)
+    place = buffer.unsafe_buffer_pointer()
+    jax.jit(gradkit.jax.accumulate_grads)(buffer, grad)
+    np.testing.assert_array_equal(buffer, 0)
+    once = jax.jit(gradkit.jax.accumulate_grads, donate_argnums=0)(buffer, grad)
+    assert once.unsafe_buffer_pointer() == place
+    total, _ = jax.lax.scan(
+        lambda b, g: (gradkit.jax.accumulate_grads(b, g), None), once, jnp.stack([grad] * 4)
+    )
+    np.testing.assert_array_equal(total, 5)
+    np.testing.assert_array_equal(once, 1)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "said"),
+    [
+        (lambda add, b: add({"w": b}, {"v": b}), ValueError, r"has no partner"),
+        (
+            lambda add, b: add({"w": [b]}, {"w": [jnp.ones(4)]}),
+            ValueError,
+            r"grads\['w.0'\] has sh",
+        ),
+        (lambda add, b: add(b.astype("f2"), b), TypeError, "would lose precision"),
+        (lambda add, b: add(b, b, scale=INF), ValueError, "scale must be finite"),
+        (lambda add, b: add(b, b, overwrite=1), TypeError, "overwrite must be a bool"),
+        (lambda add, b: add(b, b, do_update=jnp.ones(2, bool)), TypeError, "do_update must be"),
+    ],
+)
+def test_errors_of_accumulation_name_the_argument(call, error, said):
+    with pytest.raises(error, match=said):
+        call(gradkit.jax.accumulate_grads, jnp.zeros(3))
+
+
+# optax
+
+
+def trained(optimizer, grads, params, **extra):
+    """The parameters after each of some gradients."""
+    state, seen = optimizer.init(params), []
+
+    @jax.jit
+    def step(params, state, grads):
+        updates, state = optimizer.update(grads, state, params, **extra)
+        return optax.apply_updates(params, updates), state
+
+    for grad in grads:
+        params, state = step(params, state, grad)
+        seen.append(params)
+    return seen, state
+
+
+def steps(count, dtype=jnp.float32):
+    keys = jax.random.split(jax.random.key(1), count)
+    return [{"w": jax.random.normal(k, (4, 3), dtype) * 2, "b": jnp.ones(3, dtype)} for k in keys]
+
+
+def assert_close_trees(got, ref, rtol=1e-5):
+    for one, other in zip(*map(jax.tree.leaves, (got, ref)), strict=True):
+        np.testing.assert_allclose(
+            np.asarray(one, np.float64), np.asarray(other, np.float64), rtol=rtol, atol=1e-6
+        )
+
+
+def test_a_chain_clips_as_optax_does():
+    grads = steps(8)
+    params = jax.tree.map(jnp.zeros_like, grads[0])
+    ours, state = trained(
+        optax.chain(transforms.clip_by_global_norm(3.0), optax.adam(0.1)), grads, params
+    )
+    theirs, _ = trained(optax.chain(optax.clip_by_global_norm(3.0), optax.adam(0.1)), grads, params)
+    assert_close_trees(ours, theirs)
+    np.testing.assert_allclose(state[0].norm, optax.tree.norm(grads[-1]), rtol=1e-6)
+
+
+def test_a_limit_may_be_a_hyperparameter():
+    grads = steps(3)
+    params = jax.tree.map(jnp.zeros_like, grads[0])
+
+    def optimizer(clip, *static):
+        limit = optax.linear_schedule(1.0, 3.0, 3)
+        clip = optax.inject_hyperparams(clip, static_args=static)(max_norm=limit)
+        return optax.chain(clip, optax.sgd(0.1))
+
+    static = ("norm_type", "eps", "replicas")
+    ours, _ = trained(optimizer(transforms.clip_by_global_norm, *static), grads, params)
+    theirs, _ = trained(optimizer(optax.clip_by_global_norm), grads, params)
+    assert_close_trees(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_accumulation_takes_the_steps_of_multisteps(dtype):
+    grads = steps(7, dtype)
+    params = jax.tree.map(jnp.zeros_like, grads[0])
+
+    def inner(clip):
+        return optax.chain(clip(2.0), optax.adam(0.1))
+
+    ours, state = trained(
+        transforms.accumulate(inner(transforms.clip_by_global_norm), 3), grads, params
+    )
+    theirs, _ = trained(optax.MultiSteps(inner(optax.clip_by_global_norm), 3), grads, params)
+    assert state.step == 1
+    if dtype == jnp.float32:
+        assert_close_trees(ours, theirs)
+    else:  # whose sums are bfloat16, and ours are not
+        assert {b.dtype for b in jax.tree.leaves(state.buffers)} == {jnp.dtype("float32")}
+        assert_close_trees(ours, theirs, rtol=0.1)
+    assert_close_trees(ours[1], params)
+
+
+def test_micro_batches_count_by_their_weight():
+    """The mean over all tokens, where each loss is the mean over its own."""
+    optimizer = transforms.accumulate(optax.sgd(1.0), 2)
+    params = jnp.zeros(())
+    for tokens in ((1, 3), (5, 2), (0, 0)):
+        state = optimizer.init(params)
+        for count, grad in zip(tokens, (4.0, 8.0), strict=True):
+            updates, state = optimizer.update(jnp.asarray(grad), state, params, weight=count)
+        np.testing.assert_allclose(updates, -np.dot(tokens, (4, 8)) / max(sum(tokens), 1))
+        assert state.step == 0
+
+
+def test_nan_of_an_earlier_step_is_forgotten():
+    optimizer = transforms.accumulate(optax.sgd(1.0), 1)
+    state = optimizer.init(jnp.zeros(2))
+    _, state = optimizer.update(jnp.full(2, jnp.nan), state)
+    updates, _ = optimizer.update(jnp.ones(2), state)
+    np.testing.assert_array_equal(updates, -1)
+
+
+@pytest.mark.parametrize("wide", [True, False])
+def test_spikes_are_clipped_as_by_a_spike_guard(wide):
+    norms = [1.0, 1.1, 0.9, 1.2, 30.0, float("nan"), 1.0, 2.0, 1.0]
+    guard = gradkit.SpikeGuard(warmup=3)
+    with jax.enable_x64(wide):
+        clip = transforms.clip_spikes(warmup=3, eps=0.0)
+        state, update = clip.init(None), jax.jit(clip.update)
+        for norm in norms:
+            grads = {"w": np.array([0.6 * norm, 0.8 * norm])}
+            got, state = update(jax.tree.map(jnp.asarray, grads), state)
+            total = gradkit.grad_norm(grads)
+            limit = guard.update(total)
+            ref, _ = gradkit.clip_by_global_norm(grads, limit, eps=0.0)
+            if wide:
+                assert_same_bits(got["w"], ref["w"])
+                assert_same_bits(state.max_norm, limit)
+            np.testing.assert_allclose(got["w"], ref["w"], rtol=1e-5)
+            np.testing.assert_allclose(state.norm, total, rtol=1e-6)
+        known = guard.state_dict()
+        np.testing.assert_allclose(state.statistics, list(known.values()), rtol=1e-5)
+        assert state.statistics.dtype == (np.float64 if wide else np.float32)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "said"),
+    [
+        (lambda: transforms.clip_spikes(decay=1.0), ValueError, "decay must be between"),
+        (lambda: transforms.accumulate(optax.sgd(1.0), 0), ValueError, "every must be at least 1"),
+        (lambda: transforms.accumulate(optax.sgd(1.0), 1.5), TypeError, "every must be an int"),
+    ],
+)
+def test_errors_of_transformations(call, error, said):
+    with pytest.raises(error, match=said):
+        call()

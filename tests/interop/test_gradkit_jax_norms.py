@@ -1,0 +1,614 @@
+"""``gradkit.jax``'s residual sums, offsets of the scale, group norms and running statistics."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+from jax.test_util import check_grads
+
+import gradkit
+import gradkit.jax
+from gradkit import _numpy
+from gradkit.jax import _callbacks
+from tests.tolerances import DTYPES, assert_same_bits
+
+TYPES = [
+    *(("float32", "float32"), ("float16", "float16"), ("float16", "float32")),
+    *(("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("float32", "bfloat16")),
+    ("float64", "float64"),
+]
+OWN, SAME = PartitionSpec("d"), PartitionSpec()
+
+
+@pytest.fixture(params=["buffers", "copies"])
+def way(request, monkeypatch):
+    """With XLA's own buffers, and as JAX 0.6.0 has it."""
+    if request.param == "copies":
+        monkeypatch.setattr(_callbacks, "buffer_callback", None)
+    jax.clear_caches()
+    yield request.param
+    jax.clear_caches()
+
+
+@pytest.fixture
+def x64():
+    with jax.enable_x64(True):
+        yield
+
+
+# Each norm: its arrays, what it gives, what direct calls give, and JAX's own formula.
+
+
+def values(shape, dtype="float32", seed=0):
+    x = np.random.default_rng(seed).normal(0.5, 2, shape)
+    return np.asarray(x).astype(DTYPES[dtype])
+
+
+def rows(data, parameters, t, v):
+    """Arrays of rows, a scale and perhaps a bias."""
+    return [
+        *(values((4, 3, 6), t, seed) for seed in range(data)),
+        *(values((3, 6), v, 5 + seed) for seed in range(parameters)),
+    ]
+
+
+def channels(t, v, *, known=False, dtype=None):
+    """An array with six channels, scale, bias, and statistics."""
+    u = dtype or ("float64" if t == "float64" else "float32")
+    statistics = [values(6, u, 7), np.abs(values(6, u, 8)) + DTYPES[u].type(0.25)]
+    parameters = [values(6, v, 5), values(6, v, 6)]
+    return [values((4, 6, 5), t), *parameters, *(statistics if known else [])]
+
+
+def spread(parameter, ndim=3):
+    """A parameter of channels, to be multiplied with an array."""
+    return jnp.reshape(parameter, (1, -1) + (1,) * (ndim - 2))
+
+
+def normal(x, over, eps, centred=True):
+    mean = x.mean(over, keepdims=True) if centred else 0.0
+    return (x - mean) / jnp.sqrt(((x - mean) ** 2).mean(over, keepdims=True) + eps)
+
+
+def layer(x, scale, bias, *, offset=0.0):
+    return normal(x, (1, 2), 1e-5) * (scale + offset) + bias
+
+
+def rms(x, scale, *, offset=0.0):
+    return normal(x, (1, 2), 1e-6, centred=False) * (scale + offset)
+
+
+def group(x, scale, bias):
+    parts = normal(x.reshape(4, 3, 2, 5), (2, 3), 1e-5).reshape(x.shape)
+    return parts * spread(scale) + spread(bias)
+
+
+def inference(x, scale, bias, mean, var):
+    factor = spread(scale) / jnp.sqrt(spread(var) + 1e-5)
+    return (x - spread(mean)) * factor + spread(bias)
+
+
+def running(x, scale, bias, mean, var):
+    y = normal(x, (0, 2), 1e-5) * spread(scale) + spread(bias)
+    n = x.shape[0] * x.shape[2]
+    return y, 0.75 * mean + 0.25 * x.mean((0, 2)), 0.75 * var + 0.25 * x.var((0, 2)) * n / (n - 1)
+
+
+def direct_layer(cotangents, *given, offset):
+    *data, scale, _ = given
+    rule = {"axis": 1, "scale_offset": offset}
+    if len(data) == 1:
+        y, mean, inv_std = gradkit.layer_norm(*given, **rule)
+        s, (dy,), ds = data[0], cotangents, None
+    else:
+        y, s, mean, inv_std = gradkit.add_layer_norm(*given, **rule)
+        dy, ds = cotangents
+    dx, dscale, dbias = gradkit.layer_norm_grad(dy, s, scale, mean, inv_std, ds=ds, **rule)
+    return [y] if ds is None else [y, s], [*[dx] * len(data), dscale, dbias]
+
+
+def direct_rms(cotangents, *given, offset):
+    *data, scale = given
+    rule = {"axis": 1, "scale_offset": offset}
+    if len(data) == 1:
+        y, inv_std = gradkit.rms_norm(*given, **rule)
+        s, (dy,), ds = data[0], cotangents, None
+    else:
+        y, s, inv_std = gradkit.add_rms_norm(*given, **rule)
+        dy, ds = cotangents
+    dx, dscale = gradkit.rms_norm_grad(dy, s, scale, inv_std, ds=ds, **rule)
+    return [y] if ds is None else [y, s], [*[dx] * len(data), dscale]
+
+
+def direct_group(cotangents, x, scale, bias):
+    y, mean, inv_std = gradkit.group_norm(x, 3, scale, bias)
+    return [y], gradkit.group_norm_grad(*cotangents, x, scale, mean, inv_std)
+
+
+def direct_inference(cotangents, x, scale, bias, mean, var):
+    y = gradkit.batch_norm_inference(x, scale, bias, mean, var)
+    grads = gradkit.batch_norm_inference_grad(*cotangents, x, scale, mean, var)
+    return [y], [*grads, np.zeros_like(mean), np.zeros_like(var)]
+
+
+def direct_running(cotangents, x, scale, bias, mean, var):
+    moved = mean.copy(), var.copy()
+    known = {"running_mean": moved[0], "running_var": moved[1], "momentum": 0.25}
+    y, batch_mean, inv_std = gradkit.batch_norm(x, scale, bias, **known)
+    grads = gradkit.batch_norm_grad(cotangents[0], x, scale, batch_mean, inv_std)
+    return [y, *moved], [*grads, np.zeros_like(mean), np.zeros_like(var)]
+
+
+def by_running(x, scale, bias, mean, var, **more):
+    known = {"running_mean": mean, "running_var": var, "momentum": 0.25}
+    return gradkit.jax.batch_norm(x, scale, bias, **known, **more)
+
+
+class Case(NamedTuple):
+    arguments: Callable[..., Any]
+    ours: Callable[..., Any]
+    direct: Callable[..., Any]
+    formula: Callable[..., Any]
+    data: int = 1  # how many arguments have an axis of the batch
+    names: tuple[str, ...] = ("scale", "bias")
+    constant: int = 0  # how many at the end have no gradient
+    offset: float = 0.0
+
+
+def over_rows(name, data, parameters, offset):
+    kind, direct = (layer, direct_layer) if "layer" in name else (rms, direct_rms)
+
+    def formula(*given):
+        s = sum(given[:data])
+        y = kind(s, *given[data:], offset=offset)
+        return (y, s) if data == 2 else y
+
+    ours = partial(getattr(gradkit.jax, name), axis=1, scale_offset=offset)
+    arguments = partial(rows, data, parameters)
+    names = ("scale", "bias")[:parameters]
+    return Case(arguments, ours, partial(direct, offset=offset), formula, data, names, 0, offset)
+
+
+CASES = {
+    "layer_norm": over_rows("layer_norm", 1, 2, 1.0),
+    "rms_norm": over_rows("rms_norm", 1, 1, 1.0),
+    "add_layer_norm": over_rows("add_layer_norm", 2, 2, 0.0),
+    "add_layer_norm, offset": over_rows("add_layer_norm", 2, 2, 0.5),
+    "add_rms_norm": over_rows("add_rms_norm", 2, 1, 0.0),
+    "add_rms_norm, offset": over_rows("add_rms_norm", 2, 1, 1.0),
+    "group_norm": Case(
+        channels,
+        lambda x, *parameters: gradkit.jax.group_norm(x, 3, *parameters),
+        direct_group,
+        group,
+    ),
+    "batch_norm_inference": Case(
+        partial(channels, known=True),
+        gradkit.jax.batch_norm_inference,
+        direct_inference,
+        inference,
+        constant=2,
+    ),
+    "batch_norm": Case(
+        partial(channels, known=True), by_running, direct_running, running, constant=2
+    ),
+}
+
+
+@pytest.fixture(params=list(CASES))
+def case(request):
+    return CASES[request.param]
+
+
+def outputs(made):
+    return [made] if isinstance(made, jax.Array) else list(made)
+
+
+def passes(norm):
+    """Outputs and gradients in one list; the gradient that arrives is a function of the output."""
+
+    def both(*given):
+        made, backward = jax.vjp(norm, *given)
+        arriving = jax.tree.map(lambda out: jnp.cos(out.astype("float32")).astype(out.dtype), made)
+        return [*outputs(made), *backward(arriving)]
+
+    return both
+
+
+def total(norm, weights):
+    """A loss that every output enters."""
+    return lambda *given: sum(
+        (w * out**2).sum() for w, out in zip(weights, outputs(norm(*given)), strict=False)
+    )
+
+
+# Values
+
+
+@pytest.mark.parametrize(
+    ("name", "t", "v"),
+    [
+        (name, *types)
+        for name in CASES
+        for types in TYPES
+        if types != ("float32", "bfloat16") or not name.startswith("batch_norm")
+    ],
+)
+def test_bits_of_direct_calls(name, t, v):
+    case = CASES[name]
+    given = case.arguments(t, v)
+    with jax.enable_x64(t == "float64"):
+        made = outputs(case.ours(*map(jnp.asarray, given)))
+        arriving = [values(out.shape, str(out.dtype), 9 + k) for k, out in enumerate(made)]
+
+        @jax.jit
+        def both(arriving, *given):
+            out, backward = jax.vjp(lambda *a: outputs(case.ours(*a)), *given)
+            return out, backward(arriving)
+
+        found, grads = both(arriving, *given)
+    wanted, slopes = case.direct(arriving, *given)
+    for got, ref in zip([*found, *grads], [*wanted, *slopes], strict=True):
+        assert_same_bits(got, ref)
+    for got, ref in zip(made, found, strict=True):
+        assert_same_bits(got, ref)
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize(
+    ("name", "dropped"),
+    [
+        (name, dropped)
+        for name, case in CASES.items()
+        for dropped in ((), ("bias",), ("scale",), ("scale", "bias"))
+        if set(dropped) <= set(case.names) and not (case.offset and "scale" in dropped)
+    ],
+    ids=str,
+)
+def test_gradients_of_jaxs_own_formula(name, dropped):
+    """With a scale and a bias, with one of the two, and with neither."""
+    case = CASES[name]
+    given = case.arguments("float64", "float64")
+    gone = {case.data + case.names.index(label): label == "scale" for label in dropped}
+    kept = [k for k in range(len(given) - case.constant) if k not in gone]
+
+    def filled(norm, none, *varied):
+        every = [None if none else np.full_like(a, gone.get(k)) for k, a in enumerate(given)]
+        every[len(given) - case.constant :] = given[len(given) - case.constant :]
+        for k, value in zip(kept, varied, strict=True):
+            every[k] = value
+        return norm(*every)
+
+    free = [given[k] for k in kept]
+    ours, theirs = partial(filled, case.ours, True), partial(filled, case.formula, False)
+    for got, ref in zip(outputs(ours(*free)), outputs(theirs(*free)), strict=True):
+        np.testing.assert_allclose(got, ref, rtol=1e-11, atol=1e-12)
+    weights = [values(out.shape, "float64", 11) for out in outputs(ours(*free))]
+    # New running statistics have no gradient.
+    losses = [total(norm, weights[: 1 if case.constant else None]) for norm in (ours, theirs)]
+    made, wanted = (jax.jit(jax.grad(f, tuple(range(len(kept)))))(*free) for f in losses)
+    for got, ref in zip(made, wanted, strict=True):
+        np.testing.assert_allclose(got, ref, rtol=1e-11, atol=1e-11)
+    check_grads(losses[0], free, order=1, modes=["rev"])
+
+
+def test_running_statistics_are_constants():
+    x, *_, mean, var = channels("float32", "float32", known=True)
+    slopes = jax.grad(lambda x, m, v: sum(a.sum() for a in by_running(x, None, None, m, v)[1:]))
+    np.testing.assert_array_equal(slopes(x, mean, var), np.zeros_like(x))
+    by_them = jax.grad(
+        lambda m, v: gradkit.jax.batch_norm_inference(x, None, None, m, v).sum(), (0, 1)
+    )
+    for got in by_them(mean, var):
+        np.testing.assert_array_equal(got, np.zeros(6))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_running_statistics_keep_their_dtype(dtype):
+    given = channels("float32", "float32", known=True, dtype=dtype)
+    made = jax.jit(by_running)(*given)
+    (_, *wanted), _ = direct_running([given[0]], *given)
+    for got, ref in zip(made[1:], wanted, strict=True):
+        assert_same_bits(got, ref)
+
+
+def test_running_statistics_through_a_scan():
+    """What a training loop carries; a batch without elements moves nothing."""
+    batches = values((5, 4, 3))
+    start = np.zeros(3, "f4"), np.ones(3, "f4")
+
+    def step(carry, x):
+        _, mean, var = gradkit.jax.batch_norm(x, running_mean=carry[0], running_var=carry[1])
+        return (mean, var), None
+
+    made, _ = jax.jit(lambda s, b: jax.lax.scan(step, s, b))(start, batches)
+    mean, var = (a.copy() for a in start)
+    for x in batches:
+        gradkit.batch_norm(x, running_mean=mean, running_var=var)
+    for got, ref in zip(made, (mean, var), strict=True):
+        assert_same_bits(got, ref)
+    for got, ref in zip(step(made, batches[0, :0])[0], made, strict=True):
+        assert_same_bits(got, ref)
+
+
+@pytest.mark.parametrize("axis", [-1, 2, 1])
+def test_channels_on_any_axis(axis):
+    x, scale, bias, mean, var = channels("float32", "float32", known=True)
+    x = np.ascontiguousarray(np.moveaxis(x, 1, axis))
+    rule = {"channel_axis": axis}
+    made = (
+        gradkit.jax.group_norm(x, 3, scale, bias, **rule),
+        by_running(x, scale, bias, mean, var, **rule)[0],
+        gradkit.jax.batch_norm_inference(x, scale, bias, mean, var, **rule),
+    )
+    wanted = (
+        gradkit.group_norm(x, 3, scale, bias, **rule)[0],
+        gradkit.batch_norm(x, scale, bias, **rule)[0],
+        gradkit.batch_norm_inference(x, scale, bias, mean, var, **rule),
+    )
+    for got, ref in zip(made, wanted, strict=True):
+        assert_same_bits(got, ref)
+
+
+@pytest.mark.parametrize("shape", [(0, 6, 5), (4, 6, 0)])
+@pytest.mark.parametrize("name", ["group_norm", "batch_norm_inference", "batch_norm"])
+def test_arrays_without_elements(name, shape):
+    case, given = CASES[name], CASES[name].arguments("float32", "float32")
+    given[0] = np.zeros(shape, "f4")
+    grads = jax.jit(jax.grad(total(case.ours, [1.0]), (0, 1, 2)))(*given)
+    for got, like in zip(grads, given, strict=False):
+        np.testing.assert_array_equal(got, np.zeros_like(like))
+
+
+# Transformations
+
+
+def test_vmap_is_a_loop(case, way):  # noqa: ARG001
+    """Over data, over everything but data, over all, and one inside the other, with gradients."""
+    examples = [case.arguments("float32", "float32") for _ in range(6)]
+    stacked = [
+        np.stack([e[k] * np.float32(n + 1) for n, e in enumerate(examples)])
+        for k in range(len(examples[0]))
+    ]
+    both = passes(case.ours)
+    data = [k < case.data for k in range(len(stacked))]
+    for batched in (
+        data,
+        [not b for b in data],
+        [True] * len(data),
+        [True, *[False] * len(data[1:])],
+    ):
+        axes = tuple(0 if b else None for b in batched)
+        given = [a if b else a[0] for a, b in zip(stacked, batched, strict=True)]
+        made = jax.jit(jax.vmap(both, axes))(*given)
+        own = [[a[n] if b else a for a, b in zip(given, batched, strict=True)] for n in range(6)]
+        for got, *refs in zip(made, *(jax.jit(both)(*e) for e in own), strict=True):
+            assert_same_bits(got, np.stack(refs))
+    twice = [a.reshape(2, 3, *a.shape[1:]) for a in stacked]
+    nested, flat = jax.vmap(jax.vmap(both))(*twice), jax.vmap(both)(*stacked)
+    for got, ref in zip(nested, flat, strict=True):
+        assert_same_bits(np.reshape(got, ref.shape), ref)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "batch_norm"])
+def test_vmap_over_data_is_one_call(name, monkeypatch):
+    """Forward passes with parameters in common, and gradients without parameters."""
+    case, calls, operation = CASES[name], [], name.partition(",")[0]
+    for function in (operation, operation.removeprefix("add_") + "_grad"):
+        of = getattr(_numpy, function)
+        noting = lambda *a, of=of, **more: calls.append(1) or of(*a, **more)  # noqa: E731
+        monkeypatch.setattr(_numpy, function, noting)
+    given = case.arguments("float32", "float32")
+    data = [np.stack([a, 2 * a, 3 * a]) for a in given[: case.data]]
+    rest = given[case.data :]
+    jax.clear_caches()
+    many = jax.jit(jax.vmap(case.ours, (*[0] * len(data), *[None] * len(rest))))
+    many(*data, *rest)
+    calls.clear()  # of the trace
+    made = jax.block_until_ready(many(*data, *rest))
+    assert len(calls) == 1
+    for k in range(3):
+        alone = outputs(case.ours(*(a[k] for a in data), *rest))
+        for got, ref in zip(outputs(made), alone, strict=True):
+            assert_same_bits(got[k], ref)
+    if case.offset:
+        return
+    rest = [None] * (len(rest) - case.constant) + rest[len(rest) - case.constant :]
+    loss = lambda *data: total(case.ours, [1.0, 1.0])(*data, *rest)  # noqa: E731
+    slopes = jax.jit(jax.vmap(jax.grad(loss)))
+    jax.block_until_ready(slopes(*data))
+    calls.clear()
+    jax.block_until_ready(slopes(*data))
+    assert len(calls) == 2
+    jax.clear_caches()
+
+
+def test_scan_and_checkpoint(case, way):  # noqa: ARG001
+    given = case.arguments("float32", "float32")
+
+    def loss(norm, *given):
+        def layer(x, _):
+            inner = lambda x: outputs(norm(jnp.sin(x), *given[1:]))[0]  # noqa: E731
+            return jax.checkpoint(inner)(x), None
+
+        return (jax.lax.scan(layer, given[0], None, length=3)[0] ** 3).sum()
+
+    which = tuple(range(1, 1 + len(given) - case.constant))
+    made, wanted = (
+        jax.jit(jax.grad(loss, which), static_argnums=0)(f, *given)
+        for f in (case.ours, case.formula)
+    )
+    for got, ref in zip(made, wanted, strict=True):
+        np.testing.assert_allclose(got, ref, rtol=5e-3, atol=5e-3 * np.abs(ref).max())
+
+
+def test_only_the_sum_is_used():
+    """The gradient of what nobody reads is zero."""
+    x, residual, scale = rows(2, 1, "float32", "float32")
+    slope = jax.grad(lambda x, r: gradkit.jax.add_rms_norm(x, r, scale, axis=1)[1].sum(), (0, 1))
+    for got in slope(x, residual):
+        np.testing.assert_array_equal(got, np.ones_like(x))
+
+
+# Several devices
+
+
+@pytest.fixture(params=[True, False], ids=["checked", "unchecked"])
+def over(request):
+    """``shard_map`` with and without the types that say what differs between devices."""
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def mapped(function, in_specs, out_specs):
+        specs = {"in_specs": in_specs, "out_specs": out_specs, "check_vma": request.param}
+        return jax.jit(jax.shard_map(function, mesh=mesh, **specs))
+
+    mapped.checked = request.param
+    return mapped
+
+
+def assert_close(got, ref):
+    for one, other in zip(*map(jax.tree.leaves, (got, ref)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "batch_norm"])
+def test_parameters_that_all_devices_share(over, name):
+    case = CASES[name]
+    given = case.arguments("float32", "float32")
+    which = tuple(range(len(given) - case.constant))
+    grads = jax.grad(total(case.ours, [1.0, 1.0]), which)
+
+    def step(*given):
+        made = grads(*given)
+        if over.checked:
+            return made
+        return *made[: case.data], *jax.lax.psum(made[case.data :], "d")
+
+    specs = tuple(OWN if k < case.data else SAME for k in range(len(given)))
+    assert_close(over(step, specs, specs[: len(which)])(*given), grads(*given))
+
+
+def test_a_residual_that_all_devices_share(over):
+    """Its gradient is the sum of those of all devices."""
+    x, residual, scale = rows(2, 1, "float32", "float32")
+    residual = residual[:2]
+    loss = total(CASES["add_rms_norm"].ours, [1.0, 1.0])
+    grads = jax.grad(loss, (0, 1))
+
+    def step(*given):
+        dx, dresidual = grads(*given)
+        return dx, dresidual if over.checked else jax.lax.psum(dresidual, "d")
+
+    ref = [grads(part, residual, scale) for part in (x[:2], x[2:])]
+    wanted = np.concatenate([ref[0][0], ref[1][0]]), ref[0][1] + ref[1][1]
+    assert_close(over(step, (OWN, SAME, SAME), (OWN, SAME))(x, residual, scale), wanted)
+
+
+def test_running_statistics_of_the_whole_batch(over):
+    """They stay the same on all devices, and the gradients are those of the whole."""
+    given = channels("float32", "float32", known=True)
+
+    def loss_of(*given, **more):
+        y, *moved = by_running(*given, **more)
+        return (y**3).sum(), moved
+
+    which = (0, 1, 2)
+    ref, wanted = jax.grad(loss_of, which, has_aux=True)(*given)
+
+    def step(*given):
+        grads, moved = jax.grad(partial(loss_of, axis_name="d"), which, has_aux=True)(*given)
+        if not over.checked:
+            grads = grads[0], *jax.lax.psum(grads[1:], "d")
+        return grads, moved
+
+    specs = OWN, SAME, SAME, SAME, SAME
+    grads, moved = over(step, specs, ((OWN, SAME, SAME), SAME))(*given)
+    assert_close(grads, ref)
+    assert_close(moved, wanted)
+
+
+def test_running_statistics_that_differ_between_devices(over):
+    x, *_, mean, var = channels("float32", "float32", known=True)
+    many = [np.concatenate([a, 2 * a]) for a in (mean, var)]
+    step = lambda x, *known: by_running(x, None, None, *known, axis_name="d")[1:]  # noqa: E731
+    made = over(step, (OWN, OWN, OWN), (OWN, OWN))(x, *many)
+    ref = [by_running(x, None, None, k * mean, k * var)[1:] for k in (1, 2)]
+    assert_close(made, [np.concatenate(parts) for parts in zip(*ref, strict=True)])
+    if over.checked:
+        with pytest.raises(ValueError, match="replicated"):
+            over(step, (OWN, OWN, OWN), (SAME, SAME))(x, *many)
+
+
+def test_running_statistics_over_an_axis_of_a_vmap():
+    x, scale, bias, mean, var = channels("float32", "float32", known=True)
+    parts = x.reshape(2, 2, 6, 5)
+    norm = partial(by_running, axis_name="i")
+    made = jax.vmap(norm, (0, None, None, None, None), axis_name="i")(parts, scale, bias, mean, var)
+    y, *moved = by_running(x, scale, bias, mean, var)
+    assert_close(made[0].reshape(y.shape), y)
+    assert_close(made[1:], [np.stack([a, a]) for a in moved])
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "said"),
+    [
+        (lambda n, x: n.add_rms_norm(x, x[:2]), ValueError, r"residual has shape \(2, 6\)"),
+        (lambda n, x: n.add_layer_norm(x, x.astype("f2")), TypeError, "residual has dtype"),
+        (lambda n, x: n.add_layer_norm(x, x, np.ones(5)), ValueError, "scale has shape"),
+        (lambda n, x: n.rms_norm(x, scale_offset=1), ValueError, "scale_offset is 1.0, but scale"),
+        (lambda n, x: n.layer_norm(x, x[0], scale_offset=np.nan), ValueError, "scale_offset"),
+        (lambda n, x: n.add_rms_norm(x, x, scale_offset=1), ValueError, "scale_offset is 1.0"),
+        (lambda n, x: n.group_norm(x, 4), ValueError, "num_groups is 4; it must divide the 6"),
+        (lambda n, x: n.group_norm(x, 2.0), TypeError, "num_groups must be an integer"),
+        (lambda n, x: n.group_norm(x[0], 2), ValueError, r"x has shape \(6,\); group norm needs"),
+        (lambda n, x: n.group_norm(x, 2, channel_axis=0), ValueError, "the axis of the samples"),
+        (lambda n, x: n.group_norm(x, 2, np.ones(5)), ValueError, "scale has shape"),
+        (lambda n, x: n.batch_norm(x, running_mean=x[0]), TypeError, "running_var is None"),
+        (lambda n, x: n.batch_norm(x, running_var=x[0]), TypeError, "running_mean is None"),
+        (lambda n, x: by_known(n, x[:, :5], x), ValueError, "mean has shape"),
+        (lambda n, x: by_known(n, x, x, momentum=2), ValueError, "momentum must be from 0 to 1"),
+        (lambda n, x: by_known(n, x[:1], x), ValueError, "x has one element per channel; the"),
+        (
+            lambda n, x: n.batch_norm(x, running_mean=x[0], running_var=x[1].astype("f2")),
+            TypeError,
+            "running_var has dtype float16; running_mean has dtype float32",
+        ),
+        (
+            lambda n, x: n.batch_norm_inference(x, None, None, x[0], x[0, :5]),
+            ValueError,
+            r"var has shape \(5,\)",
+        ),
+        (
+            lambda n, x: n.batch_norm_inference(x, None, None, x[0], x[0].astype(int)),
+            TypeError,
+            "var has dtype",
+        ),
+    ],
+)
+def test_errors_name_the_argument_while_tracing(call, error, said):
+    x = jnp.ones((3, 6))
+    with pytest.raises(error, match=said):
+        call(gradkit.jax, x)
+    with pytest.raises(error, match=said):
+        jax.eval_shape(lambda x: call(gradkit.jax, x), x)
+
+
+def by_known(norms, x, like, **more):
+    return norms.batch_norm(x, running_mean=like[0], running_var=like[0], **more)
+
+
+def test_a_second_derivative_is_refused(case):
+    given = case.arguments("float32", "float32")
+    first = jax.grad(lambda *a: (outputs(case.ours(*a))[0] ** 3).sum())
+    with pytest.raises(TypeError, match=r"gradkit\.jax\.\w+_norm\w* has no second derivative"):
+        jax.eval_shape(jax.grad(lambda *a: first(*a).sum()), *given)
+    with pytest.raises(TypeError, match="forward-mode"):
+        jax.jvp(case.ours, given, given)

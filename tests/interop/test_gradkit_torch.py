@@ -1,0 +1,769 @@
+"""``gradkit.torch``'s norms: their gradients, and what PyTorch does with operators."""
+
+import copy
+import io
+
+import pytest
+
+import gradkit
+
+from .libraries import framework
+
+torch = framework("torch")
+functional = framework("torch.nn.functional")
+ours = framework("gradkit.torch")
+forward_ad = framework("torch.autograd.forward_ad")
+
+OPERATORS = torch.ops.gradkit
+
+
+def random(*shape, dtype=torch.float64, grad=True, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+    return values.requires_grad_(grad)
+
+
+def batch_norm(x, weight=None, bias=None):
+    return ours.batch_norm(x, None, None, weight, bias, True)
+
+
+def frozen_batch_norm(x, weight=None, bias=None):
+    return ours.batch_norm(x, MEAN, VAR, weight, bias)
+
+
+def instance_norm(x, weight=None, bias=None):
+    return ours.instance_norm(x, None, None, weight, bias)
+
+
+def tracking_instance_norm(x, weight=None, bias=None):
+    return ours.instance_norm(x, MEAN.clone(), VAR.clone(), weight, bias)
+
+
+def gemma(function):
+    return lambda *args: function(*args, scale_offset=1.0)
+
+
+X, W, B = random(4, 5, 6), random(6, seed=1), random(6, seed=2)
+IMAGES, CW, CB = random(3, 4, 2, 3), random(4, seed=1), random(4, seed=2)
+MEAN, VAR = random(4, grad=False, seed=3), random(4, grad=False, seed=4).square() + 0.1
+R = random(4, 5, 6, seed=5)
+CASES = {
+    "layer_norm": (ours.layer_norm, (X, (6,), W, B)),
+    "layer_norm, weight": (ours.layer_norm, (X, (6,), W)),
+    "layer_norm, bias": (ours.layer_norm, (X, (6,), None, B)),
+    "layer_norm, neither": (ours.layer_norm, (X, (5, 6))),
+    "invertible_layer_norm": (ours.invertible_layer_norm, (X, (6,), W, B)),
+    "invertible_layer_norm, weight": (ours.invertible_layer_norm, (X, (6,), W)),
+    "invertible_layer_norm, bias": (ours.invertible_layer_norm, (X, (6,), None, B)),
+    "rms_norm": (ours.rms_norm, (X, (6,), W)),
+    "rms_norm, no weight": (ours.rms_norm, (X, (5, 6))),
+    "layer_norm, scale_offset": (gemma(ours.layer_norm), (X, (6,), W, B)),
+    "rms_norm, scale_offset": (gemma(ours.rms_norm), (X, (6,), W)),
+    "add_layer_norm": (ours.add_layer_norm, (X, R, (6,), W, B)),
+    "add_layer_norm, bias": (ours.add_layer_norm, (X, R, (6,), None, B)),
+    "add_layer_norm, scale_offset": (gemma(ours.add_layer_norm), (X, R, (6,), W, B)),
+    "add_layer_norm, neither": (ours.add_layer_norm, (X, R, (5, 6))),
+    "add_rms_norm": (ours.add_rms_norm, (X, R, (6,), W)),
+    "add_rms_norm, scale_offset": (gemma(ours.add_rms_norm), (X, R, (6,), W)),
+    "add_rms_norm, no weight": (ours.add_rms_norm, (X, R, (5, 6))),
+    "group_norm": (ours.group_norm, (IMAGES, 2, CW, CB)),
+    "group_norm, weight": (ours.group_norm, (IMAGES, 2, CW)),
+    "group_norm, bias": (ours.group_norm, (IMAGES, 1, None, CB)),
+    "group_norm, neither": (ours.group_norm, (IMAGES, 4)),
+    "instance_norm": (instance_norm, (IMAGES, CW, CB)),
+    "instance_norm, tracking": (tracking_instance_norm, (IMAGES, CW, CB)),
+    "frozen_batch_norm": (frozen_batch_norm, (IMAGES, CW, CB)),
+    "frozen_batch_norm, weight": (frozen_batch_norm, (IMAGES, CW)),
+    "frozen_batch_norm, bias": (frozen_batch_norm, (IMAGES, None, CB)),
+    "frozen_batch_norm, neither": (frozen_batch_norm, (IMAGES,)),
+    "batch_norm": (batch_norm, (IMAGES, CW, CB)),
+    "batch_norm, weight": (batch_norm, (IMAGES, CW)),
+    "batch_norm, bias": (batch_norm, (IMAGES, None, CB)),
+    "batch_norm, neither": (batch_norm, (IMAGES,)),
+}
+ONE_OF_EACH = [name for name in CASES if "," not in name]
+
+
+# Derivatives
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradcheck(name):
+    assert torch.autograd.gradcheck(*CASES[name])
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_second_derivatives_are_refused(name):
+    with pytest.raises(NotImplementedError, match=r"no second derivatives.*torch\.nn\.functional"):
+        torch.autograd.gradgradcheck(*CASES[name])
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_forward_mode_is_refused(name):
+    function, (x, *rest) = CASES[name]
+    x = x.detach()
+    refused = pytest.raises(NotImplementedError, match=r"forward-mode.*torch\.nn\.functional")
+    with refused, forward_ad.dual_level():
+        function(forward_ad.make_dual(x, x), *rest)
+    plain = [t.detach() if isinstance(t, torch.Tensor) else t for t in rest]
+    with refused, forward_ad.dual_level():
+        function(forward_ad.make_dual(x, x), *plain)
+    with refused:
+        torch.func.jvp(lambda x: function(x, *rest), (x,), (x,))
+
+
+def test_parameters_alone_and_inputs_alone_get_gradients():
+    for chosen in ((X,), (W,), (B,), (X, B)):
+        given = [t if any(t is c for c in chosen) else t.detach() for t in (X, W, B)]
+        y = ours.layer_norm(given[0], (6,), *given[1:])
+        expected = functional.layer_norm(given[0], (6,), *given[1:])
+        dy = random(4, 5, 6, grad=False, seed=3)
+        torch.testing.assert_close(
+            torch.autograd.grad(y, chosen, dy), torch.autograd.grad(expected, chosen, dy)
+        )
+
+
+@pytest.mark.parametrize("dtypes", [("float16", "float32"), ("bfloat16", "bfloat16")])
+def test_16_bit_data(dtypes):
+    """As in float64, rounded once."""
+    data, parameter = (getattr(torch, dtype) for dtype in dtypes)
+    x, w, b = random(9, 65, dtype=data), random(65, dtype=parameter), random(65, dtype=parameter)
+    dy = random(9, 65, dtype=data, grad=False, seed=3)
+    y = ours.layer_norm(x, (65,), w, b)
+    wide = [t.detach().double().requires_grad_() for t in (x, w, b)]
+    expected = functional.layer_norm(wide[0], (65,), *wide[1:])
+    torch.testing.assert_close(y, expected.to(data))
+    for got, other, like in zip(
+        torch.autograd.grad(y, (x, w, b), dy),
+        torch.autograd.grad(expected, wide, dy.double()),
+        (x, w, b),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, other.to(like.dtype))
+
+
+def test_statistics_are_not_differentiable():
+    y, mean, inv_std = OPERATORS.layer_norm(X, W, B, -1, 1e-5, 0.0)
+    assert (y.requires_grad, mean.requires_grad, inv_std.requires_grad) == (True, False, False)
+
+
+def test_the_invertible_norm_keeps_its_output_instead_of_its_input():
+    def kept(function):
+        x = X.detach().requires_grad_()
+        found = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: found.append(t) or t, lambda t: t):
+            y = function(x, (6,), W, B)
+        kept = {t.data_ptr() for t in found}
+        return x.data_ptr() in kept, y.data_ptr() in kept
+
+    assert kept(ours.layer_norm) == (True, False)
+    assert kept(ours.invertible_layer_norm) == (False, True)
+    y = ours.invertible_layer_norm(X, (6,), W, B)
+    with torch.no_grad():
+        y.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+    y = ours.invertible_layer_norm(X, (6,), torch.zeros(6, dtype=torch.float64))
+    with pytest.raises(ValueError, match="scale"):
+        y.sum().backward()
+
+
+# torch.func
+
+
+def _losses(norm):
+    def loss(x, w):
+        return (norm(x, (6,), w) * torch.linspace(-1, 2, 6)).square().sum()
+
+    return loss
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda loss: torch.func.grad(loss, (0, 1))(X.detach()[0], W.detach()),
+        lambda loss: torch.vmap(loss, (1, None))(X.detach(), W.detach()),
+        lambda loss: torch.vmap(torch.func.grad(loss, (0, 1)), (0, None))(X.detach(), W.detach()),
+        lambda loss: torch.func.jacrev(loss)(X.detach()[0], W.detach()),
+    ],
+    ids=["grad", "vmap", "a gradient for each sample", "jacrev"],
+)
+def test_transforms(transform):
+    for norm in ("layer_norm", "rms_norm"):
+        expected = transform(_losses(getattr(functional, norm)))
+        torch.testing.assert_close(transform(_losses(getattr(ours, norm))), expected)
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        lambda f, x, w: f.batch_norm(x, None, None, w, None, True),
+        lambda f, x, w: f.batch_norm(x, MEAN, VAR, w),
+        lambda f, x, w: f.group_norm(x, 2, w),
+        lambda f, x, w: f.instance_norm(x, weight=w),
+    ],
+    ids=["batch_norm", "frozen_batch_norm", "group_norm", "instance_norm"],
+)
+def test_each_sample_of_a_vmap_is_a_batch(norm):
+    x, w = random(2, 3, 4, 2, grad=False), CW.detach()
+    grads = [
+        torch.vmap(
+            torch.func.grad(lambda x, w, f=f: norm(f, x, w).pow(3).sum(), (0, 1)), (0, None)
+        )(x, w)
+        for f in (ours, functional)
+    ]
+    torch.testing.assert_close(*grads)
+
+
+def test_residual_norms_in_transforms():
+    def loss(norm):
+        def of(x, r, w):
+            y, s = norm(x, r, w)
+            return (y.pow(3) + s.cos()).sum()
+
+        return of
+
+    given = X.detach(), R.detach(), W.detach()
+    own, expected = (
+        torch.vmap(torch.func.grad(loss(norm), (0, 1, 2)), (0, 0, None))(*given)
+        for norm in (
+            lambda x, r, w: ours.add_rms_norm(x, r, (6,), w, 1e-3),
+            lambda x, r, w: (functional.rms_norm(x + r, (6,), w, 1e-3), x + r),
+        )
+    )
+    torch.testing.assert_close(own, expected)
+
+
+def test_operators_in_transforms_are_refused():
+    with pytest.raises(NotImplementedError, match=r"torch\.func.*gradkit\.torch"):
+        torch.func.grad(lambda x: OPERATORS.layer_norm(x, None, None, -1, 1e-5, 0.0)[0].sum())(X)
+    with pytest.raises(NotImplementedError, match=r"second derivatives"):
+        torch.func.grad(lambda x: torch.func.grad(_losses(ours.rms_norm))(x, W).sum())(X.detach())
+
+
+def test_gradients_of_many_outputs_at_once():
+    dy = random(3, 4, 5, 6, grad=False, seed=3)
+    own, theirs = (
+        torch.autograd.grad(norm(X, (6,), W, B), (X, W, B), dy, is_grads_batched=True)
+        for norm in (ours.layer_norm, functional.layer_norm)
+    )
+    torch.testing.assert_close(own, theirs)
+
+
+@pytest.mark.parametrize(
+    "special",
+    [
+        torch._neg_view,
+        lambda x: x.to("meta"),
+        lambda x: x[:0],
+        lambda x: x.requires_grad_(),
+    ],
+    ids=["negative bit", "meta", "empty", "leaf"],
+)
+def test_special_tensors(special):
+    x = special(X.detach().clone())
+    torch.testing.assert_close(ours.layer_norm(x, (6,)), functional.layer_norm(x, (6,)))
+
+
+def test_tensors_that_left_a_transform():
+    left = []
+    torch.func.grad(lambda x: left.append(x * 2) or x.sum())(X.detach())
+    y = ours.rms_norm(left[0], (6,), eps=0.0)
+    torch.testing.assert_close(y, functional.rms_norm(X.detach(), (6,), eps=0.0))
+
+
+def test_modes_see_operators():
+    """Where a mode may act, calls go through the dispatcher, forward and backward."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen = []
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Mode():
+        y = ours.layer_norm(X, (6,), W, B)
+    outside = ours.layer_norm(X, (6,), W, B)
+    with Mode():
+        torch.autograd.grad(outside.sum(), X)
+        running = torch.zeros(4), torch.ones(4)
+        ours.batch_norm(IMAGES.float(), *running, training=True)
+    assert "gradkit.batch_norm.default" in seen
+    expected = torch.zeros(4), torch.ones(4)
+    ours.batch_norm(IMAGES.float(), *expected, training=True)
+    torch.testing.assert_close(running, expected)
+    assert torch.equal(y, outside)
+    assert {"gradkit.layer_norm.default", "gradkit.layer_norm_grad.default"} <= {*seen}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_traced_programs():
+    x = X.detach()
+    traced = torch.jit.trace(lambda x: ours.layer_norm(x, (6,)), (x,))
+    torch.testing.assert_close(traced(x.exp()), ours.layer_norm(x.exp(), (6,)))
+
+
+# Operators
+
+
+def _arguments():
+    plain = [t.detach() for t in (X, R, W, B, CW, CB, IMAGES)]
+    x, r, w, b, cw, cb, images = plain
+    y, mean, inv_std = OPERATORS.layer_norm(x, w, b, -1, 1e-5, 0.0)
+    dy = random(4, 5, 6, grad=False, seed=3)
+    ds = dy[..., :1].expand(dy.shape)
+    wide = images.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+    empty = torch.empty(0, 4, 2, dtype=torch.float64)
+    half, wider = x.bfloat16(), w.float()
+    yield "layer_norm", (X, W, B, -1, 1e-5, 1.0)
+    yield "layer_norm", (X[:, ::2].transpose(0, 1), None, None, -2, 1e-5, 0.0)
+    yield "layer_norm", (empty.float(), None, None, -1, 1e-5, 0.0)
+    yield "layer_norm_grad", (dy, x, w, mean, inv_std, -1, 1.0)
+    yield "layer_norm_grad", (ds, x, None, mean, inv_std, -1, 0.0)
+    yield "layer_norm_grad", (half, half, wider, mean.float(), inv_std.float(), -1, 0.0)
+    yield "invertible_layer_norm", (X, W, B, -1, 1e-5)
+    yield "invertible_layer_norm_grad", (dy, y, w, b, inv_std, -1)
+    yield "invertible_layer_norm_grad", (dy, y, w, None, inv_std, -1)
+    yield "add_layer_norm", (X, R, W, B, -1, 1e-5, 1.0)
+    yield "add_layer_norm", (half, r.bfloat16(), wider, None, -1, 1e-5, 0.0)
+    yield "add_layer_norm_grad", (dy, ds, x, w, mean, inv_std, -1, 1.0)
+    yield "add_layer_norm_grad", (dy, None, x, None, mean, inv_std, -1, 0.0)
+    yield "rms_norm", (X, W, -1, 1e-5, 1.0)
+    yield "rms_norm", (half, wider, -1, 1e-5, 0.0)
+    yield "rms_norm_grad", (dy, x, w, inv_std, -1, 1.0)
+    yield "rms_norm_grad", (dy, x, None, inv_std, -1, 0.0)
+    yield "add_rms_norm", (X, R, W, -1, 1e-5, 1.0)
+    yield "add_rms_norm", (empty, empty, None, -1, 1e-5, 0.0)
+    yield "add_rms_norm_grad", (dy, ds, x, w, inv_std, -1, 1.0)
+    yield "add_rms_norm_grad", (dy, None, x, None, inv_std, -1, 0.0)
+    for statistics in (2, 4):
+        _, gmean, ginv_std = OPERATORS.group_norm(images, None, None, statistics, 1e-5)
+        yield "group_norm_grad", (images, wide, cw, gmean, ginv_std)
+        yield "group_norm_grad", (wide, images, None, gmean, ginv_std)
+    yield "group_norm", (IMAGES, CW, CB, 2, 1e-5)
+    yield "group_norm", (wide, None, None, 4, 1e-5)
+    yield "group_norm", (wide.bfloat16()[:, :, :1], cw.float(), cb.float(), 2, 1e-5)
+    yield "group_norm", (empty, None, None, 2, 1e-5)
+    _, cmean, cinv_std, *_ = OPERATORS.batch_norm(wide, None, None, None, None, 0.1, 1e-5)
+    yield "batch_norm", (IMAGES, CW, CB, MEAN, VAR, 0.1, 1e-5)
+    yield "batch_norm", (wide, None, None, None, None, 0.1, 1e-5)
+    bits = wide.bfloat16()[:, :, :1]
+    yield "batch_norm", (bits, cw.float(), cb.float(), MEAN.half(), VAR.half(), 0.1, 1e-5)
+    yield "batch_norm", (empty, None, None, MEAN, VAR, 0.1, 1e-5)
+    yield "batch_norm_grad", (images, wide, cw, cmean, cinv_std)
+    yield "batch_norm_grad", (wide, images, None, cmean, cinv_std)
+    yield "batch_norm_inference", (IMAGES, CW, CB, MEAN, VAR, 1e-5)
+    yield "batch_norm_inference", (bits, cw.float(), None, MEAN.float(), VAR.float(), 1e-5)
+    yield "batch_norm_inference", (empty, None, None, MEAN, VAR, 1e-5)
+    yield "batch_norm_inference_grad", (wide, images, cw, MEAN, VAR, 1e-5)
+    yield "batch_norm_inference_grad", (images, wide, None, MEAN, VAR, 1e-5)
+
+
+ARGUMENTS = list(_arguments())
+
+
+@pytest.mark.parametrize(("name", "arguments"), ARGUMENTS)
+def test_fake_kernels_state_what_comes(name, arguments):
+    """Shapes, dtypes and strides; and all results are new memory, each by itself."""
+    from torch._subclasses import FakeTensorMode
+
+    arguments = torch.utils._pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, arguments)
+    results = getattr(OPERATORS, name)(*arguments)
+    with FakeTensorMode() as mode:
+        fake = torch.utils._pytree.tree_map_only(torch.Tensor, mode.from_tensor, arguments)
+        stated = getattr(OPERATORS, name)(*fake)
+    if isinstance(results, torch.Tensor):
+        results, stated = (results,), (stated,)
+    for got, said in zip(results, stated, strict=True):
+        assert got.shape == said.shape
+        assert got.dtype == said.dtype
+        assert got.stride() == said.stride()
+        assert got.storage_offset() == 0
+    given = [a for a in arguments if isinstance(a, torch.Tensor)]
+    read, written = (
+        [t.untyped_storage().data_ptr() for t in tensors if t.numel()]
+        for tensors in (given, results)
+    )
+    assert len({*written} - {*read}) == len(written)
+
+
+def test_compilers_keep_the_layouts_that_fake_kernels_saw():
+    for name in dict(ARGUMENTS):
+        assert torch.Tag.needs_exact_strides in getattr(OPERATORS, name).default.tags
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [next(row for row in ARGUMENTS if row[0] == name) for name in dict(ARGUMENTS)],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_opcheck(name, arguments):
+    operator = getattr(OPERATORS, name).default
+    checked = torch.library.opcheck(operator, arguments)
+    assert set(checked.values()) == {"SUCCESS"}
+
+
+class Every(torch.nn.Module):
+    """A norm of each kind, in a network."""
+
+    def __init__(self):
+        super().__init__()
+        self.images = torch.nn.Sequential(
+            torch.nn.Conv2d(2, 4, 3, bias=False),
+            torch.nn.BatchNorm2d(4),
+            torch.nn.ReLU(),
+            torch.nn.GroupNorm(2, 4),
+            torch.nn.InstanceNorm2d(4, affine=True),
+        )
+        self.rows = torch.nn.Sequential(
+            torch.nn.LayerNorm(16), torch.nn.Linear(16, 16, bias=False), torch.nn.RMSNorm(16)
+        )
+        self.sums = torch.nn.ModuleList((ours.AddLayerNorm(16), ours.AddRMSNorm(16)))
+        self.last = ours.InvertibleLayerNorm(16)
+
+    def forward(self, x):
+        y = self.images(x).flatten(2)
+        s = self.rows(y)
+        for norm in self.sums:
+            y, s = norm(y, s)
+        return self.last(y + s)
+
+
+def _network():
+    torch.manual_seed(0)
+    return Every()
+
+
+def _step(model, x, run):
+    x = x.clone().requires_grad_()
+    run(x).pow(3).mean().backward()
+    return [x.grad, *(p.grad for p in model.parameters()), *model.buffers()]
+
+
+def test_compiled_networks():
+    """In one graph, with another batch size in the second call."""
+    torch._dynamo.reset()
+    model = ours.replace_norms(_network())
+    alone = copy.deepcopy(model)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for rows in (2, 5):
+        x = random(rows, 2, 6, 6, dtype=torch.float32, grad=False).to(
+            memory_format=torch.channels_last
+        )
+        torch.testing.assert_close(_step(model, x, compiled), _step(alone, x, alone))
+
+
+def test_networks_compiled_to_machine_code(monkeypatch):
+    """Between operations that inductor makes kernels of, in layouts that it chooses."""
+    from torch._inductor import config
+
+    monkeypatch.setattr(config, "cpp_cache_precompile_headers", False)  # which takes longer
+    torch._dynamo.reset()
+
+    def program(x, w, b):
+        y = ours.batch_norm((x * 2).transpose(0, 1), mean, var, training=True).transpose(0, 1)
+        y = ours.group_norm((y + x.cos()).mT, 3).mT
+        y = ours.batch_norm(y.relu(), mean, var)
+        y, s = ours.add_rms_norm(y.sin(), x, (6,), w, scale_offset=1.0)
+        return ours.layer_norm(y + s.cos(), (6,), w, b).square().mean()
+
+    x, w, b = (t.detach().float().requires_grad_() for t in (X[:, :4], W, B))
+    mean, var = torch.zeros(4), torch.ones(4)
+    expected = torch.autograd.grad(program(x, w, b), (x, w, b)), mean.clone(), var.clone()
+    assert not mean.eq(0).any()
+    mean.zero_(), var.fill_(1)
+    compiled = torch.compile(program, fullgraph=True, backend="inductor")
+    got = torch.autograd.grad(compiled(x, w, b), (x, w, b)), mean, var
+    torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler's own, of what is new in it
+def test_backward_passes_that_are_compiled_alone():
+    from torch._dynamo import compiled_autograd
+
+    torch._dynamo.reset()
+    expected = torch.autograd.grad(ours.add_rms_norm(X, R, (6,), W)[0].pow(3).sum(), (X, W))
+    x, w = (t.detach().requires_grad_() for t in (X, W))
+    y, _ = ours.add_rms_norm(x, R, (6,), w)
+    with compiled_autograd._enable(
+        lambda graph: torch.compile(graph, backend="aot_eager", fullgraph=True)
+    ):
+        y.pow(3).sum().backward()
+    torch.testing.assert_close((x.grad, w.grad), expected)
+
+
+def test_compiled_forward_mode_is_refused():
+    torch._dynamo.reset()
+    x = X.detach()
+
+    def program(x):
+        return torch.func.jvp(lambda x: ours.layer_norm(x, (6,)), (x,), (x,))
+
+    with pytest.raises(Exception, match=r"gradkit's operators have no derivatives"):
+        torch.compile(program, fullgraph=True, backend="eager")(x)
+
+
+def test_exported_programs():
+    model = ours.replace_norms(_network()).eval()
+    x = random(2, 2, 6, 6, dtype=torch.float32, grad=False)
+    program = torch.export.export(model, (x,))
+    norms = ("layer_norm", "rms_norm", "group_norm", "batch_norm_inference")
+    norms += ("add_layer_norm", "add_rms_norm", "invertible_layer_norm")
+    assert {f"gradkit.{norm}.default" for norm in norms} <= {
+        str(node.target) for node in program.graph.nodes
+    }
+    torch.testing.assert_close(program.module()(x), model(x))
+
+
+# Modes
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing(reentrant):
+    from torch.utils.checkpoint import checkpoint
+
+    model = ours.replace_norms(_network())
+    x = random(3, 2, 6, 6, dtype=torch.float32, grad=False)
+    alone = copy.deepcopy(model)
+    expected = _step(alone, x, alone)[: 1 + len(list(model.parameters()))]
+    got = _step(model, x, lambda x: checkpoint(model, x, use_reentrant=reentrant))
+    torch.testing.assert_close(got[: len(expected)], expected, rtol=0, atol=0)
+
+
+def test_autocast():
+    """Results have the input's dtype; the statistics of bfloat16 are float32."""
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), ours.LayerNorm(16), ours.RMSNorm(16))
+    x = random(3, 8, dtype=torch.float32, grad=False)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = model(x)
+        plain = model[1](x.repeat(1, 2))
+    assert (y.dtype, plain.dtype) == (torch.bfloat16, torch.float32)
+    y.float().sum().backward()
+    assert {p.grad.dtype for p in model.parameters()} == {torch.float32}
+    assert OPERATORS.layer_norm(x.bfloat16(), None, None, -1, 1e-5, 0.0)[1].dtype == torch.float32
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_autocast_of_images(training):
+    """bfloat16 data between float32 parameters and running statistics."""
+    model = ours.replace_norms(_network()).train(training)
+    alone = copy.deepcopy(model).double()
+    x = random(3, 2, 6, 6, dtype=torch.float32, grad=False)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = model(x)
+    assert y.dtype == torch.bfloat16
+    expected = alone(x.double())
+    torch.testing.assert_close(y.double(), expected, rtol=0.1, atol=0.15)
+    y.float().sum().backward()
+    assert {p.grad.dtype for p in model.parameters()} == {torch.float32}
+    torch.testing.assert_close(
+        model.images[1].running_var.double(), alone.images[1].running_var, rtol=0.02, atol=1e-3
+    )
+
+
+def test_frozen_networks_are_fine_tuned():
+    """In evaluation, gradients arrive by way of the running statistics; compiled too."""
+    torch._dynamo.reset()
+    theirs = _network().eval()
+    torch.nn.init.uniform_(theirs.images[1].running_var, 0.5, 2.0)
+    swapped = ours.replace_norms(copy.deepcopy(theirs))
+    compiled = torch.compile(swapped, fullgraph=True, backend="aot_eager")
+    x = random(3, 2, 6, 6, dtype=torch.float32, grad=False)
+    expected = _step(theirs, x, theirs)
+    for run in (swapped, compiled):
+        swapped.zero_grad()
+        torch.testing.assert_close(_step(swapped, x, run), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_without_gradients(mode):
+    model = ours.replace_norms(_network())
+    x = random(3, 2, 6, 6, dtype=torch.float32, grad=False)
+    expected = copy.deepcopy(model)(x)
+    with mode():
+        y = model(x)
+    assert not y.requires_grad
+    assert torch.equal(y, expected)
+
+
+# Modules
+
+
+def test_replaced_modules_stay_what_they_were():
+    class Own(torch.nn.LayerNorm):
+        pass
+
+    model = torch.nn.ModuleDict({"network": _network(), "own": Own(4)})
+    before = dict(model.named_modules())
+    keys, parameters = list(model.state_dict()), list(model.parameters())
+    seen = []
+    model["network"].rows[0].register_forward_hook(lambda *_: seen.append(1))
+    assert ours.replace_norms(model) is model
+    assert {name: id(m) for name, m in model.named_modules()} == {
+        name: id(m) for name, m in before.items()
+    }
+    assert list(model.state_dict()) == keys
+    assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))
+    network = model["network"]
+    assert [type(m) for m in (*network.images[1::2], network.rows[0], network.rows[2])] == [
+        ours.BatchNorm2d,
+        ours.GroupNorm,
+        ours.LayerNorm,
+        ours.RMSNorm,
+    ]
+    assert type(model["own"]) is Own
+    network(random(2, 2, 6, 6, dtype=torch.float32, grad=False))
+    assert seen == [1]
+    assert type(ours.replace_norms(torch.nn.LayerNorm(3))) is ours.LayerNorm
+
+
+def test_statistics_may_stop_to_be_tracked():
+    """The batch's own are used, and the running ones stay."""
+    theirs = torch.nn.BatchNorm2d(4, dtype=torch.float64)
+    swapped = ours.replace_norms(copy.deepcopy(theirs))
+    for module in (theirs, swapped):
+        module.track_running_stats = False
+    torch.testing.assert_close(swapped(IMAGES), theirs(IMAGES))
+    assert swapped.running_mean.eq(0).all()
+    assert swapped.num_batches_tracked == 0
+
+
+@pytest.mark.parametrize("affine", [False, True])
+@pytest.mark.parametrize("momentum", [0.3, None])
+def test_statistics_that_move_are_torchs(momentum, affine):
+    """In training and evaluation, and with no batch at all."""
+    theirs = torch.nn.BatchNorm2d(4, momentum=momentum, affine=affine, dtype=torch.float64)
+    swapped = ours.replace_norms(copy.deepcopy(theirs))
+    for seed in range(3):
+        x = random(3, 4, 2, 3, grad=False, seed=seed) * (seed + 1)
+        torch.testing.assert_close(swapped(x), theirs(x))
+    before = swapped.running_var.clone()
+    swapped(IMAGES[:0])
+    assert torch.equal(swapped.running_var, before)
+    theirs(IMAGES[:0])
+    torch.testing.assert_close(swapped.state_dict(), theirs.state_dict())
+    torch.testing.assert_close(swapped.eval()(IMAGES), theirs.eval()(IMAGES))
+
+
+def test_compiled_averages_over_batches():
+    """Their momentum is a tensor, which no graph reads."""
+    torch._dynamo.reset()
+    model = ours.BatchNorm1d(4, momentum=None)
+    alone = copy.deepcopy(model)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for seed in range(3):
+        x = random(5, 4, dtype=torch.float32, grad=False, seed=seed)
+        torch.testing.assert_close(compiled(x), alone(x))
+    torch.testing.assert_close(model.state_dict(), alone.state_dict())
+
+
+def test_modules_of_sums():
+    """As the addition and the module of one argument."""
+    for whole, part in ((ours.AddLayerNorm, ours.LayerNorm), (ours.AddRMSNorm, ours.RMSNorm)):
+        norm, alone = (kind(6, scale_offset=1.0).double() for kind in (whole, part))
+        torch.nn.init.normal_(norm.weight)
+        alone.load_state_dict(norm.state_dict())
+        y, s = norm(X, R)
+        expected = X + R
+        torch.testing.assert_close((y, s), (alone(expected), expected))
+        loss = y.square().sum() + (s**3).sum()
+        wanted = alone(expected).square().sum() + (expected**3).sum()
+        torch.testing.assert_close(
+            torch.autograd.grad(loss, (X, R, norm.weight)),
+            torch.autograd.grad(wanted, (X, R, alone.weight)),
+        )
+        y, s = norm(X, R)
+        (only,) = torch.autograd.grad(s.sum(), R)
+        assert only.eq(1).all()
+
+
+def test_offset_weights_start_as_identity():
+    torch.testing.assert_close(
+        ours.RMSNorm(6, scale_offset=1.0, dtype=torch.float64)(X),
+        torch.nn.RMSNorm(6, dtype=torch.float64)(X),
+    )
+    norm = ours.LayerNorm(6, scale_offset=1.0)
+    assert norm.weight.eq(0).all()
+    assert "scale_offset=1.0" in repr(norm)
+    assert "scale_offset" not in repr(ours.LayerNorm(6))
+    assert list(norm.state_dict()) == list(torch.nn.LayerNorm(6).state_dict())
+    with pytest.raises(ValueError, match="scale_offset"):
+        ours.RMSNorm(6, elementwise_affine=False, scale_offset=1.0)
+
+
+def test_modules_are_saved_and_loaded():
+    theirs, swapped = _network(), ours.replace_norms(_network())
+    swapped.load_state_dict(theirs.state_dict())
+    theirs.load_state_dict(swapped.state_dict())
+    file = io.BytesIO()
+    torch.save(swapped, file)
+    file.seek(0)
+    again = torch.load(file, weights_only=False)
+    assert [type(m) for m in again.modules()] == [type(m) for m in swapped.modules()]
+
+
+def test_a_model_trains_as_with_torchs_norms():
+    """The same losses, step by step."""
+    x = random(8, 2, 6, 6, dtype=torch.float32, grad=False)
+    target = random(8, 4, 1, dtype=torch.float32, grad=False, seed=1)
+
+    def trained(swap):
+        model = swap(torch.nn.Sequential(_network(), torch.nn.Linear(16, 1)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        losses = []
+        for _ in range(30):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(model(x), target)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return torch.tensor(losses), model.state_dict()
+
+    (theirs, state), (mine, own_state) = trained(lambda model: model), trained(ours.replace_norms)
+    torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+    assert theirs[-1] < 0.5 * theirs[0]
+    assert int(own_state["0.images.1.num_batches_tracked"]) == 30
+    for name in ("0.images.1.running_mean", "0.images.1.running_var"):
+        torch.testing.assert_close(own_state[name], state[name], rtol=1e-3, atol=1e-4)
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: ours.layer_norm(X, (5,)), "input has shape"),
+        (lambda: ours.layer_norm(X, ()), "normalized_shape"),
+        (lambda: ours.rms_norm(X, (7, 5, 6)), "normalized_shape"),
+        (lambda: ours.layer_norm(X, (6,), CW), "scale has shape"),
+        (lambda: ours.layer_norm(X, (6,), eps=-1.0), "eps"),
+        (lambda: ours.layer_norm(X, (6,), None, B, scale_offset=1.0), "scale_offset"),
+        (lambda: ours.rms_norm(X, (6,), scale_offset=1.0), "scale_offset"),
+        (lambda: ours.add_rms_norm(X, R[:2], (6,)), "residual has shape"),
+        (lambda: ours.add_layer_norm(X, R.float(), (6,)), "float32"),
+        (lambda: ours.group_norm(IMAGES, 3), "num_groups is 3"),
+        (lambda: ours.group_norm(X[0, 0], 1), "x has shape"),
+        (lambda: ours.group_norm(IMAGES, 2, W), "scale has shape"),
+        (lambda: ours.instance_norm(IMAGES[:, :, :1, :1]), "more than one element"),
+        (lambda: ours.batch_norm(IMAGES, None, None), "running_mean and running_var"),
+        (lambda: ours.batch_norm(IMAGES, MEAN, None, training=True), "running_var is None"),
+        (lambda: ours.batch_norm(IMAGES, MEAN, VAR, training=True, momentum=2), "momentum"),
+        (lambda: ours.batch_norm(X[0, 0], None, None, training=True), "input has shape"),
+        (lambda: ours.batch_norm(X[:1, :, 0], None, None, training=True), "one element"),
+        (lambda: ours.layer_norm(X, (6,), W.float()), "float64"),
+        (lambda: ours.layer_norm(X.to("meta").to_sparse(), (6,)), "sparse|layout"),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises((TypeError, ValueError, RuntimeError), match=message):
+        call()
+
+
+def test_gradkit_itself_imports_no_torch(run_alone):
+    assert run_alone(
+        "import sys, gradkit; print('torch' in sys.modules, 'gradkit.torch' in sys.modules)"
+    ).split() == ["False", "False"]
+    assert not hasattr(gradkit, "torch") or gradkit.torch is ours

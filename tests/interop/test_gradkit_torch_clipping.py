@@ -1,0 +1,331 @@
+"""``gradkit.torch``'s clipping and accumulation beside ``torch.nn.utils``."""
+
+import copy
+
+import pytest
+
+import gradkit
+
+from .libraries import framework
+
+torch = framework("torch")
+ours = framework("gradkit.torch")
+utils = framework("torch.nn.utils")
+
+
+def parameters(*dtypes, seed=0):
+    """Parameters with gradients, one without."""
+    generator = torch.Generator().manual_seed(seed)
+    found = [torch.nn.Parameter(torch.zeros(3, 5, dtype=dtype)) for dtype in dtypes]
+    for p in found:
+        p.grad = torch.randn(3, 5, generator=generator).to(p.dtype)
+    return [*found, torch.nn.Parameter(torch.zeros(2))]
+
+
+def twins(given):
+    found = copy.deepcopy(given)
+    for twin, parameter in zip(found, given, strict=True):
+        twin.grad = None if parameter.grad is None else parameter.grad.clone()
+    return found
+
+
+def assert_same(given, expected, **bounds):
+    for p, q in zip(given, expected, strict=True):
+        assert (p.grad is None) == (q.grad is None)
+        if p.grad is not None:
+            torch.testing.assert_close(p.grad, q.grad, **bounds)
+
+
+MIXED = (torch.float32, torch.float16, torch.float64, torch.bfloat16)
+
+
+@pytest.mark.parametrize("max_norm", [0.5, 100.0, 0])
+@pytest.mark.parametrize("norm_type", [2.0, 1, 3.5, float("inf"), "inf"])
+def test_clip_grad_norm_is_torchs(norm_type, max_norm):
+    """But for the 1e-6 that PyTorch adds to the norm, and the norm's dtype."""
+    given = parameters(torch.float32, torch.float64)
+    expected = twins(given)
+    addresses = [p.grad.data_ptr() for p in given[:-1]]
+    norm = ours.clip_grad_norm_(iter(given), max_norm, norm_type)
+    wanted = utils.clip_grad_norm_(expected, max_norm, norm_type)
+    torch.testing.assert_close(norm, wanted.double(), rtol=1e-6, atol=0)
+    assert norm.dtype == torch.float64
+    assert_same(given, expected, rtol=1e-5, atol=1e-7)
+    assert [p.grad.data_ptr() for p in given[:-1]] == addresses
+
+
+def test_gradients_that_need_no_clipping_keep_their_bits():
+    given = parameters(*MIXED)
+    norm = ours.get_total_norm([p.grad for p in given[:-1]])
+    expected = twins(given)
+    ours.clip_grad_norm_(given, float(norm))
+    assert_same(given, expected, rtol=0, atol=0)
+
+
+def test_the_two_halves_are_the_whole():
+    given, other = parameters(*MIXED), parameters(*MIXED)
+    norm = ours.get_total_norm([p.grad for p in given[:-1]], foreach=True)
+    assert ours.clip_grads_with_norm_(given, 0.5, norm, foreach=False) is None
+    assert torch.equal(ours.clip_grad_norm_(other, 0.5), norm)
+    assert_same(given, other, rtol=0, atol=0)
+
+
+def test_a_norm_of_torch_goes_into_the_second_half():
+    given = parameters(torch.float32)
+    expected = twins(given)
+    norm = utils.get_total_norm([p.grad for p in given if p.grad is not None])
+    ours.clip_grads_with_norm_(given, 0.5, norm)
+    utils.clip_grads_with_norm_(expected, 0.5, norm)
+    assert_same(given, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_clip_grad_value_is_torchs():
+    given = parameters(*MIXED)
+    given[0].grad[0, 0] = torch.nan
+    expected = twins(given)
+    assert ours.clip_grad_value_(given, 0.3) is None
+    utils.clip_grad_value_(expected, 0.3)
+    assert_same(given, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_nothing_to_clip():
+    frozen = torch.nn.Parameter(torch.zeros(2))
+    for norm in (
+        ours.clip_grad_norm_([frozen], 1.0),
+        ours.clip_grad_norm_([], 1.0),
+        ours.get_total_norm([]),
+    ):
+        assert isinstance(norm, torch.Tensor)
+        assert (norm.dtype, norm.shape, norm.item()) == (torch.float64, (), 0)
+    ours.clip_grads_with_norm_([frozen], 1.0, torch.tensor(1.0))
+    ours.clip_grad_value_([frozen], 1.0)
+
+
+def test_one_tensor_is_a_list_of_one():
+    (given, _), (expected, _) = parameters(torch.float32), parameters(torch.float32)
+    assert float(ours.get_total_norm(given.grad)) == pytest.approx(given.grad.norm().item())
+    ours.clip_grad_norm_(given, 0.5)
+    ours.clip_grad_norm_([expected], 0.5)
+    assert torch.equal(given.grad, expected.grad)
+    ours.clip_grad_value_(given, 0.1)
+    ours.clip_grads_with_norm_(expected, 0.05, 1.0)
+    assert given.grad.abs().max() <= 0.1
+
+
+def test_a_generator_that_was_used_up_is_told_of():
+    empty = (p for p in ())
+    with pytest.warns(UserWarning, match="nothing is clipped"):
+        ours.clip_grad_norm_(empty, 1.0)
+
+
+def test_norms_that_are_not_finite():
+    given = parameters(torch.float32, torch.float32)
+    given[1].grad[1, 2] = torch.nan
+    before = twins(given)
+    for call in (
+        lambda: ours.clip_grad_norm_(given, 1.0, error_if_nonfinite=True),
+        lambda: ours.get_total_norm([p.grad for p in given[:2]], error_if_nonfinite=True),
+    ):
+        with pytest.raises(RuntimeError, match=r"grads\[1\]"):
+            call()
+    assert_same(given, before, rtol=0, atol=0, equal_nan=True)
+    assert torch.isnan(ours.clip_grad_norm_(given, 1.0))
+    assert torch.isnan(given[0].grad).all()
+
+
+def test_a_float32_norm_would_overflow():
+    given = torch.nn.Parameter(torch.zeros(4))
+    given.grad = torch.full((4,), 3e38)
+    assert float(ours.clip_grad_norm_(given, 2.0)) == pytest.approx(6e38)
+    torch.testing.assert_close(given.grad, torch.ones(4))
+
+
+def test_gradients_under_differentiation_are_clipped():
+    x = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+    (x.grad,) = torch.autograd.grad(x.square().sum(), x, create_graph=True)
+    assert x.grad.requires_grad
+    assert ours.clip_grad_norm_([x], 1.0).item() == 10
+    torch.testing.assert_close(x.grad.detach(), torch.tensor([0.6, 0.8]))
+
+
+def test_bad_arguments_change_nothing():
+    given = parameters(torch.float32)
+    before = twins(given)
+    for call in (
+        lambda: ours.clip_grad_norm_(given, -1.0),
+        lambda: ours.clip_grad_norm_(given, 1.0, 0.0),
+        lambda: ours.clip_grad_value_(given, -1.0),
+        lambda: ours.clip_grads_with_norm_(given, float("nan"), 1.0),
+    ):
+        with pytest.raises(ValueError, match="must be"):
+            call()
+    assert_same(given, before, rtol=0, atol=0)
+
+
+# Accumulation
+
+
+def _model(dtype=torch.float32):
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.Tanh(), torch.nn.Linear(4, 3)).to(
+        dtype
+    )
+
+
+def test_unequal_micro_batches_are_the_whole_batch():
+    model = _model(torch.float64)
+    x = torch.randn(11, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    accumulator = ours.GradAccumulator(model)
+    for step in range(3):
+        whole = copy.deepcopy(model)
+        whole(x).square().mean(1).mean().backward()
+        norm = ours.clip_grad_norm_(whole.parameters(), 0.01)
+        for rows in (x[:1], x[1:9]):
+            model(rows).square().mean(1).sum().backward()
+            accumulator.add()
+            assert all(p.grad is None for p in model.parameters())
+        model(x[9:]).square().mean(1).sum().backward()
+        found = accumulator.finish(0.01, scale=torch.tensor(1 / 11, dtype=torch.float64))
+        torch.testing.assert_close(found, norm)
+        assert_same(list(model.parameters()), list(whole.parameters()))
+        model.zero_grad(set_to_none=step == 0)
+
+
+def test_sums_of_16_bit_gradients_lose_nothing():
+    weight = torch.nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))
+    accumulator = ours.GradAccumulator([weight])
+    for value in (256.0, *[1.0] * 256):  # 256 + 1 is 256 in bfloat16
+        weight.grad = torch.full((2,), value, dtype=torch.bfloat16)
+        accumulator.add()
+    accumulator.finish()
+    assert weight.grad.dtype == torch.bfloat16
+    assert weight.grad.tolist() == [512, 512]
+
+
+def test_parameters_without_a_gradient_stay_without_one():
+    weights = [torch.nn.Parameter(torch.zeros(1)) for _ in range(3)]
+    accumulator = ours.GradAccumulator(iter(weights))
+    weights[0].grad = torch.tensor([3.0])
+    accumulator.add()
+    weights[2].grad = torch.tensor([4.0])
+    assert accumulator.finish(1.0).item() == 5
+    assert [None if w.grad is None else round(w.grad.item(), 6) for w in weights] == [
+        0.6,
+        None,
+        0.8,
+    ]
+    for weight in weights:
+        weight.grad = None
+    weights[1].grad = torch.tensor([2.0])
+    assert accumulator.finish().item() == 2
+    assert [w.grad is None for w in weights] == [True, False, True]
+    assert ours.GradAccumulator(_model()).finish().item() == 0
+
+
+def test_sums_that_are_not_finite_are_dropped():
+    weight = torch.nn.Parameter(torch.zeros(2))
+    accumulator = ours.GradAccumulator([weight])
+    weight.grad = torch.tensor([1.0, torch.inf])
+    with pytest.raises(RuntimeError, match=r"grads\[0\]"):
+        accumulator.finish(1.0, error_if_nonfinite=True)
+    assert weight.grad is None
+    weight.grad = torch.ones(2)
+    with pytest.raises(ValueError, match="max_norm"):
+        accumulator.finish(-1.0)
+    assert weight.grad is None
+    accumulator.finish()  # a bad argument leaves the sums
+    assert weight.grad.tolist() == [1, 1]
+
+
+# DTensors
+
+
+@pytest.fixture
+def mesh(tmp_path):
+    """One process, which is all ranks of a mesh."""
+    from torch import distributed
+    from torch.distributed.device_mesh import init_device_mesh
+
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
+    yield init_device_mesh("cpu", (1, 1), mesh_dim_names=("replicate", "shard"))
+    distributed.destroy_process_group()
+
+
+def _sharded(mesh, *values):
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    placements = [Shard(0)] * mesh.ndim
+    found = []
+    for value in values:
+        p = torch.nn.Parameter(distribute_tensor(torch.zeros_like(value), mesh, placements))
+        p.grad = distribute_tensor(value.clone(), mesh, placements)
+        found.append(p)
+    return found
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["mesh of two dimensions", "of one"])
+def test_dtensors(mesh, whole):
+    chosen = mesh if whole else mesh["shard"]
+    given = _sharded(chosen, torch.tensor([3.0]), torch.tensor([4.0]))
+    assert ours.get_total_norm([p.grad for p in given]).item() == 5
+    norm = ours.clip_grad_norm_(given, 2.5)
+    assert type(norm) is torch.Tensor
+    assert norm.item() == 5
+    assert [p.grad.to_local().item() for p in given] == [1.5, 2]
+    ours.clip_grads_with_norm_(given, 2.5, utils.get_total_norm([p.grad for p in given]))
+    torch.testing.assert_close([p.grad.to_local().item() for p in given], [1.5, 2.0])
+    ours.clip_grad_value_(given, 1.75)
+    assert [p.grad.to_local().item() for p in given] == [1.5, 1.75]
+
+
+def test_sums_of_dtensors(mesh):
+    given = _sharded(mesh["shard"], torch.tensor([3.0, 0.0]), torch.tensor([4.0]))
+    accumulator = ours.GradAccumulator(given)
+    accumulator.add()
+    for p in given:
+        p.grad = copy.deepcopy(p).detach()
+    assert accumulator.finish(1.0).item() == 5
+    assert [p.grad.placements for p in given] == [p.placements for p in given]
+    torch.testing.assert_close(given[0].grad.full_tensor(), torch.tensor([0.6, 0.0]))
+
+
+def test_dtensors_that_no_one_group_spans(mesh):
+    (on_two,) = _sharded(mesh, torch.ones(2))
+    (on_one,) = _sharded(mesh["shard"], torch.ones(2))
+    (plain,) = parameters(torch.float32)[:1]
+    with pytest.raises(ValueError, match=r"several device meshes.*shards_of"):
+        ours.clip_grad_norm_([on_two, on_one], 1.0)
+    with pytest.raises(ValueError, match=r"some tensors are DTensors.*shards_of"):
+        ours.clip_grad_norm_([on_two, plain], 1.0)
+    assert on_two.grad.to_local().eq(1).all()
+
+
+def test_a_mesh_that_is_not_all_processes(monkeypatch, mesh):
+    (given,) = _sharded(mesh, torch.ones(2))
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda *_: 4)
+    with pytest.raises(ValueError, match=r"mesh of 2 dimensions.*shards_of"):
+        ours.clip_grad_norm_([given], 1.0)
+
+
+def test_names_are_torchs():
+    """Arguments have PyTorch's names, order and defaults."""
+    import inspect
+
+    functions = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "get_total_norm")
+    pairs = [(getattr(ours, name), getattr(utils, name)) for name in functions]
+    functional = torch.nn.functional
+    norms = [f"{kind}_norm" for kind in ("layer", "rms", "batch", "group", "instance")]
+    pairs += [(getattr(ours, name), getattr(functional, name)) for name in norms]
+    for mine, theirs in pairs:
+        described = [
+            [
+                (p.name, p.default, p.kind)
+                for p in inspect.signature(f).parameters.values()
+                if p.name != "scale_offset"  # which PyTorch has not, by keyword alone
+            ]
+            for f in (mine, theirs)
+        ]
+        assert described[0] == described[1], mine.__name__
+    assert gradkit.torch is ours

@@ -1,0 +1,133 @@
+"""What a rank has of its library: groups of ranks, arrays, and the guide's ``reduce``."""
+
+import os
+import re
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+
+from gradkit import distributed
+
+GUIDE = Path(__file__).parents[2] / "docs" / "distributed.md"
+MIXED = 3  # with so many ranks of MPI, some hold another framework's arrays
+FRAMEWORKS = {1: "torch", 2: "jax"}
+_REDUCE = re.compile(r"^( *)def reduce\(value, op\):\n(?:\1 +.*\n)+", re.MULTILINE)
+
+
+class Place:
+    """One rank among all, with the group of all ranks and that of every second one."""
+
+    adapter = ""  # the file under test, and its class
+    kind = ""
+
+    def __init__(self, rank, size, directory):
+        self.rank, self.size, self.directory = rank, size, directory
+        self.half_members = list(range(rank % 2, size, 2))
+        self.start()
+        self.group, *halves = [self.made(*of) for of in self.communicators()]
+        self.half = halves[0] if halves else None
+
+    def array(self, values):
+        """Gradients as this library's users hold them."""
+        return np.array(values, np.float64)
+
+    def close(self):
+        """Leave, together with all others."""
+
+    def add_up(self, array):
+        """Add up a NumPy array over all ranks, in place."""
+        array[...] = self.reduces()[0](array, "sum")
+
+
+class Mpi(Place):
+    """Ranks of mpiexec. The halves count backwards."""
+
+    adapter, kind = "gradkit/_groups/mpi.py", "MpiGroup"
+    made = staticmethod(distributed.from_mpi)
+
+    def start(self):
+        from mpi4py import MPI
+
+        self.names = {"MPI": MPI, "comm": MPI.COMM_WORLD}
+        self.half_comm = MPI.COMM_WORLD.Split(self.rank % 2, -self.rank)
+        self.half_members.reverse()
+        if self.size == MIXED and self.rank in FRAMEWORKS:
+            import_module(FRAMEWORKS[self.rank])  # now, because others would wait for it later
+
+    def communicators(self):
+        return [(self.names["comm"],), (self.half_comm,)]
+
+    def reduces(self):
+        """Those of the docstring and of the guide, as they stand there."""
+        texts = [distributed.Reduce.__doc__, GUIDE.read_text()]
+        return [recipe(text, "comm.Allreduce", self.names) for text in texts]
+
+
+class Torch(Place):
+    """Ranks of a gloo process group."""
+
+    adapter, kind = "gradkit/_groups/torch.py", "TorchGroup"
+    made = staticmethod(distributed.from_torch)
+
+    def start(self):
+        import torch
+        import torch.distributed as dist
+
+        # DTensors need both, and take seconds; a check that lets others wait counts as stuck.
+        import_module("torch._dynamo")
+        import_module("torch.distributed.tensor")
+        torch.set_num_threads(1)
+        store = (self.directory / "store").as_uri()
+        dist.init_process_group("gloo", init_method=store, rank=self.rank, world_size=self.size)
+        halves = [dist.new_group(list(range(k, self.size, 2))) for k in range(min(2, self.size))]
+        self.half_group, self.other_half = halves[self.rank % 2], halves[self.rank % 2 - 1]
+        self.names = {"torch": torch, "dist": dist}
+
+    def communicators(self):
+        return [(None,), (self.half_group,)]
+
+    def array(self, values):
+        return self.names["torch"].tensor(values, dtype=self.names["torch"].float64)
+
+    def reduces(self):
+        return [recipe(GUIDE.read_text(), "dist.all_reduce", self.names)]
+
+    def close(self):
+        self.names["dist"].destroy_process_group()
+
+
+class Jax(Place):
+    """Processes of a JAX program, without float64."""
+
+    adapter, kind = "gradkit/_groups/jax.py", "JaxGroup"
+    made = staticmethod(distributed.from_jax)
+
+    def start(self):
+        import jax
+
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        coordinator = f"localhost:{os.environ['GRADKIT_PORT']}"
+        jax.distributed.initialize(coordinator, self.size, self.rank)
+
+    def communicators(self):
+        return [()]
+
+    def add_up(self, array):
+        array[...] = self.group.allgather(array.reshape(-1)).sum(axis=0).reshape(array.shape)
+
+    def close(self):
+        sys.modules["jax"].distributed.shutdown()
+
+
+def recipe(text, call, names):
+    """The one ``reduce`` in a text that makes this call."""
+    found = [m for m in _REDUCE.finditer(text) if call in m[0]]
+    assert len(found) == 1, f"{len(found)} recipes with {call}"
+    scope = dict(names)
+    exec(re.sub(f"^{found[0][1]}", "", found[0][0], flags=re.MULTILINE), scope)
+    return scope["reduce"]
+
+
+PLACES = {"mpi": Mpi, "torch": Torch, "jax": Jax}

@@ -1,0 +1,556 @@
+"""Norms and clipping unit by unit: values against exact sums, what a unit is, and semantics."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gradkit
+from tests import oracles, tolerances
+from tests import strategies as draw_
+from tests.tolerances import CLIPPED_ULPS, DTYPES, assert_same_bits, assert_ulps
+
+NAN, INF = math.nan, math.inf
+ORDERS = (1.0, 2.0, 3.0, INF)
+
+
+def units_of(host, axes):
+    """The units' elements as rows, and the shape of their norms."""
+    kept = [axis for axis in range(host.ndim) if axis not in axes]
+    shape = tuple(host.shape[axis] for axis in kept)
+    size = math.prod(host.shape[axis] for axis in axes)
+    return np.transpose(host, (*kept, *axes)).reshape(math.prod(shape), size), shape
+
+
+def exact_norms(host, axes, order, *, rms=False):
+    """The norm of each unit in mpmath."""
+    units, shape = units_of(host, axes)
+    norms = [oracles.norm([unit], order) for unit in units]
+    if rms and order != INF:
+        root = oracles.mpmath.root(max(1, units.shape[1]), order)
+        norms = [norm / root for norm in norms]
+    return np.array(norms, object).reshape(shape)
+
+
+def assert_norms(backend, got, host, axes, order, *, rms=False):
+    got = backend.asnumpy(got)
+    wanted = exact_norms(host, axes, order, rms=rms)
+    assert got.dtype == np.float64
+    assert got.shape == wanted.shape
+    bound = tolerances.unit_norm(order, backend.run_errors, host, len(axes) == host.ndim)
+    for one, exact in zip(got.flat, wanted.flat, strict=True):
+        assert oracles.off_by(one, exact) <= bound
+
+
+def factors(norms, limit, eps=1e-6):
+    """What each unit is multiplied by, from the norms that a call has returned."""
+    with np.errstate(all="ignore"):
+        return np.where(norms <= limit, 1.0, limit / np.maximum(norms, eps))
+
+
+def assert_clipped(backend, got, host, axes, by):
+    """Each element is its product with its unit's factor, rounded."""
+    with np.errstate(all="ignore"):
+        wide = host.astype(np.float64) * np.expand_dims(by, tuple(axes))
+        assert_ulps(backend.asnumpy(got), wide.astype(host.dtype), CLIPPED_ULPS)
+
+
+@st.composite
+def lists(draw, most):
+    """Host gradients in any layouts, and axes for each: some of those that it has."""
+    hosts = draw(draw_.gradient_lists(most, kind=st.sampled_from(("normal", "spread", "ties"))))
+    every = [
+        tuple(sorted(draw(st.sets(st.integers(0, g.ndim - 1))))) if g.ndim > 1 else None
+        for g in hosts
+    ]
+    whole = [
+        tuple(range(g.ndim)) if own is None else own for g, own in zip(hosts, every, strict=True)
+    ]
+    return hosts, every, whole
+
+
+@given(data=st.data(), order=st.sampled_from(ORDERS), rms=st.booleans())
+def test_units_of_any_list(backend, data, order, rms):
+    """In place and not: the same bits, the exact norms, and nothing written beside elements."""
+    hosts, axis, axes = data.draw(lists(backend.max_elements // 8))
+    grads = [backend.asarray(g) for g in hosts]
+    before = [backend.memory(g) for g in grads]
+    limit = data.draw(st.sampled_from((0.0, 0.5, 30.0, INF)))
+    options = {"norm_type": order, "axis": axis, "rms": rms}
+    clipped, norms = gradkit.clip_by_block_norm(grads, limit, **options)
+    assert [backend.memory(g) for g in grads] == before
+    again = gradkit.clip_grad_block_norm(grads, limit, **options)
+    for k, (host, own) in enumerate(zip(hosts, axes, strict=True)):
+        assert_norms(backend, norms[k], host, own, order, rms=rms)
+        assert_same_bits(backend.asnumpy(again[k]), backend.asnumpy(norms[k]))
+        assert_clipped(backend, clipped[k], host, own, factors(backend.asnumpy(norms[k]), limit))
+        assert_same_bits(backend.asnumpy(grads[k]), backend.asnumpy(clipped[k]))
+        fresh = backend.asarray(host)
+        fresh[...] = grads[k]
+        assert backend.memory(grads[k]) == backend.memory(fresh)
+
+
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("name", sorted(DTYPES))
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [
+        ((3, 2500), (1,)),  # a unit of several chunks
+        ((2500, 3), (0,)),
+        ((300, 40), (0,)),
+        ((300, 40), (1,)),
+        ((5, 4, 3, 3), (1, 2, 3)),
+        ((3, 3, 4, 5), (0, 1, 2)),
+        ((6, 5, 70), (0, 2)),
+        ((6, 5, 70), (1,)),  # units at two distances
+        ((4, 3, 2, 5), (1, 3)),
+        ((5, 4), ()),
+    ],
+    ids=str,
+)
+def test_units_of_every_kind(backend, name, order, shape, axes):
+    host = draw_.values(shape, name)
+    norms = gradkit.clip_grad_block_norm(backend.asarray(host), INF, order, axis=axes)
+    assert_norms(backend, norms, host, axes, order)
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("order", [1.0, 2.0, 3.0])
+@pytest.mark.parametrize("power", [-1060, -530, -500, 0, 480, 490, 505, 900, 1020])
+@pytest.mark.parametrize("axis", [None, 0, 1])
+@pytest.mark.parametrize("rms", [False, True])
+def test_no_power_overflows_or_vanishes(backend, order, power, axis, rms):
+    """Beside a unit of ones, and with nine more of the unit's elements small."""
+    host = np.ones((20, 3)) * 2.0 ** (power - 30)
+    host[0] = host[10] = 2.0**power
+    host[:, 1] = 1.0
+    axes = (0, 1) if axis is None else (axis,)
+    norms = gradkit.clip_grad_block_norm(backend.asarray(host), INF, order, axis=axis, rms=rms)
+    assert_norms(backend, norms, host, axes, order, rms=rms)
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float32"])
+@pytest.mark.parametrize("power", [-132, -126, -100, -63, -50, 50, 63, 100, 120])
+@pytest.mark.parametrize("axis", [None, 0, 1])
+def test_squares_beyond_float32(backend, name, power, axis):
+    host = (np.arange(1, 1801).reshape(3, 600) % 7 * 2.0**power).astype(DTYPES[name])
+    axes = (0, 1) if axis is None else (axis,)
+    norms = gradkit.clip_grad_block_norm(backend.asarray(host), INF, axis=axis)
+    assert_norms(backend, norms, host, axes, 2.0)
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("axis", [None, 1])
+def test_a_factor_below_float32(backend, name, axis):
+    host = np.array([[3.0, 4.0, 0.0]] * 2).astype(DTYPES[name]) * DTYPES[name].type(2.0**100)
+    clipped, norms = gradkit.clip_by_block_norm(backend.asarray(host), 0.3 * 2.0**-40, axis=axis)
+    by = factors(backend.asnumpy(norms), 0.3 * 2.0**-40)
+    assert_clipped(backend, clipped, host, (0, 1) if axis is None else (1,), by)
+
+
+@pytest.mark.parametrize("order", [1.0, 2.0, 3.0])
+def test_units_whose_parts_are_of_other_magnitudes(backend, order):
+    """So long that the CPU backend takes them in parts: a large one first, a large one last."""
+    host = np.full((2, 400_000), 2.0**-300)
+    host[0, 0] = host[1, -1] = 3.0
+    norms = gradkit.clip_grad_block_norm(backend.asarray(host), INF, order, axis=1)
+    np.testing.assert_allclose(backend.asnumpy(norms), 3.0, rtol=1e-12)
+
+
+def test_the_mean_of_what_is_too_much_to_add_up(backend):
+    host = np.full((2, 64), 1.5e308)
+    for order in (1.0, 2.0, 5.0, INF):
+        for axis in (None, 1):
+            norms = gradkit.clip_grad_block_norm(
+                backend.asarray(host), INF, order, axis=axis, rms=True
+            )
+            np.testing.assert_allclose(backend.asnumpy(norms), 1.5e308, rtol=1e-15)
+
+
+@pytest.mark.parametrize("name", sorted(DTYPES))
+def test_a_root_mean_square_of_equal_elements_is_theirs(backend, name):
+    """So that a limit of 1 keeps ones, whatever their number."""
+    host = np.ones((7, 37), DTYPES[name])
+    for order in (1.0, 2.0, 3.0):
+        for axis in (None, 0, 1):
+            grad = backend.asarray(host)
+            norms = gradkit.clip_grad_block_norm(grad, 1.0, order, axis=axis, rms=True)
+            np.testing.assert_array_equal(backend.asnumpy(norms), 1.0)
+            assert_same_bits(backend.asnumpy(grad), host)
+
+
+@pytest.mark.parametrize("name", sorted(DTYPES))
+@pytest.mark.parametrize("axis", [None, 0, 1])
+def test_a_norm_at_the_limit_keeps_every_bit(backend, name, axis):
+    host = draw_.values((6, 9), name, kind="ties")
+    host[2, 3] = -0.0
+    norms = gradkit.clip_grad_block_norm(backend.asarray(host), INF, axis=axis)
+    largest = float(backend.asnumpy(norms).max())
+    grad = backend.asarray(host)
+    gradkit.clip_grad_block_norm(grad, largest, axis=axis)
+    assert_same_bits(backend.asnumpy(grad), host)
+    gradkit.clip_grad_block_norm(grad, np.nextafter(largest, 0), axis=axis)
+    if name == "float64":  # where a factor next to 1 shows
+        assert (backend.asnumpy(grad) != host).any()
+
+
+def test_eps_bounds_the_norm_in_the_division(backend):
+    grad = backend.asarray(np.array([2.0**-30, 0.0]))
+    gradkit.clip_grad_block_norm(grad, 2.0**-40, eps=2.0**-20)
+    np.testing.assert_array_equal(backend.asnumpy(grad), [2.0**-50, 0.0])
+
+
+# What is not finite
+
+
+BAD = {"nan": NAN, "inf": INF, "-inf": -INF}
+
+
+@pytest.mark.parametrize("name", sorted(DTYPES))
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("order", ORDERS)
+def test_what_is_not_finite_stays_in_its_unit(backend, name, bad, order):
+    host = draw_.values((3, 40), name, kind="ties")
+    host[1, 7] = BAD[bad]
+    grad, zeroed = backend.asarray(host), backend.asarray(host)
+    norms = backend.asnumpy(gradkit.clip_grad_block_norm(grad, 0.25, order, axis=1))
+    np.testing.assert_array_equal(np.isfinite(norms), [True, False, True])
+    assert np.isnan(norms[1]) == (bad == "nan")
+    got = backend.asnumpy(grad).astype(np.float64)
+    assert np.isnan(got[1, 7])
+    np.testing.assert_array_equal(got[1, 8:], NAN if bad == "nan" else 0.0)
+    assert np.isfinite(got[[0, 2]]).all()
+    gradkit.clip_grad_block_norm(zeroed, 0.25, order, axis=1, nonfinite="zero")
+    zeros = backend.asnumpy(zeroed)
+    assert_same_bits(zeros[1], np.zeros(40, DTYPES[name]))
+    assert_same_bits(zeros[[0, 2]], backend.asnumpy(grad)[[0, 2]])
+
+
+def test_an_error_names_gradients_and_changes_nothing(backend):
+    hosts = {"w": np.ones((2, 3)), "b": np.array([1.0, NAN])}
+    grads = {name: backend.asarray(g) for name, g in hosts.items()}
+    out = backend.asarray(np.full(3, 7.0))
+    for clip in (gradkit.clip_grad_block_norm, adaptive(gradkit.clip_grad_adaptive)):
+        with pytest.raises(gradkit.NonFiniteNormError, match=r"grads\['b'\]") as caught:
+            clip(grads, 0.5, axis=1, nonfinite="raise", out=out)
+        assert caught.value.names == ("grads['b']",)
+        for name, host in hosts.items():
+            assert_same_bits(backend.asnumpy(grads[name]), host)
+        np.testing.assert_array_equal(backend.asnumpy(out), 7.0)
+
+
+def adaptive(clip):
+    """Adaptive clipping by the gradients' own copies for parameters."""
+    return lambda grads, ratio, **options: clip(
+        grads, {name: g.copy() for name, g in grads.items()}, ratio, **options
+    )
+
+
+# Limits
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+def test_a_limit_on_the_device(backend, dtype):
+    host = draw_.values((4, 9), "float32")
+    for limit in (0.5, 0.0, INF):
+        wanted = gradkit.clip_by_block_norm(backend.asarray(host), limit, axis=1)
+        there = backend.asarray(np.array(limit, dtype))
+        got = gradkit.clip_by_block_norm(backend.asarray(host), there, axis=1)
+        for one, other in zip(got, wanted, strict=True):
+            assert_same_bits(backend.asnumpy(one), backend.asnumpy(other))
+
+
+@pytest.mark.parametrize("limit", [-1.0, NAN])
+def test_a_limit_on_the_device_that_is_none(backend, limit):
+    if backend.on_host:
+        pytest.skip("a limit on the host is looked at")
+    grad = backend.asarray(np.array([[3.0, 4.0], [0.5, 0.0]], np.float32))
+    gradkit.clip_grad_block_norm(grad, backend.asarray(np.array(limit)), axis=1)
+    assert np.isnan(backend.asnumpy(grad)).all()
+
+
+# Adaptive clipping
+
+
+@given(data=st.data(), ratio=st.sampled_from((0.0, 0.01, 0.5, INF)))
+def test_units_beside_their_parameters(backend, data, ratio):
+    hosts, axis, axes = data.draw(lists(backend.max_elements // 16))
+    names = [data.draw(draw_.names) for _ in hosts]
+    held = [data.draw(draw_.arrays(g.shape, n)) for g, n in zip(hosts, names, strict=True)]
+    grads, params = ([backend.asarray(a) for a in arrays] for arrays in (hosts, held))
+    before = [backend.memory(p) for p in params]
+    clipped, norms = gradkit.clip_by_adaptive_norm(grads, params, ratio, axis=axis)
+    again = gradkit.clip_grad_adaptive(grads, params, ratio, axis=axis)
+    assert [backend.memory(p) for p in params] == before
+    for k, (host, own) in enumerate(zip(hosts, axes, strict=True)):
+        assert_norms(backend, norms[k], host, own, 2.0)
+        size = gradkit.clip_by_block_norm(params[k], INF, axis=axis[k])[1]
+        with np.errstate(all="ignore"):
+            limit = ratio * np.maximum(backend.asnumpy(size), 1e-3)
+        assert_clipped(backend, clipped[k], host, own, factors(backend.asnumpy(norms[k]), limit))
+        assert_same_bits(backend.asnumpy(grads[k]), backend.asnumpy(clipped[k]))
+        assert_same_bits(backend.asnumpy(again[k]), backend.asnumpy(norms[k]))
+
+
+def test_adaptive_by_hand(backend):
+    """A parameter of zeros counts as eps; a gradient's norm in the division as at least 1e-6."""
+    grads = [np.array([3.0, 4.0]), np.array([2.0**-21, 0.0]), np.array([[3.0, 4.0], [0.3, 0.4]])]
+    params = [np.zeros(2), np.zeros(2), np.array([[0.0, 2.0], [6.0, 8.0]])]
+    grads, params = ([backend.asarray(a) for a in arrays] for arrays in (grads, params))
+    gradkit.clip_grad_adaptive(grads, params, 0.5, eps=2.0**-30, axis=1)
+    small, tiny, rows = map(backend.asnumpy, grads)
+    np.testing.assert_allclose(small, np.array([0.6, 0.8]) * 2.0**-31, rtol=1e-15)
+    np.testing.assert_allclose(tiny, [2.0**-21 * 2.0**-31 / 1e-6, 0.0], rtol=1e-15)
+    np.testing.assert_allclose(rows, [[0.6, 0.8], [0.3, 0.4]], rtol=1e-15)
+
+
+@pytest.mark.parametrize("value", [NAN, INF])
+def test_a_parameter_that_is_not_finite(backend, value):
+    grad, param = np.ones(3, np.float32), np.array([1.0, value, 2.0], np.float32)
+    got = gradkit.clip_by_adaptive_norm(backend.asarray(grad), backend.asarray(param), 0.1)[0]
+    expected = grad if value == INF else np.full(3, NAN, np.float32)
+    np.testing.assert_array_equal(backend.asnumpy(got), expected)
+
+
+def test_parameters_where_gradients_are(backend):
+    """None has no parameter to look at; a dict may hold parameters without gradients."""
+
+    def one(value):
+        return backend.asarray(np.full(4, value))
+
+    grads = {"w": [one(3.0), None], "b": one(2.0)}
+    params = {"frozen": 7, "b": one(1.0), "w": (one(1.0), "anything")}
+    norms = gradkit.clip_grad_adaptive(grads, params, 0.5)
+    assert norms["w"][1] is None
+    np.testing.assert_array_equal(backend.asnumpy(grads["w"][0]), 0.5)
+    np.testing.assert_array_equal(backend.asnumpy(grads["b"]), 0.5)
+
+
+# Where axes and results are
+
+
+def test_results_with_gaps():
+    """The gradients are contiguous, and what they are written to is not."""
+    room = np.zeros((3, 5))
+    clipped, _ = gradkit.clip_by_block_norm(
+        np.full((3, 4), 2.0), 1.0, rms=True, out=(room[:, :4], None)
+    )
+    assert clipped.tolist() == [[1] * 4] * 3
+    assert room[:, 4].tolist() == [0] * 3
+
+
+def test_axes_for_all_for_branches_and_by_name(backend):
+    def tree():
+        return {
+            "dense": [backend.asarray(np.full((2, 3), 2.0)), backend.asarray(np.ones(3))],
+            "conv": backend.asarray(np.full((4, 3, 2), 2.0)),
+            "none": None,
+        }
+
+    def function(name, grad):
+        seen.append(name)
+        return range(1, grad.ndim) if name == "conv" else 0 if name == "dense.0" else None
+
+    seen = []
+    shapes = {
+        "all": (-1, [(2,), (), (4, 3)]),
+        "branches": ({"dense": 0, "conv": (1, 2), "none": 5}, [(3,), (), (4,)]),
+        "leaves": ({"dense": [(1, 0), None], "conv": (), "none": None}, [(), (), (4, 3, 2)]),
+        "function": (function, [(3,), (), (4,)]),
+    }
+    for axis, wanted in shapes.values():
+        norms = gradkit.clip_grad_block_norm(tree(), 1.0, axis=axis)
+        found = [norms["dense"][0].shape, norms["dense"][1].shape, norms["conv"].shape]
+        assert found == wanted
+        assert norms["none"] is None
+    assert seen == ["dense.0", "dense.1", "conv"]
+
+
+@pytest.mark.parametrize(
+    ("axis", "message"),
+    [
+        (2, r"axis for grads\['w'\] is 2, but the array has 2 dimensions"),
+        ((0, -2), r"axis for grads\['w'\] is \(0, -2\), which names an axis twice"),
+        ({"w": 0}, "axis has the keys 'w', but grads has the keys 'w', 'b'"),
+        ({"w": 0, "b": 0, "x": 0}, "axis has the keys 'w', 'b', 'x', but grads has the keys 'w'"),
+        ([0, 1], "axis has 2 items, but grads has the keys"),
+        ({"w": {"x": 0}, "b": 0}, r"axis\['w'\] is a dict, but grads\['w'\] is an array"),
+    ],
+    ids=str,
+)
+def test_axes_that_fit_no_gradient(backend, axis, message):
+    hosts = {"w": np.full((3, 4), 2.0), "b": np.ones(3)}
+    grads = {name: backend.asarray(g) for name, g in hosts.items()}
+    with pytest.raises(ValueError, match=message):
+        gradkit.clip_grad_block_norm(grads, 0.1, axis=axis)
+    for name, host in hosts.items():
+        assert_same_bits(backend.asnumpy(grads[name]), host)
+
+
+@pytest.mark.parametrize("axis", ["rows", 1.0, True, {"w": "rows", "b": 0}, {"w": 0, "b": (0.5,)}])
+def test_axes_that_are_none(backend, axis):
+    grads = {"w": backend.asarray(np.ones((3, 4))), "b": backend.asarray(np.ones(3))}
+    with pytest.raises(TypeError, match=r"axis for grads\['[wb]'\] must be an integer"):
+        gradkit.clip_grad_block_norm(grads, 0.1, axis=axis)
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        (lambda one: [one(3)], r"params has 1 items, but grads has 2 items"),
+        (lambda one: [one(3)] * 3, r"params has 3 items, but grads has 2 items"),
+        (lambda one: [one(3), None], r"params\[1\] has no array for grads\[1\]"),
+        (lambda one: [one(3), one(4)], r"params\[1\] has shape \(4,\); expected \(3,\)"),
+        (lambda one: one(3), "params has a .*, but grads has 2 items"),
+        (lambda one: {"a": one(3), "b": one(3)}, "params has the keys 'a', 'b', but grads has 2"),
+    ],
+    ids=range(6),
+)
+def test_parameters_that_are_not_the_gradients(backend, params, message):
+    grads = [backend.asarray(np.full(3, 2.0)) for _ in range(2)]
+    with pytest.raises(ValueError, match=message):
+        gradkit.clip_grad_adaptive(grads, params(lambda n: backend.asarray(np.ones(n))), 0.1)
+    for grad in grads:
+        np.testing.assert_array_equal(backend.asnumpy(grad), 2.0)
+
+
+def test_results_in_the_place_of_parameters(backend):
+    host = np.full((2, 3), 2.0)
+    grad, param = backend.asarray(host), backend.asarray(host)
+    with pytest.raises(ValueError, match="out shares memory with params"):
+        gradkit.clip_grad_adaptive(grad, param, axis=1, out=param[0, :2])
+    with pytest.raises(ValueError, match=r"out\[1\] shares memory|out shares memory with params"):
+        gradkit.clip_by_adaptive_norm(grad, param, axis=1, out=(None, param[0, :2]))
+    with pytest.raises(ValueError, match="shares memory with params"):
+        gradkit.clip_by_adaptive_norm(grad, param, axis=1, out=(param, None))
+    assert_same_bits(backend.asnumpy(param), host)
+    assert_same_bits(backend.asnumpy(grad), host)
+
+
+def test_parameters_that_are_no_floats(backend):
+    grad, param = backend.asarray(np.ones(3)), backend.asarray(np.ones(3, np.int32))
+    with pytest.raises(TypeError, match=r"params has dtype '<i4'"):
+        gradkit.clip_grad_adaptive(grad, param)
+
+
+def test_norms_in_the_callers_array(backend):
+    hosts = [np.full((2, 3), 2.0), np.ones(4, np.float16)]
+    room = backend.asarray(np.full(6, 7.0))
+    grads = [backend.asarray(g) for g in hosts]
+    norms = gradkit.clip_grad_block_norm(grads, INF, axis=1, out=room[::2])
+    np.testing.assert_allclose(backend.asnumpy(norms[0]), np.sqrt([12.0, 12.0]))
+    found = backend.asnumpy(room)
+    np.testing.assert_allclose(found, [12**0.5, 7.0, 12**0.5, 7.0, 2.0, 7.0])
+    clipped = [backend.asarray(np.zeros_like(g)) for g in hosts]
+    given_back, norms = gradkit.clip_by_block_norm(grads, 1.0, axis=1, out=(clipped, room[1::2]))
+    assert given_back is clipped
+    assert [norm.shape for norm in norms] == [(2,), ()]
+    np.testing.assert_allclose(backend.asnumpy(room)[1::2], found[::2])
+    np.testing.assert_allclose(np.linalg.norm(backend.asnumpy(clipped[0]), axis=1), 1.0)
+    with pytest.raises(ValueError, match=r"out has shape \(3,\); expected \(2,\)"):
+        gradkit.clip_grad_block_norm(grads, 1.0, out=room[:3])
+
+
+def test_nothing_to_clip(backend):
+    assert gradkit.clip_grad_block_norm([], 1.0) == []
+    assert gradkit.clip_by_block_norm({"a": None}, 1.0) == ({"a": None}, {"a": None})
+    assert gradkit.clip_grad_adaptive([None], [3.0]) == [None]
+    for shape, axis, wanted in [((0,), None, ()), ((0, 3), 0, (3,)), ((0, 3), 1, (0,))]:
+        for rms in (False, True):
+            grads = [backend.asarray(np.ones(shape)), backend.asarray(np.full(2, 3.0))]
+            norms = gradkit.clip_grad_block_norm(grads, 1.0, INF, axis=axis, rms=rms)
+            np.testing.assert_array_equal(backend.asnumpy(norms[0]), np.zeros(wanted))
+            assert float(backend.asnumpy(norms[1])) == 3.0
+
+
+def test_the_same_array_twice(backend):
+    grad = backend.asarray(np.full(4, 2.0))
+    clipped, norms = gradkit.clip_by_block_norm([grad, grad], 1.0)
+    assert [float(backend.asnumpy(norm)) for norm in norms] == [4.0, 4.0]
+    np.testing.assert_array_equal(backend.asnumpy(clipped[1]), 0.5)
+    with pytest.raises(ValueError, match="share memory"):
+        gradkit.clip_grad_block_norm([grad, grad], 1.0)
+    gradkit.clip_grad_adaptive(grad, grad, 0.5)  # all norms come before the first write
+    np.testing.assert_array_equal(backend.asnumpy(grad), 1.0)
+
+
+def test_one_launch_for_all_gradients(backend):
+    """Partial sums, norms and products: three kernels, and two more for parameters."""
+    if not backend.launches():
+        gradkit.grad_norm(backend.asarray(np.ones(3)))
+        if not backend.launches():
+            pytest.skip("launches are not counted here")
+    grads = [backend.asarray(np.ones((k + 1, 3), np.float32)) for k in range(70)]
+    params = [grad.copy() for grad in grads]
+    for call, kernels in [
+        (lambda: gradkit.clip_grad_block_norm(grads, 0.1, axis=1), 3),
+        (lambda: gradkit.clip_grad_adaptive(grads, params, axis=1), 5),
+    ]:
+        before = backend.launches()
+        call()
+        assert backend.launches() - before == kernels
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_the_mean_of_a_long_unit(backend, order):
+    """What rounding took from its sum is divided too."""
+    host = 1 + np.random.default_rng(order).random(60_000)
+    exact = (math.fsum(host**order) / host.size) ** (1 / order)
+    norm = gradkit.clip_grad_block_norm([backend.asarray(host)], INF, order, rms=True)[0]
+    assert float(backend.asnumpy(norm)) == pytest.approx(exact, rel=2.0**-49, abs=0)
+
+
+@pytest.mark.parametrize("count", [1, 5, 17, 56, 57, 130])
+def test_lists_of_any_length(backend, count):
+    """In the parameter block with or without dimensions, and in device memory."""
+    rng = np.random.default_rng(count)
+    hosts = [rng.standard_normal((3, k % 5 + 1)).astype(np.float32) for k in range(count)]
+    for order, axis in itertools.product("CF", (0, 1)):
+        grads = [backend.asarray(np.asarray(g, order=order)) for g in hosts]
+        norms = gradkit.clip_grad_block_norm(grads, 0.5, axis=axis)
+        for grad, norm, host in zip(grads, norms, hosts, strict=True):
+            assert_norms(backend, norm, host, (axis,), 2.0)
+            assert_clipped(backend, grad, host, (axis,), factors(backend.asnumpy(norm), 0.5))
+
+
+RULES = {
+    "global": lambda grads, params, limit: gradkit.clip_grad_norm(grads, limit),  # noqa: ARG005
+    "rms": lambda grads, params, limit: gradkit.clip_grad_block_norm(grads, limit, rms=True),  # noqa: ARG005
+    "adaptive": lambda grads, params, limit: gradkit.clip_grad_adaptive(grads, params, limit),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_ever_tighter_limits_are_the_last_one(backend, rule):
+    """As optax's own tests have it: nothing drifts, whatever was clipped before."""
+    hosts = [np.array([500, 5], np.float32), np.array([300, 3], np.float32)]
+    params = [backend.asarray(np.array(p, np.float32)) for p in ([1, 2], [3, 4])]
+    again = [backend.asarray(g) for g in hosts]
+    for step in range(1, 51):
+        once = [backend.asarray(g) for g in hosts]
+        norms = [backend.asnumpy(RULES[rule](grads, params, 1 / step)) for grads in (again, once)]
+        assert (norms[0] <= norms[1]).all()
+        left = backend.asnumpy(RULES[rule](once, params, math.inf))
+        allowed = [5**0.5, 5.0] if rule == "adaptive" else 1.0
+        np.testing.assert_allclose(left, np.divide(allowed, step), rtol=1e-6)
+        for found, expected in zip(again, once, strict=True):
+            np.testing.assert_allclose(backend.asnumpy(found), backend.asnumpy(expected), rtol=3e-6)
+
+
+@pytest.mark.parametrize(
+    ("shape", "value", "axis"),
+    [((2, 2, 2, 3, 4), 2, (0, 1, 2)), ((2, 2, 2, 2, 2, 2), 3, (0, 1, 2)), ((5, 6), 3, 0)],
+)
+def test_adaptive_over_axes_that_are_named(backend, shape, value, axis):
+    """Also optax's: kernels of three dimensions, and shapes that have no usual unit."""
+    param = backend.asarray(np.ones(shape, np.float32))
+    grad = backend.asarray(np.full(shape, value, np.float32))
+    gradkit.clip_grad_adaptive([grad], [param], 0.5, axis=axis)
+    np.testing.assert_array_equal(backend.asnumpy(grad), np.full(shape, 0.5, np.float32))
+    grad = backend.asarray(np.full(shape, 0.1, np.float32))
+    gradkit.clip_grad_adaptive([grad], [param], 2.0, axis=axis)
+    np.testing.assert_array_equal(backend.asnumpy(grad), np.full(shape, 0.1, np.float32))

@@ -1,0 +1,133 @@
+"""The kernels of group norm: any schedule, any grid, and what they move."""
+
+import numpy as np
+import pytest
+
+from gradkit._cuda import CudaBackend
+from gradkit._cuda.launch.groups import launches
+from gradkit._cuda.launch.kernels import options_of, source_of
+from gradkit._cuda.launch.warmup import combinations
+from tests.backends import Backend, KernelDevice, kernel_mark
+from tests.problems import LAYER_TYPES, make_groups
+from tests.test_cuda_normalization import SCHEDULES
+from tests.test_traffic import Meter
+from tests.tolerances import assert_same_bits
+
+pytestmark = kernel_mark
+
+FORWARD = (
+    "sum_group_deviations",
+    "finish_group_centre",
+    "finish_group_moments",
+    "normalize_groups",
+)
+BACKWARD = (
+    "sum_group_gradient",
+    "finish_group_means",
+    "finish_group_parameters",
+    "apply_group_gradient",
+)
+LISTED = {
+    (source_of(file), options_of(macros))
+    for file, macros in combinations("group_norm", "group_norm_grad")
+}
+# (shape, channel axis, groups): packs across groups, several shares, ragged columns.
+CASES = [
+    ((3, 6, 40), 1, 2),
+    ((2, 33, 24), 2, 8),
+    ((5, 3, 7), 1, 3),
+    ((70, 12), 1, 4),
+    ((2, 900, 6), 2, 2),
+]
+
+
+class Device(KernelDevice):
+    """Compiles only what is listed: that alone is compiled for every GPU."""
+
+    def compile(self, source, options=()):
+        assert (source, options) in LISTED
+        return super().compile(source, options)
+
+
+class Emulated(Backend):
+    """The launchers on an emulated device, with what the checks need of a backend."""
+
+    depth = 32
+
+    def __init__(self, **options):
+        self.device = Device(**options)
+        self.run = CudaBackend(self.device)
+
+    def results(self, p):
+        """Those of the forward pass, then those of the gradient."""
+        outs = [
+            self.run.empty(a.shape, a.dtype)
+            for a in (p.x, p.mean, p.inv_std, p.x, p.scale, p.scale)
+        ]
+        self.run.group_norm(p.x, p.scale, p.bias, p.axis, p.eps, *outs[:3])
+        statistics = p.mean, p.inv_std
+        self.run.group_norm_grad(p.dy, p.x, p.scale, *statistics, p.axis, *outs[3:])
+        return outs
+
+
+@pytest.mark.parametrize(("shape", "axis", "groups"), CASES, ids=str)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_schedule_gives_the_same_bits(shape, axis, groups, schedule):
+    p = make_groups(shape, groups, LAYER_TYPES[3], axis)
+    device, plain = Emulated(schedule=schedule, seed=3), Emulated()
+    for got, ref in zip(device.results(p), plain.results(p), strict=True):
+        assert_same_bits(got, ref)
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+@pytest.mark.parametrize(("shape", "axis", "groups"), CASES, ids=str)
+def test_loops_over_blocks_go_round(shape, axis, groups, limit):
+    """Kernels whose result does not hang on their grid, on the smallest."""
+    p = make_groups(shape, groups, axis=axis)
+    device = Emulated(grid_limit=dict.fromkeys((*FORWARD, *BACKWARD), limit), multiprocessors=3)
+    found = device.results(p)
+    p.check_forward(device, *found[:3])
+    p.check_gradients(device, *found[3:])
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "width"),
+    [((70, 12), 1, 4), ((70, 6), 1, 1), ((3, 6, 40), 1, 4), ((2, 33, 24), 2, 4), ((5, 3, 7), 1, 1)],
+)
+def test_16_bytes_are_read_at_once_where_rows_have_them(shape, axis, width):
+    x = np.zeros(shape, np.float32)
+    assert launches(Device(), "group_norm", x, axis, 3, x.dtype, x.dtype).vector == width
+
+
+@pytest.mark.parametrize("multiprocessors", [1, 7, 132])
+def test_any_number_of_shares(multiprocessors):
+    for shape, axis, groups in CASES:
+        p = make_groups(shape, groups, axis=axis)
+        device = Emulated(multiprocessors=multiprocessors)
+        found = device.results(p)
+        p.check_forward(device, *found[:3])
+        p.check_gradients(device, *found[3:])
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_passes_over_the_data(last):
+    """The forward pass reads x three times, the gradient dy and x twice, where they lie."""
+    p = make_groups((4, 9, 8, 16) if last else (4, 16, 9, 8), 4, axis=3 if last else 1)
+    view = (lambda array: array.transpose(0, 3, 1, 2)) if last else (lambda array: array)
+    meter = Meter()
+    x, scale, bias = meter.put(p.x, p.scale, p.bias)
+    y, mean, inv_std = meter.empty(p.x, p.mean, p.inv_std)
+    meter.run.group_norm(view(x), scale, bias, 1, p.eps, view(y), mean, inv_std)
+    moved = meter.moved(*FORWARD)
+    assert moved["x"] == (3 * x.nbytes, 0)
+    assert moved["y"] == (0, x.nbytes)
+
+    meter = Meter()
+    dy, x, scale, mean, inv_std = meter.put(p.dy, p.x, p.scale, p.mean, p.inv_std)
+    dx, dscale, dbias = meter.empty(p.x, p.scale, p.scale)
+    given = view(dy), view(x), scale, mean, inv_std, 1
+    meter.run.group_norm_grad(*given, view(dx), dscale, dbias)
+    moved = meter.moved(*BACKWARD)
+    assert moved["dy"] == moved["x"] == (2 * x.nbytes, 0)
+    assert moved["dx"] == (0, x.nbytes)
+    assert moved["dscale"] == moved["dbias"] == (0, scale.nbytes)

@@ -1,0 +1,832 @@
+"""Groups whose numbers stay in device memory: emulated devices, and NCCL by stubs."""
+
+import math
+import sys
+from itertools import chain
+
+import numpy as np
+import pytest
+
+import gradkit
+from gradkit import distributed
+from gradkit._cuda import CudaBackend
+from gradkit._cuda.launch import kernels
+from gradkit._groups import device as groups_device
+from testbed.emulated import DeviceArray
+from tests import oracles, tolerances
+from tests.device_ranks import (
+    Communicator,
+    NCCLBackend,
+    NcclCommunicator,
+    RankBackend,
+    RankDevice,
+    StubTorch,
+    Wire,
+)
+from tests.ranks import results, together
+from tests.test_contract import refuse
+from tests.test_distributed import CONTENTS, INF, NAN, ORDERS, f
+from tests.test_groups import TROUBLES, Interrupted, bits, flat
+from tests.test_traffic import in_tables
+from tests.tolerances import DTYPES
+
+pytestmark = pytest.mark.emulated
+
+
+class Ranks:
+    """A group of emulated devices, one a rank."""
+
+    def __init__(self, monkeypatch, size, kind="nccl"):
+        self.size, self.wire = size, Wire(size)
+        self.backends = [RankBackend(RankDevice(number)) for number in range(size)]
+        monkeypatch.setattr(groups_device, "backend_on", self.backends.__getitem__)
+        devices = [backend.device for backend in self.backends]
+        self.communicators = [NcclCommunicator(self.wire, k, d) for k, d in enumerate(devices)]
+        self._kind = kind
+        if kind == "torch":
+            self.torch = StubTorch(self.communicators, "cuda:nccl")
+            monkeypatch.setitem(sys.modules, "torch", self.torch)
+            self.groups = list(range(size))  # made by the rank itself
+        else:
+            make = {
+                "nccl": distributed.from_nccl,
+                "cupyx": lambda c: distributed.from_cupyx(NCCLBackend(c)),
+                "nccl4py": lambda c: distributed.from_nccl(Communicator(c)),
+            }[kind]
+            self.groups = list(map(make, self.communicators))
+
+    def over(self, parts):
+        """What each rank holds, on its device."""
+        pairs = zip(self.backends, parts, strict=True)
+        return [[None if g is None else own.put(g) for g in part] for own, part in pairs]
+
+    def together(self, work):
+        """``work(group)`` on every rank, and what each returned or raised."""
+        if self._kind != "torch":
+            return together(work, self.size, groups=self.groups)
+
+        def as_process(rank):
+            self.torch.begin(rank, self.backends[rank])
+            return work(distributed.from_torch("the group"))
+
+        return together(as_process, self.size, groups=self.groups)
+
+    def results(self, work):
+        """As ``together``, where no rank may raise."""
+        found = self.together(work)
+        for each in found:
+            if isinstance(each, BaseException):
+                raise each
+        return found
+
+    def put(self, rank, host):
+        return self.backends[rank].put(np.asarray(host))
+
+
+@pytest.fixture
+def of(monkeypatch):
+    """What makes a group: ``of(3)``."""
+    return lambda size, kind="nccl": Ranks(monkeypatch, size, kind)
+
+
+KINDS = ["nccl", "cupyx", "nccl4py", "torch"]
+
+
+# Norms and clipping
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("contents", CONTENTS.values(), ids=CONTENTS)
+def test_norm_over_devices(of, contents, order):
+    ranks = of(3)
+    held = ranks.over(contents)
+    norms = ranks.results(lambda g: float(gradkit.grad_norm(held[g.rank], order, group=g)))
+    expected = oracles.norm(flat(contents), order)
+    assert oracles.off_by(norms[0], expected) <= tolerances.over_ranks(order)
+    assert len(bits(norms)) == 1
+    assert ranks.wire.sent == [[6]] * 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_communicator_clips_over_its_ranks(of, kind):
+    """Whose second rank holds nothing."""
+    ranks = of(3, kind)
+    contents = [[f(3, 0)], [], [f(4)]]
+    held = ranks.over(contents)
+
+    def work(group):
+        norm = gradkit.clip_grad_norm(held[group.rank], 2.5, scale=2.0, group=group)
+        group.check()
+        assert (group.size, group.on_device) == (3, True)
+        return norm
+
+    norms = ranks.results(work)
+    assert [type(norm) for norm in norms] == [DeviceArray] * 3
+    assert [float(norm) for norm in norms] == [10.0] * 3
+    assert [norm.backend for norm in norms] == ranks.backends
+    assert [backend.device.waits for backend in ranks.backends] == [1] * 3
+    assert [[g.tolist() for g in part] for part in held] == [[[1.5, 0]], [], [[2]]]
+    assert ranks.wire.sent == [[6]] * 3
+
+
+def test_a_process_group_works_on_the_gradients_stream(of):
+    """Where it is not PyTorch's own: the communicator asserts which one it is."""
+    ranks = of(2, "torch")
+    held = ranks.over([[f(3)], [f(4)]])
+
+    def work(group):
+        with ranks.torch.stream(0):
+            return float(gradkit.grad_norm(held[group.rank], group=group))
+
+    assert ranks.results(work) == [5, 5]
+
+
+@pytest.mark.parametrize("order", [1, 2, INF])
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_bits_do_not_depend_on_the_number_of_devices(of, order, size):
+    rows = np.random.default_rng(5).integers(-1000, 1000, (12, 100)) * 2.0**-300
+    alone = gradkit.grad_norm(list(rows), order)
+    ranks = of(size)
+    held = ranks.over([list(rows[rank::size]) for rank in range(size)])
+    norms = ranks.results(lambda g: gradkit.grad_norm(held[g.rank], order, group=g))
+    assert bits(norms) == bits([alone])
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_device_group_of_one_is_no_group(of, order):
+    ranks = of(1)
+    [held] = ranks.over([[f(1, -2), f(3)]])
+    alone = gradkit.grad_norm(held, order)
+    found = gradkit.grad_norm(held, order, group=ranks.groups[0])
+    assert bits([alone]) == bits([found])
+    assert ranks.wire.sent == [[]]
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("rank", range(3))
+@pytest.mark.parametrize("bad", [NAN, INF])
+def test_what_is_not_finite_on_one_device_reaches_all(of, bad, rank, order):
+    parts = [[f(4.0)], [], [f(2.0, -1.0)]]
+    parts[rank] = [*parts[rank], f(bad)]
+    ranks = of(3)
+    held = ranks.over(parts)
+
+    def work(group):
+        found = ranks.put(group.rank, np.zeros((), bool))
+        norm = gradkit.grad_norm(held[group.rank], order, group=group, found_inf=found)
+        return float(norm), bool(found)
+
+    for norm, found in ranks.results(work):
+        assert norm == bad or (math.isnan(bad) and math.isnan(norm))
+        assert found
+
+
+def test_found_inf_is_about_elements(of):
+    """Of any dtype and shape that it may have; it is 0 again where all are finite."""
+    ranks = of(2)
+    held = ranks.over([[f(1.5e308)], [f(1.5e308)]])
+
+    def work(group):
+        found = ranks.put(group.rank, np.ones((1,) if group.rank else (), np.float32))
+        norm = gradkit.grad_norm(held[group.rank], 1, group=group, found_inf=found)
+        return float(norm), float(found.reshape(()))
+
+    assert ranks.results(work) == [(INF, 0.0)] * 2
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("bad", [NAN, INF])
+@pytest.mark.parametrize("rank", range(3))
+def test_a_scale_that_is_not_finite_on_one_device_reaches_all(of, rank, bad, order):
+    """Also that of a rank whose gradients are 0: no product is finite."""
+    ranks = of(3)
+    held = ranks.over([[f(0.0)], [f(4.0)], [f(2.0)]])
+
+    def work(group):
+        scale = ranks.put(group.rank, bad if group.rank == rank else 1.0)
+        return float(gradkit.grad_norm(held[group.rank], order, scale=scale, group=group))
+
+    wanted = [INF] if bad == INF and rank else [NAN]
+    np.testing.assert_array_equal(ranks.results(work), wanted * 3)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_scales_at_the_ends_of_the_range(of, order):
+    ranks = of(2)
+    held = ranks.over([[f(3e300)], [f(4e300)]])
+
+    def work(group):
+        return float(gradkit.grad_norm(held[group.rank], order, scale=1e-305, group=group))
+
+    norms = ranks.results(work)
+    assert norms == [pytest.approx(oracles.norm([f(3e-5), f(4e-5)], order), rel=1e-14)] * 2
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("per_tensor", [False, True])
+def test_replicated_gradients_count_once(of, order, per_tensor):
+    rng = np.random.default_rng(3)
+    shared, own = rng.standard_normal(7), rng.random((3, 5))
+    ranks = of(3)
+    held = ranks.over([[shared, own[rank]] for rank in range(3)])
+    options = {"per_tensor": per_tensor, "replicas": [3, 1]}
+
+    def work(group):
+        return np.array(gradkit.grad_norm(held[group.rank], order, group=group, **options))
+
+    found = ranks.results(work)
+    assert len(bits(found)) == 1
+    every = [[shared], list(own)]
+    wanted = [oracles.norm(g, order) for g in (every if per_tensor else [[*chain(*every)]])]
+    for got, expected in zip(found[0].reshape(-1), wanted, strict=True):
+        assert oracles.off_by(got, expected) <= tolerances.over_ranks(order) + 2.0**-50
+
+
+def test_each_tensor_over_devices_takes_two_collectives(of):
+    ranks = of(2, "nccl4py")
+    held = ranks.over([[f(3), f(1, 2)] * 3, [f(-4), f(NAN)] * 3])
+
+    def work(group):
+        return np.array(gradkit.grad_norm(held[group.rank], per_tensor=True, group=group))
+
+    found = ranks.results(work)
+    assert len(bits(found)) == 1
+    np.testing.assert_array_equal(found[0], [5, NAN] * 3)
+    assert ranks.wire.sent == [[6, 19]] * 2
+
+
+@pytest.mark.parametrize("limit", ["number", "array"])
+@pytest.mark.parametrize("scale", ["number", "array"])
+@pytest.mark.parametrize("clip", ["in place", "functional"])
+def test_clipping_over_devices(of, clip, scale, limit):
+    """With the bits of clipping by the norm of all; a scale of each rank's own."""
+    rng = np.random.default_rng(1)
+    contents = [[rng.standard_normal(40).astype(DTYPES[name])] for name in DTYPES]
+    contents[1] = []
+    scales = [0.5, 1.0, -2.0, 0.25]
+    ranks = of(4)
+    held, before = ranks.over(contents), ranks.over(contents)
+
+    def work(group):
+        rank, own = group.rank, held[group.rank]
+        by = ranks.put(rank, scales[rank]) if scale == "array" else scales[rank]
+        most = ranks.put(rank, np.float32(2.5)) if limit == "array" and rank != 1 else 2.5
+        if clip == "in place":
+            norm, found = gradkit.clip_grad_norm(own, most, scale=by, group=group), own
+        else:
+            found, norm = gradkit.clip_by_global_norm(own, most, scale=by, group=group)
+        return norm, found
+
+    answers = ranks.results(work)
+    scaled = [by * np.float64(part[0]) for by, part in zip(scales, contents, strict=True) if part]
+    assert oracles.off_by(float(answers[0][0]), oracles.norm(scaled, 2)) <= 2.0**-40
+    assert len(bits([norm for norm, _ in answers])) == 1
+    for k, (norm, clipped) in enumerate(answers):
+        expected = gradkit.clip_grads_with_norm(before[k], norm, 2.5, scale=scales[k])
+        assert [g.tobytes() for g in clipped] == [g.tobytes() for g in expected]
+        assert len(clipped) == len(contents[k])
+
+
+def test_a_clip_over_devices_is_two_reads_and_a_write(of):
+    """Of the elements; what ranks tell each other are a few numbers."""
+    ranks = of(2)
+    parts = [[np.ones(size, np.float32)] for size in (90_001, 70_000)]
+    held = ranks.over(parts)
+    ranks.results(
+        lambda group: gradkit.clip_grad_norm(held[group.rank], 1.0, group=group, scale=0.5)
+    )
+    for own, (grad,) in zip(ranks.backends, parts, strict=True):
+        assert in_tables(own.device) == (2 * grad.nbytes, grad.nbytes)
+
+
+def test_policies(of):
+    """That of zeros is decided on the device; to raise, it waits, and each rank names its own."""
+    ranks = of(3)
+    held = ranks.over([[f(1)], [f(NAN)], [f(3)]])
+    before = [part[0].tobytes() for part in held]
+
+    def work(group):
+        with pytest.raises(gradkit.NonFiniteNormError) as caught:
+            gradkit.clip_grad_norm(held[group.rank], 1.0, nonfinite="raise", group=group)
+        return caught.value.names
+
+    assert ranks.results(work) == [(), ("grads[0]",), ()]
+    assert [part[0].tobytes() for part in held] == before
+    ranks.results(lambda g: gradkit.clip_grad_norm(held[g.rank], 1, nonfinite="zero", group=g))
+    assert [part[0].tolist() for part in held] == [[0]] * 3
+
+
+def test_raise_returns_the_norm_of_what_is_finite(of):
+    ranks = of(2)
+    held = ranks.over([[f(3)], [f(4)]])
+
+    def work(group):
+        out = ranks.put(group.rank, 7.0)
+        gradkit.clip_grad_norm(held[group.rank], 1.0, nonfinite="raise", group=group, out=out)
+        return float(out)
+
+    assert ranks.results(work) == [5.0, 5.0]
+    assert [part[0].tolist() for part in held] == [[3 * (1 / 5)], [4 * (1 / 5)]]
+
+
+# The host waits for nothing
+
+
+def test_nothing_is_read_from_the_device(of, monkeypatch):
+    """Neither by gradkit's own door nor by looking at an array."""
+    ranks = of(2)
+    held = ranks.over([[f(3, 0)], [f(4)]])
+    given = [[ranks.put(k, x) for x in (1.0, 0.5, np.float32(1))] for k in range(2)]
+
+    def work(group):
+        out, scale, found = given[group.rank]
+        own = held[group.rank]
+        options = {"scale": scale, "group": group, "found_inf": found, "out": out}
+        gradkit.grad_norm(own, **options)
+        gradkit.clip_by_global_norm(own, scale, scale=scale, group=group, found_inf=found)
+        return gradkit.clip_grad_norm(own, scale, **options)
+
+    doors = ("__float__", "__int__", "__bool__", "__index__", "__iter__", "item", "tolist")
+    with monkeypatch.context() as closed:
+        closed.setattr(CudaBackend, "read", refuse)
+        for door in doors:
+            closed.setattr(DeviceArray, door, refuse, raising=False)
+        norms = ranks.results(work)
+    assert [float(norm) for norm in norms] == [2.5, 2.5]
+    assert [float(found) for _, _, found in given] == [0, 0]
+    assert held[0][0].tolist() == [3 * 0.5 * (0.5 / 2.5), 0]
+    assert ranks.wire.sent == [[6, 6, 6]] * 2
+    assert [backend.device.waits for backend in ranks.backends] == [0, 0]
+
+
+# One rank in trouble
+
+
+def memory(*held):
+    return [array.tobytes() for parts in held for array in flat(parts)]
+
+
+def fails_on_one(ranks, call, error, kept=()):
+    """``call(group, grads)`` fails on rank 1: there it raises, elsewhere ``check`` does."""
+    held = ranks.over([[f(3, 4), f(5)]] * ranks.size)
+    before = memory(held, kept)
+
+    def work(group):
+        try:
+            call(group, held[group.rank])
+        except BaseException as raised:
+            group.check()  # says nothing: this rank knows
+            return [raised]
+        with pytest.raises(gradkit.RankError, match="wrote nothing on any") as caught:
+            group.check()
+        group.check()
+        return caught.value.ranks
+
+    found = ranks.results(work)
+    assert memory(held, kept) == before
+    assert isinstance(found[1][0], error)
+    said = {1: "failed; its own error says why"}
+    assert [found[k] for k in range(ranks.size) if k != 1] == [said] * (ranks.size - 1)
+    norms = ranks.results(lambda g: float(gradkit.grad_norm(held[g.rank], group=g)))
+    assert norms == [pytest.approx(math.sqrt(50 * ranks.size))] * ranks.size
+    return found[1][0]
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_a_bad_argument_on_one_rank_suppresses_all_writes(of, trouble):
+    wrong, error, match = TROUBLES[trouble]
+    ranks = of(3)
+    outs = [[ranks.put(k, 7.0), ranks.put(k, np.float32(0.25))] for k in range(3)]
+
+    def call(group, grads):
+        out, found = outs[group.rank]
+        arguments = {"grads": grads, "max_norm": 1.0, "out": out, "found_inf": found}
+        arguments |= {"scale": 0.5, "group": group}
+        if group.rank == 1:
+            arguments |= wrong
+        gradkit.clip_grad_norm(**arguments)
+
+    raised = fails_on_one(ranks, call, error, outs)
+    with pytest.raises(error, match=match):
+        raise raised
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError("no room"), SystemExit(3)])
+def test_an_interrupt_on_one_rank_suppresses_all_writes(of, error, kind):
+    def call(group, grads):
+        if group.rank == 1:
+            grads = Interrupted(error)
+        gradkit.clip_grad_norm(grads, 1.0, group=group)
+
+    fails_on_one(of(3, kind), call, type(error))
+
+
+@pytest.mark.parametrize("phase", ["empty", "rank_state"])
+def test_a_rank_that_fails_on_its_device(of, phase):
+    """Out of memory, or while it adds up its own gradients."""
+    ranks = of(2)
+    broken = ranks.backends[1]
+
+    def fail(*_, **__):
+        del broken.__dict__[phase]  # what tells the others of it works again
+        raise MemoryError("no room")
+
+    def call(group, grads):
+        if group.rank == 1:
+            setattr(broken, phase, fail)
+        gradkit.clip_grad_norm(grads, 1.0, group=group)
+
+    fails_on_one(ranks, call, MemoryError)
+
+
+NUMBERS = {
+    "numbers": (1.0, 0.5),
+    "a scale in an array": (1.0, np.array(-0.5)),
+    "a limit in an array": (np.array(0.25), 2.0),
+    "a limit that would make NaN": (np.array(-1.0), 1.0),
+    "a limit that is NaN": (np.array(NAN), 1.0),
+    "a limit of 0": (np.array(0.0), np.array(3.0)),
+    "a scale that is not finite": (np.array(1.0), np.array(NAN)),
+    "a scale of 0": (1.0, 0.0),
+}
+
+
+@pytest.mark.parametrize("policy", ["propagate", "zero"])
+@pytest.mark.parametrize("numbers", NUMBERS)
+def test_a_suppressed_clip_leaves_every_bit(of, numbers, policy):
+    """NaN payloads, infinities and negative zeros too, whatever the numbers are."""
+    limit, scale = NUMBERS[numbers]
+    ranks = of(2)
+    odd = np.array([0x7FF8000000000123, 0xFFF0000000000000, 1 << 63, 1, 0x3FF0000000000001])
+    odd = odd.astype(np.uint64).view(np.float64)
+    own = ranks.put(0, odd)
+    half = ranks.put(0, np.linspace(-3, 3, 50).astype(np.float16))
+    before = own.tobytes(), half.tobytes()
+
+    def work(group):
+        if group.rank == 1:
+            with pytest.raises(TypeError):
+                gradkit.clip_grad_norm(["x"], 1.0, group=group)
+            return None
+        most, by = (ranks.put(0, x) if isinstance(x, np.ndarray) else x for x in (limit, scale))
+        norm = gradkit.clip_grad_norm([own, half], most, scale=by, nonfinite=policy, group=group)
+        return float(norm)
+
+    assert math.isnan(ranks.results(work)[0])
+    assert (own.tobytes(), half.tobytes()) == before
+
+
+def test_a_suppressed_functional_clip_gives_copies(of):
+    ranks = of(2)
+    grads = [ranks.put(0, f(3, NAN, -0.0))]
+
+    def work(group):
+        if group.rank == 1:
+            with pytest.raises(ValueError, match="max_norm"):
+                gradkit.clip_by_global_norm([], -1.0, group=group)
+            return None
+        return gradkit.clip_by_global_norm(grads, 1.0, scale=0.5, group=group)
+
+    clipped, norm = ranks.results(work)[0]
+    assert clipped[0].tobytes() == grads[0].tobytes()
+    assert math.isnan(norm)
+
+
+def test_found_inf_keeps_its_value(of):
+    ranks = of(2)
+    flags = [ranks.put(0, value) for value in (np.True_, np.float32(0.25), np.array([3.5]))]
+
+    def work(group):
+        for flag in flags:
+            if group.rank == 1:
+                with pytest.raises(TypeError):
+                    gradkit.grad_norm(["x"], group=group)
+            else:
+                gradkit.grad_norm([ranks.put(0, f(INF))], group=group, found_inf=flag)
+
+    ranks.results(work)
+    assert [flag.reshape(()).item() for flag in flags] == [True, 0.25, 3.5]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_that_make_different_calls_are_told(of, size):
+    """One takes another p: each rank names those whose call was not its own."""
+    ranks = of(size)
+    held = ranks.over([[f(3, 4)]] * size)
+    before = memory(held)
+
+    def work(group):
+        order = 1 if group.rank == 1 else 2
+        gradkit.clip_grad_norm(held[group.rank], 1.0, order, group=group)
+        with pytest.raises(gradkit.RankError) as caught:
+            group.check()
+        return caught.value.ranks
+
+    found = ranks.results(work)
+    assert memory(held) == before
+    other = "made another call"
+    assert found[0] == {1: other}
+    assert found[1] == {k: other for k in range(size) if k != 1}
+
+
+def test_one_norm_and_one_for_each_gradient_are_different_calls(of):
+    """The rank that waits learns of it at once, before it sends a number for each."""
+    ranks = of(2)
+    held = ranks.over([[f(3, 4)] * 2] * 2)
+
+    def work(group):
+        if group.rank == 1:
+            with pytest.raises(gradkit.RankError, match="rank 0: made another call"):
+                gradkit.grad_norm(held[1], per_tensor=True, group=group)
+        else:
+            gradkit.clip_grad_norm(held[0], 1.0, group=group)
+            with pytest.raises(gradkit.RankError, match="rank 1: made another call"):
+                group.check()
+
+    ranks.results(work)
+    assert ranks.wire.sent == [[6]] * 2
+    assert held[0][0].tolist() == [3, 4]
+
+
+def test_ranks_that_differ_in_their_number_of_norms_are_told(of):
+    ranks = of(2)
+    held = ranks.over([[f(1)], [f(1), f(2)]])
+    found = ranks.together(lambda g: gradkit.grad_norm(held[g.rank], per_tensor=True, group=g))
+    assert [type(error) for error in found] == [gradkit.RankError] * 2
+    assert ranks.wire.sent == [[6]] * 2
+
+
+@pytest.mark.parametrize("options", [{"nonfinite": "raise"}, {"per_tensor": True}])
+def test_who_waits_is_told_at_once(of, options):
+    ranks = of(2)
+    held = ranks.over([[f(3, 4)]] * 2)
+
+    def work(group):
+        if group.rank == 1:
+            return gradkit.grad_norm(held[1], 0, group=group)
+        out = ranks.put(0, np.full((1,) if "per_tensor" in options else (), 7.0))
+        with pytest.raises(gradkit.RankError, match="rank 1: failed; its own error says why"):
+            gradkit.grad_norm(held[0], group=group, out=out, **options)
+        group.check()
+        return float(out.reshape(()))
+
+    first, second = ranks.together(work)
+    assert first == 7.0
+    assert isinstance(second, ValueError)
+
+
+def test_check_names_all_since_the_last(of):
+    """Three calls, of which two go wrong; a fault is kept until somebody checks."""
+    ranks = of(3)
+    held = ranks.over([[f(3)]] * 3)
+
+    def work(group):
+        for broken in (1, 2, None):
+            order = 0 if group.rank == broken else 2
+            try:
+                norm = gradkit.grad_norm(held[group.rank], order, group=group)
+            except ValueError:
+                continue
+        assert float(norm) == pytest.approx(math.sqrt(27))
+        with pytest.raises(gradkit.RankError) as caught:
+            group.check()
+        return sorted(caught.value.ranks)
+
+    assert ranks.results(work) == [[1, 2], [2], [1]]
+
+
+# What a group and its gradients may be
+
+
+@pytest.mark.parametrize("rank", range(2))
+def test_gradients_on_the_host_are_refused(of, rank):
+    ranks = of(2)
+    held = ranks.over([[f(3)], [f(4)]])
+    held[rank] = [f(3)]
+
+    def work(group):
+        if group.rank == rank:
+            with pytest.raises(ValueError, match=r"grads\[0\] is not on the device of group"):
+                gradkit.grad_norm(held[rank], group=group)
+        else:
+            gradkit.grad_norm(held[group.rank], group=group)
+            with pytest.raises(gradkit.RankError):
+                group.check()
+
+    ranks.results(work)
+
+
+def test_ranks_on_threads_with_a_device_each(of):
+    """Several devices of one process, and numbers that travel on the host."""
+    ranks = of(2)
+    held = ranks.over([[f(3, 0)], [f(4)]])
+    groups = distributed.threads(2, timeout=20)
+    norms = results(lambda g: gradkit.clip_grad_norm(held[g.rank], 1, group=g), 2, groups=groups)
+    assert [float(norm) for norm in norms] == [5, 5]
+    assert [norm.backend for norm in norms] == ranks.backends
+    assert [part[0].tolist() for part in held] == [[3 * (1 / 5), 0], [4 * (1 / 5)]]
+
+
+@pytest.mark.parametrize("name", ["faults", "check"])
+def test_a_device_group_has_more_than_others(of, name):
+    class Group:
+        rank, size, on_device = 0, 2, True
+        allgather = faults = check = None
+
+    delattr(Group, name)
+    with pytest.raises(TypeError, match=rf"group is a .*Group without {name}"):
+        gradkit.grad_norm([of(2).put(0, f(1))], group=Group())
+
+
+@pytest.mark.parametrize(
+    ("rows", "error", "match"),
+    [
+        (np.zeros((3, 6)), ValueError, r"what group.allgather returned has shape \(3, 6\)"),
+        (np.zeros((2, 6), np.float32), TypeError, "has dtype float32; ranks send float64"),
+        ([[0.0] * 6] * 2, TypeError, "what group.allgather returned is a list"),
+    ],
+)
+def test_a_device_group_must_answer_with_a_row_for_each_rank(of, rows, error, match):
+    ranks = of(2)
+    group = ranks.groups[0]
+    answer = ranks.put(0, rows) if isinstance(rows, np.ndarray) else rows
+    group.allgather = lambda _: answer
+    with pytest.raises(error, match=match):
+        gradkit.grad_norm([ranks.put(0, f(1))], group=group)
+
+
+def test_rows_on_the_host_are_refused(of):
+    ranks = of(2)
+    ranks.groups[0].allgather = lambda _: np.zeros((2, 6))
+    with pytest.raises(ValueError, match=r"group.faults and what group.allgather .* different"):
+        gradkit.grad_norm([ranks.put(0, f(1))], group=ranks.groups[0])
+
+
+@pytest.mark.parametrize("make", [distributed.from_cupyx, distributed.from_nccl])
+def test_what_is_no_communicator(make):
+    with pytest.raises(TypeError, match=r"is a Communicator|is a Wire"):
+        make(Wire(2))
+
+
+@pytest.mark.parametrize(
+    ("config", "device", "kind"),
+    [
+        ("cpu:gloo,cuda:gloo", None, "cpu"),
+        ("cpu:gloo,cuda:nccl", None, "cpu"),
+        ("cpu:gloo,cuda:nccl", "cuda", "cuda"),
+        ("cuda:nccl", None, "cuda"),
+        ("cuda:nccl", "cuda:0", "cuda"),
+        ("cuda:nccl", "cpu", "cpu"),
+    ],
+)
+def test_where_the_numbers_of_a_process_group_travel(of, monkeypatch, config, device, kind):
+    ranks = of(2)
+    torch = StubTorch(ranks.communicators, config)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    torch.begin(0, ranks.backends[0])
+    group = distributed.from_torch("the group", device=device)
+    assert (group.rank, group.size) == (0, 2)
+    assert getattr(group, "on_device", False) == (kind == "cuda")
+
+
+def test_a_process_group_on_another_device_is_refused(of, monkeypatch):
+    ranks = of(2)
+    torch = StubTorch(ranks.communicators, "xpu:xccl")
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    with pytest.raises(ValueError, match="device must be the CPU or a CUDA device"):
+        distributed.from_torch("the group", device="xpu")
+
+
+# Batch norm, whose ranks look at each other's numbers: it waits for the device
+
+
+def batches(ranks, sizes):
+    """A batch, and the part of it that each rank has on its device."""
+    rng = np.random.default_rng(8)
+    x, dy = rng.standard_normal((2, sum(sizes), 5, 3)).astype(np.float32)
+    ends = np.cumsum(sizes)[:-1]
+    pairs = zip(np.split(x, ends), np.split(dy, ends), strict=True)
+    return x, dy, [tuple(ranks.put(k, half) for half in pair) for k, pair in enumerate(pairs)]
+
+
+def both_passes(ranks, parts, scale):
+    """Forward, with running statistics, and gradient of each rank's part."""
+
+    def work(group):
+        rank, (x, dy) = group.rank, parts[group.rank]
+        own, mean, var = (ranks.put(rank, v) for v in (scale, np.zeros(5), np.ones(5)))
+        running = {"running_mean": mean, "running_var": var, "momentum": 0.25}
+        y, *saved = gradkit.batch_norm(x, own, own, group=group, **running)
+        gradient = gradkit.batch_norm_grad(dy, x, own, *saved, group=group)
+        assert {array.backend for array in (y, *saved, *gradient)} == {ranks.backends[rank]}
+        return [np.array(array) for array in (y, *saved, mean, var, *gradient)]
+
+    return work
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_batch_norm_over_devices(of, kind):
+    """With the bits of ranks whose numbers travel in host memory; one rank has no elements."""
+    ranks = of(3, kind)
+    x, dy, parts = batches(ranks, (7, 0, 4))
+    scale = np.linspace(0.5, 2, 5, dtype=np.float32)
+    found = ranks.results(both_passes(ranks, parts, scale))
+    assert [len(sent) for sent in ranks.wire.sent] == [4] * 3  # a header and sums, twice
+    for got, expected in zip(found, results(both_passes(ranks, parts, scale), 3), strict=True):
+        assert [a.tobytes() for a in got] == [a.tobytes() for a in expected]
+    y, mean, inv_std = gradkit.batch_norm(x, scale, scale)
+    dx, dscale, dbias = gradkit.batch_norm_grad(dy, x, scale, mean, inv_std)
+    ys, means, inv_stds, running, _, dxs, dscales, dbiases = zip(*found, strict=True)
+    np.testing.assert_allclose(np.concatenate(ys), y, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(np.concatenate(dxs), dx, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(means, [mean] * 3, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(inv_stds, [inv_std] * 3, rtol=1e-6)
+    np.testing.assert_allclose(running, [0.25 * mean] * 3, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(sum(dscales), dscale, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(sum(dbiases), dbias, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("trouble", ["an eps", "another eps", "channels", "a scale's shape"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_batch_norm_with_a_rank_at_fault_writes_nothing(of, kind, trouble):
+    """The others find out in the call: it waits for the device anyway."""
+    ranks = of(3, kind)
+    _, _, parts = batches(ranks, (2, 3, 4))
+    outs = [[ranks.put(k, np.full(part[0].shape, 7, np.float32))] for k, part in enumerate(parts)]
+    for k, out in enumerate(outs):
+        out += [ranks.put(k, np.full(5, 7, np.float32)) for _ in range(2)]
+    wrong = {
+        "an eps": {"eps": -1.0},
+        "another eps": {"eps": 1e-3},
+        "channels": {"channel_axis": 2, "out": None},
+        "a scale's shape": {"scale": ranks.put(1, np.ones(4, np.float32))},
+    }[trouble]
+    before = memory(*outs)
+
+    def work(group):
+        given = {"x": parts[group.rank][0], "out": tuple(outs[group.rank]), "group": group}
+        gradkit.batch_norm(**given | (wrong if group.rank == 1 else {}))
+
+    found = ranks.together(work)
+    differs = trouble in ("another eps", "channels")
+    assert type(found[1]) is (gradkit.RankError if differs else ValueError)
+    for error in (found[0], found[2]):
+        assert isinstance(error, gradkit.RankError)
+        assert error.ranks.keys() == {1}
+    assert memory(*outs) == before
+
+
+# Graphs
+
+
+def test_a_replay_computes_anew(of, monkeypatch):
+    """All that a call queues, once more, over other gradients, limits and scales."""
+    ranks = of(2)
+    held = ranks.over([[f(3, 0)], [f(4)]])
+    numbers = [[ranks.put(k, x) for x in (100.0, 1.0, 0.0)] for k in range(2)]
+    queued = [[], []]
+    launch, gather = kernels.LoadedKernel.__call__, NcclCommunicator.allGather
+    write = np.ndarray.__setitem__
+
+    def remember(kernel, *args, **kwargs):
+        queued[kernel.device.number].append(lambda: launch(kernel, *args, **kwargs))
+        launch(kernel, *args, **kwargs)
+
+    def copy(target, key, source):
+        queued[target.backend.device.number].append(lambda: write(target, key, source))
+        write(target, key, source)
+
+    def connect(communicator, *args):
+        queued[communicator.rank_id()].append(lambda: gather(communicator, *args))
+        gather(communicator, *args)
+
+    def work(group):
+        limit, scale, out = numbers[group.rank]
+        gradkit.clip_grad_norm(held[group.rank], limit, scale=scale, group=group, out=out)
+        return float(out)
+
+    with monkeypatch.context() as recording:
+        for backend in ranks.backends:
+            recording.setattr(backend.device, "capturing", lambda: True)
+        recording.setattr(kernels.LoadedKernel, "__call__", remember)
+        recording.setattr(NcclCommunicator, "allGather", connect)
+        recording.setattr(DeviceArray, "__setitem__", copy, raising=False)
+        assert ranks.results(work) == [5, 5]
+    for rank, (grads, new) in enumerate(zip(held, (f(6, 0), f(8)), strict=True)):
+        grads[0][...] = new
+        limit, scale, _ = numbers[rank]
+        limit[...], scale[...] = 2.5, 0.5
+
+    def replay(group):
+        for step in queued[group.rank]:
+            step()
+        group.check()
+        return float(numbers[group.rank][2])
+
+    assert ranks.results(replay) == [5, 5]
+    assert [part[0].tolist() for part in held] == [[1.5, 0], [2]]
+    assert len(queued[0]) == len(queued[1]) == 8

@@ -1,0 +1,59 @@
+"""Other libraries' names for arguments are answered with gradkit's."""
+
+import inspect
+
+import numpy as np
+import pytest
+
+import gradkit
+from gradkit._arguments.foreign import _INSTEAD
+
+X = np.ones((2, 3))
+CALLS = {
+    "error_if_nonfinite": lambda v: gradkit.clip_grad_norm([X], 1.0, error_if_nonfinite=v),
+    "total_norm": lambda v: gradkit.clip_grads_with_norm([X], max_norm=1.0, total_norm=v),
+    "clip_norm": lambda v: gradkit.clip_by_global_norm([X], clip_norm=v),
+    "use_norm": lambda v: gradkit.clip_by_global_norm([X], 1.0, use_norm=v),
+    "foreach": lambda v: gradkit.clip_grad_value([X], 1.0, foreach=v),
+    "parameters": lambda v: gradkit.clip_grad_norm(parameters=v, max_norm=1.0),
+    "model_params": lambda v: gradkit.clip_grad_adaptive([X], model_params=v),
+    "alpha": lambda v: gradkit.accumulate_grads([X], [X], alpha=v),
+    "set_to_none": lambda v: gradkit.zero_grad([X], set_to_none=v),
+    "weight": lambda v: gradkit.layer_norm(X, weight=v),
+    "gamma": lambda v: gradkit.rms_norm(X, gamma=v),
+    "beta": lambda v: gradkit.batch_norm(X, beta=v),
+    "epsilon": lambda v: gradkit.batch_norm(X, epsilon=v),
+    "dim": lambda v: gradkit.clip_by_block_norm(X, 1.0, dim=v),
+    "normalized_shape": lambda v: gradkit.layer_norm(X, normalized_shape=v),
+    "grad_output": lambda v: gradkit.rms_norm_grad(X, X, None, X[:, 0], grad_output=v),
+    "grad_out": lambda v: gradkit.layer_norm_grad(X, X, None, X[:, 0], X[:, 0], grad_out=v),
+    "rstd": lambda v: gradkit.layer_norm_grad(X, X, None, X[:, 0], rstd=v),
+    "save_mean": lambda v: gradkit.batch_norm_grad(X, X, None, inv_std=X[0], save_mean=v),
+    "save_invstd": lambda v: gradkit.batch_norm_grad(X, X, None, X[0], save_invstd=v),
+    "training": lambda v: gradkit.batch_norm(X, training=v),
+}
+
+
+def test_every_name_is_asked_for():
+    assert CALLS.keys() == _INSTEAD.keys()
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_answer_names_ours(name):
+    with pytest.raises(TypeError) as caught:
+        CALLS[name](1.0)
+    assert f"has no argument {name!r}; {_INSTEAD[name]}" in str(caught.value)
+    assert caught.value.__cause__ is None
+    advised = _INSTEAD[name].removeprefix("pass ").partition("=")[0].partition(",")[0]
+    if " " not in advised:  # it is the name of one of our arguments
+        functions = (getattr(gradkit, n) for n in gradkit.__all__)
+        assert any(advised in inspect.signature(f).parameters for f in functions if callable(f))
+
+
+def test_other_errors_are_the_functions_own():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
+        gradkit.layer_norm(X, colour=1)
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'max_norm'"):
+        gradkit.clip_grad_norm([X])
+    with pytest.raises(TypeError, match=r"grads is a int; expected an array"):
+        gradkit.grad_norm(3)

@@ -1,0 +1,74 @@
+"""What a package index and an installer see of pyproject.toml; `make check-package` builds it."""
+
+import re
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from tests import check_package
+
+ROOT = Path(__file__).resolve().parents[1]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+EXTRAS = PYPROJECT["project"]["optional-dependencies"]
+SYSTEMS = [
+    {"sys_platform": "darwin", "platform_machine": "arm64"},
+    {"sys_platform": "darwin", "platform_machine": "x86_64"},
+    {"sys_platform": "linux", "platform_machine": "aarch64"},
+    {"sys_platform": "linux", "platform_machine": "x86_64"},
+    {"sys_platform": "win32", "platform_machine": "AMD64"},
+]
+
+
+def described():
+    """The README as its substitutions leave it."""
+    hook = PYPROJECT["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
+    text = (ROOT / "README.md").read_text()
+    for rule in hook["substitutions"]:
+        text = re.sub(rule["pattern"], rule["replacement"], text)
+    return text
+
+
+def wheel(folder, description):
+    path = folder / "gradkit-0-py3-none-any.whl"
+    head = "Keywords: a\nClassifier: b\nLicense-Expression: c\n"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("gradkit-0.dist-info/METADATA", f"{head}\n{description}")
+    return path
+
+
+def test_the_description_keeps_the_text_and_loses_the_links(tmp_path):
+    text = described()
+    assert "docs/guarantees.md has all of them" in text
+    assert "![" not in text
+    assert check_package.metadata(wheel(tmp_path, text))
+
+
+@pytest.mark.parametrize("lost", ["[a](docs/a.md)", '<img src="docs/a.png">', "![a](a.png)"])
+def test_a_link_that_an_index_cannot_follow_is_found(tmp_path, lost):
+    with pytest.raises(SystemExit, match="cannot follow"):
+        check_package.metadata(wheel(tmp_path, f"{described()}\n{lost}\n"))
+
+
+@pytest.mark.parametrize("system", SYSTEMS, ids=lambda system: " ".join(system.values()))
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_extras_ask_only_for_what_a_system_has(extra, system):
+    """NVIDIA's packages and CuPy exist for Linux and Windows, and cuDNN 8 for x86-64."""
+    asked = [Requirement(line) for line in EXTRAS[extra]]
+    names = {r.name for r in asked if not r.marker or r.marker.evaluate(system)}
+    cuda = {name for name in names if name.startswith(("cupy", "cuda", "nvidia"))}
+    if system["sys_platform"] == "darwin" or (extra == "test" and system is not SYSTEMS[3]):
+        assert cuda == set()
+    elif extra == "cudnn8":
+        assert bool(cuda) == (system["platform_machine"] in ("x86_64", "AMD64"))
+    else:
+        assert bool(cuda) == extra.startswith(("cuda", "cudnn", "test"))
+
+
+def test_interpreters_are_those_that_gradkit_supports():
+    found = check_package.interpreters()
+    versions = [tuple(map(int, version.rstrip("t").split("."))) for version in found]
+    assert versions == sorted(versions)
+    assert versions[0] >= check_package.OLDEST

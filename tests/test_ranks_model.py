@@ -1,0 +1,48 @@
+"""The model of collectives: what its steps deliver, what it counts, and the page that it writes."""
+
+import pytest
+
+from benchmarks import ranks_model as model
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6, 7, 8, 13, 64])
+@pytest.mark.parametrize("algorithm", [model.bruck, model.ring])
+def test_every_rank_gets_each_block_once(algorithm, ranks):
+    steps = algorithm(ranks)
+    for held in model.delivered(steps, ranks):
+        assert sorted(held) == list(range(ranks))
+    assert sum(model.allgather_sizes(steps)) == 48 * (ranks - 1)
+    if algorithm is model.bruck:
+        assert len(steps) == (ranks - 1).bit_length()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "chosen"),
+    [(8, "bruck"), (1706, "bruck"), (1707, "ring"), (8192, "bruck"), (16384, "ring")],
+)
+def test_what_mpich_chooses(ranks, chosen):
+    assert model.mpich(ranks).__name__ == chosen
+
+
+def test_time_is_latency_and_bytes():
+    network = model.Network(2.0, 10.0)
+    assert network.seconds([]) == 0.0
+    assert network.seconds([30, 10]) == 2 * 2 + 4
+    assert model.reduce_sizes(16) == [8] * 8
+    assert model.reduce_sizes(17) == [8] * 10
+
+
+def test_limits_are_where_the_other_collective_takes_over():
+    found = model.limits()
+    for count, faster in ((found["log"], True), (2 * found["log"], False)):
+        gathered = model.ARIES.seconds(model.allgather_sizes(model.bruck(count)))
+        reduced = model.ARIES.seconds(model.reduce_sizes(count))
+        assert (gathered <= reduced) is faster
+    for count, faster in ((found["nccl"], True), (2 * found["nccl"], False)):
+        assert (model.nccl_allgather(count) <= model.nccl_reduce(count)) is faster
+    assert model.nccl_allgather(16) == pytest.approx((3.6 + 14 * 1.8 * 0.47 + 2.7) * 1e-6)
+
+
+def test_the_page_is_what_the_model_says():
+    """``python -m benchmarks.ranks_model`` writes it."""
+    assert model.PAGE.read_text() == model.page()

@@ -1,0 +1,286 @@
+"""Residual norms, gradients that pass a norm by, and scales with an offset."""
+
+import numpy as np
+import pytest
+
+import gradkit
+from tests import tolerances
+from tests.problems import LAYER_TYPES, make
+from tests.tolerances import DTYPES, assert_same_bits, assert_within
+
+# Vectors and single elements, several rows a block, rows that are read once and several times.
+SHAPES = [(9, 5), (37, 64), (3, 1027), (2, 20_000)]
+TYPES = pytest.mark.parametrize("types", LAYER_TYPES, ids="-".join)
+CENTRED = pytest.mark.parametrize("centred", [True, False], ids=["layer", "rms"])
+
+
+def forward(backend, p, scale="scale", **options):
+    """Results, with the names of the arguments as they are given."""
+    x, scale, bias = p.on(backend, "x", scale, "bias")
+    if p.centred:
+        return gradkit.layer_norm(x, scale, bias, eps=p.eps, **options)
+    return gradkit.rms_norm(x, scale, eps=p.eps, **options)
+
+
+def added(backend, p, residual, **options):
+    x, scale, bias = p.on(backend, "x", "scale", "bias")
+    residual = backend.asarray(residual)
+    if p.centred:
+        return gradkit.add_layer_norm(x, residual, scale, bias, eps=p.eps, **options)
+    return gradkit.add_rms_norm(x, residual, scale, eps=p.eps, **options)
+
+
+def backward(backend, p, **options):
+    names = ("dy", "x", "scale", "mean", "inv_std")
+    dy, x, scale, mean, inv_std = p.on(backend, *names)
+    if p.centred:
+        return gradkit.layer_norm_grad(dy, x, scale, mean, inv_std, **options)
+    return gradkit.rms_norm_grad(dy, x, scale, inv_std, **options)
+
+
+def same_bits(backend, found, expected):
+    for a, b in zip(found, expected, strict=True):
+        assert_same_bits(backend.asnumpy(a), backend.asnumpy(b))
+
+
+def another(p, seed=9):
+    """Numbers like x, of another draw."""
+    return make(p.x.shape, (str(p.x.dtype), p.statistics, "float64"), seed=seed).x
+
+
+# A scale with an offset
+
+
+@pytest.mark.sampled(7)
+@CENTRED
+@TYPES
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_scale_offset_is_a_shifted_scale(backend, shape, types, centred):
+    p = make(shape, types, centred=centred)
+    p.scale = (p.scale.astype(np.float64) - 1).astype(p.scale.dtype)
+    y, *statistics = forward(backend, p, scale_offset=1.0)
+    dx, dscale, *dbias = backward(backend, p, scale_offset=1)
+    _, plain, *of_plain = backward(backend, p)
+    same_bits(backend, (dscale, *dbias), (plain, *of_plain))  # which an offset does not change
+    wide = p.statistics  # the dtype in which the offset is added
+    p.scale = p.scale.astype(wide) + np.dtype(wide).type(1)
+    if p.bias is not None:
+        p.bias = p.bias.astype(wide)
+    same_bits(backend, (y, *statistics), forward(backend, p))
+    same_bits(backend, (dx,), backward(backend, p)[:1])
+
+
+def test_an_offset_is_not_rounded_to_the_scales_dtype(backend):
+    """1 + w rounded to bfloat16 would lose w."""
+    p = make((4, 16), ("bfloat16", "float32", "bfloat16"), centred=False)
+    p.scale[:] = 2.0**-10
+    ones, plain = forward(backend, p, scale_offset=1.0), make((4, 16))
+    x = p.x.astype(np.float32)
+    plain.x, plain.scale, plain.centred = x, np.full(16, 1 + 2.0**-10, np.float32), False
+    wide, _ = forward(backend, plain)
+    assert_same_bits(backend.asnumpy(ones[0]), backend.asnumpy(wide).astype(p.x.dtype))
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm"])
+@pytest.mark.parametrize("offset", [0.0, -0.0, 1.0])
+def test_no_offset_without_a_scale(backend, name, offset):
+    x = backend.asarray(np.ones((2, 3)))
+    arrays = (x, x) if name.startswith("add") else (x,)
+    if not offset:
+        getattr(gradkit, name)(*arrays, scale_offset=offset)
+        return
+    with pytest.raises(ValueError, match=r"scale_offset is 1.0, but scale is None"):
+        getattr(gradkit, name)(*arrays, scale_offset=offset)
+
+
+@pytest.mark.parametrize("zero", [0.0, -0.0])
+def test_an_offset_of_zero_changes_no_bit(backend, zero):
+    """Not even the sign of a scale of -0, on rows that are read at strides either."""
+    p = make((5, 8), centred=False)
+    p.scale[:] = -0.0
+    p.dy[:] = np.abs(p.dy)  # so that zeros of both signs meet in dx
+    for run in (forward, backward):
+        expected = run(backend, p)
+        same_bits(backend, run(backend, p, scale_offset=zero), expected)
+        strided = make((5, 8), centred=False)
+        strided.scale, strided.dy = p.scale, p.dy
+        strided.x = np.pad(p.x, ((0, 0), (0, 3)))[:, :8]
+        same_bits(backend, run(backend, strided, scale_offset=zero), expected)
+
+
+# The sum that is normalised
+
+
+@pytest.mark.sampled(5)
+@CENTRED
+@TYPES
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_residual_norm_is_a_sum_and_then_a_norm(backend, shape, types, centred):
+    p = make(shape, types, centred=centred)
+    residual = another(p)
+    y, s, *statistics = added(backend, p, residual, scale_offset=0.5)
+    wide = np.float64 if types[0] == "float64" else np.float32
+    p.x = (p.x.astype(wide) + residual.astype(wide)).astype(p.x.dtype)
+    assert_same_bits(backend.asnumpy(s), p.x)
+    same_bits(backend, (y, *statistics), forward(backend, p, scale_offset=0.5))
+
+
+@pytest.mark.parametrize("types", [LAYER_TYPES[0], LAYER_TYPES[2]], ids="-".join)
+def test_a_residual_sum_at_the_ends_of_the_range(backend, types):
+    """The sum overflows and underflows as one of its dtype does."""
+    p = make((2, 8), types, centred=False, affine=False)
+    largest, least = np.finfo(p.x.dtype).max, tolerances.smallest(p.x.dtype)
+    p.x[0], p.x[1] = largest, least
+    residual = np.array([[largest / 2] * 4 + [-largest] * 4, [least] * 4 + [-least] * 4])
+    with np.errstate(over="ignore"):
+        _, s, _ = added(backend, p, residual.astype(p.x.dtype))
+        expected = p.x + residual.astype(p.x.dtype)
+    assert_same_bits(backend.asnumpy(s), expected)
+
+
+# The gradient that passes the norm by
+
+
+@pytest.mark.sampled(7)
+@CENTRED
+@TYPES
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_ds_joins_dx_before_it_is_rounded(backend, shape, types, centred):
+    p = make(shape, types, centred=centred)
+    ds = another(p)
+    dx, *sums = backward(backend, p, ds=backend.asarray(ds))
+    plain, *expected = backward(backend, p)
+    same_bits(backend, sums, expected)
+    ref, further = p.gradients(), ds.astype(np.longdouble)
+    size, exact = ref.dx_size + np.abs(further), ref.dx + further
+    bound = tolerances.elementwise("dx", size, exact, p.x.dtype)
+    assert_within(backend.asnumpy(dx), exact, bound, "dx")
+    nothing = backward(backend, p, ds=backend.asarray(np.zeros_like(ds)))[0]
+    np.testing.assert_array_equal(backend.asnumpy(nothing), backend.asnumpy(plain))
+
+
+@CENTRED
+def test_one_gradient_for_both_summands(backend, centred):
+    """Central differences of a function of y and s."""
+    p = make((2, 5), ("float64",) * 3, centred=centred)
+    residual, of_y, of_s = another(p), another(p, 20), another(p, 30)
+
+    def loss(x):
+        p.x = x
+        y, s, *_ = added(backend, p, residual, scale_offset=0.25)
+        return np.sum(backend.asnumpy(y) * of_y) + np.sum(backend.asnumpy(s) * of_s)
+
+    start, step = p.x.copy(), 1e-6
+    slope = np.zeros_like(start)
+    for at in np.ndindex(start.shape):
+        for sign in (1, -1):
+            x = start.copy()
+            x[at] += sign * step
+            slope[at] += sign * loss(x) / (2 * step)
+    p.x = start + residual
+    p.__post_init__()
+    p.dy = of_y
+    dx = backward(backend, p, ds=backend.asarray(of_s), scale_offset=0.25)[0]
+    np.testing.assert_allclose(backend.asnumpy(dx), slope, atol=1e-7)
+
+
+# Results over their inputs
+
+
+@CENTRED
+@pytest.mark.sampled(7)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("types", [LAYER_TYPES[0], LAYER_TYPES[5]], ids="-".join)
+@pytest.mark.parametrize("gap", [0, 3])
+def test_results_over_their_inputs(backend, shape, types, centred, gap):
+    """Sums over either summand and y over x; dx over dy and over ds."""
+    p = make(shape, types, centred=centred)
+    residual, ds = another(p), another(p, 20)
+    expected = added(backend, p, residual)
+    name = "add_layer_norm" if centred else "add_rms_norm"
+    rest = (None,) * (len(expected) - 2)
+
+    def lie(host):
+        room = np.full((shape[0], shape[1] + gap), np.nan, host.dtype)
+        room[:, : shape[1]] = host
+        return backend.asarray(room[:, : shape[1]])
+
+    parameters = p.on(backend, "scale", "bias") if centred else p.on(backend, "scale")
+    for y_over_x, s_over in ((True, "residual"), (False, "x"), (False, "residual"), (True, None)):
+        given = {"x": lie(p.x), "residual": lie(residual)}
+        out = (given["x"] if y_over_x else None, given.get(s_over), *rest)
+        found = getattr(gradkit, name)(*given.values(), *parameters, eps=p.eps, out=out)
+        same_bits(backend, found, expected)
+        assert found[1] is out[1] or out[1] is None
+    expected = backward(backend, p, ds=backend.asarray(ds))
+    for over in ("dy", "ds"):
+        given = {"dy": lie(p.dy), "x": lie(p.x), "ds": lie(ds)}
+        rest = (None,) * (len(expected) - 1)
+        scale, mean, inv_std = p.on(backend, "scale", "mean", "inv_std")
+        statistics = (mean, inv_std) if centred else (inv_std,)
+        run = gradkit.layer_norm_grad if centred else gradkit.rms_norm_grad
+        options = {"ds": given["ds"], "out": (given[over], *rest)}
+        found = run(given["dy"], given["x"], scale, *statistics, **options)
+        same_bits(backend, found, expected)
+
+
+@pytest.mark.parametrize(
+    ("position", "over", "message"),
+    [
+        (0, "residual", r"out\[0\] shares memory with residual without being x itself"),
+        (1, "x shifted", r"out\[1\] shares memory with .* without being x or residual itself"),
+        (2, "x", r"out\[2\] shares memory with x; pass another array"),
+    ],
+)
+def test_other_overlaps_are_refused(backend, position, over, message):
+    host = np.ones((3, 4, 4))
+    room = backend.asarray(host)
+    given = {"x": room[0], "residual": room[1], "x shifted": room.reshape(12, 4)[1:5]}
+    out = [None, None, None]
+    out[position] = given[over] if position < 2 else given["x"][0]
+    before = backend.memory(room)
+    for run in (gradkit.add_rms_norm, gradkit.add_layer_norm):
+        with pytest.raises(ValueError, match=message):
+            run(given["x"], given["residual"], out=tuple(out))
+        assert backend.memory(room) == before
+        out.append(None)
+
+
+# How other systems' orders of casts map onto ours; docs/guide.md has the table.
+
+
+def _narrow(values, dtype):
+    return values.astype(DTYPES[dtype])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_order_of_casts_of_llama_and_gemma(backend, dtype):
+    p = make((64, 96), (dtype, "float32", dtype), centred=False, eps=1e-6)
+    x, w = p.x.astype(np.float32), p.scale.astype(np.float32)
+    xhat = x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + np.float32(1e-6))
+    # Llama: weight * hidden.to(dtype): xhat is rounded first, then the product.
+    llama = _narrow(_narrow(xhat, dtype).astype(np.float32) * w, dtype)
+    # ONNX RMSNormalization-23 with stash_type 1: the same casts.
+    # Gemma: (xhat * (1 + weight.float())).to(dtype): all in float32, rounded once.
+    gemma = _narrow(xhat * (1 + w), dtype)
+    ours = backend.asnumpy(forward(backend, p, scale_offset=1.0)[0])
+    _within_a_float32_rounding(ours, xhat * (1 + w), dtype)
+    assert np.mean(ours == gemma) > 0.99
+    # Ours of two calls: without a scale y is Llama's rounded xhat, and the product is the caller's.
+    unscaled = p.on(backend, "x")
+    rounded = backend.asnumpy(gradkit.rms_norm(*unscaled, eps=p.eps)[0])
+    assert np.mean(_narrow(rounded.astype(np.float32) * w, dtype) == llama) > 0.99
+    # Of one call: not rounded in between, so nearer to the exact value, and Llama's within a unit.
+    once = backend.asnumpy(forward(backend, p)[0])
+    _within_a_float32_rounding(once, xhat * w, dtype)
+    assert 0.5 < np.mean(once == llama) < 0.99
+    exact = (xhat * w).astype(np.float64)
+    off = [np.abs(y.astype(np.float64) - exact).max() for y in (once, llama)]
+    assert off[0] < off[1]
+
+
+def _within_a_float32_rounding(found, exact, dtype):
+    """Rounded once, from what float32 can say of it."""
+    unit = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype] + 2.0**-20
+    error = np.abs(found.astype(np.float64) - exact.astype(np.float64))
+    assert np.all(error <= unit * np.abs(exact) + 2.0**-25)

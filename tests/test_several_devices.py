@@ -1,0 +1,443 @@
+"""Gradients on several devices of one process, in one call."""
+
+import math
+from itertools import chain, zip_longest
+
+import numpy as np
+import pytest
+
+import gradkit
+from gradkit._cuda import CudaBackend
+from testbed.emulated import DeviceArray
+from tests import oracles, tolerances
+from tests.device_ranks import NcclCommunicator, Wire
+from tests.ranks import results
+from tests.several_devices import Devices
+from tests.test_contract import refuse
+from tests.test_distributed import CONTENTS, INF, NAN, ORDERS, f
+from tests.test_groups import bits, flat
+from tests.test_traffic import in_tables
+from tests.tolerances import DTYPES
+
+pytestmark = pytest.mark.emulated
+
+
+@pytest.fixture
+def devices():
+    """Two of them, where a test does not say how many."""
+    made = Devices(2)
+    yield made
+    assert made.settled()
+
+
+def interleaved(parts):
+    """(device, gradient) in turns, beginning with the first device that has one."""
+    turns = zip_longest(*([(k, g) for g in part] for k, part in enumerate(parts)))
+    return [pair for turn in turns for pair in turn if pair and pair[1] is not None]
+
+
+def spread(devices, parts):
+    pairs = interleaved(parts)
+    return devices.over([k for k, _ in pairs], [g for _, g in pairs])
+
+
+def copies(grads):
+    return [grad.backend.put(np.array(grad)) for grad in grads]
+
+
+def memory(*lists):
+    return [array.tobytes() for array in chain(*lists)]
+
+
+# Norms
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("contents", CONTENTS.values(), ids=CONTENTS)
+@pytest.mark.parametrize("count", [2, 3])
+def test_norm(count, contents, order):
+    devices = Devices(count)
+    parts = contents if count == 3 else [contents[0], [*contents[1], *contents[2]]]
+    grads = spread(devices, parts)
+    norm = gradkit.grad_norm(grads, order)
+    expected = oracles.norm(flat(contents), order)
+    assert oracles.off_by(float(norm), expected) <= tolerances.over_ranks(order)
+    if grads:
+        assert (type(norm), norm.shape, norm.backend) == (DeviceArray, (), grads[0].backend)
+    assert devices.settled()
+
+
+@pytest.mark.parametrize("order", [1, 2, INF])
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_bits_do_not_depend_on_the_number_of_devices(order, count):
+    rows = np.random.default_rng(5).integers(-1000, 1000, (12, 100)) * 2.0**-300
+    alone = gradkit.grad_norm(list(rows), order)
+    devices = Devices(count)
+    grads = devices.over([k % count for k in range(12)], rows)
+    assert bits([gradkit.grad_norm(grads, order)]) == bits([alone])
+    assert bits([gradkit.grad_norm(grads[::-1], order)]) == bits([alone])
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("bad", [NAN, INF])
+@pytest.mark.parametrize("where", [0, 1])
+def test_what_is_not_finite_on_one_device_reaches_all(devices, where, bad, order):
+    parts = [[f(4.0)], [f(2.0, -1.0)]]
+    parts[where].append(f(bad))
+    grads, found = spread(devices, parts), devices.put(0, np.zeros((1,), bool))
+    norm = float(gradkit.grad_norm(grads, order, found_inf=found))
+    assert norm == bad or (math.isnan(bad) and math.isnan(norm))
+    assert found.tolist() == [True]
+    gradkit.clip_grad_norm(grads, 1.0, order, nonfinite="zero")
+    assert [grad.tolist() for grad in grads] == [[0.0] * grad.size for grad in grads]
+
+
+def test_found_inf_is_about_elements(devices):
+    """A norm may overflow where none is infinite; the flag is 0 again."""
+    grads, found = spread(devices, [[f(1.5e308)], [f(1.5e308)]]), devices.put(0, np.float32(1))
+    assert float(gradkit.grad_norm(grads, 1, found_inf=found)) == INF
+    assert float(found) == 0
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_scales_at_the_ends_of_the_range(devices, order):
+    grads = spread(devices, [[f(3e300)], [f(4e300)]])
+    norm = float(gradkit.grad_norm(grads, order, scale=1e-305))
+    assert norm == pytest.approx(oracles.norm([f(3e-5), f(4e-5)], order), rel=1e-14)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("where", [0, 1])
+@pytest.mark.parametrize("value", [0.5, -3.0, NAN, INF])
+def test_a_scale_on_either_device(devices, value, where, order):
+    grads = spread(devices, [[f(0.0)], [f(4.0, 3.0)]])
+    norm = float(gradkit.grad_norm(grads, order, scale=devices.put(where, np.float32(value))))
+    expected = abs(value) * float(oracles.norm(grads, order))
+    assert norm == pytest.approx(expected, rel=1e-14, nan_ok=True)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("scale", [-2.0, "array"])
+def test_a_norm_for_each_gradient_of_a_list_in_any_order(scale, order):
+    """In the list's order, whatever lies where; the flags too."""
+    devices, rng = Devices(3), np.random.default_rng(2)
+    hosts = [rng.standard_normal(3 * k + 1) for k in range(8)]
+    hosts[5][3] = NAN
+    grads = devices.over([2, 0, 1, 1, 0, 2, 0, 1], hosts)
+    by = devices.put(1, -2.0) if scale == "array" else scale
+    found, out = devices.put(2, np.ones(8, np.float16)), devices.put(2, np.zeros(16))[::2]
+    norms = gradkit.grad_norm(grads, order, scale=by, per_tensor=True, found_inf=found, out=out)
+    assert norms is out
+    for got, host in zip(norms, hosts, strict=True):
+        assert oracles.off_by(float(got), 2 * oracles.norm([host], order)) <= 2.0**-50
+    assert found.tolist() == [0, 0, 0, 0, 0, 1, 0, 0]
+    again = gradkit.grad_norm(grads, order, scale=by, per_tensor=True)
+    assert again.backend is grads[0].backend
+    assert memory([again]) == memory([np.array(out)])
+    assert devices.settled()
+
+
+@pytest.mark.parametrize("parts", [[[f()], [f(), f()]], [[f()], [f(3.0, 4.0)]]], ids=["all", "one"])
+@pytest.mark.parametrize("order", ORDERS)
+def test_gradients_without_elements(devices, parts, order):
+    grads = spread(devices, parts)
+    expected = float(oracles.norm(flat(parts), order))
+    assert float(gradkit.grad_norm(grads, order)) == pytest.approx(expected, rel=1e-14)
+    norms = gradkit.grad_norm(grads, order, per_tensor=True)
+    assert norms.tolist() == pytest.approx([float(oracles.norm([g], order)) for g in grads])
+    nothing, found = devices.put(1, NAN), devices.put(0, 7.0)
+    norm = float(gradkit.grad_norm(grads, order, scale=nothing, found_inf=found))
+    assert (norm == 0) == (expected == 0)  # as on one device, NaN times no elements is 0
+    assert float(found) == 0
+    assert float(gradkit.clip_grad_norm(grads, 0.5, order)) == pytest.approx(expected, rel=1e-14)
+
+
+# Clipping
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("limit", ["number", 0, 1, 2])
+@pytest.mark.parametrize("scale", ["number", 0, 1])
+@pytest.mark.parametrize("clip", ["in place", "functional", "with norm"])
+def test_clipping(clip, scale, limit, order):
+    """With the bits of clipping each device's gradients by themselves, by the norm of all."""
+    devices, rng = Devices(3), np.random.default_rng(1)
+    hosts = [rng.standard_normal(40).astype(DTYPES[name]) for name in (*DTYPES, *DTYPES)]
+    grads = devices.over([1, 0, 2, 2, 1, 0, 1, 2], hosts)
+    before = copies(grads)
+    by = -2.5 if scale == "number" else devices.put(scale, -2.5)
+    most = 1.5 if limit == "number" else devices.put(limit, np.float32(1.5))
+    if clip == "functional":
+        found, norm = gradkit.clip_by_global_norm(grads, most, order, scale=by)
+        assert memory(grads) == memory(before)
+    elif clip == "with norm":
+        norm = devices.put(2, np.array(gradkit.grad_norm(grads, order, scale=by)))
+        found = gradkit.clip_grads_with_norm(grads, norm, most, scale=by)
+        assert found is grads
+    else:
+        norm, found = gradkit.clip_grad_norm(grads, most, order, scale=by), grads
+    scaled = [2.5 * host.astype(float) for host in hosts]
+    assert oracles.off_by(float(norm), oracles.norm(scaled, order)) <= 2.0**-40
+    for grad, got in zip(before, found, strict=True):
+        assert got.backend is grad.backend
+        gradkit.clip_grads_with_norm(grad, float(norm), 1.5, scale=-2.5)
+        assert got.dtype == grad.dtype
+        assert got.tobytes() == grad.tobytes()
+    assert devices.settled()
+
+
+def test_gradients_within_the_limit_keep_every_bit(devices):
+    odd = np.array([1 << 63, 1, 0x3FF0000000000001], np.uint64).view(np.float64)
+    grads = spread(devices, [[odd], [f(0.1), odd]])
+    before = memory(grads)
+    gradkit.clip_grad_norm(grads, 1e3)
+    assert memory(grads) == before
+
+
+def test_a_clip_is_two_reads_and_a_write(devices):
+    grads = spread(devices, [[np.ones(90_001, np.float32)], [np.ones(70_000, np.float32)]])
+    gradkit.clip_grad_norm(grads, 1.0, scale=0.5)
+    for device, grad in zip(devices.all, grads, strict=True):
+        assert in_tables(device) == (2 * grad.nbytes, grad.nbytes)
+    assert [device.fetched for device in devices.all] == [24, 8]  # a sum, and the norm
+
+
+@pytest.mark.parametrize("where", ["number", 0, 1, 2])
+def test_scaling(where):
+    devices, rng = Devices(3), np.random.default_rng(1)
+    hosts = [rng.standard_normal(40).astype(DTYPES[name]) for name in DTYPES]
+    grads = devices.over([2, 0, 1, 2], hosts)
+    factor = -0.3 if where == "number" else devices.put(where, -0.3)
+    assert gradkit.scale_grads(grads, factor) is grads
+    gradkit.scale_grads(hosts, -0.3)
+    for grad, host in zip(grads, hosts, strict=True):
+        expected = grad.backend.put(host)
+        np.testing.assert_allclose(*(np.array(a, float) for a in (grad, expected)), rtol=2**-7)
+    assert devices.settled()
+
+
+def test_each_device_clamps_and_zeroes_its_own(devices):
+    grads = spread(devices, [[f(3, -0.25), f(NAN)], [f(-4)]])
+    gradkit.clip_grad_value(grads, 0.5)
+    np.testing.assert_array_equal(np.concatenate(grads), [0.5, -0.25, -0.5, NAN])
+    assert gradkit.zero_grad(grads) is grads
+    assert memory(grads) == [bytes(8 * grad.size) for grad in grads]
+
+
+def test_results_go_where_out_says(devices):
+    """The caller's container, and its arrays, each on its gradient's device."""
+    a, b, c = grads = spread(devices, [[f(3, 0), f(12)], [f(4)]])
+    tree = {"first": [a, None], "second": (b, c)}
+    clipped, norm = gradkit.clip_by_global_norm(tree, 6.5)
+    assert [clipped["first"][1], type(clipped["second"])] == [None, tuple]
+    expected = [[1.5, 0], [2], [6]]
+    assert [g.tolist() for g in (*clipped["first"][:1], *clipped["second"])] == expected
+    room, total = [grad.backend.put(np.zeros(grad.shape)) for grad in grads], devices.put(0, 0.0)
+    out = {"second": tuple(room[1:]), "first": [room[0], None]}
+    found, norm = gradkit.clip_by_global_norm(tree, 6.5, out=(out, total))
+    assert found is out
+    assert norm is total
+    assert [g.tolist() for g in room] == expected
+    assert float(total) == 13
+
+
+def test_policies(devices):
+    grads = spread(devices, [[f(1), f(3)], [f(NAN)]])
+    before, out = memory(grads), devices.put(0, 7.0)
+    with pytest.raises(gradkit.NonFiniteNormError) as caught:
+        gradkit.clip_grad_norm(grads, 1.0, nonfinite="raise", out=out)
+    assert caught.value.names == ("grads[1]",)
+    assert (memory(grads), float(out)) == (before, 7.0)
+    fine = [grads[0], devices.put(1, f(4)), grads[2]]
+    norm = gradkit.clip_grad_norm(fine, 1.0, nonfinite="raise", out=out)
+    assert norm is out
+    assert float(out) == pytest.approx(math.sqrt(26))
+
+
+def test_nothing_is_read_from_a_device(devices, monkeypatch):
+    """Neither by gradkit's own door nor by looking at an array."""
+    grads = spread(devices, [[f(3, 0)], [f(4)]])
+    limit, scale = devices.put(1, 1.0), devices.put(0, 0.5)
+    out, found = devices.put(0, 0.0), devices.put(0, 9.0)
+    options = {"scale": scale, "found_inf": found}
+    doors = ("__float__", "__int__", "__bool__", "__index__", "__iter__", "item", "tolist")
+    with monkeypatch.context() as closed:
+        closed.setattr(CudaBackend, "read", refuse)
+        for door in doors:
+            closed.setattr(DeviceArray, door, refuse, raising=False)
+        gradkit.grad_norm(grads, **options)
+        gradkit.clip_by_global_norm(grads, limit, **options)
+        norm = gradkit.clip_grad_norm(grads, limit, out=out, **options)
+    assert norm is out
+    assert (float(norm), float(found)) == (2.5, 0)
+    assert [grad.tolist() for grad in grads] == [[3 * 0.5 * (1 / 2.5), 0], [4 * 0.5 * (1 / 2.5)]]
+    assert [device.waits for device in devices.all] == [0, 0]
+
+
+def test_a_list_is_uploaded_once_for_each_device(devices):
+    """However often it comes again, and by whichever function."""
+    hosts = [np.full(3, k, np.float32) for k in range(300)]
+    grads = devices.over([k % 2 for k in range(300)], hosts)
+    assert float(gradkit.grad_norm(grads)) == float(gradkit.grad_norm(hosts))
+    for _ in range(3):
+        gradkit.clip_grad_norm(grads, 1.0)
+    gradkit.grad_norm(grads, per_tensor=True)
+    gradkit.grad_norm(grads[::2])  # the first device's alone
+    assert [device.uploads for device in devices.all] == [1, 1]
+
+
+# Groups, each of whose ranks has several devices
+
+
+@pytest.mark.parametrize("per_tensor", [False, True])
+@pytest.mark.parametrize("order", ORDERS)
+def test_ranks_of_several_devices_each(order, per_tensor):
+    """Whose numbers travel in host memory; what lies on both ranks counts once."""
+    ranks = [Devices(2), Devices(2)]
+    shared, own = f(1, 2, 3), [f(4), f(5, 6)]
+    held = [devices.over([0, 1], [shared, own[k]]) for k, devices in enumerate(ranks)]
+    options = {"replicas": [2, 1], "per_tensor": per_tensor}
+
+    def work(group):
+        return np.array(gradkit.grad_norm(held[group.rank], order, group=group, **options))
+
+    found = results(work, 2)
+    assert len(bits(found)) == 1
+    wanted = [[shared], own] if per_tensor else [[shared, *own]]
+    for got, grads in zip(found[0].reshape(-1), wanted, strict=True):
+        bound = tolerances.over_ranks(order) + 2.0**-50
+        assert oracles.off_by(got, oracles.norm(grads, order)) <= bound
+
+
+def test_a_group_on_the_first_gradients_devices(monkeypatch):
+    """Numbers stay on devices: those of the group go on to the others by copies."""
+    from gradkit import distributed
+    from gradkit._groups import device as groups_device
+
+    ranks, wire = [Devices(2), Devices(2)], Wire(2)
+    held = [spread(devices, [[f(3, 0)], [f(4 + 8 * k)]]) for k, devices in enumerate(ranks)]
+    first = [devices.backends[0] for devices in ranks]
+    for number, backend in enumerate(first):
+        backend.device.address = 0x1000 + number
+    groups = []
+    for k, backend in enumerate(first):
+        monkeypatch.setattr(groups_device, "backend_on", lambda _, own=backend: own)
+        communicator = NcclCommunicator(wire, k, backend.device)
+        groups.append(distributed.from_nccl(communicator))
+
+    def work(group):
+        devices, own = ranks[group.rank], held[group.rank]
+        limit = devices.put(1, 2.5)
+        norm = gradkit.clip_grad_norm(own, limit, scale=2.0, group=group)
+        group.check()
+        return float(norm)
+
+    expected = 2 * math.sqrt(9 + 16 + 9 + 144)
+    assert results(work, 2, groups=groups) == [pytest.approx(expected)] * 2
+    assert float(gradkit.grad_norm([np.array(g) for g in flat(held)])) == pytest.approx(2.5)
+
+
+# What is refused
+
+
+def wrong_arguments(devices, grads):
+    far = Devices(3)
+    far.backends = [*devices.backends, far.backends[2]]
+    return {
+        "a limit of another device": ({"max_norm": far.put(2, 1.0)}, "max_norm are on different"),
+        "a scale of another device": ({"scale": far.put(2, 1.0)}, "scale are on different"),
+        "a limit of the host's": ({"max_norm": np.ones(3)}, "expected .., one number"),
+        "a norm on another device": ({"out": devices.put(1, 0.0)}, "out are on different devices"),
+        "a flag on another device": ({"found_inf": devices.put(1, 0.0)}, "found_inf are on diff"),
+        "out in a gradient": ({"out": grads[0][:1].reshape(())}, r"out shares memory with grads"),
+        "a gradient twice": ({"grads": [*grads, grads[1]]}, r"\[1\] and grads\[3\] share memory"),
+        "a gradient of ints": ({"grads": [*grads, devices.put(1, 3)]}, r"grads\[3\] has dtype"),
+        "a gradient of the host's": ({"grads": [*grads, f(3)]}, "one framework"),
+        "replicas": ({"replicas": 2}, "there is no group"),
+    }
+
+
+NAMES = list(wrong_arguments(Devices(2), [f(1), f(2)]))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_error_writes_nothing(devices, name):
+    grads = spread(devices, [[f(3, 0), f(12)], [f(4)]])
+    wrong, match = wrong_arguments(devices, grads)[name]
+    outs = [devices.put(0, 7.0), devices.put(0, 0.25)]
+    before = memory(grads, outs)
+    arguments = {"grads": grads, "max_norm": 1.0, "out": outs[0], "found_inf": outs[1]}
+    with pytest.raises((TypeError, ValueError), match=match):
+        gradkit.clip_grad_norm(**arguments | wrong)
+    assert memory(grads, outs) == before
+
+
+def test_clipped_gradients_belong_on_their_own_devices(devices):
+    grads = spread(devices, [[f(3, 0), f(12)], [f(4)]])
+    room = [devices.put(0, np.array(grad)) for grad in grads]
+    before = memory(grads, room)
+    with pytest.raises(ValueError, match=r"grads\[1\] and out\[1\] are on different devices"):
+        gradkit.clip_by_global_norm(grads, 1.0, out=(room, None))
+    room[1] = grads[1]
+    with pytest.raises(ValueError, match=r"out\[1\] shares memory with grads\[1\]"):
+        gradkit.clip_by_global_norm(grads, 1.0, out=(room, None))
+    assert memory(grads, room[:1], room[2:]) == [*before[:3], before[3], before[5]]
+
+
+@pytest.mark.parametrize("where", [0, 1])
+@pytest.mark.parametrize(
+    "call",
+    [
+        gradkit.grad_norm,
+        lambda grads: gradkit.clip_grad_norm(grads, 1.0),
+        lambda grads: gradkit.clip_by_global_norm(grads, 1.0),
+    ],
+)
+def test_a_capture_is_refused(devices, call, where):
+    grads = spread(devices, [[f(3, 0)], [f(4)]])
+    before = memory(grads)
+    devices.all[where].is_captured = True
+    with pytest.raises(RuntimeError, match=r"several devices, and a call .* cannot be captured"):
+        call(grads)
+    assert memory(grads) == before
+    assert [device.launches for device in devices.all] == [0, 0]
+
+
+WRITING = {
+    "clip_steps": lambda grads: gradkit.clip_grad_norm(grads, 1.0),
+    "scale_steps": lambda grads: gradkit.scale_grads(grads, 0.5),
+    "value_steps": lambda grads: gradkit.clip_grad_value(grads, 0.5),
+    "zero_steps": gradkit.zero_grad,
+}
+
+
+@pytest.mark.parametrize("where", [0, 1])
+@pytest.mark.parametrize("phase", WRITING)
+def test_a_device_that_fails_before_it_writes(devices, phase, where, monkeypatch):
+    """Then no other has written either."""
+    grads = spread(devices, [[f(3, 0)], [f(4)]])
+    before = memory(grads)
+
+    def fail(*_, **__):
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(devices.backends[where], phase, fail)
+    with pytest.raises(MemoryError):
+        WRITING[phase](grads)
+    assert memory(grads) == before
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda grads: gradkit.clip_grad_block_norm(grads, 0.5),
+        lambda grads: gradkit.clip_by_adaptive_norm(grads, grads),
+        lambda grads: gradkit.accumulate_grads(grads, copies(grads)),
+    ],
+)
+def test_other_functions_take_one_device(devices, call):
+    grads = spread(devices, [[f(3, 0)], [f(4)]])
+    before = memory(grads)
+    with pytest.raises(ValueError, match=r"s\[0\] and \w+\[1\] are on different devices"):
+        call(grads)
+    assert memory(grads) == before

@@ -1,0 +1,205 @@
+"""Rows at strides: read and written where they lie, with the bits of a contiguous copy."""
+
+import tracemalloc
+from itertools import cycle
+
+import numpy as np
+import pytest
+
+import gradkit
+from gradkit._cuda.launch import row_starts
+from tests.layouts import LAYOUTS
+from tests.problems import LAYER_TYPES, make
+from tests.tolerances import assert_same_bits
+
+SOME_TYPES = [LAYER_TYPES[k] for k in (0, 1, 2, 6)]
+NAMES = ("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm", "layer_norm_grad")
+NAMES += ("rms_norm_grad", "invertible_layer_norm_grad")
+
+
+# Heads of width D inside rows of a projection, of which there are B x S. Each takes the room
+# between two views of it, and gives a view of shape (B, S, H, D) or with other leading axes.
+
+
+def _projection(room, b, s, h, d):
+    return room.reshape(b, s, -1)[..., 3 : 3 + h * d]
+
+
+def _heads(room, b, s, h, d):
+    return room.reshape(b, s, -1)[..., h * d : 2 * h * d].reshape(b, s, h, d)
+
+
+def _heads_first(room, b, s, h, d):
+    return _heads(room, b, s, h, d).transpose(0, 2, 1, 3)
+
+
+def _unaligned(room, b, s, h, d):
+    """Rows that begin at every multiple of an element."""
+    return room.reshape(b, s, -1)[..., 1 : 1 + 3 * h * d].reshape(b, s, h, -1)[..., :d]
+
+
+def _backwards(room, b, s, h, d):
+    return _heads(room, b, s, h, d)[::-1, :, ::-1]
+
+
+def _apart(room, b, s, h, d):
+    """More dimensions than a kernel counts rows by."""
+    return _heads(room, b, s, h, d).reshape(b, s // 2, 2, h, d)[:, ::-1, :, ::2]
+
+
+VIEWS = [_projection, _heads, _heads_first, _unaligned, _backwards, _apart]
+WAYS = pytest.mark.parametrize("view", VIEWS, ids=lambda f: f.__name__.strip("_"))
+
+
+def laid(view, values_of, dtype, sizes):
+    """A view of room that is NaN elsewhere; ``values_of`` a shape gives its numbers."""
+    b, s, h, d = sizes
+    room = np.full(b * s * (3 * h * d + 5), np.nan, dtype)
+    found = view(room, *sizes)
+    found[...] = values_of(found.shape)
+    return found
+
+
+def arguments(name, view, types, sizes):
+    """What a norm takes on strided views, by name."""
+    shape = laid(view, lambda _: 0, types[0], sizes).shape
+    p = make(shape, types, seed=3, centred="rms" not in name)
+
+    def like(values):
+        return laid(view, lambda _: values, values.dtype, sizes)
+
+    other = make(shape, types, seed=11)
+    every = {
+        "dy": like(p.dy), "x": like(p.x), "y": like(p.x), "residual": like(other.x),
+        "scale": p.scale, "bias": p.bias, "mean": p.mean, "inv_std": p.inv_std,
+    }  # fmt: skip
+    order = {
+        "layer_norm": "x scale bias",
+        "rms_norm": "x scale",
+        "add_layer_norm": "x residual scale bias",
+        "add_rms_norm": "x residual scale",
+        "layer_norm_grad": "dy x scale mean inv_std",
+        "rms_norm_grad": "dy x scale inv_std",
+        "invertible_layer_norm_grad": "dy y scale bias inv_std",
+    }[name]
+    further = {"ds": like(other.dy)} if name in ("layer_norm_grad", "rms_norm_grad") else {}
+    return [every[label] for label in order.split()], further
+
+
+def results_like(results, host, view, sizes):
+    """Room for results: strided views for those of the data's shape."""
+    shape = host[0].shape
+    for result in results:
+        if result.shape == shape:
+            yield laid(view, lambda _: np.nan, result.dtype, sizes)
+        else:
+            yield np.full_like(result, np.nan)
+
+
+@pytest.mark.sampled(7)
+@WAYS
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("types", "sizes"), [*zip(SOME_TYPES, cycle([(3, 4, 4, 16), (2, 2, 2, 1029)]))], ids=str
+)
+def test_strided_rows_have_the_bits_of_a_copy(backend, name, view, types, sizes):
+    given, further = arguments(name, view, types, sizes)
+    run = getattr(gradkit, name)
+
+    def call(on, **options):
+        more = {label: on(array) for label, array in further.items()}
+        return run(*map(on, given), **more, **options)
+
+    expected = [
+        backend.asnumpy(a) for a in call(lambda host: backend.asarray(host.copy(order="C")))
+    ]
+    for a, b in zip(call(backend.asarray), expected, strict=True):
+        assert_same_bits(backend.asnumpy(a), b)
+    hosts = list(results_like(expected, given, view, sizes))
+    outs = tuple(map(backend.asarray, hosts))
+    for out, host, value in zip(call(backend.asarray, out=outs), hosts, expected, strict=True):
+        assert_same_bits(backend.asnumpy(out), value)
+        untouched = backend.asarray(host)
+        untouched[...] = out
+        assert backend.memory(out) == backend.memory(untouched)  # and nothing between rows
+
+
+@pytest.mark.parametrize("layout", sorted(LAYOUTS))
+def test_no_layout_changes_a_bit(backend, layout):
+    """Several tiles on the CPU."""
+    p = make((3, 50, 4, 40) if backend.on_host else (3, 5, 4, 40), seed=3)
+    lay = LAYOUTS[layout]
+    ds = make(p.x.shape, seed=9).x
+    names = p.on(backend, "scale", "mean", "inv_std")
+    expected = None
+    for one in (LAYOUTS["C"], lay):
+        dy, x, further = (backend.asarray(one(a)) for a in (p.dy, p.x, ds))
+        found = gradkit.layer_norm_grad(dy, x, *names, ds=further)
+        found += gradkit.add_rms_norm(x, dy, names[0])
+        found = list(map(backend.asnumpy, found))
+        for a, b in zip(found, expected or found, strict=True):
+            assert_same_bits(a, b)
+        expected = found
+
+
+@pytest.mark.parametrize("width", [3, 5, 7, 8])
+def test_narrow_rows_have_the_bits_of_a_copy(backend, width):
+    """BLAS has code of its own for small matrices without gaps."""
+    for seed in range(9 if backend.on_host else 1):
+        p = make((9, width), seed=seed)
+        x = np.pad(p.x, ((0, 0), (0, 3)))[:, :width]
+        found = gradkit.layer_norm(*map(backend.asarray, (x, p.scale, p.bias)))
+        expected = gradkit.layer_norm(*map(backend.asarray, (p.x, p.scale, p.bias)))
+        for a, b in zip(found, expected, strict=True):
+            assert_same_bits(backend.asnumpy(a), backend.asnumpy(b))
+
+
+@pytest.mark.parametrize("view", [_projection, _heads_first], ids=["projection", "heads first"])
+@pytest.mark.parametrize("types", [LAYER_TYPES[0], LAYER_TYPES[2]], ids="-".join)
+def test_many_strided_rows_have_the_bits_of_a_copy(view, types):
+    """So many that the CPU backend cuts them into strips."""
+    sizes = (4, 1001, 3, 64)
+    given, further = arguments("rms_norm_grad", view, types, sizes)
+    found = gradkit.rms_norm_grad(*given, **further)
+    copies = [array.copy(order="C") for array in given]
+    expected = gradkit.rms_norm_grad(*copies, ds=further["ds"].copy(order="C"))
+    for a, b in zip(found, expected, strict=True):
+        assert_same_bits(a, b)
+
+
+@pytest.mark.parametrize("view", VIEWS[:5], ids=lambda f: f.__name__.strip("_"))
+def test_kernels_copy_nothing(monkeypatch, backend, view):
+    if backend.on_host:
+        pytest.skip("the CPU backend copies into scratch")
+
+    def refuse(*_):
+        raise AssertionError("something was copied")
+
+    sizes = (3, 4, 2, 16)
+    monkeypatch.setattr(row_starts, "keep_if_captured", refuse)
+    monkeypatch.setattr(row_starts, "scratch", refuse)
+    for name in NAMES:
+        given, further = arguments(name, view, LAYER_TYPES[0], sizes)
+        given, further = (
+            [*map(backend.asarray, given)],
+            {label: backend.asarray(array) for label, array in further.items()},
+        )
+        results = getattr(gradkit, name)(*given, **further)
+        hosts = results_like([backend.asnumpy(a) for a in results], given, view, sizes)
+        getattr(gradkit, name)(*given, **further, out=tuple(map(backend.asarray, hosts)))
+
+
+@pytest.mark.parametrize("view", [_projection, _heads_first], ids=["projection", "heads first"])
+def test_the_cpu_backend_copies_a_tile_at_a_time(view):
+    sizes = (8, 256, 8, 128)
+    given, further = arguments("layer_norm_grad", view, LAYER_TYPES[0], sizes)
+    scale = given[2]
+    out = given[0], np.empty_like(scale), np.empty_like(scale)
+    gradkit.layer_norm_grad(*given, **further, out=out)  # which allocates scratch
+    tracemalloc.start()
+    try:
+        gradkit.layer_norm_grad(*given, **further, out=out)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < given[0].nbytes / 8

@@ -1,0 +1,20 @@
+"""What is an error at run time is one for type checkers: each line here needs its comment."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+import gradkit
+
+
+def refused(x: NDArray[np.float32]) -> None:
+    gradkit.grad_norm(1.0)  # type: ignore[call-overload]
+    gradkit.grad_norm(x, "two")  # type: ignore[call-overload]
+    gradkit.clip_grad_norm([x])  # type: ignore[call-overload]
+    gradkit.clip_grad_norm([x], "1")  # type: ignore[call-overload]
+    gradkit.clip_grad_norm([x], 1.0, nonfinite="ignore")  # type: ignore[call-overload]
+    gradkit.clip_grad_norm([x], 1.0, error_if_nonfinite=True)  # type: ignore[call-overload]
+    gradkit.layer_norm([1.0, 2.0])  # type: ignore[call-overload]
+    gradkit.layer_norm(x, eps="small")  # type: ignore[call-overload]
+    gradkit.rms_norm_grad(x, x, None)  # type: ignore[call-arg]
+    gradkit.batch_norm(x, engine="fast")  # type: ignore[call-overload]
+    gradkit.accumulate_grad(x, 1.0)  # type: ignore[arg-type]

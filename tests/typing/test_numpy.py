@@ -1,0 +1,151 @@
+"""A NumPy program: what is an array at run time is one for type checkers, with its dtype."""
+
+from collections.abc import Iterator
+from typing import assert_type
+
+import numpy as np
+from numpy.typing import NDArray
+
+import gradkit
+from gradkit import distributed
+
+Float32 = NDArray[np.float32]
+Float64 = NDArray[np.float64]
+
+
+def _ones(*shape: int) -> Float32:
+    return np.ones(shape, np.float32)
+
+
+def _each(grads: dict[str, Float32]) -> Iterator[Float32]:
+    yield from grads.values()
+
+
+def test_norms_and_clipping() -> None:
+    grads = {"w": _ones(2, 3), "b": _ones(3)}
+    nested = {"layers": [grads, grads], "head": [{"w": _ones(2)}]}
+    norm = assert_type(gradkit.grad_norm(grads), Float64)
+    assert_type(gradkit.grad_norm(_ones(3), np.inf, per_tensor=True), Float64)
+    assert_type(gradkit.grad_norm([*grads.values(), None]), Float64)
+    assert_type(gradkit.grad_norm(_each(grads)), Float64)
+    assert_type(gradkit.grad_norm(grads.values()), Float64)
+    assert_type(gradkit.grad_norm(nested, "inf"), Float64)
+    assert_type(gradkit.clip_grad_norm(grads, 1.0, nonfinite="zero"), Float64)
+    assert_type(gradkit.clip_by_global_norm(grads, 1), tuple[dict[str, Float32], Float64])
+    assert_type(gradkit.clip_by_global_norm(_each(grads), 1), tuple[list[Float32], Float64])
+    assert_type(gradkit.clip_by_global_norm(_ones(3), 1), tuple[Float32, Float64])
+    clipped, _ = gradkit.clip_by_global_norm({"layers": [_ones(2)]}, 1)
+    assert_type(clipped, dict[str, list[Float32]])
+    assert_type(gradkit.clip_grads_with_norm(grads, norm, 1.0), dict[str, Float32])
+    assert_type(gradkit.clip_coefficient(norm, 1.0), Float64)
+    assert_type(gradkit.clip_coefficient(2.0, 1.0), Float64)
+    assert_type(gradkit.scale_grads(_each(grads), 0.5), list[Float32])
+    assert_type(gradkit.clip_grad_value(grads["w"], 0.5), Float32)
+    assert_type(gradkit.names_of(nested), list[str])
+
+
+def test_numbers() -> None:
+    """Whatever holds a number at run time may be one."""
+    grads, found = [_ones(3)], np.zeros((), np.bool_)
+    for limit in (1, 1.0, np.float16(1), np.float32(1), np.float64(1), np.int64(1)):
+        gradkit.clip_grad_norm(grads, limit, scale=np.float32(1), eps=np.float32(1e-6))
+    gradkit.clip_grad_norm(grads, np.array(1.0), np.float32(2), scale=np.array(1.0, np.float32))
+    gradkit.clip_grad_norm(grads, gradkit.grad_norm(grads), found_inf=found)
+    gradkit.accumulate_grad(grads[0], _ones(3), do_update=np.array(True), scale=np.float32(1))
+    gradkit.layer_norm(_ones(2, 3), axis=np.int64(1), eps=np.float32(1e-5))
+    assert not found
+
+
+def test_each_by_a_norm_of_its_own() -> None:
+    grads = {"w": _ones(2, 3), "b": _ones(3)}
+    norms = gradkit.clip_grad_block_norm(grads, 1.0, axis={"w": 1, "b": None}, rms=True)
+    assert_type(norms, dict[str, Float64])
+    assert_type(gradkit.clip_grad_block_norm(_ones(2, 3), np.float32(1), axis=(1,)), Float64)
+    assert_type(gradkit.clip_by_block_norm(_ones(3), 1.0), tuple[Float32, Float64])
+    both = gradkit.clip_by_block_norm(list(grads.values()), 1.0, axis=lambda _name, _grad: None)
+    assert_type(both, tuple[list[Float32], list[Float64]])
+    assert_type(gradkit.clip_grad_adaptive(grads, grads), dict[str, Float64])
+    copies = gradkit.clip_by_adaptive_norm(grads, grads, np.float32(0.01))
+    assert_type(copies, tuple[dict[str, Float32], dict[str, Float64]])
+    assert_type(gradkit.per_tensor_norms(grads), dict[str, Float64])
+    assert_type(gradkit.per_tensor_norms(_each(grads)), list[Float64])
+
+
+def test_accumulation() -> None:
+    grads = {"w": _ones(2, 3)}
+    buffer: Float64 = np.zeros((2, 3))
+    buffers = {"w": buffer}
+    assert_type(gradkit.accumulate_grad(buffer, grads["w"]), Float64)
+    assert_type(gradkit.accumulate_grad_v2(buffer, _ones(3), overwrite=True), tuple[bool, Float64])
+    assert gradkit.accumulate_grads(buffers, grads, norm_out=np.zeros(())) is buffers
+    assert_type(gradkit.zero_grad(grads), dict[str, Float32])
+    assert_type(gradkit.zero_grad(_each(grads)), list[Float32])
+
+
+def test_spike_guard() -> None:
+    guard = gradkit.SpikeGuard(threshold=np.float32(3), warmup=2)
+    assert_type(guard.update(gradkit.grad_norm(_ones(3))), Float64)
+    assert_type(guard.update(1.5), Float64)
+    assert_type(gradkit.spike_guard_init(), Float64)
+    state, limit = gradkit.spike_guard_update(gradkit.spike_guard_init(), np.float32(1), decay=0.9)
+    assert_type(state, Float64)
+    assert_type(limit, Float64)
+
+
+def test_row_norms() -> None:
+    x, scale = _ones(4, 3), np.ones(3, np.float32)
+    wide: Float32 = scale
+    y, mean, inv_std = gradkit.layer_norm(x, wide, wide)
+    assert_type(y, Float32)
+    assert isinstance(mean, np.ndarray)
+    assert_type(
+        gradkit.layer_norm_grad(y, x, wide, mean, inv_std), tuple[Float32, Float32, Float32]
+    )
+    assert_type(gradkit.layer_norm_grad(y, x, None, mean, inv_std), tuple[Float32, None, None])
+    assert_type(gradkit.layer_norm_inverse(y, wide, wide, mean, inv_std), Float32)
+    found = gradkit.invertible_layer_norm_grad(y, y, wide, None, inv_std, axis=-1)
+    assert_type(found, tuple[Float32, Float32, None])
+    y, inv_std = gradkit.rms_norm(x, wide, eps=1e-6, out=(None, None))
+    assert_type(gradkit.rms_norm_grad(y, x, wide, inv_std), tuple[Float32, Float32])
+    y, s, inv_std = gradkit.add_rms_norm(x, x, wide, scale_offset=1)
+    assert_type(s, Float32)
+    found_too = gradkit.rms_norm_grad(y, s, None, inv_std, ds=y)
+    assert_type(found_too, tuple[Float32, None])
+    y, s, mean, inv_std = gradkit.add_layer_norm(x, x)
+    assert_type(gradkit.layer_norm_grad(y, s, None, mean, inv_std, ds=y)[0], Float32)
+
+
+def test_group_norm() -> None:
+    x, scale = _ones(4, 6), _ones(6)
+    y, mean, inv_std = gradkit.group_norm(x, 2, scale, channel_axis=-1)
+    assert_type(y, Float32)
+    found = gradkit.group_norm_grad(y, x, None, mean, inv_std, channel_axis=-1)
+    assert_type(found, tuple[Float32, None, None])
+
+
+def test_batch_norm() -> None:
+    x, scale = _ones(4, 3), _ones(3)
+    (group,) = distributed.threads(1)
+    y, mean, inv_std = gradkit.batch_norm(x, scale, scale, engine="native", group=group)
+    assert_type(y, Float32)
+    assert_type(
+        gradkit.batch_norm_grad(y, x, scale, mean, inv_std), tuple[Float32, Float32, Float32]
+    )
+    known = _ones(3), _ones(3)
+    assert_type(gradkit.batch_norm_inference(x, scale, None, *known), Float32)
+    assert_type(
+        gradkit.batch_norm_inference_grad(y, x, None, *known, eps=1e-5),
+        tuple[Float32, None, None],
+    )
+    moved = gradkit.update_running_statistics(*known, mean, mean, 4, momentum=0.1)
+    assert_type(moved, tuple[Float32, Float32])
+    stats = gradkit.batch_norm_stats(x)
+    assert_type(stats, tuple[Float64, Float64, Float64])
+    rows = [np.stack([one]) for one in stats]
+    mean, var, count = gradkit.combine_stats(rows[0], rows[1], rows[2])
+    assert_type(count, Float64)
+    y, mean, inv_std = gradkit.batch_norm_apply(x, scale, None, mean, var)
+    sums = gradkit.batch_norm_grad_sums(y, x, mean, inv_std)
+    assert_type(sums, tuple[Float64, Float64])
+    dx = gradkit.batch_norm_grad_apply(y, x, scale, mean, inv_std, sums[0], sums[1], count)
+    assert_type(dx, Float32)
