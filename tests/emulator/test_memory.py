@@ -67,6 +67,37 @@ def test_what_the_host_writes_is_written():
     np.testing.assert_array_equal(out, 4)
 
 
+COPY = """
+extern "C" __global__ void copy(const T* from, T* to, int first, int n) {
+  for (int i = first + threadIdx.x; i < n; i += blockDim.x) to[i] = from[i];
+}
+"""
+
+
+@pytest.mark.parametrize("place", range(8))
+def test_a_number_that_the_host_writes_may_hold_the_byte_of_blank_memory(device, place):
+    copies = {
+        size: device.compile(COPY.replace("T", of)).get_function("copy")
+        for size, of in ((1, "unsigned char"), (8, "double"))
+    }
+    memory, out = device.xp.empty(16, np.uint8), device.xp.empty(1, np.float64)
+    memory[:] = 0
+    memory[place] = 0xFF
+    copies[1]((1,), (8,), (memory[8:], out.view(np.uint8), np.int32(0), np.int32(8)))
+    number = memory[:8].view(np.float64)  # its neighbours were read byte by byte
+    copies[8]((1,), (8,), (number, out, np.int32(0), np.int32(1)))
+    assert out.tobytes() == number.tobytes()
+
+
+def test_beside_what_a_kernel_wrote_memory_is_blank(device):
+    copy = device.compile(COPY.replace("T", "unsigned char")).get_function("copy")
+    zeros, partly, out = device.xp.zeros(8, np.uint8), *(device.xp.empty(8, "u1") for _ in "ab")
+    copy((1,), (8,), (zeros, partly, np.int32(0), np.int32(5)))
+    copy((1,), (8,), (partly, out, np.int32(0), np.int32(5)))
+    with pytest.raises(EmulatorFault, match="uninitialised"):
+        copy((1,), (8,), (partly, out, np.int32(5), np.int32(8)))
+
+
 def test_memory_given_back_counts_as_written():
     device = EmulatedDevice()
     kernel = device.compile(IN_PLACE, ("-DSHIFT=i",)).get_function("both")

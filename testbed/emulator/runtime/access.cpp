@@ -63,22 +63,29 @@ struct Check {
 };
 
 // The host may have filled memory that was born without content: then its bytes are not all 0xFF.
-bool host_wrote(uint64_t address, uint64_t size) {
-  const auto* bytes = reinterpret_cast<const unsigned char*>(address);
-  for (uint64_t i = 0; i < size; ++i)
-    if (bytes[i] != 0xFF) return true;
-  return false;
+// One byte of a number may be, so up to 8 bytes are asked about at once if they are read at once,
+// less what kernels wrote.
+bool host_wrote(const Check& check, Cell& cell, uint64_t address, uint64_t size) {
+  uint64_t reach = size;
+  while (reach < check.size && reach < uint64_t{1} << coarsest) reach *= 2;
+  uint64_t start = address & ~(reach - 1), count = reach / size;
+  Cell* first = &cell - (address - start) / size;
+  bool wrote = false;
+  for (uint64_t i = 0; i < count; ++i) {
+    const auto* bytes = reinterpret_cast<const unsigned char*>(start + i * size);
+    wrote |= !first[i].initialised &&
+             std::any_of(bytes, bytes + size, [](unsigned char byte) { return byte != 0xFF; });
+  }
+  if (wrote)
+    for (uint64_t i = 0; i < count; ++i) first[i].initialised = 1;
+  return wrote;
 }
 
 void check_initialised(const Check& check, Cell& cell, uint64_t cell_address, uint64_t cell_size) {
   if (check.shared()) {
     if (cell.write_epoch >= machine.block_epoch) return;
   } else {
-    if (cell.initialised) return;
-    if (host_wrote(cell_address, cell_size)) {
-      cell.initialised = 1;
-      return;
-    }
+    if (cell.initialised || host_wrote(check, cell, cell_address, cell_size)) return;
   }
   raise(check.describe(Kind::uninitialised));
 }
