@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gradkit
-from gradkit._numpy import scratch
+from gradkit._numpy import scratch, tuning
 from tests import oracles, tolerances
 from tests.backends import BACKENDS
 from tests.layouts import LAYOUTS
@@ -87,6 +87,9 @@ def test_samples_in_parts(monkeypatch, shape, groups, types):
     monkeypatch.setattr(scratch, "elements", lambda *_: 192)
     numpy = BACKENDS[0]
     p = make_groups(shape, groups, types)
+    with monkeypatch.context() as runs:
+        runs.setattr(tuning, "SHORT_RUN", 2)  # one number a channel, instead of one an element
+        check(numpy, p)
     for q in (p, channels_last(make_groups(shape, groups, types))):
         check(numpy, q)
         for layout in ("padded", "rolled"):

@@ -285,6 +285,24 @@ def test_a_mean_of_1e4_deviations(backend, types):
 
 
 @TYPES
+@pytest.mark.parametrize("mean", [16.0, 100.0])
+def test_means_that_a_single_number_hardly_holds(backend, types, mean):
+    """Half a unit of their last place is some units of the smaller deviations' last place."""
+    p = make((64, 257), types)
+    p.x = (p.x.astype(np.float64) + mean).astype(p.x.dtype)
+    p.__post_init__()
+    p.check_forward(backend, *layer_norm(backend, p))
+
+
+def test_rows_do_not_feel_how_large_the_means_of_others_are(backend):
+    p = make((2, 8192))
+    p.x += np.float32([[0.01], [1000.0]])
+    both = layer_norm(backend, p)[0]
+    p.x = p.x[:1]
+    assert_same_bits(backend.asnumpy(layer_norm(backend, p)[0]), backend.asnumpy(both)[:1])
+
+
+@TYPES
 def test_a_scale_of_zeros(backend, types):
     """Layer norm and RMS norm read x, so that it does no harm."""
     p = make((9, 65), types)

@@ -15,6 +15,7 @@ from gradkit._backend import Engine, Running
 from gradkit._numpy import tuning
 from gradkit._numpy.blocks import Array, Index, blocks
 from gradkit._numpy.channels import Channels
+from gradkit._numpy.moments import lost, low_that_counts
 from gradkit._numpy.running_statistics import update_running_statistics
 
 __all__ = ["batch_norm", "batch_norm_grad"]
@@ -149,18 +150,19 @@ def _forward_of(
 def moments(channels: Channels, eps: float) -> tuple[Array, Array]:
     """Mean and variance of each channel of (x, ...), the variance to be added to ``eps``."""
     x = channels.arrays[0]
-    centre, variance = channels.moments(x, channels.dtype)
-    lost = eps < tuning.TINY_VARIANCE and bool(np.any(variance < tuning.TINY_VARIANCE))
-    finite = np.isfinite(variance)
+    found = channels.moments(x, channels.dtype)
     if channels.dtype == _FLOAT64:
-        if not finite.all():  # sums, differences or squares overflowed float64, or x is not finite
-            small, square = channels.moments(x, _FLOAT64, factor=tuning.SMALL_ENOUGH)
-            centre = np.where(finite, centre, small / tuning.SMALL_ENOUGH)
-            square = square / tuning.SMALL_ENOUGH / tuning.SMALL_ENOUGH
-            variance = np.where(finite, variance, square)
-    elif lost or not finite.all():  # squares overflowed or underflowed float32
-        centre, variance = channels.moments(x, _FLOAT64)
-    return centre, variance
+        finite = np.isfinite(found.variance)
+        if finite.all():
+            return found.mean, found.variance
+        # Sums, differences or squares overflowed float64, or x is not finite.
+        small = channels.moments(x, _FLOAT64, factor=tuning.SMALL_ENOUGH)
+        mean = np.where(finite, found.mean, small.mean / tuning.SMALL_ENOUGH)
+        square = small.variance / tuning.SMALL_ENOUGH / tuning.SMALL_ENOUGH
+        return mean, np.where(finite, found.variance, square)
+    if (gone := lost(found.variance, eps)).any():
+        found = found.replaced(gone, channels.moments(x, _FLOAT64))
+    return found.mean, found.variance
 
 
 def normalise(
@@ -168,9 +170,9 @@ def normalise(
 ) -> None:
     """Write y, of channels of (x, y), by the mean and the inv_std of each, in float64."""
     x, y = channels.arrays
-    high = channels.vector(centre)
-    rest = centre - high[:, 0]
-    low = channels.vector(rest) if rest.any() else None
+    rounded = centre.astype(channels.dtype)
+    rest = low_that_counts(rounded, centre - rounded, exact)
+    high, low = channels.vector(rounded), None if rest is None else channels.vector(rest)
     factor = channels.vector(exact if scale is None else exact * scale)
     biases = None if bias is None else channels.vector(bias)
 

@@ -8,7 +8,8 @@ import numpy as np
 from gradkit._dtypes import dtype_named, float_of
 from gradkit._numpy import scratch, tuning
 from gradkit._numpy.blocks import Array, DType, Index, blocks, by_halves, load, store
-from gradkit._numpy.sums import column_sums, row_sums
+from gradkit._numpy.moments import Moments
+from gradkit._numpy.sums import column_sums, row_squares, row_sums
 from gradkit._numpy.threads import Result, in_strips
 
 
@@ -80,6 +81,15 @@ class Channels:
         totals: Array = by_halves(rows.reshape(before, channels))[0]
         return totals
 
+    def squares(self, tile: Array) -> Array:
+        """The same of squares; overwrites the tile."""
+        before, channels, after = tile.shape
+        if after <= tuning.NARROW:
+            return self.sums(np.square(tile, out=tile))
+        rows = row_squares(tile.reshape(before * channels, after))
+        totals: Array = by_halves(rows.reshape(before, channels))[0]
+        return totals
+
     def for_each_block(self, work: Callable[[Index, Sequence[Array]], None]) -> None:
         """``work`` on the index of every block, with scratch for two of them."""
 
@@ -108,7 +118,7 @@ class Channels:
             total += part
         return total
 
-    def moments(self, x: Array, dtype: DType, factor: float = 1.0) -> tuple[Array, Array]:
+    def moments(self, x: Array, dtype: DType, factor: float = 1.0) -> Moments:
         """Mean and variance of each channel of ``factor * x``.
 
         The second pass corrects the first's rounding.
@@ -131,11 +141,9 @@ class Channels:
             room = self.shaped(rooms[1], tile) if dtype == self.dtype else None
             deviation = np.subtract(tile, centre[self.of(index)], out=room, dtype=dtype)
             of_deviation = self.sums(deviation)
-            return of_deviation, self.sums(np.square(deviation, out=deviation))
+            return of_deviation, self.squares(deviation)
 
-        of_deviation, of_square = self.total(second) / count
-        variance = np.maximum(of_square - of_deviation**2, 0)
-        return centre[:, 0] + of_deviation, variance
+        return Moments.about(centre[:, 0], *self.total(second) / count)
 
     def _in_strips(self, strip: Callable[[Sequence[Index]], Result], width: int) -> list[Result]:
         size = self.arrays[0].size

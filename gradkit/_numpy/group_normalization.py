@@ -18,8 +18,11 @@ from gradkit._numpy import tuning
 from gradkit._numpy.batch_normalization import cut
 from gradkit._numpy.blocks import Array, DType
 from gradkit._numpy.groups import Block, Groups
+from gradkit._numpy.moments import Moments, lost, low_that_counts
 
 __all__ = ["group_norm", "group_norm_grad"]
+
+_FLOAT64 = np.dtype(np.float64)
 
 
 @np.errstate(all="ignore")
@@ -98,107 +101,99 @@ class _Forward:
         self.x, self.y = groups.arrays
         self.scale, self.bias = groups.parameter(scale), groups.parameter(bias)
         self.mean, self.inv_std = mean, inv_std
+        self.apart = not np.may_share_memory(self.x, self.y)
 
     def run(self) -> None:
         """Write y, mean and inv_std."""
         if self.groups.whole:
-            self.groups.in_strips(self._samples, self.groups.batches())
+            self.groups.in_strips(self._groups, self.groups.batches())
             return
         for sample in range(self.groups.samples):
             self._long_sample(self.groups.parts(sample))
 
-    def _samples(self, batches: Sequence[Block]) -> None:
-        """One visit: a block has whole samples, so that their statistics are known at once."""
+    def _groups(self, batches: Sequence[Block]) -> None:
+        """One visit: a block has whole groups, so that their statistics are known at once."""
         groups = self.groups
         with groups.scratch() as (work, room):
             for block in batches:
                 tile = groups.load(self.x[block.at], room)
-                mean, inv_std = self._statistics(block, self._moments(tile, block, work))
-                self._write(tile, block, mean, inv_std, work, room)
+                place = groups.target(self.y[block.at], work, tile.shape) if self.apart else work
+                place = place.reshape(-1)
+                moments = self._moments(tile, block, place)
+                deviation = place[: tile.size].reshape(tile.shape)
+                kept = not groups.last
+                if (gone := lost(moments.variance, self.eps)).any():
+                    exact = self._moments(tile.astype(_FLOAT64), block, np.empty(tile.size))
+                    moments, kept = moments.replaced(gone, exact), False
+                if not kept:
+                    _deviation(groups, tile, moments.high, block, place)
+                self._write(deviation, block, moments, work, room)
 
-    def _moments(self, tile: Array, block: Block, work: Array) -> Callable[[DType], list[Array]]:
-        groups = self.groups
+    def _moments(self, tile: Array, block: Block, place: Array) -> Moments:
+        """Of a block of whole groups.
 
-        def moments(dtype: DType) -> list[Array]:
-            room = work if dtype == groups.dtype else np.empty(tile.size, dtype)
-            values = tile.astype(dtype, copy=False)
-            centre = (groups.group_sums(values) / groups.count).astype(dtype)
-            deviation = _deviation(groups, values, centre, block, room)
-            of_deviation = groups.group_sums(deviation)
-            of_square = groups.group_sums(np.square(deviation, out=deviation))
-            return [centre, of_deviation, of_square]
-
-        return moments
+        Deviations from the high pieces are left in the place, if channels come first.
+        """
+        groups, count = self.groups, self.groups.count
+        centre = (groups.group_sums(tile) / count).astype(place.dtype)
+        deviation = _deviation(groups, tile, centre, block, place)
+        of_deviation = groups.group_sums(deviation) / count
+        return Moments.about(centre, of_deviation, groups.group_squares(deviation) / count)
 
     def _long_sample(self, parts: Sequence[Block]) -> None:
-        """Three visits if one sample fills several blocks."""
-        groups = self.groups
-        mean, inv_std = self._statistics(parts[0], self._long_moments(parts))
+        """Three visits if one group fills several blocks."""
+        groups, dtype = self.groups, self.groups.dtype
+        moments = self._long_moments(parts, dtype)
+        if (gone := lost(moments.variance, self.eps)).any():
+            moments = moments.replaced(gone, self._long_moments(parts, _FLOAT64))
 
         def write(strip: Sequence[Block]) -> None:
             with groups.scratch() as (work, room):
                 for block in strip:
                     tile = groups.load(self.x[block.at], room)
-                    self._write(tile, block, mean, inv_std, work, room)
+                    deviation = _deviation(groups, tile, moments.high, block, work)
+                    self._write(deviation, block, moments, work, room)
 
         groups.in_strips(write, parts)
 
-    def _long_moments(self, parts: Sequence[Block]) -> Callable[[DType], list[Array]]:
+    def _long_moments(self, parts: Sequence[Block], dtype: DType) -> Moments:
         groups = self.groups
 
-        def moments(dtype: DType) -> list[Array]:
-            def first(block: Block, work: Array, room: Array) -> list[Array]:  # noqa: ARG001
-                tile = groups.load(self.x[block.at], room).astype(dtype, copy=False)
-                return [groups.column_sums(tile)]
+        def first(block: Block, work: Array, room: Array) -> list[Array]:  # noqa: ARG001
+            tile = groups.load(self.x[block.at], room).astype(dtype, copy=False)
+            return [groups.column_sums(tile)]
 
-            def second(block: Block, work: Array, room: Array) -> list[Array]:
-                tile = groups.load(self.x[block.at], room).astype(dtype, copy=False)
-                work = work if dtype == groups.dtype else np.empty(tile.size, dtype)
-                deviation = _deviation(groups, tile, centre, block, work)
-                of_deviation = groups.column_sums(deviation)
-                return [of_deviation, groups.column_sums(np.square(deviation, out=deviation))]
+        def second(block: Block, work: Array, room: Array) -> list[Array]:
+            tile = groups.load(self.x[block.at], room).astype(dtype, copy=False)
+            work = work if dtype == groups.dtype else np.empty(tile.size, dtype)
+            deviation = _deviation(groups, tile, centre, block, work)
+            of_deviation = groups.column_sums(deviation)
+            return [of_deviation, groups.column_sums(np.square(deviation, out=deviation))]
 
-            total = _total(groups, parts, first, 1)
-            centre = (groups.over_groups(total) / groups.count).astype(dtype)
-            return [centre, *map(groups.over_groups, _total(groups, parts, second, 2))]
-
-        return moments
-
-    def _statistics(
-        self, block: Block, moments: Callable[[DType], list[Array]]
-    ) -> tuple[Array, Array]:
-        """Mean and inv_std of a block's samples in float64; both are written.
-
-        The second pass sums the deviations from the rounded first mean as well as their squares,
-        which corrects both results for that rounding.
-        """
-        groups, eps = self.groups, self.eps
-        mean, variance = _corrected(moments(groups.dtype), groups.count)
-        lost = ~np.isfinite(variance)  # squares overflowed float32, or underflowed it
-        if eps < tuning.TINY_VARIANCE:
-            lost |= variance < tuning.TINY_VARIANCE
-        if lost.any():
-            exact = _corrected(moments(np.dtype(np.float64)), groups.count)
-            mean, variance = np.where(lost, exact, (mean, variance))
-        inv_std = 1 / np.sqrt(variance + eps)
-        self.mean[block.samples], self.inv_std[block.samples] = mean, inv_std
-        return mean, inv_std
+        total = _total(groups, parts, first, 1)
+        centre = (groups.over_groups(total) / groups.count).astype(dtype)
+        sums = map(groups.over_groups, _total(groups, parts, second, 2))
+        return Moments.about(centre, *(part / groups.count for part in sums))
 
     def _write(
-        self, tile: Array, block: Block, mean: Array, inv_std: Array, work: Array, room: Array
+        self, deviation: Array, block: Block, moments: Moments, work: Array, room: Array
     ) -> None:
-        # The mean in two pieces: rounded to one it is off by half a unit of its last place, which
-        # may be large compared with x - mean.
+        """Write y from ``x - mean.high``, which is overwritten, and the statistics."""
         groups, view = self.groups, self.y[block.at]
-        high = mean.astype(groups.dtype)
-        target = groups.target(view, work, tile.shape)
-        out = groups.by_group(target)
-        np.subtract(groups.by_group(tile), groups.numbers(high, block), out=out)
-        out -= groups.numbers(mean - high, block)
-        out *= groups.numbers(inv_std, block)
+        inv_std = 1 / np.sqrt(moments.variance + self.eps)
+        self.mean[block.statistics], self.inv_std[block.statistics] = moments.mean, inv_std
+        if (low := low_that_counts(*moments[:2], inv_std)) is not None:
+            rest = groups.by_group(deviation)
+            rest -= groups.numbers(low, block)
+        target = groups.target(view, work, deviation.shape)
         out = groups.by_channel(target)
-        if self.scale is not None:
-            out *= groups.cut(self.scale, block)
+        if self.scale is None or groups.spread:
+            factors = groups.numbers(inv_std, block)
+            np.multiply(groups.by_group(deviation), factors, out=groups.by_group(target))
+            if self.scale is not None:
+                out *= groups.cut(self.scale, block)
+        else:
+            np.multiply(deviation, groups.products(inv_std, self.scale, block), out=out)
         if self.bias is not None:
             out += groups.cut(self.bias, block)
         groups.store(target, view, room)
@@ -217,34 +212,34 @@ class _Gradient:
         """Write dx; the sums of dy * xhat and of dy over each channel."""
         groups, totals = self.groups, np.zeros((2, self.groups.channels))
         if groups.whole:
-            for part in groups.in_strips(self._samples, groups.batches(), groups.channels):
+            for part in groups.in_strips(self._groups, groups.batches(), groups.channels):
                 totals += part
         else:
             for sample in range(groups.samples):
                 totals += self._long_sample(groups.parts(sample))
         return totals
 
-    def _samples(self, batches: Sequence[Block]) -> Array:
-        """One visit: a block has whole samples, so that their means are known at once."""
+    def _groups(self, batches: Sequence[Block]) -> Array:
+        """One visit: a block has whole groups, so that their means are known at once."""
         totals = np.zeros((2, self.groups.channels))
         with self.groups.scratch() as rooms:
             for block in batches:
                 tile = _Tile(self, block, rooms)
                 sums = tile.column_sums()
-                tile.write_dx(*self._means(sums))
+                tile.write_dx(*self._means(sums, block.channels))
                 for total, columns in zip(totals, sums, strict=True):
-                    total += columns.sum(axis=0)
+                    total[block.channels] += columns.sum(axis=0)
         return totals
 
     def _long_sample(self, parts: Sequence[Block]) -> Array:
-        """Two visits if one sample fills several blocks: its means, then dx."""
+        """Two visits if one group fills several blocks: its mean, then dx."""
         groups = self.groups
 
         def measure(block: Block, *rooms: Array) -> list[Array]:
             return _Tile(self, block, rooms).column_sums()
 
         sums = _total(groups, parts, measure, 2)
-        means = self._means(list(sums))
+        means = self._means(list(sums), slice(None))
 
         def apply(strip: Sequence[Block]) -> None:
             with groups.scratch() as rooms:
@@ -254,9 +249,11 @@ class _Gradient:
         groups.in_strips(apply, parts)
         return sums[:, 0]
 
-    def _means(self, sums: Sequence[Array]) -> list[Array]:
+    def _means(self, sums: Sequence[Array], channels: slice) -> list[Array]:
         """Each group's means of w * xhat and of w, from the columns' sums of dy * xhat and dy."""
-        weighted = sums if self.weights is None else [part * self.weights for part in sums]
+        weighted = sums
+        if self.weights is not None:
+            weighted = [part * self.weights[channels] for part in sums]
         return [self.groups.over_groups(part) / self.groups.count for part in weighted]
 
 
@@ -271,7 +268,7 @@ class _Tile:
         self.grad, self.block, self.dx = grad, block, dx
         self.dy = groups.load(dy, rooms[0])
         source = groups.load(x, rooms[1])
-        mean, inv_std = grad.mean[block.samples], grad.inv_std[block.samples]
+        mean, inv_std = grad.mean[block.statistics], grad.inv_std[block.statistics]
         self.xhat = _deviation(groups, source, mean, block, rooms[1])
         by_group = groups.by_group(self.xhat)
         by_group *= groups.numbers(inv_std, block)
@@ -296,7 +293,7 @@ class _Tile:
         rest *= groups.numbers(of_product, block)
         rest += groups.numbers(of_w, block)
         out -= rest
-        out *= groups.numbers(grad.inv_std[block.samples], block)
+        out *= groups.numbers(grad.inv_std[block.statistics], block)
         groups.store(target, self.dx, self.xhat.reshape(-1))
 
 
@@ -328,10 +325,3 @@ def _total(
     for part in groups.in_strips(strip, parts, groups.channels):
         total += part
     return total
-
-
-def _corrected(sums: Sequence[Array], count: int) -> tuple[Array, Array]:
-    """Mean and variance in float64: of a centre near the mean, and of the sums about it."""
-    centre, of_deviation, of_square = sums
-    correction = of_deviation / count
-    return centre + correction, np.maximum(of_square / count - correction**2, 0)

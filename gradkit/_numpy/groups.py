@@ -6,6 +6,7 @@ An array is seen as (samples, channels, space) or, if its channels are the faste
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from itertools import pairwise, product
 from math import prod
 from typing import Any, NamedTuple
 
@@ -14,22 +15,28 @@ import numpy as np
 from gradkit._dtypes import dtype_named, float_of
 from gradkit._numpy import scratch, tuning
 from gradkit._numpy.blocks import Array, DType, Index, blocks, even_step, load, store
-from gradkit._numpy.sums import row_sums, stacked_column_sums
+from gradkit._numpy.sums import row_squares, row_sums, stacked_column_sums
 from gradkit._numpy.threads import Item, Result, in_strips
 
 
 class Block(NamedTuple):
-    """Where a block is in the arrays, and which samples and channels it has."""
+    """Where a block is in the arrays, and which samples, groups and channels it has."""
 
     at: Index
     samples: slice
+    groups: slice
     channels: slice
+
+    @property
+    def statistics(self) -> Index:
+        """Where its statistics are, one of each group of each sample."""
+        return self.samples, self.groups
 
 
 class Groups:
     """A run of groups of channels, in arrays of one shape.
 
-    ``whole``: every block has whole samples; if not, every block is a part of one sample.
+    ``whole``: every block has whole groups; if not, every block is a part of one sample.
     """
 
     def __init__(self, arrays: Sequence[Array], axis: int, own: slice, part: slice, rooms: int):
@@ -43,11 +50,12 @@ class Groups:
         self.dtype = dtype_named(float_of(arrays[0].dtype).accumulation)
         self._rooms = rooms
         self._arrange(arrays, axis)
-        sample, limit = self.channels * self.space, scratch.elements(rooms, self.dtype)
-        self.whole = sample <= limit
+        # Channels that are the fastest axis are cut by samples only: groups of them lie apart.
+        limit, least = scratch.elements(rooms, self.dtype), 1 if not self.last else self.groups
+        self.whole = least * self.count <= limit
         # Parameters are laid out as one number an element where each run would be a short loop.
         self.spread = not self.last and self.whole and self.space < tuning.SHORT_RUN
-        self.most = max(1, min(limit // max(1, sample), tuning.GROUP_COLUMNS // self.channels))
+        self.most = max(1, min(limit // max(1, self.count), tuning.GROUP_COLUMNS // self.width))
 
     def _arrange(self, arrays: Sequence[Array], axis: int) -> None:
         """See the arrays in one order: in three dimensions if that needs no copy."""
@@ -65,18 +73,27 @@ class Groups:
             self.arrays = last if self.last else first
 
     def batches(self) -> list[Block]:
-        """Blocks of whole samples."""
-        step = even_step(self.samples, self.most)
-        cuts = [slice(start, start + step) for start in range(0, self.samples, step)]
-        return [Block((cut,), cut, slice(None)) for cut in cuts]
+        """Blocks of whole samples, or else of whole groups of one."""
+        if self.most >= self.groups:
+            step, everything = even_step(self.samples, self.most // self.groups), slice(None)
+            cuts = [slice(start, start + step) for start in range(0, self.samples, step)]
+            return [Block((cut,), cut, everything, everything) for cut in cuts]
+        pieces = -(-self.groups // self.most)
+        bounds = [self.groups * k // pieces for k in range(pieces + 1)]
+        found = []
+        for sample, (start, stop) in product(range(self.samples), pairwise(bounds)):
+            cut = slice(sample, sample + 1)
+            channels = slice(start * self.width, stop * self.width)
+            found.append(Block((cut, channels), cut, slice(start, stop), channels))
+        return found
 
     def parts(self, sample: int) -> list[Block]:
         """Blocks that together have one sample."""
-        cut, rank = slice(sample, sample + 1), self.arrays[0].ndim
+        cut, everything, rank = slice(sample, sample + 1), slice(None), self.arrays[0].ndim
         axis = rank - 2 if self.last else 0  # of the channels in a sample
         limit = scratch.elements(self._rooms, self.dtype)
         return [
-            Block((cut, *index), cut, index[axis] if len(index) > axis else slice(None))
+            Block((cut, *index), cut, everything, index[axis] if len(index) > axis else everything)
             for index in blocks(self.arrays[0].shape[1:], limit)
         ]
 
@@ -115,15 +132,26 @@ class Groups:
         """A block in the shape that ``numbers`` are broadcast to."""
         if self.last or not self.whole:
             return tile
-        return tile.reshape(len(tile), self.groups, self.count)
+        return tile.reshape(len(tile), -1, self.count)
 
     def numbers(self, values: Array, block: Block, dtype: DType | None = None) -> Array:
         """One number a group of a block's samples, to be broadcast."""
         values = values.astype(dtype or self.dtype, copy=False)
         if self.whole and not self.last:
             return values[:, :, None]
-        columns = np.repeat(values, self.width, axis=1)[:, block.channels]
+        columns = self._columns(values, block)
         return columns[:, None, :] if self.last else columns[:, :, None]
+
+    def products(self, values: Array, parameter: Array, block: Block) -> Array:
+        """The same, times a ``parameter`` that is not spread: one number a channel."""
+        columns = self._columns(values, block)
+        columns = columns[:, None, :] if self.last else columns[:, :, None]
+        return (columns * parameter[block.channels]).astype(self.dtype, copy=False)
+
+    def _columns(self, values: Array, block: Block) -> Array:
+        """One number a group, for each channel of a block."""
+        columns = np.repeat(values, self.width, axis=1)
+        return columns if self.whole else columns[:, block.channels]
 
     def by_channel(self, tile: Array) -> Array:
         """A block in the shape that a ``parameter`` is broadcast to."""
@@ -140,7 +168,10 @@ class Groups:
 
     def cut(self, parameter: Array, block: Block) -> Array:
         """A block's part of a ``parameter``."""
-        return parameter if self.spread else parameter[block.channels]
+        channels = block.channels
+        if self.spread and channels.start is not None:
+            return parameter[channels.start * self.space : channels.stop * self.space]
+        return parameter[slice(None) if self.spread else channels]
 
     def column_sums(self, tile: Array) -> Array:
         """The sum over each column of a block, in float64: (samples, channels)."""
@@ -152,12 +183,18 @@ class Groups:
         return row_sums(tile.reshape(-1, length), None).reshape(count, channels)
 
     def group_sums(self, tile: Array) -> Array:
-        """The sum over each group of whole samples, in float64: (samples, groups)."""
+        """The sum over each group of a block of whole ones, in float64: (samples, groups)."""
         if self.last:
             return self.over_groups(self.column_sums(tile))
-        return row_sums(tile.reshape(-1, self.count), None).reshape(-1, self.groups)
+        return row_sums(tile.reshape(-1, self.count), None).reshape(len(tile), -1)
+
+    def group_squares(self, tile: Array) -> Array:
+        """The same of squares; overwrites the tile."""
+        if self.last:
+            return self.group_sums(np.square(tile, out=tile))
+        return row_squares(tile.reshape(-1, self.count)).reshape(len(tile), -1)
 
     def over_groups(self, columns: Array) -> Array:
         """What each group's columns add up to."""
-        sums: Array = columns.reshape(-1, self.groups, self.width).sum(axis=-1)
+        sums: Array = columns.reshape(len(columns), -1, self.width).sum(axis=-1)
         return sums

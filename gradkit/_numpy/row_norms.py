@@ -16,15 +16,19 @@ from typing import TypeAlias
 
 import numpy as np
 
-from gradkit._numpy import tuning
 from gradkit._numpy.blocks import Array, DType, Index
+from gradkit._numpy.moments import Moments, lost, low_that_counts
 from gradkit._numpy.sums import column_sums, row_squares, row_sums
-from gradkit._numpy.tiles import Rows, Scattered, Spread
+from gradkit._numpy.tiles import Pieces, Rows, Scattered, Spread
 
 # Fills ``out`` with xhat from a tile of the source, its inv_std, and its row and column index.
 Normalize: TypeAlias = Callable[[Array, Array, Index, Index, Array], None]
 # The sums over rows of dy * xhat and of dy; ``None`` if not wanted.
 Totals: TypeAlias = Sequence[Array | None]
+# Gives the tile of a column, again and again.
+TileOf: TypeAlias = Callable[[Index], Array]
+
+_FLOAT64 = np.dtype(np.float64)
 
 
 class Gradient:
@@ -244,6 +248,7 @@ class Forward:
         self.x, self.y = rows.view(x), rows.view(y)
         self.residual = None if residual is None else rows.view(residual)
         self.source = self.x if s is None else rows.view(s)
+        self.apart = not np.may_share_memory(y, x if s is None else s)
         self.scale, self.bias = rows.per_column(scale), rows.per_column(bias)
         self.scale_offset = scale_offset
         self._outs = mean, inv_std
@@ -262,19 +267,53 @@ class Forward:
             mean.fill(0)
 
     def _strip(self, indices: Sequence[Index]) -> None:
-        rows = self.rows
-        with rows.scratch() as (work, room, *_):
+        with self.rows.scratch() as (work, room, *_):
             for row in indices:
                 if self.residual is not None:
                     self._add(self.residual, row, work, room)
-                tile_of = rows.loader(self.source, row, room)
-                mean, variance = self._moments(tile_of, work)
-                inv_std = 1 / np.sqrt(variance + self.eps)
-                self.inv_std[row] = inv_std
-                if self.mean is not None:
-                    self.mean[row] = mean
-                for column in rows.columns:
-                    self._write_y(tile_of(column), row, column, mean, inv_std, work, room)
+                tile_of = self.rows.loader(self.source, row, room)
+                if self.mean is None:
+                    self._scale_rows(row, tile_of, work, room)
+                else:
+                    self._centre_rows(row, tile_of, self.mean, work, room)
+
+    def _scale_rows(self, row: Index, tile_of: TileOf, work: Array, room: Array) -> None:
+        rows = self.rows
+        square = _mean_square(rows, tile_of, rows.dtype)
+        if (gone := lost(square, self.eps)).any():
+            square = np.where(gone, _mean_square(rows, tile_of, _FLOAT64), square)
+        self.inv_std[row] = inv_std = 1 / np.sqrt(square + self.eps)
+        for column in rows.columns:
+            self._write_y(tile_of(column), row, column, inv_std, work, room)
+
+    def _centre_rows(
+        self, row: Index, tile_of: TileOf, mean: Array | Spread, work: Array, room: Array
+    ) -> None:
+        rows, place = self.rows, self._place(row, work)
+        moments = _moments(rows, tile_of, place)
+        kept = len(rows.columns) == 1  # the deviations from the mean's high piece
+        if (gone := lost(moments.variance, self.eps)).any():
+            exact = _moments(rows, tile_of, np.empty(place.size))
+            moments, kept = moments.replaced(gone, exact), False
+        inv_std = 1 / np.sqrt(moments.variance + self.eps)
+        mean[row], self.inv_std[row] = moments.mean, inv_std
+        high, low = rows.row_values(moments.high), low_that_counts(*moments[:2], inv_std)
+        for column in rows.columns:
+            tile = tile_of(column)
+            deviation = place[: tile.size].reshape(tile.shape)
+            if not kept:
+                np.subtract(tile, high, out=deviation)
+            if low is not None:
+                deviation -= rows.row_values(low)
+            self._write_y(deviation, row, column, inv_std, work, room)
+
+    def _place(self, row: Index, work: Array) -> Array:
+        """Where to keep a tile's deviations: where y will be, if it is free and without gaps."""
+        rows, target = self.rows, self.y[row + self.rows.columns[0]]
+        if len(rows.columns) > 1 or not self.apart or isinstance(target, Pieces):
+            return work
+        free = target.dtype == rows.dtype and target.flags.c_contiguous
+        return target.reshape(-1) if free else work
 
     def _add(self, residual: Array | Scattered, row: Index, work: Array, room: Array) -> None:
         rows = self.rows
@@ -285,64 +324,42 @@ class Forward:
             rows.store(np.add(x, further, rows.target(target, work)), target, room)
 
     def _write_y(
-        self,
-        tile: Array,
-        row: Index,
-        column: Index,
-        mean: Array,
-        inv_std: Array,
-        work: Array,
-        room: Array,
+        self, tile: Array, row: Index, column: Index, inv_std: Array, work: Array, room: Array
     ) -> None:
         rows, target = self.rows, self.y[row + column]
-        out = rows.target(target, work)
-        if self.mean is None:
-            np.multiply(tile, rows.row_values(inv_std), out=out)
-        else:
-            # The mean in two pieces: rounded to one it is off by half a unit of its last
-            # place, which may be large compared with x - mean.
-            high = rows.row_values(mean)
-            np.subtract(tile, high, out=out)
-            out -= rows.row_values(mean - high[:, 0])
-            out *= rows.row_values(inv_std)
+        out = np.multiply(tile, rows.row_values(inv_std), out=rows.target(target, work))
         if self.scale is not None:
             out *= rows.column_values(self.scale[column], self.scale_offset)
         if self.bias is not None:
             out += rows.column_values(self.bias[column])
         rows.store(out, target, room)
 
-    def _moments(self, tile_of: Callable[[Index], Array], work: Array) -> tuple[Array, Array]:
-        def tiles(dtype: DType) -> Iterator[Array]:
-            for column in self.rows.columns:
-                yield tile_of(column).astype(dtype, copy=False)
 
-        centred = self.mean is not None
-        mean, variance = _moments(tiles, work, self.rows.width, centred=centred)
-        lost = self.eps < tuning.TINY_VARIANCE and bool(np.any(variance < tuning.TINY_VARIANCE))
-        if lost or not np.all(np.isfinite(variance)):  # squares overflowed or underflowed float32
-            return _moments(tiles, np.empty(work.size), self.rows.width, centred=centred)
-        return mean, variance
+def _mean_square(rows: Rows, tile_of: TileOf, dtype: DType) -> Array:
+    """The mean square of each row in float64; squares are of that dtype."""
+    squares = (row_squares(tile_of(c).astype(dtype, copy=False)) for c in rows.columns)
+    mean: Array = sum(squares, np.zeros(())) / rows.divisor
+    return mean
 
 
-def _moments(
-    tiles: Callable[[DType], Iterator[Array]], work: Array, width: int, *, centred: bool
-) -> tuple[Array, Array]:
-    """Mean and variance of each row in float64 (about 0, and mean 0, if not ``centred``).
+def _moments(rows: Rows, tile_of: TileOf, place: Array) -> Moments:
+    """Mean and variance of each row.
 
     The second pass sums the deviations from the rounded first mean as well as their squares,
-    which corrects both results for that rounding. ``work`` has room for one tile, and its
-    dtype is the one to compute in.
+    which corrects both results for that rounding. ``place`` has room for one tile, and its
+    dtype is the one to compute in. The last tile's deviations are left there.
     """
-    dtype = work.dtype
-    if not centred:
-        total = sum((row_squares(tile) for tile in tiles(dtype)), np.zeros(()))
-        return np.zeros(1), total / width
-    total = sum((row_sums(tile, None) for tile in tiles(dtype)), np.zeros(()))
-    mean = (total / width).astype(dtype).reshape(-1, 1)
+
+    def tiles() -> Iterator[Array]:
+        for column in rows.columns:
+            yield tile_of(column).astype(place.dtype, copy=False)
+
+    total = sum((row_sums(tile, None) for tile in tiles()), np.zeros(()))
+    centre = (total / rows.divisor).astype(place.dtype)
     first, second = np.zeros(()), np.zeros(())
-    for tile in tiles(dtype):
-        deviation = np.subtract(tile, mean, out=work[: tile.size].reshape(tile.shape))
+    for tile in tiles():
+        deviation = place[: tile.size].reshape(tile.shape)
+        np.subtract(tile, centre.reshape(-1, 1), out=deviation)
         first = first + row_sums(deviation, None)
         second = second + row_squares(deviation)
-    correction = first / width
-    return mean[:, 0] + correction, np.maximum(second / width - correction**2, 0)
+    return Moments.about(centre, first / rows.divisor, second / rows.divisor)

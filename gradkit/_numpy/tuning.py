@@ -17,6 +17,9 @@ NORM_RUN_BYTES = 1024  # of a list's elements: 256 float32 before float64 takes 
 NARROW = 256
 # A float32 variance below this has lost digits to underflow, and is computed again in float64.
 TINY_VARIANCE = 2.0**-100
+# What is added to normalised elements is left out below this part of the distance between 1 and
+# the next number.
+UNFELT = 2.0**-5
 # Times this, float64 numbers, their differences and squares add up without overflow. What it takes
 # from the smallest counts for nothing beside those that overflowed.
 SMALL_ENOUGH = 2.0**-600

@@ -23,6 +23,8 @@ _GRADIENTS = "gradkit/_arguments/gradients.py"
 _SIGNATURES = "gradkit/_arguments/signatures.py"
 _NORM_ARGUMENTS = "gradkit/_arguments/norms.py"
 _CHANNELS = "gradkit/_numpy/channels.py"
+_MOMENTS = "gradkit/_numpy/moments.py"
+_TUNING = "gradkit/_numpy/tuning.py"
 _SUMS = "gradkit/_numpy/sums.py"
 _SCRATCH = "gradkit/_numpy/scratch.py"
 _THREADS = "gradkit/_numpy/threads.py"
@@ -198,8 +200,8 @@ ROWS = (
     ),
     (
         _NORM,
-        "inv_std = 1 / np.sqrt(variance + self.eps)",
-        "inv_std = 1 / np.sqrt(variance)",
+        "inv_std = 1 / np.sqrt(moments.variance + self.eps)",
+        "inv_std = 1 / np.sqrt(moments.variance)",
         "eps ignored",
     ),
     (_BATCH, "        rest += offset[at]\n", "", "the mean term left out"),
@@ -387,28 +389,21 @@ ROWS = (
         "if False:",
         "an offset of no scale",
     ),
-    (
-        _NORM,
-        "return mean[:, 0] + correction, np.maximum(second / width - correction**2, 0)",
-        "return mean[:, 0], np.maximum(second / width - correction**2, 0)",
-        "the mean not corrected",
-    ),
-    (
-        _NORM,
-        "            out -= rows.row_values(mean - high[:, 0])\n",
-        "",
-        "the mean in one piece",
-    ),
-    (
-        _NORM,
-        "lost = self.eps < tuning.TINY_VARIANCE and bool(np.any(variance < tuning.TINY_VARIANCE))",
-        "lost = False",
-        "variances that underflow",
-    ),
+    (_MOMENTS, "self.high + self.low", "self.high + 0 * self.low", "the mean not corrected"),
+    (_MOMENTS, "of_square - of_deviation**2", "of_square", "the variance not corrected"),
+    (_MOMENTS, "(mean - high, self.low)", "(0 * mean, self.low)", "an exact mean in one piece"),
+    (_MOMENTS, "np.where(lost, new, old)", "new", "other rows' bits changed by a spoilt one"),
+    (_MOMENTS, "~np.isfinite(variance)", "variance < 0", "squares that overflow"),
+    (_MOMENTS, "variance < tuning.TINY_VARIANCE\n", "False\n", "variances that underflow"),
+    (_MOMENTS, "felt if felt.any() else None", "None", "the mean in one piece"),
+    (_MOMENTS, "np.where(unfelt, 0, low)", "low", "rows that feel others' means"),
+    (_TUNING, "UNFELT = 2.0**-5", "UNFELT = 2.0**5", "digits of the mean left out"),
+    (_NORM, "self.apart = not", "self.apart = True or", "deviations kept in the place of x"),
+    (_NORM, "np.where(gone, _mean_square", "(_mean_square", "rows that feel a spoilt one"),
     (
         _CHANNELS,
-        "variance = np.maximum(of_square - of_deviation**2, 0)",
-        "variance = np.maximum(of_square, 0) + of_deviation",
+        "return of_deviation, self.squares(deviation)",
+        "return 0 * of_deviation, self.squares(deviation)",
         "the variance not corrected",
     ),
     (
