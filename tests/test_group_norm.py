@@ -169,6 +169,14 @@ def test_a_mean_of_1e4_deviations(backend, types):
         check(backend, p)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_mean_that_float32_hardly_holds(backend, seed):
+    p = make_groups((2, 6, 129), 2, seed=seed)
+    p.x = p.x + np.float32(3e5)
+    p.__post_init__()
+    p.check_forward(backend, *group_norm(backend, p))
+
+
 def test_by_mpmath_on_channels_last_data_far_from_zero(backend):
     """Mean 1e4, deviation 1, against exact arithmetic on the saved statistics."""
     p = channels_last(make_groups((2, 4, 3, 5), 2))

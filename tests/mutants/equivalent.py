@@ -77,7 +77,32 @@ EQUIVALENT: tuple[tuple[str, str, str], ...] = (
     (
         "one more group, of which no pack exists",
         r"layer_norm\.cu",
-        r"<= for <: `for \(Index k = 0; .* k \+= N\).*",
+        r"<= for <: `for \(Index k = 0; .* k \+= (N|SUMMED)\).*",
+    ),
+    (
+        "how many packs are in flight, not what is computed; machine-code.md has the registers",
+        r"layer_norm\.cu",
+        r"<= for <: `constexpr bool FEW = .*",
+    ),
+    (
+        "launchers bound this side of the grid, whose threads an int can count",
+        r"group_norm(_grad)?\.cu",
+        r"int for i64: .*static_cast<i64>\(\w+\.x\) \* blockDim\.y.*\((2|4)\)",
+    ),
+    (
+        "the grid takes all channels at once, and a product of unsigned numbers all below 2^32",
+        r"group_norm_grad\.cu",
+        r"int for i64: .*static_cast<i64>\(\w+\.x\) \* blockDim\.x.*\(2\)",
+    ),
+    (
+        "no memory holds the partial sums of a group of 2^31 channels beside the data",
+        r"groups\.cuh",
+        r"int for i64: `for \(i64 k = threadIdx\.x; k < count; .*",
+    ),
+    (
+        "a thread beyond the last channel reads the first one's number, and writes nothing",
+        r"groups\.cuh",
+        r"<= for <: `to\[k\] = from && column \+ k < of\.columns\(\) \? widen\(from\[channel .*",
     ),
     (
         "one number more is left to double, which is always right",
