@@ -577,12 +577,13 @@ def test_statistics_may_be_views(backend):
 
 @pytest.mark.parametrize("name", sorted(DTYPES))
 @pytest.mark.parametrize("exponent", [-30, 30])
-def test_squares_outside_float32(backend, name, exponent):
+@pytest.mark.parametrize("mean", [0, 1e4])
+def test_squares_outside_float32(backend, name, exponent, mean):
     """Variances that over- or underflow float32 although no element of x does."""
     if name == "float16":
-        exponent //= 8  # what float16 holds
+        exponent, mean = exponent // 8, mean / 1000  # what float16 holds
     p = make((3, 300), (name, "float64" if name == "float64" else "float32", name), eps=0.0)
-    p.x = (p.x.astype(np.float64) * 10.0**exponent).astype(p.x.dtype)
+    p.x = ((p.x.astype(np.float64) + mean) * 10.0**exponent).astype(p.x.dtype)
     p.check_forward(backend, *layer_norm(backend, p))
     p.centred, p.bias = False, None
     y, inv_std = rms_norm(backend, p)

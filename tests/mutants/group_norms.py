@@ -8,6 +8,7 @@ TESTS = (
     "tests/test_cuda_group_norm.py",
     _ALL + "test_every_rank_and_layout",
     _ALL + "test_a_mean_of_1e4_deviations",
+    _ALL + "test_a_mean_that_float32_hardly_holds",
     _ALL + "test_by_mpmath_on_channels_last_data_far_from_zero",
     _ALL + "test_down_to_the_smallest_number",
     _ALL + "test_constant_groups_at_the_top_of_the_range",

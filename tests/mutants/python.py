@@ -396,7 +396,12 @@ ROWS = (
     (_MOMENTS, "~np.isfinite(variance)", "variance < 0", "squares that overflow"),
     (_MOMENTS, "variance < tuning.TINY_VARIANCE\n", "False\n", "variances that underflow"),
     (_MOMENTS, "felt if felt.any() else None", "None", "the mean in one piece"),
-    (_MOMENTS, "np.where(unfelt, 0, low)", "low", "rows that feel others' means"),
+    (
+        _MOMENTS,
+        "return felt if felt.any() else None",
+        "return low.astype(high.dtype) if felt.any() else None",
+        "rows that feel others' means",
+    ),
     (_TUNING, "UNFELT = 2.0**-5", "UNFELT = 2.0**5", "digits of the mean left out"),
     (_NORM, "self.apart = not", "self.apart = True or", "deviations kept in the place of x"),
     (_NORM, "np.where(gone, _mean_square", "(_mean_square", "rows that feel a spoilt one"),
