@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import gradkit
-from benchmarks import bench_batch_norm, machine, norms, peers
+from benchmarks import bench_batch_norm, machine, norms, peers, shapes
 from gradkit._config import set_num_threads
 from gradkit._numpy.casts import narrow, widen
 from gradkit._numpy.channels import Channels
@@ -53,13 +53,14 @@ class Row(NamedTuple):
 
 def rows() -> Iterator[Row]:
     """The rows of the table."""
-    wanted = (((128, 4096), "float32"), ((1, 4096), "float32"), ((8192, 1024), "float32"))
-    for shape, dtype in (*wanted, ((8192, 1024), "bfloat16"), ((8192, 1024), "float16")):
+    large = 8192, 1024
+    kinds = [(large, dtype) for dtype in ("float32", "bfloat16", "float16")]
+    for shape, dtype in (((128, 4096), "float32"), ((1, 4096), "float32"), *kinds):
         arguments = norms.rows(shape, norms.DTYPES.get(dtype, np.float32), centred=True)
         yield Row(gradkit.layer_norm_grad, shape, dtype, arguments, of_layer_norm)
-    for shape in ((32, 2048, 7, 7), (32, 1024, 14, 14), (32, 512, 28, 28)):
-        arguments = bench_batch_norm.arguments(shape, np.float32)
-        yield Row(gradkit.batch_norm_grad, shape, "float32", arguments, of_batch_norm)
+    for images in shapes.IMAGES[::-1][:3]:
+        arguments = bench_batch_norm.arguments(images, np.float32)
+        yield Row(gradkit.batch_norm_grad, images, "float32", arguments, of_batch_norm)
 
 
 def of_layer_norm(
