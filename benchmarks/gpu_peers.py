@@ -102,6 +102,28 @@ class TorchCompiled(_Tensors, forward.TorchNorms):
 
         return self._compiled(grad, dy, x, scale, inv_std[:, None])
 
+    def batch_norm_grad(
+        self, dy: Array, x: Array, scale: Array, mean: Array, inv_std: Array
+    ) -> Call:
+        backward, wanted = self.torch.ops.aten.native_batch_norm_backward.default, [True] * 3
+
+        def grad(dy: Any, x: Any, weight: Any, mean: Any, rstd: Any) -> Any:
+            return backward(dy, x, weight, None, None, mean, rstd, True, 1e-5, wanted)
+
+        return self._compiled(grad, dy, x, scale, mean, inv_std)
+
+    def group_norm_grad(
+        self, dy: Array, x: Array, scale: Array, mean: Array, inv_std: Array
+    ) -> Call:
+        backward, wanted = self.torch.ops.aten.native_group_norm_backward.default, [True] * 3
+        n, c = x.shape[:2]
+        sizes = n, c, x.size // (n * c), mean.shape[1]
+
+        def grad(dy: Any, x: Any, weight: Any, mean: Any, rstd: Any) -> Any:
+            return backward(dy, x, mean, rstd, weight, *sizes, wanted)
+
+        return self._compiled(grad, dy, x, scale, mean, inv_std)
+
     def _forward(self, function: Callable[..., Any], *arrays: Array) -> Call:
         return self._compiled(function, *arrays)
 
@@ -125,11 +147,12 @@ class Liger(_Tensors):
     def __init__(self, place: Arrays):
         super().__init__(place)
         from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction
+        from liger_kernel.ops.group_norm import LigerGroupNormFunction
         from liger_kernel.ops.layer_norm import LigerLayerNormFunction
         from liger_kernel.ops.rms_norm import LigerRMSNormFunction
 
         self._layer_norm, self._rms_norm = LigerLayerNormFunction, LigerRMSNormFunction
-        self._add_rms_norm = LigerFusedAddRMSNormFunction
+        self._add_rms_norm, self._group_norm = LigerFusedAddRMSNormFunction, LigerGroupNormFunction
 
     def layer_norm(self, x: Array, scale: Array, bias: Array) -> Call:
         tensors = map(self._tensor, (x, scale, bias))
@@ -162,6 +185,23 @@ class Liger(_Tensors):
         in_place = False  # otherwise it would overwrite dy, which the next call reads
         y = self._rms_norm.apply(t_x, weight, 1e-6, 0.0, "llama", in_place)
         return self._backward(y, (t_x, weight), dy)
+
+    def group_norm(self, x: Array, num_groups: int, scale: Array, bias: Array) -> Call:
+        tensors = map(self._tensor, (x, scale, bias))
+        return partial(self._group_norm.apply, *tensors, x.shape[1], num_groups, 1e-5)
+
+    def group_norm_grad(
+        self,
+        dy: Array,
+        x: Array,
+        scale: Array,
+        mean: Array,
+        inv_std: Array,  # noqa: ARG002
+    ) -> Call:
+        t_x, weight = (self._tensor(array).requires_grad_() for array in (x, scale))
+        bias = self.torch.zeros_like(weight, requires_grad=True)
+        y = self._group_norm.apply(t_x, weight, bias, x.shape[1], mean.shape[1], 1e-5)
+        return self._backward(y, (t_x, weight, bias), dy)
 
 
 EVERYONE = (Plain, Torch, TorchCudnn, TorchCompiled, Liger)
