@@ -228,6 +228,10 @@ def test_what_is_not_finite_stays_in_its_unit(backend, name, bad, order):
     zeros = backend.asnumpy(zeroed)
     assert_same_bits(zeros[1], np.zeros(40, DTYPES[name]))
     assert_same_bits(zeros[[0, 2]], backend.asnumpy(grad)[[0, 2]])
+    rows = [backend.asarray(row) for row in host]
+    gradkit.clip_grad_block_norm(rows, 0.25, order, nonfinite="zero")
+    assert_same_bits(backend.asnumpy(rows[1]), zeros[1])
+    assert np.isfinite(backend.asnumpy(rows[0]).astype(np.float64)).all()
 
 
 def test_an_error_names_gradients_and_changes_nothing(backend):

@@ -90,8 +90,12 @@ def clip_units(
     measured = np.float64(1) if param_norms is None else np.maximum(param_norms, least)
     factors = coefficients(norms, np.float64(max_norm) * measured, eps)
     zeros = ~np.isfinite(norms) & zero_nonfinite
-    start, jobs = 0, []
+    start, jobs, small = 0, [], []
     for grad, out, own in zip(grads, outs, axes, strict=True):
+        if len(own) == grad.ndim and grad.itemsize > 2 and grad.size <= tuning.SMALL_GRADIENT:
+            small.append((grad, out, start))
+            start += 1
+            continue
         (source, target), along = _simplified(own, grad, out)
         kept = _kept(source.shape, along)
         stop = start + math.prod(kept)
@@ -105,6 +109,7 @@ def clip_units(
     elements = sum(source.size for source, *_ in jobs)
     with Uninterrupted():
         in_strips(_clip, jobs, elements, pays=tuning.ONE_PASS)
+        _clip_small(small, factors, zeros)
 
 
 def _fill(norm_type: float, jobs: Sequence[tuple[_Sums, Index]]) -> None:
@@ -195,7 +200,7 @@ def _clip(jobs: Sequence[tuple[Array, Array, Array, Array]]) -> None:
     """Multiply blocks by their units' factors; where ``zero`` is true, elements become +0."""
     with scratch.arrays(2, _F32) as (room, other):
         for source, target, by, zero in jobs:
-            wide = source.itemsize == 8 or not _narrow(by)
+            wide = source.itemsize == 8 or not _exact_in_float32(by).all()
             factors, dtype = (by, _F64) if wide else (by.astype(_F32), _F32)
             if source.itemsize == 2:
                 values = load(source, _F32, room, source.shape)
@@ -207,11 +212,26 @@ def _clip(jobs: Sequence[tuple[Array, Array, Array, Array]]) -> None:
                 np.copyto(target, 0, where=zero)
 
 
-def _narrow(by: Array) -> bool:
-    """Whether factors are as exact in float32."""
+def _clip_small(jobs: Sequence[tuple[Array, Array, int]], factors: Array, zeros: Array) -> None:
+    """The same for arrays that are units themselves, each with the number of its factor."""
+    exact = _exact_in_float32(factors).tolist()
+    ones, blank, narrow = (factors == 1).tolist(), zeros.tolist(), factors.astype(_F32)
+    for source, target, k in jobs:
+        if blank[k]:
+            target.fill(0)
+        elif target is source and ones[k]:
+            continue
+        elif exact[k] and source.itemsize < 8:
+            np.multiply(source, narrow[k, ...], out=target)
+        else:
+            np.multiply(source, factors[k, ...], out=target, dtype=_F64, casting="unsafe")
+
+
+def _exact_in_float32(by: Array) -> Array:
+    """Which factors are as exact in float32."""
     low, high = tuning.NORMAL_FACTORS
-    normal = (by == 0) | ~np.isfinite(by) | (np.abs(by) >= low) & (np.abs(by) < high)
-    return bool(normal.all())
+    exact: Array = (by == 0) | ~np.isfinite(by) | (np.abs(by) >= low) & (np.abs(by) < high)
+    return exact
 
 
 def _kept(shape: Shape, along: Shape) -> Shape:

@@ -237,17 +237,33 @@ def _parts_of_all(grads: Sequence[Array], norm_type: float) -> Sequence[Part]:
 
 def parts_of_each(grads: Sequence[Array], norm_type: float) -> list[list[Part]]:
     """What to combine for the norm of each gradient."""
+    groups: list[list[Part]] = [[] for _ in grads]
+    alike = list(_small_ones_alike(grads)) if norm_type == 2 else []
+    for numbers in alike:
+        for k, part in zip(numbers, _square_parts([grads[k] for k in numbers]), strict=True):
+            groups[k].append(part)
+    known = set(chain.from_iterable(alike))
     owners, pieces = [], []
     for k, grad in enumerate(grads):
-        for piece in matched(grad, limit=_PIECE):
+        for piece in () if k in known else matched(grad, limit=_PIECE):
             owners.append(k)
             pieces.append(piece)
     elements = sum(map(_size_of, grads))
     strips = in_strips(partial(_parts_of, norm_type), pieces, elements, pays=tuning.ONE_PASS)
-    groups: list[list[Part]] = [[] for _ in grads]
     for k, part in zip(owners, chain.from_iterable(strips), strict=True):
         groups[k].append(part)
     return groups
+
+
+def _small_ones_alike(grads: Sequence[Array]) -> Iterator[list[int]]:
+    """The numbers of small gradients of one size, a batch at a time."""
+    by_size: dict[int, list[int]] = {}
+    for k, size in enumerate(map(_size_of, grads)):
+        if 0 < size <= tuning.SMALL_GRADIENT:
+            by_size.setdefault(size, []).append(k)
+    for size, numbers in by_size.items():
+        step = tuning.BATCH // size
+        yield from (numbers[start : start + step] for start in range(0, len(numbers), step))
 
 
 def _batches(grads: Sequence[Array], norm_type: float) -> list[Sequence[Array]]:
@@ -312,6 +328,21 @@ def _square_part(arrays: Sequence[Array], room: Array) -> Part:
     return _join([_power_part(2.0, piece, room) for piece in pieces], 2.0)
 
 
+def _square_parts(arrays: Sequence[Array]) -> Iterator[Part]:
+    """``_square_part`` of each of some small arrays of one size."""
+    count, run = len(arrays), tuning.NORM_RUN_BYTES // _F64.itemsize
+    with scratch.arrays(1, _F64) as (room,):
+        values = _gathered(arrays, room).reshape(count, -1)
+        whole = values.shape[1] // run * run
+        runs, rest = values[:, :whole].reshape(count, -1, run), values[:, whole:]
+        of_runs, of_rest = np.vecdot(runs, runs).T, (rest * rest).T
+        sums = [by_halves(each, tuning.EXACT_SUM).T.tolist() for each in (of_runs, of_rest)]
+        low, high = tuning.SAFE_SQUARES[_F64]
+        for array, *terms in zip(arrays, *sums, strict=True):
+            total = sum(map(_exact_sum, terms))
+            yield (1.0, total) if low < total < high else _square_part([array], room)
+
+
 def _sum_part(arrays: Sequence[Array], room: Array) -> Part:
     total = _sum(_magnitudes(arrays, room))
     return (1.0, total) if total < tuning.SAFE_SUM else _power_part(1.0, arrays, room)
@@ -353,8 +384,12 @@ def _gathered(arrays: Sequence[Array], room: Array) -> Array:
 
 def _sum(values: Array) -> float:
     """The sum of a vector, which it overwrites."""
+    return _exact_sum(by_halves(values, tuning.EXACT_SUM).tolist())
+
+
+def _exact_sum(values: Sequence[float]) -> float:
     try:
-        return math.fsum(by_halves(values, tuning.EXACT_SUM).tolist())
+        return math.fsum(values)
     except OverflowError:
         return math.inf
 
@@ -373,6 +408,8 @@ def combined(parts: Sequence[Part], norm_type: float, scale: float = 1.0, count:
 
 
 def _join(parts: Sequence[Part], norm_type: float) -> Part:
+    if len(parts) == 1:
+        return parts[0]
     if any(math.isnan(m) for m, _ in parts):
         return math.nan, 1.0
     largest = max((m for m, _ in parts), default=0.0)

@@ -818,9 +818,29 @@ ROWS = (
     ),
     (
         _UNITS,
-        "wide = source.itemsize == 8 or not _narrow(by)",
+        "wide = source.itemsize == 8 or not _exact_in_float32(by).all()",
         "wide = source.itemsize == 8",
         "a tiny factor rounded to a subnormal float32",
+    ),
+    (
+        _UNITS,
+        "elif exact[k] and source.itemsize < 8:",
+        "elif source.itemsize < 8:",
+        "a small tensor's tiny factor rounded to a subnormal float32",
+    ),
+    (_UNITS, "target is source and ones[k]", "ones[k]", "small tensors that are left out"),
+    (_UNITS, "        if blank[k]:\n", "        if False:\n", "small tensors that keep their NaN"),
+    (
+        _CLIP,
+        "if low < total < high else _square_part([",
+        "if True else _square_part([",
+        "squares lost",
+    ),
+    (
+        _CLIP,
+        "of_rest = np.vecdot(runs, runs).T, (rest * rest).T",
+        "of_rest = np.vecdot(runs, runs).T, (rest * 0).T",
+        "the end of small tensors left out",
     ),
     (_UNITS, "values /= _divisors(m)", "m = np.ones(m.shape)", "powers that overflow"),
     (
