@@ -15,22 +15,30 @@ def row_sums(tile: Array, weights: Array | None) -> Array:
     """``tile @ weights`` (of ones if ``None``) in float64."""
     if weights is None:
         weights = _ones(tile.shape[1], tile.dtype)
-    if tile.shape[1] <= tuning.ROW_RUN:
+    whole = tile.shape[1] // tuning.ROW_RUN * tuning.ROW_RUN
+    if whole == 0:
         return _run_sums(tile, weights)
-    total = np.zeros(tile.shape[0])
-    for start in range(0, tile.shape[1], tuning.ROW_RUN):
-        run = slice(start, start + tuning.ROW_RUN)
-        total += _run_sums(tile[:, run], weights[run])
+    # One call for all runs: threads wait for each other at every call.
+    of_runs = np.vecdot(_runs(tile, whole), weights[:whole].reshape(-1, tuning.ROW_RUN))
+    total: Array = of_runs.sum(axis=1, dtype=np.float64)
+    if whole < tile.shape[1]:
+        total += _run_sums(tile[:, whole:], weights[whole:])
     return total
 
 
 def row_squares(tile: Array) -> Array:
     """The sum of squares of each row of a tile in float64."""
-    total = np.zeros(tile.shape[0])
-    for start in range(0, tile.shape[1], tuning.ROW_RUN):
-        part = tile[:, start : start + tuning.ROW_RUN]
-        total += np.vecdot(part, part)
+    whole = tile.shape[1] // tuning.ROW_RUN * tuning.ROW_RUN
+    runs, rest = _runs(tile, whole), tile[:, whole:]
+    total: Array = np.vecdot(runs, runs).sum(axis=1, dtype=np.float64)
+    if whole < tile.shape[1]:
+        total += np.vecdot(rest, rest)
     return total
+
+
+def _runs(tile: Array, whole: int) -> Array:
+    """The first columns of a tile as (rows, runs, elements of a run), without a copy."""
+    return tile[:, :whole].reshape(len(tile), -1, tuning.ROW_RUN)
 
 
 def column_sums(tile: Array) -> Array:
