@@ -38,6 +38,10 @@ class Box(NamedTuple):
 
 HOUSE = (
     [Box("your arrays", "NumPy, CuPy, PyTorch, JAX, TensorFlow, any DLPack: no copy", GREY)],
+    [
+        Box("torch/", "if you like: autograd, torch.compile, modules", BLUE),
+        Box("jax/", "if you like: inside jit, grad, vmap; optax", BLUE),
+    ],
     [Box("gradkit/*.py", "the public functions: they check arguments, and compute nothing", BLUE)],
     [
         Box("_frameworks/", "one array library a file", BLUE),
