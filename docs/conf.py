@@ -132,4 +132,5 @@ ALONE = "faq guarantees guide index install migration numerics performance tutor
 html_sidebars = {f"docs/{name}": [] for name in ALONE.split()} | {"docs/generated/gallery/*": []}
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
+copybutton_copy_empty_lines = False  # which are where results were
 copybutton_exclude = ".linenos, .gp, .go"

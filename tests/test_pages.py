@@ -97,7 +97,7 @@ def section(page, heading):
         return "\n".join(text.splitlines()[:60])
     parts = re.split(r"^##+ (.*)$", text, flags=re.MULTILINE)
     sections = {slug(name): below for name, below in zip(parts[1::2], parts[2::2], strict=True)}
-    return sections[heading]
+    return sections.get(heading, "")
 
 
 def slug(heading):
