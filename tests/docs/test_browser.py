@@ -131,6 +131,17 @@ def test_a_page_fits_the_screen(address, tmp_path, page, theme, width):
     url = f"{address}/framed/{width}/{theme}/{PAGES[page]}"
     size = f"--window-size={max(width, 500)},1400"
     chromium(tmp_path, url, size, f"--screenshot={shot}")
-    html = chromium(tmp_path, url, size, "--dump-dom")
-    assert int(re.search(r"<title>wider by (-?\d+)</title>", html)[1]) <= 0
+    assert excess(tmp_path, url, size) <= 0
     assert shot.stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("page", sorted(path.stem for path in SITE.glob("docs/*.html")))
+def test_every_page_fits_a_phone(address, tmp_path, page):
+    url = f"{address}/framed/390/light/docs/{page}.html"
+    assert excess(tmp_path, url, "--window-size=500,1400") <= 0
+
+
+def excess(tmp_path, url, size):
+    """By how many pixels a framed page is wider than its frame."""
+    html = chromium(tmp_path, url, size, "--dump-dom")
+    return int(re.search(r"<title>wider by (-?\d+)</title>", html)[1])
