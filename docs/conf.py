@@ -133,4 +133,3 @@ html_sidebars = {f"docs/{name}": [] for name in ALONE.split()} | {"docs/generate
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 copybutton_copy_empty_lines = False  # which are where results were
-copybutton_exclude = ".linenos, .gp, .go"
