@@ -154,9 +154,10 @@ test-gpu: ## the suite on CuPy, and compute-sanitizer where it is found
 	GRADKIT_REQUIRE_GPU=1 $(or $(GPU_PYTHON),python3) -m pytest -m gpu tests
 	$(MAKE) --no-print-directory sanitize-gpu
 
-test-interop: $(STAMP) .venv-interop/.installed ## PyTorch, JAX, TensorFlow, optax and thinc, on the CPU
+test-interop: $(STAMP) .venv-interop/.installed .venv-package/.installed ## PyTorch, JAX, TensorFlow, optax and thinc, on the CPU
 	GRADKIT_REQUIRE_FRAMEWORKS=1 .venv-interop/bin/python -m pytest --numprocesses auto --dist worksteal tests/interop
-	$(BIN)/mypy --python-executable .venv-interop/bin/python tests/typing/frameworks.py
+	$(BIN)/mypy --python-executable .venv-interop/bin/python --follow-imports silent tests/typing/frameworks.py
+	.venv-package/bin/pyright --project tests/interop --pythonpath .venv-interop/bin/python
 
 test-onnxruntime: $(STAMP) .venv-onnxruntime/.installed ## agreement with ONNX Runtime Training's operators
 	GRADKIT_ORT_PYTHON=$(CURDIR)/.venv-onnxruntime/bin/python $(BIN)/python -m pytest tests/onnxruntime

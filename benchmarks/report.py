@@ -234,7 +234,7 @@ def _markdown(head: list[str], rows: list[list[str]]) -> str:
 def _save(figure: Any, stem: Path, kind: str) -> str:
     path = stem.with_name(f"{stem.name}-{kind}.png")
     figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=110, bbox_inches="tight")  # with the longest label
     return path.name
 
 

@@ -128,8 +128,8 @@ html_theme_options = {
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
 # No navigation within a section where a section is one page.
-ALONE = "faq frameworks guarantees guide index install migration numerics performance tutorial"
+ALONE = "distributed faq guarantees guide index install migration numerics performance tutorial"
 html_sidebars = {f"docs/{name}": [] for name in ALONE.split()} | {"docs/generated/gallery/*": []}
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
-copybutton_exclude = ".linenos, .gp, .go"
+copybutton_copy_empty_lines = False  # which are where results were

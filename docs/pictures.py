@@ -4,6 +4,7 @@
 `examples/train_digits.py` on this machine.
 """
 
+import math
 import sys
 from html import escape
 from io import BytesIO
@@ -13,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "examples"))
@@ -21,6 +23,7 @@ import digits_plot  # noqa: E402  # examples are no package
 import train_digits  # noqa: E402
 
 PICTURES = ROOT / "docs" / "pictures"
+EPOCHS = 40  # as `make demo`
 WIDTH, ROW, GAP, MARGIN = 860, 62, 18, 12
 BLUE, GREEN, ORANGE, GREY = "#d8e9f5", "#d9efe6", "#fbe5d6", "#eeeeee"
 
@@ -35,6 +38,10 @@ class Box(NamedTuple):
 
 HOUSE = (
     [Box("your arrays", "NumPy, CuPy, PyTorch, JAX, TensorFlow, any DLPack: no copy", GREY)],
+    [
+        Box("torch/", "if you like: autograd, torch.compile, modules", BLUE),
+        Box("jax/", "if you like: inside jit, grad, vmap; optax", BLUE),
+    ],
     [Box("gradkit/*.py", "the public functions: they check arguments, and compute nothing", BLUE)],
     [
         Box("_frameworks/", "one array library a file", BLUE),
@@ -85,28 +92,34 @@ def drawn(box: Box, x: float, y: float, width: float) -> list[str]:
     ]
 
 
-def training() -> Figure:
-    """Loss and gradient norms of the demo."""
+def training() -> tuple[Figure, str]:
+    """Loss and gradient norms of the demo, and what the picture says, for those who cannot see."""
     digits = train_digits.Digits.load(np, 0)
     network = train_digits.Network.initialised(np, digits.train_x.shape[1], 0)
-    history = train_digits.train(network, digits, 60, 0)
-    figure = Figure(figsize=(9, 3.4), dpi=100, layout="constrained", facecolor="white")
+    history = train_digits.train(network, digits, EPOCHS, 0)
+    reference = train_digits.Network.initialised(np, digits.train_x.shape[1], 0)
+    without = train_digits.train(reference, digits, EPOCHS, 0, max_norm=math.inf)
+    figure = Figure(figsize=(11, 3.8), dpi=90, layout="constrained", facecolor="white")
     left, right = figure.subplots(1, 2)
-    digits_plot.plot_loss(left, history.loss)
+    digits_plot.plot_loss(left, history.loss, without.loss)
     limit = train_digits.MAX_NORM
-    digits_plot.plot_norms(right, history.norm_before, history.norm_after, limit)
+    norms = history.norm_before, history.norm_after
+    digits_plot.plot_norms(right, *norms, limit, without.norm_before)
     left.set_xlabel("training step")
-    return figure
+    share = np.mean(np.array(history.norm_before) > limit)
+    return figure, f"Loss and gradient norms of the demo: {share:.0%} of the steps are clipped"
 
 
 def main() -> None:
     """Write both."""
     PICTURES.mkdir(exist_ok=True)
     (PICTURES / "house.svg").write_text(house())
-    written = BytesIO()
-    training().savefig(written)
+    written, said = BytesIO(), PngInfo()
+    figure, text = training()
+    figure.savefig(written)
+    said.add_text("Description", text)
     image = Image.open(written).convert("P", palette=Image.Palette.ADAPTIVE, colors=64)
-    image.save(PICTURES / "training.png", optimize=True)  # a quarter of the size
+    image.save(PICTURES / "training.png", optimize=True, pnginfo=said)  # a quarter of the size
 
 
 if __name__ == "__main__":

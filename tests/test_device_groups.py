@@ -1,8 +1,10 @@
 """Groups whose numbers stay in device memory: emulated devices, and NCCL by stubs."""
 
 import math
+import re
 import sys
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -830,3 +832,34 @@ def test_a_replay_computes_anew(of, monkeypatch):
     assert ranks.results(replay) == [5, 5]
     assert [part[0].tolist() for part in held] == [[1.5, 0], [2]]
     assert len(queued[0]) == len(queued[1]) == 8
+
+
+@pytest.mark.parametrize("maker", ["from_nccl", "from_cupyx", "from_torch"])
+def test_the_code_of_the_page_runs(of, maker):
+    """docs/distributed.md's loop over NCCL, by each of the groups that it names."""
+    page = (Path(__file__).parents[1] / "docs" / "distributed.md").read_text()
+    (block,) = re.findall(r"^```py\n(group = .*?)^```", page, re.MULTILINE | re.DOTALL)
+    lines = [line for line in block.splitlines() if f"distributed.{maker}(" in line]
+    lines += block.splitlines()[3:]
+    ranks = of(2, "torch")
+    held = ranks.over([[f(3, 0)], [f(4)]])
+
+    def work(group):
+        communicator = ranks.communicators[group.rank]
+        names = {
+            "gradkit": gradkit,
+            "communicator": communicator,
+            "backend": NCCLBackend(communicator),
+            "process_group": "the group",
+            "batches": [held[group.rank]],
+            "backward": list,
+            "params": None,
+            "update": lambda _, grads: [grad.tolist() for grad in grads],
+        }
+        exec("\n".join(lines).replace("    update(", "    found = update("), names)
+        return names["found"]
+
+    assert len(lines) == 1 + len(block.splitlines()) - 3
+    clipped = ranks.results(work)
+    assert clipped == [[pytest.approx([0.6, 0])], [pytest.approx([0.8])]]
+    assert ranks.wire.sent == [[6]] * 2

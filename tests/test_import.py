@@ -56,19 +56,21 @@ def test_import_is_quick(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("jax", "said"),
+    ("name", "found", "said"),
     [
-        ("None", "gradkit.jax needs JAX 0.6 or newer: pip install jax"),
+        ("torch", "None", "gradkit.torch needs PyTorch: pip install torch"),
+        ("jax", "None", "gradkit.jax needs JAX 0.6 or newer: pip install jax"),
         (
+            "jax",
             "types.SimpleNamespace(__version_info__=(0, 5, 3), __version__='0.5.3')",
             "gradkit.jax needs JAX 0.6 or newer, and this is 0.5.3",
         ),
     ],
 )
-def test_an_adapter_says_what_it_needs(jax, said):
+def test_an_adapter_says_what_it_needs(name, found, said):
     code = (
-        f"import sys, types; sys.modules['jax'] = {jax}\n"
-        "try: import gradkit.jax\n"
+        f"import sys, types; sys.modules[{name!r}] = {found}\n"
+        f"try: import gradkit.{name}\n"
         "except ImportError as error: print(error)\n"
     )
     assert printed(code) == [said]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+import gradkit
 from tests import check_package
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -72,3 +73,42 @@ def test_interpreters_are_those_that_gradkit_supports():
     versions = [tuple(map(int, version.rstrip("t").split("."))) for version in found]
     assert versions == sorted(versions)
     assert versions[0] >= check_package.OLDEST
+
+
+def test_the_newest_release_is_in_every_file_that_names_it():
+    log = (ROOT / "CHANGELOG.md").read_text()
+    assert re.findall(r"^## \[(.*?)\]", log, re.M)[0] == "Unreleased"  # for what comes next
+    version, date = re.findall(r"^## \[(\d.*)\] - (\d{4}-\d\d-\d\d)$", log, re.M)[0]
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert PYPROJECT["project"]["version"] == gradkit.__version__ == version
+    assert re.search(rf"^version: {re.escape(version)}\ndate-released: {date}$", citation, re.M)
+
+
+def test_workflows_try_every_python_that_is_supported():
+    """And free-threaded 3.14; make has what they call, which tests/test_pages.py shows."""
+    text = (ROOT / ".github" / "workflows" / "test.yml").read_text()
+    (matrix,) = re.findall(r"python: \[(.*)\]", text)
+    tried = re.findall(r"3\.\d+", matrix)
+    prefix = "Programming Language :: Python :: 3."
+    classified = [c for c in PYPROJECT["project"]["classifiers"] if c.startswith(prefix)]
+    assert {f"3.{c.removeprefix(prefix)}" for c in classified} <= {*tried}
+    assert tried == ["3.11", "3.12", "3.13", "3.14"]
+    assert re.findall(r"^ {12}(3.*)$", text, re.M) == ["3.14t", *reversed(tried)]
+
+
+@pytest.mark.parametrize("name", ["publish", "test"])
+def test_workflows_hold_no_more_rights_than_they_need(name):
+    """Nothing is written but by trusted publishing, and nobody's token stays in a checkout."""
+    text = (ROOT / ".github" / "workflows" / f"{name}.yml").read_text()
+    jobs = text.partition("\njobs:\n")[2]
+    assert "\npermissions:\n  contents: read\n" in text
+    assert text.count("persist-credentials: false") == text.count("actions/checkout@")
+    assert jobs.count("timeout-minutes:") == len(re.findall(r"^  \w+:$", jobs, re.M))
+    assert re.findall(r"(\S+): write", text) == ["id-token"] * (name == "publish")
+    assert "secrets." not in text
+
+
+def test_exceptions_from_the_repositorys_review_have_reasons():
+    """`make check-package` fails on what sp-repo-review finds beside them."""
+    ignored = PYPROJECT["tool"]["repo-review"]["ignore"]
+    assert [name for name, reason in ignored.items() if len(reason.split()) < 3] == []

@@ -2,7 +2,10 @@
 
 import importlib
 import re
+import tomllib
+from functools import cache
 from pathlib import Path
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
@@ -14,6 +17,28 @@ ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 NAMED = r"`(tests/[\w/]+\.py::[\w:]+)`"
 PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+FENCE = r"^```([^\n]*)\n(.*?)^```"
+# Code that needs a framework, ranks or devices, and what runs it.
+RUN_ELSEWHERE = {
+    "docs/frameworks.md": {"tests/interop/test_examples.py": 2},
+    "docs/jax.md": {"tests/interop/test_gradkit_jax.py": 4},
+    "docs/torch.md": {"tests/interop/test_gradkit_torch_page.py": 4},
+    "docs/distributed.md": {
+        "tests/processes/test_examples.py": 3,
+        "tests/processes/places.py": 2,
+        "tests/test_device_groups.py": 1,
+        "tests/test_several_devices.py": 1,
+    },
+}
+# What a reader asks for, and the words that the section must have which two links lead to.
+QUESTIONS = {
+    "how to clip over ranks": ("clip_grad_norm(own_grads, 1.0, group=group)", "from_torch("),
+    "how to accumulate by tokens": ("scale=1 / tokens",),
+    "what happens to a NaN": ('nonfinite="raise"', 'nonfinite="zero"', '"propagate"'),
+    "how to use it in autograd": ("gradkit.torch.replace_norms(model)",),
+    "how to clip DTensors": ("shards_of(model.named_parameters())", "from_torch()"),
+}
 
 
 def python_in(page):
@@ -28,6 +53,99 @@ def relative(page):
 @pytest.mark.parametrize("page", [p for p in PAGES if python_in(p)], ids=relative)
 def test_code_runs(page):
     exec(compile(python_in(page), relative(page), "exec"), {})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_no_code_is_left_unrun(page):
+    """``python`` runs here, ``py`` where the table says; the rest is a formula or for a shell."""
+    kinds = [kind.split()[0] if kind else "" for kind, _ in fences(page)]
+    assert {*kinds} <= {"python", "py", "console", "math"} | {k for k in kinds if k[:1] == "{"}
+    ran = RUN_ELSEWHERE.get(relative(page), {})
+    assert kinds.count("py") == sum(ran.values())
+    for test in ran:
+        assert page.name in (ROOT / test).read_text(), test
+
+
+def fences(page):
+    return re.findall(FENCE, page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+@pytest.mark.parametrize("home", [README, ROOT / "docs" / "index.md"], ids=relative)
+def test_two_links_lead_to_an_answer(home, question):
+    """Links in the text alone: the site's menus have more."""
+    first = links_to_sections(home)
+    seen = first | {link for page, _ in first for link in links_to_sections(page)}
+    wanted = QUESTIONS[question]
+    assert any(all(word in section(*link) for word in wanted) for link in seen)
+
+
+@cache
+def links_to_sections(page):
+    """The pages that a page's text links to, each with the heading."""
+    found = re.findall(r"\]\(([^)#:]*\.md)(?:#([^)]*))?\)", page.read_text())
+    found += [(f"{name}.md", "") for name in re.findall(r"^:link: (\S+)", page.read_text(), re.M)]
+    targets = {((page.parent / file).resolve(), unquote(place)) for file, place in found}
+    return {(file, place) for file, place in targets if file.exists()}
+
+
+@cache
+def section(page, heading):
+    """The text below a heading, or the first screen of a page."""
+    text = page.read_text()
+    if not heading:
+        return "\n".join(text.splitlines()[:60])
+    parts = re.split(r"^##+ (.*)$", text, flags=re.MULTILINE)
+    sections = {slug(name): below for name, below in zip(parts[1::2], parts[2::2], strict=True)}
+    return sections.get(heading, "")
+
+
+def slug(heading):
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_links_lead_to_headings(page):
+    for file, place in links_to_sections(page):
+        if place and file.suffix == ".md":
+            assert section(file, place), (file, place)
+
+
+@pytest.mark.parametrize("page", [*PAGES, *sorted(ROOT.glob(".github/**/*.*"))], ids=relative)
+def test_make_has_every_target_that_is_named(page):
+    targets = re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    named = re.findall(r"(?:`|\$ |run: )make ([a-z][\w-]*)", page.read_text())
+    assert [name for name in named if name not in targets] == []
+
+
+def test_the_install_page_has_every_extra_and_what_it_costs():
+    """But for those that only a developer's environment has."""
+    extras = {*PYPROJECT["project"]["optional-dependencies"]} - {"lint", "test"}
+    text = (ROOT / "docs" / "install.md").read_text()
+    assert {*re.findall(r"`pip install '\.\[(\w+)\]'`", text)} == extras
+    assert {*re.findall(r"^\| `(\w+)` \| \d+ \|", text, re.MULTILINE)} == extras
+
+
+def test_readme_takes_three_minutes():
+    """At 230 words a minute, but for code and tables, which are for looking up."""
+    text = re.sub(FENCE, "", README.read_text(), flags=re.MULTILINE | re.DOTALL)
+    lines = [line for line in text.splitlines() if not line.startswith("|")]
+    assert 300 < len(" ".join(lines).split()) < 3 * 230
+
+
+def test_pictures_say_what_the_readme_says_of_them():
+    """`make pictures` writes it into the file."""
+    pictures = re.findall(r"^!\[(.*)\]\((.*\.png)\)", README.read_text(), re.MULTILINE)
+    assert pictures
+    for said, file in pictures:
+        assert said.encode() in (ROOT / file).read_bytes()
+
+
+def test_the_picture_of_the_house_is_of_this_house():
+    text = (ROOT / "docs" / "pictures" / "house.svg").read_text()
+    rooms = {path.parent.name for path in (ROOT / "gradkit").glob("*/__init__.py")}
+    found = {*re.findall(r"(?:>|, )(\w+)/(?=[<,])", text)}
+    assert found == rooms | {"kernels", "testbed"}
 
 
 def test_readme_example_is_right(capsys):
@@ -101,3 +219,5 @@ def test_the_map_of_the_house_has_every_room():
     rooms = [path.parent.name for path in sorted((ROOT / "gradkit").glob("*/__init__.py"))]
     assert [room for room in rooms if f"`gradkit/{room}/`" not in text] == []
     assert len(rooms) > 4
+    houses = ["benchmarks", "docs", "examples", "kernels", "requirements", "testbed", "tests"]
+    assert [name for name in houses if f"`{name}/`" not in text] == []

@@ -1,7 +1,9 @@
 """Gradients on several devices of one process, in one call."""
 
 import math
+import re
 from itertools import chain, zip_longest
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -441,3 +443,13 @@ def test_other_functions_take_one_device(devices, call):
     with pytest.raises(ValueError, match=r"s\[0\] and \w+\[1\] are on different devices"):
         call(grads)
     assert memory(grads) == before
+
+
+def test_the_code_of_the_page_runs(devices):
+    page = (Path(__file__).parents[1] / "docs" / "distributed.md").read_text()
+    (block,) = re.findall(r"^```py\n(norm = .*?)^```", page, re.MULTILINE | re.DOTALL)
+    first, second = devices.over([0, 1], [f(3), f(4)])
+    names = {"gradkit": gradkit, "grads_on_gpu_0": [first], "grads_on_gpu_1": [second]}
+    exec(block, names)
+    assert float(names["norm"]) == 5
+    assert [first.tolist(), second.tolist()] == [pytest.approx([0.6]), pytest.approx([0.8])]

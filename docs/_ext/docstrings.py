@@ -14,7 +14,13 @@ def _escape_shapes(app, what, name, obj, options, lines: list[str]) -> None:
     ]
 
 
+def _skip_fields(app, what, name, obj, skip: bool, options) -> bool | None:
+    """A named tuple's docstring says what its fields are; "Alias for field number 0" does not."""
+    return skip or (getattr(obj, "__doc__", None) or "").startswith("Alias for field number")
+
+
 def setup(app: Sphinx) -> dict:
     """Called by Sphinx."""
+    app.connect("autodoc-skip-member", _skip_fields)
     app.connect("autodoc-process-docstring", _escape_shapes, priority=400)  # before numpydoc
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -10,18 +10,25 @@ def public_names() -> list[str]:
     """What users may import, with its full name.
 
     That is ``gradkit.__all__``, and the ``__all__`` of each public module, or package, whose names
-    ``gradkit`` does not have too.
+    the package around it does not have too.
     """
-    names = [f"gradkit.{name}" for name in all_of(PACKAGE / "__init__.py")]
+    return _names_of("gradkit", PACKAGE / "__init__.py")
+
+
+def _names_of(module: str, path: Path) -> list[str]:
+    names = [f"{module}.{name}" for name in all_of(path)]
+    if path.stem != "__init__":
+        return names
     shown = {
         node.module
-        for node in ast.parse((PACKAGE / "__init__.py").read_text()).body
+        for node in ast.parse(path.read_text()).body
         if isinstance(node, ast.ImportFrom) and node.names[0].name == "*"
     }
-    for path in sorted([*PACKAGE.glob("[!_]*.py"), *PACKAGE.glob("[!_]*/__init__.py")]):
-        module = "gradkit." + (path.parent.name if path.stem == "__init__" else path.stem)
-        if module not in shown:
-            names += [f"{module}.{name}" for name in all_of(path)]
+    folder = path.parent
+    for inner in sorted([*folder.glob("[!_]*.py"), *folder.glob("[!_]*/__init__.py")]):
+        name = f"{module}." + (inner.parent.name if inner.stem == "__init__" else inner.stem)
+        if name not in shown:
+            names += _names_of(name, inner)
     return names
 
 

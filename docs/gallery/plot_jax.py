@@ -4,7 +4,8 @@ Clipping JAX's gradients
 
 JAX's arrays are immutable: :func:`gradkit.clip_by_global_norm` returns new gradients in the same
 pytree, as ``optax.clip_by_global_norm`` does, and the norm. It runs between the jitted halves of a
-step. ``examples/jax_training_step.py`` has the network, the loss and the update.
+step; inside of one, :func:`gradkit.jax.clip_by_global_norm` does the same.
+``examples/jax_training_step.py`` has the network, the loss and the update.
 """
 
 import jax.numpy as jnp

@@ -1,7 +1,7 @@
 """Adding micro-batch gradients to buffers, on pytrees inside of ``jit``."""
 
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,17 +16,18 @@ from gradkit.jax._numbers import given, read
 
 __all__ = ["accumulate_grads"]
 
+_Tree = TypeVar("_Tree")
 _REFUSAL = "accumulate_grads is not differentiable; compute buffer + scale * grad instead"
 
 
 def accumulate_grads(
-    buffers: Any,
+    buffers: _Tree,
     grads: Any,
     *,
     scale: Any = 1.0,
     overwrite: Any = False,
     do_update: Any = True,
-) -> Any:
+) -> _Tree:
     """``buffer + scale * grad`` for each buffer of a pytree, or ``scale * grad``; rounded once.
 
     New arrays, in the buffers' own memory if nobody else needs it: if a jitted step is given the
@@ -71,7 +72,8 @@ def accumulate_grads(
     if not isinstance(scale, jax.Array):
         checks.finite(checks.real(scale, "scale"), "scale")
     flags = [_flag(overwrite, "overwrite"), _flag(do_update, "do_update")]
-    return _accumulate(buffers, grads, given(scale, "scale"), *flags)
+    added: _Tree = _accumulate(buffers, grads, given(scale, "scale"), *flags)
+    return added
 
 
 def _flag(flag: Any, label: str) -> Any:

@@ -4,7 +4,7 @@ Norms and coefficients are float64 inside, also if JAX holds no float64.
 """
 
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from gradkit.jax._numbers import doubles, given, pair, pairs, read, store, wides
 
 __all__ = ["clip_by_global_norm", "grad_norm"]
 
+_Tree = TypeVar("_Tree")
 _FLOAT64 = np.dtype(np.float64)
 _STATE = 6  # numbers of a norm that devices exchange: `Operations.rank_state`
 _DIGEST = 0.0  # all devices run one program, so that none can make another call
@@ -90,7 +91,7 @@ def grad_norm(
 
 
 def clip_by_global_norm(
-    grads: Any,
+    grads: _Tree,
     max_norm: Any,
     norm_type: float = 2.0,
     *,
@@ -99,7 +100,7 @@ def clip_by_global_norm(
     nonfinite: Literal["propagate", "zero"] = "propagate",
     axis_name: Any = None,
     replicas: Any = 1,
-) -> tuple[Any, jax.Array]:
+) -> tuple[_Tree, jax.Array]:
     """Scaled gradients whose total norm is at most ``max_norm``.
 
     Each becomes ``g * (scale * min(1, max_norm / max(norm, eps)))``, where ``norm`` is that of

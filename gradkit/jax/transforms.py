@@ -9,7 +9,11 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
+
+try:
+    import optax
+except ImportError as error:
+    raise ImportError("gradkit.jax.transforms needs optax: pip install optax") from error
 
 import gradkit
 from gradkit._arguments import checks

@@ -5,6 +5,11 @@ Names and signatures are PyTorch's own, those of ``torch.nn``, ``torch.nn.functi
 tensors.
 """
 
+try:
+    import torch as _torch  # noqa: F401
+except ImportError as error:
+    raise ImportError("gradkit.torch needs PyTorch: pip install torch") from error
+
 from gradkit.torch import accumulation, clipping, modules, norms
 from gradkit.torch.accumulation import *
 from gradkit.torch.clipping import *

@@ -3,7 +3,7 @@
 Arguments and ``state_dict`` keys are those of ``torch.nn``.
 """
 
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
@@ -33,6 +33,8 @@ __all__ = [
     "RMSNorm",
     "replace_norms",
 ]
+
+_Model = TypeVar("_Model", bound=nn.Module)
 
 
 class _ScaleOffset(nn.Module):
@@ -224,7 +226,7 @@ _OURS = {
 }
 
 
-def replace_norms(model: nn.Module) -> nn.Module:
+def replace_norms(model: _Model) -> _Model:
     """Let gradkit compute the norms of a model.
 
     Every ``torch.nn.LayerNorm``, ``RMSNorm``, ``GroupNorm``, ``InstanceNorm1d`` to ``3d`` and

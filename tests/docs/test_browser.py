@@ -3,16 +3,20 @@
 `make docs-look` runs these, and leaves screenshots to look at in build/docs-look.
 """
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import threading
 from functools import partial
+from html import unescape
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+
+import gradkit
 
 if "GRADKIT_LOOK" not in os.environ:
     pytest.skip("`make docs-look` asks for a browser", allow_module_level=True)
@@ -37,11 +41,21 @@ const edges = texts.map(text => text.getBoundingClientRect().right);
 const widest = Math.max(page.documentElement.scrollWidth, ...edges);
 document.title = 'wider by ' + Math.floor(widest - {width});
 "></iframe>"""
+# Presses the first copy button; the title is what would be in the clipboard.
+COPYING = """<!DOCTYPE html><title>not copied</title>
+<iframe src="/{path}" width="1300" height="900" onload="
+const page = this.contentDocument;
+page.execCommand = () => {{
+    document.title = JSON.stringify(page.querySelector('textarea[readonly]').value);
+    return true;
+}};
+page.querySelector('.copybtn').click();
+"></iframe>"""
 THEME = "<script>localStorage.mode = localStorage.theme = '{theme}'</script>"
 
 
 class Handler(SimpleHTTPRequestHandler):
-    """Serves the site; also /light/PAGE and /dark/PAGE, and /framed/WIDTH/PATH."""
+    """Serves the site; also /light/PAGE and /dark/PAGE, /framed/WIDTH/PATH and /copying/PAGE."""
 
     def log_message(self, *args):
         pass
@@ -51,6 +65,8 @@ class Handler(SimpleHTTPRequestHandler):
         if kind == "framed":
             width, _, path = rest.partition("/")
             self.reply(FRAME.format(width=width, path=path))
+        elif kind == "copying":
+            self.reply(COPYING.format(path=rest))
         elif kind in ("dark", "light"):
             head = f'<head><base href="/{rest}">' + THEME.format(theme=kind)
             self.reply((SITE / rest).read_text().replace("<head>", head, 1))
@@ -98,6 +114,13 @@ def test_code_has_copy_buttons(address, tmp_path, page):
     assert len(re.findall(r'<button class="copybtn', html)) == blocks
 
 
+def test_a_copy_has_the_code_without_prompts_and_results(address, tmp_path):
+    html = chromium(tmp_path, f"{address}/copying/{PAGES['function']}", "--dump-dom")
+    copied = json.loads(unescape(re.search(r"<title>(.*?)</title>", html)[1]))
+    doc = gradkit.clip_grad_norm.__doc__
+    assert copied.splitlines() == re.findall(r"^ +(?:>>>|\.\.\.) (.*)$", doc, re.MULTILINE)
+
+
 @pytest.mark.parametrize("width", [390, 1300])
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("page", PAGES)
@@ -108,6 +131,17 @@ def test_a_page_fits_the_screen(address, tmp_path, page, theme, width):
     url = f"{address}/framed/{width}/{theme}/{PAGES[page]}"
     size = f"--window-size={max(width, 500)},1400"
     chromium(tmp_path, url, size, f"--screenshot={shot}")
-    html = chromium(tmp_path, url, size, "--dump-dom")
-    assert int(re.search(r"<title>wider by (-?\d+)</title>", html)[1]) <= 0
+    assert excess(tmp_path, url, size) <= 0
     assert shot.stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("page", sorted(path.stem for path in SITE.glob("docs/*.html")))
+def test_every_page_fits_a_phone(address, tmp_path, page):
+    url = f"{address}/framed/390/light/docs/{page}.html"
+    assert excess(tmp_path, url, "--window-size=500,1400") <= 0
+
+
+def excess(tmp_path, url, size):
+    """By how many pixels a framed page is wider than its frame."""
+    html = chromium(tmp_path, url, size, "--dump-dom")
+    return int(re.search(r"<title>wider by (-?\d+)</title>", html)[1])

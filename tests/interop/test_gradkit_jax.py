@@ -3,6 +3,8 @@
 import doctest
 import importlib
 import re
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -397,6 +399,15 @@ def test_a_model_trains_to_the_losses_of_jaxs_own_norms():
     theirs = losses([partial(by_jax, name) for name in names])
     np.testing.assert_allclose(ours, theirs, rtol=1e-3)
     assert ours[-1] < 0.3 * ours[0]
+
+
+def test_transforms_say_that_they_need_optax():
+    code = """import sys; sys.modules["optax"] = None
+try: from gradkit.jax import transforms
+except ImportError as error: print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "gradkit.jax.transforms needs optax: pip install optax\n", done.stderr
 
 
 def test_the_code_of_the_page_runs():

@@ -62,3 +62,48 @@ def test_fsdp_clips_as_one_process(there):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 ranks: 60 steps, clipped in 60; norms 3.872 -> " in done.stdout
     assert float(re.search(r"one process' by (\S+)", done.stdout)[1]) <= 1e-9
+
+
+PAGE = (EXAMPLES.parent / "docs" / "distributed.md").read_text()
+BLOCKS = re.findall(r"(?sm)^```py\n((?:from mpi4py|grads = |if ).*?)^```", PAGE)
+
+
+def test_the_code_of_the_page_runs_over_mpi(there, tmp_path):
+    there("mpi")
+    program = tmp_path / "page.py"
+    before = """import gradkit
+import numpy as np
+from mpi4py import MPI
+own_grads = [np.array([[3.0], [4.0]][MPI.COMM_WORLD.rank])]
+"""
+    after = "np.testing.assert_allclose(own_grads[0], [[0.6], [0.8]][MPI.COMM_WORLD.rank])\n"
+    program.write_text(before + BLOCKS[0] + after)
+    done = run(program, 2)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_code_of_the_page_runs_on_dtensors(there, tmp_path):
+    """The norm is clipped over both ranks; then a weight that two stages share counts once."""
+    there("torch")
+    program = tmp_path / "page.py"
+    before = """import gradkit, torch
+from torch.distributed import destroy_process_group, init_process_group
+from torch.distributed.fsdp import fully_shard
+init_process_group("gloo")
+model = torch.nn.ModuleDict({"embedding": torch.nn.Linear(4, 2, bias=False)})
+torch.nn.init.ones_(model["embedding"].weight)
+fully_shard(model["embedding"])
+model["embedding"](torch.full((1, 4), 3.0)).sum().backward()
+"""
+    after = """assert grads.replicas == {"embedding.weight": 2}
+(grad,) = grads.values()
+torch.testing.assert_close(grad, torch.full_like(grad, 8**-0.5))
+destroy_process_group()
+"""
+    program.write_text(before + BLOCKS[1] + BLOCKS[2] + after)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", program]
+    environment = ENVIRONMENT | {"GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -8,7 +8,12 @@ import gradkit
 
 if TYPE_CHECKING:
     import jax
+    import optax
     import torch
+
+    import gradkit.jax
+    import gradkit.torch
+    from gradkit.jax import transforms
 
 
 def torch_step(model: torch.nn.Module, x: torch.Tensor, max_norm: torch.Tensor) -> torch.Tensor:
@@ -26,4 +31,35 @@ def jax_step(grads: dict[str, jax.Array], x: jax.Array) -> jax.Array:
     clipped, norm = gradkit.clip_by_global_norm(grads, 1.0)
     assert_type(clipped, dict[str, jax.Array])
     assert_type(gradkit.rms_norm(x), tuple[jax.Array, jax.Array])
+    return norm
+
+
+def torch_autograd(model: torch.nn.Sequential, x: torch.Tensor) -> torch.Tensor:
+    assert_type(gradkit.torch.replace_norms(model), torch.nn.Sequential)
+    y = assert_type(gradkit.torch.layer_norm(x, (3,)), torch.Tensor)
+    assert_type(gradkit.torch.rms_norm(x, (3,), scale_offset=1.0), torch.Tensor)
+    assert_type(gradkit.torch.group_norm(x, 1), torch.Tensor)
+    assert_type(gradkit.torch.instance_norm(x), torch.Tensor)
+    assert_type(gradkit.torch.batch_norm(x, None, None, training=True), torch.Tensor)
+    assert_type(gradkit.torch.invertible_layer_norm(x, (3,), y, None), torch.Tensor)
+    assert_type(gradkit.torch.add_rms_norm(x, y, (3,)), tuple[torch.Tensor, torch.Tensor])
+    assert_type(gradkit.torch.add_layer_norm(x, y, (3,)), tuple[torch.Tensor, torch.Tensor])
+    accumulator = gradkit.torch.GradAccumulator(model)
+    assert_type(accumulator.finish(max_norm=1.0, scale=0.5), torch.Tensor)
+    assert_type(gradkit.torch.get_total_norm([x]), torch.Tensor)
+    return gradkit.torch.clip_grad_norm_(model.parameters(), 1.0)
+
+
+def jax_jit(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+    y = assert_type(gradkit.jax.layer_norm(x), jax.Array)
+    assert_type(gradkit.jax.rms_norm(x, scale_offset=1.0), jax.Array)
+    assert_type(gradkit.jax.group_norm(x, 1), jax.Array)
+    assert_type(gradkit.jax.add_rms_norm(x, y), tuple[jax.Array, jax.Array])
+    assert_type(gradkit.jax.add_layer_norm(x, y), tuple[jax.Array, jax.Array])
+    assert_type(gradkit.jax.batch_norm(x), tuple[jax.Array, jax.Array, jax.Array])
+    clipped, norm = gradkit.jax.clip_by_global_norm(params, 1.0)
+    assert_type(clipped, dict[str, jax.Array])
+    assert_type(gradkit.jax.accumulate_grads(params, clipped), dict[str, jax.Array])
+    assert_type(transforms.clip_by_global_norm(1.0), optax.GradientTransformation)
+    assert_type(transforms.clip_spikes(), optax.GradientTransformation)
     return norm

@@ -149,3 +149,17 @@ def test_batch_norm() -> None:
     assert_type(sums, tuple[Float64, Float64])
     dx = gradkit.batch_norm_grad_apply(y, x, scale, mean, inv_std, sums[0], sums[1], count)
     assert_type(dx, Float32)
+
+
+def test_running() -> None:
+    threads = assert_type(gradkit.get_num_threads(), int)
+    assert_type(gradkit.set_num_threads(threads), None)
+    assert_type(gradkit.warmup({"w": _ones(3)}, gradkit.clip_grad_norm), int)
+    assert_type(gradkit.last_engine(), str | None)
+
+
+def test_errors() -> None:
+    error = gradkit.NonFiniteNormError(float("nan"), ("w",))
+    assert_type(error.names, tuple[str, ...])
+    assert isinstance(error, gradkit.GradkitError)
+    assert issubclass(gradkit.RankError, gradkit.GradkitError)
