@@ -6,6 +6,7 @@ Each text stands exactly once in its file.
 TESTS = (
     "tests/test_grids.py",
     "tests/test_cuda_normalization.py",
+    "tests/test_normalization.py::test_squares_outside_float32",
     "tests/test_normalization.py::test_constant_rows_at_the_top_of_the_range",
     "tests/test_batch_norm.py::test_constant_channels_at_the_top_of_the_range",
     "tests/test_traffic.py",
