@@ -255,10 +255,11 @@ def test_gradients_of_many_outputs_at_once():
     [
         torch._neg_view,
         lambda x: x.to("meta"),
+        lambda x: torch._efficientzerotensor(x.shape, dtype=x.dtype),
         lambda x: x[:0],
         lambda x: x.requires_grad_(),
     ],
-    ids=["negative bit", "meta", "empty", "leaf"],
+    ids=["negative bit", "meta", "zeros without memory", "empty", "leaf"],
 )
 def test_special_tensors(special):
     x = special(X.detach().clone())
