@@ -92,6 +92,11 @@ def test_gradcheck(name):
     assert torch.autograd.gradcheck(*CASES[name])
 
 
+def test_gradients_by_running_statistics_have_the_eps_of_the_call():
+    known = torch.zeros(4, dtype=torch.float64), torch.ones(4, dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda x: ours.batch_norm(x, *known, eps=0.5), IMAGES)
+
+
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_second_derivatives_are_refused(name):
     with pytest.raises(NotImplementedError, match=r"no second derivatives.*torch\.nn\.functional"):
@@ -263,7 +268,9 @@ def test_gradients_of_many_outputs_at_once():
 )
 def test_special_tensors(special):
     x = special(X.detach().clone())
-    torch.testing.assert_close(ours.layer_norm(x, (6,)), functional.layer_norm(x, (6,)))
+    y, expected = ours.layer_norm(x, (6,)), functional.layer_norm(x, (6,))
+    torch.testing.assert_close(y, expected)
+    assert y.stride() == expected.stride()
 
 
 def test_tensors_that_left_a_transform():
