@@ -147,6 +147,13 @@ def test_16_bit_data(dtypes):
         torch.testing.assert_close(got, other.to(like.dtype))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_default_eps_is_that_of_the_dtype_of_sums(dtype):
+    x = torch.tensor([[1.0, -3.0]], dtype=dtype) / 256
+    assert torch.equal(ours.rms_norm(x, (2,)), ours.rms_norm(x, (2,), eps=2.0**-23))
+    assert not torch.equal(ours.rms_norm(x, (2,)), ours.rms_norm(x, (2,), eps=2.0**-10))
+
+
 def test_statistics_are_not_differentiable():
     y, mean, inv_std = OPERATORS.layer_norm(X, W, B, -1, 1e-5, 0.0)
     assert (y.requires_grad, mean.requires_grad, inv_std.requires_grad) == (True, False, False)
