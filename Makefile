@@ -135,7 +135,7 @@ mutants: $(STAMP) ## plant faults one by one; each must make a test fail (hours)
 mutants-fast: $(STAMP) ## the quickest mutant of each family of faults and of each Python file
 	$(BIN)/python -m tests.mutants --fast
 
-mutants-interop: .venv-interop/.installed ## the same in gradkit.torch and gradkit.jax (30 min)
+mutants-interop: .venv-interop/.installed ## the same in gradkit.torch and gradkit.jax
 	.venv-interop/bin/python -m tests.mutants --interop $(MUTANTS)
 
 pictures: $(STAMP) ## draw the README's pictures anew: docs/pictures

@@ -241,7 +241,6 @@ ROWS = (
         "no momentum taken for 0",
         _of("torch", "statistics_that_move_are_torchs"),
     ),
-    # PyTorch: lists
     # JAX: calls
     (
         _JAX_CALLS,
