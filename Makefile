@@ -91,7 +91,7 @@ check: lint check-package test test-ptx-fast machine-code test-slow ## lint and 
 # --- with a GPU, another framework or more time (in alphabetical order) ----------------------
 # Each set of packages that cannot share an environment has one of its own: .venv-NAME.
 
-.PHONY: bench bench-gpu bench-ranks bench-record fuzz lock mutants mutants-fast pictures sanitize-gpu soak test-cudnn test-gpu \
+.PHONY: bench bench-gpu bench-ranks bench-record fuzz lock mutants mutants-fast mutants-interop pictures sanitize-gpu soak test-cudnn test-gpu \
 	test-interop test-onnxruntime test-ptx test-ranks
 
 MINUTES := 10
@@ -134,6 +134,9 @@ mutants: $(STAMP) ## plant faults one by one; each must make a test fail (hours)
 
 mutants-fast: $(STAMP) ## the quickest mutant of each family of faults and of each Python file
 	$(BIN)/python -m tests.mutants --fast
+
+mutants-interop: .venv-interop/.installed ## the same in gradkit.torch and gradkit.jax
+	.venv-interop/bin/python -m tests.mutants --interop $(MUTANTS)
 
 pictures: $(STAMP) ## draw the README's pictures anew: docs/pictures
 	PYTHONPATH=. $(BIN)/python docs/pictures.py

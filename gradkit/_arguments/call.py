@@ -38,7 +38,9 @@ class Call(Given, Generic[Arrays]):
         self.like = given[0]
         kinds = set(map(type, given))
         kinds.discard(_NONE)
-        if len(kinds) == 1 and self._take(given, kinds.pop()):
+        if len(kinds) == 1 and self._take(given, *kinds):
+            return
+        if not write and self._view_all(given, kinds, detach=detach):
             return
         labels: tuple[str, ...] = given._fields  # type: ignore[attr-defined]
         self.framework = known_framework(self.like, labels[0])
@@ -60,8 +62,25 @@ class Call(Given, Generic[Arrays]):
             return False
         if not framework.on_one_device([array for array in given if array is not None]):
             return False  # which of them is found out with the names at hand
-        self.framework, self.backend = framework, framework.backend_of(self.like)
+        self.framework, self.backend = framework, framework.backend_of(given[0])
         self.arrays = given
+        return True
+
+    def _view_all(self, given: Arrays, kinds: set[type], *, detach: bool) -> bool:
+        """Views of arrays that are all of one library; of what is refused, the name is missing."""
+        framework = framework_for(type(self.like))
+        if framework is None or any(framework_for(kind) is not framework for kind in kinds):
+            return False
+        try:
+            views: list[Any] = [
+                a if a is None else framework.view(a, write=False, detach=detach) for a in given
+            ]
+        except (TypeError, ValueError):
+            return False
+        kinds = set(map(type, views)) - {_NONE}
+        if len(kinds) > 1 or not self._take(type(given)(*views), *kinds):
+            return False
+        self.framework = framework
         return True
 
     def first(self) -> tuple[str, Array | None]:

@@ -40,8 +40,11 @@ class Torch(Framework):
         return kind is torch.Tensor or kind is torch.nn.Parameter
 
     def view(self, array: Any, *, write: bool, detach: bool = False) -> Array:
-        # numpy() alone would accept a tensor that requires grad under torch.no_grad.
-        if not (_is_cuda(array) or array.requires_grad):
+        if array.requires_grad:  # under torch.no_grad, numpy() would accept it
+            if write or not detach:
+                raise TypeError(_REQUIRES_GRAD)
+            array = array.detach()
+        if not _is_cuda(array):
             try:
                 view = array.numpy()
             except (TypeError, RuntimeError):
@@ -49,10 +52,6 @@ class Torch(Framework):
             else:
                 if array.data_ptr() or not view.size:
                     return view
-        if array.requires_grad:
-            if write or not detach:
-                raise TypeError(_REQUIRES_GRAD)
-            return self.view(array.detach(), write=False)
         reason = _why_not(array)
         if reason:
             raise TypeError(reason)

@@ -16,8 +16,7 @@ A call goes one of three ways:
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial, reduce
-from operator import or_
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -25,9 +24,8 @@ from torch import Tensor
 from torch._C import (
     _are_functorch_transforms_active,
     _AutoDispatchBelowAutograd,
-    _dispatch_keys,
+    _dispatch_isTensorSubclassLike,
     _get_tracing_state,
-    _len_torch_dispatch_stack,
     is_grad_enabled,
 )
 from torch.autograd import forward_ad
@@ -114,28 +112,22 @@ def _as_tuple(results: Any) -> tuple[Any, ...]:
 
 # Plain tensors
 
-_PLAIN = ["ADInplaceOrView"]
-_PLAIN += [f"{kind}{device}" for kind in ("", "Autograd", "Autocast") for device in ("CPU", "CUDA")]
-_OTHERS = ~reduce(
-    or_, (torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, k)).raw_repr() for k in _PLAIN)
-)
-
 
 def _are_plain(tensors: Sequence[Tensor | None]) -> bool:
     """Whether nobody but autograd takes part in a call on these tensors, the first of which is one.
 
-    Dispatch keys tell subclasses, wrappers of transforms, and tensors without memory or whose
-    memory holds something else than their values.
+    Like a subclass is a tensor of a transform and one without memory, and any while a mode is on.
     """
     if (
-        _len_torch_dispatch_stack()
-        or _are_functorch_transforms_active()
+        _are_functorch_transforms_active()
         or _get_tracing_state() is not None
         or forward_ad._current_level >= 0
     ):
         return False
     for tensor in tensors:
-        if tensor is not None and _dispatch_keys(tensor).raw_repr() & _OTHERS:
+        if tensor is not None and (
+            _dispatch_isTensorSubclassLike(tensor) or tensor.is_neg() or tensor._is_zerotensor()
+        ):
             return False
     first = tensors[0]
     return first is not None and first.numel() > 0
@@ -215,25 +207,18 @@ class Norm:
 
     def __call__(self, *args: Any) -> Any:
         """The differentiable result, or a tuple of both."""
-        if self.takes_at_once(args):
-            return self.at_once(*args)
-        return _as_tuple(self.dispatched(*args))[self.seen]
-
-    def takes_at_once(self, args: Sequence[Any]) -> bool:
-        """Whether ``at_once`` may run."""
-        return not is_compiling() and _are_plain(args[: self._tensors])
-
-    def at_once(self, *args: Any) -> Any:
-        """The differentiable result, or a tuple of both, of plain tensors."""
+        tensors = args[: self._tensors]
+        if is_compiling() or not _are_plain(tensors):
+            return self.dispatched(*args)[self.seen]
         if is_grad_enabled():
-            for tensor in args[: self._tensors]:
+            for tensor in tensors:
                 if tensor is not None and tensor.requires_grad:
                     return self._apply_at_once(*args)
         return self._run(*args)[self.seen]
 
     def dispatched(self, *args: Any) -> Any:
-        """All results, through the dispatcher."""
-        return (self.overload if is_compiling() else self._apply)(*args)
+        """All results, as a tuple, through the dispatcher."""
+        return _as_tuple((self.overload if is_compiling() else self._apply)(*args))
 
     def for_inputs(self, needed: tuple[bool, ...], gradients: Sequence[Any]) -> tuple[Any, ...]:
         """A gradient for each input that needs one, from the results of the gradient."""

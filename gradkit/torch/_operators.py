@@ -471,7 +471,24 @@ def _batch_norm_grad(
     return gradkit.batch_norm_grad(dy, x, scale, mean, inv_std)
 
 
-_BATCH_NORM = Norm(
+class _BatchNorm(Norm):
+    """Batch norm that writes running statistics in place.
+
+    The operator returns new ones, which are copied outside of it: so compilers see every write.
+    """
+
+    def dispatched(self, *args: Any) -> Any:
+        """All results; the running statistics are copied."""
+        results = super().dispatched(*args)
+        with torch.no_grad():
+            for running, new in zip(args[3:5], results[3:], strict=True):
+                if running is not None:
+                    running.copy_(new)
+        return results
+
+
+# ``(x, scale, bias, running_mean, running_var, momentum, eps) -> y``.
+BATCH_NORM = _BatchNorm(
     operator(
         "batch_norm(Tensor x, Tensor? scale, Tensor? bias, Tensor? running_mean,"
         " Tensor? running_var, float momentum, float eps)"
@@ -488,31 +505,6 @@ _BATCH_NORM = Norm(
     _keep_channels,
     at_once=_batch_norm_in_place,
 )
-
-
-def batch_norm(
-    x: Tensor,
-    scale: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    momentum: float,
-    eps: float,
-) -> Tensor:
-    """Batch norm; running statistics are written in place.
-
-    An operator returns new ones, which are copied outside of it: so compilers see every write.
-    """
-    args = x, scale, bias, running_mean, running_var, momentum, eps
-    if _BATCH_NORM.takes_at_once(args):
-        y: Tensor = _BATCH_NORM.at_once(*args)
-        return y
-    y, _, _, *moved = _BATCH_NORM.dispatched(*args)
-    with torch.no_grad():
-        for running, new in zip((running_mean, running_var), moved, strict=True):
-            if running is not None:
-                running.copy_(new)
-    return y
 
 
 # Batch norm by running statistics

@@ -473,22 +473,23 @@ def batch_norm(
             input, scale, bias, running_mean, running_var, eps
         )
         return y
-    if input.numel() and input.numel() == input.shape[1]:
+    if input.numel() == input.shape[1] > 0:
         raise ValueError(
             f"input has shape {tuple(input.shape)}: one element per channel has no variance"
         )
-    args = input, scale, bias, running_mean, running_var
     if running_mean is None and running_var is None:
-        return _operators.batch_norm(*args, 0.0, eps)
+        momentum = 0.0
     if isinstance(momentum, Tensor):
-        return _batch_norm_on_device(*args, momentum, eps)
-    return _operators.batch_norm(*args, momentum, eps)
+        return _batch_norm_on_device(input, scale, bias, running_mean, running_var, momentum, eps)
+    args = input, scale, bias, running_mean, running_var, momentum, eps
+    normalised: Tensor = _operators.BATCH_NORM(*args)
+    return normalised
 
 
 def _axis(input: Tensor, normalized_shape: Sequence[int]) -> int:  # noqa: A002
     """The first normalised dimension, counted from the end."""
     wanted = tuple(normalized_shape)
-    if not wanted or tuple(input.shape[-len(wanted) :]) != wanted:
+    if not wanted or input.shape[-len(wanted) :] != wanted:
         raise ValueError(
             f"input has shape {tuple(input.shape)}; its last dimensions must be "
             f"normalized_shape, {wanted}"
@@ -524,7 +525,7 @@ def _batch_norm_on_device(
     """Batch norm whose momentum is not read on the host: with 1 the batch's own statistics come."""
     running = running_mean, running_var
     mean, var = (None if statistic is None else statistic.clone() for statistic in running)
-    y = _operators.batch_norm(x, scale, bias, mean, var, 1.0, eps)
+    y: Tensor = _operators.BATCH_NORM(x, scale, bias, mean, var, 1.0, eps)
     with torch.no_grad():
         for old, new in zip(running, (mean, var), strict=True):
             if old is not None and new is not None:

@@ -297,6 +297,23 @@ def test_gradients_of_jaxs_own_formula(name, dropped):
     check_grads(losses[0], free, order=1, modes=["rev"])
 
 
+def test_gradients_by_running_statistics_have_the_eps_of_the_call():
+    x, scale, bias, mean, var = channels("float32", "float32", known=True)
+
+    def ours(x, scale, bias):
+        return gradkit.jax.batch_norm_inference(x, scale, bias, mean, var, eps=0.5)
+
+    def theirs(x, scale, bias):
+        factor = spread(scale) / jnp.sqrt(spread(var) + 0.5)
+        return (x - spread(mean)) * factor + spread(bias)
+
+    own, wanted = (
+        jax.grad(lambda *given, norm=norm: (norm(*given) ** 3).sum(), (0, 1, 2))(x, scale, bias)
+        for norm in (ours, theirs)
+    )
+    assert_close(own, wanted)
+
+
 def test_running_statistics_are_constants():
     x, *_, mean, var = channels("float32", "float32", known=True)
     slopes = jax.grad(lambda x, m, v: sum(a.sum() for a in by_running(x, None, None, m, v)[1:]))
@@ -530,6 +547,15 @@ def test_running_statistics_of_the_whole_batch(over):
     grads, moved = over(step, specs, ((OWN, SAME, SAME), SAME))(*given)
     assert_close(grads, ref)
     assert_close(moved, wanted)
+
+
+def test_one_element_per_channel_on_each_device(over):
+    """Its variance is that over all devices."""
+    x, *_, mean, var = channels("float32", "float32", known=True)
+    given = x[:2, :, 0], mean, var
+    step = lambda x, *known: by_running(x, None, None, *known, axis_name="d")[1:]  # noqa: E731
+    made = over(step, (OWN, SAME, SAME), SAME)(*given)
+    assert_close(made, by_running(given[0], None, None, mean, var)[1:])
 
 
 def test_running_statistics_that_differ_between_devices(over):

@@ -92,6 +92,11 @@ def test_gradcheck(name):
     assert torch.autograd.gradcheck(*CASES[name])
 
 
+def test_gradients_by_running_statistics_have_the_eps_of_the_call():
+    known = torch.zeros(4, dtype=torch.float64), torch.ones(4, dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda x: ours.batch_norm(x, *known, eps=0.5), IMAGES)
+
+
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_second_derivatives_are_refused(name):
     with pytest.raises(NotImplementedError, match=r"no second derivatives.*torch\.nn\.functional"):
@@ -140,6 +145,13 @@ def test_16_bit_data(dtypes):
         strict=True,
     ):
         torch.testing.assert_close(got, other.to(like.dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_default_eps_is_that_of_the_dtype_of_sums(dtype):
+    x = torch.tensor([[1.0, -3.0]], dtype=dtype) / 256
+    assert torch.equal(ours.rms_norm(x, (2,)), ours.rms_norm(x, (2,), eps=2.0**-23))
+    assert not torch.equal(ours.rms_norm(x, (2,)), ours.rms_norm(x, (2,), eps=2.0**-10))
 
 
 def test_statistics_are_not_differentiable():
@@ -255,14 +267,17 @@ def test_gradients_of_many_outputs_at_once():
     [
         torch._neg_view,
         lambda x: x.to("meta"),
+        lambda x: torch._efficientzerotensor(x.shape, dtype=x.dtype),
         lambda x: x[:0],
         lambda x: x.requires_grad_(),
     ],
-    ids=["negative bit", "meta", "empty", "leaf"],
+    ids=["negative bit", "meta", "zeros without memory", "empty", "leaf"],
 )
 def test_special_tensors(special):
     x = special(X.detach().clone())
-    torch.testing.assert_close(ours.layer_norm(x, (6,)), functional.layer_norm(x, (6,)))
+    y, expected = ours.layer_norm(x, (6,)), functional.layer_norm(x, (6,))
+    torch.testing.assert_close(y, expected)
+    assert y.stride() == expected.stride()
 
 
 def test_tensors_that_left_a_transform():

@@ -1,6 +1,6 @@
 """Run mutants against their tests, on all cores; ``RESULTS.md`` keeps which test killed each.
 
-``python -m tests.mutants [--fast] [--resume] [--only WORD]``; exits 1 if one survives.
+``python -m tests.mutants [--fast] [--resume] [--interop] [--only WORD]``; exits 1 if one survives.
 """
 
 import argparse
@@ -32,9 +32,12 @@ def main() -> int:
     )
     parser.add_argument("--resume", action="store_true", help="those not known to be killed")
     parser.add_argument("--only", default="", help="those whose file or description has this text")
+    parser.add_argument(
+        "--interop", action="store_true", help="those of gradkit.torch and gradkit.jax instead"
+    )
     options = parser.parse_args()
     before = results.read()
-    chosen = [m for m in MUTANTS if options.only in m.name]
+    chosen = [m for m in MUTANTS if options.only in m.name and m.interop == options.interop]
     if options.fast:
         quick = _quickest(before)
         chosen = [m for m in chosen if m.name in quick]
@@ -121,7 +124,7 @@ def _quickest(before: dict[str, Result]) -> set[str]:
         [result for kind in kinds for result in results.of_kind(kind, everything)]
         for kinds in FAMILIES.values()
     ]
-    files = {m.file for m in MUTANTS if m.file.endswith(".py")}
+    files = {m.file for m in MUTANTS if m.file.endswith(".py") and not m.interop}
     groups += [[r for r in everything if r.name.startswith(f"{file}:")] for file in files]
     return {min(group, key=lambda r: (not r.killer, r.seconds)).name for group in groups}
 

@@ -7,6 +7,7 @@ from tests.mutants import (
     generated,
     group_norms,
     groups,
+    interop,
     lists,
     norms,
     python,
@@ -102,8 +103,15 @@ class Mutant(NamedTuple):
         return f"{self.file}: {self.what}"
 
     @property
+    def interop(self) -> bool:
+        """Whether it takes an environment with PyTorch and JAX."""
+        return self.file.startswith(("gradkit/torch/", "gradkit/jax/"))
+
+    @property
     def marker(self) -> str:
         """The backend that a mutant shows on, by its file or as its description says."""
+        if self.interop:
+            return "interop"
         if self.compiled:
             return "ptx"
         on_devices = *groups.ON_DEVICES, several_devices.SHARES
@@ -150,4 +158,5 @@ MUTANTS = (
     *(Mutant(*row, several_devices.TESTS) for row in several_devices.MUTANTS),
     *(Mutant(*row, _HOST_TESTS[row[0]]) for row in python.ROWS),
     *(_compiled(*row) for row in compiled.ROWS),
+    *(Mutant(*row) for row in interop.ROWS),
 )
