@@ -208,6 +208,13 @@ ROWS = (
     # PyTorch: functions and modules
     (
         _FUNCTIONS,
+        "old.copy_(new.view(samples, channels).mean(0))",
+        "old.copy_(new.view(samples, channels)[0])",
+        "the first sample's statistics",
+        _of("torch", "statistics_of_instance_norms_are_those_of_all_samples"),
+    ),
+    (
+        _FUNCTIONS,
         "torch.finfo(torch.float64 if input.dtype == torch.float64 else torch.float32).eps",
         "torch.finfo(input.dtype).eps",
         "a 16-bit eps",
