@@ -117,26 +117,26 @@ class _Forward:
         with groups.scratch() as (work, room):
             for block in batches:
                 tile = groups.load(self.x[block.at], room)
-                place = groups.target(self.y[block.at], work, tile.shape) if self.apart else work
-                place = place.reshape(-1)
-                moments = self._moments(tile, block, place)
-                deviation = place[: tile.size].reshape(tile.shape)
+                deviation = work[: tile.size].reshape(tile.shape)
+                if self.apart:
+                    deviation = groups.target(self.y[block.at], work, tile.shape)
+                moments = self._moments(tile, block, deviation)
                 kept = not groups.last
                 if (gone := lost(moments.variance, self.eps)).any():
-                    exact = self._moments(tile.astype(_FLOAT64), block, np.empty(tile.size))
+                    exact = self._moments(tile.astype(_FLOAT64), block, np.empty(tile.shape))
                     moments, kept = moments.replaced(gone, exact), False
                 if not kept:
-                    _deviation(groups, tile, moments.high, block, place)
+                    _subtract(groups, tile, moments.high, block, deviation)
                 self._write(deviation, block, moments, work, room)
 
-    def _moments(self, tile: Array, block: Block, place: Array) -> Moments:
+    def _moments(self, tile: Array, block: Block, deviation: Array) -> Moments:
         """Of a block of whole groups.
 
-        Deviations from the high pieces are left in the place, if channels come first.
+        Deviations from the high pieces are written, and stay if channels come first.
         """
         groups, count = self.groups, self.groups.count
-        centre = (groups.group_sums(tile) / count).astype(place.dtype)
-        deviation = _deviation(groups, tile, centre, block, place)
+        centre = (groups.group_sums(tile) / count).astype(deviation.dtype)
+        _subtract(groups, tile, centre, block, deviation)
         of_deviation = groups.group_sums(deviation) / count
         return Moments.about(centre, of_deviation, groups.group_squares(deviation) / count)
 
@@ -300,9 +300,13 @@ class _Tile:
 def _deviation(groups: Groups, tile: Array, mean: Array, block: Block, room: Array) -> Array:
     """``tile - mean`` in a room, in the room's dtype."""
     deviation = room[: tile.size].reshape(tile.shape)
-    centre = groups.numbers(mean, block, room.dtype)
-    np.subtract(groups.by_group(tile), centre, out=groups.by_group(deviation))
+    _subtract(groups, tile, mean, block, deviation)
     return deviation
+
+
+def _subtract(groups: Groups, tile: Array, mean: Array, block: Block, out: Array) -> None:
+    centre = groups.numbers(mean, block, out.dtype)
+    np.subtract(groups.by_group(tile), centre, out=groups.by_group(out))
 
 
 def _total(
