@@ -628,12 +628,6 @@ MUTANTS = [
     ),
     (
         FORWARD,
-        "if (first == 0) centre = widen(group.at[0].at(0));",
-        "",
-        "a sum about 0 whose roundings are large compared with the deviations",
-    ),
-    (
-        FORWARD,
         "packs += column_of(first + i) < row.width;",
         "packs += 1;",
         "packs beyond the row counted in its sum",
