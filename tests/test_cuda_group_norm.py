@@ -131,3 +131,13 @@ def test_passes_over_the_data(last):
     assert moved["dy"] == moved["x"] == (2 * x.nbytes, 0)
     assert moved["dx"] == (0, x.nbytes)
     assert moved["dscale"] == moved["dbias"] == (0, scale.nbytes)
+
+
+def test_several_threads_add_up_the_parts_of_a_group():
+    backend, p = Emulated(multiprocessors=4), make_groups((2, 64, 90), 2)
+    backend.results(p)
+    plan = launches(backend.device, "group_norm", p.x, p.axis, 2, p.mean.dtype, p.scale.dtype)
+    parts = plan.grid[1] * 32
+    threads, groups = plan._launches["finish_group_moments"].block[:2]
+    assert 32 <= threads <= 2 * parts
+    assert threads * groups <= 1024
