@@ -2,11 +2,12 @@
 
 Run ``python -m benchmarks.passes [--out FILE]`` with PyTorch installed, and with
 ``GRADKIT_ORT_PYTHON`` for ONNX Runtime. Each operation is also written as the NumPy calls that it
-is made of, on gradkit's own tiles and in its own scratch, less all checks, exact sums and special
-cases. All run on one core and take turns; times are processor time, medians of rounds.
+is made of, on gradkit's own tiles, less all checks and special cases.
+All run on one core and take turns; times are processor time, medians of rounds.
 
 ``passes`` is what those calls take. It is what is left of gradkit's time if everything else cost
-nothing, so that a peer's time over it bounds the ratio that NumPy allows.
+nothing, so that a peer's time over it bounds the ratio that these calls allow. Other calls may do
+better.
 """
 
 import argparse
@@ -183,7 +184,7 @@ def report(found: dict[str, dict[str, Any]]) -> str:
         f"Made by `python -m benchmarks.passes`. {about['system']}, Python {about['python']}, "
         + ", ".join(f"{name} {version}" for name, version in about["versions"].items())
         + ". Milliseconds of processor time; a peer's ratio is its time over gradkit's, and then "
-        "over that of the passes, which is the most that NumPy's calls allow.",
+        "over that of the passes, which is the most that these calls allow.",
         "",
         "| row | gradkit | passes | " + " | ".join(f"{n} | today | at most" for n in names) + " |",
         "|---" * (3 + 3 * len(names)) + "|",

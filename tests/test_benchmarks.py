@@ -15,7 +15,17 @@ import pytest
 
 import gradkit
 from benchmarks import __main__ as run
-from benchmarks import harness, machine, norms, places, record, report, shapes
+from benchmarks import (
+    bench_batch_norm,
+    harness,
+    machine,
+    norms,
+    passes,
+    places,
+    record,
+    report,
+    shapes,
+)
 
 CASES = 50
 
@@ -393,3 +403,21 @@ def test_pages_say_what_is_slower_and_what_was_not_measured():
     assert "![peers](../results/h200-peers.png)" in seen
     assert "Not yet run on a GPU" not in seen
     assert "Not yet run on a GPU" in report.overview([results(device="cpu")], [[]])
+
+
+def test_passes_of_small_rows():
+    """Every pass is timed; without peers there are no ratios."""
+    rows = [
+        passes.Row(gradkit.layer_norm_grad, shape, dtype, norms.rows(shape, kind, centred=True), of)
+        for shape, dtype, kind, of in (
+            ((8, 64), "float32", np.float32, passes.of_layer_norm),
+            ((8, 64), "float16", np.float16, passes.of_layer_norm),
+        )
+    ]
+    images = bench_batch_norm.arguments((2, 8, 3, 3), np.float32)
+    rows.append(
+        passes.Row(gradkit.batch_norm_grad, (2, 8, 3, 3), "float32", images, passes.of_batch_norm)
+    )
+    page = passes.report({row.name: passes.measure(row, []) for row in rows})
+    for text in ("layer_norm_grad 8x64 float16", "| narrow dx |", "| sums of dy xhat |"):
+        assert text in page

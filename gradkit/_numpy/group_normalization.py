@@ -127,7 +127,8 @@ class _Forward:
                     moments, kept = moments.replaced(gone, exact), False
                 if not kept:
                     _subtract(groups, tile, moments.high, block, deviation)
-                self._write(deviation, block, moments, work, room)
+                inv_std = self._statistics(moments, block)
+                self._write(deviation, block, moments, inv_std, work, room)
 
     def _moments(self, tile: Array, block: Block, deviation: Array) -> Moments:
         """Of a block of whole groups.
@@ -146,13 +147,14 @@ class _Forward:
         moments = self._long_moments(parts, dtype)
         if (gone := lost(moments.variance, self.eps)).any():
             moments = moments.replaced(gone, self._long_moments(parts, _FLOAT64))
+        inv_std = self._statistics(moments, parts[0])
 
         def write(strip: Sequence[Block]) -> None:
             with groups.scratch() as (work, room):
                 for block in strip:
                     tile = groups.load(self.x[block.at], room)
                     deviation = _deviation(groups, tile, moments.high, block, work)
-                    self._write(deviation, block, moments, work, room)
+                    self._write(deviation, block, moments, inv_std, work, room)
 
         groups.in_strips(write, parts)
 
@@ -175,14 +177,24 @@ class _Forward:
         sums = map(groups.over_groups, _total(groups, parts, second, 2))
         return Moments.about(centre, *(part / groups.count for part in sums))
 
-    def _write(
-        self, deviation: Array, block: Block, moments: Moments, work: Array, room: Array
-    ) -> None:
-        """Write y from ``x - mean.high``, which is overwritten, and the statistics."""
-        groups, view = self.groups, self.y[block.at]
-        inv_std = 1 / np.sqrt(moments.variance + self.eps)
+    def _statistics(self, moments: Moments, block: Block) -> Array:
+        """Write mean and inv_std of a block's groups; the latter in float64."""
+        inv_std: Array = 1 / np.sqrt(moments.variance + self.eps)
         self.mean[block.statistics], self.inv_std[block.statistics] = moments.mean, inv_std
-        if (low := low_that_counts(*moments[:2], inv_std)) is not None:
+        return inv_std
+
+    def _write(
+        self,
+        deviation: Array,
+        block: Block,
+        moments: Moments,
+        inv_std: Array,
+        work: Array,
+        room: Array,
+    ) -> None:
+        """Write y from ``x`` less the means' high pieces, which is overwritten."""
+        groups, view = self.groups, self.y[block.at]
+        if (low := low_that_counts(moments.high, moments.low, inv_std)) is not None:
             rest = groups.by_group(deviation)
             rest -= groups.numbers(low, block)
         target = groups.target(view, work, deviation.shape)

@@ -139,19 +139,18 @@ class Groups:
         values = values.astype(dtype or self.dtype, copy=False)
         if self.whole and not self.last:
             return values[:, :, None]
-        columns = self._columns(values, block)
-        return columns[:, None, :] if self.last else columns[:, :, None]
+        return self._for_channels(values, block)
 
     def products(self, values: Array, parameter: Array, block: Block) -> Array:
         """The same, times a ``parameter`` that is not spread: one number a channel."""
-        columns = self._columns(values, block)
-        columns = columns[:, None, :] if self.last else columns[:, :, None]
-        return (columns * parameter[block.channels]).astype(self.dtype, copy=False)
+        products = self._for_channels(values, block) * self.cut(parameter, block)
+        return products.astype(self.dtype, copy=False)
 
-    def _columns(self, values: Array, block: Block) -> Array:
+    def _for_channels(self, values: Array, block: Block) -> Array:
         """One number a group, for each channel of a block."""
         columns = np.repeat(values, self.width, axis=1)
-        return columns if self.whole else columns[:, block.channels]
+        columns = columns if self.whole else columns[:, block.channels]
+        return columns[:, None, :] if self.last else columns[:, :, None]
 
     def by_channel(self, tile: Array) -> Array:
         """A block in the shape that a ``parameter`` is broadcast to."""
@@ -168,10 +167,10 @@ class Groups:
 
     def cut(self, parameter: Array, block: Block) -> Array:
         """A block's part of a ``parameter``."""
-        channels = block.channels
-        if self.spread and channels.start is not None:
-            return parameter[channels.start * self.space : channels.stop * self.space]
-        return parameter[slice(None) if self.spread else channels]
+        if not self.spread:
+            return parameter[block.channels]
+        start, stop, _ = block.channels.indices(self.channels)
+        return parameter[start * self.space : stop * self.space]
 
     def column_sums(self, tile: Array) -> Array:
         """The sum over each column of a block, in float64: (samples, channels)."""

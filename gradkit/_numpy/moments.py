@@ -47,9 +47,9 @@ def lost(variance: Array, eps: float) -> Array:
 
 
 def low_that_counts(high: Array, low: Array, inv_std: Array) -> Array | None:
-    """In the high pieces' dtype, but 0 where normalised elements do not feel it.
+    """The low pieces in the high ones' dtype, 0 where normalised elements do not feel them.
 
-    ``None`` if none do.
+    ``None`` if no element feels any.
     """
     unfelt = np.abs(low) * inv_std < np.finfo(high.dtype).eps * tuning.UNFELT
     felt: Array = np.where(unfelt, 0, low).astype(high.dtype)

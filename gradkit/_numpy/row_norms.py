@@ -297,7 +297,8 @@ class Forward:
             moments, kept = moments.replaced(gone, exact), False
         inv_std = 1 / np.sqrt(moments.variance + self.eps)
         mean[row], self.inv_std[row] = moments.mean, inv_std
-        high, low = rows.row_values(moments.high), low_that_counts(*moments[:2], inv_std)
+        high = rows.row_values(moments.high)
+        low = low_that_counts(moments.high, moments.low, inv_std)
         for column in rows.columns:
             tile = tile_of(column)
             deviation = place[: tile.size].reshape(tile.shape)

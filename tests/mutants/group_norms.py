@@ -134,7 +134,7 @@ MUTANTS = (
         "everything",
         "parts of a sample with the first channels' numbers",
     ),
-    (_CUT, "parameter[channels.start * self", "parameter[0 * self", "the first groups' parameters"),
+    (_CUT, "parameter[start * self", "parameter[0 * self", "the first groups' parameters"),
     (
         _CUT,
         "slice(start, stop), channels)",
