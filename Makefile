@@ -170,23 +170,28 @@ test-ranks: .venv-ranks/.installed ## real processes of MPI, torch.distributed a
 
 # All tests that take a backend or launch kernels, on four architectures, and once with the NVRTC of
 # CUDA 13; those of lists also with every fusion that ptxas may make, which leaves all other kernels
-# as they are (tests/ptx/test_translate.py). Then what no test reached: each line needs a reason.
-PTX_ARCHITECTURES := 80 90 100 120
+# as they are (tests/ptx/test_translate.py). Each part is a target by itself, such as
+# `make test-ptx-sm_90`, and writes its row of tests/ptx/PASSED.md. At the end, what no test reached:
+# each line needs a reason.
+PTX_ARCHITECTURES := sm_80 sm_90 sm_100 sm_120
 PTX_LISTS := tests/test_block_clipping.py tests/test_clipping.py tests/test_cuda_lists.py \
 	tests/test_distributed.py tests/test_every_kernel.py tests/test_golden.py tests/test_groups.py \
 	tests/test_regressions.py
 NVRTC13 = $$(echo .venv-nvrtc13/lib/python*/site-packages/nvidia/*/lib/libnvrtc.so.13)
-test-ptx: $(STAMP) .venv-nvrtc13/.installed ## the whole suite on the kernels' compiled code (hours)
-	@reports=$$(mktemp -d) && trap "rm -r $$reports" EXIT && set -e; \
-	for sm in $(PTX_ARCHITECTURES); do \
-		echo "sm_$$sm"; \
-		GRADKIT_PTX=$$sm GRADKIT_PTX_REPORT=$$reports/$$sm $(PYTEST) -m ptx tests; \
-		echo "sm_$$sm, with every fusion"; \
-		GRADKIT_PTX=$$sm GRADKIT_PTX_CONTRACTED=1 $(PYTEST) -m ptx $(PTX_LISTS); \
-	done; \
-	echo "sm_90, NVRTC 13"; \
-	GRADKIT_PTX=90 GRADKIT_NVRTC_LIBRARY=$(NVRTC13) $(PYTEST) -m ptx tests; \
-	$(BIN)/python -m tests.ptx.unreached $$reports/*
+PTX_PARTS := $(PTX_ARCHITECTURES) $(PTX_ARCHITECTURES:=-fused) sm_90-nvrtc13
+test-ptx: $(PTX_PARTS:%=test-ptx-%) ## the whole suite on the kernels' compiled code (hours)
+	$(BIN)/python -m tests.ptx.unreached $(PTX_ARCHITECTURES:%=build/ptx/%.json)
+
+.PHONY: $(PTX_PARTS:%=test-ptx-%)
+test-ptx-sm_90-nvrtc13: .venv-nvrtc13/.installed
+test-ptx-sm_90-nvrtc13: export GRADKIT_NVRTC_LIBRARY = $(NVRTC13)
+$(PTX_ARCHITECTURES:%=test-ptx-%-fused): export GRADKIT_PTX_CONTRACTED = 1
+$(PTX_ARCHITECTURES:%=test-ptx-%-fused): PTX_TESTS := $(PTX_LISTS)
+$(PTX_PARTS:%=test-ptx-%): test-ptx-sm_%: $(STAMP)
+	@mkdir -p build/ptx
+	GRADKIT_PTX=$(firstword $(subst -, ,$*)) GRADKIT_PTX_REPORT=build/ptx/sm_$*.json \
+		$(PYTEST) -m ptx --junitxml build/ptx/sm_$*.xml $(or $(PTX_TESTS),tests)
+	$(BIN)/python -m tests.ptx.passed sm_$* build/ptx/sm_$*.xml
 
 .venv-bench/.installed: PACKAGES := --editable . --requirement benchmarks/requirements.txt
 .venv-cudnn8/.installed: PACKAGES := --editable '.[test]' cupy-cuda12x==13.6.0 nvidia-cudnn-cu12==8.9.7.29
