@@ -21,6 +21,7 @@ class Channels:
         self.count = cut[0].shape[axis]
         self.size = cut[0].size // max(1, self.count)  # elements a channel
         self.dtype = dtype_named(float_of(arrays[0].dtype).accumulation)
+        self._streams = cut[0].size * self.dtype.itemsize >= tuning.STREAMED_BYTES
         last = [np.moveaxis(array, axis, -1) for array in cut]
         if all(array.flags.c_contiguous for array in cut):
             before = prod(cut[0].shape[:axis])
@@ -60,7 +61,8 @@ class Channels:
 
     def target(self, view: Array, room: Array) -> Array:
         """Where to compute one block of an output: in the output itself, or in the room."""
-        return view if view.dtype == self.dtype and view.shape == room.shape else room
+        direct = not self._streams and view.dtype == self.dtype and view.shape == room.shape
+        return view if direct else room
 
     def store(self, values: Array, view: Array, room: Array) -> None:
         """Copy a block from what ``target`` gave to the output; overwrites the room."""

@@ -101,7 +101,6 @@ class _Forward:
         self.x, self.y = groups.arrays
         self.scale, self.bias = groups.parameter(scale), groups.parameter(bias)
         self.mean, self.inv_std = mean, inv_std
-        self.apart = not np.may_share_memory(self.x, self.y)
 
     def run(self) -> None:
         """Write y, mean and inv_std."""
@@ -118,8 +117,6 @@ class _Forward:
             for block in batches:
                 tile = groups.load(self.x[block.at], room)
                 deviation = work[: tile.size].reshape(tile.shape)
-                if self.apart:
-                    deviation = groups.target(self.y[block.at], work, tile.shape)
                 moments = self._moments(tile, block, deviation)
                 kept = not groups.last
                 if (gone := lost(moments.variance, self.eps)).any():

@@ -49,6 +49,7 @@ class Groups:
         self.count = self.width * self.space  # elements a group
         self.dtype = dtype_named(float_of(arrays[0].dtype).accumulation)
         self._rooms = rooms
+        self._streams = arrays[0].size * self.dtype.itemsize >= tuning.STREAMED_BYTES
         self._arrange(arrays, axis)
         # Channels that are the fastest axis are cut by samples only: groups of them lie apart.
         limit, least = scratch.elements(rooms, self.dtype), 1 if not self.last else self.groups
@@ -119,7 +120,8 @@ class Groups:
     def target(self, view: Array, room: Array, shape: tuple[int, ...]) -> Array:
         """Where to compute one block of an output: in the output itself, or in the room."""
         gapless = view.flags.c_contiguous and view.flags.aligned
-        if gapless and view.shape == shape and view.dtype == self.dtype:
+        direct = gapless and view.shape == shape and view.dtype == self.dtype
+        if direct and not self._streams:
             return view
         return room[: view.size].reshape(shape)
 

@@ -19,7 +19,7 @@ import numpy as np
 from gradkit._numpy.blocks import Array, DType, Index
 from gradkit._numpy.moments import Moments, lost, low_that_counts
 from gradkit._numpy.sums import column_sums, row_squares, row_sums
-from gradkit._numpy.tiles import Pieces, Rows, Scattered, Spread
+from gradkit._numpy.tiles import Rows, Scattered, Spread
 
 # Fills ``out`` with xhat from a tile of the source, its inv_std, and its row and column index.
 Normalize: TypeAlias = Callable[[Array, Array, Index, Index, Array], None]
@@ -248,7 +248,6 @@ class Forward:
         self.x, self.y = rows.view(x), rows.view(y)
         self.residual = None if residual is None else rows.view(residual)
         self.source = self.x if s is None else rows.view(s)
-        self.apart = not np.may_share_memory(y, x if s is None else s)
         self.scale, self.bias = rows.per_column(scale), rows.per_column(bias)
         self.scale_offset = scale_offset
         self._outs = mean, inv_std
@@ -289,11 +288,11 @@ class Forward:
     def _centre_rows(
         self, row: Index, tile_of: TileOf, mean: Array | Spread, work: Array, room: Array
     ) -> None:
-        rows, place = self.rows, self._place(row, work)
-        moments = _moments(rows, tile_of, place)
+        rows = self.rows
+        moments = _moments(rows, tile_of, work)
         kept = len(rows.columns) == 1  # the deviations from the mean's high piece
         if (gone := lost(moments.variance, self.eps)).any():
-            exact = _moments(rows, tile_of, np.empty(place.size))
+            exact = _moments(rows, tile_of, np.empty(work.size))
             moments, kept = moments.replaced(gone, exact), False
         inv_std = 1 / np.sqrt(moments.variance + self.eps)
         mean[row], self.inv_std[row] = moments.mean, inv_std
@@ -301,20 +300,12 @@ class Forward:
         low = low_that_counts(moments.high, moments.low, inv_std)
         for column in rows.columns:
             tile = tile_of(column)
-            deviation = place[: tile.size].reshape(tile.shape)
+            deviation = work[: tile.size].reshape(tile.shape)
             if not kept:
                 np.subtract(tile, high, out=deviation)
             if low is not None:
                 deviation -= rows.row_values(low)
             self._write_y(deviation, row, column, inv_std, work, room)
-
-    def _place(self, row: Index, work: Array) -> Array:
-        """Where to keep a tile's deviations: where y will be, if it is free and without gaps."""
-        rows, target = self.rows, self.y[row + self.rows.columns[0]]
-        if len(rows.columns) > 1 or not self.apart or isinstance(target, Pieces):
-            return work
-        free = target.dtype == rows.dtype and target.flags.c_contiguous
-        return target.reshape(-1) if free else work
 
     def _add(self, residual: Array | Scattered, row: Index, work: Array, room: Array) -> None:
         rows = self.rows

@@ -46,6 +46,7 @@ class Rows:
         across = max(1, min(self.width, limit, tuning.TILE_COLUMNS))
         step = even_step(self.count, min(tuning.TILE_ROWS, limit // across)) if size else 1
         self.small = 0 < size <= tuning.SMALL_BYTES // dtype.itemsize // self._rooms
+        self._streams = size * dtype.itemsize >= tuning.STREAMED_BYTES
         self.small = self.small and across == self.width and step >= self.count
         self.columns: list[Index] = [()] if self.small else list(blocks((self.width,), across))
         self.rows: list[Index] = [()] if self.small else list(blocks((self.count,), step))
@@ -134,7 +135,7 @@ class Rows:
 
     def target(self, block: "Array | Pieces", room: Array) -> Array:
         """Where to compute one tile of an output: in the output itself, or in the room."""
-        if not isinstance(block, Pieces) and block.dtype == self.dtype:
+        if not self._streams and not isinstance(block, Pieces) and block.dtype == self.dtype:
             return block
         return room[: block.size].reshape(block.shape)
 

@@ -40,7 +40,7 @@ STRIPS = 8  # shares of a large call, whatever the number of threads: bits depen
 STRIP_TOTALS = 1 << 16
 # Bytes of scratch for each strip. Larger tiles mean fewer waits for the GIL, which changes hands
 # once per NumPy call; from 4 MiB on, tiles of 2048 x 4096 took two to five times as long.
-SCRATCH_BYTES = 3 << 20
+SCRATCH_BYTES = 3 << 19
 # From this size on OpenBLAS's gemv starts threads of its own, which compete with ours. No tile
 # may reach it, however large the scratch.
 BLAS_THREADS = 460_800
@@ -69,6 +69,9 @@ MOST_WORKERS = 4  # threads by default: beyond them memory is the limit
 MANY_PASSES = 1 << 18
 ONE_PASS = 1 << 21
 WORTH_AN_ITEM = 1 << 13
+# Outputs from this size on are computed in scratch and copied whole. The processor reads the memory
+# that arithmetic writes for the first time, and need not if a whole tile is copied there.
+STREAMED_BYTES = 1 << 22
 # A call that fits into so many bytes allocates its scratch, which is quicker than to look for it.
 SMALL_BYTES = 1 << 16
 ALIGNMENT = 64  # bytes of a cache line, and of the widest vector load

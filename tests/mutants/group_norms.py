@@ -25,6 +25,7 @@ TESTS = (
     _ALL + "test_group_norm",
     _ALL + "test_group_norm_grad",
     "tests/test_grids.py",
+    "tests/test_streamed.py",
 )
 
 _LAYOUT = "kernels/groups.cuh"
@@ -95,7 +96,6 @@ MUTANTS = (
     ),
     (_BACKEND, "gradient.fill(0)", "pass", "sums over nothing not written"),
     (_NUMPY, "rest -= groups.numbers(low, block)", "pass", "a mean rounded to float32"),
-    (_NUMPY, "self.apart = not", "self.apart = True or", "deviations kept in the place of x"),
     (_NUMPY, "kept = not groups.last", "kept = True", "squares taken for deviations"),
     (_NUMPY, "[part * self.weights[channels] for part in sums]", "sums", "means without the scale"),
     (
@@ -124,10 +124,11 @@ MUTANTS = (
     ),
     (
         _CUT,
-        "if gapless and view.shape",
-        "if view.shape",
+        "direct = gapless and view.shape",
+        "direct = view.shape",
         "results computed in a copy of a view",
     ),
+    (_CUT, "direct and not self._streams", "direct", "large results written by arithmetic"),
     (
         _CUT,
         "index[axis] if len(index) > axis else everything",

@@ -403,7 +403,8 @@ ROWS = (
         "rows that feel others' means",
     ),
     (_TUNING, "UNFELT = 2.0**-5", "UNFELT = 2.0**5", "digits of the mean left out"),
-    (_NORM, "self.apart = not", "self.apart = True or", "deviations kept in the place of x"),
+    (_TILES, "if not self._streams and", "if", "large rows written by arithmetic"),
+    (_CHANNELS, "not self._streams and view.dtype", "view.dtype", "large channels written so"),
     (_NORM, "np.where(gone, _mean_square", "(_mean_square", "rows that feel a spoilt one"),
     (
         _CHANNELS,

@@ -23,6 +23,7 @@ _CLIPPING = "tests/test_clipping.py"
 _SCALED = "tests/test_clipping_scaled.py"
 _BLOCKS = "tests/test_block_clipping.py"
 _GROUPS = "tests/test_groups.py"
+_STREAMED = "tests/test_streamed.py"
 _LIST_SUMS = "tests/test_accumulate_grads.py"
 _RANKS = (_GROUPS, "tests/processes/test_threads.py")
 _NORMALIZATION = "tests/test_normalization.py"
@@ -48,7 +49,7 @@ _HOST_TESTS: dict[str, tuple[str, ...]] = {
     "gradkit/_numpy/batch_normalization.py": (_BATCH_NORM,),
     "gradkit/_arguments/signatures.py": ("tests/test_signatures.py", _BAD_INPUT),
     "gradkit/_numpy/blocks.py": (_BATCH_NORM, _NORMALIZATION, _CLIPPING),
-    "gradkit/_numpy/channels.py": (_BATCH_NORM,),
+    "gradkit/_numpy/channels.py": (_BATCH_NORM, _STREAMED),
     "gradkit/_numpy/moments.py": (_NORMALIZATION, "tests/test_group_norm.py", _BATCH_NORM),
     "gradkit/_numpy/scratch.py": ("tests/test_threads.py",),
     "gradkit/_numpy/tuning.py": (_NORMALIZATION,),
@@ -66,7 +67,7 @@ _HOST_TESTS: dict[str, tuple[str, ...]] = {
     "gradkit/_numpy/casts.py": ("tests/test_casts.py",),
     "gradkit/_numpy/clipping.py": (_CLIPPING, _SCALED, _GROUPS, "tests/test_distributed.py"),
     "gradkit/_numpy/row_norms.py": (_NORMALIZATION, _RESIDUAL, _STRIDED),
-    "gradkit/_numpy/tiles.py": (_NORMALIZATION, _BATCH_NORM, _RESIDUAL, _STRIDED),
+    "gradkit/_numpy/tiles.py": (_NORMALIZATION, _BATCH_NORM, _RESIDUAL, _STRIDED, _STREAMED),
     "gradkit/_arguments/trees.py": ("tests/test_gradients.py", _CLIPPING, _BLOCKS, _BAD_INPUT),
     "gradkit/_arguments/clipping.py": (_CLIPPING, _BAD_INPUT),
     "gradkit/_numpy/block_clipping.py": (_BLOCKS,),
