@@ -964,7 +964,7 @@ def test_statistics_of_more_channels_than_32_bits_can_count():
             assert not array[covered:].any()
             array[mine] = 0
 
-    args, macros = (partials, centre, *shape), {"LAST": 1}
+    args, macros = (_sparse("float16", 1), partials, centre, *shape, 1), {"LAST": 1}
     run("batch_norm", "finish_centre", *args, written=[(2, centre)], **macros)
     args = (partials, centre, exact, mean, inv_std, *shape, np.float64(0))
     written = [(2, exact[0]), (1, exact[1]), (2, mean), (1, inv_std)]
