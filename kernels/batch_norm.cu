@@ -1,8 +1,9 @@
 // Batch norm forward: y = (x - mean) * inv_std * scale + bias, with statistics per channel.
 //
 //   sum_deviations: partials[0] = sums of x - centre, partials[1] = sums of its square
-//                   (of x alone if centre is null; partials[1] then means nothing)
-//   finish_centre:  centre = totals[0] / n
+//                   (if centre is null of x alone; and, if DATA_T is f64, of (x - x0) * 2^-64,
+//                   where x0 is the channel's first element)
+//   finish_centre:  centre = totals[0] / n; where f64 overflows, x0 + totals[1] / n * 2^64
 //   finish_moments: mean = centre + totals[0] / n, variance = totals[1] / n - (totals[0] / n)^2
 //   normalize:      y
 //
@@ -16,7 +17,7 @@
 // of double, mean and inv_std before rounding. All outputs are written with =. Deterministic:
 // fixed orders, no atomics. f32 and narrower are summed in floats over a few packs, then in double,
 // of which many GPUs have little. If a square overflows or loses digits, the thread sums again in
-// double.
+// double. The mean of finite f64 elements is finite.
 //
 // Launch: sum_deviations and normalize as in channels.cuh, blockDim.x * blockDim.y at most 256,
 // blockDim.y a power of two; any grid. If VEC > 1, arrays are 16-byte aligned and after
@@ -37,29 +38,59 @@ extern "C" __global__ void __launch_bounds__(256, 2) sum_deviations(
         Sums sums = {};
         Real<double> known[OWN];
         A about[OWN];
+        double origin[OWN] = {};
         load_own(centre, channel, shape, Real<double>{0}, known);
 #pragma unroll
         for (int k = 0; k < OWN; ++k) about[k] = narrow<A>(known[k]);
         if (channel < channels) {
             const i64 packs = sum_share(x, shape, channel, !centre, about, sums);
-            if (!exact_enough(sums)) sum_share_in_double(x, shape, channel, !centre, about, sums);
+#pragma unroll
+            for (int k = 0; k < OWN; ++k)
+                if (sizeof(DATA_T) == 8 && !centre) origin[k] = to_double(x[(channel + k) * after]);
+            const bool held = exact_enough(sums);
+            if (!held) sum_share_in_double(x, shape, channel, !centre, origin, about, sums);
             const double count = centre ? 0 : static_cast<double>(packs * (VEC / OWN));
 #pragma unroll
-            for (int k = 0; k < OWN; ++k) sums.of[0][k] = fused(count, exactly(about[k]), sums.of[0][k]);
+            for (int k = 0; k < OWN; ++k) {
+                const double first = exactly(about[k]), distances = sums.of[0][k];
+                sums.of[0][k] = fused(count, first, distances);
+                if (sizeof(DATA_T) < 8 || centre || !held) continue;
+                const double apart = SHRUNK * first - SHRUNK * origin[k];
+                sums.of[1][k] = fused(count, apart, SHRUNK * distances);
+            }
         }
         write_sums(sums.of, channel, shape, partials, tile);
     }
 }
 
+// A channel's mean from its sums of (x - origin) * SHRUNK. Rare, so by one thread.
+__device__ __forceinline__ double mean_about(
+    double origin, const double* sums, i64 shares, i64 channels, i64 channel, i64 count
+) {
+    double total = 0;
+#pragma unroll 1
+    for (i64 row = 0; row < shares; ++row) total += sums[row * channels + channel];
+    const double mean = (SHRUNK * origin + total / count) / SHRUNK;
+    return fabs(total) <= LARGEST ? fmin(fmax(mean, -LARGEST), LARGEST) : mean;
+}
+
 extern "C" __global__ void __launch_bounds__(1024, 1) finish_centre(
-    const double* partials, double* centre, i64 shares, i64 channels, i64 count
+    const DATA_T* x, const double* partials, double* centre, i64 shares, i64 channels, i64 count,
+    i64 after
 ) {
     __shared__ double tile[1024];
     const i64 step = static_cast<i64>(gridDim.x) * blockDim.x;
     for (i64 start = static_cast<i64>(blockIdx.x) * blockDim.x; start < channels; start += step) {
         const i64 channel = start + threadIdx.x;
         const double total = column_total(partials, shares, channels, channel, tile);
-        if (threadIdx.y == 0 && channel < channels) centre[channel] = exactly(narrow<A>(total / count));
+        if (threadIdx.y != 0 || channel >= channels) continue;
+        const bool held = sizeof(DATA_T) < 8 || fabs(total) <= LARGEST;
+        if (held) {
+            centre[channel] = exactly(narrow<A>(total / count));
+        } else {
+            const double origin = to_double(x[channel * after]), *sums = partials + shares * channels;
+            centre[channel] = mean_about(origin, sums, shares, channels, channel, count);
+        }
     }
 }
 
@@ -72,9 +103,10 @@ extern "C" __global__ void __launch_bounds__(1024, 1) finish_moments(
     const i64 step = static_cast<i64>(gridDim.x) * blockDim.x;
     for (i64 start = static_cast<i64>(blockIdx.x) * blockDim.x; start < channels; start += step) {
         const i64 channel = start + threadIdx.x;
-        const double first = column_total(partials, shares, channels, channel, tile) / count;
+        const double distance = column_total(partials, shares, channels, channel, tile) / count;
         const double second = column_total(squares, shares, channels, channel, tile) / count;
         if (threadIdx.y == 0 && channel < channels) {
+            const double first = correction_of<A>(distance, centre + channel);
             const double variance = fused(-first, first, second);
             const double middle = centre[channel] + first;
             const double factor = 1 / sqrt((variance < 0 ? 0 : variance) + eps);

@@ -31,9 +31,10 @@ extern "C" __global__ void __launch_bounds__(1024, 1) finish_stats(
     const i64 step = static_cast<i64>(gridDim.x) * blockDim.x;
     for (i64 start = static_cast<i64>(blockIdx.x) * blockDim.x; start < channels; start += step) {
         const i64 channel = start + threadIdx.x;
-        const double first = column_total(partials, shares, channels, channel, tile) / count;
+        const double distance = column_total(partials, shares, channels, channel, tile) / count;
         const double second = column_total(squares, shares, channels, channel, tile) / count;
         if (threadIdx.y != 0 || channel >= channels) continue;
+        const double first = correction_of<A>(distance, centre + channel);
         const double variance = fused(-first, first, second);
         mean[channel] = centre[channel] + first;
         var[channel] = variance < 0 ? 0 : variance;

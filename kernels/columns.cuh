@@ -31,3 +31,11 @@ __device__ __forceinline__ T column_total(
     }
     return share_total(total, tile);
 }
+
+// What a mean distance from a centre adds to it: nothing if it is lost, since distances of float64
+// elements may overflow although they and their mean are finite. Their variance is then infinite.
+template <typename A>
+__device__ __forceinline__ double correction_of(double distance, const double* centre) {
+    const bool lost = sizeof(A) == 8 && !(fabs(distance) <= LARGEST) && fabs(*centre) <= LARGEST;
+    return lost ? 0 : distance;
+}

@@ -7,6 +7,9 @@
 // Packs, a multiple of AT_ONCE, that are summed in the accumulation dtype before they go to double.
 #define STRETCH (LAST ? 16 : AT_ONCE)
 
+// Times this, as many float64 elements as memory holds add up without overflow.
+#define SHRUNK 0x1p-64
+
 // A thread's sums for its channels of x - centre and of its square; `apart` has a bit set if an
 // element is not the centre.
 struct Sums {
@@ -64,9 +67,11 @@ __device__ __forceinline__ i64 sum_share(
     return count;
 }
 
-// The same sums in double, with `about_first` about 0. Rare, so in little code.
+// The same sums in double, with `about_first` about 0; of float64 elements, the second sum is then
+// that of SHRUNK times the distance from `origin`. Rare, so in little code.
 __device__ __forceinline__ void sum_share_in_double(
-    const DATA_T* x, const Shape& shape, i64 channel, bool about_first, A (&centre)[OWN], Sums& sums
+    const DATA_T* x, const Shape& shape, i64 channel, bool about_first, const double (&origin)[OWN],
+    A (&centre)[OWN], Sums& sums
 ) {
     if (about_first) fill<OWN>(centre, A{0});
     fill<OWN>(sums.of[0], 0.0);
@@ -78,7 +83,11 @@ __device__ __forceinline__ void sum_share_in_double(
         for (int k = 0; k < VEC; ++k) {
             const double deviation = to_double(values.at(k)) - exactly(centre[k % OWN]);
             sums.of[0][k % OWN] += deviation;
-            sums.of[1][k % OWN] = fused(deviation, deviation, sums.of[1][k % OWN]);
+            double& second = sums.of[1][k % OWN];
+            if (sizeof(DATA_T) == 8 && about_first)
+                second += SHRUNK * deviation - SHRUNK * origin[k % OWN];
+            else
+                second = fused(deviation, deviation, second);
         }
     }
 }

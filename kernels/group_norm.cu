@@ -45,7 +45,8 @@ extern "C" __global__ void __launch_bounds__(256, 2) sum_group_deviations(
             const Place at(of, column);
             const DATA_T* from = x + at.start;
             const i64 packs = sum_share(from, at.shape, at.channel, !centre, about, sums);
-            if (!exact_enough(sums)) sum_share_in_double(from, at.shape, at.channel, !centre, about, sums);
+            const double origin[OWN] = {};
+            if (!exact_enough(sums)) sum_share_in_double(from, at.shape, at.channel, !centre, origin, about, sums);
             const double count = centre ? 0 : static_cast<double>(packs * (VEC / OWN));
 #pragma unroll
             for (int k = 0; k < OWN; ++k) sums.of[0][k] = fused(count, exactly(about[k]), sums.of[0][k]);

@@ -316,19 +316,38 @@ def test_squares_outside_float32(backend, name, exponent):
     p.check_forward(backend, *batch_norm(backend, p))
 
 
-@pytest.mark.parametrize(
-    "x", [[1.5, -1.5, 1.2], [1.7, 1.7, 1.7], [1.7, 1.7, 1.6], [-1.7, 1.7, 1.7]]
-)
-def test_float64_sums_and_differences_that_overflow(x):
-    """On the CPU; another channel keeps its bits."""
-    x = np.stack([np.array(x) * 1e308, np.arange(3.0) / 3], axis=1)
-    y, mean, inv_std = gradkit.batch_norm(x)
-    exact = np.mean(x[:, 0].astype(np.longdouble)).astype(float)
-    np.testing.assert_allclose(mean[0], exact, rtol=2**-52)
-    constant = np.ptp(x[:, 0] / 2) == 0
-    assert inv_std[0] == (1 / np.sqrt(1e-5) if constant else 0)  # of a variance beyond float64
-    _, var, _ = gradkit.batch_norm_stats(x)
-    assert var[0] == (0 if constant else np.inf)
-    alone = gradkit.batch_norm(x[:, 1:])
-    for got, ref in zip((y[:, 1:], mean[1:], inv_std[1:]), alone, strict=True):
-        assert_same_bits(got, ref)
+EDGE = [[1.5, -1.5, 1.2], [1.7, 1.7, 1.7], [1.7, 1.7, 1.6], [-1.7, 1.7, 1.7]]
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["channels-first", "channels-last"])
+@pytest.mark.parametrize("times", [1, 301])
+@pytest.mark.parametrize("x", EDGE, ids=str)
+def test_float64_sums_and_differences_that_overflow(backend, x, times, last):
+    """Another channel keeps its bits; running statistics are those of the batch."""
+    x = np.stack([np.tile(x, times) * 1e308, np.arange(3.0 * times) / 3], axis=last)
+    axis, column = (1, x[:, 0]) if last else (0, x[0])
+    exact = np.mean(column.astype(np.longdouble)).astype(float)
+    constant = np.ptp(column / 2) == 0
+    tolerance = 2.0 ** (-52 if times == 1 else -48)
+    running = [backend.asarray(np.zeros(2)) for _ in range(2)]
+    with np.errstate(all="ignore"):
+        given = backend.asarray(x)
+        first = gradkit.batch_norm(given, channel_axis=axis)
+        options = {"running_mean": running[0], "running_var": running[1], "momentum": 1.0}
+        moved = gradkit.batch_norm(given, channel_axis=axis, **options)
+        stats = gradkit.batch_norm_stats(given, channel_axis=axis)
+        rest = backend.asarray(x[:, 1:] if last else x[1:])
+        alone = gradkit.batch_norm(rest, channel_axis=axis)
+    for mean in (first[1], moved[1], stats[0], running[0]):
+        np.testing.assert_allclose(backend.asnumpy(mean)[0], exact, rtol=tolerance)
+    for inv_std in (first[2], moved[2]):  # of a variance beyond float64
+        assert backend.asnumpy(inv_std)[0] == (1 / np.sqrt(1e-5) if constant else 0)
+    assert backend.asnumpy(stats[1])[0] == (0 if constant else np.inf)
+    assert_same_bits(backend.asnumpy(first[1])[1:], backend.asnumpy(alone[1]))
+
+
+def test_float64_channels_that_are_not_finite(backend):
+    x = np.array([[1.7e308, np.nan], [np.inf, 1.7e308], [1.0, 1.7e308], [-np.inf, 1.7e308]])
+    with np.errstate(all="ignore"):
+        for result in gradkit.batch_norm(backend.asarray(x)):
+            assert np.isnan(backend.asnumpy(result)).all()

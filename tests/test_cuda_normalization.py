@@ -946,47 +946,58 @@ def test_more_channels_than_32_bits_can_count():
 
 
 def test_statistics_of_more_channels_than_32_bits_can_count():
-    device, channels = Emulated(), (1 << 32) + 32
-    grid, block, last = (channels // 32,), (32, 32), slice(-32, None)
+    """The last block of a grid that must go round once more; what is left to others stays 0."""
+    device, covered = Emulated(), (1 << 32) + 32
+    channels, mine = covered + 32, slice(covered - 32, covered)
+    grid, block = (covered // 32,), (32, 32)
     partials, centre = _sparse("float64", 2, 1, channels), _sparse("float64", channels)
     exact, means = _sparse("float64", 2, channels), _sparse("float32", 2, channels)
     mean, inv_std, dscale, dbias = (_sparse("float32", channels) for _ in range(4))
-    partials[..., last] = [[[8.0]], [[20.0]]]  # four elements: mean 2, variance 1
-    macros = {"LAST": 1}
+    partials[..., mine] = [[[8.0]], [[20.0]]]  # four elements: mean 2, variance 1
+    partials[..., covered:] = 7
     shape = 1, channels, 4
-    _launch(device, "batch_norm", "finish_centre", grid, block, partials, centre, *shape, **macros)
-    np.testing.assert_array_equal(centre[last], 2)
-    centre[last] = 0
+
+    def run(file, name, *args, written, **macros):
+        _launch(device, file, name, grid, block, *args, **macros)
+        for value, array in written:
+            np.testing.assert_array_equal(array[mine], value)
+            assert not array[covered:].any()
+            array[mine] = 0
+
+    args, macros = (_sparse("float16", 1), partials, centre, *shape, 1), {"LAST": 1}
+    run("batch_norm", "finish_centre", *args, written=[(2, centre)], **macros)
     args = (partials, centre, exact, mean, inv_std, *shape, np.float64(0))
-    _launch(device, "batch_norm", "finish_moments", grid, block, *args, **macros)
-    for array, value in ((exact[0], 2), (exact[1], 1), (mean, 2), (inv_std, 1)):
-        np.testing.assert_array_equal(array[last], value)
-    args = (partials, dscale, dbias, means, *shape)
-    _launch(device, "batch_norm_grad", "finish_channels", grid, block, *args, **macros)
-    for array, value in ((dscale, 8), (dbias, 20), (means[0], 2), (means[1], 5)):
-        np.testing.assert_array_equal(array[last], value)
-    dscale[last] = dbias[last] = 0
+    written = [(2, exact[0]), (1, exact[1]), (2, mean), (1, inv_std)]
+    run("batch_norm", "finish_moments", *args, written=written, **macros)
+    args, sums = (partials, dscale, dbias, means, *shape), [(8, dscale), (20, dbias)]
+    written = [*sums, (2, means[0]), (5, means[1])]
+    run("batch_norm_grad", "finish_channels", *args, written=written, **macros)
     args = (partials, dscale, dbias, *shape[:2])
-    name = "batch_norm_inference_grad"
-    _launch(device, name, "finish_parameters", grid, block, *args, **macros)
-    for array, value in ((dscale, 8), (dbias, 20)):
-        np.testing.assert_array_equal(array[last], value)
+    run("batch_norm_inference_grad", "finish_parameters", *args, written=sums, **macros)
 
 
 def test_steps_of_more_channels_than_32_bits_can_count():
-    """Sums by their last block; then a grid that must go round, whose last block stops before."""
-    device, channels = Emulated(KernelDevice), (1 << 32) + 32
-    grid, block, last = (channels // 32,), (32, 32), slice(-32, None)
+    """The same of the sums that steps finish, and of a norm's gradient."""
+    device, covered = Emulated(KernelDevice), (1 << 32) + 32
+    channels, mine = covered + 32, slice(covered - 32, covered)
+    grid, block = (covered // 32,), (32, 32)
     partials, centre = _sparse("float64", 2, 1, channels), _sparse("float64", channels)
     one, other = (_sparse("float64", channels) for _ in range(2))
-    partials[..., last], centre[last] = [[[8.0]], [[20.0]]], 3  # of four elements
+    partials[..., mine], centre[mine] = [[[8.0]], [[20.0]]], 3  # of four elements
+    partials[..., covered:] = 7
     macros, shape = {"ACC_T": "float32", "STAT_T": "float16"}, (1, channels)
     args = (partials, centre, one, other, *shape, 4)
     _launch(device, "batch_norm_steps", "finish_stats", grid, block, *args, **macros)
-    np.testing.assert_array_equal([one[last], other[last]], [[5] * 32, [1] * 32])
+    np.testing.assert_array_equal([one[mine], other[mine]], [[5] * 32, [1] * 32])
     args = (partials, one, other, *shape)
     _launch(device, "batch_norm_steps", "finish_sums", grid, block, *args, **macros)
-    np.testing.assert_array_equal([one[last], other[last]], [[8] * 32, [20] * 32])
+    np.testing.assert_array_equal([one[mine], other[mine]], [[8] * 32, [20] * 32])
+    args, types = (partials, one, other, *shape), {"ACC_T": "float64", "PARAM_T": "float64"}
+    one[mine] = other[mine] = 0
+    _launch(device, "column_sums", "column_sums", (*grid, 2), block, *args, **types)
+    np.testing.assert_array_equal(other[mine], 20)  # by the last block, of the second plane
+    assert not one[covered:].any()
+    assert not other[covered:].any()
 
 
 def test_statistics_of_all_ranks_for_more_channels_than_32_bits_can_count():

@@ -7,6 +7,9 @@ both. ``--nvrtc LIBRARY`` names a second libnvrtc, which CI asks for.
 With FILE, a name in kernels/, and MACROS such as DATA_T=bf16, it prints what that file's
 kernels need instead. With ``--dtype`` the switch of a list kernel knows that dtype only;
 ``--list`` adds the loads, stores, waits and branches themselves.
+
+``--spills`` compiles every combination of macros for every GPU, which takes an hour or two, and
+prints each kernel that spills; with FILE those of one file, with ``--sm`` for one GPU.
 """
 
 from __future__ import annotations
@@ -18,7 +21,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import gate
+from testbed.nvrtc import ARCHITECTURES, format_table
+
+from . import census, gate
 from .cases import Case, dtype_called
 from .measure import Measured, compile_case, measure
 from .sass import Instruction, disassemble
@@ -39,7 +44,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--nvrtc", metavar="LIBRARY")
     parser.add_argument("--record", action="store_true")
+    parser.add_argument("--spills", action="store_true")
     options = parser.parse_args(arguments)
+    if options.spills:
+        found = census.report(options.file, options.sm or ARCHITECTURES)
+        if found:
+            print(format_table(found))
+        return 1 if found else 0
     if options.file is None:
         return check(options.nvrtc, record=options.record)
     macros = tuple(sorted(macro.removeprefix("-D") for macro in options.macros))

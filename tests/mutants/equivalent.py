@@ -55,21 +55,6 @@ EQUIVALENT: tuple[tuple[str, str, str], ...] = (
         r"<= for <: `for \(; column < width; column \+= AT_ONCE .*",
     ),
     (
-        "the grid takes all channels at once, and another round would write the same again",
-        r"batch_norm\.cu",
-        r"int for i64: `const i64 step = static_cast<i64>\(gridDim\.x\) \* blockDim\.x;` \((2|4)\)",
-    ),
-    (
-        "as there",
-        r"batch_norm_inference_grad\.cu",
-        r"int for i64: `const i64 step = static_cast<i64>\(gridDim\.x\) \* blockDim\.x;` \(2\)",
-    ),
-    (
-        "as there",
-        r"batch_norm_steps\.cu",
-        r"int for i64: `const i64 step = static_cast<i64>\(gridDim\.x\) \* blockDim\.x;` \((2|6)\)",
-    ),
-    (
         "an int counts the packs of a thread",
         r"deviations\.cuh",
         r"int for i64: `i64 count = 0;.*",

@@ -663,6 +663,30 @@ MUTANTS = [
         "distances from the first element that overflow",
     ),
     (
+        BATCH,
+        "const bool held = sizeof(DATA_T) < 8 || fabs(total) <= LARGEST;",
+        "const bool held = true;",
+        "sums of float64 that overflow",
+    ),
+    (
+        BATCH,
+        "const double apart = SHRUNK * first - SHRUNK * origin[k];",
+        "const double apart = SHRUNK * first;",
+        "distances from 0 in the place of those from a first element",
+    ),
+    (
+        DEVIATIONS,
+        "second += SHRUNK * deviation - SHRUNK * origin[k % OWN];",
+        "second += SHRUNK * deviation;",
+        "distances from 0 summed again",
+    ),
+    (
+        "kernels/columns.cuh",
+        "return lost ? 0 : distance;",
+        "return distance;",
+        "a mean corrected by distances that overflowed",
+    ),
+    (
         DEVIATIONS,
         "if (about_first) fill",
         "if (false) fill",

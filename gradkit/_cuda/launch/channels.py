@@ -229,7 +229,7 @@ class Launches(Planned):
         """Partial sums about a centre, and the centre: what every mean and variance is made of."""
         partials, centre = self.partials(), self.scratch(1, _FLOAT64)
         self.over_channels("sum_deviations", x, None, partials)
-        self.finish("finish_centre", partials, centre)
+        self.finish("finish_centre", x, partials, centre, last=self._counts[2:])
         self.over_channels("sum_deviations", x, centre, partials)
         return partials, centre
 
