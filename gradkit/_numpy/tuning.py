@@ -40,7 +40,7 @@ STRIPS = 8  # shares of a large call, whatever the number of threads: bits depen
 STRIP_TOTALS = 1 << 16
 # Bytes of scratch for each strip. Larger tiles mean fewer waits for the GIL, which changes hands
 # once per NumPy call; from 4 MiB on, tiles of 2048 x 4096 took two to five times as long.
-SCRATCH_BYTES = 3 << 19
+SCRATCH_BYTES = 1 << 21
 # From this size on OpenBLAS's gemv starts threads of its own, which compete with ours. No tile
 # may reach it, however large the scratch.
 BLAS_THREADS = 460_800
