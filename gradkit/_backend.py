@@ -15,6 +15,7 @@ waits for a device.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -35,6 +36,26 @@ class Running(NamedTuple):
     momentum: float
 
 
+class Spec(NamedTuple):
+    """An output that a call has.
+
+    ``order``: if the output is new, the shape in which it is allocated, and the transposition
+    that makes ``shape`` of it.
+    """
+
+    name: str
+    shape: Shape
+    dtype: np.dtype[Any]
+    order: tuple[Shape, tuple[int, ...]] | None = None
+
+    def allocate(self, empty: Callable[[Shape, np.dtype[Any]], Array]) -> Array:
+        """A new array of this kind, of memory that ``empty`` gives."""
+        if self.order is None:
+            return empty(self.shape, self.dtype)
+        shape, transposition = self.order
+        return empty(shape, self.dtype).transpose(transposition)
+
+
 class Views(list[Array]):
     """The gradients of one call, as a backend's arrays.
 
@@ -45,13 +66,30 @@ class Views(list[Array]):
     plan: Any = None
 
 
+class Known:
+    """Addresses and layouts of gradients; those that come again are the same object.
+
+    Caches find an object at once, and would compare a thousand addresses anew in each look-up.
+    ``disjoint`` is whether the gradients are contiguous and share no memory, once somebody asked.
+    """
+
+    __slots__ = ("addresses", "disjoint", "layout")
+
+    def __init__(self, addresses: tuple[int, ...], layout: tuple[tuple[Any, ...], ...]):
+        self.addresses, self.layout = addresses, layout
+        self.disjoint: bool | None = None
+
+
+_known = lru_cache(maxsize=64)(Known)
+
+
 class Borrowed(Sequence[Array]):
     """The gradients of one call in device memory, as addresses and layouts.
 
     Lists need no more: an array for each of a thousand of another library's gradients takes longer
     than the rest of the call, and so does it to ask arrays twice. ``layout`` has one tuple per
-    property of all arrays, which decides everything but where they lie; ``make`` gives the array at
-    a position, for whoever wants arrays. ``plan`` is as in ``Views``.
+    property of all arrays, which decides everything but where they lie; ``known`` stands for both.
+    ``make`` gives the array at a position, for whoever wants arrays. ``plan`` is as in ``Views``.
     """
 
     plan: Any = None
@@ -63,6 +101,7 @@ class Borrowed(Sequence[Array]):
         make: Callable[[int], Array],
     ):
         self.addresses, self.layout = addresses, layout
+        self.known = _known(addresses, layout)
         self._make = make
         self._made: list[Array] = []
 
@@ -110,6 +149,9 @@ class Services(Protocol):
 
     def empty(self, shape: Shape, dtype: np.dtype[Any]) -> Array:
         """A new array whose contents are undefined."""
+
+    def outputs(self, specs: Iterable[Spec | None]) -> list[Array | None]:
+        """New arrays as these specs say, whose contents are undefined."""
 
     def scalar(self, value: Any) -> Array:
         """A NumPy scalar or 0-d array as a 0-d array of the backend."""

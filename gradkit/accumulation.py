@@ -14,8 +14,8 @@ from gradkit._arguments.call import Call
 from gradkit._arguments.foreign import answers
 from gradkit._arguments.given import Given, check_device, refuse_mixture
 from gradkit._arguments.gradients import Gradients
-from gradkit._arguments.signatures import Signatures, Spec
-from gradkit._backend import Array
+from gradkit._arguments.signatures import Signatures
+from gradkit._backend import Array, Spec
 from gradkit._dtypes import FLOATS, float_of
 from gradkit._frameworks import is_array
 

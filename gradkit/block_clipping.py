@@ -26,8 +26,7 @@ from gradkit._arguments.clipping import (
 from gradkit._arguments.foreign import answers
 from gradkit._arguments.gradients import Gradients
 from gradkit._arguments.outputs import Named, Outputs
-from gradkit._arguments.signatures import Spec
-from gradkit._backend import Array, Axes, Number, Shape, runs
+from gradkit._backend import Array, Axes, Number, Shape, Spec, runs
 from gradkit._frameworks import is_array
 from gradkit.gradients import names_of
 

@@ -30,9 +30,8 @@ from gradkit._arguments.given import refuse_write
 from gradkit._arguments.gradients import Gradients
 from gradkit._arguments.meeting import Meeting
 from gradkit._arguments.outputs import Outputs
-from gradkit._arguments.signatures import Spec
 from gradkit._arguments.total_norm import Ranks, Wanted, write_norm
-from gradkit._backend import Array, Number, Shape, runs
+from gradkit._backend import Array, Number, Shape, Spec, runs
 from gradkit._frameworks import is_array
 from gradkit.distributed import Group, Reduce
 

@@ -13,8 +13,8 @@ from gradkit._arguments import checks, engines
 from gradkit._arguments.call import Call
 from gradkit._arguments.foreign import answers
 from gradkit._arguments.norms import Channels, NormPlan, check_same_shape, types_of
-from gradkit._arguments.signatures import Signatures, Spec
-from gradkit._backend import Engine
+from gradkit._arguments.signatures import Signatures
+from gradkit._backend import Engine, Spec
 from gradkit._dtypes import BATCH_NORM_TYPES
 
 __all__ = ["batch_norm_inference", "batch_norm_inference_grad"]

@@ -15,8 +15,8 @@ from gradkit._arguments.norms import (
     data_of_gradient,
     types_of,
 )
-from gradkit._arguments.signatures import Signatures, Spec
-from gradkit._backend import Array
+from gradkit._arguments.signatures import Signatures
+from gradkit._backend import Array, Spec
 from gradkit._dtypes import LAYER_NORM_TYPES
 
 __all__ = ["add_rms_norm", "rms_norm", "rms_norm_grad"]

@@ -18,8 +18,8 @@ from gradkit._arguments import checks
 from gradkit._arguments.call import Call
 from gradkit._arguments.foreign import answers
 from gradkit._arguments.running import check_elements, weight_of
-from gradkit._arguments.signatures import Signatures, Spec
-from gradkit._backend import Array
+from gradkit._arguments.signatures import Signatures
+from gradkit._backend import Array, Spec
 
 __all__ = ["update_running_statistics"]
 

@@ -12,8 +12,7 @@ import numpy as np
 from gradkit._arguments import checks
 from gradkit._arguments.call import Call
 from gradkit._arguments.given import is_scalar, known_framework, view_of
-from gradkit._arguments.signatures import Spec
-from gradkit._backend import Array
+from gradkit._backend import Array, Spec
 from gradkit._frameworks import HOST, framework_of, is_array
 
 __all__ = ["SpikeGuard", "spike_guard_init", "spike_guard_update"]

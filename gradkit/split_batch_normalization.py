@@ -37,8 +37,8 @@ from gradkit._arguments.norms import (
     check_same_shape,
     types_of,
 )
-from gradkit._arguments.signatures import Described, Signatures, Spec
-from gradkit._backend import Array, Shape
+from gradkit._arguments.signatures import Described, Signatures
+from gradkit._backend import Array, Shape, Spec
 from gradkit._dtypes import BATCH_NORM_TYPES
 
 __all__ = [

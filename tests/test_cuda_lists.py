@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gradkit
-from gradkit._backend import Borrowed
+from gradkit._backend import Borrowed, Views
 from gradkit._cuda import CudaBackend
 from gradkit._cuda.block_clipping import joining_threads
 from gradkit._cuda.launch import tensor_lists
@@ -212,6 +212,72 @@ def test_a_launch_that_is_kept_is_the_one_that_is_asked_for(device):
             assert launch == (loaded, (blocks,), (threads,), 0)
     for (where, macros), launch in zip(asked, made, strict=True):
         assert table.launch(device, *where, **macros) is launch
+
+
+def test_a_launch_over_all_chunks_is_the_one_that_is_asked_for(device):
+    (table,) = plan_of(device, put(device, mixed(5))).tables
+    asked = [
+        (("norm", "norm_partials"), {"ORDER": "Sum"}),
+        (("norm", "norm_partials"), {"ORDER": "Largest"}),
+        (("scale", "scale_grads"), {}),
+        (("scale", "clip_by_norm"), {}),
+    ]
+    for _ in range(2):
+        for (file, name), macros in asked:
+            loaded = tensor_lists.kernel(device, file, name, CAPACITY=CAPACITY, **macros)
+            launch = table.over_chunks(device, file, name, **macros)
+            assert launch == (loaded, (table.blocks,), (256,), 0)
+
+
+def test_norms_of_one_list_have_the_order_that_is_asked_for(device):
+    host = np.array([3.0, -4.0, 12.0])
+    grads = Views(put(device, [host]))
+    for _ in range(2):
+        for p in (2.0, 1.0, math.inf, 3.0):
+            expected = np.linalg.norm(host, p)
+            np.testing.assert_allclose(norm_of(device, grads, p), expected, rtol=1e-15)
+
+
+def borrowed(device, hosts):
+    """Arrays as another library's, of which a list has nothing but addresses and a layout."""
+    arrays = put(device, hosts)
+    layout = tuple(tuple(getattr(a, of) for a in arrays) for of in ("dtype", "shape", "strides"))
+    return Borrowed(device.pointers(arrays, write=True), layout, arrays.__getitem__)
+
+
+def test_borrowed_lists_that_come_again_are_known_by_all_that_they_are():
+    room = np.zeros(24, np.float32)
+    like = {"address": room[1:13], "shape": room[:12].reshape(3, 4), "strides": room[::2]}
+    like |= {"dtype": room[:12].view(np.int32), "itself": room[:12]}
+
+    def known(host):
+        properties = (host.dtype,), (host.shape,), (host.strides,)
+        return Borrowed((host.ctypes.data,), properties, [host].__getitem__).known
+
+    first = known(room[:12])
+    same = {name for name, host in like.items() if known(host) is first}
+    assert same == {"itself"}
+    assert (first.addresses, first.layout[1]) == ((room.ctypes.data,), ((12,),))
+
+
+def test_each_stream_and_device_has_a_plan_of_its_own_of_a_borrowed_list(device):
+    other = Device(multiprocessors=1)
+    lists = borrowed(device, mixed(5))
+    found = []
+    for own, stream in ((device, 1), (device, 2), (other, 1), (device, 1)):
+        own.stream, lists.plan = stream, None
+        own.pointers = lambda arrays, *, write: arrays.addresses  # noqa: ARG005
+        found.append(plan_of(own, lists))
+    assert len(set(map(id, found))) == 3
+    assert found[0] is found[3]
+
+
+def test_a_capture_neither_uses_nor_leaves_a_plan_of_a_borrowed_list(device):
+    lists = borrowed(device, mixed(120))
+    for recording, uploaded in ((True, False), (False, True), (True, False), (False, True)):
+        device.recording, lists.plan = recording, None
+        assert plan_of(device, lists).uploaded is uploaded
+    assert device.uploads == 1
 
 
 def test_no_two_files_have_a_kernel_of_one_name():

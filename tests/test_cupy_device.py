@@ -16,7 +16,7 @@ import pytest
 
 import gradkit
 from gradkit import distributed
-from gradkit._cuda.launch.device import CupyDevice, keep_if_captured, scratch
+from gradkit._cuda.launch.device import CupyDevice, keep_if_captured, scratch, workspace
 from gradkit._cuda.launch.kernels import LoadedKernel
 from gradkit._cuda.several_devices import carry
 from gradkit._dtypes import dtype_named
@@ -152,6 +152,21 @@ def test_memory_of_a_captured_call_is_kept(cupy, monkeypatch):
     assert (made.shape, made.dtype) == ((3,), np.float32)
     assert keep_if_captured(device, made) is made
     assert [id(array) for array in kept] == [id(made)] * 2
+
+
+def test_workspace_holds_what_was_asked_for_and_is_kept_for_a_graph(cupy, monkeypatch):
+    kept, asked = [], []
+    monkeypatch.setattr("gradkit._cuda.launch.device._recorded", kept)
+    monkeypatch.setattr(
+        cupy.cuda, "alloc", lambda size: asked.append(size) or [size], raising=False
+    )
+    device, cupy.driver.stream = CupyDevice(0), Stream(5)
+    workspace(device, (2, 3), np.dtype(np.float64))
+    assert (asked, kept) == ([48], [])
+    cupy.driver.stream.capturing = True
+    made = workspace(device, (5,), np.dtype(np.float32))
+    assert asked == [48, 20]
+    assert [id(memory) for memory in kept] == [id(made)]
 
 
 def test_an_upload_is_a_copy_of_the_bytes_without_gaps(cupy, monkeypatch):
@@ -412,6 +427,7 @@ ASKED = [
     ("cuda.Stream.synchronize", 1, ()),
     ("cuda.Stream.wait_event", 2, ()),
     ("cuda.UnownedMemory", 4, ()),
+    ("cuda.alloc", 1, ()),
     ("cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor", 3, ()),
     ("cuda.get_current_stream", 0, ()),
     ("cuda.runtime.deviceSynchronize", 0, ()),

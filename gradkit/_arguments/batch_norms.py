@@ -13,8 +13,8 @@ from gradkit._arguments.norms import (
     check_same_shape,
     types_of,
 )
-from gradkit._arguments.signatures import Signatures, Spec
-from gradkit._backend import Array
+from gradkit._arguments.signatures import Signatures
+from gradkit._backend import Array, Spec
 from gradkit._dtypes import BATCH_NORM_TYPES
 
 

@@ -11,8 +11,7 @@ from gradkit._arguments.given import (
     view_of,
 )
 from gradkit._arguments.outputs import Outputs, Reuse
-from gradkit._arguments.signatures import Spec
-from gradkit._backend import Array
+from gradkit._backend import Array, Spec
 from gradkit._frameworks import backend_of, framework_for
 
 Arrays = TypeVar("Arrays", bound=tuple[Any, ...])  # a named tuple

@@ -11,8 +11,7 @@ from gradkit._arguments.given import Given
 from gradkit._arguments.gradients import Gradients
 from gradkit._arguments.outputs import Outputs
 from gradkit._arguments.several_devices import Twins
-from gradkit._arguments.signatures import Spec
-from gradkit._backend import Array, Number
+from gradkit._backend import Array, Number, Spec
 from gradkit._frameworks import is_array
 from gradkit.errors import NonFiniteNormError
 

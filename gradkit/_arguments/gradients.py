@@ -23,8 +23,7 @@ from gradkit._arguments.given import (
 from gradkit._arguments.outputs import Named, Outputs
 from gradkit._arguments.several_devices import Share, Twins, backend_of_all, on_streams, spread
 from gradkit._arguments.shards import holds_shards
-from gradkit._arguments.signatures import Spec
-from gradkit._backend import Array, Backend, Borrowed, Number, Spread, Views
+from gradkit._backend import Array, Backend, Borrowed, Number, Spec, Spread, Views
 from gradkit._dtypes import float_name
 from gradkit._frameworks import HOST, Framework, backend_of, framework_for, is_array
 
@@ -103,6 +102,8 @@ class Gradients(Given):
 
     def number(self, value: Any, label: str) -> Number:
         """As of any call; one that may lie in a gradient is read before that is written."""
+        if type(value) is float:
+            return value
         number = super().number(value, label)
         if isinstance(number, float) or not self._written:
             return number

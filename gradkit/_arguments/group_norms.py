@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from gradkit._arguments import checks, memory
 from gradkit._arguments.norms import Forward, Gradient, NormPlan, check_same_shape, types_of
-from gradkit._arguments.signatures import Described, Signatures, Spec
-from gradkit._backend import Shape
+from gradkit._arguments.signatures import Described, Signatures
+from gradkit._backend import Shape, Spec
 from gradkit._dtypes import LAYER_NORM_TYPES
 
 

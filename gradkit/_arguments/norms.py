@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from gradkit._arguments import checks, memory
-from gradkit._arguments.signatures import Described, Spec
-from gradkit._backend import Shape
+from gradkit._arguments.signatures import Described
+from gradkit._backend import Shape, Spec
 from gradkit._dtypes import DType, Types, accumulation_name, check_combination, dtype_named
 
 

@@ -5,8 +5,7 @@ from typing import Any
 
 from gradkit._arguments import checks, memory
 from gradkit._arguments.given import Given
-from gradkit._arguments.signatures import Spec
-from gradkit._backend import Array
+from gradkit._backend import Array, Spec
 from gradkit._frameworks import is_array
 
 Named = Sequence[tuple[str, Array]]
@@ -38,10 +37,7 @@ class Outputs:
         self._label = label
         self._given: tuple[Any, ...] = ()
         if out is None and owner.framework.returns_views:
-            empty = owner.backend.empty
-            self.views = self._arrays = [
-                None if spec is None else _in_order(empty, spec) for spec in specs
-            ]
+            self.views = self._arrays = owner.backend.outputs(specs)
             return
         self._given = _as_tuple(out, len(specs))
         self._arrays = list(self._given)
@@ -78,7 +74,7 @@ class Outputs:
             view, array = made or (owner.backend.empty(shape, dtype), None)
             return view
 
-        view = _in_order(allocate, spec)
+        view = spec.allocate(allocate)
         if array is not None and spec.order is not None:
             array = array.permute(spec.order[1])
         self._arrays[position] = view if owner.framework.returns_views else array
@@ -135,14 +131,6 @@ class Outputs:
                 names = [name for name, input_ in inputs if any(input_ is a for a in may_be)]
                 rather = f" without being {' or '.join(names)} itself" if names else ""
                 raise ValueError(f"{label} shares memory with {other}{rather}; pass another array")
-
-
-def _in_order(allocate: Callable[[Any, Any], Array], spec: Spec) -> Array:
-    """A new array whose axes lie in memory as an output's are wanted."""
-    _, shape, dtype, order = spec
-    if order is None:
-        return allocate(shape, dtype)
-    return allocate(order[0], dtype).transpose(order[1])
 
 
 def _as_tuple(out: Any, count: int) -> tuple[Any, ...]:

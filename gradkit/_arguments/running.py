@@ -5,8 +5,7 @@ from typing import Any, NamedTuple
 from gradkit._arguments import checks
 from gradkit._arguments.call import Call
 from gradkit._arguments.outputs import Outputs
-from gradkit._arguments.signatures import Spec
-from gradkit._backend import Array, Running, Shape
+from gradkit._backend import Array, Running, Shape, Spec
 
 _FEW = "the unbiased variance needs two or more"
 

@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 from gradkit._arguments.given import Given
 from gradkit._arguments.outputs import Named, Outputs
-from gradkit._arguments.signatures import Spec
-from gradkit._backend import Array, Backend, OneDevice, Spread, Views
+from gradkit._backend import Array, Backend, OneDevice, Spec, Spread, Views
 from gradkit._frameworks import Framework, backend_of
 
 

@@ -31,19 +31,6 @@ class Described(NamedTuple):
         return len(self.shape)
 
 
-class Spec(NamedTuple):
-    """An output that a call has.
-
-    ``order``: if the output is new, the shape in which it is allocated, and the transposition
-    that makes ``shape`` of it.
-    """
-
-    name: str
-    shape: Shape
-    dtype: np.dtype[Any]
-    order: tuple[Shape, tuple[int, ...]] | None = None
-
-
 class Signatures(Generic[Plan]):
     """``decide(given, *options)``, remembered for each signature of ``given``.
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gradkit._backend import Array, Shape
+from gradkit._backend import Array, Shape, Spec
 from gradkit._cuda.accumulation import Accumulation
 from gradkit._cuda.batch_normalization import BatchNormalization
 from gradkit._cuda.block_clipping import BlockClipping
@@ -46,6 +46,13 @@ class CudaBackend(
     def empty(self, shape: Shape, dtype: np.dtype[Any]) -> Array:
         """A new array whose contents are undefined."""
         return scratch(self.device, shape, dtype)
+
+    def outputs(self, specs: Iterable[Spec | None]) -> list[Array | None]:
+        """New arrays as these specs say; it is asked once whether a call is captured."""
+        empty = self.device.empty
+        made = [None if spec is None else spec.allocate(empty) for spec in specs]
+        keep_if_captured(self.device, made)
+        return made
 
     def scalar(self, value: Any) -> Array:
         """A NumPy scalar as a 0-d array on the device, written by a kernel, without an upload."""

@@ -90,7 +90,16 @@ class Framework:
 
     def known_disjoint(self, arrays: Sequence[Any], views: Sequence[Array]) -> bool:  # noqa: ARG002
         """Whether a cheap test shows that the arrays are writable and share no memory."""
-        return False
+        if not isinstance(views, Borrowed):
+            return False
+        known = views.known
+        if known.disjoint is None:
+            known.disjoint = self.disjoint(known.addresses, known.layout)
+        return known.disjoint
+
+    def disjoint(self, addresses: tuple[int, ...], layout: tuple[tuple[Any, ...], ...]) -> bool:
+        """Whether borrowed arrays of such a layout are contiguous, and no two share memory."""
+        raise NotImplementedError
 
     def widest(self) -> str:
         """The widest floating dtype that arrays of this library can have."""

@@ -3,17 +3,17 @@
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from functools import cache, lru_cache
+from functools import cache
 from operator import attrgetter
 from typing import Any
 
-from gradkit._backend import Array, Backend, Borrowed, Shape
-from gradkit._dtypes import DType, float_name
+from gradkit._backend import Array, Backend, Borrowed
+from gradkit._dtypes import float_name
 from gradkit._frameworks import cuda
 from gradkit._frameworks.base import NOTHING, Framework
 
 _dtype, _shape, _strides = map(attrgetter, ("dtype", "shape", "strides"))
-_address = attrgetter("data.ptr")
+_address, _device_number = attrgetter("data.ptr"), attrgetter("data.device_id")
 
 
 class CuPy(Framework):
@@ -29,7 +29,7 @@ class CuPy(Framework):
         return True
 
     def on_one_device(self, views: Iterable[Array]) -> bool:
-        return len({view.data.device_id for view in views}) == 1
+        return len(set(map(_device_number, views))) == 1
 
     def view(self, array: Any, *, write: bool, detach: bool = False) -> Array:  # noqa: ARG002
         return array
@@ -47,8 +47,16 @@ class CuPy(Framework):
         layout = dtypes, tuple(map(_shape, arrays)), tuple(map(_strides, arrays))
         return Borrowed(tuple(map(_address, arrays)), layout, arrays.__getitem__)
 
-    def known_disjoint(self, arrays: Sequence[Any], views: Sequence[Array]) -> bool:  # noqa: ARG002
-        return isinstance(views, Borrowed) and _disjoint(views.addresses, views.layout)
+    def disjoint(self, addresses: tuple[int, ...], layout: tuple[tuple[Any, ...], ...]) -> bool:
+        sizes = []
+        for dtype, shape, strides in zip(*layout, strict=True):
+            size = dtype.itemsize
+            for length, step in zip(reversed(shape), reversed(strides), strict=True):
+                if length != 1 and step != size:
+                    return False
+                size *= length
+            sizes.append(size)
+        return cuda.disjoint(addresses, sizes)
 
     def on_stream(self, like: Any) -> AbstractContextManager[Any]:
         """Switch devices only if another is current, because a switch costs a microsecond."""
@@ -64,20 +72,3 @@ def _backends() -> Callable[[Array], Backend]:
     from gradkit._cuda import backend_of
 
     return backend_of
-
-
-@lru_cache(maxsize=16)
-def _disjoint(
-    addresses: tuple[int, ...],
-    layout: tuple[tuple[DType, ...], tuple[Shape, ...], tuple[Shape, ...]],
-) -> bool:
-    """Whether arrays are contiguous and no two share memory."""
-    sizes = []
-    for dtype, shape, strides in zip(*layout, strict=True):
-        size = dtype.itemsize
-        for length, step in zip(reversed(shape), reversed(strides), strict=True):
-            if length != 1 and step != size:
-                return False
-            size *= length
-        sizes.append(size)
-    return cuda.disjoint(addresses, sizes)

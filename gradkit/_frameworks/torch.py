@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from functools import cache, lru_cache
+from functools import cache
 from itertools import pairwise
 from operator import attrgetter, methodcaller
 from typing import Any
@@ -99,7 +99,7 @@ class Torch(Framework):
 
     def known_disjoint(self, arrays: Sequence[Any], views: Sequence[Array]) -> bool:
         if isinstance(views, Borrowed):
-            return _disjoint(views.addresses, views.layout)
+            return super().known_disjoint(arrays, views)
         spans = []
         for array in arrays:
             if not array.is_contiguous():
@@ -108,6 +108,12 @@ class Torch(Framework):
             spans.append((start, start + array.nbytes))
         spans.sort()
         return all(before[1] <= after[0] for before, after in pairwise(spans))
+
+    def disjoint(self, addresses: tuple[int, ...], layout: tuple[tuple[Any, ...], ...]) -> bool:
+        if len(layout) > 2:
+            return False
+        sizes = [count * _numpy_dtype(dtype).itemsize for dtype, count in zip(*layout, strict=True)]
+        return cuda.disjoint(addresses, sizes)
 
 
 class TorchSubclass(Framework):
@@ -171,15 +177,6 @@ def _borrowed(tensors: Sequence[Any]) -> Borrowed | None:
 
 def _device_numbers(tensors: Sequence[Any]) -> set[int]:
     return set(map(sys.modules["torch"].Tensor.get_device, tensors))  # quicker than one by one
-
-
-@lru_cache(maxsize=16)
-def _disjoint(addresses: tuple[int, ...], layout: tuple[tuple[Any, ...], ...]) -> bool:
-    """Whether tensors are contiguous and no two share memory."""
-    if len(layout) > 2:
-        return False
-    sizes = [count * _numpy_dtype(dtype).itemsize for dtype, count in zip(*layout, strict=True)]
-    return cuda.disjoint(addresses, sizes)
 
 
 @cache

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy import empty as empty
 
+from gradkit._backend import Spec
 from gradkit._numpy.accumulation import *
 from gradkit._numpy.batch_normalization import *
 from gradkit._numpy.block_clipping import *
@@ -24,6 +25,11 @@ from gradkit._numpy.rms_normalization import *
 from gradkit._numpy.running_statistics import *
 from gradkit._numpy.spikes import *
 from gradkit._numpy.split_batch_normalization import *
+
+
+def outputs(specs: Iterable[Spec | None]) -> list[Array | None]:
+    """New arrays as these specs say, whose contents are undefined."""
+    return [None if spec is None else spec.allocate(empty) for spec in specs]
 
 
 def scalar(value: Any) -> Array:

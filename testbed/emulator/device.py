@@ -149,6 +149,10 @@ class EmulatedDevice:
         """Allocate memory that nobody may read before it was written."""
         return self.xp.empty(shape, dtype)
 
+    def workspace(self, shape: Sequence[int], dtype: npt.DTypeLike) -> Array:
+        """Allocate an array, so that what kernels do there is checked."""
+        return self.empty(shape, dtype)
+
     def compile(self, source: str, options: tuple[str, ...] = ()) -> EmulatedModule:
         """Compile ``source`` with the options that CuPy would pass; cached on disk."""
         compiled = compile_source(source, options, portable_fibers=self._portable_fibers)

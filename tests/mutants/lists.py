@@ -50,9 +50,33 @@ MUTANTS = [
     ),
     (
         "gradkit/_cuda/launch/tensor_lists.py",
-        "key = (device, device.stream, *addresses, *properties)",
-        "key = (device, *addresses, *properties)",
+        "key = (device, device.stream, *lists)",
+        "key = (device, *lists)",
         "a plan shared between streams",
+    ),
+    (
+        "gradkit/_cuda/launch/tensor_lists.py",
+        "key = (device, device.stream, *lists)",
+        "key = (device.stream, *lists)",
+        "a plan shared between devices",
+    ),
+    (
+        "gradkit/_cuda/launch/list_norms.py",
+        "known = table.totals.get(order)",
+        "known = next(iter(table.totals.values()), None)",
+        "a norm's launches kept whatever its order",
+    ),
+    (
+        "gradkit/_cuda/launch/tensor_lists.py",
+        "key = (name, *macros.items()) if macros else name",
+        "key = name",
+        "a launch over all chunks kept whatever its macros",
+    ),
+    (
+        "gradkit/_cuda/launch/tensor_lists.py",
+        "key = (name, *macros.items()) if macros else name",
+        "key = file",
+        "a launch over all chunks kept whatever its kernel",
     ),
     (
         "gradkit/_cuda/launch/tensor_lists.py",

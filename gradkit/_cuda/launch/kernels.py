@@ -48,7 +48,8 @@ class LoadedKernel:
         """Launch on the current stream, as ``device.Kernel`` does."""
         arguments = [_NULL if arg is None else arg for arg in args]
         try:
-            self._allow(shared_mem)
+            if shared_mem > self._allowed:
+                self._allow(shared_mem)
             self._function(grid, block, arguments, shared_mem=shared_mem)
         except self.device.launch_errors as error:
             raise self._refused(f"a grid of {grid} blocks of {block}", shared_mem, error) from error
@@ -88,7 +89,8 @@ class Launch(NamedTuple):
 
     def __call__(self, *arguments: Any) -> None:
         """Launch with these arguments."""
-        self.kernel(self.grid, self.block, arguments, self.shared_mem)
+        kernel, grid, block, shared_mem = self
+        kernel(grid, block, arguments, shared_mem)
 
 
 def kernel(device: Device, file: str, name: str, **macros: str | int) -> LoadedKernel:

@@ -3,11 +3,12 @@
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from gradkit._backend import Array, Number
-from gradkit._cuda.launch.device import Device, scratch
+from gradkit._cuda.launch.device import Device, scratch, workspace
 from gradkit._cuda.launch.kernels import Combination, Launch
 from gradkit._cuda.launch.tensor_lists import (
     FLAGS,
@@ -28,6 +29,7 @@ _ORDERS = {1.0: "Sum", 2.0: SUM_OF_SQUARES, math.inf: "Largest"}
 ORDERS = (*_ORDERS.values(), _ANY_ORDER)  # what kernels of norms are compiled with
 _THREADS = {False: 1024, True: 128}  # that join partial results: of one norm, of many
 _FLOAT64 = np.dtype(np.float64)
+_NO_STRIDE = np.int64(0)
 
 
 def norms(*orders: str, file: str = "norm", kinds: Sequence[int] = KINDS) -> Iterator[Combination]:
@@ -69,6 +71,8 @@ def norm_steps(
     if not plan.chunks:
         return [partial(array.fill, 0) for array in (out, found_inf) if array is not None]
     p, order = np.float64(norm_type), order_of(norm_type)
+    if len(plan.tables) == 1 and not per_tensor:
+        return _of_one_table(device, plan.tables[0], p, order, scale, out, found_inf)
     made = []
     for table, own_steps, parts, count in _partials(device, plan, p, order, per_tensor):
         own, found = out, found_inf
@@ -77,6 +81,43 @@ def norm_steps(
         made += own_steps
         made.append(joining(device, table, p, order, parts, count, scale, own, found))
     return made
+
+
+class _Total(NamedTuple):
+    """What the norm of one table's tensors is launched with, but for where it is written."""
+
+    partials: Launch
+    finish: Launch
+    parts: np.uint32  # how many partial results there are
+    room: tuple[int]  # doubles that they take
+
+    @classmethod
+    def of(cls, device: Device, table: Table, order: str) -> "_Total":
+        count = table.blocks
+        partials = table.over_chunks(device, "norm", "norm_partials", ORDER=order)
+        finish = _launch(device, table, "norm_finish", order, 1, False)
+        return cls(partials, finish, np.uint32(count), (count * PART,))
+
+
+def _of_one_table(
+    device: Device,
+    table: Table,
+    p: np.float64,
+    order: str,
+    scale: Number,
+    out: Array,
+    found_inf: Array | None,
+) -> list[Step]:
+    """What launches one norm of all of a table's tensors: nearly every list is one table."""
+    known = table.totals.get(order)
+    if known is None:
+        known = table.totals[order] = _Total.of(device, table, order)
+    fields, parts = table.argument, workspace(device, known.room, _FLOAT64)
+    numbers = known.parts, FLAGS[False], *either(scale)
+    return [
+        partial(known.partials.__call__, fields, p, parts, FLAGS[True]),
+        partial(known.finish.__call__, fields, p, parts, *numbers, out, _NO_STRIDE, found_inf),
+    ]
 
 
 def write_parts(

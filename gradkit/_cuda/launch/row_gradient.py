@@ -21,7 +21,7 @@ from gradkit._cuda.launch.buffers import (
     vector_of,
     writable_like,
 )
-from gradkit._cuda.launch.device import Device, scratch
+from gradkit._cuda.launch.device import Device, scratch, workspace
 from gradkit._cuda.launch.grids import column_block, row_blocks, rows_of
 from gradkit._cuda.launch.kernels import (
     Combination,
@@ -55,8 +55,7 @@ _PARTIAL_SHARE = 0.1  # of the bytes of dy, x and dx that partial sums may cost
 _CACHED = 4 << 20  # bytes of partial sums that stay in the cache of any GPU: a T4 has so many
 
 
-@dataclass(frozen=True)
-class Norm:
+class Norm(NamedTuple):
     """How the gradients differ: how xhat is made, and whether the mean counts."""
 
     from_output: bool
@@ -240,7 +239,7 @@ class _Gradient:
     def _partials(self) -> Array | None:
         if not self.wanted:
             return None
-        return scratch(self.device, self._partial_shape, self._accumulator)
+        return workspace(self.device, self._partial_shape, self._accumulator)
 
     @cached_property
     def _all_usable(self) -> AllUsable:

@@ -116,8 +116,23 @@ class Table:
         return -(-self.count // _WARPS)
 
     @cached_property
-    def _launches(self) -> dict[tuple[Any, ...], Launch]:
+    def totals(self) -> dict[str, Any]:
+        """What the norm of all of these tensors is launched with, for each order."""
         return {}
+
+    @cached_property
+    def _launches(self) -> dict[Hashable, Launch]:
+        return {}
+
+    def over_chunks(self, device: Device, file: str, name: str, **macros: Any) -> Launch:
+        """The launch of a kernel of which each warp takes a chunk at a time."""
+        key = (name, *macros.items()) if macros else name
+        found = self._launches.get(key)
+        if found is None:
+            blocks = min(self.blocks, device.multiprocessors * _BLOCKS)
+            found = self.launch(device, blocks, THREADS, file, name, **macros)
+            self._launches[key] = found
+        return found
 
     def launch(
         self, device: Device, blocks: int, threads: int, file: str, name: str, **macros: Any
@@ -274,7 +289,10 @@ def plan_of(
     properties: list[Hashable] = [_properties_of(arrays) for arrays in pairs]
     if axes is not None:
         properties.append((axes, tuple(map(_shape, sources))))
-    key = (device, device.stream, *addresses, *properties)
+    lists: Sequence[Hashable] = (*addresses, *properties)
+    if remembering is not None and isinstance(sources, Borrowed):
+        lists = (sources.known,)
+    key = (device, device.stream, *lists)
     plan = _plans.find(key)
     if plan is None or (plan.uploaded and device.capturing()):
         plan = _make(device, np.array(addresses, np.uint64), pairs, properties, axes)
@@ -318,8 +336,10 @@ def plan_steps(
     device: Device, plan: Plan, file: str, name: str, *arguments: Any, **macros: Any
 ) -> list[Step]:
     """What launches a kernel over all chunks of a plan, as ``steps``."""
-    each = (steps(device, table, file, name, *arguments, **macros) for table in plan.tables)
-    return [step for made in each for step in made]
+    made: list[Step] = []
+    for table in plan.tables:
+        made += steps(device, table, file, name, *arguments, **macros)
+    return made
 
 
 def launch(made: Iterable[Step]) -> None:
@@ -345,8 +365,7 @@ def steps(
     """
     if not table.blocks:
         return []
-    grid = min(table.blocks, device.multiprocessors * _BLOCKS)
-    launch = table.launch(device, grid, THREADS, file, name, **macros)
+    launch = table.over_chunks(device, file, name, **macros)
     return [partial(launch.__call__, table.argument, *arguments)]
 
 
