@@ -254,8 +254,8 @@ extern "C" __global__ void __launch_bounds__(512, BLOCKS) layer_norm_grad(
     Row next;
     if (AHEAD) fetch_row(in, first + threadIdx.y, rows, width, next);
     for (int turn = 0; first < rows; first += step, ++turn) {
-        // A LONG row has a block of its own. Single elements leave no register for a second index.
-        const i64 row = LONG && VEC == 1 ? first : first + threadIdx.y;
+        // A LONG row has a block of its own. Single floats leave no register for a second index.
+        const i64 row = LONG && VEC == 1 && sizeof(DATA_T) == 4 ? first : first + threadIdx.y;
         Row at;
         if (AHEAD) at = next;
         fetch_row(in, AHEAD ? row + step : row, rows, width, AHEAD ? next : at);

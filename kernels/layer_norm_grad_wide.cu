@@ -77,7 +77,10 @@ __device__ __forceinline__ Pair<double> share_of_row(const Arrays& in, i64 row, 
     return total;
 }
 
-extern "C" __global__ void __launch_bounds__(256, 2) row_sums_of_gradient(
+// Blocks a multiprocessor: packs of strided rows with a wide scale and bias take more than 128 registers.
+constexpr int RESIDENT = FROM_OUTPUT && STRIDED && VEC * sizeof(PARAM_T) > 16 ? 1 : 2;
+
+extern "C" __global__ void __launch_bounds__(256, RESIDENT) row_sums_of_gradient(
     const DATA_T* dy, const DATA_T* source, const PARAM_T* scale, const PARAM_T* bias,
     const STAT_T* mean, const STAT_T* inv_std, double* sums, i64 rows, i64 width
     FURTHER_PARAMETERS
