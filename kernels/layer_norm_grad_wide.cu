@@ -44,6 +44,9 @@ __device__ __forceinline__ Element element_of(
     return {dy, normalized(widen(at.source.at(k)), scale, bias, of), dy * scale};
 }
 
+// Packs loaded at once: more of strided rows with a wide scale and bias take over 128 registers.
+constexpr int PACKS = FROM_OUTPUT && STRIDED && VEC * sizeof(PARAM_T) > 16 ? AT_ONCE / 2 : AT_ONCE;
+
 // The thread's share of a row's sums: within a pack in the accumulation dtype, then in double.
 __device__ __forceinline__ Pair<double> share_of_row(const Arrays& in, i64 row, i64 width) {
     const i64 step = static_cast<i64>(gridDim.y) * blockDim.x * VEC;
@@ -51,17 +54,17 @@ __device__ __forceinline__ Pair<double> share_of_row(const Arrays& in, i64 row, 
     const Place place = place_of(in.layout, row);
     Pair<double> total = {0, 0};
     i64 column = (static_cast<i64>(blockIdx.y) * blockDim.x + threadIdx.x) * VEC;
-    for (; column < width; column += AT_ONCE * step) {
-        Parameters own[AT_ONCE];
-        Part at[AT_ONCE];
+    for (; column < width; column += PACKS * step) {
+        Parameters own[PACKS];
+        Part at[PACKS];
 #pragma unroll
-        for (int b = 0; b < AT_ONCE; ++b) {
+        for (int b = 0; b < PACKS; ++b) {
             const i64 own_column = column + b * step;
             own[b] = fetch_parameters(in, own_column < width, own_column);
             at[b] = fetch_part(in, own_column < width, place, width, own_column);
         }
 #pragma unroll
-        for (int b = 0; b < AT_ONCE; ++b) {
+        for (int b = 0; b < PACKS; ++b) {
             if (column + b * step >= width) continue;
             Pair<A> sums = {0, 0};
 #pragma unroll
@@ -77,10 +80,7 @@ __device__ __forceinline__ Pair<double> share_of_row(const Arrays& in, i64 row, 
     return total;
 }
 
-// Blocks a multiprocessor: packs of strided rows with a wide scale and bias take more than 128 registers.
-constexpr int RESIDENT = FROM_OUTPUT && STRIDED && VEC * sizeof(PARAM_T) > 16 ? 1 : 2;
-
-extern "C" __global__ void __launch_bounds__(256, RESIDENT) row_sums_of_gradient(
+extern "C" __global__ void __launch_bounds__(256, 2) row_sums_of_gradient(
     const DATA_T* dy, const DATA_T* source, const PARAM_T* scale, const PARAM_T* bias,
     const STAT_T* mean, const STAT_T* inv_std, double* sums, i64 rows, i64 width
     FURTHER_PARAMETERS

@@ -52,7 +52,7 @@ EQUIVALENT: tuple[tuple[str, str, str], ...] = (
     (
         "one more batch, of which nothing is wanted",
         r"layer_norm_grad_wide\.cu",
-        r"<= for <: `for \(; column < width; column \+= AT_ONCE .*",
+        r"<= for <: `for \(; column < width; column \+= PACKS .*",
     ),
     (
         "an int counts the packs of a thread",

@@ -15,7 +15,7 @@ KERNELS = Path(__file__).resolve().parents[2] / "kernels"
 
 # Loops over registers, whose number the compiler knows and holds the index against.
 _CONSTANT = (
-    r"(?:(?:VEC|OWN|N|B|CHUNKS|PLANES|AT_ONCE|O::BATCH)\b|sizeof|2;|8\b"
+    r"(?:(?:VEC|OWN|N|B|CHUNKS|PLANES|AT_ONCE|PACKS|O::BATCH)\b|sizeof|2;|8\b"
     r"|(?:Read|Written|Raw<T, N>)::(?:WORDS|EACH)\b)"
 )
 _SUM = (

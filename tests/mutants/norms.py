@@ -1018,13 +1018,13 @@ MUTANTS = [
     ),
     (
         WIDE,
-        "column += AT_ONCE * step",
+        "column += PACKS * step",
         "column += step",
         "packs of a batch summed again",
     ),
     (
         WIDE,
-        "column += AT_ONCE * step",
+        "column += PACKS * step",
         "column += (AT_ONCE + 1) * step",
         "a pack skipped after each batch",
     ),
