@@ -34,6 +34,7 @@ from benchmarks.shapes import DEVICE_LISTS, DEVICE_NORMS
 from gradkit._cuda import CudaBackend
 from gradkit._dtypes import FLOATS, dtype_named
 from testbed.emulated import IdleDevice, on_device
+from testbed.machine_code.executed import LONG_CHUNKS
 from testbed.machine_code.table import CODE, EXECUTED, Cells
 
 PAGE = Path(__file__).parents[1] / "docs" / "predictions.md"
@@ -162,13 +163,14 @@ def _gradient(name: str, shape: tuple[int, int], dtype: str) -> Any:
 
 
 def _lists() -> Iterator[Work]:
-    counted = {
-        "norm_partials": ("grad_norm p=2", "norm_partials"),
-        "clip_by_norm": ("scale_grads", "scale_grads"),  # the same loop
-    }
     for name, passes in (("grad_norm", {"norm_partials": 1}), ("clip_grad_norm", _CLIP)):
         for title, (dtype, shapes) in DEVICE_LISTS.items():
             elements = sum(map(math.prod, shapes))
+            chunks = LONG_CHUNKS if elements * dtype_named(dtype).itemsize > 1 << 26 else ""
+            counted = {
+                "norm_partials": (f"grad_norm p=2{chunks}", "norm_partials"),
+                "clip_by_norm": (f"scale_grads{chunks}", "scale_grads"),  # the same loop
+            }
             call = _listed(name, shapes, dtype)
             yield Work(name, title, dtype, elements, call, counted, passes, len(shapes))
 

@@ -21,8 +21,8 @@ enum Change { ADD, SET, COPY, KEEP };
 struct Accumulate : Add {
     Change change;
 #if NORM
-    Part part;
-    __device__ Accumulate(double scale, Change change) : Add(scale), change(change), part{0, 0, 0} {}
+    Share share;
+    __device__ Accumulate(double scale, Change change) : Add(scale), change(change), share{} {}
 #else
     __device__ Accumulate(double scale, Change change) : Add(scale), change(change) {}
 #endif
@@ -49,9 +49,12 @@ struct Accumulate : Add {
         const Raw<T, N> result = put(held, buffer);
 #if NORM
         const Held<T, T, N> one[1] = {{result, {}}};
-        SumOfSquares::include(part, one, 2);
+        SumOfSquares::include(share, one, 2);
 #endif
     }
+#if NORM
+    __device__ __forceinline__ void rest() { add_waiting(share); }
+#endif
 };
 
 #if NORM
@@ -64,7 +67,7 @@ __device__ __forceinline__ void finish_all(
 #pragma unroll
     for (int b = 0; b < Accumulate::BATCH; ++b)
         if (b < count) results[b].source = op.put(held[b], target + b * WARP * N);
-    SumOfSquares::include(op.part, results, 2);
+    SumOfSquares::include(op.share, results, 2);
 }
 #endif
 
@@ -85,7 +88,7 @@ accumulate_grads(const __grid_constant__ TensorList list, const unsigned char* d
     write_parts(list, 2, reinterpret_cast<Part*>(partials), true, [&](u32 chunk) {
         Accumulate op(by, change);
         take(op, chunk);
-        return op.part;
+        return part_of(op.share);
     });
 #else
     if (change == KEEP) return;

@@ -13,6 +13,9 @@
 
 #include "dtypes.cuh"
 
+// By an instruction that no difference is fused with.
+__device__ __forceinline__ double half_of(double x) { return product_of(0.5, x); }
+
 extern "C" __global__ void combine_stats(
     const double* means, const double* variances, const double* counts, u32 ranks, i64 channels,
     double* mean, double* var, double* count
@@ -31,13 +34,13 @@ extern "C" __global__ void combine_stats(
         double half = 0, spread = 0;
         for (u32 r = first; r < ranks; ++r)
             if (counts[r] != 0)
-                half = fused(counts[r] / total, 0.5 * means[r * channels + k] - 0.5 * centre, half);
+                half = fused(counts[r] / total, half_of(means[r * channels + k]) - half_of(centre), half);
         const double middle = (centre + half) + half;
         for (u32 r = first; r < ranks; ++r) {
             if (counts[r] == 0) continue;
             const double weight = counts[r] / total, apart = means[r * channels + k] - middle;
             spread = fused(weight, variances[r * channels + k], spread);
-            spread = fused(weight * apart, apart, spread);
+            spread = fused(product_of(weight, apart), apart, spread);
         }
         mean[k] = middle;
         var[k] = spread;

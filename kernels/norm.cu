@@ -27,7 +27,7 @@ norm_partials(const __grid_constant__ TensorList list, double p, Part* partials,
     write_parts(list, p, partials, joined, [&](u32 chunk) {
         Include op(p);
         walk(list, chunk, op);
-        return op.part;
+        return part_of(op.share);
     });
 }
 

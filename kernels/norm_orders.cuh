@@ -5,15 +5,14 @@
 // of their additions along (two-sum), so their error does not grow with the number of elements. No
 // intermediate overflows or underflows. NaN stays NaN.
 //
-// f16, bf16 and f32 are summed in pairs of floats over what a lane reads at once, then in double:
-// many GPUs have few double-precision units. The relative error of a norm stays below 2^-40. An
-// f64 is summed in double, within two units in the last place.
+// f16, bf16 and f32 are summed in pairs of floats over a few batches of a lane's loads and, for what
+// then is left of a chunk, over the lanes of a warp; then in double: many GPUs have few
+// double-precision units. The relative error of a norm stays below 2^-40. An f64 is summed in double,
+// within two units in the last place.
 
 #pragma once
 
 #include "tensor_list.cuh"
-
-#define LARGEST_FLOAT 0x1.fffffep127f
 
 // Represents (hi + lo) * scale^p. A scale of 0 means that all elements so far were zero.
 struct Part { double hi, lo, scale; };
@@ -51,6 +50,25 @@ __device__ __forceinline__ Single operator+(Single a, Single b) {
     return {sum.hi, sum_of(sum.lo, sum_of(a.lo, b.lo))};
 }
 
+// The same number with a lo of at most half a unit in the last place of hi.
+__device__ __forceinline__ Single normalized(Single sum) {
+    const float hi = sum_of(sum.hi, sum.lo);
+    return {hi, sum_of(difference_of(sum.hi, hi), sum.lo)};
+}
+
+// What a lane has added up of a chunk; `waiting` are sums of 2 * TURNS turns at most.
+struct Share { Part part; Single waiting; };
+
+// No sum above this waits: those of all lanes of a warp then add up without overflow.
+#define LARGEST_WAITING 0x1p118f
+
+// In plain double: no memory holds chunks so long that this many roundings would count.
+__device__ __forceinline__ void add_waiting(Share& share) {
+    const double sum = __dadd_rn(exactly(share.waiting.hi), exactly(share.waiting.lo));
+    share.part.hi = __dadd_rn(share.part.hi, sum);
+    share.waiting = {0, 0};
+}
+
 // The sum of N terms, which it changes: a tree, whose depth bounds the error.
 template <typename X, int N> __device__ __forceinline__ X sum_of_all(X (&terms)[N]) {
 #pragma unroll
@@ -69,13 +87,15 @@ __device__ __forceinline__ Single sum_in_single(const Raw<T, N>& values) {
     return sum_of_all(terms);
 }
 
-// Adds Order::term of N elements, each exact in double.
-template <typename Order, typename T, int N>
-__device__ __forceinline__ void add_terms(Part& part, const Raw<T, N>& values) {
-    double terms[N];
+// The sum of Order::term of all elements, each exact in double: rare, so in few registers.
+template <typename Order, typename T, int N, int B>
+__device__ __forceinline__ double sum_in_double(const Held<T, T, N> (&packs)[B]) {
+    double sum = 0;
 #pragma unroll
-    for (int i = 0; i < N; ++i) terms[i] = Order::term(values.at(i));
-    add(part, sum_of_all(terms));
+    for (int b = 0; b < B; ++b)
+#pragma unroll
+        for (int i = 0; i < N; ++i) sum = __dadd_rn(sum, Order::term(packs[b].source.at(i)));
+    return sum;
 }
 
 template <typename T, int N, int B> __device__ __forceinline__ bool all_zero(const Held<T, T, N> (&packs)[B]) {
@@ -89,32 +109,28 @@ template <typename T, int N, int B> __device__ __forceinline__ bool all_zero(con
 
 // Adds B packs in pairs of floats; in double if that would overflow or lose digits.
 template <typename Order, typename T, int N, int B>
-__device__ __forceinline__ void add_packs(Part& part, const Held<T, T, N> (&packs)[B]) {
-    if constexpr (sizeof(T) < 8) {
-        Single sum = sum_in_single<Order>(packs[0].source);
+__device__ __forceinline__ void add_packs(Share& share, const Held<T, T, N> (&packs)[B]) {
+    Single sum = sum_in_single<Order>(packs[0].source);
 #pragma unroll
-        for (int b = 1; b < B; ++b) sum = sum + sum_in_single<Order>(packs[b].source);
-        if (Order::template holds<T>(sum.hi)) {
-            add(part, __dadd_rn(exactly(sum.hi), exactly(sum.lo)));
-            return;
-        }
-        if (sum.hi == 0 && all_zero(packs)) return;  // no work for a gradient of zeros
+    for (int b = 1; b < B; ++b) sum = sum + sum_in_single<Order>(packs[b].source);
+    if (Order::holds(sum.hi)) {
+        share.waiting = normalized(share.waiting + sum);
+    } else if (sum.hi != 0 || !all_zero(packs)) {  // no work for a gradient of zeros
+        share.part.hi = __dadd_rn(share.part.hi, sum_in_double<Order>(packs));
     }
-#pragma unroll
-    for (int b = 0; b < B; ++b) add_terms<Order>(part, packs[b].source);
 }
 
 // Adds B packs: each f64 by itself, for it may need a scale.
 template <typename Order, typename T, int N, int B>
-__device__ __forceinline__ void include_packs(Part& part, const Held<T, T, N> (&packs)[B], double p) {
+__device__ __forceinline__ void include_packs(Share& share, const Held<T, T, N> (&packs)[B], double p) {
     if constexpr (sizeof(T) == 8) {
 #pragma unroll
         for (int b = 0; b < B; ++b)
 #pragma unroll
-            for (int i = 0; i < N; ++i) Order::include_double(part, fabs(packs[b].source.at(i)), p);
+            for (int i = 0; i < N; ++i) Order::include_double(share.part, fabs(packs[b].source.at(i)), p);
     } else {
-        add_packs<Order>(part, packs);
-        part.scale = 1;
+        add_packs<Order>(share, packs);
+        share.part.scale = 1;
     }
 }
 
@@ -130,18 +146,17 @@ struct Addition {
 // norm that overflows may be that of numbers which are to be multiplied by a small one.
 struct Sum : Addition {
     static constexpr int BYTES = 16, BATCH = 4;
+    static constexpr bool WAITS = true;  // sums of floats do, in a Share
     template <typename T> __device__ static __forceinline__ double term(T x) {
         return fabs(to_double(x));
     }
     template <typename T> __device__ static __forceinline__ Single single(T x) {
         return {magnitude_of(widen(x).value), 0};
     }
-    template <typename T> __device__ static __forceinline__ bool holds(float sum) {
-        return sum <= LARGEST_FLOAT;
-    }
+    __device__ static __forceinline__ bool holds(float sum) { return sum <= LARGEST_WAITING; }
     template <typename T, int N, int B>
-    __device__ static __forceinline__ void include(Part& part, const Held<T, T, N> (&packs)[B], double p) {
-        include_packs<Sum>(part, packs, p);
+    __device__ static __forceinline__ void include(Share& share, const Held<T, T, N> (&packs)[B], double p) {
+        include_packs<Sum>(share, packs, p);
     }
     __device__ static __forceinline__ void include_double(Part& part, double x, double p) {
         const double scale = x > 0x1p900 ? 0x1p100 : 1;  // NaN: 1
@@ -165,6 +180,7 @@ struct Sum : Addition {
 // its square could overflow or underflow (the idea of Blue's algorithm).
 struct SumOfSquares : Addition {
     static constexpr int BYTES = 16, BATCH = 4;
+    static constexpr bool WAITS = true;
     template <typename T> __device__ static __forceinline__ double term(T x) {
         return to_double(x) * to_double(x);
     }
@@ -175,12 +191,12 @@ struct SumOfSquares : Addition {
     }
     // A float loses digits of squares below 2^-126. Beside a sum of 2^-96 these are too small to
     // count.
-    template <typename T> __device__ static __forceinline__ bool holds(float sum) {
-        return sum >= 0x1p-96f && sum <= LARGEST_FLOAT;
+    __device__ static __forceinline__ bool holds(float sum) {
+        return sum >= 0x1p-96f && sum <= LARGEST_WAITING;
     }
     template <typename T, int N, int B>
-    __device__ static __forceinline__ void include(Part& part, const Held<T, T, N> (&packs)[B], double p) {
-        include_packs<SumOfSquares>(part, packs, p);
+    __device__ static __forceinline__ void include(Share& share, const Held<T, T, N> (&packs)[B], double p) {
+        include_packs<SumOfSquares>(share, packs, p);
     }
     __device__ static __forceinline__ void include_double(Part& part, double x, double p) {
         const double scale = x > 0x1p480 ? 0x1p600 : x < 0x1p-480 ? 0x1p-600 : 1;  // NaN: 1
@@ -205,10 +221,11 @@ struct SumOfSquares : Addition {
 // Any other finite p: powers of magnitudes divided by the largest so far.
 struct SumOfPowers : Addition {
     static constexpr int BYTES = 1, BATCH = 1;  // pow dominates the time and the code size
+    static constexpr bool WAITS = false;
     template <typename T, int N, int B>
-    __device__ static __forceinline__ void include(Part& part, const Held<T, T, N> (&packs)[B], double p) {
+    __device__ static __forceinline__ void include(Share& share, const Held<T, T, N> (&packs)[B], double p) {
         for (int b = 0; b < B; ++b)
-            for (int i = 0; i < N; ++i) include_one(part, fabs(to_double(packs[b].source.at(i))), p);
+            for (int i = 0; i < N; ++i) include_one(share.part, fabs(to_double(packs[b].source.at(i))), p);
     }
     __device__ static __forceinline__ void include_one(Part& part, double x, double p) {
         if (x == 0) return;
@@ -235,18 +252,19 @@ struct SumOfPowers : Addition {
 // p = infinity: the largest magnitude, or NaN if there is one.
 struct Largest {
     static constexpr int BYTES = 16, BATCH = 4;
+    static constexpr bool WAITS = false;
     __device__ static __forceinline__ void join(Part& part, double x) {
         if (x > part.hi || x != x) part.hi = x;
         part.scale = 1;
     }
     // Bits without a sign are in the order of magnitudes, NaN above infinity.
     template <typename T, int N, int B>
-    __device__ static __forceinline__ void include(Part& part, const Held<T, T, N> (&packs)[B], double) {
+    __device__ static __forceinline__ void include(Share& share, const Held<T, T, N> (&packs)[B], double) {
         if constexpr (sizeof(T) == 8) {
 #pragma unroll
             for (int b = 0; b < B; ++b)
 #pragma unroll
-                for (int i = 0; i < N; ++i) join(part, fabs(packs[b].source.at(i)));
+                for (int i = 0; i < N; ++i) join(share.part, fabs(packs[b].source.at(i)));
         } else {
             u32 largest = 0;
 #pragma unroll
@@ -254,7 +272,7 @@ struct Largest {
 #pragma unroll
                 for (int i = 0; i < N; ++i)
                     largest = max(largest, __float_as_uint(widen(packs[b].source.at(i)).value) & 0x7fffffffu);
-            join(part, exactly_of_bits(largest));
+            join(share.part, exactly_of_bits(largest));
         }
     }
     __device__ static __forceinline__ void combine(Part& into, const Part& other, double) {

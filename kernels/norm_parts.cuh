@@ -4,8 +4,21 @@
 
 #include "norm_orders.cuh"
 
+// The lane's Part; what waits in any lane goes to lane 0. All lanes of a warp must call it.
+__device__ __forceinline__ Part part_of(Share share) {
+    if (!ORDER::WAITS) return share.part;
+    for (int offset = WARP / 2; offset > 0; offset /= 2) {
+        const float hi = __shfl_xor_sync(ALL_LANES, share.waiting.hi, offset);
+        const float lo = __shfl_xor_sync(ALL_LANES, share.waiting.lo, offset);
+        share.waiting = normalized(share.waiting + Single{hi, lo});
+    }
+    if (lane() == 0 && share.waiting.hi > 0) add_waiting(share);
+    return share.part;
+}
+
 // Lane 0 gets the warp's Part. All lanes must call it.
 __device__ __forceinline__ Part warp_part(Part part, double p) {
+    if (ORDER::WAITS && !__any_sync(ALL_LANES, lane() != 0 && part.hi != 0)) return part;  // the others add nothing
     for (int offset = WARP / 2; offset > 0; offset /= 2) {
         Part other;
         other.hi = __shfl_xor_sync(ALL_LANES, part.hi, offset);
@@ -28,13 +41,13 @@ __device__ __forceinline__ Part block_part(Part part, double p) {
 }
 
 // Writes a Part for each chunk or, if `joined`, for the chunks that a block takes at once.
-// `part_of(chunk)` is called by a whole warp.
+// `part_of_chunk(chunk)` is called by a whole warp.
 template <typename F>
-__device__ __forceinline__ void write_parts(const TensorList& list, double p, Part* partials, bool joined, F part_of) {
+__device__ __forceinline__ void write_parts(const TensorList& list, double p, Part* partials, bool joined, F part_of_chunk) {
     const u32 warps = blockDim.x / WARP, own = threadIdx.x / WARP;
     for (u32 first = blockIdx.x * warps; first < list.chunks; first += warps_in_grid()) {
         Part part = {0, 0, 0};
-        if (first + own < list.chunks) part = part_of(first + own);
+        if (first + own < list.chunks) part = part_of_chunk(first + own);
         if (joined) {
             part = block_part(part, p);
             if (threadIdx.x == 0) partials[first / warps] = part;

@@ -6,9 +6,9 @@
 
 struct Include : Op {
     static constexpr int BYTES = ORDER::BYTES, BATCH = ORDER::BATCH;
-    Part part;
+    Share share;
     double p;
-    __device__ explicit Include(double p) : part{0, 0, 0}, p(p) {}
+    __device__ explicit Include(double p) : share{}, p(p) {}
     template <typename T, int N>
     __device__ __forceinline__ void fetch(Held<T, T, N>& held, const T* source, const T*) {
         held.source = load<N>(source);
@@ -16,12 +16,15 @@ struct Include : Op {
     template <typename T, int N>
     __device__ __forceinline__ void finish(const Held<T, T, N>& held, const T*, T*) {
         const Held<T, T, N> one[1] = {held};
-        ORDER::include(part, one, p);
+        ORDER::include(share, one, p);
+    }
+    __device__ __forceinline__ void rest() {
+        if (ORDER::WAITS) add_waiting(share);
     }
 };
 
 // All that a lane holds is included at once; zeros add nothing.
 template <typename T, int N>
 __device__ __forceinline__ void finish_all(Include& op, const Held<T, T, N> (&held)[Include::BATCH], const T*, T*, int) {
-    ORDER::include(op.part, held, op.p);
+    ORDER::include(op.share, held, op.p);
 }

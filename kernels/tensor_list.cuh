@@ -98,11 +98,21 @@ __device__ __forceinline__ u32 tensor_of(const TensorList& list, u32 chunk) {
     return last_tensor(list, [=](const Tensor& tensor) { return tensor.first_chunk <= chunk; });
 }
 
-// The base of what a kernel does with elements. `fetch` only reads; `finish` may write.
+// The base of what a kernel does with elements. `fetch` only reads; `finish` may write. `rest` comes
+// between the turns of a loop over batches or single elements, TURNS of which are the most without it.
 struct Op {
     static constexpr int BYTES = 16;  // bytes per access, if the pointers allow it
     static constexpr int BATCH = 4;   // accesses in flight
+    __device__ __forceinline__ void rest() {}
 };
+
+constexpr int TURNS = 8;
+
+// Whether a lane rests after a turn, in which all lanes took `step` of the `left` elements from its own
+// on: if a multiple of TURNS turns is to come. So short loops have no rest.
+__device__ __forceinline__ bool is_time_to_rest(int left, int step) {
+    return left > step && (left - 1) / step % TURNS == 0;
+}
 
 // What one lane fetched in a batch, of which the first `count` packs exist and the rest are zeros.
 template <typename S, typename T, int N, int B, typename O>
@@ -126,6 +136,7 @@ __device__ __forceinline__ void walk_packs(const S* source, T* target, int packs
         for (int b = 0; b < O::BATCH; ++b)
             if (b < count) op.fetch(held[b], source + b * STEP, target + b * STEP);
         finish_all(op, held, source, target, count);
+        if (is_time_to_rest(left, O::BATCH * WARP)) op.rest();
         source += O::BATCH * STEP;
         target += O::BATCH * STEP;
     }
@@ -146,6 +157,7 @@ __device__ __forceinline__ void walk_run(const S* source, T* target, int count, 
         Held<S, T, 1> held;
         op.fetch(held, source + at, target + at);
         op.finish(held, source + at, target + at);
+        if (is_time_to_rest(count - packs * N - i, WARP)) op.rest();
     }
 }
 
@@ -173,6 +185,7 @@ __device__ __forceinline__ void walk_strided(const TensorList& list, const Tenso
         Held<S, T, 1> held;
         op.fetch(held, reinterpret_cast<const S*>(source), reinterpret_cast<T*>(target));
         op.finish(held, reinterpret_cast<const S*>(source), reinterpret_cast<T*>(target));
+        if (is_time_to_rest(count - i, WARP)) op.rest();
     }
 }
 

@@ -19,7 +19,7 @@ unit_norm_partials(const __grid_constant__ TensorList list, double p, Part* part
     write_parts(list, p, partials, false, [&](u32 chunk) {
         Include op(p);
         walk_tensor(list, unit_of(list, chunk).tensor, chunk, op);
-        return op.part;
+        return part_of(op.share);
     });
 }
 

@@ -581,6 +581,21 @@ def test_squares_beyond_float32(factor):
     q.check_forward(device, *device.batch_norm(q))
 
 
+@pytest.mark.parametrize("power", [-48, -50, -58, -64, -66])
+def test_squares_of_which_a_float_loses_digits(power):
+    """A square below 2^-126 keeps the fewer of its digits, the smaller it is."""
+    size = np.float32(1.0861 * 2.0**power)
+    x = np.where(np.arange(256) % 2, size, -size).reshape(2, 128)
+    device = Emulated()
+    outs = device.empty(x, x[:, 0], x[:, 0])
+    device.run.layer_norm(x, None, None, 1, 0.0, *outs)
+    channels = device.empty(x, x[:, 0], x[:, 0])
+    device.run.batch_norm(x[None], None, None, 1, 0.0, channels[0][None], *channels[1:])
+    for _, mean, inv_std in (outs, channels):
+        np.testing.assert_array_equal(mean, 0)
+        np.testing.assert_allclose(inv_std * float(size), 1, rtol=2.0**-23)
+
+
 def _far_from_the_first(x):
     x[:, 0] = 1e5
 
@@ -663,6 +678,27 @@ def test_one_array_with_gaps(gaps):
     device.run.layer_norm_grad(*args, *outs)
     for got, ref in zip(outs, expected, strict=True):
         assert_same_bits(np.array(got), ref)
+
+
+@pytest.mark.parametrize("gaps", range(3))
+def test_one_result_of_the_forward_pass_with_gaps(gaps):
+    device, p = Emulated(), make((5, 64))
+    expected = device.layer_norm(p)
+    outs = [np.empty_like(p.x), *device.empty(p.mean, p.inv_std)]
+    outs[gaps] = np.repeat(outs[gaps], 2, axis=-1)[..., ::2]
+    device.run.layer_norm(p.x, p.scale, p.bias, 1, p.eps, *outs)
+    for got, ref in zip(outs, expected, strict=True):
+        assert_same_bits(np.array(got), np.array(ref))
+
+
+def test_more_partial_rows_than_threads_that_add_up_a_column():
+    """128 blocks leave a row each, and 32 threads share a column."""
+    device = Emulated(multiprocessors=4, resident_threads=8192)
+    dy, statistic = np.ones((2048, 64), np.float32), np.ones(2048, np.float32)
+    outs = device.empty(dy, dy[0], dy[0])
+    device.run.layer_norm_grad(dy, 3 * dy, dy[0], statistic, statistic, 1, *outs)
+    np.testing.assert_array_equal(outs[1], 2 * 2048)
+    np.testing.assert_array_equal(outs[2], 2048)
 
 
 @pytest.mark.parametrize("gaps", ["x", "scale", "mean", "inv_std"])

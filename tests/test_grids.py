@@ -59,6 +59,9 @@ def test_grids_are_as_large_as_what_a_device_holds_of_the_compiled_kernel(held):
     assert wide["row_sums_of_gradient"] == whole
     assert device.grids["apply_gradient"][1] == max(1, whole // 79)
     assert device.grids["layer_norm_inverse"] == (whole, 1)
+    x, row, column = ones((2, 40_000)), ones(2), ones(40_000)
+    run.layer_norm_inverse(x, column, column, row, row, 1, x)
+    assert device.grids["layer_norm_inverse"] == (2, -(-whole // 2))
     device.grids.clear()
     x, channels = ones((64, 3, 640)), ones(3)
     run.batch_norm(x, channels, channels, 1, 1e-5, x, channels, channels, "native")

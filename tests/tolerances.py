@@ -108,7 +108,7 @@ def saved_statistics(mean, inv_std, size, dtype):
 # Relative errors of norms of elements narrower than float64, by p, where float64 does better.
 # The CPU backend adds up runs of 256 squares in float32.
 RUNS = {2: 2.0**-23}
-# On a GPU a lane adds up what it reads at once in pairs of float32.
+# On a GPU a warp adds up in pairs of float32 what a few turns of its loop bring.
 PAIRS = {1: 2.0**-40, 2: 2.0**-40}
 
 

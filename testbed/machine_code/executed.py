@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
+from unittest.mock import patch
 
 import numpy as np
 
 import gradkit
 from gradkit._cuda import CudaBackend
+from gradkit._cuda.launch import tensor_lists
 from gradkit._dtypes import dtype_named
 from testbed.emulated import launch_nothing, on_device
 from testbed.ptx import PtxDevice
@@ -129,8 +131,11 @@ def operations() -> Iterator[Operation]:
     yield from _channels()
 
 
-_LIST, _SQUARE = (1 << 16,), (1 << 8, 1 << 8)
+_LIST, _LONG_LIST, _SQUARE = (1 << 16,), (1 << 20,), (1 << 8, 1 << 8)
 _EVERY = ("float16", "bfloat16", "float32")
+
+
+LONG_CHUNKS = ", long chunks"  # as in lists of more than 64 MiB; others have chunks of 4 KiB
 
 
 def _lists() -> Iterator[Operation]:
@@ -138,7 +143,9 @@ def _lists() -> Iterator[Operation]:
         dtypes = _EVERY if p == 2 else _EVERY[1:]
         call = partial(_norm, p)
         yield Operation(f"grad_norm p={p:g}", _LIST, call, dtypes)
-    yield Operation("scale_grads", _LIST, lambda a: gradkit.scale_grads([a.data()], 0.3), _EVERY)
+    yield Operation("scale_grads", _LIST, _scale, _EVERY)
+    for name, long in (("grad_norm p=2", partial(_norm, 2.0)), ("scale_grads", _scale)):
+        yield Operation(f"{name}{LONG_CHUNKS}", _LONG_LIST, partial(_in_long_chunks, long))
     yield Operation("clip_grad_block_norm of rows", _SQUARE, partial(_units, 1), _EVERY[1:])
     yield Operation("clip_grad_block_norm of columns", _SQUARE, partial(_units, 0), _EVERY[1:])
     yield Operation("clip_grad_value", _LIST, lambda a: gradkit.clip_grad_value([a.data()], 2.5))
@@ -162,6 +169,15 @@ def _accumulate_with_norm(arrays: Arrays) -> Any:
 
 def _norm(p: float, arrays: Arrays) -> Any:
     return gradkit.grad_norm([arrays.data()], p)
+
+
+def _scale(arrays: Arrays) -> Any:
+    return gradkit.scale_grads([arrays.data()], 0.3)
+
+
+def _in_long_chunks(call: Callable[[Arrays], Any], arrays: Arrays) -> Any:
+    with patch.object(tensor_lists, "_MANY_CHUNKS", 1 << 6):
+        return call(arrays)
 
 
 def _units(axis: int, arrays: Arrays) -> Any:
@@ -204,7 +220,7 @@ def _invertible_grad(a: Arrays) -> Any:
     return gradkit.invertible_layer_norm_grad(*given)
 
 
-_IMAGES = {1: (4, 16, 32, 32), 3: (4, 32, 32, 16)}  # by the axis of the channels
+_IMAGES = {1: (16, 16, 64, 64), 3: (16, 64, 64, 64)}  # by the axis of the channels
 
 
 def _channels() -> Iterator[Operation]:

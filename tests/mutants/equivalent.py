@@ -35,6 +35,16 @@ EQUIVALENT: tuple[tuple[str, str, str], ...] = (
         r"int for i64: `for \(i64 row = threadIdx\.y; .*",
     ),
     (
+        "there is a partial row for each block",
+        r"batch_norm\.cu",
+        r"int for i64: `for \(i64 row = 0; row < shares; .*",
+    ),
+    (
+        "only float64 elements come there",
+        r"batch_norm\.cu",
+        r"a sum in the data's dtype: `(sums\.of\[1\]\[k\] = fused\(count|for \(i64 row = 0; row < shares).*",
+    ),
+    (
         "no memory holds 2^31 rows of the lengths that this kernel is for",
         r"layer_norm_grad_wide\.cu",
         r"int for i64: `(for \(i64 row = blockIdx\..*|(for \(i64 first|const i64 row) = .*\((2|4)\))",

@@ -22,7 +22,8 @@ _SUM = (
     r"((?:\*own|own\.sum\([^)]*\)|(?:own\.)?\b(?:sums|part|totals?))(?:\.\w+|\[[^\]]+\])*) "
     r"(?:\+= ([^;\n]+)|= (fused\([^;\n]+\)));"
 )
-_IN_DOUBLE = re.compile(r"\*own|exactly|deviation|sums\[2 ")  # what only doubles are added with
+# What only doubles are added with.
+_IN_DOUBLE = re.compile(r"\*own|exactly|deviation|fused\(count|sums\[2 ")
 
 
 def _in_data_dtype(found: re.Match[str]) -> str:

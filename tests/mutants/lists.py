@@ -123,9 +123,75 @@ MUTANTS = [
     # Barriers and warps
     (
         "kernels/norm_parts.cuh",
-        "for (int offset = WARP / 2; offset > 0;",
-        "for (int offset = WARP / 4; offset > 0;",
+        "for (int offset = WARP / 2; offset > 0; offset /= 2) {\n        Part other;",
+        "for (int offset = WARP / 4; offset > 0; offset /= 2) {\n        Part other;",
         "half a warp left out of its sum",
+    ),
+    (
+        "kernels/norm_parts.cuh",
+        "for (int offset = WARP / 2; offset > 0; offset /= 2) {\n        const float hi",
+        "for (int offset = WARP / 4; offset > 0; offset /= 2) {\n        const float hi",
+        "half a warp left out of its sum of floats",
+    ),
+    (
+        "kernels/norm_parts.cuh",
+        "if (lane() == 0 && share.waiting.hi > 0) add_waiting(share);",
+        "if (share.waiting.hi > 0) add_waiting(share);",
+        "what waits in a warp added by each lane",
+    ),
+    (
+        "kernels/norm_parts.cuh",
+        "!__any_sync(ALL_LANES, lane() != 0 && part.hi != 0)",
+        "!__any_sync(ALL_LANES, lane() == 1 && part.hi != 0)",
+        "lanes whose Parts are taken for nothing",
+    ),
+    (
+        "kernels/norm_walk.cuh",
+        "        if (ORDER::WAITS) add_waiting(share);\n",
+        "",
+        "sums of floats that wait without end",
+    ),
+    (
+        "kernels/accumulate_grads.cu",
+        "__forceinline__ void rest() { add_waiting(share); }",
+        "__forceinline__ void rest() {}",
+        "sums of floats that wait without end",
+    ),
+    (
+        "kernels/tensor_list.cuh",
+        "        if (is_time_to_rest(left, O::BATCH * WARP)) op.rest();\n",
+        "",
+        "batches without a rest",
+    ),
+    (
+        "kernels/tensor_list.cuh",
+        "        if (is_time_to_rest(count - packs * N - i, WARP)) op.rest();\n",
+        "",
+        "single elements without a rest",
+    ),
+    (
+        "kernels/tensor_list.cuh",
+        "        if (is_time_to_rest(count - i, WARP)) op.rest();\n",
+        "",
+        "strided elements without a rest",
+    ),
+    (
+        "kernels/norm_orders.cuh",
+        "LARGEST_WAITING 0x1p118f",
+        "LARGEST_WAITING 0x1p127f",
+        "sums of floats that overflow with those of other lanes",
+    ),
+    (
+        "kernels/norm_orders.cuh",
+        "    share.waiting = {0, 0};\n",
+        "",
+        "what has waited added again and again",
+    ),
+    (
+        "kernels/norm_orders.cuh",
+        "return {hi, sum_of(difference_of(sum.hi, hi), sum.lo)};",
+        "return {hi, 0};",
+        "what rounding took from a sum of sums dropped",
     ),
     (
         "kernels/norm_parts.cuh",
@@ -278,8 +344,9 @@ MUTANTS = [
     ),
     (
         "kernels/norm_orders.cuh",
-        "add_packs<Order>(part, packs);",
-        "add_packs<Order>(part, packs);\n        part.hi = to_double(narrow<T>(part.hi));",
+        "add_packs<Order>(share, packs);",
+        "add_packs<Order>(share, packs);\n"
+        "        share.waiting.hi = rounded(to_double(narrow<T>(exactly(share.waiting.hi))));",
         "powers added up in the data's dtype",
     ),
     (
@@ -452,7 +519,7 @@ MUTANTS = [
     ),
     (
         "kernels/accumulate_grads.cu",
-        "SumOfSquares::include(part, one, 2);",
+        "SumOfSquares::include(share, one, 2);",
         "",
         "single elements left out of the norm",
     ),
@@ -699,8 +766,8 @@ MUTANTS = [
     ),
     (
         "kernels/norm_orders.cuh",
-        "__dadd_rn(exactly(sum.hi), exactly(sum.lo))",
-        "exactly(sum.hi)",
+        "__dadd_rn(exactly(share.waiting.hi), exactly(share.waiting.lo))",
+        "exactly(share.waiting.hi)",
         "what floats rounded off lost on the way to double",
     ),
     (
@@ -711,8 +778,8 @@ MUTANTS = [
     ),
     (
         "kernels/norm_orders.cuh",
-        "return sum >= 0x1p-96f && sum <= LARGEST_FLOAT;",
-        "return sum <= LARGEST_FLOAT;",
+        "return sum >= 0x1p-96f && sum <= LARGEST_WAITING;",
+        "return sum <= LARGEST_WAITING;",
         "no threshold under sums of squares",
     ),
     (
@@ -723,14 +790,14 @@ MUTANTS = [
     ),
     (
         "kernels/norm_orders.cuh",
-        "return sum >= 0x1p-96f && sum <= LARGEST_FLOAT;",
+        "return sum >= 0x1p-96f && sum <= LARGEST_WAITING;",
         "return sum >= 0x1p-96f;",
         "squares beyond float32 kept",
     ),
     (
         "kernels/norm_orders.cuh",
-        "        return sum <= LARGEST_FLOAT;\n",
-        "        return true;\n",
+        "{ return sum <= LARGEST_WAITING; }",
+        "{ return true; }",
         "magnitudes beyond float32 kept",
     ),
     (
@@ -759,8 +826,8 @@ MUTANTS = [
     ),
     (
         "kernels/norm_orders.cuh",
-        "        add_packs<Order>(part, packs);\n        part.scale = 1;\n",
-        "        add_packs<Order>(part, packs);\n",
+        "        add_packs<Order>(share, packs);\n        share.part.scale = 1;\n",
+        "        add_packs<Order>(share, packs);\n",
         "powers without a scale",
     ),
     (
@@ -855,8 +922,8 @@ MUTANTS = [
     ),
     (
         "kernels/norm_orders.cuh",
-        "join(part, exactly_of_bits(largest));",
-        "join(part, exactly_of_bits(min(largest, 0x7f800000u)));",
+        "join(share.part, exactly_of_bits(largest));",
+        "join(share.part, exactly_of_bits(min(largest, 0x7f800000u)));",
         "a maximum that drops NaN of floats",
     ),
     (

@@ -15,6 +15,7 @@ TESTS = (
     "tests/test_batch_norm_over_ranks.py",
     "tests/test_batch_norm_inference.py",
     "tests/test_running_statistics.py",
+    "tests/test_golden.py",
 )
 WIDE_TESTS = (
     "tests/test_cuda_kernels.py::test_no_64_bit_number_is_narrowed",
@@ -750,14 +751,14 @@ MUTANTS = [
     ),
     (
         COMBINE,
-        "            spread = fused(weight * apart, apart, spread);\n",
+        "            spread = fused(product_of(weight, apart), apart, spread);\n",
         "",
         "the variance between ranks left out",
     ),
     (
         COMBINE,
-        "0.5 * means[r * channels + k] - 0.5 * centre",
-        "0.5 * (means[r * channels + k] - centre)",
+        "half_of(means[r * channels + k]) - half_of(centre)",
+        "half_of(means[r * channels + k] - centre)",
         "differences of means that overflow",
     ),
     (COMBINE, "if (first == ranks && counts[r] != 0) first = r;", "first = 0;", "the first rank"),
