@@ -445,6 +445,14 @@ def test_other_functions_take_one_device(devices, call):
     assert memory(grads) == before
 
 
+def test_results_lie_where_the_arrays_of_a_call_do(devices):
+    x, y = (devices.put(number, np.ones((2, 4), np.float32)) for number in (0, 1))
+    before = memory([x, y])
+    with pytest.raises(ValueError, match=r"x and out\[0\] are on different devices"):
+        gradkit.rms_norm(x, out=(y, None))
+    assert memory([x, y]) == before
+
+
 def test_the_code_of_the_page_runs(devices):
     page = (Path(__file__).parents[1] / "docs" / "distributed.md").read_text()
     (block,) = re.findall(r"^```py\n(norm = .*?)^```", page, re.MULTILINE | re.DOTALL)

@@ -1,5 +1,6 @@
 """What all calls share: one library, one device, and what is said of an argument that differs."""
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
@@ -46,6 +47,15 @@ class Given:
         if write:
             refuse_write(framework, label, RETURNED)
         return self._beside(view_of(framework, array, label, write=write, detach=detach), label)
+
+    def are_views(self, arrays: Sequence[Any]) -> bool:
+        """Whether all may be written as they are, which is the common case; if not, see `view`."""
+        kind, framework = type(self.like), self.framework
+        return (
+            {kind}.issuperset(map(type, arrays))
+            and framework.computes_on(kind)
+            and framework.on_one_device([self.like, *arrays])
+        )
 
     def argument(self, array: Any, label: str, *, detach: bool = True) -> Array:
         """A further array that is read; a NumPy scalar may accompany those of any library."""

@@ -70,6 +70,20 @@ def overlap(backend: Backend, a: Array, b: Array) -> bool:
         return True
 
 
+def lie_apart(backend: Backend, arrays: Sequence[Array]) -> bool:
+    """Whether no two different arrays have bytes in one range; a no may be wrong."""
+    if type(arrays[0]) is np.ndarray:  # NumPy's own search is quicker
+        return False
+    different = {id(array): array for array in arrays}.values()
+    ranges = sorted([byte_range(backend, array) for array in different])
+    end = 0
+    for low, high in ranges:
+        if low < end:
+            return False
+        end = high
+    return True
+
+
 def meetings(
     backend: Backend, written: Sequence[Array], read: Sequence[Array]
 ) -> Iterator[tuple[int, int]]:

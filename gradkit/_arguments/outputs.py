@@ -83,12 +83,15 @@ class Outputs:
     def _checked(self, specs: Sequence[Spec | None], inputs: Named, reuse: Reuse) -> list[Any]:
         """Views of the caller's arrays, and ``None`` for what is to be allocated."""
         labels = self._labels(len(specs))
+        plain = self._owner.are_views([array for array in self._given if array is not None])
         views = [
-            None if array is None else self._view(array, spec, label)
+            None if array is None else self._view(array, spec, label, plain)
             for array, spec, label in zip(self._given, specs, labels, strict=True)
         ]
         pairs = zip(labels, views, strict=True)
         written = [(label, view) for label, view in pairs if view is not None]
+        if self._lie_apart(written, inputs):  # as they nearly always do
+            return views
         may_be = reuse if isinstance(reuse, tuple) else ((reuse,),)
         allowed = [
             may_be[k] if k < len(may_be) else () for k, view in enumerate(views) if view is not None
@@ -105,15 +108,22 @@ class Outputs:
             return [f"{label}[{k}]" for k in range(count)] if count > 1 else [label]
         return label
 
-    def _view(self, array: Any, spec: Spec | None, label: str) -> Array:
+    def _view(self, array: Any, spec: Spec | None, label: str, plain: bool) -> Array:
         if spec is None:
             raise ValueError(f"{label} must be None: this call has no such result")
-        view = self._owner.view(array, label, write=True)
+        view = array if plain else self._owner.view(array, label, write=True)
         checks.shape(view, spec.shape, label, f"the shape of {spec.name}")
         if view.dtype != spec.dtype:
             raise TypeError(f"{label} has dtype {view.dtype}; {spec.name} has dtype {spec.dtype}")
         checks.writable(view, label)
         return view
+
+    def _lie_apart(self, outputs: Named, inputs: Named) -> bool:
+        written, read = ([view for _, view in named] for named in (outputs, inputs))
+        objects = {id(view) for view in written}
+        if len(objects) < len(written) or not objects.isdisjoint(map(id, read)):
+            return False
+        return memory.lie_apart(self._owner.backend, [*written, *read])
 
     def _check_inputs(
         self, outputs: Named, inputs: Named, allowed: Sequence[tuple[Array | None, ...]]

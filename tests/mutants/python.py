@@ -17,6 +17,7 @@ _PUBLIC_ADD = "gradkit/accumulation.py"
 _CHECKS = "gradkit/_arguments/checks.py"
 _MEMORY = "gradkit/_arguments/memory.py"
 _CALL = "gradkit/_arguments/outputs.py"
+_GIVEN = "gradkit/_arguments/given.py"
 _NAMED = "gradkit/gradients.py"
 _TREE = "gradkit/_arguments/trees.py"
 _GRADIENTS = "gradkit/_arguments/gradients.py"
@@ -424,6 +425,36 @@ ROWS = (
         "    if overlaps_itself(array):\n",
         "    if False:\n",
         "a broadcast view written",
+    ),
+    (
+        _MEMORY,
+        "        if low < end:\n",
+        "        if False:\n",
+        "arrays on the device that lie on one another",
+    ),
+    (
+        _CALL,
+        "if len(objects) < len(written) or",
+        "if",
+        "one array on the device for two results",
+    ),
+    (
+        _CALL,
+        "or not objects.isdisjoint(map(id, read)):",
+        "or False:",
+        "an input on the device for a result that may not be it",
+    ),
+    (
+        _GIVEN,
+        "            and framework.on_one_device([self.like, *arrays])\n",
+        "",
+        "results that are not on the device of the rest",
+    ),
+    (
+        _GIVEN,
+        "            and framework.computes_on(kind)\n",
+        "",
+        "results in arrays that no backend takes",
     ),
     (_MEMORY, "zip(repeat(position), found or ())", "()", "one of many arrays that comes twice"),
     (

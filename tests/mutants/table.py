@@ -31,6 +31,11 @@ _RUNNING = "tests/test_running_statistics.py"
 _RESIDUAL, _STRIDED = "tests/test_residual_norms.py", "tests/test_strided_rows.py"
 _HOST_TESTS: dict[str, tuple[str, ...]] = {
     "gradkit/_arguments/outputs.py": (_BAD_INPUT,),
+    "gradkit/_arguments/given.py": (
+        _BAD_INPUT,
+        "tests/test_dispatch.py",
+        "tests/test_several_devices.py",
+    ),
     "gradkit/_arguments/checks.py": (_CLIPPING, _BAD_INPUT),
     "gradkit/layer_normalization.py": (_RESIDUAL,),
     "gradkit/rms_normalization.py": (_RESIDUAL,),
