@@ -12,7 +12,7 @@ __device__ __forceinline__ Part part_of(Share share) {
         const float lo = __shfl_xor_sync(ALL_LANES, share.waiting.lo, offset);
         share.waiting = normalized(share.waiting + Single{hi, lo});
     }
-    if (lane() == 0 && share.waiting.hi > 0) add_waiting(share);
+    if (lane() == 0) add_waiting(share);
     return share.part;
 }
 
