@@ -30,7 +30,8 @@ def find_kernels(preprocessed: str) -> list[KernelText]:
     """Return every ``__global__`` function of a preprocessed source, in order, each once."""
     kernels: dict[str, KernelText] = {}
     for match in _GLOBAL.finditer(preprocessed):
-        if _TEMPLATE.search(preprocessed, 0, match.start()):
+        before = max(preprocessed.rfind(end, 0, match.start()) for end in ";{}")
+        if _TEMPLATE.search(preprocessed, before + 1, match.start()):
             continue  # has no name to launch it by
         kernel = _read_header(preprocessed, match.end())
         if kernel is not None:

@@ -6,7 +6,6 @@ import functools
 import json
 import os
 import tempfile
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -40,6 +39,7 @@ template <class... A> struct EmuOf<void(A...)> {
 };
 """
 _PREFIX = "emu_parameters_"
+_KEPT = 512  # modules that a process keeps in memory, and kernels
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,14 @@ class CompiledKernel:
     translation: Translation
 
 
-def compile_module(source: str, options: Sequence[str], architecture: int) -> str:
-    """Return the PTX that NVRTC makes of a source for CuPy, with its kernels' parameters."""
+@functools.lru_cache(_KEPT)
+def compile_module(
+    source: str, options: tuple[str, ...], architecture: int
+) -> tuple[Module, list[KernelText]]:
+    """Return what NVRTC makes of a source for CuPy, with its kernels and their parameters.
+
+    Devices share it: a module does not change once it is read.
+    """
     kernels = list_kernels(source, options)
     header = (RUNTIME / "shim_parameters.h").read_text().replace("#pragma once", "")
     lines = [
@@ -61,7 +67,7 @@ def compile_module(source: str, options: Sequence[str], architecture: int) -> st
     text = "".join([source, "\n", header, _DESCRIBED, *lines])
     # For a virtual architecture: the same PTX, and NVRTC makes no machine code of it.
     passed = [o.replace("=sm_", "=compute_") for o in cupy_options(options, architecture)]
-    return kept_ptx(text, (*passed, "-lineinfo"))
+    return Module.of(kept_ptx(text, (*passed, "-lineinfo"))), kernels
 
 
 def parameters_of(module: Module, kernel: KernelText) -> list[Parameter]:
@@ -71,6 +77,7 @@ def parameters_of(module: Module, kernel: KernelText) -> list[Parameter]:
     return list(rows)
 
 
+@functools.lru_cache(_KEPT)
 def compile_kernel(
     module: Module, name: str, *, contracted: bool, counted: bool = False
 ) -> CompiledKernel:

@@ -25,18 +25,18 @@ class Ran:
     covered: ctypes.Array[Any]
 
 
-_loaded: list[Ran] = []
+_loaded: dict[tuple[str, str, int], Ran] = {}
 
 
 def record(ran: Ran) -> None:
-    """Remember a kernel that was loaded."""
-    _loaded.append(ran)
+    """Remember a kernel that was loaded; once, if devices share its library."""
+    _loaded.setdefault((ran.kernel, ran.title, ctypes.addressof(ran.covered)), ran)
 
 
 def collect() -> Coverage:
     """Return what ran in this process so far."""
     found: Coverage = {}
-    for ran in _loaded:
+    for ran in _loaded.values():
         flags = [int(reached != 0) for reached in ran.covered]
         blocks = [*zip(ran.lines(), flags, strict=True)]
         merge(found, {ran.kernel: {ran.title: blocks}})

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from testbed.emulator import EmulatedDevice
-from testbed.emulator.compiler import list_kernels
 
 from .compiler import compile_module
 from .executed import Executed
 from .module import PtxModule
+from .parse import Module
 
 ARCHITECTURES = (80, 90, 100, 120)
 
@@ -38,13 +38,13 @@ class PtxDevice(EmulatedDevice):
 
     def compile(self, source: str, options: tuple[str, ...] = ()) -> PtxModule:  # type: ignore[override]
         """Compile ``source`` to PTX with the options that CuPy would pass; cached on disk."""
-        ptx = compile_module(source, options, self.architecture)
+        module, kernels = compile_module(source, options, self.architecture)
         macros = " ".join(option for option in options if option.startswith("-D"))
         title = f"sm_{self.architecture}{'+' if self.contracted else ''} {macros}"
         made = PtxModule(
             self,
-            ptx,
-            list_kernels(source, options),
+            module,
+            kernels,
             source=source,
             title=title,
             contracted=self.contracted,
@@ -60,4 +60,7 @@ class PtxDevice(EmulatedDevice):
 
     def load(self, ptx: str, title: str = "") -> PtxModule:
         """Take PTX as it is; what runs of it is recorded under ``title`` if there is one."""
-        return PtxModule(self, ptx, title=title, contracted=self.contracted, counted=self.counted)
+        module = Module.of(ptx)
+        return PtxModule(
+            self, module, title=title, contracted=self.contracted, counted=self.counted
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from functools import partial
 from typing import Any
 
 from testbed.emulator.device import EmulatedDevice
@@ -16,6 +17,7 @@ from .compiler import CompiledKernel, compile_kernel, parameters_of
 from .coverage import Ran, record
 from .executed import Executed
 from .parse import Module
+from .translate import Translation
 
 _ALIGNMENT = 64  # of the parameter block
 
@@ -29,7 +31,7 @@ class PtxModule:
     def __init__(
         self,
         device: EmulatedDevice,
-        ptx: str,
+        module: Module,
         kernels: list[KernelText] | None = None,
         *,
         source: str = "",
@@ -38,7 +40,7 @@ class PtxModule:
         counted: bool = False,
     ) -> None:
         self._device = device
-        self._module = Module.of(ptx)
+        self._module = module
         self._texts = {kernel.name: kernel for kernel in kernels or []}
         self._source = source
         self._title = title
@@ -118,7 +120,8 @@ class PtxKernel(CheckedKernel):
         self._block = ctypes.create_string_buffer(b"")
         covered = (ctypes.c_uint8 * len(self._translation.blocks)).in_dll(library, "ptx_covered")
         if title and not counted:  # what is counted may be a part of a source, under its title
-            record(Ran(text.name, title, self._block_lines, covered))
+            lines = partial(_block_lines, module, self._translation, source)
+            record(Ran(text.name, title, lines, covered))
         ran = ctypes.c_uint64 * len(covered) if counted else None
         self._ran = ran.in_dll(library, "ptx_ran") if ran else None
         self._before = list(self._ran or ())  # the library may have run for another device
@@ -155,13 +158,6 @@ class PtxKernel(CheckedKernel):
         extent = Extent(start, start + len(self._block), start, 1, "the kernel's parameters")
         return [*rows, ("parameters", extent, False, False, "constant")]
 
-    def _block_lines(self) -> list[str]:
-        """The source's line that each basic block begins with, behind its number."""
-        functions = self._module.functions
-        places = [functions[name].block_source_line(at) for name, at in self._translation.blocks]
-        source = self._source.splitlines()
-        return [f"{at}: {source[at - 1].strip()}" if at else "no line" for at in places]
-
     def _find_line(self, code: int) -> int | None:
         place = source_place(self._library, code)
         if place is None or not place[0].endswith(".ptx"):
@@ -180,3 +176,11 @@ class PtxKernel(CheckedKernel):
         return (
             f"{text} (PTX, of the source's line {written}: {text_of_line(self._source, written)})"
         )
+
+
+def _block_lines(module: Module, translation: Translation, source: str) -> list[str]:
+    """The source's line that each basic block begins with, behind its number."""
+    functions = module.functions
+    places = [functions[name].block_source_line(at) for name, at in translation.blocks]
+    lines = source.splitlines()
+    return [f"{at}: {lines[at - 1].strip()}" if at else "no line" for at in places]

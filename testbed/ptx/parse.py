@@ -160,7 +160,7 @@ class FunctionText:
     text: str
     line: int
 
-    @property
+    @cached_property
     def content(self) -> str:
         """The text without comments and source lines: what an object is kept by."""
         return _COMMENT.sub("", _LOCATION.sub("", self.text))
@@ -191,9 +191,9 @@ class FunctionText:
         return _Reader(self.name, self.text, self.line).function()
 
 
-@dataclass
+@dataclass(eq=False)
 class Module:
-    """A PTX module: its functions as text, and its variables."""
+    """A PTX module: its functions as text, and its variables. Equal only to itself."""
 
     functions: dict[str, FunctionText] = field(default_factory=dict)
     variables: dict[str, Variable] = field(default_factory=dict)

@@ -9,7 +9,6 @@ import pytest
 
 from gradkit._cuda.launch.kernels import options_of, source_of
 from gradkit._cuda.launch.warmup import combinations
-from testbed.emulator.compiler import list_kernels
 from testbed.nvrtc import compile_ptx, cupy_options
 from testbed.ptx import (
     ARCHITECTURES,
@@ -94,8 +93,8 @@ def test_a_kernel_that_is_not_there():
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_nvrtc_says_what_kernels_take(architecture):
-    module = Module.of(compile_module(TWO, (), architecture))
-    texts = {text.name: text for text in list_kernels(TWO, ())}
+    module, kernels = compile_module(TWO, (), architecture)
+    texts = {text.name: text for text in kernels}
     assert texts["second"].parameters == ("x", "n", "out")
     rows = {
         name: [
@@ -108,6 +107,18 @@ def test_nvrtc_says_what_kernels_take(architecture):
         "first": [(24, 8, 0, 0, 0, 0), (8, 8, 1, 0, 0, 0)],
         "second": [(8, 8, 1, 1, 0, 0), (2, 2, 0, 0, 0, 1), (8, 8, 1, 0, 0, 0)],
     }
+
+
+def test_devices_share_what_was_compiled(monkeypatch):
+    def kernel_of(device):
+        return device.compile(TWO, ("-DSHARED",)).get_function("first")
+
+    kernel_of(PtxDevice())
+    for name in ("list_kernels", "kept_ptx", "translate"):
+        monkeypatch.setattr(compiler, name, None)
+    kernel_of(PtxDevice(schedule="shuffled"))
+    with pytest.raises(TypeError):
+        kernel_of(PtxDevice(architecture=90))
 
 
 # What `make test-ptx` runs with every fusion.
@@ -128,7 +139,7 @@ def check_description(file, macros, architecture):
     """
     source, options = source_of(file), options_of(macros)
     plain = Module.of(compile_ptx(source, cupy_options(options, architecture)))
-    described = Module.of(compile_module(source, options, architecture))
+    described, _ = compile_module(source, options, architecture)
     assert list(plain.functions) == list(described.functions)
     for name, text in plain.functions.items():
         assert _instructions(text) == _instructions(described.functions[name])
@@ -165,7 +176,9 @@ def test_coverage_adds_up():
     body = "\n".join([*lines, ".loc 1 3 1", "trap;", "$L1:", ".loc 1 2 1", "mov.u64 %rd2, 1;"])
     device = PtxDevice()
     source = "first;\nsecond;\nthird;"
-    module = PtxModule(device, kernel("covered_once", ("x",), body), source=source, title="80")
+    module = PtxModule(
+        device, Module.of(kernel("covered_once", ("x",), body)), source=source, title="80"
+    )
     run = module.get_function("covered_once")
 
     def blocks(*reached):
