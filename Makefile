@@ -189,7 +189,7 @@ $(PTX_ARCHITECTURES:%=test-ptx-%-fused): export GRADKIT_PTX_CONTRACTED = 1
 $(PTX_ARCHITECTURES:%=test-ptx-%-fused): PTX_TESTS := $(PTX_LISTS)
 $(PTX_PARTS:%=test-ptx-%): test-ptx-sm_%: $(STAMP)
 	@mkdir -p build/ptx
-	GRADKIT_PTX=$(firstword $(subst -, ,$*)) GRADKIT_PTX_REPORT=build/ptx/sm_$*.json \
+	HYPOTHESIS_PROFILE=quick GRADKIT_PTX=$(firstword $(subst -, ,$*)) GRADKIT_PTX_REPORT=build/ptx/sm_$*.json \
 		$(PYTEST) -m ptx --junitxml build/ptx/sm_$*.xml $(or $(PTX_TESTS),tests)
 	$(BIN)/python -m tests.ptx.passed sm_$* build/ptx/sm_$*.xml
 

@@ -13,13 +13,13 @@
 // Launch: blockDim = (threads per row, rows per block), x a power of two with
 // x * CHUNKS * VEC >= width, x * y a multiple of 32 and at most 512 (256 if y > 1); any
 // gridDim.x. If VEC > 1, width is a multiple of VEC and arrays are 16-byte aligned, of a `layout` only
-// scale, bias and partials. LONG: x is
-// 512, y is 1, and dynamic shared memory holds PLANES * CHUNKS * VEC * x numbers of type A.
+// scale, bias and partials. LONG: x is 512, y is 1, and dynamic shared memory holds
+// PLANES * CHUNKS * VEC * x numbers of type A, and if LONG is 2 CHUNKS * VEC * x of PARAM_T behind.
 //
 // A thread keeps the sums of its columns in registers for all its rows, and its columns of scale if
 // there is room (KEEP_SCALE); scale is read again from the cache otherwise. LONG rows have too many
-// columns: their sums are in shared memory. Of a row it keeps what memory has, which for 16 bits is
-// half as many registers as w and xhat, and computes those twice.
+// columns: their sums are in shared memory, and scale too if LONG is 2. Of a row it keeps what memory
+// has, which for 16 bits is half as many registers as w and xhat, and computes those twice.
 
 #include "row_gradient.cuh"
 
@@ -43,24 +43,33 @@ __device__ __forceinline__ i64 chunk_offset(int chunk) { return static_cast<i64>
 
 // Registers for two rows, one in flight while the other is worked on, and for a parameter.
 // Otherwise ds is read when dx is written, because no registers are left.
-constexpr bool DS_WITH_ROW = ADDED && !LONG && VEC > 1 && BLOCKS == 1 && sizeof(A) == 4;
+constexpr bool DS_WITH_ROW = ADDED && VEC > 1 && BLOCKS == 1 && sizeof(A) == 4 &&
+    (!LONG || (LONG == 2 && sizeof(DATA_T) == 2));
 constexpr int BOTH_ROWS = 2 * (DS_WITH_ROW ? 3 : 2) * CHUNKS * words<Raw<DATA_T, VEC>>();
 constexpr int PARAMETER = CHUNKS * words<Raw<PARAM_T, VEC>>();
 // What there are registers for, of the 128 of a thread: to keep scale, to read a row ahead, to read
 // all of a bias at once. Conditions and addresses of single elements, addresses of rows at strides,
 // double precision, divisions and long rows take more.
 constexpr int ROOM = VEC > 1 && sizeof(A) == 4 ? (STRIDED ? 56 : 96) : 64;
-constexpr int SCALE_ROOM = VEC == 1 && (LONG || CENTRED) ? 32
-    : STRIDED && LONG                                    ? 40
-    : ROOM > 72 && (LONG || FROM_OUTPUT)                 ? 72
-                                                         : ROOM;
-constexpr bool KEEP_SCALE = !(FROM_OUTPUT && (BLOCKS == 2 || sizeof(A) == 8)) &&
+constexpr int SCALE_ROOM = VEC == 1 && LONG ? 32
+    : VEC == 1 && CENTRED                   ? 36
+    : STRIDED && LONG                       ? 40
+    : ROOM > 72 && (LONG || FROM_OUTPUT)    ? 72
+                                            : ROOM;
+constexpr bool KEEP_SCALE = LONG < 2 &&
+    !(FROM_OUTPUT && (sizeof(A) == 8 || (BLOCKS == 2 && sizeof(DATA_T) == 2))) &&
     !(STRIDED && (ADDED || BLOCKS == 2 || sizeof(A) == 8)) && BOTH_ROWS / 2 + PARAMETER <= SCALE_ROOM;
 constexpr int KEPT = (KEEP_SCALE ? PARAMETER : 0) + (LONG ? 0 : PLANES * CHUNKS * VEC * words<A>());
 constexpr bool AHEAD =
     !LONG && !FROM_OUTPUT && !STRIDED && VEC > 1 && BOTH_ROWS + KEPT <= (BLOCKS == 2 ? 32 : ROOM);
 constexpr bool BIAS_AT_ONCE =
     !(STRIDED && BLOCKS == 2) && BOTH_ROWS / 2 + KEPT + PARAMETER <= ROOM;
+
+// ptxas moves what it can compute early in front of loads, which then wait. So a row's statistics are
+// read before its elements, or behind them if they are many or there is no mean; and where NEVER_EARLY they stay as they are
+// beyond the last column, and xhat is made 0 there.
+constexpr bool STATISTICS_FIRST = STRIDED || (!LONG && CENTRED);
+constexpr bool NEVER_EARLY = sizeof(DATA_T) == 2 && (LONG == 1 || (VEC == 1 && !LONG));
 
 // A thread's part of a row. Its loads are in flight until it is used.
 struct Row {
@@ -78,10 +87,12 @@ __device__ __forceinline__ void fetch_row(const Arrays& in, i64 row, i64 rows, i
     const DATA_T* dy = in.dy + start_of(in.layout, DY, place, width) + column_of(0);
     const DATA_T* source = in.source + start_of(in.layout, SOURCE, place, width) + column_of(0);
     const DATA_T* ds = DS_WITH_ROW ? in.ds + start_of(in.layout, DS, place, width) + column_of(0) : nullptr;
+    const bool exists = LONG || row < rows;
+    if (STATISTICS_FIRST) to.of = fetch_statistics(in, exists, row);
     if (moves_packs(in.layout)) {
 #pragma unroll
         for (int c = 0; c < CHUNKS; ++c) {
-            const bool inside = (LONG || row < rows) && column_of(c) < width;
+            const bool inside = exists && column_of(c) < width;
             to.dy[c] = fetch_if<VEC>(inside, dy + chunk_offset(c), DATA_T{});
             to.source[c] = fetch_if<VEC>(inside, source + chunk_offset(c), DATA_T{});
             if (DS_WITH_ROW) to.ds[c] = fetch_if<VEC>(inside, ds + chunk_offset(c), DATA_T{});
@@ -89,13 +100,13 @@ __device__ __forceinline__ void fetch_row(const Arrays& in, i64 row, i64 rows, i
     } else {
 #pragma unroll
         for (int c = 0; c < CHUNKS; ++c) {
-            const bool inside = (LONG || row < rows) && column_of(c) < width;
+            const bool inside = exists && column_of(c) < width;
             to.dy[c] = fetch_singly_if<VEC>(inside, dy + chunk_offset(c));
             to.source[c] = fetch_singly_if<VEC>(inside, source + chunk_offset(c));
             if (DS_WITH_ROW) to.ds[c] = fetch_singly_if<VEC>(inside, ds + chunk_offset(c));
         }
     }
-    to.of = fetch_statistics(in, LONG || row < rows, row);
+    if (!STATISTICS_FIRST) to.of = fetch_statistics(in, exists, row);
 }
 
 // What a thread keeps for all its rows: its columns of scale, and their sums.
@@ -106,6 +117,11 @@ struct Columns {
     // Neighbouring threads use neighbouring words, so there are no bank conflicts.
     __device__ __forceinline__ A& sum(int plane, int c, int k) {
         return sums[((plane * CHUNKS + c) * VEC + k) * LONG_THREADS + threadIdx.x];
+    }
+    // If LONG is 2: a thread's own columns, which no other reads.
+    __device__ __forceinline__ Raw<PARAM_T, VEC>& shared_scale(int c) const {
+        A* behind = sums + PLANES * CHUNKS * VEC * LONG_THREADS;
+        return reinterpret_cast<Raw<PARAM_T, VEC>*>(behind)[c * LONG_THREADS + threadIdx.x];
     }
     __device__ __forceinline__ explicit Columns(A* shared) : sums(shared) {}
 #else
@@ -121,7 +137,11 @@ __device__ __forceinline__ Raw<PARAM_T, VEC> fetch_columns(const PARAM_T* from, 
 }
 
 __device__ __forceinline__ Raw<PARAM_T, VEC> scale_of(const PARAM_T* scale, const Columns& own, int c, int width) {
+#if LONG == 2
+    return own.shared_scale(c);
+#else
     return KEEP_SCALE ? own.scale[c] : fetch_columns(scale, c, width, A{1});
+#endif
 }
 
 __device__ __forceinline__ void clear(Columns& own) {
@@ -147,13 +167,15 @@ __device__ __forceinline__ Pair<A> sum_row(
         if (FROM_OUTPUT && !BIAS_AT_ONCE) biases[c] = fetch_columns(in.bias, c, width, A{0});
         // Beyond the last column xhat is 0. With the row's statistics it could overflow, and
         // 0 * xhat would be NaN.
-        const Statistics here = column_of(c) < width ? of : Statistics{0, 0};
+        const bool inside = column_of(c) < width;
+        const Statistics here = NEVER_EARLY || inside ? of : Statistics{0, 0};
         const Raw<PARAM_T, VEC> scales = scale_of(in.scale, own, c, width);
 #pragma unroll
         for (int k = 0; k < VEC; ++k) {
             const A dy = widen(at.dy[c].at(k)), scale = shifted(in.layout, widen(scales.at(k)));
             const A bias = FROM_OUTPUT ? widen(biases[c].at(k)) : A{0};
-            const A xhat = normalized(widen(at.source[c].at(k)), scale, bias, here);
+            A xhat = normalized(widen(at.source[c].at(k)), scale, bias, here);
+            if (NEVER_EARLY && !inside) xhat = A{0};
             const A w = dy * scale;
             own.sum(0, c, k) = fused(dy, xhat, own.sum(0, c, k));
             if (CENTRED) own.sum(PLANES - 1, c, k) += dy;
@@ -245,7 +267,11 @@ extern "C" __global__ void __launch_bounds__(512, BLOCKS) layer_norm_grad(
     Columns own(tile);
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c)
+#if LONG == 2
+        own.shared_scale(c) = fetch_columns(scale, c, width, A{1});
+#else
         if (KEEP_SCALE) own.scale[c] = fetch_columns(scale, c, width, A{1});
+#endif
     clear(own);
     A share = {1};
     share /= width;  // once: a division takes as long as a row's sums

@@ -71,6 +71,7 @@ OPERATIONS = [name for name in OPERATIONS if name not in ("grad_norm", "unit_nor
 OPERATIONS = [name for name in OPERATIONS if not name.startswith("group_norm")]
 OPERATIONS += ["combine_stats", "update_running_statistics"]
 LISTED = {(source_of(file), options_of(macros)) for file, macros in combinations(*OPERATIONS)}
+SHARED_MEMORY = 227, 163, 99, 96, 64  # KiB for a block: H200, A100, RTX 4090, V100 and T4
 # So long that the emulator takes its time.
 LONG = pytest.param((3, 16400), marks=pytest.mark.slow)
 
@@ -353,8 +354,9 @@ def test_all_that_is_listed_is_asked_for_and_nothing_else(monkeypatch):
     monkeypatch.setitem(globals(), "from_output", lambda p: (p.x, None))
     monkeypatch.setitem(globals(), "_assert_same", lambda *_: None)
     requested = set()
-    for shape, types in itertools.product(SHAPES, LAYER_TYPES):
-        device = Emulated(IdleDevice, multiprocessors=1 + shape[0] % 3)
+    for shape, types, shared in itertools.product(SHAPES, LAYER_TYPES, SHARED_MEMORY):
+        options = {"multiprocessors": 1 + shape[0] % 3, "max_shared_memory": shared << 10}
+        device = Emulated(IdleDevice, **options)
         _check_row_norms(device, shape, types)
         _check_row_variants(device, shape, types, 16)
         requested.update(device.device.compiled)
@@ -531,6 +533,29 @@ def test_rows_are_read_once(shape):
     assert moved["layer_norm_grad", "dy"][0] == p.dy.nbytes
     assert moved["layer_norm_grad", "source"][0] == p.x.nbytes
     assert moved["layer_norm_grad", "dx"] == (0, p.x.nbytes)
+
+
+@pytest.mark.parametrize(
+    ("width", "data", "roomy", "short"),
+    [
+        (8200, "float32", 227, 163),
+        (8200, "bfloat16", 227, None),  # registers hold scale
+        (8201, "bfloat16", 163, 99),
+        (4100, "float64", 163, 99),
+    ],
+)
+def test_scale_of_long_rows_is_read_once_if_shared_memory_has_room(width, data, roomy, short):
+    """Otherwise for each row, before and after its sums; the results are the same."""
+    p = make((3, width), next(types for types in LAYER_TYPES if types[0] == types[2] == data))
+    results = []
+    for shared, times in ((roomy, 1), (short, 6)):
+        if shared:
+            device = Emulated(multiprocessors=1, max_shared_memory=shared << 10)
+            results.append([np.array(out) for out in device.layer_norm_grad(p)])
+            read, _ = device.device.total_traffic.by_array["layer_norm_grad", "scale"]
+            assert read == times * p.scale.nbytes
+    p.check_gradients(device, *results[0])
+    _assert_same(results[-1], results[0])
 
 
 @pytest.mark.sampled(2)

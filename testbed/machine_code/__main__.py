@@ -23,7 +23,7 @@ from pathlib import Path
 
 from testbed.nvrtc import ARCHITECTURES, format_table
 
-from . import census, gate
+from . import census, gate, reach
 from .cases import Case, dtype_called
 from .measure import Measured, compile_case, measure
 from .sass import Instruction, disassemble
@@ -70,6 +70,7 @@ def check(nvrtc: str | None, *, record: bool) -> int:
     if record:
         for table in (CODE, EXECUTED):
             table.write(found[table.path.stem])
+        reach.write(CODE.read())
         return 0
     return reported(gate.compared(found, partly=nvrtc is None))
 

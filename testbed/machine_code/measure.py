@@ -137,8 +137,10 @@ def wide_share(code: Iterable[Instruction]) -> float | None:
 def dynamic_shared(case: Case) -> int:
     """Return the bytes of shared memory that the launcher asks for beside the kernel's own."""
     values = dict(macro.split("=", 1) for macro in case.macros)
-    if values.get("LONG") != "1":
+    if values.get("LONG", "0") == "0":
         return 0
     planes = 1 + int(values["CENTRED"])
-    accumulated = 8 if values["DATA_T"] == "f64" else 4
-    return planes * int(values["CHUNKS"]) * int(values["VEC"]) * 512 * accumulated
+    column = planes * (8 if values["DATA_T"] == "f64" else 4)
+    if values["LONG"] == "2":
+        column += int(values["PARAM_T"].lstrip("bf")) // 8
+    return int(values["CHUNKS"]) * int(values["VEC"]) * 512 * column

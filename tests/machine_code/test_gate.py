@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from testbed.machine_code import __main__ as command
-from testbed.machine_code import gate, loops_of
+from testbed.machine_code import gate, loops_of, reach
 from testbed.machine_code.cases import Case, cases, is_common
 from testbed.machine_code.executed import Executed, Operation, operations
 from testbed.machine_code.measure import compile_case, data_loops, dynamic_shared, measure
@@ -287,3 +287,21 @@ def test_each_operation_has_a_name_of_its_own():
     names = [(operation.name, dtype) for operation in operations() for dtype in operation.dtypes]
     assert len(set(names)) == len(names)
     assert set(names) == {(row["operation"], row["dtype"]) for row in EXECUTED.read()}
+
+
+def test_the_page_says_how_far_one_round_trip_goes():
+    rows = CODE.read()
+    assert reach.table(rows) in reach.PAGE.read_text()
+    long = "layer norm | bf16 | 16,384 | shared memory | 1 | 1 | 1"
+    assert f"| {long} |\n" in reach.table(rows)
+
+
+def test_the_page_is_written_between_its_marks(monkeypatch, tmp_path):
+    monkeypatch.setattr(reach, "PAGE", tmp_path / "page.md")
+    reach.PAGE.write_text(f"before\n{reach.BEGIN}stale\n{reach.END}\nbehind\n")
+    rows = CODE.read()
+    reach.write(rows)
+    written = reach.PAGE.read_text()
+    assert written == f"before\n{reach.BEGIN}\n{reach.table(rows)}\n{reach.END}\nbehind\n"
+    reach.write(rows)
+    assert reach.PAGE.read_text() == written

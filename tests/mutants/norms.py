@@ -168,8 +168,8 @@ MUTANTS = [
     ),
     (
         LAUNCH,
-        "return self._one_visit._replace(kernel=self._one_visit_kernel(variant))",
-        "return self._one_visit._replace(kernel=self._one_visit_kernel(variant), grid=(1,))",
+        "return self._one_visit._replace(kernel=found, shared_mem=shared)",
+        "return self._one_visit._replace(kernel=found, shared_mem=shared, grid=(1,))",
         "a grid of its own, and other bits of dscale",
     ),
     # Barriers and warps
@@ -252,9 +252,57 @@ MUTANTS = [
     ),
     (
         GRAD,
-        "column_of(c) < width ? of : Statistics{0, 0}",
+        "NEVER_EARLY || inside ? of : Statistics{0, 0}",
         "of",
         "0 * infinity beyond the last column",
+    ),
+    (
+        GRAD,
+        "if (NEVER_EARLY && !inside) xhat = A{0};",
+        "",
+        "0 * infinity beyond the last column of 16-bit elements",
+    ),
+    (
+        GRAD,
+        "if (NEVER_EARLY && !inside) xhat = A{0};",
+        "if (NEVER_EARLY && inside) xhat = A{0};",
+        "xhat 0 within the row",
+    ),
+    (
+        GRAD,
+        "[c * LONG_THREADS + threadIdx.x];",
+        "[c * LONG_THREADS];",
+        "threads share their scale",
+    ),
+    (
+        GRAD,
+        "A* behind = sums + PLANES * CHUNKS * VEC * LONG_THREADS;",
+        "A* behind = sums + CHUNKS * VEC * LONG_THREADS;",
+        "scale in the place of sums",
+    ),
+    (
+        GRAD,
+        "own.shared_scale(c) = fetch_columns(scale, c, width, A{1});",
+        "own.shared_scale(c) = fetch_columns(scale, c, width, A{0});",
+        "an absent scale is 0 in shared memory",
+    ),
+    (
+        LAUNCH,
+        "if kept or spills or both + _SLOTS > available:",
+        "if kept or spills:",
+        "more shared memory for scale than there is",
+    ),
+    (
+        LAUNCH,
+        "return 2, both",
+        "return 2, plan.shared",
+        "no room for scale in shared memory",
+    ),
+    (
+        LAUNCH,
+        "kernel=found, shared_mem=shared",
+        "kernel=found",
+        "a variant with the shared memory of plain rows",
     ),
     (
         WIDE,
@@ -388,8 +436,8 @@ MUTANTS = [
     ),
     (
         GRAD,
-        "* LONG_THREADS + threadIdx.x]",
-        "* LONG_THREADS / 2 + threadIdx.x]",
+        "VEC + k) * LONG_THREADS + threadIdx.x]",
+        "VEC + k) * LONG_THREADS / 2 + threadIdx.x]",
         "threads share their sums",
     ),
     (
@@ -503,7 +551,7 @@ MUTANTS = [
     ),
     (
         LAUNCH,
-        "row_blocks(found, self.rows, packs, _LONGEST, plan.shared)",
+        "row_blocks(found, self.rows, packs, _LONGEST, shared)",
         "row_blocks(found, self.rows, packs, _LONGEST)",
         "blocks counted without their shared memory",
     ),
@@ -913,15 +961,21 @@ MUTANTS = [
     ),
     (
         GRAD,
-        "(LONG || row < rows) && column_of(c) < width;\n            to.dy[c] = fetch_if<VEC>",
+        "exists && column_of(c) < width;\n            to.dy[c] = fetch_if<VEC>",
         "column_of(c) < width;\n            to.dy[c] = fetch_if<VEC>",
         "a row beyond the last read",
     ),
     (
         GRAD,
-        "fetch_statistics(in, LONG || row < rows, row)",
-        "fetch_statistics(in, true, row)",
+        "if (STATISTICS_FIRST) to.of = fetch_statistics(in, exists, row);",
+        "if (STATISTICS_FIRST) to.of = fetch_statistics(in, true, row);",
         "the statistics of a row beyond the last read",
+    ),
+    (
+        GRAD,
+        "if (!STATISTICS_FIRST) to.of = fetch_statistics(in, exists, row);",
+        "if (STRIDED) to.of = fetch_statistics(in, exists, row);",
+        "no statistics of long rows",
     ),
     (
         GRAD,

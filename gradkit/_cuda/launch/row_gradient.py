@@ -2,7 +2,7 @@
 
 Rows that fit into a block's registers are read once; longer ones are read twice. Both ways
 leave partial sums over rows behind, which a last kernel adds up. For the longest rows that fit,
-sums over rows lie in shared memory, if the device has enough of it.
+sums over rows lie in shared memory, if the device has enough of it, and so does scale.
 """
 
 from collections.abc import Iterator
@@ -51,6 +51,8 @@ from gradkit._dtypes import (
 _LONGEST = 512  # threads that work on one row
 _WIDE_THREADS = 256
 _SLOTS = 1024  # bytes of shared memory that a kernel takes beside
+# Of shared memory that a block may have: on a T4, V100, RTX 4090, A100 and H100.
+_ON_GPUS = tuple(kib << 10 for kib in (64, 96, 99, 163, 227))
 _PARTIAL_SHARE = 0.1  # of the bytes of dy, x and dx that partial sums may cost
 _CACHED = 4 << 20  # bytes of partial sums that stay in the cache of any GPU: a T4 has so many
 
@@ -226,7 +228,8 @@ class _Gradient:
 
     def _one_visit_of(self, variant: Variant) -> Launch:
         """The kernel of a variant on the grid of the plain one, so that sums have its bits."""
-        return self._one_visit._replace(kernel=self._one_visit_kernel(variant))
+        found, shared = self._one_visit_kernel(variant)
+        return self._one_visit._replace(kernel=found, shared_mem=shared)
 
     def _two_visits_of(self, variant: Variant) -> tuple[Launch, Launch]:
         """The same of both kernels."""
@@ -248,7 +251,7 @@ class _Gradient:
     @cached_property
     def _row_plan(self) -> RowPlan | None:
         """How a row is held, if it fits into a block."""
-        for plan in _row_plans(self.norm, self.itemsize, self.vector):
+        for plan in row_plans(self.norm, self.itemsize, self.vector):
             fits = self.width <= plan.threads * plan.chunks * self.vector
             if fits and plan.shared + _SLOTS <= self.device.max_shared_memory:
                 return plan
@@ -275,17 +278,19 @@ class _Gradient:
         assert plan is not None
         held = plan.chunks * self.vector
         packs = _LONGEST if plan.shared else -(-self.width // held)
-        found = self._one_visit_kernel(PLAIN)
-        blocks = row_blocks(found, self.rows, packs, _LONGEST, plan.shared)
+        found, shared = self._one_visit_kernel(PLAIN)
+        blocks = row_blocks(found, self.rows, packs, _LONGEST, shared)
         count = self._fewer(blocks.count) if self.wanted else blocks.count
-        return Launch(found, (count,), blocks.block, plan.shared)
+        return Launch(found, (count,), blocks.block, shared)
 
-    def _one_visit_kernel(self, variant: Variant) -> LoadedKernel:
+    def _one_visit_kernel(self, variant: Variant) -> tuple[LoadedKernel, int]:
+        """The kernel, and the bytes of shared memory that it takes."""
         plan = self._row_plan
         assert plan is not None
-        macros = self._macros | {"CHUNKS": plan.chunks, "LONG": int(plan.shared > 0)}
-        macros |= variant.macros
-        return kernel(self.device, "layer_norm_grad", "layer_norm_grad", **macros)
+        available = self.device.max_shared_memory
+        long, shared = _long(plan, self.types, self.vector, variant, available)
+        macros = self._macros | {"CHUNKS": plan.chunks, "LONG": long} | variant.macros
+        return kernel(self.device, "layer_norm_grad", "layer_norm_grad", **macros), shared
 
     @cached_property
     def _two_visits(self) -> tuple[Launch, Launch]:
@@ -357,9 +362,10 @@ def combinations(norm: Norm) -> Iterator[Combination]:
             macros = _macros(norm, types, vector)
             for variant in (PLAIN, STRIDED) if norm.from_output else (PLAIN, STRIDED, ADDED):
                 yield "layer_norm_grad_wide", macros | variant.macros
-                for plan in _row_plans(norm, size, vector):
-                    own = {"CHUNKS": plan.chunks, "LONG": int(plan.shared > 0)}
-                    yield "layer_norm_grad", macros | own | variant.macros
+                for plan in row_plans(norm, size, vector):
+                    for long in _longs(plan, types, vector, variant):
+                        own = {"CHUNKS": plan.chunks, "LONG": long}
+                        yield "layer_norm_grad", macros | own | variant.macros
     pairs = dict.fromkeys((accumulation_name(t), v) for t, _, v in LAYER_NORM_TYPES)
     for accumulated, parameter in pairs:
         yield "column_sums", {"ACC_T": accumulated, "PARAM_T": parameter}
@@ -370,7 +376,33 @@ def _macros(norm: Norm, types: Types, vector: int) -> Macros:
     return norm_macros(types, vector, **kind)
 
 
-def _row_plans(norm: Norm, itemsize: int, vector: int) -> list[RowPlan]:
+def _longs(plan: RowPlan, types: Types, vector: int, variant: Variant) -> set[int]:
+    """The values that the macro LONG has for a plan, each on some GPU."""
+    sizes = (size for size in _ON_GPUS if plan.shared + _SLOTS <= size)
+    return {_long(plan, types, vector, variant, size)[0] for size in sizes}
+
+
+def _long(
+    plan: RowPlan, types: Types, vector: int, variant: Variant, available: int
+) -> tuple[int, int]:
+    """LONG, and the bytes of shared memory: for sums over rows (1), and for scale too (2).
+
+    Scale lies there if there is room for it and none in registers, as there is beside packs of
+    16-bit elements of rows without gaps. Not if it is twenty single float16, which are widened
+    all at once: in registers that spill.
+    """
+    if not plan.shared:
+        return 0, 0
+    data, _, parameter = (dtype_named(name).itemsize for name in types)
+    both = plan.shared + plan.chunks * vector * plan.threads * parameter
+    kept = variant is PLAIN and data == 2 and vector > 1
+    spills = plan.chunks == 20 and types[2] == "float16"
+    if kept or spills or both + _SLOTS > available:
+        return 1, plan.shared
+    return 2, both
+
+
+def row_plans(norm: Norm, itemsize: int, vector: int) -> list[RowPlan]:
     """The ways to hold a row, from the shortest rows to the longest.
 
     A thread holds as many columns as registers allow: columns that come one at a time take
