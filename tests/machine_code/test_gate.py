@@ -215,10 +215,14 @@ def test_the_command_compares_or_records(record, monkeypatch, tmp_path):
     for table in (CODE, EXECUTED):
         monkeypatch.setitem(vars(table), "path", tmp_path / table.path.name)
         table.write([])
+    page = tmp_path / "page.md"
+    page.write_text(f"{reach.BEGIN}{reach.END}")
+    monkeypatch.setattr(reach, "PAGE", page)
     arguments = ["--nvrtc", "library", *(["--record"] if record else [])]
     assert command.main(arguments) == (0 if record else 1)
     assert [len(table.read()) for table in (CODE, EXECUTED)] == ([1, 1] if record else [0, 0])
     assert not record or command.main(arguments[:2]) == 0
+    assert (reach.table(CODE.read()) in page.read_text()) is record
 
 
 @pytest.mark.parametrize("table", [CODE, EXECUTED], ids=["code", "executed"])
