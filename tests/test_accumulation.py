@@ -102,6 +102,20 @@ def test_overwrites(backend, data):
     assert_rest_untouched(backend, buffer, host)
 
 
+@pytest.mark.parametrize("size", [3, 3000])
+def test_what_float32_takes_for_a_tie_of_bfloat16(backend, size):
+    """Float64 is rounded once, a sum and a copy alike."""
+    bfloat16 = DTYPES["bfloat16"]
+    sums = np.resize([1, 1 + 2.0**-40, 1 - 2.0**-40], size) * 2.0**-8  # half a unit of 1
+    expected = np.resize([1, 1 + 2.0**-7, 1], size)
+    buffer = backend.asarray(np.ones(size, bfloat16))
+    gradkit.accumulate_grad(buffer, backend.asarray(sums), casting="same_kind")
+    np.testing.assert_array_equal(backend.asnumpy(buffer).astype(np.float64), expected)
+    options = {"overwrite": True, "casting": "same_kind"}
+    gradkit.accumulate_grad_v2(buffer, backend.asarray(-1 - sums), **options)
+    np.testing.assert_array_equal(backend.asnumpy(buffer).astype(np.float64), -expected)
+
+
 @given(data=st.data())
 def test_wider_gradients_when_asked_for(backend, data):
     host, addend = data.draw(pairs(backend.max_elements // 8, st.sampled_from(NARROWING)))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import gradkit
 from gradkit._numpy import casts
-from tests.tolerances import assert_same_bits
+from tests.tolerances import DTYPES, assert_same_bits
 
 HALVES = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
 FINITE = HALVES[np.isfinite(HALVES)]
@@ -70,6 +70,19 @@ def test_narrowing_into_gaps():
         expected = values.astype(np.float16).reshape(-1, 2)
     assert_same_bits(target[:, ::2], expected)
     assert not target[:, 1::2].any()
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("shape", [(6,), (64, 500)], ids=str)
+def test_narrowing_float64_beside_ties_of_bfloat16(shape, sign):
+    """Too near for float32 to tell them from ties, on either side."""
+    beside = sign * np.array([1, 1 + 2.0**-40, 1 - 2.0**-40])  # 1 + 2^-8 is a tie: to even
+    values = np.resize(np.concatenate([[np.inf, np.nan, 0.0], 1 * sign + beside / 256]), shape)
+    target = np.full(shape, 7, DTYPES["bfloat16"])
+    with np.errstate(all="ignore"):
+        casts.narrow(values.copy(), target, np.empty(values.size))
+    expected = np.resize([np.inf, np.nan, 0, sign, sign * (1 + 2.0**-7), sign], shape)
+    np.testing.assert_array_equal(target.astype(np.float64), expected)
 
 
 OPERATIONS = {

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 import gradkit
+from gradkit._dtypes import FLOATS
 from tests import strategies as draw_
+from tests import test_batch_norm_inference
 from tests.layouts import LAYOUTS
 from tests.problems import BATCH_TYPES, LAYER_TYPES, make
 from tests.tolerances import DTYPES, assert_same_bits
@@ -78,7 +80,7 @@ def test_uploaded_lists_of_many_dimensions(backend, name):
         np.testing.assert_array_equal(backend.asnumpy(grads[0]).astype(np.float64), expected)
 
 
-@pytest.mark.parametrize("order", [1, 2, np.inf])
+@pytest.mark.parametrize("order", [1, 2, 3.5, np.inf])
 def test_one_gradient_of_many_chunks(backend, order):
     """So many that a thread joins several partial results at once."""
     count = min(600_000, backend.max_elements * 40)
@@ -122,3 +124,84 @@ def test_runs_that_are_never_aligned_together(backend, into, addend):
     gradkit.accumulate_grad_v2(buffer, grad, overwrite=True, casting="same_kind")
     with np.errstate(all="ignore"):
         assert_same_bits(backend.asnumpy(buffer), host.astype(DTYPES[into]))
+
+
+LONG = 30, 50  # more elements than a warp takes in the turns between two rests
+HALF_A_UNIT = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}  # of 1: a power of 1/2
+SINGLE = "misaligned", "stepped", "offset"  # layouts that no wide access can reach
+
+
+@pytest.mark.parametrize("layout", SINGLE)
+@pytest.mark.parametrize("count", [1, 95], ids=["inline", "uploaded"])
+@pytest.mark.parametrize("name", sorted(DTYPES))
+def test_long_runs_of_single_elements(backend, name, count, layout):
+    host = draw_.values(LONG, name, 5)
+
+    def grads():
+        others = (backend.asarray(LAYOUTS[layout](host[:2, :2])) for _ in range(count - 1))
+        return [backend.asarray(LAYOUTS[layout](host)), *others]
+
+    exact = host.astype(np.float64)
+    for change, expected in (
+        (lambda own: gradkit.scale_grads(own, 0.5), exact / 2),
+        (lambda own: gradkit.clip_grad_value(own, 0.25), np.clip(exact, -0.25, 0.25)),
+        (lambda own: gradkit.zero_grad(own), exact * 0),
+    ):
+        own = grads()
+        change(own)
+        np.testing.assert_array_equal(backend.asnumpy(own[0]), expected.astype(host.dtype))
+    for p in (1, 2, 3.5, np.inf):
+        norm = gradkit.grad_norm(grads(), p, per_tensor=True)[0]
+        wanted = np.linalg.norm(exact.reshape(-1), p)
+        assert float(backend.asnumpy(norm)) == pytest.approx(wanted, rel=2.0**-22)
+        for axis in (0, -1):
+            _, (norms, *_) = gradkit.clip_by_block_norm(grads(), 0.7, p, axis=axis)
+            wanted = np.linalg.norm(exact, p, axis=axis)
+            np.testing.assert_allclose(backend.asnumpy(norms), wanted, rtol=2.0**-22)
+    own, norm = grads(), backend.asarray(np.zeros(()))
+    gradkit.accumulate_grads(own, grads(), scale=0.3, norm_out=norm)
+    with np.errstate(all="ignore"):
+        gradkit.accumulate_grads([host], [host.copy()], scale=0.3)
+    assert_same_bits(backend.asnumpy(own[0]), host)
+
+
+@pytest.mark.parametrize("layout", [*SINGLE, "C"])
+@pytest.mark.parametrize(
+    ("into", "addend"), [(into, a) for into, kind in FLOATS.items() for a in kind.addends], ids=str
+)
+def test_sums_with_their_norm_in_long_runs(backend, into, addend, layout):
+    """Overwritten by copies and products; sums; scaled ones half way between two numbers."""
+    host = draw_.values(LONG, addend, 5)
+    halves = np.full(LONG, 2.0 ** -HALF_A_UNIT[into], DTYPES[addend])
+    for scale, overwrite, grad in (
+        (1.0, True, host),
+        (0.3, True, host),
+        (1.0, False, host),
+        (1 + 2.0**-40, False, halves),
+    ):
+        buffer, options = np.ones(LONG, DTYPES[into]), {"scale": scale, "overwrite": overwrite}
+        own, given = (backend.asarray(LAYOUTS[layout](a)) for a in (buffer, grad))
+        norm = backend.asarray(np.zeros(()))
+        gradkit.accumulate_grads([own], [given], norm_out=norm, **options)
+        gradkit.accumulate_grads([buffer], [grad], **options)
+        assert_same_bits(backend.asnumpy(own), buffer)
+        wanted = np.linalg.norm(buffer.astype(np.float64))
+        assert float(backend.asnumpy(norm)) == pytest.approx(wanted, rel=2.0**-22)
+        made = backend.asarray(LAYOUTS[layout](np.ones(LONG, DTYPES[into])))
+        gradkit.accumulate_grad_v2(made, given, overwrite=overwrite)
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["channels-first", "channels-last"])
+@pytest.mark.parametrize("types", BATCH_TYPES, ids=joined)
+def test_channels_of_several_packs_in_flight(backend, types, last):
+    """More of a channel than all threads take at once."""
+    shape, axis = ((6000, 8), -1) if last else ((40, 2, 808), 1)
+    if types[0] == "float64" or not last:
+        shape = (6001, 7) if last else (41, 2, 809)
+    p = make(shape, types, axis=axis, batch=True)
+    given = p.on(backend, "x", "scale", "bias")
+    out = None, *(backend.asarray(np.empty_like(a)) for a in (p.mean, p.inv_std))
+    p.check_forward(backend, *gradkit.batch_norm(*given, eps=p.eps, out=out, **p.where))
+    p = test_batch_norm_inference.known(p)
+    y = test_batch_norm_inference.forward(backend, p)
+    test_batch_norm_inference.check_forward(backend, p, y)

@@ -271,3 +271,14 @@ def test_a_count_on_the_device(backend, count, moves):
     else:
         assert mean == 3
         assert math.isnan(var) if math.isnan(count) else var == 3.5
+
+
+def test_what_float32_takes_for_a_tie_of_bfloat16(backend):
+    """The step is rounded once, from float64."""
+    ones = backend.asarray(np.ones(3, DTYPES["bfloat16"]))
+    batch = 1 + np.array([1, 1 + 2.0**-30, 1 - 2.0**-30]) * 2.0**-7
+    mean, var, count = map(backend.asarray, (batch, batch / 2, np.array(2.0)))
+    found = gradkit.update_running_statistics(ones, ones, mean, var, count, momentum=0.5)
+    for moved in found:
+        values = backend.asnumpy(moved).astype(np.float64)
+        np.testing.assert_array_equal(values, [1, 1 + 2.0**-7, 1])

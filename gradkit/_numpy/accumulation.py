@@ -29,6 +29,9 @@ def accumulate_grad_v2(buffer: Array, grad: Array, overwrite: Array | bool) -> N
     """``buffer = grad`` if ``overwrite``, else ``buffer += grad``; both broadcast."""
     if not overwrite:
         _add(buffer, grad, None)
+    elif casts.rounds_twice(grad.dtype, buffer.dtype):
+        with Uninterrupted(), np.errstate(all="ignore"):
+            _add_all([(buffer, np.broadcast_to(grad, buffer.shape))], None, fresh=True)
     elif buffer is not grad:
         with np.errstate(all="ignore"):
             np.copyto(buffer, grad, casting="unsafe")
@@ -82,6 +85,7 @@ def _add_all(
     direct = scale is None and max(buffer.itemsize, grad.itemsize) < 8
     wide = _F32 if direct and grad.itemsize <= buffer.itemsize else _F64
     in_place = scale is None and buffer.dtype == grad.dtype == wide
+    by_cast = casts.rounds_twice(wide, buffer.dtype)  # not by NumPy, within the sum
     factor = None if scale is None else np.array(scale)
 
     def strip(pieces: Sequence[tuple[Array, ...]]) -> None:
@@ -96,7 +100,7 @@ def _add_all(
                 if fresh:
                     store(term, total, other)
                     continue
-                if casts.pays(total):
+                if by_cast or casts.pays(total):
                     result = load(total, wide, other, total.shape)
                 np.add(result, term, out=result, dtype=wide, casting="unsafe")
                 if result is not total:

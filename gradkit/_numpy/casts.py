@@ -12,7 +12,7 @@ from gradkit._numpy import tuning
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
-_F16, _F32 = np.dtype(np.float16), np.dtype(np.float32)
+_F16, _F32, _F64 = (np.dtype(kind) for kind in (np.float16, np.float32, np.float64))
 _I16, _I32 = np.dtype(np.int16), np.dtype(np.int32)
 _PLACES = 13  # bits that float32's fraction has beyond float16's
 _UP, _DOWN = np.float32(2.0**112), np.float32(2.0**-112)
@@ -23,6 +23,11 @@ _LEAST = np.float32(2.0**-14)  # float16's smallest normal number
 def pays(array: Array) -> bool:
     """Whether an array is worth converting before a sum, rather than by NumPy within it."""
     return array.size >= tuning.CONVERTED and array.itemsize == 2
+
+
+def rounds_twice(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
+    """Whether a cast by NumPy goes through float32: of float64 to bfloat16."""
+    return source == _F64 and target.itemsize == 2 and target != _F16
 
 
 def widen(source: Array, target: Array) -> None:
@@ -39,7 +44,13 @@ def widen(source: Array, target: Array) -> None:
 
 
 def narrow(values: Array, target: Array, room: Array) -> None:
-    """``target = values``, rounded to nearest even; overwrites values and as much of the room."""
+    """``target = values``, rounded to nearest even; overwrites values and as much of the room.
+
+    bfloat16's own cast of float64 goes through float32, and so rounds twice.
+    """
+    if rounds_twice(values.dtype, target.dtype):
+        target[...] = _beside_ties(values, room)
+        return
     if not (pays(target) and target.dtype == _F16 and values.dtype == _F32):
         target[...] = values
         return
@@ -61,6 +72,22 @@ def narrow(values: Array, target: Array, room: Array) -> None:
     low = room.view(_I16)[: values.size].reshape(values.shape)
     low[...] = bits
     half |= low
+
+
+def _beside_ties(values: Array, room: Array) -> Array:
+    """Float64 as float32, where what becomes a tie of bfloat16 lies on its own side of it.
+
+    It lies in the room, which has as many bytes as the values.
+    """
+    bits, low = (room.view(_I32)[k * values.size :][: values.size] for k in (0, 1))
+    single = bits.view(_F32).reshape(values.shape)
+    single[...] = values
+    np.bitwise_and(bits, 0xFFFF, out=low)
+    (ties,) = np.nonzero(low == 0x8000)
+    if ties.size:
+        rest = values.reshape(-1)[ties] - bits.view(_F32)[ties]
+        bits[ties] += np.sign(rest * values.reshape(-1)[ties]).astype(_I32)
+    return single
 
 
 def _all_finite(source: Array) -> bool:

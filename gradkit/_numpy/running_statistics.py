@@ -3,6 +3,7 @@
 import numpy as np
 
 from gradkit._backend import Number
+from gradkit._numpy import casts
 from gradkit._numpy.blocks import Array
 
 __all__ = ["update_running_statistics"]
@@ -25,8 +26,10 @@ def update_running_statistics(
     """
     n = float(count)
     weight = 0.0 if n <= 1 else momentum
-    next_mean[...] = _moved(running_mean, mean, weight)
-    next_var[...] = running_var if weight == 0 else _moved(running_var, var * (n / (n - 1)), weight)
+    room = np.empty(mean.size)
+    casts.narrow(_moved(running_mean, mean, weight), next_mean, room)
+    unbiased = var if weight == 0 else var * (n / (n - 1))
+    casts.narrow(_moved(running_var, unbiased, weight), next_var, room)
 
 
 def _moved(of: Array, to: Array, weight: float) -> Array:

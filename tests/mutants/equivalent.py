@@ -60,6 +60,11 @@ EQUIVALENT: tuple[tuple[str, str, str], ...] = (
         r"<= for <: `for \((i64 (start|first|channel|column)|int turn) = .*(start|first|ahead) < .*",
     ),
     (
+        "scale that lies in shared memory is read there; registers beside it stay unused",
+        r"layer_norm_grad\.cu",
+        r"<= for <: `constexpr bool KEEP_SCALE = .*",
+    ),
+    (
         "one more batch, of which nothing is wanted",
         r"layer_norm_grad_wide\.cu",
         r"<= for <: `for \(; column < width; column \+= PACKS .*",
