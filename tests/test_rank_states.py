@@ -7,6 +7,7 @@ import pytest
 
 from gradkit._backend import Views
 from gradkit._frameworks import backend_of
+from tests.layouts import LAYOUTS
 from tests.test_distributed import INF, NAN, f
 
 
@@ -59,3 +60,38 @@ def test_a_state_is_status_digest_scale_and_sums(backend, scale, copies):
     assert values[3:].tobytes() == backend.asnumpy(parts).tobytes()
     hi, lo, unit = values[3:]
     assert (hi + lo) * unit**2 == pytest.approx(9 if copies is None else 7)
+
+
+@pytest.mark.parametrize("ranks", [4, 9])
+@pytest.mark.parametrize("at", ["C", "misaligned"])
+def test_many_ranks_whose_scales_differ(backend, ranks, at):
+    """Numbers may lie at any address, and a fault leaves the result as it was."""
+    scales = 2.0 ** (np.arange(ranks) % 3)
+    states = np.array([[0, 7, scale, 4.0, 0, 1] for scale in scales])
+
+    def number(value):
+        return backend.asarray(LAYOUTS[at](np.array(value)))
+
+    for digest, fresh in ((7, False), (8, False), (8, True)):
+        note, factors = backend.asarray(np.zeros(ranks)), backend.asarray(np.zeros(3))
+        rows, out = backend.asarray(states), number(8.0)
+        backend_of(rows).join_ranks(
+            *(rows, float(digest), 2.0, out, None),
+            scale=number(0.5),
+            max_norm=number(2.0),
+            fresh=fresh,
+            faults=note,
+            factors=factors,
+        )
+        norm = 2 * math.sqrt((scales**2).sum())
+        agree = digest == 7
+        assert backend.asnumpy(note).any() != agree
+        wanted = norm if agree else math.nan if fresh else 8.0
+        np.testing.assert_allclose(backend.asnumpy(out), wanted, rtol=2.0**-50)
+        np.testing.assert_array_equal(
+            backend.asnumpy(factors)[1:], (0.5, 2.0) if agree else (1.0, INF)
+        )
+    state = backend.asarray(np.full(6, 9.0))
+    grads = Views([backend.asarray(f(1, 2))])
+    backend_of(state).rank_state(grads, 2.0, 3.0, state, scale=number(-0.5), copies=None)
+    np.testing.assert_array_equal(backend.asnumpy(state)[:3], [0, 3, 0.5])

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 
 import gradkit
+from gradkit._backend import Views
 from gradkit._dtypes import FLOATS
+from gradkit._frameworks import backend_of
+from tests import oracles, test_batch_norm_inference
 from tests import strategies as draw_
-from tests import test_batch_norm_inference
 from tests.layouts import LAYOUTS
-from tests.problems import BATCH_TYPES, LAYER_TYPES, make
+from tests.problems import BATCH_TYPES, LAYER_TYPES, make, make_groups
 from tests.tolerances import DTYPES, assert_same_bits
 
 pytestmark = pytest.mark.slow
@@ -28,6 +30,18 @@ def test_row_norms_without_parameters(backend, types, columns):
         p.scale, p.bias = (getattr(p, k) if k in present else None for k in ("scale", "bias"))
         given = [None if a is None else backend.asarray(a) for a in (p.x, p.scale, p.bias)]
         p.check_forward(backend, *gradkit.layer_norm(*given, eps=p.eps))
+
+
+@pytest.mark.parametrize("columns", [31, 65, 1501, 1504])
+@pytest.mark.parametrize("types", LAYER_TYPES, ids=joined)
+def test_gradients_of_row_norms_without_parameters(backend, types, columns):
+    p = make((5, columns), types, affine=False)
+    dy, x, mean, inv_std = p.on(backend, "dy", "x", "mean", "inv_std")
+    dx, *sums = gradkit.layer_norm_grad(dy, x, None, mean, inv_std)
+    p.check_gradients(backend, dx, *sums)
+    y = p.xhat.reshape(p.x.shape).astype(p.x.dtype)
+    dx, *sums = gradkit.invertible_layer_norm_grad(dy, backend.asarray(y), None, None, inv_std)
+    p.check_gradients(backend, dx, *sums, xhat=oracles.wide(y))
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["channels-first", "channels-last"])
@@ -69,6 +83,12 @@ def test_uploaded_lists_of_many_dimensions(backend, name):
     odd = draw_.values((3,) * 6, name, 1)[(slice(None, None, 2),) * 6]
     grads = [backend.asarray(odd), *(backend.asarray(odd[0, 0, 0, 0, 0]) for _ in range(95))]
     exact = odd.astype(np.float64)
+    clipped, (norm, *_) = gradkit.clip_by_block_norm(grads, 0.25)
+    assert float(backend.asnumpy(norm)) == pytest.approx(np.linalg.norm(exact), rel=2.0**-22)
+    rounding = 1e-7 if name in ("float32", "float64") else 0.01
+    wanted = 0.25 * exact / np.linalg.norm(exact)
+    values = backend.asnumpy(clipped[0]).astype(np.float64)
+    np.testing.assert_allclose(values, wanted, rtol=rounding, atol=rounding / 1000)
     for change, expected in (
         (lambda: gradkit.scale_grads(grads, 0.5), exact / 2),
         (lambda: gradkit.clip_grads_with_norm(grads, 4.0, 2.0), exact / 4),
@@ -84,10 +104,31 @@ def test_uploaded_lists_of_many_dimensions(backend, name):
 def test_one_gradient_of_many_chunks(backend, order):
     """So many that a thread joins several partial results at once."""
     count = min(600_000, backend.max_elements * 40)
-    host = np.tile(np.float32([1, -2, 0.5]), count // 3)
-    norms = gradkit.grad_norm([backend.asarray(host)], order, per_tensor=True)
+    dtype = np.float32 if order in (1, 2) else np.float64
+    host = np.tile(dtype([1, -2, 0.5]), count // 3)
     exact = np.linalg.norm(host.astype(np.float64), order)
-    assert float(backend.asnumpy(norms)[0]) == pytest.approx(exact, rel=2.0**-23)
+    for each in (True, False):
+        found = gradkit.grad_norm([backend.asarray(host)], order, per_tensor=each)
+        norm = backend.asnumpy(found).reshape(-1)[0]
+        assert float(norm) == pytest.approx(exact, rel=2.0**-23)
+
+
+@pytest.mark.parametrize("order", [1, 2, 3.5, np.inf])
+def test_thousands_of_gradients(backend, order):
+    """So many that a thread joins several blocks' partial results, for a norm and for its parts."""
+    pair = backend.asarray(np.float32([3, -4]))
+    count = 7000 if order in (1, 2) else 25_000
+    grads = [pair] * count
+    exact = 4 if order == np.inf else (count * (3.0**order + 4.0**order)) ** (1 / order)
+    norm = gradkit.grad_norm(grads, order)
+    assert float(backend.asnumpy(norm)) == pytest.approx(exact, rel=2.0**-40)
+    parts = backend.asarray(np.full((1, 3), 9.0))
+    backend_of(parts).norm_parts(Views(grads), order, parts, copies=None)
+    hi, lo, unit = backend.asnumpy(parts)[0]
+    wanted = exact if order == np.inf else exact**order
+    assert (hi + lo) * (1 if order == np.inf else unit**order) == pytest.approx(
+        wanted, rel=2.0**-40
+    )
 
 
 @pytest.mark.parametrize("name", sorted(DTYPES))
@@ -107,6 +148,8 @@ def test_numbers_at_any_address(backend, name):
     np.testing.assert_array_equal(backend.asnumpy(grads[0]).astype(np.float64), 2.0)
     gradkit.clip_grad_block_norm(grads, odd(2.0))
     np.testing.assert_array_equal(backend.asnumpy(grads[0]).astype(np.float64), 1.0)
+    norm = gradkit.grad_norm(grads, scale=odd(3.0))
+    assert float(backend.asnumpy(norm)) == 6.0
     norm = odd(7.0)
     gradkit.accumulate_grads(grads, grads, scale=odd(1.0), norm_out=norm)
     assert float(backend.asnumpy(norm)) == 4.0
@@ -121,7 +164,8 @@ def test_runs_that_are_never_aligned_together(backend, into, addend):
     for scale in (None, 0.5):
         buffer = backend.asarray(np.zeros(1501, DTYPES[into]))[1:]
         gradkit.accumulate_grad(buffer, grad, scale=scale, casting="same_kind")
-    gradkit.accumulate_grad_v2(buffer, grad, overwrite=True, casting="same_kind")
+    for overwrite in (False, True):
+        gradkit.accumulate_grad_v2(buffer, grad, overwrite=overwrite, casting="same_kind")
     with np.errstate(all="ignore"):
         assert_same_bits(backend.asnumpy(buffer), host.astype(DTYPES[into]))
 
@@ -158,6 +202,15 @@ def test_long_runs_of_single_elements(backend, name, count, layout):
             _, (norms, *_) = gradkit.clip_by_block_norm(grads(), 0.7, p, axis=axis)
             wanted = np.linalg.norm(exact, p, axis=axis)
             np.testing.assert_allclose(backend.asnumpy(norms), wanted, rtol=2.0**-22)
+    beside = np.where(np.arange(LONG[0])[:, None] == 0, 2, np.clip(exact, -1, 1)).astype(host.dtype)
+    for change in (  # by a factor that leaves many products just beside a tie
+        lambda own: gradkit.scale_grads(own, 1.5 + 2.0**-40),
+        lambda own: gradkit.clip_grad_block_norm(own, 1.5 + 2.0**-40, np.inf, axis=-1),
+    ):
+        own, plain = ([backend.asarray(LAYOUTS[k](beside))] for k in (layout, "C"))
+        change(own)
+        change(plain)
+        assert_same_bits(*(backend.asnumpy(arrays[0]) for arrays in (own, plain)))
     own, norm = grads(), backend.asarray(np.zeros(()))
     gradkit.accumulate_grads(own, grads(), scale=0.3, norm_out=norm)
     with np.errstate(all="ignore"):
@@ -189,15 +242,19 @@ def test_sums_with_their_norm_in_long_runs(backend, into, addend, layout):
         assert float(backend.asnumpy(norm)) == pytest.approx(wanted, rel=2.0**-22)
         made = backend.asarray(LAYOUTS[layout](np.ones(LONG, DTYPES[into])))
         gradkit.accumulate_grad_v2(made, given, overwrite=overwrite)
+    kept, norm = backend.asarray(LAYOUTS[layout](buffer)), backend.asarray(np.zeros(()))
+    never = backend.asarray(np.array(False))
+    gradkit.accumulate_grads([kept], [given], do_update=never, norm_out=norm)
+    assert_same_bits(backend.asnumpy(kept), buffer)
+    assert float(backend.asnumpy(norm)) == pytest.approx(wanted, rel=2.0**-22)
 
 
-@pytest.mark.parametrize("last", [False, True], ids=["channels-first", "channels-last"])
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((40, 2, 808), 1), ((41, 2, 809), 1), ((6000, 8), -1), ((6001, 7), -1)]
+)
 @pytest.mark.parametrize("types", BATCH_TYPES, ids=joined)
-def test_channels_of_several_packs_in_flight(backend, types, last):
+def test_channels_of_several_packs_in_flight(backend, types, shape, axis):
     """More of a channel than all threads take at once."""
-    shape, axis = ((6000, 8), -1) if last else ((40, 2, 808), 1)
-    if types[0] == "float64" or not last:
-        shape = (6001, 7) if last else (41, 2, 809)
     p = make(shape, types, axis=axis, batch=True)
     given = p.on(backend, "x", "scale", "bias")
     out = None, *(backend.asarray(np.empty_like(a)) for a in (p.mean, p.inv_std))
@@ -205,3 +262,35 @@ def test_channels_of_several_packs_in_flight(backend, types, last):
     p = test_batch_norm_inference.known(p)
     y = test_batch_norm_inference.forward(backend, p)
     test_batch_norm_inference.check_forward(backend, p, y)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis"),
+    [((1, 2, 40_000), 1), ((1, 2, 40_001), 1), ((1, 9000, 8), 2), ((1, 9001, 7), 2)],
+)
+@pytest.mark.parametrize("types", LAYER_TYPES, ids=joined)
+def test_groups_of_several_packs_in_flight(backend, types, shape, axis):
+    p = make_groups(shape, 1, types, axis)
+    given = p.on(backend, "x", "scale", "bias")
+    p.check_forward(backend, *gradkit.group_norm(given[0], 1, *given[1:], eps=p.eps, **p.where))
+    arrays = p.on(backend, "dy", "x", "scale", "mean", "inv_std")
+    p.check_gradients(backend, *gradkit.group_norm_grad(*arrays, **p.where))
+
+
+@pytest.mark.parametrize("types", LAYER_TYPES, ids=joined)
+def test_wide_rows_that_three_strides_lead_to(backend, types):
+    """Of which one block takes several."""
+    p = make((9, 16_400), types)
+    rows = {name: _on_a_grid(getattr(p, name)) for name in ("dy", "x")}
+    arrays = [backend.asarray(rows[name]) for name in ("dy", "x")]
+    statistics = [backend.asarray(getattr(p, name).reshape(3, 3)) for name in ("mean", "inv_std")]
+    scale = backend.asarray(p.scale)
+    dx, *sums = gradkit.layer_norm_grad(*arrays, scale, *statistics)
+    p.check_gradients(backend, backend.asarray(backend.asnumpy(dx).reshape(p.x.shape)), *sums)
+
+
+def _on_a_grid(host):
+    """Rows as (3, 3, columns), with other rows between."""
+    room = np.zeros((3, 5, 2, host.shape[1]), host.dtype)
+    room[:, :3, 0] = host.reshape(3, 3, -1)
+    return room[:, :3, 0]

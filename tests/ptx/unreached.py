@@ -14,13 +14,37 @@ from testbed.ptx import Coverage, merge, summary, unreached
 
 _LONG_QUOTIENT = "a quotient of 64 bits: no memory holds 2^32 packs"
 _ONE_BY_ONE = "general powers go one by one: the first loop over a run leaves nothing"
+_IN_STEP = (
+    "arrays that are added with their norm in one launch have no gaps, and packs at the same places"
+)
+_AT_STRIDES = "copies for runs at odd addresses: arrays there are walked element by element instead"
+_ALWAYS_PARTS = "copies for no partial sums of a row, and there is one at least"
+_NEVER_NULL = "copies for statistics that are absent, and they never are"
 # A kernel, a part of its line, and why no block that begins there runs.
 REASONS = (
     ("normalize", "run = first / packs;", _LONG_QUOTIENT),
     ("apply_channels", "run = first / packs;", _LONG_QUOTIENT),
     ("sum_channels", "run = first / packs;", _LONG_QUOTIENT),
+    ("infer_gradient", "run = first / packs;", _LONG_QUOTIENT),
     ("clip_grad_value", "if (x != x) y.bits", "what is narrowed is a limit, which is never NaN"),
+    (
+        "clip_grad_value",
+        "const u32 top = __float_as_uint(rounded(limit));",
+        "in place, less than a warp's share of single elements lies around the packs",
+    ),
     ("norm_partials", "op.fetch(held, source + at", _ONE_BY_ONE),
+    ("norm_finish", "combine_scaled<SumOfPowers>", "copies for p = 0, which is no order of a norm"),
+    ("unit_norm_partials", "op.fetch(held, source + at", _ONE_BY_ONE),
+    ("accumulate_grads", "if (is_time_to_rest(count - i, WARP)) op.rest();", _IN_STEP),
+    ("accumulate_grads", "return result;", _IN_STEP),
+    ("clip_units", "default: __trap();", "no list holds another dtype"),
+    ("clip_units", "return value;", _AT_STRIDES),
+    ("scale_grads", "return value;", _AT_STRIDES),
+    ("apply_gradient", "for (int b = 0; b < AT_ONCE; ++b) {", _ALWAYS_PARTS),
+    ("apply_gradient", "SINGLE_OPERATION(", _ALWAYS_PARTS),
+    ("apply_gradient", "double product_of(double a, double b)", _ALWAYS_PARTS),
+    ("normalize", "double difference_of(double a, double b)", _NEVER_NULL),
+    ("normalize_groups", "start = sample * of.space * of.channels;", _NEVER_NULL),
 )
 
 
