@@ -65,9 +65,9 @@ constexpr bool AHEAD =
 constexpr bool BIAS_AT_ONCE =
     !(STRIDED && BLOCKS == 2) && BOTH_ROWS / 2 + KEPT + PARAMETER <= ROOM;
 
-// ptxas moves what it can compute early in front of loads, which then wait. So a row's statistics are
-// read before its elements, or behind them if they are many or there is no mean; and where NEVER_EARLY they stay as they are
-// beyond the last column, and xhat is made 0 there.
+// ptxas computes what it can before it issues the last loads of a row, which then come in a second
+// round trip. So statistics are read before the elements, or behind them if these are many or there
+// is no mean. Where NEVER_EARLY, they stay as they are beyond the last column, and xhat is made 0 there.
 constexpr bool STATISTICS_FIRST = STRIDED || (!LONG && CENTRED);
 constexpr bool NEVER_EARLY = sizeof(DATA_T) == 2 && (LONG == 1 || (VEC == 1 && !LONG));
 

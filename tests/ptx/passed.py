@@ -4,7 +4,9 @@
 that part's row. The parts take hours together, and each says by a digest which kernels it saw.
 """
 
+import ast
 import hashlib
+import re
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -14,12 +16,13 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).parents[2]
 PATH = Path(__file__).with_name("PASSED.md")
+_COMMENT = re.compile(r"//[^\n]*")
 _HEAD = """\
 # What has passed of `make test-ptx`
 
 Written by `make test-ptx`, a row for each of its parts. The last column is a digest of the
-kernels and of what launches them (`kernels/`, `gradkit/_cuda/`); `python -m tests.ptx.passed`
-prints today's.
+kernels and of what launches them (`kernels/`, `gradkit/_cuda/`), without comments;
+`python -m tests.ptx.passed` prints today's.
 
 | part | tests | on | kernels |
 |---|---|---|---|
@@ -36,10 +39,15 @@ class Row(NamedTuple):
 
 
 def digest(root: Path = ROOT) -> str:
-    """Of the kernels and what launches them."""
+    """Of the kernels and what launches them, without comments."""
     found = hashlib.sha256()
     for path in sorted((*root.glob("kernels/*.cu*"), *root.glob("gradkit/_cuda/**/*.py"))):
-        found.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
+        text = path.read_text()
+        if path.suffix == ".py":
+            code = ast.unparse(ast.parse(text))
+        else:
+            code = " ".join(_COMMENT.sub("", text).split())
+        found.update(f"{path.relative_to(root)}\0{code}".encode())
     return found.hexdigest()[:12]
 
 

@@ -42,6 +42,15 @@ def test_the_digest_is_of_every_file(root, name):
     assert digest(root) != before
 
 
+@pytest.mark.parametrize(
+    ("name", "comment"), [("kernels/a.cuh", "// why\n"), ("gradkit/_cuda/launch/a.py", "# why\n")]
+)
+def test_the_digest_is_of_the_code(root, name, comment):
+    before = digest(root)
+    (root / name).write_text(comment)
+    assert digest(root) == before
+
+
 @pytest.mark.parametrize("counts", [{"failures": 1}, {"errors": 1}, {"skipped": 5}], ids=str)
 def test_what_did_not_pass_is_not_recorded(root, counts):
     table = root / "PASSED.md"
