@@ -469,6 +469,16 @@ def test_loops_over_blocks_go_round(limit):
         p.check_gradients(device, *device.batch_norm_grad(p))
 
 
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("types", BATCH_TYPES, ids="-".join)
+def test_steps_on_the_smallest_grid(types):
+    names = ("finish_stats", "take_stats", "finish_sums", "take_sums")
+    device = Emulated(grid_limit=dict.fromkeys(names, 1), multiprocessors=1)
+    p = _batch((3, 1001), 1, False, types)
+    p.check_forward(device, *device.batch_norm_in_steps(p))
+    p.check_gradients(device, device.batch_norm_grad_in_steps(p), None)
+
+
 # Memory
 
 

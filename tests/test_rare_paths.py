@@ -68,6 +68,16 @@ def test_distances_that_overflow_in_either_order_of_memory(backend, last):
     np.testing.assert_array_equal(backend.asnumpy(mean), 0)
 
 
+@pytest.mark.parametrize("channels", [6, 7])
+def test_distances_that_overflow_in_a_group(backend, channels):
+    """As above, in channels-last images of one sample."""
+    host = np.zeros((1, 4100, channels))
+    host[0, [0, 4096]] = np.finfo(np.float64).max * np.array([[0.75], [-0.75]])
+    with np.errstate(all="ignore"):
+        _, mean, _ = gradkit.group_norm(backend.asarray(host), 1, channel_axis=2)
+    np.testing.assert_array_equal(backend.asnumpy(mean), 0)
+
+
 @pytest.mark.parametrize("columns", [16_400, 16_401])
 @pytest.mark.parametrize("types", LAYER_TYPES, ids=joined)
 def test_wide_rows_that_one_block_takes(backend, types, columns):
@@ -230,6 +240,7 @@ def test_sums_with_their_norm_in_long_runs(backend, into, addend, layout):
         (1.0, True, host),
         (0.3, True, host),
         (1.0, False, host),
+        (0.0, False, host),
         (1 + 2.0**-40, False, halves),
     ):
         buffer, options = np.ones(LONG, DTYPES[into]), {"scale": scale, "overwrite": overwrite}

@@ -18,6 +18,7 @@ _IN_STEP = (
     "arrays that are added with their norm in one launch have no gaps, and packs at the same places"
 )
 _AT_STRIDES = "copies for runs at odd addresses: arrays there are walked element by element instead"
+_SOME_DIMS = "copies of walks over no dimension, where there is one at least"
 _ALWAYS_PARTS = "copies for no partial sums of a row, and there is one at least"
 _NEVER_NULL = "copies for statistics that are absent, and they never are"
 # A kernel, a part of its line, and why no block that begins there runs.
@@ -37,6 +38,9 @@ REASONS = (
     ("unit_norm_partials", "op.fetch(held, source + at", _ONE_BY_ONE),
     ("accumulate_grads", "if (is_time_to_rest(count - i, WARP)) op.rest();", _IN_STEP),
     ("accumulate_grads", "return result;", _IN_STEP),
+    ("accumulate_grads", "held.target = load", "copies for a -0 that is rounded, and it is exact"),
+    ("accumulate_grad_v2", "return fetch<N>(from);", _SOME_DIMS),
+    ("accumulate_grad_v2", "return __uint_as_float(bits | 1);", _SOME_DIMS),
     ("clip_units", "default: __trap();", "no list holds another dtype"),
     ("clip_units", "return value;", _AT_STRIDES),
     ("scale_grads", "return value;", _AT_STRIDES),
