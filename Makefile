@@ -177,7 +177,7 @@ PTX_ARCHITECTURES := sm_80 sm_90 sm_100 sm_120
 PTX_LISTS := tests/test_block_clipping.py tests/test_clipping.py tests/test_cuda_lists.py \
 	tests/test_distributed.py tests/test_every_kernel.py tests/test_golden.py tests/test_groups.py \
 	tests/test_regressions.py
-NVRTC13 = $$(echo .venv-nvrtc13/lib/python*/site-packages/nvidia/*/lib/libnvrtc.so.13)
+NVRTC13 = $(shell echo .venv-nvrtc13/lib/python*/site-packages/nvidia/*/lib/libnvrtc.so.13)
 PTX_PARTS := $(PTX_ARCHITECTURES) $(PTX_ARCHITECTURES:=-fused) sm_90-nvrtc13
 test-ptx: $(PTX_PARTS:%=test-ptx-%) ## the whole suite on the kernels' compiled code (hours)
 	$(BIN)/python -m tests.ptx.unreached $(PTX_ARCHITECTURES:%=build/ptx/%.json)
