@@ -294,6 +294,18 @@ MUTANTS = [
     ),
     (
         LAUNCH,
+        "return fits and _long(",
+        "return _long(",
+        "compiled in advance for more shared memory than there is",
+    ),
+    (
+        LAUNCH,
+        '[0] == macros["LONG"]',
+        "[0] > 0",
+        "both ways to hold scale compiled in advance",
+    ),
+    (
+        LAUNCH,
         "return 2, both",
         "return 2, plan.shared",
         "no room for scale in shared memory",

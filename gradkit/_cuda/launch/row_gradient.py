@@ -382,6 +382,20 @@ def _longs(plan: RowPlan, types: Types, vector: int, variant: Variant) -> set[in
     return {_long(plan, types, vector, variant, size)[0] for size in sizes}
 
 
+def is_used_on(device: Device, file: str, macros: Macros) -> bool:
+    """Whether a device asks for a kernel: what holds a long row depends on its shared memory."""
+    if file != "layer_norm_grad" or not macros["LONG"]:
+        return True
+    norm = Norm(bool(macros["FROM_OUTPUT"]), bool(macros["CENTRED"]))
+    types = str(macros["DATA_T"]), str(macros["STAT_T"]), str(macros["PARAM_T"])
+    vector, available = int(macros["VEC"]), device.max_shared_memory
+    variant = ADDED if "ADDED" in macros else STRIDED if "STRIDED" in macros else PLAIN
+    plans = row_plans(norm, dtype_named(types[0]).itemsize, vector)
+    (plan,) = (plan for plan in plans if plan.shared and plan.chunks == macros["CHUNKS"])
+    fits = plan.shared + _SLOTS <= available
+    return fits and _long(plan, types, vector, variant, available)[0] == macros["LONG"]
+
+
 def _long(
     plan: RowPlan, types: Types, vector: int, variant: Variant, available: int
 ) -> tuple[int, int]:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from gradkit._cuda.launch.device import Device
 from gradkit._cuda.launch.kernels import Combination, Macros, kernel, kernels_in
+from gradkit._cuda.launch.row_gradient import is_used_on
 from gradkit._dtypes import accumulation_name
 
 Operation = TypeVar("Operation", bound=Callable[..., Any])
@@ -42,7 +43,7 @@ def needed(operations: Iterable[str], dtypes: Set[str]) -> list[Combination]:
 
 def warmup(device: Device, operations: Iterable[str], dtypes: Set[str]) -> int:
     """Compile what operations need, on all cores; return how many combinations."""
-    combined = needed(operations, dtypes)
+    combined = [each for each in needed(operations, dtypes) if is_used_on(device, *each)]
 
     def load(combination: Combination) -> None:
         file, macros = combination
