@@ -91,3 +91,9 @@ def test_outputs_beside_many_inputs_are_not_compared_with_each(monkeypatch):
     out = [np.empty(3, np.float32) for _ in grads]
     clipped, _ = gradkit.clip_by_global_norm(grads, 1.0, out=(out, None))
     assert clipped[-1] is out[-1]
+
+
+def test_no_arrays_lie_apart():
+    """As where a container has no gradients, and None in place of results."""
+    assert memory.lie_apart(HOST, [])
+    assert gradkit.per_tensor_norms(None, out=(None,)) is None

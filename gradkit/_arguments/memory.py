@@ -72,7 +72,7 @@ def overlap(backend: Backend, a: Array, b: Array) -> bool:
 
 def lie_apart(backend: Backend, arrays: Sequence[Array]) -> bool:
     """Whether no two different arrays have bytes in one range; a no may be wrong."""
-    if type(arrays[0]) is np.ndarray:  # NumPy's own search is quicker
+    if arrays and type(arrays[0]) is np.ndarray:  # NumPy's own search is quicker
         return False
     different = {id(array): array for array in arrays}.values()
     ranges = sorted([byte_range(backend, array) for array in different])
