@@ -215,6 +215,7 @@ def test_an_operation_by_itself(make, name, dtypes):
     assert set(make.device.compiled) == warmed
 
 
+@pytest.mark.cuda
 @pytest.mark.parametrize("kib", [227, 163, 99, 64])
 def test_nothing_is_compiled_in_vain(kib):
     """Whatever shared memory a block of the GPU may have, nor is anything left out."""
