@@ -25,6 +25,13 @@ for _intrinsic, _operator in (("add", "+"), ("sub", "-"), ("mul", "*")):
     _PLAIN = _PLAIN.replace(f"__d{_intrinsic}_rn(a, b)", f"a {_operator} b")
 
 ROWS = (
+    (
+        "kernels/norm_parts.cuh",
+        "if (lane() == 0) add_waiting(share);",
+        "if (lane() == 0 && share.waiting.hi > 0) add_waiting(share);",
+        "a subnormal sum that waits taken for 0",
+        ("clip_by_block_norm",),
+    ),
     (_ARITHMETIC, '"add.rn.f32"', '"add.rn.ftz.f32"', "sums that flush", _ROWS),
     (_ARITHMETIC, '"sub.rn.f32"', '"sub.rn.ftz.f32"', "differences that flush", ("layer_norm",)),
     (_ARITHMETIC, '"mul.rn.f32"', '"mul.rn.ftz.f32"', "products that flush", _ROWS),
