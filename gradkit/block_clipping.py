@@ -63,8 +63,8 @@ def clip_grad_block_norm(
     """Scale each gradient in place so that its own norm is at most ``max_norm``.
 
     Each becomes ``g * min(1, max_norm / max(norm(g), eps))``, or each unit of it does; the factor
-    is float64, and each product is rounded once. A unit whose norm does not exceed ``max_norm``
-    keeps every bit.
+    is float64, and each product is rounded once on a GPU and within one unit in the last place on
+    the CPU. A unit whose norm does not exceed ``max_norm`` keeps every bit.
 
     Parameters
     ----------

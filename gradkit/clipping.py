@@ -186,8 +186,9 @@ def clip_grad_norm(
     """Scale all gradients in place so that their total norm is at most ``max_norm``.
 
     Each becomes ``g * (scale * min(1, max_norm / max(norm, eps)))``, where ``norm`` is that of
-    ``scale * g``; the factor is float64, and each product is rounded once. Without a scale,
-    gradients whose norm does not exceed ``max_norm`` keep every bit.
+    ``scale * g``; the factor is float64, and each product is rounded once on a GPU and within one
+    unit in the last place on the CPU. Without a scale, gradients whose norm does not exceed
+    ``max_norm`` keep every bit.
 
     Parameters
     ----------
@@ -468,7 +469,7 @@ def clip_grads_with_norm(
 
 @answers
 def scale_grads(grads: Any, coefficient: Any) -> Any:
-    """Multiply every gradient in place by one coefficient; each product is rounded once.
+    """Multiply every gradient in place by one coefficient, and round as ``clip_grad_norm`` does.
 
     Parameters
     ----------

@@ -455,7 +455,7 @@ def _nonfinite(parts: Sequence[Part]) -> bool:
 
 
 def _scaling(factor: float) -> Recipe:
-    """How arrays are multiplied by a number, rounding once."""
+    """How arrays are multiplied by a number."""
     # float32 rounds the factor and the product: within one unit in the last place, as long
     # as the factor itself is a normal float32.
     low, high = tuning.NORMAL_FACTORS

@@ -294,18 +294,6 @@ MUTANTS = [
     ),
     (
         LAUNCH,
-        "return fits and _long(",
-        "return _long(",
-        "compiled in advance for more shared memory than there is",
-    ),
-    (
-        LAUNCH,
-        '[0] == macros["LONG"]',
-        "[0] > 0",
-        "both ways to hold scale compiled in advance",
-    ),
-    (
-        LAUNCH,
         "return 2, both",
         "return 2, plan.shared",
         "no room for scale in shared memory",
@@ -1228,3 +1216,20 @@ MUTANTS = [
         "rows longer than a block has room for",
     ),
 ]
+
+# What is compiled in advance, which shows in no result.
+STARTUP_TESTS = ("tests/test_startup.py::test_nothing_is_compiled_in_vain",)
+STARTUP_MUTANTS = (
+    (
+        LAUNCH,
+        "return fits and _long(",
+        "return _long(",
+        "compiled in advance for more shared memory than there is",
+    ),
+    (
+        LAUNCH,
+        '[0] == macros["LONG"]',
+        "[0] > 0",
+        "both ways to hold scale compiled in advance",
+    ),
+)

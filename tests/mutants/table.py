@@ -157,6 +157,7 @@ def _of_group_norms(file: str, old: str, new: str, what: str) -> Mutant:
 MUTANTS = (
     *(_generated(*row) for row in generated.rows()),
     *(Mutant(*row, norms.TESTS) for row in norms.MUTANTS),
+    *(Mutant(*row, norms.STARTUP_TESTS) for row in norms.STARTUP_MUTANTS),
     *(_of_group_norms(*row) for row in group_norms.MUTANTS),
     *(Mutant(*row, lists.TESTS) for row in lists.MUTANTS),
     *(Mutant(*row, spikes.TESTS) for row in spikes.MUTANTS),
