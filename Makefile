@@ -168,25 +168,27 @@ test-onnxruntime: $(STAMP) .venv-onnxruntime/.installed ## agreement with ONNX R
 test-ranks: .venv-ranks/.installed ## real processes of MPI, torch.distributed and JAX, on the CPU (2 min)
 	GRADKIT_REQUIRE_RANKS=1 .venv-ranks/bin/python -m pytest -p no:xdist --durations 5 tests/processes
 
-# All tests that take a backend or launch kernels, on four architectures, and once with the NVRTC of
-# CUDA 13; those of lists also with every fusion that ptxas may make, which leaves all other kernels
+# All tests that take a backend or launch kernels, on four architectures, from the NVRTC of CUDA 12 and
+# of CUDA 13; those of lists also with every fusion that ptxas may make, which leaves all other kernels
 # as they are (tests/ptx/test_translate.py). Each part is a target by itself, such as
-# `make test-ptx-sm_90`, and writes its row of tests/ptx/PASSED.md. At the end, what no test reached:
-# each line needs a reason.
+# `make test-ptx-sm_90-nvrtc13-fused`, and writes its row of tests/ptx/PASSED.md. At the end, what no
+# test reached: each line needs a reason.
 PTX_ARCHITECTURES := sm_80 sm_90 sm_100 sm_120
 PTX_LISTS := tests/test_block_clipping.py tests/test_clipping.py tests/test_cuda_lists.py \
 	tests/test_distributed.py tests/test_every_kernel.py tests/test_golden.py tests/test_groups.py \
 	tests/test_regressions.py
 NVRTC13 = $(shell echo .venv-nvrtc13/lib/python*/site-packages/nvidia/*/lib/libnvrtc.so.13)
-PTX_PARTS := $(PTX_ARCHITECTURES) $(PTX_ARCHITECTURES:=-fused) sm_90-nvrtc13
+PTX_NVRTC13 := $(PTX_ARCHITECTURES:=-nvrtc13)
+PTX_PLAIN := $(PTX_ARCHITECTURES) $(PTX_NVRTC13)
+PTX_PARTS := $(PTX_PLAIN) $(PTX_PLAIN:=-fused)
 test-ptx: $(PTX_PARTS:%=test-ptx-%) ## the whole suite on the kernels' compiled code (hours)
 	$(BIN)/python -m tests.ptx.unreached $(PTX_ARCHITECTURES:%=build/ptx/%.json)
 
 .PHONY: $(PTX_PARTS:%=test-ptx-%)
-test-ptx-sm_90-nvrtc13: .venv-nvrtc13/.installed
-test-ptx-sm_90-nvrtc13: export GRADKIT_NVRTC_LIBRARY = $(NVRTC13)
-$(PTX_ARCHITECTURES:%=test-ptx-%-fused): export GRADKIT_PTX_CONTRACTED = 1
-$(PTX_ARCHITECTURES:%=test-ptx-%-fused): PTX_TESTS := $(PTX_LISTS)
+$(PTX_NVRTC13:%=test-ptx-%) $(PTX_NVRTC13:%=test-ptx-%-fused): .venv-nvrtc13/.installed
+$(PTX_NVRTC13:%=test-ptx-%) $(PTX_NVRTC13:%=test-ptx-%-fused): export GRADKIT_NVRTC_LIBRARY = $(NVRTC13)
+$(PTX_PLAIN:%=test-ptx-%-fused): export GRADKIT_PTX_CONTRACTED = 1
+$(PTX_PLAIN:%=test-ptx-%-fused): PTX_TESTS := $(PTX_LISTS)
 $(PTX_PARTS:%=test-ptx-%): test-ptx-sm_%: $(STAMP)
 	@mkdir -p build/ptx
 	HYPOTHESIS_PROFILE=quick GRADKIT_PTX=$(firstword $(subst -, ,$*)) GRADKIT_PTX_REPORT=build/ptx/sm_$*.json \

@@ -15,10 +15,11 @@
 // second pass over the row corrects the mean by the sum of x - mean.
 //
 // Launch: blockDim = (threads per row, rows per block), x a power of two, x * y a multiple of 32
-// and at most 1024 (512 if STRIDED); any gridDim.x. width > 0. If VEC > 1, width is a multiple of VEC and arrays
-// are 16-byte aligned, of a `layout` only scale and bias. If CHUNKS, x * CHUNKS * VEC >= width: a thread then reads its part of a row
-// once, all at once, and keeps it in registers. With CHUNKS = 0 a row has any length and is read
-// for each of its sums and again for y.
+// and at most 1024 (512 if STRIDED); any gridDim.x. width > 0. If VEC > 1, width is a multiple of
+// VEC and arrays are 16-byte aligned, of a `layout` only scale and bias. If CHUNKS,
+// x * CHUNKS * VEC >= width: a thread then reads its part of a row once, all at once, and keeps it
+// in registers. With CHUNKS = 0 a row has any length, and is read for each of its sums and again
+// for y.
 
 #include "row_starts.cuh"
 #include "rows.cuh"

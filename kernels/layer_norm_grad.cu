@@ -6,15 +6,15 @@
 //   partials[1][block][column] = the same sum of dy (not for RMS)
 //
 // dy, source, dx: (rows, width) of DATA_T, C order, or as `layout` says (row_starts.cuh); dx may be
-// dy. ds: the same, or null; dx may be ds. scale, bias: width of PARAM_T or null. mean, inv_std: rows of STAT_T. partials: (PLANES, gridDim.x, width) of the
-// accumulation dtype, or null if no parameter gradient is wanted. All outputs are written with =.
-// Deterministic: fixed orders, no atomics.
+// dy. ds: the same, or null; dx may be ds. scale, bias: width of PARAM_T or null. mean, inv_std: rows
+// of STAT_T. partials: (PLANES, gridDim.x, width) of the accumulation dtype, or null if no parameter
+// gradient is wanted. All outputs are written with =. Deterministic: fixed orders, no atomics.
 //
 // Launch: blockDim = (threads per row, rows per block), x a power of two with
-// x * CHUNKS * VEC >= width, x * y a multiple of 32 and at most 512 (256 if y > 1); any
-// gridDim.x. If VEC > 1, width is a multiple of VEC and arrays are 16-byte aligned, of a `layout` only
-// scale, bias and partials. LONG: x is 512, y is 1, and dynamic shared memory holds
-// PLANES * CHUNKS * VEC * x numbers of type A, and if LONG is 2 CHUNKS * VEC * x of PARAM_T behind.
+// x * CHUNKS * VEC >= width, x * y a multiple of 32 and at most 512 (256 if y > 1); any gridDim.x.
+// If VEC > 1, width is a multiple of VEC and arrays are 16-byte aligned, of a `layout` only scale,
+// bias and partials. LONG: x is 512, y is 1, and dynamic shared memory holds PLANES * CHUNKS * VEC * x
+// numbers of type A, and if LONG is 2 CHUNKS * VEC * x of PARAM_T behind.
 //
 // A thread keeps the sums of its columns in registers for all its rows, and its columns of scale if
 // there is room (KEEP_SCALE); scale is read again from the cache otherwise. LONG rows have too many
