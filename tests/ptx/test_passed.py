@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.ptx.passed import digest, read, record
+from tests.ptx.passed import ROOT, digest, read, record
 
 pytestmark = pytest.mark.ptx
 
@@ -57,3 +57,10 @@ def test_what_did_not_pass_is_not_recorded(root, counts):
     with pytest.raises(ValueError, match="not of a run that passed"):
         record("sm_90", report(root, **counts), table, root)
     assert not table.exists()
+
+
+def test_every_part_has_passed():
+    makefile = (ROOT / "Makefile").read_text()
+    architectures = makefile.partition("PTX_ARCHITECTURES := ")[2].partition("\n")[0].split()
+    kinds = ("", "-fused", "-nvrtc13", "-nvrtc13-fused")
+    assert [row.part for row in read()] == sorted(a + kind for a in architectures for kind in kinds)
