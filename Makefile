@@ -183,6 +183,7 @@ PTX_PLAIN := $(PTX_ARCHITECTURES) $(PTX_NVRTC13)
 PTX_PARTS := $(PTX_PLAIN) $(PTX_PLAIN:=-fused)
 test-ptx: $(PTX_PARTS:%=test-ptx-%) ## the whole suite on the kernels' compiled code (hours)
 	$(BIN)/python -m tests.ptx.unreached $(PTX_ARCHITECTURES:%=build/ptx/%.json)
+	$(BIN)/python -m tests.ptx.unreached $(PTX_NVRTC13:%=build/ptx/%.json)
 
 .PHONY: $(PTX_PARTS:%=test-ptx-%)
 $(PTX_NVRTC13:%=test-ptx-%) $(PTX_NVRTC13:%=test-ptx-%-fused): .venv-nvrtc13/.installed

@@ -166,7 +166,7 @@ def clock(monkeypatch):
 
 
 @pytest.fixture
-def cuda(monkeypatch):
+def cuda(monkeypatch, clock):  # noqa: ARG001
     monkeypatch.setitem(sys.modules, "cupy", Device())
     monkeypatch.setattr(places.Cuda, "copied", 64)
     return places.Cuda()

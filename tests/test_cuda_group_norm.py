@@ -31,13 +31,15 @@ LISTED = {
     (source_of(file), options_of(macros))
     for file, macros in combinations("group_norm", "group_norm_grad")
 }
-# (shape, channel axis, groups): packs across groups, several shares, ragged columns.
+# (shape, channel axis, groups): packs across groups, several shares, ragged columns, and groups of
+# so many channels that a thread adds up more than four.
 CASES = [
     ((3, 6, 40), 1, 2),
     ((2, 33, 24), 2, 8),
     ((5, 3, 7), 1, 3),
     ((70, 12), 1, 4),
     ((2, 900, 6), 2, 2),
+    ((2, 1100, 3), 1, 1),
 ]
 
 

@@ -103,6 +103,22 @@ def results_like(results, host, view, sizes):
     ("types", "sizes"), [*zip(SOME_TYPES, cycle([(3, 4, 4, 16), (2, 2, 2, 1029)]))], ids=str
 )
 def test_strided_rows_have_the_bits_of_a_copy(backend, name, view, types, sizes):
+    check_bits_of_a_copy(backend, name, view, types, sizes)
+
+
+WIDEST = zip(SOME_TYPES, (16384, 6144, 16384, 16384), strict=True)
+LONG = [*WIDEST, (SOME_TYPES[0], 14336)]
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("name", NAMES[4:])
+@pytest.mark.parametrize(("types", "width"), LONG, ids=str)
+def test_long_rows_have_the_bits_of_a_copy(backend, name, types, width):
+    """Several strides lead from row to row, and sums over rows take shared memory."""
+    check_bits_of_a_copy(backend, name, _heads_first, types, (1, 2, 2, width))
+
+
+def check_bits_of_a_copy(backend, name, view, types, sizes):
     given, further = arguments(name, view, types, sizes)
     run = getattr(gradkit, name)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from testbed.ptx import Coverage, merge, summary, unreached
 
 _LONG_QUOTIENT = "a quotient of 64 bits: no memory holds 2^32 packs"
+_NO_ORDER = "copies for p = 0, which is no order of a norm"
 _ONE_BY_ONE = "general powers go one by one: the first loop over a run leaves nothing"
 _IN_STEP = (
     "arrays that are added with their norm in one launch have no gaps, and packs at the same places"
@@ -34,7 +35,14 @@ REASONS = (
         "in place, less than a warp's share of single elements lies around the packs",
     ),
     ("norm_partials", "op.fetch(held, source + at", _ONE_BY_ONE),
-    ("norm_finish", "combine_scaled<SumOfPowers>", "copies for p = 0, which is no order of a norm"),
+    ("norm_partials", "part.lo = __dadd_rn(part.lo, lost);", _ONE_BY_ONE),
+    ("norm_partials", "other.scale = __shfl_xor_sync", _NO_ORDER),
+    ("norm_finish", "combine_scaled<SumOfPowers>", _NO_ORDER),
+    ("norm_finish", "other.scale = __shfl_xor_sync", _NO_ORDER),
+    ("norm_parts", "combine_scaled<SumOfPowers>", _NO_ORDER),
+    ("norm_parts", "other.scale = __shfl_xor_sync", _NO_ORDER),
+    ("unit_norm_partials", "other.scale = __shfl_xor_sync", _NO_ORDER),
+    ("unit_norm_finish", "other.scale = __shfl_xor_sync", _NO_ORDER),
     ("unit_norm_partials", "op.fetch(held, source + at", _ONE_BY_ONE),
     ("accumulate_grads", "if (is_time_to_rest(count - i, WARP)) op.rest();", _IN_STEP),
     ("accumulate_grads", "return result;", _IN_STEP),
