@@ -167,6 +167,7 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def cuda(monkeypatch, clock):  # noqa: ARG001
+    """The place, by a clock that a busy machine does not move."""
     monkeypatch.setitem(sys.modules, "cupy", Device())
     monkeypatch.setattr(places.Cuda, "copied", 64)
     return places.Cuda()

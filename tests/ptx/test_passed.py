@@ -60,6 +60,7 @@ def test_what_did_not_pass_is_not_recorded(root, counts):
 
 
 def test_every_part_has_passed():
+    """On which state of the kernels, the last column says."""
     makefile = (ROOT / "Makefile").read_text()
     architectures = makefile.partition("PTX_ARCHITECTURES := ")[2].partition("\n")[0].split()
     kinds = ("", "-fused", "-nvrtc13", "-nvrtc13-fused")
