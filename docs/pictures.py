@@ -45,7 +45,7 @@ HOUSE = (
     [Box("gradkit/*.py", "the public functions: they check arguments, and compute nothing", BLUE)],
     [
         Box("_frameworks/", "one array library a file", BLUE),
-        Box("_arguments/", "names, trees, outputs, checks", BLUE),
+        Box("_open/", "names, trees, outputs, checks", BLUE),
         Box("_groups/", "one communication library a file", BLUE),
     ],
     [Box("_backend.py", "the contract: every operation that both backends have", BLUE)],

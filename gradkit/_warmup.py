@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-from gradkit._arguments import checks, trees
-from gradkit._arguments.given import known_framework, view_of
 from gradkit._backend import Backend, Operations, names_in, operations_of
 from gradkit._frameworks import backend_of, is_array
+from gradkit._open import checks, trees
+from gradkit._open.given import known_framework, view_of
 
 __all__ = ["warmup"]
 

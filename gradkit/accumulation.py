@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradkit._arguments import checks, memory, trees
-from gradkit._arguments.call import Call
-from gradkit._arguments.foreign import answers
-from gradkit._arguments.given import Given, check_device, refuse_mixture
-from gradkit._arguments.gradients import Gradients
-from gradkit._arguments.signatures import Signatures
 from gradkit._backend import Array, Spec
 from gradkit._dtypes import FLOATS, float_of
 from gradkit._frameworks import is_array
+from gradkit._open import checks, memory, trees
+from gradkit._open.call import Call
+from gradkit._open.foreign import answers
+from gradkit._open.given import Given, check_device, refuse_mixture
+from gradkit._open.gradients import Gradients
+from gradkit._open.signatures import Signatures
 
 __all__ = ["accumulate_grad", "accumulate_grad_v2", "accumulate_grads", "zero_grad"]
 

@@ -14,16 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from gradkit._arguments import checks, engines
-from gradkit._arguments.batch_norms import plan_forward, plan_gradient, statistic_of
-from gradkit._arguments.batch_of_ranks import stats_of_ranks, sums_of_ranks
-from gradkit._arguments.call import Call
-from gradkit._arguments.foreign import answers
-from gradkit._arguments.meeting import Meeting
-from gradkit._arguments.norms import Channels, Forward, Gradient
-from gradkit._arguments.outputs import Outputs
-from gradkit._arguments.running import Moved, check_elements, moved_of, weight_of
 from gradkit._backend import Engine, runs
+from gradkit._open import checks, engines
+from gradkit._open.batch_norms import plan_forward, plan_gradient, statistic_of
+from gradkit._open.batch_of_ranks import stats_of_ranks, sums_of_ranks
+from gradkit._open.call import Call
+from gradkit._open.foreign import answers
+from gradkit._open.meeting import Meeting
+from gradkit._open.norms import Channels, Forward, Gradient
+from gradkit._open.outputs import Outputs
+from gradkit._open.running import Moved, check_elements, moved_of, weight_of
 from gradkit.distributed import Group
 
 __all__ = ["batch_norm", "batch_norm_grad", "last_engine"]

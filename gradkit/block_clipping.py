@@ -13,8 +13,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from gradkit._arguments import checks, trees
-from gradkit._arguments.clipping import (
+from gradkit._backend import Array, Axes, Number, Shape, Spec, runs
+from gradkit._frameworks import is_array
+from gradkit._open import checks, trees
+from gradkit._open.clipping import (
     NonFinite,
     apart_from,
     limit_of,
@@ -23,11 +25,9 @@ from gradkit._arguments.clipping import (
     raise_if_nonfinite,
     twins,
 )
-from gradkit._arguments.foreign import answers
-from gradkit._arguments.gradients import Gradients
-from gradkit._arguments.outputs import Named, Outputs
-from gradkit._backend import Array, Axes, Number, Shape, Spec, runs
-from gradkit._frameworks import is_array
+from gradkit._open.foreign import answers
+from gradkit._open.gradients import Gradients
+from gradkit._open.outputs import Named, Outputs
 from gradkit.gradients import names_of
 
 __all__ = [

@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradkit._arguments import checks
-from gradkit._arguments.call import Call
-from gradkit._arguments.clipping import (
+from gradkit._backend import Array, Number, Shape, Spec, runs
+from gradkit._frameworks import is_array
+from gradkit._open import checks
+from gradkit._open.call import Call
+from gradkit._open.clipping import (
     NonFinite,
     apart_from,
     limit_of,
@@ -24,15 +26,13 @@ from gradkit._arguments.clipping import (
     raise_if_nonfinite,
     twins,
 )
-from gradkit._arguments.device_meeting import Factors
-from gradkit._arguments.foreign import answers
-from gradkit._arguments.given import refuse_write
-from gradkit._arguments.gradients import Gradients
-from gradkit._arguments.meeting import Meeting
-from gradkit._arguments.outputs import Outputs
-from gradkit._arguments.total_norm import Ranks, Wanted, write_norm
-from gradkit._backend import Array, Number, Shape, Spec, runs
-from gradkit._frameworks import is_array
+from gradkit._open.device_meeting import Factors
+from gradkit._open.foreign import answers
+from gradkit._open.given import refuse_write
+from gradkit._open.gradients import Gradients
+from gradkit._open.meeting import Meeting
+from gradkit._open.outputs import Outputs
+from gradkit._open.total_norm import Ranks, Wanted, write_norm
 from gradkit.distributed import Group, Reduce
 
 __all__ = [

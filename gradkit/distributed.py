@@ -31,9 +31,9 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from gradkit._arguments import trees
-from gradkit._arguments.shards import Parts
 from gradkit._frameworks import framework_of, is_array
+from gradkit._open import trees
+from gradkit._open.shards import Parts
 
 __all__ = [
     "DeviceGroup",

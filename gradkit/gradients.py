@@ -6,10 +6,10 @@ dicts, lists and tuples of them; ``None`` leaves are skipped.
 
 from typing import Any
 
-from gradkit._arguments import trees
-from gradkit._arguments.given import known_framework
 from gradkit._backend import runs
 from gradkit._frameworks import is_array
+from gradkit._open import trees
+from gradkit._open.given import known_framework
 from gradkit.clipping import grad_norm
 
 __all__ = ["grads_of", "named_grads_of", "names_of", "per_tensor_norms"]

@@ -9,11 +9,11 @@ float64 for float64 data. ``out`` is as in :mod:`gradkit.layer_normalization`.
 
 from typing import Any
 
-from gradkit._arguments import checks
-from gradkit._arguments.call import Call
-from gradkit._arguments.foreign import answers
-from gradkit._arguments.group_norms import plan_forward, plan_gradient
-from gradkit._arguments.norms import Forward, Gradient
+from gradkit._open import checks
+from gradkit._open.call import Call
+from gradkit._open.foreign import answers
+from gradkit._open.group_norms import plan_forward, plan_gradient
+from gradkit._open.norms import Forward, Gradient
 
 __all__ = ["group_norm", "group_norm_grad"]
 

@@ -9,13 +9,13 @@ of training mode. Dtypes are written (T, U, V), and ``out`` is, as in
 from functools import partial
 from typing import Any, NamedTuple
 
-from gradkit._arguments import checks, engines
-from gradkit._arguments.call import Call
-from gradkit._arguments.foreign import answers
-from gradkit._arguments.norms import Channels, NormPlan, check_same_shape, types_of
-from gradkit._arguments.signatures import Signatures
 from gradkit._backend import Engine, Spec
 from gradkit._dtypes import BATCH_NORM_TYPES
+from gradkit._open import checks, engines
+from gradkit._open.call import Call
+from gradkit._open.foreign import answers
+from gradkit._open.norms import Channels, NormPlan, check_same_shape, types_of
+from gradkit._open.signatures import Signatures
 
 __all__ = ["batch_norm_inference", "batch_norm_inference_grad"]
 

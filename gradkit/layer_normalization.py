@@ -14,10 +14,12 @@ be ``y``; any other overlap is an error.
 
 from typing import Any, NamedTuple
 
-from gradkit._arguments import checks
-from gradkit._arguments.call import Call
-from gradkit._arguments.foreign import answers
-from gradkit._arguments.norms import (
+from gradkit._backend import Array, Spec
+from gradkit._dtypes import LAYER_NORM_TYPES
+from gradkit._open import checks
+from gradkit._open.call import Call
+from gradkit._open.foreign import answers
+from gradkit._open.norms import (
     Forward,
     NormPlan,
     Rows,
@@ -25,9 +27,7 @@ from gradkit._arguments.norms import (
     data_of_gradient,
     types_of,
 )
-from gradkit._arguments.signatures import Signatures
-from gradkit._backend import Array, Spec
-from gradkit._dtypes import LAYER_NORM_TYPES
+from gradkit._open.signatures import Signatures
 
 __all__ = [
     "add_layer_norm",

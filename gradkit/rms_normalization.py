@@ -5,19 +5,19 @@ Rows, dtypes and ``out`` are as in :mod:`gradkit.layer_normalization`.
 
 from typing import Any, NamedTuple
 
-from gradkit._arguments import checks
-from gradkit._arguments.call import Call
-from gradkit._arguments.foreign import answers
-from gradkit._arguments.norms import (
+from gradkit._backend import Array, Spec
+from gradkit._dtypes import LAYER_NORM_TYPES
+from gradkit._open import checks
+from gradkit._open.call import Call
+from gradkit._open.foreign import answers
+from gradkit._open.norms import (
     NormPlan,
     Rows,
     check_same_shape,
     data_of_gradient,
     types_of,
 )
-from gradkit._arguments.signatures import Signatures
-from gradkit._backend import Array, Spec
-from gradkit._dtypes import LAYER_NORM_TYPES
+from gradkit._open.signatures import Signatures
 
 __all__ = ["add_rms_norm", "rms_norm", "rms_norm_grad"]
 

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradkit._arguments import checks
-from gradkit._arguments.call import Call
-from gradkit._arguments.foreign import answers
-from gradkit._arguments.running import check_elements, weight_of
-from gradkit._arguments.signatures import Signatures
 from gradkit._backend import Array, Spec
+from gradkit._open import checks
+from gradkit._open.call import Call
+from gradkit._open.foreign import answers
+from gradkit._open.running import check_elements, weight_of
+from gradkit._open.signatures import Signatures
 
 __all__ = ["update_running_statistics"]
 

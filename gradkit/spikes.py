@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradkit._arguments import checks
-from gradkit._arguments.call import Call
-from gradkit._arguments.given import is_scalar, known_framework, view_of
 from gradkit._backend import Array, Spec
 from gradkit._frameworks import HOST, framework_of, is_array
+from gradkit._open import checks
+from gradkit._open.call import Call
+from gradkit._open.given import is_scalar, known_framework, view_of
 
 __all__ = ["SpikeGuard", "spike_guard_init", "spike_guard_update"]
 

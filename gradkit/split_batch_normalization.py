@@ -25,11 +25,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradkit._arguments import checks
-from gradkit._arguments.batch_norms import plan_forward, plan_gradient, statistic_of
-from gradkit._arguments.call import Call
-from gradkit._arguments.foreign import answers
-from gradkit._arguments.norms import (
+from gradkit._backend import Array, Shape, Spec
+from gradkit._dtypes import BATCH_NORM_TYPES
+from gradkit._open import checks
+from gradkit._open.batch_norms import plan_forward, plan_gradient, statistic_of
+from gradkit._open.call import Call
+from gradkit._open.foreign import answers
+from gradkit._open.norms import (
     Channels,
     Forward,
     Gradient,
@@ -37,9 +39,7 @@ from gradkit._arguments.norms import (
     check_same_shape,
     types_of,
 )
-from gradkit._arguments.signatures import Described, Signatures
-from gradkit._backend import Array, Shape, Spec
-from gradkit._dtypes import BATCH_NORM_TYPES
+from gradkit._open.signatures import Described, Signatures
 
 __all__ = [
     "batch_norm_apply",

@@ -62,10 +62,10 @@ def calls_of(method):
 def test_read_is_the_only_door_from_device_to_host():
     """Who calls it, and that nobody uses one of CuPy's other doors."""
     readers = {
-        "_arguments/batch_of_ranks.py",
-        "_arguments/clipping.py",
-        "_arguments/meeting.py",  # for callers who wait
-        "_arguments/total_norm.py",
+        "_open/batch_of_ranks.py",
+        "_open/clipping.py",
+        "_open/meeting.py",  # for callers who wait
+        "_open/total_norm.py",
         "_groups/device.py",  # in `check`
         "spikes.py",
         "_cuda/cudnn/search.py",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gradkit
-from gradkit._arguments.foreign import _INSTEAD
+from gradkit._open.foreign import _INSTEAD
 
 X = np.ones((2, 3))
 CALLS = {

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 import gradkit
 from gradkit import _numpy, distributed
-from gradkit._arguments import total_norm
 from gradkit._cuda.launch.kernels import source_of
 from gradkit._numpy import tuning
+from gradkit._open import total_norm
 from testbed.emulated import emulated_backend, on_device
 from tests import oracles, tolerances
 from tests.ranks import results, together

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gradkit
-from gradkit._arguments import memory
+from gradkit._open import memory
 
 HOST = SimpleNamespace(address=lambda array: array.ctypes.data)
 DEVICE = SimpleNamespace(address=lambda array: array.data.ptr)

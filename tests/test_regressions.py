@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gradkit
-from gradkit._arguments import trees
+from gradkit._open import trees
 from tests import oracles, tolerances
 from tests.problems import LAYER_TYPES, make
 from tests.tolerances import DTYPES, assert_same_bits, assert_within

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import gradkit
-from gradkit._arguments import signatures
-from gradkit._arguments.signatures import Described, Signatures
+from gradkit._open import signatures
+from gradkit._open.signatures import Described, Signatures
 from tests.problems import make
 
 

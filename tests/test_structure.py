@@ -20,7 +20,7 @@ MODULES = {name.removesuffix(".__init__"): path for name, path in FILES.items()}
 MAP = (
     (
         *("gradkit.errors", "gradkit._dtypes", "gradkit._backend"),
-        *("gradkit._arguments.shards", "gradkit._arguments.trees"),
+        *("gradkit._open.shards", "gradkit._open.trees"),
     ),
     ("gradkit._numpy",),
     ("gradkit._cuda.launch",),
@@ -29,7 +29,7 @@ MAP = (
     ("gradkit._frameworks",),
     ("gradkit._groups",),
     ("gradkit.distributed",),
-    ("gradkit._arguments",),
+    ("gradkit._open",),
     ("gradkit._config", "gradkit._warmup"),
 )
 # Imported by those who want them: they stand on the package, which imports none of them.

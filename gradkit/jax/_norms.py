@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradkit._arguments import checks
 from gradkit._backend import Array
+from gradkit._open import checks
 from gradkit.jax._callbacks import Compute, Result, call
 
 _ONCE = "{} has no second derivative, and none in forward mode: differentiate it once, by jax.grad"

@@ -5,8 +5,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from gradkit._arguments import checks
 from gradkit._backend import Array, Backend
+from gradkit._open import checks
 from gradkit.jax._callbacks import Result
 
 

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradkit._arguments import checks
-from gradkit._arguments.clipping import policy_of
 from gradkit._backend import Array, Backend, Views
 from gradkit._frameworks import backend_of
+from gradkit._open import checks
+from gradkit._open.clipping import policy_of
 from gradkit.jax._callbacks import Result, axes_of, call, varying
 from gradkit.jax._numbers import doubles, given, pair, pairs, read, store, widest
 

@@ -12,9 +12,9 @@ import pytest
 
 import gradkit
 from gradkit import _frameworks
-from gradkit._arguments import given
 from gradkit._frameworks import cuda
 from gradkit._frameworks import torch as torch_adapter
+from gradkit._open import given
 
 from .libraries import framework
 

@@ -35,7 +35,7 @@ _LAUNCH = "gradkit/_cuda/launch/groups.py"
 _BACKEND = "gradkit/_cuda/group_normalization.py"
 _NUMPY = "gradkit/_numpy/group_normalization.py"
 _CUT = "gradkit/_numpy/groups.py"
-_PLANS = "gradkit/_arguments/group_norms.py"
+_PLANS = "gradkit/_open/group_norms.py"
 _SUMS = "gradkit/_numpy/sums.py"
 
 MUTANTS = (

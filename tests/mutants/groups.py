@@ -3,7 +3,7 @@
 TESTS = ("tests/test_rank_states.py", "tests/test_device_groups.py", "tests/test_capture.py")
 
 KERNEL = "kernels/norm_of_ranks.cu"
-_NORM = "gradkit/_arguments/device_meeting.py"
+_NORM = "gradkit/_open/device_meeting.py"
 _RANKS = "gradkit/_groups/device.py"
 _NCCL = "gradkit/_groups/nccl.py"
 _LAUNCHER = "gradkit/_cuda/clipping.py"

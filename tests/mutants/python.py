@@ -8,21 +8,21 @@ _BLOCKS = "gradkit/_numpy/blocks.py"
 _CASTS = "gradkit/_numpy/casts.py"
 _ADD = "gradkit/_numpy/accumulation.py"
 _PUBLIC_CLIP = "gradkit/clipping.py"
-_TOTAL = "gradkit/_arguments/total_norm.py"
-_MEETING = "gradkit/_arguments/meeting.py"
+_TOTAL = "gradkit/_open/total_norm.py"
+_MEETING = "gradkit/_open/meeting.py"
 _BY_THREADS = "gradkit/_groups/threads.py"
 _UNITS = "gradkit/_numpy/block_clipping.py"
 _PUBLIC_UNITS = "gradkit/block_clipping.py"
 _PUBLIC_ADD = "gradkit/accumulation.py"
-_CHECKS = "gradkit/_arguments/checks.py"
-_MEMORY = "gradkit/_arguments/memory.py"
-_CALL = "gradkit/_arguments/outputs.py"
-_GIVEN = "gradkit/_arguments/given.py"
+_CHECKS = "gradkit/_open/checks.py"
+_MEMORY = "gradkit/_open/memory.py"
+_CALL = "gradkit/_open/outputs.py"
+_GIVEN = "gradkit/_open/given.py"
 _NAMED = "gradkit/gradients.py"
-_TREE = "gradkit/_arguments/trees.py"
-_GRADIENTS = "gradkit/_arguments/gradients.py"
-_SIGNATURES = "gradkit/_arguments/signatures.py"
-_NORM_ARGUMENTS = "gradkit/_arguments/norms.py"
+_TREE = "gradkit/_open/trees.py"
+_GRADIENTS = "gradkit/_open/gradients.py"
+_SIGNATURES = "gradkit/_open/signatures.py"
+_NORM_ARGUMENTS = "gradkit/_open/norms.py"
 _CHANNELS = "gradkit/_numpy/channels.py"
 _MOMENTS = "gradkit/_numpy/moments.py"
 _TUNING = "gradkit/_numpy/tuning.py"
@@ -30,8 +30,8 @@ _SUMS = "gradkit/_numpy/sums.py"
 _SCRATCH = "gradkit/_numpy/scratch.py"
 _THREADS = "gradkit/_numpy/threads.py"
 _PUBLIC_BATCH = "gradkit/batch_normalization.py"
-_BATCH_PLANS = "gradkit/_arguments/batch_norms.py"
-_OF_RANKS = "gradkit/_arguments/batch_of_ranks.py"
+_BATCH_PLANS = "gradkit/_open/batch_norms.py"
+_OF_RANKS = "gradkit/_open/batch_of_ranks.py"
 _STEPS = "gradkit/_numpy/split_batch_normalization.py"
 _PUBLIC_STEPS = "gradkit/split_batch_normalization.py"
 _ENGINES = "gradkit/_cuda/batch_normalization.py"
@@ -309,7 +309,7 @@ ROWS = (
         "a dict's gradients taken in their own order",
     ),
     (
-        "gradkit/_arguments/clipping.py",
+        "gradkit/_open/clipping.py",
         "trees.in_order_of(group.tree, trees.freeze(out, is_array), is_array)",
         "trees.freeze(out, is_array)",
         "a dict's results written in their own order",
@@ -552,7 +552,7 @@ ROWS = (
         "a sum over ranks for a maximum",
     ),
     (
-        "gradkit/_arguments/clipping.py",
+        "gradkit/_open/clipping.py",
         "    group.backend.grad_norm(group.views, np.inf, largest, per_tensor=True)\n",
         "    group.backend.grad_norm(group.views, 2.0, largest, per_tensor=True)\n",
         "a large gradient named as not finite",
@@ -700,7 +700,7 @@ ROWS = (
     ),
     (_PUBLIC_BATCH, "check_elements(count,", "check_elements(2,", "one element on all ranks"),
     (
-        "gradkit/_arguments/call.py",
+        "gradkit/_open/call.py",
         "return [*self._inputs(), *results]",
         "return self._inputs()",
         "running statistics over an output",
@@ -754,7 +754,7 @@ ROWS = (
         "a group of one that is one",
     ),
     (
-        "gradkit/_arguments/engines.py",
+        "gradkit/_open/engines.py",
         "    if not alone:\n        raise",
         "    if False:\n        raise",
         "an engine that knows no group",
@@ -946,13 +946,13 @@ ROWS = (
     ),
     (_PUBLIC_UNITS, "checks.floating(own, name)", "pass", "a parameter of integers"),
     (
-        "gradkit/_arguments/trees.py",
+        "gradkit/_open/trees.py",
         "or branches.keys() != said.keys():",
         "or not branches.keys() <= said.keys():",
         "an axis for no gradient",
     ),
     (
-        "gradkit/_arguments/trees.py",
+        "gradkit/_open/trees.py",
         "or not (isinstance(tree, Mapping) or len(others) == len(branches)):",
         "or False:",
         "parameters beside gradients that were left out",
@@ -1045,7 +1045,7 @@ ROWS = (
         "squares scaled by what rounds",
     ),
     (
-        "gradkit/_arguments/gradients.py",
+        "gradkit/_open/gradients.py",
         "            self._join(beside)\n",
         "            pass\n",
         "an empty list that cannot stand beside an array on the device",

@@ -3,7 +3,7 @@
 TESTS = ("tests/test_several_devices.py", "tests/test_cupy_device.py")
 
 _DEVICES = "gradkit/_cuda/several_devices.py"
-SHARES = "gradkit/_arguments/several_devices.py"
+SHARES = "gradkit/_open/several_devices.py"
 _DEVICE = "gradkit/_cuda/launch/device.py"
 
 MUTANTS = (

@@ -30,29 +30,29 @@ _NORMALIZATION = "tests/test_normalization.py"
 _RUNNING = "tests/test_running_statistics.py"
 _RESIDUAL, _STRIDED = "tests/test_residual_norms.py", "tests/test_strided_rows.py"
 _HOST_TESTS: dict[str, tuple[str, ...]] = {
-    "gradkit/_arguments/outputs.py": (_BAD_INPUT,),
-    "gradkit/_arguments/given.py": (
+    "gradkit/_open/outputs.py": (_BAD_INPUT,),
+    "gradkit/_open/given.py": (
         _BAD_INPUT,
         "tests/test_dispatch.py",
         "tests/test_several_devices.py",
     ),
-    "gradkit/_arguments/checks.py": (_CLIPPING, _BAD_INPUT),
+    "gradkit/_open/checks.py": (_CLIPPING, _BAD_INPUT),
     "gradkit/layer_normalization.py": (_RESIDUAL,),
     "gradkit/rms_normalization.py": (_RESIDUAL,),
-    "gradkit/_arguments/gradients.py": (_CLIPPING, _SCALED, _GROUPS, _BAD_INPUT),
-    "gradkit/_arguments/meeting.py": _RANKS,
-    "gradkit/_arguments/total_norm.py": (
+    "gradkit/_open/gradients.py": (_CLIPPING, _SCALED, _GROUPS, _BAD_INPUT),
+    "gradkit/_open/meeting.py": _RANKS,
+    "gradkit/_open/total_norm.py": (
         *(_GROUPS, "tests/test_shards.py", "tests/test_distributed.py", _SCALED),
     ),
     "gradkit/_groups/threads.py": _RANKS,
     "gradkit/_groups/torch.py": ("tests/test_shards.py",),
     "gradkit/_groups/mpi.py": (_GROUPS,),
     "gradkit/distributed.py": ("tests/test_shards.py", _GROUPS),
-    "gradkit/_arguments/memory.py": ("tests/test_overlap.py", _CLIPPING, _BAD_INPUT),
+    "gradkit/_open/memory.py": ("tests/test_overlap.py", _CLIPPING, _BAD_INPUT),
     "gradkit/_numpy/accumulation.py": ("tests/test_accumulation.py", _LIST_SUMS),
     "gradkit/_numpy/zeros.py": ("tests/test_accumulation.py",),
     "gradkit/_numpy/batch_normalization.py": (_BATCH_NORM,),
-    "gradkit/_arguments/signatures.py": ("tests/test_signatures.py", _BAD_INPUT),
+    "gradkit/_open/signatures.py": ("tests/test_signatures.py", _BAD_INPUT),
     "gradkit/_numpy/blocks.py": (_BATCH_NORM, _NORMALIZATION, _CLIPPING),
     "gradkit/_numpy/channels.py": (_BATCH_NORM, _STREAMED),
     "gradkit/_numpy/moments.py": (_NORMALIZATION, "tests/test_group_norm.py", _BATCH_NORM),
@@ -62,28 +62,28 @@ _HOST_TESTS: dict[str, tuple[str, ...]] = {
     "gradkit/_numpy/threads.py": ("tests/test_threads.py",),
     "gradkit/batch_normalization.py": (_RUNNING, _OVER_RANKS, _BAD_INPUT),
     "gradkit/split_batch_normalization.py": (_OVER_RANKS,),
-    "gradkit/_arguments/batch_norms.py": ("tests/test_signatures.py", _BATCH_NORM),
-    "gradkit/_arguments/batch_of_ranks.py": (_OVER_RANKS,),
+    "gradkit/_open/batch_norms.py": ("tests/test_signatures.py", _BATCH_NORM),
+    "gradkit/_open/batch_of_ranks.py": (_OVER_RANKS,),
     "gradkit/_numpy/split_batch_normalization.py": (_OVER_RANKS,),
     "gradkit/_numpy/running_statistics.py": (_RUNNING,),
     "gradkit/_numpy/inference_batch_normalization.py": ("tests/test_batch_norm_inference.py",),
-    "gradkit/_arguments/call.py": (_BAD_INPUT,),
+    "gradkit/_open/call.py": (_BAD_INPUT,),
     "gradkit/_cuda/cudnn/batch_normalization.py": ("tests/cudnn/test_launcher.py",),
     "gradkit/_numpy/casts.py": ("tests/test_casts.py",),
     "gradkit/_numpy/clipping.py": (_CLIPPING, _SCALED, _GROUPS, "tests/test_distributed.py"),
     "gradkit/_numpy/row_norms.py": (_NORMALIZATION, _RESIDUAL, _STRIDED),
     "gradkit/_numpy/tiles.py": (_NORMALIZATION, _BATCH_NORM, _RESIDUAL, _STRIDED, _STREAMED),
-    "gradkit/_arguments/trees.py": ("tests/test_gradients.py", _CLIPPING, _BLOCKS, _BAD_INPUT),
-    "gradkit/_arguments/clipping.py": (_CLIPPING, _BAD_INPUT),
+    "gradkit/_open/trees.py": ("tests/test_gradients.py", _CLIPPING, _BLOCKS, _BAD_INPUT),
+    "gradkit/_open/clipping.py": (_CLIPPING, _BAD_INPUT),
     "gradkit/_numpy/block_clipping.py": (_BLOCKS,),
     "gradkit/block_clipping.py": (_BLOCKS,),
     "gradkit/accumulation.py": ("tests/test_accumulation.py", _LIST_SUMS, _BAD_INPUT),
     "gradkit/gradients.py": ("tests/test_gradients.py",),
     "gradkit/clipping.py": (_CLIPPING, _SCALED, "tests/test_distributed.py"),
-    "gradkit/_arguments/norms.py": (_BAD_INPUT,),
+    "gradkit/_open/norms.py": (_BAD_INPUT,),
     "gradkit/_cuda/batch_normalization.py": ("tests/cudnn/test_engines.py",),
     "gradkit/_cuda/cudnn/engines.py": ("tests/cudnn/test_engines.py",),
-    "gradkit/_arguments/engines.py": (_OVER_RANKS,),
+    "gradkit/_open/engines.py": (_OVER_RANKS,),
     "gradkit/_frameworks/cuda.py": ("tests/interop/test_devices.py", "tests/test_cupy_device.py"),
     "gradkit/_frameworks/cupy.py": ("tests/test_cupy_device.py",),
 }
@@ -148,7 +148,7 @@ def _generated(file: str, old: str, new: str, what: str) -> Mutant:
 
 def _of_group_norms(file: str, old: str, new: str, what: str) -> Mutant:
     more = {
-        "gradkit/_arguments/group_norms.py": (_BAD_INPUT,),
+        "gradkit/_open/group_norms.py": (_BAD_INPUT,),
         "gradkit/_numpy/group_normalization.py": (*group_norms.TESTS, "tests/test_memory.py"),
     }
     return Mutant(file, old, new, what, more.get(file, group_norms.TESTS))

@@ -9,8 +9,11 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from gradkit._arguments import checks, memory, trees
-from gradkit._arguments.given import (
+from gradkit._backend import Array, Backend, Borrowed, Number, Spec, Spread, Views
+from gradkit._dtypes import float_name
+from gradkit._frameworks import HOST, Framework, backend_of, framework_for, is_array
+from gradkit._open import checks, memory, trees
+from gradkit._open.given import (
     RETURNED,
     Given,
     check_device,
@@ -20,12 +23,9 @@ from gradkit._arguments.given import (
     same_device,
     view_of,
 )
-from gradkit._arguments.outputs import Named, Outputs
-from gradkit._arguments.several_devices import Share, Twins, backend_of_all, on_streams, spread
-from gradkit._arguments.shards import holds_shards
-from gradkit._backend import Array, Backend, Borrowed, Number, Spec, Spread, Views
-from gradkit._dtypes import float_name
-from gradkit._frameworks import HOST, Framework, backend_of, framework_for, is_array
+from gradkit._open.outputs import Named, Outputs
+from gradkit._open.several_devices import Share, Twins, backend_of_all, on_streams, spread
+from gradkit._open.shards import holds_shards
 
 _NOTHING = np.empty(0)
 _NONE: Mapping[str, Any] = MappingProxyType({})

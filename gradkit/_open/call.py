@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
-from gradkit._arguments.given import (
+from gradkit._backend import Array, Spec
+from gradkit._frameworks import backend_of, framework_for
+from gradkit._open.given import (
     RETURNED,
     Given,
     known_framework,
     refuse_write,
     view_of,
 )
-from gradkit._arguments.outputs import Outputs, Reuse
-from gradkit._backend import Array, Spec
-from gradkit._frameworks import backend_of, framework_for
+from gradkit._open.outputs import Outputs, Reuse
 
 Arrays = TypeVar("Arrays", bound=tuple[Any, ...])  # a named tuple
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any, TypeAlias
 
-from gradkit._arguments.shards import Parts
+from gradkit._open.shards import Parts
 
 IsLeaf = Callable[[Any], bool]
 Keys: TypeAlias = tuple[Any, ...]

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradkit._arguments import checks
-from gradkit._arguments.given import check_device, known_framework, same_device, view_of
-from gradkit._arguments.gradients import Gradients
-from gradkit._arguments.meeting import ROOM, STATE, Meeting, digest_of
 from gradkit._backend import Array, Number
+from gradkit._open import checks
+from gradkit._open.given import check_device, known_framework, same_device, view_of
+from gradkit._open.gradients import Gradients
+from gradkit._open.meeting import ROOM, STATE, Meeting, digest_of
 
 _FLOAT64 = np.dtype(np.float64)
 _FACTORS = 3  # norm, scale and limit

@@ -4,8 +4,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from gradkit._arguments import checks
-from gradkit._arguments.norms import (
+from gradkit._backend import Array, Spec
+from gradkit._dtypes import BATCH_NORM_TYPES
+from gradkit._open import checks
+from gradkit._open.norms import (
     Channels,
     Forward,
     Gradient,
@@ -13,9 +15,7 @@ from gradkit._arguments.norms import (
     check_same_shape,
     types_of,
 )
-from gradkit._arguments.signatures import Signatures
-from gradkit._backend import Array, Spec
-from gradkit._dtypes import BATCH_NORM_TYPES
+from gradkit._open.signatures import Signatures
 
 
 @partial(Signatures, strides=True)

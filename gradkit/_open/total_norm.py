@@ -7,15 +7,15 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from gradkit import _numpy
-from gradkit._arguments import checks, device_meeting, trees
-from gradkit._arguments.clipping import raise_if_nonfinite
-from gradkit._arguments.device_meeting import Factors, Sums
-from gradkit._arguments.given import is_scalar
-from gradkit._arguments.gradients import Gradients
-from gradkit._arguments.meeting import Meeting
-from gradkit._arguments.shards import replicas_in
 from gradkit._backend import Array, Backend, Number
 from gradkit._frameworks import framework_of, is_array
+from gradkit._open import checks, device_meeting, trees
+from gradkit._open.clipping import raise_if_nonfinite
+from gradkit._open.device_meeting import Factors, Sums
+from gradkit._open.given import is_scalar
+from gradkit._open.gradients import Gradients
+from gradkit._open.meeting import Meeting
+from gradkit._open.shards import replicas_in
 from gradkit.distributed import Reduce
 
 _FLOAT64 = np.dtype(np.float64)

@@ -4,11 +4,11 @@ from typing import Any
 
 import numpy as np
 
-from gradkit._arguments.call import Call
-from gradkit._arguments.meeting import Meeting
-from gradkit._arguments.norms import Channels, Forward, Gradient
 from gradkit._backend import Array
 from gradkit._frameworks import backend_of
+from gradkit._open.call import Call
+from gradkit._open.meeting import Meeting
+from gradkit._open.norms import Channels, Forward, Gradient
 
 _FLOAT64 = np.dtype(np.float64)
 

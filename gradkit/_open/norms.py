@@ -7,10 +7,10 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from gradkit._arguments import checks, memory
-from gradkit._arguments.signatures import Described
 from gradkit._backend import Shape, Spec
 from gradkit._dtypes import DType, Types, accumulation_name, check_combination, dtype_named
+from gradkit._open import checks, memory
+from gradkit._open.signatures import Described
 
 
 class Forward(NamedTuple):

@@ -4,8 +4,8 @@ import threading
 
 import numpy as np
 
-from gradkit._arguments import checks
 from gradkit._backend import Array, Engine
+from gradkit._open import checks
 
 _ENGINES = ("cudnn", "cudnn-persistent", "native")
 _latest = threading.local()

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gradkit._arguments import checks, memory
-from gradkit._arguments.given import Given
 from gradkit._backend import Array, Spec
 from gradkit._frameworks import is_array
+from gradkit._open import checks, memory
+from gradkit._open.given import Given
 
 Named = Sequence[tuple[str, Array]]
 # The input that the first output may be; or for each output a tuple of the inputs that it may be.

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from gradkit._arguments.memory import overlaps_itself
 from gradkit._backend import Array, Shape
 from gradkit._dtypes import FLOATS, dtype_named, float_name, float_of
+from gradkit._open.memory import overlaps_itself
 
 
 def real(value: Any, label: str) -> float:

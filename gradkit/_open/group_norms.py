@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from gradkit._arguments import checks, memory
-from gradkit._arguments.norms import Forward, Gradient, NormPlan, check_same_shape, types_of
-from gradkit._arguments.signatures import Described, Signatures
 from gradkit._backend import Shape, Spec
 from gradkit._dtypes import LAYER_NORM_TYPES
+from gradkit._open import checks, memory
+from gradkit._open.norms import Forward, Gradient, NormPlan, check_same_shape, types_of
+from gradkit._open.signatures import Described, Signatures
 
 
 class Groups(NamedTuple):

@@ -6,9 +6,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from gradkit._arguments import checks
 from gradkit._backend import Array, Backend, Number
 from gradkit._frameworks import HOST, Framework, backend_of, framework_of, is_array
+from gradkit._open import checks
 
 _ONE = "one number"
 # What to pass in place of objects that look like arrays, by their library.

@@ -6,13 +6,13 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from gradkit._arguments import checks, trees
-from gradkit._arguments.given import Given
-from gradkit._arguments.gradients import Gradients
-from gradkit._arguments.outputs import Outputs
-from gradkit._arguments.several_devices import Twins
 from gradkit._backend import Array, Number, Spec
 from gradkit._frameworks import is_array
+from gradkit._open import checks, trees
+from gradkit._open.given import Given
+from gradkit._open.gradients import Gradients
+from gradkit._open.outputs import Outputs
+from gradkit._open.several_devices import Twins
 from gradkit.errors import NonFiniteNormError
 
 NonFinite: TypeAlias = Literal["propagate", "raise", "zero"]

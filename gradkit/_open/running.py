@@ -2,10 +2,10 @@
 
 from typing import Any, NamedTuple
 
-from gradkit._arguments import checks
-from gradkit._arguments.call import Call
-from gradkit._arguments.outputs import Outputs
 from gradkit._backend import Array, Running, Shape, Spec
+from gradkit._open import checks
+from gradkit._open.call import Call
+from gradkit._open.outputs import Outputs
 
 _FEW = "the unbiased variance needs two or more"
 
