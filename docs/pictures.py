@@ -46,7 +46,7 @@ HOUSE = (
     [
         Box("_frameworks/", "one array library a file", BLUE),
         Box("_open/", "names, trees, outputs, checks", BLUE),
-        Box("_groups/", "one communication library a file", BLUE),
+        Box("_ranks/", "one communication library a file", BLUE),
     ],
     [Box("_backend.py", "the contract: every operation that both backends have", BLUE)],
     [

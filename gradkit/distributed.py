@@ -169,7 +169,7 @@ def from_mpi(comm: Any) -> Group:
         group = gradkit.distributed.from_mpi(MPI.COMM_WORLD)
         norm = gradkit.clip_grad_norm(own_grads, max_norm=1.0, group=group)
     """
-    from gradkit._groups.mpi import ranks_of
+    from gradkit._ranks.mpi import ranks_of
 
     return ranks_of(comm)
 
@@ -205,7 +205,7 @@ def from_torch(process_group: Any = None, *, device: Any = None) -> Group:
         norm = gradkit.clip_grad_norm(grads, max_norm=1.0, group=group)
     """
     _imported("torch", "from_torch")
-    from gradkit._groups.torch import ranks_of
+    from gradkit._ranks.torch import ranks_of
 
     return ranks_of(process_group, device)
 
@@ -237,7 +237,7 @@ def from_cupyx(backend: Any) -> DeviceGroup:
         gradkit.clip_grad_norm(own_grads, max_norm=1.0, group=group)
         group.check()  # once a step
     """
-    from gradkit._groups.nccl import CupyxRanks
+    from gradkit._ranks.nccl import CupyxRanks
 
     return CupyxRanks(backend)
 
@@ -269,7 +269,7 @@ def from_nccl(communicator: Any) -> DeviceGroup:
         gradkit.clip_grad_norm(own_grads, max_norm=1.0, group=group)
         group.check()  # once a step
     """
-    from gradkit._groups.nccl import ranks_of
+    from gradkit._ranks.nccl import ranks_of
 
     return ranks_of(communicator)
 
@@ -297,7 +297,7 @@ def from_jax() -> Group:
         clipped, norm = gradkit.clip_by_global_norm(grads, max_norm=1.0, group=group)
     """
     _imported("jax", "from_jax")
-    from gradkit._groups.jax import JaxGroup
+    from gradkit._ranks.jax import JaxGroup
 
     return JaxGroup()
 
@@ -336,7 +336,7 @@ def threads(size: int, *, timeout: float = 60.0) -> list[Group]:
     >>> list(norms)
     [array(5.), array(5.)]
     """
-    from gradkit._groups.threads import groups
+    from gradkit._ranks.threads import groups
 
     if not isinstance(size, int) or isinstance(size, bool):
         raise TypeError(f"size must be an integer, not {type(size).__name__}")
@@ -456,12 +456,12 @@ def _is_jax(value: Any) -> bool:
 def _parts_of(grad: Any, name: Any, plain: int | None) -> tuple[Any, Any]:
     """The rank's own part of a gradient or parts, and on how many ranks each lies."""
     if _is_jax(grad):
-        from gradkit._groups.jax import shards_of as shards_of_jax
+        from gradkit._ranks.jax import shards_of as shards_of_jax
 
         parts = shards_of_jax(grad)
         return [part for part, _ in parts], [count for _, count in parts]
     if hasattr(grad, "placements"):
-        from gradkit._groups.torch import shard_of
+        from gradkit._ranks.torch import shard_of
 
         try:
             return shard_of(grad)

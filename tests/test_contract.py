@@ -66,7 +66,7 @@ def test_read_is_the_only_door_from_device_to_host():
         "_open/clipping.py",
         "_open/meeting.py",  # for callers who wait
         "_open/total_norm.py",
-        "_groups/device.py",  # in `check`
+        "_ranks/device.py",  # in `check`
         "spikes.py",
         "_cuda/cudnn/search.py",
     }  # the last one reads a file
@@ -75,7 +75,7 @@ def test_read_is_the_only_door_from_device_to_host():
     for method in ("item", "tolist"):
         assert {file.partition("/")[0] for file in calls_of(method)} <= {"_numpy"}
     waiting = {"_frameworks/cuda.py", "_frameworks/tensorflow.py"}  # for streams they cannot order
-    waiting |= {"_groups/device.py"}
+    waiting |= {"_ranks/device.py"}
     assert set(calls_of("synchronize")) == waiting
 
 

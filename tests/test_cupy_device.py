@@ -22,8 +22,8 @@ from gradkit._cuda.several_devices import carry
 from gradkit._dtypes import dtype_named
 from gradkit._frameworks import backend_of, cuda
 from gradkit._frameworks.cupy import CuPy
-from gradkit._groups import device as groups_device
-from gradkit._groups.nccl import _NCCL_FLOAT64, _is_a
+from gradkit._ranks import device as groups_device
+from gradkit._ranks.nccl import _NCCL_FLOAT64, _is_a
 from gradkit.errors import KernelLaunchError
 from testbed.idle_cupy import idle_cupy
 

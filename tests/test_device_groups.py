@@ -13,7 +13,7 @@ import gradkit
 from gradkit import distributed
 from gradkit._cuda import CudaBackend
 from gradkit._cuda.launch import kernels
-from gradkit._groups import device as groups_device
+from gradkit._ranks import device as groups_device
 from testbed.emulated import DeviceArray
 from tests import oracles, tolerances
 from tests.device_ranks import (

@@ -314,7 +314,7 @@ def test_ranks_of_several_devices_each(order, per_tensor):
 def test_a_group_on_the_first_gradients_devices(monkeypatch):
     """Numbers stay on devices: those of the group go on to the others by copies."""
     from gradkit import distributed
-    from gradkit._groups import device as groups_device
+    from gradkit._ranks import device as groups_device
 
     ranks, wire = [Devices(2), Devices(2)], Wire(2)
     held = [spread(devices, [[f(3, 0)], [f(4 + 8 * k)]]) for k, devices in enumerate(ranks)]

@@ -27,7 +27,7 @@ MAP = (
     ("gradkit._cuda.cudnn",),
     ("gradkit._cuda",),
     ("gradkit._frameworks",),
-    ("gradkit._groups",),
+    ("gradkit._ranks",),
     ("gradkit.distributed",),
     ("gradkit._open",),
     ("gradkit._config", "gradkit._warmup"),

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from gradkit._frameworks import backend_of
-from gradkit._groups.device import raise_if_any
 from gradkit._open import checks
 from gradkit._open.given import known_framework, view_of
+from gradkit._ranks.device import raise_if_any
 from gradkit.distributed import Group
 from gradkit.errors import RankError
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 import gradkit
-from gradkit._groups.torch import shard_of
+from gradkit._ranks.torch import shard_of
 from gradkit.distributed import Group, ShardedGrads, from_torch
 
 __all__ = [

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gradkit import distributed
-from gradkit._groups.torch import TorchGroup
+from gradkit._ranks.torch import TorchGroup
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ TESTS = ("tests/test_rank_states.py", "tests/test_device_groups.py", "tests/test
 
 KERNEL = "kernels/norm_of_ranks.cu"
 _NORM = "gradkit/_open/device_meeting.py"
-_RANKS = "gradkit/_groups/device.py"
-_NCCL = "gradkit/_groups/nccl.py"
+_RANKS = "gradkit/_ranks/device.py"
+_NCCL = "gradkit/_ranks/nccl.py"
 _LAUNCHER = "gradkit/_cuda/clipping.py"
 _LISTS = "gradkit/_cuda/launch/list_norms.py"
 _NUMPY = "gradkit/_numpy/clipping.py"

@@ -10,7 +10,7 @@ _ADD = "gradkit/_numpy/accumulation.py"
 _PUBLIC_CLIP = "gradkit/clipping.py"
 _TOTAL = "gradkit/_open/total_norm.py"
 _MEETING = "gradkit/_open/meeting.py"
-_BY_THREADS = "gradkit/_groups/threads.py"
+_BY_THREADS = "gradkit/_ranks/threads.py"
 _UNITS = "gradkit/_numpy/block_clipping.py"
 _PUBLIC_UNITS = "gradkit/block_clipping.py"
 _PUBLIC_ADD = "gradkit/accumulation.py"
@@ -1083,13 +1083,13 @@ ROWS = (
         "a gradient lost to another of its name",
     ),
     (
-        "gradkit/_groups/mpi.py",
+        "gradkit/_ranks/mpi.py",
         "    if comm.Is_inter():",
         "    if False:",
         "the other side's numbers",
     ),
     (
-        "gradkit/_groups/mpi.py",
+        "gradkit/_ranks/mpi.py",
         "    if not comm:",
         "    if False:",
         "a process outside of its communicator",
@@ -1125,19 +1125,19 @@ ROWS = (
         "the replicas of sharded gradients unheeded",
     ),
     (
-        "gradkit/_groups/torch.py",
+        "gradkit/_ranks/torch.py",
         "placement.is_partial()",
         "False",
         "partial sums taken for gradients",
     ),
     (
-        "gradkit/_groups/torch.py",
+        "gradkit/_ranks/torch.py",
         "replicas *= length",
         "replicas += length",
         "copies on two axes added up",
     ),
     (
-        "gradkit/_groups/torch.py",
+        "gradkit/_ranks/torch.py",
         "(wait() if wait else local)",
         "local",
         "a part that has not arrived",

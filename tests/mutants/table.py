@@ -44,9 +44,9 @@ _HOST_TESTS: dict[str, tuple[str, ...]] = {
     "gradkit/_open/total_norm.py": (
         *(_GROUPS, "tests/test_shards.py", "tests/test_distributed.py", _SCALED),
     ),
-    "gradkit/_groups/threads.py": _RANKS,
-    "gradkit/_groups/torch.py": ("tests/test_shards.py",),
-    "gradkit/_groups/mpi.py": (_GROUPS,),
+    "gradkit/_ranks/threads.py": _RANKS,
+    "gradkit/_ranks/torch.py": ("tests/test_shards.py",),
+    "gradkit/_ranks/mpi.py": (_GROUPS,),
     "gradkit/distributed.py": ("tests/test_shards.py", _GROUPS),
     "gradkit/_open/memory.py": ("tests/test_overlap.py", _CLIPPING, _BAD_INPUT),
     "gradkit/_numpy/accumulation.py": ("tests/test_accumulation.py", _LIST_SUMS),

@@ -44,7 +44,7 @@ class Place:
 class Mpi(Place):
     """Ranks of mpiexec. The halves count backwards."""
 
-    adapter, kind = "gradkit/_groups/mpi.py", "MpiGroup"
+    adapter, kind = "gradkit/_ranks/mpi.py", "MpiGroup"
     made = staticmethod(distributed.from_mpi)
 
     def start(self):
@@ -68,7 +68,7 @@ class Mpi(Place):
 class Torch(Place):
     """Ranks of a gloo process group."""
 
-    adapter, kind = "gradkit/_groups/torch.py", "TorchGroup"
+    adapter, kind = "gradkit/_ranks/torch.py", "TorchGroup"
     made = staticmethod(distributed.from_torch)
 
     def start(self):
@@ -101,7 +101,7 @@ class Torch(Place):
 class Jax(Place):
     """Processes of a JAX program, without float64."""
 
-    adapter, kind = "gradkit/_groups/jax.py", "JaxGroup"
+    adapter, kind = "gradkit/_ranks/jax.py", "JaxGroup"
     made = staticmethod(distributed.from_jax)
 
     def start(self):

@@ -26,7 +26,7 @@ def test_a_rank_that_does_not_come_is_named(there, library, suite, tmp_path, mon
     else:
         assert "no rank finished anything for 2 s" in said
         zero, one = said.split("rank 0 ")[1].split("rank 1 ")
-        assert f"_groups/{library}.py" in zero
+        assert f"_ranks/{library}.py" in zero
         assert "in allgather" in zero
         assert "in _stays_away" in one
         assert "the last of them 'an adapter moves bits'" in one

@@ -3,7 +3,7 @@
 from typing import Any
 
 from gradkit._backend import Array
-from gradkit._groups.device import DeviceRanks
+from gradkit._ranks.device import DeviceRanks
 
 _NCCL_FLOAT64 = 8  # in nccl.h
 

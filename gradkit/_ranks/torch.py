@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from gradkit._groups.device import DeviceRanks
+from gradkit._ranks.device import DeviceRanks
 
 
 def ranks_of(process_group: Any, device: Any) -> "TorchGroup | TorchDeviceRanks":
