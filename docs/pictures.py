@@ -44,7 +44,7 @@ HOUSE = (
     ],
     [Box("gradkit/*.py", "the public functions: they check arguments, and compute nothing", BLUE)],
     [
-        Box("_frameworks/", "one array library a file", BLUE),
+        Box("_arrays/", "one array library a file", BLUE),
         Box("_open/", "names, trees, outputs, checks", BLUE),
         Box("_ranks/", "one communication library a file", BLUE),
     ],

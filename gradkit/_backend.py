@@ -1,7 +1,7 @@
 """The contract between the public functions and the backends: ``Backend``.
 
 ``gradkit._numpy`` (a module) and ``gradkit._cuda.CudaBackend`` (one object per device) have every
-function here with the same name and parameters. mypy checks that in ``gradkit._frameworks``, which
+function here with the same name and parameters. mypy checks that in ``gradkit._arrays``, which
 returns them, and ``tests/test_contract.py`` compares the signatures.
 
 Arguments are validated: arrays are the backend's own (``numpy.ndarray`` or ``cupy.ndarray``),

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+from gradkit._arrays import backend_of, is_array
 from gradkit._backend import Backend, Operations, names_in, operations_of
-from gradkit._frameworks import backend_of, is_array
 from gradkit._open import checks, trees
 from gradkit._open.given import known_framework, view_of
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gradkit._arrays import is_array
 from gradkit._backend import Array, Spec
 from gradkit._dtypes import FLOATS, float_of
-from gradkit._frameworks import is_array
 from gradkit._open import checks, memory, trees
 from gradkit._open.call import Call
 from gradkit._open.foreign import answers

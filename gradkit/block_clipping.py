@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from gradkit._arrays import is_array
 from gradkit._backend import Array, Axes, Number, Shape, Spec, runs
-from gradkit._frameworks import is_array
 from gradkit._open import checks, trees
 from gradkit._open.clipping import (
     NonFinite,

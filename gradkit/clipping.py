@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gradkit._arrays import is_array
 from gradkit._backend import Array, Number, Shape, Spec, runs
-from gradkit._frameworks import is_array
 from gradkit._open import checks
 from gradkit._open.call import Call
 from gradkit._open.clipping import (

@@ -31,7 +31,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from gradkit._frameworks import framework_of, is_array
+from gradkit._arrays import framework_of, is_array
 from gradkit._open import trees
 from gradkit._open.shards import Parts
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gradkit._arrays import Framework, register
 from gradkit._cuda import CudaBackend
-from gradkit._frameworks import Framework, register
 from testbed.emulator import EmulatedDevice
 from testbed.ptx import PtxDevice
 

@@ -16,8 +16,8 @@ from unittest import mock
 import numpy as np
 import numpy.typing as npt
 
-from gradkit._frameworks import cuda
-from gradkit._frameworks import torch as adapter
+from gradkit._arrays import cuda
+from gradkit._arrays import torch as adapter
 from testbed.idle_cupy import idle_cupy
 
 

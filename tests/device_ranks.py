@@ -13,8 +13,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from gradkit._arrays import register
 from gradkit._cuda import CudaBackend
-from gradkit._frameworks import register
 from testbed.emulated import DeviceArray, Emulated, on_device
 from testbed.emulator import EmulatedDevice
 from testbed.emulator.device import ArrayNamespace

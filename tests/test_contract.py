@@ -74,7 +74,7 @@ def test_read_is_the_only_door_from_device_to_host():
     assert set(calls_of("asnumpy")) == {"_cuda/__init__.py"}
     for method in ("item", "tolist"):
         assert {file.partition("/")[0] for file in calls_of(method)} <= {"_numpy"}
-    waiting = {"_frameworks/cuda.py", "_frameworks/tensorflow.py"}  # for streams they cannot order
+    waiting = {"_arrays/cuda.py", "_arrays/tensorflow.py"}  # for streams they cannot order
     waiting |= {"_ranks/device.py"}
     assert set(calls_of("synchronize")) == waiting
 

@@ -16,12 +16,12 @@ import pytest
 
 import gradkit
 from gradkit import distributed
+from gradkit._arrays import backend_of, cuda
+from gradkit._arrays.cupy import CuPy
 from gradkit._cuda.launch.device import CupyDevice, keep_if_captured, scratch, workspace
 from gradkit._cuda.launch.kernels import LoadedKernel
 from gradkit._cuda.several_devices import carry
 from gradkit._dtypes import dtype_named
-from gradkit._frameworks import backend_of, cuda
-from gradkit._frameworks.cupy import CuPy
 from gradkit._ranks import device as groups_device
 from gradkit._ranks.nccl import _NCCL_FLOAT64, _is_a
 from gradkit.errors import KernelLaunchError

@@ -350,7 +350,7 @@ def test_a_cupy_that_cannot_make_its_cache_is_a_typed_error(tmp_path):
     (tmp_path / "file").touch()
     script = """
         import gradkit
-        from gradkit._frameworks import cuda
+        from gradkit._arrays import cuda
         try:
             cuda.cupy()
         except gradkit.BackendUnavailableError as error:

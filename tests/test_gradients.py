@@ -125,7 +125,7 @@ def test_norms_in_the_callers_structure(backend, p):
     for grads, names in trees(backend.asarray):
         norms = gradkit.per_tensor_norms(grads, p)
         flat = gradkit.grad_norm(grads, p, per_tensor=True)
-        found = gradkit._open.trees.leaves(norms, gradkit._frameworks.is_array)
+        found = gradkit._open.trees.leaves(norms, gradkit._arrays.is_array)
         assert gradkit.names_of(norms) == names
         assert [float(norm) for norm in found] == backend.asnumpy(flat).tolist()
         assert all(norm.shape == () and str(norm.dtype) == "float64" for norm in found)

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
+from gradkit._arrays import backend_of
 from gradkit._backend import Views
-from gradkit._frameworks import backend_of
 from tests.layouts import LAYOUTS
 from tests.test_distributed import INF, NAN, f
 

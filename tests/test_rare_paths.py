@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import gradkit
+from gradkit._arrays import backend_of
 from gradkit._backend import Views
 from gradkit._dtypes import FLOATS
-from gradkit._frameworks import backend_of
 from tests import oracles, test_batch_norm_inference
 from tests import strategies as draw_
 from tests.layouts import LAYOUTS

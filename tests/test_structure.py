@@ -26,7 +26,7 @@ MAP = (
     ("gradkit._cuda.launch",),
     ("gradkit._cuda.cudnn",),
     ("gradkit._cuda",),
-    ("gradkit._frameworks",),
+    ("gradkit._arrays",),
     ("gradkit._ranks",),
     ("gradkit.distributed",),
     ("gradkit._open",),

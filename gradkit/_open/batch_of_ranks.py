@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
+from gradkit._arrays import backend_of
 from gradkit._backend import Array
-from gradkit._frameworks import backend_of
 from gradkit._open.call import Call
 from gradkit._open.meeting import Meeting
 from gradkit._open.norms import Channels, Forward, Gradient

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
+from gradkit._arrays import backend_of, framework_for
 from gradkit._backend import Array, Spec
-from gradkit._frameworks import backend_of, framework_for
 from gradkit._open.given import (
     RETURNED,
     Given,

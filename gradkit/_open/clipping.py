@@ -6,8 +6,8 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from gradkit._arrays import is_array
 from gradkit._backend import Array, Number, Spec
-from gradkit._frameworks import is_array
 from gradkit._open import checks, trees
 from gradkit._open.given import Given
 from gradkit._open.gradients import Gradients

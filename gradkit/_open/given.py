@@ -6,8 +6,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from gradkit._arrays import HOST, Framework, backend_of, framework_of, is_array
 from gradkit._backend import Array, Backend, Number
-from gradkit._frameworks import HOST, Framework, backend_of, framework_of, is_array
 from gradkit._open import checks
 
 _ONE = "one number"

@@ -9,9 +9,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from gradkit._arrays import HOST, Framework, backend_of, framework_for, is_array
 from gradkit._backend import Array, Backend, Borrowed, Number, Spec, Spread, Views
 from gradkit._dtypes import float_name
-from gradkit._frameworks import HOST, Framework, backend_of, framework_for, is_array
 from gradkit._open import checks, memory, trees
 from gradkit._open.given import (
     RETURNED,

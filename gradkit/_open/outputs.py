@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from gradkit._arrays import is_array
 from gradkit._backend import Array, Spec
-from gradkit._frameworks import is_array
 from gradkit._open import checks, memory
 from gradkit._open.given import Given
 

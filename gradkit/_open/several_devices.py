@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
+from gradkit._arrays import Framework, backend_of
 from gradkit._backend import Array, Backend, OneDevice, Spec, Spread, Views
-from gradkit._frameworks import Framework, backend_of
 from gradkit._open.given import Given
 from gradkit._open.outputs import Named, Outputs
 

@@ -7,8 +7,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from gradkit import _numpy
+from gradkit._arrays import framework_of, is_array
 from gradkit._backend import Array, Backend, Number
-from gradkit._frameworks import framework_of, is_array
 from gradkit._open import checks, device_meeting, trees
 from gradkit._open.clipping import raise_if_nonfinite
 from gradkit._open.device_meeting import Factors, Sums

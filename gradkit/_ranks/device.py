@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
+from gradkit._arrays import backend_of, cuda, framework_of
 from gradkit._backend import Array
-from gradkit._frameworks import backend_of, cuda, framework_of
 from gradkit.errors import RankError
 
 _FLOAT64 = np.dtype(np.float64)

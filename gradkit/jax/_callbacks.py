@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import numpy as np
 
+from gradkit._arrays import cuda
+from gradkit._arrays.dlpack import DLPack, device_of
 from gradkit._backend import Array, Shape
-from gradkit._frameworks import cuda
-from gradkit._frameworks.dlpack import DLPack, device_of
 from gradkit._numpy import floating_point
 
 try:

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import gradkit
+from gradkit._arrays import backend_of
 from gradkit._backend import Array, Views
-from gradkit._frameworks import backend_of
 from gradkit._open import checks
 from gradkit.jax._callbacks import Result, call
 from gradkit.jax._numbers import given, read

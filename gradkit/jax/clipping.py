@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gradkit._arrays import backend_of
 from gradkit._backend import Array, Backend, Views
-from gradkit._frameworks import backend_of
 from gradkit._open import checks
 from gradkit._open.clipping import policy_of
 from gradkit.jax._callbacks import Result, axes_of, call, varying

@@ -12,8 +12,8 @@ from typing import Any
 import jax
 
 import gradkit
+from gradkit._arrays import backend_of
 from gradkit._backend import Array
-from gradkit._frameworks import backend_of
 from gradkit._open import checks
 from gradkit.jax._callbacks import vary_alike
 from gradkit.jax._norms import (

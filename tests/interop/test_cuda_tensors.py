@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import gradkit
+from gradkit._arrays import cuda
+from gradkit._arrays import torch as adapter
 from gradkit._backend import Borrowed
 from gradkit._cuda import CudaBackend
-from gradkit._frameworks import cuda
-from gradkit._frameworks import torch as adapter
 from gradkit._open import gradients
 from testbed.emulated import IdleDevice, on_device
 from testbed.emulator import EmulatedDevice

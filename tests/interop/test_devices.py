@@ -12,8 +12,8 @@ import pytest
 
 import gradkit
 from gradkit import _frameworks
-from gradkit._frameworks import cuda
-from gradkit._frameworks import torch as torch_adapter
+from gradkit._arrays import cuda
+from gradkit._arrays import torch as torch_adapter
 from gradkit._open import given
 
 from .libraries import framework

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import gradkit
-from gradkit._frameworks import framework_of
+from gradkit._arrays import framework_of
 
 
 class Producer:
@@ -67,7 +67,7 @@ def test_bfloat16_comes_in_by_its_bits(torch, kind):
 
 
 def test_bfloat16_goes_out_by_its_bits(torch, jax):
-    from gradkit._frameworks.dlpack import exportable
+    from gradkit._arrays.dlpack import exportable
 
     native = np.array([1.0, 2.5, -3.0]).astype(ml_dtypes.bfloat16)
     tensor = torch.from_dlpack(exportable(native))
@@ -168,7 +168,7 @@ class NoDriverError(RuntimeError):
 @pytest.mark.parametrize("driver", [False, True])
 def test_a_claim_to_be_on_cuda_where_there_is_none(monkeypatch, driver):
     """CuPy is there, its driver is not; with one, the producer's own error is quoted."""
-    from gradkit._frameworks import cuda
+    from gradkit._arrays import cuda
 
     def fail(*_):
         raise NoDriverError("cudaErrorInsufficientDriver")

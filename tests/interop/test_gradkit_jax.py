@@ -18,7 +18,7 @@ from jax.test_util import check_grads
 import gradkit
 import gradkit.jax
 from gradkit import _numpy
-from gradkit._frameworks.base import NOTHING
+from gradkit._arrays.base import NOTHING
 from gradkit.jax import _callbacks
 from tests.tolerances import DTYPES, assert_same_bits
 

@@ -45,7 +45,7 @@ def test_results_do_not_change_afterwards(immutable):
 
 def test_big_results_are_taken_over_without_a_copy(immutable, monkeypatch):
     """Each library copies, or aborts, where memory does not start at a multiple of 64."""
-    from gradkit._frameworks import dlpack
+    from gradkit._arrays import dlpack
 
     made = []
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import gradkit
-from gradkit._frameworks import framework_of
+from gradkit._arrays import framework_of
 
 SHAPES = [(), (7,), (3, 5), (2, 3, 4), (0, 3)]
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gradkit
-from gradkit._frameworks import torch as adapter
+from gradkit._arrays import torch as adapter
 
 IN_PLACE = {
     "clip_grad_norm": lambda g: gradkit.clip_grad_norm(g, 1.0),

@@ -35,7 +35,7 @@ _OF_RANKS = "gradkit/_open/batch_of_ranks.py"
 _STEPS = "gradkit/_numpy/split_batch_normalization.py"
 _PUBLIC_STEPS = "gradkit/split_batch_normalization.py"
 _ENGINES = "gradkit/_cuda/batch_normalization.py"
-_STREAMS = "gradkit/_frameworks/cuda.py"
+_STREAMS = "gradkit/_arrays/cuda.py"
 _RUNNING = "gradkit/_numpy/running_statistics.py"
 _INFERENCE = "gradkit/_numpy/inference_batch_normalization.py"
 _CHOICE = "gradkit/_cuda/cudnn/engines.py"
@@ -839,13 +839,13 @@ ROWS = (
         "overlapping arrays taken for disjoint",
     ),
     (
-        "gradkit/_frameworks/cupy.py",
+        "gradkit/_arrays/cupy.py",
         "if length != 1 and step != size:",
         "if False:",
         "an array with gaps taken for a contiguous one",
     ),
     (
-        "gradkit/_frameworks/cupy.py",
+        "gradkit/_arrays/cupy.py",
         "if None in map(float_name, set(dtypes)):",
         "if False:",
         "integers taken for gradients",

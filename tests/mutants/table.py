@@ -84,8 +84,8 @@ _HOST_TESTS: dict[str, tuple[str, ...]] = {
     "gradkit/_cuda/batch_normalization.py": ("tests/cudnn/test_engines.py",),
     "gradkit/_cuda/cudnn/engines.py": ("tests/cudnn/test_engines.py",),
     "gradkit/_open/engines.py": (_OVER_RANKS,),
-    "gradkit/_frameworks/cuda.py": ("tests/interop/test_devices.py", "tests/test_cupy_device.py"),
-    "gradkit/_frameworks/cupy.py": ("tests/test_cupy_device.py",),
+    "gradkit/_arrays/cuda.py": ("tests/interop/test_devices.py", "tests/test_cupy_device.py"),
+    "gradkit/_arrays/cupy.py": ("tests/test_cupy_device.py",),
 }
 # The kernels that work on lists of tensors.
 _LISTS = (

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 
 from gradkit import _numpy
+from gradkit._arrays.base import Framework
 from gradkit._backend import Array, Backend
-from gradkit._frameworks.base import Framework
 
 
 class NumPy(Framework):

@@ -7,10 +7,10 @@ from functools import cache
 from operator import attrgetter
 from typing import Any
 
+from gradkit._arrays import cuda
+from gradkit._arrays.base import NOTHING, Framework
 from gradkit._backend import Array, Backend, Borrowed
 from gradkit._dtypes import float_name
-from gradkit._frameworks import cuda
-from gradkit._frameworks.base import NOTHING, Framework
 
 _dtype, _shape, _strides = map(attrgetter, ("dtype", "shape", "strides"))
 _address, _device_number = attrgetter("data.ptr"), attrgetter("data.device_id")

@@ -7,14 +7,14 @@ library to recognise its arrays: they exist only after somebody else imported it
 import sys
 from typing import Any
 
+from gradkit._arrays.base import Framework
+from gradkit._arrays.cupy import CuPy
+from gradkit._arrays.dlpack import DLPack
+from gradkit._arrays.jax import JAX
+from gradkit._arrays.numpy import NumPy
+from gradkit._arrays.tensorflow import TensorFlow
+from gradkit._arrays.torch import Torch, TorchSubclass
 from gradkit._backend import Array, Backend
-from gradkit._frameworks.base import Framework
-from gradkit._frameworks.cupy import CuPy
-from gradkit._frameworks.dlpack import DLPack
-from gradkit._frameworks.jax import JAX
-from gradkit._frameworks.numpy import NumPy
-from gradkit._frameworks.tensorflow import TensorFlow
-from gradkit._frameworks.torch import Torch, TorchSubclass
 
 __all__ = [
     "HOST",

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from gradkit._arrays import cuda
+from gradkit._arrays.base import NOTHING, Framework
 from gradkit._backend import Array, Shape
 from gradkit._dtypes import FLOATS, dtype_named
-from gradkit._frameworks import cuda
-from gradkit._frameworks.base import NOTHING, Framework
 
 _HOST = (1, 3, 11)  # kDLCPU, kDLCUDAHost, kDLROCMHost
 _CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from gradkit._arrays import cuda
+from gradkit._arrays.dlpack import DLPack, exportable
 from gradkit._backend import Array, Shape
-from gradkit._frameworks import cuda
-from gradkit._frameworks.dlpack import DLPack, exportable
 
 
 class TensorFlow(DLPack):

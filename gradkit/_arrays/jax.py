@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from gradkit._arrays import cuda
+from gradkit._arrays.base import NOTHING
+from gradkit._arrays.dlpack import DLPack
 from gradkit._backend import Array
-from gradkit._frameworks import cuda
-from gradkit._frameworks.base import NOTHING
-from gradkit._frameworks.dlpack import DLPack
 
 
 class JAX(DLPack):

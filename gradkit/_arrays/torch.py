@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from gradkit._arrays import cuda
+from gradkit._arrays.base import NOTHING, Framework
 from gradkit._backend import Array, Borrowed, Shape
 from gradkit._dtypes import FLOATS, dtype_named
-from gradkit._frameworks import cuda
-from gradkit._frameworks.base import NOTHING, Framework
 
 _requires_grad, _is_cuda = attrgetter("requires_grad"), attrgetter("is_cuda")
 _dtype_of, _shape_of = attrgetter("dtype"), attrgetter("shape")

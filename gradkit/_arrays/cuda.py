@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from gradkit._arrays.base import HOW_TO_INSTALL_CUPY
 from gradkit._backend import Array
-from gradkit._frameworks.base import HOW_TO_INSTALL_CUPY
 from gradkit.errors import BackendUnavailableError
 
 
