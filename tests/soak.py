@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 import gradkit
-from gradkit import _frameworks
+from gradkit import _arrays
 from gradkit._cuda.launch import kernels, tensor_lists
 from gradkit._numpy import scratch, sums
 from tests import strategies as draw_
@@ -58,7 +58,7 @@ def sizes():
         "cuts": len(tensor_lists._cuts._kept),
         "scratch": len(scratch._spare),
         "kernels": len(kernels._kernels),
-        "types": len(_frameworks._BY_TYPE),
+        "types": len(_arrays._BY_TYPE),
         "threads": threading.active_count(),
     }
     return [found[name] for name in NAMES]

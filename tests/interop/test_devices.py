@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import gradkit
-from gradkit import _frameworks
+from gradkit import _arrays
 from gradkit._arrays import cuda
 from gradkit._arrays import torch as torch_adapter
 from gradkit._open import given
@@ -98,7 +98,7 @@ def cupy(monkeypatch):
         MemoryPointer=lambda memory, offset: (*memory, offset),
     )
     monkeypatch.setitem(sys.modules, "cupy", module)
-    monkeypatch.setattr(_frameworks, "_BY_TYPE", {})
+    monkeypatch.setattr(_arrays, "_BY_TYPE", {})
     return module
 
 
@@ -141,7 +141,7 @@ def test_before_cupy_14_streams_are_wrapped_by_address(cupy):
 
 def test_a_cupy_array_is_worked_on_on_its_device(cupy):
     array = cupy.ndarray(2)
-    with _frameworks.framework_of(array).on_stream(array):
+    with _arrays.framework_of(array).on_stream(array):
         cupy.log.append("work")
     assert cupy.log == ["enter device 2", "work", "leave device 2"]
 
@@ -157,7 +157,7 @@ def test_a_torch_tensor_is_worked_on_in_torchs_current_stream(cupy, torch, monke
     device = SimpleNamespace(index=2)
     tensor = SimpleNamespace(is_cuda=True, device=device)
     cupy.cuda.Stream.captured = (77,)
-    with _frameworks.framework_of(torch.ones(1)).on_stream(tensor):
+    with _arrays.framework_of(torch.ones(1)).on_stream(tensor):
         pass
     assert asked == [device]
     assert cupy.log[:3] == ["enter device 2", "enter stream 77", "enter memory of _allocate"]
