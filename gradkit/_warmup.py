@@ -5,7 +5,8 @@ from typing import Any
 
 from gradkit._arrays import backend_of, is_array
 from gradkit._backend import Backend, Operations, names_in, operations_of
-from gradkit._open import checks, trees
+from gradkit._calls import checks
+from gradkit._open import trees
 from gradkit._open.given import known_framework, view_of
 
 __all__ = ["warmup"]

@@ -11,8 +11,9 @@ import numpy as np
 
 from gradkit._arrays import is_array
 from gradkit._backend import Array, Spec
+from gradkit._calls import checks
 from gradkit._dtypes import FLOATS, float_of
-from gradkit._open import checks, memory, trees
+from gradkit._open import memory, trees
 from gradkit._open.call import Call
 from gradkit._open.foreign import answers
 from gradkit._open.given import Given, check_device, refuse_mixture
@@ -295,7 +296,7 @@ def _opened(buffer: Any, grad: Any, casting: str, instead: str) -> Call[_Pair]:
     call = Call(_Pair(buffer, grad), write=True, instead=instead, detach=False)
     into, addend = call.arrays
     _check_pair(call.arrays, casting)
-    checks.writable(into, "buffer")
+    memory.writable(into, "buffer")
     if memory.overlap(call.backend, into, addend) and not memory.same_elements(
         call.backend, into, addend
     ):

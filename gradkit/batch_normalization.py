@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from gradkit._backend import Engine, runs
-from gradkit._open import checks, engines
+from gradkit._calls import checks
+from gradkit._open import engines
 from gradkit._open.batch_norms import plan_forward, plan_gradient, statistic_of
 from gradkit._open.batch_of_ranks import stats_of_ranks, sums_of_ranks
 from gradkit._open.call import Call

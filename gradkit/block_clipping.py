@@ -15,7 +15,8 @@ import numpy as np
 
 from gradkit._arrays import is_array
 from gradkit._backend import Array, Axes, Number, Shape, Spec, runs
-from gradkit._open import checks, trees
+from gradkit._calls import checks
+from gradkit._open import trees
 from gradkit._open.clipping import (
     NonFinite,
     apart_from,

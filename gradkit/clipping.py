@@ -15,7 +15,7 @@ import numpy as np
 
 from gradkit._arrays import is_array
 from gradkit._backend import Array, Number, Shape, Spec, runs
-from gradkit._open import checks
+from gradkit._calls import checks
 from gradkit._open.call import Call
 from gradkit._open.clipping import (
     NonFinite,

@@ -9,7 +9,7 @@ float64 for float64 data. ``out`` is as in :mod:`gradkit.layer_normalization`.
 
 from typing import Any
 
-from gradkit._open import checks
+from gradkit._calls import checks
 from gradkit._open.call import Call
 from gradkit._open.foreign import answers
 from gradkit._open.group_norms import plan_forward, plan_gradient

@@ -10,8 +10,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from gradkit._backend import Engine, Spec
+from gradkit._calls import checks
 from gradkit._dtypes import BATCH_NORM_TYPES
-from gradkit._open import checks, engines
+from gradkit._open import engines
 from gradkit._open.call import Call
 from gradkit._open.foreign import answers
 from gradkit._open.norms import Channels, NormPlan, check_same_shape, types_of

@@ -6,8 +6,8 @@ Rows, dtypes and ``out`` are as in :mod:`gradkit.layer_normalization`.
 from typing import Any, NamedTuple
 
 from gradkit._backend import Array, Spec
+from gradkit._calls import checks
 from gradkit._dtypes import LAYER_NORM_TYPES
-from gradkit._open import checks
 from gradkit._open.call import Call
 from gradkit._open.foreign import answers
 from gradkit._open.norms import (

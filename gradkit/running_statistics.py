@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gradkit._backend import Array, Spec
-from gradkit._open import checks
+from gradkit._calls import checks
 from gradkit._open.call import Call
 from gradkit._open.foreign import answers
 from gradkit._open.running import check_elements, weight_of

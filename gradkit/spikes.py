@@ -11,7 +11,7 @@ import numpy as np
 
 from gradkit._arrays import HOST, framework_of, is_array
 from gradkit._backend import Array, Spec
-from gradkit._open import checks
+from gradkit._calls import checks
 from gradkit._open.call import Call
 from gradkit._open.given import is_scalar, known_framework, view_of
 

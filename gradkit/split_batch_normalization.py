@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gradkit._backend import Array, Shape, Spec
+from gradkit._calls import checks
 from gradkit._dtypes import BATCH_NORM_TYPES
-from gradkit._open import checks
 from gradkit._open.batch_norms import plan_forward, plan_gradient, statistic_of
 from gradkit._open.call import Call
 from gradkit._open.foreign import answers

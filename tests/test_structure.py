@@ -22,6 +22,7 @@ MAP = (
         *("gradkit.errors", "gradkit._dtypes", "gradkit._backend"),
         *("gradkit._open.shards", "gradkit._open.trees"),
     ),
+    ("gradkit._calls",),
     ("gradkit._numpy",),
     ("gradkit._cuda.launch",),
     ("gradkit._cuda.cudnn",),

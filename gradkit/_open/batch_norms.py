@@ -5,8 +5,8 @@ from functools import partial
 from typing import Any
 
 from gradkit._backend import Array, Spec
+from gradkit._calls import checks
 from gradkit._dtypes import BATCH_NORM_TYPES
-from gradkit._open import checks
 from gradkit._open.norms import (
     Channels,
     Forward,

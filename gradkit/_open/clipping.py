@@ -8,7 +8,8 @@ import numpy as np
 
 from gradkit._arrays import is_array
 from gradkit._backend import Array, Number, Spec
-from gradkit._open import checks, trees
+from gradkit._calls import checks
+from gradkit._open import trees
 from gradkit._open.given import Given
 from gradkit._open.gradients import Gradients
 from gradkit._open.outputs import Outputs

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gradkit._backend import Array, Number
-from gradkit._open import checks
+from gradkit._calls import checks
 from gradkit._open.given import check_device, known_framework, same_device, view_of
 from gradkit._open.gradients import Gradients
 from gradkit._open.meeting import ROOM, STATE, Meeting, digest_of

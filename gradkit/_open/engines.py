@@ -5,7 +5,7 @@ import threading
 import numpy as np
 
 from gradkit._backend import Array, Engine
-from gradkit._open import checks
+from gradkit._calls import checks
 
 _ENGINES = ("cudnn", "cudnn-persistent", "native")
 _latest = threading.local()

@@ -8,7 +8,7 @@ import numpy as np
 
 from gradkit._arrays import HOST, Framework, backend_of, framework_of, is_array
 from gradkit._backend import Array, Backend, Number
-from gradkit._open import checks
+from gradkit._calls import checks
 
 _ONE = "one number"
 # What to pass in place of objects that look like arrays, by their library.

@@ -11,8 +11,9 @@ import numpy as np
 
 from gradkit._arrays import HOST, Framework, backend_of, framework_for, is_array
 from gradkit._backend import Array, Backend, Borrowed, Number, Spec, Spread, Views
+from gradkit._calls import checks
 from gradkit._dtypes import float_name
-from gradkit._open import checks, memory, trees
+from gradkit._open import memory, trees
 from gradkit._open.given import (
     RETURNED,
     Given,
@@ -230,7 +231,7 @@ class Gradients(Given):
             for view, name in zip(self.views, self.names(), strict=True):
                 flags = view.flags
                 if not (flags.c_contiguous and getattr(flags, "writeable", True)):
-                    checks.writable(view, name)
+                    memory.writable(view, name)
         pair = memory.first_overlap(self.backend, self.views)
         if pair is not None:
             first, second = map(self.name, pair)

@@ -5,8 +5,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from gradkit._backend import Shape, Spec
+from gradkit._calls import checks
 from gradkit._dtypes import LAYER_NORM_TYPES
-from gradkit._open import checks, memory
+from gradkit._open import memory
 from gradkit._open.norms import Forward, Gradient, NormPlan, check_same_shape, types_of
 from gradkit._open.signatures import Described, Signatures
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from gradkit._arrays import backend_of
-from gradkit._open import checks
+from gradkit._calls import checks
 from gradkit._open.given import known_framework, view_of
 from gradkit._ranks.device import raise_if_any
 from gradkit.distributed import Group

@@ -60,6 +60,17 @@ def overlaps_itself(array: Array) -> bool:
     return False
 
 
+def writable(array: Array, label: str) -> None:
+    """Raise unless every element of the array can be written on its own."""
+    if not getattr(array.flags, "writeable", True):
+        raise ValueError(f"{label} is read-only, but it would be written in place")
+    if overlaps_itself(array):
+        raise ValueError(
+            f"{label} overlaps itself in memory (shape {array.shape}, strides {array.strides}: a "
+            "broadcast view?), so it cannot be written in place; pass a copy"
+        )
+
+
 def overlap(backend: Backend, a: Array, b: Array) -> bool:
     """Whether two arrays share a byte. A search that takes too long counts as sharing."""
     if not (a.size and b.size):

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from gradkit._backend import Shape, Spec
+from gradkit._calls import checks
 from gradkit._dtypes import DType, Types, accumulation_name, check_combination, dtype_named
-from gradkit._open import checks, memory
+from gradkit._open import memory
 from gradkit._open.signatures import Described
 
 

@@ -5,7 +5,8 @@ from typing import Any
 
 from gradkit._arrays import is_array
 from gradkit._backend import Array, Spec
-from gradkit._open import checks, memory
+from gradkit._calls import checks
+from gradkit._open import memory
 from gradkit._open.given import Given
 
 Named = Sequence[tuple[str, Array]]
@@ -115,7 +116,7 @@ class Outputs:
         checks.shape(view, spec.shape, label, f"the shape of {spec.name}")
         if view.dtype != spec.dtype:
             raise TypeError(f"{label} has dtype {view.dtype}; {spec.name} has dtype {spec.dtype}")
-        checks.writable(view, label)
+        memory.writable(view, label)
         return view
 
     def _lie_apart(self, outputs: Named, inputs: Named) -> bool:

@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 from gradkit._backend import Array, Running, Shape, Spec
-from gradkit._open import checks
+from gradkit._calls import checks
 from gradkit._open.call import Call
 from gradkit._open.outputs import Outputs
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradkit._backend import Array
-from gradkit._open import checks
+from gradkit._calls import checks
 from gradkit.jax._callbacks import Compute, Result, call
 
 _ONCE = "{} has no second derivative, and none in forward mode: differentiate it once, by jax.grad"

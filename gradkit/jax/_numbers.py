@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from gradkit._backend import Array, Backend
-from gradkit._open import checks
+from gradkit._calls import checks
 from gradkit.jax._callbacks import Result
 
 

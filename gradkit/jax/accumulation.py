@@ -10,7 +10,7 @@ import numpy as np
 import gradkit
 from gradkit._arrays import backend_of
 from gradkit._backend import Array, Views
-from gradkit._open import checks
+from gradkit._calls import checks
 from gradkit.jax._callbacks import Result, call
 from gradkit.jax._numbers import given, read
 

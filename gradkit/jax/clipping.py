@@ -12,7 +12,7 @@ import numpy as np
 
 from gradkit._arrays import backend_of
 from gradkit._backend import Array, Backend, Views
-from gradkit._open import checks
+from gradkit._calls import checks
 from gradkit._open.clipping import policy_of
 from gradkit.jax._callbacks import Result, axes_of, call, varying
 from gradkit.jax._numbers import doubles, given, pair, pairs, read, store, widest

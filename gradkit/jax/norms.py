@@ -14,7 +14,7 @@ import jax
 import gradkit
 from gradkit._arrays import backend_of
 from gradkit._backend import Array
-from gradkit._open import checks
+from gradkit._calls import checks
 from gradkit.jax._callbacks import vary_alike
 from gradkit.jax._norms import (
     affine,

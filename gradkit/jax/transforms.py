@@ -16,8 +16,8 @@ except ImportError as error:
     raise ImportError("gradkit.jax.transforms needs optax: pip install optax") from error
 
 import gradkit
+from gradkit._calls import checks
 from gradkit._dtypes import accumulation_name, float_of
-from gradkit._open import checks
 from gradkit.jax._numbers import widest
 from gradkit.jax.accumulation import accumulate_grads
 from gradkit.jax.clipping import clip, rule_of

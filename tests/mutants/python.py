@@ -14,7 +14,7 @@ _BY_THREADS = "gradkit/_ranks/threads.py"
 _UNITS = "gradkit/_numpy/block_clipping.py"
 _PUBLIC_UNITS = "gradkit/block_clipping.py"
 _PUBLIC_ADD = "gradkit/accumulation.py"
-_CHECKS = "gradkit/_open/checks.py"
+_CHECKS = "gradkit/_calls/checks.py"
 _MEMORY = "gradkit/_open/memory.py"
 _CALL = "gradkit/_open/outputs.py"
 _GIVEN = "gradkit/_open/given.py"
@@ -529,7 +529,7 @@ ROWS = (
     ),
     (
         _CALL,
-        "        checks.writable(view, label)\n",
+        "        memory.writable(view, label)\n",
         "",
         "a read-only output written",
     ),

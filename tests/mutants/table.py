@@ -36,7 +36,7 @@ _HOST_TESTS: dict[str, tuple[str, ...]] = {
         "tests/test_dispatch.py",
         "tests/test_several_devices.py",
     ),
-    "gradkit/_open/checks.py": (_CLIPPING, _BAD_INPUT),
+    "gradkit/_calls/checks.py": (_CLIPPING, _BAD_INPUT),
     "gradkit/layer_normalization.py": (_RESIDUAL,),
     "gradkit/rms_normalization.py": (_RESIDUAL,),
     "gradkit/_open/gradients.py": (_CLIPPING, _SCALED, _GROUPS, _BAD_INPUT),

@@ -8,7 +8,6 @@ import numpy as np
 
 from gradkit._backend import Array, Shape
 from gradkit._dtypes import FLOATS, dtype_named, float_name, float_of
-from gradkit._open.memory import overlaps_itself
 
 
 def real(value: Any, label: str) -> float:
@@ -126,17 +125,6 @@ def floating(array: Array, label: str) -> str:
             f"({array.dtype}); accepted in native byte order: {', '.join(FLOATS)}"
         )
     return name
-
-
-def writable(array: Array, label: str) -> None:
-    """Raise unless every element of the array can be written on its own."""
-    if not getattr(array.flags, "writeable", True):
-        raise ValueError(f"{label} is read-only, but it would be written in place")
-    if overlaps_itself(array):
-        raise ValueError(
-            f"{label} overlaps itself in memory (shape {array.shape}, strides {array.strides}: a "
-            "broadcast view?), so it cannot be written in place; pass a copy"
-        )
 
 
 def shape(array: Array, expected: Shape, label: str, meaning: str) -> None:
