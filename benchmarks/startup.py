@@ -53,7 +53,7 @@ def one(place: Arrays) -> dict[str, tuple[float, float]]:
 
 def compile_times(dtype: str, architecture: int = 90) -> dict[str, dict[str, float]]:
     """For each operation on arrays of a dtype: combinations, their seconds, the slowest one's."""
-    from gradkit._backend import operations_of
+    from gradkit._calls.backend import OPERATIONS, operations_of
     from gradkit._cuda.launch import warmup
     from gradkit._cuda.launch.kernels import options_of, source_of
     from testbed.nvrtc import compile_ptx, cupy_options

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from gradkit._arrays import backend_of, is_array
-from gradkit._backend import Backend, Operations, names_in, operations_of
 from gradkit._calls import checks
+from gradkit._calls.backend import OPERATIONS, Backend, operations_of
 from gradkit._open import trees
 from gradkit._open.given import known_framework, view_of
 
@@ -51,7 +51,7 @@ def warmup(arrays: Any, *operations: Callable[..., Any]) -> int:
     >>> gradkit.warmup(params, gradkit.layer_norm, gradkit.layer_norm_grad, gradkit.clip_grad_norm)
     0
     """
-    runs = set(names_in(Operations))
+    runs = set(OPERATIONS)
     if operations:
         runs = {name for operation in operations for name in _run_by(operation)}
     found: dict[Backend, set[str]] = {}

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from gradkit._backend import Engine, runs
+from gradkit._backend import Engine
 from gradkit._calls import checks
+from gradkit._calls.backend import runs
 from gradkit._open import engines
 from gradkit._open.batch_norms import plan_forward, plan_gradient, statistic_of
 from gradkit._open.batch_of_ranks import stats_of_ranks, sums_of_ranks

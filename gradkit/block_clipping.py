@@ -14,8 +14,9 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from gradkit._arrays import is_array
-from gradkit._backend import Array, Axes, Number, Shape, Spec, runs
+from gradkit._backend import Array, Axes, Number, Shape, Spec
 from gradkit._calls import checks
+from gradkit._calls.backend import runs
 from gradkit._open import trees
 from gradkit._open.clipping import (
     NonFinite,

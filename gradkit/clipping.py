@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gradkit._arrays import is_array
-from gradkit._backend import Array, Number, Shape, Spec, runs
+from gradkit._backend import Array, Number, Shape, Spec
 from gradkit._calls import checks
+from gradkit._calls.backend import runs
 from gradkit._open.call import Call
 from gradkit._open.clipping import (
     NonFinite,

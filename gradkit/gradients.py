@@ -7,7 +7,7 @@ dicts, lists and tuples of them; ``None`` leaves are skipped.
 from typing import Any
 
 from gradkit._arrays import is_array
-from gradkit._backend import runs
+from gradkit._calls.backend import runs
 from gradkit._open import trees
 from gradkit._open.given import known_framework
 from gradkit.clipping import grad_norm

@@ -12,22 +12,17 @@ Every function takes ``out``: a tuple of arrays for its results (None: allocate)
 be ``y``; any other overlap is an error.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
-from gradkit._backend import Array, Spec
-from gradkit._calls import checks
-from gradkit._dtypes import LAYER_NORM_TYPES
-from gradkit._open.call import Call
-from gradkit._open.foreign import answers
-from gradkit._open.norms import (
-    Forward,
-    NormPlan,
-    Rows,
-    check_same_shape,
-    data_of_gradient,
-    types_of,
+from gradkit._calls.rows import (
+    AddLayerNorm,
+    InvertibleLayerNormGrad,
+    LayerNorm,
+    LayerNormGrad,
+    LayerNormInverse,
 )
-from gradkit._open.signatures import Signatures
+from gradkit._open.dispatch import run
+from gradkit._open.foreign import answers
 
 __all__ = [
     "add_layer_norm",
@@ -97,16 +92,9 @@ def layer_norm(
     array([[-0.894,  0.894],
            [ 0.   ,  0.   ]])
     """
-    floor, offset = checks.epsilon(eps), checks.scale_offset(scale_offset, scale)
-    call = Call(Forward(x, scale, bias))
-    given, plan = call.arrays, _plan_forward(call.arrays, axis)
-    with call.on_stream():
-        outputs = call.outputs(out, plan.outputs, reuse=given.x)
-        y, mean, inv_std = outputs.views
-        inputs = given.x, given.scale, given.bias, plan.axis, floor
-        call.backend.layer_norm(*inputs, y, mean, inv_std, scale_offset=offset)
-        y, mean, inv_std = outputs.results()
-        return y, mean, inv_std
+    call = LayerNorm(x=x, scale=scale, bias=bias, axis=axis, eps=eps, scale_offset=scale_offset)
+    results: tuple[Any, Any, Any] = run(call, out)
+    return results
 
 
 @answers
@@ -164,17 +152,17 @@ def add_layer_norm(
     >>> y, s, mean
     (array([[-1.,  1.]]), array([[1., 3.]]), array([2.]))
     """
-    floor, offset = checks.epsilon(eps), checks.scale_offset(scale_offset, scale)
-    call = Call(_Sum(x, residual, scale, bias))
-    given, plan = call.arrays, _plan_sum(call.arrays, axis)
-    with call.on_stream():
-        reuse = (given.x,), (given.x, given.residual)
-        outputs = call.outputs(out, plan.outputs, reuse=reuse)
-        y, s, mean, inv_std = outputs.views
-        inputs = given.x, given.residual, given.scale, given.bias, plan.axis, floor
-        call.backend.add_layer_norm(*inputs, y, s, mean, inv_std, scale_offset=offset)
-        y, s, mean, inv_std = outputs.results()
-        return y, s, mean, inv_std
+    call = AddLayerNorm(
+        x=x,
+        residual=residual,
+        scale=scale,
+        bias=bias,
+        axis=axis,
+        eps=eps,
+        scale_offset=scale_offset,
+    )
+    results: tuple[Any, Any, Any, Any] = run(call, out)
+    return results
 
 
 @answers
@@ -250,16 +238,18 @@ def layer_norm_grad(
     >>> dbias
     array([1., 0., 0.])
     """
-    offset = checks.scale_offset(scale_offset, scale)
-    call = Call(_Gradient(dy, x, mean, inv_std, scale, ds))
-    given, plan = call.arrays, _plan_gradient(call.arrays, axis)
-    with call.on_stream():
-        outputs = call.outputs(out, plan.outputs, reuse=((given.dy, given.ds),))
-        dx, dscale, dbias = outputs.views
-        inputs = given.dy, given.x, given.scale, given.mean, given.inv_std, plan.axis
-        call.backend.layer_norm_grad(*inputs, dx, dscale, dbias, ds=given.ds, scale_offset=offset)
-        dx, dscale, dbias = outputs.results()
-        return dx, dscale, dbias
+    call = LayerNormGrad(
+        dy=dy,
+        x=x,
+        scale=scale,
+        mean=mean,
+        inv_std=inv_std,
+        ds=ds,
+        axis=axis,
+        scale_offset=scale_offset,
+    )
+    results: tuple[Any, Any, Any] = run(call, out)
+    return results
 
 
 @answers
@@ -317,16 +307,8 @@ def layer_norm_inverse(
     >>> gradkit.layer_norm_inverse(y, scale, bias, mean, inv_std)
     array([[1., 2., 6.]])
     """
-    call = Call(_Inverse(y, mean, inv_std, scale, bias))
-    given, plan = call.arrays, _plan_inverse(call.arrays, axis)
-    checks.invertible(given.scale)
-    with call.on_stream():
-        outputs = call.outputs(out, plan.outputs, reuse=given.y)
-        (x,) = outputs.views
-        call.backend.layer_norm_inverse(
-            given.y, given.scale, given.bias, given.mean, given.inv_std, plan.axis, x
-        )
-        return outputs.results()[0]
+    call = LayerNormInverse(y=y, scale=scale, bias=bias, mean=mean, inv_std=inv_std, axis=axis)
+    return run(call, out)
 
 
 @answers
@@ -387,97 +369,6 @@ def invertible_layer_norm_grad(
     >>> dx.round(4)
     array([[ 0.1763, -0.2204,  0.0441]])
     """
-    call = Call(_InvertibleGradient(dy, y, inv_std, scale, bias))
-    given, plan = call.arrays, _plan_invertible_gradient(call.arrays, axis)
-    checks.invertible(given.scale)
-    with call.on_stream():
-        outputs = call.outputs(out, plan.outputs, reuse=given.dy)
-        dx, dscale, dbias = outputs.views
-        call.backend.invertible_layer_norm_grad(
-            given.dy, given.y, given.scale, given.bias, given.inv_std, plan.axis, dx, dscale, dbias
-        )
-        dx, dscale, dbias = outputs.results()
-        return dx, dscale, dbias
-
-
-class _Sum(NamedTuple):
-    x: Array
-    residual: Array
-    scale: Array | None = None
-    bias: Array | None = None
-
-
-class _Gradient(NamedTuple):
-    dy: Array
-    x: Array
-    mean: Array
-    inv_std: Array
-    scale: Array | None = None
-    ds: Array | None = None
-
-
-class _Inverse(NamedTuple):
-    y: Array
-    mean: Array
-    inv_std: Array
-    scale: Array | None = None
-    bias: Array | None = None
-
-
-class _InvertibleGradient(NamedTuple):
-    dy: Array
-    y: Array
-    inv_std: Array
-    scale: Array | None = None
-    bias: Array | None = None
-
-
-@Signatures
-def _plan_forward(given: Forward, axis: int) -> NormPlan:
-    rows = Rows.of(given.x, axis)
-    parameters = (given.scale, given.bias)
-    rows.check((), parameters)
-    t, u, _ = types_of(LAYER_NORM_TYPES, (given.x,), (), parameters)
-    y = Spec("y", given.x.shape, t)
-    return NormPlan(rows.axis, (y, Spec("mean", rows.lead, u), Spec("inv_std", rows.lead, u)))
-
-
-@Signatures
-def _plan_sum(given: _Sum, axis: int) -> NormPlan:
-    rows, parameters = Rows.of(given.x, axis), (given.scale, given.bias)
-    check_same_shape(given.residual, given.x)
-    rows.check((), parameters)
-    t, u, _ = types_of(LAYER_NORM_TYPES, (given.x, given.residual), (), parameters)
-    y, s = Spec("y", given.x.shape, t), Spec("s", given.x.shape, t)
-    return NormPlan(rows.axis, (y, s, Spec("mean", rows.lead, u), Spec("inv_std", rows.lead, u)))
-
-
-@Signatures
-def _plan_gradient(given: _Gradient, axis: int) -> NormPlan:
-    rows, statistics = Rows.of(given.x, axis), (given.mean, given.inv_std)
-    data = data_of_gradient(given)
-    rows.check(statistics, (given.scale,))
-    t, _, v = types_of(LAYER_NORM_TYPES, data, statistics, (given.scale,))
-    dscale = None if given.scale is None else Spec("dscale", rows.tail, v)
-    dbias = None if given.scale is None else Spec("dbias", rows.tail, v)
-    return NormPlan(rows.axis, (Spec("dx", given.x.shape, t), dscale, dbias))
-
-
-@Signatures
-def _plan_inverse(given: _Inverse, axis: int) -> NormPlan:
-    rows, statistics = Rows.of(given.y, axis), (given.mean, given.inv_std)
-    parameters = (given.scale, given.bias)
-    rows.check(statistics, parameters)
-    t, _, _ = types_of(LAYER_NORM_TYPES, (given.y,), statistics, parameters)
-    return NormPlan(rows.axis, (Spec("x", given.y.shape, t),))
-
-
-@Signatures
-def _plan_invertible_gradient(given: _InvertibleGradient, axis: int) -> NormPlan:
-    rows, parameters = Rows.of(given.y, axis), (given.scale, given.bias)
-    check_same_shape(given.dy, given.y)
-    rows.check((given.inv_std,), parameters)
-    t, _, v = types_of(LAYER_NORM_TYPES, (given.dy, given.y), (given.inv_std,), parameters)
-    dscale = None if given.scale is None else Spec("dscale", rows.tail, v)
-    dbias = None if given.bias is None else Spec("dbias", rows.tail, v)
-    return NormPlan(rows.axis, (Spec("dx", given.y.shape, t), dscale, dbias))
+    call = InvertibleLayerNormGrad(dy=dy, y=y, scale=scale, bias=bias, inv_std=inv_std, axis=axis)
+    results: tuple[Any, Any, Any] = run(call, out)
+    return results

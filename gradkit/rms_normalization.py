@@ -3,21 +3,11 @@
 Rows, dtypes and ``out`` are as in :mod:`gradkit.layer_normalization`.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
-from gradkit._backend import Array, Spec
-from gradkit._calls import checks
-from gradkit._dtypes import LAYER_NORM_TYPES
-from gradkit._open.call import Call
+from gradkit._calls.rows import AddRmsNorm, RmsNorm, RmsNormGrad
+from gradkit._open.dispatch import run
 from gradkit._open.foreign import answers
-from gradkit._open.norms import (
-    NormPlan,
-    Rows,
-    check_same_shape,
-    data_of_gradient,
-    types_of,
-)
-from gradkit._open.signatures import Signatures
 
 __all__ = ["add_rms_norm", "rms_norm", "rms_norm_grad"]
 
@@ -74,17 +64,9 @@ def rms_norm(
     >>> y.round(4), inv_std.round(4)
     (array([[0.8485, 1.1314]]), array([0.2828]))
     """
-    floor, offset = checks.epsilon(eps), checks.scale_offset(scale_offset, scale)
-    call = Call(_Forward(x, scale))
-    given, plan = call.arrays, _plan_forward(call.arrays, axis)
-    with call.on_stream():
-        outputs = call.outputs(out, plan.outputs, reuse=given.x)
-        y, inv_std = outputs.views
-        call.backend.rms_norm(
-            given.x, given.scale, plan.axis, floor, y, inv_std, scale_offset=offset
-        )
-        y, inv_std = outputs.results()
-        return y, inv_std
+    call = RmsNorm(x=x, scale=scale, axis=axis, eps=eps, scale_offset=scale_offset)
+    results: tuple[Any, Any] = run(call, out)
+    return results
 
 
 @answers
@@ -141,17 +123,11 @@ def add_rms_norm(
     >>> y.round(4), s
     (array([[0.8485, 1.1314]]), array([[3., 4.]]))
     """
-    floor, offset = checks.epsilon(eps), checks.scale_offset(scale_offset, scale)
-    call = Call(_Sum(x, residual, scale))
-    given, plan = call.arrays, _plan_sum(call.arrays, axis)
-    with call.on_stream():
-        reuse = (given.x,), (given.x, given.residual)
-        outputs = call.outputs(out, plan.outputs, reuse=reuse)
-        y, s, inv_std = outputs.views
-        inputs = given.x, given.residual, given.scale, plan.axis, floor
-        call.backend.add_rms_norm(*inputs, y, s, inv_std, scale_offset=offset)
-        y, s, inv_std = outputs.results()
-        return y, s, inv_std
+    call = AddRmsNorm(
+        x=x, residual=residual, scale=scale, axis=axis, eps=eps, scale_offset=scale_offset
+    )
+    results: tuple[Any, Any, Any] = run(call, out)
+    return results
 
 
 @answers
@@ -216,60 +192,8 @@ def rms_norm_grad(
     >>> dx.round(4), dscale.round(4)
     (array([[ 0.181 , -0.1358]]), array([0.8485, 0.    ]))
     """
-    offset = checks.scale_offset(scale_offset, scale)
-    call = Call(_Gradient(dy, x, inv_std, scale, ds))
-    given, plan = call.arrays, _plan_gradient(call.arrays, axis)
-    with call.on_stream():
-        outputs = call.outputs(out, plan.outputs, reuse=((given.dy, given.ds),))
-        dx, dscale = outputs.views
-        inputs = given.dy, given.x, given.scale, given.inv_std, plan.axis
-        call.backend.rms_norm_grad(*inputs, dx, dscale, ds=given.ds, scale_offset=offset)
-        dx, dscale = outputs.results()
-        return dx, dscale
-
-
-class _Forward(NamedTuple):
-    x: Array
-    scale: Array | None = None
-
-
-class _Sum(NamedTuple):
-    x: Array
-    residual: Array
-    scale: Array | None = None
-
-
-class _Gradient(NamedTuple):
-    dy: Array
-    x: Array
-    inv_std: Array
-    scale: Array | None = None
-    ds: Array | None = None
-
-
-@Signatures
-def _plan_forward(given: _Forward, axis: int) -> NormPlan:
-    rows = Rows.of(given.x, axis)
-    rows.check((), (given.scale,))
-    t, u, _ = types_of(LAYER_NORM_TYPES, (given.x,), (), (given.scale,))
-    return NormPlan(rows.axis, (Spec("y", given.x.shape, t), Spec("inv_std", rows.lead, u)))
-
-
-@Signatures
-def _plan_sum(given: _Sum, axis: int) -> NormPlan:
-    rows = Rows.of(given.x, axis)
-    check_same_shape(given.residual, given.x)
-    rows.check((), (given.scale,))
-    t, u, _ = types_of(LAYER_NORM_TYPES, (given.x, given.residual), (), (given.scale,))
-    y, s = Spec("y", given.x.shape, t), Spec("s", given.x.shape, t)
-    return NormPlan(rows.axis, (y, s, Spec("inv_std", rows.lead, u)))
-
-
-@Signatures
-def _plan_gradient(given: _Gradient, axis: int) -> NormPlan:
-    rows = Rows.of(given.x, axis)
-    data, statistics = data_of_gradient(given), (given.inv_std,)
-    rows.check(statistics, (given.scale,))
-    t, _, v = types_of(LAYER_NORM_TYPES, data, statistics, (given.scale,))
-    dscale = None if given.scale is None else Spec("dscale", rows.tail, v)
-    return NormPlan(rows.axis, (Spec("dx", given.x.shape, t), dscale))
+    call = RmsNormGrad(
+        dy=dy, x=x, scale=scale, inv_std=inv_std, ds=ds, axis=axis, scale_offset=scale_offset
+    )
+    results: tuple[Any, Any] = run(call, out)
+    return results

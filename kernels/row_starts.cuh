@@ -21,7 +21,7 @@
 struct Place { i64 outer, middle, inner; };
 
 #if STRIDED
-// `_cuda/launch/row_starts.py` has the same layout.
+// `_cuda/row_starts.py` has the same layout.
 struct Layout {
     i64 middle, inner;     // sizes of the inner two dimensions
     Place step[4];         // of each array, from a row to the next along each dimension, in elements

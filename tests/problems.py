@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from hypothesis import strategies as st
 
+from gradkit._open.dispatch import write
 from tests import oracles, tolerances
 from tests import strategies as draw_
 from tests.layouts import LAYOUTS
@@ -32,6 +33,15 @@ BATCH_TYPES = [
     ("bfloat16", "float32", "float32"),
     ("bfloat16", "bfloat16", "bfloat16"),
 ]
+
+
+def launch(backend, kind, outs, **given):
+    """Have a backend write ``outs``: a call of that kind, with defaults for what is not given."""
+    defaults = {"axis": 1, "eps": 1e-5, "scale_offset": 0.0}
+    defaults |= {argument.name: None for argument in kind.arguments if argument.optional}
+    known = defaults | given
+    names = [*(argument.name for argument in kind.arguments), *kind.numbers]
+    write(kind(**{name: known[name] for name in names}), *outs, backend=backend)
 
 
 @dataclass(repr=False)

@@ -10,7 +10,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gradkit._backend import Operations, Running, names_in
+from gradkit._backend import Running
+from gradkit._calls.backend import OPERATIONS
+from gradkit._calls.rows import (
+    AddLayerNorm,
+    AddRmsNorm,
+    InvertibleLayerNormGrad,
+    LayerNorm,
+    LayerNormGrad,
+    LayerNormInverse,
+    RmsNorm,
+    RmsNormGrad,
+)
 from gradkit._cuda import CudaBackend
 from gradkit._cuda.launch.kernels import kernel, options_of, source_of
 from gradkit._cuda.launch.warmup import combinations
@@ -19,7 +30,7 @@ from testbed.emulator.memory import sparse_array
 from testbed.emulator.runtime import SCHEDULES
 from tests import oracles, test_batch_norm_inference
 from tests.backends import Backend, KernelDevice, kernel_mark
-from tests.problems import BATCH_TYPES, LAYER_TYPES, Problem, make
+from tests.problems import BATCH_TYPES, LAYER_TYPES, Problem, launch, make
 from tests.tolerances import DTYPES, assert_same_bits
 
 pytestmark = kernel_mark
@@ -65,7 +76,7 @@ BATCHES = [
     ((2, 5, 4, 3), 1, True),
     ((1, 6, 1, 1), 1, False),
 ]
-OPERATIONS = [name for name in names_in(Operations) if "_norm" in name and "clip" not in name]
+OPERATIONS = [name for name in OPERATIONS if "_norm" in name and "clip" not in name]
 # tests/test_cuda_group_norm.py has those of groups.
 OPERATIONS = [name for name in OPERATIONS if name not in ("grad_norm", "unit_norms")]
 OPERATIONS = [name for name in OPERATIONS if not name.startswith("group_norm")]
@@ -96,41 +107,39 @@ class Emulated(Backend):
     def empty(self, *likes):
         return [None if a is None else self.run.empty(a.shape, a.dtype) for a in likes]
 
+    def write(self, kind, p, outs, **more):
+        """Launch a call of that kind on the arrays of a problem."""
+        launch(self.run, kind, outs, **(vars(p) | {"axis": _axis(p)} | more))
+
     def layer_norm_grad(self, p):
         outs = self.empty(p.x, p.scale, p.scale)
-        self.run.layer_norm_grad(p.dy, p.x, p.scale, p.mean, p.inv_std, _axis(p), *outs)
+        self.write(LayerNormGrad, p, outs)
         return outs
 
     def rms_norm_grad(self, p):
         outs = self.empty(p.x, p.scale)
-        self.run.rms_norm_grad(p.dy, p.x, p.scale, p.inv_std, _axis(p), *outs)
+        self.write(RmsNormGrad, p, outs)
         return outs
 
     def residual_norm(self, p, residual):
         """The forward pass of a sum: y, s and the statistics."""
         if p.centred:
             outs = self.empty(p.x, p.x, p.mean, p.inv_std)
-            args = (p.x, residual, p.scale, p.bias, _axis(p), p.eps)
-            self.run.add_layer_norm(*args, *outs)
+            self.write(AddLayerNorm, p, outs, residual=residual)
         else:
             outs = self.empty(p.x, p.x, p.inv_std)
-            self.run.add_rms_norm(p.x, residual, p.scale, _axis(p), p.eps, *outs)
+            self.write(AddRmsNorm, p, outs, residual=residual)
         return outs
 
     def gradient_past(self, p, ds):
         """The gradient with one more summand of dx."""
         outs = self.empty(p.x, *[p.scale] * (2 if p.centred else 1))
-        if p.centred:
-            args = (p.dy, p.x, p.scale, p.mean, p.inv_std, _axis(p))
-            self.run.layer_norm_grad(*args, *outs, ds=ds)
-        else:
-            self.run.rms_norm_grad(p.dy, p.x, p.scale, p.inv_std, _axis(p), *outs, ds=ds)
+        self.write(LayerNormGrad if p.centred else RmsNormGrad, p, outs, ds=ds)
         return outs
 
     def invertible_grad(self, p, y):
         outs = self.empty(p.x, p.scale, p.bias)
-        args = (p.dy, y, p.scale, p.bias, p.inv_std, _axis(p))
-        self.run.invertible_layer_norm_grad(*args, *outs)
+        self.write(InvertibleLayerNormGrad, p, outs, y=y)
         return outs
 
     def batch_norm_grad(self, p):
@@ -140,12 +149,12 @@ class Emulated(Backend):
 
     def layer_norm(self, p):
         outs = self.empty(p.x, p.mean, p.inv_std)
-        self.run.layer_norm(p.x, p.scale, p.bias, _axis(p), p.eps, *outs)
+        self.write(LayerNorm, p, outs)
         return outs
 
     def rms_norm(self, p):
         outs = self.empty(p.x, p.inv_std)
-        self.run.rms_norm(p.x, p.scale, _axis(p), p.eps, *outs)
+        self.write(RmsNorm, p, outs)
         return outs
 
     def batch_norm(self, p):
@@ -207,7 +216,7 @@ class Emulated(Backend):
 
     def inverse(self, p, y):
         (x,) = self.empty(p.x)
-        self.run.layer_norm_inverse(y, p.scale, p.bias, p.mean, p.inv_std, _axis(p), x)
+        self.write(LayerNormInverse, p, [x], y=y)
         return x
 
 
@@ -503,7 +512,7 @@ def test_dx_in_the_place_of_dy(shape):
     ref = device.layer_norm_grad(p)
     dy = p.dy.copy()
     _, dscale, dbias = device.empty(p.x, p.scale, p.scale)
-    device.run.layer_norm_grad(dy, p.x, p.scale, p.mean, p.inv_std, 1, dy, dscale, dbias)
+    device.write(LayerNormGrad, p, [dy, dscale, dbias], dy=dy)
     for a, b in zip((dy, dscale, dbias), ref, strict=True):
         assert_same_bits(a, b)
 
@@ -623,7 +632,7 @@ def test_squares_of_which_a_float_loses_digits(power):
     x = np.where(np.arange(256) % 2, size, -size).reshape(2, 128)
     device = Emulated()
     outs = device.empty(x, x[:, 0], x[:, 0])
-    device.run.layer_norm(x, None, None, 1, 0.0, *outs)
+    launch(device.run, LayerNorm, outs, x=x, eps=0.0)
     channels = device.empty(x, x[:, 0], x[:, 0])
     device.run.batch_norm(x[None], None, None, 1, 0.0, channels[0][None], *channels[1:])
     for _, mean, inv_std in (outs, channels):
@@ -709,8 +718,7 @@ def test_one_array_with_gaps(gaps):
         outs[0] = np.repeat(outs[0], 2, axis=1)[:, ::2]
     else:
         setattr(p, gaps, np.repeat(getattr(p, gaps), 2)[::2])
-    args = (p.dy, p.x, p.scale, p.mean, p.inv_std, 1)
-    device.run.layer_norm_grad(*args, *outs)
+    device.write(LayerNormGrad, p, outs)
     for got, ref in zip(outs, expected, strict=True):
         assert_same_bits(np.array(got), ref)
 
@@ -721,7 +729,7 @@ def test_one_result_of_the_forward_pass_with_gaps(gaps):
     expected = device.layer_norm(p)
     outs = [np.empty_like(p.x), *device.empty(p.mean, p.inv_std)]
     outs[gaps] = np.repeat(outs[gaps], 2, axis=-1)[..., ::2]
-    device.run.layer_norm(p.x, p.scale, p.bias, 1, p.eps, *outs)
+    device.write(LayerNorm, p, outs)
     for got, ref in zip(outs, expected, strict=True):
         assert_same_bits(np.array(got), np.array(ref))
 
@@ -731,7 +739,8 @@ def test_more_partial_rows_than_threads_that_add_up_a_column():
     device = Emulated(multiprocessors=4, resident_threads=8192)
     dy, statistic = np.ones((2048, 64), np.float32), np.ones(2048, np.float32)
     outs = device.empty(dy, dy[0], dy[0])
-    device.run.layer_norm_grad(dy, 3 * dy, dy[0], statistic, statistic, 1, *outs)
+    known = {"scale": dy[0], "mean": statistic, "inv_std": statistic}
+    launch(device.run, LayerNormGrad, outs, dy=dy, x=3 * dy, **known)
     np.testing.assert_array_equal(outs[1], 2 * 2048)
     np.testing.assert_array_equal(outs[2], 2048)
 
@@ -880,13 +889,14 @@ def test_more_elements_in_short_rows_than_32_bits_can_count():
     for whole, part in ((dy, p.dy), (x, p.x), (mean, p.mean), (inv_std, p.inv_std)):
         whole[-8:] = part
     with device.device.only_blocks(range(-8, 0)):
-        device.run.layer_norm_grad(dy, x, None, mean, inv_std, 1, out, None, None)
+        known = {"mean": mean, "inv_std": inv_std}
+        launch(device.run, LayerNormGrad, [out, None, None], dy=dy, x=x, **known)
         q = replace(p, scale=None)
         q.check_gradients(device, np.array(out[-8:]), None)
-        device.run.layer_norm(x, p.scale, p.bias, 1, p.eps, out, mean, inv_std)
+        device.write(LayerNorm, p, [out, mean, inv_std], x=x)
         p.check_forward(device, *(np.array(a[-8:]) for a in (out, mean, inv_std)))
         x[-8:] = out[-8:]
-        device.run.layer_norm_inverse(x, p.scale, p.bias, mean, inv_std, 1, out)
+        device.write(LayerNormInverse, p, [out], y=x, **known)
         assert_close_to_input(p, np.array(out[-8:]))
 
 

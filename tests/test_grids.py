@@ -4,13 +4,14 @@ import math
 
 import pytest
 
-from gradkit._cuda import CudaBackend
-from gradkit._cuda.launch import row_gradient
+from gradkit._calls.rows import LayerNorm, LayerNormGrad, LayerNormInverse
+from gradkit._cuda import CudaBackend, row_gradient
 from gradkit._cuda.launch.grids import column_block
-from gradkit._cuda.launch.row_gradient import LAYER, RMS
+from gradkit._cuda.row_gradient import LAYER, RMS
 from gradkit._dtypes import accumulation_name, dtype_named
 from testbed.emulated import IdleDevice
 from testbed.emulator import EmulatedDevice
+from tests.problems import launch
 
 pytestmark = pytest.mark.cuda
 
@@ -47,9 +48,11 @@ def test_grids_are_as_large_as_what_a_device_holds_of_the_compiled_kernel(held):
 
     def rows(width):
         x, row, column = ones((999, width)), ones(999), ones(width)
-        run.layer_norm(x, column, column, 1, 1e-5, x, row, row)
-        run.layer_norm_inverse(x, column, column, row, row, 1, x)
-        run.layer_norm_grad(x, x, column, row, row, 1, x, column, column)
+        affine, statistics = {"scale": column, "bias": column}, {"mean": row, "inv_std": row}
+        launch(run, LayerNorm, [x, row, row], x=x, **affine)
+        launch(run, LayerNormInverse, [x], y=x, **affine, **statistics)
+        outs = [x, column, column]
+        launch(run, LayerNormGrad, outs, dy=x, x=x, scale=column, **statistics)
         return {name: grid[0] for name, grid in device.grids.items()}
 
     assert rows(2048)["layer_norm"] == whole
@@ -60,7 +63,8 @@ def test_grids_are_as_large_as_what_a_device_holds_of_the_compiled_kernel(held):
     assert device.grids["apply_gradient"][1] == max(1, whole // 79)
     assert device.grids["layer_norm_inverse"] == (whole, 1)
     x, row, column = ones((2, 40_000)), ones(2), ones(40_000)
-    run.layer_norm_inverse(x, column, column, row, row, 1, x)
+    known = {"scale": column, "bias": column, "mean": row, "inv_std": row}
+    launch(run, LayerNormInverse, [x], y=x, **known)
     assert device.grids["layer_norm_inverse"] == (2, -(-whole // 2))
     device.grids.clear()
     x, channels = ones((64, 3, 640)), ones(3)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gradkit
-from gradkit._backend import Operations, names_in, operations_of
+from gradkit._calls.backend import OPERATIONS, operations_of
 from gradkit._cuda import CudaBackend
 from gradkit._cuda.launch import warmup as warming
 from gradkit._cuda.launch.kernels import kernel, kernels_in, options_of, source_of
@@ -232,7 +232,7 @@ def test_nothing_is_compiled_in_vain(kib):
 
 
 def test_every_operation_and_every_file_is_known():
-    assert set(warming._COMBINATIONS) == set(names_in(Operations))
+    assert set(warming._COMBINATIONS) == set(OPERATIONS)
     kernels = Path(__file__).parents[1] / "kernels"
     files = {file for file, _ in warming.combinations()}
     assert files == {path.stem for path in kernels.glob("*.cu")}

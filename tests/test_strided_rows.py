@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import gradkit
-from gradkit._cuda.launch import row_starts
+from gradkit._cuda import row_starts
 from tests.layouts import LAYOUTS
 from tests.problems import LAYER_TYPES, make
 from tests.tolerances import assert_same_bits

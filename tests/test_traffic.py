@@ -9,10 +9,17 @@ import numpy as np
 import pytest
 
 import gradkit
+from gradkit._calls.rows import (
+    InvertibleLayerNormGrad,
+    LayerNorm,
+    LayerNormGrad,
+    RmsNorm,
+    RmsNormGrad,
+)
 from gradkit._cuda import CudaBackend
 from testbed.emulated import emulated_backend, on_device
 from testbed.emulator import EmulatedDevice
-from tests.problems import LAYER_TYPES, make
+from tests.problems import LAYER_TYPES, launch, make
 from tests.tolerances import DTYPES
 
 pytestmark = pytest.mark.emulated
@@ -49,19 +56,17 @@ def row_gradient(meter, norm, problem, axis):
     """Run one of the three; how many parameter gradients it has."""
     p = problem
     dx, dscale, dbias = meter.empty(p.x, p.scale, p.scale)
-    if norm == "layer_norm_grad":
-        meter.run.layer_norm_grad(p.dy, p.x, p.scale, p.mean, p.inv_std, axis, dx, dscale, dbias)
-        return 2
-    if norm == "rms_norm_grad":
-        meter.run.rms_norm_grad(p.dy, p.x, p.scale, p.inv_std, axis, dx, dscale)
-        return 1
-    meter.run.invertible_layer_norm_grad(
-        p.dy, p.x, p.scale, p.bias, p.inv_std, axis, dx, dscale, dbias
-    )
-    return 2
+    kind = NORMS[norm]
+    outs = (dx, dscale, dbias)[: len(kind.results)]
+    launch(meter.run, kind, outs, **(vars(p) | {"axis": axis, "y": p.x}))
+    return len(outs) - 1
 
 
-NORMS = ["layer_norm_grad", "rms_norm_grad", "invertible_layer_norm_grad"]
+NORMS = {
+    "layer_norm_grad": LayerNormGrad,
+    "rms_norm_grad": RmsNormGrad,
+    "invertible_layer_norm_grad": InvertibleLayerNormGrad,
+}
 
 
 @pytest.mark.sampled(5)
@@ -121,9 +126,9 @@ def test_forward_reads_once_what_registers_hold(centred, passes, types):
             p.x[:] = 0
         y, mean, inv_std = meter.empty(p.x, p.mean, p.inv_std)
         if centred:
-            meter.run.layer_norm(p.x, p.scale, p.bias, 1, p.eps, y, mean, inv_std)
+            launch(meter.run, LayerNorm, [y, mean, inv_std], **vars(p))
         else:
-            meter.run.rms_norm(p.x, p.scale, 1, p.eps, y, inv_std)
+            launch(meter.run, RmsNorm, [y, inv_std], **vars(p))
         moved = meter.moved("layer_norm")
         assert moved["x"] == (reads * p.x.nbytes, 0)
         assert moved["y"] == (0, p.x.nbytes)

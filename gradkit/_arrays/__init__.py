@@ -14,7 +14,8 @@ from gradkit._arrays.jax import JAX
 from gradkit._arrays.numpy import NumPy
 from gradkit._arrays.tensorflow import TensorFlow
 from gradkit._arrays.torch import Torch, TorchSubclass
-from gradkit._backend import Array, Backend
+from gradkit._backend import Array
+from gradkit._calls.backend import Backend
 
 __all__ = [
     "HOST",

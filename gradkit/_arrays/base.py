@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from gradkit._backend import Array, Backend, Borrowed, Shape
+from gradkit._backend import Array, Borrowed, Shape
+from gradkit._calls.backend import Backend
 from gradkit.errors import BackendUnavailableError
 
 NOTHING: AbstractContextManager[None] = nullcontext()

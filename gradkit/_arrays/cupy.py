@@ -9,7 +9,8 @@ from typing import Any
 
 from gradkit._arrays import cuda
 from gradkit._arrays.base import NOTHING, Framework
-from gradkit._backend import Array, Backend, Borrowed
+from gradkit._backend import Array, Borrowed
+from gradkit._calls.backend import Backend
 from gradkit._dtypes import float_name
 
 _dtype, _shape, _strides = map(attrgetter, ("dtype", "shape", "strides"))

@@ -6,7 +6,8 @@ import numpy as np
 
 from gradkit import _numpy
 from gradkit._arrays.base import Framework
-from gradkit._backend import Array, Backend
+from gradkit._backend import Array
+from gradkit._calls.backend import Backend
 
 
 class NumPy(Framework):

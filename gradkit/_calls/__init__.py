@@ -1,1 +1,5 @@
-"""What an operation takes and gives."""
+"""One record an operation: what it takes, what it gives, and how both fit together.
+
+``rows`` has the records of the norms over rows; ``roles`` says what an argument can be, ``record``
+what all records share, and ``layouts`` how shapes and dtypes fit.
+"""

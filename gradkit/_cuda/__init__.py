@@ -18,8 +18,7 @@ from gradkit._cuda.inference_batch_normalization import InferenceBatchNormalizat
 from gradkit._cuda.launch.buffers import address_of
 from gradkit._cuda.launch.device import CupyDevice, keep_if_captured, scratch
 from gradkit._cuda.launch.warmup import warmup
-from gradkit._cuda.layer_normalization import LayerNormalization
-from gradkit._cuda.rms_normalization import RmsNormalization
+from gradkit._cuda.rows import Rows
 from gradkit._cuda.running_statistics import RunningStatistics
 from gradkit._cuda.spikes import Spikes
 from gradkit._cuda.split_batch_normalization import SplitBatchNormalization
@@ -35,8 +34,7 @@ class CudaBackend(
     Clipping,
     GroupNormalization,
     InferenceBatchNormalization,
-    LayerNormalization,
-    RmsNormalization,
+    Rows,
     RunningStatistics,
     Spikes,
     SplitBatchNormalization,

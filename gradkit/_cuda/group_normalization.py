@@ -6,8 +6,8 @@ from functools import partial
 import numpy as np
 
 from gradkit._backend import Array
-from gradkit._cuda.launch.channels import first_of
 from gradkit._cuda.launch.groups import combinations, launches
+from gradkit._cuda.launch.kernels import first_of
 from gradkit._cuda.launch.operations import OnDevice
 from gradkit._cuda.launch.warmup import asks_for
 

@@ -6,8 +6,8 @@ import numpy as np
 
 from gradkit._backend import Array, Number
 from gradkit._cuda.launch.buffers import contiguous, copy_back, writable_like
-from gradkit._cuda.launch.channels import combinations_of_steps, first_of, launches
-from gradkit._cuda.launch.kernels import Combination, kernel
+from gradkit._cuda.launch.channels import combinations_of_steps, launches
+from gradkit._cuda.launch.kernels import Combination, first_of, kernel
 from gradkit._cuda.launch.operations import OnDevice
 from gradkit._cuda.launch.tensor_lists import either
 from gradkit._cuda.launch.warmup import asks_for

@@ -7,8 +7,9 @@ from typing import Any, NoReturn
 import numpy as np
 
 from gradkit._arrays import HOST, Framework, backend_of, framework_of, is_array
-from gradkit._backend import Array, Backend, Number
+from gradkit._backend import Array, Number
 from gradkit._calls import checks
+from gradkit._calls.backend import Backend
 
 _ONE = "one number"
 # What to pass in place of objects that look like arrays, by their library.

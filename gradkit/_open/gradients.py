@@ -10,8 +10,9 @@ from typing import Any, NoReturn
 import numpy as np
 
 from gradkit._arrays import HOST, Framework, backend_of, framework_for, is_array
-from gradkit._backend import Array, Backend, Borrowed, Number, Spec, Spread, Views
+from gradkit._backend import Array, Borrowed, Number, Spec, Spread, Views
 from gradkit._calls import checks
+from gradkit._calls.backend import Backend
 from gradkit._dtypes import float_name
 from gradkit._open import memory, trees
 from gradkit._open.given import (

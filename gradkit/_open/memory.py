@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from gradkit._backend import Array, Backend, Shape
+from gradkit._backend import Array, Shape
+from gradkit._calls.backend import Backend
 
 _WORK = 100_000  # steps of the exact overlap search before it gives up (microseconds)
 _FEW = 64  # pairs of arrays that are sooner compared than sorted

@@ -5,7 +5,9 @@ from typing import Any
 
 from gradkit._arrays import is_array
 from gradkit._backend import Array, Spec
-from gradkit._calls import checks
+from gradkit._calls.backend import Backend
+from gradkit._calls.layouts import check_result
+from gradkit._calls.record import Described
 from gradkit._open import memory
 from gradkit._open.given import Given
 
@@ -40,7 +42,7 @@ class Outputs:
         if out is None and owner.framework.returns_views:
             self.views = self._arrays = owner.backend.outputs(specs)
             return
-        self._given = _as_tuple(out, len(specs))
+        self._given = as_tuple(out, len(specs))
         self._arrays = list(self._given)
         self.views = [None] * len(specs) if out is None else self._checked(specs, inputs(), reuse)
         for position, spec in enumerate(specs):
@@ -91,16 +93,14 @@ class Outputs:
         ]
         pairs = zip(labels, views, strict=True)
         written = [(label, view) for label, view in pairs if view is not None]
-        if self._lie_apart(written, inputs):  # as they nearly always do
-            return views
         may_be = reuse if isinstance(reuse, tuple) else ((reuse,),)
-        allowed = [
-            may_be[k] if k < len(may_be) else () for k, view in enumerate(views) if view is not None
-        ]
-        self._check_inputs(written, inputs, allowed)
-        if memory.first_overlap(self._owner.backend, [view for _, view in written]) is not None:
-            where = "in out" if isinstance(self._label, str) else f"of {', '.join(self._label)}"
-            raise ValueError(f"two arrays {where} share memory; each result needs its own")
+
+        def allowed() -> list[tuple[Array | None, ...]]:
+            given = (k for k, view in enumerate(views) if view is not None)
+            return [may_be[k] if k < len(may_be) else () for k in given]
+
+        where = "in out" if isinstance(self._label, str) else f"of {', '.join(self._label)}"
+        refuse_overlaps(self._owner.backend, written, inputs, allowed, where)
         return views
 
     def _labels(self, count: int) -> Sequence[str]:
@@ -110,41 +110,54 @@ class Outputs:
         return label
 
     def _view(self, array: Any, spec: Spec | None, label: str, plain: bool) -> Array:
-        if spec is None:
-            raise ValueError(f"{label} must be None: this call has no such result")
         view = array if plain else self._owner.view(array, label, write=True)
-        checks.shape(view, spec.shape, label, f"the shape of {spec.name}")
-        if view.dtype != spec.dtype:
-            raise TypeError(f"{label} has dtype {view.dtype}; {spec.name} has dtype {spec.dtype}")
+        check_result(Described(label, view.shape, view.dtype, view.strides), spec)
         memory.writable(view, label)
         return view
 
-    def _lie_apart(self, outputs: Named, inputs: Named) -> bool:
-        written, read = ([view for _, view in named] for named in (outputs, inputs))
-        objects = {id(view) for view in written}
-        if len(objects) < len(written) or not objects.isdisjoint(map(id, read)):
-            return False
-        return memory.lie_apart(self._owner.backend, [*written, *read])
 
-    def _check_inputs(
-        self, outputs: Named, inputs: Named, allowed: Sequence[tuple[Array | None, ...]]
-    ) -> None:
-        """Raise if an output shares memory with an input, unless it is one that it may be."""
-        backend = self._owner.backend
-        written, read = ([view for _, view in named] for named in (outputs, inputs))
-        for position, index in memory.meetings(backend, written, read):  # nearly always none
-            (label, view), (other, source) = outputs[position], inputs[index]
-            may_be = [array for array in allowed[position] if array is not None]
-            may = any(source is array for array in may_be)
-            if may and memory.same_elements(backend, view, source):
-                continue
-            if memory.overlap(backend, view, source):
-                names = [name for name, input_ in inputs if any(input_ is a for a in may_be)]
-                rather = f" without being {' or '.join(names)} itself" if names else ""
-                raise ValueError(f"{label} shares memory with {other}{rather}; pass another array")
+def refuse_overlaps(
+    backend: Backend,
+    written: Named,
+    read: Named,
+    may_be: Callable[[], Sequence[Sequence[Array | None]]],
+    where: str = "in out",
+) -> None:
+    """Raise if an array that is written shares memory with another array of the call.
+
+    Each may be one of the very inputs that ``may_be`` has for it.
+    """
+    outs, inputs = ([view for _, view in named] for named in (written, read))
+    if _lie_apart(backend, outs, inputs):  # as they nearly always do
+        return
+    allowed = may_be()
+    for position, index in memory.meetings(backend, outs, inputs):
+        (label, view), (other, source) = written[position], read[index]
+        own = [array for array in allowed[position] if array is not None]
+        may = any(source is array for array in own)
+        if may and memory.same_elements(backend, view, source):
+            continue
+        if memory.overlap(backend, view, source):
+            names = [name for name, input_ in read if any(input_ is a for a in own)]
+            rather = f" without being {' or '.join(names)} itself" if names else ""
+            raise ValueError(f"{label} shares memory with {other}{rather}; pass another array")
+    if memory.first_overlap(backend, outs) is not None:
+        raise ValueError(f"two arrays {where} share memory; each result needs its own")
 
 
-def _as_tuple(out: Any, count: int) -> tuple[Any, ...]:
+def _lie_apart(backend: Backend, written: Sequence[Array], read: Sequence[Array]) -> bool:
+    objects = {id(view) for view in written}
+    if len(objects) < len(written) or not objects.isdisjoint(map(id, read)):
+        return False
+    return memory.lie_apart(backend, [*written, *read])
+
+
+def labels_of(count: int) -> Sequence[str]:
+    """What the arrays in ``out`` are called."""
+    return [f"out[{k}]" for k in range(count)] if count > 1 else ["out"]
+
+
+def as_tuple(out: Any, count: int) -> tuple[Any, ...]:
     if out is None:
         return (None,) * count
     if count == 1 and is_array(out):

@@ -5,7 +5,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 from gradkit._arrays import Framework, backend_of
-from gradkit._backend import Array, Backend, OneDevice, Spec, Spread, Views
+from gradkit._backend import Array, OneDevice, Spec, Spread, Views
+from gradkit._calls.backend import Backend
 from gradkit._open.given import Given
 from gradkit._open.outputs import Named, Outputs
 

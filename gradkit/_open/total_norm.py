@@ -8,8 +8,9 @@ import numpy as np
 
 from gradkit import _numpy
 from gradkit._arrays import framework_of, is_array
-from gradkit._backend import Array, Backend, Number
+from gradkit._backend import Array, Number
 from gradkit._calls import checks
+from gradkit._calls.backend import Backend
 from gradkit._open import device_meeting, trees
 from gradkit._open.clipping import raise_if_nonfinite
 from gradkit._open.device_meeting import Factors, Sums

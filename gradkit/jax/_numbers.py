@@ -5,8 +5,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from gradkit._backend import Array, Backend
+from gradkit._backend import Array
 from gradkit._calls import checks
+from gradkit._calls.backend import Backend
 from gradkit.jax._callbacks import Result
 
 

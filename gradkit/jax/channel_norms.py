@@ -10,8 +10,9 @@ import numpy as np
 
 import gradkit
 from gradkit._arrays import backend_of
-from gradkit._backend import Array, Backend
+from gradkit._backend import Array
 from gradkit._calls import checks
+from gradkit._calls.backend import Backend
 from gradkit._open.running import check_elements, weight_of
 from gradkit.jax._callbacks import Result, axes_of, call, vary, vary_alike, varying
 from gradkit.jax._norms import (

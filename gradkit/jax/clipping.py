@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradkit._arrays import backend_of
-from gradkit._backend import Array, Backend, Views
+from gradkit._backend import Array, Views
 from gradkit._calls import checks
+from gradkit._calls.backend import Backend
 from gradkit._open.clipping import policy_of
 from gradkit.jax._callbacks import Result, axes_of, call, varying
 from gradkit.jax._numbers import doubles, given, pair, pairs, read, store, widest

@@ -12,9 +12,18 @@ from typing import Any
 import jax
 
 import gradkit
-from gradkit._arrays import backend_of
 from gradkit._backend import Array
 from gradkit._calls import checks
+from gradkit._calls.rows import (
+    AddLayerNorm,
+    AddRmsNorm,
+    InvertibleLayerNormGrad,
+    LayerNorm,
+    LayerNormGrad,
+    RmsNorm,
+    RmsNormGrad,
+)
+from gradkit._open.dispatch import write
 from gradkit.jax._callbacks import vary_alike
 from gradkit.jax._norms import (
     affine,
@@ -306,8 +315,8 @@ def _layer_forward(
 ) -> Any:
     def compute(outs: list[Array], ins: list[Any]) -> None:
         (y, mean, inv_std), (x, scale, bias) = outs, ins
-        given = x, scale, bias, axis % x.ndim, eps
-        backend_of(x).layer_norm(*given, y, mean, inv_std, scale_offset=offset)
+        call = LayerNorm(x=x, scale=scale, bias=bias, axis=axis, eps=eps, scale_offset=offset)
+        write(call, y, mean, inv_std)
 
     planned = gradkit.layer_norm(no_rows(x), blank(scale), blank(bias), axis=axis)
     return forward(name, compute, planned, (x, scale, bias))
@@ -328,8 +337,17 @@ def _layer_backward(name: str, dy: Any, ds: Any, kept: Any, axis: int, offset: f
 
     def compute(outs: list[Array], ins: list[Any]) -> None:
         (dy, x, scale, mean, inv_std, ds), (dx, dscale, dbias) = ins, three(outs)
-        given = dy, x, scale, mean, inv_std, axis % x.ndim
-        backend_of(x).layer_norm_grad(*given, dx, dscale, dbias, ds=ds, scale_offset=offset)
+        call = LayerNormGrad(
+            dy=dy,
+            x=x,
+            scale=scale,
+            mean=mean,
+            inv_std=inv_std,
+            ds=ds,
+            axis=axis,
+            scale_offset=offset,
+        )
+        write(call, dx, dscale, dbias)
 
     results = [like(x)] if scale is None else [like(x), like(scale), like(scale)]
     made = gradient(name, compute, results, (dy, x, scale, mean, inv_std, ds), scale)
@@ -351,8 +369,16 @@ def _add_layer_norm_forward(
 ) -> Any:
     def compute(outs: list[Array], ins: list[Any]) -> None:
         (y, s, mean, inv_std), (x, residual, scale, bias) = outs, ins
-        given = x, residual, scale, bias, axis % x.ndim, eps
-        backend_of(x).add_layer_norm(*given, y, s, mean, inv_std, scale_offset=offset)
+        call = AddLayerNorm(
+            x=x,
+            residual=residual,
+            scale=scale,
+            bias=bias,
+            axis=axis,
+            eps=eps,
+            scale_offset=offset,
+        )
+        write(call, y, s, mean, inv_std)
 
     planned = gradkit.add_layer_norm(
         no_rows(x), no_rows(residual), blank(scale), blank(bias), axis=axis
@@ -392,9 +418,10 @@ def _invertible_backward(axis: int, eps: float, kept: Any, dy: Any) -> Any:  # n
 
     def compute(outs: list[Array], ins: list[Any]) -> None:
         dy, y, scale, bias, inv_std = ins
-        checks.invertible(scale)
-        backend, results = backend_of(y), three(outs)
-        backend.invertible_layer_norm_grad(dy, y, scale, bias, inv_std, axis % y.ndim, *results)
+        call = InvertibleLayerNormGrad(
+            dy=dy, y=y, scale=scale, bias=bias, inv_std=inv_std, axis=axis
+        )
+        write(call, *three(outs))
 
     results = [like(array) for array in (y, scale, bias) if array is not None]
     operands = (dy, y, scale, bias, inv_std)
@@ -416,7 +443,8 @@ def _rms_norm(x: Any, scale: Any, axis: int, eps: float, offset: float) -> Any:
 def _rms_norm_forward(x: Any, scale: Any, axis: int, eps: float, offset: float) -> Any:
     def compute(outs: list[Array], ins: list[Any]) -> None:
         (y, inv_std), (x, scale) = outs, ins
-        backend_of(x).rms_norm(x, scale, axis % x.ndim, eps, y, inv_std, scale_offset=offset)
+        call = RmsNorm(x=x, scale=scale, axis=axis, eps=eps, scale_offset=offset)
+        write(call, y, inv_std)
 
     planned = gradkit.rms_norm(no_rows(x), blank(scale), axis=axis)
     y, inv_std = forward("rms_norm", compute, planned, (x, scale))
@@ -438,8 +466,10 @@ def _rms_backward(name: str, dy: Any, ds: Any, kept: Any, axis: int, offset: flo
 
     def compute(outs: list[Array], ins: list[Any]) -> None:
         (dy, x, scale, inv_std, ds), (dx, dscale, _) = ins, three(outs)
-        given = dy, x, scale, inv_std, axis % x.ndim
-        backend_of(x).rms_norm_grad(*given, dx, dscale, ds=ds, scale_offset=offset)
+        call = RmsNormGrad(
+            dy=dy, x=x, scale=scale, inv_std=inv_std, ds=ds, axis=axis, scale_offset=offset
+        )
+        write(call, dx, dscale)
 
     results = [like(array) for array in (x, scale) if array is not None]
     made = gradient(name, compute, results, (dy, x, scale, inv_std, ds), scale)
@@ -459,8 +489,10 @@ def _add_rms_norm_forward(
 ) -> Any:
     def compute(outs: list[Array], ins: list[Any]) -> None:
         (y, s, inv_std), (x, residual, scale) = outs, ins
-        given = x, residual, scale, axis % x.ndim, eps
-        backend_of(x).add_rms_norm(*given, y, s, inv_std, scale_offset=offset)
+        call = AddRmsNorm(
+            x=x, residual=residual, scale=scale, axis=axis, eps=eps, scale_offset=offset
+        )
+        write(call, y, s, inv_std)
 
     planned = gradkit.add_rms_norm(no_rows(x), no_rows(residual), blank(scale), axis=axis)
     operands = (x, residual, scale)

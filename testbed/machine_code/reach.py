@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from gradkit._cuda.launch import row_gradient
+from gradkit._cuda import row_gradient
 from gradkit._dtypes import dtype_named
 
 from .cases import dtype_called

@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from functools import reduce
 from operator import attrgetter, or_
+from typing import Any, TypeVar
 
 import numpy as np
 
 from gradkit._backend import Array, Shape
 from gradkit._cuda.launch.device import Device, keep_if_captured, scratch
 
+Role = TypeVar("Role")
 VECTOR_BYTES = 16  # that one access moves at most
 
 _address, _in_c_order, _strides = map(attrgetter, ("data.ptr", "flags.c_contiguous", "strides"))
@@ -52,23 +54,27 @@ def all_usable(arrays: Sequence[Array], vector: int) -> bool:
     return all(_contiguous_aligned(array, vector) for array in arrays)
 
 
-def contiguous(device: Device, array: Array | None, vector: int = 1) -> Array | None:
+def contiguous(device: Device, array: Role, vector: int = 1) -> Role:
     """The array itself if a kernel can read it in vectors from end to end, else a copy."""
-    if array is None or _contiguous_aligned(array, vector):
+    view: Any = array
+    if view is None or _contiguous_aligned(view, vector):
         return array
-    return keep_if_captured(device, array.copy(order="C"))
+    copy: Role = keep_if_captured(device, view.copy(order="C"))
+    return copy
 
 
-def writable_like(device: Device, out: Array, vector: int = 1) -> Array:
+def writable_like(device: Device, out: Role, vector: int = 1) -> Role:
     """Where a kernel writes what belongs into ``out``: itself, or scratch that is like it."""
-    if _contiguous_aligned(out, vector):
+    view: Any = out
+    if view is None or _contiguous_aligned(view, vector):
         return out
-    return scratch(device, out.shape, out.dtype)
+    like: Role = scratch(device, view.shape, view.dtype)
+    return like
 
 
-def copy_back(out: Array, written: Array) -> None:
+def copy_back(out: Array | None, written: Array | None) -> None:
     """Copy results from what ``writable_like`` gave to where they belong."""
-    if written is not out:
+    if written is not out and out is not None:
         out[...] = written
 
 

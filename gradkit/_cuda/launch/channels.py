@@ -16,6 +16,7 @@ from gradkit._cuda.launch.kernels import (
     Combination,
     LoadedKernel,
     Macros,
+    first_of,
     kernel,
     norm_macros,
 )
@@ -143,11 +144,6 @@ class _Shape:
     def view(self, array: Array) -> Array:
         """The array with its axes in this order."""
         return _channels_last(array, self.axis) if self.last else array
-
-
-def first_of(*arrays: Array | None) -> Array:
-    """The first of some arrays that is present."""
-    return next(array for array in arrays if array is not None)
 
 
 def launches(

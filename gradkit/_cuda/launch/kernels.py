@@ -9,8 +9,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from gradkit._backend import Array
 from gradkit._cuda.launch.device import Device, Kernel
-from gradkit._dtypes import FLOATS, Types
+from gradkit._dtypes import FLOATS, Types, float_name
 from gradkit.errors import KernelCompileError, KernelLaunchError
 
 _INCLUDE = re.compile(r'^[ \t]*#include "([\w.]+)"[ \t]*$', re.MULTILINE)
@@ -111,6 +112,20 @@ def options_of(macros: Macros) -> tuple[str, ...]:
     """The compiler's options, in an order that does not depend on the caller."""
     defined = (f"-D{name}={_CXX.get(str(macros[name]), macros[name])}" for name in sorted(macros))
     return ("-std=c++17", *defined)
+
+
+def types_of(data: Array, statistic: Array, *parameters: Array | None) -> Types:
+    """(T, U, V) of arrays; parameters that are absent count as ones of the statistics' dtype."""
+    parameter = first_of(*parameters, statistic)
+    data_name, statistic_name, parameter_name = (
+        float_name(array.dtype) or "" for array in (data, statistic, parameter)
+    )
+    return data_name, statistic_name, parameter_name
+
+
+def first_of(*arrays: Array | None) -> Array:
+    """The first of some arrays that is present."""
+    return next(array for array in arrays if array is not None)
 
 
 def norm_macros(types: Types, vector: int, **more: int) -> Macros:

@@ -5,8 +5,9 @@ from typing import NamedTuple
 import numpy as np
 
 from gradkit._backend import Array
-from gradkit._cuda.launch.channels import first_of, launches
+from gradkit._cuda.launch.channels import launches
 from gradkit._cuda.launch.device import Device
+from gradkit._cuda.launch.kernels import first_of
 
 
 class Inference(NamedTuple):

@@ -34,9 +34,7 @@ class Planned:
         """The same, with every array looked at by itself."""
         device = self.device
         read = [contiguous(device, array, self._width(array)) for array in inputs]
-        written = [
-            None if out is None else writable_like(device, out, self._width(out)) for out in outs
-        ]
+        written = [writable_like(device, out, self._width(out)) for out in outs]
         return read, written
 
     def _width(self, array: Array | None) -> int:
@@ -50,8 +48,7 @@ class Planned:
     def deliver(self, outs: _Arrays, written: _Arrays) -> None:
         """Copy what was not written in its place."""
         for out, made in zip(outs, written, strict=True):
-            if out is not None:
-                copy_back(out, made)
+            copy_back(out, made)
 
     @cached_property
     def _launches(self) -> dict[str, Launch]:

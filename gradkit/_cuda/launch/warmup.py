@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from gradkit._cuda.launch.device import Device
 from gradkit._cuda.launch.kernels import Combination, Macros, kernel, kernels_in
-from gradkit._cuda.launch.row_gradient import is_used_on
+from gradkit._cuda.row_gradient import is_used_on
 from gradkit._dtypes import accumulation_name
 
 Operation = TypeVar("Operation", bound=Callable[..., Any])

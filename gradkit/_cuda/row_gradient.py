@@ -7,12 +7,14 @@ sums over rows lie in shared memory, if the device has enough of it, and so does
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradkit._backend import Array, Shape
+from gradkit._backend import Array
+from gradkit._calls.roles import Bias, Data, InvStd, Mean, Scale
+from gradkit._calls.rows import InvertibleLayerNormGrad, LayerNormGrad, RmsNormGrad
 from gradkit._cuda.launch.buffers import (
     AllUsable,
     all_usable,
@@ -30,8 +32,9 @@ from gradkit._cuda.launch.kernels import (
     Macros,
     kernel,
     norm_macros,
+    types_of,
 )
-from gradkit._cuda.launch.row_starts import (
+from gradkit._cuda.row_starts import (
     ADDED,
     PLAIN,
     STRIDED,
@@ -45,7 +48,6 @@ from gradkit._dtypes import (
     Types,
     accumulation_name,
     dtype_named,
-    float_name,
 )
 
 _LONGEST = 512  # threads that work on one row
@@ -77,20 +79,20 @@ INVERTIBLE = Norm(from_output=True, centred=True)
 class Inputs(NamedTuple):
     """What a gradient reads, in the order of the kernels' parameters."""
 
-    dy: Array
-    source: Array
-    scale: Array | None
-    bias: Array | None
-    mean: Array | None
-    inv_std: Array
+    dy: Data
+    source: Data
+    scale: Scale | None
+    bias: Bias | None
+    mean: Mean | None
+    inv_std: InvStd
 
 
 class Outputs(NamedTuple):
     """What a gradient writes; ``None`` if not wanted."""
 
-    dx: Array
-    dscale: Array | None
-    dbias: Array | None
+    dx: Data
+    dscale: Scale | None
+    dbias: Bias | None
 
 
 @dataclass(frozen=True)
@@ -109,50 +111,29 @@ class RowPlan:
 def write_gradient(
     device: Device,
     norm: Norm,
-    axis: int,
+    call: LayerNormGrad | RmsNormGrad | InvertibleLayerNormGrad,
     inputs: Inputs,
     outputs: Outputs,
-    *,
-    ds: Array | None = None,
+    ds: Data | None = None,
     scale_offset: float = 0.0,
 ) -> None:
-    """Write the gradients that are wanted of arrays whose axes from ``axis`` on are normalised.
-
-    ``dx`` may be ``dy``, or ``ds``, which is added to it.
-    """
-    parameter = inputs.inv_std
-    if inputs.scale is not None:
-        parameter = inputs.scale
-    elif inputs.bias is not None:
-        parameter = inputs.bias
-    wanted = outputs.dscale is not None or outputs.dbias is not None
-    source = inputs.source
-    plan = _plan(
-        device,
-        norm,
-        source.shape,
-        axis,
-        (source.dtype, inputs.inv_std.dtype, parameter.dtype),
-        wanted,
-    )
-    plan.run(inputs, outputs, ds, scale_offset)
+    """Write the gradients that are wanted; ``dx`` may be ``dy``, or ``ds``, which it includes."""
+    launcher: _Gradient | None = call.plan.launcher
+    if launcher is None:
+        launcher = call.plan.launcher = _gradient(device, norm, call.axis, inputs, outputs)
+    launcher.run(inputs, outputs, ds, scale_offset)
 
 
-@lru_cache(maxsize=1024)
-def _plan(
-    device: Device,
-    norm: Norm,
-    shape: Shape,
-    axis: int,
-    dtypes: tuple[DType, DType, DType],
-    wanted: bool,
+def _gradient(
+    device: Device, norm: Norm, axis: int, inputs: Inputs, outputs: Outputs
 ) -> "_Gradient":
-    """What shapes and dtypes decide, decided once."""
-    data, statistic, parameter = (float_name(dtype) or "" for dtype in dtypes)
-    types, itemsize = (data, statistic, parameter), dtypes[0].itemsize
-    rows, width = rows_of(shape, axis)
-    vector = vector_of(itemsize, width)
-    return _Gradient(device, norm, types, itemsize, axis, rows, width, vector, wanted)
+    """What shapes and dtypes decide, decided once for each plan."""
+    source = inputs.source
+    types = types_of(source, inputs.inv_std, inputs.scale, inputs.bias)
+    wanted = outputs.dscale is not None or outputs.dbias is not None
+    rows, width = rows_of(source.shape, axis)
+    vector = vector_of(source.itemsize, width)
+    return _Gradient(device, norm, types, source.itemsize, axis, rows, width, vector, wanted)
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,7 +153,7 @@ class _Gradient:
     vector: int
     wanted: bool
 
-    def run(self, inputs: Inputs, outputs: Outputs, ds: Array | None, scale_offset: float) -> None:
+    def run(self, inputs: Inputs, outputs: Outputs, ds: Data | None, scale_offset: float) -> None:
         """Launch the kernels on the arrays, or on copies of those that they cannot reach."""
         plain = ds is None and not scale_offset
         if plain and self._all_usable((*inputs, *outputs)):
@@ -182,11 +163,17 @@ class _Gradient:
         (dy, source, ds), (dx,) = reachable(
             device, axis, (inputs.dy, inputs.source, ds), (outputs.dx,)
         )
-        parameters = (contiguous(device, array, vector) for array in (inputs.scale, inputs.bias))
-        statistics = (contiguous(device, array) for array in (inputs.mean, inputs.inv_std))
-        inputs = Inputs(dy, source, *parameters, *statistics)
-        sums = (None if out is None else writable_like(device, out) for out in outputs[1:])
-        written = Outputs(dx, *sums)
+        inputs = Inputs(
+            dy,
+            source,
+            contiguous(device, inputs.scale, vector),
+            contiguous(device, inputs.bias, vector),
+            contiguous(device, inputs.mean),
+            contiguous(device, inputs.inv_std),
+        )
+        written = Outputs(
+            dx, writable_like(device, outputs.dscale), writable_like(device, outputs.dbias)
+        )
         if plain and all_usable((dy, source, dx), vector):
             self._launch(PLAIN, inputs, written)
         else:
@@ -194,8 +181,7 @@ class _Gradient:
             layout = layout_of(axis, (dy, source, dx, ds), scale_offset)
             self._launch(variant, inputs, written, layout, ds)
         for out, made in zip(outputs, written, strict=True):
-            if out is not None:
-                copy_back(out, made)
+            copy_back(out, made)
 
     def _launch(self, variant: Variant, inputs: Inputs, outputs: Outputs, *further: Any) -> None:
         """``further``: the arguments that only kernels of a variant have."""

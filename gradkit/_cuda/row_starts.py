@@ -49,7 +49,7 @@ PLAIN, STRIDED, ADDED = Variant(), Variant(strided=True), Variant(strided=True, 
 
 def reachable(
     device: Device, axis: int, read: Sequence[Array | None], written: Sequence[Array | None]
-) -> tuple[list[Array | None], list[Array | None]]:
+) -> tuple[list[Any], list[Any]]:
     """The arrays, but copies and scratch in place of those whose rows kernels cannot reach.
 
     They reach rows without gaps inside, at strides that three dimensions describe for all arrays

@@ -3,12 +3,13 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from gradkit._backend import Array, Shape
+from gradkit._calls.roles import Bias, Data, InvStd, Mean, Scale
+from gradkit._calls.rows import AddLayerNorm, AddRmsNorm, LayerNorm, LayerNormInverse, RmsNorm
 from gradkit._cuda.launch.buffers import (
     AllUsable,
     all_usable,
@@ -19,8 +20,8 @@ from gradkit._cuda.launch.buffers import (
 )
 from gradkit._cuda.launch.device import Device
 from gradkit._cuda.launch.grids import row_blocks, rows_of
-from gradkit._cuda.launch.kernels import Combination, Launch, Macros, kernel, norm_macros
-from gradkit._cuda.launch.row_starts import (
+from gradkit._cuda.launch.kernels import Combination, Launch, Macros, kernel, norm_macros, types_of
+from gradkit._cuda.row_starts import (
     ADDED,
     PLAIN,
     STRIDED,
@@ -28,95 +29,77 @@ from gradkit._cuda.launch.row_starts import (
     layout_of,
     reachable,
 )
-from gradkit._dtypes import LAYER_NORM_TYPES, DType, Types, dtype_named, float_name
+from gradkit._dtypes import LAYER_NORM_TYPES, Types, dtype_named
 
 _FORWARD_THREADS = 512  # that work on one row at most
 _FORWARD_CHUNKS = 4  # accesses in which a thread reads its part of a row, if registers hold a row
 _INVERSE_THREADS = 256
 
 
+class Forward(NamedTuple):
+    """What a forward pass reads and writes, in the order of the kernel's parameters."""
+
+    x: Data
+    scale: Scale | None
+    bias: Bias | None
+    y: Data
+    mean: Mean | None
+    inv_std: InvStd
+
+
 def write_forward(
     device: Device,
-    x: Array,
-    scale: Array | None,
-    bias: Array | None,
-    axis: int,
-    eps: float,
-    y: Array,
-    mean: Array | None,
-    inv_std: Array,
-    *,
-    scale_offset: float,
-    residual: Array | None = None,
-    s: Array | None = None,
+    call: LayerNorm | RmsNorm | AddLayerNorm | AddRmsNorm,
+    arrays: Forward,
+    residual: Data | None = None,
+    s: Data | None = None,
 ) -> None:
-    """Layer norm, or RMS norm if ``mean`` is ``None``; ``y`` may be ``x``.
+    """Layer norm, or RMS norm if there is no mean.
 
     With a residual, ``s = x + residual`` is written and takes the place of ``x``; it may be either.
     """
-    if not x.size:  # an empty row counts as mean 0, variance 0
-        inv_std.fill(1 / math.sqrt(eps) if eps else math.inf)
-        if mean is not None:
-            mean.fill(0)
+    if not arrays.x.size:  # an empty row counts as mean 0, variance 0
+        arrays.inv_std.fill(1 / math.sqrt(call.eps) if call.eps else math.inf)
+        if arrays.mean is not None:
+            arrays.mean.fill(0)
         return
-    centred = mean is not None
-    plan = _plan_of(device, x, inv_std, (scale, bias), axis, centred=centred)
-    plan.normalize(Data(x, y, residual, s), scale, bias, mean, inv_std, eps, scale_offset)
+    launcher: _Rows | None = call.plan.launcher
+    if launcher is None:
+        x, scale, bias, _, mean, inv_std = arrays
+        launcher = call.plan.launcher = _rows(
+            device, call.axis, x, inv_std, scale, bias, centred=mean is not None
+        )
+    launcher.normalize(arrays, residual, s, call.eps, call.scale_offset)
 
 
-def write_inverse(
-    device: Device,
-    y: Array,
-    scale: Array | None,
-    bias: Array | None,
-    mean: Array,
-    inv_std: Array,
-    axis: int,
-    x: Array,
-) -> None:
+def write_inverse(device: Device, call: LayerNormInverse) -> None:
     """``x = (y - bias) / scale / inv_std + mean``; ``x`` may be ``y``."""
-    if not x.size:
+    if not call.x.size:
         return
-    plan = _plan_of(device, y, mean, (scale, bias), axis, centred=None)
-    plan.invert(y, scale, bias, mean, inv_std, x)
+    launcher: _Rows | None = call.plan.launcher
+    if launcher is None:
+        parameters = call.scale, call.bias
+        launcher = call.plan.launcher = _rows(
+            device, call.axis, call.y, call.inv_std, *parameters, centred=None
+        )
+    launcher.invert(call)
 
 
-def _plan_of(
+def _rows(
     device: Device,
-    data: Array,
-    statistic: Array,
-    parameters: tuple[Array | None, ...],
     axis: int,
+    data: Data,
+    inv_std: InvStd,
+    scale: Scale | None,
+    bias: Bias | None,
     *,
     centred: bool | None,
 ) -> "_Rows":
-    given = (array.dtype for array in parameters if array is not None)
-    dtypes = data.dtype, statistic.dtype, next(given, statistic.dtype)
-    return _plan(device, data.shape, axis, dtypes, centred)
-
-
-@lru_cache(maxsize=1024)
-def _plan(
-    device: Device,
-    shape: Shape,
-    axis: int,
-    dtypes: tuple[DType, DType, DType],
-    centred: bool | None,
-) -> "_Rows":
-    """What shapes and dtypes decide, decided once."""
-    data, statistic, parameter = (float_name(dtype) or "" for dtype in dtypes)
-    rows, width = rows_of(shape, axis)
-    vector = vector_of(dtypes[0].itemsize, width)
-    return _Rows(device, (data, statistic, parameter), axis, rows, width, vector, centred)
-
-
-class Data(NamedTuple):
-    """The arrays of a forward pass that have rows, in the order of the kernel's numbers."""
-
-    x: Array
-    y: Array
-    residual: Array | None
-    s: Array | None
+    """What shapes and dtypes decide, decided once for each plan."""
+    types = types_of(data, inv_std, scale, bias)
+    rows, width = rows_of(data.shape, axis)
+    vector = vector_of(data.itemsize, width)
+    return _Rows(device, types, axis, rows, width, vector, centred)
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,56 +119,47 @@ class _Rows:
 
     def normalize(
         self,
-        data: Data,
-        scale: Array | None,
-        bias: Array | None,
-        mean: Array | None,
-        inv_std: Array,
+        arrays: Forward,
+        residual: Data | None,
+        s: Data | None,
         eps: float,
         scale_offset: float,
     ) -> None:
         """Launch the forward pass on the arrays, or on copies of those that it cannot reach."""
         numbers = *self._counts, np.float64(eps)
-        plain = data.residual is None and not scale_offset
-        if plain and self._all_usable((data.x, scale, bias, data.y, mean, inv_std)):
-            self._forward(data.x, scale, bias, data.y, mean, inv_std, *numbers)
+        plain = residual is None and not scale_offset
+        if plain and self._all_usable(arrays):
+            self._forward(*arrays, *numbers)
             return
-        device, vector, outs = self.device, self.vector, (data.y, data.s, mean, inv_std)
-        (x, residual), (y, s) = reachable(
-            device, self.axis, (data.x, data.residual), (data.y, data.s)
-        )
-        scale, bias = (contiguous(device, array, vector) for array in (scale, bias))
-        mean, inv_std = (None if out is None else writable_like(device, out) for out in outs[2:])
+        device, vector = self.device, self.vector
+        outs = arrays.y, s, arrays.mean, arrays.inv_std
+        (x, further), (y, total) = reachable(device, self.axis, (arrays.x, residual), (arrays.y, s))
+        scale = contiguous(device, arrays.scale, vector)
+        bias = contiguous(device, arrays.bias, vector)
+        mean, inv_std = writable_like(device, arrays.mean), writable_like(device, arrays.inv_std)
         if plain and all_usable((x, y), vector):
             self._forward(x, scale, bias, y, mean, inv_std, *numbers)
         else:
             launch = self._strided if residual is None else self._added
-            layout = layout_of(self.axis, (x, y, residual, s), scale_offset)
-            launch(x, scale, bias, y, mean, inv_std, *numbers, layout, residual, s)
-        for out, made in zip(outs, (y, s, mean, inv_std), strict=True):
-            if out is not None:
-                copy_back(out, made)
+            layout = layout_of(self.axis, (x, y, further, total), scale_offset)
+            launch(x, scale, bias, y, mean, inv_std, *numbers, layout, further, total)
+        for out, made in zip(outs, (y, total, mean, inv_std), strict=True):
+            copy_back(out, made)
 
-    def invert(
-        self,
-        y: Array,
-        scale: Array | None,
-        bias: Array | None,
-        mean: Array,
-        inv_std: Array,
-        x: Array,
-    ) -> None:
+    def invert(self, call: LayerNormInverse) -> None:
         """Launch the inverse on the arrays, or on copies of them."""
-        vectors, statistics = (y, scale, bias), (mean, inv_std)
-        if self._all_usable((*vectors, *statistics, x)):
-            self._inverse(*vectors, *statistics, x, *self._counts)
+        vectors, statistics = (call.y, call.scale, call.bias), (call.mean, call.inv_std)
+        if self._all_usable((*vectors, *statistics, call.x)):
+            self._inverse(*vectors, *statistics, call.x, *self._counts)
             return
         device, vector = self.device, self.vector
-        read = [contiguous(device, array, vector) for array in vectors]
-        read += [contiguous(device, array) for array in statistics]
-        written = writable_like(device, x, vector)
+        read = (
+            *(contiguous(device, array, vector) for array in vectors),
+            *(contiguous(device, array) for array in statistics),
+        )
+        written = writable_like(device, call.x, vector)
         self._inverse(*read, written, *self._counts)
-        copy_back(x, written)
+        copy_back(call.x, written)
 
     @cached_property
     def _counts(self) -> tuple[np.int64, np.int64]:

@@ -1,0 +1,147 @@
+"""What all records share: fields by role, and the plan of a call.
+
+A record is a class with a field for each argument, in the order of the public function, and one
+for each result. All else follows from the fields and their roles: which shapes and dtypes fit, the
+texts of errors, the results and what memory they may share, and the key under which the plan of a
+call is found again.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from operator import attrgetter
+from types import NoneType
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, dataclass_transform, get_args
+
+import numpy as np
+
+from gradkit._backend import Shape, Spec
+from gradkit._calls.roles import In, Out
+from gradkit._dtypes import Types
+
+
+class Described(NamedTuple):
+    """All that a plan may know of an argument: no address and no value."""
+
+    label: str
+    shape: Shape
+    dtype: np.dtype[Any]
+    strides: Shape
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+
+class Argument(NamedTuple):
+    """An array that an operation reads."""
+
+    name: str
+    role: Any
+    optional: bool  # it may be None
+
+
+class Result(NamedTuple):
+    """An array that an operation writes."""
+
+    name: str
+    role: Any
+    may_be: tuple[str, ...]  # the arguments whose memory it may have
+    if_: str | None  # there is no such result if this argument is None
+
+
+class Plan:
+    """What a call's shapes, dtypes, strides and numbers decide, decided once.
+
+    ``results`` are the outputs, ``options`` the numbers as checked: an axis as an index. A backend
+    keeps in ``launcher`` what it would otherwise decide again in each call.
+    """
+
+    __slots__ = ("launcher", "options", "results")
+
+    def __init__(self, results: tuple[Spec | None, ...], options: dict[str, Any]):
+        self.results, self.options = results, options
+        self.launcher: Any = None
+
+
+class Layout(Protocol):
+    """How the shapes and dtypes of a family of operations fit together."""
+
+    def plan(self, call: Any) -> Plan:
+        """The plan of a call whose arrays are ``Described``, or the error of one that is wrong."""
+
+
+def result(
+    *,
+    may_be: tuple[str, ...] = (),
+    if_: str | None = None,
+    init: Literal[False] = False,
+) -> Any:
+    """A field for a result, as ``Result`` describes it."""
+    return field(init=init, default=None, repr=False, metadata={"may_be": may_be, "if_": if_})
+
+
+@dataclass_transform(kw_only_default=True, field_specifiers=(result,))
+class Call:
+    """One call of one operation: arguments, then results, all by name.
+
+    The arrays are the caller's at first. Once the call is opened they are the backend's, numbers
+    are checked, results are there to be written, and ``plan`` is set.
+    """
+
+    types: ClassVar[tuple[Types, ...]]
+    layout: ClassVar[Layout]
+    arguments: ClassVar[tuple[Argument, ...]]
+    results: ClassVar[tuple[Result, ...]]
+    result_names: ClassVar[tuple[str, ...]]
+    numbers: ClassVar[dict[str, Callable[[Any, Any], Any] | None]]
+    arrays: ClassVar[Callable[..., tuple[Any, ...]]]
+    options: ClassVar[Callable[..., tuple[Any, ...]]]
+
+    plan: Plan
+
+    def __init_subclass__(cls) -> None:
+        """Read the fields."""
+        own = cls.__annotations__
+        cls.arguments = tuple(
+            Argument(name, *_role(kind)) for name, kind in own.items() if _wraps(kind, In)
+        )
+        cls.numbers = {
+            name: next(iter(getattr(kind, "__metadata__", ())), None)
+            for name, kind in own.items()
+            if not (_wraps(kind, In) or _wraps(kind, Out))
+        }
+        cls.results = tuple(
+            Result(name, _role(kind)[0], **vars(cls)[name].metadata)
+            for name, kind in own.items()
+            if _wraps(kind, Out)
+        )
+        cls.result_names = tuple(result.name for result in cls.results)
+        cls.arrays = staticmethod(_values_of([argument.name for argument in cls.arguments]))
+        cls.options = staticmethod(_values_of(cls.numbers))
+        dataclass(kw_only=True, eq=False)(cls)
+
+    def check_values(self) -> None:
+        """Raise if values are wrong that can be read without waiting for a device."""
+
+    def compute(self, backend: Any) -> None:
+        """Have a backend write the results."""
+        raise NotImplementedError
+
+
+def _wraps(kind: Any, wrapper: type) -> bool:
+    return getattr(kind, "__origin__", None) is wrapper
+
+
+def _role(kind: Any) -> tuple[Any, bool]:
+    """The role in ``In[Scale | None]``, and whether it may be ``None``."""
+    (inner,) = get_args(kind)
+    roles = get_args(inner) or (inner,)
+    return roles[0], NoneType in roles
+
+
+def _values_of(names: Any) -> Callable[[Call], tuple[Any, ...]]:
+    """What gives the values of fields as a tuple, without a Python frame for several of them."""
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda call: tuple(getattr(call, name) for name in names)

@@ -1,0 +1,57 @@
+"""The roles that an argument or a result of an operation can have.
+
+A role says which dtype and which shape go with it, and what a type checker tells apart: a ``Mean``
+in the place of an ``InvStd`` is an error. Dtypes are written (T, U, V): T of the data, U of the
+statistics, V of the parameters.
+"""
+
+from typing import TYPE_CHECKING, Annotated, Any, Generic, NewType, TypeAlias, TypeVar
+
+import numpy as np
+
+from gradkit._calls import checks
+
+Role = TypeVar("Role")
+
+# A device's arrays too: CuPy's class cannot be imported here, and has NumPy's attributes.
+_Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+
+# T, in the shape of the data.
+Data = NewType("Data", _Array)
+# U: one number per row, channel or group.
+Mean = NewType("Mean", _Array)
+Var = NewType("Var", _Array)
+InvStd = NewType("InvStd", _Array)
+# V: one number per column or channel.
+Scale = NewType("Scale", _Array)
+Bias = NewType("Bias", _Array)
+
+DATA = frozenset({Data})
+STATISTICS = frozenset({Mean, Var, InvStd})
+PARAMETERS = frozenset({Scale, Bias})
+
+# Numbers. Each is behind what makes a checked number of it and of the call; an axis, which depends
+# on the data, is checked by the layout.
+Axis: TypeAlias = int
+Eps: TypeAlias = Annotated[float, lambda value, _: checks.epsilon(value)]
+ScaleOffset: TypeAlias = Annotated[
+    float, lambda value, call: checks.scale_offset(value, call.scale)
+]
+
+
+class In(Generic[Role]):
+    """An argument that is read: what the caller gave, and once it is opened a backend's array."""
+
+    if TYPE_CHECKING:
+
+        def __get__(self, call: Any, kind: Any) -> Role: ...
+        def __set__(self, call: Any, value: Any) -> None: ...
+
+
+class Out(Generic[Role]):
+    """A result that is written: new memory, or the caller's own array."""
+
+    if TYPE_CHECKING:
+
+        def __get__(self, call: Any, kind: Any) -> Role: ...
+        def __set__(self, call: Any, value: Any) -> None: ...

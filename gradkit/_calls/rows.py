@@ -1,0 +1,207 @@
+"""The norms over rows: layer norm, invertible layer norm and RMS norm.
+
+With ``xhat = (x - mean) * inv_std`` (RMS norm: ``x * inv_std``; from the output: ``(y - bias) /
+scale``) and ``w = dy * (scale + scale_offset)``, means over a row, sums over all rows.
+"""
+
+from typing import Protocol
+
+from gradkit._calls import checks
+from gradkit._calls.layouts import Rows
+from gradkit._calls.record import Call, result
+from gradkit._calls.roles import Axis, Bias, Data, Eps, In, InvStd, Mean, Out, Scale, ScaleOffset
+from gradkit._dtypes import LAYER_NORM_TYPES
+
+
+class RowOperations(Protocol):
+    """What a backend computes of norms over rows: each function writes the results of its call."""
+
+    def layer_norm(self, call: "LayerNorm") -> None:
+        """``y = xhat * (scale + scale_offset) + bias``, and each row's statistics."""
+
+    def add_layer_norm(self, call: "AddLayerNorm") -> None:
+        """``s = x + residual``, rounded, and the layer norm of ``s``."""
+
+    def layer_norm_grad(self, call: "LayerNormGrad") -> None:
+        """``dx = inv_std * (w - mean(w) - xhat * mean(w * xhat)) + ds``, ``dscale``, ``dbias``."""
+
+    def layer_norm_inverse(self, call: "LayerNormInverse") -> None:
+        """``x = (y - bias) / scale / inv_std + mean``."""
+
+    def invertible_layer_norm_grad(self, call: "InvertibleLayerNormGrad") -> None:
+        """As ``layer_norm_grad``, with xhat computed from the output."""
+
+    def rms_norm(self, call: "RmsNorm") -> None:
+        """``y = xhat * (scale + scale_offset)``, and ``inv_std`` of each row."""
+
+    def add_rms_norm(self, call: "AddRmsNorm") -> None:
+        """``s = x + residual``, rounded, and the RMS norm of ``s``."""
+
+    def rms_norm_grad(self, call: "RmsNormGrad") -> None:
+        """``dx = inv_std * (w - xhat * mean(w * xhat)) + ds``, and ``dscale``."""
+
+
+class LayerNorm(Call):
+    """A layer norm."""
+
+    x: In[Data]
+    scale: In[Scale | None]
+    bias: In[Bias | None]
+    axis: Axis
+    eps: Eps
+    scale_offset: ScaleOffset
+
+    y: Out[Data] = result(may_be=("x",))
+    mean: Out[Mean] = result()
+    inv_std: Out[InvStd] = result()
+
+    types, layout = LAYER_NORM_TYPES, Rows("x")
+
+    def compute(self, backend: RowOperations) -> None:
+        backend.layer_norm(self)
+
+
+class AddLayerNorm(Call):
+    """A layer norm of a residual sum."""
+
+    x: In[Data]
+    residual: In[Data]
+    scale: In[Scale | None]
+    bias: In[Bias | None]
+    axis: Axis
+    eps: Eps
+    scale_offset: ScaleOffset
+
+    y: Out[Data] = result(may_be=("x",))
+    s: Out[Data] = result(may_be=("x", "residual"))
+    mean: Out[Mean] = result()
+    inv_std: Out[InvStd] = result()
+
+    types, layout = LAYER_NORM_TYPES, Rows("x")
+
+    def compute(self, backend: RowOperations) -> None:
+        backend.add_layer_norm(self)
+
+
+class LayerNormGrad(Call):
+    """The gradient of a layer norm; ``ds`` is added to ``dx`` before that is rounded."""
+
+    dy: In[Data]
+    x: In[Data]
+    scale: In[Scale | None]
+    mean: In[Mean]
+    inv_std: In[InvStd]
+    ds: In[Data | None]
+    axis: Axis
+    scale_offset: ScaleOffset
+
+    dx: Out[Data] = result(may_be=("dy", "ds"))
+    dscale: Out[Scale | None] = result(if_="scale")
+    dbias: Out[Bias | None] = result(if_="scale")
+
+    types, layout = LAYER_NORM_TYPES, Rows("x")
+
+    def compute(self, backend: RowOperations) -> None:
+        backend.layer_norm_grad(self)
+
+
+class LayerNormInverse(Call):
+    """The input of a layer norm, from its output."""
+
+    y: In[Data]
+    scale: In[Scale | None]
+    bias: In[Bias | None]
+    mean: In[Mean]
+    inv_std: In[InvStd]
+    axis: Axis
+
+    x: Out[Data] = result(may_be=("y",))
+
+    types, layout = LAYER_NORM_TYPES, Rows("y")
+
+    def check_values(self) -> None:
+        checks.invertible(self.scale)
+
+    def compute(self, backend: RowOperations) -> None:
+        backend.layer_norm_inverse(self)
+
+
+class InvertibleLayerNormGrad(Call):
+    """The gradient of a layer norm, from its output."""
+
+    dy: In[Data]
+    y: In[Data]
+    scale: In[Scale | None]
+    bias: In[Bias | None]
+    inv_std: In[InvStd]
+    axis: Axis
+
+    dx: Out[Data] = result(may_be=("dy",))
+    dscale: Out[Scale | None] = result(if_="scale")
+    dbias: Out[Bias | None] = result(if_="bias")
+
+    types, layout = LAYER_NORM_TYPES, Rows("y")
+
+    def check_values(self) -> None:
+        checks.invertible(self.scale)
+
+    def compute(self, backend: RowOperations) -> None:
+        backend.invertible_layer_norm_grad(self)
+
+
+class RmsNorm(Call):
+    """An RMS norm."""
+
+    x: In[Data]
+    scale: In[Scale | None]
+    axis: Axis
+    eps: Eps
+    scale_offset: ScaleOffset
+
+    y: Out[Data] = result(may_be=("x",))
+    inv_std: Out[InvStd] = result()
+
+    types, layout = LAYER_NORM_TYPES, Rows("x")
+
+    def compute(self, backend: RowOperations) -> None:
+        backend.rms_norm(self)
+
+
+class AddRmsNorm(Call):
+    """An RMS norm of a sum."""
+
+    x: In[Data]
+    residual: In[Data]
+    scale: In[Scale | None]
+    axis: Axis
+    eps: Eps
+    scale_offset: ScaleOffset
+
+    y: Out[Data] = result(may_be=("x",))
+    s: Out[Data] = result(may_be=("x", "residual"))
+    inv_std: Out[InvStd] = result()
+
+    types, layout = LAYER_NORM_TYPES, Rows("x")
+
+    def compute(self, backend: RowOperations) -> None:
+        backend.add_rms_norm(self)
+
+
+class RmsNormGrad(Call):
+    """The gradient of an RMS norm; ``ds`` is added to ``dx`` before that is rounded."""
+
+    dy: In[Data]
+    x: In[Data]
+    scale: In[Scale | None]
+    inv_std: In[InvStd]
+    ds: In[Data | None]
+    axis: Axis
+    scale_offset: ScaleOffset
+
+    dx: Out[Data] = result(may_be=("dy", "ds"))
+    dscale: Out[Scale | None] = result(if_="scale")
+
+    types, layout = LAYER_NORM_TYPES, Rows("x")
+
+    def compute(self, backend: RowOperations) -> None:
+        backend.rms_norm_grad(self)
