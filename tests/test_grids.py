@@ -88,9 +88,9 @@ def test_grids_are_as_large_as_what_a_device_holds_of_the_compiled_kernel(held):
 def partial_rows(norm, shape, dtype):
     """How many rows of partial sums a gradient of rows has on 132 multiprocessors."""
     device = IdleDevice(multiprocessors=132)
-    data, wide = dtype_named(dtype), dtype_named(accumulation_name(dtype))
-    plan = row_gradient._plan(device, norm, shape, 1, (data, wide, data), True)
-    planes, rows, width = plan._partial_shape
+    types = dtype, accumulation_name(dtype), dtype
+    launcher = row_gradient.launcher_for(device, norm, types, shape, 1, wanted=True)
+    planes, rows, width = launcher._partial_shape
     assert (planes, width) == (norm.planes, shape[1])
     return rows
 

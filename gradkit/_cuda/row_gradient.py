@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradkit._backend import Array
+from gradkit._backend import Array, Shape
 from gradkit._calls.roles import Bias, Data, InvStd, Mean, Scale
 from gradkit._calls.rows import InvertibleLayerNormGrad, LayerNormGrad, RmsNormGrad
 from gradkit._cuda.launch.buffers import (
@@ -120,20 +120,22 @@ def write_gradient(
     """Write the gradients that are wanted; ``dx`` may be ``dy``, or ``ds``, which it includes."""
     launcher: _Gradient | None = call.plan.launcher
     if launcher is None:
-        launcher = call.plan.launcher = _gradient(device, norm, call.axis, inputs, outputs)
+        types = types_of(inputs.source, inputs.inv_std, inputs.scale, inputs.bias)
+        wanted = outputs.dscale is not None or outputs.dbias is not None
+        shape = inputs.source.shape
+        launcher = launcher_for(device, norm, types, shape, call.axis, wanted=wanted)
+        call.plan.launcher = launcher
     launcher.run(inputs, outputs, ds, scale_offset)
 
 
-def _gradient(
-    device: Device, norm: Norm, axis: int, inputs: Inputs, outputs: Outputs
+def launcher_for(
+    device: Device, norm: Norm, types: Types, shape: Shape, axis: int, *, wanted: bool
 ) -> "_Gradient":
-    """What shapes and dtypes decide, decided once for each plan."""
-    source = inputs.source
-    types = types_of(source, inputs.inv_std, inputs.scale, inputs.bias)
-    wanted = outputs.dscale is not None or outputs.dbias is not None
-    rows, width = rows_of(source.shape, axis)
-    vector = vector_of(source.itemsize, width)
-    return _Gradient(device, norm, types, source.itemsize, axis, rows, width, vector, wanted)
+    """What launches gradients of such arrays; ``wanted``: sums over rows are."""
+    rows, width = rows_of(shape, axis)
+    itemsize = dtype_named(types[0]).itemsize
+    vector = vector_of(itemsize, width)
+    return _Gradient(device, norm, types, itemsize, axis, rows, width, vector, wanted)
 
 
 @dataclass(frozen=True, eq=False)
@@ -368,9 +370,9 @@ def _longs(plan: RowPlan, types: Types, vector: int, variant: Variant) -> set[in
     return {_long(plan, types, vector, variant, size)[0] for size in sizes}
 
 
-def is_used_on(device: Device, file: str, macros: Macros) -> bool:
+def is_used_on(device: Device, macros: Macros) -> bool:
     """Whether a device asks for a kernel: what holds a long row depends on its shared memory."""
-    if file != "layer_norm_grad" or not macros["LONG"]:
+    if not macros["LONG"]:
         return True
     norm = Norm(bool(macros["FROM_OUTPUT"]), bool(macros["CENTRED"]))
     types = str(macros["DATA_T"]), str(macros["STAT_T"]), str(macros["PARAM_T"])

@@ -28,6 +28,7 @@ from gradkit._cuda.row_gradient import (
     Inputs,
     Outputs,
     combinations,
+    is_used_on,
     write_gradient,
 )
 
@@ -47,7 +48,7 @@ class Rows(OnDevice):
         arrays = Forward(call.x, call.scale, call.bias, call.y, call.mean, call.inv_std)
         write_forward(self.device, call, arrays, call.residual, call.s)
 
-    @asks_for(partial(combinations, LAYER))
+    @asks_for(partial(combinations, LAYER), layer_norm_grad=is_used_on)
     def layer_norm_grad(self, call: LayerNormGrad) -> None:
         """Write ``dx``, ``dscale`` and ``dbias`` (``=``); ``dx`` may be ``dy`` or ``ds``."""
         inputs = Inputs(call.dy, call.x, call.scale, None, call.mean, call.inv_std)
@@ -59,7 +60,7 @@ class Rows(OnDevice):
         """Write ``x = (y - bias) / scale / inv_std + mean``; ``x`` may be ``y``."""
         write_inverse(self.device, call)
 
-    @asks_for(partial(combinations, INVERTIBLE))
+    @asks_for(partial(combinations, INVERTIBLE), layer_norm_grad=is_used_on)
     def invertible_layer_norm_grad(self, call: InvertibleLayerNormGrad) -> None:
         """As ``layer_norm_grad``, with xhat computed from the output; ``dx`` may be ``dy``."""
         inputs = Inputs(call.dy, call.y, call.scale, call.bias, None, call.inv_std)
@@ -78,7 +79,7 @@ class Rows(OnDevice):
         arrays = Forward(call.x, call.scale, None, call.y, None, call.inv_std)
         write_forward(self.device, call, arrays, call.residual, call.s)
 
-    @asks_for(partial(combinations, RMS))
+    @asks_for(partial(combinations, RMS), layer_norm_grad=is_used_on)
     def rms_norm_grad(self, call: RmsNormGrad) -> None:
         """Write ``dx`` and ``dscale`` (``=``); ``dx`` may be ``dy`` or ``ds``."""
         inputs = Inputs(call.dy, call.x, call.scale, None, None, call.inv_std)

@@ -7,19 +7,26 @@ from typing import Any, TypeVar
 
 from gradkit._cuda.launch.device import Device
 from gradkit._cuda.launch.kernels import Combination, Macros, kernel, kernels_in
-from gradkit._cuda.row_gradient import is_used_on
 from gradkit._dtypes import accumulation_name
 
 Operation = TypeVar("Operation", bound=Callable[..., Any])
 
 _COMBINATIONS: dict[str, Callable[[], Iterable[Combination]]] = {}
+_USED_ON: dict[str, Callable[[Device, Macros], bool]] = {}  # for a kernel file that needs it
 
 
-def asks_for(combinations: Callable[[], Iterable[Combination]]) -> Callable[[Operation], Operation]:
-    """Note which kernels, with which macros, an operation may need."""
+def asks_for(
+    combinations: Callable[[], Iterable[Combination]],
+    **used_on: Callable[[Device, Macros], bool],
+) -> Callable[[Operation], Operation]:
+    """Note which kernels, with which macros, an operation may need.
+
+    ``used_on``: for a kernel file, whether a device asks for it with some macros; default: yes.
+    """
 
     def note(operation: Operation) -> Operation:
         _COMBINATIONS[operation.__name__] = combinations
+        _USED_ON.update(used_on)
         return operation
 
     return note
@@ -39,6 +46,11 @@ def combinations(*operations: str) -> Iterator[Combination]:
 def needed(operations: Iterable[str], dtypes: Set[str]) -> list[Combination]:
     """The combinations that operations on arrays of these dtypes may need."""
     return [(file, macros) for file, macros in combinations(*operations) if _is_for(macros, dtypes)]
+
+
+def is_used_on(device: Device, file: str, macros: Macros) -> bool:
+    """Whether a device asks for a kernel file with these macros."""
+    return file not in _USED_ON or _USED_ON[file](device, macros)
 
 
 def warmup(device: Device, operations: Iterable[str], dtypes: Set[str]) -> int:
