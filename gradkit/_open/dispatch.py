@@ -50,7 +50,7 @@ class Opened(Given):
     __slots__ = ("_out", "_outs", "call")
 
     def __init__(self, call: Call, out: Any = None, *, backend: Backend | None = None):
-        super().__init__()
+        self.numbers = []
         self.call = call
         given = call.arrays(call)
         self.like = given[0]
