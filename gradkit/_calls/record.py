@@ -10,7 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import attrgetter
 from types import NoneType
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, dataclass_transform, get_args
+from typing import (
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    Protocol,
+    Self,
+    dataclass_transform,
+    get_args,
+)
 
 import numpy as np
 
@@ -26,6 +35,11 @@ class Described(NamedTuple):
     shape: Shape
     dtype: np.dtype[Any]
     strides: Shape
+
+    @classmethod
+    def of(cls, label: str, array: Any) -> "Described":
+        """The description of a backend's array."""
+        return cls(label, array.shape, array.dtype, array.strides)
 
     @property
     def ndim(self) -> int:
@@ -120,6 +134,21 @@ class Call:
         cls.arrays = staticmethod(_values_of([argument.name for argument in cls.arguments]))
         cls.options = staticmethod(_values_of(cls.numbers))
         dataclass(kw_only=True, eq=False)(cls)
+
+    def described(self, describe: Callable[[str, Any], Described]) -> Self:
+        """The same call with descriptions in the place of arrays, as a plan is made for it.
+
+        ``describe`` makes one of an argument's name and array.
+        """
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        for name, _, optional in self.arguments:
+            array = getattr(self, name)
+            if array is not None:
+                other.__dict__[name] = describe(name, array)
+            elif not optional:
+                raise TypeError(f"{name} is a NoneType; expected an array")
+        return other
 
     def check_values(self) -> None:
         """Raise if values are wrong that can be read without waiting for a device."""

@@ -81,9 +81,9 @@ class Opened(Given):
         try:
             plan = _plans.get(signature)
         except TypeError:  # an option that has no hash: nearly always one that is refused
-            return _decide(call, views, self._outs)
+            return _decide(call, self._outs)
         if plan is None:
-            plan = _decide(call, views, self._outs)
+            plan = _decide(call, self._outs)
             if len(_plans) >= _MOST:
                 _plans.clear()
             _plans[signature] = plan
@@ -218,20 +218,10 @@ class Opened(Given):
         return view, view if self.framework.returns_views else array
 
 
-def _decide(call: Call, views: Sequence[Array | None], outs: Sequence[Array | None]) -> Plan:
-    """The plan of a call, which sees descriptions in the place of arrays."""
-    described = object.__new__(type(call))
-    described.__dict__.update(call.__dict__)
-    for (name, _, optional), view in zip(call.arguments, views, strict=True):
-        if view is not None:
-            described.__dict__[name] = _description(name, view)
-        elif not optional:
-            raise TypeError(f"{name} is a NoneType; expected an array")
+def _decide(call: Call, outs: Sequence[Array | None]) -> Plan:
+    """The plan of an opened call, which sees descriptions in the place of arrays."""
+    described = call.described(Described.of)
     labels = labels_of(len(outs))
     for name, label, out in zip(call.result_names, labels, outs, strict=False):
-        described.__dict__[name] = None if out is None else _description(label, out)
+        described.__dict__[name] = None if out is None else Described.of(label, out)
     return call.layout.plan(described)
-
-
-def _description(label: str, view: Array) -> Described:
-    return Described(label, view.shape, view.dtype, view.strides)

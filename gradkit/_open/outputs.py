@@ -111,7 +111,7 @@ class Outputs:
 
     def _view(self, array: Any, spec: Spec | None, label: str, plain: bool) -> Array:
         view = array if plain else self._owner.view(array, label, write=True)
-        check_result(Described(label, view.shape, view.dtype, view.strides), spec)
+        check_result(Described.of(label, view), spec)
         memory.writable(view, label)
         return view
 

@@ -52,8 +52,13 @@ class Operator(NamedTuple):
     overload: Any
 
 
-def operator(schema: str, run: Callable[..., Any], describe: Callable[..., Any]) -> Operator:
-    """Define an operator by what it runs and by what its results look like."""
+def operator(
+    schema: str, run: Callable[..., Any], describe: Callable[..., Any], *, last: bool = False
+) -> Operator:
+    """Define an operator by what it runs and by what its results look like.
+
+    ``last``: it is a gradient, which has no derivatives of its own.
+    """
     name = schema.partition("(")[0]
     qualified = f"{_NAMESPACE}::{name}"
     # Where the layout of a result follows that of an argument, compilers must not change it.
@@ -64,6 +69,8 @@ def operator(schema: str, run: Callable[..., Any], describe: Callable[..., Any])
     torch.library.register_fake(qualified, describe, lib=_LIBRARY)
     overload = getattr(getattr(torch.ops, _NAMESPACE), name).default
     torch.library.register_vmap(qualified, _one_by_one(overload), lib=_LIBRARY)
+    if last:
+        _tell_autograd(overload, partial(Gradient.apply, overload))
     return Operator(run, overload)
 
 
@@ -172,8 +179,9 @@ class Norm:
 
     The operator takes tensors first. The results of its gradient's operator belong to the first
     inputs. A ``residual`` norm has two summands for inputs, whose gradient is one, and returns
-    their sum too: both results are differentiable; otherwise the first is. ``at_once`` runs on
-    plain tensors.
+    their sum too: both results are differentiable; otherwise the first is. ``past``: the operator
+    of the gradient takes that of the sum too, as its last tensor. ``at_once`` runs on plain
+    tensors.
     """
 
     def __init__(
@@ -183,11 +191,13 @@ class Norm:
         keep: Keep,
         *,
         residual: bool = False,
+        past: bool = False,
         at_once: Callable[..., Any] | None = None,
     ):
         self.overload = forward.overload
         self.gradient = gradient
         self.keep = keep
+        self.past = past
         self.results = 2 if residual else 1
         self.seen: int | slice = slice(2) if residual else 0  # of all results
         self._run = at_once or forward.run
@@ -203,7 +213,6 @@ class Norm:
         function: Any = super(torch.autograd.Function, _function_at_once(name, self._run, self))
         self._apply_at_once = function.apply
         _tell_autograd(self.overload, self._apply)
-        _tell_autograd(gradient.overload, partial(Gradient.apply, gradient.overload))
 
     def __call__(self, *args: Any) -> Any:
         """The differentiable result, or a tuple of both."""
@@ -232,8 +241,7 @@ class Norm:
 
 def _function_at_once(name: str, run: Callable[..., Any], norm: Norm) -> Any:
     """A function for plain tensors, in whose backward pass others may take part."""
-    (run_gradient, overload), keep = norm.gradient, norm.keep
-    seen, arriving = norm.seen, norm.results
+    (run_gradient, overload), keep, seen = norm.gradient, norm.keep, norm.seen
 
     def forward(ctx: Any, *args: Any) -> Any:
         results = run(*args)
@@ -242,10 +250,10 @@ def _function_at_once(name: str, run: Callable[..., Any], norm: Norm) -> Any:
         ctx.save_for_backward(*tensors)
         return results[seen]
 
-    def compute(*args: Any) -> Any:
+    def compute(arrived: Sequence[Any], *args: Any) -> Any:
         if is_compiling():  # the backward pass alone
             return overload(*args)
-        if is_grad_enabled() or not _are_plain(args[:arriving]):
+        if is_grad_enabled() or not _are_plain(arrived):
             return _gradients(overload, *args)
         return run_gradient(*args)
 
@@ -262,7 +270,10 @@ def _function_of_operators(name: str, norm: Norm) -> Any:
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
 
-    backward = _backward(norm, partial(_gradients, norm.gradient.overload))
+    def compute(_: Sequence[Any], *args: Any) -> Any:
+        return _gradients(norm.gradient.overload, *args)
+
+    backward = _backward(norm, compute)
     forward = partial(_below_autograd, norm.overload)
     return _function(name, forward, backward, setup_context=staticmethod(setup_context))
 
@@ -283,7 +294,8 @@ def _backward(norm: Norm, compute: Callable[..., Any]) -> Callable[..., Any]:
         if arrived[0] is None:  # the sum alone was used, or nothing
             nothing = [None] * (len(norm.gradient.overload._schema.returns) - 1)
             return norm.for_inputs(ctx.needs_input_grad, (arrived[-1], *nothing))
-        gradients = compute(*arrived, *ctx.saved_tensors, *ctx.options)
+        past = (*arrived[1:], None)[:1] if norm.past else ()
+        gradients = compute(arrived, arrived[0], *ctx.saved_tensors, *past, *ctx.options)
         return norm.for_inputs(ctx.needs_input_grad, gradients)
 
     return backward

@@ -1,7 +1,7 @@
 """The norms as operators, ``torch.ops.gradkit``, and as differentiable functions of them.
 
-Each norm has what runs it, what its results look like, the same of its gradient, and what the
-gradient needs of the forward pass.
+A norm over rows is named by the records of its forward pass and of its gradient, from which its
+operators follow; batch and group norm say themselves what they run and what results look like.
 """
 
 from collections.abc import Sequence
@@ -11,13 +11,28 @@ import torch
 from torch import Tensor
 
 import gradkit
+from gradkit._calls import rows
 from gradkit.torch._autograd import Kept, Norm, operator
+from gradkit.torch._records import norm_of
+
+# ``(x, scale, bias, axis, eps, scale_offset) -> y``; the backward pass reads x.
+LAYER_NORM = norm_of("layer_norm", rows.LayerNorm, rows.LayerNormGrad)
+
+# ``(x, scale, bias, axis, eps, scale_offset) -> y``; the backward pass reads y.
+INVERTIBLE_LAYER_NORM = norm_of(
+    "invertible_layer_norm", rows.LayerNorm, rows.InvertibleLayerNormGrad
+)
+
+# ``(x, residual, scale, bias, axis, eps, scale_offset) -> (y, s)``.
+ADD_LAYER_NORM = norm_of("add_layer_norm", rows.AddLayerNorm, rows.LayerNormGrad, x="s")
+
+# ``(x, scale, axis, eps, scale_offset) -> y``.
+RMS_NORM = norm_of("rms_norm", rows.RmsNorm, rows.RmsNormGrad)
+
+# ``(x, residual, scale, axis, eps, scale_offset) -> (y, s)``.
+ADD_RMS_NORM = norm_of("add_rms_norm", rows.AddRmsNorm, rows.RmsNormGrad, x="s")
 
 # What results look like
-
-
-def _rows(x: Tensor) -> Tensor:
-    return x.new_empty(x.shape)
 
 
 def _statistic(x: Tensor, shape: Sequence[int]) -> Tensor:
@@ -40,329 +55,6 @@ def _channels(x: Tensor) -> Tensor:
         strides[axis] = step
         step *= x.shape[axis]
     return x.new_empty_strided(x.shape, strides)
-
-
-# Layer norm
-
-
-def _layer_norm(
-    x: Tensor,
-    scale: Tensor | None,
-    bias: Tensor | None,
-    axis: int,
-    eps: float,
-    scale_offset: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return gradkit.layer_norm(x, scale, bias, axis=axis, eps=eps, scale_offset=scale_offset)
-
-
-def _layer_norm_like(
-    x: Tensor,
-    scale: Tensor | None,
-    bias: Tensor | None,
-    axis: int,
-    eps: float,
-    scale_offset: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    lead = x.shape[:axis]
-    return _rows(x), _statistic(x, lead), _statistic(x, lead)
-
-
-def _layer_norm_grad(
-    dy: Tensor,
-    x: Tensor,
-    scale: Tensor | None,
-    mean: Tensor,
-    inv_std: Tensor,
-    axis: int,
-    scale_offset: float,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    return gradkit.layer_norm_grad(
-        dy, x, scale, mean, inv_std, axis=axis, scale_offset=scale_offset
-    )
-
-
-def _layer_norm_grad_like(
-    dy: Tensor,
-    x: Tensor,
-    scale: Tensor | None,
-    mean: Tensor,
-    inv_std: Tensor,
-    axis: int,
-    scale_offset: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _rows(x), _parameter(scale, x), _parameter(scale, x)
-
-
-def _keep_input(inputs: Sequence[Any], results: Sequence[Any]) -> Kept:
-    x, scale, _, axis, _, scale_offset = inputs
-    return (x, scale, *results[1:]), (axis, scale_offset)
-
-
-# ``(x, scale, bias, axis, eps, scale_offset) -> y``; the backward pass reads x.
-LAYER_NORM = Norm(
-    operator(
-        "layer_norm(Tensor x, Tensor? scale, Tensor? bias, int axis, float eps,"
-        " float scale_offset) -> (Tensor, Tensor, Tensor)",
-        _layer_norm,
-        _layer_norm_like,
-    ),
-    operator(
-        "layer_norm_grad(Tensor dy, Tensor x, Tensor? scale, Tensor mean, Tensor inv_std, int axis,"
-        " float scale_offset) -> (Tensor, Tensor, Tensor)",
-        _layer_norm_grad,
-        _layer_norm_grad_like,
-    ),
-    _keep_input,
-)
-
-
-# Layer norm that keeps its output
-
-
-def _invertible_layer_norm(
-    x: Tensor, scale: Tensor | None, bias: Tensor | None, axis: int, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    return gradkit.layer_norm(x, scale, bias, axis=axis, eps=eps)
-
-
-def _invertible_layer_norm_like(
-    x: Tensor, scale: Tensor | None, bias: Tensor | None, axis: int, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _layer_norm_like(x, scale, bias, axis, eps, 0.0)
-
-
-def _invertible_layer_norm_grad(
-    dy: Tensor, y: Tensor, scale: Tensor | None, bias: Tensor | None, inv_std: Tensor, axis: int
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    return gradkit.invertible_layer_norm_grad(dy, y, scale, bias, inv_std, axis=axis)
-
-
-def _invertible_layer_norm_grad_like(
-    dy: Tensor, y: Tensor, scale: Tensor | None, bias: Tensor | None, inv_std: Tensor, axis: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _rows(y), _parameter(scale, y), _parameter(bias, y)
-
-
-def _keep_output(inputs: Sequence[Any], results: Sequence[Any]) -> Kept:
-    _, scale, bias, axis, _ = inputs
-    y, _, inv_std = results
-    return (y, scale, bias, inv_std), (axis,)
-
-
-# ``(x, scale, bias, axis, eps) -> y``; the backward pass reads y.
-INVERTIBLE_LAYER_NORM = Norm(
-    operator(
-        "invertible_layer_norm(Tensor x, Tensor? scale, Tensor? bias, int axis, float eps)"
-        " -> (Tensor, Tensor, Tensor)",
-        _invertible_layer_norm,
-        _invertible_layer_norm_like,
-    ),
-    operator(
-        "invertible_layer_norm_grad(Tensor dy, Tensor y, Tensor? scale, Tensor? bias,"
-        " Tensor inv_std, int axis) -> (Tensor, Tensor, Tensor)",
-        _invertible_layer_norm_grad,
-        _invertible_layer_norm_grad_like,
-    ),
-    _keep_output,
-)
-
-
-# Layer norm of a residual sum
-
-
-def _add_layer_norm(
-    x: Tensor,
-    residual: Tensor,
-    scale: Tensor | None,
-    bias: Tensor | None,
-    axis: int,
-    eps: float,
-    scale_offset: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return gradkit.add_layer_norm(
-        x, residual, scale, bias, axis=axis, eps=eps, scale_offset=scale_offset
-    )
-
-
-def _add_layer_norm_like(
-    x: Tensor,
-    residual: Tensor,
-    scale: Tensor | None,
-    bias: Tensor | None,
-    axis: int,
-    eps: float,
-    scale_offset: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    lead = x.shape[:axis]
-    return _rows(x), _rows(x), _statistic(x, lead), _statistic(x, lead)
-
-
-def _add_layer_norm_grad(
-    dy: Tensor,
-    ds: Tensor | None,
-    s: Tensor,
-    scale: Tensor | None,
-    mean: Tensor,
-    inv_std: Tensor,
-    axis: int,
-    scale_offset: float,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    return gradkit.layer_norm_grad(
-        dy, s, scale, mean, inv_std, axis=axis, ds=ds, scale_offset=scale_offset
-    )
-
-
-def _add_layer_norm_grad_like(
-    dy: Tensor,
-    ds: Tensor | None,
-    s: Tensor,
-    scale: Tensor | None,
-    mean: Tensor,
-    inv_std: Tensor,
-    axis: int,
-    scale_offset: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _rows(s), _parameter(scale, s), _parameter(scale, s)
-
-
-def _keep_sum(inputs: Sequence[Any], results: Sequence[Any]) -> Kept:
-    _, _, scale, _, axis, _, scale_offset = inputs
-    _, s, mean, inv_std = results
-    return (s, scale, mean, inv_std), (axis, scale_offset)
-
-
-# ``(x, residual, scale, bias, axis, eps, scale_offset) -> (y, s)``.
-ADD_LAYER_NORM = Norm(
-    operator(
-        "add_layer_norm(Tensor x, Tensor residual, Tensor? scale, Tensor? bias, int axis,"
-        " float eps, float scale_offset) -> (Tensor, Tensor, Tensor, Tensor)",
-        _add_layer_norm,
-        _add_layer_norm_like,
-    ),
-    operator(
-        "add_layer_norm_grad(Tensor dy, Tensor? ds, Tensor s, Tensor? scale, Tensor mean,"
-        " Tensor inv_std, int axis, float scale_offset) -> (Tensor, Tensor, Tensor)",
-        _add_layer_norm_grad,
-        _add_layer_norm_grad_like,
-    ),
-    _keep_sum,
-    residual=True,
-)
-
-
-# RMS norm
-
-
-def _rms_norm(
-    x: Tensor, scale: Tensor | None, axis: int, eps: float, scale_offset: float
-) -> tuple[Tensor, Tensor]:
-    return gradkit.rms_norm(x, scale, axis=axis, eps=eps, scale_offset=scale_offset)
-
-
-def _rms_norm_like(
-    x: Tensor, scale: Tensor | None, axis: int, eps: float, scale_offset: float
-) -> tuple[Tensor, Tensor]:
-    return _rows(x), _statistic(x, x.shape[:axis])
-
-
-def _rms_norm_grad(
-    dy: Tensor, x: Tensor, scale: Tensor | None, inv_std: Tensor, axis: int, scale_offset: float
-) -> tuple[Tensor, Tensor | None]:
-    return gradkit.rms_norm_grad(dy, x, scale, inv_std, axis=axis, scale_offset=scale_offset)
-
-
-def _rms_norm_grad_like(
-    dy: Tensor, x: Tensor, scale: Tensor | None, inv_std: Tensor, axis: int, scale_offset: float
-) -> tuple[Tensor, Tensor]:
-    return _rows(x), _parameter(scale, x)
-
-
-def _keep_rms(inputs: Sequence[Any], results: Sequence[Any]) -> Kept:
-    x, scale, axis, _, scale_offset = inputs
-    return (x, scale, results[1]), (axis, scale_offset)
-
-
-# ``(x, scale, axis, eps, scale_offset) -> y``.
-RMS_NORM = Norm(
-    operator(
-        "rms_norm(Tensor x, Tensor? scale, int axis, float eps, float scale_offset)"
-        " -> (Tensor, Tensor)",
-        _rms_norm,
-        _rms_norm_like,
-    ),
-    operator(
-        "rms_norm_grad(Tensor dy, Tensor x, Tensor? scale, Tensor inv_std, int axis,"
-        " float scale_offset) -> (Tensor, Tensor)",
-        _rms_norm_grad,
-        _rms_norm_grad_like,
-    ),
-    _keep_rms,
-)
-
-
-# RMS norm of a residual sum
-
-
-def _add_rms_norm(
-    x: Tensor, residual: Tensor, scale: Tensor | None, axis: int, eps: float, scale_offset: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    return gradkit.add_rms_norm(x, residual, scale, axis=axis, eps=eps, scale_offset=scale_offset)
-
-
-def _add_rms_norm_like(
-    x: Tensor, residual: Tensor, scale: Tensor | None, axis: int, eps: float, scale_offset: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _rows(x), _rows(x), _statistic(x, x.shape[:axis])
-
-
-def _add_rms_norm_grad(
-    dy: Tensor,
-    ds: Tensor | None,
-    s: Tensor,
-    scale: Tensor | None,
-    inv_std: Tensor,
-    axis: int,
-    scale_offset: float,
-) -> tuple[Tensor, Tensor | None]:
-    return gradkit.rms_norm_grad(dy, s, scale, inv_std, axis=axis, ds=ds, scale_offset=scale_offset)
-
-
-def _add_rms_norm_grad_like(
-    dy: Tensor,
-    ds: Tensor | None,
-    s: Tensor,
-    scale: Tensor | None,
-    inv_std: Tensor,
-    axis: int,
-    scale_offset: float,
-) -> tuple[Tensor, Tensor]:
-    return _rows(s), _parameter(scale, s)
-
-
-def _keep_rms_of_sum(inputs: Sequence[Any], results: Sequence[Any]) -> Kept:
-    _, _, scale, axis, _, scale_offset = inputs
-    _, s, inv_std = results
-    return (s, scale, inv_std), (axis, scale_offset)
-
-
-# ``(x, residual, scale, axis, eps, scale_offset) -> (y, s)``.
-ADD_RMS_NORM = Norm(
-    operator(
-        "add_rms_norm(Tensor x, Tensor residual, Tensor? scale, int axis, float eps,"
-        " float scale_offset) -> (Tensor, Tensor, Tensor)",
-        _add_rms_norm,
-        _add_rms_norm_like,
-    ),
-    operator(
-        "add_rms_norm_grad(Tensor dy, Tensor? ds, Tensor s, Tensor? scale, Tensor inv_std,"
-        " int axis, float scale_offset) -> (Tensor, Tensor)",
-        _add_rms_norm_grad,
-        _add_rms_norm_grad_like,
-    ),
-    _keep_rms_of_sum,
-    residual=True,
-)
 
 
 # Group norm
@@ -410,6 +102,7 @@ GROUP_NORM = Norm(
         " -> (Tensor, Tensor, Tensor)",
         _group_norm_grad,
         _channels_grad_like,
+        last=True,
     ),
     _keep_channels,
 )
@@ -501,6 +194,7 @@ BATCH_NORM = _BatchNorm(
         " -> (Tensor, Tensor, Tensor)",
         _batch_norm_grad,
         _channels_grad_like,
+        last=True,
     ),
     _keep_channels,
     at_once=_batch_norm_in_place,
@@ -552,6 +246,7 @@ BATCH_NORM_INFERENCE = Norm(
         " float eps) -> (Tensor, Tensor, Tensor)",
         _batch_norm_inference_grad,
         _batch_norm_inference_grad_like,
+        last=True,
     ),
     _keep_statistics,
 )

@@ -174,7 +174,7 @@ def invertible_layer_norm(
     tensor([[ 0.1763, -0.2204,  0.0441]])
     """
     axis = _axis(input, normalized_shape)
-    y: Tensor = _operators.INVERTIBLE_LAYER_NORM(input, _scale(weight, bias), bias, axis, eps)
+    y: Tensor = _operators.INVERTIBLE_LAYER_NORM(input, _scale(weight, bias), bias, axis, eps, 0.0)
     return y
 
 
