@@ -15,7 +15,7 @@ from .libraries import DTYPES, LIBRARIES, REQUIRED, Library, framework
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # What inductor compiled for an older operator of the same name would be run again.
-os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
+os.environ |= {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
 
 HERE = Path(__file__).parent
