@@ -73,9 +73,9 @@ lint: $(STAMP) ## ruff and mypy
 test-ptx-fast: $(STAMP) ## every kernel's compiled code in every dtype, on the CPU (3 min)
 	GRADKIT_PTX=80 $(PYTEST) -m 'ptx and not slow' tests/ptx tests/test_golden.py
 
-# RECORD=1 writes testbed/machine_code/*.csv; then say in the commit what the change buys.
+# RECORD=1 writes tests/machine_code/*.csv; then say in the commit what the change buys.
 machine-code: $(STAMP) .venv-nvrtc13/.installed ## the kernels' machine code against the recorded tables (3 min)
-	$(BIN)/python -m testbed.machine_code --nvrtc $(NVRTC13) $(if $(RECORD),--record)
+	$(BIN)/python -m tests.machine_code --nvrtc $(NVRTC13) $(if $(RECORD),--record)
 
 test-slow: $(STAMP) ## what `make test` shows by a part, in full: every kernel for every GPU
 	$(PYTEST) -m '(slow or hypothesis) and not ptx'

@@ -14,11 +14,11 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from testbed.emulated import emulated_backend, on_device, ptx_backend
 from testbed.emulator import EmulatedDevice
 from testbed.emulator.compiler import compiler_path
 from testbed.ptx import PtxDevice
 from tests import tolerances
+from tests.devices.emulated import emulated_backend, on_device, ptx_backend
 from tests.tolerances import DTYPES
 
 # The compute capability (80 for 8.0) whose compiled code the suite is to run too.

@@ -10,8 +10,8 @@ import pytest
 
 import gradkit
 from gradkit._cuda import CudaBackend
-from testbed.emulated import emulated_backend, on_device
 from testbed.emulator import EmulatedDevice
+from tests.devices.emulated import emulated_backend, on_device
 from tests.problems import LAYER_TYPES, make
 from tests.tolerances import DTYPES
 

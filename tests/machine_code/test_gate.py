@@ -2,38 +2,29 @@
 
 import csv
 import functools
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 
-from testbed.machine_code import __main__ as command
-from testbed.machine_code import gate, loops_of, reach
-from testbed.machine_code.cases import Case, cases, is_common
-from testbed.machine_code.executed import Executed, Operation, operations
-from testbed.machine_code.measure import compile_case, data_loops, dynamic_shared, measure
-from testbed.machine_code.table import (
-    CODE,
-    EXECUTED,
-    Difference,
+from testbed.machine_code import (
+    Source,
     code_row,
+    compile_kernels,
     differences,
-    executed_row,
+    loops_of,
+    measure,
 )
+from testbed.machine_code.measure import data_loops
+from testbed.machine_code.table import Difference
 from testbed.ptx import PtxDevice
+from tests.machine_code import __main__ as command
+from tests.machine_code import gate, reach
+from tests.machine_code.cases import cases, dynamic_shared, is_common
+from tests.machine_code.executed import Executed, Operation, operations
+from tests.machine_code.tables import CODE, EXECUTED, executed_row
 from tests.machine_code.test_reader import branching
 
 NVRTC = "12.9"
-
-
-class Planted(NamedTuple):
-    """A source in the place of a kernel file's."""
-
-    source: str
-    file: str = "rows"
-    title: str = "f32"
-    macros: tuple[str, ...] = ()
-    options: tuple[str, ...] = ("-std=c++17",)
 
 
 ROWS = """
@@ -74,7 +65,10 @@ WORSE = {
 
 @functools.cache
 def rows_of(source, arch=90):
-    return [code_row(each, NVRTC) for each in measure(compile_case(Planted(source), arch))]
+    return [
+        code_row(each, NVRTC)
+        for each in measure(compile_kernels(Source("rows", "f32", source), arch))
+    ]
 
 
 @pytest.mark.sampled(2)
@@ -256,8 +250,8 @@ def test_cases_for_every_gpu():
 
 def test_shared_memory_of_long_rows():
     macros = ("CENTRED=1", "CHUNKS=4", "DATA_T=bf16", "VEC=8")
-    assert dynamic_shared(Case("f", (*macros, "LONG=1"))) == 2 * 4 * 8 * 512 * 4
-    assert dynamic_shared(Case("f", (*macros, "LONG=0"))) == 0
+    assert dynamic_shared((*macros, "LONG=1")) == 2 * 4 * 8 * 512 * 4
+    assert dynamic_shared((*macros, "LONG=0")) == 0
 
 
 def test_the_loop_over_the_data():

@@ -5,17 +5,19 @@ import pytest
 from testbed.machine_code import (
     Instruction,
     NvdisasmMissingError,
+    compile_kernels,
     disassemble,
     kernels_of,
     loops_of,
+    measure,
     round_trips,
     steady_trips,
 )
 from testbed.machine_code import sass as reader
-from testbed.machine_code.cases import Case, dtype_called, only_dtype
-from testbed.machine_code.measure import compile_case, double_share, measure, wide_share
+from testbed.machine_code.measure import double_share, wide_share
 from testbed.machine_code.occupancy import resident_threads
 from testbed.nvrtc import compile_machine_code, cupy_options
+from tests.machine_code.cases import Case, dtype_called, only_dtype
 
 ARCHITECTURES = (80, 90, 120)
 KERNELS = """
@@ -222,8 +224,8 @@ def test_resident_threads(arch, block, registers, shared, threads):
 @pytest.mark.usefixtures("needs_tools")
 def test_a_list_kernel_with_one_dtype():
     case = Case("zero", ("CAPACITY=90",), "bfloat16")
-    assert "WALK_AS(1, bf16, Real<f32>)" in case.source
-    (measured,) = measure(compile_case(case, 90))
+    assert "WALK_AS(1, bf16, Real<f32>)" in case.source.text
+    (measured,) = measure(compile_kernels(case.source, 90))
     assert measured.compiled.name == "zero_grad"
     assert measured.data == []
     assert measured.wide > 0.5

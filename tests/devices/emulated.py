@@ -80,28 +80,4 @@ def ptx_backend(**options: Any) -> Any:
     return CudaBackend(PtxDevice(**options))
 
 
-class IdleDevice(EmulatedDevice):
-    """Neither compiles nor launches: what is left of a call is the work of the host.
-
-    ``compiled`` lists what a GPU would have compiled.
-    """
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.compiled: list[tuple[str, tuple[str, ...]]] = []
-
-    def compile(self, source: str, options: tuple[str, ...] = ()) -> Any:
-        """Remember what was to be compiled, and stand in for the module."""
-        self.compiled.append((source, options))
-        return self
-
-    def get_function(self, name: str) -> Any:  # noqa: ARG002
-        """Return a kernel that does nothing."""
-        return launch_nothing
-
-
-def launch_nothing(grid: Any, block: Any, args: Any, shared_mem: int = 0) -> None:
-    """Take a launch's arguments and return."""
-
-
 register(DeviceArray, Emulated())

@@ -18,8 +18,9 @@ import gradkit
 from gradkit._cuda import CudaBackend
 from gradkit._cuda.launch import tensor_lists
 from gradkit._dtypes import dtype_named
-from testbed.emulated import launch_nothing, on_device
+from testbed.emulator.idle import launch_nothing
 from testbed.ptx import PtxDevice
+from tests.devices.emulated import on_device
 
 from .cases import has_switch, only_dtype
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gradkit._cuda import CudaBackend
@@ -10,6 +11,7 @@ from gradkit._cuda.launch.kernels import Macros, options_of, source_of
 from gradkit._cuda.launch.tensor_lists import CAPACITY, UNIT_CAPACITY
 from gradkit._cuda.launch.warmup import combinations
 from gradkit._dtypes import FLOATS
+from testbed.machine_code import Source
 
 _SWITCH = re.compile(r"(switch\s*\([^)]*\)\s*\{\s*)FOR_EACH_DTYPE\((\w+)\)")
 _OPERATIONS = CudaBackend  # importing it makes every operation say which kernels it may need
@@ -40,15 +42,12 @@ class Case:
         return " ".join([*dtypes, *self.macros])
 
     @property
-    def options(self) -> tuple[str, ...]:
-        """What the compiler is told."""
-        return ("-std=c++17", *(f"-D{macro}" for macro in self.macros))
-
-    @property
-    def source(self) -> str:
-        """The text that is compiled."""
+    def source(self) -> Source:
+        """The text and the options that are compiled."""
         text = source_of(self.file)
-        return only_dtype(text, self.dtype) if self.dtype else text
+        text = only_dtype(text, self.dtype) if self.dtype else text
+        options = ("-std=c++17", *(f"-D{macro}" for macro in self.macros))
+        return Source(self.file, self.title, text, options, dynamic_shared(self.macros))
 
 
 def only_dtype(source: str, dtype: str) -> str:
@@ -155,3 +154,15 @@ def _is_chosen(macros: Macros) -> bool:
     if macros["VEC"] == 1:
         return plain and types == ("bfloat16", "float32", "bfloat16")
     return types in _TYPES and (plain or types[0] in _COMMON)
+
+
+def dynamic_shared(macros: Iterable[str]) -> int:
+    """Return the bytes of shared memory that the launcher asks for."""
+    values = dict(macro.split("=", 1) for macro in macros)
+    if values.get("LONG", "0") == "0":
+        return 0
+    planes = 1 + int(values["CENTRED"])
+    column = planes * (8 if values["DATA_T"] == "f64" else 4)
+    if values["LONG"] == "2":
+        column += int(values["PARAM_T"].lstrip("bf")) // 8
+    return int(values["CHUNKS"]) * int(values["VEC"]) * 512 * column

@@ -8,21 +8,24 @@ import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import ExitStack, suppress
+from dataclasses import astuple
 from pathlib import Path
 
+import testbed.machine_code
+from testbed.machine_code import code_row, compile_kernels, differences, measure
+from testbed.machine_code.table import Cells, Difference
 from testbed.nvrtc import version
 from testbed.nvrtc.table import keep, place_of
 
 from .cases import Case, cases, data_type, is_common
 from .executed import operations
-from .measure import compile_case, measure
-from .table import CODE, EXECUTED, Cells, Difference, code_row, differences, executed_row
+from .tables import CODE, EXECUTED, executed_row
 
 ARCHITECTURES = (80, 90, 120)
 WHOLE = 90  # of which the rarer cases have rows too
 _BIGGEST_FIRST = sorted(ARCHITECTURES, key=lambda arch: arch != WHOLE)
-_HERE = Path(__file__).parent
-# Modules that decide what a row holds.
+_READER = Path(testbed.machine_code.__file__).parent
+# Modules of it that decide what a row holds.
 _RECIPE = ("cubin", "loops", "measure", "occupancy", "sass", "table", "trips")
 _BATCH = 12  # cases that one run of nvdisasm reads
 
@@ -87,10 +90,11 @@ def count(number: int, dtype: str) -> list[Cells]:
 def read(batch: Sequence[Case], arch: int) -> list[Cells]:
     """Measure a few cases; what is on disk is not measured again."""
     rows = {case: kept for case in batch if (kept := _kept(case, arch)) is not None}
-    fresh = [case for case in batch if case not in rows]
-    measured = measure([kernel for case in fresh for kernel in compile_case(case, arch)])
-    for case in fresh:
-        rows[case] = [code_row(each, _nvrtc()) for each in measured if each.compiled.case == case]
+    fresh = {case: case.source for case in batch if case not in rows}
+    measured = measure([k for source in fresh.values() for k in compile_kernels(source, arch)])
+    for case, source in fresh.items():
+        found = [each for each in measured if each.compiled.source is source]
+        rows[case] = [code_row(each, _nvrtc()) for each in found]
         with suppress(OSError):  # a read-only cache costs time only
             keep(_place(case, arch), json.dumps(rows[case]))
     return [row for case in batch for row in rows[case]]
@@ -105,9 +109,9 @@ def _kept(case: Case, arch: int) -> list[Cells] | None:
 
 
 def _place(case: Case, arch: int) -> Path:
-    """Where a case's rows are kept, for as long as neither it nor this package changes."""
-    recipe = [(_HERE / f"{module}.py").read_text() for module in _RECIPE]
-    content = [case.source, case.file, case.title, str(arch), _nvrtc(), *recipe]
+    """Where a case's rows are kept, for as long as neither it nor the reader changes."""
+    recipe = [(_READER / f"{module}.py").read_text() for module in _RECIPE]
+    content = [*map(str, astuple(case.source)), str(arch), _nvrtc(), *recipe]
     return place_of("\0".join(content), "rows.json")
 
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from gradkit._arrays import cuda
 from gradkit._arrays import torch as adapter
-from testbed.idle_cupy import idle_cupy
+from tests.devices.idle_cupy import idle_cupy
 
 
 @contextmanager

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from gradkit._cuda.launch import row_gradient
 from gradkit._dtypes import dtype_named
+from testbed.machine_code.table import Cells
 
 from .cases import dtype_called
-from .table import Cells
 
 NVRTC = "12.9"
 PAGE = Path(__file__).parents[2] / "docs" / "machine-code.md"
