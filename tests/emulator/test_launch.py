@@ -1,12 +1,10 @@
 """Launches as CuPy makes them: what may be passed, what memory is open, what was moved."""
 
 import gc
-import inspect
 
 import numpy as np
 import pytest
 
-from gradkit._cuda.launch.device import Device
 from testbed.emulator.device import EmulatedDevice
 from testbed.emulator.faults import EmulatorFault
 from testbed.emulator.memory import owner_of
@@ -262,17 +260,6 @@ def test_table_of_pointers_on_the_device(device):
         device.compile(source).get_function("sums")((2,), (1,), (entries, out))
     assert entries.dtype == np.uint8
     np.testing.assert_array_equal(out, [3, 10])
-
-
-def test_device_is_what_launchers_are_written_against():
-    device = EmulatedDevice()
-    wanted = [*Device.__annotations__, *(name for name in vars(Device) if not name.startswith("_"))]
-    assert {"compile", "pointer", "upload", "xp", "multiprocessors"} <= set(wanted)
-    assert [name for name in wanted if not hasattr(device, name)] == []
-    for name, theirs in inspect.getmembers(Device, inspect.isfunction):
-        if not name.startswith("_"):
-            parameters = list(inspect.signature(theirs).parameters)[1:]
-            assert list(inspect.signature(getattr(device, name)).parameters) == parameters
 
 
 def test_traffic_counts_each_parameter_and_adds_up():

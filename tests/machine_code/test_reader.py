@@ -5,19 +5,16 @@ import pytest
 from testbed.machine_code import (
     Instruction,
     NvdisasmMissingError,
-    compile_kernels,
     disassemble,
     kernels_of,
     loops_of,
-    measure,
     round_trips,
     steady_trips,
 )
 from testbed.machine_code import sass as reader
-from testbed.machine_code.measure import double_share, wide_share
+from testbed.machine_code.measure import data_loops, double_share, wide_share
 from testbed.machine_code.occupancy import resident_threads
 from testbed.nvrtc import compile_machine_code, cupy_options
-from tests.machine_code.cases import Case, dtype_called, only_dtype
 
 ARCHITECTURES = (80, 90, 120)
 KERNELS = """
@@ -221,22 +218,21 @@ def test_resident_threads(arch, block, registers, shared, threads):
     assert resident_threads(arch, block, registers, shared) == threads
 
 
-@pytest.mark.usefixtures("needs_tools")
-def test_a_list_kernel_with_one_dtype():
-    case = Case("zero", ("CAPACITY=90",), "bfloat16")
-    assert "WALK_AS(1, bf16, Real<f32>)" in case.source.text
-    (measured,) = measure(compile_kernels(case.source, 90))
-    assert measured.compiled.name == "zero_grad"
-    assert measured.data == []
-    assert measured.wide > 0.5
-    with pytest.raises(ValueError, match="0 switches"):
-        only_dtype("no kernel", "float32")
-
-
-def test_names_of_dtypes():
-    assert dtype_called("bf16") == dtype_called("bfloat16") == "bfloat16"
-    with pytest.raises(ValueError, match="no dtype 'int8'"):
-        dtype_called("int8")
+def test_the_loop_over_the_data():
+    code = branching(
+        ("LDG.E", "", None),  # 0x00: searches for a tensor
+        ("BRA", "0x0", "P0"),
+        ("MOV", "", None),  # 0x20: the loop over the data
+        ("LDG.E.128", "", None),  # 0x30: its inner loop
+        ("BRA", "0x30", "P0"),
+        ("LDG.E", "", None),  # 0x50: another
+        ("BRA", "0x50", "P0"),
+        ("BRA", "0x20", "P0"),
+        ("EXIT", "", None),
+    )
+    data, (inner,) = data_loops(loops_of(code))
+    assert (data.start, inner.start) == (0x20, 0x30)
+    assert data_loops([]) == (None, [])
 
 
 def test_a_missing_tool_is_named(monkeypatch):
