@@ -24,7 +24,7 @@ from testbed.nvrtc import (
     format_table,
     spills,
 )
-from testbed.nvrtc.nvrtc import library_path
+from testbed.tools import missing
 
 
 class RefusedError(Exception):
@@ -99,7 +99,7 @@ EVERYTHING = os.environ.get("GRADKIT_NVRTC") == "all"
 @pytest.fixture
 def nvrtc():
     """Skip without NVRTC, but not in CI."""
-    if library_path() is None and os.environ.get("CI") != "true":
+    if missing("nvrtc") and os.environ.get("CI") != "true":
         pytest.skip("nvidia-cuda-nvrtc-cu12 is not installed")
 
 

@@ -56,8 +56,6 @@ def rows_of(source, arch=90):
     ]
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.usefixtures("needs_tools")
 @pytest.mark.parametrize("column", WORSE)
 def test_a_planted_worsening_fails_with_its_row_and_column(column):
     old, new = WORSE[column]
@@ -71,7 +69,6 @@ def test_a_planted_worsening_fails_with_its_row_and_column(column):
     assert failed[0].startswith("rows | f32 | rows | 90 | 12.9: ")
 
 
-@pytest.mark.usefixtures("needs_tools")
 def test_the_same_code_passes_and_better_code_does_too():
     old, new = WORSE["trips"]
     good, bad = rows_of(ROWS), rows_of(ROWS.replace(old, new))

@@ -6,7 +6,7 @@ import pytest
 from testbed.emulator import EmulatorFault
 from testbed.emulator.runtime import SCHEDULES
 from testbed.ptx import PtxDevice
-from tests.ptx.programs import kernel
+from testbed.tests.ptx.programs import kernel
 
 pytestmark = pytest.mark.ptx
 

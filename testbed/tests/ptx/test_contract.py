@@ -5,7 +5,7 @@ import pytest
 
 from testbed.ptx import Module, PtxDevice, contract
 from testbed.ptx.parse import Instruction
-from tests.ptx.programs import kernel
+from testbed.tests.ptx.programs import kernel
 
 pytestmark = pytest.mark.ptx
 

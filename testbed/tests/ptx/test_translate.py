@@ -18,7 +18,7 @@ from testbed.ptx import (
 )
 from testbed.ptx.compiler import compile_kernel, compile_module, parameters_of
 from testbed.ptx.module import PtxModule
-from tests.ptx.programs import HEAD, kernel
+from testbed.tests.ptx.programs import HEAD, kernel
 
 pytestmark = pytest.mark.ptx
 

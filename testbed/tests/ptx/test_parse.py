@@ -4,7 +4,7 @@ import pytest
 
 from testbed.ptx import Module, UnsupportedPtxError, translate
 from testbed.ptx.parse import Address, Immediate, Instruction, Label, Pair, Register, Symbol, Vector
-from tests.ptx.programs import HEAD, kernel
+from testbed.tests.ptx.programs import HEAD, kernel
 
 pytestmark = pytest.mark.ptx
 

@@ -18,7 +18,7 @@ from testbed.emulator.device import EmulatedDevice
 from testbed.emulator.signature import KernelText, find_kernels
 
 pytestmark = pytest.mark.emulated
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_compile_error_shows_the_compilers_log_and_the_line():

@@ -64,7 +64,7 @@ extern "C" __global__ void ahead(const Four* __restrict__ from, Four* __restrict
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
-def compiled(request, needs_tools):  # noqa: ARG001
+def compiled(request):
     """The instructions of each kernel above."""
     made = compile_machine_code(KERNELS, cupy_options(("-DSTEPS=5",), request.param))
     kernels = kernels_of(made.cubin)
@@ -165,7 +165,6 @@ def test_a_branch_through_a_table_leads_to_what_nothing_else_does():
     assert [(loop.start, loop.end) for loop in loops_of(code)] == [(0x10, 0x20)]
 
 
-@pytest.mark.usefixtures("needs_tools")
 def test_addresses_of_each_piece_begin_at_0():
     made = compile_machine_code(KERNELS, cupy_options(("-DSTEPS=5",), 90))
     code = {k.name: k.code for k in kernels_of(made.cubin)}["rows"]
@@ -174,7 +173,6 @@ def test_addresses_of_each_piece_begin_at_0():
     assert alone[0].address == 0
 
 
-@pytest.mark.usefixtures("needs_tools")
 def test_launch_bounds_are_in_the_cubin():
     made = compile_machine_code(KERNELS, cupy_options(("-DSTEPS=1",), 90))
     bounds = {k.name: k.max_threads for k in kernels_of(made.cubin)}

@@ -6,7 +6,7 @@ import pytest
 from testbed.nvrtc import compile_ptx, cupy_options
 from testbed.ptx import Executed, Module, PtxDevice, collect, translate
 from testbed.ptx.executed import is_double
-from tests.ptx.programs import kernel
+from testbed.tests.ptx.programs import kernel
 
 pytestmark = pytest.mark.ptx
 

@@ -5,9 +5,9 @@ import pytest
 
 from testbed.ptx import PtxDevice
 from testbed.ptx.opcodes import OPCODES
-from tests.ptx.exact import FORMATS, as_float, decode
-from tests.ptx.oracles import EXACT, oracle
-from tests.ptx.programs import SAMPLES, applying, is_nan, kernel, operands
+from testbed.tests.ptx.exact import FORMATS, as_float, decode
+from testbed.tests.ptx.oracles import EXACT, oracle
+from testbed.tests.ptx.programs import SAMPLES, applying, is_nan, kernel, operands
 
 pytestmark = pytest.mark.ptx
 

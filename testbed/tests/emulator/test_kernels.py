@@ -10,6 +10,7 @@ from testbed.emulator.faults import EmulatorFault
 from testbed.emulator.runtime import SCHEDULES
 
 pytestmark = pytest.mark.emulated
+MANY = settings(deadline=None, max_examples=30, derandomize=True, database=None)
 
 WARP_SUM = """
 __device__ __forceinline__ float warp_sum(float v) {
@@ -63,7 +64,7 @@ def on_every_schedule(run):
     return run(EmulatedDevice())
 
 
-@settings(deadline=None, max_examples=30)
+@MANY
 @given(
     rows=st.integers(1, 7),
     n=st.sampled_from([1, 31, 32, 33, 127, 128, 129, 300]),
@@ -254,7 +255,7 @@ extern "C" __global__ void shuffles(const TYPE* x, TYPE* out, int operand, int w
 """
 
 
-@settings(deadline=None, max_examples=30)
+@MANY
 @given(
     dtype=st.sampled_from(["float32", "float64", "int32", "uint64"]),
     operand=st.integers(0, 31),

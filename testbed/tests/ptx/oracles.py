@@ -4,7 +4,17 @@ import math
 from fractions import Fraction
 
 from testbed.ptx.opcodes import OPCODES, WIDTHS
-from tests.ptx.exact import BF16, F16, FORMATS, NAN, arithmetic, clamp, decode, encode, flush
+from testbed.tests.ptx.exact import (
+    BF16,
+    F16,
+    FORMATS,
+    NAN,
+    arithmetic,
+    clamp,
+    decode,
+    encode,
+    flush,
+)
 
 _APPROXIMATE = ("approx", "full")
 EXACT = {name for name in OPCODES if not set(name.split(".")) & set(_APPROXIMATE)}

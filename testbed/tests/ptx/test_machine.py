@@ -7,7 +7,7 @@ import pytest
 
 from testbed.emulator.runtime import SCHEDULES
 from testbed.ptx import PtxDevice
-from tests.ptx.programs import HEAD, kernel
+from testbed.tests.ptx.programs import HEAD, kernel
 
 pytestmark = pytest.mark.ptx
 

@@ -6,7 +6,7 @@ import random
 import numpy as np
 
 from testbed.ptx.opcodes import OPCODES, WIDTHS
-from tests.ptx.exact import BF16, F16, F32, F64, FORMATS
+from testbed.tests.ptx.exact import BF16, F16, F32, F64, FORMATS
 
 HEAD = ".version 8.8\n.target sm_100\n.address_size 64\n"
 SAMPLES = 512
