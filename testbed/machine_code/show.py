@@ -23,7 +23,7 @@ def described(measured: Measured) -> str:
     c, use = measured.compiled, measured.compiled.use
     wide = "none" if measured.wide is None else f"{measured.wide:.2f}"
     lines = [
-        f"{c.source.file} {c.source.title} {c.name} sm_{c.arch}",
+        f"{c.name} sm_{c.arch} of {c.source.file} {c.source.title}".rstrip(),
         f"  {use.registers} registers, spilled {use.spill_stores} stored {use.spill_loads} loaded, "
         f"stack {use.stack_bytes}, {measured.threads} threads resident (blocks of {c.block}), "
         f"{measured.instructions} instructions",

@@ -10,5 +10,5 @@ from testbed.tools import missing
 @pytest.fixture
 def needs_tools():
     """Skip without them; in CI let the tests fail, since there they must run."""
-    if os.environ.get("CI") != "true" and (absent := missing("nvrtc", "nvdisasm")):
+    if os.environ.get("CI") != "true" and (absent := missing("g++", "nvrtc", "nvdisasm")):
         pytest.skip(f"not installed: {', '.join(absent)}")
