@@ -18,7 +18,7 @@ class IdleDevice(EmulatedDevice):
         self.compiled: list[tuple[str, tuple[str, ...]]] = []
 
     def compile(self, source: str, options: tuple[str, ...] = ()) -> Any:
-        """Record the source and its options; return a module of kernels that do nothing."""
+        """Return a module of kernels that do nothing; record the source and its options."""
         self.compiled.append((source, options))
         return self
 

@@ -17,7 +17,7 @@ from .show import show
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print what a file's kernels need; return the exit status."""
+    """Return the exit status, after printing what a file's kernels need."""
     parser = argparse.ArgumentParser(
         prog="python -m testbed.machine_code",
         description=__doc__,

@@ -57,14 +57,14 @@ class Measured:
 
     @property
     def threads(self) -> int:
-        """How many threads a multiprocessor holds."""
+        """Return how many threads a multiprocessor holds."""
         c = self.compiled
         shared = c.use.shared_bytes + c.source.dynamic_shared
         return resident_threads(c.arch, c.block, c.use.registers, shared)
 
 
 def compile_kernels(source: Source, arch: int) -> list[Compiled]:
-    """Compile a source to machine code for ``arch`` (90 for 9.0); return its kernels."""
+    """Return a source's kernels, compiled to machine code for ``arch`` (90 for 9.0)."""
     options = (*cupy_options(source.options, arch), "--ptxas-options=-v")
     made = compile_machine_code(source.text, options)
     uses = parse_log(made.log)

@@ -52,7 +52,7 @@ class Table:
         return written.getvalue()
 
     def name_of(self, row: Cells) -> tuple[str, ...]:
-        """What tells a row from all others."""
+        """Return the cells that tell a row from all others."""
         return tuple(row[column] for column in self.names)
 
 
@@ -124,7 +124,7 @@ class Difference(NamedTuple):
 def differences(
     table: Table, recorded: Sequence[Cells], measured: Sequence[Cells]
 ) -> list[Difference]:
-    """Compare all rows; what is missing or new fails too, until it is recorded."""
+    """Return how all rows differ; what is missing or new fails too, until it is recorded."""
     old = {table.name_of(row): row for row in recorded}
     new = {table.name_of(row): row for row in measured}
     found = []
