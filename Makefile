@@ -71,7 +71,7 @@ lint: $(STAMP) ## ruff and mypy
 
 # What NVRTC makes of the kernels for one architecture, run on the CPU: testbed/ptx.
 test-ptx-fast: $(STAMP) ## every kernel's compiled code in every dtype, on the CPU (3 min)
-	GRADKIT_PTX=80 $(PYTEST) -m 'ptx and not slow' testbed/tests/ptx tests/ptx tests/test_golden.py
+	GRADKIT_PTX=80 $(PYTEST) -m 'ptx and not slow' testbed/tests tests/ptx tests/test_golden.py
 
 # RECORD=1 writes tests/machine_code/*.csv; then say in the commit what the change buys.
 machine-code: $(STAMP) .venv-nvrtc13/.installed ## the kernels' machine code against the recorded tables (3 min)

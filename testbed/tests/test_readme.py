@@ -8,17 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from testbed.tools import missing
-
 README = Path(__file__).parents[1] / "README.md"
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.emulated
-@pytest.mark.skipif(
-    bool(missing("g++", "nvrtc", "nvdisasm")) and os.environ.get("CI") != "true",
-    reason="g++, NVRTC or nvdisasm is not installed",
-)
 def test_readme(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names, shown = {}, ""

@@ -1,5 +1,8 @@
 """One planted fault of each kind is caught under every schedule, and the right thread is named."""
 
+from collections.abc import Container, Mapping
+from typing import Any, NamedTuple
+
 import numpy as np
 import pytest
 
@@ -32,80 +35,28 @@ def fault_of(device, body, **named):
     return caught.value
 
 
-@pytest.mark.parametrize(
-    ("access", "array", "index"),
-    [
-        ("out[t] = x[t + 1];", "x", N),
-        ("out[t + (t == 63)] = x[t];", "out", N),
-        ("out[t] = x[t == 63 ? -3 : t];", "x", -3),
-        ("out[t] = x[t == 63 ? 1 << 20 : t];", None, None),
-    ],
-)
-def test_out_of_bounds(device, access, array, index):
-    fault = fault_of(device, f"int t = threadIdx.x; {access}")
-    assert (fault.kind, fault.thread, fault.block) == ("out-of-bounds", (63, 0, 0), (0, 0, 0))
-    if array is not None:
-        assert (fault.array, fault.index) == (array, index)
-        assert f"{array}[{index}]" in str(fault)
+class Planted(NamedTuple):
+    """A kernel's body, of whose threads one is named, with an element of an array if that is known.
+
+    The body is at fault with the arguments ``wrong`` of `run`; with ``right`` ones it runs.
+    """
+
+    body: str
+    threads: Container[int] = range(N)
+    place: tuple[str, int] | None = None
+    wrong: Mapping[str, Any] = {}
+    right: Mapping[str, Any] | None = None
 
 
-def test_shared_memory_one_element_short(device):
-    body = """DYNAMIC_SHARED(float, s);
-        s[threadIdx.x] = x[threadIdx.x]; out[threadIdx.x] = s[threadIdx.x];"""
-    fault = fault_of(device, body, shared=4 * (N - 1))
-    assert (fault.kind, fault.thread, fault.index) == ("out-of-bounds", (63, 0, 0), 63)
-    assert fault.array == "dynamic shared memory"
-    run(device, body, shared=4 * N)
+def racing(body):
+    start = "DYNAMIC_SHARED(float, s); s[t] = out[t] = 0; __syncthreads();"
+    return Planted(f"{start} {body}", wrong={"shared": 4 * N})
 
 
-def test_past_static_shared_memory(device):
-    body = """__shared__ float s[N_SHARED];
-        s[threadIdx.x] = x[threadIdx.x]; out[threadIdx.x] = s[threadIdx.x];"""
-    fault = fault_of(device, body, options=("-DN_SHARED=63",))
-    assert (fault.kind, fault.thread) == ("out-of-bounds", (63, 0, 0))
-    run(device, body, options=("-DN_SHARED=64",))
-
-
-def test_block_and_thread_of_a_three_dimensional_launch(device):
-    body = """bool here = blockIdx.x == 1 && blockIdx.y == 2 && threadIdx.y == 1 && threadIdx.z == 2
-            && threadIdx.x == 3;
-        if (here) out[N] = x[0];"""
-    fault = fault_of(device, body, grid=(2, 3), block=(4, 2, 3), options=("-DN=64",))
-    assert (fault.kind, fault.block, fault.thread) == ("out-of-bounds", (1, 2, 0), (3, 1, 2))
-
-
-@pytest.mark.parametrize(
-    "vector", ["float4", "uint4", "double2", "float2", "struct alignas(16) { short s[8]; }"]
-)
-def test_misaligned_vector(device, vector):
-    body = f"""using V = {vector};
-        if (threadIdx.x == 5) *(V*)(out + OFFSET) = *(const V*)(x + OFFSET);"""
-    fault = fault_of(device, body, options=("-DOFFSET=1",))
-    assert (fault.kind, fault.thread, fault.index) == ("misaligned", (5, 0, 0), 1)
-    run(device, body, options=("-DOFFSET=4",))
-
-
-def test_write_to_an_input(device):
-    fault = fault_of(device, "if (threadIdx.x == 7) ((float*)x)[3] = out[0] = 1;")
-    assert (fault.kind, fault.thread, fault.array) == ("read-only", (7, 0, 0), "x")
-    assert fault.index == 3
-
-
-def test_read_of_an_output_that_nobody_wrote(device):
-    fault = fault_of(device, "if (threadIdx.x == 9) out[9] += x[9];")
-    assert (fault.kind, fault.thread, fault.array) == ("uninitialised", (9, 0, 0), "out")
-    assert fault.index == 9
-
-
-@pytest.mark.parametrize("declaration", ["DYNAMIC_SHARED(float, s)", "__shared__ float s[64]"])
-def test_read_of_unwritten_shared_memory_of_every_block(device, declaration):
-    # The first block to run writes all of it; the next must not see that.
-    body = f"""{declaration};
-        if (blockIdx.x == 0) s[threadIdx.x] = 1;
-        __syncthreads();
-        if (blockIdx.x == 1 && threadIdx.x == 3) out[0] = s[3];"""
-    fault = fault_of(device, body, grid=(2,), shared=4 * N)
-    assert (fault.kind, fault.block, fault.thread) == ("uninitialised", (1, 0, 0), (3, 0, 0))
+def misaligned(vector):
+    body = f"using V = {vector}; if (t == 5) *(V*)(out + OFFSET) = *(const V*)(x + OFFSET);"
+    offsets = ({"options": (f"-DOFFSET={offset}",)} for offset in (1, 4))
+    return Planted(body, [5], ("out", 1), *offsets)
 
 
 RACES = {
@@ -127,15 +78,115 @@ RACES = {
     "write and atomic": "int* n = (int*)s; if (t == 3) n[0] = 0; if (t == 40) atomicAdd(n, 1);",
     "read and atomic": "int* n = (int*)s; if (t == 3) out[3] = n[0]; if (t == 40) atomicAdd(n, 1);",
 }
+EXCHANGE = "s[threadIdx.x] = x[t]; out[t] = s[threadIdx.x];"
+FAULTS = {
+    "out-of-bounds": {
+        "after an input": Planted("out[t] = x[t + 1];", [63], ("x", N)),
+        "after an output": Planted("out[t + (t == 63)] = x[t];", [63], ("out", N)),
+        "before an input": Planted("out[t] = x[t == 63 ? -3 : t];", [63], ("x", -3)),
+        "far away": Planted("out[t] = x[t == 63 ? 1 << 20 : t];", [63]),
+        "dynamic shared memory": Planted(
+            f"DYNAMIC_SHARED(float, s); {EXCHANGE}",
+            [63],
+            ("dynamic shared memory", 63),
+            {"shared": 4 * (N - 1)},
+            {"shared": 4 * N},
+        ),
+        "static shared memory": Planted(
+            f"__shared__ float s[SIZE]; {EXCHANGE}",
+            [63],
+            None,
+            {"options": ("-DSIZE=63",)},
+            {"options": ("-DSIZE=64",)},
+        ),
+    },
+    "misaligned": {
+        vector: misaligned(vector)
+        for vector in ("float4", "uint4", "double2", "float2", "struct alignas(16) { short s[8]; }")
+    },
+    "read-only": {"input": Planted("if (t == 7) ((float*)x)[3] = out[0] = 1;", [7], ("x", 3))},
+    "uninitialised": {"output": Planted("if (t == 9) out[9] += x[9];", [9], ("out", 9))},
+    "race": {name: racing(body) for name, body in RACES.items()},
+    "barrier": {
+        "two places": Planted("if (t < 16) __syncthreads(); else __syncthreads();"),
+        "one thread more often": Planted("if (t == 40) __syncthreads(); __syncthreads();"),
+        "a thread that returned": Planted("if (t == 40) return; __syncthreads();"),
+        "one warp more often": Planted("for (int i = 0; i < t / 32; ++i) __syncthreads();"),
+    },
+    "shuffle": {
+        "a lane that returned": Planted(
+            "if (t == 40) return; out[t] = __shfl_xor_sync(~0u, x[t], 1);", [41]
+        ),
+        "a lane outside of the mask": Planted(
+            "if (t < 3) out[t] = __shfl_sync(7u, x[t], t == 2 ? 5 : 0);", [2]
+        ),
+        "a lane of a partial warp": Planted(
+            "out[t] = __shfl_down_sync(~0u, x[t], 1);", [39], wrong={"block": (40,)}
+        ),
+        "width": Planted("if (t < 32) out[t] = __shfl_xor_sync(~0u, x[t], 1, 12);", range(32)),
+        "another place": Planted(
+            "if (t % 2) out[t] = __shfl_xor_sync(~0u, x[t], 1);"
+            "else out[t] = 1 + __shfl_xor_sync(~0u, x[t], 1);"
+        ),
+    },
+    "mask": {
+        "without the caller": Planted(
+            "if (t < 32) out[t] = __shfl_xor_sync(0xffffu, x[t], 1);", range(16, 32)
+        ),
+        "masks that differ": Planted(
+            "out[t] = __shfl_xor_sync(t == 3 ? 15u : ~0u, x[t], 1);", range(32)
+        ),
+        "a lane at a barrier": Planted(
+            "if (t % 32 == 5) __syncthreads(); out[t] = __shfl_xor_sync(~0u, x[t], 1);"
+            "if (t % 32 != 5) __syncthreads();"
+        ),
+        "syncwarp in a branch": Planted(
+            "if (t < 16) __syncwarp(); else __syncthreads(); out[t] = 1;", range(16)
+        ),
+    },
+    "deadlock": {"spinning": Planted("if (t == 2) while (*(volatile const float*)x == 0);", [2])},
+    "trap": {"trap": Planted("if (t == 8) __trap();", [8])},
+}
+MESSAGES = {"barrier": "waits at a barrier", "race": "no barrier lies between"}
+PLANTED = [
+    pytest.param(kind, planted, id=f"{kind}-{name}")
+    for kind, faults in FAULTS.items()
+    for name, planted in faults.items()
+]
 
 
-@pytest.mark.parametrize("body", RACES.values(), ids=RACES)
-def test_race(device, body):
-    # Whichever comes second is named as the culprit, and the other one as the other.
-    start = "DYNAMIC_SHARED(float, s); int t = threadIdx.x; s[t] = out[t] = 0; __syncthreads();"
-    fault = fault_of(device, start + body, shared=4 * N)
-    assert fault.kind == "race"
-    assert "no barrier lies between" in str(fault)
+@pytest.mark.parametrize(("kind", "planted"), PLANTED)
+def test_planted(device, kind, planted):
+    body = f"int t = threadIdx.x; {planted.body}"
+    fault = fault_of(device, body, **planted.wrong)
+    assert fault.kind == kind
+    assert fault.block == (0, 0, 0)
+    assert fault.thread[0] in planted.threads
+    assert MESSAGES.get(kind, "") in str(fault)
+    if planted.place is not None:
+        assert (fault.array, fault.index) == planted.place
+        assert "{}[{}]".format(*planted.place) in str(fault)
+    if planted.right is not None:
+        run(device, body, **planted.right)
+
+
+def test_block_and_thread_of_a_three_dimensional_launch(device):
+    body = """bool here = blockIdx.x == 1 && blockIdx.y == 2 && threadIdx.y == 1 && threadIdx.z == 2
+            && threadIdx.x == 3;
+        if (here) out[N] = x[0];"""
+    fault = fault_of(device, body, grid=(2, 3), block=(4, 2, 3), options=("-DN=64",))
+    assert (fault.kind, fault.block, fault.thread) == ("out-of-bounds", (1, 2, 0), (3, 1, 2))
+
+
+@pytest.mark.parametrize("declaration", ["DYNAMIC_SHARED(float, s)", "__shared__ float s[64]"])
+def test_read_of_unwritten_shared_memory_of_every_block(device, declaration):
+    # The first block to run writes all of it; the next must not see that.
+    body = f"""{declaration};
+        if (blockIdx.x == 0) s[threadIdx.x] = 1;
+        __syncthreads();
+        if (blockIdx.x == 1 && threadIdx.x == 3) out[0] = s[3];"""
+    fault = fault_of(device, body, grid=(2,), shared=4 * N)
+    assert (fault.kind, fault.block, fault.thread) == ("uninitialised", (1, 0, 0), (3, 0, 0))
 
 
 def test_race_names_both_threads(device):
@@ -169,21 +220,6 @@ def test_conflict_between_blocks(device, body, second):
     assert "block" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        "if (t < 16) __syncthreads(); else __syncthreads();",
-        "if (t == 40) __syncthreads(); __syncthreads();",
-        "if (t == 40) return; __syncthreads();",
-        "for (int i = 0; i < t / 32; ++i) __syncthreads();",
-    ],
-)
-def test_barrier_that_not_all_threads_reach(device, body):
-    fault = fault_of(device, f"int t = threadIdx.x; {body}")
-    assert fault.kind == "barrier"
-    assert "waits at a barrier" in str(fault)
-
-
 def test_barrier_in_a_function_called_from_two_places(device):
     body = """if (threadIdx.x < 32) helper(out); else helper(out);"""
     source = f"""__device__ __noinline__ void helper(float* out) {{
@@ -194,64 +230,6 @@ def test_barrier_in_a_function_called_from_two_places(device):
         launch((1,), (N,), (device.xp.empty(N, np.float32),))
 
 
-SHUFFLES = {
-    "lane that returned": ("if (t == 40) return; out[t] = __shfl_xor_sync(~0u, x[t], 1);", (41,)),
-    "lane outside of the mask": (
-        "if (t < 3) out[t] = __shfl_sync(7u, x[t], t == 2 ? 5 : 0);",
-        (2,),
-    ),
-    "width": ("if (t < 32) out[t] = __shfl_xor_sync(~0u, x[t], 1, 12);", range(32)),
-    "another place": (
-        "if (t % 2) out[t] = __shfl_xor_sync(~0u, x[t], 1);"
-        "else out[t] = 1 + __shfl_xor_sync(~0u, x[t], 1);",
-        range(N),
-    ),
-}
-
-
-@pytest.mark.parametrize(("body", "threads"), SHUFFLES.values(), ids=SHUFFLES)
-def test_shuffle(device, body, threads):
-    fault = fault_of(device, f"int t = threadIdx.x; {body}")
-    assert fault.kind == "shuffle"
-    assert fault.thread[0] in threads
-
-
-def test_shuffle_past_a_partial_last_warp(device):
-    body = "out[threadIdx.x] = __shfl_down_sync(~0u, x[threadIdx.x], 1);"
-    fault = fault_of(device, body, block=(40,))
-    assert (fault.kind, fault.thread) == ("shuffle", (39, 0, 0))
-
-
-MASKS = {
-    "without the caller": (
-        "if (t < 32) out[t] = __shfl_xor_sync(0xffffu, x[t], 1);",
-        range(16, 32),
-    ),
-    "masks that differ": ("out[t] = __shfl_xor_sync(t == 3 ? 15u : ~0u, x[t], 1);", range(32)),
-    "a lane at a barrier": (
-        "if (t % 32 == 5) __syncthreads(); out[t] = __shfl_xor_sync(~0u, x[t], 1);"
-        "if (t % 32 != 5) __syncthreads();",
-        range(N),
-    ),
-    "syncwarp in a branch": (
-        "if (t < 16) __syncwarp(); else __syncthreads(); out[t] = 1;",
-        range(16),
-    ),
-}
-
-
-@pytest.mark.parametrize(("body", "threads"), MASKS.values(), ids=MASKS)
-def test_mask(device, body, threads):
-    fault = fault_of(device, f"int t = threadIdx.x; {body}")
-    assert fault.kind == "mask"
-    assert fault.thread[0] in threads
-
-
-def test_spinning_on_what_nobody_writes(device):
-    fault = fault_of(device, "if (threadIdx.x == 2) while (*(volatile const float*)x == 0);")
-    assert (fault.kind, fault.thread) == ("deadlock", (2, 0, 0))
-
-
 @pytest.mark.parametrize("null", [None, np.uint64(0), np.intp(0)])
 def test_null_pointer(device, null):
     launch = kernel(
@@ -260,11 +238,6 @@ def test_null_pointer(device, null):
     with pytest.raises(EmulatorFault) as caught:
         launch((1,), (N,), (null, device.xp.empty(N, np.float32)))
     assert (caught.value.kind, caught.value.thread) == ("null-pointer", (6, 0, 0))
-
-
-def test_trap(device):
-    fault = fault_of(device, "if (threadIdx.x == 8) __trap();")
-    assert (fault.kind, fault.thread) == ("trap", (8, 0, 0))
 
 
 def test_stopped_before_the_access(device):

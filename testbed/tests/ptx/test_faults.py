@@ -199,29 +199,3 @@ def test_a_write_to_an_input(device):
     out[...] = 1
     with pytest.raises(EmulatorFault, match="read-only: write of 4 bytes of x"):
         spoil((1,), (32,), (x, out))
-
-
-def test_arguments_are_checked_as_the_emulator_does(device):
-    copy = device.compile(SOURCE).get_function("copy")
-    x, out = arrays(device)
-    wrong = {
-        "n is 4 bytes in the kernel and 8 as given": (x, out, np.int64(0)),
-        "n is an integer or a pointer": (x, out, np.float32(0)),
-        "2 arguments for 3 parameters": (x, out),
-        "n is no pointer": (x, out, x),
-    }
-    for reason, args in wrong.items():
-        with pytest.raises(EmulatorFault, match=reason):
-            copy((1,), (32,), args)
-    out.flags.writeable = False
-    with pytest.raises(EmulatorFault, match="out may be written by the kernel"):
-        copy((1,), (32,), (x, out, np.int32(0)))
-    with pytest.raises(EmulatorFault, match="65 threads in a block; at most 64"):
-        copy((1,), (65,), (x, out, np.int32(0)))
-
-
-def test_traffic_is_counted_by_parameter(device):
-    x, out = arrays(device)
-    device.compile(SOURCE).get_function("copy")((1,), (32,), (x, out, np.int32(0)))
-    assert device.traffic.by_array == {("copy", "x"): (128, 0), ("copy", "out"): (0, 128)}
-    assert device.total_traffic.launches == 1

@@ -1,4 +1,4 @@
-"""Launches as CuPy makes them: what may be passed, what memory is open, what was moved."""
+"""Launches as CuPy makes them, on both machines: arguments, memory that is open, traffic."""
 
 import gc
 
@@ -8,8 +8,23 @@ import pytest
 from testbed.emulator.device import EmulatedDevice
 from testbed.emulator.faults import EmulatorFault
 from testbed.emulator.memory import owner_of
+from testbed.ptx import PtxDevice
 
-pytestmark = pytest.mark.emulated
+
+@pytest.fixture(
+    params=[
+        pytest.param(EmulatedDevice, marks=pytest.mark.emulated, id="emulated"),
+        pytest.param(PtxDevice, marks=pytest.mark.ptx, id="ptx"),
+    ]
+)
+def machine(request):
+    return request.param
+
+
+@pytest.fixture
+def device(machine):
+    return machine()
+
 
 SCALARS = """
 extern "C" __global__ void scalars(double* out, int a, long long b, float c, double d, unsigned e,
@@ -49,8 +64,7 @@ def test_scalars_arrive_as_they_are(device):
         (2, "x", "str 'x'"),
     ],
 )
-def test_arguments_that_cupy_would_pass_wrongly(position, value, reason):
-    device = EmulatedDevice()
+def test_arguments_that_cupy_would_pass_wrongly(device, position, value, reason):
     out = device.xp.empty(6, np.float64)
     args = [out, *SCALAR_VALUES]
     args[position] = value
@@ -61,16 +75,14 @@ def test_arguments_that_cupy_would_pass_wrongly(position, value, reason):
     assert (out.view(np.uint8) == 0xFF).all()
 
 
-def test_number_of_arguments():
-    device = EmulatedDevice()
+def test_number_of_arguments(device):
     with pytest.raises(
         EmulatorFault, match="argument: kernel scalars: 1 arguments for 7 parameters"
     ):
         device.compile(SCALARS).get_function("scalars")((1,), (1,), (device.xp.empty(6, float),))
 
 
-def test_read_only_array_for_a_parameter_that_is_written():
-    device = EmulatedDevice()
+def test_read_only_array_for_a_parameter_that_is_written(device):
     out = device.xp.zeros(6, float)
     out.flags.writeable = False
     with pytest.raises(EmulatorFault, match="out may be written by the kernel"):
@@ -100,8 +112,8 @@ extern "C" __global__ void which(int* out) { out[blockIdx.x] = gridDim.x; }
         ((1,), (1,), 44 * 1024 + 1, "4096 bytes of static and 45057 of dynamic"),
     ],
 )
-def test_launches_that_cuda_refuses(grid, block, shared, reason):
-    device = EmulatedDevice(max_shared_memory=48 * 1024)
+def test_launches_that_cuda_refuses(machine, grid, block, shared, reason):
+    device = machine(max_shared_memory=48 * 1024)
     args = (device.xp.zeros(4, np.float32), device.xp.zeros(4, np.float32), np.int32(4))
     kernel = device.compile(ADD).get_function("add")
     with pytest.raises(EmulatorFault) as caught:
@@ -111,8 +123,7 @@ def test_launches_that_cuda_refuses(grid, block, shared, reason):
     kernel((1,), (64,), args, 44 * 1024)
 
 
-def test_more_shared_memory_than_was_asked_for():
-    device = EmulatedDevice()
+def test_more_shared_memory_than_was_asked_for(device):
     args = (device.xp.zeros(4, np.float32), device.xp.zeros(4, np.float32), np.int32(4))
     kernel = device.compile(ADD).get_function("add")
     with pytest.raises(EmulatorFault, match="the kernel was allowed 45056 of dynamic") as caught:
@@ -122,9 +133,9 @@ def test_more_shared_memory_than_was_asked_for():
     kernel((1,), (64,), args, 100_000)
 
 
-def test_grid_limit():
+def test_grid_limit(machine):
     def grid_seen(limit):
-        device = EmulatedDevice(grid_limit=limit)
+        device = machine(grid_limit=limit)
         out = device.xp.zeros(5, np.int32)
         device.compile(ADD).get_function("which")((5,), (1,), (out,))
         return out.tolist()
@@ -135,8 +146,7 @@ def test_grid_limit():
     assert grid_seen({"add": 1}) == [5, 5, 5, 5, 5]
 
 
-def test_only_chosen_blocks():
-    device = EmulatedDevice()
+def test_only_chosen_blocks(device):
     out = device.xp.zeros(5, np.int32)
     kernel = device.compile(ADD).get_function("which")
     with device.only_blocks([1, -1]):
@@ -197,8 +207,7 @@ def test_registered_memory_is_checked_as_a_parameter_is(device):
     assert kind(view) == ("out-of-bounds", 2)
 
 
-def test_registration_dies_with_the_array():
-    device = EmulatedDevice()
+def test_registration_dies_with_the_array(device):
     array = device.xp.asarray(np.ones(1 << 16, np.float32))
     keep = np.ones(1 << 16, np.float32)  # so that the memory cannot be handed out again
     packed = tensor_list(device, [array])
@@ -213,7 +222,7 @@ def test_registration_dies_with_the_array():
     assert keep.sum() == keep.size
 
 
-def test_parameter_block_limit():
+def test_parameter_block_limit(machine):
     source = """
     struct Large { unsigned char bytes[SIZE]; };
     extern "C" __global__ void take(Large large, unsigned char* out) {
@@ -222,7 +231,7 @@ def test_parameter_block_limit():
     """
 
     def take(size, limit):
-        device = EmulatedDevice(max_parameter_bytes=limit)
+        device = machine(max_parameter_bytes=limit)
         large = np.zeros(1, [("bytes", np.uint8, size)])
         large["bytes"][0, -1] = 77
         out = device.xp.empty(1, np.uint8)
@@ -235,9 +244,9 @@ def test_parameter_block_limit():
         take(4089, 4096)
 
 
-def test_struct_of_another_size():
+def test_struct_of_another_size(machine):
     packed = np.zeros(1, np.dtype([("data", np.uint64, 3), ("size", np.int64, 3)]))
-    scale = EmulatedDevice().compile(TENSOR_LIST).get_function("scale")
+    scale = machine().compile(TENSOR_LIST).get_function("scale")
     with pytest.raises(EmulatorFault, match="list is 56 bytes in the kernel and 48 as given"):
         scale((1,), (1,), (packed, np.float32(3)))
 
@@ -262,8 +271,7 @@ def test_table_of_pointers_on_the_device(device):
     np.testing.assert_array_equal(out, [3, 10])
 
 
-def test_traffic_counts_each_parameter_and_adds_up():
-    device = EmulatedDevice()
+def test_traffic_counts_each_parameter_and_adds_up(device):
     x, out = device.xp.asarray(np.ones(100, np.float32)), device.xp.empty(100, np.float32)
     kernel = device.compile(ADD).get_function("add")
     for _ in range(2):
@@ -273,6 +281,7 @@ def test_traffic_counts_each_parameter_and_adds_up():
     assert (device.total_traffic.read, device.total_traffic.launches) == (800, 2)
 
 
+@pytest.mark.emulated
 @pytest.mark.slow
 def test_portable_fibers_do_the_same():
     def run(device):
