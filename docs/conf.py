@@ -45,7 +45,8 @@ include_patterns = [
     "docs/**",
     "benchmarks/*.md",
     "kernels/README.md",
-    "testbed/**/README.md",
+    "testbed/README.md",
+    "testbed/*/README.md",
 ]
 exclude_patterns = [".*", "build", "dist", "benchmarks/results", "docs/gallery", "docs/_*"]
 templates_path = [str(HERE / "_templates")]  # autosummary looks from the source folder

@@ -85,14 +85,13 @@ def test_a_device_says_what_each_of_its_kernels_executed():
     assert executed["one"].instructions > executed["two"].instructions > 4
 
 
-@pytest.mark.parametrize("opcode", ["add.f64", "fma.rn.f64", "cvt.f64.f32", "cvt.rn.f32.f64"])
+DOUBLE = ("add.f64", "fma.rn.f64", "cvt.f64.f32", "cvt.rn.f32.f64")
+OTHER = ("mov.f64", "ld.global.f64", "selp.f64", "add.f32", "st.v2.f64")  # moves, and floats
+
+
+@pytest.mark.parametrize("opcode", [*DOUBLE, *OTHER])
 def test_double_precision(opcode):
-    assert is_double(opcode)
-
-
-@pytest.mark.parametrize("opcode", ["mov.f64", "ld.global.f64", "selp.f64", "add.f32", "st.v2.f64"])
-def test_moves_are_none(opcode):
-    assert not is_double(opcode)
+    assert is_double(opcode) == (opcode in DOUBLE)
 
 
 def test_ptx_is_the_same_for_a_virtual_architecture():

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.ptx
 
 LOAD = "ld.param.u64 %rd0, [x]; cvta.to.global.u64 %rd0, %rd0;"
 INDEX = "mov.u32 %r0, %tid.x; mul.wide.u32 %rd1, %r0, 4; add.s64 %rd1, %rd0, %rd1;"
-SHARED = ".shared .align 16 .b8 room[128];"
+SHARED = ".shared .align 16 .b8 buffer[128];"
 
 
 def launch(body, *, threads=32, registers="", array=None, shared=0, schedule="ascending"):
@@ -51,12 +51,12 @@ PLANTED = {
     "atomic out of bounds": ("out-of-bounds", "atom.global.add.u32 %r1, [%rd0+128], 1;", {}),
     "shared memory as global": (
         "out-of-bounds",
-        "mov.u64 %rd1, room; cvta.shared.u64 %rd1, %rd1; ld.global.u32 %r1, [%rd1];",
+        "mov.u64 %rd1, buffer; cvta.shared.u64 %rd1, %rd1; ld.global.u32 %r1, [%rd1];",
         {"registers": SHARED},
     ),
     "past static shared memory": (
         "out-of-bounds",
-        "mov.u32 %r1, room; st.shared.u32 [%r1+128], %r1;",
+        "mov.u32 %r1, buffer; st.shared.u32 [%r1+128], %r1;",
         {"registers": SHARED},
     ),
     "past dynamic shared memory": (
@@ -82,7 +82,7 @@ PLANTED = {
     "uninitialised": ("uninitialised", "ld.global.u32 %r1, [%rd0];", {"array": uninitialised}),
     "uninitialised shared": (
         "uninitialised",
-        "mov.u32 %r1, room; ld.shared.u32 %r1, [%r1];",
+        "mov.u32 %r1, buffer; ld.shared.u32 %r1, [%r1];",
         {"registers": SHARED},
     ),
     "race": (

@@ -84,13 +84,13 @@ def test_narrow_loads_extend():
 
 def test_spaces_and_generic_addresses():
     body = """
-  mov.u32 %r1, room;
+  mov.u32 %r1, buffer;
   mov.u64 %rd1, more;
   cvta.shared.u64 %rd2, %rd1;
   st.shared.u32 [%r1+4], 11;
   st.u32 [%rd2], 12;
   ld.shared.u32 %r2, [%rd1];
-  ld.shared.u32 %r3, [room+4];
+  ld.shared.u32 %r3, [buffer+4];
   cvta.to.shared.u64 %rd3, %rd2;
   sub.s64 %rd3, %rd3, %rd1;
   cvt.u32.u64 %r4, %rd3;
@@ -105,7 +105,7 @@ def test_spaces_and_generic_addresses():
   selp.u32 %r7, 1, 0, %p1;
   st.global.v4.u32 [%rd9], {%r2, %r3, %r4, %r5};
   st.global.v2.u32 [%rd9+16], {%r6, %r7};"""
-    registers = ".shared .align 4 .b8 room[8];\n.local .align 8 .b8 depot[16];"
+    registers = ".shared .align 4 .b8 buffer[8];\n.local .align 8 .b8 depot[16];"
     text = kernel("tried", ("x", "out"), START + body, registers)
     text = text.replace(HEAD, f"{HEAD}.extern .shared .align 16 .b8 more[];\n")
     device = PtxDevice()

@@ -171,10 +171,10 @@ def test_narrowing_at_every_tie(kind):
     nearest = np.concatenate([down, down, down + down % 2, down + 1])
     toward_zero = np.concatenate([down] * 4)
     given = np.concatenate([given, given | 1 << 31])
-    room = -given.size % 256
+    padding = -given.size % 256
     for mode, expected in (("rn", nearest), ("rz", toward_zero)):
         both = np.concatenate([expected, expected | 0x8000])
-        padded = np.append(given, np.zeros(room, np.uint32)).astype(np.uint32)
+        padded = np.append(given, np.zeros(padding, np.uint32)).astype(np.uint32)
         single = f"cvt.{mode}.{kind}.f32 %rs1, %r0; cvt.u32.u16 %r1, %rs1;"
         got = map_array(single, padded, np.uint32)[: given.size]
         np.testing.assert_array_equal(got, both)
