@@ -71,11 +71,11 @@ lint: $(STAMP) ## ruff and mypy
 
 # What NVRTC makes of the kernels for one architecture, run on the CPU: testbed/ptx.
 test-ptx-fast: $(STAMP) ## every kernel's compiled code in every dtype, on the CPU (3 min)
-	GRADKIT_PTX=80 $(PYTEST) -m 'ptx and not slow' tests/ptx tests/test_golden.py
+	GRADKIT_PTX=80 $(PYTEST) -m 'ptx and not slow' testbed/tests tests/ptx tests/test_golden.py
 
-# RECORD=1 writes testbed/machine_code/*.csv; then say in the commit what the change buys.
+# RECORD=1 writes tests/machine_code/*.csv; then say in the commit what the change buys.
 machine-code: $(STAMP) .venv-nvrtc13/.installed ## the kernels' machine code against the recorded tables (3 min)
-	$(BIN)/python -m testbed.machine_code --nvrtc $(NVRTC13) $(if $(RECORD),--record)
+	$(BIN)/python -m tests.machine_code --nvrtc $(NVRTC13) $(if $(RECORD),--record)
 
 test-slow: $(STAMP) ## what `make test` shows by a part, in full: every kernel for every GPU
 	$(PYTEST) -m '(slow or hypothesis) and not ptx'
@@ -170,7 +170,7 @@ test-ranks: .venv-ranks/.installed ## real processes of MPI, torch.distributed a
 
 # All tests that take a backend or launch kernels, on four architectures, from the NVRTC of CUDA 12 and
 # of CUDA 13; those of lists also with every fusion that ptxas may make, which leaves all other kernels
-# as they are (tests/ptx/test_translate.py). Each part is a target by itself, such as
+# as they are (tests/ptx/test_kernels.py). Each part is a target by itself, such as
 # `make test-ptx-sm_90-nvrtc13-fused`, and writes its row of tests/ptx/PASSED.md. At the end, what no
 # test reached: each line needs a reason.
 PTX_ARCHITECTURES := sm_80 sm_90 sm_100 sm_120

@@ -22,9 +22,10 @@ import numpy as np
 
 import gradkit
 from gradkit._cuda import CudaBackend
-from testbed.emulated import IdleDevice, on_device
-from testbed.idle_cupy import idle_cupy
-from testbed.idle_torch import idle_torch
+from testbed.emulator import IdleDevice
+from tests.devices.emulated import on_device
+from tests.devices.idle_cupy import idle_cupy
+from tests.devices.idle_torch import idle_torch
 
 ROUNDS, SECONDS = 200, 0.002  # rounds, of which the best counts; the length of one
 TIMES = Path(__file__).with_name("host_times.csv")

@@ -33,9 +33,11 @@ from benchmarks import host
 from benchmarks.shapes import DEVICE_LISTS, DEVICE_NORMS
 from gradkit._cuda import CudaBackend
 from gradkit._dtypes import FLOATS, dtype_named
-from testbed.emulated import IdleDevice, on_device
-from testbed.machine_code.executed import LONG_CHUNKS
-from testbed.machine_code.table import CODE, EXECUTED, Cells
+from testbed.emulator import IdleDevice
+from testbed.machine_code.table import Cells
+from tests.devices.emulated import on_device
+from tests.machine_code.executed import LONG_CHUNKS
+from tests.machine_code.tables import CODE, EXECUTED
 
 PAGE = Path(__file__).parents[1] / "docs" / "predictions.md"
 LATENCY, START = 700e-9, 2e-6  # seconds; assumed for every card, round numbers

@@ -195,7 +195,7 @@ class Emulated(Arrays):
     copied = 4096
 
     def __init__(self) -> None:
-        from testbed import emulated
+        from tests.devices import emulated
 
         self._backend = emulated.emulated_backend(multiprocessors=1)
         self._on_device = emulated.on_device

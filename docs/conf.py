@@ -45,6 +45,7 @@ include_patterns = [
     "docs/**",
     "benchmarks/*.md",
     "kernels/README.md",
+    "testbed/README.md",
     "testbed/*/README.md",
 ]
 exclude_patterns = [".*", "build", "dist", "benchmarks/results", "docs/gallery", "docs/_*"]

@@ -14,11 +14,11 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from testbed.emulated import emulated_backend, on_device, ptx_backend
 from testbed.emulator import EmulatedDevice
-from testbed.emulator.compiler import compiler_path
 from testbed.ptx import PtxDevice
+from testbed.tools import missing
 from tests import tolerances
+from tests.devices.emulated import emulated_backend, on_device, ptx_backend
 from tests.tolerances import DTYPES
 
 # The compute capability (80 for 8.0) whose compiled code the suite is to run too.
@@ -86,7 +86,7 @@ class Emulated(Backend):
     marks = (
         pytest.mark.emulated,
         pytest.mark.skipif(
-            compiler_path() is None and os.environ.get("CI") != "true",
+            bool(missing("g++")) and os.environ.get("CI") != "true",
             reason="no g++ on this machine",
         ),
     )

@@ -15,9 +15,9 @@ import numpy as np
 
 from gradkit._arrays import register
 from gradkit._cuda import CudaBackend
-from testbed.emulated import DeviceArray, Emulated, on_device
 from testbed.emulator import EmulatedDevice
 from testbed.emulator.device import ArrayNamespace
+from tests.devices.emulated import DeviceArray, Emulated, on_device
 
 NCCL_FLOAT64 = 8
 

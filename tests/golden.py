@@ -19,9 +19,9 @@ import numpy as np
 
 import gradkit
 from gradkit._dtypes import FLOATS
-from testbed.emulated import on_device, ptx_backend
 from testbed.nvrtc import version
 from tests import strategies as draw_
+from tests.devices.emulated import on_device, ptx_backend
 from tests.problems import BATCH_TYPES, LAYER_TYPES, Problem, make, make_groups, tiny
 from tests.tolerances import DTYPES
 

@@ -13,8 +13,8 @@ import pytest
 import gradkit
 from gradkit._cuda import CudaBackend
 from gradkit._cuda.launch import kernels
-from testbed.emulated import on_device
 from testbed.emulator import EmulatedDevice
+from tests.devices.emulated import on_device
 from tests.layouts import LAYOUTS
 from tests.problems import make
 

@@ -14,7 +14,7 @@ import gradkit
 from gradkit import _numpy
 from gradkit._calls.backend import OPERATIONS, Operations, Services, names_in, operations_of
 from gradkit._cuda import CudaBackend
-from testbed.emulated import DeviceArray, emulated_backend, on_device
+from tests.devices.emulated import DeviceArray, emulated_backend, on_device
 from tests.test_dispatch import calls
 
 PACKAGE = Path(gradkit.__file__).parent

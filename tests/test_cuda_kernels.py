@@ -1,6 +1,7 @@
 """The CUDA backend as a whole: its signatures, its errors, and what NVRTC makes of its kernels."""
 
 import functools
+import inspect
 import os
 import re
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from gradkit._cuda import CudaBackend
+from gradkit._cuda.launch.device import Device
 from gradkit._cuda.launch.kernels import LoadedKernel, kernel, options_of, source_of
 from gradkit._cuda.launch.warmup import combinations
 from gradkit._dtypes import FLOATS
@@ -22,7 +24,7 @@ from testbed.nvrtc import (
     format_table,
     spills,
 )
-from testbed.nvrtc.nvrtc import library_path
+from testbed.tools import missing
 
 
 class RefusedError(Exception):
@@ -57,6 +59,17 @@ def test_what_does_not_compile_is_named():
         kernel(EmulatedDevice(), "norm", "norm_finish", CAPACITY=0, ORDER="Nonsense")
 
 
+def test_device_is_what_launchers_are_written_against():
+    device = EmulatedDevice()
+    wanted = [*Device.__annotations__, *(name for name in vars(Device) if not name.startswith("_"))]
+    assert {"compile", "pointer", "upload", "xp", "multiprocessors"} <= set(wanted)
+    assert [name for name in wanted if not hasattr(device, name)] == []
+    for name, theirs in inspect.getmembers(Device, inspect.isfunction):
+        if not name.startswith("_"):
+            parameters = list(inspect.signature(theirs).parameters)[1:]
+            assert list(inspect.signature(getattr(device, name)).parameters) == parameters
+
+
 def by_dtypes():
     """The combinations of macros by what compiles from them: a file, and its dtypes."""
     found = {}
@@ -86,7 +99,7 @@ EVERYTHING = os.environ.get("GRADKIT_NVRTC") == "all"
 @pytest.fixture
 def nvrtc():
     """Skip without NVRTC, but not in CI."""
-    if library_path() is None and os.environ.get("CI") != "true":
+    if missing("nvrtc") and os.environ.get("CI") != "true":
         pytest.skip("nvidia-cuda-nvrtc-cu12 is not installed")
 
 

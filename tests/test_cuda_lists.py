@@ -25,13 +25,13 @@ from gradkit._cuda.launch.tensor_lists import CAPACITY, DIMS, plan_of, run, star
 from gradkit._cuda.launch.warmup import combinations
 from gradkit._dtypes import FLOATS
 from gradkit.errors import NonFiniteNormError
-from testbed.emulated import on_device
 from testbed.emulator import EmulatorFault
 from testbed.emulator.memory import sparse_array
 from testbed.emulator.runtime import SCHEDULES
 from tests import oracles, tolerances
 from tests import strategies as draw_
 from tests.backends import KernelDevice, kernel_mark
+from tests.devices.emulated import on_device
 from tests.layouts import LAYOUTS
 from tests.tolerances import DTYPES, assert_same_bits
 

@@ -25,7 +25,7 @@ from gradkit._calls.rows import (
 from gradkit._cuda import CudaBackend
 from gradkit._cuda.launch.kernels import kernel, options_of, source_of
 from gradkit._cuda.launch.warmup import combinations
-from testbed.emulated import IdleDevice
+from testbed.emulator import IdleDevice
 from testbed.emulator.memory import sparse_array
 from testbed.emulator.runtime import SCHEDULES
 from tests import oracles, test_batch_norm_inference

@@ -25,7 +25,7 @@ from gradkit._dtypes import dtype_named
 from gradkit._ranks import device as groups_device
 from gradkit._ranks.nccl import _NCCL_FLOAT64, _is_a
 from gradkit.errors import KernelLaunchError
-from testbed.idle_cupy import idle_cupy
+from tests.devices.idle_cupy import idle_cupy
 
 pytestmark = pytest.mark.cuda
 

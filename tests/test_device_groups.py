@@ -14,7 +14,6 @@ from gradkit import distributed
 from gradkit._cuda import CudaBackend
 from gradkit._cuda.launch import kernels
 from gradkit._ranks import device as groups_device
-from testbed.emulated import DeviceArray
 from tests import oracles, tolerances
 from tests.device_ranks import (
     Communicator,
@@ -25,6 +24,7 @@ from tests.device_ranks import (
     StubTorch,
     Wire,
 )
+from tests.devices.emulated import DeviceArray
 from tests.ranks import results, together
 from tests.test_contract import refuse
 from tests.test_distributed import CONTENTS, INF, NAN, ORDERS, f

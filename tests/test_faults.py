@@ -21,11 +21,11 @@ from gradkit._cuda import CudaBackend
 from gradkit._cuda.launch import tensor_lists
 from gradkit._cuda.launch.kernels import kernel
 from gradkit._numpy import clipping, scratch, threads, tuning
-from testbed.emulated import on_device
 from testbed.emulator import EmulatedDevice
 from testbed.emulator.device import ArrayNamespace
 from tests.backends import BACKENDS, has_gpu
 from tests.bad_input.arguments import ACCUMULATORS, ADAPTIVE, LISTS, NORMS, WRITERS, Factory, good
+from tests.devices.emulated import on_device
 from tests.tolerances import assert_same_bits
 
 ROOT = Path(__file__).parents[1]

@@ -9,8 +9,7 @@ from gradkit._cuda import CudaBackend, row_gradient
 from gradkit._cuda.launch.grids import column_block
 from gradkit._cuda.row_gradient import LAYER, RMS
 from gradkit._dtypes import accumulation_name, dtype_named
-from testbed.emulated import IdleDevice
-from testbed.emulator import EmulatedDevice
+from testbed.emulator import EmulatedDevice, IdleDevice
 from tests.problems import launch
 
 pytestmark = pytest.mark.cuda

@@ -17,8 +17,8 @@ from gradkit import _numpy, distributed
 from gradkit._cuda.launch.kernels import source_of
 from gradkit._numpy import tuning
 from gradkit._open import total_norm
-from testbed.emulated import emulated_backend, on_device
 from tests import oracles, tolerances
+from tests.devices.emulated import emulated_backend, on_device
 from tests.ranks import results, together
 from tests.test_distributed import CONTENTS, INF, NAN, ORDERS, f
 from tests.tolerances import DTYPES

@@ -10,9 +10,9 @@ import pytest
 
 import gradkit
 from gradkit._cuda import CudaBackend
-from testbed.emulated import DeviceArray
 from tests import oracles, tolerances
 from tests.device_ranks import NcclCommunicator, Wire
+from tests.devices.emulated import DeviceArray
 from tests.ranks import results
 from tests.several_devices import Devices
 from tests.test_contract import refuse

@@ -14,7 +14,8 @@ from gradkit._cuda.launch import warmup as warming
 from gradkit._cuda.launch.kernels import kernel, kernels_in, options_of, source_of
 from gradkit._cuda.launch.tensor_lists import CAPACITY
 from gradkit._dtypes import BATCH_NORM_TYPES, FLOATS, LAYER_NORM_TYPES, accumulation_name
-from testbed.emulated import IdleDevice, emulated_backend, on_device
+from testbed.emulator import IdleDevice
+from tests.devices.emulated import emulated_backend, on_device
 from tests.tolerances import DTYPES
 
 # The public functions that compute.

@@ -17,8 +17,8 @@ from gradkit._calls.rows import (
     RmsNormGrad,
 )
 from gradkit._cuda import CudaBackend
-from testbed.emulated import emulated_backend, on_device
 from testbed.emulator import EmulatedDevice
+from tests.devices.emulated import emulated_backend, on_device
 from tests.problems import LAYER_TYPES, launch, make
 from tests.tolerances import DTYPES
 

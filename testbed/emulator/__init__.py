@@ -2,7 +2,8 @@
 
 from .device import EmulatedDevice
 from .faults import EmulatorFault
+from .idle import IdleDevice
 from .memory import sparse_array
 from .runtime import SCHEDULES
 
-__all__ = ["SCHEDULES", "EmulatedDevice", "EmulatorFault", "sparse_array"]
+__all__ = ["SCHEDULES", "EmulatedDevice", "EmulatorFault", "IdleDevice", "sparse_array"]

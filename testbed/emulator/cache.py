@@ -28,7 +28,7 @@ def cache_folder() -> Path:
 
 @contextmanager
 def locked(library: Path) -> Iterator[None]:
-    """Let one process build ``library`` while others that want it wait."""
+    """Return a context in which this process alone may build ``library``; others wait."""
     import fcntl  # not on Windows, where there is a CPU backend to test too
 
     path = library.with_suffix(".lock")

@@ -118,7 +118,9 @@ def compiler_path() -> str | None:
 def compile_source(
     source: str, options: Sequence[str] = (), *, portable_fibers: bool = False
 ) -> CompiledSource:
-    """Compile ``source`` with the options that CuPy would pass to NVRTC, or take it from the cache.
+    """Return ``source`` as a library, compiled with the options that CuPy would pass to NVRTC.
+
+    It comes from the cache if it was compiled before.
 
     Raises `KernelCompileError` with the compiler's log, `CompilerMissingError` without a compiler
     and ``ValueError`` for an option that it does not know.
@@ -138,7 +140,7 @@ def compile_source(
 
 
 def complaints(source: str, options: Sequence[str], warning: str) -> list[str]:
-    """The lines in which g++ has something to say about ``source`` under one more warning."""
+    """Return the warnings of g++ about ``source``, with one more kind of warning turned on."""
     standard, macros = translate_options(options)
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "macros.h").write_text(macros)
@@ -155,7 +157,7 @@ def complaints(source: str, options: Sequence[str], warning: str) -> list[str]:
 
 
 def translate_options(options: Sequence[str]) -> tuple[str, str]:
-    """Turn NVRTC's options into g++'s language standard and a header that defines the macros.
+    """Return g++'s language standard and a header with the macros, made of NVRTC's options.
 
     A header, since ``-D`` would define them before the emulator's own headers. NVRTC has nothing
     of the kind: with 12.9 its built-in header does not compile under ``-DT=float``, nor with most
@@ -250,7 +252,7 @@ def _shared_arrays(library: Path) -> list[SharedArray]:
 
 @functools.cache
 def build_runtime(portable_fibers: bool) -> Path:
-    """Compile the runtime, or find it compiled already; return its library."""
+    """Return the runtime's library; it is compiled if the cache has none."""
     flags = [*_RUNTIME_FLAGS, *(["-DEMU_PORTABLE_FIBERS"] if portable_fibers else [])]
     files = sorted(RUNTIME.iterdir())
     # This file too: it holds the flags and the recipe of both libraries.
@@ -287,7 +289,7 @@ def link_options(runtime: Path) -> list[str]:
 
 
 def run_compiler(arguments: Sequence[str], folder: str | None = None) -> str:
-    """Run g++ and return what it prints; raise `KernelCompileError` with its log if it fails."""
+    """Return what g++ prints; raise `KernelCompileError` with its log if it fails."""
     compiler = compiler_path()
     if compiler is None:
         raise CompilerMissingError("the emulator needs g++ (or GRADKIT_EMULATOR_CXX) on the path")

@@ -59,27 +59,27 @@ class ArrayNamespace:
         return getattr(np, name)
 
     def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike = float) -> Array:
-        """Allocate memory that nobody may read before it was written."""
+        """Return an array that nobody may read before it was written."""
         return self._memory.empty(shape, dtype)
 
     def empty_like(self, array: Array, dtype: npt.DTypeLike | None = None) -> Array:
-        """Allocate as `empty` does, with the shape and the dtype of ``array``."""
+        """Return what `empty` does, with the shape and the dtype of ``array``."""
         return self._memory.empty(array.shape, array.dtype if dtype is None else dtype)
 
     def zeros(self, shape: int | Sequence[int], dtype: npt.DTypeLike = float) -> Array:
-        """Allocate zeros."""
+        """Return an array of zeros."""
         array = self._memory.allocate(shape, dtype)
         array.fill(0)
         return array
 
     def full(self, shape: int | Sequence[int], value: Any, dtype: npt.DTypeLike) -> Array:
-        """Allocate one number, repeated."""
+        """Return an array of one number, repeated."""
         array = self._memory.allocate(shape, dtype)
         array.fill(value)
         return array
 
     def asarray(self, array: npt.ArrayLike, dtype: npt.DTypeLike | None = None) -> Array:
-        """Upload: a copy, so that no kernel writes into the host's array.
+        """Return a copy on the device, so that no kernel writes into the host's array.
 
         What is on the device already comes back as it is, as CuPy does it.
         """
@@ -93,7 +93,7 @@ class ArrayNamespace:
     array = asarray
 
     def asnumpy(self, array: Array) -> Array:
-        """Download: a copy."""
+        """Return a copy on the host."""
         return np.array(array)
 
     def ascontiguousarray(self, array: Array) -> Array:
@@ -146,15 +146,18 @@ class EmulatedDevice:
         self.xp = ArrayNamespace(self.memory)
 
     def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike) -> Array:
-        """Allocate memory that nobody may read before it was written."""
+        """Return an array that nobody may read before it was written."""
         return self.xp.empty(shape, dtype)
 
     def workspace(self, shape: Sequence[int], dtype: npt.DTypeLike) -> Array:
-        """Allocate an array, so that what kernels do there is checked."""
+        """Return a new array, so that what kernels do there is checked."""
         return self.empty(shape, dtype)
 
     def compile(self, source: str, options: tuple[str, ...] = ()) -> EmulatedModule:
-        """Compile ``source`` with the options that CuPy would pass; cached on disk."""
+        """Return a module of ``source``, compiled with the options that CuPy would pass.
+
+        Libraries are cached on disk.
+        """
         compiled = compile_source(source, options, portable_fibers=self._portable_fibers)
         return EmulatedModule(self, source, compiled)
 
@@ -175,14 +178,14 @@ class EmulatedDevice:
         return tuple(self.memory.register(array, write=write) for array in arrays)
 
     def upload(self, host: Array) -> Array:
-        """Copy a host array's bytes to the device; of a structure too."""
+        """Return a copy of a host array's bytes on the device, of a structure's too."""
         return self.xp.asarray(np.ascontiguousarray(host).reshape(-1).view(np.uint8))
 
     def synchronize(self) -> None:
         """Wait for nothing: a launch returns when its kernel has run."""
 
     def active(self) -> AbstractContextManager[None]:
-        """Make this the current device, which it always is."""
+        """Return a context in which this is the current device, which it always is."""
         return nullcontext()
 
     def record(self) -> Any:
@@ -202,12 +205,14 @@ class EmulatedDevice:
         """Return the stream that NVIDIA's libraries could use, which is none."""
 
     def capturing(self) -> bool:
-        """Say whether work is recorded instead of run, which it never is."""
+        """Return whether work is recorded instead of run: never."""
         return False
 
     @contextmanager
     def only_blocks(self, numbers: Sequence[int]) -> Iterator[None]:
-        """Run nothing but these blocks (flat numbers; negative ones count from the last).
+        """Return a context in which only these blocks run, by their flat numbers.
+
+        Negative numbers count from the last.
 
         With `memory.sparse_array` this shows what a kernel does beyond 2^32 elements.
         """
@@ -224,7 +229,7 @@ class EmulatedDevice:
         return [range(count)[number] for number in self._only_blocks]
 
     def limit_grid(self, kernel: str, grid: Index) -> Index:
-        """Apply `grid_limit` to one kernel's grid."""
+        """Return a kernel's grid after `grid_limit`."""
         limit = self.grid_limit
         if isinstance(limit, Mapping):
             limit = limit.get(kernel)

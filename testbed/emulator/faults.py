@@ -85,7 +85,7 @@ class LaunchContext:
 
 
 def make_fault(record: Fault, context: LaunchContext) -> EmulatorFault:
-    """Turn the runtime's record of a fault into the exception to raise."""
+    """Return the exception to raise for the runtime's record of a fault."""
     kind = KINDS[record.kind]
     found = None if record.window == NO_WINDOW else context.find_window(record.window)
     array = index = None

@@ -33,7 +33,7 @@ class Extent(NamedTuple):
 
     @classmethod
     def of(cls, array: Array) -> Extent:
-        """Describe ``array``; of a strided view everything between its first and last byte."""
+        """Return the extent of ``array``: everything between its first and last byte."""
         origin = array.__array_interface__["data"][0]
         content = (array.dtype, array.shape)
         if array.flags.c_contiguous:
@@ -50,7 +50,7 @@ class Extent(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Describe the content, as in ``float32[4, 8]``."""
+        """Return the dtype and the shape as text, such as ``float32[4, 8]``."""
         if isinstance(self.content, str):
             return self.content
         dtype, shape = self.content
@@ -80,7 +80,7 @@ class Memory:
         self._next_handle = 0
 
     def empty(self, shape: int | Sequence[int], dtype: npt.DTypeLike) -> Array:
-        """Allocate memory that no kernel may read before something wrote it; all bytes 0xFF."""
+        """Return an array that no kernel may read before something wrote it; all bytes are 0xFF."""
         array = self.allocate(shape, dtype)
         owner = owner_of(array)
         owner.fill(0xFF)
@@ -93,7 +93,7 @@ class Memory:
         return array
 
     def allocate(self, shape: int | Sequence[int], dtype: npt.DTypeLike) -> Array:
-        """Allocate aligned memory that counts as written."""
+        """Return an aligned array that counts as written."""
         kind = np.dtype(dtype)
         size = math.prod(_as_shape(shape)) * kind.itemsize
         raw = np.empty(size + ALIGNMENT, np.uint8)
@@ -103,11 +103,11 @@ class Memory:
         return raw[skip : skip + size].view(kind).reshape(_as_shape(shape))
 
     def allocated(self, array: Array) -> bool:
-        """Say whether ``array`` is in memory of this device's, and not in the host's."""
+        """Return whether ``array`` lies on this device, and not on the host."""
         return id(owner_of(array)) in self._allocated
 
     def register(self, array: Array, *, write: bool) -> int:
-        """Let kernels reach ``array`` by an address that they load from memory; return it.
+        """Return the address of ``array``, by which kernels may reach it from now on.
 
         The last call for the same bytes decides whether they may be written.
         """
@@ -135,11 +135,11 @@ class Memory:
         return extent.origin
 
     def maybe_unwritten(self, array: Array) -> bool:
-        """Say whether ``array`` lies in memory that was born without content."""
+        """Return whether ``array`` lies in memory that was allocated without content."""
         return id(owner_of(array)) in self._unwritten
 
     def written_elsewhere(self, array: Array) -> bool:
-        """Say whether a kernel could write this memory through a registered address."""
+        """Return whether a kernel could write this memory through a registered address."""
         return id(owner_of(array)) in self._written_owners
 
     def registered_extent(self, handle: int) -> Extent | None:
@@ -160,7 +160,7 @@ class Memory:
 def make_window(
     extent: Extent, identity: int, writable: bool, tracked: bool, space: str = "global"
 ) -> Window:
-    """Build the runtime's record of ``extent``."""
+    """Return the runtime's record of ``extent``."""
     return Window(
         start=extent.start,
         end=extent.end,

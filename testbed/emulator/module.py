@@ -333,7 +333,7 @@ class EmulatedKernel(CheckedKernel):
 def shared_window(
     name: str, device: EmulatedDevice, offset: int, size: int
 ) -> tuple[str, Extent, bool, bool, str]:
-    """Describe part of the block's dynamic shared memory."""
+    """Return the window of a part of the block's dynamic shared memory."""
     base = device.runtime.shared_base + offset
     return (
         name,

@@ -28,7 +28,7 @@ class Loop:
     body: tuple[Instruction, ...]
 
     def holds(self, other: Loop) -> bool:
-        """Whether ``other`` lies within this loop."""
+        """Return whether ``other`` lies within this loop."""
         return self is not other and self.start <= other.start and other.end <= self.end
 
 

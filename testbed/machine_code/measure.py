@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from testbed.nvrtc import KernelUse, compile_machine_code, cupy_options, parse_log
 
-from .cases import Case
 from .cubin import kernels_of
 from .loops import Loop, loops_of
 from .occupancy import DEFAULT_BLOCK, resident_threads
@@ -18,10 +17,24 @@ _WIDE = 16  # bytes of the widest access that every architecture has
 
 
 @dataclass(frozen=True)
+class Source:
+    """A CUDA source and how it is compiled; ``file`` and ``title`` name it in tables.
+
+    ``dynamic_shared`` is the shared memory in bytes that a launch asks for.
+    """
+
+    file: str
+    title: str
+    text: str
+    options: tuple[str, ...] = ()
+    dynamic_shared: int = 0
+
+
+@dataclass(frozen=True)
 class Compiled:
     """One kernel's machine code, and what ptxas says that it uses."""
 
-    case: Case
+    source: Source
     name: str
     arch: int
     use: KernelUse
@@ -44,25 +57,25 @@ class Measured:
 
     @property
     def threads(self) -> int:
-        """How many threads a multiprocessor holds."""
+        """Return how many threads a multiprocessor holds."""
         c = self.compiled
-        shared = c.use.shared_bytes + dynamic_shared(c.case)
+        shared = c.use.shared_bytes + c.source.dynamic_shared
         return resident_threads(c.arch, c.block, c.use.registers, shared)
 
 
-def compile_case(case: Case, arch: int) -> list[Compiled]:
-    """Compile a case to machine code; one entry a kernel."""
-    options = (*cupy_options(case.options, arch), "--ptxas-options=-v")
-    made = compile_machine_code(case.source, options)
+def compile_kernels(source: Source, arch: int) -> list[Compiled]:
+    """Return a source's kernels, compiled to machine code for ``arch`` (90 for 9.0)."""
+    options = (*cupy_options(source.options, arch), "--ptxas-options=-v")
+    made = compile_machine_code(source.text, options)
     uses = parse_log(made.log)
     return [
-        Compiled(case, k.name, arch, uses[k.name], k.max_threads or DEFAULT_BLOCK, k.code)
+        Compiled(source, k.name, arch, uses[k.name], k.max_threads or DEFAULT_BLOCK, k.code)
         for k in kernels_of(made.cubin)
     ]
 
 
 def measure(compiled: Sequence[Compiled]) -> list[Measured]:
-    """Read the machine code of kernels, all for one architecture."""
+    """Return what the machine code of each kernel shows; all are for one architecture."""
     if not compiled:
         return []
     (arch,) = {each.arch for each in compiled}
@@ -71,7 +84,7 @@ def measure(compiled: Sequence[Compiled]) -> list[Measured]:
 
 
 def measured_of(compiled: Compiled, code: Sequence[Instruction]) -> Measured:
-    """Read one kernel's instructions."""
+    """Return what one kernel's instructions show."""
     loops = loops_of(code)
     data, innermost = data_loops(loops)
     accesses = data.body if data else code
@@ -132,15 +145,3 @@ def wide_share(code: Iterable[Instruction]) -> float | None:
     sizes = [i.global_bytes for i in code]
     wide = sum(size for size in sizes if size >= _WIDE)
     return wide / sum(sizes) if any(sizes) else None
-
-
-def dynamic_shared(case: Case) -> int:
-    """Return the bytes of shared memory that the launcher asks for beside the kernel's own."""
-    values = dict(macro.split("=", 1) for macro in case.macros)
-    if values.get("LONG", "0") == "0":
-        return 0
-    planes = 1 + int(values["CENTRED"])
-    column = planes * (8 if values["DATA_T"] == "f64" else 4)
-    if values["LONG"] == "2":
-        column += int(values["PARAM_T"].lstrip("bf")) // 8
-    return int(values["CHUNKS"]) * int(values["VEC"]) * 512 * column

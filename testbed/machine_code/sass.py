@@ -46,23 +46,23 @@ class Instruction:
 
     @cached_property
     def name(self) -> str:
-        """The opcode without modifiers."""
+        """Return the opcode without modifiers."""
         return self.opcode.partition(".")[0]
 
     @cached_property
     def left_pending(self) -> dict[int, int]:
-        """What DEPBAR waits for: at most so many on a scoreboard may still be on their way."""
+        """Return how many loads of each scoreboard may still be in flight after a DEPBAR."""
         found = _DEPBAR.search(self.operands) if self.name == "DEPBAR" else None
         return {int(found[1]): int(found[2], 16)} if found else {}
 
     @cached_property
     def is_global_load(self) -> bool:
-        """Whether it brings something from global memory."""
+        """Return whether it loads from global memory."""
         return self.name in ("LDG", "LD", "ATOMG", "ATOM")
 
     @cached_property
     def global_bytes(self) -> int:
-        """How many bytes of global memory it loads or stores for one thread."""
+        """Return how many bytes of global memory it loads or stores for one thread."""
         if self.name not in ("LDG", "LD", "STG", "ST"):
             return 0
         widths = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16, "256": 32}
@@ -71,7 +71,7 @@ class Instruction:
 
     @cached_property
     def is_double(self) -> bool:
-        """Whether it computes in double precision, or converts to or from it."""
+        """Return whether it computes in double precision, or converts to or from it."""
         return self.name in _DOUBLE or "F64" in self.opcode.split(".")
 
     def __str__(self) -> str:
@@ -106,7 +106,7 @@ def disassemble(codes: Sequence[bytes], arch: int) -> list[list[Instruction]]:
 
 
 def parse(text: str) -> list[Instruction]:
-    """Read what ``nvdisasm -hex`` prints; an instruction is a line, its upper half the next."""
+    """Return the instructions that ``nvdisasm -hex`` prints: two lines each, one for each half."""
     found = []
     lines = text.splitlines()
     for line, following in zip(lines, [*lines[1:], ""], strict=True):

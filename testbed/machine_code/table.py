@@ -1,4 +1,4 @@
-"""The tables in the repository: what was measured, a row a line, and how they compare."""
+"""Tables of what was measured, as CSV files: a row a line, and how two states compare."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from .executed import Executed
 from .measure import Measured
 
 Cells: TypeAlias = dict[str, str]
-_HERE = Path(__file__).parent
 
 
 class Judged(NamedTuple):
@@ -54,44 +52,47 @@ class Table:
         return written.getvalue()
 
     def name_of(self, row: Cells) -> tuple[str, ...]:
-        """What tells a row from all others."""
+        """Return the cells that tell a row from all others."""
         return tuple(row[column] for column in self.names)
 
 
-CODE = Table(
-    _HERE / "code.csv",
-    ("file", "macros", "kernel", "sm", "nvrtc"),
-    (
-        Judged("spilled", is_more_worse=True),
-        Judged("stack", is_more_worse=True),
-        Judged("threads", is_more_worse=False),
-        Judged("trips", is_more_worse=True),
-        Judged("inner_loads", is_more_worse=False, relative=0.01),
-        Judged("double", is_more_worse=True, relative=0.01),
-        Judged("wide", is_more_worse=False, absolute=0.025),
-    ),
-    (
-        *("file", "macros", "kernel", "sm", "nvrtc", "registers", "spilled", "stack", "threads"),
-        *("trips", "in_flight", "inner_loads", "inner_in_flight", "double", "wide"),
-    ),
-)
-EXECUTED = Table(
-    _HERE / "executed.csv",
-    ("operation", "dtype", "kernel"),
-    (
-        Judged("instructions", is_more_worse=True, relative=0.03, absolute=0.02),
-        Judged("double", is_more_worse=True, relative=0.01, absolute=0.005),
-    ),
-    ("operation", "dtype", "kernel", "instructions", "double"),
-)
+def code_table(path: Path) -> Table:
+    """Return the table of machine code that is recorded in ``path``: see `code_row`."""
+    return Table(
+        path,
+        ("file", "macros", "kernel", "sm", "nvrtc"),
+        (
+            Judged("spilled", is_more_worse=True),
+            Judged("stack", is_more_worse=True),
+            Judged("threads", is_more_worse=False),
+            Judged("trips", is_more_worse=True),
+            Judged("inner_loads", is_more_worse=False, relative=0.01),
+            Judged("double", is_more_worse=True, relative=0.01),
+            Judged("wide", is_more_worse=False, absolute=0.025),
+        ),
+        (
+            *(
+                "file",
+                "macros",
+                "kernel",
+                "sm",
+                "nvrtc",
+                "registers",
+                "spilled",
+                "stack",
+                "threads",
+            ),
+            *("trips", "in_flight", "inner_loads", "inner_in_flight", "double", "wide"),
+        ),
+    )
 
 
 def code_row(measured: Measured, nvrtc: str) -> Cells:
-    """Return what one kernel's machine code shows."""
+    """Return the row of one kernel's machine code, made by this release of NVRTC."""
     compiled, use, inner = measured.compiled, measured.compiled.use, measured.inner
     cells: Mapping[str, object] = {
-        "file": compiled.case.file,
-        "macros": compiled.case.title,
+        "file": compiled.source.file,
+        "macros": compiled.source.title,
         "kernel": compiled.name,
         "sm": compiled.arch,
         "nvrtc": nvrtc,
@@ -109,12 +110,6 @@ def code_row(measured: Measured, nvrtc: str) -> Cells:
     return {name: str(cell) for name, cell in cells.items()}
 
 
-def executed_row(counted: Executed) -> Cells:
-    """Return what one kernel executes for an element."""
-    cells = counted._asdict()
-    return {name: c if isinstance(c, str) else f"{c:.2f}" for name, c in cells.items()}
-
-
 def _by_number(name: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(cell.zfill(3) if cell.isdigit() else cell for cell in name)
 
@@ -129,7 +124,7 @@ class Difference(NamedTuple):
 def differences(
     table: Table, recorded: Sequence[Cells], measured: Sequence[Cells]
 ) -> list[Difference]:
-    """Compare all rows; what is missing or new fails too, until it is recorded."""
+    """Return how all rows differ; what is missing or new fails too, until it is recorded."""
     old = {table.name_of(row): row for row in recorded}
     new = {table.name_of(row): row for row in measured}
     found = []

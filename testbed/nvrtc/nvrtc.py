@@ -68,7 +68,7 @@ def version() -> tuple[int, int]:
 
 
 def compile_log(source: str, options: Sequence[str]) -> str:
-    """Compile ``source`` and return the compiler's log.
+    """Return the compiler's log of ``source``.
 
     Raises `NvrtcCompileError` if it does not compile.
     """
@@ -76,12 +76,12 @@ def compile_log(source: str, options: Sequence[str]) -> str:
 
 
 def compile_ptx(source: str, options: Sequence[str]) -> str:
-    """Compile ``source`` and return the assembly that ptxas makes machine code of."""
+    """Return the PTX of ``source``, of which ptxas makes machine code."""
     return _compiled(source, options, _ptx_of)
 
 
 def compile_machine_code(source: str, options: Sequence[str]) -> MachineCode:
-    """Compile ``source`` for a real architecture and return what ptxas makes of it."""
+    """Return the machine code of ``source`` for a real architecture."""
     return _compiled(source, options, lambda made: MachineCode(_cubin_of(made), _log_of(made)))
 
 

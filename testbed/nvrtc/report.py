@@ -29,7 +29,7 @@ class KernelUse:
 
     @property
     def spills(self) -> bool:
-        """Say whether registers go through memory."""
+        """Return whether registers go through memory."""
         return bool(self.spill_stores or self.spill_loads)
 
 
@@ -49,7 +49,7 @@ def cupy_options(options: Sequence[str], arch: int) -> tuple[str, ...]:
 
 
 def compile_report(source: str, options: Sequence[str], arch: int) -> Report:
-    """Compile ``source`` to machine code for compute capability ``arch`` (90 for 9.0).
+    """Return what the kernels of ``source`` use on compute capability ``arch`` (90 for 9.0).
 
     Raises `NvrtcCompileError` with the compiler's log if it does not compile.
     """
@@ -58,7 +58,10 @@ def compile_report(source: str, options: Sequence[str], arch: int) -> Report:
 
 
 def parse_log(log: str) -> dict[str, KernelUse]:
-    """Read ptxas's report; what functions that were not inlined spill counts to their kernel."""
+    """Return each kernel's use, read from ptxas's report.
+
+    What functions that were not inlined spill counts to their kernel.
+    """
     kernels: dict[str, KernelUse] = {}
     name = None
     for line in log.splitlines():

@@ -44,7 +44,9 @@ def compile_table(
     *,
     workers: int = 2,
 ) -> list[Row]:
-    """Compile ``{name: (source, options)}`` for each architecture; what is on disk is not redone.
+    """Return the kernels of ``{name: (source, options)}`` on each architecture, a row each.
+
+    What is on disk is not compiled again.
 
     NVRTC compiles in several threads at once. Raises `NvrtcCompileError` for the first source
     that does not compile.
@@ -75,7 +77,7 @@ def checked_table(
 
 
 def format_table(rows: Iterable[Row]) -> str:
-    """Lay the rows out in columns, under their headings."""
+    """Return the rows as text in columns, under their headings."""
     lines = [_HEADINGS, *(row.cells() for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(

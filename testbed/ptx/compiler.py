@@ -81,7 +81,7 @@ def parameters_of(module: Module, kernel: KernelText) -> list[Parameter]:
 def compile_kernel(
     module: Module, name: str, *, contracted: bool, counted: bool = False
 ) -> CompiledKernel:
-    """Compile one kernel of a module, or take its library from the cache."""
+    """Return the library of one kernel of a module; it is compiled if the cache has none."""
     runtime = build_runtime(False)
     texts = "\n".join(text.content for text in called_from(module, name))
     contracted = contracted and may_be_contracted(texts)  # or it is the same library

@@ -36,17 +36,17 @@ class _Product:
 
 
 def may_be_contracted(text: str) -> bool:
-    """Whether a function has a product without a rounding of its own."""
+    """Return whether a function has a product without a rounding of its own."""
     return bool(_PRODUCT.search(text))
 
 
 def contract(function: Function) -> int:
-    """Fuse what may be fused, in place; return how many pairs."""
+    """Return how many pairs were fused: in place, all that may be."""
     return _Contraction(function).run()
 
 
 def registers_of(operand: Operand) -> list[Register]:
-    """The registers that an operand names."""
+    """Return the registers that an operand names."""
     if isinstance(operand, Register):
         return [operand]
     if isinstance(operand, Address):
@@ -59,7 +59,7 @@ def registers_of(operand: Operand) -> list[Register]:
 
 
 def written_and_read(instruction: Instruction) -> tuple[list[str], list[str]]:
-    """The names of the registers that an instruction writes, and of those that it reads."""
+    """Return the names of the registers that an instruction writes, and of those it reads."""
     writes = instruction.opcode.partition(".")[0] not in _WITHOUT_RESULT
     operands = list(instruction.operands)
     results = operands[:1] if writes else []

@@ -53,7 +53,7 @@ def merge(total: Coverage, more: Coverage) -> None:
 
 
 def summary(coverage: Coverage) -> str:
-    """Say in a line how much ran."""
+    """Return a line that says how much ran."""
     runs = [blocks for _, blocks in _ran(coverage)]
     reached, total = sum(n for blocks in runs for _, n in blocks), sum(map(len, runs))
     return f"{len(runs)} kernels with their macros ran, {reached} of {total} basic blocks of PTX"

@@ -37,7 +37,10 @@ class PtxDevice(EmulatedDevice):
         self._modules: list[PtxModule] = []
 
     def compile(self, source: str, options: tuple[str, ...] = ()) -> PtxModule:  # type: ignore[override]
-        """Compile ``source`` to PTX with the options that CuPy would pass; cached on disk."""
+        """Return a module of the PTX that NVRTC makes of ``source`` with the options of CuPy.
+
+        PTX and libraries are cached on disk.
+        """
         module, kernels = compile_module(source, options, self.architecture)
         macros = " ".join(option for option in options if option.startswith("-D"))
         title = f"sm_{self.architecture}{'+' if self.contracted else ''} {macros}"
@@ -59,7 +62,7 @@ class PtxDevice(EmulatedDevice):
         return {name: ran for made in self._modules for name, ran in made.executed().items()}
 
     def load(self, ptx: str, title: str = "") -> PtxModule:
-        """Take PTX as it is; what runs of it is recorded under ``title`` if there is one."""
+        """Return a module of PTX; what runs of it is recorded under ``title`` if there is one."""
         module = Module.of(ptx)
         return PtxModule(
             self, module, title=title, contracted=self.contracted, counted=self.counted

@@ -21,12 +21,12 @@ class Executed(NamedTuple):
 
     @classmethod
     def total(cls, runs: Iterable[int], tallies: Iterable[tuple[int, int]]) -> Executed:
-        """Add up what so many runs of each block have executed."""
+        """Return the sum of what so many runs of each block have executed."""
         rows = [(times, *tally) for times, tally in zip(runs, tallies, strict=True)]
         return cls(sum(n * each for n, each, _ in rows), sum(n * each for n, _, each in rows))
 
 
 def is_double(opcode: str) -> bool:
-    """Say whether an opcode computes in double precision, or converts to or from it."""
+    """Return whether an opcode computes in double precision, or converts to or from it."""
     name, *modifiers = opcode.split(".")
     return "f64" in modifiers and name not in _MOVES

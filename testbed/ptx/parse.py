@@ -162,7 +162,7 @@ class FunctionText:
 
     @cached_property
     def content(self) -> str:
-        """The text without comments and source lines: what an object is kept by."""
+        """Return the text without comments and source lines, by which its library is kept."""
         return _COMMENT.sub("", _LOCATION.sub("", self.text))
 
     def source_line(self, line: int) -> int | None:
@@ -187,7 +187,7 @@ class FunctionText:
         return places
 
     def parse(self) -> Function:
-        """Read the function."""
+        """Return the function, read from its text."""
         return _Reader(self.name, self.text, self.line).function()
 
 
@@ -200,7 +200,7 @@ class Module:
 
     @classmethod
     def of(cls, ptx: str) -> Module:
-        """Cut a module at its top level."""
+        """Return the module of a text, cut at its top level."""
         ptx = _HEADER.sub("", ptx)
         module = cls()
         start = depth = 0

@@ -84,7 +84,7 @@ class Translation:
 def translate(
     module: Module, name: str, *, contracted: bool = False, counted: bool = False
 ) -> Translation:
-    """Translate the kernel ``name``; with every fusion that ptxas may make if ``contracted``.
+    """Return the kernel ``name`` as C++; ``contracted``, with every fusion that ptxas may make.
 
     If ``counted``, the code counts how often each basic block runs.
     """
@@ -92,7 +92,7 @@ def translate(
 
 
 def called_from(module: Module, name: str) -> list[FunctionText]:
-    """The kernel ``name`` and the functions that it calls, by name, itself first."""
+    """Return the kernel ``name`` and the functions that it calls, itself first."""
     found: dict[str, FunctionText] = {}
     wanted = [name]
     while wanted:

@@ -16,8 +16,8 @@ from gradkit._arrays import torch as adapter
 from gradkit._backend import Borrowed
 from gradkit._cuda import CudaBackend
 from gradkit._open import gradients
-from testbed.emulated import IdleDevice, on_device
-from testbed.emulator import EmulatedDevice
+from testbed.emulator import EmulatedDevice, IdleDevice
+from tests.devices.emulated import on_device
 
 from .libraries import framework
 

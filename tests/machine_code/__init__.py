@@ -1,1 +1,1 @@
-"""Tests of the reader of machine code and of the table made with it."""
+"""The gate on the machine code of gradkit's kernels, and the tables that it compares."""

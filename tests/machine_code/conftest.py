@@ -1,21 +1,14 @@
-"""Most of these tests compile and disassemble."""
+"""Tests of compiled kernels need tools that not every machine has."""
 
 import os
 
 import pytest
 
-from testbed.machine_code import NvdisasmMissingError
-from testbed.machine_code.sass import nvdisasm
-from testbed.nvrtc.nvrtc import library_path
+from testbed.tools import missing
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def needs_tools():
-    """Skip without NVRTC and nvdisasm; in CI let the tests fail, since there they must run."""
-    try:
-        nvdisasm()
-        missing = library_path() is None
-    except NvdisasmMissingError:
-        missing = True
-    if missing and os.environ.get("CI") != "true":
-        pytest.skip("nvidia-cuda-nvdisasm or nvidia-cuda-nvrtc-cu12 is not installed")
+    """Skip without them; in CI let the tests fail, since there they must run."""
+    if os.environ.get("CI") != "true" and (absent := missing("g++", "nvrtc", "nvdisasm")):
+        pytest.skip(f"not installed: {', '.join(absent)}")

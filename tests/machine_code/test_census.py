@@ -2,8 +2,8 @@
 
 import pytest
 
-from testbed.machine_code import __main__ as command
-from testbed.machine_code import census
+from tests.machine_code import __main__ as command
+from tests.machine_code import census
 
 # Sums that stay apart until the last: more than 32 registers.
 CROWDED = """

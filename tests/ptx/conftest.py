@@ -1,15 +1,14 @@
-"""The machine's tests need g++, and a few of them NVRTC."""
+"""Tests of compiled kernels need tools that not every machine has."""
 
 import os
 
 import pytest
 
-from testbed.emulator.compiler import compiler_path
-from testbed.nvrtc.nvrtc import library_path
+from testbed.tools import missing
 
 
 @pytest.fixture(autouse=True)
-def needs_compilers():
+def needs_tools():
     """Skip without them; in CI let the tests fail, since there they must run."""
-    if os.environ.get("CI") != "true" and (compiler_path() is None or library_path() is None):
-        pytest.skip("g++ or nvidia-cuda-nvrtc-cu12 is not installed")
+    if os.environ.get("CI") != "true" and (absent := missing("g++", "nvrtc")):
+        pytest.skip(f"not installed: {', '.join(absent)}")

@@ -1,0 +1,1 @@
+"""Tests of the testbed: what its machines must notice, refuse and compute."""

@@ -1,0 +1,1 @@
+"""The PTX machine's own tests."""

@@ -1,0 +1,168 @@
+"""What is compiled for the table: each kernel file with macros, and list kernels by dtype."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gradkit._cuda import CudaBackend
+from gradkit._cuda.launch.kernels import Macros, options_of, source_of
+from gradkit._cuda.launch.tensor_lists import CAPACITY, UNIT_CAPACITY
+from gradkit._cuda.launch.warmup import combinations
+from gradkit._dtypes import FLOATS
+from testbed.machine_code import Source
+
+_SWITCH = re.compile(r"(switch\s*\([^)]*\)\s*\{\s*)FOR_EACH_DTYPE\((\w+)\)")
+_OPERATIONS = CudaBackend  # importing it makes every operation say which kernels it may need
+_NAMES = {row.cxx: row.name for row in FLOATS.values()}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kernel file and its macros, as -D has them, such as ``DATA_T=bf16``.
+
+    ``dtype`` is the only one in the switch of a list kernel, if there is one: NumPy's name.
+    """
+
+    file: str
+    macros: tuple[str, ...]
+    dtype: str | None = None
+
+    @classmethod
+    def of(cls, file: str, dtype: str | None = None, **macros: str | int) -> Case:
+        """Make a case of macros as launchers have them."""
+        options = (option.removeprefix("-D") for option in options_of(macros)[1:])
+        return cls(file, tuple(options), dtype)
+
+    @property
+    def title(self) -> str:
+        """The dtype and the macros, which tell the case from others of its file."""
+        dtypes = [FLOATS[self.dtype].cxx] if self.dtype else []
+        return " ".join([*dtypes, *self.macros])
+
+    @property
+    def source(self) -> Source:
+        """The text and the options that are compiled."""
+        text = source_of(self.file)
+        text = only_dtype(text, self.dtype) if self.dtype else text
+        options = ("-std=c++17", *(f"-D{macro}" for macro in self.macros))
+        return Source(self.file, self.title, text, options, dynamic_shared(self.macros))
+
+
+def only_dtype(source: str, dtype: str) -> str:
+    """Return a list kernel's source whose switch over dtypes knows only ``dtype``.
+
+    Four dtypes in one switch give one number of registers and all their loops one after another.
+    """
+    row = FLOATS[dtype]
+    accumulation = FLOATS[row.accumulation].cxx
+    case = rf"\g<1>\g<2>({row.code}, {row.cxx}, Real<{accumulation}>)"
+    cut, count = _SWITCH.subn(case, source)
+    if count != 1:
+        raise ValueError(f"{count} switches over dtypes in the source, not one")
+    return cut
+
+
+def has_switch(source: str) -> bool:
+    """Say whether a source chooses among dtypes when it runs."""
+    return _SWITCH.search(source) is not None
+
+
+def dtype_called(name: str) -> str:
+    """Return NumPy's name of a dtype, given either its name there or in the kernels."""
+    found = _NAMES.get(name, name)
+    if found not in FLOATS:
+        raise ValueError(f"no dtype {name!r}: there are {', '.join(_NAMES)}")
+    return found
+
+
+def cases() -> list[Case]:
+    """Return what the table has rows of: all that launchers ask for, thinned out by dtypes."""
+    chosen = [
+        Case.of(file, dtype, **macros)
+        for file, macros in combinations()
+        for dtype in _dtypes(file, macros)
+        if dtype is not None or _is_chosen(macros)
+    ]
+    return sorted(chosen, key=lambda case: (case.file, case.title))
+
+
+def is_common(case: Case) -> bool:
+    """Whether a case is measured on every GPU: most training runs on its kernels.
+
+    The others differ in what one architecture shows as well: float16, float64, accesses of one
+    element, uploaded lists, norms that are rarely asked for.
+    """
+    words = {word.partition("=")[2] or word for word in case.title.split()}
+    rare = {"f16", "f64", "Sum", "Largest", "SumOfPowers"} & words
+    odd = {"VEC=1", "CAPACITY=0", "FROM_OUTPUT=1", "LAST=1", "CHUNKS=0"} & set(case.macros)
+    return not rare and not odd and not {"GRAD=bf16", "BUFFER=f32"} <= set(case.macros)
+
+
+def data_type(case: Case) -> str:
+    """Return the dtype of a case's data, as the kernels call it; empty if it has none."""
+    values = dict(macro.split("=", 1) for macro in case.macros)
+    named = (values[name] for name in ("DATA_T", "GRAD", "PARAM_T") if name in values)
+    return next(named, FLOATS[case.dtype].cxx if case.dtype else "")
+
+
+_ORDERS = {"SumOfSquares": tuple(FLOATS), "SumOfPowers": ("float32",)}  # others: two dtypes
+_COMMON = ("bfloat16", "float32")
+
+
+def _dtypes(file: str, macros: Macros) -> tuple[str | None, ...]:
+    """The dtypes of a list kernel's rows; None for a kernel that knows its dtypes by macros."""
+    if "CAPACITY" not in macros or "GRAD" in macros:
+        return (None,)
+    order = str(macros.get("ORDER", "SumOfSquares"))
+    if macros["CAPACITY"] == UNIT_CAPACITY:  # nearly the same loops
+        return _COMMON if order == "SumOfSquares" else ()
+    if macros["CAPACITY"] != CAPACITY:  # the same loops, and another table
+        return ("bfloat16",) if order == "SumOfSquares" and file in ("norm", "scale") else ()
+    return ("bfloat16",) if file == "zero" else _ORDERS.get(order, _COMMON)
+
+
+_TYPES = {
+    ("bfloat16", "float32", "bfloat16"),
+    ("float16", "float32", "float16"),
+    ("float32", "float32", "float32"),
+    ("float64", "float64", "float64"),
+}
+_ADDED = {("float16",) * 2, ("bfloat16",) * 2, ("bfloat16", "float32")} | {
+    *(("float32",) * 2, ("float64",) * 2),
+}
+
+
+def _is_chosen(macros: Macros) -> bool:
+    """Whether a combination has rows: one for each kind of code, not for each mix of dtypes."""
+    if "GRAD" in macros:
+        return macros["CAPACITY"] != 0 and (macros["GRAD"], macros["BUFFER"]) in _ADDED
+    if "ACC_T" in macros:
+        return macros.get("PARAM_T", macros.get("STAT_T")) != "float16"
+    if "DATA_T" not in macros:
+        return True
+    types = tuple(macros[name] for name in ("DATA_T", "STAT_T", "PARAM_T"))
+    is_layer_norm = (macros.get("CENTRED", 1), macros.get("FROM_OUTPUT", 0)) == (1, 0)
+    plain = is_layer_norm and not macros.get("LAST", 0)
+    if macros.get("STRIDED"):  # the loops of plain rows
+        return (
+            macros["VEC"] == 8
+            and types == ("bfloat16", "float32", "bfloat16")
+            and (plain or (bool(macros.get("ADDED")) and not macros.get("FROM_OUTPUT")))
+        )
+    if macros["VEC"] == 1:
+        return plain and types == ("bfloat16", "float32", "bfloat16")
+    return types in _TYPES and (plain or types[0] in _COMMON)
+
+
+def dynamic_shared(macros: Iterable[str]) -> int:
+    """Return the bytes of shared memory that the launcher asks for."""
+    values = dict(macro.split("=", 1) for macro in macros)
+    if values.get("LONG", "0") == "0":
+        return 0
+    planes = 1 + int(values["CENTRED"])
+    column = planes * (8 if values["DATA_T"] == "f64" else 4)
+    if values["LONG"] == "2":
+        column += int(values["PARAM_T"].lstrip("bf")) // 8
+    return int(values["CHUNKS"]) * int(values["VEC"]) * 512 * column
