@@ -48,8 +48,10 @@ demo-ranks: .venv-ranks/.installed ## the same on four ranks of MPI, against one
 # On all cores; tests that measure time run while no other does (tests/alone.py).
 PYTEST := $(BIN)/python -m pytest --quiet --numprocesses auto --dist worksteal --durations 12
 
+# It records which test runs which line, for `make mutants`.
 test: $(STAMP) ## the suite and the doctests, on the CPU (4 min on two cores)
-	HYPOTHESIS_PROFILE=quick $(PYTEST) -m 'not slow and not ptx'
+	HYPOTHESIS_PROFILE=quick $(PYTEST) -p tests.mutants.plugin --covered build/mutants/tests \
+		-m 'not slow and not ptx'
 
 # Warnings are errors. Then the pages are read as a reader would: tests/docs.
 docs: .venv-docs/.installed ## build the site and read it: build/docs/index.html (2 min)
@@ -129,13 +131,13 @@ lock: .venv-lock/.installed ## pin the newest versions of all that `make venv` a
 	.venv-lock/bin/uv $(LOCK) --generate-hashes requirements/nvrtc13.in --output-file requirements/nvrtc13.txt
 	.venv-lock/bin/uv $(LOCK) --generate-hashes requirements/package.in --output-file requirements/package.txt
 
-mutants: $(STAMP) ## plant faults one by one; each must make a test fail (hours)
+mutants: $(STAMP) ## plant faults one by one; each must make a test fail (days; it resumes)
 	$(BIN)/python -m tests.mutants $(MUTANTS)
 
-mutants-fast: $(STAMP) ## the quickest mutant of each family of faults and of each Python file
-	$(BIN)/python -m tests.mutants --fast
+mutants-fast: $(STAMP) ## one or two faults of each rule and kind, always the same (4 min)
+	$(BIN)/python -m tests.mutants --each 2 --seconds 200 --cap 40
 
-mutants-interop: .venv-interop/.installed ## the same in gradkit.torch and gradkit.jax
+mutants-interop: .venv-interop/.installed ## those in gradkit.torch and gradkit.jax
 	.venv-interop/bin/python -m tests.mutants --interop $(MUTANTS)
 
 pictures: $(STAMP) ## draw the README's pictures anew: docs/pictures

@@ -1,60 +1,166 @@
-"""The table of planted faults is about the code that is there; ``make mutants`` plants them."""
+"""The machinery of ``make mutants``: rules, samples, the choice of tests, and what counts."""
 
-import re
-from collections import Counter
+import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from tests.mutants import generated, results
-from tests.mutants.equivalent import EQUIVALENT
-from tests.mutants.faults import KINDS
-from tests.mutants.plugin import ROOT, mutated
-from tests.mutants.results import Result
-from tests.mutants.table import MUTANTS
+from tests.mutants import __main__ as runner
+from tests.mutants import kernel_rules, python_rules
+from tests.mutants.covered import Covered, Timed
+from tests.mutants.mutant import ROOT, Place, equivalent, in_order, table
+
+PYTHON = '''\
+"""A module."""
+LIMIT = 2
 
 
-@pytest.mark.parametrize("file", sorted({mutant.file for mutant in MUTANTS}))
-def test_every_text_stands_once_in_its_file(file):
-    for mutant in MUTANTS:
-        if mutant.file == file:
-            text = mutated(ROOT / file, mutant.old, mutant.new)
-            assert text != (ROOT / file).read_text(), mutant.what
-            if file.endswith(".py"):
-                compile(text, file, "exec")
+def f(a, b, *, axis=0):
+    """A docstring."""
+    if not a < b and b != 0.5:
+        raise ValueError(f"{a + 1}")
+    with lock():
+        a.x = g(a, b, axis=axis).copy()
+    for k in any(a):
+        a += -k * np.float64
+    return a if b else True
+'''
+KERNEL = """\
+// __syncthreads();
+    for (i64 k = t; k < count; k += blockDim.x) sum += x[k] / count;
+    if (m < x || x != x) m = x;
+    __syncthreads();
+    out[k] = fused(a, b, out[k]);
+"""
 
 
-def test_no_two_mutants_have_one_name():
-    assert [n for n, count in Counter(m.name for m in MUTANTS).items() if count > 1] == []
+PYTHON_LINES = """
+a boundary off by one | if not (a <= b) and b != 0.5:
+a condition turned round | if (a < b) and b != 0.5:
+and for or | if (not a < b or b != 0.5):
+a condition dropped | if (b != 0.5):
+a guard dropped | pass
+a statement dropped | pass
+another result | return None
+one branch for both | return a
+a context dropped | with __import__('contextlib').nullcontext():
+the first item lost | for k in list(any(a))[1:]:
+neighbours swapped | a.x = g(b, a, axis=axis).copy()
+a keyword dropped | a.x = g(a, b).copy()
+a wrapper dropped | a.x = g(a, b, axis=axis)
+another function | for k in all(a):
+another constant | LIMIT = 3
+another constant | def f(a, b, *, axis=1):
+True for False | return a if b else False
+another operator | a += (-k / np.float64)
+a term dropped | a += (-k)
+a sign dropped | a += k * np.float64
+a narrower dtype | a += -k * np.float32
+"""
+KERNEL_LINES = """
+a boundary off by one | for (i64 k = t; k <= count; k += blockDim.x) sum += x[k] / count;
+an index of 32 bits | for (int k = t; k < count; k += blockDim.x) sum += x[k] / count;
+a wrong stride | for (i64 k = t; k < count; k +=  2 * (blockDim.x)) sum += x[k] / count;
+1/N missing | for (i64 k = t; k < count; k += blockDim.x) sum += x[k];
+= for += | for (i64 k = t; k < count; k += blockDim.x) sum = x[k] / count;
+= for += | out[k] = fused(a, b, 0 * out[k]);
+a maximum that drops NaN | if (m < x) m = x;
+no barrier | ;
+"""
 
 
-def test_every_kind_of_fault_is_planted():
-    planted = [Result(mutant.name, "", 0) for mutant in MUTANTS]
-    assert len(KINDS) == 36
-    assert [kind for kind in KINDS if not results.of_kind(kind, planted)] == []
+@pytest.mark.parametrize(
+    ("rules", "text", "expected"),
+    [(python_rules, PYTHON, PYTHON_LINES), (kernel_rules, KERNEL, KERNEL_LINES)],
+)
+def test_rules(rules, text, expected):
+    made = set()
+    for mutant in in_order("f", text, rules.places(text)):
+        changed = set(mutant.mutated.splitlines()) - set(text.splitlines())
+        made |= {f"{mutant.rule} | {line.strip()}" for line in changed}
+    assert set(expected.split("\n")) - made <= {""}
+    assert not [line for line in made if "ValueError" in line or '"""' in line or "//" in line]
 
 
-def test_every_barrier_is_dropped_by_some_mutant():
-    """The rules find each place, whatever stands around it."""
-    text = "".join(re.sub(r"//.*", "", p.read_text()) for p in generated.KERNELS.glob("*.cu*"))
-    dropped = [mutant for mutant in MUTANTS if mutant.what.startswith("no barrier: ")]
-    assert len(dropped) == text.count("__syncthreads();") > 0
+@pytest.fixture(scope="module")
+def every():
+    return [*runner.every_mutant(), *runner.every_mutant(interop=True)]
 
 
-def test_what_is_said_to_be_no_fault_is_there():
-    places = {
-        (path.name, what)
-        for path in generated.KERNELS.glob("*.cu*")
-        for what, _, _ in generated.places(path.read_text())
+def test_a_sample_has_some_of_each_rule_and_kind_and_is_always_the_same(every):
+    chosen = runner.sample(every, 2)
+    assert [m.shown for m in chosen] == [m.shown for m in runner.sample(reversed(every), 2)]
+    rules = {m.rule for m in every}
+    assert {m.rule for m in chosen} == rules >= table("by_hand.toml").keys()
+    assert rules >= {rule for rule, *_ in kernel_rules.RULES}
+    assert all(len(rows) > 1 for rows in table("by_hand.toml").values())
+    for mutant in chosen:
+        assert mutant.mutated != mutant.text
+        if mutant.file.endswith(".py"):
+            compile(mutant.mutated, mutant.file, "exec")
+
+
+def test_what_is_said_to_be_no_fault_is_there(every):
+    for row in equivalent():
+        assert any(row.covers(mutant) for mutant in every), row
+
+
+def test_tests_are_chosen_by_the_statement_that_they_run():
+    rows = {
+        "a[1]": (2.0, {"gradkit/x.py": "4"}, {"kernels/k.cu": 1}),
+        "a[2]": (1.0, {"gradkit/x.py": "4"}, {}),
+        "b": (3.0, {"gradkit/x.py": "6"}, {"kernels/k.cu": 0}),
+        "c": (0.1, {"gradkit/x.py": "8"}, {}),
+        "d": (0.1, {"gradkit/y.py": "4"}, {}),
     }
-    for _, file, what in EQUIVALENT:
-        assert any(re.fullmatch(file, f) and re.fullmatch(what, w) for f, w in places), what
+    [python] = in_order("gradkit/x.py", "", [Place("r", 0, 0, "", statement=2)])
+    [kernel] = in_order("kernels/k.cu", "", [Place("r", 0, 0, "")])
+    assert [t.name for t in Covered(rows).of(python)] == ["a[2]", "b", "a[1]", "c"]
+    assert [t.name for t in Covered(rows).of(kernel)] == ["b", "a[1]"]
 
 
-def test_results_are_read_as_they_were_written(monkeypatch, tmp_path):
-    monkeypatch.setattr(results, "PATH", tmp_path / "RESULTS.md")
-    assert results.read() == {}
-    written = [Result("kernels/a.cu: <= for <: `a || b | c`", "tests/t.py::t[a|b]", 1.5)]
-    written += [Result("gradkit/b.py: eps ignored", "", 2.0)]
-    results.write(written)
-    assert list(results.read().values()) == written
-    assert "1 of 2 killed" in results.PATH.read_text()
+CASES = "import time, gradkit\n{}\ndef test_it(): {}\n"
+
+
+@pytest.mark.parametrize(
+    ("new", "test", "status"),
+    [
+        ("'mutated'", "assert gradkit.__version__ != 'mutated'", "killed"),
+        ("1 / 0", "pass", "killed"),
+        ("'mutated'", "pass", "survived"),
+        ("'mutated'", "time.sleep(60 * (gradkit.__version__ == 'mutated'))", "timed out"),
+    ],
+)
+def test_what_counts_as_a_kill(monkeypatch, tmp_path, new, test, status):
+    file, monkey = ROOT / "gradkit/__init__.py", tmp_path / "test_case.py"
+    monkey.write_text(CASES.format("", test))
+    text = file.read_text() + "\n__version__ = ''"
+    place = Place("r", len(file.read_text()), len(file.read_text()), f"\n__version__ = {new}\n", 1)
+    monkeypatch.setattr(runner, "OUT", tmp_path)
+    monkeypatch.setattr(runner, "GRACE_S", 8)
+    [mutant] = in_order("gradkit/__init__.py", text, [place])
+    result = runner.run(mutant, [Timed(f"{monkey}::test_it", 0.0)], 10)
+    assert result.status == status
+    assert runner.run(mutant, [], 10).status == "run by no test"
+
+
+def test_a_killer_that_fails_by_itself_does_not_count(tmp_path):
+    (tmp_path / "test_case.py").write_text("def test_bad(): assert False\ndef test_good(): pass\n")
+    results = [
+        runner.Result("", "", "", "", "killed", f"{tmp_path}/test_case.py::{name}")
+        for name in ("test_bad", "test_good")
+    ]
+    assert {name.rpartition("::")[2] for name in runner.unfounded(results)} == {"test_bad"}
+
+
+def test_a_recording_has_the_statements_of_each_test(tmp_path):
+    test = "tests/test_dispatch.py"
+    command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-x", "-k", "numpy")
+    folder = tmp_path / "recorded"
+    options = ("-p", "tests.mutants.plugin", "--covered", str(folder), test)
+    subprocess.run((*command, *options), cwd=ROOT, check=True, capture_output=True)
+    recorded = json.loads(Path(folder, "main.json").read_text())
+    assert all(name.startswith(test) for name in recorded["tests"])
+    assert any("gradkit/_backend.py" in lines for _, lines, _ in recorded["tests"].values())

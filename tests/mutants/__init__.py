@@ -1,1 +1,1 @@
-"""Faults that the suite must find: each is a small change of one file."""
+"""Planted faults: see README.md."""

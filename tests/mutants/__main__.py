@@ -1,132 +1,215 @@
-"""Run mutants against their tests, on all cores; ``RESULTS.md`` keeps which test killed each.
+"""Plant faults one by one; each must make a test fail that runs its line. See README.md.
 
-``python -m tests.mutants [--fast] [--resume] [--interop] [--only WORD]``; exits 1 if one survives.
+``python -m tests.mutants [--each N] [--seconds S] [--interop] [--only TEXT] [--list]``;
+the exit status is 1 if a mutant survives. Results go to ``build/mutants``.
 """
 
 import argparse
-import functools
+import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from tests.mutants import results
-from tests.mutants.faults import FAMILIES
-from tests.mutants.plugin import ROOT
-from tests.mutants.results import Result
-from tests.mutants.table import MUTANTS, Mutant
+from tests.mutants import covered, kernel_rules, python_rules
+from tests.mutants.covered import Timed
+from tests.mutants.mutant import ROOT, Mutant, by_hand, digest, equivalent, in_order
 
-LIMIT_S = 300
-_NO_SUCH_TEST, _NOTHING_CHOSEN = 4, 5  # pytest's exit statuses; 3 is a complaint of its own too
-_KINDS = ("not slow", "slow")  # of tests, the quick ones first
-_TEST = re.compile(r"^(tests/\S+\.py::.+?)(?: (?:PASSED|FAILED|ERROR|SKIPPED).*)? *$", re.M)
+OUT = ROOT / "build" / "mutants"
+INTEROP = ("gradkit/torch/", "gradkit/jax/")
+GRACE_S = 30  # that tests may take longer than they did
+_BATCHES = (5, 40, 400)  # tests at once: most mutants die in the first batch
+_SURVIVORS = ("survived", "timed out", "run by no test")
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+::.+?|\S+)(?: - .*)?$", re.M)
+
+
+class Result(NamedTuple):
+    """How one mutant fared."""
+
+    digest: str  # of the mutated file
+    file: str
+    rule: str
+    shown: str
+    status: str  # "killed", "no mutant" (no compiler takes it) or of ``_SURVIVORS``
+    killer: str = ""
+    seconds: float = 0.0
+
+
+def every_mutant(*, interop: bool = False) -> list[Mutant]:
+    """All mutants of the code as it is, by rule and by hand."""
+    found: list[Mutant] = []
+    for path in sorted([*(ROOT / "gradkit").rglob("*.py"), *(ROOT / "kernels").glob("*.cu*")]):
+        file, text = path.relative_to(ROOT).as_posix(), path.read_text()
+        if file.startswith(INTEROP) == interop:
+            rules = python_rules if path.suffix == ".py" else kernel_rules
+            found += in_order(file, text, [*rules.places(text), *by_hand(text)])
+    return found
+
+
+def sample(mutants: Iterable[Mutant], each: int) -> list[Mutant]:
+    """``each`` of each rule, for Python and for kernels, spread over files: always the same.
+
+    First one of each rule, then the second of each.
+    """
+    files: Counter[tuple[str, str]] = Counter()
+    groups = defaultdict(list)
+    for mutant in sorted(mutants, key=lambda m: m.order):
+        turn = files[mutant.rule, mutant.file]
+        files[mutant.rule, mutant.file] += 1
+        groups[mutant.rule, mutant.file.endswith(".py")].append((turn, mutant.order, mutant))
+    spread = [sorted(group, key=lambda row: row[:2])[:each] for group in groups.values()]
+    turns = [(k, row[1], row[2]) for rows in spread for k, row in enumerate(rows)]
+    return [mutant for _, _, mutant in sorted(turns, key=lambda row: row[:2])]
+
+
+def run(mutant: Mutant, tests: Sequence[Timed], cap: float) -> Result:
+    """Run tests in batches until one fails, as many as take ``cap`` seconds without a fault."""
+    begin = time.perf_counter()
+    status, killer = "survived" if tests else "run by no test", ""
+    total = accumulate(test.cost for test in tests)
+    left = [
+        test for k, (test, at) in enumerate(zip(tests, total, strict=True)) if not k or at < cap
+    ]
+    for size in _BATCHES:
+        batch, left = left[:size], left[size:]
+        if batch and status == "survived":
+            status, killer = _run_batch(mutant, batch)
+    about = digest(mutant.mutated), mutant.file, mutant.rule, mutant.shown
+    return Result(*about, status, killer, round(time.perf_counter() - begin, 1))
+
+
+def _run_batch(mutant: Mutant, batch: Sequence[Timed]) -> tuple[str, str]:
+    place = mutant.place
+    planted = ("-x", "--mutant", mutant.file, str(place.start), str(place.end), place.new)
+    extra = {"GRADKIT_PTX": "80", "GRADKIT_PTX_CONTRACTED": "1"} if place.compiled else {}
+    OUT.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=OUT) as folder:
+        if mutant.file.startswith("kernels/"):  # what is compiled goes with the mutant
+            shared = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+            extra["XDG_CACHE_HOME"] = folder
+            own = Path(folder, "gradkit-emulator")
+            own.mkdir(mode=0o700)
+            for known in (shared / own.name).glob("*.[js]*o*"):
+                (own / known.name).symlink_to(known)
+        limit = GRACE_S + sum(6 * test.cost for test in batch)
+        status, output = pytest([t.name for t in batch], planted, extra, limit)
+    if status is None:
+        return "timed out", ""
+    if "rejects the source" in output:
+        return "no mutant", ""
+    if status in (0, 5):
+        return "survived", ""
+    found = _FAILED.search(output)
+    return "killed", found[1] if found else f"{batch[0].name} (exit status {status})"
+
+
+def pytest(
+    tests: Iterable[str], options: Sequence[str], extra: dict[str, str], limit: float
+) -> tuple[int | None, str]:
+    """The exit status, or none if time ran out, and what was printed."""
+    plain = ("-q", "--tb=line", "-rfE", "--no-header", "-p", "no:cacheprovider")
+    command = (sys.executable, "-m", "pytest", "-p", "tests.mutants.plugin", *plain, *options)
+    quick = {**os.environ, "HYPOTHESIS_PROFILE": "quick", **extra}
+    with tempfile.NamedTemporaryFile("w") as names, tempfile.TemporaryFile() as out:
+        names.write("\n".join(tests))
+        names.flush()
+        where: Any = {"cwd": ROOT, "env": quick, "stdout": out, "stderr": subprocess.STDOUT}
+        # In a session of its own, so that what it starts ends with it.
+        process = subprocess.Popen((*command, f"@{names.name}"), start_new_session=True, **where)
+        try:
+            process.wait(limit)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return None, ""
+        out.seek(0)
+        return process.returncode, out.read().decode(errors="replace")
+
+
+def unfounded(results: Iterable[Result]) -> set[str]:
+    """Killers that fail without any mutant too."""
+    killers = {r.killer for r in results if "::" in r.killer}
+    plain = sorted(k for k in killers if "[ptx" not in k and "(exit status" not in k)
+    status, output = pytest(plain, (), {}, GRACE_S + 20 * len(plain)) if plain else (0, "")
+    return set(_FAILED.findall(output)) if status else set()
 
 
 def main() -> int:
     """Run the chosen mutants; a survivor makes the exit status 1."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--fast", action="store_true", help="the quickest mutant of each family and file"
-    )
-    parser.add_argument("--resume", action="store_true", help="those not known to be killed")
-    parser.add_argument("--only", default="", help="those whose file or description has this text")
-    parser.add_argument(
-        "--interop", action="store_true", help="those of gradkit.torch and gradkit.jax instead"
-    )
+    parser.add_argument("--each", type=int, default=10**9, help="that many of each rule")
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin none after that long")
+    parser.add_argument("--cap", type=float, default=240, help="seconds of tests for one mutant")
+    parser.add_argument("--interop", action="store_true", help="gradkit.torch and gradkit.jax")
+    parser.add_argument("--only", default="", help="those whose file, rule or line has this text")
+    parser.add_argument("--list", action="store_true", help="print the mutants alone")
     options = parser.parse_args()
-    before = results.read()
-    chosen = [m for m in MUTANTS if options.only in m.name and m.interop == options.interop]
-    if options.fast:
-        quick = _quickest(before)
-        chosen = [m for m in chosen if m.name in quick]
-    if options.resume:
-        chosen = [m for m in chosen if m.name not in before or not before[m.name].killer]
-    again = {m.name for m in chosen}
-    found = {name: result for name, result in before.items() if name not in again}
-    survivors = []
+    begin = time.perf_counter()
+    every = every_mutant(interop=options.interop)
+    spared = equivalent()
+    marked = {m: any(e.covers(m) for e in spared) for m in every if options.only in m.shown}
+    chosen = sample((m for m, same in marked.items() if not same), options.each)
+    if options.list:
+        print(*(m.shown for m in chosen), sep="\n")
+        return 0
+    path = OUT / ("interop.json" if options.interop else "results.json")
+    known = {r.digest: r for r in read(path) if r.status not in _SURVIVORS}
+    tests = covered.load(OUT, every, interop=options.interop)
+
+    def one(mutant: Mutant) -> Result | None:
+        name = digest(mutant.mutated)
+        if name in known or time.perf_counter() - begin > options.seconds:
+            return known.get(name)
+        found = run(mutant, tests.of(mutant), options.cap)
+        print(f"{found.seconds:6.1f} s  {found.status}: {found.shown}", flush=True)
+        return found
+
+    results = []
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for result in pool.map(lambda mutant: run(mutant, before | found), chosen):
-            print(
-                f"{result.seconds:6.1f} s  {result.name}: {result.killer or 'SURVIVED'}", flush=True
-            )
-            found[result.name] = result
-            survivors += [] if result.killer else [result.name]
-            if not options.fast:
-                results.write([found[m.name] for m in MUTANTS if m.name in found])
-    print(f"{len(chosen) - len(survivors)} killed, {len(survivors)} survived", *survivors, sep="\n")
-    return 1 if survivors else 0
+        for result in pool.map(one, chosen):
+            results += [result] if result is not None else []
+            write(path, [*known.values(), *results])
+    bad = unfounded(r for r in results if r.digest not in known)
+    results = [r._replace(status="survived") if r.killer in bad else r for r in results]
+    write(path, [*known.values(), *results])
+    print(summary(results), *(f"{name} fails without any mutant" for name in bad), sep="\n")
+    print(f"{sum(marked.values())} are marked as equivalent, {len(chosen) - len(results)} not run")
+    return int(any(r.status in _SURVIVORS for r in results))
 
 
-def run(mutant: Mutant, known: dict[str, Result]) -> Result:
-    """One mutant against the tests that killed it or others of its file, then against all."""
-    own = known.get(mutant.name, Result("", "", 0)).killer
-    likely = {r.killer for r in known.values() if r.name.startswith(f"{mutant.file}:")}
-    for tests in ((own,), tuple(sorted(likely - {own, ""})), mutant.tests):
-        start = time.perf_counter()
-        killer = next(filter(None, (_killer(mutant, tests, kind) for kind in _KINDS)), "")
-        seconds = time.perf_counter() - start
-        if killer:
-            if killer != own:
-                _check_green(killer, compiled=mutant.compiled)
-            break
-    return Result(mutant.name, killer, seconds)
+def read(path: Path) -> list[Result]:
+    """What earlier runs found."""
+    return [Result(**row) for row in json.loads(path.read_text())] if path.exists() else []
 
 
-def _killer(mutant: Mutant, tests: tuple[str, ...], kind: str) -> str:
-    """The first test of that kind that fails, hangs or crashes, or "" if none does."""
-    if not any(tests):
-        return ""
-    planted = ("-p", "tests.mutants.plugin", "--mutant", mutant.file, mutant.old, mutant.new)
-    marker = f"({mutant.marker}) and {kind}"
-    status, output = _pytest(tests, "-m", marker, *planted, compiled=mutant.compiled)
-    if status == _NOTHING_CHOSEN or (status == _NO_SUCH_TEST and tests != mutant.tests):
-        return ""  # a test that is no longer there, or of the other kind
-    if status in (3, 4) or "g++ rejects the source" in output:
-        raise RuntimeError(f"not a mutant: {mutant.name}\n{output[-4000:]}")
-    at: str = (_TEST.findall(output) or tests)[-1]
-    if status is None and tests != (at,):  # a test that hangs, or a slow machine
-        return _killer(mutant, (at,), kind)
-    return at if status != 0 else ""
+def write(path: Path, results: Iterable[Result]) -> None:
+    """One row for each mutant; the last one counts."""
+    rows = {r.digest: r._asdict() for r in results}
+    path.with_suffix(".new").write_text(json.dumps([*rows.values()], indent=0))
+    path.with_suffix(".new").replace(path)
 
 
-@functools.cache
-def _check_green(test: str, *, compiled: bool) -> None:
-    """A test that fails without a mutant would kill every mutant. Those known are the suite's."""
-    status, output = _pytest((test,), compiled=compiled)
-    if status:
-        sys.exit(f"this fails without any mutant:\n{output[-4000:]}")
-
-
-def _pytest(tests: tuple[str, ...], *extra: str, compiled: bool = False) -> tuple[int | None, str]:
-    """The exit status, or none where time ran out, and what was printed."""
-    command = (sys.executable, "-m", "pytest", "-v", "-x", "--no-header", *extra, *tests)
-    environment = {
-        **os.environ,
-        "HYPOTHESIS_PROFILE": "ci",
-        "GRADKIT_PTX": "80" if compiled else "0",
-        "GRADKIT_PTX_CONTRACTED": "1",  # with every fusion that ptxas may make
-    }
-    try:
-        finished = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S
-        )
-    except subprocess.TimeoutExpired as stopped:
-        return None, (stopped.stdout or b"").decode()
-    return finished.returncode, finished.stdout
-
-
-def _quickest(before: dict[str, Result]) -> set[str]:
-    """One mutant of each family of faults in kernels, and one of each file in Python."""
-    everything = [before.get(m.name, Result(m.name, "", 0)) for m in MUTANTS]
-    groups = [
-        [result for kind in kinds for result in results.of_kind(kind, everything)]
-        for kinds in FAMILIES.values()
-    ]
-    files = {m.file for m in MUTANTS if m.file.endswith(".py") and not m.interop}
-    groups += [[r for r in everything if r.name.startswith(f"{file}:")] for file in files]
-    return {min(group, key=lambda r: (not r.killer, r.seconds)).name for group in groups}
+def summary(results: Sequence[Result]) -> str:
+    """Every survivor, and how many of each rule were killed."""
+    counts: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for result in results:
+        kind = "Python" if result.file.endswith(".py") else "kernels"
+        counts[kind, result.rule][result.status] += 1
+    lines = [f"{r.status}: {r.shown}" for r in results if r.status in _SURVIVORS]
+    total = sum(counts.values(), Counter())
+    for (kind, rule), by in [*sorted(counts.items()), (("", "all"), total)]:
+        rest = "".join(f", {n} {status}" for status, n in by.most_common() if status != "killed")
+        lines.append(f"{kind:7}  {rule:42} {by['killed']:5} killed{rest}")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

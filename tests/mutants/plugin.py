@@ -1,38 +1,76 @@
-"""A pytest plugin that runs the suite on a mutant: one file's text with one piece replaced.
+"""A pytest plugin that plants a mutant, or records which test runs which line.
 
-``pytest -p tests.mutants.plugin --mutant FILE OLD NEW`` (through ``python -m tests.mutants``).
-Nothing on disk changes: a kernel's text is replaced where it is read, a module's where it is
-imported.
+``pytest -p tests.mutants.plugin --mutant FILE START END NEW`` runs tests on a mutant. Nothing on
+disk changes: a kernel's text is replaced where it is read, a module's where it is imported.
+
+``--covered FOLDER`` writes, for each test that passes, the statements of gradkit's functions that
+it runs and the kernels that it launches in the emulator. Modules are imported with a mark before
+each statement, which costs a few percent; a tracer would double the time.
 """
 
+import ast
+import builtins
+import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import json
+import shutil
 import sys
+import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+import pytest
+
+from tests.mutants.mutant import ROOT, digest
+
+_DIGITS = bytes([ord("0"), ord("1"), *[0] * 254])
+_marks: dict[str, bytearray] = {}  # of each module: whether a line ran
 
 
 def pytest_addoption(parser: Any) -> None:
-    parser.addoption("--mutant", nargs=3, metavar=("FILE", "OLD", "NEW"))
+    parser.addoption("--mutant", nargs=4, metavar=("FILE", "START", "END", "NEW"))
+    parser.addoption("--covered", metavar="FOLDER")
 
 
 def pytest_load_initial_conftests(early_config: Any) -> None:
     """Before any conftest can import gradkit."""
-    chosen = early_config.known_args_namespace.mutant
-    if chosen:
-        plant(*chosen)
+    options = early_config.known_args_namespace
+    if options.mutant:
+        file, start, end, new = options.mutant
+        text = (ROOT / file).read_text()
+        plant(file, text[: int(start)] + new + text[int(end) :])
+    if options.covered:
+        sys.meta_path.insert(0, Finder(_marked))
 
 
-def plant(file: str, old: str, new: str) -> None:
-    """Make this process see the mutant in place of the file."""
-    if file.startswith("kernels/"):
-        _plant_kernel(ROOT / file, old, new)
-    else:
-        sys.meta_path.insert(0, _Finder(file, old, new))
+def pytest_configure(config: Any) -> None:
+    folder = config.getoption("--covered")
+    if folder:
+        worker = getattr(config, "workerinput", {}).get("workerid")
+        if worker is None:
+            shutil.rmtree(ROOT / folder, ignore_errors=True)
+            (ROOT / folder).mkdir(parents=True)
+        config.pluginmanager.register(Recorder(ROOT / folder / f"{worker or 'main'}.json"))
+
+
+def plant(file: str, text: str) -> None:
+    """Make this process see ``text`` in place of a file."""
+    if file.endswith(".py"):
+        sys.meta_path.insert(0, Finder(lambda path: text if path == ROOT / file else None))
+        return
+    read_text = Path.read_text
+
+    def read(self: Path, *args: Any, **kwargs: Any) -> str:
+        if self.parent.name == "kernels" and self.name == Path(file).name:
+            return text
+        return read_text(self, *args, **kwargs)
+
+    Path.read_text = read  # type: ignore[method-assign]
 
 
 def mutated(path: Path, old: str, new: str) -> str:
@@ -43,43 +81,124 @@ def mutated(path: Path, old: str, new: str) -> str:
     return text.replace(old, new)
 
 
-def _plant_kernel(target: Path, old: str, new: str) -> None:
-    text = mutated(target, old, new)
-    read_text = Path.read_text
+class Finder(importlib.abc.MetaPathFinder):
+    """Imports modules of gradkit from the texts or trees that ``source_of`` gives for files."""
 
-    def read(self: Path, *args: Any, **kwargs: Any) -> str:
-        if self.parent.name == "kernels" and self.name == target.name:
-            return text
-        return read_text(self, *args, **kwargs)
+    def __init__(self, source_of: Callable[[Path], Any]):
+        self._source_of = source_of
 
-    Path.read_text = read  # type: ignore[method-assign]
-
-
-class _Finder(importlib.abc.MetaPathFinder):
-    """Imports one module of gradkit from mutated text."""
-
-    def __init__(self, file: str, old: str, new: str):
-        self._path = ROOT / file
-        self._text = mutated(self._path, old, new)
-        self._module = ".".join(Path(file).with_suffix("").parts).removesuffix(".__init__")
-
-    def find_spec(
-        self,
-        fullname: str,
-        path: Any = None,  # noqa: ARG002
-        target: Any = None,  # noqa: ARG002
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self._module:
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:  # noqa: ARG002
+        if fullname.partition(".")[0] != "gradkit":
             return None
-        loader = _Loader(fullname, str(self._path), self._text)
-        return importlib.util.spec_from_file_location(fullname, self._path, loader=loader)
+        base = ROOT.joinpath(*fullname.split("."))
+        file = base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
+        source = self._source_of(file) if file.exists() else None
+        if source is None:
+            return None
+        loader = _Loader(fullname, str(file))
+        loader.source = source
+        return importlib.util.spec_from_file_location(fullname, file, loader=loader)
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
-    def __init__(self, fullname: str, path: str, text: str):
-        super().__init__(fullname, path)
-        self._text = text
+    source: Any
 
     def get_code(self, fullname: str) -> CodeType:
-        """Compile the mutant; the cached bytecode is the original's."""
-        return compile(self._text, self.get_filename(fullname), "exec", dont_inherit=True)
+        """Compile the source; the cached bytecode is the original's."""
+        return compile(self.source, self.get_filename(fullname), "exec", dont_inherit=True)
+
+
+def _marked(path: Path) -> ast.Module:
+    """A module in which each statement of a function first sets the mark of its line."""
+    tree = ast.parse(path.read_text())
+    name = f"__covered_{len(_marks)}__"
+    marks = _marks[path.relative_to(ROOT).as_posix()] = bytearray(tree.body[-1].end_lineno + 1)
+    setattr(builtins, name, marks)
+    for function in [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]:
+        _mark(function, name)
+    return tree
+
+
+def _mark(node: Any, name: str) -> None:
+    if isinstance(node, ast.ClassDef) or hasattr(node, "marked"):
+        return
+    node.marked = True
+    for field in ("handlers", "cases", "body", "orelse", "finalbody"):
+        statements = getattr(node, field, None)
+        if isinstance(statements, list):
+            for child in statements:
+                _mark(child, name)
+            if field not in ("handlers", "cases"):
+                marked = [(_mark_of(s, name), s) for s in statements]
+                setattr(node, field, [s for pair in marked for s in pair if s is not None])
+
+
+def _mark_of(statement: ast.stmt, name: str) -> ast.stmt | None:
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+        return None  # a docstring, before which nothing may stand
+    [mark] = ast.parse(f"{name}[{statement.lineno}] = 1").body
+    for node in ast.walk(mark):
+        ast.copy_location(node, statement)
+    return mark
+
+
+class Recorder:
+    """Writes for each test that passes what it ran, and how long it took."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._tests: dict[str, Any] = {}
+        self._passed = False
+        self._launched: set[tuple[str, str]] = set()
+
+    def pytest_collection(self) -> None:
+        """Make what launches kernels tell which; imported here, since it may import gradkit."""
+        from testbed.emulator import compiler, module
+
+        run, complaints = module.EmulatedKernel._run, compiler.complaints
+
+        def noted(kernel: Any, *args: Any) -> Any:
+            self._launched.add((kernel._compiled.library.name, kernel._source))
+            return run(kernel, *args)
+
+        def noted_complaints(source: str, options: Any, warning: str) -> Any:
+            self._launched.add((" ".join(options), source))
+            return complaints(source, options, warning)
+
+        module.EmulatedKernel._run = noted
+        compiler.complaints = noted_complaints
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: Any) -> Any:
+        """Clear all marks, and read them when the test is over."""
+        for marks in _marks.values():
+            marks[:] = bytes(len(marks))
+        self._launched.clear()
+        self._passed = not item.get_closest_marker("alone")
+        start = time.perf_counter()
+        result = yield
+        seconds = round(time.perf_counter() - start, 3)
+        if self._passed:
+            lines = {f: _packed(marks) for f, marks in _marks.items() if any(marks)}
+            kernels = Counter(f for _, source in self._launched for f in _files_of(source))
+            self._tests[item.nodeid] = (seconds, lines, kernels)
+        return result
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        self._passed &= report.passed
+
+    def pytest_sessionfinish(self) -> None:
+        files = {file: digest((ROOT / file).read_text()) for file in _marks}
+        self._path.write_text(json.dumps({"files": files, "tests": self._tests}))
+
+
+def _packed(marks: bytearray) -> str:
+    """A number in hexadecimal, whose bit k says whether line k ran."""
+    return f"{int(bytes(marks[::-1]).translate(_DIGITS), 2):x}"
+
+
+@functools.cache
+def _files_of(source: str) -> list[str]:
+    """The kernels' files in a source whose includes are expanded: those whose title is there."""
+    files = (ROOT / "kernels").glob("*.cu*")
+    return [f"kernels/{f.name}" for f in files if f.read_text().partition("\n")[0] in source]

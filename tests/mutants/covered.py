@@ -1,0 +1,110 @@
+"""Which tests run a mutant's line, as ``plugin.py`` has recorded it."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from functools import cached_property
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.mutants.mutant import ROOT, Mutant, digest
+
+_COMPILE_S = 1.5  # a kernel with one set of macros
+
+
+class Timed(NamedTuple):
+    """One test, and about how long it takes."""
+
+    name: str
+    cost: float
+
+
+class Covered:
+    """What each test ran: seconds, statements of gradkit, kernels in the emulator."""
+
+    def __init__(self, rows: dict[str, tuple[float, dict[str, str], dict[str, int]]]):
+        self._kernels = {name: (seconds, ran) for name, (seconds, _, ran) in rows.items()}
+        self._lines = {
+            Timed(name, seconds): {file: int(lines, 16) for file, lines in ran.items()}
+            for name, (seconds, ran, _) in rows.items()
+        }
+
+    def of(self, mutant: Mutant) -> list[Timed]:
+        """Those that run the mutant's statement, the cheapest of each function first.
+
+        Then all that run its file: what is decided once and kept shows in those too.
+        """
+        file = mutant.file
+        if file.startswith("kernels/"):
+            found = [
+                Timed(name, seconds + _COMPILE_S * ran[file])
+                for name, (seconds, ran) in self._kernels.items()
+                if file in ran
+            ]
+            found = _spread(found)
+            if mutant.place.compiled:  # the same on NVRTC's code, what compares bits first
+                found = [Timed(t.name.replace("emulated", "ptx"), t.cost + 5) for t in found]
+                found.sort(key=lambda test: "golden" not in test.name)
+            return found
+        places = [(file, mutant.place.statement)]
+        if not mutant.place.statement:
+            places = [place for name in mutant.place.names for place in self._uses[name]]
+        near = self._running(places)
+        return _spread(near) + _spread(set(self._running([(file, None)])).difference(near))
+
+    def _running(self, places: Iterable[tuple[str, int | None]]) -> list[Timed]:
+        masks: dict[str, int] = defaultdict(int)
+        for file, line in places:
+            masks[file] |= -1 if line is None else 1 << line
+        rows = self._lines.items()
+        return [t for t, ran in rows if any(ran.get(f, 0) & mask for f, mask in masks.items())]
+
+    @cached_property
+    def _uses(self) -> dict[str, list[tuple[str, int]]]:
+        """The statements in functions that speak of a name."""
+        uses = defaultdict(list)
+        for path in (ROOT / "gradkit").rglob("*.py"):
+            file = path.relative_to(ROOT).as_posix()
+            for outer in ast.walk(ast.parse(path.read_text())):
+                body = getattr(outer, "body", None)
+                for statement in body if isinstance(body, list) else ():
+                    for node in ast.walk(statement):
+                        name = getattr(node, "id", getattr(node, "attr", None))
+                        uses[name].append((file, statement.lineno))
+        return uses
+
+
+def _spread(tests: Iterable[Timed]) -> list[Timed]:
+    """The cheapest of each function, cheapest function first; then the second of each."""
+    groups = defaultdict(list)
+    for test in sorted(tests, key=lambda test: (test.cost, test.name)):
+        groups[test.name.partition("[")[0]].append(test)
+    return [test for turn in zip_longest(*groups.values()) for test in turn if test is not None]
+
+
+def load(out: Path, mutants: Iterable[Mutant], *, interop: bool) -> Covered:
+    """What ``make test`` recorded; of other code than there is, it is recorded again."""
+    folder = out / ("interop" if interop else "tests")
+    tests, files = _read(folder)
+    now = {mutant.file: mutant.text for mutant in mutants}
+    if not files or any(digest(now[file]) != files[file] for file in now.keys() & files.keys()):
+        print(f"recording what each test runs: {folder}", flush=True)
+        chosen = ("-m", "interop", "tests/interop") if interop else ("-m", "not slow and not ptx")
+        command = (sys.executable, "-m", "pytest", "-q", "-n", "auto", "--dist", "worksteal")
+        options = ("-p", "tests.mutants.plugin", "--covered", str(folder.relative_to(ROOT)))
+        environment = {**os.environ, "HYPOTHESIS_PROFILE": "quick"}
+        subprocess.run((*command, *options, *chosen), cwd=ROOT, env=environment, check=False)
+        tests, _ = _read(folder)
+    return Covered(tests)
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """What all workers wrote: tests, and the digests of the files that they ran."""
+    rows = [json.loads(path.read_text()) for path in folder.glob("*.json")]
+    tests = {name: row for each in rows for name, row in each["tests"].items()}
+    return tests, {file: known for each in rows for file, known in each["files"].items()}
