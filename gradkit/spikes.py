@@ -209,6 +209,10 @@ class SpikeGuard:
         self._rule = _rule(decay, threshold, warmup)
         self._state: Any = np.zeros(_STATE.shape)
 
+    def __repr__(self) -> str:
+        settings = ", ".join(f"{name}={value}" for name, value in self._rule._asdict().items())
+        return f"SpikeGuard({settings})"
+
     def update(self, norm: Any) -> Any:
         """Take in a norm, and return what to clip its gradients to.
 
@@ -235,17 +239,18 @@ class SpikeGuard:
         return max_norm
 
     def state_dict(self) -> dict[str, float]:
-        """The statistics as Python numbers, for a checkpoint; this waits for the device.
+        """Statistics and settings as Python numbers, for a checkpoint; this waits for the device.
 
         Returns
         -------
         dict
-            ``count``, ``mean`` and ``std``. JSON keeps them bit for bit.
+            ``count``, ``mean`` and ``std``, then ``decay``, ``threshold`` and ``warmup``. JSON
+            keeps them bit for bit.
         """
         call = Call(_Like(self._state))
         with call.on_stream():
             count, mean, std = map(float, call.backend.read(call.arrays.like))
-        return {"count": int(count), "mean": mean, "std": std}
+        return {"count": int(count), "mean": mean, "std": std, **self._rule._asdict()}
 
     def load_state_dict(self, state_dict: Mapping[str, float]) -> None:
         """Go on from a checkpoint, on the device of the next norm.
@@ -253,22 +258,31 @@ class SpikeGuard:
         Parameters
         ----------
         state_dict : mapping
-            From :meth:`state_dict`.
+            From :meth:`state_dict`. Settings may be left out: to change them, pass the
+            statistics alone.
 
         Raises
         ------
         TypeError, ValueError
-            It is not a mapping of these three names to finite numbers of at least 0, or its
-            ``count`` is not whole; the guard is as it was.
+            It is not a mapping of these names to finite numbers of at least 0, its ``count`` is
+            not whole, or a setting differs from the guard's own; the guard is as it was.
         """
-        if not isinstance(state_dict, Mapping) or set(state_dict) != set(_STATISTICS):
+        names = (*_STATISTICS, *_Rule._fields)
+        if not isinstance(state_dict, Mapping) or not ({*_STATISTICS} <= {*state_dict} <= {*names}):
             raise ValueError(
-                f"state_dict must be a mapping of {', '.join(_STATISTICS)}, not {state_dict!r}"
+                f"state_dict must be a mapping of {', '.join(names)}, not {state_dict!r}"
             )
-        found = [_statistic(state_dict[name], f"{name} in state_dict") for name in _STATISTICS]
-        if not found[0].is_integer():
-            raise ValueError(f"count in state_dict must be a whole number, not {found[0]}")
-        self._state = np.array(found)
+        for name, own in self._rule._asdict().items():
+            found = _statistic(state_dict.get(name, own), f"{name} in state_dict")
+            if found != own:
+                raise ValueError(
+                    f"{name} in state_dict is {found:g}, and the guard's is {own}; make a "
+                    f"SpikeGuard with the same {name}, or load {', '.join(_STATISTICS)} alone"
+                )
+        state = [_statistic(state_dict[name], f"{name} in state_dict") for name in _STATISTICS]
+        if not state[0].is_integer():
+            raise ValueError(f"count in state_dict must be a whole number, not {state[0]}")
+        self._state = np.array(state)
 
 
 def _rule(decay: Any, threshold: Any, warmup: Any) -> _Rule:
