@@ -55,6 +55,7 @@ class Layout:
                 setattr(call, name, check(getattr(call, name), call))
         self.check_axis(call)
         self.check_shapes(call)
+        checks.affine(getattr(call, "scale", None), getattr(call, "bias", None))
         data: Described = getattr(call, self.data)
         t, u, v = _types_of(call)
         shapes: dict[Any, tuple[Any, ...]] = {

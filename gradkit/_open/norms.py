@@ -139,6 +139,8 @@ def types_of(
 
     ``statistic`` is the U of a call that has no statistics among its arguments.
     """
+    if parameters:
+        checks.affine(parameters[0], parameters[-1])
     t = _common(data)
     assert t is not None  # there is always data
     u = _common(statistics) or statistic or accumulation_name(t)

@@ -679,6 +679,12 @@ def scale_offsets():
         yield refused(function, "an offset without a scale", ValueError, message, changes)
 
 
+def biases_alone():
+    for function in (name for name in NORMS if "bias" in NORMS[name]):
+        message = r"scale is None, but bias is not: .*; pass ones too"
+        yield refused(function, "a bias without a scale", ValueError, message, {"scale": None})
+
+
 def scales_without_inverse():
     """Known without waiting on the CPU and in the emulator; on a GPU the output is not finite."""
     for function in ("layer_norm_inverse", "invertible_layer_norm_grad"):
@@ -786,7 +792,8 @@ def outputs():
         if "dscale" in results:
             message = r"out\[1\] must be None: this call has no such result"
             wrong = partial(_without_scale, count)
-            changes = {"scale": None, "out": wrong}
+            gone = {"scale", "bias"} & NORMS[function].keys()
+            changes = {**dict.fromkeys(gone), "out": wrong}
             yield refused(function, "dscale without scale", ValueError, message, changes)
 
 
