@@ -28,6 +28,14 @@ class _Like(NamedTuple):
     like: Array
 
 
+class _Norm(NamedTuple):
+    norm: Array
+
+
+class _State(NamedTuple):
+    state: Array
+
+
 class _Step(NamedTuple):
     state: Array
     norm: Array
@@ -65,7 +73,7 @@ def spike_guard_init(like: Any = None) -> Any:
     >>> gradkit.spike_guard_init()
     array([0., 0., 0.])
     """
-    return _state(np.zeros(_STATE.shape), like)
+    return _state(np.zeros(_STATE.shape), _Like(like))
 
 
 def spike_guard_update(
@@ -233,7 +241,7 @@ class SpikeGuard:
         """
         state = self._state
         if framework_of(state) is HOST and framework_of(norm) not in (HOST, None):
-            state = _state(state, norm)
+            state = _state(state, _Norm(norm))
         out = (state, None) if _may_be_written(state) else None
         self._state, max_norm = spike_guard_update(state, norm, **self._rule._asdict(), out=out)
         return max_norm
@@ -247,9 +255,9 @@ class SpikeGuard:
             ``count``, ``mean`` and ``std``, then ``decay``, ``threshold`` and ``warmup``. JSON
             keeps them bit for bit.
         """
-        call = Call(_Like(self._state))
+        call = Call(_State(self._state))
         with call.on_stream():
-            count, mean, std = map(float, call.backend.read(call.arrays.like))
+            count, mean, std = map(float, call.backend.read(call.arrays.state))
         return {"count": int(count), "mean": mean, "std": std, **self._rule._asdict()}
 
     def load_state_dict(self, state_dict: Mapping[str, float]) -> None:
@@ -313,9 +321,9 @@ def _number_or_array(norm: Any) -> Array:
     return np.array(number)
 
 
-def _state(values: Array, like: Any) -> Any:
+def _state(values: Array, like: "_Like | _Norm") -> Any:
     """A state with a host array's values, of another array's type and on its device."""
-    call = Call(_Like(values if like is None else like))
+    call = Call(_Like(values) if like[0] is None else like)
     with call.on_stream():
         state = call.outputs(None, (_STATE,))
         state.views[0][...] = call.backend.as_float64(values)

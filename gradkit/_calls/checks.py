@@ -129,10 +129,12 @@ def floating(array: Array, label: str) -> str:
     """The name of an array's dtype if it is one of ``FLOATS``."""
     name = float_name(array.dtype)
     if name is None:
-        raise TypeError(
-            f"{label} has dtype {array.dtype.str!r} "
-            f"({array.dtype}); accepted in native byte order: {', '.join(FLOATS)}"
-        )
+        if float_name(array.dtype.newbyteorder("=")):
+            raise TypeError(
+                f"{label} has dtype {array.dtype.str!r}, which is not in native byte order; pass "
+                f'{label}.astype("{array.dtype.newbyteorder("=")}")'
+            )
+        raise TypeError(f"{label} has dtype {array.dtype}; accepted: {', '.join(FLOATS)}")
     return name
 
 
