@@ -11,11 +11,10 @@ from pathlib import Path
 import gradkit
 
 HERE = Path(__file__).resolve().parent
-EXAMPLES = str(HERE.parent / "examples")
-sys.path[:0] = [str(HERE / "_ext"), EXAMPLES]
-# The gallery runs in processes of its own, and starts some: they import the examples too.
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [EXAMPLES, os.getenv("PYTHONPATH")]))
-os.environ["TQDM_DISABLE"] = "1"
+EXTENSIONS = str(HERE / "_ext")
+sys.path.insert(0, EXTENSIONS)
+# The gallery runs in processes of its own, which find the look of its figures there.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [EXTENSIONS, os.getenv("PYTHONPATH")]))
 
 project = "gradkit"
 author = copyright = "The gradkit developers"  # noqa: A001
@@ -86,17 +85,16 @@ sphinx_gallery_conf = {
     "examples_dirs": "docs/gallery",
     "gallery_dirs": "docs/generated/gallery",
     "filename_pattern": r"/plot_",
-    "ignore_pattern": r"ranks\.py$",
     "within_subsection_order": "FileNameSortKey",
     "backreferences_dir": "docs/generated/backreferences",
     "doc_module": ("gradkit",),
     "abort_on_example_error": True,
-    "copyfile_regex": r".*ranks\.py",
     "download_all_examples": False,
     "image_srcset": ["2x"],
     "parallel": 2,
     "plot_gallery": True,
     "remove_config_comments": True,
+    "reset_modules": ("matplotlib", "figures.dress"),
     "show_memory": False,
     "write_computation_times": False,
     "show_signature": False,

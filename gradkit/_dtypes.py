@@ -3,6 +3,7 @@
 A new dtype is one row of ``FLOATS`` here and one row in ``kernels/dtypes.cuh``.
 """
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple, TypeAlias
 
@@ -92,8 +93,23 @@ def accumulation_name(name: str) -> str:
     return FLOATS[name].accumulation
 
 
-def check_combination(types: Types, accepted: tuple[Types, ...], roles: str) -> None:
-    """Raise a ``TypeError`` that lists the accepted combinations, unless this is one of them."""
-    if types not in accepted:
-        listed = "; ".join(", ".join(row) for row in accepted)
-        raise TypeError(f"no kernel for {roles} = ({', '.join(types)}); accepted: {listed}")
+def check_combination(
+    types: Types,
+    table: tuple[Types, ...],
+    data: Sequence[str],
+    statistics: Sequence[str],
+    parameters: Sequence[str],
+) -> None:
+    """Raise unless a table has (T, U, V): say which of the named arguments to cast, and to what."""
+    if types in table:
+        return
+    t, u, v = types
+    x = next(name for name in data if name != "dy")
+    accepted = [row[2] for row in table if row[:2] == (t, u)]
+    name, found = (parameters[0], v) if accepted else ([*statistics, "out[1]"][0], u)
+    accepted = accepted or [*dict.fromkeys(row[1] for row in table if row[0] == t)]
+    cast = f"{x}.dtype" if t in accepted else repr(accepted[0])
+    raise TypeError(
+        f"{name} has dtype {found} and {x} {t}; pass {name}.astype({cast}) "
+        f"(accepted: {', '.join(accepted)})"
+    )

@@ -61,7 +61,7 @@ def batch_norm(
         T: float16, bfloat16, float32 or float64. Channels-first and channels-last, by axis or
         by strides: both supported.
     scale, bias : arrays of shape (C,), optional
-        V, as in :func:`batch_norm_grad`.
+        V, as in :func:`batch_norm_grad`. With a bias alone, pass ones as ``scale``.
     channel_axis : int
         The channel axis; statistics are over all other axes.
     eps : float
@@ -99,10 +99,11 @@ def batch_norm(
         frameworks; ``running_mean`` without ``running_var``, of another dtype, or never to be
         written.
     ValueError
-        Incompatible shapes; ``channel_axis`` out of range; ``eps`` negative or not finite;
-        ``momentum`` not from 0 to 1; an output that overlaps an input; running statistics that
-        are read-only or share memory, or one element per channel (of all ranks) to move them by;
-        an ``engine`` that does not support these arrays or ``group``. Nothing is written.
+        Incompatible shapes; ``bias`` without ``scale``; ``channel_axis`` out of range; ``eps``
+        negative or not finite; ``momentum`` not from 0 to 1; an output that overlaps an input;
+        running statistics that are read-only or share memory, or one element per channel (of all
+        ranks) to move them by; an ``engine`` that does not support these arrays or ``group``.
+        Nothing is written.
     RankError
         Another rank of ``group`` failed, or has other channels or another ``eps``. Nothing is
         written.

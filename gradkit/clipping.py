@@ -1,8 +1,9 @@
 """Gradient norms and clipping.
 
-Pass gradients as one array, as any iterable of arrays (a generator too), or as nested dicts,
-lists and tuples of them; ``None`` leaves are skipped. Dtypes (float16, bfloat16, float32,
-float64) may be mixed.
+Pass gradients as one array, as any iterable of arrays, or as nested dicts, lists and tuples of
+them; ``None`` leaves are skipped. A generator can be read once: for a second call, such as
+:func:`clip_grads_with_norm` after :func:`grad_norm`, make a list, as :func:`grads_of` does.
+Dtypes (float16, bfloat16, float32, float64) may be mixed.
 
 Norms are float64 for every dtype. No intermediate overflows or underflows.
 """

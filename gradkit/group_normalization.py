@@ -42,6 +42,7 @@ def group_norm(
         Divides the number of channels.
     scale, bias : arrays of shape (C,), optional
         V, as in :func:`group_norm_grad`: one number per channel, as in ONNX from opset 21 on.
+        With a bias alone, pass ones as ``scale``.
     channel_axis : int
         The channel axis, any but the first. Statistics are over the channels of a group and over
         all axes but the first.
@@ -63,9 +64,9 @@ def group_norm(
         A combination of dtypes that :func:`group_norm_grad` does not list; arrays of two
         frameworks.
     ValueError
-        Incompatible shapes; ``num_groups`` that does not divide the channels; ``channel_axis`` 0 or
-        out of range; ``eps`` negative or not finite; an output that overlaps an input. Nothing is
-        written.
+        Incompatible shapes; ``bias`` without ``scale``; ``num_groups`` that does not divide the
+        channels; ``channel_axis`` 0 or out of range; ``eps`` negative or not finite; an output that
+        overlaps an input. Nothing is written.
 
     References
     ----------

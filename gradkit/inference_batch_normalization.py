@@ -57,7 +57,7 @@ def batch_norm_inference(
     x : array of two or more dimensions
         T: float16, bfloat16, float32 or float64, of any layout; perhaps without elements.
     scale, bias : arrays of shape (C,), or None
-        V.
+        V. With a bias alone, pass ones as ``scale``.
     mean, var : arrays of shape (C,)
         U: the running statistics that :func:`batch_norm` moves.
     channel_axis : int
@@ -79,9 +79,9 @@ def batch_norm_inference(
         A combination of dtypes that :func:`batch_norm_grad` does not list; arrays of two
         frameworks.
     ValueError
-        Incompatible shapes; ``channel_axis`` out of range; ``eps`` negative or not finite; an
-        output that overlaps an input; an ``engine`` that does not support these arrays. Nothing is
-        written.
+        Incompatible shapes; ``bias`` without ``scale``; ``channel_axis`` out of range; ``eps``
+        negative or not finite; an output that overlaps an input; an ``engine`` that does not
+        support these arrays. Nothing is written.
     BackendUnavailableError, CudnnError
         ``engine`` requires a cuDNN that is not installed or does not support the case.
 

@@ -51,7 +51,8 @@ def layer_norm(
     x : array of shape (*rows, *normalised)
         T: float16, bfloat16, float32 or float64.
     scale, bias : array of shape ``x.shape[axis:]``, optional
-        V: T; also float32 for 16-bit data, and 16-bit for float32 data.
+        V: T; also float32 for 16-bit data, and 16-bit for float32 data. With a bias alone, pass
+        ones as ``scale``.
     axis : int
         The first normalised dimension; all dimensions after it are normalised too.
     eps : float
@@ -75,8 +76,8 @@ def layer_norm(
         frameworks.
     ValueError
         Incompatible shapes; ``axis`` out of range; ``eps`` negative or not finite;
-        ``scale_offset`` not finite, or not 0 without ``scale``; an output that overlaps an input.
-        Nothing is written.
+        ``bias`` without ``scale``; ``scale_offset`` not finite, or not 0 without ``scale``; an
+        output that overlaps an input. Nothing is written.
 
     References
     ----------
@@ -290,9 +291,9 @@ def layer_norm_inverse(
     TypeError
         A combination of dtypes that :func:`layer_norm_grad` does not list.
     ValueError
-        Incompatible shapes; an output that overlaps an input; on the CPU, a zero or subnormal
-        in ``scale``. Nothing is written. On a GPU the result is not finite there instead,
-        because a check would wait for the device.
+        Incompatible shapes; ``bias`` without ``scale``; an output that overlaps an input; on the
+        CPU, a zero or subnormal in ``scale``. Nothing is written. On a GPU the result is not finite
+        there instead, because a check would wait for the device.
 
     References
     ----------
@@ -351,9 +352,9 @@ def invertible_layer_norm_grad(
     TypeError
         A combination of dtypes that :func:`layer_norm_grad` does not list.
     ValueError
-        Incompatible shapes; an output that overlaps an input; on the CPU, a zero or subnormal
-        in ``scale``. Nothing is written. On a GPU results are not finite there instead,
-        because a check would wait for the device.
+        Incompatible shapes; ``bias`` without ``scale``; an output that overlaps an input; on the
+        CPU, a zero or subnormal in ``scale``. Nothing is written. On a GPU results are not finite
+        there instead, because a check would wait for the device.
 
     References
     ----------

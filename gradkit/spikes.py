@@ -28,6 +28,14 @@ class _Like(NamedTuple):
     like: Array
 
 
+class _Norm(NamedTuple):
+    norm: Array
+
+
+class _State(NamedTuple):
+    state: Array
+
+
 class _Step(NamedTuple):
     state: Array
     norm: Array
@@ -65,7 +73,7 @@ def spike_guard_init(like: Any = None) -> Any:
     >>> gradkit.spike_guard_init()
     array([0., 0., 0.])
     """
-    return _state(np.zeros(_STATE.shape), like)
+    return _state(np.zeros(_STATE.shape), _Like(like))
 
 
 def spike_guard_update(
@@ -209,6 +217,10 @@ class SpikeGuard:
         self._rule = _rule(decay, threshold, warmup)
         self._state: Any = np.zeros(_STATE.shape)
 
+    def __repr__(self) -> str:
+        settings = ", ".join(f"{name}={value}" for name, value in self._rule._asdict().items())
+        return f"SpikeGuard({settings})"
+
     def update(self, norm: Any) -> Any:
         """Take in a norm, and return what to clip its gradients to.
 
@@ -229,23 +241,24 @@ class SpikeGuard:
         """
         state = self._state
         if framework_of(state) is HOST and framework_of(norm) not in (HOST, None):
-            state = _state(state, norm)
+            state = _state(state, _Norm(norm))
         out = (state, None) if _may_be_written(state) else None
         self._state, max_norm = spike_guard_update(state, norm, **self._rule._asdict(), out=out)
         return max_norm
 
     def state_dict(self) -> dict[str, float]:
-        """The statistics as Python numbers, for a checkpoint; this waits for the device.
+        """Statistics and settings as Python numbers, for a checkpoint; this waits for the device.
 
         Returns
         -------
         dict
-            ``count``, ``mean`` and ``std``. JSON keeps them bit for bit.
+            ``count``, ``mean`` and ``std``, then ``decay``, ``threshold`` and ``warmup``. JSON
+            keeps them bit for bit.
         """
-        call = Call(_Like(self._state))
+        call = Call(_State(self._state))
         with call.on_stream():
-            count, mean, std = map(float, call.backend.read(call.arrays.like))
-        return {"count": int(count), "mean": mean, "std": std}
+            count, mean, std = map(float, call.backend.read(call.arrays.state))
+        return {"count": int(count), "mean": mean, "std": std, **self._rule._asdict()}
 
     def load_state_dict(self, state_dict: Mapping[str, float]) -> None:
         """Go on from a checkpoint, on the device of the next norm.
@@ -253,22 +266,31 @@ class SpikeGuard:
         Parameters
         ----------
         state_dict : mapping
-            From :meth:`state_dict`.
+            From :meth:`state_dict`. Settings may be left out: to change them, pass the
+            statistics alone.
 
         Raises
         ------
         TypeError, ValueError
-            It is not a mapping of these three names to finite numbers of at least 0, or its
-            ``count`` is not whole; the guard is as it was.
+            It is not a mapping of these names to finite numbers of at least 0, its ``count`` is
+            not whole, or a setting differs from the guard's own; the guard is as it was.
         """
-        if not isinstance(state_dict, Mapping) or set(state_dict) != set(_STATISTICS):
+        names = (*_STATISTICS, *_Rule._fields)
+        if not isinstance(state_dict, Mapping) or not ({*_STATISTICS} <= {*state_dict} <= {*names}):
             raise ValueError(
-                f"state_dict must be a mapping of {', '.join(_STATISTICS)}, not {state_dict!r}"
+                f"state_dict must be a mapping of {', '.join(names)}, not {state_dict!r}"
             )
-        found = [_statistic(state_dict[name], f"{name} in state_dict") for name in _STATISTICS]
-        if not found[0].is_integer():
-            raise ValueError(f"count in state_dict must be a whole number, not {found[0]}")
-        self._state = np.array(found)
+        for name, own in self._rule._asdict().items():
+            found = _statistic(state_dict.get(name, own), f"{name} in state_dict")
+            if found != own:
+                raise ValueError(
+                    f"{name} in state_dict is {found:g}, and the guard's is {own}; make a "
+                    f"SpikeGuard with the same {name}, or load {', '.join(_STATISTICS)} alone"
+                )
+        state = [_statistic(state_dict[name], f"{name} in state_dict") for name in _STATISTICS]
+        if not state[0].is_integer():
+            raise ValueError(f"count in state_dict must be a whole number, not {state[0]}")
+        self._state = np.array(state)
 
 
 def _rule(decay: Any, threshold: Any, warmup: Any) -> _Rule:
@@ -299,9 +321,9 @@ def _number_or_array(norm: Any) -> Array:
     return np.array(number)
 
 
-def _state(values: Array, like: Any) -> Any:
+def _state(values: Array, like: "_Like | _Norm") -> Any:
     """A state with a host array's values, of another array's type and on its device."""
-    call = Call(_Like(values if like is None else like))
+    call = Call(_Like(values) if like[0] is None else like)
     with call.on_stream():
         state = call.outputs(None, (_STATE,))
         state.views[0][...] = call.backend.as_float64(values)

@@ -232,7 +232,7 @@ def batch_norm_apply(
     x : array of two or more dimensions
         T, as in :func:`batch_norm`.
     scale, bias : arrays of shape (C,), or None
-        V.
+        V. With a bias alone, pass ones as ``scale``.
     mean, var : arrays of shape (C,)
         The statistics of the whole batch, as :func:`combine_stats` returns them: float64 or
         float32.
@@ -255,8 +255,8 @@ def batch_norm_apply(
         A combination of dtypes that :func:`batch_norm_grad` does not list; arrays of two
         frameworks.
     ValueError
-        Incompatible shapes; ``channel_axis`` out of range; ``eps`` negative or not finite; an
-        output that overlaps an input. Nothing is written.
+        Incompatible shapes; ``bias`` without ``scale``; ``channel_axis`` out of range; ``eps``
+        negative or not finite; an output that overlaps an input. Nothing is written.
 
     References
     ----------

@@ -177,11 +177,10 @@ def test_a_constant_gradient(backend, types, shape):
         p.check_gradients(backend, *batch_norm_grad(backend, p))
 
 
-def test_scale_and_bias_come_alone(backend):
-    for missing in ("scale", "bias"):
-        p = make((9, 5, 4), axis=1, batch=True)
-        setattr(p, missing, None)
-        p.check_forward(backend, *batch_norm(backend, p))
+def test_a_scale_without_a_bias(backend):
+    p = make((9, 5, 4), axis=1, batch=True)
+    p.bias = None
+    p.check_forward(backend, *batch_norm(backend, p))
 
 
 @TYPES

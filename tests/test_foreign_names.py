@@ -1,6 +1,6 @@
 """Other libraries' names for arguments are answered with gradkit's."""
 
-import inspect
+from inspect import isfunction, signature
 
 import numpy as np
 import pytest
@@ -13,6 +13,14 @@ CALLS = {
     "error_if_nonfinite": lambda v: gradkit.clip_grad_norm([X], 1.0, error_if_nonfinite=v),
     "total_norm": lambda v: gradkit.clip_grads_with_norm([X], max_norm=1.0, total_norm=v),
     "clip_norm": lambda v: gradkit.clip_by_global_norm([X], clip_norm=v),
+    "clipnorm": lambda v: gradkit.clip_grad_norm([X], clipnorm=v),
+    "global_clipnorm": lambda v: gradkit.clip_grad_norm([X], global_clipnorm=v),
+    "clipvalue": lambda v: gradkit.clip_grad_value([X], clipvalue=v),
+    "max_delta": lambda v: gradkit.clip_grad_value([X], max_delta=v),
+    "threshold": lambda v: gradkit.clip_by_block_norm([X], threshold=v, rms=True),
+    "t_list": lambda v: gradkit.clip_by_global_norm(t_list=v, max_norm=1.0),
+    "tensors": lambda v: gradkit.grad_norm(tensors=v),
+    "updates": lambda v: gradkit.clip_by_adaptive_norm(updates=v, params=[X]),
     "use_norm": lambda v: gradkit.clip_by_global_norm([X], 1.0, use_norm=v),
     "foreach": lambda v: gradkit.clip_grad_value([X], 1.0, foreach=v),
     "parameters": lambda v: gradkit.clip_grad_norm(parameters=v, max_norm=1.0),
@@ -22,6 +30,15 @@ CALLS = {
     "weight": lambda v: gradkit.layer_norm(X, weight=v),
     "gamma": lambda v: gradkit.rms_norm(X, gamma=v),
     "beta": lambda v: gradkit.batch_norm(X, beta=v),
+    "offset": lambda v: gradkit.rms_norm(X, X[0], offset=v),
+    "variance_epsilon": lambda v: gradkit.batch_norm(X, variance_epsilon=v),
+    "reduction_axes": lambda v: gradkit.layer_norm(X, reduction_axes=v),
+    "feature_axes": lambda v: gradkit.rms_norm(X, feature_axes=v),
+    "groups": lambda v: gradkit.group_norm(X, groups=v),
+    "moving_mean": lambda v: gradkit.batch_norm(X, moving_mean=v),
+    "moving_variance": lambda v: gradkit.batch_norm(X, moving_variance=v),
+    "variance": lambda v: gradkit.batch_norm_inference(X, None, None, X[0], variance=v),
+    "use_running_average": lambda v: gradkit.batch_norm(X, use_running_average=v),
     "epsilon": lambda v: gradkit.batch_norm(X, epsilon=v),
     "dim": lambda v: gradkit.clip_by_block_norm(X, 1.0, dim=v),
     "normalized_shape": lambda v: gradkit.layer_norm(X, normalized_shape=v),
@@ -47,7 +64,7 @@ def test_the_answer_names_ours(name):
     advised = _INSTEAD[name].removeprefix("pass ").partition("=")[0].partition(",")[0]
     if " " not in advised:  # it is the name of one of our arguments
         functions = (getattr(gradkit, n) for n in gradkit.__all__)
-        assert any(advised in inspect.signature(f).parameters for f in functions if callable(f))
+        assert any(advised in signature(f).parameters for f in functions if isfunction(f))
 
 
 def test_other_errors_are_the_functions_own():

@@ -326,24 +326,14 @@ def test_no_scale_is_a_scale_of_ones(backend, types):
     p.check_forward(backend, *layer_norm(backend, p))
 
 
-def test_scale_and_bias_come_alone(backend):
+def test_a_scale_without_a_bias(backend):
     p = make((9, 65))
-    only_scale = make((9, 65))
-    only_scale.bias = None
-    only_scale.check_forward(backend, *layer_norm(backend, only_scale))
-    only_bias = make((9, 65))
-    only_bias.scale = None
-    only_bias.check_forward(backend, *layer_norm(backend, only_bias))
-    for q, dscale_there, dbias_there in ((only_scale, True, False), (only_bias, False, True)):
-        y, xhat = from_output(q)
-        dx, dscale, dbias = invertible_grad(backend, q, y)
-        assert (dscale is not None, dbias is not None) == (dscale_there, dbias_there)
-        q.check_gradients(backend, dx, dscale, xhat=xhat)
-        if dbias_there:
-            bound = tolerances.summed(
-                np.abs(p.dy).sum(axis=0), p.dy.sum(axis=0), 9, "float32", "float32"
-            )
-            assert_within(backend.asnumpy(dbias), p.dy.sum(axis=0), bound)
+    p.bias = None
+    p.check_forward(backend, *layer_norm(backend, p))
+    y, xhat = from_output(p)
+    dx, dscale, dbias = invertible_grad(backend, p, y)
+    assert dbias is None
+    p.check_gradients(backend, dx, dscale, xhat=xhat)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

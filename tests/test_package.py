@@ -1,6 +1,8 @@
 """What a package index and an installer see of pyproject.toml; `make check-package` builds it."""
 
 import re
+import subprocess
+import sys
 import tomllib
 import zipfile
 from pathlib import Path
@@ -66,6 +68,17 @@ def test_extras_ask_only_for_what_a_system_has(extra, system):
         assert bool(cuda) == (system["platform_machine"] in ("x86_64", "AMD64"))
     else:
         assert bool(cuda) == extra.startswith(("cuda", "cudnn", "test"))
+
+
+def test_an_editable_install_finds_no_neighbours_of_the_checkout(tmp_path):
+    """A folder named cupy beside it would be taken for CuPy."""
+    code = "import sys; from scikit_build_core.build import build_editable as b; b(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", code, tmp_path], cwd=ROOT, check=True)
+    (path,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(path) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".pth"))
+        found = archive.read(name).decode().splitlines()
+    assert [line for line in found if not line.startswith("import ")] == [str(ROOT)]
 
 
 def test_interpreters_are_those_that_gradkit_supports():

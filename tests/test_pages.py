@@ -1,7 +1,10 @@
 """README and docs: their code runs, their links lead somewhere, their tables are complete."""
 
 import importlib
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -221,3 +224,25 @@ def test_the_map_of_the_house_has_every_room():
     assert len(rooms) > 4
     houses = ["benchmarks", "docs", "examples", "kernels", "requirements", "testbed", "tests"]
     assert [name for name in houses if f"`{name}/`" not in text] == []
+
+
+SCRIPTS = sorted((ROOT / "docs" / "gallery").glob("*.py"))
+FOR_SCRIPTS = {"gradkit", "jax", "matplotlib", "mpi4py", "numpy", "sklearn", "torch"}
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=relative)
+def test_scripts_of_the_gallery_import_only_what_is_installed(script):
+    """They are downloaded one by one; a quoted script of theirs counts too."""
+    assert script.name.startswith("plot_")
+    imported = re.findall(r"^(?:import|from) (\w+)", script.read_text(), re.M)
+    assert {*imported} - FOR_SCRIPTS <= sys.stdlib_module_names
+
+
+def test_a_script_of_the_gallery_runs_alone(tmp_path):
+    source = (ROOT / "docs" / "gallery" / "plot_accumulation.py").read_text()
+    (tmp_path / "downloaded.py").write_text(source)
+    folders = {"HOME": tmp_path, "MPLCONFIGDIR": tmp_path, "MPLBACKEND": "Agg"}
+    environment = {"PATH": os.environ["PATH"], **{k: str(v) for k, v in folders.items()}}
+    command = [sys.executable, "-W", "error", "downloaded.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

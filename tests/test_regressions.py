@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+from types import SimpleNamespace
 
 import array_api_strict as xp
 import numpy as np
@@ -195,6 +196,23 @@ def test_pytorch_148259_a_generator_is_read_once(backend):
     exhausted = iter(held)
     assert len(list(exhausted)) == 2
     assert norm_of(backend, exhausted) == 0.0
+
+
+def test_a_generator_that_was_read_before_is_refused(backend):
+    held = [backend.asarray(np.array([3.0])), backend.asarray(np.array([4.0]))]
+    grads, parameters = (g for g in held), (SimpleNamespace(grad=g) for g in held)
+    norm = gradkit.grad_norm(grads)
+    assert len(gradkit.grads_of(parameters)) == 2
+    for call in (
+        lambda: gradkit.clip_grads_with_norm(grads, norm, 1.0),
+        lambda: gradkit.grad_norm({"layer": grads}),
+        lambda: gradkit.accumulate_grads(held, grads),
+        lambda: gradkit.grads_of(parameters),
+        lambda: gradkit.grads_of([parameters]),
+    ):
+        with pytest.raises(ValueError, match="read before, and gives nothing more"):
+            call()
+    assert [float(backend.asnumpy(g)[0]) for g in held] == [3.0, 4.0]
 
 
 def test_megatron_7338_mixed_dtypes(backend):

@@ -360,7 +360,7 @@ def test_a_checkpoint_goes_on_with_the_same_bits(backend, through):
 @pytest.mark.parametrize(
     ("wrong", "error", "message"),
     [
-        (None, ValueError, "state_dict must be a mapping of count, mean, std, not None"),
+        (None, ValueError, "mapping of count, mean, std, decay, threshold, warmup, not None"),
         ({"count": 1, "mean": 2.0}, ValueError, "state_dict must be a mapping of count, mean, std"),
         ({"std": "1"}, TypeError, "std in state_dict must be a real number, not str"),
         ({"mean": NAN}, ValueError, "mean in state_dict must be at least 0, not nan"),
@@ -368,6 +368,9 @@ def test_a_checkpoint_goes_on_with_the_same_bits(backend, through):
         ({"count": -1}, ValueError, "count in state_dict must be at least 0, not -1"),
         ({"count": 2.5}, ValueError, "count in state_dict must be a whole number, not 2.5"),
         ({"more": 1}, ValueError, "state_dict must be a mapping of count, mean, std"),
+        ({"decay": 0.5}, ValueError, "decay in state_dict is 0.5, and the guard's is 0.97; make"),
+        ({"threshold": "2"}, TypeError, "threshold in state_dict must be a real number, not str"),
+        ({"warmup": 3}, ValueError, "warmup in state_dict is 3, and the guard's is 25; make a"),
     ],
 )
 def test_a_checkpoint_that_is_none(wrong, error, message):
@@ -378,6 +381,14 @@ def test_a_checkpoint_that_is_none(wrong, error, message):
     with pytest.raises(error, match=message):
         guard.load_state_dict(changed)
     assert guard.state_dict() == before
+
+
+def test_statistics_alone_go_on_with_other_settings():
+    guard = gradkit.SpikeGuard(decay=0.5)
+    statistics = {"count": 3, "mean": 2.0, "std": 0.5}
+    guard.load_state_dict(statistics)
+    assert guard.state_dict() == statistics | {"decay": 0.5, "threshold": 2.5, "warmup": 25}
+    assert repr(guard) == "SpikeGuard(decay=0.5, threshold=2.5, warmup=25)"
 
 
 def test_an_update_that_fails_leaves_the_guard_as_it_was(backend):

@@ -8,7 +8,6 @@ gradient of the full batch only if every *token* counts alike, and only as exact
 
 import matplotlib.pyplot as plt
 import numpy as np
-from digits_plot import BLUE, GREY, ORANGE, dress
 
 import gradkit
 
@@ -53,12 +52,12 @@ for spread in spreads:
     of_sums.append(relative(sums, full))
 
 figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
-axes.semilogy(100 * spreads, of_means, color=ORANGE, linewidth=2, label="mean of means")
-axes.semilogy(100 * spreads, of_sums, color=BLUE, linewidth=2, label="sum / tokens, by scale=")
+axes.semilogy(100 * spreads, of_means, color="C1", linewidth=2, label="mean of means")
+axes.semilogy(100 * spreads, of_sums, color="C0", linewidth=2, label="sum / tokens, by scale=")
 axes.set_xlabel("micro-batches are up to this much smaller and larger than the mean, %")
 axes.set_ylabel("error against the full batch's gradient")
 axes.legend(frameon=False, loc="center right")
-dress(axes, "Eight micro-batches against one batch")
+axes.set_title("Eight micro-batches against one batch")
 assert max(of_sums) < 1e-14
 
 # %%
@@ -79,10 +78,10 @@ for count, grad in enumerate(grads, 1):
         errors[dtype].append(max(relative(buffer.astype(np.float64), exact), 1e-9))
 
 figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
-axes.loglog(errors[np.float16], color=ORANGE, linewidth=2, label="float16 buffer")
-axes.loglog(errors[np.float32], color=BLUE, linewidth=2, label="float32 buffer")
-axes.axhline(2**-11, color=GREY, linestyle="--", label="one rounding to float16")
+axes.loglog(errors[np.float16], color="C1", linewidth=2, label="float16 buffer")
+axes.loglog(errors[np.float32], color="C0", linewidth=2, label="float32 buffer")
+axes.axhline(2**-11, color="C2", linestyle="--", label="one rounding to float16")
 axes.set_xlabel("micro-batches")
 axes.set_ylabel("error of the sum")
 axes.legend(frameon=False, loc="center left")
-dress(axes, "Sums of float16 gradients")
+axes.set_title("Sums of float16 gradients")

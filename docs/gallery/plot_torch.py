@@ -10,8 +10,6 @@ returns float64.
 
 import matplotlib.pyplot as plt
 import torch
-from digits_plot import BLUE, GREY, ORANGE, dress
-from torch_training_loop import main
 
 import gradkit
 
@@ -31,7 +29,7 @@ def error(norm, grads):
 # 64 gradients of 1000 elements, of each magnitude that float16 has.
 
 figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
-for dtype, colour in ((torch.float16, ORANGE), (torch.bfloat16, GREY)):
+for dtype, colour in ((torch.float16, "C1"), (torch.bfloat16, "C2")):
     lists = [[(part * magnitude).to(dtype) for part in parts] for magnitude in magnitudes]
     name = str(dtype).removeprefix("torch.")
     theirs = [error(torch.nn.utils.get_total_norm(grads), grads) for grads in lists]
@@ -40,20 +38,19 @@ for dtype, colour in ((torch.float16, ORANGE), (torch.bfloat16, GREY)):
     axes.loglog(
         magnitudes,
         ours,
-        color=colour if dtype is torch.bfloat16 else BLUE,
+        color=colour if dtype is torch.bfloat16 else "C0",
         label=f"gradkit, {name}",
         linewidth=2,
     )
 axes.set_xlabel("standard deviation of the gradients' elements")
 axes.set_ylabel("relative error of the norm")
 axes.legend(frameon=False, loc="center left")
-dress(axes, "Total norm of 64,000 elements")
+axes.set_title("Total norm of 64,000 elements")
 
 # %%
-# In a training loop one line changes. ``examples/torch_training_loop.py`` is the whole of it::
+# In a training loop one line changes; ``examples/torch_training_loop.py`` is a whole one::
 #
 #     # Before: norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
 #     norm = gradkit.clip_grad_norm(gradkit.grads_of(model.parameters()), max_norm)
 
-losses = main()
-assert losses[-1] < 0.2 * losses[0]
+assert max(ours) < 1e-6 < max(theirs)

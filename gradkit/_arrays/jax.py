@@ -26,8 +26,9 @@ class JAX(DLPack):
     def view(self, array: Any, *, write: bool, detach: bool = False) -> Array:
         if isinstance(array, sys.modules["jax"].core.Tracer):
             raise TypeError(
-                "is being traced by jax.jit, grad or vmap and has no values yet; use gradkit.jax "
-                "there, or jax.pure_callback, or call gradkit outside of the traced function"
+                "is being traced by jax.jit, grad or vmap and has no values yet; gradkit.jax has "
+                "norms, grad_norm, clip_by_global_norm and accumulate_grads for that; anything "
+                "else, call outside of the traced function or by jax.pure_callback"
             )
         if array.is_deleted():
             raise ValueError("has been deleted (or donated to a jitted function)")

@@ -67,6 +67,15 @@ def scale_offset(value: Any, scale: Any) -> float:
     return number
 
 
+def affine(scale: Any, bias: Any) -> None:
+    """Raise if there is a bias alone, whose gradient nothing would give."""
+    if scale is None and bias is not None:
+        raise ValueError(
+            "scale is None, but bias is not: its gradient comes with that of scale; pass ones too, "
+            "such as scale=np.ones_like(bias)"
+        )
+
+
 def norm_order(value: Any) -> float:
     """The p of a p-norm: a real number above 0, or infinity (``"inf"`` too)."""
     number = math.inf if isinstance(value, str) and value == "inf" else real(value, "norm_type")
@@ -120,10 +129,12 @@ def floating(array: Array, label: str) -> str:
     """The name of an array's dtype if it is one of ``FLOATS``."""
     name = float_name(array.dtype)
     if name is None:
-        raise TypeError(
-            f"{label} has dtype {array.dtype.str!r} "
-            f"({array.dtype}); accepted in native byte order: {', '.join(FLOATS)}"
-        )
+        if float_name(array.dtype.newbyteorder("=")):
+            raise TypeError(
+                f"{label} has dtype {array.dtype.str!r}, which is not in native byte order; pass "
+                f'{label}.astype("{array.dtype.newbyteorder("=")}")'
+            )
+        raise TypeError(f"{label} has dtype {array.dtype}; accepted: {', '.join(FLOATS)}")
     return name
 
 

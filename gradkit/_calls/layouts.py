@@ -55,6 +55,7 @@ class Layout:
                 setattr(call, name, check(getattr(call, name), call))
         self.check_axis(call)
         self.check_shapes(call)
+        checks.affine(getattr(call, "scale", None), getattr(call, "bias", None))
         data: Described = getattr(call, self.data)
         t, u, v = _types_of(call)
         shapes: dict[Any, tuple[Any, ...]] = {
@@ -118,7 +119,7 @@ def _types_of(call: Call) -> tuple[DType, DType, DType]:
     assert t is not None  # there is always data
     u = _common(statistics) or accumulation_name(t)
     v = _common(parameters) or next((row[2] for row in call.types if row[:2] == (t, u)), t)
-    check_combination((t, u, v), call.types, _named(kinds))
+    check_combination((t, u, v), call.types, *([each.label for each in kind] for kind in kinds))
     return dtype_named(t), dtype_named(u), dtype_named(v)
 
 
@@ -134,12 +135,3 @@ def _common(arrays: Iterable[Described]) -> str | None:
             )
         first = first or (array.label, name)
     return first[1] if first else None
-
-
-def _named(kinds: Sequence[Sequence[Described]]) -> str:
-    absent = ("", "statistics", "parameters")
-    listed = (
-        ", ".join(array.label for array in kind) or name
-        for kind, name in zip(kinds, absent, strict=True)
-    )
-    return f"({'; '.join(listed)})"

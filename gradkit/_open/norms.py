@@ -139,13 +139,16 @@ def types_of(
 
     ``statistic`` is the U of a call that has no statistics among its arguments.
     """
+    if parameters:
+        checks.affine(parameters[0], parameters[-1])
     t = _common(data)
     assert t is not None  # there is always data
     u = _common(statistics) or statistic or accumulation_name(t)
     v = _common(parameters)
     if v is None:
         v = next((row[2] for row in table if row[:2] == (t, u)), t)
-    check_combination((t, u, v), table, _roles(data, statistics, parameters))
+    kinds = (data, statistics, [each for each in parameters if each is not None])
+    check_combination((t, u, v), table, *([each.label for each in kind] for kind in kinds))
     return dtype_named(t), dtype_named(u), dtype_named(v)
 
 
@@ -163,12 +166,3 @@ def _common(arrays: Sequence[Described | None]) -> str | None:
             )
         found = found or (array.label, name)
     return found[1] if found else None
-
-
-def _roles(*roles: Sequence[Described | None]) -> str:
-    absent = ("", "statistics", "parameters")
-    listed = (
-        ", ".join(array.label for array in role if array is not None) or name
-        for role, name in zip(roles, absent, strict=True)
-    )
-    return f"({'; '.join(listed)})"

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
+from types import GeneratorType
 from typing import Any, TypeAlias
 
 from gradkit._open.shards import Parts
@@ -24,11 +25,21 @@ def freeze(tree: Any, is_leaf: IsLeaf, depth: int = 0) -> Any:
         raise ValueError(
             f"a container holds itself, or there are more than {_DEEPEST} in each other"
         )
+    _refuse_spent(tree)
     branches = tree.values() if isinstance(tree, Mapping) else tree
     frozen = [freeze(branch, is_leaf, depth + 1) for branch in branches]
     if isinstance(tree, Mapping):
         return _like_mapping(tree, frozen)
     return _like_sequence(tree, frozen) if isinstance(tree, (list, tuple)) else frozen
+
+
+def _refuse_spent(tree: Any) -> None:
+    """Raise if a generator has nothing left to give, because something has read it before."""
+    if isinstance(tree, GeneratorType) and tree.gi_frame is None:
+        raise ValueError(
+            f"the generator {tree.__qualname__} has been read before, and gives nothing more; "
+            "pass a list, such as grads_of(parameters)"
+        )
 
 
 def leaves(tree: Any, is_leaf: IsLeaf) -> list[Any]:
@@ -146,6 +157,7 @@ def _summary(tree: Any) -> str:
 def gradients_of(parameters: Any, attr: str) -> list[Any]:
     """The gradient of every leaf that has one, by the attribute's name."""
     if isinstance(parameters, Iterator):
+        _refuse_spent(parameters)
         parameters = list(parameters)
     if type(parameters) in (list, tuple):
         try:  # the common case, such as model.parameters(), costs one look at each element

@@ -300,6 +300,7 @@ def _group_norm_forward(
     return y, (x, scale, bias, mean, inv_std)
 
 
+@partial(jax.jit, static_argnums=(0, 1, 2), inline=True)
 def _group_norm_backward(
     statistic: Result,  # noqa: ARG001
     channel_axis: int,
@@ -431,6 +432,7 @@ def _combine(rows: Array, of_all: Array, count: Array, backend: Backend) -> None
     backend.combine_stats(means, variances, counts, of_all[0], of_all[1], count)
 
 
+@partial(jax.jit, static_argnums=(0, 1, 2, 3), inline=True)
 def _batch_norm_backward(
     channel_axis: int,
     eps: float,  # noqa: ARG001
@@ -513,6 +515,7 @@ def _inference_forward(
     return y, operands
 
 
+@partial(jax.jit, static_argnums=(0, 1), inline=True)
 def _inference_backward(channel_axis: int, eps: float, kept: Any, dy: Any) -> Any:
     x, scale, bias, mean, var = kept
 

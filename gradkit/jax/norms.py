@@ -322,6 +322,7 @@ def _layer_forward(
     return forward(name, compute, planned, (x, scale, bias))
 
 
+@partial(jax.jit, static_argnums=(0, 1, 2), inline=True)
 def _layer_norm_backward(
     axis: int,
     eps: float,  # noqa: ARG001
@@ -388,6 +389,7 @@ def _add_layer_norm_forward(
     return (y, s), (s, scale, bias, mean, inv_std)
 
 
+@partial(jax.jit, static_argnums=(0, 1, 2), inline=True)
 def _add_layer_norm_backward(
     axis: int,
     eps: float,  # noqa: ARG001
@@ -413,6 +415,7 @@ def _invertible_forward(x: Any, scale: Any, bias: Any, axis: int, eps: float) ->
     return y, (y, scale, bias, inv_std)
 
 
+@partial(jax.jit, static_argnums=(0, 1), inline=True)
 def _invertible_backward(axis: int, eps: float, kept: Any, dy: Any) -> Any:  # noqa: ARG001
     y, scale, bias, inv_std = kept
 
@@ -451,6 +454,7 @@ def _rms_norm_forward(x: Any, scale: Any, axis: int, eps: float, offset: float) 
     return y, (x, scale, inv_std)
 
 
+@partial(jax.jit, static_argnums=(0, 1, 2), inline=True)
 def _rms_norm_backward(
     axis: int,
     eps: float,  # noqa: ARG001
@@ -500,6 +504,7 @@ def _add_rms_norm_forward(
     return (y, s), (s, scale, inv_std)
 
 
+@partial(jax.jit, static_argnums=(0, 1, 2), inline=True)
 def _add_rms_norm_backward(
     axis: int,
     eps: float,  # noqa: ARG001

@@ -50,6 +50,9 @@ class GradAccumulator:
         self._sums: dict[int, Tensor] = {}  # by position, kept from step to step
         self._added: dict[int, None] = {}  # those of this step, in the order of the parameters
 
+    def __repr__(self) -> str:
+        return f"GradAccumulator({len(self._parameters)} parameters, {len(self._added)} added to)"
+
     def add(self) -> None:
         """Add the parameters' ``grad`` to the sums, and set it to ``None``.
 

@@ -41,6 +41,7 @@ from tests.bad_input.answered import (
 )
 from tests.bad_input.arguments import C, Cell, R
 from tests.bad_input.refused import (
+    biases_alone,
     flags,
     gradients_over_themselves,
     gradients_past_a_norm,
@@ -154,10 +155,7 @@ TABLE: dict[str, dict[str, Row]] = {
             CUDA + "test_batches_of_more_elements_than_32_bits_can_count",
         ),
         "rank 1 to 5, any axis": every_axis(ROW_NORMS, (1, 2, 3, 4, 5)),
-        "scale None": (
-            ROW_TESTS + "test_scale_and_bias_come_alone",
-            BATCH_TESTS + "test_scale_and_bias_come_alone",
-        ),
+        "scale None, and a bias": biases_alone(),
         "bias None": normed((9, 65), without("bias"), families=("layer", "invertible", "batch")),
         "scale and bias None": normed((9, 65), without("scale", "bias"), families=FAMILIES),
         "0 in scale": normed((9, 65), with_zeros_in_scale, families=("layer", "RMS", "batch")),

@@ -241,7 +241,7 @@ def not_numbers():
             yield refused(function, f"{label} is two", ValueError, message, two)
     message = "norm must be a real number, not str"
     yield refused("clip_coefficient", "a string", TypeError, message, {"norm": "5"})
-    message = "norm has dtype '<i8' .*; accepted in native byte order: float16"
+    message = "norm has dtype int64; accepted: float16, bfloat16, float32, float64"
     whole = {"norm": lambda a, _: a(np.arange(3))}
     yield refused("clip_coefficient", "whole norms", TypeError, message, whole)
     message = "scale must be a real number, not str"
@@ -549,7 +549,9 @@ def other_dtypes():
     for function in (*NORMS, *ACCUMULATORS):
         for label in NORMS.get(function, ("buffer", "grad")):
             for dtype in (np.int64, np.complex64, np.bool_, OLD):
-                message = f"{label} has dtype"
+                message = f"{label} has dtype {np.dtype(dtype)}; accepted: float16"
+                if dtype == OLD:
+                    message = f"{label} has dtype '>f4', which is not in native byte order; pass"
                 changes = {label: partial(_retyped, label, dtype)}
                 what = f"{label} of {np.dtype(dtype)}"
                 yield refused(function, what, TypeError, message, changes)
@@ -559,25 +561,34 @@ def _retyped(label, dtype, a, given):
     return a(np.ones(given[label].shape, dtype))
 
 
-OTHER_PARAMETERS = [
-    ("float64", "float64", "float32"),
-    ("float16", "float32", "bfloat16"),
-    ("bfloat16", "float32", "float16"),
-    ("float32", "float32", "float64"),
-]
+# Dtypes of data, statistics and parameters, and those of the parameters that would be taken.
+OTHER_PARAMETERS = {
+    ("float64", "float64", "float32"): "float64",
+    ("float16", "float32", "bfloat16"): "float16, float32",
+    ("bfloat16", "float32", "float16"): "bfloat16, float32",
+    ("float32", "float32", "float64"): "float32",
+}
+OTHER_STATISTICS = {
+    ("float32", "float64", "float32"): "float32",
+    ("float64", "float32", "float64"): "float64",
+}
 
 
 def other_combinations():
     """Dtypes that are taken one by one but not together."""
     for function, shapes in NORMS.items():
         statistics = "inv_std" in shapes or "inference" in function
-        for types in (
-            *(OTHER_PARAMETERS if "scale" in shapes else []),
-            *([("float32", "float64", "float32")] if statistics else []),
-            *([("float64", "float32", "float64")] if statistics else []),
+        main = "x" if "x" in shapes else "y"
+        for wrong, of, table in (
+            *([("scale", 2, OTHER_PARAMETERS)] if "scale" in shapes else []),
+            *([("(mean|inv_std)", 1, OTHER_STATISTICS)] if statistics else []),
         ):
-            message = "no kernel for .* = .*; accepted: float32, float32, float32; float64"
-            yield refused(function, "as they are", TypeError, message, {}, types)
+            for types, accepted in table.items():
+                message = (
+                    rf"{wrong} has dtype {types[of]} and {main} {types[0]}; pass "
+                    rf"{wrong}\.astype\({main}\.dtype\) \(accepted: {accepted}"
+                )
+                yield refused(function, "as they are", TypeError, message, {}, types)
         if "residual" in shapes:
             message = "residual has dtype float16 and x has dtype float32; they must agree"
             changes = {"residual": partial(_retyped, "residual", np.float16)}
@@ -677,6 +688,12 @@ def scale_offsets():
         message = "scale_offset is 1.0, but scale is None"
         changes = {"scale_offset": 1.0, "scale": None}
         yield refused(function, "an offset without a scale", ValueError, message, changes)
+
+
+def biases_alone():
+    for function in (name for name in NORMS if "bias" in NORMS[name]):
+        message = r"scale is None, but bias is not: .*; pass ones too"
+        yield refused(function, "a bias without a scale", ValueError, message, {"scale": None})
 
 
 def scales_without_inverse():
@@ -786,7 +803,8 @@ def outputs():
         if "dscale" in results:
             message = r"out\[1\] must be None: this call has no such result"
             wrong = partial(_without_scale, count)
-            changes = {"scale": None, "out": wrong}
+            gone = {"scale", "bias"} & NORMS[function].keys()
+            changes = {**dict.fromkeys(gone), "out": wrong}
             yield refused(function, "dscale without scale", ValueError, message, changes)
 
 
@@ -818,7 +836,7 @@ def _output(function, types, position):
         yield cell(what, ValueError, message, lambda a, *_, h=host: a(h))
     for other in ("float64" if dtype != np.float64 else "float32", "int64"):
         # A batch norm takes the dtype of its statistics from out.
-        message = f"{label} has dtype|no kernel for .*"
+        message = f"{label} has dtype"
         host = np.ones(shape, other)
         yield cell(f"of {other}", TypeError, message, lambda a, *_, h=host: a(h))
     message = f"{label} is a list; expected an array"

@@ -158,6 +158,17 @@ def test_the_gallery_was_run():
         assert re.search(rf"_images/sphx_glr_{script.stem}_001", html), script
 
 
+def test_a_download_of_the_gallery_runs_alone(tmp_path):
+    found = {path.name: path for path in SITE.glob("_downloads/*/plot_*.py")}
+    assert found.keys() == {path.name for path in (ROOT / "docs" / "gallery").glob("plot_*.py")}
+    path = found["plot_spike_guard.py"]
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "MPLBACKEND": "Agg"}
+    command = [sys.executable, "-W", "error", path]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "steps clipped: [ 60 120 121 180]" in done.stdout
+
+
 def test_a_public_name_without_a_page_fails_the_build(tmp_path):
     """Which says the name, and of no other one."""
     forgotten = ["clip_spikes", "from_mpi", "zero_grad"]

@@ -165,7 +165,7 @@ def _sparse(to):
 HAZARDS = {
     "requires grad": (lambda torch: torch.ones(3, requires_grad=True), "requires grad"),
     "negative": (lambda torch: torch.tensor([1 + 2j]).conj().imag, "negative bit"),
-    "integers": (lambda torch: torch.ones(3, dtype=torch.int32), "accepted in native byte order"),
+    "integers": (lambda torch: torch.ones(3, dtype=torch.int32), "dtype int32; accepted: float16"),
     "complex": (lambda torch: torch.ones(3, dtype=torch.complex64), "accepted"),
     "quantised": (
         lambda torch: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),

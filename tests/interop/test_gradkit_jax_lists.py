@@ -345,7 +345,7 @@ def test_spikes_are_clipped_as_by_a_spike_guard(wide):
             np.testing.assert_allclose(got["w"], ref["w"], rtol=1e-5)
             np.testing.assert_allclose(state.norm, total, rtol=1e-6)
         known = guard.state_dict()
-        np.testing.assert_allclose(state.statistics, list(known.values()), rtol=1e-5)
+        np.testing.assert_allclose(state.statistics, list(known.values())[:3], rtol=1e-5)
         assert state.statistics.dtype == (np.float64 if wide else np.float32)
 
 

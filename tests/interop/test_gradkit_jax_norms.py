@@ -297,6 +297,33 @@ def test_gradients_of_jaxs_own_formula(name, dropped):
     check_grads(losses[0], free, order=1, modes=["rev"])
 
 
+@pytest.fixture
+def compilations():
+    """How often XLA has compiled."""
+    seen = []
+
+    def listener(event, *_, **__):
+        if event.endswith("backend_compile_duration"):
+            seen.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listener)
+    yield seen
+    jax.monitoring.unregister_event_duration_listener(listener)
+
+
+@pytest.mark.parametrize("name", [*CASES, "invertible_layer_norm"])
+def test_outside_of_jit_a_gradient_is_compiled_once(name, compilations):
+    case = CASES.get(name) or over_rows("layer_norm", 1, 2, 0.0)
+    norm = case.ours if name in CASES else partial(gradkit.jax.invertible_layer_norm, axis=1)
+    given = list(map(jnp.asarray, case.arguments("float32", "float32")))
+    slope = jax.grad(total(norm, [1.0]), tuple(range(len(given) - case.constant)))
+    jax.block_until_ready([slope(*given) for _ in range(2)])
+    assert compilations  # they are counted
+    compilations.clear()
+    jax.block_until_ready([slope(*given) for _ in range(3)])
+    assert compilations == []
+
+
 def test_gradients_by_running_statistics_have_the_eps_of_the_call():
     x, scale, bias, mean, var = channels("float32", "float32", known=True)
 

@@ -207,6 +207,7 @@ def test_parameters_without_a_gradient_stay_without_one():
     accumulator = ours.GradAccumulator(iter(weights))
     weights[0].grad = torch.tensor([3.0])
     accumulator.add()
+    assert repr(accumulator) == "GradAccumulator(3 parameters, 1 added to)"
     weights[2].grad = torch.tensor([4.0])
     assert accumulator.finish(1.0).item() == 5
     assert [None if w.grad is None else round(w.grad.item(), 6) for w in weights] == [

@@ -1,5 +1,8 @@
 """JAX and TensorFlow: read in place, never written, and what holds no values is refused."""
 
+import importlib
+import re
+
 import numpy as np
 import pytest
 
@@ -64,8 +67,13 @@ def test_big_results_are_taken_over_without_a_copy(immutable, monkeypatch):
 
 def test_tracers_are_refused(jax):
     for transform in (jax.jit, jax.vmap):
-        with pytest.raises(TypeError, match=r"traced by jax.jit.*pure_callback"):
+        with pytest.raises(TypeError, match=r"traced by jax.jit.*pure_callback") as caught:
             transform(lambda g: gradkit.clip_by_global_norm(g, 1.0)[0])(np.ones((2, 3), np.float32))
+    advised = set(re.findall(r"\w+_\w+", str(caught.value))) - {"pure_callback"}
+    assert advised == {"grad_norm", "clip_by_global_norm", "accumulate_grads"}
+    assert advised <= {*importlib.import_module("gradkit.jax").__all__}
+    with pytest.raises(TypeError, match="norm is being traced"):
+        jax.jit(gradkit.SpikeGuard().update)(1.0)
     with pytest.raises(TypeError, match="traced"):
         jax.grad(lambda x: gradkit.rms_norm(x)[0].sum())(jax.numpy.ones(3))
 
