@@ -1,6 +1,8 @@
 """The plot of a training run: loss, gradient norm, test accuracy and misread digits."""
 
+import math
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -57,8 +59,8 @@ def plot_loss(axes: Axes, loss: list[float], without: Sequence[float] = ()) -> N
     axes.plot(steps, smoothed(loss), color=BLUE, linewidth=2, label="smoothed")
     plot_without(axes, without)
     axes.set_ylabel("cross-entropy (nats per digit)")
-    axes.legend(frameon=False, loc="upper right")
-    log_scale(axes, loss)
+    axes.legend(frameon=False, loc="lower left")
+    log_scale(axes, [*loss, *smoothed(list(takewhile(math.isfinite, without)))])
     dress(axes, "Training loss")
 
 
@@ -85,16 +87,17 @@ def plot_norms(
     axes.set_xlabel("training step")
     axes.set_ylabel("L2 norm of all gradients")
     axes.legend(frameon=False, loc="lower left", ncols=2)
-    log_scale(axes, [*before, *after])
+    log_scale(axes, [*before, *after, *smoothed(list(takewhile(math.isfinite, without)))])
     axes.set_ylim(bottom=min(after) * 0.35)  # the legend is below the curves
     dress(axes, f"Gradient norm: {share:.0%} of the steps are clipped")
 
 
 def plot_without(axes: Axes, values: Sequence[float]) -> None:
-    """The run without clipping, if there is one."""
+    """The run without clipping, if there is one, as far as its numbers are finite."""
     if values:
-        steps = np.arange(1, len(values) + 1)
-        axes.plot(steps, smoothed(values), color=GREY, label="without clipping (smoothed)")
+        finite = list(takewhile(math.isfinite, values))
+        steps = np.arange(1, len(finite) + 1)
+        axes.plot(steps, smoothed(finite), color=GREY, label="without clipping (smoothed)")
 
 
 def plot_accuracy(axes: Axes, accuracy: list[float], without: list[float]) -> None:
@@ -115,8 +118,8 @@ def plot_accuracy(axes: Axes, accuracy: list[float], without: list[float]) -> No
         fontweight="bold",
     )
     axes.legend(frameon=False, loc="center right")
-    axes.set_ylim(min(0.9, *accuracy, *without) - 0.01, 1.0)
-    axes.yaxis.set_major_locator(MultipleLocator(0.05))
+    axes.set_ylim(0.0, 1.0)
+    axes.yaxis.set_major_locator(MultipleLocator(0.2))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.set_xlabel("epoch")
     axes.set_ylabel("test digits read correctly")

@@ -135,7 +135,7 @@ def test_short_run_writes_the_plot(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "22 steps" in done.stdout
     assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    assert "without clipping: test accuracy" in done.stdout
+    assert "mean test accuracy of 3 runs: " in done.stdout
     assert "2/2" in done.stderr  # the progress bar
 
 
