@@ -299,7 +299,7 @@ def _opened(buffer: Any, grad: Any, casting: str, instead: str) -> Call[_Pair]:
     call = Call(_Pair(buffer, grad), write=True, instead=instead, detach=False)
     into, addend = call.arrays
     _check_pair(call.arrays, casting)
-    memory.writable(into, "buffer")
+    memory.writable(into, "buffer", instead)
     if memory.overlap(call.backend, into, addend) and not memory.same_elements(
         call.backend, into, addend
     ):
