@@ -33,7 +33,10 @@ def accumulate_grad(
     scale: float | None = None,
     casting: str = "safe",
 ) -> Any:
-    """``buffer += scale * grad``, rounded once.
+    """``buffer += scale * grad``.
+
+    Without ``scale``, the sum is rounded once. With it, the product and the sum are computed and
+    rounded in float64, and the sum is then rounded to the buffer's dtype.
 
     Parameters
     ----------
@@ -149,9 +152,9 @@ def accumulate_grads(
 ) -> Any:
     """``buffer += scale * grad`` for each buffer of a container, or ``buffer = scale * grad``.
 
-    One launch for each pair of dtypes among them. The last micro-batch of a step can give the
-    norm of the result in the same pass: ``norm_out`` has the very bits of
-    ``grad_norm(buffers)``, and goes to :func:`clip_grads_with_norm`.
+    Sums are rounded as by :func:`accumulate_grad`, in one launch for each pair of dtypes. The last
+    micro-batch of a step can give the norm of the result in the same pass: ``norm_out`` has the
+    very bits of ``grad_norm(buffers)``, and goes to :func:`clip_grads_with_norm`.
 
     Parameters
     ----------
@@ -296,7 +299,7 @@ def _opened(buffer: Any, grad: Any, casting: str, instead: str) -> Call[_Pair]:
     call = Call(_Pair(buffer, grad), write=True, instead=instead, detach=False)
     into, addend = call.arrays
     _check_pair(call.arrays, casting)
-    memory.writable(into, "buffer")
+    memory.writable(into, "buffer", instead)
     if memory.overlap(call.backend, into, addend) and not memory.same_elements(
         call.backend, into, addend
     ):

@@ -213,7 +213,8 @@ def clip_grad_norm(
         What happens if the norm is NaN or infinite. "propagate", as in PyTorch: a NaN norm
         makes every gradient NaN, an infinite one makes finite gradients 0. "raise": an error
         that names the gradients; nothing is written, and the call has to wait for the device.
-        "zero": every gradient becomes 0; this is decided on the device.
+        "zero": every gradient becomes 0; this is decided on the device. It does not skip the
+        step of an optimiser that has momentum, weight decay or a step count.
     group : Group, optional
         The norm is that of the gradients of all its ranks, which make this call together; see
         :mod:`gradkit.distributed`. An error on one of them is an error on all, or with a

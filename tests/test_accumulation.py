@@ -89,6 +89,17 @@ def test_adds_a_multiple(backend, data, scale):
     assert_rest_untouched(backend, buffer, host)
 
 
+@pytest.mark.parametrize(("into", "addend"), SAFE)
+def test_a_scaled_sum_is_rounded_as_float64_has_it(backend, into, addend):
+    """The product, the sum, and then to the buffer's dtype."""
+    rng = np.random.default_rng(0)
+    host, grad = (rng.normal(size=4096).astype(DTYPES[name]) for name in (into, addend))
+    buffer = backend.asarray(host)
+    gradkit.accumulate_grad(buffer, backend.asarray(grad), scale=1 / 3)
+    wanted = (host.astype(np.float64) + grad.astype(np.float64) * (1 / 3)).astype(host.dtype)
+    assert_same_bits(backend.asnumpy(buffer), wanted)
+
+
 @given(data=st.data())
 def test_overwrites(backend, data):
     host, addend = data.draw(pairs(backend.max_elements // 4, st.sampled_from(SAFE)))

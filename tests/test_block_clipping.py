@@ -437,7 +437,7 @@ def test_results_in_the_place_of_parameters(backend):
 
 def test_parameters_that_are_no_floats(backend):
     grad, param = backend.asarray(np.ones(3)), backend.asarray(np.ones(3, np.int32))
-    with pytest.raises(TypeError, match=r"params has dtype '<i4'"):
+    with pytest.raises(TypeError, match=r"params has dtype int32"):
         gradkit.clip_grad_adaptive(grad, param)
 
 

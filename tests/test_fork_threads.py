@@ -43,13 +43,11 @@ def assert_all_same(found, expected):
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 8])
-def test_the_number_of_cores_does_not_change_the_bits(monkeypatch, workers):
-    expected = work()
-    with monkeypatch.context() as patch:
-        patch.setattr(threads, "_workers", workers)
-        threads.forget_threads()
-        found = work()
-    threads.forget_threads()
+def test_the_number_of_cores_does_not_change_the_bits(workers):
+    expected, before = work(), threads.workers()
+    threads.use_workers(workers)
+    found = work()
+    threads.use_workers(before)
     assert_all_same(found, expected)
 
 

@@ -29,12 +29,12 @@ LAYOUTS = {
 
 
 @pytest.fixture(autouse=True)
-def _four_threads(monkeypatch):
+def _four_threads():
     """Each has scratch of its own, whatever this machine has."""
-    monkeypatch.setattr(threads, "_workers", 4)
-    threads.forget_threads()
+    before = threads.workers()
+    threads.use_workers(4)
     yield
-    threads.forget_threads()
+    threads.use_workers(before)
 
 
 def working_memory(call):
@@ -45,17 +45,9 @@ def working_memory(call):
         results = call()
         kept, peak = tracemalloc.get_traced_memory()
         del results
-        _join_threads()
         return peak - (kept - tracemalloc.get_traced_memory()[0])
     finally:
         tracemalloc.stop()
-
-
-def _join_threads():
-    """A thread of the pool lets go of a call's arrays a moment after the call has returned."""
-    if threads._pool is not None:
-        threads._pool.shutdown()
-    threads.forget_threads()
 
 
 def test_the_measure_itself():

@@ -336,6 +336,18 @@ def test_a_scale_without_a_bias(backend):
     p.check_gradients(backend, dx, dscale, xhat=xhat)
 
 
+def test_without_eps_a_reciprocal_may_be_beyond_float32(backend):
+    signs = np.array([[1, -1]], np.float32)
+    for deviation, eps, wanted in ((3e-39, 0.0, signs), (2.9e-39, 0.0, signs * np.inf)):
+        x = backend.asarray(signs * np.float32(deviation))
+        y, _, inv_std = (backend.asnumpy(a) for a in gradkit.layer_norm(x, eps=eps))
+        np.testing.assert_allclose(y, wanted, rtol=1e-6)
+        np.testing.assert_allclose(backend.asnumpy(gradkit.rms_norm(x, eps=eps)[0]), wanted, 1e-6)
+        assert np.isfinite(inv_std) == np.isfinite(wanted).all()
+    for finite in (gradkit.layer_norm(x, eps=1e-76), gradkit.rms_norm(x, eps=1e-76)):
+        assert np.isfinite(backend.asnumpy(finite[0])).all()
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("shape", [(70, 33), (5, 140_000)])
 def test_rows_are_independent_bit_for_bit(backend, value, shape):

@@ -278,7 +278,7 @@ def test_host_arrays_need_nothing():
 def test_what_it_refuses():
     with pytest.raises(TypeError, match=r"arrays\['w'\]\[1\] is a str; expected an array"):
         gradkit.warmup({"w": [np.ones(2), "x"]})
-    with pytest.raises(TypeError, match=r"arrays\[0\] has dtype '<i8'"):
+    with pytest.raises(TypeError, match=r"arrays\[0\] has dtype int64"):
         gradkit.warmup([np.ones(2, np.int64)])
     with pytest.raises(TypeError, match=r"sum.* is not an operation .* such as gradkit.layer_norm"):
         gradkit.warmup([np.ones(2)], sum)

@@ -54,7 +54,7 @@ class Operations(Protocol):
     def accumulate_grad(
         self, buffer: Array, grad: Array, do_update: Array | bool, scale: float | None
     ) -> None:
-        """``buffer += scale * grad`` (broadcast) if ``do_update``, with one rounding."""
+        """``buffer += scale * grad`` (broadcast) if ``do_update``; with a scale, in float64."""
 
     def accumulate_grad_v2(self, buffer: Array, grad: Array, overwrite: Array | bool) -> None:
         """``buffer = grad`` if ``overwrite``, else ``buffer += grad``; both broadcast."""

@@ -51,7 +51,7 @@ class Accumulation(OnDevice):
     def accumulate_grad(
         self, buffer: Array, grad: Array, do_update: Array | bool, scale: float | None
     ) -> None:
-        """``buffer += scale * grad`` (broadcast) if ``do_update``, with one rounding."""
+        """``buffer += scale * grad`` (broadcast) if ``do_update``; with a scale, in float64."""
         if do_update is False:
             return
         flag = None if do_update is True else do_update

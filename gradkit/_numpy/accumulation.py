@@ -20,7 +20,7 @@ _F32, _F64 = np.dtype(np.float32), np.dtype(np.float64)
 def accumulate_grad(
     buffer: Array, grad: Array, do_update: Array | bool, scale: float | None
 ) -> None:
-    """``buffer += scale * grad`` (broadcast) if ``do_update``, with one rounding."""
+    """``buffer += scale * grad`` (broadcast) if ``do_update``; with a scale, in float64."""
     if do_update:
         _add(buffer, grad, scale)
 

@@ -1,4 +1,7 @@
-"""Ctrl-C waits while arrays are written in place, so that none is left written in part."""
+"""Ctrl-C waits while arrays are written in place, so that none is left written in part.
+
+Handlers of other signals do not wait: what they raise may leave a list written in part.
+"""
 
 # The same functions in `signal` make enums of what they return, which takes ten times as long.
 from _signal import getsignal, signal  # type: ignore[import-not-found]

@@ -5,21 +5,103 @@ results in order, and the strips are added in order.
 """
 
 import os
+from _queue import SimpleQueue  # of `queue`, whose other half takes longer to import than this
+from _thread import allocate_lock, start_new_thread
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from gradkit._numpy import floating_point, scratch, tuning
 
-if TYPE_CHECKING:
-    from concurrent.futures import Future, ThreadPoolExecutor
-
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-_pool: "ThreadPoolExecutor | None" = None
+_MOST_WAITING = 64  # helpers whom no thread has taken on: more are for threads that never came
+
+
+class Helper:
+    """Work for another thread, which the caller can take back until one has begun it."""
+
+    __slots__ = ("_begun", "_done", "_error", "_work")
+
+    def __init__(self, work: Callable[[], None]):
+        self._work: Callable[[], None] | None = work
+        self._error: BaseException | None = None
+        self._begun, self._done = allocate_lock(), allocate_lock()
+        self._done.acquire()
+
+    def run(self) -> None:
+        """Do the work, unless it has been taken back."""
+        if not self._begun.acquire(blocking=False):
+            return
+        work, self._work = self._work, None  # it holds the call's arrays
+        try:
+            assert work is not None
+            work()
+        except BaseException as error:
+            self._error = error
+        finally:
+            del work
+            self._done.release()
+
+    def end(self) -> None:
+        """Take the work back, or wait for its end and raise its error."""
+        if self._begun.acquire(blocking=False):
+            self._work = None
+            return
+        self._done.acquire()
+        error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # which holds this frame, and the call's arrays
+
+
+class Pool:
+    """Threads that wait for helpers.
+
+    Python's own pool waits until a thread that it starts has begun: for ever, if the thread finds
+    no memory to begin with. This one waits for no thread that has not begun to work.
+    """
+
+    def __init__(self) -> None:
+        self.threads = 0
+        self._lock = allocate_lock()
+        self._waiting: SimpleQueue[Helper | None] = SimpleQueue()
+
+    def help(self, work: Callable[[], None], count: int) -> list[Helper]:
+        """Ask for so many helpers: fewer if the system gives no more threads."""
+        helpers: list[Helper] = []
+        with self._lock:
+            while self.threads < count:
+                try:
+                    start_new_thread(self._serve, ())
+                except (MemoryError, RuntimeError):  # no more threads, or the interpreter exits
+                    break
+                self.threads += 1
+            if self._waiting.qsize() < _MOST_WAITING:
+                helpers += [Helper(work) for _ in range(min(count, self.threads))]
+        try:
+            for helper in helpers:
+                self._waiting.put(helper)
+        except MemoryError:  # the caller takes the others back
+            pass
+        return helpers
+
+    def close(self) -> None:
+        """Let the threads end."""
+        for _ in range(self.threads):
+            self._waiting.put(None)
+
+    def _serve(self) -> None:
+        while (helper := self._waiting.get()) is not None:
+            helper.run()
+
+
+_pool = Pool()
 
 
 def workers() -> int:
@@ -33,8 +115,7 @@ def use_workers(count: int) -> None:
     pool = _pool
     _workers = count
     forget_threads()
-    if pool is not None:
-        pool.shutdown(wait=False)
+    pool.close()
 
 
 def in_strips(
@@ -71,15 +152,14 @@ def in_strips(
 
     threads = min(_workers, count)
     scratch.reserve(threads)  # memory that runs out does so before any of them writes
-    helpers = _started(_as_here(drain), threads - 1)
+    helpers = _pool.help(_as_here(drain), threads - 1)
     try:
         drain()
     finally:
         for _ in queue:  # after an error the rest is not run, however late a helper starts
             pass
         for helper in helpers:
-            if not helper.cancel():
-                helper.result()
+            helper.end()
     return [results[k] for k in range(count)]
 
 
@@ -100,30 +180,10 @@ def _shorten_buffers(run: int) -> None:
         np.setbufsize(tuning.SHORT_BUFFER)
 
 
-def _started(work: Callable[[], None], count: int) -> "list[Future[None]]":
-    """Helpers at work on other threads: fewer if the system gives no more threads."""
-    helpers: list[Future[None]] = []
-    try:
-        for _ in range(count):
-            helpers.append(_threads().submit(work))
-    except RuntimeError:  # "can't start new thread", or the interpreter is shutting down
-        pass
-    return helpers
-
-
-def _threads() -> "ThreadPoolExecutor":
-    global _pool
-    if _pool is None:
-        from concurrent.futures import ThreadPoolExecutor  # a fifth of NumPy's own import time
-
-        _pool = ThreadPoolExecutor(max(1, _workers - 1), thread_name_prefix="gradkit")
-    return _pool
-
-
 def forget_threads() -> None:
     """Start a new pool when one is next needed: of another size, or in a forked child."""
     global _pool
-    _pool = None
+    _pool = Pool()
 
 
 def _default_workers() -> int:

@@ -10,7 +10,7 @@ from gradkit._backend import Array, Spec
 from gradkit._calls.backend import Backend
 from gradkit._calls.record import Call, Described, Plan
 from gradkit._open import memory
-from gradkit._open.given import Given, known_framework, view_of
+from gradkit._open.given import RETURNED, Given, known_framework, view_of
 from gradkit._open.outputs import as_tuple, labels_of, refuse_overlaps
 
 _NONE = type(None)
@@ -172,7 +172,7 @@ class Opened(Given):
             if view is not None
         ]
         for label, view in written:
-            memory.writable(view, label)
+            memory.writable(view, label, RETURNED)
         names = [argument.name for argument in call.arguments]
         read = [
             (name, view)

@@ -89,7 +89,7 @@ class Gradients(Given):
             self._join(beside)
         self._check_elements()
         if write:
-            self._check_writable()
+            self._check_writable(instead)
 
     def names(self) -> Iterator[str]:
         """The expression that reaches each gradient: ``grads['layer1'][0]``."""
@@ -225,14 +225,14 @@ class Gradients(Given):
         for view, name in zip(self.views, self.names(), strict=True):
             checks.floating(view, name)
 
-    def _check_writable(self) -> None:
+    def _check_writable(self, instead: str) -> None:
         if self.framework.known_disjoint(self.arrays, self.views):
             return
         if not (self._plain and all(map(_simply_writable, self.views))):
             for view, name in zip(self.views, self.names(), strict=True):
                 flags = view.flags
                 if not (flags.c_contiguous and getattr(flags, "writeable", True)):
-                    memory.writable(view, name)
+                    memory.writable(view, name, instead)
         pair = memory.first_overlap(self.backend, self.views)
         if pair is not None:
             first, second = map(self.name, pair)

@@ -61,10 +61,10 @@ def overlaps_itself(array: Array) -> bool:
     return False
 
 
-def writable(array: Array, label: str) -> None:
+def writable(array: Array, label: str, instead: str) -> None:
     """Raise unless every element of the array can be written on its own."""
     if not getattr(array.flags, "writeable", True):
-        raise ValueError(f"{label} is read-only, but it would be written in place")
+        raise ValueError(f"{label} is read-only, but it would be written in place; {instead}")
     if overlaps_itself(array):
         raise ValueError(
             f"{label} overlaps itself in memory (shape {array.shape}, strides {array.strides}: a "

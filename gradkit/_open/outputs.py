@@ -9,7 +9,7 @@ from gradkit._calls.backend import Backend
 from gradkit._calls.layouts import check_result
 from gradkit._calls.record import Described
 from gradkit._open import memory
-from gradkit._open.given import Given
+from gradkit._open.given import RETURNED, Given
 
 Named = Sequence[tuple[str, Array]]
 # The input that the first output may be; or for each output a tuple of the inputs that it may be.
@@ -112,7 +112,7 @@ class Outputs:
     def _view(self, array: Any, spec: Spec | None, label: str, plain: bool) -> Array:
         view = array if plain else self._owner.view(array, label, write=True)
         check_result(Described.of(label, view), spec)
-        memory.writable(view, label)
+        memory.writable(view, label, RETURNED)
         return view
 
 

@@ -28,7 +28,7 @@ def accumulate_grads(
     overwrite: Any = False,
     do_update: Any = True,
 ) -> _Tree:
-    """``buffer + scale * grad`` for each buffer of a pytree, or ``scale * grad``; rounded once.
+    """``buffer + scale * grad`` for each buffer of a pytree, or ``scale * grad``.
 
     New arrays, in the buffers' own memory if nobody else needs it: if a jitted step is given the
     buffers with ``donate_argnums``, or carries them through a ``scan``.

@@ -125,7 +125,9 @@ def clip_by_global_norm(
         Lower bound on the norm in the division.
     nonfinite : {"propagate", "zero"}
         What happens if the norm is NaN or infinite. "propagate": a NaN norm makes every gradient
-        NaN, an infinite one makes finite gradients 0. "zero": every gradient becomes 0.
+        NaN, an infinite one makes finite gradients 0. "zero": every gradient becomes 0. To skip
+        the step of an optimiser that has momentum, weight decay or a step count, put
+        ``optax.apply_if_finite`` around the whole chain.
     axis_name : str or tuple of str, optional
         Axes of a ``shard_map``, or of a ``vmap``: the norm is that of the gradients of all their
         devices, by ``jax.lax.all_gather`` of six numbers. All get the same bits. Not for gradients

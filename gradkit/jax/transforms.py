@@ -5,6 +5,8 @@ They go where optax's own go::
     optimizer = optax.chain(transforms.clip_by_global_norm(1.0), optax.adamw(1e-3))
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -225,6 +227,16 @@ def accumulate(
             jnp.zeros((), jnp.int32), jnp.zeros((), widest()), buffers, inner.init(params)
         )
 
+    def step(given: Any, **extra: Any) -> Any:
+        buffers, total, updates, state, params = given
+        by = jnp.where(total == 0, 1, total)  # without weight, sums are 0 too
+        mean = jax.tree.map(lambda b, g: (b / by).astype(g.dtype), buffers, updates)
+        return inner.update(mean, state, params, **extra)
+
+    def wait(given: Any, after: Callable[..., Any] = step) -> Any:
+        zeros, _ = jax.eval_shape(after, given)
+        return jax.tree.map(jnp.zeros_like, zeros), given[3]
+
     def update(
         updates: Any, state: AccumulateState, params: Any = None, *, weight: Any = 1.0, **extra: Any
     ) -> Any:
@@ -232,18 +244,14 @@ def accumulate(
         own = jnp.asarray(weight, widest())
         total = jnp.where(first, own, state.weight + own)
         buffers = accumulate_grads(state.buffers, updates, scale=own, overwrite=first)
-
-        def step() -> Any:
-            by = jnp.where(total == 0, 1, total)  # without weight, sums are 0 too
-            mean = jax.tree.map(lambda b, g: (b / by).astype(g.dtype), buffers, updates)
-            return inner.update(mean, state.inner, params, **extra)
-
-        def wait() -> Any:
-            given, _ = jax.eval_shape(step)
-            return jax.tree.map(jnp.zeros_like, given), state.inner
-
+        # The functions of the step before, which outside of jit are not compiled again.
+        branches: Any = (step, wait)
+        if extra:
+            after = partial(step, **extra)
+            branches = after, partial(wait, after=after)
         count = (state.step + 1) % every
-        given, following = jax.lax.cond(count == 0, step, wait)
+        held = buffers, total, updates, state.inner, params
+        given, following = jax.lax.cond(count == 0, *branches, held)
         return given, AccumulateState(count, total, buffers, following)
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -105,3 +105,19 @@ def run_alone() -> Callable[[str], str]:
         return done.stdout
 
     return run
+
+
+@pytest.fixture
+def compilations():
+    """How often XLA has compiled: once an item."""
+    import jax
+
+    seen = []
+
+    def listener(event, *_, **__):
+        if event.endswith("backend_compile_duration"):
+            seen.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listener)
+    yield seen
+    jax.monitoring.unregister_event_duration_listener(listener)

@@ -90,8 +90,16 @@ def test_a_read_only_export_is_not_written():
     values.flags.writeable = False
     assert gradkit.grad_norm(Producer(values)) == 5
     first = np.ones(2)
-    with pytest.raises(ValueError, match=r"grads\[1\] is read-only"):
+    with pytest.raises(ValueError, match=r"grads\[1\] is read-only.*; make new zeros"):
         gradkit.zero_grad([Producer(first), Producer(values)])
+    with pytest.raises(ValueError, match="use clip_by_global_norm, which returns new"):
+        gradkit.clip_grad_norm(Producer(values), 1.0)
+    with pytest.raises(ValueError, match=r"buffer is read-only.*; compute buffer \+ grad"):
+        gradkit.accumulate_grad(Producer(values), Producer(first))
+    column, rule = Producer(first[:, None]), (Producer(values[:, None]), None, None)
+    for norm in (gradkit.layer_norm, gradkit.batch_norm):
+        with pytest.raises(ValueError, match=r"out\[0\] is read-only.*; leave out=None and take"):
+            norm(column, out=rule)
     assert values.tolist() == [3, 4]
     assert first.tolist() == [1, 1]
 

@@ -318,6 +318,32 @@ def test_micro_batches_count_by_their_weight():
         assert state.step == 0
 
 
+def test_outside_of_jit_a_step_is_compiled_once(compilations):
+    """One that waits and one that updates."""
+    optimizer = transforms.accumulate(optax.adam(0.1), 2)
+    params, gradient = jnp.zeros(3), jnp.ones(3)
+    state = optimizer.init(params)
+    for step in range(6):
+        if step == 2:
+            assert compilations  # they are counted
+            compilations.clear()
+        _, state = optimizer.update(gradient, state, params)
+    assert compilations == []
+
+
+def test_the_inner_optimizer_gets_what_else_is_passed():
+    def update(updates, state, params=None, *, factor, by):  # noqa: ARG001
+        return jax.tree.map(lambda u: by(u, factor), updates), state
+
+    inner = optax.GradientTransformationExtraArgs(lambda _: (), update)
+    optimizer = transforms.accumulate(inner, 2)
+    state = optimizer.init(jnp.zeros(2))
+    for wanted in (0, 6):
+        rest = {"factor": jnp.asarray(2.0), "by": jnp.multiply}
+        updates, state = optimizer.update(jnp.full(2, 3.0), state, **rest)
+        np.testing.assert_array_equal(updates, wanted)
+
+
 def test_nan_of_an_earlier_step_is_forgotten():
     optimizer = transforms.accumulate(optax.sgd(1.0), 1)
     state = optimizer.init(jnp.zeros(2))

@@ -297,20 +297,6 @@ def test_gradients_of_jaxs_own_formula(name, dropped):
     check_grads(losses[0], free, order=1, modes=["rev"])
 
 
-@pytest.fixture
-def compilations():
-    """How often XLA has compiled."""
-    seen = []
-
-    def listener(event, *_, **__):
-        if event.endswith("backend_compile_duration"):
-            seen.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listener)
-    yield seen
-    jax.monitoring.unregister_event_duration_listener(listener)
-
-
 @pytest.mark.parametrize("name", [*CASES, "invertible_layer_norm"])
 def test_outside_of_jit_a_gradient_is_compiled_once(name, compilations):
     case = CASES.get(name) or over_rows("layer_norm", 1, 2, 0.0)

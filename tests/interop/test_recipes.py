@@ -1,5 +1,7 @@
 """The guide's recipes beside what frameworks have for the same purpose, step by step."""
 
+import copy
+import importlib
 import re
 from pathlib import Path
 
@@ -17,6 +19,38 @@ def recipe(name):
     scope = {}
     exec(text.group(), scope)
     return scope[name]
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD"])
+def test_a_fused_optimiser_of_pytorch_skips_a_step(torch, name):
+    weight = torch.nn.Parameter(torch.ones(3))
+    more = {"momentum": 0.9} if name == "SGD" else {}
+    optimizer = getattr(torch.optim, name)([weight], lr=0.1, weight_decay=0.1, fused=True, **more)
+    optimizer.found_inf = found_inf = torch.zeros(())
+    for value in (1.0, np.nan, np.inf, 2.0):
+        weight.grad = torch.full((3,), value)
+        before = weight.detach().clone(), copy.deepcopy(optimizer.state[weight])
+        gradkit.clip_grad_norm(gradkit.grads_of([weight]), 1.0, found_inf=found_inf)
+        optimizer.step()
+        assert bool(found_inf) == (not np.isfinite(value))
+        assert torch.equal(weight, before[0]) == bool(found_inf)
+        if found_inf:
+            torch.testing.assert_close(optimizer.state[weight], before[1], rtol=0, atol=0)
+
+
+def test_zeros_move_an_optimiser_of_optax_and_apply_if_finite_does_not(jax):
+    optax, transforms = map(importlib.import_module, ("optax", "gradkit.jax.transforms"))
+    zeroed = optax.chain(transforms.clip_by_global_norm(1.0, nonfinite="zero"), optax.adamw(0.1))
+    left = optax.chain(transforms.clip_by_global_norm(1.0), optax.adamw(0.1))
+    for optimizer, moves in ((zeroed, True), (optax.apply_if_finite(left, 10), False)):
+        params = jax.numpy.ones(3)
+        updates, state = optimizer.update(jax.numpy.ones(3), optimizer.init(params), params)
+        params = optax.apply_updates(params, updates)
+        updates, after = optimizer.update(jax.numpy.full(3, np.nan), state, params)
+        assert bool(updates.any()) == moves
+        if not moves:
+            same = jax.tree.map(np.array_equal, after.inner_state, state.inner_state)
+            assert jax.tree.all(same)
 
 
 @pytest.mark.parametrize("max_norm", [1e9, 0.5])
