@@ -31,6 +31,7 @@ _OF_ONE = {
     "torch": {
         "a group without this rank": groups.not_a_member,
         "clipping of DTensors": dtensors.clipping,
+        "training with fully_shard": dtensors.sharded_training,
     },
     "jax": {
         "sharded arrays": groups.sharded_arrays,
