@@ -24,6 +24,7 @@ _REQUIRES_GRAD = (
     "is a tensor that requires grad, perhaps a parameter; pass grads_of(parameters) for the "
     "gradients, or its .detach() for its values"
 )
+NESTED = "pass its .values(), or each tensor of its .unbind()"
 
 
 class Torch(Framework):
@@ -118,6 +119,8 @@ class TorchSubclass(Framework):
         return issubclass(kind, sys.modules["torch"].Tensor)
 
     def view(self, array: Any, *, write: bool, detach: bool = False) -> Array:  # noqa: ARG002
+        if array.is_nested:
+            raise TypeError(f"is a nested tensor; {NESTED}")
         kind = type(array).__qualname__
         instead = (
             "gradkit.distributed.shards_of(parameters)"
@@ -250,6 +253,8 @@ def _why_not(tensor: Any) -> str | None:
     """Why a tensor's memory does not hold its values as they are, or ``None``."""
     torch = sys.modules["torch"]
     device = tensor.device.type
+    if tensor.is_nested:
+        return f"is a nested tensor; {NESTED}"
     if tensor.layout is not torch.strided:
         return f"is stored as {tensor.layout}; pass its .to_dense()"
     if device == "meta":

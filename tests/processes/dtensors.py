@@ -1,5 +1,8 @@
 """Checks of ``gradkit.torch`` on DTensors that several processes hold."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 
 from tests.processes.norms import bits
@@ -91,6 +94,29 @@ def sharded_training(place):
     np.testing.assert_allclose(norms, expected_norms, rtol=1e-5)
     torch.testing.assert_close(weights, expected, rtol=1e-4, atol=1e-6)
     return bits(*norms, *(weight.detach().double().numpy() for weight in weights))
+
+
+def parallel_training(place):
+    """The page's recipe for DDP: the weights of one process with the whole batch."""
+    import torch
+
+    page = (Path(__file__).parents[2] / "docs" / "torch.md").read_text()
+    section = page[page.index("## DistributedDataParallel") :]
+    names = {}
+    exec(re.search(r"^```py\n(.*?)^```", section, re.M | re.S)[1], names)
+
+    def trained(rank, size):
+        torch.manual_seed(7)
+        model = torch.nn.Sequential(torch.nn.Linear(6, 8), *map(_block, range(2)))
+        generator = torch.Generator().manual_seed(3)
+        batches = [torch.randn(2, 4 * place.size, 8, generator=generator) for _ in range(4)]
+        names["train"](model, [(x[rank::size, :6], y[rank::size]) for x, y in batches])
+        return list(model.parameters())
+
+    weights = trained(place.rank, place.size)
+    names["DistributedDataParallel"] = lambda model: model
+    torch.testing.assert_close(weights, trained(0, 1), rtol=1e-4, atol=1e-6)
+    return bits(*(weight.detach().double().numpy() for weight in weights))
 
 
 def _block(_):

@@ -32,6 +32,7 @@ _OF_ONE = {
         "a group without this rank": groups.not_a_member,
         "clipping of DTensors": dtensors.clipping,
         "training with fully_shard": dtensors.sharded_training,
+        "training with DDP": dtensors.parallel_training,
     },
     "jax": {
         "sharded arrays": groups.sharded_arrays,
