@@ -1,8 +1,8 @@
 """What a norm costs inside PyTorch's autograd beyond gradkit's own calls.
 
-Run ``python benchmarks/bench_torch.py [--check]`` with PyTorch installed. Each case is a forward
-and a backward pass on 8 rows of 64 elements (or channels), so that nearly all of the time is
-overhead:
+Run ``python benchmarks/bench_torch.py [--check | --gpt]`` with PyTorch installed. Each case is a
+forward and a backward pass on 8 rows of 64 elements (or channels), so that nearly all of the time
+is overhead:
 
 - ``direct``: the two calls of gradkit on the same tensors.
 - ``+ engine``: the same, then PyTorch's ``x.view_as(x)`` and its backward pass. In one round with
@@ -14,9 +14,13 @@ overhead:
 than 15 us above ``+ engine``. ``--check`` fails if ``own`` is above 15 us. Each number is the best
 of many rounds, in which all take turns; a check takes more rounds where a norm seems slow, because
 other programs can only add to a time.
+
+``--gpt`` takes training steps of a small GPT instead, with PyTorch's norms and with ours, eagerly
+and by ``torch.compile``, which needs a C++ compiler.
 """
 
 import argparse
+import copy
 import sys
 import time
 from collections.abc import Callable
@@ -166,12 +170,57 @@ def own(times: dict[str, float]) -> float:
     return times["gradkit.torch"] - times["bare"]
 
 
+class Block(torch.nn.Module):
+    """A block of a transformer, normalised before attention and before its MLP."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(width) for _ in range(2))
+        self.qkv = torch.nn.Linear(width, 3 * width)
+        self.out = torch.nn.Linear(width, width)
+        self.up, self.down = torch.nn.Linear(width, 4 * width), torch.nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Rows of shape (samples, length, width)."""
+        qkv = self.qkv(self.norms[0](x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        attended = torch.nn.functional.scaled_dot_product_attention(*qkv, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
+        return x + self.down(torch.nn.functional.gelu(self.up(self.norms[1](x))))
+
+
+def steps_of_a_gpt() -> None:
+    """Print milliseconds of a core for both passes of four blocks, 8 samples of 64 x 128."""
+    theirs = torch.nn.Sequential(*(Block(128, 4) for _ in range(4)), torch.nn.LayerNorm(128))
+    swapped = ours.replace_norms(copy.deepcopy(theirs))
+    x = torch.randn(8, 64, 128)
+
+    def step(model: Callable[..., torch.Tensor]) -> Callable[[], object]:
+        return lambda: model(x).square().mean().backward()
+
+    calls = {"torch": step(theirs), "gradkit.torch": step(swapped)}
+    calls |= {"torch, compiled": step(torch.compile(theirs))}
+    calls |= {"gradkit.torch, compiled": step(torch.compile(swapped))}
+    times = dict.fromkeys(calls, float("inf"))
+    for _ in range(ROUNDS):
+        for name, call in calls.items():
+            start = time.process_time()
+            call()
+            times[name] = min(times[name], (time.process_time() - start) * 1e3)
+    for name, milliseconds in times.items():
+        print(f"{name:24}{milliseconds:8.2f} ms")
+
+
 def main() -> int:
     """Print the table; return 1 if ``--check`` finds ``own`` above the limit."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--check", action="store_true", help=f"fail above {LIMIT} us")
-    check = parser.parse_args().check
+    parser.add_argument("--gpt", action="store_true", help="steps of a small GPT instead")
+    check, gpt = parser.parse_args().check, parser.parse_args().gpt
     torch.set_num_threads(1)
+    if gpt:
+        steps_of_a_gpt()
+        return 0
     print(f"us for both passes, {ROWS} x {ELEMENTS} float32, PyTorch {torch.__version__}")
     slow = False
     for k, norm in enumerate((layer_norm, rms_norm, group_norm, batch_norm, frozen_batch_norm)):

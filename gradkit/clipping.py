@@ -29,7 +29,7 @@ from gradkit._open.clipping import (
     twins,
 )
 from gradkit._open.device_meeting import Factors
-from gradkit._open.foreign import answers
+from gradkit._open.foreign import answers, norm_comes
 from gradkit._open.given import refuse_write
 from gradkit._open.gradients import Gradients
 from gradkit._open.meeting import Meeting
@@ -400,6 +400,7 @@ def clip_coefficient(norm: Any, max_norm: Any, *, eps: float = 1e-6, out: Any = 
 
 @runs(_CLIP)
 @answers
+@norm_comes(1)
 def clip_grads_with_norm(
     grads: Any,
     norm: Any,
@@ -420,7 +421,8 @@ def clip_grads_with_norm(
         **Written in place.** They may lie on several devices, as in :func:`grad_norm`.
     norm : float, or 0-d floating-point array
         That of ``scale * g``, as :func:`grad_norm` returns it with the same ``scale``. An array
-        on the gradients' device is read there, so the call does not wait for the device.
+        on the gradients' device is read there, so the call does not wait for the device. If it is
+        a Python number, pass ``max_norm`` by keyword: PyTorch has the two in the other order.
     max_norm, scale, eps, nonfinite
         As in :func:`clip_grad_norm`. "raise" has to wait for the device. For "raise" and "zero" a
         scale in an array that is not finite counts as a norm that is not. "propagate" goes by the

@@ -4,6 +4,7 @@ Gradients are what :mod:`gradkit.clipping` takes: one array, any iterable of arr
 dicts, lists and tuples of them; ``None`` leaves are skipped.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 from gradkit._arrays import is_array
@@ -83,6 +84,8 @@ def named_grads_of(named_parameters: Any, *, attr: str = "grad") -> dict[str, An
     """
     own = _attribute(attr)
     pairs = named_parameters.items() if isinstance(named_parameters, dict) else named_parameters
+    if not isinstance(pairs, Iterable):
+        pairs = (pairs,)  # which is no pair either
     found: dict[str, Any] = {}
     seen, parameters = set(), []
     for pair in pairs:

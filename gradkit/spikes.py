@@ -158,7 +158,7 @@ def spike_guard_update(
     ...     state, max_norm = gradkit.spike_guard_update(state, norm, warmup=2)
     >>> max_norm  # mean 2 and standard deviation 1: 2 + 2.5**2 / (10 - 2)
     array(2.78125)
-    >>> gradkit.clip_grads_with_norm(np.array([6.0, 8.0]), 10.0, max_norm)
+    >>> gradkit.clip_grads_with_norm(np.array([6.0, 8.0]), 10.0, max_norm=max_norm)
     array([1.66875, 2.225  ])
     """
     rule = _rule(decay, threshold, warmup)

@@ -716,25 +716,36 @@ class TestAKnownNorm:
         limit = data.draw(st.floats(0, 10))
         whole, halves = ([backend.asarray(g) for g in host] for _ in range(2))
         norm = gradkit.clip_grad_norm(whole, limit)
-        assert gradkit.clip_grads_with_norm(halves, norm, limit) is halves
+        assert gradkit.clip_grads_with_norm(halves, norm, max_norm=limit) is halves
         for found, expected in zip(halves, whole, strict=True):
             assert_same_bits(backend.asnumpy(found), backend.asnumpy(expected))
 
     def test_a_number_will_do(self, backend):
         for norm in (4, 4.0, np.float32(4), np.array(4.0)):
             grad = backend.asarray(np.array([3.0, -2.0]))
-            assert gradkit.clip_grads_with_norm(grad, norm, 1.0) is grad
+            assert gradkit.clip_grads_with_norm(grad, norm, max_norm=1.0) is grad
             np.testing.assert_array_equal(backend.asnumpy(grad), [0.75, -0.5])
-        gradkit.clip_grads_with_norm(grad, 0.5, 1.0)
+        gradkit.clip_grads_with_norm(grad, 0.5, max_norm=1.0)
         np.testing.assert_array_equal(backend.asnumpy(grad), [0.75, -0.5])
-        assert gradkit.clip_grads_with_norm([], 4.0, 1.0) == []
+        assert gradkit.clip_grads_with_norm([], 4.0, max_norm=1.0) == []
+
+    def test_a_number_and_the_limit_cannot_be_swapped(self, backend):
+        """PyTorch's order, and any of two numbers, is an error; of an array and a number is not."""
+        grad = backend.asarray(np.array([3.0, -2.0]))
+        before, norm = backend.memory(grad), backend.asarray(np.array(4.0))
+        for numbers in ((1.0, 4.0), (1, norm), (1.0, np.array(4.0))):
+            with pytest.raises(TypeError, match=r"by keyword.* pass norm=1(\.0)?, max_norm="):
+                gradkit.clip_grads_with_norm([grad], *numbers)
+        assert backend.memory(grad) == before
+        gradkit.clip_grads_with_norm([grad], norm, 1.0)
+        np.testing.assert_array_equal(backend.asnumpy(grad), [0.75, -0.5])
 
     @pytest.mark.parametrize("on_device", [False, True])
     def test_a_norm_that_is_not_finite(self, backend, on_device):
         def clipped(norm, policy):
             grad = backend.asarray(np.array([3.0, -2.0]))
             norm = backend.asarray(np.array(norm)) if on_device else norm
-            gradkit.clip_grads_with_norm([grad], norm, 1.0, nonfinite=policy)
+            gradkit.clip_grads_with_norm([grad], norm, max_norm=1.0, nonfinite=policy)
             return backend.asnumpy(grad)
 
         assert np.isnan(clipped(np.nan, "propagate")).all()
@@ -753,9 +764,9 @@ class TestAKnownNorm:
             (backend.asarray(np.ones(2)), ValueError, r"norm has shape \(2,\)"),
         ):
             with pytest.raises(error, match=message):
-                gradkit.clip_grads_with_norm([grad], norm, 1.0)
+                gradkit.clip_grads_with_norm([grad], norm, max_norm=1.0)
         with pytest.raises(ValueError, match="max_norm must be at least 0"):
-            gradkit.clip_grads_with_norm([grad], 4.0, -1.0)
+            gradkit.clip_grads_with_norm([grad], 4.0, max_norm=-1.0)
         with pytest.raises(ValueError, match="share memory"):
-            gradkit.clip_grads_with_norm([grad, grad], 4.0, 1.0)
+            gradkit.clip_grads_with_norm([grad, grad], 4.0, max_norm=1.0)
         assert backend.memory(grad) == before

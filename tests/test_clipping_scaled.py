@@ -141,7 +141,7 @@ def test_numbers_on_the_device_are_those_on_the_host(backend, name):
             grads = backend.asarray(draw_.values(100, name, 1))
             each = gradkit.grad_norm(grads, per_tensor=True, scale=put(0.375))
             norm = gradkit.clip_grad_norm(grads, put(0.75), scale=put(-0.375), eps=0.0)
-            gradkit.clip_grads_with_norm(grads, put(3), put(1.5), scale=put(0.75))
+            gradkit.clip_grads_with_norm(grads, put(3), max_norm=put(1.5), scale=put(0.75))
             factor = gradkit.clip_coefficient(put(3), put(1.5))
             results.append([backend.asnumpy(a) for a in (grads, each, norm, factor)])
         for host, device in zip(*results, strict=True):
@@ -206,12 +206,14 @@ def test_a_scale_on_the_device_that_is_not_finite(backend, value):
     assert not any(backend.memory(clipped))
     for call in (
         lambda: gradkit.clip_grad_norm(grads, 1.0, scale=scale, nonfinite="raise"),
-        lambda: gradkit.clip_grads_with_norm(grads, 1.0, 1.0, scale=scale, nonfinite="raise"),
+        lambda: gradkit.clip_grads_with_norm(
+            grads, 1.0, max_norm=1.0, scale=scale, nonfinite="raise"
+        ),
     ):
         with pytest.raises(gradkit.NonFiniteNormError):
             call()
         assert_same_bits(backend.asnumpy(grads), host)
-    gradkit.clip_grads_with_norm(grads, 1.0, 1.0, scale=scale, nonfinite="zero")
+    gradkit.clip_grads_with_norm(grads, 1.0, max_norm=1.0, scale=scale, nonfinite="zero")
     assert not any(backend.memory(grads))
 
 
@@ -225,8 +227,8 @@ def test_what_a_scale_on_the_device_that_is_not_finite_makes_of_gradients(backen
     by_norm = np.full(3, NAN) if math.isnan(value) else np.zeros(3)
     for expected, call in (
         (by_norm, lambda g: gradkit.clip_grad_norm(g, 1.0, scale=scale, found_inf=found)),
-        (by_norm, lambda g: gradkit.clip_grads_with_norm(g, abs(value), 1.0, scale=scale)),
-        (product, lambda g: gradkit.clip_grads_with_norm(g, 1.0, 1.0, scale=scale)),
+        (by_norm, lambda g: gradkit.clip_grads_with_norm(g, abs(value), max_norm=1.0, scale=scale)),
+        (product, lambda g: gradkit.clip_grads_with_norm(g, 1.0, max_norm=1.0, scale=scale)),
         (product, lambda g: gradkit.scale_grads(g, scale)),
     ):
         grads = backend.asarray(host)

@@ -103,7 +103,7 @@ class OnCuda:
 NUMBERS = {
     "max_norm": lambda grads, number: gradkit.clip_grad_norm(grads, number),
     "scale": lambda grads, number: gradkit.clip_grad_norm(grads, 5.0, scale=number),
-    "norm": lambda grads, number: gradkit.clip_grads_with_norm(grads, number, 5.0),
+    "norm": lambda grads, number: gradkit.clip_grads_with_norm(grads, number, max_norm=5.0),
     "coefficient": lambda grads, number: gradkit.scale_grads(grads, number),
 }
 

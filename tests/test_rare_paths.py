@@ -101,7 +101,7 @@ def test_uploaded_lists_of_many_dimensions(backend, name):
     np.testing.assert_allclose(values, wanted, rtol=rounding, atol=rounding / 1000)
     for change, expected in (
         (lambda: gradkit.scale_grads(grads, 0.5), exact / 2),
-        (lambda: gradkit.clip_grads_with_norm(grads, 4.0, 2.0), exact / 4),
+        (lambda: gradkit.clip_grads_with_norm(grads, 4.0, max_norm=2.0), exact / 4),
         (lambda: gradkit.clip_grad_value(grads, 0.125), np.clip(exact / 4, -0.125, 0.125)),
         (lambda: gradkit.accumulate_grads(grads, grads), 2 * np.clip(exact / 4, -0.125, 0.125)),
         (lambda: gradkit.zero_grad(grads), exact * 0),

@@ -182,7 +182,7 @@ def test_clipping(clip, scale, limit, order):
     assert oracles.off_by(float(norm), oracles.norm(scaled, order)) <= 2.0**-40
     for grad, got in zip(before, found, strict=True):
         assert got.backend is grad.backend
-        gradkit.clip_grads_with_norm(grad, float(norm), 1.5, scale=-2.5)
+        gradkit.clip_grads_with_norm(grad, float(norm), max_norm=1.5, scale=-2.5)
         assert got.dtype == grad.dtype
         assert got.tobytes() == grad.tobytes()
     assert devices.settled()

@@ -1,10 +1,11 @@
 """PyTorch: plain tensors on the CPU and on CUDA devices."""
 
+import ctypes
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from functools import cache
-from itertools import pairwise
+from functools import cache, lru_cache
+from itertools import pairwise, repeat
 from operator import attrgetter, methodcaller
 from typing import Any
 
@@ -16,20 +17,21 @@ from gradkit._backend import Array, Borrowed, Shape
 from gradkit._dtypes import FLOATS, dtype_named
 
 _requires_grad, _is_cuda = attrgetter("requires_grad"), attrgetter("is_cuda")
-_dtype_of, _shape_of = attrgetter("dtype"), attrgetter("shape")
+_dtype_of, _shape_of, _is_cpu = map(attrgetter, ("dtype", "shape", "is_cpu"))
 _device_number = methodcaller("get_device")
 _ACCEPTED = frozenset((*FLOATS, "bool", "uint8", "int32", "int64"))
 _REQUIRES_GRAD = (
     "is a tensor that requires grad, perhaps a parameter; pass grads_of(parameters) for the "
     "gradients, or its .detach() for its values"
 )
+NESTED = "pass its .values(), or each tensor of its .unbind()"
 
 
 class Torch(Framework):
     """``torch.Tensor`` and ``torch.nn.Parameter`` themselves.
 
-    On the CPU, ``Tensor.numpy`` is several times as fast as DLPack, and raises an error for more
-    kinds of tensors that have no plain memory. On a CUDA device, views are made from addresses.
+    Views are made from addresses. ``Tensor.numpy`` takes as long, but leaves a storage that can
+    no longer be resized, as FSDP2 resizes those of parameters; DLPack takes three times as long.
     """
 
     name = "torch"
@@ -40,49 +42,36 @@ class Torch(Framework):
         return kind is torch.Tensor or kind is torch.nn.Parameter
 
     def view(self, array: Any, *, write: bool, detach: bool = False) -> Array:
-        if array.requires_grad:  # under torch.no_grad, numpy() would accept it
-            if write or not detach:
-                raise TypeError(_REQUIRES_GRAD)
-            array = array.detach()
-        if not _is_cuda(array):
-            try:
-                view = array.numpy()
-            except (TypeError, RuntimeError):
-                pass  # the reason is found below: too slow to do for every tensor
-            else:
-                if array.data_ptr() or not view.size:
-                    return view
+        if array.requires_grad and (write or not detach):
+            raise TypeError(_REQUIRES_GRAD)
+        if not _is_cuda(array) and (view := _on_host(array)) is not None:
+            return view
         reason = _why_not(array)
         if reason:
             raise TypeError(reason)
-        return _on_device(array) if _is_cuda(array) else _bits(array)
+        return _on_device(array)
 
     def views(self, arrays: Sequence[Any], *, write: bool) -> Sequence[Array]:
-        # The common case, plain tensors on the host, takes a few passes over the list.
-        if not (_is_cuda(arrays[0]) or any(map(_requires_grad, arrays))):
-            tensor = sys.modules["torch"].Tensor
-            try:
-                views = list(map(tensor.numpy, arrays))
-            except (TypeError, RuntimeError):
-                pass
-            else:
-                if all(map(tensor.data_ptr, arrays)):
-                    return views
-        elif (borrowed := _borrowed(arrays)) is not None:
-            return borrowed
-        return super().views(arrays, write=write)
+        # The common case, plain tensors, takes a few passes over the list.
+        several = _borrowed if _is_cuda(arrays[0]) else _all_on_host
+        views = None if any(map(_requires_grad, arrays)) else several(arrays)
+        return super().views(arrays, write=write) if views is None else views
 
     def empty(self, shape: Shape, dtype: np.dtype[Any], like: Any) -> tuple[Array, Any] | None:
-        if not _is_cuda(like):
-            return None
-        # PyTorch's allocator tracks the streams that a tensor is used on.
+        # PyTorch's allocator tracks the streams that a tensor is used on, and can resize.
         torch = sys.modules["torch"]
         tensor = torch.empty(shape, dtype=_torch_dtype(dtype), device=like.device)
-        return _on_device(tensor), tensor
+        if type(tensor) is not torch.Tensor:  # a mode made it, which has no memory perhaps
+            return None
+        return _on_device(tensor) if _is_cuda(like) else _at(tensor.data_ptr(), tensor), tensor
 
-    def wrap(self, result: Array, like: Any) -> Any:  # noqa: ARG002
+    def wrap(self, result: Array, like: Any) -> Any:
         torch = sys.modules["torch"]
-        make = torch.from_numpy if type(result) is np.ndarray else torch.from_dlpack
+        on_host = type(result) is np.ndarray
+        if on_host and (made := self.empty(result.shape, result.dtype, like)):
+            made[0][...] = result
+            return made[1]
+        make = torch.from_numpy if on_host else torch.from_dlpack
         try:
             return make(result)
         except (TypeError, BufferError):  # bfloat16: pass its bits
@@ -130,6 +119,8 @@ class TorchSubclass(Framework):
         return issubclass(kind, sys.modules["torch"].Tensor)
 
     def view(self, array: Any, *, write: bool, detach: bool = False) -> Array:  # noqa: ARG002
+        if array.is_nested:
+            raise TypeError(f"is a nested tensor; {NESTED}")
         kind = type(array).__qualname__
         instead = (
             "gradkit.distributed.shards_of(parameters)"
@@ -140,12 +131,60 @@ class TorchSubclass(Framework):
                         f"own; pass {instead}")  # fmt: skip
 
 
-def _bits(tensor: Any) -> Array:
-    """A bfloat16 tensor on the host, which ``Tensor.numpy`` does not support."""
-    torch = sys.modules["torch"]
-    if tensor.dtype is not torch.bfloat16:
-        return tensor.numpy()  # raises the error
-    return tensor.view(torch.int16).numpy().view(dtype_named("bfloat16"))
+class _Memory(ctypes.c_char * sys.maxsize):  # type: ignore[misc]
+    """All memory from an address on, and what keeps it from being freed."""
+
+    owner: Any
+
+
+def _at(address: int, tensor: Any) -> Array:
+    """The memory of a tensor on the host; no element is at address 0."""
+    memory = _Memory.from_address(address or 1)
+    memory.owner = tensor
+    dtype = _numpy_dtype(tensor.dtype)
+    if tensor.is_contiguous():
+        return np.ndarray(tensor.shape, dtype, memory)
+    return np.ndarray(tensor.shape, dtype, memory, 0, _strides(tensor.stride(), dtype.itemsize))
+
+
+def _on_host(tensor: Any) -> Array | None:
+    """A view of a tensor on the host, if ``_why_not`` accepts it."""
+    try:
+        if not _is_cpu(tensor) or tensor.is_neg() or _name_of(tensor.dtype) not in _ACCEPTED:
+            return None
+        address = tensor.data_ptr()
+        return _at(address, tensor) if address or not tensor.numel() else None
+    except RuntimeError:  # of another layout than strided, or without memory
+        return None
+
+
+def _all_on_host(tensors: Sequence[Any]) -> Sequence[Array] | None:
+    """The same of many tensors in a few passes over them, if all have elements."""
+    tensor = sys.modules["torch"].Tensor
+    try:
+        if not all(map(_is_cpu, tensors)) or any(map(tensor.is_neg, tensors)):
+            return None
+        addresses, names = list(map(tensor.data_ptr, tensors)), list(map(_dtype_of, tensors))
+        first = min(addresses)
+        if first == 0 or not _ACCEPTED.issuperset(map(_name_of, set(names))):
+            return None
+        dtypes = list(map(_numpy_dtype, names))
+        memory = _Memory.from_address(first)
+        memory.owner = tuple(tensors)
+        make: Any = np.ndarray
+        places = repeat(memory), map((-first).__add__, addresses)
+        if all(map(tensor.is_contiguous, tensors)):
+            return list(map(make, map(_shape_of, tensors), dtypes, *places))
+        sizes = [dtype.itemsize for dtype in dtypes]
+        strides = map(_strides, map(tensor.stride, tensors), sizes)
+        return list(map(make, map(_shape_of, tensors), dtypes, *places, strides))
+    except RuntimeError:
+        return None
+
+
+@lru_cache
+def _strides(steps: Shape, size: int) -> Shape:
+    return tuple([step * size for step in steps])
 
 
 def _borrowed(tensors: Sequence[Any]) -> Borrowed | None:
@@ -198,10 +237,9 @@ def _torch_dtype(dtype: np.dtype[Any]) -> Any:
 def _on_device(tensor: Any) -> Array:
     """A CUDA tensor's memory as a CuPy array."""
     dtype = _numpy_dtype(tensor.dtype)
-    strides = tuple(step * dtype.itemsize for step in tensor.stride())
-    return cuda.borrow(
-        tensor, tensor.data_ptr(), _device_number(tensor), tuple(tensor.shape), strides, dtype
-    )
+    shape, strides = tuple(tensor.shape), _strides(tensor.stride(), dtype.itemsize)
+    address, device = tensor.data_ptr(), _device_number(tensor)
+    return cuda.borrow(tensor, address, device, shape, strides, dtype)
 
 
 def _allocate(size: int) -> Any:
@@ -215,6 +253,8 @@ def _why_not(tensor: Any) -> str | None:
     """Why a tensor's memory does not hold its values as they are, or ``None``."""
     torch = sys.modules["torch"]
     device = tensor.device.type
+    if tensor.is_nested:
+        return f"is a nested tensor; {NESTED}"
     if tensor.layout is not torch.strided:
         return f"is stored as {tensor.layout}; pass its .to_dense()"
     if device == "meta":

@@ -66,3 +66,25 @@ def answers(function: Function) -> Function:
             raise
 
     return cast(Function, answering)
+
+
+def norm_comes(place: int) -> Callable[[Function], Function]:
+    """Make a function refuse a number by position for the norm, whose position is given.
+
+    PyTorch has the limit before the norm, gradkit behind it, and a swap would clip nothing.
+    """
+
+    def checked(function: Function) -> Function:
+        @wraps(function)
+        def checking(*args: Any, **kwargs: Any) -> Any:
+            if len(args) > 2 and type(args[place]) in (int, float):
+                names = list(inspect.signature(function).parameters)
+                raise TypeError(
+                    f"{function.__name__}() takes numbers by keyword, because other libraries have "
+                    f"them in another order: pass {names[1]}={args[1]}, {names[2]}={args[2]}"
+                )
+            return function(*args, **kwargs)
+
+        return cast(Function, checking)
+
+    return checked

@@ -114,6 +114,10 @@ def known_framework(array: Any, label: str) -> Framework:
     if framework is None:
         kind = type(array)
         instead = _INSTEAD.get(kind.__module__.partition(".")[0])
+        if hasattr(array, "named_parameters"):
+            instead = "grads_of(model.parameters())"
+        elif kind is str and label.endswith("]"):
+            instead = "named_grads_of(pairs) if these are (name, parameter) pairs"
         hint = f"; pass {instead}" if instead else ""
         raise TypeError(f"{label} is a {kind.__qualname__}; expected an array{hint}")
     return framework

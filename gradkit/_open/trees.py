@@ -182,7 +182,12 @@ def gradient_of(parameter: Any, attr: str, label: str) -> Any:
         return getattr(parameter, attr)
     except AttributeError as error:
         kind = type(parameter).__qualname__
-        raise TypeError(f"{label} a {kind}, which has no .{attr}") from error
+        hint = ""
+        if isinstance(parameter, str):
+            hint = "; pass (name, parameter) pairs to named_grads_of"
+        elif hasattr(parameter, "named_parameters"):
+            hint = "; pass model.parameters()"
+        raise TypeError(f"{label} a {kind}, which has no .{attr}{hint}") from error
 
 
 def takes_no_gradient(value: Any, attr: str) -> bool:

@@ -31,6 +31,8 @@ from torch._C import (
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
+from gradkit._arrays.torch import NESTED
+
 _NAMESPACE = "gradkit"
 _LIBRARY = torch.library.Library(_NAMESPACE, "DEF")
 _INSTEAD = "use that of torch.nn.functional"
@@ -40,6 +42,15 @@ _TRANSFORMS = (
     "gradkit's operators have no derivatives in transforms of torch.func; call the functions of "
     f"gradkit.torch outside of torch.compile, or {_INSTEAD}"
 )
+
+
+_NAMES = {"x": "input", "scale": "weight"}  # where those of gradkit.torch differ
+
+
+def refuse_nested(tensor: Tensor, label: str) -> None:
+    """Raise if a tensor has no shape."""
+    if tensor.is_nested:
+        raise TypeError(f"{label} is a nested tensor; {NESTED}")
 
 
 # Operators
@@ -217,7 +228,12 @@ class Norm:
     def __call__(self, *args: Any) -> Any:
         """The differentiable result, or a tuple of both."""
         tensors = args[: self._tensors]
-        if is_compiling() or not _are_plain(tensors):
+        if is_compiling():
+            return self.dispatched(*args)[self.seen]
+        if not _are_plain(tensors):
+            for tensor, argument in zip(tensors, self.overload._schema.arguments, strict=False):
+                if tensor is not None:
+                    refuse_nested(tensor, _NAMES.get(argument.name, argument.name))
             return self.dispatched(*args)[self.seen]
         if is_grad_enabled():
             for tensor in tensors:

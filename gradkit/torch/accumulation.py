@@ -46,7 +46,7 @@ class GradAccumulator:
 
     def __init__(self, parameters: torch.nn.Module | Iterable[Tensor]):
         module = isinstance(parameters, torch.nn.Module)
-        self._parameters = list(parameters.parameters() if module else parameters)  # type: ignore[union-attr,arg-type]
+        self._parameters = clipping.listed(parameters.parameters() if module else parameters)  # type: ignore[union-attr,arg-type]
         self._sums: dict[int, Tensor] = {}  # by position, kept from step to step
         self._added: dict[int, None] = {}  # those of this step, in the order of the parameters
 

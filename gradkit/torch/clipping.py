@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 import gradkit
+from gradkit._open.foreign import norm_comes
 from gradkit._ranks.torch import shard_of
 from gradkit.distributed import Group, ShardedGrads, from_torch
 
@@ -76,13 +77,13 @@ def get_total_norm(
     >>> gradkit.torch.get_total_norm([torch.tensor([3.0]), torch.tensor([4.0])])
     tensor(5., dtype=torch.float64)
     """
-    held = _of(_listed(tensors))
+    held = _of(listed(tensors, "tensors"))
     return norm_by(gradkit.grad_norm, held, norm_type=norm_type, error=error_if_nonfinite)
 
 
 def clip_grad_norm_(
     parameters: Tensors,
-    max_norm: float,
+    max_norm: float | Tensor,
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,  # noqa: ARG001
@@ -94,7 +95,7 @@ def clip_grad_norm_(
     parameters : Tensor or iterable of Tensor
         Their ``grad`` is **written in place**; those without one are skipped.
     max_norm : float, or 0-d Tensor
-        At least 0.
+        At least 0; what :meth:`gradkit.SpikeGuard.update` returns, for example.
     norm_type : float
         p: above 0, or infinity.
     error_if_nonfinite : bool
@@ -142,9 +143,10 @@ def clip_grad_norm_(
     )
 
 
+@norm_comes(2)
 def clip_grads_with_norm_(
     parameters: Tensors,
-    max_norm: float,
+    max_norm: float | Tensor,
     total_norm: Tensor | float,
     foreach: bool | None = None,  # noqa: ARG001
 ) -> None:
@@ -157,7 +159,9 @@ def clip_grads_with_norm_(
     max_norm : float, or 0-d Tensor
         At least 0.
     total_norm : 0-d Tensor, or float
-        As :func:`get_total_norm` returns it, or PyTorch's, on any device.
+        As :func:`get_total_norm` returns it, or PyTorch's, on any device. A number only by
+        keyword, so that it is not taken for ``max_norm``: :func:`gradkit.clip_grads_with_norm`
+        takes the two in the other order.
     foreach
         No effect.
 
@@ -179,14 +183,14 @@ def clip_grads_with_norm_(
     >>> weight.grad
     tensor([0.3000, 0.4000])
     """
-    grads = local(_grads_of(_listed(parameters)))
+    grads = local(_grads_of(listed(parameters)))
     if not grads:
         return
     norm: Any = total_norm
     if isinstance(norm, Tensor):
         norm = norm.full_tensor() if _is_sharded(norm) else norm
         norm = norm.detach().to(grads[0].device)
-    gradkit.clip_grads_with_norm(grads, norm, max_norm)
+    gradkit.clip_grads_with_norm(grads, norm, max_norm=max_norm)
 
 
 def clip_grad_value_(
@@ -223,7 +227,7 @@ def clip_grad_value_(
     >>> weight.grad
     tensor([-1.0000,  0.5000,  1.0000])
     """
-    gradkit.clip_grad_value(local(_grads_of(_listed(parameters))), float(clip_value))
+    gradkit.clip_grad_value(local(_grads_of(listed(parameters))), float(clip_value))
 
 
 class Held(NamedTuple):
@@ -260,8 +264,8 @@ def _of(tensors: list[Tensor]) -> Held:
 
 
 def _of_parameters(parameters: Tensors) -> Held:
-    listed = _listed(parameters)
-    return spread(listed, _grads_of(listed))
+    found = listed(parameters)
+    return spread(found, _grads_of(found))
 
 
 def norm_by(
@@ -295,8 +299,18 @@ def _group_of(meshes: Sequence[Any]) -> Group:
     )
 
 
-def _listed(tensors: Tensors) -> list[Tensor]:
-    return [tensors] if isinstance(tensors, Tensor) else list(tensors)
+def listed(tensors: Tensors, label: str = "parameters") -> list[Tensor]:
+    """Tensors in a list, and an error for a model or for pairs in their place."""
+    if isinstance(tensors, Tensor):
+        return [tensors]
+    found = list(tensors) if isinstance(tensors, Iterable) else [tensors]
+    for kind in set(map(type, found)):
+        if not issubclass(kind, Tensor):
+            what = "(name, parameter) pairs" if kind is tuple else f"a {kind.__qualname__}"
+            wanted = "model.parameters()"
+            instead = f"gradkit.grads_of({wanted})" if label == "tensors" else wanted
+            raise TypeError(f"{label} holds {what}; pass {instead}")
+    return found
 
 
 def _grads_of(parameters: Sequence[Tensor]) -> list[Tensor]:

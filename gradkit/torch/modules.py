@@ -1,11 +1,14 @@
-"""The norms as modules, and a swap of PyTorch's for them.
+"""The norms as modules, and a swap of PyTorch's for them and back.
 
 Arguments and ``state_dict`` keys are those of ``torch.nn``.
 """
 
+from collections.abc import Callable
+from functools import wraps
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
+from torch.fx import Proxy
 
 from gradkit.torch.norms import (
     add_layer_norm,
@@ -32,9 +35,26 @@ __all__ = [
     "LayerNorm",
     "RMSNorm",
     "replace_norms",
+    "restore_norms",
 ]
 
 _Model = TypeVar("_Model", bound=nn.Module)
+_Forward = TypeVar("_Forward", bound=Callable[..., Any])
+
+
+def _leaf(forward: _Forward) -> _Forward:
+    """Let ``torch.fx`` record a call of the module, as it does for modules of ``torch.nn``."""
+
+    @wraps(forward)
+    def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, Proxy):
+                tracer = value.tracer
+                path = tracer.path_of_module(self)
+                return tracer.create_proxy("call_module", path, args, kwargs)
+        return forward(self, *args, **kwargs)
+
+    return recorded  # type: ignore[return-value]
 
 
 class _ScaleOffset(nn.Module):
@@ -66,6 +86,7 @@ class _ScaleOffset(nn.Module):
 class LayerNorm(_ScaleOffset, nn.LayerNorm):
     """``torch.nn.LayerNorm``, computed by :func:`layer_norm`, with its ``scale_offset``."""
 
+    @_leaf
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
         """Normalise the last dimensions."""
         return layer_norm(
@@ -90,6 +111,7 @@ class AddLayerNorm(_ScaleOffset, nn.LayerNorm):
     (tensor([[-1.,  1.]]), tensor([[1., 3.]]))
     """
 
+    @_leaf
     def forward(  # type: ignore[override]
         self,
         input: Tensor,  # noqa: A002
@@ -110,6 +132,7 @@ class AddLayerNorm(_ScaleOffset, nn.LayerNorm):
 class InvertibleLayerNorm(nn.LayerNorm):
     """``torch.nn.LayerNorm``, computed by :func:`invertible_layer_norm`."""
 
+    @_leaf
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
         """Normalise the last dimensions."""
         return invertible_layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
@@ -125,6 +148,7 @@ class RMSNorm(_ScaleOffset, nn.RMSNorm):
     tensor([0., 0.])
     """
 
+    @_leaf
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimensions."""
         shape, offset = self.normalized_shape, self.scale_offset
@@ -143,6 +167,7 @@ class AddRMSNorm(_ScaleOffset, nn.RMSNorm):
     tensor([[3., 4.]])
     """
 
+    @_leaf
     def forward(  # type: ignore[override]
         self, x: Tensor, residual: Tensor
     ) -> tuple[Tensor, Tensor]:
@@ -154,12 +179,18 @@ class AddRMSNorm(_ScaleOffset, nn.RMSNorm):
 class GroupNorm(nn.GroupNorm):
     """``torch.nn.GroupNorm``, computed by :func:`group_norm`."""
 
+    @_leaf
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
         """Normalise the groups of each sample."""
         return group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
 
 
 class _InstanceNorm(nn.modules.instancenorm._InstanceNorm):
+    @_leaf
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        """Normalise each channel of each sample."""
+        return super().forward(input)
+
     def _apply_instance_norm(self, input: Tensor) -> Tensor:  # noqa: A002
         """Normalise samples; PyTorch's ``forward`` checks their shape and adds a batch's axis."""
         return instance_norm(
@@ -187,6 +218,7 @@ class InstanceNorm3d(_InstanceNorm, nn.InstanceNorm3d):
 
 
 class _BatchNorm(nn.modules.batchnorm._BatchNorm):
+    @_leaf
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
         """Normalise each channel, in training by the batch's own statistics."""
         self._check_input_dim(input)
@@ -224,6 +256,7 @@ _OURS = {
     nn.BatchNorm2d: BatchNorm2d,
     nn.BatchNorm3d: BatchNorm3d,
 }
+_THEIRS = {ours: theirs for theirs, ours in _OURS.items()} | {InvertibleLayerNorm: nn.LayerNorm}
 
 
 def replace_norms(model: _Model) -> _Model:
@@ -255,4 +288,49 @@ def replace_norms(model: _Model) -> _Model:
     for module in model.modules():
         if type(module) in _OURS:
             module.__class__ = _OURS[type(module)]
+    return model
+
+
+def restore_norms(model: _Model) -> _Model:
+    """Let PyTorch compute the norms of a model again: undo :func:`replace_norms`.
+
+    For what knows PyTorch's own norms only: ``torch.onnx.export``, ``torch.jit.script``, converters
+    and runtimes. Modules stay the same objects, as in :func:`replace_norms`, and so do their
+    parameters, buffers, ``training`` and all options. :class:`InvertibleLayerNorm` becomes
+    ``torch.nn.LayerNorm`` too. :class:`AddLayerNorm`, :class:`AddRMSNorm` and subclasses, of which
+    PyTorch has none, are left alone.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        **Written in place.**
+
+    Returns
+    -------
+    model
+        The same object.
+
+    Raises
+    ------
+    ValueError
+        A norm has a ``scale_offset``, which PyTorch's have not. Nothing is written.
+
+    Examples
+    --------
+    >>> import torch, gradkit.torch
+    >>> model = gradkit.torch.replace_norms(torch.nn.Sequential(torch.nn.LayerNorm(4)))
+    >>> type(gradkit.torch.restore_norms(model)[0])
+    <class 'torch.nn.modules.normalization.LayerNorm'>
+    """
+    found = {path: m for path, m in model.named_modules() if type(m) in _THEIRS}
+    for path, module in found.items():
+        if offset := getattr(module, "scale_offset", 0.0):
+            name = f"model.{path}" if path else "model"
+            raise ValueError(
+                f"{name} has scale_offset {offset}, which PyTorch's norms have not; add it to the "
+                "weight and set scale_offset to 0 first"
+            )
+    for module in found.values():
+        module.__class__ = _THEIRS[type(module)]
+        module.__dict__.pop("scale_offset", None)
     return model

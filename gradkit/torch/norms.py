@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gradkit.torch import _operators
+from gradkit.torch._autograd import refuse_nested
 
 __all__ = [
     "add_layer_norm",
@@ -323,6 +324,7 @@ def group_norm(
     >>> x.grad.round(decimals=4)
     tensor([[ 0.0285, -0.0285,  0.0000,  0.0000]])
     """
+    refuse_nested(input, "input")
     y: Tensor = _operators.GROUP_NORM(input, _scale(weight, bias), bias, num_groups, eps)
     return y
 
@@ -380,6 +382,7 @@ def instance_norm(
     tensor([[[-0.9700,  0.9700],
              [ 0.0000,  0.0000]]])
     """
+    refuse_nested(input, "input")
     if not use_input_stats:
         return batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
     if input.ndim < 2 or prod(input.shape[2:]) == 1:
@@ -463,6 +466,7 @@ def batch_norm(
     >>> mean, var
     (tensor([1., 5.]), tensor([1.5000, 0.5000]))
     """
+    refuse_nested(input, "input")
     if input.ndim < 2:
         raise ValueError(f"input has shape {tuple(input.shape)}; expected (N, C, ...)")
     scale = _scale(weight, bias)
@@ -488,6 +492,7 @@ def batch_norm(
 
 def _axis(input: Tensor, normalized_shape: Sequence[int]) -> int:  # noqa: A002
     """The first normalised dimension, counted from the end."""
+    refuse_nested(input, "input")
     wanted = tuple(normalized_shape)
     if not wanted or input.shape[-len(wanted) :] != wanted:
         raise ValueError(

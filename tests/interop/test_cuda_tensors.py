@@ -53,7 +53,7 @@ def cuda_tensors_on(device):
 
     def borrow(owner, address, device, shape, strides, dtype):
         made.append(owner)
-        host = adapter._bits(owner)
+        host = adapter._on_host(owner)
         assert (shape, dtype, device) == (host.shape, host.dtype, 0)
         if host.size:
             assert (address, strides) == (host.ctypes.data, host.strides)
@@ -230,7 +230,7 @@ def cuda_tensors_on_both(number_of):
         return number_of.setdefault(id(tensor), getattr(Numbered.current, "number", None))
 
     def borrow(owner, address, device, shape, strides, dtype):  # noqa: ARG001
-        return on_device(adapter._bits(owner), backends[device])
+        return on_device(adapter._on_host(owner), backends[device])
 
     def on_stream(_, like):
         return backends[number_of[id(like)]].device.active()
@@ -292,7 +292,7 @@ def test_tensors_of_two_devices_are_refused_by_name(torch, borrowed, monkeypatch
     )
     assert not isinstance(adapter.Torch().views([first], write=False), list)
     opened = adapter.Torch()
-    monkeypatch.setattr(cuda, "borrow", lambda owner, *_: adapter._bits(owner))
+    monkeypatch.setattr(cuda, "borrow", lambda owner, *_: adapter._on_host(owner))
     assert isinstance(opened.views([first, torch.ones(2)], write=False), list)
 
 

@@ -108,7 +108,7 @@ def test_one_tensor_is_a_list_of_one():
     ours.clip_grad_norm_([expected], 0.5)
     assert torch.equal(given.grad, expected.grad)
     ours.clip_grad_value_(given, 0.1)
-    ours.clip_grads_with_norm_(expected, 0.05, 1.0)
+    ours.clip_grads_with_norm_(expected, 0.05, total_norm=1.0)
     assert given.grad.abs().max() <= 0.1
 
 
@@ -155,7 +155,7 @@ def test_bad_arguments_change_nothing():
         lambda: ours.clip_grad_norm_(given, -1.0),
         lambda: ours.clip_grad_norm_(given, 1.0, 0.0),
         lambda: ours.clip_grad_value_(given, -1.0),
-        lambda: ours.clip_grads_with_norm_(given, float("nan"), 1.0),
+        lambda: ours.clip_grads_with_norm_(given, float("nan"), total_norm=1.0),
     ):
         with pytest.raises(ValueError, match="must be"):
             call()
@@ -330,3 +330,82 @@ def test_names_are_torchs():
         ]
         assert described[0] == described[1], mine.__name__
     assert gradkit.torch is ours
+
+
+def parameter(grad):
+    """A parameter with this gradient."""
+    made = torch.nn.Parameter(torch.zeros(len(grad)))
+    made.grad = torch.tensor(grad)
+    return made
+
+
+def test_a_norm_and_a_limit_cannot_be_swapped():
+    """Gradkit's order, and any of two numbers, is an error; a guard's limit is none."""
+    given = [parameter([3.0, 4.0])]
+    norm, limit = ours.get_total_norm([p.grad for p in given]), torch.tensor(2.5)
+    for numbers in ((norm, 2.5), (5.0, 2.5)):
+        with pytest.raises(TypeError, match=r"by keyword.* pass max_norm=.*, total_norm=2\.5"):
+            ours.clip_grads_with_norm_(given, *numbers)
+    assert given[0].grad.tolist() == [3, 4]
+    ours.clip_grads_with_norm_(given, limit, norm)
+    assert given[0].grad.tolist() == [1.5, 2]
+    ours.clip_grads_with_norm_(given, torch.tensor(1.25), total_norm=2.5)
+    assert given[0].grad.tolist() == [0.75, 1]
+
+
+def test_a_guards_limit():
+    """A tensor in the place of a number, in every function that clips by a norm."""
+    guard = gradkit.SpikeGuard(warmup=3)
+    for norm in (1.0, 1.5, 2.0, 1.0, 9.0):
+        limit = guard.update(torch.tensor(norm, dtype=torch.float64))
+    ways = (
+        lambda given, limit: ours.clip_grad_norm_(given, limit),
+        lambda given, limit: ours.clip_grads_with_norm_(given, limit, torch.tensor(5.0)),
+        lambda given, limit: ours.GradAccumulator(given).finish(limit),
+    )
+    for clip in ways:
+        given = [parameter([3.0, 4.0])]
+        clip(given, limit)
+        expected = torch.tensor([3.0, 4.0]) * (limit / 5).float()
+        torch.testing.assert_close(given[0].grad, expected)
+
+
+MODEL = torch.nn.Sequential(torch.nn.Linear(2, 1))
+TAKE_PARAMETERS = {
+    "clip_grad_norm_": lambda given: ours.clip_grad_norm_(given, 1.0),
+    "clip_grad_value_": lambda given: ours.clip_grad_value_(given, 1.0),
+    "clip_grads_with_norm_": lambda given: ours.clip_grads_with_norm_(given, 1.0, torch.ones(())),
+}
+
+
+@pytest.mark.parametrize("name", TAKE_PARAMETERS)
+def test_models_and_pairs_are_no_parameters(name):
+    """Each is named, with what to pass."""
+    wanted = r"; pass model\.parameters\(\)$"
+    for model in (MODEL, MODEL[0]):
+        with pytest.raises(TypeError, match="^parameters holds a Linear" + wanted):
+            TAKE_PARAMETERS[name](model)
+    for take in (TAKE_PARAMETERS[name], ours.GradAccumulator):
+        with pytest.raises(TypeError, match=r"holds \(name, parameter\) pairs" + wanted):
+            take(MODEL.named_parameters())
+
+
+def test_models_and_pairs_are_no_gradients():
+    grads = r"grads_of\(model\.parameters\(\)\)$"
+    pairs = r"named_grads_of\(pairs\) if these are \(name, parameter\) pairs$"
+    for call, given, words in (
+        (ours.get_total_norm, MODEL, "^tensors holds a Linear; pass gradkit." + grads),
+        (ours.get_total_norm, MODEL.named_parameters(), r"^tensors holds \(name, p.*" + grads),
+        (gradkit.grad_norm, MODEL, r"^grads\[0\] is a Linear; expected an array; pass " + grads),
+        (gradkit.grad_norm, MODEL[0], "^grads is a Linear; expected an array; pass " + grads),
+        (gradkit.grad_norm, MODEL.named_parameters(), r"^grads\[0\]\[0\] is a str; .*" + pairs),
+        (gradkit.grads_of, MODEL, r"holds a Linear, .*; pass model\.parameters\(\)$"),
+        (
+            gradkit.grads_of,
+            MODEL.named_parameters(),
+            "pass .name, parameter. pairs to named_grads_",
+        ),
+        (gradkit.named_grads_of, MODEL[0], r"holds a Linear .* pass model\.named_parameters\(\)"),
+    ):
+        with pytest.raises(TypeError, match=words):
+            call(given)

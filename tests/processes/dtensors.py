@@ -1,5 +1,8 @@
 """Checks of ``gradkit.torch`` on DTensors that several processes hold."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 
 from tests.processes.norms import bits
@@ -57,3 +60,66 @@ def _parameter(grad, mesh, placements):
     parameter = torch.nn.Parameter(distribute_tensor(torch.zeros_like(grad), mesh, placements))
     parameter.grad = distribute_tensor(grad, mesh, placements)
     return parameter
+
+
+def sharded_training(place):
+    """``replace_norms``, then checkpointing and ``fully_shard``: steps are those of one process."""
+    import torch
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+    from torch.distributed.fsdp import fully_shard
+
+    import gradkit.torch as ours
+
+    def trained(x, *, shard):
+        torch.manual_seed(7)
+        model = torch.nn.Sequential(torch.nn.Linear(6, 8), *map(_block, range(2)))
+        ours.replace_norms(model)
+        if shard:
+            for name in ("1", "2"):
+                model.set_submodule(name, fully_shard(checkpoint_wrapper(model[int(name)])))
+            fully_shard(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
+        norms = []
+        for _ in range(4):
+            (model(x) - x.mean(-1, keepdim=True)).square().mean().backward()
+            norms.append(float(ours.clip_grad_norm_(model.parameters(), 0.1)))
+            optimizer.step()
+            optimizer.zero_grad()
+        return norms, [p.full_tensor() if shard else p for p in model.parameters()]
+
+    batch = torch.randn(4 * place.size, 3, 6, generator=torch.Generator().manual_seed(3))
+    norms, weights = trained(batch[place.rank :: place.size], shard=True)
+    expected_norms, expected = trained(batch, shard=False)
+    assert norms[0] > 0.1  # so that it clips
+    np.testing.assert_allclose(norms, expected_norms, rtol=1e-5)
+    torch.testing.assert_close(weights, expected, rtol=1e-4, atol=1e-6)
+    return bits(*norms, *(weight.detach().double().numpy() for weight in weights))
+
+
+def parallel_training(place):
+    """The page's recipe for DDP: the weights of one process with the whole batch."""
+    import torch
+
+    page = (Path(__file__).parents[2] / "docs" / "torch.md").read_text()
+    section = page[page.index("## DistributedDataParallel") :]
+    names = {}
+    exec(re.search(r"^```py\n(.*?)^```", section, re.M | re.S)[1], names)
+
+    def trained(rank, size):
+        torch.manual_seed(7)
+        model = torch.nn.Sequential(torch.nn.Linear(6, 8), *map(_block, range(2)))
+        generator = torch.Generator().manual_seed(3)
+        batches = [torch.randn(2, 4 * place.size, 8, generator=generator) for _ in range(4)]
+        names["train"](model, [(x[rank::size, :6], y[rank::size]) for x, y in batches])
+        return list(model.parameters())
+
+    weights = trained(place.rank, place.size)
+    names["DistributedDataParallel"] = lambda model: model
+    torch.testing.assert_close(weights, trained(0, 1), rtol=1e-4, atol=1e-6)
+    return bits(*(weight.detach().double().numpy() for weight in weights))
+
+
+def _block(_):
+    from torch import nn
+
+    return nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), nn.GELU(), nn.RMSNorm(8))

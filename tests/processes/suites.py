@@ -31,6 +31,8 @@ _OF_ONE = {
     "torch": {
         "a group without this rank": groups.not_a_member,
         "clipping of DTensors": dtensors.clipping,
+        "training with fully_shard": dtensors.sharded_training,
+        "training with DDP": dtensors.parallel_training,
     },
     "jax": {
         "sharded arrays": groups.sharded_arrays,

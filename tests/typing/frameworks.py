@@ -36,6 +36,7 @@ def jax_step(grads: dict[str, jax.Array], x: jax.Array) -> jax.Array:
 
 def torch_autograd(model: torch.nn.Sequential, x: torch.Tensor) -> torch.Tensor:
     assert_type(gradkit.torch.replace_norms(model), torch.nn.Sequential)
+    assert_type(gradkit.torch.restore_norms(model), torch.nn.Sequential)
     y = assert_type(gradkit.torch.layer_norm(x, (3,)), torch.Tensor)
     assert_type(gradkit.torch.rms_norm(x, (3,), scale_offset=1.0), torch.Tensor)
     assert_type(gradkit.torch.group_norm(x, 1), torch.Tensor)
@@ -46,7 +47,10 @@ def torch_autograd(model: torch.nn.Sequential, x: torch.Tensor) -> torch.Tensor:
     assert_type(gradkit.torch.add_layer_norm(x, y, (3,)), tuple[torch.Tensor, torch.Tensor])
     accumulator = gradkit.torch.GradAccumulator(model)
     assert_type(accumulator.finish(max_norm=1.0, scale=0.5), torch.Tensor)
-    assert_type(gradkit.torch.get_total_norm([x]), torch.Tensor)
+    norm = assert_type(gradkit.torch.get_total_norm([x]), torch.Tensor)
+    limit = assert_type(gradkit.SpikeGuard().update(norm), torch.Tensor)
+    gradkit.torch.clip_grads_with_norm_(model.parameters(), limit, norm)
+    assert_type(gradkit.torch.clip_grad_norm_(model.parameters(), limit), torch.Tensor)
     return gradkit.torch.clip_grad_norm_(model.parameters(), 1.0)
 
 

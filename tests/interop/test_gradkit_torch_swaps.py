@@ -1,0 +1,140 @@
+"""Swapping a model's norms and swapping them back, for tracers and exporters too."""
+
+import copy
+import warnings
+
+import pytest
+
+import gradkit
+
+from .libraries import framework
+
+torch = framework("torch")
+ours = framework("gradkit.torch")
+nn = torch.nn
+
+
+def random(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_restored_modules_are_what_they_were():
+    """The same objects with the same state, and the same attributes as if never swapped."""
+    kinds = nn.LayerNorm, nn.RMSNorm, nn.BatchNorm1d, nn.InstanceNorm2d
+    theirs = nn.ModuleList(
+        [
+            *(kind(4, eps=1e-3) for kind in kinds),
+            nn.LayerNorm(4, elementwise_affine=False),
+            nn.BatchNorm2d(4, momentum=None, affine=False),
+            nn.GroupNorm(2, 4).eval(),
+        ]
+    )
+    theirs[2](random(5, 4))  # moves its statistics
+    before = [(type(m), m, dict(vars(m))) for m in theirs]
+    parts = [*theirs.parameters(), *theirs.buffers()]
+    keys = list(theirs.state_dict())
+    ours.replace_norms(theirs)
+    assert all(type(m) is not before[k][0] for k, m in enumerate(theirs))
+    assert ours.restore_norms(theirs) is theirs
+    for module, (kind, same, attributes) in zip(theirs, before, strict=True):
+        assert module is same
+        assert type(module) is kind
+        assert vars(module) == attributes
+    assert list(theirs.state_dict()) == keys
+    now = [*theirs.parameters(), *theirs.buffers()]
+    assert all(a is b for a, b in zip(now, parts, strict=True))
+
+
+def test_modules_made_here_are_restored_too():
+    """Those that PyTorch has none of stay; one with an offset is named, and nothing is written."""
+    model = nn.Sequential(
+        ours.LayerNorm(4), ours.InvertibleLayerNorm(4), ours.AddRMSNorm(4), ours.RMSNorm(4)
+    )
+    model[3].scale_offset = 1.0
+    before = list(map(type, model))
+    with pytest.raises(ValueError, match=r"model\.3 has scale_offset 1\.0.*weight"):
+        ours.restore_norms(model)
+    assert list(map(type, model)) == before
+    with pytest.raises(ValueError, match=r"^model has scale_offset"):
+        ours.restore_norms(model[3])
+    model[3].scale_offset = 0.0
+    assert list(map(type, ours.restore_norms(model))) == [
+        *(nn.LayerNorm, nn.LayerNorm, ours.AddRMSNorm, nn.RMSNorm),
+    ]
+    assert vars(model[0]).keys() == vars(nn.LayerNorm(4)).keys()
+
+
+def test_symbolic_traces_have_the_norms_of_pytorchs_as_leaves():
+    """``torch.fx`` records swapped modules as it does PyTorch's; hooks are left to the run."""
+    theirs = nn.Sequential(
+        *(nn.Conv2d(2, 4, 1), nn.BatchNorm2d(4), nn.InstanceNorm2d(4)),
+        *(nn.GroupNorm(2, 4), nn.Flatten(2), nn.LayerNorm(9)),
+        nn.RMSNorm(9),
+    )
+    swapped = ours.replace_norms(copy.deepcopy(theirs))
+    graphs = [torch.fx.symbolic_trace(model).graph for model in (theirs, swapped)]
+    nodes = [[(n.op, n.target, n.name) for n in graph.nodes] for graph in graphs]
+    assert nodes[0] == nodes[1]
+    x = random(3, 2, 3, 3)
+    traced = torch.fx.symbolic_trace(copy.deepcopy(swapped))
+    assert torch.equal(traced(x), swapped(x))
+
+
+def test_symbolic_traces_of_sums():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.last = ours.AddRMSNorm(4), ours.InvertibleLayerNorm(4)
+
+        def forward(self, x, residual):
+            y, s = self.norm(x, residual=residual)
+            return self.last(y) + s
+
+    block = Block()
+    x, residual = (random(3, 4, seed=k) for k in range(2))
+    assert torch.equal(torch.fx.symbolic_trace(block)(x, residual), block(x, residual))
+
+
+def test_restored_models_are_exported():
+    """``torch.jit.script`` and ``torch.onnx.export`` refuse ours and take PyTorch's."""
+    theirs = nn.Sequential(nn.BatchNorm1d(4), nn.LayerNorm(4), nn.RMSNorm(4)).eval()
+    model, x = ours.replace_norms(theirs), random(3, 4)
+    with pytest.raises(RuntimeError):
+        torch.jit.script(model)
+    with pytest.raises(RuntimeError):
+        _to_onnx(model, x)
+    copied = ours.restore_norms(copy.deepcopy(model))
+    torch.testing.assert_close(torch.jit.script(copied)(x), model(x))
+    operators = [node.op_type for node in _to_onnx(copied, x).graph.node]
+    assert "LayerNormalization" in operators
+    assert type(model[1]) is ours.LayerNorm
+
+
+def _to_onnx(model, x):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporter's own
+        return torch.onnx.export(model, (x,), dynamo=True, verbose=False).model_proto
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_are_refused(layout):
+    """By the name of the argument, and with what to pass."""
+    parts = [torch.ones(2, 4), torch.ones(3, 4)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch: a prototype
+        nested = torch.nested.nested_tensor(parts, layout=layout)
+    calls = {
+        "x": lambda: gradkit.layer_norm(nested),
+        "grads": lambda: gradkit.grad_norm(nested),
+        "residual": lambda: ours.add_rms_norm(torch.ones(2, 4), nested, (4,)),
+    }
+    functions = (
+        *(lambda: ours.layer_norm(nested, (4,)), lambda: ours.rms_norm(nested, (4,))),
+        *(lambda: ours.group_norm(nested, 2), lambda: ours.instance_norm(nested)),
+        lambda: ours.batch_norm(nested, None, None, training=True),
+    )
+    for name, call in [*calls.items(), *(("input", call) for call in functions)]:
+        with pytest.raises(TypeError, match=rf"^{name} is a nested tensor; pass its \.values\(\)"):
+            call()
+    if layout is torch.jagged:
+        assert ours.layer_norm(nested.values(), (4,)).shape == (5, 4)
