@@ -1,4 +1,4 @@
-"""Predicted times on GPUs that gradkit has not run on: ``python -m benchmarks.model``.
+"""Predicted times on GPUs that gradkit has not run on: ``python -m benchmarks.gpu_model``.
 
 A prediction, never a result. The host's own code launches each operation on a device that does
 nothing, as for the card in question. What a launch needs then follows from the arrays that it
@@ -29,10 +29,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import gradkit
-from benchmarks import host
-from benchmarks.shapes import DEVICE_LISTS, DEVICE_NORMS
+from benchmarks import host, report
+from benchmarks.devices import DTYPES
+from benchmarks.shapes import GPU_LISTS, GPU_NORMS
 from gradkit._cuda import CudaBackend
-from gradkit._dtypes import FLOATS, dtype_named
 from testbed.emulator import IdleDevice
 from testbed.machine_code.table import Cells
 from tests.devices.emulated import on_device
@@ -43,6 +43,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "predictions.md"
 LATENCY, START = 700e-9, 2e-6  # seconds; assumed for every card, round numbers
 _ISSUED = 128  # instructions of threads, a clock and multiprocessor: four warps
 _PACK = 16  # bytes of a load
+_CXX = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64"}
 
 
 class Card(NamedTuple):
@@ -144,7 +145,7 @@ def works() -> Iterator[Work]:
 def _norms() -> Iterator[Work]:
     for name in ("layer_norm_grad", "rms_norm_grad"):
         for dtype in ("bfloat16", "float16", "float32"):
-            for m, d in DEVICE_NORMS:
+            for m, d in GPU_NORMS:
                 counted = {"layer_norm_grad": (name, "layer_norm_grad")}
                 for kernel in ("row_sums_of_gradient", "apply_gradient"):
                     counted[kernel] = "layer_norm_grad of wide rows", kernel
@@ -166,9 +167,9 @@ def _gradient(name: str, shape: tuple[int, int], dtype: str) -> Any:
 
 def _lists() -> Iterator[Work]:
     for name, passes in (("grad_norm", {"norm_partials": 1}), ("clip_grad_norm", _CLIP)):
-        for title, (dtype, shapes) in DEVICE_LISTS.items():
+        for title, (dtype, shapes) in GPU_LISTS.items():
             elements = sum(map(math.prod, shapes))
-            chunks = LONG_CHUNKS if elements * dtype_named(dtype).itemsize > 1 << 26 else ""
+            chunks = LONG_CHUNKS if elements * DTYPES[dtype].itemsize > 1 << 26 else ""
             counted = {
                 "norm_partials": (f"grad_norm p=2{chunks}", "norm_partials"),
                 "clip_by_norm": (f"scale_grads{chunks}", "scale_grads"),  # the same loop
@@ -249,9 +250,7 @@ def predicted(work: Work, card: Card, tables: "Tables") -> Prediction:
     backend = CudaBackend(device)
 
     def array(shape: tuple[int, ...], dtype: str) -> Any:
-        return on_device(
-            np.empty(shape, dtype_named(dtype)), backend
-        )  # its pages are never touched
+        return on_device(np.empty(shape, DTYPES[dtype]), backend)  # its pages are never touched
 
     work.call(array)()
     parts = [_launched(launch, work, card, tables) for launch in device.launches]
@@ -265,7 +264,7 @@ def predicted(work: Work, card: Card, tables: "Tables") -> Prediction:
 
 def _launched(launch: Launch, work: Work, card: Card, tables: "Tables") -> Prediction:
     """How long one kernel takes by each limit."""
-    itemsize = dtype_named(work.dtype).itemsize
+    itemsize = DTYPES[work.dtype].itemsize
     moved = launch.bytes + work.passes.get(launch.kernel, 0) * work.elements * itemsize
     code = tables.code(launch, work.dtype, card.sm)
     fitting = card.multiprocessors * min(card.threads, int(code["threads"]) or card.threads)
@@ -294,7 +293,7 @@ class Tables:
         """The row of a kernel, or of the nearest one that has a row."""
         file = self._files[launch.kernel]
         for macros in _nearest(launch.macros):
-            for title in (macros, f"{FLOATS[dtype].cxx} {macros}", f"bf16 {macros}"):
+            for title in (macros, f"{_CXX[dtype]} {macros}", f"bf16 {macros}"):
                 for arch in (sm, 90):
                     name = (file, title, launch.kernel, str(arch), self._nvrtc)
                     if name in self._code:
@@ -328,60 +327,28 @@ def _nearest(macros: str) -> Iterator[str]:
         yield macros
 
 
-_HEAD = """# Predicted times
-
-**Predictions, not results: gradkit has not yet run on a GPU.** `python -m benchmarks.model` makes
-this page from the [tables of machine code](machine-code.md) and from data sheets; its text says
-how, and what it leaves out. Measurements, once there are some, go to [performance](performance.md).
-Then this page shows where the model is wrong.
-
-Microseconds a call, and what limits it: `memory` bandwidth, `latency` of round trips to memory,
-`issue` of instructions, `double` precision, `start` of kernels, or the `host`, if it takes longer
-for the call than the device, whose time then follows in brackets. `issue` and `double` come from
-counts of PTX, of which ptxas merges a part, so they are upper bounds. A round trip is assumed to
-take {latency:.0f} ns, and a kernel's start {start:.0f} us, on every card. The RTX 4090 and the T4
-are taken to run the code for sm_80. A combination of macros without a row takes that of the nearest
-one: float16 counts as bfloat16, RMS norm with accesses of one element as layer norm.
-
-The host's times are measured, but on another machine than any card is in, on CuPy arrays, and with
-launches that do nothing: what the driver takes for each comes on top. That of a list is on a line
-through those of 1 and of 1000 arrays. As a measure of that machine, the NumPy formula that
-`python -m benchmarks.host` prints took {formula:.0f} us there:
-
-{hosts}
-
-"""
-
-
-def page(found: dict[tuple[str, str, str], list[Prediction]]) -> str:
-    """Lay out all predictions."""
-    lines = [
-        "| card | GB/s | multiprocessors | GHz | double a clock | source |",
-        "|---|---|---|---|---|---|",
-    ]
-    lines += [
+def page_tables(found: dict[tuple[str, str, str], list[Prediction]]) -> dict[str, str]:
+    """Lay out what is assumed and all predictions, by their places in the page."""
+    names = " | ".join(card.name for card in CARDS)
+    cards = ["| card | GB/s | multiprocessors | GHz | double a clock | source |", "|---" * 6 + "|"]
+    cards += [
         f"| {c.name} | {c.bandwidth / 1e9:.0f} | {c.multiprocessors} | {c.clock / 1e9:.2f} "
         f"| {c.double} | {c.source} |"
         for c in CARDS
     ]
-    names = " | ".join(card.name for card in CARDS)
-    lines += ["", f"| operation | shape | dtype | {names} |", "|---" * (3 + len(CARDS)) + "|"]
-    for title, row in found.items():
-        cells = " | ".join(map(str, row))
-        lines.append(f"| {' | '.join(title)} | {cells} |")
-    assumed = {"latency": LATENCY * 1e9, "start": START * 1e6}
-    return _HEAD.format(**assumed, **_hosts(host.recorded())) + "\n".join(lines) + "\n"
-
-
-def _hosts(times: dict[str, float]) -> dict[str, Any]:
-    """The host's times as a table."""
-    unit = times[host.FORMULA]
-    lines = ["| call on the host | us | times the formula |", "|---|---|---|"]
-    for call, time in times.items():
-        if call != host.FORMULA:
-            name = call.replace(", 1000", " of 1000 arrays")
-            lines.append(f"| {name} | {_figure(time)} | {_figure(time / unit)} |")
-    return {"formula": unit, "hosts": "\n".join(lines)}
+    times = [f"| operation | shape | dtype | {names} |", "|---" * (3 + len(CARDS)) + "|"]
+    times += [f"| {' | '.join([*title, *map(str, row)])} |" for title, row in found.items()]
+    hosts, taken = (
+        ["| call on the host | us | times the formula |", "|---|---|---|"],
+        host.recorded(),
+    )
+    for call, time in taken.items():
+        name = call.replace(", 1000", " of 1000 arrays")
+        hosts.append(f"| {name} | {_figure(time)} | {_figure(time / taken[host.FORMULA])} |")
+    return {
+        name: "\n".join(rows)
+        for name, rows in (("hosts", hosts), ("cards", cards), ("times", times))
+    }
 
 
 def _figure(number: float) -> str:
@@ -391,14 +358,14 @@ def _figure(number: float) -> str:
 
 
 def main() -> None:
-    """Write the page."""
+    """Write the page's tables."""
     argparse.ArgumentParser(description=__doc__).parse_args()
     tables = Tables()
     found = {
         (work.operation, work.shape, work.dtype): [predicted(work, c, tables) for c in CARDS]
         for work in works()
     }
-    PAGE.write_text(page(found))
+    report.replace_in_page(PAGE, page_tables(found))
 
 
 if __name__ == "__main__":
