@@ -7,14 +7,16 @@ norm moves 2 or 3.
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import gradkit
 from benchmarks.devices import DTYPES, Device
 from benchmarks.peers import Arguments, Module, Table, backward, onnxruntime, torch
-from benchmarks.shapes import Shape, chosen
-from benchmarks.timing import Case
+from benchmarks.shapes import Shape, chosen, list_bytes
+from benchmarks.timing import Case, on_array
 
 liger = Module("liger_kernel.ops")
 GROUPS = 32
@@ -152,6 +154,7 @@ NORMS = {
     "batch_norm_inference": "x scale bias mean var",
 }
 GRADIENTS = ("batch_norm_grad", "group_norm_grad")
+RUNNING = ("running_mean", "running_var")
 
 
 def cases(device: Device, *, quick: bool = False) -> Iterator[Case]:
@@ -159,47 +162,30 @@ def cases(device: Device, *, quick: bool = False) -> Iterator[Case]:
     shapes, on_cpu = chosen(device), device.name == "cpu"
     for name in GRADIENTS:
         others = shapes.others[:1] if name == "batch_norm_grad" else ()
-        others = shapes.others if on_cpu else others
-        for shape, dtype in shapes.pairs(shapes.images, others, quick=quick):
-            for last in (False,) if on_cpu else (False, True):
-                yield _gradient(device, name, shape, dtype, last=last)
+        pairs = shapes.pairs(shapes.images, shapes.others if on_cpu else others, quick=quick)
+        for (shape, dtype), last in product(pairs, (False,) if on_cpu else (False, True)):
+            yield _gradient(device, name, shape, dtype, last=last)
     for name in NORMS:
         others = ("bfloat16",) if on_cpu else ()
         for shape, dtype in shapes.pairs(shapes.images[:3], others, quick=quick):
-            size = math.prod(shape) * DTYPES[dtype].itemsize
-            yield Case(
-                operation=name,
-                shape="x".join(map(str, shape)),
-                dtype=dtype,
-                table=TABLES[name],
-                arguments=partial(norm_arguments, device, name, shape, dtype),
-                bytes=(3 if name == "batch_norm" else 2) * size,
-                written=("running_mean", "running_var") if name == "batch_norm" else (),
-                out=True,
-                peers=("torch",) if on_cpu and dtype != "float32" else None,
-            )
+            moved, written = (3, RUNNING) if name == "batch_norm" else (2, ())
+            arguments = partial(norm_arguments, device, name, shape, dtype)
+            rest = {"arguments": arguments, "bytes": moved * list_bytes([shape], dtype)}
+            yield on_array(device, name, TABLES[name], shape, dtype, written=written, **rest)
 
 
 def _gradient(device: Device, name: str, shape: Shape, dtype: str, *, last: bool) -> Case:
-    on_cpu, targets = device.name == "cpu", dict[str, float]()
-    if device.name == "cuda":
-        targets = {"copy": 0.80}
-        if name == "batch_norm_grad" and not last:
-            targets["torch cuDNN"] = 1.5
-    elif on_cpu and (shape, dtype) == (chosen(device).images[0], "float32"):
-        targets = {"naive": 2.0}
-    size = math.prod(shape) * DTYPES[dtype].itemsize
-    return Case(
-        operation=name,
-        shape="x".join(map(str, shape)) + (" channels last" if last else ""),
-        dtype=dtype,
-        table=TABLES[name],
-        arguments=partial(gradient_arguments, device, name, shape, dtype, last=last),
-        bytes=(3 if on_cpu else 5) * size,
-        targets=targets,
-        out=True,
-        peers=("torch",) if on_cpu and dtype != "float32" else None,
-    )
+    moved, targets = 5, dict[str, float]()
+    if device.name == "cpu":
+        moved = 3
+        targets = {"naive": 2.0} if (shape, dtype) == (chosen(device).images[0], "float32") else {}
+    elif device.name == "cuda":
+        own = name == "batch_norm_grad" and not last
+        targets = {"copy": 0.80, **({"torch cuDNN": 1.5} if own else {})}
+    arguments = partial(gradient_arguments, device, name, shape, dtype, last=last)
+    rest = {"arguments": arguments, "bytes": moved * list_bytes([shape], dtype), "targets": targets}
+    case = on_array(device, name, TABLES[name], shape, dtype, **rest)
+    return replace(case, shape=f"{case.shape} channels last") if last else case
 
 
 def gradient_arguments(

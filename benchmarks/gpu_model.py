@@ -22,6 +22,7 @@ import argparse
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -100,23 +101,13 @@ class _Module(NamedTuple):
     macros: str
 
     def get_function(self, name: str) -> Any:
-        def launch(grid: Any, block: Any, args: Any, shared_mem: int = 0) -> None:  # noqa: ARG001
+        def launch(grid: Any, block: Any, args: Any, **options: Any) -> None:  # noqa: ARG001
             moved = args[1:] if name in _RARELY_READ else args
             arrays = sum(a.nbytes for a in moved if isinstance(a, np.ndarray) and a.ndim)
             threads = math.prod(grid) * math.prod(block)
             self.device.launches.append(Launch(name, self.macros, threads, arrays))
 
-        return _Kernel(launch)
-
-
-class _Kernel:
-    """A launch function that takes attributes, as CuPy's kernels do."""
-
-    def __init__(self, launch: Callable[..., None]) -> None:
-        self._launch = launch
-
-    def __call__(self, *arguments: Any, **options: Any) -> None:
-        self._launch(*arguments, **options)
+        return launch
 
 
 class Work(NamedTuple):
@@ -129,7 +120,7 @@ class Work(NamedTuple):
     shape: str
     dtype: str
     elements: int
-    call: Callable[[Callable[..., Any]], Callable[[], Any]]
+    call: Callable[[Callable[..., Any]], object]  # of a function that makes arrays
     counted: dict[str, tuple[str, str]]  # by kernel: operation and kernel in executed.csv
     passes: dict[str, int] = {}  # noqa: RUF012
     arrays: int = 1
@@ -144,25 +135,21 @@ def works() -> Iterator[Work]:
 
 def _norms() -> Iterator[Work]:
     for name in ("layer_norm_grad", "rms_norm_grad"):
+        counted = {"layer_norm_grad": (name, "layer_norm_grad")}
+        for kernel in ("row_sums_of_gradient", "apply_gradient"):
+            counted[kernel] = "layer_norm_grad of wide rows", kernel
         for dtype in ("bfloat16", "float16", "float32"):
             for m, d in GPU_NORMS:
-                counted = {"layer_norm_grad": (name, "layer_norm_grad")}
-                for kernel in ("row_sums_of_gradient", "apply_gradient"):
-                    counted[kernel] = "layer_norm_grad of wide rows", kernel
-                call = _gradient(name, (m, d), dtype)
+                call = partial(_gradient, name, (m, d), dtype)
                 yield Work(name, f"{m}x{d}", dtype, m * d, call, counted)
 
 
-def _gradient(name: str, shape: tuple[int, int], dtype: str) -> Any:
-    def bound(array: Callable[..., Any]) -> Callable[[], Any]:
-        m, d = shape
-        statistics = [array((m,), "float32") for _ in range(2 if name == "layer_norm_grad" else 1)]
-        given = [array(shape, dtype), array(shape, dtype), array((d,), dtype), *statistics]
-        columns = [array((d,), dtype) for _ in statistics]
-        out = (array(shape, dtype), *columns)
-        return lambda: getattr(gradkit, name)(*given, out=out)
-
-    return bound
+def _gradient(name: str, shape: tuple[int, int], dtype: str, array: Any) -> object:
+    (m, d), count = shape, 2 if name == "layer_norm_grad" else 1
+    statistics = [array((m,), "float32") for _ in range(count)]
+    dy, x, dx = (array(shape, dtype) for _ in range(3))
+    scale, *columns = (array((d,), dtype) for _ in range(1 + count))
+    return getattr(gradkit, name)(dy, x, scale, *statistics, out=(dx, *columns))
 
 
 def _lists() -> Iterator[Work]:
@@ -174,61 +161,44 @@ def _lists() -> Iterator[Work]:
                 "norm_partials": (f"grad_norm p=2{chunks}", "norm_partials"),
                 "clip_by_norm": (f"scale_grads{chunks}", "scale_grads"),  # the same loop
             }
-            call = _listed(name, shapes, dtype)
+            call = partial(_listed, name, shapes, dtype)
             yield Work(name, title, dtype, elements, call, counted, passes, len(shapes))
 
 
 _CLIP = {"norm_partials": 1, "clip_by_norm": 2}
 
 
-def _listed(name: str, shapes: Sequence[tuple[int, ...]], dtype: str) -> Any:
-    def bound(array: Callable[..., Any]) -> Callable[[], Any]:
-        grads = [array(shape, dtype) for shape in shapes]
-        rest = (1.0,) if name == "clip_grad_norm" else ()
-        return lambda: getattr(gradkit, name)(grads, *rest)
-
-    return bound
+def _listed(name: str, shapes: Sequence[tuple[int, ...]], dtype: str, array: Any) -> object:
+    grads = [array(shape, dtype) for shape in shapes]
+    return getattr(gradkit, name)(grads, *((1.0,) if name == "clip_grad_norm" else ()))
 
 
 _CHANNELS = {
     "batch_norm": ("sum_deviations", "normalize"),
     "batch_norm_grad": ("sum_channels", "apply_channels"),
 }
-
-
 _IMAGES = [(64, 112), (64, 56), (256, 56), (512, 28), (1024, 14), (2048, 7)]  # channels, height
 
 
 def _images() -> Iterator[Work]:
-    for last in (False, True):
-        for n, (c, size) in product((32, 256), _IMAGES):
-            shape = (n, size, size, c) if last else (n, c, size, size)
-            of = " of channels last" if last else ""
-            counted = {
-                kernel: (f"{operation}{of}", kernel)
-                for operation, kernels in _CHANNELS.items()
-                for kernel in kernels
-            }
-            for name in ("batch_norm", "batch_norm_grad"):
-                title = f"{'x'.join(map(str, shape))}{', channels last' if last else ''}"
-                call = _batch_norm(name, shape, len(shape) - 1 if last else 1)
-                yield Work(name, title, "bfloat16", math.prod(shape), call, counted)
+    kinds = product((False, True), (32, 256), _IMAGES, _CHANNELS.items())
+    for last, n, (c, size), (name, kernels) in kinds:
+        shape = (n, size, size, c) if last else (n, c, size, size)
+        of, title = (" of channels last", ", channels last") if last else ("", "")
+        counted = {kernel: (f"{name}{of}", kernel) for kernel in kernels}
+        call = partial(_batch_norm, name, shape, 3 if last else 1)
+        title = "x".join(map(str, shape)) + title
+        yield Work(name, title, "bfloat16", math.prod(shape), call, counted)
 
 
-def _batch_norm(name: str, shape: tuple[int, ...], axis: int) -> Any:
-    def bound(array: Callable[..., Any]) -> Callable[[], Any]:
-        dtype, channels = "bfloat16", (shape[axis],)
-        statistics = [array(channels, "float32") for _ in range(2)]
-        scale, bias = array(channels, dtype), array(channels, dtype)
-        data, out = array(shape, dtype), array(shape, dtype)
-        if name == "batch_norm":
-            outs = (out, *statistics)
-            return lambda: gradkit.batch_norm(data, scale, bias, channel_axis=axis, out=outs)
-        given = (array(shape, dtype), data, scale, *statistics)
-        outs = (out, array(channels, dtype), array(channels, dtype))
-        return lambda: gradkit.batch_norm_grad(*given, channel_axis=axis, out=outs)
-
-    return bound
+def _batch_norm(name: str, shape: tuple[int, ...], axis: int, array: Any) -> object:
+    dy, x, y = (array(shape, "bfloat16") for _ in range(3))
+    scale, bias, dscale, dbias = (array((shape[axis],), "bfloat16") for _ in range(4))
+    mean, inv_std = (array((shape[axis],), "float32") for _ in range(2))
+    if name == "batch_norm":
+        return gradkit.batch_norm(x, scale, bias, channel_axis=axis, out=(y, mean, inv_std))
+    out = y, dscale, dbias
+    return gradkit.batch_norm_grad(dy, x, scale, mean, inv_std, channel_axis=axis, out=out)
 
 
 class Prediction(NamedTuple):
@@ -252,7 +222,7 @@ def predicted(work: Work, card: Card, tables: "Tables") -> Prediction:
     def array(shape: tuple[int, ...], dtype: str) -> Any:
         return on_device(np.empty(shape, DTYPES[dtype]), backend)  # its pages are never touched
 
-    work.call(array)()
+    work.call(array)
     parts = [_launched(launch, work, card, tables) for launch in device.launches]
     starts = START * len(parts)
     total = sum(part.seconds for part in parts) + starts
@@ -329,25 +299,23 @@ def _nearest(macros: str) -> Iterator[str]:
 
 def page_tables(found: dict[tuple[str, str, str], list[Prediction]]) -> dict[str, str]:
     """Lay out what is assumed and all predictions, by their places in the page."""
-    names = " | ".join(card.name for card in CARDS)
-    cards = ["| card | GB/s | multiprocessors | GHz | double a clock | source |", "|---" * 6 + "|"]
-    cards += [
-        f"| {c.name} | {c.bandwidth / 1e9:.0f} | {c.multiprocessors} | {c.clock / 1e9:.2f} "
-        f"| {c.double} | {c.source} |"
-        for c in CARDS
+    cards = [
+        (name, f"{bandwidth / 1e9:.0f}", count, f"{clock / 1e9:.2f}", double, source)
+        for name, _, bandwidth, count, clock, double, _, _, source in CARDS
     ]
-    times = [f"| operation | shape | dtype | {names} |", "|---" * (3 + len(CARDS)) + "|"]
-    times += [f"| {' | '.join([*title, *map(str, row)])} |" for title, row in found.items()]
-    hosts, taken = (
-        ["| call on the host | us | times the formula |", "|---|---|---|"],
-        host.recorded(),
-    )
-    for call, time in taken.items():
-        name = call.replace(", 1000", " of 1000 arrays")
-        hosts.append(f"| {name} | {_figure(time)} | {_figure(time / taken[host.FORMULA])} |")
+    times = [[*title, *row] for title, row in found.items()]
+    taken = host.recorded()
+    hosts = [
+        [name.replace(", 1000", " of 1000 arrays"), _figure(us), _figure(us / taken[host.FORMULA])]
+        for name, us in taken.items()
+    ]
+    table, names = report.plain_table, [card.name for card in CARDS]
     return {
-        name: "\n".join(rows)
-        for name, rows in (("hosts", hosts), ("cards", cards), ("times", times))
+        "hosts": table(["call on the host", "us", "times the formula"], hosts),
+        "cards": table(
+            ["card", "GB/s", "multiprocessors", "GHz", "double a clock", "source"], cards
+        ),
+        "times": table(["operation", "shape", "dtype", *names], times),
     }
 
 

@@ -5,16 +5,17 @@ does not, the work ends with the norm, except for a peer that always multiplies.
 3 elements per element, zeroing 1.
 """
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import count, repeat
 from typing import Any
 
 import gradkit
-from benchmarks.devices import DTYPES, Device
+from benchmarks.devices import Device
 from benchmarks.peers import Arguments, Call, Remote, Table, onnxruntime, torch
-from benchmarks.shapes import Shape, chosen
-from benchmarks.timing import Case
+from benchmarks.shapes import Shape, chosen, list_bytes
+from benchmarks.timing import Case, on_array
 
 FLOAT32 = ("float32", "float32")
 PAIRS = (FLOAT32, ("float32", "bfloat16"), ("bfloat16", "bfloat16"))  # buffer, gradient
@@ -29,27 +30,36 @@ CLIPPING = {
 }
 
 
-class Limit:
-    """A limit, or one that is a little lower in every call, so that each call scales."""
+class Changing:
+    """A number that a caller passes, another one in every call; each caller has a copy."""
 
-    def __init__(self, value: float, shrink: float = 1e-6) -> None:
-        self.value, self._shrink = value, shrink
+    def __init__(self, values: Callable[[], Iterator[float]]) -> None:
+        self._values, self._next = values, iter(values()).__next__
 
     def __call__(self) -> float:
-        """Return the limit for the next call."""
-        self.value *= 1 - self._shrink
-        return self.value
+        """Return the number for the next call."""
+        return self._next()
 
-    def copy(self) -> "Limit":
-        """Return one that is lowered by itself."""
-        return Limit(self.value, self._shrink)
+    def copy(self) -> "Changing":
+        """Return one that begins anew."""
+        return Changing(self._values)
+
+
+def falling(start: float) -> Changing:
+    """Return a limit that is a little lower in every call, so that each call scales."""
+    return Changing(lambda: (start * (1 - 1e-6) ** k for k in count(1)))
+
+
+def fixed(limit: float) -> Changing:
+    """Return a limit that stays."""
+    return Changing(lambda: repeat(limit))
 
 
 def _norm(grads: Sequence[Any]) -> Any:
     return sum((g * g).sum() for g in grads) ** 0.5
 
 
-def _clip(grads: Sequence[Any], limit: Limit) -> Any:
+def _clip(grads: Sequence[Any], limit: Changing) -> Any:
     norm = _norm(grads)
     coefficient = (limit() / norm).astype(norm.dtype)
     if coefficient < 1:
@@ -58,7 +68,7 @@ def _clip(grads: Sequence[Any], limit: Limit) -> Any:
     return norm
 
 
-def _jax_clip(grads: Sequence[Any], limit: Limit) -> Any:
+def _jax_clip(grads: Sequence[Any], limit: Changing) -> Any:
     coefficient = limit() / _norm(grads)
     return [g * coefficient.clip(max=1) for g in grads]
 
@@ -132,77 +142,60 @@ def cases(device: Device, *, quick: bool = False) -> Iterator[Case]:
     side = TINY_SIDE if device.tiny else GPU_SIDE if device.name == "cuda" else SIDE
     for into, of in (FLOAT32,) if quick else PAIRS:
         yield _accumulation(device, (side, side), into, of)
-    yield Case(
+    zeroed = partial(gradients, device, "float32", [(side, side)])
+    case = _accumulation(device, (side, side), *FLOAT32)
+    yield replace(
+        case,
         operation="zero_grad",
-        shape=f"{side}x{side}",
-        dtype="float32",
         table=TABLES["zero_grad"],
-        arguments=partial(gradients, device, "float32", [(side, side)]),
-        bytes=side * side * 4,
-        targets={"copy": 0.92, "torch": 1.0} if device.name == "cuda" else {},
+        arguments=zeroed,
+        bytes=case.bytes // 3,
         written=("grads",),
     )
 
 
 def _of_list(device: Device, name: str, dtype: str, shapes: list[Shape]) -> Iterator[Case]:
-    on_cpu = device.name == "cpu"
-    size, large = list_bytes(shapes, dtype), list_bytes(shapes, dtype) > 1e9
+    on_cpu, size, peers = device.name == "cpu", list_bytes(shapes, dtype), None
+    large = size > 1e9
+    if on_cpu and (len(shapes) > MANY or size > LARGE):
+        peers = ("naive", "torch")
+    elif len(shapes) > GPU_MANY or size > GPU_LARGE:
+        peers = ("torch",)
     headline, tiny = name.startswith("24 x"), name.startswith("1000 x 256")
-    yield Case(
-        operation="grad_norm",
-        shape=name,
-        dtype=dtype,
-        table=TABLES["grad_norm"],
-        arguments=partial(gradients, device, dtype, shapes),
-        bytes=size,
-        targets={"copy": 0.8} if headline else {"copy": 0.92} if large and not on_cpu else {},
-        peers=_peers(device, len(shapes), size),
-    )
+    targets = {"copy": 0.8} if headline else {"copy": 0.92} if large and not on_cpu else {}
+    arguments, table = partial(gradients, device, dtype, shapes), TABLES["grad_norm"]
+    norm = Case("grad_norm", name, dtype, table, arguments, size, targets, peers=peers)
+    yield norm
     for kind, (passes, on_a_cpu, on_a_gpu) in CLIPPING.items():
         if on_cpu:
             targets = on_a_cpu if headline else {"ms": 1.0} if tiny else {}
         else:
             targets = {"ms": 0.060, "torch": 10.0} if tiny else on_a_gpu if large else {}
-        yield Case(
+        yield replace(
+            norm,
             operation=f"clip_grad_norm, {kind}",
-            shape=name,
-            dtype=dtype,
             table=TABLES["clip_grad_norm"],
-            arguments=partial(_limited, device, dtype, shapes, scales=kind == "scaling"),
+            arguments=partial(_limited, arguments, scales=kind == "scaling"),
             bytes=passes * size,
             targets=targets,
             written=("grads", "limit"),
-            peers=_peers(device, len(shapes), size),
             checked=_a_part,
         )
 
 
-def _peers(device: Device, tensors: int, size: int) -> tuple[str, ...] | None:
-    if device.name == "cpu":
-        return ("naive", "torch") if tensors > MANY or size > LARGE else None
-    return ("torch",) if tensors > GPU_MANY or size > GPU_LARGE else None
-
-
 def _accumulation(device: Device, shape: Shape, into: str, of: str) -> Case:
-    return Case(
-        operation="accumulate_grad",
-        shape="x".join(map(str, shape)),
-        dtype=into if into == of else f"{into} += {of}",
-        table=TABLES["accumulate_grad"],
-        arguments=lambda: {
-            "buffer": device.normal(shape, into, 0),
-            "grad": device.normal(shape, of, 1),
-        },
-        bytes=2 * list_bytes([shape], into) + list_bytes([shape], of),
-        targets={"copy": 0.92, "torch": 1.0} if device.name == "cuda" else {},
+    def arguments() -> Arguments:
+        return {"buffer": device.normal(shape, into, 0), "grad": device.normal(shape, of, 1)}
+
+    table, dtype = TABLES["accumulate_grad"], into if into == of else f"{into} += {of}"
+    size = 2 * list_bytes([shape], into) + list_bytes([shape], of)
+    targets = {"copy": 0.92, "torch": 1.0} if device.name == "cuda" else {}
+    return replace(
+        on_array(device, "accumulate_grad", table, shape, dtype, arguments=arguments, bytes=size),
+        targets=targets,
         written=("buffer",),
-        peers=("torch",) if device.name == "cpu" and (into, of) != FLOAT32 else None,
+        out=False,
     )
-
-
-def list_bytes(shapes: Sequence[Shape], dtype: str) -> int:
-    """Return the bytes of arrays of these shapes."""
-    return sum(map(math.prod, shapes)) * DTYPES[dtype].itemsize
 
 
 def gradients(device: Device, dtype: str, shapes: Sequence[Shape]) -> Arguments:
@@ -210,16 +203,15 @@ def gradients(device: Device, dtype: str, shapes: Sequence[Shape]) -> Arguments:
     return {"grads": [device.normal(shape, dtype, seed) for seed, shape in enumerate(shapes)]}
 
 
-def _limited(device: Device, dtype: str, shapes: Sequence[Shape], *, scales: bool) -> Arguments:
+def _limited(make: Callable[[], Arguments], *, scales: bool) -> Arguments:
     """Return gradients and a limit a little below their norm, or one far above it."""
-    found = gradients(device, dtype, shapes)
+    found = make()
     norm = float(gradkit.grad_norm(found["grads"]))
-    return {**found, "limit": Limit(norm) if scales else Limit(2 * norm, 0.0)}
+    return {**found, "limit": falling(norm) if scales else fixed(2 * norm)}
 
 
 def _a_part(arguments: Arguments) -> Arguments:
     """Return some of the gradients, with a limit that halves them or one that does not scale."""
-    grads, limit = arguments["grads"][:COMPARED], arguments["limit"]
-    whole = float(gradkit.grad_norm(arguments["grads"]))
-    share = 0.5 if limit.value <= whole else 2.0
-    return {"grads": grads, "limit": Limit(share * float(gradkit.grad_norm(grads)), 0.0)}
+    whole, part = arguments["grads"], arguments["grads"][:COMPARED]
+    share = 0.5 if arguments["limit"]() < float(gradkit.grad_norm(whole)) else 2.0
+    return {"grads": part, "limit": fixed(share * float(gradkit.grad_norm(part)))}

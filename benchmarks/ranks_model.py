@@ -125,18 +125,13 @@ def microseconds(seconds: float) -> str:
     return f"{round(value, digits):,.{max(0, digits)}f}"
 
 
-def row(ranks: int) -> str:
-    """A line of the page's table."""
+def row(ranks: int) -> list[str]:
+    """Return a line of the page's table."""
     chosen, log = allgather_sizes(mpich(ranks)(ranks)), allgather_sizes(bruck(ranks))
-    times = (
-        ARIES.seconds(log),
-        ARIES.seconds(chosen),
-        ARIES.seconds(reduce_sizes(ranks)),
-        nccl_allgather(ranks),
-        nccl_reduce(ranks),
-    )
-    counts = f"| {ranks:,} | {len(log)} | {sum(log):,} | {len(chosen):,} "
-    return counts + "".join(f"| {microseconds(t)} " for t in times) + "|"
+    times = [ARIES.seconds(sizes) for sizes in (log, chosen, reduce_sizes(ranks))]
+    times += [nccl_allgather(ranks), nccl_reduce(ranks)]
+    counts = f"{ranks:,}", f"{len(log)}", f"{sum(log):,}", f"{len(chosen):,}"
+    return [*counts, *map(microseconds, times)]
 
 
 def limits() -> dict[str, int]:
@@ -157,14 +152,14 @@ def limits() -> dict[str, int]:
 def tables() -> dict[str, str]:
     """Return the tables of the page, by the names of their places in it."""
     head = (
-        "| ranks | messages, logarithmic | bytes sent by a rank | messages, MPICH's choice "
+        "ranks | messages, logarithmic | bytes sent by a rank | messages, MPICH's choice "
         "| allgather, logarithmic | allgather, MPICH's choice | `reduce=`, MPI "
-        "| allgather, NCCL's ring | `reduce=`, NCCL's trees |"
+        "| allgather, NCCL's ring | `reduce=`, NCCL's trees"
     )
-    ends = [f"| {name} | {count:,} |" for name, count in limits().items()]
+    ends = [(name, f"{count:,}") for name, count in limits().items()]
     return {
-        "times": "\n".join([head, "|---" * 9 + "|", *map(row, RANKS)]),
-        "limits": "\n".join(["| algorithm of the allgather | ranks |", "|---|---|", *ends]),
+        "times": report.plain_table(head.split(" | "), map(row, RANKS)),
+        "limits": report.plain_table(["algorithm of the allgather", "ranks"], ends),
     }
 
 

@@ -9,7 +9,7 @@ import argparse
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +214,12 @@ def in_page(page: Path, name: str) -> str:
 
 def _place(name: str) -> re.Pattern[str]:
     return re.compile(rf"(?<=<!-- {name} -->\n)(\|.*\n)*")
+
+
+def plain_table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
+    """Return a table in Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines).replace(" --- ", "---")
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -15,7 +15,7 @@ import gradkit
 from benchmarks.devices import DTYPES, Device
 from benchmarks.peers import Arguments, Module, Table, backward, onnxruntime, torch
 from benchmarks.shapes import Shape, chosen
-from benchmarks.timing import AIM, Case
+from benchmarks.timing import AIM, Case, on_array
 
 liger = Module("liger_kernel.ops")
 ALL = [True, True, True]  # dx, dscale and dbias are wanted
@@ -181,23 +181,14 @@ def cases(device: Device, *, quick: bool = False) -> Iterator[Case]:
 
 def _case(device: Device, name: str, shape: Shape, dtype: str, moved: int) -> Case:
     size, targets = moved * DTYPES[dtype].itemsize, dict[str, float]()
-    on_cpu = device.name == "cpu"
     if name in GRADIENTS and device.name == "cuda":
         targets = gpu_targets(COPIED[name], shape, size)
-    elif name in GRADIENTS and on_cpu and (shape, dtype) == (chosen(device).norms[0], "float32"):
-        targets = CPU_TARGETS
+    elif name in GRADIENTS and device.name == "cpu":
+        targets = CPU_TARGETS if (shape, dtype) == (chosen(device).norms[0], "float32") else {}
     make = gradient_arguments if name in GRADIENTS else norm_arguments
-    return Case(
-        operation=name,
-        shape="x".join(map(str, shape)),
-        dtype=dtype,
-        table=TABLES[name],
-        arguments=partial(make, device, name, shape, dtype),
-        bytes=size,
-        targets=targets,
-        out=True,
-        peers=("torch",) if on_cpu and dtype != "float32" else None,
-    )
+    arguments = partial(make, device, name, shape, dtype)
+    rest = {"arguments": arguments, "bytes": size, "targets": targets}
+    return on_array(device, name, TABLES[name], shape, dtype, **rest)
 
 
 def norm_arguments(device: Device, name: str, shape: Shape, dtype: str) -> Arguments:

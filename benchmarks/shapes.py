@@ -1,9 +1,10 @@
 """The published shapes: the same on every machine, so that pages can be compared."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from benchmarks.devices import Device
+from benchmarks.devices import DTYPES, Device
 
 Shape = tuple[int, ...]
 
@@ -73,27 +74,21 @@ LISTS: dict[str, list[Shape]] = {
     "one of 200M, 2000 tiny": [(200_000_000,), *[(16,)] * 2000],
     "Llama-3-8B": llama3_8b(),
 }
-_IN_16_BITS = ("Llama-3-8B",)
-
-
-def _named(names: str) -> dict[str, tuple[str, list[Shape]]]:
-    return {
-        name: ("bfloat16" if name in _IN_16_BITS else "float32", LISTS[name])
-        for name in names.split(" | ")
-    }
-
-
-CPU_LISTS = _named(
-    "24 x 1024x1024 | GPT-2 124M | ResNet-50 | MLP | 1000 x 256 | 10000 x 4096"
-    " | one of 200M, 2000 tiny"
-)
-GPU_LISTS = _named(
-    "GPT-2 124M | 1000 x 256 | Llama-3-8B | one of 200M, 2000 tiny | ResNet-50 | 10000 x 4096 | MLP"
-)
+LLAMA = "Llama-3-8B"
+CPU_LISTS = {name: ("float32", shapes) for name, shapes in LISTS.items() if name != LLAMA}
+_ON_GPU = "GPT-2 124M|1000 x 256|Llama-3-8B|one of 200M, 2000 tiny|ResNet-50|10000 x 4096|MLP"
+GPU_LISTS = {
+    name: ("bfloat16" if name == LLAMA else "float32", LISTS[name]) for name in _ON_GPU.split("|")
+}
 TINY_LISTS: dict[str, tuple[str, list[Shape]]] = {
     "3 small": ("float32", _shapes("700 3x5 64")),
     "100 x 16": ("bfloat16", [(16,)] * 100),
 }
+
+
+def list_bytes(shapes: Sequence[Shape], dtype: str) -> int:
+    """Return the bytes of arrays of these shapes."""
+    return sum(map(math.prod, shapes)) * DTYPES[dtype].itemsize
 
 
 class Chosen(NamedTuple):

@@ -1,6 +1,7 @@
 """Calls on arrays so small that nearly all of the time is overhead."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 from benchmarks import lists, rows
@@ -21,7 +22,7 @@ def cases(device: Device, *, quick: bool = False) -> Iterator[Case]:  # noqa: AR
             buffer, grad = (device.normal((64,), "float32", seed) for seed in (0, 1))
             return {"buffer": buffer, "grad": grad}
         found = {"grads": [device.normal((64,), "float32")]}
-        return found | {"limit": lists.Limit(1e9, 0.0)} if name == "clip_grad_norm" else found
+        return found | {"limit": lists.fixed(1e9)} if name == "clip_grad_norm" else found
 
     tables = rows.TABLES | lists.TABLES
     for name, shape, written in (
@@ -31,15 +32,6 @@ def cases(device: Device, *, quick: bool = False) -> Iterator[Case]:  # noqa: AR
         ("accumulate_grad", "64", ("buffer",)),
         ("zero_grad", "1 x 64", ("grads",)),
     ):
-        yield Case(
-            operation=name,
-            shape=shape,
-            dtype="float32",
-            table=tables[name],
-            arguments=partial(one, name),
-            bytes=0,
-            targets={LAUNCH: 3.0} if device.name == "cuda" else {},
-            written=written,
-            peers=LOCAL,
-            note=OVERHEAD,
-        )
+        targets = {LAUNCH: 3.0} if device.name == "cuda" else {}
+        case = Case(name, shape, "float32", tables[name], partial(one, name), 0, targets, written)
+        yield replace(case, peers=LOCAL, note=OVERHEAD)

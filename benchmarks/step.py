@@ -6,36 +6,22 @@ under jax.jit and makes new arrays.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import cycle
 from typing import Any
 
 import gradkit
 from benchmarks.devices import Device
-from benchmarks.lists import Limit, gradients, list_bytes, parameters
+from benchmarks.lists import Changing, falling, gradients, parameters
 from benchmarks.peers import Arguments, Call, Table, optax, torch
-from benchmarks.shapes import LISTS, Shape
+from benchmarks.shapes import LISTS, Shape, list_bytes
 from benchmarks.timing import Case
 
 HIGH = 1e9  # a norm that no gradients have
 TINY: dict[str, list[Shape]] = {"3 tensors": [(40, 30), (7,), (5, 3, 3, 3)]}
 NAMES = ("ResNet-50", "1000 x 256")
 SLOWEST = 200  # tensors that jax.jit compiles within seconds
-
-
-class Scale:
-    """A scale and its inverse in turn: gradients neither grow nor vanish."""
-
-    def __init__(self) -> None:
-        self._values = cycle((2.0, 0.5))
-
-    def __call__(self) -> float:
-        """Return the next one."""
-        return next(self._values)
-
-    def copy(self) -> "Scale":
-        """Return one that begins anew."""
-        return Scale()
 
 
 def _update(transform: Any, grads: Any, params: Any = None) -> Any:
@@ -209,31 +195,27 @@ def cases(device: Device, *, quick: bool = False) -> Iterator[Case]:
         for dtype in ("float32",) if one else ("float32", "bfloat16"):
             for operation, table in TABLES.items():
                 passes, written = MOVED[operation]
-                yield Case(
-                    operation=operation,
-                    shape=name,
-                    dtype=dtype,
-                    table=table,
-                    arguments=partial(_arguments, device, operation, shapes, dtype),
-                    bytes=passes * list_bytes(shapes, dtype),
-                    written=written,
-                    peers=("torch",) if len(shapes) > SLOWEST else None,
-                )
+                arguments = partial(_arguments, device, operation, shapes, dtype)
+                size, peers = passes * list_bytes(shapes, dtype), None
+                if len(shapes) > SLOWEST:
+                    peers = ("torch",)
+                case = Case(operation, name, dtype, table, arguments, size)
+                yield replace(case, written=written, peers=peers)
 
 
 def _arguments(device: Device, operation: str, shapes: Sequence[Shape], dtype: str) -> Arguments:
     found = gradients(device, dtype, shapes)
     grads = found["grads"]
     more: dict[str, Callable[[], Arguments]] = {
-        "clip_grad_norm with a scale": lambda: {"scale": Scale()},
+        "clip_grad_norm with a scale": lambda: {"scale": Changing(lambda: cycle((2.0, 0.5)))},
         "accumulate_grads with their norm": lambda: {
             "buffers": grads,
             "norm": gradkit.grad_norm(grads),
         },
-        "clip_grad_block_norm, rms": lambda: {"limit": Limit(0.5)},
+        "clip_grad_block_norm, rms": lambda: {"limit": falling(0.5)},
         "clip_grad_adaptive by rows": lambda: {
             "params": grads,
-            "limit": Limit(0.1),
+            "limit": falling(0.1),
             "axes": [tuple(range(1, grad.ndim)) for grad in grads],
         },
         "SpikeGuard": lambda: {"guard": gradkit.SpikeGuard(), "mean": [0.0]},

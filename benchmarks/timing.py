@@ -100,6 +100,14 @@ class Case:
         return arguments | {name: _copied(arguments[name]) for name in self.written}
 
 
+def on_array(
+    device: Device, name: str, table: Table, shape: tuple[int, ...], dtype: str, **rest: Any
+) -> Case:
+    """Return a case on an array, of which on a CPU only PyTorch is a peer if it is not float32."""
+    others = ("torch",) if device.name == "cpu" and dtype != "float32" else None
+    return Case(name, "x".join(map(str, shape)), dtype, table, out=True, peers=others, **rest)
+
+
 def measure(case: Case, device: Device, everyone: Sequence[str], seconds: float) -> dict[str, Any]:
     """Measure a case for about ``seconds``; return its line of the record."""
     case.check(device)
