@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as run
-from benchmarks import devices, overhead, record, report, rows, shapes, system_info, timing
+from benchmarks import devices, overhead, peers, record, report, rows, shapes, system_info, timing
 
 CASES = 54
 
@@ -74,17 +75,13 @@ def test_a_wrong_result_is_not_timed_and_fails_the_run(monkeypatch, tmp_path):
     assert f"**Failed: {expected}" in report.section(found, [])
 
 
-@pytest.mark.parametrize("quick", [True, False])
-def test_cases_of_a_cpu_name_only_peers_that_there_are(quick):
+def test_cases_of_a_cpu_differ_and_have_calls_of_peers():
     """Without arrays: they are made when a case is measured."""
     device = devices.Cpu()
-    found = [
-        case for name in run.FAMILIES for case in run._cases(name, [name], device, quick=quick)
-    ]
-    assert len(set(map(str, found))) == len(found) > 40
-    for case in found:
-        assert case.table["gradkit"]
-        assert set(case.peers or ()) <= {*run.peers.ON["cpu"], *run.peers.ON["cuda"]}
+    found = [c for name in run.FAMILIES for c in run._cases(name, [name], device, quick=False)]
+    assert len(set(map(str, found))) == len(found) > 100
+    known = {"gradkit", "gradkit, several calls", *peers.ON["cpu"], *peers.ON["cuda"]}
+    assert all(known >= case.table.keys() >= {"gradkit"} for case in found)
 
 
 def test_short_calls_take_turns_and_are_printed_with_differences():
@@ -121,20 +118,30 @@ def test_calls_by_pyperf_are_made_where_they_are_timed(worker):
 # The timer, on a device that does nothing but remember
 
 
-class Device:
-    """As much of CuPy as ``devices.Cuda`` asks for; ``did`` lists what was queued."""
+class FakeCupy:
+    """As much of CuPy as is asked for; ``did`` is what was queued, ``now`` the host's clock."""
+
+    __version__ = "14.0.0"
 
     def __init__(self):
-        self.did = []
+        self.did, self.now, events = [], 0.0, iter(("start", "stop"))
         attributes = {"ClockRate": 1000, "MultiProcessorCount": 2, "L2CacheSize": 1 << 10}
-        events = iter(("start", "stop"))
+        properties = {"name": b"NVIDIA H200", "multiProcessorCount": 132}
+        properties |= {"l2CacheSize": 60 << 20, "totalGlobalMem": 139 << 30}
+        device = SimpleNamespace(id=0, compute_capability="90", attributes=attributes)
+        stream = SimpleNamespace(synchronize=lambda: self.did.append("synchronize"))
+        runtime = SimpleNamespace(
+            driverGetVersion=lambda: 13000,
+            runtimeGetVersion=lambda: 13000,
+            getDeviceProperties=lambda number: {0: properties}[number],
+        )
         self.cuda = SimpleNamespace(
-            Device=lambda: SimpleNamespace(attributes=attributes),
-            Event=lambda: Event(next(events), self.did),
-            get_elapsed_time=lambda start, stop: {("start", "stop"): 2.5}[start.name, stop.name],
-            get_current_stream=lambda: SimpleNamespace(
-                synchronize=lambda: self.did.append("synchronize")
-            ),
+            Device=lambda: device,
+            Event=lambda: self._event(next(events)),
+            get_elapsed_time=lambda *_: 2.5,
+            get_current_stream=lambda: stream,
+            nvrtc=SimpleNamespace(getVersion=lambda: (13, 0)),
+            runtime=runtime,
         )
 
     def __getattr__(self, name):
@@ -143,6 +150,10 @@ class Device:
     def RawModule(self, code):  # noqa: N802
         assert "__global__ void evict" in code
         return SimpleNamespace(get_function=self._function)
+
+    def _event(self, name):
+        record = partial(self.did.append, name)
+        return SimpleNamespace(record=record, synchronize=partial(self.did.append, "wait"))
 
     def _function(self, name):
         def launch(grid, block, arguments):
@@ -153,27 +164,6 @@ class Device:
 
         return launch
 
-
-class Event:
-    def __init__(self, name, did):
-        self.name, self._did = name, did
-
-    def record(self):
-        self._did.append(self.name)
-
-    def synchronize(self):
-        self._did.append("wait")
-
-
-class Clock:
-    """The host's, which only calls move on."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def perf_counter(self):
-        return self.now
-
     def call(self, seconds):
         """A call that takes the host so long."""
 
@@ -182,72 +172,47 @@ class Clock:
 
         return call
 
+    def holds(self):
+        """Microseconds for which the device was kept busy; its clock has 1 MHz."""
+        return [did[1] for did in self.did if did[0] == "hold"]
+
 
 @pytest.fixture
-def clock(monkeypatch):
-    found = Clock()
-    monkeypatch.setattr(devices, "time", found)
+def cupy(monkeypatch):
+    """By whose clock the host runs, which a busy machine does not move."""
+    found = FakeCupy()
+    monkeypatch.setitem(sys.modules, "cupy", found)
+    monkeypatch.setattr(devices, "time", SimpleNamespace(perf_counter=lambda: found.now))
+    monkeypatch.setattr(devices.Cuda, "copied", 64)
     return found
 
 
-@pytest.fixture
-def cuda(monkeypatch, clock):  # noqa: ARG001
-    """The place, by a clock that a busy machine does not move."""
-    monkeypatch.setitem(sys.modules, "cupy", Device())
-    monkeypatch.setattr(devices.Cuda, "copied", 64)
-    return devices.Cuda()
+def test_a_call_is_timed_cold_and_behind_a_busy_device(cupy):
+    assert devices.Cuda().timer(partial(cupy.did.append, "call")) == 2.5e-3
+    assert cupy.did == ["evict", ("hold", 100), "start", "call", "stop", "wait"]
 
 
-def holds(place):
-    """Microseconds for which the device was kept busy; its clock has 1 MHz."""
-    return [did[1] for did in place.xp.did if did[0] == "hold"]
+def test_a_slow_host_is_waited_for(cupy):
+    cuda, slow = devices.Cuda(), cupy.call(0.002)
+    for held in ([100, 4000], [100, 4000, 4000]):  # the second time it is known
+        assert cuda.timer(slow) == 2.5e-3
+        assert cupy.holds() == held
+    cuda.timer(cupy.call(0.00005))
+    cuda.timer(cupy.call(0.2))  # longer than any wait
+    assert cupy.holds()[3:] == [100, 100, 50_000]
 
 
-def test_a_call_is_timed_cold_and_behind_a_busy_device(cuda):
-    call = lambda: cuda.xp.did.append("call")  # noqa: E731
-    assert cuda.timer(call) == 2.5e-3
-    assert cuda.xp.did == ["evict", ("hold", 100), "start", "call", "stop", "wait"]
-
-
-def test_a_slow_host_is_waited_for(cuda, clock):
-    call = clock.call(0.002)
-    assert cuda.timer(call) == 2.5e-3
-    assert holds(cuda) == [100, 4000]
-    assert cuda.timer(call) == 2.5e-3
-    assert holds(cuda) == [100, 4000, 4000]  # it is known by now
-    cuda.timer(clock.call(0.00005))
-    assert holds(cuda)[3:] == [100]
-
-
-def test_a_call_that_always_waits_is_timed_all_the_same(cuda, clock):
-    assert cuda.timer(clock.call(0.2)) == 2.5e-3
-    assert holds(cuda) == [100, 50_000]
-
-
-def test_wall_time_is_of_many_calls_and_waits_at_the_end(cuda, clock):
-    done = []
-    slow = clock.call(0.002)
-    assert cuda.wall(lambda: done.append(slow())) == pytest.approx(0.002)
+def test_wall_time_is_of_many_calls_and_waits_at_the_end(cupy):
+    done, slow = [], cupy.call(0.002)
+    assert devices.Cuda().wall(lambda: done.append(slow())) == pytest.approx(0.002)
     assert len(done) in (11, 12)  # one to warm up, one to see how many 20 ms take, those
-    assert cuda.xp.did[-1] == "synchronize"
+    assert cupy.did[-1] == "synchronize"
 
 
+@pytest.mark.usefixtures("cupy")
 def test_the_gpu_is_described(monkeypatch):
-    properties = {"name": b"NVIDIA H200", "multiProcessorCount": 132}
-    properties |= {"l2CacheSize": 60 << 20, "totalGlobalMem": 139 << 30}
-    cuda = SimpleNamespace(
-        Device=lambda: SimpleNamespace(id=0, compute_capability="90"),
-        nvrtc=SimpleNamespace(getVersion=lambda: (13, 0)),
-        runtime=SimpleNamespace(
-            driverGetVersion=lambda: 13000,
-            runtimeGetVersion=lambda: 13000,
-            getDeviceProperties=lambda number: {0: properties}[number],
-        ),
-    )
-    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda, __version__="14.0.0"))
     monkeypatch.setenv("PATH", "")  # no nvidia-smi
-    found = system_info.describe_gpu()
-    described = system_info.describe() | {"gpu": found}
+    described = system_info.describe() | {"gpu": system_info.describe_gpu()}
     assert system_info.slug(described) == "nvidia-h200"
     page = report.section(results(machine=described), [])
     assert page.startswith("## NVIDIA H200, 2026-01-01\n\n132 multiprocessors, L2 60 MiB, driver ")
@@ -353,7 +318,6 @@ def test_the_page_is_the_one_that_the_records_make(tmp_path):
 @pytest.mark.parametrize(
     ("shape", "wanted"),
     [
-        ((16384, 4096), {"copy": 0.85, "torch": 2.0, "torch.compile": 1.8, "liger": 1.0}),
         ((8192, 5120), {"copy": 0.85, "torch": 2.0, "torch.compile": 1.8, "liger": 1.0}),
         ((4096, 16384), {"copy": 0.72, "torch.compile": 1.5}),
         ((65536, 1024), {"copy": 0.75, "torch": 2.0}),
@@ -366,14 +330,17 @@ def test_targets_go_by_class(shape, wanted):
     assert rows.gpu_targets(0.85, shape, 3 * 2 * math.prod(shape)) == wanted
 
 
-def test_lists_are_the_models_that_they_name():
-    counts = {
-        name: (len(wanted), sum(map(math.prod, wanted)))
-        for name, (_, wanted) in shapes.GPU_LISTS.items()
-    }
-    assert counts["GPT-2 124M"] == (148, 124_439_808)
-    assert counts["ResNet-50"] == (161, 25_557_032)
-    assert counts["Llama-3-8B"] == (291, 8_030_261_248)
+@pytest.mark.parametrize(
+    ("name", "tensors", "elements"),
+    [
+        ("GPT-2 124M", 148, 124_439_808),
+        ("ResNet-50", 161, 25_557_032),
+        (shapes.LLAMA, 291, 8_030_261_248),
+    ],
+)
+def test_lists_are_the_models_that_they_name(name, tensors, elements):
+    assert len(shapes.LISTS[name]) == tensors
+    assert shapes.list_bytes(shapes.LISTS[name], "float32") == 4 * elements
 
 
 def results(**changes):
