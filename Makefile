@@ -107,10 +107,10 @@ bench-gpu: ## time every operation on a GPU against its peers (8 min)
 	$(or $(GPU_PYTHON),python3) -m benchmarks --device cuda --seconds 1 --budget 450 $(BENCH)
 
 bench-ranks: .venv-ranks/.installed ## norms over four processes against PyTorch's on DTensors
-	.venv-ranks/bin/python -m benchmarks.bench_ranks $(BENCH)
+	.venv-ranks/bin/python -m benchmarks.ranks $(BENCH)
 
-bench-record: $(STAMP) ## publish RUN=FILE.json, a finished run: benchmarks/results, docs/performance.md
-	@test -n "$(RUN)" || { echo "make: name the run: make bench-record RUN=FILE.json" >&2; exit 1; }
+bench-record: $(STAMP) ## publish RUN=FILE.jsonl, a finished run: benchmarks/results, docs/performance.md
+	@test -n "$(RUN)" || { echo "make: name the run: make bench-record RUN=FILE.jsonl" >&2; exit 1; }
 	$(BIN)/python -m benchmarks.record $(RUN)
 
 fuzz: $(STAMP) ## every property with a thousand examples, for MINUTES=10

@@ -3,155 +3,154 @@
 import argparse
 import datetime
 import importlib
-import json
+import importlib.util
 import os
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks import bench_overhead, gpu_peers, harness, machine, peers, report, scaling, startup
-from benchmarks.places import Cuda, Emulated, Host
-
-FILES = (
-    "layer_norm",
-    "rms_norm",
-    "invertible",
-    "batch_norm",
-    "group_norm",
-    "forward",
-    "clip",
-    "step",
-    "accumulate",
-    "overhead",
+from benchmarks import (
+    onnxruntime_peer,
+    overhead,
+    peers,
+    report,
+    scaling,
+    startup,
+    system_info,
+    timing,
 )
-PEERS = {
-    "cpu": ("naive", "torch", "jax", "optax", "onnxruntime"),
-    "cuda": tuple(peer.name for peer in gpu_peers.EVERYONE),
-    "emulated": tuple(peer.name for peer in gpu_peers.EVERYONE),
-}
-PLACES = {"cpu": Host, "cuda": Cuda, "emulated": Emulated}
+from benchmarks.devices import DEVICES, Device
+
+FAMILIES = ("rows", "channels", "lists", "step", "small")
+PYPERF = importlib.util.find_spec("pyperf") is not None
 OUT = Path(__file__).with_name("out")  # ignored by git: a run leaves the checkout clean
 
 
 def main() -> int:
-    """Measure, print the tables, and write a results file with its page and plots."""
+    """Measure, print the tables, and write the record."""
     options = _options()
     start = time.monotonic()
     try:
-        place = PLACES[options.device]()
+        device = DEVICES[options.device]()
     except Exception as error:
         sys.exit(f"--device {options.device} is not available: {type(error).__name__}: {error}")
-    wanted = options.peers.split(",") if options.peers else PEERS[options.device]
-    on_cpu = options.device == "cpu"
-    found_peers, missing = peers.available(wanted) if on_cpu else gpu_peers.available(wanted, place)
-    found: dict[str, Any] = {
+    wanted = options.peers.split(",") if options.peers else peers.ON[options.device]
+    everyone, missing = peers.available(wanted)
+    run = _begun(options.device, missing)
+    if "onnxruntime" in everyone:
+        run["machine"]["versions"]["onnxruntime"] = onnxruntime_peer.check_interpreter()
+    path = options.out or folder() / f"{system_info.slug(run['machine'])}-{run['date']}.jsonl"
+    kept = options.out is not None or not (options.quick or options.device == "emulated")
+    print(f"results go to {path}" if kept else "results are only printed", flush=True)
+    deadline = start + options.budget if options.budget else float("inf")
+    for _ in _measured(run, device, everyone, options, deadline):
+        if kept:
+            report.write(run, path)
+    if not options.quick and time.monotonic() < deadline:
+        try:
+            run |= _once(options.device)
+        except Exception as error:
+            _fail(run, "what is measured once", error)
+    run["load"].append(os.getloadavg()[0])
+    run["seconds"] = round(time.monotonic() - start)
+    print(report.table(run), report.targets(run), sep="\n\n")
+    if kept:
+        report.write(run, path)
+        print(f"\nwritten: {path}\nto publish it: make bench-record RUN={path}")
+    return int(bool(run["errors"]))
+
+
+def _begun(device: str, missing: dict[str, str]) -> report.Run:
+    """Return a run without cases."""
+    run: report.Run = {
         "date": datetime.datetime.now().astimezone().date().isoformat(),
         "command": " ".join(["python -m benchmarks", *sys.argv[1:]]),
-        "device": options.device,
-        "machine": machine.describe(),
+        "device": device,
+        "machine": system_info.describe(),
         "missing": missing,
         "dropped": [],
         "errors": [],
-        "load": [machine.load()],
+        "load": [os.getloadavg()[0]],
         "cases": [],
     }
-    versions = {peer.name: peer.version for peer in found_peers if hasattr(peer, "version")}
-    found["machine"]["versions"] |= versions
-    if options.device == "cuda":
-        found["machine"]["gpu"] = machine.describe_gpu()
-    path = options.out or folder() / f"{machine.slug(found['machine'])}-{found['date']}.json"
-    kept = options.out is not None or not (options.quick or options.device == "emulated")
-    print(f"results go to {path}" if kept else "results are only printed", flush=True)
-    names = options.only.split(",")
-    deadline = start + options.budget if options.budget else float("inf")
-    for left, name in zip(range(len(names), 0, -1), names, strict=True):
+    if device == "cuda":
+        run["machine"]["gpu"] = system_info.describe_gpu()
+    return run
+
+
+def _measured(
+    run: report.Run, device: Device, everyone: list[str], options: Any, deadline: float
+) -> Iterator[None]:
+    """Add cases to the run. Each family has an equal share of the time that is left."""
+    words, start = options.only.split(","), time.monotonic()
+    families = [name for name in FAMILIES if name in words] or list(FAMILIES)
+    for left, name in zip(range(len(families), 0, -1), families, strict=True):
         now = time.monotonic()
         share = now + (deadline - now) / (left + 1)  # one more for what is measured once
         try:
-            for case in _cases(name, place, found_peers, options):
+            if name == "small" and device.name == "cpu" and not options.quick and PYPERF:
+                print(f"{now - start:5.0f} s  small, by pyperf", flush=True)
+                run["cases"] += overhead.lines(everyone)
+                continue
+            for case in _cases(name, words, device, quick=options.quick):
                 if time.monotonic() > share:
-                    found["dropped"].append(f"{name}: {_title(case)} and all cases after it")
+                    run["dropped"].append(f"{name}: {case} and all cases after it")
                     break
-                print(f"{time.monotonic() - start:5.0f} s  {_title(case)}", flush=True)
-                _add(case, found, place, options.seconds)
-                if kept:
-                    _write(found, path)
+                print(f"{time.monotonic() - start:5.0f} s  {case}", flush=True)
+                _add(run, case, device, everyone, options.seconds)
+                yield
         except Exception as error:
-            _fail(found, f"{name}, all remaining cases", error)
-    if not options.quick and time.monotonic() < deadline:
-        try:
-            found |= _once(options.device)
-        except Exception as error:
-            _fail(found, "what is measured once", error)
-    found["load"].append(machine.load())
-    found["seconds"] = round(time.monotonic() - start)
-    print(report.table(found), report.summary(found), sep="\n\n")
-    if kept:
-        _write(found, path)
-        report.write(found, path)
-        print(f"\nwritten: {path}\nto publish it: make bench-record RUN={path}")
-    return int(bool(found["errors"]))
+            _fail(run, f"{name}, all remaining cases", error)
+
+
+def _add(
+    run: report.Run, case: timing.Case, device: Device, everyone: list[str], seconds: float
+) -> None:
+    """Measure a case. A failure, a wrong result included, does not end the run."""
+    try:
+        device.drop()
+        run["cases"].append(timing.measure(case, device, everyone, seconds))
+    except Exception as error:
+        _fail(run, str(case), error)
 
 
 def folder() -> Path:
-    """Where results are written by default: $OUT if it is set, otherwise benchmarks/out."""
+    """Return where records are written by default: $OUT if it is set, otherwise benchmarks/out."""
     return Path(os.environ.get("OUT") or OUT)
 
 
-def _add(case: harness.Case, found: dict[str, Any], place: Any, seconds: float) -> None:
-    """Measure a case. A failure, a wrong result included, does not end the run."""
-    try:
-        found["cases"].append(harness.measure(case, place, seconds))
-    except Exception as error:
-        _fail(found, _title(case), error)
-    place.drop()
-
-
-def _fail(found: dict[str, Any], where: str, error: Exception) -> None:
-    traceback.print_exception(error)
-    found["errors"].append(f"{where}: {type(error).__name__}: {error}".partition("\n")[0])
-
-
-def _cases(
-    name: str, place: Any, everyone: Sequence[Any], options: argparse.Namespace
-) -> Iterator[harness.Case]:
-    file = importlib.import_module(f"benchmarks.bench_{name}")
-    if options.device == "cpu":
-        return file.cases(everyone, quick=options.quick)
-    return file.device_cases(place, everyone)
+def _cases(name: str, words: list[str], device: Device, *, quick: bool) -> Iterator[timing.Case]:
+    """Yield the cases of a file whose operations begin with one of the words, or that is one."""
+    for case in importlib.import_module(f"benchmarks.{name}").cases(device, quick=quick):
+        if name in words or case.operation.startswith(tuple(words)):
+            yield case
 
 
 def _once(device: str) -> dict[str, Any]:
-    """What is measured once per run."""
+    """Return what is measured once per run."""
     if device == "cpu":
-        return {
-            "scaling": scaling.tables(quick=False),
-            "import": bench_overhead.imports(),
-            "memory": bench_overhead.memory(),
-        }
-    imports = bench_overhead.imports(rounds=15 if device == "cuda" else 3)
+        found = {"scaling": scaling.tables(quick=False), "memory": scaling.memory()}
+        return {**found, "import": startup.imports()}
+    imports = startup.imports(rounds=15 if device == "cuda" else 3)
     return {"import": imports, "startup": startup.measure(device)}
 
 
-def _title(case: harness.Case) -> str:
-    return f"{case.operation} {case.shape} {case.dtype}"
-
-
-def _write(found: dict[str, Any], path: Path) -> None:
-    """Write what has been measured so far: a run may be cut short."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found, indent=1) + "\n")
+def _fail(run: report.Run, where: str, error: Exception) -> None:
+    traceback.print_exception(error)
+    run["errors"].append(f"{where}: {type(error).__name__}: {error}".partition("\n")[0])
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--device", choices=PLACES, default="cpu")
+    parser.add_argument("--device", choices=DEVICES, default="cpu")
     parser.add_argument("--quick", action="store_true", help="few shapes, nothing is written")
     parser.add_argument(
-        "--only", default=",".join(FILES), help="files, separated by commas (default: all)"
+        "--only",
+        default=",".join(FAMILIES),
+        help="families of operations, or beginnings of operations' names, separated by commas",
     )
     parser.add_argument("--peers", help="peers, separated by commas (default: all)")
     parser.add_argument("--seconds", type=float, default=2.5, help="seconds per case")
@@ -159,9 +158,7 @@ def _options() -> argparse.Namespace:
         "--budget", type=float, help="seconds for the whole run; what does not fit is dropped"
     )
     parser.add_argument(
-        "--out",
-        type=Path,
-        help="results file to write (JSON); the default is in $OUT or benchmarks/out",
+        "--out", type=Path, help="record to write; the default is in $OUT or benchmarks/out"
     )
     return parser.parse_args()
 

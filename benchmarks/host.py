@@ -4,7 +4,7 @@ On CuPy arrays, PyTorch's tensors and ``idle`` arrays (NumPy's, on a test double
 kernels do nothing, so this runs without a GPU; CuPy has to be installed, and PyTorch for its
 tensors, which are on the CPU and taken for CUDA ones. NumPy takes longer than CuPy to give an
 array's address, so compare idle times only with each other. ``--profile NAME`` shows where a call
-spends its time. ``--record`` writes host_times.csv, which ``benchmarks.model`` reads.
+spends its time. ``--record`` writes host_times.csv, which ``benchmarks.gpu_model`` reads.
 """
 
 import argparse
@@ -12,7 +12,6 @@ import cProfile
 import csv
 import itertools
 import pstats
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,20 +20,21 @@ from typing import Any, TypeAlias
 import numpy as np
 
 import gradkit
+from benchmarks.rows import layer_norm_grad
+from benchmarks.timing import microseconds
 from gradkit._cuda import CudaBackend
 from testbed.emulator import IdleDevice
 from tests.devices.emulated import on_device
 from tests.devices.idle_cupy import idle_cupy
 from tests.devices.idle_torch import idle_torch
 
-ROUNDS, SECONDS = 200, 0.002  # rounds, of which the best counts; the length of one
 TIMES = Path(__file__).with_name("host_times.csv")
 FORMULA = "formula, NumPy"
 RECORDED = (  # what the model predicts
     *(FORMULA, "layer_norm_grad", "rms_norm_grad", "batch_norm", "batch_norm_grad"),
     *("grad_norm", "grad_norm, 1000", "clip_grad_norm", "clip_grad_norm, 1000"),
 )
-_RECORDINGS = 5  # of which the best counts
+_ROUNDS = 1000  # of which the best is recorded
 
 Maker: TypeAlias = Callable[[np.ndarray[Any, Any]], Any]
 
@@ -55,21 +55,13 @@ def host_arrays() -> Iterator[Maker]:
 PLACES = {"cupy": idle_cupy, "idle": idle, "numpy": host_arrays, "torch": idle_torch}
 
 
-def formula(dy: Any, x: Any, scale: Any, mean: Any, inv_std: Any) -> tuple[Any, ...]:
-    """Layer norm's gradient in plain NumPy: the unit by which machines can be compared."""
-    xhat = (x - mean[:, None]) * inv_std[:, None]
-    w = dy * scale
-    means = w.mean(1, keepdims=True), (w * xhat).mean(1, keepdims=True)
-    dx = inv_std[:, None] * (w - means[0] - xhat * means[1])
-    return dx, (dy * xhat).sum(0), dy.sum(0)
-
-
 def calls(make: Maker) -> dict[str, Callable[[], Any]]:
     """One call of each kind, on small arrays and on lists of 1 to 1000."""
 
     def array(*shape: int) -> Any:
         return make(np.ones(shape, np.float32))
 
+    # Layer norm's gradient in plain NumPy: the unit by which machines can be compared.
     plain = [np.ones(shape, np.float32) for shape in ((8, 64), (8, 64), 64, 8, 8)]
     vector, other = array(64), array(64)
     x, dy, scale, row = array(8, 64), array(8, 64), array(64), array(8)
@@ -80,7 +72,7 @@ def calls(make: Maker) -> dict[str, Callable[[], Any]]:
     turns = itertools.count()
     four, ten = [array(n) for n in (64, 256, 64, 10)], [array(64) for _ in range(10)]
     return {
-        FORMULA: lambda: formula(*plain),
+        FORMULA: lambda: layer_norm_grad(*plain),
         "layer_norm": lambda: gradkit.layer_norm(x, scale, scale),
         "layer_norm_grad": lambda: gradkit.layer_norm_grad(dy, x, scale, row, row),
         "layer_norm_grad, out=": lambda: gradkit.layer_norm_grad(dy, x, scale, row, row, out=out),
@@ -102,21 +94,6 @@ def calls(make: Maker) -> dict[str, Callable[[], Any]]:
     }
 
 
-def microseconds(call: Callable[[], Any], seconds: float = SECONDS) -> float:
-    """Microseconds per call in the best round."""
-    call()
-    start = time.perf_counter()
-    call()
-    count = max(1, int(seconds / (time.perf_counter() - start)))
-    best = float("inf")
-    for _ in range(ROUNDS):
-        start = time.perf_counter()
-        for _ in range(count):
-            call()
-        best = min(best, (time.perf_counter() - start) / count)
-    return best * 1e6
-
-
 def recorded() -> dict[str, float]:
     """The microseconds of each call that were recorded, on one machine."""
     with TIMES.open(newline="") as file:
@@ -124,9 +101,7 @@ def recorded() -> dict[str, float]:
 
 
 def _record(every: dict[str, Callable[[], Any]]) -> None:
-    best = dict.fromkeys(RECORDED, float("inf"))
-    for _ in range(_RECORDINGS):
-        best = {name: min(known, microseconds(every[name])) for name, known in best.items()}
+    best = {name: microseconds({name: every[name]}, _ROUNDS)[name] for name in RECORDED}
     with TIMES.open("w", newline="") as file:
         lines = csv.writer(file, lineterminator="\n")
         lines.writerow(("call", "microseconds"))
@@ -145,8 +120,8 @@ def main() -> None:
         if options.record:
             _record(every)
         elif options.profile is None:
-            for name, call in every.items():
-                print(f"{name:24} {microseconds(call):8.1f} us")
+            for name, call in every.items():  # one by one: each finds its own code in the caches
+                print(f"{name:24} {microseconds({name: call})[name]:8.1f} us")
         else:
             _profile(every[options.profile])
 

@@ -1,5 +1,6 @@
 """What one norm over many ranks costs on a network: ``python -m benchmarks.ranks_model``.
 
+Writes the tables of docs/scaling.md, whose text has the assumptions.
 A model, never a measurement. Each collective is a list of steps in which every rank sends one
 message at the same time. A step takes the network's latency, and the message's bytes divided by
 the bandwidth. ``delivered`` plays the steps of an allgather rank by rank, so that what is counted
@@ -10,6 +11,8 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
+
+from benchmarks import report
 
 PAGE = Path(__file__).parents[1] / "docs" / "scaling.md"
 STATE = 48  # bytes of a rank: six float64 numbers
@@ -122,90 +125,43 @@ def microseconds(seconds: float) -> str:
     return f"{round(value, digits):,.{max(0, digits)}f}"
 
 
-def row(ranks: int) -> str:
-    """A line of the page's table."""
+def row(ranks: int) -> list[str]:
+    """Return a line of the page's table."""
     chosen, log = allgather_sizes(mpich(ranks)(ranks)), allgather_sizes(bruck(ranks))
-    times = (
-        ARIES.seconds(log),
-        ARIES.seconds(chosen),
-        ARIES.seconds(reduce_sizes(ranks)),
-        nccl_allgather(ranks),
-        nccl_reduce(ranks),
-    )
-    counts = f"| {ranks:,} | {len(log)} | {sum(log):,} | {len(chosen):,} "
-    return counts + "".join(f"| {microseconds(t)} " for t in times) + "|"
+    times = [ARIES.seconds(sizes) for sizes in (log, chosen, reduce_sizes(ranks))]
+    times += [nccl_allgather(ranks), nccl_reduce(ranks)]
+    counts = f"{ranks:,}", f"{len(log)}", f"{sum(log):,}", f"{len(chosen):,}"
+    return [*counts, *map(microseconds, times)]
 
 
 def limits() -> dict[str, int]:
-    """Up to how many ranks one allgather is not slower than ``reduce``."""
+    """Return up to how many ranks one allgather is not slower than ``reduce``, by its algorithm."""
 
-    def better(count: int, sizes: list[int]) -> bool:
+    def better(count: int) -> bool:
+        sizes = allgather_sizes(bruck(count))
         return ARIES.seconds(sizes) <= ARIES.seconds(reduce_sizes(count))
 
     return {
-        "log": last(lambda n: better(n, allgather_sizes(bruck(n)))),
-        "mpich": (_MPICH_POWER_OF_TWO - 1) // STATE,
-        "mpich_any": (_MPICH_ANY - 1) // STATE,
-        "nccl": last(lambda n: nccl_allgather(n) <= nccl_reduce(n)),
+        "logarithmic": last(better),
+        "MPICH's choice, powers of two": (_MPICH_POWER_OF_TWO - 1) // STATE,
+        "MPICH's choice, other numbers": (_MPICH_ANY - 1) // STATE,
+        "NCCL's ring": last(lambda n: nccl_allgather(n) <= nccl_reduce(n)),
     }
 
 
-TEXT = """# One norm over many ranks
-
-**A model, not a measurement.** `python -m benchmarks.ranks_model` makes this page.
-
-A norm with `group=` is one allgather of {state} bytes a rank, six float64 numbers. `reduce=` makes two
-all-reduces of {share} bytes. The model adds up the messages that a rank sends one after another.
-
-## Assumptions
-
-- A message takes a fixed latency, and its bytes divided by the bandwidth. All ranks send at once, no two
-  messages share a link, and every rank is a node of its own on the network.
-- Network of the MPI columns: Cray Aries. Piz Daint's operators publish 1.30 us and 9607 MB/s between two
-  nodes (`osu_latency` and `osu_bw`, reference values in
-  [their tests](https://github.com/reframe-hpc/reframe/pull/1232)).
-- *logarithmic*: Bruck's algorithm, and recursive doubling, which sends as much. *MPICH's choice* is by the
-  bytes of all ranks together
-  ([its table](https://github.com/pmodels/mpich/blob/main/src/mpi/coll/coll_selection.json)): logarithmic
-  below 524,288 bytes for powers of two and below 81,920 for other numbers, then a ring.
-- The NCCL columns are the latencies that NCCL itself assumes when it chooses an algorithm, with its protocol
-  for small messages ([its source](https://github.com/NVIDIA/nccl/blob/01afd20a77b5804e0ecf1042509dd9d20ebf9e93/src/graph/tuning.cc)):
-  2.7 us for a step of a ring through the network, 5.0 us for one of a tree, on nodes of {gpus} GPUs with
-  NVLink. The bytes are left out. An allgather is a ring there; newer versions have other algorithms, which
-  are not in this model.
-- Left out: the arithmetic on the gathered rows, which grows with the number of ranks; other traffic;
-  ranks that come late.
-
-## Messages, bytes and microseconds
-
-| ranks | messages, logarithmic | bytes sent by a rank | messages, MPICH's choice | allgather, logarithmic | allgather, MPICH's choice | `reduce=`, MPI | allgather, NCCL's ring | `reduce=`, NCCL's trees |
-|---|---|---|---|---|---|---|---|---|
-{rows}
-
-## Where one allgather stops being the right collective
-
-- With a logarithmic algorithm: it is the faster one up to {log:,} ranks. Beyond, its bytes count for more
-  than the second collective's latency, but at {largest:,} ranks it still takes {most} us.
-- With MPICH: up to {mpich:,} ranks, and up to {mpich_any:,} if their number is not a power of two. Beyond,
-  MPICH takes a ring, whose latency grows with the number of ranks: set
-  `MPIR_CVAR_ALLGATHER_INTRA_ALGORITHM=brucks`, or pass `reduce=`.
-- With NCCL's ring: up to {nccl:,} GPUs by its own figures. Beyond, `reduce=` has the lower latency.
-  Not yet run on a GPU.
-
-`reduce=` gives up what `group=` adds: an error on one rank is not told to the others, and the last bits may
-depend on the number of ranks.
-"""  # noqa: E501
-
-
-def page() -> str:
-    """The page's text."""
-    found = limits()
-    most = microseconds(ARIES.seconds(allgather_sizes(bruck(RANKS[-1]))))
-    return TEXT.format(
-        state=STATE, share=SHARE, gpus=GPUS, largest=RANKS[-1], most=most,
-        rows="\n".join(map(row, RANKS)), **found,
-    )  # fmt: skip
+def tables() -> dict[str, str]:
+    """Return the tables of the page, by the names of their places in it."""
+    head = (
+        "ranks | messages, logarithmic | bytes sent by a rank | messages, MPICH's choice "
+        "| allgather, logarithmic | allgather, MPICH's choice | `reduce=`, MPI "
+        "| allgather, NCCL's ring | `reduce=`, NCCL's trees"
+    )
+    ends = [(name, f"{count:,}") for name, count in limits().items()]
+    return {
+        "times": report.plain_table(head.split(" | "), map(row, RANKS)),
+        "limits": report.plain_table(["algorithm of the allgather", "ranks"], ends),
+    }
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    report.replace_in_page(PAGE, tables())

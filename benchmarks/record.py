@@ -1,71 +1,80 @@
-"""Publish a finished run: ``python -m benchmarks.record FILE.json`` (``make bench-record``).
+"""Publish a finished run: ``python -m benchmarks.record FILE.jsonl`` (``make bench-record``).
 
-Copies the results file into ``benchmarks/results``, in the place of earlier results of the same
-machine, makes its page and plots there, and makes ``docs/performance.md`` from all files there.
-Without a file it makes only ``docs/performance.md``.
+Copies the record into ``benchmarks/results``, in the place of an earlier one of the same machine,
+draws its plots there, and makes ``docs/performance.md`` from all records there. Without a file it
+makes only ``docs/performance.md``.
 """
 
 import argparse
-import json
 import os
 import sys
 from pathlib import Path
 
-from benchmarks import machine, report
+from benchmarks import report, system_info
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "performance.md"
 PARTIAL = ("--only", "--peers", "--quick")  # options of runs that leave something out
+HEAD = """# Performance
+
+Made by `make bench-record` from the records in `benchmarks/results`; no figure here is typed by hand.
+[benchmarks/README.md](../benchmarks/README.md) says how things are measured;
+[benchmarks/NOTES.md](../benchmarks/NOTES.md) says what was tried and what keeps a row short of its aim.
+"""  # noqa: E501
+NO_GPU = """## On a GPU
+
+Not yet run on a GPU: `make bench-gpu` measures everything there in one command, which the tests run on the
+emulator.
+"""  # noqa: E501
 
 
 def main() -> None:
     """Record the files named on the command line, then make the page."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.record", description=__doc__)
-    parser.add_argument("files", nargs="*", type=Path, help="results files of finished runs")
+    parser.add_argument("files", nargs="*", type=Path, help="records of finished runs")
     for path in parser.parse_args().files:
         print(f"written: {record(path)}")
-    PAGE.write_text(overview())
+    PAGE.write_text(page())
     print(f"written: {PAGE}")
 
 
 def record(path: Path) -> Path:
-    """Copy a run into ``RESULTS`` and make its page and plots; the path of the copy."""
-    text = path.read_text()
-    results = json.loads(text)
-    if reason := _unfit(results):
+    """Copy a run into ``RESULTS`` and draw its plots; return the path of the copy."""
+    run = report.read(path)
+    if reason := _unfit(run):
         sys.exit(f"{path} is not recorded: {reason}")
-    name = machine.slug(results["machine"])
-    target = RESULTS / f"{name}-{results['date']}.json"
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    target.write_text(text)
-    plots = report.plots(results, target.with_suffix(""))
-    target.with_suffix(".md").write_text(report.page(results, plots))
+    name = system_info.slug(run["machine"])
+    target = RESULTS / f"{name}-{run['date']}.jsonl"
+    report.write(run, target)
+    report.plots(run, target.with_suffix(""))
     for earlier in RESULTS.glob(f"{name}-[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9]*"):
         if not earlier.name.startswith(target.stem):
             earlier.unlink()
     return target
 
 
-def overview() -> str:
-    """The text of ``PAGE``, from every results file."""
-    files = sorted(RESULTS.glob("*.json"))
-    plots = [
-        [os.path.relpath(plot, PAGE.parent) for plot in sorted(RESULTS.glob(f"{path.stem}-*.png"))]
-        for path in files
-    ]
-    return report.overview([json.loads(path.read_text()) for path in files], plots)
+def page() -> str:
+    """Return the text of ``PAGE``, from every record."""
+    parts, runs = [HEAD], [(path, report.read(path)) for path in sorted(RESULTS.glob("*.jsonl"))]
+    for path, run in runs:
+        plots = sorted(RESULTS.glob(f"{path.stem}-*.png"))
+        pictures = [os.path.relpath(plot, PAGE.parent) for plot in plots]
+        parts.append(report.section(run, pictures) + "\n")
+    if not any(run["device"] == "cuda" for _, run in runs):
+        parts.append(NO_GPU)
+    return "\n".join(parts)
 
 
-def _unfit(results: report.Results) -> str:
-    """Why a run should not be published, or "" if it should."""
-    if results["device"] == "emulated":
+def _unfit(run: report.Run) -> str:
+    """Return why a run should not be published, or "" if it should."""
+    if run["device"] == "emulated":
         return "the emulator's times mean nothing"
-    if "seconds" not in results:
+    if "seconds" not in run:
         return "the run did not finish"
-    if results["errors"]:
-        return f"the run has errors: {'; '.join(results['errors'])}"
-    left_out = [word for word in results["command"].split() if word in PARTIAL]
+    if run["errors"]:
+        return f"the run has errors: {'; '.join(run['errors'])}"
+    left_out = [word for word in run["command"].split() if word in PARTIAL]
     return f"the run is a partial one, with {left_out[0]}" if left_out else ""
 
 

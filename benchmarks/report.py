@@ -1,154 +1,167 @@
-"""Tables and plots made from a results file; no figure in them is typed by hand.
+"""Records of runs, and the tables and plots made from them; no figure in those is typed by hand.
 
-``python -m benchmarks.report FILE.json`` writes the page and the plots beside the file.
+A record is JSON lines: the first says how the run was made, the others are one case each, with
+quartiles of milliseconds and of ratios. ``python -m benchmarks.report FILE.jsonl`` prints a
+record as the page has it, and draws the plots beside the file.
 """
 
 import argparse
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import LAUNCH, OURS, verdicts
+from benchmarks.timing import LAUNCH, OURS, OVERHEAD, verdicts
 
-Results = Mapping[str, Any]
+Run = dict[str, Any]
 
 METHOD = {
     "cpu": "Times are medians of interleaved rounds. A ratio is the median of a peer's time over "
-    "gradkit's in the same round. GB/s count useful bytes; `of copy` divides that by the bandwidth "
-    "of `np.copyto` in the same rounds. `others` is how many cores other programs kept busy "
-    "meanwhile, including the ONNX Runtime worker.",
+    "gradkit's in the same round; it is bold if the peer is faster. GB/s count useful bytes; `of "
+    "copy` divides that by the bandwidth of `np.copyto` in the same rounds. `others` is how many "
+    "cores other programs kept busy meanwhile, including the ONNX Runtime worker.",
     "cuda": "Times are those of the device, from events around a whole call, with L2 emptied "
     "before and the host ahead of the device; medians of interleaved rounds. A ratio is the median "
-    "of a peer's time over gradkit's in the same round. GB/s count useful bytes; `of copy` divides "
-    "that by the bandwidth of a copy of 512 MiB in the same rounds. `wall` is the time per call of "
-    "many calls in a row, with warm caches.",
+    "of a peer's time over gradkit's in the same round; it is bold if the peer is faster. GB/s "
+    "count useful bytes; `of copy` divides that by the bandwidth of a copy of 512 MiB in the same "
+    "rounds. `wall` is the time per call of many calls in a row, with warm caches.",
     "emulated": "Made on the emulator, as a test of the benchmarks: the times mean nothing.",
 }
 
 
-def table(results: Results) -> str:
-    """One row per case: gradkit's time, bandwidth, fraction of copy, each peer's ratio."""
-    names = _peers(results)
+def write(run: Run, path: Path) -> None:
+    """Write a record, also of what has been measured so far: a run may be cut short."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [{name: value for name, value in run.items() if name != "cases"}]
+    lines += [{k: v for k, v in case.items() if v not in ("", {}, [])} for case in run["cases"]]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def read(path: Path) -> Run:
+    """Return what ``write`` has written."""
+    run, *cases = map(json.loads, path.read_text().splitlines())
+    return {**run, "cases": cases}
+
+
+def table(run: Run) -> str:
+    """Return one row per case: gradkit's time, bandwidth, fraction of copy, each peer's ratio."""
+    names = _peers(run)
     head = ["operation", "shape", "dtype", "ms", "quartiles", "GB/s", "of copy"]
     head += [f"{name} ms (ratio)" for name in names]
-    if _has_walls(results):
-        head += ["wall ms", *(f"{name} wall ms" for name in names)]
-    rows = [_row(case, names, walls=_has_walls(results)) for case in results["cases"]]
-    return _markdown([*head, "others", "target"], rows)
+    walls = [OURS, *names] if any(case.get("wall_ms") for case in run["cases"]) else []
+    head += [f"{name} wall ms".removeprefix(f"{OURS} ") for name in walls]
+    return markdown([*head, "others"], [_row(case, names, walls) for case in run["cases"]])
 
 
-def summary(results: Results) -> str:
-    """One row per target: wanted, measured, met or not."""
+def _row(case: Mapping[str, Any], names: Sequence[str], walls: Sequence[str]) -> list[str]:
+    low, own, high = case["ms"][OURS]
+    row = [case["operation"], case["shape"], case["dtype"], f"{own:.4g}", f"{low:.3g}-{high:.3g}"]
+    fractions = case.get("copy")
+    large = case["bytes"] and fractions
+    row += [f"{case['bytes'] / own / 1e6:.1f}", f"{fractions[1]:.2f}"] if large else ["", ""]
+    for name in names:
+        if name not in case["ratio"]:
+            row.append("failed" if name in case.get("failed", ()) else "")
+            continue
+        ratio = f"{case['ratio'][name][1]:.2f}x"
+        faster = case["ratio"][name][1] < 1 and not name.startswith(OURS) and name != LAUNCH
+        row.append(f"{case['ms'][name][1]:.4g} ({f'**{ratio}**' if faster else ratio})")
+    found = case.get("wall_ms", {})
+    row += [f"{found[name]:.4g}" if name in found else "" for name in walls]
+    return [*row, f"{case['others']:.1f}" if "others" in case else ""]
+
+
+def targets(run: Run) -> str:
+    """Return one row per target: wanted, measured, met or not."""
     rows = []
-    for case in results["cases"]:
+    for case in run["cases"]:
         for what, wanted, got, met in verdicts(case):
             where = f"{case['operation']} {case['shape']} {case['dtype']}"
             kind = "<=" if what in ("ms", "wall ms", "wall in launches") else ">="
             missed = "short" if "aimed" in what else "MISSED"
             rows.append([where, what, f"{kind} {wanted:g}", f"{got:.3g}", "met" if met else missed])
-    for what, found in (("import", results.get("import")), ("memory", results.get("memory"))):
-        if found:
+    for what, unit in (("import", "ms over numpy"), ("memory", "MiB beyond outputs")):
+        if found := run.get(what):
             most = found["at most"]
-            worst = (
-                found["added"] if what == "import" else max(v for v in found.values() if v != most)
-            )
-            unit = "ms over numpy" if what == "import" else "MiB beyond outputs"
-            rows.append(
-                [what, unit, f"<= {most:g}", f"{worst:g}", "met" if worst <= most else "MISSED"]
-            )
-    return _markdown(["what", "against", "target", "measured", "verdict"], rows)
+            rest = [value for name, value in found.items() if name != "at most"]
+            worst = found["added"] if what == "import" else max(rest)
+            met = "met" if worst <= most else "MISSED"
+            rows.append([what, unit, f"<= {most:g}", f"{worst:g}", met])
+    return markdown(["what", "against", "target", "measured", "verdict"], rows)
 
 
-def page(results: Results, plots: Iterable[str]) -> str:
-    """The whole of a results file as Markdown."""
+def section(run: Run, pictures: Sequence[str]) -> str:
+    """Return a run's part of the page; ``pictures`` are its plots, relative to the page."""
     parts = [
-        f"# {_machine_name(results)}, {results['date']}",
-        _conditions(results),
-        METHOD[results.get("device", "cpu")],
-        *_not_measured(results),
-        "## Targets\n\n" + summary(results),
-        "## Where a peer is faster\n\n" + slower(results),
-        "## Cases\n\n" + table(results),
-        *[f"## {name}\n\n{_scaling(rows)}" for name, rows in results.get("scaling", {}).items()],
-        *_startup(results),
-        *[f"![{plot}]({plot})" for plot in plots],
+        f"## {_machine_name(run)}, {run['date']}",
+        _conditions(run),
+        METHOD[run["device"]],
+        *_not_measured(run),
+        "### Targets\n\n" + targets(run),
+        "### Cases\n\n" + table(run),
     ]
-    return "\n\n".join(parts) + "\n"
+    if found := run.get("startup"):
+        head = ["first call of a process, ms", *next(iter(found.values()))]
+        rows = [[name, *(f"{ms:.4g}" for ms in row.values())] for name, row in found.items()]
+        parts.append("### First calls\n\n" + markdown(head, rows))
+    parts += [f"![{Path(each).stem.rpartition('-')[2]}]({each})" for each in pictures]
+    return "\n\n".join(parts)
 
 
-def slower(results: Results) -> str:
-    """One row for each case and peer for which gradkit is slower."""
-    rows = [
-        [case["operation"], case["shape"], case["dtype"], name, f"{ratio['median']:.2f}x"]
-        for case in results["cases"]
-        for name, ratio in case["ratios"].items()
-        if not name.startswith(OURS) and name != LAUNCH and ratio["median"] < 1
-    ]
-    head = ["operation", "shape", "dtype", "peer", "its time / gradkit's"]
-    return _markdown(head, rows) if rows else "Nowhere in this run."
-
-
-def plots(results: Results, stem: Path) -> list[str]:
-    """Draw ratios to the peers as bars and scaling as curves; return the files' names."""
+def plots(run: Run, stem: Path) -> list[Path]:
+    """Draw ratios to the peers as bars and scaling as curves."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    if not results["cases"]:
+    if not run["cases"]:
         return []
-    names = _peers(results)
+    names = _peers(run)
     # The dtype of most cases: float32 on a CPU, bfloat16 on a GPU if there are norms.
-    dtype = Counter(c["dtype"] for c in results["cases"]).most_common(1)[0][0]
-    cases = [c for c in results["cases"] if c["dtype"] == dtype and c["note"] != "overhead"]
+    dtype = Counter(case["dtype"] for case in run["cases"]).most_common(1)[0][0]
+    cases = [c for c in run["cases"] if c["dtype"] == dtype and c.get("note") != OVERHEAD]
     figure, axis = plt.subplots(figsize=(9, 1 + 0.42 * len(cases)))
     for k, name in enumerate(names):
-        found = [(i, c["ratios"][name]) for i, c in enumerate(cases) if name in c["ratios"]]
+        found = [(i, case["ratio"][name]) for i, case in enumerate(cases) if name in case["ratio"]]
         at = [i + 0.8 * (k + 0.5) / len(names) - 0.4 for i, _ in found]
-        middle = [r["median"] for _, r in found]
-        spread = [
-            [r["median"] - r["q1"] for _, r in found],
-            [r["q3"] - r["median"] for _, r in found],
-        ]
-        axis.barh(at, middle, 0.8 / len(names), xerr=spread, label=name)
+        errors = [[m - low for _, (low, m, _) in found], [high - m for _, (_, m, high) in found]]
+        axis.barh(at, [m for _, (_, m, _) in found], 0.8 / len(names), xerr=errors, label=name)
     axis.axvline(1, color="black", linewidth=1)
-    axis.set_yticks(
-        range(len(cases)), [f"{c['operation']} {c['shape']}" for c in cases], fontsize=7
-    )
+    labels = [f"{case['operation']} {case['shape']}" for case in cases]
+    axis.set_yticks(range(len(cases)), labels, fontsize=7)
     axis.set_xscale("log")
     axis.set_xlabel("time of the peer / time of gradkit (right of the line: gradkit is faster)")
     axis.invert_yaxis()
     axis.legend(fontsize=8)
     written = [_save(figure, stem, "peers")]
-    if results.get("scaling"):
-        figure, axes = plt.subplots(1, len(results["scaling"]), figsize=(13, 3.6))
-        for axis, (name, rows) in zip(axes, results["scaling"].items(), strict=True):
-            axis.loglog([r["at"] for r in rows], [r["ns an element"] for r in rows], marker="o")
+    if scaling := run.get("scaling"):
+        figure, axes = plt.subplots(1, len(scaling), figsize=(13, 3.6))
+        for axis, (name, curve) in zip(axes, scaling.items(), strict=True):
+            axis.loglog(curve["at"], curve["ns an element"], marker="o")
             axis.set_title(name, fontsize=9)
             axis.set_ylabel("ns an element")
         written.append(_save(figure, stem, "scaling"))
     return written
 
 
-def write(results: Results, path: Path) -> None:
-    """Write the page beside a results file, and the plots if matplotlib is installed."""
-    try:
-        drawn = plots(results, path.with_suffix(""))
-    except ImportError:
-        drawn = []
-    path.with_suffix(".md").write_text(page(results, drawn))
+def _save(figure: Any, stem: Path, kind: str) -> Path:
+    path = stem.with_name(f"{stem.name}-{kind}.png")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110, bbox_inches="tight")  # with the longest label
+    return path
 
 
-def _machine_name(results: Results) -> str:
-    machine = results["machine"]
+def _machine_name(run: Run) -> str:
+    machine = run["machine"]
     gpu = machine.get("gpu")
     return gpu["name"] if gpu else f"{machine['cpu']}, {machine['cores']} cores"
 
 
-def _conditions(results: Results) -> str:
-    machine = results["machine"]
+def _conditions(run: Run) -> str:
+    machine, load = run["machine"], run["load"]
     versions, gpu = dict(machine["versions"]), machine.get("gpu")
     parts = [f"{machine['system']}, Python {machine['python']}, {machine['blas']}"]
     if gpu:
@@ -161,68 +174,56 @@ def _conditions(results: Results) -> str:
         )
     parts.append(", ".join(f"{name} {version}" for name, version in versions.items()))
     return (
-        f"{'; '.join(parts)}. Caches {machine['caches']}. Load average {results['load'][0]:.2f} at "
-        f"the start and {results['load'][-1]:.2f} at the end. Made by `{results['command']}`."
+        f"{'; '.join(parts)}. Caches {machine['caches']}. Load average {load[0]:.2f} at the start "
+        f"and {load[-1]:.2f} at the end. Made by `{run['command']}`."
     )
 
 
-def _not_measured(results: Results) -> Iterator[str]:
-    for name, why in results["missing"].items():
+def _not_measured(run: Run) -> Iterator[str]:
+    for name, why in run["missing"].items():
         yield f"Not measured: {name} ({why})."
-    for error in results.get("errors", []):
+    for error in run["errors"]:
         yield f"**Failed: {error}.**"
-    for what in results.get("dropped", []):
+    for what in run["dropped"]:
         yield f"Not measured, for lack of time: {what}."
-    for case in results["cases"]:
-        for name, why in case["failed"].items():
+    for case in run["cases"]:
+        for name, why in case.get("failed", {}).items():
             where = f"{case['operation']} {case['shape']} {case['dtype']}"
             yield f"Not measured: {name} on {where} ({why})."
 
 
-def _startup(results: Results) -> Iterator[str]:
-    found = results.get("startup")
-    if found:
-        head = ["first call of a process, ms", *next(iter(found.values()))]
-        rows = [[name, *(f"{ms:.4g}" for ms in row.values())] for name, row in found.items()]
-        yield "## First calls\n\n" + _markdown(head, rows)
+def _peers(run: Run) -> list[str]:
+    return list(dict.fromkeys(name for case in run["cases"] for name in case["ratio"]))
 
 
-def _row(case: Mapping[str, Any], names: list[str], *, walls: bool) -> list[str]:
-    own = case["ms"][OURS]
-    rate = case["bytes"] / own["median"] / 1e6
-    row = [case["operation"], case["shape"], case["dtype"], f"{own['median']:.4g}"]
-    row += [f"{own['q1']:.3g}-{own['q3']:.3g}"]
-    row += [f"{rate:.1f}", f"{case['of_copy']['median']:.2f}"] if case["bytes"] else ["", ""]
-    for name in names:
-        if name in case["ratios"]:
-            row.append(f"{case['ms'][name]['median']:.4g} ({case['ratios'][name]['median']:.2f}x)")
-        else:
-            row.append("failed" if name in case["failed"] else "")
-    if walls:
-        found = (case["wall_ms"].get(name) for name in (OURS, *names))
-        row += [f"{spread['median']:.4g}" if spread else "" for spread in found]
-    marks = [
-        f"{what} {wanted:g}: {'met' if met else f'MISSED ({got:.3g})'}"
-        for what, wanted, got, met in verdicts(case)
-    ]
-    return [*row, f"{case['cores_taken_by_others']:.1f}", "; ".join(marks)]
+def replace_in_page(page: Path, tables: Mapping[str, str]) -> None:
+    """Put each table after the comment that names its place, instead of the one there."""
+    text = page.read_text()
+    for name, table in tables.items():
+        text = _place(name).sub(lambda _, table=table: f"{table}\n", text, count=1)
+    page.write_text(text)
 
 
-def _has_walls(results: Results) -> bool:
-    return any(case.get("wall_ms") for case in results["cases"])
+def in_page(page: Path, name: str) -> str:
+    """Return the table after the comment that names its place."""
+    found = _place(name).search(page.read_text())
+    if found is None:
+        raise LookupError(f"{page.name} has no <!-- {name} -->")
+    return found[0].removesuffix("\n")
 
 
-def _scaling(rows: list[dict[str, float]]) -> str:
-    head = list(rows[0])
-    return _markdown(head, [[f"{row[name]:g}" for name in head] for row in rows])
+def _place(name: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<=<!-- {name} -->\n)(\|.*\n)*")
 
 
-def _peers(results: Results) -> list[str]:
-    found = dict.fromkeys(name for case in results["cases"] for name in case["ratios"])
-    return list(found)
+def plain_table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
+    """Return a table in Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines).replace(" --- ", "---")
 
 
-def _markdown(head: list[str], rows: list[list[str]]) -> str:
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown, with aligned columns."""
     widths = [max(len(row[k]) for row in [head, *rows]) for k in range(len(head))]
     lines = [head, ["-" * width for width in widths], *rows]
     return "\n".join(
@@ -231,50 +232,13 @@ def _markdown(head: list[str], rows: list[list[str]]) -> str:
     )
 
 
-def _save(figure: Any, stem: Path, kind: str) -> str:
-    path = stem.with_name(f"{stem.name}-{kind}.png")
-    figure.tight_layout()
-    figure.savefig(path, dpi=110, bbox_inches="tight")  # with the longest label
-    return path.name
-
-
-def overview(every: Sequence[Results], pictures: Sequence[Sequence[str]]) -> str:
-    """docs/performance.md: each results file without its table of cases.
-
-    ``pictures`` are the plots of each file, relative to the page.
-    """
-    parts = [
-        "# Performance",
-        "Made by `make bench-record` from the files in `benchmarks/results`; no figure here is "
-        "typed by hand. [benchmarks/README.md](../benchmarks/README.md) says how things are "
-        "measured; [benchmarks/NOTES.md](../benchmarks/NOTES.md) says what was tried and what "
-        "keeps a row short of its aim.",
-    ]
-    for results, own in zip(every, pictures, strict=True):
-        parts += [
-            f"## {_machine_name(results)}, {results['date']}",
-            _conditions(results),
-            METHOD[results.get("device", "cpu")],
-            *_not_measured(results),
-            "### Targets\n\n" + summary(results),
-            "### Where a peer is faster\n\n" + slower(results),
-            *[f"![{Path(picture).stem.rpartition('-')[2]}]({picture})" for picture in own],
-            *(part.replace("## ", "### ", 1) for part in _startup(results)),
-        ]
-    if not any(results.get("device") == "cuda" for results in every):
-        parts.append(
-            "## On a GPU\n\nNot yet run on a GPU: `make bench-gpu` measures everything there in "
-            "one command, which the tests run on the emulator."
-        )
-    return "\n\n".join(parts) + "\n"
-
-
 def main() -> None:
-    """Make the page and plots of each file."""
+    """Print each record and draw its plots."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__)
     parser.add_argument("files", nargs="+", type=Path)
     for path in parser.parse_args().files:
-        write(json.loads(path.read_text()), path)
+        run = read(path)
+        print(section(run, [plot.name for plot in plots(run, path.with_suffix(""))]))
 
 
 if __name__ == "__main__":

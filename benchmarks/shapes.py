@@ -1,47 +1,36 @@
 """The published shapes: the same on every machine, so that pages can be compared."""
 
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from benchmarks.devices import DTYPES, Device
+
 Shape = tuple[int, ...]
 
-# M rows of D
-NORMS: list[tuple[int, int]] = [
-    (8192, 1024),
-    (16384, 4096),
-    (2048, 4096),
-    (131072, 128),
-    (8192, 768),
-    (65536, 1024),
-    (1024, 12288),
-    (4096, 4097),
-    (128, 4096),
-    (1, 4096),
-]
-HEADLINE = NORMS[0]
 
-# The same on a GPU, the most important first
-DEVICE_NORMS: list[tuple[int, int]] = [
-    (16384, 4096),
-    (65536, 1024),
-    (8192, 8192),
-    (4096, 16384),
-    (131072, 128),
-    (8192, 768),
-    (8192, 5120),
-    (1024, 12288),
-    (2048, 4096),
-    (128, 4096),
-    (1, 4096),
-    (4096, 4097),
-]
-TINY_NORMS = [(24, 64), (3, 129)]  # for the emulator
+def _shapes(text: str) -> list[Any]:
+    return [tuple(map(int, word.split("x"))) for word in text.split()]
+
+
+# M rows of D; on a GPU the most important first, as time may not suffice for all; for the emulator
+CPU_NORMS: list[tuple[int, int]] = _shapes(
+    "8192x1024 2048x4096 131072x128 8192x768 1024x12288 128x4096 1x4096"
+)
+GPU_NORMS: list[tuple[int, int]] = _shapes(
+    "16384x4096 65536x1024 8192x8192 4096x16384 131072x128 8192x768 8192x5120 1024x12288 2048x4096"
+    " 128x4096 1x4096 4096x4097"
+)
+TINY_NORMS: list[tuple[int, int]] = _shapes("24x64 3x129")
 
 # Images of a ResNet-50's stages, batch first
-IMAGES: list[Shape] = [
-    (32, 64, 112, 112),
-    (32, 256, 56, 56),
-    (32, 512, 28, 28),
-    (32, 1024, 14, 14),
-    (32, 2048, 7, 7),
-]
+CPU_IMAGES: list[Shape] = _shapes(
+    "32x2048x7x7 32x1024x14x14 32x512x28x28 32x256x56x56 32x64x112x112"
+)
+GPU_IMAGES: list[Shape] = _shapes(
+    "32x256x56x56 256x64x112x112 256x512x28x28 32x64x112x112 32x2048x7x7 256x256x56x56"
+)
+TINY_IMAGES: list[Shape] = _shapes("2x8x3x3")
 
 
 def gpt2() -> list[Shape]:
@@ -69,52 +58,64 @@ def resnet50() -> list[Shape]:
 
 def llama3_8b() -> list[Shape]:
     """Llama-3-8B: 291 parameters."""
-    d, hidden, keys = 4096, 14336, 1024
-    layer = [
-        (d, d),
-        (keys, d),
-        (keys, d),
-        (d, d),
-        (hidden, d),
-        (hidden, d),
-        (d, hidden),
-        (d,),
-        (d,),
-    ]
-    return [(128256, d), *(32 * layer), (d,), (128256, d)]
+    layer = _shapes(
+        "4096x4096 1024x4096 1024x4096 4096x4096 14336x4096 14336x4096 4096x14336 4096 4096"
+    )
+    return [(128256, 4096), *(32 * layer), (4096,), (128256, 4096)]
 
 
 LISTS: dict[str, list[Shape]] = {
     "24 x 1024x1024": [(1024, 1024)] * 24,
     "GPT-2 124M": gpt2(),
     "ResNet-50": resnet50(),
-    "MLP": [(784, 512), (512,), (512, 512), (512,), (512, 10), (10,)],
+    "MLP": _shapes("784x512 512 512x512 512 512x10 10"),
     "1000 x 256": [(256,)] * 1000,
     "10000 x 4096": [(4096,)] * 10000,
     "one of 200M, 2000 tiny": [(200_000_000,), *[(16,)] * 2000],
+    "Llama-3-8B": llama3_8b(),
 }
-
-# The same on a GPU, the most important first
-DEVICE_LISTS: dict[str, tuple[str, list[Shape]]] = {
-    "GPT-2 124M": ("float32", gpt2()),
-    "1000 x 256": ("float32", LISTS["1000 x 256"]),
-    "Llama-3-8B": ("bfloat16", llama3_8b()),
-    "one of 200M, 2000 tiny": ("float32", LISTS["one of 200M, 2000 tiny"]),
-    "ResNet-50": ("float32", resnet50()),
-    "10000 x 4096": ("float32", LISTS["10000 x 4096"]),
-    "MLP": ("float32", LISTS["MLP"]),
+LLAMA = "Llama-3-8B"
+CPU_LISTS = {name: ("float32", shapes) for name, shapes in LISTS.items() if name != LLAMA}
+_ON_GPU = "GPT-2 124M|1000 x 256|Llama-3-8B|one of 200M, 2000 tiny|ResNet-50|10000 x 4096|MLP"
+GPU_LISTS = {
+    name: ("bfloat16" if name == LLAMA else "float32", LISTS[name]) for name in _ON_GPU.split("|")
 }
 TINY_LISTS: dict[str, tuple[str, list[Shape]]] = {
-    "3 small": ("float32", [(700,), (3, 5), (64,)]),
+    "3 small": ("float32", _shapes("700 3x5 64")),
     "100 x 16": ("bfloat16", [(16,)] * 100),
 }
 
-DEVICE_IMAGES: list[Shape] = [
-    (32, 256, 56, 56),
-    (256, 64, 112, 112),
-    (256, 512, 28, 28),
-    (32, 64, 112, 112),
-    (32, 2048, 7, 7),
-    (256, 256, 56, 56),
-]
-TINY_IMAGES = [(2, 8, 3, 3)]
+
+def list_bytes(shapes: Sequence[Shape], dtype: str) -> int:
+    """Return the bytes of arrays of these shapes."""
+    return sum(map(math.prod, shapes)) * DTYPES[dtype].itemsize
+
+
+class Chosen(NamedTuple):
+    """What a device measures; ``others`` are dtypes in which only the first shape is measured."""
+
+    norms: list[tuple[int, int]]
+    images: list[Shape]
+    lists: dict[str, tuple[str, list[Shape]]]
+    dtype: str
+    others: tuple[str, ...]
+
+    def pairs(
+        self, shapes: Sequence[Shape], others: Sequence[str], *, quick: bool
+    ) -> list[tuple[Shape, str]]:
+        """Return shapes and dtypes: all shapes (if quick, two), the first one in all dtypes."""
+        first, *rest = [(shape, self.dtype) for shape in (shapes[:2] if quick else shapes)]
+        return [first, *((shapes[0], other) for other in others), *rest]
+
+
+_16_BITS = "bfloat16", ("float32", "float16")
+_CHOSEN = {
+    "cpu": Chosen(CPU_NORMS, CPU_IMAGES, CPU_LISTS, "float32", ("bfloat16", "float16", "float64")),
+    "cuda": Chosen(GPU_NORMS, GPU_IMAGES, GPU_LISTS, *_16_BITS),
+    "emulated": Chosen(TINY_NORMS, TINY_IMAGES, TINY_LISTS, *_16_BITS),
+}
+
+
+def chosen(device: Device) -> Chosen:
+    """Return the shapes for a device."""
+    return _CHOSEN[device.name]

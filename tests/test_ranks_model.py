@@ -3,6 +3,7 @@
 import pytest
 
 from benchmarks import ranks_model as model
+from benchmarks import report
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6, 7, 8, 13, 64])
@@ -34,15 +35,18 @@ def test_time_is_latency_and_bytes():
 
 def test_limits_are_where_the_other_collective_takes_over():
     found = model.limits()
-    for count, faster in ((found["log"], True), (2 * found["log"], False)):
+    for count, faster in ((found["logarithmic"], True), (2 * found["logarithmic"], False)):
         gathered = model.ARIES.seconds(model.allgather_sizes(model.bruck(count)))
         reduced = model.ARIES.seconds(model.reduce_sizes(count))
         assert (gathered <= reduced) is faster
-    for count, faster in ((found["nccl"], True), (2 * found["nccl"], False)):
+    for count, faster in ((found["NCCL's ring"], True), (2 * found["NCCL's ring"], False)):
         assert (model.nccl_allgather(count) <= model.nccl_reduce(count)) is faster
     assert model.nccl_allgather(16) == pytest.approx((3.6 + 14 * 1.8 * 0.47 + 2.7) * 1e-6)
 
 
-def test_the_page_is_what_the_model_says():
-    """``python -m benchmarks.ranks_model`` writes it."""
-    assert model.PAGE.read_text() == model.page()
+def test_the_page_has_the_tables():
+    """``python -m benchmarks.ranks_model`` writes them."""
+    for name, table in model.tables().items():
+        assert report.in_page(model.PAGE, name) == table
+    assert "| 16,384 |" in model.tables()["times"]
+    assert "| 100 |" in report.in_page(model.PAGE, "times").splitlines()[-1]  # as the text says

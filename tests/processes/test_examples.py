@@ -41,7 +41,7 @@ def test_the_example_notices_norms_of_single_ranks(there, tmp_path):
 def test_the_benchmark_of_ranks_runs(there):
     """And counts: one exchange of 48 bytes in each call."""
     there("torch")
-    command = [sys.executable, "-m", "benchmarks.bench_ranks", "--quick"]
+    command = [sys.executable, "-m", "benchmarks.ranks", "--quick"]
     done = subprocess.run(
         command, cwd=EXAMPLES.parent, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )

@@ -1,4 +1,4 @@
-"""Predicted times on GPUs that gradkit has not run on: ``python -m benchmarks.model``.
+"""Predicted times on GPUs that gradkit has not run on: ``python -m benchmarks.gpu_model``.
 
 A prediction, never a result. The host's own code launches each operation on a device that does
 nothing, as for the card in question. What a launch needs then follows from the arrays that it
@@ -22,6 +22,7 @@ import argparse
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,10 +30,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import gradkit
-from benchmarks import host
-from benchmarks.shapes import DEVICE_LISTS, DEVICE_NORMS
+from benchmarks import host, report
+from benchmarks.devices import DTYPES
+from benchmarks.shapes import GPU_LISTS, GPU_NORMS
 from gradkit._cuda import CudaBackend
-from gradkit._dtypes import FLOATS, dtype_named
 from testbed.emulator import IdleDevice
 from testbed.machine_code.table import Cells
 from tests.devices.emulated import on_device
@@ -43,6 +44,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "predictions.md"
 LATENCY, START = 700e-9, 2e-6  # seconds; assumed for every card, round numbers
 _ISSUED = 128  # instructions of threads, a clock and multiprocessor: four warps
 _PACK = 16  # bytes of a load
+_CXX = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64"}
 
 
 class Card(NamedTuple):
@@ -99,23 +101,13 @@ class _Module(NamedTuple):
     macros: str
 
     def get_function(self, name: str) -> Any:
-        def launch(grid: Any, block: Any, args: Any, shared_mem: int = 0) -> None:  # noqa: ARG001
+        def launch(grid: Any, block: Any, args: Any, **options: Any) -> None:  # noqa: ARG001
             moved = args[1:] if name in _RARELY_READ else args
             arrays = sum(a.nbytes for a in moved if isinstance(a, np.ndarray) and a.ndim)
             threads = math.prod(grid) * math.prod(block)
             self.device.launches.append(Launch(name, self.macros, threads, arrays))
 
-        return _Kernel(launch)
-
-
-class _Kernel:
-    """A launch function that takes attributes, as CuPy's kernels do."""
-
-    def __init__(self, launch: Callable[..., None]) -> None:
-        self._launch = launch
-
-    def __call__(self, *arguments: Any, **options: Any) -> None:
-        self._launch(*arguments, **options)
+        return launch
 
 
 class Work(NamedTuple):
@@ -128,7 +120,7 @@ class Work(NamedTuple):
     shape: str
     dtype: str
     elements: int
-    call: Callable[[Callable[..., Any]], Callable[[], Any]]
+    call: Callable[[Callable[..., Any]], object]  # of a function that makes arrays
     counted: dict[str, tuple[str, str]]  # by kernel: operation and kernel in executed.csv
     passes: dict[str, int] = {}  # noqa: RUF012
     arrays: int = 1
@@ -143,91 +135,70 @@ def works() -> Iterator[Work]:
 
 def _norms() -> Iterator[Work]:
     for name in ("layer_norm_grad", "rms_norm_grad"):
+        counted = {"layer_norm_grad": (name, "layer_norm_grad")}
+        for kernel in ("row_sums_of_gradient", "apply_gradient"):
+            counted[kernel] = "layer_norm_grad of wide rows", kernel
         for dtype in ("bfloat16", "float16", "float32"):
-            for m, d in DEVICE_NORMS:
-                counted = {"layer_norm_grad": (name, "layer_norm_grad")}
-                for kernel in ("row_sums_of_gradient", "apply_gradient"):
-                    counted[kernel] = "layer_norm_grad of wide rows", kernel
-                call = _gradient(name, (m, d), dtype)
+            for m, d in GPU_NORMS:
+                call = partial(_gradient, name, (m, d), dtype)
                 yield Work(name, f"{m}x{d}", dtype, m * d, call, counted)
 
 
-def _gradient(name: str, shape: tuple[int, int], dtype: str) -> Any:
-    def bound(array: Callable[..., Any]) -> Callable[[], Any]:
-        m, d = shape
-        statistics = [array((m,), "float32") for _ in range(2 if name == "layer_norm_grad" else 1)]
-        given = [array(shape, dtype), array(shape, dtype), array((d,), dtype), *statistics]
-        columns = [array((d,), dtype) for _ in statistics]
-        out = (array(shape, dtype), *columns)
-        return lambda: getattr(gradkit, name)(*given, out=out)
-
-    return bound
+def _gradient(name: str, shape: tuple[int, int], dtype: str, array: Any) -> object:
+    (m, d), count = shape, 2 if name == "layer_norm_grad" else 1
+    statistics = [array((m,), "float32") for _ in range(count)]
+    dy, x, dx = (array(shape, dtype) for _ in range(3))
+    scale, *columns = (array((d,), dtype) for _ in range(1 + count))
+    return getattr(gradkit, name)(dy, x, scale, *statistics, out=(dx, *columns))
 
 
 def _lists() -> Iterator[Work]:
     for name, passes in (("grad_norm", {"norm_partials": 1}), ("clip_grad_norm", _CLIP)):
-        for title, (dtype, shapes) in DEVICE_LISTS.items():
+        for title, (dtype, shapes) in GPU_LISTS.items():
             elements = sum(map(math.prod, shapes))
-            chunks = LONG_CHUNKS if elements * dtype_named(dtype).itemsize > 1 << 26 else ""
+            chunks = LONG_CHUNKS if elements * DTYPES[dtype].itemsize > 1 << 26 else ""
             counted = {
                 "norm_partials": (f"grad_norm p=2{chunks}", "norm_partials"),
                 "clip_by_norm": (f"scale_grads{chunks}", "scale_grads"),  # the same loop
             }
-            call = _listed(name, shapes, dtype)
+            call = partial(_listed, name, shapes, dtype)
             yield Work(name, title, dtype, elements, call, counted, passes, len(shapes))
 
 
 _CLIP = {"norm_partials": 1, "clip_by_norm": 2}
 
 
-def _listed(name: str, shapes: Sequence[tuple[int, ...]], dtype: str) -> Any:
-    def bound(array: Callable[..., Any]) -> Callable[[], Any]:
-        grads = [array(shape, dtype) for shape in shapes]
-        rest = (1.0,) if name == "clip_grad_norm" else ()
-        return lambda: getattr(gradkit, name)(grads, *rest)
-
-    return bound
+def _listed(name: str, shapes: Sequence[tuple[int, ...]], dtype: str, array: Any) -> object:
+    grads = [array(shape, dtype) for shape in shapes]
+    return getattr(gradkit, name)(grads, *((1.0,) if name == "clip_grad_norm" else ()))
 
 
 _CHANNELS = {
     "batch_norm": ("sum_deviations", "normalize"),
     "batch_norm_grad": ("sum_channels", "apply_channels"),
 }
-
-
 _IMAGES = [(64, 112), (64, 56), (256, 56), (512, 28), (1024, 14), (2048, 7)]  # channels, height
 
 
 def _images() -> Iterator[Work]:
-    for last in (False, True):
-        for n, (c, size) in product((32, 256), _IMAGES):
-            shape = (n, size, size, c) if last else (n, c, size, size)
-            of = " of channels last" if last else ""
-            counted = {
-                kernel: (f"{operation}{of}", kernel)
-                for operation, kernels in _CHANNELS.items()
-                for kernel in kernels
-            }
-            for name in ("batch_norm", "batch_norm_grad"):
-                title = f"{'x'.join(map(str, shape))}{', channels last' if last else ''}"
-                call = _batch_norm(name, shape, len(shape) - 1 if last else 1)
-                yield Work(name, title, "bfloat16", math.prod(shape), call, counted)
+    kinds = product((False, True), (32, 256), _IMAGES, _CHANNELS.items())
+    for last, n, (c, size), (name, kernels) in kinds:
+        shape = (n, size, size, c) if last else (n, c, size, size)
+        of, title = (" of channels last", ", channels last") if last else ("", "")
+        counted = {kernel: (f"{name}{of}", kernel) for kernel in kernels}
+        call = partial(_batch_norm, name, shape, 3 if last else 1)
+        title = "x".join(map(str, shape)) + title
+        yield Work(name, title, "bfloat16", math.prod(shape), call, counted)
 
 
-def _batch_norm(name: str, shape: tuple[int, ...], axis: int) -> Any:
-    def bound(array: Callable[..., Any]) -> Callable[[], Any]:
-        dtype, channels = "bfloat16", (shape[axis],)
-        statistics = [array(channels, "float32") for _ in range(2)]
-        scale, bias = array(channels, dtype), array(channels, dtype)
-        data, out = array(shape, dtype), array(shape, dtype)
-        if name == "batch_norm":
-            outs = (out, *statistics)
-            return lambda: gradkit.batch_norm(data, scale, bias, channel_axis=axis, out=outs)
-        given = (array(shape, dtype), data, scale, *statistics)
-        outs = (out, array(channels, dtype), array(channels, dtype))
-        return lambda: gradkit.batch_norm_grad(*given, channel_axis=axis, out=outs)
-
-    return bound
+def _batch_norm(name: str, shape: tuple[int, ...], axis: int, array: Any) -> object:
+    dy, x, y = (array(shape, "bfloat16") for _ in range(3))
+    scale, bias, dscale, dbias = (array((shape[axis],), "bfloat16") for _ in range(4))
+    mean, inv_std = (array((shape[axis],), "float32") for _ in range(2))
+    if name == "batch_norm":
+        return gradkit.batch_norm(x, scale, bias, channel_axis=axis, out=(y, mean, inv_std))
+    out = y, dscale, dbias
+    return gradkit.batch_norm_grad(dy, x, scale, mean, inv_std, channel_axis=axis, out=out)
 
 
 class Prediction(NamedTuple):
@@ -249,11 +220,9 @@ def predicted(work: Work, card: Card, tables: "Tables") -> Prediction:
     backend = CudaBackend(device)
 
     def array(shape: tuple[int, ...], dtype: str) -> Any:
-        return on_device(
-            np.empty(shape, dtype_named(dtype)), backend
-        )  # its pages are never touched
+        return on_device(np.empty(shape, DTYPES[dtype]), backend)  # its pages are never touched
 
-    work.call(array)()
+    work.call(array)
     parts = [_launched(launch, work, card, tables) for launch in device.launches]
     starts = START * len(parts)
     total = sum(part.seconds for part in parts) + starts
@@ -265,7 +234,7 @@ def predicted(work: Work, card: Card, tables: "Tables") -> Prediction:
 
 def _launched(launch: Launch, work: Work, card: Card, tables: "Tables") -> Prediction:
     """How long one kernel takes by each limit."""
-    itemsize = dtype_named(work.dtype).itemsize
+    itemsize = DTYPES[work.dtype].itemsize
     moved = launch.bytes + work.passes.get(launch.kernel, 0) * work.elements * itemsize
     code = tables.code(launch, work.dtype, card.sm)
     fitting = card.multiprocessors * min(card.threads, int(code["threads"]) or card.threads)
@@ -294,7 +263,7 @@ class Tables:
         """The row of a kernel, or of the nearest one that has a row."""
         file = self._files[launch.kernel]
         for macros in _nearest(launch.macros):
-            for title in (macros, f"{FLOATS[dtype].cxx} {macros}", f"bf16 {macros}"):
+            for title in (macros, f"{_CXX[dtype]} {macros}", f"bf16 {macros}"):
                 for arch in (sm, 90):
                     name = (file, title, launch.kernel, str(arch), self._nvrtc)
                     if name in self._code:
@@ -328,60 +297,26 @@ def _nearest(macros: str) -> Iterator[str]:
         yield macros
 
 
-_HEAD = """# Predicted times
-
-**Predictions, not results: gradkit has not yet run on a GPU.** `python -m benchmarks.model` makes
-this page from the [tables of machine code](machine-code.md) and from data sheets; its text says
-how, and what it leaves out. Measurements, once there are some, go to [performance](performance.md).
-Then this page shows where the model is wrong.
-
-Microseconds a call, and what limits it: `memory` bandwidth, `latency` of round trips to memory,
-`issue` of instructions, `double` precision, `start` of kernels, or the `host`, if it takes longer
-for the call than the device, whose time then follows in brackets. `issue` and `double` come from
-counts of PTX, of which ptxas merges a part, so they are upper bounds. A round trip is assumed to
-take {latency:.0f} ns, and a kernel's start {start:.0f} us, on every card. The RTX 4090 and the T4
-are taken to run the code for sm_80. A combination of macros without a row takes that of the nearest
-one: float16 counts as bfloat16, RMS norm with accesses of one element as layer norm.
-
-The host's times are measured, but on another machine than any card is in, on CuPy arrays, and with
-launches that do nothing: what the driver takes for each comes on top. That of a list is on a line
-through those of 1 and of 1000 arrays. As a measure of that machine, the NumPy formula that
-`python -m benchmarks.host` prints took {formula:.0f} us there:
-
-{hosts}
-
-"""
-
-
-def page(found: dict[tuple[str, str, str], list[Prediction]]) -> str:
-    """Lay out all predictions."""
-    lines = [
-        "| card | GB/s | multiprocessors | GHz | double a clock | source |",
-        "|---|---|---|---|---|---|",
+def page_tables(found: dict[tuple[str, str, str], list[Prediction]]) -> dict[str, str]:
+    """Lay out what is assumed and all predictions, by their places in the page."""
+    cards = [
+        (name, f"{bandwidth / 1e9:.0f}", count, f"{clock / 1e9:.2f}", double, source)
+        for name, _, bandwidth, count, clock, double, _, _, source in CARDS
     ]
-    lines += [
-        f"| {c.name} | {c.bandwidth / 1e9:.0f} | {c.multiprocessors} | {c.clock / 1e9:.2f} "
-        f"| {c.double} | {c.source} |"
-        for c in CARDS
+    times = [[*title, *row] for title, row in found.items()]
+    taken = host.recorded()
+    hosts = [
+        [name.replace(", 1000", " of 1000 arrays"), _figure(us), _figure(us / taken[host.FORMULA])]
+        for name, us in taken.items()
     ]
-    names = " | ".join(card.name for card in CARDS)
-    lines += ["", f"| operation | shape | dtype | {names} |", "|---" * (3 + len(CARDS)) + "|"]
-    for title, row in found.items():
-        cells = " | ".join(map(str, row))
-        lines.append(f"| {' | '.join(title)} | {cells} |")
-    assumed = {"latency": LATENCY * 1e9, "start": START * 1e6}
-    return _HEAD.format(**assumed, **_hosts(host.recorded())) + "\n".join(lines) + "\n"
-
-
-def _hosts(times: dict[str, float]) -> dict[str, Any]:
-    """The host's times as a table."""
-    unit = times[host.FORMULA]
-    lines = ["| call on the host | us | times the formula |", "|---|---|---|"]
-    for call, time in times.items():
-        if call != host.FORMULA:
-            name = call.replace(", 1000", " of 1000 arrays")
-            lines.append(f"| {name} | {_figure(time)} | {_figure(time / unit)} |")
-    return {"formula": unit, "hosts": "\n".join(lines)}
+    table, names = report.plain_table, [card.name for card in CARDS]
+    return {
+        "hosts": table(["call on the host", "us", "times the formula"], hosts),
+        "cards": table(
+            ["card", "GB/s", "multiprocessors", "GHz", "double a clock", "source"], cards
+        ),
+        "times": table(["operation", "shape", "dtype", *names], times),
+    }
 
 
 def _figure(number: float) -> str:
@@ -391,14 +326,14 @@ def _figure(number: float) -> str:
 
 
 def main() -> None:
-    """Write the page."""
+    """Write the page's tables."""
     argparse.ArgumentParser(description=__doc__).parse_args()
     tables = Tables()
     found = {
         (work.operation, work.shape, work.dtype): [predicted(work, c, tables) for c in CARDS]
         for work in works()
     }
-    PAGE.write_text(page(found))
+    report.replace_in_page(PAGE, page_tables(found))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Norms and clipping over four processes beside PyTorch's own, on DTensors.
 
-``python -m benchmarks.bench_ranks [--quick]`` runs both on gloo, on the same shards, in turns. It
+``python -m benchmarks.ranks [--quick]`` runs both on gloo, on the same shards, in turns. It
 prints a table: the median
 time of a call on rank 0, the median over rounds of PyTorch's time divided by gradkit's, and what a
 rank hands to the network in a call. Processes of one machine say nothing of a network's latency;
@@ -141,7 +141,7 @@ def main(options: list[str]) -> int:
     print(HEAD, "|---" * 7 + "|", sep="\n", flush=True)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         store = (Path(folder) / "store").as_uri()
-        command = [sys.executable, "-m", "benchmarks.bench_ranks", *options]
+        command = [sys.executable, "-m", "benchmarks.ranks", *options]
         environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
         ranks = [
             stack.enter_context(subprocess.Popen([*command, store, str(k)], env=environment))

@@ -5,8 +5,9 @@ import re
 import numpy as np
 import pytest
 
-from benchmarks import host, model
-from benchmarks.shapes import DEVICE_LISTS, DEVICE_NORMS
+from benchmarks import gpu_model as model
+from benchmarks import host
+from benchmarks.shapes import GPU_LISTS, GPU_NORMS
 
 CARD = model.CARDS[0]
 TABLES = model.Tables()
@@ -89,10 +90,10 @@ def test_the_hosts_times_are_of_every_operation():
 
 def test_recording_writes_what_is_read(monkeypatch, tmp_path):
     monkeypatch.setattr(host, "TIMES", tmp_path / "host_times.csv")
-    found = iter(range(10_000))
-    monkeypatch.setattr(host, "microseconds", lambda _: next(found) + 0.25)
-    host._record(dict.fromkeys(host.RECORDED))
-    assert host.recorded() == {name: k + 0.2 for k, name in enumerate(host.RECORDED)}
+    times = {name: k + 0.25 for k, name in enumerate(host.RECORDED)}
+    monkeypatch.setattr(host, "microseconds", lambda calls, _: {k: times[k] for k in calls})
+    host._record(dict.fromkeys([*host.RECORDED, "another"]))
+    assert host.recorded() == {name: round(time, 1) for name, time in times.items()}
 
 
 def test_clipping_moves_three_times_the_bytes_of_a_norm():
@@ -127,9 +128,7 @@ def test_the_page_says_that_it_predicts_and_has_every_shape():
         re.M,
     )
     assert rows == [(w.operation, w.shape, w.dtype) for w in model.works()]
-    assert {f"{m}x{d}" for m, d in DEVICE_NORMS} | DEVICE_LISTS.keys() <= {
-        shape for _, shape, _ in rows
-    }
+    assert {f"{m}x{d}" for m, d in GPU_NORMS} | GPU_LISTS.keys() <= {shape for _, shape, _ in rows}
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,10 @@
-"""Where arrays live and how calls on them are timed: the host, a GPU, the emulator of one."""
-
-# ruff: noqa: D102  (the protocol says what the methods do)
+"""Where a benchmark's arrays lie and how a call on them is timed: a CPU, a GPU, its emulator."""
 
 import time
 from collections.abc import Callable
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import ml_dtypes
@@ -17,56 +15,90 @@ Call = Callable[[], object]
 
 DTYPES = {
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
-    "float16": np.dtype(np.float16),
-    "float32": np.dtype(np.float32),
-    "float64": np.dtype(np.float64),
+    **{name: np.dtype(name) for name in ("float16", "float32", "float64")},
 }
-_FASTEST = 3_000_000  # kHz, for a device that does not report its clock rate
+_FASTEST = 3_000_000  # kHz, for a GPU that does not report its clock rate
 _TOUCHED, _PAGE = 1 << 30, 1 << 12  # bytes
-_NUMBERS = (
-    1 << 20
-) + 8  # distinct random numbers; larger arrays repeat them, but rows of 2^k never coincide
+# Distinct random numbers; larger arrays repeat them, but rows of 2^k never coincide.
+_NUMBERS = (1 << 20) + 8
 
 
-class Place(Protocol):
-    """What the harness and the cases for devices need."""
+class Device:
+    """Arrays of ``xp``, a library like NumPy, and a timer of calls on them."""
 
+    name: str
+    xp: Any
     copied: int  # bytes that ``copy`` reads; it writes as many
+    tiny = False  # whether to run only the smallest shapes
+    wide_scale = False  # whether PyTorch wants 16-bit data's scale in float32
+
+    def array(self, host: Any) -> Array:
+        """Return a copy of a host array on the device."""
+        raise NotImplementedError
 
     def copy(self) -> object:
-        """Copy ``copied`` bytes by the library's own copy."""
+        """Copy ``copied`` bytes by the library's own copy: the unit for bandwidths."""
+        raise NotImplementedError
 
     def timer(self, call: Call) -> float:
-        """Seconds that the work of one call takes on the device."""
-
-    def wall(self, call: Call) -> float | None:
-        """Seconds per call of many in a row; ``None`` if that is what ``timer`` measures."""
-
-    def drop(self) -> None:
-        """Free the memory of the last case."""
-
-
-class Host:
-    """NumPy arrays, timed by the clock."""
-
-    copied = 64 << 20
-
-    def __init__(self) -> None:
-        self._source = np.ones(self.copied, np.uint8)
-        self._target = np.zeros_like(self._source)
-        self.drop()
-
-    def copy(self) -> object:
-        return np.copyto(self._target, self._source)
-
-    @staticmethod
-    def timer(call: Call) -> float:
+        """Return the seconds that the work of one call takes."""
         start = time.perf_counter()
         call()
         return time.perf_counter() - start
 
-    def wall(self, call: Call) -> None:  # noqa: ARG002
+    def wall(self, call: Call) -> float | None:  # noqa: ARG002
+        """Return the seconds per call of many in a row, or None if ``timer`` measures that."""
         return None
+
+    def launch(self) -> Call | None:
+        """Return the launch of a kernel that does nothing, if the device has kernels."""
+        return None
+
+    def drop(self) -> None:
+        """Get the memory ready for the next case."""
+
+    def normal(self, shape: tuple[int, ...], dtype: str, seed: int = 0) -> Array:
+        """Return normally distributed numbers: a million of them, repeated."""
+        count = int(np.prod(shape))
+        bits = {2: np.uint16, 4: np.uint32, 8: np.uint64}[DTYPES[dtype].itemsize]
+        block = self.xp.roll(self._numbers(dtype).view(bits), 4099 * seed)
+        out = self.xp.empty(count, bits)
+        for start in range(0, count, _NUMBERS):
+            out[start : start + _NUMBERS] = block[: count - start]
+        return self.array(out.view(DTYPES[dtype]).reshape(shape))
+
+    @cache  # noqa: B019  there is one device per process
+    def _numbers(self, dtype: str) -> Array:
+        host = np.random.default_rng(0).standard_normal(_NUMBERS, np.float32)
+        return self.xp.asarray(host.astype(DTYPES[dtype]).view(np.uint8))
+
+    def empty_like(self, array: Array) -> Array:
+        """Return an array for a result, with the same memory order."""
+        return self.array(self.xp.empty_like(array))
+
+    def exact(self, array: Array) -> Array:
+        """Return an array's values in float64."""
+        if array.dtype == DTYPES["bfloat16"]:  # by its bits: CuPy 13 does not have it
+            array = (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+        return array.astype(np.float64)
+
+
+class Cpu(Device):
+    """NumPy arrays, timed by the clock."""
+
+    name, xp, copied, wide_scale = "cpu", np, 64 << 20, True
+
+    @cached_property
+    def _copies(self) -> tuple[Array, Array]:
+        return np.zeros(self.copied, np.uint8), np.ones(self.copied, np.uint8)
+
+    def array(self, host: Any) -> Array:
+        """Return the array itself."""
+        return host
+
+    def copy(self) -> object:
+        """Copy by NumPy."""
+        return np.copyto(*self._copies)
 
     def drop(self) -> None:
         """Touch the memory that the next case's results will be written to.
@@ -77,43 +109,7 @@ class Host:
         np.empty(_TOUCHED, np.uint8)[::_PAGE] = 1
 
 
-class Arrays:
-    """Arrays of ``xp``, a library like NumPy, in a device's memory."""
-
-    tiny = False  # whether to run only the smallest shapes
-    xp: Any
-
-    def array(self, host: Any) -> Array:
-        """A copy of a host array on the device."""
-        raise NotImplementedError
-
-    def normal(self, shape: tuple[int, ...], dtype: str, seed: int = 0) -> Array:
-        """Numbers from a normal distribution: a million of them, repeated."""
-        count = int(np.prod(shape))
-        bits = {2: np.uint16, 4: np.uint32, 8: np.uint64}[DTYPES[dtype].itemsize]
-        block = self.xp.roll(self._numbers(dtype).view(bits), 4099 * seed)
-        out = self.xp.empty(count, bits)
-        for start in range(0, count, _NUMBERS):
-            out[start : start + _NUMBERS] = block[: count - start]
-        return self.array(out.view(DTYPES[dtype]).reshape(shape))
-
-    @cache  # noqa: B019  there is one place per process
-    def _numbers(self, dtype: str) -> Array:
-        host = np.random.default_rng(0).standard_normal(_NUMBERS, np.float32)
-        return self.xp.asarray(host.astype(DTYPES[dtype]).view(np.uint8))
-
-    def empty_like(self, array: Array) -> Array:
-        """An empty array for a result, with the same memory order."""
-        return self.array(self.xp.empty_like(array))
-
-    def exact(self, array: Array) -> Array:
-        """An array's values in float64."""
-        if array.dtype == DTYPES["bfloat16"]:  # by its bits: CuPy 13 does not have it
-            array = (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-        return array.astype(np.float64)
-
-
-class Cuda(Arrays):
+class Cuda(Device):
     """CuPy arrays, timed by events on the device.
 
     Before each timed call the L2 cache is emptied by reading other memory (clean lines, which need
@@ -121,7 +117,7 @@ class Cuda(Arrays):
     the time is that of the device's work, without gaps caused by a slow host.
     """
 
-    copied = 512 << 20
+    name, copied = "cuda", 512 << 20
     _SHORTEST, _LONGEST = 1e-4, 5e-2  # limits, in seconds, on how long the device is kept busy
     _TRIES = 4
     _WALL = 0.02  # seconds of calls in a row, for ``wall``
@@ -143,12 +139,15 @@ class Cuda(Arrays):
         self._target = cupy.zeros_like(self._source)
 
     def array(self, host: Any) -> Array:
+        """Return a CuPy array."""
         return self.xp.asarray(host)
 
     def copy(self) -> object:
+        """Copy by CuPy."""
         return self.xp.copyto(self._target, self._source)
 
     def timer(self, call: Call) -> float:
+        """Return the seconds between two events, with a cold L2 and the host ahead."""
         for _ in range(self._TRIES):
             held = self._held.get(call, self._SHORTEST)
             count = np.int64(self._other.size // 4)
@@ -166,16 +165,18 @@ class Cuda(Arrays):
         return float(self.xp.cuda.get_elapsed_time(self._start, self._stop)) / 1e3
 
     def wall(self, call: Call) -> float:
+        """Return the seconds per call, with Python and launches."""
         self._seconds(call, 1)
         count = max(1, int(self._WALL / self._seconds(call, 1)))
         return self._seconds(call, count) / count
 
     def launch(self) -> Call:
-        """A launch by CuPy itself of a kernel that does nothing, with three arguments."""
+        """Return CuPy's own launch of a kernel with three arguments that does nothing."""
         nothing = self._module.get_function("nothing")
         return lambda: nothing((1,), (32,), (self._sum, self._other, np.int64(0)))
 
     def drop(self) -> None:
+        """Free the memory of the last case."""
         self.xp.get_default_memory_pool().free_all_blocks()
 
     def _seconds(self, call: Call, count: int) -> float:
@@ -188,37 +189,33 @@ class Cuda(Arrays):
         return time.perf_counter() - start
 
 
-class Emulated(Arrays):
+class Emulated(Device):
     """The tests' emulator, timed by the clock: a test of the benchmarks, not a measurement."""
 
-    tiny = True
-    copied = 4096
+    name, xp, copied, tiny, wide_scale = "emulated", np, 4096, True, True
 
     def __init__(self) -> None:
         from tests.devices import emulated
 
         self._backend = emulated.emulated_backend(multiprocessors=1)
         self._on_device = emulated.on_device
-        self.xp = np
         self._source, self._target = (np.ones(self.copied, np.uint8) for _ in range(2))
 
     def array(self, host: Any) -> Array:
+        """Return an array on which the emulator computes."""
         return self._on_device(self._backend.device.xp.asarray(np.asarray(host)), self._backend)
 
     def exact(self, array: Array) -> Array:
+        """Return a NumPy array of the values in float64."""
         return super().exact(np.asarray(array))
 
     def copy(self) -> object:
+        """Copy by NumPy."""
         return np.copyto(self._target, self._source)
 
-    def timer(self, call: Call) -> float:
-        return Host.timer(call)
-
     def wall(self, call: Call) -> float:
-        return Host.timer(call)
+        """Return what ``timer`` returns."""
+        return self.timer(call)
 
-    def launch(self) -> None:
-        """None: the emulator has no launch to compare with."""
 
-    def drop(self) -> None:
-        pass
+DEVICES: dict[str, type[Device]] = {kind.name: kind for kind in (Cpu, Cuda, Emulated)}

@@ -8,79 +8,34 @@ sequences count.
 Run by that interpreter, this file is the worker.
 """
 
-# ruff: noqa: D102  (the methods are the operations)
-
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+
+def check_interpreter() -> str:
+    """Return the version of ONNX Runtime; raise an ImportError if there is none."""
+    python = os.environ.get("GRADKIT_ORT_PYTHON", "")
+    if not python:
+        raise ImportError("GRADKIT_ORT_PYTHON names no interpreter")
+    command = [python, "-c", "import onnxruntime, onnx; print(onnxruntime.__version__)"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise ImportError(f"{python} cannot import onnxruntime")
+    return done.stdout.strip()
 
 
-class OnnxRuntime:
-    """The peer: takes gradkit's arguments, returns a call that runs the operator once."""
-
-    name = "onnxruntime"
-
-    def __init__(self) -> None:
-        self.python = os.environ.get("GRADKIT_ORT_PYTHON", "")
-        if not self.python:
-            raise ImportError("GRADKIT_ORT_PYTHON names no interpreter")
-        found = [self.python, "-c", "import onnxruntime, onnx; print(onnxruntime.__version__)"]
-        done = subprocess.run(found, capture_output=True, text=True)
-        if done.returncode:
-            raise ImportError(f"{self.python} cannot import onnxruntime")
-        self.version = done.stdout.strip()
-
-    def layer_norm_grad(
-        self, dy: Array, x: Array, scale: Array, mean: Array, inv_std: Array
-    ) -> "_Remote":
-        mean, inv_std = mean[:, None], inv_std[:, None]
-        inputs = {"dy": dy, "x": x, "scale": scale, "mean": mean, "inv_std": inv_std}
-        return self._remote("LayerNormalizationGrad", inputs, 3, axis=1)
-
-    def invertible_layer_norm_grad(
-        self, dy: Array, y: Array, scale: Array, bias: Array, inv_std: Array
-    ) -> "_Remote":
-        inputs = {"dy": dy, "y": y, "scale": scale, "bias": bias, "inv_std": inv_std[:, None]}
-        return self._remote("InvertibleLayerNormalizationGrad", inputs, 3, axis=1)
-
-    def rms_norm_grad(self, dy: Array, x: Array, scale: Array, inv_std: Array) -> "_Remote":
-        inputs = {"dy": dy, "x": x, "scale": scale, "inv_std": inv_std[:, None]}
-        return self._remote("SimplifiedLayerNormalizationGrad", inputs, 2, axis=1)
-
-    def batch_norm_grad(
-        self, dy: Array, x: Array, scale: Array, mean: Array, inv_std: Array
-    ) -> "_Remote":
-        inputs = {"dy": dy, "x": x, "scale": scale, "mean": mean, "inv_std": inv_std}
-        return self._remote("BatchNormalizationGrad", inputs, 3, epsilon=1e-5)
-
-    def clip_grad_norm(self, grads: Sequence[Array], limit: Callable[[], float]) -> "_Remote":
-        kinds = {"clipped": "sequence of float32"}
-        attributes = {"max_norm": limit(), "norm_type": "fro"}
-        node = {"op": "InplaceClipGradNorm", "outputs": kinds, "attributes": attributes}
-        return _Remote(self.python, node, {"grads": list(grads)})
-
-    def accumulate_grad(self, buffer: Array, grad: Array) -> "_Remote":
-        return self._remote("InPlaceAccumulator", {"buffer": buffer, "grad": grad}, 1)
-
-    def _remote(self, op: str, inputs: dict[str, Array], outputs: int, **attributes: Any) -> Any:
-        kinds = {f"out{k}": "float32" for k in range(outputs)}
-        node = {"op": op, "outputs": kinds, "attributes": attributes}
-        return _Remote(self.python, node, inputs)
-
-
-class _Remote:
+class Remote:
     """A model loaded in the worker; each call runs it once."""
 
-    def __init__(self, python: str, node: dict[str, Any], inputs: dict[str, Any]):
+    def __init__(self, node: dict[str, Any], inputs: dict[str, Any]):
+        python = os.environ["GRADKIT_ORT_PYTHON"]
         self.folder = tempfile.TemporaryDirectory(prefix="gradkit-bench-")
         node = node | {"inputs": list(inputs)}
         arrays = {}
@@ -97,6 +52,7 @@ class _Remote:
         )
 
     def __call__(self) -> None:
+        """Run the model."""
         self._ask("run")
 
     def times(self) -> list[float]:

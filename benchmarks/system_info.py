@@ -61,13 +61,14 @@ def describe_gpu() -> dict[str, Any]:
     }
 
 
-def load() -> float:
-    """The load average over the last minute."""
-    return os.getloadavg()[0]
+def taken_by_others(before: tuple[float, float]) -> float:
+    """Return the seconds of processor time that other programs took since ``before``."""
+    own, used = (now - then for now, then in zip(busy(), before, strict=True))
+    return max(0.0, used - own)
 
 
 def busy() -> tuple[float, float]:
-    """Seconds of processor time so far: of this process and its children, and of all processes."""
+    """Return seconds of processor time: of this process and its children, and of all processes."""
     own = sum(os.times()[:4])
     fields = _read("/proc/stat").partition("\n")[0].split()[1:]
     used = sum(int(fields[k]) for k in (0, 1, 2, 5, 6)) if fields else 0  # neither idle nor stolen

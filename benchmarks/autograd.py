@@ -1,0 +1,183 @@
+"""Norms in PyTorch's autograd and in jax.jit, on arrays so small that nearly all time is overhead.
+
+Each row of a table is one operation by gradkit's own functions, by ``gradkit.torch`` or
+``gradkit.jax``, and by PyTorch's or JAX's own; ``python -m benchmarks.overhead`` measures them.
+"""
+
+import inspect
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+
+import gradkit
+from benchmarks.devices import Call
+from benchmarks.peers import Module, jax, torch
+
+ROWS, COLUMNS, TENSORS = 8, 64, 10
+Makers = dict[str, Callable[[], Call]]  # by way
+
+ours, functional = Module("gradkit.torch"), Module("torch.nn.functional")
+ours_in_jax, jnp = Module("gradkit.jax"), Module("jax.numpy")
+callbacks = Module("jax.experimental.buffer_callback")
+
+
+@cache
+def _running() -> Any:
+    return torch.zeros(COLUMNS), torch.ones(COLUMNS)
+
+
+def _batch_norm(x: Any, w: Any, b: Any) -> Any:
+    mean, var = _running()
+    return gradkit.batch_norm(x, w, b, running_mean=mean, running_var=var)
+
+
+def _by_running_statistics(x: Any, w: Any, b: Any) -> Any:
+    return gradkit.batch_norm_inference(x, w, b, *_running()), *_running()
+
+
+# gradkit's two passes, gradkit.torch's norm, PyTorch's norm
+TORCH_NORMS: dict[str, tuple[Any, Any, Any, Any]] = {
+    "layer norm": (
+        *(gradkit.layer_norm, gradkit.layer_norm_grad),
+        lambda x, w, b: ours.layer_norm(x, (COLUMNS,), w, b),
+        lambda x, w, b: functional.layer_norm(x, (COLUMNS,), w, b),
+    ),
+    "RMS norm": (
+        *(gradkit.rms_norm, gradkit.rms_norm_grad),
+        lambda x, w: ours.rms_norm(x, (COLUMNS,), w, 1e-6),
+        lambda x, w: functional.rms_norm(x, (COLUMNS,), w, 1e-6),
+    ),
+    "group norm": (
+        *(lambda x, w, b: gradkit.group_norm(x, 8, w, b), gradkit.group_norm_grad),
+        lambda x, w, b: ours.group_norm(x, 8, w, b),
+        lambda x, w, b: functional.group_norm(x, 8, w, b),
+    ),
+    "batch norm": (
+        *(_batch_norm, gradkit.batch_norm_grad),
+        lambda x, w, b: ours.batch_norm(x, *_running(), w, b, True),
+        lambda x, w, b: functional.batch_norm(x, *_running(), w, b, True),
+    ),
+    "batch norm by running statistics": (
+        *(_by_running_statistics, gradkit.batch_norm_inference_grad),
+        lambda x, w, b: ours.batch_norm(x, *_running(), w, b),
+        lambda x, w, b: functional.batch_norm(x, *_running(), w, b),
+    ),
+}
+
+
+def in_torch() -> dict[str, Makers]:
+    """Return both passes of each norm, in each way."""
+    ways = "direct", "+ engine", "bare", "gradkit.torch", "torch"
+    return {
+        name: {way: lambda norm=norm, way=way: _torch_passes(*norm)[way] for way in ways}
+        for name, norm in TORCH_NORMS.items()
+    }
+
+
+def _torch_passes(forward: Any, gradient: Any, through: Any, theirs: Any) -> dict[str, Call]:
+    x, dy = torch.randn(ROWS, COLUMNS, requires_grad=True), torch.ones(ROWS, COLUMNS)
+    parameters = torch.ones(COLUMNS), torch.zeros(COLUMNS)
+    count = len(inspect.signature(through).parameters)
+    tensors = (x, *map(torch.nn.Parameter, parameters))[:count]
+    plain = [each.detach() for each in tensors]
+
+    def direct() -> None:
+        _, *saved = forward(*plain)
+        gradient(dy, *plain[:2], *saved)
+
+    def direct_and_engine() -> None:
+        direct()
+        torch.autograd.grad(x.view_as(x), x, dy)
+
+    class Bare(torch.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(ctx: Any, *tensors: Any) -> Any:
+            y, *saved = forward(*tensors)
+            ctx.save_for_backward(*tensors[:2], *saved)
+            return y
+
+        @staticmethod
+        def backward(ctx: Any, dy: Any) -> Any:
+            return gradient(dy, *ctx.saved_tensors)
+
+    found: dict[str, Call] = {"direct": direct, "+ engine": direct_and_engine}
+    for way, norm in (("bare", Bare.apply), ("gradkit.torch", through), ("torch", theirs)):
+        found[way] = lambda norm=norm: torch.autograd.grad(norm(*tensors), tensors, dy)
+    return found
+
+
+def _jax_passes(norm: Callable[..., Any], dy: Any, x: Any, scale: Any) -> Any:
+    y, gradient = jax.vjp(norm, x, scale)
+    return y, gradient(dy)
+
+
+def _direct_passes(dy: Any, x: Any, scale: Any) -> Any:
+    y, inv_std = gradkit.rms_norm(x, scale)
+    return y, gradkit.rms_norm_grad(dy, x, scale, inv_std)
+
+
+def _jax_norm(x: Any, scale: Any) -> Any:
+    return x / jnp.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) * scale
+
+
+def _jax_clip(*grads: Any) -> Any:
+    norm = jnp.sqrt(sum(jnp.vdot(g, g) for g in grads))
+    return [g * jnp.minimum(1.0, 1.0 / norm) for g in grads], norm
+
+
+# gradkit's functions, gradkit.jax's, JAX's own, and how many callbacks the second one makes
+JAX_CALLS: dict[str, tuple[Any, Any, Any, int]] = {
+    "rms_norm and its gradient": (
+        _direct_passes,
+        lambda *given: _jax_passes(ours_in_jax.rms_norm, *given),
+        partial(_jax_passes, _jax_norm),
+        2,
+    ),
+    "clip_by_global_norm": (
+        lambda *grads: gradkit.clip_by_global_norm(grads, 1.0),
+        lambda *grads: ours_in_jax.clip_by_global_norm(grads, 1.0),
+        _jax_clip,
+        1,
+    ),
+}
+
+
+def in_jax() -> dict[str, Makers]:
+    """Return a norm's passes and a clip, in each way."""
+    rng = np.random.default_rng(0)
+    shapes = [(ROWS, COLUMNS), (ROWS, COLUMNS), (COLUMNS,)], [(COLUMNS,)] * TENSORS
+    given = ([rng.normal(size=shape).astype(np.float32) for shape in each] for each in shapes)
+    return {
+        name: _jax_ways(arrays, *call)
+        for (name, call), arrays in zip(JAX_CALLS.items(), given, strict=True)
+    }
+
+
+def _jax_ways(arrays: Any, direct: Any, through: Any, theirs: Any, count: int) -> Makers:
+    def jitted(function: Any) -> Call:
+        placed, compiled = [jnp.asarray(array) for array in arrays], jax.jit(function)
+        return lambda: jax.block_until_ready(compiled(*placed))
+
+    def in_turn() -> Call:
+        nothing = jitted(partial(_idle_callbacks, count))
+        return lambda: (nothing(), direct(*arrays))
+
+    return {
+        "direct": lambda: partial(direct, *arrays),
+        "gradkit.jax": lambda: jitted(through),
+        "jax": lambda: jitted(theirs),
+        "nothing": lambda: jitted(partial(_idle_callbacks, count)),
+        "in turn": in_turn,
+    }
+
+
+def _idle_callbacks(count: int, *leaves: Any) -> Any:
+    """Pass arrays through callbacks that leave them as they are."""
+    for _ in range(count):
+        like = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
+        aliases = {k: k for k in range(len(leaves))}
+        call = callbacks.buffer_callback(lambda *_: None, like, input_output_aliases=aliases)
+        leaves = call(*leaves)
+    return leaves

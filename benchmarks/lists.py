@@ -1,0 +1,217 @@
+"""Lists of gradients: their norm, clipping, accumulation and zeroing.
+
+The norm reads every element. If clipping scales, it reads each element again and writes it. If it
+does not, the work ends with the norm, except for a peer that always multiplies. Accumulation moves
+3 elements per element, zeroing 1.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import count, repeat
+from typing import Any
+
+import gradkit
+from benchmarks.devices import Device
+from benchmarks.peers import Arguments, Call, Remote, Table, onnxruntime, torch
+from benchmarks.shapes import Shape, chosen, list_bytes
+from benchmarks.timing import Case, on_array
+
+FLOAT32 = ("float32", "float32")
+PAIRS = (FLOAT32, ("float32", "bfloat16"), ("bfloat16", "bfloat16"))  # buffer, gradient
+SIDE, GPU_SIDE, TINY_SIDE = 4096, 1 << 14, 40  # of a matrix that is accumulated or zeroed
+# Tensors and bytes above which some peers are left out: compiling or copying takes too long.
+MANY, LARGE, GPU_MANY, GPU_LARGE = 100, 1 << 28, 2000, 4 << 30
+COMPARED = 16  # gradients whose clipping is compared with the formula's
+# By whether clipping scales: passes over the bytes, targets on a CPU and on a GPU.
+CLIPPING = {
+    "scaling": (3, {"copy": 1.0, "torch": 1.0}, {"copy": 0.88, "torch": 1.1}),
+    "not scaling": (1, {"copy": 0.8, "torch": 2.0}, {"copy": 0.92, "torch": 2.7}),
+}
+
+
+class Changing:
+    """A number that a caller passes, another one in every call; each caller has a copy."""
+
+    def __init__(self, values: Callable[[], Iterator[float]]) -> None:
+        self._values, self._next = values, iter(values()).__next__
+
+    def __call__(self) -> float:
+        """Return the number for the next call."""
+        return self._next()
+
+    def copy(self) -> "Changing":
+        """Return one that begins anew."""
+        return Changing(self._values)
+
+
+def falling(start: float) -> Changing:
+    """Return a limit that is a little lower in every call, so that each call scales."""
+    return Changing(lambda: (start * (1 - 1e-6) ** k for k in count(1)))
+
+
+def fixed(limit: float) -> Changing:
+    """Return a limit that stays."""
+    return Changing(lambda: repeat(limit))
+
+
+def _norm(grads: Sequence[Any]) -> Any:
+    return sum((g * g).sum() for g in grads) ** 0.5
+
+
+def _clip(grads: Sequence[Any], limit: Changing) -> Any:
+    norm = _norm(grads)
+    coefficient = (limit() / norm).astype(norm.dtype)
+    if coefficient < 1:
+        for g in grads:
+            g *= coefficient.astype(g.dtype)
+    return norm
+
+
+def _jax_clip(grads: Sequence[Any], limit: Changing) -> Any:
+    coefficient = limit() / _norm(grads)
+    return [g * coefficient.clip(max=1) for g in grads]
+
+
+def parameters(grads: Sequence[Any]) -> list[Any]:
+    """Return PyTorch's parameters with these gradients."""
+    found = []
+    for grad in grads:
+        found.append(torch.nn.Parameter(torch.empty_like(grad)))
+        found[-1].grad = grad
+    return found
+
+
+def _torch_clip(a: Any) -> Call:
+    with_grads = parameters(a.grads)
+    return lambda: torch.nn.utils.clip_grad_norm_(with_grads, a.limit())
+
+
+def _onnxruntime_clip(a: Any) -> Call:
+    attributes = {"max_norm": a.limit(), "norm_type": "fro"}
+    outputs = {"clipped": "sequence of float32"}
+    node = {"op": "InplaceClipGradNorm", "outputs": outputs, "attributes": attributes}
+    return Remote(node, {"grads": a.grads})
+
+
+def _accumulate(buffer: Any, grad: Any) -> Any:
+    buffer += grad
+    return buffer
+
+
+def _zero(grads: Sequence[Any]) -> None:
+    for g in grads:
+        g[...] = 0
+
+
+TABLES: dict[str, Table] = {
+    "grad_norm": {
+        "gradkit": gradkit.grad_norm,
+        "torch": lambda a: partial(torch.nn.utils.get_total_norm, a.grads),
+        "naive": _norm,
+        "jax": "naive",
+    },
+    "clip_grad_norm": {
+        "gradkit": lambda grads, limit: gradkit.clip_grad_norm(grads, limit()),
+        "torch": _torch_clip,
+        "onnxruntime": _onnxruntime_clip,
+        "naive": _clip,
+        "jax": _jax_clip,
+    },
+    "accumulate_grad": {
+        "gradkit": gradkit.accumulate_grad,
+        "torch": lambda a: partial(a.buffer.add_, a.grad),
+        "onnxruntime": lambda a: onnxruntime("InPlaceAccumulator", 1, a),
+        "naive": _accumulate,
+        "jax": "naive",
+    },
+    "zero_grad": {
+        "gradkit": gradkit.zero_grad,
+        "torch": lambda a: partial(torch._foreach_zero_, a.grads),
+        "naive": _zero,
+    },
+}
+
+
+def cases(device: Device, *, quick: bool = False) -> Iterator[Case]:
+    """Yield the norm and both kinds of clipping of every list, then accumulation and zeroing."""
+    wanted = chosen(device).lists
+    quickly = {name: wanted[name] for name in ("24 x 1024x1024", "1000 x 256") if name in wanted}
+    for name, (dtype, shapes) in (quickly if quick else wanted).items():
+        yield from _of_list(device, name, dtype, shapes)
+    side = TINY_SIDE if device.tiny else GPU_SIDE if device.name == "cuda" else SIDE
+    for into, of in (FLOAT32,) if quick else PAIRS:
+        yield _accumulation(device, (side, side), into, of)
+    zeroed = partial(gradients, device, "float32", [(side, side)])
+    case = _accumulation(device, (side, side), *FLOAT32)
+    yield replace(
+        case,
+        operation="zero_grad",
+        table=TABLES["zero_grad"],
+        arguments=zeroed,
+        bytes=case.bytes // 3,
+        written=("grads",),
+    )
+
+
+def _of_list(device: Device, name: str, dtype: str, shapes: list[Shape]) -> Iterator[Case]:
+    on_cpu, size, peers = device.name == "cpu", list_bytes(shapes, dtype), None
+    large = size > 1e9
+    if on_cpu and (len(shapes) > MANY or size > LARGE):
+        peers = ("naive", "torch")
+    elif len(shapes) > GPU_MANY or size > GPU_LARGE:
+        peers = ("torch",)
+    headline, tiny = name.startswith("24 x"), name.startswith("1000 x 256")
+    targets = {"copy": 0.8} if headline else {"copy": 0.92} if large and not on_cpu else {}
+    arguments, table = partial(gradients, device, dtype, shapes), TABLES["grad_norm"]
+    norm = Case("grad_norm", name, dtype, table, arguments, size, targets, peers=peers)
+    yield norm
+    for kind, (passes, on_a_cpu, on_a_gpu) in CLIPPING.items():
+        if on_cpu:
+            targets = on_a_cpu if headline else {"ms": 1.0} if tiny else {}
+        else:
+            targets = {"ms": 0.060, "torch": 10.0} if tiny else on_a_gpu if large else {}
+        yield replace(
+            norm,
+            operation=f"clip_grad_norm, {kind}",
+            table=TABLES["clip_grad_norm"],
+            arguments=partial(_limited, arguments, scales=kind == "scaling"),
+            bytes=passes * size,
+            targets=targets,
+            written=("grads", "limit"),
+            checked=_a_part,
+        )
+
+
+def _accumulation(device: Device, shape: Shape, into: str, of: str) -> Case:
+    def arguments() -> Arguments:
+        return {"buffer": device.normal(shape, into, 0), "grad": device.normal(shape, of, 1)}
+
+    table, dtype = TABLES["accumulate_grad"], into if into == of else f"{into} += {of}"
+    size = 2 * list_bytes([shape], into) + list_bytes([shape], of)
+    targets = {"copy": 0.92, "torch": 1.0} if device.name == "cuda" else {}
+    return replace(
+        on_array(device, "accumulate_grad", table, shape, dtype, arguments=arguments, bytes=size),
+        targets=targets,
+        written=("buffer",),
+        out=False,
+    )
+
+
+def gradients(device: Device, dtype: str, shapes: Sequence[Shape]) -> Arguments:
+    """Return a list of gradients by name."""
+    return {"grads": [device.normal(shape, dtype, seed) for seed, shape in enumerate(shapes)]}
+
+
+def _limited(make: Callable[[], Arguments], *, scales: bool) -> Arguments:
+    """Return gradients and a limit a little below their norm, or one far above it."""
+    found = make()
+    norm = float(gradkit.grad_norm(found["grads"]))
+    return {**found, "limit": falling(norm) if scales else fixed(2 * norm)}
+
+
+def _a_part(arguments: Arguments) -> Arguments:
+    """Return some of the gradients, with a limit that halves them or one that does not scale."""
+    whole, part = arguments["grads"], arguments["grads"][:COMPARED]
+    share = 0.5 if arguments["limit"]() < float(gradkit.grad_norm(whole)) else 2.0
+    return {"grads": part, "limit": fixed(share * float(gradkit.grad_norm(part)))}

@@ -1,0 +1,250 @@
+"""Norms over the rows of a matrix: layer norm, RMS norm, the invertible layer norm.
+
+A gradient must read or write 3 M D elements, a norm 2 M D, and 4 M D with a residual.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+import gradkit
+from benchmarks.devices import DTYPES, Device
+from benchmarks.peers import Arguments, Module, Table, backward, onnxruntime, torch
+from benchmarks.shapes import Shape, chosen
+from benchmarks.timing import AIM, Case, on_array
+
+liger = Module("liger_kernel.ops")
+ALL = [True, True, True]  # dx, dscale and dbias are wanted
+
+
+def _layer_norm(x: Any, scale: Any, bias: Any) -> Any:
+    mean = x.mean(axis=1)
+    centred = x - mean[:, None]
+    inv_std = 1 / ((centred * centred).mean(axis=1) + 1e-5) ** 0.5
+    return centred * inv_std[:, None] * scale + bias, mean, inv_std
+
+
+def _rms_norm(x: Any, scale: Any) -> Any:
+    inv_std = 1 / ((x * x).mean(axis=1) + 1e-6) ** 0.5
+    return x * inv_std[:, None] * scale, inv_std
+
+
+def _add_rms_norm(x: Any, residual: Any, scale: Any) -> Any:
+    s = x + residual
+    y, inv_std = _rms_norm(s, scale)
+    return y, s, inv_std
+
+
+def _gradient(dy: Any, xhat: Any, scale: Any, inv_std: Any) -> Any:
+    w = dy * scale
+    product = (w * xhat).mean(axis=1, keepdims=True)
+    dx = inv_std[:, None] * (w - w.mean(axis=1, keepdims=True) - xhat * product)
+    return dx, (dy * xhat).sum(axis=0), dy.sum(axis=0)
+
+
+def layer_norm_grad(dy: Any, x: Any, scale: Any, mean: Any, inv_std: Any) -> Any:
+    """Return dx, dscale and dbias by the formula."""
+    return _gradient(dy, (x - mean[:, None]) * inv_std[:, None], scale, inv_std)
+
+
+def _invertible_grad(dy: Any, y: Any, scale: Any, bias: Any, inv_std: Any) -> Any:
+    return _gradient(dy, (y - bias) / scale, scale, inv_std)
+
+
+def _rms_norm_grad(dy: Any, x: Any, scale: Any, inv_std: Any) -> Any:
+    xhat, w = x * inv_std[:, None], dy * scale
+    dx = inv_std[:, None] * (w - xhat * (w * xhat).mean(axis=1, keepdims=True))
+    return dx, (dy * xhat).sum(axis=0)
+
+
+def _torch_rms_norm_grad(dy: Any, x: Any, scale: Any, inv_std: Any) -> Any:
+    """Compute in float32, as torch.compile does: PyTorch has no operator for it."""
+    dx, dscale = _rms_norm_grad(dy.float(), x.float(), scale.float(), inv_std)
+    return dx.to(x.dtype), dscale.to(scale.dtype)
+
+
+def _torch_rms_norm(x: Any, scale: Any) -> Any:
+    return torch.nn.functional.rms_norm(x, x.shape[1:], scale, 1e-6)
+
+
+def _torch_add_rms_norm(x: Any, residual: Any, scale: Any) -> Any:
+    s = x + residual
+    return _torch_rms_norm(s, scale), s
+
+
+def _liger_rms_norm(x: Any, scale: Any) -> Any:
+    in_place = False  # otherwise its gradient overwrites dy, which the next call reads
+    return liger.rms_norm.LigerRMSNormFunction.apply(x, scale, 1e-6, 0.0, "llama", in_place)
+
+
+def _liger_layer_norm(x: Any, scale: Any) -> Any:
+    bias = torch.zeros_like(scale, requires_grad=True)
+    return liger.layer_norm.LigerLayerNormFunction.apply(x, scale, bias, 1e-5)
+
+
+TABLES: dict[str, Table] = {
+    "layer_norm_grad": {
+        "gradkit": gradkit.layer_norm_grad,
+        "torch": lambda a: partial(
+            torch.ops.aten.native_layer_norm_backward,
+            *(a.dy, a.x, a.x.shape[1:], a.mean[:, None], a.inv_std[:, None], a.scale, a.scale, ALL),
+        ),
+        "torch.compile": "torch",
+        "liger": lambda a: backward(_liger_layer_norm, a.dy, a.x, a.scale),
+        "onnxruntime": lambda a: onnxruntime(
+            "LayerNormalizationGrad", 3, a, mean=a.mean[:, None], inv_std=a.inv_std[:, None]
+        ),
+        "naive": layer_norm_grad,
+        "jax": "naive",
+    },
+    "rms_norm_grad": {
+        "gradkit": gradkit.rms_norm_grad,
+        "torch": lambda a: backward(_torch_rms_norm, a.dy, a.x, a.scale),
+        "torch.compile": lambda a: partial(_torch_rms_norm_grad, a.dy, a.x, a.scale, a.inv_std),
+        "liger": lambda a: backward(_liger_rms_norm, a.dy, a.x, a.scale),
+        "onnxruntime": lambda a: onnxruntime(
+            "SimplifiedLayerNormalizationGrad", 2, a, inv_std=a.inv_std[:, None]
+        ),
+        "naive": _rms_norm_grad,
+        "jax": "naive",
+    },
+    "invertible_layer_norm_grad": {  # PyTorch has no such operation
+        "gradkit": gradkit.invertible_layer_norm_grad,
+        "onnxruntime": lambda a: onnxruntime(
+            "InvertibleLayerNormalizationGrad", 3, a, inv_std=a.inv_std[:, None]
+        ),
+        "naive": _invertible_grad,
+        "jax": "naive",
+    },
+    "layer_norm": {
+        "gradkit": gradkit.layer_norm,
+        "torch": lambda a: partial(
+            torch.ops.aten.native_layer_norm, a.x, a.x.shape[1:], a.scale, a.bias, 1e-5
+        ),
+        "torch.compile": "torch",
+        "liger": lambda a: partial(
+            liger.layer_norm.LigerLayerNormFunction.apply, a.x, a.scale, a.bias, 1e-5
+        ),
+        "naive": _layer_norm,
+        "jax": "naive",
+    },
+    "rms_norm": {
+        "gradkit": gradkit.rms_norm,
+        "torch": lambda a: partial(_torch_rms_norm, a.x, a.scale),
+        "torch.compile": "torch",
+        "liger": lambda a: partial(_liger_rms_norm, a.x, a.scale),
+        "naive": _rms_norm,
+        "jax": "naive",
+    },
+    "add_rms_norm": {
+        "gradkit": gradkit.add_rms_norm,
+        "torch": lambda a: partial(_torch_add_rms_norm, a.x, a.residual, a.scale),
+        "torch.compile": "torch",
+        "liger": lambda a: partial(
+            liger.fused_add_rms_norm.LigerFusedAddRMSNormFunction.apply,
+            *(a.x, a.residual, a.scale, 1e-6, 0.0, "llama", False),
+        ),
+        "naive": _add_rms_norm,
+        "jax": "naive",
+    },
+}
+# The names of a norm's arguments; those of a gradient follow from its statistics.
+NORMS = {"layer_norm": "x scale bias", "rms_norm": "x scale", "add_rms_norm": "x residual scale"}
+GRADIENTS = {
+    "layer_norm_grad": "dy x scale mean inv_std",
+    "rms_norm_grad": "dy x scale inv_std",
+    "invertible_layer_norm_grad": "dy y scale bias inv_std",
+}
+CPU_TARGETS = {"naive": 3.0, "torch": 1.3, "jax": 2.0, "onnxruntime": 5.0, AIM: 0.35}
+COPIED = {"layer_norm_grad": 0.80, "rms_norm_grad": 0.85, "invertible_layer_norm_grad": 0.80}
+
+
+def cases(device: Device, *, quick: bool = False) -> Iterator[Case]:
+    """Yield every gradient and every norm on its shapes and dtypes."""
+    shapes = chosen(device)
+    for name in GRADIENTS:
+        wanted = shapes.norms[:3] if name == "invertible_layer_norm_grad" else shapes.norms
+        for shape, dtype in shapes.pairs(wanted, shapes.others, quick=quick):
+            yield _case(device, name, shape, dtype, 3 * math.prod(shape))
+        if name == "rms_norm_grad" and device.name == "cpu":
+            yield from _of_parts(device, shapes.norms[:2])
+    for name in NORMS:
+        others = ("bfloat16",) if device.name == "cpu" else ()
+        for shape, dtype in shapes.pairs(shapes.norms[:2], others, quick=quick):
+            moved = 4 if name == "add_rms_norm" else 2
+            yield _case(device, name, shape, dtype, moved * math.prod(shape))
+
+
+def _case(device: Device, name: str, shape: Shape, dtype: str, moved: int) -> Case:
+    size, targets = moved * DTYPES[dtype].itemsize, dict[str, float]()
+    if name in GRADIENTS and device.name == "cuda":
+        targets = gpu_targets(COPIED[name], shape, size)
+    elif name in GRADIENTS and device.name == "cpu":
+        targets = CPU_TARGETS if (shape, dtype) == (chosen(device).norms[0], "float32") else {}
+    make = gradient_arguments if name in GRADIENTS else norm_arguments
+    arguments = partial(make, device, name, shape, dtype)
+    rest = {"arguments": arguments, "bytes": size, "targets": targets}
+    return on_array(device, name, TABLES[name], shape, dtype, **rest)
+
+
+def norm_arguments(device: Device, name: str, shape: Shape, dtype: str) -> Arguments:
+    """Return a norm's arguments by name."""
+    return {
+        each: device.normal(shape if each in ("x", "residual") else shape[1:], dtype, seed)
+        for seed, each in enumerate(NORMS[name].split())
+    }
+
+
+def gradient_arguments(device: Device, name: str, shape: Shape, dtype: str) -> Arguments:
+    """Return a gradient's arguments by name, with the statistics of x."""
+    x, dy = device.normal(shape, dtype, 0), device.normal(shape, dtype, 1)
+    narrow = DTYPES[dtype].itemsize == 2
+    kind = "float32" if narrow and device.wide_scale else dtype
+    scale, bias = (device.normal(shape[1:], kind, seed) for seed in (2, 3))
+    values, statistic = device.exact(x), "float32" if narrow else dtype
+    centred = name != "rms_norm_grad"
+    mean = values.mean(axis=1)
+    squares = ((values - mean[:, None] if centred else values) ** 2).mean(axis=1)
+    inv_std = 1 / (squares + (1e-5 if centred else 1e-6)) ** 0.5
+    mean, inv_std = (device.array(each.astype(statistic)) for each in (mean, inv_std))
+    found = {"dy": dy, "x": x, "y": x, "scale": scale, "bias": bias, "mean": mean}
+    return {each: {**found, "inv_std": inv_std}[each] for each in GRADIENTS[name].split()}
+
+
+def _of_parts(device: Device, shapes: Sequence[Shape]) -> Iterator[Case]:
+    """Yield the gradient on rows that lie in rows three times as long."""
+    for shape in shapes:
+        case = _case(device, "rms_norm_grad", shape, "float32", 3 * math.prod(shape))
+        whole = case.arguments
+
+        def arguments(whole: Callable[[], Arguments] = whole) -> Arguments:
+            found = whole()
+            for name in ("dy", "x"):
+                rows, width = found[name].shape
+                wide = np.zeros((rows, 3 * width), np.float32)
+                wide[:, width : 2 * width] = found[name]
+                found[name] = wide[:, width : 2 * width]
+            return found
+
+        title = f"{case.shape} of rows 3 times as long"
+        yield replace(case, shape=title, arguments=arguments, targets={}, out=False)
+
+
+def gpu_targets(best: float, shape: Shape, size: int) -> dict[str, float]:
+    """Return the targets for a shape, by its size in bytes and its columns."""
+    rows, width = shape
+    if size < 2e6:
+        return {"ms": 0.008, "wall ms": 0.020, "torch": 1.0, "torch.compile": 1.0, "liger": 1.0}
+    if width <= 256:
+        return {"copy": 0.65, "torch.compile": 1.5}
+    if size <= 50e6:
+        return {"copy": 0.55, "torch": 1.5}
+    if width >= 12288:
+        return {"copy": 0.72, "torch.compile": 1.5}
+    if width >= 4096 and rows >= 8192:
+        return {"copy": best, "torch": 2.0, "torch.compile": 1.8, "liger": 1.0}
+    return {"copy": 0.75, "torch": 2.0} if size >= 100e6 else {}
