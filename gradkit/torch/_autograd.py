@@ -191,7 +191,7 @@ class Norm:
     The operator takes tensors first. The results of its gradient's operator belong to the first
     inputs. A ``residual`` norm has two summands for inputs, whose gradient is one, and returns
     their sum too: both results are differentiable; otherwise the first is. ``past``: the operator
-    of the gradient takes that of the sum too, as its last tensor. ``at_once`` runs on plain
+    of the gradient takes that of the sum too, as its last argument. ``at_once`` runs on plain
     tensors.
     """
 
@@ -311,7 +311,7 @@ def _backward(norm: Norm, compute: Callable[..., Any]) -> Callable[..., Any]:
             nothing = [None] * (len(norm.gradient.overload._schema.returns) - 1)
             return norm.for_inputs(ctx.needs_input_grad, (arrived[-1], *nothing))
         past = (*arrived[1:], None)[:1] if norm.past else ()
-        gradients = compute(arrived, arrived[0], *ctx.saved_tensors, *past, *ctx.options)
+        gradients = compute(arrived, arrived[0], *ctx.saved_tensors, *ctx.options, *past)
         return norm.for_inputs(ctx.needs_input_grad, gradients)
 
     return backward
@@ -320,10 +320,12 @@ def _backward(norm: Norm, compute: Callable[..., Any]) -> Callable[..., Any]:
 def _tell_autograd(overload: Any, apply: Any) -> None:
     """Have autograd run the function of an operator that is called directly, as compilers do."""
 
+    defaults = [argument.default_value for argument in overload._schema.arguments]
+
     def kernel(*args: Any) -> Any:
         if _are_functorch_transforms_active():
             raise NotImplementedError(_TRANSFORMS)
-        return apply(*args)
+        return apply(*args, *defaults[len(args) :])  # PyTorch leaves out defaults at the end
 
     _LIBRARY.impl(overload.name(), kernel, "Autograd")
 

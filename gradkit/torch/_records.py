@@ -15,6 +15,9 @@ from gradkit._open.dispatch import run
 from gradkit.torch._autograd import Kept, Norm, Operator, operator
 
 _INTEGERS = {"axis", "channel_axis", "num_groups"}
+# What compilers keep of an operator names its arguments by position: one that is new comes last.
+_LAST = {"ds"}
+_DEFAULTS = {"ds": None, "scale_offset": 0.0}
 _gradients: dict[type[Call], Operator] = {}
 
 
@@ -47,28 +50,40 @@ def norm_of(name: str, forward: type[Call], gradient: type[Call], **instead: str
 
 
 def _operator(name: str, kind: type[Call], *, last: bool = False) -> Operator:
-    """The operator that runs calls of a kind: tensors first, then numbers."""
+    """The operator that runs calls of a kind: tensors, then numbers, then what is seldom there."""
     names = _names(kind)
 
+    defaults = {name: value for name, value in _DEFAULTS.items() if name in names}
+
+    def call_of(args: Any) -> Call:  # PyTorch leaves out defaults at the end
+        return kind(**(defaults | dict(zip(names, args, strict=False))))
+
     def compute(*args: Any) -> Any:
-        return run(kind(**dict(zip(names, args, strict=True))))
+        return run(call_of(args))
 
     def describe(*args: Any) -> tuple[Tensor, ...]:
-        call = kind(**dict(zip(names, args, strict=True))).described(_described)
+        call = call_of(args).described(_described)
         return tuple(_like(args[0], spec) for spec in call.layout.plan(call).results)
 
     return operator(_schema(name, kind), compute, describe, last=last)
 
 
 def _schema(name: str, kind: type[Call]) -> str:
-    tensors = [f"Tensor{'?' * a.optional} {a.name}" for a in kind.arguments]
-    numbers = [f"{'int' if n in _INTEGERS else 'float'} {n}" for n in kind.numbers]
+    optional = {argument.name for argument in kind.arguments if argument.optional}
+    parts = []
+    for own in _names(kind):
+        if own in kind.numbers:
+            part = f"{'int' if own in _INTEGERS else 'float'} {own}"
+        else:
+            part = f"Tensor{'?' * (own in optional)} {own}"
+        parts.append(f"{part}={_DEFAULTS[own]}" if own in _DEFAULTS else part)
     results = ", ".join("Tensor" for _ in kind.results)
-    return f"{name}({', '.join([*tensors, *numbers])}) -> ({results})"
+    return f"{name}({', '.join(parts)}) -> ({results})"
 
 
 def _names(kind: type[Call]) -> list[str]:
-    return [*(argument.name for argument in kind.arguments), *kind.numbers]
+    names = [argument.name for argument in kind.arguments if argument.name not in _LAST]
+    return [*names, *kind.numbers, *(a.name for a in kind.arguments if a.name in _LAST)]
 
 
 def _described(label: str, tensor: Tensor) -> Described:
