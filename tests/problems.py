@@ -36,12 +36,17 @@ BATCH_TYPES = [
 
 
 def launch(backend, kind, outs, **given):
-    """Have a backend write ``outs``: a call of that kind, with defaults for what is not given."""
-    defaults = {"axis": 1, "eps": 1e-5, "scale_offset": 0.0}
+    """Have a backend write ``outs``: a call of that kind, with defaults for what is not given.
+
+    Returns what the backend has kept in the call's plan.
+    """
+    defaults = {"axis": 1, "channel_axis": 1, "eps": 1e-5, "scale_offset": 0.0}
     defaults |= {argument.name: None for argument in kind.arguments if argument.optional}
     known = defaults | given
     names = [*(argument.name for argument in kind.arguments), *kind.numbers]
-    write(kind(**{name: known[name] for name in names}), *outs, backend=backend)
+    call = kind(**{name: known[name] for name in names})
+    write(call, *outs, backend=backend)
+    return call.plan.launcher
 
 
 @dataclass(repr=False)

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from gradkit._calls.channels import GroupNorm, GroupNormGrad
 from gradkit._calls.rows import LayerNorm, LayerNormGrad, LayerNormInverse
 from gradkit._cuda import CudaBackend, row_gradient
 from gradkit._cuda.launch.grids import column_block
@@ -77,8 +78,10 @@ def test_grids_are_as_large_as_what_a_device_holds_of_the_compiled_kernel(held):
     for name in (*first, "normalize", "apply_channels"):
         assert device.grids[name] == (3, -(-whole // 3))
     x, groups = ones((1, 3, 64000)), ones((1, 1))
-    run.group_norm(x, channels, channels, 1, 1e-5, x, groups, groups)
-    run.group_norm_grad(x, x, channels, groups, groups, 1, x, channels, channels)
+    known = {"x": x, "scale": channels, "bias": channels, "num_groups": 1}
+    launch(run, GroupNorm, [x, groups, groups], **known)
+    known |= {"dy": x, "mean": groups, "inv_std": groups}
+    launch(run, GroupNormGrad, [x, channels, channels], **known)
     sums = "sum_group_deviations", "normalize_groups", "sum_group_gradient", "apply_group_gradient"
     for name in sums:
         assert device.grids[name] == (3, -(-whole // 3))

@@ -20,6 +20,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from gradkit._backend import Array, Axes, Engine, Number, Running, Shape, Spec
+from gradkit._calls.channels import ChannelOperations
 from gradkit._calls.rows import RowOperations
 
 
@@ -263,33 +264,6 @@ class Operations(Protocol):
     ) -> Engine:
         """Write ``dx``, ``dscale`` and ``dbias``; return the engine. ``dx`` may be ``dy``."""
 
-    def group_norm(
-        self,
-        x: Array,
-        scale: Array | None,
-        bias: Array | None,
-        channel_axis: int,
-        eps: float,
-        y: Array,
-        mean: Array,
-        inv_std: Array,
-    ) -> None:
-        """Write ``y``, ``mean`` and ``inv_std``, of (samples, groups); ``y`` may be ``x``."""
-
-    def group_norm_grad(
-        self,
-        dy: Array,
-        x: Array,
-        scale: Array | None,
-        mean: Array,
-        inv_std: Array,
-        channel_axis: int,
-        dx: Array,
-        dscale: Array | None,
-        dbias: Array | None,
-    ) -> None:
-        """Write ``dx``, ``dscale`` and ``dbias`` (``=``); ``dx`` may be ``dy``."""
-
     def update_running_statistics(
         self,
         running_mean: Array,
@@ -393,7 +367,7 @@ class Operations(Protocol):
         """Write ``dx`` as ``batch_norm_grad`` does, from sums in float64; it may be ``dy``."""
 
 
-class Backend(Services, Operations, RowOperations, Protocol):
+class Backend(Services, Operations, ChannelOperations, RowOperations, Protocol):
     """What computes on arrays of one kind, on one device."""
 
 
@@ -402,7 +376,7 @@ def names_in(*contracts: type) -> tuple[str, ...]:
     return tuple(name for each in contracts for name in vars(each) if not name.startswith("_"))
 
 
-OPERATIONS = names_in(Operations, RowOperations)
+OPERATIONS = names_in(Operations, ChannelOperations, RowOperations)
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -13,6 +13,8 @@ from gradkit._arrays import backend_of
 from gradkit._backend import Array
 from gradkit._calls import checks
 from gradkit._calls.backend import Backend
+from gradkit._calls.channels import GroupNorm, GroupNormGrad
+from gradkit._open.dispatch import write
 from gradkit._open.running import check_elements, weight_of
 from gradkit.jax._callbacks import Result, axes_of, call, vary, vary_alike, varying
 from gradkit.jax._norms import (
@@ -293,7 +295,15 @@ def _group_norm_forward(
         x, scale, bias = ins
         x, y = _samples(x, ndim), _samples(outs[0], ndim)
         mean, inv_std = (_samples(out, 2) for out in outs[1:])
-        backend_of(x).group_norm(x, scale, bias, channel_axis % ndim, eps, y, mean, inv_std)
+        call = GroupNorm(
+            x=x,
+            num_groups=mean.shape[1],
+            scale=scale,
+            bias=bias,
+            channel_axis=channel_axis,
+            eps=eps,
+        )
+        write(call, y, mean, inv_std)
 
     results = [like(x), statistic, statistic]
     y, mean, inv_std = call(_GROUP_NORM, compute, results, (x, scale, bias), shared=(1, 2))
@@ -315,8 +325,11 @@ def _group_norm_backward(
         dy, x, scale, mean, inv_std = ins
         dx, dscale, dbias = three(outs)
         dy, x, dx = (_samples(array, ndim) for array in (dy, x, dx))
-        given = dy, x, scale, _samples(mean, 2), _samples(inv_std, 2), channel_axis % ndim
-        backend_of(x).group_norm_grad(*given, dx, dscale, dbias)
+        mean, inv_std = _samples(mean, 2), _samples(inv_std, 2)
+        call = GroupNormGrad(
+            dy=dy, x=x, scale=scale, mean=mean, inv_std=inv_std, channel_axis=channel_axis
+        )
+        write(call, dx, dscale, dbias)
 
     results = [like(x)] if scale is None else [like(x), like(scale), like(scale)]
     made = gradient("group_norm", compute, results, (dy, x, scale, mean, inv_std), scale)

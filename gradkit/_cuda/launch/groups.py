@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from gradkit._cuda.launch.device import Device, scratch
 from gradkit._cuda.launch.grids import column_block, power_of_two, row_blocks
 from gradkit._cuda.launch.kernels import Combination, LoadedKernel, kernel, norm_macros
 from gradkit._cuda.launch.planned import Planned
-from gradkit._dtypes import LAYER_NORM_TYPES, DType, accumulation_name, dtype_named, float_name
+from gradkit._dtypes import LAYER_NORM_TYPES, DType, Types, accumulation_name, dtype_named
 
 _THREADS = 256
 _ABREAST = 32  # columns of channels-last arrays that a block reads side by side at least
@@ -63,29 +63,13 @@ def _gapless(shape: Shape, strides: Shape, itemsize: int, order: tuple[int, ...]
 
 
 def launches(
-    device: Device, file: str, x: Array, axis: int, groups: int, statistic: DType, parameter: DType
+    device: Device, file: str, x: Array, axis: int, groups: int, types: Types
 ) -> "Launches":
     """The kernels of a file for data like this and vectors of these dtypes."""
-    dtypes = x.dtype, statistic, parameter
-    return _planned(device, file, x.shape, x.strides, axis, groups, dtypes)
-
-
-@lru_cache(maxsize=1024)
-def _planned(
-    device: Device,
-    file: str,
-    shape: Shape,
-    strides: Shape,
-    axis: int,
-    groups: int,
-    dtypes: tuple[DType, DType, DType],
-) -> "Launches":
-    """What shapes, strides and dtypes decide, decided once."""
-    layout = _Layout.of(shape, strides, dtypes[0].itemsize, axis, groups)
-    data, statistic, parameter = (float_name(dtype) or "" for dtype in dtypes)
-    macros = norm_macros((data, statistic, parameter), layout.vector, LAST=int(layout.last))
+    layout = _Layout.of(x.shape, x.strides, x.itemsize, axis, groups)
+    macros = norm_macros(types, layout.vector, LAST=int(layout.last))
     grid, block = _blocks(kernel(device, file, _SUMS[file], **macros), layout)
-    accumulator = dtype_named(accumulation_name(data))
+    accumulator = dtype_named(accumulation_name(types[0]))
     return Launches(device, file, macros, layout, grid, block, accumulator)
 
 
