@@ -5,7 +5,7 @@ import pytest
 
 from gradkit._calls.channels import GroupNorm, GroupNormGrad
 from gradkit._cuda import CudaBackend
-from gradkit._cuda.launch.groups import launches
+from gradkit._cuda.channel_launches import group_launches
 from gradkit._cuda.launch.kernels import options_of, source_of
 from gradkit._cuda.launch.warmup import combinations
 from tests.backends import Backend, KernelDevice, kernel_mark
@@ -100,7 +100,7 @@ def test_loops_over_blocks_go_round(shape, axis, groups, limit):
 def test_16_bytes_are_read_at_once_where_rows_have_them(shape, axis, width):
     x = np.zeros(shape, np.float32)
     types = ("float32",) * 3
-    assert launches(Device(), "group_norm", x, axis, 3, types).vector == width
+    assert group_launches(Device(), "group_norm", x, axis, 3, types).columns.vector == width
 
 
 @pytest.mark.parametrize("multiprocessors", [1, 7, 132])
@@ -143,6 +143,6 @@ def test_several_threads_add_up_the_parts_of_a_group():
     backend.results(p)
     plan = backend.forward
     parts = plan.grid[1] * 32
-    threads, groups = plan._launches["finish_group_moments"].block[:2]
+    threads, groups = plan.launched["finish_group_moments"].block[:2]
     assert 32 <= threads <= 2 * parts
     assert threads * groups <= 1024

@@ -205,10 +205,10 @@ class Opened(Given):
 
     def _check_memory(self) -> None:
         """Raise unless results can be written where the caller wants them."""
-        call, labels = self.call, labels_of(len(self._outs))
+        call, labels = self.call, labels_of(len(self.call.results))
         written = [
             (label, view)
-            for label, view in zip(labels, self._outs, strict=True)
+            for label, view in zip(labels, self._outs, strict=False)
             if view is not None
         ]
         written += [(name, getattr(call, name)) for name in self._in_place]
@@ -224,7 +224,7 @@ class Opened(Given):
 
     def _may_be(self) -> list[list[Array | None]]:
         """For each array in ``out`` the arguments whose memory it may have."""
-        pairs = zip(self.call.results, self._outs, strict=True)
+        pairs = zip(self.call.results, self._outs, strict=False)
         allowed = [
             [getattr(self.call, name) for name in result.may_be]
             for result, view in pairs
