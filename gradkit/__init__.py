@@ -14,12 +14,9 @@ from gradkit import (
     errors,
     gradients,
     group_normalization,
-    inference_batch_normalization,
     layer_normalization,
     rms_normalization,
-    running_statistics,
     spikes,
-    split_batch_normalization,
 )
 from gradkit import (
     distributed as distributed,
@@ -33,12 +30,9 @@ from gradkit.clipping import *
 from gradkit.errors import *
 from gradkit.gradients import *
 from gradkit.group_normalization import *
-from gradkit.inference_batch_normalization import *
 from gradkit.layer_normalization import *
 from gradkit.rms_normalization import *
-from gradkit.running_statistics import *
 from gradkit.spikes import *
-from gradkit.split_batch_normalization import *
 
 __version__ = "0.1.0"
 
@@ -52,9 +46,6 @@ __all__ += clipping.__all__
 __all__ += errors.__all__
 __all__ += gradients.__all__
 __all__ += group_normalization.__all__
-__all__ += inference_batch_normalization.__all__
 __all__ += layer_normalization.__all__
 __all__ += rms_normalization.__all__
-__all__ += running_statistics.__all__
 __all__ += spikes.__all__
-__all__ += split_batch_normalization.__all__

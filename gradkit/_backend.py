@@ -14,14 +14,6 @@ Axes: TypeAlias = tuple[tuple[int, ...], ...]
 Number: TypeAlias = Array | float  # a float, or a 0-d float64 array that is read on its device
 
 
-class Running(NamedTuple):
-    """Running statistics of a batch norm, which a forward pass moves towards its batch's."""
-
-    mean: Array
-    var: Array
-    momentum: float
-
-
 class Spec(NamedTuple):
     """An output that a call has.
 

@@ -1,34 +1,78 @@
-"""Batch norm: forward and backward passes in training mode.
-
-:mod:`gradkit.inference_batch_normalization` has those by running statistics.
+"""Batch norm: forward and backward passes, in training mode and by running statistics.
 
 Dtypes are written (T, U, V): T of the data, U of the statistics, V of scale and bias. ``out`` is
 as in :mod:`gradkit.layer_normalization`.
 
+In inference (PyTorch's evaluation mode, and fine-tuning with frozen statistics) the statistics are
+constants, so no gradient flows through them: :func:`batch_norm_inference` and its gradient are
+functions of their own. :func:`batch_norm` moves running statistics in place;
+:func:`update_running_statistics` returns new ones, for arrays that cannot be written and for
+statistics that come from elsewhere::
+
+    mean, var, count = gradkit.batch_norm_stats(x)
+    y, mean_, inv_std = gradkit.batch_norm_apply(x, scale, bias, mean, var)
+    running_mean, running_var = gradkit.update_running_statistics(
+        running_mean, running_var, mean, var, count
+    )
+
 With ``group``, the batch is that of all ranks together: each passes its own part, of any size, and
-statistics and ``dx`` are those of the whole. :mod:`gradkit.split_batch_normalization` has the
-steps by themselves, for other ways to communicate.
+statistics and ``dx`` are those of the whole. The steps are functions too, for other ways to
+communicate, such as a collective on the device::
+
+    mean, var, count = gradkit.batch_norm_stats(x)
+    means, variances, counts = ...      # a row of these from each rank
+    mean, var, count = gradkit.combine_stats(means, variances, counts)
+    y, mean, inv_std = gradkit.batch_norm_apply(x, scale, bias, mean, var)
+
+    sums = gradkit.batch_norm_grad_sums(dy, x, mean, inv_std)
+    sum_dy_xhat, sum_dy = ...           # added up over all ranks
+    dx = gradkit.batch_norm_grad_apply(
+        dy, x, scale, mean, inv_std, sum_dy_xhat, sum_dy, count
+    )
+
+Every rank takes part in both collectives, whatever it holds. The steps' results of one number per
+channel are float64 (float32 where the library holds no float64, as JAX by default).
 """
 
 from typing import Any
 
-import numpy as np
-
 from gradkit._backend import Engine
-from gradkit._calls import checks
+from gradkit._calls import engines
 from gradkit._calls.backend import runs
-from gradkit._open import engines
-from gradkit._open.batch_norms import plan_forward, plan_gradient, statistic_of
-from gradkit._open.batch_of_ranks import stats_of_ranks, sums_of_ranks
-from gradkit._open.call import Call
+from gradkit._calls.channels import (
+    BatchNorm,
+    BatchNormApply,
+    BatchNormGrad,
+    BatchNormGradApply,
+    BatchNormGradSums,
+    BatchNormInference,
+    BatchNormInferenceGrad,
+    BatchNormStats,
+    CombineStats,
+    UpdateRunningStatistics,
+)
+from gradkit._open.batch_of_ranks import (
+    forward_over_ranks,
+    gradient_over_ranks,
+    run_over_ranks,
+)
+from gradkit._open.dispatch import run
 from gradkit._open.foreign import answers
-from gradkit._open.meeting import Meeting
-from gradkit._open.norms import Channels, Forward, Gradient
-from gradkit._open.outputs import Outputs
-from gradkit._open.running import Moved, check_elements, moved_of, weight_of
 from gradkit.distributed import Group
 
-__all__ = ["batch_norm", "batch_norm_grad", "last_engine"]
+__all__ = [
+    "batch_norm",
+    "batch_norm_apply",
+    "batch_norm_grad",
+    "batch_norm_grad_apply",
+    "batch_norm_grad_sums",
+    "batch_norm_inference",
+    "batch_norm_inference_grad",
+    "batch_norm_stats",
+    "combine_stats",
+    "last_engine",
+    "update_running_statistics",
+]
 
 
 @runs("batch_norm", "batch_norm_stats", "batch_norm_apply", "update_running_statistics")
@@ -129,23 +173,19 @@ def batch_norm(
     >>> running_mean, running_var
     (array([1., 5.]), array([1.5, 0.5]))
     """
-    with Meeting(group) as meeting:
-        floor, weight = checks.epsilon(eps), weight_of(momentum)
-        call = Call(Forward(x, scale, bias))
-        plan = plan_forward(call.arrays, channel_axis, statistic_of(call.view, out))
-        engines.check(call.arrays.x, engine, alone=meeting.alone)
-        with call.on_stream():
-            outputs = call.outputs(out, plan.outputs, reuse=call.arrays.x)
-            shape, views = Channels(call.arrays.x, plan.axis).shape, outputs.views
-            moved = moved_of(call, running_mean, running_var, weight, shape, views)
-            if meeting.alone:
-                _forward(call, plan.axis, floor, outputs, engine, moved)
-            else:
-                _forward_over_ranks(call, plan.axis, floor, outputs, meeting, moved)
-            if moved is not None:
-                moved.done()
-            y, mean, inv_std = outputs.results()
-            return y, mean, inv_std
+    call = BatchNorm(
+        x=x,
+        scale=scale,
+        bias=bias,
+        channel_axis=channel_axis,
+        eps=eps,
+        running_mean=running_mean,
+        running_var=running_var,
+        momentum=momentum,
+        engine=engine,
+    )
+    results: tuple[Any, Any, Any] = run_over_ranks(call, out, group, forward_over_ranks)
+    return results
 
 
 @runs("batch_norm_grad", "batch_norm_grad_sums", "batch_norm_grad_apply")
@@ -231,18 +271,240 @@ def batch_norm_grad(
            [-0.2204],
            [ 0.0441]])
     """
-    with Meeting(group) as meeting:
-        call = Call(Gradient(dy, x, mean, inv_std, scale))
-        plan = plan_gradient(call.arrays, channel_axis)
-        engines.check(call.arrays.x, engine, alone=meeting.alone)
-        with call.on_stream():
-            outputs = call.outputs(out, plan.outputs, reuse=call.arrays.dy)
-            if meeting.alone:
-                _gradient(call, plan.axis, outputs, engine)
-            else:
-                _gradient_over_ranks(call, plan.axis, outputs, meeting)
-            dx, dscale, dbias = outputs.results()
-            return dx, dscale, dbias
+    call = BatchNormGrad(
+        dy=dy,
+        x=x,
+        scale=scale,
+        mean=mean,
+        inv_std=inv_std,
+        channel_axis=channel_axis,
+        engine=engine,
+    )
+    results: tuple[Any, Any, Any] = run_over_ranks(call, out, group, gradient_over_ranks)
+    return results
+
+
+@answers
+def batch_norm_inference(
+    x: Any,
+    scale: Any,
+    bias: Any,
+    mean: Any,
+    var: Any,
+    *,
+    channel_axis: int = 1,
+    eps: float = 1e-5,
+    out: Any = None,
+    engine: Engine | None = None,
+) -> Any:
+    """Batch norm by running statistics: ``y = (x - mean) / sqrt(var + eps) * scale + bias``.
+
+    Parameters
+    ----------
+    x : array of two or more dimensions
+        T: float16, bfloat16, float32 or float64, of any layout; perhaps without elements.
+    scale, bias : arrays of shape (C,), or None
+        V. With a bias alone, pass ones as ``scale``.
+    mean, var : arrays of shape (C,)
+        U: the running statistics that :func:`batch_norm` moves.
+    channel_axis : int
+        The channel axis.
+    eps : float
+        Added to ``var``; finite and at least 0. Where the sum is negative, ``y`` is NaN.
+    out : array, optional
+        Where ``y`` is written; it may be ``x``.
+    engine : {"cudnn", "cudnn-persistent", "native"} or None
+        What computes on CuPy arrays: see :func:`batch_norm_grad`.
+
+    Returns
+    -------
+    T array of x's shape
+
+    Raises
+    ------
+    TypeError
+        A combination of dtypes that :func:`batch_norm_grad` does not list; arrays of two
+        frameworks.
+    ValueError
+        Incompatible shapes; ``bias`` without ``scale``; ``channel_axis`` out of range; ``eps``
+        negative or not finite; an output that overlaps an input; an ``engine`` that does not
+        support these arrays. Nothing is written.
+    BackendUnavailableError, CudnnError
+        ``engine`` requires a cuDNN that is not installed or does not support the case.
+
+    References
+    ----------
+    cuDNN ``cudnnBatchNormalizationForwardInference``; ``torch.nn.functional.batch_norm`` with
+    ``training=False``.
+
+    Examples
+    --------
+    >>> import numpy as np, gradkit
+    >>> x, mean, var = np.array([[1.0], [3.0]]), np.array([3.0]), np.array([0.1875])
+    >>> gradkit.batch_norm_inference(x, None, None, mean, var, eps=0.0625)
+    array([[-4.],
+           [ 0.]])
+    """
+    call = BatchNormInference(
+        x=x,
+        scale=scale,
+        bias=bias,
+        mean=mean,
+        var=var,
+        channel_axis=channel_axis,
+        eps=eps,
+        engine=engine,
+    )
+    return run(call, out)
+
+
+@answers
+def batch_norm_inference_grad(
+    dy: Any,
+    x: Any,
+    scale: Any,
+    mean: Any,
+    var: Any,
+    *,
+    channel_axis: int = 1,
+    eps: float = 1e-5,
+    out: Any = None,
+) -> tuple[Any, Any, Any]:
+    """The gradients of batch norm by running statistics, which are constants.
+
+    With ``inv_std = 1 / sqrt(var + eps)``::
+
+        dx     = dy * inv_std * scale
+        dscale = sum(dy * (x - mean) * inv_std)
+        dbias  = sum(dy)
+
+    No library has it: gradkit's own code computes.
+
+    Parameters
+    ----------
+    dy, x : arrays of two or more dimensions and the same shape
+        T. Their memory layouts may differ.
+    scale : array of shape (C,), or None
+        V. ``None``: no scale and no bias; only the shape of ``x`` matters then.
+    mean, var : arrays of shape (C,)
+        U, as :func:`batch_norm_inference` takes them.
+    channel_axis : int
+        The channel axis.
+    eps : float
+        As in :func:`batch_norm_inference`.
+    out : tuple (dx, dscale, dbias), optional
+        Where the results are written; ``dx`` may be ``dy``.
+
+    Returns
+    -------
+    dx : T array of x's shape
+    dscale, dbias : V arrays of shape (C,)
+        ``None`` if ``scale`` is ``None``.
+
+    Raises
+    ------
+    TypeError
+        A combination of dtypes that :func:`batch_norm_grad` does not list; arrays of two
+        frameworks.
+    ValueError
+        Incompatible shapes; ``channel_axis`` out of range; ``eps`` negative or not finite; an
+        output that overlaps an input. Nothing is written.
+
+    References
+    ----------
+    PyTorch's ``native_batch_norm_backward`` with ``train=False``.
+
+    Examples
+    --------
+    >>> import numpy as np, gradkit
+    >>> dy, x = np.array([[1.0], [0.5]]), np.array([[1.0], [3.0]])
+    >>> scale, mean, var = np.ones(1), np.array([3.0]), np.array([0.1875])
+    >>> gradkit.batch_norm_inference_grad(dy, x, scale, mean, var, eps=0.0625)
+    (array([[2.],
+           [1.]]), array([-4.]), array([1.5]))
+    """
+    call = BatchNormInferenceGrad(
+        dy=dy, x=x, scale=scale, mean=mean, var=var, channel_axis=channel_axis, eps=eps
+    )
+    results: tuple[Any, Any, Any] = run(call, out)
+    return results
+
+
+@answers
+def update_running_statistics(
+    running_mean: Any,
+    running_var: Any,
+    mean: Any,
+    var: Any,
+    count: Any,
+    *,
+    momentum: float = 0.1,
+    out: Any = None,
+) -> tuple[Any, Any]:
+    """Running statistics, moved towards those of one batch.
+
+    With n = ``count``::
+
+        running_mean = (1 - momentum) * running_mean + momentum * mean
+        running_var  = (1 - momentum) * running_var  + momentum * var * n / (n - 1)
+
+    Parameters
+    ----------
+    running_mean, running_var : arrays of shape (C,) and one dtype
+        float16, bfloat16, float32 or float64. Not written, unless they are ``out``.
+    mean, var : arrays of shape (C,)
+        A batch's mean and biased variance: of any of these dtypes, as
+        :func:`batch_norm_stats` or, for several ranks, :func:`combine_stats` returns them. The
+        variance is never to be computed from ``inv_std``: ``1 / inv_std**2 - eps`` may be negative.
+        For a running variance that is biased, as ONNX's and Keras', pass ``var * (n - 1) / n``.
+    count : float, or 0-d floating-point array
+        The elements per channel of that batch, of all ranks together. 0: the results are the
+        running statistics as they were. An array on the device is read there, where nothing can be
+        raised: a count of at most 1 is as one of 0.
+    momentum : float
+        From 0 to 1: the weight of this batch. With 0, the results are the running statistics as
+        they were; with 1, the batch's own mean and unbiased variance. What has no weight is left
+        out, NaN and infinities too; else they stay. Keras and ONNX call ``1 - momentum`` momentum.
+    out : tuple (running_mean, running_var), optional
+        Where the results are written; each may be the argument of its name.
+
+    Returns
+    -------
+    running_mean, running_var : arrays of shape (C,)
+        In their dtype, computed in float64 and rounded once.
+
+    Raises
+    ------
+    TypeError
+        An argument is not a floating-point array; ``running_mean`` and ``running_var`` differ in
+        dtype; arrays of two frameworks; ``momentum`` is not a real number.
+    ValueError
+        Incompatible shapes; ``momentum`` not from 0 to 1; ``count`` is a number that is negative,
+        infinite, NaN, or above 0 and at most 1, so that there is no unbiased variance; an output
+        that overlaps another array. Nothing is written.
+
+    References
+    ----------
+    PyTorch's ``native_batch_norm``, whose ``running_var`` is unbiased too.
+
+    Examples
+    --------
+    >>> import numpy as np, gradkit
+    >>> mean, var, count = gradkit.batch_norm_stats(np.array([[1.0], [3.0]]))
+    >>> running = np.zeros(1), np.ones(1)
+    >>> gradkit.update_running_statistics(*running, mean, var, count, momentum=0.5)
+    (array([1.]), array([1.5]))
+    """
+    call = UpdateRunningStatistics(
+        running_mean=running_mean,
+        running_var=running_var,
+        mean=mean,
+        var=var,
+        count=count,
+        momentum=momentum,
+    )
+    results: tuple[Any, Any] = run(call, out)
+    return results
 
 
 def last_engine() -> str | None:
@@ -264,68 +526,290 @@ def last_engine() -> str | None:
     return engines.latest()
 
 
-def _forward(
-    call: Call[Forward],
-    axis: int,
-    eps: float,
-    outputs: Outputs,
-    engine: Engine | None,
-    moved: Moved | None,
-) -> None:
-    given, (y, mean, inv_std) = call.arrays, outputs.views
-    if moved is not None:
-        check_elements(Channels(given.x, axis).size, "x has one element per channel")
-    running = None if moved is None else moved.running
-    ran = call.backend.batch_norm(
-        given.x, given.scale, given.bias, axis, eps, y, mean, inv_std, engine, running
+@answers
+def batch_norm_stats(x: Any, *, channel_axis: int = 1, out: Any = None) -> tuple[Any, Any, Any]:
+    """Mean and biased variance of each channel: the first step of :func:`batch_norm`.
+
+    Parameters
+    ----------
+    x : array of two or more dimensions
+        T: float16, bfloat16, float32 or float64, of any layout; perhaps without elements.
+    channel_axis : int
+        The channel axis; statistics are over all other axes.
+    out : tuple (mean, var, count), optional
+        Where the results are written.
+
+    Returns
+    -------
+    mean, var : float64 arrays of shape (C,)
+        0 if there are no elements. Squares of float16, bfloat16 and float32 neither overflow nor
+        underflow.
+    count : 0-d float64 array
+        The elements per channel.
+
+    Raises
+    ------
+    TypeError
+        ``x`` is not a floating-point array.
+    ValueError
+        ``x`` has fewer than two dimensions; ``channel_axis`` out of range; an output that
+        overlaps ``x``. Nothing is written.
+
+    References
+    ----------
+    ``torch.batch_norm_stats``, which gives inv_std.
+
+    Examples
+    --------
+    >>> import numpy as np, gradkit
+    >>> mean, var, count = gradkit.batch_norm_stats(np.array([[1.0, 10.0], [3.0, 10.0]]))
+    >>> mean, var, count
+    (array([ 2., 10.]), array([1., 0.]), array(2.))
+    """
+    results: tuple[Any, Any, Any] = run(BatchNormStats(x=x, channel_axis=channel_axis), out)
+    return results
+
+
+@answers
+def combine_stats(
+    means: Any, variances: Any, counts: Any, *, out: Any = None
+) -> tuple[Any, Any, Any]:
+    """Mean and biased variance of what several ranks hold together, channel by channel.
+
+    With n the sum of ``counts``::
+
+        mean = sum(counts / n * means)
+        var  = sum(counts / n * (variances + (means - mean)**2))
+
+    in which nothing overflows or underflows that the result does not. Equal arrays give equal bits,
+    so that all ranks agree.
+
+    Parameters
+    ----------
+    means, variances : arrays of shape (ranks, C)
+        A row from each rank, as :func:`batch_norm_stats` returns them: float64 or float32.
+    counts : array of shape (ranks,)
+        The elements per channel of each rank, at least 0: float64 or float32. A rank whose count
+        is 0 is ignored, whatever its row holds.
+    out : tuple (mean, var, count), optional
+        Where the results are written.
+
+    Returns
+    -------
+    mean, var : float64 arrays of shape (C,)
+        0 if all counts are.
+    count : 0-d float64 array
+        The sum of all counts.
+
+    Raises
+    ------
+    TypeError
+        An argument is neither float64 nor float32: a float16 count ends at 65504.
+    ValueError
+        Incompatible shapes; an output that overlaps an input. Nothing is written.
+
+    References
+    ----------
+    Chan, Golub, LeVeque: "Updating Formulae and a Pairwise Algorithm for Computing Sample
+    Variances", 1979.
+
+    Examples
+    --------
+    >>> import numpy as np, gradkit
+    >>> means, variances = np.array([[1.0], [4.0], [7.0]]), np.array([[0.0], [2.0], [9.0]])
+    >>> gradkit.combine_stats(means, variances, np.array([1.0, 2.0, 0.0]))
+    (array([3.]), array([3.33333333]), array(3.))
+    """
+    call = CombineStats(means=means, variances=variances, counts=counts)
+    results: tuple[Any, Any, Any] = run(call, out)
+    return results
+
+
+@answers
+def batch_norm_apply(
+    x: Any,
+    scale: Any,
+    bias: Any,
+    mean: Any,
+    var: Any,
+    *,
+    channel_axis: int = 1,
+    eps: float = 1e-5,
+    out: Any = None,
+) -> tuple[Any, Any, Any]:
+    """The last step of :func:`batch_norm`: ``y = (x - mean) * inv_std * scale + bias``.
+
+    Parameters
+    ----------
+    x : array of two or more dimensions
+        T, as in :func:`batch_norm`.
+    scale, bias : arrays of shape (C,), or None
+        V. With a bias alone, pass ones as ``scale``.
+    mean, var : arrays of shape (C,)
+        The statistics of the whole batch, as :func:`combine_stats` returns them: float64 or
+        float32.
+    channel_axis : int
+        The channel axis.
+    eps : float
+        Added to ``var``; finite and at least 0.
+    out : tuple (y, mean, inv_std), optional
+        Where the results are written; ``y`` may be ``x``.
+
+    Returns
+    -------
+    y : array of x's shape and dtype
+    mean, inv_std : arrays of shape (C,)
+        U, as :func:`batch_norm` returns them, for the backward pass.
+
+    Raises
+    ------
+    TypeError
+        A combination of dtypes that :func:`batch_norm_grad` does not list; arrays of two
+        frameworks.
+    ValueError
+        Incompatible shapes; ``bias`` without ``scale``; ``channel_axis`` out of range; ``eps``
+        negative or not finite; an output that overlaps an input. Nothing is written.
+
+    References
+    ----------
+    ``torch.batch_norm_elemt``.
+
+    Examples
+    --------
+    >>> import numpy as np, gradkit
+    >>> x, mean, var = np.array([[1.0], [3.0]]), np.array([3.0]), np.array([0.1875])
+    >>> gradkit.batch_norm_apply(x, None, None, mean, var, eps=0.0625)
+    (array([[-4.],
+           [ 0.]]), array([3.]), array([2.]))
+    """
+    call = BatchNormApply(
+        x=x, scale=scale, bias=bias, mean=mean, var=var, channel_axis=channel_axis, eps=eps
     )
-    engines.ran(ran)
+    results: tuple[Any, Any, Any] = run(call, out)
+    return results
 
 
-def _forward_over_ranks(
-    call: Call[Forward],
-    axis: int,
-    eps: float,
-    outputs: Outputs,
-    meeting: Meeting,
-    moved: Moved | None,
-) -> None:
-    given, (y, saved_mean, inv_std) = call.arrays, outputs.views
-    mean, var, count = stats_of_ranks(call, axis, eps, meeting)
-    if moved is not None:
-        check_elements(count, "x has one element per channel on all ranks together")
-    call.backend.batch_norm_apply(
-        given.x, given.scale, given.bias, mean, var, axis, eps, y, saved_mean, inv_std
+@answers
+def batch_norm_grad_sums(
+    dy: Any, x: Any, mean: Any, inv_std: Any, *, channel_axis: int = 1, out: Any = None
+) -> tuple[Any, Any]:
+    """The sums over each channel that :func:`batch_norm_grad` needs: its first step.
+
+    With ``xhat = (x - mean) * inv_std``, they are ``sum(dy * xhat)`` and ``sum(dy)``. As they are,
+    they are this rank's dscale and dbias, which data parallelism adds up with all other
+    parameters' gradients. Added up over all ranks, they are what :func:`batch_norm_grad_apply`
+    takes.
+
+    Parameters
+    ----------
+    dy, x : arrays of two or more dimensions and the same shape
+        T, perhaps without elements.
+    mean, inv_std : arrays of shape (C,)
+        U, as :func:`batch_norm_apply` returns them.
+    channel_axis : int
+        The channel axis.
+    out : tuple (sum_dy_xhat, sum_dy), optional
+        Where the results are written.
+
+    Returns
+    -------
+    sum_dy_xhat, sum_dy : float64 arrays of shape (C,)
+
+    Raises
+    ------
+    TypeError
+        A combination of dtypes that :func:`batch_norm_grad` does not list; arrays of two
+        frameworks.
+    ValueError
+        Incompatible shapes; an output that overlaps an input. Nothing is written.
+
+    References
+    ----------
+    ``torch.batch_norm_backward_reduce``, whose first sum is without inv_std.
+
+    Examples
+    --------
+    >>> import numpy as np, gradkit
+    >>> dy, x, one = np.array([[1.0], [0.5]]), np.array([[1.0], [2.0]]), np.ones(1)
+    >>> gradkit.batch_norm_grad_sums(dy, x, one, one)
+    (array([0.5]), array([1.5]))
+    """
+    call = BatchNormGradSums(dy=dy, x=x, mean=mean, inv_std=inv_std, channel_axis=channel_axis)
+    results: tuple[Any, Any] = run(call, out)
+    return results
+
+
+@answers
+def batch_norm_grad_apply(
+    dy: Any,
+    x: Any,
+    scale: Any,
+    mean: Any,
+    inv_std: Any,
+    sum_dy_xhat: Any,
+    sum_dy: Any,
+    count: Any,
+    *,
+    channel_axis: int = 1,
+    out: Any = None,
+) -> Any:
+    """The last step of :func:`batch_norm_grad`: dx, from the sums over the whole batch.
+
+    ``dx = inv_std * scale * (dy - sum_dy / count - xhat * sum_dy_xhat / count)``.
+
+    Parameters
+    ----------
+    dy, x : arrays of two or more dimensions and the same shape
+        T.
+    scale : array of shape (C,), or None
+        V.
+    mean, inv_std : arrays of shape (C,)
+        U, as :func:`batch_norm_apply` returns them.
+    sum_dy_xhat, sum_dy : arrays of shape (C,)
+        What :func:`batch_norm_grad_sums` returns, added up over all ranks: float64 or float32.
+    count : float, or 0-d floating-point array
+        The elements per channel of all ranks, as :func:`combine_stats` returns them. An array on
+        the device is read there.
+    channel_axis : int
+        The channel axis.
+    out : array, optional
+        Where dx is written; it may be ``dy``.
+
+    Returns
+    -------
+    T array of x's shape
+
+    Raises
+    ------
+    TypeError
+        A combination of dtypes that :func:`batch_norm_grad` does not list; arrays of two
+        frameworks.
+    ValueError
+        Incompatible shapes; ``count`` is a negative, infinite or NaN number; an output that
+        overlaps an input. Nothing is written.
+
+    References
+    ----------
+    ``torch.batch_norm_backward_elemt``.
+
+    Examples
+    --------
+    >>> import numpy as np, gradkit
+    >>> dy, x, one = np.array([[1.0], [0.5]]), np.array([[1.0], [2.0]]), np.ones(1)
+    >>> sums = gradkit.batch_norm_grad_sums(dy, x, one, one)
+    >>> gradkit.batch_norm_grad_apply(dy, x, None, one, one, *sums, 2)
+    array([[ 0.25],
+           [-0.5 ]])
+    """
+    call = BatchNormGradApply(
+        dy=dy,
+        x=x,
+        scale=scale,
+        mean=mean,
+        inv_std=inv_std,
+        sum_dy_xhat=sum_dy_xhat,
+        sum_dy=sum_dy,
+        count=count,
+        channel_axis=channel_axis,
     )
-    if moved is not None:
-        known, next_mean, next_var = (mean, var, count), *moved.outputs.views
-        momentum = moved.running.momentum
-        call.backend.update_running_statistics(
-            next_mean, next_var, *known, momentum, next_mean, next_var
-        )
-    engines.ran("native")
-
-
-def _gradient(call: Call[Gradient], axis: int, outputs: Outputs, engine: Engine | None) -> None:
-    dy, x, mean, inv_std, scale = call.arrays
-    dx, dscale, dbias = outputs.views
-    engines.ran(
-        call.backend.batch_norm_grad(dy, x, scale, mean, inv_std, axis, dx, dscale, dbias, engine)
-    )
-
-
-def _gradient_over_ranks(
-    call: Call[Gradient], axis: int, outputs: Outputs, meeting: Meeting
-) -> None:
-    """Write nothing before all have met: ``own`` holds what becomes dscale and dbias."""
-    dy, x, mean, inv_std, scale = call.arrays
-    dx, *parameters = outputs.views
-    backend = call.backend
-    own = backend.empty((2, x.shape[axis]), np.dtype(np.float64))
-    backend.batch_norm_grad_sums(dy, x, mean, inv_std, axis, own[0], own[1])
-    sums, count = sums_of_ranks(call, axis, own, meeting)
-    backend.batch_norm_grad_apply(dy, x, scale, mean, inv_std, sums[0], sums[1], count, axis, dx)
-    for row, gradient in enumerate(parameters):
-        if gradient is not None:
-            gradient[...] = own[row]
-    engines.ran("native")
+    return run(call, out)

@@ -9,11 +9,9 @@ float64 for float64 data. ``out`` is as in :mod:`gradkit.layer_normalization`.
 
 from typing import Any
 
-from gradkit._calls import checks
-from gradkit._open.call import Call
+from gradkit._calls.channels import GroupNorm, GroupNormGrad
+from gradkit._open.dispatch import run
 from gradkit._open.foreign import answers
-from gradkit._open.group_norms import plan_forward, plan_gradient
-from gradkit._open.norms import Forward, Gradient
 
 __all__ = ["group_norm", "group_norm_grad"]
 
@@ -83,17 +81,11 @@ def group_norm(
     >>> y.round(3)
     array([[-0.894,  0.894,  0.   ,  0.   ]])
     """
-    floor = checks.epsilon(eps)
-    call = Call(Forward(x, scale, bias))
-    given, plan = call.arrays, plan_forward(call.arrays, num_groups, channel_axis)
-    with call.on_stream():
-        outputs = call.outputs(out, plan.outputs, reuse=given.x)
-        y, mean, inv_std = outputs.views
-        call.backend.group_norm(
-            given.x, given.scale, given.bias, plan.axis, floor, y, mean, inv_std
-        )
-        y, mean, inv_std = outputs.results()
-        return y, mean, inv_std
+    call = GroupNorm(
+        x=x, num_groups=num_groups, scale=scale, bias=bias, channel_axis=channel_axis, eps=eps
+    )
+    results: tuple[Any, Any, Any] = run(call, out)
+    return results
 
 
 @answers
@@ -163,13 +155,8 @@ def group_norm_grad(
     >>> dbias
     array([1., 0., 0.])
     """
-    call = Call(Gradient(dy, x, mean, inv_std, scale))
-    given, plan = call.arrays, plan_gradient(call.arrays, channel_axis)
-    with call.on_stream():
-        outputs = call.outputs(out, plan.outputs, reuse=given.dy)
-        dx, dscale, dbias = outputs.views
-        call.backend.group_norm_grad(
-            given.dy, given.x, given.scale, given.mean, given.inv_std, plan.axis, dx, dscale, dbias
-        )
-        dx, dscale, dbias = outputs.results()
-        return dx, dscale, dbias
+    call = GroupNormGrad(
+        dy=dy, x=x, scale=scale, mean=mean, inv_std=inv_std, channel_axis=channel_axis
+    )
+    results: tuple[Any, Any, Any] = run(call, out)
+    return results

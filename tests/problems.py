@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from hypothesis import strategies as st
 
-from gradkit._open.dispatch import write
+from gradkit._open.dispatch import Opened, write
 from tests import oracles, tolerances
 from tests import strategies as draw_
 from tests.layouts import LAYOUTS
@@ -35,13 +35,28 @@ BATCH_TYPES = [
 ]
 
 
+def call_of(kind, **given):
+    """A call of that kind, with defaults for what is not given."""
+    defaults = {"axis": 1, "channel_axis": 1, "eps": 1e-5, "scale_offset": 0.0, "momentum": 0.1}
+    fields = [*kind.arguments, *kind.in_place]
+    names = [*(field.name for field in fields), *kind.numbers, *kind.passing]
+    return kind(**{name: given.get(name, defaults.get(name)) for name in names})
+
+
 def launch(backend, kind, outs, **given):
-    """Have a backend write ``outs``: a call of that kind, with defaults for what is not given."""
-    defaults = {"axis": 1, "eps": 1e-5, "scale_offset": 0.0}
-    defaults |= {argument.name: None for argument in kind.arguments if argument.optional}
-    known = defaults | given
-    names = [*(argument.name for argument in kind.arguments), *kind.numbers]
-    write(kind(**{name: known[name] for name in names}), *outs, backend=backend)
+    """Have a backend write ``outs``; what it has kept in the plan of the call."""
+    call = call_of(kind, **given)
+    write(call, *outs, backend=backend)
+    return call.plan.launcher
+
+
+def opened(kind, outs, engine=None, **given):
+    """A call as a backend gets it. Here an engine may be one that takes no arrays of NumPy."""
+    call = call_of(kind, **given)
+    Opened(call, outs=tuple(outs))
+    call.__dict__.update(zip(call.result_names, outs, strict=True))
+    call.engine = engine
+    return call
 
 
 @dataclass(repr=False)

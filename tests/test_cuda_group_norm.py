@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
+from gradkit._calls.channels import GroupNorm, GroupNormGrad
 from gradkit._cuda import CudaBackend
-from gradkit._cuda.launch.groups import launches
+from gradkit._cuda.channel_launches import group_launches
 from gradkit._cuda.launch.kernels import options_of, source_of
 from gradkit._cuda.launch.warmup import combinations
 from tests.backends import Backend, KernelDevice, kernel_mark
-from tests.problems import LAYER_TYPES, make_groups
+from tests.problems import LAYER_TYPES, launch, make_groups
 from tests.test_cuda_normalization import SCHEDULES
 from tests.test_traffic import Meter
 from tests.tolerances import assert_same_bits
@@ -66,9 +67,9 @@ class Emulated(Backend):
             self.run.empty(a.shape, a.dtype)
             for a in (p.x, p.mean, p.inv_std, p.x, p.scale, p.scale)
         ]
-        self.run.group_norm(p.x, p.scale, p.bias, p.axis, p.eps, *outs[:3])
-        statistics = p.mean, p.inv_std
-        self.run.group_norm_grad(p.dy, p.x, p.scale, *statistics, p.axis, *outs[3:])
+        given = vars(p) | {"channel_axis": p.axis, "num_groups": p.groups}
+        self.forward = launch(self.run, GroupNorm, outs[:3], **given)
+        launch(self.run, GroupNormGrad, outs[3:], **given)
         return outs
 
 
@@ -98,7 +99,8 @@ def test_loops_over_blocks_go_round(shape, axis, groups, limit):
 )
 def test_16_bytes_are_read_at_once_where_rows_have_them(shape, axis, width):
     x = np.zeros(shape, np.float32)
-    assert launches(Device(), "group_norm", x, axis, 3, x.dtype, x.dtype).vector == width
+    types = ("float32",) * 3
+    assert group_launches(Device(), "group_norm", x, axis, 3, types).columns.vector == width
 
 
 @pytest.mark.parametrize("multiprocessors", [1, 7, 132])
@@ -119,7 +121,8 @@ def test_passes_over_the_data(last):
     meter = Meter()
     x, scale, bias = meter.put(p.x, p.scale, p.bias)
     y, mean, inv_std = meter.empty(p.x, p.mean, p.inv_std)
-    meter.run.group_norm(view(x), scale, bias, 1, p.eps, view(y), mean, inv_std)
+    given = {"x": view(x), "scale": scale, "bias": bias, "num_groups": p.groups}
+    launch(meter.run, GroupNorm, [view(y), mean, inv_std], **given)
     moved = meter.moved(*FORWARD)
     assert moved["x"] == (3 * x.nbytes, 0)
     assert moved["y"] == (0, x.nbytes)
@@ -127,8 +130,8 @@ def test_passes_over_the_data(last):
     meter = Meter()
     dy, x, scale, mean, inv_std = meter.put(p.dy, p.x, p.scale, p.mean, p.inv_std)
     dx, dscale, dbias = meter.empty(p.x, p.scale, p.scale)
-    given = view(dy), view(x), scale, mean, inv_std, 1
-    meter.run.group_norm_grad(*given, view(dx), dscale, dbias)
+    given = {"dy": view(dy), "x": view(x), "scale": scale, "mean": mean, "inv_std": inv_std}
+    launch(meter.run, GroupNormGrad, [view(dx), dscale, dbias], **given)
     moved = meter.moved(*BACKWARD)
     assert moved["dy"] == moved["x"] == (2 * x.nbytes, 0)
     assert moved["dx"] == (0, x.nbytes)
@@ -138,8 +141,8 @@ def test_passes_over_the_data(last):
 def test_several_threads_add_up_the_parts_of_a_group():
     backend, p = Emulated(multiprocessors=4), make_groups((2, 64, 90), 2)
     backend.results(p)
-    plan = launches(backend.device, "group_norm", p.x, p.axis, 2, p.mean.dtype, p.scale.dtype)
+    plan = backend.forward
     parts = plan.grid[1] * 32
-    threads, groups = plan._launches["finish_group_moments"].block[:2]
+    threads, groups = plan.launched["finish_group_moments"].block[:2]
     assert 32 <= threads <= 2 * parts
     assert threads * groups <= 1024

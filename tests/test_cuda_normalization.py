@@ -10,8 +10,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gradkit._backend import Running
 from gradkit._calls.backend import OPERATIONS
+from gradkit._calls.channels import (
+    BatchNorm,
+    BatchNormApply,
+    BatchNormGrad,
+    BatchNormGradApply,
+    BatchNormGradSums,
+    BatchNormInference,
+    BatchNormInferenceGrad,
+    BatchNormStats,
+    CombineStats,
+    UpdateRunningStatistics,
+)
 from gradkit._calls.rows import (
     AddLayerNorm,
     AddRmsNorm,
@@ -109,7 +120,8 @@ class Emulated(Backend):
 
     def write(self, kind, p, outs, **more):
         """Launch a call of that kind on the arrays of a problem."""
-        launch(self.run, kind, outs, **(vars(p) | {"axis": _axis(p)} | more))
+        axes = {"axis": _axis(p), "channel_axis": _axis(p)}
+        launch(self.run, kind, outs, **(vars(p) | axes | more))
 
     def layer_norm_grad(self, p):
         outs = self.empty(p.x, p.scale, p.scale)
@@ -144,7 +156,7 @@ class Emulated(Backend):
 
     def batch_norm_grad(self, p):
         outs = self.empty(p.x, p.scale, p.scale)
-        self.run.batch_norm_grad(p.dy, p.x, p.scale, p.mean, p.inv_std, _axis(p), *outs)
+        self.write(BatchNormGrad, p, outs)
         return outs
 
     def layer_norm(self, p):
@@ -159,28 +171,27 @@ class Emulated(Backend):
 
     def batch_norm(self, p):
         outs = self.empty(p.x, p.mean, p.inv_std)
-        self.run.batch_norm(p.x, p.scale, p.bias, _axis(p), p.eps, *outs)
+        self.write(BatchNorm, p, outs)
         return outs
 
     def batch_norm_in_steps(self, p):
         """With statistics that were combined, though of one rank alone."""
-        shape, axis = (2, p.mean.size), _axis(p)
-        own, whole = (self.run.empty(shape, DTYPES["float64"]) for _ in range(2))
+        own, whole = (self.run.empty((2, p.mean.size), DTYPES["float64"]) for _ in range(2))
         counts = self.run.empty((1,), DTYPES["float64"])
         counts[...] = p.x.size / p.mean.size
-        self.run.batch_norm_stats(p.x, axis, own[0], own[1])
+        self.write(BatchNormStats, p, [*own, None])
         count = self.run.empty((), DTYPES["float64"])
-        self.run.combine_stats(own[:1], own[1:], counts, *whole, count)
+        ranks = {"means": own[:1], "variances": own[1:], "counts": counts}
+        launch(self.run, CombineStats, [*whole, count], **ranks)
         outs = self.empty(p.x, p.mean, p.inv_std)
-        self.run.batch_norm_apply(p.x, p.scale, p.bias, *whole, axis, p.eps, *outs)
+        self.write(BatchNormApply, p, outs, mean=whole[0], var=whole[1])
         return outs
 
     def batch_norm_grad_in_steps(self, p):
-        sums, axis = self.run.empty((2, p.mean.size), DTYPES["float64"]), _axis(p)
-        statistics, (dx,) = (p.mean, p.inv_std), self.empty(p.x)
-        self.run.batch_norm_grad_sums(p.dy, p.x, *statistics, axis, *sums)
-        count = p.x.size / p.mean.size
-        self.run.batch_norm_grad_apply(p.dy, p.x, p.scale, *statistics, *sums, count, axis, dx)
+        sums, (dx,) = self.run.empty((2, p.mean.size), DTYPES["float64"]), self.empty(p.x)
+        self.write(BatchNormGradSums, p, sums)
+        known = {"sum_dy_xhat": sums[0], "sum_dy": sums[1], "count": p.x.size / p.mean.size}
+        self.write(BatchNormGradApply, p, [dx], **known)
         return dx
 
     def batch_norm_with_running(self, p):
@@ -188,30 +199,30 @@ class Emulated(Backend):
         outs = self.empty(p.x, p.mean, p.inv_std)
         count = p.x.size / p.mean.size
         for dtype in {*DTYPES} if count > 1 else {}:
-            own = Running(*self.empty(*[p.mean.astype(DTYPES[dtype])] * 2), 1.0)
-            for array in own[:2]:
+            own = self.empty(*[p.mean.astype(DTYPES[dtype])] * 2)
+            for array in own:
                 array[...] = 0
-            given = p.x, p.scale, p.bias, _axis(p), p.eps
-            self.run.batch_norm(*given, *outs, running=own)
-            other = self.empty(*own[:2])
+            running = dict(zip(("running_mean", "running_var"), own, strict=True))
+            self.write(BatchNorm, p, outs, **running, momentum=1.0)
+            other = self.empty(*own)
             for array in other:
                 array[...] = 0
-            known = self.run.empty((2, p.mean.size), DTYPES["float64"])
-            known[...] = 0
-            self.run.update_running_statistics(*own[:2], *known, count, 0.0, *other)
-            for moved, kept in zip(own[:2], other, strict=True):
+            mean, var = self.run.empty((2, p.mean.size), DTYPES["float64"])
+            mean[...] = var[...] = 0
+            rule = {"mean": mean, "var": var, "count": count, "momentum": 0.0}
+            launch(self.run, UpdateRunningStatistics, other, **running, **rule)
+            for moved, kept in zip(own, other, strict=True):
                 assert_same_bits(np.array(kept), np.array(moved))
         return outs if count > 1 else self.batch_norm(p)
 
     def batch_norm_inference(self, p):
         (y,) = self.empty(p.x)
-        self.run.batch_norm_inference(p.x, p.scale, p.bias, p.mean, p.var, _axis(p), p.eps, y)
+        self.write(BatchNormInference, p, [y])
         return y
 
     def batch_norm_inference_grad(self, p):
         outs = self.empty(p.x, p.scale, p.scale)
-        given = p.dy, p.x, p.scale, p.mean, p.var
-        self.run.batch_norm_inference_grad(*given, _axis(p), p.eps, *outs)
+        self.write(BatchNormInferenceGrad, p, outs)
         return outs
 
     def inverse(self, p, y):
@@ -523,7 +534,7 @@ def test_batch_norm_dx_in_the_place_of_dy(shape, axis, last):
     ref = device.batch_norm_grad(p)
     dy = p.dy.copy(order="K")
     _, dscale, dbias = device.empty(p.x, p.scale, p.scale)
-    device.run.batch_norm_grad(dy, p.x, p.scale, p.mean, p.inv_std, axis, dy, dscale, dbias)
+    device.write(BatchNormGrad, p, [dy, dscale, dbias], dy=dy)
     for a, b in zip((dy, dscale, dbias), ref, strict=True):
         assert_same_bits(a, b)
 
@@ -533,9 +544,8 @@ def test_channels_last_arrays_are_read_where_they_are():
     device = Emulated()
     last = _batch((4, 8, 6, 6), 1, True, BATCH_TYPES[0])
     outs = [np.empty_like(last.x), *device.empty(last.scale, last.scale)]
-    args = (last.dy, last.x, last.scale, last.mean, last.inv_std, 1)
     device.device.total_traffic.by_array.clear()
-    device.run.batch_norm_grad(*args, *outs)
+    device.write(BatchNormGrad, last, outs)
     last.check_gradients(device, *outs)
     read, _ = device.device.total_traffic.by_array["sum_channels", "x"]
     assert read == last.x.nbytes
@@ -634,7 +644,8 @@ def test_squares_of_which_a_float_loses_digits(power):
     outs = device.empty(x, x[:, 0], x[:, 0])
     launch(device.run, LayerNorm, outs, x=x, eps=0.0)
     channels = device.empty(x, x[:, 0], x[:, 0])
-    device.run.batch_norm(x[None], None, None, 1, 0.0, channels[0][None], *channels[1:])
+    channels[0] = channels[0][None]
+    launch(device.run, BatchNorm, channels, x=x[None], eps=0.0)
     for _, mean, inv_std in (outs, channels):
         np.testing.assert_array_equal(mean, 0)
         np.testing.assert_allclose(inv_std * float(size), 1, rtol=2.0**-23)
@@ -767,7 +778,7 @@ def test_one_array_of_a_batch_with_gaps_after_a_call_without(gaps, shape, axis, 
         outs[gaps] = np.repeat(outs[gaps], 2, axis=-1)[..., ::2]
     else:
         setattr(p, gaps, np.repeat(getattr(p, gaps), 2, axis=-1)[..., ::2])
-    device.run.batch_norm_grad(p.dy, p.x, p.scale, p.mean, p.inv_std, axis, *outs)
+    device.write(BatchNormGrad, p, outs)
     for got, ref in zip(outs, expected, strict=True):
         assert_same_bits(np.array(got), np.array(ref))
 
@@ -782,16 +793,16 @@ def test_sums_in_float_stay_short(last):
     x.reshape(-1, 4)[::2] *= -1
     one, ones = np.ones(shape[1], np.float32), np.ones(shape, np.float32)
     _, mean, inv_std = outs = device.empty(x, one, one)
-    device.run.batch_norm(x, None, None, 1, 0.0, *outs)
+    launch(device.run, BatchNorm, outs, x=x, eps=0.0)
     u = 2.0**-24
     assert np.abs(mean).max() <= u
     assert np.abs(inv_std * value - 1).max() <= 16 * u / 2  # 16 packs, and a root
     _, dscale, dbias = outs = device.empty(x, one, one)
-    device.run.batch_norm_grad(np.abs(x), ones, None, 0 * one, one, 1, *outs)
+    given = {"dy": np.abs(x), "x": ones, "scale": one, "mean": 0 * one}
+    launch(device.run, BatchNormGrad, outs, **given, inv_std=one)
     for total in (dscale, dbias):
         assert np.abs(total / (count * float(value)) - 1).max() <= 64 * u
-    given = np.abs(x), ones, one, 0 * one, one
-    device.run.batch_norm_inference_grad(*given, 1, 0.0, *outs)
+    launch(device.run, BatchNormInferenceGrad, outs, **given, var=one, eps=0.0)
     for total in (dscale, dbias):
         assert np.abs(total / (count * float(value)) - 1).max() <= 64 * u
 

@@ -4,6 +4,14 @@ import math
 
 import pytest
 
+from gradkit._calls.channels import (
+    BatchNorm,
+    BatchNormGrad,
+    BatchNormInference,
+    BatchNormInferenceGrad,
+    GroupNorm,
+    GroupNormGrad,
+)
 from gradkit._calls.rows import LayerNorm, LayerNormGrad, LayerNormInverse
 from gradkit._cuda import CudaBackend, row_gradient
 from gradkit._cuda.launch.grids import column_block
@@ -67,18 +75,20 @@ def test_grids_are_as_large_as_what_a_device_holds_of_the_compiled_kernel(held):
     assert device.grids["layer_norm_inverse"] == (2, -(-whole // 2))
     device.grids.clear()
     x, channels = ones((64, 3, 640)), ones(3)
-    run.batch_norm(x, channels, channels, 1, 1e-5, x, channels, channels, "native")
-    run.batch_norm_grad(
-        x, x, channels, channels, channels, 1, x, channels, channels, engine="native"
-    )
-    run.batch_norm_inference(x, *[channels] * 4, 1, 1e-5, x, "native")
-    run.batch_norm_inference_grad(x, x, *[channels] * 3, 1, 1e-5, x, channels, channels)
+    known = dict.fromkeys(("scale", "bias", "mean", "inv_std", "var"), channels)
+    known |= {"x": x, "dy": x, "engine": "native"}
+    launch(run, BatchNorm, [x, channels, channels], **known)
+    launch(run, BatchNormGrad, [x, channels, channels], **known)
+    launch(run, BatchNormInference, [x], **known)
+    launch(run, BatchNormInferenceGrad, [x, channels, channels], **known)
     first = ("sum_deviations", "sum_channels", "infer", "infer_gradient")
     for name in (*first, "normalize", "apply_channels"):
         assert device.grids[name] == (3, -(-whole // 3))
     x, groups = ones((1, 3, 64000)), ones((1, 1))
-    run.group_norm(x, channels, channels, 1, 1e-5, x, groups, groups)
-    run.group_norm_grad(x, x, channels, groups, groups, 1, x, channels, channels)
+    known = {"x": x, "scale": channels, "bias": channels, "num_groups": 1}
+    launch(run, GroupNorm, [x, groups, groups], **known)
+    known |= {"dy": x, "mean": groups, "inv_std": groups}
+    launch(run, GroupNormGrad, [x, channels, channels], **known)
     sums = "sum_group_deviations", "normalize_groups", "sum_group_gradient", "apply_group_gradient"
     for name in sums:
         assert device.grids[name] == (3, -(-whole // 3))

@@ -71,12 +71,9 @@ MODULES = (
     "errors",
     "gradients",
     "group_normalization",
-    "inference_batch_normalization",
     "layer_normalization",
     "rms_normalization",
-    "running_statistics",
     "spikes",
-    "split_batch_normalization",
 )
 SECTIONS = {  # and who needs none
     "Parameters": {"get_num_threads", "last_engine"},

@@ -9,6 +9,12 @@ import numpy as np
 import pytest
 
 import gradkit
+from gradkit._calls.channels import (
+    BatchNorm,
+    BatchNormGrad,
+    BatchNormInference,
+    BatchNormInferenceGrad,
+)
 from gradkit._calls.rows import (
     InvertibleLayerNormGrad,
     LayerNorm,
@@ -143,7 +149,7 @@ def test_batch_norm_takes_four_passes(last, value):
     if value != "normal":
         p.x[:] = value
     y, mean, inv_std = meter.empty(p.x, p.mean, p.inv_std)
-    meter.run.batch_norm(p.x, p.scale, p.bias, p.axis, p.eps, y, mean, inv_std)
+    launch(meter.run, BatchNorm, [y, mean, inv_std], **vars(p), channel_axis=p.axis)
     kernels = ("sum_deviations", "finish_centre", "finish_moments", "normalize")
     moved = meter.moved(*kernels)
     assert moved["x"] == (3 * p.x.nbytes, 0)
@@ -163,7 +169,8 @@ def test_batch_norm_gradient_takes_five_passes(last):
     dscale, dbias = meter.empty(scale, scale)
     (dx,) = meter.put(np.empty(shape, np.float32))
     dx = dx.transpose(0, 3, 1, 2) if last else dx
-    meter.run.batch_norm_grad(dy, x, scale, mean, inv_std, 1, dx, dscale, dbias)
+    given = {"dy": dy, "x": x, "scale": scale, "mean": mean, "inv_std": inv_std}
+    launch(meter.run, BatchNormGrad, [dx, dscale, dbias], **given)
     moved = meter.moved("sum_channels", "finish_channels", "apply_channels")
     assert moved["dy"] == moved["x"] == (2 * x.nbytes, 0)
     assert moved["dx"] == (0, x.nbytes)
@@ -184,17 +191,16 @@ def test_batch_norm_by_known_statistics_takes_one_pass(last, affine):
     meter = Meter()
     _, x, scale, mean, var = meter.put(*hosts)
     (y,) = meter.empty(x)
-    known = scale if affine else None, mean, var
-    meter.run.batch_norm_inference(x, known[0], *known, axis, 1e-5, y)
+    known = {"mean": mean, "var": var, "channel_axis": axis, "scale": scale if affine else None}
+    launch(meter.run, BatchNormInference, [y], x=x, bias=known["scale"], **known)
     moved = meter.moved("infer")
     assert (moved["x"], moved["y"]) == ((x.nbytes, 0), (0, x.nbytes))
     meter = Meter()
     dy, x, scale, mean, var = meter.put(*hosts)
     dx, *parameters = meter.empty(x, scale, scale)
-    known, parameters = (
-        ((scale, mean, var), parameters) if affine else ((None, mean, var), [None] * 2)
-    )
-    meter.run.batch_norm_inference_grad(dy, x, *known, axis, 1e-5, dx, *parameters)
+    known |= {"mean": mean, "var": var, "scale": scale if affine else None}
+    outs = [dx, *(parameters if affine else (None, None))]
+    launch(meter.run, BatchNormInferenceGrad, outs, dy=dy, x=x, **known)
     moved = meter.moved("infer_gradient", *(["finish_parameters"] if affine else []))
     assert moved["dy"] == (x.nbytes, 0)
     assert moved["dx"] == (0, x.nbytes)

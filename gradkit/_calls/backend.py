@@ -19,7 +19,8 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from gradkit._backend import Array, Axes, Engine, Number, Running, Shape, Spec
+from gradkit._backend import Array, Axes, Number, Shape, Spec
+from gradkit._calls.channels import ChannelOperations
 from gradkit._calls.rows import RowOperations
 
 
@@ -230,170 +231,8 @@ class Operations(Protocol):
     ) -> None:
         """Write the state after a norm, and the limit for it; ``following`` may be ``state``."""
 
-    def batch_norm(
-        self,
-        x: Array,
-        scale: Array | None,
-        bias: Array | None,
-        channel_axis: int,
-        eps: float,
-        y: Array,
-        mean: Array,
-        inv_std: Array,
-        engine: Engine | None = None,
-        running: Running | None = None,
-    ) -> Engine:
-        """Write ``y``, ``mean`` and ``inv_std``; return the engine. ``y`` may be ``x``.
 
-        ``running`` statistics, of one dtype, move as by ``update_running_statistics``.
-        """
-
-    def batch_norm_grad(
-        self,
-        dy: Array,
-        x: Array,
-        scale: Array | None,
-        mean: Array,
-        inv_std: Array,
-        channel_axis: int,
-        dx: Array,
-        dscale: Array | None,
-        dbias: Array | None,
-        engine: Engine | None = None,
-    ) -> Engine:
-        """Write ``dx``, ``dscale`` and ``dbias``; return the engine. ``dx`` may be ``dy``."""
-
-    def group_norm(
-        self,
-        x: Array,
-        scale: Array | None,
-        bias: Array | None,
-        channel_axis: int,
-        eps: float,
-        y: Array,
-        mean: Array,
-        inv_std: Array,
-    ) -> None:
-        """Write ``y``, ``mean`` and ``inv_std``, of (samples, groups); ``y`` may be ``x``."""
-
-    def group_norm_grad(
-        self,
-        dy: Array,
-        x: Array,
-        scale: Array | None,
-        mean: Array,
-        inv_std: Array,
-        channel_axis: int,
-        dx: Array,
-        dscale: Array | None,
-        dbias: Array | None,
-    ) -> None:
-        """Write ``dx``, ``dscale`` and ``dbias`` (``=``); ``dx`` may be ``dy``."""
-
-    def update_running_statistics(
-        self,
-        running_mean: Array,
-        running_var: Array,
-        mean: Array,
-        var: Array,
-        count: Number,
-        momentum: float,
-        next_mean: Array,
-        next_var: Array,
-    ) -> None:
-        """``next = (1 - momentum) * running + momentum * batch``, the variance unbiased.
-
-        ``mean`` and the biased ``var`` are float64, of ``count`` elements per channel. If that is
-        at most 1, nothing moves. A weight of 0 leaves out what it weighs.
-        """
-
-    def batch_norm_inference(
-        self,
-        x: Array,
-        scale: Array | None,
-        bias: Array | None,
-        mean: Array,
-        var: Array,
-        channel_axis: int,
-        eps: float,
-        y: Array,
-        engine: Engine | None = None,
-    ) -> Engine:
-        """Write ``y``, by known statistics; return the engine. ``y`` may be ``x``."""
-
-    def batch_norm_inference_grad(
-        self,
-        dy: Array,
-        x: Array,
-        scale: Array | None,
-        mean: Array,
-        var: Array,
-        channel_axis: int,
-        eps: float,
-        dx: Array,
-        dscale: Array | None,
-        dbias: Array | None,
-    ) -> None:
-        """Write ``dx``, ``dscale`` and ``dbias`` (``=``); ``dx`` may be ``dy``."""
-
-    def batch_norm_stats(self, x: Array, channel_axis: int, mean: Array, var: Array) -> None:
-        """Write each channel's mean and biased variance, in float64; 0 if it has no elements."""
-
-    def combine_stats(
-        self, means: Array, variances: Array, counts: Array, mean: Array, var: Array, count: Array
-    ) -> None:
-        """The statistics of all ranks' channels, from the rows ``means[rank]``, in float64.
-
-        Rows whose count is 0 are ignored; if all are, ``mean``, ``var`` and ``count`` are 0.
-        """
-
-    def batch_norm_apply(
-        self,
-        x: Array,
-        scale: Array | None,
-        bias: Array | None,
-        mean: Array,
-        var: Array,
-        channel_axis: int,
-        eps: float,
-        y: Array,
-        saved_mean: Array,
-        inv_std: Array,
-    ) -> None:
-        """As ``batch_norm``, with known statistics in float64; ``y`` may be ``x``.
-
-        ``saved_mean`` is ``mean``, rounded to the dtype of ``inv_std``.
-        """
-
-    def batch_norm_grad_sums(
-        self,
-        dy: Array,
-        x: Array,
-        mean: Array,
-        inv_std: Array,
-        channel_axis: int,
-        sum_dy_xhat: Array,
-        sum_dy: Array,
-    ) -> None:
-        """Write each channel's sums of ``dy * xhat`` and of ``dy``, in float64."""
-
-    def batch_norm_grad_apply(
-        self,
-        dy: Array,
-        x: Array,
-        scale: Array | None,
-        mean: Array,
-        inv_std: Array,
-        sum_dy_xhat: Array,
-        sum_dy: Array,
-        count: Number,
-        channel_axis: int,
-        dx: Array,
-    ) -> None:
-        """Write ``dx`` as ``batch_norm_grad`` does, from sums in float64; it may be ``dy``."""
-
-
-class Backend(Services, Operations, RowOperations, Protocol):
+class Backend(Services, Operations, ChannelOperations, RowOperations, Protocol):
     """What computes on arrays of one kind, on one device."""
 
 
@@ -402,7 +241,7 @@ def names_in(*contracts: type) -> tuple[str, ...]:
     return tuple(name for each in contracts for name in vars(each) if not name.startswith("_"))
 
 
-OPERATIONS = names_in(Operations, RowOperations)
+OPERATIONS = names_in(Operations, ChannelOperations, RowOperations)
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -76,6 +76,25 @@ def affine(scale: Any, bias: Any) -> None:
         )
 
 
+def weight(momentum: Any) -> float:
+    """The weight of one batch in running statistics."""
+    number = real(momentum, "momentum")
+    if not 0 <= number <= 1:
+        raise ValueError(f"momentum must be from 0 to 1, not {number}")
+    return number
+
+
+def count(number: Any) -> Any:
+    """How many elements each channel has; an array is taken as it is."""
+    return finite(nonnegative(number, "count"), "count") if isinstance(number, float) else number
+
+
+def enough(count: float, said: str) -> None:
+    """Raise if a batch has elements, but too few for an unbiased variance."""
+    if 0 < count <= 1:
+        raise ValueError(f"{said}; the unbiased variance needs two or more")
+
+
 def norm_order(value: Any) -> float:
     """The p of a p-norm: a real number above 0, or infinity (``"inf"`` too)."""
     number = math.inf if isinstance(value, str) and value == "inf" else real(value, "norm_type")

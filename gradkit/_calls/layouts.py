@@ -3,10 +3,15 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from gradkit._backend import Shape, Spec
 from gradkit._calls import checks, roles
 from gradkit._calls.record import Call, Described, Plan
 from gradkit._dtypes import DType, accumulation_name, check_combination, dtype_named
+
+_FLOAT64 = np.dtype(np.float64)
+_WIDE = ("float64", "float32")
 
 
 class Layout:
@@ -56,22 +61,31 @@ class Layout:
         self.check_axis(call)
         self.check_shapes(call)
         checks.affine(getattr(call, "scale", None), getattr(call, "bias", None))
-        data: Described = getattr(call, self.data)
-        t, u, v = _types_of(call)
-        shapes: dict[Any, tuple[Any, ...]] = {
-            **dict.fromkeys(roles.DATA, (data.shape, t, self.order(data))),
-            **dict.fromkeys(roles.STATISTICS, (self.statistic(call)[0], u)),
-            **dict.fromkeys(roles.PARAMETERS, (self.parameter(call)[0], v)),
-        }
+        kinds = self.kinds(call)
         specs = []
         for result in call.results:
             absent = result.if_ is not None and getattr(call, result.if_) is None
-            spec = None if absent else Spec(result.name, *shapes[result.role])
+            spec = None if absent else Spec(result.name, *kinds[result.role])
             given: Described | None = getattr(call, result.name)
             if given is not None:
                 check_result(given, spec)
             specs.append(spec)
-        return Plan(tuple(specs), {name: getattr(call, name) for name in call.numbers})
+        widened = tuple(a.label for a in _of(call, roles.WIDE) if a.dtype != _FLOAT64)
+        return Plan(tuple(specs), {name: getattr(call, name) for name in call.numbers}, widened)
+
+    def kinds(self, call: Any) -> dict[Any, tuple[Any, ...]]:
+        """The shape, dtype and memory order of results by role; raise unless dtypes fit."""
+        data: Described = getattr(call, self.data)
+        t, u, v = _types_of(call, self.deciding(call))
+        return {
+            **dict.fromkeys(roles.DATA, (data.shape, t, self.order(data))),
+            **dict.fromkeys(roles.STATISTICS, (self.statistic(call)[0], u)),
+            **dict.fromkeys(roles.PARAMETERS, (self.parameter(call)[0], v)),
+        }
+
+    def deciding(self, call: Any) -> list[Described]:
+        """The statistics whose dtype is U."""
+        return _of(call, roles.STATISTICS)
 
 
 def check_result(given: Described, spec: Spec | None) -> None:
@@ -105,16 +119,179 @@ class Rows(Layout):
         super().check_statistics(call, [each for each in statistics if each.shape != with_ones])
 
 
+class Channels(Layout):
+    """Every axis but ``channel_axis`` is summed over; a channel has a statistic and a parameter."""
+
+    norm = "batch norm"
+
+    def check_axis(self, call: Any) -> None:
+        data: Described = getattr(call, self.data)
+        if data.ndim < 2:
+            raise ValueError(
+                f"{data.label} has shape {data.shape}; {self.norm} needs a batch and a channel axis"
+            )
+        call.channel_axis = checks.axis_index(call.channel_axis, data.ndim, "channel_axis")
+
+    def statistic(self, call: Any) -> tuple[Shape, str]:
+        return self.parameter(call)
+
+    def parameter(self, call: Any) -> tuple[Shape, str]:
+        channels = getattr(call, self.data).shape[call.channel_axis]
+        return (channels,), f"one number per channel of {self.data}"
+
+    def check_shapes(self, call: Any) -> None:
+        super().check_shapes(call)
+        shape, meaning = self.parameter(call)
+        for array in _of(call, roles.TOTALS):
+            checks.shape(array, shape, array.label, meaning)
+        check_wide(_of(call, roles.TOTALS))
+        _check_running(call, shape)
+
+    def kinds(self, call: Any) -> dict[Any, tuple[Any, ...]]:
+        totals = dict.fromkeys(roles.TOTALS, (self.parameter(call)[0], _FLOAT64))
+        return super().kinds(call) | totals | {roles.Count: ((), _FLOAT64)}
+
+    def deciding(self, call: Any) -> list[Described]:
+        """Without any, the mean in ``out``, which may be 16-bit."""
+        means = [result.name for result in call.results if result.role is roles.Mean]
+        known = super().deciding(call) or [getattr(call, name) for name in means]
+        return [array for array in known if array is not None]
+
+    def order(self, data: Described) -> tuple[Shape, tuple[int, ...]]:
+        """That of the data: its axes as they lie there, and how to transpose them back."""
+        axes = range(data.ndim)
+        order = sorted(axes, key=lambda axis: -abs(data.strides[axis]))
+        return tuple(data.shape[axis] for axis in order), tuple(sorted(axes, key=order.__getitem__))
+
+
+class Running(Layout):
+    """Vectors of one number per channel, with no data."""
+
+    def check_axis(self, call: Any) -> None:
+        """There is none."""
+
+    def check_shapes(self, call: Any) -> None:
+        first: Described = getattr(call, self.data)
+        if first.ndim != 1:
+            raise ValueError(
+                f"{first.label} has shape {first.shape}; expected one number per channel"
+            )
+        for array in _of(call, roles.RUNNING | roles.TOTALS):
+            checks.floating(array, array.label)
+            checks.shape(array, first.shape, array.label, f"the shape of {first.label}")
+        _check_alike(_of(call, roles.RUNNING))
+
+    def kinds(self, call: Any) -> dict[Any, tuple[Any, ...]]:
+        first: Described = getattr(call, self.data)
+        return dict.fromkeys(roles.RUNNING, (first.shape, first.dtype))
+
+
+class Ranks(Layout):
+    """A row of numbers per channel from each rank, and its elements per channel."""
+
+    def check_axis(self, call: Any) -> None:
+        """There is none."""
+
+    def check_shapes(self, call: Any) -> None:
+        first: Described = getattr(call, self.data)
+        if first.ndim != 2:
+            raise ValueError(
+                f"{first.label} has shape {first.shape}; expected two dimensions, ranks and "
+                "channels"
+            )
+        for array in _of(call, frozenset({roles.RankMeans, roles.RankVars})):
+            checks.shape(array, first.shape, array.label, f"the shape of {first.label}")
+        for array in _of(call, frozenset({roles.RankCounts})):
+            checks.shape(array, first.shape[:1], array.label, "one number per rank")
+        check_wide(_of(call, roles.WIDE))
+
+    def kinds(self, call: Any) -> dict[Any, tuple[Any, ...]]:
+        channels = getattr(call, self.data).shape[1:]
+        totals = dict.fromkeys(roles.TOTALS, (channels, _FLOAT64))
+        return {**totals, roles.Count: ((), _FLOAT64)}
+
+
+def check_wide(arrays: Iterable[Described]) -> None:
+    """Raise unless numbers of whole batches have a dtype that holds them."""
+    for array in arrays:
+        if checks.floating(array, array.label) not in _WIDE:
+            raise TypeError(f"{array.label} has dtype {array.dtype}; accepted: {', '.join(_WIDE)}")
+
+
+def _check_running(call: Call, shape: Shape) -> None:
+    """Raise unless a call has all of what it moves, or none, and that fits."""
+    moved: list[Described | None] = [getattr(call, each.name) for each in call.in_place]
+    if not any(moved):
+        return
+    names = [each.name for each in call.in_place]
+    for name, array in zip(names, moved, strict=True):
+        if array is None:
+            raise TypeError(f"{name} is None; pass {' and '.join(names)}, or neither")
+        checks.floating(array, name)
+        checks.shape(array, shape, name, "one number per channel")
+    _check_alike([array for array in moved if array is not None])
+
+
+def _check_alike(arrays: Sequence[Described]) -> None:
+    """Raise unless arrays have one dtype."""
+    first, *others = arrays
+    for other in others:
+        if other.dtype != first.dtype:
+            raise TypeError(
+                f"{other.label} has dtype {other.dtype}; {first.label} has dtype {first.dtype}"
+            )
+
+
+class Groups(Channels):
+    """Samples, whose channels are in groups; each sample's groups have statistics of their own."""
+
+    norm = "group norm"
+
+    def check_axis(self, call: Any) -> None:
+        given = call.channel_axis
+        super().check_axis(call)
+        if call.channel_axis == 0:
+            raise ValueError(f"channel_axis is {given}, the axis of the samples; pass another")
+        if "num_groups" in call.numbers:
+            call.num_groups = groups = checks.integer(call.num_groups, "num_groups")
+            ((channels,), _) = self.parameter(call)
+            if groups < 1 or channels % groups:
+                raise ValueError(
+                    f"num_groups is {groups}; it must divide the {channels} channels of {self.data}"
+                )
+
+    def deciding(self, call: Any) -> list[Described]:
+        return _of(call, roles.STATISTICS)
+
+    def statistic(self, call: Any) -> tuple[Shape, str]:
+        groups = call.num_groups if "num_groups" in call.numbers else call.mean.shape[1]
+        return (getattr(call, self.data).shape[0], groups), "one number per group of each sample"
+
+    def check_statistics(self, call: Any, statistics: Sequence[Described]) -> None:
+        if not statistics:
+            return
+        first, *others = statistics
+        samples, ((channels,), _) = getattr(call, self.data).shape[0], self.parameter(call)
+        groups = first.shape[1] if first.ndim == 2 else 0
+        if first.shape != (samples, groups) or groups < 1 or channels % groups:
+            raise ValueError(
+                f"{first.label} has shape {first.shape}; expected ({samples}, groups), where "
+                f"groups divides the {channels} channels of {self.data}"
+            )
+        for other in others:
+            checks.shape(other, first.shape, other.label, f"the shape of {first.label}")
+
+
 def _of(call: Call, wanted: frozenset[Any]) -> list[Described]:
     """The arguments that are present, of some roles."""
     found = (getattr(call, name) for name, role, _ in call.arguments if role in wanted)
     return [array for array in found if array is not None]
 
 
-def _types_of(call: Call) -> tuple[DType, DType, DType]:
+def _types_of(call: Call, statistics: list[Described]) -> tuple[DType, DType, DType]:
     """(T, U, V) of a call, if its table has them; an absent U or V is what goes with the rest."""
-    kinds = [_of(call, wanted) for wanted in (roles.DATA, roles.STATISTICS, roles.PARAMETERS)]
-    data, statistics, parameters = kinds
+    data, parameters = _of(call, roles.DATA), _of(call, roles.PARAMETERS)
+    kinds = data, statistics, parameters
     t = _common(data)
     assert t is not None  # there is always data
     u = _common(statistics) or accumulation_name(t)

@@ -24,7 +24,7 @@ from typing import (
 import numpy as np
 
 from gradkit._backend import Shape, Spec
-from gradkit._calls.roles import In, Out
+from gradkit._calls.roles import In, InOut, Out, Passing
 from gradkit._dtypes import Types
 
 
@@ -55,6 +55,14 @@ class Argument(NamedTuple):
     optional: bool  # it may be None
 
 
+class InPlace(NamedTuple):
+    """An array that an operation reads and then writes."""
+
+    name: str
+    role: Any
+    instead: str  # what to do with arrays that are never written
+
+
 class Result(NamedTuple):
     """An array that an operation writes."""
 
@@ -67,14 +75,20 @@ class Result(NamedTuple):
 class Plan:
     """What a call's shapes, dtypes, strides and numbers decide, decided once.
 
-    ``results`` are the outputs, ``options`` the numbers as checked: an axis as an index. A backend
-    keeps in ``launcher`` what it would otherwise decide again in each call.
+    ``results`` are the outputs, ``options`` the numbers as checked: an axis as an index;
+    ``widened`` the arguments that a backend gets in float64. A backend keeps in ``launcher`` what
+    it would otherwise decide again in each call.
     """
 
-    __slots__ = ("launcher", "options", "results")
+    __slots__ = ("launcher", "options", "results", "widened")
 
-    def __init__(self, results: tuple[Spec | None, ...], options: dict[str, Any]):
-        self.results, self.options = results, options
+    def __init__(
+        self,
+        results: tuple[Spec | None, ...],
+        options: dict[str, Any],
+        widened: tuple[str, ...] = (),
+    ):
+        self.results, self.options, self.widened = results, options, widened
         self.launcher: Any = None
 
 
@@ -95,7 +109,12 @@ def result(
     return field(init=init, default=None, repr=False, metadata={"may_be": may_be, "if_": if_})
 
 
-@dataclass_transform(kw_only_default=True, field_specifiers=(result,))
+def in_place(instead: str) -> Any:
+    """A field for an optional ``InPlace``."""
+    return field(default=None, repr=False, metadata={"instead": instead})
+
+
+@dataclass_transform(kw_only_default=True, field_specifiers=(result, in_place))
 class Call:
     """One call of one operation: arguments, then results, all by name.
 
@@ -108,7 +127,9 @@ class Call:
     arguments: ClassVar[tuple[Argument, ...]]
     results: ClassVar[tuple[Result, ...]]
     result_names: ClassVar[tuple[str, ...]]
+    in_place: ClassVar[tuple[InPlace, ...]]
     numbers: ClassVar[dict[str, Callable[[Any, Any], Any] | None]]
+    passing: ClassVar[dict[str, Callable[[Any, Any], Any]]]
     arrays: ClassVar[Callable[..., tuple[Any, ...]]]
     options: ClassVar[Callable[..., tuple[Any, ...]]]
 
@@ -120,11 +141,18 @@ class Call:
         cls.arguments = tuple(
             Argument(name, *_role(kind)) for name, kind in own.items() if _wraps(kind, In)
         )
-        cls.numbers = {
+        cls.in_place = tuple(
+            InPlace(name, _role(kind)[0], **vars(cls)[name].metadata)
+            for name, kind in own.items()
+            if _wraps(kind, InOut)
+        )
+        checked = {
             name: next(iter(getattr(kind, "__metadata__", ())), None)
             for name, kind in own.items()
-            if not (_wraps(kind, In) or _wraps(kind, Out))
+            if not any(_wraps(kind, wrapper) for wrapper in (In, InOut, Out))
         }
+        cls.passing = {n: each.check for n, each in checked.items() if isinstance(each, Passing)}
+        cls.numbers = {n: check for n, check in checked.items() if n not in cls.passing}
         cls.results = tuple(
             Result(name, _role(kind)[0], **vars(cls)[name].metadata)
             for name, kind in own.items()
@@ -148,6 +176,9 @@ class Call:
                 other.__dict__[name] = describe(name, array)
             elif not optional:
                 raise TypeError(f"{name} is a NoneType; expected an array")
+        for name, _, _ in self.in_place:
+            array = getattr(self, name)
+            other.__dict__[name] = None if array is None else describe(name, array)
         return other
 
     def check_values(self) -> None:

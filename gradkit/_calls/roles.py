@@ -5,10 +5,21 @@ in the place of an ``InvStd`` is an error. Dtypes are written (T, U, V): T of th
 statistics, V of the parameters.
 """
 
-from typing import TYPE_CHECKING, Annotated, Any, Generic, NewType, TypeAlias, TypeVar
+from collections.abc import Callable
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Generic,
+    NamedTuple,
+    NewType,
+    TypeAlias,
+    TypeVar,
+)
 
 import numpy as np
 
+from gradkit._backend import Engine, Number
 from gradkit._calls import checks
 
 Role = TypeVar("Role")
@@ -26,21 +37,62 @@ InvStd = NewType("InvStd", _Array)
 Scale = NewType("Scale", _Array)
 Bias = NewType("Bias", _Array)
 
+# One number per channel, of any dtype: running statistics, both of one.
+RunningMean = NewType("RunningMean", _Array)
+RunningVar = NewType("RunningVar", _Array)
+# float64 where a backend computes: one number per channel of a whole batch, of all ranks together.
+BatchMean = NewType("BatchMean", _Array)
+BatchVar = NewType("BatchVar", _Array)
+SumDyXhat = NewType("SumDyXhat", _Array)
+SumDy = NewType("SumDy", _Array)
+# The same of each rank, in a row of its own, and the elements per channel.
+RankMeans = NewType("RankMeans", _Array)
+RankVars = NewType("RankVars", _Array)
+RankCounts = NewType("RankCounts", _Array)
+Count = NewType("Count", _Array)
+
 DATA = frozenset({Data})
 STATISTICS = frozenset({Mean, Var, InvStd})
 PARAMETERS = frozenset({Scale, Bias})
+RUNNING = frozenset({RunningMean, RunningVar})
+TOTALS = frozenset({BatchMean, BatchVar, SumDyXhat, SumDy})
+WIDE = TOTALS | {RankMeans, RankVars, RankCounts}  # as arguments, made float64
 
 # Numbers. Each is behind what makes a checked number of it and of the call; an axis, which depends
 # on the data, is checked by the layout.
 Axis: TypeAlias = int
+ChannelAxis: TypeAlias = int
+NumGroups: TypeAlias = int
+EngineChoice: TypeAlias = Engine | None
 Eps: TypeAlias = Annotated[float, lambda value, _: checks.epsilon(value)]
 ScaleOffset: TypeAlias = Annotated[
     float, lambda value, call: checks.scale_offset(value, call.scale)
 ]
 
 
+class Passing(NamedTuple):
+    """A check of a number that no plan depends on, made in each call: of it and ``Opened``."""
+
+    check: Callable[[Any, Any], Any]
+
+
+Momentum: TypeAlias = Annotated[float, Passing(lambda value, _: checks.weight(value))]
+Elements: TypeAlias = Annotated[
+    Number, Passing(lambda value, opened: checks.count(opened.number(value, "count")))
+]
+
+
 class In(Generic[Role]):
     """An argument that is read: what the caller gave, and once it is opened a backend's array."""
+
+    if TYPE_CHECKING:
+
+        def __get__(self, call: Any, kind: Any) -> Role: ...
+        def __set__(self, call: Any, value: Any) -> None: ...
+
+
+class InOut(Generic[Role]):
+    """An argument that is read and then written in place."""
 
     if TYPE_CHECKING:
 

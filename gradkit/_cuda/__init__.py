@@ -10,18 +10,14 @@ import numpy as np
 
 from gradkit._backend import Array, Shape, Spec
 from gradkit._cuda.accumulation import Accumulation
-from gradkit._cuda.batch_normalization import BatchNormalization
 from gradkit._cuda.block_clipping import BlockClipping
+from gradkit._cuda.channels import ChannelNorms
 from gradkit._cuda.clipping import Clipping
-from gradkit._cuda.group_normalization import GroupNormalization
-from gradkit._cuda.inference_batch_normalization import InferenceBatchNormalization
 from gradkit._cuda.launch.buffers import address_of
 from gradkit._cuda.launch.device import CupyDevice, keep_if_captured, scratch
 from gradkit._cuda.launch.warmup import warmup
 from gradkit._cuda.rows import Rows
-from gradkit._cuda.running_statistics import RunningStatistics
 from gradkit._cuda.spikes import Spikes
-from gradkit._cuda.split_batch_normalization import SplitBatchNormalization
 from gradkit.errors import BackendUnavailableError
 
 __all__ = ["CudaBackend", "backend_of"]
@@ -29,15 +25,11 @@ __all__ = ["CudaBackend", "backend_of"]
 
 class CudaBackend(
     Accumulation,
-    BatchNormalization,
     BlockClipping,
+    ChannelNorms,
     Clipping,
-    GroupNormalization,
-    InferenceBatchNormalization,
     Rows,
-    RunningStatistics,
     Spikes,
-    SplitBatchNormalization,
 ):
     """A ``gradkit._backend.Backend`` whose arrays are on one device."""
 

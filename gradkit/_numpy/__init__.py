@@ -19,11 +19,8 @@ from gradkit._numpy.block_clipping import *
 from gradkit._numpy.blocks import Array
 from gradkit._numpy.clipping import *
 from gradkit._numpy.group_normalization import *
-from gradkit._numpy.inference_batch_normalization import *
 from gradkit._numpy.rows import *
-from gradkit._numpy.running_statistics import *
 from gradkit._numpy.spikes import *
-from gradkit._numpy.split_batch_normalization import *
 
 
 def outputs(specs: Iterable[Spec | None]) -> list[Array | None]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from gradkit._calls.channels import GroupNorm, GroupNormGrad
 from gradkit._numpy import tuning
 from gradkit._numpy.batch_normalization import cut
 from gradkit._numpy.blocks import Array, DType
@@ -26,49 +27,33 @@ _FLOAT64 = np.dtype(np.float64)
 
 
 @np.errstate(all="ignore")
-def group_norm(
-    x: Array,
-    scale: Array | None,
-    bias: Array | None,
-    channel_axis: int,
-    eps: float,
-    y: Array,
-    mean: Array,
-    inv_std: Array,
-) -> None:
-    """``y``, ``mean`` and ``inv_std`` are written; ``y`` may be ``x``."""
-    if not x.size:  # an empty group counts as mean 0, variance 0
-        inv_std.fill(1 / np.sqrt(eps) if eps else np.inf)
+def group_norm(call: GroupNorm) -> None:
+    """Write ``y``, ``mean`` and ``inv_std``; ``y`` may be ``x``."""
+    mean, inv_std = call.mean, call.inv_std
+    if not call.x.size:  # an empty group counts as mean 0, variance 0
+        inv_std.fill(1 / np.sqrt(call.eps) if call.eps else np.inf)
         mean.fill(0)
         return
-    for own, part in _parts(x, channel_axis, mean.shape[1]):
-        groups = Groups((x, y), channel_axis, own, part, 2)
-        statistics = mean[:, own], inv_std[:, own]
-        _Forward(groups, cut(scale, part), cut(bias, part), eps, *statistics).run()
+    for own, part in _parts(call.x, call.channel_axis, mean.shape[1]):
+        groups = Groups((call.x, call.y), call.channel_axis, own, part, 2)
+        parameters = cut(call.scale, part), cut(call.bias, part)
+        _Forward(groups, *parameters, call.eps, mean[:, own], inv_std[:, own]).run()
 
 
 @np.errstate(all="ignore")
-def group_norm_grad(
-    dy: Array,
-    x: Array,
-    scale: Array | None,
-    mean: Array,
-    inv_std: Array,
-    channel_axis: int,
-    dx: Array,
-    dscale: Array | None,
-    dbias: Array | None,
-) -> None:
-    """``dx``, ``dscale`` and ``dbias`` are written (``=``); ``dx`` may be ``dy``."""
-    if not x.size:
-        for gradient in (dscale, dbias):
+def group_norm_grad(call: GroupNormGrad) -> None:
+    """Write ``dx``, ``dscale`` and ``dbias`` (``=``); ``dx`` may be ``dy``."""
+    gradients = call.dscale, call.dbias
+    if not call.x.size:
+        for gradient in gradients:
             if gradient is not None:
                 gradient.fill(0)
         return
-    for own, part in _parts(x, channel_axis, mean.shape[1]):
-        groups = Groups((dy, x, dx), channel_axis, own, part, 3)
-        sums = _Gradient(groups, cut(scale, part), mean[:, own], inv_std[:, own]).run()
-        for gradient, total in zip((dscale, dbias), sums, strict=True):
+    for own, part in _parts(call.x, call.channel_axis, call.mean.shape[1]):
+        groups = Groups((call.dy, call.x, call.dx), call.channel_axis, own, part, 3)
+        statistics = call.mean[:, own], call.inv_std[:, own]
+        sums = _Gradient(groups, cut(call.scale, part), *statistics).run()
+        for gradient, total in zip(gradients, sums, strict=True):
             if gradient is not None:
                 gradient[part] = total
 

@@ -1,46 +1,123 @@
-"""What the batch of all ranks of a group says of each channel."""
+"""Batch norm over ranks: statistics and sums of each channel are those of the whole batch."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from gradkit._arrays import backend_of
 from gradkit._backend import Array
-from gradkit._open.call import Call
+from gradkit._calls import checks, engines
+from gradkit._calls.backend import Backend
+from gradkit._calls.channels import (
+    BatchNorm,
+    BatchNormApply,
+    BatchNormGrad,
+    BatchNormGradApply,
+    BatchNormGradSums,
+    BatchNormStats,
+    CombineStats,
+    UpdateRunningStatistics,
+    elements,
+)
+from gradkit._open.dispatch import run, write
 from gradkit._open.meeting import Meeting
-from gradkit._open.norms import Channels, Forward, Gradient
+from gradkit.distributed import Group
 
 _FLOAT64 = np.dtype(np.float64)
 
 
-def stats_of_ranks(
-    call: Call[Forward], axis: int, eps: float, meeting: Meeting
-) -> tuple[Array, Array, float]:
-    """Mean and variance of each channel over all ranks, in float64; how many elements each has."""
-    x, backend = call.arrays.x, call.backend
-    own = backend.empty((2, x.shape[axis]), _FLOAT64)
-    backend.batch_norm_stats(x, axis, own[0], own[1])
-    rows = _gathered(f"batch_norm(eps={eps})", call, axis, own, meeting)
-    means, variances = rows[:, :-1].reshape(len(rows), 2, -1).transpose(1, 0, 2)
-    together, count = np.empty(own.shape), np.empty(())
-    on_host = backend_of(together)
-    on_host.combine_stats(means, variances, rows[:, -1], together[0], together[1], count)
-    stats = backend.as_float64(together)
-    return stats[0], stats[1], float(count)
+def run_over_ranks(
+    call: BatchNorm | BatchNormGrad,
+    out: Any,
+    group: Group | None,
+    compute: Callable[[Meeting, Any, Backend], None],
+) -> Any:
+    """The results of a call that the ranks of a group make together."""
+    if group is None:
+        return run(call, out)
+    with Meeting(group) as meeting:
+        if meeting.alone:
+            return run(call, out)
+        engines.check_over_ranks(call.engine)
+        return run(call, out, partial(compute, meeting))
 
 
-def sums_of_ranks(
-    call: Call[Gradient], axis: int, own: Array, meeting: Meeting
-) -> tuple[Array, float]:
-    """Sums of each channel over all ranks, of which ``own`` are this one's; elements of each."""
-    rows = _gathered("batch_norm_grad", call, axis, own, meeting)
+def forward_over_ranks(meeting: Meeting, call: BatchNorm, backend: Backend) -> None:
+    """Write ``y``, ``mean`` and ``inv_std``, and move running statistics."""
+    mean, var, count = _stats_of_ranks(meeting, call, backend)
+    if call.running_mean is not None:
+        checks.enough(count, "x has one element per channel on all ranks together")
+    apply = BatchNormApply(
+        x=call.x,
+        scale=call.scale,
+        bias=call.bias,
+        mean=mean,
+        var=var,
+        channel_axis=call.channel_axis,
+        eps=call.eps,
+    )
+    write(apply, call.y, call.mean, call.inv_std, backend=backend)
+    if call.running_mean is not None:
+        running = call.running_mean, call.running_var
+        update: Any = UpdateRunningStatistics(
+            running_mean=running[0],
+            running_var=running[1],
+            mean=mean,
+            var=var,
+            count=count,
+            momentum=call.momentum,
+        )
+        write(update, *running, backend=backend)
+    engines.ran("native")
+
+
+def gradient_over_ranks(meeting: Meeting, call: BatchNormGrad, backend: Backend) -> None:
+    """Write ``dx``, ``dscale`` and ``dbias``; nothing before all ranks have met.
+
+    ``own`` holds what becomes ``dscale`` and ``dbias``.
+    """
+    known = {name: getattr(call, name) for name in ("dy", "x", "mean", "inv_std", "channel_axis")}
+    own = backend.empty((2, call.x.shape[call.channel_axis]), _FLOAT64)
+    write(BatchNormGradSums(**known), own[0], own[1], backend=backend)
+    rows = _gathered(meeting, "batch_norm_grad", call, own, backend)
     with np.errstate(all="ignore"):  # infinities of two signs
         totals = rows.sum(axis=0)
-    return call.backend.as_float64(totals[:-1].reshape(own.shape)), float(totals[-1])
+    sums = backend.as_float64(totals[:-1].reshape(own.shape))
+    apply = BatchNormGradApply(
+        **known,
+        scale=call.scale,
+        sum_dy_xhat=sums[0],
+        sum_dy=sums[1],
+        count=float(totals[-1]),
+    )
+    write(apply, call.dx, backend=backend)
+    for gradient, row in zip((call.dscale, call.dbias), own, strict=True):
+        if gradient is not None:
+            gradient[...] = row
+    engines.ran("native")
 
 
-def _gathered(name: str, call: Call[Any], axis: int, own: Array, meeting: Meeting) -> Array:
+def _stats_of_ranks(
+    meeting: Meeting, call: BatchNorm, backend: Backend
+) -> tuple[Array, Array, float]:
+    """Mean and variance of each channel over all ranks, in float64; how many elements each has."""
+    own = backend.empty((2, call.x.shape[call.channel_axis]), _FLOAT64)
+    stats = BatchNormStats(x=call.x, channel_axis=call.channel_axis)
+    write(stats, own[0], own[1], None, backend=backend)
+    rows = _gathered(meeting, f"batch_norm(eps={call.eps})", call, own, backend)
+    means, variances = rows[:, :-1].reshape(len(rows), 2, -1).transpose(1, 0, 2)
+    together, count = np.empty(own.shape), np.empty(())
+    combine: Any = CombineStats(means=means, variances=variances, counts=rows[:, -1])
+    write(combine, together[0], together[1], count)
+    known = backend.as_float64(together)
+    return known[0], known[1], float(count)
+
+
+def _gathered(
+    meeting: Meeting, name: str, call: BatchNorm | BatchNormGrad, own: Array, backend: Backend
+) -> Array:
     """Every rank's two numbers a channel, and how many elements a channel has there."""
-    channels = Channels(call.arrays.x, axis)
-    state = np.append(call.backend.read(own), float(channels.size))
-    return meeting.gather(f"{name} of {channels.shape[0]} channels", state)
+    axis = call.channel_axis
+    state = np.append(backend.read(own), float(elements(call.x, axis)))
+    return meeting.gather(f"{name} of {call.x.shape[axis]} channels", state)

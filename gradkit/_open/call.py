@@ -89,17 +89,6 @@ class Call(Given, Generic[Arrays]):
         """The call's outputs, which may be the inputs that ``reuse`` has for them."""
         return Outputs(self, out, specs, self._inputs, reuse)
 
-    def moved(
-        self, arrays: dict[str, Any], specs: Sequence[Spec], outputs: Sequence[Array]
-    ) -> Outputs:
-        """Arguments by name that are written in place, apart from inputs and ``outputs``."""
-
-        def others() -> list[tuple[str, Array]]:
-            results = [(f"out[{k}]", view) for k, view in enumerate(outputs) if view is not None]
-            return [*self._inputs(), *results]
-
-        return Outputs(self, tuple(arrays.values()), specs, others, label=tuple(arrays))
-
     def _inputs(self) -> list[tuple[str, Array]]:
         labels: tuple[str, ...] = self.arrays._fields  # type: ignore[attr-defined]
         named = zip(labels, self.arrays, strict=True)

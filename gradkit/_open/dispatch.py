@@ -1,7 +1,7 @@
 """Run an operation: open its arrays, find its plan, make its results, compute, hand back."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -10,8 +10,11 @@ from gradkit._backend import Array, Spec
 from gradkit._calls.backend import Backend
 from gradkit._calls.record import Call, Described, Plan
 from gradkit._open import memory
-from gradkit._open.given import RETURNED, Given, known_framework, view_of
+from gradkit._open.given import RETURNED, Given, known_framework, refuse_write, view_of
 from gradkit._open.outputs import as_tuple, labels_of, refuse_overlaps
+
+# Writes the results of a call on a backend.
+Compute: TypeAlias = Callable[[Any, Backend], None]
 
 _NONE = type(None)
 _NUMPY = {np.ndarray, _NONE}
@@ -20,13 +23,16 @@ _MOST = 4096  # plans that are remembered before all are forgotten
 _plans: dict[Any, Plan] = {}
 
 
-def run(call: Call, out: Any = None) -> Any:
-    """The results of a call as arrays of the caller's type, written to ``out`` if it has them."""
+def run(call: Call, out: Any = None, compute: Compute | None = None) -> Any:
+    """The results of a call as arrays of the caller's type, written to ``out`` if it has them.
+
+    ``compute``: what computes them, if that is not the call by itself.
+    """
     opened = Opened(call, out)
     if opened.framework is HOST:  # which has no streams
-        return opened.results()
+        return opened.results(compute)
     with opened.on_stream():
-        return opened.results()
+        return opened.results(compute)
 
 
 def write(call: Call, *results: Array | None, backend: Backend | None = None) -> None:
@@ -35,9 +41,9 @@ def write(call: Call, *results: Array | None, backend: Backend | None = None) ->
     This is the inner door, for those who bring memory for results and a current stream, such as a
     callback of XLA. ``backend``: what computes, if it is not the one that the arrays belong to.
     """
-    opened = Opened(call, backend=backend)
+    opened = Opened(call, backend=backend, outs=results)
     call.__dict__.update(zip(call.result_names, results, strict=True))
-    call.compute(opened.backend)
+    opened.compute()
 
 
 class Opened(Given):
@@ -47,9 +53,16 @@ class Opened(Given):
     may take part in differentiation: only their values count.
     """
 
-    __slots__ = ("_out", "_outs", "call")
+    __slots__ = ("_in_place", "_out", "_outs", "call")
 
-    def __init__(self, call: Call, out: Any = None, *, backend: Backend | None = None):
+    def __init__(
+        self,
+        call: Call,
+        out: Any = None,
+        *,
+        backend: Backend | None = None,
+        outs: tuple[Array | None, ...] = (),
+    ):
         self.numbers = []
         self.call = call
         given = call.arrays(call)
@@ -61,12 +74,16 @@ class Opened(Given):
             given = self._views(given, kinds)
         # The caller's arrays for results, and their views; both empty if all results are new.
         self._out: tuple[Any, ...] = ()
-        self._outs: tuple[Array | None, ...] = ()
+        self._outs = outs
         if out is not None:
             self._out = as_tuple(out, len(call.results))
             self._outs = self._views_of_out()
+        # The caller's arrays that are written in place, by the names of their views.
+        self._in_place: dict[str, Any] = self._open_in_place() if call.in_place else {}
         call.plan = plan = self._plan(given)
         call.__dict__.update(plan.options)
+        for name, check in call.passing.items():
+            setattr(call, name, check(getattr(call, name), self))
         if type(call).check_values is not Call.check_values:
             call.check_values()
 
@@ -75,7 +92,8 @@ class Opened(Given):
         call = self.call
         options = call.options(call)
         key: list[Any] = [type(call), self.backend, *options, *map(type, options)]
-        for view in (*views, *self._outs):
+        moved = [getattr(call, name) for name in self._in_place]
+        for view in (*views, *self._outs, *moved):
             key.append(None if view is None else (view.shape, view.dtype, view.strides))
         signature = tuple(key)
         try:
@@ -89,20 +107,21 @@ class Opened(Given):
             _plans[signature] = plan
         return plan
 
-    def results(self) -> Any:
+    def results(self, compute: Compute | None = None) -> Any:
         """What the caller gets, once the backend has computed it."""
         call, specs = self.call, self.call.plan.results
-        if self._outs:
+        if self._outs or self._in_place:
             self._check_memory()
         elif self.framework.returns_views:
             made = self.backend.outputs(specs)
             call.__dict__.update(zip(call.result_names, made, strict=True))
-            call.compute(self.backend)
+            self.compute(compute)
             return made[0] if len(made) == 1 else tuple(made)
         arrays, views = self._made(specs)
         call.__dict__.update(zip(call.result_names, views, strict=True))
-        call.compute(self.backend)
+        self.compute(compute)
         written = [array for array in self._out if array is not None]
+        written += self._in_place.values()
         if written:
             self.framework.wrote(written)
         results = [
@@ -110,6 +129,16 @@ class Opened(Given):
             for array, view in zip(arrays, views, strict=True)
         ]
         return results[0] if len(results) == 1 else tuple(results)
+
+    def compute(self, compute: Compute | None = None) -> None:
+        """Have the results written."""
+        call, backend = self.call, self.backend
+        for name in call.plan.widened:
+            setattr(call, name, backend.as_float64(getattr(call, name)))
+        if compute is None:
+            call.compute(backend)
+        else:
+            compute(call, backend)
 
     def first(self) -> tuple[str, Array | None]:
         name = self.call.arguments[0].name
@@ -163,14 +192,26 @@ class Opened(Given):
             for array, label in zip(self._out, labels, strict=True)
         )
 
+    def _open_in_place(self) -> dict[str, Any]:
+        """The caller's arrays that are written in place, which become views in the call."""
+        found = {}
+        for name, _, instead in self.call.in_place:
+            array = getattr(self.call, name)
+            if array is not None:
+                refuse_write(self.framework, name, instead)
+                setattr(self.call, name, self.view(array, name, write=True))
+                found[name] = array
+        return found
+
     def _check_memory(self) -> None:
         """Raise unless results can be written where the caller wants them."""
-        call, labels = self.call, labels_of(len(self._outs))
+        call, labels = self.call, labels_of(len(self.call.results))
         written = [
             (label, view)
-            for label, view in zip(labels, self._outs, strict=True)
+            for label, view in zip(labels, self._outs, strict=False)
             if view is not None
         ]
+        written += [(name, getattr(call, name)) for name in self._in_place]
         for label, view in written:
             memory.writable(view, label, RETURNED)
         names = [argument.name for argument in call.arguments]
@@ -179,16 +220,17 @@ class Opened(Given):
             for name, view in zip(names, call.arrays(call), strict=True)
             if view is not None
         ]
-        refuse_overlaps(self.backend, written, read, self._may_be)
+        refuse_overlaps(self.backend, written, [*read, *self.numbers], self._may_be)
 
     def _may_be(self) -> list[list[Array | None]]:
         """For each array in ``out`` the arguments whose memory it may have."""
-        pairs = zip(self.call.results, self._outs, strict=True)
-        return [
+        pairs = zip(self.call.results, self._outs, strict=False)
+        allowed = [
             [getattr(self.call, name) for name in result.may_be]
             for result, view in pairs
             if view is not None
         ]
+        return allowed + [[] for _ in self._in_place]
 
     def _made(self, specs: Sequence[Spec | None]) -> tuple[list[Any], list[Array | None]]:
         """Results as the caller's arrays, ``None`` for those that are yet to be wrapped, and views.

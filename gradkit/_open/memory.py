@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gradkit._backend import Array, Shape
+from gradkit._backend import Array
 from gradkit._calls.backend import Backend
 
 _WORK = 100_000  # steps of the exact overlap search before it gives up (microseconds)
@@ -31,13 +31,6 @@ def byte_range(backend: Backend, array: Array) -> tuple[int, int]:
         else:
             high += (length - 1) * stride
     return low, high + array.itemsize
-
-
-def in_memory_order(shape: Shape, strides: Shape) -> tuple[Shape, tuple[int, ...]]:
-    """A shape with its axes as they lie in memory, and how to transpose them back."""
-    axes = range(len(shape))
-    order = sorted(axes, key=lambda axis: -abs(strides[axis]))
-    return tuple(shape[axis] for axis in order), tuple(sorted(axes, key=order.__getitem__))
 
 
 def overlaps_itself(array: Array) -> bool:

@@ -85,7 +85,8 @@ class Outputs:
 
     def _checked(self, specs: Sequence[Spec | None], inputs: Named, reuse: Reuse) -> list[Any]:
         """Views of the caller's arrays, and ``None`` for what is to be allocated."""
-        labels = self._labels(len(specs))
+        label = self._label
+        labels = labels_of(len(specs), label) if isinstance(label, str) else label
         plain = self._owner.are_views([array for array in self._given if array is not None])
         views = [
             None if array is None else self._view(array, spec, label, plain)
@@ -99,15 +100,8 @@ class Outputs:
             given = (k for k, view in enumerate(views) if view is not None)
             return [may_be[k] if k < len(may_be) else () for k in given]
 
-        where = "in out" if isinstance(self._label, str) else f"of {', '.join(self._label)}"
-        refuse_overlaps(self._owner.backend, written, inputs, allowed, where)
+        refuse_overlaps(self._owner.backend, written, inputs, allowed)
         return views
-
-    def _labels(self, count: int) -> Sequence[str]:
-        label = self._label
-        if isinstance(label, str):
-            return [f"{label}[{k}]" for k in range(count)] if count > 1 else [label]
-        return label
 
     def _view(self, array: Any, spec: Spec | None, label: str, plain: bool) -> Array:
         view = array if plain else self._owner.view(array, label, write=True)
@@ -121,7 +115,6 @@ def refuse_overlaps(
     written: Named,
     read: Named,
     may_be: Callable[[], Sequence[Sequence[Array | None]]],
-    where: str = "in out",
 ) -> None:
     """Raise if an array that is written shares memory with another array of the call.
 
@@ -141,8 +134,10 @@ def refuse_overlaps(
             names = [name for name, input_ in read if any(input_ is a for a in own)]
             rather = f" without being {' or '.join(names)} itself" if names else ""
             raise ValueError(f"{label} shares memory with {other}{rather}; pass another array")
-    if memory.first_overlap(backend, outs) is not None:
-        raise ValueError(f"two arrays {where} share memory; each result needs its own")
+    pair = memory.first_overlap(backend, outs)
+    if pair is not None:
+        shared = " and ".join(written[position][0] for position in pair)
+        raise ValueError(f"{shared} share memory; each result needs its own")
 
 
 def _lie_apart(backend: Backend, written: Sequence[Array], read: Sequence[Array]) -> bool:
@@ -152,9 +147,9 @@ def _lie_apart(backend: Backend, written: Sequence[Array], read: Sequence[Array]
     return memory.lie_apart(backend, [*written, *read])
 
 
-def labels_of(count: int) -> Sequence[str]:
+def labels_of(count: int, label: str = "out") -> Sequence[str]:
     """What the arrays in ``out`` are called."""
-    return [f"out[{k}]" for k in range(count)] if count > 1 else ["out"]
+    return [f"{label}[{k}]" for k in range(count)] if count > 1 else [label]
 
 
 def as_tuple(out: Any, count: int) -> tuple[Any, ...]:

@@ -12,8 +12,20 @@ import gradkit
 from gradkit._arrays import backend_of
 from gradkit._backend import Array
 from gradkit._calls import checks
-from gradkit._calls.backend import Backend
-from gradkit._open.running import check_elements, weight_of
+from gradkit._calls.channels import (
+    BatchNormApply,
+    BatchNormGrad,
+    BatchNormGradApply,
+    BatchNormGradSums,
+    BatchNormInference,
+    BatchNormInferenceGrad,
+    BatchNormStats,
+    CombineStats,
+    GroupNorm,
+    GroupNormGrad,
+    UpdateRunningStatistics,
+)
+from gradkit._open.dispatch import write
 from gradkit.jax._callbacks import Result, axes_of, call, vary, vary_alike, varying
 from gradkit.jax._norms import (
     affine,
@@ -154,7 +166,7 @@ def batch_norm(
     >>> mean, var
     (Array([1., 5.], dtype=float32), Array([1.5, 0.5], dtype=float32))
     """
-    running, weight = _running(running_mean, running_var), weight_of(momentum)
+    running, weight = _running(running_mean, running_var), checks.weight(momentum)
     rule = _channel_axis(channel_axis), checks.epsilon(eps), weight, axis_name
     y, mean, var = _batch(x, scale, bias, running, *rule)
     return y, jax.lax.stop_gradient(mean), jax.lax.stop_gradient(var)
@@ -293,7 +305,15 @@ def _group_norm_forward(
         x, scale, bias = ins
         x, y = _samples(x, ndim), _samples(outs[0], ndim)
         mean, inv_std = (_samples(out, 2) for out in outs[1:])
-        backend_of(x).group_norm(x, scale, bias, channel_axis % ndim, eps, y, mean, inv_std)
+        call = GroupNorm(
+            x=x,
+            num_groups=mean.shape[1],
+            scale=scale,
+            bias=bias,
+            channel_axis=channel_axis,
+            eps=eps,
+        )
+        write(call, y, mean, inv_std)
 
     results = [like(x), statistic, statistic]
     y, mean, inv_std = call(_GROUP_NORM, compute, results, (x, scale, bias), shared=(1, 2))
@@ -315,8 +335,11 @@ def _group_norm_backward(
         dy, x, scale, mean, inv_std = ins
         dx, dscale, dbias = three(outs)
         dy, x, dx = (_samples(array, ndim) for array in (dy, x, dx))
-        given = dy, x, scale, _samples(mean, 2), _samples(inv_std, 2), channel_axis % ndim
-        backend_of(x).group_norm_grad(*given, dx, dscale, dbias)
+        mean, inv_std = _samples(mean, 2), _samples(inv_std, 2)
+        call = GroupNormGrad(
+            dy=dy, x=x, scale=scale, mean=mean, inv_std=inv_std, channel_axis=channel_axis
+        )
+        write(call, dx, dscale, dbias)
 
     results = [like(x)] if scale is None else [like(x), like(scale), like(scale)]
     made = gradient("group_norm", compute, results, (dy, x, scale, mean, inv_std), scale)
@@ -375,16 +398,30 @@ def _batch_norm_forward(
         backend = backend_of(x)
         of_all, count = backend.empty((2, *mean.shape), _FLOAT64), backend.empty((), _FLOAT64)
         if rows is None:
-            backend.batch_norm_stats(x, channel_axis, of_all[0], of_all[1])
+            stats = BatchNormStats(x=x, channel_axis=channel_axis)
+            write(stats, of_all[0], of_all[1], None)
         else:
-            _combine(doubles(rows), of_all, count, backend)
-        backend.batch_norm_apply(
-            x, scale, bias, of_all[0], of_all[1], channel_axis, eps, y, mean, inv_std
+            write(_combined(doubles(rows), len(of_all[0])), of_all[0], of_all[1], count)
+        apply = BatchNormApply(
+            x=x,
+            scale=scale,
+            bias=bias,
+            mean=of_all[0],
+            var=of_all[1],
+            channel_axis=channel_axis,
+            eps=eps,
         )
+        write(apply, y, mean, inv_std)
         if known:
-            number = float(size) if rows is None else count
-            move = *known, of_all[0], of_all[1], number, momentum
-            backend.update_running_statistics(*move, *told)
+            update = UpdateRunningStatistics(
+                running_mean=known[0],
+                running_var=known[1],
+                mean=of_all[0],
+                var=of_all[1],
+                count=float(size) if rows is None else count,
+                momentum=momentum,
+            )
+            write(update, *told)
         else:
             store(told[0], of_all[1])
 
@@ -400,7 +437,7 @@ def _moved(running: Any, planned: Any, count: int, axis_name: Any) -> list[Resul
     if running is None:
         return []
     said = "on all devices together" if axis_name else ""
-    check_elements(count, f"x has one element per channel {said}".strip())
+    checks.enough(count, f"x has one element per channel {said}".strip())
     known: tuple[Any, Any] = (blank(running[0]), blank(running[1]))
     likes = gradkit.update_running_statistics(*known, planned[0], planned[1], 0)
     same = axes_of(axis_name) - frozenset().union(*map(varying, running))
@@ -418,18 +455,18 @@ def _stats_of_all(x: Any, channel_axis: int, axis_name: Any) -> Any:
 
     def compute(outs: list[Array], ins: list[Any]) -> None:
         (x,), state = ins, doubles(outs[0])
-        backend_of(x).batch_norm_stats(x, channel_axis, state[:channels], state[channels:-1])
+        stats = BatchNormStats(x=x, channel_axis=channel_axis)
+        write(stats, state[:channels], state[channels:-1], None)
         state[-1] = x.size // max(channels, 1)
 
     (state,) = call(_BATCH_NORM, compute, [pairs(2 * channels + 1)], [x])
     return jax.lax.all_gather(state, axis_name)
 
 
-def _combine(rows: Array, of_all: Array, count: Array, backend: Backend) -> None:
+def _combined(rows: Array, channels: int) -> CombineStats:
     """Mean and variance of all devices' channels, and how many elements each has."""
-    channels = of_all.shape[1]
-    means, variances, counts = rows[:, :channels], rows[:, channels:-1], rows[:, -1]
-    backend.combine_stats(means, variances, counts, of_all[0], of_all[1], count)
+    means, variances = rows[:, :channels], rows[:, channels:-1]
+    return CombineStats(means=means, variances=variances, counts=rows[:, -1])
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3), inline=True)
@@ -450,8 +487,16 @@ def _batch_norm_backward(
 
     def compute(outs: list[Array], ins: list[Any]) -> None:
         dy, x, scale, mean, inv_std = ins
-        backend, results = backend_of(x), three(outs)
-        backend.batch_norm_grad(dy, x, scale, mean, inv_std, channel_axis, *results)
+        call = BatchNormGrad(
+            dy=dy,
+            x=x,
+            scale=scale,
+            mean=mean,
+            inv_std=inv_std,
+            channel_axis=channel_axis,
+            engine=None,
+        )
+        write(call, *three(outs))
 
     results = [like(x)] if scale is None else [like(x), like(scale), like(scale)]
     return *of_arguments(call(_BATCH_NORM, compute, results, operands), scale, bias), constant
@@ -466,7 +511,8 @@ def _batch_norm_backward_of_all(
 
     def sums(outs: list[Array], ins: list[Any]) -> None:
         (dy, x, mean, inv_std), own = ins, doubles(outs[0])
-        backend_of(x).batch_norm_grad_sums(dy, x, mean, inv_std, channel_axis, own[0], own[1])
+        known = {"dy": dy, "x": x, "mean": mean, "inv_std": inv_std}
+        write(BatchNormGradSums(**known, channel_axis=channel_axis), own[0], own[1])
         for out, row in zip(outs[1:], own, strict=False):
             store(out, row)
 
@@ -482,9 +528,18 @@ def _batch_norm_backward_of_all(
         dy, x, scale, mean, inv_std, rows = ins
         with np.errstate(all="ignore"):  # infinities of two signs
             totals = doubles(rows).sum(axis=0)
-        backend_of(x).batch_norm_grad_apply(
-            dy, x, scale, mean, inv_std, totals[0], totals[1], count, channel_axis, outs[0]
+        call = BatchNormGradApply(
+            dy=dy,
+            x=x,
+            scale=scale,
+            mean=mean,
+            inv_std=inv_std,
+            sum_dy_xhat=totals[0],
+            sum_dy=totals[1],
+            count=count,
+            channel_axis=channel_axis,
         )
+        write(call, outs[0])
 
     return [*call(_BATCH_NORM, apply, [like(x)], (*operands, rows)), *gradients]
 
@@ -507,8 +562,17 @@ def _inference_forward(
 ) -> Any:
     def compute(outs: list[Array], ins: list[Any]) -> None:
         x, scale, bias, mean, var = ins
-        given = x, scale, bias, mean, var, channel_axis % x.ndim, eps
-        backend_of(x).batch_norm_inference(*given, outs[0])
+        call = BatchNormInference(
+            x=x,
+            scale=scale,
+            bias=bias,
+            mean=mean,
+            var=var,
+            channel_axis=channel_axis,
+            eps=eps,
+            engine=None,
+        )
+        write(call, outs[0])
 
     operands = (x, scale, bias, mean, var)
     (y,) = call(_INFERENCE, compute, [like(x)], operands, shared=(1, 2, 3, 4))
@@ -520,9 +584,11 @@ def _inference_backward(channel_axis: int, eps: float, kept: Any, dy: Any) -> An
     x, scale, bias, mean, var = kept
 
     def compute(outs: list[Array], ins: list[Any]) -> None:
-        (dy, x, scale, mean, var), (dx, dscale, dbias) = ins, three(outs)
-        given = dy, x, scale, mean, var, channel_axis % x.ndim, eps
-        backend_of(x).batch_norm_inference_grad(*given, dx, dscale, dbias)
+        dy, x, scale, mean, var = ins
+        call = BatchNormInferenceGrad(
+            dy=dy, x=x, scale=scale, mean=mean, var=var, channel_axis=channel_axis, eps=eps
+        )
+        write(call, *three(outs))
 
     results = [like(x)] if scale is None else [like(x), like(scale), like(scale)]
     shared = (3, 4) if scale is None else None

@@ -319,7 +319,6 @@ def _backward(norm: Norm, compute: Callable[..., Any]) -> Callable[..., Any]:
 
 def _tell_autograd(overload: Any, apply: Any) -> None:
     """Have autograd run the function of an operator that is called directly, as compilers do."""
-
     defaults = [argument.default_value for argument in overload._schema.arguments]
 
     def kernel(*args: Any) -> Any:

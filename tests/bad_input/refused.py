@@ -354,12 +354,12 @@ def running_statistics():
     for what, message, changes in (
         (
             "one array",
-            "two arrays of running_mean, running_var share memory",
+            "running_mean and running_var share memory",
             {"running_mean": keep, "running_var": lambda *_: kept[-1]},
         ),
         (
             "an output",
-            r"running_var shares memory with out\[2\]",
+            r"out\[2\] and running_var share memory",
             {"running_var": keep, "out": lambda *_: (None, None, kept[-1])},
         ),
         (
@@ -859,7 +859,7 @@ def _output(function, types, position):
         message = f"{label} shares memory with {main}; pass another array"
         yield cell(f"part of {main}", ValueError, message, lambda _, g, __: few(g[main]))
         if position:
-            message = "two arrays in out share memory"
+            message = r"out\[\d\] and out\[\d\] share memory"
             yield cell("part of an output", ValueError, message, lambda _, __, found: few(found[0]))
 
 
@@ -910,7 +910,7 @@ def outputs_of_lists():
         (
             "one memory",
             ValueError,
-            "two arrays in out share memory",
+            r"out\[\d\] and out\[\d\] share memory",
             lambda a, _: ([(first := a(f32(4)))[:3], first.view(np.float64)], None),
         ),
         (

@@ -3,9 +3,10 @@
 import numpy as np
 
 from gradkit import _numpy
-from gradkit._backend import Running
+from gradkit._calls.channels import BatchNorm, BatchNormGrad, BatchNormInference
 from gradkit._dtypes import BATCH_NORM_TYPES, accumulation_name, dtype_named
 from tests.layouts import LAYOUTS
+from tests.problems import launch, opened
 from tests.tolerances import UNIT, assert_within, rounded, smallest
 
 SHAPES = [(6, 3), (4, 1), (2, 3, 5), (2, 3, 4, 5), (1, 3, 4, 5), (3, 1, 2, 2), (2, 3, 2, 1, 4)]
@@ -23,8 +24,29 @@ MIXTURES += [
 ]
 
 
-class Case:
+class OneCall:
+    """A call of a kind, with what its backend function is named."""
+
+    eps = None
+
+    def call(self, engine=None, on=lambda array: array, **more):
+        """The call as a backend gets it; ``on``: each array as the backend has it."""
+        given = {
+            argument.name: on(getattr(self, argument.name)) for argument in self.kind.arguments
+        }
+        outs = [on(getattr(self, name)) for name in self.kind.result_names]
+        numbers = {"channel_axis": self.axis, "eps": self.eps}
+        return opened(self.kind, outs, engine, **given, **numbers, **more)
+
+    def run(self, backend, engine=None, **more):
+        """Have a backend compute it; the engine that did."""
+        return getattr(backend, self.operation)(self.call(engine, **more))
+
+
+class Case(OneCall):
     """The arguments of one backward call, and what must come out of it."""
+
+    kind, operation = BatchNormGrad, "batch_norm_grad"
 
     def __init__(self, shape, axis, types, *, layouts=("C", "C", "C"), affine=True, seed=0):
         rng = np.random.default_rng(seed)
@@ -48,11 +70,6 @@ class Case:
             np.full(channels, np.nan, parameter) if affine else None for _ in range(2)
         )
 
-    def arguments(self):
-        """In the order of ``batch_norm_grad``."""
-        inputs = (self.dy, self.x, self.scale, self.mean, self.inv_std, self.axis)
-        return (*inputs, self.dx, self.dscale, self.dbias)
-
     def check(self):
         """Compare with the reference in float64 within 64 u S."""
         data = self.x.dtype
@@ -63,7 +80,8 @@ class Case:
             a.astype(np.float64) for a in (self._dy, self.x, self.mean, self.inv_std)
         )
         scale = None if self.scale is None else self.scale.astype(np.float64)
-        _numpy.batch_norm_grad(dy, x, scale, mean, inv_std, self.axis, *want)
+        statistics = {"mean": mean, "inv_std": inv_std, "channel_axis": self.axis}
+        launch(_numpy, BatchNormGrad, want, dy=dy, x=x, scale=scale, **statistics)
         u = UNIT[accumulation_name(str(data))]
         along = [1] * x.ndim
         along[self.axis] = -1
@@ -84,8 +102,10 @@ class Case:
             assert_within(got, ref, bound + smallest(got.dtype), "dscale, dbias")
 
 
-class ForwardCase:
+class ForwardCase(OneCall):
     """The arguments of one forward call, and what must come out of it."""
+
+    kind, operation = BatchNorm, "batch_norm"
 
     def __init__(self, shape, axis, types, *, layouts=("C", "C"), affine=True, seed=1):
         rng = np.random.default_rng(seed)
@@ -101,12 +121,12 @@ class ForwardCase:
         """Running statistics that do not lie side by side."""
         self._before = np.random.default_rng(7).uniform(1, 2, (2, len(self.mean))).astype(dtype)
         mean, var = (LAYOUTS["stepped"](row.copy()) for row in self._before)
-        self._running = Running(mean, var, momentum)
+        self._running = {"running_mean": mean, "running_var": var, "momentum": momentum}
         return self._running
 
     def check_running(self):
         """Compare with what NumPy says of the batch."""
-        x, (mean, var, momentum) = self._x.astype(np.float64), self._running
+        x, (mean, var, momentum) = self._x.astype(np.float64), self._running.values()
         others = tuple(a for a in range(x.ndim) if a != self.axis)
         u = FACTOR * UNIT[accumulation_name(str(self.x.dtype))]
         largest = np.abs(x).max(axis=others)
@@ -117,20 +137,16 @@ class ForwardCase:
 
     def unmoved(self):
         """Whether running statistics are as they were."""
-        rows = zip(self._running[:2], self._before, strict=True)
+        rows = zip(self._running.values(), self._before, strict=False)
         return all(np.array_equal(row, before) for row, before in rows)
-
-    def arguments(self):
-        """In the order of ``batch_norm``."""
-        inputs = (self.x, self.scale, self.bias, self.axis, self.eps)
-        return (*inputs, self.y, self.mean, self.inv_std)
 
     def check(self):
         """Compare with the reference in float64."""
         wide = [None if a is None else a.astype(np.float64) for a in (self.scale, self.bias)]
+        rule = {"scale": wide[0], "bias": wide[1], "channel_axis": self.axis, "eps": self.eps}
         x = self._x.astype(np.float64)
         y, (mean, inv_std) = np.empty(x.shape), np.empty((2, x.shape[self.axis]))
-        _numpy.batch_norm(x, *wide, self.axis, self.eps, y, mean, inv_std)
+        launch(_numpy, BatchNorm, [y, mean, inv_std], x=x, **rule)
         u = FACTOR * UNIT[accumulation_name(str(self.x.dtype))]
         along = [1] * x.ndim
         along[self.axis] = -1
@@ -145,8 +161,10 @@ class ForwardCase:
         assert_within(self.inv_std, inv_std, bound, "inv_std")
 
 
-class InferenceCase:
+class InferenceCase(OneCall):
     """The arguments of a call with known statistics, and what must come out of it."""
+
+    kind, operation = BatchNormInference, "batch_norm_inference"
 
     def __init__(self, shape, axis, types, *, layouts=("C", "C"), affine=True, seed=2):
         rng = np.random.default_rng(seed)
@@ -158,11 +176,6 @@ class InferenceCase:
         self.scale, self.bias = vectors if affine else (None, None)
         self.mean = rng.standard_normal(shape[axis]).astype(statistic)
         self.var = rng.uniform(0, 3, shape[axis]).astype(statistic)
-
-    def arguments(self):
-        """In the order of ``batch_norm_inference``."""
-        inputs = (self.x, self.scale, self.bias, self.mean, self.var, self.axis, self.eps)
-        return (*inputs, self.y)
 
     def check(self):
         """Compare with the formula in float64."""

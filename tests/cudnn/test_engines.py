@@ -10,7 +10,8 @@ import pytest
 
 import gradkit
 from gradkit import _numpy
-from gradkit._cuda import CudaBackend, batch_normalization, inference_batch_normalization
+from gradkit._cuda import CudaBackend
+from gradkit._cuda.channels import ChannelNorms
 from gradkit._cuda.cudnn import engines, library
 from gradkit.errors import BackendUnavailableError, CudnnError
 from tests.cudnn.cases import COMBINATIONS, Case, ForwardCase, InferenceCase
@@ -28,22 +29,15 @@ def native(monkeypatch):
     calls = []
 
     def stand_in(name):
-        def launcher(device, call):
+        def launcher(_, call):
             calls.append(name)
-            options = {"running": call.running} if name == "batch_norm" else {}
-            getattr(_numpy, name)(*(call[:-1] if options else call), **options)
+            getattr(_numpy, name)(call)
 
         return launcher
 
-    names = ("batch_norm", "batch_norm_grad")
-    monkeypatch.setattr(
-        batch_normalization,
-        "channels",
-        types.SimpleNamespace(**{name: stand_in(name) for name in names}),
-    )
-    name = "batch_norm_inference"
-    known = types.SimpleNamespace(**{name: stand_in(name)})
-    monkeypatch.setattr(inference_batch_normalization, "known_channels", known)
+    for name in ("batch_norm", "batch_norm_grad", "batch_norm_inference"):
+        own = "_inference" if name == "batch_norm_inference" else f"_{name}"
+        monkeypatch.setattr(ChannelNorms, own, stand_in(name))
     return calls
 
 
@@ -55,9 +49,9 @@ def missing(monkeypatch):
 
 def _both(engine=None, shape=(4, 3, 2), *, checked=True):
     backend = CudaBackend(DEVICE)
-    for kind, run in ((Case, backend.batch_norm_grad), (ForwardCase, backend.batch_norm)):
+    for kind in (Case, ForwardCase):
         case = kind(shape, 1, F32)
-        ran = run(*case.arguments(), engine)
+        ran = case.run(backend, engine)
         if checked:
             case.check()
         yield ran
@@ -72,7 +66,7 @@ def test_cudnn_where_it_is(install, native, engine):
 
 
 def test_known_statistics_by_cudnn_where_it_is(install, native):
-    cudnn, run = install(most=4), CudaBackend(DEVICE).batch_norm_inference
+    cudnn, backend = install(most=4), CudaBackend(DEVICE)
     for shape, engine, ran in [
         ((4, 3, 2), None, "cudnn"),
         ((4, 3, 2), "cudnn", "cudnn"),
@@ -81,7 +75,7 @@ def test_known_statistics_by_cudnn_where_it_is(install, native):
         ((5, 3, 2), None, "native"),
     ]:
         case = InferenceCase(shape, 1, F32)
-        assert run(*case.arguments(), engine) == ran
+        assert case.run(backend, engine) == ran
         case.check()
     assert cudnn.bindings.asked == 3  # a refused case is not asked for again
     assert native == ["batch_norm_inference"] * 3
@@ -89,22 +83,22 @@ def test_known_statistics_by_cudnn_where_it_is(install, native):
 
 def test_running_statistics_move_once_whoever_moves_them(install, native):
     """cuDNN; our own code if it fails, or would round them, of which other cases know nothing."""
-    cudnn, run = install(), CudaBackend(DEVICE).batch_norm
+    cudnn, backend = install(), CudaBackend(DEVICE)
     for dtype, ran in (("float64", "native"), ("float32", "cudnn"), ("float64", "native")):
         case = ForwardCase((4, 3, 2), 1, F32)
-        assert run(*case.arguments(), None, case.running(dtype, 0.3)) == ran
+        assert case.run(backend, **case.running(dtype, 0.3)) == ran
         case.check_running()
         case.check()
     cudnn.bindings.fails = "CUDNN_STATUS_NOT_SUPPORTED"
     case = ForwardCase((4, 3, 9), 1, F32)
-    assert run(*case.arguments(), None, case.running("float32", 0.3)) == "native"
+    assert case.run(backend, **case.running("float32", 0.3)) == "native"
     case.check_running()
 
 
 def test_persistent_is_for_those_who_ask(install, native):
     cudnn = install()
     case = Case((2, 4, 5, 3), 3, F32)
-    ran = CudaBackend(DEVICE).batch_norm_grad(*case.arguments(), "cudnn-persistent")
+    ran = case.run(CudaBackend(DEVICE), "cudnn-persistent")
     case.check()
     assert [mode for _, _, mode, _ in cudnn.bindings.calls] == [2]
     assert ran == "cudnn"
@@ -197,11 +191,11 @@ def test_no_cudnn_off_a_cuda_device(install):
     cudnn = install()
     backend = CudaBackend(types.SimpleNamespace(xp=np, cuda_stream=lambda: None))
     case = Case((4, 3), 1, F32)
-    assert backend.batch_norm_grad(*case.arguments()) == "native"
+    assert case.run(backend) == "native"
     case.check()
     assert not cudnn.bindings.asked
     with pytest.raises(BackendUnavailableError, match="CUDA device"):
-        backend.batch_norm_grad(*case.arguments(), "cudnn")
+        case.run(backend, "cudnn")
 
 
 def test_eight_threads_each_know_their_engine(install):

@@ -62,20 +62,20 @@ def _up(cupy, array):
     return cupy.ndarray(array.shape, array.dtype, start, array.strides)
 
 
-def _run(cupy, launch, case, *options):
+def _run(cupy, backend, case, engine=None):
     """A case's call with every array on the device; the case then holds the results."""
     host = {name: getattr(case, name) for name in ARRAYS if hasattr(case, name)}
     there = {id(a): _up(cupy, a) for a in host.values() if a is not None}
-    launch(*(there.get(id(a), a) for a in case.arguments()), *options)
+    case.call(engine, lambda array: there.get(id(array))).compute(backend)
     for name, array in host.items():
         if array is not None:
             setattr(case, name, cupy.asnumpy(there[id(array)]))
     return case
 
 
-def _taken(cupy, launch, case, engine):
+def _taken(cupy, backend, case, engine):
     try:
-        _run(cupy, launch, case, engine)
+        _run(cupy, backend, case, engine)
     except CudnnError as error:
         if not error.unsupported:
             raise
@@ -98,17 +98,12 @@ def _has(cupy, dtype):
 def test_every_combination_shape_axis_and_layout(cupy, backend, kind, types, affine, engine):
     if not all(_has(cupy, dtype) for dtype in types):
         pytest.skip(f"CuPy {cupy.__version__} has no bfloat16")
-    launch = {
-        Case: backend.batch_norm_grad,
-        ForwardCase: backend.batch_norm,
-        InferenceCase: backend.batch_norm_inference,
-    }[kind]
     for shape in SHAPES + LARGER:
         for axis in range(len(shape)):
             for layouts in REAL if shape in SHAPES else REAL[:1]:
                 layouts = layouts if kind is Case else layouts[1:]
                 case = kind(shape, axis, types, layouts=layouts, affine=affine)
-                if _taken(cupy, launch, case, engine):
+                if _taken(cupy, backend, case, engine):
                     case.check()
                     assert last_engine() == engine
                 else:
@@ -119,7 +114,7 @@ def test_every_combination_shape_axis_and_layout(cupy, backend, kind, types, aff
 def test_persistent_channels_last(cupy, backend, types):
     for shape in ((8, 14, 14, 64), (4, 5, 6, 7, 3)):
         case = Case(shape, len(shape) - 1, types)
-        _run(cupy, backend.batch_norm_grad, case, "cudnn-persistent").check()
+        _run(cupy, backend, case, "cudnn-persistent").check()
         assert last_engine() == "cudnn"
 
 
@@ -127,7 +122,7 @@ def test_persistent_channels_last(cupy, backend, types):
 def test_dx_may_be_dy(cupy, backend, layout):
     case = Case((8, 6, 5, 4), 1, F32, layouts=(layout,) * 3)
     case.dx = case.dy
-    _run(cupy, backend.batch_norm_grad, case, "cudnn").check()
+    _run(cupy, backend, case, "cudnn").check()
 
 
 @pytest.mark.parametrize("batch", [65535, 65536, 131070, 131071, 880801, 880802, 1_200_000])
@@ -137,10 +132,10 @@ def test_batch_limits_are_probed(cupy, backend, batch, tail, last, record_proper
     """Right on either side of every limit that was ever reported, whichever engine ran."""
     shape = (batch, *tail, 2) if last else (batch, 2, *tail)
     axis = len(shape) - 1 if last else 1
-    for kind, launch in ((Case, backend.batch_norm_grad), (ForwardCase, backend.batch_norm)):
+    for kind in (Case, ForwardCase):
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # a refusal is none
-            _run(cupy, launch, kind(shape, axis, F32)).check()
+            _run(cupy, backend, kind(shape, axis, F32)).check()
         record_property(f"{kind.__name__} {shape}", last_engine())
 
 
@@ -153,7 +148,7 @@ def test_eight_threads_on_two_streams(cupy, backend):
             with streams[number % 2]:
                 for step in range(25):
                     case = Case((16, 8, 5, 5), 1, F32, seed=100 * number + step)
-                    _run(cupy, backend.batch_norm_grad, case, "cudnn")
+                    _run(cupy, backend, case, "cudnn")
                     case.check()
         except BaseException as error:
             failures.append(error)
@@ -169,13 +164,13 @@ def test_work_goes_to_the_current_stream(cupy, backend):
     stream = cupy.cuda.Stream(non_blocking=True)
     case = Case((64, 32, 16, 16), 1, F32)
     with stream:
-        arrays = [_up(cupy, a) if isinstance(a, np.ndarray) else a for a in case.arguments()]
-        backend.batch_norm_grad(*arrays, "cudnn")  # makes the handle
+        call = case.call("cudnn", lambda array: _up(cupy, array))
+        call.compute(backend)  # makes the handle
         stream.synchronize()
         heavy = cupy.random.random((4096, 4096), dtype=np.float32)
         for _ in range(20):
             heavy = heavy @ heavy * np.float32(1e-4)
-        backend.batch_norm_grad(*arrays, "cudnn")
+        call.compute(backend)
         assert not stream.done
         stream.synchronize()
 
@@ -185,24 +180,25 @@ def test_graph_capture(cupy, backend):
     first, second = (Case((16, 8, 6, 6), 1, F32, seed=seed) for seed in (0, 1))
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
-        arrays = [_up(cupy, a) if isinstance(a, np.ndarray) else a for a in first.arguments()]
-        backend.batch_norm_grad(*arrays, "cudnn")  # the handle is made outside of the capture
+        call = first.call("cudnn", lambda array: _up(cupy, array))
+        call.compute(backend)  # the handle is made outside of the capture
         stream.synchronize()
         stream.begin_capture()
-        backend.batch_norm_grad(*arrays, "cudnn")
+        call.compute(backend)
         graph = stream.end_capture()
-        for there, new in zip(arrays[:5], second.arguments()[:5], strict=True):
-            there.set(new)
+        for argument in call.arguments:
+            getattr(call, argument.name).set(getattr(second, argument.name))
         graph.launch()
         stream.synchronize()
-        second.dx, second.dscale, second.dbias = map(cupy.asnumpy, arrays[6:])
+        for name in call.result_names:
+            setattr(second, name, cupy.asnumpy(getattr(call, name)))
     second.check()
 
 
 def test_the_same_bits_again(cupy, backend):
     def bits():
         case = Case((32, 16, 14, 14), 1, F32)
-        _run(cupy, backend.batch_norm_grad, case, "cudnn")
+        _run(cupy, backend, case, "cudnn")
         return [a.tobytes() for a in (case.dx, case.dscale, case.dbias)]
 
     assert bits() == bits()
@@ -210,8 +206,7 @@ def test_the_same_bits_again(cupy, backend):
 
 def test_a_forked_child_gets_an_error_not_a_hang(cupy, backend):
     case = Case((4, 3, 2), 1, F32)
-    arrays = [_up(cupy, a) if isinstance(a, np.ndarray) else a for a in case.arguments()]
-    backend.batch_norm_grad(*arrays, "cudnn")
+    _run(cupy, backend, case, "cudnn")
     handles = _handles()
     read, write = os.pipe()
     with warnings.catch_warnings():
@@ -259,6 +254,6 @@ def test_as_pytorchs_cudnn(cupy, backend, dtype, last):
     case.dx, case.dscale, case.dbias = (t.cpu().numpy() for t in theirs)
     for one in (case, ours):  # the same statistics, and the same bound
         one.mean, one.inv_std = mean.cpu().numpy(), inv_std.cpu().numpy()
-    _run(cupy, backend.batch_norm_grad, ours, "cudnn")
+    _run(cupy, backend, ours, "cudnn")
     case.check()
     ours.check()

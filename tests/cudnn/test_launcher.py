@@ -8,8 +8,6 @@ import pytest
 from gradkit._cuda.cudnn import batch_normalization as launcher
 from gradkit._cuda.cudnn.face import Bindings
 from gradkit._cuda.cudnn.library import Cudnn
-from gradkit._cuda.launch.channels import Forward, Gradient
-from gradkit._cuda.launch.known_channels import Inference
 from gradkit.errors import CudnnError
 from tests.cudnn.cases import COMBINATIONS, MIXTURES, SHAPES, Case, ForwardCase, InferenceCase
 from tests.cudnn.fake import FakeCudnn, HostDevice
@@ -36,7 +34,7 @@ def test_every_shape_axis_and_mixture_backward(cudnn, types, affine):
     for shape, axis in _axes():
         for layouts in MIXTURES:
             case = Case(shape, axis, types, layouts=layouts, affine=affine)
-            launcher.batch_norm_grad(cudnn, HostDevice(), Gradient(*case.arguments()))
+            launcher.batch_norm_grad(cudnn, HostDevice(), case.call())
             case.check()
     assert not cudnn.bindings.descriptors
 
@@ -48,7 +46,7 @@ def test_every_shape_axis_and_mixture_forward(cudnn, types, affine):
     for shape, axis in _axes():
         for layouts in MIXTURES:
             case = ForwardCase(shape, axis, types, layouts=layouts[1:], affine=affine)
-            launcher.batch_norm(cudnn, HostDevice(), Forward(*case.arguments()))
+            launcher.batch_norm(cudnn, HostDevice(), case.call())
             case.check()
     assert not cudnn.bindings.descriptors
 
@@ -57,18 +55,18 @@ def test_every_shape_axis_and_mixture_forward(cudnn, types, affine):
 def test_dx_may_be_dy_and_y_may_be_x(cudnn, layout):
     case = Case((2, 3, 4, 5), 1, F32, layouts=(layout,) * 3)
     case.dx = case.dy
-    launcher.batch_norm_grad(cudnn, HostDevice(), Gradient(*case.arguments()))
+    launcher.batch_norm_grad(cudnn, HostDevice(), case.call())
     case.check()
     forward = ForwardCase((2, 3, 4, 5), 1, F32, layouts=(layout,) * 2)
     forward.y = forward.x
-    launcher.batch_norm(cudnn, HostDevice(), Forward(*forward.arguments()))
+    launcher.batch_norm(cudnn, HostDevice(), forward.call())
     forward.check()
 
 
 def test_broadcast_dy(cudnn):
     case = Case((4, 3, 2), 1, F32)
     case.dy = case._dy = np.broadcast_to(np.float32(0.25), (4, 3, 2))
-    launcher.batch_norm_grad(cudnn, HostDevice(), Gradient(*case.arguments()))
+    launcher.batch_norm_grad(cudnn, HostDevice(), case.call())
     case.check()
 
 
@@ -79,11 +77,11 @@ def test_every_shape_axis_and_mixture_by_known_statistics(cudnn, types, affine):
     for shape, axis in _axes():
         for layouts in MIXTURES:
             case = InferenceCase(shape, axis, types, layouts=layouts[1:], affine=affine)
-            launcher.batch_norm_inference(cudnn, HostDevice(), Inference(*case.arguments()))
+            launcher.batch_norm_inference(cudnn, HostDevice(), case.call())
             case.check()
     case = InferenceCase((2, 3, 4), 1, types)
     case.y = case.x
-    launcher.batch_norm_inference(cudnn, HostDevice(), Inference(*case.arguments()))
+    launcher.batch_norm_inference(cudnn, HostDevice(), case.call())
     case.check()
     assert not cudnn.bindings.descriptors
 
@@ -93,7 +91,7 @@ def test_every_shape_axis_and_mixture_by_known_statistics(cudnn, types, affine):
 def test_running_statistics(cudnn, types, momentum):
     case = ForwardCase((4, 3, 5), 1, types)
     for dtype in set(types[1:]):
-        call = Forward(*case.arguments(), case.running(dtype, momentum))
+        call = case.call(**case.running(dtype, momentum))
         launcher.batch_norm(cudnn, HostDevice(), call)
         case.check()
         case.check_running()
@@ -103,8 +101,8 @@ def test_running_statistics(cudnn, types, momentum):
 def test_running_statistics_without_weight_are_left_out(cudnn, momentum, kept):
     case = ForwardCase((4, 3, 5), 1, F32)
     running = case.running("float32", momentum)
-    (case.x if kept else running.mean)[...] = np.nan
-    launcher.batch_norm(cudnn, HostDevice(), Forward(*case.arguments(), running))
+    (case.x if kept else running["running_mean"])[...] = np.nan
+    launcher.batch_norm(cudnn, HostDevice(), case.call(**running))
     assert case.unmoved() == kept
     if not kept:
         case.check_running()
@@ -114,15 +112,13 @@ def test_a_failed_call_moves_no_running_statistics():
     cudnn = Cudnn(FakeCudnn(fails="CUDNN_STATUS_EXECUTION_FAILED"))
     case = ForwardCase((4, 3, 5), 1, F32)
     with pytest.raises(CudnnError, match="EXECUTION_FAILED"):
-        launcher.batch_norm(
-            cudnn, HostDevice(), Forward(*case.arguments(), case.running("float32", 0.3))
-        )
+        launcher.batch_norm(cudnn, HostDevice(), case.call(**case.running("float32", 0.3)))
     assert case.unmoved()
 
 
 def test_running_statistics_that_cudnn_would_round(cudnn):
     case = ForwardCase((4, 3, 5), 1, F32)
-    call = Forward(*case.arguments(), case.running("float64", 0.3))
+    call = case.call(**case.running("float64", 0.3))
     with pytest.raises(CudnnError, match="in float64 would be rounded") as caught:
         launcher.batch_norm(cudnn, HostDevice(), call)
     assert caught.value.unsupported
@@ -165,7 +161,7 @@ class Recorder(FakeCudnn):
 def test_dense_arrays_are_passed_where_they_lie(shape, axis, dims, strides):
     recorder, device = Recorder(), HostDevice()
     case = Case(shape, axis, F32)
-    launcher.batch_norm_grad(Cudnn(recorder), device, Gradient(*case.arguments()))
+    launcher.batch_norm_grad(Cudnn(recorder), device, case.call())
     given = recorder.given
     for key, array in {
         "x": case.x,
@@ -188,7 +184,7 @@ def test_dense_arrays_are_passed_where_they_lie(shape, axis, dims, strides):
 def test_channels_last_strides_are_no_copy():
     recorder = Recorder()
     case = Case((2, 3, 4, 5), 1, F32, layouts=("rolled",) * 3)
-    launcher.batch_norm_grad(Cudnn(recorder), HostDevice(), Gradient(*case.arguments()))
+    launcher.batch_norm_grad(Cudnn(recorder), HostDevice(), case.call())
     assert recorder.described["xDesc"] == (0, (2, 3, 20, 1), (60, 1, 3, 3))
     assert [recorder.given[k] for k in ("x", "dy", "dx")] == [
         a.ctypes.data for a in (case.x, case.dy, case.dx)
@@ -198,7 +194,7 @@ def test_channels_last_strides_are_no_copy():
 def test_forward_arguments():
     recorder = Recorder()
     case = ForwardCase((2, 3, 4), 1, F32)
-    launcher.batch_norm(Cudnn(recorder), HostDevice(), Forward(*case.arguments()))
+    launcher.batch_norm(Cudnn(recorder), HostDevice(), case.call())
     given = recorder.given
     for key, array in {
         "x": case.x,
@@ -217,7 +213,7 @@ def test_forward_arguments():
 def test_arguments_by_known_statistics():
     recorder = Recorder()
     case = InferenceCase((2, 3, 4), 1, F32)
-    launcher.batch_norm_inference(Cudnn(recorder), HostDevice(), Inference(*case.arguments()))
+    launcher.batch_norm_inference(Cudnn(recorder), HostDevice(), case.call())
     given = recorder.given
     for key, array in {
         "x": case.x,
@@ -235,16 +231,12 @@ def test_arguments_by_known_statistics():
 def test_persistent_only_channels_last():
     recorder = Recorder()
     last = Case((2, 4, 5, 3), 3, F32)
-    launcher.batch_norm_grad(
-        Cudnn(recorder), HostDevice(), Gradient(*last.arguments()), persistent=True
-    )
+    launcher.batch_norm_grad(Cudnn(recorder), HostDevice(), last.call(), persistent=True)
     assert recorder.given["mode"] == 2
     for shape, axis in (((2, 3, 4, 5), 1), ((6, 3), 1)):
         first = Case(shape, axis, F32)
         with pytest.raises(ValueError, match="channels-last"):
-            launcher.batch_norm_grad(
-                Cudnn(recorder), HostDevice(), Gradient(*first.arguments()), persistent=True
-            )
+            launcher.batch_norm_grad(Cudnn(recorder), HostDevice(), first.call(), persistent=True)
 
 
 @pytest.mark.parametrize("text", ["CUDNN_STATUS_NOT_SUPPORTED", "CUDNN_STATUS_EXECUTION_FAILED"])
@@ -253,7 +245,7 @@ def test_a_failed_call_writes_nothing_into_its_inputs(text):
     case = Case((2, 3, 4), 1, F32)
     case.dx = case.dy
     with pytest.raises(CudnnError, match=text):
-        launcher.batch_norm_grad(cudnn, HostDevice(), Gradient(*case.arguments()))
+        launcher.batch_norm_grad(cudnn, HostDevice(), case.call())
     np.testing.assert_array_equal(case.dy, case._dy)
     assert not cudnn.bindings.descriptors
 
@@ -261,13 +253,13 @@ def test_a_failed_call_writes_nothing_into_its_inputs(text):
 def test_sizes_that_no_descriptor_holds(cudnn):
     huge = np.lib.stride_tricks.as_strided(np.zeros(1, np.float32), (2**31, 2), (0, 0))
     case = Case((4, 2), 1, F32)
-    case.x = case.dy = huge
+    case.x = case.dy = case.dx = huge
     with pytest.raises(CudnnError, match="C int") as caught:
-        launcher.batch_norm_grad(cudnn, HostDevice(), Gradient(*case.arguments()))
+        launcher.batch_norm_grad(cudnn, HostDevice(), case.call())
     assert caught.value.unsupported
-    case.x = case.dy = np.empty((0, 2), np.float32)
+    case.x = case.dy = case.dx = np.empty((0, 2), np.float32)
     with pytest.raises(CudnnError, match="no elements") as caught:
-        launcher.batch_norm_grad(cudnn, HostDevice(), Gradient(*case.arguments()))
+        launcher.batch_norm_grad(cudnn, HostDevice(), case.call())
     assert caught.value.unsupported
     assert not cudnn.bindings.asked
 

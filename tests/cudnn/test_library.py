@@ -9,7 +9,6 @@ import importlib.util
 import os
 import re
 import sys
-import types
 import warnings
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import numpy as np
 import pytest
 
 from gradkit._cuda import CudaBackend
-from gradkit._cuda import batch_normalization as operations
+from gradkit._cuda.channels import ChannelNorms
 from gradkit._cuda.cudnn import batch_normalization, bindings9, engines, face, library, search
 from gradkit._dtypes import FLOATS
 from gradkit.errors import CudnnError
@@ -125,7 +124,7 @@ def test_descriptors_are_made_and_say_what_they_were_told(cudnn):
                         case = Case(shape, axis, types_, layouts=layouts)
                         launcher = batch_normalization.batch_norm_grad
                         with np.errstate(all="ignore"):  # nothing was written into scratch
-                            launcher(watched, HostDevice(), *case.arguments())
+                            launcher(watched, HostDevice(), case.call())
                         layout = batch_normalization.Layout.of(case.x, axis)
                         kind = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 9}
                         data, parameter = seen[-1]
@@ -169,20 +168,18 @@ def test_without_a_handle_it_runs_on_our_own_kernels(cudnn, no_gpu, monkeypatch)
     from gradkit import _numpy
 
     monkeypatch.setattr(engines, "_warned", False)
-    stand_in = types.SimpleNamespace(
-        batch_norm=lambda device, call: _numpy.batch_norm(*call[:-1]),
-        batch_norm_grad=lambda device, call: _numpy.batch_norm_grad(*call),
-    )
-    monkeypatch.setattr(operations, "channels", stand_in)
+    for name in ("batch_norm", "batch_norm_grad"):
+        reference = getattr(_numpy, name)
+        monkeypatch.setattr(ChannelNorms, f"_{name}", lambda _, call, run=reference: run(call))
     backward, forward = (kind((2, 3, 4), 1, COMBINATIONS[0]) for kind in (Case, ForwardCase))
     with pytest.warns(RuntimeWarning, match="CUDNN_STATUS_NOT_INITIALIZED"):
-        CudaBackend(HostDevice()).batch_norm_grad(*backward.arguments())
-    CudaBackend(HostDevice()).batch_norm(*forward.arguments())  # warnings are errors here
+        backward.run(CudaBackend(HostDevice()))
+    forward.run(CudaBackend(HostDevice()))  # warnings are errors here
     backward.check()
     forward.check()
     case = Case((2, 3, 4), 1, COMBINATIONS[0])
     with pytest.raises(CudnnError, match="CUDNN_STATUS_NOT_INITIALIZED"):
-        CudaBackend(HostDevice()).batch_norm_grad(*case.arguments(), "cudnn")
+        case.run(CudaBackend(HostDevice()), "cudnn")
 
 
 def test_batch_norm_itself_is_there(cudnn):

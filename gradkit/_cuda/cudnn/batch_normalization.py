@@ -11,13 +11,12 @@ import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gradkit._backend import Array, Running
+from gradkit._backend import Array
+from gradkit._calls.channels import BatchNorm, BatchNormGrad, BatchNormInference
 from gradkit._cuda.cudnn.descriptions import Dense
 from gradkit._cuda.cudnn.face import BN_MIN_EPSILON, SPATIAL, SPATIAL_PERSISTENT
 from gradkit._cuda.cudnn.library import Cudnn
-from gradkit._cuda.launch.channels import Forward, Gradient
 from gradkit._cuda.launch.device import Device, scratch
-from gradkit._cuda.launch.known_channels import Inference
 from gradkit._dtypes import DType, dtype_named, float_of
 from gradkit.errors import CudnnError
 
@@ -31,7 +30,7 @@ _HOST_SCALARS = {
 
 
 def batch_norm_grad(
-    cudnn: Cudnn, device: Device, call: Gradient, *, persistent: bool = False
+    cudnn: Cudnn, device: Device, call: BatchNormGrad, *, persistent: bool = False
 ) -> None:
     """Write ``dx``, ``dscale`` and ``dbias`` (``=``), unless cuDNN returns an error."""
     work = _Work(cudnn, device, call.x, call.channel_axis, persistent)
@@ -66,7 +65,7 @@ def batch_norm_grad(
     work.deliver()
 
 
-def batch_norm(cudnn: Cudnn, device: Device, call: Forward, *, persistent: bool = False) -> None:
+def batch_norm(cudnn: Cudnn, device: Device, call: BatchNorm, *, persistent: bool = False) -> None:
     """Write ``y``, ``mean`` and ``inv_std``, and move ``running``, unless there is an error."""
     _check_eps("cudnnBatchNormalizationForwardTraining", call.eps)
     work = _Work(cudnn, device, call.x, call.channel_axis, persistent)
@@ -74,7 +73,7 @@ def batch_norm(cudnn: Cudnn, device: Device, call: Forward, *, persistent: bool 
     mean, inv_std = work.wide_output(call.mean), work.wide_output(call.inv_std)
     scale = work.filled(1) if call.scale is None else work.wide(call.scale)
     bias = work.filled(0) if call.bias is None else work.wide(call.bias)
-    factor, running_mean, running_var = work.moved(call.running)
+    factor, running_mean, running_var = work.moved(call)
     at = device.pointer
     with work.descriptors() as (data, parameter):
         cudnn.bindings.batchNormalizationForwardTraining(
@@ -100,7 +99,7 @@ def batch_norm(cudnn: Cudnn, device: Device, call: Forward, *, persistent: bool 
 
 
 def batch_norm_inference(
-    cudnn: Cudnn, device: Device, call: Inference, *, persistent: bool = False
+    cudnn: Cudnn, device: Device, call: BatchNormInference, *, persistent: bool = False
 ) -> None:
     """Write ``y``, unless cuDNN returns an error."""
     _check_eps("cudnnBatchNormalizationForwardInference", call.eps)
@@ -192,22 +191,23 @@ class _Work:
             return vector
         return self._scratch_for(vector, self._wide)
 
-    def moved(self, running: Running | None) -> tuple[float, int, int]:
+    def moved(self, call: BatchNorm) -> tuple[float, int, int]:
         """The factor, and addresses of copies of running statistics, or null pointers.
 
         cuDNN weights with 0 too, and 0 * NaN is NaN.
         """
-        if running is None or running.momentum == 0:
+        if call.running_mean is None or call.momentum == 0:
             return 1.0, 0, 0
-        if running.mean.dtype.itemsize > self._wide.itemsize:
-            reason = f"running statistics in {running.mean.dtype} would be rounded"
+        running: tuple[Array, Array] = call.running_mean, call.running_var
+        if running[0].dtype.itemsize > self._wide.itemsize:
+            reason = f"running statistics in {running[0].dtype} would be rounded"
             function = "cudnnBatchNormalizationForwardTraining"
             raise CudnnError(function, None, f"CUDNN_STATUS_NOT_SUPPORTED: {reason}")
-        made = [self._scratch_for(array, self._wide) for array in (running.mean, running.var)]
-        for copy, array in zip(made, (running.mean, running.var), strict=True):
-            copy[...] = 0 if running.momentum == 1 else array
+        made = [self._scratch_for(array, self._wide) for array in running]
+        for copy, array in zip(made, running, strict=True):
+            copy[...] = 0 if call.momentum == 1 else array
         mean, var = made
-        return running.momentum, self._device.pointer(mean), self._device.pointer(var)
+        return call.momentum, self._device.pointer(mean), self._device.pointer(var)
 
     def filled(self, value: float) -> Array:
         made = scratch(self._device, (self._channels,), self._wide)

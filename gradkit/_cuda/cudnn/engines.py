@@ -6,6 +6,7 @@ straight to our kernel. So is a case that failed in any other way, because each 
 and our kernel gives equally accurate results. Only if memory ran out will the next call try again.
 """
 
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -72,6 +73,14 @@ def _failure(error: CudnnError, cudnn: Cudnn) -> str:
     )
 
 
+def _frames_of_gradkit() -> int:
+    """How far up the stack the line is that called gradkit, from ``_warn_once``."""
+    frame, level = sys._getframe(2), 2
+    while frame.f_back and str(frame.f_globals.get("__name__")).startswith("gradkit."):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
 def _warn_once(message: str) -> None:
     global _warned
     if not _warned:
@@ -80,5 +89,5 @@ def _warn_once(message: str) -> None:
             f"{message}. Batch norm runs on gradkit's own kernels instead, which are equally "
             'accurate; engine="native" selects them without this warning',
             RuntimeWarning,
-            stacklevel=6,  # the line that called batch_norm
+            stacklevel=_frames_of_gradkit(),
         )

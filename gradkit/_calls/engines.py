@@ -11,14 +11,20 @@ _ENGINES = ("cudnn", "cudnn-persistent", "native")
 _latest = threading.local()
 
 
-def check(x: Array, engine: str | None, *, alone: bool = True) -> None:
-    """Raise if the engine is unknown, or is cuDNN's and does not support the call."""
-    if engine is None or checks.choice(engine, "engine", _ENGINES) == "native":
-        return
-    if not alone:
-        raise ValueError(f"engine={engine!r} does not support group; pass None or 'native'")
-    if isinstance(x, np.ndarray):
+def check(x: Array, engine: str | None) -> None:
+    """Raise if the engine is unknown, or is cuDNN's and does not support such arrays."""
+    if _is_cudnns(engine) and isinstance(x, np.ndarray):
         raise ValueError(f"engine={engine!r} needs CuPy arrays; for NumPy pass None or 'native'")
+
+
+def check_over_ranks(engine: str | None) -> None:
+    """Raise if the engine is unknown, or is cuDNN's, which cannot compute over ranks."""
+    if _is_cudnns(engine):
+        raise ValueError(f"engine={engine!r} does not support group; pass None or 'native'")
+
+
+def _is_cudnns(engine: str | None) -> bool:
+    return engine is not None and checks.choice(engine, "engine", _ENGINES) != "native"
 
 
 def ran(engine: Engine) -> None:

@@ -1,0 +1,317 @@
+"""How norms over channels are launched: what shapes, strides and dtypes decide, once a plan."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from gradkit._backend import Array, Shape
+from gradkit._cuda.launch.buffers import (
+    AllUsable,
+    contiguous,
+    copy_back,
+    vector_of,
+    writable_like,
+)
+from gradkit._cuda.launch.device import Device, scratch
+from gradkit._cuda.launch.grids import column_block, power_of_two, row_blocks
+from gradkit._cuda.launch.kernels import (
+    Combination,
+    Launch,
+    LoadedKernel,
+    Macros,
+    kernel,
+    norm_macros,
+)
+from gradkit._dtypes import BATCH_NORM_TYPES, DType, Types, accumulation_name, dtype_named
+
+STEPS = "batch_norm_steps"  # the file of the kernels of which every step has its own
+_THREADS = 256
+_PER_CHANNEL = 128  # the threads of a block that has one for every channel
+_ABREAST = 32  # columns of channels-last arrays that a block reads side by side at least
+_FIRST = {  # of each file's kernels: as many shares as the device holds of it at once
+    "batch_norm": "sum_deviations",
+    "batch_norm_grad": "sum_channels",
+    "batch_norm_inference": "infer",
+    "batch_norm_inference_grad": "infer_gradient",
+    "group_norm": "sum_group_deviations",
+    "group_norm_grad": "sum_group_gradient",
+}
+_FLOAT64 = np.dtype(np.float64)
+
+_Arrays: TypeAlias = Sequence[Array | None]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """An array as kernels see it, with its axes in ``order``: as columns that are summed over.
+
+    A batch norm has a column for each channel, a group norm one for each sample's channel.
+    """
+
+    order: tuple[int, ...]
+    last: bool  # the channels are the fastest axis in memory
+    vector: int  # elements that one access moves
+    count: int
+    channels: int
+    elements: int  # of each column
+    extent: tuple[int, ...]  # as kernels are told
+
+    @classmethod
+    def of_batch(cls, x: Array, axis: int) -> "Columns":
+        """(before, channels, after); before and after are one if the channels are last."""
+        channels, before = x.shape[axis], math.prod(x.shape[:axis])
+        after = math.prod(x.shape[axis + 1 :])
+        order, last = _order(x, axis, tuple(range(x.ndim)), after)
+        extent = (before * after, channels, 1) if last else (before, channels, after)
+        vector = vector_of(x.itemsize, channels if last else after)
+        return cls(order, last, vector, channels, channels, before * after, extent)
+
+    @classmethod
+    def of_groups(cls, x: Array, axis: int, groups: int) -> "Columns":
+        """(samples, channels, space, channels a group): see ``groups.cuh``."""
+        samples, channels = x.shape[0], x.shape[axis]
+        space = math.prod(x.shape[1:axis] + x.shape[axis + 1 :])
+        first = (0, axis, *range(1, axis), *range(axis + 1, x.ndim))
+        order, last = _order(x, axis, first, space)
+        extent = (samples, channels, space, channels // groups)
+        vector = vector_of(x.itemsize, channels if last else space)
+        return cls(order, last, vector, samples * channels, channels, space, extent)
+
+    def view(self, array: Array) -> Array:
+        """The array with its axes in this order."""
+        return array.transpose(self.order)
+
+
+def _order(x: Array, axis: int, first: tuple[int, ...], run: int) -> tuple[tuple[int, ...], bool]:
+    """The order that an array has already, if it is ``first`` or has the channels last.
+
+    Otherwise it is copied into the first; ``run``: how many elements of a channel lie together in
+    that. And whether the channels are last.
+    """
+    last = (*range(axis), *range(axis + 1, x.ndim), axis)
+    is_last = run == 1 or (_gapless(x, last) and not _gapless(x, first))
+    return (last if is_last else first), is_last
+
+
+def _gapless(x: Array, order: tuple[int, ...]) -> bool:
+    """Whether an array has no gaps and its axes in this order."""
+    if 0 in x.shape:
+        return True
+    step = x.itemsize
+    for axis in reversed(order):
+        if x.shape[axis] > 1 and x.strides[axis] != step:
+            return False
+        step *= x.shape[axis]
+    return True
+
+
+def batch_launches(device: Device, file: str, x: Array, axis: int, types: Types) -> "BatchLaunches":
+    """The kernels of a file for data like this and vectors of these dtypes."""
+    return BatchLaunches(*_decided(device, file, Columns.of_batch(x, axis), types))
+
+
+def group_launches(
+    device: Device, file: str, x: Array, axis: int, groups: int, types: Types
+) -> "GroupLaunches":
+    """The same of a group norm."""
+    return GroupLaunches(*_decided(device, file, Columns.of_groups(x, axis, groups), types))
+
+
+def _decided(device: Device, file: str, columns: Columns, types: Types) -> tuple[Any, ...]:
+    macros = norm_macros(types, columns.vector, LAST=int(columns.last))
+    grid, block = _blocks(kernel(device, file, _FIRST[file], **macros), columns)
+    accumulator = dtype_named(accumulation_name(types[0]))
+    return device, file, macros, columns, grid, block, accumulator
+
+
+def _blocks(first: LoadedKernel, of: Columns) -> tuple[Shape, Shape]:
+    """The grid and the block: columns side by side, shares of their elements below.
+
+    As many shares as the device holds at once of the first kernel.
+    """
+    columns, packs, abreast = of.count, of.elements, 1
+    if of.last:
+        columns = -(-columns // of.vector)
+        abreast = min(_ABREAST, power_of_two(columns))
+    else:
+        packs //= of.vector
+    down = min(_THREADS // abreast, power_of_two(packs))
+    across = min(_THREADS // down, power_of_two(columns))
+    tiles = -(-columns // across)
+    resident = first.resident(across * down) * first.device.multiprocessors
+    shares = min(-(-resident // tiles), -(-packs // down))
+    return (tiles, max(1, shares)), (across, down)
+
+
+@dataclass(frozen=True, eq=False)
+class Launches:
+    """The kernels of one file for arrays of one shape, and arrays that they can use."""
+
+    device: Device
+    file: str
+    macros: Macros
+    columns: Columns
+    grid: Shape
+    block: Shape
+    accumulator: DType
+
+    @property
+    def statistics(self) -> int:
+        """How many means there are."""
+        raise NotImplementedError
+
+    def usable(self, inputs: _Arrays, outs: _Arrays) -> tuple[_Arrays, _Arrays]:
+        """The arrays themselves if kernels can use them; else copies, and what is like the outs."""
+        return (inputs, outs) if self._all_usable((*inputs, *outs)) else self.each(inputs, outs)
+
+    def each(self, inputs: _Arrays, outs: _Arrays) -> tuple[_Arrays, _Arrays]:
+        """The same, with every array looked at by itself."""
+        device = self.device
+        read = [contiguous(device, array, self._width(array)) for array in inputs]
+        written = [writable_like(device, out, self._width(out)) for out in outs]
+        return read, written
+
+    def _width(self, array: Array | None) -> int:
+        """How many elements of an array one access moves: vectors have one a channel."""
+        return self.columns.vector if array is not None and array.ndim > 1 else 1
+
+    @cached_property
+    def _all_usable(self) -> AllUsable:
+        return AllUsable()
+
+    def deliver(self, outs: _Arrays, written: _Arrays) -> None:
+        """Copy what was not written in its place."""
+        for out, made in zip(outs, written, strict=True):
+            copy_back(out, made)
+
+    @cached_property
+    def launched(self) -> dict[str, Launch]:
+        """The launches of kernels by name."""
+        return {}
+
+    def launch(self, name: str, grid: Shape, block: Shape) -> Launch:
+        """The launch of a kernel, which has the same grid and block each time."""
+        found = self.launched.get(name)
+        if found is None:
+            found = self.launched[name] = Launch(self.kernel(name), grid, block)
+        return found
+
+    def kernel(self, name: str) -> LoadedKernel:
+        """A kernel of the file."""
+        return kernel(self.device, self.file, name, **self.macros)
+
+    @cached_property
+    def extent(self) -> tuple[np.int64, ...]:
+        """The shape, as kernels are told."""
+        return tuple(map(np.int64, self.columns.extent))
+
+    def over_columns(self, name: str, *arrays: Array | None, last: tuple[Any, ...] = ()) -> None:
+        """Launch a kernel that visits every element, if there are any."""
+        if all(self.extent):
+            self.launch(name, self.grid, self.block)(*arrays, *self.extent, *last)
+
+    def over_channels(self, name: str, *arguments: Any) -> None:
+        """Launch a kernel that adds up the partial sums of each channel."""
+        self.launch(name, *self._channel_blocks)(*arguments)
+
+    @cached_property
+    def _channel_blocks(self) -> tuple[Shape, Shape]:
+        channels = self.columns.channels
+        block = column_block(self.device.multiprocessors, channels, 1)
+        return (-(-channels // block[0]),), block
+
+    def partials(self) -> Array:
+        """Memory for two sums of every share of every column."""
+        return scratch(self.device, (2, self.grid[1], self.columns.count), _FLOAT64)
+
+    def scratch(self, planes: int, dtype: DType = _FLOAT64) -> Array:
+        """Memory for some numbers beside each mean."""
+        return scratch(self.device, (planes, self.statistics), dtype)
+
+
+class BatchLaunches(Launches):
+    """Those of a batch norm."""
+
+    @property
+    def statistics(self) -> int:
+        return self.columns.channels
+
+    @cached_property
+    def _counts(self) -> tuple[np.int64, ...]:
+        """Shares, channels, and the number to divide sums by."""
+        count = self.columns.elements
+        counts = self.grid[1] if count else 0, self.columns.channels, max(1, count)
+        return tuple(map(np.int64, counts))
+
+    def finish(
+        self, name: str, *arrays: Array | None, last: tuple[Any, ...] = (), counted: bool = True
+    ) -> None:
+        """Launch a kernel that adds up the partial sums of each channel, and may divide them."""
+        self.over_channels(name, *arrays, *self._counts[: 3 if counted else 2], *last)
+
+    def each_channel(self, name: str, *arguments: Any, last: tuple[Any, ...] = ()) -> None:
+        """Launch a kernel that has a thread for every channel."""
+        grid = (-(-self.columns.channels // _PER_CHANNEL),)
+        self.launch(name, grid, (_PER_CHANNEL,))(*arguments, self._counts[1], *last)
+
+    @cached_property
+    def steps(self) -> "BatchLaunches":
+        """The kernels that finish and begin the steps which a batch norm is split into."""
+        return replace(self, file=STEPS, macros=_steps_macros(self.macros))
+
+    def deviations(self, x: Array) -> tuple[Array, Array]:
+        """Partial sums about a centre, and the centre: what every mean and variance is made of."""
+        partials, centre = self.partials(), self.scratch(1)
+        self.over_columns("sum_deviations", x, None, partials)
+        self.finish("finish_centre", x, partials, centre, last=self.extent[2:])
+        self.over_columns("sum_deviations", x, centre, partials)
+        return partials, centre
+
+
+class GroupLaunches(Launches):
+    """Those of a group norm."""
+
+    @cached_property
+    def statistics(self) -> int:
+        samples, channels, _, width = self.columns.extent
+        return samples * (channels // width)
+
+    @cached_property
+    def shares(self) -> np.int64:
+        """How many partial sums each column has."""
+        return np.int64(self.grid[1])
+
+    def over_groups(self, name: str, *arrays: Array | None, last: tuple[Any, ...] = ()) -> None:
+        """Launch a kernel that adds up the partial sums of each group."""
+        launch = self.launched.get(name)
+        if launch is None:
+            terms = self.grid[1] * self.columns.extent[3]
+            blocks = row_blocks(self.kernel(name), self.statistics, terms, _THREADS)
+            launch = self.launch(name, (blocks.count,), blocks.block)
+        launch(*arrays, self.shares, *self.extent, *last)
+
+
+def _steps_macros(of: Macros) -> Macros:
+    """The macros of the kernels of steps that go with those of these macros."""
+    return {"ACC_T": accumulation_name(str(of["DATA_T"])), "STAT_T": of["STAT_T"]}
+
+
+def combinations(file: str, table: Iterable[Types] = BATCH_NORM_TYPES) -> Iterator[Combination]:
+    """A kernel file with all macros that these launchers can ask for."""
+    for types in table:
+        for vector in (1, 16 // dtype_named(types[0]).itemsize):
+            for last in (False, True):
+                yield file, norm_macros(types, vector, LAST=int(last))
+
+
+def combinations_of_steps(
+    file: str, table: Iterable[Types] = BATCH_NORM_TYPES
+) -> Iterator[Combination]:
+    """The same with the kernels of steps."""
+    for _, macros in combinations(file, table):
+        yield file, macros
+        yield STEPS, _steps_macros(macros)

@@ -1,0 +1,356 @@
+"""The norms over channels on a GPU: batch norm, by cuDNN if it can, and group norm."""
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from gradkit._backend import Array, Engine, Number
+from gradkit._calls.channels import (
+    BatchNorm,
+    BatchNormApply,
+    BatchNormGrad,
+    BatchNormGradApply,
+    BatchNormGradSums,
+    BatchNormInference,
+    BatchNormInferenceGrad,
+    BatchNormStats,
+    CombineStats,
+    GroupNorm,
+    GroupNormGrad,
+    UpdateRunningStatistics,
+)
+from gradkit._cuda.channel_launches import (
+    BatchLaunches,
+    GroupLaunches,
+    batch_launches,
+    combinations,
+    combinations_of_steps,
+    group_launches,
+)
+from gradkit._cuda.cudnn import batch_normalization as by_cudnn
+from gradkit._cuda.cudnn import library
+from gradkit._cuda.cudnn.engines import ByCudnn, done_by_cudnn
+from gradkit._cuda.launch.buffers import contiguous, copy_back, writable_like
+from gradkit._cuda.launch.device import Device
+from gradkit._cuda.launch.kernels import Combination, kernel, types_of
+from gradkit._cuda.launch.operations import OnDevice
+from gradkit._cuda.launch.tensor_lists import either
+from gradkit._cuda.launch.warmup import asks_for
+from gradkit._dtypes import (
+    BATCH_NORM_TYPES,
+    FLOATS,
+    LAYER_NORM_TYPES,
+    Types,
+    accumulation_name,
+    float_name,
+)
+from gradkit.errors import BackendUnavailableError
+
+_RUNNING = "running_statistics"
+_COMBINE = "combine_stats"
+_THREADS = 128  # of a block that has one for every channel
+# Without scale and bias, as most steps, they count as arrays of the statistics' dtype.
+_BARE = [types for types in BATCH_NORM_TYPES if types[1] == types[2]]
+_WIDE = [types for types in _BARE if types[1] == accumulation_name(types[0])]
+
+
+def _combining() -> list[Combination]:
+    return [(_COMBINE, {})]
+
+
+def _moving() -> Iterator[Combination]:
+    for name in FLOATS:
+        yield _RUNNING, {"STAT_T": name}
+
+
+def _forward() -> Iterator[Combination]:
+    yield from combinations_of_steps("batch_norm")
+    yield from _moving()
+
+
+class ChannelNorms(OnDevice):
+    """Launches the kernels of norms over channels, or has cuDNN compute a batch norm."""
+
+    @asks_for(_forward)
+    def batch_norm(self, call: BatchNorm) -> Engine:
+        """Write ``y``, which may be ``x``, ``mean`` and ``inv_std``; move running statistics."""
+        moved = None if call.running_mean is None else call.running_mean.dtype
+        return self._by(by_cudnn.batch_norm, self._batch_norm, call, call.eps, moved)
+
+    def _batch_norm(self, call: BatchNorm) -> None:
+        device, eps = self.device, (np.float64(call.eps),)
+        work = self._batch("batch_norm", call, call.mean, call.scale, call.bias)
+        view = work.columns.view
+        outs = view(call.y), call.mean, call.inv_std
+        (x, scale, bias), written = work.usable((view(call.x), call.scale, call.bias), outs)
+        y, mean, inv_std = written
+        partials, centre = work.deviations(x)
+        exact = work.scratch(2)
+        if call.running_mean is None:
+            work.finish("finish_moments", partials, centre, exact, mean, inv_std, last=eps)
+        else:
+            known = work.scratch(2)
+            work.steps.finish("finish_stats", partials, centre, known[0], known[1])
+            moving, count = (call.running_mean, call.running_var), float(work.columns.elements)
+            _move(device, *moving, known[0], known[1], count, call.momentum, *moving)
+            steps = known[0], known[1], exact, mean, inv_std
+            work.steps.each_channel("take_stats", *steps, last=eps)
+        work.over_columns("normalize", x, scale, bias, exact, y)
+        work.deliver(outs, written)
+
+    @asks_for(partial(combinations, "batch_norm_grad"))
+    def batch_norm_grad(self, call: BatchNormGrad) -> Engine:
+        """Write ``dx``, ``dscale`` and ``dbias`` (``=``); ``dx`` may be ``dy``."""
+        return self._by(by_cudnn.batch_norm_grad, self._batch_norm_grad, call)
+
+    def _batch_norm_grad(self, call: BatchNormGrad) -> None:
+        work = self._batch("batch_norm_grad", call, call.mean, call.scale)
+        view = work.columns.view
+        inputs = view(call.dy), view(call.x), call.scale, call.mean, call.inv_std
+        outs = view(call.dx), call.dscale, call.dbias
+        (dy, x, scale, mean, inv_std), written = work.usable(inputs, outs)
+        dx, dscale, dbias = written
+        partials, means = work.partials(), work.scratch(2, work.accumulator)
+        work.over_columns("sum_channels", dy, x, mean, inv_std, partials)
+        work.finish("finish_channels", partials, dscale, dbias, means)
+        work.over_columns("apply_channels", dy, x, scale, mean, inv_std, means, dx)
+        work.deliver(outs, written)
+
+    @asks_for(partial(combinations, "batch_norm_inference"))
+    def batch_norm_inference(self, call: BatchNormInference) -> Engine:
+        """Write ``y``, which may be ``x``."""
+        return self._by(by_cudnn.batch_norm_inference, self._inference, call, call.eps)
+
+    def _inference(self, call: BatchNormInference) -> None:
+        work = self._batch("batch_norm_inference", call, call.mean, call.scale, call.bias)
+        view = work.columns.view
+        inputs, outs = (view(call.x), call.scale, call.bias, call.mean, call.var), (view(call.y),)
+        read, written = work.usable(inputs, outs)
+        work.over_columns("infer", *read, *written, last=(np.float64(call.eps),))
+        work.deliver(outs, written)
+
+    @asks_for(partial(combinations, "batch_norm_inference_grad"))
+    def batch_norm_inference_grad(self, call: BatchNormInferenceGrad) -> None:
+        """Write ``dx``, ``dscale`` and ``dbias`` (``=``); ``dx`` may be ``dy``. cuDNN has none."""
+        if not call.x.shape[call.channel_axis]:
+            return
+        work = self._batch("batch_norm_inference_grad", call, call.mean, call.scale)
+        view = work.columns.view
+        inputs = view(call.dy), view(call.x), call.scale, call.mean, call.var
+        outs = view(call.dx), call.dscale, call.dbias
+        read, written = work.usable(inputs, outs)
+        dx, *parameters = written
+        partials = None if call.scale is None else work.partials()
+        eps = (np.float64(call.eps),)
+        work.over_columns("infer_gradient", *read, dx, partials, last=eps)
+        if partials is not None:
+            work.finish("finish_parameters", partials, *parameters, counted=False)
+        work.deliver(outs, written)
+
+    @asks_for(_moving)
+    def update_running_statistics(self, call: UpdateRunningStatistics) -> None:
+        """Write the next running statistics, which may be the present ones."""
+        present, batch = (call.running_mean, call.running_var), (call.mean, call.var)
+        known = *present, *batch, call.count, call.momentum
+        _move(self.device, *known, call.next_mean, call.next_var)
+
+    @asks_for(partial(combinations_of_steps, "batch_norm", _WIDE))
+    def batch_norm_stats(self, call: BatchNormStats) -> None:
+        """Write each channel's ``mean`` and biased ``var``, in float64; 0 if it has no elements."""
+        if not call.x.shape[call.channel_axis]:
+            return
+        work = self._batch("batch_norm", call)
+        outs = call.mean, call.var
+        (data,), written = work.each((work.columns.view(call.x),), outs)
+        partials, centre = work.deviations(data)
+        work.steps.finish("finish_stats", partials, centre, *written)
+        work.deliver(outs, written)
+
+    @asks_for(_combining)
+    def combine_stats(self, call: CombineStats) -> None:
+        """Write the statistics of all ranks' channels, from the rows ``means[rank]``."""
+        device, (ranks, channels) = self.device, call.means.shape
+        rows = [contiguous(device, array) for array in (call.means, call.variances, call.counts)]
+        outs = call.mean, call.var, call.count
+        written = [writable_like(device, out) for out in outs]
+        numbers = np.uint32(ranks), np.int64(channels)
+        launch = kernel(device, _COMBINE, _COMBINE)
+        launch((_blocks(device, channels),), (_THREADS,), (*rows, *numbers, *written))
+        for out, made in zip(outs, written, strict=True):
+            copy_back(out, made)
+
+    @asks_for(partial(combinations_of_steps, "batch_norm"))
+    def batch_norm_apply(self, call: BatchNormApply) -> None:
+        """Write ``y``, ``saved_mean`` and ``inv_std``; ``y`` may be ``x``."""
+        if not call.x.shape[call.channel_axis]:
+            return
+        work = self._batch("batch_norm", call, call.inv_std, call.scale, call.bias)
+        view = work.columns.view
+        outs = view(call.y), call.saved_mean, call.inv_std
+        inputs = view(call.x), call.scale, call.bias, call.mean, call.var
+        (data, *affine, mean, var), written = work.each(inputs, outs)
+        exact = work.scratch(2)
+        known = mean, var, exact
+        work.steps.each_channel("take_stats", *known, *written[1:], last=(np.float64(call.eps),))
+        work.over_columns("normalize", data, *affine, exact, written[0])
+        work.deliver(outs, written)
+
+    @asks_for(partial(combinations_of_steps, "batch_norm_grad", _BARE))
+    def batch_norm_grad_sums(self, call: BatchNormGradSums) -> None:
+        """Write each channel's sums of ``dy * xhat`` and of ``dy``, in float64."""
+        if not call.x.shape[call.channel_axis]:
+            return
+        work = self._batch("batch_norm_grad", call, call.mean)
+        view = work.columns.view
+        outs = call.sum_dy_xhat, call.sum_dy
+        inputs, written = work.each((view(call.dy), view(call.x), call.mean, call.inv_std), outs)
+        partials = work.partials()
+        work.over_columns("sum_channels", *inputs, partials)
+        work.steps.finish("finish_sums", partials, *written, counted=False)
+        work.deliver(outs, written)
+
+    @asks_for(partial(combinations_of_steps, "batch_norm_grad"))
+    def batch_norm_grad_apply(self, call: BatchNormGradApply) -> None:
+        """Write ``dx``, from the sums over ``count`` elements a channel; it may be ``dy``."""
+        if not call.x.shape[call.channel_axis]:
+            return
+        work = self._batch("batch_norm_grad", call, call.mean, call.scale)
+        view = work.columns.view
+        outs, sums = (view(call.dx),), (call.sum_dy_xhat, call.sum_dy)
+        inputs = view(call.dy), view(call.x), call.scale, call.mean, call.inv_std
+        (*read, of_product, of_dy), written = work.each((*inputs, *sums), outs)
+        array, number = either(call.count)
+        means = work.scratch(2, work.accumulator)
+        counts = contiguous(self.device, array), number
+        work.steps.each_channel("take_sums", of_product, of_dy, *counts, means)
+        work.over_columns("apply_channels", *read, means, *written)
+        work.deliver(outs, written)
+
+    @asks_for(partial(combinations, "group_norm", LAYER_NORM_TYPES))
+    def group_norm(self, call: GroupNorm) -> None:
+        """Write ``y``, ``mean`` and ``inv_std``, of (samples, groups); ``y`` may be ``x``."""
+        if not call.x.size:  # an empty group counts as mean 0, variance 0
+            call.inv_std.fill(1 / math.sqrt(call.eps) if call.eps else math.inf)
+            call.mean.fill(0)
+            return
+        work = self._groups("group_norm", call, call.scale, call.bias)
+        view = work.columns.view
+        outs = view(call.y), call.mean, call.inv_std
+        (x, scale, bias), written = work.usable((view(call.x), call.scale, call.bias), outs)
+        y, mean, inv_std = written
+        partials, centre, exact = work.partials(), work.scratch(1), work.scratch(2)
+        work.over_columns("sum_group_deviations", x, None, partials)
+        work.over_groups("finish_group_centre", partials, centre)
+        work.over_columns("sum_group_deviations", x, centre, partials)
+        statistics = partials, centre, exact, mean, inv_std
+        work.over_groups("finish_group_moments", *statistics, last=(np.float64(call.eps),))
+        work.over_columns("normalize_groups", x, scale, bias, exact, y)
+        work.deliver(outs, written)
+
+    @asks_for(partial(combinations, "group_norm_grad", LAYER_NORM_TYPES))
+    def group_norm_grad(self, call: GroupNormGrad) -> None:
+        """Write ``dx``, ``dscale`` and ``dbias`` (``=``); ``dx`` may be ``dy``."""
+        if not call.x.size:
+            for gradient in (call.dscale, call.dbias):
+                if gradient is not None:
+                    gradient.fill(0)
+            return
+        work = self._groups("group_norm_grad", call, call.scale)
+        view = work.columns.view
+        outs = view(call.dx), call.dscale, call.dbias
+        inputs = view(call.dy), view(call.x), call.scale, call.mean, call.inv_std
+        (dy, x, scale, mean, inv_std), written = work.usable(inputs, outs)
+        dx, dscale, dbias = written
+        partials, means = work.partials(), work.scratch(2, work.accumulator)
+        work.over_columns("sum_group_gradient", dy, x, mean, inv_std, partials)
+        work.over_groups("finish_group_means", partials, scale, means)
+        if dscale is not None:  # and dbias with it
+            sums = partials, dscale, dbias, work.shares, *work.extent[:2]
+            work.over_channels("finish_group_parameters", *sums)
+        work.over_columns("apply_group_gradient", dy, x, scale, mean, inv_std, means, dx)
+        work.deliver(outs, written)
+
+    def _batch(
+        self, file: str, call: Any, statistic: Array | None = None, *parameters: Array | None
+    ) -> BatchLaunches:
+        """The launches of a call's plan; statistics of their own are of the accumulation dtype."""
+        work: BatchLaunches | None = call.plan.launcher
+        if work is None:
+            x = call.x
+            if statistic is None:
+                wide = accumulation_name(float_name(x.dtype) or "")
+                types: Types = (float_name(x.dtype) or "", wide, wide)
+            else:
+                types = types_of(x, statistic, *parameters)
+            work = batch_launches(self.device, file, x, call.channel_axis, types)
+            call.plan.launcher = work
+        return work
+
+    def _groups(
+        self, file: str, call: GroupNorm | GroupNormGrad, *parameters: Array | None
+    ) -> GroupLaunches:
+        """The launches of a call's plan."""
+        work: GroupLaunches | None = call.plan.launcher
+        if work is None:
+            types, groups = types_of(call.x, call.mean, *parameters), call.mean.shape[1]
+            work = group_launches(self.device, file, call.x, call.channel_axis, groups, types)
+            call.plan.launcher = work
+        return work
+
+    def _by(
+        self, by_cudnn: ByCudnn, natively: Callable[[Any], None], call: Any, *more: Any
+    ) -> Engine:
+        """Have cuDNN compute a call if it can; ``more``: what else decides that."""
+        x, axis = call.x, call.channel_axis
+        case = type(call), x.shape, x.strides, x.dtype, axis, *more
+        if done_by_cudnn(self.device, call.engine, partial(by_cudnn, call=call), case):
+            return "cudnn"
+        if x.shape[axis]:
+            natively(call)
+        return "native"
+
+    def load_cudnn(self) -> None:
+        """Load cuDNN if it is installed, and create this thread's handle."""
+        with self.device.active():
+            stream = self.device.cuda_stream()
+            if stream is None:
+                return
+            try:
+                library.cudnn().handles.get(self.device.number, stream)
+            except BackendUnavailableError:
+                return
+
+
+def _move(
+    device: Device,
+    running_mean: Array,
+    running_var: Array,
+    mean: Array,
+    var: Array,
+    count: Number,
+    momentum: float,
+    next_mean: Array,
+    next_var: Array,
+) -> None:
+    """Write the next running statistics, which may be the present ones, by one launch."""
+    channels = running_mean.size
+    if not channels:
+        return
+    read = [contiguous(device, array) for array in (running_mean, running_var, mean, var)]
+    outs = next_mean, next_var
+    written = [writable_like(device, out) for out in outs]
+    array, number = either(count)
+    counts = contiguous(device, array), number, np.float64(momentum)
+    launch = kernel(device, _RUNNING, "update_running", STAT_T=float_name(running_mean.dtype) or "")
+    arguments = *read, *counts, *written, np.int64(channels)
+    launch((_blocks(device, channels),), (_THREADS,), arguments)
+    for out, made in zip(outs, written, strict=True):
+        copy_back(out, made)
+
+
+def _blocks(device: Device, channels: int) -> int:
+    """How many blocks have a thread for every channel, up to as many as stay at work."""
+    return min(max(1, -(-channels // _THREADS)), device.multiprocessors * 8)
