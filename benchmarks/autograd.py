@@ -108,6 +108,43 @@ def _torch_passes(forward: Any, gradient: Any, through: Any, theirs: Any) -> dic
     return found
 
 
+def in_a_gpt() -> dict[str, Makers]:
+    """Return both passes of a small GPT by PyTorch's norms and ours, by torch.compile too."""
+    norms = {"torch": functional, "gradkit.torch": ours}
+    ways = {
+        way + ", compiled" * compiled: partial(_gpt_passes, library, compiled)
+        for compiled in (False, True)
+        for way, library in norms.items()
+    }
+    return {"4 blocks of 8 x 64 x 128": ways}
+
+
+def _gpt_passes(library: Any, compiled: bool) -> Call:
+    samples, length, width, heads = 8, 64, 128, 4
+
+    def block(x: Any, qkv: Any, out: Any, up: Any, down: Any, *norms: Any) -> Any:
+        row = library.layer_norm(x, (width,), *norms[:2])
+        parts = (row @ qkv).unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
+        attended = functional.scaled_dot_product_attention(*parts, is_causal=True)
+        x = x + attended.transpose(1, 2).flatten(2) @ out
+        row = library.layer_norm(x, (width,), *norms[2:])
+        return x + functional.gelu(row @ up) @ down
+
+    def loss(x: Any, *blocks: Any) -> Any:
+        for parameters in blocks:
+            x = block(x, *parameters)
+        return x.square().mean()
+
+    shapes = ((width, 3 * width), (width, width), (width, 4 * width), (4 * width, width))
+    blocks = [
+        [*(torch.randn(shape) / 10 for shape in shapes), *(torch.ones(width) for _ in range(4))]
+        for _ in range(4)
+    ]
+    leaves = [parameter.requires_grad_() for parameters in blocks for parameter in parameters]
+    x, run = torch.randn(samples, length, width), torch.compile(loss) if compiled else loss
+    return lambda: torch.autograd.grad(run(x, *blocks), leaves)
+
+
 def _jax_passes(norm: Callable[..., Any], dy: Any, x: Any, scale: Any) -> Any:
     y, gradient = jax.vjp(norm, x, scale)
     return y, gradient(dy)

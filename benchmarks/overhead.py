@@ -11,6 +11,7 @@ medians. ``--in-turns``, or without pyperf: in this process, in turns, the best 
   ``+ engine``: then PyTorch's ``x.view_as(x)`` and its backward pass; ``bare``: a
   ``torch.autograd.Function`` that makes the two calls and checks nothing. ``--check``: 15 us beyond
   ``bare``.
+- ``gpt``: both passes of a small transformer, by ``torch.compile`` too, which needs a compiler.
 - ``jax``: both passes of a norm in one jitted function, and a clip. ``nothing``: as many callbacks
   that do nothing; ``in turn``: ``nothing`` and then ``direct``, of which each finds the processor's
   caches full of the other's code. ``--check``: no more than that.
@@ -72,6 +73,7 @@ GROUPS: dict[str, Callable[..., dict[str, Makers]]] = {
     "small": small_calls,
     "tensors": on_tensors,
     "torch": autograd.in_torch,
+    "gpt": autograd.in_a_gpt,
     "jax": autograd.in_jax,
 }
 # Differences of two ways that are printed too; what ``--check`` looks at, and the most it may be.

@@ -61,8 +61,10 @@ class Torch(Framework):
         # PyTorch's allocator tracks the streams that a tensor is used on, and can resize.
         torch = sys.modules["torch"]
         tensor = torch.empty(shape, dtype=_torch_dtype(dtype), device=like.device)
-        if type(tensor) is not torch.Tensor:  # a mode made it, which has no memory perhaps
-            return None
+        if torch._C._dispatch_isTensorSubclassLike(tensor) or torch.jit.is_tracing():
+            return (
+                None  # a mode or a transform made it, or a tracer saw it, which would lose writes
+            )
         return _on_device(tensor) if _is_cuda(like) else _at(tensor.data_ptr(), tensor), tensor
 
     def wrap(self, result: Array, like: Any) -> Any:

@@ -95,7 +95,7 @@ def clip_grad_norm_(
     parameters : Tensor or iterable of Tensor
         Their ``grad`` is **written in place**; those without one are skipped.
     max_norm : float, or 0-d Tensor
-        At least 0; what :meth:`gradkit.SpikeGuard.update` returns, for example.
+        At least 0; such as the limit of a :class:`gradkit.SpikeGuard`.
     norm_type : float
         p: above 0, or infinity.
     error_if_nonfinite : bool

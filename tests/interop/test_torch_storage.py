@@ -5,6 +5,7 @@ resizes those of parameters, others those of activations.
 """
 
 import gc
+import warnings
 import weakref
 
 import numpy as np
@@ -199,3 +200,22 @@ def test_results_are_where_the_inputs_are(torch):
         norm = gradkit.grad_norm(x)
     np.testing.assert_allclose(y.tolist(), [[3 / 12.5**0.5, 4 / 12.5**0.5]], rtol=1e-6)
     assert norm.tolist() == 5
+
+
+def test_modes_and_transforms_see_results_that_are_complete(torch):
+    """None of them records, or holds back, what was new memory and is written since."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    x = torch.tensor([[3.0, 4.0]])
+
+    def normalised(w):
+        return w * gradkit.rms_norm(x, eps=0.0)[0]
+
+    one = torch.ones(2)
+    expected = normalised(one)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch: what is traced becomes a constant
+        traced = torch.jit.trace(normalised, (one,))
+    found = [traced(one), make_fx(normalised)(one)(one), torch.func.functionalize(normalised)(one)]
+    found.append(torch.vmap(normalised)(torch.ones(1, 2))[0])
+    assert all(torch.equal(each, expected) for each in found)
