@@ -6,10 +6,7 @@ from collections.abc import Callable, Iterator
 from tests.mutants.mutant import Place
 
 # Loops over registers, whose number the compiler knows and holds the index against.
-_CONSTANT = (
-    r"(?:(?:VEC|OWN|N|B|CHUNKS|PLANES|AT_ONCE|PACKS|O::BATCH)\b|sizeof|2;|8\b"
-    r"|(?:Read|Written|Raw<T, N>)::(?:WORDS|EACH)\b)"
-)
+_CONSTANT = r"(?:(?:VEC|OWN|N|B|CHUNKS|PLANES|AT_ONCE|PACKS|[\w<>, ]+::[A-Z]+|8)\b|sizeof|2;)"
 _SUM = (
     r"((?:\*own|own\.sum\([^)]*\)|(?:own\.)?\b(?:sums|part|totals?))(?:\.\w+|\[[^\]]+\])*) "
     r"(?:\+= ([^;\n]+)|= (fused\([^;\n]+\)));"
@@ -41,8 +38,9 @@ RULES: tuple[tuple[str, str, str | Callable[[re.Match[str]], str]], ...] = (
     ("a boundary off by one", r"(?<=[\w)\]]) >= (?=[\w(])", " > "),
     ("a boundary off by one", r"(?<=[\w)\]]) <= (?=[\w(])", " < "),
     ("a boundary off by one", r"(?<=[\w)\]]) > (?=[\w(])", " >= "),
-    ("an index of 32 bits", r"\bi64\b", "int"),
-    ("an unsigned index of 32 bits", r"static_cast<i64>", "static_cast<u32>"),
+    ("an index of 32 bits", r"\bi64\b(?!>)", "int"),
+    ("an unsigned index of 32 bits", r"\bstart_of\([^()\n]*\)", r"static_cast<u32>(\g<0>)"),
+    ("an unsigned index of 32 bits", r"(?<= \+ )(?:\w[\w.]* \* )+width(?=[ ;,)])", r"static_cast<u32>(\g<0>)"),
     ("the tail lost", rf"(for \([^;\n]*; [^;\n]*?)(\w+) < (?!{_CONSTANT})", r"\1\2 + 1 < "),
     ("the tail lost", r"/= 2(?=\))", "/= 4"),
     ("a wrong stride", r"((?:;|,) \w+ \+= )([^,;()\n]+)(?=[,)])", r"\1 2 * (\2)"),
@@ -65,6 +63,7 @@ RULES: tuple[tuple[str, str, str | Callable[[re.Match[str]], str]], ...] = (
     ("an output element not written", r"(?<=\n)( +)(?!for|if|const|return)(?:\*?\w[\w.]*\[[^=;\n]*\]|\*\w+) = [^;\n]+;", r"\1;"),
     ("a guard dropped", r"(?<=\n)( +)if \([^\n{]*\) (?:return|continue|break)[^;\n]*;", r"\1;"),
     ("a condition dropped", r"(?<=\n)( +)if \([^\n{]*?\) (?!return|continue|break)(?=[\w_]+[^\n]*;\n)", r"\1"),
+    ("any for all", r"\b__any_sync\(", "__all_sync("),
     ("a condition turned round", r"(?<=\n)( +if \()([^\n{]+)(?=\) \{\n)", r"\1!(\2)"),
     ("a condition turned round", r"(?<=[\w)\]]) != (?=[\w(])", " == "),
     ("and for or", r" \|\| ", " && "),
