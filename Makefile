@@ -131,13 +131,21 @@ lock: .venv-lock/.installed ## pin the newest versions of all that `make venv` a
 	.venv-lock/bin/uv $(LOCK) --generate-hashes requirements/nvrtc13.in --output-file requirements/nvrtc13.txt
 	.venv-lock/bin/uv $(LOCK) --generate-hashes requirements/package.in --output-file requirements/package.txt
 
-mutants: $(STAMP) ## plant faults one by one; each must make a test fail (days; it resumes)
+# Which test runs which line: `make test` has recorded it.
+build/mutants/tests/main.json: $(shell find gradkit -name '*.py')
+	$(MAKE) test
+
+build/mutants/interop/main.json: .venv-interop/.installed $(shell find gradkit -name '*.py')
+	-HYPOTHESIS_PROFILE=quick .venv-interop/bin/python -m pytest --quiet --numprocesses auto -m interop \
+		-p tests.mutants.plugin --covered build/mutants/interop tests/interop
+
+mutants: $(STAMP) build/mutants/tests/main.json ## plant faults one by one; each must make a test fail (days; it resumes)
 	$(BIN)/python -m tests.mutants $(MUTANTS)
 
-mutants-fast: $(STAMP) ## one or two faults of each rule and kind, always the same (4 min)
+mutants-fast: $(STAMP) build/mutants/tests/main.json ## one or two faults of each rule and kind, always the same (4 min)
 	$(BIN)/python -m tests.mutants --each 2 --seconds 200 --cap 40
 
-mutants-interop: .venv-interop/.installed ## those in gradkit.torch and gradkit.jax
+mutants-interop: build/mutants/interop/main.json ## those in gradkit.torch and gradkit.jax
 	.venv-interop/bin/python -m tests.mutants --interop $(MUTANTS)
 
 pictures: $(STAMP) ## draw the README's pictures anew: docs/pictures

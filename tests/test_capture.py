@@ -14,7 +14,7 @@ import gradkit
 from gradkit._cuda import CudaBackend
 from gradkit._cuda.launch import kernels
 from testbed.emulator import EmulatedDevice
-from tests.devices.emulated import on_device
+from tests.devices.emulated import Emulated, on_device
 from tests.layouts import LAYOUTS
 from tests.problems import make
 
@@ -213,6 +213,15 @@ def test_what_a_graph_will_use_again_is_kept(device, call, layout):
     own = run(device, call, layout)
     assert own
     assert device.given
+    assert all(ref() is not None for ref in device.given)
+
+
+@pytest.mark.parametrize("call", ["layer_norm_grad", "batch_norm", "group_norm", "rms_norm"])
+def test_results_that_are_the_backends_own_arrays_are_kept(device, monkeypatch, call):
+    """As CuPy's are: they are allocated all at once."""
+    monkeypatch.setattr(Emulated, "returns_views", True)
+    own = run(device, call, "C")
+    assert own
     assert all(ref() is not None for ref in device.given)
 
 

@@ -1,6 +1,7 @@
 """From an argument's type to a framework and a backend, and back to the caller's own type."""
 
 import sys
+from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 
 import array_api_strict as xp
@@ -8,6 +9,10 @@ import numpy as np
 import pytest
 
 import gradkit
+from gradkit._cuda import CudaBackend
+from testbed.emulator.idle import IdleDevice
+from tests import golden
+from tests.devices.emulated import Emulated, on_device
 from tests.tolerances import assert_same_bits
 
 
@@ -282,3 +287,27 @@ def test_numpy_scalars_are_read():
     assert type(mean) is type(inv_std) is np.ndarray
     assert mean.shape == inv_std.shape == ()
     np.testing.assert_array_equal(y, [-1.0, 1.0])
+
+
+@pytest.mark.emulated
+def test_kernels_are_launched_on_the_stream_of_the_arrays(monkeypatch):
+    """Of every public function that launches any."""
+    current, launched, astray = [], set(), []
+
+    @contextmanager
+    def on_stream(_, like):
+        current.append(like)
+        yield
+        current.pop()
+
+    def launch(*_, **__):
+        launched.add(case.name.split()[0])
+        astray.extend([] if current else [case.name])
+
+    monkeypatch.setattr(Emulated, "on_stream", on_stream)
+    monkeypatch.setattr(IdleDevice, "get_function", lambda *_: launch)
+    backend = CudaBackend(IdleDevice())
+    for case in filter(lambda case: case.quick, golden.cases()):
+        case.call(lambda host: on_device(backend.device.xp.array(host), backend))
+    assert astray == []
+    assert len(launched) > 30

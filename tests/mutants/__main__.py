@@ -106,7 +106,7 @@ def _run_batch(mutant: Mutant, batch: Sequence[Timed]) -> tuple[str, str]:
         return "timed out", ""
     if "rejects the source" in output:
         return "no mutant", ""
-    if status in (0, 5):
+    if status in (0, 5) or "ERROR: not found: " in output:  # a test that is no longer there
         return "survived", ""
     found = _FAILED.search(output)
     return "killed", found[1] if found else f"{batch[0].name} (exit status {status})"
@@ -146,12 +146,13 @@ def unfounded(results: Iterable[Result]) -> set[str]:
 def main() -> int:
     """Run the chosen mutants; a survivor makes the exit status 1."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--each", type=int, default=10**9, help="that many of each rule")
-    parser.add_argument("--seconds", type=float, default=1e9, help="begin none after that long")
-    parser.add_argument("--cap", type=float, default=240, help="seconds of tests for one mutant")
-    parser.add_argument("--interop", action="store_true", help="gradkit.torch and gradkit.jax")
-    parser.add_argument("--only", default="", help="those whose file, rule or line has this text")
-    parser.add_argument("--list", action="store_true", help="print the mutants alone")
+    add = parser.add_argument
+    add("--each", type=int, default=10**9, help="that many of each rule")
+    add("--seconds", type=float, default=1e9, help="begin none after that long")
+    add("--cap", type=float, default=240, help="seconds of tests for one mutant")
+    add("--interop", action="store_true", help="gradkit.torch and gradkit.jax")
+    add("--only", default="", help="those whose file, rule or line has this text")
+    add("--list", action="store_true", help="print the mutants alone")
     options = parser.parse_args()
     begin = time.perf_counter()
     every = every_mutant(interop=options.interop)
@@ -161,9 +162,11 @@ def main() -> int:
     if options.list:
         print(*(m.shown for m in chosen), sep="\n")
         return 0
-    path = OUT / ("interop.json" if options.interop else "results.json")
-    known = {r.digest: r for r in read(path) if r.status not in _SURVIVORS}
-    tests = covered.load(OUT, every, interop=options.interop)
+    tests = covered.load(OUT / ("interop" if options.interop else "tests"))
+    path = OUT / ("interop.json" if options.interop else "results.json")  # a row a line
+    rows = path.read_text().splitlines() if path.exists() else []
+    earlier = [Result(*json.loads(row)) for row in rows]
+    known = {r.digest: r for r in earlier if r.status not in _SURVIVORS}
 
     def one(mutant: Mutant) -> Result | None:
         name = digest(mutant.mutated)
@@ -171,31 +174,19 @@ def main() -> int:
             return known.get(name)
         found = run(mutant, tests.of(mutant), options.cap)
         print(f"{found.seconds:6.1f} s  {found.status}: {found.shown}", flush=True)
+        with path.open("a") as file:
+            file.write(json.dumps(found) + "\n")
         return found
 
-    results = []
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for result in pool.map(one, chosen):
-            results += [result] if result is not None else []
-            write(path, [*known.values(), *results])
+        results = [result for result in pool.map(one, chosen) if result is not None]
     bad = unfounded(r for r in results if r.digest not in known)
     results = [r._replace(status="survived") if r.killer in bad else r for r in results]
-    write(path, [*known.values(), *results])
+    with path.open("a") as file:
+        file.writelines(json.dumps(r) + "\n" for r in results if r.killer in bad)
     print(summary(results), *(f"{name} fails without any mutant" for name in bad), sep="\n")
     print(f"{sum(marked.values())} are marked as equivalent, {len(chosen) - len(results)} not run")
     return int(any(r.status in _SURVIVORS for r in results))
-
-
-def read(path: Path) -> list[Result]:
-    """What earlier runs found."""
-    return [Result(**row) for row in json.loads(path.read_text())] if path.exists() else []
-
-
-def write(path: Path, results: Iterable[Result]) -> None:
-    """One row for each mutant; the last one counts."""
-    rows = {r.digest: r._asdict() for r in results}
-    path.with_suffix(".new").write_text(json.dumps([*rows.values()], indent=0))
-    path.with_suffix(".new").replace(path)
 
 
 def summary(results: Sequence[Result]) -> str:

@@ -2,17 +2,15 @@
 
 import ast
 import json
-import os
-import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterable
 from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from tests.mutants.mutant import ROOT, Mutant, digest
+from tests.mutants.mutant import ROOT, Mutant
 
 _COMPILE_S = 1.5  # a kernel with one set of macros
 
@@ -27,7 +25,7 @@ class Timed(NamedTuple):
 class Covered:
     """What each test ran: seconds, statements of gradkit, kernels in the emulator."""
 
-    def __init__(self, rows: dict[str, tuple[float, dict[str, str], dict[str, int]]]):
+    def __init__(self, rows: dict[str, tuple[float, dict[str, str], dict[str, list[str]]]]):
         self._kernels = {name: (seconds, ran) for name, (seconds, _, ran) in rows.items()}
         self._lines = {
             Timed(name, seconds): {file: int(lines, 16) for file, lines in ran.items()}
@@ -41,12 +39,7 @@ class Covered:
         """
         file = mutant.file
         if file.startswith("kernels/"):
-            found = [
-                Timed(name, seconds + _COMPILE_S * ran[file])
-                for name, (seconds, ran) in self._kernels.items()
-                if file in ran
-            ]
-            found = _spread(found)
+            found = self._launching(file)
             if mutant.place.compiled:  # the same on NVRTC's code, what compares bits first
                 found = [Timed(t.name.replace("emulated", "ptx"), t.cost + 5) for t in found]
                 found.sort(key=lambda test: "golden" not in test.name)
@@ -56,6 +49,21 @@ class Covered:
             places = [place for name in mutant.place.names for place in self._uses[name]]
         near = self._running(places)
         return _spread(near) + _spread(set(self._running([(file, None)])).difference(near))
+
+    def _launching(self, file: str) -> list[Timed]:
+        """Those that launch a kernel of a file; behind each, those that need no other library."""
+        rows = {name: row for name, row in self._kernels.items() if file in row[1]}
+        costs = [Timed(n, s + _COMPILE_S * len(ran[file])) for n, (s, ran) in rows.items()]
+        left = [test.name for test in _spread(costs)]
+        found: list[Timed] = []
+        built: set[str] = set()
+        while left:
+            new = set(rows[left[0]][1][file]) - built
+            built |= new
+            ready = [name for name in left if built.issuperset(rows[name][1][file])]
+            found += [Timed(n, rows[n][0] + _COMPILE_S * len(new) * (n == left[0])) for n in ready]
+            left = [name for name in left if not built.issuperset(rows[name][1][file])]
+        return found
 
     def _running(self, places: Iterable[tuple[str, int | None]]) -> list[Timed]:
         masks: dict[str, int] = defaultdict(int)
@@ -87,24 +95,9 @@ def _spread(tests: Iterable[Timed]) -> list[Timed]:
     return [test for turn in zip_longest(*groups.values()) for test in turn if test is not None]
 
 
-def load(out: Path, mutants: Iterable[Mutant], *, interop: bool) -> Covered:
-    """What ``make test`` recorded; of other code than there is, it is recorded again."""
-    folder = out / ("interop" if interop else "tests")
-    tests, files = _read(folder)
-    now = {mutant.file: mutant.text for mutant in mutants}
-    if not files or any(digest(now[file]) != files[file] for file in now.keys() & files.keys()):
-        print(f"recording what each test runs: {folder}", flush=True)
-        chosen = ("-m", "interop", "tests/interop") if interop else ("-m", "not slow and not ptx")
-        command = (sys.executable, "-m", "pytest", "-q", "-n", "auto", "--dist", "worksteal")
-        options = ("-p", "tests.mutants.plugin", "--covered", str(folder.relative_to(ROOT)))
-        environment = {**os.environ, "HYPOTHESIS_PROFILE": "quick"}
-        subprocess.run((*command, *options, *chosen), cwd=ROOT, env=environment, check=False)
-        tests, _ = _read(folder)
-    return Covered(tests)
-
-
-def _read(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """What all workers wrote: tests, and the digests of the files that they ran."""
-    rows = [json.loads(path.read_text()) for path in folder.glob("*.json")]
-    tests = {name: row for each in rows for name, row in each["tests"].items()}
-    return tests, {file: known for each in rows for file, known in each["files"].items()}
+def load(folder: Path) -> Covered:
+    """What all workers of ``make test`` wrote."""
+    rows = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    if not rows:
+        sys.exit(f"{folder} is empty: `make test` records there what each test runs")
+    return Covered({name: row for each in rows for name, row in each.items()})

@@ -18,7 +18,7 @@ import json
 import shutil
 import sys
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType
@@ -26,7 +26,7 @@ from typing import Any
 
 import pytest
 
-from tests.mutants.mutant import ROOT, digest
+from tests.mutants.mutant import ROOT
 
 _DIGITS = bytes([ord("0"), ord("1"), *[0] * 254])
 _marks: dict[str, bytearray] = {}  # of each module: whether a line ran
@@ -43,45 +43,36 @@ def pytest_load_initial_conftests(early_config: Any) -> None:
     if options.mutant:
         file, start, end, new = options.mutant
         text = (ROOT / file).read_text()
-        plant(file, text[: int(start)] + new + text[int(end) :])
+        _plant(ROOT / file, text[: int(start)] + new + text[int(end) :])
     if options.covered:
-        sys.meta_path.insert(0, Finder(_marked))
+        sys.meta_path.insert(0, _Finder(_marked))
 
 
 def pytest_configure(config: Any) -> None:
     folder = config.getoption("--covered")
     if folder:
-        worker = getattr(config, "workerinput", {}).get("workerid")
-        if worker is None:
+        worker = getattr(config, "workerinput", {}).get("workerid", "main")
+        if worker == "main":
             shutil.rmtree(ROOT / folder, ignore_errors=True)
             (ROOT / folder).mkdir(parents=True)
-        config.pluginmanager.register(Recorder(ROOT / folder / f"{worker or 'main'}.json"))
+        config.pluginmanager.register(_Recorder(ROOT / folder / f"{worker}.json"))
 
 
-def plant(file: str, text: str) -> None:
+def _plant(file: Path, text: str) -> None:
     """Make this process see ``text`` in place of a file."""
-    if file.endswith(".py"):
-        sys.meta_path.insert(0, Finder(lambda path: text if path == ROOT / file else None))
+    if file.suffix == ".py":
+        sys.meta_path.insert(0, _Finder(lambda path: text if path == file else None))
         return
     read_text = Path.read_text
 
     def read(self: Path, *args: Any, **kwargs: Any) -> str:
-        if self.parent.name == "kernels" and self.name == Path(file).name:
-            return text
-        return read_text(self, *args, **kwargs)
+        same = self.name == file.name and self.parent.name == file.parent.name
+        return text if same else read_text(self, *args, **kwargs)
 
     Path.read_text = read  # type: ignore[method-assign]
 
 
-def mutated(path: Path, old: str, new: str) -> str:
-    """The file's text with its one occurrence of ``old`` replaced."""
-    text = path.read_text()
-    if text.count(old) != 1:
-        raise ValueError(f"{path.name} holds {text.count(old)} times, not once: {old!r}")
-    return text.replace(old, new)
-
-
-class Finder(importlib.abc.MetaPathFinder):
+class _Finder(importlib.abc.MetaPathFinder):
     """Imports modules of gradkit from the texts or trees that ``source_of`` gives for files."""
 
     def __init__(self, source_of: Callable[[Path], Any]):
@@ -115,34 +106,26 @@ def _marked(path: Path) -> ast.Module:
     marks = _marks[path.relative_to(ROOT).as_posix()] = bytearray(tree.body[-1].end_lineno + 1)
     setattr(builtins, name, marks)
     for function in [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]:
-        _mark(function, name)
+        for node in [function, *ast.walk(function)]:
+            for field in ("body", "orelse", "finalbody"):
+                statements = getattr(node, field, None)
+                if isinstance(statements, list) and not hasattr(node, f"{field}_marked"):
+                    setattr(node, f"{field}_marked", True)
+                    marked = [s for old in statements for s in (*_mark_of(old, name), old)]
+                    setattr(node, field, marked)
     return tree
 
 
-def _mark(node: Any, name: str) -> None:
-    if isinstance(node, ast.ClassDef) or hasattr(node, "marked"):
-        return
-    node.marked = True
-    for field in ("handlers", "cases", "body", "orelse", "finalbody"):
-        statements = getattr(node, field, None)
-        if isinstance(statements, list):
-            for child in statements:
-                _mark(child, name)
-            if field not in ("handlers", "cases"):
-                marked = [(_mark_of(s, name), s) for s in statements]
-                setattr(node, field, [s for pair in marked for s in pair if s is not None])
-
-
-def _mark_of(statement: ast.stmt, name: str) -> ast.stmt | None:
+def _mark_of(statement: ast.stmt, name: str) -> list[ast.stmt]:
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-        return None  # a docstring, before which nothing may stand
+        return []  # a docstring, before which nothing may stand
     [mark] = ast.parse(f"{name}[{statement.lineno}] = 1").body
     for node in ast.walk(mark):
         ast.copy_location(node, statement)
-    return mark
+    return [mark]
 
 
-class Recorder:
+class _Recorder:
     """Writes for each test that passes what it ran, and how long it took."""
 
     def __init__(self, path: Path):
@@ -158,11 +141,11 @@ class Recorder:
         run, complaints = module.EmulatedKernel._run, compiler.complaints
 
         def noted(kernel: Any, *args: Any) -> Any:
-            self._launched.add((kernel._compiled.library.name, kernel._source))
+            self._launched.add((kernel._compiled.library.name[7:15], kernel._source))
             return run(kernel, *args)
 
         def noted_complaints(source: str, options: Any, warning: str) -> Any:
-            self._launched.add((" ".join(options), source))
+            self._launched.add(("", source))
             return complaints(source, options, warning)
 
         module.EmulatedKernel._run = noted
@@ -179,8 +162,13 @@ class Recorder:
         result = yield
         seconds = round(time.perf_counter() - start, 3)
         if self._passed:
-            lines = {f: _packed(marks) for f, marks in _marks.items() if any(marks)}
-            kernels = Counter(f for _, source in self._launched for f in _files_of(source))
+            # For each file a number in hexadecimal, whose bit k says whether line k ran.
+            ran = {file: marks[::-1] for file, marks in _marks.items() if any(marks)}
+            lines = {f: f"{int(marks.translate(_DIGITS), 2):x}" for f, marks in ran.items()}
+            kernels = defaultdict(list)  # for each file the libraries that it is compiled into
+            for library, source in self._launched:
+                for file in _files_of(source):
+                    kernels[file].append(library)
             self._tests[item.nodeid] = (seconds, lines, kernels)
         return result
 
@@ -188,13 +176,7 @@ class Recorder:
         self._passed &= report.passed
 
     def pytest_sessionfinish(self) -> None:
-        files = {file: digest((ROOT / file).read_text()) for file in _marks}
-        self._path.write_text(json.dumps({"files": files, "tests": self._tests}))
-
-
-def _packed(marks: bytearray) -> str:
-    """A number in hexadecimal, whose bit k says whether line k ran."""
-    return f"{int(bytes(marks[::-1]).translate(_DIGITS), 2):x}"
+        self._path.write_text(json.dumps(self._tests))
 
 
 @functools.cache

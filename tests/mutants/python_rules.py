@@ -50,9 +50,9 @@ def _text(new: ast.AST | str) -> str:
 
 
 def _walk(node: ast.AST, statement: int, names: tuple[str, ...]) -> Iterator[tuple]:
-    """Nodes of what runs: no types, no docstrings, no texts of errors.
+    """Nodes of what runs, with the line of their statement.
 
-    With the line of the statement, or outside of functions with the names that it defines.
+    Or outside of functions with the names that the statement defines.
     """
     if isinstance(node, ast.stmt):
         statement = statement and node.lineno
@@ -67,6 +67,7 @@ def _walk(node: ast.AST, statement: int, names: tuple[str, ...]) -> Iterator[tup
 
 
 def _is_silent(node: ast.AST) -> bool:
+    """Types, docstrings, texts of errors, and what is checked twice."""
     match node:
         case ast.Call(func=func):
             return ast.unparse(func).endswith(("Error", "cast", "warn", "TypeVar"))
@@ -76,15 +77,16 @@ def _is_silent(node: ast.AST) -> bool:
             return True
         case ast.If(test=ast.Name("TYPE_CHECKING")) | ast.Assign(targets=[ast.Name("__all__")]):
             return True
+        case ast.keyword(arg="strict") | ast.Assert():
+            return True
     return False
 
 
 def _defined(node: ast.stmt) -> tuple[str, ...]:
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         return (node.name,)
-    return tuple(
-        n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
-    )
+    names = [n for n in ast.walk(node) if isinstance(n, ast.Name)]
+    return tuple(name.id for name in names if isinstance(name.ctx, ast.Store))
 
 
 def _with(node: ast.AST, **fields: Any) -> ast.AST:
@@ -147,7 +149,7 @@ def _calls(node: ast.AST) -> Iterator[_Change]:
     if isinstance(node, ast.Call):
         keywords, name = node.keywords, ast.unparse(node.func).rpartition(".")[2]
         for k, keyword in enumerate(keywords):
-            if keyword.arg:
+            if keyword.arg and keyword.arg != "strict":
                 fewer = _with(node, keywords=keywords[:k] + keywords[k + 1 :])
                 yield "a keyword dropped", node, fewer
         if name in _CALLED and isinstance(node.func, ast.Name):
