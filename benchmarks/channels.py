@@ -14,11 +14,11 @@ from typing import Any
 
 import gradkit
 from benchmarks.devices import DTYPES, Device
-from benchmarks.peers import Arguments, Module, Table, backward, onnxruntime, torch
+from benchmarks.peers import COMPILED, Arguments, Module, Table, backward, onnxruntime, torch
 from benchmarks.shapes import Shape, chosen, list_bytes
 from benchmarks.timing import Case, on_array
 
-liger = Module("liger_kernel.ops")
+liger_group_norm = Module("liger_kernel.ops.group_norm")
 GROUPS = 32
 ALL = [True, True, True]  # dx, dscale and dbias are wanted
 SPACE = (0, 2, 3)  # all axes but the channels'
@@ -81,7 +81,7 @@ def _cudnn_batch_norm(x: Any, scale: Any) -> Any:
 
 def _liger_group_norm(groups: int, x: Any, scale: Any, bias: Any = None) -> Any:
     bias = torch.zeros_like(scale, requires_grad=True) if bias is None else bias
-    apply = liger.group_norm.LigerGroupNormFunction.apply
+    apply = liger_group_norm.LigerGroupNormFunction.apply
     return apply(x, scale, bias, x.shape[1], groups, 1e-5)
 
 
@@ -97,11 +97,10 @@ TABLES: dict[str, Table] = {
             torch.ops.aten.native_batch_norm_backward,
             *(a.dy, a.x, a.scale, None, None, a.mean, a.inv_std, True, 1e-5, ALL),
         ),
-        "torch.compile": "torch",
         "torch cuDNN": lambda a: backward(_cudnn_batch_norm, a.dy, a.x, a.scale),
         "onnxruntime": lambda a: onnxruntime("BatchNormalizationGrad", 3, a, epsilon=1e-5),
         "naive": _batch_norm_grad,
-        "jax": "naive",
+        **COMPILED,
     },
     "group_norm_grad": {  # ONNX Runtime has no kernel for it
         "gradkit": gradkit.group_norm_grad,
@@ -109,12 +108,11 @@ TABLES: dict[str, Table] = {
             torch.ops.aten.native_group_norm_backward,
             *(a.dy, a.x, a.mean, a.inv_std, a.scale, *_sizes(a.x), a.mean.shape[1], ALL),
         ),
-        "torch.compile": "torch",
         "liger": lambda a: backward(
             partial(_liger_group_norm, a.mean.shape[1]), a.dy, a.x, a.scale
         ),
         "naive": _group_norm_grad,
-        "jax": "naive",
+        **COMPILED,
     },
     "group_norm": {
         "gradkit": gradkit.group_norm,
@@ -122,10 +120,9 @@ TABLES: dict[str, Table] = {
             torch.ops.aten.native_group_norm,
             *(a.x, a.scale, a.bias, *_sizes(a.x), a.num_groups, 1e-5),
         ),
-        "torch.compile": "torch",
         "liger": lambda a: partial(_liger_group_norm, a.num_groups, a.x, a.scale, a.bias),
         "naive": _group_norm,
-        "jax": "naive",
+        **COMPILED,
     },
     "batch_norm": {
         "gradkit": gradkit.batch_norm,
@@ -133,18 +130,16 @@ TABLES: dict[str, Table] = {
             torch.ops.aten.native_batch_norm,
             *(a.x, a.scale, a.bias, a.running_mean, a.running_var, True, 0.1, 1e-5),
         ),
-        "torch.compile": "torch",
         "naive": _batch_norm,
-        "jax": "naive",
+        **COMPILED,
     },
     "batch_norm_inference": {
         "gradkit": gradkit.batch_norm_inference,
         "torch": lambda a: partial(
             torch.nn.functional.batch_norm, a.x, a.mean, a.var, a.scale, a.bias, eps=1e-5
         ),
-        "torch.compile": "torch",
         "naive": _batch_norm_inference,
-        "jax": "naive",
+        **COMPILED,
     },
 }
 # The arguments of each norm; those of both gradients are dy, x, scale, mean and inv_std.

@@ -18,7 +18,7 @@ DTYPES = {
     **{name: np.dtype(name) for name in ("float16", "float32", "float64")},
 }
 _FASTEST = 3_000_000  # kHz, for a GPU that does not report its clock rate
-_TOUCHED, _PAGE = 1 << 30, 1 << 12  # bytes
+_PAGE = 1 << 12  # bytes
 # Distinct random numbers; larger arrays repeat them, but rows of 2^k never coincide.
 _NUMBERS = (1 << 20) + 8
 
@@ -86,7 +86,8 @@ class Device:
 class Cpu(Device):
     """NumPy arrays, timed by the clock."""
 
-    name, xp, copied, wide_scale = "cpu", np, 64 << 20, True
+    name, xp, wide_scale = "cpu", np, True
+    copied, touched = 64 << 20, 1 << 30  # bytes
 
     @cached_property
     def _copies(self) -> tuple[Array, Array]:
@@ -106,7 +107,7 @@ class Cpu(Device):
         A virtual machine may get a page from its host only at the first touch, which is fifty
         times slower than later ones, and may lose a free page again.
         """
-        np.empty(_TOUCHED, np.uint8)[::_PAGE] = 1
+        np.empty(self.touched, np.uint8)[::_PAGE] = 1
 
 
 class Cuda(Device):
@@ -189,17 +190,16 @@ class Cuda(Device):
         return time.perf_counter() - start
 
 
-class Emulated(Device):
+class Emulated(Cpu):
     """The tests' emulator, timed by the clock: a test of the benchmarks, not a measurement."""
 
-    name, xp, copied, tiny, wide_scale = "emulated", np, 4096, True, True
+    name, copied, touched, tiny = "emulated", 4096, 0, True
 
     def __init__(self) -> None:
         from tests.devices import emulated
 
         self._backend = emulated.emulated_backend(multiprocessors=1)
         self._on_device = emulated.on_device
-        self._source, self._target = (np.ones(self.copied, np.uint8) for _ in range(2))
 
     def array(self, host: Any) -> Array:
         """Return an array on which the emulator computes."""
@@ -208,10 +208,6 @@ class Emulated(Device):
     def exact(self, array: Array) -> Array:
         """Return a NumPy array of the values in float64."""
         return super().exact(np.asarray(array))
-
-    def copy(self) -> object:
-        """Copy by NumPy."""
-        return np.copyto(self._target, self._source)
 
     def wall(self, call: Call) -> float:
         """Return what ``timer`` returns."""

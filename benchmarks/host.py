@@ -13,7 +13,8 @@ import csv
 import itertools
 import pstats
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -46,13 +47,13 @@ def idle() -> Iterator[Maker]:
     yield lambda host: on_device(backend.device.xp.asarray(host), backend)
 
 
-@contextmanager
-def host_arrays() -> Iterator[Maker]:
-    """NumPy's own, on which the CPU backend computes."""
-    yield np.array
-
-
-PLACES = {"cupy": idle_cupy, "idle": idle, "numpy": host_arrays, "torch": idle_torch}
+# How arrays are made; the CPU backend computes on NumPy's own.
+MAKERS: dict[str, Callable[[], AbstractContextManager[Maker]]] = {
+    "cupy": idle_cupy,
+    "idle": idle,
+    "numpy": partial(nullcontext, np.array),
+    "torch": idle_torch,
+}
 
 
 def calls(make: Maker) -> dict[str, Callable[[], Any]]:
@@ -111,11 +112,11 @@ def _record(every: dict[str, Callable[[], Any]]) -> None:
 def main() -> None:
     """Print a line for each call, or one call's profile."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.host", description=__doc__)
-    parser.add_argument("--on", choices=PLACES, default="idle")
+    parser.add_argument("--on", choices=MAKERS, default="idle")
     parser.add_argument("--profile", metavar="NAME")
     parser.add_argument("--record", action="store_true", help="of CuPy arrays")
     options = parser.parse_args()
-    with PLACES["cupy" if options.record else options.on]() as make:
+    with MAKERS["cupy" if options.record else options.on]() as make:
         every = calls(make)
         if options.record:
             _record(every)
@@ -123,15 +124,11 @@ def main() -> None:
             for name, call in every.items():  # one by one: each finds its own code in the caches
                 print(f"{name:24} {microseconds({name: call})[name]:8.1f} us")
         else:
-            _profile(every[options.profile])
-
-
-def _profile(call: Callable[[], Any]) -> None:
-    call()
-    with cProfile.Profile() as profile:
-        for _ in range(200):
-            call()
-    pstats.Stats(profile).sort_stats("tottime").print_stats(25)
+            every[options.profile]()
+            with cProfile.Profile() as profile:
+                for _ in range(200):
+                    every[options.profile]()
+            pstats.Stats(profile).sort_stats("tottime").print_stats(25)
 
 
 if __name__ == "__main__":

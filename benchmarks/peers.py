@@ -4,7 +4,7 @@ A benchmark is a *table*: one operation by gradkit and by each peer. The entries
 naive formula, JAX and optax are functions that compute, of arguments by name. Those of PyTorch,
 Liger-Kernel and ONNX Runtime take a namespace ``a`` of the same arguments, in their library's type,
 and return the call that is timed, so that views and graphs are made before it. An entry that is a
-string names another entry.
+string names another entry, if there is one.
 """
 
 import importlib
@@ -121,6 +121,8 @@ _PEERS: dict[str, tuple[str, Callable[..., Call]]] = {
     "liger": ("liger_kernel.ops", _on_tensors),
     "cuDNN through gradkit": ("cupy", _computing),
 }
+# For tables: torch.compile and jax.jit compile these entries.
+COMPILED = {"torch.compile": "torch", "jax": "naive"}
 _ON_GPU = ("naive", "torch", "torch cuDNN", "torch.compile", "liger", "cuDNN through gradkit")
 ON = {
     "cpu": ("naive", "torch", "jax", "optax", "onnxruntime"),
@@ -147,9 +149,9 @@ def available(wanted: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 def makers(table: Table, names: Sequence[str]) -> dict[str, Callable[[Arguments], Call]]:
     """Return for each peer that has the operation a function from arguments to its call."""
-
-    def maker(name: str) -> Callable[[Arguments], Call]:
-        entry = table[name]
-        return partial(_PEERS[name][1], table[entry] if isinstance(entry, str) else entry)
-
-    return {name: maker(name) for name in names if name in table}
+    found = {}
+    for name in names:
+        entry = table.get(name)
+        if entry := table.get(entry) if isinstance(entry, str) else entry:
+            found[name] = partial(_PEERS[name][1], entry)
+    return found

@@ -1,10 +1,9 @@
 """Norms and clipping over four processes beside PyTorch's own, on DTensors.
 
-``python -m benchmarks.ranks [--quick]`` runs both on gloo, on the same shards, in turns. It
-prints a table: the median
-time of a call on rank 0, the median over rounds of PyTorch's time divided by gradkit's, and what a
-rank hands to the network in a call. Processes of one machine say nothing of a network's latency;
-the counts hold anywhere.
+``python -m benchmarks.ranks [--quick]`` runs both on gloo, on the same shards, in turns. It prints
+a table: the median time of a call on rank 0, the median over rounds of PyTorch's time divided by
+gradkit's, and what a rank hands to the network in a call. Processes of one machine say nothing of a
+network's latency; the counts hold anywhere.
 """
 
 import contextlib
@@ -13,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -70,17 +69,18 @@ def run(number: int, store: str, *, quick: bool) -> None:
     gradkit.set_num_threads(1)
     dist.init_process_group("gloo", init_method=store, rank=number, world_size=size)
     for name, count, shape in SHAPES[:1] if quick else SHAPES:
-        for call, ours, theirs, counted in calls(count, shape):
+        group = Counted()
+        for call, (ours, theirs) in calls(count, shape, group).items():
             line = measured(ours, theirs, 3 if quick else ROUNDS)
-            sent = counts(ours, theirs, counted)
+            sent = counts(ours, theirs, group)
             if number == 0:
                 print(f"| {name} | {call} | {line} | {sent} |", flush=True)
     dist.barrier()  # gloo's threads may abort a process that leaves while others still talk to it
     dist.destroy_process_group()
 
 
-def calls(count: int, shape: tuple[int, ...]) -> Iterator[tuple[str, Any, Any, Counted]]:
-    """What is compared, on parameters that hold DTensors as gradients."""
+def calls(count: int, shape: tuple[int, ...], group: Counted) -> dict[str, tuple[Any, Any]]:
+    """Return gradkit's call and PyTorch's, on parameters that hold DTensors as gradients."""
     torch.manual_seed(0)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     params = []
@@ -88,29 +88,26 @@ def calls(count: int, shape: tuple[int, ...]) -> Iterator[tuple[str, Any, Any, C
         param = distribute_tensor(torch.zeros(shape), mesh, [Shard(0)]).requires_grad_()
         param.grad = distribute_tensor(torch.randn(shape), mesh, [Shard(0)])
         params.append(param)
-    shards, group = [p.grad.to_local() for p in params], Counted()
-    expected = torch.nn.utils.get_total_norm([p.grad for p in params]).full_tensor()
+    grads = [param.grad for param in params]
+    shards, utils = [grad.to_local() for grad in grads], torch.nn.utils
+    expected = utils.get_total_norm(grads).full_tensor()
     own = gradkit.grad_norm(shards, group=group).float()
     torch.testing.assert_close(own, expected, rtol=1e-4, atol=0)  # PyTorch adds up in float32
-    yield (
-        "norm",
-        lambda: gradkit.grad_norm(shards, group=group),
-        lambda: torch.nn.utils.get_total_norm([p.grad for p in params]).full_tensor(),
-        group,
-    )
     limits = (float(expected) * 0.999**k for k in range(10**6))  # so that each call scales
-    yield (
-        "clip, scaling",
-        lambda: gradkit.clip_grad_norm(shards, next(limits), group=group),
-        lambda: torch.nn.utils.clip_grad_norm_(params, next(limits)).full_tensor(),
-        group,
-    )
-    yield (
-        "clip, not scaling",
-        lambda: gradkit.clip_grad_norm(shards, 1e9, group=group),
-        lambda: torch.nn.utils.clip_grad_norm_(params, 1e9).full_tensor(),
-        group,
-    )
+    return {
+        "norm": (
+            lambda: gradkit.grad_norm(shards, group=group),
+            lambda: utils.get_total_norm(grads).full_tensor(),
+        ),
+        "clip, scaling": (
+            lambda: gradkit.clip_grad_norm(shards, next(limits), group=group),
+            lambda: utils.clip_grad_norm_(params, next(limits)).full_tensor(),
+        ),
+        "clip, not scaling": (
+            lambda: gradkit.clip_grad_norm(shards, 1e9, group=group),
+            lambda: utils.clip_grad_norm_(params, 1e9).full_tensor(),
+        ),
+    }
 
 
 def measured(ours: Callable[[], Any], theirs: Callable[[], Any], rounds: int) -> str:

@@ -1,11 +1,9 @@
 """Records of runs, and the tables and plots made from them; no figure in those is typed by hand.
 
 A record is JSON lines: the first says how the run was made, the others are one case each, with
-quartiles of milliseconds and of ratios. ``python -m benchmarks.report FILE.jsonl`` prints a
-record as the page has it, and draws the plots beside the file.
+quartiles of milliseconds and of ratios.
 """
 
-import argparse
 import json
 import re
 from collections import Counter
@@ -230,16 +228,3 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         "| " + " | ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)) + " |"
         for line in lines
     )
-
-
-def main() -> None:
-    """Print each record and draw its plots."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__)
-    parser.add_argument("files", nargs="+", type=Path)
-    for path in parser.parse_args().files:
-        run = read(path)
-        print(section(run, [plot.name for plot in plots(run, path.with_suffix(""))]))
-
-
-if __name__ == "__main__":
-    main()

@@ -13,11 +13,13 @@ import numpy as np
 
 import gradkit
 from benchmarks.devices import DTYPES, Device
-from benchmarks.peers import Arguments, Module, Table, backward, onnxruntime, torch
+from benchmarks.peers import COMPILED, Arguments, Module, Table, backward, onnxruntime, torch
 from benchmarks.shapes import Shape, chosen
 from benchmarks.timing import AIM, Case, on_array
 
-liger = Module("liger_kernel.ops")
+liger_layer_norm = Module("liger_kernel.ops.layer_norm")
+liger_rms_norm = Module("liger_kernel.ops.rms_norm")
+liger_add_rms_norm = Module("liger_kernel.ops.fused_add_rms_norm")
 ALL = [True, True, True]  # dx, dscale and dbias are wanted
 
 
@@ -78,12 +80,12 @@ def _torch_add_rms_norm(x: Any, residual: Any, scale: Any) -> Any:
 
 def _liger_rms_norm(x: Any, scale: Any) -> Any:
     in_place = False  # otherwise its gradient overwrites dy, which the next call reads
-    return liger.rms_norm.LigerRMSNormFunction.apply(x, scale, 1e-6, 0.0, "llama", in_place)
+    return liger_rms_norm.LigerRMSNormFunction.apply(x, scale, 1e-6, 0.0, "llama", in_place)
 
 
 def _liger_layer_norm(x: Any, scale: Any) -> Any:
     bias = torch.zeros_like(scale, requires_grad=True)
-    return liger.layer_norm.LigerLayerNormFunction.apply(x, scale, bias, 1e-5)
+    return liger_layer_norm.LigerLayerNormFunction.apply(x, scale, bias, 1e-5)
 
 
 TABLES: dict[str, Table] = {
@@ -93,24 +95,23 @@ TABLES: dict[str, Table] = {
             torch.ops.aten.native_layer_norm_backward,
             *(a.dy, a.x, a.x.shape[1:], a.mean[:, None], a.inv_std[:, None], a.scale, a.scale, ALL),
         ),
-        "torch.compile": "torch",
         "liger": lambda a: backward(_liger_layer_norm, a.dy, a.x, a.scale),
         "onnxruntime": lambda a: onnxruntime(
             "LayerNormalizationGrad", 3, a, mean=a.mean[:, None], inv_std=a.inv_std[:, None]
         ),
         "naive": layer_norm_grad,
-        "jax": "naive",
+        **COMPILED,
     },
     "rms_norm_grad": {
         "gradkit": gradkit.rms_norm_grad,
         "torch": lambda a: backward(_torch_rms_norm, a.dy, a.x, a.scale),
-        "torch.compile": lambda a: partial(_torch_rms_norm_grad, a.dy, a.x, a.scale, a.inv_std),
         "liger": lambda a: backward(_liger_rms_norm, a.dy, a.x, a.scale),
         "onnxruntime": lambda a: onnxruntime(
             "SimplifiedLayerNormalizationGrad", 2, a, inv_std=a.inv_std[:, None]
         ),
         "naive": _rms_norm_grad,
-        "jax": "naive",
+        **COMPILED,
+        "torch.compile": lambda a: partial(_torch_rms_norm_grad, a.dy, a.x, a.scale, a.inv_std),
     },
     "invertible_layer_norm_grad": {  # PyTorch has no such operation
         "gradkit": gradkit.invertible_layer_norm_grad,
@@ -118,38 +119,35 @@ TABLES: dict[str, Table] = {
             "InvertibleLayerNormalizationGrad", 3, a, inv_std=a.inv_std[:, None]
         ),
         "naive": _invertible_grad,
-        "jax": "naive",
+        **COMPILED,
     },
     "layer_norm": {
         "gradkit": gradkit.layer_norm,
         "torch": lambda a: partial(
             torch.ops.aten.native_layer_norm, a.x, a.x.shape[1:], a.scale, a.bias, 1e-5
         ),
-        "torch.compile": "torch",
         "liger": lambda a: partial(
-            liger.layer_norm.LigerLayerNormFunction.apply, a.x, a.scale, a.bias, 1e-5
+            liger_layer_norm.LigerLayerNormFunction.apply, a.x, a.scale, a.bias, 1e-5
         ),
         "naive": _layer_norm,
-        "jax": "naive",
+        **COMPILED,
     },
     "rms_norm": {
         "gradkit": gradkit.rms_norm,
         "torch": lambda a: partial(_torch_rms_norm, a.x, a.scale),
-        "torch.compile": "torch",
         "liger": lambda a: partial(_liger_rms_norm, a.x, a.scale),
         "naive": _rms_norm,
-        "jax": "naive",
+        **COMPILED,
     },
     "add_rms_norm": {
         "gradkit": gradkit.add_rms_norm,
         "torch": lambda a: partial(_torch_add_rms_norm, a.x, a.residual, a.scale),
-        "torch.compile": "torch",
         "liger": lambda a: partial(
-            liger.fused_add_rms_norm.LigerFusedAddRMSNormFunction.apply,
+            liger_add_rms_norm.LigerFusedAddRMSNormFunction.apply,
             *(a.x, a.residual, a.scale, 1e-6, 0.0, "llama", False),
         ),
         "naive": _add_rms_norm,
-        "jax": "naive",
+        **COMPILED,
     },
 }
 # The names of a norm's arguments; those of a gradient follow from its statistics.

@@ -22,7 +22,7 @@ def describe() -> dict[str, Any]:
     return {
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)),
-        "memory_gib": round(_memory() / 2**30, 1),
+        "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
         "caches": _caches(),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
@@ -87,10 +87,6 @@ def _nvidia_smi(fields: str) -> str:
 def _cpu() -> str:
     found = re.search(r"model name\s*:\s*(.*)", _read("/proc/cpuinfo"))
     return found.group(1) if found else platform.processor() or platform.machine()
-
-
-def _memory() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _caches() -> dict[str, str]:

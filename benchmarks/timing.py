@@ -63,18 +63,16 @@ class Case:
 
     def makers(self, device: Device, everyone: Sequence[str]) -> dict[str, Callable[[], Call]]:
         """Return for gradkit and each peer a function that makes the call to be timed."""
-        arguments = self.arguments()
+        arguments, found = self.arguments(), dict[str, Callable[[], Call]]()
         ours = [name for name in self.table if name.startswith(OURS)]
         others = [name for name in everyone if self.peers is None or name in self.peers]
-        made = {
-            name: lambda make=make: make(self._own(arguments))
-            for name, make in peers.makers(self.table, [*ours, *others]).items()
-        }
-        if self.out:
-            made[OUT] = lambda: _with_out(made[OURS](), device)
+        for name, make in peers.makers(self.table, [*ours, *others]).items():
+            found[name] = lambda make=make: make(self._own(arguments))
+            if self.out and name == OURS:
+                found[OUT] = lambda make=make: _with_out(make(self._own(arguments)), device)
         if self.note == OVERHEAD and (launch := device.launch()):
-            made[LAUNCH] = lambda: launch
-        return made
+            found[LAUNCH] = lambda: launch
+        return found
 
     def check(self, device: Device) -> None:
         """Compare gradkit's results with the plain formula in float64."""
@@ -151,13 +149,9 @@ def measure(case: Case, device: Device, everyone: Sequence[str], seconds: float)
 
 def line(case: Case, times: Mapping[str, Sequence[float]], ours: Any) -> dict[str, Any]:
     """Return a case's line: quartiles of milliseconds, and of the ratios to ``ours``."""
+    kept = ("operation", "shape", "dtype", "bytes", "note", "targets")
     return {
-        "operation": case.operation,
-        "shape": case.shape,
-        "dtype": case.dtype,
-        "bytes": case.bytes,
-        "note": case.note,
-        "targets": dict(case.targets),
+        **{name: getattr(case, name) for name in kept},
         "ms": {name: _quartiles(np.array(row) * 1e3) for name, row in times.items()},
         "ratio": {n: _quartiles(np.array(row) / ours) for n, row in times.items() if n != OURS},
     }
