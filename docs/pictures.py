@@ -1,6 +1,6 @@
 """The README's pictures: `make pictures` writes them into docs/pictures/.
 
-``house.svg`` shows how a call travels, ``training.png`` what a run of
+``layers.svg`` shows how a call travels, ``training.png`` what a run of
 `examples/train_digits.py` reaches with clipping and without.
 """
 
@@ -29,26 +29,26 @@ BLUE, GREEN, ORANGE, GREY = "#d8e9f5", "#d9efe6", "#fbe5d6", "#eeeeee"
 
 
 class Box(NamedTuple):
-    """A room: what it is called, what is in it, and its colour."""
+    """A directory: its name, what is in it, and its colour."""
 
     title: str
     text: str
     colour: str
 
 
-HOUSE = (
+LAYERS = (
     [Box("your arrays", "NumPy, CuPy, PyTorch, JAX, TensorFlow, any DLPack: no copy", GREY)],
     [
         Box("torch/", "if you like: autograd, torch.compile, modules", BLUE),
         Box("jax/", "if you like: inside jit, grad, vmap; optax", BLUE),
     ],
-    [Box("gradkit/*.py", "the public functions: they check arguments, and compute nothing", BLUE)],
+    [Box("gradkit/*.py", "the public functions: each makes the record of a call, and runs it", BLUE)],
     [
+        Box("_open/", "opens a call: arrays, trees, plans, results", BLUE),
         Box("_arrays/", "one array library a file", BLUE),
-        Box("_open/", "names, trees, outputs, checks", BLUE),
-        Box("_ranks/", "one communication library a file", BLUE),
+        Box("_ranks/", "norms over ranks and devices", BLUE),
     ],
-    [Box("_backend.py", "the contract: every operation that both backends have", BLUE)],
+    [Box("_calls/", "one record an operation, which every backend takes", BLUE)],
     [
         Box("_numpy/", "the CPU backend; the tests' oracle", GREEN),
         Box("_cuda/, kernels/", "CUDA C++ and what launches it; cuDNN", ORANGE),
@@ -61,16 +61,16 @@ HOUSE = (
 )
 
 
-def house() -> str:
-    """The rooms, row by row, as an SVG that reads on light and on dark pages."""
-    height = len(HOUSE) * (ROW + GAP) - GAP + 2 * MARGIN
+def layers() -> str:
+    """The directories, row by row, as an SVG that reads on light and on dark pages."""
+    height = len(LAYERS) * (ROW + GAP) - GAP + 2 * MARGIN
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
         f'font-family="sans-serif" text-anchor="middle" role="img">',
         "<title>How a call travels through gradkit</title>",
         f'<rect width="{WIDTH}" height="{height}" rx="8" fill="white"/>',
     ]
-    for number, row in enumerate(HOUSE):
+    for number, row in enumerate(LAYERS):
         y = MARGIN + number * (ROW + GAP)
         width = (WIDTH - 2 * MARGIN - GAP * (len(row) - 1)) / len(row)
         for place, box in enumerate(row):
@@ -81,7 +81,7 @@ def house() -> str:
 
 
 def drawn(box: Box, x: float, y: float, width: float) -> list[str]:
-    """One room."""
+    """One directory."""
     middle = x + width / 2
     return [
         f'<rect x="{x:g}" y="{y}" width="{width:g}" height="{ROW}" rx="6" fill="{box.colour}"/>',
@@ -115,7 +115,7 @@ def training() -> tuple[Figure, str]:
 def main() -> None:
     """Write both."""
     PICTURES.mkdir(exist_ok=True)
-    (PICTURES / "house.svg").write_text(house())
+    (PICTURES / "layers.svg").write_text(layers())
     written, said = BytesIO(), PngInfo()
     figure, text = training()
     figure.savefig(written)
