@@ -1,6 +1,7 @@
-"""The shape of the house: imports go down the map, without a cycle, and functions stay short."""
+"""The shape of gradkit: imports go down CONTRIBUTING.md's layout, and functions stay short."""
 
 import ast
+import re
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -15,42 +16,41 @@ FILES = {
     for path in sorted(PACKAGE.rglob("*.py"))
 }
 MODULES = {name.removesuffix(".__init__"): path for name, path in FILES.items()}
-# From the ground up. A module imports from its own line or from a lower one; the public modules
-# stand on top of them all, and the package on those.
-MAP = (
-    (
-        *("gradkit.errors", "gradkit._dtypes", "gradkit._backend"),
-        *("gradkit._open.shards", "gradkit._open.trees"),
-    ),
-    ("gradkit._calls",),
-    ("gradkit._numpy",),
-    ("gradkit._cuda.launch",),
-    ("gradkit._cuda.cudnn",),
-    ("gradkit._cuda",),
-    ("gradkit._arrays",),
-    ("gradkit._ranks",),
-    ("gradkit.distributed",),
-    ("gradkit._open",),
-    ("gradkit._config", "gradkit._warmup"),
-)
-# Imported by those who want them: they stand on the package, which imports none of them.
-ADAPTERS = ("gradkit.jax", "gradkit.torch")
+ROOT = PACKAGE.parent
+PUBLIC, ALL = "gradkit/*.py", "gradkit"  # the rows of public modules, and of the package itself
+
+
+def layout():
+    """The rows of CONTRIBUTING.md's table, from the ground up: the modules or packages of each."""
+    table = (ROOT / "CONTRIBUTING.md").read_text().partition("| in `gradkit/` |")[2]
+    rows = table.partition("\n\n")[0].splitlines()[2:]
+    names = [re.findall(r"`([^`]+)`", row.split("|")[1]) for row in reversed(rows)]
+    return [[module_of(name) for name in row] for row in names]
+
+
+def module_of(path):
+    if path in ("*.py", "__init__.py"):
+        return PUBLIC if path == "*.py" else ALL
+    return "gradkit." + path.removesuffix("/").removesuffix(".py").replace("/", ".")
+
+
+LAYOUT = layout()
 LONGEST = 40
 
 
 def level(module):
-    """The line of the map that a module is on; public modules are above all of it."""
-    if any(within(module, name) for name in ADAPTERS):
-        return len(MAP) + 2
-    lines = [
+    """The row of the table that a module is in."""
+    found = [
         (len(name), number)
-        for number, line in enumerate(MAP)
-        for name in line
-        if within(module, name)
+        for number, row in enumerate(LAYOUT)
+        for name in row
+        if name not in (PUBLIC, ALL) and within(module, name)
     ]
-    if not lines:
-        assert module.count(".") <= 1, f"{module} is not on the map"
-    return max(lines)[1] if lines else len(MAP) + (module == "gradkit")
+    if found:
+        return max(found)[1]
+    assert module.count(".") <= 1, f"{module} is in no row of CONTRIBUTING.md"
+    row = ALL if module == "gradkit" else PUBLIC
+    return next(number for number, names in enumerate(LAYOUT) if row in names)
 
 
 def within(module, name):
@@ -72,7 +72,7 @@ IMPORTS = {name: sorted(set(imported(path)) - {name}) for name, path in MODULES.
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_imports_go_down_the_map(module):
+def test_imports_go_down_the_layout(module):
     assert [name for name in IMPORTS[module] if level(name) > level(module)] == []
 
 
@@ -80,10 +80,10 @@ def test_no_module_imports_itself_through_others():
     assert len(list(TopologicalSorter(IMPORTS).static_order())) == len(MODULES)
 
 
-def test_the_map_has_no_room_that_is_gone():
-    for line in (*MAP, ADAPTERS):
-        for name in line:
-            assert any(within(module, name) for module in MODULES), name
+def test_the_layout_names_nothing_that_is_gone():
+    named = [name for row in LAYOUT for name in row if name not in (PUBLIC, ALL)]
+    assert len(named) > 12
+    assert [name for name in named if not any(within(m, name) for m in MODULES)] == []
 
 
 def functions():
