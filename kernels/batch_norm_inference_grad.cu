@@ -77,7 +77,7 @@ extern "C" __global__ void __launch_bounds__(256, RESIDENT) infer_gradient(
             for (Walk walk(shape); walk.inside(shape);)
                 apply_stretch(dy, x, shape, channel, of, factor, partials, walk, dx, sums);
         }
-        if (partials) write_sums(sums, channel, shape, partials, tile);
+        if (partials) write_sums(sums, channel, channels, partials, tile);
     }
 }
 
@@ -85,15 +85,5 @@ extern "C" __global__ void __launch_bounds__(1024, 1) finish_parameters(
     const double* partials, PARAM_T* dscale, PARAM_T* dbias, i64 shares, i64 channels
 ) {
     __shared__ double tile[1024];
-    const i64 step = static_cast<i64>(gridDim.x) * blockDim.x;
-    for (i64 start = static_cast<i64>(blockIdx.x) * blockDim.x; start < channels; start += step) {
-        const i64 channel = start + threadIdx.x;
-#pragma unroll
-        for (int plane = 0; plane < 2; ++plane) {
-            const double* rows = partials + plane * shares * channels;
-            const double total = column_total(rows, shares, channels, channel, tile);
-            if (threadIdx.y == 0 && channel < channels)
-                (plane ? dbias : dscale)[channel] = narrow<PARAM_T>(total);
-        }
-    }
+    write_totals(partials, dscale, dbias, shares, channels, tile);
 }

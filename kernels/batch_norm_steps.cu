@@ -28,17 +28,15 @@ extern "C" __global__ void __launch_bounds__(1024, 1) finish_stats(
 ) {
     __shared__ double tile[1024];
     const double* squares = partials + shares * channels;
-    const i64 step = static_cast<i64>(gridDim.x) * blockDim.x;
-    for (i64 start = static_cast<i64>(blockIdx.x) * blockDim.x; start < channels; start += step) {
-        const i64 channel = start + threadIdx.x;
+    each_column(channels, [&](i64 channel) {
         const double distance = column_total(partials, shares, channels, channel, tile) / count;
         const double second = column_total(squares, shares, channels, channel, tile) / count;
-        if (threadIdx.y != 0 || channel >= channels) continue;
+        if (threadIdx.y != 0 || channel >= channels) return;
         const double first = correction_of<A>(distance, centre + channel);
         const double variance = fused(-first, first, second);
         mean[channel] = centre[channel] + first;
         var[channel] = variance < 0 ? 0 : variance;
-    }
+    });
 }
 
 extern "C" __global__ void take_stats(
@@ -59,16 +57,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1) finish_sums(
     const double* partials, double* sum_dy_xhat, double* sum_dy, i64 shares, i64 channels
 ) {
     __shared__ double tile[1024];
-    const i64 step = static_cast<i64>(gridDim.x) * blockDim.x;
-    for (i64 start = static_cast<i64>(blockIdx.x) * blockDim.x; start < channels; start += step) {
-        const i64 channel = start + threadIdx.x;
-#pragma unroll
-        for (int plane = 0; plane < 2; ++plane) {
-            const double* rows = partials + plane * shares * channels;
-            const double total = column_total(rows, shares, channels, channel, tile);
-            if (threadIdx.y == 0 && channel < channels) (plane ? sum_dy : sum_dy_xhat)[channel] = total;
-        }
-    }
+    write_totals(partials, sum_dy_xhat, sum_dy, shares, channels, tile);
 }
 
 // n is *count_at, or `count` if that is null.

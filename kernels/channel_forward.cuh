@@ -1,4 +1,4 @@
-// The end of batch norm's and group norm's forward passes: packs of y, from exact statistics.
+// The end of batch norm's and group norm's forward passes: statistics, and y from exact ones.
 
 #pragma once
 
@@ -8,17 +8,6 @@
 // a unit in the last place, which may be large compared with x - mean.
 struct Parameters { A high[OWN], low[OWN], inv_std[OWN], scale[OWN], bias[OWN]; };
 
-__device__ __forceinline__ void set_statistics(
-    const Real<double> (&mean)[OWN], const Real<double> (&inv_std)[OWN], Parameters& own
-) {
-#pragma unroll
-    for (int k = 0; k < OWN; ++k) {
-        own.high[k] = narrow<A>(mean[k]);
-        own.low[k] = narrow<A>(exactly(mean[k]) - exactly(own.high[k]));
-        own.inv_std[k] = narrow<A>(inv_std[k]);
-    }
-}
-
 __device__ __forceinline__ void normalize_pack(const Raw<DATA_T, VEC>& x, const Parameters& own, DATA_T* y) {
     A values[VEC];
 #pragma unroll
@@ -27,4 +16,57 @@ __device__ __forceinline__ void normalize_pack(const Raw<DATA_T, VEC>& x, const 
         values[k] = fused(xhat, own.scale[k % OWN], own.bias[k % OWN]);
     }
     store<VEC>(y, values);
+}
+
+template <typename Columns>
+__device__ __forceinline__ void load_parameters(
+    const PARAM_T* scale, const PARAM_T* bias, const double* exact, i64 column, const Columns& of,
+    Parameters& own
+) {
+    Real<double> mean[OWN], inv_std[OWN];
+    load_statistic(exact, column, of, Real<double>{0}, mean);
+    load_statistic(exact + of.statistics(), column, of, Real<double>{0}, inv_std);
+    load_parameter(scale, column, of, A{1}, own.scale);
+    load_parameter(bias, column, of, A{0}, own.bias);
+#pragma unroll
+    for (int k = 0; k < OWN; ++k) {
+        own.high[k] = narrow<A>(mean[k]);
+        own.low[k] = narrow<A>(exactly(mean[k]) - exactly(own.high[k]));
+        own.inv_std[k] = narrow<A>(inv_std[k]);
+    }
+}
+
+// Writes y.
+template <typename Columns>
+__device__ __forceinline__ void normalize_columns(
+    const DATA_T* x, const PARAM_T* scale, const PARAM_T* bias, const double* exact, DATA_T* y,
+    const Columns& of
+) {
+    for (i64 column = first_channel(); column < of.columns(); column += channel_step()) {
+        Parameters own;
+        load_parameters(scale, bias, exact, column, of, own);
+        const Place at = place_of(of, column);
+        for (Walk walk(at.shape); walk.inside(at.shape);) {
+            const Places places(walk, at.shape, at.channel);
+            const Packs packs = fetch_packs(x + at.start, places);
+#pragma unroll
+            for (int b = 0; b < AT_ONCE; ++b)
+                if (b < places.count) normalize_pack(packs.at[b], own, y + at.start + places.at[b]);
+        }
+    }
+}
+
+// Writes statistic `k` of `count`, exact and rounded, from the mean distance from its centre and the
+// mean square of that.
+__device__ __forceinline__ void write_moments(
+    double distance, double square, const double* centre, i64 k, i64 count, double eps,
+    double* exact, STAT_T* mean, STAT_T* inv_std
+) {
+    const double variance = fused(-distance, distance, square);
+    const double middle = centre[k] + distance;
+    const double factor = 1 / sqrt((variance < 0 ? 0 : variance) + eps);
+    exact[k] = middle;
+    exact[count + k] = factor;
+    mean[k] = narrow<STAT_T>(middle);
+    inv_std[k] = narrow<STAT_T>(factor);
 }

@@ -16,7 +16,21 @@ typedef Wide<DATA_T>::type A;
 // The number of channels that one pack of elements covers.
 #define OWN (LAST ? VEC : 1)
 
-struct Shape { i64 before, channels, after; };
+struct Shape {
+    i64 before, channels, after;
+
+    // As of arrays whose columns are not their channels (groups.cuh).
+    __device__ __forceinline__ i64 columns() const { return channels; }
+    __device__ __forceinline__ i64 statistics() const { return channels; }
+};
+
+// Where a thread's columns are: channels of an array that begins at `start`.
+struct Place {
+    i64 start, channel;
+    Shape shape;
+};
+
+__device__ __forceinline__ Place place_of(const Shape& of, i64 column) { return {0, column, of}; }
 
 // Visits a thread's share of the packs of its channels. It divides once, not at each step.
 struct Walk {
@@ -93,20 +107,33 @@ __device__ __forceinline__ void load_own(
         to[k] = from && channel + k < shape.channels ? widen(from[channel + k]) : absent;
 }
 
+template <typename T, typename V>
+__device__ __forceinline__ void load_statistic(
+    const T* from, i64 column, const Shape& of, V absent, V (&to)[OWN]
+) {
+    load_own(from, column, of, absent, to);
+}
+template <typename T, typename V>
+__device__ __forceinline__ void load_parameter(
+    const T* from, i64 column, const Shape& of, V absent, V (&to)[OWN]
+) {
+    load_own(from, column, of, absent, to);
+}
+
 #define BLOCK_THREADS 256
 
-// Writes the block's sums for each of its channels into its row of both planes of the partial
-// sums: (2, gridDim.y, channels). All threads of the block must call it.
+// Writes the block's sums for each of its columns into its row of both planes of the partial
+// sums: (2, gridDim.y, columns). All threads of the block must call it.
 __device__ __forceinline__ void write_sums(
-    double (&sums)[2][OWN], i64 channel, const Shape& shape, double* partials, double* tile
+    double (&sums)[2][OWN], i64 column, i64 columns, double* partials, double* tile
 ) {
 #pragma unroll
     for (int plane = 0; plane < 2; ++plane)
 #pragma unroll
         for (int k = 0; k < OWN; ++k) {
             const double total = share_total(sums[plane][k], tile);
-            if (threadIdx.y != 0 || channel + k >= shape.channels) continue;
+            if (threadIdx.y != 0 || column + k >= columns) continue;
             const i64 row = static_cast<i64>(plane) * gridDim.y + blockIdx.y;
-            partials[row * shape.channels + channel + k] = total;
+            partials[row * columns + column + k] = total;
         }
 }

@@ -32,6 +32,31 @@ __device__ __forceinline__ T column_total(
     return share_total(total, tile);
 }
 
+// Calls `visit` with a thread's columns, also beyond the last: all threads of a block visit alike.
+template <typename Visit> __device__ __forceinline__ void each_column(i64 columns, Visit visit) {
+    const i64 step = static_cast<i64>(gridDim.x) * blockDim.x;
+    for (i64 start = static_cast<i64>(blockIdx.x) * blockDim.x; start < columns; start += step)
+        visit(start + threadIdx.x);
+}
+
+// Writes the sums over the rows of both planes of partial sums, (2, rows, columns), rounded; an
+// output that is null is not wanted.
+template <typename T>
+__device__ __forceinline__ void write_totals(
+    const double* partials, T* first, T* second, i64 rows, i64 columns, double* tile
+) {
+    each_column(columns, [&](i64 column) {
+#pragma unroll
+        for (int plane = 0; plane < 2; ++plane) {
+            T* out = plane ? second : first;
+            if (!out) continue;
+            const double* from = partials + plane * rows * columns;
+            const double total = column_total(from, rows, columns, column, tile);
+            if (threadIdx.y == 0 && column < columns) out[column] = narrow<T>(total);
+        }
+    });
+}
+
 // What a mean distance from a centre adds to it: nothing if it is lost, since distances of float64
 // elements may overflow although they and their mean are finite. Their variance is then infinite.
 template <typename A>

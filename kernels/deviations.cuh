@@ -102,3 +102,43 @@ __device__ __forceinline__ bool exact_enough(const Sums& sums) {
     }
     return exact;
 }
+
+// Writes the partial sums of every column: about the centre, or if that is null, of x alone and, with
+// ORIGINS and of float64 elements, of (x - x0) * SHRUNK, where x0 is the channel's first element.
+template <bool ORIGINS, typename Columns>
+__device__ __forceinline__ void sum_columns(
+    const DATA_T* x, const double* centre, double* partials, const Columns& of, double* tile
+) {
+    // The condition is the same for the whole block, so all its threads reach the barriers.
+    const i64 ahead = threadIdx.x * OWN;
+    for (i64 column = first_channel(); column - ahead < of.columns(); column += channel_step()) {
+        Sums sums = {};
+        Real<double> known[OWN];
+        A about[OWN];
+        double origin[OWN] = {};
+        load_statistic(centre, column, of, Real<double>{0}, known);
+#pragma unroll
+        for (int k = 0; k < OWN; ++k) about[k] = narrow<A>(known[k]);
+        if (column < of.columns()) {
+            const Place at = place_of(of, column);
+            const DATA_T* from = x + at.start;
+            const bool origins = ORIGINS && sizeof(DATA_T) == 8 && !centre;
+            const i64 packs = sum_share(from, at.shape, at.channel, !centre, about, sums);
+#pragma unroll
+            for (int k = 0; k < OWN; ++k)
+                if (origins) origin[k] = to_double(from[(at.channel + k) * at.shape.after]);
+            const bool held = exact_enough(sums);
+            if (!held) sum_share_in_double(from, at.shape, at.channel, !centre, origin, about, sums);
+            const double count = centre ? 0 : static_cast<double>(packs * (VEC / OWN));
+#pragma unroll
+            for (int k = 0; k < OWN; ++k) {
+                const double first = exactly(about[k]), distances = sums.of[0][k];
+                sums.of[0][k] = fused(count, first, distances);
+                if (!origins || !held) continue;
+                const double apart = SHRUNK * first - SHRUNK * origin[k];
+                sums.of[1][k] = fused(count, apart, SHRUNK * distances);
+            }
+        }
+        write_sums(sums.of, column, of.columns(), partials, tile);
+    }
+}

@@ -31,28 +31,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) sum_group_deviations(
     i64 width
 ) {
     __shared__ double tile[BLOCK_THREADS];
-    const Extent of = {samples, channels, space, width};
-    // The condition is the same for the whole block, so all its threads reach the barriers.
-    const i64 ahead = threadIdx.x * OWN;
-    for (i64 column = first_channel(); column - ahead < of.columns(); column += channel_step()) {
-        Sums sums = {};
-        Real<double> known[OWN];
-        A about[OWN];
-        load_groups(centre, column, of, Real<double>{0}, known);
-#pragma unroll
-        for (int k = 0; k < OWN; ++k) about[k] = narrow<A>(known[k]);
-        if (column < of.columns()) {
-            const Place at(of, column);
-            const DATA_T* from = x + at.start;
-            const i64 packs = sum_share(from, at.shape, at.channel, !centre, about, sums);
-            const double origin[OWN] = {};
-            if (!exact_enough(sums)) sum_share_in_double(from, at.shape, at.channel, !centre, origin, about, sums);
-            const double count = centre ? 0 : static_cast<double>(packs * (VEC / OWN));
-#pragma unroll
-            for (int k = 0; k < OWN; ++k) sums.of[0][k] = fused(count, exactly(about[k]), sums.of[0][k]);
-        }
-        write_sums(sums.of, column, Shape{1, of.columns(), 1}, partials, tile);
-    }
+    sum_columns<false>(x, centre, partials, Extent{samples, channels, space, width}, tile);
 }
 
 extern "C" __global__ void __launch_bounds__(1024, 1) finish_group_centre(
@@ -87,44 +66,14 @@ extern "C" __global__ void __launch_bounds__(1024, 1) finish_group_moments(
         if (group < groups) total = share_of_group<PARAM_T>(partials, nullptr, shares, group, of);
         total = row_sums(total, slots, turn);
         if (threadIdx.x != 0 || group >= groups) continue;
-        const double count = static_cast<double>(width * space), correction = total.first / count;
-        const double variance = fused(-correction, correction, total.second / count);
-        const double middle = centre[group] + correction;
-        const double factor = 1 / sqrt((variance < 0 ? 0 : variance) + eps);
-        exact[group] = middle;
-        exact[groups + group] = factor;
-        mean[group] = narrow<STAT_T>(middle);
-        inv_std[group] = narrow<STAT_T>(factor);
+        const double count = static_cast<double>(width * space), distance = total.first / count;
+        write_moments(distance, total.second / count, centre, group, groups, eps, exact, mean, inv_std);
     }
-}
-
-__device__ __forceinline__ void load_parameters(
-    const PARAM_T* scale, const PARAM_T* bias, const double* exact, i64 column, const Extent& of,
-    Parameters& own
-) {
-    Real<double> mean[OWN], inv_std[OWN];
-    load_groups(exact, column, of, Real<double>{0}, mean);
-    load_groups(exact + of.columns() / of.width, column, of, Real<double>{0}, inv_std);
-    load_channels(scale, column, of, A{1}, own.scale);
-    load_channels(bias, column, of, A{0}, own.bias);
-    set_statistics(mean, inv_std, own);
 }
 
 extern "C" __global__ void __launch_bounds__(256, 2) normalize_groups(
     const DATA_T* x, const PARAM_T* scale, const PARAM_T* bias, const double* exact, DATA_T* y,
     i64 samples, i64 channels, i64 space, i64 width
 ) {
-    const Extent of = {samples, channels, space, width};
-    for (i64 column = first_channel(); column < of.columns(); column += channel_step()) {
-        Parameters own;
-        load_parameters(scale, bias, exact, column, of, own);
-        const Place at(of, column);
-        for (Walk walk(at.shape); walk.inside(at.shape);) {
-            const Places places(walk, at.shape, at.channel);
-            const Packs packs = fetch_packs(x + at.start, places);
-#pragma unroll
-            for (int b = 0; b < AT_ONCE; ++b)
-                if (b < places.count) normalize_pack(packs.at[b], own, y + at.start + places.at[b]);
-        }
-    }
+    normalize_columns(x, scale, bias, exact, y, Extent{samples, channels, space, width});
 }

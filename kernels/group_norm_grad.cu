@@ -19,11 +19,8 @@
 #include "channel_gradient.cuh"
 #include "groups.cuh"
 
-__device__ __forceinline__ void load_statistics(
-    const STAT_T* mean, const STAT_T* inv_std, i64 column, const Extent& extent, Channel& of
-) {
-    load_groups(mean, column, extent, A{0}, of.mean);
-    load_groups(inv_std, column, extent, A{0}, of.inv_std);
+__device__ __forceinline__ A dx_of(A dy, A rest, A inv_std, A scale, const Extent&) {
+    return inv_std * (dy * scale - rest);
 }
 
 extern "C" __global__ void __launch_bounds__(256, 2) sum_group_gradient(
@@ -31,22 +28,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) sum_group_gradient(
     i64 samples, i64 channels, i64 space, i64 width
 ) {
     __shared__ double tile[BLOCK_THREADS];
-    const Extent extent = {samples, channels, space, width};
-    // The condition is the same for the whole block, so all its threads reach the barriers.
-    const i64 ahead = threadIdx.x * OWN;
-    for (i64 column = first_channel(); column - ahead < extent.columns(); column += channel_step()) {
-        double sums[2][OWN];
-        fill<OWN>(sums[0], 0.0);
-        fill<OWN>(sums[1], 0.0);
-        if (column < extent.columns()) {
-            Channel of;
-            load_statistics(mean, inv_std, column, extent, of);
-            const Place at(extent, column);
-            for (Walk walk(at.shape); walk.inside(at.shape);)
-                sum_stretch(dy + at.start, x + at.start, at.shape, at.channel, of, walk, sums);
-        }
-        write_sums(sums, column, Shape{1, extent.columns(), 1}, partials, tile);
-    }
+    sum_gradient(dy, x, mean, inv_std, partials, Extent{samples, channels, space, width}, tile);
 }
 
 extern "C" __global__ void __launch_bounds__(1024, 1) finish_group_means(
@@ -73,47 +55,13 @@ extern "C" __global__ void __launch_bounds__(1024, 1) finish_group_parameters(
     const double* partials, PARAM_T* dscale, PARAM_T* dbias, i64 shares, i64 samples, i64 channels
 ) {
     __shared__ double tile[1024];
-    const i64 rows = shares * samples, step = static_cast<i64>(gridDim.x) * blockDim.x;
-    for (i64 start = static_cast<i64>(blockIdx.x) * blockDim.x; start < channels; start += step) {
-        const i64 channel = start + threadIdx.x;
-#pragma unroll
-        for (int plane = 0; plane < 2; ++plane) {
-            PARAM_T* out = plane ? dbias : dscale;
-            if (!out) continue;
-            const double* from = partials + plane * rows * channels;
-            const double total = column_total(from, rows, channels, channel, tile);
-            if (threadIdx.y == 0 && channel < channels) out[channel] = narrow<PARAM_T>(total);
-        }
-    }
+    write_totals(partials, dscale, dbias, shares * samples, channels, tile);
 }
 
 extern "C" __global__ void __launch_bounds__(256, 2) apply_group_gradient(
     const DATA_T* dy, const DATA_T* x, const PARAM_T* scale, const STAT_T* mean,
     const STAT_T* inv_std, const A* means, DATA_T* dx, i64 samples, i64 channels, i64 space, i64 width
 ) {
-    const Extent extent = {samples, channels, space, width};
-    for (i64 column = first_channel(); column < extent.columns(); column += channel_step()) {
-        Channel of;
-        A factor[OWN], of_product[OWN], of_w[OWN];
-        load_statistics(mean, inv_std, column, extent, of);
-        load_channels(scale, column, extent, A{1}, factor);
-        load_groups(means, column, extent, A{0}, of_product);
-        load_groups(means + extent.columns() / width, column, extent, A{0}, of_w);
-        const Place at(extent, column);
-        for (Walk walk(at.shape); walk.inside(at.shape);) {
-            const Places places(walk, at.shape, at.channel);
-            const Packs dys = fetch_packs(dy + at.start, places), xs = fetch_packs(x + at.start, places);
-#pragma unroll
-            for (int b = 0; b < AT_ONCE; ++b) {
-                if (b >= places.count) continue;
-                A out[VEC];
-#pragma unroll
-                for (int k = 0; k < VEC; ++k) {
-                    const A rest = fused(xhat_of(xs.at[b], k, of), of_product[k % OWN], of_w[k % OWN]);
-                    out[k] = of.inv_std[k % OWN] * (widen(dys.at[b].at(k)) * factor[k % OWN] - rest);
-                }
-                store<VEC>(dx + at.start + places.at[b], out);
-            }
-        }
-    }
+    const Extent of = {samples, channels, space, width};
+    apply_gradient(dy, x, scale, mean, inv_std, means, dx, of);
 }

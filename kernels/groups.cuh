@@ -13,26 +13,24 @@ struct Extent {
     i64 samples, channels, space, width;
 
     __device__ __forceinline__ i64 columns() const { return samples * channels; }
+    __device__ __forceinline__ i64 statistics() const { return columns() / width; }
 };
 
-// A thread's columns as channels.cuh sees them: channels of an array that begins at `start`.
-struct Place {
-    i64 start, channel;
-    Shape shape;
-
-    __device__ __forceinline__ Place(const Extent& of, i64 column) {
-        const i64 sample = LAST ? column / of.channels : 0;
-        start = sample * of.space * of.channels;
-        channel = column - sample * of.channels;
-        if (LAST) shape = {of.space, of.channels, 1};
-        else shape = {1, of.columns(), of.space};
-    }
-};
+// A thread's columns as channels.cuh sees them.
+__device__ __forceinline__ Place place_of(const Extent& of, i64 column) {
+    const i64 sample = LAST ? column / of.channels : 0;
+    Place at;
+    at.start = sample * of.space * of.channels;
+    at.channel = column - sample * of.channels;
+    if (LAST) at.shape = {of.space, of.channels, 1};
+    else at.shape = {1, of.columns(), of.space};
+    return at;
+}
 
 // The number of its group for each of a thread's columns; `absent` beyond the last, or if `from` is
 // null.
 template <typename T, typename V>
-__device__ __forceinline__ void load_groups(
+__device__ __forceinline__ void load_statistic(
     const T* from, i64 column, const Extent& of, V absent, V (&to)[OWN]
 ) {
     i64 group = column / of.width, within = column - group * of.width;
@@ -47,7 +45,7 @@ __device__ __forceinline__ void load_groups(
 
 // The number of its channel for each of them. A pack has columns of one sample.
 template <typename T, typename V>
-__device__ __forceinline__ void load_channels(
+__device__ __forceinline__ void load_parameter(
     const T* from, i64 column, const Extent& of, V absent, V (&to)[OWN]
 ) {
     const i64 channel = column % of.channels;
