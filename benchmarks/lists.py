@@ -22,7 +22,7 @@ PAIRS = (FLOAT32, ("float32", "bfloat16"), ("bfloat16", "bfloat16"))  # buffer, 
 SIDE, GPU_SIDE, TINY_SIDE = 4096, 1 << 14, 40  # of a matrix that is accumulated or zeroed
 # Tensors and bytes above which some peers are left out: compiling or copying takes too long.
 MANY, LARGE, GPU_MANY, GPU_LARGE = 100, 1 << 28, 2000, 4 << 30
-COMPARED = 16  # gradients whose clipping is compared with the formula's
+COMPARED = 16  # gradients that are compared with the formula's: float64 takes four times bfloat16
 # By whether clipping scales: passes over the bytes, targets on a CPU and on a GPU.
 CLIPPING = {
     "scaling": (3, {"copy": 1.0, "torch": 1.0}, {"copy": 0.88, "torch": 1.1}),
@@ -165,7 +165,7 @@ def _of_list(device: Device, name: str, dtype: str, shapes: list[Shape]) -> Iter
     targets = {"copy": 0.8} if headline else {"copy": 0.92} if large and not on_cpu else {}
     arguments, table = partial(gradients, device, dtype, shapes), TABLES["grad_norm"]
     norm = Case("grad_norm", name, dtype, table, arguments, size, targets, peers=peers)
-    yield norm
+    yield replace(norm, checked=_first)
     for kind, (passes, on_a_cpu, on_a_gpu) in CLIPPING.items():
         if on_cpu:
             targets = on_a_cpu if headline else {"ms": 1.0} if tiny else {}
@@ -210,8 +210,13 @@ def _limited(make: Callable[[], Arguments], *, scales: bool) -> Arguments:
     return {**found, "limit": falling(norm) if scales else fixed(2 * norm)}
 
 
+def _first(arguments: Arguments) -> Arguments:
+    """Return some of the gradients."""
+    return {"grads": arguments["grads"][:COMPARED]}
+
+
 def _a_part(arguments: Arguments) -> Arguments:
     """Return some of the gradients, with a limit that halves them or one that does not scale."""
-    whole, part = arguments["grads"], arguments["grads"][:COMPARED]
+    whole, part = arguments["grads"], _first(arguments)["grads"]
     share = 0.5 if arguments["limit"]() < float(gradkit.grad_norm(whole)) else 2.0
     return {"grads": part, "limit": fixed(share * float(gradkit.grad_norm(part)))}

@@ -114,14 +114,14 @@ def _optax_adapt(grads: Any, params: Any, limit: Any, axes: Any) -> Any:  # noqa
 
 def _guard(grads: Any, guard: Any, mean: Any) -> None:  # noqa: ARG001
     norm = gradkit.grad_norm(grads)
-    gradkit.clip_grads_with_norm(grads, norm, guard.update(norm))
+    gradkit.clip_grads_with_norm(grads, norm=norm, max_norm=guard.update(norm))
 
 
 def _guard_in_python(grads: Any, guard: Any, mean: Any) -> None:  # noqa: ARG001
     """Apply a rule for which the host waits for the norm."""
     norm = float(gradkit.grad_norm(grads))
     mean[0] += 0.03 * (norm - mean[0])
-    gradkit.clip_grads_with_norm(grads, norm, max(norm, 2 * mean[0]))
+    gradkit.clip_grads_with_norm(grads, norm=norm, max_norm=max(norm, 2 * mean[0]))
 
 
 def _torch_guard(a: Any) -> Call:

@@ -84,6 +84,14 @@ def test_cases_of_a_cpu_differ_and_have_calls_of_peers():
     assert all(known >= case.table.keys() >= {"gradkit"} for case in found)
 
 
+@pytest.mark.parametrize("operation", ["grad_norm", "clip_grad_norm, scaling"])
+def test_only_some_of_many_gradients_are_compared_in_float64(operation):
+    """All of an 8-billion-parameter model's would not fit into a GPU's memory."""
+    many = list(run._cases("lists", [operation], devices.Cpu(), quick=True))[-1]
+    assert many.shape == "1000 x 256"
+    assert len(many.checked(many.arguments())["grads"]) == 16
+
+
 def test_short_calls_take_turns_and_are_printed_with_differences():
     calls = {"short": lambda: None, "long": lambda: sum(range(2000))}
     found = timing.microseconds(calls, rounds=3)
