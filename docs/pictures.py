@@ -42,7 +42,7 @@ LAYERS = (
         Box("torch/", "if you like: autograd, torch.compile, modules", BLUE),
         Box("jax/", "if you like: inside jit, grad, vmap; optax", BLUE),
     ],
-    [Box("gradkit/*.py", "the public functions: each makes the record of a call, and runs it", BLUE)],
+    [Box("gradkit/*.py", "the public functions: each makes a record and runs it", BLUE)],
     [
         Box("_open/", "opens a call: arrays, trees, plans, results", BLUE),
         Box("_arrays/", "one array library a file", BLUE),
