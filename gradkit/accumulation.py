@@ -12,6 +12,7 @@ import numpy as np
 from gradkit._arrays import is_array
 from gradkit._backend import Array, Spec
 from gradkit._calls import checks
+from gradkit._calls.lists import ZeroGrad
 from gradkit._dtypes import FLOATS, float_of
 from gradkit._open import memory, trees
 from gradkit._open.call import Call
@@ -264,7 +265,7 @@ def zero_grad(grads: Any) -> Any:
     instead = "make new zeros (zeros_like)"
     group = Gradients(grads, write=True, instead=instead, several=True)
     with group.on_stream():
-        group.backend.zero_grad(group.views)
+        group.backend.zero_grad(ZeroGrad(grads=group.views))
     group.wrote()
     return group.returned(grads)
 

@@ -15,9 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gradkit._arrays import is_array
-from gradkit._backend import Array, Number, Shape, Spec
+from gradkit._backend import Array, Shape, Spec
 from gradkit._calls import checks
 from gradkit._calls.backend import runs
+from gradkit._calls.lists import ClipByNorm, ClipCoefficient, ClipGradValue, ScaleGrads
+from gradkit._calls.roles import Number
 from gradkit._open.call import Call
 from gradkit._open.clipping import (
     NonFinite,
@@ -394,7 +396,9 @@ def clip_coefficient(norm: Any, max_norm: Any, *, eps: float = 1e-6, out: Any = 
         limit = limit_of(call, max_norm, "max_norm")
         coefficient = call.outputs(out, (Spec("the coefficient", given.norm.shape, _FLOAT64),))
         norms = call.backend.as_float64(given.norm)
-        call.backend.clip_coefficient(norms, limit, floor, coefficient.views[0])
+        call.backend.clip_coefficient(
+            ClipCoefficient(norm=norms, max_norm=limit, eps=floor, coefficient=coefficient.views[0])
+        )
         return coefficient.results()[0]
 
 
@@ -505,7 +509,7 @@ def scale_grads(grads: Any, coefficient: Any) -> Any:
     held = Gradients(grads, write=True, instead=instead, several=True)
     with held.on_stream():
         factor = held.number(coefficient, "coefficient")
-        held.backend.scale_grads(held.views, factor, held.views)
+        held.backend.scale_grads(ScaleGrads(grads=held.views, coefficient=factor, outs=held.views))
     held.wrote()
     return held.returned(grads)
 
@@ -546,7 +550,9 @@ def clip_grad_value(grads: Any, clip_value: float) -> Any:
     instead = "use its own clip(g, -clip_value, clip_value) for each gradient g"
     held = Gradients(grads, write=True, instead=instead, several=True)
     with held.on_stream():
-        held.backend.clip_grad_value(held.views, limit, held.views)
+        held.backend.clip_grad_value(
+            ClipGradValue(grads=held.views, clip_value=limit, outs=held.views)
+        )
     held.wrote()
     return held.returned(grads)
 
@@ -610,8 +616,14 @@ def _write_norm(
 def _clip(
     held: Gradients, factors: Factors, outs: Sequence[Array], floor: float, policy: str
 ) -> None:
-    norm, limit, scale = factors
-    zero = policy == "zero"
     held.backend.clip_by_norm(
-        held.views, norm, limit, floor, outs, scale=scale, zero_nonfinite=zero
+        ClipByNorm(
+            grads=held.views,
+            norm=factors.norm,
+            max_norm=factors.limit,
+            scale=factors.scale,
+            eps=floor,
+            zero_nonfinite=policy == "zero",
+            outs=outs,
+        )
     )

@@ -23,7 +23,8 @@ import numpy as np
 
 import gradkit
 from gradkit import _arrays
-from gradkit._cuda.launch import kernels, tensor_lists
+from gradkit._cuda import list_tables
+from gradkit._cuda.launch import kernels
 from gradkit._numpy import scratch, sums
 from tests import strategies as draw_
 from tests.backends import BACKENDS
@@ -54,8 +55,8 @@ def sizes():
     found = {
         "traced": tracemalloc.get_traced_memory()[0],
         "resident": pages * os.sysconf("SC_PAGE_SIZE"),
-        "plans": len(tensor_lists._plans._kept),
-        "cuts": len(tensor_lists._cuts._kept),
+        "plans": len(list_tables._plans._kept),
+        "cuts": len(list_tables._cuts._kept),
         "scratch": len(scratch._spare),
         "kernels": len(kernels._kernels),
         "types": len(_arrays._BY_TYPE),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import gradkit
 from gradkit import _numpy
+from gradkit._calls.lists import ClipByNorm, ClipCoefficient
 from tests import oracles, tolerances
 from tests import strategies as draw_
 from tests.tolerances import DTYPES, assert_same_bits, assert_ulps
@@ -258,10 +259,14 @@ def test_a_limit_on_the_device(backend, limit, factor):
 def test_a_negative_limit_that_only_the_backend_sees():
     """As one in a tensor of another library, on the host."""
     out, norm, limit = np.array(7.0), np.array(5.0), np.array(-1.0)
-    _numpy.clip_coefficient(norm, limit, 0.0, out)
+    _numpy.clip_coefficient(ClipCoefficient(norm=norm, max_norm=limit, eps=0.0, coefficient=out))
     assert math.isnan(out)
     grads = [f(3.0, -4.0)]
-    _numpy.clip_by_norm(grads, norm, limit, 0.0, grads, zero_nonfinite=False)
+    _numpy.clip_by_norm(
+        ClipByNorm(
+            grads=grads, norm=norm, max_norm=limit, eps=0.0, outs=grads, zero_nonfinite=False
+        )
+    )
     assert np.isnan(grads[0]).all()
 
 
@@ -269,7 +274,15 @@ def test_an_infinite_scale_that_only_the_backend_sees():
     """The norm is infinite then, and finite gradients become 0."""
     grads = [f(3.0, -4.0)]
     _numpy.clip_by_norm(
-        grads, np.array(INF), 1.0, 0.0, grads, scale=np.array(INF), zero_nonfinite=False
+        ClipByNorm(
+            grads=grads,
+            norm=np.array(INF),
+            max_norm=1.0,
+            eps=0.0,
+            outs=grads,
+            scale=np.array(INF),
+            zero_nonfinite=False,
+        )
     )
     assert grads[0].tolist() == [0.0, 0.0]
 

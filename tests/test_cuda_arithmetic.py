@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from gradkit._calls.lists import GradNorm, ScaleGrads
 from gradkit._cuda import CudaBackend
 from tests import oracles, tolerances
 from tests.backends import KernelDevice, kernel_mark
@@ -41,7 +42,7 @@ def device():
 
 def scaled(device, host, factor):
     grad, out = device.xp.asarray(host), device.xp.empty(host.shape, host.dtype)
-    CudaBackend(device).scale_grads([grad], factor, [out])
+    CudaBackend(device).scale_grads(ScaleGrads(grads=[grad], coefficient=factor, outs=[out]))
     return np.array(out)
 
 
@@ -195,7 +196,7 @@ def test_scaled_sums_beside_a_tie(device, name, grad, distance):
 
 def norm_of(device, host, p):
     out = device.xp.empty((), np.float64)
-    CudaBackend(device).grad_norm([device.xp.asarray(host)], p, out)
+    CudaBackend(device).grad_norm(GradNorm(grads=[device.xp.asarray(host)], norm_type=p, norm=out))
     return float(out)
 
 

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 
 import gradkit
 from gradkit._backend import Borrowed, Views
-from gradkit._cuda import CudaBackend
+from gradkit._calls.lists import ClipByNorm, ClipGradValue, GradNorm, ScaleGrads, ZeroGrad
+from gradkit._cuda import CudaBackend, list_tables
 from gradkit._cuda.block_clipping import joining_threads
-from gradkit._cuda.launch import tensor_lists
 from gradkit._cuda.launch.device import scratch
 from gradkit._cuda.launch.kernels import kernels_in, options_of, source_of
 from gradkit._cuda.launch.strides import pair_of
-from gradkit._cuda.launch.tensor_lists import CAPACITY, DIMS, plan_of, run, start
 from gradkit._cuda.launch.warmup import combinations
+from gradkit._cuda.list_tables import CAPACITY, DIMS, plan_of, run, start
 from gradkit._dtypes import FLOATS
 from gradkit.errors import NonFiniteNormError
 from testbed.emulator import EmulatorFault
@@ -79,7 +79,7 @@ def put(device, hosts):
 def norm_of(device, grads, p=2.0, **options):
     shape = (len(grads),) if options else ()
     out = device.xp.empty(shape, np.float64)
-    CudaBackend(device).grad_norm(grads, p, out, **options)
+    CudaBackend(device).grad_norm(GradNorm(grads=grads, norm_type=p, norm=out, **options))
     return out
 
 
@@ -132,7 +132,7 @@ def test_strided_lists_to_the_last_dimension_that_fits(device, spare):
     grads += [rooms[-1][0, ::2]] * max(0, spare)
     for k, grad in enumerate(grads):
         grad[...] = k
-    CudaBackend(device).scale_grads(grads, 0.5, grads)
+    CudaBackend(device).scale_grads(ScaleGrads(grads=grads, coefficient=0.5, outs=grads))
     for k, (grad, room) in enumerate(zip(grads, rooms, strict=False)):
         np.testing.assert_array_equal(grad, np.full(grad.shape, k / 2))
         if k < tensors:
@@ -145,7 +145,11 @@ def test_a_list_is_uploaded_once_for_norm_and_scaling(device):
     backend = CudaBackend(device)
     for _ in range(3):
         norm = norm_of(device, grads)
-        backend.clip_by_norm(grads, norm, 0.5, 1e-6, grads, zero_nonfinite=False)
+        backend.clip_by_norm(
+            ClipByNorm(
+                grads=grads, norm=norm, max_norm=0.5, eps=1e-6, outs=grads, zero_nonfinite=False
+            )
+        )
     assert device.uploads == 1
     norm_of(device, grads[1:] + grads[:1])
     assert device.uploads == 2
@@ -184,8 +188,8 @@ def test_the_same_properties_elsewhere_give_the_plan_of_a_new_list(device, count
         for _ in range(2):
             plans = plan_of(device, lists[0]), plan_of(device, *lists)
             found.append([content(table) for plan in plans for table in plan.tables])
-            tensor_lists._cuts._kept.clear()
-            tensor_lists._plans._kept.clear()
+            list_tables._cuts._kept.clear()
+            list_tables._plans._kept.clear()
         assert found[0] == found[1]
         plan_of(device, lists[1]), plan_of(device, *lists[::-1])  # the next turn's are kept
 
@@ -208,7 +212,7 @@ def test_a_launch_that_is_kept_is_the_one_that_is_asked_for(device):
         made = [table.launch(device, *where, **macros) for where, macros in asked]
         for (where, macros), launch in zip(asked, made, strict=True):
             blocks, threads, file, name = where
-            loaded = tensor_lists.kernel(device, file, name, CAPACITY=CAPACITY, **macros)
+            loaded = list_tables.kernel(device, file, name, CAPACITY=CAPACITY, **macros)
             assert launch == (loaded, (blocks,), (threads,), 0)
     for (where, macros), launch in zip(asked, made, strict=True):
         assert table.launch(device, *where, **macros) is launch
@@ -224,7 +228,7 @@ def test_a_launch_over_all_chunks_is_the_one_that_is_asked_for(device):
     ]
     for _ in range(2):
         for (file, name), macros in asked:
-            loaded = tensor_lists.kernel(device, file, name, CAPACITY=CAPACITY, **macros)
+            loaded = list_tables.kernel(device, file, name, CAPACITY=CAPACITY, **macros)
             launch = table.over_chunks(device, file, name, **macros)
             assert launch == (loaded, (table.blocks,), (256,), 0)
 
@@ -287,7 +291,7 @@ def test_no_two_files_have_a_kernel_of_one_name():
 
 
 def test_what_was_used_last_is_kept_longest():
-    used = tensor_lists._LastUsed(number=3, tensors=10)
+    used = list_tables._LastUsed(number=3, tensors=10)
     made = {name: SimpleNamespace(tensors=1) for name in "abcdef"} | {
         "large": SimpleNamespace(tensors=10)
     }
@@ -346,7 +350,11 @@ def test_ten_thousand_tensors_take_three_launches():
     norm = norm_of(device, grads)
     exact = math.sqrt(sum(int(h @ h) for h in hosts))
     assert abs(float(norm) / exact - 1) <= 2.0**-51
-    CudaBackend(device).clip_by_norm(grads, norm, exact / 2, 0.0, grads, zero_nonfinite=False)
+    CudaBackend(device).clip_by_norm(
+        ClipByNorm(
+            grads=grads, norm=norm, max_norm=exact / 2, eps=0.0, outs=grads, zero_nonfinite=False
+        )
+    )
     assert device.total_traffic.launches == 3
     for got, host in zip(grads, hosts, strict=True):
         np.testing.assert_array_equal(got, host / 2)
@@ -355,7 +363,7 @@ def test_ten_thousand_tensors_take_three_launches():
 @pytest.mark.parametrize("name", sorted(DTYPES))
 def test_chunks_of_many_batches(device, monkeypatch, name):
     """As lists of more than 64 MiB have them: a warp goes through one batch after another."""
-    monkeypatch.setattr(tensor_lists, "_MANY_CHUNKS", 1)
+    monkeypatch.setattr(list_tables, "_MANY_CHUNKS", 1)
     (grad,) = grads = put(device, [np.arange(1, 20_004).astype(DTYPES[name])])
     exact = grad.astype(np.float64)
     assert plan_of(device, grads).chunks == 1
@@ -364,9 +372,17 @@ def test_chunks_of_many_batches(device, monkeypatch, name):
         assert float(norm_of(device, grads, order)) == pytest.approx(expected, rel=1e-15)
     backend = CudaBackend(device)
     for change, expected in (
-        (lambda: backend.scale_grads(grads, 0.5, grads), exact / 2),
-        (lambda: backend.clip_grad_value(grads, 2048.0, grads), np.minimum(exact / 2, 2048)),
-        (lambda: backend.zero_grad(grads), exact * 0),
+        (
+            lambda: backend.scale_grads(ScaleGrads(grads=grads, coefficient=0.5, outs=grads)),
+            exact / 2,
+        ),
+        (
+            lambda: backend.clip_grad_value(
+                ClipGradValue(grads=grads, clip_value=2048.0, outs=grads)
+            ),
+            np.minimum(exact / 2, 2048),
+        ),
+        (lambda: backend.zero_grad(ZeroGrad(grads=grads)), exact * 0),
     ):
         change()
         np.testing.assert_array_equal(grad.astype(np.float64), expected)
@@ -378,9 +394,9 @@ def test_sums_that_wait_in_floats_do_not_overflow(device, monkeypatch, way, p):
     """Neither those of many turns of a lane, nor those of all lanes together."""
     if way.startswith("accumulated") and p == 1:
         pytest.skip("accumulates with the 2-norm only")
-    monkeypatch.setattr(tensor_lists, "_MANY_CHUNKS", 1)
+    monkeypatch.setattr(list_tables, "_MANY_CHUNKS", 1)
     # Arrays that are not aligned alike are added and normed in two launches, for the bits' sake.
-    monkeypatch.setattr(tensor_lists.Plan, "in_step", True)
+    monkeypatch.setattr(list_tables.Plan, "in_step", True)
     for size, exponent in ((1 << 9, 122.5), (1 << 16, 117.5), (1 << 20, 113.5)):
         if size > 1 << 16 and way in ("strided", "accumulated singly"):
             continue  # an element is a turn
@@ -402,12 +418,12 @@ def test_a_captured_stream_gets_the_list_in_parameters(device):
     hosts += [np.arange(24.0).reshape(2, 3, 4)[:, ::2, ::3] for _ in range(DIMS)]
     eager = put(device, hosts)
     expected = norm_of(device, eager), norm_of(device, eager, per_tensor=True)
-    CudaBackend(device).scale_grads(eager, 0.3, eager)
+    CudaBackend(device).scale_grads(ScaleGrads(grads=eager, coefficient=0.3, outs=eager))
     device.recording, device.uploads = True, 0
     grads = put(device, hosts)
     assert_same_bits(norm_of(device, grads), expected[0])
     assert_same_bits(norm_of(device, grads, per_tensor=True), expected[1])
-    CudaBackend(device).scale_grads(grads, 0.3, grads)
+    CudaBackend(device).scale_grads(ScaleGrads(grads=grads, coefficient=0.3, outs=grads))
     for got, wanted in zip(grads, eager, strict=True):
         assert_same_bits(got, wanted)
     assert device.uploads == 0
@@ -421,10 +437,10 @@ def test_a_captured_list_with_more_dimensions_than_a_launch_takes(device):
     eager = [device.xp.asarray(np.repeat(host, 2, axis=1))[:, ::2] for host in hosts]
     grads = [device.xp.asarray(np.repeat(host, 2, axis=1))[:, ::2] for host in hosts]
     expected = norm_of(device, eager, per_tensor=True)
-    CudaBackend(device).scale_grads(eager, 0.3, eager)
+    CudaBackend(device).scale_grads(ScaleGrads(grads=eager, coefficient=0.3, outs=eager))
     device.recording = True
     assert_same_bits(norm_of(device, grads, per_tensor=True), expected)
-    CudaBackend(device).scale_grads(grads, 0.3, grads)
+    CudaBackend(device).scale_grads(ScaleGrads(grads=grads, coefficient=0.3, outs=grads))
     for got, wanted in zip(grads, eager, strict=True):
         assert_same_bits(got, wanted)
 
@@ -534,13 +550,13 @@ def test_out_of_place_for_any_two_alignments(device, name, into, outof):
     grad = device.xp.asarray(host)[outof:]
     guard = device.xp.asarray(np.full(size + into + 3, -7.0, dtype))
     out = guard[into:-3]
-    CudaBackend(device).scale_grads([grad], 1 / 3, [out])
+    CudaBackend(device).scale_grads(ScaleGrads(grads=[grad], coefficient=1 / 3, outs=[out]))
     expected = (host[outof:].astype(np.float64) * (1 / 3)).astype(dtype)
     tolerances.assert_ulps(out, expected, 0)
     assert (guard[:into] == -7).all()
     assert (guard[-3:] == -7).all()
     np.testing.assert_array_equal(grad, host[outof:])
-    CudaBackend(device).scale_grads([grad], 1.0, [out])
+    CudaBackend(device).scale_grads(ScaleGrads(grads=[grad], coefficient=1.0, outs=[out]))
     assert_same_bits(out, host[outof:])
 
 
@@ -549,7 +565,9 @@ def test_products_are_rounded_once(device, name, tie):
     for sign in (1.0, -1.0):
         for beside, rounded in ((2.0**-40, 1 + 2 * tie), (0.0, 1.0), (-(2.0**-40), 1.0)):
             (grad,) = put(device, [np.full(40, sign).astype(DTYPES[name])])
-            CudaBackend(device).scale_grads([grad], 1 + tie + beside, [grad])
+            CudaBackend(device).scale_grads(
+                ScaleGrads(grads=[grad], coefficient=1 + tie + beside, outs=[grad])
+            )
             np.testing.assert_array_equal(grad.astype(float), np.full(40, sign * rounded))
 
 
@@ -588,7 +606,9 @@ def test_a_coefficient_of_one_touches_no_gradient(device):
     grads = put(device, mixed(7))
     norm = norm_of(device, grads)
     limit = float(norm)
-    CudaBackend(device).clip_by_norm(grads, norm, limit, 0.0, grads, zero_nonfinite=True)
+    CudaBackend(device).clip_by_norm(
+        ClipByNorm(grads=grads, norm=norm, max_norm=limit, eps=0.0, outs=grads, zero_nonfinite=True)
+    )
     threads = device.traffic.read // 8
     assert device.traffic.read == 8 * threads == 8 * threads // 256 * 256
     assert device.traffic.written == 0
@@ -599,10 +619,10 @@ def test_traffic_is_what_the_operations_need(device):
     size = 1 << 14
     (grad,) = put(device, [np.ones(size, np.float32)])
     backend = CudaBackend(device)
-    backend.scale_grads([grad], 2.0, [grad])
+    backend.scale_grads(ScaleGrads(grads=[grad], coefficient=2.0, outs=[grad]))
     scaled = device.traffic
     assert (scaled.read, scaled.written) == (4 * size, 4 * size)
-    backend.zero_grad([grad])
+    backend.zero_grad(ZeroGrad(grads=[grad]))
     assert (device.traffic.read, device.traffic.written) == (0, 4 * size)
     (buffer,) = put(device, [np.ones(size, np.float32)])
     backend.accumulate_grad(buffer, grad, True, None)
@@ -657,7 +677,7 @@ def test_a_number_may_lie_at_any_address(device):
     number = room[1:9].view(np.float64).reshape(())
     number[...] = 0.5
     grads = put(device, [np.array([4.0]), np.array([2.0])])
-    CudaBackend(device).scale_grads(grads, number, grads)
+    CudaBackend(device).scale_grads(ScaleGrads(grads=grads, coefficient=number, outs=grads))
     assert [float(grad[0]) for grad in grads] == [2.0, 1.0]
 
 
@@ -685,14 +705,18 @@ def results(device):
     grads += [device.xp.asarray(np.arange(999, dtype=np.float32))[1:]]
     found = [norm_of(device, grads, p) for p in ORDERS]
     found += [norm_of(device, grads, p, per_tensor=True) for p in ORDERS]
-    backend.clip_by_norm(grads, found[1], 0.37, 1e-6, grads, zero_nonfinite=False)
+    backend.clip_by_norm(
+        ClipByNorm(
+            grads=grads, norm=found[1], max_norm=0.37, eps=1e-6, outs=grads, zero_nonfinite=False
+        )
+    )
     found += [g.copy() for g in grads]
-    backend.clip_grad_value(grads, 1e-3, grads)
+    backend.clip_grad_value(ClipGradValue(grads=grads, clip_value=1e-3, outs=grads))
     found += [g.copy() for g in grads]
     (buffer,) = put(device, [np.ones((30, 100), np.float32)])
     backend.accumulate_grad(buffer, grads[-3][:100], True, 0.3)
     found.append(buffer.copy())
-    backend.zero_grad(grads)
+    backend.zero_grad(ZeroGrad(grads=grads))
     return [*found, *(g.copy() for g in grads)]
 
 

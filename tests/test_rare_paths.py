@@ -9,6 +9,7 @@ import pytest
 import gradkit
 from gradkit._arrays import backend_of
 from gradkit._backend import Views
+from gradkit._calls.lists import NormParts
 from gradkit._dtypes import FLOATS
 from tests import oracles, test_batch_norm_inference
 from tests import strategies as draw_
@@ -133,7 +134,9 @@ def test_thousands_of_gradients(backend, order):
     norm = gradkit.grad_norm(grads, order)
     assert float(backend.asnumpy(norm)) == pytest.approx(exact, rel=2.0**-40)
     parts = backend.asarray(np.full((1, 3), 9.0))
-    backend_of(parts).norm_parts(Views(grads), order, parts, copies=None)
+    backend_of(parts).norm_parts(
+        NormParts(grads=Views(grads), norm_type=order, parts=parts, copies=None)
+    )
     hi, lo, unit = backend.asnumpy(parts)[0]
     wanted = exact if order == np.inf else exact**order
     assert (hi + lo) * (1 if order == np.inf else unit**order) == pytest.approx(

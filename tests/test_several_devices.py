@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gradkit
-from gradkit._cuda import CudaBackend
+from gradkit._cuda import CudaBackend, several_devices
 from tests import oracles, tolerances
 from tests.device_ranks import NcclCommunicator, Wire
 from tests.devices.emulated import DeviceArray
@@ -420,10 +420,14 @@ def test_a_device_that_fails_before_it_writes(devices, phase, where, monkeypatch
     grads = spread(devices, [[f(3, 0)], [f(4)]])
     before = memory(grads)
 
-    def fail(*_, **__):
-        raise MemoryError("no room")
+    made = getattr(several_devices, phase)
 
-    monkeypatch.setattr(devices.backends[where], phase, fail)
+    def fail(device, *arguments):
+        if device is devices.all[where]:
+            raise MemoryError("no room")
+        return made(device, *arguments)
+
+    monkeypatch.setattr(several_devices, phase, fail)
     with pytest.raises(MemoryError):
         WRITING[phase](grads)
     assert memory(grads) == before

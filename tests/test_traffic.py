@@ -15,6 +15,7 @@ from gradkit._calls.channels import (
     BatchNormInference,
     BatchNormInferenceGrad,
 )
+from gradkit._calls.lists import ClipByNorm, GradNorm, ZeroGrad
 from gradkit._calls.rows import (
     InvertibleLayerNormGrad,
     LayerNorm,
@@ -224,7 +225,7 @@ def test_a_norm_reads_everything_once():
     meter = Meter()
     grads, size = gradients(meter)
     out = meter.device.xp.empty((), np.float64)
-    meter.run.grad_norm(grads, 2.0, out)
+    meter.run.grad_norm(GradNorm(grads=grads, norm_type=2.0, norm=out))
     total = meter.device.total_traffic
     partials = total.by_array["norm_partials", "partials"][1]
     chunks = sum(-(-grad.nbytes // 4096) for grad in grads)
@@ -237,7 +238,9 @@ def test_clipping_that_scales_reads_and_writes_everything_once():
     meter = Meter()
     grads, size = gradients(meter)
     norm = meter.put(np.float64(8.0))[0]
-    meter.run.clip_by_norm(grads, norm, 1.0, 0.0, grads, zero_nonfinite=False)
+    meter.run.clip_by_norm(
+        ClipByNorm(grads=grads, norm=norm, max_norm=1.0, eps=0.0, outs=grads, zero_nonfinite=False)
+    )
     total = meter.device.total_traffic
     shared = total.by_array["clip_by_norm", "norm"][0]
     assert (total.read - shared, total.written) == (size, size)
@@ -247,7 +250,9 @@ def test_clipping_that_need_not_scale_touches_nothing():
     meter = Meter()
     grads, _ = gradients(meter)
     norm = meter.put(np.float64(8.0))[0]
-    meter.run.clip_by_norm(grads, norm, 9.0, 0.0, grads, zero_nonfinite=False)
+    meter.run.clip_by_norm(
+        ClipByNorm(grads=grads, norm=norm, max_norm=9.0, eps=0.0, outs=grads, zero_nonfinite=False)
+    )
     total = meter.device.total_traffic
     assert (total.read, total.written) == (total.by_array["clip_by_norm", "norm"][0], 0)
 
@@ -340,6 +345,6 @@ def test_a_list_is_added_and_normed_in_one_pass(of, update, overwrite, read, wri
 def test_zeroing_only_writes():
     meter = Meter()
     grads, size = gradients(meter)
-    meter.run.zero_grad(grads)
+    meter.run.zero_grad(ZeroGrad(grads=grads))
     total = meter.device.total_traffic
     assert (total.read, total.written) == (0, size)

@@ -12,10 +12,10 @@ from gradkit._backend import Array, Shape, Spec
 from gradkit._cuda.accumulation import Accumulation
 from gradkit._cuda.block_clipping import BlockClipping
 from gradkit._cuda.channels import ChannelNorms
-from gradkit._cuda.clipping import Clipping
 from gradkit._cuda.launch.buffers import address_of
 from gradkit._cuda.launch.device import CupyDevice, keep_if_captured, scratch
 from gradkit._cuda.launch.warmup import warmup
+from gradkit._cuda.lists import Lists
 from gradkit._cuda.rows import Rows
 from gradkit._cuda.spikes import Spikes
 from gradkit.errors import BackendUnavailableError
@@ -27,7 +27,7 @@ class CudaBackend(
     Accumulation,
     BlockClipping,
     ChannelNorms,
-    Clipping,
+    Lists,
     Rows,
     Spikes,
 ):

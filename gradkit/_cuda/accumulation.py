@@ -1,31 +1,28 @@
 """Add to gradient buffers, and zero gradients, on a GPU."""
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from itertools import product
 from typing import Any
 
 import numpy as np
 
 from gradkit._backend import Array, Number
+from gradkit._calls.lists import GradNorm
 from gradkit._cuda.launch.device import scratch
 from gradkit._cuda.launch.kernels import Combination, Macros
-from gradkit._cuda.launch.list_norms import PART, SUM_OF_SQUARES, joining, norm_steps, norms
+from gradkit._cuda.launch.numbers import either, either_flag
 from gradkit._cuda.launch.operations import OnDevice
-from gradkit._cuda.launch.tensor_lists import (
+from gradkit._cuda.launch.warmup import asks_for
+from gradkit._cuda.list_norms import PART, SUM_OF_SQUARES, joining, norm_steps, norms
+from gradkit._cuda.list_tables import (
     ALONE,
     KINDS,
     Step,
-    either,
-    either_flag,
     launch,
-    on_lists,
     plan_of,
-    plan_steps,
     start,
     steps,
 )
-from gradkit._cuda.launch.warmup import asks_for
 from gradkit._dtypes import FLOATS, float_name
 
 _LIST = "accumulate_grads"  # the kernel, and its file
@@ -89,20 +86,14 @@ class Accumulation(OnDevice):
         if norm is not None and len(kinds) == 1:
             made = self._with_norm(buffers, grads, chosen, norm)
         if not made:
-            after = [] if norm is None else norm_steps(self.device, buffers, 2.0, norm)
+            after = (
+                []
+                if norm is None
+                else norm_steps(self.device, GradNorm(grads=buffers, norm_type=2.0, norm=norm))
+            )
             lists = [] if do_update is False else [*kinds.values()]
             made = [*self._adding(buffers, grads, lists, chosen), *after]
         launch(made)
-
-    @asks_for(partial(on_lists, "zero"))
-    def zero_grad(self, grads: Sequence[Array]) -> None:
-        """Write +0 over every element, NaN included."""
-        launch(self.zero_steps(grads))
-
-    def zero_steps(self, grads: Sequence[Array]) -> list[Step]:
-        """What launches ``zero_grad``, with all its kernels made."""
-        plan = plan_of(self.device, grads, grads)
-        return plan_steps(self.device, plan, "zero", "zero_grad")
 
     def _adding(
         self,

@@ -7,19 +7,18 @@ import numpy as np
 
 from gradkit._backend import Array, Axes, Number
 from gradkit._cuda.launch.device import scratch
-from gradkit._cuda.launch.list_norms import PART, norms, order_of
+from gradkit._cuda.launch.numbers import FLAGS, either
 from gradkit._cuda.launch.operations import OnDevice
-from gradkit._cuda.launch.tensor_lists import (
-    FLAGS,
+from gradkit._cuda.launch.warmup import asks_for
+from gradkit._cuda.list_norms import PART, norms, order_of
+from gradkit._cuda.list_tables import (
     UNIT_KINDS,
     Plan,
-    either,
     on_lists,
     plan_of,
     run,
     start,
 )
-from gradkit._cuda.launch.warmup import asks_for
 
 _MANY_PARTS = 8  # of a unit: a block joins them rather than a warp
 _FEW_THREADS, _MANY_THREADS = 32, 256

@@ -5,14 +5,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from gradkit._backend import Number
+from gradkit._calls.lists import GradNorm
+from gradkit._calls.roles import Norm
 from gradkit._numpy import casts, scratch, tuning
 from gradkit._numpy.blocks import Array, load, matched, store
-from gradkit._numpy.clipping import grad_norm
 from gradkit._numpy.interrupts import Uninterrupted
+from gradkit._numpy.lists import grad_norm
 from gradkit._numpy.threads import in_strips
-from gradkit._numpy.zeros import zero_grad
 
-__all__ = ["accumulate_grad", "accumulate_grad_v2", "accumulate_grads", "zero_grad"]
+__all__ = ["accumulate_grad", "accumulate_grad_v2", "accumulate_grads"]
 
 _F32, _F64 = np.dtype(np.float32), np.dtype(np.float64)
 
@@ -58,7 +59,7 @@ def accumulate_grads(
                 own = [(b, g) for b, g in pairs if (b.dtype, g.dtype) == kinds]
                 _add_all(own, by, fresh=bool(overwrite))
     if norm is not None:
-        grad_norm(buffers, 2.0, norm)
+        grad_norm(GradNorm(grads=buffers, norm_type=2.0, norm=Norm(norm)))
 
 
 @np.errstate(all="ignore")

@@ -11,8 +11,8 @@ from gradkit._backend import Axes, Number, Shape
 from gradkit._numpy import scratch, tuning
 from gradkit._numpy.blocks import Array, Index, blocks, load, store
 from gradkit._numpy.casts import widen
-from gradkit._numpy.clipping import coefficients, combined, parts_of_each
 from gradkit._numpy.interrupts import Uninterrupted
+from gradkit._numpy.list_norms import coefficients, combined, parts_of_each
 from gradkit._numpy.threads import in_strips
 
 __all__ = ["clip_units", "unit_norms"]

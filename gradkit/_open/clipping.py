@@ -7,8 +7,10 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from gradkit._arrays import is_array
-from gradkit._backend import Array, Number, Spec
+from gradkit._backend import Array, Spec
 from gradkit._calls import checks
+from gradkit._calls.lists import GradNorm
+from gradkit._calls.roles import Number
 from gradkit._open import trees
 from gradkit._open.given import Given
 from gradkit._open.gradients import Gradients
@@ -37,7 +39,9 @@ def raise_if_nonfinite(group: Gradients, norm: Array) -> None:
     if not bad.size:
         return
     largest = group.backend.empty((len(group.arrays),), np.dtype(np.float64))
-    group.backend.grad_norm(group.views, np.inf, largest, per_tensor=True)
+    group.backend.grad_norm(
+        GradNorm(grads=group.views, norm_type=np.inf, norm=largest, per_tensor=True)
+    )
     culprits = ~np.isfinite(group.backend.read(largest))
     raise NonFiniteNormError(float(bad[0]), tuple(compress(group.names(), culprits)))
 

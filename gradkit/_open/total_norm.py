@@ -8,9 +8,11 @@ import numpy as np
 
 from gradkit import _numpy
 from gradkit._arrays import framework_of, is_array
-from gradkit._backend import Array, Number
+from gradkit._backend import Array
 from gradkit._calls import checks
 from gradkit._calls.backend import Backend
+from gradkit._calls.lists import GradNorm, NormOfShares, NormParts, NormShares
+from gradkit._calls.roles import Flags, Norm, Number
 from gradkit._open import device_meeting, trees
 from gradkit._open.clipping import raise_if_nonfinite
 from gradkit._open.device_meeting import Factors, Sums
@@ -60,8 +62,8 @@ def write_norm(
     held: Gradients,
     wanted: Wanted,
     ranks: Ranks,
-    norm: Array,
-    found_inf: Array | None,
+    norm: Norm,
+    found_inf: Flags | None,
     *,
     limit: Number,
     fresh: bool,
@@ -104,14 +106,16 @@ def write_norm(
     return factors
 
 
-def _write_own(held: Gradients, wanted: Wanted, norm: Array, found_inf: Array | None) -> None:
+def _write_own(held: Gradients, wanted: Wanted, norm: Norm, found_inf: Flags | None) -> None:
     held.backend.grad_norm(
-        held.views,
-        wanted.order,
-        norm,
-        per_tensor=wanted.per_tensor,
-        scale=wanted.scale,
-        found_inf=found_inf,
+        GradNorm(
+            grads=held.views,
+            norm_type=wanted.order,
+            norm=norm,
+            per_tensor=wanted.per_tensor,
+            scale=wanted.scale,
+            found_inf=found_inf,
+        )
     )
 
 
@@ -120,13 +124,21 @@ def _write_of_group(
     wanted: Wanted,
     meeting: Meeting,
     copies: Sequence[int] | None,
-    norm: Array,
-    found_inf: Array | None,
+    norm: Norm,
+    found_inf: Flags | None,
 ) -> None:
     """Sums travel, not norms: what ranks add up has lost nothing but its own rounding."""
     backend, order = held.backend, wanted.order
     parts = backend.empty((norm.size, _PART), _FLOAT64)
-    backend.norm_parts(held.views, order, parts, per_tensor=wanted.per_tensor, copies=copies)
+    backend.norm_parts(
+        NormParts(
+            grads=held.views,
+            norm_type=order,
+            parts=parts,
+            per_tensor=wanted.per_tensor,
+            copies=copies,
+        )
+    )
     by = wanted.scale if isinstance(wanted.scale, float) else backend.read(wanted.scale)
     state = np.array([abs(float(by)), *backend.read(parts).reshape(-1)])
     call = str(wanted)
@@ -174,12 +186,14 @@ def _as_lists(tree: Any) -> Any:
     return list(map(_as_lists, tree)) if isinstance(tree, (list, tuple)) else tree
 
 
-def _combine(held: Gradients, norm: Array, order: float, reduce: Reduce) -> None:
+def _combine(held: Gradients, norm: Norm, order: float, reduce: Reduce) -> None:
     share = held.backend.empty(norm.shape, _FLOAT64)
     largest = _combined(held, norm, "max", reduce)
-    held.backend.norm_shares(norm, largest, order, share)
+    held.backend.norm_shares(NormShares(norm=norm, largest=largest, norm_type=order, share=share))
     total = _combined(held, share, "sum", reduce)
-    held.backend.norm_of_shares(total, largest, order, norm)
+    held.backend.norm_of_shares(
+        NormOfShares(total=total, largest=largest, norm_type=order, norm=norm)
+    )
 
 
 def _combined(held: Gradients, value: Array, op: Literal["sum", "max"], reduce: Reduce) -> Array:

@@ -14,6 +14,7 @@ from gradkit._arrays import backend_of
 from gradkit._backend import Array, Views
 from gradkit._calls import checks
 from gradkit._calls.backend import Backend
+from gradkit._calls.lists import ClipByNorm, GradNorm, JoinRanks, RankState
 from gradkit._open.clipping import policy_of
 from gradkit.jax._callbacks import Result, axes_of, call, varying
 from gradkit.jax._numbers import doubles, given, pair, pairs, read, store, widest
@@ -263,7 +264,14 @@ def _states_of_all(leaves: list[Any], scale: Any, rule: Rule) -> Any:
         backend = backend_of(by)
         state, factor = doubles(outs[0]), read(by, backend)
         backend.rank_state(
-            Views(grads), rule.order, _DIGEST, state, scale=factor, copies=rule.copies
+            RankState(
+                grads=Views(grads),
+                norm_type=rule.order,
+                digest=_DIGEST,
+                state=state,
+                scale=factor,
+                copies=rule.copies,
+            )
         )
 
     (state,) = call(rule.refusal, compute, [pairs(_STATE)], [*leaves, scale])
@@ -277,7 +285,7 @@ def _compute(grads: Views, numbers: list[Any], outs: list[Array], rule: Rule) ->
     most, by = read(limit, backend), read(scale, backend)
     norm = backend.empty((), _FLOAT64)
     if rows is None:
-        backend.grad_norm(grads, rule.order, norm, scale=by)
+        backend.grad_norm(GradNorm(grads=grads, norm_type=rule.order, norm=norm, scale=by))
     else:
         _join(doubles(rows), norm, by, most, rule, backend)
     if rule.guard is not None:
@@ -287,8 +295,17 @@ def _compute(grads: Views, numbers: list[Any], outs: list[Array], rule: Rule) ->
         store(outs[1], most)
         store(outs[2], following)
     if rule.clips:
-        zero = rule.zero_nonfinite
-        backend.clip_by_norm(grads, norm, most, rule.eps, grads, scale=by, zero_nonfinite=zero)
+        backend.clip_by_norm(
+            ClipByNorm(
+                grads=grads,
+                norm=norm,
+                max_norm=most,
+                scale=by,
+                eps=rule.eps,
+                zero_nonfinite=rule.zero_nonfinite,
+                outs=grads,
+            )
+        )
     store(outs[0], norm)
 
 
@@ -297,14 +314,16 @@ def _join(
 ) -> None:
     """The norm over all devices, none of which can be at fault alone."""
     backend.join_ranks(
-        states,
-        _DIGEST,
-        rule.order,
-        norm,
-        None,
-        scale=scale,
-        max_norm=limit,
-        fresh=True,
-        faults=backend.as_float64(np.zeros(len(states))),
-        factors=backend.empty((3,), _FLOAT64),
+        JoinRanks(
+            states=states,
+            digest=_DIGEST,
+            norm_type=rule.order,
+            scale=scale,
+            max_norm=limit,
+            fresh=True,
+            norm=norm,
+            found_inf=None,
+            faults=backend.as_float64(np.zeros(len(states))),
+            factors=backend.empty((3,), _FLOAT64),
+        )
     )

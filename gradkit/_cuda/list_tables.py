@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
-from gradkit._backend import Array, Axes, Borrowed, Number, Views
+from gradkit._backend import Array, Axes, Borrowed, Views
 from gradkit._cuda.launch.device import Device
 from gradkit._cuda.launch.kernels import Combination, Launch, kernel
 from gradkit._cuda.launch.strides import Pair, pair_of, units_of
@@ -43,9 +43,6 @@ _SMALLEST_CHUNK = 4096  # bytes: two rounds of a warp's loads
 _LARGEST_CHUNK = 1 << 30  # kernels count its elements by an int
 _MANY_CHUNKS = 16384  # one for each warp of the largest devices
 _MOST_CHUNKS = (1 << 32) - 1  # kernels count them by an unsigned int
-
-FLAGS = {False: np.uint32(0), True: np.uint32(1)}  # as kernels take them
-_ONE = np.float64(1)
 
 _shape, _strides, _number = map(attrgetter, ("shape", "strides", "dtype.num"))
 
@@ -309,16 +306,6 @@ def _properties_of(arrays: Sequence[Array]) -> tuple[Any, ...]:
         return arrays.layout
     # A tuple for each property, not for each array: fewer objects to make.
     return tuple(tuple(map(of, arrays)) for of in (_shape, _strides, _number))
-
-
-def either(number: Number) -> tuple[Array | None, np.float64]:
-    """A number as kernels take it: an array to read it from, or none and the number itself."""
-    return (None, np.float64(number)) if isinstance(number, float) else (number, _ONE)
-
-
-def either_flag(flag: Array | bool) -> tuple[Array | None, np.uint32]:
-    """A flag as kernels take it, likewise."""
-    return (None, FLAGS[flag]) if isinstance(flag, bool) else (flag, FLAGS[False])
 
 
 def on_lists(file: str, kinds: Sequence[int] = KINDS) -> Iterator[Combination]:

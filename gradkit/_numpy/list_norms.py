@@ -1,204 +1,39 @@
-"""Gradient norms, the clip coefficient and scaling, on lists of NumPy arrays."""
+"""The norms of lists of NumPy arrays, and what they are multiplied by to be clipped."""
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import accumulate, chain, repeat, starmap
-from operator import attrgetter, itemgetter
-from typing import Any, TypeAlias
+from itertools import accumulate, chain
+from operator import attrgetter
+from typing import TypeAlias
 
 import numpy as np
 
-from gradkit._backend import Number
 from gradkit._numpy import scratch, tuning
-from gradkit._numpy.blocks import Array, DType, by_halves, load, matched, store
-from gradkit._numpy.interrupts import Uninterrupted
+from gradkit._numpy.blocks import Array, by_halves, load, matched
 from gradkit._numpy.threads import in_strips
-from gradkit._numpy.zeros import zero_grad
-
-__all__ = [
-    "clip_by_norm",
-    "clip_coefficient",
-    "clip_grad_value",
-    "grad_norm",
-    "join_ranks",
-    "norm_of_ranks",
-    "norm_of_shares",
-    "norm_parts",
-    "norm_shares",
-    "rank_state",
-    "scale_grads",
-]
 
 # A block's sum of |g|^p is kept as (m, s) and stands for m^p * s. Where plain squares are safe
 # m is 1; else m is the block's largest magnitude, or for p = 1 and 2 the power of two below it,
 # so that no power overflows or underflows.
 Part: TypeAlias = tuple[float, float]
 
-# What is called for each array of a dtype, and what it takes between source and target.
-Recipe: TypeAlias = Callable[[DType], tuple[Callable[..., object], tuple[Any, ...]]]
-Pair: TypeAlias = tuple[Array, ...]  # a source and a target
-
 _F32, _F64 = np.dtype(np.float32), np.dtype(np.float64)
 # Elements of a large gradient that are taken at a time.
 _PIECE = scratch.elements(1, _F64)
 
-_NO_SCRATCH = nullcontext((np.empty(0), np.empty(0)))
-_dtype_of, _size_of = attrgetter("dtype"), attrgetter("size")
-
-
-@np.errstate(all="ignore")
-def grad_norm(
-    grads: Sequence[Array],
-    norm_type: float,
-    out: Array,
-    *,
-    per_tensor: bool = False,
-    scale: Number = 1.0,
-    found_inf: Array | None = None,
-) -> None:
-    """``out = |scale| * (sum |g|^p)^(1/p)`` over all gradients, or one norm a gradient."""
-    by = abs(float(scale))
-    if per_tensor:
-        each: Sequence[Sequence[Part]] = parts_of_each(grads, norm_type)
-    else:
-        each = [_parts_of_all(grads, norm_type)]
-    norms = [combined(parts, norm_type, by) for parts in each]
-    out[...] = norms if per_tensor else norms[0]
-    if found_inf is not None:
-        found_inf[...] = np.reshape([_nonfinite(parts) for parts in each], found_inf.shape)
-
-
-@np.errstate(all="ignore")
-def norm_parts(
-    grads: Sequence[Array],
-    norm_type: float,
-    out: Array,
-    *,
-    per_tensor: bool = False,
-    copies: Sequence[int] | None = None,
-) -> None:
-    """``out[k] = (hi, lo, scale)``: what ``grad_norm`` adds up, before the root."""
-    each: Sequence[Sequence[Part]]
-    if copies is None and not per_tensor:
-        each = [_parts_of_all(grads, norm_type)]
-    else:
-        each = parts_of_each(grads, norm_type)
-        if copies is not None:
-            counted = zip(each, copies, strict=True)
-            each = [[(m, s / count) for m, s in parts] for parts, count in counted]
-        if not per_tensor:
-            each = [list(chain.from_iterable(each))]
-    for row, parts in zip(out, each, strict=True):
-        row[...] = _state(parts, norm_type)
-
-
-@np.errstate(all="ignore")
-def norm_of_ranks(
-    parts: Array, scales: Array, norm_type: float, out: Array, found_inf: Array | None
-) -> None:
-    """The norms of all ranks' gradients, from the rows ``parts[rank, norm]`` of ``norm_parts``.
-
-    ``scales[rank]`` is what the rank's gradients are to be multiplied by, at least 0 or NaN.
-    """
-    by = float(scales.max())
-    weights = np.where(scales == by, 1.0, scales / by)
-    norms = [_norm_of_states(parts[:, k].T, weights, by, norm_type) for k in range(out.size)]
-    out[...] = np.reshape(norms, out.shape)
-    if found_inf is not None:
-        found_inf[...] = (~np.isfinite(parts[:, :, 0])).any(axis=0).reshape(found_inf.shape)
-
-
-def rank_state(
-    grads: Sequence[Array],
-    norm_type: float,
-    digest: float,
-    out: Array,
-    *,
-    scale: Number = 1.0,
-    copies: Sequence[int] | None = None,
-) -> None:
-    """``out = (0, digest, |scale|, hi, lo, scale of the sums)``."""
-    out[:3] = 0, digest, abs(float(scale))
-    norm_parts(grads, norm_type, out[3:].reshape(1, 3), copies=copies)
-
-
-def join_ranks(
-    states: Array,
-    digest: float,
-    norm_type: float,
-    out: Array,
-    found_inf: Array | None,
-    *,
-    scale: Number,
-    max_norm: Number,
-    fresh: bool,
-    faults: Array,
-    factors: Array,
-) -> None:
-    """The norm of all ranks' gradients, unless one failed; and what a clip is to use."""
-    own = np.where(states[:, 0] != 0, 1, np.where(states[:, 1] != digest, 2, 0))
-    if own.any():
-        faults[...] = np.where(faults == 0, own, faults)
-        factors[...] = 0, 1, math.inf
-        if fresh:
-            out[...] = math.nan
-        return
-    norm_of_ranks(states[:, np.newaxis, 3:], states[:, 2], norm_type, out, found_inf)
-    factors[...] = float(out), float(scale), float(max_norm)
-
-
-@np.errstate(all="ignore")
-def norm_shares(norm: Array, largest: Array, norm_type: float, out: Array) -> None:
-    """``out = (norm / largest)^p``: what this rank adds to a norm over ranks.
-
-    For p = infinity there is no sum: 0, or the NaN that a "max" may have dropped.
-    """
-    share = np.where(norm == largest, 1.0, norm / largest)  # 0/0 and inf/inf are 1
-    out[...] = share * 0.0 if math.isinf(norm_type) else share**norm_type
-
-
-@np.errstate(all="ignore")
-def norm_of_shares(total: Array, largest: Array, norm_type: float, out: Array) -> None:
-    """``out = largest * total^(1/p)``: the norm over all ranks."""
-    out[...] = largest + total if math.isinf(norm_type) else largest * total ** (1 / norm_type)
-
-
-@np.errstate(all="ignore")
-def clip_coefficient(norm: Array, max_norm: Number, eps: float, out: Array) -> None:
-    """``out = min(1, max_norm / max(norm, eps))``; a NaN norm stays NaN."""
-    out[...] = coefficients(norm, np.float64(max_norm), eps)
+_size_of = attrgetter("size")
 
 
 def coefficients(norms: Array, limits: Array | np.float64, eps: float) -> Array:
-    """As ``_coefficient``, for each of many norms, with a limit for each or for all."""
+    """As ``coefficient``, for each of many norms, with a limit for each or for all."""
     ratios = np.where(limits < 0, math.nan, limits / np.maximum(norms, eps))
     return np.where(norms <= limits, 1.0, ratios)
 
 
-def clip_by_norm(
-    grads: Sequence[Array],
-    norm: Array,
-    max_norm: Number,
-    eps: float,
-    outs: Sequence[Array],
-    *,
-    scale: Number = 1.0,
-    zero_nonfinite: bool,
-) -> None:
-    """``outs = grads * (scale * clip_coefficient(norm))``, or zeros if the norm is not finite."""
-    value, by = float(norm), float(scale)  # of which the second is: it was read by the host
-    if zero_nonfinite and not math.isfinite(value):
-        zero_grad(outs)
-        return
-    coefficient = _coefficient(value, float(max_norm), eps)
-    # Where the norm is infinite, finite gradients become 0, though the scale is what made it so.
-    scale_grads(grads, coefficient * by if coefficient else coefficient, outs)
-
-
-def _coefficient(norm: float, max_norm: float, eps: float) -> float:
+def coefficient(norm: float, max_norm: float, eps: float) -> float:
+    """``min(1, max_norm / max(norm, eps))``."""
     # Not min(1, ...): a norm of exactly max_norm must give exactly 1. And the norm first in
     # max(), so that NaN stays NaN.
     if norm <= max_norm:
@@ -206,25 +41,7 @@ def _coefficient(norm: float, max_norm: float, eps: float) -> float:
     return math.nan if max_norm < 0 else max_norm / max(norm, eps)
 
 
-@np.errstate(all="ignore")
-def scale_grads(grads: Sequence[Array], coefficient: Number, outs: Sequence[Array]) -> None:
-    """``outs = grads * coefficient``; a coefficient of 1 keeps every bit."""
-    factor = float(coefficient)
-    if factor == 1.0:
-        for grad, out in zip(grads, outs, strict=True):
-            if out is not grad:
-                out[...] = grad
-        return
-    _elementwise(_scaling(factor), grads, outs)
-
-
-@np.errstate(all="ignore")
-def clip_grad_value(grads: Sequence[Array], clip_value: float, outs: Sequence[Array]) -> None:
-    """``outs = min(max(grads, -clip_value), clip_value)``; NaN stays NaN."""
-    _elementwise(_clamping(clip_value), grads, outs)
-
-
-def _parts_of_all(grads: Sequence[Array], norm_type: float) -> Sequence[Part]:
+def parts_of_all(grads: Sequence[Array], norm_type: float) -> Sequence[Part]:
     batches = _batches(grads, norm_type)
     if len(batches) == 1 and batches[0] is grads:
         room = np.empty(sum(map(_size_of, grads)))
@@ -418,9 +235,9 @@ def _join(parts: Sequence[Part], norm_type: float) -> Part:
     return largest, math.fsum(s * (m / largest) ** norm_type for m, s in parts)
 
 
-def _state(parts: Sequence[Part], norm_type: float) -> tuple[float, float, float]:
+def state_of(parts: Sequence[Part], norm_type: float) -> tuple[float, float, float]:
     """The parts of a rank as (hi, lo, scale), which stands for (hi + lo) * scale^p."""
-    if _nonfinite(parts):
+    if nonfinite(parts):
         return combined(parts, norm_type), 0.0, 1.0
     if math.isinf(norm_type):
         return _join(parts, norm_type)[0], 0.0, 1.0
@@ -432,7 +249,7 @@ def _state(parts: Sequence[Part], norm_type: float) -> tuple[float, float, float
     return hi, math.fsum([*terms, -hi]), scale
 
 
-def _norm_of_states(states: Array, weights: Array, by: float, norm_type: float) -> float:
+def norm_of_states(states: Array, weights: Array, by: float, norm_type: float) -> float:
     """The norm of several ranks' (hi, lo, scale): rounded as if one rank had added up all."""
     his, los, scales = states
     if math.isinf(norm_type):
@@ -449,66 +266,6 @@ def _norm_of_states(states: Array, weights: Array, by: float, norm_type: float) 
     return float(np.ldexp(first * second * root, up + more))
 
 
-def _nonfinite(parts: Sequence[Part]) -> bool:
+def nonfinite(parts: Sequence[Part]) -> bool:
     """Whether an element was NaN or infinite; no part overflows."""
     return not all(math.isfinite(m) and math.isfinite(s) for m, s in parts)
-
-
-def _scaling(factor: float) -> Recipe:
-    """How arrays are multiplied by a number."""
-    # float32 rounds the factor and the product: within one unit in the last place, as long
-    # as the factor itself is a normal float32.
-    low, high = tuning.NORMAL_FACTORS
-    normal = factor == 0 or not math.isfinite(factor) or low <= abs(factor) < high
-    # 0-d arrays: NumPy takes three times as long to make an operand of a scalar.
-    narrow, wide = np.array(factor, _F32), np.array(factor)
-
-    def recipe(dtype: DType) -> tuple[Callable[..., object], tuple[Any, ...]]:
-        if dtype == _F64:
-            return np.multiply, (wide,)
-        if normal:
-            return np.multiply, (narrow,)
-        return partial(np.multiply, dtype=_F64, casting="unsafe"), (wide,)
-
-    return recipe
-
-
-def _clamping(limit: float) -> Recipe:
-    """How arrays are clamped to both sides of zero."""
-    return lambda dtype: (np.clip, (dtype.type(-limit), dtype.type(limit)))
-
-
-def _elementwise(recipe: Recipe, sources: Sequence[Array], targets: Sequence[Array]) -> None:
-    """Write to each target what the recipe makes of its source; 16-bit floats in float32."""
-    elements = sum(map(_size_of, sources))
-    pairs: Iterable[Pair] = zip(sources, targets, strict=True)
-    if elements > _PIECE and max(map(_size_of, sources)) > _PIECE:
-        pairs = chain.from_iterable(
-            matched(*pair, limit=_PIECE) if pair[0].size > _PIECE else [pair] for pair in pairs
-        )
-    dtypes = dict.fromkeys(map(_dtype_of, sources))
-    recipes = {dtype: recipe(_F32 if dtype.itemsize == 2 else dtype) for dtype in dtypes}
-    with Uninterrupted():
-        in_strips(partial(_elementwise_strip, recipes), list(pairs), elements, pays=tuning.ONE_PASS)
-
-
-def _elementwise_strip(
-    recipes: dict[DType, tuple[Callable[..., object], tuple[Any, ...]]], pairs: Sequence[Pair]
-) -> None:
-    half = any(dtype.itemsize == 2 for dtype in recipes)
-    # Before anything is written: memory may run out.
-    with scratch.arrays(2, _F32) if half else _NO_SCRATCH as (wide, room):
-        for dtype, (function, operands) in recipes.items():
-            one = len(recipes) == 1
-            mine = pairs if one else [pair for pair in pairs if pair[0].dtype == dtype]
-            if dtype.itemsize == 2:
-                for source, target in mine:
-                    values = load(source, _F32, wide, source.shape)
-                    function(values, *operands, values)
-                    store(values, target, room)
-            else:
-                between = (repeat(operand, len(mine)) for operand in operands)
-                first, last = (map(itemgetter(side), mine) for side in (0, 1))
-                # A loop of Python's own takes a fifth longer.
-                for _ in starmap(function, zip(first, *between, last, strict=True)):
-                    pass
