@@ -12,7 +12,7 @@ import numpy as np
 from gradkit._arrays import is_array
 from gradkit._backend import Array, Spec
 from gradkit._calls import checks
-from gradkit._calls.lists import ZeroGrad
+from gradkit._calls.lists import AccumulateGrad, AccumulateGrads, AccumulateGradV2, ZeroGrad
 from gradkit._dtypes import FLOATS, float_of
 from gradkit._open import memory, trees
 from gradkit._open.call import Call
@@ -83,7 +83,10 @@ def accumulate_grad(
     call = _opened(buffer, grad, casting, "compute buffer + grad")
     flag = _flag(call, do_update, "do_update")
     with call.on_stream():
-        call.backend.accumulate_grad(call.arrays.buffer, call.arrays.grad, flag, factor)
+        into, addend = call.arrays
+        call.backend.accumulate_grad(
+            AccumulateGrad(buffer=into, grad=addend, do_update=flag, scale=factor)
+        )
     call.framework.wrote([buffer])
     return buffer
 
@@ -136,7 +139,8 @@ def accumulate_grad_v2(
     call = _opened(buffer, grad, casting, instead)
     flag = _flag(call, overwrite, "overwrite")
     with call.on_stream():
-        call.backend.accumulate_grad_v2(call.arrays.buffer, call.arrays.grad, flag)
+        into, addend = call.arrays
+        call.backend.accumulate_grad_v2(AccumulateGradV2(buffer=into, grad=addend, overwrite=flag))
     call.framework.wrote([buffer])
     return True, buffer
 
@@ -221,8 +225,16 @@ def accumulate_grads(
                 given.refuse_shards("take the norm with grad_norm and a group")
             apart = zip(added.names(), added.views, strict=True)
             norm = into.outputs(norm_out, (_NORM,), apart=apart, label="norm_out")
-        view = None if norm is None else norm.views[0]
-        into.backend.accumulate_grads(into.views, added.views, update, fresh, factor, view)
+        into.backend.accumulate_grads(
+            AccumulateGrads(
+                buffers=into.views,
+                grads=added.views,
+                do_update=update,
+                overwrite=fresh,
+                scale=factor,
+                norm=None if norm is None else norm.views[0],
+            )
+        )
         if norm is not None:
             norm.results()  # tells the library that it was written
     into.wrote()

@@ -12,13 +12,17 @@ import pytest
 
 import gradkit
 from gradkit import _numpy
-from gradkit._calls.backend import OPERATIONS, Operations, Services, names_in, operations_of
+from gradkit._calls.backend import OPERATIONS, Services, names_in, operations_of
+from gradkit._calls.channels import ChannelOperations
+from gradkit._calls.lists import ListOperations
+from gradkit._calls.rows import RowOperations
 from gradkit._cuda import CudaBackend
 from tests.devices.emulated import DeviceArray, emulated_backend, on_device
 from tests.test_dispatch import calls
 
 PACKAGE = Path(gradkit.__file__).parent
-FUNCTIONS = [(contract, name) for contract in (Services, Operations) for name in names_in(contract)]
+CONTRACTS = (Services, ChannelOperations, ListOperations, RowOperations)
+FUNCTIONS = [(contract, name) for contract in CONTRACTS for name in names_in(contract)]
 
 
 def parameters(function):

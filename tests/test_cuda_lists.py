@@ -15,14 +15,25 @@ from hypothesis import strategies as st
 
 import gradkit
 from gradkit._backend import Borrowed, Views
-from gradkit._calls.lists import ClipByNorm, ClipGradValue, GradNorm, ScaleGrads, ZeroGrad
+from gradkit._calls.lists import (
+    AccumulateGrad,
+    AccumulateGrads,
+    AccumulateGradV2,
+    ClipByNorm,
+    ClipGradValue,
+    ClipUnits,
+    GradNorm,
+    ScaleGrads,
+    UnitNorms,
+    ZeroGrad,
+)
 from gradkit._cuda import CudaBackend, list_tables
-from gradkit._cuda.block_clipping import joining_threads
 from gradkit._cuda.launch.device import scratch
 from gradkit._cuda.launch.kernels import kernels_in, options_of, source_of
 from gradkit._cuda.launch.strides import pair_of
 from gradkit._cuda.launch.warmup import combinations
 from gradkit._cuda.list_tables import CAPACITY, DIMS, plan_of, run, start
+from gradkit._cuda.list_units import joining_threads
 from gradkit._dtypes import FLOATS
 from gradkit.errors import NonFiniteNormError
 from testbed.emulator import EmulatorFault
@@ -407,7 +418,16 @@ def test_sums_that_wait_in_floats_do_not_overflow(device, monkeypatch, way, p):
         if way.startswith("accumulated"):
             (buffer,) = put(device, [np.zeros(size, np.float32)])
             norm = device.xp.empty((), np.float64)
-            CudaBackend(device).accumulate_grads([buffer], [grad], True, False, 1.0, norm)
+            CudaBackend(device).accumulate_grads(
+                AccumulateGrads(
+                    buffers=[buffer],
+                    grads=[grad],
+                    do_update=True,
+                    overwrite=False,
+                    scale=1.0,
+                    norm=norm,
+                )
+            )
         else:
             norm = norm_of(device, [grad], p)
         assert abs(float(norm) / (float(value) * size ** (1 / p)) - 1) <= 2.0**-40
@@ -582,11 +602,11 @@ def test_accumulates_every_pair_of_dtypes(device, into, addend, offset):
     before = hosts[0][offset:].astype(np.longdouble)
     term = hosts[1][offset:].astype(np.longdouble)
     backend = CudaBackend(device)
-    backend.accumulate_grad(buffer, grad, True, None)
+    backend.accumulate_grad(AccumulateGrad(buffer=buffer, grad=grad, do_update=True, scale=None))
     exact = (before + term).astype(np.float64)
     tolerances.assert_ulps(buffer, exact.astype(DTYPES[into]), 1 if into == "bfloat16" else 0)
     fresh = device.xp.empty(3001, DTYPES[into])[offset:]  # unwritten: = must not read it
-    backend.accumulate_grad_v2(fresh, grad, True)
+    backend.accumulate_grad_v2(AccumulateGradV2(buffer=fresh, grad=grad, overwrite=True))
     tolerances.assert_ulps(fresh, grad.astype(DTYPES[into]), 1 if into == "bfloat16" else 0)
 
 
@@ -595,10 +615,10 @@ def test_flags_are_read_on_the_device(device, flag):
     backend = CudaBackend(device)
     flags = device.xp.asarray(np.array([flag]))
     buffer, grad = put(device, [np.full(70, 2.0), np.full(70, 3.0)])
-    backend.accumulate_grad(buffer, grad, flags, 2.0)
+    backend.accumulate_grad(AccumulateGrad(buffer=buffer, grad=grad, do_update=flags, scale=2.0))
     np.testing.assert_array_equal(buffer, np.full(70, 8.0 if flag else 2.0))
     buffer[...] = 2
-    backend.accumulate_grad_v2(buffer, grad, flags)
+    backend.accumulate_grad_v2(AccumulateGradV2(buffer=buffer, grad=grad, overwrite=flags))
     np.testing.assert_array_equal(buffer, np.full(70, 3.0 if flag else 5.0))
 
 
@@ -625,7 +645,7 @@ def test_traffic_is_what_the_operations_need(device):
     backend.zero_grad(ZeroGrad(grads=[grad]))
     assert (device.traffic.read, device.traffic.written) == (0, 4 * size)
     (buffer,) = put(device, [np.ones(size, np.float32)])
-    backend.accumulate_grad(buffer, grad, True, None)
+    backend.accumulate_grad(AccumulateGrad(buffer=buffer, grad=grad, do_update=True, scale=None))
     assert (device.traffic.read, device.traffic.written) == (8 * size, 4 * size)
 
 
@@ -714,7 +734,9 @@ def results(device):
     backend.clip_grad_value(ClipGradValue(grads=grads, clip_value=1e-3, outs=grads))
     found += [g.copy() for g in grads]
     (buffer,) = put(device, [np.ones((30, 100), np.float32)])
-    backend.accumulate_grad(buffer, grads[-3][:100], True, 0.3)
+    backend.accumulate_grad(
+        AccumulateGrad(buffer=buffer, grad=grads[-3][:100], do_update=True, scale=0.3)
+    )
     found.append(buffer.copy())
     backend.zero_grad(ZeroGrad(grads=grads))
     return [*found, *(g.copy() for g in grads)]
@@ -834,11 +856,31 @@ def test_units_beyond_two_to_the_32():
     made = device.xp.empty((3, 40), np.float16)
     norms = device.xp.empty(3, np.float64)
     cuda = CudaBackend(device)
-    cuda.unit_norms([grad], 1.0, ((1,),), norms, mean=False)
+    cuda.unit_norms(UnitNorms(grads=[grad], norm_type=1.0, axes=((1,),), norms=norms, mean=False))
     np.testing.assert_array_equal(norms, [40, 80, 160])
-    cuda.clip_units([grad], norms, 20.0, 0.0, ((1,),), [made], zero_nonfinite=False)
+    cuda.clip_units(
+        ClipUnits(
+            grads=[grad],
+            norms=norms,
+            max_norm=20.0,
+            eps=0.0,
+            axes=((1,),),
+            outs=[made],
+            zero_nonfinite=False,
+        )
+    )
     np.testing.assert_array_equal(made, 0.5)
-    cuda.clip_units([made], norms, 20.0, 0.0, ((1,),), [grad], zero_nonfinite=False)
+    cuda.clip_units(
+        ClipUnits(
+            grads=[made],
+            norms=norms,
+            max_norm=20.0,
+            eps=0.0,
+            axes=((1,),),
+            outs=[grad],
+            zero_nonfinite=False,
+        )
+    )
     np.testing.assert_array_equal(grad.T, np.tile([0.25, 0.125, 0.0625], (40, 1)))
     many = np.lib.stride_tricks.as_strided(np.zeros(1), (1 << 20, 1 << 13), (0, 0))
     with pytest.raises(ValueError, match=r"axis cuts gradients into 8589934592 pieces"):
@@ -853,7 +895,9 @@ def test_units_of_more_chunks_than_threads_that_join_them(beside):
     grads = [device.xp.asarray(g) for g in (large, np.ones((beside, 2)))]
     axes, norms = ((1,), (1,)), device.xp.empty(1 + beside, np.float64)
     assert joining_threads(plan_of(device, grads, axes=axes)) == (32 if beside else 256)
-    CudaBackend(device).unit_norms(grads, 1.0, axes, norms, mean=False)
+    CudaBackend(device).unit_norms(
+        UnitNorms(grads=grads, norm_type=1.0, axes=axes, norms=norms, mean=False)
+    )
     np.testing.assert_array_equal(norms, [large.size, *[2] * beside])
 
 
@@ -865,7 +909,9 @@ def test_units_of_borrowed_memory_in_another_shape():
         view, norms = flat.reshape(rows, -1), device.xp.empty(rows, np.float64)
         layout = ((view.dtype,), (view.size,))
         lent = Borrowed((device.pointer(view),), layout, lambda _, view=view: view)
-        CudaBackend(device).unit_norms(lent, 1.0, ((1,),), norms, mean=False)
+        CudaBackend(device).unit_norms(
+            UnitNorms(grads=lent, norm_type=1.0, axes=((1,),), norms=norms, mean=False)
+        )
         np.testing.assert_array_equal(norms, view.sum(axis=1))
 
 
@@ -878,7 +924,9 @@ def test_units_of_records():
     assert (rows.ctypes.data % 4, rows.strides[0] % 4) == (0, 1)
     device = Device()
     norms = device.xp.empty(5, np.float64)
-    CudaBackend(device).unit_norms([rows], 2.0, ((1,),), norms, mean=False)
+    CudaBackend(device).unit_norms(
+        UnitNorms(grads=[rows], norm_type=2.0, axes=((1,),), norms=norms, mean=False)
+    )
     np.testing.assert_allclose(norms, np.linalg.norm(rows.astype(np.float64), axis=1), rtol=1e-12)
 
 

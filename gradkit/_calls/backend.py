@@ -14,12 +14,12 @@ An operation writes its outputs and returns nothing unless its docstring says so
 waits for a device.
 """
 
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Set
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from gradkit._backend import Array, Axes, Number, Shape, Spec
+from gradkit._backend import Array, Shape, Spec
 from gradkit._calls.channels import ChannelOperations
 from gradkit._calls.lists import ListOperations
 from gradkit._calls.rows import RowOperations
@@ -50,74 +50,7 @@ class Services(Protocol):
         """Compile what operations on arrays of these dtypes need; return how many combinations."""
 
 
-class Operations(Protocol):
-    """What a backend computes, in the order of the public modules."""
-
-    def accumulate_grad(
-        self, buffer: Array, grad: Array, do_update: Array | bool, scale: float | None
-    ) -> None:
-        """``buffer += scale * grad`` (broadcast) if ``do_update``; with a scale, in float64."""
-
-    def accumulate_grad_v2(self, buffer: Array, grad: Array, overwrite: Array | bool) -> None:
-        """``buffer = grad`` if ``overwrite``, else ``buffer += grad``; both broadcast."""
-
-    def accumulate_grads(
-        self,
-        buffers: Sequence[Array],
-        grads: Sequence[Array],
-        do_update: Array | bool,
-        overwrite: Array | bool,
-        scale: Number,
-        norm: Array | None,
-    ) -> None:
-        """If ``do_update``, each ``buffer += scale * grad``, or ``= scale * grad`` to overwrite.
-
-        ``norm`` becomes the 2-norm of the buffers after that, with the bits of ``grad_norm``.
-        """
-
-    def unit_norms(
-        self, grads: Sequence[Array], norm_type: float, axes: Axes, out: Array, *, mean: bool
-    ) -> None:
-        """``out = (sum |g|^p)^(1/p)`` for each unit; ``mean``: of the mean of |g|^p.
-
-        ``out`` is a contiguous float64 vector of all units: gradient by gradient, in C order. The
-        norm of no elements is 0.
-        """
-
-    def clip_units(
-        self,
-        grads: Sequence[Array],
-        norms: Array,
-        max_norm: Number,
-        eps: float,
-        axes: Axes,
-        outs: Sequence[Array],
-        *,
-        param_norms: Array | None = None,
-        least: float = 0.0,
-        zero_nonfinite: bool,
-    ) -> None:
-        """``outs = grads * clip_coefficient(norm)`` with the norm of each element's unit.
-
-        Its limit is ``max_norm``, or with ``param_norms``, contiguous as ``norms``,
-        ``max_norm * max(param_norm, least)``. ``zero_nonfinite``: zeros where the norm is not
-        finite.
-        """
-
-    def spike_guard_update(
-        self,
-        state: Array,
-        norm: Array,
-        decay: float,
-        threshold: float,
-        warmup: int,
-        following: Array,
-        max_norm: Array,
-    ) -> None:
-        """Write the state after a norm, and the limit for it; ``following`` may be ``state``."""
-
-
-class Backend(Services, Operations, ChannelOperations, ListOperations, RowOperations, Protocol):
+class Backend(Services, ChannelOperations, ListOperations, RowOperations, Protocol):
     """What computes on arrays of one kind, on one device."""
 
 
@@ -126,7 +59,7 @@ def names_in(*contracts: type) -> tuple[str, ...]:
     return tuple(name for each in contracts for name in vars(each) if not name.startswith("_"))
 
 
-OPERATIONS = names_in(Operations, ChannelOperations, ListOperations, RowOperations)
+OPERATIONS = names_in(ChannelOperations, ListOperations, RowOperations)
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])

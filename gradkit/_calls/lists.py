@@ -9,7 +9,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, dataclass_transform
 
-from gradkit._calls.roles import Flags, Grads, Norm, Number, Numbers, Written
+from gradkit._backend import Axes
+from gradkit._calls.roles import (
+    Data,
+    Flag,
+    Flags,
+    Grads,
+    GuardState,
+    Norm,
+    Number,
+    Numbers,
+    Scalar,
+    Written,
+)
 
 
 @dataclass_transform(kw_only_default=True)
@@ -159,6 +171,81 @@ class ZeroGrad(ListCall):
     grads: Written[Grads]
 
 
+class UnitNorms(ListCall):
+    """``norms = (sum |g|^p)^(1/p)`` for each unit; ``mean``: of the mean of |g|^p.
+
+    ``norms`` is a contiguous vector of all units: gradient by gradient, in C order. The norm of no
+    elements is 0.
+    """
+
+    grads: Grads
+    norm_type: float
+    axes: Axes
+    mean: bool
+    norms: Written[Norm]
+
+
+class ClipUnits(ListCall):
+    """``outs = grads * coefficient`` with the norm of each element's unit.
+
+    Its limit is ``max_norm``, or with ``param_norms``, contiguous as ``norms``,
+    ``max_norm * max(param_norm, least)``. ``zero_nonfinite``: zeros where the norm is not finite.
+    """
+
+    grads: Grads
+    norms: Norm
+    max_norm: Number
+    eps: float
+    axes: Axes
+    zero_nonfinite: bool
+    outs: Written[Grads]
+    param_norms: Norm | None = None
+    least: float = 0.0
+
+
+class AccumulateGrad(ListCall):
+    """``buffer += scale * grad`` (broadcast) if ``do_update``; with a scale, in float64."""
+
+    buffer: Written[Data]
+    grad: Data
+    do_update: Flag
+    scale: float | None
+
+
+class AccumulateGradV2(ListCall):
+    """``buffer = grad`` if ``overwrite``, else ``buffer += grad``; both broadcast."""
+
+    buffer: Written[Data]
+    grad: Data
+    overwrite: Flag
+
+
+class AccumulateGrads(ListCall):
+    """If ``do_update``, each ``buffer += scale * grad``, or ``= scale * grad`` to overwrite.
+
+    ``norm`` becomes the 2-norm of the buffers after that, with the bits of ``GradNorm``.
+    """
+
+    buffers: Written[Grads]
+    grads: Grads
+    do_update: Flag
+    overwrite: Flag
+    scale: Number
+    norm: Written[Norm | None]
+
+
+class SpikeGuardUpdate(ListCall):
+    """The state after a norm, and the limit for it; ``following`` may be ``state``."""
+
+    state: GuardState
+    norm: Norm
+    decay: float
+    threshold: float
+    warmup: int
+    following: Written[GuardState]
+    max_norm: Written[Scalar]
+
+
 class ListOperations(Protocol):
     """What a backend computes on lists: each function writes the results of its call."""
 
@@ -194,3 +281,21 @@ class ListOperations(Protocol):
 
     def clip_grad_value(self, call: ClipGradValue) -> None:
         """Gradients clamped to both sides of zero."""
+
+    def unit_norms(self, call: UnitNorms) -> None:
+        """One norm for each unit."""
+
+    def clip_units(self, call: ClipUnits) -> None:
+        """Units times their coefficients."""
+
+    def accumulate_grad(self, call: AccumulateGrad) -> None:
+        """A buffer and one more gradient."""
+
+    def accumulate_grad_v2(self, call: AccumulateGradV2) -> None:
+        """A buffer and one more gradient, or that alone."""
+
+    def accumulate_grads(self, call: AccumulateGrads) -> None:
+        """Buffers and one more gradient each, and their norm."""
+
+    def spike_guard_update(self, call: SpikeGuardUpdate) -> None:
+        """One step of a spike guard."""

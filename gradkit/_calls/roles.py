@@ -56,7 +56,9 @@ Norm = NewType("Norm", _Array)  # 0-d, or one for each gradient
 Flags = NewType("Flags", _Array)  # of norm's shape: 1 or 0
 Numbers = NewType("Numbers", _Array)  # of another meaning, which the record says
 Scalar = NewType("Scalar", _Array)  # 0-d
+GuardState = NewType("GuardState", _Array)  # of a spike guard
 Number: TypeAlias = float | Scalar
+Flag: TypeAlias = bool | _Array  # the array has one bool, which is read on its device
 Written: TypeAlias = Annotated[Role, "written"]
 
 DATA = frozenset({Data})

@@ -9,27 +9,21 @@ from typing import Any
 import numpy as np
 
 from gradkit._backend import Array, Shape, Spec
-from gradkit._cuda.accumulation import Accumulation
-from gradkit._cuda.block_clipping import BlockClipping
 from gradkit._cuda.channels import ChannelNorms
 from gradkit._cuda.launch.buffers import address_of
 from gradkit._cuda.launch.device import CupyDevice, keep_if_captured, scratch
 from gradkit._cuda.launch.warmup import warmup
 from gradkit._cuda.lists import Lists
 from gradkit._cuda.rows import Rows
-from gradkit._cuda.spikes import Spikes
 from gradkit.errors import BackendUnavailableError
 
 __all__ = ["CudaBackend", "backend_of"]
 
 
 class CudaBackend(
-    Accumulation,
-    BlockClipping,
     ChannelNorms,
     Lists,
     Rows,
-    Spikes,
 ):
     """A ``gradkit._backend.Backend`` whose arrays are on one device."""
 

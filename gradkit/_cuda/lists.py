@@ -9,9 +9,13 @@ import numpy as np
 
 from gradkit._backend import Array
 from gradkit._calls.lists import (
+    AccumulateGrad,
+    AccumulateGrads,
+    AccumulateGradV2,
     ClipByNorm,
     ClipCoefficient,
     ClipGradValue,
+    ClipUnits,
     GradNorm,
     JoinRanks,
     NormOfShares,
@@ -19,23 +23,31 @@ from gradkit._calls.lists import (
     NormShares,
     RankState,
     ScaleGrads,
+    SpikeGuardUpdate,
+    UnitNorms,
     ZeroGrad,
 )
 from gradkit._calls.roles import Numbers
 from gradkit._cuda.launch.buffers import contiguous, copy_back, writable_like
 from gradkit._cuda.launch.kernels import Combination, kernel
-from gradkit._cuda.launch.numbers import FLAGS, either
+from gradkit._cuda.launch.numbers import FLAGS, either, either_flag
 from gradkit._cuda.launch.operations import OnDevice
 from gradkit._cuda.launch.warmup import asks_for
 from gradkit._cuda.list_norms import ORDERS, PART, norm_steps, norms, order_of, write_parts
 from gradkit._cuda.list_scaling import clip_steps, scale_steps, value_steps, zero_steps
-from gradkit._cuda.list_tables import launch, on_lists
+from gradkit._cuda.list_sums import accumulating, accumulating_lists, add, add_lists
+from gradkit._cuda.list_tables import UNIT_KINDS, launch, on_lists
+from gradkit._cuda.list_units import scale_units, write_unit_norms
 
 _OF_RANKS = "norm_of_ranks"
 
 
 def _coefficients() -> Iterator[Combination]:
     yield "coefficients", {}
+
+
+def _spikes() -> Iterator[Combination]:
+    yield "spike_guard", {}
 
 
 def _orders() -> Iterator[Combination]:
@@ -121,6 +133,49 @@ class Lists(OnDevice):
     def zero_grad(self, call: ZeroGrad) -> None:
         """Write +0 over every element, NaN included."""
         launch(zero_steps(self.device, call))
+
+    @asks_for(partial(norms, file="unit_norms", kinds=UNIT_KINDS))
+    def unit_norms(self, call: UnitNorms) -> None:
+        """``norms = (sum |g|^p)^(1/p)`` for each unit, or of the mean of |g|^p."""
+        write_unit_norms(self.device, call)
+
+    @asks_for(partial(on_lists, "clip_units", UNIT_KINDS))
+    def clip_units(self, call: ClipUnits) -> None:
+        """Scale each unit to ``max_norm`` if its norm is larger."""
+        scale_units(self.device, call)
+
+    @asks_for(accumulating)
+    def accumulate_grad(self, call: AccumulateGrad) -> None:
+        """``buffer += scale * grad`` (broadcast) if ``do_update``; with a scale, in float64."""
+        if call.do_update is False:
+            return
+        flag = None if call.do_update is True else call.do_update
+        factor = np.float64(1 if call.scale is None else call.scale)
+        add(self.device, "accumulate_grad", call.grad, call.buffer, flag, factor)
+
+    @asks_for(accumulating)
+    def accumulate_grad_v2(self, call: AccumulateGradV2) -> None:
+        """``buffer = grad`` if ``overwrite``, else ``buffer += grad``; both broadcast."""
+        flag, otherwise = either_flag(call.overwrite)
+        if not (otherwise and call.buffer is call.grad):
+            add(self.device, "accumulate_grad_v2", call.grad, call.buffer, flag, otherwise)
+
+    @asks_for(accumulating_lists)
+    def accumulate_grads(self, call: AccumulateGrads) -> None:
+        """``buffers += scale * grads`` or ``buffers = scale * grads``, and their norm."""
+        add_lists(self.device, call)
+
+    @asks_for(_spikes)
+    def spike_guard_update(self, call: SpikeGuardUpdate) -> None:
+        """Write the state after a norm, and the limit for it; ``following`` may be ``state``."""
+        device, outs = self.device, (call.following, call.max_norm)
+        sources = (contiguous(device, array) for array in (call.state, call.norm))
+        made = [writable_like(device, out) for out in outs]
+        rule = map(np.float64, (call.decay, call.threshold, call.warmup))
+        found = kernel(device, "spike_guard", "spike_guard_update")
+        found((1,), (1,), (*sources, *rule, *made))
+        for out, written in zip(outs, made, strict=True):
+            copy_back(out, written)
 
     def _on_norms(
         self, name: str, norms: Sequence[Array], arguments: tuple[Any, ...], out: Array

@@ -14,7 +14,7 @@ from gradkit._arrays import backend_of
 from gradkit._backend import Array, Views
 from gradkit._calls import checks
 from gradkit._calls.backend import Backend
-from gradkit._calls.lists import ClipByNorm, GradNorm, JoinRanks, RankState
+from gradkit._calls.lists import ClipByNorm, GradNorm, JoinRanks, RankState, SpikeGuardUpdate
 from gradkit._open.clipping import policy_of
 from gradkit.jax._callbacks import Result, axes_of, call, varying
 from gradkit.jax._numbers import doubles, given, pair, pairs, read, store, widest
@@ -291,7 +291,18 @@ def _compute(grads: Views, numbers: list[Any], outs: list[Array], rule: Rule) ->
     if rule.guard is not None:
         most, following = backend.empty((), _FLOAT64), backend.empty(state.shape, _FLOAT64)
         known = backend.as_float64(state)
-        backend.spike_guard_update(known, norm, *rule.guard, following, most)
+        decay, threshold, warmup = rule.guard
+        backend.spike_guard_update(
+            SpikeGuardUpdate(
+                state=known,
+                norm=norm,
+                decay=decay,
+                threshold=threshold,
+                warmup=warmup,
+                following=following,
+                max_norm=most,
+            )
+        )
         store(outs[1], most)
         store(outs[2], following)
     if rule.clips:
