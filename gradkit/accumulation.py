@@ -354,9 +354,9 @@ def _check_lists(buffers: Gradients, grads: Gradients) -> None:
             checks.shape(addend, into.shape, grads.name(k), meaning)
     backend = buffers.backend
     for k, other in memory.meetings(backend, buffers.views, grads.views):
-        into, addend = buffers.views[k], grads.views[other]
-        own = k == other and memory.same_elements(backend, into, addend)
-        if not own and memory.overlap(backend, into, addend):
+        pair = buffers.views[k], grads.views[other]
+        own = k == other and memory.same_elements(backend, *pair)
+        if not own and memory.overlap(backend, *pair):
             raise ValueError(f"{grads.name(other)} overlaps {buffers.name(k)}; pass a copy")
 
 

@@ -8,8 +8,6 @@ Dtypes (float16, bfloat16, float32, float64) may be mixed.
 Norms are float64 for every dtype. No intermediate overflows or underflows.
 """
 
-import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,25 +17,27 @@ from gradkit._backend import Array, Shape, Spec
 from gradkit._calls import checks
 from gradkit._calls.backend import runs
 from gradkit._calls.lists import ClipByNorm, ClipCoefficient, ClipGradValue, ScaleGrads
-from gradkit._calls.roles import Number
+from gradkit._calls.roles import Grads
 from gradkit._open.call import Call
 from gradkit._open.clipping import (
     NonFinite,
+    Rule,
     apart_from,
     limit_of,
     pair_of,
-    policy_of,
     raise_if_nonfinite,
+    rule_of,
+    scale_of,
     twins,
 )
-from gradkit._open.device_meeting import Factors
 from gradkit._open.foreign import answers, norm_comes
 from gradkit._open.given import refuse_write
 from gradkit._open.gradients import Gradients
-from gradkit._open.meeting import Meeting
 from gradkit._open.outputs import Outputs
-from gradkit._open.total_norm import Ranks, Wanted, write_norm
-from gradkit.distributed import Group, Reduce
+from gradkit._ranks.collective import NOBODY, Collective
+from gradkit._ranks.device_norms import Factors
+from gradkit._ranks.groups import Group, Reduce
+from gradkit._ranks.norms import Ranks, Wanted, take_norm
 
 __all__ = [
     "clip_by_global_norm",
@@ -156,18 +156,19 @@ def grad_norm(
     >>> gradkit.grad_norm(grads, per_tensor=True)
     array([3., 4.])
     """
-    with Meeting(group) as meeting:
-        ranks = Ranks.of(meeting, reduce, replicas)
-        order, each = checks.norm_order(norm_type), checks.flag(per_tensor, "per_tensor")
-        policy = policy_of(nonfinite)
-        beside = _beside(meeting, out, found_inf)
+    with NOBODY if group is None else Collective(group) as collective:
+        ranks = Ranks(collective, reduce, replicas)
+        each = checks.flag(per_tensor, "per_tensor")
+        rule = rule_of(norm_type, 0.0, nonfinite)
+        beside = lambda: _beside(ranks, out, found_inf)  # noqa: E731
         held = Gradients(grads, write=False, beside=beside, several=True)
         spec = _spec((len(held.arrays),)) if each else _NORM
         with held.on_stream():
-            wanted = Wanted("grad_norm", order, policy, _scale(held, scale), each)
-            flags = _flags(held, found_inf, spec.shape)
-            norm = held.outputs(out, (spec,), apart=_named(flags))
-            _write_norm(held, wanted, ranks, norm, flags)
+            by = scale_of(held, scale)
+            wanted = Wanted("grad_norm", rule.order, rule.policy, by, each)
+            flags = None if found_inf is None else _flags(held, found_inf, spec.shape)
+            norm = held.outputs(out, (spec,), apart=flags.named() if flags else ())
+            take_norm(held, wanted, ranks, norm, flags)
             return norm.results()[0]
 
 
@@ -262,19 +263,19 @@ def clip_grad_norm(
     >>> grads
     [array([0.6, 0. ]), array([0.8])]
     """
-    with Meeting(group) as meeting:
-        ranks = Ranks.of(meeting, reduce, replicas)
-        order, floor, policy = _clip_arguments(norm_type, eps, nonfinite)
+    with NOBODY if group is None else Collective(group) as collective:
+        ranks = Ranks(collective, reduce, replicas)
+        rule = rule_of(norm_type, eps, nonfinite)
         instead = "use clip_by_global_norm, which returns new gradients"
-        beside = _beside(meeting, out, found_inf)
+        beside = lambda: _beside(ranks, out, found_inf)  # noqa: E731
         held = Gradients(grads, write=True, instead=instead, beside=beside, several=True)
         with held.on_stream():
-            limit = limit_of(held, max_norm, "max_norm")
-            wanted = Wanted("clip_grad_norm", order, policy, _scale(held, scale), then=_CLIP)
-            flags = _flags(held, found_inf, ())
-            norm = held.outputs(out, (_NORM,), apart=_named(flags))
-            factors = _write_norm(held, wanted, ranks, norm, flags, limit)
-            _clip(held, factors, held.views, floor, policy)
+            limit, by = limit_of(held, max_norm, "max_norm"), scale_of(held, scale)
+            wanted = Wanted("clip_grad_norm", rule.order, rule.policy, by, then=_CLIP)
+            flags = None if found_inf is None else _flags(held, found_inf, ())
+            norm = held.outputs(out, (_NORM,), apart=flags.named() if flags else ())
+            factors = take_norm(held, wanted, ranks, norm, flags, limit=limit)
+            _clip(held, factors, held.views, rule)
             held.wrote()
             return norm.results()[0]
 
@@ -334,21 +335,21 @@ def clip_by_global_norm(
     >>> grads["b"]
     array([4.])
     """
-    with Meeting(group) as meeting:
-        ranks = Ranks.of(meeting, reduce, replicas)
-        order, floor, policy = _clip_arguments(norm_type, eps, nonfinite)
+    with NOBODY if group is None else Collective(group) as collective:
+        ranks = Ranks(collective, reduce, replicas)
+        rule = rule_of(norm_type, eps, nonfinite)
         clipped_out, norm_out = pair_of(out, "norm")
-        beside = _beside(meeting, norm_out, found_inf)
+        beside = lambda: _beside(ranks, norm_out, found_inf)  # noqa: E731
         held = Gradients(grads, write=False, beside=beside, several=True)
         with held.on_stream():
-            limit = limit_of(held, max_norm, "max_norm")
-            by = _scale(held, scale)
-            wanted = Wanted("clip_by_global_norm", order, policy, by, then=_CLIP)
-            flags = _flags(held, found_inf, ())
-            clipped = twins(held, clipped_out, apart=_named(flags))
-            norm = held.outputs(norm_out, (_NORM,), apart=[*apart_from(clipped), *_named(flags)])
-            factors = _write_norm(held, wanted, ranks, norm, flags, limit)
-            _clip(held, factors, clipped.views, floor, policy)
+            limit, by = limit_of(held, max_norm, "max_norm"), scale_of(held, scale)
+            wanted = Wanted("clip_by_global_norm", rule.order, rule.policy, by, then=_CLIP)
+            flags = None if found_inf is None else _flags(held, found_inf, ())
+            apart = flags.named() if flags else []
+            clipped = twins(held, clipped_out, apart=apart)
+            norm = held.outputs(norm_out, (_NORM,), apart=[*apart_from(clipped), *apart])
+            factors = take_norm(held, wanted, ranks, norm, flags, limit=limit)
+            _clip(held, factors, clipped.views, rule)
             results = clipped.results()
             tree = held.rebuilt(results) if clipped_out is None else clipped_out
             return tree, norm.results()[0]
@@ -456,22 +457,21 @@ def clip_grads_with_norm(
     >>> gradkit.clip_grads_with_norm(encoder, norm, max_norm=1.0)
     [array([0.6, 0. ])]
     """
-    floor = checks.epsilon(eps)
-    policy = policy_of(nonfinite)
+    rule = rule_of(2.0, eps, nonfinite)
     instead = "use clip_coefficient, and multiply each gradient by it"
     held = Gradients(grads, write=True, instead=instead, several=True)
     with held.on_stream():
-        limit, by = limit_of(held, max_norm, "max_norm"), _scale(held, scale)
+        limit, by = limit_of(held, max_norm, "max_norm"), scale_of(held, scale)
         known = held.number(norm, "norm")
         if isinstance(known, float):
             if known < 0:
                 raise ValueError(f"norm must be at least 0, not {known}")
             known = held.backend.scalar(np.float64(known))
-        if policy == "raise":
+        if rule.policy == "raise":
             raise_if_nonfinite(held, known)
             if not isinstance(by, float):
                 raise_if_nonfinite(held, by)
-        _clip(held, Factors(known, limit, by), held.views, floor, policy)
+        _clip(held, Factors(known, limit, by), held.views, rule)
     held.wrote()
     return held.returned(grads)
 
@@ -557,23 +557,8 @@ def clip_grad_value(grads: Any, clip_value: float) -> Any:
     return held.returned(grads)
 
 
-def _clip_arguments(norm_type: float, eps: float, nonfinite: str) -> tuple[float, float, str]:
-    return (
-        checks.norm_order(norm_type),
-        checks.epsilon(eps),
-        policy_of(nonfinite),
-    )
-
-
-def _scale(held: Gradients, scale: Any) -> Number:
-    factor = held.number(scale, "scale")
-    return checks.finite(factor, "scale") if isinstance(factor, float) else factor
-
-
-def _flags(held: Gradients, found_inf: Any, shape: Shape) -> Outputs | None:
-    """Where it is written whether elements are NaN or infinite, if anywhere."""
-    if found_inf is None:
-        return None
+def _flags(held: Gradients, found_inf: Any, shape: Shape) -> Outputs:
+    """Where it is written whether elements are NaN or infinite."""
     refuse_write(held.framework, _FOUND_INF, "test whether grad_norm(grads, inf) is finite")
     view = held.view(found_inf, _FOUND_INF)
     if view.dtype != bool:
@@ -582,48 +567,20 @@ def _flags(held: Gradients, found_inf: Any, shape: Shape) -> Outputs | None:
     return held.outputs(found_inf, (Spec("the norm", wanted, view.dtype),), label=_FOUND_INF)
 
 
-def _beside(meeting: Meeting, out: Any, found_inf: Any) -> dict[str, Any]:
+def _beside(ranks: Ranks, out: Any, found_inf: Any) -> dict[str, Any]:
     """What says of which library an empty list of gradients is, and where."""
-    return {"group.faults": meeting.beside, "out": out, "found_inf": found_inf}
+    return {"group.faults": ranks.collective.beside, "out": out, "found_inf": found_inf}
 
 
-def _named(flags: Outputs | None) -> list[tuple[str, Array]]:
-    return [] if flags is None else [(_FOUND_INF, flags.views[0])]
-
-
-def _write_norm(
-    held: Gradients,
-    wanted: Wanted,
-    ranks: Ranks,
-    norm: Outputs,
-    flags: Outputs | None,
-    limit: Number = math.inf,
-) -> Factors:
-    """Write the norm, over all ranks if there are several, and the flags."""
-    found = None
-    if flags is not None:
-        found = held.backend.empty(norm.views[0].shape, _FLOAT64)
-        if ranks.meeting.on_device:  # which may find that nothing is to be written
-            found[...] = flags.views[0].reshape(found.shape)
-    view, fresh = norm.views[0], norm.fresh
-    factors = write_norm(held, wanted, ranks, view, found, limit=limit, fresh=fresh)
-    if flags is not None:
-        flags.views[0][...] = found
-        flags.results()  # tells the library that they were written
-    return factors
-
-
-def _clip(
-    held: Gradients, factors: Factors, outs: Sequence[Array], floor: float, policy: str
-) -> None:
+def _clip(held: Gradients, factors: Factors, outs: Grads, rule: Rule) -> None:
     held.backend.clip_by_norm(
         ClipByNorm(
             grads=held.views,
             norm=factors.norm,
             max_norm=factors.limit,
             scale=factors.scale,
-            eps=floor,
-            zero_nonfinite=policy == "zero",
+            eps=rule.eps,
+            zero_nonfinite=rule.policy == "zero",
             outs=outs,
         )
     )

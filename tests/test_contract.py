@@ -66,10 +66,10 @@ def calls_of(method):
 def test_read_is_the_only_door_from_device_to_host():
     """Who calls it, and that nobody uses one of CuPy's other doors."""
     readers = {
-        "_open/batch_of_ranks.py",
         "_open/clipping.py",
-        "_open/meeting.py",  # for callers who wait
-        "_open/total_norm.py",
+        "_ranks/batches.py",
+        "_ranks/collective.py",  # for callers who wait
+        "_ranks/norms.py",
         "_ranks/device.py",  # in `check`
         "spikes.py",
         "_cuda/cudnn/search.py",

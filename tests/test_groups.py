@@ -16,7 +16,7 @@ import gradkit
 from gradkit import _numpy, distributed
 from gradkit._cuda.launch.kernels import source_of
 from gradkit._numpy import tuning
-from gradkit._open import total_norm
+from gradkit._ranks import norms
 from tests import oracles, tolerances
 from tests.devices.emulated import emulated_backend, on_device
 from tests.ranks import results, together
@@ -384,7 +384,7 @@ def test_memory_that_runs_out_on_one_rank_ends_the_call_on_all(monkeypatch):
 
 def test_what_clips_is_made_ready_before_the_ranks_meet(monkeypatch):
     """So that what fails there is an error on all of them."""
-    total_norm._compile.cache_clear()
+    norms._compile.cache_clear()
     groups, asked = distributed.threads(2, timeout=20), []
     monkeypatch.setattr(_numpy, "warmup", lambda *arguments: asked.append(arguments))
     monkeypatch.setattr(groups[0], "allgather", lambda _: pytest.fail(f"{asked} by now"))

@@ -28,9 +28,9 @@ MAP = (
     ("gradkit._cuda.cudnn",),
     ("gradkit._cuda",),
     ("gradkit._arrays",),
+    ("gradkit._open",),
     ("gradkit._ranks",),
     ("gradkit.distributed",),
-    ("gradkit._open",),
     ("gradkit._config", "gradkit._warmup"),
 )
 # Imported by those who want them: they stand on the package, which imports none of them.

@@ -36,7 +36,7 @@ from gradkit._cuda.launch.warmup import asks_for
 from gradkit._cuda.list_norms import ORDERS, PART, norm_steps, norms, order_of, write_parts
 from gradkit._cuda.list_scaling import clip_steps, scale_steps, value_steps, zero_steps
 from gradkit._cuda.list_sums import accumulating, accumulating_lists, add, add_lists
-from gradkit._cuda.list_tables import UNIT_KINDS, launch, on_lists
+from gradkit._cuda.list_tables import UNIT_KINDS, on_lists
 from gradkit._cuda.list_units import scale_units, write_unit_norms
 
 _OF_RANKS = "norm_of_ranks"
@@ -66,7 +66,8 @@ class Lists(OnDevice):
     @asks_for(norms)
     def grad_norm(self, call: GradNorm) -> None:
         """``norm = |scale| * (sum |g|^p)^(1/p)`` over all gradients, or one norm a gradient."""
-        launch(norm_steps(self.device, call))
+        for step in norm_steps(self.device, call):
+            step()
 
     @asks_for(norms)
     def norm_parts(self, call: NormParts) -> None:
@@ -117,22 +118,26 @@ class Lists(OnDevice):
     @asks_for(partial(on_lists, "scale"))
     def clip_by_norm(self, call: ClipByNorm) -> None:
         """``outs = grads * (scale * coefficient)``, or zeros if either is not finite."""
-        launch(clip_steps(self.device, call))
+        for step in clip_steps(self.device, call):
+            step()
 
     @asks_for(partial(on_lists, "scale"))
     def scale_grads(self, call: ScaleGrads) -> None:
         """``outs = grads * coefficient``; a coefficient of 1 keeps every bit."""
-        launch(scale_steps(self.device, call))
+        for step in scale_steps(self.device, call):
+            step()
 
     @asks_for(partial(on_lists, "clip_value"))
     def clip_grad_value(self, call: ClipGradValue) -> None:
         """``outs = min(max(grads, -clip_value), clip_value)``; NaN stays NaN."""
-        launch(value_steps(self.device, call))
+        for step in value_steps(self.device, call):
+            step()
 
     @asks_for(partial(on_lists, "zero"))
     def zero_grad(self, call: ZeroGrad) -> None:
         """Write +0 over every element, NaN included."""
-        launch(zero_steps(self.device, call))
+        for step in zero_steps(self.device, call):
+            step()
 
     @asks_for(partial(norms, file="unit_norms", kinds=UNIT_KINDS))
     def unit_norms(self, call: UnitNorms) -> None:

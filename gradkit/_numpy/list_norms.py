@@ -23,6 +23,8 @@ _F32, _F64 = np.dtype(np.float32), np.dtype(np.float64)
 # Elements of a large gradient that are taken at a time.
 _PIECE = scratch.elements(1, _F64)
 
+# Elements of small gradients that are taken at once.
+_FEW = tuning.SMALL_BYTES // 8
 _size_of = attrgetter("size")
 
 
@@ -42,10 +44,12 @@ def coefficient(norm: float, max_norm: float, eps: float) -> float:
 
 
 def parts_of_all(grads: Sequence[Array], norm_type: float) -> Sequence[Part]:
+    """What to combine for the norm of all gradients; one part if they are few and small."""
+    sizes = [*map(_size_of, grads)]
+    total = sum(sizes)
+    if 0 < total <= _FEW and max(sizes) <= tuning.SMALL_GRADIENT:
+        return (_part_of(norm_type)(grads, np.empty(total)),)
     batches = _batches(grads, norm_type)
-    if len(batches) == 1 and batches[0] is grads:
-        room = np.empty(sum(map(_size_of, grads)))
-        return (_part_of(norm_type)(grads, room),)
     # Threads gain nothing on batches, whose short copies take turns with the GIL.
     elements = sum(arrays[0].size for arrays in batches if len(arrays) == 1)
     work = partial(_parts_of, norm_type)
@@ -103,7 +107,7 @@ def _batches(grads: Sequence[Array], norm_type: float) -> list[Sequence[Array]]:
 def _cut(grads: Sequence[Array]) -> Iterator[Sequence[Array]]:
     """Batches of neighbours; no batch is empty."""
     ends = [0, *accumulate(map(_size_of, grads))]
-    if 0 < ends[-1] <= tuning.SMALL_BYTES // 8:
+    if 0 < ends[-1] <= _FEW:
         yield grads
         return
     start = taken = 0
@@ -135,7 +139,9 @@ def _square_part(arrays: Sequence[Array], room: Array) -> Part:
     whole = values.size // run * run
     runs, rest = values[:whole].reshape(-1, run), values[whole:]
     if values.dtype == _F64:
-        total = _sum(np.vecdot(runs, runs)) + _sum(rest * rest)
+        total = _sum(rest * rest)
+        if whole:
+            total += _sum(np.vecdot(runs, runs))
     else:
         total = float(np.vecdot(runs, runs).sum(dtype=_F64)) + float(np.dot(rest, rest))
     low, high = tuning.SAFE_SQUARES[values.dtype]
@@ -201,7 +207,9 @@ def _gathered(arrays: Sequence[Array], room: Array) -> Array:
 
 def _sum(values: Array) -> float:
     """The sum of a vector, which it overwrites."""
-    return _exact_sum(by_halves(values, tuning.EXACT_SUM).tolist())
+    if len(values) > tuning.EXACT_SUM:
+        values = by_halves(values, tuning.EXACT_SUM)
+    return _exact_sum(values.tolist())
 
 
 def _exact_sum(values: Sequence[float]) -> float:

@@ -23,7 +23,7 @@ __all__ = ["clip_by_global_norm", "grad_norm"]
 
 _Tree = TypeVar("_Tree")
 _FLOAT64 = np.dtype(np.float64)
-_STATE = 6  # numbers of a norm that devices exchange: `Operations.rank_state`
+_STATE = 6  # numbers of a norm that devices exchange: `RankState`
 _DIGEST = 0.0  # all devices run one program, so that none can make another call
 _REFUSAL = "{} is not differentiable; to differentiate a whole training step, clip with optax"
 

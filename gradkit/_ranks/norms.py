@@ -1,5 +1,6 @@
 """The norm of all gradients of a call: those given here, or those of all ranks."""
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Literal, NamedTuple
@@ -13,17 +14,18 @@ from gradkit._calls import checks
 from gradkit._calls.backend import Backend
 from gradkit._calls.lists import GradNorm, NormOfShares, NormParts, NormShares
 from gradkit._calls.roles import Flags, Norm, Number
-from gradkit._open import device_meeting, trees
+from gradkit._open import trees
 from gradkit._open.clipping import raise_if_nonfinite
-from gradkit._open.device_meeting import Factors, Sums
 from gradkit._open.given import is_scalar
 from gradkit._open.gradients import Gradients
-from gradkit._open.meeting import Meeting
+from gradkit._open.outputs import Outputs
 from gradkit._open.shards import replicas_in
-from gradkit.distributed import Reduce
+from gradkit._ranks.collective import Collective
+from gradkit._ranks.device_norms import Factors, Sums, queue_norm
+from gradkit._ranks.groups import Reduce
 
 _FLOAT64 = np.dtype(np.float64)
-_PART = 3  # numbers of a norm that ranks exchange: `Operations.norm_parts`
+_PART = 3  # numbers of a norm that ranks exchange: `NormParts`
 
 
 class Wanted(NamedTuple):
@@ -46,63 +48,84 @@ class Wanted(NamedTuple):
 class Ranks(NamedTuple):
     """With whom a norm is taken together, if with anybody."""
 
-    meeting: Meeting
+    collective: Collective
     reduce: Reduce | None
     replicas: Any
 
-    @classmethod
-    def of(cls, meeting: Meeting, reduce: Reduce | None, replicas: Any) -> "Ranks":
-        """What the caller said."""
-        if reduce is not None and not meeting.alone:
-            raise ValueError("pass group or reduce, not both")
-        return cls(meeting, reduce, replicas)
 
-
-def write_norm(
+def take_norm(
     held: Gradients,
     wanted: Wanted,
     ranks: Ranks,
-    norm: Norm,
+    norm: Outputs,
+    flags: Outputs | None,
+    *,
+    limit: Number = math.inf,
+) -> Factors:
+    """Write the norm and whether an element is not finite; nothing on an error.
+
+    Return what a clip to ``limit`` is to use.
+    """
+    collective, replicas = ranks.collective, ranks.replicas
+    factors = Factors(norm.views[0], limit, wanted.scale)
+    found = None if flags is None else _found(held, flags, factors.norm, ranks)
+    once = held.tree is held.arrays and type(replicas) is int and replicas == 1
+    copies = None if once else _copies(held, ranks)
+    if ranks.reduce is None and collective.alone and wanted.policy != "raise":
+        _write_own(held, wanted, factors.norm, found)
+    else:
+        factors = _norm_of_all(held, wanted, ranks, copies, factors, found, fresh=norm.fresh)
+    if flags is not None:
+        flags.views[0][...] = found
+        flags.results()  # tells the library that they were written
+    return factors
+
+
+def _found(held: Gradients, flags: Outputs, norm: Norm, ranks: Ranks) -> Flags:
+    """Where a backend writes flags, which callers have in other dtypes."""
+    found = held.backend.empty(norm.shape, _FLOAT64)
+    if ranks.collective.on_device:  # which may find that nothing is to be written
+        found[...] = flags.views[0].reshape(found.shape)
+    return Flags(found)
+
+
+def _norm_of_all(
+    held: Gradients,
+    wanted: Wanted,
+    ranks: Ranks,
+    copies: Sequence[int] | None,
+    factors: Factors,
     found_inf: Flags | None,
     *,
-    limit: Number,
     fresh: bool,
 ) -> Factors:
-    """Write the norm and, as float64, whether an element is not finite; nothing on an error.
-
-    Return what a clip to ``limit`` is to use. ``fresh``: the norm's memory is new.
-    """
-    meeting, reduce = ranks.meeting, ranks.reduce
-    factors = Factors(norm, limit, wanted.scale)
-    if meeting.missing and reduce is None:
-        held.refuse_shards("pass group")
-    copies = _copies(held, ranks.replicas, meeting)
-    if meeting.alone and reduce is None and wanted.policy != "raise":
-        _write_own(held, wanted, norm, found_inf)
-        return factors
-    if wanted.then and not meeting.alone:
+    """The same over ranks, or with an error if it is not finite. ``fresh``: its memory is new."""
+    collective, reduce, _ = ranks
+    if reduce is not None and not collective.alone:
+        raise ValueError("pass group or reduce, not both")
+    if wanted.then and not collective.alone:
         _compile(held.backend, wanted.then)  # type: ignore[arg-type]  # any backend is hashable
     sums = Sums(str(wanted), wanted.order, copies)
-    queued = meeting.on_device and not wanted.per_tensor
+    queued = collective.on_device and not wanted.per_tensor
     if queued and wanted.policy != "raise":
-        return device_meeting.write_norm(held, meeting, sums, factors, found_inf, fresh=fresh)
+        return queue_norm(held, collective, sums, factors, found_inf, fresh=fresh)
     # What follows may raise, and an error must not change the caller's arrays: norm comes last.
-    own = held.backend.empty(norm.shape, _FLOAT64)
-    if meeting.alone:
+    own = Norm(held.backend.empty(factors.norm.shape, _FLOAT64))
+    if collective.alone:
         _write_own(held, wanted, own, found_inf)
     elif queued:
         unsure = factors._replace(norm=own)
-        device_meeting.write_norm(held, meeting, sums, unsure, found_inf, fresh=True)
-        meeting.check()
+        queue_norm(held, collective, sums, unsure, found_inf, fresh=True)
+        collective.check()
     else:
-        _write_of_group(held, wanted, meeting, copies, own, found_inf)
+        _write_of_group(held, wanted, collective, copies, own, found_inf)
     if reduce is not None:
         _combine(held, own, wanted.order, reduce)
         if found_inf is not None:
             found_inf[...] = _combined(held, found_inf, "max", reduce)
     if wanted.policy == "raise":
         raise_if_nonfinite(held, own)
-    norm[...] = own
+    factors.norm[...] = own
     return factors
 
 
@@ -122,7 +145,7 @@ def _write_own(held: Gradients, wanted: Wanted, norm: Norm, found_inf: Flags | N
 def _write_of_group(
     held: Gradients,
     wanted: Wanted,
-    meeting: Meeting,
+    collective: Collective,
     copies: Sequence[int] | None,
     norm: Norm,
     found_inf: Flags | None,
@@ -144,8 +167,8 @@ def _write_of_group(
     call = str(wanted)
     if wanted.per_tensor:  # each norm is that of one gradient on all ranks
         call += f" of {', '.join(held.names())}"
-    rows = meeting.gather(call, state)
-    every = np.ascontiguousarray(rows[:, 1:]).reshape(meeting.size, norm.size, _PART)
+    rows = collective.gather(call, state)
+    every = np.ascontiguousarray(rows[:, 1:]).reshape(collective.size, norm.size, _PART)
     total = np.empty(norm.shape)
     found = None if found_inf is None else np.empty(norm.shape)
     _numpy.norm_of_ranks(every, rows[:, 0], order, total, found)
@@ -160,8 +183,11 @@ def _compile(backend: Backend, operation: str) -> None:
     backend.warmup((operation,), frozenset())
 
 
-def _copies(held: Gradients, replicas: Any, meeting: Meeting) -> list[int] | None:
+def _copies(held: Gradients, ranks: Ranks) -> list[int] | None:
     """On how many ranks each gradient lies, if on more than one."""
+    collective, reduce, replicas = ranks
+    if collective.missing and reduce is None:
+        held.refuse_shards("pass group")
     if _is_one(replicas):
         replicas = replicas_in(held.tree) if held.tree is not held.arrays else 1
         if _is_one(replicas):
@@ -169,8 +195,12 @@ def _copies(held: Gradients, replicas: Any, meeting: Meeting) -> list[int] | Non
     asked = trees.spread(_as_lists(replicas), held.tree, is_array, "replicas", "grads")
     copies = [checks.integer(one, "replicas") for one in asked]
     for name, count in zip(held.names(), copies, strict=True):
-        if not 1 <= count <= meeting.size:
-            most = "there is no group" if meeting.missing else f"the group's size is {meeting.size}"
+        if not 1 <= count <= collective.size:
+            most = (
+                "there is no group"
+                if collective.missing
+                else f"the group's size is {collective.size}"
+            )
             raise ValueError(f"replicas of {name} is {count}, but {most}")
     return copies if set(copies) - {1} else None
 

@@ -11,7 +11,7 @@ from gradkit._calls.lists import JoinRanks, RankState
 from gradkit._calls.roles import Flags, Norm, Number, Numbers, Scalar
 from gradkit._open.given import check_device, known_framework, same_device, view_of
 from gradkit._open.gradients import Gradients
-from gradkit._open.meeting import ROOM, STATE, Meeting, digest_of
+from gradkit._ranks.collective import ROOM, STATE, Collective, digest_of
 
 _FLOAT64 = np.dtype(np.float64)
 _FACTORS = 3  # norm, scale and limit
@@ -35,9 +35,9 @@ class Sums(NamedTuple):
     copies: Sequence[int] | None
 
 
-def write_norm(
+def queue_norm(
     held: Gradients,
-    meeting: Meeting,
+    collective: Collective,
     sums: Sums,
     own: Factors,
     found_inf: Flags | None,
@@ -49,7 +49,7 @@ def write_norm(
     ``fresh``: the norm's memory is new, and becomes NaN instead of staying as it is.
     """
     backend, order = held.backend, sums.order
-    faults = _faults(held, meeting)
+    faults = _faults(held, collective)
     state = backend.empty((STATE,), _FLOAT64)
     factors = backend.empty((_FACTORS,), _FLOAT64)
     digest = digest_of(sums.call, ROOM)
@@ -63,7 +63,7 @@ def write_norm(
             copies=sums.copies,
         )
     )
-    states = _states(meeting.queue(state), meeting, faults)
+    states = _states(collective.queue(state), collective, faults)
     backend.join_ranks(
         JoinRanks(
             states=states,
@@ -82,21 +82,21 @@ def write_norm(
     return Factors(Norm(norm), Scalar(limit), Scalar(scale))
 
 
-def _states(rows: Any, meeting: Meeting, faults: Numbers) -> Numbers:
+def _states(rows: Any, collective: Collective, faults: Numbers) -> Numbers:
     """What the group has gathered, as an array of the backend."""
     states = view_of(known_framework(rows, _ROWS), rows, _ROWS)
     check_device(states, _ROWS, faults, _FAULTS)
-    checks.shape(states, (meeting.size, STATE), _ROWS, "a row for each rank")
+    checks.shape(states, (collective.size, STATE), _ROWS, "a row for each rank")
     if states.dtype != _FLOAT64:
         raise TypeError(f"{_ROWS} has dtype {states.dtype}; ranks send float64")
     return Numbers(states)
 
 
-def _faults(held: Gradients, meeting: Meeting) -> Numbers:
+def _faults(held: Gradients, collective: Collective) -> Numbers:
     """Where the device notes which rank is at fault."""
-    array = meeting.beside
+    array = collective.beside
     faults = view_of(known_framework(array, _FAULTS), array, _FAULTS, write=True)
-    checks.shape(faults, (meeting.size,), _FAULTS, "a number for each rank")
+    checks.shape(faults, (collective.size,), _FAULTS, "a number for each rank")
     if held.arrays and not same_device(held.views[0], faults):
         name = held.name(0)
         raise ValueError(f"{name} is not on the device of group, whose numbers travel there")
