@@ -8,12 +8,13 @@ Dtypes (float16, bfloat16, float32, float64) may be mixed.
 Norms are float64 for every dtype. No intermediate overflows or underflows.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from gradkit._arrays import is_array
-from gradkit._backend import Array, Shape, Spec
+from gradkit._backend import Array, Spec
 from gradkit._calls import checks
 from gradkit._calls.backend import runs
 from gradkit._calls.lists import ClipByNorm, ClipCoefficient, ClipGradValue, ScaleGrads
@@ -30,14 +31,22 @@ from gradkit._open.clipping import (
     scale_of,
     twins,
 )
-from gradkit._open.foreign import answers, norm_comes
-from gradkit._open.given import refuse_write
+from gradkit._open.foreign import answers, deprecated, norm_comes
 from gradkit._open.gradients import Gradients
-from gradkit._open.outputs import Outputs
 from gradkit._ranks.collective import NOBODY, Collective
 from gradkit._ranks.device_norms import Factors
 from gradkit._ranks.groups import Group, Reduce
-from gradkit._ranks.norms import Ranks, Wanted, take_norm
+from gradkit._ranks.norms import (
+    NORM,
+    RUN_BY_NORMS,
+    Asked,
+    Ranks,
+    Wanted,
+    beside,
+    flags_of,
+    norm_of,
+    take_norm,
+)
 
 __all__ = [
     "clip_by_global_norm",
@@ -50,27 +59,15 @@ __all__ = [
 ]
 
 _FLOAT64 = np.dtype(np.float64)
-_FOUND_INF = "found_inf"
 _CLIP = "clip_by_norm"
-# A norm over ranks runs more operations.
-_RUN_BY_NORMS = (
-    *("grad_norm", "norm_parts", "norm_shares", "norm_of_shares"),
-    *("rank_state", "join_ranks"),
-)
-
-
-def _spec(shape: Shape) -> Spec:
-    return Spec("the norm", shape, _FLOAT64)
-
-
-_NORM = _spec(())
+_GROUP = "pass group=, as a function of gradkit.distributed makes it"
 
 
 class _Norm(NamedTuple):
     norm: Array
 
 
-@runs(*_RUN_BY_NORMS)
+@runs(*RUN_BY_NORMS)
 @answers
 def grad_norm(
     grads: Any,
@@ -103,7 +100,7 @@ def grad_norm(
         one that is not finite gives a norm that is not finite. One in host memory is a number,
         whatever its library.
     per_tensor : bool
-        Return one norm per gradient instead: a 1-D array in the order of the gradients.
+        Deprecated: use :func:`per_tensor_norms`, whose ``flat=True`` is this.
     nonfinite : {"propagate", "raise", "zero"}
         What happens if the norm is NaN or infinite. "propagate" and "zero": the norm is
         returned. "raise": an error that names the gradients; it has to wait for the device.
@@ -115,13 +112,13 @@ def grad_norm(
         Of how many ranks of the group each gradient is a copy, so that it counts once. A dict or
         list need only go as deep as numbers differ.
     reduce : callable, optional
-        In place of ``group``; see :class:`gradkit.distributed.Reduce`.
+        Deprecated: use ``group``. See :class:`gradkit.distributed.Reduce`.
     found_inf : bool or floating-point array, optional
         **Written:** whether an element of a gradient is NaN or infinite, on any rank, as loss
         scalers ask. The norm of finite gradients may overflow, at the latest in JAX's float32.
-        0-d or of one element, or one element per gradient if ``per_tensor``.
+        0-d or of one element.
     out : float64 array, optional
-        Where the norm is written: 0-d, or one element per gradient if ``per_tensor``.
+        Where the norm is written: 0-d.
 
     Returns
     -------
@@ -153,26 +150,20 @@ def grad_norm(
     array(5.)
     >>> gradkit.grad_norm(grads, norm_type=np.inf)
     array(4.)
-    >>> gradkit.grad_norm(grads, per_tensor=True)
-    array([3., 4.])
     """
     with NOBODY if group is None else Collective(group) as collective:
         ranks = Ranks(collective, reduce, replicas)
+        if reduce is not None:
+            deprecated("reduce", _GROUP)
         each = checks.flag(per_tensor, "per_tensor")
+        if each:
+            deprecated("per_tensor", "use per_tensor_norms, with flat=True for one array")
         rule = rule_of(norm_type, 0.0, nonfinite)
-        beside = lambda: _beside(ranks, out, found_inf)  # noqa: E731
-        held = Gradients(grads, write=False, beside=beside, several=True)
-        spec = _spec((len(held.arrays),)) if each else _NORM
-        with held.on_stream():
-            by = scale_of(held, scale)
-            wanted = Wanted("grad_norm", rule.order, rule.policy, by, each)
-            flags = None if found_inf is None else _flags(held, found_inf, spec.shape)
-            norm = held.outputs(out, (spec,), apart=flags.named() if flags else ())
-            take_norm(held, wanted, ranks, norm, flags)
-            return norm.results()[0]
+        asked = Asked("grad_norm", rule, scale, each)
+        return norm_of(grads, asked, ranks, found_inf, out)[1]
 
 
-@runs(*_RUN_BY_NORMS, _CLIP)
+@runs(*RUN_BY_NORMS, _CLIP)
 @answers
 def clip_grad_norm(
     grads: Any,
@@ -226,7 +217,7 @@ def clip_grad_norm(
         Of how many ranks of the group each gradient is a copy, so that it counts once. A dict or
         list need only go as deep as numbers differ.
     reduce : callable, optional
-        In place of ``group``; see :class:`gradkit.distributed.Reduce`.
+        Deprecated: use ``group``. See :class:`gradkit.distributed.Reduce`.
     found_inf : 0-d or 1-element bool or floating-point array, optional
         **Written**, as by :func:`grad_norm`.
     out : 0-d float64 array, optional
@@ -265,22 +256,24 @@ def clip_grad_norm(
     """
     with NOBODY if group is None else Collective(group) as collective:
         ranks = Ranks(collective, reduce, replicas)
+        if reduce is not None:
+            deprecated("reduce", _GROUP)
         rule = rule_of(norm_type, eps, nonfinite)
         instead = "use clip_by_global_norm, which returns new gradients"
-        beside = lambda: _beside(ranks, out, found_inf)  # noqa: E731
-        held = Gradients(grads, write=True, instead=instead, beside=beside, several=True)
+        near = partial(beside, ranks, out, found_inf)
+        held = Gradients(grads, write=True, instead=instead, beside=near, several=True)
         with held.on_stream():
             limit, by = limit_of(held, max_norm, "max_norm"), scale_of(held, scale)
             wanted = Wanted("clip_grad_norm", rule.order, rule.policy, by, then=_CLIP)
-            flags = None if found_inf is None else _flags(held, found_inf, ())
-            norm = held.outputs(out, (_NORM,), apart=flags.named() if flags else ())
+            flags = None if found_inf is None else flags_of(held, found_inf, ())
+            norm = held.outputs(out, (NORM,), apart=flags.named() if flags else ())
             factors = take_norm(held, wanted, ranks, norm, flags, limit=limit)
             _clip(held, factors, held.views, rule)
             held.wrote()
             return norm.results()[0]
 
 
-@runs(*_RUN_BY_NORMS, _CLIP)
+@runs(*RUN_BY_NORMS, _CLIP)
 @answers
 def clip_by_global_norm(
     grads: Any,
@@ -337,17 +330,19 @@ def clip_by_global_norm(
     """
     with NOBODY if group is None else Collective(group) as collective:
         ranks = Ranks(collective, reduce, replicas)
+        if reduce is not None:
+            deprecated("reduce", _GROUP)
         rule = rule_of(norm_type, eps, nonfinite)
         clipped_out, norm_out = pair_of(out, "norm")
-        beside = lambda: _beside(ranks, norm_out, found_inf)  # noqa: E731
-        held = Gradients(grads, write=False, beside=beside, several=True)
+        near = partial(beside, ranks, norm_out, found_inf)
+        held = Gradients(grads, write=False, beside=near, several=True)
         with held.on_stream():
             limit, by = limit_of(held, max_norm, "max_norm"), scale_of(held, scale)
             wanted = Wanted("clip_by_global_norm", rule.order, rule.policy, by, then=_CLIP)
-            flags = None if found_inf is None else _flags(held, found_inf, ())
+            flags = None if found_inf is None else flags_of(held, found_inf, ())
             apart = flags.named() if flags else []
             clipped = twins(held, clipped_out, apart=apart)
-            norm = held.outputs(norm_out, (_NORM,), apart=[*apart_from(clipped), *apart])
+            norm = held.outputs(norm_out, (NORM,), apart=[*apart_from(clipped), *apart])
             factors = take_norm(held, wanted, ranks, norm, flags, limit=limit)
             _clip(held, factors, clipped.views, rule)
             results = clipped.results()
@@ -555,21 +550,6 @@ def clip_grad_value(grads: Any, clip_value: float) -> Any:
         )
     held.wrote()
     return held.returned(grads)
-
-
-def _flags(held: Gradients, found_inf: Any, shape: Shape) -> Outputs:
-    """Where it is written whether elements are NaN or infinite."""
-    refuse_write(held.framework, _FOUND_INF, "test whether grad_norm(grads, inf) is finite")
-    view = held.view(found_inf, _FOUND_INF)
-    if view.dtype != bool:
-        checks.floating(view, _FOUND_INF)
-    wanted = view.shape if shape == () and view.shape == (1,) else shape
-    return held.outputs(found_inf, (Spec("the norm", wanted, view.dtype),), label=_FOUND_INF)
-
-
-def _beside(ranks: Ranks, out: Any, found_inf: Any) -> dict[str, Any]:
-    """What says of which library an empty list of gradients is, and where."""
-    return {"group.faults": ranks.collective.beside, "out": out, "found_inf": found_inf}
 
 
 def _clip(held: Gradients, factors: Factors, outs: Grads, rule: Rule) -> None:

@@ -138,7 +138,7 @@ def _lists(backend, rng):
     }
     order = rng.choice((1, 2, 3.5, math.inf))
     gradkit.grad_norm(grads, order)
-    gradkit.grad_norm([*grads.values()], order, per_tensor=True)
+    gradkit.per_tensor_norms([*grads.values()], order, flat=True)
     gradkit.clip_grad_norm(grads, 1.0, order)
     gradkit.clip_by_global_norm((g for g in grads.values()), 0.5, order)
     gradkit.clip_grad_block_norm(grads, 0.5, order, axis=rng.choice((None, 0, 1)))

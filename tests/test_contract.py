@@ -116,7 +116,7 @@ def test_raising_reads_two_arrays_whatever_the_list(monkeypatch):
     monkeypatch.setattr(
         CudaBackend, "read", lambda self, array: reads.append(array.shape) or read(self, array)
     )
-    gradkit.grad_norm(grads[:1] * 3, nonfinite="raise", per_tensor=True)
+    gradkit.per_tensor_norms(grads[:1] * 3, nonfinite="raise", flat=True)
     assert reads == [(3,)]
     with pytest.raises(gradkit.NonFiniteNormError, match=r"grads\[1\]"):
         gradkit.grad_norm(grads, nonfinite="raise")

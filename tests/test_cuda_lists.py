@@ -44,6 +44,7 @@ from tests import strategies as draw_
 from tests.backends import KernelDevice, kernel_mark
 from tests.devices.emulated import on_device
 from tests.layouts import LAYOUTS
+from tests.problems import one_or_each
 from tests.tolerances import DTYPES, assert_same_bits
 
 pytestmark = kernel_mark
@@ -181,7 +182,7 @@ def test_raise_copies_all_norms_to_the_host_at_once(device, monkeypatch, per_ten
     grads = [on_device(array, backend) for array in put(device, hosts)]
     expected = pytest.raises(NonFiniteNormError) if broken else nullcontext()
     with expected:
-        gradkit.grad_norm(grads, nonfinite="raise", per_tensor=per_tensor)
+        one_or_each(grads, nonfinite="raise", each=per_tensor)
     assert copied == [len(grads) if per_tensor else 1, len(grads)][:reads]
 
 

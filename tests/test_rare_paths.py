@@ -14,7 +14,7 @@ from gradkit._dtypes import FLOATS
 from tests import oracles, test_batch_norm_inference
 from tests import strategies as draw_
 from tests.layouts import LAYOUTS
-from tests.problems import BATCH_TYPES, LAYER_TYPES, make, make_groups
+from tests.problems import BATCH_TYPES, LAYER_TYPES, make, make_groups, one_or_each
 from tests.tolerances import DTYPES, assert_same_bits
 
 pytestmark = pytest.mark.slow
@@ -119,7 +119,7 @@ def test_one_gradient_of_many_chunks(backend, order):
     host = np.tile(dtype([1, -2, 0.5]), count // 3)
     exact = np.linalg.norm(host.astype(np.float64), order)
     for each in (True, False):
-        found = gradkit.grad_norm([backend.asarray(host)], order, per_tensor=each)
+        found = one_or_each([backend.asarray(host)], order, each=each)
         norm = backend.asnumpy(found).reshape(-1)[0]
         assert float(norm) == pytest.approx(exact, rel=2.0**-23)
 
@@ -208,7 +208,7 @@ def test_long_runs_of_single_elements(backend, name, count, layout):
         change(own)
         np.testing.assert_array_equal(backend.asnumpy(own[0]), expected.astype(host.dtype))
     for p in (1, 2, 3.5, np.inf):
-        norm = gradkit.grad_norm(grads(), p, per_tensor=True)[0]
+        norm = gradkit.per_tensor_norms(grads(), p, flat=True)[0]
         wanted = np.linalg.norm(exact.reshape(-1), p)
         assert float(backend.asnumpy(norm)) == pytest.approx(wanted, rel=2.0**-22)
         for axis in (0, -1):

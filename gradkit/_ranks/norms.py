@@ -2,21 +2,21 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from gradkit import _numpy
 from gradkit._arrays import framework_of, is_array
-from gradkit._backend import Array
+from gradkit._backend import Array, Shape, Spec
 from gradkit._calls import checks
 from gradkit._calls.backend import Backend
 from gradkit._calls.lists import GradNorm, NormOfShares, NormParts, NormShares
 from gradkit._calls.roles import Flags, Norm, Number
 from gradkit._open import trees
-from gradkit._open.clipping import raise_if_nonfinite
-from gradkit._open.given import is_scalar
+from gradkit._open.clipping import Rule, raise_if_nonfinite, scale_of
+from gradkit._open.given import is_scalar, refuse_write
 from gradkit._open.gradients import Gradients
 from gradkit._open.outputs import Outputs
 from gradkit._open.shards import replicas_in
@@ -25,6 +25,13 @@ from gradkit._ranks.device_norms import Factors, Sums, queue_norm
 from gradkit._ranks.groups import Reduce
 
 _FLOAT64 = np.dtype(np.float64)
+_FOUND_INF = "found_inf"
+NORM = Spec("the norm", (), _FLOAT64)
+# What a norm runs; one over ranks runs more than ``grad_norm``.
+RUN_BY_NORMS = (
+    *("grad_norm", "norm_parts", "norm_shares", "norm_of_shares"),
+    *("rank_state", "join_ranks"),
+)
 _PART = 3  # numbers of a norm that ranks exchange: `NormParts`
 
 
@@ -41,7 +48,7 @@ class Wanted(NamedTuple):
     def __str__(self) -> str:
         """What all ranks must call alike."""
         policy = f", nonfinite={self.policy!r}" if self.policy != "propagate" else ""
-        each = ", per_tensor=True" if self.per_tensor else ""
+        each = ", per_tensor=True" if self.per_tensor and self.function == "grad_norm" else ""
         return f"{self.function}(norm_type={self.order}{policy}{each})"
 
 
@@ -51,6 +58,46 @@ class Ranks(NamedTuple):
     collective: Collective
     reduce: Reduce | None
     replicas: Any
+
+
+class Asked(NamedTuple):
+    """A norm that is asked for by itself."""
+
+    function: str
+    rule: Rule
+    scale: Any
+    per_tensor: bool
+
+
+def norm_of(
+    grads: Any, asked: Asked, ranks: Ranks, found_inf: Any, out: Any
+) -> tuple[Gradients, Any]:
+    """The gradients, opened, and the norm of all or a vector of each one's."""
+    function, rule, scale, each = asked
+    near = partial(beside, ranks, out, found_inf)
+    held = Gradients(grads, write=False, beside=near, several=True)
+    spec = Spec("the norm", (len(held.arrays),), _FLOAT64) if each else NORM
+    with held.on_stream():
+        wanted = Wanted(function, rule.order, rule.policy, scale_of(held, scale), each)
+        flags = None if found_inf is None else flags_of(held, found_inf, spec.shape)
+        norm = held.outputs(out, (spec,), apart=flags.named() if flags else ())
+        take_norm(held, wanted, ranks, norm, flags)
+        return held, norm.results()[0]
+
+
+def flags_of(held: Gradients, found_inf: Any, shape: Shape) -> Outputs:
+    """Where it is written whether elements are NaN or infinite."""
+    refuse_write(held.framework, _FOUND_INF, "test whether grad_norm(grads, inf) is finite")
+    view = held.view(found_inf, _FOUND_INF)
+    if view.dtype != bool:
+        checks.floating(view, _FOUND_INF)
+    wanted = view.shape if shape == () and view.shape == (1,) else shape
+    return held.outputs(found_inf, (Spec("the norm", wanted, view.dtype),), label=_FOUND_INF)
+
+
+def beside(ranks: Ranks, out: Any, found_inf: Any) -> dict[str, Any]:
+    """What says of which library an empty list of gradients is, and where."""
+    return {"group.faults": ranks.collective.beside, "out": out, "found_inf": found_inf}
 
 
 def take_norm(
