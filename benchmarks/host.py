@@ -25,7 +25,7 @@ from benchmarks.rows import layer_norm_grad
 from benchmarks.timing import microseconds
 from gradkit._cuda import CudaBackend
 from testbed.emulator import IdleDevice
-from tests.devices.emulated import on_device
+from tests.devices.emulated import IdleArray, on_device
 from tests.devices.idle_cupy import idle_cupy
 from tests.devices.idle_torch import idle_torch
 
@@ -44,7 +44,7 @@ Maker: TypeAlias = Callable[[np.ndarray[Any, Any]], Any]
 def idle() -> Iterator[Maker]:
     """Arrays of a device that neither compiles nor launches."""
     backend = CudaBackend(IdleDevice(multiprocessors=132))
-    yield lambda host: on_device(backend.device.xp.asarray(host), backend)
+    yield lambda host: on_device(backend.device.xp.asarray(host), backend, IdleArray)
 
 
 # How arrays are made; the CPU backend computes on NumPy's own.

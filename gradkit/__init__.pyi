@@ -104,6 +104,14 @@ class _GradNorm(_Norm, total=False):
     per_tensor: bool
     out: _Array | None
 
+class _EachNorm(TypedDict, total=False):
+    scale: _Scalar
+    nonfinite: _NonFinite
+    group: Group | None
+    replicas: int | Mapping[Any, Any] | Sequence[Any]
+    found_inf: _Host | _Array | None
+    out: _Array | None
+
 class _Clip(_Norm, total=False):
     eps: _Real
 
@@ -406,24 +414,68 @@ def named_grads_of(named_parameters: Any, *, attr: str = "grad") -> dict[str, An
 def names_of(grads: _Array | _Containers) -> list[str]: ...
 @overload
 def per_tensor_norms(
-    grads: _Host, norm_type: _Order = 2.0, *, out: _Array | None = None
+    grads: _Tree[_Host] | _Flat[_Host | None],
+    norm_type: _Order = 2.0,
+    *,
+    flat: Literal[True],
+    **options: Unpack[_EachNorm],
 ) -> _Float64: ...
 @overload
 def per_tensor_norms(
-    grads: Mapping[_K, _Host], norm_type: _Order = 2.0, *, out: _Array | None = None
+    grads: _Tree[_A] | _Flat[_A | None],
+    norm_type: _Order = 2.0,
+    *,
+    flat: Literal[True],
+    **options: Unpack[_EachNorm],
+) -> _A: ...
+@overload
+def per_tensor_norms(
+    grads: _Host,
+    norm_type: _Order = 2.0,
+    *,
+    flat: Literal[False] = False,
+    **options: Unpack[_EachNorm],
+) -> _Float64: ...
+@overload
+def per_tensor_norms(
+    grads: Mapping[_K, _Host],
+    norm_type: _Order = 2.0,
+    *,
+    flat: Literal[False] = False,
+    **options: Unpack[_EachNorm],
 ) -> dict[_K, _Float64]: ...
 @overload
 def per_tensor_norms(
-    grads: list[_H] | Iterator[_H], norm_type: _Order = 2.0, *, out: _Array | None = None
+    grads: list[_H] | Iterator[_H],
+    norm_type: _Order = 2.0,
+    *,
+    flat: Literal[False] = False,
+    **options: Unpack[_EachNorm],
 ) -> list[_Float64]: ...
 @overload
 def per_tensor_norms(
-    grads: Iterator[_A], norm_type: _Order = 2.0, *, out: _Array | None = None
+    grads: Iterator[_A],
+    norm_type: _Order = 2.0,
+    *,
+    flat: Literal[False] = False,
+    **options: Unpack[_EachNorm],
 ) -> list[_A]: ...
 @overload
-def per_tensor_norms(grads: _A, norm_type: _Order = 2.0, *, out: _Array | None = None) -> _A: ...
+def per_tensor_norms(
+    grads: _A,
+    norm_type: _Order = 2.0,
+    *,
+    flat: Literal[False] = False,
+    **options: Unpack[_EachNorm],
+) -> _A: ...
 @overload
-def per_tensor_norms(grads: _C, norm_type: _Order = 2.0, *, out: _Array | None = None) -> _C: ...
+def per_tensor_norms(
+    grads: _C,
+    norm_type: _Order = 2.0,
+    *,
+    flat: Literal[False] = False,
+    **options: Unpack[_EachNorm],
+) -> _C: ...
 def warmup(arrays: _Array | _Containers, *operations: Callable[..., Any]) -> int: ...
 
 # --- accumulation ----------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import numpy as np
 from gradkit._arrays import is_array
 from gradkit._backend import Array, Spec
 from gradkit._calls import checks
+from gradkit._calls.lists import AccumulateGrad, AccumulateGrads, AccumulateGradV2, ZeroGrad
 from gradkit._dtypes import FLOATS, float_of
 from gradkit._open import memory, trees
 from gradkit._open.call import Call
@@ -82,7 +83,10 @@ def accumulate_grad(
     call = _opened(buffer, grad, casting, "compute buffer + grad")
     flag = _flag(call, do_update, "do_update")
     with call.on_stream():
-        call.backend.accumulate_grad(call.arrays.buffer, call.arrays.grad, flag, factor)
+        into, addend = call.arrays
+        call.backend.accumulate_grad(
+            AccumulateGrad(buffer=into, grad=addend, do_update=flag, scale=factor)
+        )
     call.framework.wrote([buffer])
     return buffer
 
@@ -135,7 +139,8 @@ def accumulate_grad_v2(
     call = _opened(buffer, grad, casting, instead)
     flag = _flag(call, overwrite, "overwrite")
     with call.on_stream():
-        call.backend.accumulate_grad_v2(call.arrays.buffer, call.arrays.grad, flag)
+        into, addend = call.arrays
+        call.backend.accumulate_grad_v2(AccumulateGradV2(buffer=into, grad=addend, overwrite=flag))
     call.framework.wrote([buffer])
     return True, buffer
 
@@ -220,8 +225,16 @@ def accumulate_grads(
                 given.refuse_shards("take the norm with grad_norm and a group")
             apart = zip(added.names(), added.views, strict=True)
             norm = into.outputs(norm_out, (_NORM,), apart=apart, label="norm_out")
-        view = None if norm is None else norm.views[0]
-        into.backend.accumulate_grads(into.views, added.views, update, fresh, factor, view)
+        into.backend.accumulate_grads(
+            AccumulateGrads(
+                buffers=into.views,
+                grads=added.views,
+                do_update=update,
+                overwrite=fresh,
+                scale=factor,
+                norm=None if norm is None else norm.views[0],
+            )
+        )
         if norm is not None:
             norm.results()  # tells the library that it was written
     into.wrote()
@@ -264,7 +277,7 @@ def zero_grad(grads: Any) -> Any:
     instead = "make new zeros (zeros_like)"
     group = Gradients(grads, write=True, instead=instead, several=True)
     with group.on_stream():
-        group.backend.zero_grad(group.views)
+        group.backend.zero_grad(ZeroGrad(grads=group.views))
     group.wrote()
     return group.returned(grads)
 
@@ -341,9 +354,9 @@ def _check_lists(buffers: Gradients, grads: Gradients) -> None:
             checks.shape(addend, into.shape, grads.name(k), meaning)
     backend = buffers.backend
     for k, other in memory.meetings(backend, buffers.views, grads.views):
-        into, addend = buffers.views[k], grads.views[other]
-        own = k == other and memory.same_elements(backend, into, addend)
-        if not own and memory.overlap(backend, into, addend):
+        pair = buffers.views[k], grads.views[other]
+        own = k == other and memory.same_elements(backend, *pair)
+        if not own and memory.overlap(backend, *pair):
             raise ValueError(f"{grads.name(other)} overlaps {buffers.name(k)}; pass a copy")
 
 

@@ -51,14 +51,10 @@ from gradkit._calls.channels import (
     CombineStats,
     UpdateRunningStatistics,
 )
-from gradkit._open.batch_of_ranks import (
-    forward_over_ranks,
-    gradient_over_ranks,
-    run_over_ranks,
-)
 from gradkit._open.dispatch import run
 from gradkit._open.foreign import answers
-from gradkit.distributed import Group
+from gradkit._ranks.batches import forward_over_ranks, gradient_over_ranks, run_over_ranks
+from gradkit._ranks.groups import Group
 
 __all__ = [
     "batch_norm",

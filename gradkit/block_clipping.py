@@ -14,9 +14,11 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from gradkit._arrays import is_array
-from gradkit._backend import Array, Axes, Number, Shape, Spec
+from gradkit._backend import Array, Axes, Shape, Spec
 from gradkit._calls import checks
 from gradkit._calls.backend import runs
+from gradkit._calls.lists import ClipUnits, UnitNorms
+from gradkit._calls.roles import Norm, Number
 from gradkit._open import trees
 from gradkit._open.clipping import (
     NonFinite,
@@ -410,12 +412,14 @@ def _params(group: Gradients, params: Any) -> Named:
     return held
 
 
-def _param_norms(group: Gradients, held: Named, units: _Units) -> Array:
+def _param_norms(group: Gradients, held: Named, units: _Units) -> Norm:
     """The norm of each unit of the parameters."""
     norms = group.backend.empty((sum(map(math.prod, units.shapes)),), _FLOAT64)
     views = [view for _, view in held]
-    group.backend.unit_norms(views, 2.0, units.axes, norms, mean=False)
-    return norms
+    group.backend.unit_norms(
+        UnitNorms(grads=views, norm_type=2.0, axes=units.axes, mean=False, norms=norms)
+    )
+    return Norm(norms)
 
 
 def _clip(
@@ -425,24 +429,30 @@ def _clip(
     limit: Number,
     norms: Outputs,
     outs: Any,
-    sizes: Array = None,
+    sizes: Norm | None = None,
 ) -> None:
     """Write the norms and the clipped gradients; nothing if an error is raised."""
     backend, wanted = group.backend, norms.views[0]
     own = backend.empty(wanted.shape, _FLOAT64)
-    backend.unit_norms(group.views, rule.order, units.axes, own, mean=rule.mean)
+    backend.unit_norms(
+        UnitNorms(
+            grads=group.views, norm_type=rule.order, axes=units.axes, mean=rule.mean, norms=own
+        )
+    )
     if rule.policy == "raise":
         raise_if_nonfinite(group, own)
     backend.clip_units(
-        group.views,
-        own,
-        limit,
-        rule.eps,
-        units.axes,
-        outs,
-        param_norms=sizes,
-        least=rule.least,
-        zero_nonfinite=rule.policy == "zero",
+        ClipUnits(
+            grads=group.views,
+            norms=own,
+            max_norm=limit,
+            eps=rule.eps,
+            axes=units.axes,
+            zero_nonfinite=rule.policy == "zero",
+            outs=outs,
+            param_norms=sizes,
+            least=rule.least,
+        )
     )
     wanted[...] = own
 

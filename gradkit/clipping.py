@@ -8,34 +8,45 @@ Dtypes (float16, bfloat16, float32, float64) may be mixed.
 Norms are float64 for every dtype. No intermediate overflows or underflows.
 """
 
-import math
-from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from gradkit._arrays import is_array
-from gradkit._backend import Array, Number, Shape, Spec
+from gradkit._backend import Array, Spec
 from gradkit._calls import checks
 from gradkit._calls.backend import runs
+from gradkit._calls.lists import ClipByNorm, ClipCoefficient, ClipGradValue, ScaleGrads
+from gradkit._calls.roles import Grads
 from gradkit._open.call import Call
 from gradkit._open.clipping import (
     NonFinite,
+    Rule,
     apart_from,
     limit_of,
     pair_of,
-    policy_of,
     raise_if_nonfinite,
+    rule_of,
+    scale_of,
     twins,
 )
-from gradkit._open.device_meeting import Factors
-from gradkit._open.foreign import answers, norm_comes
-from gradkit._open.given import refuse_write
+from gradkit._open.foreign import answers, deprecated, norm_comes
 from gradkit._open.gradients import Gradients
-from gradkit._open.meeting import Meeting
-from gradkit._open.outputs import Outputs
-from gradkit._open.total_norm import Ranks, Wanted, write_norm
-from gradkit.distributed import Group, Reduce
+from gradkit._ranks.collective import NOBODY, Collective
+from gradkit._ranks.device_norms import Factors
+from gradkit._ranks.groups import Group, Reduce
+from gradkit._ranks.norms import (
+    NORM,
+    RUN_BY_NORMS,
+    Asked,
+    Ranks,
+    Wanted,
+    beside,
+    flags_of,
+    norm_of,
+    take_norm,
+)
 
 __all__ = [
     "clip_by_global_norm",
@@ -48,27 +59,15 @@ __all__ = [
 ]
 
 _FLOAT64 = np.dtype(np.float64)
-_FOUND_INF = "found_inf"
 _CLIP = "clip_by_norm"
-# A norm over ranks runs more operations.
-_RUN_BY_NORMS = (
-    *("grad_norm", "norm_parts", "norm_shares", "norm_of_shares"),
-    *("rank_state", "join_ranks"),
-)
-
-
-def _spec(shape: Shape) -> Spec:
-    return Spec("the norm", shape, _FLOAT64)
-
-
-_NORM = _spec(())
+_GROUP = "pass group=, as a function of gradkit.distributed makes it"
 
 
 class _Norm(NamedTuple):
     norm: Array
 
 
-@runs(*_RUN_BY_NORMS)
+@runs(*RUN_BY_NORMS)
 @answers
 def grad_norm(
     grads: Any,
@@ -101,7 +100,7 @@ def grad_norm(
         one that is not finite gives a norm that is not finite. One in host memory is a number,
         whatever its library.
     per_tensor : bool
-        Return one norm per gradient instead: a 1-D array in the order of the gradients.
+        Deprecated: use :func:`per_tensor_norms`, whose ``flat=True`` is this.
     nonfinite : {"propagate", "raise", "zero"}
         What happens if the norm is NaN or infinite. "propagate" and "zero": the norm is
         returned. "raise": an error that names the gradients; it has to wait for the device.
@@ -113,13 +112,13 @@ def grad_norm(
         Of how many ranks of the group each gradient is a copy, so that it counts once. A dict or
         list need only go as deep as numbers differ.
     reduce : callable, optional
-        In place of ``group``; see :class:`gradkit.distributed.Reduce`.
+        Deprecated: use ``group``. See :class:`gradkit.distributed.Reduce`.
     found_inf : bool or floating-point array, optional
         **Written:** whether an element of a gradient is NaN or infinite, on any rank, as loss
         scalers ask. The norm of finite gradients may overflow, at the latest in JAX's float32.
-        0-d or of one element, or one element per gradient if ``per_tensor``.
+        0-d or of one element.
     out : float64 array, optional
-        Where the norm is written: 0-d, or one element per gradient if ``per_tensor``.
+        Where the norm is written: 0-d.
 
     Returns
     -------
@@ -151,25 +150,20 @@ def grad_norm(
     array(5.)
     >>> gradkit.grad_norm(grads, norm_type=np.inf)
     array(4.)
-    >>> gradkit.grad_norm(grads, per_tensor=True)
-    array([3., 4.])
     """
-    with Meeting(group) as meeting:
-        ranks = Ranks.of(meeting, reduce, replicas)
-        order, each = checks.norm_order(norm_type), checks.flag(per_tensor, "per_tensor")
-        policy = policy_of(nonfinite)
-        beside = _beside(meeting, out, found_inf)
-        held = Gradients(grads, write=False, beside=beside, several=True)
-        spec = _spec((len(held.arrays),)) if each else _NORM
-        with held.on_stream():
-            wanted = Wanted("grad_norm", order, policy, _scale(held, scale), each)
-            flags = _flags(held, found_inf, spec.shape)
-            norm = held.outputs(out, (spec,), apart=_named(flags))
-            _write_norm(held, wanted, ranks, norm, flags)
-            return norm.results()[0]
+    with NOBODY if group is None else Collective(group) as collective:
+        ranks = Ranks(collective, reduce, replicas)
+        if reduce is not None:
+            deprecated("reduce", _GROUP)
+        each = checks.flag(per_tensor, "per_tensor")
+        if each:
+            deprecated("per_tensor", "use per_tensor_norms, with flat=True for one array")
+        rule = rule_of(norm_type, 0.0, nonfinite)
+        asked = Asked("grad_norm", rule, scale, each)
+        return norm_of(grads, asked, ranks, found_inf, out)[1]
 
 
-@runs(*_RUN_BY_NORMS, _CLIP)
+@runs(*RUN_BY_NORMS, _CLIP)
 @answers
 def clip_grad_norm(
     grads: Any,
@@ -223,7 +217,7 @@ def clip_grad_norm(
         Of how many ranks of the group each gradient is a copy, so that it counts once. A dict or
         list need only go as deep as numbers differ.
     reduce : callable, optional
-        In place of ``group``; see :class:`gradkit.distributed.Reduce`.
+        Deprecated: use ``group``. See :class:`gradkit.distributed.Reduce`.
     found_inf : 0-d or 1-element bool or floating-point array, optional
         **Written**, as by :func:`grad_norm`.
     out : 0-d float64 array, optional
@@ -260,24 +254,26 @@ def clip_grad_norm(
     >>> grads
     [array([0.6, 0. ]), array([0.8])]
     """
-    with Meeting(group) as meeting:
-        ranks = Ranks.of(meeting, reduce, replicas)
-        order, floor, policy = _clip_arguments(norm_type, eps, nonfinite)
+    with NOBODY if group is None else Collective(group) as collective:
+        ranks = Ranks(collective, reduce, replicas)
+        if reduce is not None:
+            deprecated("reduce", _GROUP)
+        rule = rule_of(norm_type, eps, nonfinite)
         instead = "use clip_by_global_norm, which returns new gradients"
-        beside = _beside(meeting, out, found_inf)
-        held = Gradients(grads, write=True, instead=instead, beside=beside, several=True)
+        near = partial(beside, ranks, out, found_inf)
+        held = Gradients(grads, write=True, instead=instead, beside=near, several=True)
         with held.on_stream():
-            limit = limit_of(held, max_norm, "max_norm")
-            wanted = Wanted("clip_grad_norm", order, policy, _scale(held, scale), then=_CLIP)
-            flags = _flags(held, found_inf, ())
-            norm = held.outputs(out, (_NORM,), apart=_named(flags))
-            factors = _write_norm(held, wanted, ranks, norm, flags, limit)
-            _clip(held, factors, held.views, floor, policy)
+            limit, by = limit_of(held, max_norm, "max_norm"), scale_of(held, scale)
+            wanted = Wanted("clip_grad_norm", rule.order, rule.policy, by, then=_CLIP)
+            flags = None if found_inf is None else flags_of(held, found_inf, ())
+            norm = held.outputs(out, (NORM,), apart=flags.named() if flags else ())
+            factors = take_norm(held, wanted, ranks, norm, flags, limit=limit)
+            _clip(held, factors, held.views, rule)
             held.wrote()
             return norm.results()[0]
 
 
-@runs(*_RUN_BY_NORMS, _CLIP)
+@runs(*RUN_BY_NORMS, _CLIP)
 @answers
 def clip_by_global_norm(
     grads: Any,
@@ -332,21 +328,23 @@ def clip_by_global_norm(
     >>> grads["b"]
     array([4.])
     """
-    with Meeting(group) as meeting:
-        ranks = Ranks.of(meeting, reduce, replicas)
-        order, floor, policy = _clip_arguments(norm_type, eps, nonfinite)
+    with NOBODY if group is None else Collective(group) as collective:
+        ranks = Ranks(collective, reduce, replicas)
+        if reduce is not None:
+            deprecated("reduce", _GROUP)
+        rule = rule_of(norm_type, eps, nonfinite)
         clipped_out, norm_out = pair_of(out, "norm")
-        beside = _beside(meeting, norm_out, found_inf)
-        held = Gradients(grads, write=False, beside=beside, several=True)
+        near = partial(beside, ranks, norm_out, found_inf)
+        held = Gradients(grads, write=False, beside=near, several=True)
         with held.on_stream():
-            limit = limit_of(held, max_norm, "max_norm")
-            by = _scale(held, scale)
-            wanted = Wanted("clip_by_global_norm", order, policy, by, then=_CLIP)
-            flags = _flags(held, found_inf, ())
-            clipped = twins(held, clipped_out, apart=_named(flags))
-            norm = held.outputs(norm_out, (_NORM,), apart=[*apart_from(clipped), *_named(flags)])
-            factors = _write_norm(held, wanted, ranks, norm, flags, limit)
-            _clip(held, factors, clipped.views, floor, policy)
+            limit, by = limit_of(held, max_norm, "max_norm"), scale_of(held, scale)
+            wanted = Wanted("clip_by_global_norm", rule.order, rule.policy, by, then=_CLIP)
+            flags = None if found_inf is None else flags_of(held, found_inf, ())
+            apart = flags.named() if flags else []
+            clipped = twins(held, clipped_out, apart=apart)
+            norm = held.outputs(norm_out, (NORM,), apart=[*apart_from(clipped), *apart])
+            factors = take_norm(held, wanted, ranks, norm, flags, limit=limit)
+            _clip(held, factors, clipped.views, rule)
             results = clipped.results()
             tree = held.rebuilt(results) if clipped_out is None else clipped_out
             return tree, norm.results()[0]
@@ -394,7 +392,9 @@ def clip_coefficient(norm: Any, max_norm: Any, *, eps: float = 1e-6, out: Any = 
         limit = limit_of(call, max_norm, "max_norm")
         coefficient = call.outputs(out, (Spec("the coefficient", given.norm.shape, _FLOAT64),))
         norms = call.backend.as_float64(given.norm)
-        call.backend.clip_coefficient(norms, limit, floor, coefficient.views[0])
+        call.backend.clip_coefficient(
+            ClipCoefficient(norm=norms, max_norm=limit, eps=floor, coefficient=coefficient.views[0])
+        )
         return coefficient.results()[0]
 
 
@@ -452,22 +452,21 @@ def clip_grads_with_norm(
     >>> gradkit.clip_grads_with_norm(encoder, norm, max_norm=1.0)
     [array([0.6, 0. ])]
     """
-    floor = checks.epsilon(eps)
-    policy = policy_of(nonfinite)
+    rule = rule_of(2.0, eps, nonfinite)
     instead = "use clip_coefficient, and multiply each gradient by it"
     held = Gradients(grads, write=True, instead=instead, several=True)
     with held.on_stream():
-        limit, by = limit_of(held, max_norm, "max_norm"), _scale(held, scale)
+        limit, by = limit_of(held, max_norm, "max_norm"), scale_of(held, scale)
         known = held.number(norm, "norm")
         if isinstance(known, float):
             if known < 0:
                 raise ValueError(f"norm must be at least 0, not {known}")
             known = held.backend.scalar(np.float64(known))
-        if policy == "raise":
+        if rule.policy == "raise":
             raise_if_nonfinite(held, known)
             if not isinstance(by, float):
                 raise_if_nonfinite(held, by)
-        _clip(held, Factors(known, limit, by), held.views, floor, policy)
+        _clip(held, Factors(known, limit, by), held.views, rule)
     held.wrote()
     return held.returned(grads)
 
@@ -505,7 +504,7 @@ def scale_grads(grads: Any, coefficient: Any) -> Any:
     held = Gradients(grads, write=True, instead=instead, several=True)
     with held.on_stream():
         factor = held.number(coefficient, "coefficient")
-        held.backend.scale_grads(held.views, factor, held.views)
+        held.backend.scale_grads(ScaleGrads(grads=held.views, coefficient=factor, outs=held.views))
     held.wrote()
     return held.returned(grads)
 
@@ -546,72 +545,22 @@ def clip_grad_value(grads: Any, clip_value: float) -> Any:
     instead = "use its own clip(g, -clip_value, clip_value) for each gradient g"
     held = Gradients(grads, write=True, instead=instead, several=True)
     with held.on_stream():
-        held.backend.clip_grad_value(held.views, limit, held.views)
+        held.backend.clip_grad_value(
+            ClipGradValue(grads=held.views, clip_value=limit, outs=held.views)
+        )
     held.wrote()
     return held.returned(grads)
 
 
-def _clip_arguments(norm_type: float, eps: float, nonfinite: str) -> tuple[float, float, str]:
-    return (
-        checks.norm_order(norm_type),
-        checks.epsilon(eps),
-        policy_of(nonfinite),
-    )
-
-
-def _scale(held: Gradients, scale: Any) -> Number:
-    factor = held.number(scale, "scale")
-    return checks.finite(factor, "scale") if isinstance(factor, float) else factor
-
-
-def _flags(held: Gradients, found_inf: Any, shape: Shape) -> Outputs | None:
-    """Where it is written whether elements are NaN or infinite, if anywhere."""
-    if found_inf is None:
-        return None
-    refuse_write(held.framework, _FOUND_INF, "test whether grad_norm(grads, inf) is finite")
-    view = held.view(found_inf, _FOUND_INF)
-    if view.dtype != bool:
-        checks.floating(view, _FOUND_INF)
-    wanted = view.shape if shape == () and view.shape == (1,) else shape
-    return held.outputs(found_inf, (Spec("the norm", wanted, view.dtype),), label=_FOUND_INF)
-
-
-def _beside(meeting: Meeting, out: Any, found_inf: Any) -> dict[str, Any]:
-    """What says of which library an empty list of gradients is, and where."""
-    return {"group.faults": meeting.beside, "out": out, "found_inf": found_inf}
-
-
-def _named(flags: Outputs | None) -> list[tuple[str, Array]]:
-    return [] if flags is None else [(_FOUND_INF, flags.views[0])]
-
-
-def _write_norm(
-    held: Gradients,
-    wanted: Wanted,
-    ranks: Ranks,
-    norm: Outputs,
-    flags: Outputs | None,
-    limit: Number = math.inf,
-) -> Factors:
-    """Write the norm, over all ranks if there are several, and the flags."""
-    found = None
-    if flags is not None:
-        found = held.backend.empty(norm.views[0].shape, _FLOAT64)
-        if ranks.meeting.on_device:  # which may find that nothing is to be written
-            found[...] = flags.views[0].reshape(found.shape)
-    view, fresh = norm.views[0], norm.fresh
-    factors = write_norm(held, wanted, ranks, view, found, limit=limit, fresh=fresh)
-    if flags is not None:
-        flags.views[0][...] = found
-        flags.results()  # tells the library that they were written
-    return factors
-
-
-def _clip(
-    held: Gradients, factors: Factors, outs: Sequence[Array], floor: float, policy: str
-) -> None:
-    norm, limit, scale = factors
-    zero = policy == "zero"
+def _clip(held: Gradients, factors: Factors, outs: Grads, rule: Rule) -> None:
     held.backend.clip_by_norm(
-        held.views, norm, limit, floor, outs, scale=scale, zero_nonfinite=zero
+        ClipByNorm(
+            grads=held.views,
+            norm=factors.norm,
+            max_norm=factors.limit,
+            scale=factors.scale,
+            eps=rule.eps,
+            zero_nonfinite=rule.policy == "zero",
+            outs=outs,
+        )
     )

@@ -8,10 +8,15 @@ from collections.abc import Iterable
 from typing import Any
 
 from gradkit._arrays import is_array
+from gradkit._calls import checks
 from gradkit._calls.backend import runs
 from gradkit._open import trees
+from gradkit._open.clipping import NonFinite, rule_of
+from gradkit._open.foreign import answers
 from gradkit._open.given import known_framework
-from gradkit.clipping import grad_norm
+from gradkit._ranks.collective import NOBODY, Collective
+from gradkit._ranks.groups import Group
+from gradkit._ranks.norms import RUN_BY_NORMS, Asked, Ranks, norm_of
 
 __all__ = ["grads_of", "named_grads_of", "names_of", "per_tensor_norms"]
 
@@ -102,7 +107,7 @@ def named_grads_of(named_parameters: Any, *, attr: str = "grad") -> dict[str, An
 
 
 def names_of(grads: Any) -> list[str]:
-    """The name of each gradient, in the order of a norm's ``per_tensor=True``.
+    """The name of each gradient, in the order of ``per_tensor_norms(grads, flat=True)``.
 
     Parameters
     ----------
@@ -125,7 +130,7 @@ def names_of(grads: Any) -> list[str]:
     --------
     >>> import numpy as np, gradkit
     >>> grads = {"w": np.array([3.0]), "unused": None, "layers": [np.array([4.0])]}
-    >>> norms = gradkit.grad_norm(grads, per_tensor=True)
+    >>> norms = gradkit.per_tensor_norms(grads, flat=True)
     >>> dict(zip(gradkit.names_of(grads), norms.tolist()))
     {'w': 3.0, 'layers.0': 4.0}
     """
@@ -139,8 +144,20 @@ def names_of(grads: Any) -> list[str]:
     return list(names)
 
 
-@runs("grad_norm")
-def per_tensor_norms(grads: Any, norm_type: float = 2.0, *, out: Any = None) -> Any:
+@runs(*RUN_BY_NORMS)
+@answers
+def per_tensor_norms(
+    grads: Any,
+    norm_type: float = 2.0,
+    *,
+    scale: Any = 1.0,
+    nonfinite: NonFinite = "propagate",
+    group: Group | None = None,
+    replicas: Any = 1,
+    found_inf: Any = None,
+    flat: bool = False,
+    out: Any = None,
+) -> Any:
     """The p-norm of each gradient, in the caller's own structure: for logging.
 
     Nothing waits for a device until a norm is looked at, by ``float()`` for example.
@@ -149,8 +166,18 @@ def per_tensor_norms(grads: Any, norm_type: float = 2.0, *, out: Any = None) -> 
     ----------
     grads : array, or iterable or nested dict/list/tuple of arrays
         float16, bfloat16, float32 or float64, of any shape; dtypes may be mixed. Never written.
+        They may lie on several devices, as in :func:`grad_norm`.
     norm_type : float
         p: any real number above 0, or infinity.
+    scale, nonfinite
+        As in :func:`grad_norm`, about the norm of each gradient.
+    group, replicas
+        As in :func:`grad_norm`: each norm is that of one gradient on all ranks, which have
+        gradients of the same names.
+    found_inf : bool or floating-point array of one element per gradient, optional
+        **Written:** whether an element of that gradient is NaN or infinite, on any rank.
+    flat : bool
+        Return one 1-D array, in the order of :func:`names_of`: one copy from a GPU.
     out : float64 array of one element per gradient, optional
         Where the norms are written; what is returned are its elements.
 
@@ -162,9 +189,11 @@ def per_tensor_norms(grads: Any, norm_type: float = 2.0, *, out: Any = None) -> 
     Raises
     ------
     TypeError
-        A leaf is not a floating-point array; arrays are of two frameworks.
+        A leaf is not a floating-point array; arrays are of two frameworks; ``flat`` is not a bool.
     ValueError
-        ``norm_type`` is NaN or not above 0.
+        ``norm_type`` is NaN or not above 0; ``scale`` is a NaN or infinite number.
+    NonFiniteNormError
+        A norm is not finite and ``nonfinite="raise"``; names the gradients.
 
     Examples
     --------
@@ -172,10 +201,15 @@ def per_tensor_norms(grads: Any, norm_type: float = 2.0, *, out: Any = None) -> 
     >>> grads = {"w": np.array([3.0, 4.0]), "unused": None, "b": [np.array([2.0])]}
     >>> gradkit.per_tensor_norms(grads)
     {'w': array(5.), 'unused': None, 'b': [array(2.)]}
+    >>> gradkit.per_tensor_norms(grads, flat=True)
+    array([5., 2.])
     """
-    tree = trees.freeze(grads, is_array)
-    norms = grad_norm(tree, norm_type, per_tensor=True, out=out)
-    return trees.rebuild(tree, is_array, (norms[k, ...] for k in range(norms.shape[0])))
+    with NOBODY if group is None else Collective(group) as collective:
+        rule, whole = rule_of(norm_type, 0.0, nonfinite), checks.flag(flat, "flat")
+        asked = Asked("per_tensor_norms", rule, scale, True)
+        ranks = Ranks(collective, None, replicas)
+        held, norms = norm_of(grads, asked, ranks, found_inf, out)
+        return norms if whole else held.rebuilt(norms[k, ...] for k in range(norms.shape[0]))
 
 
 def _attribute(attr: Any) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 from gradkit._arrays import HOST, framework_of, is_array
 from gradkit._backend import Array, Spec
 from gradkit._calls import checks
+from gradkit._calls.lists import SpikeGuardUpdate
 from gradkit._open.call import Call
 from gradkit._open.given import is_scalar, known_framework, view_of
 
@@ -173,7 +174,18 @@ def spike_guard_update(
         outputs = call.outputs(out, (_STATE, _MAX_NORM), reuse=given.state)
         wide = call.backend.as_float64
         known, value = (a if a.dtype == _FLOAT64 else wide(a) for a in given)
-        call.backend.spike_guard_update(known, value, *rule, *outputs.views)
+        following, max_norm = outputs.views
+        call.backend.spike_guard_update(
+            SpikeGuardUpdate(
+                state=known,
+                norm=value,
+                decay=rule.decay,
+                threshold=rule.threshold,
+                warmup=rule.warmup,
+                following=following,
+                max_norm=max_norm,
+            )
+        )
         following, max_norm = outputs.results()
         return following, max_norm
 

@@ -28,7 +28,7 @@ struct Tensor {
 };
 
 // CAPACITY tensors in the parameter block; if CAPACITY is 0, any number in device memory.
-// `_cuda/launch/tensor_lists.py` has the same layout.
+// `_cuda/list_tables.py` has the same layout.
 struct TensorList {
     u32 chunk_bytes;       // a multiple of 16 below 2^31, so an int can count within a chunk
     u32 tensors, chunks, unused;

@@ -1,11 +1,13 @@
 """The arguments of one norm, drawn or made, and the checks of what comes back."""
 
 import math
+import warnings
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from hypothesis import strategies as st
 
+import gradkit
 from gradkit._open.dispatch import Opened, write
 from tests import oracles, tolerances
 from tests import strategies as draw_
@@ -57,6 +59,20 @@ def opened(kind, outs, engine=None, **given):
     call.__dict__.update(zip(call.result_names, outs, strict=True))
     call.engine = engine
     return call
+
+
+def on_purpose(call, *args, **options):
+    """A call with an argument that is deprecated, without the warning."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".* is deprecated", DeprecationWarning)
+        return call(*args, **options)
+
+
+def one_or_each(grads, order=2.0, *, each, **options):
+    """The norm of all gradients, or an array with that of each."""
+    if each:
+        return gradkit.per_tensor_norms(grads, order, flat=True, **options)
+    return gradkit.grad_norm(grads, order, **options)
 
 
 @dataclass(repr=False)

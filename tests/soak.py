@@ -23,7 +23,8 @@ import numpy as np
 
 import gradkit
 from gradkit import _arrays
-from gradkit._cuda.launch import kernels, tensor_lists
+from gradkit._cuda import list_tables
+from gradkit._cuda.launch import kernels
 from gradkit._numpy import scratch, sums
 from tests import strategies as draw_
 from tests.backends import BACKENDS
@@ -54,8 +55,8 @@ def sizes():
     found = {
         "traced": tracemalloc.get_traced_memory()[0],
         "resident": pages * os.sysconf("SC_PAGE_SIZE"),
-        "plans": len(tensor_lists._plans._kept),
-        "cuts": len(tensor_lists._cuts._kept),
+        "plans": len(list_tables._plans._kept),
+        "cuts": len(list_tables._cuts._kept),
         "scratch": len(scratch._spare),
         "kernels": len(kernels._kernels),
         "types": len(_arrays._BY_TYPE),
@@ -137,7 +138,7 @@ def _lists(backend, rng):
     }
     order = rng.choice((1, 2, 3.5, math.inf))
     gradkit.grad_norm(grads, order)
-    gradkit.grad_norm([*grads.values()], order, per_tensor=True)
+    gradkit.per_tensor_norms([*grads.values()], order, flat=True)
     gradkit.clip_grad_norm(grads, 1.0, order)
     gradkit.clip_by_global_norm((g for g in grads.values()), 0.5, order)
     gradkit.clip_grad_block_norm(grads, 0.5, order, axis=rng.choice((None, 0, 1)))

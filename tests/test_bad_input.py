@@ -31,6 +31,7 @@ def titles():
     ]
 
 
+@pytest.mark.filterwarnings("ignore:reduce is deprecated")
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("title", titles())
 def test_bad_input(backend, title):

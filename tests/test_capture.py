@@ -92,7 +92,7 @@ IMAGES = {"shape": (3, 5, 4, 4), "batch": True, "axis": 1}
 NORM = np.array([3.0, np.nan, 0.5])
 CALLS = {
     "grad_norm": lambda on, lay: gradkit.grad_norm(lists(on, lay)),
-    "norms": lambda on, lay: gradkit.grad_norm(lists(on, lay), 3, per_tensor=True),
+    "norms": lambda on, lay: gradkit.per_tensor_norms(lists(on, lay), 3, flat=True),
     "clip_grad_norm": lambda on, lay: gradkit.clip_grad_norm(lists(on, lay), 1.0),
     "a norm over devices": lambda on, lay: gradkit.grad_norm(lists(on, lay), group=Devices(on)),
     "a clip over devices": lambda on, lay: gradkit.clip_grad_norm(

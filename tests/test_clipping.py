@@ -60,7 +60,7 @@ def test_norm_of_any_list(backend, data, order):
 @given(data=st.data(), order=draw_.orders)
 def test_norm_of_each_tensor(backend, data, order):
     host, grads = draw_list(data, backend)
-    found = backend.asnumpy(gradkit.grad_norm(grads, order, per_tensor=True))
+    found = backend.asnumpy(gradkit.per_tensor_norms(grads, order, flat=True))
     assert found.shape == (len(grads),)
     for got, g in zip(found, host, strict=True):
         assert_norm(backend, got, [g], order)
@@ -78,9 +78,9 @@ def test_norms_of_many_small_tensors(backend, name, size):
         host[5] *= 1e-200
     grads = [backend.asarray(h) for h in host]
     several = [grads[0], backend.asarray(np.ones(7)), *grads[1:]]
-    found = np.delete(backend.asnumpy(gradkit.grad_norm(several, per_tensor=True)), 1)
+    found = np.delete(backend.asnumpy(gradkit.per_tensor_norms(several, flat=True)), 1)
     if backend.on_host:
-        alone = [gradkit.grad_norm([g], per_tensor=True) for g in grads]
+        alone = [gradkit.per_tensor_norms([g], flat=True) for g in grads]
         assert_same_bits(found, np.concatenate(alone))
     for got, h in zip(found, host, strict=True):
         assert_norm(backend, got, [h], 2)
@@ -273,7 +273,7 @@ def test_norm_into_out(backend):
     assert gradkit.grad_norm(grads, out=out) is out
     assert float(backend.asnumpy(out)) == 5.0
     out = backend.asarray(LAYOUTS["every third"](f(7.0, 7.0)))
-    assert gradkit.grad_norm(grads, per_tensor=True, out=out) is out
+    assert gradkit.per_tensor_norms(grads, flat=True, out=out) is out
     np.testing.assert_array_equal(backend.asnumpy(out), [3.0, 4.0])
 
 
@@ -461,7 +461,7 @@ class TestNonFinite:
             lambda: gradkit.clip_grad_norm(grads, INF, out=out, **options),
             lambda: gradkit.clip_by_global_norm(grads, 1.0, out=(twins, out), **options),
             lambda: gradkit.grad_norm(grads, out=out, **options),
-            lambda: gradkit.grad_norm(grads, per_tensor=True, out=each, **options),
+            lambda: gradkit.per_tensor_norms(grads, flat=True, out=each, **options),
         ):
             with pytest.raises(gradkit.NonFiniteNormError, match=r"grads\['w'\]\[0\]") as caught:
                 call()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import gradkit
 from gradkit import _numpy
+from gradkit._calls.lists import ClipByNorm, ClipCoefficient
 from tests import oracles, tolerances
 from tests import strategies as draw_
 from tests.tolerances import DTYPES, assert_same_bits, assert_ulps
@@ -139,7 +140,7 @@ def test_numbers_on_the_device_are_those_on_the_host(backend, name):
         results = []
         for put in (float, lambda value, dtype=dtype: on_device(backend, value, dtype)):
             grads = backend.asarray(draw_.values(100, name, 1))
-            each = gradkit.grad_norm(grads, per_tensor=True, scale=put(0.375))
+            each = gradkit.per_tensor_norms(grads, flat=True, scale=put(0.375))
             norm = gradkit.clip_grad_norm(grads, put(0.75), scale=put(-0.375), eps=0.0)
             gradkit.clip_grads_with_norm(grads, put(3), max_norm=put(1.5), scale=put(0.75))
             factor = gradkit.clip_coefficient(put(3), put(1.5))
@@ -182,7 +183,7 @@ def test_scales_that_bring_a_norm_back(backend, values, order, scale, norm, devi
     factor = on_device(backend, scale) if device else scale
     found = gradkit.grad_norm(grads, order, scale=factor)
     assert number(backend, found) == pytest.approx(norm, rel=1e-15, abs=0)
-    each = gradkit.grad_norm([grads], order, scale=factor, per_tensor=True)
+    each = gradkit.per_tensor_norms([grads], order, scale=factor, flat=True)
     assert float(backend.asnumpy(each)[0]) == pytest.approx(norm, rel=1e-15, abs=0)
 
 
@@ -258,10 +259,14 @@ def test_a_limit_on_the_device(backend, limit, factor):
 def test_a_negative_limit_that_only_the_backend_sees():
     """As one in a tensor of another library, on the host."""
     out, norm, limit = np.array(7.0), np.array(5.0), np.array(-1.0)
-    _numpy.clip_coefficient(norm, limit, 0.0, out)
+    _numpy.clip_coefficient(ClipCoefficient(norm=norm, max_norm=limit, eps=0.0, coefficient=out))
     assert math.isnan(out)
     grads = [f(3.0, -4.0)]
-    _numpy.clip_by_norm(grads, norm, limit, 0.0, grads, zero_nonfinite=False)
+    _numpy.clip_by_norm(
+        ClipByNorm(
+            grads=grads, norm=norm, max_norm=limit, eps=0.0, outs=grads, zero_nonfinite=False
+        )
+    )
     assert np.isnan(grads[0]).all()
 
 
@@ -269,7 +274,15 @@ def test_an_infinite_scale_that_only_the_backend_sees():
     """The norm is infinite then, and finite gradients become 0."""
     grads = [f(3.0, -4.0)]
     _numpy.clip_by_norm(
-        grads, np.array(INF), 1.0, 0.0, grads, scale=np.array(INF), zero_nonfinite=False
+        ClipByNorm(
+            grads=grads,
+            norm=np.array(INF),
+            max_norm=1.0,
+            eps=0.0,
+            outs=grads,
+            scale=np.array(INF),
+            zero_nonfinite=False,
+        )
     )
     assert grads[0].tolist() == [0.0, 0.0]
 
@@ -303,7 +316,7 @@ def test_found_inf_of_each_gradient(backend):
     grads = [backend.asarray(f(*v)) for v in ([1.0], [NAN, 1.0], [1e308] * 20, [-INF])]
     for order in (1, 2, 3, INF):
         found = backend.asarray(np.full(4, 7.0, np.float32))
-        gradkit.grad_norm(grads, order, per_tensor=True, found_inf=found)
+        gradkit.per_tensor_norms(grads, order, flat=True, found_inf=found)
         np.testing.assert_array_equal(backend.asnumpy(found), [0, 1, 0, 1])
 
 
@@ -313,6 +326,7 @@ def test_found_inf_of_nothing(backend):
     assert not backend.asnumpy(found)
 
 
+@pytest.mark.filterwarnings("ignore:reduce is deprecated")
 def test_found_inf_on_any_rank(backend):
     """The flag of all ranks is the largest; the norm's own two messages come first."""
     seen = []

@@ -12,13 +12,17 @@ import pytest
 
 import gradkit
 from gradkit import _numpy
-from gradkit._calls.backend import OPERATIONS, Operations, Services, names_in, operations_of
+from gradkit._calls.backend import OPERATIONS, Services, names_in, operations_of
+from gradkit._calls.channels import ChannelOperations
+from gradkit._calls.lists import ListOperations
+from gradkit._calls.rows import RowOperations
 from gradkit._cuda import CudaBackend
 from tests.devices.emulated import DeviceArray, emulated_backend, on_device
 from tests.test_dispatch import calls
 
 PACKAGE = Path(gradkit.__file__).parent
-FUNCTIONS = [(contract, name) for contract in (Services, Operations) for name in names_in(contract)]
+CONTRACTS = (Services, ChannelOperations, ListOperations, RowOperations)
+FUNCTIONS = [(contract, name) for contract in CONTRACTS for name in names_in(contract)]
 
 
 def parameters(function):
@@ -62,10 +66,10 @@ def calls_of(method):
 def test_read_is_the_only_door_from_device_to_host():
     """Who calls it, and that nobody uses one of CuPy's other doors."""
     readers = {
-        "_open/batch_of_ranks.py",
         "_open/clipping.py",
-        "_open/meeting.py",  # for callers who wait
-        "_open/total_norm.py",
+        "_ranks/batches.py",
+        "_ranks/collective.py",  # for callers who wait
+        "_ranks/norms.py",
         "_ranks/device.py",  # in `check`
         "spikes.py",
         "_cuda/cudnn/search.py",
@@ -112,7 +116,7 @@ def test_raising_reads_two_arrays_whatever_the_list(monkeypatch):
     monkeypatch.setattr(
         CudaBackend, "read", lambda self, array: reads.append(array.shape) or read(self, array)
     )
-    gradkit.grad_norm(grads[:1] * 3, nonfinite="raise", per_tensor=True)
+    gradkit.per_tensor_norms(grads[:1] * 3, nonfinite="raise", flat=True)
     assert reads == [(3,)]
     with pytest.raises(gradkit.NonFiniteNormError, match=r"grads\[1\]"):
         gradkit.grad_norm(grads, nonfinite="raise")

@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from gradkit._calls.lists import AccumulateGrad, GradNorm, ScaleGrads
 from gradkit._cuda import CudaBackend
 from tests import oracles, tolerances
 from tests.backends import KernelDevice, kernel_mark
@@ -41,7 +42,7 @@ def device():
 
 def scaled(device, host, factor):
     grad, out = device.xp.asarray(host), device.xp.empty(host.shape, host.dtype)
-    CudaBackend(device).scale_grads([grad], factor, [out])
+    CudaBackend(device).scale_grads(ScaleGrads(grads=[grad], coefficient=factor, outs=[out]))
     return np.array(out)
 
 
@@ -138,7 +139,9 @@ def test_sums_of_all_16_bit_numbers(device, name, grad):
         added = (half * shares).astype(DTYPES[grad])
         expected = _rounded(buffer.astype(np.float64) + added.astype(np.float64), buffer.dtype)
     ours, theirs = device.xp.asarray(buffer), device.xp.asarray(added)
-    CudaBackend(device).accumulate_grad(ours, theirs, True, None)
+    CudaBackend(device).accumulate_grad(
+        AccumulateGrad(buffer=ours, grad=theirs, do_update=True, scale=None)
+    )
     assert_same_numbers(np.array(ours), expected)
 
 
@@ -166,7 +169,9 @@ def test_scaled_sums(device, name, grad, factor):
         )
         expected = _rounded(buffer.astype(np.float64) + term, buffer.dtype)
     ours, theirs = device.xp.asarray(buffer), device.xp.asarray(added)
-    CudaBackend(device).accumulate_grad(ours, theirs, True, factor)
+    CudaBackend(device).accumulate_grad(
+        AccumulateGrad(buffer=ours, grad=theirs, do_update=True, scale=factor)
+    )
     assert_same_numbers(np.array(ours), expected)
 
 
@@ -184,7 +189,9 @@ def test_scaled_sums_beside_a_tie(device, name, grad, distance):
         factor = unit * (5 + (1 + side * distance) / 2)
         ours = device.xp.asarray(np.concatenate([buffer, -buffer]))
         added = np.repeat([1, -1], buffer.size).astype(DTYPES[grad])
-        CudaBackend(device).accumulate_grad(ours, device.xp.asarray(added), True, factor)
+        CudaBackend(device).accumulate_grad(
+            AccumulateGrad(buffer=ours, grad=device.xp.asarray(added), do_update=True, scale=factor)
+        )
         exact = buffer.astype(np.float64) + factor
         expected = _rounded(np.concatenate([exact, -exact]), buffer.dtype)
         tolerances.assert_same_bits(np.array(ours), expected)
@@ -195,7 +202,7 @@ def test_scaled_sums_beside_a_tie(device, name, grad, distance):
 
 def norm_of(device, host, p):
     out = device.xp.empty((), np.float64)
-    CudaBackend(device).grad_norm([device.xp.asarray(host)], p, out)
+    CudaBackend(device).grad_norm(GradNorm(grads=[device.xp.asarray(host)], norm_type=p, norm=out))
     return float(out)
 
 

@@ -8,6 +8,7 @@ import re
 import numpy as np
 import pytest
 
+from gradkit._calls.lists import ZeroGrad
 from gradkit._cuda import CudaBackend
 from gradkit._cuda.launch.device import Device
 from gradkit._cuda.launch.kernels import LoadedKernel, kernel, options_of, source_of
@@ -51,7 +52,7 @@ def test_a_refused_launch_names_kernel_and_grid():
     with pytest.raises(
         KernelLaunchError, match=r"zero_grad on a grid of \(3,\) .*invalid argument"
     ):
-        CudaBackend(device).zero_grad([device.xp.zeros(10_000)])
+        CudaBackend(device).zero_grad(ZeroGrad(grads=[device.xp.zeros(10_000)]))
 
 
 def test_what_does_not_compile_is_named():

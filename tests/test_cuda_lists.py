@@ -15,14 +15,25 @@ from hypothesis import strategies as st
 
 import gradkit
 from gradkit._backend import Borrowed, Views
-from gradkit._cuda import CudaBackend
-from gradkit._cuda.block_clipping import joining_threads
-from gradkit._cuda.launch import tensor_lists
+from gradkit._calls.lists import (
+    AccumulateGrad,
+    AccumulateGrads,
+    AccumulateGradV2,
+    ClipByNorm,
+    ClipGradValue,
+    ClipUnits,
+    GradNorm,
+    ScaleGrads,
+    UnitNorms,
+    ZeroGrad,
+)
+from gradkit._cuda import CudaBackend, list_tables
 from gradkit._cuda.launch.device import scratch
 from gradkit._cuda.launch.kernels import kernels_in, options_of, source_of
 from gradkit._cuda.launch.strides import pair_of
-from gradkit._cuda.launch.tensor_lists import CAPACITY, DIMS, plan_of, run, start
 from gradkit._cuda.launch.warmup import combinations
+from gradkit._cuda.list_tables import CAPACITY, DIMS, plan_of, run, start
+from gradkit._cuda.list_units import joining_threads
 from gradkit._dtypes import FLOATS
 from gradkit.errors import NonFiniteNormError
 from testbed.emulator import EmulatorFault
@@ -33,6 +44,7 @@ from tests import strategies as draw_
 from tests.backends import KernelDevice, kernel_mark
 from tests.devices.emulated import on_device
 from tests.layouts import LAYOUTS
+from tests.problems import one_or_each
 from tests.tolerances import DTYPES, assert_same_bits
 
 pytestmark = kernel_mark
@@ -79,7 +91,7 @@ def put(device, hosts):
 def norm_of(device, grads, p=2.0, **options):
     shape = (len(grads),) if options else ()
     out = device.xp.empty(shape, np.float64)
-    CudaBackend(device).grad_norm(grads, p, out, **options)
+    CudaBackend(device).grad_norm(GradNorm(grads=grads, norm_type=p, norm=out, **options))
     return out
 
 
@@ -132,7 +144,7 @@ def test_strided_lists_to_the_last_dimension_that_fits(device, spare):
     grads += [rooms[-1][0, ::2]] * max(0, spare)
     for k, grad in enumerate(grads):
         grad[...] = k
-    CudaBackend(device).scale_grads(grads, 0.5, grads)
+    CudaBackend(device).scale_grads(ScaleGrads(grads=grads, coefficient=0.5, outs=grads))
     for k, (grad, room) in enumerate(zip(grads, rooms, strict=False)):
         np.testing.assert_array_equal(grad, np.full(grad.shape, k / 2))
         if k < tensors:
@@ -145,7 +157,11 @@ def test_a_list_is_uploaded_once_for_norm_and_scaling(device):
     backend = CudaBackend(device)
     for _ in range(3):
         norm = norm_of(device, grads)
-        backend.clip_by_norm(grads, norm, 0.5, 1e-6, grads, zero_nonfinite=False)
+        backend.clip_by_norm(
+            ClipByNorm(
+                grads=grads, norm=norm, max_norm=0.5, eps=1e-6, outs=grads, zero_nonfinite=False
+            )
+        )
     assert device.uploads == 1
     norm_of(device, grads[1:] + grads[:1])
     assert device.uploads == 2
@@ -166,7 +182,7 @@ def test_raise_copies_all_norms_to_the_host_at_once(device, monkeypatch, per_ten
     grads = [on_device(array, backend) for array in put(device, hosts)]
     expected = pytest.raises(NonFiniteNormError) if broken else nullcontext()
     with expected:
-        gradkit.grad_norm(grads, nonfinite="raise", per_tensor=per_tensor)
+        one_or_each(grads, nonfinite="raise", each=per_tensor)
     assert copied == [len(grads) if per_tensor else 1, len(grads)][:reads]
 
 
@@ -184,8 +200,8 @@ def test_the_same_properties_elsewhere_give_the_plan_of_a_new_list(device, count
         for _ in range(2):
             plans = plan_of(device, lists[0]), plan_of(device, *lists)
             found.append([content(table) for plan in plans for table in plan.tables])
-            tensor_lists._cuts._kept.clear()
-            tensor_lists._plans._kept.clear()
+            list_tables._cuts._kept.clear()
+            list_tables._plans._kept.clear()
         assert found[0] == found[1]
         plan_of(device, lists[1]), plan_of(device, *lists[::-1])  # the next turn's are kept
 
@@ -208,7 +224,7 @@ def test_a_launch_that_is_kept_is_the_one_that_is_asked_for(device):
         made = [table.launch(device, *where, **macros) for where, macros in asked]
         for (where, macros), launch in zip(asked, made, strict=True):
             blocks, threads, file, name = where
-            loaded = tensor_lists.kernel(device, file, name, CAPACITY=CAPACITY, **macros)
+            loaded = list_tables.kernel(device, file, name, CAPACITY=CAPACITY, **macros)
             assert launch == (loaded, (blocks,), (threads,), 0)
     for (where, macros), launch in zip(asked, made, strict=True):
         assert table.launch(device, *where, **macros) is launch
@@ -224,7 +240,7 @@ def test_a_launch_over_all_chunks_is_the_one_that_is_asked_for(device):
     ]
     for _ in range(2):
         for (file, name), macros in asked:
-            loaded = tensor_lists.kernel(device, file, name, CAPACITY=CAPACITY, **macros)
+            loaded = list_tables.kernel(device, file, name, CAPACITY=CAPACITY, **macros)
             launch = table.over_chunks(device, file, name, **macros)
             assert launch == (loaded, (table.blocks,), (256,), 0)
 
@@ -287,7 +303,7 @@ def test_no_two_files_have_a_kernel_of_one_name():
 
 
 def test_what_was_used_last_is_kept_longest():
-    used = tensor_lists._LastUsed(number=3, tensors=10)
+    used = list_tables._LastUsed(number=3, tensors=10)
     made = {name: SimpleNamespace(tensors=1) for name in "abcdef"} | {
         "large": SimpleNamespace(tensors=10)
     }
@@ -346,7 +362,11 @@ def test_ten_thousand_tensors_take_three_launches():
     norm = norm_of(device, grads)
     exact = math.sqrt(sum(int(h @ h) for h in hosts))
     assert abs(float(norm) / exact - 1) <= 2.0**-51
-    CudaBackend(device).clip_by_norm(grads, norm, exact / 2, 0.0, grads, zero_nonfinite=False)
+    CudaBackend(device).clip_by_norm(
+        ClipByNorm(
+            grads=grads, norm=norm, max_norm=exact / 2, eps=0.0, outs=grads, zero_nonfinite=False
+        )
+    )
     assert device.total_traffic.launches == 3
     for got, host in zip(grads, hosts, strict=True):
         np.testing.assert_array_equal(got, host / 2)
@@ -355,7 +375,7 @@ def test_ten_thousand_tensors_take_three_launches():
 @pytest.mark.parametrize("name", sorted(DTYPES))
 def test_chunks_of_many_batches(device, monkeypatch, name):
     """As lists of more than 64 MiB have them: a warp goes through one batch after another."""
-    monkeypatch.setattr(tensor_lists, "_MANY_CHUNKS", 1)
+    monkeypatch.setattr(list_tables, "_MANY_CHUNKS", 1)
     (grad,) = grads = put(device, [np.arange(1, 20_004).astype(DTYPES[name])])
     exact = grad.astype(np.float64)
     assert plan_of(device, grads).chunks == 1
@@ -364,9 +384,17 @@ def test_chunks_of_many_batches(device, monkeypatch, name):
         assert float(norm_of(device, grads, order)) == pytest.approx(expected, rel=1e-15)
     backend = CudaBackend(device)
     for change, expected in (
-        (lambda: backend.scale_grads(grads, 0.5, grads), exact / 2),
-        (lambda: backend.clip_grad_value(grads, 2048.0, grads), np.minimum(exact / 2, 2048)),
-        (lambda: backend.zero_grad(grads), exact * 0),
+        (
+            lambda: backend.scale_grads(ScaleGrads(grads=grads, coefficient=0.5, outs=grads)),
+            exact / 2,
+        ),
+        (
+            lambda: backend.clip_grad_value(
+                ClipGradValue(grads=grads, clip_value=2048.0, outs=grads)
+            ),
+            np.minimum(exact / 2, 2048),
+        ),
+        (lambda: backend.zero_grad(ZeroGrad(grads=grads)), exact * 0),
     ):
         change()
         np.testing.assert_array_equal(grad.astype(np.float64), expected)
@@ -378,9 +406,9 @@ def test_sums_that_wait_in_floats_do_not_overflow(device, monkeypatch, way, p):
     """Neither those of many turns of a lane, nor those of all lanes together."""
     if way.startswith("accumulated") and p == 1:
         pytest.skip("accumulates with the 2-norm only")
-    monkeypatch.setattr(tensor_lists, "_MANY_CHUNKS", 1)
+    monkeypatch.setattr(list_tables, "_MANY_CHUNKS", 1)
     # Arrays that are not aligned alike are added and normed in two launches, for the bits' sake.
-    monkeypatch.setattr(tensor_lists.Plan, "in_step", True)
+    monkeypatch.setattr(list_tables.Plan, "in_step", True)
     for size, exponent in ((1 << 9, 122.5), (1 << 16, 117.5), (1 << 20, 113.5)):
         if size > 1 << 16 and way in ("strided", "accumulated singly"):
             continue  # an element is a turn
@@ -391,7 +419,16 @@ def test_sums_that_wait_in_floats_do_not_overflow(device, monkeypatch, way, p):
         if way.startswith("accumulated"):
             (buffer,) = put(device, [np.zeros(size, np.float32)])
             norm = device.xp.empty((), np.float64)
-            CudaBackend(device).accumulate_grads([buffer], [grad], True, False, 1.0, norm)
+            CudaBackend(device).accumulate_grads(
+                AccumulateGrads(
+                    buffers=[buffer],
+                    grads=[grad],
+                    do_update=True,
+                    overwrite=False,
+                    scale=1.0,
+                    norm=norm,
+                )
+            )
         else:
             norm = norm_of(device, [grad], p)
         assert abs(float(norm) / (float(value) * size ** (1 / p)) - 1) <= 2.0**-40
@@ -402,12 +439,12 @@ def test_a_captured_stream_gets_the_list_in_parameters(device):
     hosts += [np.arange(24.0).reshape(2, 3, 4)[:, ::2, ::3] for _ in range(DIMS)]
     eager = put(device, hosts)
     expected = norm_of(device, eager), norm_of(device, eager, per_tensor=True)
-    CudaBackend(device).scale_grads(eager, 0.3, eager)
+    CudaBackend(device).scale_grads(ScaleGrads(grads=eager, coefficient=0.3, outs=eager))
     device.recording, device.uploads = True, 0
     grads = put(device, hosts)
     assert_same_bits(norm_of(device, grads), expected[0])
     assert_same_bits(norm_of(device, grads, per_tensor=True), expected[1])
-    CudaBackend(device).scale_grads(grads, 0.3, grads)
+    CudaBackend(device).scale_grads(ScaleGrads(grads=grads, coefficient=0.3, outs=grads))
     for got, wanted in zip(grads, eager, strict=True):
         assert_same_bits(got, wanted)
     assert device.uploads == 0
@@ -421,10 +458,10 @@ def test_a_captured_list_with_more_dimensions_than_a_launch_takes(device):
     eager = [device.xp.asarray(np.repeat(host, 2, axis=1))[:, ::2] for host in hosts]
     grads = [device.xp.asarray(np.repeat(host, 2, axis=1))[:, ::2] for host in hosts]
     expected = norm_of(device, eager, per_tensor=True)
-    CudaBackend(device).scale_grads(eager, 0.3, eager)
+    CudaBackend(device).scale_grads(ScaleGrads(grads=eager, coefficient=0.3, outs=eager))
     device.recording = True
     assert_same_bits(norm_of(device, grads, per_tensor=True), expected)
-    CudaBackend(device).scale_grads(grads, 0.3, grads)
+    CudaBackend(device).scale_grads(ScaleGrads(grads=grads, coefficient=0.3, outs=grads))
     for got, wanted in zip(grads, eager, strict=True):
         assert_same_bits(got, wanted)
 
@@ -534,13 +571,13 @@ def test_out_of_place_for_any_two_alignments(device, name, into, outof):
     grad = device.xp.asarray(host)[outof:]
     guard = device.xp.asarray(np.full(size + into + 3, -7.0, dtype))
     out = guard[into:-3]
-    CudaBackend(device).scale_grads([grad], 1 / 3, [out])
+    CudaBackend(device).scale_grads(ScaleGrads(grads=[grad], coefficient=1 / 3, outs=[out]))
     expected = (host[outof:].astype(np.float64) * (1 / 3)).astype(dtype)
     tolerances.assert_ulps(out, expected, 0)
     assert (guard[:into] == -7).all()
     assert (guard[-3:] == -7).all()
     np.testing.assert_array_equal(grad, host[outof:])
-    CudaBackend(device).scale_grads([grad], 1.0, [out])
+    CudaBackend(device).scale_grads(ScaleGrads(grads=[grad], coefficient=1.0, outs=[out]))
     assert_same_bits(out, host[outof:])
 
 
@@ -549,7 +586,9 @@ def test_products_are_rounded_once(device, name, tie):
     for sign in (1.0, -1.0):
         for beside, rounded in ((2.0**-40, 1 + 2 * tie), (0.0, 1.0), (-(2.0**-40), 1.0)):
             (grad,) = put(device, [np.full(40, sign).astype(DTYPES[name])])
-            CudaBackend(device).scale_grads([grad], 1 + tie + beside, [grad])
+            CudaBackend(device).scale_grads(
+                ScaleGrads(grads=[grad], coefficient=1 + tie + beside, outs=[grad])
+            )
             np.testing.assert_array_equal(grad.astype(float), np.full(40, sign * rounded))
 
 
@@ -564,11 +603,11 @@ def test_accumulates_every_pair_of_dtypes(device, into, addend, offset):
     before = hosts[0][offset:].astype(np.longdouble)
     term = hosts[1][offset:].astype(np.longdouble)
     backend = CudaBackend(device)
-    backend.accumulate_grad(buffer, grad, True, None)
+    backend.accumulate_grad(AccumulateGrad(buffer=buffer, grad=grad, do_update=True, scale=None))
     exact = (before + term).astype(np.float64)
     tolerances.assert_ulps(buffer, exact.astype(DTYPES[into]), 1 if into == "bfloat16" else 0)
     fresh = device.xp.empty(3001, DTYPES[into])[offset:]  # unwritten: = must not read it
-    backend.accumulate_grad_v2(fresh, grad, True)
+    backend.accumulate_grad_v2(AccumulateGradV2(buffer=fresh, grad=grad, overwrite=True))
     tolerances.assert_ulps(fresh, grad.astype(DTYPES[into]), 1 if into == "bfloat16" else 0)
 
 
@@ -577,10 +616,10 @@ def test_flags_are_read_on_the_device(device, flag):
     backend = CudaBackend(device)
     flags = device.xp.asarray(np.array([flag]))
     buffer, grad = put(device, [np.full(70, 2.0), np.full(70, 3.0)])
-    backend.accumulate_grad(buffer, grad, flags, 2.0)
+    backend.accumulate_grad(AccumulateGrad(buffer=buffer, grad=grad, do_update=flags, scale=2.0))
     np.testing.assert_array_equal(buffer, np.full(70, 8.0 if flag else 2.0))
     buffer[...] = 2
-    backend.accumulate_grad_v2(buffer, grad, flags)
+    backend.accumulate_grad_v2(AccumulateGradV2(buffer=buffer, grad=grad, overwrite=flags))
     np.testing.assert_array_equal(buffer, np.full(70, 3.0 if flag else 5.0))
 
 
@@ -588,7 +627,9 @@ def test_a_coefficient_of_one_touches_no_gradient(device):
     grads = put(device, mixed(7))
     norm = norm_of(device, grads)
     limit = float(norm)
-    CudaBackend(device).clip_by_norm(grads, norm, limit, 0.0, grads, zero_nonfinite=True)
+    CudaBackend(device).clip_by_norm(
+        ClipByNorm(grads=grads, norm=norm, max_norm=limit, eps=0.0, outs=grads, zero_nonfinite=True)
+    )
     threads = device.traffic.read // 8
     assert device.traffic.read == 8 * threads == 8 * threads // 256 * 256
     assert device.traffic.written == 0
@@ -599,13 +640,13 @@ def test_traffic_is_what_the_operations_need(device):
     size = 1 << 14
     (grad,) = put(device, [np.ones(size, np.float32)])
     backend = CudaBackend(device)
-    backend.scale_grads([grad], 2.0, [grad])
+    backend.scale_grads(ScaleGrads(grads=[grad], coefficient=2.0, outs=[grad]))
     scaled = device.traffic
     assert (scaled.read, scaled.written) == (4 * size, 4 * size)
-    backend.zero_grad([grad])
+    backend.zero_grad(ZeroGrad(grads=[grad]))
     assert (device.traffic.read, device.traffic.written) == (0, 4 * size)
     (buffer,) = put(device, [np.ones(size, np.float32)])
-    backend.accumulate_grad(buffer, grad, True, None)
+    backend.accumulate_grad(AccumulateGrad(buffer=buffer, grad=grad, do_update=True, scale=None))
     assert (device.traffic.read, device.traffic.written) == (8 * size, 4 * size)
 
 
@@ -657,7 +698,7 @@ def test_a_number_may_lie_at_any_address(device):
     number = room[1:9].view(np.float64).reshape(())
     number[...] = 0.5
     grads = put(device, [np.array([4.0]), np.array([2.0])])
-    CudaBackend(device).scale_grads(grads, number, grads)
+    CudaBackend(device).scale_grads(ScaleGrads(grads=grads, coefficient=number, outs=grads))
     assert [float(grad[0]) for grad in grads] == [2.0, 1.0]
 
 
@@ -685,14 +726,20 @@ def results(device):
     grads += [device.xp.asarray(np.arange(999, dtype=np.float32))[1:]]
     found = [norm_of(device, grads, p) for p in ORDERS]
     found += [norm_of(device, grads, p, per_tensor=True) for p in ORDERS]
-    backend.clip_by_norm(grads, found[1], 0.37, 1e-6, grads, zero_nonfinite=False)
+    backend.clip_by_norm(
+        ClipByNorm(
+            grads=grads, norm=found[1], max_norm=0.37, eps=1e-6, outs=grads, zero_nonfinite=False
+        )
+    )
     found += [g.copy() for g in grads]
-    backend.clip_grad_value(grads, 1e-3, grads)
+    backend.clip_grad_value(ClipGradValue(grads=grads, clip_value=1e-3, outs=grads))
     found += [g.copy() for g in grads]
     (buffer,) = put(device, [np.ones((30, 100), np.float32)])
-    backend.accumulate_grad(buffer, grads[-3][:100], True, 0.3)
+    backend.accumulate_grad(
+        AccumulateGrad(buffer=buffer, grad=grads[-3][:100], do_update=True, scale=0.3)
+    )
     found.append(buffer.copy())
-    backend.zero_grad(grads)
+    backend.zero_grad(ZeroGrad(grads=grads))
     return [*found, *(g.copy() for g in grads)]
 
 
@@ -810,11 +857,31 @@ def test_units_beyond_two_to_the_32():
     made = device.xp.empty((3, 40), np.float16)
     norms = device.xp.empty(3, np.float64)
     cuda = CudaBackend(device)
-    cuda.unit_norms([grad], 1.0, ((1,),), norms, mean=False)
+    cuda.unit_norms(UnitNorms(grads=[grad], norm_type=1.0, axes=((1,),), norms=norms, mean=False))
     np.testing.assert_array_equal(norms, [40, 80, 160])
-    cuda.clip_units([grad], norms, 20.0, 0.0, ((1,),), [made], zero_nonfinite=False)
+    cuda.clip_units(
+        ClipUnits(
+            grads=[grad],
+            norms=norms,
+            max_norm=20.0,
+            eps=0.0,
+            axes=((1,),),
+            outs=[made],
+            zero_nonfinite=False,
+        )
+    )
     np.testing.assert_array_equal(made, 0.5)
-    cuda.clip_units([made], norms, 20.0, 0.0, ((1,),), [grad], zero_nonfinite=False)
+    cuda.clip_units(
+        ClipUnits(
+            grads=[made],
+            norms=norms,
+            max_norm=20.0,
+            eps=0.0,
+            axes=((1,),),
+            outs=[grad],
+            zero_nonfinite=False,
+        )
+    )
     np.testing.assert_array_equal(grad.T, np.tile([0.25, 0.125, 0.0625], (40, 1)))
     many = np.lib.stride_tricks.as_strided(np.zeros(1), (1 << 20, 1 << 13), (0, 0))
     with pytest.raises(ValueError, match=r"axis cuts gradients into 8589934592 pieces"):
@@ -829,7 +896,9 @@ def test_units_of_more_chunks_than_threads_that_join_them(beside):
     grads = [device.xp.asarray(g) for g in (large, np.ones((beside, 2)))]
     axes, norms = ((1,), (1,)), device.xp.empty(1 + beside, np.float64)
     assert joining_threads(plan_of(device, grads, axes=axes)) == (32 if beside else 256)
-    CudaBackend(device).unit_norms(grads, 1.0, axes, norms, mean=False)
+    CudaBackend(device).unit_norms(
+        UnitNorms(grads=grads, norm_type=1.0, axes=axes, norms=norms, mean=False)
+    )
     np.testing.assert_array_equal(norms, [large.size, *[2] * beside])
 
 
@@ -841,7 +910,9 @@ def test_units_of_borrowed_memory_in_another_shape():
         view, norms = flat.reshape(rows, -1), device.xp.empty(rows, np.float64)
         layout = ((view.dtype,), (view.size,))
         lent = Borrowed((device.pointer(view),), layout, lambda _, view=view: view)
-        CudaBackend(device).unit_norms(lent, 1.0, ((1,),), norms, mean=False)
+        CudaBackend(device).unit_norms(
+            UnitNorms(grads=lent, norm_type=1.0, axes=((1,),), norms=norms, mean=False)
+        )
         np.testing.assert_array_equal(norms, view.sum(axis=1))
 
 
@@ -854,7 +925,9 @@ def test_units_of_records():
     assert (rows.ctypes.data % 4, rows.strides[0] % 4) == (0, 1)
     device = Device()
     norms = device.xp.empty(5, np.float64)
-    CudaBackend(device).unit_norms([rows], 2.0, ((1,),), norms, mean=False)
+    CudaBackend(device).unit_norms(
+        UnitNorms(grads=[rows], norm_type=2.0, axes=((1,),), norms=norms, mean=False)
+    )
     np.testing.assert_allclose(norms, np.linalg.norm(rows.astype(np.float64), axis=1), rtol=1e-12)
 
 

@@ -25,6 +25,7 @@ from tests.device_ranks import (
     Wire,
 )
 from tests.devices.emulated import DeviceArray
+from tests.problems import one_or_each
 from tests.ranks import results, together
 from tests.test_contract import refuse
 from tests.test_distributed import CONTENTS, INF, NAN, ORDERS, f
@@ -234,10 +235,10 @@ def test_replicated_gradients_count_once(of, order, per_tensor):
     shared, own = rng.standard_normal(7), rng.random((3, 5))
     ranks = of(3)
     held = ranks.over([[shared, own[rank]] for rank in range(3)])
-    options = {"per_tensor": per_tensor, "replicas": [3, 1]}
+    options = {"each": per_tensor, "replicas": [3, 1]}
 
     def work(group):
-        return np.array(gradkit.grad_norm(held[group.rank], order, group=group, **options))
+        return np.array(one_or_each(held[group.rank], order, group=group, **options))
 
     found = ranks.results(work)
     assert len(bits(found)) == 1
@@ -252,7 +253,7 @@ def test_each_tensor_over_devices_takes_two_collectives(of):
     held = ranks.over([[f(3), f(1, 2)] * 3, [f(-4), f(NAN)] * 3])
 
     def work(group):
-        return np.array(gradkit.grad_norm(held[group.rank], per_tensor=True, group=group))
+        return np.array(gradkit.per_tensor_norms(held[group.rank], flat=True, group=group))
 
     found = ranks.results(work)
     assert len(bits(found)) == 1
@@ -543,7 +544,7 @@ def test_one_norm_and_one_for_each_gradient_are_different_calls(of):
     def work(group):
         if group.rank == 1:
             with pytest.raises(gradkit.RankError, match="rank 0: made another call"):
-                gradkit.grad_norm(held[1], per_tensor=True, group=group)
+                gradkit.per_tensor_norms(held[1], flat=True, group=group)
         else:
             gradkit.clip_grad_norm(held[0], 1.0, group=group)
             with pytest.raises(gradkit.RankError, match="rank 1: made another call"):
@@ -557,12 +558,12 @@ def test_one_norm_and_one_for_each_gradient_are_different_calls(of):
 def test_ranks_that_differ_in_their_number_of_norms_are_told(of):
     ranks = of(2)
     held = ranks.over([[f(1)], [f(1), f(2)]])
-    found = ranks.together(lambda g: gradkit.grad_norm(held[g.rank], per_tensor=True, group=g))
+    found = ranks.together(lambda g: gradkit.per_tensor_norms(held[g.rank], flat=True, group=g))
     assert [type(error) for error in found] == [gradkit.RankError] * 2
     assert ranks.wire.sent == [[6]] * 2
 
 
-@pytest.mark.parametrize("options", [{"nonfinite": "raise"}, {"per_tensor": True}])
+@pytest.mark.parametrize("options", [{"nonfinite": "raise", "each": False}, {"each": True}])
 def test_who_waits_is_told_at_once(of, options):
     ranks = of(2)
     held = ranks.over([[f(3, 4)]] * 2)
@@ -570,9 +571,9 @@ def test_who_waits_is_told_at_once(of, options):
     def work(group):
         if group.rank == 1:
             return gradkit.grad_norm(held[1], 0, group=group)
-        out = ranks.put(0, np.full((1,) if "per_tensor" in options else (), 7.0))
+        out = ranks.put(0, np.full((1,) if options["each"] else (), 7.0))
         with pytest.raises(gradkit.RankError, match="rank 1: failed; its own error says why"):
-            gradkit.grad_norm(held[0], group=group, out=out, **options)
+            one_or_each(held[0], group=group, out=out, **options)
         group.check()
         return float(out.reshape(()))
 

@@ -13,6 +13,7 @@ from gradkit._cuda import CudaBackend
 from testbed.emulator.idle import IdleDevice
 from tests import golden
 from tests.devices.emulated import Emulated, on_device
+from tests.problems import on_purpose
 from tests.tolerances import assert_same_bits
 
 
@@ -173,8 +174,8 @@ def calls(a):
     fresh = lambda: a(host["x"])  # noqa: E731
     return {
         "grad_norm": lambda: gradkit.grad_norm([x, dy]),
-        "per_tensor": lambda: gradkit.grad_norm([x, dy], per_tensor=True),
-        "reduce": lambda: gradkit.grad_norm([x], reduce=lambda value, _: value),
+        "per_tensor": lambda: gradkit.per_tensor_norms([x, dy], flat=True),
+        "reduce": lambda: on_purpose(gradkit.grad_norm, [x], reduce=lambda value, _: value),
         "out": lambda: gradkit.grad_norm([x], out=a(np.array(7.0))),
         "clip_grad_norm": lambda: (gradkit.clip_grad_norm(g := [fresh()], 0.5), g),
         "clip_by_global_norm": lambda: gradkit.clip_by_global_norm({"x": x, "n": (dy, None)}, 0.5),

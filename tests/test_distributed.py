@@ -10,6 +10,8 @@ import pytest
 import gradkit
 from tests import oracles, tolerances
 
+pytestmark = pytest.mark.filterwarnings("ignore:reduce is deprecated", "ignore:per_tensor is")
+
 NAN, INF = math.nan, math.inf
 RANKS = 3
 

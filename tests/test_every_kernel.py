@@ -116,7 +116,7 @@ def test_lists(backend, count):
     for order in (1, 2, 3.5, math.inf):
         norm = float(backend.asnumpy(gradkit.grad_norm(grads, order)))
         assert norm == pytest.approx(np.linalg.norm(flat, order), rel=1e-6)
-        gradkit.grad_norm(grads, order, per_tensor=True)
+        gradkit.per_tensor_norms(grads, order, flat=True)
     clipped, norm = gradkit.clip_by_global_norm(grads, 1.0)
     gradkit.clip_coefficient(norm, 1.0)
     gradkit.clip_grad_value(clipped, 0.01)

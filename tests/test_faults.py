@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 
 import gradkit
-from gradkit._cuda import CudaBackend
-from gradkit._cuda.launch import tensor_lists
+from gradkit._cuda import CudaBackend, list_tables
 from gradkit._cuda.launch.kernels import kernel
 from gradkit._numpy import clipping, scratch, threads, tuning
 from testbed.emulator import EmulatedDevice
@@ -119,7 +118,7 @@ def interrupted_everywhere(make_arguments, function):
 def test_an_interrupted_call_has_written_all_or_nothing(backend, function, monkeypatch):
     """Ctrl-C at every line, between the norm and the scaling among them."""
     # A plan that is kept makes some call shorter than the others, if memory comes back.
-    for cache in (tensor_lists._plans, tensor_lists._cuts):
+    for cache in (list_tables._plans, list_tables._cuts):
         monkeypatch.setattr(cache, "keep", lambda *_: None)
 
     def make_arguments():

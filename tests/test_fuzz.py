@@ -126,6 +126,7 @@ def garbage(a, label):
     return one | several
 
 
+@pytest.mark.filterwarnings("ignore:(reduce|per_tensor) is deprecated")
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize("function", FUNCTIONS)
 @given(data=st.data())
@@ -163,6 +164,6 @@ def test_numbers_larger_than_any_float(value):
 @pytest.mark.parametrize("value", [None, 1, "yes"])
 def test_a_flag_is_a_bool(backend, value):
     grads = [backend.asarray(np.ones(3))]
-    with pytest.raises(TypeError, match=f"per_tensor must be a bool, not {type(value).__name__}"):
-        gradkit.grad_norm(grads, per_tensor=value)
-    assert gradkit.grad_norm(grads, per_tensor=np.bool_(True)).shape == (1,)
+    with pytest.raises(TypeError, match=f"flat must be a bool, not {type(value).__name__}"):
+        gradkit.per_tensor_norms(grads, flat=value)
+    assert gradkit.per_tensor_norms(grads, flat=np.bool_(True)).shape == (1,)

@@ -114,7 +114,7 @@ def test_names_are_one_a_gradient():
 def test_names_count_what_has_a_norm(backend):
     for grads, names in trees(backend.asarray):
         assert gradkit.names_of(grads) == names
-        assert gradkit.grad_norm(grads, per_tensor=True).shape == (len(names),)
+        assert gradkit.per_tensor_norms(grads, flat=True).shape == (len(names),)
     assert gradkit.names_of(iter([f(1.0), None, f(2.0)])) == ["0", "2"]
     with pytest.raises(TypeError, match=r"grads\['a'\]\[1\] is a int; expected an array"):
         gradkit.names_of({"a": [f(1.0), 3]})
@@ -124,7 +124,7 @@ def test_names_count_what_has_a_norm(backend):
 def test_norms_in_the_callers_structure(backend, p):
     for grads, names in trees(backend.asarray):
         norms = gradkit.per_tensor_norms(grads, p)
-        flat = gradkit.grad_norm(grads, p, per_tensor=True)
+        flat = gradkit.per_tensor_norms(grads, p, flat=True)
         found = gradkit._open.trees.leaves(norms, gradkit._arrays.is_array)
         assert gradkit.names_of(norms) == names
         assert [float(norm) for norm in found] == backend.asnumpy(flat).tolist()
@@ -146,3 +146,34 @@ def test_norms_are_elements_of_out(backend):
     assert float(first) == 9.0
     with pytest.raises(ValueError, match="out has shape"):
         gradkit.per_tensor_norms(grads, out=backend.asarray(np.zeros(3)))
+
+
+@pytest.mark.parametrize(
+    ("options", "instead"),
+    [({"per_tensor": True}, "per_tensor_norms"), ({"reduce": lambda value, _: value}, "group=")],
+)
+def test_what_is_deprecated_names_what_to_use(options, instead):
+    """At the caller's own line; what comes back is what came back before."""
+    grads = [np.array([3.0]), np.array([4.0])]
+    message = rf"{next(iter(options))} is deprecated; .*{instead}"
+    with pytest.warns(DeprecationWarning, match=message) as warned:
+        norm = gradkit.grad_norm(grads, **options)
+    assert [each.filename for each in warned] == [__file__]
+    assert norm.tolist() == ([3, 4] if "per_tensor" in options else 5)
+    for function in (gradkit.clip_grad_norm, gradkit.clip_by_global_norm):
+        if "reduce" in options:
+            with pytest.warns(DeprecationWarning, match="reduce is deprecated; pass group="):
+                function(grads, 9.0, **options)
+
+
+def test_norms_of_each_take_what_one_norm_takes(backend):
+    grads = {"w": backend.asarray(np.array([3.0, 4.0])), "b": (None, backend.asarray(f(np.inf)))}
+    found = backend.asarray(np.zeros(2, bool))
+    norms = gradkit.per_tensor_norms(grads, scale=-0.5, found_inf=found)
+    assert float(backend.asnumpy(norms["w"])) == 2.5
+    assert norms["b"][0] is None
+    assert backend.asnumpy(found).tolist() == [False, True]
+    flat = gradkit.per_tensor_norms(grads, np.inf, flat=True)
+    np.testing.assert_array_equal(backend.asnumpy(flat), [4, np.inf])
+    with pytest.raises(gradkit.NonFiniteNormError, match=r"grads\['b'\]\[1\]"):
+        gradkit.per_tensor_norms(grads, nonfinite="raise")

@@ -16,9 +16,10 @@ import gradkit
 from gradkit import _numpy, distributed
 from gradkit._cuda.launch.kernels import source_of
 from gradkit._numpy import tuning
-from gradkit._open import total_norm
+from gradkit._ranks import norms
 from tests import oracles, tolerances
 from tests.devices.emulated import emulated_backend, on_device
+from tests.problems import one_or_each
 from tests.ranks import results, together
 from tests.test_distributed import CONTENTS, INF, NAN, ORDERS, f
 from tests.tolerances import DTYPES
@@ -135,7 +136,7 @@ def test_each_tensor_over_ranks(backend, order):
     held = over(backend, shards)
 
     def work(group):
-        norms = gradkit.grad_norm(held[group.rank], order, per_tensor=True, group=group)
+        norms = gradkit.per_tensor_norms(held[group.rank], order, flat=True, group=group)
         return backend.asnumpy(norms)
 
     found = results(work, 3)
@@ -162,9 +163,7 @@ def test_replicated_gradients_count_once(backend, order, per_tensor):
             "shared": backend.asarray(grads["shared"]),
             "pairs": tuple(map(backend.asarray, grads["pairs"])),
         }
-        norm = gradkit.grad_norm(
-            grads, order, per_tensor=per_tensor, group=group, replicas=replicas
-        )
+        norm = one_or_each(grads, order, each=per_tensor, group=group, replicas=replicas)
         return backend.asnumpy(norm)
 
     found = results(work, 4)
@@ -265,7 +264,7 @@ def test_a_norm_is_one_collective_of_six_numbers(backend):
     results(lambda g: gradkit.clip_grad_norm(held[g.rank], 1.0, group=g), 2, groups=groups)
     assert [g.sent for g in groups] == [[6], [6]]
     results(
-        lambda g: gradkit.grad_norm(held[g.rank] * 5, per_tensor=True, group=g), 2, groups=groups
+        lambda g: gradkit.per_tensor_norms(held[g.rank] * 5, flat=True, group=g), 2, groups=groups
     )
     assert groups[0].sent[1:] == [6, 16]
 
@@ -306,6 +305,7 @@ TROUBLES = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:reduce is deprecated")
 @pytest.mark.parametrize("trouble", TROUBLES)
 def test_a_bad_argument_on_one_rank_ends_the_call_on_all(backend, trouble):
     wrong, error, match = TROUBLES[trouble]
@@ -384,7 +384,7 @@ def test_memory_that_runs_out_on_one_rank_ends_the_call_on_all(monkeypatch):
 
 def test_what_clips_is_made_ready_before_the_ranks_meet(monkeypatch):
     """So that what fails there is an error on all of them."""
-    total_norm._compile.cache_clear()
+    norms._compile.cache_clear()
     groups, asked = distributed.threads(2, timeout=20), []
     monkeypatch.setattr(_numpy, "warmup", lambda *arguments: asked.append(arguments))
     monkeypatch.setattr(groups[0], "allgather", lambda _: pytest.fail(f"{asked} by now"))
@@ -419,7 +419,7 @@ def test_ranks_that_make_different_calls_are_told(backend):
 
     def work(group):
         if group.rank == 2:
-            return gradkit.grad_norm(held[2], per_tensor=True, group=group)
+            return gradkit.per_tensor_norms(held[2], flat=True, group=group)
         return gradkit.clip_grad_norm(held[group.rank], 1.0, group=group)
 
     before = [backend.memory(part[0]) for part in held]
@@ -427,7 +427,7 @@ def test_ranks_that_make_different_calls_are_told(backend):
         assert isinstance(error, gradkit.RankError)
         assert "different calls" in str(error)
         assert error.ranks[0].startswith("clip_grad_norm(norm_type=2.0)")
-        assert error.ranks[2].startswith("grad_norm(norm_type=2.0, per_tensor=True)")
+        assert error.ranks[2].startswith("per_tensor_norms(norm_type=2.0)")
     assert [backend.memory(part[0]) for part in held] == before
 
 
@@ -439,7 +439,7 @@ def test_ranks_that_differ_in_p_are_told(orders):
 
 def test_ranks_that_differ_in_their_number_of_norms_are_told():
     def work(group):
-        return gradkit.grad_norm([f(1)] * (1 + group.rank), per_tensor=True, group=group)
+        return gradkit.per_tensor_norms([f(1)] * (1 + group.rank), flat=True, group=group)
 
     found = together(work, 2)
     assert [type(error) for error in found] == [gradkit.RankError] * 2
@@ -452,7 +452,7 @@ def test_ranks_that_differ_in_their_number_of_norms_are_told():
 )
 def test_ranks_that_differ_in_the_gradients_of_their_norms_are_told(of_ranks):
     def work(group):
-        return gradkit.grad_norm(of_ranks[group.rank], per_tensor=True, group=group)
+        return gradkit.per_tensor_norms(of_ranks[group.rank], flat=True, group=group)
 
     for error in together(work, 2):
         assert isinstance(error, gradkit.RankError)

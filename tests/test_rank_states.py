@@ -7,6 +7,7 @@ import pytest
 
 from gradkit._arrays import backend_of
 from gradkit._backend import Views
+from gradkit._calls.lists import JoinRanks, NormParts, RankState
 from tests.layouts import LAYOUTS
 from tests.test_distributed import INF, NAN, f
 
@@ -29,12 +30,18 @@ def test_states_are_joined_alike_on_every_backend(backend, faults, expected, fre
     arrays = map(backend.asarray, (states, np.array(8.0), np.array(0.25), noted, np.zeros(3)))
     rows, out, found, note, factors = arrays
     backend_of(rows).join_ranks(
-        *(rows, 7.0, 2.0, out, found),
-        scale=-0.5,
-        max_norm=backend.asarray(np.array(2.0)),
-        fresh=fresh,
-        faults=note,
-        factors=factors,
+        JoinRanks(
+            states=rows,
+            digest=7.0,
+            norm_type=2.0,
+            norm=out,
+            found_inf=found,
+            scale=-0.5,
+            max_norm=backend.asarray(np.array(2.0)),
+            fresh=fresh,
+            faults=note,
+            factors=factors,
+        )
     )
     norm, flag, note, factors = map(backend.asnumpy, (out, found, note, factors))
     np.testing.assert_array_equal(note, [*expected[:2], 5])
@@ -53,8 +60,10 @@ def test_a_state_is_status_digest_scale_and_sums(backend, scale, copies):
     by = backend.asarray(np.array(-0.5)) if scale == "array" else scale
     state, parts = (backend.asarray(np.full(shape, 9.0)) for shape in (6, (1, 3)))
     own = backend_of(state)
-    own.rank_state(grads, 2.0, 3.25e9, state, scale=by, copies=copies)
-    own.norm_parts(grads, 2.0, parts, copies=copies)
+    own.rank_state(
+        RankState(grads=grads, norm_type=2.0, digest=3.25e9, state=state, scale=by, copies=copies)
+    )
+    own.norm_parts(NormParts(grads=grads, norm_type=2.0, parts=parts, copies=copies))
     values = backend.asnumpy(state)
     np.testing.assert_array_equal(values[:3], [0, 3.25e9, 0.5])
     assert values[3:].tobytes() == backend.asnumpy(parts).tobytes()
@@ -76,12 +85,18 @@ def test_many_ranks_whose_scales_differ(backend, ranks, at):
         note, factors = backend.asarray(np.zeros(ranks)), backend.asarray(np.zeros(3))
         rows, out = backend.asarray(states), number(8.0)
         backend_of(rows).join_ranks(
-            *(rows, float(digest), 2.0, out, None),
-            scale=number(0.5),
-            max_norm=number(2.0),
-            fresh=fresh,
-            faults=note,
-            factors=factors,
+            JoinRanks(
+                states=rows,
+                digest=float(digest),
+                norm_type=2.0,
+                norm=out,
+                found_inf=None,
+                scale=number(0.5),
+                max_norm=number(2.0),
+                fresh=fresh,
+                faults=note,
+                factors=factors,
+            )
         )
         norm = 2 * math.sqrt((scales**2).sum())
         agree = digest == 7
@@ -93,5 +108,9 @@ def test_many_ranks_whose_scales_differ(backend, ranks, at):
         )
     state = backend.asarray(np.full(6, 9.0))
     grads = Views([backend.asarray(f(1, 2))])
-    backend_of(state).rank_state(grads, 2.0, 3.0, state, scale=number(-0.5), copies=None)
+    backend_of(state).rank_state(
+        RankState(
+            grads=grads, norm_type=2.0, digest=3.0, state=state, scale=number(-0.5), copies=None
+        )
+    )
     np.testing.assert_array_equal(backend.asnumpy(state)[:3], [0, 3, 0.5])

@@ -9,11 +9,12 @@ import pytest
 import gradkit
 from gradkit._arrays import backend_of
 from gradkit._backend import Views
+from gradkit._calls.lists import NormParts
 from gradkit._dtypes import FLOATS
 from tests import oracles, test_batch_norm_inference
 from tests import strategies as draw_
 from tests.layouts import LAYOUTS
-from tests.problems import BATCH_TYPES, LAYER_TYPES, make, make_groups
+from tests.problems import BATCH_TYPES, LAYER_TYPES, make, make_groups, one_or_each
 from tests.tolerances import DTYPES, assert_same_bits
 
 pytestmark = pytest.mark.slow
@@ -118,7 +119,7 @@ def test_one_gradient_of_many_chunks(backend, order):
     host = np.tile(dtype([1, -2, 0.5]), count // 3)
     exact = np.linalg.norm(host.astype(np.float64), order)
     for each in (True, False):
-        found = gradkit.grad_norm([backend.asarray(host)], order, per_tensor=each)
+        found = one_or_each([backend.asarray(host)], order, each=each)
         norm = backend.asnumpy(found).reshape(-1)[0]
         assert float(norm) == pytest.approx(exact, rel=2.0**-23)
 
@@ -133,7 +134,9 @@ def test_thousands_of_gradients(backend, order):
     norm = gradkit.grad_norm(grads, order)
     assert float(backend.asnumpy(norm)) == pytest.approx(exact, rel=2.0**-40)
     parts = backend.asarray(np.full((1, 3), 9.0))
-    backend_of(parts).norm_parts(Views(grads), order, parts, copies=None)
+    backend_of(parts).norm_parts(
+        NormParts(grads=Views(grads), norm_type=order, parts=parts, copies=None)
+    )
     hi, lo, unit = backend.asnumpy(parts)[0]
     wanted = exact if order == np.inf else exact**order
     assert (hi + lo) * (1 if order == np.inf else unit**order) == pytest.approx(
@@ -205,7 +208,7 @@ def test_long_runs_of_single_elements(backend, name, count, layout):
         change(own)
         np.testing.assert_array_equal(backend.asnumpy(own[0]), expected.astype(host.dtype))
     for p in (1, 2, 3.5, np.inf):
-        norm = gradkit.grad_norm(grads(), p, per_tensor=True)[0]
+        norm = gradkit.per_tensor_norms(grads(), p, flat=True)[0]
         wanted = np.linalg.norm(exact.reshape(-1), p)
         assert float(backend.asnumpy(norm)) == pytest.approx(wanted, rel=2.0**-22)
         for axis in (0, -1):

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import gradkit
-from gradkit._cuda import CudaBackend
+from gradkit._cuda import CudaBackend, several_devices
 from tests import oracles, tolerances
 from tests.device_ranks import NcclCommunicator, Wire
 from tests.devices.emulated import DeviceArray
+from tests.problems import one_or_each
 from tests.ranks import results
 from tests.several_devices import Devices
 from tests.test_contract import refuse
@@ -128,12 +129,12 @@ def test_a_norm_for_each_gradient_of_a_list_in_any_order(scale, order):
     grads = devices.over([2, 0, 1, 1, 0, 2, 0, 1], hosts)
     by = devices.put(1, -2.0) if scale == "array" else scale
     found, out = devices.put(2, np.ones(8, np.float16)), devices.put(2, np.zeros(16))[::2]
-    norms = gradkit.grad_norm(grads, order, scale=by, per_tensor=True, found_inf=found, out=out)
+    norms = gradkit.per_tensor_norms(grads, order, scale=by, flat=True, found_inf=found, out=out)
     assert norms is out
     for got, host in zip(norms, hosts, strict=True):
         assert oracles.off_by(float(got), 2 * oracles.norm([host], order)) <= 2.0**-50
     assert found.tolist() == [0, 0, 0, 0, 0, 1, 0, 0]
-    again = gradkit.grad_norm(grads, order, scale=by, per_tensor=True)
+    again = gradkit.per_tensor_norms(grads, order, scale=by, flat=True)
     assert again.backend is grads[0].backend
     assert memory([again]) == memory([np.array(out)])
     assert devices.settled()
@@ -145,7 +146,7 @@ def test_gradients_without_elements(devices, parts, order):
     grads = spread(devices, parts)
     expected = float(oracles.norm(flat(parts), order))
     assert float(gradkit.grad_norm(grads, order)) == pytest.approx(expected, rel=1e-14)
-    norms = gradkit.grad_norm(grads, order, per_tensor=True)
+    norms = gradkit.per_tensor_norms(grads, order, flat=True)
     assert norms.tolist() == pytest.approx([float(oracles.norm([g], order)) for g in grads])
     nothing, found = devices.put(1, NAN), devices.put(0, 7.0)
     norm = float(gradkit.grad_norm(grads, order, scale=nothing, found_inf=found))
@@ -283,7 +284,7 @@ def test_a_list_is_uploaded_once_for_each_device(devices):
     assert float(gradkit.grad_norm(grads)) == float(gradkit.grad_norm(hosts))
     for _ in range(3):
         gradkit.clip_grad_norm(grads, 1.0)
-    gradkit.grad_norm(grads, per_tensor=True)
+    gradkit.per_tensor_norms(grads, flat=True)
     gradkit.grad_norm(grads[::2])  # the first device's alone
     assert [device.uploads for device in devices.all] == [1, 1]
 
@@ -298,10 +299,10 @@ def test_ranks_of_several_devices_each(order, per_tensor):
     ranks = [Devices(2), Devices(2)]
     shared, own = f(1, 2, 3), [f(4), f(5, 6)]
     held = [devices.over([0, 1], [shared, own[k]]) for k, devices in enumerate(ranks)]
-    options = {"replicas": [2, 1], "per_tensor": per_tensor}
+    options = {"replicas": [2, 1], "each": per_tensor}
 
     def work(group):
-        return np.array(gradkit.grad_norm(held[group.rank], order, group=group, **options))
+        return np.array(one_or_each(held[group.rank], order, group=group, **options))
 
     found = results(work, 2)
     assert len(bits(found)) == 1
@@ -420,10 +421,14 @@ def test_a_device_that_fails_before_it_writes(devices, phase, where, monkeypatch
     grads = spread(devices, [[f(3, 0)], [f(4)]])
     before = memory(grads)
 
-    def fail(*_, **__):
-        raise MemoryError("no room")
+    made = getattr(several_devices, phase)
 
-    monkeypatch.setattr(devices.backends[where], phase, fail)
+    def fail(device, *arguments):
+        if device is devices.all[where]:
+            raise MemoryError("no room")
+        return made(device, *arguments)
+
+    monkeypatch.setattr(several_devices, phase, fail)
     with pytest.raises(MemoryError):
         WRITING[phase](grads)
     assert memory(grads) == before

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from gradkit._cuda.launch import tensor_lists
+from gradkit._cuda import list_tables
 from tests.backends import BACKENDS
 from tests.soak import every_operation, growth, soak
 
@@ -13,7 +13,7 @@ from tests.soak import every_operation, growth, soak
 @pytest.mark.parametrize("largest", [1024, None])
 def test_nothing_grows(backend, monkeypatch, largest):
     for cache in ("_plans", "_cuts"):  # that are full soon
-        monkeypatch.setattr(tensor_lists, cache, tensor_lists._LastUsed(8, 1 << 20))
+        monkeypatch.setattr(list_tables, cache, list_tables._LastUsed(8, 1 << 20))
     work = partial(every_operation, largest=largest)
     assert growth(backend, soak(backend, 3, variety=3, work=work)) == {}
 

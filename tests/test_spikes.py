@@ -291,6 +291,7 @@ def test_a_spike_is_clipped_and_nothing_else_is(backend):
         assert float(gradkit.grad_norm(grads)) <= 12
 
 
+@pytest.mark.filterwarnings("ignore:reduce is deprecated")
 def test_ranks_decide_alike(backend):
     """Each rank holds a part of the gradients; one spikes on one rank alone."""
     contents = [([3.0 + k % 2], [4.0 * (1 + 100 * (k == 7))]) for k in range(10)]

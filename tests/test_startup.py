@@ -12,7 +12,7 @@ from gradkit._calls.backend import OPERATIONS, operations_of
 from gradkit._cuda import CudaBackend
 from gradkit._cuda.launch import warmup as warming
 from gradkit._cuda.launch.kernels import kernel, kernels_in, options_of, source_of
-from gradkit._cuda.launch.tensor_lists import CAPACITY
+from gradkit._cuda.list_tables import CAPACITY
 from gradkit._dtypes import BATCH_NORM_TYPES, FLOATS, LAYER_NORM_TYPES, accumulation_name
 from testbed.emulator import IdleDevice
 from tests.devices.emulated import emulated_backend, on_device

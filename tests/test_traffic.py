@@ -15,6 +15,16 @@ from gradkit._calls.channels import (
     BatchNormInference,
     BatchNormInferenceGrad,
 )
+from gradkit._calls.lists import (
+    AccumulateGrad,
+    AccumulateGrads,
+    AccumulateGradV2,
+    ClipByNorm,
+    ClipUnits,
+    GradNorm,
+    UnitNorms,
+    ZeroGrad,
+)
 from gradkit._calls.rows import (
     InvertibleLayerNormGrad,
     LayerNorm,
@@ -224,7 +234,7 @@ def test_a_norm_reads_everything_once():
     meter = Meter()
     grads, size = gradients(meter)
     out = meter.device.xp.empty((), np.float64)
-    meter.run.grad_norm(grads, 2.0, out)
+    meter.run.grad_norm(GradNorm(grads=grads, norm_type=2.0, norm=out))
     total = meter.device.total_traffic
     partials = total.by_array["norm_partials", "partials"][1]
     chunks = sum(-(-grad.nbytes // 4096) for grad in grads)
@@ -237,7 +247,9 @@ def test_clipping_that_scales_reads_and_writes_everything_once():
     meter = Meter()
     grads, size = gradients(meter)
     norm = meter.put(np.float64(8.0))[0]
-    meter.run.clip_by_norm(grads, norm, 1.0, 0.0, grads, zero_nonfinite=False)
+    meter.run.clip_by_norm(
+        ClipByNorm(grads=grads, norm=norm, max_norm=1.0, eps=0.0, outs=grads, zero_nonfinite=False)
+    )
     total = meter.device.total_traffic
     shared = total.by_array["clip_by_norm", "norm"][0]
     assert (total.read - shared, total.written) == (size, size)
@@ -247,7 +259,9 @@ def test_clipping_that_need_not_scale_touches_nothing():
     meter = Meter()
     grads, _ = gradients(meter)
     norm = meter.put(np.float64(8.0))[0]
-    meter.run.clip_by_norm(grads, norm, 9.0, 0.0, grads, zero_nonfinite=False)
+    meter.run.clip_by_norm(
+        ClipByNorm(grads=grads, norm=norm, max_norm=9.0, eps=0.0, outs=grads, zero_nonfinite=False)
+    )
     total = meter.device.total_traffic
     assert (total.read, total.written) == (total.by_array["clip_by_norm", "norm"][0], 0)
 
@@ -260,14 +274,26 @@ def test_units_are_read_once_for_their_norms_and_once_more_to_be_scaled(axis):
     axes = (0, 1) if axis is None else (axis,)
     units = sum(grad.size // np.prod([grad.shape[k] for k in axes]) for grad in grads)
     norms = meter.device.xp.empty(int(units), np.float64)
-    meter.run.unit_norms(grads, 2.0, (axes, axes), norms, mean=True)
+    meter.run.unit_norms(
+        UnitNorms(grads=grads, norm_type=2.0, axes=(axes, axes), norms=norms, mean=True)
+    )
     size = sum(grad.nbytes for grad in grads)
     total = meter.device.total_traffic
     partials = total.by_array["unit_norm_partials", "partials"][1]
     assert total.by_array["unit_norm_finish", "partials"] == (partials, 0)
     assert (total.read, total.written) == (size + partials, partials + norms.nbytes)
     before, size = (total.read, total.written), grads[0].nbytes
-    meter.run.clip_units(grads, norms, 1.5, 0.0, (axes, axes), grads, zero_nonfinite=False)
+    meter.run.clip_units(
+        ClipUnits(
+            grads=grads,
+            norms=norms,
+            max_norm=1.5,
+            eps=0.0,
+            axes=(axes, axes),
+            outs=grads,
+            zero_nonfinite=False,
+        )
+    )
     shared = total.by_array["clip_units", "norms"][0]
     assert (total.read - shared - before[0], total.written - before[1]) == (size, size)
 
@@ -310,10 +336,12 @@ def test_adaptive_clipping_is_three_reads_and_a_write():
 def test_accumulating_moves_three_arrays(into, of):
     meter = Meter()
     buffer, grad = meter.put(np.ones(9001, DTYPES[into]), np.ones(9001, DTYPES[of]))
-    meter.run.accumulate_grad(buffer, grad, True, None)
+    meter.run.accumulate_grad(AccumulateGrad(buffer=buffer, grad=grad, do_update=True, scale=None))
     total = meter.device.total_traffic
     assert (total.read, total.written) == (buffer.nbytes + grad.nbytes, buffer.nbytes)
-    meter.run.accumulate_grad_v2(buffer, grad, True)  # overwrites: the buffer is not read
+    meter.run.accumulate_grad_v2(
+        AccumulateGradV2(buffer=buffer, grad=grad, overwrite=True)
+    )  # overwrites: the buffer is not read
     assert (meter.device.traffic.read, meter.device.traffic.written) == (grad.nbytes, buffer.nbytes)
 
 
@@ -328,7 +356,16 @@ def test_a_list_is_added_and_normed_in_one_pass(of, update, overwrite, read, wri
     buffers = meter.put(*(np.ones(n, np.float32) for n in (9001, 37)))
     grads = meter.put(*(np.ones(n, DTYPES[of]) for n in (9001, 37)))
     norm = meter.device.xp.empty((), np.float64)
-    meter.run.accumulate_grads(buffers, grads, update, overwrite, 0.5, norm)
+    meter.run.accumulate_grads(
+        AccumulateGrads(
+            buffers=buffers,
+            grads=grads,
+            do_update=update,
+            overwrite=overwrite,
+            scale=0.5,
+            norm=norm,
+        )
+    )
     into, addend = (sum(a.nbytes for a in arrays) for arrays in (buffers, grads))
     total = meter.device.total_traffic
     partials = total.by_array["accumulate_grads", "partials"][1]
@@ -340,6 +377,6 @@ def test_a_list_is_added_and_normed_in_one_pass(of, update, overwrite, read, wri
 def test_zeroing_only_writes():
     meter = Meter()
     grads, size = gradients(meter)
-    meter.run.zero_grad(grads)
+    meter.run.zero_grad(ZeroGrad(grads=grads))
     total = meter.device.total_traffic
     assert (total.read, total.written) == (0, size)

@@ -3,9 +3,8 @@ Gradient norms by layer
 =======================
 
 One number says that a step was too large, not where. :func:`gradkit.per_tensor_norms` gives the
-norm of every gradient in the structure of the gradients, and :func:`gradkit.grad_norm` with
-``per_tensor=True`` one array, with the names from :func:`gradkit.names_of`: one copy from a GPU for
-all of them.
+norm of every gradient in the structure of the gradients, and with ``flat=True`` one array, with
+the names from :func:`gradkit.names_of`: one copy from a GPU for all of them.
 """
 
 import matplotlib.pyplot as plt
@@ -60,7 +59,7 @@ for _ in range(100):
     rows = rng.integers(len(data), size=128)
     grads = gradients(params, data[rows], labels[rows])
     gradkit.clip_grad_norm(grads, max_norm=0.5)
-    history.append(gradkit.grad_norm(grads, per_tensor=True))
+    history.append(gradkit.per_tensor_norms(grads, flat=True))
     for name, value in params.items():
         value -= 0.5 * grads[name]
 names, norms = gradkit.names_of(grads), np.array(history).T

@@ -7,7 +7,7 @@ library to recognise its arrays: they exist only after somebody else imported it
 import sys
 from typing import Any
 
-from gradkit._arrays.base import Framework
+from gradkit._arrays.base import NOTHING, Framework
 from gradkit._arrays.cupy import CuPy
 from gradkit._arrays.dlpack import DLPack
 from gradkit._arrays.jax import JAX
@@ -19,6 +19,7 @@ from gradkit._calls.backend import Backend
 
 __all__ = [
     "HOST",
+    "NOTHING",
     "Framework",
     "backend_of",
     "framework_for",

@@ -5,7 +5,7 @@ in the place of an ``InvStd`` is an error. Dtypes are written (T, U, V): T of th
 statistics, V of the parameters.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -19,7 +19,7 @@ from typing import (
 
 import numpy as np
 
-from gradkit._backend import Engine, Number
+from gradkit._backend import Engine
 from gradkit._calls import checks
 
 Role = TypeVar("Role")
@@ -50,6 +50,16 @@ RankMeans = NewType("RankMeans", _Array)
 RankVars = NewType("RankVars", _Array)
 RankCounts = NewType("RankCounts", _Array)
 Count = NewType("Count", _Array)
+# Lists: the gradients of one call, and float64 numbers that are on their device.
+Grads: TypeAlias = Sequence[_Array]
+Norm = NewType("Norm", _Array)  # 0-d, or one for each gradient
+Flags = NewType("Flags", _Array)  # of norm's shape: 1 or 0
+Numbers = NewType("Numbers", _Array)  # of another meaning, which the record says
+Scalar = NewType("Scalar", _Array)  # 0-d
+GuardState = NewType("GuardState", _Array)  # of a spike guard
+Number: TypeAlias = float | Scalar
+Flag: TypeAlias = bool | _Array  # the array has one bool, which is read on its device
+Written: TypeAlias = Annotated[Role, "written"]
 
 DATA = frozenset({Data})
 STATISTICS = frozenset({Mean, Var, InvStd})

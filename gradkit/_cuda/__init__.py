@@ -9,33 +9,27 @@ from typing import Any
 import numpy as np
 
 from gradkit._backend import Array, Shape, Spec
-from gradkit._cuda.accumulation import Accumulation
-from gradkit._cuda.block_clipping import BlockClipping
 from gradkit._cuda.channels import ChannelNorms
-from gradkit._cuda.clipping import Clipping
 from gradkit._cuda.launch.buffers import address_of
-from gradkit._cuda.launch.device import CupyDevice, keep_if_captured, scratch
+from gradkit._cuda.launch.device import CupyDevice, keep_if_captured
 from gradkit._cuda.launch.warmup import warmup
+from gradkit._cuda.lists import Lists
 from gradkit._cuda.rows import Rows
-from gradkit._cuda.spikes import Spikes
 from gradkit.errors import BackendUnavailableError
 
 __all__ = ["CudaBackend", "backend_of"]
 
 
 class CudaBackend(
-    Accumulation,
-    BlockClipping,
     ChannelNorms,
-    Clipping,
+    Lists,
     Rows,
-    Spikes,
 ):
     """A ``gradkit._backend.Backend`` whose arrays are on one device."""
 
     def empty(self, shape: Shape, dtype: np.dtype[Any]) -> Array:
         """A new array whose contents are undefined."""
-        return scratch(self.device, shape, dtype)
+        return keep_if_captured(self.device, self.device.empty(shape, dtype))
 
     def outputs(self, specs: Iterable[Spec | None]) -> list[Array | None]:
         """New arrays as these specs say; it is asked once whether a call is captured."""

@@ -36,8 +36,8 @@ from gradkit._cuda.cudnn.engines import ByCudnn, done_by_cudnn
 from gradkit._cuda.launch.buffers import contiguous, copy_back, writable_like
 from gradkit._cuda.launch.device import Device
 from gradkit._cuda.launch.kernels import Combination, kernel, types_of
+from gradkit._cuda.launch.numbers import either
 from gradkit._cuda.launch.operations import OnDevice
-from gradkit._cuda.launch.tensor_lists import either
 from gradkit._cuda.launch.warmup import asks_for
 from gradkit._dtypes import (
     BATCH_NORM_TYPES,

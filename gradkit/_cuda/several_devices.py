@@ -8,16 +8,27 @@ none.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from gradkit._backend import Array, Number, OneDevice, Spread
+from gradkit._backend import Array, OneDevice, Spread
+from gradkit._calls.lists import (
+    ClipByNorm,
+    ClipGradValue,
+    GradNorm,
+    NormParts,
+    ScaleGrads,
+    ZeroGrad,
+)
+from gradkit._calls.roles import Grads
 from gradkit._cuda import CudaBackend
 from gradkit._cuda.launch.device import Device, scratch
-from gradkit._cuda.launch.list_norms import PART, join, joining, order_of
-from gradkit._cuda.launch.tensor_lists import Plan, Step, launch, plan_of
+from gradkit._cuda.list_norms import PART, join, joining, order_of
+from gradkit._cuda.list_scaling import clip_steps, scale_steps, value_steps, zero_steps
+from gradkit._cuda.list_tables import Plan, Step, launch, plan_of
 
 Own: TypeAlias = tuple[CudaBackend, OneDevice]  # what computes on a device, and what lies there
 Write: TypeAlias = Callable[[CudaBackend, OneDevice, Sequence[Array]], None]
@@ -59,99 +70,79 @@ class SeveralDevices(CudaBackend):
         names = tuple(operations)
         return sum(backend.warmup(names, dtypes) for backend in self.backends)
 
-    def grad_norm(
-        self,
-        grads: Sequence[Array],
-        norm_type: float,
-        out: Array,
-        *,
-        per_tensor: bool = False,
-        scale: Number = 1.0,
-        found_inf: Array | None = None,
-    ) -> None:
-        """``out = |scale| * (sum |g|^p)^(1/p)`` over all gradients, or one norm a gradient."""
-        if per_tensor:
+    def grad_norm(self, call: GradNorm) -> None:
+        """``norm = |scale| * (sum |g|^p)^(1/p)`` over all gradients, or one norm a gradient."""
+        norm, found_inf = call.norm, call.found_inf
+        if call.per_tensor:
 
             def write(backend: CudaBackend, own: OneDevice, outs: Sequence[Array]) -> None:
-                [by] = self._numbers([scale], backend)
+                [scale] = self._numbers([call.scale], backend)
                 norms, flags = (*outs, None)[:2]
-                backend.grad_norm(
-                    own.views, norm_type, norms, per_tensor=True, scale=by, found_inf=flags
-                )
+                here = replace(call, grads=own.views, norm=norms, found_inf=flags, scale=scale)
+                backend.grad_norm(here)
 
-            self._each(grads, [out] if found_inf is None else [out, found_inf], write)
-        elif not any(plan.chunks for plan in self._plans(grads)):
-            out.fill(0)
+            self._each(call.grads, [norm] if found_inf is None else [norm, found_inf], write)
+        elif not any(plan.chunks for plan in self._plans(call.grads)):
+            norm.fill(0)
             if found_inf is not None:
                 found_inf.fill(0)
         else:
-            parts = self._parts(grads, norm_type)
-            p, order = np.float64(norm_type), order_of(norm_type)
-            table = self._plans(grads)[0].tables[0]
-            joining(self.device, table, p, order, parts, len(parts), scale, out, found_inf)()
+            parts = self._parts(call.grads, call.norm_type)
+            p, order = np.float64(call.norm_type), order_of(call.norm_type)
+            table, scale = self._plans(call.grads)[0].tables[0], call.scale
+            joining(self.device, table, p, order, parts, len(parts), scale, norm, found_inf)()
 
-    def norm_parts(
-        self,
-        grads: Sequence[Array],
-        norm_type: float,
-        out: Array,
-        *,
-        per_tensor: bool = False,
-        copies: Sequence[int] | None = None,
-    ) -> None:
-        """``out[k] = (hi, lo, scale)``: what ``grad_norm`` adds up, before the root."""
-        if per_tensor:
+    def norm_parts(self, call: NormParts) -> None:
+        """``parts[k] = (hi, lo, scale)``: what ``grad_norm`` adds up, before the root."""
+        if call.per_tensor:
 
             def write(backend: CudaBackend, own: OneDevice, outs: Sequence[Array]) -> None:
-                counts = copies and own.of(copies)
-                backend.norm_parts(own.views, norm_type, *outs, per_tensor=True, copies=counts)
+                counts = call.copies and own.of(call.copies)
+                backend.norm_parts(replace(call, grads=own.views, parts=outs[0], copies=counts))
 
-            self._each(grads, [out], write)
+            self._each(call.grads, [call.parts], write)
             return
-        parts = self._parts(grads, norm_type, copies)
-        p, order = np.float64(norm_type), order_of(norm_type)
-        table = self._plans(grads)[0].tables[0]
-        join(self.device, table, p, order, parts, len(parts), None, out, False)
+        parts = self._parts(call.grads, call.norm_type, call.copies)
+        p, order = np.float64(call.norm_type), order_of(call.norm_type)
+        table = self._plans(call.grads)[0].tables[0]
+        join(self.device, table, p, order, parts, len(parts), None, call.parts, False)
 
-    def clip_by_norm(
-        self,
-        grads: Sequence[Array],
-        norm: Array,
-        max_norm: Number,
-        eps: float,
-        outs: Sequence[Array],
-        *,
-        scale: Number = 1.0,
-        zero_nonfinite: bool,
-    ) -> None:
-        """``outs = grads * (scale * clip_coefficient(norm))``, or zeros if either is not finite."""
+    def clip_by_norm(self, call: ClipByNorm) -> None:
+        """``outs = grads * (scale * coefficient)``, or zeros if either is not finite."""
 
-        def steps(backend: CudaBackend, views: Sequence[Array], own: Sequence[Array]) -> list[Step]:
-            factors = self._numbers([norm, max_norm, scale], backend)
-            return backend.clip_steps(views, factors, eps, own, zero_nonfinite=zero_nonfinite)
+        def steps(backend: CudaBackend, grads: Grads, outs: Grads) -> list[Step]:
+            norm, limit, by = self._numbers([call.norm, call.max_norm, call.scale], backend)
+            here = replace(call, grads=grads, norm=norm, max_norm=limit, scale=by, outs=outs)
+            return clip_steps(backend.device, here)
 
-        self._run(grads, outs, steps)
+        self._run(call.grads, call.outs, steps)
 
-    def scale_grads(
-        self, grads: Sequence[Array], coefficient: Number, outs: Sequence[Array]
-    ) -> None:
+    def scale_grads(self, call: ScaleGrads) -> None:
         """``outs = grads * coefficient``; a coefficient of 1 keeps every bit."""
 
-        def steps(backend: CudaBackend, views: Sequence[Array], own: Sequence[Array]) -> list[Step]:
-            [factor] = self._numbers([coefficient], backend)
-            return backend.scale_steps(views, factor, own)
+        def steps(backend: CudaBackend, grads: Grads, outs: Grads) -> list[Step]:
+            [factor] = self._numbers([call.coefficient], backend)
+            return scale_steps(
+                backend.device, replace(call, grads=grads, coefficient=factor, outs=outs)
+            )
 
-        self._run(grads, outs, steps)
+        self._run(call.grads, call.outs, steps)
 
-    def clip_grad_value(
-        self, grads: Sequence[Array], clip_value: float, outs: Sequence[Array]
-    ) -> None:
+    def clip_grad_value(self, call: ClipGradValue) -> None:
         """``outs = min(max(grads, -clip_value), clip_value)``; NaN stays NaN."""
-        self._run(grads, outs, lambda own, *lists: own.value_steps(lists[0], clip_value, lists[1]))
 
-    def zero_grad(self, grads: Sequence[Array]) -> None:
+        def steps(backend: CudaBackend, grads: Grads, outs: Grads) -> list[Step]:
+            return value_steps(backend.device, replace(call, grads=grads, outs=outs))
+
+        self._run(call.grads, call.outs, steps)
+
+    def zero_grad(self, call: ZeroGrad) -> None:
         """Write +0 over every element, NaN included."""
-        self._run(grads, grads, lambda own, views, _: own.zero_steps(views))
+
+        def steps(backend: CudaBackend, grads: Grads, _: Grads) -> list[Step]:
+            return zero_steps(backend.device, ZeroGrad(grads=grads))
+
+        self._run(call.grads, call.grads, steps)
 
     def _of(self, grads: Sequence[Array]) -> Iterator[Own]:
         assert isinstance(grads, Spread)  # nothing else has this backend
@@ -175,7 +166,7 @@ class SeveralDevices(CudaBackend):
                 plans.append(plan_of(backend.device, own.views))
         return plans
 
-    def _numbers(self, numbers: Sequence[Number], backend: CudaBackend) -> Sequence[Number]:
+    def _numbers(self, numbers: Sequence[Any], backend: CudaBackend) -> Sequence[Any]:
         """Numbers for another device: copies of those that are on the first."""
         arrays = [number for number in numbers if not isinstance(number, float)]
         if backend.device is self.device or not arrays:
@@ -194,7 +185,9 @@ class SeveralDevices(CudaBackend):
         for k, (backend, own) in enumerate(self._of(grads)):
             row, counts = parts[k : k + 1], copies and own.of(copies)
             with self._written(backend, [row]) as [made]:
-                backend.norm_parts(own.views, norm_type, made, copies=counts)
+                backend.norm_parts(
+                    NormParts(grads=own.views, norm_type=norm_type, parts=made, copies=counts)
+                )
         return parts
 
     def _each(self, grads: Sequence[Array], outs: Sequence[Array], write: Write) -> None:

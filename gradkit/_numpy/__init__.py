@@ -17,8 +17,8 @@ from gradkit._numpy.accumulation import *
 from gradkit._numpy.batch_normalization import *
 from gradkit._numpy.block_clipping import *
 from gradkit._numpy.blocks import Array
-from gradkit._numpy.clipping import *
 from gradkit._numpy.group_normalization import *
+from gradkit._numpy.lists import *
 from gradkit._numpy.rows import *
 from gradkit._numpy.spikes import *
 

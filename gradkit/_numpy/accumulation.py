@@ -1,64 +1,60 @@
-"""Adding into gradient buffers and zeroing them, on NumPy arrays."""
+"""Adding into gradient buffers, on NumPy arrays."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from gradkit._backend import Number
+from gradkit._calls.lists import AccumulateGrad, AccumulateGrads, AccumulateGradV2, GradNorm
 from gradkit._numpy import casts, scratch, tuning
 from gradkit._numpy.blocks import Array, load, matched, store
-from gradkit._numpy.clipping import grad_norm
 from gradkit._numpy.interrupts import Uninterrupted
+from gradkit._numpy.lists import grad_norm
 from gradkit._numpy.threads import in_strips
-from gradkit._numpy.zeros import zero_grad
 
-__all__ = ["accumulate_grad", "accumulate_grad_v2", "accumulate_grads", "zero_grad"]
+__all__ = ["accumulate_grad", "accumulate_grad_v2", "accumulate_grads"]
 
 _F32, _F64 = np.dtype(np.float32), np.dtype(np.float64)
 
 
-def accumulate_grad(
-    buffer: Array, grad: Array, do_update: Array | bool, scale: float | None
-) -> None:
+def accumulate_grad(call: AccumulateGrad) -> None:
     """``buffer += scale * grad`` (broadcast) if ``do_update``; with a scale, in float64."""
-    if do_update:
-        _add(buffer, grad, scale)
+    if call.do_update:
+        _add(call.buffer, call.grad, call.scale)
 
 
-def accumulate_grad_v2(buffer: Array, grad: Array, overwrite: Array | bool) -> None:
+def accumulate_grad_v2(call: AccumulateGradV2) -> None:
     """``buffer = grad`` if ``overwrite``, else ``buffer += grad``; both broadcast."""
-    if not overwrite:
-        _add(buffer, grad, None)
-    elif casts.rounds_twice(grad.dtype, buffer.dtype):
+    if call.overwrite:
+        _overwrite(call.buffer, call.grad)
+    else:
+        _add(call.buffer, call.grad, None)
+
+
+def accumulate_grads(call: AccumulateGrads) -> None:
+    """Each ``buffer += scale * grad``, or ``= scale * grad``; then the norm of the buffers."""
+    factor = float(call.scale)
+    by = None if factor == 1 else factor
+    pairs = list(zip(call.buffers, call.grads, strict=True)) if call.do_update else []
+    with Uninterrupted():
+        if call.overwrite and by is None:
+            for buffer, grad in pairs:
+                _overwrite(buffer, grad)
+        else:
+            for kinds in dict.fromkeys((b.dtype, g.dtype) for b, g in pairs):
+                own = [(b, g) for b, g in pairs if (b.dtype, g.dtype) == kinds]
+                _add_all(own, by, fresh=bool(call.overwrite))
+    if call.norm is not None:
+        grad_norm(GradNorm(grads=call.buffers, norm_type=2.0, norm=call.norm))
+
+
+def _overwrite(buffer: Array, grad: Array) -> None:
+    """``buffer = grad``, broadcast."""
+    if casts.rounds_twice(grad.dtype, buffer.dtype):
         with Uninterrupted(), np.errstate(all="ignore"):
             _add_all([(buffer, np.broadcast_to(grad, buffer.shape))], None, fresh=True)
     elif buffer is not grad:
         with np.errstate(all="ignore"):
             np.copyto(buffer, grad, casting="unsafe")
-
-
-def accumulate_grads(
-    buffers: Sequence[Array],
-    grads: Sequence[Array],
-    do_update: Array | bool,
-    overwrite: Array | bool,
-    scale: Number,
-    norm: Array | None,
-) -> None:
-    """Each ``buffer += scale * grad``, or ``= scale * grad``; then the norm of the buffers."""
-    factor = float(scale)
-    by = None if factor == 1 else factor
-    pairs = list(zip(buffers, grads, strict=True)) if do_update else []
-    with Uninterrupted():
-        if overwrite and by is None:
-            for buffer, grad in pairs:
-                accumulate_grad_v2(buffer, grad, overwrite=True)
-        else:
-            for kinds in dict.fromkeys((b.dtype, g.dtype) for b, g in pairs):
-                own = [(b, g) for b, g in pairs if (b.dtype, g.dtype) == kinds]
-                _add_all(own, by, fresh=bool(overwrite))
-    if norm is not None:
-        grad_norm(buffers, 2.0, norm)
 
 
 @np.errstate(all="ignore")

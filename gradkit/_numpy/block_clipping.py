@@ -7,12 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradkit._backend import Axes, Number, Shape
+from gradkit._backend import Shape
+from gradkit._calls.lists import ClipUnits, UnitNorms
 from gradkit._numpy import scratch, tuning
 from gradkit._numpy.blocks import Array, Index, blocks, load, store
 from gradkit._numpy.casts import widen
-from gradkit._numpy.clipping import coefficients, combined, parts_of_each
 from gradkit._numpy.interrupts import Uninterrupted
+from gradkit._numpy.list_norms import coefficients, combined, parts_of_each
 from gradkit._numpy.threads import in_strips
 
 __all__ = ["clip_units", "unit_norms"]
@@ -48,11 +49,10 @@ class _Sums(NamedTuple):
 
 
 @np.errstate(all="ignore")
-def unit_norms(
-    grads: Sequence[Array], norm_type: float, axes: Axes, out: Array, *, mean: bool
-) -> None:
-    """``out = (sum |g|^p)^(1/p)`` for each unit of each gradient, or of the mean of |g|^p."""
-    pairs = list(zip(grads, axes, strict=True))
+def unit_norms(call: UnitNorms) -> None:
+    """``norms = (sum |g|^p)^(1/p)`` for each unit of each gradient, or of the mean of |g|^p."""
+    norm_type, mean = call.norm_type, call.mean
+    pairs = list(zip(call.grads, call.axes, strict=True))
     whole = [grad for grad, own in pairs if len(own) == grad.ndim]
     parts = zip(parts_of_each(whole, norm_type), whole, strict=True)
     counts = ((part, max(1, grad.size) if mean else 1) for part, grad in parts)
@@ -70,28 +70,19 @@ def unit_norms(
     in_strips(partial(_fill, norm_type), jobs, elements, pays=tuning.ONE_PASS)
     each = (sums.norms(norm_type, mean=mean) for sums in cut)
     norms = [next(alone if len(own) == grad.ndim else each) for grad, own in pairs]
-    np.concatenate(norms or [out], out=out)
+    np.concatenate(norms or [call.norms], out=call.norms)
 
 
 @np.errstate(all="ignore")
-def clip_units(
-    grads: Sequence[Array],
-    norms: Array,
-    max_norm: Number,
-    eps: float,
-    axes: Axes,
-    outs: Sequence[Array],
-    *,
-    param_norms: Array | None = None,
-    least: float = 0.0,
-    zero_nonfinite: bool,
-) -> None:
+def clip_units(call: ClipUnits) -> None:
     """Scale each unit to ``max_norm`` if its norm is larger."""
-    measured = np.float64(1) if param_norms is None else np.maximum(param_norms, least)
-    factors = coefficients(norms, np.float64(max_norm) * measured, eps)
-    zeros = ~np.isfinite(norms) & zero_nonfinite
+    measured: Array | np.float64 = np.float64(1)
+    if call.param_norms is not None:
+        measured = np.maximum(call.param_norms, call.least)
+    factors = coefficients(call.norms, np.float64(call.max_norm) * measured, call.eps)
+    zeros = ~np.isfinite(call.norms) & call.zero_nonfinite
     start, jobs, small = 0, [], []
-    for grad, out, own in zip(grads, outs, axes, strict=True):
+    for grad, out, own in zip(call.grads, call.outs, call.axes, strict=True):
         if len(own) == grad.ndim and grad.itemsize > 2 and grad.size <= tuning.SMALL_GRADIENT:
             small.append((grad, out, start))
             start += 1

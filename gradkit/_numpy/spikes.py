@@ -2,29 +2,22 @@
 
 import math
 
-from gradkit._numpy.blocks import Array
+from gradkit._calls.lists import SpikeGuardUpdate
 
 __all__ = ["spike_guard_update"]
 
 
-def spike_guard_update(
-    state: Array,
-    norm: Array,
-    decay: float,
-    threshold: float,
-    warmup: int,
-    following: Array,
-    max_norm: Array,
-) -> None:
+def spike_guard_update(call: SpikeGuardUpdate) -> None:
     """Write the state after a norm, and the limit for it; ``following`` may be ``state``."""
-    count, mean, std = state.tolist()
-    value = float(norm)
-    starting = count < warmup
+    decay, following = call.decay, call.following
+    count, mean, std = call.state.tolist()
+    value = float(call.norm)
+    starting = count < call.warmup
     judges = not starting and std > 0
-    limit = _limit(value, mean, std, threshold) if judges else math.inf
-    max_norm[...] = limit
+    limit = _limit(value, mean, std, call.threshold) if judges else math.inf
+    call.max_norm[...] = limit
     if not 0 <= value < math.inf:  # NaN too
-        following[...] = state
+        following[...] = call.state
         return
     deviation = min(value, limit) - mean
     # The first norms have equal weights; `rest` makes the paper's variance of the later ones.

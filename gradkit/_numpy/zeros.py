@@ -8,14 +8,12 @@ from gradkit._numpy import tuning
 from gradkit._numpy.blocks import Array
 from gradkit._numpy.interrupts import Uninterrupted
 
-__all__ = ["zero_grad"]
 
-
-def zero_grad(grads: Sequence[Array]) -> None:
+def fill(arrays: Sequence[Array]) -> None:
     """Write +0 over every element, whatever it was."""
     with Uninterrupted():
-        for grad in grads:
-            (grad if grad.nbytes < tuning.FILLED_AS_BYTES else _as_bytes(grad)).fill(0)
+        for array in arrays:
+            (array if array.nbytes < tuning.FILLED_AS_BYTES else _as_bytes(array)).fill(0)
 
 
 def _as_bytes(array: Array) -> Array:

@@ -1,14 +1,17 @@
 """What the functions that clip have in common: limits, policies and where results go."""
 
+import math
 from collections.abc import Iterable
 from itertools import compress, repeat, zip_longest
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from gradkit._arrays import is_array
-from gradkit._backend import Array, Number, Spec
+from gradkit._backend import Array, Spec
 from gradkit._calls import checks
+from gradkit._calls.lists import GradNorm
+from gradkit._calls.roles import Number
 from gradkit._open import trees
 from gradkit._open.given import Given
 from gradkit._open.gradients import Gradients
@@ -16,7 +19,32 @@ from gradkit._open.outputs import Outputs
 from gradkit._open.several_devices import Twins
 from gradkit.errors import NonFiniteNormError
 
+_MOST = 256  # rules that are remembered
+
 NonFinite: TypeAlias = Literal["propagate", "raise", "zero"]
+
+
+class Rule(NamedTuple):
+    """How a norm is taken, and what it means, as checked."""
+
+    order: float
+    eps: float
+    policy: str
+
+
+_rules: dict[Any, Rule] = {}
+
+
+def rule_of(norm_type: float, eps: float, nonfinite: str) -> Rule:
+    """The numbers of a call, checked when they are first seen."""
+    key = norm_type, eps, nonfinite, type(norm_type), type(eps)
+    try:
+        return _rules[key]
+    except (KeyError, TypeError):  # or they have no hash
+        rule = Rule(checks.norm_order(norm_type), checks.epsilon(eps), policy_of(nonfinite))
+    if len(_rules) < _MOST and not {type(norm_type), type(eps)} - {float, int}:
+        _rules[key] = rule
+    return rule
 
 
 def policy_of(nonfinite: str) -> str:
@@ -26,8 +54,18 @@ def policy_of(nonfinite: str) -> str:
 
 def limit_of(call: Given, value: Any, label: str) -> Number:
     """A number that is at least 0; one on the device is not looked at."""
+    if type(value) is float and value >= 0:
+        return value
     limit = call.number(value, label)
     return checks.nonnegative(limit, label) if isinstance(limit, float) else limit
+
+
+def scale_of(call: Given, value: Any) -> Number:
+    """A number that is finite; one on the device is not looked at."""
+    if type(value) is float and math.isfinite(value):
+        return value
+    factor = call.number(value, "scale")
+    return checks.finite(factor, "scale") if isinstance(factor, float) else factor
 
 
 def raise_if_nonfinite(group: Gradients, norm: Array) -> None:
@@ -37,7 +75,9 @@ def raise_if_nonfinite(group: Gradients, norm: Array) -> None:
     if not bad.size:
         return
     largest = group.backend.empty((len(group.arrays),), np.dtype(np.float64))
-    group.backend.grad_norm(group.views, np.inf, largest, per_tensor=True)
+    group.backend.grad_norm(
+        GradNorm(grads=group.views, norm_type=np.inf, norm=largest, per_tensor=True)
+    )
     culprits = ~np.isfinite(group.backend.read(largest))
     raise NonFiniteNormError(float(bad[0]), tuple(compress(group.names(), culprits)))
 

@@ -2,18 +2,17 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from itertools import chain, islice
-from operator import attrgetter
-from types import MappingProxyType
-from typing import Any, NoReturn
+from itertools import chain, islice, repeat
+from operator import attrgetter, is_
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 
-from gradkit._arrays import HOST, Framework, backend_of, framework_for, is_array
+from gradkit._arrays import HOST, NOTHING, Framework, backend_of, framework_for, is_array
 from gradkit._backend import Array, Borrowed, Number, Spec, Spread, Views
 from gradkit._calls import checks
-from gradkit._calls.backend import Backend
-from gradkit._dtypes import float_name
+from gradkit._calls.roles import Grads
+from gradkit._dtypes import FLOATS, float_name
 from gradkit._open import memory, trees
 from gradkit._open.given import (
     RETURNED,
@@ -30,10 +29,15 @@ from gradkit._open.several_devices import Share, Twins, backend_of_all, on_strea
 from gradkit._open.shards import holds_shards
 
 _NOTHING = np.empty(0)
-_NONE: Mapping[str, Any] = MappingProxyType({})
 _HOST_BACKEND = HOST.backend_of(_NOTHING)
 _dtype_of, _device_of = attrgetter("dtype"), attrgetter("data.device_id")
 _simply_writable = attrgetter("flags.carray")  # in C order, aligned and writeable
+_base_of = attrgetter("base")
+_NUMPY = {np.ndarray}
+_UNKNOWN = {type(None)}  # types of what may be a container
+_FLOATS = {np.dtype(name) for name in FLOATS if name != "bfloat16"}
+
+Beside: TypeAlias = Callable[[], Mapping[str, Any]]
 
 
 class Gradients(Given):
@@ -41,8 +45,8 @@ class Gradients(Given):
 
     ``tree`` is the caller's container (one-shot iterables made into lists), ``arrays`` its
     leaves in order without the ``None`` ones, ``views`` the same memory as the backend's arrays.
-    An empty list is of the library and on the device of the first array ``beside`` it, a call's
-    other arguments by name, or else NumPy's. ``write``: they will be written in place, and
+    An empty list is of the library and on the device of the first array ``beside`` it, which gives
+    a call's other arguments by name, or else NumPy's. ``write``: they will be written in place, and
     ``instead`` says what to do if that cannot be. ``label`` is the argument's name. Gradients of
     several devices have a share for each, and results that are no gradients lie on the first's.
     """
@@ -56,40 +60,42 @@ class Gradients(Given):
         write: bool,
         instead: str = RETURNED,
         label: str = "grads",
-        beside: Mapping[str, Any] = _NONE,
+        beside: Beside | None = None,
         several: bool = False,
     ):
-        super().__init__()
+        self.numbers = []
         self._label, self._written, self._several = label, write, several
         self.tree: Any
         self.arrays: list[Any]
         # What a thousand small gradients have in common is looked at once, and each by itself
         # only if something is unusual: the checks must not take longer than the work.
-        kinds = set(map(type, grads)) if type(grads) is list else {type(None)}
-        if all(map(framework_for, kinds)):
-            self.tree = self.arrays = [*grads]
-        else:
+        kinds = set(map(type, grads)) if type(grads) is list else _UNKNOWN
+        frameworks: set[Framework | None] = {HOST}
+        if kinds != _NUMPY:
+            frameworks = set(map(framework_for, kinds))
+        if None in frameworks:
             self.tree = trees.freeze(grads, is_array)
             self.arrays = trees.leaves(self.tree, is_array)
             kinds = set(map(type, self.arrays))
-        self._plain = kinds <= {np.ndarray}
-        self.views: Sequence[Array] = self.arrays
+            frameworks = set(map(framework_for, kinds))
+        else:
+            self.tree = self.arrays = [*grads]
+        self._plain = kinds <= _NUMPY
+        self.views: Grads = self.arrays
         self.shares: list[Share] = []
         if self._plain:
             self.framework, self.backend = HOST, _HOST_BACKEND
         else:
-            self.framework = self._framework(kinds)
+            self.framework = self._framework(frameworks)
             if write and self.framework.immutable:
                 refuse_write(self.framework, self.name(0), instead)
-            opened = self._opened(kinds, write)
-            self.views = opened if isinstance(opened, (Borrowed, Spread)) else Views(opened)
-            self.backend = self._backend()
-        self.like = self.arrays[0] if self.arrays else _NOTHING
-        if not self.arrays:
-            self._join(beside)
-        self._check_elements()
-        if write:
-            self._check_writable(instead)
+            self._see(kinds, write)
+        if self.arrays:
+            self.like = self.arrays[0]
+        else:
+            self.like = _NOTHING
+            self._join({} if beside is None else beside())
+        self._check(write, instead)
 
     def names(self) -> Iterator[str]:
         """The expression that reaches each gradient: ``grads['layer1'][0]``."""
@@ -120,27 +126,28 @@ class Gradients(Given):
         return super().near(number, label)
 
     def on_stream(self) -> AbstractContextManager[Any]:
-        return on_streams(self.shares, self.backend) if self.shares else super().on_stream()
+        if self._plain:
+            return NOTHING
+        if self.shares:
+            return on_streams(self.shares, self.backend)
+        return self.framework.on_stream(self.like)
 
     def outputs(
         self, out: Any, specs: Sequence[Spec], *, apart: Iterable[Any] = (), label: str = "out"
     ) -> Outputs:
         """A call's further results, which share no memory with gradients or named arrays."""
-        return Outputs(self, out, specs, self._inputs(apart), label=label)
+        return Outputs(self, out, specs, lambda: self._inputs(apart), label=label)
 
     def twins(
         self, out: tuple[Any, ...] | None, specs: Sequence[Spec], apart: Iterable[Any]
     ) -> Outputs | Twins:
         """The same for results like the gradients, each on the device of its own."""
         if self.shares:
-            return Twins.of(self.shares, out, specs, self._inputs(apart))
+            return Twins.of(self.shares, out, specs, lambda: self._inputs(apart))
         return self.outputs(out, specs, apart=apart)
 
-    def _inputs(self, apart: Iterable[Any]) -> Callable[[], Named]:
-        def inputs() -> Named:
-            return list(chain(zip(self.names(), self.views, strict=True), self.numbers, apart))
-
-        return inputs
+    def _inputs(self, apart: Iterable[Any]) -> Named:
+        return list(chain(zip(self.names(), self.views, strict=True), self.numbers, apart))
 
     def refuse_shards(self, hint: str) -> None:
         """Raise if these are parts, whose norms are not those of the gradients."""
@@ -157,6 +164,8 @@ class Gradients(Given):
 
     def wrote(self) -> None:
         """Tell the library that every gradient's memory was written."""
+        if self._plain:
+            return
         self.framework.wrote(self.arrays)
 
     def _join(self, beside: Mapping[str, Any]) -> None:
@@ -166,20 +175,9 @@ class Gradients(Given):
                 self.backend = backend_of(view_of(self.framework, array, label, detach=True))
                 return
 
-    def _backend(self) -> Backend:
-        views = self.views
-        if not isinstance(views, Spread):
-            return backend_of(views[0])
-        self.shares = [
-            Share(self.framework, own, self.arrays, self.name(own.positions[0]))
-            for own in views.devices
-        ]
-        return backend_of_all(views)
-
-    def _framework(self, kinds: Iterable[type]) -> Framework:
-        found = set(map(framework_for, kinds))
-        framework = found.pop()
-        if framework is None or found:
+    def _framework(self, found: set[Framework | None]) -> Framework:
+        framework, *others = found
+        if framework is None or others:
             self._refuse_mixture()
         return framework
 
@@ -190,12 +188,29 @@ class Gradients(Given):
         index = next(i for i, framework in enumerate(frameworks) if framework is not first)
         refuse_mixture(self.name(index), frameworks[index], self.name(0), first)
 
-    def _opened(self, kinds: set[type], write: bool) -> Sequence[Array]:
+    def _see(self, kinds: set[type], write: bool) -> None:
+        """Make views of the arrays, and find what computes on them."""
         framework = self.framework
+        opened: Grads
         if len(kinds) == 1 and all(map(framework.computes_on, kinds)):
-            if not framework.on_one_device(self.arrays):
-                return self._of_devices(self.arrays)
-            return framework.columns(self.arrays) or self.arrays
+            if framework.on_one_device(self.arrays):
+                self.views = framework.columns(self.arrays) or Views(self.arrays)
+                self.backend = framework.backend_of(self.arrays[0])
+                return
+            opened = self._of_devices(self.arrays)
+        else:
+            opened = self._viewed(write)
+        self.views = opened if isinstance(opened, (Borrowed, Spread)) else Views(opened)
+        if isinstance(opened, Spread):
+            self.shares = [
+                Share(framework, own, self.arrays, self.name(own.positions[0]))
+                for own in opened.devices
+            ]
+            self.backend = backend_of_all(opened)
+        else:
+            self.backend = backend_of(self.views[0])
+
+    def _viewed(self, write: bool) -> Grads:
         try:
             views = self.framework.views(self.arrays, write=write)
         except (TypeError, ValueError):
@@ -203,7 +218,7 @@ class Gradients(Given):
                 view_of(self.framework, array, name, write=write)
             raise
         kinds = set() if isinstance(views, Borrowed) else set(map(type, views))
-        if kinds - {np.ndarray} and (len(kinds) > 1 or len(set(map(_device_of, views))) > 1):
+        if kinds - _NUMPY and (len(kinds) > 1 or len(set(map(_device_of, views))) > 1):
             return self._of_devices(views)
         return views
 
@@ -217,9 +232,27 @@ class Gradients(Given):
                 check_device(view, self.name(index), views[0], self.name(0))
         return views
 
+    def _check(self, write: bool, instead: str) -> None:
+        """Raise unless all are floating-point arrays, and can be written if they will be."""
+        if self._plain:
+            floats = _FLOATS.issuperset(map(_dtype_of, self.arrays))
+            apart = (  # each an allocation of its own
+                all(map(_simply_writable, self.arrays))
+                and all(map(is_, map(_base_of, self.arrays), repeat(None)))
+                and len(set(map(id, self.arrays))) == len(self.arrays)
+                if write
+                else True
+            )
+        else:
+            known = self.views.known if isinstance(self.views, Borrowed) else None
+            floats = known is not None  # no other arrays are borrowed
+            apart = known is not None and bool(known.disjoint)
+        if not floats:
+            self._check_elements()
+        if write and not apart:
+            self._check_writable(instead)
+
     def _check_elements(self) -> None:
-        if isinstance(self.views, Borrowed):  # only floating-point arrays are
-            return
         if None not in map(float_name, set(map(_dtype_of, self.views))):
             return
         for view, name in zip(self.views, self.names(), strict=True):

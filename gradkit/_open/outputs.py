@@ -1,6 +1,8 @@
 """A call's results: the caller's own arrays if ``out`` has them, new ones otherwise."""
 
 from collections.abc import Callable, Sequence
+from itertools import repeat
+from operator import is_, is_not
 from typing import Any
 
 from gradkit._arrays import is_array
@@ -40,7 +42,11 @@ class Outputs:
         self._label = label
         self._given: tuple[Any, ...] = ()
         if out is None and owner.framework.returns_views:
-            self.views = self._arrays = owner.backend.outputs(specs)
+            spec = specs[0] if len(specs) == 1 else None
+            if spec is None or spec.order is not None:
+                self.views = self._arrays = owner.backend.outputs(specs)
+            else:
+                self.views = self._arrays = [owner.backend.empty(spec.shape, spec.dtype)]
             return
         self._given = as_tuple(out, len(specs))
         self._arrays = list(self._given)
@@ -52,14 +58,17 @@ class Outputs:
     @property
     def fresh(self) -> bool:
         """Whether all memory is new, of which nobody knows yet."""
-        return all(array is None for array in self._given)
+        return all(map(is_, self._given, repeat(None)))
+
+    def named(self) -> list[tuple[str, Array]]:
+        """What is written, by name."""
+        return list(zip(self._labels(len(self.views)), self.views, strict=True))
 
     def results(self) -> list[Any]:
         """The outputs as the caller's own objects, or as new arrays of the caller's type."""
         framework, like = self._owner.framework, self._owner.like
-        written = [array for array in self._given if array is not None]
-        if written:
-            framework.wrote(written)
+        if any(map(is_not, self._given, repeat(None))):
+            framework.wrote([array for array in self._given if array is not None])
         if framework.returns_views:
             return self._arrays
         return [
@@ -85,8 +94,7 @@ class Outputs:
 
     def _checked(self, specs: Sequence[Spec | None], inputs: Named, reuse: Reuse) -> list[Any]:
         """Views of the caller's arrays, and ``None`` for what is to be allocated."""
-        label = self._label
-        labels = labels_of(len(specs), label) if isinstance(label, str) else label
+        labels = self._labels(len(specs))
         plain = self._owner.are_views([array for array in self._given if array is not None])
         views = [
             None if array is None else self._view(array, spec, label, plain)
@@ -102,6 +110,10 @@ class Outputs:
 
         refuse_overlaps(self._owner.backend, written, inputs, allowed)
         return views
+
+    def _labels(self, count: int) -> Sequence[str]:
+        label = self._label
+        return labels_of(count, label) if isinstance(label, str) else label
 
     def _view(self, array: Any, spec: Spec | None, label: str, plain: bool) -> Array:
         view = array if plain else self._owner.view(array, label, write=True)

@@ -1,1 +1,4 @@
-"""Groups of ranks: one communication library a file, imported when a caller has an object of it."""
+"""Norms and batches over ranks, and groups of them.
+
+One communication library a file, imported when a caller has an object of it.
+"""

@@ -11,6 +11,7 @@ import gradkit
 from gradkit._arrays import backend_of
 from gradkit._backend import Array, Views
 from gradkit._calls import checks
+from gradkit._calls.lists import AccumulateGrads
 from gradkit.jax._callbacks import Result, call
 from gradkit.jax._numbers import given, read
 
@@ -96,7 +97,16 @@ def _accumulate(buffers: Any, grads: Any, scale: Any, overwrite: Any, do_update:
         by, fresh, update = ins[2 * count :]
         backend = backend_of(by)
         factor, addends = read(by, backend), Views(ins[count : 2 * count])
-        backend.accumulate_grads(Views(outs), addends, update, fresh, factor, None)
+        backend.accumulate_grads(
+            AccumulateGrads(
+                buffers=Views(outs),
+                grads=addends,
+                do_update=update,
+                overwrite=fresh,
+                scale=factor,
+                norm=None,
+            )
+        )
 
     results = [Result(buffer.shape, buffer.dtype) for buffer in into]
     operands = [*into, *added, scale, overwrite, do_update]

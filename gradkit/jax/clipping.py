@@ -14,6 +14,7 @@ from gradkit._arrays import backend_of
 from gradkit._backend import Array, Views
 from gradkit._calls import checks
 from gradkit._calls.backend import Backend
+from gradkit._calls.lists import ClipByNorm, GradNorm, JoinRanks, RankState, SpikeGuardUpdate
 from gradkit._open.clipping import policy_of
 from gradkit.jax._callbacks import Result, axes_of, call, varying
 from gradkit.jax._numbers import doubles, given, pair, pairs, read, store, widest
@@ -22,7 +23,7 @@ __all__ = ["clip_by_global_norm", "grad_norm"]
 
 _Tree = TypeVar("_Tree")
 _FLOAT64 = np.dtype(np.float64)
-_STATE = 6  # numbers of a norm that devices exchange: `Operations.rank_state`
+_STATE = 6  # numbers of a norm that devices exchange: `RankState`
 _DIGEST = 0.0  # all devices run one program, so that none can make another call
 _REFUSAL = "{} is not differentiable; to differentiate a whole training step, clip with optax"
 
@@ -263,7 +264,14 @@ def _states_of_all(leaves: list[Any], scale: Any, rule: Rule) -> Any:
         backend = backend_of(by)
         state, factor = doubles(outs[0]), read(by, backend)
         backend.rank_state(
-            Views(grads), rule.order, _DIGEST, state, scale=factor, copies=rule.copies
+            RankState(
+                grads=Views(grads),
+                norm_type=rule.order,
+                digest=_DIGEST,
+                state=state,
+                scale=factor,
+                copies=rule.copies,
+            )
         )
 
     (state,) = call(rule.refusal, compute, [pairs(_STATE)], [*leaves, scale])
@@ -277,18 +285,38 @@ def _compute(grads: Views, numbers: list[Any], outs: list[Array], rule: Rule) ->
     most, by = read(limit, backend), read(scale, backend)
     norm = backend.empty((), _FLOAT64)
     if rows is None:
-        backend.grad_norm(grads, rule.order, norm, scale=by)
+        backend.grad_norm(GradNorm(grads=grads, norm_type=rule.order, norm=norm, scale=by))
     else:
         _join(doubles(rows), norm, by, most, rule, backend)
     if rule.guard is not None:
         most, following = backend.empty((), _FLOAT64), backend.empty(state.shape, _FLOAT64)
         known = backend.as_float64(state)
-        backend.spike_guard_update(known, norm, *rule.guard, following, most)
+        decay, threshold, warmup = rule.guard
+        backend.spike_guard_update(
+            SpikeGuardUpdate(
+                state=known,
+                norm=norm,
+                decay=decay,
+                threshold=threshold,
+                warmup=warmup,
+                following=following,
+                max_norm=most,
+            )
+        )
         store(outs[1], most)
         store(outs[2], following)
     if rule.clips:
-        zero = rule.zero_nonfinite
-        backend.clip_by_norm(grads, norm, most, rule.eps, grads, scale=by, zero_nonfinite=zero)
+        backend.clip_by_norm(
+            ClipByNorm(
+                grads=grads,
+                norm=norm,
+                max_norm=most,
+                scale=by,
+                eps=rule.eps,
+                zero_nonfinite=rule.zero_nonfinite,
+                outs=grads,
+            )
+        )
     store(outs[0], norm)
 
 
@@ -297,14 +325,16 @@ def _join(
 ) -> None:
     """The norm over all devices, none of which can be at fault alone."""
     backend.join_ranks(
-        states,
-        _DIGEST,
-        rule.order,
-        norm,
-        None,
-        scale=scale,
-        max_norm=limit,
-        fresh=True,
-        faults=backend.as_float64(np.zeros(len(states))),
-        factors=backend.empty((3,), _FLOAT64),
+        JoinRanks(
+            states=states,
+            digest=_DIGEST,
+            norm_type=rule.order,
+            scale=scale,
+            max_norm=limit,
+            fresh=True,
+            norm=norm,
+            found_inf=None,
+            faults=backend.as_float64(np.zeros(len(states))),
+            factors=backend.empty((3,), _FLOAT64),
+        )
     )

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 
 import gradkit
-from gradkit._cuda.launch.tensor_lists import CAPACITY, DIMS
+from gradkit._cuda.list_tables import CAPACITY, DIMS
 from tests import oracles, tolerances
 from tests import strategies as draw_
 from tests.backends import Backend

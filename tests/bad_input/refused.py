@@ -883,9 +883,9 @@ def outputs_of_lists():
             ),
         ):
             yield refused(function, f"out is {what}", error, message, {"out": out})
-    changes = {"per_tensor": True, "out": lambda a, _: a(f64())}
+    changes = {"flat": True, "out": lambda a, _: a(f64())}
     message = r"out has shape \(\); expected \(2,\)"
-    yield refused("grad_norm", "0-d out", ValueError, message, changes)
+    yield refused("per_tensor_norms", "0-d out", ValueError, message, changes)
     for what, error, message, out in (
         ("an array", TypeError, r"out must be a tuple \(clipped", lambda a, _: a(f64())),
         ("short", TypeError, "out must be a tuple of 2", lambda a, _: ([a(f32(3))], None)),

@@ -6,7 +6,7 @@ whose device is the emulator.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gradkit._arrays import Framework, register
+from gradkit._arrays.cupy import CuPy
+from gradkit._backend import Borrowed
 from gradkit._cuda import CudaBackend
 from testbed.emulator import EmulatedDevice
 from testbed.ptx import PtxDevice
@@ -63,9 +65,11 @@ class Emulated(Framework):
         return on_device(result, like.backend)
 
 
-def on_device(array: npt.NDArray[Any], backend: Any) -> DeviceArray:
+def on_device(
+    array: npt.NDArray[Any], backend: Any, kind: type[DeviceArray] = DeviceArray
+) -> DeviceArray:
     """The same memory as an array of the emulated device."""
-    view = array.view(DeviceArray)
+    view = array.view(kind)
     view.backend = backend
     return view
 
@@ -80,4 +84,22 @@ def ptx_backend(**options: Any) -> Any:
     return CudaBackend(PtxDevice(**options))
 
 
+class IdleArray(DeviceArray):
+    """An array whose list is opened as one of CuPy's arrays is: by addresses and layouts."""
+
+
+class Idle(Emulated):
+    """The library of ``IdleArray``."""
+
+    returns_views = True
+    disjoint = CuPy.disjoint
+
+    def columns(self, arrays: Sequence[Any]) -> Borrowed:
+        """Return what lists need of arrays, as for CuPy's."""
+        each = ([getattr(a, name) for a in arrays] for name in ("dtype", "shape", "strides"))
+        addresses = tuple(array.ctypes.data for array in arrays)
+        return Borrowed(addresses, tuple(map(tuple, each)), arrays.__getitem__)
+
+
 register(DeviceArray, Emulated())
+register(IdleArray, Idle())

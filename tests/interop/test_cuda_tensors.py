@@ -23,7 +23,7 @@ from .libraries import framework
 
 FUNCTIONS = {
     "norm": lambda grads: gradkit.grad_norm(grads),
-    "norms": lambda grads: gradkit.grad_norm(grads, np.inf, per_tensor=True),
+    "norms": lambda grads: gradkit.per_tensor_norms(grads, np.inf, flat=True),
     "clip": lambda grads: gradkit.clip_grad_norm(grads, 0.5),
     "clip, raise": lambda grads: gradkit.clip_grad_norm(grads, 0.5, nonfinite="raise"),
     "clipped": lambda grads: gradkit.clip_by_global_norm(grads, 0.5),

@@ -199,7 +199,7 @@ def test_tensorflow_computes_on_results_without_aborting(run_alone, tf, dtype):
             clipped, norm = gradkit.clip_by_global_norm(grads, 1.0, reduce=two)
             for c, g in zip(clipped, grads):
                 assert tf.reduce_sum(tf.abs(c)) <= tf.reduce_sum(g)
-            each = gradkit.grad_norm(grads, per_tensor=True)
+            each = gradkit.per_tensor_norms(grads, flat=True)
             assert tf.reduce_sum(each) >= 0
             y, inv_std = gradkit.rms_norm(grads[1])
             tf.reduce_sum(y), tf.reduce_sum(inv_std)

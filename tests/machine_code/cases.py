@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from gradkit._cuda import CudaBackend
 from gradkit._cuda.launch.kernels import Macros, options_of, source_of
-from gradkit._cuda.launch.tensor_lists import CAPACITY, UNIT_CAPACITY
 from gradkit._cuda.launch.warmup import combinations
+from gradkit._cuda.list_tables import CAPACITY, UNIT_CAPACITY
 from gradkit._dtypes import FLOATS
 from testbed.machine_code import Source
 

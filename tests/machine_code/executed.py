@@ -15,8 +15,7 @@ from unittest.mock import patch
 import numpy as np
 
 import gradkit
-from gradkit._cuda import CudaBackend
-from gradkit._cuda.launch import tensor_lists
+from gradkit._cuda import CudaBackend, list_tables
 from gradkit._dtypes import dtype_named
 from testbed.emulator.idle import launch_nothing
 from testbed.ptx import PtxDevice
@@ -177,7 +176,7 @@ def _scale(arrays: Arrays) -> Any:
 
 
 def _in_long_chunks(call: Callable[[Arrays], Any], arrays: Arrays) -> Any:
-    with patch.object(tensor_lists, "_MANY_CHUNKS", 1 << 6):
+    with patch.object(list_tables, "_MANY_CHUNKS", 1 << 6):
         return call(arrays)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 
 import gradkit
 from tests import oracles, tolerances
+from tests.problems import one_or_each
 from tests.test_distributed import INF, NAN, ORDERS
 
 EXACT = (1, 2, INF)  # orders whose sums travel exactly
@@ -89,7 +90,7 @@ def each_tensor(place, order):
     shards = rng.standard_normal((place.size, 40, 3))
     shards[-1, 1, 0] = NAN
     grads = [place.array(shard) for shard in shards[place.rank]]  # 40: a collective of its own
-    norms = gradkit.grad_norm(grads, order, per_tensor=True, group=place.group)
+    norms = gradkit.per_tensor_norms(grads, order, flat=True, group=place.group)
     assert np.isnan(float(norms[1]))
     for k in (0, *range(2, 40)):
         expected = oracles.norm([shards[:, k]], order)
@@ -105,10 +106,8 @@ def on_a_mesh(place, order, per_tensor):
     single = rng.random((place.size, 3))
     grads = {"all": shared, "row": pairs[row], "one": single[place.rank]}
     replicas = {"all": place.size, "row": min(2, place.size - 2 * row), "one": 1}
-    norm = gradkit.grad_norm(
-        {name: place.array(grad) for name, grad in grads.items()}, order,
-        per_tensor=per_tensor, group=place.group, replicas=replicas,
-    )  # fmt: skip
+    held = {name: place.array(grad) for name, grad in grads.items()}
+    norm = one_or_each(held, order, each=per_tensor, group=place.group, replicas=replicas)
     wanted = [[shared], list(pairs), list(single)]
     wanted = wanted if per_tensor else [[g for part in wanted for g in part]]
     for got, parts in zip(np.reshape(norm, -1), wanted, strict=True):

@@ -84,7 +84,7 @@ def fails_on_one(place, trouble):
 
 CALLS = {
     "p": lambda last: (gradkit.grad_norm, {"norm_type": 1 if last else 2}),
-    "one norm or each": lambda last: (gradkit.grad_norm, {"per_tensor": last}),
+    "one norm or each": lambda last: (gradkit.per_tensor_norms if last else gradkit.grad_norm, {}),
     "function": lambda last: (gradkit.clip_grad_norm, {"max_norm": 1.0}) if last else
                              (gradkit.grad_norm, {}),
 }  # fmt: skip
@@ -108,7 +108,7 @@ def different_calls(place, differ):
 
 def different_numbers_of_norms(place):
     grads = [place.array([3.0])] * (2 if place.rank else 1)
-    error, _ = attempt(gradkit.grad_norm, grads=grads, per_tensor=True, group=place.group)
+    error, _ = attempt(gradkit.per_tensor_norms, grads=grads, group=place.group)
     assert isinstance(error, gradkit.RankError), error
     assert error.ranks[0].endswith("4 numbers a rank")
     return str(error)

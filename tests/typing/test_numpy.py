@@ -25,7 +25,7 @@ def test_norms_and_clipping() -> None:
     grads = {"w": _ones(2, 3), "b": _ones(3)}
     nested = {"layers": [grads, grads], "head": [{"w": _ones(2)}]}
     norm = assert_type(gradkit.grad_norm(grads), Float64)
-    assert_type(gradkit.grad_norm(_ones(3), np.inf, per_tensor=True), Float64)
+    assert_type(gradkit.per_tensor_norms(_ones(3), np.inf, flat=True), Float64)
     assert_type(gradkit.grad_norm([*grads.values(), None]), Float64)
     assert_type(gradkit.grad_norm(_each(grads)), Float64)
     assert_type(gradkit.grad_norm(grads.values()), Float64)

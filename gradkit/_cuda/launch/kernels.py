@@ -47,7 +47,10 @@ class LoadedKernel:
         shared_mem: int = 0,
     ) -> None:
         """Launch on the current stream, as ``device.Kernel`` does."""
-        arguments = [_NULL if arg is None else arg for arg in args]
+        arguments = list(args)
+        for k, argument in enumerate(args):  # without a frame of its own
+            if argument is None:
+                arguments[k] = _NULL
         try:
             if shared_mem > self._allowed:
                 self._allow(shared_mem)

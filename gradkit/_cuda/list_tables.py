@@ -18,7 +18,8 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
-from gradkit._backend import Array, Axes, Borrowed, Number, Views
+from gradkit._backend import Array, Axes, Borrowed, Views
+from gradkit._calls.roles import Grads
 from gradkit._cuda.launch.device import Device
 from gradkit._cuda.launch.kernels import Combination, Launch, kernel
 from gradkit._cuda.launch.strides import Pair, pair_of, units_of
@@ -43,9 +44,6 @@ _SMALLEST_CHUNK = 4096  # bytes: two rounds of a warp's loads
 _LARGEST_CHUNK = 1 << 30  # kernels count its elements by an int
 _MANY_CHUNKS = 16384  # one for each warp of the largest devices
 _MOST_CHUNKS = (1 << 32) - 1  # kernels count them by an unsigned int
-
-FLAGS = {False: np.uint32(0), True: np.uint32(1)}  # as kernels take them
-_ONE = np.float64(1)
 
 _shape, _strides, _number = map(attrgetter, ("shape", "strides", "dtype.num"))
 
@@ -159,7 +157,7 @@ class Plan:
         """How many pairs there are."""
         return self.cut.tensors
 
-    @property
+    @cached_property
     def chunks(self) -> int:
         """How many chunks they are cut into."""
         return self.cut.chunks
@@ -169,7 +167,7 @@ class Plan:
         """Whether both arrays of each pair are cut into the same packs, all in one table."""
         return len(self.tables) == 1 and self.cut.in_step(self.starts)
 
-    @property
+    @cached_property
     def uploaded(self) -> bool:
         """Whether it lies in device memory."""
         return any(table.memory is not None for table in self.tables)
@@ -261,46 +259,42 @@ _cuts = _LastUsed[_Cut](number=64, tensors=1 << 20)
 
 
 def plan_of(
-    device: Device,
-    sources: Sequence[Array],
-    targets: Sequence[Array] = (),
-    axes: Axes | None = None,
+    device: Device, sources: Grads, targets: Grads | None = None, axes: Axes | None = None
 ) -> Plan:
     """The plan for pairs of arrays, each source broadcast to its target's shape.
 
     ``sources`` that are ``targets`` are worked on in place; without targets they are only read.
     With ``axes``, those that each array's units extend along, it is for kernels that know units.
+    The gradients of one call keep theirs for its next step.
     """
-    known = targets is sources or not targets
-    remembering = None
-    if known and axes is None and isinstance(sources, (Views, Borrowed)):
-        remembering = sources
-    if remembering is not None and remembering.plan is not None:
-        device.pointers(sources, write=bool(targets))  # an emulator checks what is written
-        found: Plan = remembering.plan
+    write, alone = targets is not None, targets is None or targets is sources
+    keeping = alone and axes is None and isinstance(sources, (Views, Borrowed))
+    if keeping and sources.plan is not None:  # type: ignore[attr-defined]
+        device.pointers(sources, write=write)  # an emulator checks what is written
+        found: Plan = sources.plan  # type: ignore[attr-defined]
         return found
-    pairs: tuple[Sequence[Array], ...] = (sources,)
-    if not known:
-        pairs = (sources, targets)
-    last = len(pairs) - 1  # its pointers come last, so that they are what may be written
-    addresses = [
-        device.pointers(arrays, write=bool(targets) and k == last) for k, arrays in enumerate(pairs)
-    ]
-    properties: list[Hashable] = [_properties_of(arrays) for arrays in pairs]
-    if axes is not None:
-        properties.append((axes, tuple(map(_shape, sources))))
-    lists: Sequence[Hashable] = (*addresses, *properties)
-    if remembering is not None and isinstance(sources, Borrowed):
-        lists = (sources.known,)
-    key = (device, device.stream, *lists)
+    pairs: tuple[Grads, ...] = (sources,) if alone else (sources, targets or ())
+    addresses = [] if alone else [device.pointers(sources, write=False)]
+    addresses.append(device.pointers(pairs[-1], write=write))  # the last are what may be written
+    if keeping and isinstance(sources, Borrowed):
+        key: Hashable = (device, device.stream, sources.known)
+    else:
+        key = (device, device.stream, *addresses, *_properties(pairs, axes))
     plan = _plans.find(key)
     if plan is None or (plan.uploaded and device.capturing()):
-        plan = _make(device, np.array(addresses, np.uint64), pairs, properties, axes)
+        starts = np.array(addresses, np.uint64)
+        plan = _make(device, starts, pairs, _properties(pairs, axes), axes)
         if not device.capturing():
             _plans.keep(key, plan)
-    if remembering is not None:
-        remembering.plan = plan
+    if keeping:
+        sources.plan = plan  # type: ignore[attr-defined]
     return plan
+
+
+def _properties(pairs: Sequence[Grads], axes: Axes | None) -> tuple[Hashable, ...]:
+    """Everything about lists but where they lie."""
+    each: tuple[Hashable, ...] = tuple(map(_properties_of, pairs))
+    return each if axes is None else (*each, (axes, tuple(map(_shape, pairs[0]))))
 
 
 def _properties_of(arrays: Sequence[Array]) -> tuple[Any, ...]:
@@ -309,16 +303,6 @@ def _properties_of(arrays: Sequence[Array]) -> tuple[Any, ...]:
         return arrays.layout
     # A tuple for each property, not for each array: fewer objects to make.
     return tuple(tuple(map(of, arrays)) for of in (_shape, _strides, _number))
-
-
-def either(number: Number) -> tuple[Array | None, np.float64]:
-    """A number as kernels take it: an array to read it from, or none and the number itself."""
-    return (None, np.float64(number)) if isinstance(number, float) else (number, _ONE)
-
-
-def either_flag(flag: Array | bool) -> tuple[Array | None, np.uint32]:
-    """A flag as kernels take it, likewise."""
-    return (None, FLAGS[flag]) if isinstance(flag, bool) else (flag, FLAGS[False])
 
 
 def on_lists(file: str, kinds: Sequence[int] = KINDS) -> Iterator[Combination]:
@@ -338,7 +322,9 @@ def plan_steps(
     """What launches a kernel over all chunks of a plan, as ``steps``."""
     made: list[Step] = []
     for table in plan.tables:
-        made += steps(device, table, file, name, *arguments, **macros)
+        if table.blocks:
+            launch = table.over_chunks(device, file, name, **macros)
+            made.append(partial(launch.__call__, table.argument, *arguments))
     return made
 
 

@@ -1,6 +1,7 @@
 """A call that all ranks of a group make together: it is one call, and all end it or none does."""
 
 import zlib
+from contextlib import nullcontext
 from types import TracebackType
 from typing import Any
 
@@ -10,7 +11,7 @@ from gradkit._arrays import backend_of
 from gradkit._calls import checks
 from gradkit._open.given import known_framework, view_of
 from gradkit._ranks.device import raise_if_any
-from gradkit.distributed import Group
+from gradkit._ranks.groups import Group
 from gradkit.errors import RankError
 
 State = np.ndarray[Any, Any]  # float64 numbers of one rank
@@ -21,7 +22,7 @@ STATE = 2 + ROOM
 _TEXT = 240  # bytes of what a rank says of itself
 
 
-class Meeting:
+class Collective:
     """A context in which an error on one rank, before all have met, is raised on all of them.
 
     What ranks exchange first has one length whatever they call, so that two different calls
@@ -52,7 +53,7 @@ class Meeting:
         """An array on the group's device, if its numbers travel there: where faults are noted."""
         return getattr(self._group, "faults", None) if self.on_device else None
 
-    def __enter__(self) -> "Meeting":
+    def __enter__(self) -> "Collective":
         return self
 
     def __exit__(
@@ -127,6 +128,10 @@ class Meeting:
         checks.shape(rows, (self.size, state.size), "what group.allgather returned",
                      "a row for each rank")  # fmt: skip
         return rows
+
+
+# Without a group nothing happens, and entering this calls no function of Python's.
+NOBODY = nullcontext(Collective(None))
 
 
 def digest_of(call: str, numbers: int) -> float:

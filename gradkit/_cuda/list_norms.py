@@ -7,20 +7,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gradkit._backend import Array, Number
+from gradkit._backend import Array
+from gradkit._calls.lists import GradNorm, NormParts
+from gradkit._calls.roles import Flags, Norm, Number
 from gradkit._cuda.launch.device import Device, scratch, workspace
 from gradkit._cuda.launch.kernels import Combination, Launch
-from gradkit._cuda.launch.tensor_lists import (
-    FLAGS,
-    KINDS,
-    Plan,
-    Step,
-    Table,
-    either,
-    launch,
-    plan_of,
-    steps,
-)
+from gradkit._cuda.launch.numbers import FLAGS, either
+from gradkit._cuda.list_tables import KINDS, Plan, Step, Table, launch, plan_of, steps
 
 PART = 3  # doubles of a partial result: kernels/norm_orders.cuh
 SUM_OF_SQUARES = "SumOfSquares"
@@ -44,42 +37,23 @@ def order_of(norm_type: float) -> str:
     return _ORDERS.get(norm_type, _ANY_ORDER)
 
 
-def write_norm(
-    device: Device,
-    grads: Sequence[Array],
-    norm_type: float,
-    out: Array,
-    per_tensor: bool = False,
-    scale: Number = 1.0,
-    found_inf: Array | None = None,
-) -> None:
-    """``Operations.grad_norm``."""
-    launch(norm_steps(device, grads, norm_type, out, per_tensor, scale, found_inf))
-
-
-def norm_steps(
-    device: Device,
-    grads: Sequence[Array],
-    norm_type: float,
-    out: Array,
-    per_tensor: bool = False,
-    scale: Number = 1.0,
-    found_inf: Array | None = None,
-) -> list[Step]:
-    """What launches ``Operations.grad_norm``, with all its memory and kernels made."""
-    plan = plan_of(device, grads)
+def norm_steps(device: Device, call: GradNorm) -> list[Step]:
+    """What launches ``grad_norm``, with all its memory and kernels made."""
+    norm, found_inf = call.norm, call.found_inf
+    plan = plan_of(device, call.grads)
     if not plan.chunks:
-        return [partial(array.fill, 0) for array in (out, found_inf) if array is not None]
-    p, order = np.float64(norm_type), order_of(norm_type)
-    if len(plan.tables) == 1 and not per_tensor:
-        return _of_one_table(device, plan.tables[0], p, order, scale, out, found_inf)
+        return [partial(array.fill, 0) for array in (norm, found_inf) if array is not None]
+    p, order = np.float64(call.norm_type), order_of(call.norm_type)
+    if len(plan.tables) == 1 and not call.per_tensor:
+        return _of_one_table(device, plan.tables[0], p, order, call)
     made = []
-    for table, own_steps, parts, count in _partials(device, plan, p, order, per_tensor):
-        own, found = out, found_inf
-        if per_tensor:
-            own, found = out[table.tensors], None if found is None else found[table.tensors]
+    for table, own_steps, parts, count in _partials(device, plan, p, order, call.per_tensor):
+        own, found = norm, found_inf
+        if call.per_tensor:
+            own = Norm(norm[table.tensors])
+            found = None if found_inf is None else Flags(found_inf[table.tensors])
         made += own_steps
-        made.append(joining(device, table, p, order, parts, count, scale, own, found))
+        made.append(joining(device, table, p, order, parts, count, call.scale, own, found))
     return made
 
 
@@ -100,56 +74,43 @@ class _Total(NamedTuple):
 
 
 def _of_one_table(
-    device: Device,
-    table: Table,
-    p: np.float64,
-    order: str,
-    scale: Number,
-    out: Array,
-    found_inf: Array | None,
+    device: Device, table: Table, p: np.float64, order: str, call: GradNorm
 ) -> list[Step]:
     """What launches one norm of all of a table's tensors: nearly every list is one table."""
     known = table.totals.get(order)
     if known is None:
         known = table.totals[order] = _Total.of(device, table, order)
     fields, parts = table.argument, workspace(device, known.room, _FLOAT64)
-    numbers = known.parts, FLAGS[False], *either(scale)
+    numbers = known.parts, FLAGS[False], *either(call.scale)
+    outs = call.norm, _NO_STRIDE, call.found_inf
     return [
         partial(known.partials.__call__, fields, p, parts, FLAGS[True]),
-        partial(known.finish.__call__, fields, p, parts, *numbers, out, _NO_STRIDE, found_inf),
+        partial(known.finish.__call__, fields, p, parts, *numbers, *outs),
     ]
 
 
-def write_parts(
-    device: Device,
-    grads: Sequence[Array],
-    norm_type: float,
-    out: Array,
-    per_tensor: bool,
-    copies: Sequence[int] | None,
-) -> None:
-    """``Operations.norm_parts``."""
-    plan = plan_of(device, grads)
+def write_parts(device: Device, call: NormParts) -> None:
+    """Launch ``norm_parts``."""
+    out, per_tensor = call.parts, call.per_tensor
+    plan = plan_of(device, call.grads)
     if not plan.chunks:
         out.fill(0)
         return
-    p, order = np.float64(norm_type), order_of(norm_type)
-    if copies is None:
+    p, order = np.float64(call.norm_type), order_of(call.norm_type)
+    if call.copies is None:
         for table, own_steps, parts, count in _partials(device, plan, p, order, per_tensor):
-            for step in own_steps:
-                step()
+            launch(own_steps)
             own = out[table.tensors] if per_tensor else out
             join(device, table, p, order, parts, count, None, own, per_tensor)
         return
-    counts = _on_device(device, copies)
-    each = out if per_tensor else scratch(device, len(grads) * PART, _FLOAT64).reshape(-1, PART)
+    many, counts = len(call.grads), _on_device(device, call.copies)
+    each = out if per_tensor else scratch(device, many * PART, _FLOAT64).reshape(-1, PART)
     for table, own_steps, parts, count in _partials(device, plan, p, order, True):
-        for step in own_steps:
-            step()
-        own = table.tensors
-        join(device, table, p, order, parts, count, counts[own], each[own], True)
+        launch(own_steps)
+        mine = table.tensors
+        join(device, table, p, order, parts, count, counts[mine], each[mine], True)
     if not per_tensor:
-        join(device, plan.tables[0], p, order, each, len(grads), None, out, False)
+        join(device, plan.tables[0], p, order, each, many, None, out, False)
 
 
 def _on_device(device: Device, copies: Sequence[int]) -> Array:
@@ -195,15 +156,15 @@ def joining(
     parts: Array,
     count: int,
     scale: Number,
-    out: Array,
-    found_inf: Array | None,
+    norm: Norm,
+    found_inf: Flags | None,
 ) -> Step:
     """What joins ``count`` parts: all into a scalar, or each tensor's into a row of norms."""
-    per_tensor = out.ndim > 0
-    found = _launch(device, table, "norm_finish", order, out.size, per_tensor)
+    per_tensor = norm.ndim > 0
+    found = _launch(device, table, "norm_finish", order, norm.size, per_tensor)
     numbers = np.uint32(count), FLAGS[per_tensor]
-    stride = np.int64(out.strides[0] if per_tensor else 0)
-    arguments = table.argument, p, parts, *numbers, *either(scale), out, stride, found_inf
+    stride = np.int64(norm.strides[0] if per_tensor else 0)
+    arguments = table.argument, p, parts, *numbers, *either(scale), norm, stride, found_inf
     return partial(found.__call__, *arguments)
 
 

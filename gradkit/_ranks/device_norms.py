@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradkit._backend import Array, Number
 from gradkit._calls import checks
+from gradkit._calls.lists import JoinRanks, RankState
+from gradkit._calls.roles import Flags, Norm, Number, Numbers, Scalar
 from gradkit._open.given import check_device, known_framework, same_device, view_of
 from gradkit._open.gradients import Gradients
-from gradkit._open.meeting import ROOM, STATE, Meeting, digest_of
+from gradkit._ranks.collective import ROOM, STATE, Collective, digest_of
 
 _FLOAT64 = np.dtype(np.float64)
 _FACTORS = 3  # norm, scale and limit
@@ -21,7 +22,7 @@ _FAULTS = "group.faults"
 class Factors(NamedTuple):
     """What the coefficient of a clip is computed from; over ranks the device knows it alone."""
 
-    norm: Array
+    norm: Norm
     limit: Number = math.inf
     scale: Number = 1.0
 
@@ -34,12 +35,12 @@ class Sums(NamedTuple):
     copies: Sequence[int] | None
 
 
-def write_norm(
+def queue_norm(
     held: Gradients,
-    meeting: Meeting,
+    collective: Collective,
     sums: Sums,
     own: Factors,
-    found_inf: Array | None,
+    found_inf: Flags | None,
     *,
     fresh: bool,
 ) -> Factors:
@@ -48,44 +49,55 @@ def write_norm(
     ``fresh``: the norm's memory is new, and becomes NaN instead of staying as it is.
     """
     backend, order = held.backend, sums.order
-    faults = _faults(held, meeting)
+    faults = _faults(held, collective)
     state = backend.empty((STATE,), _FLOAT64)
     factors = backend.empty((_FACTORS,), _FLOAT64)
     digest = digest_of(sums.call, ROOM)
-    backend.rank_state(held.views, order, digest, state, scale=own.scale, copies=sums.copies)
-    states = _states(meeting.queue(state), meeting, faults)
-    backend.join_ranks(
-        states,
-        digest,
-        order,
-        own.norm,
-        found_inf,
-        scale=own.scale,
-        max_norm=own.limit,
-        fresh=fresh,
-        faults=faults,
-        factors=factors,
+    backend.rank_state(
+        RankState(
+            grads=held.views,
+            norm_type=order,
+            digest=digest,
+            state=state,
+            scale=own.scale,
+            copies=sums.copies,
+        )
     )
-    norm, scaled, limit = (factors[k : k + 1].reshape(()) for k in range(_FACTORS))
-    return Factors(norm, limit, scaled)
+    states = _states(collective.queue(state), collective, faults)
+    backend.join_ranks(
+        JoinRanks(
+            states=states,
+            digest=digest,
+            norm_type=order,
+            scale=own.scale,
+            max_norm=own.limit,
+            fresh=fresh,
+            norm=own.norm,
+            found_inf=found_inf,
+            faults=faults,
+            factors=factors,
+        )
+    )
+    norm, scale, limit = (factors[k : k + 1].reshape(()) for k in range(_FACTORS))
+    return Factors(Norm(norm), Scalar(limit), Scalar(scale))
 
 
-def _states(rows: Any, meeting: Meeting, faults: Array) -> Array:
+def _states(rows: Any, collective: Collective, faults: Numbers) -> Numbers:
     """What the group has gathered, as an array of the backend."""
     states = view_of(known_framework(rows, _ROWS), rows, _ROWS)
     check_device(states, _ROWS, faults, _FAULTS)
-    checks.shape(states, (meeting.size, STATE), _ROWS, "a row for each rank")
+    checks.shape(states, (collective.size, STATE), _ROWS, "a row for each rank")
     if states.dtype != _FLOAT64:
         raise TypeError(f"{_ROWS} has dtype {states.dtype}; ranks send float64")
-    return states
+    return Numbers(states)
 
 
-def _faults(held: Gradients, meeting: Meeting) -> Array:
+def _faults(held: Gradients, collective: Collective) -> Numbers:
     """Where the device notes which rank is at fault."""
-    array = meeting.beside
+    array = collective.beside
     faults = view_of(known_framework(array, _FAULTS), array, _FAULTS, write=True)
-    checks.shape(faults, (meeting.size,), _FAULTS, "a number for each rank")
+    checks.shape(faults, (collective.size,), _FAULTS, "a number for each rank")
     if held.arrays and not same_device(held.views[0], faults):
         name = held.name(0)
         raise ValueError(f"{name} is not on the device of group, whose numbers travel there")
-    return faults
+    return Numbers(faults)

@@ -21,8 +21,8 @@ from gradkit._calls.channels import (
     elements,
 )
 from gradkit._open.dispatch import run, write
-from gradkit._open.meeting import Meeting
-from gradkit.distributed import Group
+from gradkit._ranks.collective import Collective
+from gradkit._ranks.groups import Group
 
 _FLOAT64 = np.dtype(np.float64)
 
@@ -31,21 +31,21 @@ def run_over_ranks(
     call: BatchNorm | BatchNormGrad,
     out: Any,
     group: Group | None,
-    compute: Callable[[Meeting, Any, Backend], None],
+    compute: Callable[[Collective, Any, Backend], None],
 ) -> Any:
     """The results of a call that the ranks of a group make together."""
     if group is None:
         return run(call, out)
-    with Meeting(group) as meeting:
-        if meeting.alone:
+    with Collective(group) as collective:
+        if collective.alone:
             return run(call, out)
         engines.check_over_ranks(call.engine)
-        return run(call, out, partial(compute, meeting))
+        return run(call, out, partial(compute, collective))
 
 
-def forward_over_ranks(meeting: Meeting, call: BatchNorm, backend: Backend) -> None:
+def forward_over_ranks(collective: Collective, call: BatchNorm, backend: Backend) -> None:
     """Write ``y``, ``mean`` and ``inv_std``, and move running statistics."""
-    mean, var, count = _stats_of_ranks(meeting, call, backend)
+    mean, var, count = _stats_of_ranks(collective, call, backend)
     if call.running_mean is not None:
         checks.enough(count, "x has one element per channel on all ranks together")
     apply = BatchNormApply(
@@ -72,7 +72,7 @@ def forward_over_ranks(meeting: Meeting, call: BatchNorm, backend: Backend) -> N
     engines.ran("native")
 
 
-def gradient_over_ranks(meeting: Meeting, call: BatchNormGrad, backend: Backend) -> None:
+def gradient_over_ranks(collective: Collective, call: BatchNormGrad, backend: Backend) -> None:
     """Write ``dx``, ``dscale`` and ``dbias``; nothing before all ranks have met.
 
     ``own`` holds what becomes ``dscale`` and ``dbias``.
@@ -80,7 +80,7 @@ def gradient_over_ranks(meeting: Meeting, call: BatchNormGrad, backend: Backend)
     known = {name: getattr(call, name) for name in ("dy", "x", "mean", "inv_std", "channel_axis")}
     own = backend.empty((2, call.x.shape[call.channel_axis]), _FLOAT64)
     write(BatchNormGradSums(**known), own[0], own[1], backend=backend)
-    rows = _gathered(meeting, "batch_norm_grad", call, own, backend)
+    rows = _gathered(collective, "batch_norm_grad", call, own, backend)
     with np.errstate(all="ignore"):  # infinities of two signs
         totals = rows.sum(axis=0)
     sums = backend.as_float64(totals[:-1].reshape(own.shape))
@@ -99,13 +99,13 @@ def gradient_over_ranks(meeting: Meeting, call: BatchNormGrad, backend: Backend)
 
 
 def _stats_of_ranks(
-    meeting: Meeting, call: BatchNorm, backend: Backend
+    collective: Collective, call: BatchNorm, backend: Backend
 ) -> tuple[Array, Array, float]:
     """Mean and variance of each channel over all ranks, in float64; how many elements each has."""
     own = backend.empty((2, call.x.shape[call.channel_axis]), _FLOAT64)
     stats = BatchNormStats(x=call.x, channel_axis=call.channel_axis)
     write(stats, own[0], own[1], None, backend=backend)
-    rows = _gathered(meeting, f"batch_norm(eps={call.eps})", call, own, backend)
+    rows = _gathered(collective, f"batch_norm(eps={call.eps})", call, own, backend)
     means, variances = rows[:, :-1].reshape(len(rows), 2, -1).transpose(1, 0, 2)
     together, count = np.empty(own.shape), np.empty(())
     combine: Any = CombineStats(means=means, variances=variances, counts=rows[:, -1])
@@ -115,9 +115,9 @@ def _stats_of_ranks(
 
 
 def _gathered(
-    meeting: Meeting, name: str, call: BatchNorm | BatchNormGrad, own: Array, backend: Backend
+    collective: Collective, name: str, call: BatchNorm | BatchNormGrad, own: Array, backend: Backend
 ) -> Array:
     """Every rank's two numbers a channel, and how many elements a channel has there."""
     axis = call.channel_axis
     state = np.append(backend.read(own), float(elements(call.x, axis)))
-    return meeting.gather(f"{name} of {call.x.shape[axis]} channels", state)
+    return collective.gather(f"{name} of {call.x.shape[axis]} channels", state)

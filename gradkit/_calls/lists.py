@@ -1,0 +1,301 @@
+"""What backends compute on lists of gradients, and on the numbers that go with them.
+
+A record has what one backend needs for one step of a public function: arrays are the backend's own,
+numbers are checked, and results are there to be written. ``grads`` may be ``Views``, ``Borrowed``
+or, on a backend of several devices, ``Spread``; their norms are float64.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, dataclass_transform
+
+from gradkit._backend import Axes
+from gradkit._calls.roles import (
+    Data,
+    Flag,
+    Flags,
+    Grads,
+    GuardState,
+    Norm,
+    Number,
+    Numbers,
+    Scalar,
+    Written,
+)
+
+
+@dataclass_transform(kw_only_default=True)
+class ListCall:
+    """One step of a call, with all fields by name; ``Written`` are those that it writes."""
+
+    def __init_subclass__(cls) -> None:
+        """Make it a dataclass."""
+        dataclass(kw_only=True, eq=False)(cls)
+
+
+class GradNorm(ListCall):
+    """``norm = |scale| * (sum |g|^p)^(1/p)`` over all gradients, or one norm per gradient.
+
+    ``found_inf``, contiguous float64 of norm's shape, becomes 1 where an element is NaN or
+    infinite, and 0 elsewhere.
+    """
+
+    grads: Grads
+    norm_type: float
+    norm: Written[Norm]
+    per_tensor: bool = False
+    scale: Number = 1.0
+    found_inf: Written[Flags | None] = None
+
+
+class NormParts(ListCall):
+    """What ``GradNorm`` adds up, before the root: for each norm a row (hi, lo, scale).
+
+    A row stands for ``(hi + lo) * scale^p``; for p = infinity ``hi`` is the norm. ``hi`` is
+    finite if all elements are. ``parts`` are contiguous. ``copies``: each gradient's sum is
+    divided by its number.
+    """
+
+    grads: Grads
+    norm_type: float
+    parts: Written[Numbers]
+    per_tensor: bool = False
+    copies: Sequence[int] | None = None
+
+
+class RankState(ListCall):
+    """``state = (0, digest, |scale|, hi, lo, scale of the sums)``, the last 3 as ``NormParts``.
+
+    It stands for a rank that did not fail, whose call has that digest. ``state`` is contiguous.
+    What ``JoinRanks`` runs is compiled here, before ranks exchange anything.
+    """
+
+    grads: Grads
+    norm_type: float
+    digest: float
+    state: Written[Numbers]
+    scale: Number = 1.0
+    copies: Sequence[int] | None = None
+
+
+class JoinRanks(ListCall):
+    """The norm of all ranks' gradients, from a row of ``RankState`` for each.
+
+    ``factors = (norm, scale, max_norm)``, for ``ClipByNorm``. If a rank's first number is not 0,
+    or its digest is not ``digest``, then ``norm`` (NaN if ``fresh``) and ``found_inf`` stay as
+    they are, ``factors = (0, 1, inf)``, which clip nothing, and ``faults[rank]`` becomes 1 or 2,
+    if it was 0. All are contiguous but for ``states``.
+    """
+
+    states: Numbers
+    digest: float
+    norm_type: float
+    scale: Number
+    max_norm: Number
+    fresh: bool
+    norm: Written[Norm]
+    found_inf: Written[Flags | None]
+    faults: Written[Numbers]
+    factors: Written[Numbers]
+
+
+class NormShares(ListCall):
+    """``share = (norm / largest)^p``: this rank's term of a norm over ranks.
+
+    For p = infinity there is no sum: it is 0, or NaN if this rank's norm is, because "max" may
+    have dropped it.
+    """
+
+    norm: Norm
+    largest: Norm
+    norm_type: float
+    share: Written[Numbers]
+
+
+class NormOfShares(ListCall):
+    """``norm = largest * total^(1/p)``: the norm over all ranks."""
+
+    total: Numbers
+    largest: Norm
+    norm_type: float
+    norm: Written[Norm]
+
+
+class ClipCoefficient(ListCall):
+    """``coefficient = min(1, max_norm / max(norm, eps))``; a NaN norm stays NaN.
+
+    A negative ``max_norm`` in an array gives NaN.
+    """
+
+    norm: Norm
+    max_norm: Number
+    eps: float
+    coefficient: Written[Numbers]
+
+
+class ClipByNorm(ListCall):
+    """``outs = grads * (scale * coefficient of norm)``; ``norm`` is that of scale * grads.
+
+    A coefficient of 0 gives 0 for every finite gradient, whatever the scale. ``zero_nonfinite``:
+    zeros if the norm or the scale is not finite. ``outs`` may be ``grads``.
+    """
+
+    grads: Grads
+    norm: Norm
+    max_norm: Number
+    eps: float
+    zero_nonfinite: bool
+    outs: Written[Grads]
+    scale: Number = 1.0
+
+
+class ScaleGrads(ListCall):
+    """``outs = grads * coefficient``; 1 keeps every bit. ``outs`` may be ``grads``."""
+
+    grads: Grads
+    coefficient: Number
+    outs: Written[Grads]
+
+
+class ClipGradValue(ListCall):
+    """``outs = min(max(grads, -clip_value), clip_value)``; NaN stays NaN."""
+
+    grads: Grads
+    clip_value: float
+    outs: Written[Grads]
+
+
+class ZeroGrad(ListCall):
+    """+0 over every element, NaN included."""
+
+    grads: Written[Grads]
+
+
+class UnitNorms(ListCall):
+    """``norms = (sum |g|^p)^(1/p)`` for each unit; ``mean``: of the mean of |g|^p.
+
+    ``norms`` is a contiguous vector of all units: gradient by gradient, in C order. The norm of no
+    elements is 0.
+    """
+
+    grads: Grads
+    norm_type: float
+    axes: Axes
+    mean: bool
+    norms: Written[Norm]
+
+
+class ClipUnits(ListCall):
+    """``outs = grads * coefficient`` with the norm of each element's unit.
+
+    Its limit is ``max_norm``, or with ``param_norms``, contiguous as ``norms``,
+    ``max_norm * max(param_norm, least)``. ``zero_nonfinite``: zeros where the norm is not finite.
+    """
+
+    grads: Grads
+    norms: Norm
+    max_norm: Number
+    eps: float
+    axes: Axes
+    zero_nonfinite: bool
+    outs: Written[Grads]
+    param_norms: Norm | None = None
+    least: float = 0.0
+
+
+class AccumulateGrad(ListCall):
+    """``buffer += scale * grad`` (broadcast) if ``do_update``; with a scale, in float64."""
+
+    buffer: Written[Data]
+    grad: Data
+    do_update: Flag
+    scale: float | None
+
+
+class AccumulateGradV2(ListCall):
+    """``buffer = grad`` if ``overwrite``, else ``buffer += grad``; both broadcast."""
+
+    buffer: Written[Data]
+    grad: Data
+    overwrite: Flag
+
+
+class AccumulateGrads(ListCall):
+    """If ``do_update``, each ``buffer += scale * grad``, or ``= scale * grad`` to overwrite.
+
+    ``norm`` becomes the 2-norm of the buffers after that, with the bits of ``GradNorm``.
+    """
+
+    buffers: Written[Grads]
+    grads: Grads
+    do_update: Flag
+    overwrite: Flag
+    scale: Number
+    norm: Written[Norm | None]
+
+
+class SpikeGuardUpdate(ListCall):
+    """The state after a norm, and the limit for it; ``following`` may be ``state``."""
+
+    state: GuardState
+    norm: Norm
+    decay: float
+    threshold: float
+    warmup: int
+    following: Written[GuardState]
+    max_norm: Written[Scalar]
+
+
+class ListOperations(Protocol):
+    """What a backend computes on lists: each function writes the results of its call."""
+
+    def zero_grad(self, call: ZeroGrad) -> None:
+        """Gradients of +0."""
+
+    def grad_norm(self, call: GradNorm) -> None:
+        """One norm of all gradients, or one per gradient."""
+
+    def norm_parts(self, call: NormParts) -> None:
+        """What norms are made of."""
+
+    def rank_state(self, call: RankState) -> None:
+        """What one rank says of its gradients."""
+
+    def join_ranks(self, call: JoinRanks) -> None:
+        """The norm of all ranks' gradients, and what clips them."""
+
+    def norm_shares(self, call: NormShares) -> None:
+        """One rank's term of a norm."""
+
+    def norm_of_shares(self, call: NormOfShares) -> None:
+        """The norm, from the terms' total."""
+
+    def clip_coefficient(self, call: ClipCoefficient) -> None:
+        """What a clip multiplies by."""
+
+    def clip_by_norm(self, call: ClipByNorm) -> None:
+        """Gradients times the coefficient, which is computed in the same pass."""
+
+    def scale_grads(self, call: ScaleGrads) -> None:
+        """Gradients times one number."""
+
+    def clip_grad_value(self, call: ClipGradValue) -> None:
+        """Gradients clamped to both sides of zero."""
+
+    def unit_norms(self, call: UnitNorms) -> None:
+        """One norm for each unit."""
+
+    def clip_units(self, call: ClipUnits) -> None:
+        """Units times their coefficients."""
+
+    def accumulate_grad(self, call: AccumulateGrad) -> None:
+        """A buffer and one more gradient."""
+
+    def accumulate_grad_v2(self, call: AccumulateGradV2) -> None:
+        """A buffer and one more gradient, or that alone."""
+
+    def accumulate_grads(self, call: AccumulateGrads) -> None:
+        """Buffers and one more gradient each, and their norm."""
+
+    def spike_guard_update(self, call: SpikeGuardUpdate) -> None:
+        """One step of a spike guard."""

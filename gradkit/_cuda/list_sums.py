@@ -1,0 +1,108 @@
+"""What adds to gradient buffers on a GPU."""
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from gradkit._backend import Array
+from gradkit._calls.lists import AccumulateGrads, GradNorm
+from gradkit._calls.roles import Grads, Norm
+from gradkit._cuda.launch.device import Device, scratch
+from gradkit._cuda.launch.kernels import Combination, Macros
+from gradkit._cuda.launch.numbers import either, either_flag
+from gradkit._cuda.list_norms import PART, SUM_OF_SQUARES, joining, norm_steps, norms
+from gradkit._cuda.list_tables import (
+    ALONE,
+    KINDS,
+    Step,
+    launch,
+    plan_of,
+    start,
+    steps,
+)
+from gradkit._dtypes import FLOATS, float_name
+
+_LIST = "accumulate_grads"  # the kernel, and its file
+
+
+def accumulating() -> Iterator[Combination]:
+    """What adding a pair of arrays is compiled with."""
+    for capacity, grad, buffer in product(ALONE, FLOATS, FLOATS):
+        yield "accumulate", {"CAPACITY": capacity, "GRAD": grad, "BUFFER": buffer}
+
+
+def accumulating_lists() -> Iterator[Combination]:
+    """What adding lists is compiled with."""
+    for capacity, buffer, norm in product(KINDS, FLOATS, (0, 1)):
+        for grad in FLOATS[buffer].addends:
+            types: Macros = {"GRAD": grad, "BUFFER": buffer}
+            yield _LIST, {"CAPACITY": capacity, "NORM": norm, **types}
+    yield from norms(SUM_OF_SQUARES)
+
+
+def add(device: Device, name: str, grad: Array, buffer: Array, *arguments: Any) -> None:
+    """Launch a kernel of accumulate.cu, which broadcasts the gradient to the buffer's shape."""
+    plan = plan_of(device, [grad], [buffer])
+    for table in plan.tables:
+        start(device, table.alone, "accumulate", name, *arguments, **_types(grad, buffer))
+
+
+def add_lists(device: Device, call: AccumulateGrads) -> None:
+    """Launch ``accumulate_grads``: a launch for each pair of dtypes.
+
+    The norm comes from the same launch if there is only one, over arrays that are aligned alike;
+    else it reads the buffers.
+    """
+    buffers, grads = call.buffers, call.grads
+    chosen = (*either_flag(call.do_update), *either_flag(call.overwrite), *either(call.scale))
+    kinds: dict[tuple[Any, Any], list[int]] = {}
+    for k, pair in enumerate(zip(grads, buffers, strict=True)):
+        kinds.setdefault((pair[0].dtype, pair[1].dtype), []).append(k)
+    made: list[Step] = []
+    if call.norm is not None and len(kinds) == 1:
+        made = _with_norm(device, buffers, grads, chosen, call.norm)
+    if not made:
+        after = []
+        if call.norm is not None:
+            after = norm_steps(device, GradNorm(grads=buffers, norm_type=2.0, norm=call.norm))
+        lists = [] if call.do_update is False else [*kinds.values()]
+        made = [*_adding(device, buffers, grads, lists, chosen), *after]
+    launch(made)
+
+
+def _adding(
+    device: Device,
+    buffers: Grads,
+    grads: Grads,
+    lists: Sequence[Sequence[int]],
+    chosen: tuple[Any, ...],
+) -> Iterator[Step]:
+    """What adds lists of pairs, of which each has its dtypes."""
+    for own in lists:
+        sources, targets = grads, buffers
+        if len(lists) > 1:
+            sources, targets = [grads[k] for k in own], [buffers[k] for k in own]
+        types = _types(sources[0], targets[0])
+        for table in plan_of(device, sources, targets).tables:
+            yield from steps(device, table, _LIST, _LIST, *chosen, None, NORM=0, **types)
+
+
+def _with_norm(
+    device: Device, buffers: Grads, grads: Grads, chosen: tuple[Any, ...], norm: Norm
+) -> list[Step]:
+    """What adds and norms in one launch, if the norm then has the bits of ``grad_norm``."""
+    plan = plan_of(device, grads, buffers)
+    if not (plan.in_step and plan.chunks):
+        return []
+    (table,) = plan.tables
+    parts = scratch(device, table.blocks * PART, np.dtype(np.float64))
+    types = _types(grads[0], buffers[0])
+    adding = steps(device, table, _LIST, _LIST, *chosen, parts, NORM=1, **types)
+    order, p = SUM_OF_SQUARES, np.float64(2)
+    return [*adding, joining(device, table, p, order, parts, table.blocks, 1.0, norm, None)]
+
+
+def _types(grad: Array, buffer: Array) -> dict[str, Any]:
+    return {"GRAD": float_name(grad.dtype), "BUFFER": float_name(buffer.dtype)}

@@ -1,0 +1,52 @@
+"""Norms and clipping unit by unit, on lists of arrays on a GPU."""
+
+import numpy as np
+
+from gradkit._calls.lists import ClipUnits, UnitNorms
+from gradkit._cuda.launch.device import Device, scratch
+from gradkit._cuda.launch.numbers import FLAGS, either
+from gradkit._cuda.list_norms import PART, order_of
+from gradkit._cuda.list_tables import (
+    Plan,
+    plan_of,
+    run,
+    start,
+)
+
+_MANY_PARTS = 8  # of a unit: a block joins them rather than a warp
+_FEW_THREADS, _MANY_THREADS = 32, 256
+_RESIDENT = 8  # blocks for each multiprocessor
+
+
+def write_unit_norms(device: Device, call: UnitNorms) -> None:
+    """Launch ``unit_norms``."""
+    plan = plan_of(device, call.grads, axes=call.axes)
+    p, order = np.float64(call.norm_type), order_of(call.norm_type)
+    threads = joining_threads(plan)
+    for table in plan.tables:
+        units = table.units.stop - table.units.start
+        if not units:
+            continue
+        parts = scratch(device, table.count * PART, np.dtype(np.float64))
+        start(device, table, "unit_norms", "unit_norm_partials", p, parts, ORDER=order)
+        blocks = min(units, device.multiprocessors * _RESIDENT)
+        launch = table.launch(
+            device, blocks, threads, "unit_norms", "unit_norm_finish", ORDER=order
+        )
+        stop = np.uint32(table.units.stop)
+        launch(table.argument, p, parts, FLAGS[call.mean], stop, call.norms)
+
+
+def scale_units(device: Device, call: ClipUnits) -> None:
+    """Launch ``clip_units``."""
+    plan = plan_of(device, call.grads, call.outs, call.axes)
+    least, eps = np.float64(call.least), np.float64(call.eps)
+    limits = *either(call.max_norm), call.param_norms, least, eps
+    flags = FLAGS[call.zero_nonfinite], FLAGS[call.outs is call.grads]
+    run(device, plan, "clip_units", "clip_units", call.norms, *limits, *flags)
+
+
+def joining_threads(plan: Plan) -> int:
+    """How many threads join a unit's partial results; the list decides, for bits depend on it."""
+    units = plan.tables[-1].units.stop
+    return _MANY_THREADS if plan.chunks > units * _MANY_PARTS else _FEW_THREADS

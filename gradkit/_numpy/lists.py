@@ -1,0 +1,187 @@
+"""Norms and clipping of lists of NumPy arrays."""
+
+import math
+from collections.abc import Sequence
+from itertools import chain
+
+import numpy as np
+
+from gradkit._calls.lists import (
+    ClipByNorm,
+    ClipCoefficient,
+    ClipGradValue,
+    GradNorm,
+    JoinRanks,
+    NormOfShares,
+    NormParts,
+    NormShares,
+    RankState,
+    ScaleGrads,
+    ZeroGrad,
+)
+from gradkit._calls.roles import Grads, Numbers
+from gradkit._numpy import zeros
+from gradkit._numpy.blocks import Array
+from gradkit._numpy.elementwise import clamping, elementwise, scaling
+from gradkit._numpy.list_norms import (
+    Part,
+    coefficient,
+    coefficients,
+    combined,
+    nonfinite,
+    norm_of_states,
+    parts_of_all,
+    parts_of_each,
+    state_of,
+)
+
+__all__ = [
+    "clip_by_norm",
+    "clip_coefficient",
+    "clip_grad_value",
+    "grad_norm",
+    "join_ranks",
+    "norm_of_ranks",
+    "norm_of_shares",
+    "norm_parts",
+    "norm_shares",
+    "rank_state",
+    "scale_grads",
+    "zero_grad",
+]
+
+
+@np.errstate(all="ignore")
+def grad_norm(call: GradNorm) -> None:
+    """``norm = |scale| * (sum |g|^p)^(1/p)`` over all gradients, or one norm a gradient."""
+    by, order = abs(float(call.scale)), call.norm_type
+    each: Sequence[Sequence[Part]]
+    if call.per_tensor:
+        each = parts_of_each(call.grads, order)
+        call.norm[...] = [combined(parts, order, by) for parts in each]
+    else:
+        each = (parts_of_all(call.grads, order),)
+        call.norm[...] = combined(each[0], order, by)
+    if call.found_inf is not None:
+        found = [nonfinite(parts) for parts in each]
+        call.found_inf[...] = np.reshape(found, call.found_inf.shape)
+
+
+@np.errstate(all="ignore")
+def norm_parts(call: NormParts) -> None:
+    """``parts[k] = (hi, lo, scale)``: what ``grad_norm`` adds up, before the root."""
+    each: Sequence[Sequence[Part]]
+    if call.copies is None and not call.per_tensor:
+        each = [parts_of_all(call.grads, call.norm_type)]
+    else:
+        each = parts_of_each(call.grads, call.norm_type)
+        if call.copies is not None:
+            counted = zip(each, call.copies, strict=True)
+            each = [[(m, s / count) for m, s in parts] for parts, count in counted]
+        if not call.per_tensor:
+            each = [list(chain.from_iterable(each))]
+    for row, parts in zip(call.parts, each, strict=True):
+        row[...] = state_of(parts, call.norm_type)
+
+
+@np.errstate(all="ignore")
+def norm_of_ranks(
+    parts: Array, scales: Array, norm_type: float, norm: Array, found_inf: Array | None
+) -> None:
+    """The norms of all ranks' gradients, from the rows ``parts[rank, norm]`` of ``norm_parts``.
+
+    ``scales[rank]`` is what the rank's gradients are to be multiplied by, at least 0 or NaN.
+    """
+    by = float(scales.max())
+    weights = np.where(scales == by, 1.0, scales / by)
+    norms = [norm_of_states(parts[:, k].T, weights, by, norm_type) for k in range(norm.size)]
+    norm[...] = np.reshape(norms, norm.shape)
+    if found_inf is not None:
+        found_inf[...] = (~np.isfinite(parts[:, :, 0])).any(axis=0).reshape(found_inf.shape)
+
+
+def rank_state(call: RankState) -> None:
+    """``state = (0, digest, |scale|, hi, lo, scale of the sums)``."""
+    call.state[:3] = 0, call.digest, abs(float(call.scale))
+    parts = Numbers(call.state[3:].reshape(1, 3))
+    norm_parts(
+        NormParts(grads=call.grads, norm_type=call.norm_type, parts=parts, copies=call.copies)
+    )
+
+
+def join_ranks(call: JoinRanks) -> None:
+    """The norm of all ranks' gradients, unless one failed; and what a clip is to use."""
+    states = call.states
+    own = np.where(states[:, 0] != 0, 1, np.where(states[:, 1] != call.digest, 2, 0))
+    if own.any():
+        call.faults[...] = np.where(call.faults == 0, own, call.faults)
+        call.factors[...] = 0, 1, math.inf
+        if call.fresh:
+            call.norm[...] = math.nan
+        return
+    parts, scales = states[:, np.newaxis, 3:], states[:, 2]
+    norm_of_ranks(parts, scales, call.norm_type, call.norm, call.found_inf)
+    call.factors[...] = float(call.norm), float(call.scale), float(call.max_norm)
+
+
+@np.errstate(all="ignore")
+def norm_shares(call: NormShares) -> None:
+    """``share = (norm / largest)^p``: what this rank adds to a norm over ranks.
+
+    For p = infinity there is no sum: 0, or the NaN that a "max" may have dropped.
+    """
+    same = call.norm == call.largest  # 0/0 and inf/inf are 1
+    share = np.where(same, 1.0, call.norm / call.largest)
+    call.share[...] = share * 0.0 if math.isinf(call.norm_type) else share**call.norm_type
+
+
+@np.errstate(all="ignore")
+def norm_of_shares(call: NormOfShares) -> None:
+    """``norm = largest * total^(1/p)``: the norm over all ranks."""
+    if math.isinf(call.norm_type):
+        call.norm[...] = call.largest + call.total
+    else:
+        call.norm[...] = call.largest * call.total ** (1 / call.norm_type)
+
+
+@np.errstate(all="ignore")
+def clip_coefficient(call: ClipCoefficient) -> None:
+    """``coefficient = min(1, max_norm / max(norm, eps))``; a NaN norm stays NaN."""
+    call.coefficient[...] = coefficients(call.norm, np.float64(call.max_norm), call.eps)
+
+
+def clip_by_norm(call: ClipByNorm) -> None:
+    """``outs = grads * (scale * coefficient)``, or zeros if the norm is not finite."""
+    norm, by = float(call.norm), float(call.scale)  # of which the second is: the host read it
+    if call.zero_nonfinite and not math.isfinite(norm):
+        zeros.fill(call.outs)
+        return
+    found = coefficient(norm, float(call.max_norm), call.eps)
+    # Where the norm is infinite, finite gradients become 0, though the scale is what made it so.
+    _scale(call.grads, found * by if found else found, call.outs)
+
+
+def scale_grads(call: ScaleGrads) -> None:
+    """``outs = grads * coefficient``; a coefficient of 1 keeps every bit."""
+    _scale(call.grads, float(call.coefficient), call.outs)
+
+
+@np.errstate(all="ignore")
+def clip_grad_value(call: ClipGradValue) -> None:
+    """``outs = min(max(grads, -clip_value), clip_value)``; NaN stays NaN."""
+    elementwise(clamping(call.clip_value), call.grads, call.outs)
+
+
+def zero_grad(call: ZeroGrad) -> None:
+    """Write +0 over every element, whatever it was."""
+    zeros.fill(call.grads)
+
+
+@np.errstate(all="ignore")
+def _scale(grads: Grads, factor: float, outs: Grads) -> None:
+    if factor == 1.0:
+        for grad, out in zip(grads, outs, strict=True):
+            if out is not grad:
+                out[...] = grad
+        return
+    elementwise(scaling(factor), grads, outs)

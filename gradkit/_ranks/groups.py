@@ -1,0 +1,93 @@
+"""What ranks are to norms: a group that gathers numbers, or a function that combines them."""
+
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+
+class Group(Protocol):
+    """The ranks that make a call together.
+
+    What the functions below return is one, and so is any object with these three attributes.
+
+    Attributes
+    ----------
+    rank : int
+        This rank, from 0 on.
+    size : int
+        How many ranks there are.
+    """
+
+    rank: int
+    size: int
+
+    def allgather(self, state: np.ndarray[Any, Any], /) -> np.ndarray[Any, Any]:
+        """Every rank's numbers.
+
+        ``state`` is a float64 vector in host memory, of the same length on all ranks. The result
+        has a row for each rank: float64, with the very bits that the rank passed.
+        """
+
+
+class DeviceGroup(Group, Protocol):
+    """A group whose numbers travel between devices, while the host goes on.
+
+    A norm is one collective on the caller's current stream, and may be captured into a CUDA
+    graph. A call returns before anybody knows whether all ranks have met in it. If one failed, or
+    made another call, the devices find out, and nothing is written on any rank: neither gradients
+    nor ``out`` nor ``found_inf``. Only what is new has a content, that nobody should use: a norm
+    is NaN, and :func:`gradkit.clip_by_global_norm` gives copies of the gradients. The rank that
+    failed raises its own error. The others learn of it from :meth:`check`; call it once a step.
+
+    The host waits if the call asks for it: with ``nonfinite="raise"``, which checks too, and with
+    ``per_tensor_norms``, because only ranks that agree may exchange a number for each gradient.
+
+    Gradients are on the group's device. A rank without any gets the norm there.
+
+    Attributes
+    ----------
+    on_device : bool
+        True.
+    faults : float64 array on the device
+        A number for each rank, 0 at first, which gradkit's kernels write: 1 for a rank that
+        failed, 2 for one that made another call.
+    """
+
+    on_device: bool
+    faults: Any
+
+    def allgather(self, state: Any, /) -> Any:
+        """Every rank's numbers, without waiting for the device.
+
+        ``state`` is a float64 vector on the device, or in host memory if the rank has failed or
+        waits for the result. The result is a float64 array on the device, with a row for each
+        rank, on the stream that is current in CuPy. If a graph captures the call, the memory is
+        to live as long as the graph.
+        """
+
+    def check(self) -> None:
+        """Wait for the device; raise :class:`gradkit.RankError` if a rank was at fault.
+
+        It names the ranks at fault in all calls since the last check. A graph's replays count.
+        """
+
+
+class Reduce(Protocol):
+    """Combines a value over all ranks: for groups that :class:`Group` does not fit.
+
+    Its arguments are a float64 array and ``op``, which is "sum" or "max". The array is of the
+    gradients' type, on their device, and 0-d (one element per gradient if ``per_tensor``). It
+    returns the combined value, an array or a number, which must be the same on every rank.
+    Every norm of any order calls it twice, first with "max" and then with "sum", and a call with
+    ``found_inf`` a third time, with "max"; even if a rank has no gradients, whose array is NumPy's
+    then. So all ranks pass ``found_inf``, or none does. With mpi4py, on the CPU::
+
+        def reduce(value, op):
+            comm.Allreduce(MPI.IN_PLACE, value, MPI.SUM if op == "sum" else MPI.MAX)
+            return value
+
+    An error on one rank leaves the others waiting; a ``group`` tells them.
+    """
+
+    def __call__(self, value: Any, op: Literal["sum", "max"], /) -> Any:
+        """The value combined over all ranks."""

@@ -1,0 +1,289 @@
+"""The norm of all gradients of a call: those given here, or those of all ranks."""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from gradkit import _numpy
+from gradkit._arrays import framework_of, is_array
+from gradkit._backend import Array, Shape, Spec
+from gradkit._calls import checks
+from gradkit._calls.backend import Backend
+from gradkit._calls.lists import GradNorm, NormOfShares, NormParts, NormShares
+from gradkit._calls.roles import Flags, Norm, Number
+from gradkit._open import trees
+from gradkit._open.clipping import Rule, raise_if_nonfinite, scale_of
+from gradkit._open.given import is_scalar, refuse_write
+from gradkit._open.gradients import Gradients
+from gradkit._open.outputs import Outputs
+from gradkit._open.shards import replicas_in
+from gradkit._ranks.collective import Collective
+from gradkit._ranks.device_norms import Factors, Sums, queue_norm
+from gradkit._ranks.groups import Reduce
+
+_FLOAT64 = np.dtype(np.float64)
+_FOUND_INF = "found_inf"
+NORM = Spec("the norm", (), _FLOAT64)
+# What a norm runs; one over ranks runs more than ``grad_norm``.
+RUN_BY_NORMS = (
+    *("grad_norm", "norm_parts", "norm_shares", "norm_of_shares"),
+    *("rank_state", "join_ranks"),
+)
+_PART = 3  # numbers of a norm that ranks exchange: `NormParts`
+
+
+class Wanted(NamedTuple):
+    """The norm that a call asks for."""
+
+    function: str
+    order: float
+    policy: str  # what happens if it is not finite
+    scale: Number
+    per_tensor: bool = False
+    then: str = ""  # the operation that takes it
+
+    def __str__(self) -> str:
+        """What all ranks must call alike."""
+        policy = f", nonfinite={self.policy!r}" if self.policy != "propagate" else ""
+        each = ", per_tensor=True" if self.per_tensor and self.function == "grad_norm" else ""
+        return f"{self.function}(norm_type={self.order}{policy}{each})"
+
+
+class Ranks(NamedTuple):
+    """With whom a norm is taken together, if with anybody."""
+
+    collective: Collective
+    reduce: Reduce | None
+    replicas: Any
+
+
+class Asked(NamedTuple):
+    """A norm that is asked for by itself."""
+
+    function: str
+    rule: Rule
+    scale: Any
+    per_tensor: bool
+
+
+def norm_of(
+    grads: Any, asked: Asked, ranks: Ranks, found_inf: Any, out: Any
+) -> tuple[Gradients, Any]:
+    """The gradients, opened, and the norm of all or a vector of each one's."""
+    function, rule, scale, each = asked
+    near = partial(beside, ranks, out, found_inf)
+    held = Gradients(grads, write=False, beside=near, several=True)
+    spec = Spec("the norm", (len(held.arrays),), _FLOAT64) if each else NORM
+    with held.on_stream():
+        wanted = Wanted(function, rule.order, rule.policy, scale_of(held, scale), each)
+        flags = None if found_inf is None else flags_of(held, found_inf, spec.shape)
+        norm = held.outputs(out, (spec,), apart=flags.named() if flags else ())
+        take_norm(held, wanted, ranks, norm, flags)
+        return held, norm.results()[0]
+
+
+def flags_of(held: Gradients, found_inf: Any, shape: Shape) -> Outputs:
+    """Where it is written whether elements are NaN or infinite."""
+    refuse_write(held.framework, _FOUND_INF, "test whether grad_norm(grads, inf) is finite")
+    view = held.view(found_inf, _FOUND_INF)
+    if view.dtype != bool:
+        checks.floating(view, _FOUND_INF)
+    wanted = view.shape if shape == () and view.shape == (1,) else shape
+    return held.outputs(found_inf, (Spec("the norm", wanted, view.dtype),), label=_FOUND_INF)
+
+
+def beside(ranks: Ranks, out: Any, found_inf: Any) -> dict[str, Any]:
+    """What says of which library an empty list of gradients is, and where."""
+    return {"group.faults": ranks.collective.beside, "out": out, "found_inf": found_inf}
+
+
+def take_norm(
+    held: Gradients,
+    wanted: Wanted,
+    ranks: Ranks,
+    norm: Outputs,
+    flags: Outputs | None,
+    *,
+    limit: Number = math.inf,
+) -> Factors:
+    """Write the norm and whether an element is not finite; nothing on an error.
+
+    Return what a clip to ``limit`` is to use.
+    """
+    collective, replicas = ranks.collective, ranks.replicas
+    factors = Factors(norm.views[0], limit, wanted.scale)
+    found = None if flags is None else _found(held, flags, factors.norm, ranks)
+    once = held.tree is held.arrays and type(replicas) is int and replicas == 1
+    copies = None if once else _copies(held, ranks)
+    if ranks.reduce is None and collective.alone and wanted.policy != "raise":
+        _write_own(held, wanted, factors.norm, found)
+    else:
+        factors = _norm_of_all(held, wanted, ranks, copies, factors, found, fresh=norm.fresh)
+    if flags is not None:
+        flags.views[0][...] = found
+        flags.results()  # tells the library that they were written
+    return factors
+
+
+def _found(held: Gradients, flags: Outputs, norm: Norm, ranks: Ranks) -> Flags:
+    """Where a backend writes flags, which callers have in other dtypes."""
+    found = held.backend.empty(norm.shape, _FLOAT64)
+    if ranks.collective.on_device:  # which may find that nothing is to be written
+        found[...] = flags.views[0].reshape(found.shape)
+    return Flags(found)
+
+
+def _norm_of_all(
+    held: Gradients,
+    wanted: Wanted,
+    ranks: Ranks,
+    copies: Sequence[int] | None,
+    factors: Factors,
+    found_inf: Flags | None,
+    *,
+    fresh: bool,
+) -> Factors:
+    """The same over ranks, or with an error if it is not finite. ``fresh``: its memory is new."""
+    collective, reduce, _ = ranks
+    if reduce is not None and not collective.alone:
+        raise ValueError("pass group or reduce, not both")
+    if wanted.then and not collective.alone:
+        _compile(held.backend, wanted.then)  # type: ignore[arg-type]  # any backend is hashable
+    sums = Sums(str(wanted), wanted.order, copies)
+    queued = collective.on_device and not wanted.per_tensor
+    if queued and wanted.policy != "raise":
+        return queue_norm(held, collective, sums, factors, found_inf, fresh=fresh)
+    # What follows may raise, and an error must not change the caller's arrays: norm comes last.
+    own = Norm(held.backend.empty(factors.norm.shape, _FLOAT64))
+    if collective.alone:
+        _write_own(held, wanted, own, found_inf)
+    elif queued:
+        unsure = factors._replace(norm=own)
+        queue_norm(held, collective, sums, unsure, found_inf, fresh=True)
+        collective.check()
+    else:
+        _write_of_group(held, wanted, collective, copies, own, found_inf)
+    if reduce is not None:
+        _combine(held, own, wanted.order, reduce)
+        if found_inf is not None:
+            found_inf[...] = _combined(held, found_inf, "max", reduce)
+    if wanted.policy == "raise":
+        raise_if_nonfinite(held, own)
+    factors.norm[...] = own
+    return factors
+
+
+def _write_own(held: Gradients, wanted: Wanted, norm: Norm, found_inf: Flags | None) -> None:
+    held.backend.grad_norm(
+        GradNorm(
+            grads=held.views,
+            norm_type=wanted.order,
+            norm=norm,
+            per_tensor=wanted.per_tensor,
+            scale=wanted.scale,
+            found_inf=found_inf,
+        )
+    )
+
+
+def _write_of_group(
+    held: Gradients,
+    wanted: Wanted,
+    collective: Collective,
+    copies: Sequence[int] | None,
+    norm: Norm,
+    found_inf: Flags | None,
+) -> None:
+    """Sums travel, not norms: what ranks add up has lost nothing but its own rounding."""
+    backend, order = held.backend, wanted.order
+    parts = backend.empty((norm.size, _PART), _FLOAT64)
+    backend.norm_parts(
+        NormParts(
+            grads=held.views,
+            norm_type=order,
+            parts=parts,
+            per_tensor=wanted.per_tensor,
+            copies=copies,
+        )
+    )
+    by = wanted.scale if isinstance(wanted.scale, float) else backend.read(wanted.scale)
+    state = np.array([abs(float(by)), *backend.read(parts).reshape(-1)])
+    call = str(wanted)
+    if wanted.per_tensor:  # each norm is that of one gradient on all ranks
+        call += f" of {', '.join(held.names())}"
+    rows = collective.gather(call, state)
+    every = np.ascontiguousarray(rows[:, 1:]).reshape(collective.size, norm.size, _PART)
+    total = np.empty(norm.shape)
+    found = None if found_inf is None else np.empty(norm.shape)
+    _numpy.norm_of_ranks(every, rows[:, 0], order, total, found)
+    norm[...] = backend.as_float64(total)
+    if found_inf is not None:
+        found_inf[...] = backend.as_float64(found)
+
+
+@cache
+def _compile(backend: Backend, operation: str) -> None:
+    """While an error is still one of all ranks."""
+    backend.warmup((operation,), frozenset())
+
+
+def _copies(held: Gradients, ranks: Ranks) -> list[int] | None:
+    """On how many ranks each gradient lies, if on more than one."""
+    collective, reduce, replicas = ranks
+    if collective.missing and reduce is None:
+        held.refuse_shards("pass group")
+    if _is_one(replicas):
+        replicas = replicas_in(held.tree) if held.tree is not held.arrays else 1
+        if _is_one(replicas):
+            return None
+    asked = trees.spread(_as_lists(replicas), held.tree, is_array, "replicas", "grads")
+    copies = [checks.integer(one, "replicas") for one in asked]
+    for name, count in zip(held.names(), copies, strict=True):
+        if not 1 <= count <= collective.size:
+            most = (
+                "there is no group"
+                if collective.missing
+                else f"the group's size is {collective.size}"
+            )
+            raise ValueError(f"replicas of {name} is {count}, but {most}")
+    return copies if set(copies) - {1} else None
+
+
+def _is_one(replicas: Any) -> bool:
+    return type(replicas) is int and replicas == 1
+
+
+def _as_lists(tree: Any) -> Any:
+    """The same with tuples as lists."""
+    if isinstance(tree, Mapping):
+        return {key: _as_lists(branch) for key, branch in tree.items()}
+    return list(map(_as_lists, tree)) if isinstance(tree, (list, tuple)) else tree
+
+
+def _combine(held: Gradients, norm: Norm, order: float, reduce: Reduce) -> None:
+    share = held.backend.empty(norm.shape, _FLOAT64)
+    largest = _combined(held, norm, "max", reduce)
+    held.backend.norm_shares(NormShares(norm=norm, largest=largest, norm_type=order, share=share))
+    total = _combined(held, share, "sum", reduce)
+    held.backend.norm_of_shares(
+        NormOfShares(total=total, largest=largest, norm_type=order, norm=norm)
+    )
+
+
+def _combined(held: Gradients, value: Array, op: Literal["sum", "max"], reduce: Reduce) -> Array:
+    """A value combined by the caller's ``reduce``, which gets a copy because it may write it."""
+    label = "what reduce returned"
+    answer = reduce(held.wrap(value.copy()), op)
+    if framework_of(answer) is None:
+        view = held.backend.as_float64(checks.real(answer, label))
+    elif is_scalar(answer):  # a NumPy scalar goes with arrays of any library
+        view = held.backend.scalar(answer)
+    elif isinstance(answer, np.ndarray):
+        view = held.backend.as_float64(answer)
+    else:
+        view = held.view(answer, label)
+    checks.shape(view, value.shape, label, "the shape of what it was given")
+    return held.backend.as_float64(view)
