@@ -10,7 +10,7 @@ import numpy as np
 
 import gradkit
 from gradkit._arrays import backend_of
-from gradkit._backend import Array
+from gradkit._backend import Array, Shape
 from gradkit._calls import checks
 from gradkit._calls.channels import (
     BatchNormApply,
@@ -395,22 +395,9 @@ def _batch_norm_forward(
 
     def compute(outs: list[Array], ins: list[Any]) -> None:
         (y, mean, inv_std, *told), (x, scale, bias, rows, *known) = outs, ins
-        backend = backend_of(x)
-        of_all, count = backend.empty((2, *mean.shape), _FLOAT64), backend.empty((), _FLOAT64)
-        if rows is None:
-            stats = BatchNormStats(x=x, channel_axis=channel_axis)
-            write(stats, of_all[0], of_all[1], None)
-        else:
-            write(_combined(doubles(rows), len(of_all[0])), of_all[0], of_all[1], count)
-        apply = BatchNormApply(
-            x=x,
-            scale=scale,
-            bias=bias,
-            mean=of_all[0],
-            var=of_all[1],
-            channel_axis=channel_axis,
-            eps=eps,
-        )
+        of_all, count = _stats_of(x, rows, channel_axis, mean.shape)
+        given = {"scale": scale, "bias": bias, "mean": of_all[0], "var": of_all[1]}
+        apply = BatchNormApply(x=x, **given, channel_axis=channel_axis, eps=eps)
         write(apply, y, mean, inv_std)
         if known:
             update = UpdateRunningStatistics(
@@ -430,6 +417,17 @@ def _batch_norm_forward(
     y, mean, inv_std, *told = call(_BATCH_NORM, compute, results, operands)
     # Running statistics, or the batch's: the mean is then a result in any case.
     return (y, *(mean, *told)[-2:]), (x, scale, bias, mean, inv_std, own_row, running)
+
+
+def _stats_of(x: Array, rows: Any, channel_axis: int, shape: Shape) -> tuple[Array, Array]:
+    """Mean and variance of x, or of all devices' rows, in float64, and the elements of those."""
+    backend = backend_of(x)
+    of_all, count = backend.empty((2, *shape), _FLOAT64), backend.empty((), _FLOAT64)
+    if rows is None:
+        write(BatchNormStats(x=x, channel_axis=channel_axis), of_all[0], of_all[1], None)
+    else:
+        write(_combined(doubles(rows), len(of_all[0])), of_all[0], of_all[1], count)
+    return of_all, count
 
 
 def _moved(running: Any, planned: Any, count: int, axis_name: Any) -> list[Result]:
