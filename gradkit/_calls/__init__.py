@@ -1,5 +1,5 @@
 """One record an operation: what it takes, what it gives, and how both fit together.
 
-``rows`` has the records of the norms over rows; ``roles`` says what an argument can be, ``record``
-what all records share, and ``layouts`` how shapes and dtypes fit.
+``rows`` and ``channels`` have the records of the norms; ``roles`` says what an argument can be,
+``record`` what all records share, and ``layouts`` how shapes and dtypes fit.
 """
