@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 import gradkit
-from benchmarks.host import PLACES, Maker
+from benchmarks.host import MAKERS, Maker
 
 _PACKAGE = Path(gradkit.__file__).parent
 
@@ -61,7 +61,7 @@ def main() -> None:
     listed = parser.parse_args().list
     device = "cupy" if importlib.util.find_spec("cupy") else "idle"
     for place in ("numpy", device):
-        with PLACES[place]() as make:
+        with MAKERS[place]() as make:
             for name, call in warm_calls(make).items():
                 seen = traced(call)
                 files = len({file for file, _ in seen})

@@ -73,7 +73,8 @@ def _lists(torch, dtype):
     grads = {"a": torch.randn(3, dtype=dtype), "b": [torch.randn(5, 2, dtype=dtype).t()]}
     limit = torch.tensor(0.5, dtype=torch.float64)
     clipped, norm = gradkit.clip_by_global_norm(grads, limit)
-    each, inside = gradkit.grad_norm(grads, per_tensor=True), gradkit.per_tensor_norms(grads)
+    each = gradkit.per_tensor_norms(grads, flat=True)
+    inside = gradkit.per_tensor_norms(grads)
     gradkit.clip_grad_norm(grads, limit, scale=torch.tensor(0.5, dtype=torch.float64))
     gradkit.clip_grads_with_norm(grads, norm, limit)
     return [grads, limit, clipped, norm, each, inside]
