@@ -157,8 +157,10 @@ class Channels(Layout):
         known = super().deciding(call) or [getattr(call, name) for name in means]
         return [array for array in known if array is not None]
 
-    def order(self, data: Described) -> tuple[Shape, tuple[int, ...]]:
+    def order(self, data: Described) -> tuple[Shape, tuple[int, ...]] | None:
         """That of the data: its axes as they lie there, and how to transpose them back."""
+        if 0 in data.shape:
+            return None
         axes = range(data.ndim)
         order = sorted(axes, key=lambda axis: -abs(data.strides[axis]))
         return tuple(data.shape[axis] for axis in order), tuple(sorted(axes, key=order.__getitem__))

@@ -1,7 +1,7 @@
 """The norms as operators, ``torch.ops.gradkit``, and as differentiable functions of them.
 
-A norm over rows is named by the records of its forward pass and of its gradient, from which its
-operators follow; batch and group norm say themselves what they run and what results look like.
+A norm is named by the records of its forward pass and of its gradient, from which its operators
+follow; batch norms say themselves what they run and what results look like.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import gradkit
-from gradkit._calls import rows
+from gradkit._calls import channels, rows
 from gradkit.torch._autograd import Kept, Norm, operator
 from gradkit.torch._records import norm_of
 
@@ -31,6 +31,9 @@ RMS_NORM = norm_of("rms_norm", rows.RmsNorm, rows.RmsNormGrad)
 
 # ``(x, residual, scale, axis, eps, scale_offset) -> (y, s)``.
 ADD_RMS_NORM = norm_of("add_rms_norm", rows.AddRmsNorm, rows.RmsNormGrad, x="s")
+
+# ``(x, scale, bias, num_groups, channel_axis, eps) -> y``.
+GROUP_NORM = norm_of("group_norm", channels.GroupNorm, channels.GroupNormGrad)
 
 # What results look like
 
@@ -57,26 +60,7 @@ def _channels(x: Tensor) -> Tensor:
     return x.new_empty_strided(x.shape, strides)
 
 
-# Group norm
-
-
-def _group_norm(
-    x: Tensor, scale: Tensor | None, bias: Tensor | None, num_groups: int, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    return gradkit.group_norm(x, num_groups, scale, bias, eps=eps)
-
-
-def _group_norm_like(
-    x: Tensor, scale: Tensor | None, bias: Tensor | None, num_groups: int, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    shape = x.shape[0], num_groups
-    return _channels(x), _statistic(x, shape), _statistic(x, shape)
-
-
-def _group_norm_grad(
-    dy: Tensor, x: Tensor, scale: Tensor | None, mean: Tensor, inv_std: Tensor
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    return gradkit.group_norm_grad(dy, x, scale, mean, inv_std)
+# Batch norm by the batch's statistics
 
 
 def _channels_grad_like(
@@ -87,28 +71,6 @@ def _channels_grad_like(
 
 def _keep_channels(inputs: Sequence[Any], results: Sequence[Any]) -> Kept:
     return (*inputs[:2], *results[1:3]), ()
-
-
-# ``(x, scale, bias, num_groups, eps) -> y``.
-GROUP_NORM = Norm(
-    operator(
-        "group_norm(Tensor x, Tensor? scale, Tensor? bias, int num_groups, float eps)"
-        " -> (Tensor, Tensor, Tensor)",
-        _group_norm,
-        _group_norm_like,
-    ),
-    operator(
-        "group_norm_grad(Tensor dy, Tensor x, Tensor? scale, Tensor mean, Tensor inv_std)"
-        " -> (Tensor, Tensor, Tensor)",
-        _group_norm_grad,
-        _channels_grad_like,
-        last=True,
-    ),
-    _keep_channels,
-)
-
-
-# Batch norm by the batch's statistics
 
 
 def _batch_norm_in_place(

@@ -325,7 +325,7 @@ def group_norm(
     tensor([[ 0.0285, -0.0285,  0.0000,  0.0000]])
     """
     refuse_nested(input, "input")
-    y: Tensor = _operators.GROUP_NORM(input, _scale(weight, bias), bias, num_groups, eps)
+    y: Tensor = _operators.GROUP_NORM(input, _scale(weight, bias), bias, num_groups, 1, eps)
     return y
 
 
