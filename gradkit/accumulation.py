@@ -19,10 +19,11 @@ from gradkit._open.call import Call
 from gradkit._open.foreign import answers
 from gradkit._open.given import Given, check_device, refuse_mixture
 from gradkit._open.gradients import Gradients
-from gradkit._open.signatures import Signatures
 
 __all__ = ["accumulate_grad", "accumulate_grad_v2", "accumulate_grads", "zero_grad"]
 
+_MOST = 4096  # pairs that are remembered before all are forgotten
+_fitting: set[Any] = set()
 _NORM = Spec("the norm", (), np.dtype(np.float64))
 
 
@@ -287,10 +288,12 @@ class _Pair(NamedTuple):
     grad: Array
 
 
-@Signatures
-def _check_pair(given: _Pair, casting: str) -> None:
-    buffer, grad = given
+def _check_pair(buffer: Array, grad: Array, casting: str) -> None:
+    """Raise unless a gradient can be added; of arrays like these it is found out once."""
     checks.choice(casting, "casting", ("safe", "same_kind"))
+    known = buffer.shape, buffer.dtype, grad.shape, grad.dtype, casting
+    if known in _fitting:
+        return
     into, addend = checks.floating(buffer, "buffer"), checks.floating(grad, "grad")
     accepted = FLOATS[into].addends if casting == "safe" else tuple(FLOATS)
     if addend not in accepted:
@@ -306,12 +309,15 @@ def _check_pair(given: _Pair, casting: str) -> None:
         raise ValueError(
             f"grad has shape {grad.shape}, which does not broadcast to the buffer's {buffer.shape}"
         )
+    if len(_fitting) >= _MOST:
+        _fitting.clear()
+    _fitting.add(known)
 
 
 def _opened(buffer: Any, grad: Any, casting: str, instead: str) -> Call[_Pair]:
     call = Call(_Pair(buffer, grad), write=True, instead=instead, detach=False)
     into, addend = call.arrays
-    _check_pair(call.arrays, casting)
+    _check_pair(into, addend, casting)
     memory.writable(into, "buffer", instead)
     if memory.overlap(call.backend, into, addend) and not memory.same_elements(
         call.backend, into, addend

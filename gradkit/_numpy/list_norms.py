@@ -45,11 +45,13 @@ def coefficient(norm: float, max_norm: float, eps: float) -> float:
 
 def parts_of_all(grads: Sequence[Array], norm_type: float) -> Sequence[Part]:
     """What to combine for the norm of all gradients; one part if they are few and small."""
-    sizes = [*map(_size_of, grads)]
-    total = sum(sizes)
-    if 0 < total <= _FEW and max(sizes) <= tuning.SMALL_GRADIENT:
-        return (_part_of(norm_type)(grads, np.empty(total)),)
-    batches = _batches(grads, norm_type)
+    if max(map(_size_of, grads), default=0) > tuning.SMALL_GRADIENT:
+        batches = _batches(grads, norm_type)
+    else:
+        ends = [*accumulate(map(_size_of, grads), initial=0)]
+        if 0 < ends[-1] <= _FEW:
+            return (_part_of(norm_type)(grads, np.empty(ends[-1])),)
+        batches = list(_cut(grads, ends))
     # Threads gain nothing on batches, whose short copies take turns with the GIL.
     elements = sum(arrays[0].size for arrays in batches if len(arrays) == 1)
     work = partial(_parts_of, norm_type)
@@ -88,9 +90,7 @@ def _small_ones_alike(grads: Sequence[Array]) -> Iterator[list[int]]:
 
 
 def _batches(grads: Sequence[Array], norm_type: float) -> list[Sequence[Array]]:
-    """Large gradients piece by piece, all others by the batch; few small ones as they are."""
-    if max(map(_size_of, grads), default=0) <= tuning.SMALL_GRADIENT:
-        return list(_cut(grads))
+    """Large gradients piece by piece, all others by the batch."""
     in_place = norm_type in (2.0, math.inf)
     large: list[Sequence[Array]] = []
     medium: list[Array] = []
@@ -101,12 +101,13 @@ def _batches(grads: Sequence[Array], norm_type: float) -> list[Sequence[Array]]:
             large.extend(matched(grad, limit=tuning.IN_PLACE if direct else _PIECE))
         else:
             (small if _goes_wide(grad) else medium).append(grad)
-    return [*large, *_cut(medium), *_cut(small)]
+    for some in (medium, small):
+        large += _cut(some, [*accumulate(map(_size_of, some), initial=0)])
+    return large
 
 
-def _cut(grads: Sequence[Array]) -> Iterator[Sequence[Array]]:
-    """Batches of neighbours; no batch is empty."""
-    ends = [0, *accumulate(map(_size_of, grads))]
+def _cut(grads: Sequence[Array], ends: Sequence[int]) -> Iterator[Sequence[Array]]:
+    """Batches of neighbours, which end at so many elements; no batch is empty."""
     if 0 < ends[-1] <= _FEW:
         yield grads
         return

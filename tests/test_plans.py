@@ -1,0 +1,76 @@
+"""What shapes, dtypes and strides alone decide is decided once, and never for other arrays."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+import gradkit
+from gradkit import accumulation
+from gradkit._open import dispatch
+from tests.problems import make
+
+
+def test_what_is_remembered_is_bounded(monkeypatch):
+    for module, known in ((dispatch, dispatch._plans), (accumulation, accumulation._fitting)):
+        monkeypatch.setattr(module, "_MOST", 8)
+        known.clear()
+        for length in range(1, 100):
+            gradkit.rms_norm(np.ones((1, length)))
+            gradkit.accumulate_grad(np.ones(length), np.ones(1))
+            assert len(known) <= 8
+
+
+@pytest.mark.parametrize(
+    ("grad", "casting", "error"),
+    [
+        (np.ones(2), "safe", ValueError),
+        (np.ones((3, 3)), "safe", ValueError),
+        (np.ones(3, np.int64), "safe", TypeError),
+        (np.ones(3, ">f8"), "safe", TypeError),
+        (np.ones(3), "unsafe", ValueError),
+        (np.ones(3), ["safe"], ValueError),
+    ],
+)
+def test_arrays_that_fit_say_nothing_of_others(grad, casting, error):
+    for _ in range(2):
+        buffer = np.ones(3)
+        gradkit.accumulate_grad(buffer, np.ones(3))
+        with pytest.raises(error):
+            gradkit.accumulate_grad(buffer, grad, casting=casting)
+        assert buffer.tolist() == [2, 2, 2]
+
+
+def test_what_is_refused_is_refused_each_time():
+    for _ in range(2):
+        with pytest.raises(TypeError, match="mean is a NoneType; expected an array"):
+            gradkit.layer_norm_grad(np.ones((2, 3)), np.ones((2, 3)), None, None, np.ones(2))
+        with pytest.raises(TypeError, match="axis must be an integer, not list"):
+            gradkit.layer_norm(np.ones((2, 3)), axis=[1])
+        with pytest.raises(TypeError, match="axis must be an integer, not float"):
+            gradkit.layer_norm(np.ones((2, 3)), axis=1.0)
+        gradkit.layer_norm(np.ones((2, 3)), axis=1)
+
+
+def test_a_call_like_an_earlier_one_is_still_looked_at(backend):
+    """Overlaps, and what else depends on addresses, are nothing that a signature knows."""
+    p = make((4, 6))
+    dy, x, scale, mean, inv_std = p.on(backend, "dy", "x", "scale", "mean", "inv_std")
+    grad = partial(gradkit.layer_norm_grad, dy, x, scale, mean, inv_std)
+    expected = [backend.asnumpy(a) for a in grad()]
+    with pytest.raises(ValueError, match=r"out\[0\] shares memory with x"):
+        grad(out=(x, None, None))
+    for found, ref in zip(grad(), expected, strict=True):
+        np.testing.assert_array_equal(backend.asnumpy(found), ref)
+    buffer = backend.asarray(np.arange(8.0))
+    gradkit.accumulate_grad(buffer[:4], buffer[4:])
+    with pytest.raises(ValueError, match="grad partly overlaps the buffer"):
+        gradkit.accumulate_grad(buffer[:4], buffer[1:5])
+
+
+def test_new_results_of_batch_norm_lie_as_x_does_whatever_came_before():
+    first = np.ones((2, 3, 4))
+    for x in (first, first.transpose(0, 2, 1).copy().transpose(0, 2, 1), np.asfortranarray(first)):
+        y, mean, inv_std = gradkit.batch_norm(x)
+        dx, _, _ = gradkit.batch_norm_grad(x, x, None, mean, inv_std)
+        assert y.strides == dx.strides == x.strides
