@@ -9,7 +9,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -381,3 +381,19 @@ OPERATIONS = {
         ),
     )
 }
+
+
+def calls(make: Make, **options: Any) -> dict[str, Callable[[], tuple[Any, ...]]]:
+    """By title, each function and each variant, on arguments that are made when it is called.
+
+    ``options`` are those of ``Operation.arguments``.
+    """
+
+    def call(operation: Operation, variant: str) -> tuple[Any, ...]:
+        return operation(**operation.arguments(make, variant=variant, **options))
+
+    return {
+        f"{each.name} {variant}".rstrip(): partial(call, each, variant)
+        for each in OPERATIONS.values()
+        for variant in ("", *each.variants)
+    }
