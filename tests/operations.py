@@ -46,11 +46,10 @@ KINDS = {
     **dict.fromkeys(("running_mean", "running_var"), STATISTIC),
     **dict.fromkeys(("scale", "bias", "dscale", "dbias"), PARAMETER),
     **dict.fromkeys(("sum_dy_xhat", "sum_dy"), WIDE),
-    **dict.fromkeys(("means", "variances"), Kind("float64", "data")),
+    **dict.fromkeys(("means", "variances"), Kind("float64", "ranks")),
     "counts": Kind("float64", "samples"),
     "state": Kind("float64", (3,)),
     "norm": NUMBER,
-    "like": DATA,
 }
 LISTS = ("grads", "params", "buffers")
 POSITIVE = ("scale", "var", "inv_std", "running_var", "variances", "counts", "state", "norm")
@@ -63,7 +62,6 @@ class Operation:
 
     signature: str  # what every release keeps: further parameters are keyword-only
     family: str
-    results: tuple[str, ...] = ()  # of one without a record, which has them
     writes: str = ""  # the argument that is written in place
     # Arguments that are no arrays, and what differs from ``KINDS``.
     numbers: Mapping[str, Any] = field(default_factory=dict)
@@ -71,11 +69,6 @@ class Operation:
     # Further arguments, by title; ``...`` stands for an array.
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     lists: Sequence[tuple[Shape, str]] = (((3,), "data"), ((2,), "float64"))
-
-    def __post_init__(self) -> None:
-        """Take what the record says."""
-        if self.record:
-            object.__setattr__(self, "results", self.record.result_names)
 
     @property
     def name(self) -> str:
@@ -93,6 +86,11 @@ class Operation:
         """The record of its calls, if it has one."""
         return _RECORDS.get(self.name.title().replace("_", ""))
 
+    @property
+    def results(self) -> tuple[str, ...]:
+        """What it gives, by the names in its record."""
+        return self.record.result_names if self.record else ()
+
     @cached_property
     def parameters(self) -> Mapping[str, inspect.Parameter]:
         """The function's parameters by name."""
@@ -109,7 +107,7 @@ class Operation:
     @property
     def optional(self) -> tuple[str, ...]:
         """Which of these may be ``None``."""
-        return tuple(name for name in self.arrays if name in ("scale", "bias", "like"))
+        return tuple(name for name in self.arrays if name in ("scale", "bias"))
 
     @property
     def types(self) -> Sequence[Types]:
@@ -138,9 +136,8 @@ class Operation:
         columns = data[-1:] if rows else data[1:2]
         samples = (*data[:1], GROUPS) if self.family == "groups" else columns
         statistic = data[:-1] if rows else samples
-        return {
-            "data": data, "statistic": statistic, "parameter": columns, "samples": data[:1]
-        }[of]  # fmt: skip
+        others = {"samples": data[:1], "ranks": data[:2]}
+        return {"data": data, "statistic": statistic, "parameter": columns, **others}[of]
 
     def arguments(
         self,
@@ -175,7 +172,7 @@ class Operation:
 def drawn(label: str, shape: Shape, dtype: str) -> np.ndarray[Any, Any]:
     """Random values, other ones for each name, that are right for the argument."""
     host = draw_.values(shape, dtype, sum(map(ord, label)))
-    return 1 + np.abs(host) if label in POSITIVE else host
+    return np.asarray(1 + np.abs(host)) if label in POSITIVE else host
 
 
 def on(put: Callable[[Any], Any], values: Make = drawn) -> Make:
@@ -194,7 +191,6 @@ def leaves(found: Any) -> Iterator[Any]:
         yield found
 
 
-_GRADIENTS = ("dx", "dscale", "dbias")
 _SHIFT = "axis=-1, eps={}, scale_offset=0.0, out=None"
 _LAYER, _RMS = _SHIFT.format("1e-5"), _SHIFT.format("1e-6")
 _PAST = {"with ds": {"ds": ..., "scale_offset": 0.5}}
@@ -235,64 +231,52 @@ OPERATIONS = {
         Operation(
             f"batch_norm(x, scale=None, bias=None, {_EPS})",
             "channels",
-            ("y", "mean", "inv_std"),
             variants={"with running statistics": {"running_mean": ..., "running_var": ...}},
         ),
         Operation(
             "batch_norm_grad(dy, x, scale, mean, inv_std, *, channel_axis=1, out=None)",
             "channels",
-            _GRADIENTS,
         ),
-        Operation(f"batch_norm_inference(x, scale, bias, mean, var, {_EPS})", "channels", ("y",)),
-        Operation(
-            f"batch_norm_inference_grad(dy, x, scale, mean, var, {_EPS})", "channels", _GRADIENTS
-        ),
+        Operation(f"batch_norm_inference(x, scale, bias, mean, var, {_EPS})", "channels"),
+        Operation(f"batch_norm_inference_grad(dy, x, scale, mean, var, {_EPS})", "channels"),
         Operation(
             f"group_norm(x, num_groups, scale=None, bias=None, {_EPS})",
             "groups",
-            ("y", "mean", "inv_std"),
             numbers={"num_groups": GROUPS},
         ),
         Operation(
             "group_norm_grad(dy, x, scale, mean, inv_std, *, channel_axis=1, out=None)",
             "groups",
-            _GRADIENTS,
         ),
         Operation(
             "batch_norm_stats(x, *, channel_axis=1, out=None)",
             "channels",
-            ("mean", "var", "count"),
             kinds=_SAVED_WIDE | {"count": NUMBER},
         ),
         Operation(
             "combine_stats(means, variances, counts, *, out=None)",
             "channels",
-            ("mean", "var", "count"),
             kinds=_SAVED_WIDE | {"count": NUMBER},
         ),
         Operation(
             f"batch_norm_apply(x, scale, bias, mean, var, {_EPS})",
             "channels",
-            ("y", "saved_mean", "inv_std"),
             kinds=_SAVED_WIDE,
         ),
         Operation(
             "batch_norm_grad_sums(dy, x, mean, inv_std, *, channel_axis=1, out=None)",
             "channels",
-            ("sum_dy_xhat", "sum_dy"),
         ),
         Operation(
             "batch_norm_grad_apply(dy, x, scale, mean, inv_std, sum_dy_xhat, sum_dy, count, *, "
             "channel_axis=1, out=None)",
             "channels",
-            ("dx",),
             numbers={"count": 4.0},
         ),
         Operation(
             "update_running_statistics(running_mean, running_var, mean, var, count, *, "
             "momentum=0.1, out=None)",
             "running",
-            ("running_mean", "running_var"),
             numbers={"count": 9.0},
             kinds=_SAVED_WIDE,
         ),
@@ -374,7 +358,6 @@ OPERATIONS = {
             "numbers",
             numbers={"max_norm": 0.7},
         ),
-        Operation("spike_guard_init(like=None)", "numbers"),
         Operation(
             "spike_guard_update(state, norm, *, decay=0.97, threshold=2.5, warmup=25, out=None)",
             "numbers",

@@ -170,6 +170,7 @@ def every_call(a):
         "per_tensor": lambda: gradkit.per_tensor_norms([x, row], flat=True),
         "out": lambda: gradkit.grad_norm([x], out=one(7.0)),
         "nested": lambda: gradkit.clip_by_global_norm({"x": x, "n": (row, None)}, 0.5),
+        "spike_guard_init": lambda: gradkit.spike_guard_init(x),
         "SpikeGuard": lambda: gradkit.SpikeGuard().update(one(9.0)),
         "a coefficient": lambda: gradkit.scale_grads([x], one(0.5)),
         "a flag": lambda: gradkit.accumulate_grad(x, row, do_update=one(True)),

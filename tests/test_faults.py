@@ -245,7 +245,7 @@ class OnDevice:
 
 @pytest.mark.emulated
 @pytest.mark.parametrize("what", ERRORS)
-@pytest.mark.parametrize("function", [name for name in OPERATIONS if name != "spike_guard_init"])
+@pytest.mark.parametrize("function", OPERATIONS)
 def test_what_fails_on_the_device_is_a_typed_error(function, what):
     """At the first, the second and every further time: inputs are whole, gradients all or none."""
     a = Factory(OnDevice(FailingDevice(what, 0)))

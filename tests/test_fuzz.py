@@ -25,7 +25,10 @@ from tests.operations import OPERATIONS
 from tests.tolerances import DTYPES
 
 EXPECTED = (TypeError, ValueError, gradkit.GradkitError)
-FUNCTIONS = [*OPERATIONS, "grads_of", "named_grads_of", "names_of", "show_config"]
+FUNCTIONS = [
+    *OPERATIONS,
+    *("spike_guard_init", "grads_of", "named_grads_of", "names_of", "show_config"),
+]
 OTHER_DTYPES = (
     *(np.dtype(name) for name in (">f4", "g", "i1", "u8", "?", "F", "S3", "U2", "M8[s]", "V8")),
     np.dtype([("value", "f4")]),

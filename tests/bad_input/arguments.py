@@ -88,6 +88,7 @@ def good(function, a, types=FLOAT32):
     if function in OPERATIONS:
         return OPERATIONS[function].arguments(on(a), types)
     return {
+        "spike_guard_init": {"like": a(values(types[0], 3))},
         "grads_of": {"parameters": [Parameter()]},
         "named_grads_of": {"named_parameters": {"w": Parameter()}},
         "names_of": {"grads": [a(values(types[0], 3))]},
