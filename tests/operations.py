@@ -17,7 +17,7 @@ import numpy as np
 import gradkit
 from gradkit._calls.record import Call
 from tests import strategies as draw_
-from tests.problems import BATCH_TYPES, LAYER_TYPES
+from tests.problems import BATCH_TYPES, LAYER_TYPES, on_purpose
 from tests.tolerances import DTYPES
 
 Shape = tuple[int, ...]
@@ -164,9 +164,14 @@ class Operation:
 
     def __call__(self, **arguments: Any) -> tuple[Any, ...]:
         """Call it; all that it gave and wrote."""
-        found = self.function(**arguments)
         written = [arguments[self.writes]] if self.writes else []
-        return found, *written
+        return self.results_of(**arguments), *written
+
+    def results_of(self, **arguments: Any) -> Any:
+        """Call it, with an argument that is deprecated or not."""
+        if "reduce" in arguments:
+            return on_purpose(self.function, **arguments)
+        return self.function(**arguments)
 
 
 def drawn(label: str, shape: Shape, dtype: str) -> np.ndarray[Any, Any]:
@@ -194,6 +199,8 @@ def leaves(found: Any) -> Iterator[Any]:
 _SHIFT = "axis=-1, eps={}, scale_offset=0.0, out=None"
 _LAYER, _RMS = _SHIFT.format("1e-5"), _SHIFT.format("1e-6")
 _PAST = {"with ds": {"ds": ..., "scale_offset": 0.5}}
+_RESIDUAL = {"with residual": {"scale_offset": 0.5}}
+_RUNNING = {"running_mean": ..., "running_var": ..., "scale": None, "bias": None}
 _EPS = "*, channel_axis=1, eps=1e-5, out=None"
 _ORDERS = (1, 2, POWER, math.inf)
 _NORMED = {f"p={p}": {"norm_type": p} for p in _ORDERS}
@@ -208,7 +215,11 @@ OPERATIONS = {
     each.name: each
     for each in (
         Operation(f"layer_norm(x, scale=None, bias=None, *, {_LAYER})", "rows"),
-        Operation(f"add_layer_norm(x, residual, scale=None, bias=None, *, {_LAYER})", "rows"),
+        Operation(
+            f"add_layer_norm(x, residual, scale=None, bias=None, *, {_LAYER})",
+            "rows",
+            variants=_RESIDUAL,
+        ),
         Operation(
             "layer_norm_grad(dy, x, scale, mean, inv_std, *, axis=-1, ds=None, scale_offset=0.0, "
             "out=None)",
@@ -222,7 +233,7 @@ OPERATIONS = {
             "invertible_layer_norm_grad(dy, y, scale, bias, inv_std, *, axis=-1, out=None)", "rows"
         ),
         Operation(f"rms_norm(x, scale=None, *, {_RMS})", "rows"),
-        Operation(f"add_rms_norm(x, residual, scale=None, *, {_RMS})", "rows"),
+        Operation(f"add_rms_norm(x, residual, scale=None, *, {_RMS})", "rows", variants=_RESIDUAL),
         Operation(
             "rms_norm_grad(dy, x, scale, inv_std, *, axis=-1, ds=None, scale_offset=0.0, out=None)",
             "rows",
@@ -231,7 +242,7 @@ OPERATIONS = {
         Operation(
             f"batch_norm(x, scale=None, bias=None, {_EPS})",
             "channels",
-            variants={"with running statistics": {"running_mean": ..., "running_var": ...}},
+            variants={"with running statistics": _RUNNING},
         ),
         Operation(
             "batch_norm_grad(dy, x, scale, mean, inv_std, *, channel_axis=1, out=None)",
