@@ -149,7 +149,6 @@ _PER_CHANNEL = draw_.values((16,), "float64", 5)
 
 def _channels() -> Iterator[Case]:
     norms = [each for each in OPERATIONS.values() if each.family == "channels"]
-    norms = [each for each in norms if each.name != "combine_stats"]
     for (j, types), (k, (shape, axis)) in product(enumerate(BATCH_TYPES), enumerate(IMAGES)):
         p, small = (make(shape, types, axis, seed=7, batch=True) for _ in range(2))
         small.dy, small.x, small.bias = tiny(p.dy, 12), tiny(p.x, 12), None

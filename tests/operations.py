@@ -112,7 +112,7 @@ class Operation:
     @property
     def types(self) -> Sequence[Types]:
         """The combinations of dtypes that it takes."""
-        if self.name == "combine_stats":
+        if self.family == "ranks":
             return [FLOAT64]
         if self.family in ("rows", "groups"):
             return LAYER_TYPES
@@ -266,7 +266,7 @@ OPERATIONS = {
         ),
         Operation(
             "combine_stats(means, variances, counts, *, out=None)",
-            "channels",
+            "ranks",
             kinds=_SAVED_WIDE | {"count": NUMBER},
         ),
         Operation(

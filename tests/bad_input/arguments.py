@@ -70,7 +70,7 @@ def named(*families, takes="", writes=None):
     )
 
 
-NORMS = named("rows", "channels", "groups")
+NORMS = named("rows", "channels", "groups", "ranks")
 LISTS = named("lists")
 WRITERS = named("lists", writes="grads")
 ACCUMULATORS = named("buffers")
