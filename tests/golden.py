@@ -22,7 +22,8 @@ from gradkit._dtypes import FLOATS
 from testbed.nvrtc import version
 from tests import strategies as draw_
 from tests.devices.emulated import on_device, ptx_backend
-from tests.problems import BATCH_TYPES, LAYER_TYPES, Problem, make, make_groups, on_purpose, tiny
+from tests.operations import LISTS, OPERATIONS, POWER, WIDE, Operation, Types, leaves
+from tests.problems import BATCH_TYPES, LAYER_TYPES, Problem, make, make_groups, tiny
 from tests.tolerances import DTYPES
 
 FILE = Path(__file__).with_suffix(".json")
@@ -47,8 +48,6 @@ IMAGES = [
     ((2, 16, 8, 8), 1),
     ((2, 8, 8, 16), 3),
 ]
-# NVIDIA's pow is not the C library's.
-POWER = 3.5
 
 On = Callable[[np.ndarray[Any, Any]], Any]
 
@@ -64,7 +63,6 @@ class Case(NamedTuple):
 def cases() -> Iterator[Case]:
     """Every case; a call takes what puts a host array on the device."""
     yield from _rows()
-    yield from _sums()
     yield from _channels()
     yield from _groups()
     yield from _lists()
@@ -86,174 +84,101 @@ def digest(results: Any) -> str:
     return state.hexdigest()[:16]
 
 
-# Each norm's arguments, in order; an inverse takes x for the output of the norm.
-_ROW_NORMS = {
-    "layer_norm": "x scale bias",
-    "layer_norm_grad": "dy x scale mean inv_std",
-    "layer_norm_inverse": "x scale bias mean inv_std",
-    "invertible_layer_norm_grad": "dy x scale bias inv_std",
-    "rms_norm": "x scale",
-    "rms_norm_grad": "dy x scale inv_std",
-}
-# Those that take one more array, here dy backwards; with an offset of the scale.
-_SUMS = {
-    "add_layer_norm": ("x scale bias", "residual"),
-    "add_rms_norm": ("x scale", "residual"),
-    "layer_norm_grad": ("dy x scale mean inv_std", "ds"),
-    "rms_norm_grad": ("dy x scale inv_std", "ds"),
-}
-
-
 def _rows() -> Iterator[Case]:
-    for (i, (name, arguments)), (j, types) in product(
-        enumerate(_ROW_NORMS.items()), enumerate(LAYER_TYPES)
-    ):
-        for k, (shape, above) in enumerate(ROWS):
-            p = make(shape, types, seed=7, centred=not name.startswith("rms"))
-            size = "x".join(map(str, shape))
-            if above is not None:
-                p.dy, p.x, size = tiny(p.dy, above), tiny(p.x, above), f"{size}, tiny"
-                p.bias = None  # beside which a tiny result is nothing
-            call = partial(_norm, name, p, arguments)
-            yield Case(f"{name} {'-'.join(types)} {size}", call, k in (TINY, (i + j) % len(ROWS)))
+    rows = [each for each in OPERATIONS.values() if each.family == "rows"]
+    plain = [each for each in rows if "residual" not in each.arrays]
+    for (i, operation), (j, types) in product(enumerate(plain), enumerate(LAYER_TYPES)):
+        for k in range(len(ROWS)):
+            quick = k in (TINY, (i + j) % len(ROWS))
+            yield _of_rows(operation, "", types, k, quick=quick)
+    further = sorted(
+        ((each, variant) for each in rows for variant in each.variants),
+        key=lambda found: "ds" in found[1],
+    )
+    for (i, found), (j, types) in product(enumerate(further), enumerate(LAYER_TYPES)):
+        yield _of_rows(*found, types, (2 * i + j) % len(ROWS), quick=j % 3 == i % 3)
 
 
-def _sums() -> Iterator[Case]:
-    for (i, (name, (arguments, label))), (j, types) in product(
-        enumerate(_SUMS.items()), enumerate(LAYER_TYPES)
-    ):
-        shape, above = ROWS[(2 * i + j) % len(ROWS)]
-        p = make(shape, types, seed=7, centred="rms" not in name)
-        size = "x".join(map(str, shape))
-        if above is not None:
-            p.dy, p.x, size = tiny(p.dy, above), tiny(p.x, above), f"{size}, tiny"
-            p.bias = None
-        call = partial(_sum, name, p, arguments, label)
-        yield Case(f"{name} with {label} {'-'.join(types)} {size}", call, j % 3 == i % 3)
+def _of_rows(operation: Operation, variant: str, types: Types, k: int, *, quick: bool) -> Case:
+    shape, above = ROWS[k]
+    p = make(shape, types, seed=7, centred="rms" not in operation.name)
+    size = "x".join(map(str, shape))
+    if above is not None:
+        p.dy, p.x, size = tiny(p.dy, above), tiny(p.x, above), f"{size}, tiny"
+        p.bias = None  # beside which a tiny result is nothing
+    return _case(operation, variant, p, types, size, quick=quick)
 
 
-def _sum(name: str, p: Problem, arguments: str, label: str, on: On) -> Any:
-    given = {k: getattr(p, k) for k in arguments.split()} | {label: p.dy[::-1].copy()}
-    given = {k: None if a is None else on(a) for k, a in given.items()}
-    return getattr(gradkit, name)(**given, scale_offset=0.5)
+def _case(
+    operation: Operation, variant: str, p: Problem, types: Types, size: str, *, quick: bool
+) -> Case:
+    title = f"{operation.name} {variant}".rstrip()
+    call = partial(_norm, operation, variant, p)
+    return Case(f"{title} {'-'.join(types)} {size}", call, quick)
 
 
-def _norm(name: str, p: Problem, arguments: str, on: On) -> Any:
-    given = (getattr(p, argument) for argument in arguments.split())
-    results = getattr(gradkit, name)(*(None if a is None else on(a) for a in given))
-    return results if isinstance(results, tuple) else [results]
+def _norm(operation: Operation, variant: str, p: Problem, on: On) -> Any:
+    def one(label: str, *_: Any) -> Any:
+        host = _argument(p, label, wide=operation.kind(label) == WIDE)
+        return None if host is None else on(host)
+
+    given = operation.arguments(one, variant=variant) | p.where
+    others = {"num_groups": getattr(p, "groups", None), "count": on(np.array(77.0))}
+    given |= {label: others[label] for label in others.keys() & given.keys()}
+    if operation.family == "channels" and "inv_std" in operation.results:
+        given["out"] = None, on(np.empty_like(p.mean)), on(np.empty_like(p.inv_std))
+    running = [array for label, array in given.items() if label.startswith("running")]
+    return [*leaves(operation.results_of(**given)), *running]
 
 
-def _channels() -> Iterator[Case]:
-    for j, types in enumerate(BATCH_TYPES):
-        for k, (shape, axis) in enumerate(IMAGES):
-            p = make(shape, types, axis, seed=7, batch=True)
-            where = f"{'-'.join(types)} {'x'.join(map(str, shape))} axis {axis}"
-            quick = k == j % len(IMAGES)
-            yield Case(f"batch_norm {where}", partial(_batch_norm, p), quick)
-            yield Case(f"batch_norm_grad {where}", partial(_batch_norm_grad, p), quick)
-            p = make(shape, types, axis, seed=7, batch=True)
-            p.dy, p.x, p.bias = tiny(p.dy, 12), tiny(p.x, 12), None
-            yield Case(f"batch_norm {where}, tiny", partial(_batch_norm, p), quick)
-            yield Case(f"batch_norm_grad {where}, tiny", partial(_batch_norm_grad, p), quick)
-            p = make(shape, types, axis, seed=7, batch=True)
-            for name, by_known in _KNOWN.items():
-                yield Case(f"{name} {where}", partial(by_known, p), quick)
-            for name, step in _STEPS.items():
-                yield Case(f"{name} {where}", partial(step, p), quick)
-
-
-def _batch_norm(p: Problem, on: On) -> Any:
-    out = None, on(np.empty_like(p.mean)), on(np.empty_like(p.inv_std))
-    bias = None if p.bias is None else on(p.bias)
-    return gradkit.batch_norm(on(p.x), on(p.scale), bias, out=out, **p.where)
-
-
-def _batch_norm_grad(p: Problem, on: On) -> Any:
-    given = p.dy, p.x, p.scale, p.mean, p.inv_std
-    return gradkit.batch_norm_grad(*map(on, given), **p.where)
-
-
-def _running(p: Problem, on: On) -> Any:
-    out = None, on(np.empty_like(p.mean)), on(np.empty_like(p.inv_std))
-    own = on(p.mean), on(np.square(p.inv_std))
-    names = {"running_mean": own[0], "running_var": own[1]}
-    return [*gradkit.batch_norm(on(p.x), out=out, **names, **p.where), *own]
-
-
-def _inference(p: Problem, on: On) -> Any:
-    given = p.x, p.scale, p.bias, p.mean, np.square(p.inv_std)
-    return [gradkit.batch_norm_inference(*(a if a is None else on(a) for a in given), **p.where)]
-
-
-def _inference_grad(p: Problem, on: On) -> Any:
-    given = p.dy, p.x, p.scale, p.mean, np.square(p.inv_std)
-    return gradkit.batch_norm_inference_grad(*map(on, given), **p.where)
-
-
-def _stats(p: Problem, on: On) -> Any:
-    return gradkit.batch_norm_stats(on(p.x), **p.where)
-
-
-def _apply(p: Problem, on: On) -> Any:
-    out = None, on(np.empty_like(p.mean)), on(np.empty_like(p.inv_std))
-    given = p.x, p.scale, p.bias, _PER_CHANNEL[: p.mean.size], _PER_CHANNEL[-p.mean.size :] ** 2
-    return gradkit.batch_norm_apply(*map(on, given), out=out, **p.where)
-
-
-def _grad_sums(p: Problem, on: On) -> Any:
-    return gradkit.batch_norm_grad_sums(*map(on, (p.dy, p.x, p.mean, p.inv_std)), **p.where)
-
-
-def _grad_apply(p: Problem, on: On) -> Any:
-    given = p.dy, p.x, p.scale, p.mean, p.inv_std
-    sums = _PER_CHANNEL[: p.mean.size], _PER_CHANNEL[-p.mean.size :], np.array(77.0)
-    return [gradkit.batch_norm_grad_apply(*map(on, (*given, *sums)), **p.where)]
-
-
-_KNOWN: dict[str, Callable[[Problem, On], Any]] = {
-    "batch_norm with running statistics": _running,
-    "batch_norm_inference": _inference,
-    "batch_norm_inference_grad": _inference_grad,
-}
-
-
-def _groups() -> Iterator[Case]:
-    for j, types in enumerate(LAYER_TYPES):
-        for k, (shape, axis) in enumerate(IMAGES):
-            groups = shape[axis] // (1 if shape[axis] % 2 else 2)
-            p = make_groups(shape, groups, types, axis, seed=7)
-            where = f"{'-'.join(types)} {'x'.join(map(str, shape))} axis {axis}"
-            quick = k == j % len(IMAGES)
-            yield Case(f"group_norm {where}", partial(_group_norm, p), quick)
-            yield Case(f"group_norm_grad {where}", partial(_group_norm_grad, p), quick)
-
-
-def _group_norm(p: Problem, on: On) -> Any:
-    given = on(p.x), p.mean.shape[1], on(p.scale), on(p.bias)
-    return gradkit.group_norm(*given, **p.where)
-
-
-def _group_norm_grad(p: Problem, on: On) -> Any:
-    given = p.dy, p.x, p.scale, p.mean, p.inv_std
-    return gradkit.group_norm_grad(*map(on, given), **p.where)
+def _argument(p: Problem, label: str, *, wide: bool) -> Any:
+    """A norm's argument; an inverse takes x for the output of the norm."""
+    if wide:
+        count = p.mean.size
+        found = _PER_CHANNEL[:count] if label in ("mean", "sum_dy_xhat") else _PER_CHANNEL[-count:]
+        return found**2 if label == "var" else found
+    if label in ("residual", "ds"):
+        return p.dy[::-1].copy()
+    if label in ("var", "running_var"):
+        return np.square(p.inv_std)
+    return getattr(p, {"y": "x", "running_mean": "mean"}.get(label, label))
 
 
 _PER_CHANNEL = draw_.values((16,), "float64", 5)
-_STEPS: dict[str, Callable[[Problem, On], Any]] = {
-    "batch_norm_stats": _stats,
-    "batch_norm_apply": _apply,
-    "batch_norm_grad_sums": _grad_sums,
-    "batch_norm_grad_apply": _grad_apply,
-}
+
+
+def _channels() -> Iterator[Case]:
+    norms = [each for each in OPERATIONS.values() if each.family == "channels"]
+    for (j, types), (k, (shape, axis)) in product(enumerate(BATCH_TYPES), enumerate(IMAGES)):
+        p, small = (make(shape, types, axis, seed=7, batch=True) for _ in range(2))
+        small.dy, small.x, small.bias = tiny(p.dy, 12), tiny(p.x, 12), None
+        where, quick = f"{'x'.join(map(str, shape))} axis {axis}", k == j % len(IMAGES)
+        for norm in norms:
+            for variant in ("", *norm.variants):
+                yield _case(norm, variant, p, types, where, quick=quick)
+        for norm in norms[:2]:
+            yield _case(norm, "", small, types, f"{where}, tiny", quick=quick)
+
+
+def _groups() -> Iterator[Case]:
+    norms = [each for each in OPERATIONS.values() if each.family == "groups"]
+    for (j, types), (k, (shape, axis)) in product(enumerate(LAYER_TYPES), enumerate(IMAGES)):
+        groups = shape[axis] // (1 if shape[axis] % 2 else 2)
+        p = make_groups(shape, groups, types, axis, seed=7)
+        where = f"{'x'.join(map(str, shape))} axis {axis}"
+        for norm in norms:
+            yield _case(norm, "", p, types, where, quick=k == j % len(IMAGES))
 
 
 def _lists() -> Iterator[Case]:
     for count in (4, 120):
         for dtype in (*DTYPES, "mixed", "tiny"):
             grads, where = _gradients(count, dtype), f"{dtype} {count} arrays"
-            for name, call in _LIST_CALLS.items():
-                yield Case(f"{name} {where}", partial(call, grads), dtype in ("mixed", "tiny"))
+            for operation in (each for each in OPERATIONS.values() if each.family == "lists"):
+                for variant in operation.variants or [""]:
+                    name = f"{operation.name} {variant}".rstrip()
+                    call = partial(_list, operation, variant, grads)
+                    yield Case(f"{name} {where}", call, dtype in ("mixed", "tiny"))
 
 
 def _gradients(count: int, dtype: str) -> list[np.ndarray[Any, Any]]:
@@ -265,49 +190,15 @@ def _gradients(count: int, dtype: str) -> list[np.ndarray[Any, Any]]:
     return [tiny(grad, 12) for grad in grads] if dtype == "tiny" else grads
 
 
-def _norm_of(p: float, grads: Any, on: On, **options: Any) -> Any:
-    return [on_purpose(gradkit.grad_norm, list(map(on, grads)), p, **options)]
-
-
-def _blocks(p: float, grads: Any, on: On) -> Any:
-    clipped, norms = gradkit.clip_by_block_norm(
-        list(map(on, grads)), 0.7, p, axis=0 if p == 1 else -1, rms=p != 2
-    )
-    return [*clipped, *norms]
-
-
-def _in_place(function: str, *arguments: Any) -> Callable[[Any, On], Any]:
-    def call(grads: Any, on: On) -> Any:
-        own = list(map(on, grads))
-        given = (on(a) if isinstance(a, np.ndarray) else a for a in arguments)
-        getattr(gradkit, function)(own, *given)
-        return own
-
-    return call
-
-
-_NORM = np.array(3.0)
-_LIST_CALLS: dict[str, Callable[[Any, On], Any]] = {
-    **{f"grad_norm p={p}": partial(_norm_of, p) for p in (1, 2, POWER, math.inf)},
-    f"grad_norm over ranks p={POWER}": partial(_norm_of, POWER, reduce=lambda value, _: value),
-    "per_tensor_norms": lambda grads, on: gradkit.per_tensor_norms(list(map(on, grads))),
-    "clip_grad_norm": _in_place("clip_grad_norm", 0.7),
-    "clip_grads_with_norm": _in_place("clip_grads_with_norm", _NORM, 0.7),
-    "clip_grad_value": _in_place("clip_grad_value", 0.3),
-    "scale_grads": _in_place("scale_grads", 0.3),
-    "zero_grad": _in_place("zero_grad"),
-    **{f"clip_by_block_norm p={p}": partial(_blocks, p) for p in (1, 2, POWER, math.inf)},
-    "clip_grad_block_norm": _in_place("clip_grad_block_norm", 0.7),
-    "clip_by_adaptive_norm": lambda grads, on: gradkit.clip_by_adaptive_norm(
-        list(map(on, grads)), list(map(on, grads)), 0.5, axis=1
-    )[0],
-    "clip_grad_adaptive": lambda grads, on: [
-        *gradkit.clip_grad_adaptive(list(map(on, grads)), list(map(on, grads)), 0.5, axis=0)
-    ],
-    "clip_by_global_norm": lambda grads, on: gradkit.clip_by_global_norm(list(map(on, grads)), 0.7)[
-        0
-    ],
-}
+def _list(operation: Operation, variant: str, grads: Any, on: On) -> Any:
+    """What is written in place, or the results; of two that clip the gradients alone."""
+    given = operation.arguments(lambda *_: on(np.array(3.0)), variant=variant, lists=())
+    given |= {label: list(map(on, grads)) for label in given.keys() & {*LISTS}}
+    found = operation.results_of(**given)
+    if operation.name in ("clip_by_global_norm", "clip_by_adaptive_norm"):
+        return found[0]
+    in_place = operation.writes and operation.name != "clip_grad_adaptive"
+    return [*leaves(given["grads"] if in_place else found)]
 
 
 def _pairs() -> Iterator[Case]:

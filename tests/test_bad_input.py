@@ -2,22 +2,11 @@
 
 import pytest
 
-import gradkit
 from tests import bad_input
 from tests.bad_input import ROWS
-from tests.bad_input.arguments import (
-    ACCUMULATORS,
-    GUARDS,
-    LISTS,
-    NORMS,
-    RUNNING,
-    WRITERS,
-    Cell,
-    Factory,
-    good,
-    types_of,
-)
+from tests.bad_input.arguments import Cell, Factory, good
 from tests.named import is_test
+from tests.operations import OPERATIONS
 
 HERE = {title: row for title, row in ROWS.items() if isinstance(row[0], Cell)}
 
@@ -50,15 +39,13 @@ def test_other_rows_are_held_elsewhere():
     assert [name for name in named if not is_test(name)] == []
 
 
-@pytest.mark.parametrize(
-    "function", [*LISTS, *NORMS, *ACCUMULATORS, "clip_coefficient", *GUARDS, RUNNING]
-)
+@pytest.mark.parametrize("function", OPERATIONS)
 def test_what_the_rows_change_is_good(backend, function):
     """Each row's error is the fault of what it changed: without it there is none."""
-    for types in types_of(function):
+    operation = OPERATIONS[function]
+    for types in operation.types:
         a = Factory(backend)
         arguments = good(function, a, types)
         before = a.memory()
-        getattr(gradkit, function)(**arguments)
-        written = function in WRITERS or function in ACCUMULATORS
-        assert (a.memory() != before) == written
+        operation(**arguments)
+        assert (a.memory() != before) == bool(operation.writes)

@@ -16,7 +16,7 @@ from gradkit._cuda.launch import kernels
 from testbed.emulator import EmulatedDevice
 from tests.devices.emulated import Emulated, on_device
 from tests.layouts import LAYOUTS
-from tests.problems import make
+from tests.operations import OPERATIONS, calls, drawn
 
 pytestmark = pytest.mark.emulated
 
@@ -62,14 +62,8 @@ def device(monkeypatch):
     return device
 
 
-def lists(on, lay):
-    rng = np.random.default_rng(0)
-    return [on(lay(rng.standard_normal((5, k + 1)).astype(np.float32))) for k in range(120)]
-
-
-def rows(on, lay, names, shape=(7, 36), **options):
-    p = make(shape, ("float16", "float32", "float32"), **options)
-    return {name: on(lay(getattr(p, name))) for name in names.split()}
+TYPES = ("float16", "float32", "float32")
+LISTS = [((5, k + 1), "float32") for k in range(120)]  # too many for a launch's parameters
 
 
 class Devices:
@@ -77,8 +71,8 @@ class Devices:
 
     rank, size, on_device = 0, 2, True
 
-    def __init__(self, on):
-        self.faults, self._rows = on(np.zeros(2)), on(np.zeros((2, 6)))
+    def __init__(self, make):
+        self.faults, self._rows = (make("norm", shape, "float64") for shape in (2, (2, 6)))
 
     def allgather(self, state):
         self._rows[...] = state
@@ -88,127 +82,51 @@ class Devices:
         """Find nothing."""
 
 
-IMAGES = {"shape": (3, 5, 4, 4), "batch": True, "axis": 1}
-NORM = np.array([3.0, np.nan, 0.5])
-CALLS = {
-    "grad_norm": lambda on, lay: gradkit.grad_norm(lists(on, lay)),
-    "norms": lambda on, lay: gradkit.per_tensor_norms(lists(on, lay), 3, flat=True),
-    "clip_grad_norm": lambda on, lay: gradkit.clip_grad_norm(lists(on, lay), 1.0),
-    "a norm over devices": lambda on, lay: gradkit.grad_norm(lists(on, lay), group=Devices(on)),
-    "a clip over devices": lambda on, lay: gradkit.clip_grad_norm(
-        lists(on, lay), on(np.array(2.0)), scale=on(np.array(0.5)), group=Devices(on), replicas=2
-    ),
-    "clip_by_global_norm": lambda on, lay: gradkit.clip_by_global_norm(lists(on, lay), 1.0),
-    "clip_coefficient": lambda on, lay: gradkit.clip_coefficient(on(lay(NORM)), 1.0),
-    "spike_guard_update": lambda on, lay: gradkit.spike_guard_update(
-        on(lay(np.array([30.0, 2.0, 0.5]))), on(np.array(9.0))
-    ),
-    "spike_guard_update of a number": lambda on, lay: gradkit.spike_guard_update(
-        on(lay(np.array([30.0, 2.0, 0.5]))), 9.0
-    ),
-    "clip_grad_value": lambda on, lay: gradkit.clip_grad_value(lists(on, lay), 0.5),
-    "clip_grad_block_norm": lambda on, lay: gradkit.clip_grad_block_norm(
-        lists(on, lay), 0.5, axis=0
-    ),
-    "clip_by_adaptive_norm": lambda on, lay: gradkit.clip_by_adaptive_norm(
-        lists(on, lay), lists(on, lay), axis=1
-    ),
-    "scale_grads": lambda on, lay: gradkit.scale_grads(lists(on, lay), on(np.array(0.5))),
-    "zero_grad": lambda on, lay: gradkit.zero_grad(lists(on, lay)),
-    "accumulate_grad": lambda on, lay: gradkit.accumulate_grad(
-        on(lay(np.ones((3, 4), np.float32))), on(lay(np.ones(4, np.float32))), scale=0.5
-    ),
-    "layer_norm": lambda on, lay: gradkit.layer_norm(**rows(on, lay, "x scale bias")),
-    "layer_norm_grad": lambda on, lay: gradkit.layer_norm_grad(
-        **rows(on, lay, "dy x scale mean inv_std")
-    ),
-    "long rows": lambda on, lay: gradkit.layer_norm_grad(
-        **rows(on, lay, "dy x scale mean inv_std", (2, 20000))
-    ),
-    "one row, whose statistics are scalars": lambda on, lay: gradkit.layer_norm_grad(
-        **rows(on, lay, "dy x scale", (36,)), mean=np.float32(0), inv_std=np.float32(1)
-    ),
-    "layer_norm_inverse": lambda on, lay: gradkit.layer_norm_inverse(
-        y=on(lay(np.ones((7, 36), np.float16))), **rows(on, lay, "scale bias mean inv_std")
-    ),
-    "invertible_layer_norm_grad": lambda on, lay: gradkit.invertible_layer_norm_grad(
-        y=on(lay(np.ones((7, 36), np.float16))), **rows(on, lay, "dy scale bias inv_std")
-    ),
-    "rms_norm": lambda on, lay: gradkit.rms_norm(**rows(on, lay, "x scale")),
-    "rms_norm_grad": lambda on, lay: gradkit.rms_norm_grad(
-        **rows(on, lay, "dy x scale inv_std", centred=False)
-    ),
-    "add_layer_norm": lambda on, lay: gradkit.add_layer_norm(
-        **rows(on, lay, "x scale bias"), residual=on(lay(np.ones((7, 36), np.float16)))
-    ),
-    "add_rms_norm": lambda on, lay: gradkit.add_rms_norm(
-        **rows(on, lay, "x scale"), residual=on(lay(np.ones((7, 36), np.float16)))
-    ),
-    "rms_norm_grad with ds": lambda on, lay: gradkit.rms_norm_grad(
-        **rows(on, lay, "dy x scale inv_std", centred=False),
-        ds=on(lay(np.ones((7, 36), np.float16))),
-    ),
-    "batch_norm": lambda on, lay: gradkit.batch_norm(**rows(on, lay, "x scale bias", **IMAGES)),
-    "batch_norm_grad": lambda on, lay: gradkit.batch_norm_grad(
-        **rows(on, lay, "dy x scale mean inv_std", **IMAGES)
-    ),
-    "running statistics": lambda on, lay: gradkit.batch_norm(
-        **rows(on, lay, "x", **IMAGES),
-        running_mean=on(lay(np.ones(5, np.float32))),
-        running_var=on(lay(np.ones(5, np.float32))),
-    ),
-    "update_running_statistics": lambda on, lay: gradkit.update_running_statistics(
-        *(on(lay(np.ones(5, np.float32))) for _ in range(4)), on(np.array(96, np.float32))
-    ),
-    "batch_norm_inference": lambda on, lay: gradkit.batch_norm_inference(
-        **rows(on, lay, "x scale bias mean", **IMAGES), var=on(lay(np.ones(5, np.float32)))
-    ),
-    "batch_norm_inference_grad": lambda on, lay: gradkit.batch_norm_inference_grad(
-        **rows(on, lay, "dy x scale mean", **IMAGES), var=on(lay(np.ones(5, np.float32)))
-    ),
-    "group_norm": lambda on, lay: gradkit.group_norm(
-        num_groups=5, **rows(on, lay, "x scale bias", **IMAGES)
-    ),
-    "group_norm_grad": lambda on, lay: gradkit.group_norm_grad(
-        **rows(on, lay, "dy x scale", **IMAGES),
-        mean=on(lay(np.zeros((3, 5), np.float32))),
-        inv_std=on(lay(np.ones((3, 5), np.float32))),
-    ),
-    "batch_norm_stats": lambda on, lay: gradkit.batch_norm_stats(**rows(on, lay, "x", **IMAGES)),
-    "combine_stats": lambda on, lay: gradkit.combine_stats(
-        *(on(lay(np.ones(n, np.float32))) for n in ((3, 5), (3, 5), 3))
-    ),
-    "batch_norm_apply": lambda on, lay: gradkit.batch_norm_apply(
-        **rows(on, lay, "x scale bias mean", **IMAGES), var=on(lay(np.ones(5)))
-    ),
-    "batch_norm_grad_sums": lambda on, lay: gradkit.batch_norm_grad_sums(
-        **rows(on, lay, "dy x mean inv_std", **IMAGES)
-    ),
-    "batch_norm_grad_apply": lambda on, lay: gradkit.batch_norm_grad_apply(
-        **rows(on, lay, "dy x scale mean inv_std", **IMAGES),
-        sum_dy_xhat=on(lay(np.ones(5))),
-        sum_dy=on(lay(np.ones(5, np.float32))),
-        count=on(np.array(96, np.float32)),
-    ),
-}
+def every_call(make):
+    """Of every function, and ways to compute that its row does not have."""
+    one = lambda: make("norm", (), "float64")  # noqa: E731
+    given = {"types": TYPES, "shape": (3, 6, 2, 36), "lists": LISTS}
+    long = {"types": TYPES, "shape": (2, 20000)}
+
+    def of(name, options=given, **changes):
+        arguments = OPERATIONS[name].arguments(make, **options)
+        return getattr(gradkit, name)(**arguments | changes)
+
+    return calls(make, **given) | {
+        "norms": lambda: of("per_tensor_norms", norm_type=3, flat=True),
+        "a norm over devices": lambda: of("grad_norm", group=Devices(make)),
+        "a clip over devices": lambda: of(
+            "clip_grad_norm", max_norm=one(), scale=one(), group=Devices(make), replicas=2
+        ),
+        "a coefficient": lambda: of("scale_grads", coefficient=one()),
+        "three norms": lambda: of("clip_coefficient", norm=make("norm", (3,), "float64")),
+        "a norm that is a number": lambda: of("spike_guard_update", norm=9.0),
+        "a scaled gradient": lambda: of("accumulate_grad", scale=0.5),
+        "a count": lambda: of("update_running_statistics", count=one()),
+        "long rows": lambda: of("layer_norm_grad", long),
+        "one row, whose statistics are scalars": lambda: of(
+            "layer_norm_grad", {**given, "shape": (36,)}, mean=np.float32(0), inv_std=np.float32(1)
+        ),
+    }
 
 
 def run(device, call, layout):
     """The arguments of a call whose results nobody has taken."""
     backend, own = CudaBackend(device), []
 
-    def on(host):
+    def make(*spec):
+        host = LAYOUTS[layout](drawn(*spec))
         own.append(owner_of(host))
         return on_device(host, backend)
 
-    CALLS[call](on, LAYOUTS[layout])
+    every_call(make)[call]()
     gc.collect()
     return own
 
 
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize("layout", ["C", "stepped", "misaligned"])
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("call", every_call(drawn))
 def test_what_a_graph_will_use_again_is_kept(device, call, layout):
     own = run(device, call, layout)
     assert own

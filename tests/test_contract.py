@@ -18,7 +18,7 @@ from gradkit._calls.lists import ListOperations
 from gradkit._calls.rows import RowOperations
 from gradkit._cuda import CudaBackend
 from tests.devices.emulated import DeviceArray, emulated_backend, on_device
-from tests.test_dispatch import calls
+from tests.test_dispatch import every_call
 
 PACKAGE = Path(gradkit.__file__).parent
 CONTRACTS = (Services, ChannelOperations, ListOperations, RowOperations)
@@ -88,7 +88,7 @@ def refuse(*_):
 
 
 @pytest.mark.emulated
-@pytest.mark.parametrize("name", calls(np.array))
+@pytest.mark.parametrize("name", every_call(np.array))
 def test_nothing_else_looks_at_a_devices_values(monkeypatch, name):
     """Arrays of the device, results and scratch among them, that cannot be looked at."""
     backend = emulated_backend(multiprocessors=1)
@@ -100,7 +100,7 @@ def test_nothing_else_looks_at_a_devices_values(monkeypatch, name):
     def a(host):
         return on_device(backend.device.xp.asarray(host), backend)
 
-    call = calls(a)[name]
+    call = every_call(a)[name]
     for door in ("__float__", "__int__", "__bool__", "__index__", "__iter__", "item", "tolist"):
         monkeypatch.setattr(DeviceArray, door, refuse, raising=False)
     call()

@@ -12,8 +12,9 @@ import gradkit
 from gradkit._cuda import CudaBackend
 from testbed.emulator.idle import IdleDevice
 from tests import golden
+from tests import strategies as draw_
 from tests.devices.emulated import Emulated, on_device
-from tests.problems import on_purpose
+from tests.operations import FLOAT64, calls, leaves, on
 from tests.tolerances import assert_same_bits
 
 
@@ -161,90 +162,27 @@ def test_another_librarys_number_is_checked_as_a_number(backend, label, number):
     assert_same_bits(backend.asnumpy(grads), np.array([3.0, 4.0]))
 
 
-def calls(a):
-    """Every function on arrays that ``a`` makes, with the arrays that are written."""
-    rng = np.random.default_rng(1)
-    host = {name: rng.standard_normal((4, 6)) for name in ("dy", "x")}
-    dy, x = (a(host[name]) for name in ("dy", "x"))
-    scale, bias = (a(1 + rng.random(6)) for _ in range(2))
-    mean, inv_std = a(rng.standard_normal(4)), a(1 + rng.random(4))
-    channel = a(rng.standard_normal(6)), a(1 + rng.random(6))
-    group = a(rng.standard_normal((4, 2))), a(1 + rng.random((4, 2)))
-    flag = a(np.array(True))
-    fresh = lambda: a(host["x"])  # noqa: E731
-    return {
-        "grad_norm": lambda: gradkit.grad_norm([x, dy]),
-        "per_tensor": lambda: gradkit.per_tensor_norms([x, dy], flat=True),
-        "reduce": lambda: on_purpose(gradkit.grad_norm, [x], reduce=lambda value, _: value),
-        "out": lambda: gradkit.grad_norm([x], out=a(np.array(7.0))),
-        "clip_grad_norm": lambda: (gradkit.clip_grad_norm(g := [fresh()], 0.5), g),
-        "clip_by_global_norm": lambda: gradkit.clip_by_global_norm({"x": x, "n": (dy, None)}, 0.5),
-        "clip_coefficient": lambda: gradkit.clip_coefficient(a(np.array(4.0)), 1.0),
+def every_call(a):
+    """Of every function, and with arrays where there could be numbers."""
+    x, row = (a(draw_.values(shape, "float64", 1)) for shape in ((4, 6), 6))
+    one = lambda number: a(np.array(number))  # noqa: E731
+    return calls(on(a), types=FLOAT64) | {
+        "per_tensor": lambda: gradkit.per_tensor_norms([x, row], flat=True),
+        "out": lambda: gradkit.grad_norm([x], out=one(7.0)),
+        "nested": lambda: gradkit.clip_by_global_norm({"x": x, "n": (row, None)}, 0.5),
         "spike_guard_init": lambda: gradkit.spike_guard_init(x),
-        "spike_guard_update": lambda: gradkit.spike_guard_update(
-            a(np.array([30.0, 2.0, 0.5])), a(np.array(9.0))
-        ),
-        "SpikeGuard": lambda: gradkit.SpikeGuard().update(a(np.array(9.0))),
-        "scale_grads": lambda: gradkit.scale_grads([fresh()], a(np.array(0.5))),
-        "clip_grad_value": lambda: gradkit.clip_grad_value(fresh(), 0.5),
-        "accumulate_grad": lambda: gradkit.accumulate_grad(fresh(), dy, do_update=flag),
-        "accumulate_grad_v2": lambda: gradkit.accumulate_grad_v2(fresh(), scale, overwrite=True),
-        "zero_grad": lambda: gradkit.zero_grad([fresh()]),
-        "layer_norm": lambda: gradkit.layer_norm(x, scale, bias),
-        "layer_norm_grad": lambda: gradkit.layer_norm_grad(dy, x, scale, mean, inv_std),
-        "layer_norm_inverse": lambda: gradkit.layer_norm_inverse(x, scale, bias, mean, inv_std),
-        "invertible_layer_norm_grad": lambda: gradkit.invertible_layer_norm_grad(
-            dy, x, scale, bias, inv_std
-        ),
-        "rms_norm": lambda: gradkit.rms_norm(x, scale),
-        "rms_norm_grad": lambda: gradkit.rms_norm_grad(dy, x, None, inv_std),
-        "rms_norm_grad with ds": lambda: gradkit.rms_norm_grad(
-            dy, x, scale, inv_std, ds=fresh(), scale_offset=1.0
-        ),
-        "layer_norm_grad with ds": lambda: gradkit.layer_norm_grad(
-            dy, x, scale, mean, inv_std, ds=fresh(), scale_offset=1.0
-        ),
-        "add_layer_norm": lambda: gradkit.add_layer_norm(x, dy, scale, bias, scale_offset=1.0),
-        "add_rms_norm": lambda: gradkit.add_rms_norm(x, dy, scale, scale_offset=1.0),
-        "rms_norm of columns": lambda: gradkit.rms_norm(x[:, 1:4], scale[:3]),
-        "batch_norm": lambda: gradkit.batch_norm(x, scale, bias),
-        "batch_norm_grad": lambda: gradkit.batch_norm_grad(dy, x, scale, *channel),
-        "running": lambda: gradkit.batch_norm(
-            x, running_mean=a(host["dy"][0]), running_var=a(host["dy"][1] ** 2)
-        ),
-        "update_running_statistics": lambda: gradkit.update_running_statistics(
-            scale, bias, *channel, 24.0
-        ),
-        "batch_norm_inference": lambda: gradkit.batch_norm_inference(x, scale, bias, *channel),
-        "batch_norm_inference_grad": lambda: gradkit.batch_norm_inference_grad(
-            dy, x, scale, *channel
-        ),
-        "group_norm": lambda: gradkit.group_norm(x, 1, scale, bias),
-        "group_norm_grad": lambda: gradkit.group_norm_grad(dy, x, scale, *group),
-        "batch_norm_stats": lambda: gradkit.batch_norm_stats(x),
-        "combine_stats": lambda: gradkit.combine_stats(dy, x, inv_std),
-        "batch_norm_apply": lambda: gradkit.batch_norm_apply(x, scale, bias, *channel),
-        "batch_norm_grad_sums": lambda: gradkit.batch_norm_grad_sums(dy, x, *channel),
-        "batch_norm_grad_apply": lambda: gradkit.batch_norm_grad_apply(
-            dy, x, scale, *channel, scale, bias, a(np.array(8.0))
-        ),
+        "SpikeGuard": lambda: gradkit.SpikeGuard().update(one(9.0)),
+        "a coefficient": lambda: gradkit.scale_grads([x], one(0.5)),
+        "a flag": lambda: gradkit.accumulate_grad(x, row, do_update=one(True)),
+        "columns": lambda: gradkit.rms_norm(x[:, 1:4], row[:3]),
+        "a count": lambda: gradkit.update_running_statistics(row, row, row, row, one(24.0)),
     }
 
 
-def flat(result):
-    """The arrays and other leaves of whatever a function returned."""
-    if isinstance(result, dict):
-        result = list(result.values())
-    if isinstance(result, (list, tuple)):
-        return [leaf for branch in result for leaf in flat(branch)]
-    return [result]
-
-
-@pytest.mark.parametrize("name", calls(np.array))
+@pytest.mark.parametrize("name", every_call(np.array))
 def test_array_api_strict(name):
     """Through DLPack in, computed, and back as the caller's own type: NumPy's very bits."""
-    expected, found = flat(calls(np.array)[name]()), flat(calls(as_strict)[name]())
-    assert len(found) == len(expected)
+    expected, found = ([*leaves(every_call(a)[name]())] for a in (np.array, as_strict))
     for got, ref in zip(found, expected, strict=True):
         if isinstance(ref, np.ndarray):
             assert type(got) is type(xp.asarray(1.0))

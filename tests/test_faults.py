@@ -23,13 +23,14 @@ from gradkit._numpy import clipping, scratch, threads, tuning
 from testbed.emulator import EmulatedDevice
 from testbed.emulator.device import ArrayNamespace
 from tests.backends import BACKENDS, has_gpu
-from tests.bad_input.arguments import ACCUMULATORS, ADAPTIVE, LISTS, NORMS, WRITERS, Factory, good
+from tests.bad_input.arguments import Factory, good
 from tests.devices.emulated import on_device
+from tests.operations import OPERATIONS
 from tests.tolerances import assert_same_bits
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = str(Path(gradkit.__file__).parent)
-IN_PLACE = (*WRITERS, *ACCUMULATORS)
+IN_PLACE = [name for name, operation in OPERATIONS.items() if operation.writes]
 
 
 def run(*scripts, **environment):
@@ -111,7 +112,9 @@ def interrupted_everywhere(make_arguments, function):
 @pytest.mark.parametrize(
     "function",
     [
-        pytest.param(name, marks=pytest.mark.slow if name == ADAPTIVE[0] else ())  # five launches
+        pytest.param(
+            name, marks=pytest.mark.slow if name == "clip_grad_adaptive" else ()
+        )  # five launches
         for name in IN_PLACE
     ],
 )
@@ -140,7 +143,7 @@ def test_threads_that_scale_are_not_left_behind(monkeypatch, function):
         a, backend = Factory(BACKENDS[0]), BACKENDS[0]
         grads = [a(np.full(20_000, k, np.float32)) for k in range(1, 5)]
         assert backend.on_host
-        return a, {"grads": grads, **LISTS[function]}
+        return a, {"grads": grads, **OPERATIONS[function].numbers}
 
     lines, wrote = interrupted_everywhere(make_arguments, function)
     assert 0 < wrote < lines
@@ -242,7 +245,7 @@ class OnDevice:
 
 @pytest.mark.emulated
 @pytest.mark.parametrize("what", ERRORS)
-@pytest.mark.parametrize("function", [*LISTS, *NORMS, *ACCUMULATORS])
+@pytest.mark.parametrize("function", OPERATIONS)
 def test_what_fails_on_the_device_is_a_typed_error(function, what):
     """At the first, the second and every further time: inputs are whole, gradients all or none."""
     a = Factory(OnDevice(FailingDevice(what, 0)))

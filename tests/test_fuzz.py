@@ -18,14 +18,16 @@ from hypothesis import strategies as st
 
 import gradkit
 from tests import strategies as draw_
-from tests.bad_input.arguments import ACCUMULATORS, GUARDS, LISTS, NORMS, Factory, Parameter, good
+from tests.bad_input.arguments import Factory, Parameter, good
 from tests.layouts import LAYOUTS
+from tests.operations import LISTS as OF_ARRAYS
+from tests.operations import OPERATIONS
 from tests.tolerances import DTYPES
 
 EXPECTED = (TypeError, ValueError, gradkit.GradkitError)
 FUNCTIONS = [
-    *(*LISTS, *NORMS, *ACCUMULATORS, *GUARDS),
-    *("clip_coefficient", "grads_of", "show_config"),
+    *OPERATIONS,
+    *("spike_guard_init", "grads_of", "named_grads_of", "names_of", "show_config"),
 ]
 OTHER_DTYPES = (
     *(np.dtype(name) for name in (">f4", "g", "i1", "u8", "?", "F", "S3", "U2", "M8[s]", "V8")),
@@ -81,7 +83,7 @@ VALUES = (
     ml_dtypes.bfloat16(2),
 )  # fmt: skip
 MAKERS = (lambda: iter([1.0, None]), lambda: (x for x in "ab"), lambda: {1: None})
-CONTAINERS = {"grads", "parameters", "out"}  # the parameters that may be some
+CONTAINERS = {*OF_ARRAYS, "parameters", "named_parameters", "out"}  # what may be some
 
 
 @st.composite

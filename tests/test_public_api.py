@@ -11,51 +11,21 @@ import pytest
 
 import gradkit
 from gradkit import _config
+from gradkit._calls.backend import operations_of
+from tests.operations import OPERATIONS
 
 # What every release keeps: further parameters may follow, keyword-only and with a default.
-_CLIP = 'norm_type=2.0, *, eps=1e-6, nonfinite="propagate", reduce=None, out=None'
 SIGNATURES = [
-    'grad_norm(grads, norm_type=2.0, *, per_tensor=False, nonfinite="propagate", reduce=None, '
-    "out=None)",
-    f"clip_grad_norm(grads, max_norm, {_CLIP})",
-    f"clip_by_global_norm(grads, max_norm, {_CLIP})",
-    "clip_coefficient(norm, max_norm, *, eps=1e-6, out=None)",
-    "scale_grads(grads, coefficient)",
-    "clip_grad_value(grads, clip_value)",
+    *(operation.signature for operation in OPERATIONS.values()),
     "spike_guard_init(like=None)",
-    "spike_guard_update(state, norm, *, decay=0.97, threshold=2.5, warmup=25, out=None)",
     "SpikeGuard(*, decay=0.97, threshold=2.5, warmup=25)",
     'grads_of(parameters, *, attr="grad")',
     'named_grads_of(named_parameters, *, attr="grad")',
     "names_of(grads)",
-    "per_tensor_norms(grads, norm_type=2.0, *, out=None)",
-    "layer_norm(x, scale=None, bias=None, *, axis=-1, eps=1e-5, scale_offset=0.0, out=None)",
-    "add_layer_norm(x, residual, scale=None, bias=None, *, axis=-1, eps=1e-5, scale_offset=0.0, "
-    "out=None)",
-    "layer_norm_grad(dy, x, scale, mean, inv_std, *, axis=-1, ds=None, scale_offset=0.0, out=None)",
-    "layer_norm_inverse(y, scale, bias, mean, inv_std, *, axis=-1, out=None)",
-    "invertible_layer_norm_grad(dy, y, scale, bias, inv_std, *, axis=-1, out=None)",
-    "rms_norm(x, scale=None, *, axis=-1, eps=1e-6, scale_offset=0.0, out=None)",
-    "add_rms_norm(x, residual, scale=None, *, axis=-1, eps=1e-6, scale_offset=0.0, out=None)",
-    "rms_norm_grad(dy, x, scale, inv_std, *, axis=-1, ds=None, scale_offset=0.0, out=None)",
-    "batch_norm(x, scale=None, bias=None, *, channel_axis=1, eps=1e-5, out=None)",
-    "update_running_statistics(running_mean, running_var, mean, var, count, *, momentum=0.1, "
-    "out=None)",
-    "batch_norm_inference(x, scale, bias, mean, var, *, channel_axis=1, eps=1e-5, out=None)",
-    "batch_norm_inference_grad(dy, x, scale, mean, var, *, channel_axis=1, eps=1e-5, out=None)",
-    "batch_norm_grad(dy, x, scale, mean, inv_std, *, channel_axis=1, out=None)",
-    "group_norm(x, num_groups, scale=None, bias=None, *, channel_axis=1, eps=1e-5, out=None)",
-    "group_norm_grad(dy, x, scale, mean, inv_std, *, channel_axis=1, out=None)",
-    "batch_norm_stats(x, *, channel_axis=1, out=None)",
-    "combine_stats(means, variances, counts, *, out=None)",
-    "batch_norm_apply(x, scale, bias, mean, var, *, channel_axis=1, eps=1e-5, out=None)",
-    "batch_norm_grad_sums(dy, x, mean, inv_std, *, channel_axis=1, out=None)",
-    "batch_norm_grad_apply(dy, x, scale, mean, inv_std, sum_dy_xhat, sum_dy, count, *, "
-    "channel_axis=1, out=None)",
-    "accumulate_grad(buffer, grad, *, do_update=True, scale=None)",
-    "accumulate_grad_v2(buffer, grad, *, overwrite=False)",
     "warmup(arrays, *operations)",
-    "zero_grad(grads)",
+    "get_num_threads()",
+    "set_num_threads(count)",
+    "last_engine()",
     'show_config(mode="stdout")',
 ]
 NAMES = [line.partition("(")[0] for line in SIGNATURES]
@@ -104,9 +74,26 @@ def test_signature(line):
     assert len(extra) == len(found) - len(promised)
 
 
+def test_every_function_has_a_signature_and_a_row_if_it_computes():
+    assert sorted(NAMES) == sorted([*FUNCTIONS, *CLASSES])
+    assert {name for name in FUNCTIONS if operations_of(name)} == OPERATIONS.keys()
+
+
+RECORDED = [name for name, operation in OPERATIONS.items() if operation.record]
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_rows_are_as_records_say(name):
+    operation, record = OPERATIONS[name], OPERATIONS[name].record
+    positional = record.arguments[: len(operation.arrays)]
+    assert operation.arrays == tuple(argument.name for argument in positional)
+    assert operation.optional == tuple(one.name for one in positional if one.optional)
+    further = {name for variant in operation.variants.values() for name in variant}
+    assert {one.name for one in record.arguments} - {*operation.arrays} <= further
+
+
 def test_all():
     assert len(set(gradkit.__all__)) == len(gradkit.__all__)
-    assert set(NAMES) <= set(gradkit.__all__)
     public = {
         n for n, v in vars(gradkit).items() if not n.startswith("_") and not inspect.ismodule(v)
     }

@@ -39,7 +39,7 @@ from tests.bad_input.answered import (
     zeroed,
     zeros,
 )
-from tests.bad_input.arguments import C, Cell, R
+from tests.bad_input.arguments import Cell
 from tests.bad_input.refused import (
     biases_alone,
     flags,
@@ -72,6 +72,7 @@ from tests.bad_input.refused import (
     wider_gradients,
     wrong_words,
 )
+from tests.operations import C, R
 
 REGRESSIONS, LISTS_ON_CUDA = "tests/test_regressions.py::", "tests/test_cuda_lists.py::"
 CUDA, INTEROP = "tests/test_cuda_normalization.py::", "tests/interop/"

@@ -13,8 +13,9 @@ from gradkit._cuda.list_tables import CAPACITY, DIMS
 from tests import oracles, tolerances
 from tests import strategies as draw_
 from tests.backends import Backend
-from tests.bad_input.arguments import NORMS, C, Cell, Factory, R, values
+from tests.bad_input.arguments import Cell, Factory, values
 from tests.layouts import LAYOUTS
+from tests.operations import OPERATIONS, C, R
 from tests.problems import BATCH_TYPES, LAYER_TYPES, make
 from tests.test_normalization import from_output
 from tests.tolerances import DTYPES, assert_same_bits, assert_ulps
@@ -186,7 +187,7 @@ def _check_norm(family, types, shape, axis, changes, options, backend):
     forward, backward = FAMILIES[family]
     a = Factory(backend)
     if forward is not None:
-        given = {label: _argument(a, p, label) for label in NORMS[forward]}
+        given = {label: _argument(a, p, label) for label in OPERATIONS[forward].arrays}
         before = a.memory()
         out = None
         if batch and "16" in p.statistics:  # statistics of 16 bits come where out has such arrays
@@ -195,9 +196,8 @@ def _check_norm(family, types, shape, axis, changes, options, backend):
         p.check_forward(backend, y, *([] if centred else [None]), *statistics)
         assert a.memory() == before
     y, xhat = from_output(p) if family == "invertible" else (None, None)
-    given = {label: _argument(a, p, label) for label in NORMS[backward] if label != "y"}
-    if family == "invertible":
-        given["y"] = a(y)
+    arrays = OPERATIONS[backward].arrays
+    given = {label: a(y) if label == "y" else _argument(a, p, label) for label in arrays}
     before = a.memory()
     p.check_gradients(backend, *getattr(gradkit, backward)(**given, **p.where), xhat=xhat)
     assert a.memory() == before

@@ -10,34 +10,24 @@ import gradkit
 from tests import tolerances
 from tests.bad_input.arguments import (
     ACCUMULATORS,
-    ADAPTIVE,
-    BLOCK_CLIPPERS,
-    CLIPPERS,
-    FLOAT32,
-    LIST_ACCUMULATOR,
     LISTS,
     NORMS,
-    PASSED_BY,
-    RESULTS,
-    RUNNING,
-    SHIFTED,
     WRITERS,
-    C,
     Cell,
     Factory,
     Parameter,
-    R,
     Sparse,
     f32,
     f64,
     good,
-    role,
-    types_of,
+    named,
     values,
 )
+from tests.operations import FLOAT32, OPERATIONS, C, R
 from tests.tolerances import DTYPES
 
 NAN, INF = math.nan, math.inf
+RUNNING = "update_running_statistics"
 OLD = ">f4"  # a dtype that is not in native byte order
 
 
@@ -114,7 +104,7 @@ def _among(function, what, error, message, wrong):
 
     A callable stands for what it makes of the array factory and the dtype.
     """
-    for types in types_of(function):
+    for types in OPERATIONS[function].types:
         changes = {"grads": partial(_between, wrong, types[0])}
         yield refused(function, what, error, message, changes, types)
 
@@ -148,7 +138,7 @@ def shared_memory():
         return [room[::2], room[1:2], room[8:9]]
 
     for function in WRITERS:
-        for types in types_of(function):
+        for types in OPERATIONS[function].types:
             for what, view in views.items():
                 message = r"grads\[0\] and grads\[3\]\['again'\] share memory"
                 changes = {"grads": partial(twice, view, types[0])}
@@ -184,7 +174,7 @@ def groups():
         "by name": (ValueError, "replicas has the keys 'w'", {"replicas": {"w": 1}}),
         "half a copy": (TypeError, "replicas must be an integer", {"replicas": 0.5}),
     }  # fmt: skip
-    for function in ("grad_norm", *CLIPPERS):
+    for function in named("lists", takes="group"):
         for what, (error, message, changes) in wrong.items():
             yield refused(function, what, error, message, changes)
 
@@ -208,7 +198,7 @@ def scales():
 
 def flags():
     """What is no place for found_inf."""
-    for function in ("grad_norm", *CLIPPERS):
+    for function in named(takes="found_inf"):
         for what, (message, error, make) in {
             "integers": ("found_inf has dtype", TypeError, lambda a, _: a(np.array(0))),
             "two": (r"found_inf has shape \(2,\)", ValueError, lambda a, _: a(np.zeros(2, bool))),
@@ -410,37 +400,15 @@ def _made(hosts, a, _):
 
 
 def _numbers(labels):
-    """Every function that takes a number of one of these names."""
-    takers = {
-        "max_norm": (*CLIPPERS, *BLOCK_CLIPPERS, "clip_coefficient"),
-        "clipping": ADAPTIVE,
-        "scale": ("grad_norm", *CLIPPERS, LIST_ACCUMULATOR),
-        "coefficient": ("scale_grads",),
-        "norm_type": ("grad_norm", *CLIPPERS, *BLOCK_CLIPPERS),
-        "eps": (
-            *CLIPPERS,
-            *BLOCK_CLIPPERS,
-            *ADAPTIVE,
-            "clip_coefficient",
-            "layer_norm",
-            "rms_norm",
-            "add_layer_norm",
-            "add_rms_norm",
-            "batch_norm",
-            "batch_norm_apply",
-            "batch_norm_inference",
-            "batch_norm_inference_grad",
-            "group_norm",
-        ),
-        "scale_offset": SHIFTED,
-        "clip_value": ("clip_grad_value",),
-    }
-    return [(function, label) for label in labels for function in takers[label]]
+    """Every function that takes a number of one of these names; the scale of a norm is none."""
+    for label in labels:
+        families = ("lists", "buffer lists") if label == "scale" else ()
+        yield from ((function, label) for function in named(*families, takes=label))
 
 
 def wrong_words():
     """What is none of the words or flags that are accepted."""
-    for function in ("grad_norm", *CLIPPERS, *BLOCK_CLIPPERS, *ADAPTIVE):
+    for function in named(takes="nonfinite"):
         for value in ("error", None, True):
             message = "nonfinite must be one of 'propagate', 'raise', 'zero', not"
             changes = {"nonfinite": value}
@@ -465,7 +433,7 @@ def _array_of(host, a, _):
 
 def lists_that_do_not_match():
     """Containers of buffers and gradients."""
-    f = LIST_ACCUMULATOR
+    f = "accumulate_grads"
 
     def half(_, given):
         return [given["grads"][0], given["buffers"][0].reshape(-1)[1:4]]
@@ -537,8 +505,9 @@ def lists_that_do_not_match():
 
 def not_arrays():
     for function in (*NORMS, *ACCUMULATORS):
-        for label in NORMS.get(function, ("buffer", "grad")):
-            for value in ([1.0], 1.0, "x", *([None] if label not in ("scale", "bias") else [])):
+        operation = OPERATIONS[function]
+        for label in operation.arrays:
+            for value in ([1.0], 1.0, "x", *([] if label in operation.optional else [None])):
                 message = f"{label} is a {type(value).__name__}; expected an array"
                 what = f"{label}={value!r}"
                 yield refused(function, what, TypeError, message, {label: value})
@@ -547,7 +516,7 @@ def not_arrays():
 def other_dtypes():
     """No floats, or not in native byte order."""
     for function in (*NORMS, *ACCUMULATORS):
-        for label in NORMS.get(function, ("buffer", "grad")):
+        for label in OPERATIONS[function].arrays:
             for dtype in (np.int64, np.complex64, np.bool_, OLD):
                 message = f"{label} has dtype {np.dtype(dtype)}; accepted: float16"
                 if dtype == OLD:
@@ -576,11 +545,12 @@ OTHER_STATISTICS = {
 
 def other_combinations():
     """Dtypes that are taken one by one but not together."""
-    for function, shapes in NORMS.items():
-        statistics = "inv_std" in shapes or "inference" in function
-        main = "x" if "x" in shapes else "y"
+    for function in NORMS:
+        arrays = OPERATIONS[function].arrays
+        statistics = "inv_std" in arrays or "inference" in function
+        main = "x" if "x" in arrays else "y"
         for wrong, of, table in (
-            *([("scale", 2, OTHER_PARAMETERS)] if "scale" in shapes else []),
+            *([("scale", 2, OTHER_PARAMETERS)] if "scale" in arrays else []),
             *([("(mean|inv_std)", 1, OTHER_STATISTICS)] if statistics else []),
         ):
             for types, accepted in table.items():
@@ -589,11 +559,11 @@ def other_combinations():
                     rf"{wrong}\.astype\({main}\.dtype\) \(accepted: {accepted}"
                 )
                 yield refused(function, "as they are", TypeError, message, {}, types)
-        if "residual" in shapes:
+        if "residual" in arrays:
             message = "residual has dtype float16 and x has dtype float32; they must agree"
             changes = {"residual": partial(_retyped, "residual", np.float16)}
             yield refused(function, "residual of another dtype", TypeError, message, changes)
-        if {"dy", "x"} <= shapes.keys():
+        if {"dy", "x"} <= {*arrays}:
             message = "x has dtype float32 and dy has dtype float16; they must agree"
             changes = {"dy": partial(_retyped, "dy", np.float16)}
             yield refused(function, "dy of another dtype", TypeError, message, changes)
@@ -606,18 +576,21 @@ def other_shapes():
         "of a higher rank": lambda shape: (1, *shape),
         "0-d": lambda _: (),
     }
-    for function, shapes in NORMS.items():
-        for label, shape in shapes.items():
-            if label == next(main for main in ("x", "y", "means") if main in shapes):
+    for function in NORMS:
+        operation = OPERATIONS[function]
+        main = next(main for main in ("x", "y", "means") if main in operation.arrays)
+        for label in operation.arrays:
+            if label == main:
                 continue  # what the others are compared with
-            for types in types_of(function):
+            shape = operation.shape(label)
+            for types in operation.types:
                 for what, change in changes.items():
-                    host = values(role(types, label, function), *change(shape))
+                    host = values(operation.dtype(label, types), *change(shape))
                     message = rf"{label} has shape .*; expected \({shape[0]}"
                     wrong = {label: partial(_array_of, host)}
                     yield refused(function, f"{label} is {what}", ValueError, message, wrong, types)
         if "batch" in function or "group" in function:
-            wrong = {k: partial(_array_of, f32(C)) for k in ("x", "dy") if k in shapes}
+            wrong = {k: partial(_array_of, f32(C)) for k in ("x", "dy") if k in operation.arrays}
             message = "x has shape .*; (batch|group) norm needs"
             yield refused(function, "1-d", ValueError, message, wrong)
     message = "axis is -1, but the array has 0 dimensions"
@@ -626,9 +599,9 @@ def other_shapes():
 
 
 def other_axes():
-    for function in NORMS.keys() - {"combine_stats"}:
-        channels = "batch" in function or "group" in function
-        axis = "channel_axis" if channels else "axis"
+    axes = ("axis", "channel_axis")
+    takers = {axis: named("rows", "channels", "groups", takes=axis) for axis in axes}
+    for axis, function in ((axis, each) for axis, found in takers.items() for each in found):
         for value in (2, -3):
             message = f"{axis} is {value}, but the array has 2 dimensions"
             yield refused(function, f"{axis}={value}", ValueError, message, {axis: value})
@@ -659,7 +632,7 @@ def group_counts():
 
 def gradients_past_a_norm():
     """What cannot be added to dx."""
-    for function in PASSED_BY:
+    for function in named(takes="ds"):
         for value in ([1.0], 1.0, "x"):
             message = f"ds is a {type(value).__name__}; expected an array"
             yield refused(function, f"ds={value!r}", TypeError, message, {"ds": value})
@@ -680,7 +653,7 @@ def _over_dy(_, given):
 
 
 def scale_offsets():
-    for function in SHIFTED:
+    for function in named(takes="scale_offset"):
         for value in (NAN, INF, -INF):
             message = f"scale_offset must be finite, not {value}"
             changes = {"scale_offset": value}
@@ -691,7 +664,7 @@ def scale_offsets():
 
 
 def biases_alone():
-    for function in (name for name in NORMS if "bias" in NORMS[name]):
+    for function in named(takes="bias"):
         message = r"scale is None, but bias is not: .*; pass ones too"
         yield refused(function, "a bias without a scale", ValueError, message, {"scale": None})
 
@@ -699,7 +672,7 @@ def biases_alone():
 def scales_without_inverse():
     """Known without waiting on the CPU and in the emulator; on a GPU the output is not finite."""
     for function in ("layer_norm_inverse", "invertible_layer_norm_grad"):
-        for types in types_of(function):
+        for types in OPERATIONS[function].types:
             parameters = DTYPES[types[2]]
             tiny = tolerances.smallest(parameters)
             # In float32, in which 16 bits are computed, all of float16 is normal.
@@ -724,7 +697,7 @@ def _check_inverse(function, types, scale, backend):
 
 def gradients_that_grow_the_buffer():
     for function in ACCUMULATORS:
-        for types in types_of(function):
+        for types in OPERATIONS[function].types:
             for shape in ((C + 1,), (R, C, 1), (1, R, C), (2, R, C), (R, 2), (C, R), (0,)):
                 message = r"grad has shape .* does not broadcast to the buffer's \(4, 6\)"
                 changes = {"grad": partial(_array_of, values(types[0], *shape))}
@@ -739,7 +712,7 @@ def unwritable_buffers():
         return a.stretched(DTYPES[dtype], (R, C))
 
     for function in ACCUMULATORS:
-        for types in types_of(function):
+        for types in OPERATIONS[function].types:
             for message, wrong in (
                 ("buffer is read-only", read_only),
                 ("buffer overlaps itself", stretched),
@@ -758,7 +731,7 @@ def gradients_within_the_buffer():
         "transposed": lambda b: b[:, :R].T[:, :1],
     }
     for function in ACCUMULATORS:
-        for types in types_of(function):
+        for types in OPERATIONS[function].types:
             for what, view in views.items():
                 message = "grad partly overlaps the buffer"
                 changes = {"grad": partial(_part_of_buffer, view)}
@@ -791,11 +764,13 @@ def wider_gradients():
 
 def outputs():
     """Good arguments and outputs, but for one output."""
-    for function, results in RESULTS.items():
-        for types in types_of(function):
-            for position, shape in enumerate(results.values()):
-                if shape:
-                    yield from _output(function, types, position)
+    for function in NORMS:
+        operation = OPERATIONS[function]
+        results = operation.results
+        for types in operation.types:
+            for position, label in enumerate(results):
+                if operation.shape(label):
+                    yield from _output(operation, types, position)
         count = len(results)
         for value in ((None,) * (count + 1), [None] * count, 3.0):
             message = "out must be .* not"
@@ -803,7 +778,7 @@ def outputs():
         if "dscale" in results:
             message = r"out\[1\] must be None: this call has no such result"
             wrong = partial(_without_scale, count)
-            gone = {"scale", "bias"} & NORMS[function].keys()
+            gone = {"scale", "bias"} & {*operation.arrays}
             changes = {**dict.fromkeys(gone), "out": wrong}
             yield refused(function, "dscale without scale", ValueError, message, changes)
 
@@ -812,15 +787,15 @@ def _without_scale(count, a, _):
     return (None, a(f32(C)), None)[:count]
 
 
-def _output(function, types, position):
-    results, main = RESULTS[function], next(iter(NORMS[function]))
-    name, shape = list(results.items())[position]
+def _output(operation, types, position):
+    function, results, main = operation.name, operation.results, operation.arrays[0]
+    name, shape = results[position], operation.shape(results[position])
     label = rf"out\[{position}\]" if len(results) > 1 else "out"
-    dtype = DTYPES[role(types, name, function)]
+    dtype = DTYPES[operation.dtype(name, types)]
 
     def cell(what, error, message, wrong):
         def out(a, given):
-            found = [a(values(role(types, k, function), *s)) for k, s in results.items()]
+            found = [a(values(operation.dtype(k, types), *operation.shape(k))) for k in results]
             found[position] = wrong(a, given, found)
             return tuple(found)
 
@@ -846,11 +821,11 @@ def _output(function, types, position):
     yield cell("read-only", ValueError, message, lambda a, *_: a.read_only(host))
     message = f"{label} overlaps itself"
     yield cell("stride 0", ValueError, message, lambda a, *_: a.stretched(dtype, shape))
-    if shape == NORMS[function][main]:
+    if shape == operation.shape(main):
         message = rf"{label} shares memory with {main} without being .*\b{main}\b.* itself"
         yield cell("its own, reversed", ValueError, message, lambda _, g, __: g[main][::-1])
         yield cell("its own, sideways", ValueError, message, lambda _, g, __: g[main][:, ::-1])
-        for other in {"x", "y"} & NORMS[function].keys() - {main}:
+        for other in {"x", "y"} & {*operation.arrays} - {main}:
             message = f"{label} shares memory with {other} .*pass another array"
             yield cell(f"{other} itself", ValueError, message, lambda _, g, __, o=other: g[o])
     else:

@@ -1,0 +1,393 @@
+"""Every public function that computes: the one table over which tests of all of them iterate.
+
+A row begins with the signature that every release keeps. What arguments and results are follows
+from their names: their roles are the same in all functions. ``Operation.arguments`` makes small
+arguments that are right; tests say which arrays, dtypes and shapes.
+"""
+
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import gradkit
+from gradkit._calls.record import Call
+from tests import strategies as draw_
+from tests.problems import BATCH_TYPES, LAYER_TYPES, on_purpose
+from tests.tolerances import DTYPES
+
+Shape = tuple[int, ...]
+Types = tuple[str, str, str]  # of data, statistics and parameters
+Make = Callable[[str, Shape, str], Any]  # an array by its name, shape and dtype
+
+R, C = 4, 6  # rows and columns of every norm's data
+GROUPS = 3
+FLOAT32, FLOAT64 = LAYER_TYPES[:2]
+POWER = 3.5  # NVIDIA's pow is not the C library's
+
+
+class Kind(NamedTuple):
+    """A dtype and a shape, or whose they are."""
+
+    dtype: str
+    shape: str | Shape
+
+
+DATA, STATISTIC, PARAMETER = (Kind(of, of) for of in ("data", "statistic", "parameter"))
+WIDE = Kind("float64", "statistic")
+NUMBER = Kind("float64", ())
+KINDS = {
+    **dict.fromkeys(("dy", "x", "y", "s", "residual", "ds", "dx", "buffer", "grad"), DATA),
+    **dict.fromkeys(("mean", "saved_mean", "var", "inv_std"), STATISTIC),
+    **dict.fromkeys(("running_mean", "running_var"), STATISTIC),
+    **dict.fromkeys(("scale", "bias", "dscale", "dbias"), PARAMETER),
+    **dict.fromkeys(("sum_dy_xhat", "sum_dy"), WIDE),
+    **dict.fromkeys(("means", "variances"), Kind("float64", "ranks")),
+    "counts": Kind("float64", "samples"),
+    "state": Kind("float64", (3,)),
+    "norm": NUMBER,
+}
+LISTS = ("grads", "params", "buffers")
+POSITIVE = ("scale", "var", "inv_std", "running_var", "variances", "counts", "state", "norm")
+_RECORDS = {record.__name__: record for record in Call.__subclasses__()}
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A row: what is true of a public function beyond its record."""
+
+    signature: str  # what every release keeps: further parameters are keyword-only
+    family: str
+    writes: str = ""  # the argument that is written in place
+    # Arguments that are no arrays, and what differs from ``KINDS``.
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+    kinds: Mapping[str, Kind] = field(default_factory=dict)
+    # Further arguments, by title; ``...`` stands for an array.
+    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    lists: Sequence[tuple[Shape, str]] = (((3,), "data"), ((2,), "float64"))
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return self.signature.partition("(")[0]
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The public function."""
+        found: Callable[..., Any] = getattr(gradkit, self.name)
+        return found
+
+    @property
+    def record(self) -> type[Call] | None:
+        """The record of its calls, if it has one."""
+        return _RECORDS.get(self.name.title().replace("_", ""))
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """What it gives, by the names in its record."""
+        return self.record.result_names if self.record else ()
+
+    @cached_property
+    def parameters(self) -> Mapping[str, inspect.Parameter]:
+        """The function's parameters by name."""
+        return inspect.signature(self.function).parameters
+
+    @cached_property
+    def arrays(self) -> tuple[str, ...]:
+        """The arrays, and containers of arrays, that it takes by position."""
+        known = {*KINDS, *self.kinds, *LISTS} - self.numbers.keys()
+        return tuple(
+            name for name, p in self.parameters.items() if name in known and p.kind < p.KEYWORD_ONLY
+        )
+
+    @property
+    def optional(self) -> tuple[str, ...]:
+        """Which of these may be ``None``."""
+        return tuple(name for name in self.arrays if name in ("scale", "bias"))
+
+    @property
+    def types(self) -> Sequence[Types]:
+        """The combinations of dtypes that it takes."""
+        if self.family == "ranks":
+            return [FLOAT64]
+        if self.family in ("rows", "groups"):
+            return LAYER_TYPES
+        return BATCH_TYPES if self.family == "channels" else [(name,) * 3 for name in DTYPES]
+
+    def kind(self, label: str) -> Kind:
+        """Of an argument or a result."""
+        return self.kinds.get(label) or KINDS[label]
+
+    def dtype(self, label: str, types: Types) -> str:
+        """The dtype that an argument or a result has in a combination."""
+        known = dict(zip(("data", "statistic", "parameter"), types, strict=True))
+        return known.get(self.kind(label).dtype, self.kind(label).dtype)
+
+    def shape(self, label: str, data: Shape = (R, C)) -> Shape:
+        """The shape that an argument or a result has beside data of a shape."""
+        of = self.kind(label).shape
+        if not isinstance(of, str):
+            return of
+        rows = self.family == "rows"
+        columns = data[-1:] if rows else data[1:2]
+        samples = (*data[:1], GROUPS) if self.family == "groups" else columns
+        statistic = data[:-1] if rows else samples
+        others = {"samples": data[:1], "ranks": data[:2]}
+        return {"data": data, "statistic": statistic, "parameter": columns, **others}[of]
+
+    def arguments(
+        self,
+        make: Make,
+        types: Types = FLOAT32,
+        shape: Shape = (R, C),
+        *,
+        lists: Sequence[tuple[Shape, str]] | None = None,
+        variant: str = "",
+    ) -> dict[str, Any]:
+        """Arguments by name; ``lists`` are the shapes and dtypes of gradients."""
+
+        def one(label: str) -> Any:
+            if label not in LISTS:
+                return make(label, self.shape(label, shape), self.dtype(label, types))
+            given = [(n, types[0] if of == "data" else of) for n, of in lists or self.lists]
+            return [make(label, *each) for each in given]
+
+        further = self.variants[variant] if variant else {}
+        given = {label: one(label) for label in self.arrays} | self.numbers
+        return given | {
+            label: one(label) if value is ... else value for label, value in further.items()
+        }
+
+    def __call__(self, **arguments: Any) -> tuple[Any, ...]:
+        """Call it; all that it gave and wrote."""
+        written = [arguments[self.writes]] if self.writes else []
+        return self.results_of(**arguments), *written
+
+    def results_of(self, **arguments: Any) -> Any:
+        """Call it, with an argument that is deprecated or not."""
+        if "reduce" in arguments:
+            return on_purpose(self.function, **arguments)
+        return self.function(**arguments)
+
+
+def drawn(label: str, shape: Shape, dtype: str) -> np.ndarray[Any, Any]:
+    """Random values, other ones for each name, that are right for the argument."""
+    host = draw_.values(shape, dtype, sum(map(ord, label)))
+    return np.asarray(1 + np.abs(host)) if label in POSITIVE else host
+
+
+def on(put: Callable[[Any], Any], values: Make = drawn) -> Make:
+    """What makes an array of one's own of random values."""
+    return lambda *spec: put(values(*spec))
+
+
+def leaves(found: Any) -> Iterator[Any]:
+    """What is in nested containers, in order."""
+    if isinstance(found, dict):
+        found = found.values()
+    if isinstance(found, (list, tuple, type({}.values()))):
+        for branch in found:
+            yield from leaves(branch)
+    else:
+        yield found
+
+
+_SHIFT = "axis=-1, eps={}, scale_offset=0.0, out=None"
+_LAYER, _RMS = _SHIFT.format("1e-5"), _SHIFT.format("1e-6")
+_PAST = {"with ds": {"ds": ..., "scale_offset": 0.5}}
+_RESIDUAL = {"with residual": {"scale_offset": 0.5}}
+_RUNNING = {"running_mean": ..., "running_var": ..., "scale": None, "bias": None}
+_EPS = "*, channel_axis=1, eps=1e-5, out=None"
+_ORDERS = (1, 2, POWER, math.inf)
+_NORMED = {f"p={p}": {"norm_type": p} for p in _ORDERS}
+_BLOCKS = {f"p={p}": {"norm_type": p, "axis": 0 if p == 1 else -1, "rms": p != 2} for p in _ORDERS}
+_CLIP = 'norm_type=2.0, *, eps=1e-6, nonfinite="propagate", reduce=None, out=None'
+_BLOCK = 'norm_type=2.0, *, axis=None, rms=False, eps=1e-6, nonfinite="propagate", out=None'
+_ADAPT = 'clipping=0.01, *, eps=1e-3, axis=None, nonfinite="propagate", out=None'
+_OVER_RANKS = {f"over ranks p={POWER}": {"norm_type": POWER, "reduce": lambda value, _: value}}
+_SAVED_WIDE = {"mean": WIDE, "var": WIDE}
+
+OPERATIONS = {
+    each.name: each
+    for each in (
+        Operation(f"layer_norm(x, scale=None, bias=None, *, {_LAYER})", "rows"),
+        Operation(
+            f"add_layer_norm(x, residual, scale=None, bias=None, *, {_LAYER})",
+            "rows",
+            variants=_RESIDUAL,
+        ),
+        Operation(
+            "layer_norm_grad(dy, x, scale, mean, inv_std, *, axis=-1, ds=None, scale_offset=0.0, "
+            "out=None)",
+            "rows",
+            variants=_PAST,
+        ),
+        Operation(
+            "layer_norm_inverse(y, scale, bias, mean, inv_std, *, axis=-1, out=None)", "rows"
+        ),
+        Operation(
+            "invertible_layer_norm_grad(dy, y, scale, bias, inv_std, *, axis=-1, out=None)", "rows"
+        ),
+        Operation(f"rms_norm(x, scale=None, *, {_RMS})", "rows"),
+        Operation(f"add_rms_norm(x, residual, scale=None, *, {_RMS})", "rows", variants=_RESIDUAL),
+        Operation(
+            "rms_norm_grad(dy, x, scale, inv_std, *, axis=-1, ds=None, scale_offset=0.0, out=None)",
+            "rows",
+            variants=_PAST,
+        ),
+        Operation(
+            f"batch_norm(x, scale=None, bias=None, {_EPS})",
+            "channels",
+            variants={"with running statistics": _RUNNING},
+        ),
+        Operation(
+            "batch_norm_grad(dy, x, scale, mean, inv_std, *, channel_axis=1, out=None)",
+            "channels",
+        ),
+        Operation(f"batch_norm_inference(x, scale, bias, mean, var, {_EPS})", "channels"),
+        Operation(f"batch_norm_inference_grad(dy, x, scale, mean, var, {_EPS})", "channels"),
+        Operation(
+            f"group_norm(x, num_groups, scale=None, bias=None, {_EPS})",
+            "groups",
+            numbers={"num_groups": GROUPS},
+        ),
+        Operation(
+            "group_norm_grad(dy, x, scale, mean, inv_std, *, channel_axis=1, out=None)",
+            "groups",
+        ),
+        Operation(
+            "batch_norm_stats(x, *, channel_axis=1, out=None)",
+            "channels",
+            kinds=_SAVED_WIDE | {"count": NUMBER},
+        ),
+        Operation(
+            "combine_stats(means, variances, counts, *, out=None)",
+            "ranks",
+            kinds=_SAVED_WIDE | {"count": NUMBER},
+        ),
+        Operation(
+            f"batch_norm_apply(x, scale, bias, mean, var, {_EPS})",
+            "channels",
+            kinds=_SAVED_WIDE,
+        ),
+        Operation(
+            "batch_norm_grad_sums(dy, x, mean, inv_std, *, channel_axis=1, out=None)",
+            "channels",
+        ),
+        Operation(
+            "batch_norm_grad_apply(dy, x, scale, mean, inv_std, sum_dy_xhat, sum_dy, count, *, "
+            "channel_axis=1, out=None)",
+            "channels",
+            numbers={"count": 4.0},
+        ),
+        Operation(
+            "update_running_statistics(running_mean, running_var, mean, var, count, *, "
+            "momentum=0.1, out=None)",
+            "running",
+            numbers={"count": 9.0},
+            kinds=_SAVED_WIDE,
+        ),
+        Operation(
+            'grad_norm(grads, norm_type=2.0, *, per_tensor=False, nonfinite="propagate", '
+            "reduce=None, out=None)",
+            "lists",
+            variants=_NORMED | _OVER_RANKS,
+        ),
+        Operation("per_tensor_norms(grads, norm_type=2.0, *, out=None)", "lists"),
+        Operation(
+            f"clip_grad_norm(grads, max_norm, {_CLIP})",
+            "lists",
+            writes="grads",
+            numbers={"max_norm": 0.7},
+        ),
+        Operation(
+            f"clip_by_global_norm(grads, max_norm, {_CLIP})", "lists", numbers={"max_norm": 0.7}
+        ),
+        Operation(
+            'clip_grads_with_norm(grads, norm, max_norm, *, eps=1e-6, nonfinite="propagate")',
+            "lists",
+            writes="grads",
+            numbers={"max_norm": 0.7},
+        ),
+        Operation(
+            f"clip_grad_block_norm(grads, max_norm, {_BLOCK})",
+            "lists",
+            writes="grads",
+            numbers={"max_norm": 0.7},
+        ),
+        Operation(
+            f"clip_by_block_norm(grads, max_norm, {_BLOCK})",
+            "lists",
+            numbers={"max_norm": 0.7},
+            variants=_BLOCKS,
+        ),
+        Operation(
+            f"clip_grad_adaptive(grads, params, {_ADAPT})",
+            "lists",
+            writes="grads",
+            numbers={"clipping": 0.5, "axis": 0},
+        ),
+        Operation(
+            f"clip_by_adaptive_norm(grads, params, {_ADAPT})",
+            "lists",
+            numbers={"clipping": 0.5, "axis": -1},
+        ),
+        Operation(
+            "clip_grad_value(grads, clip_value)",
+            "lists",
+            writes="grads",
+            numbers={"clip_value": 0.3},
+        ),
+        Operation(
+            "scale_grads(grads, coefficient)",
+            "lists",
+            writes="grads",
+            numbers={"coefficient": 0.3},
+        ),
+        Operation("zero_grad(grads)", "lists", writes="grads"),
+        Operation(
+            "accumulate_grad(buffer, grad, *, do_update=True, scale=None)",
+            "buffers",
+            writes="buffer",
+        ),
+        Operation(
+            "accumulate_grad_v2(buffer, grad, *, overwrite=False)", "buffers", writes="buffer"
+        ),
+        Operation(
+            "accumulate_grads(buffers, grads, *, scale=1.0, overwrite=False, do_update=True, "
+            "norm_out=None)",
+            "buffer lists",
+            writes="buffers",
+            lists=(((R, C), "data"), ((3,), "data")),
+        ),
+        Operation(
+            "clip_coefficient(norm, max_norm, *, eps=1e-6, out=None)",
+            "numbers",
+            numbers={"max_norm": 0.7},
+        ),
+        Operation(
+            "spike_guard_update(state, norm, *, decay=0.97, threshold=2.5, warmup=25, out=None)",
+            "numbers",
+        ),
+    )
+}
+
+
+def calls(make: Make, **options: Any) -> dict[str, Callable[[], tuple[Any, ...]]]:
+    """By title, each function and each variant, on arguments that are made when it is called.
+
+    ``options`` are those of ``Operation.arguments``.
+    """
+
+    def call(operation: Operation, variant: str) -> tuple[Any, ...]:
+        return operation(**operation.arguments(make, variant=variant, **options))
+
+    return {
+        f"{each.name} {variant}".rstrip(): partial(call, each, variant)
+        for each in OPERATIONS.values()
+        for variant in ("", *each.variants)
+    }
