@@ -139,7 +139,7 @@ build/mutants/interop/main.json: .venv-interop/.installed $(shell find gradkit -
 	-HYPOTHESIS_PROFILE=quick .venv-interop/bin/python -m pytest --quiet --numprocesses auto -m interop \
 		-p tests.mutants.plugin --covered build/mutants/interop tests/interop
 
-mutants: $(STAMP) build/mutants/tests/main.json ## plant faults one by one; each must make a test fail (days; it resumes)
+mutants: $(STAMP) build/mutants/tests/main.json ## plant faults one by one; each must make a test fail (a day; it resumes)
 	$(BIN)/python -m tests.mutants $(MUTANTS)
 
 mutants-fast: $(STAMP) build/mutants/tests/main.json ## one or two faults of each rule and kind, always the same (4 min)

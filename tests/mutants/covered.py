@@ -44,10 +44,10 @@ class Covered:
                 found = [Timed(t.name.replace("emulated", "ptx"), t.cost + 5) for t in found]
                 found.sort(key=lambda test: "golden" not in test.name)
             return found
-        places = [(file, mutant.place.statement)]
-        if not mutant.place.statement:
-            places = [place for name in mutant.place.names for place in self._uses[name]]
-        near = self._running(places)
+        names = mutant.place.names or mutant.line.split()[:1]  # of what is outside of functions
+        near = self._running([(file, mutant.place.statement)]) or self._running(
+            place for name in names for place in self._uses[name]
+        )
         return _spread(near) + _spread(set(self._running([(file, None)])).difference(near))
 
     def _launching(self, file: str) -> list[Timed]:

@@ -62,15 +62,16 @@ def in_order(file: str, text: str, places: Iterable[Place]) -> list[Mutant]:
 class Equivalent(NamedTuple):
     """Mutants that change nothing which a test could see, and why; ``*`` stands for anything."""
 
-    file: str  # without folders
+    file: str  # or the end of its path
     rule: str
     line: str
     reason: str
 
     def covers(self, mutant: Mutant) -> bool:
         """Whether a mutant is one of them."""
-        wanted = zip(self[:3], (Path(mutant.file).name, mutant.rule, mutant.line), strict=True)
-        return all(re.fullmatch(".*".join(map(re.escape, w.split("*"))), t) for w, t in wanted)
+        wanted = f"*/{self.file}\n{self.rule}\n{self.line}".split("*")
+        found = f"/{mutant.file}\n{mutant.rule}\n{mutant.line}"
+        return re.fullmatch(".*".join(map(re.escape, wanted)), found) is not None
 
 
 def equivalent() -> list[Equivalent]:

@@ -168,7 +168,7 @@ class _Recorder:
             kernels = defaultdict(list)  # for each file the libraries that it is compiled into
             for library, source in self._launched:
                 for file in _files_of(source):
-                    kernels[file].append(library)
+                    kernels[file] += [library] if library else []  # checked, but not compiled
             self._tests[item.nodeid] = (seconds, lines, kernels)
         return result
 
