@@ -398,6 +398,7 @@ def fails_on_one(ranks, call, error, kept=()):
     return found[1][0]
 
 
+@pytest.mark.filterwarnings("ignore:reduce is deprecated")
 @pytest.mark.parametrize("trouble", TROUBLES)
 def test_a_bad_argument_on_one_rank_suppresses_all_writes(of, trouble):
     wrong, error, match = TROUBLES[trouble]

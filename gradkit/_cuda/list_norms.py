@@ -43,7 +43,7 @@ def norm_steps(device: Device, call: GradNorm) -> list[Step]:
     plan = plan_of(device, call.grads)
     if not plan.chunks:
         return [partial(array.fill, 0) for array in (norm, found_inf) if array is not None]
-    p, order = np.float64(call.norm_type), order_of(call.norm_type)
+    p, order = np.float64(call.norm_type), _ORDERS.get(call.norm_type, _ANY_ORDER)
     if len(plan.tables) == 1 and not call.per_tensor:
         return _of_one_table(device, plan.tables[0], p, order, call)
     made = []

@@ -86,10 +86,7 @@ class Gradients(Given):
         if self._plain:
             self.framework, self.backend = HOST, _HOST_BACKEND
         else:
-            self.framework = self._framework(frameworks)
-            if write and self.framework.immutable:
-                refuse_write(self.framework, self.name(0), instead)
-            self._see(kinds, write)
+            self._see(kinds, frameworks, write, instead)
         if self.arrays:
             self.like = self.arrays[0]
         else:
@@ -175,12 +172,6 @@ class Gradients(Given):
                 self.backend = backend_of(view_of(self.framework, array, label, detach=True))
                 return
 
-    def _framework(self, found: set[Framework | None]) -> Framework:
-        framework, *others = found
-        if framework is None or others:
-            self._refuse_mixture()
-        return framework
-
     def _refuse_mixture(self) -> NoReturn:
         named = zip(self.arrays, self.names(), strict=True)
         frameworks = [known_framework(array, name) for array, name in named]
@@ -188,9 +179,16 @@ class Gradients(Given):
         index = next(i for i, framework in enumerate(frameworks) if framework is not first)
         refuse_mixture(self.name(index), frameworks[index], self.name(0), first)
 
-    def _see(self, kinds: set[type], write: bool) -> None:
+    def _see(
+        self, kinds: set[type], frameworks: set[Framework | None], write: bool, instead: str
+    ) -> None:
         """Make views of the arrays, and find what computes on them."""
-        framework = self.framework
+        framework, *others = frameworks
+        if framework is None or others:
+            self._refuse_mixture()
+        self.framework = framework
+        if write and framework.immutable:
+            refuse_write(framework, self.name(0), instead)
         opened: Grads
         if len(kinds) == 1 and all(map(framework.computes_on, kinds)):
             if framework.on_one_device(self.arrays):
