@@ -147,3 +147,4 @@ def test_statistics_of_many_ranks():
 @pytest.mark.parametrize("most", [1, 7, 8, 9, 100, 1023])
 def test_no_piece_has_more_rows_than_its_scratch_holds(most):
     assert all(1 <= even_step(length, most) <= most for length in range(1, 3000))
+    assert even_step(3000, most) > most // 8
