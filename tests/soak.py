@@ -26,10 +26,9 @@ from gradkit import _arrays
 from gradkit._cuda import list_tables
 from gradkit._cuda.launch import kernels
 from gradkit._numpy import scratch, sums
-from tests import strategies as draw_
 from tests.backends import BACKENDS
 from tests.layouts import LAYOUTS
-from tests.problems import BATCH_TYPES, LAYER_TYPES, make, make_groups
+from tests.operations import GROUPS, OPERATIONS, drawn
 from tests.tolerances import DTYPES
 
 # How much more is none; the kernels, of which there are so many, come as shapes ask for them.
@@ -80,88 +79,51 @@ def growth(backend, samples):
 
 
 def every_operation(backend, rng, largest=None):
-    """Each public function once, on arrays whose shapes, dtypes and layouts are drawn."""
+    """Each public function once, on arrays whose shapes, dtypes and layouts are drawn; errors."""
     largest = largest or backend.max_elements // 16
-    _rows(backend, rng, largest)
-    _channels(backend, rng, largest)
-    _lists(backend, rng)
-    _accumulation(backend, rng, largest)
+
+    def make(*spec):
+        return backend.asarray(LAYOUTS[rng.choice([*LAYOUTS])](drawn(*spec)))
+
+    grads = [
+        make("grads", (rng.randint(0, 40), 3), rng.choice([*DTYPES]))
+        for _ in range(rng.choice((0, 1, 5, 120)))
+    ]
+    for operation in OPERATIONS.values():
+        shape = _shape(rng, 1 if operation.family == "rows" else 2, largest)
+        if operation.family != "rows":  # two elements a channel, and whole groups
+            shape = 1 + shape[0], GROUPS * shape[1], *shape[2:]
+        variant = rng.choice(["", *operation.variants])
+        given = operation.arguments(make, rng.choice(operation.types), shape, variant=variant)
+        if operation.family == "lists":
+            given |= dict.fromkeys(given.keys() & {"grads", "params"}, grads)
+        if "norm_type" in operation.parameters:
+            given["norm_type"] = rng.choice((1, 2, 3.5, math.inf))
+        operation(**given)
+        if operation.writes == "grads" and "params" not in given:
+            operation(**given | {"grads": (grad for grad in [None, *grads])})
+        if operation.results[:1] == ("dx",):
+            over = given["dy"], *(None for _ in operation.results[1:])
+            operation(**given | {"out": over if operation.results[1:] else over[0]})
+    _refused(make)
+
+
+def _refused(make):
+    """Calls that fail, before they write and after they have computed a norm."""
+    x = make("x", (3, 5), "float32")
+    with contextlib.suppress(ValueError):
+        gradkit.layer_norm(x, out=(x[:0], None, None))
+    with contextlib.suppress(TypeError):
+        gradkit.accumulate_grad(x, None)
+    x[...] = math.nan
+    with contextlib.suppress(gradkit.NonFiniteNormError):
+        gradkit.clip_grad_norm({"x": x}, 1.0, nonfinite="raise")
 
 
 def _shape(rng, least, largest):
     rank = rng.randint(least, 4)
     most = rng.choice((256, largest))
     return tuple(rng.randint(1, max(1, round(most ** (1 / rank)))) for _ in range(rank))
-
-
-def _rows(backend, rng, largest):
-    shape = _shape(rng, 1, largest)
-    p = make(shape, rng.choice(LAYER_TYPES), rng.randrange(-len(shape), 0), seed=rng.getrandbits(9))
-    names = ("dy", "x", "scale", "bias", "mean", "inv_std")
-    dy, x, scale, bias, mean, inv_std = p.on(backend, *names)
-    where = p.where
-    y, *_ = gradkit.layer_norm(x, scale, bias, **where)
-    gradkit.layer_norm_grad(dy, x, scale, mean, inv_std, **where)
-    gradkit.layer_norm_grad(dy, x, scale, mean, inv_std, **where, out=(dy, None, None))
-    gradkit.layer_norm_inverse(y, scale, bias, mean, inv_std, **where)
-    gradkit.invertible_layer_norm_grad(dy, y, scale, bias, inv_std, **where)
-    gradkit.rms_norm(x, scale, **where)
-    gradkit.rms_norm_grad(dy, x, scale, inv_std, **where)
-    gradkit.add_layer_norm(x, dy, scale, bias, **where, out=(x, dy, None, None))
-    gradkit.layer_norm_grad(dy, x, scale, mean, inv_std, **where, ds=dy)
-    with contextlib.suppress(ValueError):
-        gradkit.layer_norm(x, scale, bias, **where, out=(x[:0], None, None))
-
-
-def _channels(backend, rng, largest):
-    shape = _shape(rng, 2, largest)
-    axis = rng.randrange(len(shape))
-    p = make(shape, rng.choice(BATCH_TYPES), axis, seed=rng.getrandbits(9), batch=True)
-    dy, x, scale, bias, mean, inv_std = p.on(backend, "dy", "x", "scale", "bias", "mean", "inv_std")
-    gradkit.batch_norm(x, scale, bias, **p.where, out=(None, mean, inv_std))
-    gradkit.batch_norm_grad(dy, x, scale, mean, inv_std, **p.where)
-    if axis:
-        types = rng.choice(LAYER_TYPES)
-        p = make_groups(shape, rng.choice((1, shape[axis])), types, axis, seed=rng.getrandbits(9))
-        dy, x, scale, mean, inv_std = p.on(backend, "dy", "x", "scale", "mean", "inv_std")
-        gradkit.group_norm(x, p.groups, scale, **p.where)
-        gradkit.group_norm_grad(dy, x, scale, mean, inv_std, **p.where)
-
-
-def _lists(backend, rng):
-    layouts = list(LAYOUTS.values())
-    grads = {
-        f"parameter {k}": backend.asarray(
-            rng.choice(layouts)(draw_.values((rng.randint(0, 40), 3), rng.choice([*DTYPES]), k))
-        )
-        for k in range(rng.choice((0, 1, 5, 120)))
-    }
-    order = rng.choice((1, 2, 3.5, math.inf))
-    gradkit.grad_norm(grads, order)
-    gradkit.per_tensor_norms([*grads.values()], order, flat=True)
-    gradkit.clip_grad_norm(grads, 1.0, order)
-    gradkit.clip_by_global_norm((g for g in grads.values()), 0.5, order)
-    gradkit.clip_grad_block_norm(grads, 0.5, order, axis=rng.choice((None, 0, 1)))
-    gradkit.clip_by_adaptive_norm(grads, grads, axis=rng.choice((None, 0, 1)))
-    gradkit.scale_grads(grads, 0.5)
-    gradkit.clip_grad_value([grads, None], 0.1)
-    gradkit.clip_coefficient(rng.random(), 0.5)
-    gradkit.SpikeGuard().update(gradkit.grad_norm(grads, order))
-    for grad in grads.values():
-        grad[...] = math.nan
-    with contextlib.suppress(gradkit.NonFiniteNormError):
-        gradkit.clip_grad_norm(grads, 1.0, nonfinite="raise")
-    gradkit.zero_grad(grads)
-
-
-def _accumulation(backend, rng, largest):
-    shape = _shape(rng, 1, largest)
-    buffer = backend.asarray(np.zeros(shape, np.float32))
-    grad = backend.asarray(np.ones(shape[-1:], np.float16))
-    gradkit.accumulate_grad(buffer, grad, scale=rng.random())
-    gradkit.accumulate_grad_v2(buffer, grad, overwrite=bool(rng.getrandbits(1)))
-    with contextlib.suppress(TypeError):
-        gradkit.accumulate_grad(buffer, None)
 
 
 def soak(backend, seconds, *, seed=0, variety=1 << 32, work=every_operation):

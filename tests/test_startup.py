@@ -127,8 +127,12 @@ def of_numbers(make, operation, _):
 
 ARGUMENTS = {
     **dict.fromkeys(("rows", "channels", "groups"), of_norms),
-    "lists": of_lists, "buffers": of_buffers, "buffer lists": of_buffers,
-    "running": of_running, "ranks": of_numbers, "numbers": of_numbers,
+    "lists": of_lists,
+    "buffers": of_buffers,
+    "buffer lists": of_buffers,
+    "running": of_running,
+    "ranks": of_numbers,
+    "numbers": of_numbers,
 }
 
 
