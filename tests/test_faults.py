@@ -19,7 +19,7 @@ import pytest
 import gradkit
 from gradkit._cuda import CudaBackend, list_tables
 from gradkit._cuda.launch.kernels import kernel
-from gradkit._numpy import clipping, scratch, threads, tuning
+from gradkit._numpy import lists, scratch, threads, tuning
 from testbed.emulator import EmulatedDevice
 from testbed.emulator.device import ArrayNamespace
 from tests.backends import BACKENDS, has_gpu
@@ -160,7 +160,7 @@ def test_whoever_handles_interrupts_gets_them_afterwards(monkeypatch):
         signal.raise_signal(signal.SIGINT)
         np.multiply(source, factor, out=target)
 
-    monkeypatch.setattr(clipping, "_scaling", lambda factor: lambda _: (scale, (factor,)))
+    monkeypatch.setattr(lists, "scaling", lambda factor: lambda _: (scale, (factor,)))
     previous = signal.signal(signal.SIGINT, handler)
     try:
         gradkit.scale_grads(grads, 0.5)
