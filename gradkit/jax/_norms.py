@@ -18,19 +18,6 @@ def once(name: str) -> str:
     return _ONCE.format(name)
 
 
-def forward(
-    name: str, compute: Compute, planned: Any, operands: Any, *, data: int = 1
-) -> list[jax.Array]:
-    """The results of a norm over rows, given those of the same norm on no rows at all.
-
-    That call finds out shapes and dtypes, and what is wrong with the arguments. The first ``data``
-    operands are rows; the others are parameters.
-    """
-    results = [Result(array.shape[1:], array.dtype) for array in planned]
-    shared = range(data, len(operands))
-    return call(once(name), compute, results, operands, shared=shared)
-
-
 def gradient(
     name: str, compute: Compute, results: list[Result], operands: Any, scale: Any
 ) -> list[jax.Array]:
@@ -67,11 +54,6 @@ def three(arrays: list[Any]) -> tuple[Any, Any, Any]:
 def like(array: Any) -> Result:
     """A result of an array's shape and dtype."""
     return Result(array.shape, array.dtype)
-
-
-def no_rows(x: Any) -> Array:
-    """An array like x, in a batch of none."""
-    return np.empty((0, *x.shape), x.dtype)
 
 
 def blank(parameter: Any) -> Array | None:

@@ -6,14 +6,10 @@ examples of a layer norm in one call unless scale and bias have gradients or dif
 examples: a batch that is an axis of ``x`` is faster.
 """
 
-from functools import partial
 from typing import Any
 
 import jax
 
-import gradkit
-from gradkit._backend import Array
-from gradkit._calls import checks
 from gradkit._calls.rows import (
     AddLayerNorm,
     AddRmsNorm,
@@ -23,21 +19,15 @@ from gradkit._calls.rows import (
     RmsNorm,
     RmsNormGrad,
 )
-from gradkit._open.dispatch import write
-from gradkit.jax._callbacks import vary_alike
-from gradkit.jax._norms import (
-    affine,
-    blank,
-    forward,
-    from_the_end,
-    gradient,
-    like,
-    no_rows,
-    of_arguments,
-    three,
-)
+from gradkit.jax._records import Norm
 
 __all__ = ["add_layer_norm", "add_rms_norm", "invertible_layer_norm", "layer_norm", "rms_norm"]
+
+_LAYER_NORM = Norm("layer_norm", LayerNorm, LayerNormGrad)
+_INVERTIBLE = Norm("invertible_layer_norm", LayerNorm, InvertibleLayerNormGrad)
+_ADD_LAYER_NORM = Norm("add_layer_norm", AddLayerNorm, LayerNormGrad, x="s")
+_RMS_NORM = Norm("rms_norm", RmsNorm, RmsNormGrad)
+_ADD_RMS_NORM = Norm("add_rms_norm", AddRmsNorm, RmsNormGrad, x="s")
 
 
 def layer_norm(
@@ -85,8 +75,10 @@ def layer_norm(
     >>> jax.jit(jax.grad(loss))(jnp.array([[1.0, 3.0]])).round(4)
     Array([[ 0.0894, -0.0894]], dtype=float32)
     """
-    offset = checks.scale_offset(scale_offset, scale)
-    return _layer(x, scale, bias, checks.integer(axis, "axis"), checks.epsilon(eps), offset)
+    y: jax.Array = _LAYER_NORM(
+        LayerNorm(x=x, scale=scale, bias=bias, axis=axis, eps=eps, scale_offset=scale_offset)
+    )
+    return y
 
 
 def add_layer_norm(
@@ -132,9 +124,17 @@ def add_layer_norm(
     >>> gradkit.jax.add_layer_norm(x, residual, eps=0.0)
     (Array([[-1.,  1.]], dtype=float32), Array([[1., 3.]], dtype=float32))
     """
-    given = checks.integer(axis, "axis"), checks.epsilon(eps)
-    offset = checks.scale_offset(scale_offset, scale)
-    y, s = _add_layer(x, residual, scale, bias, *given, offset)
+    y, s = _ADD_LAYER_NORM(
+        AddLayerNorm(
+            x=x,
+            residual=residual,
+            scale=scale,
+            bias=bias,
+            axis=axis,
+            eps=eps,
+            scale_offset=scale_offset,
+        )
+    )
     return y, s
 
 
@@ -176,7 +176,10 @@ def invertible_layer_norm(
     >>> jax.jit(jax.grad(loss))(jnp.array([[1.0, 3.0]])).round(4)
     Array([[ 0.0894, -0.0894]], dtype=float32)
     """
-    return _invertible(x, scale, bias, checks.integer(axis, "axis"), checks.epsilon(eps))
+    y: jax.Array = _INVERTIBLE(
+        LayerNorm(x=x, scale=scale, bias=bias, axis=axis, eps=eps, scale_offset=0.0)
+    )
+    return y
 
 
 def rms_norm(
@@ -213,8 +216,10 @@ def rms_norm(
     >>> gradkit.jax.rms_norm(jnp.array([[2.0, -2.0]]), jnp.array([1.0, 3.0]), eps=0.0)
     Array([[ 1., -3.]], dtype=float32)
     """
-    offset = checks.scale_offset(scale_offset, scale)
-    return _rms(x, scale, checks.integer(axis, "axis"), checks.epsilon(eps), offset)
+    y: jax.Array = _RMS_NORM(
+        RmsNorm(x=x, scale=scale, axis=axis, eps=eps, scale_offset=scale_offset)
+    )
+    return y
 
 
 def add_rms_norm(
@@ -258,263 +263,9 @@ def add_rms_norm(
     >>> jax.grad(loss)(x)
     Array([[1.25, 0.25]], dtype=float32)
     """
-    given = checks.integer(axis, "axis"), checks.epsilon(eps)
-    y, s = _add_rms(x, residual, scale, *given, checks.scale_offset(scale_offset, scale))
-    return y, s
-
-
-@partial(jax.jit, static_argnums=(3, 4, 5), inline=True)
-def _layer(x: Any, scale: Any, bias: Any, axis: int, eps: float, offset: float) -> Any:
-    x, scale, bias = vary_alike(*affine(x, scale, bias))
-    return _layer_norm(x, scale, bias, from_the_end(axis, x), eps, offset)
-
-
-@partial(jax.jit, static_argnums=(4, 5, 6), inline=True)
-def _add_layer(
-    x: Any, residual: Any, scale: Any, bias: Any, axis: int, eps: float, offset: float
-) -> Any:
-    checks.shape(residual, x.shape, "residual", "the shape of x")
-    x, residual, scale, bias = vary_alike(x, residual, *affine(x, scale, bias)[1:])
-    return _add_layer_norm(x, residual, scale, bias, from_the_end(axis, x), eps, offset)
-
-
-@partial(jax.jit, static_argnums=(3, 4), inline=True)
-def _invertible(x: Any, scale: Any, bias: Any, axis: int, eps: float) -> Any:
-    x, scale, bias = vary_alike(*affine(x, scale, bias))
-    return _invertible_layer_norm(x, scale, bias, from_the_end(axis, x), eps)
-
-
-@partial(jax.jit, static_argnums=(2, 3, 4), inline=True)
-def _rms(x: Any, scale: Any, axis: int, eps: float, offset: float) -> Any:
-    x, scale = vary_alike(x, scale)
-    return _rms_norm(x, scale, from_the_end(axis, x), eps, offset)
-
-
-@partial(jax.jit, static_argnums=(3, 4, 5), inline=True)
-def _add_rms(x: Any, residual: Any, scale: Any, axis: int, eps: float, offset: float) -> Any:
-    checks.shape(residual, x.shape, "residual", "the shape of x")
-    x, residual, scale = vary_alike(x, residual, scale)
-    return _add_rms_norm(x, residual, scale, from_the_end(axis, x), eps, offset)
-
-
-# Layer norm
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
-def _layer_norm(x: Any, scale: Any, bias: Any, axis: int, eps: float, offset: float) -> Any:
-    return _layer_norm_forward(x, scale, bias, axis, eps, offset)[0]
-
-
-def _layer_norm_forward(x: Any, scale: Any, bias: Any, axis: int, eps: float, offset: float) -> Any:
-    y, mean, inv_std = _layer_forward("layer_norm", x, scale, bias, axis, eps, offset)
-    return y, (x, scale, bias, mean, inv_std)
-
-
-def _layer_forward(
-    name: str, x: Any, scale: Any, bias: Any, axis: int, eps: float, offset: float = 0.0
-) -> Any:
-    def compute(outs: list[Array], ins: list[Any]) -> None:
-        (y, mean, inv_std), (x, scale, bias) = outs, ins
-        call = LayerNorm(x=x, scale=scale, bias=bias, axis=axis, eps=eps, scale_offset=offset)
-        write(call, y, mean, inv_std)
-
-    planned = gradkit.layer_norm(no_rows(x), blank(scale), blank(bias), axis=axis)
-    return forward(name, compute, planned, (x, scale, bias))
-
-
-@partial(jax.jit, static_argnums=(0, 1, 2), inline=True)
-def _layer_norm_backward(
-    axis: int,
-    eps: float,  # noqa: ARG001
-    offset: float,
-    kept: Any,
-    dy: Any,
-) -> Any:
-    return _layer_backward("layer_norm", dy, None, kept, axis, offset)
-
-
-def _layer_backward(name: str, dy: Any, ds: Any, kept: Any, axis: int, offset: float) -> Any:
-    x, scale, bias, mean, inv_std = kept
-
-    def compute(outs: list[Array], ins: list[Any]) -> None:
-        (dy, x, scale, mean, inv_std, ds), (dx, dscale, dbias) = ins, three(outs)
-        call = LayerNormGrad(
-            dy=dy,
-            x=x,
-            scale=scale,
-            mean=mean,
-            inv_std=inv_std,
-            ds=ds,
-            axis=axis,
-            scale_offset=offset,
+    y, s = _ADD_RMS_NORM(
+        AddRmsNorm(
+            x=x, residual=residual, scale=scale, axis=axis, eps=eps, scale_offset=scale_offset
         )
-        write(call, dx, dscale, dbias)
-
-    results = [like(x)] if scale is None else [like(x), like(scale), like(scale)]
-    made = gradient(name, compute, results, (dy, x, scale, mean, inv_std, ds), scale)
-    return of_arguments(made, scale, bias)
-
-
-_layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
-def _add_layer_norm(
-    x: Any, residual: Any, scale: Any, bias: Any, axis: int, eps: float, offset: float
-) -> Any:
-    return _add_layer_norm_forward(x, residual, scale, bias, axis, eps, offset)[0]
-
-
-def _add_layer_norm_forward(
-    x: Any, residual: Any, scale: Any, bias: Any, axis: int, eps: float, offset: float
-) -> Any:
-    def compute(outs: list[Array], ins: list[Any]) -> None:
-        (y, s, mean, inv_std), (x, residual, scale, bias) = outs, ins
-        call = AddLayerNorm(
-            x=x,
-            residual=residual,
-            scale=scale,
-            bias=bias,
-            axis=axis,
-            eps=eps,
-            scale_offset=offset,
-        )
-        write(call, y, s, mean, inv_std)
-
-    planned = gradkit.add_layer_norm(
-        no_rows(x), no_rows(residual), blank(scale), blank(bias), axis=axis
     )
-    operands = (x, residual, scale, bias)
-    y, s, mean, inv_std = forward("add_layer_norm", compute, planned, operands, data=2)
-    return (y, s), (s, scale, bias, mean, inv_std)
-
-
-@partial(jax.jit, static_argnums=(0, 1, 2), inline=True)
-def _add_layer_norm_backward(
-    axis: int,
-    eps: float,  # noqa: ARG001
-    offset: float,
-    kept: Any,
-    cotangents: Any,
-) -> Any:
-    dy, ds = cotangents
-    dx, dscale, dbias = _layer_backward("add_layer_norm", dy, ds, kept, axis, offset)
-    return dx, dx, dscale, dbias
-
-
-_add_layer_norm.defvjp(_add_layer_norm_forward, _add_layer_norm_backward)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def _invertible_layer_norm(x: Any, scale: Any, bias: Any, axis: int, eps: float) -> Any:
-    return _invertible_forward(x, scale, bias, axis, eps)[0]
-
-
-def _invertible_forward(x: Any, scale: Any, bias: Any, axis: int, eps: float) -> Any:
-    y, _, inv_std = _layer_forward("invertible_layer_norm", x, scale, bias, axis, eps)
-    return y, (y, scale, bias, inv_std)
-
-
-@partial(jax.jit, static_argnums=(0, 1), inline=True)
-def _invertible_backward(axis: int, eps: float, kept: Any, dy: Any) -> Any:  # noqa: ARG001
-    y, scale, bias, inv_std = kept
-
-    def compute(outs: list[Array], ins: list[Any]) -> None:
-        dy, y, scale, bias, inv_std = ins
-        call = InvertibleLayerNormGrad(
-            dy=dy, y=y, scale=scale, bias=bias, inv_std=inv_std, axis=axis
-        )
-        write(call, *three(outs))
-
-    results = [like(array) for array in (y, scale, bias) if array is not None]
-    operands = (dy, y, scale, bias, inv_std)
-    made = gradient("invertible_layer_norm", compute, results, operands, scale)
-    return of_arguments(made, scale, bias)
-
-
-_invertible_layer_norm.defvjp(_invertible_forward, _invertible_backward)
-
-
-# RMS norm
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
-def _rms_norm(x: Any, scale: Any, axis: int, eps: float, offset: float) -> Any:
-    return _rms_norm_forward(x, scale, axis, eps, offset)[0]
-
-
-def _rms_norm_forward(x: Any, scale: Any, axis: int, eps: float, offset: float) -> Any:
-    def compute(outs: list[Array], ins: list[Any]) -> None:
-        (y, inv_std), (x, scale) = outs, ins
-        call = RmsNorm(x=x, scale=scale, axis=axis, eps=eps, scale_offset=offset)
-        write(call, y, inv_std)
-
-    planned = gradkit.rms_norm(no_rows(x), blank(scale), axis=axis)
-    y, inv_std = forward("rms_norm", compute, planned, (x, scale))
-    return y, (x, scale, inv_std)
-
-
-@partial(jax.jit, static_argnums=(0, 1, 2), inline=True)
-def _rms_norm_backward(
-    axis: int,
-    eps: float,  # noqa: ARG001
-    offset: float,
-    kept: Any,
-    dy: Any,
-) -> Any:
-    return _rms_backward("rms_norm", dy, None, kept, axis, offset)
-
-
-def _rms_backward(name: str, dy: Any, ds: Any, kept: Any, axis: int, offset: float) -> Any:
-    x, scale, inv_std = kept
-
-    def compute(outs: list[Array], ins: list[Any]) -> None:
-        (dy, x, scale, inv_std, ds), (dx, dscale, _) = ins, three(outs)
-        call = RmsNormGrad(
-            dy=dy, x=x, scale=scale, inv_std=inv_std, ds=ds, axis=axis, scale_offset=offset
-        )
-        write(call, dx, dscale)
-
-    results = [like(array) for array in (x, scale) if array is not None]
-    made = gradient(name, compute, results, (dy, x, scale, inv_std, ds), scale)
-    return made[0], None if scale is None else made[1]
-
-
-_rms_norm.defvjp(_rms_norm_forward, _rms_norm_backward)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
-def _add_rms_norm(x: Any, residual: Any, scale: Any, axis: int, eps: float, offset: float) -> Any:
-    return _add_rms_norm_forward(x, residual, scale, axis, eps, offset)[0]
-
-
-def _add_rms_norm_forward(
-    x: Any, residual: Any, scale: Any, axis: int, eps: float, offset: float
-) -> Any:
-    def compute(outs: list[Array], ins: list[Any]) -> None:
-        (y, s, inv_std), (x, residual, scale) = outs, ins
-        call = AddRmsNorm(
-            x=x, residual=residual, scale=scale, axis=axis, eps=eps, scale_offset=offset
-        )
-        write(call, y, s, inv_std)
-
-    planned = gradkit.add_rms_norm(no_rows(x), no_rows(residual), blank(scale), axis=axis)
-    operands = (x, residual, scale)
-    y, s, inv_std = forward("add_rms_norm", compute, planned, operands, data=2)
-    return (y, s), (s, scale, inv_std)
-
-
-@partial(jax.jit, static_argnums=(0, 1, 2), inline=True)
-def _add_rms_norm_backward(
-    axis: int,
-    eps: float,  # noqa: ARG001
-    offset: float,
-    kept: Any,
-    cotangents: Any,
-) -> Any:
-    dy, ds = cotangents
-    dx, dscale = _rms_backward("add_rms_norm", dy, ds, kept, axis, offset)
-    return dx, dx, dscale
-
-
-_add_rms_norm.defvjp(_add_rms_norm_forward, _add_rms_norm_backward)
+    return y, s

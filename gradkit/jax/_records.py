@@ -1,0 +1,165 @@
+"""Norms that JAX differentiates, made of records of calls."""
+
+import math
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from gradkit._calls import checks, roles
+from gradkit._calls.layouts import Groups
+from gradkit._calls.record import Call, Described
+from gradkit._open.dispatch import write
+from gradkit.jax._callbacks import Result, call, vary_alike
+
+_ONCE = "{} has no second derivative, and none in forward mode: differentiate it once, by jax.grad"
+_AXES = {"axis", "channel_axis"}
+
+
+def once(name: str) -> str:
+    """The error if the results of a norm are differentiated again."""
+    return _ONCE.format(name)
+
+
+class Norm:
+    """A norm that JAX differentiates once, in reverse mode, by a gradient that is a record too.
+
+    The gradient finds what it needs under its own names among the inputs and the results of the
+    forward pass; ``instead`` has the names of what is called otherwise there. A norm that gives a
+    sum ``s`` takes the gradient of that as ``ds``.
+    """
+
+    def __init__(self, name: str, forward: type[Call], gradient: type[Call], **instead: str):
+        self.refusal = once(name)
+        self.forward, self.gradient = forward, gradient
+        self.inputs = [argument.name for argument in forward.arguments]
+        self.seen = [name for name in forward.result_names if name in ("y", "s")]
+        needed = [a.name for a in gradient.arguments if a.name not in ("dy", "ds")]
+        self.kept = {name: instead.get(name, name) for name in needed}
+        # Of an input that is not among the results of the gradient there is none.
+        data = {a.name for a in forward.arguments if a.role in roles.DATA}
+        self.slopes = ["dx" if name in data else f"d{name}" for name in self.inputs]
+        self.shared = set(self.inputs) - data
+
+    def __call__(self, call: Call) -> Any:
+        """The differentiable results of a call of the forward pass; one by itself."""
+        return _trace(self, numbers_of(call), call.arrays(call))
+
+
+def numbers_of(call: Call) -> tuple[tuple[str, Any], ...]:
+    """The numbers of a call, checked before JAX takes them for constants: names and values."""
+    numbers = []
+    for name, check in call.numbers.items():
+        value = getattr(call, name)
+        if check is not None:
+            value = check(value, call)
+        elif value is not None:
+            value = checks.integer(value, name)
+        numbers.append((name, value))
+    return tuple(numbers)
+
+
+def with_scale(scale: Any, bias: Any) -> Any:
+    """The scale; ones for a bias alone, because gradients come in pairs."""
+    return jnp.ones_like(bias) if scale is None and bias is not None else scale
+
+
+def results_of(
+    kind: type[Call], operands: Mapping[str, Any], numbers: Mapping[str, Any]
+) -> tuple[dict[str, Result], dict[str, Any]]:
+    """The results of a call by name, without absent ones, and its numbers as they were planned.
+
+    Axes are counted from the end, because ``vmap`` adds axes in front.
+    """
+    described = kind(**operands, **numbers).described(_described)
+    plan = described.layout.plan(described)
+    ndim = getattr(described, kind.arguments[0].name).ndim
+    options = {n: value - ndim if n in _AXES else value for n, value in plan.options.items()}
+    specs = [spec for spec in plan.results if spec is not None]
+    return {spec.name: Result(spec.shape, spec.dtype) for spec in specs}, options
+
+
+def _described(label: str, array: Any) -> Described:
+    """The description of an array that XLA gives to a callback in C order."""
+    return Described(label, array.shape, array.dtype, (0,) * array.ndim)
+
+
+def compute(
+    refusal: str,
+    kind: type[Call],
+    operands: Mapping[str, Any],
+    numbers: Mapping[str, Any],
+    shared: set[str] | None = None,
+) -> dict[str, jax.Array]:
+    """The results of a call by name.
+
+    ``shared``: the operands that all examples of a ``vmap`` may have in common, so that one call
+    computes all of them. Gradients of parameters are sums, of which each example has its own.
+    """
+    results, options = results_of(kind, operands, numbers)
+    names, given = list(operands), list(operands.values())
+    axes = [0 if array is None else array.ndim for array in given]
+    result_axes = [len(result.shape) for result in results.values()]
+
+    def run(outs: list[Any], ins: list[Any]) -> None:
+        if isinstance(kind.layout, Groups):
+            outs, ins = list(map(_samples, outs, result_axes)), list(map(_samples, ins, axes))
+        made = dict(zip(results, outs, strict=True))
+        own = kind(**dict(zip(names, ins, strict=True)), **options)
+        write(own, *map(made.get, kind.result_names))
+
+    if shared is None or "dscale" in results:
+        places = None
+    else:
+        places = [k for k, name in enumerate(names) if name in shared]
+    arrays = call(refusal, run, list(results.values()), given, shared=places)
+    return dict(zip(results, arrays, strict=True))
+
+
+def _samples(array: Any, ndim: int) -> Any:
+    """An array of ``ndim`` axes: those of examples in front become further samples."""
+    if array is None:
+        return None
+    first = array.ndim - ndim + 1
+    return array.reshape(math.prod(array.shape[:first]), *array.shape[first:])
+
+
+@partial(jax.jit, static_argnums=(0, 1), inline=True)
+def _trace(norm: Norm, numbers: Any, arrays: Any) -> Any:
+    given = dict(zip(norm.inputs, arrays, strict=True))
+    if "bias" in given:
+        given["scale"] = with_scale(given["scale"], given["bias"])
+    return _differentiable(norm, numbers, *vary_alike(*given.values()))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _differentiable(norm: Norm, numbers: Any, *arrays: Any) -> Any:
+    return _forward(norm, numbers, *arrays)[0]
+
+
+def _forward(norm: Norm, numbers: Any, *arrays: Any) -> Any:
+    given = dict(zip(norm.inputs, arrays, strict=True))
+    made = compute(norm.refusal, norm.forward, given, dict(numbers), norm.shared)
+    found, seen = given | made, tuple(made[name] for name in norm.seen)
+    kept = {own: found[name] for own, name in norm.kept.items()}
+    there = [array if array is None else () for array in arrays]  # without keeping any
+    return seen if len(seen) > 1 else seen[0], (kept, there)
+
+
+@partial(jax.jit, static_argnums=(0, 1), inline=True)
+def _backward(norm: Norm, numbers: Any, residuals: Any, cotangents: Any) -> Any:
+    kept, there = residuals
+    arrived = cotangents if len(norm.seen) > 1 else (cotangents,)
+    found = kept | dict(zip(("dy", "ds"), arrived, strict=False))
+    operands = {argument.name: found.get(argument.name) for argument in norm.gradient.arguments}
+    own = {name: value for name, value in numbers if name in norm.gradient.numbers}
+    made = compute(norm.refusal, norm.gradient, operands, own, norm.shared)
+    return tuple(
+        None if given is None else made.get(name)
+        for name, given in zip(norm.slopes, there, strict=True)
+    )
+
+
+_differentiable.defvjp(_forward, _backward)
