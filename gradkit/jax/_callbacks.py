@@ -77,7 +77,7 @@ def call(
     def _(primals: Any, tangents: Any) -> Any:  # noqa: ARG001
         raise TypeError(f"gradkit.jax.{refusal}")
 
-    axes = frozenset().union(*map(varying, given))
+    axes = varying(*given)
     return [
         vary(array, axes - result.same_on)
         for array, result in zip(called(*given), results, strict=True)
@@ -167,11 +167,15 @@ def axes_of(axis_name: Any) -> frozenset[Any]:
     return frozenset(axis_name if isinstance(axis_name, tuple) else (axis_name,))
 
 
-def varying(value: Any) -> frozenset[Any]:
-    """Over which axes of a ``shard_map`` a value differs between devices, as JAX has inferred."""
-    kind = jax.typeof(value)
-    known = getattr(kind, "mat", None)  # before JAX 0.10, .vma
-    return frozenset(getattr(kind, "vma", ()) if known is None else known.varying)
+def varying(*values: Any) -> frozenset[Any]:
+    """Over which axes of a ``shard_map`` values differ between devices, as JAX has inferred."""
+    axes: frozenset[Any] = frozenset()
+    for value in values:
+        if value is not None:
+            kind = jax.typeof(value)
+            known = getattr(kind, "mat", None)  # before JAX 0.10, .vma
+            axes |= frozenset(getattr(kind, "vma", ()) if known is None else known.varying)
+    return axes
 
 
 def vary(value: Any, axes: frozenset[Any]) -> Any:
@@ -186,5 +190,5 @@ def vary(value: Any, axes: frozenset[Any]) -> Any:
 
 def vary_alike(*values: Any) -> list[Any]:
     """All values as ones that differ over the same axes; the gradient of a copy is then a sum."""
-    axes = frozenset().union(*(varying(value) for value in values if value is not None))
+    axes = varying(*values)
     return [None if value is None else vary(value, axes) for value in values]

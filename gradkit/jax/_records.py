@@ -18,11 +18,6 @@ _ONCE = "{} has no second derivative, and none in forward mode: differentiate it
 _AXES = {"axis", "channel_axis"}
 
 
-def once(name: str) -> str:
-    """The error if the results of a norm are differentiated again."""
-    return _ONCE.format(name)
-
-
 class Norm:
     """A norm that JAX differentiates once, in reverse mode, by a gradient that is a record too.
 
@@ -32,20 +27,40 @@ class Norm:
     """
 
     def __init__(self, name: str, forward: type[Call], gradient: type[Call], **instead: str):
-        self.refusal = once(name)
+        self.refusal = _ONCE.format(name)
         self.forward, self.gradient = forward, gradient
         self.inputs = [argument.name for argument in forward.arguments]
+        self.inputs += [each.name for each in forward.in_place]
         self.seen = [name for name in forward.result_names if name in ("y", "s")]
         needed = [a.name for a in gradient.arguments if a.name not in ("dy", "ds")]
         self.kept = {name: instead.get(name, name) for name in needed}
         # Of an input that is not among the results of the gradient there is none.
         data = {a.name for a in forward.arguments if a.role in roles.DATA}
         self.slopes = ["dx" if name in data else f"d{name}" for name in self.inputs]
-        self.shared = set(self.inputs) - data
+        # The operands that examples of a vmap may have in common, if one call does them all.
+        self.shared: set[str] | None = set(self.inputs) - data
 
-    def __call__(self, call: Call) -> Any:
-        """The differentiable results of a call of the forward pass; one by itself."""
-        return _trace(self, numbers_of(call), call.arrays(call))
+    def __call__(self, call: Call, **more: Any) -> Any:
+        """The results of a call of the forward pass that the caller sees; one by itself."""
+        arrays = tuple(getattr(call, name) for name in self.inputs)
+        return _trace(self, (*numbers_of(call), *more.items()), arrays)
+
+    def alike(self, given: dict[str, Any]) -> list[Any]:
+        """The inputs as arrays that differ between the same devices."""
+        return vary_alike(*given.values())
+
+    def forward_pass(self, given: dict[str, Any], numbers: dict[str, Any]) -> dict[str, Any]:
+        """The results by name."""
+        return compute(self.refusal, self.forward, given, numbers, self.shared)
+
+    def gradient_pass(self, found: dict[str, Any], numbers: dict[str, Any]) -> dict[str, Any]:
+        """The results of the gradient by name, from what was kept and the gradients that arrive."""
+        own = {name: numbers[name] for name in self.gradient.numbers}
+        return compute(self.refusal, self.gradient, self.operands(found), own, self.shared)
+
+    def operands(self, found: dict[str, Any]) -> dict[str, Any]:
+        """The operands of the gradient."""
+        return {argument.name: found.get(argument.name) for argument in self.gradient.arguments}
 
 
 def numbers_of(call: Call) -> tuple[tuple[str, Any], ...]:
@@ -59,11 +74,6 @@ def numbers_of(call: Call) -> tuple[tuple[str, Any], ...]:
             value = checks.integer(value, name)
         numbers.append((name, value))
     return tuple(numbers)
-
-
-def with_scale(scale: Any, bias: Any) -> Any:
-    """The scale; ones for a bias alone, because gradients come in pairs."""
-    return jnp.ones_like(bias) if scale is None and bias is not None else scale
 
 
 def results_of(
@@ -129,9 +139,9 @@ def _samples(array: Any, ndim: int) -> Any:
 @partial(jax.jit, static_argnums=(0, 1), inline=True)
 def _trace(norm: Norm, numbers: Any, arrays: Any) -> Any:
     given = dict(zip(norm.inputs, arrays, strict=True))
-    if "bias" in given:
-        given["scale"] = with_scale(given["scale"], given["bias"])
-    return _differentiable(norm, numbers, *vary_alike(*given.values()))
+    if given.get("bias") is not None and given["scale"] is None:
+        given["scale"] = jnp.ones_like(given["bias"])  # gradients come in pairs
+    return _differentiable(norm, numbers, *norm.alike(given))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -141,7 +151,7 @@ def _differentiable(norm: Norm, numbers: Any, *arrays: Any) -> Any:
 
 def _forward(norm: Norm, numbers: Any, *arrays: Any) -> Any:
     given = dict(zip(norm.inputs, arrays, strict=True))
-    made = compute(norm.refusal, norm.forward, given, dict(numbers), norm.shared)
+    made = norm.forward_pass(given, dict(numbers))
     found, seen = given | made, tuple(made[name] for name in norm.seen)
     kept = {own: found[name] for own, name in norm.kept.items()}
     there = [array if array is None else () for array in arrays]  # without keeping any
@@ -153,9 +163,7 @@ def _backward(norm: Norm, numbers: Any, residuals: Any, cotangents: Any) -> Any:
     kept, there = residuals
     arrived = cotangents if len(norm.seen) > 1 else (cotangents,)
     found = kept | dict(zip(("dy", "ds"), arrived, strict=False))
-    operands = {argument.name: found.get(argument.name) for argument in norm.gradient.arguments}
-    own = {name: value for name, value in numbers if name in norm.gradient.numbers}
-    made = compute(norm.refusal, norm.gradient, operands, own, norm.shared)
+    made = norm.gradient_pass(found, dict(numbers))
     return tuple(
         None if given is None else made.get(name)
         for name, given in zip(norm.slopes, there, strict=True)

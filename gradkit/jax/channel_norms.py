@@ -1,6 +1,5 @@
 """Norms over channels that JAX differentiates once, as those of :mod:`gradkit.jax.norms`."""
 
-import math
 from functools import partial
 from typing import Any
 
@@ -9,10 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import gradkit
-from gradkit._arrays import backend_of
-from gradkit._backend import Array, Shape
 from gradkit._calls import checks
 from gradkit._calls.channels import (
+    BatchNorm,
     BatchNormApply,
     BatchNormGrad,
     BatchNormGradApply,
@@ -20,30 +18,78 @@ from gradkit._calls.channels import (
     BatchNormInference,
     BatchNormInferenceGrad,
     BatchNormStats,
-    CombineStats,
     GroupNorm,
     GroupNormGrad,
     UpdateRunningStatistics,
+    elements,
 )
 from gradkit._open.dispatch import write
 from gradkit.jax._callbacks import Result, axes_of, call, vary, vary_alike, varying
-from gradkit.jax._norms import (
-    affine,
-    blank,
-    from_the_end,
-    gradient,
-    like,
-    of_arguments,
-    once,
-    three,
-)
 from gradkit.jax._numbers import doubles, pairs, store
+from gradkit.jax._records import Norm, results_of
 
 __all__ = ["batch_norm", "batch_norm_inference", "group_norm"]
 
-_FLOAT64 = np.dtype(np.float64)
-_GROUP_NORM, _BATCH_NORM = once("group_norm"), once("batch_norm")
-_INFERENCE = once("batch_norm_inference")
+
+class _BatchNorm(Norm):
+    """Batch norm that returns statistics; its batch may be that of several devices."""
+
+    def __init__(self) -> None:
+        super().__init__("batch_norm", BatchNorm, BatchNormGrad)
+        self.seen = ["y", "told_mean", "told_var"]
+        self.kept["own_row"] = "own_row"
+        self.shared = None
+
+    def alike(self, given: dict[str, Any]) -> list[Any]:
+        """Running statistics may stay the same on all devices."""
+        x, scale, bias, *running = given.values()
+        return [*vary_alike(vary(x, varying(*running)), scale, bias), *running]
+
+    def forward_pass(self, given: dict[str, Any], numbers: dict[str, Any]) -> dict[str, Any]:
+        """The results, and which row of all devices' statistics is the own one."""
+        x, *_, running_mean, running_var = given.values()
+        axis, axis_name = numbers["channel_axis"], numbers.pop("axis_name")
+        results, _ = results_of(BatchNorm, given, numbers)
+        rows = own_row = None
+        if axis_name is not None:
+            rows = _stats_of_all(self.refusal, axis, axis_name, x)
+            own_row = jnp.arange(len(rows)) == jax.lax.axis_index(axis_name)
+        everywhere = axes_of(axis_name)
+        for name in ("mean", "inv_std"):
+            results[name] = results[name]._replace(same_on=everywhere)
+        if running_mean is None:
+            results["told_var"] = results["mean"]
+        else:
+            _check_elements(x, axis, rows)
+            same = everywhere - varying(running_mean, running_var)
+            told = Result(running_mean.shape, running_mean.dtype, same)
+            results |= {"told_mean": told, "told_var": told}
+        operands = [*given.values(), rows]
+        made = call(self.refusal, partial(_normalise, numbers), list(results.values()), operands)
+        named = dict(zip(results, made, strict=True))
+        return {"told_mean": named["mean"], "own_row": own_row} | named
+
+    def gradient_pass(self, found: dict[str, Any], numbers: dict[str, Any]) -> dict[str, Any]:
+        """Sums over all devices give dx; those of each are its part of dscale and dbias."""
+        axis, axis_name, own_row = numbers["channel_axis"], numbers["axis_name"], found["own_row"]
+        if axis_name is None:
+            return super().gradient_pass(found, numbers)
+        dy, x, scale, mean, inv_std = operands = self.operands(found).values()
+        results = [pairs(2, x.shape[axis])]
+        if scale is not None:
+            results += [Result(scale.shape, scale.dtype)] * 2
+        sums = partial(_sums, axis)
+        own, *gradients = call(self.refusal, sums, results, (dy, x, mean, inv_std))
+        # An all_gather: JAX's own knows no axis of a vmap in a backward pass.
+        rows = jax.lax.psum(jnp.where(own_row.reshape(-1, 1, 1, 1), own, 0), axis_name)
+        apply = partial(_apply_sums, axis, float(_elements(x, axis) * len(own_row)))
+        (dx,) = call(self.refusal, apply, [Result(x.shape, x.dtype)], (*operands, rows))
+        return dict(zip(("dx", "dscale", "dbias"), (dx, *gradients), strict=False))
+
+
+_BATCH_NORM = _BatchNorm()
+_INFERENCE = Norm("batch_norm_inference", BatchNormInference, BatchNormInferenceGrad)
+_GROUP_NORM = Norm("group_norm", GroupNorm, GroupNormGrad)
 
 
 def group_norm(
@@ -94,8 +140,17 @@ def group_norm(
     >>> jax.grad(lambda x: gradkit.jax.group_norm(x, 2, eps=0.25)[0, 0])(x).round(4)
     Array([[ 0.0894, -0.0894,  0.    ,  0.    ]], dtype=float32)
     """
-    groups, channels = checks.integer(num_groups, "num_groups"), _channel_axis(channel_axis)
-    return _group(x, scale, bias, groups, channels, checks.epsilon(eps))
+    y: jax.Array = _GROUP_NORM(
+        GroupNorm(
+            x=x,
+            num_groups=num_groups,
+            scale=scale,
+            bias=bias,
+            channel_axis=channel_axis,
+            eps=eps,
+        )
+    )
+    return y
 
 
 def batch_norm(
@@ -166,18 +221,19 @@ def batch_norm(
     >>> mean, var
     (Array([1., 5.], dtype=float32), Array([1.5, 0.5], dtype=float32))
     """
-    running, weight = _running(running_mean, running_var), checks.weight(momentum)
-    rule = _channel_axis(channel_axis), checks.epsilon(eps), weight, axis_name
-    y, mean, var = _batch(x, scale, bias, running, *rule)
+    call = BatchNorm(
+        x=x,
+        scale=scale,
+        bias=bias,
+        channel_axis=channel_axis,
+        eps=eps,
+        running_mean=running_mean,
+        running_var=running_var,
+        momentum=checks.weight(momentum),
+        engine=None,
+    )
+    y, mean, var = _BATCH_NORM(call, momentum=call.momentum, axis_name=axis_name)
     return y, jax.lax.stop_gradient(mean), jax.lax.stop_gradient(var)
-
-
-def _running(mean: Any, var: Any) -> Any:
-    """Both running statistics, or none."""
-    if (mean is None) != (var is None):
-        label = "running_mean" if mean is None else "running_var"
-        raise TypeError(f"{label} is None; pass running_mean and running_var, or neither")
-    return None if mean is None else (mean, var)
 
 
 def batch_norm_inference(
@@ -229,338 +285,8 @@ def batch_norm_inference(
            [ 0.]], dtype=float32), Array([[2.],
            [0.]], dtype=float32))
     """
-    channels, floor = _channel_axis(channel_axis), checks.epsilon(eps)
-    return _inference(x, scale, bias, mean, var, channels, floor)
-
-
-def _channel_axis(value: Any) -> int:
-    return checks.integer(value, "channel_axis")
-
-
-@partial(jax.jit, static_argnums=(3, 4, 5), inline=True)
-def _group(x: Any, scale: Any, bias: Any, groups: int, channel_axis: int, eps: float) -> Any:
-    x, scale, bias = vary_alike(*affine(x, scale, bias))
-    planned = gradkit.group_norm(
-        np.empty((0, *x.shape[1:]) if x.ndim > 1 else x.shape, x.dtype),
-        groups,
-        blank(scale),
-        blank(bias),
-        channel_axis=channel_axis,
-    )
-    statistic = Result((x.shape[0], groups), planned[1].dtype)
-    channels = from_the_end(channel_axis, x, "channel_axis")
-    return _group_norm(x, scale, bias, statistic, channels, eps)
-
-
-@partial(jax.jit, static_argnums=(4, 5, 6, 7), inline=True)
-def _batch(
-    x: Any,
-    scale: Any,
-    bias: Any,
-    running: Any,
-    channel_axis: int,
-    eps: float,
-    momentum: float,
-    axis_name: Any,
-) -> Any:
-    x = vary(x, frozenset().union(*map(varying, running or ())))
-    x, scale, bias = vary_alike(*affine(x, scale, bias))
-    channels = checks.axis_index(channel_axis, x.ndim, "channel_axis")
-    return _batch_norm(x, scale, bias, running, channels, eps, momentum, axis_name)
-
-
-@partial(jax.jit, static_argnums=(5, 6), inline=True)
-def _inference(
-    x: Any, scale: Any, bias: Any, mean: Any, var: Any, channel_axis: int, eps: float
-) -> Any:
-    given = vary_alike(*affine(x, scale, bias), mean, var)
-    channels = from_the_end(channel_axis, x, "channel_axis")
-    known: Any = tuple(map(blank, given[1:]))
-    gradkit.batch_norm_inference(_no_elements(x, channels), *known, channel_axis=channels)
-    return _batch_norm_inference(*given, channels, eps)
-
-
-def _no_elements(x: Any, channel_axis: int) -> Array:
-    """An array with x's channels, and nothing in them."""
-    axis = channel_axis % x.ndim
-    return np.empty([n if k == axis else 0 for k, n in enumerate(x.shape)], x.dtype)
-
-
-# Group norm
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
-def _group_norm(
-    x: Any, scale: Any, bias: Any, statistic: Result, channel_axis: int, eps: float
-) -> Any:
-    return _group_norm_forward(x, scale, bias, statistic, channel_axis, eps)[0]
-
-
-def _group_norm_forward(
-    x: Any, scale: Any, bias: Any, statistic: Result, channel_axis: int, eps: float
-) -> Any:
-    ndim = x.ndim
-
-    def compute(outs: list[Array], ins: list[Any]) -> None:
-        x, scale, bias = ins
-        x, y = _samples(x, ndim), _samples(outs[0], ndim)
-        mean, inv_std = (_samples(out, 2) for out in outs[1:])
-        call = GroupNorm(
-            x=x,
-            num_groups=mean.shape[1],
-            scale=scale,
-            bias=bias,
-            channel_axis=channel_axis,
-            eps=eps,
-        )
-        write(call, y, mean, inv_std)
-
-    results = [like(x), statistic, statistic]
-    y, mean, inv_std = call(_GROUP_NORM, compute, results, (x, scale, bias), shared=(1, 2))
-    return y, (x, scale, bias, mean, inv_std)
-
-
-@partial(jax.jit, static_argnums=(0, 1, 2), inline=True)
-def _group_norm_backward(
-    statistic: Result,  # noqa: ARG001
-    channel_axis: int,
-    eps: float,  # noqa: ARG001
-    kept: Any,
-    dy: Any,
-) -> Any:
-    x, scale, bias, mean, inv_std = kept
-    ndim = x.ndim
-
-    def compute(outs: list[Array], ins: list[Any]) -> None:
-        dy, x, scale, mean, inv_std = ins
-        dx, dscale, dbias = three(outs)
-        dy, x, dx = (_samples(array, ndim) for array in (dy, x, dx))
-        mean, inv_std = _samples(mean, 2), _samples(inv_std, 2)
-        call = GroupNormGrad(
-            dy=dy, x=x, scale=scale, mean=mean, inv_std=inv_std, channel_axis=channel_axis
-        )
-        write(call, dx, dscale, dbias)
-
-    results = [like(x)] if scale is None else [like(x), like(scale), like(scale)]
-    made = gradient("group_norm", compute, results, (dy, x, scale, mean, inv_std), scale)
-    return of_arguments(made, scale, bias)
-
-
-def _samples(array: Array, ndim: int) -> Array:
-    """An array of ``ndim`` axes: those of examples in front become further samples."""
-    first = array.ndim - ndim + 1
-    return array.reshape(math.prod(array.shape[:first]), *array.shape[first:])
-
-
-_group_norm.defvjp(_group_norm_forward, _group_norm_backward)
-
-
-# Batch norm
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6, 7))
-def _batch_norm(
-    x: Any,
-    scale: Any,
-    bias: Any,
-    running: Any,
-    channel_axis: int,
-    eps: float,
-    momentum: float,
-    axis_name: Any,
-) -> Any:
-    rule = channel_axis, eps, momentum, axis_name
-    return _batch_norm_forward(x, scale, bias, running, *rule)[0]
-
-
-def _batch_norm_forward(
-    x: Any,
-    scale: Any,
-    bias: Any,
-    running: Any,
-    channel_axis: int,
-    eps: float,
-    momentum: float,
-    axis_name: Any,
-) -> Any:
-    empty = _no_elements(x, channel_axis)
-    _, *planned = gradkit.batch_norm(empty, blank(scale), blank(bias), channel_axis=channel_axis)
-    statistic = Result(planned[0].shape, planned[0].dtype, axes_of(axis_name))
-    rows = own_row = None
-    if axis_name is not None:
-        rows = _stats_of_all(x, channel_axis, axis_name)
-        own_row = jnp.arange(len(rows)) == jax.lax.axis_index(axis_name)
-    size = _size(x, channel_axis)
-    moved = _moved(running, planned, size * (1 if rows is None else len(rows)), axis_name)
-
-    def compute(outs: list[Array], ins: list[Any]) -> None:
-        (y, mean, inv_std, *told), (x, scale, bias, rows, *known) = outs, ins
-        of_all, count = _stats_of(x, rows, channel_axis, mean.shape)
-        given = {"scale": scale, "bias": bias, "mean": of_all[0], "var": of_all[1]}
-        apply = BatchNormApply(x=x, **given, channel_axis=channel_axis, eps=eps)
-        write(apply, y, mean, inv_std)
-        if known:
-            update = UpdateRunningStatistics(
-                running_mean=known[0],
-                running_var=known[1],
-                mean=of_all[0],
-                var=of_all[1],
-                count=float(size) if rows is None else count,
-                momentum=momentum,
-            )
-            write(update, *told)
-        else:
-            store(told[0], of_all[1])
-
-    results = [like(x), statistic, statistic, *(moved or [statistic])]
-    operands = (x, scale, bias, rows, *(running or ()))
-    y, mean, inv_std, *told = call(_BATCH_NORM, compute, results, operands)
-    # Running statistics, or the batch's: the mean is then a result in any case.
-    return (y, *(mean, *told)[-2:]), (x, scale, bias, mean, inv_std, own_row, running)
-
-
-def _stats_of(x: Array, rows: Any, channel_axis: int, shape: Shape) -> tuple[Array, Array]:
-    """Mean and variance of x, or of all devices' rows, in float64, and the elements of those."""
-    backend = backend_of(x)
-    of_all, count = backend.empty((2, *shape), _FLOAT64), backend.empty((), _FLOAT64)
-    if rows is None:
-        write(BatchNormStats(x=x, channel_axis=channel_axis), of_all[0], of_all[1], None)
-    else:
-        write(_combined(doubles(rows), len(of_all[0])), of_all[0], of_all[1], count)
-    return of_all, count
-
-
-def _moved(running: Any, planned: Any, count: int, axis_name: Any) -> list[Result]:
-    """New running statistics, of which there may be none; raise unless they are valid."""
-    if running is None:
-        return []
-    said = "on all devices together" if axis_name else ""
-    checks.enough(count, f"x has one element per channel {said}".strip())
-    known: tuple[Any, Any] = (blank(running[0]), blank(running[1]))
-    likes = gradkit.update_running_statistics(*known, planned[0], planned[1], 0)
-    same = axes_of(axis_name) - frozenset().union(*map(varying, running))
-    return [Result(array.shape, array.dtype, same) for array in likes]
-
-
-def _size(x: Any, channel_axis: int) -> int:
-    """How many elements each channel has."""
-    return math.prod(n for k, n in enumerate(x.shape) if k != channel_axis)
-
-
-def _stats_of_all(x: Any, channel_axis: int, axis_name: Any) -> Any:
-    """Each device's means, variances and count: a row of each."""
-    channels = x.shape[channel_axis]
-
-    def compute(outs: list[Array], ins: list[Any]) -> None:
-        (x,), state = ins, doubles(outs[0])
-        stats = BatchNormStats(x=x, channel_axis=channel_axis)
-        write(stats, state[:channels], state[channels:-1], None)
-        state[-1] = x.size // max(channels, 1)
-
-    (state,) = call(_BATCH_NORM, compute, [pairs(2 * channels + 1)], [x])
-    return jax.lax.all_gather(state, axis_name)
-
-
-def _combined(rows: Array, channels: int) -> CombineStats:
-    """Mean and variance of all devices' channels, and how many elements each has."""
-    means, variances = rows[:, :channels], rows[:, channels:-1]
-    return CombineStats(means=means, variances=variances, counts=rows[:, -1])
-
-
-@partial(jax.jit, static_argnums=(0, 1, 2, 3), inline=True)
-def _batch_norm_backward(
-    channel_axis: int,
-    eps: float,  # noqa: ARG001
-    momentum: float,  # noqa: ARG001
-    axis_name: Any,
-    kept: Any,
-    cotangents: Any,
-) -> Any:
-    x, scale, bias, mean, inv_std, own_row, running = kept
-    constant = None if running is None else (None, None)
-    operands = (cotangents[0], x, scale, mean, inv_std)
-    if axis_name is not None:
-        gradients = _batch_norm_backward_of_all(channel_axis, axis_name, operands, own_row)
-        return *of_arguments(gradients, scale, bias), constant
-
-    def compute(outs: list[Array], ins: list[Any]) -> None:
-        dy, x, scale, mean, inv_std = ins
-        call = BatchNormGrad(
-            dy=dy,
-            x=x,
-            scale=scale,
-            mean=mean,
-            inv_std=inv_std,
-            channel_axis=channel_axis,
-            engine=None,
-        )
-        write(call, *three(outs))
-
-    results = [like(x)] if scale is None else [like(x), like(scale), like(scale)]
-    return *of_arguments(call(_BATCH_NORM, compute, results, operands), scale, bias), constant
-
-
-def _batch_norm_backward_of_all(
-    channel_axis: int, axis_name: Any, operands: Any, own_row: Any
-) -> list[Any]:
-    """Sums over all devices give dx; those of each are its part of dscale and dbias."""
-    dy, x, scale, mean, inv_std = operands
-    channels = x.shape[channel_axis]
-
-    def sums(outs: list[Array], ins: list[Any]) -> None:
-        (dy, x, mean, inv_std), own = ins, doubles(outs[0])
-        known = {"dy": dy, "x": x, "mean": mean, "inv_std": inv_std}
-        write(BatchNormGradSums(**known, channel_axis=channel_axis), own[0], own[1])
-        for out, row in zip(outs[1:], own, strict=False):
-            store(out, row)
-
-    parameters = [] if scale is None else [like(scale), like(scale)]
-    own, *gradients = call(
-        _BATCH_NORM, sums, [pairs(2, channels), *parameters], (dy, x, mean, inv_std)
-    )
-    # An all_gather: JAX's own knows no axis of a vmap in a backward pass.
-    rows = jax.lax.psum(jnp.where(own_row.reshape(-1, 1, 1, 1), own, 0), axis_name)
-    count = float(_size(x, channel_axis) * len(own_row))
-
-    def apply(outs: list[Array], ins: list[Any]) -> None:
-        dy, x, scale, mean, inv_std, rows = ins
-        with np.errstate(all="ignore"):  # infinities of two signs
-            totals = doubles(rows).sum(axis=0)
-        call = BatchNormGradApply(
-            dy=dy,
-            x=x,
-            scale=scale,
-            mean=mean,
-            inv_std=inv_std,
-            sum_dy_xhat=totals[0],
-            sum_dy=totals[1],
-            count=count,
-            channel_axis=channel_axis,
-        )
-        write(call, outs[0])
-
-    return [*call(_BATCH_NORM, apply, [like(x)], (*operands, rows)), *gradients]
-
-
-_batch_norm.defvjp(_batch_norm_forward, _batch_norm_backward)
-
-
-# Batch norm by running statistics
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(5, 6))
-def _batch_norm_inference(
-    x: Any, scale: Any, bias: Any, mean: Any, var: Any, channel_axis: int, eps: float
-) -> Any:
-    return _inference_forward(x, scale, bias, mean, var, channel_axis, eps)[0]
-
-
-def _inference_forward(
-    x: Any, scale: Any, bias: Any, mean: Any, var: Any, channel_axis: int, eps: float
-) -> Any:
-    def compute(outs: list[Array], ins: list[Any]) -> None:
-        x, scale, bias, mean, var = ins
-        call = BatchNormInference(
+    y: jax.Array = _INFERENCE(
+        BatchNormInference(
             x=x,
             scale=scale,
             bias=bias,
@@ -570,28 +296,89 @@ def _inference_forward(
             eps=eps,
             engine=None,
         )
-        write(call, outs[0])
-
-    operands = (x, scale, bias, mean, var)
-    (y,) = call(_INFERENCE, compute, [like(x)], operands, shared=(1, 2, 3, 4))
-    return y, operands
+    )
+    return y
 
 
-@partial(jax.jit, static_argnums=(0, 1), inline=True)
-def _inference_backward(channel_axis: int, eps: float, kept: Any, dy: Any) -> Any:
-    x, scale, bias, mean, var = kept
-
-    def compute(outs: list[Array], ins: list[Any]) -> None:
-        dy, x, scale, mean, var = ins
-        call = BatchNormInferenceGrad(
-            dy=dy, x=x, scale=scale, mean=mean, var=var, channel_axis=channel_axis, eps=eps
-        )
-        write(call, *three(outs))
-
-    results = [like(x)] if scale is None else [like(x), like(scale), like(scale)]
-    shared = (3, 4) if scale is None else None
-    made = call(_INFERENCE, compute, results, (dy, x, scale, mean, var), shared=shared)
-    return *of_arguments(made, scale, bias), None, None
+# What XLA's callbacks compute of batch norm
 
 
-_batch_norm_inference.defvjp(_inference_forward, _inference_backward)
+def _normalise(numbers: dict[str, Any], outs: list[Any], ins: list[Any]) -> None:
+    """The norm by the statistics of a whole batch, which are told, or move running ones."""
+    (y, mean, inv_std, *told), (x, scale, bias, *running, rows) = outs, ins
+    axis, eps = numbers["channel_axis"], numbers["eps"]
+    if rows is None:
+        of_all, var, count = gradkit.batch_norm_stats(x, channel_axis=axis)
+    else:
+        every, channels = doubles(rows), mean.shape[0]
+        rank_means, rank_vars = every[:, :channels], every[:, channels:-1]
+        of_all, var, count = gradkit.combine_stats(rank_means, rank_vars, every[:, -1])
+    apply = BatchNormApply(
+        x=x, scale=scale, bias=bias, mean=of_all, var=var, channel_axis=axis, eps=eps
+    )
+    write(apply, y, mean, inv_std)
+    if running[0] is None:
+        store(told[0], var)
+        return
+    update = UpdateRunningStatistics(
+        running_mean=running[0],
+        running_var=running[1],
+        mean=of_all,
+        var=var,
+        count=count,
+        momentum=numbers["momentum"],
+    )
+    write(update, *told)
+
+
+def _stats_of_all(refusal: str, axis: int, axis_name: Any, x: Any) -> Any:
+    """Each device's means, variances and count: a row of each."""
+    channels = x.shape[axis]
+
+    def compute(outs: list[Any], ins: list[Any]) -> None:
+        state = doubles(outs[0])
+        stats = BatchNormStats(x=ins[0], channel_axis=axis)
+        write(stats, state[:channels], state[channels:-1], state[-1, ...])
+
+    (state,) = call(refusal, compute, [pairs(2 * channels + 1)], [x])
+    return jax.lax.all_gather(state, axis_name)
+
+
+def _sums(axis: int, outs: list[Any], ins: list[Any]) -> None:
+    """A device's sums, and the gradients of the parameters."""
+    (dy, x, mean, inv_std), own = ins, doubles(outs[0])
+    sums = BatchNormGradSums(dy=dy, x=x, mean=mean, inv_std=inv_std, channel_axis=axis)
+    write(sums, own[0], own[1])
+    for out, row in zip(outs[1:], own, strict=False):
+        store(out, row)
+
+
+def _apply_sums(axis: int, count: float, outs: list[Any], ins: list[Any]) -> None:
+    """The gradient of x, from all devices' sums."""
+    dy, x, scale, mean, inv_std, rows = ins
+    with np.errstate(all="ignore"):  # infinities of two signs
+        totals = doubles(rows).sum(axis=0)
+    apply = BatchNormGradApply(
+        dy=dy,
+        x=x,
+        scale=scale,
+        mean=mean,
+        inv_std=inv_std,
+        sum_dy_xhat=totals[0],
+        sum_dy=totals[1],
+        count=count,
+        channel_axis=axis,
+    )
+    write(apply, outs[0])
+
+
+def _check_elements(x: Any, axis: int, rows: Any) -> None:
+    """Raise unless a batch has a variance that running statistics can move towards."""
+    count, said = _elements(x, axis), "x has one element per channel"
+    if rows is not None:
+        count, said = count * len(rows), f"{said} on all devices together"
+    checks.enough(count, said)
+
+
+def _elements(x: Any, axis: int) -> int:
+    return elements(x, axis % x.ndim)

@@ -250,7 +250,7 @@ def _results(*operands: Any, rule: Rule) -> list[Result]:
     if not rule.clips:
         return [norm]
     said = [] if state is None else [state]
-    same = norm.same_on - frozenset().union(*map(varying, (limit, scale, *said)))
+    same = norm.same_on - varying(limit, scale, *said)
     clipped = [Result(leaf.shape, leaf.dtype, same - varying(leaf)) for leaf in leaves]
     guarded = [Result(shape, widest(), same) for array in said for shape in ((), array.shape)]
     return [*clipped, norm, *guarded]
