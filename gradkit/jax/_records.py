@@ -158,8 +158,7 @@ def _forward(norm: Norm, numbers: Any, *arrays: Any) -> Any:
     return seen if len(seen) > 1 else seen[0], (kept, there)
 
 
-@partial(jax.jit, static_argnums=(0, 1), inline=True)
-def _backward(norm: Norm, numbers: Any, residuals: Any, cotangents: Any) -> Any:
+def _gradients(norm: Norm, numbers: Any, residuals: Any, cotangents: Any) -> Any:
     kept, there = residuals
     arrived = cotangents if len(norm.seen) > 1 else (cotangents,)
     found = kept | dict(zip(("dy", "ds"), arrived, strict=False))
@@ -168,6 +167,15 @@ def _backward(norm: Norm, numbers: Any, residuals: Any, cotangents: Any) -> Any:
         None if given is None else made.get(name)
         for name, given in zip(norm.slopes, there, strict=True)
     )
+
+
+_compiled = jax.jit(_gradients, static_argnums=(0, 1), inline=True)
+
+
+def _backward(norm: Norm, numbers: Any, residuals: Any, cotangents: Any) -> Any:
+    # JAX does not know the axis of a vmap while it traces a compiled function in a backward pass.
+    trace = _compiled if dict(numbers).get("axis_name") is None else _gradients
+    return trace(norm, numbers, residuals, cotangents)
 
 
 _differentiable.defvjp(_forward, _backward)
