@@ -124,7 +124,7 @@ def _one_by_one(overload: Any) -> Callable[..., Any]:
     return rule
 
 
-def _as_tuple(results: Any) -> tuple[Any, ...]:
+def as_tuple(results: Any) -> tuple[Any, ...]:
     return (results,) if isinstance(results, Tensor) else tuple(results)
 
 
@@ -191,8 +191,9 @@ class Norm:
     The operator takes tensors first. The results of its gradient's operator belong to the first
     inputs. A ``residual`` norm has two summands for inputs, whose gradient is one, and returns
     their sum too: both results are differentiable; otherwise the first is. ``past``: the operator
-    of the gradient takes that of the sum too, as its last argument. ``at_once`` runs on plain
-    tensors.
+    of the gradient takes that of the sum too, as its last argument. ``in_place``: so many tensors,
+    the last ones, are written by ``at_once``, which runs on plain tensors. The operator returns new
+    ones as its last results, which are copied outside of it: so compilers see every write.
     """
 
     def __init__(
@@ -203,12 +204,14 @@ class Norm:
         *,
         residual: bool = False,
         past: bool = False,
+        in_place: int = 0,
         at_once: Callable[..., Any] | None = None,
     ):
         self.overload = forward.overload
         self.gradient = gradient
         self.keep = keep
         self.past = past
+        self.in_place = in_place
         self.results = 2 if residual else 1
         self.seen: int | slice = slice(2) if residual else 0  # of all results
         self._run = at_once or forward.run
@@ -243,7 +246,14 @@ class Norm:
 
     def dispatched(self, *args: Any) -> Any:
         """All results, as a tuple, through the dispatcher."""
-        return _as_tuple((self.overload if is_compiling() else self._apply)(*args))
+        results = as_tuple((self.overload if is_compiling() else self._apply)(*args))
+        if self.in_place:
+            written = args[self._tensors - self.in_place : self._tensors]
+            with torch.no_grad():
+                for old, new in zip(written, results[-self.in_place :], strict=True):
+                    if old is not None:
+                        old.copy_(new)
+        return results
 
     def for_inputs(self, needed: tuple[bool, ...], gradients: Sequence[Any]) -> tuple[Any, ...]:
         """A gradient for each input that needs one, from the results of the gradient."""
@@ -280,7 +290,7 @@ def _function_of_operators(name: str, norm: Norm) -> Any:
     """A function for all other tensors."""
 
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        results = _as_tuple(output)
+        results = as_tuple(output)
         tensors, ctx.options = norm.keep(inputs, results)
         ctx.mark_non_differentiable(*results[norm.results :])
         ctx.set_materialize_grads(False)

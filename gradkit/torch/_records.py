@@ -1,6 +1,7 @@
 """Operators and differentiable norms, made of records of calls."""
 
 import re
+from collections.abc import Callable
 from operator import itemgetter
 from typing import Any
 
@@ -8,16 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradkit._backend import Spec
 from gradkit._calls.record import Call, Described
 from gradkit._dtypes import dtype_named
 from gradkit._open.dispatch import run
-from gradkit.torch._autograd import Kept, Norm, Operator, operator
+from gradkit.torch._autograd import Kept, Norm, Operator, as_tuple, operator
 
 _INTEGERS = {"axis", "channel_axis", "num_groups"}
-# What compilers keep of an operator names its arguments by position: one that is new comes last.
-_LAST = {"ds"}
-_DEFAULTS = {"ds": None, "scale_offset": 0.0}
+# What compilers keep of an operator names its arguments by position: those that are new come last.
+_LAST = ("channel_axis", "ds")
+_DEFAULTS = {"channel_axis": 1, "ds": None, "scale_offset": 0.0}
+_LEFT_OUT = {"engine": None}
 _gradients: dict[type[Call], Operator] = {}
 
 
@@ -46,44 +47,86 @@ def norm_of(name: str, forward: type[Call], gradient: type[Call], **instead: str
         keep,
         residual="s" in forward.result_names,
         past="ds" in _names(gradient),
+        in_place=len(forward.in_place),
+        at_once=_run_of(forward),
     )
 
 
 def _operator(name: str, kind: type[Call], *, last: bool = False) -> Operator:
-    """The operator that runs calls of a kind: tensors, then numbers, then what is seldom there."""
-    names = _names(kind)
+    """The operator that runs calls of a kind: tensors, then numbers, then what is seldom there.
 
-    defaults = {name: value for name, value in _DEFAULTS.items() if name in names}
+    It writes clones of what a call writes in place, and returns them behind the results.
+    """
+    compute, call_of = _run_of(kind), _maker(kind)
+    if kind.in_place:
+        compute = _on_clones(compute, len(kind.arguments), len(kind.in_place))
 
-    def call_of(args: Any) -> Call:  # PyTorch leaves out defaults at the end
-        return kind(**(defaults | dict(zip(names, args, strict=False))))
-
-    def compute(*args: Any) -> Any:
-        return run(call_of(args))
-
-    def describe(*args: Any) -> tuple[Tensor, ...]:
-        call = call_of(args).described(_described)
-        return tuple(_like(args[0], spec) for spec in call.layout.plan(call).results)
+    def describe(*args: Any) -> Any:
+        call = call_of(args)
+        written = [getattr(call, each.name) for each in kind.in_place]
+        clones = [args[0].new_empty(0) if t is None else t.new_empty(t.shape) for t in written]
+        described = call.described(_described)
+        results = [_like(args[0], spec) for spec in described.layout.plan(described).results]
+        made = *results, *clones
+        return made if len(made) > 1 else made[0]
 
     return operator(_schema(name, kind), compute, describe, last=last)
 
 
+def _run_of(kind: type[Call]) -> Callable[..., tuple[Any, ...]]:
+    """The function that runs calls of a kind on an operator's arguments."""
+    call_of = _maker(kind)
+
+    def compute(*args: Any) -> tuple[Any, ...]:
+        return as_tuple(run(call_of(args)))
+
+    return compute
+
+
+def _on_clones(
+    compute: Callable[..., tuple[Any, ...]], first: int, count: int
+) -> Callable[..., tuple[Any, ...]]:
+    """The same on clones of ``count`` arguments from the ``first`` on, which are results too."""
+
+    def on_clones(*args: Any) -> tuple[Any, ...]:
+        clones = [t if t is None else t.clone() for t in args[first : first + count]]
+        return *compute(*args[:first], *clones, *args[first + count :]), *clones
+
+    return on_clones
+
+
+def _maker(kind: type[Call]) -> Callable[[Any], Call]:
+    """The function that makes a call of an operator's arguments."""
+    names = _names(kind)
+    defaults = {name: value for name, value in _DEFAULTS.items() if name in names}
+    defaults |= {name: value for name, value in _LEFT_OUT.items() if name in kind.numbers}
+
+    def call_of(args: Any) -> Call:  # PyTorch leaves out defaults at the end
+        return kind(**(defaults | dict(zip(names, args, strict=False))))
+
+    return call_of
+
+
 def _schema(name: str, kind: type[Call]) -> str:
-    optional = {argument.name for argument in kind.arguments if argument.optional}
+    optional = {argument.name: argument.optional for argument in kind.arguments}
+    optional |= {each.name: True for each in kind.in_place}
     parts = []
     for own in _names(kind):
-        if own in kind.numbers:
-            part = f"{'int' if own in _INTEGERS else 'float'} {own}"
+        if own in optional:
+            part = f"Tensor{'?' * optional[own]} {own}"
         else:
-            part = f"Tensor{'?' * (own in optional)} {own}"
+            part = f"{'int' if own in _INTEGERS else 'float'} {own}"
         parts.append(f"{part}={_DEFAULTS[own]}" if own in _DEFAULTS else part)
-    results = ", ".join("Tensor" for _ in kind.results)
-    return f"{name}({', '.join(parts)}) -> ({results})"
+    results = ["Tensor"] * (len(kind.results) + len(kind.in_place))
+    made = f"({', '.join(results)})" if len(results) > 1 else results[0]
+    return f"{name}({', '.join(parts)}) -> {made}"
 
 
 def _names(kind: type[Call]) -> list[str]:
-    names = [argument.name for argument in kind.arguments if argument.name not in _LAST]
-    return [*names, *kind.numbers, *(a.name for a in kind.arguments if a.name in _LAST)]
+    """The names of an operator's arguments."""
+    names = [*(a.name for a in kind.arguments), *(each.name for each in kind.in_place)]
+    names += [name for name in (*kind.passing, *kind.numbers) if name not in _LEFT_OUT]
+    return [n for n in names if n not in _LAST] + [n for n in _LAST if n in names]
 
 
 def _described(label: str, tensor: Tensor) -> Described:
@@ -93,7 +136,7 @@ def _described(label: str, tensor: Tensor) -> Described:
     return Described(label, tuple(tensor.shape), dtype, steps)
 
 
-def _like(first: Tensor, spec: Spec | None) -> Tensor:
+def _like(first: Tensor, spec: Any) -> Tensor:
     """A tensor without memory, as a result looks like; one without elements for an absent one."""
     if spec is None:
         return first.new_empty(0)

@@ -325,7 +325,7 @@ def group_norm(
     tensor([[ 0.0285, -0.0285,  0.0000,  0.0000]])
     """
     refuse_nested(input, "input")
-    y: Tensor = _operators.GROUP_NORM(input, _scale(weight, bias), bias, num_groups, 1, eps)
+    y: Tensor = _operators.GROUP_NORM(input, _scale(weight, bias), bias, num_groups, eps, 1)
     return y
 
 
@@ -474,7 +474,7 @@ def batch_norm(
         if running_mean is None or running_var is None:
             raise ValueError("running_mean and running_var are needed if training is false")
         y: Tensor = _operators.BATCH_NORM_INFERENCE(
-            input, scale, bias, running_mean, running_var, eps
+            input, scale, bias, running_mean, running_var, eps, 1
         )
         return y
     if input.numel() == input.shape[1] > 0:
@@ -485,7 +485,7 @@ def batch_norm(
         momentum = 0.0
     if isinstance(momentum, Tensor):
         return _batch_norm_on_device(input, scale, bias, running_mean, running_var, momentum, eps)
-    args = input, scale, bias, running_mean, running_var, momentum, eps
+    args = input, scale, bias, running_mean, running_var, momentum, eps, 1
     normalised: Tensor = _operators.BATCH_NORM(*args)
     return normalised
 
@@ -530,7 +530,7 @@ def _batch_norm_on_device(
     """Batch norm whose momentum is not read on the host: with 1 the batch's own statistics come."""
     running = running_mean, running_var
     mean, var = (None if statistic is None else statistic.clone() for statistic in running)
-    y: Tensor = _operators.BATCH_NORM(x, scale, bias, mean, var, 1.0, eps)
+    y: Tensor = _operators.BATCH_NORM(x, scale, bias, mean, var, 1.0, eps, 1)
     with torch.no_grad():
         for old, new in zip(running, (mean, var), strict=True):
             if old is not None and new is not None:

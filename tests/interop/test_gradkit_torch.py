@@ -352,13 +352,13 @@ def _arguments():
     yield "add_rms_norm", (empty, empty, None, -1, 1e-5, 0.0)
     yield "rms_norm_grad", (dy, x, w, inv_std, -1, 1.0, ds)
     for statistics in (2, 4):
-        _, gmean, ginv_std = OPERATORS.group_norm(images, None, None, statistics, 1, 1e-5)
-        yield "group_norm_grad", (images, wide, cw, gmean, ginv_std, 1)
-        yield "group_norm_grad", (wide, images, None, gmean, ginv_std, 1)
-    yield "group_norm", (IMAGES, CW, CB, 2, 1, 1e-5)
-    yield "group_norm", (wide, None, None, 4, 1, 1e-5)
-    yield "group_norm", (wide.bfloat16()[:, :, :1], cw.float(), cb.float(), 2, 1, 1e-5)
-    yield "group_norm", (empty, None, None, 2, 1, 1e-5)
+        _, gmean, ginv_std = OPERATORS.group_norm(images, None, None, statistics, 1e-5)
+        yield "group_norm_grad", (images, wide, cw, gmean, ginv_std)
+        yield "group_norm_grad", (wide, images, None, gmean, ginv_std)
+    yield "group_norm", (IMAGES, CW, CB, 2, 1e-5)
+    yield "group_norm", (wide, None, None, 4, 1e-5)
+    yield "group_norm", (wide.bfloat16()[:, :, :1], cw.float(), cb.float(), 2, 1e-5)
+    yield "group_norm", (empty, None, None, 2, 1e-5)
     _, cmean, cinv_std, *_ = OPERATORS.batch_norm(wide, None, None, None, None, 0.1, 1e-5)
     yield "batch_norm", (IMAGES, CW, CB, MEAN, VAR, 0.1, 1e-5)
     yield "batch_norm", (wide, None, None, None, None, 0.1, 1e-5)
@@ -372,6 +372,50 @@ def _arguments():
     yield "batch_norm_inference", (empty, None, None, MEAN, VAR, 1e-5)
     yield "batch_norm_inference_grad", (wide, images, cw, MEAN, VAR, 1e-5)
     yield "batch_norm_inference_grad", (images, wide, None, MEAN, VAR, 1e-5)
+    last = images.permute(0, 2, 3, 1)
+    yield "group_norm", (last, cw, cb, 2, 1e-5, -1)
+    yield "group_norm_grad", (last.contiguous(), last, cw, gmean, ginv_std, -1)
+    yield "batch_norm", (last, cw, None, MEAN, VAR, 0.1, 1e-5, 3)
+    yield "batch_norm_grad", (last, last.contiguous(), cw, cmean, cinv_std, 3)
+    yield "batch_norm_inference", (last, cw, cb, MEAN, VAR, 1e-5, -1)
+
+
+# By position, as compilers keep them.
+POSITIONS = {
+    "layer_norm": "x scale bias axis eps scale_offset",
+    "layer_norm_grad": "dy x scale mean inv_std axis scale_offset ds",
+    "rms_norm": "x scale axis eps scale_offset",
+    "rms_norm_grad": "dy x scale inv_std axis scale_offset ds",
+    "group_norm": "x scale bias num_groups eps channel_axis",
+    "group_norm_grad": "dy x scale mean inv_std channel_axis",
+    "batch_norm": "x scale bias running_mean running_var momentum eps channel_axis",
+    "batch_norm_grad": "dy x scale mean inv_std channel_axis",
+    "batch_norm_inference": "x scale bias mean var eps channel_axis",
+    "batch_norm_inference_grad": "dy x scale mean var eps channel_axis",
+}
+
+
+@pytest.mark.parametrize("name", POSITIONS)
+def test_arguments_of_operators_keep_their_positions(name):
+    arguments = getattr(OPERATORS, name).default._schema.arguments
+    assert [argument.name for argument in arguments] == POSITIONS[name].split()
+    for argument in arguments:  # those that have come later
+        late = argument.name in ("channel_axis", "ds", "scale_offset")
+        assert argument.has_default_value() == late
+
+
+def test_operators_take_channels_last():
+    x = IMAGES.detach()
+    last = x.permute(0, 2, 3, 1)
+    y, mean, inv_std = OPERATORS.group_norm(last, CW.detach(), CB.detach(), 2, 1e-5, -1)
+    wanted = OPERATORS.group_norm(x, CW.detach(), CB.detach(), 2, 1e-5)
+    for got, ref in zip((y.permute(0, 3, 1, 2), mean, inv_std), wanted, strict=True):
+        torch.testing.assert_close(got, ref, rtol=0, atol=0)
+    x = last.clone().requires_grad_()
+    y, *_ = OPERATORS.batch_norm(x, None, None, None, None, 0.1, 1e-5, -1)
+    (y**3).sum().backward()
+    wanted = torch.autograd.grad((batch_norm(IMAGES) ** 3).sum(), IMAGES)[0]
+    torch.testing.assert_close(x.grad, wanted.permute(0, 2, 3, 1), rtol=1e-12, atol=1e-12)
 
 
 ARGUMENTS = list(_arguments())
