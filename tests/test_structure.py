@@ -1,4 +1,7 @@
-"""The shape of gradkit: imports go down CONTRIBUTING.md's layout, and functions stay short."""
+"""The shape of gradkit: imports go down CONTRIBUTING.md's layout, and functions stay short.
+
+Of what is private, autograd imports few modules.
+"""
 
 import ast
 import re
@@ -78,6 +81,25 @@ def test_imports_go_down_the_layout(module):
 
 def test_no_module_imports_itself_through_others():
     assert len(list(TopologicalSorter(IMPORTS).static_order())) == len(MODULES)
+
+
+# Records and the doors that run them; what else a framework needs of its own arrays and streams.
+RECORDS = {"_calls.channels", "_calls.record", "_calls.rows", "_dtypes", "_open.dispatch"}
+PRIVATE = {
+    "jax": RECORDS
+    | {"_calls.checks", "_calls.layouts", "_calls.lists", "_calls.roles"}
+    | {"_arrays", "_arrays.cuda", "_arrays.dlpack", "_backend", "_numpy.floating_point"},
+    "torch": RECORDS | {"_arrays.torch", "_open.foreign", "_ranks.torch"},
+}
+
+
+@pytest.mark.parametrize("package", PRIVATE)
+def test_autograd_stands_on_records_and_their_doors(package):
+    """A module that it newly needs is rather a public function, or a record."""
+    own = f"gradkit.{package}"
+    names = {name for module in MODULES if within(module, own) for name in IMPORTS[module]}
+    private = {name for name in names if "._" in name and not within(name, own)}
+    assert private == {f"gradkit.{name}" for name in PRIVATE[package]}
 
 
 def test_the_layout_names_nothing_that_is_gone():

@@ -5,9 +5,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from gradkit._arrays import backend_of
 from gradkit._backend import Array
 from gradkit._calls import checks
-from gradkit._calls.backend import Backend
 from gradkit.jax._callbacks import Result
 
 
@@ -35,9 +35,9 @@ def given(value: Any, label: str) -> Any:
     return pair(checks.real(value, label))
 
 
-def read(number: Array, backend: Backend) -> Array:
+def read(number: Array) -> Array:
     """What ``given`` made, as a 0-d float64 array of a backend."""
-    return doubles(number) if number.dtype == np.uint32 else backend.as_float64(number)
+    return doubles(number) if number.dtype == np.uint32 else backend_of(number).as_float64(number)
 
 
 def store(out: Array, value: Array) -> None:

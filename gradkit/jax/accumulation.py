@@ -95,9 +95,8 @@ def _accumulate(buffers: Any, grads: Any, scale: Any, overwrite: Any, do_update:
 
     def compute(outs: list[Array], ins: list[Any]) -> None:
         by, fresh, update = ins[2 * count :]
-        backend = backend_of(by)
-        factor, addends = read(by, backend), Views(ins[count : 2 * count])
-        backend.accumulate_grads(
+        factor, addends = read(by), Views(ins[count : 2 * count])
+        backend_of(by).accumulate_grads(
             AccumulateGrads(
                 buffers=Views(outs),
                 grads=addends,

@@ -13,9 +13,7 @@ import numpy as np
 from gradkit._arrays import backend_of
 from gradkit._backend import Array, Views
 from gradkit._calls import checks
-from gradkit._calls.backend import Backend
 from gradkit._calls.lists import ClipByNorm, GradNorm, JoinRanks, RankState, SpikeGuardUpdate
-from gradkit._open.clipping import policy_of
 from gradkit.jax._callbacks import Result, axes_of, call, varying
 from gradkit.jax._numbers import doubles, given, pair, pairs, read, store, widest
 
@@ -177,10 +175,11 @@ def rule_of(
     grads: Any,
 ) -> Rule:
     """The rule that a function's arguments make."""
-    if policy_of(nonfinite) == "raise":
+    if nonfinite == "raise":
         raise ValueError(
             'nonfinite="raise" would raise inside of jit; pass "zero", and look at the norm'
         )
+    checks.choice(nonfinite, "nonfinite", ("propagate", "zero"))
     return Rule(
         function,
         checks.norm_order(norm_type),
@@ -261,9 +260,8 @@ def _states_of_all(leaves: list[Any], scale: Any, rule: Rule) -> Any:
 
     def compute(outs: list[Array], ins: list[Any]) -> None:
         *grads, by = ins
-        backend = backend_of(by)
-        state, factor = doubles(outs[0]), read(by, backend)
-        backend.rank_state(
+        state, factor = doubles(outs[0]), read(by)
+        backend_of(by).rank_state(
             RankState(
                 grads=Views(grads),
                 norm_type=rule.order,
@@ -282,7 +280,7 @@ def _compute(grads: Views, numbers: list[Any], outs: list[Array], rule: Rule) ->
     """Clip in place; write the norm, and what a spike guard says."""
     limit, scale, state, rows = numbers
     backend = backend_of(limit)
-    most, by = read(limit, backend), read(scale, backend)
+    most, by = read(limit), read(scale)
     norm = backend.empty((), _FLOAT64)
     if rows is None:
         backend.grad_norm(GradNorm(grads=grads, norm_type=rule.order, norm=norm, scale=by))
@@ -320,9 +318,7 @@ def _compute(grads: Views, numbers: list[Any], outs: list[Array], rule: Rule) ->
     store(outs[0], norm)
 
 
-def _join(
-    states: Array, norm: Array, scale: Array, limit: Array, rule: Rule, backend: Backend
-) -> None:
+def _join(states: Array, norm: Array, scale: Array, limit: Array, rule: Rule, backend: Any) -> None:
     """The norm over all devices, none of which can be at fault alone."""
     backend.join_ranks(
         JoinRanks(

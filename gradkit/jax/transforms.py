@@ -19,7 +19,7 @@ except ImportError as error:
 
 import gradkit
 from gradkit._calls import checks
-from gradkit._dtypes import accumulation_name, float_of
+from gradkit._dtypes import float_of
 from gradkit.jax._numbers import widest
 from gradkit.jax.accumulation import accumulate_grads
 from gradkit.jax.clipping import clip, rule_of
@@ -259,4 +259,4 @@ def accumulate(
 
 def _buffer(parameter: Any) -> jax.Array:
     parameter = jnp.asarray(parameter)
-    return jnp.zeros_like(parameter, accumulation_name(float_of(parameter.dtype).name))
+    return jnp.zeros_like(parameter, float_of(parameter.dtype).accumulation)
