@@ -252,7 +252,7 @@ def guards():
     """A spike guard's numbers, states and norms."""
     numbers = {
         "decay": {
-            "decay must be between 0 and 1, and neither, not": (0.0, 1.0, -0.5, NAN, INF),
+            "decay must be greater than 0 and less than 1, not": (0.0, 1.0, -0.5, NAN, INF),
         },
         "threshold": {
             "threshold must be at least 0, not": (-1.0, NAN),
