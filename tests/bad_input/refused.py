@@ -474,19 +474,19 @@ def lists_that_do_not_match():
         (
             "one less",
             ValueError,
-            r"buffers\[1\] has no partner",
+            r"buffers\[1\] has no counterpart",
             {"grads": lambda _, g: g["grads"][:1]},
         ),
         (
             "one more",
             ValueError,
-            r"grads\[2\] has no partner",
+            r"grads\[2\] has no counterpart",
             {"grads": lambda _, g: g["grads"] * 2},
         ),
         (
             "None for one",
             ValueError,
-            r"buffers\[0\] has no partner",
+            r"buffers\[0\] has no counterpart",
             {"grads": lambda _, g: [None, *g["grads"]]},
         ),
         (

@@ -212,7 +212,7 @@ def test_buffers_are_written_in_place_if_nobody_else_needs_them():
 @pytest.mark.parametrize(
     ("call", "error", "said"),
     [
-        (lambda add, b: add({"w": b}, {"v": b}), ValueError, r"has no partner"),
+        (lambda add, b: add({"w": b}, {"v": b}), ValueError, r"has no counterpart"),
         (
             lambda add, b: add({"w": [b]}, {"w": [jnp.ones(4)]}),
             ValueError,
