@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 QUIET := --quiet --disable-pip-version-check --no-compile
-# In pip's place, which compiles one file after another; there are files that no Python compiles.
+# Instead of pip, which compiles one file after another; some files compile in no Python version.
 ON_ALL_CORES := -q -j 0 -x '/tests?/'
 
 .DEFAULT_GOAL := help
@@ -21,7 +21,7 @@ help: ## list the targets
 
 # --- environment ---------------------------------------------------------------------------
 
-venv: $(STAMP) ## make .venv and install gradkit into it, editable, with its tools
+venv: $(STAMP) ## create .venv with the tools, and install gradkit in editable mode
 
 $(STAMP): pyproject.toml requirements/ci.txt
 	@test -n "$(PYTHON)" || { echo "make: gradkit needs Python 3.11 or newer and found none;" \
@@ -37,33 +37,33 @@ $(STAMP): pyproject.toml requirements/ci.txt
 	@$(BIN)/python -m pip install $(QUIET) --no-deps --no-build-isolation --editable .
 	@touch $@
 
-# --- what a newcomer runs --------------------------------------------------------------------
+# --- first steps --------------------------------------------------------------------
 
 demo: $(STAMP) ## train a network on handwritten digits; writes demo.png
 	$(BIN)/python examples/train_digits.py
 
-demo-ranks: .venv-ranks/.installed ## the same on four ranks of MPI, against one process (1 min)
+demo-ranks: .venv-ranks/.installed ## the same on four MPI ranks, compared with one process (1 min)
 	.venv-ranks/bin/mpiexec -n 4 .venv-ranks/bin/python examples/mpi_training.py
 
-# On all cores; tests that measure time run while no other does (tests/alone.py).
+# On all cores; tests that measure time run alone (tests/alone.py).
 PYTEST := $(BIN)/python -m pytest --quiet --numprocesses auto --dist worksteal --durations 12
 
-# It records which test runs which line, for `make mutants`.
-test: $(STAMP) ## the suite and the doctests, on the CPU (4 min on two cores)
+# The run records the lines that each test runs, for `make mutants`.
+test: $(STAMP) ## the test suite and the doctests, on the CPU (4 min on two cores)
 	HYPOTHESIS_PROFILE=quick $(PYTEST) -p tests.mutants.plugin --covered build/mutants/tests \
 		-m 'not slow and not ptx'
 
-# Warnings are errors. Then the pages are read as a reader would: tests/docs.
-docs: .venv-docs/.installed ## build the site and read it: build/docs/index.html (2 min)
+# Warnings are errors. tests/docs then checks the pages that were built.
+docs: .venv-docs/.installed ## build the site, and check it: build/docs/index.html (2 min)
 	rm -rf build/docs docs/generated
 	.venv-docs/bin/python -m sphinx --quiet --fail-on-warning --keep-going --jobs 2 -c docs . build/docs
 	GRADKIT_SITE=build/docs .venv-docs/bin/python -m pytest --quiet --noconftest tests/docs/test_site.py
 
-docs-look: docs ## open pages in headless Chromium; screenshots in build/docs-look
+docs-look: docs ## test pages in headless Chromium; screenshots in build/docs-look
 	GRADKIT_SITE=build/docs GRADKIT_LOOK=build/docs-look .venv-docs/bin/python -m pytest --quiet --noconftest \
 		tests/docs/test_browser.py
 
-# --- what a change must pass -----------------------------------------------------------------
+# --- checks that a change must pass -----------------------------------------------------------------
 
 lint: $(STAMP) ## ruff and mypy
 	$(BIN)/ruff check .
@@ -71,55 +71,55 @@ lint: $(STAMP) ## ruff and mypy
 	$(BIN)/mypy
 	$(BIN)/mypy --ignore-missing-imports --allow-subclassing-any --allow-untyped-decorators examples
 
-# What NVRTC makes of the kernels for one architecture, run on the CPU: testbed/ptx.
-test-ptx-fast: $(STAMP) ## every kernel's compiled code in every dtype, on the CPU (3 min)
+# The PTX that NVRTC compiles from the kernels for one architecture, run on the CPU: testbed/ptx.
+test-ptx-fast: $(STAMP) ## run every kernel's compiled code in every dtype, on the CPU (3 min)
 	GRADKIT_PTX=80 $(PYTEST) -m 'ptx and not slow' testbed/tests tests/ptx tests/test_golden.py
 
-# RECORD=1 writes tests/machine_code/*.csv; then say in the commit what the change buys.
-machine-code: $(STAMP) .venv-nvrtc13/.installed ## the kernels' machine code against the recorded tables (3 min)
+# RECORD=1 writes tests/machine_code/*.csv; state the benefit of the change in the commit.
+machine-code: $(STAMP) .venv-nvrtc13/.installed ## compare the kernels' machine code with the recorded tables (3 min)
 	$(BIN)/python -m tests.machine_code --nvrtc $(NVRTC13) $(if $(RECORD),--record)
 
-test-slow: $(STAMP) ## what `make test` shows by a part, in full: every kernel for every GPU
+test-slow: $(STAMP) ## the slow tests, such as every kernel for every GPU
 	$(PYTEST) -m '(slow or hypothesis) and not ptx'
 
-check-package: $(STAMP) .venv-package/.installed ## the release as its users get it, on every Python here
+check-package: $(STAMP) .venv-package/.installed ## test the release as users install it, on every Python found
 	.venv-package/bin/python -m tests.check_package
 
-dist: .venv-package/.installed ## build the sdist and the wheel that `make check-package` tries
+dist: .venv-package/.installed ## build the sdist and the wheel that `make check-package` tests
 	.venv-package/bin/python -m build --no-isolation --outdir dist .
 
 check: lint check-package test test-ptx-fast machine-code test-slow ## lint and all tests
 
 # --- with a GPU, another framework or more time (in alphabetical order) ----------------------
-# Each set of packages that cannot share an environment has one of its own: .venv-NAME.
+# Packages that cannot share an environment are in separate ones: .venv-NAME.
 
 .PHONY: bench bench-gpu bench-ranks bench-record fuzz lock mutants mutants-fast mutants-interop pictures sanitize-gpu soak test-cudnn test-gpu \
 	test-interop test-onnxruntime test-ptx test-ranks
 
 MINUTES := 10
 
-# Results go to benchmarks/out, or into $OUT if it is set: a run changes no tracked file.
-bench: .venv-bench/.installed .venv-onnxruntime/.installed ## time every operation on the CPU against its peers
+# Results are written to benchmarks/out, or to $OUT if it is set: a run changes no tracked file.
+bench: .venv-bench/.installed .venv-onnxruntime/.installed ## time every operation on the CPU, compared with other libraries
 	GRADKIT_ORT_PYTHON=.venv-onnxruntime/bin/python .venv-bench/bin/python -m benchmarks
 
-# As test-gpu: with the Python that has CuPy (and PyTorch, Triton, Liger-Kernel if installed).
-bench-gpu: ## time every operation on a GPU against its peers (8 min)
+# Like test-gpu, with the Python that has CuPy (and PyTorch, Triton, Liger-Kernel if installed).
+bench-gpu: ## time every operation on a GPU, compared with other libraries (8 min)
 	$(or $(GPU_PYTHON),python3) -m benchmarks --device cuda --seconds 1 --budget 450 $(BENCH)
 
-bench-ranks: .venv-ranks/.installed ## norms over four processes against PyTorch's on DTensors
+bench-ranks: .venv-ranks/.installed ## time norms over four processes, compared with PyTorch's on DTensors
 	.venv-ranks/bin/python -m benchmarks.ranks $(BENCH)
 
 bench-record: $(STAMP) ## publish RUN=FILE.jsonl, a finished run: benchmarks/results, docs/performance.md
 	@test -n "$(RUN)" || { echo "make: name the run: make bench-record RUN=FILE.jsonl" >&2; exit 1; }
 	$(BIN)/python -m benchmarks.record $(RUN)
 
-fuzz: $(STAMP) ## every property with a thousand examples, for MINUTES=10
+fuzz: $(STAMP) ## test every property with a thousand examples, for MINUTES=10
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(FUZZ)
 
 LOCK := pip compile --quiet --upgrade --universal --python-version 3.11 --prerelease disallow \
 	--no-config --no-annotate --custom-compile-command 'make lock'
 
-lock: .venv-lock/.installed ## pin the newest versions of all that `make venv` and CI install
+lock: .venv-lock/.installed ## pin the newest versions of all packages that `make venv` and CI install
 	.venv-lock/bin/uv $(LOCK) --generate-hashes --extra demo --extra test --extra lint \
 		pyproject.toml requirements/ci.in --output-file requirements/ci.txt
 	.venv-lock/bin/uv $(LOCK) --extra demo \
@@ -131,7 +131,7 @@ lock: .venv-lock/.installed ## pin the newest versions of all that `make venv` a
 	.venv-lock/bin/uv $(LOCK) --generate-hashes requirements/nvrtc13.in --output-file requirements/nvrtc13.txt
 	.venv-lock/bin/uv $(LOCK) --generate-hashes requirements/package.in --output-file requirements/package.txt
 
-# Which test runs which line: `make test` has recorded it.
+# The lines that each test runs, as recorded by `make test`.
 build/mutants/tests/main.json: $(shell find gradkit -name '*.py')
 	$(MAKE) test
 
@@ -139,50 +139,50 @@ build/mutants/interop/main.json: .venv-interop/.installed $(shell find gradkit -
 	-HYPOTHESIS_PROFILE=quick .venv-interop/bin/python -m pytest --quiet --numprocesses auto -m interop \
 		-p tests.mutants.plugin --covered build/mutants/interop tests/interop
 
-mutants: $(STAMP) build/mutants/tests/main.json ## plant faults one by one; each must make a test fail (a day; it resumes)
+mutants: $(STAMP) build/mutants/tests/main.json ## run all mutation tests (a day; it resumes)
 	$(BIN)/python -m tests.mutants $(MUTANTS)
 
-mutants-fast: $(STAMP) build/mutants/tests/main.json ## one or two faults of each rule and kind, always the same (4 min)
+mutants-fast: $(STAMP) build/mutants/tests/main.json ## run a fixed sample of the mutation tests (4 min)
 	$(BIN)/python -m tests.mutants --each 2 --seconds 200 --cap 40
 
-mutants-interop: build/mutants/interop/main.json ## those in gradkit.torch and gradkit.jax
+mutants-interop: build/mutants/interop/main.json ## run the mutation tests of gradkit.torch and gradkit.jax
 	.venv-interop/bin/python -m tests.mutants --interop $(MUTANTS)
 
-pictures: $(STAMP) ## draw the README's pictures anew: docs/pictures
+pictures: $(STAMP) ## redraw the README's pictures: docs/pictures
 	PYTHONPATH=. $(BIN)/python docs/pictures.py
 
-sanitize-gpu: ## compute-sanitizer's four tools over every kernel (at most 10 min)
+sanitize-gpu: ## run compute-sanitizer's four tools on every kernel (at most 10 min)
 	tests/sanitize.sh $(or $(GPU_PYTHON),python3)
 
-soak: $(STAMP) ## every operation over and over for MINUTES=10; no memory may be lost
+soak: $(STAMP) ## repeat every operation for MINUTES=10, and check for memory leaks
 	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(SOAK)
 
 ON_CUPY := tests/cudnn tests/test_cupy_device.py tests/test_faults.py
-test-cudnn: .venv-cudnn8/.installed .venv-cudnn9/.installed ## both cuDNN stacks, CuPy 13.6 and 14, no GPU needed (5 GB of downloads)
+test-cudnn: .venv-cudnn8/.installed .venv-cudnn9/.installed ## test both cuDNN versions, with CuPy 13.6 and 14, without a GPU (5 GB of downloads)
 	GRADKIT_CUDNN=8 .venv-cudnn8/bin/python -m pytest $(ON_CUPY)
 	GRADKIT_CUDNN=9 .venv-cudnn9/bin/python -m pytest $(ON_CUPY)
 
-# With the Python that has CuPy, and nothing of ours: a GPU machine may have no network.
-test-gpu: ## the suite on CuPy, and compute-sanitizer where it is found
+# With the Python that has CuPy, without .venv: a GPU machine may have no network.
+test-gpu: ## the test suite on CuPy, and compute-sanitizer if it is installed
 	GRADKIT_REQUIRE_GPU=1 $(or $(GPU_PYTHON),python3) -m pytest -m gpu tests
 	$(MAKE) --no-print-directory sanitize-gpu
 
-test-interop: $(STAMP) .venv-interop/.installed .venv-package/.installed ## PyTorch, JAX, TensorFlow, optax and thinc, on the CPU
+test-interop: $(STAMP) .venv-interop/.installed .venv-package/.installed ## test with PyTorch, JAX, TensorFlow, optax and thinc, on the CPU
 	GRADKIT_REQUIRE_FRAMEWORKS=1 .venv-interop/bin/python -m pytest --numprocesses auto --dist worksteal tests/interop
 	$(BIN)/mypy --python-executable .venv-interop/bin/python --follow-imports silent tests/typing/frameworks.py
 	.venv-package/bin/pyright --project tests/interop --pythonpath .venv-interop/bin/python
 
-test-onnxruntime: $(STAMP) .venv-onnxruntime/.installed ## agreement with ONNX Runtime Training's operators
+test-onnxruntime: $(STAMP) .venv-onnxruntime/.installed ## compare results with ONNX Runtime Training's operators
 	GRADKIT_ORT_PYTHON=$(CURDIR)/.venv-onnxruntime/bin/python $(BIN)/python -m pytest tests/onnxruntime
 
-test-ranks: .venv-ranks/.installed ## real processes of MPI, torch.distributed and JAX, on the CPU (2 min)
+test-ranks: .venv-ranks/.installed ## test with processes of MPI, torch.distributed and JAX, on the CPU (2 min)
 	GRADKIT_REQUIRE_RANKS=1 .venv-ranks/bin/python -m pytest -p no:xdist --durations 5 tests/processes
 
-# All tests that take a backend or launch kernels, on four architectures, from the NVRTC of CUDA 12 and
-# of CUDA 13; those of lists also with every fusion that ptxas may make, which leaves all other kernels
-# as they are (tests/ptx/test_kernels.py). Each part is a target by itself, such as
-# `make test-ptx-sm_90-nvrtc13-fused`, and writes its row of tests/ptx/PASSED.md. At the end, what no
-# test reached: each line needs a reason.
+# All tests that take a backend or launch kernels, on four architectures, with the NVRTC of CUDA 12 and
+# of CUDA 13. The tests of lists run also with every fusion that ptxas may make, which does not change
+# other kernels (tests/ptx/test_kernels.py). Each part is a target, such as
+# `make test-ptx-sm_90-nvrtc13-fused`, and writes its row of tests/ptx/PASSED.md. The last step lists
+# the lines that no test reached: each needs a reason.
 PTX_ARCHITECTURES := sm_80 sm_90 sm_100 sm_120
 PTX_LISTS := tests/test_block_clipping.py tests/test_clipping.py tests/test_cuda_lists.py \
 	tests/test_distributed.py tests/test_every_kernel.py tests/test_golden.py tests/test_groups.py \
@@ -191,7 +191,7 @@ NVRTC13 = $(shell echo .venv-nvrtc13/lib/python*/site-packages/nvidia/*/lib/libn
 PTX_NVRTC13 := $(PTX_ARCHITECTURES:=-nvrtc13)
 PTX_PLAIN := $(PTX_ARCHITECTURES) $(PTX_NVRTC13)
 PTX_PARTS := $(PTX_PLAIN) $(PTX_PLAIN:=-fused)
-test-ptx: $(PTX_PARTS:%=test-ptx-%) ## the whole suite on the kernels' compiled code (hours)
+test-ptx: $(PTX_PARTS:%=test-ptx-%) ## the whole test suite on the kernels' compiled code (hours)
 	$(BIN)/python -m tests.ptx.unreached $(PTX_ARCHITECTURES:%=build/ptx/%.json)
 	$(BIN)/python -m tests.ptx.unreached $(PTX_NVRTC13:%=build/ptx/%.json)
 

@@ -4,7 +4,6 @@ Every function here writes in place and returns the caller's own objects.
 """
 
 from collections.abc import Iterator
-from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -337,9 +336,7 @@ def _check_lists(buffers: Gradients, grads: Gradients) -> None:
     """Raise unless each buffer has a gradient that can be added to it."""
     flat = buffers.tree is buffers.arrays and grads.tree is grads.arrays
     if len(buffers.arrays) != len(grads.arrays) or not flat:
-        for into, addend in zip_longest(buffers.names(), grads.names(), fillvalue=""):
-            if into.removeprefix("buffers") != addend.removeprefix("grads"):
-                raise ValueError(f"{into or addend} has no partner: the containers differ")
+        trees.check_structure(grads.names(), buffers.names(), "grads", "buffers")
     if not buffers.arrays:
         return
     if grads.framework is not buffers.framework:

@@ -308,7 +308,7 @@ class SpikeGuard:
 def _rule(decay: Any, threshold: Any, warmup: Any) -> _Rule:
     kept = checks.real(decay, "decay")
     if not 0 < kept < 1:
-        raise ValueError(f"decay must be between 0 and 1, and neither, not {kept}")
+        raise ValueError(f"decay must be greater than 0 and less than 1, not {kept}")
     return _Rule(kept, _statistic(threshold, "threshold"), _count(warmup))
 
 

@@ -140,7 +140,7 @@ def test_gradients_go_to_the_buffers_of_their_keys(backend):
     (buffers,) = gradkit.accumulate_grads(tree("wb", 10.0), tree("bw", 1.0))
     sums = {name: backend.asnumpy(b).tolist() for name, b in buffers["layers"][0].items()}
     assert sums == {"w": [12, 12], "b": [12, 12]}
-    with pytest.raises(ValueError, match=r"buffers\[0\].*\['w'\] has no partner"):
+    with pytest.raises(ValueError, match=r"buffers; buffers\[0\].*\['w'\] has no counterpart"):
         gradkit.accumulate_grads(tree("wb", 10.0), tree("bc", 1.0))
 
 

@@ -568,7 +568,8 @@ def test_results_go_to_the_keys_of_their_gradients(backend):
     ],
 )
 def test_results_need_a_place_each(wrong, named):
-    with pytest.raises(ValueError, match=named + r" has no partner: out\[0\] is not like grads"):
+    said = r"out\[0\] must have the same structure as grads; "
+    with pytest.raises(ValueError, match=said + named + " has no counterpart"):
         gradkit.clip_by_global_norm({"w": f(3.0), "b": f(4.0)}, 2.5, out=(wrong, None))
 
 

@@ -409,8 +409,8 @@ def test_an_update_that_fails_leaves_the_guard_as_it_was(backend):
 @pytest.mark.parametrize(
     ("rule", "error", "message"),
     [
-        ({"decay": 1.0}, ValueError, "decay must be between 0 and 1, and neither, not 1.0"),
-        ({"decay": 0}, ValueError, "decay must be between 0 and 1, and neither, not 0.0"),
+        ({"decay": 1.0}, ValueError, "decay must be greater than 0 and less than 1, not 1.0"),
+        ({"decay": 0}, ValueError, "decay must be greater than 0 and less than 1, not 0.0"),
         ({"warmup": 0}, ValueError, "warmup must be from 1 to 16777216, not 0"),
         ({"threshold": INF}, ValueError, "threshold must be finite, not inf"),
     ],

@@ -54,8 +54,8 @@ class CudaBackend(
         """An array's values on the host, once the current stream has written them."""
         if self.device.capturing():  # CUDA would give up the capture
             raise RuntimeError(
-                "what this call was asked for waits for the device, and no call can do so while it "
-                "is captured into a graph"
+                "this call would synchronise with the device, which is not allowed during graph "
+                "capture"
             )
         values: np.ndarray[Any, Any] = self.device.xp.asnumpy(array)
         return values

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from itertools import compress, repeat, zip_longest
+from itertools import compress, repeat
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -108,9 +108,7 @@ def _in_order_of(group: Gradients, out: Any) -> list[Any]:
     arrays: list[Any] = trees.leaves(tree, is_array)
     if not (arrays is tree and group.tree is group.arrays):  # plain lists differ in length at most
         labels = trees.names(tree, is_array, "out[0]")
-        for name, label in zip_longest(group.names(), labels, fillvalue=""):
-            if name.removeprefix("grads") != label.removeprefix("out[0]"):
-                raise ValueError(f"{name or label} has no partner: out[0] is not like grads")
+        trees.check_structure(labels, group.names(), "out[0]", "grads")
     return arrays
 
 

@@ -1,6 +1,7 @@
 """Nested containers of gradients: their leaves, the leaves' names, and the way back."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import zip_longest
 from operator import attrgetter
 from types import GeneratorType
 from typing import Any, TypeAlias
@@ -139,6 +140,14 @@ def in_order_of(tree: Any, other: Any, is_leaf: IsLeaf) -> Any:
         pairs = zip(tree, other, strict=True)
         return _like_sequence(other, [in_order_of(*pair, is_leaf) for pair in pairs])
     return other
+
+
+def check_structure(found: Iterable[str], wanted: Iterable[str], label: str, other: str) -> None:
+    """Raise unless the names of two trees' leaves are the same, after their labels."""
+    for leaf, name in zip_longest(found, wanted, fillvalue=""):
+        if leaf.removeprefix(label) != name.removeprefix(other):
+            said = f"{label} must have the same structure as {other}"
+            raise ValueError(f"{said}; {name or leaf} has no counterpart")
 
 
 def _branches(tree: Any) -> Iterable[tuple[Any, Any]]:

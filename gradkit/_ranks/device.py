@@ -67,4 +67,4 @@ def raise_if_any(faults: np.ndarray[Any, Any]) -> None:
     """Raise an error that names the ranks at fault, if there are some."""
     at_fault = {int(rank): _SAID[float(faults[rank])] for rank in np.flatnonzero(faults)}
     if at_fault:
-        raise RankError("ranks did not make a call together; it wrote nothing on any", at_fault)
+        raise RankError("a collective call failed; nothing was written on any rank", at_fault)

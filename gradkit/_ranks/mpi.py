@@ -30,7 +30,7 @@ def ranks_of(comm: Any) -> MpiGroup:
         raise ValueError("comm is the null communicator; this process is not in it")
     if comm.Is_inter():
         raise ValueError(
-            "comm is an intercommunicator, each of whose sides gathers the other's numbers; pass "
-            "comm.Merge()"
+            "comm is an intercommunicator, on which each group gathers the other group's numbers; "
+            "pass comm.Merge()"
         )
     return MpiGroup(comm)

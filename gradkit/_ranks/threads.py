@@ -25,7 +25,8 @@ class _Board:
             own = self._meetings[rank]
             absent = [k for k, meetings in enumerate(self._meetings) if meetings < own]
             said = dict.fromkeys(absent, "did not come")
-            raise RankError(f"rank {rank} waited in vain for another rank", said) from None
+            names = " and ".join(f"rank {k}" for k in absent)
+            raise RankError(f"timed out waiting for {names or 'another rank'}", said) from None
 
 
 class ThreadGroup:

@@ -242,7 +242,7 @@ def guards():
     """A spike guard's numbers, states and norms."""
     numbers = {
         "decay": {
-            "decay must be between 0 and 1, and neither, not": (0.0, 1.0, -0.5, NAN, INF),
+            "decay must be greater than 0 and less than 1, not": (0.0, 1.0, -0.5, NAN, INF),
         },
         "threshold": {
             "threshold must be at least 0, not": (-1.0, NAN),
@@ -442,19 +442,19 @@ def lists_that_do_not_match():
         (
             "one less",
             ValueError,
-            r"buffers\[1\] has no partner",
+            r"buffers\[1\] has no counterpart",
             {"grads": lambda _, g: g["grads"][:1]},
         ),
         (
             "one more",
             ValueError,
-            r"grads\[2\] has no partner",
+            r"grads\[2\] has no counterpart",
             {"grads": lambda _, g: g["grads"] * 2},
         ),
         (
             "None for one",
             ValueError,
-            r"buffers\[0\] has no partner",
+            r"buffers\[0\] has no counterpart",
             {"grads": lambda _, g: [None, *g["grads"]]},
         ),
         (

@@ -212,7 +212,7 @@ def test_buffers_are_written_in_place_if_nobody_else_needs_them():
 @pytest.mark.parametrize(
     ("call", "error", "said"),
     [
-        (lambda add, b: add({"w": b}, {"v": b}), ValueError, r"has no partner"),
+        (lambda add, b: add({"w": b}, {"v": b}), ValueError, r"has no counterpart"),
         (
             lambda add, b: add({"w": [b]}, {"w": [jnp.ones(4)]}),
             ValueError,
@@ -378,7 +378,7 @@ def test_spikes_are_clipped_as_by_a_spike_guard(wide):
 @pytest.mark.parametrize(
     ("call", "error", "said"),
     [
-        (lambda: transforms.clip_spikes(decay=1.0), ValueError, "decay must be between"),
+        (lambda: transforms.clip_spikes(decay=1.0), ValueError, "decay must be greater than 0"),
         (lambda: transforms.accumulate(optax.sgd(1.0), 0), ValueError, "every must be at least 1"),
         (lambda: transforms.accumulate(optax.sgd(1.0), 1.5), TypeError, "every must be an int"),
     ],
