@@ -127,15 +127,19 @@ class Operation:
         known = dict(zip(("data", "statistic", "parameter"), types, strict=True))
         return known.get(self.kind(label).dtype, self.kind(label).dtype)
 
-    def shape(self, label: str, data: Shape = (R, C)) -> Shape:
+    def shape(
+        self, label: str, data: Shape = (R, C), axis: int | None = None, groups: int = GROUPS
+    ) -> Shape:
         """The shape that an argument or a result has beside data of a shape."""
         of = self.kind(label).shape
         if not isinstance(of, str):
             return of
         rows = self.family == "rows"
-        columns = data[-1:] if rows else data[1:2]
-        samples = (*data[:1], GROUPS) if self.family == "groups" else columns
-        statistic = data[:-1] if rows else samples
+        if axis is None:
+            axis = -1 if rows else 1
+        columns = data[axis:] if rows else data[axis : axis + 1]
+        samples = (*data[:1], groups) if self.family == "groups" else columns
+        statistic = data[:axis] if rows else samples
         others = {"samples": data[:1], "ranks": data[:2]}
         return {"data": data, "statistic": statistic, "parameter": columns, **others}[of]
 
@@ -145,6 +149,8 @@ class Operation:
         types: Types = FLOAT32,
         shape: Shape = (R, C),
         *,
+        axis: int | None = None,
+        groups: int = GROUPS,
         lists: Sequence[tuple[Shape, str]] | None = None,
         variant: str = "",
     ) -> dict[str, Any]:
@@ -152,12 +158,17 @@ class Operation:
 
         def one(label: str) -> Any:
             if label not in LISTS:
-                return make(label, self.shape(label, shape), self.dtype(label, types))
+                own = self.shape(label, shape, axis, groups)
+                return make(label, own, self.dtype(label, types))
             given = [(n, types[0] if of == "data" else of) for n, of in lists or self.lists]
             return [make(label, *each) for each in given]
 
         further = self.variants[variant] if variant else {}
         given = {label: one(label) for label in self.arrays} | self.numbers
+        if axis is not None:
+            given["axis" if self.family == "rows" else "channel_axis"] = axis
+        if "num_groups" in given:
+            given["num_groups"] = groups
         return given | {
             label: one(label) if value is ... else value for label, value in further.items()
         }
@@ -375,6 +386,11 @@ OPERATIONS = {
         ),
     )
 }
+
+
+def of(*families: str) -> list[Operation]:
+    """The rows of some families."""
+    return [each for each in OPERATIONS.values() if each.family in families]
 
 
 def calls(make: Make, **options: Any) -> dict[str, Callable[[], tuple[Any, ...]]]:
