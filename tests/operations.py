@@ -17,7 +17,7 @@ import numpy as np
 import gradkit
 from gradkit._calls.record import Call
 from tests import strategies as draw_
-from tests.problems import BATCH_TYPES, LAYER_TYPES, on_purpose
+from tests.problems import BATCH_TYPES, LAYER_TYPES, Problem, make, on_purpose
 from tests.tolerances import DTYPES
 
 Shape = tuple[int, ...]
@@ -407,3 +407,38 @@ def calls(make: Make, **options: Any) -> dict[str, Callable[[], tuple[Any, ...]]
         for each in OPERATIONS.values()
         for variant in ("", *each.variants)
     }
+
+
+def problem(name: str, *args: Any, **options: Any) -> Problem:
+    """A problem for a norm over rows, as ``make`` makes one."""
+    return make(*args, centred="rms" not in name, **options)
+
+
+def norm(backend: Any, p: Problem, name: str, **options: Any) -> tuple[Any, ...]:
+    """What a norm gives for a problem, from its input or, if it is invertible, its output."""
+    operation = OPERATIONS[name]
+
+    def one(label: str, *_: Any) -> Any:
+        host = p.output()[0] if label == "y" else getattr(p, label)
+        return None if host is None else backend.asarray(host)
+
+    eps = {"eps": p.eps} if "eps" in operation.parameters else {}
+    found: tuple[Any, ...] = operation.function(
+        **operation.arguments(one) | p.where | eps | options
+    )
+    return found
+
+
+def check_norm(backend: Any, p: Problem, *names: str) -> None:
+    """What norms give, to the bounds of the suite."""
+    for name in names:
+        found = norm(backend, p, name)
+        if not name.endswith("grad"):
+            y, *statistics = found
+            p.check_forward(backend, y, *([] if p.centred else [None]), *statistics)
+            continue
+        sources = [p.scale, p.bias if name.startswith("invertible") else p.scale]
+        for result, source in zip(found[1:], sources, strict=False):
+            assert (result is None) == (source is None)
+        xhat = p.output()[1] if name.startswith("invertible") else None
+        p.check_gradients(backend, *found, xhat=xhat)
