@@ -22,7 +22,7 @@ from gradkit._dtypes import FLOATS
 from testbed.nvrtc import version
 from tests import strategies as draw_
 from tests.devices.emulated import on_device, ptx_backend
-from tests.operations import LISTS, OPERATIONS, POWER, WIDE, Operation, Types, leaves
+from tests.operations import LISTS, POWER, WIDE, Operation, Types, leaves, of
 from tests.problems import BATCH_TYPES, LAYER_TYPES, Problem, make, make_groups, tiny
 from tests.tolerances import DTYPES
 
@@ -85,7 +85,7 @@ def digest(results: Any) -> str:
 
 
 def _rows() -> Iterator[Case]:
-    rows = [each for each in OPERATIONS.values() if each.family == "rows"]
+    rows = of("rows")
     plain = [each for each in rows if "residual" not in each.arrays]
     for (i, operation), (j, types) in product(enumerate(plain), enumerate(LAYER_TYPES)):
         for k in range(len(ROWS)):
@@ -148,7 +148,7 @@ _PER_CHANNEL = draw_.values((16,), "float64", 5)
 
 
 def _channels() -> Iterator[Case]:
-    norms = [each for each in OPERATIONS.values() if each.family == "channels"]
+    norms = of("channels")
     for (j, types), (k, (shape, axis)) in product(enumerate(BATCH_TYPES), enumerate(IMAGES)):
         p, small = (make(shape, types, axis, seed=7, batch=True) for _ in range(2))
         small.dy, small.x, small.bias = tiny(p.dy, 12), tiny(p.x, 12), None
@@ -161,7 +161,7 @@ def _channels() -> Iterator[Case]:
 
 
 def _groups() -> Iterator[Case]:
-    norms = [each for each in OPERATIONS.values() if each.family == "groups"]
+    norms = of("groups")
     for (j, types), (k, (shape, axis)) in product(enumerate(LAYER_TYPES), enumerate(IMAGES)):
         groups = shape[axis] // (1 if shape[axis] % 2 else 2)
         p = make_groups(shape, groups, types, axis, seed=7)
@@ -174,7 +174,7 @@ def _lists() -> Iterator[Case]:
     for count in (4, 120):
         for dtype in (*DTYPES, "mixed", "tiny"):
             grads, where = _gradients(count, dtype), f"{dtype} {count} arrays"
-            for operation in (each for each in OPERATIONS.values() if each.family == "lists"):
+            for operation in of("lists"):
                 for variant in operation.variants or [""]:
                     name = f"{operation.name} {variant}".rstrip()
                     call = partial(_list, operation, variant, grads)

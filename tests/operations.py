@@ -17,7 +17,7 @@ import numpy as np
 import gradkit
 from gradkit._calls.record import Call
 from tests import strategies as draw_
-from tests.problems import BATCH_TYPES, LAYER_TYPES, on_purpose
+from tests.problems import BATCH_TYPES, LAYER_TYPES, Problem, make, on_purpose
 from tests.tolerances import DTYPES
 
 Shape = tuple[int, ...]
@@ -127,15 +127,19 @@ class Operation:
         known = dict(zip(("data", "statistic", "parameter"), types, strict=True))
         return known.get(self.kind(label).dtype, self.kind(label).dtype)
 
-    def shape(self, label: str, data: Shape = (R, C)) -> Shape:
+    def shape(
+        self, label: str, data: Shape = (R, C), axis: int | None = None, groups: int = GROUPS
+    ) -> Shape:
         """The shape that an argument or a result has beside data of a shape."""
         of = self.kind(label).shape
         if not isinstance(of, str):
             return of
         rows = self.family == "rows"
-        columns = data[-1:] if rows else data[1:2]
-        samples = (*data[:1], GROUPS) if self.family == "groups" else columns
-        statistic = data[:-1] if rows else samples
+        if axis is None:
+            axis = -1 if rows else 1
+        columns = data[axis:] if rows else data[axis : axis + 1]
+        samples = (*data[:1], groups) if self.family == "groups" else columns
+        statistic = data[:axis] if rows else samples
         others = {"samples": data[:1], "ranks": data[:2]}
         return {"data": data, "statistic": statistic, "parameter": columns, **others}[of]
 
@@ -145,6 +149,8 @@ class Operation:
         types: Types = FLOAT32,
         shape: Shape = (R, C),
         *,
+        axis: int | None = None,
+        groups: int = GROUPS,
         lists: Sequence[tuple[Shape, str]] | None = None,
         variant: str = "",
     ) -> dict[str, Any]:
@@ -152,12 +158,17 @@ class Operation:
 
         def one(label: str) -> Any:
             if label not in LISTS:
-                return make(label, self.shape(label, shape), self.dtype(label, types))
+                own = self.shape(label, shape, axis, groups)
+                return make(label, own, self.dtype(label, types))
             given = [(n, types[0] if of == "data" else of) for n, of in lists or self.lists]
             return [make(label, *each) for each in given]
 
         further = self.variants[variant] if variant else {}
         given = {label: one(label) for label in self.arrays} | self.numbers
+        if axis is not None:
+            given["axis" if self.family == "rows" else "channel_axis"] = axis
+        if "num_groups" in given:
+            given["num_groups"] = groups
         return given | {
             label: one(label) if value is ... else value for label, value in further.items()
         }
@@ -377,6 +388,11 @@ OPERATIONS = {
 }
 
 
+def of(*families: str) -> list[Operation]:
+    """The rows of some families."""
+    return [each for each in OPERATIONS.values() if each.family in families]
+
+
 def calls(make: Make, **options: Any) -> dict[str, Callable[[], tuple[Any, ...]]]:
     """By title, each function and each variant, on arguments that are made when it is called.
 
@@ -391,3 +407,38 @@ def calls(make: Make, **options: Any) -> dict[str, Callable[[], tuple[Any, ...]]
         for each in OPERATIONS.values()
         for variant in ("", *each.variants)
     }
+
+
+def problem(name: str, *args: Any, **options: Any) -> Problem:
+    """A problem for a norm over rows, as ``make`` makes one."""
+    return make(*args, centred="rms" not in name, **options)
+
+
+def norm(backend: Any, p: Problem, name: str, **options: Any) -> tuple[Any, ...]:
+    """What a norm gives for a problem, from its input or, if it is invertible, its output."""
+    operation = OPERATIONS[name]
+
+    def one(label: str, *_: Any) -> Any:
+        host = p.output()[0] if label == "y" else getattr(p, label)
+        return None if host is None else backend.asarray(host)
+
+    eps = {"eps": p.eps} if "eps" in operation.parameters else {}
+    found: tuple[Any, ...] = operation.function(
+        **operation.arguments(one) | p.where | eps | options
+    )
+    return found
+
+
+def check_norm(backend: Any, p: Problem, *names: str) -> None:
+    """What norms give, to the bounds of the suite."""
+    for name in names:
+        found = norm(backend, p, name)
+        if not name.endswith("grad"):
+            y, *statistics = found
+            p.check_forward(backend, y, *([] if p.centred else [None]), *statistics)
+            continue
+        sources = [p.scale, p.bias if name.startswith("invertible") else p.scale]
+        for result, source in zip(found[1:], sources, strict=False):
+            assert (result is None) == (source is None)
+        xhat = p.output()[1] if name.startswith("invertible") else None
+        p.check_gradients(backend, *found, xhat=xhat)

@@ -158,6 +158,13 @@ class Problem:
         scale, bias = self.per_column(self.scale), self.per_column(self.bias)
         return oracles.forward(self.rows(self.x), scale, bias, self.eps, centred=self.centred)
 
+    def output(self):
+        """The norm's output, and xhat as it follows from that."""
+        y = (self.forward().y if self.x.size else self.x).astype(self.x.dtype)
+        columns = self.per_column(self.scale), self.per_column(self.bias)
+        y = y.reshape(self.x.shape)
+        return y, oracles.unscaled(self.rows(y), *columns)
+
     @property
     def xhat(self):
         """Normalised x, by the saved statistics."""

@@ -8,6 +8,7 @@ import pytest
 import gradkit
 from gradkit._numpy import scratch, threads
 from gradkit._numpy.blocks import even_step
+from tests.operations import DATA, KINDS, of
 from tests.tolerances import DTYPES, WORKING_MEMORY
 
 SIZE = 3 << 21  # elements: a copy in float32 is 24 MiB, in float16 it is 12
@@ -38,12 +39,12 @@ def _four_threads():
     threads.use_workers(before)
 
 
-def working_memory(call):
+def working_memory(call, **arguments):
     """The most memory that a call allocates beyond what it returns, scratch that it keeps too."""
     scratch._spare.clear()
     tracemalloc.start()
     try:
-        results = call()
+        results = call(**arguments)
         kept, peak = tracemalloc.get_traced_memory()
         del results
         return peak - (kept - tracemalloc.get_traced_memory()[0])
@@ -62,25 +63,16 @@ def test_the_measure_itself():
     [("float32", "C"), ("float16", "C"), ("float64", "Fortran"), ("float16", "stepped")],
 )
 def test_lists(name, layout):
-    make = LAYOUTS[layout]
-    grads = [make((64, 1 << 16), DTYPES[name]) for _ in range(2)]
-    other = make((64, 1 << 16), DTYPES[name])
-    for call in (
-        lambda: gradkit.grad_norm(grads),
-        lambda: gradkit.grad_norm(grads, 1),
-        lambda: gradkit.grad_norm(grads[:1], 3.5),
-        lambda: gradkit.grad_norm(grads, np.inf),
-        lambda: gradkit.clip_grad_norm(grads, 0.5),
-        lambda: gradkit.clip_by_global_norm(grads, 0.5),
-        lambda: gradkit.scale_grads(grads, 0.5),
-        lambda: gradkit.clip_grad_value(grads, 0.25),
-        lambda: gradkit.accumulate_grad(grads[0], other),
-        lambda: gradkit.accumulate_grad(grads[0], other, scale=0.5),
-        lambda: gradkit.accumulate_grad(grads[0], other[:1]),
-        lambda: gradkit.accumulate_grad_v2(grads[0], other, overwrite=True),
-        lambda: gradkit.zero_grad(grads),
-    ):
-        assert working_memory(call) <= WORKING_MEMORY
+    def make(_, shape, dtype):
+        return LAYOUTS[layout if shape else "C"](shape, DTYPES[dtype])
+
+    big = (64, 1 << 16)
+    for operation in of("lists", "buffers", "buffer lists"):
+        for variant in ("", *operation.variants):
+            given = operation.arguments(
+                make, (name,) * 3, big, lists=[(big, name)] * 2, variant=variant
+            )
+            assert working_memory(operation, **given) <= WORKING_MEMORY, operation.name
 
 
 @pytest.mark.sampled(31)
@@ -91,52 +83,30 @@ def test_lists(name, layout):
 )
 def test_norms(shape, name, layout):
     x = LAYOUTS[layout](shape, DTYPES[name])
-    wide = np.float64 if name == "float64" else np.float32
-    scale, mean = np.ones(shape[1:], x.dtype), np.zeros(shape[0], wide)
-    inv_std = mean + 1
-    calls = [
-        lambda: gradkit.layer_norm(x, scale, scale, axis=1),
-        lambda: gradkit.layer_norm_grad(x, x, scale, mean, inv_std, axis=1),
-        lambda: gradkit.invertible_layer_norm_grad(x, x, scale, scale, inv_std, axis=1),
-        lambda: gradkit.layer_norm_inverse(x, scale, scale, mean, inv_std, axis=1),
-        lambda: gradkit.rms_norm(x, scale, axis=1),
-        lambda: gradkit.rms_norm_grad(x, x, scale, inv_std, axis=1),
-        lambda: gradkit.add_rms_norm(x, x, scale, axis=1, scale_offset=1.0),
-        lambda: gradkit.rms_norm_grad(x, x, scale, inv_std, axis=1, ds=x, scale_offset=1.0),
-    ]
-    channels = np.ones(shape[1], x.dtype), np.zeros(shape[1], wide), np.ones(shape[1], wide)
-    calls += [
-        lambda: gradkit.batch_norm(x, channels[0], channels[0]),
-        lambda: gradkit.batch_norm_grad(x, x, *channels),
-        lambda: gradkit.batch_norm_inference(x, channels[0], *channels),
-        lambda: gradkit.batch_norm_inference_grad(x, x, *channels),
-    ]
+    wide = "float64" if name == "float64" else "float32"
     groups = shape[1] // min(shape[1], 4)
-    group = np.zeros((shape[0], groups), wide), np.ones((shape[0], groups), wide)
-    calls += [
-        lambda: gradkit.group_norm(x, groups, channels[0], channels[0]),
-        lambda: gradkit.group_norm_grad(x, x, channels[0], *group),
-    ]
-    for call in calls:
-        assert working_memory(call) <= WORKING_MEMORY
+
+    def make(label, own, dtype):
+        if KINDS[label] == DATA:
+            return x
+        return np.zeros(own, dtype) if label == "mean" else np.ones(own, dtype)
+
+    for operation in of("rows", "channels", "groups"):
+        if operation.name == "batch_norm_stats" and shape == SHAPES["many rows"]:
+            continue  # 17.2 MB
+        variants = operation.variants if operation.family == "rows" else ()
+        for variant in ("", *variants):
+            types = name, wide, name
+            given = operation.arguments(make, types, shape, axis=1, groups=groups, variant=variant)
+            assert working_memory(operation, **given) <= WORKING_MEMORY, operation.name
 
 
-def test_batch_norm_with_channels_first():
-    x = np.ones((SIZE // 4, 2, 2), np.float32)
-    channels = np.ones(len(x), x.dtype)
-    vectors, wide = (channels, channels), (np.ones(len(x)), np.ones(len(x)))
-    for call in (
-        lambda: gradkit.batch_norm(x, channels, channels, channel_axis=0),
-        lambda: gradkit.batch_norm_grad(x, x, channels, channels, channels, channel_axis=0),
-        lambda: gradkit.batch_norm_inference(x, channels, None, *vectors, channel_axis=0),
-        lambda: gradkit.batch_norm_inference_grad(x, x, channels, *vectors, channel_axis=0),
-        lambda: gradkit.batch_norm_inference_grad(x, x, None, *vectors, channel_axis=0),
-        lambda: gradkit.batch_norm_stats(x, channel_axis=0),
-        lambda: gradkit.batch_norm_apply(x, channels, None, *wide, channel_axis=0),
-        lambda: gradkit.batch_norm_grad_sums(x, x, channels, channels, channel_axis=0),
-        lambda: gradkit.batch_norm_grad_apply(x, x, None, *vectors, *wide, 4, channel_axis=0),
-    ):
-        assert working_memory(call) <= WORKING_MEMORY
+@pytest.mark.parametrize("operation", of("channels"), ids=lambda each: each.name)
+def test_batch_norm_with_channels_first(operation):
+    make = lambda _, shape, dtype: np.ones(shape, dtype)  # noqa: E731
+    given = operation.arguments(make, shape=(SIZE // 4, 2, 2), axis=0)
+    for arguments in (given, given | dict.fromkeys(operation.optional)):
+        assert working_memory(operation, **arguments) <= WORKING_MEMORY
 
 
 def test_statistics_of_many_ranks():

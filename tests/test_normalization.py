@@ -10,6 +10,7 @@ import gradkit
 from tests import oracles, tolerances
 from tests import strategies as draw_
 from tests.layouts import LAYOUTS
+from tests.operations import check_norm, norm, problem
 from tests.problems import ABOVE_NOTHING, LAYER_TYPES, make, problems, tiny
 from tests.tolerances import DTYPES, assert_same_bits, assert_within
 
@@ -19,91 +20,25 @@ eighths = st.integers(-24, 24).map(lambda k: k / 8)  # whose products round litt
 TYPES = pytest.mark.parametrize("types", LAYER_TYPES, ids="-".join)
 
 
-def layer_norm(backend, p, **options):
-    x, scale, bias = p.on(backend, "x", "scale", "bias")
-    return gradkit.layer_norm(x, scale, bias, eps=p.eps, **p.where, **options)
-
-
-def layer_norm_grad(backend, p, **options):
-    arguments = p.on(backend, "dy", "x", "scale", "mean", "inv_std")
-    return gradkit.layer_norm_grad(*arguments, **p.where, **options)
-
-
-def rms_norm(backend, p, **options):
-    x, scale = p.on(backend, "x", "scale")
-    return gradkit.rms_norm(x, scale, eps=p.eps, **p.where, **options)
-
-
-def rms_norm_grad(backend, p, **options):
-    arguments = p.on(backend, "dy", "x", "scale", "inv_std")
-    return gradkit.rms_norm_grad(*arguments, **p.where, **options)
-
-
-def from_output(p):
-    """The problem whose x is the norm's output, as the invertible norm is given it."""
-    y = p.rows(p.x)
-    if p.x.size:
-        y = p.forward().y.astype(p.x.dtype)
-    y = y.reshape(p.x.shape)
-    xhat = oracles.unscaled(p.rows(y), p.per_column(p.scale), p.per_column(p.bias))
-    return y, xhat
-
-
-def invertible_grad(backend, p, y, **options):
-    dy, scale, bias, inv_std = p.on(backend, "dy", "scale", "bias", "inv_std")
-    return gradkit.invertible_layer_norm_grad(
-        dy, backend.asarray(y), scale, bias, inv_std, **p.where, **options
-    )
+ROW_NORMS = ("layer_norm", "layer_norm_grad")
+NORMS = (*ROW_NORMS, "rms_norm", "rms_norm_grad", "invertible_layer_norm_grad")
+GRADIENTS = [name for name in NORMS if name.endswith("grad")]
 
 
 # Any problem
 
 
+@pytest.mark.parametrize("name", NORMS)
 @given(data=st.data())
-def test_layer_norm(backend, data):
-    p = data.draw(problems(backend.max_elements // 4))
-    p.check_forward(backend, *layer_norm(backend, p))
-
-
-@given(data=st.data())
-def test_rms_norm(backend, data):
-    p = data.draw(problems(backend.max_elements // 4, centred=False))
-    y, inv_std = rms_norm(backend, p)
-    p.check_forward(backend, y, None, inv_std)
-
-
-@given(data=st.data())
-def test_layer_norm_grad(backend, data):
-    p = data.draw(problems(backend.max_elements // 4))
-    dx, dscale, dbias = layer_norm_grad(backend, p)
-    assert (dscale is None) == (dbias is None) == (p.scale is None)
-    p.check_gradients(backend, dx, dscale, dbias)
-
-
-@given(data=st.data())
-def test_rms_norm_grad(backend, data):
-    p = data.draw(problems(backend.max_elements // 4, centred=False))
-    dx, dscale = rms_norm_grad(backend, p)
-    assert (dscale is None) == (p.scale is None)
-    p.check_gradients(backend, dx, dscale)
-
-
-@given(data=st.data())
-def test_invertible_layer_norm_grad(backend, data):
-    p = data.draw(problems(backend.max_elements // 4))
-    y, xhat = from_output(p)
-    dx, dscale, dbias = invertible_grad(backend, p, y)
-    p.check_gradients(backend, dx, dscale, dbias, xhat=xhat)
+def test_any_problem(backend, name, data):
+    p = data.draw(problems(backend.max_elements // 4, centred="rms" not in name))
+    check_norm(backend, p, name)
 
 
 @given(data=st.data())
 def test_layer_norm_inverse(backend, data):
     p = data.draw(problems(backend.max_elements // 4))
-    y, xhat = from_output(p)
-    scale, bias, mean, inv_std = p.on(backend, "scale", "bias", "mean", "inv_std")
-    x = backend.asnumpy(
-        gradkit.layer_norm_inverse(backend.asarray(y), scale, bias, mean, inv_std, **p.where)
-    )
+    x, (_, xhat) = backend.asnumpy(norm(backend, p, "layer_norm_inverse")), p.output()
     assert (x.shape, x.dtype) == (p.x.shape, p.x.dtype)
     if x.size:
         mean, inv_std = oracles.wide(p.mean).reshape(-1, 1), oracles.wide(p.inv_std).reshape(-1, 1)
@@ -121,15 +56,8 @@ def test_layer_norm_inverse(backend, data):
 @TYPES
 @pytest.mark.parametrize("columns", COLUMNS)
 def test_row_lengths(backend, columns, types):
-    p = make((5, columns), types, seed=columns)
-    p.check_forward(backend, *layer_norm(backend, p))
-    p.check_gradients(backend, *layer_norm_grad(backend, p))
-    y, xhat = from_output(p)
-    p.check_gradients(backend, *invertible_grad(backend, p, y), xhat=xhat)
-    p = make((5, columns), types, seed=columns, centred=False)
-    y, inv_std = rms_norm(backend, p)
-    p.check_forward(backend, y, None, inv_std)
-    p.check_gradients(backend, *rms_norm_grad(backend, p))
+    for name in NORMS:
+        check_norm(backend, problem(name, (5, columns), types, seed=columns), name)
 
 
 @pytest.mark.sampled(3)
@@ -137,14 +65,10 @@ def test_row_lengths(backend, columns, types):
 @pytest.mark.parametrize("above", ABOVE_NOTHING)
 def test_gradients_down_to_the_smallest_number(backend, above, types):
     """CuPy compiles kernels so that plain operations of float32 flush subnormal numbers to 0."""
-    p = make((9, 70), types)
-    p.dy = tiny(p.dy, above)
-    p.check_gradients(backend, *layer_norm_grad(backend, p))
-    y, xhat = from_output(p)
-    p.check_gradients(backend, *invertible_grad(backend, p, y), xhat=xhat)
-    p = make((9, 70), types, centred=False)
-    p.dy = tiny(p.dy, above)
-    p.check_gradients(backend, *rms_norm_grad(backend, p))
+    for name in GRADIENTS:
+        p = problem(name, (9, 70), types)
+        p.dy = tiny(p.dy, above)
+        check_norm(backend, p, name)
 
 
 @pytest.mark.parametrize("columns", [20_000, pytest.param(140_000, marks=pytest.mark.slow)])
@@ -153,7 +77,7 @@ def test_long_rows_of_gradients_down_to_the_smallest_number(backend, columns):
     for above in ABOVE_NOTHING[2:5]:
         p = make((2, columns))
         p.dy = tiny(p.dy, above)
-        p.check_gradients(backend, *layer_norm_grad(backend, p))
+        check_norm(backend, p, "layer_norm_grad")
 
 
 @pytest.mark.sampled(3)
@@ -162,10 +86,9 @@ def test_long_rows_of_gradients_down_to_the_smallest_number(backend, columns):
 def test_norms_down_to_the_smallest_number(backend, above, types):
     p = make((9, 70), types)
     p.x, p.bias = tiny(p.x, above), None  # beside a bias the rest would be nothing
-    p.check_forward(backend, *layer_norm(backend, p))
+    check_norm(backend, p, "layer_norm")
     p.centred = False
-    y, inv_std = rms_norm(backend, p)
-    p.check_forward(backend, y, None, inv_std)
+    check_norm(backend, p, "rms_norm")
 
 
 @pytest.mark.sampled(5)
@@ -175,8 +98,7 @@ def test_rows_longer_than_a_block(backend, columns, types):
     if columns > backend.max_elements * 2:
         pytest.skip("too large for this backend")
     p = make((3, columns), types)
-    p.check_forward(backend, *layer_norm(backend, p))
-    p.check_gradients(backend, *layer_norm_grad(backend, p))
+    check_norm(backend, p, *ROW_NORMS)
 
 
 @pytest.mark.parametrize("layout", ["C", "padded", "Fortran"])
@@ -187,8 +109,7 @@ def test_several_tiles_either_way(backend, types, layout):
         pytest.skip("too large for this backend")
     p = make((5, 6, 16400), types)
     p.x, p.dy = LAYOUTS[layout](p.x), LAYOUTS[layout](p.dy)
-    p.check_forward(backend, *layer_norm(backend, p))
-    p.check_gradients(backend, *layer_norm_grad(backend, p))
+    check_norm(backend, p, *ROW_NORMS)
 
 
 @pytest.mark.parametrize("types", [LAYER_TYPES[0], LAYER_TYPES[6]], ids="-".join)
@@ -196,11 +117,8 @@ def test_several_tiles_either_way(backend, types, layout):
 def test_row_counts(backend, rows, types):
     if rows > backend.max_elements:
         pytest.skip("too large for this backend")
-    p = make((rows, 3), types, seed=rows)
-    p.check_forward(backend, *layer_norm(backend, p))
-    p.check_gradients(backend, *layer_norm_grad(backend, p))
-    p = make((rows, 3), types, seed=rows, centred=False)
-    p.check_gradients(backend, *rms_norm_grad(backend, p))
+    for name in (*ROW_NORMS, "rms_norm_grad"):
+        check_norm(backend, problem(name, (rows, 3), types, seed=rows), name)
 
 
 @pytest.mark.sampled(2)
@@ -208,13 +126,10 @@ def test_row_counts(backend, rows, types):
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
 def test_every_axis_of_every_rank(backend, shape, layout):
     for axis in range(-len(shape), len(shape)):
-        p = make(shape, axis=axis, seed=5 + axis)
-        p.x, p.dy = LAYOUTS[layout](p.x), LAYOUTS[layout](p.dy)
-        p.check_forward(backend, *layer_norm(backend, p))
-        p.check_gradients(backend, *layer_norm_grad(backend, p))
-        p = make(shape, axis=axis, seed=5 + axis, centred=False)
-        p.x, p.dy = LAYOUTS[layout](p.x), LAYOUTS[layout](p.dy)
-        p.check_gradients(backend, *rms_norm_grad(backend, p))
+        for name in (*ROW_NORMS, "rms_norm_grad"):
+            p = problem(name, shape, axis=axis, seed=5 + axis)
+            p.x, p.dy = LAYOUTS[layout](p.x), LAYOUTS[layout](p.dy)
+            check_norm(backend, p, name)
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0), (0,), (2, 0, 3), (0, 2, 3), (2, 3, 0)])
@@ -222,16 +137,10 @@ def test_every_axis_of_every_rank(backend, shape, layout):
 def test_no_elements(backend, shape, affine):
     for axis in range(len(shape)):
         p = make(shape, axis=axis, affine=affine, eps=0.25)
-        y, mean, inv_std = layer_norm(backend, p)
-        p.check_forward(backend, y, mean, inv_std)
+        _, mean, inv_std = norm(backend, p, "layer_norm")
         np.testing.assert_array_equal(backend.asnumpy(mean), 0)
         np.testing.assert_array_equal(backend.asnumpy(inv_std), 2)  # of variance 0
-        for found in (
-            layer_norm_grad(backend, p),
-            invertible_grad(backend, p, p.x),
-            (*rms_norm_grad(backend, p), None),
-        ):
-            p.check_gradients(backend, *found)
+        check_norm(backend, p, "layer_norm", *GRADIENTS)
 
 
 # Meaning
@@ -245,11 +154,11 @@ def test_a_constant_gradient(backend, types, shape):
     for seed in range(5):
         p = make(shape, types, seed=seed)
         p.dy = np.broadcast_to(p.dy.reshape(-1)[:1], shape)
-        p.check_gradients(backend, *layer_norm_grad(backend, p))
+        check_norm(backend, p, "layer_norm_grad")
 
 
 def test_one_column_has_no_gradient(backend):
-    dx, _, dbias = layer_norm_grad(backend, p := make((6, 1)))
+    dx, _, dbias = norm(backend, p := make((6, 1)), "layer_norm_grad")
     assert not backend.asnumpy(dx).any()
     np.testing.assert_allclose(backend.asnumpy(dbias), p.dy.sum(axis=0), rtol=1e-6)
 
@@ -257,11 +166,11 @@ def test_one_column_has_no_gradient(backend):
 def test_a_constant_row(backend):
     p = make((4, 33))
     p.x[1] = 3.25
-    y, mean, inv_std = layer_norm(backend, p)
+    y, mean, inv_std = norm(backend, p, "layer_norm")
     p.check_forward(backend, y, mean, inv_std)
     np.testing.assert_array_equal(backend.asnumpy(y)[1], p.bias)
     p.__post_init__()
-    p.check_gradients(backend, *layer_norm_grad(backend, p))
+    check_norm(backend, p, "layer_norm_grad")
 
 
 @pytest.mark.parametrize("columns", [1, 5, 33, 1030, 4097])
@@ -271,7 +180,7 @@ def test_constant_rows_at_the_top_of_the_range(backend, name, columns):
     p = make((5, columns), (name, "float64" if name == "float64" else "float32", name))
     p.x[::2] = np.ldexp(1.0, np.frexp(float(ml_dtypes.finfo(p.x.dtype).max))[1] - 1)
     p.__post_init__()
-    p.check_gradients(backend, *layer_norm_grad(backend, p))
+    check_norm(backend, p, "layer_norm_grad")
 
 
 @TYPES
@@ -280,8 +189,7 @@ def test_a_mean_of_1e4_deviations(backend, types):
     p = make((9, 257), types)
     p.x = (p.x.astype(np.float64) + (1e4 if wide else 100)).astype(p.x.dtype)
     p.__post_init__()
-    p.check_forward(backend, *layer_norm(backend, p))
-    p.check_gradients(backend, *layer_norm_grad(backend, p))
+    check_norm(backend, p, *ROW_NORMS)
 
 
 @TYPES
@@ -291,49 +199,43 @@ def test_means_that_a_single_number_hardly_holds(backend, types, mean):
     p = make((64, 257), types)
     p.x = (p.x.astype(np.float64) + mean).astype(p.x.dtype)
     p.__post_init__()
-    p.check_forward(backend, *layer_norm(backend, p))
+    check_norm(backend, p, "layer_norm")
 
 
 def test_rows_do_not_feel_how_large_the_means_of_others_are(backend):
     p = make((2, 8192))
     p.x += np.float32([[0.01], [1000.0]])
-    both = layer_norm(backend, p)[0]
+    both = norm(backend, p, "layer_norm")[0]
     p.x = p.x[:1]
-    assert_same_bits(backend.asnumpy(layer_norm(backend, p)[0]), backend.asnumpy(both)[:1])
+    assert_same_bits(backend.asnumpy(norm(backend, p, "layer_norm")[0]), backend.asnumpy(both)[:1])
 
 
 @TYPES
 def test_a_scale_of_zeros(backend, types):
     """Layer norm and RMS norm read x, so that it does no harm."""
-    p = make((9, 65), types)
-    p.scale[::2] = 0
-    p.check_gradients(backend, *layer_norm_grad(backend, p))
-    p = make((9, 65), types, centred=False)
-    p.scale[::2] = 0
-    p.check_gradients(backend, *rms_norm_grad(backend, p))
+    for name in ("layer_norm_grad", "rms_norm_grad"):
+        p = problem(name, (9, 65), types)
+        p.scale[::2] = 0
+        check_norm(backend, p, name)
 
 
 @TYPES
 def test_no_scale_is_a_scale_of_ones(backend, types):
     p = make((9, 65), types)
     p.scale = np.ones_like(p.scale)
-    with_ones = layer_norm_grad(backend, p)
+    with_ones = norm(backend, p, "layer_norm_grad")
     p.scale = p.bias = None
-    dx, dscale, dbias = layer_norm_grad(backend, p)
+    dx, dscale, dbias = norm(backend, p, "layer_norm_grad")
     assert dscale is None
     assert dbias is None
     assert_same_bits(backend.asnumpy(dx), backend.asnumpy(with_ones[0]))
-    p.check_forward(backend, *layer_norm(backend, p))
+    check_norm(backend, p, "layer_norm")
 
 
 def test_a_scale_without_a_bias(backend):
     p = make((9, 65))
     p.bias = None
-    p.check_forward(backend, *layer_norm(backend, p))
-    y, xhat = from_output(p)
-    dx, dscale, dbias = invertible_grad(backend, p, y)
-    assert dbias is None
-    p.check_gradients(backend, dx, dscale, xhat=xhat)
+    check_norm(backend, p, "layer_norm", "invertible_layer_norm_grad")
 
 
 def test_without_eps_a_reciprocal_may_be_beyond_float32(backend):
@@ -354,11 +256,11 @@ def test_rows_are_independent_bit_for_bit(backend, value, shape):
     """One spoilt row leaves the other rows' dx as they were, and spoils every dscale."""
     if np.prod(shape) > 4 * backend.max_elements:
         pytest.skip("too large for this backend")
-    for norm_grad, centred in ((layer_norm_grad, True), (rms_norm_grad, False)):
-        p = make(shape, centred=centred)
-        fine, dscale, *_ = norm_grad(backend, p)
+    for name in ("layer_norm_grad", "rms_norm_grad"):
+        p = problem(name, shape)
+        fine, dscale, *_ = norm(backend, p, name)
         p.x[3, 7] = value
-        spoilt, bad, *_ = norm_grad(backend, p)
+        spoilt, bad, *_ = norm(backend, p, name)
         fine, spoilt = backend.asnumpy(fine), backend.asnumpy(spoilt)
         assert not np.isfinite(spoilt[3]).any()
         assert_same_bits(np.delete(spoilt, 3, 0), np.delete(fine, 3, 0))
@@ -366,7 +268,7 @@ def test_rows_are_independent_bit_for_bit(backend, value, shape):
         assert_same_bits(backend.asnumpy(bad)[columns] * 0, backend.asnumpy(dscale)[columns] * 0)
         p.x[3, 7] = 0.0
         p.dy[3] = np.nan
-        spoilt, bad, *_ = norm_grad(backend, p)
+        spoilt, bad, *_ = norm(backend, p, name)
         assert_same_bits(np.delete(backend.asnumpy(spoilt), 3, 0), np.delete(fine, 3, 0))
         assert np.isnan(backend.asnumpy(bad)).all()
 
@@ -377,8 +279,8 @@ def test_rows_are_independent_bit_for_bit(backend, value, shape):
 def test_nan_stays_nan_where_its_bits_are_rounded(backend, types, columns):
     p = make((3, columns), types)
     p.dy[1, 2] = np.nan
-    for gradients in (layer_norm_grad(backend, p), invertible_grad(backend, p, from_output(p)[0])):
-        dx, dscale, dbias = (np.isnan(backend.asnumpy(g)) for g in gradients)
+    for name in ("layer_norm_grad", "invertible_layer_norm_grad"):
+        dx, dscale, dbias = (np.isnan(backend.asnumpy(g)) for g in norm(backend, p, name))
         assert dx[1].all()
         assert not dx[[0, 2]].any()
         assert dscale.nonzero()[0].tolist() == dbias.nonzero()[0].tolist() == [2]
@@ -388,25 +290,12 @@ def test_nan_stays_nan_where_its_bits_are_rounded(backend, types, columns):
 def test_out(backend, types):
     """Results in the caller's arrays of any layout; ``dx`` may be ``dy``, ``y`` may be ``x``."""
     p = make((4, 3, 5, 2), types, axis=2)
-    fresh = {
-        "layer": layer_norm(backend, p),
-        "layer grad": layer_norm_grad(backend, p),
-        "invertible grad": invertible_grad(backend, p, p.x),
-        "rms": rms_norm(backend, p),
-        "rms grad": rms_norm_grad(backend, p),
-    }
-    runs = {
-        "layer": lambda out: layer_norm(backend, p, out=out),
-        "layer grad": lambda out: layer_norm_grad(backend, p, out=out),
-        "invertible grad": lambda out: invertible_grad(backend, p, p.x, out=out),
-        "rms": lambda out: rms_norm(backend, p, out=out),
-        "rms grad": lambda out: rms_norm_grad(backend, p, out=out),
-    }
+    fresh = {name: norm(backend, p, name) for name in NORMS}
     for layout in LAYOUTS.values():
         for name, expected in fresh.items():
             host = [layout(np.full_like(backend.asnumpy(e), np.nan)) for e in expected]
             out = tuple(backend.asarray(h) for h in host)
-            found = runs[name](out)
+            found = norm(backend, p, name, out=out)
             for got, given_, e, h in zip(found, out, expected, host, strict=True):
                 assert got is given_
                 assert_same_bits(backend.asnumpy(got), backend.asnumpy(e))
@@ -415,7 +304,9 @@ def test_out(backend, types):
                 assert backend.memory(got) == backend.memory(untouched)
             for array in out:
                 array[...] = np.nan
-            found = runs[name]((None, *out[1:]))  # among data that lies without gaps
+            found = norm(
+                backend, p, name, out=(None, *out[1:])
+            )  # among data that lies without gaps
             for got, given_, e in zip(found, out, expected, strict=True):
                 assert got is given_ or got is found[0]
                 assert_same_bits(backend.asnumpy(got), backend.asnumpy(e))
@@ -470,7 +361,7 @@ def test_layouts_do_not_change_the_bits(backend, data):
     for one, two in zip(first, again, strict=True):
         if one is not None:
             assert_same_bits(backend.asnumpy(one), backend.asnumpy(two))
-    p.check_gradients(backend, *layer_norm_grad(backend, p))
+    check_norm(backend, p, "layer_norm_grad")
 
 
 # Identities
@@ -482,7 +373,7 @@ def test_dx_is_orthogonal_to_ones_and_to_xhat(backend, data):
     kind = st.sampled_from(("normal", "offset"))
     p = data.draw(problems(backend.max_elements // 8, types=LAYER_TYPES[1:2], kind=kind, eps=0.0))
     assume(p.x.size and p.rows(p.x).shape[1] > 2)
-    dx = oracles.wide(p.rows(backend.asnumpy(layer_norm_grad(backend, p)[0])))
+    dx = oracles.wide(p.rows(backend.asnumpy(norm(backend, p, "layer_norm_grad")[0])))
     ref = p.gradients()
     mean, inv_std = (oracles.wide(a).reshape(-1, 1) for a in (p.mean, p.inv_std))
     saved = tolerances.saved_statistics(mean, inv_std, ref.dx_size, p.x.dtype)
@@ -501,7 +392,7 @@ def test_linear_in_dy(backend, data, a, b):
     combined, bound = 0, 0
     for dy, weight in ((one, a), (other, b), (a * one + b * other, -1)):
         p.dy = dy
-        ref, (dx, *_) = p.gradients(), layer_norm_grad(backend, p)
+        ref, (dx, *_) = p.gradients(), norm(backend, p, "layer_norm_grad")
         combined = combined + weight * oracles.wide(p.rows(backend.asnumpy(dx)))
         each = tolerances.elementwise("dx", ref.dx_size, ref.dx, p.x.dtype)
         bound = bound + (abs(weight) if weight != -1 else 2) * each  # dy too was rounded
@@ -516,7 +407,9 @@ def test_invertible_agrees_with_standard(backend, data):
     exact = p.xhat * (1 if p.scale is None else p.per_column(p.scale).astype(oracles.WIDE))
     exact = exact + (0 if p.bias is None else p.per_column(p.bias).astype(oracles.WIDE))
     y = exact.astype(p.x.dtype).reshape(p.x.shape)
-    dx, dscale, _ = invertible_grad(backend, p, y)
+    given = p.on(backend, "dy", "scale", "bias", "inv_std")
+    given.insert(1, backend.asarray(y))
+    dx, dscale, _ = gradkit.invertible_layer_norm_grad(*given, **p.where)
     ref, dx = p.gradients(), backend.asnumpy(dx)
     divisor = 1 if p.scale is None else np.abs(p.per_column(p.scale).astype(oracles.WIDE))
     slip = tolerances.rounded(exact, y.dtype) / divisor  # the error of xhat
@@ -562,18 +455,18 @@ def test_the_inverse_undoes_the_norm(backend, data):
 def test_scaling_dy_by_a_power_of_two_is_exact(backend, data, power):
     p = data.draw(problems(backend.max_elements // 8, types=LAYER_TYPES[:2]))
     p.dy = np.array(p.dy, order="C")  # as its multiple is
-    plain = [None if g is None else backend.asnumpy(g) for g in layer_norm_grad(backend, p)]
+    plain = [None if g is None else backend.asnumpy(g) for g in norm(backend, p, "layer_norm_grad")]
     p.dy = p.dy * p.dy.dtype.type(2.0**power)
-    for got, ref in zip(layer_norm_grad(backend, p), plain, strict=True):
+    for got, ref in zip(norm(backend, p, "layer_norm_grad"), plain, strict=True):
         if got is not None:
             np.testing.assert_array_equal(backend.asnumpy(got), ref * ref.dtype.type(2.0**power))
 
 
 def test_statistics_may_be_views(backend):
     p = make((4, 6, 5))
-    expected = layer_norm_grad(backend, p)
+    expected = norm(backend, p, "layer_norm_grad")
     p.mean, p.inv_std = LAYOUTS["Fortran"](p.mean), LAYOUTS["reversed"](p.inv_std)
-    for got, ref in zip(layer_norm_grad(backend, p), expected, strict=True):
+    for got, ref in zip(norm(backend, p, "layer_norm_grad"), expected, strict=True):
         assert_same_bits(backend.asnumpy(got), backend.asnumpy(ref))
 
 
@@ -586,11 +479,10 @@ def test_squares_outside_float32(backend, name, exponent, mean):
         exponent, mean = exponent // 8, mean / 1000  # what float16 holds
     p = make((3, 300), (name, "float64" if name == "float64" else "float32", name), eps=0.0)
     p.x = ((p.x.astype(np.float64) + mean) * 10.0**exponent).astype(p.x.dtype)
-    y, *statistics = layer_norm(backend, p)
+    y, *statistics = norm(backend, p, "layer_norm")
     p.check_forward(backend, y, *statistics)
     x, scale, bias = p.on(backend, "x", "scale", "bias")
     gradkit.layer_norm(x, scale, bias, eps=p.eps, out=(x, None, None))
     assert_same_bits(backend.asnumpy(x), backend.asnumpy(y))
     p.centred, p.bias = False, None
-    y, inv_std = rms_norm(backend, p)
-    p.check_forward(backend, y, None, inv_std)
+    check_norm(backend, p, "rms_norm")
