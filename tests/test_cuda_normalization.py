@@ -405,13 +405,12 @@ def test_rows_of_several_dimensions(axis):
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("shape", [(7, 3), (5, 257), (3, 8200), (2, 16400)], ids=str)
-@pytest.mark.parametrize("missing", ["both", "scale", "bias"])
+@pytest.mark.parametrize("missing", ["both", "bias"])
 def test_without_scale_or_bias(shape, missing):
     device, p = Emulated(), make(shape)
-    if missing != "bias":
+    p.bias = None
+    if missing == "both":
         p.scale = None
-    if missing != "scale":
-        p.bias = None
     p.check_forward(device, *device.layer_norm(p))
     dx, dscale, _ = device.layer_norm_grad(p)
     p.check_gradients(device, dx, dscale)

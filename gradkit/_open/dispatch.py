@@ -68,8 +68,10 @@ class Opened(Given):
         given = call.arrays(call)
         self.like = given[0]
         kinds = set(map(type, given))
-        if kinds <= _NUMPY and self.like is not None:
-            self.framework, self.backend = HOST, backend or _NUMPY_BACKEND
+        if backend is not None:  # the arrays are its own
+            self.framework, self.backend = HOST, backend
+        elif kinds <= _NUMPY and self.like is not None:
+            self.framework, self.backend = HOST, _NUMPY_BACKEND
         else:
             given = self._views(given, kinds)
         # The caller's arrays for results, and their views; both empty if all results are new.
