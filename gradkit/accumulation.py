@@ -314,6 +314,8 @@ def _check_pair(buffer: Array, grad: Array, casting: str) -> None:
 
 
 def _opened(buffer: Any, grad: Any, casting: str, instead: str) -> Call[_Pair]:
+    if grad is None:
+        raise TypeError("grad is a NoneType; expected an array")
     call = Call(_Pair(buffer, grad), write=True, instead=instead, detach=False)
     into, addend = call.arrays
     _check_pair(into, addend, casting)
