@@ -21,8 +21,8 @@ _AXES = {"axis", "channel_axis"}
 class Norm:
     """A norm that JAX differentiates once, in reverse mode, by a gradient that is a record too.
 
-    The gradient finds what it needs under its own names among the inputs and the results of the
-    forward pass; ``instead`` has the names of what is called otherwise there. A norm that gives a
+    The gradient finds its operands among the inputs and the results of the forward pass, by its own
+    names; ``instead`` has the names of those that are called otherwise there. A norm that returns a
     sum ``s`` takes the gradient of that as ``ds``.
     """
 
@@ -31,12 +31,12 @@ class Norm:
         self.forward, self.gradient = forward, gradient
         self.inputs = [argument.name for argument in forward.arguments]
         self.inputs += [each.name for each in forward.in_place]
-        self.seen = [name for name in forward.result_names if name in ("y", "s")]
+        self.returned = [name for name in forward.result_names if name in ("y", "s")]
         needed = [a.name for a in gradient.arguments if a.name not in ("dy", "ds")]
         self.kept = {name: instead.get(name, name) for name in needed}
-        # Of an input that is not among the results of the gradient there is none.
+        # Inputs whose name is not among the gradient's results, such as statistics, are constants.
         data = {a.name for a in forward.arguments if a.role in roles.DATA}
-        self.slopes = ["dx" if name in data else f"d{name}" for name in self.inputs]
+        self.gradient_names = ["dx" if name in data else f"d{name}" for name in self.inputs]
         # The operands that examples of a vmap may have in common, if one call does them all.
         self.shared: set[str] | None = set(self.inputs) - data
 
@@ -152,20 +152,21 @@ def _differentiable(norm: Norm, numbers: Any, *arrays: Any) -> Any:
 def _forward(norm: Norm, numbers: Any, *arrays: Any) -> Any:
     given = dict(zip(norm.inputs, arrays, strict=True))
     made = norm.forward_pass(given, dict(numbers))
-    found, seen = given | made, tuple(made[name] for name in norm.seen)
+    found, returned = given | made, tuple(made[name] for name in norm.returned)
     kept = {own: found[name] for own, name in norm.kept.items()}
-    there = [array if array is None else () for array in arrays]  # without keeping any
-    return seen if len(seen) > 1 else seen[0], (kept, there)
+    # For each input None or (), so that inputs which no gradient reads are not kept in memory.
+    present = [None if array is None else () for array in arrays]
+    return returned if len(returned) > 1 else returned[0], (kept, present)
 
 
 def _gradients(norm: Norm, numbers: Any, residuals: Any, cotangents: Any) -> Any:
-    kept, there = residuals
-    arrived = cotangents if len(norm.seen) > 1 else (cotangents,)
+    kept, present = residuals
+    arrived = cotangents if len(norm.returned) > 1 else (cotangents,)
     found = kept | dict(zip(("dy", "ds"), arrived, strict=False))
     made = norm.gradient_pass(found, dict(numbers))
     return tuple(
         None if given is None else made.get(name)
-        for name, given in zip(norm.slopes, there, strict=True)
+        for name, given in zip(norm.gradient_names, present, strict=True)
     )
 
 

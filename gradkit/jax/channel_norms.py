@@ -36,7 +36,7 @@ class _BatchNorm(Norm):
 
     def __init__(self) -> None:
         super().__init__("batch_norm", BatchNorm, BatchNormGrad)
-        self.seen = ["y", "told_mean", "told_var"]
+        self.returned = ["y", "returned_mean", "returned_var"]
         self.kept["own_row"] = "own_row"
         self.shared = None
 
@@ -58,16 +58,16 @@ class _BatchNorm(Norm):
         for name in ("mean", "inv_std"):
             results[name] = results[name]._replace(same_on=everywhere)
         if running_mean is None:
-            results["told_var"] = results["mean"]
+            results["returned_var"] = results["mean"]
         else:
             _check_elements(x, axis, rows)
             same = everywhere - varying(running_mean, running_var)
-            told = Result(running_mean.shape, running_mean.dtype, same)
-            results |= {"told_mean": told, "told_var": told}
+            returned = Result(running_mean.shape, running_mean.dtype, same)
+            results |= {"returned_mean": returned, "returned_var": returned}
         operands = [*given.values(), rows]
         made = call(self.refusal, partial(_normalise, numbers), list(results.values()), operands)
         named = dict(zip(results, made, strict=True))
-        return {"told_mean": named["mean"], "own_row": own_row} | named
+        return {"returned_mean": named["mean"], "own_row": own_row} | named
 
     def gradient_pass(self, found: dict[str, Any], numbers: dict[str, Any]) -> dict[str, Any]:
         """Sums over all devices give dx; those of each are its part of dscale and dbias."""
@@ -304,8 +304,8 @@ def batch_norm_inference(
 
 
 def _normalise(numbers: dict[str, Any], outs: list[Any], ins: list[Any]) -> None:
-    """The norm by the statistics of a whole batch, which are told, or move running ones."""
-    (y, mean, inv_std, *told), (x, scale, bias, *running, rows) = outs, ins
+    """Batch norm by the statistics of all devices' rows; then new running ones, or the variance."""
+    (y, mean, inv_std, *returned), (x, scale, bias, *running, rows) = outs, ins
     axis, eps = numbers["channel_axis"], numbers["eps"]
     if rows is None:
         of_all, var, count = gradkit.batch_norm_stats(x, channel_axis=axis)
@@ -318,7 +318,7 @@ def _normalise(numbers: dict[str, Any], outs: list[Any], ins: list[Any]) -> None
     )
     write(apply, y, mean, inv_std)
     if running[0] is None:
-        store(told[0], var)
+        store(returned[0], var)
         return
     update = UpdateRunningStatistics(
         running_mean=running[0],
@@ -328,7 +328,7 @@ def _normalise(numbers: dict[str, Any], outs: list[Any], ins: list[Any]) -> None
         count=count,
         momentum=numbers["momentum"],
     )
-    write(update, *told)
+    write(update, *returned)
 
 
 def _stats_of_all(refusal: str, axis: int, axis_name: Any, x: Any) -> Any:
