@@ -18,14 +18,14 @@ PAGE = ROOT / "docs" / "performance.md"
 PARTIAL = ("--only", "--peers", "--quick")  # options of runs that leave something out
 HEAD = """# Performance
 
-Made by `make bench-record` from the records in `benchmarks/results`; no figure here is typed by hand.
-[benchmarks/README.md](../benchmarks/README.md) says how things are measured;
-[benchmarks/NOTES.md](../benchmarks/NOTES.md) says what was tried and what keeps a row short of its aim.
+`make bench-record` writes this page from the records in `benchmarks/results`; no figure is entered by hand.
+[benchmarks/README.md](../benchmarks/README.md) explains the measurements;
+[benchmarks/NOTES.md](../benchmarks/NOTES.md) lists the optimisations that were tried, and the reasons why rows miss their targets.
 """  # noqa: E501
 NO_GPU = """## On a GPU
 
-Not yet run on a GPU: `make bench-gpu` measures everything there in one command, which the tests run on the
-emulator.
+[Not yet run on a GPU](verification.md): `make bench-gpu` measures all operations in one command, which the tests
+run on the emulator.
 """  # noqa: E501
 
 

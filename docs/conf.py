@@ -1,6 +1,6 @@
 """How Sphinx builds the site: ``make docs``.
 
-The source folder is the whole repository, so that a link between two pages is the same file here
+The source directory is the whole repository, so that a link between two pages is the same file here
 and on a code host. What the build generates is in docs/generated and build/docs.
 """
 
@@ -13,7 +13,7 @@ import gradkit
 HERE = Path(__file__).resolve().parent
 EXTENSIONS = str(HERE / "_ext")
 sys.path.insert(0, EXTENSIONS)
-# The gallery runs in processes of its own, which find the look of its figures there.
+# The gallery runs in separate processes, which find the style of its figures there.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [EXTENSIONS, os.getenv("PYTHONPATH")]))
 
 project = "gradkit"
@@ -48,9 +48,9 @@ include_patterns = [
     "testbed/*/README.md",
 ]
 exclude_patterns = [".*", "build", "dist", "benchmarks/results", "docs/gallery", "docs/_*"]
-templates_path = [str(HERE / "_templates")]  # autosummary looks from the source folder
+templates_path = [str(HERE / "_templates")]  # autosummary searches from the source directory
 nitpicky = True
-nitpick_ignore_regex = [  # types of the docstrings' prose, which have no page anywhere
+nitpick_ignore_regex = [  # types in the docstrings' text, which have no page
     ("py:(class|obj|exc|func|meth|attr|data|mod)", r"(?!gradkit\b).*"),
 ]
 suppress_warnings = ["config.cache"]  # the gallery's order is a function
@@ -126,9 +126,9 @@ html_theme_options = {
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
-# No navigation within a section where a section is one page.
+# A section of one page needs no navigation within the section.
 ALONE = "distributed faq guarantees guide index install migration numerics performance tutorial"
 html_sidebars = {f"docs/{name}": [] for name in ALONE.split()} | {"docs/generated/gallery/*": []}
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
-copybutton_copy_empty_lines = False  # which are where results were
+copybutton_copy_empty_lines = False  # where results were removed

@@ -1,7 +1,7 @@
 """The README's pictures: `make pictures` writes them into docs/pictures/.
 
-``layers.svg`` shows how a call travels, ``training.png`` what a run of
-`examples/train_digits.py` reaches with clipping and without.
+``layers.svg`` shows the path of a call, ``training.png`` the results of
+`examples/train_digits.py` with and without clipping.
 """
 
 import math
@@ -39,23 +39,23 @@ class Box(NamedTuple):
 LAYERS = (
     [Box("your arrays", "NumPy, CuPy, PyTorch, JAX, TensorFlow, any DLPack: no copy", GREY)],
     [
-        Box("torch/", "if you like: autograd, torch.compile, modules", BLUE),
-        Box("jax/", "if you like: inside jit, grad, vmap; optax", BLUE),
+        Box("torch/", "optional: autograd, torch.compile, modules", BLUE),
+        Box("jax/", "optional: inside jit, grad, vmap; optax", BLUE),
     ],
-    [Box("gradkit/*.py", "the public functions: each makes a record and runs it", BLUE)],
+    [Box("gradkit/*.py", "the public functions: each creates a record and runs it", BLUE)],
     [
         Box("_open/", "opens a call: arrays, trees, plans, results", BLUE),
-        Box("_arrays/", "one array library a file", BLUE),
+        Box("_arrays/", "a file per array library", BLUE),
         Box("_ranks/", "norms over ranks and devices", BLUE),
     ],
-    [Box("_calls/", "one record an operation, which every backend takes", BLUE)],
+    [Box("_calls/", "a record per operation, the input of every backend", BLUE)],
     [
         Box("_numpy/", "the CPU backend; the tests' oracle", GREEN),
-        Box("_cuda/, kernels/", "CUDA C++ and what launches it; cuDNN", ORANGE),
+        Box("_cuda/, kernels/", "CUDA C++ kernels, launchers; cuDNN", ORANGE),
     ],
     [
         Box("your cores", "the same bits on any number of them", GREY),
-        Box("your GPU", "not yet run on one", GREY),
+        Box("your GPU", "status: see Verification", GREY),
         Box("testbed/", "the kernels on a CPU: source and PTX", ORANGE),
     ],
 )
@@ -67,7 +67,7 @@ def layers() -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
         f'font-family="sans-serif" text-anchor="middle" role="img">',
-        "<title>How a call travels through gradkit</title>",
+        "<title>The path of a call through gradkit</title>",
         f'<rect width="{WIDTH}" height="{height}" rx="8" fill="white"/>',
     ]
     for number, row in enumerate(LAYERS):
@@ -93,7 +93,7 @@ def drawn(box: Box, x: float, y: float, width: float) -> list[str]:
 
 
 def training() -> tuple[Figure, str]:
-    """Loss and accuracy of the demo, and what the picture says, for those who cannot see."""
+    """Loss and accuracy of the demo, and the picture's alternative text."""
     digits = train_digits.Digits.load(np, 0)
 
     def run(max_norm: float) -> train_digits.History:

@@ -1,8 +1,8 @@
 // buffer += scale * grad, or buffer = grad, with grad broadcast to the buffer's shape.
 //
-// The list holds one tensor: its source is the gradient (dtype -DGRAD), its target the buffer
-// (-DBUFFER), which may be the gradient itself. The flag is read on the device. Deterministic: each
-// element on its own.
+// The list has one tensor: its source is the gradient (dtype -DGRAD), its target the buffer (dtype
+// -DBUFFER), which may be the gradient itself. The flag is read on the device. Deterministic:
+// elements are independent.
 //
 // Launch: a warp per chunk, any grid, blockDim.x a multiple of 32.
 

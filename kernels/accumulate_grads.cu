@@ -1,10 +1,11 @@
 // buffers += scale * grads, or buffers = scale * grads, over a list of pairs of tensors.
 //
 // Sources are gradients (dtype -DGRAD), targets buffers (-DBUFFER, no narrower), which may be the
-// gradients themselves. Results are those of accumulate.cu; a product alone is rounded once from
-// double. -DNORM=1: a Part of the 2-norm of what the buffers hold afterwards for the chunks that a
-// block takes at once, with the bits of norm.cu's norm_partials if sources and targets are aligned
-// and without gaps together. Flags and scale are read on the device. Deterministic.
+// gradients themselves. Results are those of accumulate.cu; a product without a sum is rounded once
+// from double. -DNORM=1: also writes a Part of the 2-norm of the resulting buffers, for the chunks
+// that a block processes at once; it has the same bits as norm_partials of norm.cu if sources and
+// targets are contiguous and aligned together. Flags and scale are read on the device.
+// Deterministic.
 //
 // Launch: a warp per chunk, any grid, blockDim.x a multiple of 32.
 

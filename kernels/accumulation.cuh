@@ -1,7 +1,7 @@
-// What becomes of the elements of a gradient buffer: buffer + scale * grad, or grad.
+// The new elements of a gradient buffer: buffer + scale * grad, or grad.
 //
-// With a scale, results are those in double: the product is rounded, then the sum, then the sum to
-// the buffer's dtype. An unscaled sum of f32 and narrower is rounded once.
+// With a scale, results are computed as if in double: the product is rounded, then the sum, then
+// the sum to the buffer's dtype. An unscaled sum of f32 and narrower is rounded once.
 
 #pragma once
 

@@ -1,8 +1,8 @@
-// Arithmetic as it is written: each operation rounds once and keeps subnormals.
+// Arithmetic exactly as written: each operation rounds once and keeps subnormals.
 //
-// CuPy compiles with -ftz=true, which flushes the subnormals of plain float operations to zero,
-// and a compiler may fuse a plain product and a sum. `Real` does neither. So results do not depend
-// on the compiler, and small gradients keep their digits.
+// CuPy compiles with -ftz=true, which flushes the subnormals of plain float operations to zero, and
+// a compiler may fuse a plain product and a sum. `Real` does neither. So results do not depend on
+// the compiler, and small gradients keep their precision.
 
 #pragma once
 

@@ -7,9 +7,9 @@
 //   finish_moments: mean = centre + totals[0] / n, variance = totals[1] / n - (totals[0] / n)^2
 //   normalize:      y
 //
-// sum_deviations runs twice: with centre null, where each thread adds up distances from its own
-// first element, then about the centre, rounded to the accumulation type. The second pass corrects
-// the first.
+// sum_deviations runs twice: first with centre null, when each thread sums the distances from its
+// own first element, then about the centre, rounded to the accumulation type. The second pass
+// corrects the first.
 //
 // x, y: (before, channels, after) of DATA_T, C order; y may be x. scale, bias: channels of
 // PARAM_T or null. mean, inv_std: channels of STAT_T. partials: (2, shares, channels) of

@@ -5,11 +5,11 @@
 //   finish_channels: dscale, dbias = totals; means = totals / n
 //   apply_channels:  dx = inv_std * scale * (dy - means[1] - xhat * means[0])
 //
-// dy, x, dx: (before, channels, after) of DATA_T, C order; dx may be dy. mean, inv_std: channels
-// of STAT_T. scale: channels of PARAM_T, or null (1). dscale, dbias: channels of PARAM_T, or null
-// if not wanted. partials: (2, shares, channels) of double, shares = gridDim.y of sum_channels.
-// means: (2, channels) of the accumulation dtype. All outputs are written with =. Deterministic:
-// fixed orders, no atomics.
+// dy, x, dx: (before, channels, after) of DATA_T, C order; dx may be dy. mean, inv_std: channels of
+// STAT_T. scale: channels of PARAM_T, or null (1). dscale, dbias: channels of PARAM_T; a null
+// output is not computed. partials: (2, shares, channels) of double, shares = gridDim.y of
+// sum_channels. means: (2, channels) of the accumulation dtype. All outputs are written with =.
+// Deterministic: fixed orders, no atomics.
 //
 // Launch: sum_channels and apply_channels as in channels.cuh, blockDim.x * blockDim.y at most
 // 256, blockDim.y a power of two; any grid. If VEC > 1, arrays are 16-byte aligned and after

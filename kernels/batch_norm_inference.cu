@@ -1,7 +1,8 @@
-// Batch norm by known statistics: y = (x - mean) * inv_std * scale + bias, inv_std = 1 / sqrt(var + eps).
+// Batch norm with running statistics: y = (x - mean) * inv_std * scale + bias, inv_std = 1 /
+// sqrt(var + eps).
 //
 // x, y: (before, channels, after) of DATA_T, C order; y may be x. scale, bias: channels of PARAM_T
-// or null. mean, var: channels of STAT_T. y is written with =. Deterministic: nothing is summed.
+// or null. mean, var: channels of STAT_T. y is written with =. Deterministic: there are no sums.
 //
 // Launch: as in channels.cuh, blockDim.x * blockDim.y at most 256; any grid. If VEC > 1, arrays are
 // 16-byte aligned and after (channels if LAST) is a multiple of VEC.

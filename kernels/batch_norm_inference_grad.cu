@@ -1,14 +1,14 @@
-// The gradient of batch norm by known statistics, which are constants: one pass, and the sums' end.
+// The gradient of batch norm with running statistics, which are constants: one pass, then the sums.
 //
 //   xhat = (x - mean) * inv_std, inv_std = 1 / sqrt(var + eps)
 //   infer_gradient:    dx = dy * inv_std * scale; partials[0] = sums of dy * xhat, partials[1] = sums of dy
 //   finish_parameters: dscale, dbias = totals
 //
 // dy, x, dx: (before, channels, after) of DATA_T, C order; dx may be dy. mean, var: channels of
-// STAT_T. scale: channels of PARAM_T, or null (1). partials: (2, shares, channels) of double, shares
-// = gridDim.y of infer_gradient; or null if dscale and dbias are not wanted, and then x is not read.
-// dscale, dbias: channels of PARAM_T. All outputs are written with =. Deterministic: fixed orders,
-// no atomics.
+// STAT_T. scale: channels of PARAM_T, or null (1). partials: (2, shares, channels) of double,
+// shares = gridDim.y of infer_gradient; or null if dscale and dbias are not computed; x is then not
+// read. dscale, dbias: channels of PARAM_T. All outputs are written with =. Deterministic: fixed
+// orders, no atomics.
 //
 // Launch: infer_gradient as in channels.cuh, blockDim.x * blockDim.y at most 256, blockDim.y a power
 // of two; any grid. If VEC > 1, arrays are 16-byte aligned and after (channels if LAST) is a multiple

@@ -1,4 +1,4 @@
-// Batch norm in steps, between which what is summed may travel to other ranks.
+// Batch norm in steps, between which sums may be exchanged with other ranks.
 //
 //   finish_stats: mean = centre + totals[0] / n, var = totals[1] / n - (totals[0] / n)^2
 //   take_stats:   exact[0] = mean, exact[1] = 1 / sqrt(var + eps); saved_mean, inv_std = the same,
@@ -6,8 +6,9 @@
 //   finish_sums:  sum_dy_xhat, sum_dy = totals
 //   take_sums:    means = sums / n
 //
-// sum_deviations of batch_norm.cu makes the partials of finish_stats, sum_channels of
-// batch_norm_grad.cu those of finish_sums; normalize reads `exact`, and apply_channels `means`.
+// sum_deviations of batch_norm.cu computes the partials of finish_stats, and sum_channels of
+// batch_norm_grad.cu those of finish_sums; normalize reads `exact`, and apply_channels reads
+// `means`.
 //
 // -DACC_T is the accumulation dtype, -DSTAT_T the dtype of saved_mean and inv_std. partials: (2,
 // shares, channels) of double. centre, mean, var, sum_dy_xhat, sum_dy: channels of double. exact:

@@ -1,4 +1,4 @@
-// The end of batch norm's and group norm's forward passes: statistics, and y from exact ones.
+// The last steps of batch norm's and group norm's forward passes: statistics, and y.
 
 #pragma once
 

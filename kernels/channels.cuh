@@ -1,7 +1,7 @@
 // Arrays of (before, channels, after) in C order, divided among blocks by channel.
 //
-// Macros: DATA_T; VEC, the elements that one access moves; LAST (1: after is 1, so adjacent
-// elements belong to adjacent channels; 0: adjacent elements belong to one channel).
+// Macros: DATA_T; VEC, the number of elements per access; LAST (1: after is 1, so adjacent elements
+// belong to adjacent channels; 0: adjacent elements belong to one channel).
 //
 // Blocks are (x, y): threadIdx.x selects a channel of the block, threadIdx.y a share of its
 // elements. blockIdx.x runs over channels, blockIdx.y over shares.

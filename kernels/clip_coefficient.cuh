@@ -1,4 +1,4 @@
-// The coefficient that gradients of a given norm are multiplied by.
+// The factor for gradients of a given norm.
 
 #pragma once
 

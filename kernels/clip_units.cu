@@ -1,12 +1,12 @@
 // target = source * coefficient over a list of gradients, with a coefficient for each unit.
 //
 // A unit whose norm exceeds its limit is scaled to it: `limit`, or `limit` times the norm of the
-// parameters that the unit belongs to (adaptive clipping). Results are those of a product in double,
-// rounded once. A coefficient of 1 keeps every bit; in place, such a unit is not touched. Targets
-// are written with =. Deterministic: each element on its own.
+// parameters that the unit belongs to (adaptive clipping). Results are those of a product in
+// double, rounded once. A coefficient of 1 keeps every bit; in place, such a unit is not accessed.
+// Targets are written with =. Deterministic: elements are independent.
 //
-// Launch: a warp per chunk, any grid, blockDim.x a multiple of 32. The last chunk comes first: what
-// the norms read last is still in L2.
+// Launch: a warp per chunk, any grid, blockDim.x a multiple of 32. The last chunk is processed
+// first, because the data that the norms read last are still in L2.
 
 #include "unit_list.cuh"
 #include "clip_coefficient.cuh"

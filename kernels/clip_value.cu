@@ -1,8 +1,8 @@
 // target = min(max(source, -limit), limit) over a list of pairs of tensors; NaN stays NaN.
 //
-// One list may mix f16, bf16, f32 and f64. Elements within the limits keep every bit. The limit
-// is rounded to f32 (not for f64), and a replaced element to its own dtype. Targets are written
-// with =. Deterministic: each element on its own.
+// One list may mix f16, bf16, f32 and f64. Elements within the limits keep every bit. The limit is
+// rounded to f32 (not for f64), and a replaced element to its own dtype. Targets are written with
+// =. Deterministic: elements are independent.
 //
 // Launch: a warp per chunk, any grid, blockDim.x a multiple of 32.
 

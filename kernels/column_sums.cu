@@ -5,7 +5,7 @@
 //
 // partials: (planes, count, width) of ACC_T, C order; count may be 0. first, second: width of
 // PARAM_T, written with = and rounded once; either may be null. Deterministic: the order of the
-// additions depends on count and y alone.
+// additions depends only on count and y.
 //
 // Launch: blockDim = (x, y), y a power of two and x * y at most 1024; gridDim = (ceil(width / x) or
 // fewer, planes).

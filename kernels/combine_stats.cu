@@ -1,13 +1,13 @@
-// The mean and the variance of what ranks hold together, channel by channel.
+// The mean and the variance over all ranks, channel by channel.
 //
 //   combine_stats: count = sum of n_r, mean = sum of n_r / count * mean_r,
 //                  var = sum of n_r / count * (var_r + (mean_r - mean)^2)
 //
 // means, variances: (ranks, channels); counts: (ranks); mean, var: (channels); count: one number;
-// all double. A rank whose count is 0 is ignored, whatever else it says; if all are, the results
-// are 0. mean is summed about the first rank's, so that equal means give just that mean, and in
-// halves, so that no difference overflows. Weights are at most 1, so that nothing does which the
-// result does not. All outputs are written with =. Deterministic: ranks are added up in order.
+// all double. A rank whose count is 0 is ignored; if all counts are 0, the results are 0. The mean
+// is summed about the first rank's mean, so that equal means give exactly that mean, and in halves,
+// so that no difference overflows. Weights are at most 1, so that no intermediate overflows unless
+// the result does. All outputs are written with =. Deterministic: ranks are added in order.
 //
 // Launch: a thread per channel, any grid, one-dimensional blocks.
 

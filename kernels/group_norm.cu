@@ -7,16 +7,16 @@
 //   finish_group_moments: mean = centre + totals[0] / n, variance = totals[1] / n - (totals[0] / n)^2
 //   normalize_groups:     y
 //
-// sum_group_deviations runs twice, as sum_deviations of batch_norm.cu does, and sums as it does.
+// sum_group_deviations runs twice and sums in the same way as sum_deviations of batch_norm.cu.
 //
-// x, y: (samples, channels, space), or (samples, space, channels) if LAST, of DATA_T, C order; y may
-// be x. Groups are of `width` adjacent channels, numbered sample by sample. scale, bias: channels of
-// PARAM_T or null. mean, inv_std: groups of STAT_T. partials: (2, shares, columns) of double,
-// shares = gridDim.y of sum_group_deviations, columns = samples * channels. centre: groups of
-// double. exact: (2, groups) of double, mean and inv_std before rounding. All outputs are written
-// with =. Deterministic: fixed orders, no atomics. No size is 0.
+// x, y: (samples, channels, space), or (samples, space, channels) if LAST, of DATA_T, C order; y
+// may be x. A group is `width` adjacent channels; groups are numbered sample by sample. scale,
+// bias: channels of PARAM_T or null. mean, inv_std: groups of STAT_T. partials: (2, shares,
+// columns) of double, shares = gridDim.y of sum_group_deviations, columns = samples * channels.
+// centre: groups of double. exact: (2, groups) of double, mean and inv_std before rounding. All
+// outputs are written with =. Deterministic: fixed orders, no atomics. No size is 0.
 //
-// Launch: sum_group_deviations and normalize_groups as in channels.cuh, with columns in the place of
+// Launch: sum_group_deviations and normalize_groups as in channels.cuh, with columns instead of
 // channels, blockDim.x * blockDim.y at most 256, blockDim.y a power of two; any grid. If VEC > 1,
 // arrays are 16-byte aligned and space (channels if LAST) is a multiple of VEC. finish_group_centre
 // and finish_group_moments: blockDim = (threads per group, groups), x a power of two, x * y a

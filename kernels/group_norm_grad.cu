@@ -6,11 +6,11 @@
 //   finish_group_parameters: dscale, dbias = sums of the partials over samples
 //   apply_group_gradient:    dx = inv_std * (w - means[1] - xhat * means[0])
 //
-// dy, x, dx: as x in group_norm.cu, with its columns and groups; dx may be dy. mean, inv_std: groups
-// of STAT_T. scale: channels of PARAM_T, or null (1). dscale, dbias: channels of PARAM_T, or null if
-// not wanted. partials: (2, shares, columns) of double, shares = gridDim.y of sum_group_gradient.
-// means: (2, groups) of the accumulation dtype. All outputs are written with =. Deterministic: fixed
-// orders, no atomics. No size is 0.
+// dy, x, dx: as x in group_norm.cu, with its columns and groups; dx may be dy. mean, inv_std:
+// groups of STAT_T. scale: channels of PARAM_T, or null (1). dscale, dbias: channels of PARAM_T; a
+// null output is not computed. partials: (2, shares, columns) of double, shares = gridDim.y of
+// sum_group_gradient. means: (2, groups) of the accumulation dtype. All outputs are written with =.
+// Deterministic: fixed orders, no atomics. No size is 0.
 //
 // Launch: sum_group_gradient and apply_group_gradient as sum_group_deviations of group_norm.cu,
 // finish_group_means as its finish_group_centre. finish_group_parameters: blockDim = (x, y), y a

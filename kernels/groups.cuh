@@ -1,8 +1,8 @@
 // Arrays of (samples, channels, space) or, if LAST, (samples, space, channels) in C order, whose
-// channels are in groups of `width`. They are divided among blocks by column: what one sample has of
-// one channel. Columns are numbered sample by sample, so those of a group are adjacent.
+// channels are in groups of `width`. They are divided among blocks by column: the elements of one
+// channel in one sample. Columns are numbered sample by sample, so those of a group are adjacent.
 //
-// Macros and blocks are those of channels.cuh, with columns in the place of channels.
+// Macros and blocks are those of channels.cuh, with columns instead of channels.
 
 #pragma once
 

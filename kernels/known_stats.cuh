@@ -1,4 +1,4 @@
-// What kernels need of statistics that are known: a mean and a variance per channel.
+// Reads running statistics: a mean and a variance per channel.
 
 #pragma once
 

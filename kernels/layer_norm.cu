@@ -2,24 +2,24 @@
 //
 //   layer_norm (CENTRED = 1): y = (x - mean) * inv_std * scale + bias
 //   RMS norm   (CENTRED = 0): y = x * inv_std * scale
-//   inv_std = 1 / sqrt(variance + eps); in an RMS norm the mean square takes the variance's place
-//   ADDED = 1: s = x + residual, rounded, takes the place of x
+//   inv_std = 1 / sqrt(variance + eps); an RMS norm uses the mean square instead of the variance
+//   ADDED = 1: s = x + residual, rounded, replaces x
 //
-// x, y: (rows, width) of DATA_T, C order, or as `layout` says (row_starts.cuh); y may be x.
-// residual, s: the same, or null; s may be either of x and residual. scale, bias: width of PARAM_T or null.
+// x, y: (rows, width) of DATA_T, C order, or strided by `layout` (row_starts.cuh); y may be x.
+// residual, s: the same, or null; s may be x or residual. scale, bias: width of PARAM_T or null.
 // mean (null in an RMS norm), inv_std: rows of STAT_T. All outputs are written with =.
 // Deterministic: fixed orders, no atomics.
 //
-// f32 and narrower are summed in floats over what a thread reads at once, then in double, of which
-// many GPUs have little. If a square overflows or loses digits, the thread sums again in double. A
-// second pass over the row corrects the mean by the sum of x - mean.
+// f32 and narrower are summed in float over the elements that a thread loads at once, then in
+// double, for which many GPUs have few units. If a square overflows or loses digits, the thread
+// sums again in double. A second pass over the row corrects the mean by the sum of x - mean.
 //
 // Launch: blockDim = (threads per row, rows per block), x a power of two, x * y a multiple of 32
 // and at most 1024 (512 if STRIDED); any gridDim.x. width > 0. If VEC > 1, width is a multiple of
-// VEC and arrays are 16-byte aligned, of a `layout` only scale and bias. If CHUNKS,
-// x * CHUNKS * VEC >= width: a thread then reads its part of a row once, all at once, and keeps it
-// in registers. With CHUNKS = 0 a row has any length, and is read for each of its sums and again
-// for y.
+// VEC and arrays are 16-byte aligned (with a `layout`, only scale and bias). If CHUNKS > 0, x *
+// CHUNKS * VEC >= width: a thread then loads its part of a row once, all loads in flight together,
+// and keeps it in registers. With CHUNKS = 0 a row may have any length, and is read once for each
+// of its sums and again for y.
 
 #include "row_starts.cuh"
 #include "rows.cuh"

@@ -5,21 +5,23 @@
 //   partials[0][block][column] = sum over the block's rows of dy * xhat
 //   partials[1][block][column] = the same sum of dy (not for RMS)
 //
-// dy, source, dx: (rows, width) of DATA_T, C order, or as `layout` says (row_starts.cuh); dx may be
-// dy. ds: the same, or null; dx may be ds. scale, bias: width of PARAM_T or null. mean, inv_std: rows
-// of STAT_T. partials: (PLANES, gridDim.x, width) of the accumulation dtype, or null if no parameter
-// gradient is wanted. All outputs are written with =. Deterministic: fixed orders, no atomics.
+// dy, source, dx: (rows, width) of DATA_T, C order, or strided by `layout` (row_starts.cuh); dx may
+// be dy. ds: the same, or null; dx may be ds. scale, bias: width of PARAM_T or null. mean, inv_std:
+// rows of STAT_T. partials: (PLANES, gridDim.x, width) of the accumulation dtype, or null if no
+// parameter gradient is computed. All outputs are written with =. Deterministic: fixed orders, no
+// atomics.
 //
-// Launch: blockDim = (threads per row, rows per block), x a power of two with
-// x * CHUNKS * VEC >= width, x * y a multiple of 32 and at most 512 (256 if y > 1); any gridDim.x.
-// If VEC > 1, width is a multiple of VEC and arrays are 16-byte aligned, of a `layout` only scale,
-// bias and partials. LONG: x is 512, y is 1, and dynamic shared memory holds PLANES * CHUNKS * VEC * x
-// numbers of type A, and if LONG is 2 CHUNKS * VEC * x of PARAM_T behind.
+// Launch: blockDim = (threads per row, rows per block), x a power of two with x * CHUNKS * VEC >=
+// width, x * y a multiple of 32 and at most 512 (256 if y > 1); any gridDim.x. If VEC > 1, width is
+// a multiple of VEC and arrays are 16-byte aligned (with a `layout`, only scale, bias and
+// partials). If LONG, x is 512, y is 1, and dynamic shared memory has PLANES * CHUNKS * VEC * x
+// elements of type A; if LONG is 2, CHUNKS * VEC * x of PARAM_T follow.
 //
 // A thread keeps the sums of its columns in registers for all its rows, and its columns of scale if
-// there is room (KEEP_SCALE); scale is read again from the cache otherwise. LONG rows have too many
-// columns: their sums are in shared memory, and scale too if LONG is 2. Of a row it keeps what memory
-// has, which for 16 bits is half as many registers as w and xhat, and computes those twice.
+// there are enough registers (KEEP_SCALE); otherwise it rereads scale from the cache. LONG rows
+// have too many columns: their sums are in shared memory, and so is scale if LONG is 2. A thread
+// keeps a row in the dtype of memory, which for 16 bits takes half as many registers as w and xhat,
+// and computes those twice.
 
 #include "row_gradient.cuh"
 

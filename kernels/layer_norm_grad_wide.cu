@@ -1,4 +1,5 @@
-// The gradients of layer_norm_grad.cu for rows of any length: first the rows' sums, then the rest.
+// The gradients of layer_norm_grad.cu for rows of any length: first the rows' sums, then dx and
+// partials.
 //
 //   row_sums_of_gradient: sums[part][row] = (sum of w, sum of w * xhat) over part of the columns
 //   apply_gradient:       dx as in layer_norm_grad.cu, and partials[plane][blockIdx.y][column]
@@ -8,8 +9,8 @@
 // dtype, or null. All outputs are written with =. Deterministic: fixed orders, no atomics.
 //
 // Launch: blockDim = (256, 1); any grid. row_sums_of_gradient: gridDim.x runs over rows, gridDim.y
-// over columns; apply_gradient: gridDim.x over columns, gridDim.y over rows. If VEC > 1, width is
-// a multiple of VEC and arrays are 16-byte aligned, of a `layout` only scale, bias and partials.
+// over columns; apply_gradient: gridDim.x over columns, gridDim.y over rows. If VEC > 1, width is a
+// multiple of VEC and arrays are 16-byte aligned (with a `layout`, only scale, bias and partials).
 
 #include "row_gradient.cuh"
 

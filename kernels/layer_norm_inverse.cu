@@ -1,7 +1,7 @@
 // The input of a layer norm from its output: x = (y - bias) / scale / inv_std + mean.
 //
-// y, x: (rows, width) of DATA_T, C order; x may be y. scale, bias: width of PARAM_T or null.
-// mean, inv_std: rows of STAT_T. x is written with =. Deterministic: each element on its own.
+// y, x: (rows, width) of DATA_T, C order; x may be y. scale, bias: width of PARAM_T or null. mean,
+// inv_std: rows of STAT_T. x is written with =. Deterministic: elements are independent.
 //
 // Launch: blockDim = (threads per row, rows per block), gridDim = (blocks over the rows, blocks
 // over the columns); any sizes. If VEC > 1, width is a multiple of VEC and arrays are 16-byte

@@ -5,10 +5,10 @@
 //                  elements are NaN or infinite, 0 or 1, float64
 //   norm_parts:    joined = the Part of the list or of each tensor, for a norm over ranks
 //
-// One list may mix f16, bf16, f32 and f64. -DORDER: Sum (p = 1), SumOfSquares (p = 2),
-// SumOfPowers (any p), Largest (p = infinity). Every partial and every norm is written with =.
-// Deterministic: what a chunk holds and the order of all additions depend only on the list, on its
-// addresses modulo 16, and on blockDim.
+// One list may mix f16, bf16, f32 and f64. -DORDER: Sum (p = 1), SumOfSquares (p = 2), SumOfPowers
+// (any p), Largest (p = infinity). Every partial and every norm is written with =. Deterministic:
+// the elements of a chunk and the order of all additions depend only on the list, on its addresses
+// modulo 16, and on blockDim.
 //
 // Launch: norm_partials with a warp per chunk, the others with a block per norm; any grid,
 // blockDim.x a multiple of 32.

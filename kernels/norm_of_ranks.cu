@@ -1,13 +1,14 @@
-// The p-norm of gradients that are spread over ranks, each with a device of its own.
+// The p-norm of gradients on several ranks, each with its own device.
 //
-//   rank_state: state[0..2] = what a rank says of itself; its Part follows
+//   rank_state: state[0..2] = a rank's status, digest and magnitude; its Part follows
 //   join_ranks: out = the norm, float64; found_inf = whether elements of any rank are NaN or infinite,
-//               0 or 1, float64; and what a clip is to use. Unless a rank is at fault.
+//               0 or 1, float64; factors for a clip. If a rank is at fault, only faults and
+//               factors that change nothing are written.
 //
-// A state is 6 doubles: status, 0 for a rank that did not fail; digest, a number that stands for the
-// call; the magnitude of what the gradients are to be multiplied by; and the rank's Part, as
-// norm_parts of norm.cu makes it. -DORDER as there. Outputs are written with =.
-// Deterministic: ranks are added up in their order, so that all of them get the same bits.
+// A state is 6 doubles: status, 0 for a rank that did not fail; digest, a number that identifies
+// the call; the magnitude of the gradients' scale; and the rank's Part, computed by norm_parts of
+// norm.cu. -DORDER as there. Outputs are written with =. Deterministic: ranks are added in order,
+// so that all of them get the same bits.
 //
 // Launch: one thread.
 

@@ -1,13 +1,13 @@
 // The arithmetic of p-norms: one struct for each kind of p.
 //
 // `include` adds the elements of a chunk, `combine` joins two partial results, `divide` makes a sum
-// a mean, and `root` gives the norm of a result divided by its scale. Sums carry the rounding errors
-// of their additions along (two-sum), so their error does not grow with the number of elements. No
+// a mean, and `root` gives the norm of a result divided by its scale. Sums accumulate the rounding
+// errors of their additions (two-sum), so their error does not grow with the number of elements. No
 // intermediate overflows or underflows. NaN stays NaN.
 //
-// f16, bf16 and f32 are summed in pairs of floats over a few batches of a lane's loads and, for what
-// then is left of a chunk, over the lanes of a warp; then in double: many GPUs have few
-// double-precision units. The relative error of a norm stays below 2^-40. An f64 is summed in double,
+// f16, bf16 and f32 are summed in pairs of floats over a few batches of a lane's loads and, for the
+// rest of a chunk, over the lanes of a warp; then in double, because many GPUs have few
+// double-precision units. The relative error of a norm is below 2^-40. f64 is summed in double,
 // within two units in the last place.
 
 #pragma once

@@ -1,4 +1,4 @@
-// How the chunks' partial results of a norm are joined and written, for -DORDER.
+// Combines and writes the chunks' partial results of a norm, for -DORDER.
 
 #pragma once
 

@@ -1,4 +1,4 @@
-// A chunk's share of a norm, for -DORDER.
+// Computes a chunk's partial result of a norm, for -DORDER.
 
 #pragma once
 

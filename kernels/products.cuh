@@ -1,8 +1,8 @@
 // x * factor, as if multiplied in double and rounded once, almost always without double precision,
-// of which many GPUs have little.
+// for which many GPUs have few units.
 //
-// Two floats enclose the exact product. If both round to one number of x's dtype, that is the
-// result. Otherwise the product is close to halfway between two numbers, and a double decides.
+// Two floats enclose the exact product. If both round to the same number of x's dtype, that is the
+// result. Otherwise the product is close to halfway between two numbers, and is computed in double.
 
 #pragma once
 

@@ -1,4 +1,4 @@
-// A warp, and how its lanes exchange numbers.
+// A warp, and the exchange of numbers between its lanes.
 
 #pragma once
 

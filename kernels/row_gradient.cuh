@@ -1,8 +1,8 @@
 // Shared by the gradients of layer norm, RMS norm and invertible layer norm.
 //
-// Macros: DATA_T, STAT_T, PARAM_T; VEC, the elements that one access moves;
-// FROM_OUTPUT (1: xhat is computed from the norm's output); CENTRED (0: RMS norm, without a mean);
-// STRIDED, ADDED (1: ds, the gradient of the sum that was normalised, joins dx): row_starts.cuh.
+// Macros: DATA_T, STAT_T, PARAM_T; VEC, the number of elements per access; FROM_OUTPUT (1: xhat is
+// computed from the norm's output); CENTRED (0: RMS norm, without a mean); STRIDED, ADDED (1: ds,
+// the gradient from the residual branch, is added to dx): row_starts.cuh.
 
 #pragma once
 

@@ -1,10 +1,10 @@
-// Where the rows of a norm's arrays begin, how packs of them are moved, and a scale's offset.
+// The addresses of the rows of a norm's arrays, accesses to packs of them, and a scale's offset.
 //
-// STRIDED = 0 (default): rows follow each other without gaps and begin where a pack may.
-// STRIDED = 1: each array has strides of its own between rows, which may begin at any element. If
-// one of them begins where no pack may, packs are moved element by element. Threads have the same
-// elements and add in the same order either way, so the bits are those of rows without gaps.
-// ADDED = 1 (only if STRIDED): there is one more array, the residual or ds.
+// STRIDED = 0 (default): rows are contiguous, and begin at an address that is aligned for packs.
+// STRIDED = 1: each array has its own strides between rows, which may begin at any element. If a
+// row is not aligned for packs, packs are accessed element by element. Threads have the same
+// elements and add in the same order in both cases, so the bits are those of contiguous rows. ADDED
+// = 1 (only if STRIDED): there is one more array, the residual or ds.
 
 #pragma once
 

@@ -1,11 +1,11 @@
-// Running statistics of a batch norm, moved towards those of one batch.
+// Updates the running statistics of a batch norm with those of one batch.
 //
 //   next_mean = (1 - momentum) * running_mean + momentum * mean
 //   next_var  = (1 - momentum) * running_var  + momentum * var * n / (n - 1)
 //
-// n is *count_at, or `count` if that is null: the elements per channel. If it is at most 1, there is
-// no unbiased variance, and the statistics stay as they are. What has a weight of 0 is left out, NaN
-// and infinities too.
+// n is *count_at, or `count` if that is null: the elements per channel. If it is at most 1, there
+// is no unbiased variance, and the statistics do not change. A term with weight 0 is skipped, even
+// if it is NaN or infinite.
 //
 // running_mean, running_var, next_mean, next_var: channels of STAT_T; next_mean may be running_mean,
 // and next_var running_var. mean, var: channels of double. Written with =. Deterministic.

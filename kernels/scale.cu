@@ -2,11 +2,11 @@
 //
 // One list may mix f16, bf16, f32 and f64. Results are those of a product in double, rounded once.
 // The coefficient is read or computed on the device. A coefficient of 1 keeps every bit; in place,
-// the launch then returns before it touches any gradient. Targets are written with =.
-// Deterministic: each element on its own.
+// the launch then returns before it accesses any gradient. Targets are written with =.
+// Deterministic: elements are independent.
 //
-// Launch: a warp per chunk, any grid, blockDim.x a multiple of 32. The last chunk comes first:
-// what the norm read last is still in L2.
+// Launch: a warp per chunk, any grid, blockDim.x a multiple of 32. The last chunk is processed
+// first, because the data that the norm read last are still in L2.
 
 #include "clip_coefficient.cuh"
 #include "scaling.cuh"

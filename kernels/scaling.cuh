@@ -1,4 +1,4 @@
-// What becomes of the elements of a gradient that is multiplied by a coefficient.
+// The elements of a gradient multiplied by a coefficient.
 
 #pragma once
 

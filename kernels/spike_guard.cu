@@ -1,8 +1,8 @@
-// A step of the spike guard: the limit for a gradient norm, and the statistics with that norm.
+// One step of the spike guard: the limit for a gradient norm, and the updated statistics.
 //
-// A state is 3 doubles: how many norms the guard has seen, their mean, their standard deviation.
-// `next` may be `state`. Outputs are written with =. Deterministic: every operation rounds once, in
-// the order of the CPU backend, so both give the same bits.
+// A state is 3 doubles: the number of norms seen, their mean, and their standard deviation. `next`
+// may be `state`. Outputs are written with =. Deterministic: every operation rounds once, in the
+// order of the CPU backend, so both give the same bits.
 //
 // Launch: one thread.
 

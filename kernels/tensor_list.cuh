@@ -1,11 +1,11 @@
-// A list of tensors as one launch gets it, and the loop over it that all list kernels share.
+// The list of tensors of one launch, and the loop over it that all list kernels share.
 //
 // Each tensor is a pair of arrays of one shape, a source and a target, of any dtypes, strides and
-// alignment. In place, or if nothing is written, both are the same memory. The list is cut into
+// alignment. In place, or if nothing is written, both are the same memory. The list is divided into
 // chunks, each of `chunk_bytes` of one tensor (a tensor's last one may be shorter), and a warp
-// takes one chunk at a time. So neither one huge tensor nor thousands of tiny ones leave
-// multiprocessors idle, and no barrier is needed. Which elements a chunk holds depends on the list
-// alone, never on the grid.
+// processes one chunk at a time. So neither one huge tensor nor thousands of tiny ones leave
+// multiprocessors idle, and no barrier is needed. The elements of a chunk depend only on the list,
+// never on the grid.
 
 #pragma once
 

@@ -1,9 +1,8 @@
-// A list of gradients that are taken unit by unit. A unit is a whole gradient, or the elements at
-// one place along the axes that a norm does not sum over: a row, a column, a filter.
+// A list of gradients that are processed unit by unit. A unit is a whole gradient, or the elements
+// at one index along the axes that a norm does not sum over: a row, a column, a filter.
 //
-// A tensor of the list has `units` units of `count` elements each. Its chunks go to one unit after
-// the other and round again: where units are columns, the warps of a block then share what a load
-// brings from memory.
+// A tensor of the list has `units` units of `count` elements each. Its chunks are assigned to the
+// units cyclically, so that if units are columns, the warps of a block share the data of each load.
 
 #pragma once
 

@@ -1,11 +1,11 @@
 // The p-norm of each unit of a list of gradients: of rows, of columns, or of whole gradients.
 //
 //   unit_norm_partials: partials = one Part per chunk
-//   unit_norm_finish:   norms = a norm per unit, or with `mean` that of a mean of powers (for p = 2
-//                       the root mean square), float64
+//   unit_norm_finish:   norms = a norm per unit, or with `mean` the root of the mean of powers (for
+//                       p = 2, the root mean square), float64
 //
-// -DORDER as for norm.cu, and one list may mix dtypes. Every partial and every norm is written
-// with =. Deterministic: what a chunk holds and the order of all additions depend only on the list,
+// -DORDER as for norm.cu, and one list may mix dtypes. Every partial and every norm is written with
+// =. Deterministic: the elements of a chunk and the order of all additions depend only on the list,
 // on its addresses modulo 16, and on blockDim.
 //
 // Launch: unit_norm_partials with a warp per chunk, unit_norm_finish with a block per unit; any

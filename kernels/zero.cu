@@ -1,4 +1,4 @@
-// target = +0 over a list of tensors, whatever was there. Targets are written (=), never read.
+// target = +0 over a list of tensors. Targets are written (=), never read.
 //
 // One list may mix f16, bf16, f32 and f64. A strided tensor's gaps stay unchanged. Deterministic.
 //

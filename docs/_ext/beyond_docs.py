@@ -1,4 +1,4 @@
-"""Links and figures of Markdown pages that are more on the site than on a code host.
+"""Adapts links and figures of Markdown pages, which also work on a code host, to the site.
 
 - A link to a script of the gallery leads to its page, one to the folder to its first page.
 - ``<!-- figure: plot_name 2 -->`` is the script's second figure.

@@ -1,4 +1,4 @@
-"""What docstrings write for readers of ``help`` and Sphinx would misread."""
+"""Adapts docstrings, which are written for ``help``, to Sphinx."""
 
 import re
 
@@ -8,14 +8,14 @@ TYPE = re.compile(r"[\w, ]+ : ")
 
 
 def _escape_shapes(app, what, name, obj, options, lines: list[str]) -> None:
-    """``(*rows, *normalised)`` is a shape, and its asterisks are no emphasis."""
+    """Escape asterisks in shapes such as ``(*rows, *normalised)``, which are not emphasis."""
     lines[:] = [
         re.sub(r"(?<=[( ])\*(?=\w)", r"\\*", line) if TYPE.match(line) else line for line in lines
     ]
 
 
 def _skip_fields(app, what, name, obj, skip: bool, options) -> bool | None:
-    """A named tuple's docstring says what its fields are; "Alias for field number 0" does not."""
+    """Skip the fields of named tuples: "Alias for field number 0" does not describe them."""
     return skip or (getattr(obj, "__doc__", None) or "").startswith("Alias for field number")
 
 

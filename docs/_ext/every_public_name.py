@@ -1,4 +1,4 @@
-"""A warning, and so a failed build, for each public name without a page."""
+"""Warns about each public name without a page, so that the build fails."""
 
 from public_names import public_names
 from sphinx.application import Sphinx

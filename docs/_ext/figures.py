@@ -1,9 +1,9 @@
-"""How the gallery's figures look, so that its scripts need not say it."""
+"""The style of the gallery's figures, shared by its scripts."""
 
 import matplotlib as mpl
 from cycler import cycler
 
-# Okabe and Ito's palette, whose colours colour-blind readers can tell apart.
+# Okabe and Ito's palette, which colour-blind readers can distinguish.
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#555555"
 
 

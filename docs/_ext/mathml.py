@@ -1,4 +1,4 @@
-"""Formulas as MathML, made when the site is built: no script, no font from elsewhere."""
+"""Renders formulas as MathML when the site is built, without scripts or external fonts."""
 
 from docutils import nodes
 from latex2mathml.converter import convert

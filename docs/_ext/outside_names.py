@@ -1,7 +1,7 @@
 """Links from the names of other libraries, written as code, to those libraries' documentation.
 
-The names are those of ``intersphinx``'s inventories, which docs/inventories has as text: a build
-needs no network.
+The names are those of ``intersphinx``'s inventories, stored as text in docs/inventories, so that a
+build needs no network.
 """
 
 from docutils import nodes

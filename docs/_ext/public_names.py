@@ -1,4 +1,4 @@
-"""What of gradkit is public: read from its files, since some need a framework to be imported."""
+"""The public names of gradkit, read from its files, since some cannot be imported everywhere."""
 
 import ast
 from pathlib import Path
@@ -7,7 +7,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "gradkit"
 
 
 def public_names() -> list[str]:
-    """What users may import, with its full name.
+    """Return the full names of everything that users may import.
 
     That is ``gradkit.__all__``, and the ``__all__`` of each public module, or package, whose names
     the package around it does not have too.
@@ -33,7 +33,7 @@ def _names_of(module: str, path: Path) -> list[str]:
 
 
 def all_of(path: Path) -> list[str]:
-    """``__all__``: a list, or what modules beside the file list in theirs."""
+    """Return ``__all__``: the file's own list and those of the modules that it adds to it."""
     names: list[str] = []
     found = False
     for node in ast.parse(path.read_text()).body:

@@ -2,8 +2,9 @@ r"""
 Accumulation against the full batch
 ===================================
 
-A batch that does not fit is split into micro-batches whose gradients are added up. That is the
-gradient of the full batch only if every *token* counts alike, and only as exact as the buffer is.
+A batch that does not fit in memory is split into micro-batches, whose gradients are added. The sum
+is the gradient of the full batch only if every *token* has the same weight, and it is only as
+accurate as the buffer's dtype.
 """
 
 import matplotlib.pyplot as plt
@@ -28,9 +29,10 @@ def relative(found, wanted):
 # Micro-batches of unequal size
 # -----------------------------
 #
-# 4,096 tokens in eight micro-batches. The mean of each micro-batch's mean gives the tokens of a
-# small one more weight. Sums that are divided once, by all tokens, do not: with ``scale=1 /
-# tokens`` that costs no pass over memory, since :func:`gradkit.clip_grad_norm` multiplies anyway.
+# 4,096 tokens are split into eight micro-batches. A mean of the micro-batches' means gives more
+# weight to the tokens of small micro-batches. A sum that is divided once, by the number of all
+# tokens, does not. ``scale=1 / tokens`` does this without another pass over memory, since
+# :func:`gradkit.clip_grad_norm` multiplies anyway.
 
 x = rng.normal(size=(4096, 32))
 y = x @ rng.normal(size=(32, 1)) + rng.normal(size=(4096, 1)) * (1 + 3 * rng.random((4096, 1)))
@@ -64,9 +66,9 @@ assert max(of_sums) < 1e-14
 # Buffers of 16 bits
 # ------------------
 #
-# A float16 or bfloat16 sum soon takes no part of what is added to it.
-# :func:`gradkit.accumulate_grad` adds 16-bit gradients to a float32 buffer without a conversion in
-# between. Here the float32 sums are exact, which 1e-9 stands for.
+# A float16 or bfloat16 sum soon becomes too large for small gradients to change it.
+# :func:`gradkit.accumulate_grad` adds 16-bit gradients to a float32 buffer without a separate
+# conversion. In this example the float32 sums are exact, and are drawn at 1e-9.
 
 grads = rng.uniform(0.5, 1.5, size=(1024, 256)).astype(np.float16)
 buffers = {dtype: np.zeros(256, dtype) for dtype in (np.float16, np.float32)}

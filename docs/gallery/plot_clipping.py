@@ -2,9 +2,10 @@ r"""
 Digits with and without clipping
 ================================
 
-A network on plain arrays reads handwritten digits: one hidden layer with a layer norm, and every
-gradient by gradkit. Its gradients are clipped by :func:`gradkit.clip_grad_norm` to a norm of 0.5,
-or not at all. All runs start from the same weights and see the same batches.
+A network on plain arrays classifies handwritten digits. It has one hidden layer with a layer norm,
+whose gradient gradkit computes. Gradients are clipped to a norm of 0.5 by
+:func:`gradkit.clip_grad_norm`, or not at all. All runs start from the same weights and use the same
+batches.
 """
 
 import math
@@ -82,8 +83,8 @@ with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # some runs
 # A learning rate that is too high
 # --------------------------------
 #
-# At low rates both learn alike. Clipping is for the other ones: it makes a step's length at most
-# ``rate * max_norm``, so a few steep batches cannot throw the weights away.
+# At low rates, both runs learn equally well. Clipping helps at high rates: the length of a step is
+# at most ``rate * max_norm``, so a few steep batches cannot ruin the weights.
 
 figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
 for runs, colour, name in ((without, "C1", "without clipping"), (clipped, "C0", "clipped")):

@@ -2,9 +2,10 @@ r"""
 Gradient norms by layer
 =======================
 
-One number says that a step was too large, not where. :func:`gradkit.per_tensor_norms` gives the
-norm of every gradient in the structure of the gradients, and with ``flat=True`` one array, with
-the names from :func:`gradkit.names_of`: one copy from a GPU for all of them.
+The global norm shows that a step was too large, but not which layer caused it.
+:func:`gradkit.per_tensor_norms` returns the norm of every gradient in the structure of the
+gradients. With ``flat=True`` it returns one array, which takes one copy from a GPU;
+:func:`gradkit.names_of` returns the names.
 """
 
 import matplotlib.pyplot as plt

@@ -3,8 +3,8 @@ Clipping JAX's gradients
 ========================
 
 JAX's arrays are immutable: :func:`gradkit.clip_by_global_norm` returns new gradients in the same
-pytree, as ``optax.clip_by_global_norm`` does, and the norm. It runs between the jitted halves of a
-step; inside of one, :func:`gradkit.jax.clip_by_global_norm` does the same.
+pytree, like ``optax.clip_by_global_norm``, and the norm. Call it between the jitted halves of a
+step. Inside a jitted function, use :func:`gradkit.jax.clip_by_global_norm`.
 """
 
 import jax
@@ -58,7 +58,7 @@ axes.legend(frameon=False)
 axes.set_title("A small network, clipped between the jitted halves of each step")
 
 # %%
-# A JAX array comes back as one, on its device.
+# The result is a JAX array on the same device.
 
 clipped, norm = gradkit.clip_by_global_norm({"w": jnp.full(4, 2.0)}, max_norm=1.0)
 print(type(norm).__module__, clipped, float(norm))

@@ -2,10 +2,10 @@ r"""
 One norm over four MPI ranks
 ============================
 
-Four ranks fit one model. Each takes its rows of every batch, and keeps the gradient and the update
-of its own quarter of the parameters (ZeRO). All clip by the norm of all quarters:
-``gradkit.clip_grad_norm(own, max_norm, group=group)``. Six numbers a rank travel.
-``examples/mpi_training.py`` does the same to a network with batch norm.
+Four ranks train one model. Each rank processes its rows of every batch, and keeps the gradient and
+the update of a quarter of the parameters (ZeRO). All ranks clip by the norm of all quarters:
+``gradkit.clip_grad_norm(own, max_norm, group=group)``. The ranks exchange six numbers each.
+``examples/mpi_training.py`` does the same for a network with batch norm.
 """
 
 import json
@@ -70,8 +70,8 @@ def mpiexec(ranks, script):
 
 
 # %%
-# A rank's own norm after clipping says little about that of all; together they never exceed the
-# limit.
+# A rank's own norm after clipping says little about the norm over all ranks, which never exceeds
+# the limit.
 
 found = json.loads(mpiexec(4, RANKS))
 norms = np.array(found["norms"])
@@ -89,7 +89,7 @@ axes.set_title("Gradient norms on four ranks of MPI")
 assert after.max() < 30 * (1 + 1e-12)
 
 # %%
-# One process with the same batches reaches the same parameters, but for the order of additions.
+# One process with the same batches reaches the same parameters, up to the order of additions.
 
 print(f"parameters differ by at most {found['off']:.1e}")
 assert found["off"] < 1e-12

@@ -2,13 +2,13 @@ r"""
 Norms: the error of naive sums
 ==============================
 
-The norm of all gradients is a sum of squares, and squares have twice the exponent of what is
-squared. In float32 they overflow above 1.8e19 and vanish below 2.6e-23, in float16 above 255 and
-below 1.7e-4. And a sum of many float32 numbers, added one by one, loses what the total is too
-coarse for.
+The norm of all gradients is a sum of squares, and squaring doubles the exponent. In float32,
+squares overflow above 1.8e19 and underflow below 2.6e-23; in float16, above 255 and below 1.7e-4.
+A running float32 sum of many numbers also loses those parts of each number that are below the
+sum's precision.
 
-:func:`gradkit.grad_norm` returns float64 of every dtype, and scales blocks whose squares would
-leave the range. Here it is beside the two lines that people write instead.
+:func:`gradkit.grad_norm` returns float64 for every dtype, and scales blocks whose squares would
+overflow or underflow. This page compares it with two common one-line formulas.
 """
 
 import math
@@ -67,8 +67,8 @@ axes.set_title("Norm of 10,000 float32 numbers")
 # Over lengths
 # ------------
 #
-# Numbers near 1, added one after the other as a simple loop or a GPU's atomic additions do it, in
-# pairs as ``np.sum`` does it, and by gradkit: float32 in runs of 256 elements, float64 beyond.
+# Numbers near 1 are added one after the other, as by a simple loop or a GPU's atomic additions; in
+# pairs, as by ``np.sum``; and by gradkit, in float32 for 256 elements at a time, then in float64.
 
 lengths = 4 ** np.arange(2, 13)
 sequential, pairwise, ours = [], [], []
@@ -89,8 +89,8 @@ axes.legend(frameon=False, loc="upper left")
 axes.set_title("Norm of float32 numbers between 0.5 and 1.5")
 
 # %%
-# Why a wrong norm matters: an infinite one makes ``max_norm / norm`` zero, and a step is lost; one
-# that has vanished means "do not clip".
+# A wrong norm matters: if it is infinite, ``max_norm / norm`` is zero, and the step is lost; if it
+# underflows to zero, nothing is clipped.
 
 grad = np.full(4, 1e20, np.float32)
 with np.errstate(over="ignore"):

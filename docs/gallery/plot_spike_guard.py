@@ -2,10 +2,11 @@ r"""
 Spikes that a fixed limit misses
 ================================
 
-A limit that fits the beginning of a training run is too high for its end.
-:class:`gradkit.SpikeGuard` follows the norm and clips what is far above what it was. Here four
-steps are poisoned: their loss is summed over the batch instead of averaged, so that their gradients
-are 128 times too large. There is no other clipping. The network reads handwritten digits.
+A limit that suits the beginning of a training run is too high for its end.
+:class:`gradkit.SpikeGuard` adapts the limit to the norm, and clips norms far above the recent
+average. In this run four steps are corrupted: their loss is summed over the batch instead of
+averaged, so that their gradients are 128 times too large. There is no other clipping. The network
+classifies handwritten digits.
 """
 
 import math
@@ -100,9 +101,9 @@ upper.set_title("Training loss, with four poisoned steps")
 lower.set_title(f"Norm of all gradients: the guard clips {len(clipped)} of {STEPS}")
 
 # %%
-# The limit is infinite while the guard collects its first 25 norms. It stays where it was after a
-# spike, because only what was let through enters the average. ``examples/spike_guard.py`` does the
-# same to a network with three norms.
+# The limit is infinite while the guard collects its first 25 norms. A spike hardly changes it,
+# because the average uses the clipped norm. ``examples/spike_guard.py`` does the same for a network
+# with three norms.
 
 print("steps clipped:", clipped)
 print(f"test accuracy: {accuracy:.1%} with the guard, {accuracy_without:.1%} without")

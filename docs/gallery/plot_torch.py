@@ -2,9 +2,9 @@ r"""
 Norms of PyTorch's 16-bit gradients
 ===================================
 
-gradkit takes PyTorch's tensors as they are, without a copy, and gives tensors back.
-``torch.nn.utils.get_total_norm`` returns a norm in the gradients' dtype: one of float16 gradients
-is infinite above 65,504, and one of bfloat16 gradients has 8 bits. :func:`gradkit.grad_norm`
+gradkit accepts PyTorch's tensors without a copy, and returns tensors.
+``torch.nn.utils.get_total_norm`` returns a norm in the gradients' dtype: for float16 gradients it
+is infinite above 65,504, and for bfloat16 gradients it has 8 bits. :func:`gradkit.grad_norm`
 returns float64.
 """
 
@@ -48,7 +48,7 @@ axes.legend(frameon=False, loc="center left")
 axes.set_title("Total norm of 64,000 elements")
 
 # %%
-# In a training loop one line changes; ``examples/torch_training_loop.py`` is a whole one::
+# In a training loop one line changes; ``examples/torch_training_loop.py`` is a complete program::
 #
 #     # Before: norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
 #     norm = gradkit.clip_grad_norm(gradkit.grads_of(model.parameters()), max_norm)

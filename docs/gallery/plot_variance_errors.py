@@ -2,10 +2,10 @@ r"""
 Layer norm: the error of naive variances
 ========================================
 
-A variance can be had in one pass, as the mean of squares minus the square of the mean. Where the
-mean is large beside the deviation, both are large and nearly equal, and their difference is
-rounding error. :func:`gradkit.layer_norm` and :func:`gradkit.layer_norm_grad` subtract the mean
-first.
+A variance can be computed in one pass, as the mean of squares minus the square of the mean. If the
+mean is large compared with the deviation, both terms are large and nearly equal, and their
+difference is mostly rounding error. :func:`gradkit.layer_norm` and
+:func:`gradkit.layer_norm_grad` subtract the mean first.
 """
 
 import matplotlib.pyplot as plt
@@ -64,7 +64,8 @@ axes.legend(frameon=False, loc="upper left")
 axes.set_title("The gradient of a float32 layer norm, rows of 1024")
 
 # %%
-# The rest of gradkit's error is that of the mean itself: a float32 mean near 10^6 is known to 0.03.
+# The remaining error of gradkit's result is that of the mean: near 10^6, float32 is accurate to
+# 0.03.
 
 print(f"at 10^4 deviations: naive {errors[naive][8]:.1e}, gradkit {errors[ours][8]:.1e}")
 assert errors[ours][8] < 1e-3

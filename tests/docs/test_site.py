@@ -27,6 +27,7 @@ sys.path.insert(0, {extensions!r})
 extensions = ["myst_parser", "numpydoc", "sphinx.ext.autodoc", "sphinx.ext.autosummary",
               "docstrings", "every_public_name"]
 root_doc = "docs/index"
+templates_path = ["templates"]
 autosummary_imported_members = True
 numpydoc_show_class_members = False
 myst_enable_extensions = ["dollarmath"]
@@ -182,6 +183,9 @@ def test_a_public_name_without_a_page_fails_the_build(tmp_path):
     (source / "index.md").write_text("# x\n\n```{toctree}\nreference/index\n```\n")
     conf = MINIMAL.format(extensions=str(ROOT / "docs" / "_ext"))
     (tmp_path / "conf.py").write_text(conf)
+    template = tmp_path / "templates" / "autosummary" / "class.rst"  # lists no attributes
+    template.parent.mkdir(parents=True)
+    template.write_text("{{ fullname | underline }}\n\n.. autoclass:: {{ fullname }}\n")
     command = [sys.executable, "-m", "sphinx", "-q", "--fail-on-warning", "--keep-going"]
     done = subprocess.run(
         [*command, "-b", "dummy", tmp_path, tmp_path / "out"], capture_output=True, text=True
