@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import gradkit
+from tests.operations import check_norm, norm
 from tests.problems import BATCH_TYPES, LAYER_TYPES, make, make_groups
 from tests.tolerances import DTYPES
 
@@ -24,18 +25,9 @@ joined = "-".join
 @pytest.mark.parametrize("shape", ROWS, ids=str)
 def test_row_norms(backend, shape, types):
     p = make(shape, types)
-    x, dy, scale, bias = p.on(backend, "x", "dy", "scale", "bias")
-    mean, inv_std = p.on(backend, "mean", "inv_std")
-    y, *statistics = gradkit.layer_norm(x, scale, bias, eps=p.eps)
-    p.check_forward(backend, y, *statistics)
-    p.check_gradients(backend, *gradkit.layer_norm_grad(dy, x, scale, mean, inv_std))
-    gradkit.layer_norm_inverse(y, scale, bias, mean, inv_std)
-    gradkit.invertible_layer_norm_grad(dy, y, scale, bias, inv_std)
-
-    p = make(shape, types, centred=False)
-    y, inv_std = gradkit.rms_norm(x, scale, eps=p.eps)
-    p.check_forward(backend, y, None, inv_std)
-    p.check_gradients(backend, *gradkit.rms_norm_grad(dy, x, scale, backend.asarray(p.inv_std)))
+    check_norm(backend, p, "layer_norm", "layer_norm_grad", "invertible_layer_norm_grad")
+    norm(backend, p, "layer_norm_inverse")
+    check_norm(backend, make(shape, types, centred=False), "rms_norm", "rms_norm_grad")
 
 
 @pytest.mark.sampled(11)
@@ -129,10 +121,10 @@ def test_lists(backend, count):
 
 def test_spike_guard(backend):
     state = gradkit.spike_guard_init(backend.asarray(np.ones(1)))
-    for norm, expected in [(9, math.inf), (11, math.inf), (math.nan, 12.5), (15, 11.25), (9, None)]:
-        norm = backend.asarray(np.array(float(norm)))
-        state, limit = gradkit.spike_guard_update(state, norm, warmup=2)
-        assert expected in (None, float(backend.asnumpy(limit)))
+    for number, limits in [(9, math.inf), (11, math.inf), (math.nan, 12.5), (15, 11.25), (9, None)]:
+        value = backend.asarray(np.array(float(number)))
+        state, limit = gradkit.spike_guard_update(state, value, warmup=2)
+        assert limits in (None, float(backend.asnumpy(limit)))
     assert backend.asnumpy(state)[0] == 4
 
 

@@ -11,6 +11,7 @@ import pytest
 import gradkit
 from gradkit._open import trees
 from tests import oracles, tolerances
+from tests.operations import check_norm
 from tests.problems import LAYER_TYPES, make
 from tests.tolerances import DTYPES, assert_same_bits, assert_within
 
@@ -22,19 +23,11 @@ def norm_of(backend, grads, *rest, **options):
 
 
 def layer_gradients(backend, p):
-    p.check_forward(
-        backend, *gradkit.layer_norm(*p.on(backend, "x", "scale", "bias"), eps=p.eps, **p.where)
-    )
-    arguments = p.on(backend, "dy", "x", "scale", "mean", "inv_std")
-    p.check_gradients(backend, *gradkit.layer_norm_grad(*arguments, **p.where))
+    check_norm(backend, p, "layer_norm", "layer_norm_grad")
 
 
 def batch_gradients(backend, p):
-    p.check_forward(
-        backend, *gradkit.batch_norm(*p.on(backend, "x", "scale", "bias"), eps=p.eps, **p.where)
-    )
-    arguments = p.on(backend, "dy", "x", "scale", "mean", "inv_std")
-    p.check_gradients(backend, *gradkit.batch_norm_grad(*arguments, **p.where))
+    check_norm(backend, p, "batch_norm", "batch_norm_grad")
 
 
 # Grids and buffers

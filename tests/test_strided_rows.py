@@ -9,6 +9,7 @@ import pytest
 import gradkit
 from gradkit._cuda import row_starts
 from tests.layouts import LAYOUTS
+from tests.operations import OPERATIONS
 from tests.problems import LAYER_TYPES, make
 from tests.tolerances import assert_same_bits
 
@@ -69,28 +70,23 @@ def arguments(name, view, types, sizes):
         return laid(view, lambda _: values, values.dtype, sizes)
 
     other = make(shape, types, seed=11)
-    every = {
-        "dy": like(p.dy), "x": like(p.x), "y": like(p.x), "residual": like(other.x),
-        "scale": p.scale, "bias": p.bias, "mean": p.mean, "inv_std": p.inv_std,
-    }  # fmt: skip
-    order = {
-        "layer_norm": "x scale bias",
-        "rms_norm": "x scale",
-        "add_layer_norm": "x residual scale bias",
-        "add_rms_norm": "x residual scale",
-        "layer_norm_grad": "dy x scale mean inv_std",
-        "rms_norm_grad": "dy x scale inv_std",
-        "invertible_layer_norm_grad": "dy y scale bias inv_std",
-    }[name]
-    further = {"ds": like(other.dy)} if name in ("layer_norm_grad", "rms_norm_grad") else {}
-    return [every[label] for label in order.split()], further
+    further = {"y": like(p.x), "residual": like(other.x), "ds": like(other.dy)}
+
+    def one(label, *_):
+        host = further[label] if label in further else getattr(p, label)
+        return like(host) if label in ("dy", "x") else host
+
+    operation = OPERATIONS[name]
+    given = operation.arguments(one) | (
+        {"ds": further["ds"]} if "ds" in operation.parameters else {}
+    )
+    return {label: value for label, value in given.items() if value is not None}
 
 
-def results_like(results, host, view, sizes):
+def results_like(results, view, sizes):
     """Room for results: strided views for those of the data's shape."""
-    shape = host[0].shape
     for result in results:
-        if result.shape == shape:
+        if result.shape == results[0].shape:
             yield laid(view, lambda _: np.nan, result.dtype, sizes)
         else:
             yield np.full_like(result, np.nan)
@@ -119,19 +115,17 @@ def test_long_rows_have_the_bits_of_a_copy(backend, name, types, width):
 
 
 def check_bits_of_a_copy(backend, name, view, types, sizes):
-    given, further = arguments(name, view, types, sizes)
-    run = getattr(gradkit, name)
+    given = arguments(name, view, types, sizes)
 
     def call(on, **options):
-        more = {label: on(array) for label, array in further.items()}
-        return run(*map(on, given), **more, **options)
+        return getattr(gradkit, name)(**{k: on(array) for k, array in given.items()}, **options)
 
     expected = [
         backend.asnumpy(a) for a in call(lambda host: backend.asarray(host.copy(order="C")))
     ]
     for a, b in zip(call(backend.asarray), expected, strict=True):
         assert_same_bits(backend.asnumpy(a), b)
-    hosts = list(results_like(expected, given, view, sizes))
+    hosts = list(results_like(expected, view, sizes))
     outs = tuple(map(backend.asarray, hosts))
     for out, host, value in zip(call(backend.asarray, out=outs), hosts, expected, strict=True):
         assert_same_bits(backend.asnumpy(out), value)
@@ -175,10 +169,10 @@ def test_narrow_rows_have_the_bits_of_a_copy(backend, width):
 def test_many_strided_rows_have_the_bits_of_a_copy(view, types):
     """So many that the CPU backend cuts them into strips."""
     sizes = (4, 1001, 3, 64)
-    given, further = arguments("rms_norm_grad", view, types, sizes)
-    found = gradkit.rms_norm_grad(*given, **further)
-    copies = [array.copy(order="C") for array in given]
-    expected = gradkit.rms_norm_grad(*copies, ds=further["ds"].copy(order="C"))
+    given = arguments("rms_norm_grad", view, types, sizes)
+    found = gradkit.rms_norm_grad(**given)
+    copies = {label: array.copy(order="C") for label, array in given.items()}
+    expected = gradkit.rms_norm_grad(**copies)
     for a, b in zip(found, expected, strict=True):
         assert_same_bits(a, b)
 
@@ -195,27 +189,23 @@ def test_kernels_copy_nothing(monkeypatch, backend, view):
     monkeypatch.setattr(row_starts, "keep_if_captured", refuse)
     monkeypatch.setattr(row_starts, "scratch", refuse)
     for name in NAMES:
-        given, further = arguments(name, view, LAYER_TYPES[0], sizes)
-        given, further = (
-            [*map(backend.asarray, given)],
-            {label: backend.asarray(array) for label, array in further.items()},
-        )
-        results = getattr(gradkit, name)(*given, **further)
-        hosts = results_like([backend.asnumpy(a) for a in results], given, view, sizes)
-        getattr(gradkit, name)(*given, **further, out=tuple(map(backend.asarray, hosts)))
+        given = arguments(name, view, LAYER_TYPES[0], sizes)
+        given = {label: backend.asarray(array) for label, array in given.items()}
+        results = [backend.asnumpy(a) for a in getattr(gradkit, name)(**given)]
+        hosts = results_like(results, view, sizes)
+        getattr(gradkit, name)(**given, out=tuple(map(backend.asarray, hosts)))
 
 
 @pytest.mark.parametrize("view", [_projection, _heads_first], ids=["projection", "heads first"])
 def test_the_cpu_backend_copies_a_tile_at_a_time(view):
     sizes = (8, 256, 8, 128)
-    given, further = arguments("layer_norm_grad", view, LAYER_TYPES[0], sizes)
-    scale = given[2]
-    out = given[0], np.empty_like(scale), np.empty_like(scale)
-    gradkit.layer_norm_grad(*given, **further, out=out)  # which allocates scratch
+    given = arguments("layer_norm_grad", view, LAYER_TYPES[0], sizes)
+    out = given["dy"], np.empty_like(given["scale"]), np.empty_like(given["scale"])
+    gradkit.layer_norm_grad(**given, out=out)  # which allocates scratch
     tracemalloc.start()
     try:
-        gradkit.layer_norm_grad(*given, **further, out=out)
+        gradkit.layer_norm_grad(**given, out=out)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak < given[0].nbytes / 8
+    assert peak < given["dy"].nbytes / 8

@@ -201,17 +201,20 @@ def scales():
 def flags():
     """What is no place for found_inf."""
     for function in named(takes="found_inf"):
+        count = 2 if function == "per_tensor_norms" else 1
         for what, (message, error, make) in {
             "integers": ("found_inf has dtype", TypeError, lambda a, _: a(np.array(0))),
-            "two": (r"found_inf has shape \(2,\)", ValueError, lambda a, _: a(np.zeros(2, bool))),
+            "three": (r"found_inf has shape \(3,\)", ValueError, lambda a, _: a(np.zeros(3, bool))),
             "a number": ("found_inf is a float; expected an array", TypeError, lambda _, __: 0.0),
             "read-only": (
-                "found_inf is read-only", ValueError, lambda a, _: a.read_only(np.zeros(1))
+                "found_inf is read-only",
+                ValueError,
+                lambda a, _, n=count: a.read_only(np.zeros(n)),
             ),
             "a gradient": (
                 r"found_inf shares memory with grads\[1\]",
                 ValueError,
-                lambda _, given: given["grads"][1][:1],
+                lambda _, given, n=count: given["grads"][1][:n],
             ),
         }.items():  # fmt: skip
             yield refused(function, f"found_inf is {what}", error, message, {"found_inf": make})
