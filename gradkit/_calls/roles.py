@@ -68,16 +68,14 @@ RUNNING = frozenset({RunningMean, RunningVar})
 TOTALS = frozenset({BatchMean, BatchVar, SumDyXhat, SumDy})
 WIDE = TOTALS | {RankMeans, RankVars, RankCounts}  # as arguments, made float64
 
-# Numbers. Each is behind what makes a checked number of it and of the call; an axis, which depends
-# on the data, is checked by the layout.
-Axis: TypeAlias = int
-ChannelAxis: TypeAlias = int
-NumGroups: TypeAlias = int
-EngineChoice: TypeAlias = Engine | None
-Eps: TypeAlias = Annotated[float, lambda value, _: checks.epsilon(value)]
-ScaleOffset: TypeAlias = Annotated[
-    float, lambda value, call: checks.scale_offset(value, call.scale)
-]
+
+class Checked(Generic[Role]):
+    """A number: what the caller gave, and once the call is opened what the check made of it."""
+
+    if TYPE_CHECKING:
+
+        def __get__(self, call: Any, kind: Any) -> Role: ...
+        def __set__(self, call: Any, value: Any) -> None: ...
 
 
 class Passing(NamedTuple):
@@ -86,9 +84,19 @@ class Passing(NamedTuple):
     check: Callable[[Any, Any], Any]
 
 
-Momentum: TypeAlias = Annotated[float, Passing(lambda value, _: checks.weight(value))]
+# Numbers. Each is behind what makes a checked number of it and of the call; an axis, which depends
+# on the data, is checked by the layout.
+Axis: TypeAlias = Checked[int]
+ChannelAxis: TypeAlias = Checked[int]
+NumGroups: TypeAlias = Checked[int]
+EngineChoice: TypeAlias = Checked[Engine | None]
+Eps: TypeAlias = Annotated[Checked[float], lambda value, _: checks.epsilon(value)]
+ScaleOffset: TypeAlias = Annotated[
+    Checked[float], lambda value, call: checks.scale_offset(value, call.scale)
+]
+Momentum: TypeAlias = Annotated[Checked[float], Passing(lambda value, _: checks.weight(value))]
 Elements: TypeAlias = Annotated[
-    Number, Passing(lambda value, opened: checks.count(opened.number(value, "count")))
+    Checked[Number], Passing(lambda value, opened: checks.count(opened.number(value, "count")))
 ]
 
 
