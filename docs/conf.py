@@ -63,7 +63,7 @@ html_math_renderer = "mathml"
 # --- the reference ---------------------------------------------------------------------------
 
 autosummary_imported_members = True
-autodoc_typehints = "none"  # docstrings say more than "Any"
+autodoc_typehints = "none"  # docstrings say more
 numpydoc_show_class_members = False
 numpydoc_xref_param_type = False
 

@@ -18,6 +18,7 @@ from gradkit._open.call import Call
 from gradkit._open.foreign import answers
 from gradkit._open.given import Given, check_device, refuse_mixture
 from gradkit._open.gradients import Gradients
+from gradkit._typing import AnyArray, Casting, Flag, Real, Scalar, T, Tree, X
 
 __all__ = ["accumulate_grad", "accumulate_grad_v2", "accumulate_grads", "zero_grad"]
 
@@ -27,13 +28,13 @@ _NORM = Spec("the norm", (), np.dtype(np.float64))
 
 
 def accumulate_grad(
-    buffer: Any,
-    grad: Any,
+    buffer: X,
+    grad: AnyArray,
     *,
-    do_update: Any = True,
-    scale: float | None = None,
-    casting: str = "safe",
-) -> Any:
+    do_update: Flag = True,
+    scale: Real | None = None,
+    casting: Casting = "safe",
+) -> X:
     """``buffer += scale * grad``.
 
     Without ``scale``, the sum is rounded once. With it, the product and the sum are computed and
@@ -92,8 +93,8 @@ def accumulate_grad(
 
 
 def accumulate_grad_v2(
-    buffer: Any, grad: Any, *, overwrite: Any = False, casting: str = "safe"
-) -> tuple[bool, Any]:
+    buffer: X, grad: AnyArray, *, overwrite: Flag = False, casting: Casting = "safe"
+) -> tuple[bool, X]:
     """``buffer = grad`` if ``overwrite``, else ``buffer += grad``.
 
     The first micro-batch of a step overwrites and the others add, so no buffer needs zeroing:
@@ -147,14 +148,14 @@ def accumulate_grad_v2(
 
 @answers
 def accumulate_grads(
-    buffers: Any,
-    grads: Any,
+    buffers: T,
+    grads: Tree,
     *,
-    scale: Any = 1.0,
-    overwrite: Any = False,
-    do_update: Any = True,
-    norm_out: Any = None,
-) -> Any:
+    scale: Scalar = 1.0,
+    overwrite: Flag = False,
+    do_update: Flag = True,
+    norm_out: AnyArray | None = None,
+) -> T:
     """``buffer += scale * grad`` for each buffer of a container, or ``buffer = scale * grad``.
 
     Sums are rounded as by :func:`accumulate_grad`, in one launch for each pair of dtypes. The last
@@ -242,7 +243,7 @@ def accumulate_grads(
 
 
 @answers
-def zero_grad(grads: Any) -> Any:
+def zero_grad(grads: T) -> T:
     """Write +0 over every element of every gradient, in place.
 
     Parameters

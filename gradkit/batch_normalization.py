@@ -34,7 +34,7 @@ Every rank takes part in both collectives, whatever it holds. The steps' results
 channel are float64 (float32 where the library holds no float64, as JAX by default).
 """
 
-from typing import Any
+from typing import SupportsIndex
 
 from gradkit._backend import Engine
 from gradkit._calls import engines
@@ -55,6 +55,7 @@ from gradkit._open.dispatch import run
 from gradkit._open.foreign import answers
 from gradkit._ranks.batches import forward_over_ranks, gradient_over_ranks, run_over_ranks
 from gradkit._ranks.groups import Group
+from gradkit._typing import AnyArray, Outs, Real, S, Scalar, X, Y
 
 __all__ = [
     "batch_norm",
@@ -74,19 +75,19 @@ __all__ = [
 @runs("batch_norm", "batch_norm_stats", "batch_norm_apply", "update_running_statistics")
 @answers
 def batch_norm(
-    x: Any,
-    scale: Any = None,
-    bias: Any = None,
+    x: X,
+    scale: AnyArray | None = None,
+    bias: AnyArray | None = None,
     *,
-    channel_axis: int = 1,
-    eps: float = 1e-5,
-    running_mean: Any = None,
-    running_var: Any = None,
-    momentum: float = 0.1,
-    out: Any = None,
+    channel_axis: SupportsIndex = 1,
+    eps: Real = 1e-5,
+    running_mean: AnyArray | None = None,
+    running_var: AnyArray | None = None,
+    momentum: Real = 0.1,
+    out: Outs = None,
     engine: Engine | None = None,
     group: Group | None = None,
-) -> tuple[Any, Any, Any]:
+) -> tuple[X, X, X]:
     """Batch norm in training mode: ``y = (x - mean) * inv_std * scale + bias``.
 
     Every channel has its own statistics. Running statistics, which
@@ -180,24 +181,23 @@ def batch_norm(
         momentum=momentum,
         engine=engine,
     )
-    results: tuple[Any, Any, Any] = run_over_ranks(call, out, group, forward_over_ranks)
-    return results
+    return run_over_ranks(call, out, group, forward_over_ranks)
 
 
 @runs("batch_norm_grad", "batch_norm_grad_sums", "batch_norm_grad_apply")
 @answers
 def batch_norm_grad(
-    dy: Any,
-    x: Any,
-    scale: Any,
-    mean: Any,
-    inv_std: Any,
+    dy: AnyArray,
+    x: X,
+    scale: S,
+    mean: AnyArray,
+    inv_std: AnyArray,
     *,
-    channel_axis: int = 1,
-    out: Any = None,
+    channel_axis: SupportsIndex = 1,
+    out: Outs = None,
     engine: Engine | None = None,
     group: Group | None = None,
-) -> tuple[Any, Any, Any]:
+) -> tuple[X, S, S]:
     """The gradients of batch norm in training mode, from saved statistics.
 
     With ``xhat = (x - mean) * inv_std`` and n elements per channel::
@@ -276,23 +276,22 @@ def batch_norm_grad(
         channel_axis=channel_axis,
         engine=engine,
     )
-    results: tuple[Any, Any, Any] = run_over_ranks(call, out, group, gradient_over_ranks)
-    return results
+    return run_over_ranks(call, out, group, gradient_over_ranks)
 
 
 @answers
 def batch_norm_inference(
-    x: Any,
-    scale: Any,
-    bias: Any,
-    mean: Any,
-    var: Any,
+    x: X,
+    scale: AnyArray | None,
+    bias: AnyArray | None,
+    mean: AnyArray,
+    var: AnyArray,
     *,
-    channel_axis: int = 1,
-    eps: float = 1e-5,
-    out: Any = None,
+    channel_axis: SupportsIndex = 1,
+    eps: Real = 1e-5,
+    out: AnyArray | None = None,
     engine: Engine | None = None,
-) -> Any:
+) -> X:
     """Batch norm by running statistics: ``y = (x - mean) / sqrt(var + eps) * scale + bias``.
 
     Parameters
@@ -356,16 +355,16 @@ def batch_norm_inference(
 
 @answers
 def batch_norm_inference_grad(
-    dy: Any,
-    x: Any,
-    scale: Any,
-    mean: Any,
-    var: Any,
+    dy: AnyArray,
+    x: X,
+    scale: S,
+    mean: AnyArray,
+    var: AnyArray,
     *,
-    channel_axis: int = 1,
-    eps: float = 1e-5,
-    out: Any = None,
-) -> tuple[Any, Any, Any]:
+    channel_axis: SupportsIndex = 1,
+    eps: Real = 1e-5,
+    out: Outs = None,
+) -> tuple[X, S, S]:
     """The gradients of batch norm by running statistics, which are constants.
 
     With ``inv_std = 1 / sqrt(var + eps)``::
@@ -422,21 +421,20 @@ def batch_norm_inference_grad(
     call = BatchNormInferenceGrad(
         dy=dy, x=x, scale=scale, mean=mean, var=var, channel_axis=channel_axis, eps=eps
     )
-    results: tuple[Any, Any, Any] = run(call, out)
-    return results
+    return run(call, out)
 
 
 @answers
 def update_running_statistics(
-    running_mean: Any,
-    running_var: Any,
-    mean: Any,
-    var: Any,
-    count: Any,
+    running_mean: X,
+    running_var: Y,
+    mean: AnyArray,
+    var: AnyArray,
+    count: Scalar,
     *,
-    momentum: float = 0.1,
-    out: Any = None,
-) -> tuple[Any, Any]:
+    momentum: Real = 0.1,
+    out: Outs = None,
+) -> tuple[X, Y]:
     """Running statistics, moved towards those of one batch.
 
     With n = ``count``::
@@ -499,8 +497,7 @@ def update_running_statistics(
         count=count,
         momentum=momentum,
     )
-    results: tuple[Any, Any] = run(call, out)
-    return results
+    return run(call, out)
 
 
 def last_engine() -> str | None:
@@ -523,7 +520,7 @@ def last_engine() -> str | None:
 
 
 @answers
-def batch_norm_stats(x: Any, *, channel_axis: int = 1, out: Any = None) -> tuple[Any, Any, Any]:
+def batch_norm_stats(x: X, *, channel_axis: SupportsIndex = 1, out: Outs = None) -> tuple[X, X, X]:
     """Mean and biased variance of each channel: the first step of :func:`batch_norm`.
 
     Parameters
@@ -562,14 +559,13 @@ def batch_norm_stats(x: Any, *, channel_axis: int = 1, out: Any = None) -> tuple
     >>> mean, var, count
     (array([ 2., 10.]), array([1., 0.]), array(2.))
     """
-    results: tuple[Any, Any, Any] = run(BatchNormStats(x=x, channel_axis=channel_axis), out)
-    return results
+    return run(BatchNormStats(x=x, channel_axis=channel_axis), out)
 
 
 @answers
 def combine_stats(
-    means: Any, variances: Any, counts: Any, *, out: Any = None
-) -> tuple[Any, Any, Any]:
+    means: X, variances: AnyArray, counts: AnyArray, *, out: Outs = None
+) -> tuple[X, X, X]:
     """Mean and biased variance of what several ranks hold together, channel by channel.
 
     With n the sum of ``counts``::
@@ -617,22 +613,21 @@ def combine_stats(
     (array([3.]), array([3.33333333]), array(3.))
     """
     call = CombineStats(means=means, variances=variances, counts=counts)
-    results: tuple[Any, Any, Any] = run(call, out)
-    return results
+    return run(call, out)
 
 
 @answers
 def batch_norm_apply(
-    x: Any,
-    scale: Any,
-    bias: Any,
-    mean: Any,
-    var: Any,
+    x: X,
+    scale: AnyArray | None,
+    bias: AnyArray | None,
+    mean: AnyArray,
+    var: AnyArray,
     *,
-    channel_axis: int = 1,
-    eps: float = 1e-5,
-    out: Any = None,
-) -> tuple[Any, Any, Any]:
+    channel_axis: SupportsIndex = 1,
+    eps: Real = 1e-5,
+    out: Outs = None,
+) -> tuple[X, X, X]:
     """The last step of :func:`batch_norm`: ``y = (x - mean) * inv_std * scale + bias``.
 
     Parameters
@@ -681,14 +676,19 @@ def batch_norm_apply(
     call = BatchNormApply(
         x=x, scale=scale, bias=bias, mean=mean, var=var, channel_axis=channel_axis, eps=eps
     )
-    results: tuple[Any, Any, Any] = run(call, out)
-    return results
+    return run(call, out)
 
 
 @answers
 def batch_norm_grad_sums(
-    dy: Any, x: Any, mean: Any, inv_std: Any, *, channel_axis: int = 1, out: Any = None
-) -> tuple[Any, Any]:
+    dy: AnyArray,
+    x: X,
+    mean: AnyArray,
+    inv_std: AnyArray,
+    *,
+    channel_axis: SupportsIndex = 1,
+    out: Outs = None,
+) -> tuple[X, X]:
     """The sums over each channel that :func:`batch_norm_grad` needs: its first step.
 
     With ``xhat = (x - mean) * inv_std``, they are ``sum(dy * xhat)`` and ``sum(dy)``. As they are,
@@ -731,24 +731,23 @@ def batch_norm_grad_sums(
     (array([0.5]), array([1.5]))
     """
     call = BatchNormGradSums(dy=dy, x=x, mean=mean, inv_std=inv_std, channel_axis=channel_axis)
-    results: tuple[Any, Any] = run(call, out)
-    return results
+    return run(call, out)
 
 
 @answers
 def batch_norm_grad_apply(
-    dy: Any,
-    x: Any,
-    scale: Any,
-    mean: Any,
-    inv_std: Any,
-    sum_dy_xhat: Any,
-    sum_dy: Any,
-    count: Any,
+    dy: AnyArray,
+    x: X,
+    scale: AnyArray | None,
+    mean: AnyArray,
+    inv_std: AnyArray,
+    sum_dy_xhat: AnyArray,
+    sum_dy: AnyArray,
+    count: Scalar,
     *,
-    channel_axis: int = 1,
-    out: Any = None,
-) -> Any:
+    channel_axis: SupportsIndex = 1,
+    out: AnyArray | None = None,
+) -> X:
     """The last step of :func:`batch_norm_grad`: dx, from the sums over the whole batch.
 
     ``dx = inv_std * scale * (dy - sum_dy / count - xhat * sum_dy_xhat / count)``.

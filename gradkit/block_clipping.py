@@ -8,8 +8,8 @@ fewer than two dimensions, such as biases, are one unit each.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from gradkit._open.clipping import (
 from gradkit._open.foreign import answers
 from gradkit._open.gradients import Gradients
 from gradkit._open.outputs import Named, Outputs
+from gradkit._typing import Along, AnyArray, Axis, Order, Real, Scalar, T, Tree, TreeOut
 from gradkit.gradients import names_of
 
 __all__ = [
@@ -45,25 +46,20 @@ _FLOAT64 = np.dtype(np.float64)
 _SMALLEST_NORM = 1e-6  # of a gradient's unit, in adaptive clipping's division
 _RUN = ("unit_norms", "clip_units", "grad_norm")
 
-# What a norm sums over: an axis, several, or all; for all gradients alike, in a container like
-# theirs, or by a function of a gradient's name and array.
-Along: TypeAlias = int | Iterable[int] | None
-Axis: TypeAlias = Along | dict[Any, Any] | list[Any] | Callable[[str, Any], Along]
-
 
 @runs(*_RUN)
 @answers
 def clip_grad_block_norm(
-    grads: Any,
-    max_norm: Any,
-    norm_type: float = 2.0,
+    grads: T,
+    max_norm: Scalar,
+    norm_type: Order = 2.0,
     *,
     axis: Axis = None,
     rms: bool = False,
-    eps: float = 1e-6,
+    eps: Real = 1e-6,
     nonfinite: NonFinite = "propagate",
-    out: Any = None,
-) -> Any:
+    out: AnyArray | None = None,
+) -> T:
     """Scale each gradient in place so that its own norm is at most ``max_norm``.
 
     Each becomes ``g * min(1, max_norm / max(norm(g), eps))``, or each unit of it does; the factor
@@ -143,16 +139,16 @@ def clip_grad_block_norm(
 @runs(*_RUN)
 @answers
 def clip_by_block_norm(
-    grads: Any,
-    max_norm: Any,
-    norm_type: float = 2.0,
+    grads: T,
+    max_norm: Scalar,
+    norm_type: Order = 2.0,
     *,
     axis: Axis = None,
     rms: bool = False,
-    eps: float = 1e-6,
+    eps: Real = 1e-6,
     nonfinite: NonFinite = "propagate",
-    out: Any = None,
-) -> tuple[Any, Any]:
+    out: TreeOut = None,
+) -> tuple[T, T]:
     """Gradients each of which has a norm of at most ``max_norm``; inputs are never written.
 
     The functional version of :func:`clip_grad_block_norm`, with the same factors and errors.
@@ -203,15 +199,15 @@ def clip_by_block_norm(
 @runs(*_RUN)
 @answers
 def clip_grad_adaptive(
-    grads: Any,
-    params: Any,
-    clipping: Any = 0.01,
+    grads: T,
+    params: Tree,
+    clipping: Scalar = 0.01,
     *,
-    eps: float = 1e-3,
+    eps: Real = 0.001,
     axis: Axis = None,
     nonfinite: NonFinite = "propagate",
-    out: Any = None,
-) -> Any:
+    out: AnyArray | None = None,
+) -> T:
     """Scale each gradient in place so that its norm is small beside its parameter's (AGC).
 
     Each unit of a gradient becomes ``g * min(1, limit / max(norm(g), 1e-6))`` with ``limit =
@@ -279,15 +275,15 @@ def clip_grad_adaptive(
 @runs(*_RUN)
 @answers
 def clip_by_adaptive_norm(
-    grads: Any,
-    params: Any,
-    clipping: Any = 0.01,
+    grads: T,
+    params: Tree,
+    clipping: Scalar = 0.01,
     *,
-    eps: float = 1e-3,
+    eps: Real = 0.001,
     axis: Axis = None,
     nonfinite: NonFinite = "propagate",
-    out: Any = None,
-) -> tuple[Any, Any]:
+    out: TreeOut = None,
+) -> tuple[T, T]:
     """Gradients whose norms are small beside their parameters'; inputs are never written.
 
     The functional version of :func:`clip_grad_adaptive`, with the same factors and errors.
@@ -350,12 +346,12 @@ class _Units(NamedTuple):
     shapes: list[Shape]  # of each gradient's norms
 
 
-def _block_rule(norm_type: float, rms: bool, eps: float, nonfinite: str) -> _Rule:
+def _block_rule(norm_type: Any, rms: bool, eps: Any, nonfinite: str) -> _Rule:
     order, mean = checks.norm_order(norm_type), checks.flag(rms, "rms")
     return _Rule(order, mean, checks.epsilon(eps), policy_of(nonfinite))
 
 
-def _adaptive_rule(eps: float, nonfinite: str) -> _Rule:
+def _adaptive_rule(eps: Any, nonfinite: str) -> _Rule:
     return _Rule(2.0, False, _SMALLEST_NORM, policy_of(nonfinite), checks.epsilon(eps))
 
 

@@ -9,7 +9,7 @@ Norms are float64 for every dtype. No intermediate overflows or underflows.
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
@@ -47,6 +47,22 @@ from gradkit._ranks.norms import (
     norm_of,
     take_norm,
 )
+from gradkit._typing import (
+    AnyArray,
+    Container,
+    Float64,
+    FoundInf,
+    GradTree,
+    H,
+    HostTree,
+    Order,
+    Real,
+    Replicas,
+    Scalar,
+    T,
+    TreeOut,
+    X,
+)
 
 __all__ = [
     "clip_by_global_norm",
@@ -67,20 +83,48 @@ class _Norm(NamedTuple):
     norm: Array
 
 
+@overload
+def grad_norm(
+    grads: HostTree,
+    norm_type: Order = 2.0,
+    *,
+    scale: Scalar = 1.0,
+    per_tensor: bool = False,
+    nonfinite: NonFinite = "propagate",
+    group: Group | None = None,
+    replicas: Replicas = 1,
+    reduce: Reduce | None = None,
+    found_inf: FoundInf = None,
+    out: AnyArray | None = None,
+) -> Float64: ...
+@overload
+def grad_norm(
+    grads: GradTree[X],
+    norm_type: Order = 2.0,
+    *,
+    scale: Scalar = 1.0,
+    per_tensor: bool = False,
+    nonfinite: NonFinite = "propagate",
+    group: Group | None = None,
+    replicas: Replicas = 1,
+    reduce: Reduce | None = None,
+    found_inf: FoundInf = None,
+    out: AnyArray | None = None,
+) -> X: ...
 @runs(*RUN_BY_NORMS)
 @answers
 def grad_norm(
     grads: Any,
-    norm_type: float = 2.0,
+    norm_type: Order = 2.0,
     *,
-    scale: Any = 1.0,
+    scale: Scalar = 1.0,
     per_tensor: bool = False,
     nonfinite: NonFinite = "propagate",
     group: Group | None = None,
-    replicas: Any = 1,
+    replicas: Replicas = 1,
     reduce: Reduce | None = None,
-    found_inf: Any = None,
-    out: Any = None,
+    found_inf: FoundInf = None,
+    out: AnyArray | None = None,
 ) -> Any:
     """The p-norm of all gradients taken together as one vector.
 
@@ -163,21 +207,51 @@ def grad_norm(
         return norm_of(grads, asked, ranks, found_inf, out)[1]
 
 
+@overload
+def clip_grad_norm(
+    grads: HostTree,
+    max_norm: Scalar,
+    norm_type: Order = 2.0,
+    *,
+    scale: Scalar = 1.0,
+    eps: Real = 1e-6,
+    nonfinite: NonFinite = "propagate",
+    group: Group | None = None,
+    replicas: Replicas = 1,
+    reduce: Reduce | None = None,
+    found_inf: FoundInf = None,
+    out: AnyArray | None = None,
+) -> Float64: ...
+@overload
+def clip_grad_norm(
+    grads: GradTree[X],
+    max_norm: Scalar,
+    norm_type: Order = 2.0,
+    *,
+    scale: Scalar = 1.0,
+    eps: Real = 1e-6,
+    nonfinite: NonFinite = "propagate",
+    group: Group | None = None,
+    replicas: Replicas = 1,
+    reduce: Reduce | None = None,
+    found_inf: FoundInf = None,
+    out: AnyArray | None = None,
+) -> X: ...
 @runs(*RUN_BY_NORMS, _CLIP)
 @answers
 def clip_grad_norm(
     grads: Any,
-    max_norm: Any,
-    norm_type: float = 2.0,
+    max_norm: Scalar,
+    norm_type: Order = 2.0,
     *,
-    scale: Any = 1.0,
-    eps: float = 1e-6,
+    scale: Scalar = 1.0,
+    eps: Real = 1e-6,
     nonfinite: NonFinite = "propagate",
     group: Group | None = None,
-    replicas: Any = 1,
+    replicas: Replicas = 1,
     reduce: Reduce | None = None,
-    found_inf: Any = None,
-    out: Any = None,
+    found_inf: FoundInf = None,
+    out: AnyArray | None = None,
 ) -> Any:
     """Scale all gradients in place so that their total norm is at most ``max_norm``.
 
@@ -273,21 +347,66 @@ def clip_grad_norm(
             return norm.results()[0]
 
 
+@overload
+def clip_by_global_norm(
+    grads: H,
+    max_norm: Scalar,
+    norm_type: Order = 2.0,
+    *,
+    scale: Scalar = 1.0,
+    eps: Real = 1e-6,
+    nonfinite: NonFinite = "propagate",
+    group: Group | None = None,
+    replicas: Replicas = 1,
+    reduce: Reduce | None = None,
+    found_inf: FoundInf = None,
+    out: TreeOut = None,
+) -> tuple[H, Float64]: ...
+@overload
+def clip_by_global_norm(
+    grads: Container[T, X],
+    max_norm: Scalar,
+    norm_type: Order = 2.0,
+    *,
+    scale: Scalar = 1.0,
+    eps: Real = 1e-6,
+    nonfinite: NonFinite = "propagate",
+    group: Group | None = None,
+    replicas: Replicas = 1,
+    reduce: Reduce | None = None,
+    found_inf: FoundInf = None,
+    out: TreeOut = None,
+) -> tuple[T, X]: ...
+@overload
+def clip_by_global_norm(
+    grads: T,
+    max_norm: Scalar,
+    norm_type: Order = 2.0,
+    *,
+    scale: Scalar = 1.0,
+    eps: Real = 1e-6,
+    nonfinite: NonFinite = "propagate",
+    group: Group | None = None,
+    replicas: Replicas = 1,
+    reduce: Reduce | None = None,
+    found_inf: FoundInf = None,
+    out: TreeOut = None,
+) -> tuple[T, Any]: ...
 @runs(*RUN_BY_NORMS, _CLIP)
 @answers
 def clip_by_global_norm(
     grads: Any,
-    max_norm: Any,
-    norm_type: float = 2.0,
+    max_norm: Scalar,
+    norm_type: Order = 2.0,
     *,
-    scale: Any = 1.0,
-    eps: float = 1e-6,
+    scale: Scalar = 1.0,
+    eps: Real = 1e-6,
     nonfinite: NonFinite = "propagate",
     group: Group | None = None,
-    replicas: Any = 1,
+    replicas: Replicas = 1,
     reduce: Reduce | None = None,
-    found_inf: Any = None,
-    out: Any = None,
+    found_inf: FoundInf = None,
+    out: TreeOut = None,
 ) -> tuple[Any, Any]:
     """Scaled gradients whose total norm is at most ``max_norm``; inputs are never written.
 
@@ -350,8 +469,18 @@ def clip_by_global_norm(
             return tree, norm.results()[0]
 
 
+@overload
+def clip_coefficient(
+    norm: Real, max_norm: Scalar, *, eps: Real = 1e-6, out: AnyArray | None = None
+) -> Float64: ...
+@overload
+def clip_coefficient(
+    norm: X, max_norm: Scalar, *, eps: Real = 1e-6, out: AnyArray | None = None
+) -> X: ...
 @answers
-def clip_coefficient(norm: Any, max_norm: Any, *, eps: float = 1e-6, out: Any = None) -> Any:
+def clip_coefficient(
+    norm: Any, max_norm: Scalar, *, eps: Real = 1e-6, out: AnyArray | None = None
+) -> Any:
     """The factor that clips gradients of a given norm: ``min(1, max_norm / max(norm, eps))``.
 
     For an optimiser that multiplies by it in its own step, which saves scaling the gradients
@@ -402,14 +531,14 @@ def clip_coefficient(norm: Any, max_norm: Any, *, eps: float = 1e-6, out: Any = 
 @answers
 @norm_comes(1)
 def clip_grads_with_norm(
-    grads: Any,
-    norm: Any,
-    max_norm: Any,
+    grads: T,
+    norm: Scalar,
+    max_norm: Scalar,
     *,
-    scale: Any = 1.0,
-    eps: float = 1e-6,
+    scale: Scalar = 1.0,
+    eps: Real = 1e-6,
     nonfinite: NonFinite = "propagate",
-) -> Any:
+) -> T:
     """Scale all gradients in place as :func:`clip_grad_norm` does, but with a given norm.
 
     Each becomes ``g * (scale * min(1, max_norm / max(norm, eps)))``. Use it if the norm covers
@@ -472,7 +601,7 @@ def clip_grads_with_norm(
 
 
 @answers
-def scale_grads(grads: Any, coefficient: Any) -> Any:
+def scale_grads(grads: T, coefficient: Scalar) -> T:
     """Multiply every gradient in place by one coefficient, and round as ``clip_grad_norm`` does.
 
     Parameters
@@ -510,7 +639,7 @@ def scale_grads(grads: Any, coefficient: Any) -> Any:
 
 
 @answers
-def clip_grad_value(grads: Any, clip_value: float) -> Any:
+def clip_grad_value(grads: T, clip_value: Real) -> T:
     """Clamp every element of every gradient in place to ``[-clip_value, clip_value]``.
 
     Parameters

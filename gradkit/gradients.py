@@ -4,8 +4,8 @@ Gradients are what :mod:`gradkit.clipping` takes: one array, any iterable of arr
 dicts, lists and tuples of them; ``None`` leaves are skipped.
 """
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, overload
 
 from gradkit._arrays import is_array
 from gradkit._calls import checks
@@ -17,10 +17,28 @@ from gradkit._open.given import known_framework
 from gradkit._ranks.collective import NOBODY, Collective
 from gradkit._ranks.groups import Group
 from gradkit._ranks.norms import RUN_BY_NORMS, Asked, Ranks, norm_of
+from gradkit._typing import (
+    AnyArray,
+    FoundInf,
+    GradTree,
+    HasGrad,
+    Order,
+    Replicas,
+    Scalar,
+    T,
+    Tree,
+    X,
+)
 
 __all__ = ["grads_of", "named_grads_of", "names_of", "per_tensor_norms"]
 
 
+@overload
+def grads_of(
+    parameters: Iterable[HasGrad[X]] | Mapping[Any, HasGrad[X]], *, attr: Literal["grad"] = "grad"
+) -> list[X]: ...
+@overload
+def grads_of(parameters: Any, *, attr: str = "grad") -> list[Any]: ...
 def grads_of(parameters: Any, *, attr: str = "grad") -> list[Any]:
     """The gradient of each parameter that has one, in order.
 
@@ -55,6 +73,14 @@ def grads_of(parameters: Any, *, attr: str = "grad") -> list[Any]:
     return trees.gradients_of(parameters, _attribute(attr))
 
 
+@overload
+def named_grads_of(
+    named_parameters: Mapping[str, HasGrad[X]] | Iterable[tuple[str, HasGrad[X]]],
+    *,
+    attr: Literal["grad"] = "grad",
+) -> dict[str, X]: ...
+@overload
+def named_grads_of(named_parameters: Any, *, attr: str = "grad") -> dict[str, Any]: ...
 def named_grads_of(named_parameters: Any, *, attr: str = "grad") -> dict[str, Any]:
     """The gradient of each named parameter that has one, by name.
 
@@ -106,7 +132,7 @@ def named_grads_of(named_parameters: Any, *, attr: str = "grad") -> dict[str, An
     return found
 
 
-def names_of(grads: Any) -> list[str]:
+def names_of(grads: Tree) -> list[str]:
     """The name of each gradient, in the order of ``per_tensor_norms(grads, flat=True)``.
 
     Parameters
@@ -144,19 +170,45 @@ def names_of(grads: Any) -> list[str]:
     return list(names)
 
 
+@overload
+def per_tensor_norms(
+    grads: T,
+    norm_type: Order = 2.0,
+    *,
+    scale: Scalar = 1.0,
+    nonfinite: NonFinite = "propagate",
+    group: Group | None = None,
+    replicas: Replicas = 1,
+    found_inf: FoundInf = None,
+    flat: Literal[False] = False,
+    out: AnyArray | None = None,
+) -> T: ...
+@overload
+def per_tensor_norms(
+    grads: GradTree[X],
+    norm_type: Order = 2.0,
+    *,
+    scale: Scalar = 1.0,
+    nonfinite: NonFinite = "propagate",
+    group: Group | None = None,
+    replicas: Replicas = 1,
+    found_inf: FoundInf = None,
+    flat: Literal[True],
+    out: AnyArray | None = None,
+) -> X: ...
 @runs(*RUN_BY_NORMS)
 @answers
 def per_tensor_norms(
     grads: Any,
-    norm_type: float = 2.0,
+    norm_type: Order = 2.0,
     *,
-    scale: Any = 1.0,
+    scale: Scalar = 1.0,
     nonfinite: NonFinite = "propagate",
     group: Group | None = None,
-    replicas: Any = 1,
-    found_inf: Any = None,
+    replicas: Replicas = 1,
+    found_inf: FoundInf = None,
     flat: bool = False,
-    out: Any = None,
+    out: AnyArray | None = None,
 ) -> Any:
     """The p-norm of each gradient, in the caller's own structure: for logging.
 

@@ -7,26 +7,27 @@ statistics, V of scale and bias. Statistics and sums are float32 for 16-bit and 
 float64 for float64 data. ``out`` is as in :mod:`gradkit.layer_normalization`.
 """
 
-from typing import Any
+from typing import SupportsIndex
 
 from gradkit._calls.channels import GroupNorm, GroupNormGrad
 from gradkit._open.dispatch import run
 from gradkit._open.foreign import answers
+from gradkit._typing import AnyArray, Outs, Real, S, X
 
 __all__ = ["group_norm", "group_norm_grad"]
 
 
 @answers
 def group_norm(
-    x: Any,
-    num_groups: int,
-    scale: Any = None,
-    bias: Any = None,
+    x: X,
+    num_groups: SupportsIndex,
+    scale: AnyArray | None = None,
+    bias: AnyArray | None = None,
     *,
-    channel_axis: int = 1,
-    eps: float = 1e-5,
-    out: Any = None,
-) -> tuple[Any, Any, Any]:
+    channel_axis: SupportsIndex = 1,
+    eps: Real = 1e-5,
+    out: Outs = None,
+) -> tuple[X, X, X]:
     """Group norm: ``y = (x - mean) * inv_std * scale + bias`` with each group's statistics.
 
     With ``num_groups`` equal to the number of channels it is an instance norm.
@@ -84,21 +85,20 @@ def group_norm(
     call = GroupNorm(
         x=x, num_groups=num_groups, scale=scale, bias=bias, channel_axis=channel_axis, eps=eps
     )
-    results: tuple[Any, Any, Any] = run(call, out)
-    return results
+    return run(call, out)
 
 
 @answers
 def group_norm_grad(
-    dy: Any,
-    x: Any,
-    scale: Any,
-    mean: Any,
-    inv_std: Any,
+    dy: AnyArray,
+    x: X,
+    scale: S,
+    mean: AnyArray,
+    inv_std: AnyArray,
     *,
-    channel_axis: int = 1,
-    out: Any = None,
-) -> tuple[Any, Any, Any]:
+    channel_axis: SupportsIndex = 1,
+    out: Outs = None,
+) -> tuple[X, S, S]:
     """The gradients of group norm, from saved statistics.
 
     With ``xhat = (x - mean) * inv_std``, ``w = dy * scale`` and mean() over each group::
@@ -158,5 +158,4 @@ def group_norm_grad(
     call = GroupNormGrad(
         dy=dy, x=x, scale=scale, mean=mean, inv_std=inv_std, channel_axis=channel_axis
     )
-    results: tuple[Any, Any, Any] = run(call, out)
-    return results
+    return run(call, out)

@@ -12,7 +12,7 @@ Every function takes ``out``: a tuple of arrays for its results (None: allocate)
 be ``y``; any other overlap is an error.
 """
 
-from typing import Any
+from typing import SupportsIndex
 
 from gradkit._calls.rows import (
     AddLayerNorm,
@@ -23,6 +23,7 @@ from gradkit._calls.rows import (
 )
 from gradkit._open.dispatch import run
 from gradkit._open.foreign import answers
+from gradkit._typing import AnyArray, B, Outs, Real, S, X
 
 __all__ = [
     "add_layer_norm",
@@ -35,15 +36,15 @@ __all__ = [
 
 @answers
 def layer_norm(
-    x: Any,
-    scale: Any = None,
-    bias: Any = None,
+    x: X,
+    scale: AnyArray | None = None,
+    bias: AnyArray | None = None,
     *,
-    axis: int = -1,
-    eps: float = 1e-5,
-    scale_offset: float = 0.0,
-    out: Any = None,
-) -> tuple[Any, Any, Any]:
+    axis: SupportsIndex = -1,
+    eps: Real = 1e-5,
+    scale_offset: Real = 0.0,
+    out: Outs = None,
+) -> tuple[X, X, X]:
     """Layer norm: ``y = (x - mean) * inv_std * scale + bias`` with each row's statistics.
 
     Parameters
@@ -94,22 +95,21 @@ def layer_norm(
            [ 0.   ,  0.   ]])
     """
     call = LayerNorm(x=x, scale=scale, bias=bias, axis=axis, eps=eps, scale_offset=scale_offset)
-    results: tuple[Any, Any, Any] = run(call, out)
-    return results
+    return run(call, out)
 
 
 @answers
 def add_layer_norm(
-    x: Any,
-    residual: Any,
-    scale: Any = None,
-    bias: Any = None,
+    x: X,
+    residual: AnyArray,
+    scale: AnyArray | None = None,
+    bias: AnyArray | None = None,
     *,
-    axis: int = -1,
-    eps: float = 1e-5,
-    scale_offset: float = 0.0,
-    out: Any = None,
-) -> tuple[Any, Any, Any, Any]:
+    axis: SupportsIndex = -1,
+    eps: Real = 1e-5,
+    scale_offset: Real = 0.0,
+    out: Outs = None,
+) -> tuple[X, X, X, X]:
     """Layer norm of a residual sum: ``s = x + residual``, and the results of ``s``.
 
     ``s`` is rounded to x's dtype before it is normalised, so that the results are those of the
@@ -162,23 +162,22 @@ def add_layer_norm(
         eps=eps,
         scale_offset=scale_offset,
     )
-    results: tuple[Any, Any, Any, Any] = run(call, out)
-    return results
+    return run(call, out)
 
 
 @answers
 def layer_norm_grad(
-    dy: Any,
-    x: Any,
-    scale: Any,
-    mean: Any,
-    inv_std: Any,
+    dy: AnyArray,
+    x: X,
+    scale: S,
+    mean: AnyArray,
+    inv_std: AnyArray,
     *,
-    axis: int = -1,
-    ds: Any = None,
-    scale_offset: float = 0.0,
-    out: Any = None,
-) -> tuple[Any, Any, Any]:
+    axis: SupportsIndex = -1,
+    ds: AnyArray | None = None,
+    scale_offset: Real = 0.0,
+    out: Outs = None,
+) -> tuple[X, S, S]:
     """The gradients of layer norm, computed from its input.
 
     With ``xhat = (x - mean) * inv_std`` and ``w = dy * (scale + scale_offset)``; means are over a
@@ -249,21 +248,20 @@ def layer_norm_grad(
         axis=axis,
         scale_offset=scale_offset,
     )
-    results: tuple[Any, Any, Any] = run(call, out)
-    return results
+    return run(call, out)
 
 
 @answers
 def layer_norm_inverse(
-    y: Any,
-    scale: Any,
-    bias: Any,
-    mean: Any,
-    inv_std: Any,
+    y: X,
+    scale: AnyArray | None,
+    bias: AnyArray | None,
+    mean: AnyArray,
+    inv_std: AnyArray,
     *,
-    axis: int = -1,
-    out: Any = None,
-) -> Any:
+    axis: SupportsIndex = -1,
+    out: AnyArray | None = None,
+) -> X:
     """The input of a layer norm from its output: ``x = (y - bias) / scale / inv_std + mean``.
 
     The error is about ``u * |y| / |scale| / inv_std``, where u is the unit roundoff of y's
@@ -314,15 +312,15 @@ def layer_norm_inverse(
 
 @answers
 def invertible_layer_norm_grad(
-    dy: Any,
-    y: Any,
-    scale: Any,
-    bias: Any,
-    inv_std: Any,
+    dy: AnyArray,
+    y: X,
+    scale: S,
+    bias: B,
+    inv_std: AnyArray,
     *,
-    axis: int = -1,
-    out: Any = None,
-) -> tuple[Any, Any, Any]:
+    axis: SupportsIndex = -1,
+    out: Outs = None,
+) -> tuple[X, S, B]:
     """The gradients of layer norm, computed from its *output*: you need not keep its input.
 
     As :func:`layer_norm_grad`, but with ``xhat = (y - bias) / scale``. The error of ``xhat`` is
@@ -371,5 +369,4 @@ def invertible_layer_norm_grad(
     array([[ 0.1763, -0.2204,  0.0441]])
     """
     call = InvertibleLayerNormGrad(dy=dy, y=y, scale=scale, bias=bias, inv_std=inv_std, axis=axis)
-    results: tuple[Any, Any, Any] = run(call, out)
-    return results
+    return run(call, out)

@@ -3,25 +3,26 @@
 Rows, dtypes and ``out`` are as in :mod:`gradkit.layer_normalization`.
 """
 
-from typing import Any
+from typing import SupportsIndex
 
 from gradkit._calls.rows import AddRmsNorm, RmsNorm, RmsNormGrad
 from gradkit._open.dispatch import run
 from gradkit._open.foreign import answers
+from gradkit._typing import AnyArray, Outs, Real, S, X
 
 __all__ = ["add_rms_norm", "rms_norm", "rms_norm_grad"]
 
 
 @answers
 def rms_norm(
-    x: Any,
-    scale: Any = None,
+    x: X,
+    scale: AnyArray | None = None,
     *,
-    axis: int = -1,
-    eps: float = 1e-6,
-    scale_offset: float = 0.0,
-    out: Any = None,
-) -> tuple[Any, Any]:
+    axis: SupportsIndex = -1,
+    eps: Real = 1e-6,
+    scale_offset: Real = 0.0,
+    out: Outs = None,
+) -> tuple[X, X]:
     """RMS norm: ``y = x * inv_std * scale`` with ``inv_std = 1 / sqrt(mean(x^2) + eps)``.
 
     It is computed in the accumulation dtype and rounded to x's dtype once.
@@ -65,21 +66,20 @@ def rms_norm(
     (array([[0.8485, 1.1314]]), array([0.2828]))
     """
     call = RmsNorm(x=x, scale=scale, axis=axis, eps=eps, scale_offset=scale_offset)
-    results: tuple[Any, Any] = run(call, out)
-    return results
+    return run(call, out)
 
 
 @answers
 def add_rms_norm(
-    x: Any,
-    residual: Any,
-    scale: Any = None,
+    x: X,
+    residual: AnyArray,
+    scale: AnyArray | None = None,
     *,
-    axis: int = -1,
-    eps: float = 1e-6,
-    scale_offset: float = 0.0,
-    out: Any = None,
-) -> tuple[Any, Any, Any]:
+    axis: SupportsIndex = -1,
+    eps: Real = 1e-6,
+    scale_offset: Real = 0.0,
+    out: Outs = None,
+) -> tuple[X, X, X]:
     """RMS norm of a residual sum: ``s = x + residual``, and ``y`` and ``inv_std`` of ``s``.
 
     ``s`` is rounded to x's dtype before it is normalised, so that the results are those of the
@@ -126,22 +126,21 @@ def add_rms_norm(
     call = AddRmsNorm(
         x=x, residual=residual, scale=scale, axis=axis, eps=eps, scale_offset=scale_offset
     )
-    results: tuple[Any, Any, Any] = run(call, out)
-    return results
+    return run(call, out)
 
 
 @answers
 def rms_norm_grad(
-    dy: Any,
-    x: Any,
-    scale: Any,
-    inv_std: Any,
+    dy: AnyArray,
+    x: X,
+    scale: S,
+    inv_std: AnyArray,
     *,
-    axis: int = -1,
-    ds: Any = None,
-    scale_offset: float = 0.0,
-    out: Any = None,
-) -> tuple[Any, Any]:
+    axis: SupportsIndex = -1,
+    ds: AnyArray | None = None,
+    scale_offset: Real = 0.0,
+    out: Outs = None,
+) -> tuple[X, S]:
     """The gradients of RMS norm.
 
     With ``xhat = x * inv_std`` and ``w = dy * (scale + scale_offset)``; the mean is over a row, the
@@ -195,5 +194,4 @@ def rms_norm_grad(
     call = RmsNormGrad(
         dy=dy, x=x, scale=scale, inv_std=inv_std, ds=ds, axis=axis, scale_offset=scale_offset
     )
-    results: tuple[Any, Any] = run(call, out)
-    return results
+    return run(call, out)

@@ -5,7 +5,7 @@ waits for it.
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsIndex, overload
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from gradkit._calls import checks
 from gradkit._calls.lists import SpikeGuardUpdate
 from gradkit._open.call import Call
 from gradkit._open.given import is_scalar, known_framework, view_of
+from gradkit._typing import Float64, Host, Outs, Real, Scalar, X
 
 __all__ = ["SpikeGuard", "spike_guard_init", "spike_guard_update"]
 
@@ -48,6 +49,10 @@ class _Rule(NamedTuple):
     warmup: int
 
 
+@overload
+def spike_guard_init(like: Host | None = None) -> Float64: ...
+@overload
+def spike_guard_init(like: X) -> X: ...
 def spike_guard_init(like: Any = None) -> Any:
     """The state of a spike guard that has seen no norm.
 
@@ -78,14 +83,14 @@ def spike_guard_init(like: Any = None) -> Any:
 
 
 def spike_guard_update(
-    state: Any,
-    norm: Any,
+    state: X,
+    norm: Scalar,
     *,
-    decay: float = 0.97,
-    threshold: float = 2.5,
-    warmup: int = 25,
-    out: Any = None,
-) -> tuple[Any, Any]:
+    decay: Real = 0.97,
+    threshold: Real = 2.5,
+    warmup: SupportsIndex = 25,
+    out: Outs = None,
+) -> tuple[X, X]:
     """Judge a gradient norm by those before it: the next state, and the limit to clip to.
 
     With the statistics of earlier norms, a norm above ``mean + threshold * std`` is a spike::
@@ -225,7 +230,9 @@ class SpikeGuard:
     4
     """
 
-    def __init__(self, *, decay: float = 0.97, threshold: float = 2.5, warmup: int = 25) -> None:
+    def __init__(
+        self, *, decay: Real = 0.97, threshold: Real = 2.5, warmup: SupportsIndex = 25
+    ) -> None:
         self._rule = _rule(decay, threshold, warmup)
         self._state: Any = np.zeros(_STATE.shape)
 
@@ -233,6 +240,10 @@ class SpikeGuard:
         settings = ", ".join(f"{name}={value}" for name, value in self._rule._asdict().items())
         return f"SpikeGuard({settings})"
 
+    @overload
+    def update(self, norm: Real) -> Float64: ...
+    @overload
+    def update(self, norm: X) -> X: ...
     def update(self, norm: Any) -> Any:
         """Take in a norm, and return what to clip its gradients to.
 

@@ -35,7 +35,7 @@ class Rule(NamedTuple):
 _rules: dict[Any, Rule] = {}
 
 
-def rule_of(norm_type: float, eps: float, nonfinite: str) -> Rule:
+def rule_of(norm_type: Any, eps: Any, nonfinite: str) -> Rule:
     """The numbers of a call, checked when they are first seen."""
     key = norm_type, eps, nonfinite, type(norm_type), type(eps)
     try:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any, assert_type
 
 import gradkit
+from gradkit.clipping import clip_grad_norm
 
 
 class Tensor:
@@ -41,7 +42,8 @@ def containers(tensor: Tensor, limit: Tensor, parameters: list[Parameter]) -> No
     assert_type(gradkit.clip_grad_norm(gradkit.grads_of(parameters), 1.0), Tensor)
     assert_type(gradkit.named_grads_of({"w": parameters[0]}), dict[str, Tensor])
     assert_type(gradkit.clip_grad_norm([tensor, None], limit, scale=limit), Tensor)
-    assert_type(gradkit.clip_by_global_norm(tensor, limit), tuple[Tensor, Tensor])
+    assert_type(gradkit.grad_norm({"layers": [{"w": tensor, "b": None}]}), Tensor)
+    assert_type(gradkit.clip_by_global_norm(tensor, limit)[0], Tensor)
     assert_type(gradkit.clip_by_global_norm(grads, 1.0), tuple[dict[str, Tensor], Tensor])
     assert_type(gradkit.clip_by_global_norm([tensor], 1.0), tuple[list[Tensor], Tensor])
     assert_type(gradkit.clip_grads_with_norm(grads, limit, 1.0), dict[str, Tensor])
@@ -50,8 +52,10 @@ def containers(tensor: Tensor, limit: Tensor, parameters: list[Parameter]) -> No
     assert_type(gradkit.clip_by_block_norm([tensor], 1.0), tuple[list[Tensor], list[Tensor]])
     assert_type(gradkit.clip_grad_adaptive(tensor, tensor), Tensor)
     assert_type(gradkit.per_tensor_norms(grads), dict[str, Tensor])
+    assert_type(gradkit.per_tensor_norms(grads, flat=True), Tensor)
+    assert_type(clip_grad_norm(grads, 1.0), Tensor)
     assert_type(gradkit.accumulate_grads(grads, grads, scale=limit), dict[str, Tensor])
-    assert_type(gradkit.zero_grad(each([tensor])), list[Tensor])
+    gradkit.zero_grad(each([tensor]))
 
 
 def norms(x: Tensor, scale: Tensor, limit: Tensor) -> None:
