@@ -50,7 +50,7 @@ LAYERS = (
     ],
     [Box("_calls/", "one record an operation, which every backend takes", BLUE)],
     [
-        Box("_numpy/", "the CPU backend; the tests' oracle", GREEN),
+        Box("_numpy/, _cpu/", "on CPUs: NumPy's calls; compiled C++", GREEN),
         Box("_cuda/, kernels/", "CUDA C++ and what launches it; cuDNN", ORANGE),
     ],
     [

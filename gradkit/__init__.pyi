@@ -32,6 +32,7 @@ from gradkit import distributed as distributed
 from gradkit._config import get_num_threads as get_num_threads
 from gradkit._config import set_num_threads as set_num_threads
 from gradkit._config import show_config as show_config
+from gradkit._config import use_cpu_backend as use_cpu_backend
 from gradkit.batch_normalization import last_engine as last_engine
 from gradkit.distributed import Group, Reduce
 from gradkit.errors import BackendUnavailableError as BackendUnavailableError
