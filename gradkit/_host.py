@@ -10,7 +10,9 @@ from gradkit._calls.backend import Backend
 _BACKENDS: dict[str, Backend] = {"numpy": _numpy}
 try:
     from gradkit import _cpu
-except ImportError as error:  # nothing was compiled when gradkit was installed, or it does not load
+except ModuleNotFoundError:
+    WHY_NOT_COMPILED = "gradkit was installed without a C++ compiler"
+except ImportError as error:  # it does not load
     WHY_NOT_COMPILED = str(error)
 else:
     _BACKENDS["compiled"] = cast(Backend, _cpu)

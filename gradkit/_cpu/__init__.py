@@ -7,8 +7,8 @@ without a C++ compiler. ``kernels/cpu`` has the source of ``compiled``.
 import os
 from typing import Any
 
+import gradkit._cpu.compiled as compiled
 from gradkit import _numpy
-from gradkit._cpu import compiled
 from gradkit._cpu.rows import *
 
 if _wanted := os.environ.get("GRADKIT_CPU_ISA"):
