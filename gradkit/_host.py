@@ -10,6 +10,7 @@ from gradkit._calls.backend import Backend
 _BACKENDS: dict[str, Backend] = {"numpy": _numpy}
 try:
     from gradkit import _cpu
+    from gradkit._cpu import compiled as code
 except ModuleNotFoundError:
     WHY_NOT_COMPILED = "gradkit was installed without a C++ compiler"
 except ImportError as error:  # it does not load
@@ -29,7 +30,7 @@ def describe() -> dict[str, dict[str, Any]]:
     compiled = _BACKENDS.get("compiled")
     cpu: dict[str, Any] = {"available": False, "reason": WHY_NOT_COMPILED}
     if compiled is not None:
-        names = {"instruction_set": _cpu.compiled.instruction_set()}
+        names = {"instruction_set": code.instruction_set()}
         cpu = {"available": True, "computes": backend() is compiled} | names
     return {"compiled": cpu, "numpy": {"available": True, "computes": backend() is _numpy}}
 

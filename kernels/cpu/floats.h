@@ -21,14 +21,6 @@ struct bf16 {
     uint16_t bits;
 };
 
-// The dtype in which elements of a dtype are computed with.
-template <typename T> struct Wide {
-    typedef float type;
-};
-template <> struct Wide<double> {
-    typedef double type;
-};
-
 // An element that may lie at any address.
 #pragma pack(push, 1)
 template <typename T> struct Element {
@@ -93,8 +85,8 @@ INLINE void narrow(double x, bf16& to) { narrow(narrow_to_odd(x), to); }
 INLINE void narrow(double x, f16& to) { narrow(narrow_to_odd(x), to); }
 
 // Whether a row can be read where it lies.
-template <typename T> INLINE bool has_no_gaps(const Axes& columns) {
-    return columns.count == 0 || (columns.count == 1 && columns.at[0].stride == sizeof(T));
+INLINE bool has_no_gaps(const Axes& columns, i64 itemsize) {
+    return columns.count == 0 || (columns.count == 1 && columns.at[0].stride == itemsize);
 }
 
 // Calls visit(address, which) for each element that the axes lead to, in C order.

@@ -146,7 +146,7 @@ void forward(
     const Setting setting = setting_of(types, threads, axis, x_);
     const Parameters parameters = {scale_offset, scale_, bias_, nullptr, nullptr};
     const Forward call = {
-        setting.width, eps, x_, residual_, y_, s_, mean_, inv_std_, nullptr, nullptr,
+        setting.data, setting.width, eps, x_, residual_, y_, s_, mean_, inv_std_, nullptr, nullptr,
     };
     compute(setting, [&](const Setting& own) { return run_forward(own, parameters, call); });
 }
@@ -163,8 +163,8 @@ void gradient(
     const Parameters parameters = {scale_offset, scale_, bias_, dscale_, dbias_};
     const bool centred = from_output || mean_;
     const Gradient call = {
-        setting.width, from_output, centred, dy_, source_, ds_, mean_, inv_std_, dx_, nullptr,
-        nullptr,
+        setting.data, setting.width, from_output, centred, dy_, source_, ds_, mean_, inv_std_,
+        dx_, nullptr, nullptr,
     };
     compute(setting, [&](const Setting& own) { return run_gradient(own, parameters, call); });
 }
@@ -177,7 +177,7 @@ void inverse(
     const Memory scale_(scale, 0), bias_(bias, 0);
     const Setting setting = setting_of(types, threads, axis, y_);
     const Parameters parameters = {0, scale_, bias_, nullptr, nullptr};
-    const Inverse call = {setting.width, y_, mean_, inv_std_, x_, nullptr, nullptr};
+    const Inverse call = {setting.data, setting.width, y_, mean_, inv_std_, x_, nullptr, nullptr};
     compute(setting, [&](const Setting& own) { return run_inverse(own, parameters, call); });
 }
 

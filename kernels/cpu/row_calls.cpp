@@ -79,7 +79,7 @@ class Call : public Items {
 public:
     Call(const Setting& setting, const Parameters& parameters, double absent_bias)
         : setting(setting),
-          kernels(setting.kernels[setting.data]),
+          kernels(setting.kernels[setting.data == F64]),
           threads_(setting.rows * setting.width < WORTH_THREADS ? 1 : setting.threads),
           scratch_bytes_(setting.width * ROOMS * sizeof(double)),
           scratch_(memory(threads_ * scratch_bytes_)),

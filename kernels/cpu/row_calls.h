@@ -6,7 +6,7 @@
 
 // What all calls say. `given_up`: asked now and then by the calling thread.
 struct Setting {
-    const RowKernels* kernels;  // of the instruction set, for all data dtypes
+    const RowKernels* kernels;  // of the instruction set
     Dtype data, parameters;
     i64 rows, width;
     int threads;

@@ -74,52 +74,81 @@ template <typename A, typename F> INLINE Sums sums_over(i64 width, F add) {
     return {by_halves(first, chunks), by_halves(second, chunks)};
 }
 
-// A copy of a row in the dtype of the computation.
-template <typename T, typename A> __attribute__((noinline)) const Element<A>* copied(
-    char* data, const Axes& axes, i64 width, A* to
+// A copy of a row of dtype T in the dtype of the computation.
+template <typename T, typename A> void widen_row(
+    char* data, const Axes& axes, i64 width, Element<A>* to
 ) {
-    if (has_no_gaps<T>(axes)) {
+    if (has_no_gaps(axes, sizeof(T))) {
         const Element<T>* from = reinterpret_cast<Element<T>*>(data);
         INDEPENDENT
-        for (i64 j = 0; j < width; ++j) to[j] = widen(from[j].value);
+        for (i64 j = 0; j < width; ++j) to[j].value = widen(from[j].value);
     } else {
         for_each(data, axes, [=](char* from, i64 j) {
-            to[j] = widen(reinterpret_cast<Element<T>*>(from)->value);
+            to[j].value = widen(reinterpret_cast<Element<T>*>(from)->value);
         });
     }
-    return reinterpret_cast<Element<A>*>(to);
 }
 
-// A row of an array, where it lies or as a copy.
-template <typename T, typename A> INLINE const Element<A>* input(
-    const Array* array, i64 row, i64 width, A* room
+// A row of dtype T, of numbers in the dtype of the computation.
+template <typename T, typename A> void narrow_row(
+    const Element<A>* from, i64 width, char* data, const Axes& axes
 ) {
-    char* data = row_of(*array, row);
-    if (sizeof(T) == sizeof(A) && has_no_gaps<T>(array->columns))
-        return reinterpret_cast<Element<A>*>(data);
-    return copied<T>(data, array->columns, width, room);
+    if (has_no_gaps(axes, sizeof(T))) {
+        Element<T>* to = reinterpret_cast<Element<T>*>(data);
+        INDEPENDENT
+        for (i64 j = 0; j < width; ++j) narrow(from[j].value, to[j].value);
+    } else {
+        for_each(data, axes, [=](char* to, i64 j) {
+            narrow(from[j].value, reinterpret_cast<Element<T>*>(to)->value);
+        });
+    }
 }
 
-// Where a row of a result is computed.
-template <typename T, typename A> INLINE Element<T>* output(const Array* array, i64 row, A* room) {
-    const bool there = has_no_gaps<T>(array->columns);
-    return there ? reinterpret_cast<Element<T>*>(row_of(*array, row))
-                 : reinterpret_cast<Element<T>*>(room);
-}
+// What reads and writes rows of a dtype: where they lie, or through a room of a thread's scratch.
+template <typename A> class Rows {
+public:
+    Rows(Dtype dtype, i64 width, char* scratch)
+        : dtype_(dtype), width_(width), scratch_(scratch) {}
 
-// Writes it where it belongs, unless it is there.
-template <typename T> __attribute__((noinline)) void store_row(
-    const Array* array, i64 row, const Element<T>* values
-) {
-    if (has_no_gaps<T>(array->columns)) return;
-    for_each(row_of(*array, row), array->columns, [=](char* to, i64 j) {
-        *reinterpret_cast<Element<T>*>(to) = values[j];
-    });
-}
+    const Element<A>* input(const Array* array, i64 row, int room) const {
+        char* data = row_of(*array, row);
+        if (there(array)) return reinterpret_cast<Element<A>*>(data);
+        Element<A>* copy = at(room);
+        const auto run = sizeof(A) == 8 ? widen_row<A, A>
+            : dtype_ == F16             ? widen_row<f16, A>
+            : dtype_ == BF16            ? widen_row<bf16, A>
+                                        : widen_row<A, A>;
+        run(data, array->columns, width_, copy);
+        return copy;
+    }
 
-template <typename T, typename A> INLINE void store(Element<T>* row, i64 column, A value) {
-    narrow(value, row[column].value);
-}
+    // Where a row of a result is computed; `store` then writes it where it belongs.
+    Element<A>* output(const Array* array, i64 row, int room) const {
+        return there(array) ? reinterpret_cast<Element<A>*>(row_of(*array, row)) : at(room);
+    }
+
+    void store(const Array* array, i64 row, const Element<A>* values) const {
+        if (there(array)) return;
+        const auto run = sizeof(A) == 8 ? narrow_row<A, A>
+            : dtype_ == F16             ? narrow_row<f16, A>
+            : dtype_ == BF16            ? narrow_row<bf16, A>
+                                        : narrow_row<A, A>;
+        run(values, width_, row_of(*array, row), array->columns);
+    }
+
+    Element<A>* at(int room) const {
+        return reinterpret_cast<Element<A>*>(scratch_ + room * width_ * i64{sizeof(double)});
+    }
+
+private:
+    bool there(const Array* array) const {
+        return dtype_ >= F32 && has_no_gaps(array->columns, sizeof(A));
+    }
+
+    Dtype dtype_;
+    i64 width_;
+    char* scratch_;
+};
 
 template <typename A> INLINE A number_of(const Array* array, i64 row) {
     return reinterpret_cast<const Element<A>*>(row_of(*array, row))->value;
@@ -176,33 +205,27 @@ template <typename A> INLINE double mean_square_of(const Element<A>* x, i64 widt
     return sums.first / static_cast<double>(width);
 }
 
-// The k-th of the rooms in a thread's scratch.
-template <typename A> INLINE A* room(char* scratch, i64 width, int k) {
-    return reinterpret_cast<A*>(scratch + k * width * static_cast<i64>(sizeof(double)));
-}
-
 // Writes s = x + residual; returns it as it was rounded.
-template <typename T, typename A> INLINE const Element<A>* add(
-    const Forward& call, i64 row, const Element<A>* x, char* scratch
+template <typename A> const Element<A>* add(
+    const Forward& call, const Rows<A>& rows, i64 row, const Element<A>* x
 ) {
-    const i64 width = call.width;
-    const Element<A>* residual = input<T>(call.residual, row, width, room<A>(scratch, width, 1));
-    Element<T>* s = output<T>(call.s, row, room<A>(scratch, width, 2));
+    const Element<A>* residual = rows.input(call.residual, row, 1);
+    Element<A>* s = rows.output(call.s, row, 2);
     INDEPENDENT
-    for (i64 j = 0; j < width; ++j) store(s, j, x[j].value + residual[j].value);
-    store_row(call.s, row, s);
-    return input<T>(call.s, row, width, room<A>(scratch, width, 0));
+    for (i64 j = 0; j < call.width; ++j) s[j].value = x[j].value + residual[j].value;
+    rows.store(call.s, row, s);
+    return rows.input(call.s, row, 0);
 }
 
-template <typename T> void forward(const Forward& call, i64 begin, i64 end, char* scratch) {
-    typedef typename Wide<T>::type A;
+template <typename A> void forward(const Forward& call, i64 begin, i64 end, char* scratch) {
     const i64 width = call.width;
     const A* scale = static_cast<const A*>(call.scale);
     const A* bias = static_cast<const A*>(call.bias);
+    const Rows<A> rows(call.dtype, width, scratch);
     for (i64 row = begin; row < end; ++row) {
-        const Element<A>* x = input<T>(call.x, row, width, room<A>(scratch, width, 0));
-        if (call.residual) x = add<T>(call, row, x, scratch);
-        Element<T>* y = output<T>(call.y, row, room<A>(scratch, width, 3));
+        const Element<A>* x = rows.input(call.x, row, 0);
+        if (call.residual) x = add(call, rows, row, x);
+        Element<A>* y = rows.output(call.y, row, 3);
         if (call.mean) {
             const Moments<A> moments = moments_of(x, width);
             const double factor = 1 / __builtin_sqrt(moments.variance + call.eps);
@@ -211,33 +234,33 @@ template <typename T> void forward(const Forward& call, i64 begin, i64 end, char
             const A high = moments.high, low = moments.low, inv_std = static_cast<A>(factor);
             INDEPENDENT
             for (i64 j = 0; j < width; ++j)
-                store(y, j, (x[j].value - high - low) * inv_std * scale[j] + bias[j]);
+                y[j].value = (x[j].value - high - low) * inv_std * scale[j] + bias[j];
         } else {
             const double factor = 1 / __builtin_sqrt(mean_square_of(x, width) + call.eps);
             set_number<A>(call.inv_std, row, factor);
             const A inv_std = static_cast<A>(factor);
             INDEPENDENT
-            for (i64 j = 0; j < width; ++j) store(y, j, x[j].value * inv_std * scale[j] + bias[j]);
+            for (i64 j = 0; j < width; ++j) y[j].value = x[j].value * inv_std * scale[j] + bias[j];
         }
-        store_row(call.y, row, y);
+        rows.store(call.y, row, y);
     }
 }
 
 enum Kind { LAYER, RMS, OUTPUT };
 
-template <typename T, Kind KIND> void gradient_of(
+template <typename A, Kind KIND> void gradient_of(
     const Gradient& call, i64 begin, i64 end, double* dy_xhat, double* sum_dy, char* scratch
 ) {
-    typedef typename Wide<T>::type A;
     const i64 width = call.width;
     const double count = static_cast<double>(width);
     const A* scale = static_cast<const A*>(call.scale);
     const A* bias = static_cast<const A*>(call.bias);
-    A *products = room<A>(scratch, width, 4), *plain = room<A>(scratch, width, 5);
-    for (i64 j = 0; j < width; ++j) products[j] = plain[j] = 0;
+    const Rows<A> rows(call.dtype, width, scratch);
+    Element<A> *products = rows.at(4), *plain = rows.at(5);
+    for (i64 j = 0; j < width; ++j) products[j].value = plain[j].value = 0;
     for (i64 row = begin; row < end; ++row) {
-        const Element<A>* dy = input<T>(call.dy, row, width, room<A>(scratch, width, 0));
-        const Element<A>* source = input<T>(call.source, row, width, room<A>(scratch, width, 1));
+        const Element<A>* dy = rows.input(call.dy, row, 0);
+        const Element<A>* source = rows.input(call.source, row, 1);
         const A mean = KIND == LAYER ? number_of<A>(call.mean, row) : 0;
         const A inv_std = number_of<A>(call.inv_std, row);
         const auto xhat = [=](i64 j) __attribute__((always_inline)) {
@@ -249,8 +272,8 @@ template <typename T, Kind KIND> void gradient_of(
             const A g = dy[j].value, product = g * xhat(j);
             if (KIND != RMS) of_w += g * scale[j];
             of_product += product * scale[j];
-            products[j] += product;
-            if (KIND != RMS) plain[j] += g;
+            products[j].value += product;
+            if (KIND != RMS) plain[j].value += g;
         });
         const A mean_w = static_cast<A>(sums.first / count);
         const A mean_product = static_cast<A>(sums.second / count);
@@ -259,49 +282,46 @@ template <typename T, Kind KIND> void gradient_of(
             const A rest = KIND == RMS ? product : product + mean_w;
             return (dy[j].value * scale[j] - rest) * inv_std;
         };
-        Element<T>* dx = output<T>(call.dx, row, room<A>(scratch, width, 3));
+        Element<A>* dx = rows.output(call.dx, row, 3);
         if (call.ds) {
-            const Element<A>* ds = input<T>(call.ds, row, width, room<A>(scratch, width, 2));
+            const Element<A>* ds = rows.input(call.ds, row, 2);
             INDEPENDENT
-            for (i64 j = 0; j < width; ++j) store(dx, j, value(j) + ds[j].value);
+            for (i64 j = 0; j < width; ++j) dx[j].value = value(j) + ds[j].value;
         } else {
             INDEPENDENT
-            for (i64 j = 0; j < width; ++j) store(dx, j, value(j));
+            for (i64 j = 0; j < width; ++j) dx[j].value = value(j);
         }
-        store_row(call.dx, row, dx);
+        rows.store(call.dx, row, dx);
     }
-    for (i64 j = 0; dy_xhat && j < width; ++j) dy_xhat[j] += products[j];
-    for (i64 j = 0; sum_dy && j < width; ++j) sum_dy[j] += plain[j];
+    for (i64 j = 0; dy_xhat && j < width; ++j) dy_xhat[j] += products[j].value;
+    for (i64 j = 0; sum_dy && j < width; ++j) sum_dy[j] += plain[j].value;
 }
 
-template <typename T> void gradient(
+template <typename A> void gradient(
     const Gradient& call, i64 begin, i64 end, double* dy_xhat, double* dy, char* scratch
 ) {
-    const auto run = call.from_output ? gradient_of<T, OUTPUT>
-        : call.centred                ? gradient_of<T, LAYER>
-                                      : gradient_of<T, RMS>;
+    const auto run = call.from_output ? gradient_of<A, OUTPUT>
+        : call.centred                ? gradient_of<A, LAYER>
+                                      : gradient_of<A, RMS>;
     run(call, begin, end, dy_xhat, dy, scratch);
 }
 
-template <typename T> void inverse(const Inverse& call, i64 begin, i64 end, char* scratch) {
-    typedef typename Wide<T>::type A;
-    const i64 width = call.width;
+template <typename A> void inverse(const Inverse& call, i64 begin, i64 end, char* scratch) {
     const A* scale = static_cast<const A*>(call.scale);
     const A* bias = static_cast<const A*>(call.bias);
+    const Rows<A> rows(call.dtype, call.width, scratch);
     for (i64 row = begin; row < end; ++row) {
-        const Element<A>* y = input<T>(call.y, row, width, room<A>(scratch, width, 0));
+        const Element<A>* y = rows.input(call.y, row, 0);
         const A mean = number_of<A>(call.mean, row), inv_std = number_of<A>(call.inv_std, row);
-        Element<T>* x = output<T>(call.x, row, room<A>(scratch, width, 1));
+        Element<A>* x = rows.output(call.x, row, 1);
         INDEPENDENT
-        for (i64 j = 0; j < width; ++j)
-            store(x, j, (y[j].value - bias[j]) / scale[j] / inv_std + mean);
-        store_row(call.x, row, x);
+        for (i64 j = 0; j < call.width; ++j)
+            x[j].value = (y[j].value - bias[j]) / scale[j] / inv_std + mean;
+        rows.store(call.x, row, x);
     }
 }
 
-const RowKernels row_kernels[4] = {
-    {forward<f16>, gradient<f16>, inverse<f16>},
-    {forward<bf16>, gradient<bf16>, inverse<bf16>},
+const RowKernels row_kernels[2] = {
     {forward<float>, gradient<float>, inverse<float>},
     {forward<double>, gradient<double>, inverse<double>},
 };

@@ -10,6 +10,7 @@ enum Dtype { F16, BF16, F32, F64 };
 // Absent arrays are null. `scale` and `bias` are numbers of the accumulation dtype without gaps, an
 // absent scale ones, an absent bias zeros that change no number to which they are added.
 struct Forward {
+    Dtype dtype;  // of the data
     i64 width;
     double eps;
     const Array *x, *residual, *y, *s, *mean, *inv_std;  // RMS norm: without mean
@@ -17,6 +18,7 @@ struct Forward {
 };
 
 struct Gradient {
+    Dtype dtype;
     i64 width;
     bool from_output, centred;
     const Array *dy, *source, *ds, *mean, *inv_std, *dx;
@@ -24,12 +26,14 @@ struct Gradient {
 };
 
 struct Inverse {
+    Dtype dtype;
     i64 width;
     const Array *y, *mean, *inv_std, *x;
     const void *scale, *bias;
 };
 
-// Of one data dtype. Each works on rows [begin, end), with scratch of `ROOMS` rows of float64.
+// Of data that is computed with in float32, or in float64. Each works on rows [begin, end), with
+// scratch of `ROOMS` rows of float64.
 struct RowKernels {
     void (*forward)(const Forward&, i64 begin, i64 end, char* scratch);
     // Adds to sums over rows, of which there are `width` each; null if they are not wanted.
@@ -42,11 +46,11 @@ struct RowKernels {
 constexpr int ROOMS = 6;
 
 namespace baseline {
-extern const RowKernels row_kernels[4];
+extern const RowKernels row_kernels[2];
 }
 namespace x86_64_v3 {
-extern const RowKernels row_kernels[4];
+extern const RowKernels row_kernels[2];
 }
 namespace x86_64_v4 {
-extern const RowKernels row_kernels[4];
+extern const RowKernels row_kernels[2];
 }
