@@ -9,8 +9,8 @@ from gradkit._calls.backend import Backend
 
 _BACKENDS: dict[str, Backend] = {"numpy": _numpy}
 try:
+    import gradkit._cpu.compiled as code
     from gradkit import _cpu
-    from gradkit._cpu import compiled as code
 except ModuleNotFoundError:
     WHY_NOT_COMPILED = "gradkit was installed without a C++ compiler"
 except ImportError as error:  # it does not load
