@@ -7,6 +7,7 @@ PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PINNED := $(VENV)/.pinned
 QUIET := --quiet --disable-pip-version-check --no-compile
 # Instead of pip, which compiles one file after another; some files compile in no Python version.
 ON_ALL_CORES := -q -j 0 -x '/tests?/'
@@ -23,7 +24,7 @@ help: ## list the targets
 
 venv: $(STAMP) ## create .venv with the tools, and install gradkit in editable mode
 
-$(STAMP): pyproject.toml requirements/ci.txt
+$(PINNED): pyproject.toml requirements/ci.txt
 	@test -n "$(PYTHON)" || { echo "make: gradkit needs Python 3.11 or newer and found none;" \
 		"install one, or name it: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: gradkit" \
@@ -34,7 +35,13 @@ $(STAMP): pyproject.toml requirements/ci.txt
 	@$(PYTHON) -m venv --clear $(VENV)
 	@$(BIN)/python -m pip install $(QUIET) --require-hashes --requirement requirements/ci.txt
 	@$(BIN)/python -m compileall $(ON_ALL_CORES) $(VENV)/lib >/dev/null || true
-	@$(BIN)/python -m pip install $(QUIET) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# gradkit itself, with its C++ for CPUs: a second time only what has changed is compiled.
+$(STAMP): $(PINNED) CMakeLists.txt $(wildcard kernels/cpu/*)
+	@$(BIN)/python -m pip install $(QUIET) --no-deps --no-build-isolation \
+		--config-settings build-dir=build/cpu --editable .
+	@$(BIN)/python -c 'from gradkit import _host; print("CPU backend:", _host.describe()["compiled"])'
 	@touch $@
 
 # --- first steps --------------------------------------------------------------------

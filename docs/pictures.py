@@ -50,7 +50,7 @@ LAYERS = (
     ],
     [Box("_calls/", "a record per operation, the input of every backend", BLUE)],
     [
-        Box("_numpy/", "the CPU backend; the tests' oracle", GREEN),
+        Box("_numpy/, _cpu/", "on CPUs: NumPy's calls; compiled C++", GREEN),
         Box("_cuda/, kernels/", "CUDA C++ kernels, launchers; cuDNN", ORANGE),
     ],
     [

@@ -1,13 +1,16 @@
-"""What gradkit found on this machine, and how many threads a call may use."""
+"""What gradkit found on this machine, and what computes on host arrays, on how many threads."""
 
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Literal, overload
 
 import numpy as np
 
+from gradkit import _host as host
 from gradkit._numpy import threads
 
-__all__ = ["get_num_threads", "set_num_threads", "show_config"]
+__all__ = ["get_num_threads", "set_num_threads", "show_config", "use_cpu_backend"]
 
 
 @overload
@@ -48,7 +51,7 @@ def show_config(mode: str = "stdout") -> dict[str, Any] | None:
         raise ValueError(f"mode must be 'stdout' or 'dicts', not {mode!r}")
     found: dict[str, dict[str, Any]] = {
         "versions": _versions(),
-        "backends": {"numpy": _numpy(), "cuda": _cuda(), "cudnn": _cudnn()},
+        "backends": {**_host(), "cuda": _cuda(), "cudnn": _cudnn()},
     }
     if mode == "dicts":
         return found
@@ -119,6 +122,47 @@ def set_num_threads(count: int) -> None:
     threads.use_workers(count.__index__())
 
 
+@contextmanager
+def use_cpu_backend(name: str) -> Iterator[None]:
+    """Within the context, choose what computes on host arrays.
+
+    The choice holds for this thread, and for the asyncio tasks that it starts. The environment
+    variable ``GRADKIT_CPU``, read when gradkit is imported, chooses for the whole process.
+
+    Parameters
+    ----------
+    name : {"compiled", "numpy"}
+        The compiled code, which is the default if it is there; or NumPy's calls alone, which are
+        slower and the tests' reference. Both keep the same guarantees. Their bits differ.
+
+    Returns
+    -------
+    context manager
+
+    Raises
+    ------
+    ValueError
+        ``name`` is neither, or gradkit was installed without compiled code.
+
+    References
+    ----------
+    ``torch.nn.attention.sdpa_kernel``.
+
+    Examples
+    --------
+    >>> import numpy as np, gradkit
+    >>> with gradkit.use_cpu_backend("numpy"):
+    ...     y, inv_std = gradkit.rms_norm(np.array([[3.0, 4.0]]), eps=0.0)
+    >>> (y**2).mean().round(12)
+    np.float64(1.0)
+    """
+    token = host.chosen.set(host.named(name, "name"))
+    try:
+        yield
+    finally:
+        host.chosen.reset(token)
+
+
 def _versions() -> dict[str, str]:
     names = ("gradkit", "numpy", "ml_dtypes")
     return {"python": platform.python_version()} | {name: _version(name) for name in names}
@@ -133,9 +177,12 @@ def _version(name: str) -> str:
         return "not installed"
 
 
-def _numpy() -> dict[str, Any]:
+def _host() -> dict[str, dict[str, Any]]:
+    """What computes on host arrays."""
+    found = host.describe()
     blas = np.show_config(mode="dicts").get("Build Dependencies", {}).get("blas", {})
-    return {"available": True, "threads": get_num_threads(), "blas": blas.get("name", "unknown")}
+    found["numpy"] |= {"threads": get_num_threads(), "blas": blas.get("name", "unknown")}
+    return found
 
 
 def _cuda() -> dict[str, Any]:

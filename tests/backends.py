@@ -14,6 +14,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
+import gradkit
+from gradkit import _host
 from testbed.emulator import EmulatedDevice
 from testbed.ptx import PtxDevice
 from testbed.tools import missing
@@ -44,7 +46,7 @@ class Backend:
 
     def active(self):
         """A context in which the backend computes on its arrays."""
-        return nullcontext()
+        return gradkit.use_cpu_backend(self.name)
 
     def asarray(self, array):
         """A copy of an array and of the gaps between its elements: its strides and alignment."""
@@ -77,6 +79,25 @@ class Backend:
     def launches(self):
         """How many kernels have run, where they are counted."""
         return 0
+
+
+# The files whose operations are compiled.
+COMPILED_FILES = {
+    *("test_normalization.py", "test_residual_norms.py", "test_strided_rows.py"),
+    *("test_bad_input.py", "test_golden.py", "test_compiled.py"),
+}
+
+
+class CompiledCpu(Backend):
+    """The same by compiled code; in other files than those above, NumPy's once more, slowly."""
+
+    name = "compiled"
+    marks = (
+        pytest.mark.skipif(
+            not _host.describe()["compiled"]["available"] and os.environ.get("CI") != "true",
+            reason="gradkit was installed without a C++ compiler",
+        ),
+    )
 
 
 class Emulated(Backend):
@@ -234,6 +255,7 @@ def span(array):
 
 BACKENDS = [
     Backend(),
+    CompiledCpu(),
     Emulated(),
     *([Ptx()] if ARCHITECTURE else []),
     *([CuPy()] if has_gpu() else []),

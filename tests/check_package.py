@@ -54,14 +54,16 @@ import gradkit, ml_dtypes, numpy
 modules = [gradkit] + [
     importlib.import_module(f"gradkit.{found.name}")
     for found in pkgutil.iter_modules(gradkit.__path__)
-    if found.name not in ("jax", "torch")  # which import those
+    if found.name not in ("_cpu", "jax", "torch")  # compiled, or importing those
 ]
 results = [doctest.testmod(module) for module in modules]
 failed, run = (sum(part) for part in zip(*results))
 assert run > 100, run
 assert "site-packages" in gradkit.__file__
 assert pathlib.Path(gradkit.__file__).with_name("kernels").joinpath("norm.cu").is_file()
-print(f"numpy {numpy.__version__}, ml_dtypes {ml_dtypes.__version__}: {run} examples")
+compiled = gradkit.show_config("dicts")["backends"]["compiled"]["available"]
+print(f"numpy {numpy.__version__}, ml_dtypes {ml_dtypes.__version__}: {run} examples", end="")
+print(", compiled" if compiled else "")
 sys.exit(failed)
 """
 
@@ -70,8 +72,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="gradkit-") as name:
         folder = Path(name)
         check("build", partial(build, folder))
-        (wheel,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
-        check("archives", partial(archives, wheel, sdist))
+        (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*-none-any.whl")
+        (compiled,) = set(folder.glob("*.whl")) - {wheel}
+        check("archives", partial(archives, wheel, compiled, sdist))
         check("metadata", partial(metadata, wheel))
         check("extras", partial(extras, wheel))
         pythons = interpreters()
@@ -80,6 +83,8 @@ def main() -> None:
                 label = f"Python {version}, {resolution}"
                 place = folder / f"{version}-{resolution}"
                 check(label, partial(bare, place, python, resolution, wheel))
+        place = folder / "compiled"
+        check("with compiled code", partial(bare, place, sys.executable, "highest", compiled))
         newest = folder / f"{list(pythons)[-1]}-highest"
         check("the sdist's tests", partial(tests_of, sdist, newest, folder))
         check("workflows", workflows)
@@ -111,16 +116,25 @@ uv = partial(tool, "uv", "--quiet", "--no-config", "--no-python-downloads")
 
 
 def build(folder):
-    tool("python", "-m", "build", "--no-isolation", "--outdir", folder, ROOT)
+    """A wheel with compiled code, for the Python that runs this, and one without, for any."""
+    command = ("python", "-m", "build", "--no-isolation", "--outdir", folder, ROOT)
+    tool(*command)
+    tool(*command, "--wheel", env=os.environ | {"GRADKIT_PURE": "1"})
     return ", ".join(f"{path.stat().st_size // 1000} kB" for path in folder.iterdir())
 
 
-def archives(wheel, sdist):
-    """Both are well-formed; the wheel has all of gradkit, the sdist all of the repository."""
-    tool("twine", "check", "--strict", wheel, sdist)
-    tool("check-wheel-contents", wheel)
+def archives(wheel, compiled, sdist):
+    """All are well-formed; the wheels have all of gradkit, the sdist all of the repository."""
+    tool("twine", "check", "--strict", wheel, compiled, sdist)
+    tool("check-wheel-contents", wheel, compiled)
     tracked = run("git", "ls-files", cwd=ROOT).splitlines() if (ROOT / ".git").exists() else []
-    inside = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    inside, more = (
+        {name for name in zipfile.ZipFile(path).namelist() if ".dist-info/" not in name}
+        for path in (wheel, compiled)
+    )
+    (code,) = more - inside
+    if inside - more or not code.startswith("gradkit/_cpu/compiled."):
+        sys.exit(f"{compiled.name} has {code}, and lacks {sorted(inside - more)}")
     if tracked:
         package = {name for name in tracked if name.startswith("gradkit/")}
         package |= {f"gradkit/{name}" for name in tracked if name.startswith("kernels/")}

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 
 from testbed import ptx
 from tests import alone
-from tests.backends import ARCHITECTURE, BACKENDS, has_gpu
+from tests.backends import ARCHITECTURE, BACKENDS, COMPILED_FILES, has_gpu
 
 _COMMON = {"deadline": None, "database": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("quick", max_examples=15, derandomize=True, **_COMMON)
@@ -35,9 +35,14 @@ def backend(request):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Of a test marked ``sampled(n)``, all but every n-th set of parameters is slow."""
+    """Of a test marked ``sampled(n)``, all but every n-th set of parameters is slow.
+
+    So are tests of what the compiled backend leaves to NumPy.
+    """
     seen = Counter()
     for item in items:
+        if _backend_of(item) == "compiled" and item.path.name not in COMPILED_FILES:
+            item.add_marker("slow")
         if sampled := item.get_closest_marker("sampled"):
             place = item.nodeid.partition("[")[0], _backend_of(item)
             if seen[place] % sampled.args[0]:

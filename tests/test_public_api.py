@@ -27,6 +27,7 @@ SIGNATURES = [
     "set_num_threads(count)",
     "last_engine()",
     'show_config(mode="stdout")',
+    "use_cpu_backend(name)",
 ]
 NAMES = [line.partition("(")[0] for line in SIGNATURES]
 FUNCTIONS = [name for name in gradkit.__all__ if inspect.isfunction(getattr(gradkit, name))]

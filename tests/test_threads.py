@@ -1,4 +1,7 @@
-"""How many threads a call may use, and that BLAS starts none of its own beside them."""
+"""How many threads a call may use, and that BLAS starts none of its own.
+
+The threads are the NumPy backend's; test_compiled.py has those of compiled code.
+"""
 
 import ctypes
 import os
@@ -19,7 +22,8 @@ from tests.tolerances import assert_same_bits
 @pytest.fixture(autouse=True)
 def _restored():
     before = gradkit.get_num_threads()
-    yield
+    with gradkit.use_cpu_backend("numpy"):
+        yield
     gradkit.set_num_threads(before)
 
 

@@ -1,10 +1,10 @@
-"""NumPy: the CPU backend computes on its arrays."""
+"""NumPy: a CPU backend computes on its arrays."""
 
 from typing import Any
 
 import numpy as np
 
-from gradkit import _numpy
+from gradkit import _host
 from gradkit._arrays.base import Framework
 from gradkit._backend import Array
 from gradkit._calls.backend import Backend
@@ -32,7 +32,7 @@ class NumPy(Framework):
         return np.asarray(array)
 
     def backend_of(self, view: Array) -> Backend:  # noqa: ARG002
-        return _numpy
+        return _host.backend()
 
     def wrap(self, result: Array, like: Any) -> Any:  # noqa: ARG002
         return result

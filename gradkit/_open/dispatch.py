@@ -18,7 +18,6 @@ Compute: TypeAlias = Callable[[Any, Backend], None]
 
 _NONE = type(None)
 _NUMPY = {np.ndarray, _NONE}
-_NUMPY_BACKEND = HOST.backend_of(np.empty(0))
 _MOST = 4096  # plans that are remembered before all are forgotten
 _plans: dict[Any, Plan] = {}
 
@@ -71,7 +70,7 @@ class Opened(Given):
         if backend is not None:  # the arrays are its own
             self.framework, self.backend = HOST, backend
         elif kinds <= _NUMPY and self.like is not None:
-            self.framework, self.backend = HOST, _NUMPY_BACKEND
+            self.framework, self.backend = HOST, HOST.backend_of(self.like)
         else:
             given = self._views(given, kinds)
         # The caller's arrays for results, and their views; both empty if all results are new.

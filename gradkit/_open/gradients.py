@@ -29,7 +29,6 @@ from gradkit._open.several_devices import Share, Twins, backend_of_all, on_strea
 from gradkit._open.shards import holds_shards
 
 _NOTHING = np.empty(0)
-_HOST_BACKEND = HOST.backend_of(_NOTHING)
 _dtype_of, _device_of = attrgetter("dtype"), attrgetter("data.device_id")
 _simply_writable = attrgetter("flags.carray")  # in C order, aligned and writeable
 _base_of = attrgetter("base")
@@ -84,7 +83,7 @@ class Gradients(Given):
         self.views: Grads = self.arrays
         self.shares: list[Share] = []
         if self._plain:
-            self.framework, self.backend = HOST, _HOST_BACKEND
+            self.framework, self.backend = HOST, HOST.backend_of(_NOTHING)
         else:
             self._see(kinds, frameworks, write, instead)
         if self.arrays:

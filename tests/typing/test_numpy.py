@@ -154,6 +154,8 @@ def test_batch_norm() -> None:
 def test_running() -> None:
     threads = assert_type(gradkit.get_num_threads(), int)
     assert_type(gradkit.set_num_threads(threads), None)
+    with gradkit.use_cpu_backend("numpy") as nothing:
+        assert_type(nothing, None)
     assert_type(gradkit.warmup({"w": _ones(3)}, gradkit.clip_grad_norm), int)
     assert_type(gradkit.last_engine(), str | None)
 

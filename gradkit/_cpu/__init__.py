@@ -1,0 +1,23 @@
+"""The compiled CPU backend: norms over rows in C++, all else as ``gradkit._numpy`` has it.
+
+The module is a ``gradkit._calls.backend.Backend``. It cannot be imported if gradkit was installed
+without a C++ compiler. ``kernels/cpu`` has the source of ``compiled``.
+"""
+
+import os
+from typing import Any
+
+import gradkit._cpu.compiled as compiled
+from gradkit import _numpy
+from gradkit._cpu.rows import *
+
+if _wanted := os.environ.get("GRADKIT_CPU_ISA"):
+    if _wanted not in compiled.instruction_sets():
+        raise ValueError(
+            f"GRADKIT_CPU_ISA is {_wanted!r}; this processor has {compiled.instruction_sets()}"
+        )
+    compiled.use_instruction_set(_wanted)
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(_numpy, name)

@@ -1,0 +1,124 @@
+"""The norms over rows, compiled. Rows that are very long or have no elements are NumPy's."""
+
+import math
+from typing import Any
+
+from gradkit import _numpy
+from gradkit._calls.rows import (
+    AddLayerNorm,
+    AddRmsNorm,
+    InvertibleLayerNormGrad,
+    LayerNorm,
+    LayerNormGrad,
+    LayerNormInverse,
+    RmsNorm,
+    RmsNormGrad,
+)
+from gradkit._cpu.compiled import forward, gradient, inverse
+from gradkit._dtypes import float_of
+from gradkit._numpy.threads import workers
+
+__all__ = [
+    "add_layer_norm",
+    "add_rms_norm",
+    "invertible_layer_norm_grad",
+    "layer_norm",
+    "layer_norm_grad",
+    "layer_norm_inverse",
+    "rms_norm",
+    "rms_norm_grad",
+]
+
+# A thread keeps six rows of float64: together with all shares' sums within the memory of a call.
+WIDEST = 1 << 15
+
+
+def _types_of(call: Any, data: Any) -> int:
+    """The numbers of the data's and the parameters' dtypes as one; -1 if nothing compiled fits.
+
+    Decided once for each plan.
+    """
+    types: int | None = call.plan.launcher
+    if types is None:
+        present = (call.scale, getattr(call, "bias", None), data)
+        parameter = next(array for array in present if array is not None)
+        fits = data.size and math.prod(data.shape[call.axis :]) <= WIDEST
+        types = 4 * float_of(data.dtype).code + float_of(parameter.dtype).code if fits else -1
+        call.plan.launcher = types
+    return types
+
+
+def _forward(call: Any, types: int, residual: Any, bias: Any, s: Any, mean: Any) -> None:
+    numbers = types, workers(), call.axis, call.eps, call.scale_offset
+    forward(*numbers, call.x, residual, call.scale, bias, call.y, s, mean, call.inv_std)
+
+
+def layer_norm(call: LayerNorm) -> None:
+    """Write ``y``, ``mean`` and ``inv_std``; ``y`` may be ``x``."""
+    if (types := _types_of(call, call.x)) < 0:
+        _numpy.layer_norm(call)
+    else:
+        _forward(call, types, None, call.bias, None, call.mean)
+
+
+def add_layer_norm(call: AddLayerNorm) -> None:
+    """Write ``y``, ``s``, ``mean`` and ``inv_std``; ``y`` may be ``x``, ``s`` either summand."""
+    if (types := _types_of(call, call.x)) < 0:
+        _numpy.add_layer_norm(call)
+    else:
+        _forward(call, types, call.residual, call.bias, call.s, call.mean)
+
+
+def rms_norm(call: RmsNorm) -> None:
+    """Write ``y`` and ``inv_std``; ``y`` may be ``x``."""
+    if (types := _types_of(call, call.x)) < 0:
+        _numpy.rms_norm(call)
+    else:
+        _forward(call, types, None, None, None, None)
+
+
+def add_rms_norm(call: AddRmsNorm) -> None:
+    """Write ``y``, ``s`` and ``inv_std``; ``y`` may be ``x``, ``s`` either summand."""
+    if (types := _types_of(call, call.x)) < 0:
+        _numpy.add_rms_norm(call)
+    else:
+        _forward(call, types, call.residual, None, call.s, None)
+
+
+def layer_norm_grad(call: LayerNormGrad) -> None:
+    """Write ``dx``, ``dscale`` and ``dbias`` (``=``); ``dx`` may be ``dy`` or ``ds``."""
+    if (types := _types_of(call, call.x)) < 0:
+        _numpy.layer_norm_grad(call)
+        return
+    numbers = types, workers(), call.axis, False, call.scale_offset
+    given = call.dy, call.x, call.scale, None, call.mean, call.inv_std, call.ds
+    gradient(*numbers, *given, call.dx, call.dscale, call.dbias)
+
+
+def rms_norm_grad(call: RmsNormGrad) -> None:
+    """Write ``dx`` and ``dscale`` (``=``); ``dx`` may be ``dy`` or ``ds``."""
+    if (types := _types_of(call, call.x)) < 0:
+        _numpy.rms_norm_grad(call)
+        return
+    numbers = types, workers(), call.axis, False, call.scale_offset
+    given = call.dy, call.x, call.scale, None, None, call.inv_std, call.ds
+    gradient(*numbers, *given, call.dx, call.dscale, None)
+
+
+def invertible_layer_norm_grad(call: InvertibleLayerNormGrad) -> None:
+    """As ``layer_norm_grad``, with xhat computed from the output; ``dx`` may be ``dy``."""
+    if (types := _types_of(call, call.y)) < 0:
+        _numpy.invertible_layer_norm_grad(call)
+        return
+    numbers = types, workers(), call.axis, True, 0.0
+    given = call.dy, call.y, call.scale, call.bias, None, call.inv_std, None
+    gradient(*numbers, *given, call.dx, call.dscale, call.dbias)
+
+
+def layer_norm_inverse(call: LayerNormInverse) -> None:
+    """Write ``x = (y - bias) / scale / inv_std + mean``; ``x`` may be ``y``."""
+    if (types := _types_of(call, call.y)) < 0:
+        _numpy.layer_norm_inverse(call)
+        return
+    given = call.y, call.scale, call.bias, call.mean, call.inv_std
+    inverse(types, workers(), call.axis, *given, call.x)

@@ -1,0 +1,49 @@
+"""Which backend computes on host arrays: the compiled one if it is there, else NumPy's."""
+
+import os
+from contextvars import ContextVar
+from typing import Any, cast
+
+from gradkit import _numpy
+from gradkit._calls.backend import Backend
+
+_BACKENDS: dict[str, Backend] = {"numpy": _numpy}
+try:
+    import gradkit._cpu.compiled as code
+    from gradkit import _cpu
+except ModuleNotFoundError:
+    WHY_NOT_COMPILED = "gradkit was installed without a C++ compiler"
+except ImportError as error:  # it does not load
+    WHY_NOT_COMPILED = str(error)
+else:
+    _BACKENDS["compiled"] = cast(Backend, _cpu)
+    WHY_NOT_COMPILED = ""
+
+
+def backend() -> Backend:
+    """What computes on host arrays."""
+    return chosen.get()
+
+
+def describe() -> dict[str, dict[str, Any]]:
+    """Each backend: whether it is there, and whether it computes."""
+    compiled = _BACKENDS.get("compiled")
+    cpu: dict[str, Any] = {"available": False, "reason": WHY_NOT_COMPILED}
+    if compiled is not None:
+        names = {"instruction_set": code.instruction_set()}
+        cpu = {"available": True, "computes": backend() is compiled} | names
+    return {"compiled": cpu, "numpy": {"available": True, "computes": backend() is _numpy}}
+
+
+def named(name: str, label: str) -> Backend:
+    """The backend of a name; errors call it by the label."""
+    if name not in ("compiled", "numpy"):
+        raise ValueError(f"{label} must be 'compiled' or 'numpy', not {name!r}")
+    if name not in _BACKENDS:
+        raise ValueError(f"{label} is 'compiled', and nothing is: {WHY_NOT_COMPILED}")
+    return _BACKENDS[name]
+
+
+_default = named(os.environ.get("GRADKIT_CPU") or next(reversed(_BACKENDS)), "GRADKIT_CPU")
+# A context's own choice. Threads that others start have the default.
+chosen: ContextVar[Backend] = ContextVar("backend", default=_default)

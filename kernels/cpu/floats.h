@@ -1,0 +1,125 @@
+// The four dtypes: as memory has them, and as they are computed with.
+//
+// Included once for each instruction set, in a namespace of its own: inline functions of one name
+// would be merged into whichever the linker finds first. So nothing of the standard library that is
+// a function is included here.
+
+#pragma once
+
+#include <cstdint>
+
+#include "arrays.h"
+
+#define INLINE inline __attribute__((always_inline))
+
+namespace ISA {
+
+struct f16 {
+    uint16_t bits;
+};
+struct bf16 {
+    uint16_t bits;
+};
+
+// An element that may lie at any address.
+#pragma pack(push, 1)
+template <typename T> struct Element {
+    T value;
+};
+#pragma pack(pop)
+
+template <typename To, typename From> INLINE To bits_of(From from) {
+    static_assert(sizeof(To) == sizeof(From), "the same number of bits");
+    To to;
+    __builtin_memcpy(&to, &from, sizeof to);
+    return to;
+}
+
+INLINE float widen(float x) { return x; }
+INLINE double widen(double x) { return x; }
+INLINE float widen(bf16 x) { return bits_of<float>(static_cast<uint32_t>(x.bits) << 16); }
+
+// A subnormal number is a difference of normal ones, which no processor flushes to zero.
+INLINE float widen(f16 x) {
+    const uint32_t sign = static_cast<uint32_t>(x.bits & 0x8000) << 16;
+    const uint32_t exponent = (x.bits & 0x7c00) << 13;
+    const uint32_t moved = (static_cast<uint32_t>(x.bits & 0x7fff) << 13) + (112u << 23);
+    const float subnormal = bits_of<float>(moved + (1u << 23)) - bits_of<float>(113u << 23);
+    const uint32_t beyond = moved + (112u << 23);  // infinities and NaN
+    const uint32_t normal = exponent == (0x7c00u << 13) ? beyond : moved;
+    return bits_of<float>(sign | (exponent == 0 ? bits_of<uint32_t>(subnormal) : normal));
+}
+
+INLINE void narrow(float x, float& to) { to = x; }
+INLINE void narrow(double x, double& to) { to = x; }
+
+INLINE void narrow(float x, bf16& to) {
+    const uint32_t bits = bits_of<uint32_t>(x);
+    const uint32_t rounded = bits + 0x7fff + ((bits >> 16) & 1);
+    to.bits = static_cast<uint16_t>((x != x ? bits | 0x400000 : rounded) >> 16);
+}
+
+INLINE void narrow(float x, f16& to) {
+    const uint32_t all = bits_of<uint32_t>(x), sign = all & 0x80000000u, bits = all ^ sign;
+    // Half of float32's places are those of float16's smallest number where 1/2 is added.
+    const uint32_t subnormal = bits_of<uint32_t>(bits_of<float>(bits) + 0.5f) - (126u << 23);
+    const uint32_t normal = (bits - (112u << 23) + 0xfff + ((bits >> 13) & 1)) >> 13;
+    const uint32_t beyond = bits > 0x7f800000u ? 0x7e00u : 0x7c00u;
+    const uint32_t finite = bits < (113u << 23) ? subnormal : normal;
+    to.bits = static_cast<uint16_t>((sign >> 16) | (bits >= (143u << 23) ? beyond : finite));
+}
+
+// Float64 to float32, where what is not exact has an odd last bit: rounded again, to a narrower
+// dtype, it is what one rounding gives.
+INLINE float narrow_to_odd(double x) {
+    const float nearest = static_cast<float>(x);
+    if (!(nearest != x) || x != x) return nearest;
+    uint32_t bits = bits_of<uint32_t>(nearest);
+    const double size = x < 0 ? -x : x, found = nearest < 0 ? -nearest : nearest;
+    if (found > size) --bits;
+    return bits_of<float>(bits | 1);
+}
+
+INLINE void narrow(double x, float& to) { to = static_cast<float>(x); }
+INLINE void narrow(double x, bf16& to) { narrow(narrow_to_odd(x), to); }
+INLINE void narrow(double x, f16& to) { narrow(narrow_to_odd(x), to); }
+
+// Whether a row can be read where it lies.
+INLINE bool has_no_gaps(const Axes& columns, i64 itemsize) {
+    return columns.count == 0 || (columns.count == 1 && columns.at[0].stride == itemsize);
+}
+
+// Calls visit(address, which) for each element that the axes lead to, in C order.
+template <typename F> INLINE void for_each(char* data, const Axes& axes, F visit) {
+    if (axes.count == 0) {
+        visit(data, 0);
+        return;
+    }
+    const int last = axes.count - 1;
+    const Axis inner = axes.at[last];
+    i64 index[MOST_AXES] = {0};
+    for (i64 k = 0;;) {
+        for (i64 j = 0; j < inner.length; ++j) visit(data + j * inner.stride, k++);
+        int axis = last - 1;
+        for (; axis >= 0; --axis) {
+            data += axes.at[axis].stride;
+            if (++index[axis] < axes.at[axis].length) break;
+            data -= axes.at[axis].stride * axes.at[axis].length;
+            index[axis] = 0;
+        }
+        if (axis < 0) return;
+    }
+}
+
+// The address of a row.
+INLINE char* row_of(const Array& array, i64 row) {
+    const Axes& axes = array.rows;
+    char* data = array.data;
+    for (int axis = axes.count - 1; axis > 0; --axis) {
+        data += row % axes.at[axis].length * axes.at[axis].stride;
+        row /= axes.at[axis].length;
+    }
+    return axes.count ? data + row * axes.at[0].stride : data;
+}
+
+}  // namespace ISA

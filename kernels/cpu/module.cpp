@@ -1,0 +1,198 @@
+// gradkit._cpu.compiled: the compiled operations, on whatever has Python's buffer protocol.
+//
+// Arguments are validated (gradkit/_calls/backend.py): nothing here is the caller's to get wrong.
+
+#include <nanobind/nanobind.h>
+
+#include <atomic>
+#include <cstring>
+
+#include "row_calls.h"
+
+namespace nb = nanobind;
+
+namespace {
+
+struct InstructionSet {
+    const char* name;
+    const RowKernels* rows;
+    bool (*is_there)();
+};
+
+#ifdef GRADKIT_X86_64
+const InstructionSet instruction_sets[] = {
+    {"x86-64-v4", x86_64_v4::row_kernels, [] { return __builtin_cpu_supports("x86-64-v4") != 0; }},
+    {"x86-64-v3", x86_64_v3::row_kernels, [] { return __builtin_cpu_supports("x86-64-v3") != 0; }},
+    {"x86-64", baseline::row_kernels, [] { return true; }},
+};
+#else
+const InstructionSet instruction_sets[] = {
+    {"baseline", baseline::row_kernels, [] { return true; }},
+};
+#endif
+
+// The widest that this processor has, unless another was asked for.
+std::atomic<const InstructionSet*> chosen{nullptr};
+
+nb::list available() {
+    nb::list names;
+    for (const InstructionSet& each : instruction_sets)
+        if (each.is_there()) names.append(each.name);
+    return names;
+}
+
+void use_instruction_set(const char* name) {
+    for (const InstructionSet& each : instruction_sets)
+        if (std::strcmp(each.name, name) == 0 && each.is_there()) {
+            chosen.store(&each);
+            return;
+        }
+    throw nb::value_error("no such instruction set on this processor");
+}
+
+const char* instruction_set() { return chosen.load()->name; }
+
+// Neighbouring axes that one stride leads through are one; axes of length 1 are none.
+void merge(const Py_buffer& buffer, int begin, int end, Axes& axes) {
+    axes.count = 0;
+    for (int k = begin; k < end; ++k) {
+        const Axis axis = {buffer.shape[k], buffer.strides[k]};
+        if (axis.length == 1) continue;
+        Axis* outer = axes.count ? &axes.at[axes.count - 1] : nullptr;
+        if (outer && outer->stride == axis.length * axis.stride)
+            *outer = {outer->length * axis.length, axis.stride};
+        else
+            axes.at[axes.count++] = axis;
+    }
+}
+
+i64 length_of(const Py_buffer& buffer, int begin, int end) {
+    i64 length = 1;
+    for (int k = begin; k < end; ++k) length *= buffer.shape[k];
+    return length;
+}
+
+// An array's memory, for as long as this lives.
+class Memory {
+public:
+    // Axes up to `axis` lead from row to row; axes of length 1 may follow in a statistic.
+    Memory(nb::handle object, int axis) {
+        if (object.is_none()) return;
+        if (PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_STRIDES)) throw nb::python_error();
+        array_.data = static_cast<char*>(buffer_.buf);
+        merge(buffer_, 0, axis, array_.rows);
+        merge(buffer_, axis, buffer_.ndim, array_.columns);
+        there_ = true;
+    }
+
+    ~Memory() {
+        if (there_) PyBuffer_Release(&buffer_);
+    }
+
+    Memory(const Memory&) = delete;
+    Memory& operator=(const Memory&) = delete;
+
+    operator const Array*() const { return there_ ? &array_ : nullptr; }
+    const Py_buffer& buffer() const { return buffer_; }
+
+private:
+    bool there_ = false;
+    Py_buffer buffer_;
+    Array array_;
+};
+
+// Whether Python's signal handlers raised: KeyboardInterrupt, say.
+bool interrupted() {
+    nb::gil_scoped_acquire gil;
+    return PyErr_CheckSignals() != 0;
+}
+
+// From so many elements on, other Python threads may run meanwhile.
+constexpr i64 WORTH_RELEASING = 1 << 12;
+
+Setting setting_of(int types, int threads, int axis, const Memory& data) {
+    const Py_buffer& buffer = data.buffer();
+    Setting setting;
+    setting.kernels = chosen.load(std::memory_order_relaxed)->rows;
+    setting.data = static_cast<Dtype>(types / 4);
+    setting.parameters = static_cast<Dtype>(types % 4);
+    setting.rows = length_of(buffer, 0, axis);
+    setting.width = length_of(buffer, axis, buffer.ndim);
+    setting.threads = threads;
+    setting.given_up = interrupted;
+    return setting;
+}
+
+template <typename F> void compute(const Setting& setting, F run) {
+    bool done;
+    if (setting.rows * setting.width < WORTH_RELEASING) {
+        Setting alone = setting;
+        alone.given_up = [] { return false; };
+        done = run(alone);
+    } else {
+        nb::gil_scoped_release released;
+        done = run(setting);
+    }
+    if (!done) throw nb::python_error();
+}
+
+void forward(
+    int types, int threads, int axis, double eps, double scale_offset, nb::handle x,
+    nb::handle residual, nb::handle scale, nb::handle bias, nb::handle y, nb::handle s,
+    nb::handle mean, nb::handle inv_std
+) {
+    const Memory x_(x, axis), residual_(residual, axis), y_(y, axis), s_(s, axis);
+    const Memory mean_(mean, axis), inv_std_(inv_std, axis), scale_(scale, 0), bias_(bias, 0);
+    const Setting setting = setting_of(types, threads, axis, x_);
+    const Parameters parameters = {scale_offset, scale_, bias_, nullptr, nullptr};
+    const Forward call = {
+        setting.data, setting.width, eps, x_, residual_, y_, s_, mean_, inv_std_, nullptr, nullptr,
+    };
+    compute(setting, [&](const Setting& own) { return run_forward(own, parameters, call); });
+}
+
+void gradient(
+    int types, int threads, int axis, bool from_output, double scale_offset, nb::handle dy,
+    nb::handle source, nb::handle scale, nb::handle bias, nb::handle mean, nb::handle inv_std,
+    nb::handle ds, nb::handle dx, nb::handle dscale, nb::handle dbias
+) {
+    const Memory dy_(dy, axis), source_(source, axis), ds_(ds, axis), dx_(dx, axis);
+    const Memory mean_(mean, axis), inv_std_(inv_std, axis);
+    const Memory scale_(scale, 0), bias_(bias, 0), dscale_(dscale, 0), dbias_(dbias, 0);
+    const Setting setting = setting_of(types, threads, axis, dy_);
+    const Parameters parameters = {scale_offset, scale_, bias_, dscale_, dbias_};
+    const bool centred = from_output || mean_;
+    const Gradient call = {
+        setting.data, setting.width, from_output, centred, dy_, source_, ds_, mean_, inv_std_,
+        dx_, nullptr, nullptr,
+    };
+    compute(setting, [&](const Setting& own) { return run_gradient(own, parameters, call); });
+}
+
+void inverse(
+    int types, int threads, int axis, nb::handle y, nb::handle scale, nb::handle bias,
+    nb::handle mean, nb::handle inv_std, nb::handle x
+) {
+    const Memory y_(y, axis), x_(x, axis), mean_(mean, axis), inv_std_(inv_std, axis);
+    const Memory scale_(scale, 0), bias_(bias, 0);
+    const Setting setting = setting_of(types, threads, axis, y_);
+    const Parameters parameters = {0, scale_, bias_, nullptr, nullptr};
+    const Inverse call = {setting.data, setting.width, y_, mean_, inv_std_, x_, nullptr, nullptr};
+    compute(setting, [&](const Setting& own) { return run_inverse(own, parameters, call); });
+}
+
+}  // namespace
+
+NB_MODULE(compiled, module) {
+    for (const InstructionSet& each : instruction_sets)
+        if (!chosen.load() && each.is_there()) chosen.store(&each);
+    module.def("instruction_sets", &available);
+    module.def("instruction_set", &instruction_set);
+    module.def("use_instruction_set", &use_instruction_set);
+    // Numbers, and arrays that may be absent.
+    const auto n = nb::arg();
+    const auto a = nb::arg().none();
+    module.def("forward", &forward, n, n, n, n, n, a, a, a, a, a, a, a, a);
+    module.def("gradient", &gradient, n, n, n, n, n, a, a, a, a, a, a, a, a, a, a);
+    module.def("inverse", &inverse, n, n, n, a, a, a, a, a, a);
+}

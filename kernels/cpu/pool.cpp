@@ -1,0 +1,133 @@
+// The threads wait for work from one call to the next and hold nothing of Python's. A child of a
+// fork has none of its parent's threads, and starts its own.
+
+#include "pool.h"
+
+#include <atomic>
+#include <cfenv>
+#include <condition_variable>
+#include <mutex>
+#include <system_error>
+#include <thread>
+
+#ifndef _WIN32
+#include <pthread.h>
+#include <signal.h>
+#endif
+
+namespace {
+
+// One call: threads take the next item until there is none.
+struct Job {
+    Job(Items& items, i64 count) : items(items), count(count) {}
+
+    Items& items;
+    i64 count;
+    std::atomic<i64> next{0};
+    std::fenv_t environment;  // the caller's: it may flush subnormal numbers to zero
+    bool given_up = false;
+
+    void drain(int slot) {
+        for (i64 item; (item = next.fetch_add(1, std::memory_order_relaxed)) < count;) {
+            items.work(item, slot);
+            if (slot != 0 || !items.given_up()) continue;
+            given_up = true;
+            next.store(count, std::memory_order_relaxed);
+        }
+    }
+};
+
+class Pool {
+public:
+    // False if another call is in progress.
+    bool run(Job& job, int helpers) {
+        if (busy_.test_and_set(std::memory_order_acquire)) return false;
+        start(helpers);
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+            job_ = &job;
+            wanted_ = helpers < started_ ? helpers : started_;
+            ++turn_;
+        }
+        wake_.notify_all();
+        job.drain(0);
+        {
+            std::unique_lock<std::mutex> lock(mutex_);
+            wanted_ = 0;  // a thread that has not begun is not waited for
+            done_.wait(lock, [&] { return working_ == 0; });
+            job_ = nullptr;
+        }
+        busy_.clear(std::memory_order_release);
+        return true;
+    }
+
+private:
+    void start(int helpers) {
+#ifndef _WIN32
+        // Signals are for the threads that Python knows.
+        sigset_t all, before;
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before);
+#endif
+        try {
+            for (; started_ < helpers; ++started_)
+                std::thread([this, slot = started_ + 1] { wait_for_work(slot); }).detach();
+        } catch (const std::system_error&) {  // no more threads
+        }
+#ifndef _WIN32
+        pthread_sigmask(SIG_SETMASK, &before, nullptr);
+#endif
+    }
+
+    [[noreturn]] void wait_for_work(int slot) {
+        std::unique_lock<std::mutex> lock(mutex_);
+        for (unsigned long long seen = 0;;) {
+            wake_.wait(lock, [&] { return turn_ != seen && slot <= wanted_; });
+            seen = turn_;
+            Job& job = *job_;
+            ++working_;
+            lock.unlock();
+            std::fesetenv(&job.environment);
+            job.drain(slot);
+            lock.lock();
+            if (--working_ == 0) done_.notify_all();
+        }
+    }
+
+    std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
+    std::mutex mutex_;
+    std::condition_variable wake_, done_;
+    Job* job_ = nullptr;
+    unsigned long long turn_ = 0;
+    int started_ = 0, wanted_ = 0, working_ = 0;
+};
+
+std::atomic<Pool*> pool{nullptr};
+
+// Never deleted: threads wait in it until the process ends.
+Pool& current() {
+    Pool* found = pool.load(std::memory_order_acquire);
+    if (found) return *found;
+    Pool* made = new Pool;  // which has no threads yet
+    if (pool.compare_exchange_strong(found, made)) return *made;
+    delete made;
+    return *found;
+}
+
+#ifndef _WIN32
+const int registered = pthread_atfork(nullptr, nullptr, [] { pool.store(nullptr); });
+#endif
+
+}  // namespace
+
+bool share_out(Items& items, i64 count, int threads) {
+    Job job(items, count);
+    if (threads <= 1 || count <= 1) {
+        job.drain(0);
+    } else {
+        std::fegetenv(&job.environment);
+        const int helpers = static_cast<int>(count < threads ? count : threads) - 1;
+        if (!current().run(job, helpers)) job.drain(0);
+    }
+    return !job.given_up;
+}

@@ -1,0 +1,18 @@
+// Threads that share the items of a call. The calling thread is one of them.
+
+#pragma once
+
+#include "arrays.h"
+
+// The items of one call. `slot`: which thread works, from 0 on, the caller's.
+class Items {
+public:
+    virtual ~Items() = default;
+    virtual void work(i64 item, int slot) = 0;
+    // Asked by the calling thread after each item: whether the rest is not to be done.
+    virtual bool given_up() { return false; }
+};
+
+// Works on items 0 to `count` - 1 on at most so many threads; on fewer if the system gives no more,
+// on the caller alone if another call has the threads. Returns false if it was given up.
+bool share_out(Items& items, i64 count, int threads);

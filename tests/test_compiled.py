@@ -1,0 +1,314 @@
+"""The compiled CPU backend: the same bits on any number of threads and any instruction set."""
+
+import multiprocessing
+import os
+import platform
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import gradkit
+from gradkit import _host, _numpy
+from gradkit._numpy import floating_point
+from tests.layouts import LAYOUTS
+from tests.problems import LAYER_TYPES, make
+from tests.test_threads import flushing
+from tests.tolerances import DTYPES, WORKING_MEMORY, assert_same_bits
+
+try:
+    from gradkit import _cpu
+    from gradkit._cpu import compiled
+except ImportError:
+    if os.environ.get("CI") == "true":
+        raise
+    pytest.skip("gradkit was installed without a C++ compiler", allow_module_level=True)
+
+TYPES = pytest.mark.parametrize("types", LAYER_TYPES, ids="-".join)
+
+
+@pytest.fixture(autouse=True)
+def _restored():
+    threads, instructions = gradkit.get_num_threads(), compiled.instruction_set()
+    with gradkit.use_cpu_backend("compiled"):
+        yield
+    gradkit.set_num_threads(threads)
+    compiled.use_instruction_set(instructions)
+
+
+def results(types, shape=(700, 130), lay=LAYOUTS["C"]):
+    """What all operations give, of many rows: several shares and pieces."""
+    p, other = make(shape, types), make(shape, types, seed=5)
+    dy, x, ds = lay(p.dy), lay(p.x), lay(other.x)
+    saved = p.mean, p.inv_std
+    return [
+        *gradkit.layer_norm(x, p.scale, p.bias),
+        *gradkit.add_layer_norm(x, ds, p.scale, p.bias, scale_offset=0.5),
+        *gradkit.layer_norm_grad(dy, x, p.scale, *saved),
+        *gradkit.layer_norm_grad(dy, x, p.scale, *saved, ds=ds),
+        gradkit.layer_norm_inverse(x, p.scale, p.bias, *saved),
+        *gradkit.invertible_layer_norm_grad(dy, x, p.scale, p.bias, p.inv_std),
+        *gradkit.rms_norm(x, p.scale),
+        *gradkit.add_rms_norm(x, ds, p.scale),
+        *gradkit.rms_norm_grad(dy, x, p.scale, p.inv_std, ds=ds),
+    ]
+
+
+def assert_all_same(found, expected):
+    for got, ref in zip(found, expected, strict=True):
+        assert_same_bits(got, ref)
+
+
+def test_it_is_what_computes():
+    found = gradkit.show_config("dicts")["backends"]
+    assert found["compiled"]["computes"] is True
+    assert found["numpy"]["computes"] is False
+    assert found["compiled"]["instruction_set"] in compiled.instruction_sets()
+    assert _host.backend() is _cpu
+    with gradkit.use_cpu_backend("numpy"):
+        assert _host.backend() is _numpy
+        with gradkit.use_cpu_backend("compiled"):
+            assert _host.backend() is _cpu
+        assert _host.backend() is _numpy
+
+
+def test_both_backends_compute_what_was_chosen(monkeypatch):
+    ran = []
+    own, numpys = _cpu.rms_norm, _numpy.rms_norm
+    monkeypatch.setattr(_cpu, "rms_norm", lambda call: ran.append("compiled") or own(call))
+    monkeypatch.setattr(_numpy, "rms_norm", lambda call: ran.append("numpy") or numpys(call))
+    x = np.ones((3, 4))
+    for name in ("compiled", "numpy", "compiled"):
+        with gradkit.use_cpu_backend(name):
+            gradkit.rms_norm(x)
+    assert ran == ["compiled", "numpy", "compiled"]
+
+
+def test_what_has_no_compiled_code_is_numpys(monkeypatch):
+    ran = []
+    monkeypatch.setattr(_numpy, "rms_norm", lambda call: ran.append(call.x.shape))
+    for shape in ((2, _cpu.rows.WIDEST), (2, _cpu.rows.WIDEST + 1), (0, 3), (3, 0)):
+        gradkit.rms_norm(np.ones(shape, np.float32))
+    assert ran == [(2, _cpu.rows.WIDEST + 1), (0, 3), (3, 0)]
+    assert _cpu.batch_norm is _numpy.batch_norm
+
+
+@TYPES
+def test_the_number_of_threads_changes_no_bit(types):
+    gradkit.set_num_threads(1)
+    expected = results(types)
+    for count in (2, 3, 4):
+        gradkit.set_num_threads(count)
+        assert_all_same(results(types), expected)
+
+
+@TYPES
+@pytest.mark.parametrize("shape", [(700, 130), (5, 4099), (40, 7)], ids=str)
+def test_the_instruction_set_changes_no_bit(types, shape):
+    expected = results(types, shape)
+    for name in compiled.instruction_sets():
+        compiled.use_instruction_set(name)
+        assert compiled.instruction_set() == name
+        assert_all_same(results(types, shape), expected)
+
+
+@pytest.mark.parametrize("layout", sorted(LAYOUTS))
+@pytest.mark.parametrize("types", [LAYER_TYPES[k] for k in (0, 1, 3)], ids="-".join)
+def test_layouts_change_no_bit(types, layout):
+    assert_all_same(results(types, (3, 40, 5), LAYOUTS[layout]), results(types, (3, 40, 5)))
+
+
+@TYPES
+def test_a_row_does_not_depend_on_the_rows_around_it(types):
+    p = make((150, 257), types)
+    y, mean, inv_std = gradkit.layer_norm(p.x, p.scale, p.bias)
+    dx, *_ = gradkit.layer_norm_grad(p.dy, p.x, p.scale, mean, inv_std)
+    for some in (slice(0, 1), slice(7, 9), slice(100, 150)):
+        alone = gradkit.layer_norm(p.x[some], p.scale, p.bias)
+        assert_all_same(alone, (y[some], mean[some], inv_std[some]))
+        alone = gradkit.layer_norm_grad(p.dy[some], p.x[some], p.scale, mean[some], inv_std[some])
+        assert_same_bits(alone[0], dx[some])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_every_16_bit_number_is_read_and_rounded_as_numpy_does(dtype):
+    """``s = x + residual`` shows both conversions, of every number and beside every tie."""
+    every = np.arange(1 << 16, dtype=np.uint16).view(DTYPES[dtype]).reshape(4, -1)
+    for further in (0.0, 1.0, 2.0**-9, 2.0**-14, 2.0**-24, 3e-5, 60000.0, -1.0):
+        residual = np.full(every.shape, further, every.dtype)
+        s = gradkit.add_rms_norm(every, residual)[1]
+        with np.errstate(all="ignore"):
+            expected = (every.astype(np.float32) + residual.astype(np.float32)).astype(every.dtype)
+        nan = np.isnan(expected)
+        np.testing.assert_array_equal(np.isnan(s), nan)
+        assert_same_bits(s[~nan], expected[~nan])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_sums_are_rounded_to_16_bits_once(dtype):
+    """What is so little beside a tie of 16 bits that float32 has no place for it."""
+    places = {"float16": 11, "bfloat16": 8}[dtype]
+    dy = np.zeros((33, 1), np.float32)
+    dy[0], dy[1], dy[32] = 1, 2.0**-places, 2.0**-40  # the last in another run of rows
+    scale, statistics = np.ones(1, DTYPES[dtype]), np.zeros(33, np.float32)
+    for sign in (1, -1):
+        for last, places_up in ((2.0**-40, 1), (0.0, 0), (-(2.0**-40), 0)):
+            dy[32] = last
+            dbias = gradkit.layer_norm_grad(sign * dy, dy, scale, statistics, statistics)[2]
+            assert dbias.dtype == DTYPES[dtype]
+            assert float(dbias[0]) == sign * (1 + places_up * 2.0 ** (1 - places))
+
+
+@pytest.mark.skipif(
+    platform.machine() != "x86_64" or floating_point.current() is None,
+    reason="where the flag is, is known on x86-64 alone",
+)
+def test_threads_take_subnormal_numbers_as_their_caller_does():
+    gradkit.set_num_threads(4)
+    x = np.full((4096, 64), 2e-39, np.float32)  # sums of which are subnormal, too
+    for flush in (True, False, True):
+        s = flushing(flush, gradkit.add_rms_norm, x, x)[1]
+        assert (s == 0).all() if flush else (s != 0).all()
+
+
+def test_eight_threads_at_once():
+    expected = results(LAYER_TYPES[0])
+    with ThreadPoolExecutor(8) as pool:
+        jobs = [pool.submit(results, LAYER_TYPES[0]) for _ in range(16)]
+    for job in jobs:
+        assert_all_same(job.result(), expected)
+
+
+def _in_a_child(types, queue):
+    queue.put([array.view(f"u{array.itemsize}") for array in results(types)])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_forked_child_has_threads_of_its_own():
+    """Even if its parent's were at work."""
+    gradkit.set_num_threads(3)
+    expected = results(LAYER_TYPES[0])
+    busy, stop = make((4000, 257)), threading.Event()
+
+    def work():
+        while not stop.is_set():
+            gradkit.layer_norm(busy.x)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    try:
+        context = multiprocessing.get_context("fork")
+        for _ in range(4):
+            queue = context.SimpleQueue()
+            child = context.Process(target=_in_a_child, args=(LAYER_TYPES[0], queue))
+            child.start()
+            found = queue.get()
+            child.join(60)
+            assert child.exitcode == 0
+            for got, ref in zip(found, expected, strict=True):
+                np.testing.assert_array_equal(got, ref.view(got.dtype))
+    finally:
+        stop.set()
+        worker.join()
+
+
+MEMORY = """
+import resource, numpy as np, gradkit
+gradkit.set_num_threads(4)
+used = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+most = 0
+for rows, width in ((64, 1 << 15), (1 << 12, 1 << 10), (1 << 18, 16)):
+    dy, x, dx, y = (np.ones((width, rows)).T for _ in range(4))
+    scale, dscale, dbias = np.ones((3, width))
+    mean, inv_std = np.ones((2, rows))
+    gradkit.rms_norm(np.ones((2, 3)))
+    before = used()
+    gradkit.layer_norm_grad(dy, x, scale, mean, inv_std, ds=dx, out=(dx, dscale, dbias))
+    gradkit.layer_norm(x, scale, scale, out=(y, mean, inv_std))
+    most = max(most, used() - before)
+print(most)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts in kilobytes")
+def test_working_memory():
+    """What the process held at most grows by no more; its arrays are there before."""
+    assert int(in_a_process(MEMORY).stdout) << 10 <= WORKING_MEMORY
+
+
+INTERRUPTED = """
+import os, signal, threading, time, numpy as np, gradkit
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell may have it ignore
+gradkit.set_num_threads(2)
+x = np.broadcast_to(np.ones(1024, np.float32), (1 << 22, 1024))  # some seconds of work
+y = np.lib.stride_tricks.as_strided(np.empty(1024, np.float32), x.shape, (0, 4))
+from gradkit import _cpu
+arrays = np.zeros(len(x), np.float32), np.zeros(len(x), np.float32)
+def later():
+    time.sleep(0.3)
+    print(time.monotonic(), flush=True)
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=later).start()
+try:
+    while True:
+        _cpu.compiled.forward(10, 2, 1, 1e-5, 0.0, x, None, None, None, y, None, *arrays)
+except KeyboardInterrupt:
+    print(time.monotonic())
+assert gradkit.rms_norm(np.ones((300, 1000)))[0].all()
+print("done")
+"""
+
+
+def test_an_interrupt_ends_a_long_call():
+    command = [sys.executable, "-c", INTERRUPTED]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stdout.endswith("done\n"), done.stderr
+    sent, caught = map(float, done.stdout.split()[:2])
+    assert caught - sent < 2
+
+
+def in_a_process(code, **environment):
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
+
+
+def test_variables_choose():
+    code = "import gradkit; print(gradkit.show_config('dicts')['backends'])"
+    found = in_a_process(code, GRADKIT_CPU="numpy")
+    assert "'numpy': {'available': True, 'computes': True" in found.stdout
+    found = in_a_process(code, GRADKIT_CPU="", GRADKIT_CPU_ISA=compiled.instruction_sets()[-1])
+    assert f"'instruction_set': '{compiled.instruction_sets()[-1]}'" in found.stdout
+    assert "'compiled': {'available': True, 'computes': True" in found.stdout
+    found = in_a_process(code, GRADKIT_CPU="fast")
+    assert "GRADKIT_CPU must be 'compiled' or 'numpy', not 'fast'" in found.stderr
+    found = in_a_process(code, GRADKIT_CPU_ISA="x86-64-v9")
+    assert "GRADKIT_CPU_ISA is 'x86-64-v9'; this processor has" in found.stderr
+
+
+def test_without_compiled_code_numpy_computes_and_says_so():
+    code = """
+import sys
+sys.modules["gradkit._cpu.compiled"] = None
+import gradkit, numpy as np
+print(gradkit.show_config("dicts")["backends"])
+gradkit.rms_norm(np.ones((2, 3)))
+try:
+    with gradkit.use_cpu_backend("compiled"): pass
+except ValueError as error:
+    print(error)
+"""
+    found = in_a_process(code, GRADKIT_CPU="")
+    reason = "gradkit was installed without a C++ compiler"
+    assert f"'compiled': {{'available': False, 'reason': '{reason}'}}" in found.stdout
+    assert f"name is 'compiled', and nothing is: {reason}" in found.stdout
+
+
+def test_what_is_refused():
+    refused = gradkit.use_cpu_backend("fast")
+    with pytest.raises(ValueError, match="name must be 'compiled' or 'numpy', not 'fast'"):
+        refused.__enter__()
+    with pytest.raises(ValueError, match="no such instruction set"):
+        compiled.use_instruction_set("x86-64-v9")
