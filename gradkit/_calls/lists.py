@@ -6,10 +6,10 @@ or, on a backend of several devices, ``Spread``; their norms are float64.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol, dataclass_transform
 
 from gradkit._backend import Axes
+from gradkit._calls.record import Record
 from gradkit._calls.roles import (
     Data,
     Flag,
@@ -25,12 +25,8 @@ from gradkit._calls.roles import (
 
 
 @dataclass_transform(kw_only_default=True)
-class ListCall:
+class ListCall(Record):
     """One step of a call, with all fields by name; ``Written`` are those that it writes."""
-
-    def __init_subclass__(cls) -> None:
-        """Make it a dataclass."""
-        dataclass(kw_only=True, eq=False)(cls)
 
 
 class GradNorm(ListCall):

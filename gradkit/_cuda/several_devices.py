@@ -8,7 +8,6 @@ none.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -78,7 +77,7 @@ class SeveralDevices(CudaBackend):
             def write(backend: CudaBackend, own: OneDevice, outs: Sequence[Array]) -> None:
                 [scale] = self._numbers([call.scale], backend)
                 norms, flags = (*outs, None)[:2]
-                here = replace(call, grads=own.views, norm=norms, found_inf=flags, scale=scale)
+                here = call.replaced(grads=own.views, norm=norms, found_inf=flags, scale=scale)
                 backend.grad_norm(here)
 
             self._each(call.grads, [norm] if found_inf is None else [norm, found_inf], write)
@@ -98,7 +97,7 @@ class SeveralDevices(CudaBackend):
 
             def write(backend: CudaBackend, own: OneDevice, outs: Sequence[Array]) -> None:
                 counts = call.copies and own.of(call.copies)
-                backend.norm_parts(replace(call, grads=own.views, parts=outs[0], copies=counts))
+                backend.norm_parts(call.replaced(grads=own.views, parts=outs[0], copies=counts))
 
             self._each(call.grads, [call.parts], write)
             return
@@ -112,7 +111,7 @@ class SeveralDevices(CudaBackend):
 
         def steps(backend: CudaBackend, grads: Grads, outs: Grads) -> list[Step]:
             norm, limit, by = self._numbers([call.norm, call.max_norm, call.scale], backend)
-            here = replace(call, grads=grads, norm=norm, max_norm=limit, scale=by, outs=outs)
+            here = call.replaced(grads=grads, norm=norm, max_norm=limit, scale=by, outs=outs)
             return clip_steps(backend.device, here)
 
         self._run(call.grads, call.outs, steps)
@@ -123,7 +122,7 @@ class SeveralDevices(CudaBackend):
         def steps(backend: CudaBackend, grads: Grads, outs: Grads) -> list[Step]:
             [factor] = self._numbers([call.coefficient], backend)
             return scale_steps(
-                backend.device, replace(call, grads=grads, coefficient=factor, outs=outs)
+                backend.device, call.replaced(grads=grads, coefficient=factor, outs=outs)
             )
 
         self._run(call.grads, call.outs, steps)
@@ -132,7 +131,7 @@ class SeveralDevices(CudaBackend):
         """``outs = min(max(grads, -clip_value), clip_value)``; NaN stays NaN."""
 
         def steps(backend: CudaBackend, grads: Grads, outs: Grads) -> list[Step]:
-            return value_steps(backend.device, replace(call, grads=grads, outs=outs))
+            return value_steps(backend.device, call.replaced(grads=grads, outs=outs))
 
         self._run(call.grads, call.outs, steps)
 

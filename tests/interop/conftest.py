@@ -34,7 +34,11 @@ NEEDY = ["test_agreement.py", "test_immutable.py", "test_torch.py"]
 collect_ignore = [] if REQUIRED or any(map(find_spec, ("torch", "jax", "tensorflow"))) else NEEDY
 # These import theirs at the top.
 _OWN = (
-    *(("torch", "test_gradkit_torch*.py"), ("torch", "test_shards.py")),
+    *(
+        ("torch", "test_gradkit_torch*.py"),
+        ("torch", "test_shards.py"),
+        ("torch", "test_torch_storage.py"),
+    ),
     ("jax", "test_gradkit_jax*.py"),
 )
 collect_ignore_glob = [pattern for name, pattern in _OWN if not (REQUIRED or find_spec(name))]
