@@ -250,3 +250,10 @@ def test_kernels_are_launched_on_the_stream_of_the_arrays(monkeypatch):
         case.call(lambda host: on_device(backend.device.xp.array(host), backend))
     assert astray == []
     assert len(launched) > 30
+
+
+def test_a_spike_guards_arguments_are_of_one_library():
+    with pytest.raises(TypeError, match="state is a str; expected an array"):
+        gradkit.spike_guard_update("mean", 1.0)
+    with pytest.raises(TypeError, match="norm is a DLPack array and state a numpy array"):
+        gradkit.spike_guard_update(np.zeros(3), xp.asarray(1.0))
