@@ -1,6 +1,6 @@
 """Plant faults one by one; each must make a test fail that runs its line. See README.md.
 
-``python -m tests.mutants [--each N] [--seconds S] [--interop] [--only TEXT] [--list]``;
+``python -m tests.mutants [--each N] [--seconds S] [--interop] [--only TEXT] [--without TEXT]``;
 the exit status is 1 if a mutant survives. Results go to ``build/mutants``.
 """
 
@@ -153,12 +153,16 @@ def main() -> int:
     add("--cap", type=float, default=240, help="seconds of tests for one mutant")
     add("--interop", action="store_true", help="what runs where PyTorch and JAX are")
     add("--only", default="", help="those whose file, rule or line has this text")
+    add("--without", default="", help="leave out those with this text, such as compiled:")
     add("--list", action="store_true", help="print the mutants alone")
     options = parser.parse_args()
     begin = time.perf_counter()
     every = every_mutant(interop=options.interop)
     spared = equivalent()
-    marked = {m: any(e.covers(m) for e in spared) for m in every if options.only in m.shown}
+    wanted = [m for m in every if options.only in m.shown]
+    if options.without:
+        wanted = [m for m in wanted if options.without not in m.shown]
+    marked = {m: any(e.covers(m) for e in spared) for m in wanted}
     chosen = sample((m for m, same in marked.items() if not same), options.each)
     if options.list:
         print(*(m.shown for m in chosen), sep="\n")
