@@ -771,3 +771,11 @@ class TestAKnownNorm:
         with pytest.raises(ValueError, match="share memory"):
             gradkit.clip_grads_with_norm([grad, grad], 4.0, max_norm=1.0)
         assert backend.memory(grad) == before
+
+
+@pytest.mark.parametrize("magnitude", [3.3e-157, 3.3e-161, 3.3e157])
+def test_squares_that_lose_digits_are_scaled(backend, magnitude):
+    """Sums of their plain squares are still numbers, with a few digits or none too many."""
+    grads = [backend.asarray(np.full(n, magnitude)) for n in (1000, 1)]
+    expected = magnitude * math.sqrt(1001)
+    assert float(gradkit.grad_norm(grads)) == pytest.approx(expected, rel=1e-14, abs=0)
