@@ -117,7 +117,7 @@ def in_place(instead: str) -> Any:
 class Record:
     """Fields by name, which are given by keyword; a value in the class is a field's default.
 
-    As a dataclass, whose generated code takes a tenth of the time to import gradkit.
+    Not a dataclass: code generated for each of some forty classes slows the import of gradkit.
     """
 
     _fields: ClassVar[frozenset[str]]
