@@ -1,5 +1,7 @@
 """The bits of every operation are those in ``golden.json``, on every device that runs kernels."""
 
+from itertools import islice
+
 import pytest
 
 import gradkit
@@ -42,7 +44,7 @@ def test_a_few_bits(backend, put, function):
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_all_bits(backend, put, function):
     cases = (c for c in CASES.values() if c.name.split()[0] == function)
-    assert not list(differing(backend, put, cases))
+    assert not list(islice(differing(backend, put, cases), 5))  # a fault often changes all
 
 
 def test_every_operation_has_cases_and_every_case_is_recorded():

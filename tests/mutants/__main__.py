@@ -28,7 +28,7 @@ OUT = ROOT / "build" / "mutants"
 # What runs only where PyTorch, JAX and TensorFlow are.
 INTEROP = re.compile(r"gradkit/(torch/|jax/|_arrays/(jax|tensorflow|torch)\.py)")
 GRACE_S = 30  # that tests may take longer than they did
-_BATCHES = (5, 40, 400)  # tests at once: most mutants die in the first batch
+_BATCHES = (5, 40, 400, 4000)  # tests at once: most mutants die in the first batch
 _SURVIVORS = ("survived", "timed out", "run by no test")
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+::.+?|\S+)(?: - .*)?$", re.M)
 
@@ -167,7 +167,8 @@ def main() -> int:
     if options.list:
         print(*(m.shown for m in chosen), sep="\n")
         return 0
-    tests = covered.load(OUT / ("interop" if options.interop else "tests"))
+    recorded = ["interop"] if options.interop else ["tests", "slow"]
+    tests = covered.load(*(OUT / folder for folder in recorded))
     path = OUT / ("interop.json" if options.interop else "results.json")  # a row a line
     rows = path.read_text().splitlines() if path.exists() else []
     earlier = [Result(*json.loads(row)) for row in rows]

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from tests.mutants.mutant import ROOT, Mutant
 
 _COMPILE_S = 1.5  # a kernel with one set of macros
+_FIRST = 5  # a kernel's cheapest tests, before those that compare the bits of all its results
 
 
 class Timed(NamedTuple):
@@ -40,10 +41,13 @@ class Covered:
         file = mutant.file
         if file.startswith("kernels/"):
             found = self._launching(file)
-            if mutant.place.compiled:  # the same on NVRTC's code, what compares bits first
-                found = [Timed(t.name.replace("emulated", "ptx"), t.cost + 5) for t in found]
-                found.sort(key=lambda test: "golden" not in test.name)
-            return found
+            bits = [test for test in found if "golden" in test.name]
+            if mutant.place.compiled:  # the same on NVRTC's code
+                found = [_on_ptx(test) for test in found]
+                return [_on_ptx(test) for test in bits] + found
+            if "32 bits" not in mutant.rule:  # of which a compiler's warning tells
+                found = [test for test in found if self._kernels[test.name][1][file]]
+            return found[:_FIRST] + bits + found[_FIRST:]
         names = mutant.place.names or mutant.line.split()[:1]  # of what is outside of functions
         near = self._running([(file, mutant.place.statement)]) or self._running(
             place for name in names for place in self._uses[name]
@@ -87,6 +91,11 @@ class Covered:
         return uses
 
 
+def _on_ptx(test: Timed) -> Timed:
+    name = test.name.replace("emulated", "ptx").replace("test_all_bits", "test_a_few_bits")
+    return Timed(name, test.cost + 5)
+
+
 def _spread(tests: Iterable[Timed]) -> list[Timed]:
     """The cheapest of each function, cheapest function first; then the second of each."""
     groups = defaultdict(list)
@@ -95,9 +104,9 @@ def _spread(tests: Iterable[Timed]) -> list[Timed]:
     return [test for turn in zip_longest(*groups.values()) for test in turn if test is not None]
 
 
-def load(folder: Path) -> Covered:
-    """What all workers of ``make test`` wrote."""
-    rows = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+def load(*folders: Path) -> Covered:
+    """What all workers of ``make test`` wrote, and of ``make test-slow`` if it has run."""
+    rows = [json.loads(path.read_text()) for f in folders for path in sorted(f.glob("*.json"))]
     if not rows:
-        sys.exit(f"{folder} is empty: `make test` records there what each test runs")
+        sys.exit(f"{folders[0]} is empty: `make test` records there what each test runs")
     return Covered({name: row for each in rows for name, row in each.items()})
