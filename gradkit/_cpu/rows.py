@@ -1,6 +1,5 @@
-"""The norms over rows, compiled. Rows that are very long or have no elements are NumPy's."""
+"""The norms over rows, compiled. Rows without elements are NumPy's."""
 
-import math
 from typing import Any
 
 from gradkit import _numpy
@@ -29,12 +28,9 @@ __all__ = [
     "rms_norm_grad",
 ]
 
-# A thread keeps six rows of float64: together with all shares' sums within the memory of a call.
-WIDEST = 1 << 15
-
 
 def _types_of(call: Any, data: Any) -> int:
-    """The numbers of the data's and the parameters' dtypes as one; -1 if nothing compiled fits.
+    """The numbers of the data's and the parameters' dtypes as one; -1 if there are no elements.
 
     Decided once for each plan.
     """
@@ -42,8 +38,8 @@ def _types_of(call: Any, data: Any) -> int:
     if types is None:
         present = (call.scale, getattr(call, "bias", None), data)
         parameter = next(array for array in present if array is not None)
-        fits = data.size and math.prod(data.shape[call.axis :]) <= WIDEST
-        types = 4 * float_of(data.dtype).code + float_of(parameter.dtype).code if fits else -1
+        both = 4 * float_of(data.dtype).code + float_of(parameter.dtype).code
+        types = both if data.size else -1
         call.plan.launcher = types
     return types
 

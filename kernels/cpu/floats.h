@@ -89,25 +89,34 @@ INLINE bool has_no_gaps(const Axes& columns, i64 itemsize) {
     return columns.count == 0 || (columns.count == 1 && columns.at[0].stride == itemsize);
 }
 
-// Calls visit(address, which) for each element that the axes lead to, in C order.
-template <typename F> INLINE void for_each(char* data, const Axes& axes, F visit) {
+// Calls visit(address, k) for `count` elements from number `from` on, in C order; k counts from 0.
+template <typename F> INLINE void for_each(
+    char* data, const Axes& axes, i64 from, i64 count, F visit
+) {
     if (axes.count == 0) {
-        visit(data, 0);
+        if (count) visit(data, 0);
         return;
+    }
+    i64 index[MOST_AXES];
+    for (int axis = axes.count - 1; axis >= 0; --axis) {
+        index[axis] = axis ? from % axes.at[axis].length : from;
+        from /= axes.at[axis].length;
+        data += index[axis] * axes.at[axis].stride;
     }
     const int last = axes.count - 1;
     const Axis inner = axes.at[last];
-    i64 index[MOST_AXES] = {0};
-    for (i64 k = 0;;) {
-        for (i64 j = 0; j < inner.length; ++j) visit(data + j * inner.stride, k++);
-        int axis = last - 1;
-        for (; axis >= 0; --axis) {
-            data += axes.at[axis].stride;
-            if (++index[axis] < axes.at[axis].length) break;
-            data -= axes.at[axis].stride * axes.at[axis].length;
+    for (i64 k = 0; k < count;) {
+        const i64 rest = inner.length - index[last];
+        const i64 run = rest < count - k ? rest : count - k;
+        for (i64 j = 0; j < run; ++j) visit(data + j * inner.stride, k + j);
+        k += run;
+        data += run * inner.stride;
+        index[last] += run;
+        for (int axis = last; axis > 0 && index[axis] == axes.at[axis].length; --axis) {
+            data += axes.at[axis - 1].stride - axes.at[axis].length * axes.at[axis].stride;
             index[axis] = 0;
+            ++index[axis - 1];
         }
-        if (axis < 0) return;
     }
 }
 

@@ -92,6 +92,7 @@ public:
     Memory(const Memory&) = delete;
     Memory& operator=(const Memory&) = delete;
 
+    bool is_there() const { return there_; }
     operator const Array*() const { return there_ ? &array_ : nullptr; }
     const Py_buffer& buffer() const { return buffer_; }
 
@@ -110,28 +111,39 @@ bool interrupted() {
 // From so many elements on, other Python threads may run meanwhile.
 constexpr i64 WORTH_RELEASING = 1 << 12;
 
-Setting setting_of(int types, int threads, int axis, const Memory& data) {
-    const Py_buffer& buffer = data.buffer();
+Setting setting_of(int threads, int axis, const Memory& data) {
     Setting setting;
     setting.kernels = chosen.load(std::memory_order_relaxed)->rows;
-    setting.data = static_cast<Dtype>(types / 4);
-    setting.parameters = static_cast<Dtype>(types % 4);
-    setting.rows = length_of(buffer, 0, axis);
-    setting.width = length_of(buffer, axis, buffer.ndim);
+    setting.rows = length_of(data.buffer(), 0, axis);
     setting.threads = threads;
     setting.given_up = interrupted;
     return setting;
 }
 
-template <typename F> void compute(const Setting& setting, F run) {
+Rows rows_of(
+    int types, int axis, const Memory& data, const Memory& scale, double offset, const Memory& bias,
+    double absent_bias = 0
+) {
+    const Py_buffer& buffer = data.buffer();
+    const Dtype parameters = static_cast<Dtype>(types % 4);
+    Rows rows = {};
+    rows.dtype = static_cast<Dtype>(types / 4);
+    rows.width = length_of(buffer, axis, buffer.ndim);
+    rows.scale = {parameters, scale, scale.is_there() ? offset : 1};
+    rows.bias = {parameters, bias, bias.is_there() ? 0 : absent_bias};
+    return rows;
+}
+
+template <typename C, typename... Further> void compute(
+    bool (*run)(const Setting&, C, Further...), Setting setting, const C& call, Further... further
+) {
     bool done;
-    if (setting.rows * setting.width < WORTH_RELEASING) {
-        Setting alone = setting;
-        alone.given_up = [] { return false; };
-        done = run(alone);
+    if (setting.rows * call.width < WORTH_RELEASING) {
+        setting.given_up = [] { return false; };
+        done = run(setting, call, further...);
     } else {
         nb::gil_scoped_release released;
-        done = run(setting);
+        done = run(setting, call, further...);
     }
     if (!done) throw nb::python_error();
 }
@@ -143,12 +155,13 @@ void forward(
 ) {
     const Memory x_(x, axis), residual_(residual, axis), y_(y, axis), s_(s, axis);
     const Memory mean_(mean, axis), inv_std_(inv_std, axis), scale_(scale, 0), bias_(bias, 0);
-    const Setting setting = setting_of(types, threads, axis, x_);
-    const Parameters parameters = {scale_offset, scale_, bias_, nullptr, nullptr};
+    // Added to -0, it leaves the sign.
+    const double absent_bias = -0.0;
     const Forward call = {
-        setting.data, setting.width, eps, x_, residual_, y_, s_, mean_, inv_std_, nullptr, nullptr,
+        rows_of(types, axis, x_, scale_, scale_offset, bias_, absent_bias), eps, x_, residual_, y_, s_, mean_,
+        inv_std_,
     };
-    compute(setting, [&](const Setting& own) { return run_forward(own, parameters, call); });
+    compute(run_forward, setting_of(threads, axis, x_), call);
 }
 
 void gradient(
@@ -159,14 +172,13 @@ void gradient(
     const Memory dy_(dy, axis), source_(source, axis), ds_(ds, axis), dx_(dx, axis);
     const Memory mean_(mean, axis), inv_std_(inv_std, axis);
     const Memory scale_(scale, 0), bias_(bias, 0), dscale_(dscale, 0), dbias_(dbias, 0);
-    const Setting setting = setting_of(types, threads, axis, dy_);
-    const Parameters parameters = {scale_offset, scale_, bias_, dscale_, dbias_};
-    const bool centred = from_output || mean_;
     const Gradient call = {
-        setting.data, setting.width, from_output, centred, dy_, source_, ds_, mean_, inv_std_,
-        dx_, nullptr, nullptr,
+        rows_of(types, axis, dy_, scale_, scale_offset, bias_), from_output,
+        from_output || mean_.is_there(), dy_, source_, ds_, mean_, inv_std_, dx_, nullptr,
     };
-    compute(setting, [&](const Setting& own) { return run_gradient(own, parameters, call); });
+    compute<Gradient, const Array*, const Array*>(
+        run_gradient, setting_of(threads, axis, dy_), call, dscale_, dbias_
+    );
 }
 
 void inverse(
@@ -175,10 +187,10 @@ void inverse(
 ) {
     const Memory y_(y, axis), x_(x, axis), mean_(mean, axis), inv_std_(inv_std, axis);
     const Memory scale_(scale, 0), bias_(bias, 0);
-    const Setting setting = setting_of(types, threads, axis, y_);
-    const Parameters parameters = {0, scale_, bias_, nullptr, nullptr};
-    const Inverse call = {setting.data, setting.width, y_, mean_, inv_std_, x_, nullptr, nullptr};
-    compute(setting, [&](const Setting& own) { return run_inverse(own, parameters, call); });
+    const Inverse call = {
+        rows_of(types, axis, y_, scale_, 0, bias_), y_, mean_, inv_std_, x_,
+    };
+    compute(run_inverse, setting_of(threads, axis, y_), call);
 }
 
 }  // namespace

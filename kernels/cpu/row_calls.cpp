@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <memory>
+#include <new>
 
 #include "pool.h"
 
@@ -24,6 +25,7 @@ constexpr i64 MOST_SHARES = 32, LEAST_SHARE = 1 << 14, SHARES_LENGTH = 1 << 18;
 constexpr i64 ROW_RUN = 16;
 // Between questions whether to give up.
 constexpr std::chrono::milliseconds PATIENCE(50);
+constexpr std::align_val_t CACHE_LINE{64};
 
 i64 parts_of(i64 whole, i64 part) { return (whole + part - 1) / part; }
 
@@ -31,206 +33,198 @@ i64 at_most(i64 value, i64 limit) { return value < limit ? value : limit; }
 
 i64 at_least(i64 value, i64 limit) { return value > limit ? value : limit; }
 
-typedef std::unique_ptr<char[]> Memory;
+struct Deleter {
+    void operator()(char* memory) const { ::operator delete[](memory, CACHE_LINE); }
+};
+typedef std::unique_ptr<char[], Deleter> Memory;
 
-Memory memory(i64 bytes) { return Memory(new char[bytes]); }
-
-template <typename P, typename A> void widen_all(const Array* array, i64 width, A value, A* to) {
-    // An offset of 0 is not added: not even the sign of -0 changes.
-    if (!array)
-        for (i64 j = 0; j < width; ++j) to[j] = value;
-    else
-        for_each(array->data, array->columns, [=](char* from, i64 j) {
-            const A found = widen(reinterpret_cast<Element<P>*>(from)->value);
-            to[j] = value == 0 ? found : found + value;
-        });
+// A vector in two cache lines takes twice as long.
+Memory memory(i64 bytes) {
+    return Memory(static_cast<char*>(::operator new[](bytes, CACHE_LINE)));
 }
 
-template <typename P> void narrow_all(const double* values, const Array& array) {
-    for_each(array.data, array.columns, [=](char* to, i64 j) {
+template <typename P> void narrow_all(
+    const double* values, const Array& array, i64 from, i64 count
+) {
+    for_each(array.data, array.columns, from, count, [=](char* to, i64 j) {
         narrow(values[j], reinterpret_cast<Element<P>*>(to)->value);
     });
 }
 
-void narrow_all(Dtype dtype, const double* values, const Array& array) {
+void narrow_all(Dtype dtype, const double* values, const Array& array, i64 from, i64 count) {
     const auto run = dtype == F16 ? narrow_all<f16>
         : dtype == BF16           ? narrow_all<bf16>
         : dtype == F32            ? narrow_all<float>
                                   : narrow_all<double>;
-    run(values, array);
+    run(values, array, from, count);
 }
 
-template <typename A> void widen_parameter(
-    Dtype dtype, const Array* array, i64 width, double value, void* to
-) {
-    A* room = static_cast<A*>(to);
-    if (dtype == F16)
-        widen_all<f16, A>(array, width, static_cast<A>(value), room);
-    else if (dtype == BF16)
-        widen_all<bf16, A>(array, width, static_cast<A>(value), room);
-    else if (dtype == F32)
-        widen_all<float, A>(array, width, static_cast<A>(value), room);
-    else
-        widen_all<double, A>(array, width, static_cast<A>(value), room);
-}
-
-// A call's pieces, scratch for the threads, and scale and bias as the kernels want them.
+// A call's scratch for the threads, and scale and bias as the kernels want them.
 class Call : public Items {
 public:
-    Call(const Setting& setting, const Parameters& parameters, double absent_bias)
+    Call(const Setting& setting, Rows& rows)
         : setting(setting),
-          kernels(setting.kernels[setting.data == F64]),
-          threads_(setting.rows * setting.width < WORTH_THREADS ? 1 : setting.threads),
-          scratch_bytes_(setting.width * ROOMS * sizeof(double)),
-          scratch_(memory(threads_ * scratch_bytes_)),
-          parameters_(memory(2 * setting.width * sizeof(double))) {
-        scale = parameters_.get();
-        bias = parameters_.get() + setting.width * sizeof(double);
-        const auto fill =
-            setting.data == F64 ? widen_parameter<double> : widen_parameter<float>;
-        const double offset = parameters.scale ? parameters.scale_offset : 1;
-        fill(setting.parameters, parameters.scale, setting.width, offset, scale);
-        fill(setting.parameters, parameters.bias, setting.width,
-             parameters.bias ? 0 : absent_bias, bias);
+          kernels(setting.kernels[rows.dtype == F64]),
+          threads(setting.rows * rows.width < WORTH_THREADS ? 1 : setting.threads),
+          rows_(rows),
+          scratch_bytes_(parts_of(window(rows) * ROOMS * sizeof(double), 64) * 64),
+          scratch_(memory(threads * scratch_bytes_)) {
+        rows.window = window(rows);
+        rows.whole_scale = rows.whole_bias = nullptr;
+        if (rows.window < rows.width) return;
+        const i64 bytes = parts_of(rows.width * sizeof(double), 64) * 64;
+        parameters_ = memory(2 * bytes);
+        char *scale = parameters_.get(), *bias = scale + bytes;
+        kernels.widen(rows.scale, 0, rows.width, scale);
+        kernels.widen(rows.bias, 0, rows.width, bias);
+        rows.whole_scale = scale;
+        rows.whole_bias = bias;
     }
 
     bool given_up() override {
         const auto now = std::chrono::steady_clock::now();
-        if (now - asked_ < PATIENCE) return false;
+        if (stopped_ || now - asked_ < PATIENCE) return stopped_;
         asked_ = now;
-        return setting.given_up();
+        return stopped_ = setting.given_up();
     }
 
-    bool run(i64 items) { return share_out(*this, items, threads_); }
+protected:
+    bool share(i64 items) { return share_out(*this, items, threads); }
 
     char* scratch(int slot) const { return scratch_.get() + slot * scratch_bytes_; }
 
     const Setting& setting;
     const RowKernels& kernels;
-    void *scale, *bias;
+    const int threads;
 
 private:
-    int threads_;
+    static i64 window(const Rows& rows) { return rows.width <= WHOLE ? rows.width : WINDOW; }
+
+    const Rows& rows_;
     i64 scratch_bytes_;
     Memory scratch_, parameters_;
     std::chrono::steady_clock::time_point asked_ = std::chrono::steady_clock::now();
+    bool stopped_ = false;
 };
 
-// Rows that do not depend on one another: `work(begin, end, scratch)`.
-template <typename F> class Pieces : public Call {
+// Rows that do not depend on one another: `work(call, begin, end, scratch)`.
+template <typename C> class Pieces : public Call {
 public:
-    Pieces(const Setting& setting, const Parameters& parameters, double absent_bias, F work)
-        : Call(setting, parameters, absent_bias),
-          work_(work),
-          step_(at_least(PIECE / setting.width, 1)) {}
+    typedef void (*Work)(const C&, i64 begin, i64 end, char* scratch);
+
+    Pieces(const Setting& setting, C& call, Work RowKernels::*work)
+        : Call(setting, call),
+          call_(call),
+          work_(kernels.*work),
+          step_(at_least(PIECE / call.width, 1)) {}
 
     void work(i64 item, int slot) override {
         const i64 begin = item * step_;
-        work_(*this, begin, at_most(begin + step_, setting.rows), scratch(slot));
+        work_(call_, begin, at_most(begin + step_, setting.rows), scratch(slot));
     }
 
-    bool run() { return Call::run(parts_of(setting.rows, step_)); }
+    bool run() { return share(parts_of(setting.rows, step_)); }
 
 private:
-    F work_;
+    const C& call_;
+    Work work_;
     i64 step_;
 };
 
-template <typename F> bool run_pieces(
-    const Setting& setting, const Parameters& parameters, double absent_bias, F work
-) {
-    return Pieces<F>(setting, parameters, absent_bias, work).run();
-}
-
-// Shares of rows, each with sums over its rows.
+// Shares of the rows of a window, each with sums over its rows: one share a window if there are
+// several windows.
 class Shares : public Call {
 public:
-    Shares(const Setting& setting, const Parameters& parameters, Gradient& call)
-        : Call(setting, parameters, 0),
-          parameters_(parameters),
+    Shares(const Setting& setting, Gradient& call, const Array* dscale, const Array* dbias)
+        : Call(setting, call),
           call_(call),
+          dscale_(dscale),
+          dbias_(dbias),
+          windows_(parts_of(call.width, call.window)),
           runs_(parts_of(setting.rows, ROW_RUN)),
-          shares_(share_count(setting)),
-          run_(run_of(setting, runs_, shares_)),
-          sums_(new double[2 * shares_ * setting.width]()) {
-        call_.scale = scale;
-        call_.bias = bias;
-    }
+          shares_(share_count()),
+          run_(run_length()),
+          sums_(new double[2 * places() * call.window]()) {}
 
     // Runs of rows, in order, into the sums of a share.
-    void work(i64 share, int slot) override {
+    void work(i64 item, int slot) override {
+        const i64 from = item / shares_ * call_.window, share = item % shares_;
+        const i64 place = windows_ > 1 ? slot : share;
+        double *of_product = sums(0, place), *of_dy = sums(1, place);
+        for (i64 j = 0; windows_ > 1 && j < call_.window; ++j) of_product[j] = of_dy[j] = 0;
         const i64 begin = runs_ * share / shares_ * ROW_RUN;
         const i64 end = at_most(runs_ * (share + 1) / shares_ * ROW_RUN, setting.rows);
-        double* dscale = parameters_.dscale ? of_dy_xhat(share) : nullptr;
-        double* dbias = parameters_.dbias ? of_dy(share) : nullptr;
-        for (i64 row = begin; row < end; row += run_)
+        for (i64 row = begin; row < end; row += run_) {
             kernels.gradient(
-                call_, row, at_most(row + run_, end), dscale, dbias, scratch(slot)
+                call_, row, at_most(row + run_, end), from, dscale_ ? of_product : nullptr,
+                dbias_ ? of_dy : nullptr, scratch(slot)
             );
+            if (slot == 0 && given_up()) return;
+        }
+        if (windows_ > 1) store(place, from);
     }
 
     bool run() {
-        if (!Call::run(shares_)) return false;
-        if (parameters_.dscale) store(of_dy_xhat(0), *parameters_.dscale);
-        if (parameters_.dbias) store(of_dy(0), *parameters_.dbias);
+        if (!share(windows_ * shares_)) return false;
+        if (windows_ > 1) return true;
+        const i64 width = call_.width;
+        for (i64 share = 1; share < shares_; ++share)
+            for (int k = 0; k < 2; ++k)
+                for (i64 j = 0; j < width; ++j) sums(k, 0)[j] += sums(k, share)[j];
+        store(0, 0);
         return true;
     }
 
 private:
-    static i64 share_count(const Setting& setting) {
-        const i64 runs = parts_of(setting.rows, ROW_RUN);
-        const i64 room = at_least(SHARES_LENGTH / setting.width, 1);
-        const i64 worth = at_least(setting.rows * setting.width / LEAST_SHARE, 1);
-        return at_most(at_most(runs, MOST_SHARES), at_most(room, worth));
+    i64 share_count() const {
+        if (windows_ > 1) return 1;
+        const i64 room = at_least(SHARES_LENGTH / call_.width, 1);
+        const i64 worth = at_least(setting.rows * call_.width / LEAST_SHARE, 1);
+        return at_most(at_most(runs_, MOST_SHARES), at_most(room, worth));
     }
 
     // In float64 a run grows with the number of runs, so that neither total has many terms.
-    static i64 run_of(const Setting& setting, i64 runs, i64 shares) {
+    i64 run_length() const {
         i64 run = ROW_RUN;
-        if (setting.data == F64)
-            while (run * run < parts_of(runs, shares) * ROW_RUN) run *= 2;
+        if (call_.dtype == F64)
+            while (run * run < parts_of(runs_, shares_) * ROW_RUN) run *= 2;
         return run;
     }
 
-    double* of_dy_xhat(i64 share) const { return sums_.get() + share * setting.width; }
+    i64 places() const { return windows_ > 1 ? threads : shares_; }
 
-    double* of_dy(i64 share) const { return of_dy_xhat(shares_ + share); }
-
-    void store(double* sums, const Array& to) const {
-        const i64 width = setting.width;
-        for (i64 share = 1; share < shares_; ++share)
-            for (i64 j = 0; j < width; ++j) sums[j] += sums[share * width + j];
-        narrow_all(setting.parameters, sums, to);
+    double* sums(int which, i64 place) const {
+        return sums_.get() + (which * places() + place) * call_.window;
     }
 
-    const Parameters& parameters_;
-    Gradient& call_;
-    i64 runs_, shares_, run_;
+    void store(i64 place, i64 from) const {
+        const i64 count = at_most(call_.window, call_.width - from);
+        if (dscale_) narrow_all(call_.scale.dtype, sums(0, place), *dscale_, from, count);
+        if (dbias_) narrow_all(call_.scale.dtype, sums(1, place), *dbias_, from, count);
+    }
+
+    const Gradient& call_;
+    const Array *dscale_, *dbias_;
+    i64 windows_, runs_, shares_, run_;
     std::unique_ptr<double[]> sums_;
 };
 
 }  // namespace
 
-bool run_forward(const Setting& setting, const Parameters& parameters, const Forward& forward) {
-    const auto work = [&](const Call& call, i64 begin, i64 end, char* scratch) {
-        Forward own = forward;
-        own.scale = call.scale;
-        own.bias = call.bias;
-        call.kernels.forward(own, begin, end, scratch);
-    };
-    return run_pieces(setting, parameters, -0.0, work);
+bool run_forward(const Setting& setting, Forward call) {
+    return Pieces<Forward>(setting, call, &RowKernels::forward).run();
 }
 
-bool run_gradient(const Setting& setting, const Parameters& parameters, Gradient call) {
-    return Shares(setting, parameters, call).run();
+bool run_gradient(
+    const Setting& setting, Gradient call, const Array* dscale, const Array* dbias
+) {
+    std::unique_ptr<double[]> means;
+    if (call.width > WHOLE) means.reset(new double[2 * setting.rows]);
+    call.means = means.get();
+    Shares shares(setting, call, dscale, dbias);
+    return (!means || Pieces<Gradient>(setting, call, &RowKernels::means).run()) && shares.run();
 }
 
-bool run_inverse(const Setting& setting, const Parameters& parameters, const Inverse& inverse) {
-    const auto work = [&](const Call& call, i64 begin, i64 end, char* scratch) {
-        Inverse own = inverse;
-        own.scale = call.scale;
-        own.bias = call.bias;
-        call.kernels.inverse(own, begin, end, scratch);
-    };
-    return run_pieces(setting, parameters, 0, work);
+bool run_inverse(const Setting& setting, Inverse call) {
+    return Pieces<Inverse>(setting, call, &RowKernels::inverse).run();
 }

@@ -7,147 +7,133 @@
 //   gradient   dx = inv_std * (w - mean(w) - xhat * mean(w * xhat)) + ds
 //   inverse    x  = (y - bias) / scale / inv_std + mean
 //
-// Plain loops that a compiler makes vectors of. Bits are the same for each instruction set: sums
-// have LANES totals each, whatever a vector holds, and nothing is fused. A row's results depend on
-// that row alone.
+// Bits are the same for each instruction set: sums have as many totals, whatever a vector holds, and
+// nothing is fused. A row's results depend on that row alone.
 
 #include "rows.h"
 
-#include "floats.h"
+#include "sums.h"
 
 // Loops whose arrays may be one array, element by element, and do not overlap otherwise.
 #define INDEPENDENT _Pragma("GCC ivdep")
+// For lambdas.
+#define INLINED __attribute__((always_inline))
 
 namespace ISA {
 
-constexpr int LANES = 32;
-constexpr i64 RUN = 8 * LANES;    // elements that one set of totals holds before float64 takes over
-constexpr i64 CHUNK = 4 * RUN;    // and in float64, before the lanes are added up
-constexpr int MOST_CHUNKS = 64;   // so rows have at most 65,536 columns
-
-struct Sums {
-    double first, second;
-};
-
-INLINE double sum_of(double (&lanes)[LANES]) {
-#pragma GCC unroll 5
-    for (int half = LANES / 2; half > 0; half /= 2)
-#pragma GCC unroll 16
-        for (int l = 0; l < half; ++l) lanes[l] += lanes[l + half];
-    return lanes[0];
-}
-
-// Equal terms double without an error; one running total of them drifts by a unit for every four.
-INLINE double by_halves(double* values, int count) {
-    while (count > 1) {
-        const int half = count / 2;
-        for (int k = 0; k < half; ++k) values[k] += values[count - half + k];
-        count -= half;
-    }
-    return values[0];
-}
-
-// Two sums over a row: add(column, first, second) adds a column's terms to two totals.
-template <typename A, typename F> INLINE Sums sums_over(i64 width, F add) {
-    double first[MOST_CHUNKS], second[MOST_CHUNKS];
-    int chunks = 0;
-    for (i64 at = 0; at < width; ++chunks) {
-        const i64 end = at + CHUNK < width ? at + CHUNK : width;
-        double lanes[2][LANES] = {};
-        while (at < end) {
-            const i64 stop = at + RUN < end ? at + RUN : end;
-            A run[2][LANES] = {};
-            for (; at + LANES <= stop; at += LANES) {
-                INDEPENDENT
-                for (int l = 0; l < LANES; ++l) add(at + l, run[0][l], run[1][l]);
-            }
-            INDEPENDENT
-            for (int l = 0; l < static_cast<int>(stop - at); ++l)
-                add(at + l, run[0][l], run[1][l]);
-            at = stop;
-            for (int l = 0; l < LANES; ++l) lanes[0][l] += static_cast<double>(run[0][l]);
-            for (int l = 0; l < LANES; ++l) lanes[1][l] += static_cast<double>(run[1][l]);
-        }
-        first[chunks] = sum_of(lanes[0]);
-        second[chunks] = sum_of(lanes[1]);
-    }
-    return {by_halves(first, chunks), by_halves(second, chunks)};
-}
-
-// A copy of a row of dtype T in the dtype of the computation.
-template <typename T, typename A> void widen_row(
-    char* data, const Axes& axes, i64 width, Element<A>* to
+// Columns of a row of dtype T in the dtype of the computation.
+template <typename T, typename A> void widen_all(
+    char* data, const Axes& axes, i64 from, i64 count, Element<A>* to
 ) {
     if (has_no_gaps(axes, sizeof(T))) {
-        const Element<T>* from = reinterpret_cast<Element<T>*>(data);
+        const Element<T>* source = reinterpret_cast<Element<T>*>(data) + from;
         INDEPENDENT
-        for (i64 j = 0; j < width; ++j) to[j].value = widen(from[j].value);
+        for (i64 j = 0; j < count; ++j) to[j].value = widen(source[j].value);
     } else {
-        for_each(data, axes, [=](char* from, i64 j) {
-            to[j].value = widen(reinterpret_cast<Element<T>*>(from)->value);
+        for_each(data, axes, from, count, [=](char* source, i64 j) {
+            to[j].value = widen(reinterpret_cast<Element<T>*>(source)->value);
         });
     }
 }
 
-// A row of dtype T, of numbers in the dtype of the computation.
-template <typename T, typename A> void narrow_row(
-    const Element<A>* from, i64 width, char* data, const Axes& axes
+// Columns of a row of dtype T, of numbers in the dtype of the computation.
+template <typename T, typename A> void narrow_all(
+    const Element<A>* source, i64 count, char* data, const Axes& axes, i64 from
 ) {
     if (has_no_gaps(axes, sizeof(T))) {
-        Element<T>* to = reinterpret_cast<Element<T>*>(data);
+        Element<T>* to = reinterpret_cast<Element<T>*>(data) + from;
         INDEPENDENT
-        for (i64 j = 0; j < width; ++j) narrow(from[j].value, to[j].value);
+        for (i64 j = 0; j < count; ++j) narrow(source[j].value, to[j].value);
     } else {
-        for_each(data, axes, [=](char* to, i64 j) {
-            narrow(from[j].value, reinterpret_cast<Element<T>*>(to)->value);
+        for_each(data, axes, from, count, [=](char* to, i64 j) {
+            narrow(source[j].value, reinterpret_cast<Element<T>*>(to)->value);
         });
     }
 }
 
-// What reads and writes rows of a dtype: where they lie, or through a room of a thread's scratch.
-template <typename A> class Rows {
+template <typename A> void widen_parameter(
+    const Parameter& parameter, i64 from, i64 count, void* room
+) {
+    Element<A>* to = static_cast<Element<A>*>(room);
+    const A value = static_cast<A>(parameter.value);
+    if (!parameter.array) {
+        for (i64 j = 0; j < count; ++j) to[j].value = value;
+        return;
+    }
+    const auto run = parameter.dtype == F16 ? widen_all<f16, A>
+        : parameter.dtype == BF16           ? widen_all<bf16, A>
+        : parameter.dtype == F32            ? widen_all<float, A>
+                                            : widen_all<double, A>;
+    run(parameter.array->data, parameter.array->columns, from, count, to);
+    // An offset of 0 is not added: not even the sign of -0 changes.
+    if (value != 0)
+        for (i64 j = 0; j < count; ++j) to[j].value += value;
+}
+
+// A window's columns of a call's arrays: where they lie, or in a room of a thread's scratch.
+template <typename A> class Window {
 public:
-    Rows(Dtype dtype, i64 width, char* scratch)
-        : dtype_(dtype), width_(width), scratch_(scratch) {}
+    Window(const Rows& rows, i64 from, char* scratch)
+        : rows_(rows),
+          from_(from),
+          scratch_(scratch),
+          count(from + rows.window < rows.width ? rows.window : rows.width - from),
+          scale(parameter(rows.whole_scale, rows.scale, 6)),
+          bias(parameter(rows.whole_bias, rows.bias, 7)) {}
 
     const Element<A>* input(const Array* array, i64 row, int room) const {
         char* data = row_of(*array, row);
-        if (there(array)) return reinterpret_cast<Element<A>*>(data);
-        Element<A>* copy = at(room);
-        const auto run = sizeof(A) == 8 ? widen_row<A, A>
-            : dtype_ == F16             ? widen_row<f16, A>
-            : dtype_ == BF16            ? widen_row<bf16, A>
-                                        : widen_row<A, A>;
-        run(data, array->columns, width_, copy);
-        return copy;
+        if (there(array)) return reinterpret_cast<Element<A>*>(data) + from_;
+        const auto run = sizeof(A) == 8 ? widen_all<A, A>
+            : rows_.dtype == F16        ? widen_all<f16, A>
+            : rows_.dtype == BF16       ? widen_all<bf16, A>
+                                        : widen_all<A, A>;
+        run(data, array->columns, from_, count, at(room));
+        return at(room);
     }
 
     // Where a row of a result is computed; `store` then writes it where it belongs.
     Element<A>* output(const Array* array, i64 row, int room) const {
-        return there(array) ? reinterpret_cast<Element<A>*>(row_of(*array, row)) : at(room);
+        if (!there(array)) return at(room);
+        return reinterpret_cast<Element<A>*>(row_of(*array, row)) + from_;
     }
 
     void store(const Array* array, i64 row, const Element<A>* values) const {
         if (there(array)) return;
-        const auto run = sizeof(A) == 8 ? narrow_row<A, A>
-            : dtype_ == F16             ? narrow_row<f16, A>
-            : dtype_ == BF16            ? narrow_row<bf16, A>
-                                        : narrow_row<A, A>;
-        run(values, width_, row_of(*array, row), array->columns);
+        const auto run = sizeof(A) == 8 ? narrow_all<A, A>
+            : rows_.dtype == F16        ? narrow_all<f16, A>
+            : rows_.dtype == BF16       ? narrow_all<bf16, A>
+                                        : narrow_all<A, A>;
+        run(values, count, row_of(*array, row), array->columns, from_);
+    }
+
+    // What `input` gave before, if no other window has the room now.
+    const Element<A>* again(const Array* array, i64 row, int room) const {
+        return !there(array) && count == rows_.width ? at(room) : input(array, row, room);
     }
 
     Element<A>* at(int room) const {
-        return reinterpret_cast<Element<A>*>(scratch_ + room * width_ * i64{sizeof(double)});
+        return reinterpret_cast<Element<A>*>(scratch_ + room * rows_.window * i64{sizeof(double)});
     }
 
 private:
-    bool there(const Array* array) const {
-        return dtype_ >= F32 && has_no_gaps(array->columns, sizeof(A));
+    const Element<A>* parameter(const void* whole, const Parameter& parameter, int room) const {
+        if (whole) return static_cast<const Element<A>*>(whole);
+        widen_parameter<A>(parameter, from_, count, at(room));
+        return at(room);
     }
 
-    Dtype dtype_;
-    i64 width_;
+    bool there(const Array* array) const {
+        return rows_.dtype >= F32 && has_no_gaps(array->columns, sizeof(A));
+    }
+
+    const Rows& rows_;
+    i64 from_;
     char* scratch_;
+
+public:
+    const i64 count;
+    const Element<A> *scale, *bias;
 };
 
 template <typename A> INLINE A number_of(const Array* array, i64 row) {
@@ -157,13 +143,6 @@ template <typename A> INLINE A number_of(const Array* array, i64 row) {
 template <typename A> INLINE void set_number(const Array* array, i64 row, double value) {
     reinterpret_cast<Element<A>*>(row_of(*array, row))->value = static_cast<A>(value);
 }
-
-// A mean in two pieces: rounded to one number it is off by half a unit of its last place, which may
-// be large compared with x - mean.
-template <typename A> struct Moments {
-    A high, low;
-    double mean, variance;
-};
 
 INLINE void split(double centre, double correction, float& high, float& low) {
     high = static_cast<float>(centre + correction);
@@ -175,155 +154,211 @@ INLINE void split(double centre, double correction, double& high, double& low) {
     low = correction;
 }
 
-// Sums of distances from the row's first element, which are 0 in a row of equal elements; then of
-// distances from the mean, which correct what rounding left.
-template <typename A> INLINE Moments<A> moments_of(const Element<A>* x, i64 width) {
-    Moments<A> found;
-    const double first = x[0].value, count = static_cast<double>(width);
-    const Sums distances = sums_over<double>(width, [=](i64 j, double& sum, double&) {
-        sum += static_cast<double>(x[j].value) - first;
-    });
-    const double centre = first + distances.first / count;
-    const Sums sums = sums_over<double>(width, [=](i64 j, double& sum, double& squares) {
-        const double deviation = static_cast<double>(x[j].value) - centre;
-        sum += deviation;
-        squares += deviation * deviation;
-    });
-    const double correction = sums.first / count;
-    const double variance = sums.second / count - correction * correction;
-    split(centre, correction, found.high, found.low);
-    found.mean = centre + correction;
-    found.variance = variance < 0 ? 0 : variance;
-    return found;
-}
-
-template <typename A> INLINE double mean_square_of(const Element<A>* x, i64 width) {
-    const Sums sums = sums_over<double>(width, [=](i64 j, double& sum, double&) {
-        const double value = x[j].value;
-        sum += value * value;
-    });
-    return sums.first / static_cast<double>(width);
-}
-
-// Writes s = x + residual; returns it as it was rounded.
-template <typename A> const Element<A>* add(
-    const Forward& call, const Rows<A>& rows, i64 row, const Element<A>* x
+// Calls visit(window) for each window of a row.
+template <typename A, typename F> INLINE void for_windows(
+    const Rows& rows, char* scratch, F visit
 ) {
-    const Element<A>* residual = rows.input(call.residual, row, 1);
-    Element<A>* s = rows.output(call.s, row, 2);
-    INDEPENDENT
-    for (i64 j = 0; j < call.width; ++j) s[j].value = x[j].value + residual[j].value;
-    rows.store(call.s, row, s);
-    return rows.input(call.s, row, 0);
+    for (i64 from = 0; from < rows.width; from += rows.window)
+        visit(Window<A>(rows, from, scratch));
+}
+
+// Writes s = x + residual.
+template <typename A> void add(const Forward& call, i64 row, char* scratch) {
+    for_windows<A>(call, scratch, [&](const Window<A>& window) INLINED {
+        const Element<A>* x = window.input(call.x, row, 0);
+        const Element<A>* residual = window.input(call.residual, row, 1);
+        Element<A>* s = window.output(call.s, row, 2);
+        INDEPENDENT
+        for (i64 j = 0; j < window.count; ++j) s[j].value = x[j].value + residual[j].value;
+        window.store(call.s, row, s);
+    });
+}
+
+// Means over a row of x - centre and of its square; without a centre, of the square alone.
+template <typename A, bool CENTRED> INLINE Sums means_of(
+    const Forward& call, const Array* array, i64 row, double centre, char* scratch
+) {
+    Sums sums = {0, 0};
+    for_windows<A>(call, scratch, [&](const Window<A>& window) INLINED {
+        const Element<A>* x = window.again(array, row, 0);
+        const auto add = [=](i64 j, auto& first, auto& second) INLINED {
+            auto value = read<Plain<decltype(first)>>(x + j);
+            if (CENTRED) value = value - centre;
+            if (CENTRED) first += value;
+            second += value * value;
+        };
+        const Sums found = sums_over<double>(window.count, add);
+        sums.first += found.first;
+        sums.second += found.second;
+    });
+    const double count = static_cast<double>(call.width);
+    return {sums.first / count, sums.second / count};
+}
+
+template <typename A, bool CENTRED> void forward_of(
+    const Forward& call, i64 begin, i64 end, char* scratch
+) {
+    const Array* array = call.residual ? call.s : call.x;
+    for (i64 row = begin; row < end; ++row) {
+        if (call.residual) add<A>(call, row, scratch);
+        // Distances from the row's first element are 0 in a row of equal elements. What rounding
+        // leaves of their squares is nothing for float32, unless a row is very long.
+        double centre = Window<A>(call, 0, scratch).input(array, row, 0)->value;
+        if (!CENTRED) centre = 0;
+        Sums means = means_of<A, CENTRED>(call, array, row, centre, scratch);
+        if (CENTRED && (sizeof(A) == sizeof(double) || call.window < call.width)) {
+            centre += means.first;
+            means = means_of<A, CENTRED>(call, array, row, centre, scratch);
+        }
+        const double variance = means.second - means.first * means.first;
+        const double factor = 1 / __builtin_sqrt((variance < 0 ? 0 : variance) + call.eps);
+        if (CENTRED) set_number<A>(call.mean, row, centre + means.first);
+        set_number<A>(call.inv_std, row, factor);
+        // Rounded to one number, a mean is off by half a unit of its last place, which may be large
+        // compared with x - mean.
+        A high, low;
+        split(centre, means.first, high, low);
+        const A inv_std = static_cast<A>(factor);
+        for_windows<A>(call, scratch, [&](const Window<A>& window) INLINED {
+            const Element<A>*x = window.again(array, row, 0), *scale = window.scale;
+            const Element<A>* bias = window.bias;
+            Element<A>* y = window.output(call.y, row, 1);
+            INDEPENDENT
+            for (i64 j = 0; j < window.count; ++j) {
+                const A distance = CENTRED ? x[j].value - high - low : x[j].value;
+                y[j].value = distance * inv_std * scale[j].value + bias[j].value;
+            }
+            window.store(call.y, row, y);
+        });
+    }
 }
 
 template <typename A> void forward(const Forward& call, i64 begin, i64 end, char* scratch) {
-    const i64 width = call.width;
-    const A* scale = static_cast<const A*>(call.scale);
-    const A* bias = static_cast<const A*>(call.bias);
-    const Rows<A> rows(call.dtype, width, scratch);
-    for (i64 row = begin; row < end; ++row) {
-        const Element<A>* x = rows.input(call.x, row, 0);
-        if (call.residual) x = add(call, rows, row, x);
-        Element<A>* y = rows.output(call.y, row, 3);
-        if (call.mean) {
-            const Moments<A> moments = moments_of(x, width);
-            const double factor = 1 / __builtin_sqrt(moments.variance + call.eps);
-            set_number<A>(call.mean, row, moments.mean);
-            set_number<A>(call.inv_std, row, factor);
-            const A high = moments.high, low = moments.low, inv_std = static_cast<A>(factor);
-            INDEPENDENT
-            for (i64 j = 0; j < width; ++j)
-                y[j].value = (x[j].value - high - low) * inv_std * scale[j] + bias[j];
-        } else {
-            const double factor = 1 / __builtin_sqrt(mean_square_of(x, width) + call.eps);
-            set_number<A>(call.inv_std, row, factor);
-            const A inv_std = static_cast<A>(factor);
-            INDEPENDENT
-            for (i64 j = 0; j < width; ++j) y[j].value = x[j].value * inv_std * scale[j] + bias[j];
-        }
-        rows.store(call.y, row, y);
-    }
+    const auto run = call.mean ? forward_of<A, true> : forward_of<A, false>;
+    run(call, begin, end, scratch);
 }
 
 enum Kind { LAYER, RMS, OUTPUT };
 
-template <typename A, Kind KIND> void gradient_of(
-    const Gradient& call, i64 begin, i64 end, double* dy_xhat, double* sum_dy, char* scratch
+// A row of a window of a gradient, whose columns it reads as numbers or vectors V.
+template <typename A, Kind KIND> struct GradientRow {
+    GradientRow(const Gradient& call, const Window<A>& window, i64 row)
+        : dy(window.input(call.dy, row, 0)),
+          source(window.input(call.source, row, 1)),
+          scale(window.scale),
+          bias(window.bias),
+          mean(KIND == LAYER ? number_of<A>(call.mean, row) : 0),
+          inv_std(number_of<A>(call.inv_std, row)) {}
+
+    template <typename V> INLINE V xhat(i64 j) const {
+        const V value = read<V>(source + j);
+        if (KIND == OUTPUT) return (value - read<V>(bias + j)) / read<V>(scale + j);
+        return (KIND == LAYER ? value - mean : value) * inv_std;
+    }
+
+    const Element<A> *dy, *source, *scale, *bias;
+    A mean, inv_std;
+};
+
+// Sums over columns of w and of w * xhat. Adds to sums over rows of dy * xhat and of dy, if given.
+template <typename A, Kind KIND, bool ADDS> INLINE Sums sums_of(
+    const GradientRow<A, KIND> row, i64 count, Element<A>* of_product, Element<A>* of_dy
 ) {
-    const i64 width = call.width;
-    const double count = static_cast<double>(width);
-    const A* scale = static_cast<const A*>(call.scale);
-    const A* bias = static_cast<const A*>(call.bias);
-    const Rows<A> rows(call.dtype, width, scratch);
-    Element<A> *products = rows.at(4), *plain = rows.at(5);
-    for (i64 j = 0; j < width; ++j) products[j].value = plain[j].value = 0;
+    return sums_over<A>(count, [=](i64 j, auto& of_w, auto& of_w_xhat) INLINED {
+        typedef Plain<decltype(of_w)> V;
+        const V dy = read<V>(row.dy + j), scale = read<V>(row.scale + j);
+        const V product = dy * row.template xhat<V>(j);
+        if (KIND != RMS) of_w += dy * scale;
+        of_w_xhat += product * scale;
+        if (ADDS) write(read<V>(of_product + j) + product, of_product + j);
+        if (ADDS && KIND != RMS) write(read<V>(of_dy + j) + dy, of_dy + j);
+    });
+}
+
+template <typename A, Kind KIND> void means_of_gradient(
+    const Gradient& call, i64 begin, i64 end, char* scratch
+) {
     for (i64 row = begin; row < end; ++row) {
-        const Element<A>* dy = rows.input(call.dy, row, 0);
-        const Element<A>* source = rows.input(call.source, row, 1);
-        const A mean = KIND == LAYER ? number_of<A>(call.mean, row) : 0;
-        const A inv_std = number_of<A>(call.inv_std, row);
-        const auto xhat = [=](i64 j) __attribute__((always_inline)) {
-            const A value = source[j].value;
-            if (KIND == OUTPUT) return (value - bias[j]) / scale[j];
-            return (KIND == LAYER ? value - mean : value) * inv_std;
-        };
-        const Sums sums = sums_over<A>(width, [=](i64 j, A& of_w, A& of_product) {
-            const A g = dy[j].value, product = g * xhat(j);
-            if (KIND != RMS) of_w += g * scale[j];
-            of_product += product * scale[j];
-            products[j].value += product;
-            if (KIND != RMS) plain[j].value += g;
+        double* means = call.means + 2 * row;
+        means[0] = means[1] = 0;
+        for_windows<A>(call, scratch, [&](const Window<A>& window) INLINED {
+            const GradientRow<A, KIND> own(call, window, row);
+            const Sums sums = sums_of<A, KIND, false>(own, window.count, nullptr, nullptr);
+            means[0] += sums.first;
+            means[1] += sums.second;
         });
-        const A mean_w = static_cast<A>(sums.first / count);
-        const A mean_product = static_cast<A>(sums.second / count);
-        const auto value = [=](i64 j) __attribute__((always_inline)) {
-            const A product = xhat(j) * mean_product;
+        for (int k = 0; k < 2; ++k) means[k] /= static_cast<double>(call.width);
+    }
+}
+
+template <typename A, Kind KIND> void gradient_of(
+    const Gradient& call, i64 begin, i64 end, i64 from, double* dy_xhat, double* dy, char* scratch
+) {
+    const Window<A> window(call, from, scratch);
+    const i64 count = window.count;
+    Element<A> *of_product = window.at(4), *of_dy = window.at(5);
+    for (i64 j = 0; j < count; ++j) of_product[j].value = of_dy[j].value = 0;
+    for (i64 row = begin; row < end; ++row) {
+        const GradientRow<A, KIND> own(call, window, row);
+        const Sums sums = sums_of<A, KIND, true>(own, count, of_product, of_dy);
+        const double* means = call.means ? call.means + 2 * row : nullptr;
+        const double width = static_cast<double>(call.width);
+        const A mean_w = static_cast<A>(means ? means[0] : sums.first / width);
+        const A mean_product = static_cast<A>(means ? means[1] : sums.second / width);
+        const auto value = [=](i64 j) INLINED {
+            const A product = own.template xhat<A>(j) * mean_product;
             const A rest = KIND == RMS ? product : product + mean_w;
-            return (dy[j].value * scale[j] - rest) * inv_std;
+            return (own.dy[j].value * own.scale[j].value - rest) * own.inv_std;
         };
-        Element<A>* dx = rows.output(call.dx, row, 3);
+        Element<A>* dx = window.output(call.dx, row, 3);
         if (call.ds) {
-            const Element<A>* ds = rows.input(call.ds, row, 2);
+            const Element<A>* ds = window.input(call.ds, row, 2);
             INDEPENDENT
-            for (i64 j = 0; j < width; ++j) dx[j].value = value(j) + ds[j].value;
+            for (i64 j = 0; j < count; ++j) dx[j].value = value(j) + ds[j].value;
         } else {
             INDEPENDENT
-            for (i64 j = 0; j < width; ++j) dx[j].value = value(j);
+            for (i64 j = 0; j < count; ++j) dx[j].value = value(j);
         }
-        rows.store(call.dx, row, dx);
+        window.store(call.dx, row, dx);
     }
-    for (i64 j = 0; dy_xhat && j < width; ++j) dy_xhat[j] += products[j].value;
-    for (i64 j = 0; sum_dy && j < width; ++j) sum_dy[j] += plain[j].value;
+    for (i64 j = 0; dy_xhat && j < count; ++j) dy_xhat[j] += of_product[j].value;
+    for (i64 j = 0; dy && j < count; ++j) dy[j] += of_dy[j].value;
 }
 
 template <typename A> void gradient(
-    const Gradient& call, i64 begin, i64 end, double* dy_xhat, double* dy, char* scratch
+    const Gradient& call, i64 begin, i64 end, i64 from, double* dy_xhat, double* dy, char* scratch
 ) {
     const auto run = call.from_output ? gradient_of<A, OUTPUT>
         : call.centred                ? gradient_of<A, LAYER>
                                       : gradient_of<A, RMS>;
-    run(call, begin, end, dy_xhat, dy, scratch);
+    run(call, begin, end, from, dy_xhat, dy, scratch);
+}
+
+template <typename A> void means(const Gradient& call, i64 begin, i64 end, char* scratch) {
+    const auto run = call.from_output ? means_of_gradient<A, OUTPUT>
+        : call.centred                ? means_of_gradient<A, LAYER>
+                                      : means_of_gradient<A, RMS>;
+    run(call, begin, end, scratch);
 }
 
 template <typename A> void inverse(const Inverse& call, i64 begin, i64 end, char* scratch) {
-    const A* scale = static_cast<const A*>(call.scale);
-    const A* bias = static_cast<const A*>(call.bias);
-    const Rows<A> rows(call.dtype, call.width, scratch);
     for (i64 row = begin; row < end; ++row) {
-        const Element<A>* y = rows.input(call.y, row, 0);
         const A mean = number_of<A>(call.mean, row), inv_std = number_of<A>(call.inv_std, row);
-        Element<A>* x = rows.output(call.x, row, 1);
-        INDEPENDENT
-        for (i64 j = 0; j < call.width; ++j)
-            x[j].value = (y[j].value - bias[j]) / scale[j] / inv_std + mean;
-        rows.store(call.x, row, x);
+        for_windows<A>(call, scratch, [&](const Window<A>& window) INLINED {
+            const Element<A>*y = window.input(call.y, row, 0), *scale = window.scale;
+            const Element<A>* bias = window.bias;
+            Element<A>* x = window.output(call.x, row, 1);
+            INDEPENDENT
+            for (i64 j = 0; j < window.count; ++j)
+                x[j].value = (y[j].value - bias[j].value) / scale[j].value / inv_std + mean;
+            window.store(call.x, row, x);
+        });
     }
 }
 
 const RowKernels row_kernels[2] = {
-    {forward<float>, gradient<float>, inverse<float>},
-    {forward<double>, gradient<double>, inverse<double>},
+    {widen_parameter<float>, forward<float>, means<float>, gradient<float>, inverse<float>},
+    {widen_parameter<double>, forward<double>, means<double>, gradient<double>, inverse<double>},
 };
 
 }  // namespace ISA

@@ -4,46 +4,57 @@
 
 #include "arrays.h"
 
-// In what order dtypes are numbered, as in gradkit/_dtypes.py.
-enum Dtype { F16, BF16, F32, F64 };
+// Rows up to WHOLE columns are visited once; longer ones WINDOW columns at a time, again and again.
+constexpr i64 WHOLE = 1 << 15, WINDOW = 1 << 12;
 
-// Absent arrays are null. `scale` and `bias` are numbers of the accumulation dtype without gaps, an
-// absent scale ones, an absent bias zeros that change no number to which they are added.
-struct Forward {
+// A number for each column. `value` is added to what the array has, or stands for an absent one.
+struct Parameter {
+    Dtype dtype;
+    const Array* array;
+    double value;
+};
+
+// What all calls say. Absent arrays are null.
+struct Rows {
     Dtype dtype;  // of the data
     i64 width;
+    i64 window;  // columns that are visited at a time
+    Parameter scale, bias;
+    // All of them in the dtype of the computation, if a window has all columns.
+    const void *whole_scale, *whole_bias;
+};
+
+struct Forward : Rows {
     double eps;
     const Array *x, *residual, *y, *s, *mean, *inv_std;  // RMS norm: without mean
-    const void *scale, *bias;
 };
 
-struct Gradient {
-    Dtype dtype;
-    i64 width;
+struct Gradient : Rows {
     bool from_output, centred;
     const Array *dy, *source, *ds, *mean, *inv_std, *dx;
-    const void *scale, *bias;
+    double* means;  // of w and of w * xhat, for each row, if rows are cut into windows
 };
 
-struct Inverse {
-    Dtype dtype;
-    i64 width;
+struct Inverse : Rows {
     const Array *y, *mean, *inv_std, *x;
-    const void *scale, *bias;
 };
 
 // Of data that is computed with in float32, or in float64. Each works on rows [begin, end), with
-// scratch of `ROOMS` rows of float64.
+// scratch of ROOMS windows of float64.
 struct RowKernels {
+    void (*widen)(const Parameter&, i64 from, i64 count, void* to);
     void (*forward)(const Forward&, i64 begin, i64 end, char* scratch);
-    // Adds to sums over rows, of which there are `width` each; null if they are not wanted.
+    // Writes `means`.
+    void (*means)(const Gradient&, i64 begin, i64 end, char* scratch);
+    // Writes the columns of a window that begins at `from`, and adds to the sums over rows of each;
+    // null if they are not wanted.
     void (*gradient)(
-        const Gradient&, i64 begin, i64 end, double* dy_xhat, double* dy, char* scratch
+        const Gradient&, i64 begin, i64 end, i64 from, double* dy_xhat, double* dy, char* scratch
     );
     void (*inverse)(const Inverse&, i64 begin, i64 end, char* scratch);
 };
 
-constexpr int ROOMS = 6;
+constexpr int ROOMS = 8;
 
 namespace baseline {
 extern const RowKernels row_kernels[2];
