@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from testbed.emulator.device import EmulatedDevice
-from testbed.emulator.faults import source_place, text_of_line
+from testbed.emulator.faults import Index, source_place, text_of_line
 from testbed.emulator.memory import Extent
 from testbed.emulator.module import Arguments, CheckedKernel, shared_window
 from testbed.emulator.runtime import Parameter
@@ -132,6 +132,18 @@ class PtxKernel(CheckedKernel):
             raise ValueError(f"{self._library.name} does not count")
         runs = (now - before for now, before in zip(self._ran, self._before, strict=True))
         return Executed.total(runs, self._translation.tallies)
+
+    def run(self, grid: Index, block: Index, content: bytes, shared_mem: int = 0) -> None:
+        """Launch with all parameters in one block of bytes, laid out as PTX reads it.
+
+        No parameter is known to be an array's address: kernels reach registered memory alone.
+        """
+        arguments, at = Arguments(), 0
+        for _, size, alignment in self._translation.parameters:
+            at += -at % alignment
+            arguments.values.append((ctypes.c_char * size).from_buffer_copy(content, at))
+            at += size
+        self._run(grid, block, arguments, shared_mem)
 
     def _passed(self, arguments: Arguments) -> list[ctypes.Array[ctypes.c_char]]:
         """One block with all parameters, as PTX reads it."""

@@ -388,10 +388,10 @@ class _Reader:
         values = []
         if self._accept("{"):
             while not self._accept("}"):
-                values.append(self._number())
+                values.append(self._immediate().value)
                 self._accept(",")
         else:
-            values.append(self._number())
+            values.append(self._immediate().value)
         content = b"".join((v % (1 << 8 * item)).to_bytes(item, "little") for v in values)
         return content.ljust(size, b"\0")
 
