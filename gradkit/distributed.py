@@ -31,6 +31,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from gradkit._open.shards import Parts
+from gradkit._ranks import copies
 from gradkit._ranks.collective import SET_UP, Collective
 from gradkit._ranks.groups import DeviceGroup, Group, Reduce
 from gradkit._ranks.parts import leaves_of, parts_by_exchange, parts_by_placement
@@ -40,6 +41,7 @@ __all__ = [
     "Group",
     "Reduce",
     "ShardedGrads",
+    "check_copies",
     "from_cupyx",
     "from_jax",
     "from_mpi",
@@ -376,6 +378,48 @@ def shards_of(
                 collective.gather("shards_of", np.zeros(0), SET_UP)
             ownership.exchange(collective)
     return grads
+
+
+def check_copies(grads: Any, group: Group) -> None:
+    """Raise an error if copies of a gradient, which several ranks hold, differ in bits.
+
+    They do if an all-reduce was forgotten, or if one rank has skipped it: a norm that counts copies
+    once is then wrong, and ranks' weights part. A call that all ranks make together. It reads every
+    gradient on the host, and is for tests and the first steps of a run.
+
+    Parameters
+    ----------
+    grads : ShardedGrads, or array, or iterable or nested dict/list/tuple of arrays
+        What :func:`shards_of` returns with this ``group``; or gradients that every rank has
+        completely, as in data parallelism, where each that is at the same place is a copy.
+        Never written.
+    group : Group
+        The ranks.
+
+    Raises
+    ------
+    RankError
+        Copies differ. ``ranks`` says what each rank has: which of its gradients differ from those
+        of other ranks, and with which ranks they agree.
+    TypeError, ValueError
+        As :func:`gradkit.grad_norm`; the parts of :func:`shards_of` without a group.
+
+    Examples
+    --------
+    >>> import numpy as np, gradkit
+    >>> from concurrent.futures import ThreadPoolExecutor
+    >>> def check(value, group):
+    ...     try:
+    ...         gradkit.distributed.check_copies({"w": np.array([value])}, group)
+    ...     except gradkit.RankError as error:
+    ...         return error.ranks[2]
+    >>> with ThreadPoolExecutor(3) as pool:
+    ...     found = pool.map(check, [1.0, 2.0, 1.0], gradkit.distributed.threads(3))
+    >>> [*found][0]
+    "grads['w'] is as on ranks 0"
+    """
+    with Collective(group) as collective:
+        copies.check(grads, collective)
 
 
 def _imported(library: str, function: str) -> None:

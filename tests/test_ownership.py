@@ -400,3 +400,94 @@ def test_a_rank_that_does_another_call_meanwhile_is_told():
         assert isinstance(error, gradkit.RankError)
         assert "different calls" in str(error)
         assert error.ranks[0].startswith("shards_of")
+
+
+def checked(work, size):
+    """What each rank says if copies differ, or nothing; all ranks raise the same error."""
+    found = together(work, size)
+    assert len({str(error) for error in found}) == 1, found
+    if found[0] is None:
+        return {}
+    assert all(isinstance(error, gradkit.RankError) for error in found), found
+    return found[0].ranks
+
+
+def changed(rank, who, name, index, value):
+    """The model with one element changed on one rank."""
+    parameters = model(rank)
+    if rank == who:
+        parameters[name].grad.to_local()[index] = value
+    return parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "index", "value", "differs"),
+    [
+        ("b", (0, 0), 1.0, False),  # as it was
+        ("b", (5, 1), np.nextafter(12.0, 13), True),
+        ("b", (5, 1), np.nan, True),
+        ("w", (0, 0), 7.0, False),  # of which there are no copies
+    ],
+)
+def test_copies_that_differ_are_named(name, index, value, differs):
+    def work(group):
+        grads = shards_of(changed(group.rank, 2, name, index, value), group=group)
+        gradkit.distributed.check_copies(grads, group)
+
+    alike = {
+        r: f"b is as on ranks {', '.join(str(o) for o in (0, 1, 3) if o != r)}" for r in (0, 1, 3)
+    }
+    assert checked(work, 4) == (alike | {2: "b is as on no other rank"} if differs else {})
+
+
+def test_a_copy_that_is_missing_or_of_another_sign_of_zero():
+    def work(group):
+        whole, mesh = np.zeros(2), Mesh([0, 1], group.rank)
+        parameters = {"w": dtensor(whole, mesh, Shard(), grad=group.rank == 0)}
+        gradkit.distributed.check_copies(shards_of(parameters, group=group), group)
+
+    def signs(group):
+        zero = -0.0 if group.rank else 0.0
+        gradkit.distributed.check_copies([np.array(zero), np.ones(2)], group)
+
+    assert checked(work, 2) == {0: "w is as on no other rank", 1: "w is None"}
+
+    def own(group):
+        parameters = {"expert": plain(np.full(2, 1.0 + group.rank)), "b": plain(np.ones(3))}
+        kinds = {"expert": "own", "b": "copies"}
+        grads = shards_of(parameters, group=group, plain=kinds)
+        gradkit.distributed.check_copies(grads, group)
+
+    assert checked(own, 2) == {}
+    assert checked(signs, 2) == dict.fromkeys((0, 1), "grads[0] is as on no other rank")
+
+
+def test_copies_of_other_dtypes_and_nothing_at_all():
+    def work(group):
+        dtype = np.float32 if group.rank else np.float64
+        gradkit.distributed.check_copies({"w": np.zeros(0, dtype)}, group)
+
+    assert checked(work, 2).keys() == {0, 1}
+    assert checked(lambda group: gradkit.distributed.check_copies([], group), 2) == {}
+    assert checked(lambda group: gradkit.distributed.check_copies([np.ones(3)], group), 1) == {}
+
+
+def test_copies_of_a_layout_that_one_rank_has_forgotten():
+    def work(group):
+        shards_of(model(group.rank), group=group)
+        if group.rank == 1:
+            for key in [key for key in ownership._known if key[1] == (1, 4)]:
+                del ownership._known[key]
+        gradkit.distributed.check_copies(shards_of(model(group.rank), group=group), group)
+
+    assert checked(work, 4) == {}
+
+
+def test_copies_need_to_be_known():
+    def work(group):
+        with pytest.raises(ValueError, match="pass what shards_of returns with a group"):
+            gradkit.distributed.check_copies(shards_of(model(0, 1)), group)
+        with pytest.raises(ValueError, match="in no other container"):
+            gradkit.distributed.check_copies([shards_of(model(0, 1), group=group)], group)
+
+    results(work, 1)

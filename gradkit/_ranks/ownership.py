@@ -99,7 +99,7 @@ class Ownership:
     """
 
     def __init__(self, parts: Sequence[Part], places: Sequence[Any], key: Any, ranks: Collective):
-        self.parts, self._places = parts, places
+        self.parts, self.places = parts, places
         self.members = ranks.rank, ranks.size
         self.replicas: dict[Any, Any] = {}
         self._key = key, self.members
@@ -132,7 +132,7 @@ class Ownership:
     def _fill(self) -> None:
         """Put the counts where ``replicas`` has them."""
         self.replicas.clear()
-        for place, count in zip(self._places, self._counts, strict=True):
+        for place, count in zip(self.places, self._counts, strict=True):
             if place is not None:
                 name, listed = place
                 if listed:
