@@ -25,20 +25,23 @@ Several GPUs of one process are ranks too, though not yet run: a thread for each
 """
 
 import sys
-from collections.abc import Iterator
-from itertools import chain
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeAlias
 
-from gradkit._arrays import framework_of, is_array
-from gradkit._open import trees
+import numpy as np
+
 from gradkit._open.shards import Parts
+from gradkit._ranks import copies
+from gradkit._ranks.collective import SET_UP, Collective
 from gradkit._ranks.groups import DeviceGroup, Group, Reduce
+from gradkit._ranks.parts import leaves_of, parts_by_exchange, parts_by_placement
 
 __all__ = [
     "DeviceGroup",
     "Group",
     "Reduce",
     "ShardedGrads",
+    "check_copies",
     "from_cupyx",
     "from_jax",
     "from_mpi",
@@ -280,25 +283,53 @@ class ShardedGrads(Parts):
     replicas: dict[Any, Any]
 
 
-def shards_of(parameters: Any, *, attr: str = "grad", plain: int | None = None) -> ShardedGrads:
+# Whether ranks hold copies of a plain tensor or each has its own, or on how many ranks it lies.
+Plain: TypeAlias = int | Literal["copies", "own"]
+# The same for each: a dict by name, or a function of name and tensor.
+PlainOfEach: TypeAlias = Plain | Mapping[Any, Plain] | Callable[[Any, Any], Plain | None]
+Names: TypeAlias = Mapping[Any, str] | Callable[[Any, Any], str]
+
+
+def shards_of(
+    parameters: Any,
+    *,
+    attr: str = "grad",
+    group: Group | None = None,
+    names: Names | None = None,
+    plain: PlainOfEach | None = None,
+) -> ShardedGrads:
     """A rank's own parts of the gradients of sharded parameters, and how often each counts.
 
-    Placements say who holds what, not which gradients happen to be there. They speak of the mesh
-    that a gradient lies on. If other ranks of the group hold the same gradients, because its mesh
-    is a slice of a larger one, say, take that mesh's own group, or multiply ``replicas``::
+    With ``group`` this is a call that all its ranks make together, on meshes of any kind: data,
+    tensor, expert and pipeline parallelism, hybrid sharding, tied weights. Ranks exchange what
+    they hold: of each parameter its name and the indices of its part. Parts of one name with the
+    same indices are copies, and the parts of each name must tile it. What was found out is
+    remembered, so that later calls with such parameters exchange nothing. If only some ranks
+    remember, they find out anew, together with the others, in their next norm: take it right after
+    this call. (Of a :class:`DeviceGroup` all ranks remember, or all raise an error.)
 
-        group = gradkit.distributed.from_torch(mesh["shard"].get_group())
+    Without ``group``, placements tell how many ranks of a gradient's own mesh hold it.
 
     Parameters
     ----------
     parameters : iterable of parameters or of (name, parameter) pairs, dict, or JAX arrays
         For example ``model.named_parameters()``, whose gradients are DTensors, as those of FSDP
         and tensor parallelism are. Or a dict or list of gradients themselves: JAX arrays, DTensors,
-        tensors. Parameters without a gradient are skipped.
+        tensors. Parameters without a gradient are left out of the result; a gradient that is
+        ``None`` on one rank only is zero there, and its other copies count as often as before.
     attr : str
         The attribute that holds gradients.
-    plain : int, optional
-        On how many ranks a gradient that is a plain tensor lies: 1 if each rank has its own.
+    group : Group, optional
+        All ranks over which the norm is to be taken.
+    names : dict, or function of (name, tensor), optional
+        With ``group``: what all ranks call a parameter, if that is not its name on this rank.
+        Weights that two pipeline stages share have one name; layers that each stage counts from 0
+        have different ones. Names missing in a dict stay as they are.
+    plain : "copies", "own", int, or dict or function of (name, tensor) that says it of each
+        What a tensor without placements is, which neither name nor shape nor values can tell.
+        "copies": each rank that has the name holds a copy. "own": each rank's is another tensor,
+        such as its experts, or its slice of a flat buffer. Without ``group`` the number of ranks on
+        which it lies.
 
     Returns
     -------
@@ -308,10 +339,12 @@ def shards_of(parameters: Any, *, attr: str = "grad", plain: int | None = None) 
     Raises
     ------
     ValueError
-        A DTensor holds partial sums; a gradient is a plain tensor and ``plain`` is not given; two
-        parameters have one name.
+        A DTensor holds partial sums; a gradient is a plain tensor and ``plain`` does not say what
+        it is; two parameters have one name.
     TypeError
         A leaf has no such attribute and is no JAX array.
+    RankError
+        The parts of a gradient do not tile it, or another rank failed; on all ranks.
 
     Examples
     --------
@@ -321,73 +354,72 @@ def shards_of(parameters: Any, *, attr: str = "grad", plain: int | None = None) 
     >>> grads = gradkit.distributed.shards_of(parameters, plain=2)
     >>> grads, grads.replicas
     ({'w': array([3., 4.])}, {'w': 2})
+
+    The gradients of a model whose experts differ from rank to rank, here on one rank::
+
+    >>> (group,) = gradkit.distributed.threads(1)
+    >>> kinds = {"w": "copies", "expert": "own"}
+    >>> parameters["expert"] = SimpleNamespace(grad=np.array([12.0]))
+    >>> grads = gradkit.distributed.shards_of(parameters, group=group, plain=kinds)
+    >>> gradkit.grad_norm(grads, group=group)
+    array(13.)
     """
-    parts: dict[Any, Any] = {}
-    replicas: dict[Any, Any] = {}
-    seen = set()
-    for name, leaf in _named_leaves(parameters, attr):
-        if name in seen:
-            raise ValueError(f"parameters has two parameters named {name!r}")
-        seen.add(name)
-        grad = leaf
-        if not _is_gradient(leaf, attr):
-            grad = trees.gradient_of(leaf, attr, f"parameter {name!r} is")
-        if grad is not None:
-            parts[name], replicas[name] = _parts_of(grad, name, plain)
-    return ShardedGrads(parts, replicas)
+    if group is None:
+        if names is not None:
+            raise ValueError("names is for ranks that find out what they hold: pass group")
+        return ShardedGrads(*parts_by_placement(leaves_of(parameters, attr), plain))
+    with Collective(group) as collective:
+        leaves = leaves_of(parameters, attr)
+        held, ownership = parts_by_exchange(leaves, names, plain, collective)
+        grads = ShardedGrads(held, {})
+        grads.ownership, grads.replicas = ownership, ownership.replicas
+        if ownership.serial == SET_UP:
+            if not collective.alone:
+                collective.gather("shards_of", np.zeros(0), SET_UP)
+            ownership.exchange(collective)
+    return grads
 
 
-def _named_leaves(parameters: Any, attr: str) -> Iterator[tuple[Any, Any]]:
-    """Every parameter or JAX array by its name, or by its position."""
+def check_copies(grads: Any, group: Group) -> None:
+    """Raise an error if copies of a gradient, which several ranks hold, differ in bits.
 
-    def is_leaf(value: Any) -> bool:
-        return _is_jax(value) or hasattr(value, attr)
+    They do if an all-reduce was forgotten, or if one rank has skipped it: a norm that counts copies
+    once is then wrong, and ranks' weights part. A call that all ranks make together. It reads every
+    gradient on the host, and is for tests and the first steps of a run.
 
-    tree = trees.freeze(parameters, is_leaf)
-    if isinstance(tree, list) and all(_is_pair(item) for item in tree):
-        found = [trees.paths(branch, is_leaf, (name,)) for name, branch in tree]
-    else:
-        found = [trees.paths(tree, is_leaf)]
-    for keys, leaf in chain.from_iterable(found):
-        yield keys[0] if len(keys) == 1 else ".".join(map(str, keys)), leaf
+    Parameters
+    ----------
+    grads : ShardedGrads, or array, or iterable or nested dict/list/tuple of arrays
+        What :func:`shards_of` returns with this ``group``; or gradients that every rank has
+        completely, as in data parallelism, where each that is at the same place is a copy.
+        Never written.
+    group : Group
+        The ranks.
 
+    Raises
+    ------
+    RankError
+        Copies differ. ``ranks`` says what each rank has: which of its gradients differ from those
+        of other ranks, and with which ranks they agree.
+    TypeError, ValueError
+        As :func:`gradkit.grad_norm`; the parts of :func:`shards_of` without a group.
 
-def _is_pair(item: Any) -> bool:
-    return isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str)
-
-
-def _is_gradient(value: Any, attr: str) -> bool:
-    """Whether a leaf is no parameter, but a gradient itself."""
-    if _is_jax(value):
-        return True
-    tensor = is_array(value) or hasattr(value, "placements")
-    return tensor and hasattr(value, attr) and trees.takes_no_gradient(value, attr)
-
-
-def _is_jax(value: Any) -> bool:
-    return is_array(value) and hasattr(value, "addressable_shards")
-
-
-def _parts_of(grad: Any, name: Any, plain: int | None) -> tuple[Any, Any]:
-    """The rank's own part of a gradient or parts, and on how many ranks each lies."""
-    if _is_jax(grad):
-        from gradkit._ranks.jax import shards_of as shards_of_jax
-
-        parts = shards_of_jax(grad)
-        return [part for part, _ in parts], [count for _, count in parts]
-    if hasattr(grad, "placements"):
-        from gradkit._ranks.torch import shard_of
-
-        try:
-            return shard_of(grad)
-        except ValueError as error:
-            raise ValueError(f"the gradient of {name!r} {error}") from None
-    if framework_of(grad) is not None and plain is None:
-        raise ValueError(
-            f"the gradient of {name!r} is a plain array, which does not say on how many ranks it "
-            "lies; pass plain=1 if each rank has its own, or how many ranks hold a copy of it"
-        )
-    return grad, plain
+    Examples
+    --------
+    >>> import numpy as np, gradkit
+    >>> from concurrent.futures import ThreadPoolExecutor
+    >>> def check(value, group):
+    ...     try:
+    ...         gradkit.distributed.check_copies({"w": np.array([value])}, group)
+    ...     except gradkit.RankError as error:
+    ...         return error.ranks[2]
+    >>> with ThreadPoolExecutor(3) as pool:
+    ...     found = pool.map(check, [1.0, 2.0, 1.0], gradkit.distributed.threads(3))
+    >>> [*found][0]
+    "grads['w'] is as on ranks 0"
+    """
+    with Collective(group) as collective:
+        copies.check(grads, collective)
 
 
 def _imported(library: str, function: str) -> None:

@@ -26,7 +26,7 @@ from gradkit._open.given import (
 )
 from gradkit._open.outputs import Named, Outputs
 from gradkit._open.several_devices import Share, Twins, backend_of_all, on_streams, spread
-from gradkit._open.shards import holds_shards
+from gradkit._open.shards import parts_in
 
 _NOTHING = np.empty(0)
 _dtype_of, _device_of = attrgetter("dtype"), attrgetter("data.device_id")
@@ -147,7 +147,7 @@ class Gradients(Given):
 
     def refuse_shards(self, hint: str) -> None:
         """Raise if these are parts, whose norms are not those of the gradients."""
-        if self.tree is not self.arrays and holds_shards(self.tree):
+        if self.tree is not self.arrays and any(True for _ in parts_in(self.tree)):
             raise ValueError(f"{self._label} are this rank's parts of gradients; {hint}")
 
     def rebuilt(self, results: Iterable[Any]) -> Any:

@@ -244,7 +244,7 @@ def paths(tree: Any, is_leaf: IsLeaf, keys: Keys = ()) -> Iterator[tuple[Keys, A
 
 def _like_mapping(tree: Mapping[Any, Any], branches: list[Any], keys: Iterable[Any] = ()) -> Any:
     made = dict(zip(keys or tree, branches, strict=True))
-    return type(tree)(made, tree.replicas) if isinstance(tree, Parts) else made
+    return tree.like(made) if isinstance(tree, Parts) else made
 
 
 def _like_sequence(tree: list[Any] | tuple[Any, ...], branches: list[Any]) -> Any:

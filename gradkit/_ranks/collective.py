@@ -16,7 +16,10 @@ from gradkit.errors import RankError
 
 State = np.ndarray[Any, Any]  # float64 numbers of one rank
 
+# What a header's first number says: 0 if a rank holds no parts that ranks have found out about.
 _FAILED = 1.0
+SET_UP = 2.0  # all are to find out about their parts
+SERIALS = 3  # from here on: what ranks found out
 ROOM = 4  # numbers beside status and digest in what all ranks exchange first
 STATE = 2 + ROOM
 _TEXT = 240  # bytes of what a rank says of itself
@@ -44,6 +47,11 @@ class Collective:
         return 1 if self._group is None else self._group.size
 
     @property
+    def rank(self) -> int:
+        """Which of them makes this call."""
+        return 0 if self._group is None else self._group.rank
+
+    @property
     def missing(self) -> bool:
         """Whether there is no group, not even one of a single rank."""
         return self._group is None
@@ -68,26 +76,33 @@ class Collective:
             if self.on_device:
                 self.queue(header)
             else:
-                self._rows(header)
-                self._say(_said(error))
+                self.rows(header)
+                self.say(_said(error))
         except Exception as another:
             error.add_note(f"The other ranks could not be told of it: {another}")
 
-    def gather(self, call: str, state: State) -> State:
+    def gather(self, call: str, state: State, serial: float = 0.0) -> State:
         """Every rank's numbers, a row each, once all have come to the same call.
 
-        A state of up to four numbers takes one collective, a longer one two.
+        A state of up to four numbers takes one collective, a longer one two. If a rank asks for
+        a set-up by its ``serial``, or ranks have different ones, the result has no rows: all are to
+        set up then, and come back.
         """
         fits = state.size <= ROOM
         header = np.zeros(STATE)
-        header[1] = digest_of(call, state.size)
+        header[:2] = serial, digest_of(call, state.size)
         if fits:
             header[2 : 2 + state.size] = state
         self._met = True
-        headers = self._rows(header)
-        self._raise_if_apart(headers[:, 0] == _FAILED, headers[:, 1] != header[1],
-                             _told(call, state.size))  # fmt: skip
-        return headers[:, 2 : 2 + state.size] if fits else self._rows(state)
+        headers = self.rows(header)
+        said, calls = headers[:, 0], headers[:, 1]
+        asks = said == SET_UP
+        like = calls[np.argmin(asks)] if serial == SET_UP else header[1]
+        differ = (calls != like) & ~asks | ((said == 0) != (serial == 0))
+        self._raise_if_apart(said == _FAILED, differ, _told(call, state.size))
+        if asks.any() or (said != said[0]).any():
+            return np.empty((0, state.size))
+        return headers[:, 2 : 2 + state.size] if fits else self.rows(state)
 
     def queue(self, state: Any) -> Any:
         """Every rank's numbers in device memory, where it is looked at whether all have met."""
@@ -105,23 +120,26 @@ class Collective:
         if self.on_device:  # other ranks may not wait here, and so cannot be asked
             raise_if_any(np.where(failed, 1.0, np.where(differs, 2.0, 0.0)))
         elif failed.any():
-            said = self._say("")
+            said = self.say("")
             at_fault = {int(rank): said[rank] for rank in np.flatnonzero(failed)}
             raise RankError("another rank failed, and nothing was written on any", at_fault)
         elif differs.any():
-            said = self._say(call)
+            said = self.say(call)
             raise RankError("ranks make different calls, and nothing was written on any",
                             dict(enumerate(said)))  # fmt: skip
 
-    def _say(self, text: str) -> list[str]:
-        """What every rank says."""
+    def say(self, text: str) -> list[str]:
+        """What every rank says, in 240 bytes."""
         letters = np.zeros(_TEXT)
         encoded = text.encode(errors="replace")[:_TEXT]
         letters[: len(encoded)] = list(encoded)
-        rows = self._rows(letters).astype(np.uint8)
+        rows = self.rows(letters).astype(np.uint8)
         return [bytes(row).rstrip(b"\0").decode(errors="ignore") for row in rows]
 
-    def _rows(self, state: State) -> State:
+    def rows(self, state: State) -> State:
+        """Every rank's numbers, a row each; only for ranks that are known to do the same."""
+        if self.alone:
+            return state[None]
         assert self._group is not None
         answer: Any = self._group.allgather(state)
         rows = np.asarray(_on_host(answer) if self.on_device else answer, np.float64)

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from gradkit._ranks.ownership import Axes
+
 
 class JaxGroup:
     """The processes that ``jax.distributed.initialize`` has joined."""
@@ -26,5 +28,18 @@ def shards_of(array: Any) -> list[tuple[Any, int]]:
     holders: dict[str, set[int]] = {}
     for device, index in array.sharding.devices_indices_map(array.shape).items():
         holders.setdefault(str(index), set()).add(device.process_index)
-    own = {str(shard.index): shard.data for shard in array.addressable_shards}
-    return [(data, len(holders[index])) for index, data in own.items()]
+    return [(data, len(holders[index])) for index, data in _own_shards(array).items()]
+
+
+def indices_of(array: Any) -> tuple[list[Any], list[Axes]]:
+    """The process' own parts of an array, and the indices of each along each axis."""
+    shards = {str(shard.index): shard.index for shard in array.addressable_shards}
+    indices: list[Axes] = [
+        tuple(((start, stop),) for start, stop, _ in map(slice.indices, index, array.shape))
+        for index in shards.values()
+    ]
+    return [*_own_shards(array).values()], indices
+
+
+def _own_shards(array: Any) -> dict[str, Any]:
+    return {str(shard.index): shard.data for shard in array.addressable_shards}

@@ -19,10 +19,11 @@ from gradkit._open.clipping import Rule, raise_if_nonfinite, scale_of
 from gradkit._open.given import is_scalar, refuse_write
 from gradkit._open.gradients import Gradients
 from gradkit._open.outputs import Outputs
-from gradkit._open.shards import replicas_in
+from gradkit._open.shards import ownership_in, replicas_in
 from gradkit._ranks.collective import Collective
 from gradkit._ranks.device_norms import Factors, Sums, queue_norm
 from gradkit._ranks.groups import Reduce
+from gradkit._ranks.ownership import Ownership
 
 _FLOAT64 = np.dtype(np.float64)
 _FOUND_INF = "found_inf"
@@ -152,7 +153,9 @@ def _norm_of_all(
         raise ValueError("pass group or reduce, not both")
     if wanted.then and not collective.alone:
         _compile(held.backend, wanted.then)  # type: ignore[arg-type]  # any backend is hashable
-    sums = Sums(str(wanted), wanted.order, copies)
+    owned = _owned(held, ranks)
+    known = "" if owned is None else f", ownership {owned.serial}"
+    sums = Sums(f"{wanted}{known}", wanted.order, copies)
     queued = collective.on_device and not wanted.per_tensor
     if queued and wanted.policy != "raise":
         return queue_norm(held, collective, sums, factors, found_inf, fresh=fresh)
@@ -165,7 +168,7 @@ def _norm_of_all(
         queue_norm(held, collective, sums, unsure, found_inf, fresh=True)
         collective.check()
     else:
-        _write_of_group(held, wanted, collective, copies, own, found_inf)
+        _write_of_group(held, wanted, ranks, copies, own, found_inf)
     if reduce is not None:
         _combine(held, own, wanted.order, reduce)
         if found_inf is not None:
@@ -192,13 +195,13 @@ def _write_own(held: Gradients, wanted: Wanted, norm: Norm, found_inf: Flags | N
 def _write_of_group(
     held: Gradients,
     wanted: Wanted,
-    collective: Collective,
+    ranks: Ranks,
     copies: Sequence[int] | None,
     norm: Norm,
     found_inf: Flags | None,
 ) -> None:
     """Sums travel, not norms: what ranks add up has lost nothing but its own rounding."""
-    backend, order = held.backend, wanted.order
+    backend, order, collective = held.backend, wanted.order, ranks.collective
     parts = backend.empty((norm.size, _PART), _FLOAT64)
     backend.norm_parts(
         NormParts(
@@ -214,7 +217,12 @@ def _write_of_group(
     call = str(wanted)
     if wanted.per_tensor:  # each norm is that of one gradient on all ranks
         call += f" of {', '.join(held.names())}"
-    rows = collective.gather(call, state)
+    owned = _owned(held, ranks)
+    rows = collective.gather(call, state, 0.0 if owned is None else owned.serial)
+    if owned is not None and not len(rows):  # some rank does not know yet what ranks hold
+        owned.exchange(collective)
+        _write_of_group(held, wanted, ranks, _copies(held, ranks), norm, found_inf)
+        return
     every = np.ascontiguousarray(rows[:, 1:]).reshape(collective.size, norm.size, _PART)
     total = np.empty(norm.shape)
     found = None if found_inf is None else np.empty(norm.shape)
@@ -250,6 +258,16 @@ def _copies(held: Gradients, ranks: Ranks) -> list[int] | None:
             )
             raise ValueError(f"replicas of {name} is {count}, but {most}")
     return copies if set(copies) - {1} else None
+
+
+def _owned(held: Gradients, ranks: Ranks) -> Ownership | None:
+    """What the ranks found out about their parts, if the norm is taken by that."""
+    by_caller = held.tree is held.arrays or not _is_one(ranks.replicas)
+    owned: Ownership | None = None if by_caller else ownership_in(held.tree)
+    members = ranks.collective.rank, ranks.collective.size
+    if owned is not None and owned.members != members:
+        raise ValueError("group is not the one that was passed to shards_of")
+    return owned
 
 
 def _is_one(replicas: Any) -> bool:

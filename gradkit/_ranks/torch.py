@@ -2,11 +2,13 @@
 
 import sys
 from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from gradkit._ranks.device import DeviceRanks
+from gradkit._ranks.ownership import Axes, chunk_of, whole_of
 
 
 def ranks_of(process_group: Any, device: Any) -> "TorchGroup | TorchDeviceRanks":
@@ -106,3 +108,38 @@ def shard_of(grad: Any) -> tuple[Any, int]:
     local = grad.to_local()
     wait = getattr(local, "wait", None)  # of a collective that has not ended
     return (wait() if wait else local), replicas
+
+
+def indices_in(tensor: Any, local: Any) -> tuple[list[Axes | None], tuple[int, ...]]:
+    """The indices that the rank's own part of a DTensor has, and all ranks of its mesh.
+
+    ``None``: the rank is not in the mesh.
+    """
+    axes, members = _indices(tuple(tensor.shape), tensor.device_mesh, tuple(tensor.placements))
+    if axes is None:
+        return [None], members
+    lengths = [sum(stop - start for start, stop in runs) for runs in axes]
+    if lengths != list(local.shape):
+        raise ValueError(
+            f"is a DTensor whose local shape is {tuple(local.shape)}; its placements say {lengths}"
+        )
+    return [axes], members
+
+
+@lru_cache(maxsize=4096)
+def _indices(
+    shape: tuple[int, ...], mesh: Any, placements: tuple[Any, ...]
+) -> tuple[Axes | None, tuple[int, ...]]:
+    axes = list(whole_of(shape))
+    members = tuple(mesh.mesh.flatten().tolist())
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        return None, members
+    for pieces, index, placement in zip(mesh.shape, coordinate, placements, strict=True):
+        if placement.is_replicate():
+            continue
+        if not hasattr(placement, "dim"):
+            raise ValueError(f"is a DTensor with the placement {placement!r}, which is unknown")
+        splits = getattr(placement, "split_factor", 1)
+        axes[placement.dim] = chunk_of(axes[placement.dim], pieces, index, splits)
+    return tuple(axes), members
