@@ -56,6 +56,11 @@ class DLPack(Framework):
             return result  # a NumPy or CuPy array
         return library.from_dlpack(exportable(result))
 
+    def widest(self, like: Any) -> str:
+        """Some libraries convert float64 to float32 when they import it, as MLX does."""
+        host = device_of(like)[0] in _HOST
+        return str(self.view(self.wrap(np.zeros(1), like), write=False).dtype) if host else "float64"
+
     def on_stream(self, like: Any) -> AbstractContextManager[Any]:
         kind, number = device_of(like)
         return cuda.producer_waits(like, number) if kind in _CUDA else NOTHING
