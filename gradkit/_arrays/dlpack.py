@@ -58,8 +58,9 @@ class DLPack(Framework):
 
     def widest(self, like: Any) -> str:
         """Some libraries convert float64 to float32 when they import it, as MLX does."""
-        host = device_of(like)[0] in _HOST
-        return str(self.view(self.wrap(np.zeros(1), like), write=False).dtype) if host else "float64"
+        if device_of(like)[0] in _CUDA:
+            return "float64"
+        return str(self.view(self.wrap(np.zeros(1), like), write=False).dtype)
 
     def on_stream(self, like: Any) -> AbstractContextManager[Any]:
         kind, number = device_of(like)
