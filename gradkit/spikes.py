@@ -66,7 +66,7 @@ def spike_guard_init(like: Any = None) -> Any:
     -------
     float64 array of shape (3,)
         How many norms the guard has seen, their mean and their standard deviation: zeros.
-        float32 for JAX without ``jax_enable_x64``.
+        float32 for JAX without ``jax_enable_x64`` and for libraries that have no float64, as MLX.
 
     Raises
     ------
@@ -169,7 +169,7 @@ def spike_guard_update(
     """
     rule = _rule(decay, threshold, warmup)
     call = Call(_Step(state, _number_or_array(norm)))
-    given, accepted = call.arrays, call.framework.widest()
+    given, accepted = call.arrays, call.framework.widest(state)
     checks.shape(given.state, _STATE.shape, "state", "what spike_guard_init makes")
     if given.state.dtype != accepted:
         raise TypeError(f"state has dtype {given.state.dtype}; accepted: {accepted}")

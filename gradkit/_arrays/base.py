@@ -102,6 +102,6 @@ class Framework:
         """Whether borrowed arrays of such a layout are contiguous, and no two share memory."""
         raise NotImplementedError
 
-    def widest(self) -> str:
-        """The widest floating dtype that arrays of this library can have."""
+    def widest(self, like: Any) -> str:  # noqa: ARG002
+        """The widest floating dtype that arrays of this library can have, where ``like`` is."""
         return "float64"

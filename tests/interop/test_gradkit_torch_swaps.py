@@ -138,3 +138,82 @@ def test_nested_tensors_are_refused(layout):
             call()
     if layout is torch.jagged:
         assert ours.layer_norm(nested.values(), (4,)).shape == (5, 4)
+
+
+class Blocks(nn.Module):
+    """Every norm that a swap makes and those that only gradkit has, with options."""
+
+    def __init__(self):
+        super().__init__()
+        self.channels = nn.ModuleList(
+            [
+                *(ours.BatchNorm2d(4), ours.GroupNorm(2, 4), ours.InstanceNorm2d(4, affine=True)),
+                *(ours.InstanceNorm2d(4, track_running_stats=True), ours.GroupNorm(1, 4)),
+            ]
+        )
+        self.rows = nn.ModuleList(
+            [
+                *(ours.LayerNorm(6, scale_offset=1.0), ours.RMSNorm(6, eps=1e-6)),
+                *(ours.InvertibleLayerNorm(6), ours.LayerNorm((3, 6), bias=False)),
+                *(ours.LayerNorm(6, elementwise_affine=False), ours.RMSNorm(6, scale_offset=0.5)),
+            ]
+        )
+        self.sums = nn.ModuleList([ours.AddRMSNorm(6, scale_offset=1.0), ours.AddLayerNorm(6)])
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for part in [*self.parameters(), *self.buffers()]:
+                if part.is_floating_point():
+                    part.uniform_(0.5, 1.5, generator=generator)
+
+    def forward(self, x):
+        for norm in self.channels:
+            x = norm(x)
+        for norm in self.rows:
+            x = norm(x) + x
+        residual = x.flip(0)
+        for norm in self.sums:
+            x, residual = norm(x, residual)
+        return x + residual
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # PyTorch's exporter
+@pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_exported_programs_run_with_pytorchs_operators(dtype, near):
+    """All eight norms, with the results of ours."""
+    model, x = Blocks().eval().to(dtype), random(2, 4, 3, 6).to(dtype)
+    program = torch.export.export(model, (x,))
+    assert {node.target for node in program.graph.nodes} >= ours.decompositions().keys()
+    program = program.run_decompositions(ours.decompositions())
+    assert "gradkit" not in str(program.graph)
+    torch.testing.assert_close(program.module()(x), model(x), rtol=near, atol=near)
+
+
+def test_every_operator_but_gradients_and_batch_norm_in_training_has_a_decomposition():
+    names = {str(name) for name in torch._C._dispatch_get_all_op_names() if "gradkit::" in name}
+    left = {n for n in names if not n.endswith("_grad")} - {"gradkit::batch_norm"}
+    assert {overload._schema.name for overload in ours.decompositions()} == left
+
+
+def test_models_with_norms_of_gradkit_alone_become_onnx():
+    """And a runtime of ONNX, the package's reference, has gradkit's results."""
+    from onnx.reference import ReferenceEvaluator
+
+    model, x = Blocks().eval(), random(2, 4, 3, 6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporter's own
+        program = torch.export.export(model, (x,)).run_decompositions(ours.decompositions())
+        proto = torch.onnx.export(program, verbose=False).model_proto
+    assert {node.domain for node in proto.graph.node} <= {"", "pkg.onnxscript.torch_lib.common"}
+    (found,) = ReferenceEvaluator(proto).run(None, {proto.graph.input[0].name: x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), model(x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["group_norm", "batch_norm_inference"])
+def test_decompositions_with_channels_last(name):
+    overload = getattr(torch.ops.gradkit, name).default
+    x, vectors = random(3, 5, 4), [random(4, seed=k).abs() + 0.5 for k in range(4)]
+    args = (x, *vectors[:2], 2, 1e-5) if name == "group_norm" else (x, *vectors, 1e-5)
+    found, expected = ours.decompositions()[overload](*args, -1), overload(*args, -1)
+    if name == "group_norm":
+        found, expected = found[0], expected[0]
+    torch.testing.assert_close(found, expected)

@@ -1,6 +1,7 @@
 """The spike guard on tensors of every framework: its state and its limits are of their type."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -104,3 +105,31 @@ def test_with_x64_a_state_is_float64(run_alone, jax):
         assert state[1] == 1e300
         """
     )
+
+
+class Narrow:
+    """An array of a library that converts float64 to float32 when it imports it, as MLX does."""
+
+    def __init__(self, exporter):
+        self.host = np.from_dlpack(exporter).astype(np.float32)
+        self.dtype, self.shape = self.host.dtype, self.host.shape
+        self.host.flags.writeable = False
+
+    def __array_namespace__(self):
+        return SimpleNamespace(from_dlpack=Narrow)
+
+    def __dlpack_device__(self):
+        return self.host.__dlpack_device__()
+
+    def __dlpack__(self, **asked):
+        return self.host.__dlpack__(**asked)
+
+
+def test_a_library_without_float64_has_float32_states():
+    guard, limits = gradkit.SpikeGuard(**RULE), []
+    for norm in NORMS:
+        limit = guard.update(Narrow(np.array(norm)))
+        assert isinstance(limit, Narrow)
+        limits.append(float(limit.host))
+    assert limits == pytest.approx([float(limit) for _, limit in expected()], rel=1e-5)
+    assert guard.state_dict()["count"] == len(NORMS)
