@@ -136,6 +136,35 @@ def _torch_guard(a: Any) -> Call:
     return call
 
 
+def _skip(grads: Any, new: Any, old: Any) -> None:
+    """Take a step, or keep what is there."""
+    gradkit.keep_if(gradkit.step_verdict(gradkit.grad_norm(grads)), new, old)
+
+
+def _skip_on_the_host(grads: Any, new: Any, old: Any) -> None:
+    """Decide on the host, which waits, and copy one by one."""
+    if math.isfinite(float(gradkit.grad_norm(grads))):
+        for into, after in zip(old, new, strict=True):
+            into[...] = after
+
+
+def _torch_skip(a: Any) -> Call:
+    def call() -> None:
+        taken = torch.isfinite(torch.nn.utils.get_total_norm(a.grads))
+        torch._foreach_copy_(
+            a.old, [torch.where(taken, n, o) for n, o in zip(a.new, a.old, strict=True)]
+        )
+
+    return call
+
+
+def _optax_skip(grads: Any, new: Any, old: Any) -> Any:
+    import jax.numpy as jnp
+
+    taken = jnp.isfinite(optax.global_norm(grads))
+    return [jnp.where(taken, n, o) for n, o in zip(new, old, strict=True)]
+
+
 TABLES: dict[str, Table] = {
     "clip_grad_norm with a scale": {
         "gradkit": lambda grads, scale: gradkit.clip_grad_norm(grads, HIGH, scale=scale()),
@@ -175,6 +204,12 @@ TABLES: dict[str, Table] = {
         "gradkit, several calls": _guard_in_python,
         "torch": _torch_guard,
     },
+    "keep_if": {
+        "gradkit": _skip,
+        "gradkit, several calls": _skip_on_the_host,
+        "torch": _torch_skip,
+        "optax": _optax_skip,
+    },
 }
 # Of each operation: passes over the bytes of the gradients, and what it writes.
 MOVED: dict[str, tuple[int, tuple[str, ...]]] = {
@@ -184,6 +219,7 @@ MOVED: dict[str, tuple[int, tuple[str, ...]]] = {
     "clip_grad_block_norm, rms": (3, ("grads", "limit")),
     "clip_grad_adaptive by rows": (4, ("grads", "limit")),
     "SpikeGuard": (1, ("grads",)),
+    "keep_if": (3, ("old",)),
 }
 
 
@@ -218,6 +254,7 @@ def _arguments(device: Device, operation: str, shapes: Sequence[Shape], dtype: s
             "limit": falling(0.1),
             "axes": [tuple(range(1, grad.ndim)) for grad in grads],
         },
+        "keep_if": lambda: {"new": grads, "old": gradients(device, dtype, shapes)["grads"]},
         "SpikeGuard": lambda: {"guard": gradkit.SpikeGuard(), "mean": [0.0]},
     }
     return found | more.get(operation, dict)()

@@ -17,6 +17,7 @@ from gradkit import (
     layer_normalization,
     rms_normalization,
     spikes,
+    steps,
 )
 from gradkit import (
     distributed as distributed,
@@ -33,6 +34,7 @@ from gradkit.group_normalization import *
 from gradkit.layer_normalization import *
 from gradkit.rms_normalization import *
 from gradkit.spikes import *
+from gradkit.steps import *
 
 __version__ = "0.1.0"
 
@@ -49,3 +51,4 @@ __all__ += group_normalization.__all__
 __all__ += layer_normalization.__all__
 __all__ += rms_normalization.__all__
 __all__ += spikes.__all__
+__all__ += steps.__all__

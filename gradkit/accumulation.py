@@ -3,21 +3,19 @@
 Every function here writes in place and returns the caller's own objects.
 """
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradkit._arrays import is_array
 from gradkit._backend import Array, Spec
 from gradkit._calls import checks
 from gradkit._calls.lists import AccumulateGrad, AccumulateGrads, AccumulateGradV2, ZeroGrad
 from gradkit._dtypes import FLOATS, float_of
-from gradkit._open import memory, trees
+from gradkit._open import memory
 from gradkit._open.call import Call
 from gradkit._open.foreign import answers
-from gradkit._open.given import Given, check_device, refuse_mixture
 from gradkit._open.gradients import Gradients
+from gradkit._open.pairs import check_pairs, flag_of, in_order_of
 from gradkit._typing import AnyArray, Casting, Flag, Real, Scalar, T, Tree, X
 
 __all__ = ["accumulate_grad", "accumulate_grad_v2", "accumulate_grads", "zero_grad"]
@@ -82,7 +80,7 @@ def accumulate_grad(
     """
     factor = None if scale is None else checks.real(scale, "scale")
     call = _opened(buffer, grad, casting, "compute buffer + grad")
-    flag = _flag(call, do_update, "do_update")
+    flag = flag_of(call, do_update, "do_update")
     with call.on_stream():
         into, addend = call.arrays
         call.backend.accumulate_grad(
@@ -138,7 +136,7 @@ def accumulate_grad_v2(
     """
     instead = "take grad itself, or compute buffer + grad"
     call = _opened(buffer, grad, casting, instead)
-    flag = _flag(call, overwrite, "overwrite")
+    flag = flag_of(call, overwrite, "overwrite")
     with call.on_stream():
         into, addend = call.arrays
         call.backend.accumulate_grad_v2(AccumulateGradV2(buffer=into, grad=addend, overwrite=flag))
@@ -213,13 +211,13 @@ def accumulate_grads(
     """
     instead = "compute buffer + scale * grad for each pair"
     into = Gradients(buffers, write=True, instead=instead, label="buffers")
-    added = Gradients(_in_order_of(into, grads), write=False)
-    _check_lists(into, added)
+    added = Gradients(in_order_of(into, grads), write=False)
+    check_pairs(into, added, ("grads", "buffers"), _why_not_added)
     with into.on_stream():
         factor = into.number(scale, "scale")
         if isinstance(factor, float):
             checks.finite(factor, "scale")
-        update, fresh = _flag(into, do_update, "do_update"), _flag(into, overwrite, "overwrite")
+        update, fresh = flag_of(into, do_update, "do_update"), flag_of(into, overwrite, "overwrite")
         norm = None
         if norm_out is not None:
             for given in (into, added):
@@ -328,54 +326,9 @@ def _opened(buffer: Any, grad: Any, casting: str, instead: str) -> Call[_Pair]:
     return call
 
 
-def _in_order_of(buffers: Gradients, grads: Any) -> Any:
-    """The gradients of dicts in the order of the buffers, which may have been made in another."""
-    if buffers.tree is buffers.arrays:  # a plain list
-        return grads
-    return trees.in_order_of(buffers.tree, trees.freeze(grads, is_array), is_array)
-
-
-def _check_lists(buffers: Gradients, grads: Gradients) -> None:
-    """Raise unless each buffer has a gradient that can be added to it."""
-    flat = buffers.tree is buffers.arrays and grads.tree is grads.arrays
-    if len(buffers.arrays) != len(grads.arrays) or not flat:
-        trees.check_structure(grads.names(), buffers.names(), "grads", "buffers")
-    if not buffers.arrays:
-        return
-    if grads.framework is not buffers.framework:
-        refuse_mixture(grads.name(0), grads.framework, buffers.name(0), buffers.framework)
-    check_device(grads.views[0], grads.name(0), buffers.views[0], buffers.name(0))
-    kinds = [(into.dtype, addend.dtype) for into, addend in _pairs(buffers, grads)]
-    for into, addend in dict.fromkeys(kinds):
-        held, given = float_of(into), float_of(addend).name
-        if given not in held.addends:
-            k = kinds.index((into, addend))
-            raise TypeError(
-                f"{grads.name(k)} has dtype {given} and {buffers.name(k)} {held.name}, which "
-                f"would lose precision; accepted: {', '.join(held.addends)}"
-            )
-    for k, (into, addend) in enumerate(_pairs(buffers, grads)):
-        if addend.shape != into.shape:
-            meaning = f"the shape of {buffers.name(k)}"
-            checks.shape(addend, into.shape, grads.name(k), meaning)
-    backend = buffers.backend
-    for k, other in memory.meetings(backend, buffers.views, grads.views):
-        pair = buffers.views[k], grads.views[other]
-        own = k == other and memory.same_elements(backend, *pair)
-        if not own and memory.overlap(backend, *pair):
-            raise ValueError(f"{grads.name(other)} overlaps {buffers.name(k)}; pass a copy")
-
-
-def _pairs(buffers: Gradients, grads: Gradients) -> Iterator[tuple[Array, Array]]:
-    return zip(buffers.views, grads.views, strict=True)
-
-
-def _flag(call: Given, flag: Any, label: str) -> Any:
-    if checks.is_flag(flag):
-        return bool(flag)
-    if not is_array(flag):
-        raise TypeError(f"{label} must be a bool or a bool array, not {type(flag).__qualname__}")
-    view = call.argument(flag, label)
-    if view.dtype != bool or view.size != 1:
-        raise TypeError(f"{label} has dtype {view.dtype} and shape {view.shape}; expected one bool")
-    return view
+def _why_not_added(buffer: Any, grad: Any) -> str | None:
+    """Why a gradient cannot be added to a buffer without losing precision, by their dtypes."""
+    accepted = float_of(buffer).addends
+    if float_of(grad).name in accepted:
+        return None
+    return f", which would lose precision; accepted: {', '.join(accepted)}"

@@ -5,16 +5,17 @@ waits for it.
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, SupportsIndex, overload
+from typing import Any, Literal, NamedTuple, SupportsIndex, TypeAlias, overload
 
 import numpy as np
 
-from gradkit._arrays import HOST, framework_of, is_array
+from gradkit._arrays import HOST, framework_of
 from gradkit._backend import Array, Spec
 from gradkit._calls import checks
 from gradkit._calls.lists import SpikeGuardUpdate
 from gradkit._open.call import Call
-from gradkit._open.given import is_scalar, known_framework, view_of
+from gradkit._open.clipping import known_norm
+from gradkit._open.given import known_framework, view_of
 from gradkit._typing import Float64, Host, Outs, Real, Scalar, X
 
 __all__ = ["SpikeGuard", "spike_guard_init", "spike_guard_update"]
@@ -23,6 +24,7 @@ _FLOAT64 = np.dtype(np.float64)
 _STATISTICS = ("count", "mean", "std")
 _STATE = Spec("the state", (len(_STATISTICS),), _FLOAT64)
 _MAX_NORM = Spec("max_norm", (), _FLOAT64)
+OnSpike: TypeAlias = Literal["clip", "skip"]
 _MOST_WARMUP = 1 << 24  # norms that a float32 state, which JAX may have, can count
 
 
@@ -47,6 +49,7 @@ class _Rule(NamedTuple):
     decay: float
     threshold: float
     warmup: int
+    on_spike: OnSpike
 
 
 @overload
@@ -89,6 +92,7 @@ def spike_guard_update(
     decay: Real = 0.97,
     threshold: Real = 2.5,
     warmup: SupportsIndex = 25,
+    on_spike: OnSpike = "clip",
     out: Outs = None,
 ) -> tuple[X, X]:
     """Judge a gradient norm by those before it: the next state, and the limit to clip to.
@@ -104,6 +108,10 @@ def spike_guard_update(
         d    = min(norm, max_norm) - mean
         mean = mean + (1 - decay) * d
         std  = sqrt(decay * std**2 + (1 - decay) * (decay * d)**2)
+
+    With ``on_spike="skip"``, ``max_norm = mean + threshold * std`` for a spike too: it is the limit
+    of a step that is taken, for :func:`step_verdict`. A skipped norm enters the statistics as
+    ``max_norm``, so that a rise that lasts is accepted in the end.
 
     - The first ``warmup`` norms are only collected: ``max_norm`` is infinite, and mean and
       standard deviation are those of all norms so far, with equal weights.
@@ -123,6 +131,8 @@ def spike_guard_update(
         How many standard deviations above the mean a spike begins; finite, at least 0.
     warmup : int
         From 1 to 2**24.
+    on_spike : {"clip", "skip"}
+        Whether ``max_norm`` is what to clip a spike to, or above what to skip.
     out : tuple (state, max_norm), optional
         Where the results are written: float64 arrays of shape (3,) and (). Either may be
         ``None``; the first may be ``state`` itself.
@@ -132,7 +142,8 @@ def spike_guard_update(
     state : float64 array of shape (3,)
         How many norms the guard has seen, their mean and their standard deviation.
     max_norm : 0-d float64 array
-        What to clip these gradients to, on the norm's device. The call does not wait for it.
+        What to clip these gradients to, or above what to skip them, on the norm's device. The
+        call does not wait for it.
 
     Raises
     ------
@@ -167,8 +178,8 @@ def spike_guard_update(
     >>> gradkit.clip_grads_with_norm(np.array([6.0, 8.0]), 10.0, max_norm=max_norm)
     array([1.66875, 2.225  ])
     """
-    rule = _rule(decay, threshold, warmup)
-    call = Call(_Step(state, _number_or_array(norm)))
+    rule = _rule(decay, threshold, warmup, on_spike)
+    call = Call(_Step(state, known_norm(norm)))
     given, accepted = call.arrays, call.framework.widest(state)
     checks.shape(given.state, _STATE.shape, "state", "what spike_guard_init makes")
     if given.state.dtype != accepted:
@@ -187,6 +198,7 @@ def spike_guard_update(
                 decay=rule.decay,
                 threshold=rule.threshold,
                 warmup=rule.warmup,
+                clips=rule.on_spike == "clip",
                 following=following,
                 max_norm=max_norm,
             )
@@ -204,7 +216,7 @@ class SpikeGuard:
 
     Parameters
     ----------
-    decay, threshold, warmup
+    decay, threshold, warmup, on_spike
         As in :func:`spike_guard_update`.
 
     Raises
@@ -231,21 +243,31 @@ class SpikeGuard:
     """
 
     def __init__(
-        self, *, decay: Real = 0.97, threshold: Real = 2.5, warmup: SupportsIndex = 25
+        self,
+        *,
+        decay: Real = 0.97,
+        threshold: Real = 2.5,
+        warmup: SupportsIndex = 25,
+        on_spike: OnSpike = "clip",
     ) -> None:
-        self._rule = _rule(decay, threshold, warmup)
+        self._rule = _rule(decay, threshold, warmup, on_spike)
         self._state: Any = np.zeros(_STATE.shape)
 
     def __repr__(self) -> str:
-        settings = ", ".join(f"{name}={value}" for name, value in self._rule._asdict().items())
+        settings = ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
         return f"SpikeGuard({settings})"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """``decay``, ``threshold``, ``warmup`` and ``on_spike``, by name."""
+        return self._rule._asdict()
 
     @overload
     def update(self, norm: Real) -> Float64: ...
     @overload
     def update(self, norm: X) -> X: ...
     def update(self, norm: Any) -> Any:
-        """Take in a norm, and return what to clip its gradients to.
+        """Take in a norm, and return what to clip its gradients to, or above what to skip.
 
         Parameters
         ----------
@@ -266,24 +288,24 @@ class SpikeGuard:
         if framework_of(state) is HOST and framework_of(norm) not in (HOST, None):
             state = _state(state, _Norm(norm))
         out = (state, None) if _may_be_written(state) else None
-        self._state, max_norm = spike_guard_update(state, norm, **self._rule._asdict(), out=out)
+        self._state, max_norm = spike_guard_update(state, norm, **self.settings, out=out)
         return max_norm
 
-    def state_dict(self) -> dict[str, float]:
-        """Statistics and settings as Python numbers, for a checkpoint; this waits for the device.
+    def state_dict(self) -> dict[str, Any]:
+        """Statistics and settings, for a checkpoint; this waits for the device.
 
         Returns
         -------
         dict
-            ``count``, ``mean`` and ``std``, then ``decay``, ``threshold`` and ``warmup``. JSON
-            keeps them bit for bit.
+            ``count``, ``mean`` and ``std``, then ``decay``, ``threshold``, ``warmup`` and
+            ``on_spike``, as Python numbers and a string. JSON keeps them bit for bit.
         """
         call = Call(_State(self._state))
         with call.on_stream():
             count, mean, std = map(float, call.backend.read(call.arrays.state))
-        return {"count": int(count), "mean": mean, "std": std, **self._rule._asdict()}
+        return {"count": int(count), "mean": mean, "std": std, **self.settings}
 
-    def load_state_dict(self, state_dict: Mapping[str, float]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from a checkpoint, on the device of the next norm.
 
         Parameters
@@ -303,11 +325,14 @@ class SpikeGuard:
             raise ValueError(
                 f"state_dict must be a mapping of {', '.join(names)}, not {state_dict!r}"
             )
-        for name, own in self._rule._asdict().items():
-            found = _statistic(state_dict.get(name, own), f"{name} in state_dict")
+        for name, own in self.settings.items():
+            found = said = state_dict.get(name, own)
+            if not isinstance(own, str):
+                found = _statistic(found, f"{name} in state_dict")
+                said = f"{found:g}"
             if found != own:
                 raise ValueError(
-                    f"{name} in state_dict is {found:g}, and the guard's is {own}; make a "
+                    f"{name} in state_dict is {said}, and the guard's is {own}; make a "
                     f"SpikeGuard with the same {name}, or load {', '.join(_STATISTICS)} alone"
                 )
         state = [_statistic(state_dict[name], f"{name} in state_dict") for name in _STATISTICS]
@@ -316,11 +341,12 @@ class SpikeGuard:
         self._state = np.array(state)
 
 
-def _rule(decay: Any, threshold: Any, warmup: Any) -> _Rule:
+def _rule(decay: Any, threshold: Any, warmup: Any, on_spike: Any) -> _Rule:
     kept = checks.real(decay, "decay")
     if not 0 < kept < 1:
         raise ValueError(f"decay must be greater than 0 and less than 1, not {kept}")
-    return _Rule(kept, _statistic(threshold, "threshold"), _count(warmup))
+    word: Any = checks.choice(on_spike, "on_spike", ("clip", "skip"))
+    return _Rule(kept, _statistic(threshold, "threshold"), _count(warmup), word)
 
 
 def _statistic(value: Any, label: str) -> float:
@@ -332,16 +358,6 @@ def _count(warmup: Any) -> int:
     if not 1 <= count <= _MOST_WARMUP:
         raise ValueError(f"warmup must be from 1 to {_MOST_WARMUP}, not {count}")
     return count
-
-
-def _number_or_array(norm: Any) -> Array:
-    """An array as it is, a number as a host array, which any library's arrays may meet."""
-    if is_array(norm) and not is_scalar(norm):
-        return norm
-    number = checks.real(norm, "norm")
-    if number < 0:
-        raise ValueError(f"norm must be at least 0, not {number}")
-    return np.array(number)
 
 
 def _state(values: Array, like: "_Like | _Norm") -> Any:

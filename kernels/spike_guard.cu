@@ -14,10 +14,11 @@ __device__ __forceinline__ Number infinity() { return {__longlong_as_double(0x7f
 __device__ __forceinline__ Number root_of(Number x) { return {__dsqrt_rn(x.value)}; }
 __device__ __forceinline__ bool is_finite(Number x) { return fabs(x.value) <= LARGEST; }
 
-// mean + margin, with margin = threshold * deviation; for a spike, mean + margin^2 / (norm - mean).
-__device__ Number limit_for(Number norm, Number mean, Number deviation, Number threshold) {
+// mean + margin, with margin = threshold * deviation; for a spike that is clipped to it,
+// mean + margin^2 / (norm - mean).
+__device__ Number limit_for(Number norm, Number mean, Number deviation, Number threshold, bool clips) {
     const Number margin = threshold * deviation, limit = mean + margin;
-    if (!(norm.value > limit.value && is_finite(norm))) return limit;
+    if (!(clips && norm.value > limit.value && is_finite(norm))) return limit;
     return mean + margin * (margin / (norm - mean));
 }
 
@@ -30,13 +31,13 @@ __device__ Number deviation_with(Number deviation, Number d, Number keep, Number
 }
 
 extern "C" __global__ void spike_guard_update(const double* state, const double* norm, double decay,
-                                              double threshold, double warmup, double* next,
+                                              double threshold, double warmup, u32 clips, double* next,
                                               double* max_norm) {
     const Number count = {state[0]}, mean = {state[1]}, deviation = {state[2]}, value = {*norm};
     const Number one = {1}, kept = {decay};
     const bool starting = count.value < warmup;
     const bool judges = !starting && deviation.value > 0;
-    const Number limit = judges ? limit_for(value, mean, deviation, {threshold}) : infinity();
+    const Number limit = judges ? limit_for(value, mean, deviation, {threshold}, clips) : infinity();
     *max_norm = limit.value;
 
     const bool counts = value.value >= 0 && is_finite(value);  // a NaN does not

@@ -207,6 +207,8 @@ def _pairs() -> Iterator[Case]:
         "clip_coefficient", lambda on: [gradkit.clip_coefficient(on(norms), 0.7)], quick=True
     )
     yield Case("spike_guard_update", _guard, quick=True)
+    yield Case("step_verdict", _verdicts, quick=True)
+    yield Case("keep_if", _keep, quick=True)
     yield Case("combine_stats", _combine, quick=True)
     for dtype in DTYPES:
         call = partial(_move_running, dtype)
@@ -253,6 +255,23 @@ def _guard(on: On) -> Any:
             state, limit = gradkit.spike_guard_update(state, on(np.array(norm)), warmup=2)
             found += [state, limit]
     return found
+
+
+def _verdicts(on: On) -> Any:
+    """Of norms below a limit, at it and above it, and of what is not finite."""
+    norms, found = (1.0, 2.0, 3.0, math.inf, math.nan), (0.0, math.nan)
+    return [
+        gradkit.step_verdict(on(np.array(norm)), limit=2.0, found_inf=on(np.array(flag)))
+        for norm, flag in product(norms, found)
+    ]
+
+
+def _keep(on: On) -> Any:
+    """Elements of all sizes, kept and replaced."""
+    dtypes = (*DTYPES.values(), np.dtype("uint8"), np.dtype("int64"))
+    new, old = ([np.full(301, value, dtype) for dtype in dtypes] for value in (1, 2))
+    flags = on(np.array(True)), on(np.array(False))
+    return [a for flag in flags for a in gradkit.keep_if(flag, [*map(on, new)], [*map(on, old)])]
 
 
 def _accumulate(pair: Any, on: On) -> Any:

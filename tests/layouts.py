@@ -5,7 +5,7 @@ import numpy as np
 
 def _gap(shape, dtype):
     """Memory whose every element is NaN, so that whoever reads a gap is found out."""
-    return np.full(shape, np.nan, dtype)
+    return np.full(shape, 1 if dtype.kind in "biu" else np.nan, dtype)
 
 
 def _filled(view, values):

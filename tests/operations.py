@@ -51,7 +51,7 @@ KINDS = {
     "state": Kind("float64", (3,)),
     "norm": NUMBER,
 }
-LISTS = ("grads", "params", "buffers")
+LISTS = ("grads", "params", "buffers", "new", "old")
 POSITIVE = ("scale", "var", "inv_std", "running_var", "variances", "counts", "state", "norm")
 _RECORDS = {record.__name__: record for record in Call.__subclasses__()}
 
@@ -381,8 +381,17 @@ OPERATIONS = {
             numbers={"max_norm": 0.7},
         ),
         Operation(
-            "spike_guard_update(state, norm, *, decay=0.97, threshold=2.5, warmup=25, out=None)",
+            "spike_guard_update(state, norm, *, decay=0.97, threshold=2.5, warmup=25, "
+            'on_spike="clip", out=None)',
             "numbers",
+        ),
+        Operation("step_verdict(norm, *, limit=None, found_inf=None, out=None)", "numbers"),
+        Operation(
+            "keep_if(verdict, new, old)",
+            "copies",
+            writes="old",
+            numbers={"verdict": True},
+            lists=(((R, C), "data"), ((3,), "data")),
         ),
     )
 }

@@ -18,7 +18,7 @@ from tests.operations import OPERATIONS
 SIGNATURES = [
     *(operation.signature for operation in OPERATIONS.values()),
     "spike_guard_init(like=None)",
-    "SpikeGuard(*, decay=0.97, threshold=2.5, warmup=25)",
+    'SpikeGuard(*, decay=0.97, threshold=2.5, warmup=25, on_spike="clip")',
     'grads_of(parameters, *, attr="grad")',
     'named_grads_of(named_parameters, *, attr="grad")',
     "names_of(grads)",
@@ -45,6 +45,7 @@ MODULES = (
     "layer_normalization",
     "rms_normalization",
     "spikes",
+    "steps",
 )
 SECTIONS = {  # and who needs none
     "Parameters": {"get_num_threads", "last_engine"},

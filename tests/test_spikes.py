@@ -18,7 +18,7 @@ from tests.tolerances import assert_same_bits
 
 NAN, INF = math.nan, math.inf
 LEAST = 2.0**-1074
-DEFAULTS = {"decay": 0.97, "threshold": 2.5, "warmup": 25}
+DEFAULTS = {"decay": 0.97, "threshold": 2.5, "warmup": 25, "on_spike": "clip"}
 
 magnitudes = st.one_of(
     st.floats(0, 1e300),
@@ -30,6 +30,7 @@ rules = st.fixed_dictionaries(
         "decay": st.sampled_from((0.97, 0.5, 0.01, 0.9999)),
         "threshold": st.sampled_from((2.5, 0.0, 0.1, 7.0)),
         "warmup": st.integers(1, 6),
+        "on_spike": st.sampled_from(("clip", "skip")),
     }
 )
 
@@ -43,17 +44,17 @@ def runs(draw):
     return draw(st.lists(st.one_of(near, near, odd), min_size=1, max_size=20))
 
 
-def exact_limit(state, norm, *, threshold, warmup, decay):  # noqa: ARG001
-    """What a norm is clipped to, by the paper's formula in exact arithmetic."""
+def exact_limit(state, norm, *, threshold, warmup, decay, on_spike):  # noqa: ARG001
+    """What a norm is clipped to, by the paper's formula in exact arithmetic, or skipped above."""
     count, mean, std = map(mpmath.mpf, state)
     if count < warmup or std == 0:
         return mpmath.inf
     score = (mpmath.mpf(norm) - mean) / std
-    spike = math.isfinite(norm) and score > threshold
+    spike = on_spike == "clip" and math.isfinite(norm) and score > threshold
     return mean + std * (threshold**2 / score if spike else threshold)
 
 
-def exact_statistics(state, entering, *, threshold, warmup, decay):  # noqa: ARG001
+def exact_statistics(state, entering, *, threshold, warmup, decay, on_spike):  # noqa: ARG001
     """The state after a norm: of equal weights at first, then the paper's moving averages."""
     count, mean, std = map(mpmath.mpf, state)
     x, decay = mpmath.mpf(entering), mpmath.mpf(decay)
@@ -361,7 +362,11 @@ def test_a_checkpoint_goes_on_with_the_same_bits(backend, through):
 @pytest.mark.parametrize(
     ("wrong", "error", "message"),
     [
-        (None, ValueError, "mapping of count, mean, std, decay, threshold, warmup, not None"),
+        (
+            None,
+            ValueError,
+            "mapping of count, mean, std, decay, threshold, warmup, on_spike, not None",
+        ),
         ({"count": 1, "mean": 2.0}, ValueError, "state_dict must be a mapping of count, mean, std"),
         ({"std": "1"}, TypeError, "std in state_dict must be a real number, not str"),
         ({"mean": NAN}, ValueError, "mean in state_dict must be at least 0, not nan"),
@@ -372,6 +377,11 @@ def test_a_checkpoint_goes_on_with_the_same_bits(backend, through):
         ({"decay": 0.5}, ValueError, "decay in state_dict is 0.5, and the guard's is 0.97; make"),
         ({"threshold": "2"}, TypeError, "threshold in state_dict must be a real number, not str"),
         ({"warmup": 3}, ValueError, "warmup in state_dict is 3, and the guard's is 25; make a"),
+        (
+            {"on_spike": "skip"},
+            ValueError,
+            "on_spike in state_dict is skip, and the guard's is clip",
+        ),
     ],
 )
 def test_a_checkpoint_that_is_none(wrong, error, message):
@@ -388,8 +398,9 @@ def test_statistics_alone_go_on_with_other_settings():
     guard = gradkit.SpikeGuard(decay=0.5)
     statistics = {"count": 3, "mean": 2.0, "std": 0.5}
     guard.load_state_dict(statistics)
-    assert guard.state_dict() == statistics | {"decay": 0.5, "threshold": 2.5, "warmup": 25}
-    assert repr(guard) == "SpikeGuard(decay=0.5, threshold=2.5, warmup=25)"
+    settings = {"decay": 0.5, "threshold": 2.5, "warmup": 25, "on_spike": "clip"}
+    assert guard.state_dict() == statistics | settings
+    assert repr(guard) == "SpikeGuard(decay=0.5, threshold=2.5, warmup=25, on_spike='clip')"
 
 
 def test_an_update_that_fails_leaves_the_guard_as_it_was(backend):
@@ -413,8 +424,21 @@ def test_an_update_that_fails_leaves_the_guard_as_it_was(backend):
         ({"decay": 0}, ValueError, "decay must be greater than 0 and less than 1, not 0.0"),
         ({"warmup": 0}, ValueError, "warmup must be from 1 to 16777216, not 0"),
         ({"threshold": INF}, ValueError, "threshold must be finite, not inf"),
+        ({"on_spike": "drop"}, ValueError, "on_spike must be one of 'clip', 'skip', not 'drop'"),
     ],
 )
 def test_the_class_refuses_what_the_function_does(rule, error, message):
     with pytest.raises(error, match=message):
         gradkit.SpikeGuard(**rule)
+
+
+def test_a_rise_that_lasts_is_accepted_in_the_end_if_spikes_are_skipped(backend):
+    """Clipped close to the mean, it would be a spike for ever, and no step would be taken again."""
+    guard, rng = gradkit.SpikeGuard(on_spike="skip"), np.random.default_rng(0)
+    levels = [1.0] * 100 + [1000.0] * 200
+    taken = []
+    for level in levels:
+        norm = backend.asarray(np.array(level * rng.normal(1, 0.1)))
+        taken.append(bool(gradkit.step_verdict(norm, limit=guard.update(norm))))
+    assert not any(taken[100:150])
+    assert all(taken[270:])

@@ -127,7 +127,7 @@ def of_numbers(make, operation, _):
 
 ARGUMENTS = {
     **dict.fromkeys(("rows", "channels", "groups"), of_norms),
-    "lists": of_lists,
+    **dict.fromkeys(("lists", "copies"), of_lists),
     "buffers": of_buffers,
     "buffer lists": of_buffers,
     "running": of_running,

@@ -87,11 +87,9 @@ def exportable(result: Array) -> Any:
         copy = aligned(result.shape, result.dtype)
         copy[...] = result
         result = copy
-    return (
-        result
-        if result.dtype.kind == "f"
-        else Retyped(result.view(np.int16), FLOATS["bfloat16"].dlpack)
-    )
+    if result.dtype.kind in "fb":
+        return result
+    return Retyped(result.view(np.int16), FLOATS["bfloat16"].dlpack)
 
 
 class Retyped:

@@ -231,15 +231,36 @@ class AccumulateGrads(ListCall):
 
 
 class SpikeGuardUpdate(ListCall):
-    """The state after a norm, and the limit for it; ``following`` may be ``state``."""
+    """The state after a norm, and the limit for it; ``following`` may be ``state``.
+
+    ``clips``: the limit of a spike is below that of other norms, because it is clipped to it.
+    """
 
     state: GuardState
     norm: Norm
     decay: float
     threshold: float
     warmup: int
+    clips: bool
     following: Written[GuardState]
     max_norm: Written[Scalar]
+
+
+class StepVerdict(ListCall):
+    """``verdict = norm is finite and at most limit, and found_inf is 0``: one bool."""
+
+    norm: Norm
+    limit: Number
+    found_inf: Scalar | None
+    verdict: Written[Scalar]
+
+
+class KeepIf(ListCall):
+    """If ``verdict``, ``old = new`` byte for byte; elements are of 1, 2, 4 or 8 bytes."""
+
+    verdict: Flag
+    new: Grads
+    old: Written[Grads]
 
 
 class ListOperations(Protocol):
@@ -295,3 +316,9 @@ class ListOperations(Protocol):
 
     def spike_guard_update(self, call: SpikeGuardUpdate) -> None:
         """One step of a spike guard."""
+
+    def step_verdict(self, call: StepVerdict) -> None:
+        """Whether a step is taken."""
+
+    def keep_if(self, call: KeepIf) -> None:
+        """Copies, or nothing."""

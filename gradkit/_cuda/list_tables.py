@@ -23,7 +23,7 @@ from gradkit._calls.roles import Grads
 from gradkit._cuda.launch.device import Device
 from gradkit._cuda.launch.kernels import Combination, Launch, kernel
 from gradkit._cuda.launch.strides import Pair, pair_of, units_of
-from gradkit._dtypes import float_of
+from gradkit._dtypes import FLOATS, float_name
 
 Rows: TypeAlias = np.ndarray[Any, Any]  # of _TENSOR, _UNITS or _DIM
 Owners: TypeAlias = np.ndarray[Any, Any] | slice
@@ -44,6 +44,8 @@ _SMALLEST_CHUNK = 4096  # bytes: two rounds of a warp's loads
 _LARGEST_CHUNK = 1 << 30  # kernels count its elements by an int
 _MANY_CHUNKS = 16384  # one for each warp of the largest devices
 _MOST_CHUNKS = (1 << 32) - 1  # kernels count them by an unsigned int
+
+_OF_SIZE = {1: 4, 2: 0, 4: 2, 8: 3}  # `keep_if.cu` has the same numbers
 
 _shape, _strides, _number = map(attrgetter, ("shape", "strides", "dtype.num"))
 
@@ -434,8 +436,9 @@ def _filled(
 
 
 def _code(array: Array) -> int:
-    """The number by which ``walk`` in tensor_list.cuh knows a dtype."""
-    return float_of(array.dtype).code
+    """The number by which kernels know a dtype; those that only copy, an element's size."""
+    name = float_name(array.dtype)
+    return _OF_SIZE[array.dtype.itemsize] if name is None else FLOATS[name].code
 
 
 def _inline(table: Rows, dims: Rows, chunk: int, end: int, first: int) -> Table:

@@ -18,12 +18,14 @@ from gradkit._calls.lists import (
     ClipUnits,
     GradNorm,
     JoinRanks,
+    KeepIf,
     NormOfShares,
     NormParts,
     NormShares,
     RankState,
     ScaleGrads,
     SpikeGuardUpdate,
+    StepVerdict,
     UnitNorms,
     ZeroGrad,
 )
@@ -36,7 +38,7 @@ from gradkit._cuda.launch.warmup import asks_for
 from gradkit._cuda.list_norms import ORDERS, PART, norm_steps, norms, order_of, write_parts
 from gradkit._cuda.list_scaling import clip_steps, scale_steps, value_steps, zero_steps
 from gradkit._cuda.list_sums import accumulating, accumulating_lists, add, add_lists
-from gradkit._cuda.list_tables import UNIT_KINDS, on_lists
+from gradkit._cuda.list_tables import UNIT_KINDS, on_lists, plan_of, run
 from gradkit._cuda.list_units import scale_units, write_unit_norms
 
 _OF_RANKS = "norm_of_ranks"
@@ -48,6 +50,10 @@ def _coefficients() -> Iterator[Combination]:
 
 def _spikes() -> Iterator[Combination]:
     yield "spike_guard", {}
+
+
+def _verdicts() -> Iterator[Combination]:
+    yield "step_verdict", {}
 
 
 def _orders() -> Iterator[Combination]:
@@ -178,9 +184,26 @@ class Lists(OnDevice):
         made = [writable_like(device, out) for out in outs]
         rule = map(np.float64, (call.decay, call.threshold, call.warmup))
         found = kernel(device, "spike_guard", "spike_guard_update")
-        found((1,), (1,), (*sources, *rule, *made))
+        found((1,), (1,), (*sources, *rule, FLAGS[call.clips], *made))
         for out, written in zip(outs, made, strict=True):
             copy_back(out, written)
+
+    @asks_for(_verdicts)
+    def step_verdict(self, call: StepVerdict) -> None:
+        """Write whether the norm is finite and at most the limit, and nothing was found."""
+        device, out = self.device, call.verdict
+        sources = [contiguous(device, array) for array in (call.norm, call.found_inf)]
+        array, number = either(call.limit)
+        limit, made = contiguous(device, array), writable_like(device, out)
+        found = kernel(device, "step_verdict", "step_verdict")
+        found((1,), (1,), (*sources, limit, number, made))
+        copy_back(out, made)
+
+    @asks_for(partial(on_lists, "keep_if"))
+    def keep_if(self, call: KeepIf) -> None:
+        """``old = new``, byte for byte, if the verdict is true."""
+        plan = plan_of(self.device, call.new, call.old)
+        run(self.device, plan, "keep_if", "keep_if", *either_flag(call.verdict))
 
     def _on_norms(
         self, name: str, norms: Sequence[Array], arguments: tuple[Any, ...], out: Array

@@ -21,6 +21,7 @@ from gradkit._numpy.group_normalization import *
 from gradkit._numpy.lists import *
 from gradkit._numpy.rows import *
 from gradkit._numpy.spikes import *
+from gradkit._numpy.steps import *
 
 
 def outputs(specs: Iterable[Spec | None]) -> list[Array | None]:

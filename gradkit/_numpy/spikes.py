@@ -14,7 +14,7 @@ def spike_guard_update(call: SpikeGuardUpdate) -> None:
     value = float(call.norm)
     starting = count < call.warmup
     judges = not starting and std > 0
-    limit = _limit(value, mean, std, call.threshold) if judges else math.inf
+    limit = _limit(call, value, mean, std) if judges else math.inf
     call.max_norm[...] = limit
     if not 0 <= value < math.inf:  # NaN too
         following[...] = call.state
@@ -27,10 +27,10 @@ def spike_guard_update(call: SpikeGuardUpdate) -> None:
     following[...] = count + 1, mean + weight * deviation, spread
 
 
-def _limit(norm: float, mean: float, std: float, threshold: float) -> float:
-    margin = threshold * std
+def _limit(call: SpikeGuardUpdate, norm: float, mean: float, std: float) -> float:
+    margin = call.threshold * std
     limit = mean + margin
-    if limit < norm < math.inf:
+    if call.clips and limit < norm < math.inf:
         limit = mean + margin * (margin / (norm - mean))
     return limit
 

@@ -13,7 +13,7 @@ from gradkit._calls import checks
 from gradkit._calls.lists import GradNorm
 from gradkit._calls.roles import Number
 from gradkit._open import trees
-from gradkit._open.given import Given
+from gradkit._open.given import Given, is_scalar
 from gradkit._open.gradients import Gradients
 from gradkit._open.outputs import Outputs
 from gradkit._open.several_devices import Twins
@@ -50,6 +50,16 @@ def rule_of(norm_type: Any, eps: Any, nonfinite: str) -> Rule:
 def policy_of(nonfinite: str) -> str:
     """What happens if a norm is NaN or infinite."""
     return checks.choice(nonfinite, "nonfinite", ("propagate", "raise", "zero"))
+
+
+def known_norm(norm: Any) -> Array:
+    """An array as it is, a number as a host array, which any library's arrays may meet."""
+    if is_array(norm) and not is_scalar(norm):
+        return norm
+    number = checks.real(norm, "norm")
+    if number < 0:
+        raise ValueError(f"norm must be at least 0, not {number}")
+    return np.array(number)
 
 
 def limit_of(call: Given, value: Any, label: str) -> Number:

@@ -48,9 +48,21 @@ class Gradients(Given):
     a call's other arguments by name, or else NumPy's. ``write``: they will be written in place, and
     ``instead`` says what to do if that cannot be. ``label`` is the argument's name. Gradients of
     several devices have a share for each, and results that are no gradients lie on the first's.
+    ``floats``: they are floating-point arrays; else of any dtype whose elements are 1, 2, 4 or 8
+    bytes.
     """
 
-    __slots__ = ("_label", "_plain", "_several", "_written", "arrays", "shares", "tree", "views")
+    __slots__ = (
+        "_floats",
+        "_label",
+        "_plain",
+        "_several",
+        "_written",
+        "arrays",
+        "shares",
+        "tree",
+        "views",
+    )
 
     def __init__(
         self,
@@ -61,9 +73,10 @@ class Gradients(Given):
         label: str = "grads",
         beside: Beside | None = None,
         several: bool = False,
+        floats: bool = True,
     ):
         self.numbers = []
-        self._label, self._written, self._several = label, write, several
+        self._label, self._written, self._several, self._floats = label, write, several, floats
         self.tree: Any
         self.arrays: list[Any]
         # What a thousand small gradients have in common is looked at once, and each by itself
@@ -250,6 +263,14 @@ class Gradients(Given):
             self._check_writable(instead)
 
     def _check_elements(self) -> None:
+        if not self._floats:
+            for view, name in zip(self.views, self.names(), strict=True):
+                if view.dtype.hasobject or view.dtype.itemsize not in (1, 2, 4, 8):
+                    raise TypeError(
+                        f"{name} has dtype {view.dtype}; accepted: numbers and bools of up to 8 "
+                        "bytes"
+                    )
+            return
         if None not in map(float_name, set(map(_dtype_of, self.views))):
             return
         for view, name in zip(self.views, self.names(), strict=True):

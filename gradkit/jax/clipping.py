@@ -36,7 +36,7 @@ class Rule(NamedTuple):
     clips: bool = True
     eps: float = 0.0
     zero_nonfinite: bool = False
-    guard: tuple[float, float, int] | None = None  # decay, threshold and warmup
+    guard: tuple[float, float, int, bool] | None = None  # decay, threshold, warmup and clips
 
     @property
     def refusal(self) -> str:
@@ -235,7 +235,7 @@ def _clip(grads: Any, limit: Any, scale: Any, state: Any, rule: Rule) -> Clipped
     reuse = {k: k for k in range(count)} if rule.clips else None
     made = call(rule.refusal, compute, _results(*operands[:-1], rule=rule), operands, reuse=reuse)
     if not rule.clips:
-        return Clipped(None, made[0])
+        return Clipped(None, *made)
     return Clipped(tree.unflatten(made[:count]), *made[count:])
 
 
@@ -246,11 +246,11 @@ def _results(*operands: Any, rule: Rule) -> list[Result]:
     """
     *leaves, limit, scale, state = operands
     norm = Result((), widest(), axes_of(rule.axis_name))
-    if not rule.clips:
-        return [norm]
     said = [] if state is None else [state]
     same = norm.same_on - varying(limit, scale, *said)
-    clipped = [Result(leaf.shape, leaf.dtype, same - varying(leaf)) for leaf in leaves]
+    clipped = [
+        Result(leaf.shape, leaf.dtype, same - varying(leaf)) for leaf in leaves if rule.clips
+    ]
     guarded = [Result(shape, widest(), same) for array in said for shape in ((), array.shape)]
     return [*clipped, norm, *guarded]
 
@@ -289,7 +289,7 @@ def _compute(grads: Views, numbers: list[Any], outs: list[Array], rule: Rule) ->
     if rule.guard is not None:
         most, following = backend.empty((), _FLOAT64), backend.empty(state.shape, _FLOAT64)
         known = backend.as_float64(state)
-        decay, threshold, warmup = rule.guard
+        decay, threshold, warmup, clips = rule.guard
         backend.spike_guard_update(
             SpikeGuardUpdate(
                 state=known,
@@ -297,6 +297,7 @@ def _compute(grads: Views, numbers: list[Any], outs: list[Array], rule: Rule) ->
                 decay=decay,
                 threshold=threshold,
                 warmup=warmup,
+                clips=clips,
                 following=following,
                 max_norm=most,
             )

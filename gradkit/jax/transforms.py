@@ -1,4 +1,4 @@
-"""Gradient transformations for optax: clipping, spike guards and accumulation.
+"""Gradient transformations for optax: clipping, spike guards, accumulation and skipped steps.
 
 They go where optax's own go::
 
@@ -20,6 +20,7 @@ except ImportError as error:
 import gradkit
 from gradkit._calls import checks
 from gradkit._dtypes import float_of
+from gradkit.jax._callbacks import vary, varying
 from gradkit.jax._numbers import widest
 from gradkit.jax.accumulation import accumulate_grads
 from gradkit.jax.clipping import clip, rule_of
@@ -27,10 +28,12 @@ from gradkit.jax.clipping import clip, rule_of
 __all__ = [
     "AccumulateState",
     "ClipState",
+    "SkipState",
     "SpikeGuardState",
     "accumulate",
     "clip_by_global_norm",
     "clip_spikes",
+    "skip_steps",
 ]
 
 
@@ -63,6 +66,22 @@ class AccumulateState(NamedTuple):
     weight: jax.Array
     buffers: Any
     inner: Any
+
+
+class SkipState(NamedTuple):
+    """What :func:`skip_steps` leaves.
+
+    ``inner``: the optimizer's own state. ``norm`` and ``limit``: the last norm, and the largest of
+    a step that is taken. ``taken``: whether the last step was. ``skipped``: how many were not.
+    ``statistics``: those of the guard; zeros without one.
+    """
+
+    inner: Any
+    norm: jax.Array
+    limit: jax.Array
+    taken: jax.Array
+    skipped: jax.Array
+    statistics: jax.Array
 
 
 def clip_by_global_norm(
@@ -167,7 +186,7 @@ def clip_spikes(
     def update(updates: Any, state: SpikeGuardState, params: Any = None) -> Any:  # noqa: ARG001
         function = "transforms.clip_spikes"
         rule = rule_of(function, 2.0, eps, nonfinite, axis_name, replicas, updates)
-        guarded = rule._replace(guard=(float(decay), float(threshold), int(warmup)))
+        guarded = rule._replace(guard=(float(decay), float(threshold), int(warmup), True))
         clipped = clip(updates, jnp.inf, scale, guarded, state.statistics)
         return clipped.grads, SpikeGuardState(clipped.state, clipped.norm, clipped.max_norm)
 
@@ -234,8 +253,7 @@ def accumulate(
         return inner.update(mean, state, params, **extra)
 
     def wait(given: Any, after: Callable[..., Any] = step) -> Any:
-        zeros, _ = jax.eval_shape(after, given)
-        return jax.tree.map(jnp.zeros_like, zeros), given[3]
+        return _no_updates(after, given, given[2]), given[3]
 
     def update(
         updates: Any, state: AccumulateState, params: Any = None, *, weight: Any = 1.0, **extra: Any
@@ -255,6 +273,125 @@ def accumulate(
         return given, AccumulateState(count, total, buffers, following)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def skip_steps(
+    optimizer: optax.GradientTransformation,
+    *,
+    limit: Any = None,
+    guard: gradkit.SpikeGuard | None = None,
+    axis_name: Any = None,
+    replicas: Any = 1,
+) -> optax.GradientTransformationExtraArgs:
+    """Skip steps whose gradients have a norm that is not finite, or too large.
+
+    A skipped step leaves the optimizer's state as it is, moments and counts too, and its updates
+    are -0.0, so that ``optax.apply_updates`` leaves every parameter as it is.
+
+    Parameters
+    ----------
+    optimizer : optax.GradientTransformation
+        A chain, for example; a clip in it sees only the gradients of steps that are taken.
+    limit : float, or 0-d floating-point array, optional
+        The largest norm of a step that is taken. Default: any finite one.
+    guard : gradkit.SpikeGuard, optional
+        Skip spikes too: its settings; its statistics begin anew, in the state. It must have
+        ``on_spike="skip"``.
+    axis_name, replicas
+        As in :func:`gradkit.jax.clip_by_global_norm`: all devices skip, or none.
+
+    Returns
+    -------
+    optax.GradientTransformationExtraArgs
+        Its state is a :class:`SkipState`, which counts skipped steps.
+
+    Raises
+    ------
+    TypeError, ValueError
+        ``guard`` is no :class:`gradkit.SpikeGuard` with ``on_spike="skip"``; ``limit`` is a
+        negative number or NaN; as :func:`gradkit.jax.clip_by_global_norm`.
+
+    Notes
+    -----
+    XLA on CPUs flushes subnormal numbers to zero when it applies updates, those of skipped steps
+    too.
+
+    References
+    ----------
+    ``optax.apply_if_finite``, which lets updates through after some that were not finite.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, optax
+    >>> from gradkit.jax import transforms
+    >>> optimizer = transforms.skip_steps(optax.adamw(0.1), limit=10.0)
+    >>> params = jnp.array([1.0, -0.0])
+    >>> state = optimizer.init(params)
+    >>> for size in (3.0, jnp.nan, 100.0):
+    ...     updates, state = optimizer.update(jnp.array([size, 0.0]), state, params)
+    >>> int(state.skipped), optax.apply_updates(params, updates)
+    (2, Array([ 1., -0.], dtype=float32))
+    """
+    settings = _settings(guard)
+    if limit is not None and not isinstance(limit, jax.Array):
+        checks.nonnegative(limit, "limit")
+    inner = optax.with_extra_args_support(optimizer)
+
+    def init(params: Any) -> SkipState:
+        zero, count = jnp.zeros((), widest()), jnp.zeros((), jnp.int32)
+        statistics = jnp.zeros(3, widest())
+        return SkipState(inner.init(params), zero, zero, jnp.array(True), count, statistics)
+
+    def step(given: Any, **extra: Any) -> Any:
+        return inner.update(*given, **extra)
+
+    def skip(given: Any, **extra: Any) -> Any:
+        return _no_updates(partial(step, **extra), given, given[0]), given[1]
+
+    def update(updates: Any, state: SkipState, params: Any = None, **extra: Any) -> Any:
+        name = "transforms.skip_steps"
+        rule = rule_of(name, 2.0, 0.0, "propagate", axis_name, replicas, updates)
+        known = None if settings is None else state.statistics
+        found = clip(updates, jnp.inf, 1.0, rule._replace(clips=False, guard=settings), known)
+        most = jnp.asarray(jnp.inf if limit is None else limit, widest())
+        if found.max_norm is not None:
+            most = jnp.minimum(most, found.max_norm)
+        taken = jnp.isfinite(found.norm) & (found.norm <= most)
+
+        # The functions of the step before, as in `accumulate`.
+        branches: Any = (step, skip)
+        if extra:
+            branches = partial(step, **extra), partial(skip, **extra)
+        after, following = jax.lax.cond(taken, *branches, (updates, state.inner, params))
+        skipped = state.skipped + (1 - taken.astype(jnp.int32))
+        statistics = state.statistics if found.state is None else found.state
+        return after, SkipState(following, found.norm, most, taken, skipped, statistics)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _settings(guard: gradkit.SpikeGuard | None) -> tuple[float, float, int, bool] | None:
+    if guard is None:
+        return None
+    if not isinstance(guard, gradkit.SpikeGuard):
+        raise TypeError(f"guard must be a gradkit.SpikeGuard, not {type(guard).__name__}")
+    *settings, on_spike = guard.settings.values()
+    if on_spike != "skip":
+        raise ValueError(
+            'guard clips; pass SpikeGuard(on_spike="skip"), or put clip_spikes into the chain'
+        )
+    decay, threshold, warmup = settings
+    return decay, threshold, warmup, False
+
+
+def _no_updates(step: Callable[..., Any], given: Any, grads: Any) -> Any:
+    """Updates that leave parameters as they are: -0.0, since +0.0 would make +0.0 of -0.0."""
+    updates, _ = jax.eval_shape(step, given)
+
+    def one(update: Any, grad: Any) -> jax.Array:
+        return vary(jnp.full(update.shape, -0.0, update.dtype), varying(grad))
+
+    return jax.tree.map(one, updates, grads)
 
 
 def _buffer(parameter: Any) -> jax.Array:

@@ -147,6 +147,29 @@ def test_a_spike_guard_over_devices(over):
         assert_close((clipped, state), (ref, known))
 
 
+def test_all_devices_skip_or_none(over):
+    """A NaN on one of them; parameters are parts, each on its device."""
+    import optax
+
+    from gradkit.jax import transforms
+
+    optimizer = transforms.skip_steps(optax.adam(0.1), axis_name="d")
+    params = values(4, 3)
+    state = optimizer.init(params)
+    states = jax.tree.map(lambda leaf: OWN if leaf.shape == params.shape else SAME, state)
+    step = over(optimizer.update, (OWN, states, OWN), (OWN, states))
+    for bad in (False, True, False):
+        grads = values(4, 3, seed=2)
+        grads[0, 0] = np.nan if bad else 1
+        updates, following = step(grads, state, params)
+        assert bool(following.taken) is not bad
+        same = jax.tree.map(np.array_equal, following.inner, state.inner)
+        assert jax.tree.all(same) is bad
+        assert (np.asarray(updates) == 0).all() == bad
+        state = following
+    assert int(state.skipped) == 1
+
+
 def test_axes_of_a_vmap():
     given = values(4, 2, 3, 5), values(3, seed=1), values(3, seed=2)
 

@@ -386,3 +386,98 @@ def test_spikes_are_clipped_as_by_a_spike_guard(wide):
 def test_errors_of_transformations(call, error, said):
     with pytest.raises(error, match=said):
         call()
+
+
+# Skipped steps
+
+
+def bytes_of(tree):
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree)]
+
+
+@pytest.mark.parametrize("jit", [True, False], ids=["jit", "eager"])
+@pytest.mark.parametrize("odd", [jnp.nan, jnp.inf, 1e4])
+def test_a_run_with_skipped_steps_is_one_that_never_saw_them(odd, jit):
+    optimizer = transforms.skip_steps(
+        optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(0.1)), limit=100.0
+    )
+    good = steps(6)
+    bad = jax.tree.map(lambda g: g * odd, good[0])
+    params = {"w": jnp.ones((4, 3)), "b": jnp.array([-0.0, 0.0, 1.0])}
+    update = jax.jit(optimizer.update) if jit else optimizer.update
+
+    def run(grads):
+        state, own = optimizer.init(params), params
+        for grad in grads:
+            updates, state = update(grad, state, own)
+            own = optax.apply_updates(own, updates)
+        return own, state
+
+    assert bytes_of(run([bad])[0]) == bytes_of(params)
+    found, state = run([bad, *good[:3], bad, bad, *good[3:], bad])
+    expected, known = run(good)
+    assert bytes_of((found, state.inner)) == bytes_of((expected, known.inner))
+    assert (int(state.skipped), bool(state.taken), bool(known.taken)) == (4, False, True)
+    assert int(known.skipped) == 0
+
+
+def test_after_many_bad_steps_the_next_is_skipped_too():
+    """Where ``optax.apply_if_finite`` gives up and lets NaN through."""
+    params, bad = jnp.ones(2), jnp.full(2, jnp.nan)
+    ours, theirs = transforms.skip_steps(optax.adam(0.1)), optax.apply_if_finite(optax.adam(0.1), 3)
+    for optimizer, nan in ((ours, False), (theirs, True)):
+        state, own = optimizer.init(params), params
+        for _ in range(5):
+            updates, state = optimizer.update(bad, state, own)
+            own = optax.apply_updates(own, updates)
+        assert bool(jnp.isnan(own).any()) is nan
+
+
+def test_spikes_are_skipped_as_by_a_spike_guard():
+    guard = gradkit.SpikeGuard(warmup=3, on_spike="skip")
+    optimizer = transforms.skip_steps(optax.sgd(1.0), guard=guard, limit=40.0)
+    state, update = optimizer.init(jnp.zeros(1)), jax.jit(optimizer.update)
+    for norm in (1.0, 1.1, 50.0, 0.9, 1.2, 30.0, float("nan"), 1.0, 35.0):
+        limit = min(float(guard.update(norm)), 40.0)
+        updates, state = update(jnp.array([norm]), state)
+        assert bool(state.taken) == (norm <= limit)
+        np.testing.assert_allclose(state.limit, limit, rtol=1e-6)
+        np.testing.assert_array_equal(updates, np.float32(-norm if norm <= limit else 0))
+    known = list(guard.state_dict().values())[:3]
+    np.testing.assert_allclose(state.statistics, known, rtol=1e-5)
+
+
+def test_a_skipped_step_is_compiled_once_outside_of_jit(compilations):
+    optimizer = transforms.skip_steps(optax.adam(0.1))
+    params = jnp.zeros(3)
+    state = optimizer.init(params)
+    for step in range(6):
+        if step == 2:
+            assert compilations
+            compilations.clear()
+        _, state = optimizer.update(jnp.full(3, jnp.nan if step % 2 else 1.0), state, params)
+    assert compilations == []
+
+
+def test_what_else_is_passed_reaches_the_optimizer_that_is_not_skipped():
+    def update(updates, state, params=None, *, factor):  # noqa: ARG001
+        return jax.tree.map(lambda u: u * factor, updates), state
+
+    optimizer = transforms.skip_steps(optax.GradientTransformationExtraArgs(lambda _: (), update))
+    state = optimizer.init(jnp.zeros(2))
+    for given, wanted in ((3.0, 6.0), (jnp.nan, 0.0)):
+        updates, state = optimizer.update(jnp.full(2, given), state, factor=jnp.asarray(2.0))
+        np.testing.assert_array_equal(updates, wanted)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "said"),
+    [
+        ({"guard": gradkit.SpikeGuard()}, ValueError, 'guard clips; pass SpikeGuard.on_spike="sk'),
+        ({"guard": 1}, TypeError, "guard must be a gradkit.SpikeGuard, not int"),
+        ({"limit": -1.0}, ValueError, "limit must be at least 0, not -1.0"),
+    ],
+)
+def test_errors_of_skipped_steps(given, error, said):
+    with pytest.raises(error, match=said):
+        transforms.skip_steps(optax.sgd(1.0), **given)

@@ -68,3 +68,5 @@ def norms(x: Tensor, scale: Tensor, limit: Tensor) -> None:
     assert_type(gradkit.batch_norm_stats(x), tuple[Tensor, Tensor, Tensor])
     assert_type(gradkit.spike_guard_update(x, limit), tuple[Tensor, Tensor])
     assert_type(gradkit.SpikeGuard().update(limit), Tensor)
+    assert_type(gradkit.step_verdict(limit, limit=limit, found_inf=limit), Tensor)
+    assert_type(gradkit.keep_if(limit, [x], [x]), list[Tensor])

@@ -95,6 +95,12 @@ def test_spike_guard() -> None:
     assert_type(limit, Float64)
 
 
+def test_steps() -> None:
+    verdict = gradkit.step_verdict(2.0, limit=gradkit.SpikeGuard(on_spike="skip").update(2.0))
+    assert_type(verdict, NDArray[np.bool_])
+    assert_type(gradkit.keep_if(verdict, [_ones(3)], [_ones(3)]), list[Float32])
+
+
 def test_row_norms() -> None:
     x, scale = _ones(4, 3), np.ones(3, np.float32)
     wide: Float32 = scale

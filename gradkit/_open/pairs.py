@@ -1,0 +1,71 @@
+"""Two containers of arrays that belong to each other, leaf by leaf, of which one is written."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+from gradkit._arrays import is_array
+from gradkit._backend import Array
+from gradkit._calls import checks
+from gradkit._open import memory, trees
+from gradkit._open.given import Given, check_device, refuse_mixture
+from gradkit._open.gradients import Gradients
+
+# Of the dtypes of an array that is written and of its partner: why they do not fit, if so.
+WhyNot: TypeAlias = Callable[[Any, Any], str | None]
+
+
+def in_order_of(written: Gradients, others: Any) -> Any:
+    """The arrays of dicts in the order of those that are written, which may be another."""
+    if written.tree is written.arrays:  # a plain list
+        return others
+    return trees.in_order_of(written.tree, trees.freeze(others, is_array), is_array)
+
+
+def check_pairs(
+    written: Gradients, others: Gradients, labels: tuple[str, str], why: WhyNot
+) -> None:
+    """Raise unless each array has a partner of its shape, and of a dtype that fits.
+
+    ``labels``: what errors call ``others`` and ``written``. A partner may be the very array that is
+    written; any other overlap is an error.
+    """
+    flat = written.tree is written.arrays and others.tree is others.arrays
+    if len(written.arrays) != len(others.arrays) or not flat:
+        trees.check_structure(others.names(), written.names(), *labels)
+    if not written.arrays:
+        return
+    if others.framework is not written.framework:
+        refuse_mixture(others.name(0), others.framework, written.name(0), written.framework)
+    check_device(others.views[0], others.name(0), written.views[0], written.name(0))
+    kinds = [(into.dtype, other.dtype) for into, other in _pairs(written, others)]
+    for pair in dict.fromkeys(kinds):
+        reason = why(*pair)
+        if reason is not None:
+            k = kinds.index(pair)
+            found = f"{others.name(k)} has dtype {pair[1]} and {written.name(k)} {pair[0]}"
+            raise TypeError(f"{found}{reason}")
+    for k, (into, other) in enumerate(_pairs(written, others)):
+        if other.shape != into.shape:
+            checks.shape(other, into.shape, others.name(k), f"the shape of {written.name(k)}")
+    backend = written.backend
+    for k, place in memory.meetings(backend, written.views, others.views):
+        views = written.views[k], others.views[place]
+        own = k == place and memory.same_elements(backend, *views)
+        if not own and memory.overlap(backend, *views):
+            raise ValueError(f"{others.name(place)} overlaps {written.name(k)}; pass a copy")
+
+
+def flag_of(call: Given, flag: Any, label: str) -> Any:
+    """A bool, or an array of one bool that is read on its device."""
+    if checks.is_flag(flag):
+        return bool(flag)
+    if not is_array(flag):
+        raise TypeError(f"{label} must be a bool or a bool array, not {type(flag).__qualname__}")
+    view = call.argument(flag, label)
+    if view.dtype != bool or view.size != 1:
+        raise TypeError(f"{label} has dtype {view.dtype} and shape {view.shape}; expected one bool")
+    return view
+
+
+def _pairs(written: Gradients, others: Gradients) -> Iterator[tuple[Array, Array]]:
+    return zip(written.views, others.views, strict=True)

@@ -1,0 +1,187 @@
+"""Steps that are skipped: decided on the device, and every bit of the state stays.
+
+Gradients of 0 do not skip the step of an optimiser that has momentum, weight decay or a step count.
+:func:`step_verdict` says whether a step is taken, and :func:`keep_if` takes it or leaves it.
+"""
+
+import math
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradkit._backend import Array, Spec
+from gradkit._calls import checks
+from gradkit._calls.lists import KeepIf, StepVerdict
+from gradkit._open import memory
+from gradkit._open.call import Call
+from gradkit._open.clipping import known_norm, limit_of
+from gradkit._open.foreign import answers
+from gradkit._open.gradients import Gradients
+from gradkit._open.pairs import check_pairs, flag_of, in_order_of
+from gradkit._typing import AnyArray, Flag, Real, Scalar, T, Tree, X
+
+__all__ = ["keep_if", "step_verdict"]
+
+_VERDICT = Spec("the verdict", (), np.dtype(bool))
+
+
+class _Norm(NamedTuple):
+    norm: Array
+
+
+@overload
+def step_verdict(
+    norm: Real,
+    *,
+    limit: Scalar | None = None,
+    found_inf: Flag | None = None,
+    out: AnyArray | None = None,
+) -> NDArray[np.bool_]: ...
+@overload
+def step_verdict(
+    norm: X,
+    *,
+    limit: Scalar | None = None,
+    found_inf: Flag | None = None,
+    out: AnyArray | None = None,
+) -> X: ...
+def step_verdict(
+    norm: Any,
+    *,
+    limit: Scalar | None = None,
+    found_inf: Any = None,
+    out: AnyArray | None = None,
+) -> Any:
+    """Whether to take a step: its norm is finite, not above a limit, and nothing was found.
+
+    Parameters
+    ----------
+    norm : float, or 0-d floating-point array
+        As :func:`grad_norm` returns it; over a group of ranks, all of them get the same verdict.
+        An array is read on its device.
+    limit : float, or 0-d floating-point array, optional
+        The largest norm of a step that is taken, such as what :meth:`SpikeGuard.update` returns
+        with ``on_spike="skip"``. A NaN in an array skips every step.
+    found_inf : bool, or 0-d or 1-element bool or floating-point array, optional
+        As :func:`grad_norm` writes it: the step is skipped unless it is 0.
+    out : 0-d bool array, optional
+        Where the verdict is written.
+
+    Returns
+    -------
+    0-d bool array
+        On the norm's device, for :func:`keep_if`. The call does not wait for the device.
+
+    Raises
+    ------
+    TypeError
+        ``norm``, ``limit`` or ``found_inf`` is not of a dtype that is accepted; arrays are of two
+        frameworks.
+    ValueError
+        ``norm`` or ``limit`` is a negative number or NaN on the host, or an array has another
+        shape. Nothing is written.
+
+    References
+    ----------
+    ``optax.apply_if_finite``, which lets updates through after some that were not finite;
+    OLMo-core's ``SkipStepOptimizer``.
+
+    Examples
+    --------
+    >>> import numpy as np, gradkit
+    >>> norm = gradkit.grad_norm([np.array([3.0, 4.0])])
+    >>> gradkit.step_verdict(norm), gradkit.step_verdict(norm, limit=4.0)
+    (array(True), array(False))
+    >>> gradkit.step_verdict(np.float64("nan"))
+    array(False)
+    """
+    call = Call(_Norm(known_norm(norm)))
+    given = call.arrays.norm
+    checks.shape(given, (), "norm", "the norm of all gradients together")
+    checks.floating(given, "norm")
+    with call.on_stream():
+        most = math.inf if limit is None else limit_of(call, limit, "limit")
+        found = None if found_inf is None else _number_of(call, found_inf)
+        verdict = call.outputs(out, (_VERDICT,))
+        call.backend.step_verdict(
+            StepVerdict(
+                norm=call.backend.as_float64(given),
+                limit=most,
+                found_inf=found,
+                verdict=verdict.views[0],
+            )
+        )
+        return verdict.results()[0]
+
+
+@answers
+def keep_if(verdict: Flag, new: Tree, old: T) -> T:
+    """Copy each array of ``new`` over its partner in ``old``, or leave ``old`` as it is.
+
+    One launch, and no host synchronisation: where the verdict is false, parameters, moments and
+    step counts keep every bit, whatever ``new`` holds. After a step that was made in place, swap
+    the roles: ``keep_if(skipped, saved, state)`` brings back a copy that was made before it.
+
+    Parameters
+    ----------
+    verdict : bool, or 0-d or 1-element bool array
+        As :func:`step_verdict` returns it. An array on the arrays' device is read there.
+    new : container with as many arrays, in the same order
+        Each of the shape and dtype of its partner in ``old``, and perhaps the same array.
+    old : array, or iterable or nested dict/list/tuple of arrays
+        **Written in place** if the verdict is true. Floating-point arrays, integers and bools, of
+        up to 8 bytes an element; dtypes may be mixed. ``None`` is skipped, in both.
+
+    Returns
+    -------
+    old
+        The caller's own object (a list for a one-shot iterable).
+
+    Raises
+    ------
+    TypeError
+        A leaf is not an array, or its dtype differs from its partner's; arrays are of two
+        frameworks, or of one whose arrays are never written: in JAX, use ``jnp.where``.
+    ValueError
+        The containers or shapes do not match; an array of ``old`` is read-only, overlaps itself,
+        another one, the verdict or an array of ``new`` that is not its partner. Nothing is written.
+
+    Examples
+    --------
+    >>> import numpy as np, gradkit
+    >>> state = {"w": np.array([1.0, -0.0]), "step": np.array(3)}
+    >>> after = {"w": np.array([np.nan, np.nan]), "step": np.array(4)}
+    >>> gradkit.keep_if(gradkit.step_verdict(np.float64("nan")), after, state)
+    {'w': array([ 1., -0.]), 'step': array(3)}
+    """
+    instead = "choose with its own where(verdict, new, old) for each pair"
+    into = Gradients(old, write=True, instead=instead, label="old", floats=False)
+    source = Gradients(in_order_of(into, new), write=False, label="new", floats=False)
+    check_pairs(into, source, ("new", "old"), _why_not_copied)
+    with into.on_stream():
+        flag = flag_of(into, verdict, "verdict")
+        if not isinstance(flag, bool):
+            for k, _ in memory.meetings(into.backend, into.views, [flag]):
+                raise ValueError(f"verdict overlaps {into.name(k)}; pass a copy")
+        into.backend.keep_if(KeepIf(verdict=flag, new=source.views, old=into.views))
+    into.wrote()
+    kept: T = into.returned(old)
+    return kept
+
+
+def _number_of(call: Call[_Norm], found_inf: Any) -> Any:
+    """What was found, as one float64 number on the device."""
+    if checks.is_flag(found_inf):
+        return call.backend.as_float64(np.float64(found_inf))
+    view = call.argument(found_inf, "found_inf")
+    if view.dtype != bool:
+        checks.floating(view, "found_inf")
+    if view.size != 1:
+        raise ValueError(f"found_inf has shape {view.shape}; expected one number")
+    call.numbers.append(("found_inf", view))
+    return call.backend.as_float64(view.reshape(()))
+
+
+def _why_not_copied(old: Any, new: Any) -> str | None:
+    return None if old == new else "; they must agree"
