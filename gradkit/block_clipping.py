@@ -31,7 +31,8 @@ from gradkit._open.clipping import (
 )
 from gradkit._open.foreign import answers
 from gradkit._open.gradients import Gradients
-from gradkit._open.outputs import Named, Outputs
+from gradkit._open.memory import Named
+from gradkit._open.results import Results
 from gradkit._typing import Along, AnyArray, Axis, Order, Real, Scalar, T, Tree, TreeOut
 from gradkit.gradients import names_of
 
@@ -389,7 +390,7 @@ def _along(asked: Along, view: Array, name: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _outputs(group: Gradients, units: _Units, out: Any, apart: Named = ()) -> Outputs:
+def _outputs(group: Gradients, units: _Units, out: Any, apart: Named = ()) -> Results:
     """Where norms are written: a vector of all units."""
     total = sum(map(math.prod, units.shapes))
     return group.outputs(out, (Spec("the norms", (total,), _FLOAT64),), apart=apart)
@@ -423,7 +424,7 @@ def _clip(
     units: _Units,
     rule: _Rule,
     limit: Number,
-    norms: Outputs,
+    norms: Results,
     outs: Any,
     sizes: Norm | None = None,
 ) -> None:
@@ -472,7 +473,7 @@ def _new(
     return tree, _in_place_of(group, units, norms, norms_out)
 
 
-def _in_place_of(group: Gradients, units: _Units, norms: Outputs, out: Any) -> Any:
+def _in_place_of(group: Gradients, units: _Units, norms: Results, out: Any) -> Any:
     """The caller's structure with norms where gradients were."""
     if out is not None:
         norms.results()  # tells the library that they were written

@@ -9,17 +9,15 @@ Norms are float64 for every dtype. No intermediate overflows or underflows.
 """
 
 from functools import partial
-from typing import Any, NamedTuple, overload
+from typing import Any, overload
 
 import numpy as np
 
 from gradkit._arrays import is_array
-from gradkit._backend import Array, Spec
 from gradkit._calls import checks
 from gradkit._calls.backend import runs
 from gradkit._calls.lists import ClipByNorm, ClipCoefficient, ClipGradValue, ScaleGrads
 from gradkit._calls.roles import Grads
-from gradkit._open.call import Call
 from gradkit._open.clipping import (
     NonFinite,
     Rule,
@@ -31,6 +29,7 @@ from gradkit._open.clipping import (
     scale_of,
     twins,
 )
+from gradkit._open.dispatch import run
 from gradkit._open.foreign import answers, deprecated, norm_comes
 from gradkit._open.gradients import Gradients
 from gradkit._ranks.collective import NOBODY, Collective
@@ -74,13 +73,8 @@ __all__ = [
     "scale_grads",
 ]
 
-_FLOAT64 = np.dtype(np.float64)
 _CLIP = "clip_by_norm"
 _GROUP = "pass group=, as a function of gradkit.distributed makes it"
-
-
-class _Norm(NamedTuple):
-    norm: Array
 
 
 @overload
@@ -513,18 +507,8 @@ def clip_coefficient(
     >>> gradkit.clip_coefficient(5.0, 1.0)
     array(0.2)
     """
-    floor = checks.epsilon(eps)
-    call = Call(_Norm(norm if is_array(norm) else np.float64(checks.real(norm, "norm"))))
-    given = call.arrays
-    checks.floating(given.norm, "norm")
-    with call.on_stream():
-        limit = limit_of(call, max_norm, "max_norm")
-        coefficient = call.outputs(out, (Spec("the coefficient", given.norm.shape, _FLOAT64),))
-        norms = call.backend.as_float64(given.norm)
-        call.backend.clip_coefficient(
-            ClipCoefficient(norm=norms, max_norm=limit, eps=floor, coefficient=coefficient.views[0])
-        )
-        return coefficient.results()[0]
+    given = norm if is_array(norm) else np.float64(checks.real(norm, "norm"))
+    return run(ClipCoefficient(norm=given, max_norm=max_norm, eps=eps), out)
 
 
 @runs(_CLIP)

@@ -6,19 +6,18 @@ import numpy as np
 import pytest
 
 import gradkit
-from gradkit import accumulation
 from gradkit._open import dispatch
 from tests.problems import make
 
 
 def test_what_is_remembered_is_bounded(monkeypatch):
-    for module, known in ((dispatch, dispatch._plans), (accumulation, accumulation._fitting)):
-        monkeypatch.setattr(module, "_MOST", 8)
-        known.clear()
-        for length in range(1, 100):
-            gradkit.rms_norm(np.ones((1, length)))
-            gradkit.accumulate_grad(np.ones(length), np.ones(1))
-            assert len(known) <= 8
+    known = dispatch._plans
+    monkeypatch.setattr(dispatch, "_MOST", 8)
+    known.clear()
+    for length in range(1, 100):
+        gradkit.rms_norm(np.ones((1, length)))
+        gradkit.accumulate_grad(np.ones(length), np.ones(1))
+        assert len(known) <= 8
 
 
 @pytest.mark.parametrize(
@@ -64,7 +63,7 @@ def test_a_call_like_an_earlier_one_is_still_looked_at(backend):
         np.testing.assert_array_equal(backend.asnumpy(found), ref)
     buffer = backend.asarray(np.arange(8.0))
     gradkit.accumulate_grad(buffer[:4], buffer[4:])
-    with pytest.raises(ValueError, match="grad partly overlaps the buffer"):
+    with pytest.raises(ValueError, match="buffer shares memory with grad without"):
         gradkit.accumulate_grad(buffer[:4], buffer[1:5])
 
 

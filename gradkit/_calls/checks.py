@@ -89,6 +89,11 @@ def count(number: Any) -> Any:
     return finite(nonnegative(number, "count"), "count") if isinstance(number, float) else number
 
 
+def limit(number: Any) -> Any:
+    """What a norm is clipped to; an array is taken as it is."""
+    return nonnegative(number, "max_norm") if isinstance(number, float) else number
+
+
 def enough(count: float, said: str) -> None:
     """Raise if a batch has elements, but too few for an unbiased variance."""
     if 0 < count <= 1:

@@ -6,19 +6,31 @@ or, on a backend of several devices, ``Spread``; their norms are float64.
 """
 
 from collections.abc import Sequence
-from typing import Protocol, dataclass_transform
+from typing import Any, Protocol, dataclass_transform
 
 from gradkit._backend import Axes
-from gradkit._calls.record import Record
+from gradkit._calls.layouts import Addition, Alike, GuardStep
+from gradkit._calls.record import Call, Record, in_place, result
 from gradkit._calls.roles import (
+    CastingRule,
+    Checked,
     Data,
+    DoUpdate,
+    Eps,
+    Factor,
     Flag,
     Flags,
     Grads,
     GuardState,
+    HostNumbers,
+    In,
+    InOut,
+    MaxNorm,
     Norm,
     Number,
     Numbers,
+    Out,
+    Overwrite,
     Scalar,
     Written,
 )
@@ -117,18 +129,6 @@ class NormOfShares(ListCall):
     norm: Written[Norm]
 
 
-class ClipCoefficient(ListCall):
-    """``coefficient = min(1, max_norm / max(norm, eps))``; a NaN norm stays NaN.
-
-    A negative ``max_norm`` in an array gives NaN.
-    """
-
-    norm: Norm
-    max_norm: Number
-    eps: float
-    coefficient: Written[Numbers]
-
-
 class ClipByNorm(ListCall):
     """``outs = grads * (scale * coefficient of norm)``; ``norm`` is that of scale * grads.
 
@@ -199,23 +199,6 @@ class ClipUnits(ListCall):
     least: float = 0.0
 
 
-class AccumulateGrad(ListCall):
-    """``buffer += scale * grad`` (broadcast) if ``do_update``; with a scale, in float64."""
-
-    buffer: Written[Data]
-    grad: Data
-    do_update: Flag
-    scale: float | None
-
-
-class AccumulateGradV2(ListCall):
-    """``buffer = grad`` if ``overwrite``, else ``buffer += grad``; both broadcast."""
-
-    buffer: Written[Data]
-    grad: Data
-    overwrite: Flag
-
-
 class AccumulateGrads(ListCall):
     """If ``do_update``, each ``buffer += scale * grad``, or ``= scale * grad`` to overwrite.
 
@@ -230,16 +213,88 @@ class AccumulateGrads(ListCall):
     norm: Written[Norm | None]
 
 
-class SpikeGuardUpdate(ListCall):
-    """The state after a norm, and the limit for it; ``following`` may be ``state``."""
+class ClipCoefficient(Call):
+    """``coefficient = min(1, max_norm / max(norm, eps))``; a NaN norm stays NaN.
 
-    state: GuardState
-    norm: Norm
-    decay: float
-    threshold: float
-    warmup: int
-    following: Written[GuardState]
-    max_norm: Written[Scalar]
+    A negative ``max_norm`` in an array gives NaN.
+    """
+
+    norm: In[Norm]
+    max_norm: MaxNorm
+    eps: Eps
+
+    coefficient: Out[Numbers] = result()
+
+    layout = Alike("norm")
+
+    def compute(self, backend: "ListOperations") -> None:
+        backend.clip_coefficient(self)
+
+
+class AccumulateGrad(Call):
+    """``buffer += scale * grad`` (broadcast) if ``do_update``; with a scale, in float64."""
+
+    buffer: InOut[Data] = in_place("compute buffer + grad", may_be=("grad",))
+    grad: In[Data]
+    casting: CastingRule
+    do_update: DoUpdate
+    scale: Factor
+
+    layout, detaches = Addition("buffer"), False
+
+    def compute(self, backend: "ListOperations") -> None:
+        backend.accumulate_grad(self)
+
+
+class AccumulateGradV2(Call):
+    """``buffer = grad`` if ``overwrite``, else ``buffer += grad``; both broadcast."""
+
+    buffer: InOut[Data] = in_place("take grad itself, or compute buffer + grad", may_be=("grad",))
+    grad: In[Data]
+    casting: CastingRule
+    overwrite: Overwrite
+
+    layout, detaches = Addition("buffer"), False
+
+    def compute(self, backend: "ListOperations") -> None:
+        backend.accumulate_grad_v2(self)
+
+
+class SpikeGuardUpdate(Call):
+    """The state after a norm, and the limit for it."""
+
+    state: In[GuardState]
+    norm: In[Norm]
+    decay: Checked[float]
+    threshold: Checked[float]
+    warmup: Checked[int]
+
+    next_state: Out[GuardState] = result(may_be=("state",))
+    max_norm: Out[Scalar] = result()
+
+    layout = GuardStep("state")
+
+    def check_values(self, framework: Any) -> None:
+        accepted = framework.widest()
+        if self.state.dtype != accepted:
+            raise TypeError(f"state has dtype {self.state.dtype}; accepted: {accepted}")
+
+    def compute(self, backend: "ListOperations") -> None:
+        backend.spike_guard_update(self)
+
+
+class SpikeGuardState(Call):
+    """A state with a host array's values, of another array's type and on its device."""
+
+    like: In[Data]
+    values: HostNumbers
+
+    state: Out[GuardState] = result()
+
+    layout = GuardStep("like")
+
+    def compute(self, backend: Any) -> None:
+        self.state[...] = backend.as_float64(self.values)
 
 
 class ListOperations(Protocol):

@@ -66,7 +66,8 @@ STATISTICS = frozenset({Mean, Var, InvStd})
 PARAMETERS = frozenset({Scale, Bias})
 RUNNING = frozenset({RunningMean, RunningVar})
 TOTALS = frozenset({BatchMean, BatchVar, SumDyXhat, SumDy})
-WIDE = TOTALS | {RankMeans, RankVars, RankCounts}  # as arguments, made float64
+# As arguments, made float64.
+WIDE = TOTALS | {RankMeans, RankVars, RankCounts, Norm, GuardState}
 
 
 class Checked(Generic[Role]):
@@ -98,6 +99,23 @@ Momentum: TypeAlias = Annotated[Checked[float], Passing(lambda value, _: checks.
 Elements: TypeAlias = Annotated[
     Checked[Number], Passing(lambda value, opened: checks.count(opened.number(value, "count")))
 ]
+MaxNorm: TypeAlias = Annotated[
+    Checked[Number], Passing(lambda value, opened: checks.limit(opened.number(value, "max_norm")))
+]
+DoUpdate: TypeAlias = Annotated[
+    Checked[Flag], Passing(lambda value, opened: value is True or opened.flag(value, "do_update"))
+]
+Overwrite: TypeAlias = Annotated[
+    Checked[Flag], Passing(lambda value, opened: value is True or opened.flag(value, "overwrite"))
+]
+Factor: TypeAlias = Annotated[
+    Checked[float | None],
+    Passing(lambda value, _: None if value is None else checks.real(value, "scale")),
+]
+CastingRule: TypeAlias = Annotated[
+    Checked[str], lambda value, _: checks.choice(value, "casting", ("safe", "same_kind"))
+]
+HostNumbers: TypeAlias = Annotated[Checked[np.ndarray[Any, Any]], Passing(lambda value, _: value)]
 
 
 class In(Generic[Role]):

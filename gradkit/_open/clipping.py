@@ -15,7 +15,7 @@ from gradkit._calls.roles import Number
 from gradkit._open import trees
 from gradkit._open.given import Given
 from gradkit._open.gradients import Gradients
-from gradkit._open.outputs import Outputs
+from gradkit._open.results import Results
 from gradkit._open.several_devices import Twins
 from gradkit.errors import NonFiniteNormError
 
@@ -91,7 +91,7 @@ def pair_of(out: Any, second: str) -> tuple[Any, Any]:
     return out
 
 
-def twins(group: Gradients, out: Any, apart: Iterable[Any] = ()) -> Outputs | Twins:
+def twins(group: Gradients, out: Any, apart: Iterable[Any] = ()) -> Results | Twins:
     """Arrays like the gradients: the caller's, or new ones."""
     given = None
     if out is not None:
@@ -112,6 +112,6 @@ def _in_order_of(group: Gradients, out: Any) -> list[Any]:
     return arrays
 
 
-def apart_from(clipped: Outputs | Twins) -> list[tuple[str, Array]]:
+def apart_from(clipped: Results | Twins) -> list[tuple[str, Array]]:
     """Clipped gradients by name, with which norms must share no memory."""
     return [(f"out[0], gradient {i}", view) for i, view in enumerate(clipped.views)]

@@ -89,6 +89,19 @@ class Given:
         self.numbers.append((label, seen))
         return view if dtype == "float64" else self.backend.as_float64(view)
 
+    def flag(self, value: Any, label: str) -> Any:
+        """A bool, or an array of one bool that is read on its device."""
+        if checks.is_flag(value):
+            return bool(value)
+        if not is_array(value):
+            kind = type(value).__qualname__
+            raise TypeError(f"{label} must be a bool or a bool array, not {kind}")
+        view = self.argument(value, label)
+        if view.dtype != bool or view.size != 1:
+            said = f"{label} has dtype {view.dtype} and shape {view.shape}"
+            raise TypeError(f"{said}; expected one bool")
+        return view
+
     def near(self, number: Array, label: str) -> Array:
         """A number where the call computes."""
         return self._beside(number, label)
@@ -121,6 +134,14 @@ def known_framework(array: Any, label: str) -> Framework:
         hint = f"; pass {instead}" if instead else ""
         raise TypeError(f"{label} is a {kind.__qualname__}; expected an array{hint}")
     return framework
+
+
+def values_of(array: Any, label: str) -> np.ndarray[Any, Any]:
+    """An array's values on the host, for which this waits."""
+    framework = known_framework(array, label)
+    view = view_of(framework, array, label, detach=True)
+    with framework.on_stream(array):
+        return backend_of(view).read(view)
 
 
 def view_of(
