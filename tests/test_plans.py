@@ -67,6 +67,35 @@ def test_a_call_like_an_earlier_one_is_still_looked_at(backend):
         gradkit.accumulate_grad(buffer[:4], buffer[1:5])
 
 
+def test_results_are_looked_at_in_each_call(backend):
+    """All of these have shapes, dtypes and strides for which there is a plan."""
+    p = make((4, 6))
+    dy, x, scale, mean, inv_std = p.on(backend, "dy", "x", "scale", "mean", "inv_std")
+    room = backend.asarray(np.zeros((1, 4, 6), np.float32))
+    scales = backend.asarray(np.zeros((2, 6), np.float32))
+    for _ in range(2):
+        out = (room[0], scales[0], scales[1])
+        found = gradkit.layer_norm_grad(dy, x, scale, mean, inv_std, out=out)
+        assert all(a is b for a, b in zip(found, out, strict=True))
+        for wrong, message in (
+            ((x, *out[1:]), r"out\[0\] shares memory with x"),
+            ((room[0], scales[1], scales[1]), r"out\[1\] and out\[2\] share memory"),
+            ((room[0], scale, scales[1]), r"out\[1\] shares memory with scale"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                gradkit.layer_norm_grad(dy, x, scale, mean, inv_std, out=wrong)
+        flat = backend.asarray(np.zeros(30, np.float32))
+        inside, behind = flat[:24].reshape(4, 6), flat[6:].reshape(4, 6)
+        with pytest.raises(ValueError, match=r"out\[0\] shares memory with x"):
+            gradkit.layer_norm_grad(dy, behind, scale, mean, inv_std, out=(inside, *out[1:]))
+        gradkit.layer_norm_grad(dy, x, scale, mean, inv_std, out=(dy.copy(), *out[1:]))
+    buffer = np.zeros(3)
+    gradkit.accumulate_grad(buffer, np.ones(3))
+    buffer.flags.writeable = False
+    with pytest.raises(ValueError, match="buffer is read-only"):
+        gradkit.accumulate_grad(buffer, np.ones(3))
+
+
 def test_new_results_of_batch_norm_lie_as_x_does_whatever_came_before():
     first = np.ones((2, 3, 4))
     for x in (first, first.transpose(0, 2, 1).copy().transpose(0, 2, 1), np.asfortranarray(first)):

@@ -32,14 +32,16 @@ def run(call: Call, out: Any = None, compute: Compute | None = None) -> Any:
     ``compute``: what computes them, if that is not the call by itself.
     """
     given = call.arrays(call)
-    if out is compute is None and _NUMPY.issuperset(map(type, given)) and given[0] is not None:
-        backend = chosen.get()
-        try:
-            plan = _plans.get(_signature(call, backend, given, ()))
-        except TypeError:  # see `Opened`
-            plan = None
-        if plan is not None and _is_plain(call, given):
-            return _run_plain(call, plan, backend)
+    if compute is None and _NUMPY.issuperset(map(type, given)) and given[0] is not None:
+        outs = out if type(out) is tuple else () if out is None else (out,)
+        if not outs or (len(outs) == len(call.results) and set(map(type, outs)) == {np.ndarray}):
+            backend = chosen.get()
+            try:
+                plan = _plans.get(_signature(call, backend, given, outs))
+            except TypeError:  # see `Opened`
+                plan = None
+            if plan is not None and _is_plain(call, given, outs):
+                return _run_plain(call, plan, backend, outs)
     opened = Opened(call, out)
     stream = opened.on_stream()
     if stream is NOTHING:
@@ -48,22 +50,21 @@ def run(call: Call, out: Any = None, compute: Compute | None = None) -> Any:
         return opened.results(compute)
 
 
-def _is_plain(call: Call, given: tuple[Array | None, ...]) -> bool:
+def _is_plain(call: Call, given: tuple[Array | None, ...], outs: tuple[Array, ...]) -> bool:
     """Whether numbers are Python's, and NumPy arrays can clearly be written."""
     for name in call.passing:
         if type(getattr(call, name)) not in _PLAIN:
             return False
-    if not call.in_place:
+    if not (outs or call.in_place):
         return True
-    written: list[Array] = []
+    written: list[Array] = [*outs]
     read: list[Array] = []
     for name, array in zip(call.array_names, given):  # noqa: B905 - strict takes longer
-        if array is not None:
-            (written if name in call.instead else read).append(array)
+        (written if name in call.instead else read).append(array)
     return memory.plainly_apart(written, read)
 
 
-def _run_plain(call: Call, plan: Plan, backend: Backend) -> Any:
+def _run_plain(call: Call, plan: Plan, backend: Backend, outs: tuple[Array, ...]) -> Any:
     """What `Opened` does, if the plan is known and there is nothing to open, in half the time."""
     for name, value in plan.changed:
         setattr(call, name, value)
@@ -71,7 +72,7 @@ def _run_plain(call: Call, plan: Plan, backend: Backend) -> Any:
     for name, check in call.passing.items():
         setattr(call, name, check(getattr(call, name), _ON_HOST))
     call.check_values(HOST)
-    made = backend.outputs(plan.results) if plan.results else ()
+    made: Sequence[Array | None] = outs or backend.outputs(plan.results)
     for name, array in zip(call.result_names, made):  # noqa: B905
         setattr(call, name, array)
     for name in plan.widened:

@@ -66,25 +66,28 @@ def writable(array: Array, label: str, instead: str) -> None:
         )
 
 
-def plainly_apart(written: Sequence[Array], read: Sequence[Array]) -> bool:
+def plainly_apart(written: Sequence[Array | None], read: Sequence[Array | None]) -> bool:
     """Whether a quick look shows that NumPy arrays can be written; a no may be wrong.
 
     An array lies in the memory of its base, and all bases must be different.
     """
-    owners = set()
+    owners, count = set(), 0
     for array in written:
-        if type(array) is not np.ndarray or not array.flags.carray:
-            return False
-        owner = array if array.base is None else array.base
-        if type(owner) is not np.ndarray or owner.base is not None:
-            return False
-        owners.add(id(owner))
-    if len(owners) < len(written):
+        if array is not None:
+            if type(array) is not np.ndarray or not array.flags.carray:
+                return False
+            owner = array if array.base is None else array.base
+            if type(owner) is not np.ndarray or owner.base is not None:
+                return False
+            owners.add(id(owner))
+            count += 1
+    if len(owners) < count:
         return False
     for array in read:
-        owner = array if array.base is None else array.base
-        if type(owner) is not np.ndarray or owner.base is not None or id(owner) in owners:
-            return False
+        if array is not None:
+            owner = array if array.base is None else array.base
+            if type(owner) is not np.ndarray or owner.base is not None or id(owner) in owners:
+                return False
     return True
 
 
