@@ -1,13 +1,14 @@
-"""How many Python functions of gradkit a warm call runs: ``python -m benchmarks.calls [--list]``.
+"""How many Python functions a warm call runs: ``python -m benchmarks.calls [--list]``.
 
-Counts 'call' events of ``sys.setprofile`` whose code lies in gradkit's files. On the CUDA host the
-device neither compiles nor launches; its arrays are CuPy's own where CuPy is installed, else a
-double's.
+Counts all 'call' events of ``sys.setprofile``, whosever code it is. On the CUDA host the device
+neither compiles nor launches; its arrays are CuPy's own where CuPy is installed, else a double's,
+whose Python code is not counted.
 """
 
 import argparse
 import importlib.util
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -19,6 +20,12 @@ import gradkit
 from benchmarks.host import MAKERS, Maker
 
 _PACKAGE = Path(gradkit.__file__).parent
+# The double's code, and what frees its arrays.
+_DOUBLE = (
+    *(_PACKAGE.parent / name for name in ("benchmarks", "testbed", "tests")),
+    weakref.__file__,
+    Path(np.__file__).parent / "_core" / "_internal.py",
+)
 
 
 def warm_calls(make: Maker) -> dict[str, Callable[[], Any]]:
@@ -36,13 +43,21 @@ def warm_calls(make: Maker) -> dict[str, Callable[[], Any]]:
 
 
 def traced(call: Callable[[], Any]) -> list[tuple[str, str]]:
-    """The file and the name of each function of gradkit that a call runs, in order."""
+    """The file and the name of each Python function that a call runs, in order."""
     seen: list[tuple[str, str]] = []
+    double: FrameType | None = None
 
     def note(frame: FrameType, event: str, _: object) -> None:
+        nonlocal double
         path = Path(frame.f_code.co_filename)
-        if event == "call" and path.is_relative_to(_PACKAGE):
-            seen.append((path.relative_to(_PACKAGE).as_posix(), frame.f_code.co_qualname))
+        own = path.is_relative_to(_PACKAGE)
+        if double is not None:
+            double = None if event == "return" and frame is double else double
+        elif event == "call" and any(map(path.is_relative_to, _DOUBLE)):
+            double = frame if frame.f_code is not call.__code__ else None
+        elif event == "call":
+            name = path.relative_to(_PACKAGE).as_posix() if own else path.name
+            seen.append((name, frame.f_code.co_qualname))
 
     for _ in range(3):
         call()

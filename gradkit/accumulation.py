@@ -3,25 +3,22 @@
 Every function here writes in place and returns the caller's own objects.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from gradkit._backend import Array, Spec
+from gradkit._backend import Spec
 from gradkit._calls import checks
 from gradkit._calls.lists import AccumulateGrad, AccumulateGrads, AccumulateGradV2, ZeroGrad
-from gradkit._dtypes import FLOATS, float_of
-from gradkit._open import memory
-from gradkit._open.call import Call
+from gradkit._dtypes import float_of
+from gradkit._open.dispatch import run
 from gradkit._open.foreign import answers
 from gradkit._open.gradients import Gradients
-from gradkit._open.pairs import check_pairs, flag_of, in_order_of
+from gradkit._open.pairs import check_pairs, in_order_of
 from gradkit._typing import AnyArray, Casting, Flag, Real, Scalar, T, Tree, X
 
 __all__ = ["accumulate_grad", "accumulate_grad_v2", "accumulate_grads", "zero_grad"]
 
-_MOST = 4096  # pairs that are remembered before all are forgotten
-_fitting: set[Any] = set()
 _NORM = Spec("the norm", (), np.dtype(np.float64))
 
 
@@ -78,15 +75,7 @@ def accumulate_grad(
     array([[0.5, 0.5],
            [0.5, 0.5]], dtype=float32)
     """
-    factor = None if scale is None else checks.real(scale, "scale")
-    call = _opened(buffer, grad, casting, "compute buffer + grad")
-    flag = flag_of(call, do_update, "do_update")
-    with call.on_stream():
-        into, addend = call.arrays
-        call.backend.accumulate_grad(
-            AccumulateGrad(buffer=into, grad=addend, do_update=flag, scale=factor)
-        )
-    call.framework.wrote([buffer])
+    run(AccumulateGrad(buffer=buffer, grad=grad, casting=casting, do_update=do_update, scale=scale))
     return buffer
 
 
@@ -134,13 +123,7 @@ def accumulate_grad_v2(
     >>> updated, buffer
     (True, array([2., 2.]))
     """
-    instead = "take grad itself, or compute buffer + grad"
-    call = _opened(buffer, grad, casting, instead)
-    flag = flag_of(call, overwrite, "overwrite")
-    with call.on_stream():
-        into, addend = call.arrays
-        call.backend.accumulate_grad_v2(AccumulateGradV2(buffer=into, grad=addend, overwrite=flag))
-    call.framework.wrote([buffer])
+    run(AccumulateGradV2(buffer=buffer, grad=grad, casting=casting, overwrite=overwrite))
     return True, buffer
 
 
@@ -217,7 +200,7 @@ def accumulate_grads(
         factor = into.number(scale, "scale")
         if isinstance(factor, float):
             checks.finite(factor, "scale")
-        update, fresh = flag_of(into, do_update, "do_update"), flag_of(into, overwrite, "overwrite")
+        update, fresh = into.flag(do_update, "do_update"), into.flag(overwrite, "overwrite")
         norm = None
         if norm_out is not None:
             for given in (into, added):
@@ -279,51 +262,6 @@ def zero_grad(grads: T) -> T:
         group.backend.zero_grad(ZeroGrad(grads=group.views))
     group.wrote()
     return group.returned(grads)
-
-
-class _Pair(NamedTuple):
-    buffer: Array
-    grad: Array
-
-
-def _check_pair(buffer: Array, grad: Array, casting: str) -> None:
-    """Raise unless a gradient can be added; of arrays like these it is found out once."""
-    checks.choice(casting, "casting", ("safe", "same_kind"))
-    known = buffer.shape, buffer.dtype, grad.shape, grad.dtype, casting
-    if known in _fitting:
-        return
-    into, addend = checks.floating(buffer, "buffer"), checks.floating(grad, "grad")
-    accepted = FLOATS[into].addends if casting == "safe" else tuple(FLOATS)
-    if addend not in accepted:
-        raise TypeError(
-            f"grad has dtype {addend} and the buffer {into}, which would lose precision; "
-            f'accepted: {", ".join(accepted)}, or any with casting="same_kind"'
-        )
-    extra = buffer.ndim - grad.ndim
-    if extra < 0 or any(
-        length not in (1, wanted)
-        for length, wanted in zip(grad.shape, buffer.shape[extra:], strict=True)
-    ):
-        raise ValueError(
-            f"grad has shape {grad.shape}, which does not broadcast to the buffer's {buffer.shape}"
-        )
-    if len(_fitting) >= _MOST:
-        _fitting.clear()
-    _fitting.add(known)
-
-
-def _opened(buffer: Any, grad: Any, casting: str, instead: str) -> Call[_Pair]:
-    if grad is None:
-        raise TypeError("grad is a NoneType; expected an array")
-    call = Call(_Pair(buffer, grad), write=True, instead=instead, detach=False)
-    into, addend = call.arrays
-    _check_pair(into, addend, casting)
-    memory.writable(into, "buffer", instead)
-    if memory.overlap(call.backend, into, addend) and not memory.same_elements(
-        call.backend, into, addend
-    ):
-        raise ValueError("grad partly overlaps the buffer; pass a copy")
-    return call
 
 
 def _why_not_added(buffer: Any, grad: Any) -> str | None:

@@ -23,7 +23,6 @@ from gradkit._open import trees
 from gradkit._open.clipping import (
     NonFinite,
     apart_from,
-    limit_of,
     pair_of,
     policy_of,
     raise_if_nonfinite,
@@ -31,7 +30,8 @@ from gradkit._open.clipping import (
 )
 from gradkit._open.foreign import answers
 from gradkit._open.gradients import Gradients
-from gradkit._open.outputs import Named, Outputs
+from gradkit._open.memory import Named
+from gradkit._open.results import Results
 from gradkit._typing import Along, AnyArray, Axis, Order, Real, Scalar, T, Tree, TreeOut
 from gradkit.gradients import names_of
 
@@ -128,7 +128,7 @@ def clip_grad_block_norm(
     group = Gradients(grads, write=True, instead=instead)
     group.refuse_shards("their blocks lie on several ranks")
     with group.on_stream():
-        limit = limit_of(group, max_norm, "max_norm")
+        limit = group.limit(max_norm, "max_norm")
         units = _units(group, axis)
         norms = _outputs(group, units, out)
         _clip(group, units, rule, limit, norms, group.views)
@@ -191,7 +191,7 @@ def clip_by_block_norm(
     group.refuse_shards("their blocks lie on several ranks")
     clipped_out, norms_out = pair_of(out, "norms")
     with group.on_stream():
-        limit = limit_of(group, max_norm, "max_norm")
+        limit = group.limit(max_norm, "max_norm")
         units = _units(group, axis)
         return _new(group, units, rule, limit, clipped_out, norms_out)
 
@@ -263,7 +263,7 @@ def clip_grad_adaptive(
     group = Gradients(grads, write=True, instead=instead)
     group.refuse_shards("their blocks lie on several ranks")
     with group.on_stream():
-        ratio = limit_of(group, clipping, "clipping")
+        ratio = group.limit(clipping, "clipping")
         units, held = _units(group, axis), _params(group, params)
         norms = _outputs(group, units, out, held)
         sizes = _param_norms(group, held, units)
@@ -324,7 +324,7 @@ def clip_by_adaptive_norm(
     group.refuse_shards("their blocks lie on several ranks")
     clipped_out, norms_out = pair_of(out, "norms")
     with group.on_stream():
-        ratio = limit_of(group, clipping, "clipping")
+        ratio = group.limit(clipping, "clipping")
         units, held = _units(group, axis), _params(group, params)
         return _new(group, units, rule, ratio, clipped_out, norms_out, held)
 
@@ -389,7 +389,7 @@ def _along(asked: Along, view: Array, name: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _outputs(group: Gradients, units: _Units, out: Any, apart: Named = ()) -> Outputs:
+def _outputs(group: Gradients, units: _Units, out: Any, apart: Named = ()) -> Results:
     """Where norms are written: a vector of all units."""
     total = sum(map(math.prod, units.shapes))
     return group.outputs(out, (Spec("the norms", (total,), _FLOAT64),), apart=apart)
@@ -423,7 +423,7 @@ def _clip(
     units: _Units,
     rule: _Rule,
     limit: Number,
-    norms: Outputs,
+    norms: Results,
     outs: Any,
     sizes: Norm | None = None,
 ) -> None:
@@ -472,7 +472,7 @@ def _new(
     return tree, _in_place_of(group, units, norms, norms_out)
 
 
-def _in_place_of(group: Gradients, units: _Units, norms: Outputs, out: Any) -> Any:
+def _in_place_of(group: Gradients, units: _Units, norms: Results, out: Any) -> Any:
     """The caller's structure with norms where gradients were."""
     if out is not None:
         norms.results()  # tells the library that they were written

@@ -9,28 +9,26 @@ Norms are float64 for every dtype. No intermediate overflows or underflows.
 """
 
 from functools import partial
-from typing import Any, NamedTuple, overload
+from typing import Any, overload
 
 import numpy as np
 
 from gradkit._arrays import is_array
-from gradkit._backend import Array, Spec
 from gradkit._calls import checks
 from gradkit._calls.backend import runs
 from gradkit._calls.lists import ClipByNorm, ClipCoefficient, ClipGradValue, ScaleGrads
 from gradkit._calls.roles import Grads
-from gradkit._open.call import Call
 from gradkit._open.clipping import (
     NonFinite,
     Rule,
     apart_from,
-    limit_of,
     pair_of,
     raise_if_nonfinite,
     rule_of,
     scale_of,
     twins,
 )
+from gradkit._open.dispatch import run
 from gradkit._open.foreign import answers, deprecated, norm_comes
 from gradkit._open.gradients import Gradients
 from gradkit._ranks.collective import NOBODY, Collective
@@ -74,13 +72,8 @@ __all__ = [
     "scale_grads",
 ]
 
-_FLOAT64 = np.dtype(np.float64)
 _CLIP = "clip_by_norm"
 _GROUP = "pass group=, as a function of gradkit.distributed makes it"
-
-
-class _Norm(NamedTuple):
-    norm: Array
 
 
 @overload
@@ -337,7 +330,7 @@ def clip_grad_norm(
         near = partial(beside, ranks, out, found_inf)
         held = Gradients(grads, write=True, instead=instead, beside=near, several=True)
         with held.on_stream():
-            limit, by = limit_of(held, max_norm, "max_norm"), scale_of(held, scale)
+            limit, by = held.limit(max_norm, "max_norm"), scale_of(held, scale)
             wanted = Wanted("clip_grad_norm", rule.order, rule.policy, by, then=_CLIP)
             flags = None if found_inf is None else flags_of(held, found_inf, ())
             norm = held.outputs(out, (NORM,), apart=flags.named() if flags else ())
@@ -456,7 +449,7 @@ def clip_by_global_norm(
         near = partial(beside, ranks, norm_out, found_inf)
         held = Gradients(grads, write=False, beside=near, several=True)
         with held.on_stream():
-            limit, by = limit_of(held, max_norm, "max_norm"), scale_of(held, scale)
+            limit, by = held.limit(max_norm, "max_norm"), scale_of(held, scale)
             wanted = Wanted("clip_by_global_norm", rule.order, rule.policy, by, then=_CLIP)
             flags = None if found_inf is None else flags_of(held, found_inf, ())
             apart = flags.named() if flags else []
@@ -513,18 +506,8 @@ def clip_coefficient(
     >>> gradkit.clip_coefficient(5.0, 1.0)
     array(0.2)
     """
-    floor = checks.epsilon(eps)
-    call = Call(_Norm(norm if is_array(norm) else np.float64(checks.real(norm, "norm"))))
-    given = call.arrays
-    checks.floating(given.norm, "norm")
-    with call.on_stream():
-        limit = limit_of(call, max_norm, "max_norm")
-        coefficient = call.outputs(out, (Spec("the coefficient", given.norm.shape, _FLOAT64),))
-        norms = call.backend.as_float64(given.norm)
-        call.backend.clip_coefficient(
-            ClipCoefficient(norm=norms, max_norm=limit, eps=floor, coefficient=coefficient.views[0])
-        )
-        return coefficient.results()[0]
+    given = norm if is_array(norm) else np.float64(checks.real(norm, "norm"))
+    return run(ClipCoefficient(norm=given, max_norm=max_norm, eps=eps), out)
 
 
 @runs(_CLIP)
@@ -585,7 +568,7 @@ def clip_grads_with_norm(
     instead = "use clip_coefficient, and multiply each gradient by it"
     held = Gradients(grads, write=True, instead=instead, several=True)
     with held.on_stream():
-        limit, by = limit_of(held, max_norm, "max_norm"), scale_of(held, scale)
+        limit, by = held.limit(max_norm, "max_norm"), scale_of(held, scale)
         known = held.number(norm, "norm")
         if isinstance(known, float):
             if known < 0:

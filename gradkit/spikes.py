@@ -10,39 +10,19 @@ from typing import Any, Literal, NamedTuple, SupportsIndex, TypeAlias, overload
 import numpy as np
 
 from gradkit._arrays import HOST, framework_of
-from gradkit._backend import Array, Spec
 from gradkit._calls import checks
-from gradkit._calls.lists import SpikeGuardUpdate
-from gradkit._open.call import Call
+from gradkit._calls.layouts import GUARD_STATE
+from gradkit._calls.lists import SpikeGuardState, SpikeGuardUpdate
 from gradkit._open.clipping import known_norm
-from gradkit._open.given import known_framework, view_of
+from gradkit._open.dispatch import run
+from gradkit._open.given import known_framework, values_of, view_of
 from gradkit._typing import Float64, Host, Outs, Real, Scalar, X
 
 __all__ = ["SpikeGuard", "spike_guard_init", "spike_guard_update"]
 
-_FLOAT64 = np.dtype(np.float64)
 _STATISTICS = ("count", "mean", "std")
-_STATE = Spec("the state", (len(_STATISTICS),), _FLOAT64)
-_MAX_NORM = Spec("max_norm", (), _FLOAT64)
 OnSpike: TypeAlias = Literal["clip", "skip"]
 _MOST_WARMUP = 1 << 24  # norms that a float32 state, which JAX may have, can count
-
-
-class _Like(NamedTuple):
-    like: Array
-
-
-class _Norm(NamedTuple):
-    norm: Array
-
-
-class _State(NamedTuple):
-    state: Array
-
-
-class _Step(NamedTuple):
-    state: Array
-    norm: Array
 
 
 class _Rule(NamedTuple):
@@ -82,7 +62,8 @@ def spike_guard_init(like: Any = None) -> Any:
     >>> gradkit.spike_guard_init()
     array([0., 0., 0.])
     """
-    return _state(np.zeros(_STATE.shape), _Like(like))
+    values = np.zeros(GUARD_STATE)
+    return run(SpikeGuardState(like=values if like is None else like, values=values))
 
 
 def spike_guard_update(
@@ -179,32 +160,15 @@ def spike_guard_update(
     array([1.66875, 2.225  ])
     """
     rule = _rule(decay, threshold, warmup, on_spike)
-    call = Call(_Step(state, known_norm(norm)))
-    given, accepted = call.arrays, call.framework.widest(state)
-    checks.shape(given.state, _STATE.shape, "state", "what spike_guard_init makes")
-    if given.state.dtype != accepted:
-        raise TypeError(f"state has dtype {given.state.dtype}; accepted: {accepted}")
-    checks.shape(given.norm, (), "norm", "the norm of all gradients together")
-    checks.floating(given.norm, "norm")
-    with call.on_stream():
-        outputs = call.outputs(out, (_STATE, _MAX_NORM), reuse=given.state)
-        wide = call.backend.as_float64
-        known, value = (a if a.dtype == _FLOAT64 else wide(a) for a in given)
-        following, max_norm = outputs.views
-        call.backend.spike_guard_update(
-            SpikeGuardUpdate(
-                state=known,
-                norm=value,
-                decay=rule.decay,
-                threshold=rule.threshold,
-                warmup=rule.warmup,
-                clips=rule.on_spike == "clip",
-                following=following,
-                max_norm=max_norm,
-            )
-        )
-        following, max_norm = outputs.results()
-        return following, max_norm
+    call = SpikeGuardUpdate(
+        state=state,
+        norm=known_norm(norm),
+        decay=rule.decay,
+        threshold=rule.threshold,
+        warmup=rule.warmup,
+        clips=rule.on_spike == "clip",
+    )
+    return run(call, out)
 
 
 class SpikeGuard:
@@ -251,7 +215,7 @@ class SpikeGuard:
         on_spike: OnSpike = "clip",
     ) -> None:
         self._rule = _rule(decay, threshold, warmup, on_spike)
-        self._state: Any = np.zeros(_STATE.shape)
+        self._state: Any = np.zeros(GUARD_STATE)
 
     def __repr__(self) -> str:
         settings = ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
@@ -286,7 +250,8 @@ class SpikeGuard:
         """
         state = self._state
         if framework_of(state) is HOST and framework_of(norm) not in (HOST, None):
-            state = _state(state, _Norm(norm))
+            view_of(known_framework(norm, "norm"), norm, "norm", detach=True)  # or an error
+            state = run(SpikeGuardState(like=norm, values=state))
         out = (state, None) if _may_be_written(state) else None
         self._state, max_norm = spike_guard_update(state, norm, **self.settings, out=out)
         return max_norm
@@ -300,9 +265,7 @@ class SpikeGuard:
             ``count``, ``mean`` and ``std``, then ``decay``, ``threshold``, ``warmup`` and
             ``on_spike``, as Python numbers and a string. JSON keeps them bit for bit.
         """
-        call = Call(_State(self._state))
-        with call.on_stream():
-            count, mean, std = map(float, call.backend.read(call.arrays.state))
+        count, mean, std = map(float, values_of(self._state, "state"))
         return {"count": int(count), "mean": mean, "std": std, **self.settings}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -358,15 +321,6 @@ def _count(warmup: Any) -> int:
     if not 1 <= count <= _MOST_WARMUP:
         raise ValueError(f"warmup must be from 1 to {_MOST_WARMUP}, not {count}")
     return count
-
-
-def _state(values: Array, like: "_Like | _Norm") -> Any:
-    """A state with a host array's values, of another array's type and on its device."""
-    call = Call(_Like(values) if like[0] is None else like)
-    with call.on_stream():
-        state = call.outputs(None, (_STATE,))
-        state.views[0][...] = call.backend.as_float64(values)
-        return state.results()[0]
 
 
 def _may_be_written(state: Any) -> bool:

@@ -5,29 +5,21 @@ Gradients of 0 do not skip the step of an optimiser that has momentum, weight de
 """
 
 import math
-from typing import Any, NamedTuple, overload
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gradkit._backend import Array, Spec
-from gradkit._calls import checks
 from gradkit._calls.lists import KeepIf, StepVerdict
 from gradkit._open import memory
-from gradkit._open.call import Call
-from gradkit._open.clipping import known_norm, limit_of
+from gradkit._open.clipping import known_norm
+from gradkit._open.dispatch import run
 from gradkit._open.foreign import answers
 from gradkit._open.gradients import Gradients
-from gradkit._open.pairs import check_pairs, flag_of, in_order_of
+from gradkit._open.pairs import check_pairs, in_order_of
 from gradkit._typing import AnyArray, Flag, Real, Scalar, T, Tree, X
 
 __all__ = ["keep_if", "step_verdict"]
-
-_VERDICT = Spec("the verdict", (), np.dtype(bool))
-
-
-class _Norm(NamedTuple):
-    norm: Array
 
 
 @overload
@@ -96,23 +88,10 @@ def step_verdict(
     >>> gradkit.step_verdict(np.float64("nan"))
     array(False)
     """
-    call = Call(_Norm(known_norm(norm)))
-    given = call.arrays.norm
-    checks.shape(given, (), "norm", "the norm of all gradients together")
-    checks.floating(given, "norm")
-    with call.on_stream():
-        most = math.inf if limit is None else limit_of(call, limit, "limit")
-        found = None if found_inf is None else _number_of(call, found_inf)
-        verdict = call.outputs(out, (_VERDICT,))
-        call.backend.step_verdict(
-            StepVerdict(
-                norm=call.backend.as_float64(given),
-                limit=most,
-                found_inf=found,
-                verdict=verdict.views[0],
-            )
-        )
-        return verdict.results()[0]
+    call = StepVerdict(
+        norm=known_norm(norm), limit=math.inf if limit is None else limit, found_inf=found_inf
+    )
+    return run(call, out)
 
 
 @answers
@@ -160,7 +139,7 @@ def keep_if(verdict: Flag, new: Tree, old: T) -> T:
     source = Gradients(in_order_of(into, new), write=False, label="new", floats=False)
     check_pairs(into, source, ("new", "old"), _why_not_copied)
     with into.on_stream():
-        flag = flag_of(into, verdict, "verdict")
+        flag = into.flag(verdict, "verdict")
         if not isinstance(flag, bool):
             for k, _ in memory.meetings(into.backend, into.views, [flag]):
                 raise ValueError(f"verdict overlaps {into.name(k)}; pass a copy")
@@ -168,19 +147,6 @@ def keep_if(verdict: Flag, new: Tree, old: T) -> T:
     into.wrote()
     kept: T = into.returned(old)
     return kept
-
-
-def _number_of(call: Call[_Norm], found_inf: Any) -> Any:
-    """What was found, as one float64 number on the device."""
-    if checks.is_flag(found_inf):
-        return call.backend.as_float64(np.float64(found_inf))
-    view = call.argument(found_inf, "found_inf")
-    if view.dtype != bool:
-        checks.floating(view, "found_inf")
-    if view.size != 1:
-        raise ValueError(f"found_inf has shape {view.shape}; expected one number")
-    call.numbers.append(("found_inf", view))
-    return call.backend.as_float64(view.reshape(()))
 
 
 def _why_not_copied(old: Any, new: Any) -> str | None:

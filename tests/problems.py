@@ -55,7 +55,7 @@ def launch(backend, kind, outs, **given):
 def opened(kind, outs, engine=None, **given):
     """A call as a backend gets it. Here an engine may be one that takes no arrays of NumPy."""
     call = call_of(kind, **given)
-    Opened(call, outs=tuple(outs))
+    Opened(call, outs=tuple(outs)).check_values()
     call.__dict__.update(zip(call.result_names, outs, strict=True))
     call.engine = engine
     return call

@@ -140,7 +140,7 @@ def test_sums_of_all_16_bit_numbers(device, name, grad):
         expected = _rounded(buffer.astype(np.float64) + added.astype(np.float64), buffer.dtype)
     ours, theirs = device.xp.asarray(buffer), device.xp.asarray(added)
     CudaBackend(device).accumulate_grad(
-        AccumulateGrad(buffer=ours, grad=theirs, do_update=True, scale=None)
+        AccumulateGrad(buffer=ours, grad=theirs, casting="safe", do_update=True, scale=None)
     )
     assert_same_numbers(np.array(ours), expected)
 
@@ -170,7 +170,7 @@ def test_scaled_sums(device, name, grad, factor):
         expected = _rounded(buffer.astype(np.float64) + term, buffer.dtype)
     ours, theirs = device.xp.asarray(buffer), device.xp.asarray(added)
     CudaBackend(device).accumulate_grad(
-        AccumulateGrad(buffer=ours, grad=theirs, do_update=True, scale=factor)
+        AccumulateGrad(buffer=ours, grad=theirs, casting="safe", do_update=True, scale=factor)
     )
     assert_same_numbers(np.array(ours), expected)
 
@@ -190,7 +190,13 @@ def test_scaled_sums_beside_a_tie(device, name, grad, distance):
         ours = device.xp.asarray(np.concatenate([buffer, -buffer]))
         added = np.repeat([1, -1], buffer.size).astype(DTYPES[grad])
         CudaBackend(device).accumulate_grad(
-            AccumulateGrad(buffer=ours, grad=device.xp.asarray(added), do_update=True, scale=factor)
+            AccumulateGrad(
+                buffer=ours,
+                grad=device.xp.asarray(added),
+                casting="safe",
+                do_update=True,
+                scale=factor,
+            )
         )
         exact = buffer.astype(np.float64) + factor
         expected = _rounded(np.concatenate([exact, -exact]), buffer.dtype)

@@ -603,11 +603,15 @@ def test_accumulates_every_pair_of_dtypes(device, into, addend, offset):
     before = hosts[0][offset:].astype(np.longdouble)
     term = hosts[1][offset:].astype(np.longdouble)
     backend = CudaBackend(device)
-    backend.accumulate_grad(AccumulateGrad(buffer=buffer, grad=grad, do_update=True, scale=None))
+    backend.accumulate_grad(
+        AccumulateGrad(buffer=buffer, grad=grad, casting="safe", do_update=True, scale=None)
+    )
     exact = (before + term).astype(np.float64)
     tolerances.assert_ulps(buffer, exact.astype(DTYPES[into]), 1 if into == "bfloat16" else 0)
     fresh = device.xp.empty(3001, DTYPES[into])[offset:]  # unwritten: = must not read it
-    backend.accumulate_grad_v2(AccumulateGradV2(buffer=fresh, grad=grad, overwrite=True))
+    backend.accumulate_grad_v2(
+        AccumulateGradV2(buffer=fresh, grad=grad, casting="safe", overwrite=True)
+    )
     tolerances.assert_ulps(fresh, grad.astype(DTYPES[into]), 1 if into == "bfloat16" else 0)
 
 
@@ -616,10 +620,14 @@ def test_flags_are_read_on_the_device(device, flag):
     backend = CudaBackend(device)
     flags = device.xp.asarray(np.array([flag]))
     buffer, grad = put(device, [np.full(70, 2.0), np.full(70, 3.0)])
-    backend.accumulate_grad(AccumulateGrad(buffer=buffer, grad=grad, do_update=flags, scale=2.0))
+    backend.accumulate_grad(
+        AccumulateGrad(buffer=buffer, grad=grad, casting="safe", do_update=flags, scale=2.0)
+    )
     np.testing.assert_array_equal(buffer, np.full(70, 8.0 if flag else 2.0))
     buffer[...] = 2
-    backend.accumulate_grad_v2(AccumulateGradV2(buffer=buffer, grad=grad, overwrite=flags))
+    backend.accumulate_grad_v2(
+        AccumulateGradV2(buffer=buffer, grad=grad, casting="safe", overwrite=flags)
+    )
     np.testing.assert_array_equal(buffer, np.full(70, 3.0 if flag else 5.0))
 
 
@@ -646,7 +654,9 @@ def test_traffic_is_what_the_operations_need(device):
     backend.zero_grad(ZeroGrad(grads=[grad]))
     assert (device.traffic.read, device.traffic.written) == (0, 4 * size)
     (buffer,) = put(device, [np.ones(size, np.float32)])
-    backend.accumulate_grad(AccumulateGrad(buffer=buffer, grad=grad, do_update=True, scale=None))
+    backend.accumulate_grad(
+        AccumulateGrad(buffer=buffer, grad=grad, casting="safe", do_update=True, scale=None)
+    )
     assert (device.traffic.read, device.traffic.written) == (8 * size, 4 * size)
 
 
@@ -737,7 +747,9 @@ def results(device):
     found += [g.copy() for g in grads]
     (buffer,) = put(device, [np.ones((30, 100), np.float32)])
     backend.accumulate_grad(
-        AccumulateGrad(buffer=buffer, grad=grads[-3][:100], do_update=True, scale=0.3)
+        AccumulateGrad(
+            buffer=buffer, grad=grads[-3][:100], casting="safe", do_update=True, scale=0.3
+        )
     )
     found.append(buffer.copy())
     backend.zero_grad(ZeroGrad(grads=grads))

@@ -6,19 +6,18 @@ import numpy as np
 import pytest
 
 import gradkit
-from gradkit import accumulation
 from gradkit._open import dispatch
 from tests.problems import make
 
 
 def test_what_is_remembered_is_bounded(monkeypatch):
-    for module, known in ((dispatch, dispatch._plans), (accumulation, accumulation._fitting)):
-        monkeypatch.setattr(module, "_MOST", 8)
-        known.clear()
-        for length in range(1, 100):
-            gradkit.rms_norm(np.ones((1, length)))
-            gradkit.accumulate_grad(np.ones(length), np.ones(1))
-            assert len(known) <= 8
+    known = dispatch._plans
+    monkeypatch.setattr(dispatch, "_MOST", 8)
+    known.clear()
+    for length in range(1, 100):
+        gradkit.rms_norm(np.ones((1, length)))
+        gradkit.accumulate_grad(np.ones(length), np.ones(1))
+        assert len(known) <= 8
 
 
 @pytest.mark.parametrize(
@@ -64,8 +63,37 @@ def test_a_call_like_an_earlier_one_is_still_looked_at(backend):
         np.testing.assert_array_equal(backend.asnumpy(found), ref)
     buffer = backend.asarray(np.arange(8.0))
     gradkit.accumulate_grad(buffer[:4], buffer[4:])
-    with pytest.raises(ValueError, match="grad partly overlaps the buffer"):
+    with pytest.raises(ValueError, match="buffer shares memory with grad without"):
         gradkit.accumulate_grad(buffer[:4], buffer[1:5])
+
+
+def test_results_are_looked_at_in_each_call(backend):
+    """All of these have shapes, dtypes and strides for which there is a plan."""
+    p = make((4, 6))
+    dy, x, scale, mean, inv_std = p.on(backend, "dy", "x", "scale", "mean", "inv_std")
+    room = backend.asarray(np.zeros((1, 4, 6), np.float32))
+    scales = backend.asarray(np.zeros((2, 6), np.float32))
+    for _ in range(2):
+        out = (room[0], scales[0], scales[1])
+        found = gradkit.layer_norm_grad(dy, x, scale, mean, inv_std, out=out)
+        assert all(a is b for a, b in zip(found, out, strict=True))
+        for wrong, message in (
+            ((x, *out[1:]), r"out\[0\] shares memory with x"),
+            ((room[0], scales[1], scales[1]), r"out\[1\] and out\[2\] share memory"),
+            ((room[0], scale, scales[1]), r"out\[1\] shares memory with scale"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                gradkit.layer_norm_grad(dy, x, scale, mean, inv_std, out=wrong)
+        flat = backend.asarray(np.zeros(30, np.float32))
+        inside, behind = flat[:24].reshape(4, 6), flat[6:].reshape(4, 6)
+        with pytest.raises(ValueError, match=r"out\[0\] shares memory with x"):
+            gradkit.layer_norm_grad(dy, behind, scale, mean, inv_std, out=(inside, *out[1:]))
+        gradkit.layer_norm_grad(dy, x, scale, mean, inv_std, out=(dy.copy(), *out[1:]))
+    buffer = np.zeros(3)
+    gradkit.accumulate_grad(buffer, np.ones(3))
+    buffer.flags.writeable = False
+    with pytest.raises(ValueError, match="buffer is read-only"):
+        gradkit.accumulate_grad(buffer, np.ones(3))
 
 
 def test_new_results_of_batch_norm_lie_as_x_does_whatever_came_before():

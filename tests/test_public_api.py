@@ -87,9 +87,9 @@ RECORDED = [name for name, operation in OPERATIONS.items() if operation.record]
 @pytest.mark.parametrize("name", RECORDED)
 def test_rows_are_as_records_say(name):
     operation, record = OPERATIONS[name], OPERATIONS[name].record
-    positional = record.arguments[: len(operation.arrays)]
-    assert operation.arrays == tuple(argument.name for argument in positional)
-    assert operation.optional == tuple(one.name for one in positional if one.optional)
+    positional = record.array_names[: len(operation.arrays)]
+    assert operation.arrays == positional
+    assert operation.optional == tuple(name for name in positional if name in record.optional)
     further = {name for variant in operation.variants.values() for name in variant}
     assert {one.name for one in record.arguments} - {*operation.arrays} <= further
 

@@ -204,7 +204,7 @@ def test_memory_that_is_shared(backend):
         ({"found_inf": np.zeros((), int)}, TypeError, "found_inf has dtype int64; accepted: float"),
         ({"found_inf": 0.0}, TypeError, "found_inf is a float; expected an array"),
         ({"found_inf": "no"}, TypeError, "found_inf is a str; expected an array"),
-        ({"out": np.zeros(())}, TypeError, "out has dtype float64; the verdict has dtype bool"),
+        ({"out": np.zeros(())}, TypeError, "out has dtype float64; verdict has dtype bool"),
     ],
 )
 def test_what_gives_no_verdict(given, error, message):

@@ -7,7 +7,7 @@ returns them, and ``tests/test_contract.py`` compares the signatures.
 Arguments are validated: arrays are the backend's own (``numpy.ndarray`` or ``cupy.ndarray``),
 shapes and dtypes are compatible, and no output shares memory with an input, except that ``dx`` may
 be ``dy`` or ``ds``, ``y`` and ``x`` may be one array, ``s`` may be ``x`` or ``residual``, ``outs``
-may be ``grads``, ``following`` may be ``state``, ``next_mean`` and ``next_var`` may be
+may be ``grads``, ``next_state`` may be ``state``, ``next_mean`` and ``next_var`` may be
 ``running_mean`` and ``running_var``, and ``buffer`` may be ``grad``. The caller has made the
 arrays' device and stream current.
 An operation writes its outputs and returns nothing unless its docstring says so. Only ``read``

@@ -117,7 +117,7 @@ class BatchNorm(Call):
 
     types, layout = BATCH_NORM_TYPES, Channels("x")
 
-    def check_values(self) -> None:
+    def check_values(self, opened: Any) -> None:  # noqa: ARG002
         engines.check(self.x, self.engine)
 
     def compute(self, backend: ChannelOperations) -> None:
@@ -143,7 +143,7 @@ class BatchNormGrad(Call):
 
     types, layout = BATCH_NORM_TYPES, Channels("x")
 
-    def check_values(self) -> None:
+    def check_values(self, opened: Any) -> None:  # noqa: ARG002
         engines.check(self.x, self.engine)
 
     def compute(self, backend: ChannelOperations) -> None:
@@ -166,7 +166,7 @@ class BatchNormInference(Call):
 
     types, layout = BATCH_NORM_TYPES, Channels("x")
 
-    def check_values(self) -> None:
+    def check_values(self, opened: Any) -> None:  # noqa: ARG002
         engines.check(self.x, self.engine)
 
     def compute(self, backend: ChannelOperations) -> None:
@@ -210,7 +210,7 @@ class UpdateRunningStatistics(Call):
 
     layout = Running("running_mean")
 
-    def check_values(self) -> None:
+    def check_values(self, opened: Any) -> None:  # noqa: ARG002
         if isinstance(self.count, float):
             checks.enough(self.count, f"count is {self.count:g}")
 

@@ -8,10 +8,11 @@ import numpy as np
 from gradkit._backend import Shape, Spec
 from gradkit._calls import checks, roles
 from gradkit._calls.record import Call, Described, Plan
-from gradkit._dtypes import DType, accumulation_name, check_combination, dtype_named
+from gradkit._dtypes import FLOATS, DType, accumulation_name, check_combination, dtype_named
 
 _FLOAT64 = np.dtype(np.float64)
 _WIDE = ("float64", "float32")
+GUARD_STATE = (3,)  # how many norms a spike guard has seen, their mean and standard deviation
 
 
 class Layout:
@@ -33,8 +34,7 @@ class Layout:
         return None
 
     def check_axis(self, call: Any) -> None:
-        """Make the axis of a call an index."""
-        raise NotImplementedError
+        """Make the axis of a call an index, if it has one."""
 
     def check_shapes(self, call: Any) -> None:
         """Raise unless the shapes of all arguments fit."""
@@ -169,9 +169,6 @@ class Channels(Layout):
 class Running(Layout):
     """Vectors of one number per channel, with no data."""
 
-    def check_axis(self, call: Any) -> None:
-        """There is none."""
-
     def check_shapes(self, call: Any) -> None:
         first: Described = getattr(call, self.data)
         if first.ndim != 1:
@@ -191,9 +188,6 @@ class Running(Layout):
 class Ranks(Layout):
     """A row of numbers per channel from each rank, and its elements per channel."""
 
-    def check_axis(self, call: Any) -> None:
-        """There is none."""
-
     def check_shapes(self, call: Any) -> None:
         first: Described = getattr(call, self.data)
         if first.ndim != 2:
@@ -211,6 +205,66 @@ class Ranks(Layout):
         channels = getattr(call, self.data).shape[1:]
         totals = dict.fromkeys(roles.TOTALS, (channels, _FLOAT64))
         return {**totals, roles.Count: ((), _FLOAT64)}
+
+
+class Alike(Layout):
+    """A float64 result of the shape of an argument."""
+
+    def check_shapes(self, call: Any) -> None:
+        checks.floating(getattr(call, self.data), self.data)
+
+    def kinds(self, call: Any) -> dict[Any, tuple[Any, ...]]:
+        return {roles.Numbers: (getattr(call, self.data).shape, _FLOAT64)}
+
+
+class GuardStep(Layout):
+    """The state of a spike guard, and numbers of its own."""
+
+    def check_shapes(self, call: Any) -> None:
+        if self.data == "state":
+            checks.shape(call.state, GUARD_STATE, "state", "what spike_guard_init makes")
+            checks.shape(call.norm, (), "norm", "the norm of all gradients together")
+            checks.floating(call.norm, "norm")
+
+    def kinds(self, call: Any) -> dict[Any, tuple[Any, ...]]:  # noqa: ARG002
+        return {roles.GuardState: (GUARD_STATE, _FLOAT64), roles.Scalar: ((), _FLOAT64)}
+
+
+class Judgement(Layout):
+    """A bool for one norm."""
+
+    def check_shapes(self, call: Any) -> None:
+        checks.shape(call.norm, (), "norm", "the norm of all gradients together")
+        checks.floating(call.norm, "norm")
+
+    def kinds(self, call: Any) -> dict[Any, tuple[Any, ...]]:  # noqa: ARG002
+        return {roles.Verdict: ((), np.dtype(bool))}
+
+
+class Addition(Layout):
+    """A gradient that is added to a buffer, to whose shape it broadcasts."""
+
+    def check_shapes(self, call: Any) -> None:
+        buffer, grad = call.buffer, call.grad
+        into, addend = checks.floating(buffer, "buffer"), checks.floating(grad, "grad")
+        accepted = FLOATS[into].addends if call.casting == "safe" else tuple(FLOATS)
+        if addend not in accepted:
+            raise TypeError(
+                f"grad has dtype {addend} and the buffer {into}, which would lose precision; "
+                f'accepted: {", ".join(accepted)}, or any with casting="same_kind"'
+            )
+        extra = buffer.ndim - grad.ndim
+        if extra < 0 or any(
+            length not in (1, wanted)
+            for length, wanted in zip(grad.shape, buffer.shape[extra:], strict=True)
+        ):
+            raise ValueError(
+                f"grad has shape {grad.shape}, which does not broadcast to the buffer's "
+                f"{buffer.shape}"
+            )
+
+    def kinds(self, call: Any) -> dict[Any, tuple[Any, ...]]:  # noqa: ARG002
+        return {}
 
 
 def check_wide(arrays: Iterable[Described]) -> None:

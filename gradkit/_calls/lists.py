@@ -6,20 +6,35 @@ or, on a backend of several devices, ``Spread``; their norms are float64.
 """
 
 from collections.abc import Sequence
-from typing import Protocol, dataclass_transform
+from typing import Any, Protocol, dataclass_transform
 
 from gradkit._backend import Axes
-from gradkit._calls.record import Record
+from gradkit._calls.layouts import Addition, Alike, GuardStep, Judgement
+from gradkit._calls.record import Call, Record, in_place, result
 from gradkit._calls.roles import (
+    CastingRule,
+    Checked,
     Data,
+    DoUpdate,
+    Eps,
+    Factor,
     Flag,
     Flags,
+    FoundInf,
     Grads,
     GuardState,
+    HostNumbers,
+    In,
+    InOut,
+    Limit,
+    MaxNorm,
     Norm,
     Number,
     Numbers,
+    Out,
+    Overwrite,
     Scalar,
+    Verdict,
     Written,
 )
 
@@ -117,18 +132,6 @@ class NormOfShares(ListCall):
     norm: Written[Norm]
 
 
-class ClipCoefficient(ListCall):
-    """``coefficient = min(1, max_norm / max(norm, eps))``; a NaN norm stays NaN.
-
-    A negative ``max_norm`` in an array gives NaN.
-    """
-
-    norm: Norm
-    max_norm: Number
-    eps: float
-    coefficient: Written[Numbers]
-
-
 class ClipByNorm(ListCall):
     """``outs = grads * (scale * coefficient of norm)``; ``norm`` is that of scale * grads.
 
@@ -199,23 +202,6 @@ class ClipUnits(ListCall):
     least: float = 0.0
 
 
-class AccumulateGrad(ListCall):
-    """``buffer += scale * grad`` (broadcast) if ``do_update``; with a scale, in float64."""
-
-    buffer: Written[Data]
-    grad: Data
-    do_update: Flag
-    scale: float | None
-
-
-class AccumulateGradV2(ListCall):
-    """``buffer = grad`` if ``overwrite``, else ``buffer += grad``; both broadcast."""
-
-    buffer: Written[Data]
-    grad: Data
-    overwrite: Flag
-
-
 class AccumulateGrads(ListCall):
     """If ``do_update``, each ``buffer += scale * grad``, or ``= scale * grad`` to overwrite.
 
@@ -230,29 +216,107 @@ class AccumulateGrads(ListCall):
     norm: Written[Norm | None]
 
 
-class SpikeGuardUpdate(ListCall):
-    """The state after a norm, and the limit for it; ``following`` may be ``state``.
+class ClipCoefficient(Call):
+    """``coefficient = min(1, max_norm / max(norm, eps))``; a NaN norm stays NaN.
+
+    A negative ``max_norm`` in an array gives NaN.
+    """
+
+    norm: In[Norm]
+    max_norm: MaxNorm
+    eps: Eps
+
+    coefficient: Out[Numbers] = result()
+
+    layout = Alike("norm")
+
+    def compute(self, backend: "ListOperations") -> None:
+        backend.clip_coefficient(self)
+
+
+class AccumulateGrad(Call):
+    """``buffer += scale * grad`` (broadcast) if ``do_update``; with a scale, in float64."""
+
+    buffer: InOut[Data] = in_place("compute buffer + grad", may_be=("grad",))
+    grad: In[Data]
+    casting: CastingRule
+    do_update: DoUpdate
+    scale: Factor
+
+    layout, detaches = Addition("buffer"), False
+
+    def compute(self, backend: "ListOperations") -> None:
+        backend.accumulate_grad(self)
+
+
+class AccumulateGradV2(Call):
+    """``buffer = grad`` if ``overwrite``, else ``buffer += grad``; both broadcast."""
+
+    buffer: InOut[Data] = in_place("take grad itself, or compute buffer + grad", may_be=("grad",))
+    grad: In[Data]
+    casting: CastingRule
+    overwrite: Overwrite
+
+    layout, detaches = Addition("buffer"), False
+
+    def compute(self, backend: "ListOperations") -> None:
+        backend.accumulate_grad_v2(self)
+
+
+class SpikeGuardUpdate(Call):
+    """The state after a norm, and the limit for it.
 
     ``clips``: the limit of a spike is below that of other norms, because it is clipped to it.
     """
 
-    state: GuardState
-    norm: Norm
-    decay: float
-    threshold: float
-    warmup: int
-    clips: bool
-    following: Written[GuardState]
-    max_norm: Written[Scalar]
+    state: In[GuardState]
+    norm: In[Norm]
+    decay: Checked[float]
+    threshold: Checked[float]
+    warmup: Checked[int]
+    clips: Checked[bool]
+
+    next_state: Out[GuardState] = result(may_be=("state",))
+    max_norm: Out[Scalar] = result()
+
+    layout = GuardStep("state")
+
+    def check_values(self, opened: Any) -> None:
+        accepted = opened.framework.widest(opened.like)
+        if self.state.dtype != accepted:
+            raise TypeError(f"state has dtype {self.state.dtype}; accepted: {accepted}")
+
+    def compute(self, backend: "ListOperations") -> None:
+        backend.spike_guard_update(self)
 
 
-class StepVerdict(ListCall):
+class SpikeGuardState(Call):
+    """A state with a host array's values, of another array's type and on its device."""
+
+    like: In[Data]
+    values: HostNumbers
+
+    state: Out[GuardState] = result()
+
+    layout = GuardStep("like")
+
+    def compute(self, backend: Any) -> None:
+        self.state[...] = backend.as_float64(self.values)
+
+
+class StepVerdict(Call):
     """``verdict = norm is finite and at most limit, and found_inf is 0``: one bool."""
 
-    norm: Norm
-    limit: Number
-    found_inf: Scalar | None
-    verdict: Written[Scalar]
+    norm: In[Norm]
+    limit: Limit
+    found_inf: FoundInf
+
+    verdict: Out[Verdict] = result()
+
+    layout = Judgement("norm")
+
+    def compute(self, backend: "ListOperations") -> None:
+        backend.step_verdict(self)
 
 
 class KeepIf(ListCall):

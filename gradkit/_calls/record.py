@@ -59,7 +59,9 @@ class InPlace(NamedTuple):
 
     name: str
     role: Any
+    optional: bool  # it may be None
     instead: str  # what to do with arrays that are never written
+    may_be: tuple[str, ...]  # the arguments that it may be
 
 
 class Result(NamedTuple):
@@ -75,11 +77,12 @@ class Plan:
     """What a call's shapes, dtypes, strides and numbers decide, decided once.
 
     ``results`` are the outputs, ``options`` the numbers as checked: an axis as an index;
-    ``widened`` the arguments that a backend gets in float64. A backend keeps in ``launcher`` what
-    it would otherwise decide again in each call.
+    ``changed`` those that a check has changed; ``widened`` the arguments that a backend gets in
+    float64. A backend keeps in ``launcher`` what it would otherwise decide again in each call.
     """
 
-    __slots__ = ("launcher", "options", "results", "widened")
+    __slots__ = ("changed", "launcher", "options", "results", "widened")
+    changed: tuple[tuple[str, Any], ...]
 
     def __init__(
         self,
@@ -109,15 +112,16 @@ def result(
     return {"may_be": may_be, "if_": if_}
 
 
-def in_place(instead: str) -> Any:
-    """A field for an optional ``InPlace``."""
-    return {"instead": instead}
+def in_place(instead: str, *, may_be: tuple[str, ...] = ()) -> Any:
+    """A field for an array that is written in place, as ``InPlace`` describes it."""
+    return {"instead": instead, "may_be": may_be}
 
 
 class Record:
     """Fields by name, which are given by keyword; a value in the class is a field's default.
 
-    Not a dataclass: code generated for each of some forty classes slows the import of gradkit.
+    Not a dataclass: code generated for each of some forty classes slows the import of gradkit. Here
+    it is generated in the first call.
     """
 
     _fields: ClassVar[frozenset[str]]
@@ -129,14 +133,28 @@ class Record:
         cls._required = frozenset(name for name in cls._fields if name not in vars(cls))
 
     def __init__(self, **given: Any):
-        if not self._required <= given.keys() <= self._fields:
-            name, wrong = type(self).__name__, sorted(given.keys() ^ self._fields)
+        kind = type(self)
+        if not kind._required <= given.keys() <= kind._fields:
+            name, wrong = kind.__name__, sorted(given.keys() ^ kind._fields)
             raise TypeError(f"{name} has other fields, or needs more: {', '.join(wrong)}")
         self.__dict__.update(given)
+        # From the second call on by code of the class's own, in half the time.
+        kind.__init__ = _initializer(sorted(kind._required), sorted(kind._fields - kind._required))  # type: ignore[method-assign]
 
     def replaced(self, **changed: Any) -> Self:
         """A copy with other values in some fields."""
         return type(self)(**{k: v for k, v in vars(self).items() if k in self._fields} | changed)
+
+
+def _initializer(required: list[str], others: list[str]) -> Callable[..., None]:
+    """A class's ``__init__``; a field that is left out keeps its default."""
+    parameters = ", ".join([*required, *(f"{name}=LEFT_OUT" for name in others)])
+    body = [f"    self.{name} = {name}" for name in required]
+    body += [f"    if {name} is not LEFT_OUT: self.{name} = {name}" for name in others]
+    made: dict[str, Any] = {"LEFT_OUT": object()}
+    exec(f"def __init__(self, *, {parameters}):\n" + "\n".join(body), made)
+    initializer: Callable[..., None] = made["__init__"]
+    return initializer
 
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(result, in_place))
@@ -155,8 +173,13 @@ class Call(Record):
     in_place: ClassVar[tuple[InPlace, ...]]
     numbers: ClassVar[dict[str, Callable[[Any, Any], Any] | None]]
     passing: ClassVar[dict[str, Callable[[Any, Any], Any]]]
+    array_names: ClassVar[tuple[str, ...]]  # of arguments, read and written
+    optional: ClassVar[frozenset[str]]  # those that may be None
     arrays: ClassVar[Callable[..., tuple[Any, ...]]]
-    options: ClassVar[Callable[..., tuple[Any, ...]]]
+    instead: ClassVar[dict[str, str]]
+    # Whether arrays may take part in differentiation, and only their values count.
+    detaches: ClassVar[bool] = True
+    options: ClassVar[Callable[..., Any]]  # the numbers and the class, as a plan's key has them
 
     plan: Plan
 
@@ -167,7 +190,7 @@ class Call(Record):
             Argument(name, *_role(kind)) for name, kind in own.items() if _wraps(kind, In)
         )
         cls.in_place = tuple(
-            InPlace(name, _role(kind)[0], **vars(cls)[name])
+            InPlace(name, *_role(kind), **vars(cls)[name])
             for name, kind in own.items()
             if _wraps(kind, InOut)
         )
@@ -184,8 +207,14 @@ class Call(Record):
             if _wraps(kind, Out)
         )
         cls.result_names = tuple(result.name for result in cls.results)
-        cls.arrays = staticmethod(_values_of([argument.name for argument in cls.arguments]))
-        cls.options = staticmethod(_values_of(cls.numbers))
+        cls.array_names = tuple(
+            n for n, kind in own.items() if _wraps(kind, In) or _wraps(kind, InOut)
+        )
+        cls.arrays = staticmethod(_values_of(cls.array_names))
+        fields: list[Argument | InPlace] = [*cls.arguments, *cls.in_place]
+        cls.optional = frozenset(field.name for field in fields if field.optional)
+        cls.instead = {each.name: each.instead for each in cls.in_place}
+        cls.options = staticmethod(attrgetter(*cls.numbers, "__class__", "__class__"))
         for name in (*cls.result_names, *(each.name for each in cls.in_place)):
             setattr(cls, name, None)
         super().__init_subclass__()
@@ -197,19 +226,19 @@ class Call(Record):
         """
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
-        for name, _, optional in self.arguments:
+        for name in self.array_names:
             array = getattr(self, name)
             if array is not None:
                 other.__dict__[name] = describe(name, array)
-            elif not optional:
+            elif name not in self.optional:
                 raise TypeError(f"{name} is a NoneType; expected an array")
-        for name, _, _ in self.in_place:
-            array = getattr(self, name)
-            other.__dict__[name] = None if array is None else describe(name, array)
         return other
 
-    def check_values(self) -> None:
-        """Raise if values are wrong that can be read without waiting for a device."""
+    def check_values(self, opened: Any) -> None:
+        """Raise if values are wrong that can be read without waiting for a device.
+
+        ``opened``: the caller's arrays, of one library.
+        """
 
     def compute(self, backend: Any) -> None:
         """Have a backend write the results."""

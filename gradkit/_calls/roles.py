@@ -57,6 +57,7 @@ Flags = NewType("Flags", _Array)  # of norm's shape: 1 or 0
 Numbers = NewType("Numbers", _Array)  # of another meaning, which the record says
 Scalar = NewType("Scalar", _Array)  # 0-d
 GuardState = NewType("GuardState", _Array)  # of a spike guard
+Verdict = NewType("Verdict", _Array)  # 0-d, a bool
 Number: TypeAlias = float | Scalar
 Flag: TypeAlias = bool | _Array  # the array has one bool, which is read on its device
 Written: TypeAlias = Annotated[Role, "written"]
@@ -66,7 +67,8 @@ STATISTICS = frozenset({Mean, Var, InvStd})
 PARAMETERS = frozenset({Scale, Bias})
 RUNNING = frozenset({RunningMean, RunningVar})
 TOTALS = frozenset({BatchMean, BatchVar, SumDyXhat, SumDy})
-WIDE = TOTALS | {RankMeans, RankVars, RankCounts}  # as arguments, made float64
+# As arguments, made float64.
+WIDE = TOTALS | {RankMeans, RankVars, RankCounts, Norm, GuardState}
 
 
 class Checked(Generic[Role]):
@@ -98,6 +100,29 @@ Momentum: TypeAlias = Annotated[Checked[float], Passing(lambda value, _: checks.
 Elements: TypeAlias = Annotated[
     Checked[Number], Passing(lambda value, opened: checks.count(opened.number(value, "count")))
 ]
+MaxNorm: TypeAlias = Annotated[
+    Checked[Number], Passing(lambda value, opened: opened.limit(value, "max_norm"))
+]
+Limit: TypeAlias = Annotated[
+    Checked[Number], Passing(lambda value, opened: opened.limit(value, "limit"))
+]
+FoundInf: TypeAlias = Annotated[
+    Checked[Scalar | None], Passing(lambda value, opened: opened.found(value, "found_inf"))
+]
+DoUpdate: TypeAlias = Annotated[
+    Checked[Flag], Passing(lambda value, opened: value is True or opened.flag(value, "do_update"))
+]
+Overwrite: TypeAlias = Annotated[
+    Checked[Flag], Passing(lambda value, opened: value is True or opened.flag(value, "overwrite"))
+]
+Factor: TypeAlias = Annotated[
+    Checked[float | None],
+    Passing(lambda value, _: None if value is None else checks.real(value, "scale")),
+]
+CastingRule: TypeAlias = Annotated[
+    Checked[str], lambda value, _: checks.choice(value, "casting", ("safe", "same_kind"))
+]
+HostNumbers: TypeAlias = Annotated[Checked[np.ndarray[Any, Any]], Passing(lambda value, _: value)]
 
 
 class In(Generic[Role]):

@@ -4,7 +4,7 @@ With ``xhat = (x - mean) * inv_std`` (RMS norm: ``x * inv_std``; from the output
 scale``) and ``w = dy * (scale + scale_offset)``, means over a row, sums over all rows.
 """
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from gradkit._calls import checks
 from gradkit._calls.layouts import Rows
@@ -119,7 +119,7 @@ class LayerNormInverse(Call):
 
     types, layout = LAYER_NORM_TYPES, Rows("y")
 
-    def check_values(self) -> None:
+    def check_values(self, opened: Any) -> None:  # noqa: ARG002
         checks.invertible(self.scale)
 
     def compute(self, backend: RowOperations) -> None:
@@ -142,7 +142,7 @@ class InvertibleLayerNormGrad(Call):
 
     types, layout = LAYER_NORM_TYPES, Rows("y")
 
-    def check_values(self) -> None:
+    def check_values(self, opened: Any) -> None:  # noqa: ARG002
         checks.invertible(self.scale)
 
     def compute(self, backend: RowOperations) -> None:

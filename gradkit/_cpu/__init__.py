@@ -9,7 +9,12 @@ from typing import Any
 
 import gradkit._cpu.compiled as compiled
 from gradkit import _numpy
+from gradkit._calls.backend import OPERATIONS, Services, names_in
 from gradkit._cpu.rows import *
+
+# Bound here: `__getattr__` would take half a microsecond of each call.
+for _name in {*names_in(Services), *OPERATIONS}.difference(globals()):
+    globals()[_name] = getattr(_numpy, _name)
 
 if _wanted := os.environ.get("GRADKIT_CPU_ISA"):
     if _wanted not in compiled.instruction_sets():

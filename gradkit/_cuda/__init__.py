@@ -34,7 +34,14 @@ class CudaBackend(
     def outputs(self, specs: Iterable[Spec | None]) -> list[Array | None]:
         """New arrays as these specs say; it is asked once whether a call is captured."""
         empty = self.device.empty
-        made = [None if spec is None else spec.allocate(empty) for spec in specs]
+        made: list[Array | None] = []
+        for spec in specs:
+            if spec is None:
+                made.append(None)
+            elif spec.order is None:
+                made.append(empty(spec.shape, spec.dtype))
+            else:
+                made.append(spec.allocate(empty))
         keep_if_captured(self.device, made)
         return made
 

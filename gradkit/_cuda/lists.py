@@ -178,8 +178,8 @@ class Lists(OnDevice):
 
     @asks_for(_spikes)
     def spike_guard_update(self, call: SpikeGuardUpdate) -> None:
-        """Write the state after a norm, and the limit for it; ``following`` may be ``state``."""
-        device, outs = self.device, (call.following, call.max_norm)
+        """Write the state after a norm, and the limit for it; ``next_state`` may be ``state``."""
+        device, outs = self.device, (call.next_state, call.max_norm)
         sources = (contiguous(device, array) for array in (call.state, call.norm))
         made = [writable_like(device, out) for out in outs]
         rule = map(np.float64, (call.decay, call.threshold, call.warmup))

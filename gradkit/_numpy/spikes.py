@@ -8,8 +8,8 @@ __all__ = ["spike_guard_update"]
 
 
 def spike_guard_update(call: SpikeGuardUpdate) -> None:
-    """Write the state after a norm, and the limit for it; ``following`` may be ``state``."""
-    decay, following = call.decay, call.following
+    """Write the state after a norm, and the limit for it; ``next_state`` may be ``state``."""
+    decay, following = call.decay, call.next_state
     count, mean, std = call.state.tolist()
     value = float(call.norm)
     starting = count < call.warmup

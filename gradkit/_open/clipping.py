@@ -15,7 +15,7 @@ from gradkit._calls.roles import Number
 from gradkit._open import trees
 from gradkit._open.given import Given, is_scalar
 from gradkit._open.gradients import Gradients
-from gradkit._open.outputs import Outputs
+from gradkit._open.results import Results
 from gradkit._open.several_devices import Twins
 from gradkit.errors import NonFiniteNormError
 
@@ -62,14 +62,6 @@ def known_norm(norm: Any) -> Array:
     return np.array(number)
 
 
-def limit_of(call: Given, value: Any, label: str) -> Number:
-    """A number that is at least 0; one on the device is not looked at."""
-    if type(value) is float and value >= 0:
-        return value
-    limit = call.number(value, label)
-    return checks.nonnegative(limit, label) if isinstance(limit, float) else limit
-
-
 def scale_of(call: Given, value: Any) -> Number:
     """A number that is finite; one on the device is not looked at."""
     if type(value) is float and math.isfinite(value):
@@ -101,7 +93,7 @@ def pair_of(out: Any, second: str) -> tuple[Any, Any]:
     return out
 
 
-def twins(group: Gradients, out: Any, apart: Iterable[Any] = ()) -> Outputs | Twins:
+def twins(group: Gradients, out: Any, apart: Iterable[Any] = ()) -> Results | Twins:
     """Arrays like the gradients: the caller's, or new ones."""
     given = None
     if out is not None:
@@ -122,6 +114,6 @@ def _in_order_of(group: Gradients, out: Any) -> list[Any]:
     return arrays
 
 
-def apart_from(clipped: Outputs | Twins) -> list[tuple[str, Array]]:
+def apart_from(clipped: Results | Twins) -> list[tuple[str, Array]]:
     """Clipped gradients by name, with which norms must share no memory."""
     return [(f"out[0], gradient {i}", view) for i, view in enumerate(clipped.views)]

@@ -89,6 +89,41 @@ class Given:
         self.numbers.append((label, seen))
         return view if dtype == "float64" else self.backend.as_float64(view)
 
+    def flag(self, value: Any, label: str) -> Any:
+        """A bool, or an array of one bool that is read on its device."""
+        if checks.is_flag(value):
+            return bool(value)
+        if not is_array(value):
+            kind = type(value).__qualname__
+            raise TypeError(f"{label} must be a bool or a bool array, not {kind}")
+        view = self.argument(value, label)
+        if view.dtype != bool or view.size != 1:
+            said = f"{label} has dtype {view.dtype} and shape {view.shape}"
+            raise TypeError(f"{said}; expected one bool")
+        return view
+
+    def limit(self, value: Any, label: str) -> Number:
+        """A number that is at least 0; one on the device is not looked at."""
+        if type(value) is float and value >= 0:
+            return value
+        limit = self.number(value, label)
+        return checks.nonnegative(limit, label) if isinstance(limit, float) else limit
+
+    def found(self, value: Any, label: str) -> Array | None:
+        """A bool, or an array of one number that is not 0 if it is true: float64 on the device."""
+        if value is None:
+            return None
+        if checks.is_flag(value):
+            known = np.float64(value)
+            return np.asarray(known) if self.framework is HOST else self.backend.as_float64(known)
+        view = self.argument(value, label)
+        if view.dtype != bool:
+            checks.floating(view, label)
+        if view.size != 1:
+            raise ValueError(f"{label} has shape {view.shape}; expected one number")
+        self.numbers.append((label, view))
+        return self.backend.as_float64(view.reshape(()))
+
     def near(self, number: Array, label: str) -> Array:
         """A number where the call computes."""
         return self._beside(number, label)
@@ -121,6 +156,14 @@ def known_framework(array: Any, label: str) -> Framework:
         hint = f"; pass {instead}" if instead else ""
         raise TypeError(f"{label} is a {kind.__qualname__}; expected an array{hint}")
     return framework
+
+
+def values_of(array: Any, label: str) -> np.ndarray[Any, Any]:
+    """An array's values on the host, for which this waits."""
+    framework = known_framework(array, label)
+    view = view_of(framework, array, label, detach=True)
+    with framework.on_stream(array):
+        return backend_of(view).read(view)
 
 
 def view_of(

@@ -24,7 +24,8 @@ from gradkit._open.given import (
     same_device,
     view_of,
 )
-from gradkit._open.outputs import Named, Outputs
+from gradkit._open.memory import Named
+from gradkit._open.results import Results, made
 from gradkit._open.several_devices import Share, Twins, backend_of_all, on_streams, spread
 from gradkit._open.shards import parts_in
 
@@ -143,13 +144,13 @@ class Gradients(Given):
 
     def outputs(
         self, out: Any, specs: Sequence[Spec], *, apart: Iterable[Any] = (), label: str = "out"
-    ) -> Outputs:
+    ) -> Results:
         """A call's further results, which share no memory with gradients or named arrays."""
-        return Outputs(self, out, specs, lambda: self._inputs(apart), label=label)
+        return made(self, out, specs, lambda: self._inputs(apart), label)
 
     def twins(
         self, out: tuple[Any, ...] | None, specs: Sequence[Spec], apart: Iterable[Any]
-    ) -> Outputs | Twins:
+    ) -> Results | Twins:
         """The same for results like the gradients, each on the device of its own."""
         if self.shares:
             return Twins.of(self.shares, out, specs, lambda: self._inputs(apart))

@@ -18,6 +18,7 @@ from gradkit._calls.backend import Backend
 _WORK = 100_000  # steps of the exact overlap search before it gives up (microseconds)
 _FEW = 64  # pairs of arrays that are sooner compared than sorted
 _base_of = attrgetter("base")
+Named = Sequence[tuple[str, Array]]
 
 
 def byte_range(backend: Backend, array: Array) -> tuple[int, int]:
@@ -63,6 +64,31 @@ def writable(array: Array, label: str, instead: str) -> None:
             f"{label} overlaps itself in memory (shape {array.shape}, strides {array.strides}: a "
             "broadcast view?), so it cannot be written in place; pass a copy"
         )
+
+
+def plainly_apart(written: Sequence[Array | None], read: Sequence[Array | None]) -> bool:
+    """Whether a quick look shows that NumPy arrays can be written; a no may be wrong.
+
+    An array lies in the memory of its base, and all bases must be different.
+    """
+    owners, count = set(), 0
+    for array in written:
+        if array is not None:
+            if type(array) is not np.ndarray or not array.flags.carray:
+                return False
+            owner = array if array.base is None else array.base
+            if type(owner) is not np.ndarray or owner.base is not None:
+                return False
+            owners.add(id(owner))
+            count += 1
+    if len(owners) < count:
+        return False
+    for array in read:
+        if array is not None:
+            owner = array if array.base is None else array.base
+            if type(owner) is not np.ndarray or owner.base is not None or id(owner) in owners:
+                return False
+    return True
 
 
 def overlap(backend: Backend, a: Array, b: Array) -> bool:

@@ -7,7 +7,7 @@ from gradkit._arrays import is_array
 from gradkit._backend import Array
 from gradkit._calls import checks
 from gradkit._open import memory, trees
-from gradkit._open.given import Given, check_device, refuse_mixture
+from gradkit._open.given import check_device, refuse_mixture
 from gradkit._open.gradients import Gradients
 
 # Of the dtypes of an array that is written and of its partner: why they do not fit, if so.
@@ -53,18 +53,6 @@ def check_pairs(
         own = k == place and memory.same_elements(backend, *views)
         if not own and memory.overlap(backend, *views):
             raise ValueError(f"{others.name(place)} overlaps {written.name(k)}; pass a copy")
-
-
-def flag_of(call: Given, flag: Any, label: str) -> Any:
-    """A bool, or an array of one bool that is read on its device."""
-    if checks.is_flag(flag):
-        return bool(flag)
-    if not is_array(flag):
-        raise TypeError(f"{label} must be a bool or a bool array, not {type(flag).__qualname__}")
-    view = call.argument(flag, label)
-    if view.dtype != bool or view.size != 1:
-        raise TypeError(f"{label} has dtype {view.dtype} and shape {view.shape}; expected one bool")
-    return view
 
 
 def _pairs(written: Gradients, others: Gradients) -> Iterator[tuple[Array, Array]]:

@@ -8,7 +8,8 @@ from gradkit._arrays import Framework, backend_of
 from gradkit._backend import Array, OneDevice, Spec, Spread, Views
 from gradkit._calls.backend import Backend
 from gradkit._open.given import Given
-from gradkit._open.outputs import Named, Outputs
+from gradkit._open.memory import Named
+from gradkit._open.results import Results, made
 
 
 class Share(Given):
@@ -27,10 +28,10 @@ class Share(Given):
 
 
 class Twins(NamedTuple):
-    """Arrays like the gradients, each on the device of its gradient: as ``Outputs``."""
+    """Arrays like the gradients, each on the device of its gradient: as ``Results``."""
 
     shares: Sequence[Share]
-    outputs: Sequence[Outputs]
+    outputs: Sequence[Results]
 
     @classmethod
     def of(
@@ -42,14 +43,14 @@ class Twins(NamedTuple):
     ) -> "Twins":
         """The caller's arrays, or new ones."""
         labels = [f"out[{k}]" for k in range(len(specs))]
-        made = []
+        every = []
         for share in shares:
             pick = share.own.of
             mine = None if given is None else tuple(pick(given))
             with share.on_stream():
                 label = tuple(pick(labels))
-                made.append(Outputs(share, mine, pick(specs), inputs, label=label))
-        return cls(shares, made)
+                every.append(made(share, mine, pick(specs), inputs, label))
+        return cls(shares, every)
 
     @property
     def views(self) -> list[Array]:

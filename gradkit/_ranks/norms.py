@@ -18,7 +18,7 @@ from gradkit._open import trees
 from gradkit._open.clipping import Rule, raise_if_nonfinite, scale_of
 from gradkit._open.given import is_scalar, refuse_write
 from gradkit._open.gradients import Gradients
-from gradkit._open.outputs import Outputs
+from gradkit._open.results import Results
 from gradkit._open.shards import ownership_in, replicas_in
 from gradkit._ranks.collective import Collective
 from gradkit._ranks.device_norms import Factors, Sums, queue_norm
@@ -86,7 +86,7 @@ def norm_of(
         return held, norm.results()[0]
 
 
-def flags_of(held: Gradients, found_inf: Any, shape: Shape) -> Outputs:
+def flags_of(held: Gradients, found_inf: Any, shape: Shape) -> Results:
     """Where it is written whether elements are NaN or infinite."""
     refuse_write(held.framework, _FOUND_INF, "test whether grad_norm(grads, inf) is finite")
     view = held.view(found_inf, _FOUND_INF)
@@ -105,8 +105,8 @@ def take_norm(
     held: Gradients,
     wanted: Wanted,
     ranks: Ranks,
-    norm: Outputs,
-    flags: Outputs | None,
+    norm: Results,
+    flags: Results | None,
     *,
     limit: Number = math.inf,
 ) -> Factors:
@@ -129,7 +129,7 @@ def take_norm(
     return factors
 
 
-def _found(held: Gradients, flags: Outputs, norm: Norm, ranks: Ranks) -> Flags:
+def _found(held: Gradients, flags: Results, norm: Norm, ranks: Ranks) -> Flags:
     """Where a backend writes flags, which callers have in other dtypes."""
     found = held.backend.empty(norm.shape, _FLOAT64)
     if ranks.collective.on_device:  # which may find that nothing is to be written

@@ -14,6 +14,7 @@ from gradkit._arrays import backend_of
 from gradkit._backend import Array, Views
 from gradkit._calls import checks
 from gradkit._calls.lists import ClipByNorm, GradNorm, JoinRanks, RankState, SpikeGuardUpdate
+from gradkit._open.dispatch import write
 from gradkit.jax._callbacks import Result, axes_of, call, varying
 from gradkit.jax._numbers import doubles, given, pair, pairs, read, store, widest
 
@@ -290,18 +291,15 @@ def _compute(grads: Views, numbers: list[Any], outs: list[Array], rule: Rule) ->
         most, following = backend.empty((), _FLOAT64), backend.empty(state.shape, _FLOAT64)
         known = backend.as_float64(state)
         decay, threshold, warmup, clips = rule.guard
-        backend.spike_guard_update(
-            SpikeGuardUpdate(
-                state=known,
-                norm=norm,
-                decay=decay,
-                threshold=threshold,
-                warmup=warmup,
-                clips=clips,
-                following=following,
-                max_norm=most,
-            )
+        step = SpikeGuardUpdate(
+            state=known,
+            norm=norm,
+            decay=decay,
+            threshold=threshold,
+            warmup=warmup,
+            clips=clips,
         )
+        write(step, following, most)
         store(outs[1], most)
         store(outs[2], following)
     if rule.clips:

@@ -286,7 +286,7 @@ def guards():
         "out": {
             r"out\[0\] has shape \(2,\); expected \(3,\)": (np.ones(2), None),
             r"out\[1\] has shape \(1,\); expected \(\)": (None, np.ones(1)),
-            r"out\[0\] has dtype float32; the state has dtype float64": (
+            r"out\[0\] has dtype float32; next_state has dtype float64": (
                 np.ones(3, np.float32),
                 None,
             ),
@@ -738,7 +738,7 @@ def gradients_within_the_buffer():
     for function in ACCUMULATORS:
         for types in OPERATIONS[function].types:
             for what, view in views.items():
-                message = "grad partly overlaps the buffer"
+                message = "buffer shares memory with grad without being grad itself"
                 changes = {"grad": partial(_part_of_buffer, view)}
                 yield refused(function, what, ValueError, message, changes, types)
 

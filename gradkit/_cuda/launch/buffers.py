@@ -7,13 +7,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from gradkit._backend import Array, Shape
+from gradkit._backend import Array
 from gradkit._cuda.launch.device import Device, keep_if_captured, scratch
 
 Role = TypeVar("Role")
 VECTOR_BYTES = 16  # that one access moves at most
 
-_address, _in_c_order, _strides = map(attrgetter, ("data.ptr", "flags.c_contiguous", "strides"))
+_address, _host_address = attrgetter("data.ptr"), attrgetter("ctypes.data")
+_in_c_order = attrgetter("flags.c_contiguous")
 
 
 def vector_of(itemsize: int, run: int) -> int:
@@ -26,25 +27,23 @@ def vector_of(itemsize: int, run: int) -> int:
 
 
 class AllUsable:
-    """Whether any kernel can use arrays as they are: nearly always, and quickly found out.
+    """Whether any kernel can use the arrays of a plan as they are: nearly always.
 
-    If not, ask of each by itself: some kernels need less. Each object is for arrays whose shapes
-    follow from how many there are, with how many dimensions; so the same strides need not be
-    looked at twice.
+    If not, ask of each by itself: some kernels need less. The strides of a plan's arrays are always
+    the same, so they are looked at once; where they begin, in each call.
     """
 
     def __init__(self) -> None:
-        self._gapless: list[Shape] = []  # the strides of arrays that had no gaps
+        self._gapless: bool | None = None
 
     def __call__(self, arrays: Sequence[Array | None]) -> bool:
         """Whether all of these lie in C order without gaps, and begin where vectors may."""
         present = [array for array in arrays if array is not None]
-        strides = list(map(_strides, present))
-        if strides != self._gapless:
-            if not all(map(_in_c_order, present)):
-                return False
-            self._gapless = strides
-        of = address_of if isinstance(present[0], np.ndarray) else _address
+        if self._gapless is None:
+            self._gapless = all(map(_in_c_order, present))
+        if not self._gapless:
+            return False
+        of = _host_address if isinstance(present[0], np.ndarray) else _address
         places: int = reduce(or_, map(of, present))
         return places % VECTOR_BYTES == 0
 

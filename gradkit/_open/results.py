@@ -1,0 +1,180 @@
+"""A call's results: the caller's own arrays if ``out`` has them, new ones otherwise."""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
+from operator import is_
+from typing import Any
+
+import numpy as np
+
+from gradkit._arrays import HOST, is_array
+from gradkit._backend import Array, Spec
+from gradkit._calls.backend import Backend
+from gradkit._calls.layouts import check_result
+from gradkit._calls.record import Described
+from gradkit._open import memory
+from gradkit._open.given import RETURNED, Given
+from gradkit._open.memory import Named
+
+_NUMPY = {np.ndarray, type(None)}
+MayBe = Callable[[], Sequence[Sequence[Array | None]]]
+
+
+class Results:
+    """What a call writes and gives back.
+
+    ``views`` are the caller's arrays as the backend's, and after ``make`` all that is written;
+    ``results()`` are what the caller gets. ``label`` is the argument's name; several arguments have
+    one each.
+    """
+
+    __slots__ = ("_arrays", "_given", "_label", "_owner", "fresh", "views")
+    views: list[Any]
+    fresh: bool  # whether all memory is new, of which nobody knows yet
+
+    def __init__(self, owner: Given, out: Any, count: int, label: str | tuple[str, ...] = "out"):
+        self._owner, self._label = owner, label
+        if out is None:
+            self._given: tuple[Any, ...] = (None,) * count
+            self.views, self.fresh = [None] * count, True
+            return
+        self._given = as_tuple(out, count)
+        self.fresh = all(map(is_, self._given, repeat(None)))
+        plain = owner.framework is HOST and _NUMPY.issuperset(map(type, self._given))
+        if plain or owner.are_views([array for array in self._given if array is not None]):
+            self.views = list(self._given)
+        else:
+            self.views = [
+                None if array is None else owner.view(array, name, write=True)
+                for array, name in zip(self._given, self._labels(), strict=True)
+            ]
+
+    def named(self) -> list[tuple[str, Array]]:
+        """What is written, by name."""
+        pairs = zip(self._labels(), self.views, strict=True)
+        return [(name, view) for name, view in pairs if view is not None]
+
+    def check(self, specs: Sequence[Spec | None], inputs: Named) -> None:
+        """Raise unless the caller's arrays fit, and share memory with no input and each other."""
+        for name, view, spec in zip(self._labels(), self.views, specs, strict=True):
+            if view is not None:
+                check_result(Described.of(name, view), spec)
+        refuse(self._owner.backend, self.named(), inputs)
+
+    def make(self, specs: Sequence[Spec | None]) -> None:
+        """Make the results that the caller has no array for."""
+        owner = self._owner
+        if owner.framework.returns_views and self.fresh:
+            self.views = self._arrays = owner.backend.outputs(specs)
+            return
+        self._arrays = list(self._given)
+        for position, spec in enumerate(specs):
+            if spec is not None and self.views[position] is None:
+                self.views[position] = self._new(position, spec)
+
+    def results(self) -> list[Any]:
+        """The results as the caller's own objects, or as new arrays of the caller's type."""
+        framework, like = self._owner.framework, self._owner.like
+        if framework.returns_views:
+            return self._arrays
+        if not self.fresh:
+            framework.wrote([array for array in self._given if array is not None])
+        return [
+            framework.wrap(view, like) if array is None and view is not None else array
+            for array, view in zip(self._arrays, self.views, strict=True)
+        ]
+
+    def _new(self, position: int, spec: Spec) -> Array:
+        """A new result; the caller's array of that memory too, if the library made it."""
+        owner, array = self._owner, None
+
+        def allocate(shape: Any, dtype: Any) -> Array:
+            nonlocal array
+            made = owner.framework.empty(shape, dtype, owner.like)
+            view, array = made or (owner.backend.empty(shape, dtype), None)
+            return view
+
+        view = spec.allocate(allocate)
+        if array is not None and spec.order is not None:
+            array = array.permute(spec.order[1])
+        self._arrays[position] = view if owner.framework.returns_views else array
+        return view
+
+    def _labels(self) -> Sequence[str]:
+        label = self._label
+        return labels_of(len(self._given), label) if isinstance(label, str) else label
+
+
+def made(
+    owner: Given,
+    out: Any,
+    specs: Sequence[Spec],
+    inputs: Callable[[], Named],
+    label: str | tuple[str, ...] = "out",
+) -> Results:
+    """Results that are there to be written, and share no memory with inputs."""
+    results = Results(owner, out, len(specs), label)
+    if out is not None:
+        results.check(specs, inputs())
+    results.make(specs)
+    return results
+
+
+def refuse(
+    backend: Backend,
+    written: Named,
+    read: Named,
+    may_be: MayBe | None = None,
+    instead: Mapping[str, str] = {},
+) -> None:
+    """Raise unless each array that is written can be, and shares no memory with another.
+
+    It may be one of the very inputs that ``may_be`` has for it.
+    """
+    if memory.plainly_apart([view for _, view in written], [view for _, view in read]):
+        return
+    for name, view in written:
+        memory.writable(view, name, instead.get(name, RETURNED))
+    if _lie_apart(backend, written, read):
+        return
+    outs, inputs = ([view for _, view in named] for named in (written, read))
+    allowed = may_be() if may_be is not None else [()] * len(outs)
+    for position, index in memory.meetings(backend, outs, inputs):
+        (label, view), (other, source) = written[position], read[index]
+        own = [array for array in allowed[position] if array is not None]
+        may = any(source is array for array in own)
+        if may and memory.same_elements(backend, view, source):
+            continue
+        if memory.overlap(backend, view, source):
+            names = [name for name, input_ in read if any(input_ is a for a in own)]
+            rather = f" without being {' or '.join(names)} itself" if names else ""
+            raise ValueError(f"{label} shares memory with {other}{rather}; pass another array")
+    pair = memory.first_overlap(backend, outs)
+    if pair is not None:
+        shared = " and ".join(written[position][0] for position in pair)
+        raise ValueError(f"{shared} share memory; each result needs its own")
+
+
+def _lie_apart(backend: Backend, written: Named, read: Named) -> bool:
+    """Whether a quick look shows that no array that is written shares memory with another."""
+    every = [view for _, view in (*written, *read)]
+    objects = set(map(id, every[: len(written)]))
+    if len(objects) < len(written) or not objects.isdisjoint(map(id, every[len(written) :])):
+        return False
+    return memory.lie_apart(backend, every)
+
+
+def labels_of(count: int, label: str = "out") -> Sequence[str]:
+    """What the arrays in ``out`` are called."""
+    return [f"{label}[{k}]" for k in range(count)] if count > 1 else [label]
+
+
+def as_tuple(out: Any, count: int) -> tuple[Any, ...]:
+    """The arrays of ``out``, one for each result."""
+    if count == 1 and is_array(out):
+        return (out,)
+    if not isinstance(out, tuple) or len(out) != count:
+        wanted = f"a tuple of {count}" if count > 1 else "an array or a tuple of 1"
+        given = f"a tuple of {len(out)}" if isinstance(out, tuple) else type(out).__qualname__
+        raise TypeError(f"out must be {wanted} (None for what may be allocated), not {given}")
+    return out
