@@ -6,6 +6,9 @@
 
 typedef int64_t i64;
 
+// In what order dtypes are numbered, as in gradkit/_dtypes.py.
+enum Dtype { F16, BF16, F32, F64 };
+
 constexpr int MOST_AXES = 64;  // NumPy's own limit
 
 struct Axis {

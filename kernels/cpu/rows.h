@@ -4,9 +4,6 @@
 
 #include "arrays.h"
 
-// In what order dtypes are numbered, as in gradkit/_dtypes.py.
-enum Dtype { F16, BF16, F32, F64 };
-
 // Absent arrays are null. `scale` and `bias` are numbers of the accumulation dtype without gaps, an
 // absent scale ones, an absent bias zeros that change no number to which they are added.
 struct Forward {
