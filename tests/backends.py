@@ -85,6 +85,8 @@ class Backend:
 COMPILED_FILES = {
     *("test_normalization.py", "test_residual_norms.py", "test_strided_rows.py"),
     *("test_bad_input.py", "test_golden.py", "test_compiled.py"),
+    *("test_batch_norm.py", "test_batch_norm_inference.py", "test_batch_norm_over_ranks.py"),
+    *("test_group_norm.py", "test_running_statistics.py"),
 }
 
 

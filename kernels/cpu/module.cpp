@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstring>
 
+#include "channel_calls.h"
 #include "row_calls.h"
 
 namespace nb = nanobind;
@@ -16,18 +17,22 @@ namespace {
 struct InstructionSet {
     const char* name;
     const RowKernels* rows;
+    const ChannelKernels<float>* channels_f32;
+    const ChannelKernels<double>* channels_f64;
     bool (*is_there)();
 };
 
+#define KERNELS(set) set::row_kernels, &set::channel_kernels_f32, &set::channel_kernels_f64
+
 #ifdef GRADKIT_X86_64
 const InstructionSet instruction_sets[] = {
-    {"x86-64-v4", x86_64_v4::row_kernels, [] { return __builtin_cpu_supports("x86-64-v4") != 0; }},
-    {"x86-64-v3", x86_64_v3::row_kernels, [] { return __builtin_cpu_supports("x86-64-v3") != 0; }},
-    {"x86-64", baseline::row_kernels, [] { return true; }},
+    {"x86-64-v4", KERNELS(x86_64_v4), [] { return __builtin_cpu_supports("x86-64-v4") != 0; }},
+    {"x86-64-v3", KERNELS(x86_64_v3), [] { return __builtin_cpu_supports("x86-64-v3") != 0; }},
+    {"x86-64", KERNELS(baseline), [] { return true; }},
 };
 #else
 const InstructionSet instruction_sets[] = {
-    {"baseline", baseline::row_kernels, [] { return true; }},
+    {"baseline", KERNELS(baseline), [] { return true; }},
 };
 #endif
 
@@ -193,6 +198,126 @@ void inverse(
     compute(run_inverse, setting_of(threads, axis, y_), call);
 }
 
+View view_of(const Memory& memory) {
+    View view;
+    const Array* array = memory;
+    view.data = array ? array->data : nullptr;
+    view.axes.count = array ? memory.buffer().ndim : 0;
+    for (int k = 0; k < view.axes.count; ++k)
+        view.axes.at[k] = {memory.buffer().shape[k], memory.buffer().strides[k]};
+    return view;
+}
+
+Numbers numbers_of(Dtype dtype, const Memory& memory) {
+    const Array* array = memory;
+    if (!array) return {};
+    const Py_buffer& buffer = memory.buffer();
+    const int last = buffer.ndim - 1;
+    const Axis inner = {buffer.shape[last], buffer.strides[last]};
+    return {dtype, array->data, inner, last ? buffer.strides[0] : 0};
+}
+
+// What is the same for all norms over channels. `types`: the dtypes of the data, of what is known,
+// of parameters, of results for each channel, and of running statistics, as digits.
+class ChannelArguments {
+public:
+    ChannelArguments(int types, int threads, int axis, i64 groups, double eps) : types_(types) {
+        const InstructionSet* set = chosen.load(std::memory_order_relaxed);
+        call.f32 = set->channels_f32;
+        call.f64 = set->channels_f64;
+        call.threads = threads;
+        call.dtype = digit(0);
+        call.axis = axis;
+        call.groups = groups;
+        call.eps = eps;
+    }
+
+    Dtype digit(int k) const { return static_cast<Dtype>(types_ >> 2 * k & 3); }
+    Numbers known(const Memory& memory) const { return numbers_of(digit(1), memory); }
+    Numbers parameter(const Memory& memory) const { return numbers_of(digit(2), memory); }
+    Numbers result(const Memory& memory) const { return numbers_of(digit(3), memory); }
+    Numbers running(const Memory& memory) const { return numbers_of(digit(4), memory); }
+
+    void compute(const Memory& data) {
+        const i64 size = length_of(data.buffer(), 0, data.buffer().ndim);
+        bool done;
+        if (size < WORTH_RELEASING) {
+            call.given_up = [] { return false; };
+            done = run_channels(call);
+        } else {
+            call.given_up = interrupted;
+            nb::gil_scoped_release released;
+            done = run_channels(call);
+        }
+        if (!done) throw nb::python_error();
+    }
+
+    ChannelCall call;
+
+private:
+    int types_;
+};
+
+void channel_norm(
+    int types, int threads, int axis, i64 groups, double eps, double momentum, nb::handle x,
+    nb::handle scale, nb::handle bias, nb::handle mean, nb::handle var, nb::handle y,
+    nb::handle saved_mean, nb::handle saved_inv_std, nb::handle saved_var, nb::handle running_mean,
+    nb::handle running_var
+) {
+    const Memory x_(x, 0), y_(y, 0), scale_(scale, 0), bias_(bias, 0), mean_(mean, 0), var_(var, 0);
+    const Memory means(saved_mean, 0), inv_stds(saved_inv_std, 0), vars(saved_var, 0);
+    const Memory running_mean_(running_mean, 0), running_var_(running_var, 0);
+    ChannelArguments own(types, threads, axis, groups, eps);
+    ChannelCall& call = own.call;
+    call.reads = var.is_none() ? Reads::DEVIATIONS : Reads::NOTHING;
+    call.writes = y.is_none() ? Writes::NOTHING : Writes::NORMALISED;
+    call.x = view_of(x_);
+    call.out = view_of(y_);
+    call.scale = own.parameter(scale_);
+    call.bias = own.parameter(bias_);
+    call.mean = own.known(mean_);
+    call.var = own.known(var_);
+    call.saved_mean = own.result(means);
+    call.saved_inv_std = own.result(inv_stds);
+    call.saved_var = own.result(vars);
+    call.running_mean = own.running(running_mean_);
+    call.running_var = own.running(running_var_);
+    call.momentum = momentum;
+    own.compute(x_);
+}
+
+void channel_gradient(
+    int types, int threads, int axis, i64 groups, double eps, double count, nb::handle dy,
+    nb::handle x, nb::handle scale, nb::handle mean, nb::handle inv_std, nb::handle var,
+    nb::handle of_product, nb::handle of_dy, nb::handle dx, nb::handle sum_product,
+    nb::handle sum_dy
+) {
+    const Memory dy_(dy, 0), x_(x, 0), dx_(dx, 0), scale_(scale, 0), mean_(mean, 0);
+    const Memory inv_std_(inv_std, 0), var_(var, 0), of_product_(of_product, 0), of_dy_(of_dy, 0);
+    const Memory sum_product_(sum_product, 0), sum_dy_(sum_dy, 0);
+    ChannelArguments own(types, threads, axis, groups, eps);
+    ChannelCall& call = own.call;
+    const bool constant = !var.is_none(), summed = !sum_dy.is_none();
+    const bool known = constant || !of_dy.is_none();
+    call.reads = known && !summed ? Reads::NOTHING : Reads::PRODUCTS;
+    call.writes = dx.is_none() ? Writes::NOTHING
+        : constant             ? Writes::MULTIPLIED
+                               : Writes::DIFFERENTIATED;
+    call.dy = view_of(dy_);
+    call.x = view_of(x_);
+    call.out = view_of(dx_);
+    call.scale = own.parameter(scale_);
+    call.mean = own.known(mean_);
+    call.inv_std = own.known(inv_std_);
+    call.var = own.known(var_);
+    call.of_product = numbers_of(F64, of_product_);
+    call.of_dy = numbers_of(F64, of_dy_);
+    call.count = count;
+    call.sum_product = own.result(sum_product_);
+    call.sum_dy = own.result(sum_dy_);
+    own.compute(x_);
+}
+
 }  // namespace
 
 NB_MODULE(compiled, module) {
@@ -207,4 +332,10 @@ NB_MODULE(compiled, module) {
     module.def("forward", &forward, n, n, n, n, n, a, a, a, a, a, a, a, a);
     module.def("gradient", &gradient, n, n, n, n, n, a, a, a, a, a, a, a, a, a, a);
     module.def("inverse", &inverse, n, n, n, a, a, a, a, a, a);
+    module.def(
+        "channel_norm", &channel_norm, n, n, n, n, n, n, a, a, a, a, a, a, a, a, a, a, a
+    );
+    module.def(
+        "channel_gradient", &channel_gradient, n, n, n, n, n, n, a, a, a, a, a, a, a, a, a, a, a
+    );
 }

@@ -1,0 +1,156 @@
+"""The norms over channels, compiled. Arrays without elements are NumPy's."""
+
+from typing import Any
+
+from gradkit import _numpy
+from gradkit._backend import Engine
+from gradkit._calls.channels import (
+    BatchNorm,
+    BatchNormApply,
+    BatchNormGrad,
+    BatchNormGradApply,
+    BatchNormGradSums,
+    BatchNormInference,
+    BatchNormInferenceGrad,
+    BatchNormStats,
+    GroupNorm,
+    GroupNormGrad,
+)
+from gradkit._cpu.compiled import channel_gradient, channel_norm
+from gradkit._dtypes import float_of
+from gradkit._numpy.threads import workers
+
+__all__ = [
+    "batch_norm",
+    "batch_norm_apply",
+    "batch_norm_grad",
+    "batch_norm_grad_apply",
+    "batch_norm_grad_sums",
+    "batch_norm_inference",
+    "batch_norm_inference_grad",
+    "batch_norm_stats",
+    "group_norm",
+    "group_norm_grad",
+]
+
+# What is kept for each channel of a row is, for so many, within the memory of a call.
+MOST_CHANNELS = 1 << 14
+
+
+def _types_of(call: Any, *arrays: Any) -> int:
+    """The numbers of the dtypes of x and of these as one; -1 if NumPy is to compute.
+
+    Decided once for each plan. An absent array has any.
+    """
+    types: int | None = call.plan.launcher
+    if types is None:
+        fits = call.x.size and call.x.shape[call.channel_axis] <= MOST_CHANNELS
+        codes = [0 if array is None else float_of(array.dtype).code for array in (call.x, *arrays)]
+        types = sum(code << 2 * k for k, code in enumerate(codes)) if fits else -1
+        call.plan.launcher = types
+    return types
+
+
+def batch_norm(call: BatchNorm) -> Engine:
+    """Write ``y``, ``mean`` and ``inv_std``, and move running statistics; ``y`` may be ``x``."""
+    types = _types_of(call, None, call.scale, call.mean, call.running_mean)
+    if types < 0:
+        return _numpy.batch_norm(call)
+    numbers = types, workers(), call.channel_axis, 0, call.eps, call.momentum
+    running = call.running_mean, call.running_var
+    channel_norm(
+        *numbers, call.x, call.scale, call.bias, None, None, call.y, call.mean, call.inv_std, None,
+        *running,
+    )  # fmt: skip
+    return "native"
+
+
+def batch_norm_inference(call: BatchNormInference) -> Engine:
+    """Write ``y``, which may be ``x``."""
+    if (types := _types_of(call, call.mean, call.scale)) < 0:
+        return _numpy.batch_norm_inference(call)
+    numbers = types, workers(), call.channel_axis, 0, call.eps, 0.0
+    given = call.x, call.scale, call.bias, call.mean, call.var
+    channel_norm(*numbers, *given, call.y, None, None, None, None, None)
+    return "native"
+
+
+def batch_norm_stats(call: BatchNormStats) -> None:
+    """Write each channel's ``mean`` and biased ``var``, in float64."""
+    if (types := _types_of(call, None, None, call.mean)) < 0:
+        _numpy.batch_norm_stats(call)
+        return
+    numbers = types, workers(), call.channel_axis, 0, 0.0, 0.0
+    channel_norm(
+        *numbers, call.x, None, None, None, None, None, call.mean, None, call.var, None, None
+    )
+
+
+def batch_norm_apply(call: BatchNormApply) -> None:
+    """Write ``y``, ``saved_mean`` and ``inv_std``; ``y`` may be ``x``."""
+    if (types := _types_of(call, call.mean, call.scale, call.saved_mean)) < 0:
+        _numpy.batch_norm_apply(call)
+        return
+    numbers = types, workers(), call.channel_axis, 0, call.eps, 0.0
+    given = call.x, call.scale, call.bias, call.mean, call.var
+    channel_norm(*numbers, *given, call.y, call.saved_mean, call.inv_std, None, None, None)
+
+
+def group_norm(call: GroupNorm) -> None:
+    """Write ``y``, ``mean`` and ``inv_std``; ``y`` may be ``x``."""
+    if (types := _types_of(call, None, call.scale, call.mean)) < 0:
+        _numpy.group_norm(call)
+        return
+    numbers = types, workers(), call.channel_axis, call.num_groups, call.eps, 0.0
+    given = call.x, call.scale, call.bias, None, None
+    channel_norm(*numbers, *given, call.y, call.mean, call.inv_std, None, None, None)
+
+
+def batch_norm_grad(call: BatchNormGrad) -> Engine:
+    """Write ``dx``, ``dscale`` and ``dbias`` (``=``); ``dx`` may be ``dy``."""
+    if (types := _types_of(call, call.mean, call.scale, call.scale)) < 0:
+        return _numpy.batch_norm_grad(call)
+    numbers = types, workers(), call.channel_axis, 0, 0.0, 0.0
+    given = call.dy, call.x, call.scale, call.mean, call.inv_std, None, None, None
+    channel_gradient(*numbers, *given, call.dx, call.dscale, call.dbias)
+    return "native"
+
+
+def batch_norm_inference_grad(call: BatchNormInferenceGrad) -> None:
+    """Write ``dx``, ``dscale`` and ``dbias`` (``=``); ``dx`` may be ``dy``."""
+    if (types := _types_of(call, call.mean, call.scale, call.scale)) < 0:
+        _numpy.batch_norm_inference_grad(call)
+        return
+    numbers = types, workers(), call.channel_axis, 0, call.eps, 0.0
+    given = call.dy, call.x, call.scale, call.mean, None, call.var, None, None
+    channel_gradient(*numbers, *given, call.dx, call.dscale, call.dbias)
+
+
+def batch_norm_grad_sums(call: BatchNormGradSums) -> None:
+    """Write the sums of ``dy * xhat`` and of ``dy`` over each channel, in float64."""
+    if (types := _types_of(call, call.mean, None, call.sum_dy)) < 0:
+        _numpy.batch_norm_grad_sums(call)
+        return
+    numbers = types, workers(), call.channel_axis, 0, 0.0, 0.0
+    given = call.dy, call.x, None, call.mean, call.inv_std, None, None, None
+    channel_gradient(*numbers, *given, None, call.sum_dy_xhat, call.sum_dy)
+
+
+def batch_norm_grad_apply(call: BatchNormGradApply) -> None:
+    """Write ``dx``, from the sums over ``count`` elements a channel; it may be ``dy``."""
+    if (types := _types_of(call, call.mean, call.scale)) < 0:
+        _numpy.batch_norm_grad_apply(call)
+        return
+    numbers = types, workers(), call.channel_axis, 0, 0.0, float(call.count)
+    statistics = call.mean, call.inv_std, None, call.sum_dy_xhat, call.sum_dy
+    channel_gradient(*numbers, call.dy, call.x, call.scale, *statistics, call.dx, None, None)
+
+
+def group_norm_grad(call: GroupNormGrad) -> None:
+    """Write ``dx``, ``dscale`` and ``dbias`` (``=``); ``dx`` may be ``dy``."""
+    if (types := _types_of(call, call.mean, call.scale, call.scale)) < 0:
+        _numpy.group_norm_grad(call)
+        return
+    numbers = types, workers(), call.channel_axis, call.mean.shape[1], 0.0, 0.0
+    given = call.dy, call.x, call.scale, call.mean, call.inv_std, None, None, None
+    channel_gradient(*numbers, *given, call.dx, call.dscale, call.dbias)

@@ -1,0 +1,48 @@
+// Calls of norms over channels: where their arrays lie, and how they are shared among threads.
+
+#pragma once
+
+#include "channels.h"
+
+// An array at any strides.
+struct View {
+    char* data = nullptr;
+    Axes axes;  // all of them
+};
+
+// A number for each channel, or for each group of each sample; without data if it is absent.
+struct Numbers {
+    Dtype dtype = F64;
+    char* data = nullptr;
+    Axis inner = {1, 0};
+    i64 outer = 0;  // the stride from one sample to the next
+
+    explicit operator bool() const { return data; }
+};
+
+enum class Reads { NOTHING, DEVIATIONS, PRODUCTS };
+enum class Writes { NOTHING, NORMALISED, DIFFERENTIATED, MULTIPLIED };
+
+// One call. A gradient's statistics are `mean` and `inv_std` or, with an eps, `var`; of a batch norm
+// by known statistics they are `mean` and `var`. `count`: by which given sums are divided.
+struct ChannelCall {
+    const ChannelKernels<float>* f32;  // of the instruction set
+    const ChannelKernels<double>* f64;
+    int threads;
+    bool (*given_up)();  // asked now and then by the calling thread
+
+    Reads reads;
+    Writes writes;
+    Dtype dtype;        // of the data
+    int axis;           // of the channels
+    i64 groups;         // of each sample, whose axis is the first; 0 of a batch norm
+    View dy, x, out;    // y or dx
+    Numbers scale, bias, mean, inv_std, var, of_product, of_dy;
+    double eps, count;
+    Numbers saved_mean, saved_inv_std, saved_var, sum_product, sum_dy;
+    Numbers running_mean, running_var;
+    double momentum;
+};
+
+// Returns false if it was given up. Throws nothing but std::bad_alloc, before it writes.
+bool run_channels(const ChannelCall& call);
