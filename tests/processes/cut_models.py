@@ -1,5 +1,9 @@
 """Checks of models that are cut over ranks: each has the norm of the uncut model."""
 
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -9,6 +13,7 @@ from tests import oracles, tolerances
 from tests.meshes import Layout
 from tests.processes.norms import bits
 
+ROOT = Path(__file__).parents[2]
 UNIT = tolerances.UNIT["float64"]
 
 
@@ -160,35 +165,56 @@ def data_parallelism(place):
     return _as_one_process(DistributedDataParallel, share, plain="copies")
 
 
-def stages_and_experts(place):
-    """Megatron's way: two stages of two ranks, which count their layers from 0.
+PAGE = (ROOT / "docs" / "parallelism.md").read_text()
 
-    Each rank has its own expert, and all a copy of the tied weight; all tensors are plain.
+
+def the_page(place):
+    """The code of docs/parallelism.md, in order: DTensors, then Megatron-LM's plain tensors.
+
+    Two stages of two ranks count their layers from 0. Each rank has its own expert and its own
+    slice of a linear layer, and all have a copy of the tied weight.
     """
     import torch
-
-    import gradkit.torch as ours
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
 
     stage = place.rank // 2
-    values = {"layers.0.w": 1.0 + stage, "experts.0.w": 3.0 + place.rank, "tied.w": 10.0}
-    if stage:
-        values["layers.0.bias"] = None  # of a layer that was not used
-    named = {}
-    for name, value in values.items():
-        parameter = named[name] = torch.nn.Parameter(torch.zeros(1))
-        parameter.grad = None if value is None else torch.tensor([value])
+    blocks = re.findall(r"^```py\n(.*?)^```", PAGE, re.M | re.S)
+    tied = ["output_layer.weight", "embedding.word_embeddings.weight"][stage == 0]
+    values = {"norm": 1.0 + stage, "experts.0.w": 3.0 + place.rank, tied: 10.0, "linear": 20.0}
+    given = {name: _parameter(torch.tensor([value])) for name, value in values.items()}
+    given["linear"].tensor_model_parallel = True
+    given["unused"] = _parameter(None)
 
-    def names(name, _):
-        return name if name == "tied.w" else f"{stage}.{name}"
+    mesh = init_device_mesh("cpu", (4,))
+    whole = torch.arange(1.0, 7)
+    placed = torch.nn.Parameter(distribute_tensor(torch.zeros(6), mesh, [Shard(0)]))
+    placed.grad = distribute_tensor(whole, mesh, [Shard(0)])
+    model = torch.nn.ParameterDict({"w": placed})
+    ranks = {"pp_rank": stage, "ep_rank": place.rank % 2, "tp_rank": place.rank % 2}
+    scope = {"gradkit": gradkit, "model": model, "max_norm": 1.0, "model_parts": [model], **ranks}
+    norms = []
+    for number, block in enumerate(blocks):
+        if number == 2:
+            scope["model"] = SimpleNamespace(named_parameters=given.items)
+            scope["named"] = given.items()
+        elif number == 3:
+            scope["plain"] = lambda name, _: "own" if "experts" in name else "copies"
+        exec(block, scope)
+        norms.append(float(scope["norm"]))
+    squares = [1, 4, 9, 16, 25, 36, 100, *[400] * 4]
+    expected = [91**0.5, 1.0, sum(squares) ** 0.5, 1.0, 1.0, 1.0]
+    np.testing.assert_allclose(norms, expected, rtol=1e-6)
+    assert [scope["plain"](name, None) for name in ("experts.0", "norm")] == ["own", "copies"]
+    return bits(*norms)
 
-    def plain(name, _):
-        return "own" if "experts" in name else "copies"
 
-    norm = ours.clip_grad_norm_(named.items(), 1.0, group=from_torch(), names=names, plain=plain)
-    expected = (1**2 + 2**2 + 3**2 + 4**2 + 5**2 + 6**2 + 10**2) ** 0.5
-    assert abs(float(norm) - expected) < 1e-14 * expected
-    assert abs(float(named["tied.w"].grad) - 10 / expected) < 1e-6
-    return bits(float(norm))
+def _parameter(grad):
+    import torch
+
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    parameter.grad = grad
+    return parameter
 
 
 def without_names(_place):
@@ -219,6 +245,6 @@ OF_TORCH = {
     "tensor parallelism and fully_shard": two_dimensions,
     "hybrid sharding": hybrid_sharding,
     "DDP with a group": data_parallelism,
-    "pipeline stages and experts": stages_and_experts,
+    "the page on parallelism": the_page,
     "DTensors without names": without_names,
 }
