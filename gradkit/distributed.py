@@ -285,7 +285,7 @@ class ShardedGrads(Parts):
 
 # Whether ranks hold copies of a plain tensor or each has its own, or on how many ranks it lies.
 Plain: TypeAlias = int | Literal["copies", "own"]
-# The same for each: a dict by name, or a function of name and tensor.
+# The same for each: a dict by name, or a function of name and parameter.
 PlainOfEach: TypeAlias = Plain | Mapping[Any, Plain] | Callable[[Any, Any], Plain | None]
 Names: TypeAlias = Mapping[Any, str] | Callable[[Any, Any], str]
 
@@ -321,11 +321,11 @@ def shards_of(
         The attribute that holds gradients.
     group : Group, optional
         All ranks over which the norm is to be taken.
-    names : dict, or function of (name, tensor), optional
+    names : dict, or function of (name, parameter), optional
         With ``group``: what all ranks call a parameter, if that is not its name on this rank.
         Weights that two pipeline stages share have one name; layers that each stage counts from 0
         have different ones. Names missing in a dict stay as they are.
-    plain : "copies", "own", int, or dict or function of (name, tensor) that says it of each
+    plain : "copies", "own", int, or dict or function of (name, parameter) that says it of each
         What a tensor without placements is, which neither name nor shape nor values can tell.
         "copies": each rank that has the name holds a copy. "own": each rank's is another tensor,
         such as its experts, or its slice of a flat buffer. Without ``group`` the number of ranks on

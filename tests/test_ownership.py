@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 import gradkit
 from gradkit._ranks import ownership
-from gradkit.distributed import shards_of
+from gradkit.distributed import check_copies, shards_of
 from tests import oracles, tolerances
+from tests.meshes import Layout, Mesh, Shard, dtensor, plain
 from tests.ranks import results, together
 
 UNIT = tolerances.UNIT["float64"]
@@ -24,135 +25,14 @@ def _nothing_known():
     ownership._known.clear()
 
 
-class Shard:
-    """Placements as torch.distributed.tensor has them: a copy, a share, a share of each chunk."""
-
-    def __init__(self, dim=None, split_factor=1):
-        if dim is not None:
-            self.dim, self.split_factor = dim, split_factor
-
-    def is_replicate(self):
-        return not hasattr(self, "dim")
-
-    def is_partial(self):
-        return False
-
-
-class Mesh:
-    """A device mesh as one of its ranks sees it."""
-
-    def __init__(self, mesh, rank):
-        self.mesh, self.shape = np.asarray(mesh), np.shape(mesh)
-        found = np.argwhere(self.mesh == rank)
-        self.coordinate = found[0].tolist() if len(found) else None
-
-    def get_coordinate(self):
-        return self.coordinate
-
-
-def chunk(x, pieces, index, dim):
-    """As torch.chunk."""
-    step = -(-x.shape[dim] // pieces)
-    return x.take(
-        range(min(index * step, x.shape[dim]), min((index + 1) * step, x.shape[dim])), dim
-    )
-
-
-def local_of(whole, mesh, placements):
-    """What a rank has of a whole tensor."""
-    if mesh.coordinate is None:
-        return np.zeros((0,) * whole.ndim)
-    for pieces, index, placement in zip(mesh.shape, mesh.coordinate, placements, strict=True):
-        if not placement.is_replicate():
-            dim, splits = placement.dim, placement.split_factor
-            chunks = [chunk(whole, splits, k, dim) for k in range(splits)]
-            whole = np.concatenate([chunk(c, pieces, index, dim) for c in chunks], dim)
-    return whole
-
-
-def dtensor(whole, mesh, *placements, grad=True):
-    """A parameter whose gradient is a DTensor."""
-    local = local_of(whole, mesh, placements).copy()
-    placed = SimpleNamespace(
-        shape=whole.shape, device_mesh=mesh, placements=placements, to_local=lambda: local
-    )
-    placed.grad = placed if grad else None
-    return SimpleNamespace(**vars(placed)) if grad else placed
-
-
-def plain(whole):
-    return SimpleNamespace(grad=whole.copy())
-
-
-class Layout:
-    """A model drawn at random, cut by pipeline, data, expert and tensor parallelism."""
-
-    def __init__(self, draw):
-        self.sizes = pp, dp, tp = draw(st.sampled_from([
-            (1, 1, 1), (1, 2, 1), (1, 1, 3), (2, 1, 2), (2, 2, 2), (1, 3, 2), (3, 1, 2), (1, 2, 4),
-            (1, 4, 2), (2, 4, 1), (1, 7, 1), (2, 1, 1),
-        ]))  # fmt: skip
-        self.size = pp * dp * tp
-        self.grid = np.arange(self.size).reshape(self.sizes)
-        rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-        self.tensors = []
-        for k in range(draw(st.integers(1, 8))):
-            kind = draw(st.sampled_from(["mesh", "rows", "copies", "own", "tied", "experts"]))
-            shape = tuple(draw(st.lists(st.integers(0, 9), min_size=1, max_size=3)))
-            placements = [self._placement(draw, len(shape)) for _ in range(2)]
-            stage = draw(st.integers(0, pp - 1))
-            whole = rng.standard_normal((*shape, *([self.size] if kind == "own" else [])))
-            if kind == "experts":
-                whole = rng.standard_normal((draw(st.integers(1, dp)), *shape))
-            self.tensors.append((f"layer.{k}", kind, stage, whole, placements))
-
-    def _placement(self, draw, ndim):
-        if draw(st.booleans()):
-            return Shard()
-        return Shard(draw(st.integers(0, ndim - 1)), draw(st.sampled_from([1, 1, 2, 3])))
-
-    def grads(self, group):
-        """What one rank passes."""
-        stage, data, tensor = np.argwhere(self.grid == group.rank)[0]
-        found, names, kinds = {}, {}, {}
-        for name, kind, at, whole, placements in self.tensors:
-            if kind == "tied" and stage in (at, self.sizes[0] - 1):
-                local = name if stage == at else f"{name}.head"
-                found[local], kinds[local], names[local] = plain(whole), "copies", name
-            elif kind == "tied" or stage != at:
-                continue
-            elif kind == "mesh":
-                found[name] = dtensor(whole, Mesh(self.grid[stage], group.rank), *placements)
-            elif kind == "rows":
-                rows = Mesh(self.grid[stage, :, tensor], group.rank)
-                found[name] = dtensor(whole, rows, placements[0])
-            elif kind == "experts":  # as many as divide the ranks of data parallelism, or fewer
-                expert = data % len(whole)
-                found["expert"] = plain(whole[expert])
-                found[f"{name}.expert"] = found.pop("expert")
-                names[f"{name}.expert"] = f"{name}.experts.{expert}"
-                kinds[f"{name}.expert"] = "copies"
-            else:
-                part = whole if kind == "copies" else whole[..., group.rank]
-                found[name], kinds[name] = plain(part), kind
-        return shards_of(found, group=group, names=names, plain=kinds)
-
-    def wholes(self):
-        for _, kind, at, whole, _ in self.tensors:
-            yield whole[..., self.grid[at].reshape(-1)] if kind == "own" else whole
-
-
-@st.composite
-def layouts(draw):
-    return Layout(draw)
-
-
-@given(layouts(), st.sampled_from([1, 2, np.inf]))
+@given(st.builds(Layout, st.integers(0, 2**32)), st.sampled_from([1, 2, np.inf]))
 def test_any_layout_has_the_norm_of_the_uncut_model(layout, order):
     def work(group):
         found = []
         for _ in range(2):  # the second time ranks remember
-            found.append(float(gradkit.grad_norm(layout.grads(group), order, group=group)))
+            shards = layout.shards(group)
+            found.append(float(gradkit.grad_norm(shards, order, group=group)))
+        check_copies(shards, group)
         return found
 
     norms = results(work, layout.size)
@@ -164,7 +44,13 @@ def test_any_layout_has_the_norm_of_the_uncut_model(layout, order):
 def counted(group):
     """The collectives of a group, counted."""
     allgather, calls = group.allgather, []
-    group.allgather = lambda state: (calls.append(len(state)), allgather(state))[1]
+
+    def counting(state):
+        assert (state.dtype, state.ndim) == (np.float64, 1)
+        calls.append(len(state))
+        return allgather(state)
+
+    group.allgather = counting
     return calls
 
 
@@ -432,7 +318,7 @@ def changed(rank, who, name, index, value):
 def test_copies_that_differ_are_named(name, index, value, differs):
     def work(group):
         grads = shards_of(changed(group.rank, 2, name, index, value), group=group)
-        gradkit.distributed.check_copies(grads, group)
+        check_copies(grads, group)
 
     alike = {
         r: f"b is as on ranks {', '.join(str(o) for o in (0, 1, 3) if o != r)}" for r in (0, 1, 3)
@@ -444,11 +330,11 @@ def test_a_copy_that_is_missing_or_of_another_sign_of_zero():
     def work(group):
         whole, mesh = np.zeros(2), Mesh([0, 1], group.rank)
         parameters = {"w": dtensor(whole, mesh, Shard(), grad=group.rank == 0)}
-        gradkit.distributed.check_copies(shards_of(parameters, group=group), group)
+        check_copies(shards_of(parameters, group=group), group)
 
     def signs(group):
         zero = -0.0 if group.rank else 0.0
-        gradkit.distributed.check_copies([np.array(zero), np.ones(2)], group)
+        check_copies([np.array(zero), np.ones(2)], group)
 
     assert checked(work, 2) == {0: "w is as on no other rank", 1: "w is None"}
 
@@ -456,7 +342,7 @@ def test_a_copy_that_is_missing_or_of_another_sign_of_zero():
         parameters = {"expert": plain(np.full(2, 1.0 + group.rank)), "b": plain(np.ones(3))}
         kinds = {"expert": "own", "b": "copies"}
         grads = shards_of(parameters, group=group, plain=kinds)
-        gradkit.distributed.check_copies(grads, group)
+        check_copies(grads, group)
 
     assert checked(own, 2) == {}
     assert checked(signs, 2) == dict.fromkeys((0, 1), "grads[0] is as on no other rank")
@@ -464,12 +350,15 @@ def test_a_copy_that_is_missing_or_of_another_sign_of_zero():
 
 def test_copies_of_other_dtypes_and_nothing_at_all():
     def work(group):
-        dtype = np.float32 if group.rank else np.float64
-        gradkit.distributed.check_copies({"w": np.zeros(0, dtype)}, group)
+        dtype = np.float16 if group.rank else np.float32
+        check_copies({"w": np.zeros(2, dtype)}, group)
+
+    def empty(group):
+        check_copies([np.zeros((group.rank, 0))], group)
 
     assert checked(work, 2).keys() == {0, 1}
-    assert checked(lambda group: gradkit.distributed.check_copies([], group), 2) == {}
-    assert checked(lambda group: gradkit.distributed.check_copies([np.ones(3)], group), 1) == {}
+    assert checked(empty, 2) == checked(lambda group: check_copies([], group), 2) == {}
+    assert checked(lambda group: check_copies([np.ones(3)], group), 1) == {}
 
 
 def test_copies_of_a_layout_that_one_rank_has_forgotten():
@@ -478,7 +367,7 @@ def test_copies_of_a_layout_that_one_rank_has_forgotten():
         if group.rank == 1:
             for key in [key for key in ownership._known if key[1] == (1, 4)]:
                 del ownership._known[key]
-        gradkit.distributed.check_copies(shards_of(model(group.rank), group=group), group)
+        check_copies(shards_of(model(group.rank), group=group), group)
 
     assert checked(work, 4) == {}
 
@@ -486,8 +375,8 @@ def test_copies_of_a_layout_that_one_rank_has_forgotten():
 def test_copies_need_to_be_known():
     def work(group):
         with pytest.raises(ValueError, match="pass what shards_of returns with a group"):
-            gradkit.distributed.check_copies(shards_of(model(0, 1)), group)
+            check_copies(shards_of(model(0, 1)), group)
         with pytest.raises(ValueError, match="in no other container"):
-            gradkit.distributed.check_copies([shards_of(model(0, 1), group=group)], group)
+            check_copies([shards_of(model(0, 1), group=group)], group)
 
     results(work, 1)

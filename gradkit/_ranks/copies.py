@@ -17,7 +17,8 @@ from gradkit.errors import RankError
 
 Copy: TypeAlias = tuple[Part, Array | None]  # None: this rank has no gradient
 
-_NONE = 0  # in place of a digest of bits
+# In place of a digest of bits.
+_NONE, _EMPTY = 0, 2  # nothing has no copies that could differ, whatever its shape
 
 
 def check(grads: Any, ranks: Collective) -> None:
@@ -70,6 +71,8 @@ def _bits(view: Array | None) -> int:
     """A digest of an array's dtype, shape and bytes."""
     if view is None:
         return _NONE
+    if not view.size:
+        return _EMPTY
     values = np.ascontiguousarray(backend_of(view).read(view))
     digest = blake2b(f"{values.dtype}, {values.shape}".encode(), digest_size=8)
     digest.update(values.reshape(-1).view(np.uint8).data)

@@ -169,7 +169,7 @@ def exchanged(collective: Collective, compute: Callable[[], Numbers]) -> tuple[N
         own = compute()
     except Exception as error:
         own, failure = np.zeros((0, 1), np.uint64), error
-    sizes = np.array([-1.0 if failure else len(own), own.shape[1]])
+    sizes = np.array([-1 if failure else len(own), own.shape[1]], np.float64)
     lengths, columns = collective.rows(sizes).astype(int).T
     if failure:
         raise failure

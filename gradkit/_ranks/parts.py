@@ -13,11 +13,16 @@ _SHOWN = 8  # names in an error
 
 
 class Leaf(NamedTuple):
-    """A parameter's gradient, or the parameter itself if it has none."""
+    """A parameter and its gradient, which may be ``None``; or a gradient by itself, twice."""
 
     name: Any
-    tensor: Any
-    has_grad: bool
+    parameter: Any
+    grad: Any
+
+    @property
+    def tensor(self) -> Any:
+        """What tells which part of the whole a rank has."""
+        return self.parameter if self.grad is None else self.grad
 
 
 def leaves_of(parameters: Any, attr: str) -> list[Leaf]:
@@ -30,7 +35,7 @@ def leaves_of(parameters: Any, attr: str) -> list[Leaf]:
         grad = leaf
         if not _is_gradient(leaf, attr):
             grad = trees.gradient_of(leaf, attr, f"parameter {name!r} is")
-        found.append(Leaf(name, leaf if grad is None else grad, grad is not None))
+        found.append(Leaf(name, leaf, grad))
     return found
 
 
@@ -38,8 +43,8 @@ def parts_by_placement(leaves: list[Leaf], plain: Any) -> tuple[dict[Any, Any], 
     """The rank's own parts, and how many ranks of the gradient's own mesh hold each."""
     parts: dict[Any, Any] = {}
     replicas: dict[Any, Any] = {}
-    for name, grad, has_grad in leaves:
-        if has_grad:
+    for name, _, grad in leaves:
+        if grad is not None:
             parts[name], replicas[name] = _part_by_placement(grad, name, plain)
     return parts, replicas
 
@@ -68,9 +73,9 @@ def parts_by_exchange(
         shape = tuple(leaf.tensor.shape)
         parts += [Part(str(name), shape, where, None if kind == "own" else each) for each in runs]
         listed = isinstance(arrays, list)
-        places += [(leaf.name, listed) if leaf.has_grad else None] * len(runs)
+        places += [None if leaf.grad is None else (leaf.name, listed)] * len(runs)
         key.append((name, shape, where, kind, tuple(runs)))
-        if leaf.has_grad and runs:
+        if leaf.grad is not None and runs:
             held[leaf.name] = arrays
     _refuse(undecided)
     return held, Ownership(parts, places, tuple(key), collective)
@@ -90,7 +95,7 @@ def _name_on_all(names: Any, leaf: Leaf) -> Any:
     """What all ranks call a parameter."""
     if isinstance(names, Mapping):
         return names.get(leaf.name, leaf.name)
-    return leaf.name if names is None else names(leaf.name, leaf.tensor)
+    return leaf.name if names is None else names(leaf.name, leaf.parameter)
 
 
 def _kind(plain: Any, leaf: Leaf) -> str:
@@ -99,7 +104,7 @@ def _kind(plain: Any, leaf: Leaf) -> str:
     if isinstance(plain, Mapping):
         kind = plain.get(leaf.name)
     elif callable(plain):
-        kind = plain(leaf.name, leaf.tensor)
+        kind = plain(leaf.name, leaf.parameter)
     if kind is None:
         return "undecided"
     if kind == 1 and not isinstance(kind, bool):

@@ -9,9 +9,9 @@ What differs from PyTorch:
 - ``foreach`` has no effect: all gradients are taken together.
 
 Gradients that are DTensors are spread over the ranks of their mesh, which make the call together;
-see :mod:`gradkit.distributed`. All of them are on one mesh, of one dimension or of all processes.
-For other ways to spread them, and beside pipeline stages, pass
-:func:`gradkit.distributed.shards_of` and a group to :func:`gradkit.clip_grad_norm`.
+see :mod:`gradkit.distributed`. Without ``group`` all of them are on one mesh, of one dimension or
+of all processes. With ``group``, :func:`clip_grad_norm_` takes gradients on any meshes, plain
+tensors and pipeline stages.
 """
 
 import warnings
@@ -24,7 +24,7 @@ from torch import Tensor
 import gradkit
 from gradkit._open.foreign import norm_comes
 from gradkit._ranks.torch import shard_of
-from gradkit.distributed import Group, ShardedGrads, from_torch
+from gradkit.distributed import Group, Names, PlainOfEach, ShardedGrads, from_torch, shards_of
 
 __all__ = [
     "clip_grad_norm_",
@@ -87,13 +87,18 @@ def clip_grad_norm_(
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,  # noqa: ARG001
+    *,
+    group: Group | None = None,
+    names: Names | None = None,
+    plain: PlainOfEach | None = None,
 ) -> Tensor:
     """Clip gradients by their total norm, as ``torch.nn.utils.clip_grad_norm_``.
 
     Parameters
     ----------
     parameters : Tensor or iterable of Tensor
-        Their ``grad`` is **written in place**; those without one are skipped.
+        Their ``grad`` is **written in place**; those without one are skipped. With ``group``,
+        ``model.named_parameters()``: by their names ranks know copies of one parameter.
     max_norm : float, or 0-d Tensor
         At least 0; such as the limit of a :class:`gradkit.SpikeGuard`.
     norm_type : float
@@ -102,18 +107,28 @@ def clip_grad_norm_(
         Raise an error if the norm is NaN or infinite, and write nothing; waits for the device.
     foreach
         No effect.
+    group : gradkit.distributed.Group, optional
+        All ranks of the model, which make this call together: ``from_torch()``. However the model
+        is cut, every gradient counts once, and the call is one collective once ranks know, from
+        the first one, who holds what.
+    names, plain
+        With ``group``: as in :func:`gradkit.distributed.shards_of`. ``plain`` says what tensors
+        are that are no DTensors.
 
     Returns
     -------
     0-d float64 Tensor
-        The norm before clipping; 0 if there are no gradients.
+        The norm before clipping, with the same bits on all ranks; 0 if there are no gradients.
 
     Raises
     ------
     RuntimeError
         The norm is not finite and ``error_if_nonfinite`` is true. Nothing is written.
     TypeError, ValueError
-        As :func:`gradkit.clip_grad_norm`; DTensors beside plain tensors, or on several meshes.
+        As :func:`gradkit.clip_grad_norm` and :func:`gradkit.distributed.shards_of`; without
+        ``group``, DTensors beside plain tensors, or on several meshes.
+    RankError
+        With ``group``: another rank failed, or ranks hold parts that do not fit together.
 
     References
     ----------
@@ -129,7 +144,9 @@ def clip_grad_norm_(
     >>> weight.grad
     tensor([0.6000, 0.8000])
     """
-    if isinstance(parameters, Generator):
+    if group is None and not (names is None and plain is None):
+        raise ValueError("names and plain are for ranks that find out what they hold: pass group")
+    if group is None and isinstance(parameters, Generator):
         parameters = list(parameters)
         if not parameters:
             warnings.warn(
@@ -137,7 +154,10 @@ def clip_grad_norm_(
                 "nothing is clipped",
                 stacklevel=2,
             )
-    held = _of_parameters(parameters)
+    if group is None:
+        held = _of_parameters(parameters)
+    else:
+        held = Held(shards_of(parameters, group=group, names=names, plain=plain), group)
     return norm_by(
         gradkit.clip_grad_norm, held, max_norm, norm_type=norm_type, error=error_if_nonfinite
     )
@@ -248,8 +268,7 @@ def spread(tensors: Sequence[Tensor], grads: Sequence[Tensor]) -> Held:
     if not all(sharded):
         raise ValueError(
             "some tensors are DTensors and some are not, which do not say on how many ranks they "
-            "lie; pass gradkit.distributed.shards_of(parameters, plain=...) and a group to "
-            "gradkit.clip_grad_norm"
+            "lie; pass model.named_parameters(), group and plain to clip_grad_norm_"
         )
     parts = {k: shard_of(grad) for k, grad in enumerate(grads)}
     shards = ShardedGrads(
@@ -294,8 +313,8 @@ def _group_of(meshes: Sequence[Any]) -> Group:
     else:
         reason = f"are on a mesh of {mesh.ndim} dimensions that not all processes belong to"
     raise ValueError(
-        f"the DTensors {reason}; pass gradkit.distributed.shards_of(parameters) and the group of "
-        "their ranks to gradkit.clip_grad_norm"
+        f"the DTensors {reason}; pass model.named_parameters(), and the group of all ranks of the "
+        "model, to clip_grad_norm_"
     )
 
 

@@ -116,10 +116,16 @@ def sharded_arrays(place):
         sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
         return jax.make_array_from_callback(whole.shape, sharding, whole.__getitem__)
 
-    grads = gradkit.distributed.shards_of({"copy": spread(), "part": spread("x")})
-    norm = gradkit.grad_norm(grads, group=place.group)
-    assert grads.replicas == {"copy": [place.size], "part": [1]}
-    np.testing.assert_allclose(float(norm), np.sqrt(2 * whole.astype(float) @ whole), rtol=1e-6)
+    for group in (None, place.group):
+        grads = gradkit.distributed.shards_of({"copy": spread(), "part": spread("x")}, group=group)
+        norm = gradkit.grad_norm(grads, group=place.group)
+        assert grads.replicas == {"copy": [place.size], "part": [1]}
+        np.testing.assert_allclose(float(norm), np.sqrt(2 * whole.astype(float) @ whole), rtol=1e-6)
+    own = {"own": jax.numpy.ones(3)}  # of this process alone, which its sharding cannot tell
+    for kind, expected in (("own", place.size), ("copies", 1)):
+        grads = gradkit.distributed.shards_of(own, group=place.group, plain=kind)
+        norm = gradkit.grad_norm(grads, 1, group=place.group)
+        assert float(norm) == 3 * expected
 
 
 def without_float64(place):

@@ -5,7 +5,16 @@ import time
 
 import numpy as np
 
-from tests.processes import batch_norms, dtensors, faults, groups, norms, training, trouble
+from tests.processes import (
+    batch_norms,
+    cut_models,
+    dtensors,
+    faults,
+    groups,
+    norms,
+    training,
+    trouble,
+)
 from tests.processes.places import MIXED
 
 
@@ -16,7 +25,7 @@ def checks(suite, library, size):
 
 def everything(library, size):
     """What holds for this library and this number of ranks."""
-    found = groups.ALL | norms.CHECKS | batch_norms.CHECKS | training.CHECKS
+    found = groups.ALL | norms.CHECKS | batch_norms.CHECKS | training.CHECKS | cut_models.CHECKS
     found |= _OF_ONE.get(library, {})
     if library != "jax":  # whose groups are all processes
         found |= groups.REDUCE | groups.HALVES
@@ -33,6 +42,7 @@ _OF_ONE = {
         "clipping of DTensors": dtensors.clipping,
         "training with fully_shard": dtensors.sharded_training,
         "training with DDP": dtensors.parallel_training,
+        **cut_models.OF_TORCH,
     },
     "jax": {
         "sharded arrays": groups.sharded_arrays,
@@ -67,6 +77,7 @@ def _differs(place):
 
 SUITES = {
     "everything": everything,
+    "cut models": lambda library, _size: cut_models.CHECKS | _OF_ONE.get(library, {}),
     "stays away": lambda _library, _size: {**groups.ALL, "stuck": _stays_away},
     "dies": lambda _library, _size: {"dead": _dies},
     "fails": lambda _library, _size: {"fails": _fails, "differs": _differs, **groups.ALL},

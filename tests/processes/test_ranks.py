@@ -8,10 +8,11 @@ from tests.processes.launch import StuckError, launch
 from tests.processes.suites import checks
 
 LAUNCHES = [*(("mpi", size) for size in (1, 2, 3, 4, 6)), ("torch", 4), ("jax", 4)]
+MANY = ("mpi", 16)  # processes on few cores, for the checks where their number counts
 CASES = [
     pytest.param(library, size, name, id=f"{library}-{size}-{name}")
-    for library, size in LAUNCHES
-    for name in checks("everything", library, size)
+    for library, size in (*LAUNCHES, MANY)
+    for name in checks("cut models" if (library, size) == MANY else "everything", library, size)
 ]
 
 
@@ -23,8 +24,9 @@ def launched(tmp_path_factory, there):
     def records(library, size):
         there(library)
         directory = tmp_path_factory.mktemp(f"{library}-{size}")
+        suite = "cut models" if (library, size) == MANY else "everything"
         try:
-            return launch(library, size, "everything", directory)
+            return launch(library, size, suite, directory)
         except StuckError as error:
             return error
 
