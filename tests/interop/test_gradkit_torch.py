@@ -451,6 +451,9 @@ def test_compilers_keep_the_layouts_that_fake_kernels_saw():
         assert torch.Tag.needs_exact_strides in getattr(OPERATORS, name).default.tags
 
 
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf"
+)  # opcheck's
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [next(row for row in ARGUMENTS if row[0] == name) for name in dict(ARGUMENTS)],

@@ -160,13 +160,20 @@ def test_samples_of_modules(name, training, dtype):
 
 
 def test_samples_of_errors():
-    """What PyTorch refuses is refused here too, as a ValueError or a TypeError."""
+    """What PyTorch refuses is refused here too, as a ValueError or a TypeError.
+
+    But for groups without elements, which PyTorch 2.14 refuses and older ones took: of nothing,
+    gradkit returns nothing.
+    """
     found = 0
     for name in NAMES:
         info = function_info(name)
         errors = info.error_inputs("cpu") if info.error_inputs_func else []
         for error in errors:
             sample = error.sample_input
+            if name == "group_norm" and not sample.input.numel():
+                assert ours.group_norm(sample.input, *sample.args).shape == sample.input.shape
+                continue
             with pytest.raises((TypeError, ValueError)):
                 getattr(ours, name)(sample.input, *sample.args, **sample.kwargs)
             found += 1

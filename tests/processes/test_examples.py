@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MPIEXEC = Path(sys.executable).parent / "mpiexec"
 LIMIT_S = 240  # a machine with other load is slow; none of these takes a minute by itself
@@ -109,3 +111,45 @@ destroy_process_group()
         command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def gpt(*options, size=1):
+    """Train the PyTorch example for 8 steps; what it prints."""
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(size)] if size > 1 else []
+    done = subprocess.run(
+        [sys.executable, *torchrun, EXAMPLES / "train_gpt.py", "--steps", "8", *options],
+        env=ENVIRONMENT | {"GLOO_SOCKET_IFNAME": "lo"},
+        capture_output=True, text=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_gpt_in_pytorch_learns_as_with_pytorchs_norms(there):
+    """In mixed precision; the losses agree to the digits that are printed but the last."""
+    there("torch")
+    said = gpt("--compare")
+    found = re.findall(r"(\w+): 8 steps, loss (\S+) -> (\S+), (\S+)% of held-out", said)
+    assert [name for name, *_ in found] == ["gradkit", "PyTorch"]
+    (first, last, right), theirs = (list(map(float, numbers)) for _, *numbers in found)
+    assert theirs == pytest.approx([first, last, right], rel=0.01)
+    assert last < 0.9 * first
+    assert right > 15
+
+
+def test_the_gpt_in_pytorch_goes_on_from_a_checkpoint_and_over_ranks(there, tmp_path):
+    there("torch")
+    import torch
+
+    whole, parts, ranks = (tmp_path / f"{name}.pt" for name in ("whole", "parts", "ranks"))
+    gpt("--dtype", "float32", "--checkpoint", whole)
+    gpt("--dtype", "float32", "--checkpoint", ranks, size=2)
+    gpt("--dtype", "float32", "--checkpoint", parts, "--steps", "3")
+    gpt("--dtype", "float32", "--checkpoint", parts)
+    saved = torch.load(whole)
+    resumed, spread = torch.load(parts), torch.load(ranks)
+    assert resumed["losses"] == saved["losses"]
+    for name, parameter in saved["model"].items():
+        assert torch.equal(resumed["model"][name], parameter)
+    assert len(saved["losses"]) == 8
+    assert spread["losses"] == pytest.approx(saved["losses"], rel=1e-4)
