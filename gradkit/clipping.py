@@ -21,6 +21,7 @@ from gradkit._calls.lists import ClipByNorm, ClipCoefficient, ClipGradValue, Sca
 from gradkit._calls.roles import Grads
 from gradkit._open.call import Call
 from gradkit._open.clipping import (
+    EpsMode,
     NonFinite,
     Rule,
     apart_from,
@@ -29,6 +30,7 @@ from gradkit._open.clipping import (
     raise_if_nonfinite,
     rule_of,
     scale_of,
+    signed_eps,
     twins,
 )
 from gradkit._open.foreign import answers, deprecated, norm_comes
@@ -215,6 +217,7 @@ def clip_grad_norm(
     *,
     scale: Scalar = 1.0,
     eps: Real = 1e-6,
+    eps_mode: EpsMode = "max",
     nonfinite: NonFinite = "propagate",
     group: Group | None = None,
     replicas: Replicas = 1,
@@ -230,6 +233,7 @@ def clip_grad_norm(
     *,
     scale: Scalar = 1.0,
     eps: Real = 1e-6,
+    eps_mode: EpsMode = "max",
     nonfinite: NonFinite = "propagate",
     group: Group | None = None,
     replicas: Replicas = 1,
@@ -246,6 +250,7 @@ def clip_grad_norm(
     *,
     scale: Scalar = 1.0,
     eps: Real = 1e-6,
+    eps_mode: EpsMode = "max",
     nonfinite: NonFinite = "propagate",
     group: Group | None = None,
     replicas: Replicas = 1,
@@ -277,6 +282,9 @@ def clip_grad_norm(
         finite then; ``found_inf`` is about the gradients alone.
     eps : float
         Lower bound on the norm in the division.
+    eps_mode : {"max", "add"}
+        "add": divide by ``norm + eps`` instead, as PyTorch, apex, ONNX Runtime and lucid do. A
+        norm just below ``max_norm`` is then clipped a little too.
     nonfinite : {"propagate", "raise", "zero"}
         What happens if the norm is NaN or infinite. "propagate", as in PyTorch: a NaN norm
         makes every gradient NaN, an infinite one makes finite gradients 0. "raise": an error
@@ -332,7 +340,7 @@ def clip_grad_norm(
         ranks = Ranks(collective, reduce, replicas)
         if reduce is not None:
             deprecated("reduce", _GROUP)
-        rule = rule_of(norm_type, eps, nonfinite)
+        rule = rule_of(norm_type, eps, nonfinite, eps_mode)
         instead = "use clip_by_global_norm, which returns new gradients"
         near = partial(beside, ranks, out, found_inf)
         held = Gradients(grads, write=True, instead=instead, beside=near, several=True)
@@ -355,6 +363,7 @@ def clip_by_global_norm(
     *,
     scale: Scalar = 1.0,
     eps: Real = 1e-6,
+    eps_mode: EpsMode = "max",
     nonfinite: NonFinite = "propagate",
     group: Group | None = None,
     replicas: Replicas = 1,
@@ -370,6 +379,7 @@ def clip_by_global_norm(
     *,
     scale: Scalar = 1.0,
     eps: Real = 1e-6,
+    eps_mode: EpsMode = "max",
     nonfinite: NonFinite = "propagate",
     group: Group | None = None,
     replicas: Replicas = 1,
@@ -385,6 +395,7 @@ def clip_by_global_norm(
     *,
     scale: Scalar = 1.0,
     eps: Real = 1e-6,
+    eps_mode: EpsMode = "max",
     nonfinite: NonFinite = "propagate",
     group: Group | None = None,
     replicas: Replicas = 1,
@@ -401,6 +412,7 @@ def clip_by_global_norm(
     *,
     scale: Scalar = 1.0,
     eps: Real = 1e-6,
+    eps_mode: EpsMode = "max",
     nonfinite: NonFinite = "propagate",
     group: Group | None = None,
     replicas: Replicas = 1,
@@ -417,7 +429,7 @@ def clip_by_global_norm(
     grads : array, or iterable or nested dict/list/tuple of arrays
         Never written. An array may occur more than once. They may lie on several devices, as in
         :func:`grad_norm`; each is clipped to where it lies.
-    max_norm, norm_type, scale, eps, nonfinite, group, replicas, reduce, found_inf
+    max_norm, norm_type, scale, eps, eps_mode, nonfinite, group, replicas, reduce, found_inf
         As in :func:`clip_grad_norm`. ``found_inf`` cannot be an array of JAX or TensorFlow; test
         whether ``grad_norm(grads, inf)`` is finite.
     out : tuple (clipped, norm), optional
@@ -451,7 +463,7 @@ def clip_by_global_norm(
         ranks = Ranks(collective, reduce, replicas)
         if reduce is not None:
             deprecated("reduce", _GROUP)
-        rule = rule_of(norm_type, eps, nonfinite)
+        rule = rule_of(norm_type, eps, nonfinite, eps_mode)
         clipped_out, norm_out = pair_of(out, "norm")
         near = partial(beside, ranks, norm_out, found_inf)
         held = Gradients(grads, write=False, beside=near, several=True)
@@ -471,15 +483,30 @@ def clip_by_global_norm(
 
 @overload
 def clip_coefficient(
-    norm: Real, max_norm: Scalar, *, eps: Real = 1e-6, out: AnyArray | None = None
+    norm: Real,
+    max_norm: Scalar,
+    *,
+    eps: Real = 1e-6,
+    eps_mode: EpsMode = "max",
+    out: AnyArray | None = None,
 ) -> Float64: ...
 @overload
 def clip_coefficient(
-    norm: X, max_norm: Scalar, *, eps: Real = 1e-6, out: AnyArray | None = None
+    norm: X,
+    max_norm: Scalar,
+    *,
+    eps: Real = 1e-6,
+    eps_mode: EpsMode = "max",
+    out: AnyArray | None = None,
 ) -> X: ...
 @answers
 def clip_coefficient(
-    norm: Any, max_norm: Scalar, *, eps: Real = 1e-6, out: AnyArray | None = None
+    norm: Any,
+    max_norm: Scalar,
+    *,
+    eps: Real = 1e-6,
+    eps_mode: EpsMode = "max",
+    out: AnyArray | None = None,
 ) -> Any:
     """The factor that clips gradients of a given norm: ``min(1, max_norm / max(norm, eps))``.
 
@@ -494,6 +521,8 @@ def clip_coefficient(
         As in :func:`clip_grad_norm`.
     eps : float
         At least 0.
+    eps_mode : {"max", "add"}
+        As in :func:`clip_grad_norm`.
     out : float64 array of norm's shape, optional
         Where the coefficient is written.
 
@@ -513,7 +542,7 @@ def clip_coefficient(
     >>> gradkit.clip_coefficient(5.0, 1.0)
     array(0.2)
     """
-    floor = checks.epsilon(eps)
+    signed = signed_eps(eps, eps_mode)
     call = Call(_Norm(norm if is_array(norm) else np.float64(checks.real(norm, "norm"))))
     given = call.arrays
     checks.floating(given.norm, "norm")
@@ -522,7 +551,9 @@ def clip_coefficient(
         coefficient = call.outputs(out, (Spec("the coefficient", given.norm.shape, _FLOAT64),))
         norms = call.backend.as_float64(given.norm)
         call.backend.clip_coefficient(
-            ClipCoefficient(norm=norms, max_norm=limit, eps=floor, coefficient=coefficient.views[0])
+            ClipCoefficient(
+                norm=norms, max_norm=limit, eps=signed, coefficient=coefficient.views[0]
+            )
         )
         return coefficient.results()[0]
 
@@ -537,6 +568,7 @@ def clip_grads_with_norm(
     *,
     scale: Scalar = 1.0,
     eps: Real = 1e-6,
+    eps_mode: EpsMode = "max",
     nonfinite: NonFinite = "propagate",
 ) -> T:
     """Scale all gradients in place as :func:`clip_grad_norm` does, but with a given norm.
@@ -552,7 +584,7 @@ def clip_grads_with_norm(
         That of ``scale * g``, as :func:`grad_norm` returns it with the same ``scale``. An array
         on the gradients' device is read there, so the call does not wait for the device. If it is
         a Python number, pass ``max_norm`` by keyword: PyTorch has the two in the other order.
-    max_norm, scale, eps, nonfinite
+    max_norm, scale, eps, eps_mode, nonfinite
         As in :func:`clip_grad_norm`. "raise" has to wait for the device. For "raise" and "zero" a
         scale in an array that is not finite counts as a norm that is not. "propagate" goes by the
         norm: beside a finite one, gradients are multiplied by such a scale, which makes 0 NaN.
@@ -581,7 +613,7 @@ def clip_grads_with_norm(
     >>> gradkit.clip_grads_with_norm(encoder, norm, max_norm=1.0)
     [array([0.6, 0. ])]
     """
-    rule = rule_of(2.0, eps, nonfinite)
+    rule = rule_of(2.0, eps, nonfinite, eps_mode)
     instead = "use clip_coefficient, and multiply each gradient by it"
     held = Gradients(grads, write=True, instead=instead, several=True)
     with held.on_stream():

@@ -591,13 +591,31 @@ def test_what_comes_back_is_the_callers_own(backend):
     norm=st.floats(0) | st.just(NAN),
     max_norm=st.floats(0),
     eps=st.floats(0, allow_infinity=False),
+    mode=st.sampled_from(("max", "add")),
 )
-def test_coefficient(backend, norm, max_norm, eps):
+@hypothesis.example(norm=2.0, max_norm=2.0, eps=1e-6, mode="add")
+def test_coefficient(backend, norm, max_norm, eps, mode):
     hypothesis.assume(norm <= max_norm or max(norm, eps) > 0)
-    got = gradkit.clip_coefficient(backend.asarray(np.array(norm)), max_norm, eps=eps)
+    given = backend.asarray(np.array(norm))
+    got = gradkit.clip_coefficient(given, max_norm, eps=eps, eps_mode=mode)
     assert got.shape == ()
-    expected = oracles.coefficient(norm, max_norm, eps)
+    expected = oracles.coefficient(norm, max_norm, eps, mode)
     assert_same_bits(backend.asnumpy(got), np.array(expected))
+
+
+def test_an_eps_that_is_added_in_every_clip(backend):
+    """0.5 / (2 + 0.5) of each, where the larger of the two would give a quarter."""
+    expected, options = [0.4], {"eps": 0.5, "eps_mode": "add"}
+    grads = [backend.asarray(f(2.0))]
+    clipped, _ = gradkit.clip_by_global_norm(grads, 0.5, **options)
+    np.testing.assert_allclose(backend.asnumpy(clipped[0]), expected, rtol=1e-15)
+    norm = gradkit.clip_grad_norm(grads, 0.5, **options)
+    np.testing.assert_allclose(backend.asnumpy(grads[0]), expected, rtol=1e-15)
+    grads = [backend.asarray(f(2.0))]
+    gradkit.clip_grads_with_norm(grads, norm, max_norm=0.5, **options)
+    np.testing.assert_allclose(backend.asnumpy(grads[0]), expected, rtol=1e-15)
+    with pytest.raises(ValueError, match="eps_mode must be one of 'max', 'add', not 'sum'"):
+        gradkit.clip_grad_norm(grads, 0.5, eps_mode="sum")
 
 
 def test_coefficient_of_many_norms_and_of_a_number(backend):

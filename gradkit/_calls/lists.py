@@ -120,7 +120,8 @@ class NormOfShares(ListCall):
 class ClipCoefficient(ListCall):
     """``coefficient = min(1, max_norm / max(norm, eps))``; a NaN norm stays NaN.
 
-    A negative ``max_norm`` in an array gives NaN.
+    A negative ``max_norm`` in an array gives NaN. With an ``eps`` below 0 it is
+    ``min(1, max_norm / (norm - eps))``, here and in ``ClipByNorm``.
     """
 
     norm: Norm

@@ -14,6 +14,7 @@ from gradkit._arrays import backend_of
 from gradkit._backend import Array, Views
 from gradkit._calls import checks
 from gradkit._calls.lists import ClipByNorm, GradNorm, JoinRanks, RankState, SpikeGuardUpdate
+from gradkit._open.clipping import signed_eps
 from gradkit.jax._callbacks import Result, axes_of, call, varying
 from gradkit.jax._numbers import doubles, given, pair, pairs, read, store, widest
 
@@ -97,6 +98,7 @@ def clip_by_global_norm(
     *,
     scale: Any = 1.0,
     eps: float = 1e-6,
+    eps_mode: Literal["max", "add"] = "max",
     nonfinite: Literal["propagate", "zero"] = "propagate",
     axis_name: Any = None,
     replicas: Any = 1,
@@ -122,6 +124,8 @@ def clip_by_global_norm(
         not finite counts as a norm that is not.
     eps : float
         Lower bound on the norm in the division.
+    eps_mode : {"max", "add"}
+        "add": divide by ``norm + eps`` instead.
     nonfinite : {"propagate", "zero"}
         What happens if the norm is NaN or infinite. "propagate": a NaN norm makes every gradient
         NaN, an infinite one makes finite gradients 0. "zero": every gradient becomes 0. To skip
@@ -161,7 +165,8 @@ def clip_by_global_norm(
     >>> norm, clipped["b"]
     (Array(5., dtype=float32), Array(2., dtype=float32))
     """
-    rule = rule_of("clip_by_global_norm", norm_type, eps, nonfinite, axis_name, replicas, grads)
+    name = "clip_by_global_norm"
+    rule = rule_of(name, norm_type, eps, nonfinite, axis_name, replicas, grads, eps_mode)
     return clip(grads, max_norm, scale, rule)[:2]
 
 
@@ -173,6 +178,7 @@ def rule_of(
     axis_name: Any,
     replicas: Any,
     grads: Any,
+    eps_mode: str = "max",
 ) -> Rule:
     """The rule that a function's arguments make."""
     if nonfinite == "raise":
@@ -185,7 +191,7 @@ def rule_of(
         checks.norm_order(norm_type),
         axis_name,
         _copies(replicas, axis_name, grads),
-        eps=checks.epsilon(eps),
+        eps=signed_eps(eps, eps_mode),
         zero_nonfinite=nonfinite == "zero",
     )
 

@@ -90,6 +90,7 @@ def clip_by_global_norm(
     *,
     scale: Any = 1.0,
     eps: float = 1e-6,
+    eps_mode: Literal["max", "add"] = "max",
     nonfinite: Literal["propagate", "zero"] = "propagate",
     axis_name: Any = None,
     replicas: Any = 1,
@@ -98,7 +99,7 @@ def clip_by_global_norm(
 
     Parameters
     ----------
-    max_norm, norm_type, scale, eps, nonfinite, axis_name, replicas
+    max_norm, norm_type, scale, eps, eps_mode, nonfinite, axis_name, replicas
         As in :func:`gradkit.jax.clip_by_global_norm`.
 
     Returns
@@ -129,6 +130,7 @@ def clip_by_global_norm(
             axis_name,
             replicas,
             updates,
+            eps_mode,
         )
         clipped = clip(updates, max_norm, scale, rule)
         return clipped.grads, ClipState(clipped.norm)

@@ -388,6 +388,20 @@ def test_errors_of_transformations(call, error, said):
         call()
 
 
+def test_an_eps_that_is_added_and_gradients_that_are_wider():
+    grads = {"w": jnp.array([2.0])}
+    clipped, _ = gradkit.jax.clip_by_global_norm(grads, 0.5, eps=0.5, eps_mode="add")
+    np.testing.assert_allclose(clipped["w"], 0.4, rtol=1e-6)
+    chain = transforms.clip_by_global_norm(0.5, eps=0.5, eps_mode="add")
+    np.testing.assert_allclose(chain.update(grads, chain.init(grads))[0]["w"], 0.4, rtol=1e-6)
+    buffers = {"w": jnp.ones(1, jnp.bfloat16)}
+    with pytest.raises(TypeError, match="would lose precision"):
+        gradkit.jax.accumulate_grads(buffers, grads)
+    added = jax.jit(gradkit.jax.accumulate_grads, static_argnames="casting")
+    summed = added(buffers, grads, casting="same_kind")["w"]
+    assert (summed.dtype, float(summed[0])) == (jnp.bfloat16, 3.0)
+
+
 # Skipped steps
 
 
