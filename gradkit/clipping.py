@@ -30,7 +30,6 @@ from gradkit._open.clipping import (
     raise_if_nonfinite,
     rule_of,
     scale_of,
-    signed_eps,
     twins,
 )
 from gradkit._open.foreign import answers, deprecated, norm_comes
@@ -542,7 +541,7 @@ def clip_coefficient(
     >>> gradkit.clip_coefficient(5.0, 1.0)
     array(0.2)
     """
-    signed = signed_eps(eps, eps_mode)
+    signed = checks.signed_epsilon(eps, eps_mode)
     call = Call(_Norm(norm if is_array(norm) else np.float64(checks.real(norm, "norm"))))
     given = call.arrays
     checks.floating(given.norm, "norm")

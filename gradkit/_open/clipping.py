@@ -42,17 +42,11 @@ def rule_of(norm_type: Any, eps: Any, nonfinite: str, eps_mode: str = "max") -> 
     try:
         return _rules[key]
     except (KeyError, TypeError):  # or they have no hash
-        order, signed = checks.norm_order(norm_type), signed_eps(eps, eps_mode)
+        order, signed = checks.norm_order(norm_type), checks.signed_epsilon(eps, eps_mode)
         rule = Rule(order, signed, policy_of(nonfinite))
     if len(_rules) < _MOST and not {type(norm_type), type(eps)} - {float, int}:
         _rules[key] = rule
     return rule
-
-
-def signed_eps(eps: Any, eps_mode: str) -> float:
-    """The eps of a clip as backends take it: below 0 if it is added to the norm."""
-    number = checks.epsilon(eps)
-    return -number if checks.choice(eps_mode, "eps_mode", ("max", "add")) == "add" else number
 
 
 def policy_of(nonfinite: str) -> str:

@@ -14,7 +14,6 @@ from gradkit._arrays import backend_of
 from gradkit._backend import Array, Views
 from gradkit._calls import checks
 from gradkit._calls.lists import ClipByNorm, GradNorm, JoinRanks, RankState, SpikeGuardUpdate
-from gradkit._open.clipping import signed_eps
 from gradkit.jax._callbacks import Result, axes_of, call, varying
 from gradkit.jax._numbers import doubles, given, pair, pairs, read, store, widest
 
@@ -191,7 +190,7 @@ def rule_of(
         checks.norm_order(norm_type),
         axis_name,
         _copies(replicas, axis_name, grads),
-        eps=signed_eps(eps, eps_mode),
+        eps=checks.signed_epsilon(eps, eps_mode),
         zero_nonfinite=nonfinite == "zero",
     )
 
