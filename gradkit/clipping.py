@@ -8,17 +8,21 @@ Dtypes (float16, bfloat16, float32, float64) may be mixed.
 Norms are float64 for every dtype. No intermediate overflows or underflows.
 """
 
+import math
+from collections.abc import Iterator
 from functools import partial
+from itertools import compress
 from typing import Any, NamedTuple, overload
 
 import numpy as np
 
 from gradkit._arrays import is_array
-from gradkit._backend import Array, Spec
+from gradkit._backend import Array, Spec, Views
 from gradkit._calls import checks
 from gradkit._calls.backend import runs
 from gradkit._calls.lists import ClipByNorm, ClipCoefficient, ClipGradValue, ScaleGrads
 from gradkit._calls.roles import Grads
+from gradkit._open import trees
 from gradkit._open.call import Call
 from gradkit._open.clipping import (
     EpsMode,
@@ -50,6 +54,7 @@ from gradkit._ranks.norms import (
 )
 from gradkit._typing import (
     AnyArray,
+    Chosen,
     Container,
     Float64,
     FoundInf,
@@ -64,6 +69,7 @@ from gradkit._typing import (
     TreeOut,
     X,
 )
+from gradkit.gradients import names_of
 
 __all__ = [
     "clip_by_global_norm",
@@ -222,6 +228,8 @@ def clip_grad_norm(
     replicas: Replicas = 1,
     reduce: Reduce | None = None,
     found_inf: FoundInf = None,
+    clip: Chosen = None,
+    count: Chosen = None,
     out: AnyArray | None = None,
 ) -> Float64: ...
 @overload
@@ -238,6 +246,8 @@ def clip_grad_norm(
     replicas: Replicas = 1,
     reduce: Reduce | None = None,
     found_inf: FoundInf = None,
+    clip: Chosen = None,
+    count: Chosen = None,
     out: AnyArray | None = None,
 ) -> X: ...
 @runs(*RUN_BY_NORMS, _CLIP)
@@ -255,6 +265,8 @@ def clip_grad_norm(
     replicas: Replicas = 1,
     reduce: Reduce | None = None,
     found_inf: FoundInf = None,
+    clip: Chosen = None,
+    count: Chosen = None,
     out: AnyArray | None = None,
 ) -> Any:
     """Scale all gradients in place so that their total norm is at most ``max_norm``.
@@ -301,6 +313,13 @@ def clip_grad_norm(
         Deprecated: use ``group``. See :class:`gradkit.distributed.Reduce`.
     found_inf : 0-d or 1-element bool or floating-point array, optional
         **Written**, as by :func:`grad_norm`.
+    clip : function of (name, array) to bool, or container of bools like ``grads``, optional
+        Which gradients are clipped; names are those of :func:`names_of`. What is not keeps every
+        bit but for ``scale``, and for ``nonfinite="zero"``. Default: all. A dict or list need only
+        go as deep as answers differ.
+    count : the same, optional
+        Which gradients count in the norm, and in what ``found_inf`` and ``nonfinite`` see. Default:
+        all. With ``clip`` or ``count``, gradients lie on one device.
     out : 0-d float64 array, optional
         Where the norm is written.
 
@@ -342,14 +361,16 @@ def clip_grad_norm(
         rule = rule_of(norm_type, eps, nonfinite, eps_mode)
         instead = "use clip_by_global_norm, which returns new gradients"
         near = partial(beside, ranks, out, found_inf)
-        held = Gradients(grads, write=True, instead=instead, beside=near, several=True)
+        several = clip is None and count is None
+        held = Gradients(grads, write=True, instead=instead, beside=near, several=several)
+        counted, some = _counted(held, count), _chosen(held, clip, "clip")
         with held.on_stream():
             limit, by = limit_of(held, max_norm, "max_norm"), scale_of(held, scale)
             wanted = Wanted("clip_grad_norm", rule.order, rule.policy, by, then=_CLIP)
             flags = None if found_inf is None else flags_of(held, found_inf, ())
             norm = held.outputs(out, (NORM,), apart=flags.named() if flags else ())
-            factors = take_norm(held, wanted, ranks, norm, flags, limit=limit)
-            _clip(held, factors, held.views, rule)
+            factors = take_norm(counted, wanted, ranks, norm, flags, limit=limit)
+            _clip(held, factors, held.views, rule, some)
             held.wrote()
             return norm.results()[0]
 
@@ -368,6 +389,8 @@ def clip_by_global_norm(
     replicas: Replicas = 1,
     reduce: Reduce | None = None,
     found_inf: FoundInf = None,
+    clip: Chosen = None,
+    count: Chosen = None,
     out: TreeOut = None,
 ) -> tuple[H, Float64]: ...
 @overload
@@ -384,6 +407,8 @@ def clip_by_global_norm(
     replicas: Replicas = 1,
     reduce: Reduce | None = None,
     found_inf: FoundInf = None,
+    clip: Chosen = None,
+    count: Chosen = None,
     out: TreeOut = None,
 ) -> tuple[T, X]: ...
 @overload
@@ -400,6 +425,8 @@ def clip_by_global_norm(
     replicas: Replicas = 1,
     reduce: Reduce | None = None,
     found_inf: FoundInf = None,
+    clip: Chosen = None,
+    count: Chosen = None,
     out: TreeOut = None,
 ) -> tuple[T, Any]: ...
 @runs(*RUN_BY_NORMS, _CLIP)
@@ -417,6 +444,8 @@ def clip_by_global_norm(
     replicas: Replicas = 1,
     reduce: Reduce | None = None,
     found_inf: FoundInf = None,
+    clip: Chosen = None,
+    count: Chosen = None,
     out: TreeOut = None,
 ) -> tuple[Any, Any]:
     """Scaled gradients whose total norm is at most ``max_norm``; inputs are never written.
@@ -431,6 +460,8 @@ def clip_by_global_norm(
     max_norm, norm_type, scale, eps, eps_mode, nonfinite, group, replicas, reduce, found_inf
         As in :func:`clip_grad_norm`. ``found_inf`` cannot be an array of JAX or TensorFlow; test
         whether ``grad_norm(grads, inf)`` is finite.
+    clip, count
+        As in :func:`clip_grad_norm`.
     out : tuple (clipped, norm), optional
         Where the results are written. ``clipped``: a container of the same structure as
         ``grads``, with arrays of the same shapes and dtypes. ``norm``: a 0-d float64 array.
@@ -465,7 +496,9 @@ def clip_by_global_norm(
         rule = rule_of(norm_type, eps, nonfinite, eps_mode)
         clipped_out, norm_out = pair_of(out, "norm")
         near = partial(beside, ranks, norm_out, found_inf)
-        held = Gradients(grads, write=False, beside=near, several=True)
+        several = clip is None and count is None
+        held = Gradients(grads, write=False, beside=near, several=several)
+        counted, some = _counted(held, count), _chosen(held, clip, "clip")
         with held.on_stream():
             limit, by = limit_of(held, max_norm, "max_norm"), scale_of(held, scale)
             wanted = Wanted("clip_by_global_norm", rule.order, rule.policy, by, then=_CLIP)
@@ -473,8 +506,8 @@ def clip_by_global_norm(
             apart = flags.named() if flags else []
             clipped = twins(held, clipped_out, apart=apart)
             norm = held.outputs(norm_out, (NORM,), apart=[*apart_from(clipped), *apart])
-            factors = take_norm(held, wanted, ranks, norm, flags, limit=limit)
-            _clip(held, factors, clipped.views, rule)
+            factors = take_norm(counted, wanted, ranks, norm, flags, limit=limit)
+            _clip(held, factors, clipped.views, rule, some)
             results = clipped.results()
             tree = held.rebuilt(results) if clipped_out is None else clipped_out
             return tree, norm.results()[0]
@@ -712,15 +745,49 @@ def clip_grad_value(grads: T, clip_value: Real) -> T:
     return held.returned(grads)
 
 
-def _clip(held: Gradients, factors: Factors, outs: Grads, rule: Rule) -> None:
-    held.backend.clip_by_norm(
-        ClipByNorm(
-            grads=held.views,
-            norm=factors.norm,
-            max_norm=factors.limit,
-            scale=factors.scale,
-            eps=rule.eps,
-            zero_nonfinite=rule.policy == "zero",
-            outs=outs,
-        )
+def _chosen(held: Gradients, said: Chosen, label: str) -> list[bool] | None:
+    """Of each gradient whether it is meant; ``None`` if all are."""
+    if said is None:
+        return None
+    asked: Iterator[Any]
+    if callable(said):
+        asked = map(said, names_of(held.tree), held.arrays)
+    else:
+        asked = trees.spread(said, held.tree, is_array, label, "grads")
+    pairs = zip(asked, held.names(), strict=True)
+    return [checks.flag(one, f"{label} for {name}") for one, name in pairs]
+
+
+def _counted(held: Gradients, count: Chosen) -> Gradients:
+    """The gradients whose norm is taken."""
+    chosen = _chosen(held, count, "count")
+    return held if chosen is None else held.picked(chosen)
+
+
+def _clip(
+    held: Gradients, factors: Factors, outs: Grads, rule: Rule, some: list[bool] | None = None
+) -> None:
+    """Clip all gradients, or some: the others are only scaled."""
+    call = ClipByNorm(
+        grads=held.views,
+        norm=factors.norm,
+        max_norm=factors.limit,
+        scale=factors.scale,
+        eps=rule.eps,
+        zero_nonfinite=rule.policy == "zero",
+        outs=outs,
     )
+    if some is None:
+        held.backend.clip_by_norm(call)
+        return
+    for chosen in (some, [not one for one in some]):
+        grads = Views(compress(held.views, chosen))
+        targets = grads if outs is held.views else Views(compress(outs, chosen))
+        if chosen is some:
+            held.backend.clip_by_norm(call.replaced(grads=grads, outs=targets))
+        elif call.zero_nonfinite:  # of which an infinite limit leaves all else
+            held.backend.clip_by_norm(call.replaced(grads=grads, outs=targets, max_norm=math.inf))
+        else:
+            held.backend.scale_grads(
+                ScaleGrads(grads=grads, coefficient=factors.scale, outs=targets)
+            )

@@ -402,6 +402,24 @@ def test_an_eps_that_is_added_and_gradients_that_are_wider():
     assert (summed.dtype, float(summed[0])) == (jnp.bfloat16, 3.0)
 
 
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+@pytest.mark.parametrize("nonfinite", ["propagate", "zero"])
+def test_some_are_clipped_and_some_count(scale, nonfinite):
+    """As outside of ``jit``, to the bit."""
+    grads = steps(1)[0] | {"more": [jnp.full(3, 2.0), jnp.array([jnp.nan])]}
+    hosts = jax.tree.map(np.asarray, grads)
+    masks = {"clip": {"w": True, "b": False, "more": True}}
+    masks["count"] = {"w": True, "b": True, "more": [True, False]}
+    options = masks | {"scale": scale, "nonfinite": nonfinite}
+    got, norm = jax.jit(lambda g: gradkit.jax.clip_by_global_norm(g, 0.7, **options))(grads)
+    ref, known = gradkit.clip_by_global_norm(hosts, 0.7, **options)
+    for one, other in zip(*map(jax.tree.leaves, (got, ref)), strict=True):
+        assert_same_bits(one, other)
+    np.testing.assert_allclose(norm, known, rtol=1e-7)
+    with pytest.raises(TypeError, match="clip must be a bool, not int"):
+        gradkit.jax.clip_by_global_norm(grads, 0.7, clip=1)
+
+
 # Skipped steps
 
 
