@@ -112,6 +112,27 @@ def _optax_adapt(grads: Any, params: Any, limit: Any, axes: Any) -> Any:  # noqa
     return _update(optax.adaptive_grad_clip(limit()), grads, params)
 
 
+def _some(grads: Any, matrices: Any) -> None:
+    """Clip matrices by the norm of all."""
+    gradkit.clip_grad_norm(grads, 0.01, clip=matrices)
+
+
+def _some_apart(grads: Any, matrices: Any) -> None:
+    norm = gradkit.grad_norm(grads)
+    chosen = [grad for grad, one in zip(grads, matrices, strict=True) if one]
+    gradkit.clip_grads_with_norm(chosen, norm=norm, max_norm=0.01)
+
+
+def _torch_some(a: Any) -> Call:
+    with_grads = [p for p, one in zip(parameters(a.grads), a.matrices, strict=True) if one]
+
+    def call() -> None:
+        norm = torch.nn.utils.get_total_norm(a.grads)
+        torch.nn.utils.clip_grads_with_norm_(with_grads, 0.01, norm)
+
+    return call
+
+
 def _guard(grads: Any, guard: Any, mean: Any) -> None:  # noqa: ARG001
     norm = gradkit.grad_norm(grads)
     gradkit.clip_grads_with_norm(grads, norm=norm, max_norm=guard.update(norm))
@@ -199,6 +220,11 @@ TABLES: dict[str, Table] = {
         "torch": _torch_adapt,
         "optax": _optax_adapt,
     },
+    "clip_grad_norm of some": {
+        "gradkit": _some,
+        "gradkit, several calls": _some_apart,
+        "torch": _torch_some,
+    },
     "SpikeGuard": {
         "gradkit": _guard,
         "gradkit, several calls": _guard_in_python,
@@ -218,6 +244,7 @@ MOVED: dict[str, tuple[int, tuple[str, ...]]] = {
     "per_tensor_norms": (1, ()),
     "clip_grad_block_norm, rms": (3, ("grads", "limit")),
     "clip_grad_adaptive by rows": (4, ("grads", "limit")),
+    "clip_grad_norm of some": (3, ("grads",)),
     "SpikeGuard": (1, ("grads",)),
     "keep_if": (3, ("old",)),
 }
@@ -254,6 +281,7 @@ def _arguments(device: Device, operation: str, shapes: Sequence[Shape], dtype: s
             "limit": falling(0.1),
             "axes": [tuple(range(1, grad.ndim)) for grad in grads],
         },
+        "clip_grad_norm of some": lambda: {"matrices": [grad.ndim > 1 for grad in grads]},
         "keep_if": lambda: {"new": grads, "old": gradients(device, dtype, shapes)["grads"]},
         "SpikeGuard": lambda: {"guard": gradkit.SpikeGuard(), "mean": [0.0]},
     }

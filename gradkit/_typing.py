@@ -82,6 +82,9 @@ Replicas: TypeAlias = int | Mapping[Any, Any] | Sequence[Any]
 Along: TypeAlias = int | Iterable[int] | None
 Axis: TypeAlias = Along | Mapping[Any, Any] | list[Any] | Callable[[str, Any], Along]
 
+# Of each gradient whether it is meant: a container like theirs, or a function of name and array.
+Chosen: TypeAlias = Mapping[Any, Any] | list[Any] | Callable[[str, Any], bool] | None
+
 # Where results are written, of which each may be None.
 Outs: TypeAlias = tuple[AnyArray | None, ...] | None
 TreeOut: TypeAlias = tuple[Any, AnyArray | None] | None

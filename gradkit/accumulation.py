@@ -135,6 +135,7 @@ def accumulate_grads(
     scale: Scalar = 1.0,
     overwrite: Flag = False,
     do_update: Flag = True,
+    casting: Casting = "safe",
     norm_out: AnyArray | None = None,
 ) -> T:
     """``buffer += scale * grad`` for each buffer of a container, or ``buffer = scale * grad``.
@@ -159,6 +160,9 @@ def accumulate_grads(
         device is read there.
     do_update : bool, or 0-d or 1-element bool array
         Whether to write the buffers at all. An array on the device is read there.
+    casting : {"safe", "same_kind"}
+        "same_kind" also accepts gradients of a wider dtype, such as float32 ones for float16
+        buffers, and rounds the sums.
     norm_out : 0-d float64 array, optional
         **Written:** the 2-norm of all buffers after the call, also if nothing was added.
 
@@ -195,7 +199,9 @@ def accumulate_grads(
     instead = "compute buffer + scale * grad for each pair"
     into = Gradients(buffers, write=True, instead=instead, label="buffers")
     added = Gradients(in_order_of(into, grads), write=False)
-    check_pairs(into, added, ("grads", "buffers"), _why_not_added)
+    checks.choice(casting, "casting", ("safe", "same_kind"))
+    why = _why_not_added if casting == "safe" else lambda *_: None
+    check_pairs(into, added, ("grads", "buffers"), why)
     with into.on_stream():
         factor = into.number(scale, "scale")
         if isinstance(factor, float):
@@ -269,4 +275,7 @@ def _why_not_added(buffer: Any, grad: Any) -> str | None:
     accepted = float_of(buffer).addends
     if float_of(grad).name in accepted:
         return None
-    return f", which would lose precision; accepted: {', '.join(accepted)}"
+    return (
+        f", which would lose precision; accepted: {', '.join(accepted)}, or any with "
+        'casting="same_kind"'
+    )

@@ -8,17 +8,23 @@ Dtypes (float16, bfloat16, float32, float64) may be mixed.
 Norms are float64 for every dtype. No intermediate overflows or underflows.
 """
 
+import math
+from collections.abc import Iterator
 from functools import partial
+from itertools import compress
 from typing import Any, overload
 
 import numpy as np
 
 from gradkit._arrays import is_array
+from gradkit._backend import Views
 from gradkit._calls import checks
 from gradkit._calls.backend import runs
 from gradkit._calls.lists import ClipByNorm, ClipCoefficient, ClipGradValue, ScaleGrads
 from gradkit._calls.roles import Grads
+from gradkit._open import trees
 from gradkit._open.clipping import (
+    EpsMode,
     NonFinite,
     Rule,
     apart_from,
@@ -47,6 +53,7 @@ from gradkit._ranks.norms import (
 )
 from gradkit._typing import (
     AnyArray,
+    Chosen,
     Container,
     Float64,
     FoundInf,
@@ -61,6 +68,7 @@ from gradkit._typing import (
     TreeOut,
     X,
 )
+from gradkit.gradients import names_of
 
 __all__ = [
     "clip_by_global_norm",
@@ -208,11 +216,14 @@ def clip_grad_norm(
     *,
     scale: Scalar = 1.0,
     eps: Real = 1e-6,
+    eps_mode: EpsMode = "max",
     nonfinite: NonFinite = "propagate",
     group: Group | None = None,
     replicas: Replicas = 1,
     reduce: Reduce | None = None,
     found_inf: FoundInf = None,
+    clip: Chosen = None,
+    count: Chosen = None,
     out: AnyArray | None = None,
 ) -> Float64: ...
 @overload
@@ -223,11 +234,14 @@ def clip_grad_norm(
     *,
     scale: Scalar = 1.0,
     eps: Real = 1e-6,
+    eps_mode: EpsMode = "max",
     nonfinite: NonFinite = "propagate",
     group: Group | None = None,
     replicas: Replicas = 1,
     reduce: Reduce | None = None,
     found_inf: FoundInf = None,
+    clip: Chosen = None,
+    count: Chosen = None,
     out: AnyArray | None = None,
 ) -> X: ...
 @runs(*RUN_BY_NORMS, _CLIP)
@@ -239,11 +253,14 @@ def clip_grad_norm(
     *,
     scale: Scalar = 1.0,
     eps: Real = 1e-6,
+    eps_mode: EpsMode = "max",
     nonfinite: NonFinite = "propagate",
     group: Group | None = None,
     replicas: Replicas = 1,
     reduce: Reduce | None = None,
     found_inf: FoundInf = None,
+    clip: Chosen = None,
+    count: Chosen = None,
     out: AnyArray | None = None,
 ) -> Any:
     """Scale all gradients in place so that their total norm is at most ``max_norm``.
@@ -270,6 +287,9 @@ def clip_grad_norm(
         finite then; ``found_inf`` is about the gradients alone.
     eps : float
         Lower bound on the norm in the division.
+    eps_mode : {"max", "add"}
+        "add": divide by ``norm + eps`` instead, as PyTorch, apex, ONNX Runtime and lucid do. A
+        norm just below ``max_norm`` is then clipped a little too.
     nonfinite : {"propagate", "raise", "zero"}
         What happens if the norm is NaN or infinite. "propagate", as in PyTorch: a NaN norm
         makes every gradient NaN, an infinite one makes finite gradients 0. "raise": an error
@@ -287,6 +307,13 @@ def clip_grad_norm(
         Deprecated: use ``group``. See :class:`gradkit.distributed.Reduce`.
     found_inf : 0-d or 1-element bool or floating-point array, optional
         **Written**, as by :func:`grad_norm`.
+    clip : function of (name, array) to bool, or container of bools like ``grads``, optional
+        Which gradients are clipped; names are those of :func:`names_of`. What is not keeps every
+        bit but for ``scale``, and for ``nonfinite="zero"``. Default: all. A dict or list need only
+        go as deep as answers differ.
+    count : the same, optional
+        Which gradients count in the norm, and in what ``found_inf`` and ``nonfinite`` see. Default:
+        all. With ``clip`` or ``count``, gradients lie on one device.
     out : 0-d float64 array, optional
         Where the norm is written.
 
@@ -325,17 +352,19 @@ def clip_grad_norm(
         ranks = Ranks(collective, reduce, replicas)
         if reduce is not None:
             deprecated("reduce", _GROUP)
-        rule = rule_of(norm_type, eps, nonfinite)
+        rule = rule_of(norm_type, eps, nonfinite, eps_mode)
         instead = "use clip_by_global_norm, which returns new gradients"
         near = partial(beside, ranks, out, found_inf)
-        held = Gradients(grads, write=True, instead=instead, beside=near, several=True)
+        several = clip is None and count is None
+        held = Gradients(grads, write=True, instead=instead, beside=near, several=several)
+        counted, some = _counted(held, count), _chosen(held, clip, "clip")
         with held.on_stream():
             limit, by = held.limit(max_norm, "max_norm"), scale_of(held, scale)
             wanted = Wanted("clip_grad_norm", rule.order, rule.policy, by, then=_CLIP)
             flags = None if found_inf is None else flags_of(held, found_inf, ())
             norm = held.outputs(out, (NORM,), apart=flags.named() if flags else ())
-            factors = take_norm(held, wanted, ranks, norm, flags, limit=limit)
-            _clip(held, factors, held.views, rule)
+            factors = take_norm(counted, wanted, ranks, norm, flags, limit=limit)
+            _clip(held, factors, held.views, rule, some)
             held.wrote()
             return norm.results()[0]
 
@@ -348,11 +377,14 @@ def clip_by_global_norm(
     *,
     scale: Scalar = 1.0,
     eps: Real = 1e-6,
+    eps_mode: EpsMode = "max",
     nonfinite: NonFinite = "propagate",
     group: Group | None = None,
     replicas: Replicas = 1,
     reduce: Reduce | None = None,
     found_inf: FoundInf = None,
+    clip: Chosen = None,
+    count: Chosen = None,
     out: TreeOut = None,
 ) -> tuple[H, Float64]: ...
 @overload
@@ -363,11 +395,14 @@ def clip_by_global_norm(
     *,
     scale: Scalar = 1.0,
     eps: Real = 1e-6,
+    eps_mode: EpsMode = "max",
     nonfinite: NonFinite = "propagate",
     group: Group | None = None,
     replicas: Replicas = 1,
     reduce: Reduce | None = None,
     found_inf: FoundInf = None,
+    clip: Chosen = None,
+    count: Chosen = None,
     out: TreeOut = None,
 ) -> tuple[T, X]: ...
 @overload
@@ -378,11 +413,14 @@ def clip_by_global_norm(
     *,
     scale: Scalar = 1.0,
     eps: Real = 1e-6,
+    eps_mode: EpsMode = "max",
     nonfinite: NonFinite = "propagate",
     group: Group | None = None,
     replicas: Replicas = 1,
     reduce: Reduce | None = None,
     found_inf: FoundInf = None,
+    clip: Chosen = None,
+    count: Chosen = None,
     out: TreeOut = None,
 ) -> tuple[T, Any]: ...
 @runs(*RUN_BY_NORMS, _CLIP)
@@ -394,11 +432,14 @@ def clip_by_global_norm(
     *,
     scale: Scalar = 1.0,
     eps: Real = 1e-6,
+    eps_mode: EpsMode = "max",
     nonfinite: NonFinite = "propagate",
     group: Group | None = None,
     replicas: Replicas = 1,
     reduce: Reduce | None = None,
     found_inf: FoundInf = None,
+    clip: Chosen = None,
+    count: Chosen = None,
     out: TreeOut = None,
 ) -> tuple[Any, Any]:
     """Scaled gradients whose total norm is at most ``max_norm``; inputs are never written.
@@ -410,9 +451,11 @@ def clip_by_global_norm(
     grads : array, or iterable or nested dict/list/tuple of arrays
         Never written. An array may occur more than once. They may lie on several devices, as in
         :func:`grad_norm`; each is clipped to where it lies.
-    max_norm, norm_type, scale, eps, nonfinite, group, replicas, reduce, found_inf
+    max_norm, norm_type, scale, eps, eps_mode, nonfinite, group, replicas, reduce, found_inf
         As in :func:`clip_grad_norm`. ``found_inf`` cannot be an array of JAX or TensorFlow; test
         whether ``grad_norm(grads, inf)`` is finite.
+    clip, count
+        As in :func:`clip_grad_norm`.
     out : tuple (clipped, norm), optional
         Where the results are written. ``clipped``: a container of the same structure as
         ``grads``, with arrays of the same shapes and dtypes. ``norm``: a 0-d float64 array.
@@ -444,10 +487,12 @@ def clip_by_global_norm(
         ranks = Ranks(collective, reduce, replicas)
         if reduce is not None:
             deprecated("reduce", _GROUP)
-        rule = rule_of(norm_type, eps, nonfinite)
+        rule = rule_of(norm_type, eps, nonfinite, eps_mode)
         clipped_out, norm_out = pair_of(out, "norm")
         near = partial(beside, ranks, norm_out, found_inf)
-        held = Gradients(grads, write=False, beside=near, several=True)
+        several = clip is None and count is None
+        held = Gradients(grads, write=False, beside=near, several=several)
+        counted, some = _counted(held, count), _chosen(held, clip, "clip")
         with held.on_stream():
             limit, by = held.limit(max_norm, "max_norm"), scale_of(held, scale)
             wanted = Wanted("clip_by_global_norm", rule.order, rule.policy, by, then=_CLIP)
@@ -455,8 +500,8 @@ def clip_by_global_norm(
             apart = flags.named() if flags else []
             clipped = twins(held, clipped_out, apart=apart)
             norm = held.outputs(norm_out, (NORM,), apart=[*apart_from(clipped), *apart])
-            factors = take_norm(held, wanted, ranks, norm, flags, limit=limit)
-            _clip(held, factors, clipped.views, rule)
+            factors = take_norm(counted, wanted, ranks, norm, flags, limit=limit)
+            _clip(held, factors, clipped.views, rule, some)
             results = clipped.results()
             tree = held.rebuilt(results) if clipped_out is None else clipped_out
             return tree, norm.results()[0]
@@ -464,15 +509,30 @@ def clip_by_global_norm(
 
 @overload
 def clip_coefficient(
-    norm: Real, max_norm: Scalar, *, eps: Real = 1e-6, out: AnyArray | None = None
+    norm: Real,
+    max_norm: Scalar,
+    *,
+    eps: Real = 1e-6,
+    eps_mode: EpsMode = "max",
+    out: AnyArray | None = None,
 ) -> Float64: ...
 @overload
 def clip_coefficient(
-    norm: X, max_norm: Scalar, *, eps: Real = 1e-6, out: AnyArray | None = None
+    norm: X,
+    max_norm: Scalar,
+    *,
+    eps: Real = 1e-6,
+    eps_mode: EpsMode = "max",
+    out: AnyArray | None = None,
 ) -> X: ...
 @answers
 def clip_coefficient(
-    norm: Any, max_norm: Scalar, *, eps: Real = 1e-6, out: AnyArray | None = None
+    norm: Any,
+    max_norm: Scalar,
+    *,
+    eps: Real = 1e-6,
+    eps_mode: EpsMode = "max",
+    out: AnyArray | None = None,
 ) -> Any:
     """The factor that clips gradients of a given norm: ``min(1, max_norm / max(norm, eps))``.
 
@@ -487,6 +547,8 @@ def clip_coefficient(
         As in :func:`clip_grad_norm`.
     eps : float
         At least 0.
+    eps_mode : {"max", "add"}
+        As in :func:`clip_grad_norm`.
     out : float64 array of norm's shape, optional
         Where the coefficient is written.
 
@@ -506,8 +568,9 @@ def clip_coefficient(
     >>> gradkit.clip_coefficient(5.0, 1.0)
     array(0.2)
     """
+    signed = checks.signed_epsilon(eps, eps_mode)
     given = norm if is_array(norm) else np.float64(checks.real(norm, "norm"))
-    return run(ClipCoefficient(norm=given, max_norm=max_norm, eps=eps), out)
+    return run(ClipCoefficient(norm=given, max_norm=max_norm, eps=signed), out)
 
 
 @runs(_CLIP)
@@ -520,6 +583,7 @@ def clip_grads_with_norm(
     *,
     scale: Scalar = 1.0,
     eps: Real = 1e-6,
+    eps_mode: EpsMode = "max",
     nonfinite: NonFinite = "propagate",
 ) -> T:
     """Scale all gradients in place as :func:`clip_grad_norm` does, but with a given norm.
@@ -535,7 +599,7 @@ def clip_grads_with_norm(
         That of ``scale * g``, as :func:`grad_norm` returns it with the same ``scale``. An array
         on the gradients' device is read there, so the call does not wait for the device. If it is
         a Python number, pass ``max_norm`` by keyword: PyTorch has the two in the other order.
-    max_norm, scale, eps, nonfinite
+    max_norm, scale, eps, eps_mode, nonfinite
         As in :func:`clip_grad_norm`. "raise" has to wait for the device. For "raise" and "zero" a
         scale in an array that is not finite counts as a norm that is not. "propagate" goes by the
         norm: beside a finite one, gradients are multiplied by such a scale, which makes 0 NaN.
@@ -564,7 +628,7 @@ def clip_grads_with_norm(
     >>> gradkit.clip_grads_with_norm(encoder, norm, max_norm=1.0)
     [array([0.6, 0. ])]
     """
-    rule = rule_of(2.0, eps, nonfinite)
+    rule = rule_of(2.0, eps, nonfinite, eps_mode)
     instead = "use clip_coefficient, and multiply each gradient by it"
     held = Gradients(grads, write=True, instead=instead, several=True)
     with held.on_stream():
@@ -664,15 +728,49 @@ def clip_grad_value(grads: T, clip_value: Real) -> T:
     return held.returned(grads)
 
 
-def _clip(held: Gradients, factors: Factors, outs: Grads, rule: Rule) -> None:
-    held.backend.clip_by_norm(
-        ClipByNorm(
-            grads=held.views,
-            norm=factors.norm,
-            max_norm=factors.limit,
-            scale=factors.scale,
-            eps=rule.eps,
-            zero_nonfinite=rule.policy == "zero",
-            outs=outs,
-        )
+def _chosen(held: Gradients, said: Chosen, label: str) -> list[bool] | None:
+    """Of each gradient whether it is meant; ``None`` if all are."""
+    if said is None:
+        return None
+    asked: Iterator[Any]
+    if callable(said):
+        asked = map(said, names_of(held.tree), held.arrays)
+    else:
+        asked = trees.spread(said, held.tree, is_array, label, "grads")
+    pairs = zip(asked, held.names(), strict=True)
+    return [checks.flag(one, f"{label} for {name}") for one, name in pairs]
+
+
+def _counted(held: Gradients, count: Chosen) -> Gradients:
+    """The gradients whose norm is taken."""
+    chosen = _chosen(held, count, "count")
+    return held if chosen is None else held.picked(chosen)
+
+
+def _clip(
+    held: Gradients, factors: Factors, outs: Grads, rule: Rule, some: list[bool] | None = None
+) -> None:
+    """Clip all gradients, or some: the others are only scaled."""
+    call = ClipByNorm(
+        grads=held.views,
+        norm=factors.norm,
+        max_norm=factors.limit,
+        scale=factors.scale,
+        eps=rule.eps,
+        zero_nonfinite=rule.policy == "zero",
+        outs=outs,
     )
+    if some is None:
+        held.backend.clip_by_norm(call)
+        return
+    for chosen in (some, [not one for one in some]):
+        grads = Views(compress(held.views, chosen))
+        targets = grads if outs is held.views else Views(compress(outs, chosen))
+        if chosen is some:
+            held.backend.clip_by_norm(call.replaced(grads=grads, outs=targets))
+        elif call.zero_nonfinite:  # of which an infinite limit leaves all else
+            held.backend.clip_by_norm(call.replaced(grads=grads, outs=targets, max_norm=math.inf))
+        else:
+            held.backend.scale_grads(
+                ScaleGrads(grads=grads, coefficient=factors.scale, outs=targets)
+            )

@@ -1,6 +1,6 @@
 // buffers += scale * grads, or buffers = scale * grads, over a list of pairs of tensors.
 //
-// Sources are gradients (dtype -DGRAD), targets buffers (-DBUFFER, no narrower), which may be the
+// Sources are gradients (dtype -DGRAD), targets buffers (-DBUFFER), which may be the
 // gradients themselves. Results are those of accumulate.cu; a product without a sum is rounded once
 // from double. -DNORM=1: also writes a Part of the 2-norm of the resulting buffers, for the chunks
 // that a block processes at once; it has the same bits as norm_partials of norm.cu if sources and

@@ -68,10 +68,12 @@ def clipped(grad, norm, max_norm, eps=1e-6):
         return (grad.astype(np.float64) * factor).astype(grad.dtype)
 
 
-def coefficient(norm, max_norm, eps=1e-6):
-    """``min(1, max_norm / max(norm, eps))`` in Python floats, NaN for NaN."""
+def coefficient(norm, max_norm, eps=1e-6, mode="max"):
+    """``min(1, max_norm / max(norm, eps))``, or with ``norm + eps``, in Python floats."""
     if math.isnan(norm):
         return math.nan
+    if mode == "add":
+        norm, eps = norm + eps, 0.0
     if norm <= max_norm:
         return 1.0
     return max_norm / max(norm, eps)

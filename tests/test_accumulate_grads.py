@@ -17,6 +17,9 @@ from tests.tolerances import DTYPES, assert_same_bits
 COMMON = [("float32", "float32"), ("float32", "bfloat16"), ("float64", "float16")]
 
 
+NARROWING = [pair for pair in itertools.product(DTYPES, DTYPES) if pair not in SAFE]
+
+
 def on_device(backend, value):
     return backend.asarray(np.array(value))
 
@@ -117,6 +120,41 @@ def test_flags_on_the_host_and_on_the_device(backend, name, scale, update, overw
             assert got.dtype == DTYPES[name]
             np.testing.assert_array_equal(got.astype(np.float64), expected.astype(np.float64))
             np.testing.assert_array_equal(backend.asnumpy(norm), norm_of(backend, [buffer]))
+
+
+@pytest.mark.parametrize(("into", "addend"), NARROWING)
+@pytest.mark.parametrize(("scale", "overwrite"), [(1.0, False), (0.3, False), (0.3, True)])
+def test_wider_gradients_are_rounded_once(backend, into, addend, scale, overwrite):
+    """As ONNX Runtime's accumulator takes them; by default they are refused."""
+    hosts = [draw_.values(shape, into, 1) for shape in ((301,), (7, 33), (2048,))]
+    addends = [draw_.values(host.shape, addend, 2) for host in hosts]
+    buffers, norm = [backend.asarray(h) for h in hosts], on_device(backend, 7.0)
+    grads = [backend.asarray(a) for a in addends]
+    with pytest.raises(TypeError, match=r"would lose precision; .*casting=\"same_kind\""):
+        gradkit.accumulate_grads(buffers, grads)
+    options = {"scale": scale, "overwrite": overwrite, "norm_out": norm, "casting": "same_kind"}
+    gradkit.accumulate_grads(buffers, grads, **options)
+    for buffer, host, grad in zip(buffers, hosts, addends, strict=True):
+        one = scale * grad.astype(np.float64)
+        expected = one if overwrite else host.astype(np.float64) + one
+        assert_same_bits(backend.asnumpy(buffer), rounded(expected, into))
+    assert_same_bits(backend.asnumpy(norm), norm_of(backend, buffers))
+
+
+def rounded(wide, name):
+    """Float64 numbers rounded once, which a cast by way of float32 is not."""
+    if name in ("float32", "float64"):
+        return wide.astype(DTYPES[name])
+    near = wide.astype(np.float32)
+    beyond = np.abs(near.astype(np.float64)) > np.abs(wide)
+    towards_zero = np.where(beyond, np.nextafter(near, np.float32(0)), near)
+    inexact = (near.astype(np.float64) != wide).astype(np.uint32)  # to odd, so that no tie is made
+    return (towards_zero.view(np.uint32) | inexact).view(np.float32).astype(DTYPES[name])
+
+
+def test_casting_is_one_of_two_words():
+    with pytest.raises(ValueError, match="casting must be one of 'safe', 'same_kind', not 'no'"):
+        gradkit.accumulate_grads([np.ones(1)], [np.ones(1)], casting="no")
 
 
 def test_containers(backend):

@@ -350,3 +350,17 @@ def test_float64_channels_that_are_not_finite(backend):
     with np.errstate(all="ignore"):
         for result in gradkit.batch_norm(backend.asarray(x)):
             assert np.isnan(backend.asnumpy(result)).all()
+
+
+def test_parameters_of_every_element_are_told_what_to_reshape(backend):
+    """ONNX Runtime's ``spatial=0``; what the advice says computes it."""
+    rng = np.random.default_rng(0)
+    hosts = rng.normal(size=(6, 3, 2, 2)), rng.normal(size=(3, 2, 2)), rng.normal(size=(3, 2, 2))
+    x, scale, bias = map(backend.asarray, hosts)
+    said = r"scale has shape \(3, 2, 2\); expected \(3,\).*spatial=0, reshape data to \(6, 12\) and"
+    with pytest.raises(ValueError, match=said):
+        gradkit.batch_norm(x, scale, bias)
+    flat = map(backend.asarray, (hosts[0].reshape(6, 12), hosts[1].ravel(), hosts[2].ravel()))
+    y = backend.asnumpy(gradkit.batch_norm(*flat)[0]).reshape(6, 3, 2, 2)
+    expected = (hosts[0] - hosts[0].mean(0)) / np.sqrt(hosts[0].var(0) + 1e-5) * hosts[1] + hosts[2]
+    np.testing.assert_allclose(y, expected, rtol=1e-12, atol=1e-13)

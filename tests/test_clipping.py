@@ -591,13 +591,31 @@ def test_what_comes_back_is_the_callers_own(backend):
     norm=st.floats(0) | st.just(NAN),
     max_norm=st.floats(0),
     eps=st.floats(0, allow_infinity=False),
+    mode=st.sampled_from(("max", "add")),
 )
-def test_coefficient(backend, norm, max_norm, eps):
+@hypothesis.example(norm=2.0, max_norm=2.0, eps=1e-6, mode="add")
+def test_coefficient(backend, norm, max_norm, eps, mode):
     hypothesis.assume(norm <= max_norm or max(norm, eps) > 0)
-    got = gradkit.clip_coefficient(backend.asarray(np.array(norm)), max_norm, eps=eps)
+    given = backend.asarray(np.array(norm))
+    got = gradkit.clip_coefficient(given, max_norm, eps=eps, eps_mode=mode)
     assert got.shape == ()
-    expected = oracles.coefficient(norm, max_norm, eps)
+    expected = oracles.coefficient(norm, max_norm, eps, mode)
     assert_same_bits(backend.asnumpy(got), np.array(expected))
+
+
+def test_an_eps_that_is_added_in_every_clip(backend):
+    """0.5 / (2 + 0.5) of each, where the larger of the two would give a quarter."""
+    expected, options = [0.4], {"eps": 0.5, "eps_mode": "add"}
+    grads = [backend.asarray(f(2.0))]
+    clipped, _ = gradkit.clip_by_global_norm(grads, 0.5, **options)
+    np.testing.assert_allclose(backend.asnumpy(clipped[0]), expected, rtol=1e-15)
+    norm = gradkit.clip_grad_norm(grads, 0.5, **options)
+    np.testing.assert_allclose(backend.asnumpy(grads[0]), expected, rtol=1e-15)
+    grads = [backend.asarray(f(2.0))]
+    gradkit.clip_grads_with_norm(grads, norm, max_norm=0.5, **options)
+    np.testing.assert_allclose(backend.asnumpy(grads[0]), expected, rtol=1e-15)
+    with pytest.raises(ValueError, match="eps_mode must be one of 'max', 'add', not 'sum'"):
+        gradkit.clip_grad_norm(grads, 0.5, eps_mode="sum")
 
 
 def test_coefficient_of_many_norms_and_of_a_number(backend):
@@ -779,3 +797,113 @@ def test_squares_that_lose_digits_are_scaled(backend, magnitude):
     grads = [backend.asarray(np.full(n, magnitude)) for n in (1000, 1)]
     expected = magnitude * math.sqrt(1001)
     assert float(gradkit.grad_norm(grads)) == pytest.approx(expected, rel=1e-14, abs=0)
+
+
+# Some gradients clipped, some counted
+
+
+MASKS = {"a": [True, False], "b": {"c": True, "d": False}}
+
+
+def masked(backend):
+    """Gradients of several dtypes, and their hosts, in the masks' structure."""
+    rng = np.random.default_rng(5)
+    dtypes = (np.float32, np.float64, np.float16, DTYPES["bfloat16"])
+    w, x, y, z = ((3 * rng.normal(size=7 + k)).astype(d) for k, d in enumerate(dtypes))
+    hosts = {"a": [w, x], "b": {"c": y, "d": z}}
+    device = [backend.asarray(h) for h in (w, x, y, z)]
+    return hosts, {"a": device[:2], "b": dict(zip("cd", device[2:], strict=True))}
+
+
+def of_leaves(tree):
+    return [*tree["a"], *tree["b"].values()]
+
+
+NAMED = {"a.0": True, "a.1": False, "b.c": True, "b.d": False}
+SAID = {
+    "a container": MASKS,
+    "one that ends": {"a": [True, False], "b": {"c": True, "d": False}},
+    "a function": lambda name, array: NAMED[name] and array is not None,
+}
+
+
+@pytest.mark.parametrize("said", SAID.values(), ids=SAID)
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+@pytest.mark.parametrize("nonfinite", ["propagate", "zero"])
+@pytest.mark.parametrize("order", [2.0, INF])
+def test_some_are_clipped_and_all_count(backend, said, scale, nonfinite, order):
+    hosts, grads = masked(backend)
+    options = {"scale": scale, "clip": said, "nonfinite": nonfinite}
+    whole = np.concatenate([h.astype(np.float64) for h in of_leaves(hosts)]) * scale
+    clipped, norm = gradkit.clip_by_global_norm(grads, 0.7, order, **options)
+    assert float(backend.asnumpy(norm)) == pytest.approx(np.linalg.norm(whole, order), rel=1e-6)
+    for left, host in zip(of_leaves(grads), of_leaves(hosts), strict=True):
+        assert_same_bits(backend.asnumpy(left), host)
+    same = gradkit.clip_grad_norm(grads, 0.7, order, **options)
+    assert_same_bits(backend.asnumpy(norm), backend.asnumpy(same))
+    value = float(backend.asnumpy(norm))
+    for new, old, host, one in zip(*map(of_leaves, (clipped, grads, hosts, MASKS)), strict=True):
+        assert_same_bits(backend.asnumpy(new), backend.asnumpy(old))
+        factor = scale * (oracles.coefficient(value, 0.7) if one else 1)
+        expected = (host.astype(np.float64) * factor).astype(host.dtype)
+        tolerances.assert_ulps(backend.asnumpy(new), expected, 1)
+        if factor == 1:
+            assert_same_bits(backend.asnumpy(new), host)
+
+
+def test_all_are_clipped_and_some_count(backend):
+    """What does not count may hold anything."""
+    hosts, grads = masked(backend)
+    grads["a"][1][0] = NAN
+    flag = backend.asarray(np.array(0.0))
+    norm = gradkit.clip_grad_norm(grads, 0.7, count=MASKS, found_inf=flag)
+    counted = np.concatenate([hosts["a"][0], hosts["b"]["c"]], dtype=np.float64)
+    value = float(backend.asnumpy(norm))
+    assert value == pytest.approx(np.linalg.norm(counted), rel=1e-6)
+    assert float(backend.asnumpy(flag)) == 0
+    factor = oracles.coefficient(value, 0.7)
+    for got, host in zip(of_leaves(grads), of_leaves(hosts), strict=True):
+        expected = (host.astype(np.float64) * factor).astype(host.dtype)
+        tolerances.assert_ulps(backend.asnumpy(got)[1:], expected[1:], 1)
+
+
+@pytest.mark.parametrize("bad", [NAN, INF])
+def test_a_norm_that_is_not_finite_leaves_what_is_not_clipped(backend, bad):
+    """Or makes zeros of it, if that is asked for; errors name what counts."""
+    for policy in ("propagate", "zero"):
+        hosts, grads = masked(backend)
+        grads["a"][0][3] = bad
+        gradkit.clip_grad_norm(grads, 0.7, clip=MASKS, nonfinite=policy)
+        for name in ("a", "b"):
+            left, host = (t[name][1] if name == "a" else t[name]["d"] for t in (grads, hosts))
+            expected = host if policy == "propagate" else np.zeros_like(host)
+            assert_same_bits(backend.asnumpy(left), expected)
+    hosts, grads = masked(backend)
+    grads["a"][1][0] = grads["a"][0][0] = bad
+    with pytest.raises(gradkit.NonFiniteNormError) as caught:
+        gradkit.clip_grad_norm(grads, 0.7, count=MASKS, nonfinite="raise")
+    assert caught.value.names == ("grads['a'][0]",)
+
+
+def test_none_is_clipped_and_none_counts(backend):
+    hosts, grads = masked(backend)
+    norm = gradkit.clip_grad_norm(grads, 0.0, clip=False, count=False)
+    assert float(backend.asnumpy(norm)) == 0
+    for left, host in zip(of_leaves(grads), of_leaves(hosts), strict=True):
+        assert_same_bits(backend.asnumpy(left), host)
+
+
+@pytest.mark.parametrize("label", ["clip", "count"])
+@pytest.mark.parametrize(
+    ("said", "error", "message"),
+    [
+        ({"a": 1, "b": True}, TypeError, r"{} for grads\['a'\]\[0\] must be a bool, not int"),
+        ({"a": True}, ValueError, "{} has the keys 'a', but grads has the keys 'a', 'b'"),
+        (lambda *_: None, TypeError, r"{} for grads\['a'\]\[0\] must be a bool, not NoneType"),
+    ],
+)
+def test_what_chooses_no_gradients(label, said, error, message):
+    grads = {"a": [np.ones(2)], "b": np.ones(2)}
+    with pytest.raises(error, match=message.format(label)):
+        gradkit.clip_grad_norm(grads, 0.7, **{label: said})
+    np.testing.assert_array_equal(grads["b"], 1)

@@ -198,6 +198,23 @@ def test_clipping_over_ranks(backend, clip):
             np.testing.assert_array_equal(backend.asnumpy(got), before * 0.5)
 
 
+def test_some_are_clipped_and_some_count_over_ranks(backend):
+    """Each rank chooses among its own; copies count once."""
+    held = over(backend, [[f(3.0), f(7.0)], [f(4.0), f(12.0)], [f(NAN), f(12.0)]])
+    counts = [[True, False], [True, True], [False, True]]
+
+    def work(group):
+        own = held[group.rank]
+        replicas = [1, 2 if group.rank else 1]
+        options = {"group": group, "replicas": replicas, "clip": [False, True]}
+        return float(gradkit.clip_grad_norm(own, 1.3, count=counts[group.rank], **options))
+
+    assert results(work, 3) == [13.0] * 3
+    left = [[backend.asnumpy(g).tolist() for g in own] for own in held]
+    np.testing.assert_allclose([own[0] for own in left], [[3], [4], [NAN]])
+    np.testing.assert_allclose([own[1] for own in left], [[0.7], [1.2], [1.2]], rtol=1e-15)
+
+
 @pytest.mark.parametrize(("order", "norm"), [(1, 7.0), (2, 5.0), (INF, 4.0)])
 def test_scales_may_differ(backend, order, norm):
     """Each rank's own 1 / tokens, say, one of them on the device."""

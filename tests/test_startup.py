@@ -99,7 +99,8 @@ def of_lists(make, operation, dtypes):
 def of_buffers(make, operation, dtypes):
     """Arguments of an accumulation, of lists with the norm of what it gives and without."""
     for into, addend in product(dtypes, dtypes):
-        if addend not in FLOATS[into].addends:
+        narrowing = addend not in FLOATS[into].addends
+        if narrowing and operation.family == "buffers":
             continue
         pair = dict(zip(operation.arrays, (make(9, into), make(9, addend)), strict=True))
         if operation.family == "buffers":
@@ -110,6 +111,8 @@ def of_buffers(make, operation, dtypes):
                 label: [make(9, array.dtype.name) for _ in range(count)]
                 for label, array in pair.items()
             }
+            if narrowing:
+                given |= {"casting": "same_kind"}
             yield given
             yield given | {"norm_out": make((), "float64")}
 

@@ -59,6 +59,12 @@ def epsilon(value: Any) -> float:
     return finite(nonnegative(value, "eps"), "eps")
 
 
+def signed_epsilon(value: Any, mode: Any) -> float:
+    """The eps of a clip as backends take it: below 0 if it is added to the norm."""
+    number = epsilon(value)
+    return -number if choice(mode, "eps_mode", ("max", "add")) == "add" else number
+
+
 def scale_offset(value: Any, scale: Any) -> float:
     """A finite float that is added to ``scale``; without one it must be 0."""
     number = finite(real(value, "scale_offset"), "scale_offset")

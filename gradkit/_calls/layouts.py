@@ -1,5 +1,6 @@
 """How the arrays of a call must fit together, by their roles."""
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -140,8 +141,17 @@ class Channels(Layout):
         return (channels,), f"one number per channel of {self.data}"
 
     def check_shapes(self, call: Any) -> None:
-        super().check_shapes(call)
+        data: Described = getattr(call, self.data)
         shape, meaning = self.parameter(call)
+        for array in _of(call, roles.PARAMETERS) if self.norm == "batch norm" else ():
+            if data.ndim > 2 and array.shape == data.shape[1:]:
+                samples, elements = data.shape[0], math.prod(array.shape)
+                raise ValueError(
+                    f"{array.label} has shape {array.shape}; expected {shape}, {meaning}. For one "
+                    f"number per element of a sample, ONNX Runtime's spatial=0, reshape data to "
+                    f"({samples}, {elements}) and the rest to ({elements},)"
+                )
+        super().check_shapes(call)
         for array in _of(call, roles.TOTALS):
             checks.shape(array, shape, array.label, meaning)
         check_wide(_of(call, roles.TOTALS))

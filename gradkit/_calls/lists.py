@@ -16,7 +16,6 @@ from gradkit._calls.roles import (
     Checked,
     Data,
     DoUpdate,
-    Eps,
     Factor,
     Flag,
     Flags,
@@ -219,12 +218,13 @@ class AccumulateGrads(ListCall):
 class ClipCoefficient(Call):
     """``coefficient = min(1, max_norm / max(norm, eps))``; a NaN norm stays NaN.
 
-    A negative ``max_norm`` in an array gives NaN.
+    A negative ``max_norm`` in an array gives NaN. With an ``eps`` below 0 it is
+    ``min(1, max_norm / (norm - eps))``, here and in ``ClipByNorm``.
     """
 
     norm: In[Norm]
     max_norm: MaxNorm
-    eps: Eps
+    eps: Checked[float]
 
     coefficient: Out[Numbers] = result()
 

@@ -10,7 +10,7 @@ from gradkit._backend import Array
 from gradkit._calls.lists import AccumulateGrads, GradNorm
 from gradkit._calls.roles import Grads, Norm
 from gradkit._cuda.launch.device import Device, scratch
-from gradkit._cuda.launch.kernels import Combination, Macros
+from gradkit._cuda.launch.kernels import Combination
 from gradkit._cuda.launch.numbers import either, either_flag
 from gradkit._cuda.list_norms import PART, SUM_OF_SQUARES, joining, norm_steps, norms
 from gradkit._cuda.list_tables import (
@@ -22,7 +22,7 @@ from gradkit._cuda.list_tables import (
     start,
     steps,
 )
-from gradkit._dtypes import FLOATS, float_name
+from gradkit._dtypes import FLOATS, float_name, float_of
 
 _LIST = "accumulate_grads"  # the kernel, and its file
 
@@ -35,10 +35,9 @@ def accumulating() -> Iterator[Combination]:
 
 def accumulating_lists() -> Iterator[Combination]:
     """What adding lists is compiled with."""
-    for capacity, buffer, norm in product(KINDS, FLOATS, (0, 1)):
-        for grad in FLOATS[buffer].addends:
-            types: Macros = {"GRAD": grad, "BUFFER": buffer}
-            yield _LIST, {"CAPACITY": capacity, "NORM": norm, **types}
+    for capacity, grad, buffer in product(KINDS, FLOATS, FLOATS):
+        for norm in (0, 1) if grad in FLOATS[buffer].addends else (0,):
+            yield _LIST, {"CAPACITY": capacity, "NORM": norm, "GRAD": grad, "BUFFER": buffer}
     yield from norms(SUM_OF_SQUARES)
 
 
@@ -52,8 +51,8 @@ def add(device: Device, name: str, grad: Array, buffer: Array, *arguments: Any) 
 def add_lists(device: Device, call: AccumulateGrads) -> None:
     """Launch ``accumulate_grads``: a launch for each pair of dtypes.
 
-    The norm comes from the same launch if there is only one, over arrays that are aligned alike;
-    else it reads the buffers.
+    The norm comes from the same launch if there is only one, over arrays that are aligned alike
+    and of gradients that are no wider; else it reads the buffers.
     """
     buffers, grads = call.buffers, call.grads
     chosen = (*either_flag(call.do_update), *either_flag(call.overwrite), *either(call.scale))
@@ -93,8 +92,8 @@ def _with_norm(
     device: Device, buffers: Grads, grads: Grads, chosen: tuple[Any, ...], norm: Norm
 ) -> list[Step]:
     """What adds and norms in one launch, if the norm then has the bits of ``grad_norm``."""
-    plan = plan_of(device, grads, buffers)
-    if not (plan.in_step and plan.chunks):
+    plan, fits = plan_of(device, grads, buffers), float_of(buffers[0].dtype).addends
+    if not (plan.in_step and plan.chunks and float_name(grads[0].dtype) in fits):
         return []
     (table,) = plan.tables
     parts = scratch(device, table.blocks * PART, np.dtype(np.float64))

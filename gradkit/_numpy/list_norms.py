@@ -30,12 +30,16 @@ _size_of = attrgetter("size")
 
 def coefficients(norms: Array, limits: Array | np.float64, eps: float) -> Array:
     """As ``coefficient``, for each of many norms, with a limit for each or for all."""
+    if eps < 0:
+        norms, eps = norms - eps, 0.0
     ratios = np.where(limits < 0, math.nan, limits / np.maximum(norms, eps))
     return np.where(norms <= limits, 1.0, ratios)
 
 
 def coefficient(norm: float, max_norm: float, eps: float) -> float:
-    """``min(1, max_norm / max(norm, eps))``."""
+    """``min(1, max_norm / max(norm, eps))``; with an eps below 0, ``norm - eps`` is the norm."""
+    if eps < 0:
+        norm, eps = norm - eps, 0.0
     # Not min(1, ...): a norm of exactly max_norm must give exactly 1. And the norm first in
     # max(), so that NaN stays NaN.
     if norm <= max_norm:

@@ -21,11 +21,12 @@ from gradkit.errors import NonFiniteNormError
 
 _MOST = 256  # rules that are remembered
 
+EpsMode: TypeAlias = Literal["max", "add"]
 NonFinite: TypeAlias = Literal["propagate", "raise", "zero"]
 
 
 class Rule(NamedTuple):
-    """How a norm is taken, and what it means, as checked."""
+    """How a norm is taken, and what it means, as checked. An ``eps`` below 0 is added to it."""
 
     order: float
     eps: float
@@ -35,13 +36,14 @@ class Rule(NamedTuple):
 _rules: dict[Any, Rule] = {}
 
 
-def rule_of(norm_type: Any, eps: Any, nonfinite: str) -> Rule:
+def rule_of(norm_type: Any, eps: Any, nonfinite: str, eps_mode: str = "max") -> Rule:
     """The numbers of a call, checked when they are first seen."""
-    key = norm_type, eps, nonfinite, type(norm_type), type(eps)
+    key = norm_type, eps, nonfinite, eps_mode, type(norm_type), type(eps)
     try:
         return _rules[key]
     except (KeyError, TypeError):  # or they have no hash
-        rule = Rule(checks.norm_order(norm_type), checks.epsilon(eps), policy_of(nonfinite))
+        order, signed = checks.norm_order(norm_type), checks.signed_epsilon(eps, eps_mode)
+        rule = Rule(order, signed, policy_of(nonfinite))
     if len(_rules) < _MOST and not {type(norm_type), type(eps)} - {float, int}:
         _rules[key] = rule
     return rule

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from itertools import chain, islice, repeat
+from copy import copy
+from itertools import chain, compress, islice, repeat
 from operator import attrgetter, is_
 from typing import Any, NoReturn, TypeAlias
 
@@ -163,6 +164,15 @@ class Gradients(Given):
         """Raise if these are parts, whose norms are not those of the gradients."""
         if self.tree is not self.arrays and any(True for _ in parts_in(self.tree)):
             raise ValueError(f"{self._label} are this rank's parts of gradients; {hint}")
+
+    def picked(self, chosen: Sequence[bool]) -> "Gradients":
+        """Those that are chosen, in the same places: there is ``None`` for the others."""
+        kept = zip(self.arrays, chosen, strict=True)
+        few = copy(self)
+        few.tree = self.rebuilt(array if one else None for array, one in kept)
+        few.arrays = list(compress(self.arrays, chosen))
+        few.views = Views(compress(self.views, chosen))
+        return few
 
     def rebuilt(self, results: Iterable[Any]) -> Any:
         """Results, one a gradient, in the caller's own container."""

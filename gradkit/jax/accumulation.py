@@ -1,7 +1,7 @@
 """Adding micro-batch gradients to buffers, on pytrees inside of ``jit``."""
 
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,7 @@ def accumulate_grads(
     scale: Any = 1.0,
     overwrite: Any = False,
     do_update: Any = True,
+    casting: Literal["safe", "same_kind"] = "safe",
 ) -> _Tree:
     """``buffer + scale * grad`` for each buffer of a pytree, or ``scale * grad``.
 
@@ -47,6 +48,8 @@ def accumulate_grads(
         Whether the gradients replace what the buffers held, NaN included.
     do_update : bool, or 0-d bool array
         Whether the buffers change at all.
+    casting : {"safe", "same_kind"}
+        "same_kind" also accepts gradients of a wider dtype, and rounds the sums.
 
     Returns
     -------
@@ -73,7 +76,7 @@ def accumulate_grads(
     if not isinstance(scale, jax.Array):
         checks.finite(checks.real(scale, "scale"), "scale")
     flags = [_flag(overwrite, "overwrite"), _flag(do_update, "do_update")]
-    added: _Tree = _accumulate(buffers, grads, given(scale, "scale"), *flags)
+    added: _Tree = _accumulate(buffers, grads, given(scale, "scale"), *flags, casting)
     return added
 
 
@@ -83,10 +86,13 @@ def _flag(flag: Any, label: str) -> Any:
     return np.array(checks.flag(flag, label))
 
 
-@partial(jax.jit, inline=True)
-def _accumulate(buffers: Any, grads: Any, scale: Any, overwrite: Any, do_update: Any) -> Any:
+@partial(jax.jit, inline=True, static_argnames="casting")
+def _accumulate(
+    buffers: Any, grads: Any, scale: Any, overwrite: Any, do_update: Any, casting: Any
+) -> Any:
     # What is wrong with a call is found out on arrays without elements.
-    gradkit.accumulate_grads(_without_elements(buffers), _without_elements(grads))
+    empty = map(_without_elements, (buffers, grads))
+    gradkit.accumulate_grads(*empty, casting=casting)
     into, tree = jax.tree.flatten(buffers)
     added = jax.tree.leaves(grads)
     count = len(into)

@@ -3,7 +3,9 @@
 Norms and coefficients are float64 inside, also if JAX holds no float64.
 """
 
+import math
 from functools import partial
+from itertools import compress
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
@@ -13,7 +15,14 @@ import numpy as np
 from gradkit._arrays import backend_of
 from gradkit._backend import Array, Views
 from gradkit._calls import checks
-from gradkit._calls.lists import ClipByNorm, GradNorm, JoinRanks, RankState, SpikeGuardUpdate
+from gradkit._calls.lists import (
+    ClipByNorm,
+    GradNorm,
+    JoinRanks,
+    RankState,
+    ScaleGrads,
+    SpikeGuardUpdate,
+)
 from gradkit._open.dispatch import write
 from gradkit.jax._callbacks import Result, axes_of, call, varying
 from gradkit.jax._numbers import doubles, given, pair, pairs, read, store, widest
@@ -38,6 +47,8 @@ class Rule(NamedTuple):
     eps: float = 0.0
     zero_nonfinite: bool = False
     guard: tuple[float, float, int, bool] | None = None  # decay, threshold, warmup and clips
+    some: tuple[bool, ...] | None = None  # which gradients are clipped; all for None
+    counted: tuple[bool, ...] | None = None  # which count in the norm
 
     @property
     def refusal(self) -> str:
@@ -98,9 +109,12 @@ def clip_by_global_norm(
     *,
     scale: Any = 1.0,
     eps: float = 1e-6,
+    eps_mode: Literal["max", "add"] = "max",
     nonfinite: Literal["propagate", "zero"] = "propagate",
     axis_name: Any = None,
     replicas: Any = 1,
+    clip: Any = None,
+    count: Any = None,
 ) -> tuple[_Tree, jax.Array]:
     """Scaled gradients whose total norm is at most ``max_norm``.
 
@@ -123,6 +137,8 @@ def clip_by_global_norm(
         not finite counts as a norm that is not.
     eps : float
         Lower bound on the norm in the division.
+    eps_mode : {"max", "add"}
+        "add": divide by ``norm + eps`` instead.
     nonfinite : {"propagate", "zero"}
         What happens if the norm is NaN or infinite. "propagate": a NaN norm makes every gradient
         NaN, an infinite one makes finite gradients 0. "zero": every gradient becomes 0. To skip
@@ -135,6 +151,10 @@ def clip_by_global_norm(
     replicas : int, or pytree of ints
         On how many devices of ``axis_name`` each gradient is a copy, so that it counts once. A
         pytree may end where numbers below are the same.
+    clip : bool, or pytree of bools, optional
+        Which gradients are clipped; the others are only multiplied by ``scale``. Default: all.
+    count : bool, or pytree of bools, optional
+        Which gradients count in the norm. Default: all.
 
     Returns
     -------
@@ -162,8 +182,12 @@ def clip_by_global_norm(
     >>> norm, clipped["b"]
     (Array(5., dtype=float32), Array(2., dtype=float32))
     """
-    rule = rule_of("clip_by_global_norm", norm_type, eps, nonfinite, axis_name, replicas, grads)
-    return clip(grads, max_norm, scale, rule)[:2]
+    name = "clip_by_global_norm"
+    rule = rule_of(name, norm_type, eps, nonfinite, axis_name, replicas, grads, eps_mode)
+    rule = rule._replace(
+        some=_per_leaf(clip, "clip", grads), counted=_per_leaf(count, "count", grads)
+    )
+    return clipped_by(grads, max_norm, scale, rule)[:2]
 
 
 def rule_of(
@@ -174,6 +198,7 @@ def rule_of(
     axis_name: Any,
     replicas: Any,
     grads: Any,
+    eps_mode: str = "max",
 ) -> Rule:
     """The rule that a function's arguments make."""
     if nonfinite == "raise":
@@ -186,12 +211,12 @@ def rule_of(
         checks.norm_order(norm_type),
         axis_name,
         _copies(replicas, axis_name, grads),
-        eps=checks.epsilon(eps),
+        eps=checks.signed_epsilon(eps, eps_mode),
         zero_nonfinite=nonfinite == "zero",
     )
 
 
-def clip(grads: Any, max_norm: Any, scale: Any, rule: Rule, state: Any = None) -> Clipped:
+def clipped_by(grads: Any, max_norm: Any, scale: Any, rule: Rule, state: Any = None) -> Clipped:
     """Clip to ``max_norm``, and to what a spike guard says of the norm if it has a state."""
     if not isinstance(max_norm, jax.Array):
         checks.nonnegative(max_norm, "max_norm")
@@ -211,11 +236,28 @@ def _copies(replicas: Any, axis_name: Any, grads: Any) -> tuple[int, ...] | None
         return None
     if axis_name is None:
         raise ValueError("replicas are copies on other devices; pass axis_name too")
-    spread = jax.tree.map(lambda n, below: jax.tree.map(lambda _: n, below), replicas, grads)
-    copies = tuple(checks.integer(count, "replicas") for count in jax.tree.leaves(spread))
+    copies = tuple(checks.integer(count, "replicas") for count in _spread(replicas, grads))
     if min(copies, default=1) < 1:
         raise ValueError(f"replicas must be at least 1, not {min(copies)}")
     return copies
+
+
+def _per_leaf(said: Any, label: str, grads: Any) -> tuple[bool, ...] | None:
+    """Of each gradient whether it is meant, if any is not."""
+    if said is None:
+        return None
+    return tuple(checks.flag(one, label) for one in _spread(said, grads))
+
+
+def _spread(prefix: Any, grads: Any) -> list[Any]:
+    """What is said of each gradient by a pytree that may end above them."""
+    spread = jax.tree.map(lambda said, own: jax.tree.map(lambda _: said, own), prefix, grads)
+    return list(jax.tree.leaves(spread))
+
+
+def _of(each: Any, chosen: tuple[bool, ...] | None) -> Any:
+    """Those that are chosen of a list's items, or of none."""
+    return each if each is None or chosen is None else type(each)(compress(each, chosen))
 
 
 @partial(jax.jit, static_argnames="rule", inline=True)
@@ -264,12 +306,12 @@ def _states_of_all(leaves: list[Any], scale: Any, rule: Rule) -> Any:
         state, factor = doubles(outs[0]), read(by)
         backend_of(by).rank_state(
             RankState(
-                grads=Views(grads),
+                grads=_of(Views(grads), rule.counted),
                 norm_type=rule.order,
                 digest=_DIGEST,
                 state=state,
                 scale=factor,
-                copies=rule.copies,
+                copies=_of(rule.copies, rule.counted),
             )
         )
 
@@ -284,7 +326,8 @@ def _compute(grads: Views, numbers: list[Any], outs: list[Array], rule: Rule) ->
     most, by = read(limit), read(scale)
     norm = backend.empty((), _FLOAT64)
     if rows is None:
-        backend.grad_norm(GradNorm(grads=grads, norm_type=rule.order, norm=norm, scale=by))
+        own = _of(grads, rule.counted)
+        backend.grad_norm(GradNorm(grads=own, norm_type=rule.order, norm=norm, scale=by))
     else:
         _join(doubles(rows), norm, by, most, rule, backend)
     if rule.guard is not None:
@@ -303,18 +346,30 @@ def _compute(grads: Views, numbers: list[Any], outs: list[Array], rule: Rule) ->
         store(outs[1], most)
         store(outs[2], following)
     if rule.clips:
-        backend.clip_by_norm(
-            ClipByNorm(
-                grads=grads,
-                norm=norm,
-                max_norm=most,
-                scale=by,
-                eps=rule.eps,
-                zero_nonfinite=rule.zero_nonfinite,
-                outs=grads,
-            )
-        )
+        _clip_in_place(grads, norm, most, by, rule)
     store(outs[0], norm)
+
+
+def _clip_in_place(grads: Views, norm: Array, limit: Array, scale: Array, rule: Rule) -> None:
+    """Clip all gradients, or some: the others are only scaled."""
+    backend, own = backend_of(limit), _of(grads, rule.some)
+    call = ClipByNorm(
+        grads=own,
+        norm=norm,
+        max_norm=limit,
+        scale=scale,
+        eps=rule.eps,
+        zero_nonfinite=rule.zero_nonfinite,
+        outs=own,
+    )
+    backend.clip_by_norm(call)
+    if rule.some is None:
+        return
+    rest = _of(grads, tuple(not one for one in rule.some))
+    if rule.zero_nonfinite:
+        backend.clip_by_norm(call.replaced(grads=rest, outs=rest, max_norm=math.inf))
+    else:
+        backend.scale_grads(ScaleGrads(grads=rest, coefficient=scale, outs=rest))
 
 
 def _join(states: Array, norm: Array, scale: Array, limit: Array, rule: Rule, backend: Any) -> None:

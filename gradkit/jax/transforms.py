@@ -23,7 +23,7 @@ from gradkit._dtypes import float_of
 from gradkit.jax._callbacks import vary, varying
 from gradkit.jax._numbers import widest
 from gradkit.jax.accumulation import accumulate_grads
-from gradkit.jax.clipping import clip, rule_of
+from gradkit.jax.clipping import clipped_by, rule_of
 
 __all__ = [
     "AccumulateState",
@@ -90,6 +90,7 @@ def clip_by_global_norm(
     *,
     scale: Any = 1.0,
     eps: float = 1e-6,
+    eps_mode: Literal["max", "add"] = "max",
     nonfinite: Literal["propagate", "zero"] = "propagate",
     axis_name: Any = None,
     replicas: Any = 1,
@@ -98,7 +99,7 @@ def clip_by_global_norm(
 
     Parameters
     ----------
-    max_norm, norm_type, scale, eps, nonfinite, axis_name, replicas
+    max_norm, norm_type, scale, eps, eps_mode, nonfinite, axis_name, replicas
         As in :func:`gradkit.jax.clip_by_global_norm`.
 
     Returns
@@ -129,8 +130,9 @@ def clip_by_global_norm(
             axis_name,
             replicas,
             updates,
+            eps_mode,
         )
-        clipped = clip(updates, max_norm, scale, rule)
+        clipped = clipped_by(updates, max_norm, scale, rule)
         return clipped.grads, ClipState(clipped.norm)
 
     return optax.GradientTransformation(init, update)
@@ -187,7 +189,7 @@ def clip_spikes(
         function = "transforms.clip_spikes"
         rule = rule_of(function, 2.0, eps, nonfinite, axis_name, replicas, updates)
         guarded = rule._replace(guard=(float(decay), float(threshold), int(warmup), True))
-        clipped = clip(updates, jnp.inf, scale, guarded, state.statistics)
+        clipped = clipped_by(updates, jnp.inf, scale, guarded, state.statistics)
         return clipped.grads, SpikeGuardState(clipped.state, clipped.norm, clipped.max_norm)
 
     return optax.GradientTransformation(init, update)
@@ -352,7 +354,7 @@ def skip_steps(
         name = "transforms.skip_steps"
         rule = rule_of(name, 2.0, 0.0, "propagate", axis_name, replicas, updates)
         known = None if settings is None else state.statistics
-        found = clip(updates, jnp.inf, 1.0, rule._replace(clips=False, guard=settings), known)
+        found = clipped_by(updates, jnp.inf, 1.0, rule._replace(clips=False, guard=settings), known)
         most = jnp.asarray(jnp.inf if limit is None else limit, widest())
         if found.max_norm is not None:
             most = jnp.minimum(most, found.max_norm)

@@ -4,7 +4,8 @@ What differs from PyTorch:
 
 - A total norm is float64, so that it does not overflow, and a plain tensor, of DTensors too.
 - The coefficient is ``min(1, max_norm / max(norm, 1e-6))``, not ``max_norm / (norm + 1e-6)``:
-  gradients whose norm does not exceed ``max_norm`` keep every bit.
+  gradients whose norm does not exceed ``max_norm`` keep every bit. :func:`gradkit.clip_grad_norm`
+  has PyTorch's formula too: ``eps_mode="add"``.
 - ``norm_type`` is above 0.
 - ``foreach`` has no effect: all gradients are taken together.
 

@@ -147,6 +147,16 @@ def test_a_spike_guard_over_devices(over):
         assert_close((clipped, state), (ref, known))
 
 
+def test_some_count_over_devices(over):
+    grads = {"a": values(4, 3), "b": values(4, 2, seed=1)}
+    options = {"clip": {"a": True, "b": False}, "count": {"a": False, "b": True}}
+    clip = lambda g, **more: gradkit.jax.clip_by_global_norm(g, 0.5, **options, **more)  # noqa: E731
+    clipped, norm = over(lambda g: clip(g, axis_name="d"), OWN, (OWN, SAME))(grads)
+    ref, known = clip(grads)
+    assert_close((clipped, norm), (ref, known))
+    np.testing.assert_allclose(norm, np.linalg.norm(grads["b"]), rtol=1e-6)
+
+
 def test_all_devices_skip_or_none(over):
     """A NaN on one of them; parameters are parts, each on its device."""
     import optax

@@ -388,6 +388,38 @@ def test_errors_of_transformations(call, error, said):
         call()
 
 
+def test_an_eps_that_is_added_and_gradients_that_are_wider():
+    grads = {"w": jnp.array([2.0])}
+    clipped, _ = gradkit.jax.clip_by_global_norm(grads, 0.5, eps=0.5, eps_mode="add")
+    np.testing.assert_allclose(clipped["w"], 0.4, rtol=1e-6)
+    chain = transforms.clip_by_global_norm(0.5, eps=0.5, eps_mode="add")
+    np.testing.assert_allclose(chain.update(grads, chain.init(grads))[0]["w"], 0.4, rtol=1e-6)
+    buffers = {"w": jnp.ones(1, jnp.bfloat16)}
+    with pytest.raises(TypeError, match="would lose precision"):
+        gradkit.jax.accumulate_grads(buffers, grads)
+    added = jax.jit(gradkit.jax.accumulate_grads, static_argnames="casting")
+    summed = added(buffers, grads, casting="same_kind")["w"]
+    assert (summed.dtype, float(summed[0])) == (jnp.bfloat16, 3.0)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+@pytest.mark.parametrize("nonfinite", ["propagate", "zero"])
+def test_some_are_clipped_and_some_count(scale, nonfinite):
+    """As outside of ``jit``, to the bit."""
+    grads = steps(1)[0] | {"more": [jnp.full(3, 2.0), jnp.array([jnp.nan])]}
+    hosts = jax.tree.map(np.asarray, grads)
+    masks = {"clip": {"w": True, "b": False, "more": True}}
+    masks["count"] = {"w": True, "b": True, "more": [True, False]}
+    options = masks | {"scale": scale, "nonfinite": nonfinite}
+    got, norm = jax.jit(lambda g: gradkit.jax.clip_by_global_norm(g, 0.7, **options))(grads)
+    ref, known = gradkit.clip_by_global_norm(hosts, 0.7, **options)
+    for one, other in zip(*map(jax.tree.leaves, (got, ref)), strict=True):
+        assert_same_bits(one, other)
+    np.testing.assert_allclose(norm, known, rtol=1e-7)
+    with pytest.raises(TypeError, match="clip must be a bool, not int"):
+        gradkit.jax.clip_by_global_norm(grads, 0.7, clip=1)
+
+
 # Skipped steps
 
 

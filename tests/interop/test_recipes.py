@@ -95,6 +95,19 @@ def test_a_loss_scale_as_torch_amp_keeps_it(torch, max_norm):
     assert 3 <= skipped < steps / 2
 
 
+@pytest.mark.parametrize("max_norm", [1.0, 5.0, 5.0000005, 6.0])
+def test_pytorchs_own_formula(torch, max_norm):
+    """Also for norms at the limit and just below it, which PyTorch clips a little."""
+    theirs = [torch.nn.Parameter(torch.zeros(2, dtype=torch.float64)) for _ in range(2)]
+    for parameter, values in zip(theirs, ([3.0, 0.0], [0.0, 4.0]), strict=True):
+        parameter.grad = torch.tensor(values, dtype=torch.float64)
+    grads = [parameter.grad.clone() for parameter in theirs]
+    gradkit.clip_grad_norm(grads, max_norm, eps_mode="add")
+    torch.nn.utils.clip_grad_norm_(theirs, max_norm)
+    for mine, parameter in zip(grads, theirs, strict=True):
+        torch.testing.assert_close(mine, parameter.grad, rtol=1e-15, atol=0)
+
+
 def test_unequal_micro_batches_equal_the_full_batch(torch):
     """Summed losses, one scale: the mean over all tokens, however they are cut into batches."""
     generator = torch.Generator().manual_seed(1)
