@@ -273,6 +273,34 @@ def test_rows_are_independent_bit_for_bit(backend, value, shape):
         assert np.isnan(backend.asnumpy(bad)).all()
 
 
+@given(data=st.data())
+def test_a_row_does_not_depend_on_the_rows_beside_it(backend, data):
+    """Bit for bit, from one row to several blocks of them."""
+    if not backend.on_host:
+        pytest.skip("long rows are split by the number of rows")
+    shape = data.draw(st.sampled_from([(2, 1), (9, 33), (3000, 40), (70, 1030), (3, 70_001)]))
+    first = data.draw(st.integers(0, shape[0] - 1))
+    some = slice(first, data.draw(st.integers(first + 1, shape[0])))
+    for types in (LAYER_TYPES[1], data.draw(st.sampled_from(LAYER_TYPES))):
+        p = make(shape, types, seed=first)
+        batch = p.dy, p.x, p.mean, p.inv_std
+        alone = _of_each_row(p, *(array[some] for array in batch))
+        for got, ref in zip(alone, _of_each_row(p, *batch), strict=True):
+            assert_same_bits(got, ref[some])
+
+
+def _of_each_row(p, dy, x, mean, inv_std):
+    """All results that have a row for each row of the data."""
+    return (
+        *gradkit.layer_norm(x, p.scale, p.bias),
+        *gradkit.add_rms_norm(x, dy, p.scale),
+        gradkit.layer_norm_grad(dy, x, p.scale, mean, inv_std)[0],
+        gradkit.rms_norm_grad(dy, x, p.scale, inv_std)[0],
+        gradkit.invertible_layer_norm_grad(dy, x, p.scale, p.bias, inv_std)[0],
+        gradkit.layer_norm_inverse(x, p.scale, p.bias, mean, inv_std),
+    )
+
+
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("types", [t for t in LAYER_TYPES if "bfloat16" in t], ids="-".join)
 @pytest.mark.parametrize("columns", [40, 16_400])

@@ -1,4 +1,4 @@
-"""How many threads a call may use, and that BLAS starts none of its own.
+"""How many threads a call may use.
 
 The threads are the NumPy backend's; test_compiled.py has those of compiled code.
 """
@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 import gradkit
-from gradkit._numpy import floating_point, scratch, threads, tiles, tuning
-from tests.tolerances import assert_same_bits
+from gradkit._numpy import floating_point, threads, tuning
 
 
 @pytest.fixture(autouse=True)
@@ -59,24 +58,6 @@ def test_no_more_than_openmp_may_have(monkeypatch):
         assert threads._default_workers() == expected
 
 
-def test_a_call_uses_as_many_as_were_set(monkeypatch):
-    started = []
-    real = threads.Pool.help
-    monkeypatch.setattr(
-        threads.Pool, "help", lambda *given: started.append(given[-1]) or real(*given)
-    )
-    x = np.random.default_rng(0).standard_normal((4096, 1024))
-    results = []
-    for count in (1, 2, 3):
-        gradkit.set_num_threads(count)
-        assert gradkit.get_num_threads() == count
-        results.append(gradkit.rms_norm(x)[0])
-        assert gradkit.show_config(mode="dicts")["backends"]["numpy"]["threads"] == count
-    assert started == [0, 1, 2]
-    for found in results[1:]:
-        assert_same_bits(found, results[0])
-
-
 @pytest.mark.skipif(
     platform.machine() != "x86_64" or floating_point.current() is None,
     reason="where the flag is, is known on x86-64 alone",
@@ -116,18 +97,3 @@ def test_what_it_refuses():
     for count in (1.0, "2", None, True):
         with pytest.raises(TypeError, match="count must be an integer"):
             gradkit.set_num_threads(count)
-
-
-@pytest.mark.parametrize("megabytes", [1, 3, 4, 64])
-def test_no_tile_is_so_large_that_blas_starts_threads(monkeypatch, megabytes):
-    """Its threads would compete with ours: matrix products of tiles took up to five times."""
-    monkeypatch.setattr(tuning, "SCRATCH_BYTES", megabytes << 20)
-    dtype = np.dtype(np.float32)
-    for rooms in (1, 2, 3):
-        assert 0 < scratch.elements(rooms, dtype) < tuning.BLAS_THREADS
-    for shape in ((1 << 20, 4), (8192, 1024), (2048, 4096), (64, 1 << 20)):
-        for native in (False, True):
-            cut = tiles.Rows(shape, 1, dtype, native=native, gapless=True)
-            array = np.broadcast_to(np.zeros((), dtype), shape)
-            for row, column in cut.tiles():
-                assert array[row + column].size < tuning.BLAS_THREADS

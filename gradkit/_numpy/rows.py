@@ -1,6 +1,19 @@
-"""The norms over rows on NumPy arrays."""
+"""The norms over rows on NumPy arrays, in float64.
 
-from collections.abc import Sequence
+With ``xhat = (x - mean) * inv_std`` (RMS norm: ``x * inv_std``; invertible: ``(y - bias) / scale``)
+and ``w = dy * scale``, over the normalised axes::
+
+    y      = xhat * scale + bias
+    dx     = inv_std * (w - mean(w) - xhat * mean(w * xhat)) + ds     (RMS norm: without mean(w))
+    dscale = sum over rows of dy * xhat
+    dbias  = sum over rows of dy
+
+The mean is subtracted before anything is multiplied: ``sum(dy * x)`` cancels if the mean is much
+larger than the standard deviation.
+"""
+
+from collections.abc import Callable
+from typing import TypeAlias
 
 import numpy as np
 
@@ -15,8 +28,7 @@ from gradkit._calls.rows import (
     RmsNormGrad,
 )
 from gradkit._numpy.blocks import Array, Index
-from gradkit._numpy.row_norms import Forward, Gradient, unscale
-from gradkit._numpy.tiles import Rows
+from gradkit._numpy.row_blocks import Rows, column_sums, part, store
 
 __all__ = [
     "add_layer_norm",
@@ -29,155 +41,169 @@ __all__ = [
     "rms_norm_grad",
 ]
 
+Forward: TypeAlias = LayerNorm | AddLayerNorm | RmsNorm | AddRmsNorm
+Gradient: TypeAlias = LayerNormGrad | RmsNormGrad | InvertibleLayerNormGrad
+# The block of some rows and columns.
+Block: TypeAlias = Callable[[Index, Index], Array]
 
-@np.errstate(all="ignore")
+
 def layer_norm(call: LayerNorm) -> None:
     """Write ``y``, ``mean`` and ``inv_std``; ``y`` may be ``x``."""
-    rows = Rows.of((call.x, call.y), call.axis, call.mean.dtype)
-    Forward(
-        rows,
-        call.x,
-        call.scale,
-        call.bias,
-        call.eps,
-        call.y,
-        call.mean,
-        call.inv_std,
-        scale_offset=call.scale_offset,
-    ).run()
+    _normalize(call, call.x, call.bias, call.mean)
 
 
-@np.errstate(all="ignore")
 def add_layer_norm(call: AddLayerNorm) -> None:
     """Write ``y``, ``s``, ``mean`` and ``inv_std``; ``y`` may be ``x``, ``s`` either summand."""
-    rows = Rows.of((call.x, call.residual, call.y, call.s), call.axis, call.mean.dtype)
-    Forward(
-        rows,
-        call.x,
-        call.scale,
-        call.bias,
-        call.eps,
-        call.y,
-        call.mean,
-        call.inv_std,
-        scale_offset=call.scale_offset,
-        residual=call.residual,
-        s=call.s,
-    ).run()
+    _add(call)
+    _normalize(call, call.s, call.bias, call.mean)
+
+
+def rms_norm(call: RmsNorm) -> None:
+    """Write ``y`` and ``inv_std``; ``y`` may be ``x``."""
+    _normalize(call, call.x, None, None)
+
+
+def add_rms_norm(call: AddRmsNorm) -> None:
+    """Write ``y``, ``s`` and ``inv_std``; ``y`` may be ``x``, ``s`` either summand."""
+    _add(call)
+    _normalize(call, call.s, None, None)
 
 
 @np.errstate(all="ignore")
+def _add(call: AddLayerNorm | AddRmsNorm) -> None:
+    rows = Rows(call.x.shape, call.axis)
+    for row in rows.rows:
+        for column in rows.columns:
+            s = rows.block(call.x, row, column) + rows.block(call.residual, row, column)
+            store(s, call.s[row + column])
+
+
+@np.errstate(all="ignore")
+def _normalize(call: Forward, x: Array, bias: Array | None, mean: Array | None) -> None:
+    """Normalise ``x``, which may be ``y``; without ``mean``, as RMS norm does."""
+    rows = Rows(x.shape, call.axis)
+    if not x.size:  # an empty row counts as mean 0, variance 0
+        call.inv_std[...] = 1 / np.sqrt(call.eps) if call.eps else np.inf
+        if mean is not None:
+            mean[...] = 0
+    for row in rows.rows if x.size else ():
+        centre, variance = _moments(rows, x, row, centred=mean is not None)
+        if mean is not None:
+            store(centre[0] + centre[1], part(mean, row))
+        store(1 / np.sqrt(variance + call.eps), part(call.inv_std, row))
+        inv_std = rows.statistic(call.inv_std, row)
+        for column in rows.columns:
+            xhat = (rows.block(x, row, column) - centre[0] - centre[1]) * inv_std
+            y = xhat * _scale(rows, call, column) + rows.parameter(bias, column, -0.0)
+            store(y, call.y[row + column])
+
+
+def _moments(
+    rows: Rows, x: Array, row: Index, *, centred: bool
+) -> tuple[tuple[Array, Array], Array]:
+    """The mean of each row in two pieces, and the variance; not centred, 0 and the mean square.
+
+    Distances from a row's first element are 0 if all are equal. Those from their mean correct what
+    was rounded.
+    """
+    if not centred:
+        zero = np.zeros(1)
+        return (zero, zero), rows.mean(lambda column: np.square(rows.block(x, row, column)))
+    first = rows.block(x, row, rows.columns[0])[:, :1]
+    centre: Array = first + rows.mean(lambda column: rows.block(x, row, column) - first)
+
+    def deviation(column: Index) -> Array:
+        return rows.block(x, row, column) - centre
+
+    rest = rows.mean(deviation)
+    square = rows.mean(lambda column: np.square(deviation(column)))
+    return (centre, rest), np.maximum(square - np.square(rest), 0)
+
+
+def _scale(rows: Rows, call: Forward | Gradient, column: Index) -> Array:
+    """The scale, to which the offset is added in the dtype of statistics."""
+    scale, offset = call.scale, getattr(call, "scale_offset", 0.0)
+    if scale is not None and offset:
+        kind = call.inv_std.dtype
+        return rows.parameter(part(scale, column).astype(kind) + kind.type(offset), (), 1.0)
+    return rows.parameter(scale, column, 1.0)
+
+
 def layer_norm_grad(call: LayerNormGrad) -> None:
     """Write ``dx``, ``dscale`` and ``dbias`` (``=``); ``dx`` may be ``dy`` or ``ds``."""
-    rows = Rows.of((call.dy, call.x, call.dx, call.ds), call.axis, call.mean.dtype)
-    means = rows.per_row(call.mean)
+    rows = Rows(call.x.shape, call.axis)
 
-    def normalize(tile: Array, factor: Array, row: Index, _: Index, out: Array) -> None:
-        np.subtract(tile, rows.row_values(means[row]), out)
-        np.multiply(out, factor, out)
+    def xhat(row: Index, column: Index) -> Array:
+        distance = rows.block(call.x, row, column) - rows.statistic(call.mean, row)
+        return distance * rows.statistic(call.inv_std, row)
 
-    Gradient(
-        rows,
-        call.dy,
-        call.x,
-        normalize,
-        call.scale,
-        call.inv_std,
-        call.dx,
-        centred=True,
-        ds=call.ds,
-        scale_offset=call.scale_offset,
-    ).run(call.dscale, call.dbias)
+    _differentiate(call, rows, xhat, call.ds, call.dbias)
+
+
+def rms_norm_grad(call: RmsNormGrad) -> None:
+    """Write ``dx`` and ``dscale`` (``=``); ``dx`` may be ``dy`` or ``ds``."""
+    rows = Rows(call.x.shape, call.axis)
+
+    def xhat(row: Index, column: Index) -> Array:
+        return rows.block(call.x, row, column) * rows.statistic(call.inv_std, row)
+
+    _differentiate(call, rows, xhat, call.ds, None)
+
+
+def invertible_layer_norm_grad(call: InvertibleLayerNormGrad) -> None:
+    """As ``layer_norm_grad``, with xhat computed from the output; ``dx`` may be ``dy``."""
+    rows = Rows(call.y.shape, call.axis)
+
+    def xhat(row: Index, column: Index) -> Array:
+        distance = rows.block(call.y, row, column) - rows.parameter(call.bias, column, 0.0)
+        return distance / rows.parameter(call.scale, column, 1.0)
+
+    _differentiate(call, rows, xhat, None, call.dbias)
+
+
+@np.errstate(all="ignore")
+def _differentiate(
+    call: Gradient, rows: Rows, xhat: Block, ds: Array | None, dbias: Array | None
+) -> None:
+    """Write the gradients: of some columns at a time, if not all of a row fit into a block."""
+    centred = not isinstance(call, RmsNormGrad)
+
+    def w(row: Index, column: Index) -> Array:
+        return rows.block(call.dy, row, column) * _scale(rows, call, column)
+
+    def means_of(row: Index) -> tuple[Array | float, Array]:
+        of_w = rows.mean(lambda column: w(row, column)) if centred else 0.0
+        return of_w, rows.mean(lambda column: w(row, column) * xhat(row, column))
+
+    several = len(rows.columns) > 1
+    kept: list[tuple[Array | float, Array]] = []  # before dx takes the place of dy
+    for column in rows.columns:
+        of_product = of_dy = np.zeros(1)
+        for k, row in enumerate(rows.rows):
+            means = kept[k] if k < len(kept) else means_of(row)
+            if several and k == len(kept):
+                kept.append(means)
+            dy, normalized = rows.block(call.dy, row, column), xhat(row, column)
+            of_product = of_product + column_sums(dy * normalized)
+            of_dy = of_dy + column_sums(dy)
+            dx = w(row, column) - (normalized * means[1] + means[0])
+            dx *= rows.statistic(call.inv_std, row)
+            if ds is not None:
+                dx += rows.block(ds, row, column)
+            store(dx, call.dx[row + column])
+        for gradient, total in ((call.dscale, of_product), (dbias, of_dy)):
+            if gradient is not None:
+                target = part(gradient, column)
+                store(np.broadcast_to(total, target.size), target)
 
 
 @np.errstate(all="ignore")
 def layer_norm_inverse(call: LayerNormInverse) -> None:
     """Write ``x = (y - bias) / scale / inv_std + mean``; ``x`` may be ``y``."""
-    rows = Rows.of((call.y, call.x), call.axis, call.mean.dtype)
-    scales, biases = rows.per_column(call.scale), rows.per_column(call.bias)
-    means, inv_stds = rows.per_row(call.mean), rows.per_row(call.inv_std)
-    source, target = rows.view(call.y), rows.view(call.x)
-
-    def strip(tiles: Sequence[tuple[Index, Index]]) -> None:
-        with rows.scratch() as (work, room, *_):
-            for row, column in tiles:
-                tile = rows.load(source[row + column], work)
-                out = rows.target(target[row + column], work)
-                unscale(rows, tile, scales, biases, column, out)
-                out /= rows.row_values(inv_stds[row])
-                out += rows.row_values(means[row])
-                rows.store(out, target[row + column], room)
-
-    rows.in_strips(strip, rows.tiles())
-
-
-@np.errstate(all="ignore")
-def invertible_layer_norm_grad(call: InvertibleLayerNormGrad) -> None:
-    """As ``layer_norm_grad``, with xhat computed from the output; ``dx`` may be ``dy``."""
-    rows = Rows.of((call.dy, call.y, call.dx), call.axis, call.inv_std.dtype)
-    scales, biases = rows.per_column(call.scale), rows.per_column(call.bias)
-
-    def normalize(tile: Array, _: Array, __: Index, column: Index, out: Array) -> None:
-        unscale(rows, tile, scales, biases, column, out)
-
-    Gradient(rows, call.dy, call.y, normalize, call.scale, call.inv_std, call.dx, centred=True).run(
-        call.dscale, call.dbias
-    )
-
-
-@np.errstate(all="ignore")
-def rms_norm(call: RmsNorm) -> None:
-    """Write ``y`` and ``inv_std``; ``y`` may be ``x``."""
-    rows = Rows.of((call.x, call.y), call.axis, call.inv_std.dtype)
-    Forward(
-        rows,
-        call.x,
-        call.scale,
-        None,
-        call.eps,
-        call.y,
-        None,
-        call.inv_std,
-        scale_offset=call.scale_offset,
-    ).run()
-
-
-@np.errstate(all="ignore")
-def add_rms_norm(call: AddRmsNorm) -> None:
-    """Write ``y``, ``s`` and ``inv_std``; ``y`` may be ``x``, ``s`` either summand."""
-    rows = Rows.of((call.x, call.residual, call.y, call.s), call.axis, call.inv_std.dtype)
-    Forward(
-        rows,
-        call.x,
-        call.scale,
-        None,
-        call.eps,
-        call.y,
-        None,
-        call.inv_std,
-        scale_offset=call.scale_offset,
-        residual=call.residual,
-        s=call.s,
-    ).run()
-
-
-@np.errstate(all="ignore")
-def rms_norm_grad(call: RmsNormGrad) -> None:
-    """Write ``dx`` and ``dscale`` (``=``); ``dx`` may be ``dy`` or ``ds``."""
-    rows = Rows.of((call.dy, call.x, call.dx, call.ds), call.axis, call.inv_std.dtype)
-
-    def normalize(tile: Array, factor: Array, _: Index, __: Index, out: Array) -> None:
-        np.multiply(tile, factor, out=out)
-
-    Gradient(
-        rows,
-        call.dy,
-        call.x,
-        normalize,
-        call.scale,
-        call.inv_std,
-        call.dx,
-        centred=False,
-        ds=call.ds,
-        scale_offset=call.scale_offset,
-    ).run(call.dscale, None)
+    rows = Rows(call.y.shape, call.axis)
+    for row in rows.rows:
+        for column in rows.columns:
+            x = rows.block(call.y, row, column) - rows.parameter(call.bias, column, 0.0)
+            x /= rows.parameter(call.scale, column, 1.0)
+            x /= rows.statistic(call.inv_std, row)
+            store(x + rows.statistic(call.mean, row), call.x[row + column])

@@ -41,13 +41,12 @@ INLINE float widen(bf16 x) { return bits_of<float>(static_cast<uint32_t>(x.bits)
 
 // A subnormal number is a difference of normal ones, which no processor flushes to zero.
 INLINE float widen(f16 x) {
+    const uint32_t size = static_cast<uint32_t>(x.bits & 0x7fff) << 13;
+    const bool is_subnormal = size < (1u << 23), is_finite = size < (31u << 23);
+    const uint32_t moved = size + ((is_subnormal ? 113u : is_finite ? 112u : 224u) << 23);
+    const float value = bits_of<float>(moved) - (is_subnormal ? bits_of<float>(113u << 23) : 0.0f);
     const uint32_t sign = static_cast<uint32_t>(x.bits & 0x8000) << 16;
-    const uint32_t exponent = (x.bits & 0x7c00) << 13;
-    const uint32_t moved = (static_cast<uint32_t>(x.bits & 0x7fff) << 13) + (112u << 23);
-    const float subnormal = bits_of<float>(moved + (1u << 23)) - bits_of<float>(113u << 23);
-    const uint32_t beyond = moved + (112u << 23);  // infinities and NaN
-    const uint32_t normal = exponent == (0x7c00u << 13) ? beyond : moved;
-    return bits_of<float>(sign | (exponent == 0 ? bits_of<uint32_t>(subnormal) : normal));
+    return bits_of<float>(bits_of<uint32_t>(value) | sign);
 }
 
 INLINE void narrow(float x, float& to) { to = x; }
@@ -60,13 +59,13 @@ INLINE void narrow(float x, bf16& to) {
 }
 
 INLINE void narrow(float x, f16& to) {
-    const uint32_t all = bits_of<uint32_t>(x), sign = all & 0x80000000u, bits = all ^ sign;
+    const uint32_t all = bits_of<uint32_t>(x), size = all & 0x7fffffff;
     // Half of float32's places are those of float16's smallest number where 1/2 is added.
-    const uint32_t subnormal = bits_of<uint32_t>(bits_of<float>(bits) + 0.5f) - (126u << 23);
-    const uint32_t normal = (bits - (112u << 23) + 0xfff + ((bits >> 13) & 1)) >> 13;
-    const uint32_t beyond = bits > 0x7f800000u ? 0x7e00u : 0x7c00u;
-    const uint32_t finite = bits < (113u << 23) ? subnormal : normal;
-    to.bits = static_cast<uint16_t>((sign >> 16) | (bits >= (143u << 23) ? beyond : finite));
+    const uint32_t subnormal = bits_of<uint32_t>(bits_of<float>(size) + 0.5f) - (126u << 23);
+    const uint32_t normal = (size + ((size >> 13) & 1) - ((112u << 23) - 0xfff)) >> 13;
+    const uint32_t finite = size < (113u << 23) ? subnormal : normal;
+    const uint32_t beyond = size > 0x7f800000u ? 0x7e00u : 0x7c00u;
+    to.bits = static_cast<uint16_t>((size < (143u << 23) ? finite : beyond) | (all >> 16 & 0x8000));
 }
 
 // Float64 to float32, where what is not exact has an odd last bit: rounded again, to a narrower

@@ -36,17 +36,17 @@ template <typename T, typename A> void widen_all(
     }
 }
 
-// Columns of a row of dtype T, of numbers in the dtype of the computation.
-template <typename T, typename A> void narrow_all(
-    const Element<A>* source, i64 count, char* data, const Axes& axes, i64 from
+// Writes value(j) to columns of a row of dtype T.
+template <typename T, typename F> INLINE void narrow_all(
+    char* data, const Axes& axes, i64 from, i64 count, F value
 ) {
     if (has_no_gaps(axes, sizeof(T))) {
         Element<T>* to = reinterpret_cast<Element<T>*>(data) + from;
         INDEPENDENT
-        for (i64 j = 0; j < count; ++j) narrow(source[j].value, to[j].value);
+        for (i64 j = 0; j < count; ++j) narrow(value(j), to[j].value);
     } else {
-        for_each(data, axes, from, count, [=](char* to, i64 j) {
-            narrow(source[j].value, reinterpret_cast<Element<T>*>(to)->value);
+        for_each(data, axes, from, count, [=](char* to, i64 j) INLINED {
+            narrow(value(j), reinterpret_cast<Element<T>*>(to)->value);
         });
     }
 }
@@ -78,8 +78,8 @@ public:
           from_(from),
           scratch_(scratch),
           count(from + rows.window < rows.width ? rows.window : rows.width - from),
-          scale(parameter(rows.whole_scale, rows.scale, 6)),
-          bias(parameter(rows.whole_bias, rows.bias, 7)) {}
+          scale(parameter(rows.whole_scale, rows.scale, 5)),
+          bias(parameter(rows.whole_bias, rows.bias, 6)) {}
 
     const Element<A>* input(const Array* array, i64 row, int room) const {
         char* data = row_of(*array, row);
@@ -92,19 +92,15 @@ public:
         return at(room);
     }
 
-    // Where a row of a result is computed; `store` then writes it where it belongs.
-    Element<A>* output(const Array* array, i64 row, int room) const {
-        if (!there(array)) return at(room);
-        return reinterpret_cast<Element<A>*>(row_of(*array, row)) + from_;
-    }
-
-    void store(const Array* array, i64 row, const Element<A>* values) const {
-        if (there(array)) return;
-        const auto run = sizeof(A) == 8 ? narrow_all<A, A>
-            : rows_.dtype == F16        ? narrow_all<f16, A>
-            : rows_.dtype == BF16       ? narrow_all<bf16, A>
-                                        : narrow_all<A, A>;
-        run(values, count, row_of(*array, row), array->columns, from_);
+    // Writes value(j) to each column j.
+    template <typename F> INLINE void write(const Array* array, i64 row, F value) const {
+        char* data = row_of(*array, row);
+        if (sizeof(A) == sizeof(double) || rows_.dtype == F32)
+            narrow_all<A>(data, array->columns, from_, count, value);
+        else if (rows_.dtype == F16)
+            narrow_all<f16>(data, array->columns, from_, count, value);
+        else
+            narrow_all<bf16>(data, array->columns, from_, count, value);
     }
 
     // What `input` gave before, if no other window has the room now.
@@ -167,10 +163,7 @@ template <typename A> void add(const Forward& call, i64 row, char* scratch) {
     for_windows<A>(call, scratch, [&](const Window<A>& window) INLINED {
         const Element<A>* x = window.input(call.x, row, 0);
         const Element<A>* residual = window.input(call.residual, row, 1);
-        Element<A>* s = window.output(call.s, row, 2);
-        INDEPENDENT
-        for (i64 j = 0; j < window.count; ++j) s[j].value = x[j].value + residual[j].value;
-        window.store(call.s, row, s);
+        window.write(call.s, row, [=](i64 j) INLINED { return x[j].value + residual[j].value; });
     });
 }
 
@@ -222,13 +215,10 @@ template <typename A, bool CENTRED> void forward_of(
         for_windows<A>(call, scratch, [&](const Window<A>& window) INLINED {
             const Element<A>*x = window.again(array, row, 0), *scale = window.scale;
             const Element<A>* bias = window.bias;
-            Element<A>* y = window.output(call.y, row, 1);
-            INDEPENDENT
-            for (i64 j = 0; j < window.count; ++j) {
+            window.write(call.y, row, [=](i64 j) INLINED {
                 const A distance = CENTRED ? x[j].value - high - low : x[j].value;
-                y[j].value = distance * inv_std * scale[j].value + bias[j].value;
-            }
-            window.store(call.y, row, y);
+                return distance * inv_std * scale[j].value + bias[j].value;
+            });
         });
     }
 }
@@ -296,7 +286,7 @@ template <typename A, Kind KIND> void gradient_of(
 ) {
     const Window<A> window(call, from, scratch);
     const i64 count = window.count;
-    Element<A> *of_product = window.at(4), *of_dy = window.at(5);
+    Element<A> *of_product = window.at(3), *of_dy = window.at(4);
     for (i64 j = 0; j < count; ++j) of_product[j].value = of_dy[j].value = 0;
     for (i64 row = begin; row < end; ++row) {
         const GradientRow<A, KIND> own(call, window, row);
@@ -310,16 +300,12 @@ template <typename A, Kind KIND> void gradient_of(
             const A rest = KIND == RMS ? product : product + mean_w;
             return (own.dy[j].value * own.scale[j].value - rest) * own.inv_std;
         };
-        Element<A>* dx = window.output(call.dx, row, 3);
         if (call.ds) {
             const Element<A>* ds = window.input(call.ds, row, 2);
-            INDEPENDENT
-            for (i64 j = 0; j < count; ++j) dx[j].value = value(j) + ds[j].value;
+            window.write(call.dx, row, [=](i64 j) INLINED { return value(j) + ds[j].value; });
         } else {
-            INDEPENDENT
-            for (i64 j = 0; j < count; ++j) dx[j].value = value(j);
+            window.write(call.dx, row, value);
         }
-        window.store(call.dx, row, dx);
     }
     for (i64 j = 0; dy_xhat && j < count; ++j) dy_xhat[j] += of_product[j].value;
     for (i64 j = 0; dy && j < count; ++j) dy[j] += of_dy[j].value;
@@ -347,11 +333,9 @@ template <typename A> void inverse(const Inverse& call, i64 begin, i64 end, char
         for_windows<A>(call, scratch, [&](const Window<A>& window) INLINED {
             const Element<A>*y = window.input(call.y, row, 0), *scale = window.scale;
             const Element<A>* bias = window.bias;
-            Element<A>* x = window.output(call.x, row, 1);
-            INDEPENDENT
-            for (i64 j = 0; j < window.count; ++j)
-                x[j].value = (y[j].value - bias[j].value) / scale[j].value / inv_std + mean;
-            window.store(call.x, row, x);
+            window.write(call.x, row, [=](i64 j) INLINED {
+                return (y[j].value - bias[j].value) / scale[j].value / inv_std + mean;
+            });
         });
     }
 }

@@ -54,7 +54,7 @@ struct RowKernels {
     void (*inverse)(const Inverse&, i64 begin, i64 end, char* scratch);
 };
 
-constexpr int ROOMS = 8;
+constexpr int ROOMS = 7;
 
 namespace baseline {
 extern const RowKernels row_kernels[2];

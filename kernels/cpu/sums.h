@@ -51,10 +51,17 @@ template <typename V> using Plain = typename PlainOf<V>::type;
 template <typename V, typename A> INLINE V read(const Element<A>* from) {
     typename PartOf<V, A>::type found;
     __builtin_memcpy(&found, from, sizeof found);
-    if constexpr (sizeof(V) > sizeof(double))
-        return __builtin_convertvector(found, V);
-    else
+    if constexpr (sizeof(V) <= sizeof(double) || sizeof found == sizeof(V))
         return static_cast<V>(found);
+    // One instruction from GCC, which makes several of __builtin_convertvector.
+    else if constexpr (sizeof(V) == 16)
+        return V{found[0], found[1]};
+    else if constexpr (sizeof(V) == 32)
+        return V{found[0], found[1], found[2], found[3]};
+    else
+        return V{
+            found[0], found[1], found[2], found[3], found[4], found[5], found[6], found[7],
+        };
 }
 
 template <typename V, typename A> INLINE void write(V value, Element<A>* to) {

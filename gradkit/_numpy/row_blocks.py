@@ -1,0 +1,85 @@
+"""Data of rows and columns, a block at a time: working memory is bounded for arrays of any size."""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from gradkit._numpy.blocks import Array, Index, blocks
+
+BLOCK = 1 << 16  # elements; of float64 numbers, 512 KiB
+
+
+class Rows:
+    """Arrays whose axes up to ``axis`` are rows, and whose other axes are columns.
+
+    A block is a float64 copy of shape (rows, columns). It has whole rows if one fits.
+    """
+
+    def __init__(self, shape: tuple[int, ...], axis: int):
+        self.lead, self.tail = shape[:axis], shape[axis:]
+        self.width = math.prod(self.tail)
+        self.columns = list(_whole(self.tail, BLOCK))
+
+    @property
+    def rows(self) -> Iterator[Index]:
+        """The rows of each block."""
+        return _whole(self.lead, max(1, BLOCK // max(1, self.width)))
+
+    def block(self, array: Array, row: Index, column: Index) -> Array:
+        """A block of the data."""
+        view = part(array, row + column)
+        length = math.prod(view.shape[: len(row)])
+        copy: Array = view.astype(np.float64, order="C").reshape(length, -1)
+        return copy
+
+    def statistic(self, array: Array, row: Index) -> Array:
+        """A number for each row of a block."""
+        column: Array = part(array, row).astype(np.float64).reshape(-1, 1)
+        return column
+
+    def parameter(self, array: Array | None, column: Index, absent: float) -> Array:
+        """A number for each column of a block."""
+        numbers = np.float64(absent) if array is None else part(array, column)
+        row: Array = numbers.astype(np.float64).reshape(-1)
+        return row
+
+    def mean(self, term: Callable[[Index], Array]) -> Array:
+        """The mean over each row of a block of what ``term`` makes of its columns."""
+        sums = [term(column).sum(axis=1, keepdims=True) for column in self.columns]
+        mean: Array = sum(sums) / self.width
+        return mean
+
+
+def part(array: Array, index: Index) -> Array:
+    """What an index selects, as an array even if it is a single number."""
+    whole: Any = (*index, ...)
+    view: Array = array[whole]
+    return view
+
+
+def _whole(shape: tuple[int, ...], limit: int) -> Iterator[Index]:
+    """Blocks' indices with a slice for each axis."""
+    for index in blocks(shape, limit):
+        yield (*index, *(slice(None) for _ in shape[len(index) :]))
+
+
+def column_sums(block: Array) -> Array:
+    """The sum over the rows of a block, which NumPy adds up pairwise if they have no gaps."""
+    sums: Array = np.ascontiguousarray(block.T).sum(axis=1)
+    return sums
+
+
+def store(values: Array, target: Array) -> None:
+    """``target = values``, float64 numbers that are rounded once."""
+    values = values.reshape(target.shape)
+    if target.dtype.itemsize == 2 and target.dtype != np.float16:
+        # bfloat16's own cast rounds to float32 first. What is not exact there gets an odd last bit,
+        # which is no tie of bfloat16.
+        single = values.astype(np.float32)
+        bits = single.view(np.uint32)
+        bits -= np.abs(single) > np.abs(values)
+        bits |= single != values
+        values = single
+    target[...] = values
