@@ -18,6 +18,9 @@ PAGE = ROOT / "docs" / "performance.md"
 PARTIAL = ("--only", "--peers", "--quick")  # options of runs that leave something out
 HEAD = """# Performance
 
+gradkit pays on arrays of megabytes and lists of many gradients. If a call has only thousands of elements, nearly all of
+its time is overhead: do without gradkit there if each microsecond counts.
+
 `make bench-record` writes this page from the records in `benchmarks/results`; no figure is entered by hand.
 [benchmarks/README.md](../benchmarks/README.md) explains the measurements;
 [benchmarks/NOTES.md](../benchmarks/NOTES.md) lists the optimisations that were tried, and the reasons why rows miss their targets.

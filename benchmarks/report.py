@@ -97,6 +97,7 @@ def section(run: Run, pictures: Sequence[str]) -> str:
         _conditions(run),
         METHOD[run["device"]],
         *_not_measured(run),
+        *(f"![{Path(each).stem.rpartition('-')[2]}]({each})" for each in pictures),
         "### Targets\n\n" + targets(run),
         "### Cases\n\n" + table(run),
     ]
@@ -104,12 +105,11 @@ def section(run: Run, pictures: Sequence[str]) -> str:
         head = ["first call of a process, ms", *next(iter(found.values()))]
         rows = [[name, *(f"{ms:.4g}" for ms in row.values())] for name, row in found.items()]
         parts.append("### First calls\n\n" + markdown(head, rows))
-    parts += [f"![{Path(each).stem.rpartition('-')[2]}]({each})" for each in pictures]
     return "\n\n".join(parts)
 
 
 def plots(run: Run, stem: Path) -> list[Path]:
-    """Draw ratios to the peers as bars and scaling as curves."""
+    """Draw ratios to the peers as bars, of the first case of each operation, and scaling."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -121,6 +121,7 @@ def plots(run: Run, stem: Path) -> list[Path]:
     # The dtype of most cases: float32 on a CPU, bfloat16 on a GPU if there are norms.
     dtype = Counter(case["dtype"] for case in run["cases"]).most_common(1)[0][0]
     cases = [c for c in run["cases"] if c["dtype"] == dtype and c.get("note") != OVERHEAD]
+    cases = [*{case["operation"]: case for case in reversed(cases)}.values()][::-1]
     figure, axis = plt.subplots(figsize=(9, 1 + 0.42 * len(cases)))
     for k, name in enumerate(names):
         found = [(i, case["ratio"][name]) for i, case in enumerate(cases) if name in case["ratio"]]

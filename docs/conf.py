@@ -91,6 +91,7 @@ sphinx_gallery_conf = {
     "abort_on_example_error": True,
     "download_all_examples": False,
     "image_srcset": ["2x"],
+    "thumbnail_size": (640, 400),
     "parallel": 2,
     "plot_gallery": True,
     "remove_config_comments": True,

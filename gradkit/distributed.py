@@ -355,7 +355,7 @@ def shards_of(
     >>> grads, grads.replicas
     ({'w': array([3., 4.])}, {'w': 2})
 
-    The gradients of a model whose experts differ from rank to rank, here on one rank::
+    The gradients of a model whose experts differ from rank to rank, here on one rank:
 
     >>> (group,) = gradkit.distributed.threads(1)
     >>> kinds = {"w": "copies", "expert": "own"}

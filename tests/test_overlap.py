@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -97,3 +98,20 @@ def test_no_arrays_lie_apart():
     """As where a container has no gradients, and None in place of results."""
     assert memory.lie_apart(HOST, [])
     assert gradkit.per_tensor_norms(None, out=(None,)) is None
+
+
+@pytest.mark.parametrize(
+    "out",
+    [
+        pytest.param(lambda memory: memory[:16].reshape(4, 4).T, id="equal address, other strides"),
+        pytest.param(lambda memory: memory[15:31].reshape(4, 4), id="the last element alone"),
+    ],
+)
+def test_edges_of_overlap_are_refused_and_nothing_is_written(out):
+    memory = np.arange(40.0)
+    dy, before = memory[:16].reshape(4, 4), memory.copy()
+    x = np.random.default_rng(0).normal(size=(4, 4))
+    _, mean, inv_std = gradkit.layer_norm(x)
+    with pytest.raises(ValueError, match="memory"):
+        gradkit.layer_norm_grad(dy, x, None, mean, inv_std, out=(out(memory), None, None))
+    np.testing.assert_array_equal(memory, before)

@@ -84,7 +84,10 @@ class _ScaleOffset(nn.Module):
 
 
 class LayerNorm(_ScaleOffset, nn.LayerNorm):
-    """``torch.nn.LayerNorm``, computed by :func:`layer_norm`, with its ``scale_offset``."""
+    """``torch.nn.LayerNorm``, with its arguments, computed by :func:`layer_norm`.
+
+    ``scale_offset``, a keyword, is that of :func:`layer_norm`.
+    """
 
     @_leaf
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
@@ -130,7 +133,7 @@ class AddLayerNorm(_ScaleOffset, nn.LayerNorm):
 
 
 class InvertibleLayerNorm(nn.LayerNorm):
-    """``torch.nn.LayerNorm``, computed by :func:`invertible_layer_norm`."""
+    """``torch.nn.LayerNorm``, with its arguments, computed by :func:`invertible_layer_norm`."""
 
     @_leaf
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
@@ -139,7 +142,9 @@ class InvertibleLayerNorm(nn.LayerNorm):
 
 
 class RMSNorm(_ScaleOffset, nn.RMSNorm):
-    """``torch.nn.RMSNorm``, computed by :func:`rms_norm`, with its ``scale_offset``.
+    """``torch.nn.RMSNorm``, with its arguments, computed by :func:`rms_norm`.
+
+    ``scale_offset``, a keyword, is that of :func:`rms_norm`.
 
     Examples
     --------
@@ -177,7 +182,7 @@ class AddRMSNorm(_ScaleOffset, nn.RMSNorm):
 
 
 class GroupNorm(nn.GroupNorm):
-    """``torch.nn.GroupNorm``, computed by :func:`group_norm`."""
+    """``torch.nn.GroupNorm``, with its arguments, computed by :func:`group_norm`."""
 
     @_leaf
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
@@ -206,15 +211,15 @@ class _InstanceNorm(nn.modules.instancenorm._InstanceNorm):
 
 
 class InstanceNorm1d(_InstanceNorm, nn.InstanceNorm1d):
-    """``torch.nn.InstanceNorm1d``, computed by :func:`instance_norm`."""
+    """``torch.nn.InstanceNorm1d``, with its arguments, computed by :func:`instance_norm`."""
 
 
 class InstanceNorm2d(_InstanceNorm, nn.InstanceNorm2d):
-    """``torch.nn.InstanceNorm2d``, computed by :func:`instance_norm`."""
+    """``torch.nn.InstanceNorm2d``, with its arguments, computed by :func:`instance_norm`."""
 
 
 class InstanceNorm3d(_InstanceNorm, nn.InstanceNorm3d):
-    """``torch.nn.InstanceNorm3d``, computed by :func:`instance_norm`."""
+    """``torch.nn.InstanceNorm3d``, with its arguments, computed by :func:`instance_norm`."""
 
 
 class _BatchNorm(nn.modules.batchnorm._BatchNorm):
@@ -234,15 +239,15 @@ class _BatchNorm(nn.modules.batchnorm._BatchNorm):
 
 
 class BatchNorm1d(_BatchNorm, nn.BatchNorm1d):
-    """``torch.nn.BatchNorm1d``, computed by :func:`batch_norm`."""
+    """``torch.nn.BatchNorm1d``, with its arguments, computed by :func:`batch_norm`."""
 
 
 class BatchNorm2d(_BatchNorm, nn.BatchNorm2d):
-    """``torch.nn.BatchNorm2d``, computed by :func:`batch_norm`."""
+    """``torch.nn.BatchNorm2d``, with its arguments, computed by :func:`batch_norm`."""
 
 
 class BatchNorm3d(_BatchNorm, nn.BatchNorm3d):
-    """``torch.nn.BatchNorm3d``, computed by :func:`batch_norm`."""
+    """``torch.nn.BatchNorm3d``, with its arguments, computed by :func:`batch_norm`."""
 
 
 _OURS = {

@@ -194,3 +194,21 @@ def test_a_public_name_without_a_page_fails_the_build(tmp_path):
     assert len(warnings) == len(forgotten), done.stderr
     assert sorted(re.findall(r"(\w+) has no page", done.stderr)) == forgotten
     assert done.returncode == 1
+
+
+def text_of(name):
+    html = (SITE / "docs" / "generated" / "reference" / f"{name}.html").read_text()
+    return re.sub(r"<[^>]+>", "", html.partition('id="main-content"')[2])
+
+
+@pytest.mark.parametrize("name", ["LayerNorm", "AddLayerNorm", "RMSNorm", "AddRMSNorm"])
+def test_modules_have_the_arguments_of_pytorchs(name):
+    said = re.sub(r"\s+", " ", text_of(f"gradkit.torch.{name}"))
+    assert "(normalized_shape, eps=" in said
+    assert "*, scale_offset=0.0)" in said
+
+
+@pytest.mark.parametrize("name", ["clip_grad_norm", "grad_norm", "batch_norm"])
+def test_examples_come_before_the_keywords_about_ranks(name):
+    text = text_of(f"gradkit.{name}")
+    assert 0 < text.index("Examples") < text.index("Parameters")
