@@ -1,6 +1,5 @@
-// Elements that share a statistic are a unit: a channel of a batch, or a group of a sample. How units
-// are cut into pieces depends on the shape and on the strides of x alone, and so do bits: not on
-// threads. Units do not depend on one another.
+// How arrays are cut depends on the shape and on the strides of x alone, and so do bits: not on
+// threads. What shares no statistic does not depend on one another.
 
 #include "channel_calls.h"
 
@@ -25,11 +24,12 @@ constexpr i64 FEW_UNITS = 8;
 // Sums over samples: in so many shares at most, and so many numbers in all of them.
 constexpr i64 MOST_SHARES = 32, SHARES_LENGTH = 1 << 17;
 // Rows of channels: in so many pieces at most, and so many numbers in all their sums.
-constexpr i64 MOST_PIECES = 64, PIECES_LENGTH = 1 << 16;
+constexpr i64 MOST_SLOTS = 64, SLOTS_LENGTH = 1 << 16;
 // Elements of a channel between those of the next that are few: they count as channels of a row.
-constexpr i64 FEW_ELEMENTS = 32;
-// Runs of elements that are so short are copied together.
-constexpr i64 SHORT_RUN = 16;
+// Of a group norm fewer are, because each sample has such rows of its own.
+constexpr i64 FEW_ELEMENTS = 32, FEWER_ELEMENTS = 8;
+// Lines of elements that are so short are copied together.
+constexpr i64 SHORT_LINE = 16;
 // Times this, float64 numbers, their differences and squares add up without overflow. What it takes
 // from the smallest counts for nothing beside those that overflowed.
 constexpr double SMALL = 0x1p-600;
@@ -118,7 +118,8 @@ struct Layout {
             ++inner;
             spread *= next.length;
         }
-        rows = spread < FEW_ELEMENTS && channels > 1;
+        rows = channels > 1 && spread < (call.groups ? FEWER_ELEMENTS : FEW_ELEMENTS);
+        if (!rows) spread = 1;
     }
 
     Array arranged(const ChannelCall& call, const View& view) const {
@@ -127,9 +128,9 @@ struct Layout {
         const Axes& axes = view.axes;
         const Axis own = axes.at[call.axis];
         if (call.groups) add(array.rows, axes.at[0]);
-        if (!rows) add(array.rows, {groups, own.stride * width});
+        if (!rows) add(array.rows, own);
         for (int k = 0; rows && k < count - inner; ++k) add(array.rows, axes.at[others[k]]);
-        add(array.columns, {rows ? channels : width, own.stride});
+        if (rows) add(array.columns, own);
         for (int k = rows ? count - inner : 0; k < count; ++k)
             add(array.columns, axes.at[others[k]]);
         return array;
@@ -158,6 +159,7 @@ struct Moments {
 
     void begin(double element) {
         first = centre = element;
+        low = variance = 0;
         done = false;
     }
 
@@ -206,7 +208,7 @@ i64 run_of(i64 terms, i64 least) {
     return run;
 }
 
-// Everything that all units have in common.
+// What all units have in common.
 template <typename A> struct Shared {
     Shared(const ChannelCall& call, const ChannelKernels<A>& kernels)
         : call(call),
@@ -215,7 +217,7 @@ template <typename A> struct Shared {
           dy(layout.arranged(call, call.dy)),
           x(layout.arranged(call, call.x)),
           out(layout.arranged(call, call.out)),
-          columns(layout.rows ? layout.channels * layout.spread : layout.channels),
+          columns(layout.channels * layout.spread),
           size(layout.samples * layout.channels * layout.space),
           count(static_cast<double>(layout.width * layout.space)),
           shares(call.groups ? share_count() : 1),
@@ -224,36 +226,37 @@ template <typename A> struct Shared {
           sums(over_samples() ? 2 * shares * columns : 0),
           moved(call.running_mean ? 2 * layout.channels : 0) {}
 
-    double inv_std(i64 unit) const {
-        return call.inv_std ? number(call.inv_std, unit)
-                            : 1 / __builtin_sqrt(number(call.var, unit) + call.eps);
-    }
-
-    // The means that a gradient needs, if they are given.
-    double given(const Numbers& sum, i64 unit) const { return number(sum, unit) / call.count; }
-
-    void save(i64 unit, const Moments& moments) {
-        set_number(call.saved_mean, unit, moments.mean());
-        set_number(call.saved_var, unit, moments.variance);
-        set_number(call.saved_inv_std, unit, inv_std_of(moments));
-        if (moved.empty()) return;
-        moved[unit] = moments.mean();
-        moved[layout.channels + unit] = moments.variance;
-    }
-
-    double inv_std_of(const Moments& moments) const {
-        return 1 / __builtin_sqrt(moments.variance + call.eps);
-    }
-
     bool over_samples() const { return call.groups && call.reads == Reads::PRODUCTS; }
 
-    // What is left to do once all units are done.
+    double inv_std_of(double variance) const { return 1 / __builtin_sqrt(variance + call.eps); }
+
+    double known_inv_std(i64 statistic) const {
+        return call.inv_std ? number(call.inv_std, statistic)
+                            : inv_std_of(number(call.var, statistic));
+    }
+
+    void save(i64 statistic, const Moments& moments) {
+        set_number(call.saved_mean, statistic, moments.mean());
+        set_number(call.saved_var, statistic, moments.variance);
+        set_number(call.saved_inv_std, statistic, inv_std_of(moments.variance));
+        if (moved.empty()) return;
+        moved[statistic] = moments.mean();
+        moved[layout.channels + statistic] = moments.variance;
+    }
+
+    // What is left once all units are done.
     void finish() {
         if (!sums.empty()) {
-            add_up(call.sum_product, 0);
-            add_up(call.sum_dy, columns);
+            add_up(call.sum_product, sums.data());
+            add_up(call.sum_dy, sums.data() + columns);
         }
-        if (!moved.empty()) move();
+        if (!moved.empty() && count > 1 && call.momentum != 0) {
+            const double unbiased = count / (count - 1);
+            for (i64 c = 0; c < layout.channels; ++c) {
+                move(call.running_mean, c, moved[c]);
+                move(call.running_var, c, moved[layout.channels + c] * unbiased);
+            }
+        }
     }
 
     const ChannelCall& call;
@@ -261,10 +264,10 @@ template <typename A> struct Shared {
     const Layout layout;
     const Array dy, x, out;
     const i64 columns, size;
-    const double count;  // elements of a unit
+    const double count;  // elements that share a statistic
     const i64 shares;
-    const std::vector<A> scale, bias;  // one number a column
-    std::vector<double> sums;          // of each share over its samples, as a unit's own
+    const std::vector<A> scale, bias;  // of each column
+    std::vector<double> sums;          // over the samples of each share: of dy * xhat, then of dy
 
 private:
     i64 share_count() const {
@@ -275,57 +278,84 @@ private:
 
     std::vector<A> numbers(const Numbers& given, double absent) const {
         std::vector<A> found(columns, static_cast<A>(absent));
-        if (!given) return found;
-        const i64 times = columns / layout.channels;
-        for (i64 c = 0; c < layout.channels; ++c) {
-            const A value = static_cast<A>(number(given, c));
-            for (i64 k = 0; k < times; ++k) found[c * times + k] = value;
-        }
+        for (i64 j = 0; given && j < columns; ++j)
+            found[j] = static_cast<A>(number(given, j / layout.spread));
         return found;
     }
 
-    void add_up(const Numbers& to, i64 from) {
-        double* total = sums.data() + from;
+    void add_up(const Numbers& to, double* total) {
         for (i64 share = 1; share < shares; ++share)
             for (i64 j = 0; j < columns; ++j) total[j] += total[2 * share * columns + j];
-        const i64 times = columns / layout.channels;
         for (i64 c = 0; c < layout.channels; ++c)
-            set_number(to, c, by_halves(total + c * times, times));
+            set_number(to, c, by_halves(total + c * layout.spread, layout.spread));
     }
 
-    // Running statistics, with unbiased variances; what has no weight is left out.
-    void move() {
-        const double weight = count <= 1 ? 0 : call.momentum;
-        if (weight == 0) return;
-        for (i64 c = 0; c < layout.channels; ++c) {
-            move(call.running_mean, c, weight, moved[c]);
-            move(call.running_var, c, weight, moved[layout.channels + c] * (count / (count - 1)));
-        }
-    }
-
-    static void move(const Numbers& running, i64 channel, double weight, double batch) {
-        const double now = weight == 1 ? 0 : (1 - weight) * number(running, channel);
-        set_number(running, channel, weight == 1 ? batch : now + weight * batch);
+    // What has no weight is left out.
+    void move(const Numbers& running, i64 channel, double batch) {
+        const double weight = call.momentum;
+        const double kept = weight == 1 ? 0 : (1 - weight) * number(running, channel);
+        set_number(running, channel, weight == 1 ? batch : kept + weight * batch);
     }
 
     std::vector<double> moved;  // means, then variances, for running statistics
 };
 
-// One unit, or all those of a sample, a piece at a time: `measure` all pieces for as long as
-// `digest` asks for it, then `write` all.
+// Columns that are computed together, a piece at a time: `measure` all pieces for as long as
+// `digest` asks for it, then `write` all. `across` neighbouring columns share a statistic.
 template <typename A> class Unit {
 public:
-    Unit(Shared<A>& shared, i64 pieces, i64 most)
-        : shared(shared),
-          pieces(pieces),
-          room(at_most(most, shared.size)),
-          samples(shared.over_samples() ? 2 * shared.columns : 0) {}
     virtual ~Unit() = default;
 
-    virtual void begin(i64 index) = 0;
+    void begin(i64 index) {
+        const ChannelCall& call = shared.call;
+        visit_ = 0;
+        locate(index);
+        for (i64 k = 0; k < columns / across; ++k) {
+            Moments& moments = moments_[k];
+            if (call.reads == Reads::DEVIATIONS) {
+                moments.begin(element(k * across));
+                fill(centre_.data(), k, moments.centre);
+                continue;
+            }
+            moments.begin(call.mean ? number(call.mean, statistic + k) : 0);
+            const double inv_std = shared.known_inv_std(statistic + k);
+            set_number(call.saved_mean, statistic + k, moments.mean());
+            set_number(call.saved_inv_std, statistic + k, inv_std);
+            use(k, moments, inv_std);
+            if (call.of_product)
+                subtract(
+                    k, number(call.of_product, statistic + k) / call.count,
+                    number(call.of_dy, statistic + k) / call.count
+                );
+        }
+    }
+
     virtual void measure(i64 piece, A* scratch) = 0;
-    virtual bool digest() = 0;
     virtual void write(i64 piece, A* scratch) = 0;
+
+    // Whether all pieces are to be measured again.
+    bool digest() {
+        double *first = sums(0), *second = sums(1);
+        by_halves(first, slots, columns);
+        by_halves(second, slots, columns);
+        const bool deviations = shared.call.reads == Reads::DEVIATIONS;
+        if (shared.over_samples()) weigh(first, second);
+        bool more = false;
+        for (i64 k = 0; k < columns / across; ++k) {
+            const double one = by_halves(first + k * across, across);
+            const double two = by_halves(second + k * across, across);
+            if (deviations) {
+                more |= !visited(k, one, two);
+                continue;
+            }
+            subtract(k, one / shared.count, two / shared.count);
+            if (shared.call.groups) continue;
+            set_number(shared.call.sum_product, statistic + k, one);
+            set_number(shared.call.sum_dy, statistic + k, two);
+        }
+        ++visit_;
+        return more;
+    }
 
     void run(i64 index, A* scratch) {
         begin(index);
@@ -340,19 +370,109 @@ public:
 
     // Adds what samples gave of columns [begin, end) to the sums of a share.
     void add_samples(i64 share, i64 begin, i64 end) {
-        if (samples.empty()) return;
-        double* total = shared.sums.data() + share * samples.size();
+        if (samples_.empty()) return;
+        double* total = shared.sums.data() + share * samples_.size();
         for (i64 from : {i64{0}, shared.columns})
             for (i64 j = from + begin; j < from + end; ++j) {
-                total[j] += samples[j];
-                samples[j] = 0;
+                total[j] += samples_[j];
+                samples_[j] = 0;
             }
     }
 
-    Shared<A>& shared;
     const i64 pieces, room;  // elements of each of three arrays of scratch
-    // Of each column, sums of dy * xhat over the samples since the last `add_samples`; then of dy.
-    std::vector<double> samples;
+
+protected:
+    // Numbers of each column, as the kernels name them.
+    enum { HIGH, LOW, MEAN = HIGH, INV_STD = LOW, OUTER, SCALE, OF_PRODUCT, OF_W, NUMBERS };
+
+    // `most` columns; a column has `slots` sums, which are added up.
+    Unit(Shared<A>& shared, i64 most, i64 across, i64 slots, i64 pieces, i64 room)
+        : pieces(pieces),
+          room(at_most(room, shared.size)),
+          shared(shared),
+          most(most),
+          across(across),
+          slots(slots),
+          columns(most),
+          moments_(most / across),
+          centre_(shared.call.reads == Reads::DEVIATIONS ? most : 0),
+          sums_(shared.call.reads == Reads::NOTHING ? 0 : 2 * slots * most),
+          samples_(shared.over_samples() ? 2 * shared.columns : 0),
+          numbers_(NUMBERS * most) {}
+
+    // Sets which columns and statistics are those of a unit.
+    virtual void locate(i64 index) = 0;
+    // The first element of a column.
+    virtual A element(i64 column) = 0;
+
+    double* sums(int which) { return sums_.data() + which * slots * most; }
+    const double* centre() const { return centre_.data(); }
+    double factor() const { return visit_ < 2 ? 1 : SMALL; }
+    A* at(int which) { return numbers_.data() + which * most; }
+
+    A element_of(char* row, i64 from) const {
+        A found;
+        shared.kernels.load(shared.call.dtype, row, shared.x.columns, from, 1, &found);
+        return found;
+    }
+
+    Shared<A>& shared;
+    const i64 most, across, slots;
+    i64 columns;           // of this unit
+    i64 first, statistic;  // its first column and statistic among all
+
+private:
+    template <typename T> void fill(T* numbers, i64 k, T value) {
+        for (i64 j = k * across; j < (k + 1) * across; ++j) numbers[j] = value;
+    }
+
+    // A gradient of groups has the scale before means are taken; all else has it in the last factor.
+    void use(i64 k, const Moments& moments, double inv_std) {
+        const bool forward = shared.call.writes == Writes::NORMALISED;
+        const bool before = shared.over_samples();
+        A high = static_cast<A>(moments.centre), low = static_cast<A>(inv_std);
+        if (forward) split(moments.centre, moments.low, &high, &low);
+        fill(at(HIGH), k, high);
+        fill(at(LOW), k, low);
+        for (i64 j = k * across; j < (k + 1) * across; ++j) {
+            const A scale = shared.scale[first + j];
+            at(OUTER)[j] = static_cast<A>(before ? inv_std : inv_std * scale);
+            at(SCALE)[j] = before ? scale : 1;
+        }
+    }
+
+    void subtract(i64 k, double of_product, double of_w) {
+        fill(at(OF_PRODUCT), k, static_cast<A>(of_product));
+        fill(at(OF_W), k, static_cast<A>(of_w));
+    }
+
+    // Whether a statistic is known now.
+    bool visited(i64 k, double sum, double squares) {
+        Moments& moments = moments_[k];
+        if (moments.done) return true;
+        moments.visited(visit_, sizeof(A) == 8, shared.count, sum, squares);
+        fill(centre_.data(), k, moments.centre);
+        if (!moments.done) return false;
+        shared.save(statistic + k, moments);
+        use(k, moments, shared.inv_std_of(moments.variance));
+        return true;
+    }
+
+    // Adds the sums of columns to those of other samples; means are those of dy * scale.
+    void weigh(double* product, double* dy) {
+        double *products = samples_.data() + first, *dys = products + shared.columns;
+        for (i64 j = 0; j < columns; ++j) {
+            products[j] += product[j];
+            dys[j] += dy[j];
+            product[j] *= at(SCALE)[j];
+            dy[j] *= at(SCALE)[j];
+        }
+    }
+
+    int visit_;
+    std::vector<Moments> moments_;
+    std::vector<double> centre_, sums_, samples_;
+    std::vector<A> numbers_;
 };
 
 // Whether elements can be read and written where they lie.
@@ -361,501 +481,346 @@ template <typename A> bool plain_at(Dtype dtype, const char* data, i64 stride) {
         reinterpret_cast<uintptr_t>(data) % sizeof(A) == 0;
 }
 
-// A channel of a batch norm, or a group: segments of elements without gaps, if x is so; of a group
-// each segment is a channel. Pieces are several segments, or parts of long ones.
-template <typename A> class Together : public Unit<A> {
+// Channels that each have lines of elements without gaps, if x is so: some of a batch norm, or all
+// of a group. A piece has lines of several channels, or a part of a long one.
+template <typename A> class Apart : public Unit<A> {
 public:
-    using Unit<A>::shared;
-    using Unit<A>::pieces;
-    using Unit<A>::room;
-    using Unit<A>::samples;
+    Apart(Shared<A>& shared) : Apart(shared, line_of(shared), channels_of(shared)) {}
 
-    Together(Shared<A>& shared) : Together(shared, segment_of(shared)) {}
-
-    void begin(i64 index) override {
-        const ChannelCall& call = shared.call;
-        unit_ = index;
-        first_ = call.groups ? index % shared.layout.groups * shared.layout.width : index;
-        visit_ = 0;
-        if (call.reads == Reads::DEVIATIONS) {
-            A element;
-            shared.kernels.load(
-                call.dtype, row_of(shared.x, index), shared.x.columns, 0, 1, &element
-            );
-            moments_.begin(element);
-            return;
-        }
-        moments_.begin(call.mean ? number(call.mean, index) : 0);
-        moments_.low = 0;
-        inv_std_ = shared.inv_std(index);
-        if (call.writes == Writes::NORMALISED) {
-            set_number(call.saved_mean, index, moments_.mean());
-            set_number(call.saved_inv_std, index, inv_std_);
-        }
-        if (call.of_product) {
-            of_product_ = shared.given(call.of_product, index);
-            of_w_ = shared.given(call.of_dy, index);
-        }
+    // Units of a sample.
+    static i64 count(const Shared<A>& shared) {
+        return parts_of(shared.layout.channels, channels_of(shared));
     }
 
     void measure(i64 piece, A* scratch) override {
         const Piece at = piece_at(piece);
-        const Lines x = input(shared.x, at, scratch, false);
-        double sums[2];
-        if (shared.call.reads == Reads::DEVIATIONS) {
-            const double factor = visit_ < 2 ? 1 : SMALL;
-            shared.kernels.deviations(x, at.lines, at.length, factor, moments_.centre, sums);
-            keep(piece, sums);
+        if (at.channels <= 0) return;
+        const i64 slot = piece % this->slots * this->columns + at.channel;
+        double *first = this->sums(0) + slot, *second = this->sums(1) + slot;
+        const Lines x = input(this->shared.x, at, scratch, false);
+        if (this->shared.call.reads == Reads::DEVIATIONS) {
+            const double* centre = this->centre() + at.channel;
+            const bool one = this->across > 1 && at.lines == 1;  // a group's channels are lines
+            const Lines lines = one ? Lines{x.data, x.channel, 0} : x;
+            for (i64 c = 0; c < at.channels; ++c) first[c] = second[c] = 0;
+            this->shared.kernels.deviations(
+                lines, one ? at.channels : at.lines, one ? 1 : at.channels, at.count,
+                this->factor(), centre, first, second
+            );
             return;
         }
-        const A mean = static_cast<A>(moments_.centre), inv_std = static_cast<A>(inv_std_);
-        const Lines dy = input(shared.dy, at, scratch + room, false);
-        const i64 step = shared.call.groups ? 1 : at.lines;
-        for (i64 k = 0; k < at.lines; k += step) {
-            shared.kernels.products(
-                from(dy, k), from(x, k), step, at.length, mean, inv_std, sums
-            );
-            keep(shared.call.groups ? at.first / length_ * parts_ + at.part + k : piece, sums);
-        }
-    }
-
-    bool digest() override {
-        if (shared.call.reads == Reads::DEVIATIONS) {
-            const double sum = by_halves(sums_.data(), pieces);
-            const double squares = by_halves(second(), pieces);
-            moments_.visited(visit_++, sizeof(A) == 8, shared.count, sum, squares);
-            if (!moments_.done) return true;
-            shared.save(unit_, moments_);
-            inv_std_ = shared.inv_std_of(moments_);
-        } else if (shared.call.groups) {
-            weigh();
-        } else {
-            const double product = by_halves(sums_.data(), pieces);
-            const double dy = by_halves(second(), pieces);
-            set_number(shared.call.sum_product, unit_, product);
-            set_number(shared.call.sum_dy, unit_, dy);
-            of_product_ = product / shared.count;
-            of_w_ = dy / shared.count;
-        }
-        return false;
+        const Lines dy = input(this->shared.dy, at, scratch + this->room, false);
+        this->shared.kernels.products(
+            dy, x, at.lines, at.channels, at.count, number(this->MEAN, at),
+            number(this->INV_STD, at), first, second
+        );
     }
 
     void write(i64 piece, A* scratch) override {
-        const ChannelCall& call = shared.call;
+        const ChannelCall& call = this->shared.call;
+        const auto& kernels = this->shared.kernels;
         const Piece at = piece_at(piece);
-        const bool kept = pieces == 1 && call.reads != Reads::NOTHING;
+        if (at.channels <= 0) return;
+        const bool kept = this->pieces == 1 && call.reads != Reads::NOTHING;
         Lines x = {}, dy = {};
-        if (call.writes != Writes::MULTIPLIED) x = input(shared.x, at, scratch, kept);
-        if (call.writes != Writes::NORMALISED) dy = input(shared.dy, at, scratch + room, kept);
-        const Lines found = direct(shared.out, at);
-        const Lines out = found.data ? found : in_room(scratch + 2 * room, at);
-        const i64 step = call.groups ? 1 : at.lines;
-        for (i64 k = 0; k < at.lines; k += step) {
-            const i64 channel = call.groups ? first_ + at.first / length_ + k : first_;
-            write_lines(from(dy, k), from(x, k), step, at.length, channel, from(out, k));
-        }
-        if (!found.data)
-            shared.kernels.store(
-                call.dtype, reinterpret_cast<A*>(out.data), at.lines * at.length,
-                row_of(shared.out, unit_), shared.out.columns, at.first
+        if (call.writes != Writes::MULTIPLIED) x = input(this->shared.x, at, scratch, kept);
+        if (call.writes != Writes::NORMALISED)
+            dy = input(this->shared.dy, at, scratch + this->room, kept);
+        const Lines found = direct(this->shared.out, at);
+        const Lines out = found.data ? found : in_room(scratch + 2 * this->room, at);
+        if (call.writes == Writes::NORMALISED)
+            kernels.normalise(
+                x, at.lines, at.channels, at.count, number(this->HIGH, at), number(this->LOW, at),
+                number(this->OUTER, at), this->shared.bias.data() + this->first + at.channel, out
+            );
+        else if (call.writes == Writes::MULTIPLIED)
+            kernels.multiply(
+                dy, at.lines, at.channels, at.count, number(this->OUTER, at), out
+            );
+        else
+            kernels.differentiate(
+                dy, x, at.lines, at.channels, at.count, number(this->MEAN, at),
+                number(this->INV_STD, at), number(this->SCALE, at), number(this->OF_PRODUCT, at),
+                number(this->OF_W, at), number(this->OUTER, at), out
+            );
+        for (i64 k = 0; !found.data && k < at.channels; ++k)
+            kernels.store(
+                call.dtype, reinterpret_cast<A*>(out.data + k * out.channel), at.lines * at.count,
+                row(this->shared.out, at.channel + k), this->shared.out.columns, at.from
             );
     }
 
 private:
     struct Piece {
-        i64 first, lines, length, part;  // the first element; lines of a length; of a long segment
+        i64 channel, channels, lines, count, from;  // from which element of each channel
     };
 
-    Together(Shared<A>& shared, i64 length)
-        : Unit<A>(shared, piece_count(shared, length), BLOCK),
-          length_(length),
-          parts_(parts_of(length, BLOCK)),
-          segments_(static_cast<i64>(shared.count) / length),
-          sums_(2 * at_least(pieces, shared.over_samples() ? segments_ * parts_ : 0)) {}
+    Apart(Shared<A>& shared, i64 line, i64 channels)
+        : Apart(
+              shared, line, channels, at_most(at_least(BLOCK / line, 1), channels),
+              channel_size(shared) / line
+          ) {}
 
-    static i64 segment_of(const Shared<A>& shared) {
-        if (shared.call.groups) return shared.layout.space;
+    Apart(Shared<A>& shared, i64 line, i64 channels, i64 step, i64 lines)
+        : Apart(
+              shared, line, channels, step, lines,
+              at_most(at_least(BLOCK / (line * step), 1), lines), parts_of(line, BLOCK)
+          ) {}
+
+    // A piece has at most `step` channels, and of each at most `several` lines or one of the parts.
+    Apart(Shared<A>& shared, i64 line, i64 channels, i64 step, i64 lines, i64 several, i64 parts)
+        : Unit<A>(
+              shared, channels, shared.call.groups ? channels : 1, parts_of(lines, several) * parts,
+              parts_of(channels, step) * parts_of(lines, several) * parts, BLOCK
+          ),
+          line_(line),
+          step_(step),
+          lines_(lines),
+          several_(several),
+          parts_(parts) {}
+
+    static i64 channel_size(const Shared<A>& shared) {
+        return shared.size / shared.layout.channels / shared.layout.samples;
+    }
+
+    // Elements of a line; short ones are copied to one.
+    static i64 line_of(const Shared<A>& shared) {
         const Axes& columns = shared.x.columns;
         const i64 length = columns.count ? columns.at[columns.count - 1].length : 1;
-        return length < SHORT_RUN ? static_cast<i64>(shared.count) : length;
+        return length < SHORT_LINE ? channel_size(shared) : length;
     }
 
-    static i64 several(i64 length) { return at_least(BLOCK / length, 1); }
-
-    static i64 piece_count(const Shared<A>& shared, i64 length) {
-        const i64 segments = static_cast<i64>(shared.count) / length;
-        return parts_of(segments, several(length)) * parts_of(length, BLOCK);
+    // Neighbouring channels, so that a processor reads on where it is; not too few units of them.
+    static i64 channels_of(const Shared<A>& shared) {
+        if (shared.call.groups) return shared.layout.width;
+        const i64 most = parts_of(shared.layout.channels, 2 * FEW_UNITS);
+        return at_most(at_least(at_most(BLOCK / line_of(shared), CHANNELS), 1), most);
     }
+
+    void locate(i64 index) override {
+        const i64 each = count(this->shared);
+        this->first = index % each * this->most;
+        this->columns = at_most(this->most, this->shared.layout.channels - this->first);
+        this->statistic = this->shared.call.groups ? index : this->first;
+        channel_ = index / each * this->shared.layout.channels + this->first;
+    }
+
+    A element(i64 column) override { return this->element_of(row(this->shared.x, column), 0); }
+
+    char* row(const Array& array, i64 column) const { return row_of(array, channel_ + column); }
+
+    A* number(int which, const Piece& at) { return this->at(which) + at.channel; }
 
     Piece piece_at(i64 piece) const {
-        const i64 part = piece % parts_, begin = part * BLOCK;
-        const i64 segment = piece / parts_ * several(length_);
+        const i64 part = piece % parts_ * BLOCK, rest = piece / parts_;
+        const i64 line = rest % parts_of(lines_, several_) * several_;
+        const i64 channel = rest / parts_of(lines_, several_) * step_;
         return {
-            segment * length_ + begin, at_most(several(length_), segments_ - segment),
-            at_most(BLOCK, length_ - begin), part,
+            channel, at_most(step_, this->columns - channel), at_most(several_, lines_ - line),
+            at_most(BLOCK, line_ - part), line * line_ + part,
         };
     }
 
-    double* second() { return sums_.data() + sums_.size() / 2; }
-
-    void keep(i64 place, const double* sums) {
-        sums_[place] = sums[0];
-        second()[place] = sums[1];
-    }
-
-    // Sums of each channel, and the means that they come to with its scale.
-    void weigh() {
-        double *product = samples.data() + first_, *dy = product + shared.columns;
-        double of_product = 0, of_dy = 0;
-        for (i64 k = 0; k < segments_; ++k) {
-            const double own = by_halves(sums_.data() + k * parts_, parts_);
-            const double own_dy = by_halves(second() + k * parts_, parts_);
-            const double scale = shared.scale[first_ + k];
-            product[k] += own;
-            dy[k] += own_dy;
-            of_product += own * scale;
-            of_dy += own_dy * scale;
-        }
-        of_product_ = of_product / shared.count;
-        of_w_ = of_dy / shared.count;
-    }
-
-    static Lines from(Lines lines, i64 line) {
-        return {lines.data + line * lines.stride, lines.stride};
-    }
-
     static Lines in_room(A* room, const Piece& at) {
-        return {reinterpret_cast<char*>(room), at.length * i64{sizeof(A)}};
+        const i64 stride = at.count * i64{sizeof(A)};
+        return {reinterpret_cast<char*>(room), stride, stride * at.lines};
     }
 
     // A piece where it lies, if its lines are one stride apart and without gaps.
     Lines direct(const Array& array, const Piece& at) const {
-        char* data = row_of(array, unit_);
+        char* data = row(array, at.channel);
         const Axes& columns = array.columns;
         const int last = columns.count - 1;
         const Axis inner = last < 0 ? Axis{1, sizeof(A)} : columns.at[last];
-        if (!plain_at<A>(shared.call.dtype, data, inner.stride)) return {};
-        const i64 within = at.first % inner.length;
-        i64 index = at.first / inner.length, stride = at.length * i64{sizeof(A)};
-        if (within + at.lines * at.length > inner.length) {
-            if (inner.length != at.length) return {};
+        if (!plain_at<A>(this->shared.call.dtype, data, inner.stride)) return {};
+        i64 index = at.from / inner.length, stride = at.count * i64{sizeof(A)};
+        const i64 within = at.from % inner.length;
+        if (within + at.lines * at.count > inner.length) {
+            if (inner.length != at.count) return {};
             const Axis outer = columns.at[last - 1];
             if (index % outer.length + at.lines > outer.length) return {};
             stride = outer.stride;
         }
+        i64 channel = array.rows.count ? array.rows.at[array.rows.count - 1].stride : 0;
+        if ((stride | channel) % i64{sizeof(A)}) return {};
         for (int axis = last - 1; axis >= 0; --axis) {
             if (columns.at[axis].stride % i64{sizeof(A)}) return {};
             data += index % columns.at[axis].length * columns.at[axis].stride;
             index /= columns.at[axis].length;
         }
-        return {data + within * i64{sizeof(A)}, stride};
+        return {data + within * i64{sizeof(A)}, stride, channel};
     }
 
-    // `kept`: what is not direct is still in the room.
+    // `kept`: what is not direct is in the room still.
     Lines input(const Array& array, const Piece& at, A* room, bool kept) const {
         const Lines found = direct(array, at);
         if (found.data) return found;
-        if (!kept)
-            shared.kernels.load(
-                shared.call.dtype, row_of(array, unit_), array.columns, at.first,
-                at.lines * at.length, room
+        for (i64 k = 0; !kept && k < at.channels; ++k)
+            this->shared.kernels.load(
+                this->shared.call.dtype, row(array, at.channel + k), array.columns, at.from,
+                at.lines * at.count, room + k * at.lines * at.count
             );
         return in_room(room, at);
     }
 
-    void write_lines(
-        Lines dy, Lines x, i64 lines, i64 count, i64 channel, Lines out
-    ) const {
-        const double scale = shared.scale[channel];
-        const A outer = static_cast<A>(inv_std_ * scale), inv_std = static_cast<A>(inv_std_);
-        if (shared.call.writes == Writes::NORMALISED) {
-            A high, low;
-            split(moments_.centre, moments_.low, &high, &low);
-            shared.kernels.normalise(
-                x, lines, count, high, low, outer, shared.bias[channel], out
-            );
-        } else if (shared.call.writes == Writes::MULTIPLIED) {
-            shared.kernels.multiply(dy, lines, count, outer, out);
-        } else {
-            const bool groups = shared.call.groups;
-            shared.kernels.differentiate(
-                dy, x, lines, count, static_cast<A>(moments_.centre), inv_std,
-                groups ? shared.scale[channel] : 1, static_cast<A>(of_product_),
-                static_cast<A>(of_w_), groups ? inv_std : outer, out
-            );
-        }
-    }
-
-    const i64 length_, parts_, segments_;
-    i64 unit_, first_;  // the first channel
-    int visit_;
-    Moments moments_;
-    double inv_std_, of_product_, of_w_;
-    // Of each piece, or of each part of a segment; then of the second terms.
-    std::vector<double> sums_;
+    const i64 line_, step_, lines_, several_, parts_;
+    i64 channel_;  // the first row of the arrays
 };
 
-// All channels of a sample, or of a batch norm: rows that have them all. Pieces are rows of some
-// columns.
+// All channels of a batch norm, or of a sample: rows that have an element of each. A piece has some
+// columns of some rows.
 template <typename A> class Beside : public Unit<A> {
 public:
-    using Unit<A>::shared;
-    using Unit<A>::room;
-    using Unit<A>::samples;
+    Beside(Shared<A>& shared) : Beside(shared, shared.layout.space / shared.layout.spread) {}
 
-    Beside(Shared<A>& shared)
-        : Beside(shared, shared.layout.space / shared.layout.spread) {}
+    static i64 count(const Shared<A>&) { return 1; }
 
-    void begin(i64 index) override {
-        const ChannelCall& call = shared.call;
-        sample_ = index;
-        visit_ = 0;
-        for (i64 group = 0; group < shared.layout.groups; ++group) {
-            const i64 unit = index * shared.layout.groups + group;
-            Moments& moments = moments_[group];
-            if (call.reads == Reads::DEVIATIONS) {
-                A element;
-                char* row = row_of(shared.x, index * rows_);
-                shared.kernels.load(
-                    call.dtype, row, shared.x.columns, group * across_, 1, &element
-                );
-                moments.begin(element);
-                fill(centre_.data(), group, moments.centre);
-                continue;
-            }
-            moments.begin(call.mean ? number(call.mean, unit) : 0);
-            moments.low = 0;
-            const double inv_std = shared.inv_std(unit);
-            if (call.writes == Writes::NORMALISED) {
-                set_number(call.saved_mean, unit, moments.mean());
-                set_number(call.saved_inv_std, unit, inv_std);
-                normalise_by(group, moments, inv_std);
-                continue;
-            }
-            fill(at(MEAN), group, static_cast<A>(moments.centre));
-            fill(at(INV_STD), group, static_cast<A>(inv_std));
-            multiply_by(group, inv_std);
-            if (call.of_product)
-                use(group, shared.given(call.of_product, unit), shared.given(call.of_dy, unit));
-        }
-    }
-
+    // Runs of rows have sums of their own, and these a total: neither has many terms.
     void measure(i64 piece, A* scratch) override {
         const Piece part = piece_at(piece);
-        const i64 place = part.piece * shared.columns + part.column;
-        double* totals[2] = {sums_.data() + place, sums_.data() + sums_.size() / 2 + place};
+        const i64 place = part.slot * this->most + part.column;
+        double* totals[2] = {this->sums(0) + place, this->sums(1) + place};
         for (double* total : totals)
             for (i64 j = 0; j < part.columns; ++j) total[j] = 0;
         const i64 run = run_of(part.end - part.begin, ROWS);
-        for (i64 row = part.begin; row < part.end; row += run)
-            measure(part, row, at_most(row + run, part.end), totals, scratch);
-    }
-
-    bool digest() override {
-        double *first = sums_.data(), *second = first + sums_.size() / 2;
-        by_halves(first, pieces_, shared.columns);
-        by_halves(second, pieces_, shared.columns);
-        return shared.call.reads == Reads::DEVIATIONS ? digest_deviations(first, second)
-                                                      : digest_products(first, second);
-    }
-
-    void write(i64 piece, A* scratch) override {
-        const ChannelCall& call = shared.call;
-        const Piece part = piece_at(piece);
-        const i64 j = part.column, columns = part.columns;
-        for (i64 row = part.begin; row < part.end; row += ROWS) {
-            const i64 count = at_most(ROWS, part.end - row);
-            Lines x = {}, dy = {};
-            if (call.writes != Writes::MULTIPLIED) x = input(shared.x, row, count, part, scratch);
-            if (call.writes != Writes::NORMALISED)
-                dy = input(shared.dy, row, count, part, scratch + room);
-            const Lines direct = lines(shared.out, row, count, part);
-            const Lines out = direct.data ? direct : in_room(scratch + 2 * room, part);
-            if (call.writes == Writes::NORMALISED)
-                shared.kernels.normalise_rows(
-                    x, count, columns, at(HIGH) + j, at(LOW) + j, at(OUTER) + j,
-                    shared.bias.data() + j, out
-                );
-            else if (call.writes == Writes::MULTIPLIED)
-                shared.kernels.multiply_rows(dy, count, columns, at(OUTER) + j, out);
-            else
-                shared.kernels.differentiate_rows(
-                    dy, x, count, columns, at(MEAN) + j, at(INV_STD) + j, at(SCALE) + j,
-                    at(OF_PRODUCT) + j, at(OF_W) + j, at(OUTER) + j, out
-                );
-            for (i64 k = 0; !direct.data && k < count; ++k)
-                shared.kernels.store(
-                    call.dtype, reinterpret_cast<const A*>(out.data + k * out.stride), columns,
-                    row_of(shared.out, sample_ * rows_ + row + k), shared.out.columns, j
-                );
+        for (i64 row = part.begin; row < part.end; row += run) {
+            double first[COLUMNS] = {}, second[COLUMNS] = {};
+            const i64 end = at_most(row + run, part.end);
+            for (i64 k = row; k < end; k += ROWS)
+                measure_rows(part, k, at_most(ROWS, end - k), first, second, scratch);
+            for (i64 j = 0; j < part.columns; ++j) totals[0][j] += first[j];
+            for (i64 j = 0; j < part.columns; ++j) totals[1][j] += second[j];
         }
     }
 
-private:
-    // Numbers of each column.
-    enum { HIGH, LOW, MEAN = HIGH, INV_STD = LOW, OUTER, SCALE, OF_PRODUCT, OF_W, NUMBERS };
+    void write(i64 piece, A* scratch) override {
+        const Piece part = piece_at(piece);
+        for (i64 row = part.begin; row < part.end; row += ROWS)
+            write_rows(part, row, at_most(ROWS, part.end - row), scratch);
+    }
 
+private:
     struct Piece {
-        i64 piece, begin, end;  // rows
+        i64 slot, begin, end;  // rows
         i64 column, columns;
     };
 
     Beside(Shared<A>& shared, i64 rows)
-        : Beside(shared, rows, piece_count(shared, rows), parts_of(shared.columns, COLUMNS)) {}
+        : Beside(shared, rows, slot_count(shared, rows), parts_of(shared.columns, COLUMNS)) {}
 
-    Beside(Shared<A>& shared, i64 rows, i64 pieces, i64 blocks)
-        : Unit<A>(shared, pieces * blocks, ROWS * COLUMNS),
+    Beside(Shared<A>& shared, i64 rows, i64 slots, i64 blocks)
+        : Unit<A>(
+              shared, shared.columns, shared.columns / shared.layout.groups, slots, slots * blocks,
+              ROWS * at_most(shared.columns, COLUMNS)
+          ),
           rows_(rows),
-          pieces_(pieces),
-          blocks_(blocks),
-          across_(shared.columns / shared.layout.groups),
-          moments_(shared.layout.groups),
-          sums_(shared.call.reads == Reads::NOTHING ? 0 : 2 * pieces * shared.columns),
-          centre_(shared.call.reads == Reads::DEVIATIONS ? shared.columns : 0),
-          numbers_(NUMBERS * shared.columns) {}
+          blocks_(blocks) {}
 
-    static i64 piece_count(const Shared<A>& shared, i64 rows) {
+    static i64 slot_count(const Shared<A>& shared, i64 rows) {
         const i64 worth = at_least(rows * shared.columns / ITEM, 1);
-        const i64 room = at_least(PIECES_LENGTH / shared.columns, 1);
-        return at_most(at_most(parts_of(rows, ROWS), worth), at_most(room, MOST_PIECES));
+        const i64 room = at_least(SLOTS_LENGTH / shared.columns, 1);
+        return at_most(at_most(parts_of(rows, ROWS), worth), at_most(room, MOST_SLOTS));
     }
 
-    // Adds to the totals the sums over a run of rows.
-    void measure(const Piece& part, i64 begin, i64 end, double* const* totals, A* scratch) {
-        double first[COLUMNS] = {}, second[COLUMNS] = {};
-        for (i64 row = begin; row < end; row += ROWS) {
-            const i64 count = at_most(ROWS, end - row);
-            const Lines x = input(shared.x, row, count, part, scratch);
-            if (shared.call.reads == Reads::DEVIATIONS) {
-                shared.kernels.deviations_of_rows(
-                    x, count, part.columns, visit_ < 2 ? 1 : SMALL, centre_.data() + part.column,
-                    first, second
-                );
-                continue;
-            }
-            const Lines dy = input(shared.dy, row, count, part, scratch + room);
-            shared.kernels.products_of_rows(
-                dy, x, count, part.columns, at(MEAN) + part.column, at(INV_STD) + part.column,
-                first, second
-            );
-        }
-        for (i64 j = 0; j < part.columns; ++j) totals[0][j] += first[j];
-        for (i64 j = 0; j < part.columns; ++j) totals[1][j] += second[j];
+    void locate(i64 index) override {
+        sample_ = index;
+        this->first = 0;
+        this->statistic = index * this->shared.layout.groups;
+    }
+
+    A element(i64 column) override {
+        return this->element_of(row_of(this->shared.x, sample_ * rows_), column);
     }
 
     Piece piece_at(i64 piece) const {
-        const i64 own = piece / blocks_, column = piece % blocks_ * COLUMNS;
+        const i64 slot = piece / blocks_, column = piece % blocks_ * COLUMNS;
         const i64 batches = parts_of(rows_, ROWS);
         return {
-            own, batches * own / pieces_ * ROWS,
-            at_most(batches * (own + 1) / pieces_ * ROWS, rows_), column,
-            at_most(COLUMNS, shared.columns - column),
+            slot, batches * slot / this->slots * ROWS,
+            at_most(batches * (slot + 1) / this->slots * ROWS, rows_), column,
+            at_most(COLUMNS, this->columns - column),
         };
     }
 
-    A* at(int which) { return numbers_.data() + which * shared.columns; }
-
-    template <typename T> void fill(T* numbers, i64 group, T value) {
-        for (i64 j = group * across_; j < (group + 1) * across_; ++j) numbers[j] = value;
-    }
-
-    void normalise_by(i64 group, const Moments& moments, double inv_std) {
-        A high, low;
-        split(moments.centre, moments.low, &high, &low);
-        fill(at(HIGH), group, high);
-        fill(at(LOW), group, low);
-        multiply_by(group, inv_std);
-    }
-
-    // A batch norm's and a forward pass's factors have the scale in them.
-    void multiply_by(i64 group, double inv_std) {
-        const bool apart = shared.call.groups && shared.call.writes != Writes::NORMALISED;
-        A *outer = at(OUTER), *scale = at(SCALE);
-        for (i64 j = group * across_; j < (group + 1) * across_; ++j) {
-            outer[j] = static_cast<A>(apart ? inv_std : inv_std * shared.scale[j]);
-            scale[j] = apart ? shared.scale[j] : 1;
+    void measure_rows(
+        const Piece& part, i64 row, i64 count, double* first, double* second, A* scratch
+    ) {
+        const Lines x = input(this->shared.x, row, count, part, scratch);
+        if (this->shared.call.reads == Reads::DEVIATIONS) {
+            this->shared.kernels.deviations_of_rows(
+                x, count, part.columns, this->factor(), this->centre() + part.column, first, second
+            );
+            return;
         }
+        const Lines dy = input(this->shared.dy, row, count, part, scratch + this->room);
+        this->shared.kernels.products_of_rows(
+            dy, x, count, part.columns, number(this->MEAN, part), number(this->INV_STD, part),
+            first, second
+        );
     }
 
-    void use(i64 group, double of_product, double of_w) {
-        fill(at(OF_PRODUCT), group, static_cast<A>(of_product));
-        fill(at(OF_W), group, static_cast<A>(of_w));
+    void write_rows(const Piece& part, i64 row, i64 count, A* scratch) {
+        const ChannelCall& call = this->shared.call;
+        const auto& kernels = this->shared.kernels;
+        Lines x = {}, dy = {};
+        if (call.writes != Writes::MULTIPLIED)
+            x = input(this->shared.x, row, count, part, scratch);
+        if (call.writes != Writes::NORMALISED)
+            dy = input(this->shared.dy, row, count, part, scratch + this->room);
+        const Lines found = direct(this->shared.out, row, count, part);
+        const Lines out = found.data ? found : in_room(scratch + 2 * this->room, part);
+        if (call.writes == Writes::NORMALISED)
+            kernels.normalise_rows(
+                x, count, part.columns, number(this->HIGH, part), number(this->LOW, part),
+                number(this->OUTER, part), this->shared.bias.data() + part.column, out
+            );
+        else if (call.writes == Writes::MULTIPLIED)
+            kernels.multiply_rows(dy, count, part.columns, number(this->OUTER, part), out);
+        else
+            kernels.differentiate_rows(
+                dy, x, count, part.columns, number(this->MEAN, part), number(this->INV_STD, part),
+                number(this->SCALE, part), number(this->OF_PRODUCT, part),
+                number(this->OF_W, part), number(this->OUTER, part), out
+            );
+        for (i64 k = 0; !found.data && k < count; ++k)
+            kernels.store(
+                call.dtype, reinterpret_cast<A*>(out.data + k * out.stride), part.columns,
+                row_of(this->shared.out, sample_ * rows_ + row + k), this->shared.out.columns,
+                part.column
+            );
     }
 
-    bool digest_deviations(double* first, double* second) {
-        bool more = false;
-        for (i64 group = 0; group < shared.layout.groups; ++group) {
-            Moments& moments = moments_[group];
-            if (moments.done) continue;
-            const double sum = by_halves(first + group * across_, across_);
-            const double squares = by_halves(second + group * across_, across_);
-            moments.visited(visit_, sizeof(A) == 8, shared.count, sum, squares);
-            fill(centre_.data(), group, moments.centre);
-            if (!moments.done) {
-                more = true;
-                continue;
-            }
-            shared.save(sample_ * shared.layout.groups + group, moments);
-            normalise_by(group, moments, shared.inv_std_of(moments));
-        }
-        ++visit_;
-        return more;
-    }
+    A* number(int which, const Piece& part) { return this->at(which) + part.column; }
 
-    bool digest_products(double* first, double* second) {
-        const bool groups = shared.call.groups;
-        if (groups) {
-            double *product = samples.data(), *dy = product + shared.columns;
-            for (i64 j = 0; j < shared.columns; ++j) product[j] += first[j];
-            for (i64 j = 0; j < shared.columns; ++j) dy[j] += second[j];
-        }
-        for (i64 group = 0; group < shared.layout.groups; ++group) {
-            const i64 j = group * across_;
-            double of_product[2], of_dy[2];
-            shared.kernels.total(first + j, shared.scale.data() + j, across_, of_product);
-            shared.kernels.total(second + j, shared.scale.data() + j, across_, of_dy);
-            use(group, of_product[groups] / shared.count, of_dy[groups] / shared.count);
-            if (groups) continue;
-            set_number(shared.call.sum_product, group, of_product[0]);
-            set_number(shared.call.sum_dy, group, of_dy[0]);
-        }
-        return false;
+    static Lines in_room(A* room, const Piece& part) {
+        return {reinterpret_cast<char*>(room), part.columns * i64{sizeof(A)}, 0};
     }
 
     // Rows where they lie, if they are one stride apart and without gaps.
-    Lines lines(const Array& array, i64 row, i64 count, const Piece& part) const {
+    Lines direct(const Array& array, i64 row, i64 count, const Piece& part) const {
         const Axes &rows = array.rows, &columns = array.columns;
         const i64 first = sample_ * rows_ + row;
         char* data = row_of(array, first);
         const i64 step = columns.count ? columns.at[0].stride : i64{sizeof(A)};
-        if (columns.count > 1 || !plain_at<A>(shared.call.dtype, data, step)) return {};
+        if (columns.count > 1 || !plain_at<A>(this->shared.call.dtype, data, step)) return {};
         const Axis inner = rows.count ? rows.at[rows.count - 1] : Axis{1, 0};
-        if (count > 1 && first % inner.length + count > inner.length) return {};
-        if (inner.stride % i64{sizeof(A)}) return {};
-        return {data + part.column * i64{sizeof(A)}, inner.stride};
-    }
-
-    static Lines in_room(A* room, const Piece& part) {
-        return {reinterpret_cast<char*>(room), part.columns * i64{sizeof(A)}};
+        if (first % inner.length + count > inner.length || inner.stride % i64{sizeof(A)}) return {};
+        return {data + part.column * i64{sizeof(A)}, inner.stride, 0};
     }
 
     Lines input(const Array& array, i64 row, i64 count, const Piece& part, A* room) const {
-        const Lines found = lines(array, row, count, part);
+        const Lines found = direct(array, row, count, part);
         if (found.data) return found;
         for (i64 k = 0; k < count; ++k)
-            shared.kernels.load(
-                shared.call.dtype, row_of(array, sample_ * rows_ + row + k), array.columns,
+            this->shared.kernels.load(
+                this->shared.call.dtype, row_of(array, sample_ * rows_ + row + k), array.columns,
                 part.column, part.columns, room + k * part.columns
             );
         return in_room(room, part);
     }
 
-    const i64 rows_, pieces_, blocks_, across_;  // of a sample; of rows; of columns; of a group
+    const i64 rows_, blocks_;  // of a sample; of columns
     i64 sample_;
-    int visit_;
-    std::vector<Moments> moments_;
-    std::vector<double> sums_, centre_;
-    std::vector<A> numbers_;
 };
 
 // What threads share: `work(item, slot)`.
@@ -883,19 +848,20 @@ template <typename F> bool share(const ChannelCall& call, i64 count, int threads
     return share_out(items, count, threads);
 }
 
-template <typename A, typename U> bool run_units(Shared<A>& shared, i64 units) {
+template <typename A, typename U> bool run_units(Shared<A>& shared) {
     const ChannelCall& call = shared.call;
     const bool small = shared.size < WORTH_THREADS;
+    const i64 samples = shared.layout.samples, each = U::count(shared);
+    const bool cut = !small && samples * each < FEW_UNITS;
     const int threads = small ? 1 : call.threads;
-    std::vector<std::unique_ptr<U>> own;
+    std::vector<std::unique_ptr<U>> units;
     std::vector<std::unique_ptr<A[]>> scratch;
-    const bool cut = !small && units < FEW_UNITS;
-    for (int slot = 0; slot < (cut ? 1 : threads); ++slot) own.emplace_back(new U(shared));
-    for (int slot = 0; slot < threads; ++slot) scratch.emplace_back(new A[3 * own[0]->room]);
+    for (int slot = 0; slot < (cut ? 1 : threads); ++slot) units.emplace_back(new U(shared));
+    for (int slot = 0; slot < threads; ++slot) scratch.emplace_back(new A[3 * units[0]->room]);
     if (cut) {
-        U& unit = *own[0];
+        U& unit = *units[0];
         const auto all = [&](auto work) { return share(call, unit.pieces, threads, work); };
-        for (i64 index = 0; index < units; ++index) {
+        for (i64 index = 0; index < samples * each; ++index) {
             unit.begin(index);
             bool more = call.reads != Reads::NOTHING;
             while (more) {
@@ -909,31 +875,29 @@ template <typename A, typename U> bool run_units(Shared<A>& shared, i64 units) {
         unit.add_samples(0, 0, shared.columns);
         return true;
     }
-    // Shares of samples, each with some groups: sums over samples are a share's own.
-    const i64 samples = shared.layout.samples, inner = units / samples;
+    // Shares of samples, of which each item has some units of a sample: their sums are its own.
     const i64 worth = at_least(shared.size / shared.shares / ITEM, 1);
-    const i64 most = call.groups ? at_least(FEW_UNITS / shared.shares, 1) : inner;
-    const i64 ranges = at_most(at_most(inner, worth), most);
+    const i64 most = call.groups ? at_least(FEW_UNITS / shared.shares, 1) : each;
+    const i64 ranges = at_most(at_most(each, worth), most);
     return share(call, shared.shares * ranges, threads, [&](i64 item, int slot) {
         const i64 which = item / ranges, range = item % ranges;
-        const i64 first = inner * range / ranges, last = inner * (range + 1) / ranges;
+        const i64 first = each * range / ranges, last = each * (range + 1) / ranges;
         const i64 begin = samples * which / shared.shares;
         const i64 end = samples * (which + 1) / shared.shares, run = run_of(end - begin, 1);
-        const i64 across = shared.columns / inner;
         for (i64 sample = begin; sample < end; ++sample) {
             for (i64 k = first; k < last; ++k)
-                own[slot]->run(sample * inner + k, scratch[slot].get());
-            if ((sample + 1 - begin) % run == 0 || sample + 1 == end)
-                own[slot]->add_samples(which, first * across, last * across);
+                units[slot]->run(sample * each + k, scratch[slot].get());
+            if ((sample + 1 - begin) % run && sample + 1 < end) continue;
+            const i64 columns = shared.columns / each;
+            units[slot]->add_samples(which, first * columns, last * columns);
         }
     });
 }
 
 template <typename A> bool run_in(const ChannelCall& call, const ChannelKernels<A>& kernels) {
     Shared<A> shared(call, kernels);
-    const Layout& layout = shared.layout;
-    const bool done = layout.rows ? run_units<A, Beside<A>>(shared, layout.samples)
-                                  : run_units<A, Together<A>>(shared, layout.samples * layout.groups);
+    const bool rows = shared.layout.rows;
+    const bool done = rows ? run_units<A, Beside<A>>(shared) : run_units<A, Apart<A>>(shared);
     if (done) shared.finish();
     return done;
 }

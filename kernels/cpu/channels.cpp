@@ -93,125 +93,131 @@ template <typename V, typename A> INLINE V at(const A* from) {
     return read<V>(reinterpret_cast<const Element<A>*>(from));
 }
 
-template <typename A> INLINE A* line(Lines lines, i64 row) {
-    return reinterpret_cast<A*>(lines.data + row * lines.stride);
+template <typename A> INLINE A* line(Lines lines, i64 row, i64 channel = 0) {
+    return reinterpret_cast<A*>(lines.data + row * lines.stride + channel * lines.channel);
 }
 
-// Elements behind a line with gaps are those of the next channel, which no processor foresees.
-template <typename A> INLINE void expect(Lines lines, i64 row, i64 count) {
-    const i64 bytes = count * i64{sizeof(A)};
-    if (lines.stride == bytes || bytes > 2048) return;
-    const char* next = lines.data + row * lines.stride + bytes;
-    for (i64 k = 0; k < bytes; k += 64) __builtin_prefetch(next + k);
+INLINE float sum_of(const float* lanes) { return (lanes[0] + lanes[2]) + (lanes[1] + lanes[3]); }
+INLINE double sum_of(const double* lanes) { return lanes[0] + lanes[1]; }
+
+// By halves: lanes that are half a vector apart, down to 16 bytes.
+template <typename A, int BYTES> INLINE A sum_of_vector(const A* lanes) {
+    if constexpr (BYTES > 16) {
+        typedef A Half __attribute__((vector_size(BYTES / 2)));
+        Half halves[2];
+        __builtin_memcpy(halves, lanes, sizeof halves);
+        halves[0] += halves[1];
+        return sum_of_vector<A, BYTES / 2>(reinterpret_cast<const A*>(halves));
+    } else {
+        return sum_of(lanes);
+    }
 }
 
-// Totals of a sum: whatever a vector holds, elements LANES apart have one total.
+// Totals of a sum, the same whatever a vector holds: of elements LANES apart, and of those that are
+// beyond the last 64 bytes of a line.
 template <typename A> struct Totals {
     typedef typename VectorOf<A>::type V;
     static constexpr int length = VectorOf<A>::length, count = LANES<A> / length;
-    static constexpr int tail = 64 / sizeof(A);  // elements of the longest vector
+    static constexpr int tail = 64 / sizeof(A);
 
     V vectors[count];
-    A rest[tail];  // of elements beyond the last of those
-
-    INLINE void clear() {
-#pragma GCC unroll 8
-        for (int v = 0; v < count; ++v) vectors[v] = V{};
-        for (int l = 0; l < tail; ++l) rest[l] = 0;
-    }
+    A rest[tail];
 
     INLINE double sum() const {
         A lanes[LANES<A>];
         __builtin_memcpy(lanes, vectors, sizeof lanes);
-        for (int l = 0; l < tail; ++l) lanes[l] += lanes[l + tail];
-        for (int l = 0; l < tail; ++l) lanes[l] += rest[l];
-#pragma GCC unroll 4
-        for (int half = tail / 2; half > 0; half /= 2)
-#pragma GCC unroll 8
-            for (int l = 0; l < half; ++l) lanes[l] += lanes[l + half];
-        return static_cast<double>(lanes[0]);
+        for (int l = 0; l < tail; ++l) lanes[l] = lanes[l] + lanes[l + tail] + rest[l];
+        return static_cast<double>(sum_of_vector<A, 64>(lanes));
     }
 };
 
-// Two sums over lines: add(row, column, first, second) adds the terms of a column, or of as many as
-// a vector has, to two totals. So few terms have one total that equal ones round alike.
+// Two sums of each channel: add(row, channel) returns what adds the terms of a column, or of as many
+// as a vector has, to two totals. So few terms have one total that equal ones round alike.
 template <typename A, typename F> INLINE void sum_lines(
-    i64 rows, i64 count, double* sums, F add
+    i64 rows, i64 channels, i64 count, double* first, double* second, F add
 ) {
     typedef Totals<A> T;
     constexpr i64 most = 16 * LANES<A>;
-    sums[0] = sums[1] = 0;
-    T first, second;
-    first.clear();
-    second.clear();
-    i64 held = 0;
-    for (i64 row = 0; row < rows; ++row) {
-        for (i64 at = 0; at < count;) {
-            const i64 stop = at + most < count ? at + most : count;
-            if (held + stop - at > most) {
-                sums[0] += first.sum();
-                sums[1] += second.sum();
-                first.clear();
-                second.clear();
-                held = 0;
+    for (i64 begin = 0; begin < channels; begin += CHANNELS) {
+        const i64 end = begin + CHANNELS < channels ? begin + CHANNELS : channels;
+        T totals[CHANNELS][2];
+        i64 held = most;
+        for (i64 c = begin; c < end; ++c) first[c] = second[c] = 0;
+        const auto fold = [&]() __attribute__((always_inline)) {
+            for (i64 c = begin; c < end; ++c) {
+                first[c] += totals[c - begin][0].sum();
+                second[c] += totals[c - begin][1].sum();
             }
-            held += stop - at;
-            for (; at + LANES<A> <= stop; at += LANES<A>)
+        };
+        bool any = false;
+        for (i64 row = 0; row < rows; ++row) {
+            for (i64 from = 0; from < count; from += most) {
+                const i64 stop = from + most < count ? from + most : count;
+                if (held + stop - from > most) {
+                    if (any) fold();
+                    __builtin_memset(totals, 0, (end - begin) * sizeof totals[0]);
+                    held = 0;
+                }
+                any = true;
+                held += stop - from;
+                for (i64 c = begin; c < end; ++c) {
+                    const auto terms = add(row, c);
+                    T one = totals[c - begin][0], two = totals[c - begin][1];
+                    i64 at = from;
+                    for (; at + LANES<A> <= stop; at += LANES<A>)
 #pragma GCC unroll 8
-                for (int v = 0; v < T::count; ++v)
-                    add(row, at + v * T::length, first.vectors[v], second.vectors[v]);
-            if (at + T::tail <= stop) {
+                        for (int v = 0; v < T::count; ++v)
+                            terms(at + v * T::length, one.vectors[v], two.vectors[v]);
+                    if (at + T::tail <= stop) {
 #pragma GCC unroll 4
-                for (int v = 0; v < T::count / 2; ++v)
-                    add(row, at + v * T::length, first.vectors[v], second.vectors[v]);
-                at += T::tail;
+                        for (int v = 0; v < T::count / 2; ++v)
+                            terms(at + v * T::length, one.vectors[v], two.vectors[v]);
+                        at += T::tail;
+                    }
+                    T& own = totals[c - begin][0];
+                    T& other = totals[c - begin][1];
+                    __builtin_memcpy(own.vectors, one.vectors, sizeof one.vectors);
+                    __builtin_memcpy(other.vectors, two.vectors, sizeof two.vectors);
+                    for (int l = 0; at < stop; ++at, ++l) terms(at, own.rest[l], other.rest[l]);
+                }
             }
-            for (int l = 0; at < stop; ++at, ++l) add(row, at, first.rest[l], second.rest[l]);
         }
+        fold();
     }
-    sums[0] += first.sum();
-    sums[1] += second.sum();
 }
 
 template <typename A> void deviations(
-    Lines x, i64 rows, i64 count, double factor, double centre, double* sums
+    Lines x, i64 rows, i64 channels, i64 count, double factor, const double* centre,
+    double* first, double* second
 ) {
-    sum_lines<double>(rows, count, sums, [=](i64 row, i64 j, auto& first, auto& second) {
-        typedef Plain<decltype(first)> V;
-        if (j == 0) expect<A>(x, row, count);
-        V deviation = at<V>(line<A>(x, row) + j);
-        if (sizeof(A) == 8) deviation *= factor;
-        deviation -= centre;
-        first += deviation;
-        second += deviation * deviation;
+    sum_lines<double>(rows, channels, count, first, second, [=](i64 row, i64 channel) {
+        const A* own = line<A>(x, row, channel);
+        const double middle = centre[channel];
+        return [=](i64 j, auto& one, auto& two) __attribute__((always_inline)) {
+            typedef Plain<decltype(one)> V;
+            V deviation = at<V>(own + j);
+            if (sizeof(A) == 8) deviation *= factor;
+            deviation -= middle;
+            one += deviation;
+            two += deviation * deviation;
+        };
     });
 }
 
 template <typename A> void products(
-    Lines dy, Lines x, i64 rows, i64 count, A mean, A inv_std, double* sums
+    Lines dy, Lines x, i64 rows, i64 channels, i64 count, const A* mean, const A* inv_std,
+    double* first, double* second
 ) {
-    sum_lines<A>(rows, count, sums, [=](i64 row, i64 j, auto& first, auto& second) {
-        typedef Plain<decltype(first)> V;
-        if (j == 0) {
-            expect<A>(dy, row, count);
-            expect<A>(x, row, count);
-        }
-        const V g = at<V>(line<A>(dy, row) + j);
-        first += g * ((at<V>(line<A>(x, row) + j) - mean) * inv_std);
-        second += g;
+    sum_lines<A>(rows, channels, count, first, second, [=](i64 row, i64 channel) {
+        const A *gradient = line<A>(dy, row, channel), *own = line<A>(x, row, channel);
+        const A middle = mean[channel], factor = inv_std[channel];
+        return [=](i64 j, auto& one, auto& two) __attribute__((always_inline)) {
+            typedef Plain<decltype(one)> V;
+            const V g = at<V>(gradient + j);
+            one += g * ((at<V>(own + j) - middle) * factor);
+            two += g;
+        };
     });
-}
-
-template <typename A> void normalise(
-    Lines x, i64 rows, i64 count, A high, A low, A factor, A bias, Lines y
-) {
-    for (i64 r = 0; r < rows; ++r) {
-        const A* row = line<A>(x, r);
-        A* to = line<A>(y, r);
-        expect<A>(x, r, count);
-        INDEPENDENT
-        for (i64 j = 0; j < count; ++j) to[j] = (row[j] - high - low) * factor + bias;
-    }
 }
 
 template <typename A> INLINE A derivative(
@@ -220,36 +226,48 @@ template <typename A> INLINE A derivative(
     return (dy * scale - ((x - mean) * inv_std * of_product + of_w)) * outer;
 }
 
-template <typename A> void differentiate(
-    Lines dy, Lines x, i64 rows, i64 count, A mean, A inv_std, A scale, A of_product, A of_w,
-    A outer, Lines dx
+template <typename A> void normalise(
+    Lines x, i64 rows, i64 channels, i64 count, const A* high, const A* low, const A* factor,
+    const A* bias, Lines y
 ) {
-    for (i64 r = 0; r < rows; ++r) {
-        const A *gradient = line<A>(dy, r), *row = line<A>(x, r);
-        A* to = line<A>(dx, r);
-        INDEPENDENT
-        for (i64 j = 0; j < count; ++j)
-            to[j] =
-                derivative(gradient[j], row[j], mean, inv_std, scale, of_product, of_w, outer);
-    }
+    for (i64 r = 0; r < rows; ++r)
+        for (i64 c = 0; c < channels; ++c) {
+            const A* own = line<A>(x, r, c);
+            const A high_ = high[c], low_ = low[c], factor_ = factor[c], bias_ = bias[c];
+            A* to = line<A>(y, r, c);
+            INDEPENDENT
+            for (i64 j = 0; j < count; ++j) to[j] = (own[j] - high_ - low_) * factor_ + bias_;
+        }
 }
 
-template <typename A> void multiply(Lines dy, i64 rows, i64 count, A outer, Lines dx) {
-    for (i64 r = 0; r < rows; ++r) {
-        const A* gradient = line<A>(dy, r);
-        A* to = line<A>(dx, r);
-        INDEPENDENT
-        for (i64 j = 0; j < count; ++j) to[j] = gradient[j] * outer;
-    }
+template <typename A> void differentiate(
+    Lines dy, Lines x, i64 rows, i64 channels, i64 count, const A* mean, const A* inv_std,
+    const A* scale, const A* of_product, const A* of_w, const A* outer, Lines dx
+) {
+    for (i64 r = 0; r < rows; ++r)
+        for (i64 c = 0; c < channels; ++c) {
+            const A *gradient = line<A>(dy, r, c), *own = line<A>(x, r, c);
+            const A mean_ = mean[c], inv_std_ = inv_std[c], scale_ = scale[c];
+            const A of_product_ = of_product[c], of_w_ = of_w[c], outer_ = outer[c];
+            A* to = line<A>(dx, r, c);
+            INDEPENDENT
+            for (i64 j = 0; j < count; ++j)
+                to[j] = derivative(
+                    gradient[j], own[j], mean_, inv_std_, scale_, of_product_, of_w_, outer_
+                );
+        }
 }
 
-template <typename A> void total(const double* values, const A* weights, i64 count, double* sums) {
-    sum_lines<double>(1, count, sums, [=](i64, i64 j, auto& first, auto& second) {
-        typedef Plain<decltype(first)> V;
-        const V value = at<V>(values + j);
-        first += value;
-        second += value * at<V>(weights + j);
-    });
+template <typename A> void multiply(
+    Lines dy, i64 rows, i64 channels, i64 count, const A* outer, Lines dx
+) {
+    for (i64 r = 0; r < rows; ++r)
+        for (i64 c = 0; c < channels; ++c) {
+            const A *gradient = line<A>(dy, r, c), outer_ = outer[c];
+            A* to = line<A>(dx, r, c);
+            INDEPENDENT
+            for (i64 j = 0; j < count; ++j) to[j] = gradient[j] * outer_;
+        }
 }
 
 template <typename A> void deviations_of_rows(
@@ -337,7 +355,6 @@ template <typename A> constexpr ChannelKernels<A> kernels = {
     normalise<A>,
     differentiate<A>,
     multiply<A>,
-    total<A>,
     deviations_of_rows<A>,
     products_of_rows<A>,
     normalise_rows<A>,

@@ -4,60 +4,69 @@
 
 #include "arrays.h"
 
-// Elements of a channel that are visited at a time; rows of channels, and channels of a row.
-constexpr i64 BLOCK = 1 << 13, ROWS = 16, COLUMNS = 1 << 10;
+// Elements that are visited at a time; rows of channels, channels of a row, and channels whose lines
+// are visited in turn.
+constexpr i64 BLOCK = 1 << 13, ROWS = 16, COLUMNS = 1 << 10, CHANNELS = 16;
 
-// Runs of elements without gaps that lie `stride` bytes apart.
+// Elements without gaps: `stride` bytes from one line to the next, `channel` to that of the next one.
 struct Lines {
     char* data;
-    i64 stride;
+    i64 stride, channel;
 };
 
-// Loops over elements in A, the dtype of the computation. An output may be an input.
+// Loops over elements in A, the dtype of the computation. Numbers are one of each channel; an output
+// may be an input.
+//
+//   deviations     sums of d and of d^2, with d = x * factor - centre
+//   products       sums of dy * xhat and of dy, with xhat = (x - mean) * inv_std
+//   normalise      y = (x - high - low) * factor + bias
+//   differentiate  dx = (dy * scale - (xhat * of_product + of_w)) * outer
+//   multiply       dx = dy * outer
 template <typename A> struct ChannelKernels {
     // `count` of the elements that the axes lead to, from number `from` on.
     void (*load)(Dtype dtype, char* data, const Axes& axes, i64 from, i64 count, A* to);
     void (*store)(Dtype dtype, const A* values, i64 count, char* data, const Axes& axes, i64 from);
 
-    // Elements of one channel, in `rows` lines of `count`. The two sums are written.
-    //
-    //   deviations     of d and of d^2, with d = x * factor - centre
-    //   products       of dy * xhat and of dy, with xhat = (x - mean) * inv_std
-    //   normalise      y = (x - high - low) * factor + bias
-    //   differentiate  dx = (dy * scale - (xhat * of_product + of_w)) * outer
-    //   multiply       dx = dy * outer
-    //   total          of values and of values * weights
-    void (*deviations)(Lines x, i64 rows, i64 count, double factor, double centre, double* sums);
-    void (*products)(Lines dy, Lines x, i64 rows, i64 count, A mean, A inv_std, double* sums);
+    // Lines of `count` elements of each channel; sums are written.
+    void (*deviations)(
+        Lines x, i64 lines, i64 channels, i64 count, double factor, const double* centre,
+        double* first, double* second
+    );
+    void (*products)(
+        Lines dy, Lines x, i64 lines, i64 channels, i64 count, const A* mean, const A* inv_std,
+        double* first, double* second
+    );
     void (*normalise)(
-        Lines x, i64 rows, i64 count, A high, A low, A factor, A bias, Lines y
+        Lines x, i64 lines, i64 channels, i64 count, const A* high, const A* low, const A* factor,
+        const A* bias, Lines y
     );
     void (*differentiate)(
-        Lines dy, Lines x, i64 rows, i64 count, A mean, A inv_std, A scale, A of_product, A of_w,
-        A outer, Lines dx
+        Lines dy, Lines x, i64 lines, i64 channels, i64 count, const A* mean, const A* inv_std,
+        const A* scale, const A* of_product, const A* of_w, const A* outer, Lines dx
     );
-    void (*multiply)(Lines dy, i64 rows, i64 count, A outer, Lines dx);
-    void (*total)(const double* values, const A* weights, i64 count, double* sums);
+    void (*multiply)(
+        Lines dy, i64 lines, i64 channels, i64 count, const A* outer, Lines dx
+    );
 
-    // The same of at most ROWS lines of at most COLUMNS channels, which have numbers of their own. The
-    // sums are added to what is there.
+    // At most ROWS lines of at most COLUMNS channels, an element of each; sums are added to what is
+    // there.
     void (*deviations_of_rows)(
-        Lines x, i64 rows, i64 count, double factor, const double* centre, double* first,
+        Lines x, i64 rows, i64 channels, double factor, const double* centre, double* first,
         double* second
     );
     void (*products_of_rows)(
-        Lines dy, Lines x, i64 rows, i64 count, const A* mean, const A* inv_std, double* first,
+        Lines dy, Lines x, i64 rows, i64 channels, const A* mean, const A* inv_std, double* first,
         double* second
     );
     void (*normalise_rows)(
-        Lines x, i64 rows, i64 count, const A* high, const A* low, const A* factor, const A* bias,
-        Lines y
+        Lines x, i64 rows, i64 channels, const A* high, const A* low, const A* factor,
+        const A* bias, Lines y
     );
     void (*differentiate_rows)(
-        Lines dy, Lines x, i64 rows, i64 count, const A* mean, const A* inv_std, const A* scale,
-        const A* of_product, const A* of_w, const A* outer, Lines dx
+        Lines dy, Lines x, i64 rows, i64 channels, const A* mean, const A* inv_std,
+        const A* scale, const A* of_product, const A* of_w, const A* outer, Lines dx
     );
-    void (*multiply_rows)(Lines dy, i64 rows, i64 count, const A* outer, Lines dx);
+    void (*multiply_rows)(Lines dy, i64 rows, i64 channels, const A* outer, Lines dx);
 };
 
 namespace baseline {
