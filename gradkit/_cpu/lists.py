@@ -2,6 +2,8 @@
 
 import math
 
+import numpy as np
+
 import gradkit._cpu.compiled as compiled
 from gradkit._calls.lists import (
     AccumulateGrad,
@@ -9,12 +11,15 @@ from gradkit._calls.lists import (
     AccumulateGradV2,
     ClipByNorm,
     ClipGradValue,
+    ClipUnits,
     GradNorm,
     NormParts,
     RankState,
     ScaleGrads,
+    UnitNorms,
     ZeroGrad,
 )
+from gradkit._numpy.block_clipping import kept_shape, unit_factors
 from gradkit._numpy.list_norms import coefficient
 from gradkit._numpy.threads import workers
 
@@ -24,10 +29,12 @@ __all__ = [
     "accumulate_grads",
     "clip_by_norm",
     "clip_grad_value",
+    "clip_units",
     "grad_norm",
     "norm_parts",
     "rank_state",
     "scale_grads",
+    "unit_norms",
     "zero_grad",
 ]
 
@@ -78,6 +85,28 @@ def clip_grad_value(call: ClipGradValue) -> None:
 def zero_grad(call: ZeroGrad) -> None:
     """Write +0 over every element, whatever it was."""
     compiled.zero(call.grads, workers())
+
+
+def unit_norms(call: UnitNorms) -> None:
+    """``norms = (sum |g|^p)^(1/p)`` for each unit of each gradient, or of the mean of |g|^p."""
+    order, mean = call.norm_type, call.mean
+    compiled.unit_norms(call.grads, call.axes, order, mean, workers(), call.norms)
+
+
+def clip_units(call: ClipUnits) -> None:
+    """Scale each unit to ``max_norm`` if its norm is larger."""
+    with np.errstate(all="ignore"):
+        factors = unit_factors(call)
+    grads, outs, each, start = [], [], [], 0
+    for grad, out, own in zip(call.grads, call.outs, call.axes, strict=True):
+        kept = kept_shape(grad.shape, own)
+        factor = factors[start : start + math.prod(kept)].reshape(kept)
+        start += factor.size
+        if out is not grad or (factor != 1).any():
+            grads.append(grad)
+            outs.append(out)
+            each.append(factor)
+    compiled.scale_each(grads, outs, each, workers())
 
 
 def accumulate_grad(call: AccumulateGrad) -> None:

@@ -26,20 +26,25 @@ def unit_norms(call: UnitNorms) -> None:
 @np.errstate(all="ignore")
 def clip_units(call: ClipUnits) -> None:
     """Scale each unit to ``max_norm`` if its norm is larger."""
-    limits: Any = np.float64(call.max_norm)
-    if call.param_norms is not None:
-        limits *= np.maximum(call.param_norms, call.least)
-    factors = coefficients(call.norms, limits, call.eps)
-    zeros = ~np.isfinite(call.norms) & call.zero_nonfinite
+    factors = unit_factors(call)
     start = 0
     with whole():
         for grad, out, own in zip(call.grads, call.outs, call.axes, strict=True):
             kept = kept_shape(grad.shape, own)
-            stop = start + math.prod(kept)
-            factor, zero = (each[start:stop].reshape(kept) for each in (factors, zeros))
-            start = stop
+            factor = factors[start : start + math.prod(kept)].reshape(kept)
+            start += factor.size
             for index, at in _blocks(grad.shape, own):
-                store(np.where(zero[at], 0, grad[index] * factor[at]), out[index])
+                zero = factor[at] < 0
+                store(np.where(zero, 0, grad[index] * factor[at]), out[index])
+
+
+def unit_factors(call: ClipUnits) -> Array:
+    """What each unit is multiplied by; -1 for those that become zeros."""
+    limits: Any = np.float64(call.max_norm)
+    if call.param_norms is not None:
+        limits *= np.maximum(call.param_norms, call.least)
+    factors = coefficients(call.norms, limits, call.eps)
+    return np.where(~np.isfinite(call.norms) & call.zero_nonfinite, -1.0, factors)
 
 
 def kept_shape(shape: Shape, own: Shape) -> Shape:

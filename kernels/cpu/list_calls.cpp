@@ -16,8 +16,10 @@ namespace {
 // Elements that a thread takes at a time, of one array; and of a call from which on threads are
 // worth being woken.
 constexpr i64 PIECE = 1 << 14, WORTH_THREADS = 1 << 18;
-// Elements that go through float64 at a time.
-constexpr i64 TERMS = 1 << 9;
+// Elements that go through float64 at a time, and those of a unit that are added up at a time.
+constexpr i64 TERMS = 1 << 9, UNIT_PIECE = 1 << 10;
+// Neighbouring units that are read side by side if their own elements are not.
+constexpr i64 TILE = 16;
 // Between questions whether to give up.
 constexpr std::chrono::milliseconds PATIENCE(50);
 
@@ -26,6 +28,24 @@ i64 bytes_of(Dtype dtype) { return dtype == F64 ? 8 : dtype == F32 ? 4 : 2; }
 i64 at_most(i64 value, i64 limit) { return value < limit ? value : limit; }
 
 i64 distance(i64 stride) { return stride < 0 ? -stride : stride; }
+
+// Items of a call that may be given up.
+class Patient : public Items {
+public:
+    explicit Patient(bool (*given_up)()) : given_up_(given_up) {}
+
+    bool given_up() override {
+        if (!given_up_) return false;
+        const auto now = std::chrono::steady_clock::now();
+        if (now - asked_ < PATIENCE) return false;
+        asked_ = now;
+        return given_up_();
+    }
+
+private:
+    bool (*given_up_)();
+    std::chrono::steady_clock::time_point asked_ = std::chrono::steady_clock::now();
+};
 
 }  // namespace
 
@@ -117,15 +137,24 @@ public:
 
     const std::vector<Piece>& pieces() const { return pieces_; }
 
+    // Whether a side has one element for all of a piece's array, which is there once.
+    bool constant(i64 number, int side) const {
+        const List::Entry& entry = list_.entries_[pieces_[number].entry];
+        if (entry.strides < 0) return false;
+        const List::Strides& strides = list_.strides_[entry.strides];
+        bool found = true;
+        for (int axis = 0; axis < strides.axes; ++axis) found = found && strides.of[side][axis] == 0;
+        return found;
+    }
+
     // Calls visit(piece, entry's dtypes, addresses, elements); WRITES: to the first side.
     template <bool WRITES, typename F> bool each(F visit) {
-        struct Visiting : Items {
-            Visiting(Pieces& own, F& visit) : own(own), visit(visit) {}
+        struct Visiting : Patient {
+            Visiting(Pieces& own, F& visit) : Patient(own.given_up_), own(own), visit(visit) {}
             void work(i64 item, int slot) override {
                 for (i64 k = own.items_[item]; k < own.items_[item + 1]; ++k)
                     own.visit_one<WRITES>(k, slot, visit);
             }
-            bool given_up() override { return own.given_up(); }
             Pieces& own;
             F& visit;
         } visiting(*this, visit);
@@ -133,14 +162,6 @@ public:
     }
 
 private:
-    bool given_up() {
-        if (!given_up_) return false;
-        const auto now = std::chrono::steady_clock::now();
-        if (now - asked_ < PATIENCE) return false;
-        asked_ = now;
-        return given_up_();
-    }
-
     template <bool WRITES, typename F> void visit_one(i64 number, int slot, F& visit) {
         const Piece& piece = pieces_[number];
         const List::Entry& entry = list_.entries_[piece.entry];
@@ -151,6 +172,10 @@ private:
             there[k] = entry.strides < 0 || list_.strides_[entry.strides].gapless[k];
             at[k] = entry.data[k] + piece.begin * bytes_of(entry.dtype[k]);
             if (there[k]) continue;
+            if (k > 0 && constant(number, k)) {
+                at[k] = entry.data[k];
+                continue;
+            }
             at[k] = scratch_.get() + (slot * MOST_SIDES + k) * PIECE * i64{sizeof(double)};
             copy<true>(entry, k, piece.begin, count, at[k]);
         }
@@ -198,7 +223,6 @@ private:
     std::vector<Piece> pieces_;
     std::vector<i64> items_;  // the first piece of each, and their end
     std::unique_ptr<char[]> scratch_;
-    std::chrono::steady_clock::time_point asked_ = std::chrono::steady_clock::now();
 };
 
 namespace {
@@ -279,6 +303,102 @@ bool part_of_all(const List& list, const ListSetting& setting, double p, Part& p
     return true;
 }
 
+namespace {
+
+// Blocks of units, of which each is summed up by one thread.
+class UnitBlocks : public Patient {
+public:
+    UnitBlocks(const Units& units, const ListSetting& setting, double p, Part* parts)
+        : Patient(setting.given_up),
+          units_(units),
+          part_(setting.kernels.part[units.dtype]),
+          p_(p),
+          parts_(parts),
+          threads_(units.count * units.size < WORTH_THREADS ? 1 : setting.threads),
+          there_(plain::has_no_gaps(units.own, bytes_of(units.dtype))),
+          step_(there_ ? 1 + PIECE / (units.size + 1) : TILE) {
+        if (!there_) scratch_.reset(new char[threads_ * TILE * UNIT_PIECE * sizeof(double)]);
+    }
+
+    bool run() { return share_out(*this, (units_.count + step_ - 1) / step_, threads_); }
+
+    void work(i64 item, int slot) override {
+        const i64 begin = item * step_, end = at_most(begin + step_, units_.count);
+        for (i64 unit = begin; unit < end; ++unit) parts_[unit] = {0, 0, 0};
+        if (!there_) {
+            gather(begin, end, scratch_.get() + slot * TILE * UNIT_PIECE * i64{sizeof(double)});
+            return;
+        }
+        const i64 bytes = bytes_of(units_.dtype);
+        for (i64 unit = begin; unit < end; ++unit) {
+            const char* data = address(unit);
+            for (i64 at = 0; at < units_.size; at += UNIT_PIECE) {
+                const i64 count = at_most(UNIT_PIECE, units_.size - at);
+                join(parts_[unit], part_(data + at * bytes, count, p_), p_);
+            }
+        }
+    }
+
+private:
+    char* address(i64 unit) const {
+        char* data = units_.data;
+        for (int axis = units_.kept.count - 1; axis >= 0; --axis) {
+            const Axis& own = units_.kept.at[axis];
+            data += unit % own.length * own.stride;
+            unit /= own.length;
+        }
+        return data;
+    }
+
+    void gather(i64 begin, i64 end, char* scratch) {
+        const i64 bytes = bytes_of(units_.dtype);
+        const auto run = bytes == 2 ? &UnitBlocks::sum_up<2>
+            : bytes == 4            ? &UnitBlocks::sum_up<4>
+                                    : &UnitBlocks::sum_up<8>;
+        (this->*run)(begin, end, scratch);
+    }
+
+    // Units side by side, through memory in which each has no gaps.
+    template <int BYTES> void sum_up(i64 begin, i64 end, char* scratch) {
+        const int width = static_cast<int>(end - begin);
+        char* from[TILE];
+        for (int w = 0; w < width; ++w) from[w] = address(begin + w);
+        const auto finish = [&](i64 count) {
+            for (int w = 0; w < width; ++w)
+                join(parts_[begin + w], part_(scratch + w * UNIT_PIECE * BYTES, count, p_), p_);
+        };
+        i64 held = 0;
+        plain::for_each(from[0], units_.own, 0, units_.size, [&](const char* at, i64) {
+            const i64 distance = at - from[0];
+            for (int w = 0; w < width; ++w)
+                std::memcpy(scratch + (w * UNIT_PIECE + held) * BYTES, from[w] + distance, BYTES);
+            if (++held < UNIT_PIECE) return;
+            finish(held);
+            held = 0;
+        });
+        if (held) finish(held);
+    }
+
+    const Units& units_;
+    Part (*part_)(const void*, i64, double);
+    double p_;
+    Part* parts_;
+    int threads_;
+    bool there_;
+    i64 step_;
+    std::unique_ptr<char[]> scratch_;
+};
+
+}  // namespace
+
+bool parts_of_units(const Units& units, const ListSetting& setting, double p, Part* parts) {
+    if (units.size == 0) {
+        for (i64 unit = 0; unit < units.count; ++unit) parts[unit] = {0, 0, 0};
+        return true;
+    }
+    return UnitBlocks(units, setting, p, parts).run();
+}
+
 void scale(const List& list, const ListSetting& setting, double factor) {
     Pieces(list, setting).each<true>([&](i64, const Dtype* dtypes, char** at, i64 count) {
         if (factor == 1)  // which keeps every bit
@@ -289,9 +409,15 @@ void scale(const List& list, const ListSetting& setting, double factor) {
 }
 
 void scale_each(const List& list, const ListSetting& setting) {
-    Pieces(list, setting).each<true>([&](i64, const Dtype* dtypes, char** at, i64 count) {
+    Pieces pieces(list, setting);
+    pieces.each<true>([&](i64 k, const Dtype* dtypes, char** at, i64 count) {
         const double* factors = reinterpret_cast<const double*>(at[2]);
-        setting.kernels.scale_each[dtypes[0]](at[1], at[0], count, factors);
+        if (!pieces.constant(k, 2))
+            setting.kernels.scale_each[dtypes[0]](at[1], at[0], count, factors);
+        else if (*factors < 0)
+            std::memset(at[0], 0, count * bytes_of(dtypes[0]));
+        else
+            setting.kernels.scale[dtypes[0]](at[1], at[0], count, *factors);
     });
 }
 

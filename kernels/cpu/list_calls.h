@@ -47,6 +47,14 @@ private:
     i64 elements_ = 0;
 };
 
+// An array cut into units: `kept` leads from one to the next, `own` through the elements of one.
+struct Units {
+    char* data;
+    Dtype dtype;
+    Axes kept, own;
+    i64 count, size;
+};
+
 // How a call is computed. `given_up`: asked now and then by the calling thread, unless it is null.
 struct ListSetting {
     const ListKernels& kernels;
@@ -58,6 +66,8 @@ struct ListSetting {
 bool parts_of_each(const List& list, const ListSetting& setting, double p, Part* parts);
 // The same for all of them.
 bool part_of_all(const List& list, const ListSetting& setting, double p, Part& part);
+// The same for each unit of an array, one after the other. False if it was given up.
+bool parts_of_units(const Units& units, const ListSetting& setting, double p, Part* parts);
 // Adds a part to what is summed up.
 void join(Part& into, Part other, double p);
 // Makes a sum of powers the mean of so many.

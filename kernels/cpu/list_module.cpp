@@ -116,8 +116,8 @@ private:
 
 // Calls run(setting), without the interpreter's lock if that pays. Only what writes nothing is ever
 // given up.
-template <typename F> void compute(const List& list, int threads, bool writes, F run) {
-    if (list.elements() < WORTH_RELEASING) {
+template <typename F> void compute(i64 elements, int threads, bool writes, F run) {
+    if (elements < WORTH_RELEASING) {
         run(ListSetting{list_kernels(), 1, nullptr});
         return;
     }
@@ -132,7 +132,7 @@ template <typename F> void compute(const List& list, int threads, bool writes, F
 std::vector<Part> parts_of(nb::handle grads, double p, bool each, int threads) {
     const List list = side_by_side(grads);
     std::vector<Part> parts(each ? list.length() : 1);
-    compute(list, threads, false, [&](const ListSetting& setting) {
+    compute(list.elements(), threads, false, [&](const ListSetting& setting) {
         return each ? parts_of_each(list, setting, p, parts.data())
                     : part_of_all(list, setting, p, parts[0]);
     });
@@ -178,8 +178,55 @@ void norm_parts(
     }
 }
 
+// Axes of a length other than 1, those of units or those that lead from one to the next.
+Units units_of(const Buffer& buffer, nb::handle axes) {
+    Units units = {static_cast<char*>(buffer->buf), buffer.dtype(), {}, {}, 1, 1};
+    bool own[MOST_AXES] = {};
+    for (const nb::handle axis : axes) own[nb::cast<int>(axis)] = true;
+    for (int axis = 0; axis < buffer->ndim; ++axis) {
+        const i64 length = buffer->shape[axis], stride = buffer->strides[axis];
+        (own[axis] ? units.size : units.count) *= length;
+        if (length == 1) continue;
+        Axes& to = own[axis] ? units.own : units.kept;
+        Axis* outer = to.count ? &to.at[to.count - 1] : nullptr;
+        if (outer && outer->stride == length * stride)
+            *outer = {outer->length * length, stride};
+        else
+            to.at[to.count++] = {length, stride};
+    }
+    return units;
+}
+
+// norms[k] = (sum |g|^p)^(1/p) of each unit, without gaps; `mean`: of the mean of |g|^p.
+void unit_norms(
+    nb::handle grads, nb::handle axes, double p, bool mean, int threads, nb::handle norms
+) {
+    const Sequence items(grads), each(axes);
+    const Buffer buffer(norms.ptr());
+    double* to = static_cast<double*>(buffer->buf);
+    std::vector<Part> parts;
+    for (i64 k = 0, length = items.length(); k < length; ++k) {
+        const Buffer own(items[k]);
+        const nb::handle along(each[k]);
+        const Units units = units_of(own, along);
+        parts.resize(units.count);
+        List whole;  // a unit that is all of an array is shared out
+        const bool all = nb::len(along) == static_cast<size_t>(own->ndim);
+        const Side side = own.side(numbers(own->strides));
+        if (all) whole.append(numbers(own->shape), own->ndim, &side, 1);
+        compute(units.count * units.size, threads, false, [&](const ListSetting& setting) {
+            return all ? part_of_all(whole, setting, p, parts[0])
+                       : parts_of_units(units, setting, p, parts.data());
+        });
+        for (Part& part : parts) {
+            if (mean) divide(part, p, static_cast<double>(units.size ? units.size : 1));
+            *to++ = norm_of(part, p, 1);
+        }
+    }
+}
+
 template <typename F> void write(const List& list, int threads, F run) {
-    compute(list, threads, true, [&](const ListSetting& setting) {
+    compute(list.elements(), threads, true, [&](const ListSetting& setting) {
         run(setting);
         return true;
     });
@@ -188,6 +235,11 @@ template <typename F> void write(const List& list, int threads, F run) {
 void scale_list(nb::handle grads, nb::handle outs, double factor, int threads) {
     const List list = side_by_side(outs, grads);
     write(list, threads, [&](const ListSetting& setting) { scale(list, setting, factor); });
+}
+
+void scale_each_list(nb::handle grads, nb::handle outs, nb::handle factors, int threads) {
+    const List list = side_by_side(outs, grads, factors);
+    write(list, threads, [&](const ListSetting& setting) { scale_each(list, setting); });
 }
 
 void clamp_list(nb::handle grads, nb::handle outs, double limit, int threads) {
@@ -214,7 +266,9 @@ void define_lists(nb::module_& module) {
     const auto a = nb::arg().none();
     module.def("norms", &norms, n, n, n, n, n, n, a);
     module.def("norm_parts", &norm_parts, n, n, n, a, n, n);
+    module.def("unit_norms", &unit_norms);
     module.def("scale", &scale_list);
+    module.def("scale_each", &scale_each_list);
     module.def("clamp", &clamp_list);
     module.def("zero", &zero_list);
     module.def("accumulate", &accumulate_list);
