@@ -34,6 +34,7 @@ def results(name, sizes, lay=LAYOUTS["C"]):
     found += gradkit.clip_by_global_norm(grads, 0.5)[0]
     for change in (
         lambda own: gradkit.clip_grad_norm(own, 0.5, scale=1.3),
+        lambda own: gradkit.clip_grad_block_norm(own, 0.5),
         lambda own: gradkit.clip_grad_value(own, 0.3),
         lambda own: gradkit.accumulate_grads(own, others),
         lambda own: gradkit.accumulate_grads(own, others, scale=0.37),
@@ -60,6 +61,33 @@ def test_neither_threads_nor_the_instruction_set_change_a_bit(name, sizes):
 def test_gaps_change_no_bit(name, layout):
     sizes = (40_000, 3, 1025)
     assert_all_same(results(name, sizes, LAYOUTS[layout]), results(name, sizes))
+
+
+def results_of_units(name, lay=LAYOUTS["C"]):
+    """Units without gaps and with, more and fewer than are read side by side, short and long."""
+    found = []
+    for shape, axes in (
+        ((40, 70, 33), [(0,), (2,), (1, 2), (0, 2)]),
+        ((3, 5000, 2), [(1,), (0, 2)]),
+        ((1100, 40), [(0,), (1,)]),
+        ((2, 1, 3), [(1,)]),
+    ):
+        grad = lay(draw_.values(shape, name, 7))
+        for axis, order in itertools.product(axes, (2.0, 3.0, INF)):
+            clipped, norms = gradkit.clip_by_block_norm([grad], 0.5, order, axis=axis)
+            found += [*clipped, *norms]
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(DTYPES))
+def test_units_have_the_same_bits_everywhere(name):
+    expected = results_of_units(name)
+    for count, instructions in itertools.product((1, 4), compiled.instruction_sets()):
+        gradkit.set_num_threads(count)
+        compiled.use_instruction_set(instructions)
+        assert_all_same(results_of_units(name), expected)
+    for layout in ("Fortran", "every third", "misaligned", "reversed"):
+        assert_all_same(results_of_units(name, LAYOUTS[layout]), expected)
 
 
 def test_a_norm_does_not_depend_on_the_gradients_around():

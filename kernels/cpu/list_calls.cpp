@@ -82,22 +82,27 @@ void List::append(const i64* shape, int ndim, const Side* sides, int count) {
         order[at] = axis;
     }
     Strides found;
-    found.axes = 0;
+    int merged = 0;
     for (int n = 0; n < axes; ++n) {
-        const int axis = order[n];
-        bool leads = found.axes > 0;
+        const i64 length = shape[order[n]];
+        const auto stride = [&](int k) { return sides[k].strides[order[n]]; };
+        bool leads = merged > 0;
         for (int k = 0; k < count; ++k)
-            leads = leads && found.of[k][found.axes - 1] == shape[axis] * sides[k].strides[axis];
-        if (!leads) found.length[found.axes++] = 1;
-        found.length[found.axes - 1] *= shape[axis];
-        for (int k = 0; k < count; ++k) found.of[k][found.axes - 1] = sides[k].strides[axis];
+            leads = leads && found.of[k].at[merged - 1].stride == length * stride(k);
+        for (int k = 0; k < count; ++k) {
+            Axis& to = found.of[k].at[leads ? merged - 1 : merged];
+            to = {leads ? to.length * length : length, stride(k)};
+        }
+        merged += !leads;
     }
     gapless = true;
     for (int k = 0; k < count; ++k) {
+        Axes& own = found.of[k];
+        own.count = merged;
         found.gapless[k] = true;
         i64 step = bytes_of(sides[k].dtype);
-        for (int axis = found.axes - 1; axis >= 0; step *= found.length[axis--])
-            found.gapless[k] = found.gapless[k] && found.of[k][axis] == step;
+        for (int axis = merged - 1; axis >= 0; step *= own.at[axis--].length)
+            found.gapless[k] = found.gapless[k] && own.at[axis].stride == step;
         gapless = gapless && found.gapless[k];
     }
     if (!gapless) {
@@ -141,9 +146,9 @@ public:
     bool constant(i64 number, int side) const {
         const List::Entry& entry = list_.entries_[pieces_[number].entry];
         if (entry.strides < 0) return false;
-        const List::Strides& strides = list_.strides_[entry.strides];
+        const Axes& axes = list_.strides_[entry.strides].of[side];
         bool found = true;
-        for (int axis = 0; axis < strides.axes; ++axis) found = found && strides.of[side][axis] == 0;
+        for (int axis = 0; axis < axes.count; ++axis) found = found && axes.at[axis].stride == 0;
         return found;
     }
 
@@ -183,38 +188,23 @@ private:
         if (WRITES && !there[0]) copy<false>(entry, 0, piece.begin, count, at[0]);
     }
 
-    template <bool GATHER> void copy(const List::Entry& entry, int side, i64 begin, i64 count, char* at) {
+    // Between a piece of an array at strides and memory without gaps.
+    template <bool GATHER> void copy(
+        const List::Entry& entry, int side, i64 begin, i64 count, char* at
+    ) {
         const i64 bytes = bytes_of(entry.dtype[side]);
         const auto run = bytes == 2 ? copy_elements<GATHER, 2>
             : bytes == 4            ? copy_elements<GATHER, 4>
                                     : copy_elements<GATHER, 8>;
-        const List::Strides& strides = list_.strides_[entry.strides];
-        run(entry.data[side], strides.length, strides.of[side], strides.axes, begin, count, at);
+        run(entry.data[side], list_.strides_[entry.strides].of[side], begin, count, at);
     }
 
-    // Between a piece of an array at strides and memory without gaps.
     template <bool GATHER, int BYTES> static void copy_elements(
-        char* data, const i64* lengths, const i64* strides, int axes, i64 begin, i64 count, char* at
+        char* data, const Axes& axes, i64 begin, i64 count, char* at
     ) {
-        i64 index[MOST_AXES];
-        for (int axis = axes - 1; axis >= 0; --axis) {
-            index[axis] = begin % lengths[axis];
-            begin /= lengths[axis];
-            data += index[axis] * strides[axis];
-        }
-        const int last = axes - 1;
-        while (count > 0) {
-            const i64 run = at_most(lengths[last] - index[last], count);
-            for (i64 j = 0; j < run; ++j, at += BYTES, data += strides[last])
-                std::memcpy(GATHER ? at : data, GATHER ? data : at, BYTES);
-            count -= run;
-            index[last] += run;
-            for (int axis = last; axis > 0 && index[axis] == lengths[axis]; --axis) {
-                data += strides[axis - 1] - lengths[axis] * strides[axis];
-                index[axis] = 0;
-                ++index[axis - 1];
-            }
-        }
+        plain::for_each(data, axes, begin, count, [=](char* own, i64 j) {
+            std::memcpy(GATHER ? at + j * BYTES : own, GATHER ? own : at + j * BYTES, BYTES);
+        });
     }
 
     const List& list_;
@@ -315,7 +305,7 @@ public:
           p_(p),
           parts_(parts),
           threads_(units.count * units.size < WORTH_THREADS ? 1 : setting.threads),
-          there_(plain::has_no_gaps(units.own, bytes_of(units.dtype))),
+          there_(plain::has_no_gaps(units.array.columns, bytes_of(units.dtype))),
           step_(there_ ? 1 + PIECE / (units.size + 1) : TILE) {
         if (!there_) scratch_.reset(new char[threads_ * TILE * UNIT_PIECE * sizeof(double)]);
     }
@@ -331,7 +321,7 @@ public:
         }
         const i64 bytes = bytes_of(units_.dtype);
         for (i64 unit = begin; unit < end; ++unit) {
-            const char* data = address(unit);
+            const char* data = plain::row_of(units_.array, unit);
             for (i64 at = 0; at < units_.size; at += UNIT_PIECE) {
                 const i64 count = at_most(UNIT_PIECE, units_.size - at);
                 join(parts_[unit], part_(data + at * bytes, count, p_), p_);
@@ -340,16 +330,6 @@ public:
     }
 
 private:
-    char* address(i64 unit) const {
-        char* data = units_.data;
-        for (int axis = units_.kept.count - 1; axis >= 0; --axis) {
-            const Axis& own = units_.kept.at[axis];
-            data += unit % own.length * own.stride;
-            unit /= own.length;
-        }
-        return data;
-    }
-
     void gather(i64 begin, i64 end, char* scratch) {
         const i64 bytes = bytes_of(units_.dtype);
         const auto run = bytes == 2 ? &UnitBlocks::sum_up<2>
@@ -362,13 +342,13 @@ private:
     template <int BYTES> void sum_up(i64 begin, i64 end, char* scratch) {
         const int width = static_cast<int>(end - begin);
         char* from[TILE];
-        for (int w = 0; w < width; ++w) from[w] = address(begin + w);
+        for (int w = 0; w < width; ++w) from[w] = plain::row_of(units_.array, begin + w);
         const auto finish = [&](i64 count) {
             for (int w = 0; w < width; ++w)
                 join(parts_[begin + w], part_(scratch + w * UNIT_PIECE * BYTES, count, p_), p_);
         };
         i64 held = 0;
-        plain::for_each(from[0], units_.own, 0, units_.size, [&](const char* at, i64) {
+        plain::for_each(from[0], units_.array.columns, 0, units_.size, [&](const char* at, i64) {
             const i64 distance = at - from[0];
             for (int w = 0; w < width; ++w)
                 std::memcpy(scratch + (w * UNIT_PIECE + held) * BYTES, from[w] + distance, BYTES);

@@ -31,8 +31,7 @@ private:
     friend class Pieces;
 
     struct Strides {
-        i64 length[MOST_AXES], of[MOST_SIDES][MOST_AXES];
-        int axes;
+        Axes of[MOST_SIDES];
         bool gapless[MOST_SIDES];  // those that can be read where they lie
     };
     struct Entry {
@@ -47,11 +46,10 @@ private:
     i64 elements_ = 0;
 };
 
-// An array cut into units: `kept` leads from one to the next, `own` through the elements of one.
+// An array whose rows are units, so many of a size.
 struct Units {
-    char* data;
+    Array array;
     Dtype dtype;
-    Axes kept, own;
     i64 count, size;
 };
 

@@ -180,14 +180,18 @@ void norm_parts(
 
 // Axes of a length other than 1, those of units or those that lead from one to the next.
 Units units_of(const Buffer& buffer, nb::handle axes) {
-    Units units = {static_cast<char*>(buffer->buf), buffer.dtype(), {}, {}, 1, 1};
+    Units units;
+    units.array.data = static_cast<char*>(buffer->buf);
+    units.array.rows.count = units.array.columns.count = 0;
+    units.dtype = buffer.dtype();
+    units.count = units.size = 1;
     bool own[MOST_AXES] = {};
     for (const nb::handle axis : axes) own[nb::cast<int>(axis)] = true;
     for (int axis = 0; axis < buffer->ndim; ++axis) {
         const i64 length = buffer->shape[axis], stride = buffer->strides[axis];
         (own[axis] ? units.size : units.count) *= length;
         if (length == 1) continue;
-        Axes& to = own[axis] ? units.own : units.kept;
+        Axes& to = own[axis] ? units.array.columns : units.array.rows;
         Axis* outer = to.count ? &to.at[to.count - 1] : nullptr;
         if (outer && outer->stride == length * stride)
             *outer = {outer->length * length, stride};
