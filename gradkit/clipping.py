@@ -168,8 +168,8 @@ def grad_norm(
     Returns
     -------
     0-d float64 array on the gradients' device, of the gradients' type
-        0 if there are no gradients. On the CPU, float16, bfloat16 and float32 gradients are
-        summed in float32 in runs of 256 elements; the relative error stays below ``2**-23``.
+        0 if there are no gradients. On the CPU, the relative error for float16, bfloat16 and
+        float32 gradients stays below ``2**-48``.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The compiled CPU backend: norms in C++, all else as ``gradkit._numpy`` has it.
+"""The compiled CPU backend: norms and lists in C++, all else as ``gradkit._numpy`` has it.
 
 The module is a ``gradkit._calls.backend.Backend``. It cannot be imported if gradkit was installed
 without a C++ compiler. ``kernels/cpu`` has the source of ``compiled``.
@@ -11,6 +11,7 @@ import gradkit._cpu.compiled as compiled
 from gradkit import _numpy
 from gradkit._calls.backend import OPERATIONS, Services, names_in
 from gradkit._cpu.channels import *
+from gradkit._cpu.lists import *
 from gradkit._cpu.rows import *
 
 # Bound here: `__getattr__` would take half a microsecond of each call.

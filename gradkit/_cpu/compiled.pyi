@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from typing import Any
 
 def instruction_sets() -> list[str]: ...
@@ -88,4 +89,41 @@ def channel_gradient(
     sum_product: Any,
     sum_dy: Any,
     /,
+) -> None: ...
+def norms(
+    grads: Sequence[Any],
+    norm_type: float,
+    by: float,
+    per_tensor: bool,
+    threads: int,
+    norm: Any,
+    found_inf: Any,
+    /,
+) -> None: ...
+def norm_parts(
+    grads: Sequence[Any],
+    norm_type: float,
+    per_tensor: bool,
+    copies: Sequence[int] | None,
+    threads: int,
+    rows: Any,
+    /,
+) -> None: ...
+def unit_norms(
+    grads: Sequence[Any],
+    axes: Sequence[tuple[int, ...]],
+    norm_type: float,
+    mean: bool,
+    threads: int,
+    norms: Any,
+    /,
+) -> None: ...
+def scale_each(
+    grads: Sequence[Any], outs: Sequence[Any], factors: Sequence[Any], threads: int, /
+) -> None: ...
+def scale(grads: Sequence[Any], outs: Sequence[Any], factor: float, threads: int, /) -> None: ...
+def clamp(grads: Sequence[Any], outs: Sequence[Any], limit: float, threads: int, /) -> None: ...
+def zero(grads: Sequence[Any], threads: int, /) -> None: ...
+def accumulate(
+    buffers: Sequence[Any], grads: Sequence[Any], scale: float, overwrite: bool, threads: int, /
 ) -> None: ...

@@ -19,21 +19,18 @@ from gradkit._calls.lists import (
     ScaleGrads,
     ZeroGrad,
 )
-from gradkit._calls.roles import Grads, Numbers
-from gradkit._numpy import zeros
+from gradkit._calls.roles import Numbers
 from gradkit._numpy.blocks import Array
-from gradkit._numpy.elementwise import clamping, elementwise, scaling
 from gradkit._numpy.list_norms import (
-    Part,
     coefficient,
     coefficients,
     combined,
     nonfinite,
     norm_of_states,
-    parts_of_all,
-    parts_of_each,
+    parts_of,
     state_of,
 )
+from gradkit._numpy.writes import side_by_side, store, whole
 
 __all__ = [
     "clip_by_norm",
@@ -55,13 +52,11 @@ __all__ = [
 def grad_norm(call: GradNorm) -> None:
     """``norm = |scale| * (sum |g|^p)^(1/p)`` over all gradients, or one norm a gradient."""
     by, order = abs(float(call.scale)), call.norm_type
-    each: Sequence[Sequence[Part]]
-    if call.per_tensor:
-        each = parts_of_each(call.grads, order)
-        call.norm[...] = [combined(parts, order, by) for parts in each]
-    else:
-        each = (parts_of_all(call.grads, order),)
-        call.norm[...] = combined(each[0], order, by)
+    each = [parts_of(grad, order) for grad in call.grads]
+    if not call.per_tensor:
+        each = [list(chain.from_iterable(each))]
+    norms = [combined(parts, order, by) for parts in each]
+    call.norm[...] = np.reshape(norms, call.norm.shape)
     if call.found_inf is not None:
         found = [nonfinite(parts) for parts in each]
         call.found_inf[...] = np.reshape(found, call.found_inf.shape)
@@ -69,17 +64,13 @@ def grad_norm(call: GradNorm) -> None:
 
 @np.errstate(all="ignore")
 def norm_parts(call: NormParts) -> None:
-    """``parts[k] = (hi, lo, scale)``: what ``grad_norm`` adds up, before the root."""
-    each: Sequence[Sequence[Part]]
-    if call.copies is None and not call.per_tensor:
-        each = [parts_of_all(call.grads, call.norm_type)]
-    else:
-        each = parts_of_each(call.grads, call.norm_type)
-        if call.copies is not None:
-            counted = zip(each, call.copies, strict=True)
-            each = [[(m, s / count) for m, s in parts] for parts, count in counted]
-        if not call.per_tensor:
-            each = [list(chain.from_iterable(each))]
+    """``parts[k] = (hi, lo, unit)``: what ``grad_norm`` adds up, before the root."""
+    each = [parts_of(grad, call.norm_type) for grad in call.grads]
+    if call.copies is not None:
+        counted = zip(each, call.copies, strict=True)
+        each = [[(unit, total / count) for unit, total in parts] for parts, count in counted]
+    if not call.per_tensor:
+        each = [list(chain.from_iterable(each))]
     for row, parts in zip(call.parts, each, strict=True):
         row[...] = state_of(parts, call.norm_type)
 
@@ -154,10 +145,10 @@ def clip_by_norm(call: ClipByNorm) -> None:
     """``outs = grads * (scale * coefficient)``, or zeros if the norm is not finite."""
     norm, by = float(call.norm), float(call.scale)  # of which the second is: the host read it
     if call.zero_nonfinite and not math.isfinite(norm):
-        zeros.fill(call.outs)
+        _zero(call.outs)
         return
     found = coefficient(norm, float(call.max_norm), call.eps)
-    # Where the norm is infinite, finite gradients become 0, though the scale is what made it so.
+    # If the norm is infinite, finite gradients become 0, though the scale is what made it so.
     _scale(call.grads, found * by if found else found, call.outs)
 
 
@@ -166,22 +157,31 @@ def scale_grads(call: ScaleGrads) -> None:
     _scale(call.grads, float(call.coefficient), call.outs)
 
 
-@np.errstate(all="ignore")
 def clip_grad_value(call: ClipGradValue) -> None:
     """``outs = min(max(grads, -clip_value), clip_value)``; NaN stays NaN."""
-    elementwise(clamping(call.clip_value), call.grads, call.outs)
+    with whole():
+        for grad, out in side_by_side(call.grads, call.outs):
+            limit = np.empty((), out.dtype)
+            store(np.array(call.clip_value), limit)
+            most = float(limit)
+            store(np.clip(grad.astype(np.float64), -most, most), out)
 
 
 def zero_grad(call: ZeroGrad) -> None:
     """Write +0 over every element, whatever it was."""
-    zeros.fill(call.grads)
+    _zero(call.grads)
 
 
-@np.errstate(all="ignore")
-def _scale(grads: Grads, factor: float, outs: Grads) -> None:
-    if factor == 1.0:
-        for grad, out in zip(grads, outs, strict=True):
-            if out is not grad:
+def _scale(grads: Sequence[Array], factor: float, outs: Sequence[Array]) -> None:
+    with whole():
+        for grad, out in side_by_side(grads, outs):
+            if factor == 1:
                 out[...] = grad
-        return
-    elementwise(scaling(factor), grads, outs)
+            else:
+                store(grad.astype(np.float64) * factor, out)
+
+
+def _zero(arrays: Sequence[Array]) -> None:
+    with whole():
+        for array in arrays:
+            array.fill(0)

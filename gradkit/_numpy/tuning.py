@@ -4,15 +4,12 @@ Sizes are elements unless they say bytes. What changes results (in their last bi
 apart from what changes time and memory alone.
 """
 
-import numpy as np
-
 # --- how sums are formed: changing one changes bits, and the documented bounds rest on them -----
 
 # Equal elements, as the gradient of a sum has them, round the same way each time. So few of them
 # in one running total keep the error of their sum below some 16 units.
 ROW_RUN = 1024  # elements of a row that one BLAS call adds up in the accumulation dtype
 COLUMN_RUN = 128  # and of a column, whose elements BLAS adds one after the other
-NORM_RUN_BYTES = 1024  # of a list's elements: 256 float32 before float64 takes over
 # Columns up to which a product with a matrix is as exact as a dot product, and quicker.
 NARROW = 256
 # A float32 variance below this has lost digits to underflow, and is computed again in float64.
@@ -23,15 +20,6 @@ UNFELT = 2.0**-5
 # Times this, float64 numbers, their differences and squares add up without overflow. What it takes
 # from the smallest counts for nothing beside those that overflowed.
 SMALL_ENOUGH = 2.0**-600
-# Between these a block's sum of squares has neither overflowed nor lost digits to underflow.
-SAFE_SQUARES = {np.dtype("f4"): (2.0**-100, 2.0**127), np.dtype("f8"): (1e-200, 1e290)}
-SAFE_SUM = 1e290  # below it, a sum of magnitudes has not overflowed
-# Factors that float32 holds as exactly as any: normal numbers, which it need not round up to 2^128.
-NORMAL_FACTORS = (2.0**-126, 2.0**127)
-# Up to so many numbers an exact sum costs no more than a NumPy call or two.
-EXACT_SUM = 64
-# Gradients up to this size are squared in float64 throughout: it costs nothing there.
-SMALL_GRADIENT = 1024
 
 # --- how work is cut: STRIPS changes bits, the rest changes time and memory ----------------------
 
@@ -56,18 +44,12 @@ RANK_NUMBERS = 1 << 17  # means of all ranks that are combined at a time
 # this, because each run costs a loop of its own; but in no more bytes than this, four times over.
 SHORT_RUN = 512
 SPREAD_BYTES = 7 << 17
-# Lists: gradients up to MEDIUM_GRADIENT are taken together, in batches of BATCH. Larger ones are
-# cut into as much as scratch holds, or IN_PLACE if they are read in place.
-MEDIUM_GRADIENT = 1 << 14
-BATCH = 1 << 16
-IN_PLACE = 1 << 20
 
 # --- time and memory alone -----------------------------------------------------------------------
 
 MOST_WORKERS = 4  # threads by default: beyond them memory is the limit
-# Sizes from which threads are faster: with a dozen passes, with one pass, and on average per item.
+# Sizes from which threads are faster: of a call, and on average per item.
 MANY_PASSES = 1 << 18
-ONE_PASS = 1 << 21
 WORTH_AN_ITEM = 1 << 13
 # Outputs from this size on are computed in scratch and copied whole. The processor reads the memory
 # that arithmetic writes for the first time, and need not if a whole tile is copied there.
@@ -79,4 +61,3 @@ ALIGNMENT = 64  # bytes of a cache line, and of the widest vector load
 # fills a longer one with copies of the broadcast operand first.
 SHORT_BUFFER = 512
 CONVERTED = 1 << 14  # float16 elements from which on a dozen integer operations are repaid
-FILLED_AS_BYTES = 1 << 16  # bytes from which on zeroing an array's bytes pays

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "channel_calls.h"
+#include "module.h"
 #include "row_calls.h"
 
 namespace nb = nanobind;
@@ -19,10 +20,12 @@ struct InstructionSet {
     const RowKernels* rows;
     const ChannelKernels<float>* channels_f32;
     const ChannelKernels<double>* channels_f64;
+    const ListKernels* lists;
     bool (*is_there)();
 };
 
-#define KERNELS(set) set::row_kernels, &set::channel_kernels_f32, &set::channel_kernels_f64
+#define KERNELS(set)                                                                    \
+    set::row_kernels, &set::channel_kernels_f32, &set::channel_kernels_f64, &set::list_kernels
 
 #ifdef GRADKIT_X86_64
 const InstructionSet instruction_sets[] = {
@@ -106,12 +109,6 @@ private:
     Py_buffer buffer_;
     Array array_;
 };
-
-// Whether Python's signal handlers raised: KeyboardInterrupt, say.
-bool interrupted() {
-    nb::gil_scoped_acquire gil;
-    return PyErr_CheckSignals() != 0;
-}
 
 // From so many elements on, other Python threads may run meanwhile.
 constexpr i64 WORTH_RELEASING = 1 << 12;
@@ -320,6 +317,13 @@ void channel_gradient(
 
 }  // namespace
 
+const ListKernels& list_kernels() { return *chosen.load(std::memory_order_relaxed)->lists; }
+
+bool interrupted() {
+    nb::gil_scoped_acquire gil;
+    return PyErr_CheckSignals() != 0;
+}
+
 NB_MODULE(compiled, module) {
     for (const InstructionSet& each : instruction_sets)
         if (!chosen.load() && each.is_there()) chosen.store(&each);
@@ -338,4 +342,5 @@ NB_MODULE(compiled, module) {
     module.def(
         "channel_gradient", &channel_gradient, n, n, n, n, n, n, a, a, a, a, a, a, a, a, a, a, a
     );
+    define_lists(module);
 }

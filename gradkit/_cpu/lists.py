@@ -1,0 +1,131 @@
+"""Norms, clipping and accumulation of lists, compiled. Lists of arrays are lists of NumPy's."""
+
+import math
+
+import numpy as np
+
+import gradkit._cpu.compiled as compiled
+from gradkit._calls.lists import (
+    AccumulateGrad,
+    AccumulateGrads,
+    AccumulateGradV2,
+    ClipByNorm,
+    ClipGradValue,
+    ClipUnits,
+    GradNorm,
+    NormParts,
+    RankState,
+    ScaleGrads,
+    UnitNorms,
+    ZeroGrad,
+)
+from gradkit._numpy.block_clipping import kept_shape, unit_factors
+from gradkit._numpy.list_norms import coefficient
+from gradkit._numpy.threads import workers
+
+__all__ = [
+    "accumulate_grad",
+    "accumulate_grad_v2",
+    "accumulate_grads",
+    "clip_by_norm",
+    "clip_grad_value",
+    "clip_units",
+    "grad_norm",
+    "norm_parts",
+    "rank_state",
+    "scale_grads",
+    "unit_norms",
+    "zero_grad",
+]
+
+
+def grad_norm(call: GradNorm) -> None:
+    """``norm = |scale| * (sum |g|^p)^(1/p)`` over all gradients, or one norm a gradient."""
+    by = abs(float(call.scale))
+    results = call.norm, call.found_inf
+    compiled.norms(call.grads, call.norm_type, by, call.per_tensor, workers(), *results)
+
+
+def norm_parts(call: NormParts) -> None:
+    """``parts[k] = (hi, lo, scale)``: what ``grad_norm`` adds up, before the root."""
+    each, copies = call.per_tensor, call.copies
+    compiled.norm_parts(call.grads, call.norm_type, each, copies, workers(), call.parts)
+
+
+def rank_state(call: RankState) -> None:
+    """``state = (0, digest, |scale|, hi, lo, scale of the sums)``."""
+    call.state[:3] = 0, call.digest, abs(float(call.scale))
+    copies, parts = call.copies, call.state[3:]
+    compiled.norm_parts(call.grads, call.norm_type, False, copies, workers(), parts)
+
+
+def clip_by_norm(call: ClipByNorm) -> None:
+    """``outs = grads * (scale * coefficient)``, or zeros if the norm is not finite."""
+    norm, by = float(call.norm), float(call.scale)  # of which the second is: the host read it
+    if call.zero_nonfinite and not math.isfinite(norm):
+        compiled.zero(call.outs, workers())
+        return
+    found = coefficient(norm, float(call.max_norm), call.eps)
+    # If the norm is infinite, finite gradients become 0, though the scale is what made it so.
+    factor = found * by if found else found
+    if factor != 1 or call.outs is not call.grads:
+        compiled.scale(call.grads, call.outs, factor, workers())
+
+
+def scale_grads(call: ScaleGrads) -> None:
+    """``outs = grads * coefficient``; a coefficient of 1 keeps every bit."""
+    compiled.scale(call.grads, call.outs, float(call.coefficient), workers())
+
+
+def clip_grad_value(call: ClipGradValue) -> None:
+    """``outs = min(max(grads, -clip_value), clip_value)``; NaN stays NaN."""
+    compiled.clamp(call.grads, call.outs, call.clip_value, workers())
+
+
+def zero_grad(call: ZeroGrad) -> None:
+    """Write +0 over every element, whatever it was."""
+    compiled.zero(call.grads, workers())
+
+
+def unit_norms(call: UnitNorms) -> None:
+    """``norms = (sum |g|^p)^(1/p)`` for each unit of each gradient, or of the mean of |g|^p."""
+    order, mean = call.norm_type, call.mean
+    compiled.unit_norms(call.grads, call.axes, order, mean, workers(), call.norms)
+
+
+def clip_units(call: ClipUnits) -> None:
+    """Scale each unit to ``max_norm`` if its norm is larger."""
+    with np.errstate(all="ignore"):
+        factors = unit_factors(call)
+    grads, outs, each, start = [], [], [], 0
+    for grad, out, own in zip(call.grads, call.outs, call.axes, strict=True):
+        kept = kept_shape(grad.shape, own)
+        factor = factors[start : start + math.prod(kept)].reshape(kept)
+        start += factor.size
+        if out is not grad or (factor != 1).any():
+            grads.append(grad)
+            outs.append(out)
+            each.append(factor)
+    compiled.scale_each(grads, outs, each, workers())
+
+
+def accumulate_grad(call: AccumulateGrad) -> None:
+    """``buffer += scale * grad`` (broadcast) if ``do_update``; with a scale, in float64."""
+    if call.do_update:
+        scale = 1.0 if call.scale is None else call.scale
+        compiled.accumulate([call.buffer], [call.grad], scale, False, workers())
+
+
+def accumulate_grad_v2(call: AccumulateGradV2) -> None:
+    """``buffer = grad`` if ``overwrite``, else ``buffer += grad``; both broadcast."""
+    overwrite = bool(call.overwrite)
+    compiled.accumulate([call.buffer], [call.grad], 1.0, overwrite, workers())
+
+
+def accumulate_grads(call: AccumulateGrads) -> None:
+    """Each ``buffer += scale * grad``, or ``= scale * grad``; then the norm of the buffers."""
+    if call.do_update:
+        numbers = float(call.scale), bool(call.overwrite), workers()
+        compiled.accumulate(call.buffers, call.grads, *numbers)
+    if call.norm is not None:
+        compiled.norms(call.buffers, 2.0, 1.0, False, workers(), call.norm, None)

@@ -1,0 +1,435 @@
+#include "list_calls.h"
+
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "pool.h"
+
+#define ISA plain
+#include "powers.h"
+#undef ISA
+
+namespace {
+
+// Elements that a thread takes at a time, of one array; and of a call from which on threads are
+// worth being woken.
+constexpr i64 PIECE = 1 << 14, WORTH_THREADS = 1 << 18;
+// Elements that go through float64 at a time, and those of a unit that are added up at a time.
+constexpr i64 TERMS = 1 << 9, UNIT_PIECE = 1 << 10;
+// Neighbouring units that are read side by side if their own elements are not.
+constexpr i64 TILE = 16;
+// Between questions whether to give up.
+constexpr std::chrono::milliseconds PATIENCE(50);
+
+i64 bytes_of(Dtype dtype) { return dtype == F64 ? 8 : dtype == F32 ? 4 : 2; }
+
+i64 at_most(i64 value, i64 limit) { return value < limit ? value : limit; }
+
+i64 distance(i64 stride) { return stride < 0 ? -stride : stride; }
+
+// Items of a call that may be given up.
+class Patient : public Items {
+public:
+    explicit Patient(bool (*given_up)()) : given_up_(given_up) {}
+
+    bool given_up() override {
+        if (!given_up_) return false;
+        const auto now = std::chrono::steady_clock::now();
+        if (now - asked_ < PATIENCE) return false;
+        asked_ = now;
+        return given_up_();
+    }
+
+private:
+    bool (*given_up_)();
+    std::chrono::steady_clock::time_point asked_ = std::chrono::steady_clock::now();
+};
+
+}  // namespace
+
+void List::append(const i64* shape, int ndim, const Side* sides, int count) {
+    Entry entry = {{}, {}, count, 1, -1};
+    for (int k = 0; k < count; ++k) {
+        entry.data[k] = sides[k].data;
+        entry.dtype[k] = sides[k].dtype;
+    }
+    for (int axis = 0; axis < ndim; ++axis) entry.size *= shape[axis];
+    elements_ += entry.size;
+
+    bool gapless = true;
+    i64 inner = 1;
+    for (int axis = ndim - 1; axis >= 0 && gapless; --axis) {
+        if (shape[axis] == 1) continue;
+        for (int k = 0; k < count; ++k)
+            gapless = gapless && sides[k].strides[axis] == inner * bytes_of(sides[k].dtype);
+        inner *= shape[axis];
+    }
+    if (gapless || entry.size == 0) {
+        entries_.push_back(entry);
+        return;
+    }
+
+    // From the first side's longest strides to its shortest; neighbours that lead on are one axis.
+    int order[MOST_AXES], axes = 0;
+    for (int axis = 0; axis < ndim; ++axis) {
+        if (shape[axis] == 1) continue;
+        int at = axes++;
+        const i64 own = distance(sides[0].strides[axis]);
+        for (; at > 0 && distance(sides[0].strides[order[at - 1]]) < own; --at)
+            order[at] = order[at - 1];
+        order[at] = axis;
+    }
+    Strides found;
+    int merged = 0;
+    for (int n = 0; n < axes; ++n) {
+        const i64 length = shape[order[n]];
+        const auto stride = [&](int k) { return sides[k].strides[order[n]]; };
+        bool leads = merged > 0;
+        for (int k = 0; k < count; ++k)
+            leads = leads && found.of[k].at[merged - 1].stride == length * stride(k);
+        for (int k = 0; k < count; ++k) {
+            Axis& to = found.of[k].at[leads ? merged - 1 : merged];
+            to = {leads ? to.length * length : length, stride(k)};
+        }
+        merged += !leads;
+    }
+    gapless = true;
+    for (int k = 0; k < count; ++k) {
+        Axes& own = found.of[k];
+        own.count = merged;
+        found.gapless[k] = true;
+        i64 step = bytes_of(sides[k].dtype);
+        for (int axis = merged - 1; axis >= 0; step *= own.at[axis--].length)
+            found.gapless[k] = found.gapless[k] && own.at[axis].stride == step;
+        gapless = gapless && found.gapless[k];
+    }
+    if (!gapless) {
+        entry.strides = static_cast<i64>(strides_.size());
+        strides_.push_back(found);
+    }
+    entries_.push_back(entry);
+}
+
+// The pieces of a call. Several neighbours are one item for a thread if they are small.
+class Pieces {
+public:
+    struct Piece {
+        i64 entry, begin, end;
+    };
+
+    Pieces(const List& list, const ListSetting& setting)
+        : list_(list),
+          given_up_(setting.given_up),
+          threads_(list.elements() < WORTH_THREADS ? 1 : setting.threads) {
+        i64 taken = PIECE;
+        pieces_.reserve(list.length() + list.elements() / PIECE);
+        for (i64 k = 0; k < list.length(); ++k)
+            for (i64 begin = 0, size = list.entries_[k].size; begin < size; begin += PIECE) {
+                const i64 end = at_most(begin + PIECE, size);
+                if (taken + end - begin > PIECE) {
+                    items_.push_back(static_cast<i64>(pieces_.size()));
+                    taken = 0;
+                }
+                taken += end - begin;
+                pieces_.push_back({k, begin, end});
+            }
+        items_.push_back(static_cast<i64>(pieces_.size()));
+        if (!list.strides_.empty())
+            scratch_.reset(new char[threads_ * MOST_SIDES * PIECE * sizeof(double)]);
+    }
+
+    const std::vector<Piece>& pieces() const { return pieces_; }
+
+    // Whether a side has one element for all of a piece's array, which is there once.
+    bool constant(i64 number, int side) const {
+        const List::Entry& entry = list_.entries_[pieces_[number].entry];
+        if (entry.strides < 0) return false;
+        const Axes& axes = list_.strides_[entry.strides].of[side];
+        bool found = true;
+        for (int axis = 0; axis < axes.count; ++axis) found = found && axes.at[axis].stride == 0;
+        return found;
+    }
+
+    // Calls visit(piece, entry's dtypes, addresses, elements); WRITES: to the first side.
+    template <bool WRITES, typename F> bool each(F visit) {
+        struct Visiting : Patient {
+            Visiting(Pieces& own, F& visit) : Patient(own.given_up_), own(own), visit(visit) {}
+            void work(i64 item, int slot) override {
+                for (i64 k = own.items_[item]; k < own.items_[item + 1]; ++k)
+                    own.visit_one<WRITES>(k, slot, visit);
+            }
+            Pieces& own;
+            F& visit;
+        } visiting(*this, visit);
+        return share_out(visiting, static_cast<i64>(items_.size()) - 1, threads_);
+    }
+
+private:
+    template <bool WRITES, typename F> void visit_one(i64 number, int slot, F& visit) {
+        const Piece& piece = pieces_[number];
+        const List::Entry& entry = list_.entries_[piece.entry];
+        const i64 count = piece.end - piece.begin;
+        char* at[MOST_SIDES];
+        bool there[MOST_SIDES];
+        for (int k = 0; k < entry.sides; ++k) {
+            there[k] = entry.strides < 0 || list_.strides_[entry.strides].gapless[k];
+            at[k] = entry.data[k] + piece.begin * bytes_of(entry.dtype[k]);
+            if (there[k]) continue;
+            if (k > 0 && constant(number, k)) {
+                at[k] = entry.data[k];
+                continue;
+            }
+            at[k] = scratch_.get() + (slot * MOST_SIDES + k) * PIECE * i64{sizeof(double)};
+            copy<true>(entry, k, piece.begin, count, at[k]);
+        }
+        visit(number, entry.dtype, at, count);
+        if (WRITES && !there[0]) copy<false>(entry, 0, piece.begin, count, at[0]);
+    }
+
+    // Between a piece of an array at strides and memory without gaps.
+    template <bool GATHER> void copy(
+        const List::Entry& entry, int side, i64 begin, i64 count, char* at
+    ) {
+        const i64 bytes = bytes_of(entry.dtype[side]);
+        const auto run = bytes == 2 ? copy_elements<GATHER, 2>
+            : bytes == 4            ? copy_elements<GATHER, 4>
+                                    : copy_elements<GATHER, 8>;
+        run(entry.data[side], list_.strides_[entry.strides].of[side], begin, count, at);
+    }
+
+    template <bool GATHER, int BYTES> static void copy_elements(
+        char* data, const Axes& axes, i64 begin, i64 count, char* at
+    ) {
+        plain::for_each(data, axes, begin, count, [=](char* own, i64 j) {
+            std::memcpy(GATHER ? at + j * BYTES : own, GATHER ? own : at + j * BYTES, BYTES);
+        });
+    }
+
+    const List& list_;
+    bool (*given_up_)();
+    int threads_;
+    std::vector<Piece> pieces_;
+    std::vector<i64> items_;  // the first piece of each, and their end
+    std::unique_ptr<char[]> scratch_;
+};
+
+namespace {
+
+constexpr double INFINITE = std::numeric_limits<double>::infinity();
+
+void shrink(Part& part, double ratio, double p) {
+    if (p == 2) {  // in two steps: the square of the ratio alone would underflow
+        part.hi = part.hi * ratio * ratio;
+        part.lo = part.lo * ratio * ratio;
+        return;
+    }
+    const double factor = p == 1 || p == INFINITE ? ratio : plain::power_of_ratio(ratio, 1, p);
+    part.hi *= factor;
+    part.lo *= factor;
+}
+
+double total_of(const Part& part) {
+    return std::isfinite(part.hi) ? part.hi + part.lo : part.hi;
+}
+
+}  // namespace
+
+void join(Part& into, Part other, double p) {
+    if (p == INFINITE) {
+        if (other.hi > into.hi || other.hi != other.hi) into = other;
+        return;
+    }
+    if (other.scale > into.scale) {
+        const Part smaller = into;
+        into = other;
+        other = smaller;
+    }
+    if (other.scale < into.scale) shrink(other, other.scale / into.scale, p);
+    const double sum = into.hi + other.hi, back = sum - into.hi;
+    into.lo += (into.hi - (sum - back)) + (other.hi - back);
+    into.lo += other.lo;
+    into.hi = sum;
+}
+
+void divide(Part& part, double p, double count) {
+    if (p == INFINITE) return;  // nothing was added up
+    part.hi /= count;
+    part.lo /= count;
+}
+
+double norm_of(const Part& part, double p, double by) {
+    const double total = total_of(part);
+    if (!std::isfinite(total) || !std::isfinite(by)) return part.scale * total * by;
+    const double root = p == 2                      ? std::sqrt(total)
+        : p == 1 || p == INFINITE || total == 0     ? total
+                                                    : plain::exp2_of(plain::log2_of(total) / p);
+    // In the product of the three, two may overflow or underflow where all do not.
+    int exponents[3];
+    const double first = std::frexp(part.scale, &exponents[0]);
+    const double second = std::frexp(by, &exponents[1]), third = std::frexp(root, &exponents[2]);
+    return std::ldexp(first * second * third, exponents[0] + exponents[1] + exponents[2]);
+}
+
+bool parts_of_each(const List& list, const ListSetting& setting, double p, Part* parts) {
+    Pieces pieces(list, setting);
+    const auto& all = pieces.pieces();
+    std::vector<Part> found(all.size());
+    const auto visit = [&](i64 k, const Dtype* dtypes, char** at, i64 count) {
+        found[k] = setting.kernels.part[dtypes[0]](at[0], count, p);
+    };
+    if (!pieces.each<false>(visit)) return false;
+    for (i64 k = 0; k < list.length(); ++k) parts[k] = {0, 0, 0};
+    for (size_t k = 0; k < all.size(); ++k) join(parts[all[k].entry], found[k], p);
+    return true;
+}
+
+bool part_of_all(const List& list, const ListSetting& setting, double p, Part& part) {
+    std::vector<Part> parts(list.length());
+    if (!parts_of_each(list, setting, p, parts.data())) return false;
+    part = {0, 0, 0};
+    for (const Part& each : parts) join(part, each, p);
+    return true;
+}
+
+namespace {
+
+// Blocks of units, of which each is summed up by one thread.
+class UnitBlocks : public Patient {
+public:
+    UnitBlocks(const Units& units, const ListSetting& setting, double p, Part* parts)
+        : Patient(setting.given_up),
+          units_(units),
+          part_(setting.kernels.part[units.dtype]),
+          p_(p),
+          parts_(parts),
+          threads_(units.count * units.size < WORTH_THREADS ? 1 : setting.threads),
+          there_(plain::has_no_gaps(units.array.columns, bytes_of(units.dtype))),
+          step_(there_ ? 1 + PIECE / (units.size + 1) : TILE) {
+        if (!there_) scratch_.reset(new char[threads_ * TILE * UNIT_PIECE * sizeof(double)]);
+    }
+
+    bool run() { return share_out(*this, (units_.count + step_ - 1) / step_, threads_); }
+
+    void work(i64 item, int slot) override {
+        const i64 begin = item * step_, end = at_most(begin + step_, units_.count);
+        for (i64 unit = begin; unit < end; ++unit) parts_[unit] = {0, 0, 0};
+        if (!there_) {
+            gather(begin, end, scratch_.get() + slot * TILE * UNIT_PIECE * i64{sizeof(double)});
+            return;
+        }
+        const i64 bytes = bytes_of(units_.dtype);
+        for (i64 unit = begin; unit < end; ++unit) {
+            const char* data = plain::row_of(units_.array, unit);
+            for (i64 at = 0; at < units_.size; at += UNIT_PIECE) {
+                const i64 count = at_most(UNIT_PIECE, units_.size - at);
+                join(parts_[unit], part_(data + at * bytes, count, p_), p_);
+            }
+        }
+    }
+
+private:
+    void gather(i64 begin, i64 end, char* scratch) {
+        const i64 bytes = bytes_of(units_.dtype);
+        const auto run = bytes == 2 ? &UnitBlocks::sum_up<2>
+            : bytes == 4            ? &UnitBlocks::sum_up<4>
+                                    : &UnitBlocks::sum_up<8>;
+        (this->*run)(begin, end, scratch);
+    }
+
+    // Units side by side, through memory in which each has no gaps.
+    template <int BYTES> void sum_up(i64 begin, i64 end, char* scratch) {
+        const int width = static_cast<int>(end - begin);
+        char* from[TILE];
+        for (int w = 0; w < width; ++w) from[w] = plain::row_of(units_.array, begin + w);
+        const auto finish = [&](i64 count) {
+            for (int w = 0; w < width; ++w)
+                join(parts_[begin + w], part_(scratch + w * UNIT_PIECE * BYTES, count, p_), p_);
+        };
+        i64 held = 0;
+        plain::for_each(from[0], units_.array.columns, 0, units_.size, [&](const char* at, i64) {
+            const i64 distance = at - from[0];
+            for (int w = 0; w < width; ++w)
+                std::memcpy(scratch + (w * UNIT_PIECE + held) * BYTES, from[w] + distance, BYTES);
+            if (++held < UNIT_PIECE) return;
+            finish(held);
+            held = 0;
+        });
+        if (held) finish(held);
+    }
+
+    const Units& units_;
+    Part (*part_)(const void*, i64, double);
+    double p_;
+    Part* parts_;
+    int threads_;
+    bool there_;
+    i64 step_;
+    std::unique_ptr<char[]> scratch_;
+};
+
+}  // namespace
+
+bool parts_of_units(const Units& units, const ListSetting& setting, double p, Part* parts) {
+    if (units.size == 0) {
+        for (i64 unit = 0; unit < units.count; ++unit) parts[unit] = {0, 0, 0};
+        return true;
+    }
+    return UnitBlocks(units, setting, p, parts).run();
+}
+
+void scale(const List& list, const ListSetting& setting, double factor) {
+    Pieces(list, setting).each<true>([&](i64, const Dtype* dtypes, char** at, i64 count) {
+        if (factor == 1)  // which keeps every bit
+            std::memmove(at[0], at[1], count * bytes_of(dtypes[0]));
+        else
+            setting.kernels.scale[dtypes[0]](at[1], at[0], count, factor);
+    });
+}
+
+void scale_each(const List& list, const ListSetting& setting) {
+    Pieces pieces(list, setting);
+    pieces.each<true>([&](i64 k, const Dtype* dtypes, char** at, i64 count) {
+        const double* factors = reinterpret_cast<const double*>(at[2]);
+        if (!pieces.constant(k, 2))
+            setting.kernels.scale_each[dtypes[0]](at[1], at[0], count, factors);
+        else if (*factors < 0)
+            std::memset(at[0], 0, count * bytes_of(dtypes[0]));
+        else
+            setting.kernels.scale[dtypes[0]](at[1], at[0], count, *factors);
+    });
+}
+
+void clamp(const List& list, const ListSetting& setting, double limit) {
+    Pieces(list, setting).each<true>([&](i64, const Dtype* dtypes, char** at, i64 count) {
+        setting.kernels.clamp[dtypes[0]](at[1], at[0], count, limit);
+    });
+}
+
+void zero(const List& list, const ListSetting& setting) {
+    Pieces(list, setting).each<true>([&](i64, const Dtype* dtypes, char** at, i64 count) {
+        std::memset(at[0], 0, count * bytes_of(dtypes[0]));
+    });
+}
+
+void accumulate(const List& list, const ListSetting& setting, double scale, bool overwrite) {
+    Pieces(list, setting).each<true>([&](i64, const Dtype* dtypes, char** at, i64 count) {
+        const Dtype into = dtypes[0], addend = dtypes[1];
+        if (scale == 1 && into == addend) {
+            if (overwrite)
+                std::memmove(at[0], at[1], count * bytes_of(into));
+            else
+                setting.kernels.add[into](at[1], at[0], count);
+            return;
+        }
+        double terms[TERMS];
+        const auto finish =
+            overwrite ? setting.kernels.store_terms[into] : setting.kernels.add_terms[into];
+        for (i64 j = 0; j < count; j += TERMS) {
+            const i64 some = at_most(TERMS, count - j);
+            setting.kernels.terms[addend](at[1] + j * bytes_of(addend), terms, some, scale);
+            finish(terms, at[0] + j * bytes_of(into), some);
+        }
+    });
+}

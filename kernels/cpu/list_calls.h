@@ -1,0 +1,81 @@
+// Calls of operations on lists: arrays are cut into pieces, which threads share.
+//
+// Cuts depend on sizes alone, and so do bits: not on threads, nor on the arrays around.
+
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "lists.h"
+
+// An array, or one that is broadcast to another's shape by strides of 0.
+struct Side {
+    char* data;
+    Dtype dtype;
+    const i64* strides;  // in bytes
+};
+
+constexpr int MOST_SIDES = 3;  // the first is written, or read if nothing is
+
+// Elements of arrays of one shape, side by side, in the order of the first one's memory.
+class List {
+public:
+    void reserve(i64 count) { entries_.reserve(count); }
+    void append(const i64* shape, int ndim, const Side* sides, int count);
+
+    i64 length() const { return static_cast<i64>(entries_.size()); }
+    i64 elements() const { return elements_; }
+
+private:
+    friend class Pieces;
+
+    struct Strides {
+        Axes of[MOST_SIDES];
+        bool gapless[MOST_SIDES];  // those that can be read where they lie
+    };
+    struct Entry {
+        char* data[MOST_SIDES];
+        Dtype dtype[MOST_SIDES];
+        int sides;
+        i64 size, strides;  // which of `strides_`; -1 if no side has gaps
+    };
+
+    std::vector<Entry> entries_;
+    std::vector<Strides> strides_;
+    i64 elements_ = 0;
+};
+
+// An array whose rows are units, so many of a size.
+struct Units {
+    Array array;
+    Dtype dtype;
+    i64 count, size;
+};
+
+// How a call is computed. `given_up`: asked now and then by the calling thread, unless it is null.
+struct ListSetting {
+    const ListKernels& kernels;
+    int threads;
+    bool (*given_up)();
+};
+
+// What is summed up for the norm of each array. False if it was given up.
+bool parts_of_each(const List& list, const ListSetting& setting, double p, Part* parts);
+// The same for all of them.
+bool part_of_all(const List& list, const ListSetting& setting, double p, Part& part);
+// The same for each unit of an array, one after the other. False if it was given up.
+bool parts_of_units(const Units& units, const ListSetting& setting, double p, Part* parts);
+// Adds a part to what is summed up.
+void join(Part& into, Part other, double p);
+// Makes a sum of powers the mean of so many.
+void divide(Part& part, double p, double count);
+// by * norm, where by is at least 0 or NaN.
+double norm_of(const Part& part, double p, double by);
+
+// All of these write the first side; none is given up, so that all is written or nothing.
+void scale(const List& list, const ListSetting& setting, double factor);
+void scale_each(const List& list, const ListSetting& setting);  // by those of the third side
+void clamp(const List& list, const ListSetting& setting, double limit);
+void zero(const List& list, const ListSetting& setting);
+void accumulate(const List& list, const ListSetting& setting, double scale, bool overwrite);

@@ -1,0 +1,279 @@
+// gradkit._cpu.compiled: operations on lists of arrays that have Python's buffer protocol.
+
+#include "list_calls.h"
+#include "module.h"
+
+namespace nb = nanobind;
+
+namespace {
+
+// From so many elements on, other Python threads may run meanwhile.
+constexpr i64 WORTH_RELEASING = 1 << 12;
+
+// The memory of an array. The caller holds the array, so its buffer need not be held.
+class Buffer {
+public:
+    explicit Buffer(PyObject* array) {
+        if (PyObject_GetBuffer(array, &buffer_, PyBUF_STRIDES)) throw nb::python_error();
+    }
+    ~Buffer() { PyBuffer_Release(&buffer_); }
+    Buffer(const Buffer&) = delete;
+    Buffer& operator=(const Buffer&) = delete;
+
+    const Py_buffer* operator->() const { return &buffer_; }
+
+    Dtype dtype() const {
+        if (buffer_.itemsize != 2) return buffer_.itemsize == 4 ? F32 : F64;
+        // Only the array itself tells the 16-bit dtypes apart.
+        static PyObject* const half =
+            nb::module_::import_("numpy").attr("dtype")("float16").release().ptr();
+        const nb::object own = nb::handle(buffer_.obj).attr("dtype");
+        return own.ptr() == half || own.equal(nb::handle(half)) ? F16 : BF16;
+    }
+
+    Side side(const i64* strides) const {
+        return {static_cast<char*>(buffer_.buf), dtype(), strides};
+    }
+
+private:
+    Py_buffer buffer_;
+};
+
+static_assert(sizeof(Py_ssize_t) == sizeof(i64), "strides are read where they lie");
+
+const i64* numbers(const Py_ssize_t* values) { return reinterpret_cast<const i64*>(values); }
+
+// A sequence as a list, of which items are borrowed.
+class Sequence {
+public:
+    explicit Sequence(nb::handle items)
+        : list_(PyList_Check(items.ptr()) ? nb::borrow(items)
+                                          : nb::steal(PySequence_List(items.ptr()))) {
+        if (!list_.is_valid()) throw nb::python_error();
+    }
+
+    i64 length() const { return PyList_Size(list_.ptr()); }
+
+    PyObject* operator[](i64 k) const {
+        PyObject* item = PyList_GetItem(list_.ptr(), k);
+        if (!item) throw nb::python_error();
+        return item;
+    }
+
+private:
+    nb::object list_;
+};
+
+// The arrays of some lists, side by side. Those of further lists are broadcast to the first's.
+template <typename... Lists> List side_by_side(nb::handle first, Lists... others) {
+    const Sequence items(first);
+    const Sequence rest[] = {Sequence(others)..., Sequence(first)};
+    List list;
+    list.reserve(items.length());
+    for (i64 k = 0, length = items.length(); k < length; ++k) {
+        PyObject* const array = items[k];
+        const Buffer own(array);
+        Side sides[MOST_SIDES] = {own.side(numbers(own->strides))};
+        i64 strides[MOST_SIDES][MOST_AXES];
+        int count = 1;
+        for (; count <= static_cast<int>(sizeof...(others)); ++count) {
+            PyObject* const other = rest[count - 1][k];
+            if (other == array) {
+                sides[count] = sides[0];
+                continue;
+            }
+            const Buffer buffer(other);
+            const int extra = own->ndim - buffer->ndim;
+            for (int axis = 0; axis < own->ndim; ++axis) {
+                const bool one = axis < extra || buffer->shape[axis - extra] == 1;
+                strides[count][axis] = one ? 0 : buffer->strides[axis - extra];
+            }
+            sides[count] = buffer.side(strides[count]);
+        }
+        list.append(numbers(own->shape), own->ndim, sides, count);
+    }
+    return list;
+}
+
+// A norm's results, which may lie at any strides.
+class Numbers {
+public:
+    explicit Numbers(nb::handle array) {
+        if (array.is_none()) return;
+        const Buffer buffer(array.ptr());
+        data_ = static_cast<char*>(buffer->buf);
+        stride_ = buffer->ndim ? buffer->strides[buffer->ndim - 1] : 0;
+    }
+
+    void set(i64 k, double value) const {
+        if (data_) __builtin_memcpy(data_ + k * stride_, &value, sizeof value);
+    }
+
+private:
+    char* data_ = nullptr;
+    i64 stride_ = 0;
+};
+
+// Calls run(setting), without the interpreter's lock if that pays. Only what writes nothing is ever
+// given up.
+template <typename F> void compute(i64 elements, int threads, bool writes, F run) {
+    if (elements < WORTH_RELEASING) {
+        run(ListSetting{list_kernels(), 1, nullptr});
+        return;
+    }
+    bool done = true;
+    {
+        nb::gil_scoped_release released;
+        done = run(ListSetting{list_kernels(), threads, writes ? nullptr : interrupted});
+    }
+    if (!done) throw nb::python_error();
+}
+
+std::vector<Part> parts_of(nb::handle grads, double p, bool each, int threads) {
+    const List list = side_by_side(grads);
+    std::vector<Part> parts(each ? list.length() : 1);
+    compute(list.elements(), threads, false, [&](const ListSetting& setting) {
+        return each ? parts_of_each(list, setting, p, parts.data())
+                    : part_of_all(list, setting, p, parts[0]);
+    });
+    return parts;
+}
+
+bool is_finite(const Part& part) { return part.hi - part.hi == 0; }
+
+// norm[k] = by * (sum |g|^p)^(1/p), and whether elements were not finite.
+void norms(
+    nb::handle grads, double p, double by, bool each, int threads, nb::handle norm,
+    nb::handle found_inf
+) {
+    const std::vector<Part> parts = parts_of(grads, p, each, threads);
+    const Numbers to(norm), found(found_inf);
+    for (size_t k = 0; k < parts.size(); ++k) {
+        to.set(k, norm_of(parts[k], p, by));
+        found.set(k, is_finite(parts[k]) ? 0 : 1);
+    }
+}
+
+// Rows (hi, lo, scale), without gaps. Each gradient's sum is divided by the number of its copies.
+void norm_parts(
+    nb::handle grads, double p, bool each, nb::handle copies, int threads, nb::handle rows
+) {
+    const bool counted = !copies.is_none();
+    std::vector<Part> parts = parts_of(grads, p, each || counted, threads);
+    if (counted) {
+        for (size_t k = 0; k < parts.size(); ++k) divide(parts[k], p, nb::cast<double>(copies[k]));
+        if (!each) {
+            Part all = {0, 0, 0};
+            for (const Part& part : parts) join(all, part, p);
+            parts.assign(1, all);
+        }
+    }
+    const Buffer buffer(rows.ptr());
+    double* to = static_cast<double*>(buffer->buf);
+    for (const Part& part : parts) {
+        const bool finite = is_finite(part);
+        *to++ = part.hi;
+        *to++ = finite ? part.lo : 0;
+        *to++ = finite ? part.scale : 1;
+    }
+}
+
+// Axes of a length other than 1, those of units or those that lead from one to the next.
+Units units_of(const Buffer& buffer, nb::handle axes) {
+    Units units;
+    units.array.data = static_cast<char*>(buffer->buf);
+    units.array.rows.count = units.array.columns.count = 0;
+    units.dtype = buffer.dtype();
+    units.count = units.size = 1;
+    bool own[MOST_AXES] = {};
+    for (const nb::handle axis : axes) own[nb::cast<int>(axis)] = true;
+    for (int axis = 0; axis < buffer->ndim; ++axis) {
+        const i64 length = buffer->shape[axis], stride = buffer->strides[axis];
+        (own[axis] ? units.size : units.count) *= length;
+        if (length == 1) continue;
+        Axes& to = own[axis] ? units.array.columns : units.array.rows;
+        Axis* outer = to.count ? &to.at[to.count - 1] : nullptr;
+        if (outer && outer->stride == length * stride)
+            *outer = {outer->length * length, stride};
+        else
+            to.at[to.count++] = {length, stride};
+    }
+    return units;
+}
+
+// norms[k] = (sum |g|^p)^(1/p) of each unit, without gaps; `mean`: of the mean of |g|^p.
+void unit_norms(
+    nb::handle grads, nb::handle axes, double p, bool mean, int threads, nb::handle norms
+) {
+    const Sequence items(grads), each(axes);
+    const Buffer buffer(norms.ptr());
+    double* to = static_cast<double*>(buffer->buf);
+    std::vector<Part> parts;
+    for (i64 k = 0, length = items.length(); k < length; ++k) {
+        const Buffer own(items[k]);
+        const nb::handle along(each[k]);
+        const Units units = units_of(own, along);
+        parts.resize(units.count);
+        List whole;  // a unit that is all of an array is shared out
+        const bool all = nb::len(along) == static_cast<size_t>(own->ndim);
+        const Side side = own.side(numbers(own->strides));
+        if (all) whole.append(numbers(own->shape), own->ndim, &side, 1);
+        compute(units.count * units.size, threads, false, [&](const ListSetting& setting) {
+            return all ? part_of_all(whole, setting, p, parts[0])
+                       : parts_of_units(units, setting, p, parts.data());
+        });
+        for (Part& part : parts) {
+            if (mean) divide(part, p, static_cast<double>(units.size ? units.size : 1));
+            *to++ = norm_of(part, p, 1);
+        }
+    }
+}
+
+template <typename F> void write(const List& list, int threads, F run) {
+    compute(list.elements(), threads, true, [&](const ListSetting& setting) {
+        run(setting);
+        return true;
+    });
+}
+
+void scale_list(nb::handle grads, nb::handle outs, double factor, int threads) {
+    const List list = side_by_side(outs, grads);
+    write(list, threads, [&](const ListSetting& setting) { scale(list, setting, factor); });
+}
+
+void scale_each_list(nb::handle grads, nb::handle outs, nb::handle factors, int threads) {
+    const List list = side_by_side(outs, grads, factors);
+    write(list, threads, [&](const ListSetting& setting) { scale_each(list, setting); });
+}
+
+void clamp_list(nb::handle grads, nb::handle outs, double limit, int threads) {
+    const List list = side_by_side(outs, grads);
+    write(list, threads, [&](const ListSetting& setting) { clamp(list, setting, limit); });
+}
+
+void zero_list(nb::handle grads, int threads) {
+    const List list = side_by_side(grads);
+    write(list, threads, [&](const ListSetting& setting) { zero(list, setting); });
+}
+
+void accumulate_list(nb::handle buffers, nb::handle grads, double scale, bool overwrite, int threads) {
+    const List list = side_by_side(buffers, grads);
+    write(list, threads, [&](const ListSetting& setting) {
+        accumulate(list, setting, scale, overwrite);
+    });
+}
+
+}  // namespace
+
+void define_lists(nb::module_& module) {
+    const auto n = nb::arg();
+    const auto a = nb::arg().none();
+    module.def("norms", &norms, n, n, n, n, n, n, a);
+    module.def("norm_parts", &norm_parts, n, n, n, a, n, n);
+    module.def("unit_norms", &unit_norms);
+    module.def("scale", &scale_list);
+    module.def("scale_each", &scale_each_list);
+    module.def("clamp", &clamp_list);
+    module.def("zero", &zero_list);
+    module.def("accumulate", &accumulate_list);
+}

@@ -1,0 +1,190 @@
+// Lists of gradients on a CPU, for one instruction set: ISA names it, and the namespace.
+//
+//   part        what a norm adds up: |x|, x^2, |x|^p, or the largest |x|
+//   scale       to = from * factor
+//   clamp       to = min(max(from, -limit), limit)
+//   add, terms  to += scale * from, or to = scale * from
+//
+// Plain loops that a compiler makes vectors of. Bits are the same for each instruction set: sums
+// have LANES totals, whatever a vector holds. Products and scaled sums are computed in float64 and
+// rounded once.
+
+#include "lists.h"
+
+#include "powers.h"
+
+// Loops whose arrays may be one array, element by element, and do not overlap otherwise.
+#define INDEPENDENT _Pragma("GCC ivdep")
+
+namespace ISA {
+
+constexpr int LANES = 32;
+constexpr double INFINITE = __builtin_inf(), LARGEST = 0x1.fffffffffffffp1023;
+
+template <typename T> INLINE double wide(T x) { return static_cast<double>(widen(x)); }
+
+// The square of what is narrower than float64 is exact, so that to fuse it changes no bit.
+template <typename T> INLINE double add_square(double sum, T x) {
+    const double value = wide(x);
+#ifdef __FMA__
+    if (sizeof(T) < 8) return __builtin_fma(value, value, sum);
+#endif
+    return sum + value * value;
+}
+
+// Knuth's two-sum: the only error is the rounding of lo.
+INLINE void add_exactly(double& hi, double& lo, double x) {
+    const double sum = hi + x, back = sum - hi;
+    lo += (hi - (sum - back)) + (x - back);
+    hi = sum;
+}
+
+// The sum of terms: add(sum, x) adds one. Totals take RUN terms at most before what rounding takes
+// from them is kept: those of float64, whose terms are rounded, one.
+template <typename T, typename F> INLINE Part sum_over(const Element<T>* x, i64 count, F add) {
+    constexpr i64 RUN = (sizeof(T) == 8 ? 1 : 32) * LANES;
+    double hi[LANES] = {}, lo[LANES] = {};
+    for (i64 at = 0; at < count;) {
+        const i64 stop = at + RUN < count ? at + RUN : count;
+        double run[LANES] = {};
+        for (; at + LANES <= stop; at += LANES)
+            for (int l = 0; l < LANES; ++l) run[l] = add(run[l], x[at + l].value);
+        for (int l = 0; l < static_cast<int>(stop - at); ++l) run[l] = add(run[l], x[at + l].value);
+        at = stop;
+        for (int l = 0; l < LANES; ++l) add_exactly(hi[l], lo[l], run[l]);
+    }
+#pragma GCC unroll 5
+    for (int half = LANES / 2; half > 0; half /= 2)
+#pragma GCC unroll 16
+        for (int l = 0; l < half; ++l) {
+            add_exactly(hi[l], lo[l], hi[l + half]);
+            lo[l] += lo[l + half];
+        }
+    return {hi[0], lo[0], hi[0] == 0 ? 0.0 : 1.0};
+}
+
+template <int BYTES> struct Bits;
+template <> struct Bits<2> { typedef int16_t type; };
+template <> struct Bits<4> { typedef int32_t type; };
+template <> struct Bits<8> { typedef int64_t type; };
+
+// Bits without a sign are in the order of magnitudes, NaN above infinity.
+template <typename T> double largest_of(const Element<T>* x, i64 count) {
+    typedef typename Bits<sizeof(T)>::type B;
+    constexpr B MAGNITUDE = static_cast<B>(~(uint64_t{1} << (8 * sizeof(T) - 1)));
+    B largest = 0;
+    for (i64 j = 0; j < count; ++j) {
+        const B bits = static_cast<B>(bits_of<B>(x[j].value) & MAGNITUDE);
+        largest = bits > largest ? bits : largest;
+    }
+    return wide(bits_of<T>(largest));
+}
+
+INLINE double size_of(double x) { return __builtin_fabs(x); }
+
+// Sums relative to the largest element, or for p = 1 and 2 to a power of two near it.
+template <typename T> Part relative_part(const Element<T>* x, i64 count, double p) {
+    const double largest = largest_of(x, count);
+    if (largest == 0) return {0, 0, 0};
+    if (!(largest <= LARGEST)) return {largest, 0, LARGEST};
+    double scale = largest;
+    if (p == 1 || p == 2) {
+        scale = bits_of<double>(bits_of<uint64_t>(largest) & 0x7ff0000000000000);
+        if (scale == 0) scale = 0x1p-1022;
+    }
+    Part part;
+    if (p == 1)
+        part = sum_over(x, count, [=](double sum, T v) { return sum + size_of(wide(v)) / scale; });
+    else if (p == 2)
+        part = sum_over(x, count, [=](double sum, T v) {
+            const double ratio = wide(v) / scale;
+            return sum + ratio * ratio;
+        });
+    else
+        part = sum_over(x, count, [=](double sum, T v) {
+            return sum + power_of_ratio(size_of(wide(v)), scale, p);
+        });
+    part.scale = scale;
+    return part;
+}
+
+template <typename T> Part part_of(const void* from, i64 count, double p) {
+    const Element<T>* x = static_cast<const Element<T>*>(from);
+    if (p == INFINITE) {
+        const double largest = largest_of(x, count);
+        return {largest, 0, largest == 0 ? 0.0 : 1.0};
+    }
+    if (p == 1) {
+        const Part part = sum_over(x, count, [](double sum, T v) { return sum + size_of(wide(v)); });
+        if (sizeof(T) < 8 || part.hi < 0x1p960) return part;
+    } else if (p == 2) {
+        const Part part = sum_over(x, count, [](double sum, T v) { return add_square(sum, v); });
+        // Neither has a square overflowed, nor lost digits that count.
+        if (sizeof(T) < 8 || (part.hi > 0x1p-660 && part.hi < 0x1p960)) return part;
+    }
+    return relative_part(x, count, p);
+}
+
+template <typename T> void scale_all(const void* from, void* to, i64 count, double factor) {
+    const Element<T>* x = static_cast<const Element<T>*>(from);
+    Element<T>* y = static_cast<Element<T>*>(to);
+    INDEPENDENT
+    for (i64 j = 0; j < count; ++j) narrow(wide(x[j].value) * factor, y[j].value);
+}
+
+template <typename T> void scale_each(
+    const void* from, void* to, i64 count, const double* factors
+) {
+    const Element<T>* x = static_cast<const Element<T>*>(from);
+    Element<T>* y = static_cast<Element<T>*>(to);
+    INDEPENDENT
+    for (i64 j = 0; j < count; ++j)
+        narrow(factors[j] < 0 ? 0 : wide(x[j].value) * factors[j], y[j].value);
+}
+
+template <typename T> void clamp(const void* from, void* to, i64 count, double limit) {
+    const Element<T>* x = static_cast<const Element<T>*>(from);
+    Element<T>* y = static_cast<Element<T>*>(to);
+    T rounded;
+    narrow(limit, rounded);
+    const auto high = widen(rounded);
+    INDEPENDENT
+    for (i64 j = 0; j < count; ++j) {
+        const auto value = widen(x[j].value);
+        narrow(value > high ? high : value < -high ? -high : value, y[j].value);
+    }
+}
+
+template <typename T> void add(const void* from, void* to, i64 count) {
+    const Element<T>* x = static_cast<const Element<T>*>(from);
+    Element<T>* y = static_cast<Element<T>*>(to);
+    INDEPENDENT
+    for (i64 j = 0; j < count; ++j) narrow(widen(y[j].value) + widen(x[j].value), y[j].value);
+}
+
+template <typename T> void terms_of(const void* from, double* terms, i64 count, double scale) {
+    const Element<T>* x = static_cast<const Element<T>*>(from);
+    for (i64 j = 0; j < count; ++j) terms[j] = wide(x[j].value) * scale;
+}
+
+template <typename T> void add_terms(const double* terms, void* to, i64 count) {
+    Element<T>* y = static_cast<Element<T>*>(to);
+    INDEPENDENT
+    for (i64 j = 0; j < count; ++j) narrow(wide(y[j].value) + terms[j], y[j].value);
+}
+
+template <typename T> void store_terms(const double* terms, void* to, i64 count) {
+    Element<T>* y = static_cast<Element<T>*>(to);
+    INDEPENDENT
+    for (i64 j = 0; j < count; ++j) narrow(terms[j], y[j].value);
+}
+
+#define OF_EACH_DTYPE(function) {function<f16>, function<bf16>, function<float>, function<double>}
+
+const ListKernels list_kernels = {
+    OF_EACH_DTYPE(part_of),   OF_EACH_DTYPE(scale_all), OF_EACH_DTYPE(scale_each),
+    OF_EACH_DTYPE(clamp),     OF_EACH_DTYPE(add),       OF_EACH_DTYPE(terms_of),
+    OF_EACH_DTYPE(add_terms), OF_EACH_DTYPE(store_terms),
+};
+
+}  // namespace ISA

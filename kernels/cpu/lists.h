@@ -1,0 +1,36 @@
+// Lists of gradients on a CPU: what is compiled for each instruction set.
+
+#pragma once
+
+#include "arrays.h"
+
+// Represents (hi + lo) * scale^p. A scale of 0 means that all elements so far were zero. For
+// p = infinity the largest magnitude is hi * scale.
+struct Part {
+    double hi, lo, scale;
+};
+
+// Elements without gaps, at any address, of the dtype by which a function is found. `to` may be
+// `from`.
+struct ListKernels {
+    Part (*part[4])(const void* from, i64 count, double p);
+    void (*scale[4])(const void* from, void* to, i64 count, double factor);
+    // A factor for each; where it is negative the result is +0.
+    void (*scale_each[4])(const void* from, void* to, i64 count, const double* factors);
+    void (*clamp[4])(const void* from, void* to, i64 count, double limit);
+    void (*add[4])(const void* from, void* to, i64 count);  // to += from
+    // By way of float64: terms = scale * from; to += terms; to = terms.
+    void (*terms[4])(const void* from, double* terms, i64 count, double scale);
+    void (*add_terms[4])(const double* terms, void* to, i64 count);
+    void (*store_terms[4])(const double* terms, void* to, i64 count);
+};
+
+namespace baseline {
+extern const ListKernels list_kernels;
+}
+namespace x86_64_v3 {
+extern const ListKernels list_kernels;
+}
+namespace x86_64_v4 {
+extern const ListKernels list_kernels;
+}

@@ -1,0 +1,221 @@
+"""Operations on lists by compiled code: NumPy's bits, on any threads and instruction set."""
+
+import itertools
+import subprocess
+import sys
+
+import mpmath
+import numpy as np
+import pytest
+
+import gradkit
+from gradkit._cpu import compiled
+from tests import oracles, tolerances
+from tests import strategies as draw_
+from tests.layouts import LAYOUTS
+from tests.test_compiled import _restored, assert_all_same, in_a_process  # noqa: F401
+from tests.tolerances import DTYPES, assert_same_bits
+
+INF = float("inf")
+ORDERS = (0.5, 1.0, 2.0, 3.5, INF)
+# Lists that are cut in every way: long arrays, many small ones, and less than a vector.
+SIZES = {"long": (300_000, 70_001), "many": (257,) * 40, "small": (1, 3, 31, 0, 33, 1025)}
+
+
+def make_list(name, sizes, lay=LAYOUTS["C"], seed=0):
+    return [lay(draw_.values(size, name, seed + k)) for k, size in enumerate(sizes)]
+
+
+def results(name, sizes, lay=LAYOUTS["C"]):
+    """What all operations make of a list."""
+    grads, others = make_list(name, sizes, lay), make_list(name, sizes, lay, 99)
+    found = [gradkit.grad_norm(grads, order) for order in ORDERS]
+    found += [gradkit.per_tensor_norms(grads, order, flat=True) for order in ORDERS]
+    found += gradkit.clip_by_global_norm(grads, 0.5)[0]
+    for change in (
+        lambda own: gradkit.clip_grad_norm(own, 0.5, scale=1.3),
+        lambda own: gradkit.clip_grad_block_norm(own, 0.5),
+        lambda own: gradkit.clip_grad_value(own, 0.3),
+        lambda own: gradkit.accumulate_grads(own, others),
+        lambda own: gradkit.accumulate_grads(own, others, scale=0.37),
+        lambda own: gradkit.accumulate_grads(own, others, scale=0.37, overwrite=True),
+    ):
+        own = make_list(name, sizes, lay)
+        change(own)
+        found += own
+    return found
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize("name", sorted(DTYPES))
+def test_neither_threads_nor_the_instruction_set_change_a_bit(name, sizes):
+    expected = results(name, sizes)
+    for count, instructions in itertools.product((1, 2, 4), compiled.instruction_sets()):
+        gradkit.set_num_threads(count)
+        compiled.use_instruction_set(instructions)
+        assert_all_same(results(name, sizes), expected)
+
+
+@pytest.mark.parametrize("layout", ["every third", "misaligned", "reversed"])
+@pytest.mark.parametrize("name", sorted(DTYPES))
+def test_gaps_change_no_bit(name, layout):
+    sizes = (40_000, 3, 1025)
+    assert_all_same(results(name, sizes, LAYOUTS[layout]), results(name, sizes))
+
+
+def results_of_units(name, lay=LAYOUTS["C"]):
+    """Units without gaps and with, more and fewer than are read side by side, short and long."""
+    found = []
+    for shape, axes in (
+        ((40, 70, 33), [(0,), (2,), (1, 2), (0, 2)]),
+        ((3, 5000, 2), [(1,), (0, 2)]),
+        ((1100, 40), [(0,), (1,)]),
+        ((2, 1, 3), [(1,)]),
+    ):
+        grad = lay(draw_.values(shape, name, 7))
+        for axis, order in itertools.product(axes, (2.0, 3.0, INF)):
+            clipped, norms = gradkit.clip_by_block_norm([grad], 0.5, order, axis=axis)
+            found += [*clipped, *norms]
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(DTYPES))
+def test_units_have_the_same_bits_everywhere(name):
+    expected = results_of_units(name)
+    for count, instructions in itertools.product((1, 4), compiled.instruction_sets()):
+        gradkit.set_num_threads(count)
+        compiled.use_instruction_set(instructions)
+        assert_all_same(results_of_units(name), expected)
+    for layout in ("Fortran", "every third", "misaligned", "reversed"):
+        assert_all_same(results_of_units(name, LAYOUTS[layout]), expected)
+
+
+def test_a_norm_does_not_depend_on_the_gradients_around():
+    grads = make_list("float32", (70_001, 1, 300, 16384, 5))
+    for order in ORDERS:
+        together = gradkit.per_tensor_norms(grads, order, flat=True)
+        alone = [gradkit.per_tensor_norms([g], order, flat=True) for g in grads]
+        assert_same_bits(together, np.concatenate(alone))
+
+
+@pytest.mark.parametrize("pair", [*itertools.product(sorted(DTYPES), repeat=2)], ids="-".join)
+@pytest.mark.parametrize("scale", [None, 0.37, -1.0])
+def test_elements_have_the_bits_of_numpys(pair, scale):
+    """Every pair of dtypes, magnitudes that the narrower one rounds, overflows and loses."""
+    into, addend = pair
+    with np.errstate(all="ignore"):
+        powers = 2.0 ** np.random.default_rng(0).integers(-160, 140, 5000)
+        host = (draw_.values(5000, "float64", 1) * powers).astype(DTYPES[into])
+        other = (draw_.values(5000, "float64", 2) * powers).astype(DTYPES[addend])
+    found = {}
+    for backend in ("compiled", "numpy"):
+        with gradkit.use_cpu_backend(backend):
+            added, scaled, fresh, clamped = (host.copy() for _ in range(4))
+            gradkit.accumulate_grad(added, other, scale=scale, casting="same_kind")
+            gradkit.accumulate_grad_v2(fresh, other, overwrite=True, casting="same_kind")
+            gradkit.scale_grads(scaled, scale or 1e-3)
+            gradkit.clip_grad_value(clamped, 1 / 3)
+            found[backend] = added, scaled, fresh, clamped
+    for got, ref in zip(found["compiled"], found["numpy"], strict=True):
+        nan = np.isnan(ref)
+        np.testing.assert_array_equal(np.isnan(got), nan)
+        assert_same_bits(got[~nan], ref[~nan])
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_products_are_rounded_to_16_bits_once(name):
+    """Factors that put a product so near a tie that float32 could not tell it from one."""
+    places = {"float16": 11, "bfloat16": 8}[name]
+    one = np.ones(1, DTYPES[name])
+    for backend, sign, away in itertools.product(("compiled", "numpy"), (1, -1), (1, 0, -1)):
+        with gradkit.use_cpu_backend(backend):
+            grad = sign * one
+            gradkit.scale_grads(grad, 1 + 2.0**-places + away * 2.0**-40)
+        assert float(grad[0]) == sign * (1 + (away > 0) * 2.0 ** (1 - places))
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("order", [1, 2])
+def test_sums_keep_what_a_running_total_would_lose(name, order):
+    """One large element, then so many small ones that a total in float64 would not feel."""
+    host = np.full(1 << 20, {1: 2.0**-14, 2: 2.0**-10}[order], DTYPES[name])
+    host[0] = 256
+    exact = oracles.norm([host], order)
+    bound = tolerances.norm(order, tolerances.RUNS, runs=True)
+    assert oracles.off_by(gradkit.grad_norm(host, order), exact) <= bound
+
+
+@pytest.mark.parametrize("order", [0.1, 0.5, 1.5, 3.0, 7.25, 40.0])
+def test_powers_are_those_of_mpmath(order):
+    rng = np.random.default_rng(3)
+    for spread in (0.01, 3, 40, 600):
+        host = 2.0 ** rng.uniform(-spread, spread, 300)
+        with mpmath.workprec(200):
+            total = mpmath.fsum(mpmath.mpf(x) ** order for x in host.tolist())
+            exact = total ** (1 / mpmath.mpf(order))
+        assert oracles.off_by(gradkit.grad_norm(host, order), exact) <= tolerances.POWER_NORM
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_zeros_beside_the_smallest(order):
+    """Zeros have no scale, whatever their dtype: they hide nothing."""
+    tiny = 5e-324 if order >= 1 else 1e-300
+    for first in sorted(DTYPES):
+        grads = [np.zeros(3, DTYPES[first]), np.full(1, tiny), np.zeros(3, DTYPES[first])]
+        assert float(gradkit.grad_norm(grads, order)) == pytest.approx(tiny, rel=1e-12)
+
+
+MEMORY = """
+import resource, numpy as np, gradkit
+gradkit.set_num_threads(4)
+used = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+a, b = np.ones((2, 1 << 11, 1 << 12), np.float32)[:, :, ::2]
+many = list(np.ones((1 << 13, 4), np.float32))
+gradkit.grad_norm(np.ones((2, 3))), gradkit.scale_grads([np.ones(3)], 0.5)
+before = used()
+for order in (2, 3, np.inf):
+    gradkit.grad_norm([a, b], order)
+gradkit.clip_grad_norm([a, b], 1.0)
+gradkit.accumulate_grad(a.T, b.T, scale=0.5)
+gradkit.clip_grad_norm(many, 1.0)
+print(used() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts in kilobytes")
+def test_working_memory():
+    assert int(in_a_process(MEMORY).stdout) << 10 <= tolerances.WORKING_MEMORY
+
+
+INTERRUPTED = """
+import os, signal, sys, threading, time, numpy as np, gradkit
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell may have it ignore
+gradkit.set_num_threads(2)
+one = np.ones(1 << 24, np.float32)
+g = np.lib.stride_tricks.as_strided(one, (1 << 8, 1 << 24), (0, 4))  # seconds of work
+def later():
+    time.sleep(0.3)
+    print(time.monotonic(), flush=True)
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=later).start()
+try:
+    while True:
+        WORK
+except KeyboardInterrupt:
+    print(time.monotonic())
+print(one.min() == one.max())
+"""
+
+
+@pytest.mark.parametrize("work", ["norm", "scale"])
+def test_an_interrupt_ends_a_norm_and_waits_for_what_is_written(work):
+    calls = {
+        "norm": "gradkit.grad_norm(g, 3)",
+        "scale": "gradkit.scale_grads(one, -1.0)",
+    }
+    script = INTERRUPTED.replace("WORK", calls[work])
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    sent, caught, whole = done.stdout.split()
+    assert float(caught) - float(sent) < 2, done.stderr
+    assert whole == "True"
