@@ -36,7 +36,7 @@ _FORWARD_CHUNKS = 4  # accesses in which a thread reads its part of a row, if re
 _INVERSE_THREADS = 256
 
 
-class Forward(NamedTuple):
+class ForwardArrays(NamedTuple):
     """What a forward pass reads and writes, in the order of the kernel's parameters."""
 
     x: Data
@@ -50,7 +50,7 @@ class Forward(NamedTuple):
 def write_forward(
     device: Device,
     call: LayerNorm | RmsNorm | AddLayerNorm | AddRmsNorm,
-    arrays: Forward,
+    arrays: ForwardArrays,
     residual: Data | None = None,
     s: Data | None = None,
 ) -> None:
@@ -63,7 +63,7 @@ def write_forward(
         if arrays.mean is not None:
             arrays.mean.fill(0)
         return
-    launcher: _Rows | None = call.plan.launcher
+    launcher: _RowLauncher | None = call.plan.launcher
     if launcher is None:
         x, scale, bias, _, mean, inv_std = arrays
         launcher = call.plan.launcher = _rows(
@@ -76,7 +76,7 @@ def write_inverse(device: Device, call: LayerNormInverse) -> None:
     """``x = (y - bias) / scale / inv_std + mean``; ``x`` may be ``y``."""
     if not call.x.size:
         return
-    launcher: _Rows | None = call.plan.launcher
+    launcher: _RowLauncher | None = call.plan.launcher
     if launcher is None:
         parameters = call.scale, call.bias
         launcher = call.plan.launcher = _rows(
@@ -94,16 +94,16 @@ def _rows(
     bias: Bias | None,
     *,
     centred: bool | None,
-) -> "_Rows":
+) -> "_RowLauncher":
     """What shapes and dtypes decide, decided once for each plan."""
     types = types_of(data, inv_std, scale, bias)
     rows, width = rows_of(data.shape, axis)
     vector = vector_of(data.itemsize, width)
-    return _Rows(device, types, axis, rows, width, vector, centred)
+    return _RowLauncher(device, types, axis, rows, width, vector, centred)
 
 
 @dataclass(frozen=True, eq=False)
-class _Rows:
+class _RowLauncher:
     """``rows`` rows of ``width``; ``vector`` columns are read and written by one access.
 
     ``centred``: whether the norm has a mean; ``None``: the inverse.
@@ -119,7 +119,7 @@ class _Rows:
 
     def normalize(
         self,
-        arrays: Forward,
+        arrays: ForwardArrays,
         residual: Data | None,
         s: Data | None,
         eps: float,

@@ -19,7 +19,7 @@ import numpy as np
 from gradkit._numpy.blocks import Array, DType, Index
 from gradkit._numpy.moments import Moments, lost, low_that_counts
 from gradkit._numpy.sums import column_sums, row_squares, row_sums
-from gradkit._numpy.tiles import Rows, Scattered, Spread
+from gradkit._numpy.tiles import Rows, Scattered, SpreadRows
 
 # Fills ``out`` with xhat from a tile of the source, its inv_std, and its row and column index.
 Normalize: TypeAlias = Callable[[Array, Array, Index, Index, Array], None]
@@ -31,7 +31,7 @@ TileOf: TypeAlias = Callable[[Index], Array]
 _FLOAT64 = np.dtype(np.float64)
 
 
-class Gradient:
+class RowGradient:
     """The gradient of a norm over rows; norms differ in xhat and in whether mean(w) counts."""
 
     def __init__(
@@ -78,7 +78,7 @@ class Gradient:
         self._write_parameters(_added(rows.in_strips(strip, rows.rows, width=rows.width)), column)
 
     def _whole_tile(self, row: Index, column: Index, rooms: Sequence[Array]) -> Totals:
-        tile = _Tile(self, row, column, rooms)
+        tile = _RowTile(self, row, column, rooms)
         of_dy, of_w = tile.column_sums_of_dy(), tile.row_sums_of_w()
         totals, of_product = (tile.column_sums_of_product(), of_dy), tile.row_sums_of_product()
         of_product /= self.rows.divisor
@@ -95,7 +95,7 @@ class Gradient:
             with self.rows.scratch() as rooms:
                 for column in columns:
                     for row, part in self.rows.numbered():
-                        tile = _Tile(self, row, column, rooms)
+                        tile = _RowTile(self, row, column, rooms)
                         of_w = tile.row_sums_of_w()
                         sums[1, part] += tile.row_sums_of_product()
                         if of_w is not None:
@@ -114,7 +114,7 @@ class Gradient:
     def _columns(self, column: Index, means: Array, rooms: Sequence[Array]) -> Iterator[Totals]:
         """Write dx of all rows in some columns; the sums over the rows of each tile."""
         for row, part in self.rows.numbered():
-            tile = _Tile(self, row, column, rooms)
+            tile = _RowTile(self, row, column, rooms)
             of_dy = tile.column_sums_of_dy()
             totals = tile.column_sums_of_product(), of_dy
             tile.write_dx(means[0, part] if self.centred else None, means[1, part])
@@ -126,7 +126,7 @@ class Gradient:
                 gradient[column] = total
 
 
-class _Tile:
+class _RowTile:
     """One tile of a gradient: ``dy`` and ``xhat``, and when first asked for, ``dy * xhat``.
 
     Ask for sums of dy before: the product may take its place.
@@ -134,7 +134,7 @@ class _Tile:
 
     __slots__ = ("_product", "dx", "dy", "grad", "index", "inv_std", "room", "scale", "xhat")
 
-    def __init__(self, grad: Gradient, row: Index, column: Index, rooms: Sequence[Array]):
+    def __init__(self, grad: RowGradient, row: Index, column: Index, rooms: Sequence[Array]):
         rows, index = grad.rows, row + column
         self.grad, self.index, self.dx = grad, index, grad.dx[index]
         self.dy = rows.load(grad.dy[index], rooms[-1])
@@ -211,8 +211,8 @@ def _added(parts: Iterable[Totals]) -> Totals:
 def unscale(
     rows: Rows,
     tile: Array,
-    scale: Array | Spread | None,
-    bias: Array | Spread | None,
+    scale: Array | SpreadRows | None,
+    bias: Array | SpreadRows | None,
     column: Index,
     out: Array,
 ) -> None:
@@ -286,7 +286,7 @@ class Forward:
             self._write_y(tile_of(column), row, column, inv_std, work, room)
 
     def _centre_rows(
-        self, row: Index, tile_of: TileOf, mean: Array | Spread, work: Array, room: Array
+        self, row: Index, tile_of: TileOf, mean: Array | SpreadRows, work: Array, room: Array
     ) -> None:
         rows = self.rows
         moments = _moments(rows, tile_of, work)

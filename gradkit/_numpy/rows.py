@@ -15,7 +15,7 @@ from gradkit._calls.rows import (
     RmsNormGrad,
 )
 from gradkit._numpy.blocks import Array, Index
-from gradkit._numpy.row_norms import Forward, Gradient, unscale
+from gradkit._numpy.row_norms import Forward, RowGradient, unscale
 from gradkit._numpy.tiles import Rows
 
 __all__ = [
@@ -76,7 +76,7 @@ def layer_norm_grad(call: LayerNormGrad) -> None:
         np.subtract(tile, rows.row_values(means[row]), out)
         np.multiply(out, factor, out)
 
-    Gradient(
+    RowGradient(
         rows,
         call.dy,
         call.x,
@@ -120,9 +120,9 @@ def invertible_layer_norm_grad(call: InvertibleLayerNormGrad) -> None:
     def normalize(tile: Array, _: Array, __: Index, column: Index, out: Array) -> None:
         unscale(rows, tile, scales, biases, column, out)
 
-    Gradient(rows, call.dy, call.y, normalize, call.scale, call.inv_std, call.dx, centred=True).run(
-        call.dscale, call.dbias
-    )
+    RowGradient(
+        rows, call.dy, call.y, normalize, call.scale, call.inv_std, call.dx, centred=True
+    ).run(call.dscale, call.dbias)
 
 
 @np.errstate(all="ignore")
@@ -169,7 +169,7 @@ def rms_norm_grad(call: RmsNormGrad) -> None:
     def normalize(tile: Array, factor: Array, _: Index, __: Index, out: Array) -> None:
         np.multiply(tile, factor, out=out)
 
-    Gradient(
+    RowGradient(
         rows,
         call.dy,
         call.x,

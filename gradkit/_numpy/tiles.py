@@ -73,11 +73,11 @@ class Rows:
             return array.reshape(shape)
         return Scattered(array, self)
 
-    def per_row(self, statistic: Array) -> "Array | Spread":
+    def per_row(self, statistic: Array) -> "Array | SpreadRows":
         """A statistic of one number per row that is indexed by ``rows``."""
         return _vector(statistic)
 
-    def per_column(self, parameter: Array | None) -> "Array | Spread | None":
+    def per_column(self, parameter: Array | None) -> "Array | SpreadRows | None":
         """A parameter of one number per column that is indexed by ``columns``."""
         return None if parameter is None else _vector(parameter)
 
@@ -180,7 +180,7 @@ class Scattered:
         return self._array.size
 
 
-class Spread:
+class SpreadRows:
     """A statistic or parameter whose elements no single stride connects."""
 
     __slots__ = ("_array",)
@@ -205,13 +205,13 @@ class Spread:
         return _pieces(self._array.shape, cut.start, cut.stop), cut.stop - cut.start
 
 
-def _vector(array: Array) -> Array | Spread:
+def _vector(array: Array) -> Array | SpreadRows:
     """An array in C order, as one dimension."""
     if array.ndim == 1:
         return array
     if array.flags.c_contiguous or _one_stride(array.shape, array.strides) is not None:
         return array.reshape(-1)
-    return Spread(array)
+    return SpreadRows(array)
 
 
 # A part of a run of elements: where it is in the run, and what selects it from the array.
