@@ -25,9 +25,8 @@ from gradkit._cuda.row_starts import (
     ADDED,
     PLAIN,
     STRIDED,
+    RowStarts,
     Variant,
-    layout_of,
-    reachable,
 )
 from gradkit._dtypes import LAYER_NORM_TYPES, Types, dtype_named
 
@@ -133,7 +132,9 @@ class _RowLauncher:
             return
         device, vector = self.device, self.vector
         outs = arrays.y, s, arrays.mean, arrays.inv_std
-        (x, further), (y, total) = reachable(device, self.axis, (arrays.x, residual), (arrays.y, s))
+        (x, further), (y, total) = self._starts.reachable(
+            device, (arrays.x, residual), (arrays.y, s)
+        )
         scale = contiguous(device, arrays.scale, vector)
         bias = contiguous(device, arrays.bias, vector)
         mean, inv_std = writable_like(device, arrays.mean), writable_like(device, arrays.inv_std)
@@ -141,7 +142,7 @@ class _RowLauncher:
             self._forward(x, scale, bias, y, mean, inv_std, *numbers)
         else:
             launch = self._strided if residual is None else self._added
-            layout = layout_of(self.axis, (x, y, further, total), scale_offset)
+            layout = self._starts.layout((x, y, further, total), scale_offset)
             launch(x, scale, bias, y, mean, inv_std, *numbers, layout, further, total)
         for out, made in zip(outs, (y, total, mean, inv_std), strict=True):
             copy_back(out, made)
@@ -169,6 +170,10 @@ class _RowLauncher:
     @cached_property
     def _all_usable(self) -> AllUsable:
         return AllUsable()
+
+    @cached_property
+    def _starts(self) -> RowStarts:
+        return RowStarts(self.axis)
 
     @cached_property
     def _forward(self) -> Launch:

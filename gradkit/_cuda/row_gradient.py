@@ -38,9 +38,8 @@ from gradkit._cuda.row_starts import (
     ADDED,
     PLAIN,
     STRIDED,
+    RowStarts,
     Variant,
-    layout_of,
-    reachable,
 )
 from gradkit._dtypes import (
     LAYER_NORM_TYPES,
@@ -161,10 +160,9 @@ class _GradientLauncher:
         if plain and self._all_usable((*inputs, *outputs)):
             self._launch(PLAIN, inputs, outputs)
             return
-        device, axis, vector = self.device, self.axis, self.vector
-        (dy, source, ds), (dx,) = reachable(
-            device, axis, (inputs.dy, inputs.source, ds), (outputs.dx,)
-        )
+        device, vector = self.device, self.vector
+        read = inputs.dy, inputs.source, ds
+        (dy, source, ds), (dx,) = self._starts.reachable(device, read, (outputs.dx,))
         inputs = Inputs(
             dy,
             source,
@@ -180,7 +178,7 @@ class _GradientLauncher:
             self._launch(PLAIN, inputs, written)
         else:
             variant = STRIDED if ds is None else ADDED
-            layout = layout_of(axis, (dy, source, dx, ds), scale_offset)
+            layout = self._starts.layout((dy, source, dx, ds), scale_offset)
             self._launch(variant, inputs, written, layout, ds)
         for out, made in zip(outputs, written, strict=True):
             copy_back(out, made)
@@ -235,6 +233,10 @@ class _GradientLauncher:
     @cached_property
     def _all_usable(self) -> AllUsable:
         return AllUsable()
+
+    @cached_property
+    def _starts(self) -> RowStarts:
+        return RowStarts(self.axis)
 
     @cached_property
     def _row_plan(self) -> RowPlan | None:
