@@ -70,6 +70,7 @@ def test_read_is_the_only_door_from_device_to_host():
         "_open/given.py",  # for state_dict
         "_ranks/batches.py",
         "_ranks/collective.py",  # for callers who wait
+        "_ranks/copies.py",
         "_ranks/norms.py",
         "_ranks/device.py",  # in `check`
         "_cuda/cudnn/search.py",
