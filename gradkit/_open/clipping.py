@@ -33,6 +33,9 @@ class Rule(NamedTuple):
 
 def rule_of(norm_type: Any, eps: Any, nonfinite: str, eps_mode: str = "max") -> Rule:
     """The numbers of a call, as checked."""
+    plain = type(norm_type) is type(eps) is float and norm_type > 0 <= eps < math.inf
+    if plain and nonfinite == "propagate" and eps_mode == "max":  # as nearly always
+        return Rule(norm_type, eps, nonfinite)
     order, signed = checks.norm_order(norm_type), checks.signed_epsilon(eps, eps_mode)
     return Rule(order, signed, policy_of(nonfinite))
 
