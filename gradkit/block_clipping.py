@@ -329,7 +329,7 @@ def clip_by_adaptive_norm(
         return _new(group, units, rule, ratio, clipped_out, norms_out, held)
 
 
-class _Rule(NamedTuple):
+class _UnitRule(NamedTuple):
     """How norms are taken, and what they mean."""
 
     order: float
@@ -339,27 +339,27 @@ class _Rule(NamedTuple):
     least: float = 0.0  # of a parameter's norm
 
 
-class _Units(NamedTuple):
+class _UnitShapes(NamedTuple):
     """What one norm covers, gradient by gradient."""
 
     axes: Axes
     shapes: list[Shape]  # of each gradient's norms
 
 
-def _block_rule(norm_type: Any, rms: bool, eps: Any, nonfinite: str) -> _Rule:
+def _block_rule(norm_type: Any, rms: bool, eps: Any, nonfinite: str) -> _UnitRule:
     order, mean = checks.norm_order(norm_type), checks.flag(rms, "rms")
-    return _Rule(order, mean, checks.epsilon(eps), policy_of(nonfinite))
+    return _UnitRule(order, mean, checks.epsilon(eps), policy_of(nonfinite))
 
 
-def _adaptive_rule(eps: Any, nonfinite: str) -> _Rule:
-    return _Rule(2.0, False, _SMALLEST_NORM, policy_of(nonfinite), checks.epsilon(eps))
+def _adaptive_rule(eps: Any, nonfinite: str) -> _UnitRule:
+    return _UnitRule(2.0, False, _SMALLEST_NORM, policy_of(nonfinite), checks.epsilon(eps))
 
 
-def _units(group: Gradients, axis: Axis) -> _Units:
+def _units(group: Gradients, axis: Axis) -> _UnitShapes:
     """What the caller's axis makes of each gradient."""
     every = [tuple(range(view.ndim)) for view in group.views]
     if axis is None:
-        return _Units(tuple(every), [()] * len(every))
+        return _UnitShapes(tuple(every), [()] * len(every))
     asked: Iterator[Any]
     if callable(axis):
         asked = map(axis, names_of(group.tree), group.arrays)
@@ -370,7 +370,7 @@ def _units(group: Gradients, axis: Axis) -> _Units:
         own = _along(one, view, name)
         axes.append(own)
         shapes.append(tuple(n for k, n in enumerate(view.shape) if k not in own))
-    return _Units(tuple(axes), shapes)
+    return _UnitShapes(tuple(axes), shapes)
 
 
 def _along(asked: Along, view: Array, name: str) -> tuple[int, ...]:
@@ -389,7 +389,7 @@ def _along(asked: Along, view: Array, name: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _outputs(group: Gradients, units: _Units, out: Any, apart: Named = ()) -> Results:
+def _outputs(group: Gradients, units: _UnitShapes, out: Any, apart: Named = ()) -> Results:
     """Where norms are written: a vector of all units."""
     total = sum(map(math.prod, units.shapes))
     return group.outputs(out, (Spec("the norms", (total,), _FLOAT64),), apart=apart)
@@ -408,7 +408,7 @@ def _params(group: Gradients, params: Any) -> Named:
     return held
 
 
-def _param_norms(group: Gradients, held: Named, units: _Units) -> Norm:
+def _param_norms(group: Gradients, held: Named, units: _UnitShapes) -> Norm:
     """The norm of each unit of the parameters."""
     norms = group.backend.empty((sum(map(math.prod, units.shapes)),), _FLOAT64)
     views = [view for _, view in held]
@@ -420,8 +420,8 @@ def _param_norms(group: Gradients, held: Named, units: _Units) -> Norm:
 
 def _clip(
     group: Gradients,
-    units: _Units,
-    rule: _Rule,
+    units: _UnitShapes,
+    rule: _UnitRule,
     limit: Number,
     norms: Results,
     outs: Any,
@@ -455,8 +455,8 @@ def _clip(
 
 def _new(
     group: Gradients,
-    units: _Units,
-    rule: _Rule,
+    units: _UnitShapes,
+    rule: _UnitRule,
     limit: Number,
     clipped_out: Any,
     norms_out: Any,
@@ -472,7 +472,7 @@ def _new(
     return tree, _in_place_of(group, units, norms, norms_out)
 
 
-def _in_place_of(group: Gradients, units: _Units, norms: Results, out: Any) -> Any:
+def _in_place_of(group: Gradients, units: _UnitShapes, norms: Results, out: Any) -> Any:
     """The caller's structure with norms where gradients were."""
     if out is not None:
         norms.results()  # tells the library that they were written

@@ -357,7 +357,8 @@ def clip_grad_norm(
         near = partial(beside, ranks, out, found_inf)
         several = clip is None and count is None
         held = Gradients(grads, write=True, instead=instead, beside=near, several=several)
-        counted, some = _counted(held, count), _chosen(held, clip, "clip")
+        counted = held if count is None else _counted(held, count)
+        some = None if clip is None else _chosen(held, clip, "clip")
         with held.on_stream():
             limit, by = held.limit(max_norm, "max_norm"), scale_of(held, scale)
             wanted = Wanted("clip_grad_norm", rule.order, rule.policy, by, then=_CLIP)
@@ -492,7 +493,8 @@ def clip_by_global_norm(
         near = partial(beside, ranks, norm_out, found_inf)
         several = clip is None and count is None
         held = Gradients(grads, write=False, beside=near, several=several)
-        counted, some = _counted(held, count), _chosen(held, clip, "clip")
+        counted = held if count is None else _counted(held, count)
+        some = None if clip is None else _chosen(held, clip, "clip")
         with held.on_stream():
             limit, by = held.limit(max_norm, "max_norm"), scale_of(held, scale)
             wanted = Wanted("clip_by_global_norm", rule.order, rule.policy, by, then=_CLIP)

@@ -12,7 +12,7 @@ import numpy as np
 from gradkit._arrays import HOST, framework_of
 from gradkit._calls import checks
 from gradkit._calls.layouts import GUARD_STATE
-from gradkit._calls.lists import SpikeGuardState, SpikeGuardUpdate
+from gradkit._calls.lists import SpikeGuardInit, SpikeGuardUpdate
 from gradkit._open.clipping import known_norm
 from gradkit._open.dispatch import run
 from gradkit._open.given import known_framework, values_of, view_of
@@ -25,7 +25,7 @@ OnSpike: TypeAlias = Literal["clip", "skip"]
 _MOST_WARMUP = 1 << 24  # norms that a float32 state, which JAX may have, can count
 
 
-class _Rule(NamedTuple):
+class _GuardRule(NamedTuple):
     decay: float
     threshold: float
     warmup: int
@@ -63,7 +63,7 @@ def spike_guard_init(like: Any = None) -> Any:
     array([0., 0., 0.])
     """
     values = np.zeros(GUARD_STATE)
-    return run(SpikeGuardState(like=values if like is None else like, values=values))
+    return run(SpikeGuardInit(like=values if like is None else like, values=values))
 
 
 def spike_guard_update(
@@ -251,7 +251,7 @@ class SpikeGuard:
         state = self._state
         if framework_of(state) is HOST and framework_of(norm) not in (HOST, None):
             view_of(known_framework(norm, "norm"), norm, "norm", detach=True)  # or an error
-            state = run(SpikeGuardState(like=norm, values=state))
+            state = run(SpikeGuardInit(like=norm, values=state))
         out = (state, None) if _may_be_written(state) else None
         self._state, max_norm = spike_guard_update(state, norm, **self.settings, out=out)
         return max_norm
@@ -283,7 +283,7 @@ class SpikeGuard:
             It is not a mapping of these names to finite numbers of at least 0, its ``count`` is
             not whole, or a setting differs from the guard's own; the guard is as it was.
         """
-        names = (*_STATISTICS, *_Rule._fields)
+        names = (*_STATISTICS, *_GuardRule._fields)
         if not isinstance(state_dict, Mapping) or not ({*_STATISTICS} <= {*state_dict} <= {*names}):
             raise ValueError(
                 f"state_dict must be a mapping of {', '.join(names)}, not {state_dict!r}"
@@ -304,12 +304,12 @@ class SpikeGuard:
         self._state = np.array(state)
 
 
-def _rule(decay: Any, threshold: Any, warmup: Any, on_spike: Any) -> _Rule:
+def _rule(decay: Any, threshold: Any, warmup: Any, on_spike: Any) -> _GuardRule:
     kept = checks.real(decay, "decay")
     if not 0 < kept < 1:
         raise ValueError(f"decay must be greater than 0 and less than 1, not {kept}")
     word: Any = checks.choice(on_spike, "on_spike", ("clip", "skip"))
-    return _Rule(kept, _statistic(threshold, "threshold"), _count(warmup), word)
+    return _GuardRule(kept, _statistic(threshold, "threshold"), _count(warmup), word)
 
 
 def _statistic(value: Any, label: str) -> float:

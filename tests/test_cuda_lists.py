@@ -408,7 +408,7 @@ def test_sums_that_wait_in_floats_do_not_overflow(device, monkeypatch, way, p):
         pytest.skip("accumulates with the 2-norm only")
     monkeypatch.setattr(list_tables, "_MANY_CHUNKS", 1)
     # Arrays that are not aligned alike are added and normed in two launches, for the bits' sake.
-    monkeypatch.setattr(list_tables.Plan, "in_step", True)
+    monkeypatch.setattr(list_tables.ListPlan, "in_step", True)
     for size, exponent in ((1 << 9, 122.5), (1 << 16, 117.5), (1 << 20, 113.5)):
         if size > 1 << 16 and way in ("strided", "accumulated singly"):
             continue  # an element is a turn

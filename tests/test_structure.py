@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import gradkit
+from tests.sizes import class_names, size_of
 
 PACKAGE = Path(gradkit.__file__).parent
 FILES = {
@@ -39,6 +40,7 @@ def module_of(path):
 
 LAYOUT = layout()
 LONGEST = 40
+TORCH_MODULES = ("AddLayerNorm", "GroupNorm", "LayerNorm")
 
 
 def level(module):
@@ -124,3 +126,19 @@ def test_functions_fit_on_a_screen():
     long = {name: lines for name, lines in functions() if lines > LONGEST}
     assert long == {}
     assert len(list(functions())) > 400  # they were found
+
+
+def test_no_class_name_stands_twice():
+    """But modules of PyTorch have the names of their operations' records, as users expect."""
+    assert {n for n, count in class_names().items() if count > 1} <= set(TORCH_MODULES)
+    assert all(class_names()[name] <= 2 for name in TORCH_MODULES)
+
+
+def test_lines_are_counted_without_what_is_no_code():
+    """One each of a blank line, a comment, a docstring and dots."""
+    source = '"""Of a module."""\n\n# Why.\ndef f(\n    x,  # which\n): ...\n\n\n'
+    source += 'def g():\n    """Of a function\n\n    in two lines."""\n    return """\n\n"""\n'
+    size = size_of(source)
+    assert size.code == {4, 5, 6, 9, 13, 14, 15}
+    assert size.signatures == {4, 5, 6, 9}
+    assert size.functions == [3, 4]

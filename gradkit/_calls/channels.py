@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from gradkit._backend import Engine, Shape
 from gradkit._calls import checks, engines
-from gradkit._calls.layouts import Channels, Groups, Ranks, Running
+from gradkit._calls.layouts import ChannelLayout, GroupLayout, RankLayout, RunningLayout
 from gradkit._calls.record import Call, in_place, result
 from gradkit._calls.roles import (
     BatchMean,
@@ -115,7 +115,7 @@ class BatchNorm(Call):
     mean: Out[Mean] = result()
     inv_std: Out[InvStd] = result()
 
-    types, layout = BATCH_NORM_TYPES, Channels("x")
+    types, layout = BATCH_NORM_TYPES, ChannelLayout("x")
 
     def check_values(self, opened: Any) -> None:  # noqa: ARG002
         engines.check(self.x, self.engine)
@@ -141,7 +141,7 @@ class BatchNormGrad(Call):
     dscale: Out[Scale | None] = result(if_="scale")
     dbias: Out[Bias | None] = result(if_="scale")
 
-    types, layout = BATCH_NORM_TYPES, Channels("x")
+    types, layout = BATCH_NORM_TYPES, ChannelLayout("x")
 
     def check_values(self, opened: Any) -> None:  # noqa: ARG002
         engines.check(self.x, self.engine)
@@ -164,7 +164,7 @@ class BatchNormInference(Call):
 
     y: Out[Data] = result(may_be=("x",))
 
-    types, layout = BATCH_NORM_TYPES, Channels("x")
+    types, layout = BATCH_NORM_TYPES, ChannelLayout("x")
 
     def check_values(self, opened: Any) -> None:  # noqa: ARG002
         engines.check(self.x, self.engine)
@@ -188,7 +188,7 @@ class BatchNormInferenceGrad(Call):
     dscale: Out[Scale | None] = result(if_="scale")
     dbias: Out[Bias | None] = result(if_="scale")
 
-    types, layout = BATCH_NORM_TYPES, Channels("x")
+    types, layout = BATCH_NORM_TYPES, ChannelLayout("x")
 
     def compute(self, backend: ChannelOperations) -> None:
         backend.batch_norm_inference_grad(self)
@@ -208,7 +208,7 @@ class UpdateRunningStatistics(Call):
     next_mean: Out[RunningMean] = result(may_be=("running_mean",))
     next_var: Out[RunningVar] = result(may_be=("running_var",))
 
-    layout = Running("running_mean")
+    layout = RunningLayout("running_mean")
 
     def check_values(self, opened: Any) -> None:  # noqa: ARG002
         if isinstance(self.count, float):
@@ -228,7 +228,7 @@ class BatchNormStats(Call):
     var: Out[BatchVar] = result()
     count: Out[Count | None] = result()
 
-    types, layout = BATCH_NORM_TYPES, Channels("x")
+    types, layout = BATCH_NORM_TYPES, ChannelLayout("x")
 
     def compute(self, backend: ChannelOperations) -> None:
         backend.batch_norm_stats(self)
@@ -247,7 +247,7 @@ class CombineStats(Call):
     var: Out[BatchVar] = result()
     count: Out[Count] = result()
 
-    layout = Ranks("means")
+    layout = RankLayout("means")
 
     def compute(self, backend: ChannelOperations) -> None:
         backend.combine_stats(self)
@@ -268,7 +268,7 @@ class BatchNormApply(Call):
     saved_mean: Out[Mean] = result()
     inv_std: Out[InvStd] = result()
 
-    types, layout = BATCH_NORM_TYPES, Channels("x")
+    types, layout = BATCH_NORM_TYPES, ChannelLayout("x")
 
     def compute(self, backend: ChannelOperations) -> None:
         backend.batch_norm_apply(self)
@@ -286,7 +286,7 @@ class BatchNormGradSums(Call):
     sum_dy_xhat: Out[SumDyXhat] = result()
     sum_dy: Out[SumDy] = result()
 
-    types, layout = BATCH_NORM_TYPES, Channels("x")
+    types, layout = BATCH_NORM_TYPES, ChannelLayout("x")
 
     def compute(self, backend: ChannelOperations) -> None:
         backend.batch_norm_grad_sums(self)
@@ -307,7 +307,7 @@ class BatchNormGradApply(Call):
 
     dx: Out[Data] = result(may_be=("dy",))
 
-    types, layout = BATCH_NORM_TYPES, Channels("x")
+    types, layout = BATCH_NORM_TYPES, ChannelLayout("x")
 
     def compute(self, backend: ChannelOperations) -> None:
         backend.batch_norm_grad_apply(self)
@@ -327,7 +327,7 @@ class GroupNorm(Call):
     mean: Out[Mean] = result()
     inv_std: Out[InvStd] = result()
 
-    types, layout = LAYER_NORM_TYPES, Groups("x")
+    types, layout = LAYER_NORM_TYPES, GroupLayout("x")
 
     def compute(self, backend: ChannelOperations) -> None:
         backend.group_norm(self)
@@ -347,7 +347,7 @@ class GroupNormGrad(Call):
     dscale: Out[Scale | None] = result(if_="scale")
     dbias: Out[Bias | None] = result(if_="scale")
 
-    types, layout = LAYER_NORM_TYPES, Groups("x")
+    types, layout = LAYER_NORM_TYPES, GroupLayout("x")
 
     def compute(self, backend: ChannelOperations) -> None:
         backend.group_norm_grad(self)

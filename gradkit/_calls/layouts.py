@@ -16,7 +16,7 @@ _WIDE = ("float64", "float32")
 GUARD_STATE = (3,)  # how many norms a spike guard has seen, their mean and standard deviation
 
 
-class Layout:
+class NormLayout:
     """What layouts have in common; subclasses say which shapes go with the data's."""
 
     def __init__(self, data: str):
@@ -99,7 +99,7 @@ def check_result(given: Described, spec: Spec | None) -> None:
         raise TypeError(f"{label} has dtype {given.dtype}; {spec.name} has dtype {spec.dtype}")
 
 
-class Rows(Layout):
+class RowLayout(NormLayout):
     """M rows of D elements: the axes from ``axis`` on are normalised, as in ONNX."""
 
     def check_axis(self, call: Any) -> None:
@@ -120,7 +120,7 @@ class Rows(Layout):
         super().check_statistics(call, [each for each in statistics if each.shape != with_ones])
 
 
-class Channels(Layout):
+class ChannelLayout(NormLayout):
     """Every axis but ``channel_axis`` is summed over; a channel has a statistic and a parameter."""
 
     norm = "batch norm"
@@ -176,7 +176,7 @@ class Channels(Layout):
         return tuple(data.shape[axis] for axis in order), tuple(sorted(axes, key=order.__getitem__))
 
 
-class Running(Layout):
+class RunningLayout(NormLayout):
     """Vectors of one number per channel, with no data."""
 
     def check_shapes(self, call: Any) -> None:
@@ -195,7 +195,7 @@ class Running(Layout):
         return dict.fromkeys(roles.RUNNING, (first.shape, first.dtype))
 
 
-class Ranks(Layout):
+class RankLayout(NormLayout):
     """A row of numbers per channel from each rank, and its elements per channel."""
 
     def check_shapes(self, call: Any) -> None:
@@ -217,7 +217,7 @@ class Ranks(Layout):
         return {**totals, roles.Count: ((), _FLOAT64)}
 
 
-class Alike(Layout):
+class LikeNorm(NormLayout):
     """A float64 result of the shape of an argument."""
 
     def check_shapes(self, call: Any) -> None:
@@ -227,7 +227,7 @@ class Alike(Layout):
         return {roles.Numbers: (getattr(call, self.data).shape, _FLOAT64)}
 
 
-class GuardStep(Layout):
+class GuardStep(NormLayout):
     """The state of a spike guard, and numbers of its own."""
 
     def check_shapes(self, call: Any) -> None:
@@ -240,7 +240,7 @@ class GuardStep(Layout):
         return {roles.GuardState: (GUARD_STATE, _FLOAT64), roles.Scalar: ((), _FLOAT64)}
 
 
-class Judgement(Layout):
+class Judgement(NormLayout):
     """A bool for one norm."""
 
     def check_shapes(self, call: Any) -> None:
@@ -251,7 +251,7 @@ class Judgement(Layout):
         return {roles.Verdict: ((), np.dtype(bool))}
 
 
-class Addition(Layout):
+class Addition(NormLayout):
     """A gradient that is added to a buffer, to whose shape it broadcasts."""
 
     def check_shapes(self, call: Any) -> None:
@@ -308,7 +308,7 @@ def _check_alike(arrays: Sequence[Described]) -> None:
             )
 
 
-class Groups(Channels):
+class GroupLayout(ChannelLayout):
     """Samples, whose channels are in groups; each sample's groups have statistics of their own."""
 
     norm = "group norm"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol, dataclass_transform
 
 from gradkit._backend import Axes
-from gradkit._calls.layouts import Addition, Alike, GuardStep, Judgement
+from gradkit._calls.layouts import Addition, GuardStep, Judgement, LikeNorm
 from gradkit._calls.record import Call, Record, in_place, result
 from gradkit._calls.roles import (
     CastingRule,
@@ -228,7 +228,7 @@ class ClipCoefficient(Call):
 
     coefficient: Out[Numbers] = result()
 
-    layout = Alike("norm")
+    layout = LikeNorm("norm")
 
     def compute(self, backend: "ListOperations") -> None:
         backend.clip_coefficient(self)
@@ -290,7 +290,7 @@ class SpikeGuardUpdate(Call):
         backend.spike_guard_update(self)
 
 
-class SpikeGuardState(Call):
+class SpikeGuardInit(Call):
     """A state with a host array's values, of another array's type and on its device."""
 
     like: In[Data]

@@ -7,7 +7,7 @@ scale``) and ``w = dy * (scale + scale_offset)``, means over a row, sums over al
 from typing import Any, Protocol
 
 from gradkit._calls import checks
-from gradkit._calls.layouts import Rows
+from gradkit._calls.layouts import RowLayout
 from gradkit._calls.record import Call, result
 from gradkit._calls.roles import Axis, Bias, Data, Eps, In, InvStd, Mean, Out, Scale, ScaleOffset
 from gradkit._dtypes import LAYER_NORM_TYPES
@@ -55,7 +55,7 @@ class LayerNorm(Call):
     mean: Out[Mean] = result()
     inv_std: Out[InvStd] = result()
 
-    types, layout = LAYER_NORM_TYPES, Rows("x")
+    types, layout = LAYER_NORM_TYPES, RowLayout("x")
 
     def compute(self, backend: RowOperations) -> None:
         backend.layer_norm(self)
@@ -77,7 +77,7 @@ class AddLayerNorm(Call):
     mean: Out[Mean] = result()
     inv_std: Out[InvStd] = result()
 
-    types, layout = LAYER_NORM_TYPES, Rows("x")
+    types, layout = LAYER_NORM_TYPES, RowLayout("x")
 
     def compute(self, backend: RowOperations) -> None:
         backend.add_layer_norm(self)
@@ -99,7 +99,7 @@ class LayerNormGrad(Call):
     dscale: Out[Scale | None] = result(if_="scale")
     dbias: Out[Bias | None] = result(if_="scale")
 
-    types, layout = LAYER_NORM_TYPES, Rows("x")
+    types, layout = LAYER_NORM_TYPES, RowLayout("x")
 
     def compute(self, backend: RowOperations) -> None:
         backend.layer_norm_grad(self)
@@ -117,7 +117,7 @@ class LayerNormInverse(Call):
 
     x: Out[Data] = result(may_be=("y",))
 
-    types, layout = LAYER_NORM_TYPES, Rows("y")
+    types, layout = LAYER_NORM_TYPES, RowLayout("y")
 
     def check_values(self, opened: Any) -> None:  # noqa: ARG002
         checks.invertible(self.scale)
@@ -140,7 +140,7 @@ class InvertibleLayerNormGrad(Call):
     dscale: Out[Scale | None] = result(if_="scale")
     dbias: Out[Bias | None] = result(if_="bias")
 
-    types, layout = LAYER_NORM_TYPES, Rows("y")
+    types, layout = LAYER_NORM_TYPES, RowLayout("y")
 
     def check_values(self, opened: Any) -> None:  # noqa: ARG002
         checks.invertible(self.scale)
@@ -161,7 +161,7 @@ class RmsNorm(Call):
     y: Out[Data] = result(may_be=("x",))
     inv_std: Out[InvStd] = result()
 
-    types, layout = LAYER_NORM_TYPES, Rows("x")
+    types, layout = LAYER_NORM_TYPES, RowLayout("x")
 
     def compute(self, backend: RowOperations) -> None:
         backend.rms_norm(self)
@@ -181,7 +181,7 @@ class AddRmsNorm(Call):
     s: Out[Data] = result(may_be=("x", "residual"))
     inv_std: Out[InvStd] = result()
 
-    types, layout = LAYER_NORM_TYPES, Rows("x")
+    types, layout = LAYER_NORM_TYPES, RowLayout("x")
 
     def compute(self, backend: RowOperations) -> None:
         backend.add_rms_norm(self)
@@ -201,7 +201,7 @@ class RmsNormGrad(Call):
     dx: Out[Data] = result(may_be=("dy", "ds"))
     dscale: Out[Scale | None] = result(if_="scale")
 
-    types, layout = LAYER_NORM_TYPES, Rows("x")
+    types, layout = LAYER_NORM_TYPES, RowLayout("x")
 
     def compute(self, backend: RowOperations) -> None:
         backend.rms_norm_grad(self)

@@ -14,7 +14,7 @@ from gradkit._cuda.launch.buffers import address_of
 from gradkit._cuda.launch.device import CupyDevice, keep_if_captured
 from gradkit._cuda.launch.warmup import warmup
 from gradkit._cuda.lists import Lists
-from gradkit._cuda.rows import Rows
+from gradkit._cuda.rows import RowNorms
 from gradkit.errors import BackendUnavailableError
 
 __all__ = ["CudaBackend", "backend_of"]
@@ -23,7 +23,7 @@ __all__ = ["CudaBackend", "backend_of"]
 class CudaBackend(
     ChannelNorms,
     Lists,
-    Rows,
+    RowNorms,
 ):
     """A ``gradkit._backend.Backend`` whose arrays are on one device."""
 

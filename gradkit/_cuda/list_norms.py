@@ -13,7 +13,7 @@ from gradkit._calls.roles import Flags, Norm, Number
 from gradkit._cuda.launch.device import Device, scratch, workspace
 from gradkit._cuda.launch.kernels import Combination, Launch
 from gradkit._cuda.launch.numbers import FLAGS, either
-from gradkit._cuda.list_tables import KINDS, Plan, Step, Table, launch, plan_of, steps
+from gradkit._cuda.list_tables import KINDS, ListPlan, Step, Table, launch, plan_of, steps
 
 PART = 3  # doubles of a partial result: kernels/norm_orders.cuh
 SUM_OF_SQUARES = "SumOfSquares"
@@ -126,7 +126,7 @@ def _on_device(device: Device, copies: Sequence[int]) -> Array:
 
 
 def _partials(
-    device: Device, plan: Plan, p: np.float64, order: str, per_tensor: bool
+    device: Device, plan: ListPlan, p: np.float64, order: str, per_tensor: bool
 ) -> Iterator[tuple[Table, list[Step], Array, int]]:
     """What computes partial results; those to be joined, and how many, with their table.
 

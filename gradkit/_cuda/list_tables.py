@@ -147,7 +147,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ListPlan:
     """A list of tensors cut into chunks."""
 
     tables: tuple[Table, ...]
@@ -209,7 +209,7 @@ class _Cut:
         return table
 
 
-Kept = TypeVar("Kept", _Cut, Plan)
+Kept = TypeVar("Kept", _Cut, ListPlan)
 
 
 @dataclass
@@ -256,13 +256,13 @@ class _LastUsed(Generic[Kept]):
         return found.made.tensors if found else 0
 
 
-_plans = _LastUsed[Plan](number=64, tensors=1 << 20)
+_plans = _LastUsed[ListPlan](number=64, tensors=1 << 20)
 _cuts = _LastUsed[_Cut](number=64, tensors=1 << 20)
 
 
 def plan_of(
     device: Device, sources: Grads, targets: Grads | None = None, axes: Axes | None = None
-) -> Plan:
+) -> ListPlan:
     """The plan for pairs of arrays, each source broadcast to its target's shape.
 
     ``sources`` that are ``targets`` are worked on in place; without targets they are only read.
@@ -273,7 +273,7 @@ def plan_of(
     keeping = alone and axes is None and isinstance(sources, (Views, Borrowed))
     if keeping and sources.plan is not None:  # type: ignore[attr-defined]
         device.pointers(sources, write=write)  # an emulator checks what is written
-        found: Plan = sources.plan  # type: ignore[attr-defined]
+        found: ListPlan = sources.plan  # type: ignore[attr-defined]
         return found
     pairs: tuple[Grads, ...] = (sources,) if alone else (sources, targets or ())
     addresses = [] if alone else [device.pointers(sources, write=False)]
@@ -313,13 +313,15 @@ def on_lists(file: str, kinds: Sequence[int] = KINDS) -> Iterator[Combination]:
         yield file, {"CAPACITY": capacity}
 
 
-def run(device: Device, plan: Plan, file: str, name: str, *arguments: Any, **macros: Any) -> None:
+def run(
+    device: Device, plan: ListPlan, file: str, name: str, *arguments: Any, **macros: Any
+) -> None:
     """Launch a kernel over all chunks of a plan."""
     launch(plan_steps(device, plan, file, name, *arguments, **macros))
 
 
 def plan_steps(
-    device: Device, plan: Plan, file: str, name: str, *arguments: Any, **macros: Any
+    device: Device, plan: ListPlan, file: str, name: str, *arguments: Any, **macros: Any
 ) -> list[Step]:
     """What launches a kernel over all chunks of a plan, as ``steps``."""
     made: list[Step] = []
@@ -363,7 +365,7 @@ def _make(
     pairs: Sequence[Sequence[Array]],
     properties: Sequence[Hashable],
     axes: Axes | None,
-) -> Plan:
+) -> ListPlan:
     """The plan for arrays at these addresses; gradients often come back at others."""
     known = tuple(properties)
     cut = _cuts.find(known)
@@ -378,7 +380,7 @@ def _make(
         tables = _in_parts(table, every, cut.chunk, cut.chunks)
     else:
         tables = [_uploaded(device, table, every, cut.chunk, cut.chunks)]
-    return Plan(tuple(tables), cut, starts)
+    return ListPlan(tuple(tables), cut, starts)
 
 
 def _cut(starts: Starts, pairs: Sequence[Sequence[Array]]) -> _Cut:

@@ -7,7 +7,7 @@ from gradkit._cuda.launch.device import Device, scratch
 from gradkit._cuda.launch.numbers import FLAGS, either
 from gradkit._cuda.list_norms import PART, order_of
 from gradkit._cuda.list_tables import (
-    Plan,
+    ListPlan,
     plan_of,
     run,
     start,
@@ -46,7 +46,7 @@ def scale_units(device: Device, call: ClipUnits) -> None:
     run(device, plan, "clip_units", "clip_units", call.norms, *limits, *flags)
 
 
-def joining_threads(plan: Plan) -> int:
+def joining_threads(plan: ListPlan) -> int:
     """How many threads join a unit's partial results; the list decides, for bits depend on it."""
     units = plan.tables[-1].units.stop
     return _MANY_THREADS if plan.chunks > units * _MANY_PARTS else _FEW_THREADS

@@ -25,9 +25,8 @@ from gradkit._cuda.row_starts import (
     ADDED,
     PLAIN,
     STRIDED,
+    RowStarts,
     Variant,
-    layout_of,
-    reachable,
 )
 from gradkit._dtypes import LAYER_NORM_TYPES, Types, dtype_named
 
@@ -36,7 +35,7 @@ _FORWARD_CHUNKS = 4  # accesses in which a thread reads its part of a row, if re
 _INVERSE_THREADS = 256
 
 
-class Forward(NamedTuple):
+class ForwardArrays(NamedTuple):
     """What a forward pass reads and writes, in the order of the kernel's parameters."""
 
     x: Data
@@ -50,7 +49,7 @@ class Forward(NamedTuple):
 def write_forward(
     device: Device,
     call: LayerNorm | RmsNorm | AddLayerNorm | AddRmsNorm,
-    arrays: Forward,
+    arrays: ForwardArrays,
     residual: Data | None = None,
     s: Data | None = None,
 ) -> None:
@@ -63,7 +62,7 @@ def write_forward(
         if arrays.mean is not None:
             arrays.mean.fill(0)
         return
-    launcher: _Rows | None = call.plan.launcher
+    launcher: _RowLauncher | None = call.plan.launcher
     if launcher is None:
         x, scale, bias, _, mean, inv_std = arrays
         launcher = call.plan.launcher = _rows(
@@ -76,7 +75,7 @@ def write_inverse(device: Device, call: LayerNormInverse) -> None:
     """``x = (y - bias) / scale / inv_std + mean``; ``x`` may be ``y``."""
     if not call.x.size:
         return
-    launcher: _Rows | None = call.plan.launcher
+    launcher: _RowLauncher | None = call.plan.launcher
     if launcher is None:
         parameters = call.scale, call.bias
         launcher = call.plan.launcher = _rows(
@@ -94,16 +93,16 @@ def _rows(
     bias: Bias | None,
     *,
     centred: bool | None,
-) -> "_Rows":
+) -> "_RowLauncher":
     """What shapes and dtypes decide, decided once for each plan."""
     types = types_of(data, inv_std, scale, bias)
     rows, width = rows_of(data.shape, axis)
     vector = vector_of(data.itemsize, width)
-    return _Rows(device, types, axis, rows, width, vector, centred)
+    return _RowLauncher(device, types, axis, rows, width, vector, centred)
 
 
 @dataclass(frozen=True, eq=False)
-class _Rows:
+class _RowLauncher:
     """``rows`` rows of ``width``; ``vector`` columns are read and written by one access.
 
     ``centred``: whether the norm has a mean; ``None``: the inverse.
@@ -119,7 +118,7 @@ class _Rows:
 
     def normalize(
         self,
-        arrays: Forward,
+        arrays: ForwardArrays,
         residual: Data | None,
         s: Data | None,
         eps: float,
@@ -133,7 +132,9 @@ class _Rows:
             return
         device, vector = self.device, self.vector
         outs = arrays.y, s, arrays.mean, arrays.inv_std
-        (x, further), (y, total) = reachable(device, self.axis, (arrays.x, residual), (arrays.y, s))
+        (x, further), (y, total) = self._starts.reachable(
+            device, (arrays.x, residual), (arrays.y, s)
+        )
         scale = contiguous(device, arrays.scale, vector)
         bias = contiguous(device, arrays.bias, vector)
         mean, inv_std = writable_like(device, arrays.mean), writable_like(device, arrays.inv_std)
@@ -141,7 +142,7 @@ class _Rows:
             self._forward(x, scale, bias, y, mean, inv_std, *numbers)
         else:
             launch = self._strided if residual is None else self._added
-            layout = layout_of(self.axis, (x, y, further, total), scale_offset)
+            layout = self._starts.layout((x, y, further, total), scale_offset)
             launch(x, scale, bias, y, mean, inv_std, *numbers, layout, further, total)
         for out, made in zip(outs, (y, total, mean, inv_std), strict=True):
             copy_back(out, made)
@@ -169,6 +170,10 @@ class _Rows:
     @cached_property
     def _all_usable(self) -> AllUsable:
         return AllUsable()
+
+    @cached_property
+    def _starts(self) -> RowStarts:
+        return RowStarts(self.axis)
 
     @cached_property
     def _forward(self) -> Launch:

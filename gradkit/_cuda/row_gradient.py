@@ -38,9 +38,8 @@ from gradkit._cuda.row_starts import (
     ADDED,
     PLAIN,
     STRIDED,
+    RowStarts,
     Variant,
-    layout_of,
-    reachable,
 )
 from gradkit._dtypes import (
     LAYER_NORM_TYPES,
@@ -59,7 +58,7 @@ _PARTIAL_SHARE = 0.1  # of the bytes of dy, x and dx that partial sums may cost
 _CACHED = 4 << 20  # bytes of partial sums that stay in the cache of any GPU: a T4 has so many
 
 
-class Norm(NamedTuple):
+class GradientKind(NamedTuple):
     """How the gradients differ: how xhat is made, and whether the mean counts."""
 
     from_output: bool
@@ -71,9 +70,9 @@ class Norm(NamedTuple):
         return 2 if self.centred else 1
 
 
-LAYER = Norm(from_output=False, centred=True)
-RMS = Norm(from_output=False, centred=False)
-INVERTIBLE = Norm(from_output=True, centred=True)
+LAYER = GradientKind(from_output=False, centred=True)
+RMS = GradientKind(from_output=False, centred=False)
+INVERTIBLE = GradientKind(from_output=True, centred=True)
 
 
 class Inputs(NamedTuple):
@@ -110,7 +109,7 @@ class RowPlan:
 
 def write_gradient(
     device: Device,
-    norm: Norm,
+    norm: GradientKind,
     call: LayerNormGrad | RmsNormGrad | InvertibleLayerNormGrad,
     inputs: Inputs,
     outputs: Outputs,
@@ -118,7 +117,7 @@ def write_gradient(
     scale_offset: float = 0.0,
 ) -> None:
     """Write the gradients that are wanted; ``dx`` may be ``dy``, or ``ds``, which it includes."""
-    launcher: _Gradient | None = call.plan.launcher
+    launcher: _GradientLauncher | None = call.plan.launcher
     if launcher is None:
         types = types_of(inputs.source, inputs.inv_std, inputs.scale, inputs.bias)
         wanted = outputs.dscale is not None or outputs.dbias is not None
@@ -129,24 +128,24 @@ def write_gradient(
 
 
 def launcher_for(
-    device: Device, norm: Norm, types: Types, shape: Shape, axis: int, *, wanted: bool
-) -> "_Gradient":
+    device: Device, norm: GradientKind, types: Types, shape: Shape, axis: int, *, wanted: bool
+) -> "_GradientLauncher":
     """What launches gradients of such arrays; ``wanted``: sums over rows are."""
     rows, width = rows_of(shape, axis)
     itemsize = dtype_named(types[0]).itemsize
     vector = vector_of(itemsize, width)
-    return _Gradient(device, norm, types, itemsize, axis, rows, width, vector, wanted)
+    return _GradientLauncher(device, norm, types, itemsize, axis, rows, width, vector, wanted)
 
 
 @dataclass(frozen=True, eq=False)
-class _Gradient:
+class _GradientLauncher:
     """One gradient over ``rows`` rows of ``width``; ``vector`` columns move in one access.
 
     ``wanted``: sums over rows are, for dscale and dbias.
     """
 
     device: Device
-    norm: Norm
+    norm: GradientKind
     types: Types
     itemsize: int
     axis: int
@@ -161,10 +160,9 @@ class _Gradient:
         if plain and self._all_usable((*inputs, *outputs)):
             self._launch(PLAIN, inputs, outputs)
             return
-        device, axis, vector = self.device, self.axis, self.vector
-        (dy, source, ds), (dx,) = reachable(
-            device, axis, (inputs.dy, inputs.source, ds), (outputs.dx,)
-        )
+        device, vector = self.device, self.vector
+        read = inputs.dy, inputs.source, ds
+        (dy, source, ds), (dx,) = self._starts.reachable(device, read, (outputs.dx,))
         inputs = Inputs(
             dy,
             source,
@@ -180,7 +178,7 @@ class _Gradient:
             self._launch(PLAIN, inputs, written)
         else:
             variant = STRIDED if ds is None else ADDED
-            layout = layout_of(axis, (dy, source, dx, ds), scale_offset)
+            layout = self._starts.layout((dy, source, dx, ds), scale_offset)
             self._launch(variant, inputs, written, layout, ds)
         for out, made in zip(outputs, written, strict=True):
             copy_back(out, made)
@@ -235,6 +233,10 @@ class _Gradient:
     @cached_property
     def _all_usable(self) -> AllUsable:
         return AllUsable()
+
+    @cached_property
+    def _starts(self) -> RowStarts:
+        return RowStarts(self.axis)
 
     @cached_property
     def _row_plan(self) -> RowPlan | None:
@@ -342,7 +344,7 @@ class _Gradient:
         return min(blocks, max(cheap, min(busy, most)))
 
 
-def combinations(norm: Norm) -> Iterator[Combination]:
+def combinations(norm: GradientKind) -> Iterator[Combination]:
     """Every kernel file and its macros that a norm's gradient can ask for."""
     for types in LAYER_NORM_TYPES:
         size = dtype_named(types[0]).itemsize
@@ -359,7 +361,7 @@ def combinations(norm: Norm) -> Iterator[Combination]:
         yield "column_sums", {"ACC_T": accumulated, "PARAM_T": parameter}
 
 
-def _macros(norm: Norm, types: Types, vector: int) -> Macros:
+def _macros(norm: GradientKind, types: Types, vector: int) -> Macros:
     kind = {"FROM_OUTPUT": int(norm.from_output), "CENTRED": int(norm.centred)}
     return norm_macros(types, vector, **kind)
 
@@ -374,7 +376,7 @@ def is_used_on(device: Device, macros: Macros) -> bool:
     """Whether a device asks for a kernel: what holds a long row depends on its shared memory."""
     if not macros["LONG"]:
         return True
-    norm = Norm(bool(macros["FROM_OUTPUT"]), bool(macros["CENTRED"]))
+    norm = GradientKind(bool(macros["FROM_OUTPUT"]), bool(macros["CENTRED"]))
     types = str(macros["DATA_T"]), str(macros["STAT_T"]), str(macros["PARAM_T"])
     vector, available = int(macros["VEC"]), device.max_shared_memory
     variant = ADDED if "ADDED" in macros else STRIDED if "STRIDED" in macros else PLAIN
@@ -404,7 +406,7 @@ def _long(
     return 2, both
 
 
-def row_plans(norm: Norm, itemsize: int, vector: int) -> list[RowPlan]:
+def row_plans(norm: GradientKind, itemsize: int, vector: int) -> list[RowPlan]:
     """The ways to hold a row, from the shortest rows to the longest.
 
     A thread holds as many columns as registers allow: columns that come one at a time take

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,48 +46,73 @@ class Variant(NamedTuple):
 PLAIN, STRIDED, ADDED = Variant(), Variant(strided=True), Variant(strided=True, added=True)
 
 
-def reachable(
-    device: Device, axis: int, read: Sequence[Array | None], written: Sequence[Array | None]
-) -> tuple[list[Any], list[Any]]:
-    """The arrays, but copies and scratch in place of those whose rows kernels cannot reach.
+class RowStarts:
+    """Where rows begin in the arrays of a plan, which have the same strides in each call.
 
-    They reach rows without gaps inside, at strides that three dimensions describe for all arrays
+    Kernels reach rows without gaps inside, at strides that three dimensions describe for all arrays
     together.
     """
-    present = [array for array in (*read, *written) if array is not None]
-    shape, size = present[0].shape, present[0].itemsize
-    near = [array for array in present if _has_rows(array, axis)]
-    if _steps(shape, axis, size, tuple(array.strides for array in near)) is None:
-        near = [array for array in near if array.flags.c_contiguous]
-    kept = set(map(id, near))
-    return (
-        [
-            array
-            if array is None or id(array) in kept
-            else keep_if_captured(device, array.copy(order="C"))
-            for array in read
-        ],
-        [
-            array
-            if array is None or id(array) in kept
-            else scratch(device, array.shape, array.dtype)
-            for array in written
-        ],
-    )
+
+    def __init__(self, axis: int):
+        self._axis = axis
+        # By which arrays begin between elements, which hardly any do: those that can be reached.
+        self._near: dict[tuple[bool, ...], list[bool]] = {}
+        self._layouts: dict[tuple[bool, Strides], np.ndarray[Any, Any]] = {}
+
+    def reachable(
+        self, device: Device, read: Sequence[Array | None], written: Sequence[Array | None]
+    ) -> tuple[list[Any], list[Any]]:
+        """The arrays, but copies and scratch in place of those that kernels cannot reach."""
+        every = (*read, *written)
+        odd = tuple(
+            array is not None and bool(address_of(array) % array.itemsize) for array in every
+        )
+        near = self._near.get(odd)
+        if near is None:
+            near = self._near[odd] = self._find(every, odd)
+        return (
+            [
+                array if kept or array is None else keep_if_captured(device, array.copy(order="C"))
+                for array, kept in zip(read, near, strict=False)
+            ],
+            [
+                array if kept or array is None else scratch(device, array.shape, array.dtype)
+                for array, kept in zip(written, near[len(read) :], strict=True)
+            ],
+        )
+
+    def _find(self, arrays: Sequence[Array | None], odd: Sequence[bool]) -> list[bool]:
+        """Which arrays can be reached; an absent one counts as if it could."""
+        near = [
+            array is None or not (begins_odd or _gaps(array, self._axis))
+            for array, begins_odd in zip(arrays, odd, strict=True)
+        ]
+        first = next(array for array in arrays if array is not None)
+        strides = tuple(
+            array.strides
+            for array, kept in zip(arrays, near, strict=True)
+            if kept and array is not None
+        )
+        if _steps(first.shape, self._axis, first.itemsize, strides) is None:
+            near = [
+                kept and (array is None or array.flags.c_contiguous)
+                for array, kept in zip(arrays, near, strict=True)
+            ]
+        return near
+
+    def layout(self, arrays: Sequence[Array | None], scale_offset: float) -> np.ndarray[Any, Any]:
+        """The kernels' ``Layout`` of reachable arrays, in the order of their numbers, as bytes."""
+        present = [array for array in arrays if array is not None]
+        aligned = all(address_of(array) % VECTOR_BYTES == 0 for array in present)
+        key = aligned, tuple(None if array is None else array.strides for array in arrays)
+        found = self._layouts.get(key)
+        if found is None:
+            first = present[0]
+            sizes = first.shape, self._axis, first.itemsize
+            found = self._layouts[key] = _layout(*sizes, key[1], aligned, scale_offset or -0.0)
+        return found
 
 
-def layout_of(
-    axis: int, arrays: Sequence[Array | None], scale_offset: float
-) -> np.ndarray[Any, Any]:
-    """The kernels' ``Layout`` of reachable arrays, in the order of their numbers, as bytes."""
-    present = [array for array in arrays if array is not None]
-    aligned = all(address_of(array) % VECTOR_BYTES == 0 for array in present)
-    strides = tuple(None if array is None else array.strides for array in arrays)
-    first = present[0]
-    return _layout(first.shape, axis, first.itemsize, strides, aligned, scale_offset or -0.0)
-
-
-@lru_cache(maxsize=4096)
 def _layout(
     shape: Shape, axis: int, size: int, strides: Strides, aligned: bool, scale_offset: float
 ) -> np.ndarray[Any, Any]:
@@ -105,7 +129,6 @@ def _layout(
     return fields.view(f"V{_LAYOUT.itemsize}")
 
 
-@lru_cache(maxsize=4096)
 def _steps(
     shape: Shape, axis: int, size: int, strides: Strides
 ) -> tuple[Shape, list[Shape]] | None:
@@ -130,21 +153,19 @@ def _steps(
     return sizes, list(zip(*(own for _, own in dims), strict=True))
 
 
-def _has_rows(array: Array, axis: int) -> bool:
-    """Whether rows have no gaps, and begin at multiples of the size of an element."""
-    size = array.itemsize
-    if address_of(array) % size or any(step % size for step in array.strides[:axis]):
-        return False
-    return _is_gapless(array.shape[axis:], array.strides[axis:], size)
+def _begins_odd(array: Array | None) -> bool:
+    return array is not None and bool(address_of(array) % array.itemsize)
 
 
-@lru_cache(maxsize=4096)
-def _is_gapless(shape: Shape, strides: Shape, size: int) -> bool:
-    inner = math.prod(shape)
-    if not inner:
+def _gaps(array: Array, axis: int) -> bool:
+    """Whether rows have gaps inside, or do not begin at multiples of the size of an element."""
+    size, inner = array.itemsize, math.prod(array.shape[axis:])
+    if any(step % size for step in array.strides[:axis]):
         return True
-    for length, step in zip(shape, strides, strict=True):
+    if not inner:
+        return False
+    for length, step in zip(array.shape[axis:], array.strides[axis:], strict=True):
         inner //= length
         if length != 1 and step != inner * size:
-            return False
-    return True
+            return True
+    return False

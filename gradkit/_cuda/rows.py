@@ -15,7 +15,7 @@ from gradkit._calls.rows import (
 from gradkit._cuda.launch.operations import OnDevice
 from gradkit._cuda.launch.warmup import asks_for
 from gradkit._cuda.row_forward import (
-    Forward,
+    ForwardArrays,
     forward_combinations,
     inverse_combinations,
     write_forward,
@@ -33,19 +33,19 @@ from gradkit._cuda.row_gradient import (
 )
 
 
-class Rows(OnDevice):
+class RowNorms(OnDevice):
     """Launches the kernels of norms over rows."""
 
     @asks_for(partial(forward_combinations, centred=True))
     def layer_norm(self, call: LayerNorm) -> None:
         """Write ``y``, ``mean`` and ``inv_std``; ``y`` may be ``x``."""
-        arrays = Forward(call.x, call.scale, call.bias, call.y, call.mean, call.inv_std)
+        arrays = ForwardArrays(call.x, call.scale, call.bias, call.y, call.mean, call.inv_std)
         write_forward(self.device, call, arrays)
 
     @asks_for(partial(forward_combinations, centred=True, added=True))
     def add_layer_norm(self, call: AddLayerNorm) -> None:
         """Write ``s = x + residual``, and as ``layer_norm`` of ``s``."""
-        arrays = Forward(call.x, call.scale, call.bias, call.y, call.mean, call.inv_std)
+        arrays = ForwardArrays(call.x, call.scale, call.bias, call.y, call.mean, call.inv_std)
         write_forward(self.device, call, arrays, call.residual, call.s)
 
     @asks_for(partial(combinations, LAYER), layer_norm_grad=is_used_on)
@@ -70,13 +70,13 @@ class Rows(OnDevice):
     @asks_for(partial(forward_combinations, centred=False))
     def rms_norm(self, call: RmsNorm) -> None:
         """Write ``y`` and ``inv_std``; ``y`` may be ``x``."""
-        arrays = Forward(call.x, call.scale, None, call.y, None, call.inv_std)
+        arrays = ForwardArrays(call.x, call.scale, None, call.y, None, call.inv_std)
         write_forward(self.device, call, arrays)
 
     @asks_for(partial(forward_combinations, centred=False, added=True))
     def add_rms_norm(self, call: AddRmsNorm) -> None:
         """Write ``s = x + residual``, and as ``rms_norm`` of ``s``."""
-        arrays = Forward(call.x, call.scale, None, call.y, None, call.inv_std)
+        arrays = ForwardArrays(call.x, call.scale, None, call.y, None, call.inv_std)
         write_forward(self.device, call, arrays, call.residual, call.s)
 
     @asks_for(partial(combinations, RMS), layer_norm_grad=is_used_on)

@@ -27,7 +27,7 @@ from gradkit._cuda import CudaBackend
 from gradkit._cuda.launch.device import Device, scratch
 from gradkit._cuda.list_norms import PART, join, joining, order_of
 from gradkit._cuda.list_scaling import clip_steps, scale_steps, value_steps, zero_steps
-from gradkit._cuda.list_tables import Plan, Step, launch, plan_of
+from gradkit._cuda.list_tables import ListPlan, Step, launch, plan_of
 
 Own: TypeAlias = tuple[CudaBackend, OneDevice]  # what computes on a device, and what lies there
 Write: TypeAlias = Callable[[CudaBackend, OneDevice, Sequence[Array]], None]
@@ -158,7 +158,7 @@ class SeveralDevices(CudaBackend):
             with device.active():
                 launch(own_steps)
 
-    def _plans(self, grads: Sequence[Array]) -> list[Plan]:
+    def _plans(self, grads: Sequence[Array]) -> list[ListPlan]:
         plans = []
         for backend, own in self._of(grads):
             with backend.device.active():

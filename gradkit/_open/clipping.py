@@ -19,8 +19,6 @@ from gradkit._open.results import Results
 from gradkit._open.several_devices import Twins
 from gradkit.errors import NonFiniteNormError
 
-_MOST = 256  # rules that are remembered
-
 EpsMode: TypeAlias = Literal["max", "add"]
 NonFinite: TypeAlias = Literal["propagate", "raise", "zero"]
 
@@ -33,20 +31,13 @@ class Rule(NamedTuple):
     policy: str
 
 
-_rules: dict[Any, Rule] = {}
-
-
 def rule_of(norm_type: Any, eps: Any, nonfinite: str, eps_mode: str = "max") -> Rule:
-    """The numbers of a call, checked when they are first seen."""
-    key = norm_type, eps, nonfinite, eps_mode, type(norm_type), type(eps)
-    try:
-        return _rules[key]
-    except (KeyError, TypeError):  # or they have no hash
-        order, signed = checks.norm_order(norm_type), checks.signed_epsilon(eps, eps_mode)
-        rule = Rule(order, signed, policy_of(nonfinite))
-    if len(_rules) < _MOST and not {type(norm_type), type(eps)} - {float, int}:
-        _rules[key] = rule
-    return rule
+    """The numbers of a call, as checked."""
+    plain = type(norm_type) is type(eps) is float and norm_type > 0 <= eps < math.inf
+    if plain and nonfinite == "propagate" and eps_mode == "max":  # as nearly always
+        return Rule(norm_type, eps, nonfinite)
+    order, signed = checks.norm_order(norm_type), checks.signed_epsilon(eps, eps_mode)
+    return Rule(order, signed, policy_of(nonfinite))
 
 
 def policy_of(nonfinite: str) -> str:

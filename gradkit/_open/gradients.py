@@ -14,6 +14,7 @@ from gradkit._backend import Array, Borrowed, Number, Spec, Spread, Views
 from gradkit._calls import checks
 from gradkit._calls.roles import Grads
 from gradkit._dtypes import FLOATS, float_name
+from gradkit._host import chosen
 from gradkit._open import memory, trees
 from gradkit._open.given import (
     RETURNED,
@@ -98,7 +99,7 @@ class Gradients(Given):
         self.views: Grads = self.arrays
         self.shares: list[Share] = []
         if self._plain:
-            self.framework, self.backend = HOST, HOST.backend_of(_NOTHING)
+            self.framework, self.backend = HOST, chosen.get()
         else:
             self._see(kinds, frameworks, write, instead)
         if self.arrays:
@@ -184,9 +185,8 @@ class Gradients(Given):
 
     def wrote(self) -> None:
         """Tell the library that every gradient's memory was written."""
-        if self._plain:
-            return
-        self.framework.wrote(self.arrays)
+        if not self.framework.returns_views:  # a library that has arrays of its own
+            self.framework.wrote(self.arrays)
 
     def _join(self, beside: Mapping[str, Any]) -> None:
         for label, array in beside.items():

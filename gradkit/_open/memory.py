@@ -183,7 +183,7 @@ def _own_memory(arrays: Sequence[Array]) -> bool:
     )
 
 
-class _Layout:
+class _AtAddress:
     """Stands for memory at an address that is never read."""
 
     def __init__(self, backend: Backend, array: Array):
@@ -199,4 +199,4 @@ class _Layout:
 def _layout(backend: Backend, array: Array) -> np.ndarray[Any, Any]:
     if isinstance(array, np.ndarray):
         return array
-    return np.asarray(_Layout(backend, array))
+    return np.asarray(_AtAddress(backend, array))

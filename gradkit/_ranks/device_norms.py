@@ -27,7 +27,7 @@ class Factors(NamedTuple):
     scale: Number = 1.0
 
 
-class Sums(NamedTuple):
+class RankSums(NamedTuple):
     """What a rank adds up, as its call says it."""
 
     call: str
@@ -38,7 +38,7 @@ class Sums(NamedTuple):
 def queue_norm(
     held: Gradients,
     collective: Collective,
-    sums: Sums,
+    sums: RankSums,
     own: Factors,
     found_inf: Flags | None,
     *,

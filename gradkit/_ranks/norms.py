@@ -21,7 +21,7 @@ from gradkit._open.gradients import Gradients
 from gradkit._open.results import Results
 from gradkit._open.shards import ownership_in, replicas_in
 from gradkit._ranks.collective import Collective
-from gradkit._ranks.device_norms import Factors, Sums, queue_norm
+from gradkit._ranks.device_norms import Factors, RankSums, queue_norm
 from gradkit._ranks.groups import Reduce
 from gradkit._ranks.ownership import Ownership
 
@@ -155,7 +155,7 @@ def _norm_of_all(
         _compile(held.backend, wanted.then)  # type: ignore[arg-type]  # any backend is hashable
     owned = _owned(held, ranks)
     known = "" if owned is None else f", ownership {owned.serial}"
-    sums = Sums(f"{wanted}{known}", wanted.order, copies)
+    sums = RankSums(f"{wanted}{known}", wanted.order, copies)
     queued = collective.on_device and not wanted.per_tensor
     if queued and wanted.policy != "raise":
         return queue_norm(held, collective, sums, factors, found_inf, fresh=fresh)

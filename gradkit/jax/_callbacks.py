@@ -28,7 +28,7 @@ _CPU = 1  # kDLCPU
 _ENVIRONMENT = floating_point.current()
 
 
-class Result(NamedTuple):
+class ResultShape(NamedTuple):
     """A result of a callback. ``same_on``: axes of devices on all of which it is the same."""
 
     shape: Shape
@@ -39,7 +39,7 @@ class Result(NamedTuple):
 def call(
     refusal: str,
     compute: Compute,
-    results: Sequence[Result],
+    results: Sequence[ResultShape],
     operands: Sequence[Any],
     *,
     reuse: Mapping[int, int] | None = None,
@@ -119,7 +119,7 @@ def _for_examples(
 
 
 def _through_buffers(
-    run: Any, results: Sequence[Result], given: Any, taken: dict[int, int], vmap_method: str
+    run: Any, results: Sequence[ResultShape], given: Any, taken: dict[int, int], vmap_method: str
 ) -> Any:
     def callback(context: Any, outs: Any, *ins: Any) -> None:
         kind, device = device_of(outs[0])
@@ -142,7 +142,7 @@ def _through_buffers(
 
 
 def _through_copies(
-    run: Any, results: Sequence[Result], given: Any, taken: dict[int, int], vmap_method: str
+    run: Any, results: Sequence[ResultShape], given: Any, taken: dict[int, int], vmap_method: str
 ) -> Any:
     depths = [operand.ndim for operand in given]
 

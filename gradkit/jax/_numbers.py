@@ -8,7 +8,7 @@ import numpy as np
 from gradkit._arrays import backend_of
 from gradkit._backend import Array
 from gradkit._calls import checks
-from gradkit.jax._callbacks import Result
+from gradkit.jax._callbacks import ResultShape
 
 
 def doubles(array: Array) -> Array:
@@ -16,9 +16,9 @@ def doubles(array: Array) -> Array:
     return array.view(np.float64)[..., 0]
 
 
-def pairs(*shape: int) -> Result:
+def pairs(*shape: int) -> ResultShape:
     """A result of float64 numbers, as JAX knows it."""
-    return Result((*shape, 2), np.dtype(np.uint32))
+    return ResultShape((*shape, 2), np.dtype(np.uint32))
 
 
 def pair(number: float) -> Array:

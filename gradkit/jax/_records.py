@@ -9,16 +9,16 @@ import jax
 import jax.numpy as jnp
 
 from gradkit._calls import checks, roles
-from gradkit._calls.layouts import Groups
+from gradkit._calls.layouts import GroupLayout
 from gradkit._calls.record import Call, Described
 from gradkit._open.dispatch import write
-from gradkit.jax._callbacks import Result, call, vary_alike
+from gradkit.jax._callbacks import ResultShape, call, vary_alike
 
 _ONCE = "{} has no second derivative, and none in forward mode: differentiate it once, by jax.grad"
 _AXES = {"axis", "channel_axis"}
 
 
-class Norm:
+class TracedNorm:
     """A norm that JAX differentiates once, in reverse mode, by a gradient that is a record too.
 
     The gradient finds its operands among the inputs and the results of the forward pass, by its own
@@ -78,7 +78,7 @@ def numbers_of(call: Call) -> tuple[tuple[str, Any], ...]:
 
 def results_of(
     kind: type[Call], operands: Mapping[str, Any], numbers: Mapping[str, Any]
-) -> tuple[dict[str, Result], dict[str, Any]]:
+) -> tuple[dict[str, ResultShape], dict[str, Any]]:
     """The results of a call by name, without absent ones, and its numbers as they were planned.
 
     Axes are counted from the end, because ``vmap`` adds axes in front.
@@ -88,7 +88,7 @@ def results_of(
     ndim = getattr(described, kind.arguments[0].name).ndim
     options = {n: value - ndim if n in _AXES else value for n, value in plan.options.items()}
     specs = [spec for spec in plan.results if spec is not None]
-    return {spec.name: Result(spec.shape, spec.dtype) for spec in specs}, options
+    return {spec.name: ResultShape(spec.shape, spec.dtype) for spec in specs}, options
 
 
 def _described(label: str, array: Any) -> Described:
@@ -114,7 +114,7 @@ def compute(
     result_axes = [len(result.shape) for result in results.values()]
 
     def run(outs: list[Any], ins: list[Any]) -> None:
-        if isinstance(kind.layout, Groups):
+        if isinstance(kind.layout, GroupLayout):
             outs, ins = list(map(_samples, outs, result_axes)), list(map(_samples, ins, axes))
         made = dict(zip(results, outs, strict=True))
         own = kind(**dict(zip(names, ins, strict=True)), **options)
@@ -137,7 +137,7 @@ def _samples(array: Any, ndim: int) -> Any:
 
 
 @partial(jax.jit, static_argnums=(0, 1), inline=True)
-def _trace(norm: Norm, numbers: Any, arrays: Any) -> Any:
+def _trace(norm: TracedNorm, numbers: Any, arrays: Any) -> Any:
     given = dict(zip(norm.inputs, arrays, strict=True))
     if given.get("bias") is not None and given["scale"] is None:
         given["scale"] = jnp.ones_like(given["bias"])  # gradients come in pairs
@@ -145,11 +145,11 @@ def _trace(norm: Norm, numbers: Any, arrays: Any) -> Any:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _differentiable(norm: Norm, numbers: Any, *arrays: Any) -> Any:
+def _differentiable(norm: TracedNorm, numbers: Any, *arrays: Any) -> Any:
     return _forward(norm, numbers, *arrays)[0]
 
 
-def _forward(norm: Norm, numbers: Any, *arrays: Any) -> Any:
+def _forward(norm: TracedNorm, numbers: Any, *arrays: Any) -> Any:
     given = dict(zip(norm.inputs, arrays, strict=True))
     made = norm.forward_pass(given, dict(numbers))
     found, returned = given | made, tuple(made[name] for name in norm.returned)
@@ -159,7 +159,7 @@ def _forward(norm: Norm, numbers: Any, *arrays: Any) -> Any:
     return returned if len(returned) > 1 else returned[0], (kept, present)
 
 
-def _gradients(norm: Norm, numbers: Any, residuals: Any, cotangents: Any) -> Any:
+def _gradients(norm: TracedNorm, numbers: Any, residuals: Any, cotangents: Any) -> Any:
     kept, present = residuals
     arrived = cotangents if len(norm.returned) > 1 else (cotangents,)
     found = kept | dict(zip(("dy", "ds"), arrived, strict=False))
@@ -173,7 +173,7 @@ def _gradients(norm: Norm, numbers: Any, residuals: Any, cotangents: Any) -> Any
 _compiled = jax.jit(_gradients, static_argnums=(0, 1), inline=True)
 
 
-def _backward(norm: Norm, numbers: Any, residuals: Any, cotangents: Any) -> Any:
+def _backward(norm: TracedNorm, numbers: Any, residuals: Any, cotangents: Any) -> Any:
     # JAX does not know the axis of a vmap while it traces a compiled function in a backward pass.
     trace = _compiled if dict(numbers).get("axis_name") is None else _gradients
     return trace(norm, numbers, residuals, cotangents)

@@ -12,7 +12,7 @@ from gradkit._arrays import backend_of
 from gradkit._backend import Array, Views
 from gradkit._calls import checks
 from gradkit._calls.lists import AccumulateGrads
-from gradkit.jax._callbacks import Result, call
+from gradkit.jax._callbacks import ResultShape, call
 from gradkit.jax._numbers import given, read
 
 __all__ = ["accumulate_grads"]
@@ -113,7 +113,7 @@ def _accumulate(
             )
         )
 
-    results = [Result(buffer.shape, buffer.dtype) for buffer in into]
+    results = [ResultShape(buffer.shape, buffer.dtype) for buffer in into]
     operands = [*into, *added, scale, overwrite, do_update]
     reuse = {k: k for k in range(count)}
     return tree.unflatten(call(_REFUSAL, compute, results, operands, reuse=reuse))

@@ -24,14 +24,14 @@ from gradkit._calls.channels import (
     elements,
 )
 from gradkit._open.dispatch import write
-from gradkit.jax._callbacks import Result, axes_of, call, vary, vary_alike, varying
+from gradkit.jax._callbacks import ResultShape, axes_of, call, vary, vary_alike, varying
 from gradkit.jax._numbers import doubles, pairs, store
-from gradkit.jax._records import Norm, results_of
+from gradkit.jax._records import TracedNorm, results_of
 
 __all__ = ["batch_norm", "batch_norm_inference", "group_norm"]
 
 
-class _BatchNorm(Norm):
+class _TracedBatchNorm(TracedNorm):
     """Batch norm that returns statistics; its batch may be that of several devices."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class _BatchNorm(Norm):
         else:
             _check_elements(x, axis, rows)
             same = everywhere - varying(running_mean, running_var)
-            returned = Result(running_mean.shape, running_mean.dtype, same)
+            returned = ResultShape(running_mean.shape, running_mean.dtype, same)
             results |= {"returned_mean": returned, "returned_var": returned}
         operands = [*given.values(), rows]
         made = call(self.refusal, partial(_normalise, numbers), list(results.values()), operands)
@@ -77,19 +77,19 @@ class _BatchNorm(Norm):
         dy, x, scale, mean, inv_std = operands = self.operands(found).values()
         results = [pairs(2, x.shape[axis])]
         if scale is not None:
-            results += [Result(scale.shape, scale.dtype)] * 2
+            results += [ResultShape(scale.shape, scale.dtype)] * 2
         sums = partial(_sums, axis)
         own, *gradients = call(self.refusal, sums, results, (dy, x, mean, inv_std))
         # An all_gather: JAX's own knows no axis of a vmap in a backward pass.
         rows = jax.lax.psum(jnp.where(own_row.reshape(-1, 1, 1, 1), own, 0), axis_name)
         apply = partial(_apply_sums, axis, float(_elements(x, axis) * len(own_row)))
-        (dx,) = call(self.refusal, apply, [Result(x.shape, x.dtype)], (*operands, rows))
+        (dx,) = call(self.refusal, apply, [ResultShape(x.shape, x.dtype)], (*operands, rows))
         return dict(zip(("dx", "dscale", "dbias"), (dx, *gradients), strict=False))
 
 
-_BATCH_NORM = _BatchNorm()
-_INFERENCE = Norm("batch_norm_inference", BatchNormInference, BatchNormInferenceGrad)
-_GROUP_NORM = Norm("group_norm", GroupNorm, GroupNormGrad)
+_BATCH_NORM = _TracedBatchNorm()
+_INFERENCE = TracedNorm("batch_norm_inference", BatchNormInference, BatchNormInferenceGrad)
+_GROUP_NORM = TracedNorm("group_norm", GroupNorm, GroupNormGrad)
 
 
 def group_norm(

@@ -24,7 +24,7 @@ from gradkit._calls.lists import (
     SpikeGuardUpdate,
 )
 from gradkit._open.dispatch import write
-from gradkit.jax._callbacks import Result, axes_of, call, varying
+from gradkit.jax._callbacks import ResultShape, axes_of, call, varying
 from gradkit.jax._numbers import doubles, given, pair, pairs, read, store, widest
 
 __all__ = ["clip_by_global_norm", "grad_norm"]
@@ -36,7 +36,7 @@ _DIGEST = 0.0  # all devices run one program, so that none can make another call
 _REFUSAL = "{} is not differentiable; to differentiate a whole training step, clip with optax"
 
 
-class Rule(NamedTuple):
+class ClipRule(NamedTuple):
     """What a call does, apart from numbers that may change from step to step."""
 
     function: str
@@ -97,7 +97,7 @@ def grad_norm(
     Array(5., dtype=float32)
     """
     order, copies = checks.norm_order(norm_type), _copies(replicas, axis_name, grads)
-    rule = Rule("grad_norm", order, axis_name, copies, clips=False)
+    rule = ClipRule("grad_norm", order, axis_name, copies, clips=False)
     norm: jax.Array = _clip(grads, pair(np.inf), _scale(scale), None, rule).norm
     return norm
 
@@ -199,14 +199,14 @@ def rule_of(
     replicas: Any,
     grads: Any,
     eps_mode: str = "max",
-) -> Rule:
+) -> ClipRule:
     """The rule that a function's arguments make."""
     if nonfinite == "raise":
         raise ValueError(
             'nonfinite="raise" would raise inside of jit; pass "zero", and look at the norm'
         )
     checks.choice(nonfinite, "nonfinite", ("propagate", "zero"))
-    return Rule(
+    return ClipRule(
         function,
         checks.norm_order(norm_type),
         axis_name,
@@ -216,7 +216,7 @@ def rule_of(
     )
 
 
-def clipped_by(grads: Any, max_norm: Any, scale: Any, rule: Rule, state: Any = None) -> Clipped:
+def clipped_by(grads: Any, max_norm: Any, scale: Any, rule: ClipRule, state: Any = None) -> Clipped:
     """Clip to ``max_norm``, and to what a spike guard says of the norm if it has a state."""
     if not isinstance(max_norm, jax.Array):
         checks.nonnegative(max_norm, "max_norm")
@@ -261,7 +261,7 @@ def _of(each: Any, chosen: tuple[bool, ...] | None) -> Any:
 
 
 @partial(jax.jit, static_argnames="rule", inline=True)
-def _clip(grads: Any, limit: Any, scale: Any, state: Any, rule: Rule) -> Clipped:
+def _clip(grads: Any, limit: Any, scale: Any, state: Any, rule: ClipRule) -> Clipped:
     for path, leaf in jax.tree_util.tree_leaves_with_path(grads):
         checks.floating(leaf, f"grads{jax.tree_util.keystr(path)}")
     leaves, tree = jax.tree.flatten(grads)
@@ -282,23 +282,23 @@ def _clip(grads: Any, limit: Any, scale: Any, state: Any, rule: Rule) -> Clipped
     return Clipped(tree.unflatten(made[:count]), *made[count:])
 
 
-def _results(*operands: Any, rule: Rule) -> list[Result]:
+def _results(*operands: Any, rule: ClipRule) -> list[ResultShape]:
     """Gradients, norm, limit and state, and over which axes they are the same on all devices.
 
     A gradient that differs between devices still does when it is clipped.
     """
     *leaves, limit, scale, state = operands
-    norm = Result((), widest(), axes_of(rule.axis_name))
+    norm = ResultShape((), widest(), axes_of(rule.axis_name))
     said = [] if state is None else [state]
     same = norm.same_on - varying(limit, scale, *said)
     clipped = [
-        Result(leaf.shape, leaf.dtype, same - varying(leaf)) for leaf in leaves if rule.clips
+        ResultShape(leaf.shape, leaf.dtype, same - varying(leaf)) for leaf in leaves if rule.clips
     ]
-    guarded = [Result(shape, widest(), same) for array in said for shape in ((), array.shape)]
+    guarded = [ResultShape(shape, widest(), same) for array in said for shape in ((), array.shape)]
     return [*clipped, norm, *guarded]
 
 
-def _states_of_all(leaves: list[Any], scale: Any, rule: Rule) -> Any:
+def _states_of_all(leaves: list[Any], scale: Any, rule: ClipRule) -> Any:
     """What each device's gradients add to the norm: a row of each."""
 
     def compute(outs: list[Array], ins: list[Any]) -> None:
@@ -319,7 +319,7 @@ def _states_of_all(leaves: list[Any], scale: Any, rule: Rule) -> Any:
     return jax.lax.all_gather(state, rule.axis_name)
 
 
-def _compute(grads: Views, numbers: list[Any], outs: list[Array], rule: Rule) -> None:
+def _compute(grads: Views, numbers: list[Any], outs: list[Array], rule: ClipRule) -> None:
     """Clip in place; write the norm, and what a spike guard says."""
     limit, scale, state, rows = numbers
     backend = backend_of(limit)
@@ -350,7 +350,7 @@ def _compute(grads: Views, numbers: list[Any], outs: list[Array], rule: Rule) ->
     store(outs[0], norm)
 
 
-def _clip_in_place(grads: Views, norm: Array, limit: Array, scale: Array, rule: Rule) -> None:
+def _clip_in_place(grads: Views, norm: Array, limit: Array, scale: Array, rule: ClipRule) -> None:
     """Clip all gradients, or some: the others are only scaled."""
     backend, own = backend_of(limit), _of(grads, rule.some)
     call = ClipByNorm(
@@ -372,7 +372,9 @@ def _clip_in_place(grads: Views, norm: Array, limit: Array, scale: Array, rule: 
         backend.scale_grads(ScaleGrads(grads=rest, coefficient=scale, outs=rest))
 
 
-def _join(states: Array, norm: Array, scale: Array, limit: Array, rule: Rule, backend: Any) -> None:
+def _join(
+    states: Array, norm: Array, scale: Array, limit: Array, rule: ClipRule, backend: Any
+) -> None:
     """The norm over all devices, none of which can be at fault alone."""
     backend.join_ranks(
         JoinRanks(

@@ -19,15 +19,15 @@ from gradkit._calls.rows import (
     RmsNorm,
     RmsNormGrad,
 )
-from gradkit.jax._records import Norm
+from gradkit.jax._records import TracedNorm
 
 __all__ = ["add_layer_norm", "add_rms_norm", "invertible_layer_norm", "layer_norm", "rms_norm"]
 
-_LAYER_NORM = Norm("layer_norm", LayerNorm, LayerNormGrad)
-_INVERTIBLE = Norm("invertible_layer_norm", LayerNorm, InvertibleLayerNormGrad)
-_ADD_LAYER_NORM = Norm("add_layer_norm", AddLayerNorm, LayerNormGrad, x="s")
-_RMS_NORM = Norm("rms_norm", RmsNorm, RmsNormGrad)
-_ADD_RMS_NORM = Norm("add_rms_norm", AddRmsNorm, RmsNormGrad, x="s")
+_LAYER_NORM = TracedNorm("layer_norm", LayerNorm, LayerNormGrad)
+_INVERTIBLE = TracedNorm("invertible_layer_norm", LayerNorm, InvertibleLayerNormGrad)
+_ADD_LAYER_NORM = TracedNorm("add_layer_norm", AddLayerNorm, LayerNormGrad, x="s")
+_RMS_NORM = TracedNorm("rms_norm", RmsNorm, RmsNormGrad)
+_ADD_RMS_NORM = TracedNorm("add_rms_norm", AddRmsNorm, RmsNormGrad, x="s")
 
 
 def layer_norm(

@@ -222,7 +222,7 @@ class InstanceNorm3d(_InstanceNorm, nn.InstanceNorm3d):
     """``torch.nn.InstanceNorm3d``, with its arguments, computed by :func:`instance_norm`."""
 
 
-class _BatchNorm(nn.modules.batchnorm._BatchNorm):
+class _BatchNormModule(nn.modules.batchnorm._BatchNorm):
     @_leaf
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
         """Normalise each channel, in training by the batch's own statistics."""
@@ -238,15 +238,15 @@ class _BatchNorm(nn.modules.batchnorm._BatchNorm):
         return batch_norm(input, mean, var, self.weight, self.bias, own, momentum, self.eps)
 
 
-class BatchNorm1d(_BatchNorm, nn.BatchNorm1d):
+class BatchNorm1d(_BatchNormModule, nn.BatchNorm1d):
     """``torch.nn.BatchNorm1d``, with its arguments, computed by :func:`batch_norm`."""
 
 
-class BatchNorm2d(_BatchNorm, nn.BatchNorm2d):
+class BatchNorm2d(_BatchNormModule, nn.BatchNorm2d):
     """``torch.nn.BatchNorm2d``, with its arguments, computed by :func:`batch_norm`."""
 
 
-class BatchNorm3d(_BatchNorm, nn.BatchNorm3d):
+class BatchNorm3d(_BatchNormModule, nn.BatchNorm3d):
     """``torch.nn.BatchNorm3d``, with its arguments, computed by :func:`batch_norm`."""
 
 

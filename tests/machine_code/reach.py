@@ -47,7 +47,7 @@ def write(rows: Iterable[Cells]) -> None:
 
 def _way(macros: dict[str, str]) -> tuple[str, str, int, str]:
     """The norm, its data, how many columns a row may have, and where sums over rows lie."""
-    kind = row_gradient.Norm(macros["FROM_OUTPUT"] == "1", macros["CENTRED"] == "1")
+    kind = row_gradient.GradientKind(macros["FROM_OUTPUT"] == "1", macros["CENTRED"] == "1")
     (norm,) = (name for name, known in _NORMS.items() if known == kind)
     data, vector, chunks = macros["DATA_T"], int(macros["VEC"]), int(macros["CHUNKS"])
     itemsize = dtype_named(dtype_called(data)).itemsize

@@ -26,9 +26,9 @@ class Handles:
         self.check_process()
         if self._closed:
             raise CudnnError("cudnnCreate", None, "cuDNN was shut down: the interpreter is exiting")
-        held: dict[int, _Held] = self._local.__dict__.setdefault("held", {})
+        held: dict[int, _HandleOfThread] = self._local.__dict__.setdefault("held", {})
         if device not in held:
-            held[device] = _Held(self._take(device), self._spare[device])
+            held[device] = _HandleOfThread(self._take(device), self._spare[device])
         handle = held[device].handle
         self._bindings.setStream(handle, stream)
         return handle
@@ -63,7 +63,7 @@ class Handles:
             return handle
 
 
-class _Held:
+class _HandleOfThread:
     """A handle that a thread holds; when the thread ends, it becomes spare."""
 
     def __init__(self, handle: int, spare: list[int]):

@@ -1,0 +1,83 @@
+"""How much code there is: ``python -m tests.sizes``.
+
+Counts lines that hold code: no blank ones, comments or docstrings. A signature is a function's
+lines from ``def`` to its body, or to the dots in the place of one.
+"""
+
+import ast
+import io
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = ("gradkit", "tests", "benchmarks", "testbed")
+_NO_CODE = {
+    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENCODING, tokenize.ENDMARKER),
+    *(tokenize.INDENT, tokenize.DEDENT),
+}
+_WITH_BODIES = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+class Size(NamedTuple):
+    """The size of some Python code."""
+
+    code: set[int]  # the numbers of the lines
+    signatures: set[int]
+    functions: list[int]  # the lines of each one's code
+
+
+def size_of(source: str) -> Size:
+    """The size of a file."""
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in _NO_CODE:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    tree = ast.parse(source)
+    lines -= set(_docstrings(tree))
+    signatures: set[int] = set()
+    functions = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            whole = set(range(node.lineno, (node.end_lineno or 0) + 1))
+            first = node.body[0]
+            dots = isinstance(first, ast.Expr) and ast.unparse(first) == "..."
+            end = max(first.lineno + dots, node.lineno + 1)
+            signatures |= set(range(node.lineno, end)) & lines
+            functions.append(len(whole & lines))
+    return Size(lines, signatures, functions)
+
+
+def _docstrings(tree: ast.AST) -> Iterator[int]:
+    """The numbers of the lines that docstrings have."""
+    for node in ast.walk(tree):
+        if isinstance(node, _WITH_BODIES) and ast.get_docstring(node, clean=False) is not None:
+            first = node.body[0]
+            yield from range(first.lineno, (first.end_lineno or 0) + 1)
+
+
+def class_names() -> Counter[str]:
+    """How often gradkit has a class of each name."""
+    files = sorted((ROOT / "gradkit").rglob("*.py"))
+    nodes = (node for path in files for node in ast.walk(ast.parse(path.read_text())))
+    return Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
+
+
+def main() -> None:
+    """Print a line for each folder."""
+    for folder in FOLDERS:
+        sizes = [size_of(path.read_text()) for path in sorted((ROOT / folder).rglob("*.py"))]
+        code = sum(len(size.code) for size in sizes)
+        share = sum(len(size.signatures) for size in sizes) / code
+        functions = [length for size in sizes for length in size.functions]
+        print(
+            f"{folder:10} {code:6} lines of code, {share:5.1%} of them signatures; "
+            f"{len(functions)} functions, median {median(functions):.0f}, longest {max(functions)}"
+        )
+
+
+if __name__ == "__main__":
+    main()
