@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gradkit._backend import Array, Shape
-from gradkit._cuda.launch.buffers import VECTOR_BYTES, address_of
-from gradkit._cuda.launch.device import Device, keep_if_captured, scratch
+from gradkit._cuda.launch.buffers import VECTOR_BYTES, address_of, copied
+from gradkit._cuda.launch.device import Device, scratch
 from gradkit._cuda.launch.kernels import Macros
 
 _DIMS = 3  # that rows may be counted by
@@ -72,7 +72,7 @@ class RowStarts:
             near = self._near[odd] = self._find(every, odd)
         return (
             [
-                array if kept or array is None else keep_if_captured(device, array.copy(order="C"))
+                array if kept or array is None else copied(device, array)
                 for array, kept in zip(read, near, strict=False)
             ],
             [
