@@ -9,6 +9,7 @@ from typing import Any
 
 import gradkit._cpu.compiled as compiled
 from gradkit import _numpy
+from gradkit._cpu.exact_sums import *
 from gradkit._cpu.rows import *
 
 if _wanted := os.environ.get("GRADKIT_CPU_ISA"):

@@ -49,3 +49,13 @@ def inverse(
     x: Any,
     /,
 ) -> None: ...
+def exact_sums(
+    instruction_set: str,
+    threads: int,
+    order: int,
+    arrays: list[Any],
+    dtypes: list[int],
+    rows: list[int],
+    count: int,
+    out: Any,
+) -> None: ...

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstring>
 
+#include "exact_module.h"
 #include "row_calls.h"
 
 namespace nb = nanobind;
@@ -207,4 +208,5 @@ NB_MODULE(compiled, module) {
     module.def("forward", &forward, n, n, n, n, n, a, a, a, a, a, a, a, a);
     module.def("gradient", &gradient, n, n, n, n, n, a, a, a, a, a, a, a, a, a, a);
     module.def("inverse", &inverse, n, n, n, a, a, a, a, a, a);
+    bind_exact_sums(module);
 }
