@@ -95,6 +95,7 @@ def grad_norm(
     group: Group | None = None,
     replicas: Replicas = 1,
     reduce: Reduce | None = None,
+    exact: bool = False,
     found_inf: FoundInf = None,
     out: AnyArray | None = None,
 ) -> Float64: ...
@@ -109,6 +110,7 @@ def grad_norm(
     group: Group | None = None,
     replicas: Replicas = 1,
     reduce: Reduce | None = None,
+    exact: bool = False,
     found_inf: FoundInf = None,
     out: AnyArray | None = None,
 ) -> X: ...
@@ -124,6 +126,7 @@ def grad_norm(
     group: Group | None = None,
     replicas: Replicas = 1,
     reduce: Reduce | None = None,
+    exact: bool = False,
     found_inf: FoundInf = None,
     out: AnyArray | None = None,
 ) -> Any:
@@ -158,6 +161,11 @@ def grad_norm(
         list need only go as deep as numbers differ.
     reduce : callable, optional
         Deprecated: use ``group``. See :class:`gradkit.distributed.Reduce`.
+    exact : bool
+        Round once, from the exact sum: the norm then has the same bits however tensors are cut,
+        ordered or spread over ranks. For float16, bfloat16 and float32 in host memory and
+        ``norm_type`` 1 or 2; that of infinity is always so. Over ranks it takes a second
+        collective, of 200 bytes.
     found_inf : bool or floating-point array, optional
         **Written:** whether an element of a gradient is NaN or infinite, on any rank, as loss
         scalers ask. The norm of finite gradients may overflow, at the latest in JAX's float32.
@@ -204,7 +212,8 @@ def grad_norm(
         if each:
             deprecated("per_tensor", "use per_tensor_norms, with flat=True for one array")
         rule = rule_of(norm_type, 0.0, nonfinite)
-        asked = Asked("grad_norm", rule, scale, each)
+        exactly = _exactly(exact, rule)
+        asked = Asked("grad_norm", rule, scale, each, exactly)
         return norm_of(grads, asked, ranks, found_inf, out)[1]
 
 
@@ -221,6 +230,7 @@ def clip_grad_norm(
     group: Group | None = None,
     replicas: Replicas = 1,
     reduce: Reduce | None = None,
+    exact: bool = False,
     found_inf: FoundInf = None,
     clip: Chosen = None,
     count: Chosen = None,
@@ -239,6 +249,7 @@ def clip_grad_norm(
     group: Group | None = None,
     replicas: Replicas = 1,
     reduce: Reduce | None = None,
+    exact: bool = False,
     found_inf: FoundInf = None,
     clip: Chosen = None,
     count: Chosen = None,
@@ -258,6 +269,7 @@ def clip_grad_norm(
     group: Group | None = None,
     replicas: Replicas = 1,
     reduce: Reduce | None = None,
+    exact: bool = False,
     found_inf: FoundInf = None,
     clip: Chosen = None,
     count: Chosen = None,
@@ -305,6 +317,8 @@ def clip_grad_norm(
         list need only go as deep as numbers differ.
     reduce : callable, optional
         Deprecated: use ``group``. See :class:`gradkit.distributed.Reduce`.
+    exact : bool
+        As in :func:`grad_norm`.
     found_inf : 0-d or 1-element bool or floating-point array, optional
         **Written**, as by :func:`grad_norm`.
     clip : function of (name, array) to bool, or container of bools like ``grads``, optional
@@ -361,7 +375,10 @@ def clip_grad_norm(
         some = None if clip is None else _chosen(held, clip, "clip")
         with held.on_stream():
             limit, by = held.limit(max_norm, "max_norm"), scale_of(held, scale)
-            wanted = Wanted("clip_grad_norm", rule.order, rule.policy, by, then=_CLIP)
+            exactly = _exactly(exact, rule)
+            wanted = Wanted(
+                "clip_grad_norm", rule.order, rule.policy, by, then=_CLIP, exact=exactly
+            )
             flags = None if found_inf is None else flags_of(held, found_inf, ())
             norm = held.outputs(out, (NORM,), apart=flags.named() if flags else ())
             factors = take_norm(counted, wanted, ranks, norm, flags, limit=limit)
@@ -383,6 +400,7 @@ def clip_by_global_norm(
     group: Group | None = None,
     replicas: Replicas = 1,
     reduce: Reduce | None = None,
+    exact: bool = False,
     found_inf: FoundInf = None,
     clip: Chosen = None,
     count: Chosen = None,
@@ -401,6 +419,7 @@ def clip_by_global_norm(
     group: Group | None = None,
     replicas: Replicas = 1,
     reduce: Reduce | None = None,
+    exact: bool = False,
     found_inf: FoundInf = None,
     clip: Chosen = None,
     count: Chosen = None,
@@ -419,6 +438,7 @@ def clip_by_global_norm(
     group: Group | None = None,
     replicas: Replicas = 1,
     reduce: Reduce | None = None,
+    exact: bool = False,
     found_inf: FoundInf = None,
     clip: Chosen = None,
     count: Chosen = None,
@@ -438,6 +458,7 @@ def clip_by_global_norm(
     group: Group | None = None,
     replicas: Replicas = 1,
     reduce: Reduce | None = None,
+    exact: bool = False,
     found_inf: FoundInf = None,
     clip: Chosen = None,
     count: Chosen = None,
@@ -452,7 +473,7 @@ def clip_by_global_norm(
     grads : array, or iterable or nested dict/list/tuple of arrays
         Never written. An array may occur more than once. They may lie on several devices, as in
         :func:`grad_norm`; each is clipped to where it lies.
-    max_norm, norm_type, scale, eps, eps_mode, nonfinite, group, replicas, reduce, found_inf
+    max_norm, norm_type, scale, eps, eps_mode, nonfinite, group, replicas, reduce, exact, found_inf
         As in :func:`clip_grad_norm`. ``found_inf`` cannot be an array of JAX or TensorFlow; test
         whether ``grad_norm(grads, inf)`` is finite.
     clip, count
@@ -497,7 +518,10 @@ def clip_by_global_norm(
         some = None if clip is None else _chosen(held, clip, "clip")
         with held.on_stream():
             limit, by = held.limit(max_norm, "max_norm"), scale_of(held, scale)
-            wanted = Wanted("clip_by_global_norm", rule.order, rule.policy, by, then=_CLIP)
+            exactly = _exactly(exact, rule)
+            wanted = Wanted(
+                "clip_by_global_norm", rule.order, rule.policy, by, then=_CLIP, exact=exactly
+            )
             flags = None if found_inf is None else flags_of(held, found_inf, ())
             apart = flags.named() if flags else []
             clipped = twins(held, clipped_out, apart=apart)
@@ -728,6 +752,11 @@ def clip_grad_value(grads: T, clip_value: Real) -> T:
         )
     held.wrote()
     return held.returned(grads)
+
+
+def _exactly(exact: bool, rule: Rule) -> bool:
+    """Whether sums are to be exact: a maximum is anyway."""
+    return checks.flag(exact, "exact") and not math.isinf(rule.order)
 
 
 def _chosen(held: Gradients, said: Chosen, label: str) -> list[bool] | None:

@@ -70,17 +70,17 @@ def test_read_is_the_only_door_from_device_to_host():
         "_open/given.py",  # for state_dict
         "_ranks/batches.py",
         "_ranks/collective.py",  # for callers who wait
-        "_ranks/copies.py",
+        "_ranks/copies.py",  # which is for tests
         "_ranks/norms.py",
         "_ranks/device.py",  # in `check`
         "_cuda/cudnn/search.py",
     }  # the last one reads a file
     assert set(calls_of("read")) == readers
     assert set(calls_of("asnumpy")) == {"_cuda/__init__.py"}
-    exchanged = {"_ranks/copies.py", "_ranks/ownership.py", "_ranks/torch.py"}  # on the host
+    on_host = {"ownership.py", "copies.py", "exact_norms.py", "torch.py"}  # what ranks exchanged
     for method in ("item", "tolist"):
-        found = set(calls_of(method)) - exchanged
-        assert {file.partition("/")[0] for file in found} <= {"_numpy"}
+        files = {*calls_of(method)} - {f"_ranks/{file}" for file in on_host}
+        assert {file.partition("/")[0] for file in files} <= {"_numpy"}
     waiting = {"_arrays/cuda.py", "_arrays/tensorflow.py"}  # for streams they cannot order
     waiting |= {"_ranks/device.py"}
     assert set(calls_of("synchronize")) == waiting

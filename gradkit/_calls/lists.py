@@ -73,6 +73,23 @@ class NormParts(ListCall):
     copies: Sequence[int] | None = None
 
 
+# The sums of `ExactSums` are whole numbers of 2^LEAST_BIT, in digits of so many bits.
+DIGITS, DIGIT_BITS, LEAST_BIT = 22, 32, -320
+
+
+class ExactSums(ListCall):
+    """``sum |g|`` or, for ``norm_type`` 2, ``sum g^2``, without any rounding.
+
+    ``rows`` has each gradient's row of ``sums``: its digits, the least significant first, and the
+    sum of magnitudes that are not finite. Gradients are in host memory, and not float64.
+    """
+
+    grads: Grads
+    norm_type: float
+    rows: Sequence[int]
+    sums: Written[Numbers]
+
+
 class RankState(ListCall):
     """``state = (0, digest, |scale|, hi, lo, scale of the sums)``, the last 3 as ``NormParts``.
 

@@ -127,3 +127,13 @@ def zero(grads: Sequence[Any], threads: int, /) -> None: ...
 def accumulate(
     buffers: Sequence[Any], grads: Sequence[Any], scale: float, overwrite: bool, threads: int, /
 ) -> None: ...
+def exact_sums(
+    instruction_set: str,
+    threads: int,
+    order: int,
+    arrays: list[Any],
+    dtypes: list[int],
+    rows: list[int],
+    count: int,
+    out: Any,
+) -> None: ...

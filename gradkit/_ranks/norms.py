@@ -20,6 +20,7 @@ from gradkit._open.given import is_scalar, refuse_write
 from gradkit._open.gradients import Gradients
 from gradkit._open.results import Results
 from gradkit._open.shards import ownership_in, replicas_in
+from gradkit._ranks import exact_norms
 from gradkit._ranks.collective import Collective
 from gradkit._ranks.device_norms import Factors, RankSums, queue_norm
 from gradkit._ranks.groups import Reduce
@@ -45,12 +46,14 @@ class Wanted(NamedTuple):
     scale: Number
     per_tensor: bool = False
     then: str = ""  # the operation that takes it
+    exact: bool = False
 
     def __str__(self) -> str:
         """What all ranks must call alike."""
         policy = f", nonfinite={self.policy!r}" if self.policy != "propagate" else ""
         each = ", per_tensor=True" if self.per_tensor and self.function == "grad_norm" else ""
-        return f"{self.function}(norm_type={self.order}{policy}{each})"
+        exact = ", exact=True" if self.exact else ""
+        return f"{self.function}(norm_type={self.order}{policy}{each}{exact})"
 
 
 class Ranks(NamedTuple):
@@ -68,18 +71,20 @@ class Asked(NamedTuple):
     rule: Rule
     scale: Any
     per_tensor: bool
+    exact: bool = False
 
 
 def norm_of(
     grads: Any, asked: Asked, ranks: Ranks, found_inf: Any, out: Any
 ) -> tuple[Gradients, Any]:
     """The gradients, opened, and the norm of all or a vector of each one's."""
-    function, rule, scale, each = asked
+    function, rule, scale, each, exact = asked
     near = partial(beside, ranks, out, found_inf)
     held = Gradients(grads, write=False, beside=near, several=True)
     spec = Spec("the norm", (len(held.arrays),), _FLOAT64) if each else NORM
     with held.on_stream():
-        wanted = Wanted(function, rule.order, rule.policy, scale_of(held, scale), each)
+        by = scale_of(held, scale)
+        wanted = Wanted(function, rule.order, rule.policy, by, each, exact=exact)
         flags = None if found_inf is None else flags_of(held, found_inf, spec.shape)
         norm = held.outputs(out, (spec,), apart=flags.named() if flags else ())
         take_norm(held, wanted, ranks, norm, flags)
@@ -119,7 +124,9 @@ def take_norm(
     found = None if flags is None else _found(held, flags, factors.norm, ranks)
     once = held.tree is held.arrays and type(replicas) is int and replicas == 1
     copies = None if once else _copies(held, ranks)
-    if ranks.reduce is None and collective.alone and wanted.policy != "raise":
+    if wanted.exact:
+        exact_norms.check(held, collective, wanted.order)
+    if ranks.reduce is None and collective.alone and not (wanted.policy == "raise" or wanted.exact):
         _write_own(held, wanted, factors.norm, found)
     else:
         factors = _norm_of_all(held, wanted, ranks, copies, factors, found, fresh=norm.fresh)
@@ -151,6 +158,8 @@ def _norm_of_all(
     collective, reduce, _ = ranks
     if reduce is not None and not collective.alone:
         raise ValueError("pass group or reduce, not both")
+    if reduce is not None and wanted.exact:
+        raise ValueError("exact=True goes with group, not with reduce")
     if wanted.then and not collective.alone:
         _compile(held.backend, wanted.then)  # type: ignore[arg-type]  # any backend is hashable
     owned = _owned(held, ranks)
@@ -161,7 +170,9 @@ def _norm_of_all(
         return queue_norm(held, collective, sums, factors, found_inf, fresh=fresh)
     # What follows may raise, and an error must not change the caller's arrays: norm comes last.
     own = Norm(held.backend.empty(factors.norm.shape, _FLOAT64))
-    if collective.alone:
+    if wanted.exact:
+        _write_exact(held, wanted, ranks, copies, own, found_inf)
+    elif collective.alone:
         _write_own(held, wanted, own, found_inf)
     elif queued:
         unsure = factors._replace(norm=own)
@@ -212,8 +223,7 @@ def _write_of_group(
             copies=copies,
         )
     )
-    by = wanted.scale if isinstance(wanted.scale, float) else backend.read(wanted.scale)
-    state = np.array([abs(float(by)), *backend.read(parts).reshape(-1)])
+    state = np.array([_factor(wanted, backend), *backend.read(parts).reshape(-1)])
     call = str(wanted)
     if wanted.per_tensor:  # each norm is that of one gradient on all ranks
         call += f" of {', '.join(held.names())}"
@@ -230,6 +240,36 @@ def _write_of_group(
     norm[...] = backend.as_float64(total)
     if found_inf is not None:
         found_inf[...] = backend.as_float64(found)
+
+
+def _write_exact(
+    held: Gradients,
+    wanted: Wanted,
+    ranks: Ranks,
+    copies: Sequence[int] | None,
+    norm: Norm,
+    found_inf: Flags | None,
+) -> None:
+    """The same from exact sums, which are joined exactly and rounded once."""
+    backend, order, collective = held.backend, wanted.order, ranks.collective
+    states = exact_norms.state_of(held, order, _factor(wanted, backend), copies)[None]
+    if not collective.alone:
+        owned = _owned(held, ranks)
+        states = collective.gather(str(wanted), states[0], 0.0 if owned is None else owned.serial)
+        if owned is not None and not len(states):
+            owned.exchange(collective)
+            _write_exact(held, wanted, ranks, _copies(held, ranks), norm, found_inf)
+            return
+    total, found = exact_norms.norm_of(states, order)
+    norm[...] = total
+    if found_inf is not None:
+        found_inf[...] = found
+
+
+def _factor(wanted: Wanted, backend: Backend) -> float:
+    """By how much this rank's norm is multiplied."""
+    by = wanted.scale
+    return abs(by if isinstance(by, float) else float(backend.read(by)))
 
 
 @cache

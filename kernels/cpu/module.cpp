@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "channel_calls.h"
+#include "exact_module.h"
 #include "module.h"
 #include "row_calls.h"
 
@@ -343,4 +344,5 @@ NB_MODULE(compiled, module) {
         "channel_gradient", &channel_gradient, n, n, n, n, n, n, a, a, a, a, a, a, a, a, a, a, a
     );
     define_lists(module);
+    bind_exact_sums(module);
 }

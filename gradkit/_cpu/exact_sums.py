@@ -1,0 +1,16 @@
+"""Exact sums of lists, compiled."""
+
+from gradkit._calls.lists import ExactSums
+from gradkit._cpu import compiled
+from gradkit._dtypes import float_of
+from gradkit._numpy.threads import workers
+
+__all__ = ["exact_sums"]
+
+
+def exact_sums(call: ExactSums) -> None:
+    """Write the digits of each row's sum, and the sum of what is not finite behind them."""
+    grads = [grad.ravel(order="K") for grad in call.grads]  # a copy if there are gaps
+    dtypes = [float_of(grad.dtype).code for grad in grads]
+    numbers = compiled.instruction_set(), workers(), int(call.norm_type)
+    compiled.exact_sums(*numbers, grads, dtypes, [*call.rows], len(call.sums), call.sums)

@@ -1,0 +1,94 @@
+"""Norms whose bits do not depend on how gradients are cut, ordered or spread over ranks."""
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from gradkit._calls.lists import DIGIT_BITS, DIGITS, LEAST_BIT, ExactSums
+from gradkit._calls.roles import Numbers
+from gradkit._open.gradients import Gradients
+from gradkit._ranks.collective import Collective
+
+_ROOT_BITS = 64  # of a root at least, before it is rounded to float64
+_INDIVISIBLE = 1 << 53  # what no float64 holds exactly from here on
+
+
+def check(held: Gradients, collective: Collective, order: float) -> None:
+    """Raise unless sums of these gradients can be exact."""
+    if order not in (1, 2):
+        raise ValueError(f"exact=True is for norm_type 1, 2 and infinity, not {order}")
+    if not hasattr(held.backend, "exact_sums") or collective.on_device:
+        raise TypeError("exact=True is for gradients, and a group, in host memory")
+    for name, view in zip(held.names(), held.views, strict=True):
+        if view.dtype == np.float64:
+            raise TypeError(
+                f"{name} is float64, whose squares are not exact; exact=True takes float16, "
+                "bfloat16 and float32"
+            )
+
+
+def state_of(held: Gradients, order: float, by: float, copies: Sequence[int] | None) -> Any:
+    """What a rank tells: by how much its sum is to be divided, its scale, and the sum.
+
+    Copies count a fraction each, so that the sum is made a whole number by a common multiple.
+    """
+    counts = copies or [1] * len(held.views)
+    distinct = sorted({*counts}) or [1]
+    common = math.lcm(*distinct)
+    if common >= _INDIVISIBLE:
+        raise ValueError("replicas have a common multiple above 2**53; exact=True needs it")
+    sums = np.zeros((len(distinct), DIGITS + 1))
+    backend: Any = held.backend
+    backend.exact_sums(
+        ExactSums(
+            grads=held.views,
+            norm_type=order,
+            rows=[distinct.index(count) for count in counts],
+            sums=Numbers(sums),
+        )
+    )
+    each = zip(sums, distinct, strict=True)
+    total = sum(_whole(row) * (common // count) for row, count in each)
+    digits = [total >> DIGIT_BITS * k & (1 << DIGIT_BITS) - 1 for k in range(DIGITS)]
+    with np.errstate(invalid="ignore"):  # infinity and NaN
+        return np.array([common, by, *digits, sums[:, DIGITS].sum()])
+
+
+def norm_of(states: Any, order: float) -> tuple[float, float]:
+    """The norm, rounded once from the exact sum of all ranks' states, and whether all is finite."""
+    scales, beyond = states[:, 1], states[:, -1]
+    found = float(beyond.any())
+    if found or not np.isfinite(scales).all():
+        with np.errstate(invalid="ignore"):
+            return float((beyond * scales).sum() if found else scales.sum()), found
+    total = Fraction(0)
+    for state in states:
+        share = Fraction(_whole(state[2:]), int(state[0]))
+        total += share * Fraction(float(state[1])) ** int(order)
+    return _rounded(total * Fraction(2) ** LEAST_BIT, int(order)), found
+
+
+def _whole(digits: Any) -> int:
+    return sum(int(digit) << DIGIT_BITS * k for k, digit in enumerate(digits[:DIGITS].tolist()))
+
+
+def _rounded(total: Fraction, order: int) -> float:
+    """The correctly rounded value, or for order 2 root, of a number that is at least 0."""
+    try:
+        return float(total if order == 1 else _root(total))
+    except OverflowError:
+        return math.inf
+
+
+def _root(square: Fraction) -> Fraction:
+    """A number that is rounded as the square root is: its first bits, and one more for the rest."""
+    above, below = square.numerator, square.denominator
+    # Twice as many bits as the root has; an even number of places.
+    shift = max(0, 2 * _ROOT_BITS + below.bit_length() - above.bit_length()) // 2 + 1
+    whole, rest = divmod(above << 2 * shift, below)
+    root = math.isqrt(whole)
+    inexact = bool(rest) or root * root != whole
+    return Fraction(2 * root + inexact, 2 << shift)

@@ -1,0 +1,235 @@
+"""``exact=True``: a norm is rounded once, whatever the cuts, the order and the ranks."""
+
+import math
+from decimal import Context, Decimal
+from fractions import Fraction
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gradkit
+from gradkit import _host
+from gradkit._calls.lists import DIGITS, ExactSums
+from gradkit._ranks import exact_norms, ownership
+from gradkit.distributed import shards_of
+from tests.meshes import Layout, plain
+from tests.ranks import results, together
+
+DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
+BACKENDS = [
+    name for name, known in (("numpy", True), ("compiled", "compiled" in _host._BACKENDS)) if known
+]
+
+
+@pytest.fixture(params=BACKENDS)
+def _host_backend(request):
+    with gradkit.use_cpu_backend(request.param):
+        yield
+
+
+on_each_backend = pytest.mark.usefixtures("_host_backend")
+
+
+def drawn(seed, dtype, size=3000):
+    """Of any magnitude that the dtype has, subnormal numbers and zeros among them."""
+    rng = np.random.default_rng(seed)
+    bits = np.dtype(f"u{np.dtype(dtype).itemsize}")
+    spread = rng.choice([0.01, 0.3, 1.0])  # of all exponents
+    values = rng.integers(0, 1 << 8 * bits.itemsize, size, bits).view(dtype)
+    narrow = (rng.standard_normal(size) * rng.choice([1e-6, 1.0])).astype(dtype)
+    values = np.where(rng.random(size) < spread, values, narrow)
+    with np.errstate(invalid="ignore"):  # of ml_dtypes
+        return np.where(np.isfinite(values), values, 0).astype(dtype)
+
+
+def correctly_rounded(arrays, order, scale=1):
+    """By 900 digits, which hold every sum of squares."""
+    total = sum(Fraction(float(x)) ** order for a in arrays for x in np.abs(a).reshape(-1))
+    total *= abs(Fraction(scale)) ** order
+    if order == 1:
+        return float(total)
+    context = Context(prec=900)
+    exact = context.divide(Decimal(total.numerator), Decimal(total.denominator))
+    return float(context.sqrt(exact))
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("dtype", DTYPES)
+@on_each_backend
+def test_a_norm_is_rounded_once(dtype, order):
+    for seed in range(4):
+        grad = drawn(seed, DTYPES[dtype])
+        expected = correctly_rounded([grad], order)
+        assert float(gradkit.grad_norm([grad], order, exact=True)) == expected
+        few = gradkit.grad_norm([grad[:1], grad[1:1]], order, exact=True)
+        assert float(few) == abs(float(grad[0]))
+
+
+@given(st.integers(0, 2**32), st.sampled_from([1, 2]))
+def test_no_cut_and_no_order_changes_a_bit(seed, order):
+    rng = np.random.default_rng(seed)
+    whole = drawn(seed, np.float32, 700)
+    norms = set()
+    for backend in BACKENDS:
+        pieces = np.split(whole, np.sort(rng.integers(0, 700, rng.integers(0, 9))))
+        rng.shuffle(pieces)
+        pieces[0] = np.repeat(pieces[0], 2)[::2]  # with gaps
+        with gradkit.use_cpu_backend(backend):
+            norms.add(float(gradkit.grad_norm(pieces, order, exact=True)))
+            norms.add(float(gradkit.grad_norm(whole.reshape(7, 100).T, order, exact=True)))
+    assert norms == {correctly_rounded([whole], order)}
+
+
+def rounded(values):
+    return np.asarray(values, np.float32)
+
+
+@given(st.builds(Layout, st.integers(0, 2**32)), st.sampled_from([1, 2]))
+def test_any_layout_has_the_bits_of_one_process(layout, order):
+    def work(group):
+        shards = layout.shards(group, rounded)
+        return float(gradkit.grad_norm(shards, order, group=group, exact=True))
+
+    wholes = [rounded(whole) for whole in layout.wholes()]
+    assert {*results(work, layout.size)} == {float(gradkit.grad_norm(wholes, order, exact=True))}
+
+
+@on_each_backend
+def test_many_elements_and_threads():
+    """More than a chunk, a piece and a thread has; their sum is known."""
+    grads = [np.full(300_001, 2.0**-60, np.float32), np.full((3, 70_000), 3.0, np.float16)]
+    total = Fraction(300_001, 2**60) + 630_000
+    assert float(gradkit.grad_norm(grads, 1, exact=True)) == float(total)
+
+
+@pytest.mark.parametrize(
+    "values", [(1, 2**-20, 2**-40), (1, 2**-60, 2**-70), (1, 2.0**-149, 2.0**-75)]
+)
+@pytest.mark.parametrize("order", [1, 2])
+@on_each_backend
+def test_terms_of_one_chunk_that_are_far_apart(values, order):
+    """They need two totals, four, or each its own place."""
+    grad = np.array([v * (1 + 2**-10) if v > 1e-40 else v for v in values], np.float32)
+    sums = np.zeros((1, DIGITS + 1))
+    _host.backend().exact_sums(ExactSums(grads=[grad], norm_type=order, rows=[0], sums=sums))
+    whole = sum(int(d) << 32 * k for k, d in enumerate(sums[0, :DIGITS]))
+    assert whole == sum(Fraction(float(v)) ** order for v in grad) * 2**320
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@on_each_backend
+def test_the_largest_sums_fit(order):
+    largest = np.finfo(np.float32).max
+    grads = [np.full(5000, largest, np.float32)]
+    expected = correctly_rounded(grads, order)
+    assert float(gradkit.grad_norm(grads, order, exact=True)) == expected
+    assert float(gradkit.grad_norm(grads, order, scale=1e300, exact=True)) == math.inf
+
+
+@pytest.mark.parametrize("bad", [[np.inf], [np.nan], [-np.inf, np.nan]])
+@pytest.mark.parametrize("order", [1, 2])
+@on_each_backend
+def test_what_is_not_finite(bad, order):
+    grads = [np.array([1.0, *bad, 2.0], np.float32), np.ones(3, np.float16)]
+    flag = np.array(False)
+    norm = gradkit.grad_norm(grads, order, found_inf=flag, exact=True)
+    np.testing.assert_equal(float(norm), float(gradkit.grad_norm(grads, order)))
+    assert flag
+    gradkit.grad_norm(grads[1:], order, found_inf=flag, exact=True)
+    assert not flag
+    with pytest.raises(gradkit.NonFiniteNormError):
+        gradkit.clip_grad_norm(grads, 1.0, order, nonfinite="raise", exact=True)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@on_each_backend
+def test_scales_are_exact_too(order):
+    grad = drawn(3, np.float32)
+    for scale in (0.1, -3.0, 0.0, 1e-300):
+        norm = gradkit.grad_norm(grad, order, scale=scale, exact=True)
+        assert float(norm) == correctly_rounded([grad], order, scale)
+    assert gradkit.grad_norm([], order, exact=True) == 0
+
+
+def test_ranks_may_have_other_scales_and_copies():
+    grads = [drawn(seed, np.float32, 50) for seed in range(3)]
+
+    def work(group):
+        own = [grads[group.rank], np.float32([7.0])]
+        scale = [0.5, 3.0, 0.1][group.rank]
+        replicas = [1, 3]
+        options = {"group": group, "replicas": replicas, "exact": True}
+        return float(gradkit.grad_norm(own, scale=scale, **options))
+
+    total = sum(
+        (sum(Fraction(float(x)) ** 2 for x in g) + Fraction(49, 3)) * Fraction(scale) ** 2
+        for g, scale in zip(grads, (0.5, 3.0, 0.1), strict=True)
+    )
+    context = Context(prec=900)
+    square = context.divide(Decimal(total.numerator), Decimal(total.denominator))
+    assert results(work, 3) == [float(context.sqrt(square))] * 3
+
+
+@on_each_backend
+def test_clipping_takes_the_exact_norm():
+    grad = drawn(5, np.float32)
+    norm = gradkit.grad_norm(grad, exact=True)
+    expected = grad.copy()
+    gradkit.clip_grads_with_norm(expected, norm, max_norm=float(norm) / 3)
+    clipped, again = gradkit.clip_by_global_norm(grad, float(norm) / 3, exact=True)
+    assert again == norm == gradkit.clip_grad_norm(grad, float(norm) / 3, exact=True)
+    np.testing.assert_array_equal(clipped, expected)
+    np.testing.assert_array_equal(grad, expected)
+    assert gradkit.grad_norm(np.array([3.0, -4.0]), np.inf, exact=True) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"exact": 1}, TypeError, "exact"),
+        ({"exact": True, "norm_type": 3}, ValueError, "norm_type 1, 2 and infinity"),
+        ({"exact": True, "grads": [np.ones(2)]}, TypeError, r"grads\[0\] is float64"),
+        ({"exact": True, "reduce": lambda value, _: value}, ValueError, "with group"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:reduce")
+def test_what_cannot_be_exact(arguments, error, message):
+    given = {"grads": [np.ones(2, np.float32)], "max_norm": 0.5} | arguments
+    with pytest.raises(error, match=message):
+        gradkit.clip_grad_norm(**given)
+    assert all((grad == 1).all() for grad in given["grads"])
+
+
+def test_an_error_on_one_rank_is_one_on_all():
+    def work(group):
+        dtype = np.float64 if group.rank else np.float32
+        gradkit.grad_norm([np.ones(1, dtype)], group=group, exact=True)
+
+    errors = together(work, 2)
+    assert isinstance(errors[0], gradkit.RankError)
+    assert isinstance(errors[1], TypeError)
+
+
+def test_a_scale_on_the_device_may_be_infinite():
+    """As one of PyTorch's on the CPU, which nobody has looked at."""
+    states = np.zeros((2, DIGITS + 3))
+    states[:, :3] = [[1, np.inf, 0], [1, 2, 5]]
+    assert exact_norms.norm_of(states, 2) == (np.inf, 0)
+    states[0, 1] = np.nan
+    assert np.isnan(exact_norms.norm_of(states, 1)[0])
+
+
+def test_a_rank_that_does_not_remember():
+    def work(group):
+        def shards():
+            return shards_of({"w": plain(np.float32([3.0]))}, group=group, plain="copies")
+
+        shards()
+        if group.rank:
+            ownership._known.clear()
+        return float(gradkit.grad_norm(shards(), group=group, exact=True))
+
+    assert results(work, 2) == [3.0, 3.0]
