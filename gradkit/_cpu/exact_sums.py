@@ -1,7 +1,7 @@
 """Exact sums of lists, compiled."""
 
+import gradkit._cpu.compiled as compiled
 from gradkit._calls.lists import ExactSums
-from gradkit._cpu import compiled
 from gradkit._dtypes import float_of
 from gradkit._numpy.threads import workers
 
