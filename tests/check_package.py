@@ -74,6 +74,7 @@ def main() -> None:
         check("build", partial(build, folder))
         (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*-none-any.whl")
         (compiled,) = set(folder.glob("*.whl")) - {wheel}
+        check("without a compiler", partial(without_a_compiler, folder / "no compiler"))
         check("archives", partial(archives, wheel, compiled, sdist))
         check("metadata", partial(metadata, wheel))
         check("extras", partial(extras, wheel))
@@ -121,6 +122,16 @@ def build(folder):
     tool(*command)
     tool(*command, "--wheel", env=os.environ | {"GRADKIT_PURE": "1"})
     return ", ".join(f"{path.stat().st_size // 1000} kB" for path in folder.iterdir())
+
+
+def without_a_compiler(folder):
+    """The wheel that an installation makes then: it succeeds, and says so."""
+    command = ("python", "-m", "build", "--no-isolation", "--wheel", "--outdir", folder, ROOT)
+    said = tool(*command, env=os.environ | {"CXX": "false"})
+    (wheel,) = folder.glob("*.whl")
+    if "NumPy computes in its place" not in said or not wheel.name.endswith("-none-any.whl"):
+        sys.exit(f"{wheel.name}, and it said\n{said}")
+    return wheel.name
 
 
 def archives(wheel, compiled, sdist):
