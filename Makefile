@@ -100,8 +100,8 @@ check: lint check-package test test-ptx-fast machine-code test-slow ## lint and 
 # --- with a GPU, another framework or more time (in alphabetical order) ----------------------
 # Packages that cannot share an environment are in separate ones: .venv-NAME.
 
-.PHONY: bench bench-gpu bench-ranks bench-record fuzz lock mutants mutants-fast mutants-interop pictures sanitize-gpu soak test-cudnn \
-	test-driver test-driver-fast test-gpu test-interop test-onnxruntime test-ptx test-ranks
+.PHONY: bench bench-gpu bench-ranks bench-record fuzz lock mutants mutants-fast mutants-interop pictures sanitize-cpu \
+	sanitize-cpu-fast sanitize-gpu soak test-cudnn test-driver test-driver-fast test-gpu test-interop test-onnxruntime test-ptx test-ranks
 
 MINUTES := 10
 
@@ -159,6 +159,16 @@ mutants-interop: build/mutants/interop/main.json ## run the mutation tests of gr
 
 pictures: $(STAMP) ## redraw the README's pictures: docs/pictures
 	PYTHONPATH=. $(BIN)/python docs/pictures.py
+
+# Without what measures memory, which the sanitizer's own is part of.
+OF_COMPILED := tests/test_compiled*.py --deselect tests/test_compiled.py::test_working_memory
+
+sanitize-cpu: $(STAMP) ## the compiled CPU backend under address, behaviour and thread sanitizers
+	tests/native/sanitize.sh $(BIN)/python $(OF_COMPILED) -k 'compiled or test_compiled' \
+		tests/test_normalization.py tests/test_residual_norms.py tests/test_strided_rows.py tests/test_oracle.py
+
+sanitize-cpu-fast: $(STAMP) ## a part of it: layouts, 16-bit numbers, long rows
+	tests/native/sanitize.sh $(BIN)/python $(OF_COMPILED) -k 'layouts or 16_bit or as_many or instruction'
 
 sanitize-gpu: ## run compute-sanitizer's four tools on every kernel (at most 10 min)
 	tests/sanitize.sh $(or $(GPU_PYTHON),python3)
