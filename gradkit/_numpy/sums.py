@@ -55,21 +55,6 @@ def column_sums(tile: Array) -> Array:
     return total
 
 
-def stacked_column_sums(tiles: Array) -> Array:
-    """The sum over the rows of each tile of a stack in float64."""
-    if len(tiles) == 1:
-        return column_sums(tiles[0])[None]
-    run, rows = tuning.COLUMN_RUN, tiles.shape[1]
-    whole = rows // run * run
-    rest = _ones(rows - whole, tiles.dtype) @ tiles[:, whole:]
-    total: Array = rest.astype(np.float64, copy=False)
-    if whole:
-        runs = tiles[:, :whole].reshape(len(tiles), -1, run, tiles.shape[2])
-        sums = (_ones(run, tiles.dtype) @ runs).astype(np.float64, copy=False)
-        total += by_halves(np.moveaxis(sums, 1, 0))[0]
-    return total
-
-
 def _run_sums(run: Array, weights: Array) -> Array:
     # A matrix product has one running total or few, a dot product one a vector lane.
     sums: Array = run @ weights if run.shape[1] <= tuning.NARROW else np.vecdot(run, weights)

@@ -17,9 +17,6 @@ TINY_VARIANCE = 2.0**-100
 # What is added to normalised elements is left out below this part of the distance between 1 and
 # the next number.
 UNFELT = 2.0**-5
-# Times this, float64 numbers, their differences and squares add up without overflow. What it takes
-# from the smallest counts for nothing beside those that overflowed.
-SMALL_ENOUGH = 2.0**-600
 
 # --- how work is cut: STRIPS changes bits, the rest changes time and memory ----------------------
 
@@ -35,15 +32,6 @@ BLAS_THREADS = 460_800
 # A tile has at most so many columns and rows: a dozen float64 numbers are kept for each.
 TILE_COLUMNS = 1 << 14
 TILE_ROWS = 1 << 13
-CHANNEL_PART = 1 << 14  # channels of a batch norm that are worked on at a time
-# Columns of a group norm (a channel of a sample) that are worked on at a time: a dozen float64
-# numbers are kept for each.
-GROUP_COLUMNS = 1 << 13
-RANK_NUMBERS = 1 << 17  # means of all ranks that are combined at a time
-# Batch norm repeats one number per channel for each element if a channel's run is shorter than
-# this, because each run costs a loop of its own; but in no more bytes than this, four times over.
-SHORT_RUN = 512
-SPREAD_BYTES = 7 << 17
 
 # --- time and memory alone -----------------------------------------------------------------------
 
