@@ -27,7 +27,8 @@ from gradkit._calls.channels import (
     UpdateRunningStatistics,
 )
 from gradkit._numpy.blocks import Array, Index, blocks, by_halves
-from gradkit._numpy.channels import Cells, Moments, load, store
+from gradkit._numpy.channels import Cells, Moments, load
+from gradkit._numpy.writes import store
 
 __all__ = [
     "batch_norm",

@@ -113,19 +113,6 @@ def sums(values: Array, kept: range) -> Array:
     return total
 
 
-def store(values: Array, target: Array) -> None:
-    """``target = values``, float64 numbers that are rounded once."""
-    if target.dtype.itemsize == 2 and target.dtype != np.float16:
-        # bfloat16's own cast rounds to float32 first. What is not exact there gets an odd last bit,
-        # which is no tie of bfloat16.
-        single = values.astype(np.float32)
-        bits = single.view(np.uint32)
-        bits -= np.abs(single) > np.abs(values)
-        bits |= single != values
-        values = single
-    target[...] = values
-
-
 def spread(numbers: Any, absent: float, shape: tuple[int, ...], axes: range) -> Array:
     """Numbers along some axes, broadcast to a shape without a copy."""
     if numbers is None:

@@ -16,7 +16,8 @@ import numpy as np
 
 from gradkit._calls.channels import GroupNorm, GroupNormGrad
 from gradkit._numpy.blocks import Array, Index, blocks
-from gradkit._numpy.channels import Cells, load, spread, store, sums
+from gradkit._numpy.channels import Cells, load, spread, sums
+from gradkit._numpy.writes import store
 
 __all__ = ["group_norm", "group_norm_grad"]
 
