@@ -2,15 +2,21 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
-from gradkit import distributed
+import gradkit
+from gradkit import _host, distributed
 
 
 def together(work, size, *, groups=None, timeout=20):
-    """``work(group)`` on every rank at once: what each returned, or the error that it raised."""
+    """``work(group)`` on every rank at once: what each returned, or the error that it raised.
+
+    On the CPU backend of the caller, which is a context's own.
+    """
+    name = "numpy" if _host.backend() is _host.named("numpy", "") else "compiled"
 
     def attempt(group):
         try:
-            return work(group)
+            with gradkit.use_cpu_backend(name):
+                return work(group)
         except BaseException as error:
             return error
 

@@ -1,5 +1,7 @@
 """Batch norm, forward and backward: every channel axis, layout and type; layer norm's twin."""
 
+from fractions import Fraction
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -137,6 +139,24 @@ def test_a_mean_of_many_deviations(backend, types):
     )
     p.__post_init__()
     check(backend, p)
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["channels-first", "channels-last"])
+@pytest.mark.parametrize("shape", [(4, 3, 50), (301, 3, 2)], ids=str)
+def test_a_mean_of_1e12_deviations(backend, shape, last):
+    """A float64 number that holds such a mean is off by 1e-4 deviations; two are not."""
+    if not backend.on_host:
+        pytest.skip("kernels hold a float64 mean in one number")
+    x = np.rint(make(shape, BATCH_TYPES[1], 1).x * 2.0**12) / 2.0**12
+    shifted = x + 2.0**40  # exact
+    exact = np.vectorize(Fraction, otypes=[object])(np.moveaxis(shifted, 1, 0).reshape(3, -1))
+    given = np.moveaxis(shifted, 1, -1).copy() if last else shifted
+    y, *_ = gradkit.batch_norm(backend.asarray(given), channel_axis=-1 if last else 1)
+    y = np.moveaxis(backend.asnumpy(y), -1 if last else 1, 0).reshape(3, -1)
+    for row, got in zip(exact, y, strict=True):
+        deviation = row - row.sum() / len(row)
+        variance = float((deviation**2).sum() / len(row)) + 1e-5
+        np.testing.assert_allclose(got, deviation.astype(float) / variance**0.5, rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("name", sorted(DTYPES))

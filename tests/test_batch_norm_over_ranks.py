@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gradkit
-from gradkit import distributed
+from gradkit import _host, distributed
 from tests import oracles, tolerances
 from tests.layouts import LAYOUTS
 from tests.problems import BATCH_TYPES, make, problems
@@ -396,16 +396,14 @@ def test_an_error_on_one_rank_ends_the_call_on_all(trouble):
 
 @pytest.mark.parametrize("step", ["batch_norm_stats", "batch_norm_grad_sums"])
 def test_memory_that_runs_out_on_one_rank_ends_the_call_on_all(monkeypatch, step):
-    from gradkit import _numpy
-
-    own = getattr(_numpy, step)
+    own = getattr(_host.backend(), step)
 
     def failing(*arguments):
         own(*arguments)
         if threading.current_thread().name.endswith("_1"):
             raise MemoryError("no room")
 
-    monkeypatch.setattr(_numpy, step, failing)
+    monkeypatch.setattr(_host.backend(), step, failing)
     x, ones = np.ones((2, 3)), np.ones(3)
     held = [np.full((2, 3), 7.0), *(np.full(3, 7.0) for _ in range(2))]
 

@@ -15,9 +15,9 @@ import gradkit
 from gradkit import _host, _numpy
 from gradkit._numpy import floating_point
 from tests.layouts import LAYOUTS
-from tests.problems import LAYER_TYPES, make
+from tests.problems import BATCH_TYPES, LAYER_TYPES, make
 from tests.test_threads import flushing
-from tests.tolerances import DTYPES, WORKING_MEMORY, assert_same_bits
+from tests.tolerances import DTYPES, WORKING_MEMORY, accumulation, assert_same_bits, unit
 
 try:
     from gradkit import _cpu
@@ -93,7 +93,12 @@ def test_what_has_no_compiled_code_is_numpys(monkeypatch):
     for shape in ((2, 3), (0, 3), (3, 0)):
         gradkit.rms_norm(np.ones(shape, np.float32))
     assert ran == [(0, 3), (3, 0)]
-    assert _cpu.batch_norm is _numpy.batch_norm
+    monkeypatch.setattr(_numpy, "batch_norm", lambda call: ran.append(call.x.shape) or "native")
+    most = _cpu.channels.MOST_CHANNELS
+    for shape in ((2, most), (2, most + 1), (0, 3), (3, 0)):
+        gradkit.batch_norm(np.ones(shape, np.float32))
+    assert ran[2:] == [(2, most + 1), (0, 3), (3, 0)]
+    assert _cpu.combine_stats is _numpy.combine_stats
 
 
 LONG = 40_001  # columns: more than are visited at once
@@ -212,6 +217,96 @@ def test_a_call_starts_as_many_threads_as_were_set():
     assert in_a_process(STARTED).stdout.split() == ["0", "2", "2", "2"]
 
 
+CHANNEL_TYPES = pytest.mark.parametrize("types", BATCH_TYPES, ids="-".join)
+IMAGES = {
+    "a row of channels": (3000, 24),
+    "small images": (40, 24, 3, 5),
+    "images": (5, 24, 13, 17),
+    "long lines": (3, 6, 97, 101),
+    "few channels": (40, 2, 31, 33),
+    "many channels": (2, 1500, 25),
+}
+
+
+def channel_results(types, shape, lay=LAYOUTS["C"]):
+    """What all norms over channels give; of 16-bit statistics, batch norms alone."""
+    p, axis = make(shape, types, 1, batch=True), {"channel_axis": 1}
+    dy, x = lay(p.dy), lay(p.x)
+    given, saved = (x, p.scale, p.bias), (p.mean, p.inv_std)
+    running = np.zeros(shape[1]), np.ones(shape[1])
+    moved = dict(zip(("running_mean", "running_var"), running, strict=True))
+    mean, var, count = gradkit.batch_norm_stats(x, **axis)
+    sums = gradkit.batch_norm_grad_sums(dy, x, *saved, **axis)
+    var_known = np.square(p.inv_std)
+    found = [
+        *gradkit.batch_norm(*given, **moved, out=(None, *map(np.empty_like, saved))),
+        *running,
+        *(mean, var),
+        *gradkit.batch_norm_apply(*given, mean, var, out=(None, *map(np.empty_like, saved))),
+        gradkit.batch_norm_inference(*given, p.mean, var_known),
+        *gradkit.batch_norm_grad(dy, x, p.scale, *saved),
+        *sums,
+        gradkit.batch_norm_grad_apply(dy, x, p.scale, *saved, *sums, count),
+        *gradkit.batch_norm_inference_grad(dy, x, p.scale, p.mean, var_known),
+    ]
+    if "16" in types[1]:
+        return found
+    y, *known = gradkit.group_norm(x, shape[1] // 2, p.scale, p.bias)
+    return [*found, y, *known, *gradkit.group_norm_grad(dy, x, p.scale, *known)]
+
+
+@CHANNEL_TYPES
+@pytest.mark.parametrize("shape", IMAGES.values(), ids=IMAGES)
+@pytest.mark.parametrize("layout", ["C", "rolled"])
+def test_neither_threads_nor_the_instruction_set_change_a_bit_of_channels(types, shape, layout):
+    gradkit.set_num_threads(1)
+    compiled.use_instruction_set(compiled.instruction_sets()[-1])
+    expected = channel_results(types, shape, LAYOUTS[layout])
+    for count, name in zip((1, 2, 4), (*compiled.instruction_sets(), None), strict=False):
+        gradkit.set_num_threads(count)
+        compiled.use_instruction_set(name or compiled.instruction_sets()[0])
+        assert_all_same(channel_results(types, shape, LAYOUTS[layout]), expected)
+
+
+@CHANNEL_TYPES
+@pytest.mark.parametrize("shape", IMAGES.values(), ids=IMAGES)
+def test_norms_over_channels_are_those_of_numpy(types, shape):
+    """To some roundings of the results, and of sums in the dtype of the computation."""
+    for layout in LAYOUTS.values():
+        found = channel_results(types, shape, layout)
+        with gradkit.use_cpu_backend("numpy"):
+            expected = channel_results(types, shape, layout)
+        for got, ref in zip(found, expected, strict=True):
+            assert got.dtype == ref.dtype
+            wide, exact = got.astype(np.float64), ref.astype(np.float64)
+            size = np.abs(exact).max()
+            bound = 4 * unit(got.dtype) * np.abs(exact) + 64 * unit(accumulation(types[0])) * size
+            assert (np.abs(wide - exact) <= bound).all()
+
+
+@pytest.mark.parametrize("types", [BATCH_TYPES[k] for k in (0, 1, 3)], ids="-".join)
+@pytest.mark.parametrize("shape", IMAGES.values(), ids=IMAGES)
+@pytest.mark.parametrize("layout", ["C", "rolled"])
+def test_a_sample_does_not_depend_on_the_samples_around_it(types, shape, layout):
+    """Of group norms and of batch norms by known statistics."""
+    p, lay = make(shape, types, 1, batch=True), LAYOUTS[layout]
+    dy, x, groups, var = lay(p.dy), lay(p.x), shape[1] // 2, np.square(p.inv_std)
+    y, *known = gradkit.group_norm(x, groups, p.scale, p.bias)
+    dx, *_ = gradkit.group_norm_grad(dy, x, p.scale, *known)
+    by_known = gradkit.batch_norm_inference(x, p.scale, p.bias, p.mean, var)
+    dx_of_known, *_ = gradkit.batch_norm_inference_grad(dy, x, p.scale, p.mean, var)
+    for some in (slice(0, 1), slice(1, 3)):
+        part, grad = lay(p.x[some]), lay(p.dy[some])
+        own = [statistic[some] for statistic in known]
+        assert_all_same(gradkit.group_norm(part, groups, p.scale, p.bias), (y[some], *own))
+        alone, *_ = gradkit.group_norm_grad(grad, part, p.scale, *own)
+        assert_same_bits(alone, dx[some])
+        alone = gradkit.batch_norm_inference(part, p.scale, p.bias, p.mean, var)
+        assert_same_bits(alone, by_known[some])
+        alone, *_ = gradkit.batch_norm_inference_grad(grad, part, p.scale, p.mean, var)
+        assert_same_bits(alone, dx_of_known[some])
+
+
 def _in_a_child(types, queue):
     queue.put([array.view(f"u{array.itemsize}") for array in results(types)])
 
@@ -259,6 +354,18 @@ for rows, width in ((4, 1 << 20), (64, 1 << 15), (1 << 12, 1 << 10), (1 << 18, 1
     gradkit.layer_norm_grad(dy, x, scale, mean, inv_std, ds=dx, out=(dx, dscale, dbias))
     gradkit.layer_norm(x, scale, scale, out=(y, mean, inv_std))
     most = max(most, used() - before)
+rows = (64, 1 << 14), (1 << 12, 1 << 10), (1 << 18, 16)
+for shape in (*rows, (1 << 10, 64, 8, 8), (2, 4, 1 << 19)):
+    dy, x, dx, y = (np.ones(shape) for _ in range(4))
+    scale, dscale, dbias, mean, inv_std = np.ones((5, shape[1]))
+    of_groups = np.ones((2, shape[0], 4))
+    gradkit.batch_norm(np.ones((2, 3)))
+    before = used()
+    gradkit.batch_norm_grad(dy, x, scale, mean, inv_std, out=(dx, dscale, dbias))
+    gradkit.batch_norm(x, scale, scale, out=(y, mean, inv_std))
+    gradkit.group_norm_grad(dy, x, scale, *of_groups, out=(dx, dscale, dbias))
+    gradkit.group_norm(x, 4, scale, scale, out=(y, *of_groups))
+    most = max(most, used() - before)
 print(most)
 """
 
@@ -284,7 +391,7 @@ def later():
 threading.Thread(target=later).start()
 try:
     while True:
-        _cpu.compiled.forward(10, 2, 1, 1e-5, 0.0, x, None, None, None, y, None, *arrays)
+        CALL
 except KeyboardInterrupt:
     print(time.monotonic())
 assert gradkit.rms_norm(np.ones((300, 1000)))[0].all()
@@ -292,8 +399,16 @@ print("done")
 """
 
 
-def test_an_interrupt_ends_a_long_call():
-    command = [sys.executable, "-c", INTERRUPTED]
+ROWS = "_cpu.compiled.forward(10, 2, 1, 1e-5, 0.0, x, None, None, None, y, None, *arrays)"
+CHANNELS = (
+    "_cpu.compiled.channel_norm(0b1010101010, 2, 0, 0, 1e-5, 0.0, x, None, None, None, None, y, "
+    "*arrays, None, None, None)"
+)
+
+
+@pytest.mark.parametrize("call", [ROWS, CHANNELS], ids=["rows", "channels"])
+def test_an_interrupt_ends_a_long_call(call):
+    command = [sys.executable, "-c", INTERRUPTED.replace("CALL", call)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.stdout.endswith("done\n"), done.stderr
     sent, caught = map(float, done.stdout.split()[:2])

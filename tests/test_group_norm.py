@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gradkit
-from gradkit._numpy import scratch, tuning
+from gradkit._numpy import channels
 from tests import oracles, tolerances
 from tests.backends import BACKENDS
 from tests.layouts import LAYOUTS
@@ -83,21 +83,19 @@ def test_strides(backend, layout, axis):
     ids=str,
 )
 def test_samples_in_parts(monkeypatch, shape, groups, types):
-    """What fills several blocks of scratch, of any strides: here blocks have 192 elements."""
-    monkeypatch.setattr(scratch, "elements", lambda *_: 192)
+    """What fills several blocks, of any strides: here blocks have 192 elements."""
+    monkeypatch.setattr(channels, "_BLOCK", 192)
     numpy = BACKENDS[0]
     p = make_groups(shape, groups, types)
-    with monkeypatch.context() as runs:
-        runs.setattr(tuning, "SHORT_RUN", 2)  # one number a channel, instead of one an element
-        check(numpy, p)
-    for q in (p, channels_last(make_groups(shape, groups, types))):
-        check(numpy, q)
-        for layout in ("padded", "rolled"):
-            q.x = LAYOUTS[layout](q.x)
+    with numpy.active():
+        for q in (p, channels_last(make_groups(shape, groups, types))):
             check(numpy, q)
-    if types[0] == "float32":
-        p.x, p.eps = (p.x * 1e-30).astype(np.float32), 0.0
-        p.check_forward(numpy, *group_norm(numpy, p))
+            for layout in ("padded", "rolled"):
+                q.x = LAYOUTS[layout](q.x)
+                check(numpy, q)
+        if types[0] == "float32":
+            p.x, p.eps = (p.x * 1e-30).astype(np.float32), 0.0
+            p.check_forward(numpy, *group_norm(numpy, p))
 
 
 @pytest.mark.slow

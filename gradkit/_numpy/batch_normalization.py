@@ -1,12 +1,14 @@
-"""Batch norm on NumPy arrays: statistics of each channel over all other axes.
+"""Batch norm on NumPy arrays, in float64: statistics of each channel over all other axes.
 
 With ``xhat = (x - mean) * inv_std`` and n elements a channel::
 
     dscale = sum of dy * xhat        dbias = sum of dy
     dx     = inv_std * scale * (dy - dbias / n - xhat * dscale / n)
+
+The mean is subtracted before anything is multiplied: ``sum(dy * x)`` cancels if the mean is much
+larger than the standard deviation.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,10 +26,9 @@ from gradkit._calls.channels import (
     CombineStats,
     UpdateRunningStatistics,
 )
-from gradkit._numpy import casts, tuning
 from gradkit._numpy.blocks import Array, Index, blocks, by_halves
-from gradkit._numpy.channels import Channels
-from gradkit._numpy.moments import lost, low_that_counts
+from gradkit._numpy.channels import Cells, Moments, load
+from gradkit._numpy.writes import store
 
 __all__ = [
     "batch_norm",
@@ -42,75 +43,81 @@ __all__ = [
     "update_running_statistics",
 ]
 
-_FLOAT64 = np.dtype(np.float64)
+_RANK_NUMBERS = 1 << 17  # means of all ranks that are combined at a time
 
 
 @np.errstate(all="ignore")
 def batch_norm(call: BatchNorm) -> Engine:
     """Write ``y``, ``mean`` and ``inv_std``, and move running statistics; ``y`` may be ``x``."""
-    for part in _channel_parts(call.x, call.channel_axis):
-        channels = Channels((call.x, call.y), call.channel_axis, part)
-        centre, variance = _moments(channels, call.eps)
-        exact = 1 / np.sqrt(variance + call.eps)
-        call.mean[part], call.inv_std[part] = centre, exact
-        _normalise(channels, centre, exact, cut(call.scale, part), cut(call.bias, part))
+    x, channels = _by_channel(call.x, call)
+    for channel in channels.cells:
+        moments = channels.moments(x, channel)
+        inv_std = 1 / np.sqrt(moments.variance + call.eps)
+        store(moments.mean, call.mean[channel])
+        store(inv_std, call.inv_std[channel])
+        _normalize(call, channels, channel, moments, inv_std)
         if call.running_mean is not None and call.running_var is not None:
-            moved = call.running_mean[part], call.running_var[part]
-            _move(*moved, centre, variance, channels.size, call.momentum, *moved)
+            moved = call.running_mean[channel], call.running_var[channel]
+            batch = moments.mean, moments.variance
+            _move(*moved, *batch, channels.size, call.momentum, *moved)
     return "native"
 
 
 @np.errstate(all="ignore")
 def batch_norm_grad(call: BatchNormGrad) -> Engine:
     """Write ``dx``, ``dscale`` and ``dbias`` (``=``); ``dx`` may be ``dy``."""
-    for part in _channel_parts(call.x, call.channel_axis):
-        channels = Channels((call.dy, call.x, call.dx), call.channel_axis, part)
-        statistics = call.mean[part], call.inv_std[part]
-        sums = _gradient_sums(channels, *statistics)
-        _write_gradient(channels, cut(call.scale, part), *statistics, *(sums / channels.size))
-        for gradient, total in zip((call.dscale, call.dbias), sums, strict=True):
-            if gradient is not None:
-                gradient[part] = total
+    _, channels = _by_channel(call.x, call)
+    for channel in channels.cells:
+        statistics = load(call.mean, channel), load(call.inv_std, channel)
+        sums = _gradient_sums(call, channels, channel, *statistics)
+        _differentiate(call, channels, channel, *(each / channels.size for each in sums))
+        _store_sums(call, channel, sums)
     return "native"
 
 
 @np.errstate(all="ignore")
 def batch_norm_inference(call: BatchNormInference) -> Engine:
     """Write ``y``, which may be ``x``."""
-    for part in _channel_parts(call.x, call.channel_axis):
-        channels = Channels((call.x, call.y), call.channel_axis, part)
-        known = call.mean[part].astype(np.float64), _inv_std(call.var[part], call.eps)
-        _normalise(channels, *known, cut(call.scale, part), cut(call.bias, part))
+    _, channels = _by_channel(call.x, call)
+    for channel in channels.cells:
+        known = Moments(load(call.mean, channel), np.zeros(1), load(call.var, channel))
+        inv_std = 1 / np.sqrt(known.variance + call.eps)
+        _normalize(call, channels, channel, known, inv_std)
     return "native"
 
 
 @np.errstate(all="ignore")
 def batch_norm_inference_grad(call: BatchNormInferenceGrad) -> None:
     """Write ``dx``, ``dscale`` and ``dbias`` (``=``); ``dx`` may be ``dy``."""
-    for part in _channel_parts(call.x, call.channel_axis):
-        channels = Channels((call.dy, call.x, call.dx), call.channel_axis, part)
-        statistics = call.mean[part], _inv_std(call.var[part], call.eps)
-        if call.scale is None or call.dscale is None or call.dbias is None:
-            _write(channels, statistics[1])
-        else:
-            sums = _write_and_sum(channels, call.scale[part], *statistics)
-            call.dscale[part], call.dbias[part] = sums
+    dy, channels = _by_channel(call.dy, call)
+    dx, _ = _by_channel(call.dx, call)
+    for channel in channels.cells:
+        inv_std = 1 / np.sqrt(load(call.var, channel) + call.eps)
+        if call.scale is not None:
+            mean = load(call.mean, channel)
+            _store_sums(call, channel, _gradient_sums(call, channels, channel, mean, inv_std))
+        factor = channels.column(inv_std * _parameter(call.scale, 1.0, channel))
+        for element in channels.elements:
+            index = channel + element
+            store(load(dy, index) * factor, dx[index])
 
 
 @np.errstate(all="ignore")
 def update_running_statistics(call: UpdateRunningStatistics) -> None:
     """Write ``next_mean`` and ``next_var``, which may be the present ones."""
-    present, batch = (call.running_mean, call.running_var), (call.mean, call.var)
-    _move(*present, *batch, call.count, call.momentum, call.next_mean, call.next_var)
+    for part in blocks(call.mean.shape, _RANK_NUMBERS):
+        present = call.running_mean[part], call.running_var[part]
+        moved = call.next_mean[part], call.next_var[part]
+        _move(*present, call.mean[part], call.var[part], call.count, call.momentum, *moved)
 
 
 @np.errstate(all="ignore")
 def batch_norm_stats(call: BatchNormStats) -> None:
     """Write each channel's ``mean`` and biased ``var``, in float64."""
-    for part in _channel_parts(call.x, call.channel_axis):
-        channels = Channels((call.x,), call.channel_axis, part)
-        # No eps is known, so that no variance is too small to count.
-        call.mean[part], call.var[part] = _moments(channels, 0.0)
+    x, channels = _by_channel(call.x, call)
+    for channel in channels.cells:
+        moments = channels.moments(x, channel)
+        call.mean[channel], call.var[channel] = moments.mean, moments.variance
 
 
 @np.errstate(all="ignore")
@@ -123,7 +130,7 @@ def combine_stats(call: CombineStats) -> None:
         call.mean[...] = call.var[...] = 0
         return
     weights = (call.counts[held] / total)[:, None]
-    for (part,) in blocks(call.mean.shape, max(1, tuning.RANK_NUMBERS // len(weights))):
+    for (part,) in blocks(call.mean.shape, max(1, _RANK_NUMBERS // len(weights))):
         rows = call.means[:, part][held], call.variances[:, part][held]
         call.mean[part], call.var[part] = _combined(*rows, weights)
 
@@ -131,158 +138,99 @@ def combine_stats(call: CombineStats) -> None:
 @np.errstate(all="ignore")
 def batch_norm_apply(call: BatchNormApply) -> None:
     """Write ``y``, ``saved_mean`` and ``inv_std``; ``y`` may be ``x``."""
-    for part in _channel_parts(call.x, call.channel_axis):
-        channels = Channels((call.x, call.y), call.channel_axis, part)
-        mean, exact = call.mean[part], 1 / np.sqrt(call.var[part] + call.eps)
-        call.saved_mean[part], call.inv_std[part] = mean, exact
-        _normalise(channels, mean, exact, cut(call.scale, part), cut(call.bias, part))
+    _, channels = _by_channel(call.x, call)
+    for channel in channels.cells:
+        known = Moments(call.mean[channel], np.zeros(1), call.var[channel])
+        inv_std = 1 / np.sqrt(known.variance + call.eps)
+        store(known.mean, call.saved_mean[channel])
+        store(inv_std, call.inv_std[channel])
+        _normalize(call, channels, channel, known, inv_std)
 
 
 @np.errstate(all="ignore")
 def batch_norm_grad_sums(call: BatchNormGradSums) -> None:
     """Write the sums of ``dy * xhat`` and of ``dy`` over each channel, in float64."""
-    for part in _channel_parts(call.x, call.channel_axis):
-        channels = Channels((call.dy, call.x), call.channel_axis, part)
-        sums = _gradient_sums(channels, call.mean[part], call.inv_std[part])
-        call.sum_dy_xhat[part], call.sum_dy[part] = sums
+    _, channels = _by_channel(call.x, call)
+    for channel in channels.cells:
+        statistics = load(call.mean, channel), load(call.inv_std, channel)
+        sums = _gradient_sums(call, channels, channel, *statistics)
+        call.sum_dy_xhat[channel], call.sum_dy[channel] = sums
 
 
 @np.errstate(all="ignore")
 def batch_norm_grad_apply(call: BatchNormGradApply) -> None:
     """Write ``dx``, from the sums over ``count`` elements a channel; it may be ``dy``."""
-    for part in _channel_parts(call.x, call.channel_axis):
-        channels = Channels((call.dy, call.x, call.dx), call.channel_axis, part)
-        statistics = call.mean[part], call.inv_std[part]
-        means = call.sum_dy_xhat[part] / call.count, call.sum_dy[part] / call.count
-        _write_gradient(channels, cut(call.scale, part), *statistics, *means)
+    _, channels = _by_channel(call.x, call)
+    for channel in channels.cells:
+        means = call.sum_dy_xhat[channel] / call.count, call.sum_dy[channel] / call.count
+        _differentiate(call, channels, channel, *means)
 
 
-def _moments(channels: Channels, eps: float) -> tuple[Array, Array]:
-    """Mean and variance of each channel of (x, ...), the variance to be added to ``eps``."""
-    x = channels.arrays[0]
-    found = channels.moments(x, channels.dtype)
-    if channels.dtype == _FLOAT64:
-        finite = np.isfinite(found.variance)
-        if finite.all():
-            return found.mean, found.variance
-        # Sums, differences or squares overflowed float64, or x is not finite.
-        small = channels.moments(x, _FLOAT64, factor=tuning.SMALL_ENOUGH)
-        mean = np.where(finite, found.mean, small.mean / tuning.SMALL_ENOUGH)
-        square = small.variance / tuning.SMALL_ENOUGH / tuning.SMALL_ENOUGH
-        return mean, np.where(finite, found.variance, square)
-    if (gone := lost(found.variance, eps)).any():
-        found = found.replaced(gone, channels.moments(x, _FLOAT64))
-    return found.mean, found.variance
+def _by_channel(array: Array, call: Any) -> tuple[Array, Cells]:
+    """An array with its channels first, and its blocks."""
+    view = np.moveaxis(array, call.channel_axis, 0)
+    return view, Cells(view.shape, 1)
 
 
-def _normalise(
-    channels: Channels, centre: Array, exact: Array, scale: Array | None, bias: Array | None
+def _parameter(numbers: Array | None, absent: float, channel: Index) -> Array:
+    """Those of some channels, in float64."""
+    return np.full(1, absent) if numbers is None else load(numbers, channel)
+
+
+def _normalize(
+    call: Any, channels: Cells, channel: Index, moments: Moments, inv_std: Array
 ) -> None:
-    """Write y, of channels of (x, y), by the mean and the inv_std of each, in float64."""
-    x, y = channels.arrays
-    rounded = centre.astype(channels.dtype)
-    rest = low_that_counts(rounded, centre - rounded, exact)
-    high, low = channels.vector(rounded), None if rest is None else channels.vector(rest)
-    factor = channels.vector(exact if scale is None else exact * scale)
-    biases = None if bias is None else channels.vector(bias)
-
-    def write(index: Index, rooms: Sequence[Array]) -> None:
-        at = channels.of(index)
-        tile = channels.load(x[index], rooms[0])
-        out = channels.target(y[index], channels.shaped(rooms[1], tile))
-        np.subtract(tile, high[at], out=out)
-        if low is not None:
-            out -= low[at]
-        out *= factor[at]
-        if biases is not None:
-            out += biases[at]
-        channels.store(out, y[index], rooms[0])
-
-    channels.for_each_block(write)
+    """Write y of some channels."""
+    (x, _), (y, _) = _by_channel(call.x, call), _by_channel(call.y, call)
+    centre, rest = channels.column(moments.centre), channels.column(moments.rest)
+    factor = channels.column(inv_std * _parameter(call.scale, 1.0, channel))
+    bias = channels.column(_parameter(call.bias, -0.0, channel))  # -0: which changes no number
+    for element in channels.elements:
+        index = channel + element
+        store((load(x, index) - centre - rest) * factor + bias, y[index])
 
 
-def _gradient_sums(channels: Channels, mean: Array, inv_std: Array) -> Array:
-    """The sums of dy * xhat and of dy over each channel of (dy, x, ...)."""
-    dy, x = channels.arrays[:2]
-    centre, factor = channels.vector(mean), channels.vector(inv_std)
+def _gradient_sums(
+    call: Any, channels: Cells, channel: Index, mean: Array, inv_std: Array
+) -> tuple[Array, Array]:
+    """The sums of dy * xhat and of dy over some channels."""
+    (dy, _), (x, _) = _by_channel(call.dy, call), _by_channel(call.x, call)
+    centre, factor = channels.column(mean), channels.column(inv_std)
 
-    def sums(index: Index, rooms: Sequence[Array]) -> tuple[Array, Array]:
-        at = channels.of(index)
-        gradient, tile = channels.load(dy[index], rooms[0]), channels.load(x[index], rooms[1])
-        product = np.subtract(tile, centre[at], out=channels.shaped(rooms[1], tile))
-        product *= factor[at]
-        product *= gradient
-        return channels.sums(product), channels.sums(gradient)
+    def product(element: Index) -> Array:
+        index = channel + element
+        xhat = (load(x, index) - centre) * factor
+        found: Array = load(dy, index) * xhat
+        return found
 
-    return channels.total(sums)
+    return channels.sum(product), channels.sum(lambda element: load(dy, channel + element))
 
 
-def _write_gradient(
-    channels: Channels,
-    scale: Array | None,
-    mean: Array,
-    inv_std: Array,
+def _differentiate(
+    call: BatchNormGrad | BatchNormGradApply,
+    channels: Cells,
+    channel: Index,
     of_product: Array,
     of_dy: Array,
 ) -> None:
-    """Write dx, of channels of (dy, x, dx), from the means of dy * xhat and of dy."""
-    dy, x, dx = channels.arrays
-    centre, offset = channels.vector(mean), channels.vector(of_dy)
-    slope = channels.vector(inv_std * of_product)
-    outer = channels.vector(inv_std if scale is None else inv_std * scale.astype(np.float64))
-
-    def write(index: Index, rooms: Sequence[Array]) -> None:
-        at = channels.of(index)
-        tile = channels.load(x[index], rooms[1])
-        rest = np.subtract(tile, centre[at], out=channels.shaped(rooms[1], tile))
-        rest *= slope[at]
-        rest += offset[at]
-        np.subtract(channels.load(dy[index], rooms[0]), rest, out=rest)
-        out = channels.target(dx[index], rest)
-        np.multiply(rest, outer[at], out=out)
-        channels.store(out, dx[index], rooms[0])
-
-    channels.for_each_block(write)
+    """Write dx of some channels, from the means of dy * xhat and of dy."""
+    dy, x, dx = (_by_channel(array, call)[0] for array in (call.dy, call.x, call.dx))
+    centre, inv_std = (channels.column(load(each, channel)) for each in (call.mean, call.inv_std))
+    outer = inv_std * channels.column(_parameter(call.scale, 1.0, channel))
+    for element in channels.elements:
+        index = channel + element
+        xhat = (load(x, index) - centre) * inv_std
+        rest = xhat * channels.column(of_product) + channels.column(of_dy)
+        store((load(dy, index) - rest) * outer, dx[index])
 
 
-def _write(channels: Channels, inv_std: Array) -> None:
-    """Write dx alone; x is not read."""
-    dy, _, dx = channels.arrays
-    outer = channels.vector(inv_std)
-
-    def write(index: Index, rooms: Sequence[Array]) -> None:
-        tile = channels.load(dy[index], rooms[0])
-        out = channels.target(dx[index], channels.shaped(rooms[1], tile))
-        np.multiply(tile, outer[channels.of(index)], out=out)
-        channels.store(out, dx[index], rooms[0])
-
-    channels.for_each_block(write)
-
-
-def _write_and_sum(channels: Channels, scale: Array, mean: Array, inv_std: Array) -> Array:
-    """Write dx, and return the sums of dy * xhat and of dy: one pass over the arrays."""
-    dy, x, dx = channels.arrays
-    centre, factor = channels.vector(mean), channels.vector(inv_std)
-    outer = channels.vector(inv_std * scale.astype(np.float64))
-
-    def sums(index: Index, rooms: Sequence[Array]) -> tuple[Array, Array]:
-        at = channels.of(index)
-        gradient, tile = channels.load(dy[index], rooms[0]), channels.load(x[index], rooms[1])
-        product = np.subtract(tile, centre[at], out=channels.shaped(rooms[1], tile))
-        product *= factor[at]
-        product *= gradient
-        found = channels.sums(product), channels.sums(gradient)
-        out = channels.target(dx[index], product)
-        np.multiply(gradient, outer[at], out=out)  # dx may be dy, which has been summed
-        channels.store(out, dx[index], rooms[0])
-        return found
-
-    return channels.total(sums)
-
-
-def _inv_std(var: Array, eps: float) -> Array:
-    exact: Array = 1 / np.sqrt(var.astype(np.float64) + eps)
-    return exact
+def _store_sums(
+    call: BatchNormGrad | BatchNormInferenceGrad, channel: Index, sums: tuple[Array, Array]
+) -> None:
+    """Write dscale and dbias of some channels, if they are wanted."""
+    for gradient, total in zip((call.dscale, call.dbias), sums, strict=True):
+        if gradient is not None:
+            store(total, gradient[channel])
 
 
 def _move(
@@ -298,16 +246,15 @@ def _move(
     """Write the next running statistics, from a batch's mean and biased variance in float64."""
     n = float(count)
     weight = 0.0 if n <= 1 else momentum
-    room = np.empty(mean.size)
-    casts.narrow(_moved(running_mean, mean, weight), next_mean, room)
     unbiased = var if weight == 0 else var * (n / (n - 1))
-    casts.narrow(_moved(running_var, unbiased, weight), next_var, room)
+    store(_moved(running_mean, mean, weight), next_mean)
+    store(_moved(running_var, unbiased, weight), next_var)
 
 
 def _moved(of: Array, to: Array, weight: float) -> Array:
     """``(1 - weight) * of + weight * to``, of which what has no weight is left out."""
     if weight in (0, 1):
-        return to if weight else of
+        return (to if weight else of).astype(np.float64)
     return (1 - weight) * of.astype(np.float64) + weight * to
 
 
@@ -321,13 +268,3 @@ def _combined(means: Array, variances: Array, weights: Array) -> tuple[Array, Ar
     middle = means[0] + half + half
     apart = means - middle
     return middle, by_halves(weights * variances + weights * apart * apart)[0]
-
-
-def _channel_parts(x: Array, axis: int) -> list[slice]:
-    """Runs of channels few enough that what is summed for each stays small."""
-    return [index[0] for index in blocks((x.shape[axis],), tuning.CHANNEL_PART)]
-
-
-def cut(values: Any, part: slice) -> Any:
-    """Those of some channels of one number a channel, if there are any."""
-    return None if values is None else values[part]

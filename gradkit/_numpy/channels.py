@@ -1,152 +1,121 @@
-"""How a batch norm cuts its arrays: into blocks of (before, channels, after) the channel axis."""
+"""Arrays as cells: elements that share a mean and a variance, a block of them at a time.
 
-from collections.abc import Callable, Sequence
-from math import prod
+A batch norm's cells are channels: its axes are (channels, all others). A group norm's are the
+groups of each sample: (samples, groups, channels of a group, space).
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradkit._dtypes import dtype_named, float_of
-from gradkit._numpy import scratch, tuning
-from gradkit._numpy.blocks import Array, DType, Index, blocks, by_halves, load, store
-from gradkit._numpy.moments import Moments
-from gradkit._numpy.sums import column_sums, row_squares, row_sums
-from gradkit._numpy.threads import Result, in_strips
+from gradkit._numpy.blocks import Array, Index, blocks
+
+# Elements that are computed at a time, each a float64 number: 512 KiB.
+_BLOCK = 1 << 16
+# Times this, float64 numbers, their differences and squares add up without overflow. What it takes
+# from the smallest counts for nothing beside those that overflowed.
+_SMALL = 2.0**-600
 
 
-class Channels:
-    """Arrays of one shape cut into blocks of (before, channels, after) the channel axis."""
+class Moments(NamedTuple):
+    """Of each cell: the mean in two pieces, as one number may hold too little, and the variance."""
 
-    def __init__(self, arrays: Sequence[Array], axis: int, part: slice):
-        cut = [array[(slice(None),) * axis + (part,)] for array in arrays]
-        self.count = cut[0].shape[axis]
-        self.size = cut[0].size // max(1, self.count)  # elements a channel
-        self.dtype = dtype_named(float_of(arrays[0].dtype).accumulation)
-        self._streams = cut[0].size * self.dtype.itemsize >= tuning.STREAMED_BYTES
-        last = [np.moveaxis(array, axis, -1) for array in cut]
-        if all(array.flags.c_contiguous for array in cut):
-            before = prod(cut[0].shape[:axis])
-            after = prod(cut[0].shape[axis + 1 :])
-            self.arrays = [array.reshape(before, self.count, after) for array in cut]
-            self.axis = 1
-        elif all(array.flags.c_contiguous for array in last):
-            self.arrays = [array.reshape(self.size, self.count, 1) for array in last]
-            self.axis = 1
-        else:
-            self.arrays, self.axis = cut, axis
-        self.blocks = list(blocks(self.arrays[0].shape, scratch.elements(2, self.dtype)))
-        # How many elements of a channel are neighbours. Short runs are spread: what is one
-        # number a channel is laid out as one an element, so that runs span the channels. No
-        # block cuts through a run then: all channels' runs together fit into one.
-        self.after = prod(self.arrays[0].shape[self.axis + 1 :])
-        across = self.count * self.after
-        self.spread = (
-            1 < self.after < tuning.SHORT_RUN
-            and across * self.dtype.itemsize <= tuning.SPREAD_BYTES
-        )
-        self.run = across if self.spread or self.after == 1 else self.after
+    centre: Array
+    rest: Array
+    variance: Array
 
-    def of(self, index: Index) -> slice:
-        """The channels that a block holds."""
-        return index[self.axis] if len(index) > self.axis else slice(None)
+    @property
+    def mean(self) -> Array:
+        """The mean as one number."""
+        mean: Array = self.centre + self.rest
+        return mean
 
-    def load(self, view: Array, room: Array) -> Array:
-        """A block's values as (before, channels, after) in the accumulation dtype."""
-        before = prod(view.shape[: self.axis])
-        channels = view.shape[self.axis]
-        return load(view, self.dtype, room, (before, channels, view.size // before // channels))
 
-    def shaped(self, room: Array, tile: Array) -> Array:
-        """Scratch in the shape of a tile."""
-        return room[: tile.size].reshape(tile.shape)
+class Cells:
+    """Blocks of an array of this shape whose first ``lead`` axes lead from cell to cell.
 
-    def target(self, view: Array, room: Array) -> Array:
-        """Where to compute one block of an output: in the output itself, or in the room."""
-        direct = not self._streams and view.dtype == self.dtype and view.shape == room.shape
-        return view if direct else room
+    A block is an index of cells and one of their elements. It has whole cells if one fits.
+    """
 
-    def store(self, values: Array, view: Array, room: Array) -> None:
-        """Copy a block from what ``target`` gave to the output; overwrites the room."""
-        if values is not view:
-            store(values, view, room)
+    def __init__(self, shape: tuple[int, ...], lead: int):
+        self.lead = lead
+        self.size = int(np.prod(shape[lead:], dtype=np.int64))  # elements of a cell
+        self._shape = shape
+        self.elements = list(_whole(shape[lead:], _BLOCK))
 
-    def vector(self, values: Array, dtype: DType | None = None) -> Array:
-        """One number a channel, to be broadcast over (before, channels, after)."""
-        column = values.astype(dtype or self.dtype, copy=False).reshape(-1, 1)
-        return np.repeat(column, self.after, axis=1) if self.spread else column
+    @property
+    def cells(self) -> Iterator[Index]:
+        """The cells of each block."""
+        return _whole(self._shape[: self.lead], max(1, _BLOCK // max(1, self.size)))
 
-    def sums(self, tile: Array) -> Array:
-        """The sum over every channel's elements in one block, in float64."""
-        before, channels, after = tile.shape
-        if after == 1:
-            return column_sums(tile.reshape(before, channels))
-        rows = row_sums(tile.reshape(before * channels, after), None)
-        totals: Array = by_halves(rows.reshape(before, channels))[0]
-        return totals
-
-    def squares(self, tile: Array) -> Array:
-        """The same of squares; overwrites the tile."""
-        before, channels, after = tile.shape
-        if after <= tuning.NARROW:
-            return self.sums(np.square(tile, out=tile))
-        rows = row_squares(tile.reshape(before * channels, after))
-        totals: Array = by_halves(rows.reshape(before, channels))[0]
-        return totals
-
-    def for_each_block(self, work: Callable[[Index, Sequence[Array]], None]) -> None:
-        """``work`` on the index of every block, with scratch for two of them."""
-
-        def strip(indices: Sequence[Index]) -> None:
-            with scratch.arrays(2, self.dtype) as rooms:
-                for index in indices:
-                    work(index, rooms)
-
-        self._in_strips(strip, 1)
-
-    def total(
-        self, sums: Callable[[Index, Sequence[Array]], tuple[Array, ...]], terms: int = 2
-    ) -> Array:
-        """The sums of every block added up by channel, in float64."""
-
-        def strip(indices: Sequence[Index]) -> Array:
-            totals = np.zeros((terms, self.count))
-            with scratch.arrays(2, self.dtype) as rooms:
-                for index in indices:
-                    for total, part in zip(totals, sums(index, rooms), strict=True):
-                        total[self.of(index)] += part
-            return totals
-
-        total = np.zeros((terms, self.count))
-        for part in self._in_strips(strip, self.count):
-            total += part
+    def sum(self, term: Callable[[Index], Array]) -> Array:
+        """The sum over each of some cells of what ``term`` makes of a block of their elements."""
+        total: Array = np.zeros(1)
+        for element in self.elements:
+            total = total + sums(term(element), range(self.lead))
         return total
 
-    def moments(self, x: Array, dtype: DType, factor: float = 1.0) -> Moments:
-        """Mean and variance of each channel of ``factor * x``.
+    def column(self, numbers: Array) -> Array:
+        """A number for each of some cells, to be broadcast over their elements."""
+        ones = (1,) * (len(self._shape) - self.lead)
+        return numbers.reshape(*numbers.shape, *ones)
 
-        The second pass corrects the first's rounding.
+    def moments(self, x: Array, cell: Index) -> Moments:
+        """Mean and variance of some cells."""
+        found = self._moments(x, cell, 1.0)
+        finite = np.isfinite(found.variance)
+        if x.dtype != np.float64 or finite.all():
+            return found
+        small = self._moments(x, cell, _SMALL)
+        squares = small.variance / _SMALL / _SMALL
+        pieces = zip(found, (small.centre / _SMALL, small.rest / _SMALL, squares), strict=True)
+        return Moments(*(np.where(finite, large, other) for large, other in pieces))
+
+    def _moments(self, x: Array, cell: Index, factor: float) -> Moments:
+        """Those of ``factor * x``, but for an empty cell, of which both are 0.
+
+        Distances from a cell's first element are 0 if all are equal. Those from the mean correct
+        what was rounded.
         """
-        count = max(1, self.size)
+        if self.size == 0:
+            zero = np.zeros(x[cell].shape[: self.lead])
+            return Moments(zero, zero, zero)
+        corner: Any = (..., *(0,) * (x.ndim - self.lead))
+        first = x[cell][corner].astype(np.float64) * factor
 
-        def loaded(index: Index, rooms: Sequence[Array]) -> Array:
-            tile = self.load(x[index], rooms[0])
-            if factor == 1:
-                return tile
-            return np.multiply(tile, factor, out=self.shaped(rooms[0], tile))
+        def distance(element: Index, point: Array) -> Array:
+            return load(x, cell + element) * factor - self.column(point)
 
-        def first(index: Index, rooms: Sequence[Array]) -> tuple[Array, ...]:
-            return (self.sums(loaded(index, rooms).astype(dtype, copy=False)),)
+        centre = first + self.sum(lambda element: distance(element, first)) / self.size
+        rest = self.sum(lambda element: distance(element, centre)) / self.size
+        square = self.sum(lambda element: np.square(distance(element, centre))) / self.size
+        return Moments(centre, rest, np.maximum(square - np.square(rest), 0))
 
-        centre = self.vector(self.total(first, 1)[0] / count, dtype)
 
-        def second(index: Index, rooms: Sequence[Array]) -> tuple[Array, ...]:
-            tile = loaded(index, rooms)
-            room = self.shaped(rooms[1], tile) if dtype == self.dtype else None
-            deviation = np.subtract(tile, centre[self.of(index)], out=room, dtype=dtype)
-            of_deviation = self.sums(deviation)
-            return of_deviation, self.squares(deviation)
+def _whole(shape: tuple[int, ...], limit: int) -> Iterator[Index]:
+    """Blocks' indices with a slice for each axis."""
+    for index in blocks(shape, limit):
+        yield (*index, *(slice(None) for _ in shape[len(index) :]))
 
-        return Moments.about(centre[:, 0], *self.total(second) / count)
 
-    def _in_strips(self, strip: Callable[[Sequence[Index]], Result], width: int) -> list[Result]:
-        size = self.arrays[0].size
-        return in_strips(strip, self.blocks, size, width=width, run=self.run)
+def load(array: Array, index: Index) -> Array:
+    """A block's values in float64, without gaps."""
+    copy: Array = array[index].astype(np.float64, order="C")
+    return copy
+
+
+def sums(values: Array, kept: range) -> Array:
+    """The sum over all axes but those that are kept, which NumPy adds up pairwise."""
+    moved = np.moveaxis(values, kept, range(len(kept)))
+    flat = np.ascontiguousarray(moved).reshape(*moved.shape[: len(kept)], -1)
+    total: Array = flat.sum(axis=-1)
+    return total
+
+
+def spread(numbers: Any, absent: float, shape: tuple[int, ...], axes: range) -> Array:
+    """Numbers along some axes, broadcast to a shape without a copy."""
+    if numbers is None:
+        return np.broadcast_to(np.float64(absent), shape)
+    own = [shape[axis] if axis in axes else 1 for axis in range(len(shape))]
+    return np.broadcast_to(numbers.reshape(own), shape)
