@@ -20,6 +20,8 @@ constexpr i64 PIECE = 1 << 14, WORTH_THREADS = 1 << 18;
 constexpr i64 TERMS = 1 << 9, UNIT_PIECE = 1 << 10;
 // Neighbouring units that are read side by side if their own elements are not.
 constexpr i64 TILE = 16;
+// The side that has factors, in calls with one for each element.
+constexpr int FACTORS = 2;
 // Between questions whether to give up.
 constexpr std::chrono::milliseconds PATIENCE(50);
 
@@ -177,7 +179,8 @@ private:
             there[k] = entry.strides < 0 || list_.strides_[entry.strides].gapless[k];
             at[k] = entry.data[k] + piece.begin * bytes_of(entry.dtype[k]);
             if (there[k]) continue;
-            if (k > 0 && constant(number, k)) {
+            // Factors, whose user asks whether they are one; a gradient may be broadcast too.
+            if (k == FACTORS && constant(number, k)) {
                 at[k] = entry.data[k];
                 continue;
             }
@@ -392,7 +395,7 @@ void scale_each(const List& list, const ListSetting& setting) {
     Pieces pieces(list, setting);
     pieces.each<true>([&](i64 k, const Dtype* dtypes, char** at, i64 count) {
         const double* factors = reinterpret_cast<const double*>(at[2]);
-        if (!pieces.constant(k, 2))
+        if (!pieces.constant(k, FACTORS))
             setting.kernels.scale_each[dtypes[0]](at[1], at[0], count, factors);
         else if (*factors < 0)
             std::memset(at[0], 0, count * bytes_of(dtypes[0]));
