@@ -595,7 +595,8 @@ def clip_coefficient(
     array(0.2)
     """
     signed = checks.signed_epsilon(eps, eps_mode)
-    given = norm if is_array(norm) else np.float64(checks.real(norm, "norm"))
+    known = norm if is_array(norm) else checks.real(norm, "norm")
+    given = np.asarray(known) if isinstance(known, (float, np.generic)) else known
     return run(ClipCoefficient(norm=given, max_norm=max_norm, eps=signed), out)
 
 

@@ -27,7 +27,7 @@ from gradkit._open.given import (
     view_of,
 )
 from gradkit._open.memory import Named
-from gradkit._open.results import Results, made
+from gradkit._open.results import Results
 from gradkit._open.several_devices import Share, Twins, backend_of_all, on_streams, spread
 from gradkit._open.shards import parts_in
 
@@ -148,7 +148,11 @@ class Gradients(Given):
         self, out: Any, specs: Sequence[Spec], *, apart: Iterable[Any] = (), label: str = "out"
     ) -> Results:
         """A call's further results, which share no memory with gradients or named arrays."""
-        return made(self, out, specs, lambda: self._inputs(apart), label)
+        results = Results(self, out, len(specs), label)
+        if out is not None:
+            results.check(specs, self._inputs(apart))
+        results.make(specs)
+        return results
 
     def twins(
         self, out: tuple[Any, ...] | None, specs: Sequence[Spec], apart: Iterable[Any]

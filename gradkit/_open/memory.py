@@ -122,17 +122,17 @@ def meetings(
 
     O(n log n) where few do.
     """
-    if len(written) * len(read) <= _FEW and set(map(type, (*written, *read))) == {np.ndarray}:
-        for pair in product(range(len(written)), range(len(read))):
-            if np.may_share_memory(written[pair[0]], read[pair[1]]):
-                yield pair
-        return
     if _own_memory(written) and _own_memory(read):
         places: dict[int, list[int]] = {}
         for index, array in enumerate(read):
             places.setdefault(id(array), []).append(index)
         for position, found in enumerate(map(places.get, map(id, written))):
             yield from zip(repeat(position), found or ())
+        return
+    if len(written) * len(read) <= _FEW and set(map(type, (*written, *read))) == {np.ndarray}:
+        for pair in product(range(len(written)), range(len(read))):
+            if np.may_share_memory(written[pair[0]], read[pair[1]]):
+                yield pair
         return
     ranges = sorted((*byte_range(backend, array), index) for index, array in enumerate(read))
     lows = [low for low, _, _ in ranges]

@@ -7,7 +7,7 @@ from gradkit._arrays import is_array
 from gradkit._backend import Array
 from gradkit._calls import checks
 from gradkit._open import memory, trees
-from gradkit._open.given import check_device, refuse_mixture
+from gradkit._open.given import check_device, refuse_mixture, same_device
 from gradkit._open.gradients import Gradients
 
 # Of the dtypes of an array that is written and of its partner: why they do not fit, if so.
@@ -36,7 +36,8 @@ def check_pairs(
         return
     if others.framework is not written.framework:
         refuse_mixture(others.name(0), others.framework, written.name(0), written.framework)
-    check_device(others.views[0], others.name(0), written.views[0], written.name(0))
+    if not same_device(others.views[0], written.views[0]):
+        check_device(others.views[0], others.name(0), written.views[0], written.name(0))
     kinds = [(into.dtype, other.dtype) for into, other in _pairs(written, others)]
     for pair in dict.fromkeys(kinds):
         reason = why(*pair)

@@ -105,21 +105,6 @@ class Results:
         return labels_of(len(self._given), label) if isinstance(label, str) else label
 
 
-def made(
-    owner: Given,
-    out: Any,
-    specs: Sequence[Spec],
-    inputs: Callable[[], Named],
-    label: str | tuple[str, ...] = "out",
-) -> Results:
-    """Results that are there to be written, and share no memory with inputs."""
-    results = Results(owner, out, len(specs), label)
-    if out is not None:
-        results.check(specs, inputs())
-    results.make(specs)
-    return results
-
-
 def refuse(
     backend: Backend,
     written: Named,

@@ -9,7 +9,7 @@ from gradkit._backend import Array, OneDevice, Spec, Spread, Views
 from gradkit._calls.backend import Backend
 from gradkit._open.given import Given
 from gradkit._open.memory import Named
-from gradkit._open.results import Results, made
+from gradkit._open.results import Results
 
 
 class Share(Given):
@@ -48,8 +48,12 @@ class Twins(NamedTuple):
             pick = share.own.of
             mine = None if given is None else tuple(pick(given))
             with share.on_stream():
-                label = tuple(pick(labels))
-                every.append(made(share, mine, pick(specs), inputs, label))
+                own = pick(specs)
+                results = Results(share, mine, len(own), tuple(pick(labels)))
+                if mine is not None:
+                    results.check(own, inputs())
+                results.make(own)
+                every.append(results)
         return cls(shares, every)
 
     @property

@@ -1,8 +1,7 @@
 """Arrays that kernels can read or write from end to end: the caller's own, or copies of them."""
 
 from collections.abc import Sequence
-from functools import reduce
-from operator import attrgetter, or_
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -38,13 +37,14 @@ class AllUsable:
 
     def __call__(self, arrays: Sequence[Array | None]) -> bool:
         """Whether all of these lie in C order without gaps, and begin where vectors may."""
-        present = [array for array in arrays if array is not None]
         if self._gapless is None:
-            self._gapless = all(map(_in_c_order, present))
+            self._gapless = all(array is None or _in_c_order(array) for array in arrays)
         if not self._gapless:
             return False
-        of = _host_address if isinstance(present[0], np.ndarray) else _address
-        places: int = reduce(or_, map(of, present))
+        places = 0
+        for array in arrays:
+            if array is not None:
+                places |= _host_address(array) if isinstance(array, np.ndarray) else _address(array)
         return places % VECTOR_BYTES == 0
 
 
