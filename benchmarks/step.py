@@ -186,6 +186,30 @@ def _optax_skip(grads: Any, new: Any, old: Any) -> Any:
     return [jnp.where(taken, n, o) for n, o in zip(new, old, strict=True)]
 
 
+def _guard_each(grads: Any, guard: Any, guards: Any) -> None:  # noqa: ARG001
+    limits = guard.update(gradkit.per_tensor_norms(grads, flat=True))
+    gradkit.clip_grad_block_norm(grads, limits)
+
+
+def _guards(grads: Any, guard: Any, guards: Any) -> None:  # noqa: ARG001
+    for grad, own in zip(grads, guards, strict=True):
+        norm = gradkit.grad_norm(grad)
+        gradkit.clip_grads_with_norm(grad, norm=norm, max_norm=own.update(norm))
+
+
+def _torch_guards(a: Any) -> Call:
+    """Follow each mean on the device, and clip to twice of it."""
+    means = torch.stack(torch._foreach_norm(a.grads))
+
+    def call() -> None:
+        norms = torch.stack(torch._foreach_norm(a.grads))
+        means.lerp_(norms, 0.03)
+        factors = (2 * means / norms).clamp(max=1)
+        torch._foreach_mul_(a.grads, list(factors.to(a.grads[0].dtype)))
+
+    return call
+
+
 TABLES: dict[str, Table] = {
     "clip_grad_norm with a scale": {
         "gradkit": lambda grads, scale: gradkit.clip_grad_norm(grads, HIGH, scale=scale()),
@@ -230,6 +254,11 @@ TABLES: dict[str, Table] = {
         "gradkit, several calls": _guard_in_python,
         "torch": _torch_guard,
     },
+    "SpikeGuard of each": {
+        "gradkit": _guard_each,
+        "gradkit, several calls": _guards,
+        "torch": _torch_guards,
+    },
     "keep_if": {
         "gradkit": _skip,
         "gradkit, several calls": _skip_on_the_host,
@@ -246,6 +275,7 @@ MOVED: dict[str, tuple[int, tuple[str, ...]]] = {
     "clip_grad_adaptive by rows": (4, ("grads", "limit")),
     "clip_grad_norm of some": (3, ("grads",)),
     "SpikeGuard": (1, ("grads",)),
+    "SpikeGuard of each": (3, ("grads",)),
     "keep_if": (3, ("old",)),
 }
 
@@ -283,6 +313,10 @@ def _arguments(device: Device, operation: str, shapes: Sequence[Shape], dtype: s
         },
         "clip_grad_norm of some": lambda: {"matrices": [grad.ndim > 1 for grad in grads]},
         "keep_if": lambda: {"new": grads, "old": gradients(device, dtype, shapes)["grads"]},
+        "SpikeGuard of each": lambda: {
+            "guard": gradkit.SpikeGuard(),
+            "guards": [gradkit.SpikeGuard() for _ in grads],
+        },
         "SpikeGuard": lambda: {"guard": gradkit.SpikeGuard(), "mean": [0.0]},
     }
     return found | more.get(operation, dict)()

@@ -232,12 +232,24 @@ class GuardStep(NormLayout):
 
     def check_shapes(self, call: Any) -> None:
         if self.data == "state":
-            checks.shape(call.state, GUARD_STATE, "state", "what spike_guard_init makes")
-            checks.shape(call.norm, (), "norm", "the norm of all gradients together")
+            lead = self.lead(call)
+            checks.shape(call.state, (*lead, *GUARD_STATE), "state", "what spike_guard_init makes")
+            meaning = "one norm per state" if lead else "the norm of all gradients together"
+            checks.shape(call.norm, lead, "norm", meaning)
             checks.floating(call.norm, "norm")
 
-    def kinds(self, call: Any) -> dict[Any, tuple[Any, ...]]:  # noqa: ARG002
-        return {roles.GuardState: (GUARD_STATE, _FLOAT64), roles.Scalar: ((), _FLOAT64)}
+    def lead(self, call: Any) -> Shape:
+        """How many states there are, as a shape; one of them has none."""
+        if self.data == "state":
+            return tuple(call.state.shape[:1]) if call.state.ndim == 2 else ()
+        return () if call.count is None else (call.count,)
+
+    def kinds(self, call: Any) -> dict[Any, tuple[Any, ...]]:
+        lead = self.lead(call)
+        return {
+            roles.GuardState: ((*lead, *GUARD_STATE), _FLOAT64),
+            roles.Scalar: (lead, _FLOAT64),
+        }
 
 
 class Judgement(NormLayout):

@@ -283,6 +283,8 @@ class AccumulateGradV2(Call):
 class SpikeGuardUpdate(Call):
     """The state after a norm, and the limit for it.
 
+    Or of k norms, each with its row of ``state``.
+
     ``clips``: the limit of a spike is below that of other norms, because it is clipped to it.
     """
 
@@ -312,6 +314,7 @@ class SpikeGuardInit(Call):
 
     like: In[Data]
     values: HostNumbers
+    count: Checked[int | None]
 
     state: Out[GuardState] = result()
 

@@ -184,7 +184,10 @@ class Lists(OnDevice):
         made = [writable_like(device, out) for out in outs]
         rule = map(np.float64, (call.decay, call.threshold, call.warmup))
         found = kernel(device, "spike_guard", "spike_guard_update")
-        found((1,), (1,), (*sources, *rule, FLAGS[call.clips], *made))
+        blocks = min(-(-call.norm.size // 256), device.multiprocessors * 8)
+        rest = FLAGS[call.clips], np.int64(call.norm.size)
+        if blocks:
+            found((blocks,), (256,), (*sources, *rule, *rest, *made))
         for out, written in zip(outs, made, strict=True):
             copy_back(out, written)
 

@@ -98,6 +98,9 @@ def test_spike_guard() -> None:
 def test_steps() -> None:
     verdict = gradkit.step_verdict(2.0, limit=gradkit.SpikeGuard(on_spike="skip").update(2.0))
     assert_type(verdict, NDArray[np.bool_])
+    limits = gradkit.SpikeGuard().update(gradkit.per_tensor_norms([_ones(3)], flat=True))
+    gradkit.clip_grad_block_norm([_ones(3)], limits)
+    gradkit.clip_grad_block_norm({"w": _ones(3)}, {"w": 1.0})
     assert_type(gradkit.keep_if(verdict, [_ones(3)], [_ones(3)]), list[Float32])
 
 
