@@ -186,6 +186,19 @@ def _optax_skip(grads: Any, new: Any, old: Any) -> Any:
     return [jnp.where(taken, n, o) for n, o in zip(new, old, strict=True)]
 
 
+def _arriving(grads: Any, buffers: Any, norm: Any) -> None:
+    gradkit.accumulate_grads(buffers, grads)
+    norm[...] = gradkit.grad_norm(grads)
+
+
+def _torch_arriving(a: Any) -> Call:
+    def call() -> None:
+        a.norm.copy_(torch.nn.utils.get_total_norm(a.grads))
+        torch._foreach_add_(a.buffers, a.grads)
+
+    return call
+
+
 def _guard_each(grads: Any, guard: Any, guards: Any) -> None:  # noqa: ARG001
     limits = guard.update(gradkit.per_tensor_norms(grads, flat=True))
     gradkit.clip_grad_block_norm(grads, limits)
@@ -224,6 +237,13 @@ TABLES: dict[str, Table] = {
         "gradkit, several calls": _accumulate,
         "torch": _torch_accumulate,
         "optax": _optax_accumulate,
+    },
+    "accumulate_grads, norm of what arrives": {
+        "gradkit": lambda grads, buffers, norm: gradkit.accumulate_grads(
+            buffers, grads, grad_norm_out=norm
+        ),
+        "gradkit, several calls": _arriving,
+        "torch": _torch_arriving,
     },
     "per_tensor_norms": {
         "gradkit": gradkit.per_tensor_norms,
@@ -270,6 +290,7 @@ TABLES: dict[str, Table] = {
 MOVED: dict[str, tuple[int, tuple[str, ...]]] = {
     "clip_grad_norm with a scale": (3, ("grads", "scale")),
     "accumulate_grads with their norm": (3, ("buffers", "norm")),
+    "accumulate_grads, norm of what arrives": (4, ("buffers", "norm")),
     "per_tensor_norms": (1, ()),
     "clip_grad_block_norm, rms": (3, ("grads", "limit")),
     "clip_grad_adaptive by rows": (4, ("grads", "limit")),
@@ -303,6 +324,10 @@ def _arguments(device: Device, operation: str, shapes: Sequence[Shape], dtype: s
         "clip_grad_norm with a scale": lambda: {"scale": Changing(lambda: cycle((2.0, 0.5)))},
         "accumulate_grads with their norm": lambda: {
             "buffers": grads,
+            "norm": gradkit.grad_norm(grads),
+        },
+        "accumulate_grads, norm of what arrives": lambda: {
+            "buffers": gradients(device, dtype, shapes)["grads"],
             "norm": gradkit.grad_norm(grads),
         },
         "clip_grad_block_norm, rms": lambda: {"limit": falling(0.5)},

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol, dataclass_transform
 
 from gradkit._backend import Axes
-from gradkit._calls.layouts import Addition, GuardStep, Judgement, LikeNorm
+from gradkit._calls.layouts import Addition, GuardStep, Judgement, LikeNorm, NoiseStep
 from gradkit._calls.record import Call, Record, in_place, result
 from gradkit._calls.roles import (
     CastingRule,
@@ -221,7 +221,8 @@ class ClipUnits(ListCall):
 class AccumulateGrads(ListCall):
     """If ``do_update``, each ``buffer += scale * grad``, or ``= scale * grad`` to overwrite.
 
-    ``norm`` becomes the 2-norm of the buffers after that, with the bits of ``GradNorm``.
+    ``norm`` becomes the 2-norm of the buffers after that, with the bits of ``GradNorm``, and
+    ``grad_norm`` that of the gradients as they arrive, without ``scale``.
     """
 
     buffers: Written[Grads]
@@ -230,6 +231,7 @@ class AccumulateGrads(ListCall):
     overwrite: Flag
     scale: Number
     norm: Written[Norm | None]
+    grad_norm: Written[Norm | None] = None
 
 
 class ClipCoefficient(Call):
@@ -339,6 +341,30 @@ class StepVerdict(Call):
         backend.step_verdict(self)
 
 
+class NoiseScale(Call):
+    """``scale = noise / signal`` of moving means, and these.
+
+    A state is (steps, mean of noise, mean of signal); ``None`` stands for zeros. A backend gets
+    float64 arrays, ``small_sizes`` too, which the caller has on the host.
+    """
+
+    small_norms: In[Norm]
+    small_sizes: HostNumbers
+    big_norm: In[Norm]
+    big_size: Checked[float]
+    state: In[GuardState | None]
+    decay: Checked[float]
+
+    scale: Out[Scalar] = result()
+    next_state: Out[GuardState] = result(may_be=("state",))
+
+    layout = NoiseStep("small_norms")
+
+    def compute(self, backend: Any) -> None:
+        self.small_sizes = backend.as_float64(self.small_sizes)
+        backend.noise_scale(self)
+
+
 class KeepIf(ListCall):
     """If ``verdict``, ``old = new`` byte for byte; elements are of 1, 2, 4 or 8 bytes."""
 
@@ -403,6 +429,9 @@ class ListOperations(Protocol):
 
     def step_verdict(self, call: StepVerdict) -> None:
         """Whether a step is taken."""
+
+    def noise_scale(self, call: NoiseScale) -> None:
+        """The gradient noise scale after a step."""
 
     def keep_if(self, call: KeepIf) -> None:
         """Copies, or nothing."""
