@@ -186,6 +186,43 @@ def _optax_skip(grads: Any, new: Any, old: Any) -> Any:
     return [jnp.where(taken, n, o) for n, o in zip(new, old, strict=True)]
 
 
+def _arriving(grads: Any, buffers: Any, norm: Any) -> None:
+    gradkit.accumulate_grads(buffers, grads)
+    norm[...] = gradkit.grad_norm(grads)
+
+
+def _torch_arriving(a: Any) -> Call:
+    def call() -> None:
+        a.norm.copy_(torch.nn.utils.get_total_norm(a.grads))
+        torch._foreach_add_(a.buffers, a.grads)
+
+    return call
+
+
+def _guard_each(grads: Any, guard: Any, guards: Any) -> None:  # noqa: ARG001
+    limits = guard.update(gradkit.per_tensor_norms(grads, flat=True))
+    gradkit.clip_grad_block_norm(grads, limits)
+
+
+def _guards(grads: Any, guard: Any, guards: Any) -> None:  # noqa: ARG001
+    for grad, own in zip(grads, guards, strict=True):
+        norm = gradkit.grad_norm(grad)
+        gradkit.clip_grads_with_norm(grad, norm=norm, max_norm=own.update(norm))
+
+
+def _torch_guards(a: Any) -> Call:
+    """Follow each mean on the device, and clip to twice of it."""
+    means = torch.stack(torch._foreach_norm(a.grads))
+
+    def call() -> None:
+        norms = torch.stack(torch._foreach_norm(a.grads))
+        means.lerp_(norms, 0.03)
+        factors = (2 * means / norms).clamp(max=1)
+        torch._foreach_mul_(a.grads, list(factors.to(a.grads[0].dtype)))
+
+    return call
+
+
 TABLES: dict[str, Table] = {
     "clip_grad_norm with a scale": {
         "gradkit": lambda grads, scale: gradkit.clip_grad_norm(grads, HIGH, scale=scale()),
@@ -200,6 +237,13 @@ TABLES: dict[str, Table] = {
         "gradkit, several calls": _accumulate,
         "torch": _torch_accumulate,
         "optax": _optax_accumulate,
+    },
+    "accumulate_grads, norm of what arrives": {
+        "gradkit": lambda grads, buffers, norm: gradkit.accumulate_grads(
+            buffers, grads, grad_norm_out=norm
+        ),
+        "gradkit, several calls": _arriving,
+        "torch": _torch_arriving,
     },
     "per_tensor_norms": {
         "gradkit": gradkit.per_tensor_norms,
@@ -230,6 +274,11 @@ TABLES: dict[str, Table] = {
         "gradkit, several calls": _guard_in_python,
         "torch": _torch_guard,
     },
+    "SpikeGuard of each": {
+        "gradkit": _guard_each,
+        "gradkit, several calls": _guards,
+        "torch": _torch_guards,
+    },
     "keep_if": {
         "gradkit": _skip,
         "gradkit, several calls": _skip_on_the_host,
@@ -241,11 +290,13 @@ TABLES: dict[str, Table] = {
 MOVED: dict[str, tuple[int, tuple[str, ...]]] = {
     "clip_grad_norm with a scale": (3, ("grads", "scale")),
     "accumulate_grads with their norm": (3, ("buffers", "norm")),
+    "accumulate_grads, norm of what arrives": (4, ("buffers", "norm")),
     "per_tensor_norms": (1, ()),
     "clip_grad_block_norm, rms": (3, ("grads", "limit")),
     "clip_grad_adaptive by rows": (4, ("grads", "limit")),
     "clip_grad_norm of some": (3, ("grads",)),
     "SpikeGuard": (1, ("grads",)),
+    "SpikeGuard of each": (3, ("grads",)),
     "keep_if": (3, ("old",)),
 }
 
@@ -275,6 +326,10 @@ def _arguments(device: Device, operation: str, shapes: Sequence[Shape], dtype: s
             "buffers": grads,
             "norm": gradkit.grad_norm(grads),
         },
+        "accumulate_grads, norm of what arrives": lambda: {
+            "buffers": gradients(device, dtype, shapes)["grads"],
+            "norm": gradkit.grad_norm(grads),
+        },
         "clip_grad_block_norm, rms": lambda: {"limit": falling(0.5)},
         "clip_grad_adaptive by rows": lambda: {
             "params": grads,
@@ -283,6 +338,10 @@ def _arguments(device: Device, operation: str, shapes: Sequence[Shape], dtype: s
         },
         "clip_grad_norm of some": lambda: {"matrices": [grad.ndim > 1 for grad in grads]},
         "keep_if": lambda: {"new": grads, "old": gradients(device, dtype, shapes)["grads"]},
+        "SpikeGuard of each": lambda: {
+            "guard": gradkit.SpikeGuard(),
+            "guards": [gradkit.SpikeGuard() for _ in grads],
+        },
         "SpikeGuard": lambda: {"guard": gradkit.SpikeGuard(), "mean": [0.0]},
     }
     return found | more.get(operation, dict)()

@@ -15,6 +15,7 @@ from gradkit import (
     gradients,
     group_normalization,
     layer_normalization,
+    noise,
     rms_normalization,
     spikes,
     steps,
@@ -32,6 +33,7 @@ from gradkit.errors import *
 from gradkit.gradients import *
 from gradkit.group_normalization import *
 from gradkit.layer_normalization import *
+from gradkit.noise import *
 from gradkit.rms_normalization import *
 from gradkit.spikes import *
 from gradkit.steps import *
@@ -49,6 +51,7 @@ __all__ += errors.__all__
 __all__ += gradients.__all__
 __all__ += group_normalization.__all__
 __all__ += layer_normalization.__all__
+__all__ += noise.__all__
 __all__ += rms_normalization.__all__
 __all__ += spikes.__all__
 __all__ += steps.__all__

@@ -85,6 +85,9 @@ Axis: TypeAlias = Along | Mapping[Any, Any] | list[Any] | Callable[[str, Any], A
 # Of each gradient whether it is meant: a container like theirs, or a function of name and array.
 Chosen: TypeAlias = Mapping[Any, Any] | list[Any] | Callable[[str, Any], bool] | None
 
+# A limit for all gradients, or one for each: in a container, by a function, in a vector.
+Limits: TypeAlias = Scalar | Mapping[Any, Any] | list[Any] | Callable[[str, Any], Scalar]
+
 # Where results are written, of which each may be None.
 Outs: TypeAlias = tuple[AnyArray | None, ...] | None
 TreeOut: TypeAlias = tuple[Any, AnyArray | None] | None

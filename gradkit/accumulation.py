@@ -137,6 +137,7 @@ def accumulate_grads(
     do_update: Flag = True,
     casting: Casting = "safe",
     norm_out: AnyArray | None = None,
+    grad_norm_out: AnyArray | None = None,
 ) -> T:
     """``buffer += scale * grad`` for each buffer of a container, or ``buffer = scale * grad``.
 
@@ -165,6 +166,9 @@ def accumulate_grads(
         buffers, and rounds the sums.
     norm_out : 0-d float64 array, optional
         **Written:** the 2-norm of all buffers after the call, also if nothing was added.
+    grad_norm_out : 0-d float64 array, optional
+        **Written:** the 2-norm of the gradients as they arrive, without ``scale``, with the bits of
+        ``grad_norm(grads)``; for :func:`noise_scale`. They are read once more for it.
 
     Returns
     -------
@@ -207,12 +211,16 @@ def accumulate_grads(
         if isinstance(factor, float):
             checks.finite(factor, "scale")
         update, fresh = into.flag(do_update, "do_update"), into.flag(overwrite, "overwrite")
-        norm = None
-        if norm_out is not None:
-            for given in (into, added):
-                given.refuse_shards("take the norm with grad_norm and a group")
-            apart = zip(added.names(), added.views, strict=True)
-            norm = into.outputs(norm_out, (_NORM,), apart=apart, label="norm_out")
+        apart = list(zip(added.names(), added.views, strict=True))
+        norms = []
+        for label, out in (("norm_out", norm_out), ("grad_norm_out", grad_norm_out)):
+            norm = None
+            if out is not None:
+                for given in (into, added):
+                    given.refuse_shards("take the norm with grad_norm and a group")
+                norm = into.outputs(out, (_NORM,), apart=apart, label=label)
+                apart += norm.named()
+            norms.append(norm)
         into.backend.accumulate_grads(
             AccumulateGrads(
                 buffers=into.views,
@@ -220,10 +228,11 @@ def accumulate_grads(
                 do_update=update,
                 overwrite=fresh,
                 scale=factor,
-                norm=None if norm is None else norm.views[0],
+                norm=None if norms[0] is None else norms[0].views[0],
+                grad_norm=None if norms[1] is None else norms[1].views[0],
             )
         )
-        if norm is not None:
+        for norm in filter(None, norms):
             norm.results()  # tells the library that it was written
     into.wrote()
     return into.returned(buffers)

@@ -8,7 +8,8 @@ fewer than two dimensions, such as biases, are one unit each.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,7 +33,7 @@ from gradkit._open.foreign import answers
 from gradkit._open.gradients import Gradients
 from gradkit._open.memory import Named
 from gradkit._open.results import Results
-from gradkit._typing import Along, AnyArray, Axis, Order, Real, Scalar, T, Tree, TreeOut
+from gradkit._typing import Along, AnyArray, Axis, Limits, Order, Real, Scalar, T, Tree, TreeOut
 from gradkit.gradients import names_of
 
 __all__ = [
@@ -51,7 +52,7 @@ _RUN = ("unit_norms", "clip_units", "grad_norm")
 @answers
 def clip_grad_block_norm(
     grads: T,
-    max_norm: Scalar,
+    max_norm: Limits,
     norm_type: Order = 2.0,
     *,
     axis: Axis = None,
@@ -70,8 +71,11 @@ def clip_grad_block_norm(
     ----------
     grads : array, or iterable or nested dict/list/tuple of arrays
         **Written in place.** float16, bfloat16, float32 or float64; dtypes may be mixed.
-    max_norm : float, or 0-d floating-point array
-        At least 0; infinity clips nothing. An array on the gradients' device is read there.
+    max_norm : float or 0-d floating-point array; or a container of them, a function, a vector
+        At least 0; infinity clips nothing. An array on the gradients' device is read there. A dict
+        or list like ``grads`` has a limit for each gradient, or for all below a place; a function
+        gets a gradient's name and the gradient. A vector has one for each unit, in the order of
+        ``out``, as a :class:`SpikeGuard` of as many norms makes it.
     norm_type : float
         p: any real number above 0, or infinity.
     axis : int, tuple of int, dict, list or function, optional
@@ -103,9 +107,9 @@ def clip_grad_block_norm(
         A leaf is not a floating-point array; arrays are of two frameworks; ``axis`` is not of the
         kinds above.
     ValueError
-        ``axis`` is not an axis of a gradient, or is not like ``grads``; ``max_norm`` is a
-        negative number or NaN; a gradient is read-only, overlaps itself or shares memory with
-        another. Nothing is written.
+        ``axis`` is not an axis of a gradient; it or ``max_norm`` is not like ``grads``;
+        ``max_norm`` is a negative number or NaN, or has not one number for each unit; a gradient
+        is read-only, overlaps itself or shares memory with another. Nothing is written.
     NonFiniteNormError
         A norm is not finite and ``nonfinite="raise"``. Nothing is written.
 
@@ -128,10 +132,10 @@ def clip_grad_block_norm(
     group = Gradients(grads, write=True, instead=instead)
     group.refuse_shards("their blocks lie on several ranks")
     with group.on_stream():
-        limit = group.limit(max_norm, "max_norm")
         units = _units(group, axis)
+        limits = _limits(group, units, max_norm)
         norms = _outputs(group, units, out)
-        _clip(group, units, rule, limit, norms, group.views)
+        _clip(group, units, rule, limits, norms, group.views)
         group.wrote()
         return _in_place_of(group, units, norms, out)
 
@@ -140,7 +144,7 @@ def clip_grad_block_norm(
 @answers
 def clip_by_block_norm(
     grads: T,
-    max_norm: Scalar,
+    max_norm: Limits,
     norm_type: Order = 2.0,
     *,
     axis: Axis = None,
@@ -191,9 +195,9 @@ def clip_by_block_norm(
     group.refuse_shards("their blocks lie on several ranks")
     clipped_out, norms_out = pair_of(out, "norms")
     with group.on_stream():
-        limit = group.limit(max_norm, "max_norm")
         units = _units(group, axis)
-        return _new(group, units, rule, limit, clipped_out, norms_out)
+        limits = _limits(group, units, max_norm)
+        return _new(group, units, rule, limits, clipped_out, norms_out)
 
 
 @runs(*_RUN)
@@ -266,8 +270,8 @@ def clip_grad_adaptive(
         ratio = group.limit(clipping, "clipping")
         units, held = _units(group, axis), _params(group, params)
         norms = _outputs(group, units, out, held)
-        sizes = _param_norms(group, held, units)
-        _clip(group, units, rule, ratio, norms, group.views, sizes)
+        limits = _Limits(ratio, _param_norms(group, held, units), rule.least)
+        _clip(group, units, rule, limits, norms, group.views)
         group.wrote()
         return _in_place_of(group, units, norms, out)
 
@@ -326,7 +330,8 @@ def clip_by_adaptive_norm(
     with group.on_stream():
         ratio = group.limit(clipping, "clipping")
         units, held = _units(group, axis), _params(group, params)
-        return _new(group, units, rule, ratio, clipped_out, norms_out, held)
+        limits = _Limits(ratio, _param_norms(group, held, units), rule.least)
+        return _new(group, units, rule, limits, clipped_out, norms_out, held)
 
 
 class _UnitRule(NamedTuple):
@@ -337,6 +342,14 @@ class _UnitRule(NamedTuple):
     eps: float
     policy: str
     least: float = 0.0  # of a parameter's norm
+
+
+class _Limits(NamedTuple):
+    """What units are clipped to: ``common * max(size, least)``, or ``common`` without sizes."""
+
+    common: Number
+    sizes: Norm | None = None
+    least: float = 0.0
 
 
 class _UnitShapes(NamedTuple):
@@ -418,14 +431,41 @@ def _param_norms(group: Gradients, held: Named, units: _UnitShapes) -> Norm:
     return Norm(norms)
 
 
+def _limits(group: Gradients, units: _UnitShapes, max_norm: Any) -> _Limits:
+    """The caller's limit for all units, or one for each."""
+    total = sum(map(math.prod, units.shapes))
+    if is_array(max_norm) and len(max_norm.shape):
+        view = group.argument(max_norm, "max_norm")
+        checks.floating(view, "max_norm")
+        checks.shape(view, (total,), "max_norm", "one limit per unit")
+        if type(view) is np.ndarray and not (view >= 0).all():
+            raise ValueError("max_norm must be at least 0 for each unit")
+        each = [(slice(None), group.backend.as_float64(view))]
+    elif callable(max_norm) or isinstance(max_norm, (Mapping, list)):
+        if callable(max_norm):
+            asked: Iterator[Any] = map(max_norm, names_of(group.tree), group.arrays)
+        else:
+            asked = trees.spread(max_norm, group.tree, is_array, "max_norm", "grads")
+        ends = [*accumulate(map(math.prod, units.shapes), initial=0)]
+        pairs = zip(asked, group.names(), strict=True)
+        found = [group.limit(one, f"max_norm for {name}") for one, name in pairs]
+        each = [(slice(*ends[k : k + 2]), limit) for k, limit in enumerate(found)]
+    else:
+        return _Limits(group.limit(max_norm, "max_norm"))
+    # Memory of its own, which is read while gradients are written.
+    limits = group.backend.empty((total,), _FLOAT64)
+    for where, limit in each:
+        limits[where] = limit
+    return _Limits(1.0, Norm(limits), -math.inf)
+
+
 def _clip(
     group: Gradients,
     units: _UnitShapes,
     rule: _UnitRule,
-    limit: Number,
+    limits: _Limits,
     norms: Results,
     outs: Any,
-    sizes: Norm | None = None,
 ) -> None:
     """Write the norms and the clipped gradients; nothing if an error is raised."""
     backend, wanted = group.backend, norms.views[0]
@@ -441,13 +481,13 @@ def _clip(
         ClipUnits(
             grads=group.views,
             norms=own,
-            max_norm=limit,
+            max_norm=limits.common,
             eps=rule.eps,
             axes=units.axes,
             zero_nonfinite=rule.policy == "zero",
             outs=outs,
-            param_norms=sizes,
-            least=rule.least,
+            param_norms=limits.sizes,
+            least=limits.least,
         )
     )
     wanted[...] = own
@@ -457,7 +497,7 @@ def _new(
     group: Gradients,
     units: _UnitShapes,
     rule: _UnitRule,
-    limit: Number,
+    limits: _Limits,
     clipped_out: Any,
     norms_out: Any,
     held: Named | None = None,
@@ -465,8 +505,7 @@ def _new(
     """New gradients, or those of ``out``, and the norms; ``held``: parameters, if they count."""
     clipped = twins(group, clipped_out, apart=held or ())
     norms = _outputs(group, units, norms_out, [*apart_from(clipped), *(held or ())])
-    sizes = None if held is None else _param_norms(group, held, units)
-    _clip(group, units, rule, limit, norms, clipped.views, sizes)
+    _clip(group, units, rule, limits, norms, clipped.views)
     results = clipped.results()
     tree = group.rebuilt(results) if clipped_out is None else clipped_out
     return tree, _in_place_of(group, units, norms, norms_out)

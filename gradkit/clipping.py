@@ -22,6 +22,7 @@ from gradkit._calls import checks
 from gradkit._calls.backend import runs
 from gradkit._calls.lists import ClipByNorm, ClipCoefficient, ClipGradValue, ScaleGrads
 from gradkit._calls.roles import Grads
+from gradkit._numpy.interrupts import Uninterrupted
 from gradkit._open import trees
 from gradkit._open.clipping import (
     EpsMode,
@@ -795,14 +796,17 @@ def _clip(
     if some is None:
         held.backend.clip_by_norm(call)
         return
-    for chosen in (some, [not one for one in some]):
-        grads = Views(compress(held.views, chosen))
-        targets = grads if outs is held.views else Views(compress(outs, chosen))
-        if chosen is some:
-            held.backend.clip_by_norm(call.replaced(grads=grads, outs=targets))
-        elif call.zero_nonfinite:  # of which an infinite limit leaves all else
-            held.backend.clip_by_norm(call.replaced(grads=grads, outs=targets, max_norm=math.inf))
-        else:
-            held.backend.scale_grads(
-                ScaleGrads(grads=grads, coefficient=factors.scale, outs=targets)
-            )
+    with Uninterrupted():
+        for chosen in (some, [not one for one in some]):
+            grads = Views(compress(held.views, chosen))
+            targets = grads if outs is held.views else Views(compress(outs, chosen))
+            if chosen is some:
+                held.backend.clip_by_norm(call.replaced(grads=grads, outs=targets))
+            elif call.zero_nonfinite:  # of which an infinite limit leaves all else
+                held.backend.clip_by_norm(
+                    call.replaced(grads=grads, outs=targets, max_norm=math.inf)
+                )
+            else:
+                held.backend.scale_grads(
+                    ScaleGrads(grads=grads, coefficient=factors.scale, outs=targets)
+                )

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, SupportsIndex, TypeAlias, overload
 
 import numpy as np
 
-from gradkit._arrays import HOST, framework_of
+from gradkit._arrays import HOST, framework_of, is_array
 from gradkit._calls import checks
 from gradkit._calls.layouts import GUARD_STATE
 from gradkit._calls.lists import SpikeGuardInit, SpikeGuardUpdate
@@ -33,10 +33,12 @@ class _GuardRule(NamedTuple):
 
 
 @overload
-def spike_guard_init(like: Host | None = None) -> Float64: ...
+def spike_guard_init(
+    like: Host | None = None, *, count: SupportsIndex | None = None
+) -> Float64: ...
 @overload
-def spike_guard_init(like: X) -> X: ...
-def spike_guard_init(like: Any = None) -> Any:
+def spike_guard_init(like: X, *, count: SupportsIndex | None = None) -> X: ...
+def spike_guard_init(like: Any = None, *, count: SupportsIndex | None = None) -> Any:
     """The state of a spike guard that has seen no norm.
 
     Parameters
@@ -44,17 +46,22 @@ def spike_guard_init(like: Any = None) -> Any:
     like : array, optional
         The state is of its type and on its device. A gradient or a norm, for example; its
         shape and values do not matter. Default: NumPy.
+    count : int, optional
+        How many norms it is to guard, each by its own history. Default: one, in a state of shape
+        (3,).
 
     Returns
     -------
-    float64 array of shape (3,)
+    float64 array of shape (3,), or (count, 3)
         How many norms the guard has seen, their mean and their standard deviation: zeros.
         float32 for JAX without ``jax_enable_x64`` and for libraries that have no float64, as MLX.
 
     Raises
     ------
     TypeError
-        ``like`` is not an array.
+        ``like`` is not an array; ``count`` is not an integer.
+    ValueError
+        ``count`` is negative.
 
     Examples
     --------
@@ -62,8 +69,12 @@ def spike_guard_init(like: Any = None) -> Any:
     >>> gradkit.spike_guard_init()
     array([0., 0., 0.])
     """
-    values = np.zeros(GUARD_STATE)
-    return run(SpikeGuardInit(like=values if like is None else like, values=values))
+    known = None if count is None else checks.integer(count, "count")
+    if known is not None and known < 0:
+        raise ValueError(f"count must be at least 0, not {known}")
+    values = np.zeros(GUARD_STATE if known is None else (known, *GUARD_STATE))
+    like = values if like is None else like
+    return run(SpikeGuardInit(like=like, values=values, count=known))
 
 
 def spike_guard_update(
@@ -102,10 +113,12 @@ def spike_guard_update(
 
     Parameters
     ----------
-    state : float64 array of shape (3,)
+    state : float64 array of shape (3,), or (k, 3)
         From :func:`spike_guard_init` or the last call. Never written, unless it is ``out[0]``.
-    norm : float, or 0-d floating-point array
-        As :func:`grad_norm` returns it; not yet clipped. An array is read on its device.
+    norm : float, or 0-d floating-point array; or array of shape (k,)
+        As :func:`grad_norm` returns it, or k of them as ``per_tensor_norms(grads, flat=True)``
+        does, each of which is judged by its own history; not yet clipped. An array is read on its
+        device.
     decay : float
         Between 0 and 1: the weight that the statistics keep in each step.
     threshold : float
@@ -115,14 +128,14 @@ def spike_guard_update(
     on_spike : {"clip", "skip"}
         Whether ``max_norm`` is what to clip a spike to, or above what to skip.
     out : tuple (state, max_norm), optional
-        Where the results are written: float64 arrays of shape (3,) and (). Either may be
+        Where the results are written: float64 arrays of state's and norm's shapes. Either may be
         ``None``; the first may be ``state`` itself.
 
     Returns
     -------
-    state : float64 array of shape (3,)
+    state : float64 array of state's shape
         How many norms the guard has seen, their mean and their standard deviation.
-    max_norm : 0-d float64 array
+    max_norm : float64 array of norm's shape
         What to clip these gradients to, or above what to skip them, on the norm's device. The
         call does not wait for it.
 
@@ -174,6 +187,9 @@ def spike_guard_update(
 class SpikeGuard:
     """:func:`spike_guard_update` with its state: call :meth:`update` with each step's norm.
 
+    Or with a vector of norms, such as one per gradient: then it keeps a history of each, and its
+    limits go to :func:`clip_grad_block_norm`. The first call decides how many there are.
+
     The state is an array on the norms' device. It is written in place, so that a step captured
     into a CUDA graph may be replayed: call ``update`` once before capturing it, and load no
     statistics afterwards. Arrays of JAX and TensorFlow are replaced instead.
@@ -215,7 +231,7 @@ class SpikeGuard:
         on_spike: OnSpike = "clip",
     ) -> None:
         self._rule = _rule(decay, threshold, warmup, on_spike)
-        self._state: Any = np.zeros(GUARD_STATE)
+        self._state: Any = None  # until the first norm says how many there are
 
     def __repr__(self) -> str:
         settings = ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
@@ -235,12 +251,12 @@ class SpikeGuard:
 
         Parameters
         ----------
-        norm : float, or 0-d floating-point array
-            As :func:`grad_norm` returns it; not yet clipped.
+        norm : float, 0-d floating-point array, or array of shape (k,)
+            As :func:`grad_norm` returns it; not yet clipped. The same k in all calls.
 
         Returns
         -------
-        0-d float64 array
+        float64 array of norm's shape
             On the norm's device. The call does not wait for it.
 
         Raises
@@ -249,9 +265,13 @@ class SpikeGuard:
             As :func:`spike_guard_update`; the guard is as it was.
         """
         state = self._state
+        if state is None:
+            lead = norm.shape if is_array(norm) else ()
+            state = np.zeros((*lead, *GUARD_STATE))
         if framework_of(state) is HOST and framework_of(norm) not in (HOST, None):
             view_of(known_framework(norm, "norm"), norm, "norm", detach=True)  # or an error
-            state = run(SpikeGuardInit(like=norm, values=state))
+            count = None if state.ndim == 1 else len(state)
+            state = run(SpikeGuardInit(like=norm, values=state, count=count))
         out = (state, None) if _may_be_written(state) else None
         self._state, max_norm = spike_guard_update(state, norm, **self.settings, out=out)
         return max_norm
@@ -263,10 +283,13 @@ class SpikeGuard:
         -------
         dict
             ``count``, ``mean`` and ``std``, then ``decay``, ``threshold``, ``warmup`` and
-            ``on_spike``, as Python numbers and a string. JSON keeps them bit for bit.
+            ``on_spike``, as Python numbers and a string; of k norms, the first three are lists.
+            JSON keeps them bit for bit.
         """
-        count, mean, std = map(float, values_of(self._state, "state"))
-        return {"count": int(count), "mean": mean, "std": std, **self.settings}
+        state = np.zeros(GUARD_STATE) if self._state is None else self._state
+        known = np.asarray(values_of(state, "state"), np.float64).T
+        found = dict(zip(_STATISTICS, known.tolist(), strict=True))
+        return {**found, "count": known[0].astype(int).tolist(), **self.settings}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from a checkpoint, on the device of the next norm.
@@ -298,10 +321,14 @@ class SpikeGuard:
                     f"{name} in state_dict is {said}, and the guard's is {own}; make a "
                     f"SpikeGuard with the same {name}, or load {', '.join(_STATISTICS)} alone"
                 )
-        state = [_statistic(state_dict[name], f"{name} in state_dict") for name in _STATISTICS]
-        if not state[0].is_integer():
-            raise ValueError(f"count in state_dict must be a whole number, not {state[0]}")
-        self._state = np.array(state)
+        columns = [_statistics(state_dict[name], f"{name} in state_dict") for name in _STATISTICS]
+        if len({len(column) for column in columns}) > 1:
+            raise ValueError("count, mean and std in state_dict must be of as many norms")
+        for count in columns[0]:
+            if not count.is_integer():
+                raise ValueError(f"count in state_dict must be a whole number, not {count}")
+        state = np.array(columns).T
+        self._state = np.array(state if isinstance(state_dict["count"], list) else state[0])
 
 
 def _rule(decay: Any, threshold: Any, warmup: Any, on_spike: Any) -> _GuardRule:
@@ -314,6 +341,11 @@ def _rule(decay: Any, threshold: Any, warmup: Any, on_spike: Any) -> _GuardRule:
 
 def _statistic(value: Any, label: str) -> float:
     return checks.finite(checks.nonnegative(value, label), label)
+
+
+def _statistics(value: Any, label: str) -> list[float]:
+    """One number, or a list of one for each norm."""
+    return [_statistic(each, label) for each in (value if isinstance(value, list) else [value])]
 
 
 def _count(warmup: Any) -> int:

@@ -1,10 +1,10 @@
-// One step of the spike guard: the limit for a gradient norm, and the updated statistics.
+// One step of spike guards: the limit for each gradient norm, and the updated statistics.
 //
 // A state is 3 doubles: the number of norms seen, their mean, and their standard deviation. `next`
-// may be `state`. Outputs are written with =. Deterministic: every operation rounds once, in the
+// may be `states`. Outputs are written with =. Deterministic: every operation rounds once, in the
 // order of the CPU backend, so both give the same bits.
 //
-// Launch: one thread.
+// Launch: a thread per norm, any grid, one-dimensional blocks.
 
 #include "dtypes.cuh"
 
@@ -30,14 +30,13 @@ __device__ Number deviation_with(Number deviation, Number d, Number keep, Number
     return largest * root_of(keep * (x * x + weight * y * y));
 }
 
-extern "C" __global__ void spike_guard_update(const double* state, const double* norm, double decay,
-                                              double threshold, double warmup, u32 clips, double* next,
-                                              double* max_norm) {
-    const Number count = {state[0]}, mean = {state[1]}, deviation = {state[2]}, value = {*norm};
-    const Number one = {1}, kept = {decay};
+__device__ void step(const double* state, double norm, Number kept, Number threshold, double warmup, bool clips,
+                     double* next, double* max_norm) {
+    const Number count = {state[0]}, mean = {state[1]}, deviation = {state[2]}, value = {norm};
+    const Number one = {1};
     const bool starting = count.value < warmup;
     const bool judges = !starting && deviation.value > 0;
-    const Number limit = judges ? limit_for(value, mean, deviation, {threshold}, clips) : infinity();
+    const Number limit = judges ? limit_for(value, mean, deviation, threshold, clips) : infinity();
     *max_norm = limit.value;
 
     const bool counts = value.value >= 0 && is_finite(value);  // a NaN does not
@@ -49,4 +48,12 @@ extern "C" __global__ void spike_guard_update(const double* state, const double*
     next[0] = counts ? (count + one).value : count.value;
     next[1] = counts ? (mean + weight * d).value : mean.value;
     next[2] = counts ? spread.value : deviation.value;
+}
+
+extern "C" __global__ void spike_guard_update(const double* states, const double* norms, double decay,
+                                              double threshold, double warmup, u32 clips, i64 count,
+                                              double* next, double* max_norms) {
+    const i64 step_size = static_cast<i64>(gridDim.x) * blockDim.x;
+    for (i64 i = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step_size)
+        step(states + 3 * i, norms[i], {decay}, {threshold}, warmup, clips, next + 3 * i, max_norms + i);
 }

@@ -558,3 +558,65 @@ def test_adaptive_over_axes_that_are_named(backend, shape, value, axis):
     grad = backend.asarray(np.full(shape, 0.1, np.float32))
     gradkit.clip_grad_adaptive([grad], [param], 2.0, axis=axis)
     np.testing.assert_array_equal(backend.asnumpy(grad), np.full(shape, 0.1, np.float32))
+
+
+# A limit for each
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1])
+@pytest.mark.parametrize("rms", [False, True])
+def test_limits_of_ones_own(backend, axis, rms):
+    """A vector of one per unit; a container or a function of one per gradient."""
+    rng = np.random.default_rng(3)
+    hosts = {"a": rng.normal(size=(4, 6)), "b": [rng.normal(size=5), rng.normal(size=(2, 3))]}
+    tree = lambda: {"a": backend.asarray(hosts["a"]), "b": [*map(backend.asarray, hosts["b"])]}  # noqa: E731
+    limits = {"a": 0.5, "b": [INF, backend.asarray(np.array(0.25))]}
+    by_name = {"a": 0.5, "b.0": INF, "b.1": 0.25}
+    options = {"axis": axis, "rms": rms}
+    leaves = [hosts["a"], *hosts["b"]]
+    expected, every = [], []
+    for host, limit in zip(leaves, (0.5, INF, 0.25), strict=True):
+        along = axis if host.ndim > 1 else None
+        mean = np.mean if rms else np.sum
+        norm = np.sqrt(mean(host**2, axis=along, keepdims=along is not None))
+        expected.append(host * np.minimum(1, limit / norm))
+        every += [limit] * norm.size
+    vector = backend.asarray(np.array(every))
+    for said in (limits, lambda name, _: by_name[name], vector):
+        found, _ = gradkit.clip_by_block_norm(tree(), said, **options)
+        grads = tree()
+        gradkit.clip_grad_block_norm(grads, said, **options)
+        for tried in (found, grads):
+            for got, wanted in zip([tried["a"], *tried["b"]], expected, strict=True):
+                np.testing.assert_allclose(backend.asnumpy(got), wanted, rtol=1e-14)
+        assert_same_bits(backend.asnumpy(grads["b"][0]), hosts["b"][0])
+    assert_same_bits(backend.asnumpy(vector), np.array(every))
+
+
+@pytest.mark.parametrize(
+    ("max_norm", "error", "message"),
+    [
+        ([1.0], ValueError, "max_norm has 1 items, but grads has 2 items"),
+        ([1.0, -1.0], ValueError, r"max_norm for grads\[1\] must be at least 0, not -1.0"),
+        ([1.0, "2"], TypeError, r"max_norm for grads\[1\] must be a real number, not str"),
+        (np.ones(3), ValueError, r"max_norm has shape \(3,\); expected \(2,\), one limit per unit"),
+        (np.array([1.0, -1.0]), ValueError, "max_norm must be at least 0 for each unit"),
+        (np.ones(2, int), TypeError, "max_norm has dtype int64; accepted: float16"),
+    ],
+)
+def test_limits_that_do_not_fit(max_norm, error, message):
+    grads = [np.full(3, 2.0), np.full(2, 2.0)]
+    with pytest.raises(error, match=message):
+        gradkit.clip_grad_block_norm(grads, max_norm)
+    np.testing.assert_array_equal(grads[0], 2)
+
+
+def test_a_limit_on_the_device_that_is_negative_or_nan(backend):
+    """Makes its unit NaN, as one number does, and no other."""
+    if backend.on_host:
+        return
+    for bad in (-1.0, NAN):
+        grads = [backend.asarray(np.full(3, 2.0)) for _ in range(2)]
+        gradkit.clip_grad_block_norm(grads, backend.asarray(np.array([bad, 1e9])))
+        np.testing.assert_array_equal(backend.asnumpy(grads[0]), NAN)
+        np.testing.assert_array_equal(backend.asnumpy(grads[1]), 2.0)

@@ -134,6 +134,19 @@ def test_an_interrupted_call_has_written_all_or_nothing(backend, function, monke
     assert 0 < wrote < lines
 
 
+def test_a_clip_of_some_is_interrupted_before_all_or_after(backend, monkeypatch):
+    """Those that are clipped and those that are only scaled are written together."""
+    for cache in (list_tables._plans, list_tables._cuts):
+        monkeypatch.setattr(cache, "keep", lambda *_: None)
+
+    def make_arguments():
+        a = Factory(backend)
+        return a, good("clip_grad_norm", a) | {"clip": [True, False], "scale": 0.5}
+
+    lines, wrote = interrupted_everywhere(make_arguments, "clip_grad_norm")
+    assert 0 < wrote < lines
+
+
 @pytest.mark.parametrize(
     "function", ["clip_grad_norm", "scale_grads", "clip_grad_value", "clip_grad_block_norm"]
 )

@@ -43,6 +43,7 @@ MODULES = (
     "gradients",
     "group_normalization",
     "layer_normalization",
+    "noise",
     "rms_normalization",
     "spikes",
     "steps",

@@ -442,3 +442,85 @@ def test_a_rise_that_lasts_is_accepted_in_the_end_if_spikes_are_skipped(backend)
         taken.append(bool(gradkit.step_verdict(norm, limit=guard.update(norm))))
     assert not any(taken[100:150])
     assert all(taken[270:])
+
+
+# Several norms, each by its own history
+
+
+@pytest.mark.parametrize("on_spike", ["clip", "skip"])
+@pytest.mark.parametrize("count", [0, 1, 5, 600])
+def test_many_norms_are_judged_as_one_by_one(backend, count, on_spike):
+    """To the bit, NaN among them; states may be written in place."""
+    rule = {"warmup": 3, "on_spike": on_spike}
+    steps = np.random.default_rng(count).lognormal(0, 1, (8, count))
+    steps[4, ::2] *= 100
+    steps[5, 1::3] = NAN
+    like = backend.asarray(np.ones(1, np.float16))
+    state = gradkit.spike_guard_init(like, count=count)
+    assert (type(state), state.shape) == (type(like), (count, 3))
+    alone = {k: gradkit.spike_guard_init(like) for k in (0, 1, count - 1) if 0 <= k < count}
+    for step in steps:
+        norms = backend.asarray(step)
+        same, limits = gradkit.spike_guard_update(state, norms, **rule, out=(state, None))
+        assert same is state
+        assert limits.shape == (count,)
+        for k, own in alone.items():
+            alone[k], limit = gradkit.spike_guard_update(own, backend.asarray(step[k]), **rule)
+            assert_same_bits(backend.asnumpy(limits)[k], backend.asnumpy(limit))
+            assert_same_bits(backend.asnumpy(state)[k], backend.asnumpy(alone[k]))
+
+
+def test_a_guard_of_each_gradient_clips_the_one_that_spikes(backend):
+    rng, guard = np.random.default_rng(0), gradkit.SpikeGuard(warmup=5)
+    for step in range(12):
+        hosts = [rng.normal(size=n) * size for n, size in ((400, 1.0), (300, 1e-3))]
+        if step == 11:
+            hosts[1] *= 50
+        grads = [backend.asarray(host) for host in hosts]
+        norms = gradkit.per_tensor_norms(grads, flat=True)
+        limits = guard.update(norms)
+        gradkit.clip_grad_block_norm(grads, limits)
+    assert_same_bits(backend.asnumpy(grads[0]), hosts[0])
+    assert np.linalg.norm(backend.asnumpy(grads[1])) < 0.05 * np.linalg.norm(hosts[1])
+    again = gradkit.SpikeGuard(warmup=5)
+    again.load_state_dict(json.loads(json.dumps(guard.state_dict())))
+    assert guard.state_dict()["count"] == again.state_dict()["count"] == [12, 12]
+    assert_same_bits(*(backend.asnumpy(g.update(norms)) for g in (guard, again)))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (
+            lambda: gradkit.spike_guard_init(count=-1),
+            ValueError,
+            "count must be at least 0, not -1",
+        ),
+        (lambda: gradkit.spike_guard_init(count=1.0), TypeError, "count must be an integer, not f"),
+        (
+            lambda: gradkit.spike_guard_update(np.zeros((2, 3)), np.ones(3)),
+            ValueError,
+            r"norm has shape \(3,\); expected \(2,\), one norm per state",
+        ),
+        (
+            lambda: gradkit.spike_guard_update(np.zeros((2, 3)), 1.0),
+            ValueError,
+            r"norm has shape \(\); expected \(2,\), one norm per state",
+        ),
+        (
+            lambda: gradkit.spike_guard_update(np.zeros((3, 2)), np.ones(3)),
+            ValueError,
+            r"state has shape \(3, 2\); expected \(3, 3\)",
+        ),
+        (
+            lambda: gradkit.SpikeGuard().load_state_dict(
+                {"count": [1], "mean": 1.0, "std": [1, 1]}
+            ),
+            ValueError,
+            "count, mean and std in state_dict must be of as many norms",
+        ),
+    ],
+)
+def test_numbers_of_norms_that_do_not_fit(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

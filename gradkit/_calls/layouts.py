@@ -232,12 +232,44 @@ class GuardStep(NormLayout):
 
     def check_shapes(self, call: Any) -> None:
         if self.data == "state":
-            checks.shape(call.state, GUARD_STATE, "state", "what spike_guard_init makes")
-            checks.shape(call.norm, (), "norm", "the norm of all gradients together")
+            lead = self.lead(call)
+            checks.shape(call.state, (*lead, *GUARD_STATE), "state", "what spike_guard_init makes")
+            meaning = "one norm per state" if lead else "the norm of all gradients together"
+            checks.shape(call.norm, lead, "norm", meaning)
             checks.floating(call.norm, "norm")
 
+    def lead(self, call: Any) -> Shape:
+        """How many states there are, as a shape; one of them has none."""
+        if self.data == "state":
+            return tuple(call.state.shape[:1]) if call.state.ndim == 2 else ()
+        return () if call.count is None else (call.count,)
+
+    def kinds(self, call: Any) -> dict[Any, tuple[Any, ...]]:
+        lead = self.lead(call)
+        return {
+            roles.GuardState: ((*lead, *GUARD_STATE), _FLOAT64),
+            roles.Scalar: (lead, _FLOAT64),
+        }
+
+
+class NoiseStep(NormLayout):
+    """Norms of small batches and of a big one, and means of three numbers."""
+
+    def check_shapes(self, call: Any) -> None:
+        norms = call.small_norms
+        if norms.ndim != 1 or not norms.shape[0]:
+            raise ValueError(
+                f"small_norms has shape {norms.shape}; expected one norm per small batch"
+            )
+        checks.shape(call.big_norm, (), "big_norm", "one number")
+        present = [array for array in (norms, call.big_norm, call.state) if array is not None]
+        for array in present:
+            checks.floating(array, array.label)
+        if call.state is not None:
+            checks.shape(call.state, GUARD_STATE, "state", "what the last call returned")
+
     def kinds(self, call: Any) -> dict[Any, tuple[Any, ...]]:  # noqa: ARG002
-        return {roles.GuardState: (GUARD_STATE, _FLOAT64), roles.Scalar: ((), _FLOAT64)}
+        return {roles.Scalar: ((), _FLOAT64), roles.GuardState: (GUARD_STATE, _FLOAT64)}
 
 
 class Judgement(NormLayout):

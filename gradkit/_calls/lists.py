@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol, dataclass_transform
 
 from gradkit._backend import Axes
-from gradkit._calls.layouts import Addition, GuardStep, Judgement, LikeNorm
+from gradkit._calls.layouts import Addition, GuardStep, Judgement, LikeNorm, NoiseStep
 from gradkit._calls.record import Call, Record, in_place, result
 from gradkit._calls.roles import (
     CastingRule,
@@ -221,7 +221,8 @@ class ClipUnits(ListCall):
 class AccumulateGrads(ListCall):
     """If ``do_update``, each ``buffer += scale * grad``, or ``= scale * grad`` to overwrite.
 
-    ``norm`` becomes the 2-norm of the buffers after that, with the bits of ``GradNorm``.
+    ``norm`` becomes the 2-norm of the buffers after that, with the bits of ``GradNorm``, and
+    ``grad_norm`` that of the gradients as they arrive, without ``scale``.
     """
 
     buffers: Written[Grads]
@@ -230,6 +231,7 @@ class AccumulateGrads(ListCall):
     overwrite: Flag
     scale: Number
     norm: Written[Norm | None]
+    grad_norm: Written[Norm | None] = None
 
 
 class ClipCoefficient(Call):
@@ -283,6 +285,8 @@ class AccumulateGradV2(Call):
 class SpikeGuardUpdate(Call):
     """The state after a norm, and the limit for it.
 
+    Or of k norms, each with its row of ``state``.
+
     ``clips``: the limit of a spike is below that of other norms, because it is clipped to it.
     """
 
@@ -312,6 +316,7 @@ class SpikeGuardInit(Call):
 
     like: In[Data]
     values: HostNumbers
+    count: Checked[int | None]
 
     state: Out[GuardState] = result()
 
@@ -334,6 +339,30 @@ class StepVerdict(Call):
 
     def compute(self, backend: "ListOperations") -> None:
         backend.step_verdict(self)
+
+
+class NoiseScale(Call):
+    """``scale = noise / signal`` of moving means, and these.
+
+    A state is (steps, mean of noise, mean of signal); ``None`` stands for zeros. A backend gets
+    float64 arrays, ``small_sizes`` too, which the caller has on the host.
+    """
+
+    small_norms: In[Norm]
+    small_sizes: HostNumbers
+    big_norm: In[Norm]
+    big_size: Checked[float]
+    state: In[GuardState | None]
+    decay: Checked[float]
+
+    scale: Out[Scalar] = result()
+    next_state: Out[GuardState] = result(may_be=("state",))
+
+    layout = NoiseStep("small_norms")
+
+    def compute(self, backend: Any) -> None:
+        self.small_sizes = backend.as_float64(self.small_sizes)
+        backend.noise_scale(self)
 
 
 class KeepIf(ListCall):
@@ -400,6 +429,9 @@ class ListOperations(Protocol):
 
     def step_verdict(self, call: StepVerdict) -> None:
         """Whether a step is taken."""
+
+    def noise_scale(self, call: NoiseScale) -> None:
+        """The gradient noise scale after a step."""
 
     def keep_if(self, call: KeepIf) -> None:
         """Copies, or nothing."""

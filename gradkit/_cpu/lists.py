@@ -124,6 +124,8 @@ def accumulate_grad_v2(call: AccumulateGradV2) -> None:
 
 def accumulate_grads(call: AccumulateGrads) -> None:
     """Each ``buffer += scale * grad``, or ``= scale * grad``; then the norm of the buffers."""
+    if call.grad_norm is not None:
+        compiled.norms(call.grads, 2.0, 1.0, False, workers(), call.grad_norm, None)
     if call.do_update:
         numbers = float(call.scale), bool(call.overwrite), workers()
         compiled.accumulate(call.buffers, call.grads, *numbers)

@@ -54,7 +54,9 @@ def add_lists(device: Device, call: AccumulateGrads) -> None:
     The norm comes from the same launch if there is only one, over arrays that are aligned alike
     and of gradients that are no wider; else it reads the buffers.
     """
-    buffers, grads = call.buffers, call.grads
+    buffers, grads, before = call.buffers, call.grads, []
+    if call.grad_norm is not None:
+        before = norm_steps(device, GradNorm(grads=grads, norm_type=2.0, norm=call.grad_norm))
     chosen = (*either_flag(call.do_update), *either_flag(call.overwrite), *either(call.scale))
     kinds: dict[tuple[Any, Any], list[int]] = {}
     for k, pair in enumerate(zip(grads, buffers, strict=True)):
@@ -68,7 +70,7 @@ def add_lists(device: Device, call: AccumulateGrads) -> None:
             after = norm_steps(device, GradNorm(grads=buffers, norm_type=2.0, norm=call.norm))
         lists = [] if call.do_update is False else [*kinds.values()]
         made = [*_adding(device, buffers, grads, lists, chosen), *after]
-    launch(made)
+    launch([*before, *made])
 
 
 def _adding(

@@ -19,6 +19,7 @@ from gradkit._calls.lists import (
     GradNorm,
     JoinRanks,
     KeepIf,
+    NoiseScale,
     NormOfShares,
     NormParts,
     NormShares,
@@ -54,6 +55,10 @@ def _spikes() -> Iterator[Combination]:
 
 def _verdicts() -> Iterator[Combination]:
     yield "step_verdict", {}
+
+
+def _noise() -> Iterator[Combination]:
+    yield "noise_scale", {}
 
 
 def _orders() -> Iterator[Combination]:
@@ -184,7 +189,10 @@ class Lists(OnDevice):
         made = [writable_like(device, out) for out in outs]
         rule = map(np.float64, (call.decay, call.threshold, call.warmup))
         found = kernel(device, "spike_guard", "spike_guard_update")
-        found((1,), (1,), (*sources, *rule, FLAGS[call.clips], *made))
+        blocks = min(-(-call.norm.size // 256), device.multiprocessors * 8)
+        rest = FLAGS[call.clips], np.int64(call.norm.size)
+        if blocks:
+            found((blocks,), (256,), (*sources, *rule, *rest, *made))
         for out, written in zip(outs, made, strict=True):
             copy_back(out, written)
 
@@ -198,6 +206,19 @@ class Lists(OnDevice):
         found = kernel(device, "step_verdict", "step_verdict")
         found((1,), (1,), (*sources, limit, number, made))
         copy_back(out, made)
+
+    @asks_for(_noise)
+    def noise_scale(self, call: NoiseScale) -> None:
+        """Write the ratio of the means of noise and signal, and these."""
+        device, outs = self.device, (call.scale, call.next_state)
+        norms, sizes = contiguous(device, call.small_norms), contiguous(device, call.small_sizes)
+        big, state = contiguous(device, call.big_norm), contiguous(device, call.state)
+        made = [writable_like(device, out) for out in outs]
+        numbers = np.float64(call.big_size), state, np.float64(call.decay)
+        found = kernel(device, "noise_scale", "noise_scale")
+        found((1,), (1,), (norms, sizes, np.int64(norms.size), big, *numbers, *made))
+        for out, written in zip(outs, made, strict=True):
+            copy_back(out, written)
 
     @asks_for(partial(on_lists, "keep_if"))
     def keep_if(self, call: KeepIf) -> None:

@@ -20,6 +20,7 @@ from gradkit._numpy.blocks import Array
 from gradkit._numpy.exact_sums import exact_sums as exact_sums
 from gradkit._numpy.group_normalization import *
 from gradkit._numpy.lists import *
+from gradkit._numpy.noise import *
 from gradkit._numpy.rows import *
 from gradkit._numpy.spikes import *
 from gradkit._numpy.steps import *

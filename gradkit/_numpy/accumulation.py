@@ -28,6 +28,8 @@ def accumulate_grad_v2(call: AccumulateGradV2) -> None:
 
 def accumulate_grads(call: AccumulateGrads) -> None:
     """Each ``buffer += scale * grad``, or ``= scale * grad``; then the norm of the buffers."""
+    if call.grad_norm is not None:
+        grad_norm(GradNorm(grads=call.grads, norm_type=2.0, norm=call.grad_norm))
     if call.do_update:
         numbers = float(call.scale), bool(call.overwrite)
         _accumulate(call.buffers, call.grads, numbers[0], overwrite=numbers[1])

@@ -1,6 +1,8 @@
-"""One step of a spike guard, in Python's floats, which are the kernel's doubles."""
+"""Steps of spike guards, in Python's floats, which are the kernel's doubles."""
 
 import math
+
+import numpy as np
 
 from gradkit._calls.lists import SpikeGuardUpdate
 
@@ -8,23 +10,27 @@ __all__ = ["spike_guard_update"]
 
 
 def spike_guard_update(call: SpikeGuardUpdate) -> None:
-    """Write the state after a norm, and the limit for it; ``next_state`` may be ``state``."""
-    decay, following = call.decay, call.next_state
-    count, mean, std = call.state.tolist()
-    value = float(call.norm)
+    """Write each state after its norm, and the limit for it; ``next_state`` may be ``state``."""
+    states, norms = call.state.reshape(-1, 3).tolist(), call.norm.reshape(-1).tolist()
+    made = [_step(call, *pair) for pair in zip(states, norms, strict=True)]
+    call.next_state[...] = np.reshape([state for state, _ in made], call.state.shape)
+    call.max_norm[...] = np.reshape([limit for _, limit in made], call.norm.shape)
+
+
+def _step(call: SpikeGuardUpdate, state: list[float], value: float) -> tuple[list[float], float]:
+    """The state after one norm, and the limit for it."""
+    count, mean, std = state
     starting = count < call.warmup
     judges = not starting and std > 0
     limit = _limit(call, value, mean, std) if judges else math.inf
-    call.max_norm[...] = limit
     if not 0 <= value < math.inf:  # NaN too
-        following[...] = call.state
-        return
+        return state, limit
     deviation = min(value, limit) - mean
     # The first norms have equal weights; `rest` makes the paper's variance of the later ones.
-    weight = 1 / (count + 1) if starting else 1 - decay
-    keep, rest = (1 - weight, 1.0) if starting else (decay, decay)
+    weight = 1 / (count + 1) if starting else 1 - call.decay
+    keep, rest = (1 - weight, 1.0) if starting else (call.decay, call.decay)
     spread = _spread(std, deviation, keep, weight * rest)
-    following[...] = count + 1, mean + weight * deviation, spread
+    return [count + 1, mean + weight * deviation, spread], limit
 
 
 def _limit(call: SpikeGuardUpdate, norm: float, mean: float, std: float) -> float:

@@ -96,8 +96,18 @@ def test_spike_guard() -> None:
 
 
 def test_steps() -> None:
+    small: Float64 = np.array([1.0, 2.0])
+    scale, state = gradkit.noise_scale(small, [4, 4], 1.0, 8)
+    assert_type(scale, Float64)
+    gradkit.noise_scale(small, 4, np.float32(1), 8, state=state)
+    grads = {"w": _ones(3)}
+    gradkit.clip_grad_norm(grads, 1.0, clip=lambda _, grad: grad.ndim > 1, count={"w": True})
+    gradkit.clip_by_global_norm(grads, 1.0, clip={"w": False}, eps_mode="add")
     verdict = gradkit.step_verdict(2.0, limit=gradkit.SpikeGuard(on_spike="skip").update(2.0))
     assert_type(verdict, NDArray[np.bool_])
+    limits = gradkit.SpikeGuard().update(gradkit.per_tensor_norms([_ones(3)], flat=True))
+    gradkit.clip_grad_block_norm([_ones(3)], limits)
+    gradkit.clip_grad_block_norm({"w": _ones(3)}, {"w": 1.0})
     assert_type(gradkit.keep_if(verdict, [_ones(3)], [_ones(3)]), list[Float32])
 
 
