@@ -213,6 +213,20 @@ def test_an_error_on_one_rank_is_one_on_all():
     assert isinstance(errors[1], TypeError)
 
 
+@pytest.mark.parametrize("places", [0, 100])
+def test_a_root_beside_the_middle_of_two_floats(places):
+    """The smallest rest decides to which side it is rounded."""
+    states = np.zeros((1, DIGITS + 3))
+    states[0, :2] = 1, 1
+    middle = 2**53 + 1 << places
+    unit = 1 << 320 if places else 1
+    for rest, rounded_to in ((0, 2.0**53), (unit, 2.0**53 + 2), (-unit, 2.0**53)):
+        expected = math.ldexp(rounded_to, places)
+        whole = (middle * middle << 320) + rest
+        states[0, 2:-1] = [whole >> 32 * k & 0xFFFFFFFF for k in range(DIGITS)]
+        assert exact_norms.norm_of(states, 2) == (expected, 0)
+
+
 def test_a_scale_on_the_device_may_be_infinite():
     """As one of PyTorch's on the CPU, which nobody has looked at."""
     states = np.zeros((2, DIGITS + 3))

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gradkit
-from gradkit import _numpy, distributed
+from gradkit import _host, distributed
 from gradkit._cuda.launch.kernels import source_of
 from gradkit._ranks import norms
 from tests import oracles, tolerances
@@ -384,14 +384,15 @@ def test_whatever_an_error_says_the_others_hear_of_it(error, said):
 
 def test_memory_that_runs_out_on_one_rank_ends_the_call_on_all(monkeypatch):
     """While the rank adds up its own gradients."""
-    own = _numpy.norm_parts
+    backend = _host.backend()
+    own = backend.norm_parts
 
     def norm_parts(grads, *args, **kwargs):
         if threading.current_thread().name.endswith("_1"):
             raise MemoryError("no room")
         own(grads, *args, **kwargs)
 
-    monkeypatch.setattr(_numpy, "norm_parts", norm_parts)
+    monkeypatch.setattr(backend, "norm_parts", norm_parts)
     held = [f(3, 4) for _ in range(2)]
     found = together(lambda g: gradkit.clip_grad_norm(held[g.rank], 1.0, group=g), 2)
     assert sorted(type(e).__name__ for e in found) == ["MemoryError", "RankError"]
@@ -402,7 +403,7 @@ def test_what_clips_is_made_ready_before_the_ranks_meet(monkeypatch):
     """So that what fails there is an error on all of them."""
     norms._compile.cache_clear()
     groups, asked = distributed.threads(2, timeout=20), []
-    monkeypatch.setattr(_numpy, "warmup", lambda *arguments: asked.append(arguments))
+    monkeypatch.setattr(_host.backend(), "warmup", lambda *arguments: asked.append(arguments))
     monkeypatch.setattr(groups[0], "allgather", lambda _: pytest.fail(f"{asked} by now"))
     with pytest.raises(pytest.fail.Exception, match="'clip_by_norm'"):
         gradkit.clip_grad_norm(f(3), 1.0, group=groups[0])

@@ -122,6 +122,19 @@ def test_ranks_without_parameters_take_part():
     assert results(work, 3) == [3.0] * 3
 
 
+def test_a_norm_of_some_gradients_counts_their_copies_once():
+    """And all are clipped."""
+
+    def work(group):
+        grads = shards_of(model(group.rank), group=group)
+        norm = gradkit.clip_grad_norm(grads, 1.0, group=group, count={"w": False, "b": True})
+        return float(norm), float(gradkit.grad_norm(grads, group=group))
+
+    for norm, clipped in results(work, 4):
+        assert norm == pytest.approx(EXACT / 2**0.5, rel=1e-15)
+        assert clipped == pytest.approx(2**0.5, rel=1e-12)
+
+
 def test_what_plain_tensors_are():
     def norm(group, kind):
         grads = shards_of({"w": plain(np.array([3.0]))}, group=group, plain=kind)

@@ -24,10 +24,15 @@ def layouts(place):
         layout = Layout((place.size, seed), place.size)
         shards = layout.shards(place.group, place.array)
         check_copies(shards, place.group)
-        found.append((float(gradkit.grad_norm(shards, group=place.group)), layout.wholes()))
-    for norm, wholes in found:
+        norm = gradkit.grad_norm(shards, group=place.group)
+        shards = layout.shards(place.group, np.float32)
+        exact = gradkit.grad_norm(shards, group=place.group, exact=True)
+        found.append((float(norm), float(exact), list(layout.wholes())))
+    for norm, exact, wholes in found:
         assert oracles.off_by(norm, oracles.norm([w for w in wholes if w.size])) <= 8 * UNIT
-    return bits(*(norm for norm, _ in found))
+        of_one = gradkit.grad_norm([np.float32(whole) for whole in wholes], exact=True)
+        assert exact == float(of_one)
+    return bits(*(each[0] for each in found), *(each[1] for each in found))
 
 
 def a_gap(place):
