@@ -1,5 +1,7 @@
 #include "work.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
@@ -22,6 +24,7 @@ std::map<std::pair<int, unsigned long>, Stream*>& thread_streams =
     *new std::map<std::pair<int, unsigned long>, Stream*>;
 std::vector<std::pair<int, WorkPtr>>& left_behind = *new std::vector<std::pair<int, WorkPtr>>;
 bool is_running = false;
+unsigned long runner = 0;  // the thread that runs work
 
 double now() {
   using namespace std::chrono;
@@ -101,8 +104,15 @@ Result enqueue(Stream& stream, Action action) {
 bool running() { return is_running; }
 
 Result run(const WorkPtr& wanted) {
+  // A finaliser that a kernel's launch sets off does not wait; another thread does.
+  while (is_running && runner != this_thread()) {
+    PyThreadState* const released = PyEval_SaveThread();
+    usleep(50);
+    PyEval_RestoreThread(released);
+  }
   if (!wanted || is_running) return broken();
   is_running = true;
+  runner = this_thread();
   PyObject *kind, *value, *traceback;  // a finaliser may come here while an exception is raised
   PyErr_Fetch(&kind, &value, &traceback);
   std::vector<WorkPtr> stack{wanted};

@@ -33,7 +33,10 @@ std::unique_ptr<Page> Shadow::make(uint64_t number, unsigned shift) {
     --range;
     if (range->second <= first) break;
     uint64_t from = std::max(range->first, first), to = std::min(range->second, last);
-    for (uint64_t a = from; a < to; a += uint64_t{1} << shift) page->at(a)->initialised = 0;
+    const uint64_t cell = uint64_t{1} << shift;
+    // A cell of which a part was written counts as written.
+    for (uint64_t a = (from + cell - 1) / cell * cell; a + cell <= to; a += cell)
+      page->at(a)->initialised = 0;
   }
   return page;
 }
@@ -82,7 +85,18 @@ void Shadow::mark_uninitialised(uint64_t start, uint64_t end) {
 }
 
 void Shadow::mark_initialised(uint64_t start, uint64_t end) {
-  uninitialised_.erase(start);
+  auto range = uninitialised_.upper_bound(start);
+  if (range != uninitialised_.begin()) --range;
+  while (range != uninitialised_.end() && range->first < end) {
+    const auto [from, to] = *range;
+    if (to <= start) {
+      ++range;
+      continue;
+    }
+    range = uninitialised_.erase(range);
+    if (from < start) uninitialised_[from] = start;
+    if (to > end) uninitialised_[end] = to;
+  }
   set_initialised(start, end, true);
 }
 
