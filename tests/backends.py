@@ -178,9 +178,9 @@ class CuPy(Backend):
 
     def active(self):
         """CuDNN has tests of its own, with bounds of its own: here our kernels run."""
-        from gradkit._cuda import batch_normalization
+        from gradkit._cuda.cudnn import engines
 
-        return mock.patch.object(batch_normalization, "_taken_by_cudnn", return_value=False)
+        return mock.patch.object(engines, "_taken_by_cudnn", return_value=False)
 
     @contextmanager
     def sized(self, *, multiprocessors, max_shared_memory):
@@ -212,7 +212,16 @@ class CuPy(Backend):
         return cupy.ndarray(array.shape, array.dtype, first, array.strides)
 
     def asnumpy(self, array):
-        return array.get()
+        """By its bytes: CuPy's copies of what is not contiguous need aligned elements."""
+        steps = zip(array.shape, array.strides, strict=True)
+        first = sum(max(0, (1 - length) * stride) for length, stride in steps) if array.size else 0
+        memory = np.frombuffer(self.memory(array), np.uint8)
+        return np.ndarray(array.shape, array.dtype, memory, first, array.strides).copy()
+
+    def stretched(self, array, shape, strides):
+        import cupy
+
+        return cupy.ndarray(shape, array.dtype, array.data, strides)
 
     def memory(self, array):
         import cupy
