@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gradkit._backend import Array, Shape
-from gradkit._cuda.launch.buffers import VECTOR_BYTES, address_of
-from gradkit._cuda.launch.device import Device, keep_if_captured, scratch
+from gradkit._cuda.launch.buffers import VECTOR_BYTES, address_of, copied
+from gradkit._cuda.launch.device import Device, scratch
 from gradkit._cuda.launch.kernels import Macros
 
 _DIMS = 3  # that rows may be counted by
@@ -62,12 +62,7 @@ def reachable(
         near = [array for array in near if array.flags.c_contiguous]
     kept = set(map(id, near))
     return (
-        [
-            array
-            if array is None or id(array) in kept
-            else keep_if_captured(device, array.copy(order="C"))
-            for array in read
-        ],
+        [array if array is None or id(array) in kept else copied(device, array) for array in read],
         [
             array
             if array is None or id(array) in kept

@@ -58,8 +58,15 @@ def contiguous(device: Device, array: Role, vector: int = 1) -> Role:
     view: Any = array
     if view is None or _contiguous_aligned(view, vector):
         return array
-    copy: Role = keep_if_captured(device, view.copy(order="C"))
-    return copy
+    return copied(device, view)
+
+
+def copied(device: Device, array: Array) -> Any:
+    """A copy in C order without gaps."""
+    whole = array.copy(order="C") if _aligned(array) else _bytes(array).copy(order="C")
+    if whole.dtype != array.dtype:
+        whole = whole.view(array.dtype).reshape(array.shape)
+    return keep_if_captured(device, whole)
 
 
 def writable_like(device: Device, out: Role, vector: int = 1) -> Role:
@@ -73,8 +80,23 @@ def writable_like(device: Device, out: Role, vector: int = 1) -> Role:
 
 def copy_back(out: Array | None, written: Array | None) -> None:
     """Copy results from what ``writable_like`` gave to where they belong."""
-    if written is not out and out is not None:
+    if written is None or out is None or written is out:
+        return
+    if _aligned(out):
         out[...] = written
+    else:
+        _bytes(out)[...] = _bytes(written)
+
+
+def _aligned(array: Any) -> bool:
+    """Whether the library's own kernels can copy an array: CuPy's need aligned elements."""
+    return isinstance(array, np.ndarray) or array.data.ptr % array.itemsize == 0
+
+
+def _bytes(array: Any) -> Any:
+    """The bytes of one of CuPy's arrays, those of an element along a last axis."""
+    shape, strides = (*array.shape, array.itemsize), (*array.strides, 1)
+    return type(array)(shape, np.uint8, array.data, strides)
 
 
 def _contiguous_aligned(array: Array, vector: int) -> bool:
