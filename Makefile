@@ -100,8 +100,8 @@ check: lint check-package test test-ptx-fast machine-code test-slow ## lint and 
 # --- with a GPU, another framework or more time (in alphabetical order) ----------------------
 # Packages that cannot share an environment are in separate ones: .venv-NAME.
 
-.PHONY: bench bench-gpu bench-ranks bench-record fuzz lock mutants mutants-fast mutants-interop pictures sanitize-gpu soak test-cudnn test-gpu \
-	test-interop test-onnxruntime test-ptx test-ranks
+.PHONY: bench bench-gpu bench-ranks bench-record fuzz lock mutants mutants-fast mutants-interop pictures sanitize-gpu soak test-cudnn \
+	test-driver test-driver-fast test-gpu test-interop test-onnxruntime test-ptx test-ranks
 
 MINUTES := 10
 
@@ -135,6 +135,8 @@ lock: .venv-lock/.installed ## pin the newest versions of all packages that `mak
 		pyproject.toml tests/interop/requirements.txt --output-file requirements/interop.txt
 	.venv-lock/bin/uv $(LOCK) --extra demo --extra test \
 		pyproject.toml tests/processes/requirements.txt --output-file requirements/ranks.txt
+	for cupy in cupy13 cupy14; do .venv-lock/bin/uv $(LOCK) --generate-hashes --extra test \
+		pyproject.toml requirements/$$cupy.in --output-file requirements/$$cupy.txt; done
 	.venv-lock/bin/uv $(LOCK) --generate-hashes requirements/nvrtc13.in --output-file requirements/nvrtc13.txt
 	.venv-lock/bin/uv $(LOCK) --generate-hashes requirements/package.in --output-file requirements/package.txt
 
@@ -168,6 +170,17 @@ ON_CUPY := tests/cudnn tests/test_cupy_device.py tests/test_faults.py
 test-cudnn: .venv-cudnn8/.installed .venv-cudnn9/.installed ## test both cuDNN versions, with CuPy 13.6 and 14, without a GPU (5 GB of downloads)
 	GRADKIT_CUDNN=8 .venv-cudnn8/bin/python -m pytest $(ON_CUPY)
 	GRADKIT_CUDNN=9 .venv-cudnn9/bin/python -m pytest $(ON_CUPY)
+
+# CuPy 13.6 and 14 on a CUDA driver of the testbed, whose kernels run on the CPU: testbed/driver.
+# Each is a target too, such as `make test-driver-cupy14 DRIVER_TESTS=tests/test_clipping.py`.
+DRIVER_TESTS := tests
+test-driver: test-driver-cupy13 test-driver-cupy14 ## the test suite on CuPy itself, without a GPU (hours)
+test-driver-fast: ## what CuPy does for gradkit, without a GPU: streams, graphs, memory (2 min)
+	$(MAKE) --no-print-directory test-driver DRIVER_TESTS='tests/test_gpu_devices.py tests/test_gpu_errors.py tests/test_gpu_lists.py tests/test_gpu_norms.py'
+
+test-driver-%: .venv-%/.installed
+	HYPOTHESIS_PROFILE=quick $(<D)/bin/python -m pytest --quiet --numprocesses auto --dist worksteal \
+		-p testbed.driver.plugin -m gpu $(DRIVER_TESTS)
 
 # With the Python that has CuPy, without .venv: a GPU machine may have no network.
 test-gpu: ## the test suite on CuPy, and compute-sanitizer if it is installed
@@ -216,6 +229,9 @@ $(PTX_PARTS:%=test-ptx-%): test-ptx-sm_%: $(STAMP)
 .venv-bench/.installed: PACKAGES := --editable . --requirement benchmarks/requirements.txt
 .venv-cudnn8/.installed: PACKAGES := --editable '.[test]' cupy-cuda12x==13.6.0 nvidia-cudnn-cu12==8.9.7.29
 .venv-cudnn9/.installed: PACKAGES := --editable '.[test]' 'cupy-cuda12x==14.*' 'nvidia-cudnn-cu12==9.*'
+.venv-cupy13/.installed .venv-cupy14/.installed: .venv-%/.installed: requirements/%.txt
+.venv-cupy13/.installed: PACKAGES := --require-hashes --requirement requirements/cupy13.txt
+.venv-cupy14/.installed: PACKAGES := --require-hashes --requirement requirements/cupy14.txt
 .venv-docs/.installed: PACKAGES := --editable '.[demo]' --requirement docs/requirements.txt \
 	--constraint requirements/docs.txt
 .venv-interop/.installed: PACKAGES := --editable '.[test]' --requirement tests/interop/requirements.txt \

@@ -95,6 +95,8 @@ def _name(requirement):
 
 LOCKS = {  # file: extras, and what else it has
     "ci.txt": (("demo", "lint", "test"), "requirements/ci.in"),
+    "cupy13.txt": (("test",), "requirements/cupy13.in"),
+    "cupy14.txt": (("test",), "requirements/cupy14.in"),
     "docs.txt": (("demo",), "docs/requirements.txt"),
     "interop.txt": (("test",), "tests/interop/requirements.txt"),
     "ranks.txt": (("demo", "test"), "tests/processes/requirements.txt"),
@@ -123,7 +125,9 @@ def test_locks_pin_what_is_asked_for(file):
     assert not re.search(r"file:|https?:|@ |--(extra-)?index-url|--find-links", text)
 
 
-@pytest.mark.parametrize("file", ["ci.txt", "nvrtc13.txt", "package.txt"])
+@pytest.mark.parametrize(
+    "file", ["ci.txt", "cupy13.txt", "cupy14.txt", "nvrtc13.txt", "package.txt"]
+)
 def test_every_pin_of_ci_has_hashes(file):
     pins, text = locked(file)
     entries = re.split(r"^(?=[\w-]+==)", text, flags=re.M)[1:]

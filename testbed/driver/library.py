@@ -46,11 +46,11 @@ class _Windows(ctypes.Structure):
 
 
 class Driver:
-    """What tests ask of the driver besides CUDA's own calls."""
+    """What tests ask of the driver besides CUDA's own calls, which `library` has."""
 
     def __init__(self, path: Path) -> None:
         library = ctypes.PyDLL(str(path))
-        self._library = library
+        self.library = library
         self._use_machine = library.driver_use_machine
         self._use_machine.argtypes, self._use_machine.restype = [py_object], None
         self.replace_runtime = library.driver_replace_runtime
@@ -59,7 +59,7 @@ class Driver:
         self._calls = library.driver_calls
         self._calls.argtypes, self._calls.restype = [c_char_p], c_long
         self._fail = library.driver_fail
-        self._fail.argtypes, self._fail.restype = [c_char_p, c_long, c_int], None
+        self._fail.argtypes, self._fail.restype = [c_char_p, c_int, c_long, c_long], None
         self._message = library.driver_message
         self._message.argtypes, self._message.restype = [], c_char_p
         self._extent = library.driver_extent
@@ -73,20 +73,23 @@ class Driver:
             *(runtime.mark_uninitialised, runtime.mark_initialised),
         )
         windows = _Windows(*(ctypes.cast(function, c_void_p).value for function in functions))
-        self._library.driver_use_windows(ctypes.byref(windows))
+        self.library.driver_use_windows(ctypes.byref(windows))
         self._use_machine(machine)
 
     def calls(self, function: str) -> int:
         """Return how often a function, such as ``"cuMemAlloc_v2"``, was called in this process."""
         return int(self._calls(function.encode()))
 
-    def fail(self, function: str, code: int, after: int = 1) -> None:
-        """Let a function's next call but ``after - 1`` return an error; ``after=0``: none."""
-        self._fail(function.encode(), after, code)
+    def fail(self, function: str, code: int, after: int = 1, times: int = 1) -> None:
+        """Let calls of a function return an error: so many, from the ``after``-th on.
+
+        ``times=0`` takes it back.
+        """
+        self._fail(function.encode(), code, after, times)
 
     def launches_run(self, chosen: bool) -> None:
         """Say whether kernels run; if not, launches are checked and forgotten."""
-        self._library.driver_launches_run(int(chosen))
+        self.library.driver_launches_run(int(chosen))
 
     def message(self) -> str:
         """Return why the last call that failed did."""
@@ -94,7 +97,7 @@ class Driver:
 
     def mend(self) -> int:
         """Return the device's error, or 0, and forget it: until then every call returns it."""
-        return int(self._library.driver_mend())
+        return int(self.library.driver_mend())
 
     def extent(self, serial: int) -> tuple[int, int] | None:
         """Return where an allocation begins and ends."""

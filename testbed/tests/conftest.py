@@ -9,6 +9,7 @@ from testbed.tools import missing
 
 HERE = Path(__file__).parent
 NEEDED = {
+    "driver": ("g++", "nvrtc"),
     "emulator": ("g++",),
     "machine_code": ("nvrtc", "nvdisasm"),
     "nvrtc": ("nvrtc",),

@@ -58,7 +58,7 @@ struct Calls {
   Result enter();
   const char* name;
   long count = 0;
-  long fails_at = 0;
+  long fails_at = 0, fails = 0;  // the first call that fails, and how many do
   Result failure = success;
 };
 

@@ -20,7 +20,7 @@ std::map<std::string, Calls*>& known() {
   return *all;
 }
 struct Plan {
-  long after;
+  long after, times;
   Result failure;
 };
 std::map<std::string, Plan>& plans() {  // of functions that were not called yet
@@ -44,12 +44,15 @@ Calls::Calls(const char* function) : name(function) {
   const auto plan = plans().find(name);
   if (plan == plans().end()) return;
   fails_at = plan->second.after;
+  fails = plan->second.times;
   failure = plan->second.failure;
   plans().erase(plan);
 }
 
 Result Calls::enter() {
-  return ++count == fails_at ? refuse(failure, std::string(name) + " fails on request") : success;
+  ++count;
+  if (!fails_at || count < fails_at || count >= fails_at + fails) return success;
+  return refuse(failure, std::string(name) + " fails on request");
 }
 
 Result broken() { return sticky; }
@@ -292,13 +295,14 @@ API long driver_calls(const char* name) {
   const auto found = known().find(name);
   return found == known().end() ? 0 : found->second->count;
 }
-API void driver_fail(const char* name, long after, int code) {
+API void driver_fail(const char* name, int code, long after, long times) {
   const auto found = known().find(name);
   if (found == known().end()) {
-    plans()[name] = {after, Result(code)};
+    plans()[name] = {after, times, Result(code)};
     return;
   }
   found->second->fails_at = after ? found->second->count + after : 0;
+  found->second->fails = times;
   found->second->failure = Result(code);
 }
 API const char* driver_message() { return last_message().c_str(); }

@@ -1,0 +1,79 @@
+"""What only GPUs show of gradients on two devices: work of each is in the order of its streams."""
+
+import numpy as np
+import pytest
+
+import gradkit
+from tests.backends import has_gpu
+from tests.tolerances import assert_same_bits
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not has_gpu(), reason="no CUDA device"),
+]
+
+
+@pytest.fixture(autouse=True)
+def two():
+    import cupy
+
+    if cupy.cuda.runtime.getDeviceCount() < 2:
+        pytest.skip("one CUDA device")
+
+
+def hosts(seed, count=12):
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal((3, 20)).astype(np.float32) for _ in range(count)]
+
+
+def spread(arrays):
+    """On two devices in turns, each made by a kernel that may not have run yet."""
+    import cupy
+
+    made = []
+    for k, host in enumerate(arrays):
+        with cupy.cuda.Device(k % 2):
+            made.append(cupy.asarray(host / 2) * np.float32(2))
+    return made
+
+
+def test_a_norm_waits_for_both_devices():
+    import cupy
+
+    alone = [gradkit.grad_norm([cupy.asarray(h) for h in hosts(seed)]) for seed in range(3)]
+    norms = [gradkit.grad_norm(spread(hosts(seed))) for seed in range(3)]
+    with cupy.cuda.Device(1):  # whose memory the first norm's rows were in, and the next ones'
+        cupy.cuda.runtime.deviceSynchronize()
+    for norm, expected in zip(norms, alone, strict=True):
+        assert norm.device.id == 0
+        assert_same_bits(norm.get(), expected.get())
+
+
+def test_a_clip_scales_on_both_devices():
+    import cupy
+
+    grads, alone = spread(hosts(1)), [cupy.asarray(h) for h in hosts(1)]
+    norm = gradkit.clip_grad_norm(grads, 1.0)
+    expected = gradkit.clip_grad_norm(alone, 1.0)
+    for number in (1, 0):
+        with cupy.cuda.Device(number):
+            cupy.cuda.runtime.deviceSynchronize()
+    assert_same_bits(norm.get(), expected.get())
+    for k, (grad, other) in enumerate(zip(grads, alone, strict=True)):
+        assert grad.device.id == k % 2
+        assert_same_bits(grad.get(), other.get())
+
+
+def test_streams_of_both_devices():
+    import cupy
+
+    expected = gradkit.grad_norm([cupy.asarray(h) for h in hosts(2)]).get()
+    streams = []
+    for number in range(2):
+        with cupy.cuda.Device(number):
+            streams.append(cupy.cuda.Stream(non_blocking=True))
+    with cupy.cuda.Device(1), streams[1], cupy.cuda.Device(0), streams[0]:
+        grads = spread(hosts(2))
+        norm = gradkit.grad_norm(grads)
+        streams[0].synchronize()
+        assert_same_bits(norm.get(), expected)
