@@ -58,7 +58,8 @@ def contiguous(device: Device, array: Role, vector: int = 1) -> Role:
     view: Any = array
     if view is None or _contiguous_aligned(view, vector):
         return array
-    return copied(device, view)
+    copy: Role = copied(device, view)
+    return copy
 
 
 def copied(device: Device, array: Array) -> Any:
