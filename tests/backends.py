@@ -63,6 +63,10 @@ class Backend:
         """A copy of an array's values in host memory."""
         return np.array(array)
 
+    def assign(self, array, values):
+        """Write values into an array, which may be misaligned."""
+        array[...] = values
+
     def read_only(self, array):
         """The same array, not to be written from now on."""
         array.flags.writeable = False
@@ -213,10 +217,21 @@ class CuPy(Backend):
 
     def asnumpy(self, array):
         """By its bytes: CuPy's copies of what is not contiguous need aligned elements."""
-        steps = zip(array.shape, array.strides, strict=True)
-        first = sum(max(0, (1 - length) * stride) for length, stride in steps) if array.size else 0
+        if isinstance(array, list):
+            return np.array([self.asnumpy(each) for each in array])
+        if isinstance(array, np.ndarray):  # the norm of an empty list
+            return np.array(array)
         memory = np.frombuffer(self.memory(array), np.uint8)
-        return np.ndarray(array.shape, array.dtype, memory, first, array.strides).copy()
+        return np.ndarray(array.shape, array.dtype, memory, _first(array), array.strides).copy()
+
+    def assign(self, array, values):
+        import cupy
+
+        memory = np.array(np.frombuffer(self.memory(array), np.uint8))
+        host = np.ndarray(array.shape, array.dtype, memory, _first(array), array.strides)
+        host[...] = values if np.isscalar(values) else self.asnumpy(values)
+        place = cupy.ndarray(memory.shape, np.uint8, array.data - _first(array))
+        place[...] = cupy.asarray(memory)
 
     def stretched(self, array, shape, strides):
         import cupy
@@ -226,16 +241,16 @@ class CuPy(Backend):
     def memory(self, array):
         import cupy
 
-        below = sum(
-            min(0, (length - 1) * stride)
-            for length, stride in zip(array.shape, array.strides, strict=True)
-        )
-        above = sum(
-            max(0, (length - 1) * stride)
-            for length, stride in zip(array.shape, array.strides, strict=True)
-        )
-        size = above - below + array.itemsize if array.size else 0
-        return cupy.ndarray(size, np.uint8, array.data + (below if size else 0)).get().tobytes()
+        steps = zip(array.shape, array.strides, strict=True)
+        reach = sum(abs((length - 1) * stride) for length, stride in steps)
+        size = reach + array.itemsize if array.size else 0
+        return cupy.ndarray(size, np.uint8, array.data - _first(array)).get().tobytes()
+
+
+def _first(array):
+    """How many bytes of its memory lie before an array's first element."""
+    steps = zip(array.shape, array.strides, strict=True)
+    return sum(max(0, (1 - length) * stride) for length, stride in steps) if array.size else 0
 
 
 def _bytes(array):

@@ -328,10 +328,10 @@ def test_out(backend, types):
                 assert got is given_
                 assert_same_bits(backend.asnumpy(got), backend.asnumpy(e))
                 untouched = backend.asarray(h)
-                untouched[...] = e
+                backend.assign(untouched, e)
                 assert backend.memory(got) == backend.memory(untouched)
             for array in out:
-                array[...] = np.nan
+                backend.assign(array, np.nan)
             found = norm(
                 backend, p, name, out=(None, *out[1:])
             )  # among data that lies without gaps

@@ -33,7 +33,7 @@ from gradkit._cuda.channel_launches import (
 from gradkit._cuda.cudnn import batch_normalization as by_cudnn
 from gradkit._cuda.cudnn import library
 from gradkit._cuda.cudnn.engines import ByCudnn, done_by_cudnn
-from gradkit._cuda.launch.buffers import contiguous, copy_back, writable_like
+from gradkit._cuda.launch.buffers import contiguous, copy_back, fill, writable_like
 from gradkit._cuda.launch.device import Device
 from gradkit._cuda.launch.kernels import Combination, kernel, types_of
 from gradkit._cuda.launch.numbers import either
@@ -233,8 +233,8 @@ class ChannelNorms(OnDevice):
     def group_norm(self, call: GroupNorm) -> None:
         """Write ``y``, ``mean`` and ``inv_std``, of (samples, groups); ``y`` may be ``x``."""
         if not call.x.size:  # an empty group counts as mean 0, variance 0
-            call.inv_std.fill(1 / math.sqrt(call.eps) if call.eps else math.inf)
-            call.mean.fill(0)
+            fill(self.device, call.inv_std, 1 / math.sqrt(call.eps) if call.eps else math.inf)
+            fill(self.device, call.mean, 0)
             return
         work = self._groups("group_norm", call, call.scale, call.bias)
         view = work.columns.view
@@ -256,7 +256,7 @@ class ChannelNorms(OnDevice):
         if not call.x.size:
             for gradient in (call.dscale, call.dbias):
                 if gradient is not None:
-                    gradient.fill(0)
+                    fill(self.device, gradient, 0)
             return
         work = self._groups("group_norm_grad", call, call.scale)
         view = work.columns.view

@@ -10,6 +10,7 @@ import numpy as np
 from gradkit._backend import Array
 from gradkit._calls.lists import GradNorm, NormParts
 from gradkit._calls.roles import Flags, Norm, Number
+from gradkit._cuda.launch.buffers import fill
 from gradkit._cuda.launch.device import Device, scratch, workspace
 from gradkit._cuda.launch.kernels import Combination, Launch
 from gradkit._cuda.launch.numbers import FLAGS, either
@@ -94,7 +95,7 @@ def write_parts(device: Device, call: NormParts) -> None:
     out, per_tensor = call.parts, call.per_tensor
     plan = plan_of(device, call.grads)
     if not plan.chunks:
-        out.fill(0)
+        fill(device, out, 0)
         return
     p, order = np.float64(call.norm_type), order_of(call.norm_type)
     if call.copies is None:

@@ -15,6 +15,7 @@ from gradkit._cuda.launch.buffers import (
     all_usable,
     contiguous,
     copy_back,
+    fill,
     vector_of,
     writable_like,
 )
@@ -59,9 +60,9 @@ def write_forward(
     With a residual, ``s = x + residual`` is written and takes the place of ``x``; it may be either.
     """
     if not arrays.x.size:  # an empty row counts as mean 0, variance 0
-        arrays.inv_std.fill(1 / math.sqrt(call.eps) if call.eps else math.inf)
+        fill(device, arrays.inv_std, 1 / math.sqrt(call.eps) if call.eps else math.inf)
         if arrays.mean is not None:
-            arrays.mean.fill(0)
+            fill(device, arrays.mean, 0)
         return
     launcher: _Rows | None = call.plan.launcher
     if launcher is None:

@@ -24,6 +24,7 @@ from gradkit._calls.lists import (
 )
 from gradkit._calls.roles import Grads
 from gradkit._cuda import CudaBackend
+from gradkit._cuda.launch.buffers import fill
 from gradkit._cuda.launch.device import Device, scratch
 from gradkit._cuda.list_norms import PART, join, joining, order_of
 from gradkit._cuda.list_scaling import clip_steps, scale_steps, value_steps, zero_steps
@@ -82,9 +83,9 @@ class SeveralDevices(CudaBackend):
 
             self._each(call.grads, [norm] if found_inf is None else [norm, found_inf], write)
         elif not any(plan.chunks for plan in self._plans(call.grads)):
-            norm.fill(0)
+            fill(self.device, norm, 0)
             if found_inf is not None:
-                found_inf.fill(0)
+                fill(self.device, found_inf, 0)
         else:
             parts = self._parts(call.grads, call.norm_type)
             p, order = np.float64(call.norm_type), order_of(call.norm_type)

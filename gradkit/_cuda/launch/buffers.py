@@ -89,6 +89,16 @@ def copy_back(out: Array | None, written: Array | None) -> None:
         _bytes(out)[...] = _bytes(written)
 
 
+def fill(device: Device, out: Array, value: float) -> None:
+    """Write one number to every element."""
+    if _aligned(out):
+        out.fill(value)
+        return
+    made = scratch(device, out.shape, out.dtype)
+    made.fill(value)
+    copy_back(out, made)
+
+
 def _aligned(array: Any) -> bool:
     """Whether the library's own kernels can copy an array: CuPy's need aligned elements."""
     return isinstance(array, np.ndarray) or array.data.ptr % array.itemsize == 0
