@@ -164,8 +164,16 @@ class CupyDevice:
         return self.xp.cuda.alloc(math.prod(shape) * dtype.itemsize)
 
     def compile(self, source: str, options: tuple[str, ...]) -> Module:
-        """Compile with NVRTC, through CuPy's cache on disk."""
-        module: Module = self.xp.RawModule(code=source, options=options)
+        """Compile with NVRTC, through CuPy's cache on disk.
+
+        Macros go into the text: for each new set of options CuPy compiles an empty file, which
+        takes longer than all else of a kernel that is in the cache.
+        """
+        macros = [option[2:].split("=", 1) for option in options if option.startswith("-D")]
+        lines = [f"#define {name} {value}\n" for name, value in macros]
+        text = "".join([*lines, "#line 1\n", source])
+        others = tuple(option for option in options if not option.startswith("-D"))
+        module: Module = self.xp.RawModule(code=text, options=others)
         return module
 
     def resident(self, kernel: Any, threads: int, shared_mem: int) -> int:
