@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import gradkit
+from gradkit._arrays import cuda
 from tests.backends import has_gpu
 from tests.tolerances import assert_same_bits
 
@@ -73,3 +74,28 @@ def test_a_call_allocates_nothing_from_cuda_once_the_pool_has_it():
     for _ in range(5):
         gradkit.clip_grad_norm(grads, 1.0)
     assert before == (plugin.driver.calls("cuMemAlloc_v2"), plugin.driver.calls("cuMemFree_v2"))
+
+
+def test_calls_on_another_librarys_stream_take_memory_from_it_alone(fails):
+    """As with a model that leaves CUDA no memory, while its library's allocator has some."""
+    import cupy
+
+    grads = arrays()
+    expected = gradkit.grad_norm(grads).get()
+    stream, room = cupy.cuda.Stream(non_blocking=True), cupy.cuda.alloc(1 << 20)
+    cupy.cuda.runtime.deviceSynchronize()
+    used = 0
+
+    def allocate(size):
+        nonlocal used
+        place = room + used
+        used += -(-size // 512) * 512
+        return place
+
+    cupy.get_default_memory_pool().free_all_blocks()
+    fails("cuMemAlloc_v2", OUT_OF_MEMORY, times=1000)
+    with cuda.on_stream(0, stream.ptr, allocate):
+        norm = gradkit.grad_norm(grads)
+    assert used
+    stream.synchronize()
+    assert_same_bits(norm.get(), expected)

@@ -90,18 +90,13 @@ def unpooled(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
 def on_stream(device: int, stream: int, allocate: Callable[[int], Any]) -> Iterator[None]:
     """A context that queues work on another library's stream, given by its address.
 
-    While the stream is being captured into a graph, ``allocate`` gives CuPy its memory: the library
-    that began the capture has memory for it, and CUDA's default mode of capturing forbids CuPy's
-    pool to ask for more. Otherwise memory comes from CuPy's pool, which takes less time.
+    ``allocate`` gives CuPy its memory. That library holds most of the device's memory, of which its
+    allocator has some left when CUDA has none for CuPy's pool; and while the stream is captured
+    into a graph, CUDA's default mode of capturing forbids the pool to ask.
     """
     cp = cupy()
-    with cp.cuda.Device(device), _external(stream, device) as ours:
-        # The legacy stream, 0, cannot be captured, and may not be asked during a capture.
-        if stream and ours.is_capturing():
-            with cp.cuda.using_allocator(allocate):
-                yield
-        else:
-            yield
+    with cp.cuda.Device(device), _external(stream, device), cp.cuda.using_allocator(allocate):
+        yield
 
 
 @contextmanager
