@@ -186,7 +186,7 @@ def test_kernels_copy_nothing(monkeypatch, backend, view):
         raise AssertionError("something was copied")
 
     sizes = (3, 4, 2, 16)
-    monkeypatch.setattr(row_starts, "keep_if_captured", refuse)
+    monkeypatch.setattr(row_starts, "copied", refuse)
     monkeypatch.setattr(row_starts, "scratch", refuse)
     for name in NAMES:
         given = arguments(name, view, LAYER_TYPES[0], sizes)
