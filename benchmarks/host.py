@@ -1,8 +1,10 @@
-"""The host's time in calls on small arrays: ``python -m benchmarks.host [--on cupy|numpy|torch]``.
+"""The host's time in calls on small arrays: ``python -m benchmarks.host [--on driver|numpy|torch]``.
 
 On CuPy arrays, PyTorch's tensors and ``idle`` arrays (NumPy's, on a test double of a device)
 kernels do nothing, so this runs without a GPU; CuPy has to be installed, and PyTorch for its
-tensors, which are on the CPU and taken for CUDA ones. NumPy takes longer than CuPy to give an
+tensors, which are on the CPU and taken for CUDA ones. ``cupy`` leaves out what CuPy's launches
+take; ``driver`` is all of CuPy on the testbed's driver, which checks each launch and forgets it, and
+whose own time is in the figures. NumPy takes longer than CuPy to give an
 array's address, so compare idle times only with each other. ``--profile NAME`` shows where a call
 spends its time. ``--record`` writes host_times.csv, which ``benchmarks.gpu_model`` reads.
 """
@@ -24,6 +26,7 @@ import gradkit
 from benchmarks.rows import layer_norm_grad
 from benchmarks.timing import microseconds
 from gradkit._cuda import CudaBackend
+from testbed.driver import install
 from testbed.emulator import IdleDevice
 from tests.devices.emulated import IdleArray, on_device
 from tests.devices.idle_cupy import idle_cupy
@@ -47,9 +50,20 @@ def idle() -> Iterator[Maker]:
     yield lambda host: on_device(backend.device.xp.asarray(host), backend, IdleArray)
 
 
+@contextmanager
+def on_driver() -> Iterator[Maker]:
+    """CuPy's own arrays, launches, pool and streams, on a driver that checks launches and forgets."""
+    driver, _ = install()
+    driver.launches_run(False)
+    import cupy
+
+    yield cupy.asarray
+
+
 # How arrays are made; the CPU backend computes on NumPy's own.
 MAKERS: dict[str, Callable[[], AbstractContextManager[Maker]]] = {
     "cupy": idle_cupy,
+    "driver": on_driver,
     "idle": idle,
     "numpy": partial(nullcontext, np.array),
     "torch": idle_torch,

@@ -19,6 +19,7 @@ std::map<uintptr_t, Allocation>& live = *new std::map<uintptr_t, Allocation>;
 std::map<uintptr_t, size_t>& given_back = *new std::map<uintptr_t, size_t>;
 std::deque<uintptr_t>& oldest = *new std::deque<uintptr_t>;
 size_t quarantined = 0;
+size_t used[most_devices];  // bytes of each device
 Windows windows{};
 int opened_for = -1;
 int64_t serials = 0;
@@ -92,6 +93,7 @@ Result allocate(size_t size, int device, Kind kind, uintptr_t& start) {
   start = reinterpret_cast<uintptr_t>(block) + zone;
   memset(reinterpret_cast<void*>(start), unwritten, size);
   keep({start, size, device, kind, false, 0});
+  if (kind == Kind::device) used[device] += size;
   if (kind == Kind::device && windows.unwritten) windows.unwritten(start, start + size);
   return success;
 }
@@ -104,6 +106,7 @@ Result release(uintptr_t start, Kind kind) {
   close(allocation);
   if (windows.written) windows.written(start, start + allocation.size);
   live.erase(found);
+  if (kind == Kind::device) used[allocation.device] -= allocation.size;
   const bool whole = intact(allocation);
   quarantine(allocation);
   if (whole) return success;
@@ -138,12 +141,7 @@ const Allocation* find_serial(int64_t serial) {
   return nullptr;
 }
 
-size_t used_bytes(int device) {
-  size_t sum = 0;
-  for (const auto& [start, allocation] : live)
-    if (allocation.kind == Kind::device && allocation.device == device) sum += allocation.size;
-  return sum;
-}
+size_t used_bytes(int device) { return used[device]; }
 
 Result place(uintptr_t address, size_t size, Kind& kind) {
   if (const Allocation* allocation = find(address)) {
