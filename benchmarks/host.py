@@ -1,12 +1,12 @@
-"""The host's time in calls on small arrays: ``python -m benchmarks.host [--on driver|numpy|torch]``.
+"""The host's time in calls on small arrays: ``python -m benchmarks.host [--on KIND]``.
 
 On CuPy arrays, PyTorch's tensors and ``idle`` arrays (NumPy's, on a test double of a device)
 kernels do nothing, so this runs without a GPU; CuPy has to be installed, and PyTorch for its
 tensors, which are on the CPU and taken for CUDA ones. ``cupy`` leaves out what CuPy's launches
-take; ``driver`` is all of CuPy on the testbed's driver, which checks each launch and forgets it, and
-whose own time is in the figures. NumPy takes longer than CuPy to give an
-array's address, so compare idle times only with each other. ``--profile NAME`` shows where a call
-spends its time. ``--record`` writes host_times.csv, which ``benchmarks.gpu_model`` reads.
+take; ``driver`` is all of CuPy on the testbed's driver, which checks each launch and forgets it,
+and whose own time is in the figures. NumPy takes longer than CuPy to give an array's address, so
+compare idle times only with each other. ``--profile NAME`` shows where a call spends its time.
+``--record`` writes host_times.csv, which ``benchmarks.gpu_model`` reads.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def idle() -> Iterator[Maker]:
 
 @contextmanager
 def on_driver() -> Iterator[Maker]:
-    """CuPy's own arrays, launches, pool and streams, on a driver that checks launches and forgets."""
+    """CuPy's own arrays, launches, pool and streams, on a driver that only checks launches."""
     driver, _ = install()
     driver.launches_run(False)
     import cupy
