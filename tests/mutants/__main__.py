@@ -63,7 +63,7 @@ def sample(mutants: Iterable[Mutant], each: int) -> list[Mutant]:
     """
     files: Counter[tuple[str, str]] = Counter()
     groups = defaultdict(list)
-    for mutant in sorted(mutants, key=lambda m: m.order):
+    for mutant in sorted(mutants, key=lambda m: (m.order, m.file)):
         turn = files[mutant.rule, mutant.file]
         files[mutant.rule, mutant.file] += 1
         groups[mutant.rule, mutant.file.endswith(".py")].append((turn, mutant.order, mutant))
