@@ -80,7 +80,7 @@ def test_nothing_is_imported_that_fetches_or_runs_code(path):
         elif isinstance(node, ast.ImportFrom):
             assert (node.module or "").partition(".")[0] not in FORBIDDEN
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            # A record's class gets an __init__ of its fields, whose names are in that file's classes.
+            # A record's class gets an __init__ of its fields.
             allowed = ("exec",) if path.name == "record.py" else ()
             assert node.func.id not in {"eval", "exec", "compile", "__import__"}.difference(allowed)
 
