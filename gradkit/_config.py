@@ -8,7 +8,7 @@ from typing import Any, Literal, overload
 import numpy as np
 
 from gradkit import _host as host
-from gradkit._numpy import threads
+from gradkit import _threads as threads
 
 __all__ = ["get_num_threads", "set_num_threads", "show_config", "use_cpu_backend"]
 

@@ -20,7 +20,7 @@ import gradkit
 from gradkit import _host
 from gradkit._cuda import CudaBackend, list_tables
 from gradkit._cuda.launch.kernels import kernel
-from gradkit._numpy import lists, threads
+from gradkit._numpy import lists
 from testbed.emulator import EmulatedDevice
 from testbed.emulator.device import ArrayNamespace
 from tests.backends import BACKENDS, has_gpu
@@ -442,29 +442,6 @@ def test_without_further_threads_the_calling_one_does_it_all():
         print(all((g == 1.0).all() for g in grads), threads() > before)
     """
     assert run(LIMITED, script, GRADKIT_CPU="compiled") == "True\nTrue True\nTrue True\n"
-
-
-def test_a_helper_that_starts_too_late_does_nothing(monkeypatch):
-    """Its work is among that of the pool until a thread begins."""
-    kept, done = [], []
-
-    class Slow(threads.Pool):
-        def help(self, work, count):
-            kept.extend(threads.Helper(work) for _ in range(count))
-            return kept
-
-    def work(strip):
-        done.extend(strip)
-        raise MemoryError
-
-    monkeypatch.setattr(threads, "_pool", Slow())
-    monkeypatch.setattr(threads, "_workers", 2)
-    with pytest.raises(MemoryError):
-        threads.in_strips(work, range(8), 1 << 20, pays=1)
-    for late in kept:
-        late.run()
-    assert len(kept) == 1
-    assert done == [0]
 
 
 def test_at_exit_there_are_no_threads_any_more():

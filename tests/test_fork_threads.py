@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import gradkit
-from gradkit._numpy import threads
 from tests import strategies as draw_
 from tests.tolerances import assert_same_bits
 
@@ -44,10 +43,10 @@ def assert_all_same(found, expected):
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 8])
 def test_the_number_of_cores_does_not_change_the_bits(workers):
-    expected, before = work(), threads.workers()
-    threads.use_workers(workers)
+    expected, before = work(), gradkit.get_num_threads()
+    gradkit.set_num_threads(workers)
     found = work()
-    threads.use_workers(before)
+    gradkit.set_num_threads(before)
     assert_all_same(found, expected)
 
 

@@ -1,28 +1,21 @@
-"""How many threads a call may use.
-
-The threads are the NumPy backend's; test_compiled.py has those of compiled code.
-"""
+"""How many threads a call may use; test_compiled.py has the threads themselves."""
 
 import ctypes
 import os
-import platform
 import subprocess
 import sys
-import threading
-import time
 
-import numpy as np
 import pytest
 
 import gradkit
-from gradkit._numpy import floating_point, threads, tuning
+from gradkit import _threads as threads
+from gradkit._numpy import floating_point
 
 
 @pytest.fixture(autouse=True)
 def _restored():
     before = gradkit.get_num_threads()
-    with gradkit.use_cpu_backend("numpy"):
-        yield
+    yield
     gradkit.set_num_threads(before)
 
 
@@ -40,7 +33,7 @@ def in_a_process(**environment):
 @pytest.mark.slow
 def test_the_environment_chooses():
     default = in_a_process()
-    assert 1 <= default <= tuning.MOST_WORKERS
+    assert 1 <= default <= threads.MOST_BY_DEFAULT
     assert in_a_process(OMP_NUM_THREADS="1") == 1
     assert in_a_process(OMP_NUM_THREADS="1,2") == 1  # one number a level of nesting
     assert in_a_process(OMP_NUM_THREADS="64") == default
@@ -53,29 +46,9 @@ def test_the_environment_chooses():
 def test_no_more_than_openmp_may_have(monkeypatch):
     monkeypatch.delenv("GRADKIT_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64), raising=False)
-    for others, expected in (("1", 1), ("3", 3), ("64", tuning.MOST_WORKERS), ("", 4)):
+    for others, expected in (("1", 1), ("3", 3), ("64", threads.MOST_BY_DEFAULT), ("", 4)):
         monkeypatch.setenv("OMP_NUM_THREADS", others)
-        assert threads._default_workers() == expected
-
-
-@pytest.mark.skipif(
-    platform.machine() != "x86_64" or floating_point.current() is None,
-    reason="where the flag is, is known on x86-64 alone",
-)
-@pytest.mark.parametrize("flushes_first", [True, False])
-def test_helpers_take_subnormal_numbers_as_their_caller_does(flushes_first):
-    """XLA and TensorFlow flush them to zero on the threads that call back, and new ones inherit."""
-    gradkit.set_num_threads(4)  # new threads
-    tiny, one = np.full(1, 1e-40, np.float32), np.ones(1, np.float32)
-
-    def work(items):  # noqa: ARG001
-        time.sleep(0.05)  # so that no thread is done before the others begin
-        return threading.get_ident(), not (tiny * one).any()
-
-    for flush in (flushes_first, not flushes_first, flushes_first):
-        found = flushing(flush, threads.in_strips, work, range(8), 1 << 30)
-        assert len({thread for thread, _ in found}) > 1
-        assert {flushed for _, flushed in found} == {flush}
+        assert threads.default() == expected
 
 
 def flushing(flush, function, *args):

@@ -336,11 +336,13 @@ def test_adaptive_clipping_is_three_reads_and_a_write():
 def test_accumulating_moves_three_arrays(into, of):
     meter = Meter()
     buffer, grad = meter.put(np.ones(9001, DTYPES[into]), np.ones(9001, DTYPES[of]))
-    meter.run.accumulate_grad(AccumulateGrad(buffer=buffer, grad=grad, do_update=True, scale=None))
+    meter.run.accumulate_grad(
+        AccumulateGrad(buffer=buffer, grad=grad, casting="safe", do_update=True, scale=None)
+    )
     total = meter.device.total_traffic
     assert (total.read, total.written) == (buffer.nbytes + grad.nbytes, buffer.nbytes)
     meter.run.accumulate_grad_v2(
-        AccumulateGradV2(buffer=buffer, grad=grad, overwrite=True)
+        AccumulateGradV2(buffer=buffer, grad=grad, casting="safe", overwrite=True)
     )  # overwrites: the buffer is not read
     assert (meter.device.traffic.read, meter.device.traffic.written) == (grad.nbytes, buffer.nbytes)
 

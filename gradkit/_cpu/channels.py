@@ -18,7 +18,7 @@ from gradkit._calls.channels import (
 )
 from gradkit._cpu.compiled import channel_gradient, channel_norm
 from gradkit._dtypes import float_of
-from gradkit._numpy.threads import workers
+from gradkit._threads import workers
 
 __all__ = [
     "batch_norm",

@@ -3,7 +3,7 @@
 import gradkit._cpu.compiled as compiled
 from gradkit._calls.lists import ExactSums
 from gradkit._dtypes import float_of
-from gradkit._numpy.threads import workers
+from gradkit._threads import workers
 
 __all__ = ["exact_sums"]
 

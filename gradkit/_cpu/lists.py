@@ -21,7 +21,7 @@ from gradkit._calls.lists import (
 )
 from gradkit._numpy.block_clipping import kept_shape, unit_factors
 from gradkit._numpy.list_norms import coefficient
-from gradkit._numpy.threads import workers
+from gradkit._threads import workers
 
 __all__ = [
     "accumulate_grad",

@@ -15,7 +15,7 @@ from gradkit._calls.rows import (
 )
 from gradkit._cpu.compiled import forward, gradient, inverse
 from gradkit._dtypes import float_of
-from gradkit._numpy.threads import workers
+from gradkit._threads import workers
 
 __all__ = [
     "add_layer_norm",

@@ -2,8 +2,7 @@
 
 The module is a ``gradkit._backend.Backend``: functions take validated arrays, and write into the
 outputs that they are given. Files that are named as public modules are hold the operations; the
-others say how arrays are cut (``blocks``, ``row_blocks``, ``channels``, ``groups``), summed
-(``sums``) and shared out among threads, and ``tuning`` has every constant.
+others say how arrays are cut (``blocks``, ``row_blocks``, ``channels``), summed and rounded.
 """
 
 from collections.abc import Iterable, Set

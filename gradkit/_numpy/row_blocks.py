@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from gradkit._numpy import writes
 from gradkit._numpy.blocks import Array, Index, blocks
 
 BLOCK = 1 << 16  # elements; of float64 numbers, 512 KiB
@@ -72,14 +73,5 @@ def column_sums(block: Array) -> Array:
 
 
 def store(values: Array, target: Array) -> None:
-    """``target = values``, float64 numbers that are rounded once."""
-    values = values.reshape(target.shape)
-    if target.dtype.itemsize == 2 and target.dtype != np.float16:
-        # bfloat16's own cast rounds to float32 first. What is not exact there gets an odd last bit,
-        # which is no tie of bfloat16.
-        single = values.astype(np.float32)
-        bits = single.view(np.uint32)
-        bits -= np.abs(single) > np.abs(values)
-        bits |= single != values
-        values = single
-    target[...] = values
+    """``target = values``, float64 numbers in rows that are rounded once."""
+    writes.store(values.reshape(target.shape), target)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from functools import partial
-from hashlib import blake2b
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -69,6 +68,8 @@ def _digests(copies: list[Copy]) -> Numbers:
 
 def _bits(view: Array | None) -> int:
     """A digest of an array's dtype, shape and bytes."""
+    from hashlib import blake2b  # here: few processes need what it loads
+
     if view is None:
         return _NONE
     if not view.size:

@@ -20,7 +20,6 @@ from gradkit._open.given import is_scalar, refuse_write
 from gradkit._open.gradients import Gradients
 from gradkit._open.results import Results
 from gradkit._open.shards import ownership_in, replicas_in
-from gradkit._ranks import exact_norms
 from gradkit._ranks.collective import Collective
 from gradkit._ranks.device_norms import Factors, RankSums, queue_norm
 from gradkit._ranks.groups import Reduce
@@ -125,6 +124,8 @@ def take_norm(
     once = held.tree is held.arrays and type(replicas) is int and replicas == 1
     copies = None if once else _copies(held, ranks)
     if wanted.exact:
+        from gradkit._ranks import exact_norms  # with `fractions`, which few calls need
+
         exact_norms.check(held, collective, wanted.order)
     if ranks.reduce is None and collective.alone and not (wanted.policy == "raise" or wanted.exact):
         _write_own(held, wanted, factors.norm, found)
@@ -251,6 +252,8 @@ def _write_exact(
     found_inf: Flags | None,
 ) -> None:
     """The same from exact sums, which are joined exactly and rounded once."""
+    from gradkit._ranks import exact_norms
+
     backend, order, collective = held.backend, wanted.order, ranks.collective
     states = exact_norms.state_of(held, order, _factor(wanted, backend), copies)[None]
     if not collective.alone:

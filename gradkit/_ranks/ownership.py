@@ -11,7 +11,6 @@ to that of the whole, and those of any others do not, but for one in 2^60 cases 
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from hashlib import blake2b
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -108,6 +107,8 @@ class Ownership:
 
     def exchange(self, ranks: Collective) -> None:
         """Find out what ranks hold, in a call that all of them make together."""
+        from hashlib import blake2b  # here: few processes need what it loads
+
         every, owners = exchanged(ranks, self._numbers)
         own = every[owners == ranks.rank]
         named = every[np.isin(every[:, 0], own[:, 0])].tolist()  # as those that this rank holds
@@ -186,5 +187,7 @@ def exchanged(collective: Collective, compute: Callable[[], Numbers]) -> tuple[N
 
 def _digest(text: str, field: str = "") -> int:
     """A number below the prime."""
+    from hashlib import blake2b  # here: few processes need what it loads
+
     key = blake2b(field.encode(), digest_size=16).digest() if field else b""
     return int.from_bytes(blake2b(text.encode(), digest_size=8, key=key).digest()) % _PRIME
