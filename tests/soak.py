@@ -25,7 +25,6 @@ import gradkit
 from gradkit import _arrays
 from gradkit._cuda import list_tables
 from gradkit._cuda.launch import kernels
-from gradkit._numpy import scratch
 from tests.backends import BACKENDS
 from tests.layouts import LAYOUTS
 from tests.operations import GROUPS, OPERATIONS, drawn
@@ -37,7 +36,6 @@ SLACK = {
     "resident": 8 << 20,
     "plans": 0,
     "cuts": 0,
-    "scratch": 0,
     "types": 0,
     "threads": 0,
 }
@@ -55,7 +53,6 @@ def sizes():
         "resident": pages * os.sysconf("SC_PAGE_SIZE"),
         "plans": len(list_tables._plans._kept),
         "cuts": len(list_tables._cuts._kept),
-        "scratch": len(scratch._spare),
         "kernels": len(kernels._kernels),
         "types": len(_arrays._BY_TYPE),
         "threads": threading.active_count(),
@@ -130,7 +127,6 @@ def soak(backend, seconds, *, seed=0, variety=1 << 32, work=every_operation):
     samples = np.zeros((_MOST, len(NAMES)), np.int64)  # before anything is traced: no growth
     count = 0
     end = time.monotonic() + seconds
-    scratch._spare.clear()  # or scratch that is not traced would give way to scratch that is
     tracemalloc.start()
     try:
         with backend.active():

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import gradkit
-from gradkit._numpy import scratch, threads
 from tests.operations import DATA, KINDS, of
 from tests.tolerances import DTYPES, WORKING_MEMORY
 
@@ -35,16 +34,15 @@ LAYOUTS = {
 @pytest.fixture(autouse=True)
 def _four_threads():
     """Each has scratch of its own, whatever this machine has."""
-    before = threads.workers()
-    threads.use_workers(4)
+    before = gradkit.get_num_threads()
+    gradkit.set_num_threads(4)
     with gradkit.use_cpu_backend("numpy"):
         yield
-    threads.use_workers(before)
+    gradkit.set_num_threads(before)
 
 
 def working_memory(call, **arguments):
-    """The most memory that a call allocates beyond what it returns, scratch that it keeps too."""
-    scratch._spare.clear()
+    """The most memory that a call allocates beyond what it returns."""
     tracemalloc.start()
     try:
         results = call(**arguments)
