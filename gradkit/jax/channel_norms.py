@@ -307,6 +307,9 @@ def _normalise(numbers: dict[str, Any], outs: list[Any], ins: list[Any]) -> None
     """Batch norm by the statistics of all devices' rows; then new running ones, or the variance."""
     (y, mean, inv_std, *returned), (x, scale, bias, *running, rows) = outs, ins
     axis, eps = numbers["channel_axis"], numbers["eps"]
+    if rows is None and x.dtype == np.float64:
+        _normalise_at_once(numbers, outs, ins)
+        return
     if rows is None:
         of_all, var, count = gradkit.batch_norm_stats(x, channel_axis=axis)
     else:
@@ -329,6 +332,29 @@ def _normalise(numbers: dict[str, Any], outs: list[Any], ins: list[Any]) -> None
         momentum=numbers["momentum"],
     )
     write(update, *returned)
+
+
+def _normalise_at_once(numbers: dict[str, Any], outs: list[Any], ins: list[Any]) -> None:
+    """The same in one call, inside of which the mean of float64 data has two numbers."""
+    (y, mean, inv_std, *returned), (x, scale, bias, *running, _) = outs, ins
+    moved = [None, None] if running[0] is None else returned
+    for new, known in zip(moved, running, strict=True):
+        if new is not None:
+            new[...] = known
+    call = BatchNorm(
+        x=x,
+        scale=scale,
+        bias=bias,
+        channel_axis=numbers["channel_axis"],
+        eps=numbers["eps"],
+        running_mean=moved[0],
+        running_var=moved[1],
+        momentum=numbers["momentum"],
+        engine=None,
+    )
+    write(call, y, mean, inv_std)
+    if running[0] is None:
+        store(returned[0], gradkit.batch_norm_stats(x, channel_axis=numbers["channel_axis"])[1])
 
 
 def _stats_of_all(refusal: str, axis: int, axis_name: Any, x: Any) -> Any:
