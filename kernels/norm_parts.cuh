@@ -48,6 +48,8 @@ __device__ __forceinline__ void write_parts(const TensorList& list, double p, Pa
     for (u32 first = blockIdx.x * warps; first < list.chunks; first += warps_in_grid()) {
         Part part = {0, 0, 0};
         if (first + own < list.chunks) part = part_of_chunk(first + own);
+        // Narrow zeros' scale of 1 is not to hide a small f64. Bits are compared for want of double units.
+        if (__double_as_longlong(part.hi) == 0) part.scale = 0;
         if (joined) {
             part = block_part(part, p);
             if (threadIdx.x == 0) partials[first / warps] = part;

@@ -55,6 +55,8 @@ def off_by(got, ref):
     if mpmath.isnan(ref) or mpmath.isinf(ref) or ref == 0:
         same = got == ref or (math.isnan(got) and mpmath.isnan(ref))
         return 0.0 if same else math.inf
+    if not math.isfinite(got):
+        return math.inf
     with mpmath.workprec(200):
         return float(max(0, abs(mpmath.mpf(got) - ref) - mpmath.mpf(2.0**-1074)) / ref)
 

@@ -6,6 +6,7 @@ whatever else a call has made, results that nobody took among it, has to be kept
 
 import gc
 import weakref
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import gradkit
 from gradkit._cuda import CudaBackend
 from gradkit._cuda.launch import kernels
 from testbed.emulator import EmulatedDevice
+from tests import operations
 from tests.devices.emulated import Emulated, on_device
 from tests.layouts import LAYOUTS
 from tests.operations import OPERATIONS, calls, drawn
@@ -92,7 +94,20 @@ def every_call(make):
         arguments = OPERATIONS[name].arguments(make, **options)
         return getattr(gradkit, name)(**arguments | changes)
 
-    return calls(make, **given) | {
+    def into(name):
+        """Outputs in the layout of the arguments, so that most have gaps."""
+        results = of(name)
+        single = not isinstance(results, tuple)
+        outs = [make("out", r.shape, r.dtype.name) for r in ((results,) if single else results)]
+        of(name, out=outs[0] if single else tuple(outs))
+
+    short = {"types": ("float32",) * 3, "shape": (3, 6, 2, 36), "lists": LISTS[:3]}
+    all_calls, few = calls(make, **given), calls(make, **short)
+    all_calls |= {f"{each.name} of few": few[each.name] for each in operations.of("lists")}
+    for each in operations.of("rows", "channels", "groups"):
+        all_calls[f"{each.name} with out"] = partial(into, each.name)
+    return all_calls | {
+        "few sums and their norm": lambda: of("accumulate_grads", short, norm_out=one()),
         "norms": lambda: of("per_tensor_norms", norm_type=3, flat=True),
         "a norm over devices": lambda: of("grad_norm", group=Devices(make)),
         "a clip over devices": lambda: of(

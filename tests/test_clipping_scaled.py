@@ -160,6 +160,7 @@ BIG, SMALL = 2.0**1023, 2.0**-1070
 EXTREMES = {  # elements, order, scale, norm
     "sum": ([BIG] * 8, 1, 2.0**-1000, 2.0**26),
     "sum, just": ([BIG] * 8, 1, 0.125, BIG),
+    "sum of less": ([2.0**1021] * 8, 1, 2.0**-1000, 2.0**24),
     "sum beside small": ([BIG] * 8 + [2.0**900] * 100 + [SMALL] * 3, 1, 2.0**-900, 2.0**126),
     "squares": ([BIG] * 64, 2, 2.0**-1000, 2.0**26),
     "squares, just": ([BIG] * 64, 2, 0.125, BIG),

@@ -239,7 +239,8 @@ def test_norms_of_every_magnitude(device, name, p):
 def test_squares_at_both_ends_of_float32(device, name):
     """Either side of where a batch is summed in double, in any place of the batch."""
     kind = DTYPES[name].type
-    for size in (2.0**-75, 2.0**-76, 2.0**-63, 2.0**-50, 2.0**-48, 2.0**-47, 2.0**61, 2.0**64):
+    sizes = [2.0**-75, 2.0**-76, 2.0**-63, 2.0**-50, 2.0**-48, 2.0**-47, 2.0**61, 2.0**64]
+    for size in (*sizes, 1.2003 * 2.0**-58, 1.2003 * 2.0**-62):  # squares are rounded
         for beside in (0.0, 2.0**-133, 2.0**-70, 2.0**-49, size / 4, size * 1.5):
             host = np.full(530, size).astype(DTYPES[name])
             host[3::7] = kind(beside)

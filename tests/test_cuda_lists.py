@@ -677,6 +677,7 @@ def test_magnitudes_from_one_end_of_float64_to_the_other(device, p):
         [2.0 ** np.array([-479.0, -481, -479])],
         [np.full(1 << 15, 1.5 * 2.0**504)],  # as they are, the sum of squares would overflow
         [np.full(1000, 1e154), np.full(10, 2.0**-130, np.float32)],
+        [np.zeros(3, np.float32), np.full(1, 1e-170), np.zeros(3, np.float32)],
     ):
         got = float(norm_of(device, put(device, hosts), p))
         bound = tolerances.norm(p, tolerances.PAIRS, runs=True)

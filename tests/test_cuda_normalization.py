@@ -650,6 +650,28 @@ def test_squares_of_which_a_float_loses_digits(power):
         np.testing.assert_allclose(inv_std * float(size), 1, rtol=2.0**-23)
 
 
+def test_many_squares_of_which_each_loses_digits():
+    """Those of a thread: their sum is a number that a float holds well, and they are not."""
+    size = np.float32(1.0861 * 2.0**-66)
+    x = np.full((1, 1 << 18), size)
+    x[:, ::2] *= -1
+    device = Emulated(multiprocessors=1)
+    outs = device.empty(x, x[:, 0], x[:, 0])
+    launch(device.run, LayerNorm, outs, x=x, eps=0.0)
+    assert abs(float(outs[2][0]) * float(size) - 1) <= 2.0**-23
+
+
+@pytest.mark.parametrize("at", range(4))
+@pytest.mark.parametrize("size", [1e-30, 1e30])
+def test_a_channel_among_others_of_other_magnitude(at, size):
+    """A thread has four channels at once, of which one needs double."""
+    device, p = Emulated(multiprocessors=1), _batch((40, 8, 3), 1, True, BATCH_TYPES[0], eps=0.0)
+    p.x[:, at] *= np.float32(size)
+    p.__post_init__()
+    p.check_forward(device, *device.batch_norm(p))
+    p.check_gradients(device, *device.batch_norm_grad(p))
+
+
 def _far_from_the_first(x):
     x[:, 0] = 1e5
 

@@ -152,3 +152,5 @@ def test_tolerances_themselves():
     ):
         with pytest.raises(AssertionError):
             fails()
+    for got, ref in ((np.nan, 3), (np.inf, 3), (np.nan, mpmath.inf), (3.0, mpmath.nan), (1.0, 0)):
+        assert oracles.off_by(got, mpmath.mpf(ref)) == math.inf
