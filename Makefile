@@ -100,7 +100,7 @@ check: lint check-package test test-ptx-fast machine-code test-slow ## lint and 
 # --- with a GPU, another framework or more time (in alphabetical order) ----------------------
 # Packages that cannot share an environment are in separate ones: .venv-NAME.
 
-.PHONY: bench bench-gpu bench-ranks bench-record fuzz lock mutants mutants-fast mutants-interop pictures sanitize-cpu \
+.PHONY: bench bench-gpu bench-ranks bench-record fuzz lock mutants mutants-fast mutants-interop mutants-kernels pictures sanitize-cpu \
 	sanitize-cpu-fast sanitize-gpu soak test-cudnn test-driver test-driver-fast test-gpu test-interop test-onnxruntime test-ptx test-ranks
 
 MINUTES := 10
@@ -151,8 +151,11 @@ build/mutants/interop/main.json: .venv-interop/.installed $(shell find gradkit -
 mutants: $(STAMP) build/mutants/tests/main.json ## run all mutation tests (a day; it resumes)
 	$(BIN)/python -m tests.mutants $(MUTANTS)
 
-mutants-fast: $(STAMP) build/mutants/tests/main.json ## run a fixed sample of the mutation tests (9 min)
-	$(BIN)/python -m tests.mutants --each 1 --seconds 480 --cap 120
+mutants-fast: $(STAMP) build/mutants/tests/main.json ## run a fixed sample of the mutation tests of Python code (4 min)
+	$(BIN)/python -m tests.mutants --each 1 --seconds 200 --cap 40 --only gradkit/
+
+mutants-kernels: $(STAMP) build/mutants/tests/main.json ## the same of the kernels, after `make test-slow` (20 min)
+	$(BIN)/python -m tests.mutants --each 1 --cap 120 --only kernels/
 
 mutants-interop: build/mutants/interop/main.json ## run the mutation tests of gradkit.torch and gradkit.jax
 	.venv-interop/bin/python -m tests.mutants --interop $(MUTANTS)
