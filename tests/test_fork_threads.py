@@ -9,6 +9,7 @@ import pytest
 
 import gradkit
 from tests import strategies as draw_
+from tests.operations import OPERATIONS, drawn
 from tests.tolerances import assert_same_bits
 
 X = draw_.values((600, 1100), "float32", 1)  # large enough for every strip to have a thread
@@ -71,6 +72,30 @@ def test_threads_share_no_error_state():
         with pytest.raises(FloatingPointError):
             np.float32(1e38) * np.float32(1e38)
     assert np.isfinite(y).all()
+
+
+@pytest.mark.parametrize("which", ["numpy", "compiled"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("power", [-30, 30])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_the_callers_error_state_is_not_ours(name, power, mixed, dtype, which):
+    """Nothing that overflows or underflows on the way raises or warns in anybody's thread."""
+
+    def make(*spec):
+        host = drawn(*spec)
+        own = np.full(host.size, 10.0 ** (power if dtype == "float32" else 9 * power))
+        own[: 1 if mixed else 0] = 1
+        return np.asarray(host * own.reshape(host.shape), host.dtype)
+
+    def call():
+        with np.errstate(all="raise"), gradkit.use_cpu_backend(which):
+            getattr(gradkit, name)(**given)
+
+    given = OPERATIONS[name].arguments(make, types=(dtype,) * 3)
+    call()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(call).result()
 
 
 CHILD = """

@@ -366,10 +366,11 @@ class MuteError(Exception):
     ("error", "said"),
     [
         (ValueError("é" * 500), "ValueError: é"),
+        (ValueError("_" + "é" * 500), "ValueError: _é"),  # cut between the bytes of a letter
         (ValueError("a name with \udc80"), r"ValueError: a name with \?$"),
         (MuteError(), "MuteError"),
     ],
-    ids=["long", "no text", "mute"],
+    ids=["long", "long, odd", "no text", "mute"],
 )
 def test_whatever_an_error_says_the_others_hear_of_it(error, said):
     def work(group):
