@@ -11,6 +11,7 @@ import sys
 import textwrap
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -182,6 +183,36 @@ def test_whoever_handles_interrupts_gets_them_afterwards(monkeypatch):
     finally:
         signal.signal(signal.SIGINT, previous)
     assert seen == [[0.5, 0.5], [0.5, 0.5]]
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="no such signal")
+@pytest.mark.parametrize("raises", [False, True])
+def test_other_signals_are_not_deferred(monkeypatch, raises):
+    """A flag that their handler sets does no harm; an exception leaves a list partly written."""
+    flags, grads = [], [np.ones(3), np.ones(3)]
+
+    def handler(number, frame):  # noqa: ARG001
+        flags.append([float(g[0]) for g in grads])
+        if raises:
+            raise TimeoutError
+
+    def store(values, target):
+        target[...] = values
+        if not flags:
+            signal.raise_signal(signal.SIGALRM)
+
+    monkeypatch.setattr(lists, "store", store)
+    previous = signal.signal(signal.SIGALRM, handler)
+    try:
+        with (
+            gradkit.use_cpu_backend("numpy"),
+            pytest.raises(TimeoutError) if raises else nullcontext(),
+        ):
+            gradkit.scale_grads(grads, 0.5)
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+    assert flags == [[0.5, 1.0]]
+    assert [float(g[0]) for g in grads] == [0.5, 1.0 if raises else 0.5]
 
 
 # Memory, compilers and launches that fail on the device
