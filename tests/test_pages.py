@@ -56,10 +56,10 @@ def relative(page):
 
 @pytest.mark.parametrize("page", [p for p in PAGES if python_in(p)], ids=relative)
 def test_code_runs(page, capsys):
-    """And prints, where the page says what, just that: the lines that begin with ``#>``."""
+    """And prints, where the page says what, just that: the lines that begin with ``# ->``."""
     code = python_in(page)
     exec(compile(code, relative(page), "exec"), {})
-    said = re.findall(r"^#> (.*)$", code, re.MULTILINE)
+    said = re.findall(r"^# -> (.*)$", code, re.MULTILINE)
     assert not said or capsys.readouterr().out.splitlines() == said
 
 
