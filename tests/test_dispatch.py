@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import gradkit
+from gradkit._arrays import HOST
 from gradkit._cuda import CudaBackend
 from testbed.emulator.idle import IdleDevice
 from tests import golden
@@ -257,3 +258,15 @@ def test_a_spike_guards_arguments_are_of_one_library():
         gradkit.spike_guard_update("mean", 1.0)
     with pytest.raises(TypeError, match="norm is a DLPack array and state a numpy array"):
         gradkit.spike_guard_update(np.zeros(3), xp.asarray(1.0))
+
+
+def test_a_library_that_keeps_count_is_told_what_was_written(monkeypatch):
+    """PyTorch, for one, whose autograd must know; here NumPy stands in for it."""
+    told = []
+    monkeypatch.setattr(type(HOST), "returns_views", False)
+    monkeypatch.setattr(type(HOST), "wrote", lambda _, arrays: told.extend(arrays))
+    grads, norm, mean = [np.ones(4)], np.zeros(()), np.zeros(2)
+    gradkit.grad_norm(grads, out=norm)
+    gradkit.layer_norm(np.ones((2, 3)), out=(None, mean, None))
+    gradkit.scale_grads(grads, 2.0)
+    assert [id(array) for array in told] == [id(array) for array in (norm, mean, *grads)]
