@@ -3,6 +3,7 @@
 import math
 import re
 import sys
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 
@@ -865,3 +866,25 @@ def test_the_code_of_the_page_runs(of, maker):
     clipped = ranks.results(work)
     assert clipped == [[pytest.approx([0.6, 0])], [pytest.approx([0.8])]]
     assert ranks.wire.sent == [[6]] * 2
+
+
+def test_faults_are_noted_on_the_ranks_own_device(monkeypatch):
+    """Which need not be current where the group is made."""
+    current, made = [0], []
+
+    class Elsewhere:
+        device = property(lambda self: self)
+
+        @contextmanager
+        def active(self):
+            current[0] = 1
+            yield
+            current[0] = 0
+
+        def empty(self, shape, dtype):
+            made.append((current[0], shape))
+            return np.empty(shape, dtype)
+
+    monkeypatch.setattr(groups_device, "backend_on", lambda _: Elsewhere())
+    groups_device.DeviceRanks(0, 2, 1)
+    assert made == [(1, (2,))]
