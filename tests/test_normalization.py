@@ -514,3 +514,13 @@ def test_squares_outside_float32(backend, name, exponent, mean):
     assert_same_bits(backend.asnumpy(x), backend.asnumpy(y))
     p.centred, p.bias = False, None
     check_norm(backend, p, "rms_norm")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_not_finite_reaches_its_rows_statistics_and_no_others(backend, value):
+    x = np.ones((3, 5), np.float32) * np.arange(5, dtype=np.float32)
+    x[1, 2] = value
+    _, mean, inv_std = map(backend.asnumpy, gradkit.layer_norm(backend.asarray(x)))
+    assert not np.isfinite(mean[1])
+    assert np.isnan(inv_std[1])
+    assert np.isfinite([mean[[0, 2]], inv_std[[0, 2]]]).all()
