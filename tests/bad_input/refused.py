@@ -231,9 +231,12 @@ def not_numbers():
                 continue
             yield refused(function, f"{label} is {what}", TypeError, message, {label: value})
         if label in arrays:
-            message = rf"{label} has shape \(2,\); expected \(\), one number"
-            two = {label: partial(_array_of, f64(2))}
-            yield refused(function, f"{label} is two", ValueError, message, two)
+            count, expected = 2, r"\(\), one number"
+            if label == "max_norm" and "block" in function:  # which take one for each unit
+                count, expected = 97, r"\(\d+,\), one limit per unit"
+            message = rf"{label} has shape \({count},\); expected {expected}"
+            several = {label: partial(_array_of, f64(count))}
+            yield refused(function, f"{label} is {count}", ValueError, message, several)
     message = "norm must be a real number, not str"
     yield refused("clip_coefficient", "a string", TypeError, message, {"norm": "5"})
     message = "norm has dtype int64; accepted: float16, bfloat16, float32, float64"
