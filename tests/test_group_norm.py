@@ -84,7 +84,7 @@ def test_strides(backend, layout, axis):
 )
 def test_samples_in_parts(monkeypatch, shape, groups, types):
     """What fills several blocks, of any strides: here blocks have 192 elements."""
-    monkeypatch.setattr(channels, "_BLOCK", 192)
+    monkeypatch.setattr(channels, "BLOCK", 192)
     numpy = BACKENDS[0]
     p = make_groups(shape, groups, types)
     with numpy.active():

@@ -10,7 +10,7 @@ from gradkit._backend import Shape
 from gradkit._calls.lists import ClipUnits, UnitNorms
 from gradkit._numpy.blocks import Array, blocks
 from gradkit._numpy.list_norms import coefficients, magnitudes, root_of, unit_of
-from gradkit._numpy.writes import BLOCK, store, whole
+from gradkit._numpy.writes import store, whole
 
 __all__ = ["clip_units", "unit_norms"]
 
@@ -71,6 +71,6 @@ def _norms(grad: Array, own: Shape, norm_type: float, *, mean: bool) -> Array:
 
 def _blocks(shape: Shape, own: Shape) -> Iterator[tuple[Any, Any]]:
     """Blocks' indices in an array, and those of the units that they are of."""
-    for block in blocks(shape, BLOCK):
+    for block in blocks(shape):
         at = (slice(None) if axis in own else part for axis, part in enumerate(block))
         yield (*block, ...), (*at, ...)

@@ -1,17 +1,19 @@
 """Arrays cut into blocks: working memory is bounded whatever the size of the input."""
 
+import math
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
-DType: TypeAlias = np.dtype[Any]
 Index: TypeAlias = tuple[slice, ...]
 
+BLOCK = 1 << 16  # elements that are computed at a time; of float64 numbers, 512 KiB
 
-def blocks(shape: tuple[int, ...], limit: int) -> Iterator[Index]:
-    """Index tuples of slices that tile ``shape`` in order, at most ``limit`` elements each.
+
+def blocks(shape: tuple[int, ...], limit: int = BLOCK) -> Iterator[Index]:
+    """Tuples with a slice for each axis that tile ``shape`` in order, ``limit`` elements at most.
 
     A block is a run of whole slices along the first axis if one fits, and is cut along the
     next axis if none does.
@@ -19,9 +21,7 @@ def blocks(shape: tuple[int, ...], limit: int) -> Iterator[Index]:
     if not shape:
         yield ()
         return
-    inner = 1
-    for length in shape[1:]:
-        inner *= length
+    inner = math.prod(shape[1:])
     if inner > limit:
         for i in range(shape[0]):
             for rest in blocks(shape[1:], limit):
@@ -29,26 +29,15 @@ def blocks(shape: tuple[int, ...], limit: int) -> Iterator[Index]:
     elif inner:
         step = limit // inner
         for start in range(0, shape[0], step):
-            yield (slice(start, min(start + step, shape[0])),)
+            run = slice(start, min(start + step, shape[0]))
+            yield (run, *(slice(None) for _ in shape[1:]))
 
 
-def matched(*arrays: Array, limit: int) -> Iterator[tuple[Array, ...]]:
-    """Views that tile arrays of one shape side by side, a block at a time.
-
-    Arrays that are all contiguous in the same order are walked as one dimension; any other
-    arrays are walked along their axes, without a copy.
-    """
-    if arrays[0].size == 0:
-        return
-    if all(array.flags.c_contiguous for array in arrays):
-        arrays = tuple(array.reshape(-1) for array in arrays)
-    elif all(array.flags.f_contiguous for array in arrays):
-        arrays = tuple(array.T.reshape(-1) for array in arrays)
-    if arrays[0].size <= limit:
-        yield arrays
-        return
-    for index in blocks(arrays[0].shape, limit):
-        yield tuple(array[index] for array in arrays)
+def part(array: Array, index: Index) -> Array:
+    """What an index selects, as an array even if it is a single number."""
+    whole: Any = (*index, ...)
+    view: Array = array[whole]
+    return view
 
 
 def by_halves(values: Array, few: int = 1) -> Array:

@@ -9,10 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradkit._numpy.blocks import Array, Index, blocks
+from gradkit._numpy.blocks import BLOCK, Array, Index, blocks
 
-# Elements that are computed at a time, each a float64 number: 512 KiB.
-_BLOCK = 1 << 16
 # Times this, float64 numbers, their differences and squares add up without overflow. What it takes
 # from the smallest counts for nothing beside those that overflowed.
 _SMALL = 2.0**-600
@@ -42,12 +40,12 @@ class Cells:
         self.lead = lead
         self.size = int(np.prod(shape[lead:], dtype=np.int64))  # elements of a cell
         self._shape = shape
-        self.elements = list(_whole(shape[lead:], _BLOCK))
+        self.elements = list(blocks(shape[lead:], BLOCK))
 
     @property
     def cells(self) -> Iterator[Index]:
         """The cells of each block."""
-        return _whole(self._shape[: self.lead], max(1, _BLOCK // max(1, self.size)))
+        return blocks(self._shape[: self.lead], max(1, BLOCK // max(1, self.size)))
 
     def sum(self, term: Callable[[Index], Array]) -> Array:
         """The sum over each of some cells of what ``term`` makes of a block of their elements."""
@@ -91,12 +89,6 @@ class Cells:
         rest = self.sum(lambda element: distance(element, centre)) / self.size
         square = self.sum(lambda element: np.square(distance(element, centre))) / self.size
         return Moments(centre, rest, np.maximum(square - np.square(rest), 0))
-
-
-def _whole(shape: tuple[int, ...], limit: int) -> Iterator[Index]:
-    """Blocks' indices with a slice for each axis."""
-    for index in blocks(shape, limit):
-        yield (*index, *(slice(None) for _ in shape[len(index) :]))
 
 
 def load(array: Array, index: Index) -> Array:

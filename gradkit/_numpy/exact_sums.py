@@ -7,7 +7,7 @@ Squares of 16- and 32-bit elements are exact in float64, and so are their sums a
 import numpy as np
 
 from gradkit._calls.lists import DIGIT_BITS, DIGITS, LEAST_BIT, ExactSums
-from gradkit._numpy.blocks import Array, matched
+from gradkit._numpy.blocks import Array, blocks, part
 
 _BLOCK = 1 << 16  # elements, so that sums of their halves are exact
 _HALF = 26  # bits of a half of a float64's mantissa, but for one
@@ -18,8 +18,8 @@ def exact_sums(call: ExactSums) -> None:
     totals = [0] * len(call.sums)
     call.sums[:, DIGITS] = 0
     for grad, row in zip(call.grads, call.rows, strict=True):
-        for (block,) in matched(grad, limit=_BLOCK):
-            values = np.abs(block.astype(np.float64)).reshape(-1)
+        for index in blocks(grad.shape, _BLOCK):
+            values = np.abs(part(grad, index).astype(np.float64)).reshape(-1)
             beyond = ~np.isfinite(values)
             if beyond.any():
                 call.sums[row, DIGITS] += values[beyond].sum()

@@ -2,14 +2,11 @@
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 
 from gradkit._numpy import writes
-from gradkit._numpy.blocks import Array, Index, blocks
-
-BLOCK = 1 << 16  # elements; of float64 numbers, 512 KiB
+from gradkit._numpy.blocks import BLOCK, Array, Index, blocks, part
 
 
 class Rows:
@@ -21,12 +18,12 @@ class Rows:
     def __init__(self, shape: tuple[int, ...], axis: int):
         self.lead, self.tail = shape[:axis], shape[axis:]
         self.width = math.prod(self.tail)
-        self.columns = list(_whole(self.tail, BLOCK))
+        self.columns = list(blocks(self.tail))
 
     @property
     def rows(self) -> Iterator[Index]:
         """The rows of each block."""
-        return _whole(self.lead, max(1, BLOCK // max(1, self.width)))
+        return blocks(self.lead, max(1, BLOCK // max(1, self.width)))
 
     def block(self, array: Array, row: Index, column: Index) -> Array:
         """A block of the data."""
@@ -51,19 +48,6 @@ class Rows:
         sums = [term(column).sum(axis=1, keepdims=True) for column in self.columns]
         mean: Array = sum(sums) / self.width
         return mean
-
-
-def part(array: Array, index: Index) -> Array:
-    """What an index selects, as an array even if it is a single number."""
-    whole: Any = (*index, ...)
-    view: Array = array[whole]
-    return view
-
-
-def _whole(shape: tuple[int, ...], limit: int) -> Iterator[Index]:
-    """Blocks' indices with a slice for each axis."""
-    for index in blocks(shape, limit):
-        yield (*index, *(slice(None) for _ in shape[len(index) :]))
 
 
 def column_sums(block: Array) -> Array:

@@ -27,8 +27,8 @@ from gradkit._calls.rows import (
     RmsNorm,
     RmsNormGrad,
 )
-from gradkit._numpy.blocks import Array, Index
-from gradkit._numpy.row_blocks import Rows, column_sums, part, store
+from gradkit._numpy.blocks import Array, Index, part
+from gradkit._numpy.row_blocks import Rows, column_sums, store
 
 __all__ = [
     "add_layer_norm",

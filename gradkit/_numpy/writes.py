@@ -5,10 +5,9 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from gradkit._numpy.blocks import Array, blocks
+from gradkit._numpy.blocks import BLOCK, Array, blocks, part
 from gradkit._numpy.interrupts import Uninterrupted
 
-BLOCK = 1 << 16  # elements; of float64 numbers, 512 KiB
 _ROOM = 8 * 8 * BLOCK  # bytes: more than what is computed of a block takes
 
 
@@ -23,8 +22,8 @@ def whole() -> Iterator[None]:
 def side_by_side(*lists: Sequence[Array]) -> Iterator[tuple[Array, ...]]:
     """Blocks of the arrays of some lists, which have the same shapes."""
     for arrays in zip(*lists, strict=True):
-        for index in blocks(arrays[0].shape, BLOCK):
-            yield tuple(array[(*index, ...)] for array in arrays)
+        for index in blocks(arrays[0].shape):
+            yield tuple(part(array, index) for array in arrays)
 
 
 def store(values: Array, target: Array) -> None:
