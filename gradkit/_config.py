@@ -5,8 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, overload
 
-import numpy as np
-
 from gradkit import _host as host
 from gradkit import _threads as threads
 
@@ -51,7 +49,7 @@ def show_config(mode: str = "stdout") -> dict[str, Any] | None:
         raise ValueError(f"mode must be 'stdout' or 'dicts', not {mode!r}")
     found: dict[str, dict[str, Any]] = {
         "versions": _versions(),
-        "backends": {**_host(), "cuda": _cuda(), "cudnn": _cudnn()},
+        "backends": {**host.describe(), "cuda": _cuda(), "cudnn": _cudnn()},
     }
     if mode == "dicts":
         return found
@@ -63,7 +61,7 @@ def show_config(mode: str = "stdout") -> dict[str, Any] | None:
 
 
 def get_num_threads() -> int:
-    """How many threads one call on host arrays may use.
+    """How many threads one call of compiled code on host arrays may use.
 
     Returns
     -------
@@ -86,10 +84,10 @@ def get_num_threads() -> int:
 
 
 def set_num_threads(count: int) -> None:
-    """Choose how many threads one call on host arrays may use.
+    """Choose how many threads one call of compiled code on host arrays may use.
 
-    Results have the same bits for any number of threads. For small arrays the calling thread
-    does all the work.
+    Results have the same bits for any number of threads. For small arrays, and without compiled
+    code, the calling thread does all the work.
 
     Parameters
     ----------
@@ -175,14 +173,6 @@ def _version(name: str) -> str:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
-
-
-def _host() -> dict[str, dict[str, Any]]:
-    """What computes on host arrays."""
-    found = host.describe()
-    blas = np.show_config(mode="dicts").get("Build Dependencies", {}).get("blas", {})
-    found["numpy"] |= {"threads": get_num_threads(), "blas": blas.get("name", "unknown")}
-    return found
 
 
 def _cuda() -> dict[str, Any]:

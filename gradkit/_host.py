@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from gradkit import _numpy
 from gradkit._calls.backend import Backend
+from gradkit._threads import workers
 
 _BACKENDS: dict[str, Backend] = {"numpy": _numpy}
 try:
@@ -30,8 +31,8 @@ def describe() -> dict[str, dict[str, Any]]:
     compiled = _BACKENDS.get("compiled")
     cpu: dict[str, Any] = {"available": False, "reason": WHY_NOT_COMPILED}
     if compiled is not None:
-        names = {"instruction_set": code.instruction_set()}
-        cpu = {"available": True, "computes": backend() is compiled} | names
+        found = {"instruction_set": code.instruction_set(), "threads": workers()}
+        cpu = {"available": True, "computes": backend() is compiled} | found
     return {"compiled": cpu, "numpy": {"available": True, "computes": backend() is _numpy}}
 
 

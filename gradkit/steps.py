@@ -71,8 +71,8 @@ def step_verdict(
         ``norm``, ``limit`` or ``found_inf`` is not of a dtype that is accepted; arrays are of two
         frameworks.
     ValueError
-        ``norm`` or ``limit`` is a negative number or NaN on the host, or an array has another
-        shape. Nothing is written.
+        ``norm`` is a negative number on the host, or ``limit`` a negative one or NaN there; an
+        array has another shape. Nothing is written.
 
     References
     ----------

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.layouts import LAYOUTS
 from tests.tolerances import DTYPES
 
-# Either side of a warp, a block, a vector, a tile and BLAS's blocking; then what is tiny.
+# Either side of a warp, a block, a vector, and a CPU backend's block; then what is tiny.
 _RAGGED = (1, 2, 3, 5, 7, 31, 32, 33, 63, 64, 65, 127, 129, 255, 257, 511, 513)
 _LONG = (1023, 1024, 1025, 2047, 2049, 4095, 4096, 4097, 12289, 16385)
 _FEW = (1, 2, 3, 4, 5)

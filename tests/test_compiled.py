@@ -387,18 +387,23 @@ def test_working_memory():
     assert int(in_a_process(MEMORY).stdout) << 10 <= WORKING_MEMORY
 
 
-INTERRUPTED = """
+INTERRUPT = """
 import os, signal, threading, time, numpy as np, gradkit
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell may have it ignore
 gradkit.set_num_threads(2)
-x = np.broadcast_to(np.ones(1024, np.float32), (1 << 22, 1024))  # some seconds of work
-y = np.lib.stride_tricks.as_strided(np.empty(1024, np.float32), x.shape, (0, 4))
-from gradkit import _cpu
-arrays = np.zeros(len(x), np.float32), np.zeros(len(x), np.float32)
 def later():
     time.sleep(0.3)
     print(time.monotonic(), flush=True)
     os.kill(os.getpid(), signal.SIGINT)
+"""
+
+INTERRUPTED = (
+    INTERRUPT
+    + """
+x = np.broadcast_to(np.ones(1024, np.float32), (1 << 22, 1024))  # some seconds of work
+y = np.lib.stride_tricks.as_strided(np.empty(1024, np.float32), x.shape, (0, 4))
+from gradkit import _cpu
+arrays = np.zeros(len(x), np.float32), np.zeros(len(x), np.float32)
 threading.Thread(target=later).start()
 try:
     while True:
@@ -408,6 +413,7 @@ except KeyboardInterrupt:
 assert gradkit.rms_norm(np.ones((300, 1000)))[0].all()
 print("done")
 """
+)
 
 
 ROWS = "_cpu.compiled.forward(10, 2, 1, 1e-5, 0.0, x, None, None, None, y, None, *arrays)"

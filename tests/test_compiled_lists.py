@@ -9,11 +9,16 @@ import numpy as np
 import pytest
 
 import gradkit
-from gradkit._cpu import compiled
 from tests import oracles, tolerances
 from tests import strategies as draw_
 from tests.layouts import LAYOUTS
-from tests.test_compiled import _restored, assert_all_same, in_a_process  # noqa: F401
+from tests.test_compiled import (
+    INTERRUPT,
+    _restored,  # noqa: F401
+    assert_all_same,
+    compiled,
+    in_a_process,
+)
 from tests.tolerances import DTYPES, assert_same_bits
 
 INF = float("inf")
@@ -187,16 +192,11 @@ def test_working_memory():
     assert int(in_a_process(MEMORY).stdout) << 10 <= tolerances.WORKING_MEMORY
 
 
-INTERRUPTED = """
-import os, signal, sys, threading, time, numpy as np, gradkit
-signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell may have it ignore
-gradkit.set_num_threads(2)
+INTERRUPTED = (
+    INTERRUPT
+    + """
 one = np.ones(1 << 24, np.float32)
 g = np.lib.stride_tricks.as_strided(one, (1 << 8, 1 << 24), (0, 4))  # seconds of work
-def later():
-    time.sleep(0.3)
-    print(time.monotonic(), flush=True)
-    os.kill(os.getpid(), signal.SIGINT)
 threading.Thread(target=later).start()
 try:
     while True:
@@ -205,6 +205,7 @@ except KeyboardInterrupt:
     print(time.monotonic())
 print(one.min() == one.max())
 """
+)
 
 
 @pytest.mark.parametrize("work", ["norm", "scale"])

@@ -154,7 +154,7 @@ def test_no_layout_changes_a_bit(backend, layout):
 
 @pytest.mark.parametrize("width", [3, 5, 7, 8])
 def test_narrow_rows_have_the_bits_of_a_copy(backend, width):
-    """BLAS has code of its own for small matrices without gaps."""
+    """Libraries have code of their own for small matrices without gaps."""
     for seed in range(9 if backend.on_host else 1):
         p = make((9, width), seed=seed)
         x = np.pad(p.x, ((0, 0), (0, 3)))[:, :width]

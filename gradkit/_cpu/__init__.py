@@ -5,7 +5,6 @@ without a C++ compiler. ``kernels/cpu`` has the source of ``compiled``.
 """
 
 import os
-from typing import Any
 
 import gradkit._cpu.compiled as compiled
 from gradkit import _numpy
@@ -15,7 +14,7 @@ from gradkit._cpu.exact_sums import *
 from gradkit._cpu.lists import *
 from gradkit._cpu.rows import *
 
-# Bound here: `__getattr__` would take half a microsecond of each call.
+# What is not compiled. Not by `__getattr__`, which takes half a microsecond of each call.
 for _name in {*names_in(Services), *OPERATIONS}.difference(globals()):
     globals()[_name] = getattr(_numpy, _name)
 
@@ -25,7 +24,3 @@ if _wanted := os.environ.get("GRADKIT_CPU_ISA"):
             f"GRADKIT_CPU_ISA is {_wanted!r}; this processor has {compiled.instruction_sets()}"
         )
     compiled.use_instruction_set(_wanted)
-
-
-def __getattr__(name: str) -> Any:
-    return getattr(_numpy, name)

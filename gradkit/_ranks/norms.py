@@ -228,10 +228,8 @@ def _write_of_group(
     call = str(wanted)
     if wanted.per_tensor:  # each norm is that of one gradient on all ranks
         call += f" of {', '.join(held.names())}"
-    owned = _owned(held, ranks)
-    rows = collective.gather(call, state, 0.0 if owned is None else owned.serial)
-    if owned is not None and not len(rows):  # some rank does not know yet what ranks hold
-        owned.exchange(collective)
+    rows = _gathered(held, ranks, call, state)
+    if not len(rows):
         _write_of_group(held, wanted, ranks, _copies(held, ranks), norm, found_inf)
         return
     every = np.ascontiguousarray(rows[:, 1:]).reshape(collective.size, norm.size, _PART)
@@ -257,16 +255,23 @@ def _write_exact(
     backend, order, collective = held.backend, wanted.order, ranks.collective
     states = exact_norms.state_of(held, order, _factor(wanted, backend), copies)[None]
     if not collective.alone:
-        owned = _owned(held, ranks)
-        states = collective.gather(str(wanted), states[0], 0.0 if owned is None else owned.serial)
-        if owned is not None and not len(states):
-            owned.exchange(collective)
+        states = _gathered(held, ranks, str(wanted), states[0])
+        if not len(states):
             _write_exact(held, wanted, ranks, _copies(held, ranks), norm, found_inf)
             return
     total, found = exact_norms.norm_of(states, order)
     norm[...] = total
     if found_inf is not None:
         found_inf[...] = found
+
+
+def _gathered(held: Gradients, ranks: Ranks, call: str, state: Any) -> Any:
+    """A row from each rank; none if some rank did not know yet what ranks hold: now all do."""
+    owned = _owned(held, ranks)
+    rows = ranks.collective.gather(call, state, 0.0 if owned is None else owned.serial)
+    if owned is not None and not len(rows):
+        owned.exchange(ranks.collective)
+    return rows
 
 
 def _factor(wanted: Wanted, backend: Backend) -> float:
