@@ -12,6 +12,10 @@ import pytest
 from .cupy import install
 
 driver, machine = install()
+import cupy  # noqa: E402 - only now does it find the driver
+
+if not cupy.is_available():
+    raise RuntimeError("CuPy finds no device of the driver, so that every test would be skipped")
 
 
 @pytest.fixture(autouse=True)
