@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 import gradkit
 from tests import strategies as draw_
+from tests.backends import Backend
 from tests.bad_input.arguments import Factory, Parameter, good
 from tests.layouts import LAYOUTS
 from tests.operations import LISTS as OF_ARRAYS
@@ -137,7 +138,9 @@ def test_garbage(backend, function, data):
     call = getattr(gradkit, function)
     parameters = list(inspect.signature(call).parameters)
     arguments = {"mode": "dicts"} if function == "show_config" else good(function, a)
-    for label in data.draw(st.sets(st.sampled_from(parameters), min_size=1, max_size=3)):
+    for label in data.draw(
+        st.lists(st.sampled_from(parameters), min_size=1, max_size=3, unique=True)
+    ):
         arguments[label] = data.draw(garbage(a, label), label)
     before = a.memory()
     try:
@@ -147,6 +150,20 @@ def test_garbage(backend, function, data):
     else:
         failed = False
     assert a.memory() == before or not failed
+
+
+@pytest.mark.filterwarnings("ignore:(reduce|per_tensor) is deprecated")
+@pytest.mark.parametrize("value", [Capsule, Grumpy, Parameter, lambda: None])
+@pytest.mark.parametrize("function", OPERATIONS)
+def test_each_argument_as_an_object_that_answers_nothing(function, value):
+    a = Factory(Backend())
+    for label in inspect.signature(getattr(gradkit, function)).parameters:
+        arguments = {**good(function, a), label: value()}
+        before = a.memory()
+        try:
+            getattr(gradkit, function)(**arguments)
+        except EXPECTED:
+            assert a.memory() == before, label
 
 
 @pytest.mark.parametrize("make", [endless, deep])

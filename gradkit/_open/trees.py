@@ -144,8 +144,8 @@ def in_order_of(tree: Any, other: Any, is_leaf: IsLeaf) -> Any:
 
 def check_structure(found: Iterable[str], wanted: Iterable[str], label: str, other: str) -> None:
     """Raise unless the names of two trees' leaves are the same, after their labels."""
-    for leaf, name in zip_longest(found, wanted, fillvalue=""):
-        if leaf.removeprefix(label) != name.removeprefix(other):
+    for leaf, name in zip_longest(found, wanted):
+        if None in (leaf, name) or leaf.removeprefix(label) != name.removeprefix(other):
             said = f"{label} must have the same structure as {other}"
             raise ValueError(f"{said}; {name or leaf} has no counterpart")
 

@@ -466,6 +466,18 @@ def lists_that_do_not_match():
             {"grads": lambda _, g: [None, *g["grads"]]},
         ),
         (
+            "None for all",
+            ValueError,
+            r"buffers\[0\] has no counterpart",
+            {"grads": lambda _, g: None},
+        ),
+        (
+            "nothing for one array",
+            ValueError,
+            r"buffers has no counterpart",
+            {"grads": lambda _, g: None, "buffers": lambda _, g: g["buffers"][0]},
+        ),
+        (
             "another shape",
             ValueError,
             r"grads\[0\] has shape \(6,\); expected \(4, 6\), the shape of buffers\[0\]",
