@@ -434,7 +434,7 @@ def _param_norms(group: Gradients, held: Named, units: _UnitShapes) -> Norm:
 def _limits(group: Gradients, units: _UnitShapes, max_norm: Any) -> _Limits:
     """The caller's limit for all units, or one for each."""
     total = sum(map(math.prod, units.shapes))
-    if is_array(max_norm) and getattr(max_norm, "shape", ()):
+    if is_array(max_norm) and getattr(max_norm, "shape", None):
         view = group.argument(max_norm, "max_norm")
         checks.floating(view, "max_norm")
         checks.shape(view, (total,), "max_norm", "one limit per unit")
