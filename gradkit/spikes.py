@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, SupportsIndex, TypeAlias, overload
 
 import numpy as np
 
-from gradkit._arrays import HOST, framework_of
+from gradkit._arrays import HOST, framework_of, is_array
 from gradkit._calls import checks
 from gradkit._calls.layouts import GUARD_STATE
 from gradkit._calls.lists import SpikeGuardInit, SpikeGuardUpdate
@@ -266,7 +266,7 @@ class SpikeGuard:
         """
         state = self._state
         if state is None:
-            lead = getattr(norm, "shape", ())
+            lead = getattr(norm, "shape", ()) if is_array(norm) else ()
             state = np.zeros((*lead, *GUARD_STATE))
         if framework_of(state) is HOST and framework_of(norm) not in (HOST, None):
             view_of(known_framework(norm, "norm"), norm, "norm", detach=True)  # or an error

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import gradkit
 from tests import tolerances
 from tests.test_distributed import Ranks
+from tests.test_fuzz import Capsule
 from tests.tolerances import assert_same_bits
 
 NAN, INF = math.nan, math.inf
@@ -392,6 +393,13 @@ def test_a_checkpoint_that_is_none(wrong, error, message):
     with pytest.raises(error, match=message):
         guard.load_state_dict(changed)
     assert guard.state_dict() == before
+
+
+def test_a_norm_that_cannot_be_read_leaves_the_guard_as_it_was():
+    guard = gradkit.SpikeGuard()
+    with pytest.raises(TypeError, match="norm cannot be read through DLPack: no memory"):
+        guard.update(Capsule())
+    assert guard.state_dict() == gradkit.SpikeGuard().state_dict()
 
 
 def test_statistics_alone_go_on_with_other_settings():
