@@ -11,7 +11,8 @@ medians. ``--in-turns``, or without pyperf: in this process, in turns, the best 
   ``+ engine``: then PyTorch's ``x.view_as(x)`` and its backward pass; ``bare``: a
   ``torch.autograd.Function`` that makes the two calls and checks nothing. ``--check``: 15 us beyond
   ``bare``.
-- ``gpt``: both passes of a small transformer, by ``torch.compile`` too, which needs a compiler.
+- ``gpt``: both passes of a small transformer, by ``torch.compile`` too, which needs a compiler;
+  ``decomposed``: compiled with our norms by ``gradkit.torch.decomposed_inductor``.
 - ``jax``: both passes of a norm in one jitted function, and a clip. ``nothing``: as many callbacks
   that do nothing; ``in turn``: ``nothing`` and then ``direct``, of which each finds the processor's
   caches full of the other's code. ``--check``: no more than that.

@@ -1,6 +1,9 @@
-"""gradkit's operators in terms of PyTorch's, for exporters and runtimes that know no others."""
+"""gradkit's operators in terms of PyTorch's, for exporters, runtimes and compilers.
 
-from collections.abc import Callable
+Those know no others, or know PyTorch's better.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,7 +12,7 @@ from torch.nn import functional
 
 from gradkit.torch import _operators as norms
 
-__all__ = ["decompositions"]
+__all__ = ["decomposed_inductor", "decompositions"]
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
@@ -32,6 +35,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     See Also
     --------
     restore_norms : turns modules back into PyTorch's, for ``torch.jit.script``.
+    decomposed_inductor : the same for ``torch.compile``.
 
     Examples
     --------
@@ -54,8 +58,66 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     return {norm.overload: function for norm, function in found.items()}
 
 
-# Statistics, which an exported program does not use, are left to PyTorch as it needs none: tensors
-# without elements.
+def decomposed_inductor(
+    graph: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Compile by inductor with PyTorch's norms in the place of gradkit's: a backend.
+
+    For ``torch.compile(model, backend=gradkit.torch.decomposed_inductor)``. Inductor cannot see
+    into gradkit's operators; PyTorch's it fuses with their neighbours, forward and backward.
+    Accuracy, bits and derivatives are then PyTorch's, and results have the layouts of gradkit's
+    operators. Every function and module of ``gradkit.torch`` is replaced, batch norm in training
+    and residual norms too; the model itself is not changed.
+
+    Parameters
+    ----------
+    graph : torch.fx.GraphModule
+        From ``torch.compile``. **Written in place.**
+    inputs : sequence
+        From ``torch.compile``.
+    mode, options : optional
+        Those of ``torch.compile``, as for its own backend.
+
+    Returns
+    -------
+    callable
+        The compiled graph.
+
+    See Also
+    --------
+    decompositions : the same for exported programs.
+
+    Examples
+    --------
+    >>> import torch, gradkit.torch
+    >>> model = torch.nn.Sequential(torch.nn.LayerNorm(4), torch.nn.GELU())
+    >>> model = gradkit.torch.replace_norms(model)
+    >>> compiled = torch.compile(model, backend=gradkit.torch.decomposed_inductor)
+    """
+    from torch import _inductor  # takes a second to import
+
+    for module in graph.modules():  # blocks under checkpoints are graphs of their own
+        if isinstance(module, torch.fx.GraphModule):
+            for overload, function in replacements().items():
+                for node in module.graph.find_nodes(op="call_function", target=overload):
+                    node.target = function
+            module.recompile()
+    chosen = {**_inductor.list_mode_options(mode or "default"), **(options or {})}
+    compiled: Callable[..., Any] = _inductor.compile(graph, list(inputs), options=chosen)
+    return compiled
+
+
+def replacements() -> dict[Any, Callable[..., Any]]:
+    """The decompositions, and that of batch norm in training, which an exporter might not know."""
+    return {norms.BATCH_NORM.overload: _batch_norm, **decompositions()}
+
+
+# Statistics, which a program does not use, are left to PyTorch as it needs none: tensors without
+# elements.
 
 
 def _layer_norm(
@@ -70,7 +132,7 @@ def _layer_norm(
     y = functional.layer_norm(
         x.to(wide), x.shape[axis:], _scale(scale, wide, scale_offset), _to(bias, wide), eps
     )
-    return y.to(x.dtype), x.new_empty(0), x.new_empty(0)
+    return y.to(x.dtype).contiguous(), x.new_empty(0), x.new_empty(0)
 
 
 def _rms_norm(
@@ -78,12 +140,12 @@ def _rms_norm(
 ) -> tuple[Tensor, ...]:
     wide = _wide(x)
     y = functional.rms_norm(x.to(wide), x.shape[axis:], _scale(scale, wide, scale_offset), eps)
-    return y.to(x.dtype), x.new_empty(0)
+    return y.to(x.dtype).contiguous(), x.new_empty(0)
 
 
 def _added(norm: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
     def added(x: Tensor, residual: Tensor, *args: Any) -> tuple[Tensor, ...]:
-        s = x + residual
+        s = (x + residual).contiguous()
         y, *statistics = norm(s, *args)
         return y, s, *statistics
 
@@ -102,7 +164,7 @@ def _group_norm(
     y = functional.group_norm(
         x.to(wide).movedim(channel_axis, 1), num_groups, _to(scale, wide), _to(bias, wide), eps
     )
-    return y.movedim(1, channel_axis).to(x.dtype), x.new_empty(0), x.new_empty(0)
+    return _laid_out(y.movedim(1, channel_axis), x), x.new_empty(0), x.new_empty(0)
 
 
 def _batch_norm_inference(
@@ -117,7 +179,41 @@ def _batch_norm_inference(
     wide = _wide(x)
     known = mean.to(wide), var.to(wide), _to(scale, wide), _to(bias, wide)
     y = functional.batch_norm(x.to(wide).movedim(channel_axis, 1), *known, eps=eps)
-    return y.movedim(1, channel_axis).to(x.dtype)
+    return _laid_out(y.movedim(1, channel_axis), x)
+
+
+def _batch_norm(
+    x: Tensor,
+    scale: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    momentum: float,
+    eps: float,
+    channel_axis: int = 1,
+) -> tuple[Tensor, ...]:
+    wide = _wide(x)
+    running = running_mean, running_var
+    moved = [None if t is None else t.to(wide, copy=True) for t in running]
+    y = functional.batch_norm(
+        x.to(wide).movedim(channel_axis, 1),
+        *(*moved, _to(scale, wide), _to(bias, wide)),
+        training=True,
+        momentum=momentum,
+        eps=eps,
+    )
+    new = [
+        x.new_empty(0) if t is None or old is None else t.to(old.dtype)
+        for t, old in zip(moved, running, strict=True)
+    ]
+    return _laid_out(y.movedim(1, channel_axis), x), x.new_empty(0), x.new_empty(0), *new
+
+
+def _laid_out(y: Tensor, x: Tensor) -> Tensor:
+    """``y`` with the dtype and the order of axes of ``x``, as gradkit's operators return it."""
+    like = torch.empty_like(x)
+    y = y.to(x.dtype)
+    return y if y.stride() == like.stride() else like.copy_(y)
 
 
 def _wide(x: Tensor) -> torch.dtype:

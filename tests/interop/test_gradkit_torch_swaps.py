@@ -11,6 +11,7 @@ from .libraries import framework
 
 torch = framework("torch")
 ours = framework("gradkit.torch")
+export = framework("gradkit.torch.export")
 nn = torch.nn
 
 
@@ -208,12 +209,83 @@ def test_models_with_norms_of_gradkit_alone_become_onnx():
     torch.testing.assert_close(torch.from_numpy(found), model(x), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["group_norm", "batch_norm_inference"])
-def test_decompositions_with_channels_last(name):
-    overload = getattr(torch.ops.gradkit, name).default
-    x, vectors = random(3, 5, 4), [random(4, seed=k).abs() + 0.5 for k in range(4)]
-    args = (x, *vectors[:2], 2, 1e-5) if name == "group_norm" else (x, *vectors, 1e-5)
-    found, expected = ours.decompositions()[overload](*args, -1), overload(*args, -1)
-    if name == "group_norm":
-        found, expected = found[0], expected[0]
-    torch.testing.assert_close(found, expected)
+@pytest.mark.filterwarnings("ignore")  # the compiler's own, of what is new in it
+def test_inductor_fuses_the_norms_if_it_is_asked_to(monkeypatch):
+    """No operator is left, under a checkpoint either; results are those of the eager model."""
+    from torch._inductor import config
+    from torch._inductor.utils import run_and_get_code
+    from torch.utils.checkpoint import checkpoint
+
+    monkeypatch.setattr(config, "cpp_cache_precompile_headers", False)  # which takes longer
+    torch._dynamo.reset()
+    model, x = Blocks(), random(2, 4, 3, 6).requires_grad_()
+    leaves = [x, *model.parameters()]
+
+    def passes(function):
+        y = function(x)
+        return [y, *torch.autograd.grad(y.square().mean(), leaves)]
+
+    again = copy.deepcopy(model)
+    expected = passes(model)
+    state = {key: t.clone() for key, t in model.state_dict().items()}
+    model.load_state_dict(again.state_dict())
+    backend = ours.decomposed_inductor
+    compiled = torch.compile(
+        lambda x: checkpoint(model, x, use_reentrant=False), backend=backend, fullgraph=True
+    )
+    found, code = run_and_get_code(lambda: passes(compiled))
+    assert len(code) == 2
+    assert "gradkit" not in "".join(code)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(dict(model.state_dict()), state)
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+def test_inductor_gets_the_options_of_a_compilation():
+    """The operators stay without a request, and a mode that there is not is refused."""
+    from torch._inductor.utils import run_and_get_code
+
+    torch._dynamo.reset()
+    x = random(3, 4)
+    _, code = run_and_get_code(torch.compile(ours.LayerNorm(4)), x)
+    assert "gradkit.layer_norm" in "".join(code)
+    backend = ours.decomposed_inductor
+    for wrong in ({"mode": "fast"}, {"options": {"no such option": 1}}):
+        torch._dynamo.reset()
+        with pytest.raises(Exception, match=r"fast|no such option"):
+            torch.compile(ours.LayerNorm(4), backend=backend, **wrong)(x)
+
+
+CHANNELS = {  # each norm's vectors and numbers
+    "group_norm": (2, (2, 1e-5)),
+    "batch_norm": (4, (0.25, 1e-5)),
+    "batch_norm_inference": (4, (1e-5,)),
+}
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 0, 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", CHANNELS)
+def test_decompositions_with_channels_last(name, dtype, order):
+    """With the values, dtypes and strides of the operator, whose arguments are not written."""
+    count, numbers = CHANNELS[name]
+    x = random(2, 6, 4).to(dtype).permute(order)
+    vectors = [random(x.shape[-1], seed=k).abs() + 0.5 for k in range(count)]
+    before = [vector.clone() for vector in vectors]
+    operator = getattr(torch.ops.gradkit, name).default
+    args = x, *vectors, *numbers, -1
+    found, expected = export.replacements()[operator](*args), operator(*args)
+    torch.testing.assert_close(vectors, before, rtol=0, atol=0)
+    if name != "batch_norm_inference":  # the two statistics after y are of no use
+        found, expected = ((result[0], *result[3:]) for result in (found, expected))
+    torch.testing.assert_close(found, expected, check_stride=True)
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm"])
+def test_decompositions_of_transposed_rows(name):
+    operator = getattr(torch.ops.gradkit, name).default
+    rows = [random(4, 3, seed=k).T for k in range(2)][: 1 + name.startswith("add")]
+    vectors = [random(4, seed=k) for k in range(1 + name.endswith("layer_norm"))]
+    args = *rows, *vectors, -1, 1e-5, 0.5
+    found, expected = (f(*args)[: len(rows)] for f in (export.replacements()[operator], operator))
+    torch.testing.assert_close(found, expected, check_stride=True)
