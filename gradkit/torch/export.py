@@ -132,7 +132,7 @@ def _layer_norm(
     y = functional.layer_norm(
         x.to(wide), x.shape[axis:], _scale(scale, wide, scale_offset), _to(bias, wide), eps
     )
-    return y.to(x.dtype).contiguous(), x.new_empty(0), x.new_empty(0)
+    return y.to(x.dtype), x.new_empty(0), x.new_empty(0)
 
 
 def _rms_norm(
@@ -140,7 +140,7 @@ def _rms_norm(
 ) -> tuple[Tensor, ...]:
     wide = _wide(x)
     y = functional.rms_norm(x.to(wide), x.shape[axis:], _scale(scale, wide, scale_offset), eps)
-    return y.to(x.dtype).contiguous(), x.new_empty(0)
+    return y.to(x.dtype), x.new_empty(0)
 
 
 def _added(norm: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
