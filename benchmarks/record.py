@@ -1,12 +1,13 @@
 """Publish a finished run: ``python -m benchmarks.record FILE.jsonl`` (``make bench-record``).
 
 Copies the record into ``benchmarks/results``, in the place of an earlier one of the same machine,
-draws its plots there, and makes ``docs/performance.md`` from all records there. Without a file it
-makes only ``docs/performance.md``.
+and makes plots there and ``docs/performance.md`` from all records. Without a file it only makes
+those.
 """
 
 import argparse
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -20,6 +21,8 @@ HEAD = """# Performance
 
 gradkit pays on arrays of megabytes and lists of many gradients. If a call has only thousands of elements, nearly all of
 its time is overhead: do without gradkit there if each microsecond counts.
+
+{chart}
 
 `make bench-record` writes this page from the records in `benchmarks/results`; no figure is entered by hand.
 [benchmarks/README.md](../benchmarks/README.md) explains the measurements;
@@ -39,6 +42,8 @@ def main() -> None:
     parser.add_argument("files", nargs="*", type=Path, help="records of finished runs")
     for path in parser.parse_args().files:
         print(f"written: {record(path)}")
+    for path in RESULTS.glob("*.jsonl"):
+        draw(path)
     PAGE.write_text(page())
     print(f"written: {PAGE}")
 
@@ -51,23 +56,52 @@ def record(path: Path) -> Path:
     name = system_info.slug(run["machine"])
     target = RESULTS / f"{name}-{run['date']}.jsonl"
     report.write(run, target)
-    report.plots(run, target.with_suffix(""))
     for earlier in RESULTS.glob(f"{name}-[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9]*"):
         if not earlier.name.startswith(target.stem):
             earlier.unlink()
     return target
 
 
+def draw(path: Path) -> None:
+    """Draw the plots of a record beside it."""
+    run, stem = report.read(path), path.with_suffix("")
+    report.plots(run, stem)
+    if run["device"] == "cpu":
+        report.glance(run, stem)
+
+
 def page() -> str:
     """Return the text of ``PAGE``, from every record."""
-    parts, runs = [HEAD], [(path, report.read(path)) for path in sorted(RESULTS.glob("*.jsonl"))]
+    runs = [(path, report.read(path)) for path in sorted(RESULTS.glob("*.jsonl"))]
+    parts = [HEAD.replace("{chart}", _chart(runs))]
     for path, run in runs:
         plots = sorted(RESULTS.glob(f"{path.stem}-*.png"))
-        pictures = [os.path.relpath(plot, PAGE.parent) for plot in plots]
+        pictures = [os.path.relpath(plot, PAGE.parent) for plot in plots if plot != _glance(path)]
         parts.append(report.section(run, pictures) + "\n")
     if not any(run["device"] == "cuda" for _, run in runs):
         parts.append(NO_GPU)
     return "\n".join(parts)
+
+
+def _chart(runs: list[tuple[Path, report.Run]]) -> str:
+    """Return the page's first chart, of the first record that has one, and where it is from."""
+    for path, run in runs:
+        if _glance(path).exists():
+            chart = os.path.relpath(_glance(path), PAGE.parent)
+            title = report.section_title(run)
+            return (
+                f"![How many times faster than NumPy's own calls and PyTorch]({chart})\n\n"
+                f"A part of what [{title}](#{_anchor(title)}) measured, in float32 on two threads."
+            )
+    return ""
+
+
+def _glance(path: Path) -> Path:
+    return path.with_name(f"{path.stem}-glance.png")
+
+
+def _anchor(title: str) -> str:
+    return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
 
 
 def _unfit(run: report.Run) -> str:

@@ -28,6 +28,20 @@ METHOD = {
     "emulated": "Made on the emulator, as a test of the benchmarks: the times mean nothing.",
 }
 
+# What the page's first chart shows: operations and shapes in float32, the last of them too small.
+AT_A_GLANCE = {
+    ("layer_norm_grad", "8192x1024"): "layer norm's gradient\n8192 x 1024",
+    ("rms_norm_grad", "8192x1024"): "RMS norm's gradient\n8192 x 1024",
+    ("batch_norm_grad", "32x2048x7x7"): "batch norm's gradient\n32 x 2048 x 7 x 7",
+    (
+        "clip_grad_norm, scaling",
+        "GPT-2 124M",
+    ): "clipping GPT-2's gradients\n124 million",
+    ("clip_grad_norm, scaling", "1000 x 256"): "clipping a long list\n1000 arrays of 256",
+    ("grad_norm", "1 x 64"): "the norm of one small array\n64 elements",
+}
+GLANCE_PEERS = {"naive": ("NumPy's own calls", "#0072B2"), "torch": ("PyTorch", "#D55E00")}
+
 
 def write(run: Run, path: Path) -> None:
     """Write a record, also of what has been measured so far: a run may be cut short."""
@@ -93,7 +107,7 @@ def targets(run: Run) -> str:
 def section(run: Run, pictures: Sequence[str]) -> str:
     """Return a run's part of the page; ``pictures`` are its plots, relative to the page."""
     parts = [
-        f"## {_machine_name(run)}, {run['date']}",
+        f"## {section_title(run)}",
         _conditions(run),
         METHOD[run["device"]],
         *_not_measured(run),
@@ -146,11 +160,50 @@ def plots(run: Run, stem: Path) -> list[Path]:
     return written
 
 
+def glance(run: Run, stem: Path) -> Path | None:
+    """Draw the few cases that show when gradkit pays and when not, against two peers."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    cases = [case for case in run["cases"] if case["dtype"] == "float32"]
+    found = {(case["operation"], case["shape"]): case["ratio"] for case in cases}
+    rows = {title: found[case] for case, title in AT_A_GLANCE.items() if case in found}
+    if not rows:
+        return None
+    figure, axis = plt.subplots(figsize=(8, 0.8 + 0.62 * len(rows)))
+    for k, (peer, (label, colour)) in enumerate(GLANCE_PEERS.items()):
+        at = [i + 0.36 * (k - 0.5) for i in range(len(rows))]
+        ratios = [ratio[peer][1] for ratio in rows.values()]
+        bars = axis.barh(at, [r - 1 for r in ratios], 0.34, left=1, label=label, color=colour)
+        for bar, ratio in zip(bars, ratios, strict=True):
+            middle = bar.get_y() + bar.get_height() / 2
+            axis.text(1.04 * max(ratio, 1), middle, f"{ratio:.2g}x", va="center", fontsize=9)
+    axis.axvline(1, color="black", linewidth=1)
+    axis.set_xscale("log")
+    ticks = {0.1: "1/10", 0.5: "1/2", 1: "same", 2: "2x", 5: "5x", 10: "10x"}
+    axis.set_xticks([*ticks], [*ticks.values()])
+    axis.minorticks_off()
+    axis.set_xlim(0.1, 20)
+    axis.set_xlabel("slower  \u2190  gradkit, compared with the other  \u2192  faster")
+    axis.set_yticks(range(len(rows)), [*rows])
+    axis.invert_yaxis()
+    axis.spines[["right", "top"]].set_visible(False)
+    axis.legend(loc="lower right", frameon=False)
+    return _save(figure, stem, "glance")
+
+
 def _save(figure: Any, stem: Path, kind: str) -> Path:
     path = stem.with_name(f"{stem.name}-{kind}.png")
     figure.tight_layout()
     figure.savefig(path, dpi=110, bbox_inches="tight")  # with the longest label
     return path
+
+
+def section_title(run: Run) -> str:
+    """Return the title of a run's part of the page."""
+    return f"{_machine_name(run)}, {run['date']}"
 
 
 def _machine_name(run: Run) -> str:

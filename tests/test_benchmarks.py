@@ -266,8 +266,9 @@ def published(monkeypatch, tmp_path):
     """The folders that ``record`` writes, with records of this machine and of another one."""
     monkeypatch.setattr(record, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(record, "PAGE", tmp_path / "performance.md")
-    plot = lambda run, stem: stem.with_name(f"{stem.name}-peers.png").touch()  # noqa: ARG005, E731
-    monkeypatch.setattr(report, "plots", plot)
+    for name, kind in (("plots", "peers"), ("glance", "glance")):
+        plot = lambda run, stem, kind=kind: stem.with_name(f"{stem.name}-{kind}.png").touch()  # noqa: ARG005, E731
+        monkeypatch.setattr(report, name, plot)
     for name in ("a-processor-2-cores-2025-12-31", "a-processor-24-cores-2025-12-31"):
         report.write(results(device="cpu"), record.RESULTS / f"{name}.jsonl")
         (record.RESULTS / f"{name}-peers.png").touch()
@@ -285,13 +286,17 @@ def recorded(monkeypatch, tmp_path, **changes):
 def test_recording_a_run_replaces_the_same_machines(monkeypatch, tmp_path, published):
     text = recorded(monkeypatch, tmp_path, seconds=9)
     name = "a-processor-2-cores-2026-01-01"
-    ours = {f"{name}.jsonl", f"{name}-peers.png"}
-    others = {f"a-processor-24-cores-2025-12-31{rest}" for rest in (".jsonl", "-peers.png")}
-    assert {path.name for path in published.iterdir()} == ours | others
+    files = ".jsonl", "-peers.png", "-glance.png"
+    names = (name, "a-processor-24-cores-2025-12-31")
+    assert {path.name for path in published.iterdir()} == {n + f for n in names for f in files}
     assert (published / f"{name}.jsonl").read_text() == text
     page = record.PAGE.read_text()
     assert page.count("## a processor, 2 cores, 2026-01-01") == 2  # the other file says the same
     assert f"![peers](results/{name}-peers.png)" in page
+    assert page.count("-glance.png)") == 1  # before anything else
+    before, _, after = page.partition("glance.png)")
+    assert "gradkit pays on" in before
+    assert "#a-processor-2-cores-2026-01-01" in after.partition("##")[0]
     assert "Not yet run on a GPU" in page
 
 
@@ -405,3 +410,9 @@ def test_plots_are_drawn(tmp_path):
     drawn = report.plots(results(scaling=scaling), tmp_path / "found")
     assert [path.name for path in drawn] == ["found-peers.png", "found-scaling.png"]
     assert all(path.stat().st_size > 1000 for path in drawn)
+    assert report.glance(results(), tmp_path / "none") is None
+    pairs = {"naive": [1, 2.5, 4], "torch": [0.1, 0.4, 1]}
+    small = {"operation": "grad_norm", "shape": "1 x 64", "dtype": "float32", "ratio": pairs}
+    chart = report.glance({"cases": [small]}, tmp_path / "found")
+    assert chart == tmp_path / "found-glance.png"
+    assert chart.stat().st_size > 1000

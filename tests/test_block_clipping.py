@@ -220,6 +220,8 @@ def test_what_is_not_finite_stays_in_its_unit(backend, name, bad, order):
     norms = backend.asnumpy(gradkit.clip_grad_block_norm(grad, 0.25, order, axis=1))
     np.testing.assert_array_equal(np.isfinite(norms), [True, False, True])
     assert np.isnan(norms[1]) == (bad == "nan")
+    others = gradkit.clip_grad_block_norm(backend.asarray(host[[0, 2]]), 0.25, order, axis=1)
+    np.testing.assert_array_equal(norms[[0, 2]], backend.asnumpy(others))
     got = backend.asnumpy(grad).astype(np.float64)
     assert np.isnan(got[1, 7])
     np.testing.assert_array_equal(got[1, 8:], NAN if bad == "nan" else 0.0)
