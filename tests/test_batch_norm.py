@@ -365,6 +365,23 @@ def test_float64_sums_and_differences_that_overflow(backend, x, times, last):
     assert_same_bits(backend.asnumpy(first[1])[1:], backend.asnumpy(tame[1])[1:])
 
 
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_channel_that_overflows_leaves_a_tiny_one_alone(backend, place):
+    """Squares of the one overflow if they are not scaled, those of the other vanish if they are."""
+    columns = np.array([[1.7e308, -1.7e308, 1.2e308]] * 2)
+    columns[place] = 1e-150, 3e-150, 2.5e-150
+    calls = {
+        "batch": lambda x: gradkit.batch_norm_stats(x.T)[:2],
+        "groups": lambda x: gradkit.group_norm(x[np.newaxis], len(x), eps=0.0)[1:],
+    }
+    with np.errstate(all="ignore"):
+        for call in calls.values():
+            both, alone = (call(backend.asarray(each)) for each in (columns, columns[[place]]))
+            for found, expected in zip(both, alone, strict=True):
+                tiny = backend.asnumpy(found).reshape(-1)[place]
+                assert tiny == backend.asnumpy(expected).reshape(-1)[0] != 0
+
+
 def test_float64_channels_that_are_not_finite(backend):
     x = np.array([[1.7e308, np.nan], [np.inf, 1.7e308], [1.0, 1.7e308], [-np.inf, 1.7e308]])
     with np.errstate(all="ignore"):
