@@ -37,6 +37,13 @@ def views(draw):
     return rows[:: steps[0], :: steps[1]]
 
 
+@given(array=views())
+def test_a_range_ends_with_the_last_element(array):
+    low, high = memory.byte_range(HOST, array)
+    assert (low, high) == np.lib.array_utils.byte_bounds(array) if array.size else low == high
+    assert memory.byte_range(DEVICE, OnDevice(array)) == (low, high)
+
+
 @given(a=views(), b=views())
 def test_overlap_is_numpys(a, b):
     shared = np.shares_memory(a, b)

@@ -241,6 +241,21 @@ def test_the_step_is_exact_but_for_roundings(backend, data, dtype, momentum, cou
         assert_within(got, exact, bound + tolerances.rounded(exact, got.dtype))
 
 
+@pytest.mark.parametrize("momentum", [0.5, 1.0])
+def test_an_unbiased_variance_near_the_largest_number(backend, momentum):
+    """No product on the way overflows if the result does not."""
+    given = [backend.asarray(np.full(1, value)) for value in (2.0, 4.0, 0.0, 1.2e308)]
+    _, found = gradkit.update_running_statistics(*given, 4.0, momentum=momentum)
+    expected = momentum * 1.2e308 * (4 / 3)
+    np.testing.assert_allclose(backend.asnumpy(found), expected, rtol=1e-15)
+    if backend.on_host:
+        running = given[:2]
+        names = dict(zip(NAMES, running, strict=True))
+        x = backend.asarray(np.array([[1.2e308**0.5], [-(1.2e308**0.5)]] * 2))
+        gradkit.batch_norm(x, **names, momentum=momentum)
+        np.testing.assert_allclose(backend.asnumpy(running[1]), expected, rtol=1e-14)
+
+
 def test_the_step_is_what_batch_norm_does(backend):
     for types in BATCH_TYPES[:2]:
         p = make((4, 3, 5), types, axis=1, batch=True)
