@@ -3,6 +3,7 @@
 A gradient must read or write 3 M D elements, a norm 2 M D, and 4 M D with a residual.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -150,13 +151,7 @@ TABLES: dict[str, Table] = {
         **COMPILED,
     },
 }
-# The names of a norm's arguments; those of a gradient follow from its statistics.
-NORMS = {"layer_norm": "x scale bias", "rms_norm": "x scale", "add_rms_norm": "x residual scale"}
-GRADIENTS = {
-    "layer_norm_grad": "dy x scale mean inv_std",
-    "rms_norm_grad": "dy x scale inv_std",
-    "invertible_layer_norm_grad": "dy y scale bias inv_std",
-}
+GRADIENTS = [name for name in TABLES if name.endswith("_grad")]
 CPU_TARGETS = {"naive": 3.0, "torch": 1.3, "jax": 2.0, "onnxruntime": 5.0, AIM: 0.35}
 COPIED = {"layer_norm_grad": 0.80, "rms_norm_grad": 0.85, "invertible_layer_norm_grad": 0.80}
 
@@ -170,7 +165,7 @@ def cases(device: Device, *, quick: bool = False) -> Iterator[Case]:
             yield _case(device, name, shape, dtype, 3 * math.prod(shape))
         if name == "rms_norm_grad" and device.name == "cpu":
             yield from _of_parts(device, shapes.norms[:2])
-    for name in NORMS:
+    for name in (each for each in TABLES if each not in GRADIENTS):
         others = ("bfloat16",) if device.name == "cpu" else ()
         for shape, dtype in shapes.pairs(shapes.norms[:2], others, quick=quick):
             moved = 4 if name == "add_rms_norm" else 2
@@ -193,7 +188,7 @@ def norm_arguments(device: Device, name: str, shape: Shape, dtype: str) -> Argum
     """Return a norm's arguments by name."""
     return {
         each: device.normal(shape if each in ("x", "residual") else shape[1:], dtype, seed)
-        for seed, each in enumerate(NORMS[name].split())
+        for seed, each in enumerate(_arrays_of(name))
     }
 
 
@@ -210,7 +205,13 @@ def gradient_arguments(device: Device, name: str, shape: Shape, dtype: str) -> A
     inv_std = 1 / (squares + (1e-5 if centred else 1e-6)) ** 0.5
     mean, inv_std = (device.array(each.astype(statistic)) for each in (mean, inv_std))
     found = {"dy": dy, "x": x, "y": x, "scale": scale, "bias": bias, "mean": mean}
-    return {each: {**found, "inv_std": inv_std}[each] for each in GRADIENTS[name].split()}
+    return {each: {**found, "inv_std": inv_std}[each] for each in _arrays_of(name)}
+
+
+def _arrays_of(name: str) -> list[str]:
+    """Return the names of the arrays that a function takes."""
+    given = inspect.signature(getattr(gradkit, name)).parameters.values()
+    return [each.name for each in given if each.kind is not each.KEYWORD_ONLY]
 
 
 def _of_parts(device: Device, shapes: Sequence[Shape]) -> Iterator[Case]:

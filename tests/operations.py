@@ -421,6 +421,21 @@ def of(*families: str) -> list[Operation]:
     return [each for each in OPERATIONS.values() if each.family in families]
 
 
+def records(*families: str) -> dict[str, type[Call]]:
+    """The records of some families' functions, by the functions' names."""
+    return {each.name: each.record for each in of(*families) if each.record}
+
+
+# The norms over rows of one array, forward and backward, whose values ``check_norm`` knows.
+ROW_NORMS = [
+    name
+    for name, record in records("rows").items()
+    if record.result_names[0] in ("y", "dx")
+    and {*record.array_names} <= {"dy", "x", "y", "scale", "bias", "mean", "inv_std", "ds"}
+]
+ROW_GRADIENTS = [name for name in ROW_NORMS if name.endswith("grad")]
+
+
 def calls(make: Make, **options: Any) -> dict[str, Callable[[], tuple[Any, ...]]]:
     """By title, each function and each variant, on arguments that are made when it is called.
 
