@@ -64,6 +64,10 @@ def _rms_norm_grad(dy: Any, x: Any, scale: Any, inv_std: Any) -> Any:
     return dx, (dy * xhat).sum(axis=0)
 
 
+def _invertible_rms_grad(dy: Any, y: Any, scale: Any, inv_std: Any) -> Any:
+    return _rms_norm_grad(dy, y / scale / inv_std[:, None], scale, inv_std)
+
+
 def _torch_rms_norm_grad(dy: Any, x: Any, scale: Any, inv_std: Any) -> Any:
     """Compute in float32, as torch.compile does: PyTorch has no operator for it."""
     dx, dscale = _rms_norm_grad(dy.float(), x.float(), scale.float(), inv_std)
@@ -122,6 +126,11 @@ TABLES: dict[str, Table] = {
         "naive": _invertible_grad,
         **COMPILED,
     },
+    "invertible_rms_norm_grad": {
+        "gradkit": gradkit.invertible_rms_norm_grad,
+        "naive": _invertible_rms_grad,
+        **COMPILED,
+    },
     "layer_norm": {
         "gradkit": gradkit.layer_norm,
         "torch": lambda a: partial(
@@ -153,14 +162,19 @@ TABLES: dict[str, Table] = {
 }
 GRADIENTS = [name for name in TABLES if name.endswith("_grad")]
 CPU_TARGETS = {"naive": 3.0, "torch": 1.3, "jax": 2.0, "onnxruntime": 5.0, AIM: 0.35}
-COPIED = {"layer_norm_grad": 0.80, "rms_norm_grad": 0.85, "invertible_layer_norm_grad": 0.80}
+COPIED = {
+    "layer_norm_grad": 0.80,
+    "rms_norm_grad": 0.85,
+    "invertible_layer_norm_grad": 0.80,
+    "invertible_rms_norm_grad": 0.85,
+}
 
 
 def cases(device: Device, *, quick: bool = False) -> Iterator[Case]:
     """Yield every gradient and every norm on its shapes and dtypes."""
     shapes = chosen(device)
     for name in GRADIENTS:
-        wanted = shapes.norms[:3] if name == "invertible_layer_norm_grad" else shapes.norms
+        wanted = shapes.norms[:3] if name.startswith("invertible") else shapes.norms
         for shape, dtype in shapes.pairs(wanted, shapes.others, quick=quick):
             yield _case(device, name, shape, dtype, 3 * math.prod(shape))
         if name == "rms_norm_grad" and device.name == "cpu":
@@ -199,7 +213,7 @@ def gradient_arguments(device: Device, name: str, shape: Shape, dtype: str) -> A
     kind = "float32" if narrow and device.wide_scale else dtype
     scale, bias = (device.normal(shape[1:], kind, seed) for seed in (2, 3))
     values, statistic = device.exact(x), "float32" if narrow else dtype
-    centred = name != "rms_norm_grad"
+    centred = "rms" not in name
     mean = values.mean(axis=1)
     squares = ((values - mean[:, None] if centred else values) ** 2).mean(axis=1)
     inv_std = 1 / (squares + (1e-5 if centred else 1e-6)) ** 0.5

@@ -262,6 +262,12 @@ OPERATIONS = {
             variants=_PAST,
         ),
         Operation(
+            "invertible_rms_norm_grad(dy, y, scale, inv_std, *, axis=-1, ds=None, "
+            "scale_offset=0.0, out=None)",
+            "rows",
+            variants=_PAST,
+        ),
+        Operation(
             f"batch_norm(x, scale=None, bias=None, {_EPS})",
             "channels",
             variants={"with running statistics": _RUNNING},
@@ -480,7 +486,7 @@ def check_norm(backend: Any, p: Problem, *names: str) -> None:
             y, *statistics = found
             p.check_forward(backend, y, *([] if p.centred else [None]), *statistics)
             continue
-        sources = [p.scale, p.bias if name.startswith("invertible") else p.scale]
+        sources = [p.scale, p.bias if "bias" in OPERATIONS[name].arrays else p.scale]
         for result, source in zip(found[1:], sources, strict=False):
             assert (result is None) == (source is None)
         xhat = p.output()[1] if name.startswith("invertible") else None

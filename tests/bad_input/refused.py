@@ -702,6 +702,13 @@ def scales_without_inverse():
                 check = partial(_check_inverse, function, types, scale)
                 yield Cell(f"{function} of {'-'.join(types)}, scale holds {value}", check)
 
+    for function in named("rows", takes="scale_offset"):
+        if "y" in OPERATIONS[function].arrays:
+            scale = partial(_array_of, np.array([1, 1, -1, 1, 0, 1], np.float32))
+            message = r"scale \+ scale_offset is zero or subnormal at flat index 2 \(1 in all\)"
+            changes = {"scale": scale, "scale_offset": 1.0}
+            yield refused(function, "a scale that an offset undoes", ValueError, message, changes)
+
 
 def _check_inverse(function, types, scale, backend):
     changes = {"scale": partial(_array_of, scale)}
