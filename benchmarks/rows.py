@@ -3,6 +3,7 @@
 A gradient must read or write 3 M D elements, a norm 2 M D, and 4 M D with a residual.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -63,6 +64,10 @@ def _rms_norm_grad(dy: Any, x: Any, scale: Any, inv_std: Any) -> Any:
     return dx, (dy * xhat).sum(axis=0)
 
 
+def _invertible_rms_grad(dy: Any, y: Any, scale: Any, inv_std: Any) -> Any:
+    return _rms_norm_grad(dy, y / scale / inv_std[:, None], scale, inv_std)
+
+
 def _torch_rms_norm_grad(dy: Any, x: Any, scale: Any, inv_std: Any) -> Any:
     """Compute in float32, as torch.compile does: PyTorch has no operator for it."""
     dx, dscale = _rms_norm_grad(dy.float(), x.float(), scale.float(), inv_std)
@@ -121,6 +126,11 @@ TABLES: dict[str, Table] = {
         "naive": _invertible_grad,
         **COMPILED,
     },
+    "invertible_rms_norm_grad": {
+        "gradkit": gradkit.invertible_rms_norm_grad,
+        "naive": _invertible_rms_grad,
+        **COMPILED,
+    },
     "layer_norm": {
         "gradkit": gradkit.layer_norm,
         "torch": lambda a: partial(
@@ -150,27 +160,26 @@ TABLES: dict[str, Table] = {
         **COMPILED,
     },
 }
-# The names of a norm's arguments; those of a gradient follow from its statistics.
-NORMS = {"layer_norm": "x scale bias", "rms_norm": "x scale", "add_rms_norm": "x residual scale"}
-GRADIENTS = {
-    "layer_norm_grad": "dy x scale mean inv_std",
-    "rms_norm_grad": "dy x scale inv_std",
-    "invertible_layer_norm_grad": "dy y scale bias inv_std",
-}
+GRADIENTS = [name for name in TABLES if name.endswith("_grad")]
 CPU_TARGETS = {"naive": 3.0, "torch": 1.3, "jax": 2.0, "onnxruntime": 5.0, AIM: 0.35}
-COPIED = {"layer_norm_grad": 0.80, "rms_norm_grad": 0.85, "invertible_layer_norm_grad": 0.80}
+COPIED = {
+    "layer_norm_grad": 0.80,
+    "rms_norm_grad": 0.85,
+    "invertible_layer_norm_grad": 0.80,
+    "invertible_rms_norm_grad": 0.85,
+}
 
 
 def cases(device: Device, *, quick: bool = False) -> Iterator[Case]:
     """Yield every gradient and every norm on its shapes and dtypes."""
     shapes = chosen(device)
     for name in GRADIENTS:
-        wanted = shapes.norms[:3] if name == "invertible_layer_norm_grad" else shapes.norms
+        wanted = shapes.norms[:3] if name.startswith("invertible") else shapes.norms
         for shape, dtype in shapes.pairs(wanted, shapes.others, quick=quick):
             yield _case(device, name, shape, dtype, 3 * math.prod(shape))
         if name == "rms_norm_grad" and device.name == "cpu":
             yield from _of_parts(device, shapes.norms[:2])
-    for name in NORMS:
+    for name in (each for each in TABLES if each not in GRADIENTS):
         others = ("bfloat16",) if device.name == "cpu" else ()
         for shape, dtype in shapes.pairs(shapes.norms[:2], others, quick=quick):
             moved = 4 if name == "add_rms_norm" else 2
@@ -193,7 +202,7 @@ def norm_arguments(device: Device, name: str, shape: Shape, dtype: str) -> Argum
     """Return a norm's arguments by name."""
     return {
         each: device.normal(shape if each in ("x", "residual") else shape[1:], dtype, seed)
-        for seed, each in enumerate(NORMS[name].split())
+        for seed, each in enumerate(_arrays_of(name))
     }
 
 
@@ -204,13 +213,19 @@ def gradient_arguments(device: Device, name: str, shape: Shape, dtype: str) -> A
     kind = "float32" if narrow and device.wide_scale else dtype
     scale, bias = (device.normal(shape[1:], kind, seed) for seed in (2, 3))
     values, statistic = device.exact(x), "float32" if narrow else dtype
-    centred = name != "rms_norm_grad"
+    centred = "rms" not in name
     mean = values.mean(axis=1)
     squares = ((values - mean[:, None] if centred else values) ** 2).mean(axis=1)
     inv_std = 1 / (squares + (1e-5 if centred else 1e-6)) ** 0.5
     mean, inv_std = (device.array(each.astype(statistic)) for each in (mean, inv_std))
     found = {"dy": dy, "x": x, "y": x, "scale": scale, "bias": bias, "mean": mean}
-    return {each: {**found, "inv_std": inv_std}[each] for each in GRADIENTS[name].split()}
+    return {each: {**found, "inv_std": inv_std}[each] for each in _arrays_of(name)}
+
+
+def _arrays_of(name: str) -> list[str]:
+    """Return the names of the arrays that a function takes."""
+    given = inspect.signature(getattr(gradkit, name)).parameters.values()
+    return [each.name for each in given if each.kind is not each.KEYWORD_ONLY]
 
 
 def _of_parts(device: Device, shapes: Sequence[Shape]) -> Iterator[Case]:

@@ -5,12 +5,12 @@ Rows, dtypes and ``out`` are as in :mod:`gradkit.layer_normalization`.
 
 from typing import SupportsIndex
 
-from gradkit._calls.rows import AddRmsNorm, RmsNorm, RmsNormGrad
+from gradkit._calls.rows import AddRmsNorm, InvertibleRmsNormGrad, RmsNorm, RmsNormGrad
 from gradkit._open.dispatch import run
 from gradkit._open.foreign import answers
 from gradkit._typing import AnyArray, Outs, Real, S, X
 
-__all__ = ["add_rms_norm", "rms_norm", "rms_norm_grad"]
+__all__ = ["add_rms_norm", "invertible_rms_norm_grad", "rms_norm", "rms_norm_grad"]
 
 
 @answers
@@ -193,5 +193,73 @@ def rms_norm_grad(
     """
     call = RmsNormGrad(
         dy=dy, x=x, scale=scale, inv_std=inv_std, ds=ds, axis=axis, scale_offset=scale_offset
+    )
+    return run(call, out)
+
+
+@answers
+def invertible_rms_norm_grad(
+    dy: AnyArray,
+    y: X,
+    scale: S,
+    inv_std: AnyArray,
+    *,
+    axis: SupportsIndex = -1,
+    ds: AnyArray | None = None,
+    scale_offset: Real = 0.0,
+    out: Outs = None,
+) -> tuple[X, S]:
+    """The gradients of RMS norm, computed from its *output*: you need not keep its input.
+
+    As :func:`rms_norm_grad`, but with ``xhat = y / (scale + scale_offset)``. The error of ``xhat``
+    is about ``u * |xhat|``, where u is the unit roundoff of y's dtype.
+
+    Parameters
+    ----------
+    dy, y : arrays of shape (*rows, *normalised)
+        T.
+    scale : array of shape ``y.shape[axis:]``, or None
+        V. No element of ``scale + scale_offset`` may be 0 or subnormal.
+    inv_std : array of shape ``y.shape[:axis]``, or that followed by ones
+        U, as :func:`rms_norm` returns it.
+    axis : int
+        The first normalised dimension; all dimensions after it are normalised too.
+    ds : array of y's shape, optional
+        T. A further gradient with respect to ``x``, which is added in the accumulation dtype,
+        before the one rounding.
+    scale_offset : float
+        As in the forward pass.
+    out : tuple (dx, dscale), optional
+        Where the results are written; ``dx`` may be ``dy`` or ``ds``.
+
+    Returns
+    -------
+    dx : T array of y's shape
+    dscale : V array of scale's shape, ``None`` if ``scale`` is ``None``
+
+    Raises
+    ------
+    TypeError
+        A combination of dtypes that :func:`layer_norm_grad` does not list.
+    ValueError
+        Incompatible shapes; an output that overlaps an input; on the CPU, a zero or subnormal in
+        ``scale + scale_offset``. Nothing is written. On a GPU results are not finite there instead,
+        because a check would wait for the device.
+
+    References
+    ----------
+    NVIDIA's Apex: ``FusedRMSNorm`` with ``memory_efficient=True``.
+
+    Examples
+    --------
+    >>> import numpy as np, gradkit
+    >>> y, inv_std = gradkit.rms_norm(np.array([[3.0, 4.0]]), np.ones(2), eps=0.0)
+    >>> dy = np.array([[1.0, 0.0]])
+    >>> dx, dscale = gradkit.invertible_rms_norm_grad(dy, y, np.ones(2), inv_std)
+    >>> dx.round(4), dscale.round(4)
+    (array([[ 0.181 , -0.1358]]), array([0.8485, 0.    ]))
+    """
+    call = InvertibleRmsNormGrad(
+        dy=dy, y=y, scale=scale, inv_std=inv_std, ds=ds, axis=axis, scale_offset=scale_offset
     )
     return run(call, out)

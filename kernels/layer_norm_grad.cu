@@ -1,6 +1,6 @@
-// Gradients of layer norm, RMS norm and invertible layer norm; each row is read once.
+// Gradients of layer norm and RMS norm, from their input or output; each row is read once.
 //
-//   xhat = (x - mean) * inv_std     (RMS: x * inv_std; invertible: (y - bias) / scale)
+//   xhat = (x - mean) * inv_std     (RMS: x * inv_std; from the output: (y - bias) / scale)
 //   dx      = inv_std * (w - mean(w) - xhat * mean(w * xhat)),  w = dy * scale; ADDED: + ds
 //   partials[0][block][column] = sum over the block's rows of dy * xhat
 //   partials[1][block][column] = the same sum of dy (not for RMS)
@@ -160,13 +160,13 @@ __device__ __forceinline__ Pair<A> sum_row(
     const Arrays& in, const Statistics& of, int width, Columns& own, Row& at
 ) {
     Raw<PARAM_T, VEC> biases[CHUNKS];  // read again for each row, from the cache: no registers are left
-    if (FROM_OUTPUT && BIAS_AT_ONCE)
+    if (HAS_BIAS && BIAS_AT_ONCE)
 #pragma unroll
         for (int c = 0; c < CHUNKS; ++c) biases[c] = fetch_columns(in.bias, c, width, A{0});
     Pair<A> sums = {0, 0};
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
-        if (FROM_OUTPUT && !BIAS_AT_ONCE) biases[c] = fetch_columns(in.bias, c, width, A{0});
+        if (HAS_BIAS && !BIAS_AT_ONCE) biases[c] = fetch_columns(in.bias, c, width, A{0});
         // Beyond the last column xhat is 0. With the row's statistics it could overflow, and
         // 0 * xhat would be NaN.
         const bool inside = column_of(c) < width;
@@ -175,7 +175,7 @@ __device__ __forceinline__ Pair<A> sum_row(
 #pragma unroll
         for (int k = 0; k < VEC; ++k) {
             const A dy = widen(at.dy[c].at(k)), scale = shifted(in.layout, widen(scales.at(k)));
-            const A bias = FROM_OUTPUT ? widen(biases[c].at(k)) : A{0};
+            const A bias = HAS_BIAS ? widen(biases[c].at(k)) : A{0};
             A xhat = normalized(widen(at.source[c].at(k)), scale, bias, here);
             if (NEVER_EARLY && !inside) xhat = A{0};
             const A w = dy * scale;

@@ -20,7 +20,7 @@ struct Parameters { Raw<PARAM_T, VEC> scale, bias; };
 __device__ __forceinline__ Parameters fetch_parameters(const Arrays& in, bool wanted, i64 column) {
     return {
         fetch_if<VEC>(wanted && in.scale, in.scale + column, narrow<PARAM_T>(A{1})),
-        fetch_if<VEC>(FROM_OUTPUT && wanted && in.bias, in.bias + column, PARAM_T{}),
+        fetch_if<VEC>(HAS_BIAS && wanted && in.bias, in.bias + column, PARAM_T{}),
     };
 }
 

@@ -1,4 +1,4 @@
-// Shared by the gradients of layer norm, RMS norm and invertible layer norm.
+// Shared by the gradients of layer norm and RMS norm, from their input or output.
 //
 // Macros: DATA_T, STAT_T, PARAM_T; VEC, the number of elements per access; FROM_OUTPUT (1: xhat is
 // computed from the norm's output); CENTRED (0: RMS norm, without a mean); STRIDED, ADDED (1: ds,
@@ -14,6 +14,9 @@ typedef Wide<DATA_T>::type A;
 // dscale and, unless it is an RMS norm, dbias.
 #define PLANES (CENTRED ? 2 : 1)
 
+// Whether a bias is subtracted from the norm's output.
+#define HAS_BIAS (FROM_OUTPUT && CENTRED)
+
 // The numbers of arrays in a layout.
 enum { DY, SOURCE, DX, DS };
 
@@ -21,7 +24,7 @@ struct Arrays {
     const DATA_T* dy;
     const DATA_T* source;  // x, or y if FROM_OUTPUT
     const PARAM_T* scale;  // may be null: 1
-    const PARAM_T* bias;   // may be null: 0; used if FROM_OUTPUT
+    const PARAM_T* bias;   // may be null: 0; used if HAS_BIAS
     const STAT_T* mean;    // used if CENTRED and not FROM_OUTPUT
     const STAT_T* inv_std;
     const DATA_T* ds;      // used if ADDED
@@ -57,7 +60,7 @@ __device__ __forceinline__ Statistics statistics_of(const Arrays& in, i64 row) {
 }
 
 __device__ __forceinline__ A normalized(A source, A scale, A bias, const Statistics& of) {
-    if (FROM_OUTPUT) return (source - bias) / scale;
+    if (FROM_OUTPUT) return (HAS_BIAS ? source - bias : source) / scale;
     return (CENTRED ? source - of.mean : source) * of.inv_std;
 }
 

@@ -262,6 +262,12 @@ OPERATIONS = {
             variants=_PAST,
         ),
         Operation(
+            "invertible_rms_norm_grad(dy, y, scale, inv_std, *, axis=-1, ds=None, "
+            "scale_offset=0.0, out=None)",
+            "rows",
+            variants=_PAST,
+        ),
+        Operation(
             f"batch_norm(x, scale=None, bias=None, {_EPS})",
             "channels",
             variants={"with running statistics": _RUNNING},
@@ -421,6 +427,21 @@ def of(*families: str) -> list[Operation]:
     return [each for each in OPERATIONS.values() if each.family in families]
 
 
+def records(*families: str) -> dict[str, type[Call]]:
+    """The records of some families' functions, by the functions' names."""
+    return {each.name: each.record for each in of(*families) if each.record}
+
+
+# The norms over rows of one array, forward and backward, whose values ``check_norm`` knows.
+ROW_NORMS = [
+    name
+    for name, record in records("rows").items()
+    if record.result_names[0] in ("y", "dx")
+    and {*record.array_names} <= {"dy", "x", "y", "scale", "bias", "mean", "inv_std", "ds"}
+]
+ROW_GRADIENTS = [name for name in ROW_NORMS if name.endswith("grad")]
+
+
 def calls(make: Make, **options: Any) -> dict[str, Callable[[], tuple[Any, ...]]]:
     """By title, each function and each variant, on arguments that are made when it is called.
 
@@ -465,7 +486,7 @@ def check_norm(backend: Any, p: Problem, *names: str) -> None:
             y, *statistics = found
             p.check_forward(backend, y, *([] if p.centred else [None]), *statistics)
             continue
-        sources = [p.scale, p.bias if name.startswith("invertible") else p.scale]
+        sources = [p.scale, p.bias if "bias" in OPERATIONS[name].arrays else p.scale]
         for result, source in zip(found[1:], sources, strict=False):
             assert (result is None) == (source is None)
         xhat = p.output()[1] if name.startswith("invertible") else None

@@ -15,6 +15,7 @@ import gradkit
 from gradkit import _host, _numpy
 from gradkit._numpy import floating_point
 from tests.layouts import LAYOUTS
+from tests.operations import leaves, of
 from tests.problems import BATCH_TYPES, LAYER_TYPES, make
 from tests.test_threads import flushing
 from tests.tolerances import DTYPES, WORKING_MEMORY, accumulation, assert_same_bits, unit
@@ -42,19 +43,16 @@ def _restored():
 def results(types, shape=(700, 130), lay=LAYOUTS["C"]):
     """What all operations give, of many rows: several shares and pieces."""
     p, other = make(shape, types), make(shape, types, seed=5)
-    dy, x, ds = lay(p.dy), lay(p.x), lay(other.x)
-    saved = p.mean, p.inv_std
-    return [
-        *gradkit.layer_norm(x, p.scale, p.bias),
-        *gradkit.add_layer_norm(x, ds, p.scale, p.bias, scale_offset=0.5),
-        *gradkit.layer_norm_grad(dy, x, p.scale, *saved),
-        *gradkit.layer_norm_grad(dy, x, p.scale, *saved, ds=ds),
-        gradkit.layer_norm_inverse(x, p.scale, p.bias, *saved),
-        *gradkit.invertible_layer_norm_grad(dy, x, p.scale, p.bias, p.inv_std),
-        *gradkit.rms_norm(x, p.scale),
-        *gradkit.add_rms_norm(x, ds, p.scale),
-        *gradkit.rms_norm_grad(dy, x, p.scale, p.inv_std, ds=ds),
-    ]
+    data = {"dy": p.dy, "x": p.x, "y": p.x, "residual": other.x, "ds": other.x}
+
+    def one(label, *_):
+        return lay(data[label]) if label in data else getattr(p, label)
+
+    found = []
+    for each in of("rows"):
+        for variant in ("", *each.variants):
+            found += leaves(each.results_of(**each.arguments(one, types, variant=variant)))
+    return found
 
 
 def assert_all_same(found, expected):

@@ -26,6 +26,7 @@ from testbed.nvrtc import (
     spills,
 )
 from testbed.tools import missing
+from tests.operations import records
 
 
 class RefusedError(Exception):
@@ -83,11 +84,7 @@ def by_dtypes():
 KERNELS = by_dtypes()
 FILES = {name.partition("-")[0]: name for name in reversed(KERNELS)}  # the first of each
 # Of these, a multiprocessor must hold as many threads as `_fewest_threads` says.
-ROW_NORMS = (
-    *("layer_norm", "layer_norm_grad", "layer_norm_inverse", "invertible_layer_norm_grad"),
-    *("rms_norm", "rms_norm_grad", "add_layer_norm", "add_rms_norm"),
-)
-COUNTED = {file for file, _ in combinations(*ROW_NORMS)}
+COUNTED = {file for file, _ in combinations(*records("rows"))}
 # On these every n-th combination of macros is compiled, because registers run short on the oldest
 # and not on the newest, or the other way round; `make machine-code` compiles most for one of them.
 # On the others one combination of each file's first choice of dtypes and of every n-th, another one

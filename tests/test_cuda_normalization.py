@@ -27,6 +27,7 @@ from gradkit._calls.rows import (
     AddLayerNorm,
     AddRmsNorm,
     InvertibleLayerNormGrad,
+    InvertibleRmsNormGrad,
     LayerNorm,
     LayerNormGrad,
     LayerNormInverse,
@@ -149,9 +150,13 @@ class Emulated(Backend):
         self.write(LayerNormGrad if p.centred else RmsNormGrad, p, outs, ds=ds)
         return outs
 
-    def invertible_grad(self, p, y):
-        outs = self.empty(p.x, p.scale, p.bias)
-        self.write(InvertibleLayerNormGrad, p, outs, y=y)
+    def invertible_grad(self, p, y, **more):
+        if p.centred:
+            outs = self.empty(p.x, p.scale, p.bias)
+            self.write(InvertibleLayerNormGrad, p, outs, y=y, **more)
+        else:
+            outs = self.empty(p.x, p.scale)
+            self.write(InvertibleRmsNormGrad, p, outs, y=y, **more)
         return outs
 
     def batch_norm_grad(self, p):
@@ -247,6 +252,8 @@ def _check_row_norms(device, shape, types):
     y, inv_std = device.rms_norm(p)
     p.check_forward(device, y, None, inv_std)
     p.check_gradients(device, *device.rms_norm_grad(p))
+    y, xhat = from_output(p)
+    p.check_gradients(device, *device.invertible_grad(p, y), xhat=xhat)
 
 
 def _at_strides(host, gap):
@@ -264,7 +271,7 @@ def _check_row_variants(device, shape, types, gap):
         calls = [device.rms_norm, device.rms_norm_grad]
         if centred:
             calls = [device.layer_norm, device.layer_norm_grad]
-            calls += [lambda q: device.invertible_grad(q, q.x)]
+        calls += [lambda q: device.invertible_grad(q, q.x)]
         q = replace(p, x=_at_strides(p.x, gap), dy=_at_strides(p.dy, 2 * gap))
         for call in calls:
             _assert_same(call(q), call(p))
@@ -275,6 +282,12 @@ def _check_row_variants(device, shape, types, gap):
         past = device.gradient_past(q, _at_strides(other.x, gap))
         _assert_same(past, device.gradient_past(p, other.x))
         p.check_gradients(device, *device.gradient_past(p, nothing))
+        if not centred:
+            past = device.invertible_grad(replace(q, x=p.x), q.x, ds=_at_strides(other.x, gap))
+            _assert_same(past, device.invertible_grad(p, p.x, ds=other.x))
+            y, xhat = from_output(p)
+            past = device.invertible_grad(p, y, ds=nothing)
+            p.check_gradients(device, *past, xhat=xhat)
 
 
 def _assert_same(found, expected):

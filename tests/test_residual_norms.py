@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import gradkit
-from tests import tolerances
+from tests import oracles, tolerances
 from tests.problems import LAYER_TYPES, make
 from tests.tolerances import DTYPES, assert_same_bits, assert_within
 
@@ -68,6 +68,28 @@ def test_a_scale_offset_is_a_shifted_scale(backend, shape, types, centred):
         p.bias = p.bias.astype(wide)
     same_bits(backend, (y, *statistics), forward(backend, p))
     same_bits(backend, (dx,), backward(backend, p)[:1])
+
+
+@pytest.mark.sampled(3)
+@TYPES
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_gradients_from_the_output_of_a_norm_with_an_offset(backend, shape, types):
+    """Those of a norm whose scale holds the offset, and of a sum of gradients with ``ds``."""
+    p = make(shape, types, centred=False)
+    p.scale = (np.arange(p.scale.size) % 5 / 4 - 0.375).astype(p.scale.dtype)
+    dy, y, scale, inv_std = p.on(backend, "dy", "x", "scale", "inv_std")
+    ds = another(p)
+    given = {"ds": backend.asarray(ds), "scale_offset": 1.0}
+    dx, dscale = gradkit.invertible_rms_norm_grad(dy, y, scale, inv_std, **given)
+    p.scale += p.scale.dtype.type(1)
+    xhat = oracles.unscaled(p.rows(p.x), p.per_column(p.scale), None)
+    ref = p.gradients(xhat)
+    total = ref.dx + oracles.wide(p.rows(ds))
+    bound = tolerances.elementwise("dx", ref.dx_size + np.abs(total), total, p.x.dtype)
+    assert_within(p.rows(backend.asnumpy(dx)), total, bound, "dx")
+    plain = gradkit.invertible_rms_norm_grad(dy, y, backend.asarray(p.scale), inv_std)
+    same_bits(backend, (dscale,), plain[1:])
+    p.check_gradients(backend, *plain, xhat=xhat)
 
 
 def test_an_offset_is_not_rounded_to_the_scales_dtype(backend):

@@ -169,8 +169,11 @@ def shape(array: Array, expected: Shape, label: str, meaning: str) -> None:
         raise ValueError(f"{label} has shape {array.shape}; expected {expected}, {meaning}")
 
 
-def invertible(scale: Array | None) -> None:
-    """On the host, raise if a scale cannot be divided by."""
+def invertible(scale: Array | None, instead: str, offset: float = 0.0) -> None:
+    """On the host, raise if a scale with its offset cannot be divided by.
+
+    ``instead``: the function that reads the norm's input.
+    """
     if not isinstance(scale, np.ndarray):
         return
     wide = dtype_named(float_of(scale.dtype).accumulation)
@@ -179,12 +182,13 @@ def invertible(scale: Array | None) -> None:
         scale, ["buffered", "external_loop", "zerosize_ok"], op_dtypes=wide, order="C"
     )
     for piece in pieces:
-        bad = np.flatnonzero(np.abs(piece) < np.finfo(wide).smallest_normal)
+        bad = np.flatnonzero(np.abs(piece + offset) < np.finfo(wide).smallest_normal)
         if bad.size and first is None:
             first = start + int(bad[0])
         count, start = count + bad.size, start + piece.size
     if count:
+        shifted = "scale + scale_offset" if offset else "scale"
         raise ValueError(
-            f"scale is zero or subnormal at flat index {first} ({count} in all), so that the "
-            "norm cannot be inverted; use layer_norm_grad, which reads x"
+            f"{shifted} is zero or subnormal at flat index {first} ({count} in all), so that the "
+            f"norm cannot be inverted; use {instead}, which reads x"
         )

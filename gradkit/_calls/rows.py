@@ -1,4 +1,4 @@
-"""The norms over rows: layer norm, invertible layer norm and RMS norm.
+"""The norms over rows: layer norm and RMS norm, from their input or their output.
 
 With ``xhat = (x - mean) * inv_std`` (RMS norm: ``x * inv_std``; from the output: ``(y - bias) /
 scale``) and ``w = dy * (scale + scale_offset)``, means over a row, sums over all rows.
@@ -39,6 +39,9 @@ class RowOperations(Protocol):
 
     def rms_norm_grad(self, call: "RmsNormGrad") -> None:
         """``dx = inv_std * (w - xhat * mean(w * xhat)) + ds``, and ``dscale``."""
+
+    def invertible_rms_norm_grad(self, call: "InvertibleRmsNormGrad") -> None:
+        """As ``rms_norm_grad``, with xhat computed from the output."""
 
 
 class LayerNorm(Call):
@@ -120,7 +123,7 @@ class LayerNormInverse(Call):
     types, layout = LAYER_NORM_TYPES, RowLayout("y")
 
     def check_values(self, opened: Any) -> None:  # noqa: ARG002
-        checks.invertible(self.scale)
+        checks.invertible(self.scale, "layer_norm_grad")
 
     def compute(self, backend: RowOperations) -> None:
         backend.layer_norm_inverse(self)
@@ -143,7 +146,7 @@ class InvertibleLayerNormGrad(Call):
     types, layout = LAYER_NORM_TYPES, RowLayout("y")
 
     def check_values(self, opened: Any) -> None:  # noqa: ARG002
-        checks.invertible(self.scale)
+        checks.invertible(self.scale, "layer_norm_grad")
 
     def compute(self, backend: RowOperations) -> None:
         backend.invertible_layer_norm_grad(self)
@@ -205,3 +208,26 @@ class RmsNormGrad(Call):
 
     def compute(self, backend: RowOperations) -> None:
         backend.rms_norm_grad(self)
+
+
+class InvertibleRmsNormGrad(Call):
+    """The gradient of an RMS norm, from its output; ``ds`` as in ``RmsNormGrad``."""
+
+    dy: In[Data]
+    y: In[Data]
+    scale: In[Scale | None]
+    inv_std: In[InvStd]
+    ds: In[Data | None]
+    axis: Axis
+    scale_offset: ScaleOffset
+
+    dx: Out[Data] = result(may_be=("dy", "ds"))
+    dscale: Out[Scale | None] = result(if_="scale")
+
+    types, layout = LAYER_NORM_TYPES, RowLayout("y")
+
+    def check_values(self, opened: Any) -> None:  # noqa: ARG002
+        checks.invertible(self.scale, "rms_norm_grad", self.scale_offset)
+
+    def compute(self, backend: RowOperations) -> None:
+        backend.invertible_rms_norm_grad(self)

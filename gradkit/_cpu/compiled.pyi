@@ -25,6 +25,7 @@ def gradient(
     threads: int,
     axis: int,
     from_output: bool,
+    centred: bool,
     scale_offset: float,
     dy: Any,
     source: Any,

@@ -7,6 +7,7 @@ from gradkit._calls.rows import (
     AddLayerNorm,
     AddRmsNorm,
     InvertibleLayerNormGrad,
+    InvertibleRmsNormGrad,
     LayerNorm,
     LayerNormGrad,
     LayerNormInverse,
@@ -21,6 +22,7 @@ __all__ = [
     "add_layer_norm",
     "add_rms_norm",
     "invertible_layer_norm_grad",
+    "invertible_rms_norm_grad",
     "layer_norm",
     "layer_norm_grad",
     "layer_norm_inverse",
@@ -86,7 +88,7 @@ def layer_norm_grad(call: LayerNormGrad) -> None:
     if (types := _types_of(call, call.x)) < 0:
         _numpy.layer_norm_grad(call)
         return
-    numbers = types, workers(), call.axis, False, call.scale_offset
+    numbers = types, workers(), call.axis, False, True, call.scale_offset
     given = call.dy, call.x, call.scale, None, call.mean, call.inv_std, call.ds
     gradient(*numbers, *given, call.dx, call.dscale, call.dbias)
 
@@ -96,7 +98,7 @@ def rms_norm_grad(call: RmsNormGrad) -> None:
     if (types := _types_of(call, call.x)) < 0:
         _numpy.rms_norm_grad(call)
         return
-    numbers = types, workers(), call.axis, False, call.scale_offset
+    numbers = types, workers(), call.axis, False, False, call.scale_offset
     given = call.dy, call.x, call.scale, None, None, call.inv_std, call.ds
     gradient(*numbers, *given, call.dx, call.dscale, None)
 
@@ -106,9 +108,19 @@ def invertible_layer_norm_grad(call: InvertibleLayerNormGrad) -> None:
     if (types := _types_of(call, call.y)) < 0:
         _numpy.invertible_layer_norm_grad(call)
         return
-    numbers = types, workers(), call.axis, True, 0.0
+    numbers = types, workers(), call.axis, True, True, 0.0
     given = call.dy, call.y, call.scale, call.bias, None, call.inv_std, None
     gradient(*numbers, *given, call.dx, call.dscale, call.dbias)
+
+
+def invertible_rms_norm_grad(call: InvertibleRmsNormGrad) -> None:
+    """As ``rms_norm_grad``, with xhat computed from the output; ``dx`` may be ``dy`` or ``ds``."""
+    if (types := _types_of(call, call.y)) < 0:
+        _numpy.invertible_rms_norm_grad(call)
+        return
+    numbers = types, workers(), call.axis, True, False, call.scale_offset
+    given = call.dy, call.y, call.scale, None, None, call.inv_std, call.ds
+    gradient(*numbers, *given, call.dx, call.dscale, None)
 
 
 def layer_norm_inverse(call: LayerNormInverse) -> None:

@@ -1,4 +1,4 @@
-"""The gradient that layer norm, RMS norm and invertible layer norm share, on a GPU.
+"""The gradients of layer norm and RMS norm, from their input or output, on a GPU.
 
 Rows that fit into a block's registers are read once; longer ones are read twice. Both ways
 leave partial sums over rows behind, which a last kernel adds up. For the longest rows that fit,
@@ -14,7 +14,12 @@ import numpy as np
 
 from gradkit._backend import Array, Shape
 from gradkit._calls.roles import Bias, Data, InvStd, Mean, Scale
-from gradkit._calls.rows import InvertibleLayerNormGrad, LayerNormGrad, RmsNormGrad
+from gradkit._calls.rows import (
+    InvertibleLayerNormGrad,
+    InvertibleRmsNormGrad,
+    LayerNormGrad,
+    RmsNormGrad,
+)
 from gradkit._cuda.launch.buffers import (
     AllUsable,
     all_usable,
@@ -72,7 +77,8 @@ class GradientKind(NamedTuple):
 
 LAYER = GradientKind(from_output=False, centred=True)
 RMS = GradientKind(from_output=False, centred=False)
-INVERTIBLE = GradientKind(from_output=True, centred=True)
+LAYER_OUTPUT = GradientKind(from_output=True, centred=True)
+RMS_OUTPUT = GradientKind(from_output=True, centred=False)
 
 
 class Inputs(NamedTuple):
@@ -110,7 +116,7 @@ class RowPlan:
 def write_gradient(
     device: Device,
     norm: GradientKind,
-    call: LayerNormGrad | RmsNormGrad | InvertibleLayerNormGrad,
+    call: LayerNormGrad | InvertibleLayerNormGrad | RmsNormGrad | InvertibleRmsNormGrad,
     inputs: Inputs,
     outputs: Outputs,
     ds: Data | None = None,
@@ -350,7 +356,7 @@ def combinations(norm: GradientKind) -> Iterator[Combination]:
         size = dtype_named(types[0]).itemsize
         for vector in (1, 16 // size):
             macros = _macros(norm, types, vector)
-            for variant in (PLAIN, STRIDED) if norm.from_output else (PLAIN, STRIDED, ADDED):
+            for variant in (PLAIN, STRIDED) if norm == LAYER_OUTPUT else (PLAIN, STRIDED, ADDED):
                 yield "layer_norm_grad_wide", macros | variant.macros
                 for plan in row_plans(norm, size, vector):
                     for long in _longs(plan, types, vector, variant):

@@ -6,6 +6,7 @@ from gradkit._calls.rows import (
     AddLayerNorm,
     AddRmsNorm,
     InvertibleLayerNormGrad,
+    InvertibleRmsNormGrad,
     LayerNorm,
     LayerNormGrad,
     LayerNormInverse,
@@ -22,9 +23,10 @@ from gradkit._cuda.row_forward import (
     write_inverse,
 )
 from gradkit._cuda.row_gradient import (
-    INVERTIBLE,
     LAYER,
+    LAYER_OUTPUT,
     RMS,
+    RMS_OUTPUT,
     Inputs,
     Outputs,
     combinations,
@@ -60,12 +62,12 @@ class RowNorms(OnDevice):
         """Write ``x = (y - bias) / scale / inv_std + mean``; ``x`` may be ``y``."""
         write_inverse(self.device, call)
 
-    @asks_for(partial(combinations, INVERTIBLE), layer_norm_grad=is_used_on)
+    @asks_for(partial(combinations, LAYER_OUTPUT), layer_norm_grad=is_used_on)
     def invertible_layer_norm_grad(self, call: InvertibleLayerNormGrad) -> None:
         """As ``layer_norm_grad``, with xhat computed from the output; ``dx`` may be ``dy``."""
         inputs = Inputs(call.dy, call.y, call.scale, call.bias, None, call.inv_std)
         outputs = Outputs(call.dx, call.dscale, call.dbias)
-        write_gradient(self.device, INVERTIBLE, call, inputs, outputs)
+        write_gradient(self.device, LAYER_OUTPUT, call, inputs, outputs)
 
     @asks_for(partial(forward_combinations, centred=False))
     def rms_norm(self, call: RmsNorm) -> None:
@@ -85,3 +87,10 @@ class RowNorms(OnDevice):
         inputs = Inputs(call.dy, call.x, call.scale, None, None, call.inv_std)
         outputs = Outputs(call.dx, call.dscale, None)
         write_gradient(self.device, RMS, call, inputs, outputs, call.ds, call.scale_offset)
+
+    @asks_for(partial(combinations, RMS_OUTPUT), layer_norm_grad=is_used_on)
+    def invertible_rms_norm_grad(self, call: InvertibleRmsNormGrad) -> None:
+        """As ``rms_norm_grad``, with xhat computed from the output; ``dx`` as there."""
+        inputs = Inputs(call.dy, call.y, call.scale, None, None, call.inv_std)
+        outputs = Outputs(call.dx, call.dscale, None)
+        write_gradient(self.device, RMS_OUTPUT, call, inputs, outputs, call.ds, call.scale_offset)

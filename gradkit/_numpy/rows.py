@@ -21,6 +21,7 @@ from gradkit._calls.rows import (
     AddLayerNorm,
     AddRmsNorm,
     InvertibleLayerNormGrad,
+    InvertibleRmsNormGrad,
     LayerNorm,
     LayerNormGrad,
     LayerNormInverse,
@@ -34,6 +35,7 @@ __all__ = [
     "add_layer_norm",
     "add_rms_norm",
     "invertible_layer_norm_grad",
+    "invertible_rms_norm_grad",
     "layer_norm",
     "layer_norm_grad",
     "layer_norm_inverse",
@@ -42,7 +44,7 @@ __all__ = [
 ]
 
 Forward: TypeAlias = LayerNorm | AddLayerNorm | RmsNorm | AddRmsNorm
-Gradient: TypeAlias = LayerNormGrad | RmsNormGrad | InvertibleLayerNormGrad
+Gradient: TypeAlias = LayerNormGrad | InvertibleLayerNormGrad | RmsNormGrad | InvertibleRmsNormGrad
 # The block of some rows and columns.
 Block: TypeAlias = Callable[[Index, Index], Array]
 
@@ -161,12 +163,22 @@ def invertible_layer_norm_grad(call: InvertibleLayerNormGrad) -> None:
     _differentiate(call, rows, xhat, None, call.dbias)
 
 
+def invertible_rms_norm_grad(call: InvertibleRmsNormGrad) -> None:
+    """As ``rms_norm_grad``, with xhat computed from the output; ``dx`` may be ``dy`` or ``ds``."""
+    rows = Rows(call.y.shape, call.axis)
+
+    def xhat(row: Index, column: Index) -> Array:
+        return rows.block(call.y, row, column) / _scale(rows, call, column)
+
+    _differentiate(call, rows, xhat, call.ds, None)
+
+
 @np.errstate(all="ignore")
 def _differentiate(
     call: Gradient, rows: Rows, xhat: Block, ds: Array | None, dbias: Array | None
 ) -> None:
     """Write the gradients: of some columns at a time, if not all of a row fit into a block."""
-    centred = not isinstance(call, RmsNormGrad)
+    centred = "dbias" in call.result_names
 
     def w(row: Index, column: Index) -> Array:
         return rows.block(call.dy, row, column) * _scale(rows, call, column)

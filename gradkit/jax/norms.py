@@ -14,6 +14,7 @@ from gradkit._calls.rows import (
     AddLayerNorm,
     AddRmsNorm,
     InvertibleLayerNormGrad,
+    InvertibleRmsNormGrad,
     LayerNorm,
     LayerNormGrad,
     RmsNorm,
@@ -21,12 +22,20 @@ from gradkit._calls.rows import (
 )
 from gradkit.jax._records import TracedNorm
 
-__all__ = ["add_layer_norm", "add_rms_norm", "invertible_layer_norm", "layer_norm", "rms_norm"]
+__all__ = [
+    "add_layer_norm",
+    "add_rms_norm",
+    "invertible_layer_norm",
+    "invertible_rms_norm",
+    "layer_norm",
+    "rms_norm",
+]
 
 _LAYER_NORM = TracedNorm("layer_norm", LayerNorm, LayerNormGrad)
 _INVERTIBLE = TracedNorm("invertible_layer_norm", LayerNorm, InvertibleLayerNormGrad)
 _ADD_LAYER_NORM = TracedNorm("add_layer_norm", AddLayerNorm, LayerNormGrad, x="s")
 _RMS_NORM = TracedNorm("rms_norm", RmsNorm, RmsNormGrad)
+_INVERTIBLE_RMS = TracedNorm("invertible_rms_norm", RmsNorm, InvertibleRmsNormGrad)
 _ADD_RMS_NORM = TracedNorm("add_rms_norm", AddRmsNorm, RmsNormGrad, x="s")
 
 
@@ -217,6 +226,50 @@ def rms_norm(
     Array([[ 1., -3.]], dtype=float32)
     """
     y: jax.Array = _RMS_NORM(
+        RmsNorm(x=x, scale=scale, axis=axis, eps=eps, scale_offset=scale_offset)
+    )
+    return y
+
+
+def invertible_rms_norm(
+    x: Any,
+    scale: Any = None,
+    *,
+    axis: int = -1,
+    eps: float = 1e-6,
+    scale_offset: float = 0.0,
+) -> jax.Array:
+    """:func:`rms_norm` whose gradient is computed from its *output*.
+
+    What is kept for the backward pass is ``y``, as in :func:`invertible_layer_norm`.
+
+    Parameters
+    ----------
+    x, scale, axis, eps, scale_offset
+        As :func:`rms_norm`. No element of ``scale + scale_offset`` may be 0 or subnormal when the
+        gradient is computed.
+
+    Returns
+    -------
+    array of x's shape and dtype
+
+    Raises
+    ------
+    TypeError, ValueError, jax.errors.JaxRuntimeError
+        As :func:`invertible_layer_norm`.
+
+    References
+    ----------
+    NVIDIA's Apex: ``FusedRMSNorm`` with ``memory_efficient=True``.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp, gradkit.jax
+    >>> loss = lambda x: gradkit.jax.invertible_rms_norm(x, eps=0.0)[0, 0]
+    >>> jax.jit(jax.grad(loss))(jnp.array([[3.0, 4.0]])).round(4)
+    Array([[ 0.181 , -0.1358]], dtype=float32)
+    """
+    y: jax.Array = _INVERTIBLE_RMS(
         RmsNorm(x=x, scale=scale, axis=axis, eps=eps, scale_offset=scale_offset)
     )
     return y

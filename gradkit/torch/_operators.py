@@ -21,6 +21,9 @@ ADD_LAYER_NORM = norm_of("add_layer_norm", rows.AddLayerNorm, rows.LayerNormGrad
 # ``(x, scale, axis, eps, scale_offset) -> y``.
 RMS_NORM = norm_of("rms_norm", rows.RmsNorm, rows.RmsNormGrad)
 
+# ``(x, scale, axis, eps, scale_offset) -> y``; the backward pass reads y.
+INVERTIBLE_RMS_NORM = norm_of("invertible_rms_norm", rows.RmsNorm, rows.InvertibleRmsNormGrad)
+
 # ``(x, residual, scale, axis, eps, scale_offset) -> (y, s)``.
 ADD_RMS_NORM = norm_of("add_rms_norm", rows.AddRmsNorm, rows.RmsNormGrad, x="s")
 

@@ -51,6 +51,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         norms.INVERTIBLE_LAYER_NORM: _layer_norm,
         norms.ADD_LAYER_NORM: _added(_layer_norm),
         norms.RMS_NORM: _rms_norm,
+        norms.INVERTIBLE_RMS_NORM: _rms_norm,
         norms.ADD_RMS_NORM: _added(_rms_norm),
         norms.GROUP_NORM: _group_norm,
         norms.BATCH_NORM_INFERENCE: _batch_norm_inference,

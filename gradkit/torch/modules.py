@@ -17,6 +17,7 @@ from gradkit.torch.norms import (
     group_norm,
     instance_norm,
     invertible_layer_norm,
+    invertible_rms_norm,
     layer_norm,
     rms_norm,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "InstanceNorm2d",
     "InstanceNorm3d",
     "InvertibleLayerNorm",
+    "InvertibleRMSNorm",
     "LayerNorm",
     "RMSNorm",
     "replace_norms",
@@ -160,6 +162,16 @@ class RMSNorm(_ScaleOffset, nn.RMSNorm):
         return rms_norm(x, shape, self.weight, self.eps, scale_offset=offset)
 
 
+class InvertibleRMSNorm(_ScaleOffset, nn.RMSNorm):
+    """:class:`RMSNorm`, with its arguments, computed by :func:`invertible_rms_norm`."""
+
+    @_leaf
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dimensions."""
+        shape, offset = self.normalized_shape, self.scale_offset
+        return invertible_rms_norm(x, shape, self.weight, self.eps, scale_offset=offset)
+
+
 class AddRMSNorm(_ScaleOffset, nn.RMSNorm):
     """:func:`add_rms_norm` with the arguments and the parameter of :class:`RMSNorm`.
 
@@ -261,7 +273,11 @@ _OURS = {
     nn.BatchNorm2d: BatchNorm2d,
     nn.BatchNorm3d: BatchNorm3d,
 }
-_THEIRS = {ours: theirs for theirs, ours in _OURS.items()} | {InvertibleLayerNorm: nn.LayerNorm}
+_THEIRS = {
+    **{ours: theirs for theirs, ours in _OURS.items()},
+    InvertibleLayerNorm: nn.LayerNorm,
+    InvertibleRMSNorm: nn.RMSNorm,
+}
 
 
 def replace_norms(model: _Model) -> _Model:
@@ -301,9 +317,10 @@ def restore_norms(model: _Model) -> _Model:
 
     For what knows PyTorch's own norms only: ``torch.onnx.export``, ``torch.jit.script``, converters
     and runtimes. Modules stay the same objects, as in :func:`replace_norms`, and so do their
-    parameters, buffers, ``training`` and all options. :class:`InvertibleLayerNorm` becomes
-    ``torch.nn.LayerNorm`` too. :class:`AddLayerNorm`, :class:`AddRMSNorm` and subclasses, of which
-    PyTorch has none, are left alone.
+    parameters, buffers, ``training`` and all options. :class:`InvertibleLayerNorm` and
+    :class:`InvertibleRMSNorm` become ``torch.nn.LayerNorm`` and ``RMSNorm`` too.
+    :class:`AddLayerNorm`, :class:`AddRMSNorm` and subclasses, of which PyTorch has none, are left
+    alone.
 
     Parameters
     ----------

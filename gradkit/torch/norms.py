@@ -24,6 +24,7 @@ __all__ = [
     "group_norm",
     "instance_norm",
     "invertible_layer_norm",
+    "invertible_rms_norm",
     "layer_norm",
     "rms_norm",
 ]
@@ -273,6 +274,50 @@ def add_rms_norm(
     axis, floor = _axis(input, normalized_shape), _floor(eps, input)
     y, s = _operators.ADD_RMS_NORM(input, residual, weight, axis, floor, scale_offset)
     return y, s
+
+
+def invertible_rms_norm(
+    input: Tensor,  # noqa: A002
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    scale_offset: float = 0.0,
+) -> Tensor:
+    """RMS norm that keeps its output for the backward pass instead of its input.
+
+    Parameters
+    ----------
+    input, normalized_shape, weight, eps, scale_offset
+        As in :func:`rms_norm`. No element of ``weight + scale_offset`` may be 0 or subnormal.
+
+    Returns
+    -------
+    Tensor of the input's shape and dtype, contiguous
+        Not to be written in place before the backward pass.
+
+    Raises
+    ------
+    TypeError, ValueError, NotImplementedError
+        As :func:`layer_norm`; in the backward pass on the CPU, a zero or subnormal in
+        ``weight + scale_offset``.
+
+    References
+    ----------
+    :func:`gradkit.invertible_rms_norm_grad`; NVIDIA's Apex: ``FusedRMSNorm`` with
+    ``memory_efficient=True``.
+
+    Examples
+    --------
+    >>> import torch, gradkit.torch
+    >>> x = torch.tensor([[3.0, 4.0]], requires_grad=True)
+    >>> gradkit.torch.invertible_rms_norm(x, (2,), eps=0.0)[0, 0].backward()
+    >>> x.grad.round(decimals=4)
+    tensor([[ 0.1810, -0.1358]])
+    """
+    axis, floor = _axis(input, normalized_shape), _floor(eps, input)
+    y: Tensor = _operators.INVERTIBLE_RMS_NORM(input, weight, axis, floor, scale_offset)
+    return y
 
 
 def group_norm(

@@ -168,16 +168,15 @@ void forward(
 }
 
 void gradient(
-    int types, int threads, int axis, bool from_output, double scale_offset, nb::handle dy,
-    nb::handle source, nb::handle scale, nb::handle bias, nb::handle mean, nb::handle inv_std,
-    nb::handle ds, nb::handle dx, nb::handle dscale, nb::handle dbias
+    int types, int threads, int axis, bool from_output, bool centred, double scale_offset,
+    nb::handle dy, nb::handle source, nb::handle scale, nb::handle bias, nb::handle mean,
+    nb::handle inv_std, nb::handle ds, nb::handle dx, nb::handle dscale, nb::handle dbias
 ) {
     const Memory dy_(dy, axis), source_(source, axis), ds_(ds, axis), dx_(dx, axis);
     const Memory mean_(mean, axis), inv_std_(inv_std, axis);
     const Memory scale_(scale, 0), bias_(bias, 0), dscale_(dscale, 0), dbias_(dbias, 0);
     const Gradient call = {
-        rows_of(types, axis, dy_, scale_, scale_offset, bias_), from_output,
-        from_output || mean_.is_there(), dy_, source_, ds_, mean_, inv_std_, dx_, nullptr,
+        rows_of(types, axis, dy_, scale_, scale_offset, bias_), from_output, centred, dy_, source_, ds_, mean_, inv_std_, dx_, nullptr,
     };
     compute<Gradient, const Array*, const Array*>(
         run_gradient, setting_of(threads, axis, dy_), call, dscale_, dbias_
@@ -335,7 +334,7 @@ NB_MODULE(compiled, module) {
     const auto n = nb::arg();
     const auto a = nb::arg().none();
     module.def("forward", &forward, n, n, n, n, n, a, a, a, a, a, a, a, a);
-    module.def("gradient", &gradient, n, n, n, n, n, a, a, a, a, a, a, a, a, a, a);
+    module.def("gradient", &gradient, n, n, n, n, n, n, a, a, a, a, a, a, a, a, a, a);
     module.def("inverse", &inverse, n, n, n, a, a, a, a, a, a);
     module.def(
         "channel_norm", &channel_norm, n, n, n, n, n, n, a, a, a, a, a, a, a, a, a, a, a

@@ -228,7 +228,9 @@ template <typename A> void forward(const Forward& call, i64 begin, i64 end, char
     run(call, begin, end, scratch);
 }
 
-enum Kind { LAYER, RMS, OUTPUT };
+enum Kind { LAYER, RMS, LAYER_OUTPUT, RMS_OUTPUT };
+
+constexpr bool is_centred(Kind kind) { return kind == LAYER || kind == LAYER_OUTPUT; }
 
 // A row of a window of a gradient, whose columns it reads as numbers or vectors V.
 template <typename A, Kind KIND> struct GradientRow {
@@ -242,7 +244,8 @@ template <typename A, Kind KIND> struct GradientRow {
 
     template <typename V> INLINE V xhat(i64 j) const {
         const V value = read<V>(source + j);
-        if (KIND == OUTPUT) return (value - read<V>(bias + j)) / read<V>(scale + j);
+        if (KIND == LAYER_OUTPUT) return (value - read<V>(bias + j)) / read<V>(scale + j);
+        if (KIND == RMS_OUTPUT) return value / read<V>(scale + j);
         return (KIND == LAYER ? value - mean : value) * inv_std;
     }
 
@@ -258,10 +261,10 @@ template <typename A, Kind KIND, bool ADDS> INLINE Sums sums_of(
         typedef Plain<decltype(of_w)> V;
         const V dy = read<V>(row.dy + j), scale = read<V>(row.scale + j);
         const V product = dy * row.template xhat<V>(j);
-        if (KIND != RMS) of_w += dy * scale;
+        if (is_centred(KIND)) of_w += dy * scale;
         of_w_xhat += product * scale;
         if (ADDS) write(read<V>(of_product + j) + product, of_product + j);
-        if (ADDS && KIND != RMS) write(read<V>(of_dy + j) + dy, of_dy + j);
+        if (ADDS && is_centred(KIND)) write(read<V>(of_dy + j) + dy, of_dy + j);
     });
 }
 
@@ -297,7 +300,7 @@ template <typename A, Kind KIND> void gradient_of(
         const A mean_product = static_cast<A>(means ? means[1] : sums.second / width);
         const auto value = [=](i64 j) INLINED {
             const A product = own.template xhat<A>(j) * mean_product;
-            const A rest = KIND == RMS ? product : product + mean_w;
+            const A rest = is_centred(KIND) ? product + mean_w : product;
             return (own.dy[j].value * own.scale[j].value - rest) * own.inv_std;
         };
         if (call.ds) {
@@ -314,16 +317,16 @@ template <typename A, Kind KIND> void gradient_of(
 template <typename A> void gradient(
     const Gradient& call, i64 begin, i64 end, i64 from, double* dy_xhat, double* dy, char* scratch
 ) {
-    const auto run = call.from_output ? gradient_of<A, OUTPUT>
-        : call.centred                ? gradient_of<A, LAYER>
-                                      : gradient_of<A, RMS>;
+    const auto run = call.from_output
+        ? (call.centred ? gradient_of<A, LAYER_OUTPUT> : gradient_of<A, RMS_OUTPUT>)
+        : (call.centred ? gradient_of<A, LAYER> : gradient_of<A, RMS>);
     run(call, begin, end, from, dy_xhat, dy, scratch);
 }
 
 template <typename A> void means(const Gradient& call, i64 begin, i64 end, char* scratch) {
-    const auto run = call.from_output ? means_of_gradient<A, OUTPUT>
-        : call.centred                ? means_of_gradient<A, LAYER>
-                                      : means_of_gradient<A, RMS>;
+    const auto run = call.from_output
+        ? (call.centred ? means_of_gradient<A, LAYER_OUTPUT> : means_of_gradient<A, RMS_OUTPUT>)
+        : (call.centred ? means_of_gradient<A, LAYER> : means_of_gradient<A, RMS>);
     run(call, begin, end, scratch);
 }
 

@@ -10,7 +10,12 @@ from collections.abc import Iterator
 from math import inf
 
 from tests.bad_input.answered import (
-    FAMILIES,
+    BATCH_NORMS,
+    BIASED,
+    CENTRED,
+    FROM_INPUT,
+    FROM_X,
+    NORMS,
     ROW_NORMS,
     accumulated,
     beyond_the_dtype,
@@ -138,9 +143,9 @@ TABLE: dict[str, dict[str, Row]] = {
         "out that is no place for the norm": outputs_of_lists(),
     },
     "norm gradients": {
-        "no rows: dscale = dbias = 0": normed((0, 5), families=FAMILIES),
+        "no rows: dscale = dbias = 0": normed((0, 5), norms=NORMS),
         "rows of length 0": normed((5, 0)),
-        "no channels": normed((3, 0, 2), axis=1, families=("batch",)),
+        "no channels": normed((3, 0, 2), axis=1, norms=BATCH_NORMS),
         "rows of length 1: dx of layer norm exactly 0": together(normed((6, 1)), one_column()),
         "rows of 31 to 12289": (ROW_TESTS + "test_row_lengths", CUDA + "test_row_norms"),
         "65535, 65536 and 65537 rows": (
@@ -157,23 +162,19 @@ TABLE: dict[str, dict[str, Row]] = {
         ),
         "rank 1 to 5, any axis": every_axis(ROW_NORMS, (1, 2, 3, 4, 5)),
         "scale None, and a bias": biases_alone(),
-        "bias None": normed((9, 65), without("bias"), families=("layer", "invertible", "batch")),
-        "scale and bias None": normed((9, 65), without("scale", "bias"), families=FAMILIES),
-        "0 in scale": normed((9, 65), with_zeros_in_scale, families=("layer", "RMS", "batch")),
+        "bias None": normed((9, 65), without("bias"), norms=BIASED),
+        "scale and bias None": normed((9, 65), without("scale", "bias"), norms=NORMS),
+        "0 in scale": normed((9, 65), with_zeros_in_scale, norms=FROM_INPUT),
         "0 in scale, where it must be divided by": scales_without_inverse(),
-        "a constant row": normed((4, 33), with_a_constant_row, families=("layer", "RMS")),
-        "an offset of 1e4 deviations": normed((9, 257), with_an_offset, families=("layer",)),
+        "a constant row": normed((4, 33), with_a_constant_row, norms=FROM_X),
+        "an offset of 1e4 deviations": normed((9, 257), with_an_offset, norms=CENTRED),
         "NaN in one row": (ROW_TESTS + "test_rows_are_independent_bit_for_bit",),
         "NaN in one channel": (BATCH_TESTS + "test_channels_are_independent_bit_for_bit",),
-        "dy of stride 0": normed((6, 40), with_broadcast_dy, families=FAMILIES),
-        "dy and x transposed": normed((6, 40), in_layout("Fortran", "dy", "x"), families=FAMILIES),
-        "channels-last": normed(
-            (3, 4, 5, 6), in_layout("rolled", "dy", "x"), axis=1, families=FAMILIES
-        ),
-        "misaligned": normed((6, 40), in_layout("misaligned", "dy", "x"), families=FAMILIES),
-        "dy and x laid out otherwise": normed(
-            (6, 40), in_layout("Fortran", "dy"), families=FAMILIES
-        ),
+        "dy of stride 0": normed((6, 40), with_broadcast_dy, norms=NORMS),
+        "dy and x transposed": normed((6, 40), in_layout("Fortran", "dy", "x"), norms=NORMS),
+        "channels-last": normed((3, 4, 5, 6), in_layout("rolled", "dy", "x"), axis=1, norms=NORMS),
+        "misaligned": normed((6, 40), in_layout("misaligned", "dy", "x"), norms=NORMS),
+        "dy and x laid out otherwise": normed((6, 40), in_layout("Fortran", "dy"), norms=NORMS),
         "shapes that do not match": other_shapes(),
         "dtypes that do not match": other_combinations(),
         "int, bool, complex or big-endian arguments": other_dtypes(),
@@ -183,7 +184,7 @@ TABLE: dict[str, dict[str, Row]] = {
         "ds that cannot be added to dx": gradients_past_a_norm(),
         "a scale_offset that is not finite, or has no scale": scale_offsets(),
         "out that is no place for a result": outputs(),
-        "one element a channel": normed((1, 5, 1, 1), axis=1, families=("batch",)),
+        "one element a channel": normed((1, 5, 1, 1), axis=1, norms=BATCH_NORMS),
         "channels-last equals channels-first": (
             BATCH_TESTS + "test_channels_last_equals_channels_first",
         ),
@@ -198,7 +199,7 @@ TABLE: dict[str, dict[str, Row]] = {
             "tests/cudnn/test_gpu.py::test_batch_limits_are_probed",
             "tests/cudnn/test_library.py::test_the_limits_of_a_descriptor_are_the_librarys",
         ),
-        "rank 2 to 5, any channel_axis": every_axis(("batch",), (2, 3, 4, 5)),
+        "rank 2 to 5, any channel_axis": every_axis(BATCH_NORMS, (2, 3, 4, 5)),
     },
     "accumulating and zeroing": {
         "the buffer as its own gradient": accumulated(alias=True),

@@ -15,8 +15,8 @@ from tests import strategies as draw_
 from tests.backends import Backend
 from tests.bad_input.arguments import Cell, Factory, values
 from tests.layouts import LAYOUTS
-from tests.operations import OPERATIONS, C, R
-from tests.problems import BATCH_TYPES, LAYER_TYPES, make
+from tests.operations import OPERATIONS, ROW_NORMS, C, R
+from tests.problems import LAYER_TYPES, make
 from tests.tolerances import DTYPES, assert_same_bits, assert_ulps
 
 NAN, INF = math.nan, math.inf
@@ -158,53 +158,50 @@ def lists_at_the_limits():
 
 # Norms
 
-FAMILIES = {
-    "layer": ("layer_norm", "layer_norm_grad"),
-    "RMS": ("rms_norm", "rms_norm_grad"),
-    "invertible": (None, "invertible_layer_norm_grad"),
-    "batch": ("batch_norm", "batch_norm_grad"),
-}
-ROW_NORMS = ("layer", "RMS", "invertible")
+BATCH_NORMS = ("batch_norm", "batch_norm_grad")
+NORMS = (*ROW_NORMS, *BATCH_NORMS)
+# Those that read x, those of rows among them, those of these with a mean, and those with a bias.
+FROM_INPUT = [name for name in NORMS if "y" not in OPERATIONS[name].arrays]
+FROM_X = [name for name in FROM_INPUT if name in ROW_NORMS]
+CENTRED = [name for name in FROM_X if "rms" not in name]
+BIASED = [name for name in NORMS if "bias" in OPERATIONS[name].arrays]
 
 
-def normed(shape, *changes, families=ROW_NORMS, axis=-1, **options):
-    """Norms forward and backward of a problem of one shape, changed.
+def normed(shape, *changes, norms=ROW_NORMS, axis=-1, **options):
+    """Norms forward or backward of a problem of one shape, changed.
 
     A change takes the problem and gives another. Statistics are saved anew after it.
     """
-    for family in families:
-        for types in BATCH_TYPES if family == "batch" else LAYER_TYPES:
-            check = partial(_check_norm, family, types, shape, axis, changes, options)
-            yield Cell(f"{family} norm of {'-'.join(types)}, {shape}, axis {axis}", check)
+    for name in norms:
+        for types in OPERATIONS[name].types:
+            check = partial(_check_norm, name, types, shape, axis, changes, options)
+            yield Cell(f"{name} of {'-'.join(types)}, {shape}, axis {axis}", check)
 
 
-def _check_norm(family, types, shape, axis, changes, options, backend):
-    centred, batch = family != "RMS", family == "batch"
-    p = make(shape, types, axis, centred=centred, batch=batch, **options)
+def _check_norm(name, types, shape, axis, changes, options, backend):
+    batch = name in BATCH_NORMS
+    p = make(shape, types, axis, centred="rms" not in name, batch=batch, **options)
     for change in changes:
         p = change(p)
-    forward, backward = FAMILIES[family]
-    a = Factory(backend)
-    if forward is not None:
-        given = {label: _argument(a, p, label) for label in OPERATIONS[forward].arrays}
-        before = a.memory()
+    a, y, xhat = Factory(backend), *p.output()
+
+    def argument(label):
+        host = y if label == "y" else getattr(p, label)
+        return None if host is None else a(host)
+
+    operation = OPERATIONS[name]
+    given = {label: argument(label) for label in operation.arrays}
+    before = a.memory()
+    if name.endswith("grad"):
+        found = operation.function(**given, **p.where)
+        p.check_gradients(backend, *found, xhat=xhat if "y" in given else None)
+    else:
         out = None
         if batch and "16" in p.statistics:  # statistics of 16 bits come where out has such arrays
             out = (None, *(backend.asarray(np.empty_like(s)) for s in (p.mean, p.inv_std)))
-        y, *statistics = getattr(gradkit, forward)(**given, **p.where, eps=p.eps, out=out)
-        p.check_forward(backend, y, *([] if centred else [None]), *statistics)
-        assert a.memory() == before
-    y, xhat = p.output() if family == "invertible" else (None, None)
-    arrays = OPERATIONS[backward].arrays
-    given = {label: a(y) if label == "y" else _argument(a, p, label) for label in arrays}
-    before = a.memory()
-    p.check_gradients(backend, *getattr(gradkit, backward)(**given, **p.where), xhat=xhat)
+        y, *statistics = operation.function(**given, **p.where, eps=p.eps, out=out)
+        p.check_forward(backend, y, *([] if p.centred else [None]), *statistics)
     assert a.memory() == before
-
-
-def _argument(a, p, label):
-    host = getattr(p, label)
-    return None if host is None else a(host)
 
 
 def one_column():
@@ -248,11 +245,11 @@ def in_layout(layout, *names):
     return lambda p: replace(p, **{name: LAYOUTS[layout](getattr(p, name)) for name in names})
 
 
-def every_axis(families, ranks, **options):
+def every_axis(norms, ranks, **options):
     for rank in ranks:
         shape = (2, 3, 1, 4, 5)[-rank:]
         for axis in range(-rank, rank):
-            yield from normed(shape, families=families, axis=axis, **options)
+            yield from normed(shape, norms=norms, axis=axis, **options)
 
 
 def together(*several: Iterable[Cell]) -> Iterator[Cell]:

@@ -23,7 +23,7 @@ from tests.bad_input.arguments import (
     named,
     values,
 )
-from tests.operations import FLOAT32, OPERATIONS, C, R
+from tests.operations import FLOAT32, OPERATIONS, C, R, records
 from tests.tolerances import DTYPES
 
 NAN, INF = math.nan, math.inf
@@ -691,7 +691,7 @@ def biases_alone():
 
 def scales_without_inverse():
     """Known without waiting on the CPU and in the emulator; on a GPU the output is not finite."""
-    for function in ("layer_norm_inverse", "invertible_layer_norm_grad"):
+    for function in (n for n, r in records("rows").items() if "y" in r.array_names):
         for types in OPERATIONS[function].types:
             parameters = DTYPES[types[2]]
             tiny = tolerances.smallest(parameters)
@@ -701,6 +701,13 @@ def scales_without_inverse():
                 scale = np.array([1, 1, value, 1, value, 1], parameters)
                 check = partial(_check_inverse, function, types, scale)
                 yield Cell(f"{function} of {'-'.join(types)}, scale holds {value}", check)
+
+    for function in named("rows", takes="scale_offset"):
+        if "y" in OPERATIONS[function].arrays:
+            scale = partial(_array_of, np.array([1, 1, -1, 1, 0, 1], np.float32))
+            message = r"scale \+ scale_offset is zero or subnormal at flat index 2 \(1 in all\)"
+            changes = {"scale": scale, "scale_offset": 1.0}
+            yield refused(function, "a scale that an offset undoes", ValueError, message, changes)
 
 
 def _check_inverse(function, types, scale, backend):

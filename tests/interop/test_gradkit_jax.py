@@ -22,7 +22,7 @@ from gradkit._arrays.base import NOTHING
 from gradkit.jax import _callbacks
 from tests.tolerances import DTYPES, assert_same_bits
 
-ROWS = ("layer_norm", "invertible_layer_norm", "rms_norm")
+ROWS = ("layer_norm", "invertible_layer_norm", "rms_norm", "invertible_rms_norm")
 TYPES = [
     *(("float32", "float32"), ("float16", "float16"), ("bfloat16", "float32")),
     *(("float32", "bfloat16"), ("float64", "float64")),
@@ -55,7 +55,7 @@ def values(shape, dtype="float32", seed=0):
 def arguments(name, shape, t="float32", v="float32", axis=-1):
     """x, and parameters without a zero."""
     tail = shape[1:2] if name == "batch_norm" else shape[axis:]
-    count = 1 if name == "rms_norm" else 2
+    count = 1 if "rms" in name else 2
     parameters = [values(tail, v, seed) for seed in range(1, 1 + count)]
     parameters[0] = np.abs(parameters[0]) + DTYPES[v].type(0.5)
     return [values(shape, t), *parameters]
@@ -69,9 +69,10 @@ def output(name):
 
 def direct(name, dy, x, scale, bias=None):
     """Forward and backward passes by gradkit's functions, on NumPy arrays."""
-    if name == "rms_norm":
+    if "rms" in name:
         y, inv_std = gradkit.rms_norm(x, scale)
-        return y, *gradkit.rms_norm_grad(dy, x, scale, inv_std)
+        source = x if name == "rms_norm" else y
+        return y, *getattr(gradkit, f"{name}_grad")(dy, source, scale, inv_std)
     if name == "batch_norm":
         y, mean, inv_std = gradkit.batch_norm(x, scale, bias)
         return y, *gradkit.batch_norm_grad(dy, x, scale, mean, inv_std)
@@ -89,8 +90,8 @@ def by_jax(name, x, scale=1.0, bias=0.0, *, axis=-1):
         scale, bias = (jnp.reshape(p, tail) if jnp.ndim(p) else p for p in (scale, bias))
     else:
         over = tuple(range(axis % x.ndim, x.ndim))
-    mean = 0.0 if name == "rms_norm" else x.mean(over, keepdims=True)
-    eps = 1e-6 if name == "rms_norm" else 1e-5
+    mean = 0.0 if "rms" in name else x.mean(over, keepdims=True)
+    eps = 1e-6 if "rms" in name else 1e-5
     var = ((x - mean) ** 2).mean(over, keepdims=True)
     return (x - mean) / jnp.sqrt(var + eps) * scale + bias
 
@@ -340,9 +341,10 @@ def test_a_second_derivative_is_refused():
         jax.jvp(gradkit.jax.rms_norm, (jnp.ones(3),), (jnp.ones(3),))
 
 
-def test_what_cannot_be_inverted_is_an_error_at_run_time():
+@pytest.mark.parametrize("name", ["invertible_layer_norm", "invertible_rms_norm"])
+def test_what_cannot_be_inverted_is_an_error_at_run_time(name):
     def loss(x, scale):
-        return gradkit.jax.invertible_layer_norm(x, scale).sum()
+        return output(name)(x, scale).sum()
 
     x, scale = jnp.ones((2, 3)), jnp.array([1.0, 0.0, 1.0])
     with pytest.raises(jax.errors.JaxRuntimeError, match="scale is zero or subnormal at flat"):
@@ -376,10 +378,10 @@ def test_a_model_trains_to_the_losses_of_jaxs_own_norms():
     x = jnp.linspace(-3, 3, 64)[:, None]
     names = ("batch_norm", *ROWS)
     keys = jax.random.split(jax.random.key(0), len(names))
-    sizes = (1, 8, 8, 8)
+    sizes = (1, *[8] * len(ROWS))
     start = {
         "w": [jax.random.normal(k, (n, 8)) for k, n in zip(keys, sizes, strict=True)],
-        "scale": [jnp.ones(8)] * 4,
+        "scale": [jnp.ones(8)] * len(names),
         "last": jnp.full((8, 1), 0.1),
     }
 

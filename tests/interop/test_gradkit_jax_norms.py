@@ -297,10 +297,10 @@ def test_gradients_of_jaxs_own_formula(name, dropped):
     check_grads(losses[0], free, order=1, modes=["rev"])
 
 
-@pytest.mark.parametrize("name", [*CASES, "invertible_layer_norm"])
+@pytest.mark.parametrize("name", [*CASES, "invertible_layer_norm", "invertible_rms_norm"])
 def test_outside_of_jit_a_gradient_is_compiled_once(name, compilations):
-    case = CASES.get(name) or over_rows("layer_norm", 1, 2, 0.0)
-    norm = case.ours if name in CASES else partial(gradkit.jax.invertible_layer_norm, axis=1)
+    case = CASES.get(name) or CASES[name.removeprefix("invertible_")]
+    norm = case.ours if name in CASES else partial(getattr(gradkit.jax, name), axis=1)
     given = list(map(jnp.asarray, case.arguments("float32", "float32")))
     slope = jax.grad(total(norm, [1.0]), tuple(range(len(given) - case.constant)))
     jax.block_until_ready([slope(*given) for _ in range(2)])

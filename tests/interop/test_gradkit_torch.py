@@ -56,6 +56,9 @@ CASES = {
     "invertible_layer_norm, weight": (ours.invertible_layer_norm, (X, (6,), W)),
     "invertible_layer_norm, bias": (ours.invertible_layer_norm, (X, (6,), None, B)),
     "rms_norm": (ours.rms_norm, (X, (6,), W)),
+    "invertible_rms_norm": (ours.invertible_rms_norm, (X, (6,), W)),
+    "invertible_rms_norm, no weight": (ours.invertible_rms_norm, (X, (5, 6))),
+    "invertible_rms_norm, scale_offset": (gemma(ours.invertible_rms_norm), (X, (6,), W)),
     "rms_norm, no weight": (ours.rms_norm, (X, (5, 6))),
     "layer_norm, scale_offset": (gemma(ours.layer_norm), (X, (6,), W, B)),
     "rms_norm, scale_offset": (gemma(ours.rms_norm), (X, (6,), W)),
@@ -159,23 +162,30 @@ def test_statistics_are_not_differentiable():
     assert (y.requires_grad, mean.requires_grad, inv_std.requires_grad) == (True, False, False)
 
 
-def test_the_invertible_norm_keeps_its_output_instead_of_its_input():
+INVERTIBLE = pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
+
+
+@INVERTIBLE
+def test_an_invertible_norm_keeps_its_output_instead_of_its_input(name):
+    parameters = (W, B) if name == "layer_norm" else (W,)
+    inverted = getattr(ours, f"invertible_{name}")
+
     def kept(function):
         x = X.detach().requires_grad_()
         found = []
         with torch.autograd.graph.saved_tensors_hooks(lambda t: found.append(t) or t, lambda t: t):
-            y = function(x, (6,), W, B)
+            y = function(x, (6,), *parameters)
         kept = {t.data_ptr() for t in found}
         return x.data_ptr() in kept, y.data_ptr() in kept
 
-    assert kept(ours.layer_norm) == (True, False)
-    assert kept(ours.invertible_layer_norm) == (False, True)
-    y = ours.invertible_layer_norm(X, (6,), W, B)
+    assert kept(getattr(ours, name)) == (True, False)
+    assert kept(inverted) == (False, True)
+    y = inverted(X, (6,), *parameters)
     with torch.no_grad():
         y.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
-    y = ours.invertible_layer_norm(X, (6,), torch.zeros(6, dtype=torch.float64))
+    y = inverted(X, (6,), torch.zeros(6, dtype=torch.float64))
     with pytest.raises(ValueError, match="scale"):
         y.sum().backward()
 
@@ -348,6 +358,9 @@ def _arguments():
     yield "rms_norm", (half, wider, -1, 1e-5, 0.0)
     yield "rms_norm_grad", (dy, x, w, inv_std, -1, 1.0)
     yield "rms_norm_grad", (dy, x, None, inv_std, -1, 0.0)
+    yield "invertible_rms_norm", (X, W, -1, 1e-5, 1.0)
+    yield "invertible_rms_norm_grad", (dy, y, w, inv_std, -1, 1.0)
+    yield "invertible_rms_norm_grad", (dy, y, None, inv_std, -1, 0.0, ds)
     yield "add_rms_norm", (X, R, W, -1, 1e-5, 1.0)
     yield "add_rms_norm", (empty, empty, None, -1, 1e-5, 0.0)
     yield "rms_norm_grad", (dy, x, w, inv_std, -1, 1.0, ds)
@@ -481,7 +494,9 @@ class Every(torch.nn.Module):
             torch.nn.LayerNorm(16), torch.nn.Linear(16, 16, bias=False), torch.nn.RMSNorm(16)
         )
         self.sums = torch.nn.ModuleList((ours.AddLayerNorm(16), ours.AddRMSNorm(16)))
-        self.last = ours.InvertibleLayerNorm(16)
+        self.last = torch.nn.Sequential(
+            ours.InvertibleLayerNorm(16), ours.InvertibleRMSNorm(16, scale_offset=1.0)
+        )
 
     def forward(self, x):
         y = self.images(x).flatten(2)
@@ -570,7 +585,7 @@ def test_exported_programs():
     x = random(2, 2, 6, 6, dtype=torch.float32, grad=False)
     program = torch.export.export(model, (x,))
     norms = ("layer_norm", "rms_norm", "group_norm", "batch_norm_inference")
-    norms += ("add_layer_norm", "add_rms_norm", "invertible_layer_norm")
+    norms += ("add_layer_norm", "add_rms_norm", "invertible_layer_norm", "invertible_rms_norm")
     assert {f"gradkit.{norm}.default" for norm in norms} <= {
         str(node.target) for node in program.graph.nodes
     }

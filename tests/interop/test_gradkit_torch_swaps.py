@@ -49,7 +49,8 @@ def test_restored_modules_are_what_they_were():
 def test_modules_made_here_are_restored_too():
     """Those that PyTorch has none of stay; one with an offset is named, and nothing is written."""
     model = nn.Sequential(
-        ours.LayerNorm(4), ours.InvertibleLayerNorm(4), ours.AddRMSNorm(4), ours.RMSNorm(4)
+        *(ours.LayerNorm(4), ours.InvertibleLayerNorm(4), ours.AddRMSNorm(4)),
+        *(ours.RMSNorm(4), ours.InvertibleRMSNorm(4)),
     )
     model[3].scale_offset = 1.0
     before = list(map(type, model))
@@ -60,7 +61,7 @@ def test_modules_made_here_are_restored_too():
         ours.restore_norms(model[3])
     model[3].scale_offset = 0.0
     assert list(map(type, ours.restore_norms(model))) == [
-        *(nn.LayerNorm, nn.LayerNorm, ours.AddRMSNorm, nn.RMSNorm),
+        *(nn.LayerNorm, nn.LayerNorm, ours.AddRMSNorm, nn.RMSNorm, nn.RMSNorm),
     ]
     assert vars(model[0]).keys() == vars(nn.LayerNorm(4)).keys()
 
@@ -156,6 +157,7 @@ class Blocks(nn.Module):
             [
                 *(ours.LayerNorm(6, scale_offset=1.0), ours.RMSNorm(6, eps=1e-6)),
                 *(ours.InvertibleLayerNorm(6), ours.LayerNorm((3, 6), bias=False)),
+                ours.InvertibleRMSNorm(6, eps=1e-6),
                 *(ours.LayerNorm(6, elementwise_affine=False), ours.RMSNorm(6, scale_offset=0.5)),
             ]
         )
@@ -180,7 +182,7 @@ class Blocks(nn.Module):
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # PyTorch's exporter
 @pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
 def test_exported_programs_run_with_pytorchs_operators(dtype, near):
-    """All eight norms, with the results of ours."""
+    """All nine norms, with the results of ours."""
     model, x = Blocks().eval().to(dtype), random(2, 4, 3, 6).to(dtype)
     program = torch.export.export(model, (x,))
     assert {node.target for node in program.graph.nodes} >= ours.decompositions().keys()

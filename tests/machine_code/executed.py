@@ -20,6 +20,7 @@ from gradkit._dtypes import dtype_named
 from testbed.emulator.idle import launch_nothing
 from testbed.ptx import PtxDevice
 from tests.devices.emulated import on_device
+from tests.operations import OPERATIONS, of
 
 from .cases import has_switch, only_dtype
 
@@ -188,36 +189,20 @@ _ROWS, _LONG, _WIDE = (64, 1024), (4, 16384), (4, 32768)
 
 
 def _rows() -> Iterator[Operation]:
-    yield Operation("layer_norm", _ROWS, partial(_forward, gradkit.layer_norm, 2))
-    yield Operation("rms_norm", _ROWS, partial(_forward, gradkit.rms_norm, 1))
-    yield Operation("layer_norm_inverse", _ROWS, _inverse)
-    for shape, of in {_ROWS: "", _LONG: " of long rows", _WIDE: " of wide rows"}.items():
-        yield Operation(f"layer_norm_grad{of}", shape, _layer_norm_grad)
-    yield Operation("rms_norm_grad", _ROWS, _rms_norm_grad)
-    yield Operation("invertible_layer_norm_grad", _ROWS, _invertible_grad)
+    for each in of("rows"):
+        if "residual" not in each.arrays:
+            yield Operation(each.name, _ROWS, partial(_row_norm, each.name))
+    for shape, rows in {_LONG: "long", _WIDE: "wide"}.items():
+        name = "layer_norm_grad"
+        yield Operation(f"{name} of {rows} rows", shape, partial(_row_norm, name))
 
 
-def _forward(norm: Callable[..., Any], parameters: int, arrays: Arrays) -> Any:
-    return norm(arrays.data(), *(arrays.along(1) for _ in range(parameters)))
-
-
-def _inverse(a: Arrays) -> Any:
-    statistics = a.statistic(0), a.statistic(0)
-    return gradkit.layer_norm_inverse(a.data(), a.along(1), a.along(1), *statistics)
-
-
-def _layer_norm_grad(a: Arrays) -> Any:
-    statistics = a.statistic(0), a.statistic(0)
-    return gradkit.layer_norm_grad(a.data(), a.data(), a.along(1), *statistics)
-
-
-def _rms_norm_grad(a: Arrays) -> Any:
-    return gradkit.rms_norm_grad(a.data(), a.data(), a.along(1), a.statistic(0))
-
-
-def _invertible_grad(a: Arrays) -> Any:
-    given = a.data(), a.data(), a.along(1), a.along(1), a.statistic(0)
-    return gradkit.invertible_layer_norm_grad(*given)
+def _row_norm(name: str, a: Arrays) -> Any:
+    """Call a norm on arrays that are right for its arguments."""
+    make: dict[str, Callable[[], Any]]
+    make = {"data": a.data, "parameter": partial(a.along, 1), "statistic": partial(a.statistic, 0)}
+    norm = OPERATIONS[name]
+    return norm.function(*(make[str(norm.kind(label).shape)]() for label in norm.arrays))
 
 
 _IMAGES = {1: (16, 16, 64, 64), 3: (16, 64, 64, 64)}  # by the axis of the channels

@@ -17,7 +17,8 @@ BEGIN, END = "<!-- reach: written by make machine-code RECORD=1 -->\n", "<!-- en
 _NORMS = {
     "layer norm": row_gradient.LAYER,
     "RMS norm": row_gradient.RMS,
-    "invertible layer norm": row_gradient.INVERTIBLE,
+    "invertible layer norm": row_gradient.LAYER_OUTPUT,
+    "invertible RMS norm": row_gradient.RMS_OUTPUT,
 }
 _PLACES = {"0": "registers", "1": "shared memory", "2": "shared memory, with scale"}
 

@@ -126,6 +126,8 @@ def test_row_norms() -> None:
     assert_type(found, tuple[Float32, Float32, None])
     y, inv_std = gradkit.rms_norm(x, wide, eps=1e-6, out=(None, None))
     assert_type(gradkit.rms_norm_grad(y, x, wide, inv_std), tuple[Float32, Float32])
+    found_from_y = gradkit.invertible_rms_norm_grad(y, y, None, inv_std, ds=y)
+    assert_type(found_from_y, tuple[Float32, None])
     y, s, inv_std = gradkit.add_rms_norm(x, x, wide, scale_offset=1)
     assert_type(s, Float32)
     found_too = gradkit.rms_norm_grad(y, s, None, inv_std, ds=y)
