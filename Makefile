@@ -189,7 +189,7 @@ test-cudnn: .venv-cudnn8/.installed .venv-cudnn9/.installed ## test both cuDNN v
 DRIVER_TESTS := tests
 test-driver: test-driver-cupy13 test-driver-cupy14 ## the test suite on CuPy itself, without a GPU (hours)
 test-driver-fast: ## what CuPy does for gradkit, without a GPU: streams, graphs, memory (2 min)
-	$(MAKE) --no-print-directory test-driver DRIVER_TESTS='tests/test_gpu_devices.py tests/test_gpu_errors.py tests/test_gpu_lists.py tests/test_gpu_norms.py -k "not 20000"'
+	$(MAKE) --no-print-directory test-driver DRIVER_TESTS='tests/test_gpu_devices.py tests/test_gpu_errors.py tests/test_gpu_libraries.py tests/test_gpu_lists.py tests/test_gpu_norms.py -k "not 20000"'
 
 test-driver-%: .venv-%/.installed
 	HYPOTHESIS_PROFILE=quick $(<D)/bin/python -m pytest --quiet --numprocesses auto --dist worksteal \
