@@ -110,6 +110,15 @@ def tensorflow():
     }
 
 
+class Exposed(Library):
+    """A library that says which stream it computes on."""
+
+    def array(self, host):
+        made = super().array(host)
+        made.__cuda_array_interface__ = {"stream": self.stream.ptr}
+        return made
+
+
 @pytest.fixture(params=[jax, tensorflow], ids=["jax", "tensorflow"])
 def library(request, monkeypatch):
     made, names = request.param()
@@ -174,3 +183,17 @@ def test_empty_results(library):
     assert type(clipped) is library.Array
     assert clipped.shape == (0, 4)
     assert float(norm.own.get()) == 0
+
+
+def test_a_stream_that_is_exposed_waits_and_the_host_does_not():
+    library = Exposed(exports_wait=False)
+    dy, x = map(library.array, hosts()[:2])
+    before = plugin.driver.calls("cuStreamSynchronize")
+    gradkit.accumulate_grad(dy, x)
+    assert plugin.driver.calls("cuStreamSynchronize") == before
+    with library.stream:  # what comes next there
+        x.own.fill(0)
+        total = dy.own + 1
+    library.stream.synchronize()
+    first, second = hosts()[:2]
+    np.testing.assert_array_equal(total.get(), first + second + 1)
