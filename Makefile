@@ -100,7 +100,7 @@ check: lint check-package test test-ptx-fast machine-code test-slow ## lint and 
 # --- with a GPU, another framework or more time (in alphabetical order) ----------------------
 # Packages that cannot share an environment are in separate ones: .venv-NAME.
 
-.PHONY: bench bench-gpu bench-ranks bench-record fuzz lock mutants mutants-fast mutants-interop mutants-kernels pictures sanitize-cpu \
+.PHONY: bench bench-gpu bench-ranks bench-record fuzz lock mutants mutants-driver mutants-fast mutants-interop mutants-kernels pictures sanitize-cpu \
 	sanitize-cpu-fast sanitize-gpu soak test-cudnn test-driver test-driver-fast test-gpu test-interop test-onnxruntime test-ptx test-ranks
 
 MINUTES := 10
@@ -148,8 +148,17 @@ build/mutants/interop/main.json: .venv-interop/.installed $(shell find gradkit -
 	-HYPOTHESIS_PROFILE=quick .venv-interop/bin/python -m pytest --quiet --numprocesses auto -m interop \
 		-p tests.mutants.plugin --covered build/mutants/interop tests/interop
 
+ON_DRIVER := tests/test_gpu_captures.py tests/test_gpu_devices.py tests/test_gpu_errors.py \
+	tests/test_gpu_libraries.py tests/test_gpu_lists.py tests/test_gpu_norms.py -k 'not 20000'
+build/mutants/driver/main.json: .venv-cupy14/.installed $(shell find gradkit -name '*.py')
+	-HYPOTHESIS_PROFILE=quick .venv-cupy14/bin/python -m pytest --quiet --numprocesses auto -m gpu \
+		-p testbed.driver.plugin -p tests.mutants.plugin --covered build/mutants/driver $(ON_DRIVER)
+
 mutants: $(STAMP) build/mutants/tests/main.json ## run all mutation tests (a day; it resumes)
 	$(BIN)/python -m tests.mutants $(MUTANTS)
+
+mutants-driver: build/mutants/driver/main.json ## run the mutation tests of what calls CuPy, on the testbed's driver
+	.venv-cupy14/bin/python -m tests.mutants --driver $(MUTANTS)
 
 mutants-fast: $(STAMP) build/mutants/tests/main.json ## run a fixed sample of the mutation tests of Python code (4 min)
 	$(BIN)/python -m tests.mutants --each 1 --seconds 200 --cap 40 --only gradkit/
@@ -189,7 +198,7 @@ test-cudnn: .venv-cudnn8/.installed .venv-cudnn9/.installed ## test both cuDNN v
 DRIVER_TESTS := tests
 test-driver: test-driver-cupy13 test-driver-cupy14 ## the test suite on CuPy itself, without a GPU (hours)
 test-driver-fast: ## what CuPy does for gradkit, without a GPU: streams, graphs, memory (2 min)
-	$(MAKE) --no-print-directory test-driver DRIVER_TESTS='tests/test_gpu_devices.py tests/test_gpu_errors.py tests/test_gpu_lists.py tests/test_gpu_norms.py -k "not 20000"'
+	$(MAKE) --no-print-directory test-driver DRIVER_TESTS="$(ON_DRIVER)"
 
 test-driver-%: .venv-%/.installed
 	HYPOTHESIS_PROFILE=quick $(<D)/bin/python -m pytest --quiet --numprocesses auto --dist worksteal \

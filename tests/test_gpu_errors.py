@@ -84,6 +84,9 @@ def test_calls_on_another_librarys_stream_take_memory_from_it_alone(fails):
     expected = gradkit.grad_norm(grads).get()
     stream, room = cupy.cuda.Stream(non_blocking=True), cupy.cuda.alloc(1 << 20)
     cupy.cuda.runtime.deviceSynchronize()
+    with stream:  # behind which the norm has to come
+        for grad in grads:
+            grad *= 2
     used = 0
 
     def allocate(size):
@@ -97,5 +100,8 @@ def test_calls_on_another_librarys_stream_take_memory_from_it_alone(fails):
     with cuda.on_stream(0, stream.ptr, allocate):
         norm = gradkit.grad_norm(grads)
     assert used
+    with stream:  # and before which
+        for grad in grads:
+            grad *= 0
     stream.synchronize()
-    assert_same_bits(norm.get(), expected)
+    assert_same_bits(norm.get(), 2 * expected)

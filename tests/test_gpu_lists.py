@@ -67,6 +67,50 @@ def test_a_long_list_on_two_streams():
             assert_same_bits(found.get(), expected)
 
 
+@pytest.mark.parametrize("call", ["grad_norm", "accumulate_grads"])
+def test_a_list_that_another_stream_is_still_to_upload(call):
+    """Each stream has its own copy of a long list, or its kernels may come before the upload."""
+    import cupy
+
+    grads = gradients(200, 0)
+    buffers = [cupy.zeros_like(grad) for grad in grads]
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
+    cupy.cuda.Device().synchronize()
+    found = []
+    for stream in streams:
+        with stream:
+            if call == "grad_norm":
+                found.append(gradkit.grad_norm(grads))
+            else:
+                gradkit.accumulate_grads(buffers, grads, overwrite=True)
+    streams[1].synchronize()
+    if call == "grad_norm":
+        expected = gradkit.grad_norm([grad.get() for grad in grads])
+        assert float(found[1].get()) == pytest.approx(float(expected))
+    for buffer, grad in zip(buffers, grads, strict=True):
+        assert_same_bits(buffer.get(), grad.get() if call != "grad_norm" else 0 * buffer.get())
+
+
+def test_a_graph_outlives_what_is_remembered_of_its_list():
+    import cupy
+
+    grads, stream = gradients(200, 0), cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.Device().synchronize()
+    with stream:
+        expected = gradkit.grad_norm(grads).get()
+        stream.begin_capture()
+        norm = gradkit.grad_norm(grads)
+        graph = stream.end_capture()
+        for count in range(100, 170):  # more lists than are remembered
+            gradkit.zero_grad([cupy.ones(1, np.float32) for _ in range(count)])
+        beside = [cupy.full(4096, 255, np.uint8) for _ in range(40)]
+        norm.fill(0)
+        graph.launch(stream)
+        stream.synchronize()
+    assert_same_bits(norm.get(), expected)
+    assert all((array.get() == 255).all() for array in beside)
+
+
 def test_the_same_call_gives_the_same_bits():
     grads = gradients(300, 0)
     found = {gradkit.grad_norm(grads).get().tobytes() for _ in range(20)}

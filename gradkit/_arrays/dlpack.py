@@ -3,6 +3,7 @@
 import ctypes
 import sys
 from contextlib import AbstractContextManager
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,37 @@ class DLPack(Framework):
     def on_stream(self, like: Any) -> AbstractContextManager[Any]:
         kind, number = device_of(like)
         return cuda.producer_waits(like, number) if kind in _CUDA else NOTHING
+
+
+class OwnMemory(DLPack):
+    """A library whose allocator makes the results on a CUDA device.
+
+    It may hold all of the device's memory, and reuses its own in the order of its own streams.
+    """
+
+    def allocate(self, shape: Shape, dtype: np.dtype[Any], like: Any) -> Any:
+        """A new array on the device of ``like``, whose contents are undefined."""
+        raise NotImplementedError
+
+    def empty(self, shape: Shape, dtype: np.dtype[Any], like: Any) -> tuple[Array, Any] | None:
+        if device_of(like)[0] not in _CUDA:
+            return super().empty(shape, dtype, like)
+        if 0 in shape or dtype.itemsize > np.dtype(self.widest(like)).itemsize:
+            return None
+        array = self.allocate(shape, dtype, like)
+        return self.view(array, write=True), array
+
+    def wrap(self, result: Array, like: Any) -> Any:
+        if isinstance(result, np.ndarray):
+            return super().wrap(result, like)
+        dtype = min(result.dtype, np.dtype(self.widest(like)), key=attrgetter("itemsize"))
+        array = self.allocate(result.shape, dtype, like)
+        if result.size:
+            target = self.view(array, write=True)
+            if dtype.kind not in "fb":  # CuPy 13 has no bfloat16
+                target, result = target.view(np.int16), result.view(np.int16)
+            target[...] = result
+        return array
 
 
 def device_of(array: Any) -> tuple[int, int]:

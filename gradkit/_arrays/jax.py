@@ -6,13 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from gradkit._arrays import cuda
 from gradkit._arrays.base import NOTHING
-from gradkit._arrays.dlpack import DLPack
-from gradkit._backend import Array
+from gradkit._arrays.dlpack import OwnMemory
+from gradkit._backend import Array, Shape
 
 
-class JAX(DLPack):
+class JAX(OwnMemory):
     """``jax.Array``, on one device."""
 
     name = "JAX"
@@ -47,11 +46,13 @@ class JAX(DLPack):
         if isinstance(result, np.ndarray):
             with np.errstate(over="ignore"):  # float64 becomes float32 unless x64 is enabled
                 return jax.device_put(result, like.sharding)
-        if str(result.dtype) == "float64" and self.widest(like) == "float32":
-            narrow = cuda.unpooled(result.shape, np.dtype(np.float32))
-            narrow[...] = result
-            result = narrow
         return super().wrap(result, like)
+
+    def allocate(self, shape: Shape, dtype: np.dtype[Any], like: Any) -> Any:
+        """Zeros, behind which our stream waits: the export of an array makes it do so."""
+        jax = sys.modules["jax"]
+        with jax.ensure_compile_time_eval():  # also while something else is traced
+            return jax.numpy.empty(shape, dtype, device=next(iter(like.devices())))
 
     def on_stream(self, like: Any) -> AbstractContextManager[Any]:
         return NOTHING if _on_host(like) else super().on_stream(like)

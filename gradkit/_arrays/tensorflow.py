@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from gradkit._arrays import cuda
-from gradkit._arrays.dlpack import DLPack, exportable
+from gradkit._arrays.dlpack import OwnMemory, exportable
 from gradkit._backend import Array, Shape
 
 
-class TensorFlow(DLPack):
+class TensorFlow(OwnMemory):
     """Eager ``tf.Tensor``; also ``tf.Variable`` if only its values are used."""
 
     name = "TensorFlow"
@@ -43,11 +42,19 @@ class TensorFlow(DLPack):
     def empty(self, shape: Shape, dtype: np.dtype[Any], like: Any) -> tuple[Array, Any] | None:
         return super().empty(shape, dtype, _value(like))
 
-    def wrap(self, result: Array, like: Any) -> Any:  # noqa: ARG002
-        if not isinstance(result, np.ndarray):  # TensorFlow does not synchronise streams
-            cuda.cupy().cuda.get_current_stream().synchronize()
+    def wrap(self, result: Array, like: Any) -> Any:
+        if not isinstance(result, np.ndarray):
+            return super().wrap(result, _value(like))
         capsule = exportable(result).__dlpack__()
         return sys.modules["tensorflow"].experimental.dlpack.from_dlpack(capsule)
+
+    def allocate(self, shape: Shape, dtype: np.dtype[Any], like: Any) -> Any:
+        """Memory that TensorFlow's work has left: the export of a tensor waits for all of it."""
+        tf = sys.modules["tensorflow"]
+        with tf.init_scope(), tf.device(like.device):
+            if dtype.kind == "b":
+                return tf.fill(shape, False)  # Empty has no kernel for it on a GPU
+            return tf.raw_ops.Empty(shape=shape, dtype=dtype.name, init=False)
 
     def on_stream(self, like: Any) -> AbstractContextManager[Any]:
         return super().on_stream(_value(like))

@@ -10,7 +10,7 @@ import numpy as np
 
 from gradkit._backend import Array, Shape, Spec
 from gradkit._cuda.channels import ChannelNorms
-from gradkit._cuda.launch.buffers import address_of
+from gradkit._cuda.launch.buffers import address_of, on_device
 from gradkit._cuda.launch.device import CupyDevice, keep_if_captured
 from gradkit._cuda.launch.warmup import warmup
 from gradkit._cuda.lists import Lists
@@ -50,7 +50,9 @@ class CudaBackend(
         return keep_if_captured(self.device, self.device.xp.full((), value[()], value.dtype))
 
     def as_float64(self, value: Any) -> Array:
-        """A number or an array as a float64 array on the device."""
+        """A number, host numbers or an array as a float64 array on the device."""
+        if type(value) is np.ndarray:
+            return on_device(self.device, value)
         return keep_if_captured(self.device, self.device.xp.asarray(value, "float64"))
 
     def address(self, array: Array) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 from gradkit._backend import Array
 from gradkit._calls.lists import GradNorm, NormParts
 from gradkit._calls.roles import Flags, Norm, Number
-from gradkit._cuda.launch.buffers import fill
+from gradkit._cuda.launch.buffers import fill, on_device
 from gradkit._cuda.launch.device import Device, scratch, workspace
 from gradkit._cuda.launch.kernels import Combination, Launch
 from gradkit._cuda.launch.numbers import FLAGS, either
@@ -104,7 +104,7 @@ def write_parts(device: Device, call: NormParts) -> None:
             own = out[table.tensors] if per_tensor else out
             join(device, table, p, order, parts, count, None, own, per_tensor)
         return
-    many, counts = len(call.grads), _on_device(device, call.copies)
+    many, counts = len(call.grads), on_device(device, call.copies)
     each = out if per_tensor else scratch(device, many * PART, _FLOAT64).reshape(-1, PART)
     for table, own_steps, parts, count in _partials(device, plan, p, order, True):
         launch(own_steps)
@@ -112,18 +112,6 @@ def write_parts(device: Device, call: NormParts) -> None:
         join(device, table, p, order, parts, count, counts[mine], each[mine], True)
     if not per_tensor:
         join(device, plan.tables[0], p, order, each, many, None, out, False)
-
-
-def _on_device(device: Device, copies: Sequence[int]) -> Array:
-    """Numbers as doubles; while a graph is captured by kernels, which have them by value."""
-    if not device.capturing():
-        return device.xp.asarray(np.array(copies, _FLOAT64))
-    counts = scratch(device, len(copies), _FLOAT64)
-    counts.fill(1)
-    for k, count in enumerate(copies):
-        if count != 1:
-            counts[k : k + 1].fill(count)
-    return counts
 
 
 def _partials(

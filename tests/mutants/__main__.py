@@ -1,7 +1,7 @@
 """Plant faults one by one; each must make a test fail that runs its line. See README.md.
 
-``python -m tests.mutants [--each N] [--seconds S] [--interop] [--only TEXT] [--without TEXT]``;
-the exit status is 1 if a mutant survives. Results go to ``build/mutants``.
+``python -m tests.mutants [--interop | --driver] [--each N] [--seconds S] [--only TEXT]
+[--without TEXT]``; the exit status is 1 if a mutant survives. Results go to ``build/mutants``.
 """
 
 import argparse
@@ -25,6 +25,8 @@ from tests.mutants.covered import Timed
 from tests.mutants.mutant import ROOT, Mutant, by_hand, digest, equivalent, in_order
 
 OUT = ROOT / "build" / "mutants"
+# What calls CuPy; the other tests run stand-ins for it.
+DRIVER = re.compile(r"gradkit/(_cuda/(launch/device|several_devices)|_arrays/(cuda|cupy))\.py")
 # What runs only where PyTorch, JAX and TensorFlow are.
 INTEROP = re.compile(r"gradkit/(torch/|jax/|_arrays/(jax|tensorflow|torch)\.py)")
 GRACE_S = 30  # that tests may take longer than they did
@@ -45,12 +47,12 @@ class Result(NamedTuple):
     seconds: float = 0.0
 
 
-def every_mutant(*, interop: bool = False) -> list[Mutant]:
-    """All mutants of the code as it is, by rule and by hand."""
+def every_mutant(*, interop: bool = False, driver: bool = False) -> list[Mutant]:
+    """All mutants of the code as it is, by rule and by hand; ``driver``: of what calls CuPy."""
     found: list[Mutant] = []
     for path in sorted([*(ROOT / "gradkit").rglob("*.py"), *(ROOT / "kernels").glob("*.cu*")]):
         file, text = path.relative_to(ROOT).as_posix(), path.read_text()
-        if bool(INTEROP.match(file)) == interop:
+        if DRIVER.match(file) if driver else bool(INTEROP.match(file)) == interop:
             rules = python_rules if path.suffix == ".py" else kernel_rules
             found += in_order(file, text, [*rules.places(text), *by_hand(text)])
     return found
@@ -152,12 +154,13 @@ def main() -> int:
     add("--seconds", type=float, default=1e9, help="begin none after that long")
     add("--cap", type=float, default=240, help="seconds of tests for one mutant")
     add("--interop", action="store_true", help="what runs where PyTorch and JAX are")
+    add("--driver", action="store_true", help="what calls CuPy, on the testbed's driver")
     add("--only", default="", help="those whose file, rule or line has this text")
     add("--without", default="", help="leave out those with this text, such as compiled:")
     add("--list", action="store_true", help="print the mutants alone")
     options = parser.parse_args()
     begin = time.perf_counter()
-    every = every_mutant(interop=options.interop)
+    every = every_mutant(interop=options.interop, driver=options.driver)
     spared = equivalent()
     wanted = [m for m in every if options.only in m.shown]
     if options.without:
@@ -167,9 +170,11 @@ def main() -> int:
     if options.list:
         print(*(m.shown for m in chosen), sep="\n")
         return 0
-    recorded = ["interop"] if options.interop else ["tests", "slow"]
-    tests = covered.load(*(OUT / folder for folder in recorded))
-    path = OUT / ("interop.json" if options.interop else "results.json")  # a row a line
+    where = "interop" if options.interop else "driver" if options.driver else ""
+    if options.driver:
+        os.environ["PYTEST_ADDOPTS"] = "-p testbed.driver.plugin"
+    tests = covered.load(*(OUT / folder for folder in ([where] if where else ["tests", "slow"])))
+    path = OUT / f"{where or 'results'}.json"  # a row a line
     rows = path.read_text().splitlines() if path.exists() else []
     earlier = [Result(*json.loads(row)) for row in rows]
     known = {r.digest: r for r in earlier if r.status not in _SURVIVORS}

@@ -99,6 +99,20 @@ def fill(device: Device, out: Array, value: float) -> None:
     copy_back(out, made)
 
 
+def on_device(device: Device, numbers: Any) -> Array:
+    """Host numbers as doubles; while a graph is captured by kernels, which have them by value."""
+    host = np.asarray(numbers, np.float64)
+    if not device.capturing():
+        return device.xp.asarray(host)
+    made = scratch(device, host.shape, host.dtype)
+    made.fill(1)
+    each = made.reshape(-1)
+    for k, number in enumerate(host.reshape(-1)):
+        if number != 1:
+            each[k : k + 1].fill(number)
+    return made
+
+
 def _aligned(array: Any) -> bool:
     """Whether the library's own kernels can copy an array: CuPy's need aligned elements."""
     return isinstance(array, np.ndarray) or array.data.ptr % array.itemsize == 0

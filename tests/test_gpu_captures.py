@@ -1,0 +1,83 @@
+"""Every function in a graph: replays give its bits and touch no memory that others have by then."""
+
+import gc
+
+import numpy as np
+import pytest
+
+from tests.backends import CuPy, has_gpu
+from tests.layouts import LAYOUTS
+from tests.operations import OPERATIONS, drawn, leaves
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not has_gpu(), reason="no CUDA device"),
+]
+
+BACKEND = CuPy()
+GIVEN = {"types": ("float32",) * 3, "shape": (3, 6, 2, 36)}
+CALLS = {
+    f"{each.name} {variant}".rstrip(): (each, variant)
+    for each in OPERATIONS.values()
+    for variant in ("", *each.variants)
+}
+SIZES = [512 * k for k in (1, 1, 1, 1, 2, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64)]
+
+
+class Arguments:
+    """Arrays of a call, whose values can be had back after it wrote some of them."""
+
+    def __init__(self, operation, variant, layout):
+        self._own, self._layout = [], LAYOUTS[layout]
+        self.given = operation.arguments(self._make, variant=variant, **GIVEN)
+
+    def _make(self, *spec):
+        host = self._layout(drawn(*spec))
+        array = BACKEND.asarray(host)
+        self._own.append((array, host))
+        return array
+
+    def restore(self):
+        for array, host in self._own:
+            BACKEND.assign(array, host)
+
+    def bits(self, results):
+        """Of the results and of all arguments."""
+        arrays = [*(array for array, _ in self._own), *leaves(results)]
+        return [BACKEND.memory(array) for array in arrays if hasattr(array, "data")]
+
+
+def others(cupy):
+    """What other work allocates: memory that a graph has not kept is among it."""
+    made = [cupy.ndarray(size, np.uint8) for size in SIZES for _ in range(4)]
+    for k, array in enumerate(made):
+        array.fill(k)
+    return made
+
+
+@pytest.mark.parametrize("layout", ["C", "stepped"])
+@pytest.mark.parametrize("name", CALLS)
+def test_a_replay_is_the_call(name, layout):
+    import cupy
+
+    operation, variant = CALLS[name]
+    arguments = Arguments(operation, variant, layout)
+    with BACKEND.active():
+        expected = arguments.bits(operation(**arguments.given))
+    arguments.restore()
+    cupy.cuda.runtime.deviceSynchronize()
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with BACKEND.active(), stream:
+        operation(**arguments.given)  # fills the stream's pool
+        stream.begin_capture()
+        results = operation(**arguments.given)
+        graph = stream.end_capture()
+        gc.collect()
+        beside = others(cupy)
+        for _ in range(2):
+            arguments.restore()
+            graph.launch(stream)
+            stream.synchronize()
+            assert arguments.bits(results) == expected
+        for k, array in enumerate(beside):
+            assert set(array.get().tolist()) == {k}
