@@ -125,6 +125,13 @@ TABLES: dict[str, Table] = {
         "naive": _accumulate,
         "jax": "naive",
     },
+    # Beside PyTorch's sums in float32, which take as much memory.
+    "accumulate_grad, compensated": {
+        "gradkit": lambda buffer, grad, kept, wide: gradkit.accumulate_grad(  # noqa: ARG005
+            buffer, grad, compensation=kept
+        ),
+        "torch": lambda a: partial(a.wide.add_, a.grad),
+    },
     "zero_grad": {
         "gradkit": gradkit.zero_grad,
         "torch": lambda a: partial(torch._foreach_zero_, a.grads),
@@ -142,6 +149,7 @@ def cases(device: Device, *, quick: bool = False) -> Iterator[Case]:
     side = TINY_SIDE if device.tiny else GPU_SIDE if device.name == "cuda" else SIDE
     for into, of in (FLOAT32,) if quick else PAIRS:
         yield _accumulation(device, (side, side), into, of)
+    yield _in_16_bits(device, (side, side), "accumulate_grad, compensated", 5, ("buffer", "kept"))
     zeroed = partial(gradients, device, "float32", [(side, side)])
     case = _accumulation(device, (side, side), *FLOAT32)
     yield replace(
@@ -196,6 +204,23 @@ def _accumulation(device: Device, shape: Shape, into: str, of: str) -> Case:
         written=("buffer",),
         out=False,
     )
+
+
+def _in_16_bits(
+    device: Device, shape: Shape, operation: str, passes: int, written: tuple[str, ...]
+) -> Case:
+    """Return a way to add bfloat16 gradients so that small ones are not lost."""
+
+    def arguments() -> Arguments:
+        halves = {
+            name: device.normal(shape, "bfloat16", seed)
+            for seed, name in enumerate(("buffer", "grad", "kept"))
+        }
+        return halves | {"wide": device.normal(shape, "float32", 0)}
+
+    table, size = TABLES[operation], passes * list_bytes([shape], "bfloat16")
+    case = on_array(device, operation, table, shape, "bfloat16", arguments=arguments, bytes=size)
+    return replace(case, written=(*written, "wide"), out=False)
 
 
 def gradients(device: Device, dtype: str, shapes: Sequence[Shape]) -> Arguments:

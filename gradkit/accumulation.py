@@ -14,7 +14,7 @@ from gradkit._dtypes import float_of
 from gradkit._open.dispatch import run
 from gradkit._open.foreign import answers
 from gradkit._open.gradients import Gradients
-from gradkit._open.pairs import check_pairs, in_order_of
+from gradkit._open.pairs import check_apart, check_pairs, in_order_of
 from gradkit._typing import AnyArray, Casting, Flag, Real, Scalar, T, Tree, X
 
 __all__ = ["accumulate_grad", "accumulate_grad_v2", "accumulate_grads", "zero_grad"]
@@ -29,6 +29,7 @@ def accumulate_grad(
     do_update: Flag = True,
     scale: Real | None = None,
     casting: Casting = "safe",
+    compensation: AnyArray | None = None,
 ) -> X:
     """``buffer += scale * grad``.
 
@@ -49,6 +50,8 @@ def accumulate_grad(
         Factor for ``grad``, such as ``1 / micro_batches``.
     casting : {"safe", "same_kind"}
         "same_kind" also accepts gradients of a wider dtype, and rounds the sum.
+    compensation : array like the buffer, optional
+        **Read and written in place:** what rounding drops, as in :func:`accumulate_grads`.
 
     Returns
     -------
@@ -60,8 +63,9 @@ def accumulate_grad(
     TypeError
         A dtype is not accepted.
     ValueError
-        The shape of ``grad`` does not broadcast to the buffer's; the buffer is read-only,
-        overlaps itself or partly overlaps ``grad``. Nothing is written.
+        The shape of ``grad`` does not broadcast to the buffer's, or that of ``compensation``
+        differs; the buffer is read-only, overlaps itself or partly overlaps ``grad``;
+        ``compensation`` shares memory with another argument. Nothing is written.
 
     References
     ----------
@@ -75,7 +79,15 @@ def accumulate_grad(
     array([[0.5, 0.5],
            [0.5, 0.5]], dtype=float32)
     """
-    run(AccumulateGrad(buffer=buffer, grad=grad, casting=casting, do_update=do_update, scale=scale))
+    call = AccumulateGrad(
+        buffer=buffer,
+        grad=grad,
+        casting=casting,
+        do_update=do_update,
+        scale=scale,
+        compensation=compensation,
+    )
+    run(call)
     return buffer
 
 
@@ -138,6 +150,7 @@ def accumulate_grads(
     casting: Casting = "safe",
     norm_out: AnyArray | None = None,
     grad_norm_out: AnyArray | None = None,
+    compensation: Tree | None = None,
 ) -> T:
     """``buffer += scale * grad`` for each buffer of a container, or ``buffer = scale * grad``.
 
@@ -169,6 +182,12 @@ def accumulate_grads(
     grad_norm_out : 0-d float64 array, optional
         **Written:** the 2-norm of the gradients as they arrive, without ``scale``, with the bits of
         ``grad_norm(grads)``; for :func:`noise_scale`. They are read once more for it.
+    compensation : container of arrays like ``buffers``, optional
+        **Read and written in place:** what rounding drops, so that ``buffers + compensation`` is
+        the sum, as exactly as two numbers of the buffers' dtype can hold it; zeros at first. In
+        float64, ``change = compensation + scale * grad``, ``sum = buffer + change``; then
+        ``buffer = round(sum)`` and ``compensation = round(sum - buffer)``, or 0 where the buffer
+        is not finite. ``overwrite`` replaces both. Norms are those of the buffers alone.
 
     Returns
     -------
@@ -181,11 +200,14 @@ def accumulate_grads(
         A dtype is not accepted; arrays are of two frameworks.
     ValueError
         The containers do not match; a buffer is read-only, overlaps itself, another buffer or a
-        gradient that is not its own; ``scale`` is a NaN or infinite number. Nothing is written.
+        gradient that is not its own; an array of ``compensation`` shares memory with a buffer or
+        a gradient; ``scale`` is a NaN or infinite number. Nothing is written.
 
     References
     ----------
-    ONNX Runtime's ``InPlaceAccumulatorV2``, over lists; ``torch._foreach_add_``.
+    ONNX Runtime's ``InPlaceAccumulatorV2``, over lists; ``torch._foreach_add_``. For
+    ``compensation``: W. Kahan, "Further Remarks on Reducing Truncation Errors", 1965; D. Knuth,
+    The Art of Computer Programming, volume 2, 4.2.2, theorem B.
 
     Examples
     --------
@@ -206,12 +228,14 @@ def accumulate_grads(
     checks.choice(casting, "casting", ("safe", "same_kind"))
     why = _why_not_added if casting == "safe" else lambda *_: None
     check_pairs(into, added, ("grads", "buffers"), why)
+    kept = None if compensation is None else _compensating(into, added, compensation, instead)
     with into.on_stream():
         factor = into.number(scale, "scale")
         if isinstance(factor, float):
             checks.finite(factor, "scale")
         update, fresh = into.flag(do_update, "do_update"), into.flag(overwrite, "overwrite")
-        apart = list(zip(added.names(), added.views, strict=True))
+        others = [added] if kept is None else [added, kept]
+        apart = [each for other in others for each in other.named()]
         norms = []
         for label, out in (("norm_out", norm_out), ("grad_norm_out", grad_norm_out)):
             norm = None
@@ -230,11 +254,13 @@ def accumulate_grads(
                 scale=factor,
                 norm=None if norms[0] is None else norms[0].views[0],
                 grad_norm=None if norms[1] is None else norms[1].views[0],
+                compensation=None if kept is None else kept.views,
             )
         )
         for norm in filter(None, norms):
             norm.results()  # tells the library that it was written
-    into.wrote()
+    for written in filter(None, (into, kept)):
+        written.wrote()
     return into.returned(buffers)
 
 
@@ -277,6 +303,19 @@ def zero_grad(grads: T) -> T:
         group.backend.zero_grad(ZeroGrad(grads=group.views))
     group.wrote()
     return group.returned(grads)
+
+
+def _compensating(into: Gradients, added: Gradients, compensation: Any, instead: str) -> Gradients:
+    """What keeps that which buffers drop, opened."""
+    given = in_order_of(into, compensation)
+    kept = Gradients(given, write=True, instead=instead, label="compensation")
+    check_pairs(into, kept, ("compensation", "buffers"), _why_unlike, may_be=False)
+    check_apart(kept, added)
+    return kept
+
+
+def _why_unlike(buffer: Any, compensation: Any) -> str | None:
+    return None if buffer == compensation else "; they must agree"
 
 
 def _why_not_added(buffer: Any, grad: Any) -> str | None:

@@ -72,8 +72,6 @@ __device__ __forceinline__ void finish_all(
 }
 #endif
 
-__device__ __forceinline__ bool flag_of(const unsigned char* array, u32 flag) { return array ? *array : flag; }
-
 // Each flag is read from its array, or is the number behind it if that is null; so is the scale.
 extern "C" __global__ void __launch_bounds__(256, 2)
 accumulate_grads(const __grid_constant__ TensorList list, const unsigned char* do_update, u32 updates,

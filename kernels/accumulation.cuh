@@ -8,6 +8,9 @@
 #include "tensor_list.cuh"
 #include "products.cuh"
 
+// A flag that is read from its array, or is the number if that is null.
+__device__ __forceinline__ bool flag_of(const unsigned char* array, u32 flag) { return array ? *array : flag; }
+
 // If the types agree, every bit is kept.
 template <typename S, typename T> struct Convert {
     __device__ static __forceinline__ T apply(S x) {

@@ -167,40 +167,57 @@ __device__ __forceinline__ i64 divide(i64 a, i64 b) {
     return static_cast<u32>(a) / static_cast<u32>(b);
 }
 
+// The addresses of an element of a tensor that has dims.
+struct Place { u64 source, target; };
+__device__ __forceinline__ Place place_of(const TensorList& list, const Tensor& tensor, i64 element) {
+    Place at = {tensor.source, tensor.target};
+    for (u32 d = tensor.first_dim; d < tensor.first_dim + tensor.dims; ++d) {
+        const Dim dim = list.dim_at[d];
+        EXPECT(dim.length > 0);
+        const i64 next = divide(element, dim.length);
+        at.source += (element - next * dim.length) * dim.source_stride;
+        at.target += (element - next * dim.length) * dim.target_stride;
+        element = next;
+    }
+    return at;
+}
+
+// One element by itself, at any address.
+template <typename S, typename T, typename O> __device__ __forceinline__ void walk_one(const Place& at, O& op) {
+    Held<S, T, 1> held;
+    op.fetch(held, reinterpret_cast<const S*>(at.source), reinterpret_cast<T*>(at.target));
+    op.finish(held, reinterpret_cast<const S*>(at.source), reinterpret_cast<T*>(at.target));
+}
+
 // One warp over `count` elements of a tensor with any strides and alignment, from element `first`
 // on.
 template <typename S, typename T, typename O>
 __device__ __forceinline__ void walk_strided(const TensorList& list, const Tensor& tensor, i64 first, int count, O& op) {
     for (int i = lane(); i < count; i += WARP) {
-        u64 source = tensor.source, target = tensor.target;
-        i64 rest = first + i;
-        for (u32 d = tensor.first_dim; d < tensor.first_dim + tensor.dims; ++d) {
-            const Dim dim = list.dim_at[d];
-            EXPECT(dim.length > 0);
-            const i64 next = divide(rest, dim.length);
-            source += (rest - next * dim.length) * dim.source_stride;
-            target += (rest - next * dim.length) * dim.target_stride;
-            rest = next;
-        }
-        Held<S, T, 1> held;
-        op.fetch(held, reinterpret_cast<const S*>(source), reinterpret_cast<T*>(target));
-        op.finish(held, reinterpret_cast<const S*>(source), reinterpret_cast<T*>(target));
+        walk_one<S, T>(place_of(list, tensor, first + i), op);
         if (is_time_to_rest(count - i, WARP)) op.rest();
     }
+}
+
+// The elements of a chunk of a tensor whose target is of T.
+struct Span { i64 first; int count; };
+template <typename T> __device__ __forceinline__ Span span_of(const TensorList& list, const Tensor& tensor, u32 chunk) {
+    const u32 length = list.chunk_bytes / sizeof(T);
+    const i64 first = static_cast<i64>(chunk - tensor.first_chunk) * length;
+    const int count = static_cast<int>(min(static_cast<i64>(length), tensor.count - first));
+    EXPECT(count > 0);
+    return {first, count};
 }
 
 // One warp over one chunk of a tensor with a source of S and a target of T.
 template <typename S, typename T, typename O>
 __device__ __forceinline__ void walk_chunk(const TensorList& list, const Tensor& tensor, u32 chunk, O& op) {
-    const u32 length = list.chunk_bytes / sizeof(T);
-    const i64 first = static_cast<i64>(chunk - tensor.first_chunk) * length;
-    const int count = static_cast<int>(min(static_cast<i64>(length), tensor.count - first));
-    EXPECT(count > 0);
+    const Span span = span_of<T>(list, tensor, chunk);
     if (tensor.dims) {
-        walk_strided<S, T>(list, tensor, first, count, op);
+        walk_strided<S, T>(list, tensor, span.first, span.count, op);
     } else {
-        walk_run(reinterpret_cast<const S*>(tensor.source) + first,
-                 reinterpret_cast<T*>(tensor.target) + first, count, op);
+        walk_run(reinterpret_cast<const S*>(tensor.source) + span.first,
+                 reinterpret_cast<T*>(tensor.target) + span.first, span.count, op);
     }
 }
 

@@ -230,6 +230,8 @@ def _pairs() -> Iterator[Case]:
                 name = f"accumulate_grads {into} {'' if overwrite else '+'}= {scale:g} * {addend}"
                 call = partial(_accumulate_lists, lists, scale, overwrite)
                 yield Case(name, call, quick=scale != 1)
+            call = partial(_compensate_lists, lists)
+            yield Case(f"accumulate_grads {into} += 0.3 * {addend}, compensated", call, quick=True)
 
 
 def _combine(on: On) -> Any:
@@ -294,6 +296,15 @@ def _accumulate_lists(lists: Any, scale: float, overwrite: bool, on: On) -> Any:
     norm = on(np.zeros(()))
     options = {"scale": scale, "overwrite": overwrite, "norm_out": norm}
     return [*gradkit.accumulate_grads(buffers, grads, **options), norm]
+
+
+def _compensate_lists(lists: Any, on: On) -> Any:
+    """Two gradients, of which the second finds what was kept of the first."""
+    buffers, grads = ([on(array) for array in arrays] for arrays in lists)
+    kept = [on(np.zeros(array.shape, array.dtype)) for array in lists[0]]
+    options = {"scale": 0.3, "compensation": kept}
+    gradkit.accumulate_grads(buffers, grads, overwrite=True, **options)
+    return [*gradkit.accumulate_grads(buffers, grads, **options), *kept]
 
 
 def _overwrite(pair: Any, on: On) -> Any:

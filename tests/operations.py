@@ -40,8 +40,10 @@ class Kind(NamedTuple):
 DATA, STATISTIC, PARAMETER = (Kind(of, of) for of in ("data", "statistic", "parameter"))
 WIDE = Kind("float64", "statistic")
 NUMBER = Kind("float64", ())
+LIST = Kind("data", "lists")  # of arrays like those of the operation's other lists
 KINDS = {
-    **dict.fromkeys(("dy", "x", "y", "s", "residual", "ds", "dx", "buffer", "grad"), DATA),
+    **dict.fromkeys(("dy", "x", "y", "s", "residual", "ds", "dx"), DATA),
+    **dict.fromkeys(("buffer", "grad", "compensation"), DATA),
     **dict.fromkeys(("mean", "saved_mean", "var", "inv_std"), STATISTIC),
     **dict.fromkeys(("running_mean", "running_var"), STATISTIC),
     **dict.fromkeys(("scale", "bias", "dscale", "dbias"), PARAMETER),
@@ -168,7 +170,7 @@ class Operation:
         """Arguments by name; ``lists`` are the shapes and dtypes of gradients."""
 
         def one(label: str) -> Any:
-            if label not in LISTS:
+            if label not in LISTS and self.kind(label) is not LIST:
                 own = self.shape(label, shape, axis, groups)
                 return make(label, own, self.dtype(label, types))
             given = [(n, types[0] if of == "data" else of) for n, of in lists or self.lists]
@@ -231,6 +233,7 @@ _CLIP = 'norm_type=2.0, *, eps=1e-6, nonfinite="propagate", reduce=None, out=Non
 _BLOCK = 'norm_type=2.0, *, axis=None, rms=False, eps=1e-6, nonfinite="propagate", out=None'
 _ADAPT = 'clipping=0.01, *, eps=1e-3, axis=None, nonfinite="propagate", out=None'
 _OVER_RANKS = {f"over ranks p={POWER}": {"norm_type": POWER, "reduce": lambda value, _: value}}
+_KEPT = {"with compensation": {"compensation": ...}}
 _SAVED_WIDE = {"mean": WIDE, "var": WIDE}
 
 OPERATIONS = {
@@ -381,6 +384,7 @@ OPERATIONS = {
             "accumulate_grad(buffer, grad, *, do_update=True, scale=None)",
             "buffers",
             writes="buffer",
+            variants=_KEPT,
         ),
         Operation(
             "accumulate_grad_v2(buffer, grad, *, overwrite=False)", "buffers", writes="buffer"
@@ -390,7 +394,9 @@ OPERATIONS = {
             "norm_out=None)",
             "buffer lists",
             writes="buffers",
+            kinds={"compensation": LIST},
             lists=(((R, C), "data"), ((3,), "data")),
+            variants=_KEPT,
         ),
         Operation(
             "clip_coefficient(norm, max_norm, *, eps=1e-6, out=None)",

@@ -105,6 +105,8 @@ def of_buffers(make, operation, dtypes):
         pair = dict(zip(operation.arrays, (make(9, into), make(9, addend)), strict=True))
         if operation.family == "buffers":
             yield pair
+            if "compensation" in operation.parameters:
+                yield pair | {"compensation": make(9, into)}
             continue
         for count in (1, CAPACITY + 1):
             given = {
@@ -115,6 +117,7 @@ def of_buffers(make, operation, dtypes):
                 given |= {"casting": "same_kind"}
             yield given
             yield given | {"norm_out": make((), "float64")}
+            yield given | {"compensation": [make(9, into) for _ in range(count)]}
 
 
 def of_running(make, operation, dtypes):

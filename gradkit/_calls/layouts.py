@@ -304,6 +304,13 @@ class Addition(NormLayout):
                 f"grad has shape {grad.shape}, which does not broadcast to the buffer's "
                 f"{buffer.shape}"
             )
+        kept = getattr(call, "compensation", None)
+        if kept is not None:
+            if kept.dtype != buffer.dtype:
+                raise TypeError(
+                    f"compensation has dtype {kept.dtype}; expected the buffer's {into}"
+                )
+            checks.shape(kept, buffer.shape, "compensation", "the shape of the buffer")
 
     def kinds(self, call: Any) -> dict[Any, tuple[Any, ...]]:  # noqa: ARG002
         return {}

@@ -223,6 +223,11 @@ class AccumulateGrads(ListCall):
 
     ``norm`` becomes the 2-norm of the buffers after that, with the bits of ``GradNorm``, and
     ``grad_norm`` that of the gradients as they arrive, without ``scale``.
+
+    ``compensation``, of the buffers' dtypes and shapes, keeps what buffers drop: in float64
+    ``change = compensation + scale * grad``, ``buffer' = round(buffer + change)`` and
+    ``compensation' = round(buffer + change - buffer')``, or 0 if ``buffer'`` is not finite. To
+    overwrite, both were -0. There gradients may broadcast.
     """
 
     buffers: Written[Grads]
@@ -232,6 +237,7 @@ class AccumulateGrads(ListCall):
     scale: Number
     norm: Written[Norm | None]
     grad_norm: Written[Norm | None] = None
+    compensation: Written[Grads | None] = None
 
 
 class ClipCoefficient(Call):
@@ -254,18 +260,35 @@ class ClipCoefficient(Call):
 
 
 class AccumulateGrad(Call):
-    """``buffer += scale * grad`` (broadcast) if ``do_update``; with a scale, in float64."""
+    """``buffer += scale * grad`` (broadcast) if ``do_update``; with a scale, in float64.
+
+    With a ``compensation`` it is ``AccumulateGrads`` of one pair.
+    """
 
     buffer: InOut[Data] = in_place("compute buffer + grad", may_be=("grad",))
     grad: In[Data]
     casting: CastingRule
     do_update: DoUpdate
     scale: Factor
+    compensation: InOut[Data | None] = in_place("compute buffer + grad")
 
     layout, detaches = Addition("buffer"), False
 
     def compute(self, backend: "ListOperations") -> None:
-        backend.accumulate_grad(self)
+        if self.compensation is None:
+            backend.accumulate_grad(self)
+        else:
+            backend.accumulate_grads(
+                AccumulateGrads(
+                    buffers=[self.buffer],
+                    grads=[self.grad],
+                    do_update=self.do_update,
+                    overwrite=False,
+                    scale=1.0 if self.scale is None else self.scale,
+                    norm=None,
+                    compensation=[self.compensation],
+                )
+            )
 
 
 class AccumulateGradV2(Call):

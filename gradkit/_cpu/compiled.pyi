@@ -128,6 +128,15 @@ def zero(grads: Sequence[Any], threads: int, /) -> None: ...
 def accumulate(
     buffers: Sequence[Any], grads: Sequence[Any], scale: float, overwrite: bool, threads: int, /
 ) -> None: ...
+def compensate(
+    buffers: Sequence[Any],
+    grads: Sequence[Any],
+    compensation: Sequence[Any],
+    scale: float,
+    overwrite: bool,
+    threads: int,
+    /,
+) -> None: ...
 def exact_sums(
     instruction_set: str,
     threads: int,

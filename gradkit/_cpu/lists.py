@@ -128,6 +128,9 @@ def accumulate_grads(call: AccumulateGrads) -> None:
         compiled.norms(call.grads, 2.0, 1.0, False, workers(), call.grad_norm, None)
     if call.do_update:
         numbers = float(call.scale), bool(call.overwrite), workers()
-        compiled.accumulate(call.buffers, call.grads, *numbers)
+        if call.compensation is None:
+            compiled.accumulate(call.buffers, call.grads, *numbers)
+        else:
+            compiled.compensate(call.buffers, call.grads, call.compensation, *numbers)
     if call.norm is not None:
         compiled.norms(call.buffers, 2.0, 1.0, False, workers(), call.norm, None)

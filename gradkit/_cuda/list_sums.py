@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import product
+from operator import add as both
 from typing import Any
 
 import numpy as np
 
-from gradkit._backend import Array
+from gradkit._backend import Array, Borrowed
 from gradkit._calls.lists import AccumulateGrads, GradNorm
 from gradkit._calls.roles import Grads, Norm
 from gradkit._cuda.launch.device import Device, scratch
@@ -19,18 +20,21 @@ from gradkit._cuda.list_tables import (
     Step,
     launch,
     plan_of,
+    plan_steps,
     start,
     steps,
 )
 from gradkit._dtypes import FLOATS, float_name, float_of
 
 _LIST = "accumulate_grads"  # the kernel, and its file
+_COMPENSATED = "accumulate_compensated"  # so too
 
 
 def accumulating() -> Iterator[Combination]:
     """What adding a pair of arrays is compiled with."""
     for capacity, grad, buffer in product(ALONE, FLOATS, FLOATS):
         yield "accumulate", {"CAPACITY": capacity, "GRAD": grad, "BUFFER": buffer}
+    yield from compensating()
 
 
 def accumulating_lists() -> Iterator[Combination]:
@@ -38,7 +42,14 @@ def accumulating_lists() -> Iterator[Combination]:
     for capacity, grad, buffer in product(KINDS, FLOATS, FLOATS):
         for norm in (0, 1) if grad in FLOATS[buffer].addends else (0,):
             yield _LIST, {"CAPACITY": capacity, "NORM": norm, "GRAD": grad, "BUFFER": buffer}
+    yield from compensating()
     yield from norms(SUM_OF_SQUARES)
+
+
+def compensating() -> Iterator[Combination]:
+    """What adding with compensation is compiled with."""
+    for capacity, grad, buffer in product(KINDS, FLOATS, FLOATS):
+        yield _COMPENSATED, {"CAPACITY": capacity, "GRAD": grad, "BUFFER": buffer}
 
 
 def add(device: Device, name: str, grad: Array, buffer: Array, *arguments: Any) -> None:
@@ -62,32 +73,67 @@ def add_lists(device: Device, call: AccumulateGrads) -> None:
     for k, pair in enumerate(zip(grads, buffers, strict=True)):
         kinds.setdefault((pair[0].dtype, pair[1].dtype), []).append(k)
     made: list[Step] = []
-    if call.norm is not None and len(kinds) == 1:
+    if call.norm is not None and len(kinds) == 1 and call.compensation is None:
         made = _with_norm(device, buffers, grads, chosen, call.norm)
     if not made:
         after = []
         if call.norm is not None:
             after = norm_steps(device, GradNorm(grads=buffers, norm_type=2.0, norm=call.norm))
         lists = [] if call.do_update is False else [*kinds.values()]
-        made = [*_adding(device, buffers, grads, lists, chosen), *after]
+        made = [*_adding(device, call, lists, chosen), *after]
     launch([*before, *made])
 
 
 def _adding(
     device: Device,
-    buffers: Grads,
-    grads: Grads,
+    call: AccumulateGrads,
     lists: Sequence[Sequence[int]],
     chosen: tuple[Any, ...],
 ) -> Iterator[Step]:
     """What adds lists of pairs, of which each has its dtypes."""
     for own in lists:
-        sources, targets = grads, buffers
+        each = [call.grads, call.buffers, call.compensation or []]
         if len(lists) > 1:
-            sources, targets = [grads[k] for k in own], [buffers[k] for k in own]
+            each = [[arrays[k] for k in own] if arrays else [] for arrays in each]
+        sources, targets, thirds = each
         types = _types(sources[0], targets[0])
+        if thirds:
+            yield from _compensated(device, sources, targets, thirds, chosen, types)
+            continue
         for table in plan_of(device, sources, targets).tables:
             yield from steps(device, table, _LIST, _LIST, *chosen, None, NORM=0, **types)
+
+
+def _compensated(
+    device: Device,
+    grads: Grads,
+    buffers: Grads,
+    compensation: Grads,
+    chosen: tuple[Any, ...],
+    types: dict[str, Any],
+) -> list[Step]:
+    """What adds with compensation: of a list as kernels/three_arrays.cuh has it."""
+    plan = plan_of(device, _joined(grads, compensation), _joined(buffers, buffers))
+    if len(plan.tables) > 1 and len(buffers) > 1:  # captured: a table has whole threes
+        made: list[Step] = []
+        for half in (slice(len(buffers) // 2), slice(len(buffers) // 2, None)):
+            own, into, kept = ([*arrays][half] for arrays in (grads, buffers, compensation))
+            made += _compensated(device, own, into, kept, chosen, types)
+        return made
+    device.pointers(compensation, write=True)  # an emulator checks what is written
+    return plan_steps(device, plan, _COMPENSATED, _COMPENSATED, *chosen, **types)
+
+
+def _joined(first: Grads, second: Grads) -> Grads:
+    """Both lists as one, without an array for each if both have none."""
+    if not (isinstance(first, Borrowed) and isinstance(second, Borrowed)):
+        return [*first, *second]
+    count = len(first)
+    return Borrowed(
+        first.addresses + second.addresses,
+        tuple(map(both, first.layout, second.layout)),
+        lambda k: first[k] if k < count else second[k - count],
+    )
 
 
 def _with_norm(

@@ -30,7 +30,9 @@ def accumulate_grads(call: AccumulateGrads) -> None:
     """Each ``buffer += scale * grad``, or ``= scale * grad``; then the norm of the buffers."""
     if call.grad_norm is not None:
         grad_norm(GradNorm(grads=call.grads, norm_type=2.0, norm=call.grad_norm))
-    if call.do_update:
+    if call.do_update and call.compensation is not None:
+        _compensate(call, call.compensation, float(call.scale), overwrite=bool(call.overwrite))
+    elif call.do_update:
         numbers = float(call.scale), bool(call.overwrite)
         _accumulate(call.buffers, call.grads, numbers[0], overwrite=numbers[1])
     if call.norm is not None:
@@ -45,3 +47,21 @@ def _accumulate(
         for buffer, grad in side_by_side(buffers, grads):
             term = grad.astype(np.float64) * scale
             store(term if overwrite else buffer + term, buffer)
+
+
+def _compensate(
+    call: AccumulateGrads, compensation: Sequence[Array], scale: float, *, overwrite: bool
+) -> None:
+    """Knuth's two-sum, in which the sum is rounded to the buffer's dtype."""
+    pairs = zip(call.grads, call.buffers, strict=True)
+    grads = [np.broadcast_to(grad, buffer.shape) for grad, buffer in pairs]
+    with whole():
+        for buffer, grad, kept in side_by_side(call.buffers, grads, compensation):
+            nothing = np.full(buffer.shape, -0.0)
+            before = nothing if overwrite else buffer.astype(np.float64)
+            change = (nothing if overwrite else kept) + grad.astype(np.float64) * scale
+            store(before + change, buffer)
+            after = buffer.astype(np.float64)
+            moved = after - before
+            rest = (before - (after - moved)) + (change - moved)
+            store(np.where(np.isfinite(after), rest, 0), kept)

@@ -113,6 +113,10 @@ class Gradients(Given):
         """The expression that reaches each gradient: ``grads['layer1'][0]``."""
         return trees.names(self.tree, is_array, self._label)
 
+    def named(self) -> Iterator[tuple[str, Array]]:
+        """Each gradient's name and view."""
+        return zip(self.names(), self.views, strict=True)
+
     def name(self, index: int) -> str:
         """The expression that reaches one gradient; for many, `names` walks the tree once."""
         return next(islice(self.names(), index, None))
@@ -163,7 +167,7 @@ class Gradients(Given):
         return self.outputs(out, specs, apart=apart)
 
     def _inputs(self, apart: Iterable[Any]) -> Named:
-        return list(chain(zip(self.names(), self.views, strict=True), self.numbers, apart))
+        return list(chain(self.named(), self.numbers, apart))
 
     def refuse_shards(self, hint: str) -> None:
         """Raise if these are parts, whose norms are not those of the gradients."""

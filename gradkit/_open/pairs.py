@@ -22,12 +22,17 @@ def in_order_of(written: Gradients, others: Any) -> Any:
 
 
 def check_pairs(
-    written: Gradients, others: Gradients, labels: tuple[str, str], why: WhyNot
+    written: Gradients,
+    others: Gradients,
+    labels: tuple[str, str],
+    why: WhyNot,
+    *,
+    may_be: bool = True,
 ) -> None:
     """Raise unless each array has a partner of its shape, and of a dtype that fits.
 
-    ``labels``: what errors call ``others`` and ``written``. A partner may be the very array that is
-    written; any other overlap is an error.
+    ``labels``: what errors call ``others`` and ``written``. ``may_be``: a partner may be the very
+    array that is written; any other overlap is an error.
     """
     flat = written.tree is written.arrays and others.tree is others.arrays
     if len(written.arrays) != len(others.arrays) or not flat:
@@ -48,10 +53,15 @@ def check_pairs(
     for k, (into, other) in enumerate(_pairs(written, others)):
         if other.shape != into.shape:
             checks.shape(other, into.shape, others.name(k), f"the shape of {written.name(k)}")
+    check_apart(written, others, may_be=may_be)
+
+
+def check_apart(written: Gradients, others: Gradients, *, may_be: bool = False) -> None:
+    """Raise if arrays that are written share memory with others; ``may_be`` as in check_pairs."""
     backend = written.backend
     for k, place in memory.meetings(backend, written.views, others.views):
         views = written.views[k], others.views[place]
-        own = k == place and memory.same_elements(backend, *views)
+        own = may_be and k == place and memory.same_elements(backend, *views)
         if not own and memory.overlap(backend, *views):
             raise ValueError(f"{others.name(place)} overlaps {written.name(k)}; pass a copy")
 

@@ -51,7 +51,7 @@ def check(grads: Any, ranks: Collective) -> None:
 def _copies_of(held: Gradients, owned: Ownership | None) -> Iterator[Copy]:
     """All that other ranks may hold a copy of, with this rank's array."""
     if owned is None:
-        for name, array in zip(held.names(), held.views, strict=True):
+        for name, array in held.named():
             yield Part(name, (), (), ()), array
         return
     views = iter(held.views)

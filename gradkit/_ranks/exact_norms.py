@@ -22,7 +22,7 @@ def check(held: Gradients, collective: Collective, order: float) -> None:
         raise ValueError(f"exact=True is for norm_type 1, 2 and infinity, not {order}")
     if not hasattr(held.backend, "exact_sums") or collective.on_device:
         raise TypeError("exact=True is for gradients, and a group, in host memory")
-    for name, view in zip(held.names(), held.views, strict=True):
+    for name, view in held.named():
         if view.dtype == np.float64:
             raise TypeError(
                 f"{name} is float64, whose squares are not exact; exact=True takes float16, "

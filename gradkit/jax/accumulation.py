@@ -15,7 +15,7 @@ from gradkit._calls.lists import AccumulateGrads
 from gradkit.jax._callbacks import ResultShape, call
 from gradkit.jax._numbers import given, read
 
-__all__ = ["accumulate_grads"]
+__all__ = ["accumulate_grads", "accumulate_grads_compensated"]
 
 _Tree = TypeVar("_Tree")
 _REFUSAL = "accumulate_grads is not differentiable; compute buffer + scale * grad instead"
@@ -73,11 +73,62 @@ def accumulate_grads(
     >>> step({"w": jnp.zeros(2)}, {"w": jnp.ones(2, jnp.bfloat16)}, scale=0.5)
     {'w': Array([0.5, 0.5], dtype=float32)}
     """
+    numbers = _numbers(scale, overwrite, do_update)
+    added: _Tree = _accumulate(buffers, None, grads, *numbers, casting)[0]
+    return added
+
+
+def accumulate_grads_compensated(
+    buffers: _Tree,
+    compensation: _Tree,
+    grads: Any,
+    *,
+    scale: Any = 1.0,
+    overwrite: Any = False,
+    do_update: Any = True,
+    casting: Literal["safe", "same_kind"] = "safe",
+) -> tuple[_Tree, _Tree]:
+    """As :func:`accumulate_grads`, and what the buffers' rounding drops is kept.
+
+    The sum is ``buffers + compensation``, as exactly as two numbers of the buffers' dtype hold it:
+    :func:`gradkit.accumulate_grads` says how.
+
+    Parameters
+    ----------
+    buffers, grads, scale, overwrite, do_update, casting
+        As in :func:`accumulate_grads`.
+    compensation : pytree of arrays like ``buffers``
+        Zeros at first. ``overwrite`` replaces them too.
+
+    Returns
+    -------
+    buffers, compensation
+        New pytrees, in the same memory as the old ones if nobody else needs it.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`accumulate_grads`; ``compensation`` is not like ``buffers``.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, gradkit.jax
+    >>> buffers = kept = jnp.zeros(1, jnp.bfloat16)
+    >>> for grad in (256.0, 1.0, 1.0):
+    ...     grads = jnp.full(1, grad, jnp.bfloat16)
+    ...     buffers, kept = gradkit.jax.accumulate_grads_compensated(buffers, kept, grads)
+    >>> buffers, kept
+    (Array([258], dtype=bfloat16), Array([0], dtype=bfloat16))
+    """
+    numbers = _numbers(scale, overwrite, do_update)
+    found: tuple[_Tree, _Tree] = _accumulate(buffers, compensation, grads, *numbers, casting)
+    return found
+
+
+def _numbers(scale: Any, overwrite: Any, do_update: Any) -> tuple[Any, Any, Any]:
     if not isinstance(scale, jax.Array):
         checks.finite(checks.real(scale, "scale"), "scale")
-    flags = [_flag(overwrite, "overwrite"), _flag(do_update, "do_update")]
-    added: _Tree = _accumulate(buffers, grads, given(scale, "scale"), *flags, casting)
-    return added
+    return given(scale, "scale"), _flag(overwrite, "overwrite"), _flag(do_update, "do_update")
 
 
 def _flag(flag: Any, label: str) -> Any:
@@ -88,35 +139,38 @@ def _flag(flag: Any, label: str) -> Any:
 
 @partial(jax.jit, inline=True, static_argnames="casting")
 def _accumulate(
-    buffers: Any, grads: Any, scale: Any, overwrite: Any, do_update: Any, casting: Any
-) -> Any:
+    buffers: Any, kept: Any, grads: Any, scale: Any, overwrite: Any, do_update: Any, casting: Any
+) -> tuple[Any, Any]:
+    """The new buffers, and what is kept beside them, which may be ``None``."""
     # What is wrong with a call is found out on arrays without elements.
+    beside = None if kept is None else _without_elements(kept)
     empty = map(_without_elements, (buffers, grads))
-    gradkit.accumulate_grads(*empty, casting=casting)
-    into, tree = jax.tree.flatten(buffers)
-    added = jax.tree.leaves(grads)
-    count = len(into)
+    gradkit.accumulate_grads(*empty, compensation=beside, casting=casting)
+    (into, tree), (rest, rest_tree) = map(jax.tree.flatten, (buffers, kept))
+    written, added, count = [*into, *rest], jax.tree.leaves(grads), len(into)
     if not into:
-        return buffers
+        return buffers, kept
 
     def compute(outs: list[Array], ins: list[Any]) -> None:
-        by, fresh, update = ins[2 * count :]
-        factor, addends = read(by), Views(ins[count : 2 * count])
+        by, fresh, update = ins[-3:]
+        factor, addends = read(by), Views(ins[len(written) : -3])
         backend_of(by).accumulate_grads(
             AccumulateGrads(
-                buffers=Views(outs),
+                buffers=Views(outs[:count]),
                 grads=addends,
                 do_update=update,
                 overwrite=fresh,
                 scale=factor,
                 norm=None,
+                compensation=Views(outs[count:]) if rest else None,
             )
         )
 
-    results = [ResultShape(buffer.shape, buffer.dtype) for buffer in into]
-    operands = [*into, *added, scale, overwrite, do_update]
-    reuse = {k: k for k in range(count)}
-    return tree.unflatten(call(_REFUSAL, compute, results, operands, reuse=reuse))
+    results = [ResultShape(array.shape, array.dtype) for array in written]
+    operands = [*written, *added, scale, overwrite, do_update]
+    reuse = {k: k for k in range(len(written))}
+    found = call(_REFUSAL, compute, results, operands, reuse=reuse)
+    return tree.unflatten(found[:count]), rest_tree.unflatten(found[count:])
 
 
 def _without_elements(tree: Any) -> dict[str, Array]:

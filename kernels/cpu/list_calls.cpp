@@ -154,13 +154,13 @@ public:
         return found;
     }
 
-    // Calls visit(piece, entry's dtypes, addresses, elements); WRITES: to the first side.
-    template <bool WRITES, typename F> bool each(F visit) {
+    // Calls visit(piece, entry's dtypes, addresses, elements), which may write to the sides WRITTEN.
+    template <int... WRITTEN, typename F> bool each(F visit) {
         struct Visiting : Patient {
             Visiting(Pieces& own, F& visit) : Patient(own.given_up_), own(own), visit(visit) {}
             void work(i64 item, int slot) override {
                 for (i64 k = own.items_[item]; k < own.items_[item + 1]; ++k)
-                    own.visit_one<WRITES>(k, slot, visit);
+                    own.visit_one<WRITTEN...>(k, slot, visit);
             }
             Pieces& own;
             F& visit;
@@ -169,7 +169,7 @@ public:
     }
 
 private:
-    template <bool WRITES, typename F> void visit_one(i64 number, int slot, F& visit) {
+    template <int... WRITTEN, typename F> void visit_one(i64 number, int slot, F& visit) {
         const Piece& piece = pieces_[number];
         const List::Entry& entry = list_.entries_[piece.entry];
         const i64 count = piece.end - piece.begin;
@@ -187,7 +187,10 @@ private:
             copy<true>(entry, k, piece.begin, count, at[k]);
         }
         visit(number, entry.dtype, at, count);
-        if (WRITES && !there[0]) copy<false>(entry, 0, piece.begin, count, at[0]);
+        [[maybe_unused]] const auto put = [&](int k) {
+            if (!there[k]) copy<false>(entry, k, piece.begin, count, at[k]);
+        };
+        (put(WRITTEN), ...);
     }
 
     // Between a piece of an array at strides and memory without gaps.
@@ -281,7 +284,7 @@ bool parts_of_each(const List& list, const ListSetting& setting, double p, Part*
     const auto visit = [&](i64 k, const Dtype* dtypes, char** at, i64 count) {
         found[k] = setting.kernels.part[dtypes[0]](at[0], count, p);
     };
-    if (!pieces.each<false>(visit)) return false;
+    if (!pieces.each<>(visit)) return false;
     for (i64 k = 0; k < list.length(); ++k) parts[k] = {0, 0, 0};
     for (size_t k = 0; k < all.size(); ++k) join(parts[all[k].entry], found[k], p);
     return true;
@@ -382,7 +385,7 @@ bool parts_of_units(const Units& units, const ListSetting& setting, double p, Pa
 }
 
 void scale(const List& list, const ListSetting& setting, double factor) {
-    Pieces(list, setting).each<true>([&](i64, const Dtype* dtypes, char** at, i64 count) {
+    Pieces(list, setting).each<0>([&](i64, const Dtype* dtypes, char** at, i64 count) {
         if (factor == 1)  // which keeps every bit
             std::memmove(at[0], at[1], count * bytes_of(dtypes[0]));
         else
@@ -392,7 +395,7 @@ void scale(const List& list, const ListSetting& setting, double factor) {
 
 void scale_each(const List& list, const ListSetting& setting) {
     Pieces pieces(list, setting);
-    pieces.each<true>([&](i64 k, const Dtype* dtypes, char** at, i64 count) {
+    pieces.each<0>([&](i64 k, const Dtype* dtypes, char** at, i64 count) {
         const double* factors = reinterpret_cast<const double*>(at[FACTORS]);
         if (!pieces.constant(k, FACTORS))
             setting.kernels.scale_each[dtypes[0]](at[1], at[0], count, factors);
@@ -404,19 +407,30 @@ void scale_each(const List& list, const ListSetting& setting) {
 }
 
 void clamp(const List& list, const ListSetting& setting, double limit) {
-    Pieces(list, setting).each<true>([&](i64, const Dtype* dtypes, char** at, i64 count) {
+    Pieces(list, setting).each<0>([&](i64, const Dtype* dtypes, char** at, i64 count) {
         setting.kernels.clamp[dtypes[0]](at[1], at[0], count, limit);
     });
 }
 
 void zero(const List& list, const ListSetting& setting) {
-    Pieces(list, setting).each<true>([&](i64, const Dtype* dtypes, char** at, i64 count) {
+    Pieces(list, setting).each<0>([&](i64, const Dtype* dtypes, char** at, i64 count) {
         std::memset(at[0], 0, count * bytes_of(dtypes[0]));
     });
 }
 
+void compensate(const List& list, const ListSetting& setting, double scale, bool overwrite) {
+    Pieces(list, setting).each<0, 2>([&](i64, const Dtype* dtypes, char** at, i64 count) {
+        double terms[TERMS];
+        for (i64 j = 0; j < count; j += TERMS) {
+            const i64 some = at_most(TERMS, count - j), own = j * bytes_of(dtypes[0]);
+            setting.kernels.terms[dtypes[1]](at[1] + j * bytes_of(dtypes[1]), terms, some, scale);
+            setting.kernels.compensate[dtypes[0]](terms, at[0] + own, at[2] + own, some, overwrite);
+        }
+    });
+}
+
 void accumulate(const List& list, const ListSetting& setting, double scale, bool overwrite) {
-    Pieces(list, setting).each<true>([&](i64, const Dtype* dtypes, char** at, i64 count) {
+    Pieces(list, setting).each<0>([&](i64, const Dtype* dtypes, char** at, i64 count) {
         const Dtype into = dtypes[0], addend = dtypes[1];
         if (scale == 1 && into == addend) {
             if (overwrite)

@@ -73,9 +73,10 @@ void divide(Part& part, double p, double count);
 // by * norm, where by is at least 0 or NaN.
 double norm_of(const Part& part, double p, double by);
 
-// All of these write the first side; none is given up, so that all is written or nothing.
+// All of these write the first side, `compensate` the third too; none is given up, so that all is written or nothing.
 void scale(const List& list, const ListSetting& setting, double factor);
 void scale_each(const List& list, const ListSetting& setting);  // by those of the third side
 void clamp(const List& list, const ListSetting& setting, double limit);
 void zero(const List& list, const ListSetting& setting);
 void accumulate(const List& list, const ListSetting& setting, double scale, bool overwrite);
+void compensate(const List& list, const ListSetting& setting, double scale, bool overwrite);

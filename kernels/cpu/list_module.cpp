@@ -263,6 +263,16 @@ void accumulate_list(nb::handle buffers, nb::handle grads, double scale, bool ov
     });
 }
 
+void compensate_list(
+    nb::handle buffers, nb::handle grads, nb::handle compensation, double scale, bool overwrite,
+    int threads
+) {
+    const List list = side_by_side(buffers, grads, compensation);
+    write(list, threads, [&](const ListSetting& setting) {
+        compensate(list, setting, scale, overwrite);
+    });
+}
+
 }  // namespace
 
 void define_lists(nb::module_& module) {
@@ -276,4 +286,5 @@ void define_lists(nb::module_& module) {
     module.def("clamp", &clamp_list);
     module.def("zero", &zero_list);
     module.def("accumulate", &accumulate_list);
+    module.def("compensate", &compensate_list);
 }

@@ -4,6 +4,7 @@
 //   scale       to = from * factor
 //   clamp       to = min(max(from, -limit), limit)
 //   add, terms  to += scale * from, or to = scale * from
+//   compensate  the same of a pair, of which the second keeps what the first drops
 //
 // Plain loops that a compiler makes vectors of. Bits are the same for each instruction set: sums
 // have LANES totals, whatever a vector holds. Products and scaled sums are computed in float64 and
@@ -179,12 +180,31 @@ template <typename T> void store_terms(const double* terms, void* to, i64 count)
     for (i64 j = 0; j < count; ++j) narrow(terms[j], y[j].value);
 }
 
+// Knuth's two-sum, in which the sum is rounded to T.
+template <typename T> void compensate(
+    const double* terms, void* to, void* rest, i64 count, bool fresh
+) {
+    Element<T>* y = static_cast<Element<T>*>(to);
+    Element<T>* c = static_cast<Element<T>*>(rest);
+    INDEPENDENT
+    for (i64 j = 0; j < count; ++j) {
+        const double before = fresh ? -0.0 : wide(y[j].value);
+        const double change = (fresh ? -0.0 : wide(c[j].value)) + terms[j];
+        T sum;
+        narrow(before + change, sum);
+        const double after = wide(sum), moved = after - before;
+        const double dropped = (before - (after - moved)) + (change - moved);
+        y[j].value = sum;
+        narrow(after - after == 0 ? dropped : 0, c[j].value);
+    }
+}
+
 #define OF_EACH_DTYPE(function) {function<f16>, function<bf16>, function<float>, function<double>}
 
 const ListKernels list_kernels = {
     OF_EACH_DTYPE(part_of),   OF_EACH_DTYPE(scale_all), OF_EACH_DTYPE(scale_each),
     OF_EACH_DTYPE(clamp),     OF_EACH_DTYPE(add),       OF_EACH_DTYPE(terms_of),
-    OF_EACH_DTYPE(add_terms), OF_EACH_DTYPE(store_terms),
+    OF_EACH_DTYPE(add_terms), OF_EACH_DTYPE(store_terms), OF_EACH_DTYPE(compensate),
 };
 
 }  // namespace ISA

@@ -23,6 +23,8 @@ struct ListKernels {
     void (*terms[4])(const void* from, double* terms, i64 count, double scale);
     void (*add_terms[4])(const double* terms, void* to, i64 count);
     void (*store_terms[4])(const double* terms, void* to, i64 count);
+    // to + rest += terms, as a pair; or = if `fresh`.
+    void (*compensate[4])(const double* terms, void* to, void* rest, i64 count, bool fresh);
 };
 
 namespace baseline {

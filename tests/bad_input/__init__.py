@@ -47,6 +47,7 @@ from tests.bad_input.answered import (
 from tests.bad_input.arguments import Cell
 from tests.bad_input.refused import (
     biases_alone,
+    compensation_that_does_not_fit,
     flags,
     gradients_over_themselves,
     gradients_past_a_norm,
@@ -207,6 +208,7 @@ TABLE: dict[str, dict[str, Row]] = {
         "a buffer that is read-only or overlaps itself": unwritable_buffers(),
         "a gradient that would grow the buffer": gradients_that_grow_the_buffer(),
         "containers that do not match": lists_that_do_not_match(),
+        "compensation that does not fit": compensation_that_does_not_fit(),
         "gradients that broadcast": accumulated([(), (1,), (R, 1), (1, C)]),
         "a narrower gradient": accumulated(addends=narrower),
         "a wider gradient": wider_gradients(),

@@ -514,6 +514,42 @@ def lists_that_do_not_match():
             "norm_out has dtype float32",
             {"norm_out": lambda a, _: a(np.float32(0))},
         ),
+        (
+            "compensation of one less",
+            ValueError,
+            r"buffers\[1\] has no counterpart",
+            {"compensation": lambda a, _: [a(f32(R, C))]},
+        ),
+        (
+            "compensation of another shape",
+            ValueError,
+            r"compensation\[1\] has shape \(4,\); expected \(3,\), the shape of buffers\[1\]",
+            {"compensation": lambda a, _: [a(f32(R, C)), a(f32(4))]},
+        ),
+        (
+            "compensation of another dtype",
+            TypeError,
+            r"compensation\[1\] has dtype float64 and buffers\[1\] float32; they must agree",
+            {"compensation": lambda a, _: [a(f32(R, C)), a(f64(3))]},
+        ),
+        (
+            "compensation in a buffer",
+            ValueError,
+            r"compensation\[0\] overlaps buffers\[0\]; pass a copy",
+            {"compensation": lambda _, g: g["buffers"]},
+        ),
+        (
+            "compensation in a gradient",
+            ValueError,
+            r"grads\[1\] overlaps compensation\[1\]; pass a copy",
+            {"compensation": lambda a, g: [a(f32(R, C)), g["grads"][1]]},
+        ),
+        (
+            "compensation that is read-only",
+            ValueError,
+            r"compensation\[1\] is read-only",
+            {"compensation": lambda a, _: [a(f32(R, C)), a.read_only(f32(3))]},
+        ),
         ("overwrite=1", TypeError, "overwrite must be a bool", {"overwrite": 1}),
         ("do_update=None", TypeError, "do_update must be a bool", {"do_update": None}),
     ):
@@ -720,6 +756,24 @@ def _check_inverse(function, types, scale, backend):
     result = getattr(gradkit, function)(**good(function, a, types) | {"scale": a(scale)})
     first = result[0] if isinstance(result, tuple) else result
     assert not np.isfinite(backend.asnumpy(first)).all()
+
+
+def compensation_that_does_not_fit():
+    for error, message, wrong in (
+        (TypeError, "compensation has dtype float64; expected the buffer's float32", f64(R, C)),
+        (TypeError, "compensation has dtype int64; expected the buffer's", np.ones((R, C), int)),
+        (ValueError, r"compensation has shape \(6,\); expected \(4, 6\)", f32(C)),
+    ):
+        changes = {"compensation": partial(_array_of, wrong)}
+        yield refused("accumulate_grad", "compensation", error, message, changes)
+    for message, wrong in (
+        ("buffer and compensation share memory", lambda _, given: given["buffer"]),
+        ("compensation shares memory with grad", lambda _, given: given["grad"]),
+        ("compensation is read-only", lambda a, _: a.read_only(f32(R, C))),
+        ("compensation overlaps itself", lambda a, _: a.stretched(np.float32, (R, C))),
+    ):
+        changes = {"compensation": wrong}
+        yield refused("accumulate_grad", "compensation", ValueError, message, changes)
 
 
 def gradients_that_grow_the_buffer():

@@ -1,5 +1,7 @@
 """``gradkit.jax``'s clipping and accumulation, and its transformations beside optax's own."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -193,6 +195,28 @@ def test_sums_of_direct_calls(scale, overwrite, way):  # noqa: ARG001
     traced = jax.jit(lambda b, g, f, u: add(b, g, scale=scale, overwrite=f, do_update=u))
     assert_same_tree(traced(buffers, grads, overwrite, True), ref)
     assert_same_tree(traced(buffers, grads, overwrite, False), buffers)
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float32"])
+def test_sums_that_keep_what_rounding_drops(name, way):  # noqa: ARG001
+    """With the bits of direct calls, also carried through a scan; 1 is lost in 256 otherwise."""
+    start = {"a": jnp.full((3, 4), 256, name), "b": [jnp.full(5, 1, name)]}
+    grads = {"a": jnp.full((3, 4), 1, name), "b": [jnp.linspace(0, 1, 5, dtype=name)]}
+    host, kept = ([np.array(leaf) for leaf in jax.tree.leaves(start)] for _ in range(2))
+    gradkit.zero_grad(kept)
+    arriving = [np.array(leaf) for leaf in jax.tree.leaves(grads)]
+    for _ in range(7):
+        gradkit.accumulate_grads(host, arriving, scale=0.3, compensation=kept)
+    add = partial(gradkit.jax.accumulate_grads_compensated, scale=0.3)
+    nothing = jax.tree.map(jnp.zeros_like, start)
+    total, _ = jax.jit(jax.lax.scan, static_argnums=0)(
+        lambda carried, _: (add(*carried, grads), None), (start, nothing), jnp.arange(7)
+    )
+    assert_same_tree(jax.tree.leaves(total), [*host, *kept])
+    with pytest.raises(ValueError, match=r"compensation\['b.0'\] has no counterpart|counterpart"):
+        add(start, {"a": nothing["a"]}, grads)
+    with pytest.raises(TypeError, match=r"compensation\['a'\] has dtype float16 and buffers"):
+        add(start, jax.tree.map(lambda x: x.astype("float16"), nothing), grads)
 
 
 def test_buffers_are_written_in_place_if_nobody_else_needs_them():
