@@ -1,5 +1,8 @@
 """What only GPUs show of gradients on two devices: work of each is in the order of its streams."""
 
+import itertools
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
@@ -77,3 +80,20 @@ def test_streams_of_both_devices():
         norm = gradkit.grad_norm(grads)
         streams[0].synchronize()
         assert_same_bits(norm.get(), expected)
+
+
+def test_threads_that_have_not_touched_a_device():
+    """Kernels are known there already, and launches of several threads are under way at once."""
+    import cupy
+
+    inputs = [hosts(seed, 2) for seed in range(6)]
+
+    def norms_of(number, arrays):
+        with cupy.cuda.Device(number):
+            grads = [cupy.asarray(h) for h in arrays]
+            return [gradkit.grad_norm(grads).get() for _ in range(3)]
+
+    expected = [norms_of(k % 2, each) for k, each in enumerate(inputs)]
+    with ThreadPoolExecutor(len(inputs)) as pool:
+        found = list(pool.map(norms_of, itertools.cycle((0, 1)), inputs))
+    assert_same_bits(np.array(found), np.array(expected))

@@ -215,14 +215,14 @@ class _GradientLauncher:
     def _one_visit_of(self, variant: Variant) -> Launch:
         """The kernel of a variant on the grid of the plain one, so that sums have its bits."""
         found, shared = self._one_visit_kernel(variant)
-        return self._one_visit._replace(kernel=found, shared_mem=shared)
+        return self._one_visit.of(found, shared)
 
     def _two_visits_of(self, variant: Variant) -> tuple[Launch, Launch]:
         """The same of both kernels."""
         sum_rows, apply = self._two_visits
         return (
-            sum_rows._replace(kernel=self._wide_kernel(sum_rows.kernel.name, variant)),
-            apply._replace(kernel=self._wide_kernel(apply.kernel.name, variant)),
+            sum_rows.of(self._wide_kernel(sum_rows.kernel.name, variant)),
+            apply.of(self._wide_kernel(apply.kernel.name, variant)),
         )
 
     def _partials(self) -> Array | None:
