@@ -82,6 +82,20 @@ def test_streams_of_both_devices():
         assert_same_bits(norm.get(), expected)
 
 
+def test_a_norm_of_the_other_device():
+    import cupy
+
+    x, dy = hosts(3, 2)
+    for _ in range(2):
+        for number in (0, 1):
+            with cupy.cuda.Device(number):
+                arrays = [cupy.asarray(h) for h in (dy, x, np.ones((3, 1), np.float32))]
+                expected, _ = gradkit.rms_norm_grad(*arrays[:2], None, arrays[2])
+            dx, _ = gradkit.rms_norm_grad(*arrays[:2], None, arrays[2])
+            assert dx.device.id == expected.device.id == number
+            assert_same_bits(dx.get(), expected.get())
+
+
 def test_threads_that_have_not_touched_a_device():
     """Kernels are known there already, and launches of several threads are under way at once."""
     import cupy
