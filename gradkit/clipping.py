@@ -20,7 +20,7 @@ from gradkit._arrays import is_array
 from gradkit._backend import Views
 from gradkit._calls import checks
 from gradkit._calls.backend import runs
-from gradkit._calls.lists import ClipByNorm, ClipCoefficient, ClipGradValue, ScaleGrads
+from gradkit._calls.lists import ClipByNorm, ClipCoefficient, ClipGradValue, GradNorm, ScaleGrads
 from gradkit._calls.roles import Grads
 from gradkit._numpy.interrupts import Uninterrupted
 from gradkit._open import trees
@@ -29,7 +29,9 @@ from gradkit._open.clipping import (
     NonFinite,
     Rule,
     apart_from,
+    opened_here,
     pair_of,
+    plain_numbers,
     raise_if_nonfinite,
     rule_of,
     scale_of,
@@ -82,6 +84,8 @@ __all__ = [
 ]
 
 _CLIP = "clip_by_norm"
+_NOTHING = {type(None)}
+_DEFAULTS = (1, "propagate", "max", True)  # of arguments that are seldom passed
 _GROUP = "pass group=, as a function of gradkit.distributed makes it"
 
 
@@ -363,12 +367,21 @@ def clip_grad_norm(
     >>> grads
     [array([0.6, 0. ]), array([0.8])]
     """
+    instead = "use clip_by_global_norm, which returns new gradients"
+    if (
+        _NOTHING.issuperset(map(type, (group, reduce, out, found_inf, clip, count)))
+        and type(replicas) is int
+        and (replicas, nonfinite, eps_mode, exact is False) == _DEFAULTS
+        and plain_numbers(max_norm, norm_type, eps, scale)
+    ):
+        plain = opened_here(grads, write=True, instead=instead)
+        if plain is not None:
+            return _clip_alone(plain, max_norm, norm_type, eps, scale)
     with NOBODY if group is None else Collective(group) as collective:
         ranks = Ranks(collective, reduce, replicas)
         if reduce is not None:
             deprecated("reduce", _GROUP)
         rule = rule_of(norm_type, eps, nonfinite, eps_mode)
-        instead = "use clip_by_global_norm, which returns new gradients"
         near = partial(beside, ranks, out, found_inf)
         several = clip is None and count is None
         held = Gradients(grads, write=True, instead=instead, beside=near, several=several)
@@ -778,6 +791,25 @@ def _counted(held: Gradients, count: Chosen) -> Gradients:
     """The gradients whose norm is taken."""
     chosen = _chosen(held, count, "count")
     return held if chosen is None else held.picked(chosen)
+
+
+def _clip_alone(held: Gradients, limit: Any, order: Any, eps: Any, scale: Any) -> Any:
+    """Clip gradients of no group whose norm is wanted new, and return that."""
+    grads, backend = held.views, held.backend
+    norm: Any = backend.outputs((NORM,))[0]
+    backend.grad_norm(GradNorm(grads=grads, norm_type=order, norm=norm, scale=scale))
+    backend.clip_by_norm(
+        ClipByNorm(
+            grads=grads,
+            norm=norm,
+            max_norm=limit,
+            eps=eps,
+            zero_nonfinite=False,
+            outs=grads,
+            scale=scale,
+        )
+    )
+    return norm
 
 
 def _clip(

@@ -199,7 +199,7 @@ class CuPy(Backend):
         if device.max_shared_memory < max_shared_memory:
             pytest.skip("long rows take another path on this GPU")
         device.multiprocessors, device.max_shared_memory = multiprocessors, max_shared_memory
-        with mock.patch.dict(_cuda._backends, {number: _cuda.CudaBackend(device)}), self.active():
+        with mock.patch.dict(_cuda.backends, {number: _cuda.CudaBackend(device)}), self.active():
             yield self.asarray
 
     def asarray(self, array):

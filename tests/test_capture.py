@@ -51,16 +51,16 @@ def owner_of(array):
 @pytest.fixture
 def device(monkeypatch):
     device = Capturing()
-    launch = kernels.LoadedKernel.__call__
+    launch = kernels.Launch.__call__
 
-    def remembering(kernel, grid, block, args, shared_mem=0):
+    def remembering(of, *args):
         arrays = (
             arg for arg in args if isinstance(arg, np.ndarray) and arg.dtype.type is not np.void
         )
         device.remember(arrays)
-        return launch(kernel, grid, block, args, shared_mem)
+        return launch(of, *args)
 
-    monkeypatch.setattr(kernels.LoadedKernel, "__call__", remembering)
+    monkeypatch.setattr(kernels.Launch, "__call__", remembering)
     return device
 
 

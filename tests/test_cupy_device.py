@@ -183,7 +183,7 @@ def test_an_upload_is_a_copy_of_the_bytes_without_gaps(cupy, monkeypatch):
 @pytest.mark.usefixtures("cupy")
 def test_macros_are_lines_of_the_text():
     """CuPy compiles an empty file for each new set of options, which takes tens of milliseconds."""
-    module = CupyDevice(0).compile("source", ("-std=c++17", "-DA=1", "-DB=long long"))
+    module = CupyDevice(0).compile("source", ("-std=c++17", "-DA=1", "-DB=long long")).module
     lines = ["#define A 1", "#define B long long", "#line 1", "source"]
     assert (module.code, module.options) == ("\n".join(lines), ("-std=c++17",))
 
@@ -197,7 +197,7 @@ def test_the_driver_knows_how_many_blocks_are_resident(cupy, monkeypatch):
 
     name = "occupancyMaxActiveBlocksPerMultiprocessor"
     monkeypatch.setattr(cupy.cuda.driver, name, occupancy, raising=False)
-    device, compiled = CupyDevice(0), SimpleNamespace(kernel=SimpleNamespace(ptr=77))
+    device, compiled = CupyDevice(0), SimpleNamespace(address=77)
     assert device.resident(compiled, 256, 1024) == 1
     assert asked == [(77, 256, 1024)]
     loaded = LoadedKernel(device, "name", compiled)
@@ -211,7 +211,7 @@ def test_a_driver_that_cannot_say_is_a_failed_launch(cupy, monkeypatch):
     def refuse(*_):
         raise OSError("no")
 
-    device, compiled = CupyDevice(0), SimpleNamespace(kernel=SimpleNamespace(ptr=77))
+    device, compiled = CupyDevice(0), SimpleNamespace(address=77)
     device.launch_errors = (OSError,)
     name = "occupancyMaxActiveBlocksPerMultiprocessor"
     monkeypatch.setattr(cupy.cuda.driver, name, refuse, raising=False)

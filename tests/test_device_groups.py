@@ -794,12 +794,12 @@ def test_a_replay_computes_anew(of, monkeypatch):
     held = ranks.over([[f(3, 0)], [f(4)]])
     numbers = [[ranks.put(k, x) for x in (100.0, 1.0, 0.0)] for k in range(2)]
     queued = [[], []]
-    launch, gather = kernels.LoadedKernel.__call__, NcclCommunicator.allGather
+    launch, gather = kernels.Launch.__call__, NcclCommunicator.allGather
     write = np.ndarray.__setitem__
 
-    def remember(kernel, *args, **kwargs):
-        queued[kernel.device.number].append(lambda: launch(kernel, *args, **kwargs))
-        launch(kernel, *args, **kwargs)
+    def remember(of, *args):
+        queued[of.kernel.device.number].append(lambda: launch(of, *args))
+        launch(of, *args)
 
     def copy(target, key, source):
         queued[target.backend.device.number].append(lambda: write(target, key, source))
@@ -817,7 +817,7 @@ def test_a_replay_computes_anew(of, monkeypatch):
     with monkeypatch.context() as recording:
         for backend in ranks.backends:
             recording.setattr(backend.device, "capturing", lambda: True)
-        recording.setattr(kernels.LoadedKernel, "__call__", remember)
+        recording.setattr(kernels.Launch, "__call__", remember)
         recording.setattr(NcclCommunicator, "allGather", connect)
         recording.setattr(DeviceArray, "__setitem__", copy, raising=False)
         assert ranks.results(work) == [5, 5]

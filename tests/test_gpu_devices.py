@@ -1,5 +1,8 @@
 """What only GPUs show of gradients on two devices: work of each is in the order of its streams."""
 
+import itertools
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
@@ -77,3 +80,34 @@ def test_streams_of_both_devices():
         norm = gradkit.grad_norm(grads)
         streams[0].synchronize()
         assert_same_bits(norm.get(), expected)
+
+
+def test_a_norm_of_the_other_device():
+    import cupy
+
+    x, dy = hosts(3, 2)
+    for _ in range(2):
+        for number in (0, 1):
+            with cupy.cuda.Device(number):
+                arrays = [cupy.asarray(h) for h in (dy, x, np.ones((3, 1), np.float32))]
+                expected, _ = gradkit.rms_norm_grad(*arrays[:2], None, arrays[2])
+            dx, _ = gradkit.rms_norm_grad(*arrays[:2], None, arrays[2])
+            assert dx.device.id == expected.device.id == number
+            assert_same_bits(dx.get(), expected.get())
+
+
+def test_threads_that_have_not_touched_a_device():
+    """Kernels are known there already, and launches of several threads are under way at once."""
+    import cupy
+
+    inputs = [hosts(seed, 2) for seed in range(6)]
+
+    def norms_of(number, arrays):
+        with cupy.cuda.Device(number):
+            grads = [cupy.asarray(h) for h in arrays]
+            return [gradkit.grad_norm(grads).get() for _ in range(3)]
+
+    expected = [norms_of(k % 2, each) for k, each in enumerate(inputs)]
+    with ThreadPoolExecutor(len(inputs)) as pool:
+        found = list(pool.map(norms_of, itertools.cycle((0, 1)), inputs))
+    assert_same_bits(np.array(found), np.array(expected))

@@ -35,7 +35,7 @@ class CountingDevice(EmulatedDevice):
 
     def get_function(self, name):
         def launch(grid, block, *_, shared_mem=0):
-            self.grids[name] = grid
+            self.grids[name] = grid[:2]
             about = self.asked.get(name)
             assert about is None or about == (math.prod(block), shared_mem)
 

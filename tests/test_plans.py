@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 
 import gradkit
+from gradkit._cuda import CudaBackend
 from gradkit._open import dispatch
+from testbed.emulator import IdleDevice
+from tests.devices.emulated import IdleArray, on_device
 from tests.problems import make
 
 
@@ -94,6 +97,59 @@ def test_results_are_looked_at_in_each_call(backend):
     buffer.flags.writeable = False
     with pytest.raises(ValueError, match="buffer is read-only"):
         gradkit.accumulate_grad(buffer, np.ones(3))
+
+
+def idle_arrays():
+    """What makes arrays of a device that launches nothing, opened as CuPy's are."""
+    backend = CudaBackend(IdleDevice())
+    return lambda host: on_device(backend.device.xp.array(host), backend, IdleArray)
+
+
+@pytest.mark.emulated
+def test_memory_on_a_device_is_looked_at_in_each_call():
+    make = idle_arrays()
+    dy, x, room = (make(np.ones((4, 6), np.float32)) for _ in range(3))
+    scale, row, scales = (make(np.ones(n, np.float32)) for n in (6, 4, (2, 6)))
+    flat = make(np.ones(30, np.float32))
+    inside, behind = flat[:24].reshape(4, 6), flat[6:].reshape(4, 6)
+    grad = partial(gradkit.layer_norm_grad, dy, x, scale, row, row)
+    for _ in range(3):
+        out = (room, *scales)
+        found = grad(out=out)
+        assert all(a is b for a, b in zip(found, out, strict=True))
+        assert grad(out=(dy, *scales))[0] is dy
+        for wrong, message in (
+            ((x, *scales), r"out\[0\] shares memory with x"),
+            ((room, scales[1], scales[1]), r"out\[1\] and out\[2\] share memory"),
+            ((room, scale, scales[1]), r"out\[1\] shares memory with scale"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                grad(out=wrong)
+        for first, second in ((inside, behind), (behind, inside)):
+            with pytest.raises(ValueError, match=r"out\[0\] shares memory with x"):
+                gradkit.layer_norm_grad(dy, second, scale, row, row, out=(first, *scales))
+        with pytest.raises(ValueError, match="buffer shares memory with grad"):
+            gradkit.accumulate_grad(inside, behind)
+        gradkit.accumulate_grad(room, inside)
+        gradkit.batch_norm(x, None, None)  # of which running statistics are not written
+        running = make(np.ones(6, np.float32)), make(np.ones(6, np.float32))
+        with pytest.raises(ValueError, match="running_mean and running_var share memory"):
+            gradkit.batch_norm(x, None, None, running_mean=running[0], running_var=running[0])
+        gradkit.batch_norm(x, None, None, running_mean=running[0], running_var=running[1])
+
+
+@pytest.mark.emulated
+def test_a_plan_on_one_device_says_nothing_of_two():
+    one, other = idle_arrays(), idle_arrays()
+    ones = np.ones((4, 6), np.float32)
+    for on in (one, other, one):
+        gradkit.rms_norm(on(ones))
+        assert on(ones).backend.device.compiled
+        with pytest.raises(ValueError, match="are on different devices"):
+            gradkit.add_rms_norm(one(ones), other(ones))
+        gradkit.add_rms_norm(one(ones), one(ones))
+    with pytest.raises(TypeError, match="x is a str; expected an array"):
+        gradkit.rms_norm("ones")
 
 
 def test_new_results_of_batch_norm_lie_as_x_does_whatever_came_before():

@@ -58,6 +58,13 @@ class Framework:
         """Arrays that are views already, as lists need them, if all are floating-point ones."""
         return None
 
+    def ready(self, arrays: Iterable[Array | None]) -> Backend | None:  # noqa: ARG002
+        """What computes on these views right here, on the current device and stream.
+
+        ``None`` if that is not known at once, or if results are no views.
+        """
+        return None
+
     def backend_of(self, view: Array) -> Backend:
         """The backend that computes on a view, if views are arrays of this library."""
         kind = type(view)

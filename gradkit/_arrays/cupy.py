@@ -1,7 +1,7 @@
 """CuPy: the CUDA backend computes on its arrays, on their device's current stream."""
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from operator import attrgetter
@@ -35,8 +35,19 @@ class CuPy(Framework):
     def view(self, array: Any, *, write: bool, detach: bool = False) -> Array:  # noqa: ARG002
         return array
 
+    def ready(self, arrays: Iterable[Array | None]) -> Backend | None:
+        known: dict[int, Backend] = _cuda().backends
+        if not known:
+            return None
+        current = sys.modules["cupy"].cuda.runtime.getDevice()
+        for array in arrays:
+            if array is not None and array.data.device_id != current:
+                return None
+        return known.get(current)
+
     def backend_of(self, view: Array) -> Backend:
-        return _backends()(view)
+        backend: Backend = _cuda().backend_of(view)
+        return backend
 
     def wrap(self, result: Array, like: Any) -> Any:  # noqa: ARG002
         return result
@@ -68,8 +79,8 @@ class CuPy(Framework):
 
 
 @cache
-def _backends() -> Callable[[Array], Backend]:
-    """The CUDA backend's own function, imported once: that takes a microsecond in each call."""
-    from gradkit._cuda import backend_of
+def _cuda() -> Any:
+    """The CUDA backend's module, imported once: that takes a microsecond in each call."""
+    from gradkit import _cuda
 
-    return backend_of
+    return _cuda

@@ -78,11 +78,15 @@ class Plan:
 
     ``results`` are the outputs, ``options`` the numbers as checked: an axis as an index;
     ``changed`` those that a check has changed; ``widened`` the arguments that a backend gets in
-    float64. A backend keeps in ``launcher`` what it would otherwise decide again in each call.
+    float64; ``backend`` what computes; ``gapless`` whether the caller's arrays have elements, in C
+    order without gaps. A backend keeps in ``launcher`` what it would otherwise decide again in each
+    call.
     """
 
-    __slots__ = ("changed", "launcher", "options", "results", "widened")
+    __slots__ = ("backend", "changed", "gapless", "launcher", "options", "results", "widened")
+    backend: Any
     changed: tuple[tuple[str, Any], ...]
+    gapless: bool
 
     def __init__(
         self,
@@ -179,6 +183,7 @@ class Call(Record):
     instead: ClassVar[dict[str, str]]
     # Whether arrays may take part in differentiation, and only their values count.
     detaches: ClassVar[bool] = True
+    checks_values: ClassVar[bool]
     options: ClassVar[Callable[..., Any]]  # the numbers and the class, as a plan's key has them
 
     plan: Plan
@@ -214,6 +219,7 @@ class Call(Record):
         fields: list[Argument | InPlace] = [*cls.arguments, *cls.in_place]
         cls.optional = frozenset(field.name for field in fields if field.optional)
         cls.instead = {each.name: each.instead for each in cls.in_place}
+        cls.checks_values = cls.check_values is not Call.check_values
         cls.options = staticmethod(attrgetter(*cls.numbers, "__class__", "__class__"))
         for name in (*cls.result_names, *(each.name for each in cls.in_place)):
             setattr(cls, name, None)

@@ -77,16 +77,16 @@ class CudaBackend(
         return warmup(self.device, names, dtypes)
 
 
-_backends: dict[int, CudaBackend] = {}
+backends: dict[int, CudaBackend] = {}  # those of devices that were used
 
 
 def backend_of(array: Array) -> CudaBackend:
     """The backend for the device that a CuPy array is on."""
     number = array.data.device_id
     try:
-        return _backends[number]
+        return backends[number]
     except KeyError:
-        return _backends.setdefault(number, CudaBackend(_device(number)))
+        return backends.setdefault(number, CudaBackend(_device(number)))
 
 
 def _device(number: int) -> CupyDevice:

@@ -8,7 +8,7 @@ sums over rows lie in shared memory, if the device has enough of it, and so does
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -81,23 +81,11 @@ LAYER_OUTPUT = GradientKind(from_output=True, centred=True)
 RMS_OUTPUT = GradientKind(from_output=True, centred=False)
 
 
-class Inputs(NamedTuple):
-    """What a gradient reads, in the order of the kernels' parameters."""
-
-    dy: Data
-    source: Data
-    scale: Scale | None
-    bias: Bias | None
-    mean: Mean | None
-    inv_std: InvStd
-
-
-class Outputs(NamedTuple):
-    """What a gradient writes; ``None`` if not wanted."""
-
-    dx: Data
-    dscale: Scale | None
-    dbias: Bias | None
+# What a gradient reads, in the order of the kernels' parameters: dy, x or y, scale, bias, mean,
+# inv_std.
+Inputs: TypeAlias = tuple[Data, Data, Scale | None, Bias | None, Mean | None, InvStd]
+# What it writes: dx, dscale, dbias; ``None`` if not wanted.
+Outputs: TypeAlias = tuple[Data, Scale | None, Bias | None]
 
 
 @dataclass(frozen=True)
@@ -125,10 +113,11 @@ def write_gradient(
     """Write the gradients that are wanted; ``dx`` may be ``dy``, or ``ds``, which it includes."""
     launcher: _GradientLauncher | None = call.plan.launcher
     if launcher is None:
-        types = types_of(inputs.source, inputs.inv_std, inputs.scale, inputs.bias)
-        wanted = outputs.dscale is not None or outputs.dbias is not None
-        shape = inputs.source.shape
-        launcher = launcher_for(device, norm, types, shape, call.axis, wanted=wanted)
+        dx, dscale, dbias = outputs
+        _, source, scale, bias, _, inv_std = inputs
+        types = types_of(source, inv_std, scale, bias)
+        wanted = dscale is not None or dbias is not None
+        launcher = launcher_for(device, norm, types, dx.shape, call.axis, wanted=wanted)
         call.plan.launcher = launcher
     launcher.run(inputs, outputs, ds, scale_offset)
 
@@ -167,19 +156,17 @@ class _GradientLauncher:
             self._launch(PLAIN, inputs, outputs)
             return
         device, vector = self.device, self.vector
-        read = inputs.dy, inputs.source, ds
-        (dy, source, ds), (dx,) = self._starts.reachable(device, read, (outputs.dx,))
-        inputs = Inputs(
+        (dy, source, scale, bias, mean, inv_std), (dx, dscale, dbias) = inputs, outputs
+        (dy, source, ds), (dx,) = self._starts.reachable(device, (dy, source, ds), (dx,))
+        inputs = (
             dy,
             source,
-            contiguous(device, inputs.scale, vector),
-            contiguous(device, inputs.bias, vector),
-            contiguous(device, inputs.mean),
-            contiguous(device, inputs.inv_std),
+            contiguous(device, scale, vector),
+            contiguous(device, bias, vector),
+            contiguous(device, mean),
+            contiguous(device, inv_std),
         )
-        written = Outputs(
-            dx, writable_like(device, outputs.dscale), writable_like(device, outputs.dbias)
-        )
+        written = dx, writable_like(device, dscale), writable_like(device, dbias)
         if plain and all_usable((dy, source, dx), vector):
             self._launch(PLAIN, inputs, written)
         else:
@@ -191,50 +178,45 @@ class _GradientLauncher:
 
     def _launch(self, variant: Variant, inputs: Inputs, outputs: Outputs, *further: Any) -> None:
         """``further``: the arguments that only kernels of a variant have."""
-        partials = None
+        dx, dscale, dbias = outputs
+        partials = None  # of dscale and dbias, as (planes, blocks, width)
         if self.rows and self.width:
-            write = self._in_two_visits if self._row_plan is None else self._in_one_visit
-            partials = write(variant, inputs, outputs.dx, further)
+            if self.wanted:
+                partials = workspace(self.device, self._partial_shape, self._accumulator)
+            if self._row_plan is None:
+                self._in_two_visits(variant, inputs, dx, partials, further)
+            else:
+                launch = self._one_visit if variant is PLAIN else self._one_visit_of(variant)
+                launch(*inputs, dx, partials, *self._shape, *further)
         if self.wanted and self.width:
-            self._column_sums(partials, outputs.dscale, outputs.dbias, *self._partial_counts)
-
-    def _in_one_visit(
-        self, variant: Variant, inputs: Inputs, dx: Array, further: tuple[Any, ...]
-    ) -> Array | None:
-        """Write dx; the partial sums of dscale and dbias as (planes, blocks, width)."""
-        partials = self._partials()
-        launch = self._one_visit if variant is PLAIN else self._one_visit_of(variant)
-        launch(*inputs, dx, partials, *self._shape, *further)
-        return partials
+            self._column_sums(partials, dscale, dbias, *self._partial_counts)
 
     def _in_two_visits(
-        self, variant: Variant, inputs: Inputs, dx: Array, further: tuple[Any, ...]
-    ) -> Array | None:
-        """The same, with each row's sums first."""
+        self,
+        variant: Variant,
+        inputs: Inputs,
+        dx: Array,
+        partials: Array | None,
+        further: tuple[Any, ...],
+    ) -> None:
+        """Write dx and the partial sums, with each row's sums first."""
         sum_rows, apply = self._two_visits if variant is PLAIN else self._two_visits_of(variant)
         sums = scratch(self.device, (sum_rows.grid[1], self.rows, 2), np.float64)
         sum_rows(*inputs, sums, *self._shape, *further)
-        partials = self._partials()
         apply(*inputs, sums, dx, partials, *self._shape, np.int32(len(sums)), *further)
-        return partials
 
     def _one_visit_of(self, variant: Variant) -> Launch:
         """The kernel of a variant on the grid of the plain one, so that sums have its bits."""
         found, shared = self._one_visit_kernel(variant)
-        return self._one_visit._replace(kernel=found, shared_mem=shared)
+        return self._one_visit.of(found, shared)
 
     def _two_visits_of(self, variant: Variant) -> tuple[Launch, Launch]:
         """The same of both kernels."""
         sum_rows, apply = self._two_visits
         return (
-            sum_rows._replace(kernel=self._wide_kernel(sum_rows.kernel.name, variant)),
-            apply._replace(kernel=self._wide_kernel(apply.kernel.name, variant)),
+            sum_rows.of(self._wide_kernel(sum_rows.kernel.name, variant)),
+            apply.of(self._wide_kernel(apply.kernel.name, variant)),
         )
-
-    def _partials(self) -> Array | None:
-        if not self.wanted:
-            return None
-        return workspace(self.device, self._partial_shape, self._accumulator)
 
     @cached_property
     def _all_usable(self) -> AllUsable:

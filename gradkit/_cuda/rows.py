@@ -27,8 +27,6 @@ from gradkit._cuda.row_gradient import (
     LAYER_OUTPUT,
     RMS,
     RMS_OUTPUT,
-    Inputs,
-    Outputs,
     combinations,
     is_used_on,
     write_gradient,
@@ -53,8 +51,8 @@ class RowNorms(OnDevice):
     @asks_for(partial(combinations, LAYER), layer_norm_grad=is_used_on)
     def layer_norm_grad(self, call: LayerNormGrad) -> None:
         """Write ``dx``, ``dscale`` and ``dbias`` (``=``); ``dx`` may be ``dy`` or ``ds``."""
-        inputs = Inputs(call.dy, call.x, call.scale, None, call.mean, call.inv_std)
-        outputs = Outputs(call.dx, call.dscale, call.dbias)
+        inputs = call.dy, call.x, call.scale, None, call.mean, call.inv_std
+        outputs = call.dx, call.dscale, call.dbias
         write_gradient(self.device, LAYER, call, inputs, outputs, call.ds, call.scale_offset)
 
     @asks_for(inverse_combinations)
@@ -65,8 +63,8 @@ class RowNorms(OnDevice):
     @asks_for(partial(combinations, LAYER_OUTPUT), layer_norm_grad=is_used_on)
     def invertible_layer_norm_grad(self, call: InvertibleLayerNormGrad) -> None:
         """As ``layer_norm_grad``, with xhat computed from the output; ``dx`` may be ``dy``."""
-        inputs = Inputs(call.dy, call.y, call.scale, call.bias, None, call.inv_std)
-        outputs = Outputs(call.dx, call.dscale, call.dbias)
+        inputs = call.dy, call.y, call.scale, call.bias, None, call.inv_std
+        outputs = call.dx, call.dscale, call.dbias
         write_gradient(self.device, LAYER_OUTPUT, call, inputs, outputs)
 
     @asks_for(partial(forward_combinations, centred=False))
@@ -84,13 +82,13 @@ class RowNorms(OnDevice):
     @asks_for(partial(combinations, RMS), layer_norm_grad=is_used_on)
     def rms_norm_grad(self, call: RmsNormGrad) -> None:
         """Write ``dx`` and ``dscale`` (``=``); ``dx`` may be ``dy`` or ``ds``."""
-        inputs = Inputs(call.dy, call.x, call.scale, None, None, call.inv_std)
-        outputs = Outputs(call.dx, call.dscale, None)
+        inputs = call.dy, call.x, call.scale, None, None, call.inv_std
+        outputs = call.dx, call.dscale, None
         write_gradient(self.device, RMS, call, inputs, outputs, call.ds, call.scale_offset)
 
     @asks_for(partial(combinations, RMS_OUTPUT), layer_norm_grad=is_used_on)
     def invertible_rms_norm_grad(self, call: InvertibleRmsNormGrad) -> None:
         """As ``rms_norm_grad``, with xhat computed from the output; ``dx`` as there."""
-        inputs = Inputs(call.dy, call.y, call.scale, None, None, call.inv_std)
-        outputs = Outputs(call.dx, call.dscale, None)
+        inputs = call.dy, call.y, call.scale, None, None, call.inv_std
+        outputs = call.dx, call.dscale, None
         write_gradient(self.device, RMS_OUTPUT, call, inputs, outputs, call.ds, call.scale_offset)

@@ -7,13 +7,13 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from gradkit._arrays import is_array
+from gradkit._arrays import NOTHING, framework_for, is_array
 from gradkit._backend import Array, Spec
 from gradkit._calls import checks
 from gradkit._calls.lists import GradNorm
 from gradkit._calls.roles import Number
 from gradkit._open import trees
-from gradkit._open.given import Given, is_scalar
+from gradkit._open.given import RETURNED, Given, is_scalar
 from gradkit._open.gradients import Gradients
 from gradkit._open.results import Results
 from gradkit._open.several_devices import Twins
@@ -38,6 +38,28 @@ def rule_of(norm_type: Any, eps: Any, nonfinite: str, eps_mode: str = "max") -> 
         return Rule(norm_type, eps, nonfinite)
     order, signed = checks.norm_order(norm_type), checks.signed_epsilon(eps, eps_mode)
     return Rule(order, signed, policy_of(nonfinite))
+
+
+def plain_numbers(limit: Any, order: Any, eps: Any, scale: Any) -> bool:
+    """Whether all are floats as they should be, so that no rule or limit has to be made of them."""
+    if not type(limit) is type(order) is type(eps) is type(scale) is float:
+        return False
+    return limit >= 0 and order > 0 and 0 <= eps < math.inf and math.isfinite(scale)
+
+
+def opened_here(grads: Any, *, write: bool, instead: str = RETURNED) -> Gradients | None:
+    """A plain list of arrays as they are, on the current device and stream; ``None`` if it is not.
+
+    Nearly all lists are: for a short one all that may differ takes as long as the work.
+    """
+    kind = type(grads[0]) if type(grads) is list and grads else type(None)
+    if kind is not np.ndarray:
+        framework = framework_for(kind)
+        if framework is None or not framework.returns_views:
+            return None
+    held = Gradients(grads, write=write, instead=instead, several=True)
+    simple = held.tree is held.arrays and not held.shares and held.on_stream() is NOTHING
+    return held if simple else None
 
 
 def policy_of(nonfinite: str) -> str:

@@ -32,16 +32,19 @@ def run(call: Call, out: Any = None, compute: Compute | None = None) -> Any:
     ``compute``: what computes them, if that is not the call by itself.
     """
     given = call.arrays(call)
-    if compute is None and _NUMPY.issuperset(map(type, given)) and given[0] is not None:
+    kind = type(given[0])
+    if compute is None and {kind, *_ABSENT}.issuperset(map(type, given)):
         outs = out if type(out) is tuple else () if out is None else (out,)
-        if not outs or (len(outs) == len(call.results) and set(map(type, outs)) == {np.ndarray}):
-            backend = chosen.get()
+        if not outs or (len(outs) == len(call.results) and {kind}.issuperset(map(type, outs))):
+            backend = chosen.get() if kind is np.ndarray else _ready(kind, (*given, *outs))
             try:
-                plan = _plans.get(_signature(call, backend, given, outs))
+                plan = None
+                if backend is not None:
+                    plan = _plans.get(_signature(call, backend, given, outs))
             except TypeError:  # see `Opened`
                 plan = None
-            if plan is not None and _is_plain(call, given, outs):
-                return _run_plain(call, plan, backend, outs)
+            if plan is not None and _is_plain(call, plan, given, outs):
+                return _run_plain(call, plan, outs)
     opened = Opened(call, out)
     stream = opened.on_stream()
     if stream is NOTHING:
@@ -50,8 +53,16 @@ def run(call: Call, out: Any = None, compute: Compute | None = None) -> Any:
         return opened.results(compute)
 
 
-def _is_plain(call: Call, given: tuple[Array | None, ...], outs: tuple[Array, ...]) -> bool:
-    """Whether numbers are Python's, and NumPy arrays can clearly be written."""
+def _ready(kind: type, arrays: Sequence[Array | None]) -> Backend | None:
+    """What computes on arrays of a type as they are, with nothing to open."""
+    framework = framework_for(kind)
+    return None if framework is None else framework.ready(arrays)
+
+
+def _is_plain(
+    call: Call, plan: Plan, given: tuple[Array | None, ...], outs: tuple[Array, ...]
+) -> bool:
+    """Whether numbers are Python's, and arrays can clearly be written."""
     for name in call.passing:
         if type(getattr(call, name)) not in _PLAIN:
             return False
@@ -61,17 +72,21 @@ def _is_plain(call: Call, given: tuple[Array | None, ...], outs: tuple[Array, ..
     read: list[Array] = []
     for name, array in zip(call.array_names, given):  # noqa: B905 - strict takes longer
         (written if name in call.instead else read).append(array)
-    return memory.plainly_apart(written, read)
+    if type(given[0]) is np.ndarray:
+        return memory.plainly_apart(written, read)
+    return plan.gapless and memory.whole_and_apart(plan.backend, written, read)
 
 
-def _run_plain(call: Call, plan: Plan, backend: Backend, outs: tuple[Array, ...]) -> Any:
+def _run_plain(call: Call, plan: Plan, outs: tuple[Array, ...]) -> Any:
     """What `Opened` does, if the plan is known and there is nothing to open, in half the time."""
+    backend = plan.backend
     for name, value in plan.changed:
         setattr(call, name, value)
     call.plan = plan
     for name, check in call.passing.items():
         setattr(call, name, check(getattr(call, name), _ON_HOST))
-    call.check_values(_ON_HOST)
+    if call.checks_values:
+        call.check_values(_ON_HOST)
     made: Sequence[Array | None] = outs or backend.outputs(plan.results)
     for name, array in zip(call.result_names, made):  # noqa: B905
         setattr(call, name, array)
@@ -133,6 +148,8 @@ class Opened(Given):
         else:
             if plan is None:
                 plan = _decide(call, outs)
+                plan.backend = self.backend
+                plan.gapless = _gapless((*given, *outs))
                 if len(_plans) >= _MOST:
                     _plans.clear()
                 _plans[signature] = plan
@@ -252,6 +269,11 @@ class Opened(Given):
         allowed = [each.may_be for each, view in outs if view is not None]
         allowed += [e.may_be for e in call.in_place if getattr(call, e.name) is not None]
         return [[getattr(call, name) for name in names] for names in allowed]
+
+
+def _gapless(arrays: Sequence[Array | None]) -> bool:
+    """Whether all arrays have elements, in C order without gaps."""
+    return all(each is None or (each.flags.c_contiguous and each.size) for each in arrays)
 
 
 def _on_one_device(own: Framework, views: Sequence[Array | None]) -> bool:

@@ -91,6 +91,29 @@ def plainly_apart(written: Sequence[Array | None], read: Sequence[Array | None])
     return True
 
 
+def whole_and_apart(
+    backend: Backend, written: Sequence[Array | None], read: Sequence[Array | None]
+) -> bool:
+    """Whether gapless arrays on a device are apart where they are written; a no may be wrong."""
+    ends: dict[int, int] = {}  # of the ranges that begin at an address
+    for array in read:
+        if array is not None:
+            low = backend.address(array)
+            ends[low] = max(ends.get(low, 0), low + array.nbytes)
+    for array in written:
+        if array is not None:
+            low = backend.address(array)
+            if low in ends:
+                return False
+            ends[low] = low + array.nbytes
+    end = 0
+    for low in sorted(ends):
+        if low < end:
+            return False
+        end = ends[low]
+    return True
+
+
 def overlap(backend: Backend, a: Array, b: Array) -> bool:
     """Whether two arrays share a byte. A search that takes too long counts as sharing."""
     if not (a.size and b.size):

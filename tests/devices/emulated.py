@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gradkit._arrays import Framework, register
+from gradkit._arrays import NOTHING, Framework, register
 from gradkit._arrays.cupy import CuPy
 from gradkit._backend import Borrowed
 from gradkit._cuda import CudaBackend
@@ -93,6 +93,15 @@ class Idle(Emulated):
 
     returns_views = True
     disjoint = CuPy.disjoint
+
+    def ready(self, arrays: Iterable[Any]) -> Any:
+        """Return the backend of arrays that lie on one device, which is always current."""
+        backends = {array.backend for array in arrays if array is not None}
+        return backends.pop() if len(backends) == 1 else None
+
+    def on_stream(self, like: Any) -> AbstractContextManager[Any]:  # noqa: ARG002
+        """Return what changes nothing: every device is current."""
+        return NOTHING
 
     def columns(self, arrays: Sequence[Any]) -> Borrowed:
         """Return what lists need of arrays, as for CuPy's."""

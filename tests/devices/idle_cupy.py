@@ -28,7 +28,7 @@ class IdleCupyDevice(CupyDevice):
     def __init__(self, number: int) -> None:
         import cupy
 
-        self.xp, self.number = cupy, number
+        self.xp, self.number, self.empty = cupy, number, cupy.ndarray
         self.multiprocessors, self.max_shared_memory = 132, 227 * 1024
         self.launch_errors = (RuntimeError,)
 
@@ -73,7 +73,7 @@ def idle_cupy() -> Iterator[Callable[[npt.NDArray[Any]], Any]]:
         mock.patch.object(cupy.cuda, "get_current_stream", new=current_stream),
         mock.patch.object(cupy.cuda.runtime, "getDevice", new=current_device),
         mock.patch.object(_cuda, "CupyDevice", IdleCupyDevice),
-        mock.patch.object(_cuda, "_backends", {}),
+        mock.patch.object(_cuda, "backends", {}),
         cupy.cuda.using_allocator(allocate),
     ):
         yield _as_cupy

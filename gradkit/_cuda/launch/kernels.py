@@ -3,11 +3,9 @@
 import re
 import threading
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
-
-import numpy as np
+from typing import Any, TypeAlias
 
 from gradkit._backend import Array
 from gradkit._cuda.launch.device import Device, Kernel
@@ -23,8 +21,6 @@ Macros: TypeAlias = dict[str, str | int]
 # What an operation may need: a kernel file, and the macros that it is compiled with.
 Combination: TypeAlias = tuple[str, Macros]
 
-_NULL = np.uint64(0)  # CuPy up to 13 does not pass None as null: github.com/cupy/cupy/issues/9046
-
 _kernels: dict[tuple[Any, ...], "LoadedKernel"] = {}
 _locks: dict[tuple[Any, ...], threading.Lock] = {}  # one for each key, held while it is compiled
 _allowing = threading.Lock()
@@ -36,8 +32,8 @@ class LoadedKernel:
     def __init__(self, device: Device, name: str, function: Kernel):
         self.device = device  # keeps the device alive: the cache's key has its id
         self.name = name
-        self._function = function
-        self._allowed = 0  # bytes of dynamic shared memory that a launch may have
+        self.function = function
+        self.allowed = 0  # bytes of dynamic shared memory that a launch may have
 
     def __call__(
         self,
@@ -46,55 +42,65 @@ class LoadedKernel:
         args: Sequence[Any],
         shared_mem: int = 0,
     ) -> None:
-        """Launch on the current stream, as ``device.Kernel`` does."""
-        arguments = list(args)
-        for k, argument in enumerate(args):  # without a frame of its own
-            if argument is None:
-                arguments[k] = _NULL
-        try:
-            if shared_mem > self._allowed:
-                self._allow(shared_mem)
-            self._function(grid, block, arguments, shared_mem=shared_mem)
-        except self.device.launch_errors as error:
-            raise self._refused(f"a grid of {grid} blocks of {block}", shared_mem, error) from error
+        """Launch once on the current stream, as ``device.Kernel`` does."""
+        Launch(self, grid, block, shared_mem)(*args)
 
     def resident(self, threads: int, shared_mem: int = 0) -> int:
         """How many blocks a multiprocessor holds at once, as the compiler has made the kernel."""
         try:
-            self._allow(shared_mem)
-            return max(1, self.device.resident(self._function, threads, shared_mem))
+            self.allow(shared_mem)
+            return max(1, self.device.resident(self.function, threads, shared_mem))
         except self.device.launch_errors as error:
-            raise self._refused(f"blocks of {threads}", shared_mem, error) from error
+            raise self.refused(f"blocks of {threads}", shared_mem, error) from error
 
-    def _refused(self, what: str, shared_mem: int, error: Exception) -> KernelLaunchError:
+    def refused(self, what: str, shared_mem: int, error: Exception) -> KernelLaunchError:
+        """What a failed launch raises."""
         return KernelLaunchError(
             f"the device refused kernel {self.name} on {what} threads with {shared_mem} bytes of "
             f"shared memory: {error}. An earlier kernel on the device may be at fault: run with "
             "CUDA_LAUNCH_BLOCKING=1 to find it."
         )
 
-    def _allow(self, shared_mem: int) -> None:
+    def allow(self, shared_mem: int) -> None:
         """Raise the driver's limit: a block gets more than 48 KiB only on request."""
-        if shared_mem <= self._allowed:
+        if shared_mem <= self.allowed:
             return
         with _allowing:
-            if shared_mem > self._allowed:
-                self._function.max_dynamic_shared_size_bytes = shared_mem
-                self._allowed = shared_mem
+            if shared_mem > self.allowed:
+                self.function.max_dynamic_shared_size_bytes = shared_mem
+                self.allowed = shared_mem
 
 
-class Launch(NamedTuple):
+class Launch:
     """What shapes and dtypes decide of a launch: all but the arguments."""
 
-    kernel: LoadedKernel
-    grid: tuple[int, ...]
-    block: tuple[int, ...]
-    shared_mem: int = 0
+    __slots__ = ("_start", "block", "grid", "kernel", "shared_mem")
+
+    def __init__(
+        self,
+        kernel: LoadedKernel,
+        grid: tuple[int, ...],
+        block: tuple[int, ...],
+        shared_mem: int = 0,
+    ):
+        self.kernel, self.grid, self.block, self.shared_mem = kernel, grid, block, shared_mem
+        sizes = (*grid, 1, 1)[:3], (*block, 1, 1)[:3]
+        self._start = partial(kernel.function, *sizes, shared_mem=shared_mem)
 
     def __call__(self, *arguments: Any) -> None:
         """Launch with these arguments."""
-        kernel, grid, block, shared_mem = self
-        kernel(grid, block, arguments, shared_mem)
+        kernel = self.kernel
+        try:
+            if self.shared_mem > kernel.allowed:
+                kernel.allow(self.shared_mem)
+            self._start(arguments)
+        except kernel.device.launch_errors as error:
+            where = f"a grid of {self.grid} blocks of {self.block}"
+            raise kernel.refused(where, self.shared_mem, error) from error
+
+    def of(self, kernel: LoadedKernel, shared_mem: int = 0) -> "Launch":
+        """The launch of another kernel on the same grid."""
+        return Launch(kernel, self.grid, self.block, shared_mem)
 
 
 def kernel(device: Device, file: str, name: str, **macros: str | int) -> LoadedKernel:

@@ -1,0 +1,151 @@
+"""Launch CuPy's kernels with all parameters in one buffer.
+
+CuPy makes an object for each argument of a launch, which takes most of a small call's time. The
+driver also takes one buffer in which parameters lie as in a C struct, and copies it in the launch:
+into a graph too, if the stream is captured.
+"""
+
+import ctypes
+import threading
+from collections.abc import Callable, Sequence
+from functools import cache
+from struct import Struct
+from typing import Any
+
+import numpy as np
+
+_NULL = np.uint64(0)  # CuPy up to 13 does not pass None as null: github.com/cupy/cupy/issues/9046
+
+
+class PackedModule:
+    """CuPy's compiled source, whose kernels are packed."""
+
+    def __init__(self, xp: Any, number: int, module: Any):
+        self.module = module
+        self._of = xp, number
+
+    def get_function(self, name: str) -> "PackedKernel":
+        """The kernel of that name."""
+        return PackedKernel(*self._of, self.module.get_function(name))
+
+
+class _Thread(threading.local):
+    """``devices`` are the numbers of those that this thread has launched on."""
+
+    def __init__(self) -> None:
+        self.devices: set[int] = set()
+
+
+_thread = _Thread()
+
+
+class PackedKernel:
+    """A kernel of CuPy's on the device of that number.
+
+    A thread's first launch on a device is CuPy's own, which makes the device's context the
+    thread's: the driver's launch requires one.
+    """
+
+    def __init__(self, xp: Any, number: int, function: Any):
+        self.function = function
+        self._number = number
+        self._launch, self._stream = xp.cuda.driver.launchKernel, xp.cuda.get_current_stream
+        self._pointers = xp.cuda.MemoryPointer
+        self._packings: dict[tuple[type, ...], _Packing] = {}
+
+    @property
+    def max_dynamic_shared_size_bytes(self) -> int:
+        """The limit for a launch."""
+        limit: int = self.function.max_dynamic_shared_size_bytes
+        return limit
+
+    @max_dynamic_shared_size_bytes.setter
+    def max_dynamic_shared_size_bytes(self, limit: int) -> None:
+        self.function.max_dynamic_shared_size_bytes = limit
+
+    @property
+    def address(self) -> int:
+        """The driver's handle."""
+        handle: int = self.function.kernel.ptr
+        return handle
+
+    def __call__(
+        self,
+        grid: tuple[int, ...],
+        block: tuple[int, ...],
+        args: Sequence[Any],
+        shared_mem: int = 0,
+    ) -> None:
+        """Launch on the current stream; grid and block have three dimensions."""
+        packing = self._packings.get((*map(type, args),))
+        if packing is None or self._number not in _thread.devices:
+            self._launch_first(grid, block, args, shared_mem)
+            return
+        try:
+            buffer = packing.free.pop()
+        except IndexError:
+            buffer = _Buffer(packing.size)
+        packing.fill(buffer.memory, 0, *packing.values(*args))
+        stream = self._stream().ptr
+        self._launch(packing.kernel, *grid, *block, shared_mem, stream, 0, buffer.extra)
+        packing.free.append(buffer)
+
+    def _launch_first(
+        self, grid: tuple[int, ...], block: tuple[int, ...], args: Sequence[Any], shared_mem: int
+    ) -> None:
+        arguments = [_NULL if argument is None else argument for argument in args]
+        self.function(grid, block, arguments, shared_mem=shared_mem)
+        kinds = (*map(type, args),)
+        if kinds not in self._packings:
+            forms = tuple(self._form(argument) for argument in args)
+            self._packings[kinds] = _Packing(self.address, forms)
+        _thread.devices.add(self._number)
+
+    def _form(self, argument: Any) -> tuple[str, str]:
+        """An argument's format, as ``struct`` has it, and what its value is taken by."""
+        if argument is None:
+            return "Q", "0"
+        if isinstance(argument, np.generic):
+            return np.dtype(type(argument)).char, "{}"
+        if isinstance(argument, np.ndarray):  # a structure, which holds fields of 8 bytes
+            return f"0Q{argument.nbytes}s", "{}.tobytes()"
+        return "Q", "{}.ptr" if isinstance(argument, self._pointers) else "{}.data.ptr"
+
+
+class _Packing:
+    """How arguments of some types lie in a buffer.
+
+    ``free`` are buffers that no launch uses. Each takes one for itself, whatever thread it is in.
+    """
+
+    __slots__ = ("fill", "free", "kernel", "size", "values")
+
+    def __init__(self, kernel: int, forms: tuple[tuple[str, str], ...]):
+        layout = Struct("".join(form for form, _ in forms))
+        self.kernel, self.fill, self.size = kernel, layout.pack_into, layout.size
+        self.values = _values(tuple(value for _, value in forms))
+        self.free: list[_Buffer] = []
+
+
+@cache
+def _values(forms: tuple[str, ...]) -> Callable[..., tuple[Any, ...]]:
+    """What makes a tuple of arguments' values: generated, because a loop takes twice as long."""
+    names = [f"a{k}" for k in range(len(forms))]
+    each = "".join(f"{form.format(name)}, " for name, form in zip(names, forms, strict=True))
+    made: Callable[..., tuple[Any, ...]] = eval(f"lambda {', '.join(names)}: ({each})")
+    return made
+
+
+class _Buffer:
+    """Memory for a launch's parameters, and the address of what tells the driver of it."""
+
+    __slots__ = ("_kept", "extra", "memory")
+
+    def __init__(self, size: int):
+        self.memory = ctypes.create_string_buffer(size)
+        length = ctypes.c_size_t(size)
+        # CU_LAUNCH_PARAM_BUFFER_POINTER, _BUFFER_SIZE and _END, with the addresses of both.
+        entries = 1, ctypes.addressof(self.memory), 2, ctypes.addressof(length), 0
+        table = (ctypes.c_void_p * len(entries))(*entries)
+        self._kept = length, table
+        self.extra = ctypes.addressof(table)

@@ -1,0 +1,142 @@
+"""Launches whose parameters lie in one buffer, on a stand-in for CuPy's driver."""
+
+import ctypes
+import struct
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from gradkit._cuda.launch.packing import PackedModule
+
+pytestmark = pytest.mark.cuda
+
+ONE = (1, 1, 1)
+GRID, BLOCK = (3, 1, 1), (32, 4, 1)
+
+
+class Pointer(SimpleNamespace):
+    """Memory without a shape, as CuPy's allocators give it."""
+
+
+def array(address):
+    return SimpleNamespace(data=SimpleNamespace(ptr=address))
+
+
+class Driver:
+    """Keeps what each launch was given: CuPy's own arguments, or the packed bytes."""
+
+    def __init__(self):
+        self.own, self.packed, self.during = [], [], lambda: None
+        self.kernel = SimpleNamespace(ptr=77)  # a compiled function's
+        self.max_dynamic_shared_size_bytes = 0
+        cuda = SimpleNamespace(driver=self, MemoryPointer=Pointer)
+        cuda.get_current_stream = lambda: SimpleNamespace(ptr=5)
+        self.module = PackedModule(SimpleNamespace(cuda=cuda), 0, self)
+
+    def get_function(self, name):
+        assert name == "k"
+        return self
+
+    def __call__(self, grid, block, args, shared_mem=0):
+        self.own.append((grid, block, [*args], shared_mem))
+
+    def launchKernel(self, *given):  # noqa: N802 - CuPy's name
+        address, size, end = (
+            ctypes.c_void_p.from_address(given[-1] + 8 * k).value for k in (1, 3, 4)
+        )
+        self.during()
+        length = ctypes.c_size_t.from_address(size).value
+        assert end is None
+        self.packed.append((given[:-1], ctypes.string_at(address, length)))
+
+
+@pytest.fixture
+def driver():
+    return Driver()
+
+
+@pytest.fixture
+def kernel(driver):
+    made = driver.module.get_function("k")
+    made(ONE, ONE, (), 0)  # the thread's first launch
+    del driver.own[:]
+    return made
+
+
+def test_parameters_lie_as_in_a_struct(driver, kernel):
+    table = np.frombuffer(b"12345678abcdefgh", "V16").reshape(())
+    scalars = np.int32(-3), np.float64(0.1), np.uint32(7), np.int64(-(1 << 40))
+    args = np.uint32(9), table, array(1 << 47), None, Pointer(ptr=64), *scalars, np.float32(0.5)
+    for _ in range(3):
+        kernel(GRID, BLOCK, args, 128)
+    numbers = 1 << 47, 0, 64, -3, 0.1, 7, -(1 << 40), 0.5
+    content = struct.pack("@I4x16s3Qi4xdI4xqf", 9, b"12345678abcdefgh", *numbers)
+    assert driver.packed == [((77, *GRID, *BLOCK, 128, 5, 0), content)] * 2
+    assert len(driver.own) == 1
+
+
+def test_cupy_gets_null_pointers_as_numbers(driver, kernel):
+    """Some of its releases pass garbage for None."""
+    kernel(GRID, BLOCK, (None, np.int64(3)), 64)
+    [(grid, block, passed, shared)] = driver.own
+    assert (grid, block, shared) == (GRID, BLOCK, 64)
+    assert passed == [0, 3]
+    assert all(isinstance(value, np.generic) and value.nbytes == 8 for value in passed)
+
+
+def test_other_types_are_packed_in_another_way(driver, kernel):
+    for _ in range(2):
+        for argument in (None, array(64), Pointer(ptr=32), np.int32(5)):
+            kernel(ONE, ONE, (argument,))
+    assert len(driver.own) == 4
+    sent = [content for _, content in driver.packed]
+    assert sent == [struct.pack(*each) for each in (("Q", 0), ("Q", 64), ("Q", 32), ("i", 5))]
+
+
+def test_a_threads_first_launch_is_cupys_own(driver, kernel):
+    """Only that makes a context current in a thread that has not touched the device."""
+    kernel(ONE, ONE, (np.int32(1),))
+    for known in range(1, 4):
+        thread = threading.Thread(target=kernel, args=(ONE, ONE, (np.int32(known),)))
+        thread.start()
+        thread.join()
+        assert (len(driver.own), driver.packed) == (known + 1, [])
+    kernel(ONE, ONE, (np.int32(1),))
+    assert len(driver.packed) == 1
+
+
+def test_a_launch_during_another_has_a_buffer_of_its_own(driver, kernel):
+    """The driver reads the buffer while other threads run."""
+
+    def launch_once():
+        driver.during = lambda: None
+        kernel(ONE, ONE, (np.int32(2),))
+
+    kernel(ONE, ONE, (np.int32(0),))
+    driver.during = launch_once
+    kernel(ONE, ONE, (np.int32(1),))
+    assert [content for _, content in driver.packed] == [struct.pack("i", n) for n in (2, 1)]
+    driver.during = lambda: None
+    kernel(ONE, ONE, (np.int32(3),))
+    assert driver.packed[-1][1] == struct.pack("i", 3)
+
+
+def test_a_refused_launch_leaves_the_next_ones_alone(driver, kernel):
+    def refuse():
+        driver.during = lambda: None
+        raise KeyError
+
+    kernel(ONE, ONE, (np.int32(0),))
+    driver.during = refuse
+    with pytest.raises(KeyError):
+        kernel(ONE, ONE, (np.int32(1),))
+    kernel(ONE, ONE, (np.int32(2),))
+    assert [content for _, content in driver.packed] == [struct.pack("i", 2)]
+
+
+def test_limits_and_handles_are_the_functions(driver, kernel):
+    kernel.max_dynamic_shared_size_bytes = 100_000
+    assert driver.max_dynamic_shared_size_bytes == kernel.max_dynamic_shared_size_bytes == 100_000
+    assert kernel.address == 77
