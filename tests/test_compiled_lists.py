@@ -139,6 +139,24 @@ def test_products_are_rounded_to_16_bits_once(name):
         assert float(grad[0]) == sign * (1 + (away > 0) * 2.0 ** (1 - places))
 
 
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+@pytest.mark.parametrize("instructions", compiled.instruction_sets())
+def test_each_16_bit_number_is_converted_as_by_the_reference(name, instructions):
+    """All numbers but the first, so that none is aligned and a vector's rest is left at the end."""
+    compiled.use_instruction_set(instructions)
+    numbers = np.arange(1 << 16, dtype=np.uint16)[1:].view(DTYPES[name])
+    least = {"float16": 2.0**-24, "bfloat16": 2.0**-133}[name]
+    for factor in (1.0, 1 / 3, 1 + 2.0**-9, -(2.0**40), least, 1.5 * least, 0.0, INF, np.nan):
+        found = gradkit.scale_grads(numbers.copy(), factor).astype(np.float32)
+        with gradkit.use_cpu_backend("numpy"):
+            expected = gradkit.scale_grads(numbers.copy(), factor).astype(np.float32)
+        np.testing.assert_array_equal(found, expected)
+        is_number = ~np.isnan(found)
+        np.testing.assert_array_equal(np.signbit(found[is_number]), np.signbit(expected[is_number]))
+    wide = gradkit.accumulate_grads(np.zeros(numbers.shape, np.float32), numbers)
+    np.testing.assert_array_equal(wide, numbers.astype(np.float32))
+
+
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("order", [1, 2])
 def test_sums_keep_what_a_running_total_would_lose(name, order):

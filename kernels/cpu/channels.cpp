@@ -7,9 +7,6 @@
 
 #include "sums.h"
 
-// Loops whose arrays may be one array, element by element, and do not overlap otherwise.
-#define INDEPENDENT _Pragma("GCC ivdep")
-
 namespace ISA {
 
 // Calls visit(address, stride, count, which) for each run of elements that one stride leads through.
@@ -43,9 +40,7 @@ template <typename T, typename A> void load_all(
     for_each_run(data, axes, from, count, [=](char* at, i64 stride, i64 run, i64 done) {
         A* own = to + done;
         if (stride == sizeof(T)) {
-            const Element<T>* source = reinterpret_cast<Element<T>*>(at);
-            INDEPENDENT
-            for (i64 j = 0; j < run; ++j) own[j] = widen(source[j].value);
+            widen_run(reinterpret_cast<Element<T>*>(at), run, reinterpret_cast<Element<A>*>(own));
         } else {
             for (i64 j = 0; j < run; ++j)
                 own[j] = widen(reinterpret_cast<Element<T>*>(at + j * stride)->value);
@@ -59,9 +54,7 @@ template <typename T, typename A> void store_all(
     for_each_run(data, axes, from, count, [=](char* at, i64 stride, i64 run, i64 done) {
         const A* own = values + done;
         if (stride == sizeof(T)) {
-            Element<T>* target = reinterpret_cast<Element<T>*>(at);
-            INDEPENDENT
-            for (i64 j = 0; j < run; ++j) narrow(own[j], target[j].value);
+            narrow_run(own, run, reinterpret_cast<Element<T>*>(at));
         } else {
             for (i64 j = 0; j < run; ++j)
                 narrow(own[j], reinterpret_cast<Element<T>*>(at + j * stride)->value);

@@ -88,8 +88,9 @@ template <int ORDER> void add_each(const float* x, i64 count, ExactSum& sum) {
 }
 
 template <typename T> INLINE void widen_all(const void* data, i64 from, i64 count, float* to) {
-    const Element<T>* source = static_cast<const Element<T>*>(data) + from;
-    for (i64 j = 0; j < count; ++j) to[j] = widen(source[j].value);
+    widen_run(
+        static_cast<const Element<T>*>(data) + from, count, reinterpret_cast<Element<float>*>(to)
+    );
 }
 
 template <int ORDER> void add_widened(float* x, i64 count, ExactSum& sum) {

@@ -11,6 +11,10 @@
 #include "arrays.h"
 
 #define INLINE inline __attribute__((always_inline))
+// For lambdas.
+#define INLINED __attribute__((always_inline))
+// Loops whose arrays may be one array, element by element, and do not overlap otherwise.
+#define INDEPENDENT _Pragma("GCC ivdep")
 
 namespace ISA {
 
@@ -68,20 +72,129 @@ INLINE void narrow(float x, f16& to) {
     to.bits = static_cast<uint16_t>((size < (143u << 23) ? finite : beyond) | (all >> 16 & 0x8000));
 }
 
-// Float64 to float32, where what is not exact has an odd last bit: rounded again, to a narrower
-// dtype, it is what one rounding gives.
+// Float64 to float32, with an odd last bit if it is not exact: rounded again, to float16, it is what
+// one rounding gives. Subnormal numbers of float32 are 0 there.
 INLINE float narrow_to_odd(double x) {
-    const float nearest = static_cast<float>(x);
-    if (!(nearest != x) || x != x) return nearest;
-    uint32_t bits = bits_of<uint32_t>(nearest);
-    const double size = x < 0 ? -x : x, found = nearest < 0 ? -nearest : nearest;
-    if (found > size) --bits;
-    return bits_of<float>(bits | 1);
+    const uint64_t bits = bits_of<uint64_t>(x), dropped = (uint64_t{1} << 29) - 1;
+    const uint64_t odd = (bits & dropped) != 0 ? dropped + 1 : 0;
+    return static_cast<float>(bits_of<double>((bits & ~dropped) | odd));
+}
+
+// Float64 rounded to the numbers of bfloat16.
+INLINE float round_to_bf16(double x) {
+    constexpr int DROPPED = 45;
+    constexpr uint64_t HALF = uint64_t{1} << (DROPPED - 1), SIGN = uint64_t{1} << 63;
+    // Added to a number below the least normal one, it leaves no places below those of bfloat16.
+    constexpr double ROUNDER = 0x1.8p-81;
+    const uint64_t bits = bits_of<uint64_t>(x);
+    const uint64_t rounded = (bits + (HALF - 1) + (bits >> DROPPED & 1)) & ~(2 * HALF - 1);
+    const double small = (x + ROUNDER) - ROUNDER, normal = x != x ? x : bits_of<double>(rounded);
+    const uint64_t signed_small = bits_of<uint64_t>(small) | (bits & SIGN);
+    const bool is_small = bits_of<double>(bits & ~SIGN) < 0x1p-126;
+    return static_cast<float>(is_small ? bits_of<double>(signed_small) : normal);
 }
 
 INLINE void narrow(double x, float& to) { to = static_cast<float>(x); }
-INLINE void narrow(double x, bf16& to) { narrow(narrow_to_odd(x), to); }
+INLINE void narrow(double x, bf16& to) {
+    to.bits = static_cast<uint16_t>(bits_of<uint32_t>(round_to_bf16(x)) >> 16);
+}
 INLINE void narrow(double x, f16& to) { narrow(narrow_to_odd(x), to); }
+
+// GCC converts float16 by the processor's instruction only if told to. The bits are those of `widen`
+// and `narrow`, but for a NaN's payload; subnormal numbers stay whatever the caller flushes.
+#if defined(__F16C__) && !defined(__clang__)
+#define CONVERTS_F16 1
+typedef short EightHalves __attribute__((vector_size(16)));
+typedef float EightFloats __attribute__((vector_size(32)));
+#else
+#define CONVERTS_F16 0
+#endif
+
+template <typename T> constexpr bool IS_CONVERTED = false;
+template <> constexpr bool IS_CONVERTED<f16> = CONVERTS_F16;
+// Elements that are converted at a time.
+constexpr i64 CONVERTED = 1024;
+
+// Elements that lie side by side, in the dtype of the computation.
+template <typename T, typename A> INLINE void widen_run(
+    const Element<T>* from, i64 count, Element<A>* to
+) {
+    i64 j = 0;
+#if CONVERTS_F16
+    if constexpr (IS_CONVERTED<T> && sizeof(A) == sizeof(float))
+        for (; j + 8 <= count; j += 8) {
+            EightHalves halves;
+            __builtin_memcpy(&halves, from + j, sizeof halves);
+            const EightFloats floats = __builtin_ia32_vcvtph2ps256(halves);
+            __builtin_memcpy(to + j, &floats, sizeof floats);
+        }
+#endif
+    INDEPENDENT
+    for (; j < count; ++j) to[j].value = widen(from[j].value);
+}
+
+// Numbers as elements that lie side by side.
+template <typename T, typename A> INLINE void narrow_run(
+    const A* from, i64 count, Element<T>* to
+) {
+    i64 j = 0;
+#if CONVERTS_F16
+    if constexpr (IS_CONVERTED<T> && sizeof(A) == sizeof(float))
+        for (; j + 8 <= count; j += 8) {
+            EightFloats floats;
+            __builtin_memcpy(&floats, from + j, sizeof floats);
+            const EightHalves halves = __builtin_ia32_vcvtps2ph256(floats, 0);
+            __builtin_memcpy(to + j, &halves, sizeof halves);
+        }
+#endif
+    INDEPENDENT
+    for (; j < count; ++j) narrow(from[j], to[j].value);
+}
+
+INLINE float for_f16(float x) { return x; }
+INLINE float for_f16(double x) { return narrow_to_odd(x); }
+
+// Writes value(j) to elements that lie side by side.
+template <typename T, typename F> INLINE void write_run(i64 count, Element<T>* to, F value) {
+    if constexpr (IS_CONVERTED<T>) {
+        float block[CONVERTED];
+        for (i64 at = 0; at < count; at += CONVERTED) {
+            const i64 length = at + CONVERTED < count ? CONVERTED : count - at;
+            INDEPENDENT
+            for (i64 j = 0; j < length; ++j) block[j] = for_f16(value(at + j));
+            narrow_run(block, length, to + at);
+        }
+    } else {
+        INDEPENDENT
+        for (i64 j = 0; j < count; ++j) narrow(value(j), to[j].value);
+    }
+}
+
+// Calls visit(from, count) for parts of a run that `Widened` can hold.
+template <typename T, typename F> INLINE void for_blocks(i64 count, F visit) {
+    const i64 step = IS_CONVERTED<T> ? CONVERTED : count;
+    for (i64 from = 0; from < count; from += step)
+        visit(from, from + step < count ? step : count - from);
+}
+
+// Elements that lie side by side, as numbers; at most a block of what is converted beforehand.
+template <typename T, bool = IS_CONVERTED<T>> class Widened {
+public:
+    INLINE Widened(const Element<T>* from, i64) : from_(from) {}
+    INLINE auto operator[](i64 j) const { return widen(from_[j].value); }
+
+private:
+    const Element<T>* from_;
+};
+
+template <typename T> class Widened<T, true> {
+public:
+    INLINE Widened(const Element<T>* from, i64 count) { widen_run(from, count, held_); }
+    INLINE float operator[](i64 j) const { return held_[j].value; }
+
+private:
+    Element<float> held_[CONVERTED];
+};
 
 // Whether a row can be read where it lies.
 INLINE bool has_no_gaps(const Axes& columns, i64 itemsize) {

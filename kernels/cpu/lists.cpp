@@ -14,9 +14,6 @@
 
 #include "powers.h"
 
-// Loops whose arrays may be one array, element by element, and do not overlap otherwise.
-#define INDEPENDENT _Pragma("GCC ivdep")
-
 namespace ISA {
 
 constexpr int LANES = 32;
@@ -25,10 +22,10 @@ constexpr double INFINITE = __builtin_inf(), LARGEST = 0x1.fffffffffffffp1023;
 template <typename T> INLINE double wide(T x) { return static_cast<double>(widen(x)); }
 
 // The square of what is narrower than float64 is exact, so that to fuse it changes no bit.
-template <typename T> INLINE double add_square(double sum, T x) {
-    const double value = wide(x);
+template <typename A> INLINE double add_square(double sum, A x) {
+    const double value = x;
 #ifdef __FMA__
-    if (sizeof(T) < 8) return __builtin_fma(value, value, sum);
+    if (sizeof(A) < 8) return __builtin_fma(value, value, sum);
 #endif
     return sum + value * value;
 }
@@ -44,14 +41,17 @@ INLINE void add_exactly(double& hi, double& lo, double x) {
 // from them is kept: those of float64, whose terms are rounded, one.
 template <typename T, typename F> INLINE Part sum_over(const Element<T>* x, i64 count, F add) {
     constexpr i64 RUN = (sizeof(T) == 8 ? 1 : 32) * LANES;
+    static_assert(!IS_CONVERTED<T> || RUN <= CONVERTED, "one block a run");
     double hi[LANES] = {}, lo[LANES] = {};
     for (i64 at = 0; at < count;) {
-        const i64 stop = at + RUN < count ? at + RUN : count;
+        const i64 length = at + RUN < count ? RUN : count - at;
+        const Widened<T> source(x + at, length);
         double run[LANES] = {};
-        for (; at + LANES <= stop; at += LANES)
-            for (int l = 0; l < LANES; ++l) run[l] = add(run[l], x[at + l].value);
-        for (int l = 0; l < static_cast<int>(stop - at); ++l) run[l] = add(run[l], x[at + l].value);
-        at = stop;
+        i64 j = 0;
+        for (; j + LANES <= length; j += LANES)
+            for (int l = 0; l < LANES; ++l) run[l] = add(run[l], source[j + l]);
+        for (int l = 0; l < static_cast<int>(length - j); ++l) run[l] = add(run[l], source[j + l]);
+        at += length;
         for (int l = 0; l < LANES; ++l) add_exactly(hi[l], lo[l], run[l]);
     }
 #pragma GCC unroll 5
@@ -95,15 +95,15 @@ template <typename T> Part relative_part(const Element<T>* x, i64 count, double 
     }
     Part part;
     if (p == 1)
-        part = sum_over(x, count, [=](double sum, T v) { return sum + size_of(wide(v)) / scale; });
+        part = sum_over(x, count, [=](double sum, double v) { return sum + size_of(v) / scale; });
     else if (p == 2)
-        part = sum_over(x, count, [=](double sum, T v) {
-            const double ratio = wide(v) / scale;
+        part = sum_over(x, count, [=](double sum, double v) {
+            const double ratio = v / scale;
             return sum + ratio * ratio;
         });
     else
-        part = sum_over(x, count, [=](double sum, T v) {
-            return sum + power_of_ratio(size_of(wide(v)), scale, p);
+        part = sum_over(x, count, [=](double sum, double v) {
+            return sum + power_of_ratio(size_of(v), scale, p);
         });
     part.scale = scale;
     return part;
@@ -116,68 +116,71 @@ template <typename T> Part part_of(const void* from, i64 count, double p) {
         return {largest, 0, largest == 0 ? 0.0 : 1.0};
     }
     if (p == 1) {
-        const Part part = sum_over(x, count, [](double sum, T v) { return sum + size_of(wide(v)); });
+        const Part part = sum_over(x, count, [](double sum, double v) { return sum + size_of(v); });
         if (sizeof(T) < 8 || part.hi < 0x1p960) return part;
     } else if (p == 2) {
-        const Part part = sum_over(x, count, [](double sum, T v) { return add_square(sum, v); });
+        const Part part = sum_over(x, count, [](double sum, auto v) { return add_square(sum, v); });
         // Neither has a square overflowed, nor lost digits that count.
         if (sizeof(T) < 8 || (part.hi > 0x1p-660 && part.hi < 0x1p960)) return part;
     }
     return relative_part(x, count, p);
 }
 
+// Writes value(x[j], j) to y[j], of numbers in the dtype of the computation.
+template <typename T, typename F> INLINE void map(
+    const void* from, void* to, i64 count, F value
+) {
+    for_blocks<T>(count, [=](i64 at, i64 length) INLINED {
+        const Widened<T> x(static_cast<const Element<T>*>(from) + at, length);
+        write_run(length, static_cast<Element<T>*>(to) + at, [&](i64 j) INLINED {
+            return value(x[j], at + j);
+        });
+    });
+}
+
 template <typename T> void scale_all(const void* from, void* to, i64 count, double factor) {
-    const Element<T>* x = static_cast<const Element<T>*>(from);
-    Element<T>* y = static_cast<Element<T>*>(to);
-    INDEPENDENT
-    for (i64 j = 0; j < count; ++j) narrow(wide(x[j].value) * factor, y[j].value);
+    map<T>(from, to, count, [=](double x, i64) INLINED { return x * factor; });
 }
 
 template <typename T> void scale_each(
     const void* from, void* to, i64 count, const double* factors
 ) {
-    const Element<T>* x = static_cast<const Element<T>*>(from);
-    Element<T>* y = static_cast<Element<T>*>(to);
-    INDEPENDENT
-    for (i64 j = 0; j < count; ++j)
-        narrow(factors[j] < 0 ? 0 : wide(x[j].value) * factors[j], y[j].value);
+    map<T>(from, to, count, [=](double x, i64 j) INLINED {
+        return factors[j] < 0 ? 0 : x * factors[j];
+    });
 }
 
 template <typename T> void clamp(const void* from, void* to, i64 count, double limit) {
-    const Element<T>* x = static_cast<const Element<T>*>(from);
-    Element<T>* y = static_cast<Element<T>*>(to);
     T rounded;
     narrow(limit, rounded);
     const auto high = widen(rounded);
-    INDEPENDENT
-    for (i64 j = 0; j < count; ++j) {
-        const auto value = widen(x[j].value);
-        narrow(value > high ? high : value < -high ? -high : value, y[j].value);
-    }
+    map<T>(from, to, count, [=](auto x, i64) INLINED {
+        return x > high ? high : x < -high ? -high : x;
+    });
 }
 
 template <typename T> void add(const void* from, void* to, i64 count) {
-    const Element<T>* x = static_cast<const Element<T>*>(from);
-    Element<T>* y = static_cast<Element<T>*>(to);
-    INDEPENDENT
-    for (i64 j = 0; j < count; ++j) narrow(widen(y[j].value) + widen(x[j].value), y[j].value);
+    for_blocks<T>(count, [=](i64 at, i64 length) INLINED {
+        const Widened<T> x(static_cast<const Element<T>*>(from) + at, length);
+        Element<T>* target = static_cast<Element<T>*>(to) + at;
+        const Widened<T> y(target, length);
+        write_run(length, target, [&](i64 j) INLINED { return y[j] + x[j]; });
+    });
 }
 
 template <typename T> void terms_of(const void* from, double* terms, i64 count, double scale) {
-    const Element<T>* x = static_cast<const Element<T>*>(from);
-    for (i64 j = 0; j < count; ++j) terms[j] = wide(x[j].value) * scale;
+    for_blocks<T>(count, [=](i64 at, i64 length) INLINED {
+        const Widened<T> x(static_cast<const Element<T>*>(from) + at, length);
+        for (i64 j = 0; j < length; ++j) terms[at + j] = x[j] * scale;
+    });
 }
 
 template <typename T> void add_terms(const double* terms, void* to, i64 count) {
-    Element<T>* y = static_cast<Element<T>*>(to);
-    INDEPENDENT
-    for (i64 j = 0; j < count; ++j) narrow(wide(y[j].value) + terms[j], y[j].value);
+    map<T>(to, to, count, [=](double y, i64 j) INLINED { return y + terms[j]; });
 }
 
 template <typename T> void store_terms(const double* terms, void* to, i64 count) {
-    Element<T>* y = static_cast<Element<T>*>(to);
-    INDEPENDENT
-    for (i64 j = 0; j < count; ++j) narrow(terms[j], y[j].value);
+    write_run(count, static_cast<Element<T>*>(to), [=](i64 j) INLINED { return terms[j]; });
 }
 
 // Knuth's two-sum, in which the sum is rounded to T.

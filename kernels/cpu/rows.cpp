@@ -14,11 +14,6 @@
 
 #include "sums.h"
 
-// Loops whose arrays may be one array, element by element, and do not overlap otherwise.
-#define INDEPENDENT _Pragma("GCC ivdep")
-// For lambdas.
-#define INLINED __attribute__((always_inline))
-
 namespace ISA {
 
 // Columns of a row of dtype T in the dtype of the computation.
@@ -26,9 +21,7 @@ template <typename T, typename A> void widen_all(
     char* data, const Axes& axes, i64 from, i64 count, Element<A>* to
 ) {
     if (has_no_gaps(axes, sizeof(T))) {
-        const Element<T>* source = reinterpret_cast<Element<T>*>(data) + from;
-        INDEPENDENT
-        for (i64 j = 0; j < count; ++j) to[j].value = widen(source[j].value);
+        widen_run(reinterpret_cast<Element<T>*>(data) + from, count, to);
     } else {
         for_each(data, axes, from, count, [=](char* source, i64 j) {
             to[j].value = widen(reinterpret_cast<Element<T>*>(source)->value);
@@ -41,9 +34,7 @@ template <typename T, typename F> INLINE void narrow_all(
     char* data, const Axes& axes, i64 from, i64 count, F value
 ) {
     if (has_no_gaps(axes, sizeof(T))) {
-        Element<T>* to = reinterpret_cast<Element<T>*>(data) + from;
-        INDEPENDENT
-        for (i64 j = 0; j < count; ++j) narrow(value(j), to[j].value);
+        write_run(count, reinterpret_cast<Element<T>*>(data) + from, value);
     } else {
         for_each(data, axes, from, count, [=](char* to, i64 j) INLINED {
             narrow(value(j), reinterpret_cast<Element<T>*>(to)->value);
