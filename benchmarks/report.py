@@ -225,8 +225,9 @@ def _conditions(run: Run) -> str:
             f"{gpu['clocks']} before the run; host {machine['cpu']}, {machine['cores']} cores",
         )
     parts.append(", ".join(f"{name} {version}" for name, version in versions.items()))
+    caches = ", ".join(f"{name} {size}" for name, size in machine["caches"].items())
     return (
-        f"{'; '.join(parts)}. Caches {machine['caches']}. Load average {load[0]:.2f} at the start "
+        f"{'; '.join(parts)}. Caches {caches}. Load average {load[0]:.2f} at the start "
         f"and {load[-1]:.2f} at the end. Made by `{run['command']}`."
     )
 

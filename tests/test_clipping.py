@@ -168,13 +168,15 @@ def test_norm_known_exactly(backend, grads, order, expected):
 @pytest.mark.parametrize("order", [1, 2, 3])
 def test_squares_near_the_edges_of_float64_in_a_long_list(backend, order, power):
     """So many that sums overflow where single powers do not, and such that lose digits alike."""
-    host = 1.95 + draw_.values(20_000, "float64", power + 2000) % 0.05
-    assert_norm(
-        backend,
-        norm_of(backend, backend.asarray(host * 2.0**power), order),
-        [host * 2.0**power],
-        order,
-    )
+    host = (1.95 + draw_.values(20_000, "float64", power + 2000) % 0.05) * 2.0**power
+    assert_norm(backend, norm_of(backend, backend.asarray(host), order), [host], order)
+
+
+@pytest.mark.parametrize("power", [504, -520])
+def test_squares_in_a_long_list_are_scaled_in_time(backend, power):
+    """Those of the test above that a bound a little too far out gets wrong."""
+    host = np.linspace(1.95, 2, 20_000) * 2.0**power
+    assert_norm(backend, norm_of(backend, backend.asarray(host), 2), [host], 2)
 
 
 @pytest.mark.sampled(3)

@@ -43,15 +43,17 @@ SEARCHES = {
 }
 LOOKS = PAGES | {"search": "search.html?q=gradient+clipping"}
 # A page in a frame as wide as a screen, since Chromium's windows have a least width. The title says
-# by how much the page, or what it says, is wider; code, formulas and tables scroll by themselves.
-# It then names the pictures that are missing.
+# by how much the page, or what it says, is wider; code and formulas scroll by themselves, tables on
+# a phone. It then names the pictures that are missing.
 FRAME = """<!DOCTYPE html><title>not loaded</title><style>body {{ margin: 0 }}</style>
 <iframe src="/{path}" width="{width}" height="1400" style="border: 0" onload="
 const page = this.contentDocument;
 const texts = [...page.querySelectorAll('article :is(p, dt, dd, td, h1, h2)')].filter(
     text => !text.closest('pre, .math, .pst-scrollable-table-container'));
 const edges = texts.map(text => text.getBoundingClientRect().right);
-const widest = Math.max(page.documentElement.scrollWidth, ...edges);
+const tables = [...page.querySelectorAll('.pst-scrollable-table-container')].map(
+    table => {width} < 1000 ? 0 : {width} + table.scrollWidth - table.clientWidth);
+const widest = Math.max(page.documentElement.scrollWidth, ...edges, ...tables);
 const missing = [...page.images].filter(image => image.complete && !image.naturalWidth);
 document.title = 'wider by ' + Math.floor(widest - {width}) + '; ' + missing.map(i => i.src);
 "></iframe>"""
@@ -153,10 +155,11 @@ def test_a_page_fits_the_screen(address, tmp_path, page, theme, width):
     assert shot.stat().st_size > 10_000
 
 
+@pytest.mark.parametrize("width", [390, 1366])
 @pytest.mark.parametrize("page", sorted(path.stem for path in SITE.glob("docs/*.html")))
-def test_every_page_fits_a_phone(address, tmp_path, page):
-    url = f"{address}/framed/390/light/docs/{page}.html"
-    assert excess(tmp_path, url, "--window-size=500,1400") <= 0
+def test_every_page_fits_a_phone_and_a_screen(address, tmp_path, page, width):
+    url = f"{address}/framed/{width}/light/docs/{page}.html"
+    assert excess(tmp_path, url, f"--window-size={max(width, 500)},1400") <= 0
 
 
 def excess(tmp_path, url, size):
@@ -173,6 +176,11 @@ def excess(tmp_path, url, size):
         ("<script>undefined_name()</script>", "ReferenceError"),
         ("<img src='/no.png'>", "no.png"),
         ("<p style='width: 1500px'>x</p>", "wider"),
+        (
+            "<div class='pst-scrollable-table-container' style='overflow: auto'>"
+            "<table style='width: 1500px'><tr><td>x</table></div>",
+            "wider",
+        ),
     ],
 )
 def test_a_fault_is_seen(address, tmp_path, monkeypatch, fault, found):

@@ -1,10 +1,12 @@
 """The built site, read as a browser reads it: `make docs` sets GRADKIT_SITE."""
 
+import ast
 import json
 import os
 import re
 import subprocess
 import sys
+import zipfile
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
@@ -159,15 +161,37 @@ def test_the_gallery_was_run():
         assert re.search(rf"_images/sphx_glr_{script.stem}_001", html), script
 
 
-def test_a_download_of_the_gallery_runs_alone(tmp_path):
-    found = {path.name: path for path in SITE.glob("_downloads/*/plot_*.py")}
-    assert found.keys() == {path.name for path in (ROOT / "docs" / "gallery").glob("plot_*.py")}
-    path = found["plot_spike_guard.py"]
+SCRIPTS = sorted(path.stem for path in (ROOT / "docs" / "gallery").glob("plot_*.py"))
+
+
+def downloaded(name):
+    """What a page of the gallery offers."""
+    (path,) = SITE.glob(f"_downloads/*/{name}")
+    return path
+
+
+def statements(code):
+    """Code without what is text: a script's docstrings."""
+    body = ast.parse(code).body
+    return [ast.dump(s) for s in body if not isinstance(getattr(s, "value", None), ast.Constant)]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_download_of_the_gallery_runs_alone(tmp_path, name):
     environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "MPLBACKEND": "Agg"}
-    command = [sys.executable, "-W", "error", path]
+    command = [sys.executable, downloaded(f"{name}.py")]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "steps clipped: [ 60 120 121 180]" in done.stdout
+    assert name != "plot_spike_guard" or "steps clipped: [ 60 120 121 180]" in done.stdout
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_notebooks_and_archives_have_the_code_of_the_script(name):
+    cells = json.loads(downloaded(f"{name}.ipynb").read_text())["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert statements("\n".join(code)) == statements(downloaded(f"{name}.py").read_text())
+    with zipfile.ZipFile(downloaded(f"{name}.zip")) as archive:
+        assert {f"{name}.py", f"{name}.ipynb"} <= {Path(each).name for each in archive.namelist()}
 
 
 def test_a_public_name_without_a_page_fails_the_build(tmp_path):

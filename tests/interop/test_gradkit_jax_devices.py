@@ -77,6 +77,20 @@ def test_batch_norm_without_parameters_over_devices(over):
     assert_close(step(x), ref)
 
 
+def test_infinities_of_two_devices_give_no_warning(over):
+    """Sums of both signs are added up on XLA's threads, on which a warning would be an error."""
+    x, dy = values(4, 3), np.ones((4, 3), np.float32)
+    dy[0, 0], dy[3, 0] = np.inf, -np.inf
+
+    def step(x, dy):
+        _, gradient = jax.vjp(lambda x: gradkit.jax.batch_norm(x, axis_name="d")[0], x)
+        return gradient(dy)[0]
+
+    dx = over(step, (OWN, OWN), OWN)(x, dy)
+    assert np.isnan(dx[:, 0]).all()
+    assert np.isfinite(dx[:, 1:]).all()
+
+
 @pytest.mark.parametrize("name", ["layer_norm", "invertible_layer_norm", "rms_norm"])
 def test_parameters_that_all_devices_share(over, name):
     norm = getattr(gradkit.jax, name)

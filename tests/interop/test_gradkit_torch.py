@@ -705,8 +705,11 @@ def test_statistics_may_stop_to_be_tracked():
     assert swapped.num_batches_tracked == 0
 
 
-def test_statistics_of_instance_norms_are_those_of_all_samples():
-    theirs = torch.nn.InstanceNorm2d(4, track_running_stats=True, dtype=torch.float64)
+@pytest.mark.parametrize("momentum", [0.1, 0.3, 0.0, None])
+def test_statistics_of_instance_norms_are_those_of_all_samples(momentum):
+    theirs = torch.nn.InstanceNorm2d(
+        4, momentum=momentum, track_running_stats=True, dtype=torch.float64
+    )
     swapped = ours.replace_norms(copy.deepcopy(theirs))
     for seed in (1, 2):
         x = random(3, 4, 2, 3, grad=False, seed=seed) * torch.tensor([1.0, 2, 4]).view(3, 1, 1, 1)
@@ -716,7 +719,7 @@ def test_statistics_of_instance_norms_are_those_of_all_samples():
 
 
 @pytest.mark.parametrize("affine", [False, True])
-@pytest.mark.parametrize("momentum", [0.3, None])
+@pytest.mark.parametrize("momentum", [0.3, 0.0, None])
 def test_statistics_that_move_are_torchs(momentum, affine):
     """In training and evaluation, and with no batch at all."""
     theirs = torch.nn.BatchNorm2d(4, momentum=momentum, affine=affine, dtype=torch.float64)

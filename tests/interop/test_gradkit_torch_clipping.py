@@ -294,10 +294,11 @@ def test_sums_of_dtensors(mesh):
 
 def test_dtensors_that_no_one_group_spans(mesh):
     (on_two,) = _sharded(mesh, torch.ones(2))
-    (on_one,) = _sharded(mesh["shard"], torch.ones(2))
+    on_one, on_other = (_sharded(mesh[name], torch.ones(2))[0] for name in mesh.mesh_dim_names)
     (plain,) = parameters(torch.float32)[:1]
-    with pytest.raises(ValueError, match=r"several device meshes.*the group"):
-        ours.clip_grad_norm_([on_two, on_one], 1.0)
+    for several in ([on_two, on_one], [on_one, on_other]):
+        with pytest.raises(ValueError, match=r"several device meshes.*the group"):
+            ours.clip_grad_norm_(several, 1.0)
     with pytest.raises(ValueError, match=r"some tensors are DTensors.*group"):
         ours.clip_grad_norm_([on_two, plain], 1.0)
     assert on_two.grad.to_local().eq(1).all()
