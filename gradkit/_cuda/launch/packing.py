@@ -8,13 +8,14 @@ into a graph too, if the stream is captured.
 import ctypes
 import threading
 from collections.abc import Callable, Sequence
-from functools import cache
+from operator import attrgetter
 from struct import Struct
 from typing import Any
 
 import numpy as np
 
 _NULL = np.uint64(0)  # CuPy up to 13 does not pass None as null: github.com/cupy/cupy/issues/9046
+_pointer, _address = attrgetter("ptr"), attrgetter("data.ptr")
 
 
 class PackedModule:
@@ -85,7 +86,12 @@ class PackedKernel:
             buffer = packing.free.pop()
         except IndexError:
             buffer = _Buffer(packing.size)
-        packing.fill(buffer.memory, 0, *packing.values(*args))
+        values = [*args]
+        for k in packing.arrays:
+            values[k] = args[k].data.ptr
+        for k, number_of in packing.others:
+            values[k] = number_of(args[k])
+        packing.fill(buffer.memory, 0, *values)
         stream = self._stream().ptr
         self._launch(packing.kernel, *grid, *block, shared_mem, stream, 0, buffer.extra)
         packing.free.append(buffer)
@@ -97,43 +103,36 @@ class PackedKernel:
         self.function(grid, block, arguments, shared_mem=shared_mem)
         kinds = (*map(type, args),)
         if kinds not in self._packings:
-            forms = tuple(self._form(argument) for argument in args)
-            self._packings[kinds] = _Packing(self.address, forms)
+            self._packings[kinds] = _Packing(self.address, [*map(self._form, args)])
         _thread.devices.add(self._number)
 
-    def _form(self, argument: Any) -> tuple[str, str]:
-        """An argument's format, as ``struct`` has it, and what its value is taken by."""
+    def _form(self, argument: Any) -> tuple[str, Callable[[Any], Any] | None]:
+        """An argument's format, as ``struct`` has it, and what makes that of it if it is none."""
         if argument is None:
-            return "Q", "0"
+            return "Q", bool
         if isinstance(argument, np.generic):
-            return np.dtype(type(argument)).char, "{}"
+            return np.dtype(type(argument)).char, None
         if isinstance(argument, np.ndarray):  # a structure, which holds fields of 8 bytes
-            return f"0Q{argument.nbytes}s", "{}.tobytes()"
-        return "Q", "{}.ptr" if isinstance(argument, self._pointers) else "{}.data.ptr"
+            return f"0Q{argument.nbytes}s", np.ndarray.tobytes
+        return "Q", _pointer if isinstance(argument, self._pointers) else _address
 
 
 class _Packing:
     """How arguments of some types lie in a buffer.
 
-    ``free`` are buffers that no launch uses. Each takes one for itself, whatever thread it is in.
+    ``arrays`` are the positions of arrays, ``others`` those of what else is no number. ``free`` are
+    buffers that no launch uses: each takes one for itself, whatever thread it is in.
     """
 
-    __slots__ = ("fill", "free", "kernel", "size", "values")
+    __slots__ = ("arrays", "fill", "free", "kernel", "others", "size")
 
-    def __init__(self, kernel: int, forms: tuple[tuple[str, str], ...]):
+    def __init__(self, kernel: int, forms: Sequence[tuple[str, Callable[[Any], Any] | None]]):
         layout = Struct("".join(form for form, _ in forms))
         self.kernel, self.fill, self.size = kernel, layout.pack_into, layout.size
-        self.values = _values(tuple(value for _, value in forms))
+        made = [(k, number_of) for k, (_, number_of) in enumerate(forms) if number_of]
+        self.arrays = [k for k, number_of in made if number_of is _address]
+        self.others = [each for each in made if each[1] is not _address]
         self.free: list[_Buffer] = []
-
-
-@cache
-def _values(forms: tuple[str, ...]) -> Callable[..., tuple[Any, ...]]:
-    """What makes a tuple of arguments' values: generated, because a loop takes twice as long."""
-    names = [f"a{k}" for k in range(len(forms))]
-    each = "".join(f"{form.format(name)}, " for name, form in zip(names, forms, strict=True))
-    made: Callable[..., tuple[Any, ...]] = eval(f"lambda {', '.join(names)}: ({each})")
-    return made
 
 
 class _Buffer:
