@@ -20,7 +20,7 @@ from gradkit._arrays import is_array
 from gradkit._backend import Views
 from gradkit._calls import checks
 from gradkit._calls.backend import runs
-from gradkit._calls.lists import ClipByNorm, ClipCoefficient, ClipGradValue, GradNorm, ScaleGrads
+from gradkit._calls.lists import ClipByNorm, ClipCoefficient, ClipGradValue, ScaleGrads
 from gradkit._calls.roles import Grads
 from gradkit._numpy.interrupts import Uninterrupted
 from gradkit._open import trees
@@ -29,6 +29,7 @@ from gradkit._open.clipping import (
     NonFinite,
     Rule,
     apart_from,
+    is_usual,
     opened_here,
     pair_of,
     plain_numbers,
@@ -51,6 +52,7 @@ from gradkit._ranks.norms import (
     Wanted,
     beside,
     flags_of,
+    norm_alone,
     norm_of,
     take_norm,
 )
@@ -84,8 +86,6 @@ __all__ = [
 ]
 
 _CLIP = "clip_by_norm"
-_NOTHING = {type(None)}
-_DEFAULTS = (1, "propagate", "max", True)  # of arguments that are seldom passed
 _GROUP = "pass group=, as a function of gradkit.distributed makes it"
 
 
@@ -209,6 +209,11 @@ def grad_norm(
     >>> gradkit.grad_norm(grads, norm_type=np.inf)
     array(4.)
     """
+    usual = is_usual((group, reduce, out, found_inf), replicas, nonfinite, exact)
+    if usual and per_tensor is False and plain_numbers(0.0, norm_type, 0.0, scale):
+        plain = opened_here(grads, write=False)
+        if plain is not None:
+            return norm_alone(plain, norm_type, scale)
     with NOBODY if group is None else Collective(group) as collective:
         ranks = Ranks(collective, reduce, replicas)
         if reduce is not None:
@@ -368,12 +373,9 @@ def clip_grad_norm(
     [array([0.6, 0. ]), array([0.8])]
     """
     instead = "use clip_by_global_norm, which returns new gradients"
-    if (
-        _NOTHING.issuperset(map(type, (group, reduce, out, found_inf, clip, count)))
-        and type(replicas) is int
-        and (replicas, nonfinite, eps_mode, exact is False) == _DEFAULTS
-        and plain_numbers(max_norm, norm_type, eps, scale)
-    ):
+    others = group, reduce, out, found_inf, clip, count
+    usual = is_usual(others, replicas, nonfinite, exact)
+    if usual and eps_mode == "max" and plain_numbers(max_norm, norm_type, eps, scale):
         plain = opened_here(grads, write=True, instead=instead)
         if plain is not None:
             return _clip_alone(plain, max_norm, norm_type, eps, scale)
@@ -795,10 +797,9 @@ def _counted(held: Gradients, count: Chosen) -> Gradients:
 
 def _clip_alone(held: Gradients, limit: Any, order: Any, eps: Any, scale: Any) -> Any:
     """Clip gradients of no group whose norm is wanted new, and return that."""
-    grads, backend = held.views, held.backend
-    norm: Any = backend.outputs((NORM,))[0]
-    backend.grad_norm(GradNorm(grads=grads, norm_type=order, norm=norm, scale=scale))
-    backend.clip_by_norm(
+    grads = held.views
+    norm = norm_alone(held, order, scale)
+    held.backend.clip_by_norm(
         ClipByNorm(
             grads=grads,
             norm=norm,

@@ -21,6 +21,7 @@ from gradkit.errors import NonFiniteNormError
 
 EpsMode: TypeAlias = Literal["max", "add"]
 NonFinite: TypeAlias = Literal["propagate", "raise", "zero"]
+_ABSENT = {type(None)}
 
 
 class Rule(NamedTuple):
@@ -38,6 +39,17 @@ def rule_of(norm_type: Any, eps: Any, nonfinite: str, eps_mode: str = "max") -> 
         return Rule(norm_type, eps, nonfinite)
     order, signed = checks.norm_order(norm_type), checks.signed_epsilon(eps, eps_mode)
     return Rule(order, signed, policy_of(nonfinite))
+
+
+def is_usual(others: tuple[Any, ...], replicas: Any, nonfinite: Any, exact: Any) -> bool:
+    """Whether arguments that are seldom passed have their defaults: ``None`` for all ``others``."""
+    return (
+        _ABSENT.issuperset(map(type, others))
+        and type(replicas) is int
+        and replicas == 1
+        and nonfinite == "propagate"
+        and exact is False
+    )
 
 
 def plain_numbers(limit: Any, order: Any, eps: Any, scale: Any) -> bool:

@@ -90,6 +90,14 @@ def norm_of(
         return held, norm.results()[0]
 
 
+def norm_alone(held: Gradients, order: Any, scale: Any) -> Any:
+    """The norm of gradients of no group, as a new array."""
+    backend = held.backend
+    norm: Any = backend.outputs((NORM,))[0]
+    backend.grad_norm(GradNorm(grads=held.views, norm_type=order, norm=norm, scale=scale))
+    return norm
+
+
 def flags_of(held: Gradients, found_inf: Any, shape: Shape) -> Results:
     """Where it is written whether elements are NaN or infinite."""
     refuse_write(held.framework, _FOUND_INF, "test whether grad_norm(grads, inf) is finite")
