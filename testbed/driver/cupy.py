@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib
+import importlib.util
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from testbed.nvrtc.nvrtc import library_path
 
-from .library import Driver, load
+from .library import Driver, build, build_cublas, load
 from .machine import Machine
 
 # What needs no driver, and stays CuPy's own.
@@ -53,7 +55,20 @@ def install(**options: Any) -> tuple[Driver, Machine]:
             continue
         setattr(runtime, name, _called(runtime, name) if name in replaced else _refusal(name))
     runtime.getDeviceProperties = functools.partial(_properties, runtime)
+    _load_cublas(build())
     return driver, machine
+
+
+def _load_cublas(cuda: Path) -> None:
+    """Let CuPy find a cuBLAS with all functions that it asks for by name."""
+    package: Any = importlib.util.find_spec("cupy_backends")
+    [asking] = Path(package.submodule_search_locations[0], "cuda", "libs").glob("cublas.*.so")
+    listed = subprocess.run(
+        ["nm", "-D", "--undefined-only", asking], capture_output=True, text=True, check=True
+    )
+    names = set(re.findall(r"\bU (cublas\w+)@", listed.stdout))
+    ctypes.CDLL(str(build_cublas(names, cuda)))
+    importlib.import_module("cupy_backends.cuda.libs.cublas")  # or CuPy 14 looks for NVIDIA's
 
 
 def _called(runtime: Any, name: str) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""The driver's library: built by g++, loaded under the name that CUDA's own has."""
+"""The driver's libraries: built by g++, loaded under the names that CUDA's own have."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import functools
 import os
 import sysconfig
 import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from ctypes import POINTER, c_char_p, c_int, c_int64, c_long, c_uint64, c_void_p, py_object
 from pathlib import Path
 
@@ -15,28 +16,53 @@ from testbed.emulator.compiler import RUNTIME, run_compiler
 from testbed.emulator.runtime import Runtime
 
 _FOLDER = Path(__file__).with_name("cuda")
-_FLAGS = (
-    *("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra"),
-    "-Wl,-soname,libcuda.so.1",
-)
+_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra")
 
 
 def build() -> Path:
     """Return the library's path; it is compiled if the cache has none."""
-    files = sorted(_FOLDER.iterdir())
     included = sysconfig.get_paths()["include"]
     shared = (RUNTIME / "windows.h").read_text()
-    texts = (f"{file.name}\n{file.read_text()}" for file in files)
-    key = cache.digest(run_compiler(["--version"]), included, *_FLAGS, shared, *texts)
-    library = cache.cache_folder() / f"driver-{key}" / "libcuda.so.1"
+    files = {file.name: file.read_text() for file in sorted(_FOLDER.iterdir())}
+    return _built("libcuda.so.1", files, (f"-I{included}", f"-I{RUNTIME}", "-ldl"), shared)
+
+
+def build_cublas(names: Iterable[str], cuda: Path) -> Path:
+    """Return the path of cuBLAS with functions of these names, on the driver's streams.
+
+    Those that ``blas/cublas.cpp`` does not have return ``CUBLAS_STATUS_NOT_SUPPORTED``.
+    """
+    own = (_FOLDER.with_name("blas") / "cublas.cpp").read_text()
+    absent = sorted(name for name in names if f" {name}(" not in own)
+    stubs = "".join(f"API int {name}() {{ return refused({name!r}); }}\n" for name in absent)
+    head = (
+        "#include <cstdio>\n"
+        '#define API extern "C" __attribute__((visibility("default")))\n'
+        "static int refused(const char* name) {\n"
+        '  fprintf(stderr, "testbed.driver has no %s\\n", name);\n  return 15;\n}\n'
+    )
+    files = {"cublas.cpp": own, "stubs.cpp": head + stubs.replace("'", '"')}
+    versions = "libcublas.so.12 { global: cublas*; local: *; };"
+    linked = ("-Wl,--version-script=versions.map", str(cuda))
+    return _built("libcublas.so.12", {**files, "versions.map": versions}, linked)
+
+
+def _built(name: str, files: Mapping[str, str], options: Sequence[str], *more: str) -> Path:
+    """Return the path of a library of that name; ``options`` name files by their own names."""
+    flags = (*_FLAGS, f"-Wl,-soname,{name}")
+    texts = (f"{file}\n{text}" for file, text in files.items())
+    key = cache.digest(run_compiler(["--version"]), *flags, *options, *more, *texts)
+    library = cache.cache_folder() / f"driver-{key}" / name
     if not library.exists():
         library.parent.mkdir(exist_ok=True)
         with cache.locked(library), tempfile.TemporaryDirectory(dir=library.parent) as folder:
             if not library.exists():
-                built = Path(folder, "libcuda.so.1")
-                sources = [str(file) for file in files if file.suffix == ".cpp"]
-                paths = [f"-I{included}", f"-I{RUNTIME}"]
-                run_compiler([*_FLAGS, *paths, *sources, "-o", str(built), "-ldl"])
+                for file, text in files.items():
+                    Path(folder, file).write_text(text)
+                sources = [str(Path(folder, file)) for file in files if file.endswith(".cpp")]
+                there = [option.replace("=versions", f"={folder}/versions") for option in options]
+                built = Path(folder, name)
+                run_compiler([*flags, *sources, *there, "-o", str(built)])
                 os.replace(built, library)
     return library
 

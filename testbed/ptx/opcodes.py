@@ -112,6 +112,7 @@ _ROWS: tuple[_Row, ...] = (
     ("cvt", (_INTEGRAL, _NO_FTZ, _INTEGERS, _F64), "S T", "to_integer<{0}, {1}, {2}, {3}>"),
     ("cvt", (_INTEGRAL, _FTZ, _F32, _F32), "S T", "to_integral<{0}, {1}, {3}>"),
     ("cvt", (_INTEGRAL, _NO_FTZ, _F64, _F64), "S T", "to_integral<{0}, {1}, {3}>"),
+    ("cvt", (_FTZ, _slot("sat"), _F32, _F32), "S T", "saturated<{0}>"),
     ("cvt", (_FTZ, _F64, _F32), "S T", "widened<{0}>"),
     ("cvt", (_ROUND, _FTZ, _SAT, _F32, _F64), "S T", "narrowed<{0}, {1}, {2}>"),
     ("cvt", (_F32, _HALF), "S T", "to_f32<{1}>"),

@@ -44,6 +44,8 @@ template <Integral R, Subnormals S, class To, class From> OP Bits<To> to_integer
   return Bits<To>(To(x));
 }
 
+template <Subnormals S> OP u32 saturated(u32 a) { return finished<S, sat, f32>(flushed<S>(a)); }
+
 // Between f32 and f64; a widening is exact.
 template <Subnormals S> OP u64 widened(u32 a) { return bits(f64(flushed<S>(a))); }
 template <Rounding R, Subnormals S, Range C> OP u32 narrowed(u64 operand) {

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from testbed.driver import Machine, load
+from testbed.driver.library import build, build_cublas
 from testbed.nvrtc import cupy_options, kept_ptx
 
 SOURCE = r"""
@@ -386,6 +387,26 @@ def test_a_thread_waits_for_what_another_runs(cuda):
     for thread in threads:
         thread.join()
     np.testing.assert_array_equal(found, [BEFORE + 5 * k for k in range(4)])
+
+
+def test_products_of_matrices_in_the_order_of_a_stream(cuda, streams, capfd):
+    blas = ctypes.CDLL(str(build_cublas({"cublasGemmEx", "cublasZher2k"}, build())))
+    handle, one, zero = c_void_p(), byref(c_float(1)), byref(c_float(0))
+    assert blas.cublasCreate_v2(byref(handle)) == 0
+    assert blas.cublasSetStream_v2(handle, streams[0]) == 0
+    a, c = cuda.array(), cuda.array()
+    cuda.add(a, 1, streams[0])
+    shape = (c_int(size) for size in (5, 4, 8))  # by columns: c is 5 by 4, a 5 by 8, b 8 by 4
+    types, common = c_int(0), (0, 0, *shape, one)
+    operands = a, types, 5, a, types, 8, zero, c, types
+    assert blas.cublasGemmEx(handle, *common, *operands, 6, 0, 0) == 15  # with gaps
+    assert blas.cublasGemmEx(handle, *common, *operands, 5, 0, 0) == 0
+    cuda("cuStreamSynchronize", streams[0])
+    x = BEFORE[:N] + 1
+    expected = x.reshape(8, 5).T @ x[:32].reshape(4, 8).T
+    np.testing.assert_array_equal(cuda.values(c)[:20].reshape(4, 5).T, expected)
+    assert blas.cublasZher2k() == 15
+    assert capfd.readouterr().err == "testbed.driver has no cublasZher2k\n"
 
 
 def test_what_is_not_there_is_not_found(cuda):
