@@ -18,6 +18,7 @@ from gradkit._calls.lists import (
     ClipByNorm,
     ClipGradValue,
     GradNorm,
+    ListStats,
     NormParts,
     ScaleGrads,
     ZeroGrad,
@@ -106,6 +107,16 @@ class SeveralDevices(CudaBackend):
         p, order = np.float64(call.norm_type), order_of(call.norm_type)
         table = self._plans(call.grads)[0].tables[0]
         join(self.device, table, p, order, parts, len(parts), None, call.parts, False)
+
+    def grad_stats(self, call: ListStats) -> None:
+        """A row of ``stats`` for each gradient, or of ``parts`` what it is computed from."""
+        names = [name for name in ("stats", "parts") if getattr(call, name) is not None]
+
+        def write(backend: CudaBackend, own: OneDevice, outs: Sequence[Array]) -> None:
+            made = dict(zip(names, outs, strict=True))
+            backend.grad_stats(call.replaced(grads=own.views, **made))
+
+        self._each(call.grads, [getattr(call, name) for name in names], write)
 
     def clip_by_norm(self, call: ClipByNorm) -> None:
         """``outs = grads * (scale * coefficient)``, or zeros if either is not finite."""
