@@ -67,7 +67,7 @@ class GradStats(Mapping[str, GradStat[X]]):
     >>> import numpy as np, gradkit
     >>> stats = gradkit.grad_stats({"w": np.array([3.0, -4.0, 0.0]), "b": np.array([np.nan])})
     >>> stats["w"].max, stats.nonfinite.sum()
-    (np.float64(4.0), np.float64(1.0))
+    (array(4.), np.float64(1.0))
     """
 
     def __init__(self, names: tuple[str, ...], table: X):
