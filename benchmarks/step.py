@@ -199,6 +199,21 @@ def _torch_arriving(a: Any) -> Call:
     return call
 
 
+def _torch_stats(a: Any) -> Call:
+    """The same five of each: norms by functions over lists, and a loop over the gradients."""
+
+    def call() -> None:
+        norms = torch._foreach_norm(a.grads)
+        largest = torch._foreach_norm(a.grads, math.inf)
+        others = [
+            torch.stack([g.mean(dtype=torch.float64), (g == 0).sum(), (~g.isfinite()).sum()])
+            for g in a.grads
+        ]
+        torch.stack(norms), torch.stack(largest), torch.stack(others)
+
+    return call
+
+
 def _guard_each(grads: Any, guard: Any, guards: Any) -> None:  # noqa: ARG001
     limits = guard.update(gradkit.per_tensor_norms(grads, flat=True))
     gradkit.clip_grad_block_norm(grads, limits)
@@ -250,6 +265,11 @@ TABLES: dict[str, Table] = {
         "gradkit, several calls": lambda grads: [gradkit.grad_norm(grad) for grad in grads],
         "torch": lambda a: partial(torch._foreach_norm, a.grads),
     },
+    "grad_stats": {
+        "gradkit": gradkit.grad_stats,
+        "gradkit, several calls": lambda grads: [gradkit.grad_stats(grad) for grad in grads],
+        "torch": _torch_stats,
+    },
     "clip_grad_block_norm, rms": {
         "gradkit": lambda grads, limit: gradkit.clip_grad_block_norm(grads, limit(), rms=True),
         "gradkit, several calls": _clip_blocks,
@@ -292,6 +312,7 @@ MOVED: dict[str, tuple[int, tuple[str, ...]]] = {
     "accumulate_grads with their norm": (3, ("buffers", "norm")),
     "accumulate_grads, norm of what arrives": (4, ("buffers", "norm")),
     "per_tensor_norms": (1, ()),
+    "grad_stats": (1, ()),
     "clip_grad_block_norm, rms": (3, ("grads", "limit")),
     "clip_grad_adaptive by rows": (4, ("grads", "limit")),
     "clip_grad_norm of some": (3, ("grads",)),

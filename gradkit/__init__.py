@@ -18,6 +18,7 @@ from gradkit import (
     noise,
     rms_normalization,
     spikes,
+    statistics,
     steps,
 )
 from gradkit import (
@@ -36,6 +37,7 @@ from gradkit.layer_normalization import *
 from gradkit.noise import *
 from gradkit.rms_normalization import *
 from gradkit.spikes import *
+from gradkit.statistics import *
 from gradkit.steps import *
 
 __version__ = "0.2.0.dev0"
@@ -54,4 +56,5 @@ __all__ += layer_normalization.__all__
 __all__ += noise.__all__
 __all__ += rms_normalization.__all__
 __all__ += spikes.__all__
+__all__ += statistics.__all__
 __all__ += steps.__all__

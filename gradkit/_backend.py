@@ -107,10 +107,23 @@ class OneDevice(NamedTuple):
 
 
 class Spread(Sequence[Array]):
-    """The gradients of one call, which lie on several devices; on ``devices[0]`` the first."""
+    """The gradients of one call, which lie on several devices; on ``devices[0]`` the first.
 
-    def __init__(self, arrays: Sequence[Array], devices: Sequence[OneDevice]):
-        self._arrays, self.devices = arrays, devices
+    ``host``: those in host memory, which may accompany those of one device or more.
+    """
+
+    def __init__(
+        self,
+        arrays: Sequence[Array],
+        devices: Sequence[OneDevice],
+        host: OneDevice | None = None,
+    ):
+        self._arrays, self.devices, self.host = arrays, devices, host
+
+    @property
+    def places(self) -> Sequence[OneDevice]:
+        """The devices, and the host if something lies there."""
+        return self.devices if self.host is None else (*self.devices, self.host)
 
     def __len__(self) -> int:
         return len(self._arrays)

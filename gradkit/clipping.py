@@ -145,6 +145,7 @@ def grad_norm(
         float16, bfloat16, float32 or float64, of any shape; dtypes may be mixed. Never written.
         They may lie on several CUDA devices of this process: then the norm is on the first
         gradient's device, ``out`` and ``found_inf`` too, and numbers in arrays on any of theirs.
+        Some may be in host memory beside those: the device is that of the first that is on one.
     norm_type : float
         p: any real number above 0, or infinity.
     scale : float, or 0-d floating-point array
@@ -296,7 +297,8 @@ def clip_grad_norm(
     ----------
     grads : array, or iterable or nested dict/list/tuple of arrays
         **Written in place**, also if they are views with any (even negative) strides.
-        They may lie on several devices, as in :func:`grad_norm`; each clips its own.
+        They may lie on several devices, as in :func:`grad_norm`; each clips its own. The host waits
+        for the norm if some are in its memory.
     max_norm : float, or 0-d floating-point array
         At least 0; infinity clips nothing. An array on the gradients' device is read there, so
         the call does not wait for the device; a negative or NaN one makes every gradient NaN. One

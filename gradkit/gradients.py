@@ -160,14 +160,10 @@ def names_of(grads: Tree) -> list[str]:
     >>> dict(zip(gradkit.names_of(grads), norms.tolist()))
     {'w': 3.0, 'layers.0': 4.0}
     """
-    names: dict[str, None] = {}
-    for keys, leaf in trees.paths(trees.freeze(grads, is_array), is_array):
+    tree = trees.freeze(grads, is_array)
+    for keys, leaf in trees.paths(tree, is_array):
         known_framework(leaf, trees.expression("grads", keys))  # or it is no gradient
-        name = ".".join(map(str, keys)) or "grads"
-        if name in names:
-            raise ValueError(f"grads has two gradients named {name!r}, by keys that contain dots")
-        names[name] = None
-    return list(names)
+    return trees.dotted_names(tree, is_array, "grads")
 
 
 @overload

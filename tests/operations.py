@@ -211,9 +211,9 @@ def on(put: Callable[[Any], Any], values: Make = drawn) -> Make:
 
 def leaves(found: Any) -> Iterator[Any]:
     """What is in nested containers, in order."""
-    if isinstance(found, dict):
-        found = found.values()
-    if isinstance(found, (list, tuple, type({}.values()))):
+    if isinstance(found, Mapping):
+        found = list(found.values())
+    if isinstance(found, (list, tuple)):
         for branch in found:
             yield from leaves(branch)
     else:
@@ -329,6 +329,7 @@ OPERATIONS = {
             variants=_NORMED | _OVER_RANKS,
         ),
         Operation("per_tensor_norms(grads, norm_type=2.0, *, out=None)", "lists"),
+        Operation("grad_stats(grads, *, out=None)", "lists"),
         Operation(
             f"clip_grad_norm(grads, max_norm, {_CLIP})",
             "lists",

@@ -11,6 +11,8 @@ import numpy as np
 
 from tests.device_ranks import RankBackend, RankDevice
 
+HOST = "host"
+
 
 class Devices:
     """Several devices of which at most one is current in a thread."""
@@ -29,7 +31,9 @@ class Devices:
         self._own.device = device
 
     def put(self, number, host):
-        """A copy of a host array on a device."""
+        """A copy of a host array on a device, or for HOST in host memory."""
+        if number == HOST:
+            return np.array(host)
         return self.backends[number].put(np.asarray(host))
 
     def over(self, numbers, hosts):

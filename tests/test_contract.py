@@ -73,14 +73,23 @@ def test_read_is_the_only_door_from_device_to_host():
         "_ranks/copies.py",  # which is for tests
         "_ranks/norms.py",
         "_ranks/device.py",  # in `check`
+        "_ranks/statistics.py",
+        "_cuda/several_devices.py",  # to scale what is on the host
         "_cuda/cudnn/search.py",
     }  # the last one reads a file
     assert set(calls_of("read")) == readers
     assert set(calls_of("asnumpy")) == {"_cuda/__init__.py"}
-    on_host = {"ownership.py", "copies.py", "exact_norms.py", "torch.py"}  # what ranks exchanged
+    on_host = {
+        "ownership.py",
+        "copies.py",
+        "exact_norms.py",
+        "torch.py",
+        "statistics.py",
+    }  # what ranks exchanged
     for method in ("item", "tolist"):
         files = {*calls_of(method)} - {f"_ranks/{file}" for file in on_host}
         files -= {"spikes.py"}  # of a state that was read for a checkpoint
+        files -= {"statistics.py"}  # of what was read for a log
         assert {file.partition("/")[0] for file in files} <= {"_numpy"}
     waiting = {"_arrays/cuda.py", "_arrays/tensorflow.py"}  # for streams they cannot order
     waiting |= {"_ranks/device.py"}

@@ -19,6 +19,8 @@ SIGNATURES = [
     *(operation.signature for operation in OPERATIONS.values()),
     "spike_guard_init(like=None)",
     'SpikeGuard(*, decay=0.97, threshold=2.5, warmup=25, on_spike="clip")',
+    "GradStat(norm, max, mean, zeros, nonfinite)",
+    "GradStats(names, table)",
     'grads_of(parameters, *, attr="grad")',
     'named_grads_of(named_parameters, *, attr="grad")',
     "names_of(grads)",
@@ -31,7 +33,8 @@ SIGNATURES = [
 ]
 NAMES = [line.partition("(")[0] for line in SIGNATURES]
 FUNCTIONS = [name for name in gradkit.__all__ if inspect.isfunction(getattr(gradkit, name))]
-CLASSES = ["SpikeGuard"]
+RESULTS = ["GradStat", "GradStats"]
+CLASSES = ["SpikeGuard", *RESULTS]
 MODULES = (
     "_config",
     "_warmup",
@@ -46,12 +49,13 @@ MODULES = (
     "noise",
     "rms_normalization",
     "spikes",
+    "statistics",
     "steps",
 )
 SECTIONS = {  # and who needs none
-    "Parameters": {"get_num_threads", "last_engine"},
+    "Parameters": {"get_num_threads", "last_engine", *RESULTS},
     "Returns": {"set_num_threads", *CLASSES},
-    "Raises": {"clip_by_global_norm", "get_num_threads", "last_engine"},
+    "Raises": {"clip_by_global_norm", "get_num_threads", "last_engine", *RESULTS},
     "Examples": set(),
 }
 

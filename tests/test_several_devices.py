@@ -15,7 +15,7 @@ from tests.device_ranks import NcclCommunicator, Wire
 from tests.devices.emulated import DeviceArray
 from tests.problems import one_or_each
 from tests.ranks import results
-from tests.several_devices import Devices
+from tests.several_devices import HOST, Devices
 from tests.test_contract import refuse
 from tests.test_distributed import CONTENTS, INF, NAN, ORDERS, f
 from tests.test_groups import bits, flat
@@ -355,7 +355,10 @@ def wrong_arguments(devices, grads):
         "out in a gradient": ({"out": grads[0][:1].reshape(())}, r"out shares memory with grads"),
         "a gradient twice": ({"grads": [*grads, grads[1]]}, r"\[1\] and grads\[3\] share memory"),
         "a gradient of ints": ({"grads": [*grads, devices.put(1, 3)]}, r"grads\[3\] has dtype"),
-        "a gradient of the host's": ({"grads": [*grads, f(3)]}, "one framework"),
+        "a gradient of the host's that is read-only": (
+            {"grads": [*grads, np.frombuffer(bytes(8))]},
+            r"grads\[3\] is read-only",
+        ),
         "replicas": ({"replicas": 2}, "there is no group"),
     }
 
@@ -460,9 +463,11 @@ def test_results_lie_where_the_arrays_of_a_call_do(devices):
 
 def test_the_code_of_the_page_runs(devices):
     page = (Path(__file__).parents[1] / "docs" / "distributed.md").read_text()
-    (block,) = re.findall(r"^```py\n(norm = .*?)^```", page, re.MULTILINE | re.DOTALL)
-    first, second = devices.over([0, 1], [f(3), f(4)])
-    names = {"gradkit": gradkit, "grads_on_gpu_0": [first], "grads_on_gpu_1": [second]}
-    exec(block, names)
-    assert float(names["norm"]) == 5
-    assert [first.tolist(), second.tolist()] == [pytest.approx([0.6]), pytest.approx([0.8])]
+    blocks = re.findall(r"^```py\n(norm = .*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 2
+    for block, places in zip(blocks, ([0, 1], [HOST, 0]), strict=True):
+        first, second = devices.over(places, [f(3), f(4)])
+        names = {"gradkit": gradkit, "grads_on_gpu_0": [first], "grads_on_gpu_1": [second]}
+        exec(block, names | {"offloaded_grads": [first], "grads_on_gpu": [second]}, names)
+        assert float(names["norm"]) == 5
+        assert [first.tolist(), second.tolist()] == [pytest.approx([0.6]), pytest.approx([0.8])]

@@ -126,6 +126,11 @@ def norm(order, run_errors, *, runs):
     return run_errors.get(order, exact) if runs else exact
 
 
+def grad_mean(size, run_errors):
+    """A mean of elements of both signs whose magnitudes have the mean ``size``, as a 1-norm's."""
+    return run_errors[1] * size + smallest(DTYPES["float64"])
+
+
 def unit_norm(order, run_errors, host, whole):
     """The relative error of the norm of a unit of an array.
 

@@ -90,6 +90,25 @@ class ExactSums(ListCall):
     sums: Written[Numbers]
 
 
+# What `ListStats` gives of a gradient: norm, largest magnitude, mean, zeros, what is not finite.
+STATS = 5
+# What it adds up: squares and elements, each as (hi, lo, scale); the largest magnitude, zeros, what
+# is not finite, all elements.
+STATS_PART = 10
+
+
+class ListStats(ListCall):
+    """For each gradient a row of ``stats``, or of ``parts`` what it is computed from.
+
+    Of no elements all statistics are 0. ``parts`` are contiguous; a ``hi`` is finite if all
+    elements are.
+    """
+
+    grads: Grads
+    stats: Written[Numbers | None] = None
+    parts: Written[Numbers | None] = None
+
+
 class RankState(ListCall):
     """``state = (0, digest, |scale|, hi, lo, scale of the sums)``, the last 3 as ``NormParts``.
 
@@ -407,6 +426,9 @@ class ListOperations(Protocol):
 
     def norm_parts(self, call: NormParts) -> None:
         """What norms are made of."""
+
+    def grad_stats(self, call: ListStats) -> None:
+        """Statistics of each gradient."""
 
     def rank_state(self, call: RankState) -> None:
         """What one rank says of its gradients."""

@@ -101,6 +101,7 @@ def norms(
     found_inf: Any,
     /,
 ) -> None: ...
+def stats(grads: Sequence[Any], threads: int, parts: bool, rows: Any, /) -> None: ...
 def norm_parts(
     grads: Sequence[Any],
     norm_type: float,

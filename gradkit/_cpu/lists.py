@@ -13,6 +13,7 @@ from gradkit._calls.lists import (
     ClipGradValue,
     ClipUnits,
     GradNorm,
+    ListStats,
     NormParts,
     RankState,
     ScaleGrads,
@@ -31,6 +32,7 @@ __all__ = [
     "clip_grad_value",
     "clip_units",
     "grad_norm",
+    "grad_stats",
     "norm_parts",
     "rank_state",
     "scale_grads",
@@ -50,6 +52,18 @@ def norm_parts(call: NormParts) -> None:
     """``parts[k] = (hi, lo, scale)``: what ``grad_norm`` adds up, before the root."""
     each, copies = call.per_tensor, call.copies
     compiled.norm_parts(call.grads, call.norm_type, each, copies, workers(), call.parts)
+
+
+def grad_stats(call: ListStats) -> None:
+    """A row of ``stats`` for each gradient, or of ``parts`` what it is computed from."""
+    if call.parts is not None:
+        compiled.stats(call.grads, workers(), True, call.parts)
+    if call.stats is not None:
+        carray = call.stats.flags.carray
+        stats = call.stats if carray else np.empty(call.stats.shape)
+        compiled.stats(call.grads, workers(), False, stats)
+        if not carray:
+            call.stats[...] = stats
 
 
 def rank_state(call: RankState) -> None:

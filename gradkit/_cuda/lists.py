@@ -19,6 +19,7 @@ from gradkit._calls.lists import (
     GradNorm,
     JoinRanks,
     KeepIf,
+    ListStats,
     NoiseScale,
     NormOfShares,
     NormParts,
@@ -38,6 +39,7 @@ from gradkit._cuda.launch.operations import OnDevice
 from gradkit._cuda.launch.warmup import asks_for
 from gradkit._cuda.list_norms import ORDERS, PART, norm_steps, norms, order_of, write_parts
 from gradkit._cuda.list_scaling import clip_steps, scale_steps, value_steps, zero_steps
+from gradkit._cuda.list_statistics import write_stats
 from gradkit._cuda.list_sums import accumulating, accumulating_lists, add, add_lists
 from gradkit._cuda.list_tables import UNIT_KINDS, on_lists, plan_of, run
 from gradkit._cuda.list_units import scale_units, write_unit_norms
@@ -84,6 +86,11 @@ class Lists(OnDevice):
     def norm_parts(self, call: NormParts) -> None:
         """``parts[k] = (hi, lo, scale)``: what ``grad_norm`` adds up, before the root."""
         write_parts(self.device, call)
+
+    @asks_for(partial(on_lists, "grad_stats"))
+    def grad_stats(self, call: ListStats) -> None:
+        """A row of ``stats`` for each gradient, or of ``parts`` what it is computed from."""
+        write_stats(self.device, call)
 
     @asks_for(_states)
     def rank_state(self, call: RankState) -> None:

@@ -22,6 +22,7 @@ from gradkit._numpy.lists import *
 from gradkit._numpy.noise import *
 from gradkit._numpy.rows import *
 from gradkit._numpy.spikes import *
+from gradkit._numpy.statistics import *
 from gradkit._numpy.steps import *
 
 

@@ -66,10 +66,10 @@ def _part(block: Array, norm_type: float) -> Part:
     if largest == 0 or not math.isfinite(largest) or math.isinf(norm_type):
         return largest, 1.0
     unit = float(unit_of(largest, norm_type))
-    return unit, _sum((values / unit) ** norm_type)
+    return unit, sum_of((values / unit) ** norm_type)
 
 
-def _sum(values: Array) -> float:
+def sum_of(values: Array) -> float:
     """A sum whose error is a few roundings, whatever the order of its terms."""
     return math.fsum(by_halves(values.ravel("K"), 64).tolist())
 

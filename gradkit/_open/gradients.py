@@ -45,6 +45,8 @@ Beside: TypeAlias = Callable[[], Mapping[str, Any]]
 class Gradients(Given):
     """The gradients of one call: all of one library, on one device or, if ``several``, on more.
 
+    Then some may also be in host memory, as arrays of that library or of NumPy.
+
     ``tree`` is the caller's container (one-shot iterables made into lists), ``arrays`` its
     leaves in order without the ``None`` ones, ``views`` the same memory as the backend's arrays.
     An empty list is of the library and on the device of the first array ``beside`` it, which gives
@@ -102,7 +104,9 @@ class Gradients(Given):
             self.framework, self.backend = HOST, chosen.get()
         else:
             self._see(kinds, frameworks, write, instead)
-        if self.arrays:
+        if self.shares:
+            self.like = self.shares[0].like
+        elif self.arrays:
             self.like = self.arrays[0]
         else:
             self.like = _NOTHING
@@ -122,6 +126,8 @@ class Gradients(Given):
         return next(islice(self.names(), index, None))
 
     def first(self) -> tuple[str, Array | None]:
+        if self.shares:
+            return self.shares[0].first()
         return (self.name(0), self.views[0]) if self.arrays else (self._label, None)
 
     def number(self, value: Any, label: str) -> Number:
@@ -193,8 +199,12 @@ class Gradients(Given):
 
     def wrote(self) -> None:
         """Tell the library that every gradient's memory was written."""
-        if not self.framework.returns_views:  # a library that has arrays of its own
-            self.framework.wrote(self.arrays)
+        if self.framework.returns_views:
+            return
+        own = self.arrays
+        if self._beside_host():
+            own = [array for array in own if framework_for(type(array)) is self.framework]
+        self.framework.wrote(own)  # a library that has arrays of its own
 
     def _join(self, beside: Mapping[str, Any]) -> None:
         for label, array in beside.items():
@@ -214,14 +224,16 @@ class Gradients(Given):
         self, kinds: set[type], frameworks: set[Framework | None], write: bool, instead: str
     ) -> None:
         """Make views of the arrays, and find what computes on them."""
-        framework, *others = frameworks
+        framework, *others = (frameworks - {HOST} if self._several else ()) or frameworks
         if framework is None or others:
             self._refuse_mixture()
         self.framework = framework
         if write and framework.immutable:
             refuse_write(framework, self.name(0), instead)
         opened: Grads
-        if len(kinds) == 1 and all(map(framework.computes_on, kinds)):
+        if len(frameworks) > 1:
+            opened = spread(framework, self._viewed_beside_host(write))
+        elif len(kinds) == 1 and all(map(framework.computes_on, kinds)):
             if framework.on_one_device(self.arrays):
                 self.views = framework.columns(self.arrays) or Views(self.arrays)
                 self.backend = framework.backend_of(self.arrays[0])
@@ -232,12 +244,26 @@ class Gradients(Given):
         self.views = opened if isinstance(opened, (Borrowed, Spread)) else Views(opened)
         if isinstance(opened, Spread):
             self.shares = [
-                Share(framework, own, self.arrays, self.name(own.positions[0]))
-                for own in opened.devices
+                Share(own, self.arrays, self.name(own.positions[0])) for own in opened.places
             ]
             self.backend = backend_of_all(opened)
         else:
             self.backend = backend_of(self.views[0])
+
+    def _beside_host(self) -> bool:
+        """Whether arrays are of two libraries, of which NumPy is one."""
+        return bool(self.shares) and self.shares[-1].framework is not self.framework
+
+    def _viewed_beside_host(self, write: bool) -> list[Array]:
+        """The same of NumPy's arrays and those of a library that are on devices."""
+        views = [
+            view_of(known_framework(array, name), array, name, write=write)
+            for array, name in zip(self.arrays, self.names(), strict=True)
+        ]
+        for array, view in zip(self.arrays, views, strict=True):
+            if type(view) is np.ndarray and framework_for(type(array)) is not HOST:
+                self._refuse_mixture()
+        return views
 
     def _viewed(self, write: bool) -> Grads:
         try:
@@ -254,7 +280,7 @@ class Gradients(Given):
     def _of_devices(self, views: Sequence[Array]) -> Sequence[Array]:
         """Views that differ in their devices, if the call accepts that."""
         kind = type(views[0])
-        if self._several and set(map(type, views)) == {kind}:
+        if self._several and len(set(map(type, views)) - _NUMPY) == 1:
             return spread(self.framework, views)
         for index, view in enumerate(views):
             if type(view) is not kind or not (self._several or same_device(view, views[0])):
@@ -296,7 +322,7 @@ class Gradients(Given):
             checks.floating(view, name)
 
     def _check_writable(self, instead: str) -> None:
-        if self.framework.known_disjoint(self.arrays, self.views):
+        if not self._beside_host() and self.framework.known_disjoint(self.arrays, self.views):
             return
         if not (self._plain and all(map(_simply_writable, self.views))):
             for view, name in zip(self.views, self.names(), strict=True):

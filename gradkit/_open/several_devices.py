@@ -1,25 +1,31 @@
-"""Gradients that lie on several devices of one process, in calls that accept them."""
+"""Gradients that lie on several devices of one process, or partly on the host.
+
+For calls that accept them.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from gradkit._arrays import Framework, backend_of
 from gradkit._backend import Array, OneDevice, Spec, Spread, Views
 from gradkit._calls.backend import Backend
-from gradkit._open.given import Given
+from gradkit._open.given import Given, known_framework
 from gradkit._open.memory import Named
 from gradkit._open.results import Results
 
 
 class Share(Given):
-    """The gradients of one device, to make results that lie there."""
+    """The gradients of one device, or those on the host, to make results that lie there."""
 
     __slots__ = ("_first", "own")
 
-    def __init__(self, framework: Framework, own: OneDevice, arrays: Sequence[Any], name: str):
+    def __init__(self, own: OneDevice, arrays: Sequence[Any], name: str):
         super().__init__()
-        self.framework, self.own, self.like = framework, own, arrays[own.positions[0]]
+        self.own, self.like = own, arrays[own.positions[0]]
+        self.framework = known_framework(self.like, name)
         self._first = name, own.views[0]
         self.backend = backend_of(own.views[0])
 
@@ -80,12 +86,14 @@ def spread(framework: Framework, views: Sequence[Array]) -> Spread:
     """Views by their devices."""
     positions: dict[Any, list[int]] = {}
     for k, view in enumerate(views):
-        positions.setdefault(backend_of(view), []).append(k)
-    devices = []
-    for own in positions.values():
+        positions.setdefault(None if type(view) is np.ndarray else backend_of(view), []).append(k)
+    places = {}
+    for where, own in positions.items():
         listed = [views[k] for k in own]
-        devices.append(OneDevice(tuple(own), framework.columns(listed) or Views(listed)))
-    return Spread(views, devices)
+        borrowed = None if where is None else framework.columns(listed)
+        places[where] = OneDevice(tuple(own), borrowed or Views(listed))
+    host = places.pop(None, None)
+    return Spread(views, [*places.values()], host)
 
 
 def backend_of_all(views: Spread) -> Backend:
@@ -93,7 +101,8 @@ def backend_of_all(views: Spread) -> Backend:
     from gradkit._cuda.several_devices import backend_of_several
 
     backends: Any = tuple(backend_of(own.views[0]) for own in views.devices)
-    return backend_of_several(backends)
+    host: Any = None if views.host is None else backend_of(views.host.views[0])
+    return backend_of_several(backends, host)
 
 
 @contextmanager

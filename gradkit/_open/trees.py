@@ -59,6 +59,20 @@ def names(tree: Any, is_leaf: IsLeaf, root: str) -> Iterator[str]:
     return (path for path, _ in walk(tree, is_leaf, root))
 
 
+def dotted_names(tree: Any, is_leaf: IsLeaf, root: str) -> list[str]:
+    """The keys and positions of each leaf of a frozen tree, joined by dots; all are different."""
+    known = set(map(type, tree)) == {str} and "" not in tree if type(tree) is dict else False
+    if known and all(map(is_leaf, tree.values())):
+        return list(tree)  # the common case costs one look at each
+    names: dict[str, None] = {}
+    for keys, _ in paths(tree, is_leaf):
+        name = ".".join(map(str, keys)) or root
+        if name in names:
+            raise ValueError(f"{root} has two gradients named {name!r}, by keys that contain dots")
+        names[name] = None
+    return list(names)
+
+
 def rebuild(tree: Any, is_leaf: IsLeaf, replacements: Iterator[Any]) -> Any:
     """The frozen tree with its leaves replaced in order; ``None`` stays ``None``."""
     if tree is None:

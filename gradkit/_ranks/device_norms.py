@@ -97,7 +97,7 @@ def _faults(held: Gradients, collective: Collective) -> Numbers:
     array = collective.beside
     faults = view_of(known_framework(array, _FAULTS), array, _FAULTS, write=True)
     checks.shape(faults, (collective.size,), _FAULTS, "a number for each rank")
-    if held.arrays and not same_device(held.views[0], faults):
-        name = held.name(0)
+    name, first = held.first()
+    if first is not None and not same_device(first, faults):
         raise ValueError(f"{name} is not on the device of group, whose numbers travel there")
     return Numbers(faults)

@@ -130,7 +130,7 @@ def take_norm(
     factors = Factors(norm.views[0], limit, wanted.scale)
     found = None if flags is None else _found(held, flags, factors.norm, ranks)
     once = held.tree is held.arrays and type(replicas) is int and replicas == 1
-    copies = None if once else _copies(held, ranks)
+    copies = None if once else copies_of(held, ranks)
     if wanted.exact:
         from gradkit._ranks import exact_norms  # with `fractions`, which few calls need
 
@@ -171,7 +171,7 @@ def _norm_of_all(
         raise ValueError("exact=True goes with group, not with reduce")
     if wanted.then and not collective.alone:
         _compile(held.backend, wanted.then)  # type: ignore[arg-type]  # any backend is hashable
-    owned = _owned(held, ranks)
+    owned = ownership_of(held, ranks)
     known = "" if owned is None else f", ownership {owned.serial}"
     sums = RankSums(f"{wanted}{known}", wanted.order, copies)
     queued = collective.on_device and not wanted.per_tensor
@@ -238,7 +238,7 @@ def _write_of_group(
         call += f" of {', '.join(held.names())}"
     rows = _gathered(held, ranks, call, state)
     if not len(rows):
-        _write_of_group(held, wanted, ranks, _copies(held, ranks), norm, found_inf)
+        _write_of_group(held, wanted, ranks, copies_of(held, ranks), norm, found_inf)
         return
     every = np.ascontiguousarray(rows[:, 1:]).reshape(collective.size, norm.size, _PART)
     total = np.empty(norm.shape)
@@ -265,7 +265,7 @@ def _write_exact(
     if not collective.alone:
         states = _gathered(held, ranks, str(wanted), states[0])
         if not len(states):
-            _write_exact(held, wanted, ranks, _copies(held, ranks), norm, found_inf)
+            _write_exact(held, wanted, ranks, copies_of(held, ranks), norm, found_inf)
             return
     total, found = exact_norms.norm_of(states, order)
     norm[...] = total
@@ -275,7 +275,7 @@ def _write_exact(
 
 def _gathered(held: Gradients, ranks: Ranks, call: str, state: Any) -> Any:
     """A row from each rank; none if some rank did not know yet what ranks hold: now all do."""
-    owned = _owned(held, ranks)
+    owned = ownership_of(held, ranks)
     rows = ranks.collective.gather(call, state, 0.0 if owned is None else owned.serial)
     if owned is not None and not len(rows):
         owned.exchange(ranks.collective)
@@ -294,7 +294,7 @@ def _compile(backend: Backend, operation: str) -> None:
     backend.warmup((operation,), frozenset())
 
 
-def _copies(held: Gradients, ranks: Ranks) -> list[int] | None:
+def copies_of(held: Gradients, ranks: Ranks) -> list[int] | None:
     """On how many ranks each gradient lies, if on more than one."""
     collective, reduce, replicas = ranks
     if collective.missing and reduce is None:
@@ -316,7 +316,7 @@ def _copies(held: Gradients, ranks: Ranks) -> list[int] | None:
     return copies if set(copies) - {1} else None
 
 
-def _owned(held: Gradients, ranks: Ranks) -> Ownership | None:
+def ownership_of(held: Gradients, ranks: Ranks) -> Ownership | None:
     """What the ranks found out about their parts, if the norm is taken by that."""
     by_caller = held.tree is held.arrays or not _is_one(ranks.replicas)
     owned: Ownership | None = None if by_caller else ownership_in(held.tree)

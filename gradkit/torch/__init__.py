@@ -10,12 +10,13 @@ try:
 except ImportError as error:
     raise ImportError("gradkit.torch needs PyTorch: pip install torch") from error
 
-from gradkit.torch import accumulation, clipping, export, modules, norms
+from gradkit.torch import accumulation, clipping, export, modules, norms, statistics
 from gradkit.torch.accumulation import *
 from gradkit.torch.clipping import *
 from gradkit.torch.export import *
 from gradkit.torch.modules import *
 from gradkit.torch.norms import *
+from gradkit.torch.statistics import *
 
 __all__: list[str] = []
 __all__ += accumulation.__all__
@@ -23,3 +24,4 @@ __all__ += clipping.__all__
 __all__ += export.__all__
 __all__ += modules.__all__
 __all__ += norms.__all__
+__all__ += statistics.__all__

@@ -145,8 +145,8 @@ def clip_grad_norm_(
     >>> weight.grad
     tensor([0.6000, 0.8000])
     """
-    if group is None and not (names is None and plain is None):
-        raise ValueError("names and plain are for ranks that find out what they hold: pass group")
+    if group is None:
+        refuse_names(names, plain)
     if group is None and isinstance(parameters, Generator):
         parameters = list(parameters)
         if not parameters:
@@ -249,6 +249,12 @@ def clip_grad_value_(
     tensor([-1.0000,  0.5000,  1.0000])
     """
     gradkit.clip_grad_value(local(_grads_of(listed(parameters))), float(clip_value))
+
+
+def refuse_names(names: Names | None, plain: PlainOfEach | None) -> None:
+    """Raise if a call without a group has what only one with a group takes."""
+    if not (names is None and plain is None):
+        raise ValueError("names and plain are for ranks that find out what they hold: pass group")
 
 
 class Held(NamedTuple):

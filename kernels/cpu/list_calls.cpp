@@ -277,17 +277,51 @@ double norm_of(const Part& part, double p, double by) {
     return std::ldexp(first * second * third, exponents[0] + exponents[1] + exponents[2]);
 }
 
-bool parts_of_each(const List& list, const ListSetting& setting, double p, Part* parts) {
+double mean_of(const Part& sum, i64 count) {
+    return count == 0 ? 0 : total_of(sum) / static_cast<double>(count) * sum.scale;
+}
+
+namespace {
+
+// Of each array what of(dtype, elements, count) gives of its pieces, added up by add(to, piece).
+template <typename P, typename F, typename A> bool each_array(
+    const List& list, const ListSetting& setting, P* results, F of, A add
+) {
     Pieces pieces(list, setting);
     const auto& all = pieces.pieces();
-    std::vector<Part> found(all.size());
+    std::vector<P> found(all.size());
     const auto visit = [&](i64 k, const Dtype* dtypes, char** at, i64 count) {
-        found[k] = setting.kernels.part[dtypes[0]](at[0], count, p);
+        found[k] = of(dtypes[0], at[0], count);
     };
     if (!pieces.each<>(visit)) return false;
-    for (i64 k = 0; k < list.length(); ++k) parts[k] = {0, 0, 0};
-    for (size_t k = 0; k < all.size(); ++k) join(parts[all[k].entry], found[k], p);
+    for (i64 k = 0; k < list.length(); ++k) results[k] = P{};
+    for (size_t k = 0; k < all.size(); ++k) add(results[all[k].entry], found[k]);
     return true;
+}
+
+void add_stats(Stats& into, const Stats& other) {
+    join(into.squares, other.squares, 2);
+    join(into.sum, other.sum, 1);
+    if (other.largest > into.largest || other.largest != other.largest)
+        into.largest = other.largest;
+    into.zeros += other.zeros;
+    into.nonfinite += other.nonfinite;
+}
+
+}  // namespace
+
+bool parts_of_each(const List& list, const ListSetting& setting, double p, Part* parts) {
+    const auto of = [&](Dtype dtype, const void* from, i64 count) {
+        return setting.kernels.part[dtype](from, count, p);
+    };
+    return each_array(list, setting, parts, of, [=](Part& to, const Part& part) { join(to, part, p); });
+}
+
+bool stats_of_each(const List& list, const ListSetting& setting, Stats* stats) {
+    const auto of = [&](Dtype dtype, const void* from, i64 count) {
+        return setting.kernels.stats[dtype](from, count);
+    };
+    return each_array(list, setting, stats, of, add_stats);
 }
 
 bool part_of_all(const List& list, const ListSetting& setting, double p, Part& part) {

@@ -26,6 +26,7 @@ public:
 
     i64 length() const { return static_cast<i64>(entries_.size()); }
     i64 elements() const { return elements_; }
+    i64 size(i64 k) const { return entries_[k].size; }
 
 private:
     friend class Pieces;
@@ -66,10 +67,14 @@ bool parts_of_each(const List& list, const ListSetting& setting, double p, Part*
 bool part_of_all(const List& list, const ListSetting& setting, double p, Part& part);
 // The same for each unit of an array, one after the other. False if it was given up.
 bool parts_of_units(const Units& units, const ListSetting& setting, double p, Part* parts);
+// What statistics of each array are computed from. False if it was given up.
+bool stats_of_each(const List& list, const ListSetting& setting, Stats* stats);
 // Adds a part to what is summed up.
 void join(Part& into, Part other, double p);
 // Makes a sum of powers the mean of so many.
 void divide(Part& part, double p, double count);
+// The mean of so many elements, from their sum.
+double mean_of(const Part& sum, i64 count);
 // by * norm, where by is at least 0 or NaN.
 double norm_of(const Part& part, double p, double by);
 

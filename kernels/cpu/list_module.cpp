@@ -154,6 +154,41 @@ void norms(
     }
 }
 
+// A row (hi, lo, scale).
+double* write_part(double* to, const Part& part) {
+    const bool finite = is_finite(part);
+    *to++ = part.hi;
+    *to++ = finite ? part.lo : 0;
+    *to++ = finite ? part.scale : 1;
+    return to;
+}
+
+// Rows without gaps: norm, largest magnitude, mean, counts of zeros and of what is not finite; or if
+// `parts`, what they are computed from, and the number of elements.
+void stats(nb::handle grads, int threads, bool parts, nb::handle rows) {
+    const List list = side_by_side(grads);
+    std::vector<Stats> found(list.length());
+    compute(list.elements(), threads, false, [&](const ListSetting& setting) {
+        return stats_of_each(list, setting, found.data());
+    });
+    const Buffer buffer(rows.ptr());
+    double* to = static_cast<double*>(buffer->buf);
+    for (i64 k = 0; k < list.length(); ++k) {
+        const Stats& own = found[k];
+        if (parts) {
+            to = write_part(write_part(to, own.squares), own.sum);
+            *to++ = own.largest;
+        } else {
+            *to++ = norm_of(own.squares, 2, 1);
+            *to++ = own.largest;
+            *to++ = mean_of(own.sum, list.size(k));
+        }
+        *to++ = static_cast<double>(own.zeros);
+        *to++ = static_cast<double>(own.nonfinite);
+        if (parts) *to++ = static_cast<double>(list.size(k));
+    }
+}
+
 // Rows (hi, lo, scale), without gaps. Each gradient's sum is divided by the number of its copies.
 void norm_parts(
     nb::handle grads, double p, bool each, nb::handle copies, int threads, nb::handle rows
@@ -170,12 +205,7 @@ void norm_parts(
     }
     const Buffer buffer(rows.ptr());
     double* to = static_cast<double*>(buffer->buf);
-    for (const Part& part : parts) {
-        const bool finite = is_finite(part);
-        *to++ = part.hi;
-        *to++ = finite ? part.lo : 0;
-        *to++ = finite ? part.scale : 1;
-    }
+    for (const Part& part : parts) to = write_part(to, part);
 }
 
 // Axes of a length other than 1, those of units or those that lead from one to the next.
@@ -280,6 +310,7 @@ void define_lists(nb::module_& module) {
     const auto a = nb::arg().none();
     module.def("norms", &norms, n, n, n, n, n, n, a);
     module.def("norm_parts", &norm_parts, n, n, n, a, n, n);
+    module.def("stats", &stats);
     module.def("unit_norms", &unit_norms);
     module.def("scale", &scale_list);
     module.def("scale_each", &scale_each_list);

@@ -1,5 +1,6 @@
 // Lists of gradients on a CPU, for one instruction set: ISA names it, and the namespace.
 //
+//   stats       what statistics are computed from
 //   part        what a norm adds up: |x|, x^2, |x|^p, or the largest |x|
 //   scale       to = from * factor
 //   clamp       to = min(max(from, -limit), limit)
@@ -126,6 +127,44 @@ template <typename T> Part part_of(const void* from, i64 count, double p) {
     return relative_part(x, count, p);
 }
 
+// `largest` and the counts of what is 0 and not finite.
+template <typename T> void tally(const Element<T>* x, i64 count, Stats& stats) {
+    typedef typename Bits<sizeof(T)>::type B;
+    constexpr B MAGNITUDE = static_cast<B>(~(uint64_t{1} << (8 * sizeof(T) - 1)));
+    constexpr i64 RUN = 1 << 14;  // that a counter of 16 bits holds
+    T infinite;
+    narrow(INFINITE, infinite);
+    const B beyond = bits_of<B>(infinite);
+    B largest = 0;
+    for (i64 at = 0; at < count;) {
+        const i64 stop = at + RUN < count ? at + RUN : count;
+        B zeros = 0, nonfinite = 0;
+        for (; at < stop; ++at) {
+            const B bits = static_cast<B>(bits_of<B>(x[at].value) & MAGNITUDE);
+            largest = bits > largest ? bits : largest;
+            zeros = static_cast<B>(zeros + (bits == 0));
+            nonfinite = static_cast<B>(nonfinite + (bits >= beyond));
+        }
+        stats.zeros += zeros;
+        stats.nonfinite += nonfinite;
+    }
+    stats.largest = wide(bits_of<T>(largest));
+}
+
+template <typename T> Stats stats_of(const void* from, i64 count) {
+    const Element<T>* x = static_cast<const Element<T>*>(from);
+    Stats stats = {part_of<T>(from, count, 2), {0, 0, 1}, 0, 0, 0};
+    tally(x, count, stats);
+    if (stats.largest > 0x1p900) {
+        stats.sum = sum_over(x, count, [](double sum, double v) { return sum + v * 0x1p-100; });
+        stats.sum.scale = 0x1p100;
+    } else {
+        stats.sum = sum_over(x, count, [](double sum, double v) { return sum + v; });
+        stats.sum.scale = 1;  // a sum of 0 may have a lo
+    }
+    return stats;
+}
+
 // Writes value(x[j], j) to y[j], of numbers in the dtype of the computation.
 template <typename T, typename F> INLINE void map(
     const void* from, void* to, i64 count, F value
@@ -205,9 +244,10 @@ template <typename T> void compensate(
 #define OF_EACH_DTYPE(function) {function<f16>, function<bf16>, function<float>, function<double>}
 
 const ListKernels list_kernels = {
-    OF_EACH_DTYPE(part_of),   OF_EACH_DTYPE(scale_all), OF_EACH_DTYPE(scale_each),
-    OF_EACH_DTYPE(clamp),     OF_EACH_DTYPE(add),       OF_EACH_DTYPE(terms_of),
-    OF_EACH_DTYPE(add_terms), OF_EACH_DTYPE(store_terms), OF_EACH_DTYPE(compensate),
+    OF_EACH_DTYPE(part_of),    OF_EACH_DTYPE(stats_of), OF_EACH_DTYPE(scale_all),
+    OF_EACH_DTYPE(scale_each), OF_EACH_DTYPE(clamp),    OF_EACH_DTYPE(add),
+    OF_EACH_DTYPE(terms_of),   OF_EACH_DTYPE(add_terms), OF_EACH_DTYPE(store_terms),
+    OF_EACH_DTYPE(compensate),
 };
 
 }  // namespace ISA

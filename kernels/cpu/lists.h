@@ -10,10 +10,19 @@ struct Part {
     double hi, lo, scale;
 };
 
+// What statistics of an array are computed from: the sums of squares and of elements, the latter of
+// any sign and with a scale above 1 if the elements are large.
+struct Stats {
+    Part squares, sum;
+    double largest;  // magnitude
+    i64 zeros, nonfinite;
+};
+
 // Elements without gaps, at any address, of the dtype by which a function is found. `to` may be
 // `from`.
 struct ListKernels {
     Part (*part[4])(const void* from, i64 count, double p);
+    Stats (*stats[4])(const void* from, i64 count);
     void (*scale[4])(const void* from, void* to, i64 count, double factor);
     // A factor for each; where it is negative the result is +0.
     void (*scale_each[4])(const void* from, void* to, i64 count, const double* factors);

@@ -262,17 +262,31 @@ def test_tensors_on_two_devices(torch, function):
     assert all((g._version > v) == written for g, v in zip(grads, before, strict=True))
 
 
-def test_a_host_tensor_among_those_of_two_devices_is_named(torch):
+@pytest.mark.parametrize("of_numpy", [False, True])
+def test_a_host_tensor_among_those_of_two_devices(torch, of_numpy):
+    """It is scaled where it lies, as a NumPy array is; calls for one device name it."""
     grads = [torch.ones(3) for _ in range(4)]
     number_of = {id(grad): k % 2 for k, grad in enumerate(grads)}
+    on_host = grads[2]
+    if of_numpy:
+        grads[2] = on_host.numpy()
+    before = [grad._version for grad in (*grads[:2], grads[3])]
     with (
         cuda_tensors_on_both(number_of),
-        patch.object(adapter, "_is_cuda", lambda tensor: tensor is not grads[2]),
+        patch.object(adapter, "_is_cuda", lambda tensor: tensor is not on_host),
     ):
-        for call in (gradkit.grad_norm, lambda g: gradkit.clip_grad_norm(g, 1.0)):
-            with pytest.raises(ValueError, match=r"grads\[0\] and grads\[2\] are on different"):
-                call(grads)
-    assert all(grad.tolist() == [1, 1, 1] for grad in grads)
+        norm = gradkit.clip_grad_norm(grads, 12**0.5 / 2)
+        clipped, _ = gradkit.clip_by_global_norm(grads, 1e9)
+        refused = TypeError if of_numpy else ValueError
+        with pytest.raises(refused, match=r"grads\[0\].*grads\[1\]|grads\[1\].*grads\[0\]"):
+            gradkit.clip_grad_block_norm(grads[::2], 1.0)
+    assert float(norm) == pytest.approx(12**0.5)
+    assert isinstance(norm, torch.Tensor)
+    assert list(map(type, clipped)) == list(map(type, grads))
+    for grad, copy in zip(grads, clipped, strict=True):
+        assert grad.tolist() == copy.tolist() == pytest.approx([0.5] * 3)
+    after = [grad._version for grad in (*grads[:2], grads[3])]
+    assert all(new > old for new, old in zip(after, before, strict=True))
 
 
 def test_tensors_of_two_devices_are_refused_by_name(torch, borrowed, monkeypatch):

@@ -144,6 +144,7 @@ def _lists() -> Iterator[Operation]:
         dtypes = _EVERY if p == 2 else _EVERY[1:]
         call = partial(_norm, p)
         yield Operation(f"grad_norm p={p:g}", _LIST, call, dtypes)
+    yield Operation("grad_stats", _LIST, lambda a: gradkit.grad_stats([a.data()]), _EVERY)
     yield Operation("scale_grads", _LIST, _scale, _EVERY)
     for name, long in (("grad_norm p=2", partial(_norm, 2.0)), ("scale_grads", _scale)):
         yield Operation(f"{name}{LONG_CHUNKS}", _LONG_LIST, partial(_in_long_chunks, long))

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gradkit.distributed import from_torch
 from tests.processes.norms import bits
 
 SHAPES = ((5, 3), (4,), (1, 2))  # rows that ranks share unevenly; one rank has none of some
@@ -38,6 +39,15 @@ def _clipped(mesh):
     assert abs(float(norm) - expected) <= 1e-12 * expected
     whole = [p.grad.full_tensor() for p in parameters]
     torch.testing.assert_close(whole, [grad * (0.5 / expected) for grad in grads])
+
+    stats = ours.grad_stats(dict(zip("abc", given(), strict=True)).items())
+    assert stats.names == ("a", "b", "c")
+    norms = [float(grad.norm()) for grad in grads]
+    np.testing.assert_allclose(stats.norm, norms, rtol=1e-12)
+    assert stats.zeros.tolist() == [int((grad == 0).sum()) for grad in grads]
+    named = list(zip("abc", given(), strict=True))
+    again = ours.grad_stats(named, group=from_torch())
+    assert (again.names, again.table.tolist()) == (stats.names, stats.table.tolist())
 
     parameters = given()
     total = ours.get_total_norm([p.grad for p in parameters])

@@ -98,6 +98,29 @@ def each_tensor(place, order):
     return bits(norms)
 
 
+def other_names(place):
+    """Statistics of a tensor in shards on all ranks, one that each holds, and one of each."""
+    rng = np.random.default_rng(11)
+    shards = rng.standard_normal((place.size, 30)) * 1e3
+    shards[-1, 0] = 0
+    own = {"shards": shards[place.rank], "copies": shards[0], f"rank {place.rank}": [[NAN, 2.0]]}
+    held = {name: place.array(values) for name, values in own.items()}
+    replicas = {name: place.size if name == "copies" else 1 for name in own}
+    stats = [gradkit.grad_stats(held, group=place.group, replicas=replicas) for _ in range(2)]
+    names = "shards", "copies", *(f"rank {k}" for k in range(place.size))
+    for found in stats:
+        assert found.names == names
+        for name, values in (("shards", shards), ("copies", shards[0])):
+            row, size = found[name], float(np.abs(values).mean())
+            assert oracles.off_by(row.norm, oracles.norm([values])) <= 8 * UNIT
+            assert float(row.max) == np.abs(values).max()
+            off = abs(float(row.mean) - oracles.wide(values).mean())
+            assert off <= tolerances.grad_mean(size, tolerances.RUNS)
+            assert float(row.zeros) == np.count_nonzero(values == 0)
+        assert [float(found[name].nonfinite) for name in names[2:]] == [1.0] * place.size
+    return bits(*(found.table for found in stats))
+
+
 def on_a_mesh(place, order, per_tensor):
     """With four ranks two by two: one gradient on all, one on a row of the mesh, one on one."""
     rng = np.random.default_rng(3)
@@ -172,6 +195,7 @@ CHECKS = {
     **{f"a mesh, p = {p}": partial(on_a_mesh, order=p, per_tensor=False) for p in ORDERS},
     **{f"each tensor on a mesh, p = {p}": partial(on_a_mesh, order=p, per_tensor=True)
        for p in (1, 2, INF)},
+    "statistics of other names": other_names,
     "clip_grad_norm": partial(clipping, in_place=True),
     "clip_by_global_norm": partial(clipping, in_place=False),
     "scales may differ": scales_may_differ,

@@ -53,6 +53,7 @@ def torch_autograd(model: torch.nn.Sequential, x: torch.Tensor) -> torch.Tensor:
     limit = assert_type(gradkit.SpikeGuard().update(norm), torch.Tensor)
     gradkit.torch.clip_grads_with_norm_(model.parameters(), limit, norm)
     assert_type(gradkit.torch.clip_grad_norm_(model.parameters(), limit), torch.Tensor)
+    assert_type(gradkit.torch.grad_stats(model)["weight"].max, torch.Tensor)
     return gradkit.torch.clip_grad_norm_(model.parameters(), 1.0)
 
 

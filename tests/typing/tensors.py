@@ -53,6 +53,7 @@ def containers(tensor: Tensor, limit: Tensor, parameters: list[Parameter]) -> No
     assert_type(gradkit.clip_grad_adaptive(tensor, tensor), Tensor)
     assert_type(gradkit.per_tensor_norms(grads), dict[str, Tensor])
     assert_type(gradkit.per_tensor_norms(grads, flat=True), Tensor)
+    assert_type(gradkit.grad_stats(nested).zeros, Tensor)
     assert_type(clip_grad_norm(grads, 1.0), Tensor)
     assert_type(gradkit.accumulate_grads(grads, grads, scale=limit), dict[str, Tensor])
     assert_type(gradkit.accumulate_grads(grads, grads, compensation=grads), dict[str, Tensor])

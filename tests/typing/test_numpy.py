@@ -72,6 +72,11 @@ def test_each_by_a_norm_of_its_own() -> None:
     assert_type(copies[0], dict[str, Float32])
     assert {name: float(norm) for name, norm in gradkit.per_tensor_norms(grads).items()}
     assert float(gradkit.per_tensor_norms(grads, np.inf, flat=True).max())
+    stats = assert_type(gradkit.grad_stats(grads), gradkit.GradStats[Float64])
+    assert_type(stats["w"], gradkit.GradStat[Float64])
+    assert_type(stats["w"].norm, Float64)
+    assert_type(stats.nonfinite, Float64)
+    assert_type(stats.as_dict(), dict[str, dict[str, float]])
 
 
 def test_accumulation() -> None:
