@@ -99,6 +99,25 @@ def _accumulate(buffer: Any, grad: Any) -> Any:
     return buffer
 
 
+def _by_float32(buffer: Any, grad: Any, kept: Any, wide: Any) -> None:  # noqa: ARG001
+    gradkit.accumulate_grad(wide, grad)
+    gradkit.accumulate_grad_v2(buffer, wide, overwrite=True, casting="same_kind")
+
+
+def _torch_stochastic(a: Any) -> Call:
+    """Return what torchao's optimisers do, with 16 random bits for each sum in float32."""
+
+    def call() -> None:
+        total = a.buffer.float().add_(a.grad)
+        bits = total.view(torch.int32)
+        random = torch.randint_like(bits, 1 << 16)
+        cut = bits & -0x10000
+        up = torch.where(random < (bits & 0xFFFF), cut + 0x10000, cut)
+        a.buffer.copy_(up.view(torch.float32))
+
+    return call
+
+
 def _zero(grads: Sequence[Any]) -> None:
     for g in grads:
         g[...] = 0
@@ -130,7 +149,15 @@ TABLES: dict[str, Table] = {
         "gradkit": lambda buffer, grad, kept, wide: gradkit.accumulate_grad(  # noqa: ARG005
             buffer, grad, compensation=kept
         ),
+        "gradkit, several calls": _by_float32,
         "torch": lambda a: partial(a.wide.add_, a.grad),
+    },
+    "accumulate_grads, stochastic": {
+        "gradkit": lambda buffer, grad, kept, wide: gradkit.accumulate_grads(  # noqa: ARG005
+            buffer, grad, rounding="stochastic"
+        ),
+        "gradkit, several calls": _by_float32,
+        "torch": _torch_stochastic,
     },
     "zero_grad": {
         "gradkit": gradkit.zero_grad,
@@ -150,6 +177,7 @@ def cases(device: Device, *, quick: bool = False) -> Iterator[Case]:
     for into, of in (FLOAT32,) if quick else PAIRS:
         yield _accumulation(device, (side, side), into, of)
     yield _in_16_bits(device, (side, side), "accumulate_grad, compensated", 5, ("buffer", "kept"))
+    yield _in_16_bits(device, (side, side), "accumulate_grads, stochastic", 3, ("buffer",))
     zeroed = partial(gradients, device, "float32", [(side, side)])
     case = _accumulation(device, (side, side), *FLOAT32)
     yield replace(

@@ -75,6 +75,9 @@ Flag: TypeAlias = bool | np.bool_ | Host | AnyArray
 FoundInf: TypeAlias = Host | AnyArray | None
 Order: TypeAlias = Real | Literal["inf"]
 Casting: TypeAlias = Literal["safe", "same_kind"]
+Rounding: TypeAlias = Literal["nearest", "stochastic"]
+Seed: TypeAlias = int | np.integer[Any] | Host | AnyArray
+Offsets: TypeAlias = int | Mapping[Any, Any] | list[Any]
 Replicas: TypeAlias = int | Mapping[Any, Any] | Sequence[Any]
 
 # What a norm sums over: an axis, several, or all; for all gradients alike, in a container like

@@ -3,19 +3,36 @@
 Every function here writes in place and returns the caller's own objects.
 """
 
+from collections.abc import Mapping
+from itertools import accumulate, islice
 from typing import Any
 
 import numpy as np
 
+from gradkit._arrays import is_array
 from gradkit._backend import Spec
 from gradkit._calls import checks
 from gradkit._calls.lists import AccumulateGrad, AccumulateGrads, AccumulateGradV2, ZeroGrad
 from gradkit._dtypes import float_of
+from gradkit._open import memory, trees
 from gradkit._open.dispatch import run
 from gradkit._open.foreign import answers
 from gradkit._open.gradients import Gradients
 from gradkit._open.pairs import check_apart, check_pairs, in_order_of
-from gradkit._typing import AnyArray, Casting, Flag, Real, Scalar, T, Tree, X
+from gradkit._open.results import Results
+from gradkit._typing import (
+    AnyArray,
+    Casting,
+    Flag,
+    Offsets,
+    Real,
+    Rounding,
+    Scalar,
+    Seed,
+    T,
+    Tree,
+    X,
+)
 
 __all__ = ["accumulate_grad", "accumulate_grad_v2", "accumulate_grads", "zero_grad"]
 
@@ -151,6 +168,9 @@ def accumulate_grads(
     norm_out: AnyArray | None = None,
     grad_norm_out: AnyArray | None = None,
     compensation: Tree | None = None,
+    rounding: Rounding = "nearest",
+    seed: Seed = 0,
+    offsets: Offsets = 0,
 ) -> T:
     """``buffer += scale * grad`` for each buffer of a container, or ``buffer = scale * grad``.
 
@@ -188,6 +208,19 @@ def accumulate_grads(
         float64, ``change = compensation + scale * grad``, ``sum = buffer + change``; then
         ``buffer = round(sum)`` and ``compensation = round(sum - buffer)``, or 0 where the buffer
         is not finite. ``overwrite`` replaces both. Norms are those of the buffers alone.
+    rounding : {"nearest", "stochastic"}
+        "stochastic" rounds each sum, which is computed in float64, up or down to 16-bit buffers,
+        with probabilities that make the expected value the sum: to within 2^-33 units in the last
+        place, and where the sum is not above the largest number. What the dtype holds is not
+        changed. Not together with ``compensation``.
+    seed : int, or 0-d int64 or uint64 array
+        For "stochastic": at least 0 and below 2^64; another one in each call. An array on the
+        buffers' device is read there, so that a captured graph can change it between replays.
+    offsets : int, or a container of ints like ``buffers``
+        For "stochastic": the random bits of an element depend on ``seed`` and on its offset plus
+        its index in C order, and on nothing else: not on the backend or its threads. By default
+        arrays follow each other; an int is the offset of the first. Ranks that hold parts of one
+        list give each part's offset in the whole.
 
     Returns
     -------
@@ -197,17 +230,20 @@ def accumulate_grads(
     Raises
     ------
     TypeError
-        A dtype is not accepted; arrays are of two frameworks.
+        A dtype is not accepted, or not for ``rounding``; arrays are of two frameworks.
     ValueError
         The containers do not match; a buffer is read-only, overlaps itself, another buffer or a
         gradient that is not its own; an array of ``compensation`` shares memory with a buffer or
-        a gradient; ``scale`` is a NaN or infinite number. Nothing is written.
+        a gradient; ``scale`` is a NaN or infinite number; ``seed`` or an offset is out of range.
+        Nothing is written.
 
     References
     ----------
     ONNX Runtime's ``InPlaceAccumulatorV2``, over lists; ``torch._foreach_add_``. For
     ``compensation``: W. Kahan, "Further Remarks on Reducing Truncation Errors", 1965; D. Knuth,
-    The Art of Computer Programming, volume 2, 4.2.2, theorem B.
+    The Art of Computer Programming, volume 2, 4.2.2, theorem B. For ``rounding``: S. Gupta et al.,
+    "Deep Learning with Limited Numerical Precision", 2015; the bits are those of SplitMix64
+    (G. L. Steele, D. Lea and C. H. Flood, "Fast Splittable Pseudorandom Number Generators", 2014).
 
     Examples
     --------
@@ -234,17 +270,13 @@ def accumulate_grads(
         if isinstance(factor, float):
             checks.finite(factor, "scale")
         update, fresh = into.flag(do_update, "do_update"), into.flag(overwrite, "overwrite")
+        at_random = _at_random(into, rounding, seed, offsets, compensation)
         others = [added] if kept is None else [added, kept]
         apart = [each for other in others for each in other.named()]
         norms = []
         for label, out in (("norm_out", norm_out), ("grad_norm_out", grad_norm_out)):
-            norm = None
-            if out is not None:
-                for given in (into, added):
-                    given.refuse_shards("take the norm with grad_norm and a group")
-                norm = into.outputs(out, (_NORM,), apart=apart, label=label)
-                apart += norm.named()
-            norms.append(norm)
+            norms.append(_norm_in(out, label, into, added, apart))
+            apart += [] if norms[-1] is None else norms[-1].named()
         into.backend.accumulate_grads(
             AccumulateGrads(
                 buffers=into.views,
@@ -255,6 +287,7 @@ def accumulate_grads(
                 norm=None if norms[0] is None else norms[0].views[0],
                 grad_norm=None if norms[1] is None else norms[1].views[0],
                 compensation=None if kept is None else kept.views,
+                **at_random,
             )
         )
         for norm in filter(None, norms):
@@ -303,6 +336,50 @@ def zero_grad(grads: T) -> T:
         group.backend.zero_grad(ZeroGrad(grads=group.views))
     group.wrote()
     return group.returned(grads)
+
+
+def _norm_in(
+    out: Any, label: str, into: Gradients, added: Gradients, apart: list[Any]
+) -> Results | None:
+    """Where a norm is written, if it is."""
+    if out is None:
+        return None
+    for given in (into, added):
+        given.refuse_shards("take the norm with grad_norm and a group")
+    return into.outputs(out, (_NORM,), apart=apart, label=label)
+
+
+def _at_random(
+    into: Gradients, rounding: Any, seed: Any, offsets: Any, compensation: Any
+) -> dict[str, Any]:
+    """What a backend rounds at random by, if it does."""
+    if checks.choice(rounding, "rounding", ("nearest", "stochastic")) == "nearest":
+        return {}
+    if compensation is not None:
+        raise ValueError(
+            'rounding is "stochastic", but compensation keeps what rounding to nearest drops'
+        )
+    for name, view in into.named():
+        if view.dtype.itemsize != 2:
+            raise TypeError(
+                f'{name} has dtype {view.dtype}; rounding="stochastic" is for float16 and bfloat16'
+            )
+    own = into.seed(seed, "seed")
+    if not isinstance(own, int):
+        for k, _ in memory.meetings(into.backend, into.views, [own]):
+            raise ValueError(f"seed overlaps {into.name(k)}; pass a copy")
+    return {"seed": own, "offsets": _offsets(into, offsets)}
+
+
+def _offsets(into: Gradients, offsets: Any) -> list[int]:
+    """Where each buffer's elements are counted from."""
+    if isinstance(offsets, (Mapping, list)):
+        given = trees.spread(offsets, into.tree, is_array, "offsets", "buffers")
+        return [checks.offset(one, "offsets") for one in given]
+    sizes = accumulate(
+        (view.size for view in into.views), initial=checks.offset(offsets, "offsets")
+    )
+    return [checks.offset(one, "offsets") for one in islice(sizes, len(into.views))]
 
 
 def _compensating(into: Gradients, added: Gradients, compensation: Any, instead: str) -> Gradients:

@@ -18,17 +18,10 @@ struct Compensate : ThreeOp<sizeof(BUFFER), true> {
     template <typename S, typename T, int N>
     __device__ __forceinline__ void fetch(Held<S, T, N>& held, const S* grad, const T* buffer) {
         held.source = load<N>(grad);
-        held.target = load_or_nothing<N>(buffer);
-    }
-    template <int N, typename T> __device__ __forceinline__ Raw<T, N> load_or_nothing(const T* from) const {
-        if (!fresh) return load<N>(from);
-        Raw<T, N> nothing;
-#pragma unroll
-        for (int i = 0; i < N; ++i) nothing.put(i, narrow<T>(-0.0));
-        return nothing;
+        held.target = load_unless<N>(fresh, buffer);
     }
     template <int N, typename T> __device__ __forceinline__ Raw<T, N> rest_of(const T* buffer) const {
-        return load_or_nothing<N>(reinterpret_cast<const T*>(third_of(buffer)));
+        return load_unless<N>(fresh, reinterpret_cast<const T*>(third_of(buffer)));
     }
     template <typename S, typename T, int N>
     __device__ __forceinline__ void put(const Held<S, T, N>& held, Raw<T, N> rest, T* buffer) {

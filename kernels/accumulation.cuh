@@ -11,6 +11,15 @@
 // A flag that is read from its array, or is the number if that is null.
 __device__ __forceinline__ bool flag_of(const unsigned char* array, u32 flag) { return array ? *array : flag; }
 
+// N elements of a buffer, or -0 if it is to be overwritten: what is added to that stays as it is.
+template <int N, typename T> __device__ __forceinline__ Raw<T, N> load_unless(bool fresh, const T* from) {
+    if (!fresh) return load<N>(from);
+    Raw<T, N> nothing;
+#pragma unroll
+    for (int i = 0; i < N; ++i) nothing.put(i, narrow<T>(-0.0));
+    return nothing;
+}
+
 // If the types agree, every bit is kept.
 template <typename S, typename T> struct Convert {
     __device__ static __forceinline__ T apply(S x) {

@@ -232,6 +232,10 @@ def _pairs() -> Iterator[Case]:
                 yield Case(name, call, quick=scale != 1)
             call = partial(_compensate_lists, lists)
             yield Case(f"accumulate_grads {into} += 0.3 * {addend}, compensated", call, quick=True)
+            if len(kind.addends) == 1:  # 16 bits
+                call = partial(_accumulate_at_random, lists)
+                name = f"accumulate_grads {into} += 0.3 * {addend}, at random"
+                yield Case(name, call, quick=True)
 
 
 def _combine(on: On) -> Any:
@@ -305,6 +309,12 @@ def _compensate_lists(lists: Any, on: On) -> Any:
     options = {"scale": 0.3, "compensation": kept}
     gradkit.accumulate_grads(buffers, grads, overwrite=True, **options)
     return [*gradkit.accumulate_grads(buffers, grads, **options), *kept]
+
+
+def _accumulate_at_random(lists: Any, on: On) -> Any:
+    buffers, grads = ([on(array) for array in arrays] for arrays in lists)
+    options = {"scale": 0.3, "seed": 1, "offsets": 1 << 40}
+    return gradkit.accumulate_grads(buffers, grads, rounding="stochastic", **options)
 
 
 def _overwrite(pair: Any, on: On) -> Any:

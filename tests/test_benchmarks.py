@@ -68,6 +68,7 @@ def test_a_wrong_result_is_not_timed_and_fails_the_run(monkeypatch, tmp_path):
     assert {case["operation"] for case in found["cases"]} == {
         "accumulate_grad",
         "accumulate_grad, compensated",
+        "accumulate_grads, stochastic",
         "accumulate_grads with their norm",
         "accumulate_grads, norm of what arrives",
     }

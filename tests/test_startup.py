@@ -118,6 +118,8 @@ def of_buffers(make, operation, dtypes):
             yield given
             yield given | {"norm_out": make((), "float64")}
             yield given | {"compensation": [make(9, into) for _ in range(count)]}
+            if into in ("float16", "bfloat16"):
+                yield given | {"rounding": "stochastic"}
 
 
 def of_running(make, operation, dtypes):

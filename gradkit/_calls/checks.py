@@ -135,6 +135,22 @@ def integer(value: Any, label: str) -> int:
     return _index(value, label)
 
 
+def seed(value: Any, label: str) -> int:
+    """An integer of 64 bits."""
+    return _below(integer(value, label), label, 64)
+
+
+def offset(value: Any, label: str) -> int:
+    """A position in a list of elements."""
+    return _below(integer(value, label), label, 63)
+
+
+def _below(number: int, label: str, bits: int) -> int:
+    if not 0 <= number < 1 << bits:
+        raise ValueError(f"{label} must be at least 0 and below 2**{bits}, not {number}")
+    return number
+
+
 def axis_index(axis: Any, ndim: int, label: str = "axis") -> int:
     """An axis as a non-negative index."""
     index = _index(axis, label)

@@ -33,6 +33,7 @@ from gradkit._calls.roles import (
     Out,
     Overwrite,
     Scalar,
+    Seed,
     Verdict,
     Written,
 )
@@ -247,6 +248,10 @@ class AccumulateGrads(ListCall):
     ``change = compensation + scale * grad``, ``buffer' = round(buffer + change)`` and
     ``compensation' = round(buffer + change - buffer')``, or 0 if ``buffer'`` is not finite. To
     overwrite, both were -0. There gradients may broadcast.
+
+    With a ``seed``, of 64 bits, 16-bit buffers are rounded up or down at random, from float64:
+    ``gradkit/_numpy/at_random.py`` says how. The counter of an element is its gradient's offset
+    plus its index in C order.
     """
 
     buffers: Written[Grads]
@@ -257,6 +262,8 @@ class AccumulateGrads(ListCall):
     norm: Written[Norm | None]
     grad_norm: Written[Norm | None] = None
     compensation: Written[Grads | None] = None
+    seed: Seed | None = None
+    offsets: Sequence[int] = ()
 
 
 class ClipCoefficient(Call):

@@ -60,6 +60,7 @@ GuardState = NewType("GuardState", _Array)  # of a spike guard
 Verdict = NewType("Verdict", _Array)  # 0-d, a bool
 Number: TypeAlias = float | Scalar
 Flag: TypeAlias = bool | _Array  # the array has one bool, which is read on its device
+Seed: TypeAlias = int | _Array  # the array has one integer of 64 bits, read on its device
 Written: TypeAlias = Annotated[Role, "written"]
 
 DATA = frozenset({Data})

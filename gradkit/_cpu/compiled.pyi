@@ -138,6 +138,16 @@ def compensate(
     threads: int,
     /,
 ) -> None: ...
+def accumulate_at_random(
+    buffers: Sequence[Any],
+    grads: Sequence[Any],
+    scale: float,
+    overwrite: bool,
+    threads: int,
+    key: int,
+    offsets: Sequence[int],
+    /,
+) -> None: ...
 def exact_sums(
     instruction_set: str,
     threads: int,

@@ -20,8 +20,10 @@ from gradkit._calls.lists import (
     UnitNorms,
     ZeroGrad,
 )
+from gradkit._numpy.at_random import key_of
 from gradkit._numpy.block_clipping import kept_shape, unit_factors
 from gradkit._numpy.list_norms import coefficient
+from gradkit._numpy.writes import whole
 from gradkit._threads import workers
 
 __all__ = [
@@ -142,9 +144,22 @@ def accumulate_grads(call: AccumulateGrads) -> None:
         compiled.norms(call.grads, 2.0, 1.0, False, workers(), call.grad_norm, None)
     if call.do_update:
         numbers = float(call.scale), bool(call.overwrite), workers()
-        if call.compensation is None:
-            compiled.accumulate(call.buffers, call.grads, *numbers)
-        else:
+        if call.compensation is not None:
             compiled.compensate(call.buffers, call.grads, call.compensation, *numbers)
+        elif call.seed is not None:
+            _at_random(call, numbers)
+        else:
+            compiled.accumulate(call.buffers, call.grads, *numbers)
     if call.norm is not None:
         compiled.norms(call.buffers, 2.0, 1.0, False, workers(), call.norm, None)
+
+
+def _at_random(call: AccumulateGrads, numbers: tuple[float, bool, int]) -> None:
+    """Round by random bits; compiled loops count elements in the order of a buffer's memory."""
+    own = [b if b.flags.c_contiguous else b.copy(order="C") for b in call.buffers]
+    seeded = key_of(call.seed), call.offsets
+    with whole():
+        compiled.accumulate_at_random(own, call.grads, *numbers, *seeded)
+        for buffer, written in zip(call.buffers, own, strict=True):
+            if written is not buffer:
+                buffer[...] = written

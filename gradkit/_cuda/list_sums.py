@@ -17,6 +17,7 @@ from gradkit._cuda.list_norms import PART, SUM_OF_SQUARES, joining, norm_steps, 
 from gradkit._cuda.list_tables import (
     ALONE,
     KINDS,
+    Counted,
     Step,
     launch,
     plan_of,
@@ -27,7 +28,8 @@ from gradkit._cuda.list_tables import (
 from gradkit._dtypes import FLOATS, float_name, float_of
 
 _LIST = "accumulate_grads"  # the kernel, and its file
-_COMPENSATED = "accumulate_compensated"  # so too
+_COMPENSATED, _AT_RANDOM = "accumulate_compensated", "accumulate_at_random"  # so too
+_NO_SEED = np.uint64(0)
 
 
 def accumulating() -> Iterator[Combination]:
@@ -43,6 +45,8 @@ def accumulating_lists() -> Iterator[Combination]:
         for norm in (0, 1) if grad in FLOATS[buffer].addends else (0,):
             yield _LIST, {"CAPACITY": capacity, "NORM": norm, "GRAD": grad, "BUFFER": buffer}
     yield from compensating()
+    for capacity, grad, buffer in product(KINDS, FLOATS, ("float16", "bfloat16")):
+        yield _AT_RANDOM, {"CAPACITY": capacity, "GRAD": grad, "BUFFER": buffer}
     yield from norms(SUM_OF_SQUARES)
 
 
@@ -73,7 +77,8 @@ def add_lists(device: Device, call: AccumulateGrads) -> None:
     for k, pair in enumerate(zip(grads, buffers, strict=True)):
         kinds.setdefault((pair[0].dtype, pair[1].dtype), []).append(k)
     made: list[Step] = []
-    if call.norm is not None and len(kinds) == 1 and call.compensation is None:
+    plain = call.compensation is None and call.seed is None
+    if call.norm is not None and len(kinds) == 1 and plain:
         made = _with_norm(device, buffers, grads, chosen, call.norm)
     if not made:
         after = []
@@ -92,36 +97,35 @@ def _adding(
 ) -> Iterator[Step]:
     """What adds lists of pairs, of which each has its dtypes."""
     for own in lists:
-        each = [call.grads, call.buffers, call.compensation or []]
-        if len(lists) > 1:
-            each = [[arrays[k] for k in own] if arrays else [] for arrays in each]
-        sources, targets, thirds = each
-        types = _types(sources[0], targets[0])
-        if thirds:
-            yield from _compensated(device, sources, targets, thirds, chosen, types)
-            continue
-        for table in plan_of(device, sources, targets).tables:
+        yield from _adding_alike(device, call if len(lists) == 1 else _part(call, own), chosen)
+
+
+def _part(call: AccumulateGrads, chosen: Sequence[int]) -> AccumulateGrads:
+    """The same call on some of its pairs."""
+    every = {name: getattr(call, name) for name in ("buffers", "grads", "compensation", "offsets")}
+    return call.replaced(**{name: [of[k] for k in chosen] for name, of in every.items() if of})
+
+
+def _adding_alike(device: Device, call: AccumulateGrads, chosen: tuple[Any, ...]) -> Iterator[Step]:
+    """What adds pairs of one pair of dtypes; with a third array, as kernels/three_arrays.cuh."""
+    grads, buffers, kept = call.grads, call.buffers, call.compensation
+    types = _types(grads[0], buffers[0])
+    if kept is None and call.seed is None:
+        for table in plan_of(device, grads, buffers).tables:
             yield from steps(device, table, _LIST, _LIST, *chosen, None, NORM=0, **types)
-
-
-def _compensated(
-    device: Device,
-    grads: Grads,
-    buffers: Grads,
-    compensation: Grads,
-    chosen: tuple[Any, ...],
-    types: dict[str, Any],
-) -> list[Step]:
-    """What adds with compensation: of a list as kernels/three_arrays.cuh has it."""
-    plan = plan_of(device, _joined(grads, compensation), _joined(buffers, buffers))
+        return
+    sources = Counted(grads, buffers, call.offsets) if kept is None else _joined(grads, kept)
+    plan = plan_of(device, sources, _joined(buffers, buffers))
     if len(plan.tables) > 1 and len(buffers) > 1:  # captured: a table has whole threes
-        made: list[Step] = []
-        for half in (slice(len(buffers) // 2), slice(len(buffers) // 2, None)):
-            own, into, kept = ([*arrays][half] for arrays in (grads, buffers, compensation))
-            made += _compensated(device, own, into, kept, chosen, types)
-        return made
-    device.pointers(compensation, write=True)  # an emulator checks what is written
-    return plan_steps(device, plan, _COMPENSATED, _COMPENSATED, *chosen, **types)
+        every = range(len(buffers))
+        for half in (every[: len(every) // 2], every[len(every) // 2 :]):
+            yield from _adding_alike(device, _part(call, half), chosen)
+    elif kept is None:
+        seed = (None, np.uint64(call.seed)) if isinstance(call.seed, int) else (call.seed, _NO_SEED)
+        yield from plan_steps(device, plan, _AT_RANDOM, _AT_RANDOM, *chosen, *seed, **types)
+    else:
+        device.pointers(kept, write=True)  # an emulator checks what is written
+        yield from plan_steps(device, plan, _COMPENSATED, _COMPENSATED, *chosen, **types)
 
 
 def _joined(first: Grads, second: Grads) -> Grads:

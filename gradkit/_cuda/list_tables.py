@@ -8,12 +8,14 @@ again from memory that is not kept: there a long list goes in several launches, 
 of the list in its parameters.
 """
 
+import math
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import count
 from operator import attrgetter
+from types import SimpleNamespace
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
@@ -276,7 +278,7 @@ def plan_of(
         found: ListPlan = sources.plan  # type: ignore[attr-defined]
         return found
     pairs: tuple[Grads, ...] = (sources,) if alone else (sources, targets or ())
-    addresses = [] if alone else [device.pointers(sources, write=False)]
+    addresses = [] if alone else [_places(device, sources)]
     addresses.append(device.pointers(pairs[-1], write=write))  # the last are what may be written
     if keeping and isinstance(sources, Borrowed):
         key: Hashable = (device, device.stream, sources.known)
@@ -291,6 +293,35 @@ def plan_of(
     if keeping:
         sources.plan = plan  # type: ignore[attr-defined]
     return plan
+
+
+class Counted(Views):
+    """Arrays, and behind them as many runs of counters, each like a target in C order.
+
+    To a plan, a counter is an element of a byte, at an address that is the counter itself.
+    """
+
+    def __init__(self, arrays: Grads, targets: Grads, offsets: Sequence[int]):
+        super().__init__([*arrays, *map(_Counters, targets)])
+        self.arrays, self.offsets = arrays, offsets
+
+
+class _Counters:
+    """What a plan asks of an array, of counters."""
+
+    dtype, itemsize = np.dtype(np.uint8), 1
+    flags = SimpleNamespace(c_contiguous=True)
+
+    def __init__(self, like: Array):
+        self.shape, self.ndim = like.shape, like.ndim
+        self.strides = tuple(math.prod(like.shape[k + 1 :]) for k in range(like.ndim))
+
+
+def _places(device: Device, sources: Grads) -> tuple[int, ...]:
+    """Where sources begin."""
+    if isinstance(sources, Counted):
+        return (*device.pointers(sources.arrays, write=False), *sources.offsets)
+    return device.pointers(sources, write=False)
 
 
 def _properties(pairs: Sequence[Grads], axes: Axes | None) -> tuple[Hashable, ...]:

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from gradkit._calls.lists import AccumulateGrad, AccumulateGrads, AccumulateGradV2, GradNorm
-from gradkit._numpy.blocks import Array
+from gradkit._numpy.at_random import key_of, random_bits, rounded_at_random
+from gradkit._numpy.blocks import BLOCK, Array, blocks, part
 from gradkit._numpy.lists import grad_norm
 from gradkit._numpy.writes import side_by_side, store, whole
 
@@ -32,6 +33,8 @@ def accumulate_grads(call: AccumulateGrads) -> None:
         grad_norm(GradNorm(grads=call.grads, norm_type=2.0, norm=call.grad_norm))
     if call.do_update and call.compensation is not None:
         _compensate(call, call.compensation, float(call.scale), overwrite=bool(call.overwrite))
+    elif call.do_update and call.seed is not None:
+        _accumulate_at_random(call, key_of(call.seed))
     elif call.do_update:
         numbers = float(call.scale), bool(call.overwrite)
         _accumulate(call.buffers, call.grads, numbers[0], overwrite=numbers[1])
@@ -65,3 +68,16 @@ def _compensate(
             moved = after - before
             rest = (before - (after - moved)) + (change - moved)
             store(np.where(np.isfinite(after), rest, 0), kept)
+
+
+def _accumulate_at_random(call: AccumulateGrads, key: int) -> None:
+    """As ``_accumulate``, but rounded by random bits; blocks are runs of counters."""
+    scale, overwrite = float(call.scale), bool(call.overwrite)
+    with whole():
+        for buffer, grad, counter in zip(call.buffers, call.grads, call.offsets, strict=True):
+            for index in blocks(buffer.shape, BLOCK // 4):
+                own, term = part(buffer, index), part(grad, index).astype(np.float64) * scale
+                bits = random_bits(key, counter, own.size).reshape(own.shape)
+                rounded = rounded_at_random(term if overwrite else own + term, bits, own.dtype)
+                own.view(np.uint16)[...] = rounded
+                counter += own.size

@@ -10,6 +10,7 @@ from gradkit._arrays import HOST, Framework, backend_of, framework_of, is_array
 from gradkit._backend import Array, Number
 from gradkit._calls import checks
 from gradkit._calls.backend import Backend
+from gradkit._calls.roles import Seed
 
 _ONE = "one number"
 # What to pass in place of objects that look like arrays, by their library.
@@ -108,6 +109,21 @@ class Given:
             return value
         limit = self.number(value, label)
         return checks.nonnegative(limit, label) if isinstance(limit, float) else limit
+
+    def seed(self, value: Any, label: str) -> Seed:
+        """An integer of 64 bits; one in an array on the device is read there."""
+        if not is_array(value) or is_scalar(value):
+            return checks.seed(value, label)
+        framework = known_framework(value, label)
+        view = view_of(framework, value, label)
+        checks.shape(view, (), label, _ONE)
+        if view.dtype not in ("int64", "uint64"):
+            raise TypeError(f"{label} has dtype {view.dtype}; accepted: int64, uint64")
+        if _on_host(view):
+            return checks.seed(view[()], label)
+        if framework is not self.framework:
+            refuse_mixture(label, framework, self.first()[0], self.framework)
+        return self.near(view, label)  # type: ignore[no-any-return]
 
     def found(self, value: Any, label: str) -> Array | None:
         """A bool, or an array of one number that is not 0 if it is true: float64 on the device."""

@@ -1,6 +1,7 @@
 """Adding micro-batch gradients to buffers, on pytrees inside of ``jit``."""
 
 from functools import partial
+from itertools import accumulate
 from typing import Any, Literal, TypeVar
 
 import jax
@@ -29,6 +30,8 @@ def accumulate_grads(
     overwrite: Any = False,
     do_update: Any = True,
     casting: Literal["safe", "same_kind"] = "safe",
+    rounding: Literal["nearest", "stochastic"] = "nearest",
+    seed: Any = 0,
 ) -> _Tree:
     """``buffer + scale * grad`` for each buffer of a pytree, or ``scale * grad``.
 
@@ -50,6 +53,11 @@ def accumulate_grads(
         Whether the buffers change at all.
     casting : {"safe", "same_kind"}
         "same_kind" also accepts gradients of a wider dtype, and rounds the sums.
+    rounding : {"nearest", "stochastic"}
+        "stochastic" rounds sums up or down to 16-bit buffers, as :func:`gradkit.accumulate_grads`
+        says, and with its bits.
+    seed : int, or 0-d integer array
+        For "stochastic": another one in each step, such as the step's number; at least 0.
 
     Returns
     -------
@@ -74,7 +82,10 @@ def accumulate_grads(
     {'w': Array([0.5, 0.5], dtype=float32)}
     """
     numbers = _numbers(scale, overwrite, do_update)
-    added: _Tree = _accumulate(buffers, None, grads, *numbers, casting)[0]
+    own = None
+    if checks.choice(rounding, "rounding", ("nearest", "stochastic")) == "stochastic":
+        own = _words(seed)
+    added: _Tree = _accumulate(buffers, None, grads, *numbers, own, casting)[0]
     return added
 
 
@@ -121,7 +132,7 @@ def accumulate_grads_compensated(
     (Array([258], dtype=bfloat16), Array([0], dtype=bfloat16))
     """
     numbers = _numbers(scale, overwrite, do_update)
-    found: tuple[_Tree, _Tree] = _accumulate(buffers, compensation, grads, *numbers, casting)
+    found: tuple[_Tree, _Tree] = _accumulate(buffers, compensation, grads, *numbers, None, casting)
     return found
 
 
@@ -129,6 +140,17 @@ def _numbers(scale: Any, overwrite: Any, do_update: Any) -> tuple[Any, Any, Any]
     if not isinstance(scale, jax.Array):
         checks.finite(checks.real(scale, "scale"), "scale")
     return given(scale, "scale"), _flag(overwrite, "overwrite"), _flag(do_update, "do_update")
+
+
+def _words(seed: Any) -> Any:
+    """A seed as JAX holds it, which may have no integers of 64 bits: two words, the lower first."""
+    if not isinstance(seed, jax.Array):
+        return np.array([checks.seed(seed, "seed")], np.uint64).view(np.uint32)
+    checks.shape(seed, (), "seed", "one number")
+    if not jnp.issubdtype(seed.dtype, jnp.integer):
+        raise TypeError(f"seed has dtype {seed.dtype}; accepted: integers")
+    upper = seed >> 32 if seed.dtype.itemsize == 8 else jnp.zeros_like(seed)
+    return jnp.stack([seed.astype(jnp.uint32), upper.astype(jnp.uint32)])
 
 
 def _flag(flag: Any, label: str) -> Any:
@@ -139,21 +161,29 @@ def _flag(flag: Any, label: str) -> Any:
 
 @partial(jax.jit, inline=True, static_argnames="casting")
 def _accumulate(
-    buffers: Any, kept: Any, grads: Any, scale: Any, overwrite: Any, do_update: Any, casting: Any
+    buffers: Any,
+    kept: Any,
+    grads: Any,
+    scale: Any,
+    overwrite: Any,
+    do_update: Any,
+    seed: Any,
+    casting: Any,
 ) -> tuple[Any, Any]:
     """The new buffers, and what is kept beside them, which may be ``None``."""
     # What is wrong with a call is found out on arrays without elements.
     beside = None if kept is None else _without_elements(kept)
     empty = map(_without_elements, (buffers, grads))
-    gradkit.accumulate_grads(*empty, compensation=beside, casting=casting)
+    rounding: Any = "nearest" if seed is None else "stochastic"
+    gradkit.accumulate_grads(*empty, compensation=beside, casting=casting, rounding=rounding)
     (into, tree), (rest, rest_tree) = map(jax.tree.flatten, (buffers, kept))
     written, added, count = [*into, *rest], jax.tree.leaves(grads), len(into)
     if not into:
         return buffers, kept
 
     def compute(outs: list[Array], ins: list[Any]) -> None:
-        by, fresh, update = ins[-3:]
-        factor, addends = read(by), Views(ins[len(written) : -3])
+        by, fresh, update, *seeds = ins[len(written) + count :]
+        factor, addends = read(by), Views(ins[len(written) : len(written) + count])
         backend_of(by).accumulate_grads(
             AccumulateGrads(
                 buffers=Views(outs[:count]),
@@ -163,11 +193,14 @@ def _accumulate(
                 scale=factor,
                 norm=None,
                 compensation=Views(outs[count:]) if rest else None,
+                seed=seeds[0].view(np.uint64).reshape(()) if seeds else None,
+                offsets=[*accumulate((array.size for array in outs[:-1]), initial=0)],
             )
         )
 
     results = [ResultShape(array.shape, array.dtype) for array in written]
     operands = [*written, *added, scale, overwrite, do_update]
+    operands += [] if seed is None else [seed]
     reuse = {k: k for k in range(len(written))}
     found = call(_REFUSAL, compute, results, operands, reuse=reuse)
     return tree.unflatten(found[:count]), rest_tree.unflatten(found[count:])

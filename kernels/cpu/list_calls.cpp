@@ -463,6 +463,24 @@ void compensate(const List& list, const ListSetting& setting, double scale, bool
     });
 }
 
+void accumulate_at_random(
+    const List& list, const ListSetting& setting, double scale, bool overwrite, const Counters& from
+) {
+    Pieces pieces(list, setting);
+    pieces.each<0>([&](i64 k, const Dtype* dtypes, char** at, i64 count) {
+        const Pieces::Piece& piece = pieces.pieces()[k];
+        const uint64_t first = from.offsets[piece.entry] + static_cast<uint64_t>(piece.begin);
+        double terms[TERMS];
+        for (i64 j = 0; j < count; j += TERMS) {
+            const i64 some = at_most(TERMS, count - j);
+            setting.kernels.terms[dtypes[1]](at[1] + j * bytes_of(dtypes[1]), terms, some, scale);
+            char* const to = at[0] + j * bytes_of(dtypes[0]);
+            const uint64_t counter = first + static_cast<uint64_t>(j);
+            setting.kernels.round_at_random[dtypes[0]](terms, to, some, overwrite, from.key, counter);
+        }
+    });
+}
+
 void accumulate(const List& list, const ListSetting& setting, double scale, bool overwrite) {
     Pieces(list, setting).each<0>([&](i64, const Dtype* dtypes, char** at, i64 count) {
         const Dtype into = dtypes[0], addend = dtypes[1];

@@ -85,3 +85,13 @@ void clamp(const List& list, const ListSetting& setting, double limit);
 void zero(const List& list, const ListSetting& setting);
 void accumulate(const List& list, const ListSetting& setting, double scale, bool overwrite);
 void compensate(const List& list, const ListSetting& setting, double scale, bool overwrite);
+
+// Where random bits come from: each array's elements are counted from its offset, in C order if the
+// first side is so.
+struct Counters {
+    uint64_t key;
+    std::vector<uint64_t> offsets;
+};
+void accumulate_at_random(
+    const List& list, const ListSetting& setting, double scale, bool overwrite, const Counters& from
+);

@@ -303,6 +303,18 @@ void compensate_list(
     });
 }
 
+void accumulate_list_at_random(
+    nb::handle buffers, nb::handle grads, double scale, bool overwrite, int threads, uint64_t key,
+    nb::handle offsets
+) {
+    const List list = side_by_side(buffers, grads);
+    Counters from = {key, {}};
+    for (const nb::handle offset : offsets) from.offsets.push_back(nb::cast<uint64_t>(offset));
+    write(list, threads, [&](const ListSetting& setting) {
+        accumulate_at_random(list, setting, scale, overwrite, from);
+    });
+}
+
 }  // namespace
 
 void define_lists(nb::module_& module) {
@@ -318,4 +330,5 @@ void define_lists(nb::module_& module) {
     module.def("zero", &zero_list);
     module.def("accumulate", &accumulate_list);
     module.def("compensate", &compensate_list);
+    module.def("accumulate_at_random", &accumulate_list_at_random);
 }

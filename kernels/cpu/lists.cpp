@@ -6,6 +6,7 @@
 //   clamp       to = min(max(from, -limit), limit)
 //   add, terms  to += scale * from, or to = scale * from
 //   compensate  the same of a pair, of which the second keeps what the first drops
+//   round_at_random  the same, rounded by random bits
 //
 // Plain loops that a compiler makes vectors of. Bits are the same for each instruction set: sums
 // have LANES totals, whatever a vector holds. Products and scaled sums are computed in float64 and
@@ -14,6 +15,12 @@
 #include "lists.h"
 
 #include "powers.h"
+
+namespace ISA {
+typedef uint32_t u32;
+typedef uint64_t u64;
+#include "../random_rounding.cuh"
+}  // namespace ISA
 
 namespace ISA {
 
@@ -222,22 +229,42 @@ template <typename T> void store_terms(const double* terms, void* to, i64 count)
     write_run(count, static_cast<Element<T>*>(to), [=](i64 j) INLINED { return terms[j]; });
 }
 
-// Knuth's two-sum, in which the sum is rounded to T.
+// Knuth's two-sum, in which the sum is rounded to T. In loops that become vectors.
 template <typename T> void compensate(
     const double* terms, void* to, void* rest, i64 count, bool fresh
 ) {
+    constexpr i64 BLOCK = 128;
+    double before[BLOCK], change[BLOCK];
+    for (i64 at = 0; at < count; at += BLOCK) {
+        const i64 some = count - at < BLOCK ? count - at : BLOCK;
+        Element<T>* y = static_cast<Element<T>*>(to) + at;
+        Element<T>* c = static_cast<Element<T>*>(rest) + at;
+        for (i64 j = 0; j < some; ++j) {
+            before[j] = fresh ? -0.0 : wide(y[j].value);
+            change[j] = (fresh ? -0.0 : wide(c[j].value)) + terms[at + j];
+        }
+        INDEPENDENT
+        for (i64 j = 0; j < some; ++j) narrow(before[j] + change[j], y[j].value);
+        INDEPENDENT
+        for (i64 j = 0; j < some; ++j) {
+            const double after = wide(y[j].value), moved = after - before[j];
+            const double dropped = (before[j] - (after - moved)) + (change[j] - moved);
+            change[j] = after - after == 0 ? dropped : 0;
+        }
+        INDEPENDENT
+        for (i64 j = 0; j < some; ++j) narrow(change[j], c[j].value);
+    }
+}
+
+template <typename T> void round_at_random(
+    const double* terms, void* to, i64 count, bool fresh, u64 key, u64 counter
+) {
     Element<T>* y = static_cast<Element<T>*>(to);
-    Element<T>* c = static_cast<Element<T>*>(rest);
     INDEPENDENT
     for (i64 j = 0; j < count; ++j) {
-        const double before = fresh ? -0.0 : wide(y[j].value);
-        const double change = (fresh ? -0.0 : wide(c[j].value)) + terms[j];
-        T sum;
-        narrow(before + change, sum);
-        const double after = wide(sum), moved = after - before;
-        const double dropped = (before - (after - moved)) + (change - moved);
-        y[j].value = sum;
-        narrow(after - after == 0 ? dropped : 0, c[j].value);
+        const double sum = (fresh ? -0.0 : wide(y[j].value)) + terms[j];
+        const u32 bits = random_bits(key, counter + static_cast<u64>(j));
+        y[j].value.bits = rounded_at_random<T>(bits_of<u64>(sum), bits);
     }
 }
 
@@ -248,6 +275,7 @@ const ListKernels list_kernels = {
     OF_EACH_DTYPE(scale_each), OF_EACH_DTYPE(clamp),    OF_EACH_DTYPE(add),
     OF_EACH_DTYPE(terms_of),   OF_EACH_DTYPE(add_terms), OF_EACH_DTYPE(store_terms),
     OF_EACH_DTYPE(compensate),
+    {round_at_random<f16>, round_at_random<bf16>, nullptr, nullptr},
 };
 
 }  // namespace ISA

@@ -439,6 +439,34 @@ def _array_of(host, a, _):
     return a(host)
 
 
+def at_random(**given):
+    """Arguments of a sum that is rounded at random, into 16 bits."""
+    halves = {"buffers": lambda a, _: [a(f32(R, C).astype("f2")), a(f32(3).astype("f2"))]}
+    halves["grads"] = lambda a, g: halves["buffers"](a, g)
+    return halves | {"rounding": "stochastic"} | given
+
+
+_WRONG_ROUNDING = (
+    ({"rounding": "up"}, ValueError, "rounding must be one of 'nearest', 'stochastic', not 'up'"),
+    ({"rounding": "stochastic"}, TypeError, r"buffers\[0\] has dtype float32; .* float16 and bf"),
+    (at_random(seed=-1), ValueError, r"seed must be at least 0 and below 2\*\*64, not -1"),
+    (at_random(seed=1 << 64), ValueError, "seed must be at least 0 and below"),
+    (at_random(seed=1.0), TypeError, "seed must be an integer, not float"),
+    (at_random(seed=True), TypeError, "seed must be an integer, not bool"),
+    (at_random(seed=lambda a, _: a(f64())), TypeError, "seed (has dtype|must be an integer)"),
+    (at_random(seed=lambda a, _: a(np.ones(2, int))), ValueError, r"seed has shape \(2,\)"),
+    (at_random(offsets=-1), ValueError, r"offsets must be at least 0 and below 2\*\*63, not -1"),
+    (at_random(offsets=[0]), ValueError, "offsets has 1 .*, but buffers has 2"),
+    (at_random(offsets=[0, 1.5]), TypeError, "offsets must be an integer, not float"),
+    (at_random(offsets=(1 << 63) - 2), ValueError, "offsets must be at least 0 and below"),
+    (
+        at_random(compensation=lambda a, g: at_random()["buffers"](a, g)),
+        ValueError,
+        'rounding is "stochastic", but compensation keeps what rounding to nearest drops',
+    ),
+)
+
+
 def lists_that_do_not_match():
     """Containers of buffers and gradients."""
     f = "accumulate_grads"
@@ -550,6 +578,7 @@ def lists_that_do_not_match():
             r"compensation\[1\] is read-only",
             {"compensation": lambda a, _: [a(f32(R, C)), a.read_only(f32(3))]},
         ),
+        *((f"{given}", *said, given) for given, *said in _WRONG_ROUNDING),
         ("overwrite=1", TypeError, "overwrite must be a bool", {"overwrite": 1}),
         ("do_update=None", TypeError, "do_update must be a bool", {"do_update": None}),
     ):

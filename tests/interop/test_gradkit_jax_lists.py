@@ -219,6 +219,37 @@ def test_sums_that_keep_what_rounding_drops(name, way):  # noqa: ARG001
         add(start, jax.tree.map(lambda x: x.astype("float16"), nothing), grads)
 
 
+def test_sums_rounded_at_random(way):  # noqa: ARG001
+    """With the bits of direct calls; the seed may be the number of a step that is carried on."""
+    start = {"a": jnp.full((3, 40), 256, "bfloat16"), "b": [jnp.ones(50, "float16")]}
+    grads = {
+        "a": jnp.full((3, 40), 0.7, "bfloat16"),
+        "b": [jnp.linspace(0, 1e-3, 50, dtype="float16")],
+    }
+    host, arriving = (list(map(np.array, jax.tree.leaves(tree))) for tree in (start, grads))
+    for step in range(5):
+        gradkit.accumulate_grads(host, arriving, scale=0.3, rounding="stochastic", seed=step)
+    add = partial(gradkit.jax.accumulate_grads, scale=0.3, rounding="stochastic")
+    total, _ = jax.jit(jax.lax.scan, static_argnums=0)(
+        lambda carried, step: (add(carried, grads, seed=step), None), start, jnp.arange(5)
+    )
+    assert_same_tree(jax.tree.leaves(total), host)
+    one = gradkit.accumulate_grads(
+        list(map(np.array, jax.tree.leaves(start))),
+        arriving,
+        scale=0.3,
+        rounding="stochastic",
+        seed=7 + 2**40,
+    )
+    assert_same_tree(jax.tree.leaves(add(start, grads, seed=7 + 2**40)), one)
+    with pytest.raises(TypeError, match="seed has dtype float32; accepted: integers"):
+        add(start, grads, seed=jnp.ones(()))
+    with pytest.raises(ValueError, match="seed must be at least 0 and below"):
+        add(start, grads, seed=-1)
+    with pytest.raises(TypeError, match=r"buffers\['a'\] has dtype float32; rounding="):
+        add(jax.tree.map(lambda x: x.astype("float32"), start), grads)
+
+
 def test_buffers_are_written_in_place_if_nobody_else_needs_them():
     buffer, grad = jnp.zeros((32, 32)), jnp.ones((32, 32), jnp.bfloat16)
     place = buffer.unsafe_buffer_pointer()

@@ -57,6 +57,7 @@ def containers(tensor: Tensor, limit: Tensor, parameters: list[Parameter]) -> No
     assert_type(clip_grad_norm(grads, 1.0), Tensor)
     assert_type(gradkit.accumulate_grads(grads, grads, scale=limit), dict[str, Tensor])
     assert_type(gradkit.accumulate_grads(grads, grads, compensation=grads), dict[str, Tensor])
+    gradkit.accumulate_grads(grads, grads, rounding="stochastic", seed=limit, offsets={"w": 0})
     gradkit.zero_grad(each([tensor]))
 
 

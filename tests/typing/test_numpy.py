@@ -86,6 +86,8 @@ def test_accumulation() -> None:
     assert_type(gradkit.accumulate_grad(buffer, grads["w"]), Float64)
     assert_type(gradkit.accumulate_grad_v2(buffer, _ones(3), overwrite=True), tuple[bool, Float64])
     assert gradkit.accumulate_grads(buffers, grads, norm_out=np.zeros(())) is buffers
+    half = [np.zeros(3, np.float16)]
+    gradkit.accumulate_grads(half, half, rounding="stochastic", seed=np.int64(1), offsets=[7])
     kept = {"w": np.zeros_like(buffer)}
     assert gradkit.accumulate_grads({"w": buffer}, grads, compensation=kept)["w"] is buffer
     assert_type(gradkit.zero_grad(grads), dict[str, Float32])
