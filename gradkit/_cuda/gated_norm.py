@@ -143,7 +143,7 @@ class _Launcher:
         # Partial sums cost at most a tenth of the five arrays, unless multiprocessors were idle.
         cheap = self.rows * dtype_named(self.types[0]).itemsize // (4 * self._accumulator.itemsize)
         count = min(launch.grid[0], max(self.device.multiprocessors, cheap))
-        return launch._replace(grid=(count,))
+        return Launch(launch.kernel, (count,), launch.block)
 
     def _launch(self, name: str, **more: int) -> Launch:
         found = kernel(self.device, name, name, **norm_macros(self.types, self.vector, **more))
