@@ -1,6 +1,7 @@
 """Norms over the rows of a matrix: layer norm, RMS norm, the invertible layer norm.
 
-A gradient must read or write 3 M D elements, a norm 2 M D, and 4 M D with a residual.
+A gradient must read or write 3 M D elements, a norm 2 M D, and 4 M D with a residual; 5 M D and
+3 M D with a gate.
 """
 
 import inspect
@@ -68,6 +69,26 @@ def _invertible_rms_grad(dy: Any, y: Any, scale: Any, inv_std: Any) -> Any:
     return _rms_norm_grad(dy, y / scale / inv_std[:, None], scale, inv_std)
 
 
+def _silu(gate: Any) -> Any:
+    share = 1 / (1 + math.e**-gate)  # an array of any library
+    return gate * share, share * (1 + gate * (1 - share))
+
+
+def _gated_rms_norm(x: Any, gate: Any, scale: Any) -> Any:
+    y, inv_std = _rms_norm(x, scale)
+    return y * _silu(gate)[0], inv_std
+
+
+def _gated_rms_norm_grad(dy: Any, x: Any, gate: Any, scale: Any, inv_std: Any) -> Any:
+    value, slope = _silu(gate)
+    dx, dscale = _rms_norm_grad(dy * value, x, scale, inv_std)
+    return dx, dy * (x * inv_std[:, None]) * scale * slope, dscale
+
+
+def _torch_gated_rms_norm(x: Any, gate: Any, scale: Any) -> Any:
+    return _torch_rms_norm(x, scale) * torch.nn.functional.silu(gate)
+
+
 def _torch_rms_norm_grad(dy: Any, x: Any, scale: Any, inv_std: Any) -> Any:
     """Compute in float32, as torch.compile does: PyTorch has no operator for it."""
     dx, dscale = _rms_norm_grad(dy.float(), x.float(), scale.float(), inv_std)
@@ -131,6 +152,12 @@ TABLES: dict[str, Table] = {
         "naive": _invertible_rms_grad,
         **COMPILED,
     },
+    "gated_rms_norm_grad": {
+        "gradkit": gradkit.gated_rms_norm_grad,
+        "torch": lambda a: backward(_torch_gated_rms_norm, a.dy, a.x, a.gate, a.scale),
+        "naive": _gated_rms_norm_grad,
+        **COMPILED,
+    },
     "layer_norm": {
         "gradkit": gradkit.layer_norm,
         "torch": lambda a: partial(
@@ -159,6 +186,12 @@ TABLES: dict[str, Table] = {
         "naive": _add_rms_norm,
         **COMPILED,
     },
+    "gated_rms_norm": {
+        "gradkit": gradkit.gated_rms_norm,
+        "torch": lambda a: partial(_torch_gated_rms_norm, a.x, a.gate, a.scale),
+        "naive": _gated_rms_norm,
+        **COMPILED,
+    },
 }
 GRADIENTS = [name for name in TABLES if name.endswith("_grad")]
 CPU_TARGETS = {"naive": 3.0, "torch": 1.3, "jax": 2.0, "onnxruntime": 5.0, AIM: 0.35}
@@ -167,23 +200,26 @@ COPIED = {
     "rms_norm_grad": 0.85,
     "invertible_layer_norm_grad": 0.80,
     "invertible_rms_norm_grad": 0.85,
+    "gated_rms_norm_grad": 0.70,
 }
+# Arrays of the data's size that are read or written.
+MOVED = {"gated_rms_norm_grad": 5, "add_rms_norm": 4, "gated_rms_norm": 3}
+DATA = ("x", "residual", "gate")
 
 
 def cases(device: Device, *, quick: bool = False) -> Iterator[Case]:
     """Yield every gradient and every norm on its shapes and dtypes."""
     shapes = chosen(device)
     for name in GRADIENTS:
-        wanted = shapes.norms[:3] if name.startswith("invertible") else shapes.norms
+        wanted = shapes.norms[:3] if name.startswith(("invertible", "gated")) else shapes.norms
         for shape, dtype in shapes.pairs(wanted, shapes.others, quick=quick):
-            yield _case(device, name, shape, dtype, 3 * math.prod(shape))
+            yield _case(device, name, shape, dtype, MOVED.get(name, 3) * math.prod(shape))
         if name == "rms_norm_grad" and device.name == "cpu":
             yield from _of_parts(device, shapes.norms[:2])
     for name in (each for each in TABLES if each not in GRADIENTS):
         others = ("bfloat16",) if device.name == "cpu" else ()
         for shape, dtype in shapes.pairs(shapes.norms[:2], others, quick=quick):
-            moved = 4 if name == "add_rms_norm" else 2
-            yield _case(device, name, shape, dtype, moved * math.prod(shape))
+            yield _case(device, name, shape, dtype, MOVED.get(name, 2) * math.prod(shape))
 
 
 def _case(device: Device, name: str, shape: Shape, dtype: str, moved: int) -> Case:
@@ -201,7 +237,7 @@ def _case(device: Device, name: str, shape: Shape, dtype: str, moved: int) -> Ca
 def norm_arguments(device: Device, name: str, shape: Shape, dtype: str) -> Arguments:
     """Return a norm's arguments by name."""
     return {
-        each: device.normal(shape if each in ("x", "residual") else shape[1:], dtype, seed)
+        each: device.normal(shape if each in DATA else shape[1:], dtype, seed)
         for seed, each in enumerate(_arrays_of(name))
     }
 
@@ -219,6 +255,7 @@ def gradient_arguments(device: Device, name: str, shape: Shape, dtype: str) -> A
     inv_std = 1 / (squares + (1e-5 if centred else 1e-6)) ** 0.5
     mean, inv_std = (device.array(each.astype(statistic)) for each in (mean, inv_std))
     found = {"dy": dy, "x": x, "y": x, "scale": scale, "bias": bias, "mean": mean}
+    found["gate"] = device.normal(shape, dtype, 4)
     return {each: {**found, "inv_std": inv_std}[each] for each in _arrays_of(name)}
 
 

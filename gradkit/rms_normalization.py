@@ -3,14 +3,28 @@
 Rows, dtypes and ``out`` are as in :mod:`gradkit.layer_normalization`.
 """
 
-from typing import SupportsIndex
+from typing import Literal, SupportsIndex
 
-from gradkit._calls.rows import AddRmsNorm, InvertibleRmsNormGrad, RmsNorm, RmsNormGrad
+from gradkit._calls.rows import (
+    AddRmsNorm,
+    GatedRmsNorm,
+    GatedRmsNormGrad,
+    InvertibleRmsNormGrad,
+    RmsNorm,
+    RmsNormGrad,
+)
 from gradkit._open.dispatch import run
 from gradkit._open.foreign import answers
 from gradkit._typing import AnyArray, Outs, Real, S, X
 
-__all__ = ["add_rms_norm", "invertible_rms_norm_grad", "rms_norm", "rms_norm_grad"]
+__all__ = [
+    "add_rms_norm",
+    "gated_rms_norm",
+    "gated_rms_norm_grad",
+    "invertible_rms_norm_grad",
+    "rms_norm",
+    "rms_norm_grad",
+]
 
 
 @answers
@@ -261,5 +275,163 @@ def invertible_rms_norm_grad(
     """
     call = InvertibleRmsNormGrad(
         dy=dy, y=y, scale=scale, inv_std=inv_std, ds=ds, axis=axis, scale_offset=scale_offset
+    )
+    return run(call, out)
+
+
+@answers
+def gated_rms_norm(
+    x: X,
+    gate: AnyArray,
+    scale: AnyArray | None = None,
+    *,
+    activation: Literal["silu", "swish", "sigmoid"] = "silu",
+    norm_before_gate: bool = True,
+    axis: SupportsIndex = -1,
+    eps: Real = 1e-6,
+    scale_offset: Real = 0.0,
+    out: Outs = None,
+) -> tuple[X, X]:
+    """RMS norm with an activated gate: ``rms_norm(x) * act(gate)``, or ``rms_norm(x * act(gate))``.
+
+    It is computed in the accumulation dtype and rounded to x's dtype once. ``x`` and ``gate`` may
+    be views of one projection, which is read where it lies.
+
+    Parameters
+    ----------
+    x, gate : arrays of shape (*rows, *normalised)
+        T: float16, bfloat16, float32 or float64.
+    scale : array of shape ``x.shape[axis:]``, optional
+        V, as in :func:`layer_norm`.
+    activation : "silu" (alias "swish") or "sigmoid"
+        ``silu(g) = g * sigmoid(g)``. No gate overflows it; as in PyTorch, that of minus infinity
+        is NaN for silu, and so is the derivative of an infinite gate.
+    norm_before_gate : bool
+        The product with the gate follows the norm, as in Qwen3-Next and gated DeltaNet; if false,
+        what is normalised is ``x * act(gate)``, as in Mamba-2.
+    axis : int
+        The first normalised dimension; all dimensions after it are normalised too. For groups in a
+        row, reshape all of them to (*rows, groups, -1).
+    eps : float
+        Added to the mean square; finite and at least 0.
+    scale_offset : float
+        Added to ``scale`` in the accumulation dtype; 1 for a scale that is stored as its distance
+        from 1.
+    out : tuple (y, inv_std), optional
+        Where the results are written; ``y`` may be ``x`` or ``gate``.
+
+    Returns
+    -------
+    y : array of x's shape and dtype
+    inv_std : float32 (float64 for float64 data) array of shape ``x.shape[:axis]``
+        Of ``x``, or of ``x * act(gate)``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`layer_norm`; an ``activation`` that is none of these words; ``norm_before_gate``
+        that is no bool.
+
+    References
+    ----------
+    Dao, Gu: "Transformers are SSMs", 2024; Mamba's ``RMSNormGated``; flash-linear-attention's
+    ``FusedRMSNormGated``; Hugging Face Transformers' ``Qwen3NextRMSNormGated``.
+
+    Examples
+    --------
+    >>> import numpy as np, gradkit
+    >>> x, gate = np.array([[3.0, 4.0]]), np.array([[0.0, 1.0]])
+    >>> y, inv_std = gradkit.gated_rms_norm(x, gate, activation="sigmoid", eps=0.0)
+    >>> y.round(4), inv_std.round(4)
+    (array([[0.4243, 0.8271]]), array([0.2828]))
+    """
+    call = GatedRmsNorm(
+        x=x,
+        gate=gate,
+        scale=scale,
+        axis=axis,
+        eps=eps,
+        scale_offset=scale_offset,
+        activation=activation,
+        norm_before_gate=norm_before_gate,
+    )
+    return run(call, out)
+
+
+@answers
+def gated_rms_norm_grad(
+    dy: AnyArray,
+    x: X,
+    gate: AnyArray,
+    scale: S,
+    inv_std: AnyArray,
+    *,
+    activation: Literal["silu", "swish", "sigmoid"] = "silu",
+    norm_before_gate: bool = True,
+    axis: SupportsIndex = -1,
+    scale_offset: Real = 0.0,
+    out: Outs = None,
+) -> tuple[X, X, S]:
+    """The gradients of RMS norm with an activated gate.
+
+    With ``a = act(gate)``, its derivative ``a'`` and ``shifted = scale + scale_offset``; the mean
+    is over a row, the sum over all rows. If the norm comes before the gate, ``xhat = x * inv_std``
+    and ``u = dy * a``; otherwise ``xhat = x * a * inv_std`` and ``u = dy``::
+
+        w       = u * shifted
+        dsource = inv_std * (w - xhat * mean(w * xhat))
+        dscale  = sum(u * xhat)
+        dx      = dsource                    or, if the gate comes first, dsource * a
+        dgate   = dy * xhat * shifted * a'   or                           dsource * x * a'
+
+    Parameters
+    ----------
+    dy, x, gate : arrays of shape (*rows, *normalised)
+        T. ``dy`` may be a broadcast view.
+    scale : array of shape ``x.shape[axis:]``, or None
+        V. ``None``: no scale.
+    inv_std : array of shape ``x.shape[:axis]``, or that followed by ones
+        U, as :func:`gated_rms_norm` returns it.
+    activation, norm_before_gate, axis, scale_offset
+        As in the forward pass.
+    out : tuple (dx, dgate, dscale), optional
+        Where the results are written: ``dx`` and ``dgate`` may be views of one array. ``dx`` may be
+        ``dy`` or ``x``, ``dgate`` may be ``dy`` or ``gate``.
+
+    Returns
+    -------
+    dx, dgate : T arrays of x's shape
+    dscale : V array of scale's shape, ``None`` if ``scale`` is ``None``
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`layer_norm_grad` and :func:`gated_rms_norm`.
+
+    References
+    ----------
+    As :func:`gated_rms_norm`.
+
+    Examples
+    --------
+    >>> import numpy as np, gradkit
+    >>> projection = np.array([[3.0, 4.0, 0.0, 1.0]])
+    >>> x, gate = np.split(projection, 2, axis=-1)
+    >>> y, inv_std = gradkit.gated_rms_norm(x, gate, eps=0.0)
+    >>> out = (*np.split(np.empty((1, 4)), 2, axis=-1), None)
+    >>> dx, dgate, _ = gradkit.gated_rms_norm_grad(np.ones((1, 2)), x, gate, None, inv_std, out=out)
+    >>> dx.round(4), dgate.round(4)
+    (array([[-0.0993,  0.0744]]), array([[0.4243, 1.0495]]))
+    """
+    call = GatedRmsNormGrad(
+        dy=dy,
+        x=x,
+        gate=gate,
+        scale=scale,
+        inv_std=inv_std,
+        axis=axis,
+        scale_offset=scale_offset,
+        activation=activation,
+        norm_before_gate=norm_before_gate,
     )
     return run(call, out)

@@ -24,7 +24,7 @@ struct Place { i64 outer, middle, inner; };
 // `_cuda/row_starts.py` has the same layout.
 struct Layout {
     i64 middle, inner;     // sizes of the inner two dimensions
-    Place step[4];         // of each array, from a row to the next along each dimension, in elements
+    Place step[5];         // of each array, from a row to the next along each dimension, in elements
     u32 packed, unused;    // whether every row of every array begins at a multiple of 16 bytes
     double scale_offset;   // is added to scale; -0.0, which changes no number, for none
 };

@@ -90,7 +90,7 @@ COMPILED_FILES = {
     *("test_normalization.py", "test_residual_norms.py", "test_strided_rows.py"),
     *("test_bad_input.py", "test_golden.py", "test_compiled.py"),
     *("test_batch_norm.py", "test_batch_norm_inference.py", "test_batch_norm_over_ranks.py"),
-    *("test_group_norm.py", "test_running_statistics.py"),
+    *("test_gated_norm.py", "test_group_norm.py", "test_running_statistics.py"),
     *("test_clipping.py", "test_clipping_scaled.py", "test_accumulation.py"),
     *("test_accumulate_grads.py", "test_block_clipping.py", "test_groups.py"),
     *("test_rank_states.py", "test_statistics.py"),

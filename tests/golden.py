@@ -93,7 +93,7 @@ def _rows() -> Iterator[Case]:
             yield _of_rows(operation, "", types, k, quick=quick)
     further = sorted(
         ((each, variant) for each in rows for variant in each.variants),
-        key=lambda found: "ds" in found[1],
+        key=lambda found: ("gate" in found[0].arrays, "ds" in found[1]),
     )
     for (i, found), (j, types) in product(enumerate(further), enumerate(LAYER_TYPES)):
         yield _of_rows(*found, types, (2 * i + j) % len(ROWS), quick=j % 3 == i % 3)
@@ -137,7 +137,7 @@ def _argument(p: Problem, label: str, *, wide: bool) -> Any:
         count = p.mean.size
         found = _PER_CHANNEL[:count] if label in ("mean", "sum_dy_xhat") else _PER_CHANNEL[-count:]
         return found**2 if label == "var" else found
-    if label in ("residual", "ds"):
+    if label in ("residual", "ds", "gate"):
         return p.dy[::-1].copy()
     if label in ("var", "running_var"):
         return np.square(p.inv_std)

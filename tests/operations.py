@@ -44,6 +44,7 @@ LIST = Kind("data", "lists")  # of arrays like those of the operation's other li
 KINDS = {
     **dict.fromkeys(("dy", "x", "y", "s", "residual", "ds", "dx"), DATA),
     **dict.fromkeys(("buffer", "grad", "compensation"), DATA),
+    **dict.fromkeys(("gate", "dgate"), DATA),
     **dict.fromkeys(("mean", "saved_mean", "var", "inv_std"), STATISTIC),
     **dict.fromkeys(("running_mean", "running_var"), STATISTIC),
     **dict.fromkeys(("scale", "bias", "dscale", "dbias"), PARAMETER),
@@ -224,6 +225,11 @@ _SHIFT = "axis=-1, eps={}, scale_offset=0.0, out=None"
 _LAYER, _RMS = _SHIFT.format("1e-5"), _SHIFT.format("1e-6")
 _PAST = {"with ds": {"ds": ..., "scale_offset": 0.5}}
 _RESIDUAL = {"with residual": {"scale_offset": 0.5}}
+_GATING = 'activation="silu", norm_before_gate=True'
+_GATED = {
+    "sigmoid": {"activation": "sigmoid", "scale_offset": 0.5},
+    "gate first": {"norm_before_gate": False},
+}
 _RUNNING = {"running_mean": ..., "running_var": ..., "scale": None, "bias": None}
 _EPS = "*, channel_axis=1, eps=1e-5, out=None"
 _ORDERS = (1, 2, POWER, math.inf)
@@ -269,6 +275,15 @@ OPERATIONS = {
             "scale_offset=0.0, out=None)",
             "rows",
             variants=_PAST,
+        ),
+        Operation(
+            f"gated_rms_norm(x, gate, scale=None, *, {_GATING}, {_RMS})", "rows", variants=_GATED
+        ),
+        Operation(
+            f"gated_rms_norm_grad(dy, x, gate, scale, inv_std, *, {_GATING}, axis=-1, "
+            "scale_offset=0.0, out=None)",
+            "rows",
+            variants=_GATED,
         ),
         Operation(
             f"batch_norm(x, scale=None, bias=None, {_EPS})",

@@ -43,7 +43,7 @@ def _restored():
 def results(types, shape=(700, 130), lay=LAYOUTS["C"]):
     """What all operations give, of many rows: several shares and pieces."""
     p, other = make(shape, types), make(shape, types, seed=5)
-    data = {"dy": p.dy, "x": p.x, "y": p.x, "residual": other.x, "ds": other.x}
+    data = {"dy": p.dy, "x": p.x, "y": p.x, "residual": other.x, "ds": other.x, "gate": other.x}
 
     def one(label, *_):
         return lay(data[label]) if label in data else getattr(p, label)

@@ -147,7 +147,8 @@ def test_every_combination_compiles_without_spills(name, arch):
 def _fewest_threads(file, macros):
     """So many threads must be resident; fewer where each holds many columns or addresses."""
     strided = "STRIDED" in macros
-    many = file == "layer_norm_grad_wide" or (file == "layer_norm" and strided)
+    many = file in ("layer_norm_grad_wide", "gated_rms_norm_grad")
+    many |= file == "layer_norm" and strided
     if file == "layer_norm_grad":
         bytes_held = macros["CHUNKS"] * macros["VEC"] * (8 if macros["DATA_T"] == "float64" else 4)
         many = bytes_held > (32 if macros["VEC"] > 1 else 16)

@@ -26,6 +26,8 @@ from gradkit._calls.channels import (
 from gradkit._calls.rows import (
     AddLayerNorm,
     AddRmsNorm,
+    GatedRmsNorm,
+    GatedRmsNormGrad,
     InvertibleLayerNormGrad,
     InvertibleRmsNormGrad,
     LayerNorm,
@@ -159,6 +161,12 @@ class Emulated(Backend):
             self.write(InvertibleRmsNormGrad, p, outs, y=y, **more)
         return outs
 
+    def gated(self, p):
+        """Both passes of a gated norm; test_gated_norm.py has their values."""
+        gating = {"gate": p.dy, "activation": "silu", "norm_before_gate": True}
+        self.write(GatedRmsNorm, p, self.empty(p.x, p.inv_std), **gating)
+        self.write(GatedRmsNormGrad, p, self.empty(p.x, p.x, p.scale), **gating)
+
     def batch_norm_grad(self, p):
         outs = self.empty(p.x, p.scale, p.scale)
         self.write(BatchNormGrad, p, outs)
@@ -254,6 +262,7 @@ def _check_row_norms(device, shape, types):
     p.check_gradients(device, *device.rms_norm_grad(p))
     y, xhat = from_output(p)
     p.check_gradients(device, *device.invertible_grad(p, y), xhat=xhat)
+    device.gated(p)
 
 
 def _at_strides(host, gap):

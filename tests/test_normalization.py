@@ -296,6 +296,8 @@ def _of_each_row(p, dy, x, mean, inv_std):
         gradkit.rms_norm_grad(dy, x, p.scale, inv_std)[0],
         gradkit.invertible_layer_norm_grad(dy, x, p.scale, p.bias, inv_std)[0],
         gradkit.layer_norm_inverse(x, p.scale, p.bias, mean, inv_std),
+        *gradkit.gated_rms_norm(x, dy, p.scale),
+        *gradkit.gated_rms_norm_grad(dy, x, dy, p.scale, inv_std)[:2],
     )
 
 

@@ -72,6 +72,7 @@ def arguments(name, view, types, sizes):
 
     other = make(shape, types, seed=11)
     further = {"y": like(p.x), "residual": like(other.x), "ds": like(other.dy)}
+    further["gate"] = further["residual"]
 
     def one(label, *_):
         host = further[label] if label in further else getattr(p, label)

@@ -24,6 +24,8 @@ FACTOR = {
     "sum": 4,
     # y takes x - mean in two pieces, inv_std, scale, bias: six roundings, and inv_std's own.
     "y": 16,
+    # An activated gate is a dozen operations deep, its derivative twice as many beside dx's.
+    "gate": 48,
     # Mean: one rounding of the result, and of the deviations that correct it.
     "mean": 4,
     # A mean is rounded twice, at its first estimate and when that is corrected.

@@ -116,6 +116,12 @@ def choice(value: Any, label: str, accepted: tuple[str, ...]) -> str:
     return value
 
 
+def activation(value: Any) -> str:
+    """The name of an activation; swish is another one of silu."""
+    name = choice(value, "activation", ("silu", "swish", "sigmoid"))
+    return "silu" if name == "swish" else name
+
+
 def is_flag(value: Any) -> bool:
     """Whether a value is a plain bool (a NumPy bool scalar too)."""
     return isinstance(value, (bool, np.bool_))

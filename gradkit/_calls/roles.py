@@ -120,6 +120,10 @@ Factor: TypeAlias = Annotated[
     Checked[float | None],
     Passing(lambda value, _: None if value is None else checks.real(value, "scale")),
 ]
+Activation: TypeAlias = Annotated[Checked[str], lambda value, _: checks.activation(value)]
+NormBeforeGate: TypeAlias = Annotated[
+    Checked[bool], lambda value, _: checks.flag(value, "norm_before_gate")
+]
 CastingRule: TypeAlias = Annotated[
     Checked[str], lambda value, _: checks.choice(value, "casting", ("safe", "same_kind"))
 ]

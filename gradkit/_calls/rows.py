@@ -9,7 +9,20 @@ from typing import Any, Protocol
 from gradkit._calls import checks
 from gradkit._calls.layouts import RowLayout
 from gradkit._calls.record import Call, result
-from gradkit._calls.roles import Axis, Bias, Data, Eps, In, InvStd, Mean, Out, Scale, ScaleOffset
+from gradkit._calls.roles import (
+    Activation,
+    Axis,
+    Bias,
+    Data,
+    Eps,
+    In,
+    InvStd,
+    Mean,
+    NormBeforeGate,
+    Out,
+    Scale,
+    ScaleOffset,
+)
 from gradkit._dtypes import LAYER_NORM_TYPES
 
 
@@ -42,6 +55,12 @@ class RowOperations(Protocol):
 
     def invertible_rms_norm_grad(self, call: "InvertibleRmsNormGrad") -> None:
         """As ``rms_norm_grad``, with xhat computed from the output."""
+
+    def gated_rms_norm(self, call: "GatedRmsNorm") -> None:
+        """``y = rms_norm(x) * act(gate)`` or ``rms_norm(x * act(gate))``, and ``inv_std``."""
+
+    def gated_rms_norm_grad(self, call: "GatedRmsNormGrad") -> None:
+        """``dx``, ``dgate`` and ``dscale`` of either."""
 
 
 class LayerNorm(Call):
@@ -231,3 +250,47 @@ class InvertibleRmsNormGrad(Call):
 
     def compute(self, backend: RowOperations) -> None:
         backend.invertible_rms_norm_grad(self)
+
+
+class GatedRmsNorm(Call):
+    """An RMS norm that is multiplied by an activated gate, or whose input is."""
+
+    x: In[Data]
+    gate: In[Data]
+    scale: In[Scale | None]
+    axis: Axis
+    eps: Eps
+    scale_offset: ScaleOffset
+    activation: Activation
+    norm_before_gate: NormBeforeGate
+
+    y: Out[Data] = result(may_be=("x", "gate"))
+    inv_std: Out[InvStd] = result()
+
+    types, layout = LAYER_NORM_TYPES, RowLayout("x")
+
+    def compute(self, backend: RowOperations) -> None:
+        backend.gated_rms_norm(self)
+
+
+class GatedRmsNormGrad(Call):
+    """The gradient of a gated RMS norm."""
+
+    dy: In[Data]
+    x: In[Data]
+    gate: In[Data]
+    scale: In[Scale | None]
+    inv_std: In[InvStd]
+    axis: Axis
+    scale_offset: ScaleOffset
+    activation: Activation
+    norm_before_gate: NormBeforeGate
+
+    dx: Out[Data] = result(may_be=("dy", "x"))
+    dgate: Out[Data] = result(may_be=("dy", "gate"))
+    dscale: Out[Scale | None] = result(if_="scale")
+
+    types, layout = LAYER_NORM_TYPES, RowLayout("x")
+
+    def compute(self, backend: RowOperations) -> None:
+        backend.gated_rms_norm_grad(self)

@@ -11,6 +11,7 @@ from gradkit import _numpy
 from gradkit._calls.backend import OPERATIONS, Services, names_in
 from gradkit._cpu.channels import *
 from gradkit._cpu.exact_sums import *
+from gradkit._cpu.gated_norm import *
 from gradkit._cpu.lists import *
 from gradkit._cpu.rows import *
 

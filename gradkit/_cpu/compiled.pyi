@@ -51,6 +51,38 @@ def inverse(
     x: Any,
     /,
 ) -> None: ...
+def gated_forward(
+    types: int,
+    threads: int,
+    axis: int,
+    eps: float,
+    scale_offset: float,
+    silu: bool,
+    before: bool,
+    x: Any,
+    gate: Any,
+    scale: Any,
+    y: Any,
+    inv_std: Any,
+    /,
+) -> None: ...
+def gated_gradient(
+    types: int,
+    threads: int,
+    axis: int,
+    scale_offset: float,
+    silu: bool,
+    before: bool,
+    dy: Any,
+    x: Any,
+    gate: Any,
+    scale: Any,
+    inv_std: Any,
+    dx: Any,
+    dgate: Any,
+    dscale: Any,
+    /,
+) -> None: ...
 def channel_norm(
     types: int,
     threads: int,

@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 
-def _types_of(call: Any, data: Any) -> int:
+def types_of(call: Any, data: Any) -> int:
     """The numbers of the data's and the parameters' dtypes as one; -1 if there are no elements.
 
     Decided once for each plan.
@@ -53,7 +53,7 @@ def _forward(call: Any, types: int, residual: Any, bias: Any, s: Any, mean: Any)
 
 def layer_norm(call: LayerNorm) -> None:
     """Write ``y``, ``mean`` and ``inv_std``; ``y`` may be ``x``."""
-    if (types := _types_of(call, call.x)) < 0:
+    if (types := types_of(call, call.x)) < 0:
         _numpy.layer_norm(call)
     else:
         _forward(call, types, None, call.bias, None, call.mean)
@@ -61,7 +61,7 @@ def layer_norm(call: LayerNorm) -> None:
 
 def add_layer_norm(call: AddLayerNorm) -> None:
     """Write ``y``, ``s``, ``mean`` and ``inv_std``; ``y`` may be ``x``, ``s`` either summand."""
-    if (types := _types_of(call, call.x)) < 0:
+    if (types := types_of(call, call.x)) < 0:
         _numpy.add_layer_norm(call)
     else:
         _forward(call, types, call.residual, call.bias, call.s, call.mean)
@@ -69,7 +69,7 @@ def add_layer_norm(call: AddLayerNorm) -> None:
 
 def rms_norm(call: RmsNorm) -> None:
     """Write ``y`` and ``inv_std``; ``y`` may be ``x``."""
-    if (types := _types_of(call, call.x)) < 0:
+    if (types := types_of(call, call.x)) < 0:
         _numpy.rms_norm(call)
     else:
         _forward(call, types, None, None, None, None)
@@ -77,7 +77,7 @@ def rms_norm(call: RmsNorm) -> None:
 
 def add_rms_norm(call: AddRmsNorm) -> None:
     """Write ``y``, ``s`` and ``inv_std``; ``y`` may be ``x``, ``s`` either summand."""
-    if (types := _types_of(call, call.x)) < 0:
+    if (types := types_of(call, call.x)) < 0:
         _numpy.add_rms_norm(call)
     else:
         _forward(call, types, call.residual, None, call.s, None)
@@ -85,7 +85,7 @@ def add_rms_norm(call: AddRmsNorm) -> None:
 
 def layer_norm_grad(call: LayerNormGrad) -> None:
     """Write ``dx``, ``dscale`` and ``dbias`` (``=``); ``dx`` may be ``dy`` or ``ds``."""
-    if (types := _types_of(call, call.x)) < 0:
+    if (types := types_of(call, call.x)) < 0:
         _numpy.layer_norm_grad(call)
         return
     numbers = types, workers(), call.axis, False, True, call.scale_offset
@@ -95,7 +95,7 @@ def layer_norm_grad(call: LayerNormGrad) -> None:
 
 def rms_norm_grad(call: RmsNormGrad) -> None:
     """Write ``dx`` and ``dscale`` (``=``); ``dx`` may be ``dy`` or ``ds``."""
-    if (types := _types_of(call, call.x)) < 0:
+    if (types := types_of(call, call.x)) < 0:
         _numpy.rms_norm_grad(call)
         return
     numbers = types, workers(), call.axis, False, False, call.scale_offset
@@ -105,7 +105,7 @@ def rms_norm_grad(call: RmsNormGrad) -> None:
 
 def invertible_layer_norm_grad(call: InvertibleLayerNormGrad) -> None:
     """As ``layer_norm_grad``, with xhat computed from the output; ``dx`` may be ``dy``."""
-    if (types := _types_of(call, call.y)) < 0:
+    if (types := types_of(call, call.y)) < 0:
         _numpy.invertible_layer_norm_grad(call)
         return
     numbers = types, workers(), call.axis, True, True, 0.0
@@ -115,7 +115,7 @@ def invertible_layer_norm_grad(call: InvertibleLayerNormGrad) -> None:
 
 def invertible_rms_norm_grad(call: InvertibleRmsNormGrad) -> None:
     """As ``rms_norm_grad``, with xhat computed from the output; ``dx`` may be ``dy`` or ``ds``."""
-    if (types := _types_of(call, call.y)) < 0:
+    if (types := types_of(call, call.y)) < 0:
         _numpy.invertible_rms_norm_grad(call)
         return
     numbers = types, workers(), call.axis, True, False, call.scale_offset
@@ -125,7 +125,7 @@ def invertible_rms_norm_grad(call: InvertibleRmsNormGrad) -> None:
 
 def layer_norm_inverse(call: LayerNormInverse) -> None:
     """Write ``x = (y - bias) / scale / inv_std + mean``; ``x`` may be ``y``."""
-    if (types := _types_of(call, call.y)) < 0:
+    if (types := types_of(call, call.y)) < 0:
         _numpy.layer_norm_inverse(call)
         return
     given = call.y, call.scale, call.bias, call.mean, call.inv_std

@@ -10,6 +10,7 @@ import numpy as np
 
 from gradkit._backend import Array, Shape, Spec
 from gradkit._cuda.channels import ChannelNorms
+from gradkit._cuda.gated_norm import GatedNorms
 from gradkit._cuda.launch.buffers import address_of, on_device
 from gradkit._cuda.launch.device import CupyDevice, keep_if_captured
 from gradkit._cuda.launch.warmup import warmup
@@ -22,6 +23,7 @@ __all__ = ["CudaBackend", "backend_of"]
 
 class CudaBackend(
     ChannelNorms,
+    GatedNorms,
     Lists,
     RowNorms,
 ):

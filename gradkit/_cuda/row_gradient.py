@@ -310,13 +310,7 @@ class _GradientLauncher:
 
     @cached_property
     def _column_sums(self) -> Launch:
-        """The last kernel, which adds partial sums up."""
-        macros: Macros = {"ACC_T": str(self._accumulator), "PARAM_T": self.types[2]}
-        planes = self.norm.planes
-        block = column_block(self.device.multiprocessors, self.width, planes)
-        grid = (-(-self.width // block[0]), planes)
-        found = kernel(self.device, "column_sums", "column_sums", **macros)
-        return Launch(found, grid, block)
+        return column_sums(self.device, self.types, self.width, self.norm.planes)
 
     def _fewer(self, blocks: int, at_least: int | None = None) -> int:
         """So many blocks that their partial sums cost little beside the arrays themselves.
@@ -344,6 +338,19 @@ def combinations(norm: GradientKind) -> Iterator[Combination]:
                     for long in _longs(plan, types, vector, variant):
                         own = {"CHUNKS": plan.chunks, "LONG": long}
                         yield "layer_norm_grad", macros | own | variant.macros
+    yield from column_sums_combinations()
+
+
+def column_sums(device: Device, types: Types, width: int, planes: int) -> Launch:
+    """The last kernel of a gradient, which adds partial sums of ``planes`` parameters up."""
+    macros: Macros = {"ACC_T": accumulation_name(types[0]), "PARAM_T": types[2]}
+    block = column_block(device.multiprocessors, width, planes)
+    found = kernel(device, "column_sums", "column_sums", **macros)
+    return Launch(found, (-(-width // block[0]), planes), block)
+
+
+def column_sums_combinations() -> Iterator[Combination]:
+    """What it is compiled with."""
     pairs = dict.fromkeys((accumulation_name(t), v) for t, _, v in LAYER_NORM_TYPES)
     for accumulated, parameter in pairs:
         yield "column_sums", {"ACC_T": accumulated, "PARAM_T": parameter}

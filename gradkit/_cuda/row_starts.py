@@ -17,7 +17,7 @@ _LAYOUT = np.dtype(
     [
         ("middle", "i8"),
         ("inner", "i8"),
-        ("step", "i8", (4, _DIMS)),
+        ("step", "i8", (5, _DIMS)),
         ("packed", "u4"),
         ("unused", "u4"),
         ("scale_offset", "f8"),

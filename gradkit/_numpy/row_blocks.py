@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -42,6 +43,14 @@ class Rows:
         numbers = np.float64(absent) if array is None else part(array, column)
         row: Array = numbers.astype(np.float64).reshape(-1)
         return row
+
+    def shifted_scale(self, call: Any, column: Index) -> Array:
+        """The scale of a call, to which an offset is added in the dtype of statistics."""
+        scale, offset = call.scale, getattr(call, "scale_offset", 0.0)
+        if scale is not None and offset:
+            kind = call.inv_std.dtype
+            return self.parameter(part(scale, column).astype(kind) + kind.type(offset), (), 1.0)
+        return self.parameter(scale, column, 1.0)
 
     def mean(self, term: Callable[[Index], Array]) -> Array:
         """The mean over each row of a block of what ``term`` makes of its columns."""

@@ -96,7 +96,7 @@ def _normalize(call: Forward, x: Array, bias: Array | None, mean: Array | None) 
         inv_std = rows.statistic(call.inv_std, row)
         for column in rows.columns:
             xhat = (rows.block(x, row, column) - centre[0] - centre[1]) * inv_std
-            y = xhat * _scale(rows, call, column) + rows.parameter(bias, column, -0.0)
+            y = xhat * rows.shifted_scale(call, column) + rows.parameter(bias, column, -0.0)
             store(y, call.y[row + column])
 
 
@@ -120,15 +120,6 @@ def _moments(
     rest = rows.mean(deviation)
     square = rows.mean(lambda column: np.square(deviation(column)))
     return (centre, rest), np.maximum(square - np.square(rest), 0)
-
-
-def _scale(rows: Rows, call: Forward | Gradient, column: Index) -> Array:
-    """The scale, to which the offset is added in the dtype of statistics."""
-    scale, offset = call.scale, getattr(call, "scale_offset", 0.0)
-    if scale is not None and offset:
-        kind = call.inv_std.dtype
-        return rows.parameter(part(scale, column).astype(kind) + kind.type(offset), (), 1.0)
-    return rows.parameter(scale, column, 1.0)
 
 
 def layer_norm_grad(call: LayerNormGrad) -> None:
@@ -168,7 +159,7 @@ def invertible_rms_norm_grad(call: InvertibleRmsNormGrad) -> None:
     rows = Rows(call.y.shape, call.axis)
 
     def xhat(row: Index, column: Index) -> Array:
-        return rows.block(call.y, row, column) / _scale(rows, call, column)
+        return rows.block(call.y, row, column) / rows.shifted_scale(call, column)
 
     _differentiate(call, rows, xhat, call.ds, None)
 
@@ -181,7 +172,7 @@ def _differentiate(
     centred = "dbias" in call.result_names
 
     def w(row: Index, column: Index) -> Array:
-        return rows.block(call.dy, row, column) * _scale(rows, call, column)
+        return rows.block(call.dy, row, column) * rows.shifted_scale(call, column)
 
     def means_of(row: Index) -> tuple[Array | float, Array]:
         of_w = rows.mean(lambda column: w(row, column)) if centred else 0.0

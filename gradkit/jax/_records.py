@@ -36,7 +36,11 @@ class TracedNorm:
         self.kept = {name: instead.get(name, name) for name in needed}
         # Inputs whose name is not among the gradient's results, such as statistics, are constants.
         data = {a.name for a in forward.arguments if a.role in roles.DATA}
-        self.gradient_names = ["dx" if name in data else f"d{name}" for name in self.inputs]
+        own = {name: f"d{name}" for name in self.inputs}
+        self.gradient_names = [
+            "dx" if name in data and own[name] not in gradient.result_names else own[name]
+            for name in self.inputs
+        ]
         # The operands that examples of a vmap may have in common, if one call does them all.
         self.shared: set[str] | None = set(self.inputs) - data
 

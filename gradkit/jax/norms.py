@@ -13,6 +13,8 @@ import jax
 from gradkit._calls.rows import (
     AddLayerNorm,
     AddRmsNorm,
+    GatedRmsNorm,
+    GatedRmsNormGrad,
     InvertibleLayerNormGrad,
     InvertibleRmsNormGrad,
     LayerNorm,
@@ -25,6 +27,7 @@ from gradkit.jax._records import TracedNorm
 __all__ = [
     "add_layer_norm",
     "add_rms_norm",
+    "gated_rms_norm",
     "invertible_layer_norm",
     "invertible_rms_norm",
     "layer_norm",
@@ -36,6 +39,7 @@ _INVERTIBLE = TracedNorm("invertible_layer_norm", LayerNorm, InvertibleLayerNorm
 _ADD_LAYER_NORM = TracedNorm("add_layer_norm", AddLayerNorm, LayerNormGrad, x="s")
 _RMS_NORM = TracedNorm("rms_norm", RmsNorm, RmsNormGrad)
 _INVERTIBLE_RMS = TracedNorm("invertible_rms_norm", RmsNorm, InvertibleRmsNormGrad)
+_GATED_RMS_NORM = TracedNorm("gated_rms_norm", GatedRmsNorm, GatedRmsNormGrad)
 _ADD_RMS_NORM = TracedNorm("add_rms_norm", AddRmsNorm, RmsNormGrad, x="s")
 
 
@@ -322,3 +326,63 @@ def add_rms_norm(
         )
     )
     return y, s
+
+
+def gated_rms_norm(
+    x: Any,
+    gate: Any,
+    scale: Any = None,
+    *,
+    activation: str = "silu",
+    norm_before_gate: bool = True,
+    axis: int = -1,
+    eps: float = 1e-6,
+    scale_offset: float = 0.0,
+) -> jax.Array:
+    """RMS norm with an activated gate: ``rms_norm(x) * act(gate)``, or ``rms_norm(x * act(gate))``.
+
+    Parameters
+    ----------
+    x, gate : arrays of one shape (*rows, *normalised) and dtype
+        float16, bfloat16, float32 or float64.
+    scale, axis, eps, scale_offset
+        As :func:`rms_norm`.
+    activation : "silu" (alias "swish") or "sigmoid"
+        Of the gate.
+    norm_before_gate : bool
+        The product with the gate follows the norm; if false, ``x * act(gate)`` is normalised.
+
+    Returns
+    -------
+    array of x's shape and dtype
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`gradkit.gated_rms_norm`, while the call is traced.
+
+    References
+    ----------
+    As :func:`gradkit.gated_rms_norm`.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp, gradkit.jax
+    >>> x, gate = jnp.array([[3.0, 4.0]]), jnp.array([[0.0, 1.0]])
+    >>> gradkit.jax.gated_rms_norm(x, gate, activation="sigmoid", eps=0.0).round(4)
+    Array([[0.4243, 0.8271]], dtype=float32)
+    >>> jax.grad(lambda g: gradkit.jax.gated_rms_norm(x, g, eps=0.0)[0, 0])(gate).round(4)
+    Array([[0.4243, 0.    ]], dtype=float32)
+    """
+    call = GatedRmsNorm(
+        x=x,
+        gate=gate,
+        scale=scale,
+        axis=axis,
+        eps=eps,
+        scale_offset=scale_offset,
+        activation=activation,
+        norm_before_gate=norm_before_gate,
+    )
+    y: jax.Array = _GATED_RMS_NORM(call)
+    return y

@@ -27,6 +27,9 @@ INVERTIBLE_RMS_NORM = norm_of("invertible_rms_norm", rows.RmsNorm, rows.Invertib
 # ``(x, residual, scale, axis, eps, scale_offset) -> (y, s)``.
 ADD_RMS_NORM = norm_of("add_rms_norm", rows.AddRmsNorm, rows.RmsNormGrad, x="s")
 
+# ``(x, gate, scale, axis, eps, scale_offset, activation, norm_before_gate) -> y``.
+GATED_RMS_NORM = norm_of("gated_rms_norm", rows.GatedRmsNorm, rows.GatedRmsNormGrad)
+
 # ``(x, scale, bias, num_groups, eps, channel_axis) -> y``.
 GROUP_NORM = norm_of("group_norm", channels.GroupNorm, channels.GroupNormGrad)
 

@@ -14,10 +14,21 @@ from gradkit._dtypes import dtype_named
 from gradkit._open.dispatch import run
 from gradkit.torch._autograd import Kept, Norm, Operator, as_tuple, operator
 
-_INTEGERS = {"axis", "channel_axis", "num_groups"}
+# The types of arguments that are neither tensors nor floats.
+_TYPES = {
+    **dict.fromkeys(("axis", "channel_axis", "num_groups"), "int"),
+    "activation": "str",
+    "norm_before_gate": "bool",
+}
 # What compilers keep of an operator names its arguments by position: those that are new come last.
 _LAST = ("channel_axis", "ds")
-_DEFAULTS = {"channel_axis": 1, "ds": None, "scale_offset": 0.0}
+_DEFAULTS = {
+    "channel_axis": 1,
+    "ds": None,
+    "scale_offset": 0.0,
+    "activation": "silu",
+    "norm_before_gate": True,
+}
 _LEFT_OUT = {"engine": None}
 _gradients: dict[type[Call], Operator] = {}
 
@@ -115,8 +126,8 @@ def _schema(name: str, kind: type[Call]) -> str:
         if own in optional:
             part = f"Tensor{'?' * optional[own]} {own}"
         else:
-            part = f"{'int' if own in _INTEGERS else 'float'} {own}"
-        parts.append(f"{part}={_DEFAULTS[own]}" if own in _DEFAULTS else part)
+            part = f"{_TYPES.get(own, 'float')} {own}"
+        parts.append(f"{part}={_DEFAULTS[own]!r}" if own in _DEFAULTS else part)
     results = ["Tensor"] * (len(kind.results) + len(kind.in_place))
     made = f"({', '.join(results)})" if len(results) > 1 else results[0]
     return f"{name}({', '.join(parts)}) -> {made}"

@@ -53,6 +53,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         norms.RMS_NORM: _rms_norm,
         norms.INVERTIBLE_RMS_NORM: _rms_norm,
         norms.ADD_RMS_NORM: _added(_rms_norm),
+        norms.GATED_RMS_NORM: _gated_rms_norm,
         norms.GROUP_NORM: _group_norm,
         norms.BATCH_NORM_INFERENCE: _batch_norm_inference,
     }
@@ -142,6 +143,23 @@ def _rms_norm(
     wide = _wide(x)
     y = functional.rms_norm(x.to(wide), x.shape[axis:], _scale(scale, wide, scale_offset), eps)
     return y.to(x.dtype), x.new_empty(0)
+
+
+def _gated_rms_norm(
+    x: Tensor,
+    gate: Tensor,
+    scale: Tensor | None,
+    axis: int,
+    eps: float,
+    scale_offset: float = 0.0,
+    activation: str = "silu",
+    norm_before_gate: bool = True,
+) -> tuple[Tensor, ...]:
+    wide = _wide(x)
+    factor = (functional.silu if activation == "silu" else torch.sigmoid)(gate.to(wide))
+    source = x.to(wide) if norm_before_gate else x.to(wide) * factor
+    y = functional.rms_norm(source, x.shape[axis:], _scale(scale, wide, scale_offset), eps)
+    return (y * factor if norm_before_gate else y).to(x.dtype), x.new_empty(0)
 
 
 def _added(norm: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:

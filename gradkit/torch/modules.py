@@ -14,6 +14,7 @@ from gradkit.torch.norms import (
     add_layer_norm,
     add_rms_norm,
     batch_norm,
+    gated_rms_norm,
     group_norm,
     instance_norm,
     invertible_layer_norm,
@@ -28,6 +29,7 @@ __all__ = [
     "BatchNorm1d",
     "BatchNorm2d",
     "BatchNorm3d",
+    "GatedRMSNorm",
     "GroupNorm",
     "InstanceNorm1d",
     "InstanceNorm2d",
@@ -193,6 +195,50 @@ class AddRMSNorm(_ScaleOffset, nn.RMSNorm):
         return add_rms_norm(x, residual, shape, self.weight, self.eps, scale_offset=offset)
 
 
+class GatedRMSNorm(_ScaleOffset, nn.RMSNorm):
+    """:func:`gated_rms_norm` with the arguments and the parameter of :class:`RMSNorm`.
+
+    ``activation`` and ``norm_before_gate``, keywords, are those of :func:`gated_rms_norm`.
+
+    Examples
+    --------
+    >>> import torch, gradkit.torch
+    >>> norm = gradkit.torch.GatedRMSNorm(2, eps=0.0, activation="sigmoid")
+    >>> norm(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 0.0]])).detach().round(decimals=4)
+    tensor([[0.4243, 0.5657]])
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        activation: str = "silu",
+        norm_before_gate: bool = True,
+        scale_offset: float = 0.0,
+        **kwargs: Any,
+    ):
+        super().__init__(*args, scale_offset=scale_offset, **kwargs)
+        self.activation, self.norm_before_gate = activation, norm_before_gate
+
+    @_leaf
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:  # type: ignore[override]
+        """Normalise the last dimensions, before the product with the activated gate or after."""
+        return gated_rms_norm(
+            x,
+            gate,
+            self.normalized_shape,
+            self.weight,
+            self.eps,
+            activation=self.activation,
+            norm_before_gate=self.norm_before_gate,
+            scale_offset=self.scale_offset,
+        )
+
+    def extra_repr(self) -> str:
+        """The arguments."""
+        own = f"activation={self.activation!r}, norm_before_gate={self.norm_before_gate}"
+        return f"{super().extra_repr()}, {own}"
+
+
 class GroupNorm(nn.GroupNorm):
     """``torch.nn.GroupNorm``, with its arguments, computed by :func:`group_norm`."""
 
@@ -319,8 +365,8 @@ def restore_norms(model: _Model) -> _Model:
     and runtimes. Modules stay the same objects, as in :func:`replace_norms`, and so do their
     parameters, buffers, ``training`` and all options. :class:`InvertibleLayerNorm` and
     :class:`InvertibleRMSNorm` become ``torch.nn.LayerNorm`` and ``RMSNorm`` too.
-    :class:`AddLayerNorm`, :class:`AddRMSNorm` and subclasses, of which PyTorch has none, are left
-    alone.
+    :class:`AddLayerNorm`, :class:`AddRMSNorm`, :class:`GatedRMSNorm` and subclasses, of which
+    PyTorch has none, are left alone.
 
     Parameters
     ----------

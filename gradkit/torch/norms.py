@@ -21,6 +21,7 @@ __all__ = [
     "add_layer_norm",
     "add_rms_norm",
     "batch_norm",
+    "gated_rms_norm",
     "group_norm",
     "instance_norm",
     "invertible_layer_norm",
@@ -317,6 +318,58 @@ def invertible_rms_norm(
     """
     axis, floor = _axis(input, normalized_shape), _floor(eps, input)
     y: Tensor = _operators.INVERTIBLE_RMS_NORM(input, weight, axis, floor, scale_offset)
+    return y
+
+
+def gated_rms_norm(
+    input: Tensor,  # noqa: A002
+    gate: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    activation: str = "silu",
+    norm_before_gate: bool = True,
+    scale_offset: float = 0.0,
+) -> Tensor:
+    """RMS norm with an activated gate: ``rms_norm(input) * act(gate)``, or of their product.
+
+    Parameters
+    ----------
+    input, gate : Tensor of shape (*rows, *normalized_shape)
+        Of one dtype, which is as in :func:`rms_norm`; also views of one projection, which are not
+        copied.
+    normalized_shape, weight, eps, scale_offset
+        As in :func:`rms_norm`.
+    activation : "silu" (alias "swish") or "sigmoid"
+        Of the gate.
+    norm_before_gate : bool
+        The product with the gate follows the norm; if false, ``input * act(gate)`` is normalised.
+
+    Returns
+    -------
+    Tensor of the input's shape and dtype, contiguous
+
+    Raises
+    ------
+    TypeError, ValueError, NotImplementedError
+        As :func:`layer_norm`; ValueError also for another ``activation``.
+
+    References
+    ----------
+    :func:`gradkit.gated_rms_norm` and :func:`gradkit.gated_rms_norm_grad`, which run.
+
+    Examples
+    --------
+    >>> import torch, gradkit.torch
+    >>> x, gate = torch.tensor([[3.0, 4.0, 0.0, 1.0]]).chunk(2, dim=-1)
+    >>> gradkit.torch.gated_rms_norm(x, gate, (2,), eps=0.0).round(decimals=4)
+    tensor([[0.0000, 0.8271]])
+    """
+    axis, floor = _axis(input, normalized_shape), _floor(eps, input)
+    refuse_nested(gate, "gate")
+    how = scale_offset, activation, norm_before_gate
+    y: Tensor = _operators.GATED_RMS_NORM(input, gate, weight, axis, floor, *how)
     return y
 
 

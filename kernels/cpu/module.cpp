@@ -195,6 +195,36 @@ void inverse(
     compute(run_inverse, setting_of(threads, axis, y_), call);
 }
 
+void gated_forward(
+    int types, int threads, int axis, double eps, double scale_offset, bool silu, bool before,
+    nb::handle x, nb::handle gate, nb::handle scale, nb::handle y, nb::handle inv_std
+) {
+    const Memory x_(x, axis), gate_(gate, axis), y_(y, axis), inv_std_(inv_std, axis);
+    const Memory scale_(scale, 0), bias(nb::none(), 0);
+    const GatedForward call = {
+        {rows_of(types, axis, x_, scale_, scale_offset, bias), silu, before}, eps, x_, gate_, y_,
+        inv_std_,
+    };
+    compute(run_gated_forward, setting_of(threads, axis, x_), call);
+}
+
+void gated_gradient(
+    int types, int threads, int axis, double scale_offset, bool silu, bool before, nb::handle dy,
+    nb::handle x, nb::handle gate, nb::handle scale, nb::handle inv_std, nb::handle dx,
+    nb::handle dgate, nb::handle dscale
+) {
+    const Memory dy_(dy, axis), x_(x, axis), gate_(gate, axis), inv_std_(inv_std, axis);
+    const Memory dx_(dx, axis), dgate_(dgate, axis);
+    const Memory scale_(scale, 0), dscale_(dscale, 0), bias(nb::none(), 0);
+    const GatedGradient call = {
+        {rows_of(types, axis, dy_, scale_, scale_offset, bias), silu, before}, dy_, x_, gate_,
+        inv_std_, dx_, dgate_, nullptr,
+    };
+    compute<GatedGradient, const Array*>(
+        run_gated_gradient, setting_of(threads, axis, dy_), call, dscale_
+    );
+}
+
 View view_of(const Memory& memory) {
     View view;
     const Array* array = memory;
@@ -336,6 +366,8 @@ NB_MODULE(compiled, module) {
     module.def("forward", &forward, n, n, n, n, n, a, a, a, a, a, a, a, a);
     module.def("gradient", &gradient, n, n, n, n, n, n, a, a, a, a, a, a, a, a, a, a);
     module.def("inverse", &inverse, n, n, n, a, a, a, a, a, a);
+    module.def("gated_forward", &gated_forward, n, n, n, n, n, n, n, a, a, a, a, a);
+    module.def("gated_gradient", &gated_gradient, n, n, n, n, n, n, a, a, a, a, a, a, a, a);
     module.def(
         "channel_norm", &channel_norm, n, n, n, n, n, n, a, a, a, a, a, a, a, a, a, a, a
     );

@@ -132,12 +132,20 @@ private:
 };
 
 // Shares of the rows of a window, each with sums over its rows: one share a window if there are
-// several windows.
-class Shares : public Call {
+// several windows. `work`: the kernel that does one.
+template <typename C> class Shares : public Call {
 public:
-    Shares(const Setting& setting, Gradient& call, const Array* dscale, const Array* dbias)
+    typedef void (*Work)(
+        const C&, i64 begin, i64 end, i64 from, double* first, double* second, char* scratch
+    );
+
+    Shares(
+        const Setting& setting, C& call, Work RowKernels::*work, const Array* dscale,
+        const Array* dbias
+    )
         : Call(setting, call),
           call_(call),
+          work_(kernels.*work),
           dscale_(dscale),
           dbias_(dbias),
           windows_(parts_of(call.width, call.window)),
@@ -155,7 +163,7 @@ public:
         const i64 begin = runs_ * share / shares_ * ROW_RUN;
         const i64 end = at_most(runs_ * (share + 1) / shares_ * ROW_RUN, setting.rows);
         for (i64 row = begin; row < end; row += run_) {
-            kernels.gradient(
+            work_(
                 call_, row, at_most(row + run_, end), from, dscale_ ? of_product : nullptr,
                 dbias_ ? of_dy : nullptr, scratch(slot)
             );
@@ -203,11 +211,24 @@ private:
         if (dbias_) narrow_all(call_.scale.dtype, sums(1, place), *dbias_, from, count);
     }
 
-    const Gradient& call_;
+    const C& call_;
+    Work work_;
     const Array *dscale_, *dbias_;
     i64 windows_, runs_, shares_, run_;
     std::unique_ptr<double[]> sums_;
 };
+
+// The gradient of a norm; first the means over rows that are cut into windows.
+template <typename C> bool differentiate(
+    const Setting& setting, C& call, typename Pieces<C>::Work RowKernels::*find_means,
+    typename Shares<C>::Work RowKernels::*work, const Array* dscale, const Array* dbias
+) {
+    std::unique_ptr<double[]> means;
+    if (call.width > WHOLE) means.reset(new double[2 * setting.rows]);
+    call.means = means.get();
+    Shares<C> shares(setting, call, work, dscale, dbias);
+    return (!means || Pieces<C>(setting, call, find_means).run()) && shares.run();
+}
 
 }  // namespace
 
@@ -218,11 +239,19 @@ bool run_forward(const Setting& setting, Forward call) {
 bool run_gradient(
     const Setting& setting, Gradient call, const Array* dscale, const Array* dbias
 ) {
-    std::unique_ptr<double[]> means;
-    if (call.width > WHOLE) means.reset(new double[2 * setting.rows]);
-    call.means = means.get();
-    Shares shares(setting, call, dscale, dbias);
-    return (!means || Pieces<Gradient>(setting, call, &RowKernels::means).run()) && shares.run();
+    return differentiate(
+        setting, call, &RowKernels::means, &RowKernels::gradient, dscale, dbias
+    );
+}
+
+bool run_gated_forward(const Setting& setting, GatedForward call) {
+    return Pieces<GatedForward>(setting, call, &RowKernels::gated_forward).run();
+}
+
+bool run_gated_gradient(const Setting& setting, GatedGradient call, const Array* dscale) {
+    return differentiate(
+        setting, call, &RowKernels::gated_means, &RowKernels::gated_gradient, dscale, nullptr
+    );
 }
 
 bool run_inverse(const Setting& setting, Inverse call) {

@@ -19,3 +19,5 @@ bool run_gradient(
     const Setting& setting, Gradient call, const Array* dscale, const Array* dbias
 );
 bool run_inverse(const Setting& setting, Inverse call);
+bool run_gated_forward(const Setting& setting, GatedForward call);
+bool run_gated_gradient(const Setting& setting, GatedGradient call, const Array* dscale);

@@ -7,11 +7,20 @@
 //   gradient   dx = inv_std * (w - mean(w) - xhat * mean(w * xhat)) + ds
 //   inverse    x  = (y - bias) / scale / inv_std + mean
 //
+// and of an RMS norm with an activated gate a, whose derivative is a':
+//
+//   before the gate    xhat = x * inv_std      u = dy * a   y = xhat * scale * a
+//   behind the gate    xhat = x * a * inv_std  u = dy       y = xhat * scale
+//   gradient           d = inv_std * (u * scale - xhat * mean(u * scale * xhat))
+//   before the gate    dx = d       dgate = dy * xhat * scale * a'
+//   behind the gate    dx = d * a   dgate = d * x * a'
+//
 // Bits are the same for each instruction set: sums have as many totals, whatever a vector holds, and
 // nothing is fused. A row's results depend on that row alone.
 
 #include "rows.h"
 
+#include "gates.h"
 #include "sums.h"
 
 namespace ISA {
@@ -334,9 +343,160 @@ template <typename A> void inverse(const Inverse& call, i64 begin, i64 end, char
     }
 }
 
-const RowKernels row_kernels[2] = {
-    {widen_parameter<float>, forward<float>, means<float>, gradient<float>, inverse<float>},
-    {widen_parameter<double>, forward<double>, means<double>, gradient<double>, inverse<double>},
+template <typename A, bool SILU> void activate_all(
+    const Element<A>* gate, i64 count, Element<A>* value, Element<A>* slope
+) {
+    INDEPENDENT
+    for (i64 j = 0; j < count; ++j) {
+        const Activated<A> own = activated<A, SILU>(gate[j].value);
+        value[j].value = own.value;
+        slope[j].value = own.slope;
+    }
+}
+
+// A row of a window of a gated norm, whose columns it reads as numbers or vectors V.
+template <typename A, bool BEFORE> struct GatedRow {
+    GatedRow(
+        const Gated& call, const Window<A>& window, const Array* from, const Array* gate, i64 row
+    )
+        : x(window.input(from, row, 1)), scale(window.scale), value(window.at(3)), slope(window.at(4)) {
+        const auto run = call.silu ? activate_all<A, true> : activate_all<A, false>;
+        run(window.input(gate, row, 2), window.count, value, slope);
+    }
+
+    // What is normalised.
+    template <typename V> INLINE V source(i64 j) const {
+        return BEFORE ? read<V>(x + j) : read<V>(x + j) * read<V>(value + j);
+    }
+
+    const Element<A> *x, *scale;
+    Element<A> *value, *slope;
 };
+
+template <typename A, bool BEFORE> void gated_forward_of(
+    const GatedForward& call, i64 begin, i64 end, char* scratch
+) {
+    for (i64 row = begin; row < end; ++row) {
+        double square = 0;
+        for_windows<A>(call, scratch, [&](const Window<A>& window) INLINED {
+            const GatedRow<A, BEFORE> own(call, window, call.x, call.gate, row);
+            const auto add = [=](i64 j, auto&, auto& total) INLINED {
+                const auto source = own.template source<Plain<decltype(total)>>(j);
+                total += source * source;
+            };
+            square += sums_over<double>(window.count, add).second;
+        });
+        const double factor = 1 / __builtin_sqrt(square / static_cast<double>(call.width) + call.eps);
+        set_number<A>(call.inv_std, row, factor);
+        const A inv_std = static_cast<A>(factor);
+        for_windows<A>(call, scratch, [&](const Window<A>& window) INLINED {
+            const GatedRow<A, BEFORE> own(call, window, call.x, call.gate, row);
+            window.write(call.y, row, [=](i64 j) INLINED {
+                const A y = own.template source<A>(j) * inv_std * own.scale[j].value;
+                return BEFORE ? y * own.value[j].value : y;
+            });
+        });
+    }
+}
+
+template <typename A> void gated_forward(
+    const GatedForward& call, i64 begin, i64 end, char* scratch
+) {
+    const auto run = call.before ? gated_forward_of<A, true> : gated_forward_of<A, false>;
+    run(call, begin, end, scratch);
+}
+
+// The same of a gradient.
+template <typename A, bool BEFORE> struct GatedGradientRow : GatedRow<A, BEFORE> {
+    GatedGradientRow(const GatedGradient& call, const Window<A>& window, i64 row)
+        : GatedRow<A, BEFORE>(call, window, call.x, call.gate, row),
+          dy(window.input(call.dy, row, 0)),
+          inv_std(number_of<A>(call.inv_std, row)) {}
+
+    template <typename V> INLINE V xhat(i64 j) const { return this->template source<V>(j) * inv_std; }
+
+    template <typename V> INLINE V u(i64 j) const {
+        return BEFORE ? read<V>(dy + j) * read<V>(this->value + j) : read<V>(dy + j);
+    }
+
+    // dx and dgate, in the place of the activated gate and its derivative.
+    INLINE void differentiate(i64 count, A mean) const {
+        INDEPENDENT
+        for (i64 j = 0; j < count; ++j) {
+            const A a = this->value[j].value, slope = this->slope[j].value;
+            const A scale = this->scale[j].value, hat = xhat<A>(j);
+            const A d = (u<A>(j) * scale - hat * mean) * inv_std;
+            this->value[j].value = BEFORE ? d : d * a;
+            this->slope[j].value = (BEFORE ? dy[j].value * hat * scale : d * this->x[j].value) * slope;
+        }
+    }
+
+    const Element<A>* dy;
+    A inv_std;
+};
+
+// The sum over columns of u * scale * xhat. Adds to sums over rows of u * xhat.
+template <typename A, bool BEFORE, bool ADDS> INLINE double products_of(
+    const GatedGradientRow<A, BEFORE> row, i64 count, Element<A>* of_product
+) {
+    const auto add = [=](i64 j, auto&, auto& total) INLINED {
+        typedef Plain<decltype(total)> V;
+        const V product = row.template u<V>(j) * row.template xhat<V>(j);
+        total += product * read<V>(row.scale + j);
+        if (ADDS) write(read<V>(of_product + j) + product, of_product + j);
+    };
+    return sums_over<A>(count, add).second;
+}
+
+template <typename A, bool BEFORE> void gated_means_of(
+    const GatedGradient& call, i64 begin, i64 end, char* scratch
+) {
+    for (i64 row = begin; row < end; ++row) {
+        double total = 0;
+        for_windows<A>(call, scratch, [&](const Window<A>& window) INLINED {
+            const GatedGradientRow<A, BEFORE> own(call, window, row);
+            total += products_of<A, BEFORE, false>(own, window.count, nullptr);
+        });
+        call.means[row] = total / static_cast<double>(call.width);
+    }
+}
+
+template <typename A, bool BEFORE> void gated_gradient_of(
+    const GatedGradient& call, i64 begin, i64 end, i64 from, double* u_xhat, char* scratch
+) {
+    const Window<A> window(call, from, scratch);
+    const i64 count = window.count;
+    Element<A>* of_product = window.at(6);  // there is no bias
+    for (i64 j = 0; j < count; ++j) of_product[j].value = 0;
+    for (i64 row = begin; row < end; ++row) {
+        const GatedGradientRow<A, BEFORE> own(call, window, row);
+        const double total = products_of<A, BEFORE, true>(own, count, of_product);
+        const double width = static_cast<double>(call.width);
+        own.differentiate(count, static_cast<A>(call.means ? call.means[row] : total / width));
+        window.write(call.dx, row, [=](i64 j) INLINED { return own.value[j].value; });
+        window.write(call.dgate, row, [=](i64 j) INLINED { return own.slope[j].value; });
+    }
+    for (i64 j = 0; u_xhat && j < count; ++j) u_xhat[j] += of_product[j].value;
+}
+
+template <typename A> void gated_gradient(
+    const GatedGradient& call, i64 begin, i64 end, i64 from, double* u_xhat, double*, char* scratch
+) {
+    const auto run = call.before ? gated_gradient_of<A, true> : gated_gradient_of<A, false>;
+    run(call, begin, end, from, u_xhat, scratch);
+}
+
+template <typename A> void gated_means(
+    const GatedGradient& call, i64 begin, i64 end, char* scratch
+) {
+    const auto run = call.before ? gated_means_of<A, true> : gated_means_of<A, false>;
+    run(call, begin, end, scratch);
+}
+
+template <typename A> constexpr RowKernels KERNELS = {
+    widen_parameter<A>, forward<A>, means<A>, gradient<A>, inverse<A>,
+    gated_forward<A>, gated_means<A>, gated_gradient<A>,
+};
+const RowKernels row_kernels[2] = {KERNELS<float>, KERNELS<double>};
 
 }  // namespace ISA

@@ -39,6 +39,21 @@ struct Inverse : Rows {
     const Array *y, *mean, *inv_std, *x;
 };
 
+// RMS norm with an activated gate, which is multiplied with the norm's result or with its input.
+struct Gated : Rows {
+    bool silu, before;  // the activation is SiLU, or else sigmoid; the norm comes before the gate
+};
+
+struct GatedForward : Gated {
+    double eps;
+    const Array *x, *gate, *y, *inv_std;
+};
+
+struct GatedGradient : Gated {
+    const Array *dy, *x, *gate, *inv_std, *dx, *dgate;
+    double* means;  // as a gradient's
+};
+
 // Of data that is computed with in float32, or in float64. Each works on rows [begin, end), with
 // scratch of ROOMS windows of float64.
 struct RowKernels {
@@ -52,6 +67,12 @@ struct RowKernels {
         const Gradient&, i64 begin, i64 end, i64 from, double* dy_xhat, double* dy, char* scratch
     );
     void (*inverse)(const Inverse&, i64 begin, i64 end, char* scratch);
+    void (*gated_forward)(const GatedForward&, i64 begin, i64 end, char* scratch);
+    // As `means` and `gradient`; there is no sum of dy.
+    void (*gated_means)(const GatedGradient&, i64 begin, i64 end, char* scratch);
+    void (*gated_gradient)(
+        const GatedGradient&, i64 begin, i64 end, i64 from, double* u_xhat, double*, char* scratch
+    );
 };
 
 constexpr int ROOMS = 7;

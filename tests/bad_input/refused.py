@@ -421,6 +421,15 @@ def wrong_words():
             message = "nonfinite must be one of 'propagate', 'raise', 'zero', not"
             changes = {"nonfinite": value}
             yield refused(function, f"nonfinite={value}", ValueError, message, changes)
+    for function in named(takes="activation"):
+        for value in ("relu", None, 1):
+            message = "activation must be one of 'silu', 'swish', 'sigmoid', not"
+            changes = {"activation": value}
+            yield refused(function, f"activation={value!r}", ValueError, message, changes)
+        for value in (1, "yes", None):
+            message = f"norm_before_gate must be a bool, not {type(value).__name__}"
+            changes = {"norm_before_gate": value}
+            yield refused(function, f"norm_before_gate={value!r}", TypeError, message, changes)
     for function in ACCUMULATORS:
         for value in ("unsafe", None):
             message = "casting must be one of 'safe', 'same_kind', not"

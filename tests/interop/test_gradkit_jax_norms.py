@@ -125,6 +125,31 @@ def direct_rms(cotangents, *given, offset):
     return [y] if ds is None else [y, s], [*[dx] * len(data), dscale]
 
 
+def gated(x, gate, scale, *, before):
+    activated = jax.nn.silu(gate)
+    y = normal(x if before else x * activated, (1, 2), 1e-6, centred=False) * (scale + 0.5)
+    return y * activated if before else y
+
+
+def direct_gated(cotangents, x, gate, scale, *, before):
+    rule = {"axis": 1, "scale_offset": 0.5, "norm_before_gate": before}
+    y, inv_std = gradkit.gated_rms_norm(x, gate, scale, **rule)
+    return [y], gradkit.gated_rms_norm_grad(*cotangents, x, gate, scale, inv_std, **rule)
+
+
+def with_gate(before):
+    rule = {"axis": 1, "scale_offset": 0.5, "norm_before_gate": before}
+    return Case(
+        partial(rows, 2, 1),
+        partial(gradkit.jax.gated_rms_norm, **rule),
+        partial(direct_gated, before=before),
+        partial(gated, before=before),
+        data=2,
+        names=("scale",),
+        offset=0.5,
+    )
+
+
 def direct_group(cotangents, x, scale, bias):
     y, mean, inv_std = gradkit.group_norm(x, 3, scale, bias)
     return [y], gradkit.group_norm_grad(*cotangents, x, scale, mean, inv_std)
@@ -181,6 +206,8 @@ CASES = {
     "add_layer_norm, offset": over_rows("add_layer_norm", 2, 2, 0.5),
     "add_rms_norm": over_rows("add_rms_norm", 2, 1, 0.0),
     "add_rms_norm, offset": over_rows("add_rms_norm", 2, 1, 1.0),
+    "gated_rms_norm": with_gate(before=True),
+    "gated_rms_norm, gate first": with_gate(before=False),
     "group_norm": Case(
         channels,
         lambda x, *parameters: gradkit.jax.group_norm(x, 3, *parameters),

@@ -43,6 +43,11 @@ def gemma(function):
     return lambda *args: function(*args, scale_offset=1.0)
 
 
+def gate_first(*args):
+    how = {"activation": "sigmoid", "norm_before_gate": False, "scale_offset": 1.0}
+    return ours.gated_rms_norm(*args, **how)
+
+
 X, W, B = random(4, 5, 6), random(6, seed=1), random(6, seed=2)
 IMAGES, CW, CB = random(3, 4, 2, 3), random(4, seed=1), random(4, seed=2)
 MEAN, VAR = random(4, grad=False, seed=3), random(4, grad=False, seed=4).square() + 0.1
@@ -62,6 +67,9 @@ CASES = {
     "rms_norm, no weight": (ours.rms_norm, (X, (5, 6))),
     "layer_norm, scale_offset": (gemma(ours.layer_norm), (X, (6,), W, B)),
     "rms_norm, scale_offset": (gemma(ours.rms_norm), (X, (6,), W)),
+    "gated_rms_norm": (ours.gated_rms_norm, (X, R, (6,), W)),
+    "gated_rms_norm, no weight": (ours.gated_rms_norm, (X, R, (5, 6))),
+    "gated_rms_norm, gate first": (gate_first, (X, R, (6,), W)),
     "add_layer_norm": (ours.add_layer_norm, (X, R, (6,), W, B)),
     "add_layer_norm, bias": (ours.add_layer_norm, (X, R, (6,), None, B)),
     "add_layer_norm, scale_offset": (gemma(ours.add_layer_norm), (X, R, (6,), W, B)),
@@ -361,6 +369,10 @@ def _arguments():
     yield "invertible_rms_norm", (X, W, -1, 1e-5, 1.0)
     yield "invertible_rms_norm_grad", (dy, y, w, inv_std, -1, 1.0)
     yield "invertible_rms_norm_grad", (dy, y, None, inv_std, -1, 0.0, ds)
+    yield "gated_rms_norm", (X, R, W, -1, 1e-5, 1.0, "sigmoid", False)
+    yield "gated_rms_norm", (X[:, ::2], R[:, ::2], None, -2, 1e-5)
+    yield "gated_rms_norm_grad", (dy, x, r, w, inv_std, -1, 1.0, "sigmoid", False)
+    yield "gated_rms_norm_grad", (ds, x, r, None, inv_std, -1)
     yield "add_rms_norm", (X, R, W, -1, 1e-5, 1.0)
     yield "add_rms_norm", (empty, empty, None, -1, 1e-5, 0.0)
     yield "rms_norm_grad", (dy, x, w, inv_std, -1, 1.0, ds)
@@ -494,6 +506,7 @@ class Every(torch.nn.Module):
             torch.nn.LayerNorm(16), torch.nn.Linear(16, 16, bias=False), torch.nn.RMSNorm(16)
         )
         self.sums = torch.nn.ModuleList((ours.AddLayerNorm(16), ours.AddRMSNorm(16)))
+        self.gated = ours.GatedRMSNorm(16, activation="sigmoid")
         self.last = torch.nn.Sequential(
             ours.InvertibleLayerNorm(16), ours.InvertibleRMSNorm(16, scale_offset=1.0)
         )
@@ -503,7 +516,7 @@ class Every(torch.nn.Module):
         s = self.rows(y)
         for norm in self.sums:
             y, s = norm(y, s)
-        return self.last(y + s)
+        return self.last(self.gated(y, s) + s)
 
 
 def _network():

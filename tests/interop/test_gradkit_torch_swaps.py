@@ -162,6 +162,12 @@ class Blocks(nn.Module):
             ]
         )
         self.sums = nn.ModuleList([ours.AddRMSNorm(6, scale_offset=1.0), ours.AddLayerNorm(6)])
+        self.gated = nn.ModuleList(
+            [
+                ours.GatedRMSNorm(6, eps=1e-6),
+                ours.GatedRMSNorm(6, activation="sigmoid", norm_before_gate=False),
+            ]
+        )
         generator = torch.Generator().manual_seed(1)
         with torch.no_grad():
             for part in [*self.parameters(), *self.buffers()]:
@@ -176,13 +182,15 @@ class Blocks(nn.Module):
         residual = x.flip(0)
         for norm in self.sums:
             x, residual = norm(x, residual)
+        for norm in self.gated:
+            x = norm(x, residual)
         return x + residual
 
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # PyTorch's exporter
 @pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
 def test_exported_programs_run_with_pytorchs_operators(dtype, near):
-    """All nine norms, with the results of ours."""
+    """All ten norms, with the results of ours."""
     model, x = Blocks().eval().to(dtype), random(2, 4, 3, 6).to(dtype)
     program = torch.export.export(model, (x,))
     assert {node.target for node in program.graph.nodes} >= ours.decompositions().keys()

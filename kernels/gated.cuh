@@ -1,0 +1,79 @@
+// Shared by gated RMS norm and its gradient: an activated gate, and where rows lie.
+//
+// Macros: DATA_T, STAT_T, PARAM_T; VEC, the number of elements per access. All rows are at strides
+// (row_starts.cuh).
+
+#pragma once
+
+#define STRIDED 1
+#include "row_starts.cuh"
+#include "rows.cuh"
+
+typedef Wide<DATA_T>::type A;
+
+// The least argument whose exponential is a normal number; what rounds to an integer, and its bits
+// less the exponent's of 1; log 2 in two parts, of which multiples of the first are exact; the terms
+// of a series that leaves half a unit between the halves of log 2.
+template <typename F> struct Exponential;
+template <> struct Exponential<f32> {
+    static constexpr f32 LEAST = -87, ROUND = 0x1.8p23f, HEAD = 0.693359375f, TAIL = -2.12194440e-4f;
+    static constexpr int TERMS = 7;
+    __device__ static __forceinline__ f32 power_of_two(f32 rounded) {
+        return __uint_as_float((__float_as_uint(rounded) - 0x4b400000u + 127u) << 23);
+    }
+};
+template <> struct Exponential<f64> {
+    static constexpr f64 LEAST = -708, ROUND = 0x1.8p52, HEAD = 6.93145751953125e-1, TAIL = 1.42860682030941723212e-6;
+    static constexpr int TERMS = 13;
+    __device__ static __forceinline__ f64 power_of_two(f64 rounded) {
+        const u64 bits = static_cast<u64>(__double_as_longlong(rounded)) - 0x4338000000000000ull + 1023ull;
+        return __longlong_as_double(static_cast<i64>(bits << 52));
+    }
+};
+
+// e^x for x <= 0, with the same bits on every device, which those of a library are not; 0 where it
+// is no normal number. NaN stays NaN.
+template <typename F> __device__ __forceinline__ Real<F> exponential(Real<F> x) {
+    typedef Exponential<F> Of;
+    const Real<F> places = fused(x, Real<F>{static_cast<F>(1.4426950408889634)}, Real<F>{Of::ROUND});
+    const Real<F> k = places - Real<F>{Of::ROUND};
+    const Real<F> r = fused(k, Real<F>{-Of::TAIL}, fused(k, Real<F>{-Of::HEAD}, x));
+    Real<F> series = {1};
+#pragma unroll
+    for (int n = Of::TERMS; n > 0; --n)
+        series = fused(series, r * Real<F>{static_cast<F>(1.0 / n)}, Real<F>{1});
+    if (x.value < Of::LEAST) return {0};
+    return series * Real<F>{Of::power_of_two(places.value)};
+}
+
+// How a call uses its gate.
+struct Gating {
+    int silu;    // the activation: silu, or else sigmoid
+    int before;  // whether the norm comes before the product with the gate
+};
+
+// An activated gate, and the derivative of the activation.
+struct Activated { A value, slope; };
+
+// With h^2 = e^-|gate|, of which h is no subnormal where its product with the gate is none:
+// sigmoid(-|gate|) = h^2 / (1 + h^2).
+__device__ __forceinline__ Activated activated(A gate, int silu) {
+    typedef decltype(gate.value) F;
+    const bool negative = gate.value < 0;
+    const A half = gate * A{negative ? F{0.5} : F{-0.5}};
+    const A h = exponential(half);
+    const A share = A{1} / fused(h, h, A{1}), falling = negative ? h : A{1};
+    const A part = share * h, sigmoid = share * falling * falling;
+    if (!silu) return {sigmoid, part * part};
+    return {gate * share * falling * falling, fused(gate * part, part, sigmoid)};
+}
+
+// The first column of a thread's k-th pack.
+__device__ __forceinline__ i64 column_of(i64 k) { return (k * blockDim.x + threadIdx.x) * VEC; }
+
+// A scale with its offset, for a pack.
+__device__ __forceinline__ void load_scale(const Layout& layout, const PARAM_T* scale, i64 column, A (&to)[VEC]) {
+    load_or<VEC>(scale, column, A{1}, to);
+#pragma unroll
+    for (int i = 0; i < VEC; ++i) to[i] = shifted(layout, to[i]);
+}
