@@ -91,7 +91,7 @@ def test_read_is_the_only_door_from_device_to_host():
         files -= {"spikes.py"}  # of a state that was read for a checkpoint
         files -= {"statistics.py"}  # of what was read for a log
         assert {file.partition("/")[0] for file in files} <= {"_numpy"}
-    waiting = {"_arrays/cuda.py", "_arrays/tensorflow.py"}  # for streams they cannot order
+    waiting = {"_arrays/cuda.py"}  # for streams that it cannot order
     waiting |= {"_ranks/device.py"}
     assert set(calls_of("synchronize")) == waiting
 
