@@ -1,11 +1,13 @@
 """Gated RMS norm beside the formulas of those who have one, in plain PyTorch."""
 
 import pytest
-import torch
-from torch.nn import functional
 
 import gradkit
-import gradkit.torch
+
+torch = pytest.importorskip("torch")
+import gradkit.torch  # noqa: E402 - needs PyTorch
+
+functional = torch.nn.functional
 
 EPS = 1e-5
 
