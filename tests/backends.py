@@ -42,6 +42,7 @@ class Backend:
     mean_unit = 2.0**-53  # of what holds a row's mean in a forward pass
     run_errors = tolerances.RUNS
 
+    has_read_only = True  # whether arrays can be read-only
     has_cudas_pow = False  # whether powers are those of NVIDIA's library
 
     def active(self):
@@ -178,6 +179,7 @@ class CuPy(Backend):
     marks = (pytest.mark.gpu,)
     on_host = False
     run_errors = tolerances.PAIRS
+    has_read_only = False
     has_cudas_pow = True
 
     def active(self):
