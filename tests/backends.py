@@ -190,7 +190,11 @@ class CuPy(Backend):
 
     @contextmanager
     def sized(self, *, multiprocessors, max_shared_memory):
-        """As if the GPU had so many multiprocessors; of shared memory it must have enough."""
+        """As if the GPU had so many multiprocessors, each with as many blocks as the emulator's.
+
+        How many a kernel's registers allow decides grids too. Of shared memory the GPU must have
+        enough.
+        """
         import cupy
 
         from gradkit import _cuda
@@ -201,6 +205,7 @@ class CuPy(Backend):
         if device.max_shared_memory < max_shared_memory:
             pytest.skip("long rows take another path on this GPU")
         device.multiprocessors, device.max_shared_memory = multiprocessors, max_shared_memory
+        device.resident = EmulatedDevice(max_shared_memory=max_shared_memory).resident
         with mock.patch.dict(_cuda.backends, {number: _cuda.CudaBackend(device)}), self.active():
             yield self.asarray
 
