@@ -731,7 +731,7 @@ def gradients_past_a_norm():
             message = f"ds is a {type(value).__name__}; expected an array"
             yield refused(function, f"ds={value!r}", TypeError, message, {"ds": value})
         for shape in ((R, C + 1), (R, 0), (1, R, C), (C,), ()):
-            message = rf"ds has shape .*; expected \({R}, {C}\), the shape of x"
+            message = rf"ds has shape .*; expected \({R}, {C}\), the shape of [xy]"
             wrong = {"ds": partial(_array_of, f32(*shape))}
             yield refused(function, f"ds of shape {shape}", ValueError, message, wrong)
         message = "ds has dtype float16 and dy has dtype float32; they must agree"
