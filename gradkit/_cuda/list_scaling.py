@@ -7,13 +7,15 @@ from gradkit._cuda.launch.device import Device
 from gradkit._cuda.launch.numbers import FLAGS, either
 from gradkit._cuda.list_tables import Step, plan_of, plan_steps
 
+_CLIP = "clip_by_norm"  # the kernel, and its file: whoever clips does not wait for the others
+
 
 def clip_steps(device: Device, call: ClipByNorm) -> list[Step]:
     """What launches ``clip_by_norm``: the coefficient is computed in the launch that scales."""
     numbers = (*either(call.max_norm), np.float64(call.eps), *either(call.scale))
     flags = FLAGS[call.zero_nonfinite], FLAGS[call.outs is call.grads]
     plan = plan_of(device, call.grads, call.outs)
-    return plan_steps(device, plan, "scale", "clip_by_norm", call.norm, *numbers, *flags)
+    return plan_steps(device, plan, _CLIP, _CLIP, call.norm, *numbers, *flags)
 
 
 def scale_steps(device: Device, call: ScaleGrads) -> list[Step]:

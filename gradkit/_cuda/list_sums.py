@@ -47,7 +47,7 @@ def accumulating_lists() -> Iterator[Combination]:
     yield from compensating()
     for capacity, grad, buffer in product(KINDS, FLOATS, ("float16", "bfloat16")):
         yield _AT_RANDOM, {"CAPACITY": capacity, "GRAD": grad, "BUFFER": buffer}
-    yield from norms(SUM_OF_SQUARES)
+    yield from norms(SUM_OF_SQUARES, files=("norm",))
 
 
 def compensating() -> Iterator[Combination]:

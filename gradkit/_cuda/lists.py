@@ -133,7 +133,7 @@ class Lists(OnDevice):
         limits = contiguous(self.device, array), number, np.float64(call.eps)
         self._on_norms("clip_coefficient", (call.norm,), limits, call.coefficient)
 
-    @asks_for(partial(on_lists, "scale"))
+    @asks_for(partial(on_lists, "clip_by_norm"))
     def clip_by_norm(self, call: ClipByNorm) -> None:
         """``outs = grads * (scale * coefficient)``, or zeros if either is not finite."""
         for step in clip_steps(self.device, call):
@@ -157,7 +157,7 @@ class Lists(OnDevice):
         for step in zero_steps(self.device, call):
             step()
 
-    @asks_for(partial(norms, file="unit_norms", kinds=UNIT_KINDS))
+    @asks_for(partial(norms, files=("unit_norms",), kinds=UNIT_KINDS))
     def unit_norms(self, call: UnitNorms) -> None:
         """``norms = (sum |g|^p)^(1/p)`` for each unit, or of the mean of |g|^p."""
         write_unit_norms(self.device, call)
