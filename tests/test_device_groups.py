@@ -263,6 +263,24 @@ def test_each_tensor_over_devices_takes_two_collectives(of):
     assert ranks.wire.sent == [[6, 19]] * 2
 
 
+def test_an_exact_norm_over_devices_is_that_of_one_process(of):
+    whole = np.random.default_rng(1).standard_normal(2000).astype(np.float32)
+    one = float(gradkit.grad_norm(whole, exact=True))
+    ranks = of(3, "cupyx")
+    held = ranks.over([[whole[:7], whole[900:]], [], [whole[7:900]]])
+
+    def work(group):
+        norm = gradkit.clip_grad_norm(held[group.rank], one / 2, group=group, exact=True)
+        return type(norm), float(norm)
+
+    assert ranks.results(work) == [(DeviceArray, one)] * 3
+    assert ranks.wire.sent == [[6, 25]] * 3
+    expected = whole.copy()
+    gradkit.clip_grad_norm(expected, one / 2, exact=True)
+    first, last = held[0]
+    np.testing.assert_array_equal(np.concatenate([first, held[2][0], last]), expected)
+
+
 @pytest.mark.parametrize("limit", ["number", "array"])
 @pytest.mark.parametrize("scale", ["number", "array"])
 @pytest.mark.parametrize("clip", ["in place", "functional"])
@@ -566,10 +584,13 @@ def test_ranks_that_differ_in_their_number_of_norms_are_told(of):
     assert ranks.wire.sent == [[6]] * 2
 
 
-@pytest.mark.parametrize("options", [{"nonfinite": "raise", "each": False}, {"each": True}])
+WAITING = [{"nonfinite": "raise", "each": False}, {"each": True}, {"exact": True, "each": False}]
+
+
+@pytest.mark.parametrize("options", WAITING)
 def test_who_waits_is_told_at_once(of, options):
     ranks = of(2)
-    held = ranks.over([[f(3, 4)]] * 2)
+    held = ranks.over([[np.float32([3, 4])]] * 2)
 
     def work(group):
         if group.rank == 1:

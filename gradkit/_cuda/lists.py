@@ -15,6 +15,7 @@ from gradkit._calls.lists import (
     ClipCoefficient,
     ClipGradValue,
     ClipUnits,
+    ExactSums,
     GradNorm,
     JoinRanks,
     KeepIf,
@@ -35,6 +36,7 @@ from gradkit._cuda.launch.buffers import contiguous, copy_back, writable_like
 from gradkit._cuda.launch.kernels import kernel
 from gradkit._cuda.launch.numbers import FLAGS, either, either_flag
 from gradkit._cuda.launch.operations import OnDevice
+from gradkit._cuda.list_exact_sums import sums_of_each
 from gradkit._cuda.list_norms import PART, norm_steps, order_of, write_parts
 from gradkit._cuda.list_scaling import clip_steps, scale_steps, value_steps, zero_steps
 from gradkit._cuda.list_statistics import write_stats
@@ -60,6 +62,12 @@ class Lists(OnDevice):
     def grad_stats(self, call: ListStats) -> None:
         """A row of ``stats`` for each gradient, or of ``parts`` what it is computed from."""
         write_stats(self.device, call)
+
+    def exact_sums(self, call: ExactSums) -> None:
+        """Write ``sums``, which are in host memory: this waits for the device."""
+        each = sums_of_each(self.device, call)
+        call.sums[...] = 0
+        np.add.at(call.sums, list(call.rows), self.read(each))
 
     def rank_state(self, call: RankState) -> None:
         """``state = (0, digest, |scale|, hi, lo, scale of the sums)``."""

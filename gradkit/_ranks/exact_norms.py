@@ -10,18 +10,15 @@ import numpy as np
 from gradkit._calls.lists import DIGIT_BITS, DIGITS, LEAST_BIT, ExactSums
 from gradkit._calls.roles import Numbers
 from gradkit._open.gradients import Gradients
-from gradkit._ranks.collective import Collective
 
 _ROOT_BITS = 64  # of a root at least, before it is rounded to float64
 _INDIVISIBLE = 1 << 53  # what no float64 holds exactly from here on
 
 
-def check(held: Gradients, collective: Collective, order: float) -> None:
+def check(held: Gradients, order: float) -> None:
     """Raise unless sums of these gradients can be exact."""
     if order not in (1, 2):
         raise ValueError(f"exact=True is for norm_type 1, 2 and infinity, not {order}")
-    if not hasattr(held.backend, "exact_sums") or collective.on_device:
-        raise TypeError("exact=True is for gradients, and a group, in host memory")
     for name, view in held.named():
         if view.dtype == np.float64:
             raise TypeError(
@@ -41,8 +38,7 @@ def state_of(held: Gradients, order: float, by: float, copies: Sequence[int] | N
     if common >= _INDIVISIBLE:
         raise ValueError("replicas have a common multiple above 2**53; exact=True needs it")
     sums = np.zeros((len(distinct), DIGITS + 1))
-    backend: Any = held.backend
-    backend.exact_sums(
+    held.backend.exact_sums(
         ExactSums(
             grads=held.views,
             norm_type=order,

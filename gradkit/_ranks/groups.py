@@ -39,9 +39,9 @@ class DeviceGroup(Group, Protocol):
     is NaN, and :func:`gradkit.clip_by_global_norm` gives copies of the gradients. The rank that
     failed raises its own error. The others learn of it from :meth:`check`; call it once a step.
 
-    The host waits if the call asks for it: with ``nonfinite="raise"``, which checks too, and with
-    ``per_tensor_norms`` and ``grad_stats``, because only ranks that agree may exchange numbers for
-    each gradient.
+    The host waits if the call asks for it: with ``nonfinite="raise"``, which checks too, with
+    ``exact=True``, and with ``per_tensor_norms`` and ``grad_stats``, because only ranks that agree
+    may exchange numbers for each gradient.
 
     Gradients are on the group's device. A rank without any gets the norm there.
 

@@ -31,7 +31,7 @@ NORM = Spec("the norm", (), _FLOAT64)
 # What a norm runs; one over ranks runs more than ``grad_norm``.
 RUN_BY_NORMS = (
     *("grad_norm", "norm_parts", "norm_shares", "norm_of_shares"),
-    *("rank_state", "join_ranks"),
+    *("rank_state", "join_ranks", "exact_sums"),
 )
 _PART = 3  # numbers of a norm that ranks exchange: `NormParts`
 
@@ -134,7 +134,7 @@ def take_norm(
     if wanted.exact:
         from gradkit._ranks import exact_norms  # with `fractions`, which few calls need
 
-        exact_norms.check(held, collective, wanted.order)
+        exact_norms.check(held, wanted.order)
     if ranks.reduce is None and collective.alone and not (wanted.policy == "raise" or wanted.exact):
         _write_own(held, wanted, factors.norm, found)
     else:
@@ -174,7 +174,7 @@ def _norm_of_all(
     owned = ownership_of(held, ranks)
     known = "" if owned is None else f", ownership {owned.serial}"
     sums = RankSums(f"{wanted}{known}", wanted.order, copies)
-    queued = collective.on_device and not wanted.per_tensor
+    queued = collective.on_device and not (wanted.per_tensor or wanted.exact)
     if queued and wanted.policy != "raise":
         return queue_norm(held, collective, sums, factors, found_inf, fresh=fresh)
     # What follows may raise, and an error must not change the caller's arrays: norm comes last.
