@@ -376,7 +376,10 @@ class SpikeGuardInit(Call):
 
 
 class StepVerdict(Call):
-    """``verdict = norm is finite and at most limit, and found_inf is 0``: one bool."""
+    """``verdict = norm is finite and at most limit, and found_inf is 0``: one bool.
+
+    A backend gets a float64 array, of a bool that the caller has on the host too.
+    """
 
     norm: In[Norm]
     limit: Limit
@@ -386,7 +389,9 @@ class StepVerdict(Call):
 
     layout = Judgement("norm")
 
-    def compute(self, backend: "ListOperations") -> None:
+    def compute(self, backend: Any) -> None:
+        if self.found_inf is not None:
+            self.found_inf = backend.as_float64(self.found_inf)
         backend.step_verdict(self)
 
 
