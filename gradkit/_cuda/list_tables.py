@@ -10,7 +10,7 @@ of the list in its parameters.
 
 import math
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import count
@@ -23,7 +23,7 @@ import numpy as np
 from gradkit._backend import Array, Axes, Borrowed, Views
 from gradkit._calls.roles import Grads
 from gradkit._cuda.launch.device import Device
-from gradkit._cuda.launch.kernels import Combination, Launch, kernel
+from gradkit._cuda.launch.kernels import Launch, kernel
 from gradkit._cuda.launch.strides import Pair, pair_of, units_of
 from gradkit._dtypes import FLOATS, float_name
 
@@ -35,9 +35,6 @@ Starts: TypeAlias = np.ndarray[Any, Any]  # addresses of sources and targets, or
 CAPACITY = 90  # tensors in the parameter block: under 4096 bytes with 96 for what comes after
 DIMS = 16  # dimensions of strided tensors there
 UNIT_CAPACITY = 56  # and those whose rows also say what their units are
-KINDS = (CAPACITY, 0)  # the capacities that kernels are compiled with; 0: the list is uploaded
-UNIT_KINDS = (UNIT_CAPACITY, 0)
-ALONE = (1, 0)  # of kernels that take one pair of arrays
 THREADS = 256  # a block; a warp takes a chunk at a time
 _WARPS = THREADS // 32
 _PACK = np.uint64(16)  # bytes of the widest access
@@ -336,12 +333,6 @@ def _properties_of(arrays: Sequence[Array]) -> tuple[Any, ...]:
         return arrays.layout
     # A tuple for each property, not for each array: fewer objects to make.
     return tuple(tuple(map(of, arrays)) for of in (_shape, _strides, _number))
-
-
-def on_lists(file: str, kinds: Sequence[int] = KINDS) -> Iterator[Combination]:
-    """A kernel file that needs to know nothing but the kind of table."""
-    for capacity in kinds:
-        yield file, {"CAPACITY": capacity}
 
 
 def run(

@@ -117,6 +117,17 @@ def kernel(device: Device, file: str, name: str, **macros: str | int) -> LoadedK
     return found
 
 
+def asked_of(device: Device) -> list[Combination]:
+    """What a device was asked for, each combination once; its kernels are forgotten."""
+    own = [key for key in [*_kernels] if key[0] == id(device)]
+    found: dict[tuple[Any, ...], Combination] = {}
+    for key in own:
+        del _kernels[key], _locks[key]
+        _, file, _, *macros = key
+        found.setdefault((file, *sorted(macros)), (file, dict(macros)))
+    return [*found.values()]
+
+
 def options_of(macros: Macros) -> tuple[str, ...]:
     """The compiler's options, in an order that does not depend on the caller."""
     defined = (f"-D{name}={_CXX.get(str(macros[name]), macros[name])}" for name in sorted(macros))
