@@ -6,7 +6,7 @@ texts of errors, the results and what memory they may share, and the key under w
 call is found again.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from types import NoneType
 from typing import (
@@ -76,17 +76,21 @@ class Result(NamedTuple):
 class Plan:
     """What a call's shapes, dtypes, strides and numbers decide, decided once.
 
-    ``results`` are the outputs, ``options`` the numbers as checked: an axis as an index;
-    ``changed`` those that a check has changed; ``widened`` the arguments that a backend gets in
-    float64; ``backend`` what computes; ``gapless`` whether the caller's arrays have elements, in C
-    order without gaps. A backend keeps in ``launcher`` what it would otherwise decide again in each
-    call.
+    ``results`` are the outputs, ``missing`` those that the caller has no array for, if there are
+    any; ``options`` the numbers as checked: an axis as an index; ``changed`` those that a check has
+    changed; ``widened`` the arguments that a backend gets in float64; ``backend`` what computes;
+    ``gapless`` whether the caller's arrays have elements, in C order without gaps. A backend keeps
+    in ``launcher`` what it would otherwise decide again in each call.
     """
 
-    __slots__ = ("backend", "changed", "gapless", "launcher", "options", "results", "widened")
+    __slots__ = (
+        *("backend", "changed", "gapless", "launcher"),
+        *("missing", "options", "results", "widened"),
+    )
     backend: Any
     changed: tuple[tuple[str, Any], ...]
     gapless: bool
+    missing: Sequence[Spec | None] | None
 
     def __init__(
         self,
