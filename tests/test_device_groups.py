@@ -274,7 +274,7 @@ def test_an_exact_norm_over_devices_is_that_of_one_process(of):
         return type(norm), float(norm)
 
     assert ranks.results(work) == [(DeviceArray, one)] * 3
-    assert ranks.wire.sent == [[6, 25]] * 3
+    assert ranks.wire.sent == [[6, 25]] * 3  # which it cannot add up
     expected = whole.copy()
     gradkit.clip_grad_norm(expected, one / 2, exact=True)
     first, last = held[0]

@@ -3,6 +3,7 @@
 import math
 from decimal import Context, Decimal
 from fractions import Fraction
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -208,7 +209,7 @@ def test_an_error_on_one_rank_is_one_on_all():
 @pytest.mark.parametrize("places", [0, 100])
 def test_a_root_beside_the_middle_of_two_floats(places):
     """The smallest rest decides to which side it is rounded."""
-    states = np.zeros((1, DIGITS + 3))
+    states = np.zeros((1, DIGITS + 3))  # common multiple, scale, digits, what is not finite
     states[0, :2] = 1, 1
     middle = 2**53 + 1 << places
     unit = 1 << 320 if places else 1
@@ -226,6 +227,84 @@ def test_a_scale_on_the_device_may_be_infinite():
     assert exact_norms.norm_of(states, 2) == (np.inf, 0)
     states[0, 1] = np.nan
     assert np.isnan(exact_norms.norm_of(states, 1)[0])
+
+
+def counted(group, *, adds):
+    """A group, and how many numbers its ranks have received."""
+
+    class Counted:
+        rank, size, received = group.rank, group.size, 0
+
+        def allgather(self, state):
+            self.received += state.size * self.size
+            return group.allgather(state)
+
+    class Adding(Counted):
+        def allreduce(self, state):
+            self.received += state.size
+            return group.allreduce(state)
+
+    return Adding() if adds else Counted()
+
+
+def drawn_by_ranks(size):
+    return [drawn(seed, np.float32, 50 + seed) for seed in range(size)]
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("adds", [True, False])
+def test_sums_are_added_on_the_way_if_a_group_can(adds, order):
+    """To the same bits; of what each rank receives, only the heads grow with the ranks."""
+    size = 9
+    grads = drawn_by_ranks(size)
+    groups = [counted(group, adds=adds) for group in gradkit.distributed.threads(size)]
+
+    def work(group):
+        own = [grads[group.rank], np.float32([7.0])]
+        replicas = [1, 3 if group.rank < 3 else 2]
+        options = {"scale": 0.1, "group": group, "replicas": replicas, "exact": True}
+        return float(gradkit.grad_norm(own, order, **options))
+
+    terms = [Fraction(float(abs(x))) ** order for grad in grads for x in grad]
+    total = (sum(terms) + (1 + 3) * 7**order) * Fraction(0.1) ** order
+    context = Context(prec=900)
+    square = context.divide(Decimal(total.numerator), Decimal(total.denominator))
+    expected = float(total) if order == 1 else float(context.sqrt(square))
+    assert results(work, size, groups=groups) == [expected] * size
+    assert {group.received for group in groups} == {6 * size + 25 * (1 if adds else size)}
+
+
+def test_ranks_without_one_multiple_of_all_their_copies():
+    """Each rank's own is below 2**53; then rows travel."""
+    heads = np.array([[2**31 - 1, 0.5], [2**29 - 3, 0.5]])
+    group = SimpleNamespace(adds=True, rows=lambda digits: np.stack([digits, digits]))
+    own = exact_norms.Own(5 << 320, 2**31 - 1, 0.5, 0.0)
+    rows = exact_norms.exchanged(own, heads, group)
+    expected = float((Fraction(5, 2**31 - 1) + Fraction(5, 2**29 - 3)) / 2)
+    assert exact_norms.norm_of(rows, 1) == (expected, 0)
+
+
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_what_is_not_finite_on_one_rank(bad):
+    def work(group):
+        own = np.float32([bad if group.rank else 1.0, -np.inf])
+        return float(gradkit.grad_norm(own, group=group, exact=True))
+
+    np.testing.assert_equal(results(work, 2), [bad] * 2)
+
+
+def test_a_group_must_answer_with_a_number_for_each():
+    class Wrong:
+        rank, size = 0, 2
+
+        def allgather(self, state):
+            return np.stack([state, state])
+
+        def allreduce(self, state):
+            return state[1:]
+
+    with pytest.raises(ValueError, match=r"what group.allreduce returned has shape \(24,\)"):
+        gradkit.grad_norm(np.ones(2, np.float32), group=Wrong(), exact=True)
 
 
 def test_a_rank_that_does_not_remember():

@@ -26,6 +26,10 @@ class Group(Protocol):
 
         ``state`` is a float64 vector in host memory, of the same length on all ranks. The result
         has a row for each rank: float64, with the very bits that the rank passed.
+
+        A group may also have ``allreduce``, which takes the same and returns the sum over ranks.
+        ``exact=True`` uses it, so that a rank receives as much whatever their number; the numbers
+        are whole and below 2^53, so that any order of additions gives the same.
         """
 
 

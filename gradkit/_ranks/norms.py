@@ -261,12 +261,14 @@ def _write_exact(
     from gradkit._ranks import exact_norms
 
     backend, order, collective = held.backend, wanted.order, ranks.collective
-    states = exact_norms.state_of(held, order, _factor(wanted, backend), copies)[None]
+    own = exact_norms.own_of(held, order, _factor(wanted, backend), copies)
+    heads = own.head()[None]
     if not collective.alone:
-        states = _gathered(held, ranks, str(wanted), states[0])
-        if not len(states):
+        heads = _gathered(held, ranks, str(wanted), own.head())
+        if not len(heads):
             _write_exact(held, wanted, ranks, copies_of(held, ranks), norm, found_inf)
             return
+    states = exact_norms.exchanged(own, heads, collective)
     total, found = exact_norms.norm_of(states, order)
     norm[...] = total
     if found_inf is not None:

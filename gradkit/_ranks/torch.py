@@ -50,6 +50,13 @@ class TorchGroup:
         torch.distributed.all_gather(targets, torch.from_numpy(state), group=self._group)
         return rows
 
+    def allreduce(self, state: np.ndarray[Any, Any], /) -> np.ndarray[Any, Any]:
+        """The sum of every rank's numbers."""
+        torch = sys.modules["torch"]
+        total = state.copy()
+        torch.distributed.all_reduce(torch.from_numpy(total), group=self._group)
+        return total
+
 
 class TorchDeviceRanks(DeviceRanks):
     """The ranks of a process group with NCCL; its numbers are tensors on a GPU."""
@@ -75,6 +82,13 @@ class TorchDeviceRanks(DeviceRanks):
             rows = torch.empty(count, dtype=torch.float64, device=self._device)
             torch.distributed.all_gather_into_tensor(rows, own, group=self._group)
         return rows.view(self.size, -1)
+
+    def allreduce(self, state: Any, /) -> Any:
+        """The sum of every rank's numbers, which are in host memory, on the GPU."""
+        torch = sys.modules["torch"]
+        total = torch.from_numpy(state).to(self._device)
+        torch.distributed.all_reduce(total, group=self._group)
+        return total
 
     def _stream_of(self, state: Any) -> AbstractContextManager[Any]:
         """A context in which PyTorch queues work on the stream that an array was made on."""
