@@ -57,6 +57,16 @@ class Collective:
         return self._group is None
 
     @property
+    def has_both(self) -> bool:
+        """Whether numbers travel in host memory, and could between devices."""
+        return not self.alone and hasattr(self._group, "between_devices")
+
+    def between_devices(self, number: int) -> "Collective":
+        """The same ranks on devices, this one on that of the number."""
+        group: Any = self._group
+        return Collective(group.between_devices(number))
+
+    @property
     def adds(self) -> bool:
         """Whether the group can add up."""
         return hasattr(self._group, "allreduce")

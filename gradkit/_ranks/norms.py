@@ -9,7 +9,7 @@ import numpy as np
 
 from gradkit import _numpy
 from gradkit._arrays import framework_of, is_array
-from gradkit._backend import Array, Shape, Spec
+from gradkit._backend import Array, Shape, Spec, Spread
 from gradkit._calls import checks
 from gradkit._calls.backend import Backend
 from gradkit._calls.lists import GradNorm, NormOfShares, NormParts, NormShares
@@ -148,7 +148,8 @@ def take_norm(
 def _found(held: Gradients, flags: Results, norm: Norm, ranks: Ranks) -> Flags:
     """Where a backend writes flags, which callers have in other dtypes."""
     found = held.backend.empty(norm.shape, _FLOAT64)
-    if ranks.collective.on_device:  # which may find that nothing is to be written
+    collective = ranks.collective
+    if collective.on_device or collective.has_both:  # devices may find that nothing is written
         found[...] = flags.views[0].reshape(found.shape)
     return Flags(found)
 
@@ -171,6 +172,13 @@ def _norm_of_all(
         raise ValueError("exact=True goes with group, not with reduce")
     if wanted.then and not collective.alone:
         _compile(held.backend, wanted.then)  # type: ignore[arg-type]  # any backend is hashable
+    if collective.has_both and not (wanted.per_tensor or wanted.exact or wanted.policy == "raise"):
+        among = _between_devices(held, wanted, ranks)
+        copies = copies_of(held, ranks)  # which ranks may just have found out
+        if among is not None:
+            others = ranks._replace(collective=among)
+            with among:
+                return _norm_of_all(held, wanted, others, copies, factors, found_inf, fresh=fresh)
     owned = ownership_of(held, ranks)
     known = "" if owned is None else f", ownership {owned.serial}"
     sums = RankSums(f"{wanted}{known}", wanted.order, copies)
@@ -197,6 +205,21 @@ def _norm_of_all(
         raise_if_nonfinite(held, own)
     factors.norm[...] = own
     return factors
+
+
+def _between_devices(held: Gradients, wanted: Wanted, ranks: Ranks) -> Collective | None:
+    """The group on devices, if it has one and hosts find that all gradients lie on devices.
+
+    So the hosts wait for each other, and for no device.
+    """
+    device: Any = getattr(held.backend, "device", None)
+    here = device is not None and not isinstance(held.views, Spread)
+    rows = np.empty((0, 1))
+    while not len(rows):
+        rows = _gathered(held, ranks, f"{wanted}, where", np.array([float(here)]))
+    if device is None or not rows.all():
+        return None
+    return ranks.collective.between_devices(device.number)
 
 
 def _write_own(held: Gradients, wanted: Wanted, norm: Norm, found_inf: Flags | None) -> None:
