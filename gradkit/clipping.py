@@ -25,11 +25,13 @@ from gradkit._calls.roles import Grads
 from gradkit._numpy.interrupts import Uninterrupted
 from gradkit._open import trees
 from gradkit._open.clipping import (
+    NORM,
     EpsMode,
     NonFinite,
     Rule,
     apart_from,
     is_usual,
+    norm_alone,
     opened_here,
     pair_of,
     plain_numbers,
@@ -45,14 +47,12 @@ from gradkit._ranks.collective import NOBODY, Collective
 from gradkit._ranks.device_norms import Factors
 from gradkit._ranks.groups import Group, Reduce
 from gradkit._ranks.norms import (
-    NORM,
     RUN_BY_NORMS,
     Asked,
     Ranks,
     Wanted,
     beside,
     flags_of,
-    norm_alone,
     norm_of,
     take_norm,
 )

@@ -33,8 +33,7 @@ from gradkit._cuda.cudnn import library
 from gradkit._cuda.cudnn.engines import ByCudnn, done_by_cudnn
 from gradkit._cuda.launch.buffers import contiguous, copy_back, fill, writable_like
 from gradkit._cuda.launch.device import Device
-from gradkit._cuda.launch.kernels import kernel, types_of
-from gradkit._cuda.launch.numbers import either
+from gradkit._cuda.launch.kernels import either, kernel, types_of
 from gradkit._cuda.launch.operations import OnDevice
 from gradkit._dtypes import Types, accumulation_name, float_name
 from gradkit.errors import BackendUnavailableError

@@ -12,8 +12,7 @@ from gradkit._calls.lists import GradNorm, NormParts
 from gradkit._calls.roles import Flags, Norm, Number
 from gradkit._cuda.launch.buffers import fill, on_device
 from gradkit._cuda.launch.device import Device, scratch, workspace
-from gradkit._cuda.launch.kernels import Launch
-from gradkit._cuda.launch.numbers import FLAGS, either
+from gradkit._cuda.launch.kernels import FLAGS, Launch, either
 from gradkit._cuda.list_tables import ListPlan, Step, Table, launch, plan_of, steps
 
 PART = 3  # doubles of a partial result: kernels/norm_orders.cuh
@@ -70,9 +69,9 @@ def _of_one_table(
     device: Device, table: Table, p: np.float64, order: str, call: GradNorm
 ) -> list[Step]:
     """What launches one norm of all of a table's tensors: nearly every list is one table."""
-    known = table.totals.get(order)
+    known: _Total | None = table.launches.get((_Total, order))
     if known is None:
-        known = table.totals[order] = _Total.of(device, table, order)
+        known = table.launches[_Total, order] = _Total.of(device, table, order)
     fields, parts = table.argument, workspace(device, known.room, _FLOAT64)
     numbers = known.parts, FLAGS[False], *either(call.scale)
     outs = call.norm, _NO_STRIDE, call.found_inf

@@ -10,7 +10,7 @@ from gradkit._backend import Array, Borrowed
 from gradkit._calls.lists import AccumulateGrads, GradNorm
 from gradkit._calls.roles import Grads, Norm
 from gradkit._cuda.launch.device import Device, scratch
-from gradkit._cuda.launch.numbers import either, either_flag
+from gradkit._cuda.launch.kernels import either, either_flag
 from gradkit._cuda.list_norms import PART, SUM_OF_SQUARES, joining, norm_steps
 from gradkit._cuda.list_tables import (
     Counted,

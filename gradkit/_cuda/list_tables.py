@@ -115,22 +115,18 @@ class Table:
         return -(-self.count // _WARPS)
 
     @cached_property
-    def totals(self) -> dict[str, Any]:
-        """What the norm of all of these tensors is launched with, for each order."""
-        return {}
-
-    @cached_property
-    def _launches(self) -> dict[Hashable, Launch]:
+    def launches(self) -> dict[Hashable, Any]:
+        """What has been launched with this table, by what tells it apart."""
         return {}
 
     def over_chunks(self, device: Device, file: str, name: str, **macros: Any) -> Launch:
         """The launch of a kernel of which each warp takes a chunk at a time."""
         key = (name, *macros.items()) if macros else name
-        found = self._launches.get(key)
+        found = self.launches.get(key)
         if found is None:
             blocks = min(self.blocks, device.multiprocessors * _BLOCKS)
             found = self.launch(device, blocks, THREADS, file, name, **macros)
-            self._launches[key] = found
+            self.launches[key] = found
         return found
 
     def launch(
@@ -138,10 +134,10 @@ class Table:
     ) -> Launch:
         """The launch of a kernel that takes this table, made once; only one file has its name."""
         key = (blocks, threads, name, *macros.items())
-        found = self._launches.get(key)
+        found = self.launches.get(key)
         if found is None:
             loaded = kernel(device, file, name, CAPACITY=self.capacity, **macros)
-            found = self._launches[key] = Launch(loaded, (blocks,), (threads,))
+            found = self.launches[key] = Launch(loaded, (blocks,), (threads,))
         return found
 
 

@@ -33,15 +33,14 @@ from gradkit._calls.lists import (
 )
 from gradkit._calls.roles import Numbers
 from gradkit._cuda.launch.buffers import contiguous, copy_back, writable_like
-from gradkit._cuda.launch.kernels import kernel
-from gradkit._cuda.launch.numbers import FLAGS, either, either_flag
+from gradkit._cuda.launch.device import Device
+from gradkit._cuda.launch.kernels import FLAGS, either, either_flag, kernel
 from gradkit._cuda.launch.operations import OnDevice
 from gradkit._cuda.list_exact_sums import sums_of_each
 from gradkit._cuda.list_norms import PART, norm_steps, order_of, write_parts
-from gradkit._cuda.list_scaling import clip_steps, scale_steps, value_steps, zero_steps
 from gradkit._cuda.list_statistics import write_stats
 from gradkit._cuda.list_sums import add, add_lists
-from gradkit._cuda.list_tables import plan_of, run
+from gradkit._cuda.list_tables import Step, launch, plan_of, plan_steps, run
 from gradkit._cuda.list_units import scale_units, write_unit_norms
 
 _OF_RANKS = "norm_of_ranks"
@@ -52,8 +51,7 @@ class Lists(OnDevice):
 
     def grad_norm(self, call: GradNorm) -> None:
         """``norm = |scale| * (sum |g|^p)^(1/p)`` over all gradients, or one norm a gradient."""
-        for step in norm_steps(self.device, call):
-            step()
+        launch(norm_steps(self.device, call))
 
     def norm_parts(self, call: NormParts) -> None:
         """``parts[k] = (hi, lo, scale)``: what ``grad_norm`` adds up, before the root."""
@@ -107,23 +105,19 @@ class Lists(OnDevice):
 
     def clip_by_norm(self, call: ClipByNorm) -> None:
         """``outs = grads * (scale * coefficient)``, or zeros if either is not finite."""
-        for step in clip_steps(self.device, call):
-            step()
+        launch(clip_steps(self.device, call))
 
     def scale_grads(self, call: ScaleGrads) -> None:
         """``outs = grads * coefficient``; a coefficient of 1 keeps every bit."""
-        for step in scale_steps(self.device, call):
-            step()
+        launch(scale_steps(self.device, call))
 
     def clip_grad_value(self, call: ClipGradValue) -> None:
         """``outs = min(max(grads, -clip_value), clip_value)``; NaN stays NaN."""
-        for step in value_steps(self.device, call):
-            step()
+        launch(value_steps(self.device, call))
 
     def zero_grad(self, call: ZeroGrad) -> None:
         """Write +0 over every element, NaN included."""
-        for step in zero_steps(self.device, call):
-            step()
+        launch(zero_steps(self.device, call))
 
     def unit_norms(self, call: UnitNorms) -> None:
         """``norms = (sum |g|^p)^(1/p)`` for each unit, or of the mean of |g|^p."""
@@ -205,6 +199,35 @@ class Lists(OnDevice):
         found = kernel(device, "coefficients", name)
         found((blocks,), (256,), (*sources, np.int64(out.size), *arguments, made))
         copy_back(out, made)
+
+
+def clip_steps(device: Device, call: ClipByNorm) -> list[Step]:
+    """What launches ``clip_by_norm``: the coefficient is computed in the launch that scales."""
+    numbers = (*either(call.max_norm), np.float64(call.eps), *either(call.scale))
+    flags = FLAGS[call.zero_nonfinite], FLAGS[call.outs is call.grads]
+    plan = plan_of(device, call.grads, call.outs)
+    return plan_steps(device, plan, "scale", "clip_by_norm", call.norm, *numbers, *flags)
+
+
+def scale_steps(device: Device, call: ScaleGrads) -> list[Step]:
+    """What launches ``scale_grads``."""
+    in_place = call.outs is call.grads
+    array, number = either(call.coefficient)
+    if array is None and number == 1 and in_place:
+        return []
+    plan = plan_of(device, call.grads, call.outs)
+    return plan_steps(device, plan, "scale", "scale_grads", array, number, FLAGS[in_place])
+
+
+def value_steps(device: Device, call: ClipGradValue) -> list[Step]:
+    """What launches ``clip_grad_value``."""
+    limit, plan = np.float64(call.clip_value), plan_of(device, call.grads, call.outs)
+    return plan_steps(device, plan, "clip_value", "clip_grad_value", limit)
+
+
+def zero_steps(device: Device, call: ZeroGrad) -> list[Step]:
+    """What launches ``zero_grad``."""
+    return plan_steps(device, plan_of(device, call.grads, call.grads), "zero", "zero_grad")
 
 
 def _order(norm_type: float) -> tuple[Any, ...]:

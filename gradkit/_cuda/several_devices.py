@@ -35,8 +35,8 @@ from gradkit._cuda import CudaBackend
 from gradkit._cuda.launch.buffers import fill
 from gradkit._cuda.launch.device import Device, scratch
 from gradkit._cuda.list_norms import PART, join, joining, order_of
-from gradkit._cuda.list_scaling import clip_steps, scale_steps, value_steps, zero_steps
 from gradkit._cuda.list_tables import ListPlan, Step, launch, plan_of
+from gradkit._cuda.lists import clip_steps, scale_steps, value_steps, zero_steps
 from gradkit._numpy.interrupts import Uninterrupted
 
 Own: TypeAlias = tuple[CudaBackend, OneDevice]  # what computes on a device, and what lies there

@@ -15,7 +15,7 @@ from gradkit._calls.backend import Backend
 from gradkit._calls.lists import GradNorm, NormOfShares, NormParts, NormShares
 from gradkit._calls.roles import Flags, Norm, Number
 from gradkit._open import trees
-from gradkit._open.clipping import Rule, raise_if_nonfinite, scale_of
+from gradkit._open.clipping import NORM, Rule, raise_if_nonfinite, scale_of
 from gradkit._open.given import is_scalar, refuse_write
 from gradkit._open.gradients import Gradients
 from gradkit._open.results import Results
@@ -27,7 +27,6 @@ from gradkit._ranks.ownership import Ownership
 
 _FLOAT64 = np.dtype(np.float64)
 _FOUND_INF = "found_inf"
-NORM = Spec("the norm", (), _FLOAT64)
 # What a norm runs; one over ranks runs more than ``grad_norm``.
 RUN_BY_NORMS = (
     *("grad_norm", "norm_parts", "norm_shares", "norm_of_shares"),
@@ -88,14 +87,6 @@ def norm_of(
         norm = held.outputs(out, (spec,), apart=flags.named() if flags else ())
         take_norm(held, wanted, ranks, norm, flags)
         return held, norm.results()[0]
-
-
-def norm_alone(held: Gradients, order: Any, scale: Any) -> Any:
-    """The norm of gradients of no group, as a new array."""
-    backend = held.backend
-    norm: Any = backend.outputs((NORM,))[0]
-    backend.grad_norm(GradNorm(grads=held.views, norm_type=order, norm=norm, scale=scale))
-    return norm
 
 
 def flags_of(held: Gradients, found_inf: Any, shape: Shape) -> Results:
