@@ -11,7 +11,6 @@ from gradkit._calls.lists import ZeroGrad
 from gradkit._cuda import CudaBackend
 from gradkit._cuda.launch.device import Device
 from gradkit._cuda.launch.kernels import kernel, options_of, source_of
-from gradkit._cuda.launch.warmup import combinations
 from gradkit._dtypes import FLOATS
 from gradkit.errors import KernelCompileError, KernelLaunchError
 from testbed.emulator import EmulatedDevice
@@ -25,6 +24,7 @@ from testbed.nvrtc import (
     spills,
 )
 from testbed.tools import missing
+from tests.combinations import combinations
 from tests.operations import records
 
 

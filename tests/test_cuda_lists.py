@@ -31,7 +31,6 @@ from gradkit._cuda import CudaBackend, list_tables
 from gradkit._cuda.launch.device import scratch
 from gradkit._cuda.launch.kernels import kernels_in, options_of, source_of
 from gradkit._cuda.launch.strides import pair_of
-from gradkit._cuda.launch.warmup import combinations
 from gradkit._cuda.list_tables import CAPACITY, DIMS, plan_of, run, start
 from gradkit._cuda.list_units import joining_threads
 from gradkit._dtypes import FLOATS
@@ -42,6 +41,7 @@ from testbed.emulator.runtime import SCHEDULES
 from tests import oracles, tolerances
 from tests import strategies as draw_
 from tests.backends import KernelDevice, kernel_mark
+from tests.combinations import combinations
 from tests.devices.emulated import on_device
 from tests.layouts import LAYOUTS
 from tests.problems import one_or_each

@@ -82,7 +82,7 @@ class ExactSums(ListCall):
     """``sum |g|`` or, for ``norm_type`` 2, ``sum g^2``, without any rounding.
 
     ``rows`` has each gradient's row of ``sums``: its digits, the least significant first, and the
-    sum of magnitudes that are not finite. Gradients are in host memory, and not float64.
+    sum of magnitudes that are not finite. ``sums`` are in host memory. No gradient is float64.
     """
 
     grads: Grads
@@ -441,6 +441,9 @@ class ListOperations(Protocol):
 
     def grad_stats(self, call: ListStats) -> None:
         """Statistics of each gradient."""
+
+    def exact_sums(self, call: ExactSums) -> None:
+        """Sums that are rounded nowhere, in host memory."""
 
     def rank_state(self, call: RankState) -> None:
         """What one rank says of its gradients."""

@@ -1,9 +1,8 @@
 """The norm of a list of arrays on a GPU: a partial result a chunk or a block, then one for all."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
-from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -13,25 +12,15 @@ from gradkit._calls.lists import GradNorm, NormParts
 from gradkit._calls.roles import Flags, Norm, Number
 from gradkit._cuda.launch.buffers import fill, on_device
 from gradkit._cuda.launch.device import Device, scratch, workspace
-from gradkit._cuda.launch.kernels import Combination, Launch
-from gradkit._cuda.launch.numbers import FLAGS, either
-from gradkit._cuda.list_tables import KINDS, ListPlan, Step, Table, launch, plan_of, steps
+from gradkit._cuda.launch.kernels import FLAGS, Launch, either
+from gradkit._cuda.list_tables import ListPlan, Step, Table, launch, plan_of, steps
 
 PART = 3  # doubles of a partial result: kernels/norm_orders.cuh
 SUM_OF_SQUARES = "SumOfSquares"
 _ANY_ORDER = "SumOfPowers"
 _ORDERS = {1.0: "Sum", 2.0: SUM_OF_SQUARES, math.inf: "Largest"}
-ORDERS = (*_ORDERS.values(), _ANY_ORDER)  # what kernels of norms are compiled with
 _THREADS = {False: 1024, True: 128}  # that join partial results: of one norm, of many
 _FLOAT64 = np.dtype(np.float64)
-
-
-def norms(
-    *orders: str, files: Sequence[str] = ("norm", "norms"), kinds: Sequence[int] = KINDS
-) -> Iterator[Combination]:
-    """What norms of lists are compiled with, or those of a few orders."""
-    for file, capacity, order in product(files, kinds, orders or ORDERS):
-        yield file, {"CAPACITY": capacity, "ORDER": order}
 
 
 def order_of(norm_type: float) -> str:
@@ -79,9 +68,9 @@ def _of_one_table(
     device: Device, table: Table, p: np.float64, order: str, call: GradNorm
 ) -> list[Step]:
     """What launches one norm of all of a table's tensors: nearly every list is one table."""
-    known = table.totals.get(order)
+    known: _Total | None = table.launches.get((_Total, order))
     if known is None:
-        known = table.totals[order] = _Total.of(device, table, order)
+        known = table.launches[_Total, order] = _Total.of(device, table, order)
     fields, parts = table.argument, workspace(device, known.room, _FLOAT64)
     numbers = known.parts, *either(call.scale)
     return [

@@ -6,15 +6,13 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gradkit._cuda import CudaBackend
 from gradkit._cuda.launch.kernels import Macros, options_of, source_of
-from gradkit._cuda.launch.warmup import combinations
 from gradkit._cuda.list_tables import CAPACITY, UNIT_CAPACITY
 from gradkit._dtypes import FLOATS
 from testbed.machine_code import Source
+from tests.combinations import combinations
 
 _SWITCH = re.compile(r"(switch\s*\([^)]*\)\s*\{\s*)FOR_EACH_DTYPE\((\w+)\)")
-_OPERATIONS = CudaBackend  # importing it makes every operation say which kernels it may need
 _NAMES = {row.cxx: row.name for row in FLOATS.values()}
 
 
