@@ -15,7 +15,7 @@ import pytest
 from benchmarks import __main__ as run
 from benchmarks import devices, overhead, peers, record, report, rows, shapes, system_info, timing
 
-CASES = 62
+CASES = 64
 
 
 def benchmark(monkeypatch, path, *options, status=0):
