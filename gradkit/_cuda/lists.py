@@ -44,6 +44,7 @@ from gradkit._cuda.list_tables import Step, launch, plan_of, plan_steps, run
 from gradkit._cuda.list_units import scale_units, write_unit_norms
 
 _OF_RANKS = "norm_of_ranks"
+_CLIP = "clip_by_norm"  # the kernel, and its file: whoever clips does not wait for the others
 
 
 class Lists(OnDevice):
@@ -206,7 +207,7 @@ def clip_steps(device: Device, call: ClipByNorm) -> list[Step]:
     numbers = (*either(call.max_norm), np.float64(call.eps), *either(call.scale))
     flags = FLAGS[call.zero_nonfinite], FLAGS[call.outs is call.grads]
     plan = plan_of(device, call.grads, call.outs)
-    return plan_steps(device, plan, "scale", "clip_by_norm", call.norm, *numbers, *flags)
+    return plan_steps(device, plan, _CLIP, _CLIP, call.norm, *numbers, *flags)
 
 
 def scale_steps(device: Device, call: ScaleGrads) -> list[Step]:
