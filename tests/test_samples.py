@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gradkit
-from gradkit._calls.rows import LayerNorm
-from gradkit._calls.samples import by_sample
+from gradkit._calls.rows import LayerNorm, by_sample
 from tests import strategies as draw_
 from tests.layouts import LAYOUTS
 from tests.problems import LAYER_TYPES, call_of, make

@@ -4,6 +4,8 @@ With ``xhat = (x - mean) * inv_std`` (RMS norm: ``x * inv_std``; from the output
 scale``) and ``w = dy * (scale + scale_offset)``, means over a row, sums over all rows.
 """
 
+from collections.abc import Callable
+from functools import wraps
 from typing import Any, Protocol
 
 from gradkit._calls import checks
@@ -23,6 +25,7 @@ from gradkit._calls.roles import (
     Scale,
     ScaleOffset,
 )
+from gradkit._calls.samples import lead_of, sample_count, samples_of
 from gradkit._dtypes import LAYER_NORM_TYPES
 
 
@@ -294,3 +297,26 @@ class GatedRmsNormGrad(Call):
 
     def compute(self, backend: RowOperations) -> None:
         backend.gated_rms_norm_grad(self)
+
+
+def by_sample(most: int = 0) -> Callable[[Any], Any]:
+    """A backend's function, called once a sample if there are more scales than ``most``.
+
+    With 0, also if one scale has dimensions in front of the normalised ones.
+    """
+
+    def decorate(write: Callable[..., None]) -> Callable[..., None]:
+        @wraps(write)
+        def write_all(*args: Any) -> None:
+            *owner, call = args
+            scale = call.scale
+            shared = scale is None or scale.ndim == getattr(call, call.layout.data).ndim - call.axis
+            if shared or (most and sample_count(call) <= most):
+                write(*args)
+                return
+            for each in samples_of(call, lead_of(call)):
+                write(*owner, each)
+
+        return write_all
+
+    return decorate

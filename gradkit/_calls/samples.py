@@ -1,8 +1,7 @@
 """Scale and bias per sample: each leading index of the data has a row of parameters of its own."""
 
 import math
-from collections.abc import Callable, Iterator
-from functools import wraps
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -28,29 +27,6 @@ def lead_of(call: Any) -> Shape:
 def sample_count(call: Any) -> int:
     """How many scales a call has."""
     return math.prod(lead_of(call))
-
-
-def by_sample(most: int = 0) -> Callable[[Any], Any]:
-    """A backend's function, called once a sample if there are more scales than ``most``.
-
-    With 0, also if one scale has dimensions in front of the normalised ones.
-    """
-
-    def decorate(write: Callable[..., None]) -> Callable[..., None]:
-        @wraps(write)
-        def write_all(*args: Any) -> None:
-            *owner, call = args
-            scale = call.scale
-            shared = scale is None or scale.ndim == getattr(call, call.layout.data).ndim - call.axis
-            if shared or (most and sample_count(call) <= most):
-                write(*args)
-                return
-            for each in samples_of(call, lead_of(call)):
-                write(*owner, each)
-
-        return write_all
-
-    return decorate
 
 
 def samples_of(call: Any, lead: Shape) -> Iterator[Any]:

@@ -13,8 +13,8 @@ from gradkit._calls.rows import (
     LayerNormInverse,
     RmsNorm,
     RmsNormGrad,
+    by_sample,
 )
-from gradkit._calls.samples import by_sample
 from gradkit._cpu.compiled import forward, gradient, inverse
 from gradkit._dtypes import float_of
 from gradkit._threads import workers

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from gradkit._backend import Array, Shape
+from gradkit._backend import Array
 from gradkit._calls.roles import Bias, Data, InvStd, Mean, Scale
 from gradkit._calls.rows import (
     InvertibleLayerNormGrad,
@@ -21,15 +21,13 @@ from gradkit._calls.rows import (
 )
 from gradkit._calls.samples import sample_count
 from gradkit._cuda.launch.buffers import (
-    AllUsable,
     all_usable,
     contiguous,
     copy_back,
-    vector_of,
     writable_like,
 )
 from gradkit._cuda.launch.device import Device, scratch, workspace
-from gradkit._cuda.launch.grids import column_block, row_blocks, rows_of
+from gradkit._cuda.launch.grids import row_blocks
 from gradkit._cuda.launch.kernels import (
     Launch,
     LoadedKernel,
@@ -38,17 +36,15 @@ from gradkit._cuda.launch.kernels import (
     norm_macros,
     types_of,
 )
+from gradkit._cuda.row_launches import RowLaunches
 from gradkit._cuda.row_starts import (
     ADDED,
     PLAIN,
     STRIDED,
-    RowStarts,
     Variant,
 )
 from gradkit._dtypes import (
-    DType,
     Types,
-    accumulation_name,
     dtype_named,
 )
 
@@ -107,65 +103,41 @@ def write_gradient(
     scale_offset: float = 0.0,
 ) -> None:
     """Write the gradients that are wanted; ``dx`` may be ``dy``, or ``ds``, which it includes."""
-    launcher: _GradientLauncher | None = call.plan.launcher
+    launcher: GradientLaunches | None = call.plan.launcher
     if launcher is None:
         dx, dscale, dbias = outputs
         _, source, scale, bias, _, inv_std = inputs
         types = types_of(source, inv_std, scale, bias)
         wanted = dscale is not None or dbias is not None
-        samples = sample_count(call)
-        shape = dx.shape, call.axis
-        launcher = launcher_for(device, norm, types, *shape, wanted=wanted, samples=samples)
+        launcher = GradientLaunches.of(
+            device,
+            types,
+            dx.shape,
+            call.axis,
+            samples=sample_count(call),
+            norm=norm,
+            wanted=wanted,
+        )
         call.plan.launcher = launcher
     launcher.run(inputs, outputs, ds, scale_offset)
 
 
-def launcher_for(
-    device: Device,
-    norm: GradientKind,
-    types: Types,
-    shape: Shape,
-    axis: int,
-    *,
-    wanted: bool,
-    samples: int = 1,
-) -> "_GradientLauncher":
-    """What launches gradients of such arrays; ``wanted``: sums over rows are."""
-    rows, width = rows_of(shape, axis)
-    rows = rows // samples if samples else 0
-    itemsize = dtype_named(types[0]).itemsize
-    vector = vector_of(itemsize, width)
-    sizes = rows, width, vector, samples
-    return _GradientLauncher(device, norm, types, itemsize, axis, *sizes, wanted)
-
-
 @dataclass(frozen=True, eq=False)
-class _GradientLauncher:
-    """One gradient over ``rows`` rows of ``width`` a sample; ``vector`` columns move in one access.
+class GradientLaunches(RowLaunches):
+    """``wanted``: sums over rows are, for dscale and dbias."""
 
-    ``wanted``: sums over rows are, for dscale and dbias.
-    """
-
-    device: Device
     norm: GradientKind
-    types: Types
-    itemsize: int
-    axis: int
-    rows: int
-    width: int
-    vector: int
-    samples: int
     wanted: bool
 
     def run(self, inputs: Inputs, outputs: Outputs, ds: Data | None, scale_offset: float) -> None:
         """Launch the kernels on the arrays, or on copies of those that they cannot reach."""
         plain = ds is None and not scale_offset and self.samples == 1
-        if plain and self._all_usable((*inputs, *outputs)):
+        if plain and self.all_usable((*inputs, *outputs)):
             self._launch(PLAIN, inputs, outputs)
             return
         device, vector = self.device, self.vector
         (dy, source, scale, bias, mean, inv_std), (dx, dscale, dbias) = inputs, outputs
-        (dy, source, ds), (dx,) = self._starts.reachable(device, (dy, source, ds), (dx,))
+        (dy, source, ds), (dx,) = self.starts.reachable(device, (dy, source, ds), (dx,))
         inputs = (
             dy,
             source,
@@ -179,7 +151,7 @@ class _GradientLauncher:
             self._launch(PLAIN, inputs, written)
         else:
             variant = STRIDED if ds is None else ADDED
-            layout = self._starts.layout((dy, source, dx, ds), scale_offset)
+            layout = self.starts.layout((dy, source, dx, ds), scale_offset)
             self._launch(variant, inputs, written, layout, ds)
         for out, made in zip(outputs, written, strict=True):
             copy_back(out, made)
@@ -190,7 +162,7 @@ class _GradientLauncher:
         partials = None  # of dscale and dbias, as (planes, blocks, width)
         if self.rows and self.width:
             if self.wanted:
-                partials = workspace(self.device, self._partial_shape, self._accumulator)
+                partials = workspace(self.device, self._partial_shape, self.accumulator)
             if self._row_plan is None:
                 self._in_two_visits(variant, inputs, dx, partials, further)
             else:
@@ -228,14 +200,6 @@ class _GradientLauncher:
         )
 
     @cached_property
-    def _all_usable(self) -> AllUsable:
-        return AllUsable()
-
-    @cached_property
-    def _starts(self) -> RowStarts:
-        return RowStarts(self.axis)
-
-    @cached_property
     def _row_plan(self) -> RowPlan | None:
         """How a row is held, if it fits into a block."""
         for plan in row_plans(self.norm, self.itemsize, self.vector):
@@ -247,10 +211,6 @@ class _GradientLauncher:
     @cached_property
     def _macros(self) -> Macros:
         return _macros(self.norm, self.types, self.vector)
-
-    @cached_property
-    def _accumulator(self) -> DType:
-        return dtype_named(accumulation_name(self.types[0]))
 
     @cached_property
     def _shape(self) -> tuple[np.int64, np.int32 | np.int64]:
@@ -319,8 +279,7 @@ class _GradientLauncher:
 
     @cached_property
     def _column_sums(self) -> Launch:
-        planes = self.norm.planes
-        return column_sums(self.device, self.types, self.width, planes, self.samples)
+        return self.column_sums(self.norm.planes)
 
     def _fewer(self, blocks: int, tiles: int = 1) -> int:
         """So many blocks that their partial sums cost little beside the arrays themselves.
@@ -328,20 +287,12 @@ class _GradientLauncher:
         But no fewer than keep every multiprocessor at work, which is worth more as long as partial
         sums take no more memory than dy and x, or stay in the cache.
         """
-        sums = self.norm.planes * self._accumulator.itemsize  # bytes a column, of each block
+        sums = self.norm.planes * self.accumulator.itemsize  # bytes a column, of each block
         array = self.rows * self.itemsize  # the same of dy
         cheap = int(_PARTIAL_SHARE * 3 * array / (2 * sums))  # written and read
         most = max(2 * array // sums, _CACHED // (sums * self.width * self.samples), 1)
         busy = -(-self.device.multiprocessors // (tiles * self.samples))
         return min(blocks, max(cheap, min(busy, most)))
-
-
-def column_sums(device: Device, types: Types, width: int, planes: int, samples: int = 1) -> Launch:
-    """The last kernel of a gradient, which adds partial sums of ``planes`` parameters up."""
-    macros: Macros = {"ACC_T": accumulation_name(types[0]), "PARAM_T": types[2]}
-    block = column_block(device.multiprocessors, width, planes * samples)
-    found = kernel(device, "column_sums", "column_sums", **macros)
-    return Launch(found, (-(-width // block[0]), planes, samples), block)
 
 
 def _macros(norm: GradientKind, types: Types, vector: int) -> Macros:

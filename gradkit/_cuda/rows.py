@@ -10,8 +10,8 @@ from gradkit._calls.rows import (
     LayerNormInverse,
     RmsNorm,
     RmsNormGrad,
+    by_sample,
 )
-from gradkit._calls.samples import by_sample
 from gradkit._cuda.launch.operations import OnDevice
 from gradkit._cuda.row_forward import (
     ForwardArrays,

@@ -27,8 +27,8 @@ from gradkit._calls.rows import (
     LayerNormInverse,
     RmsNorm,
     RmsNormGrad,
+    by_sample,
 )
-from gradkit._calls.samples import by_sample
 from gradkit._numpy.blocks import Array, Index, part
 from gradkit._numpy.row_blocks import Rows, column_sums, store
 
