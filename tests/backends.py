@@ -94,7 +94,7 @@ COMPILED_FILES = {
     *("test_gated_norm.py", "test_group_norm.py", "test_running_statistics.py"),
     *("test_clipping.py", "test_clipping_scaled.py", "test_accumulation.py"),
     *("test_accumulate_grads.py", "test_block_clipping.py", "test_groups.py"),
-    *("test_exact_norms.py", "test_rank_states.py", "test_statistics.py"),
+    *("test_exact_norms.py", "test_rank_states.py", "test_samples.py", "test_statistics.py"),
 }
 
 

@@ -31,7 +31,7 @@ from gradkit._cuda import CudaBackend, list_tables
 from gradkit._cuda.launch.device import scratch
 from gradkit._cuda.launch.kernels import kernels_in, options_of, source_of
 from gradkit._cuda.launch.strides import pair_of
-from gradkit._cuda.list_tables import CAPACITY, DIMS, plan_of, run, start
+from gradkit._cuda.list_tables import CAPACITY, DIMS, plan_of, steps
 from gradkit._cuda.list_units import joining_threads
 from gradkit._dtypes import FLOATS
 from gradkit.errors import NonFiniteNormError
@@ -493,8 +493,9 @@ def test_an_unknown_dtype_traps_and_no_address_is_followed(device, file, kernel,
     tensors["source"] = tensors["target"] = 1 << 40  # in no array: an access is another fault
     arrays = [device.xp.asarray(a) if isinstance(a, np.ndarray) else a for a in arguments]
     macros = {"ORDER": "SumOfSquares"} if file == "norm" else {}
+    own = replace(table, fields=fields)
     with pytest.raises(EmulatorFault) as found:
-        start(device, replace(table, fields=fields), file, kernel, *arrays, **macros)
+        list_tables.launch(steps(device, [own], file, kernel, *arrays, **macros))
     assert found.value.kind == "trap"
 
 
@@ -831,23 +832,16 @@ def test_elements_beyond_two_to_the_32():
     plan = plan_of(device, [grad], [grad])
     parts = scratch(device, plan.chunks * 3, "float64")
     with device.only_blocks([-1]):
-        start(
-            device,
-            plan.tables[0],
-            "norm",
-            "norm_partials",
-            np.float64(2),
-            parts,
-            np.uint32(0),
-            ORDER="SumOfSquares",
-        )
+        numbers = np.float64(2), parts, np.uint32(0)
+        made = steps(device, plan.tables, "norm", "norm_partials", *numbers, ORDER="SumOfSquares")
+        list_tables.launch(made)
         assert parts[-3] == 9
         arguments = (None, np.float64(2), np.uint32(1))
-        run(device, plan, "scale", "scale_grads", *arguments)
+        list_tables.launch(steps(device, plan.tables, "scale", "scale_grads", *arguments))
     # The last chunks come first where work goes backwards, so block -1 does the first ones.
     assert (grad[-1], grad[12_344], grad[20_000]) == (3, 10, 14)
     with device.only_blocks([0]):
-        run(device, plan, "scale", "scale_grads", *arguments)
+        list_tables.launch(steps(device, plan.tables, "scale", "scale_grads", *arguments))
     assert (grad[-1], grad[12_344], grad[20_000]) == (6, 10, 14)
 
 
@@ -861,7 +855,7 @@ def test_strided_elements_beyond_two_to_the_32():
     plan = plan_of(device, [grad], [grad])
     assert plan.tables[0].fields["at"]["dims"][0] == 1
     with device.only_blocks([-1]):
-        run(device, plan, "zero", "zero_grad")
+        list_tables.launch(steps(device, plan.tables, "zero", "zero_grad"))
     assert grad[-1] == 0
 
 

@@ -98,7 +98,7 @@ def partial_rows(norm, shape, dtype):
     """How many rows of partial sums a gradient of rows has on 132 multiprocessors."""
     device = IdleDevice(multiprocessors=132)
     types = dtype, accumulation_name(dtype), dtype
-    launcher = row_gradient.launcher_for(device, norm, types, shape, 1, wanted=True)
+    launcher = row_gradient.GradientLaunches.of(device, types, shape, 1, norm=norm, wanted=True)
     planes, rows, width = launcher._partial_shape
     assert (planes, width) == (norm.planes, shape[1])
     return rows

@@ -5,21 +5,18 @@ partial sums over rows behind, which a last kernel adds up.
 """
 
 import math
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from gradkit._calls.rows import GatedRmsNorm, GatedRmsNormGrad
-from gradkit._cuda.launch.buffers import contiguous, copy_back, fill, vector_of, writable_like
+from gradkit._cuda.launch.buffers import contiguous, copy_back, fill, writable_like
 from gradkit._cuda.launch.device import Device, workspace
-from gradkit._cuda.launch.grids import row_blocks, rows_of
+from gradkit._cuda.launch.grids import row_blocks
 from gradkit._cuda.launch.kernels import Launch, kernel, norm_macros, types_of
 from gradkit._cuda.launch.operations import OnDevice
-from gradkit._cuda.row_gradient import column_sums
-from gradkit._cuda.row_starts import RowStarts
-from gradkit._dtypes import DType, Types, accumulation_name, dtype_named
+from gradkit._cuda.row_launches import RowLaunches
 
 _THREADS = 512  # that work on one row at most
 _CHUNKS = 4  # packs of a thread whose sums over rows registers hold
@@ -45,34 +42,25 @@ class GatedNorms(OnDevice):
         _launcher(self.device, call).differentiate(call)
 
 
-def _launcher(device: Device, call: GatedRmsNorm | GatedRmsNormGrad) -> "_Launcher":
-    launcher: _Launcher | None = call.plan.launcher
+def _launcher(device: Device, call: GatedRmsNorm | GatedRmsNormGrad) -> "_GatedLaunches":
+    launcher: _GatedLaunches | None = call.plan.launcher
     if launcher is None:
         types = types_of(call.x, call.inv_std, call.scale)
-        rows, width = rows_of(call.x.shape, call.axis)
-        vector = vector_of(call.x.itemsize, width)
-        launcher = call.plan.launcher = _Launcher(device, types, call.axis, rows, width, vector)
+        launcher = _GatedLaunches.of(device, types, call.x.shape, call.axis)
+        call.plan.launcher = launcher
     return launcher
 
 
-@dataclass(frozen=True, eq=False)
-class _Launcher:
-    """``rows`` rows of ``width``; ``vector`` columns are read and written by one access."""
-
-    device: Device
-    types: Types
-    axis: int
-    rows: int
-    width: int
-    vector: int
+class _GatedLaunches(RowLaunches):
+    """Those of the norm and of its gradient."""
 
     def normalize(self, call: GatedRmsNorm) -> None:
         """Launch the norm on the arrays, or on copies of those that it cannot reach."""
-        (x, gate), (y,) = self._starts.reachable(self.device, (call.x, call.gate), (call.y,))
+        (x, gate), (y,) = self.starts.reachable(self.device, (call.x, call.gate), (call.y,))
         scale = contiguous(self.device, call.scale, self.vector)
         inv_std = writable_like(self.device, call.inv_std)
-        layout = self._starts.layout((x, gate, y), call.scale_offset)
-        numbers = *self._counts, np.float64(call.eps), *_gating(call)
+        layout = self.starts.layout((x, gate, y), call.scale_offset)
+        numbers = *self.counts, np.float64(call.eps), *_gating(call)
         self._forward(x, gate, scale, y, inv_std, *numbers, layout)
         copy_back(call.y, y)
         copy_back(call.inv_std, inv_std)
@@ -81,7 +69,7 @@ class _Launcher:
         """Launch the gradient likewise, and the sums over rows, if they are wanted."""
         partials = None
         if call.dscale is not None and self._blocks:
-            partials = workspace(self.device, (1, self._blocks, self.width), self._accumulator)
+            partials = workspace(self.device, (1, self._blocks, self.width), self.accumulator)
         if self.rows and self.width:
             self._write_gradients(call, partials)
         if call.dscale is not None and self.width:
@@ -92,26 +80,14 @@ class _Launcher:
 
     def _write_gradients(self, call: GatedRmsNormGrad, partials: Any) -> None:
         device, read, written = self.device, (call.dy, call.x, call.gate), (call.dx, call.dgate)
-        inputs, (dx, dgate) = self._starts.reachable(device, read, written)
+        inputs, (dx, dgate) = self.starts.reachable(device, read, written)
         scale = contiguous(device, call.scale, self.vector)
         inv_std = contiguous(device, call.inv_std)
-        layout = self._starts.layout((*inputs, dx, dgate), call.scale_offset)
-        numbers = *self._counts, *_gating(call)
+        layout = self.starts.layout((*inputs, dx, dgate), call.scale_offset)
+        numbers = *self.counts, *_gating(call)
         self._gradient(*inputs, scale, inv_std, dx, dgate, partials, *numbers, layout)
         copy_back(call.dx, dx)
         copy_back(call.dgate, dgate)
-
-    @cached_property
-    def _counts(self) -> tuple[np.int64, np.int64]:
-        return np.int64(self.rows), np.int64(self.width)
-
-    @cached_property
-    def _starts(self) -> RowStarts:
-        return RowStarts(self.axis)
-
-    @cached_property
-    def _accumulator(self) -> DType:
-        return dtype_named(accumulation_name(self.types[0]))
 
     @cached_property
     def _forward(self) -> Launch:
@@ -122,7 +98,7 @@ class _Launcher:
         fits = self.width <= _THREADS * _CHUNKS * self.vector
         launch = self._launch("gated_rms_norm_grad", CHUNKS=_CHUNKS if fits else 0)
         # Partial sums cost at most a tenth of the five arrays, unless multiprocessors were idle.
-        cheap = self.rows * dtype_named(self.types[0]).itemsize // (4 * self._accumulator.itemsize)
+        cheap = self.rows * self.itemsize // (4 * self.accumulator.itemsize)
         count = min(launch.grid[0], max(self.device.multiprocessors, cheap))
         return Launch(launch.kernel, (count,), launch.block)
 
@@ -139,7 +115,7 @@ class _Launcher:
 
     @cached_property
     def _column_sums(self) -> Launch:
-        return column_sums(self.device, self.types, self.width, planes=1)
+        return self.column_sums(planes=1)
 
 
 def _gating(call: GatedRmsNorm | GatedRmsNormGrad) -> tuple[np.int32, np.int32]:

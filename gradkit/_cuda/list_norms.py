@@ -117,7 +117,7 @@ def _partials(
     for table, count in zip(plan.tables, counts, strict=True):
         own = parts if count == sum(counts) else parts[first * PART :]
         arguments = p, own, FLAGS[not per_tensor]
-        own_steps = steps(device, table, "norm", "norm_partials", *arguments, ORDER=order)
+        own_steps = steps(device, (table,), "norm", "norm_partials", *arguments, ORDER=order)
         if per_tensor:
             yield table, own_steps, own, count
         made += own_steps

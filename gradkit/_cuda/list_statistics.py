@@ -6,7 +6,7 @@ from gradkit._backend import Array
 from gradkit._calls.lists import ListStats
 from gradkit._cuda.launch.buffers import copy_back, fill, writable_like
 from gradkit._cuda.launch.device import Device, workspace
-from gradkit._cuda.list_tables import plan_of, start
+from gradkit._cuda.list_tables import launch, plan_of, steps
 
 _THREADS = 128  # that join partial results, as those of a norm for each gradient
 _STATS = 9  # numbers of 8 bytes of a partial result: kernels/grad_stats.cu
@@ -24,11 +24,11 @@ def write_stats(device: Device, call: ListStats) -> None:
         made: Array = writable_like(device, out)
         for table in plan.tables:
             partials = workspace(device, (table.count * _STATS,), np.dtype(np.float64))
-            start(device, table, "grad_stats", "stat_partials", partials)
+            launch(steps(device, (table,), "grad_stats", "stat_partials", partials))
             tensors = table.tensors.stop - table.tensors.start
             blocks = min(tensors, device.multiprocessors * (2048 // _THREADS))
             rows = made[table.tensors]
             outs = (None, rows) if is_parts else (rows, None)
-            launch = table.launch(device, blocks, _THREADS, "grad_stats", "stat_finish")
-            launch(table.argument, partials, *outs)
+            finish = table.launch(device, blocks, _THREADS, "grad_stats", "stat_finish")
+            finish(table.argument, partials, *outs)
         copy_back(out, made)

@@ -17,8 +17,6 @@ from gradkit._cuda.list_tables import (
     Step,
     launch,
     plan_of,
-    plan_steps,
-    start,
     steps,
 )
 from gradkit._dtypes import float_name, float_of
@@ -31,8 +29,8 @@ _NO_SEED = np.uint64(0)
 def add(device: Device, name: str, grad: Array, buffer: Array, *arguments: Any) -> None:
     """Launch a kernel of accumulate.cu, which broadcasts the gradient to the buffer's shape."""
     plan = plan_of(device, [grad], [buffer])
-    for table in plan.tables:
-        start(device, table.alone, "accumulate", name, *arguments, **_types(grad, buffer))
+    tables, types = [table.alone for table in plan.tables], _types(grad, buffer)
+    launch(steps(device, tables, "accumulate", name, *arguments, **types))
 
 
 def add_lists(device: Device, call: AccumulateGrads) -> None:
@@ -83,8 +81,8 @@ def _adding_alike(device: Device, call: AccumulateGrads, chosen: tuple[Any, ...]
     grads, buffers, kept = call.grads, call.buffers, call.compensation
     types = _types(grads[0], buffers[0])
     if kept is None and call.seed is None:
-        for table in plan_of(device, grads, buffers).tables:
-            yield from steps(device, table, _LIST, _LIST, *chosen, None, NORM=0, **types)
+        tables = plan_of(device, grads, buffers).tables
+        yield from steps(device, tables, _LIST, _LIST, *chosen, None, NORM=0, **types)
         return
     sources = Counted(grads, buffers, call.offsets) if kept is None else _joined(grads, kept)
     plan = plan_of(device, sources, _joined(buffers, buffers))
@@ -94,10 +92,10 @@ def _adding_alike(device: Device, call: AccumulateGrads, chosen: tuple[Any, ...]
             yield from _adding_alike(device, _part(call, half), chosen)
     elif kept is None:
         seed = (None, np.uint64(call.seed)) if isinstance(call.seed, int) else (call.seed, _NO_SEED)
-        yield from plan_steps(device, plan, _AT_RANDOM, _AT_RANDOM, *chosen, *seed, **types)
+        yield from steps(device, plan.tables, _AT_RANDOM, _AT_RANDOM, *chosen, *seed, **types)
     else:
         device.pointers(kept, write=True)  # an emulator checks what is written
-        yield from plan_steps(device, plan, _COMPENSATED, _COMPENSATED, *chosen, **types)
+        yield from steps(device, plan.tables, _COMPENSATED, _COMPENSATED, *chosen, **types)
 
 
 def _joined(first: Grads, second: Grads) -> Grads:
@@ -122,7 +120,7 @@ def _with_norm(
     (table,) = plan.tables
     parts = scratch(device, table.blocks * PART, np.dtype(np.float64))
     types = _types(grads[0], buffers[0])
-    adding = steps(device, table, _LIST, _LIST, *chosen, parts, NORM=1, **types)
+    adding = steps(device, (table,), _LIST, _LIST, *chosen, parts, NORM=1, **types)
     order, p = SUM_OF_SQUARES, np.float64(2)
     return [*adding, joining(device, table, p, order, parts, table.blocks, 1.0, norm, None)]
 

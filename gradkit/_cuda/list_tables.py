@@ -331,19 +331,16 @@ def _properties_of(arrays: Sequence[Array]) -> tuple[Any, ...]:
     return tuple(tuple(map(of, arrays)) for of in (_shape, _strides, _number))
 
 
-def run(
-    device: Device, plan: ListPlan, file: str, name: str, *arguments: Any, **macros: Any
-) -> None:
-    """Launch a kernel over all chunks of a plan."""
-    launch(plan_steps(device, plan, file, name, *arguments, **macros))
-
-
-def plan_steps(
-    device: Device, plan: ListPlan, file: str, name: str, *arguments: Any, **macros: Any
+def steps(
+    device: Device, tables: Iterable[Table], file: str, name: str, *arguments: Any, **macros: Any
 ) -> list[Step]:
-    """What launches a kernel over all chunks of a plan, as ``steps``."""
+    """What launches a kernel over all chunks of some tables; it is compiled now.
+
+    Calls that write with more than one launch first make all of their steps, so that what may
+    fail by itself, memory and the compiler, fails before anything is written.
+    """
     made: list[Step] = []
-    for table in plan.tables:
+    for table in tables:
         if table.blocks:
             launch = table.over_chunks(device, file, name, **macros)
             made.append(partial(launch.__call__, table.argument, *arguments))
@@ -354,27 +351,6 @@ def launch(made: Iterable[Step]) -> None:
     """Launch what has been made."""
     for step in made:
         step()
-
-
-def start(
-    device: Device, table: Table, file: str, name: str, *arguments: Any, **macros: Any
-) -> None:
-    """Launch a kernel over the chunks of one table."""
-    launch(steps(device, table, file, name, *arguments, **macros))
-
-
-def steps(
-    device: Device, table: Table, file: str, name: str, *arguments: Any, **macros: Any
-) -> list[Step]:
-    """What launches a kernel over the chunks of one table, if there are any; it is compiled now.
-
-    Calls that write with more than one launch first make all of their steps, so that what may
-    fail by itself, memory and the compiler, fails before anything is written.
-    """
-    if not table.blocks:
-        return []
-    launch = table.over_chunks(device, file, name, **macros)
-    return [partial(launch.__call__, table.argument, *arguments)]
 
 
 def _make(

@@ -8,9 +8,9 @@ from gradkit._cuda.launch.kernels import FLAGS, either
 from gradkit._cuda.list_norms import PART, order_of
 from gradkit._cuda.list_tables import (
     ListPlan,
+    launch,
     plan_of,
-    run,
-    start,
+    steps,
 )
 
 _MANY_PARTS = 8  # of a unit: a block joins them rather than a warp
@@ -28,13 +28,13 @@ def write_unit_norms(device: Device, call: UnitNorms) -> None:
         if not units:
             continue
         parts = scratch(device, table.count * PART, np.dtype(np.float64))
-        start(device, table, "unit_norms", "unit_norm_partials", p, parts, ORDER=order)
+        launch(steps(device, (table,), "unit_norms", "unit_norm_partials", p, parts, ORDER=order))
         blocks = min(units, device.multiprocessors * _RESIDENT)
-        launch = table.launch(
+        finish = table.launch(
             device, blocks, threads, "unit_norms", "unit_norm_finish", ORDER=order
         )
         stop = np.uint32(table.units.stop)
-        launch(table.argument, p, parts, FLAGS[call.mean], stop, call.norms)
+        finish(table.argument, p, parts, FLAGS[call.mean], stop, call.norms)
 
 
 def scale_units(device: Device, call: ClipUnits) -> None:
@@ -43,7 +43,7 @@ def scale_units(device: Device, call: ClipUnits) -> None:
     least, eps = np.float64(call.least), np.float64(call.eps)
     limits = *either(call.max_norm), call.param_norms, least, eps
     flags = FLAGS[call.zero_nonfinite], FLAGS[call.outs is call.grads]
-    run(device, plan, "clip_units", "clip_units", call.norms, *limits, *flags)
+    launch(steps(device, plan.tables, "clip_units", "clip_units", call.norms, *limits, *flags))
 
 
 def joining_threads(plan: ListPlan) -> int:

@@ -40,11 +40,11 @@ from gradkit._cuda.list_exact_sums import sums_of_each
 from gradkit._cuda.list_norms import PART, norm_steps, order_of, write_parts
 from gradkit._cuda.list_statistics import write_stats
 from gradkit._cuda.list_sums import add, add_lists
-from gradkit._cuda.list_tables import Step, launch, plan_of, plan_steps, run
+from gradkit._cuda.list_tables import Step, launch, plan_of, steps
 from gradkit._cuda.list_units import scale_units, write_unit_norms
 
 _OF_RANKS = "norm_of_ranks"
-_CLIP = "clip_by_norm"  # the kernel, and its file: who clips waits for no other to be compiled
+_CLIP = "clip_by_norm"  # the kernel, and its file: whoever clips does not wait for the others
 
 
 class Lists(OnDevice):
@@ -185,7 +185,7 @@ class Lists(OnDevice):
     def keep_if(self, call: KeepIf) -> None:
         """``old = new``, byte for byte, if the verdict is true."""
         plan = plan_of(self.device, call.new, call.old)
-        run(self.device, plan, "keep_if", "keep_if", *either_flag(call.verdict))
+        launch(steps(self.device, plan.tables, "keep_if", "keep_if", *either_flag(call.verdict)))
 
     def _on_norms(
         self, name: str, norms: Sequence[Array], arguments: tuple[Any, ...], out: Array
@@ -207,7 +207,7 @@ def clip_steps(device: Device, call: ClipByNorm) -> list[Step]:
     numbers = (*either(call.max_norm), np.float64(call.eps), *either(call.scale))
     flags = FLAGS[call.zero_nonfinite], FLAGS[call.outs is call.grads]
     plan = plan_of(device, call.grads, call.outs)
-    return plan_steps(device, plan, _CLIP, _CLIP, call.norm, *numbers, *flags)
+    return steps(device, plan.tables, _CLIP, _CLIP, call.norm, *numbers, *flags)
 
 
 def scale_steps(device: Device, call: ScaleGrads) -> list[Step]:
@@ -217,18 +217,18 @@ def scale_steps(device: Device, call: ScaleGrads) -> list[Step]:
     if array is None and number == 1 and in_place:
         return []
     plan = plan_of(device, call.grads, call.outs)
-    return plan_steps(device, plan, "scale", "scale_grads", array, number, FLAGS[in_place])
+    return steps(device, plan.tables, "scale", "scale_grads", array, number, FLAGS[in_place])
 
 
 def value_steps(device: Device, call: ClipGradValue) -> list[Step]:
     """What launches ``clip_grad_value``."""
     limit, plan = np.float64(call.clip_value), plan_of(device, call.grads, call.outs)
-    return plan_steps(device, plan, "clip_value", "clip_grad_value", limit)
+    return steps(device, plan.tables, "clip_value", "clip_grad_value", limit)
 
 
 def zero_steps(device: Device, call: ZeroGrad) -> list[Step]:
     """What launches ``zero_grad``."""
-    return plan_steps(device, plan_of(device, call.grads, call.grads), "zero", "zero_grad")
+    return steps(device, plan_of(device, call.grads, call.grads).tables, "zero", "zero_grad")
 
 
 def _order(norm_type: float) -> tuple[Any, ...]:

@@ -9,26 +9,24 @@ import numpy as np
 
 from gradkit._calls.roles import Bias, Data, InvStd, Mean, Scale
 from gradkit._calls.rows import AddLayerNorm, AddRmsNorm, LayerNorm, LayerNormInverse, RmsNorm
+from gradkit._calls.samples import sample_count
 from gradkit._cuda.launch.buffers import (
-    AllUsable,
     all_usable,
     contiguous,
     copy_back,
     fill,
-    vector_of,
     writable_like,
 )
 from gradkit._cuda.launch.device import Device
-from gradkit._cuda.launch.grids import row_blocks, rows_of
+from gradkit._cuda.launch.grids import row_blocks
 from gradkit._cuda.launch.kernels import Launch, kernel, norm_macros, types_of
+from gradkit._cuda.row_launches import RowLaunches
 from gradkit._cuda.row_starts import (
     ADDED,
     PLAIN,
     STRIDED,
-    RowStarts,
     Variant,
 )
-from gradkit._dtypes import Types
 
 _FORWARD_THREADS = 512  # that work on one row at most
 _FORWARD_CHUNKS = 4  # accesses in which a thread reads its part of a row, if registers hold a row
@@ -62,11 +60,12 @@ def write_forward(
         if arrays.mean is not None:
             fill(device, arrays.mean, 0)
         return
-    launcher: _RowLauncher | None = call.plan.launcher
+    launcher: _ForwardLaunches | None = call.plan.launcher
     if launcher is None:
         x, scale, bias, _, mean, inv_std = arrays
-        launcher = call.plan.launcher = _rows(
-            device, call.axis, x, inv_std, scale, bias, centred=mean is not None
+        types, more = types_of(x, inv_std, scale, bias), {"centred": mean is not None}
+        launcher = call.plan.launcher = _ForwardLaunches.of(
+            device, types, x.shape, call.axis, samples=sample_count(call), **more
         )
     launcher.normalize(arrays, residual, s, call.eps, call.scale_offset)
 
@@ -75,45 +74,18 @@ def write_inverse(device: Device, call: LayerNormInverse) -> None:
     """``x = (y - bias) / scale / inv_std + mean``; ``x`` may be ``y``."""
     if not call.x.size:
         return
-    launcher: _RowLauncher | None = call.plan.launcher
+    launcher: _ForwardLaunches | None = call.plan.launcher
     if launcher is None:
-        parameters = call.scale, call.bias
-        launcher = call.plan.launcher = _rows(
-            device, call.axis, call.y, call.inv_std, *parameters, centred=None
-        )
+        types = types_of(call.y, call.inv_std, call.scale, call.bias)
+        launcher = _ForwardLaunches.of(device, types, call.y.shape, call.axis, centred=None)
+        call.plan.launcher = launcher
     launcher.invert(call)
 
 
-def _rows(
-    device: Device,
-    axis: int,
-    data: Data,
-    inv_std: InvStd,
-    scale: Scale | None,
-    bias: Bias | None,
-    *,
-    centred: bool | None,
-) -> "_RowLauncher":
-    """What shapes and dtypes decide, decided once for each plan."""
-    types = types_of(data, inv_std, scale, bias)
-    rows, width = rows_of(data.shape, axis)
-    vector = vector_of(data.itemsize, width)
-    return _RowLauncher(device, types, axis, rows, width, vector, centred)
-
-
 @dataclass(frozen=True, eq=False)
-class _RowLauncher:
-    """``rows`` rows of ``width``; ``vector`` columns are read and written by one access.
+class _ForwardLaunches(RowLaunches):
+    """``centred``: whether the norm has a mean; ``None``: the inverse."""
 
-    ``centred``: whether the norm has a mean; ``None``: the inverse.
-    """
-
-    device: Device
-    types: Types
-    axis: int
-    rows: int
-    width: int
-    vector: int
     centred: bool | None
 
     def normalize(
@@ -125,14 +97,14 @@ class _RowLauncher:
         scale_offset: float,
     ) -> None:
         """Launch the forward pass on the arrays, or on copies of those that it cannot reach."""
-        numbers = *self._counts, np.float64(eps)
-        plain = residual is None and not scale_offset
-        if plain and self._all_usable(arrays):
+        numbers = *self.counts, np.float64(eps)
+        plain = residual is None and not scale_offset and self.samples == 1
+        if plain and self.all_usable(arrays):
             self._forward(*arrays, *numbers)
             return
         device, vector = self.device, self.vector
         outs = arrays.y, s, arrays.mean, arrays.inv_std
-        (x, further), (y, total) = self._starts.reachable(
+        (x, further), (y, total) = self.starts.reachable(
             device, (arrays.x, residual), (arrays.y, s)
         )
         scale = contiguous(device, arrays.scale, vector)
@@ -142,7 +114,7 @@ class _RowLauncher:
             self._forward(x, scale, bias, y, mean, inv_std, *numbers)
         else:
             launch = self._strided if residual is None else self._added
-            layout = self._starts.layout((x, y, further, total), scale_offset)
+            layout = self.starts.layout((x, y, further, total), scale_offset)
             launch(x, scale, bias, y, mean, inv_std, *numbers, layout, further, total)
         for out, made in zip(outs, (y, total, mean, inv_std), strict=True):
             copy_back(out, made)
@@ -150,8 +122,8 @@ class _RowLauncher:
     def invert(self, call: LayerNormInverse) -> None:
         """Launch the inverse on the arrays, or on copies of them."""
         vectors, statistics = (call.y, call.scale, call.bias), (call.mean, call.inv_std)
-        if self._all_usable((*vectors, *statistics, call.x)):
-            self._inverse(*vectors, *statistics, call.x, *self._counts)
+        if self.all_usable((*vectors, *statistics, call.x)):
+            self._inverse(*vectors, *statistics, call.x, *self.counts)
             return
         device, vector = self.device, self.vector
         read = (
@@ -159,21 +131,8 @@ class _RowLauncher:
             *(contiguous(device, array) for array in statistics),
         )
         written = writable_like(device, call.x, vector)
-        self._inverse(*read, written, *self._counts)
+        self._inverse(*read, written, *self.counts)
         copy_back(call.x, written)
-
-    @cached_property
-    def _counts(self) -> tuple[np.int64, np.int64]:
-        """Rows and columns."""
-        return np.int64(self.rows), np.int64(self.width)
-
-    @cached_property
-    def _all_usable(self) -> AllUsable:
-        return AllUsable()
-
-    @cached_property
-    def _starts(self) -> RowStarts:
-        return RowStarts(self.axis)
 
     @cached_property
     def _forward(self) -> Launch:
@@ -205,5 +164,5 @@ class _RowLauncher:
             self.types, self.vector, CENTRED=int(bool(self.centred)), CHUNKS=chunks
         )
         found = kernel(self.device, "layer_norm", "layer_norm", **macros, **variant.macros)
-        blocks = row_blocks(found, self.rows, packs, _FORWARD_THREADS)
-        return Launch(found, (blocks.count,), blocks.block)
+        blocks = row_blocks(found, self.rows, packs, _FORWARD_THREADS, samples=self.samples)
+        return Launch(found, (blocks.count, 1, self.samples), blocks.block)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from gradkit._backend import Array, Shape
+from gradkit._backend import Array
 from gradkit._calls.roles import Bias, Data, InvStd, Mean, Scale
 from gradkit._calls.rows import (
     InvertibleLayerNormGrad,
@@ -19,16 +19,15 @@ from gradkit._calls.rows import (
     LayerNormGrad,
     RmsNormGrad,
 )
+from gradkit._calls.samples import sample_count
 from gradkit._cuda.launch.buffers import (
-    AllUsable,
     all_usable,
     contiguous,
     copy_back,
-    vector_of,
     writable_like,
 )
 from gradkit._cuda.launch.device import Device, scratch, workspace
-from gradkit._cuda.launch.grids import column_block, row_blocks, rows_of
+from gradkit._cuda.launch.grids import row_blocks
 from gradkit._cuda.launch.kernels import (
     Launch,
     LoadedKernel,
@@ -37,17 +36,15 @@ from gradkit._cuda.launch.kernels import (
     norm_macros,
     types_of,
 )
+from gradkit._cuda.row_launches import RowLaunches
 from gradkit._cuda.row_starts import (
     ADDED,
     PLAIN,
     STRIDED,
-    RowStarts,
     Variant,
 )
 from gradkit._dtypes import (
-    DType,
     Types,
-    accumulation_name,
     dtype_named,
 )
 
@@ -106,53 +103,41 @@ def write_gradient(
     scale_offset: float = 0.0,
 ) -> None:
     """Write the gradients that are wanted; ``dx`` may be ``dy``, or ``ds``, which it includes."""
-    launcher: _GradientLauncher | None = call.plan.launcher
+    launcher: GradientLaunches | None = call.plan.launcher
     if launcher is None:
         dx, dscale, dbias = outputs
         _, source, scale, bias, _, inv_std = inputs
         types = types_of(source, inv_std, scale, bias)
         wanted = dscale is not None or dbias is not None
-        launcher = launcher_for(device, norm, types, dx.shape, call.axis, wanted=wanted)
+        launcher = GradientLaunches.of(
+            device,
+            types,
+            dx.shape,
+            call.axis,
+            samples=sample_count(call),
+            norm=norm,
+            wanted=wanted,
+        )
         call.plan.launcher = launcher
     launcher.run(inputs, outputs, ds, scale_offset)
 
 
-def launcher_for(
-    device: Device, norm: GradientKind, types: Types, shape: Shape, axis: int, *, wanted: bool
-) -> "_GradientLauncher":
-    """What launches gradients of such arrays; ``wanted``: sums over rows are."""
-    rows, width = rows_of(shape, axis)
-    itemsize = dtype_named(types[0]).itemsize
-    vector = vector_of(itemsize, width)
-    return _GradientLauncher(device, norm, types, itemsize, axis, rows, width, vector, wanted)
-
-
 @dataclass(frozen=True, eq=False)
-class _GradientLauncher:
-    """One gradient over ``rows`` rows of ``width``; ``vector`` columns move in one access.
+class GradientLaunches(RowLaunches):
+    """``wanted``: sums over rows are, for dscale and dbias."""
 
-    ``wanted``: sums over rows are, for dscale and dbias.
-    """
-
-    device: Device
     norm: GradientKind
-    types: Types
-    itemsize: int
-    axis: int
-    rows: int
-    width: int
-    vector: int
     wanted: bool
 
     def run(self, inputs: Inputs, outputs: Outputs, ds: Data | None, scale_offset: float) -> None:
         """Launch the kernels on the arrays, or on copies of those that they cannot reach."""
-        plain = ds is None and not scale_offset
-        if plain and self._all_usable((*inputs, *outputs)):
+        plain = ds is None and not scale_offset and self.samples == 1
+        if plain and self.all_usable((*inputs, *outputs)):
             self._launch(PLAIN, inputs, outputs)
             return
         device, vector = self.device, self.vector
         (dy, source, scale, bias, mean, inv_std), (dx, dscale, dbias) = inputs, outputs
-        (dy, source, ds), (dx,) = self._starts.reachable(device, (dy, source, ds), (dx,))
+        (dy, source, ds), (dx,) = self.starts.reachable(device, (dy, source, ds), (dx,))
         inputs = (
             dy,
             source,
@@ -166,7 +151,7 @@ class _GradientLauncher:
             self._launch(PLAIN, inputs, written)
         else:
             variant = STRIDED if ds is None else ADDED
-            layout = self._starts.layout((dy, source, dx, ds), scale_offset)
+            layout = self.starts.layout((dy, source, dx, ds), scale_offset)
             self._launch(variant, inputs, written, layout, ds)
         for out, made in zip(outputs, written, strict=True):
             copy_back(out, made)
@@ -177,13 +162,13 @@ class _GradientLauncher:
         partials = None  # of dscale and dbias, as (planes, blocks, width)
         if self.rows and self.width:
             if self.wanted:
-                partials = workspace(self.device, self._partial_shape, self._accumulator)
+                partials = workspace(self.device, self._partial_shape, self.accumulator)
             if self._row_plan is None:
                 self._in_two_visits(variant, inputs, dx, partials, further)
             else:
                 launch = self._one_visit if variant is PLAIN else self._one_visit_of(variant)
                 launch(*inputs, dx, partials, *self._shape, *further)
-        if self.wanted and self.width:
+        if self.wanted and self.width and self.samples:
             self._column_sums(partials, dscale, dbias, *self._partial_counts)
 
     def _in_two_visits(
@@ -196,7 +181,8 @@ class _GradientLauncher:
     ) -> None:
         """Write dx and the partial sums, with each row's sums first."""
         sum_rows, apply = self._two_visits if variant is PLAIN else self._two_visits_of(variant)
-        sums = scratch(self.device, (sum_rows.grid[1], self.rows, 2), np.float64)
+        rows = self.rows * self.samples
+        sums = scratch(self.device, (sum_rows.grid[1], rows, 2), np.float64)
         sum_rows(*inputs, sums, *self._shape, *further)
         apply(*inputs, sums, dx, partials, *self._shape, np.int32(len(sums)), *further)
 
@@ -214,14 +200,6 @@ class _GradientLauncher:
         )
 
     @cached_property
-    def _all_usable(self) -> AllUsable:
-        return AllUsable()
-
-    @cached_property
-    def _starts(self) -> RowStarts:
-        return RowStarts(self.axis)
-
-    @cached_property
     def _row_plan(self) -> RowPlan | None:
         """How a row is held, if it fits into a block."""
         for plan in row_plans(self.norm, self.itemsize, self.vector):
@@ -233,10 +211,6 @@ class _GradientLauncher:
     @cached_property
     def _macros(self) -> Macros:
         return _macros(self.norm, self.types, self.vector)
-
-    @cached_property
-    def _accumulator(self) -> DType:
-        return dtype_named(accumulation_name(self.types[0]))
 
     @cached_property
     def _shape(self) -> tuple[np.int64, np.int32 | np.int64]:
@@ -252,9 +226,9 @@ class _GradientLauncher:
         held = plan.chunks * self.vector
         packs = _LONGEST if plan.shared else -(-self.width // held)
         found, shared = self._one_visit_kernel(PLAIN)
-        blocks = row_blocks(found, self.rows, packs, _LONGEST, shared)
+        blocks = row_blocks(found, self.rows, packs, _LONGEST, shared, self.samples)
         count = self._fewer(blocks.count) if self.wanted else blocks.count
-        return Launch(found, (count,), blocks.block, shared)
+        return Launch(found, (count, 1, self.samples), blocks.block, shared)
 
     def _one_visit_kernel(self, variant: Variant) -> tuple[LoadedKernel, int]:
         """The kernel, and the bytes of shared memory that it takes."""
@@ -270,13 +244,13 @@ class _GradientLauncher:
         """The kernel that sums along rows, in some parts a row, and the one that writes dx."""
         sms, block = self.device.multiprocessors, (_WIDE_THREADS, 1)
         tiles = -(-self.width // (_WIDE_THREADS * self.vector))
-        parts = min(tiles, max(1, -(-sms // self.rows)), 32)
+        parts = min(tiles, max(1, -(-sms // (self.rows * self.samples))), 32)
         sums, resident = self._wide("row_sums_of_gradient")
-        sum_rows = Launch(sums, (min(self.rows, resident), parts), block)
+        sum_rows = Launch(sums, (min(self.rows, resident), parts, self.samples), block)
         found, resident = self._wide("apply_gradient")
-        count = min(self.rows, max(1, resident // tiles))
-        count = self._fewer(count, at_least=-(-sms // tiles)) if self.wanted else count
-        return sum_rows, Launch(found, (tiles, count), block)
+        count = min(self.rows, max(1, resident // (tiles * self.samples)))
+        count = self._fewer(count, tiles) if self.wanted else count
+        return sum_rows, Launch(found, (tiles, count, self.samples), block)
 
     def _wide(self, name: str) -> tuple[LoadedKernel, int]:
         """A kernel of two visits, and how many of its blocks the device holds at once."""
@@ -289,44 +263,36 @@ class _GradientLauncher:
 
     @cached_property
     def _partial_shape(self) -> tuple[int, int, int]:
-        """Partial sums are (planes, rows, width); a row for each block of rows."""
+        """Partial sums are (planes, rows, width); a row for each block of rows of each sample."""
         if not (self.rows and self.width):
             count = 0
         elif self._row_plan is not None:
             count = self._one_visit.grid[0]
         else:
             count = self._two_visits[1].grid[1]
-        return self.norm.planes, count, self.width
+        return self.norm.planes, self.samples * count, self.width
 
     @cached_property
     def _partial_counts(self) -> tuple[np.int64, np.int64]:
         _, rows, width = self._partial_shape
-        return np.int64(rows), np.int64(width)
+        return np.int64(rows // self.samples), np.int64(width)
 
     @cached_property
     def _column_sums(self) -> Launch:
-        return column_sums(self.device, self.types, self.width, self.norm.planes)
+        return self.column_sums(self.norm.planes)
 
-    def _fewer(self, blocks: int, at_least: int | None = None) -> int:
+    def _fewer(self, blocks: int, tiles: int = 1) -> int:
         """So many blocks that their partial sums cost little beside the arrays themselves.
 
         But no fewer than keep every multiprocessor at work, which is worth more as long as partial
         sums take no more memory than dy and x, or stay in the cache.
         """
-        sums = self.norm.planes * self._accumulator.itemsize  # bytes a column, of each block
+        sums = self.norm.planes * self.accumulator.itemsize  # bytes a column, of each block
         array = self.rows * self.itemsize  # the same of dy
         cheap = int(_PARTIAL_SHARE * 3 * array / (2 * sums))  # written and read
-        most = max(2 * array // sums, _CACHED // (sums * self.width), 1)
-        busy = self.device.multiprocessors if at_least is None else at_least
+        most = max(2 * array // sums, _CACHED // (sums * self.width * self.samples), 1)
+        busy = -(-self.device.multiprocessors // (tiles * self.samples))
         return min(blocks, max(cheap, min(busy, most)))
-
-
-def column_sums(device: Device, types: Types, width: int, planes: int) -> Launch:
-    """The last kernel of a gradient, which adds partial sums of ``planes`` parameters up."""
-    macros: Macros = {"ACC_T": accumulation_name(types[0]), "PARAM_T": types[2]}
-    block = column_block(device.multiprocessors, width, planes)
-    found = kernel(device, "column_sums", "column_sums", **macros)
-    return Launch(found, (-(-width // block[0]), planes), block)
 
 
 def _macros(norm: GradientKind, types: Types, vector: int) -> Macros:

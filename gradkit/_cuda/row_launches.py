@@ -1,0 +1,77 @@
+"""How norms over rows are launched: what shapes and dtypes decide, once a plan."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+
+from gradkit._backend import Shape
+from gradkit._cuda.launch.buffers import AllUsable, vector_of
+from gradkit._cuda.launch.device import Device
+from gradkit._cuda.launch.grids import column_block, rows_of
+from gradkit._cuda.launch.kernels import Launch, Macros, kernel
+from gradkit._cuda.row_starts import RowStarts
+from gradkit._dtypes import DType, Types, accumulation_name, dtype_named
+
+
+@dataclass(frozen=True, eq=False)
+class RowLaunches:
+    """``rows`` rows of ``width`` a sample; one access reads or writes ``vector`` columns."""
+
+    device: Device
+    types: Types
+    axis: int
+    rows: int
+    width: int
+    vector: int
+    samples: int
+
+    @classmethod
+    def of(
+        cls,
+        device: Device,
+        types: Types,
+        shape: Shape,
+        axis: int,
+        *,
+        samples: int = 1,
+        **more: Any,
+    ) -> Self:
+        """Those of arrays of this shape; ``more``: the fields that only these launches have."""
+        rows, width = rows_of(shape, axis)
+        own = rows // samples if samples else 0
+        vector = vector_of(dtype_named(types[0]).itemsize, width)
+        return cls(device, types, axis, own, width, vector, samples, **more)
+
+    @cached_property
+    def itemsize(self) -> int:
+        """The bytes of an element of the data."""
+        return dtype_named(self.types[0]).itemsize
+
+    @cached_property
+    def accumulator(self) -> DType:
+        """What sums over the data are computed in."""
+        return dtype_named(accumulation_name(self.types[0]))
+
+    @cached_property
+    def counts(self) -> tuple[np.int64, np.int64]:
+        """Rows and columns."""
+        return np.int64(self.rows), np.int64(self.width)
+
+    @cached_property
+    def all_usable(self) -> AllUsable:
+        """Whether kernels take a call's arrays as they are."""
+        return AllUsable()
+
+    @cached_property
+    def starts(self) -> RowStarts:
+        """Where the rows of a call's arrays begin."""
+        return RowStarts(self.axis)
+
+    def column_sums(self, planes: int) -> Launch:
+        """The last kernel of a gradient, which adds partial sums of ``planes`` parameters up."""
+        macros: Macros = {"ACC_T": self.accumulator.name, "PARAM_T": self.types[2]}
+        block = column_block(self.device.multiprocessors, self.width, planes * self.samples)
+        found = kernel(self.device, "column_sums", "column_sums", **macros)
+        return Launch(found, (-(-self.width // block[0]), planes, self.samples), block)
