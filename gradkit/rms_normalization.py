@@ -312,7 +312,7 @@ def gated_rms_norm(
         what is normalised is ``x * act(gate)``, as in Mamba-2.
     axis : int
         The first normalised dimension; all dimensions after it are normalised too. For groups in a
-        row, reshape all of them to (*rows, groups, -1).
+        row, reshape all of them to ``(*rows, groups, -1)``.
     eps : float
         Added to the mean square; finite and at least 0.
     scale_offset : float

@@ -39,8 +39,12 @@ def by_sample(most: int = 0) -> Callable[[Any], Any]:
         @wraps(write)
         def write_all(*args: Any) -> None:
             *owner, call = args
-            lead = lead_of(call)
-            for each in samples_of(call, lead) if lead and math.prod(lead) > most else (call,):
+            scale = call.scale
+            shared = scale is None or scale.ndim == getattr(call, call.layout.data).ndim - call.axis
+            if shared or (most and sample_count(call) <= most):
+                write(*args)
+                return
+            for each in samples_of(call, lead_of(call)):
                 write(*owner, each)
 
         return write_all

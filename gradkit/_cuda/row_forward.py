@@ -1,7 +1,6 @@
 """The forward passes of layer norm and RMS norm, and the inverse of layer norm, on a GPU."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -22,7 +21,7 @@ from gradkit._cuda.launch.buffers import (
 )
 from gradkit._cuda.launch.device import Device
 from gradkit._cuda.launch.grids import row_blocks, rows_of
-from gradkit._cuda.launch.kernels import Combination, Launch, Macros, kernel, norm_macros, types_of
+from gradkit._cuda.launch.kernels import Launch, kernel, norm_macros, types_of
 from gradkit._cuda.row_starts import (
     ADDED,
     PLAIN,
@@ -30,7 +29,7 @@ from gradkit._cuda.row_starts import (
     RowStarts,
     Variant,
 )
-from gradkit._dtypes import LAYER_NORM_TYPES, Types, dtype_named
+from gradkit._dtypes import Types
 
 _FORWARD_THREADS = 512  # that work on one row at most
 _FORWARD_CHUNKS = 4  # accesses in which a thread reads its part of a row, if registers hold a row
@@ -218,24 +217,3 @@ class _RowLauncher:
         found = kernel(self.device, "layer_norm", "layer_norm", **macros, **variant.macros)
         blocks = row_blocks(found, self.rows, packs, _FORWARD_THREADS, samples=self.samples)
         return Launch(found, (blocks.count, 1, self.samples), blocks.block)
-
-
-def forward_combinations(*, centred: bool, added: bool = False) -> Iterator[Combination]:
-    """Every kernel file and its macros that a forward pass can ask for."""
-    for macros in _every_macros():
-        for chunks in (_FORWARD_CHUNKS, 0):
-            for variant in (ADDED,) if added else (PLAIN, STRIDED):
-                own = {"CENTRED": int(centred), "CHUNKS": chunks}
-                yield "layer_norm", macros | own | variant.macros
-
-
-def inverse_combinations() -> Iterator[Combination]:
-    """Every kernel file and its macros that the inverse can ask for."""
-    for macros in _every_macros():
-        yield "layer_norm_inverse", macros
-
-
-def _every_macros() -> Iterator[Macros]:
-    for types in LAYER_NORM_TYPES:
-        for vector in (1, 16 // dtype_named(types[0]).itemsize):
-            yield norm_macros(types, vector)

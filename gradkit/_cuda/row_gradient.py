@@ -5,7 +5,6 @@ leave partial sums over rows behind, which a last kernel adds up. For the longes
 sums over rows lie in shared memory, if the device has enough of it, and so does scale.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
@@ -32,7 +31,6 @@ from gradkit._cuda.launch.buffers import (
 from gradkit._cuda.launch.device import Device, scratch, workspace
 from gradkit._cuda.launch.grids import column_block, row_blocks, rows_of
 from gradkit._cuda.launch.kernels import (
-    Combination,
     Launch,
     LoadedKernel,
     Macros,
@@ -48,7 +46,6 @@ from gradkit._cuda.row_starts import (
     Variant,
 )
 from gradkit._dtypes import (
-    LAYER_NORM_TYPES,
     DType,
     Types,
     accumulation_name,
@@ -58,8 +55,6 @@ from gradkit._dtypes import (
 _LONGEST = 512  # threads that work on one row
 _WIDE_THREADS = 256
 _SLOTS = 1024  # bytes of shared memory that a kernel takes beside
-# Of shared memory that a block may have: on a T4, V100, RTX 4090, A100 and H100.
-_ON_GPUS = tuple(kib << 10 for kib in (64, 96, 99, 163, 227))
 _PARTIAL_SHARE = 0.1  # of the bytes of dy, x and dx that partial sums may cost
 _CACHED = 4 << 20  # bytes of partial sums that stay in the cache of any GPU: a T4 has so many
 
@@ -341,21 +336,6 @@ class _GradientLauncher:
         return min(blocks, max(cheap, min(busy, most)))
 
 
-def combinations(norm: GradientKind) -> Iterator[Combination]:
-    """Every kernel file and its macros that a norm's gradient can ask for."""
-    for types in LAYER_NORM_TYPES:
-        size = dtype_named(types[0]).itemsize
-        for vector in (1, 16 // size):
-            macros = _macros(norm, types, vector)
-            for variant in (PLAIN, STRIDED) if norm == LAYER_OUTPUT else (PLAIN, STRIDED, ADDED):
-                yield "layer_norm_grad_wide", macros | variant.macros
-                for plan in row_plans(norm, size, vector):
-                    for long in _longs(plan, types, vector, variant):
-                        own = {"CHUNKS": plan.chunks, "LONG": long}
-                        yield "layer_norm_grad", macros | own | variant.macros
-    yield from column_sums_combinations()
-
-
 def column_sums(device: Device, types: Types, width: int, planes: int, samples: int = 1) -> Launch:
     """The last kernel of a gradient, which adds partial sums of ``planes`` parameters up."""
     macros: Macros = {"ACC_T": accumulation_name(types[0]), "PARAM_T": types[2]}
@@ -364,36 +344,9 @@ def column_sums(device: Device, types: Types, width: int, planes: int, samples: 
     return Launch(found, (-(-width // block[0]), planes, samples), block)
 
 
-def column_sums_combinations() -> Iterator[Combination]:
-    """What it is compiled with."""
-    pairs = dict.fromkeys((accumulation_name(t), v) for t, _, v in LAYER_NORM_TYPES)
-    for accumulated, parameter in pairs:
-        yield "column_sums", {"ACC_T": accumulated, "PARAM_T": parameter}
-
-
 def _macros(norm: GradientKind, types: Types, vector: int) -> Macros:
     kind = {"FROM_OUTPUT": int(norm.from_output), "CENTRED": int(norm.centred)}
     return norm_macros(types, vector, **kind)
-
-
-def _longs(plan: RowPlan, types: Types, vector: int, variant: Variant) -> set[int]:
-    """The values that the macro LONG has for a plan, each on some GPU."""
-    sizes = (size for size in _ON_GPUS if plan.shared + _SLOTS <= size)
-    return {_long(plan, types, vector, variant, size)[0] for size in sizes}
-
-
-def is_used_on(device: Device, macros: Macros) -> bool:
-    """Whether a device asks for a kernel: what holds a long row depends on its shared memory."""
-    if not macros["LONG"]:
-        return True
-    norm = GradientKind(bool(macros["FROM_OUTPUT"]), bool(macros["CENTRED"]))
-    types = str(macros["DATA_T"]), str(macros["STAT_T"]), str(macros["PARAM_T"])
-    vector, available = int(macros["VEC"]), device.max_shared_memory
-    variant = ADDED if "ADDED" in macros else STRIDED if "STRIDED" in macros else PLAIN
-    plans = row_plans(norm, dtype_named(types[0]).itemsize, vector)
-    (plan,) = (plan for plan in plans if plan.shared and plan.chunks == macros["CHUNKS"])
-    fits = plan.shared + _SLOTS <= available
-    return fits and _long(plan, types, vector, variant, available)[0] == macros["LONG"]
 
 
 def _long(
