@@ -7,14 +7,12 @@ from collections.abc import Mapping
 from itertools import accumulate, islice
 from typing import Any
 
-import numpy as np
-
 from gradkit._arrays import is_array
-from gradkit._backend import Spec
 from gradkit._calls import checks
 from gradkit._calls.lists import AccumulateGrad, AccumulateGrads, AccumulateGradV2, ZeroGrad
 from gradkit._dtypes import float_of
 from gradkit._open import memory, trees
+from gradkit._open.clipping import NORM
 from gradkit._open.dispatch import run
 from gradkit._open.foreign import answers
 from gradkit._open.gradients import Gradients
@@ -35,8 +33,6 @@ from gradkit._typing import (
 )
 
 __all__ = ["accumulate_grad", "accumulate_grad_v2", "accumulate_grads", "zero_grad"]
-
-_NORM = Spec("the norm", (), np.dtype(np.float64))
 
 
 def accumulate_grad(
@@ -346,7 +342,7 @@ def _norm_in(
         return None
     for given in (into, added):
         given.refuse_shards("take the norm with grad_norm and a group")
-    return into.outputs(out, (_NORM,), apart=apart, label=label)
+    return into.outputs(out, (NORM,), apart=apart, label=label)
 
 
 def _at_random(

@@ -14,8 +14,11 @@ import pytest
 
 from benchmarks import __main__ as run
 from benchmarks import devices, overhead, peers, record, report, rows, shapes, system_info, timing
+from benchmarks.calls import traced, warm_calls
+from benchmarks.host import MAKERS
+from gradkit import _host
 
-CASES = 62
+CASES = 78
 
 
 def benchmark(monkeypatch, path, *options, status=0):
@@ -418,3 +421,22 @@ def test_plots_are_drawn(tmp_path):
     chart = report.glance({"cases": [small]}, tmp_path / "found")
     assert chart == tmp_path / "found-glance.png"
     assert chart.stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("place", "most"),
+    [
+        ("numpy", {"layer_norm_grad": (13, 8), "clip_grad_norm": (16, 8)}),
+        ("idle", {"layer_norm_grad": (21, 11), "clip_grad_norm": (35, 11)}),
+    ],
+)
+def test_a_warm_call_runs_few_functions_of_few_files(place, most):
+    """As many as ``benchmarks.calls`` has found: Python functions, and files that they are in."""
+    if place == "numpy" and not _host.describe()["compiled"]["computes"]:
+        pytest.skip("counted with compiled code")
+    with MAKERS[place]() as make:
+        for name, call in warm_calls(make).items():
+            seen = traced(call)
+            calls, files = most[name]
+            assert len(seen) <= calls, seen
+            assert len({file for file, _ in seen}) <= files, seen

@@ -7,8 +7,8 @@ from gradkit._calls.channels import GroupNorm, GroupNormGrad
 from gradkit._cuda import CudaBackend
 from gradkit._cuda.channel_launches import group_launches
 from gradkit._cuda.launch.kernels import options_of, source_of
-from gradkit._cuda.launch.warmup import combinations
 from tests.backends import Backend, KernelDevice, kernel_mark
+from tests.combinations import combinations
 from tests.problems import LAYER_TYPES, launch, make_groups
 from tests.test_cuda_normalization import SCHEDULES
 from tests.test_traffic import Meter

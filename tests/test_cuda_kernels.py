@@ -11,7 +11,6 @@ from gradkit._calls.lists import ZeroGrad
 from gradkit._cuda import CudaBackend
 from gradkit._cuda.launch.device import Device
 from gradkit._cuda.launch.kernels import kernel, options_of, source_of
-from gradkit._cuda.launch.warmup import combinations
 from gradkit._dtypes import FLOATS
 from gradkit.errors import KernelCompileError, KernelLaunchError
 from testbed.emulator import EmulatedDevice
@@ -25,6 +24,7 @@ from testbed.nvrtc import (
     spills,
 )
 from testbed.tools import missing
+from tests.combinations import combinations
 from tests.operations import records
 
 
@@ -182,7 +182,7 @@ def test_no_64_bit_number_is_narrowed(file, macros):
         ("batch_norm_inference", "infer", 1, 1),
         ("batch_norm_inference_grad", "infer_gradient", 2, 1),
         ("norm", "norm_partials", 1, 0),
-        ("scale", "clip_by_norm", 1, 1),
+        ("clip_by_norm", "clip_by_norm", 1, 1),
         ("scale", "scale_grads", 1, 1),
         ("clip_value", "clip_grad_value", 1, 1),
         ("accumulate", "accumulate_grad", 2, 1),

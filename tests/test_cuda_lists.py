@@ -31,7 +31,6 @@ from gradkit._cuda import CudaBackend, list_tables
 from gradkit._cuda.launch.device import scratch
 from gradkit._cuda.launch.kernels import kernels_in, options_of, source_of
 from gradkit._cuda.launch.strides import pair_of
-from gradkit._cuda.launch.warmup import combinations
 from gradkit._cuda.list_tables import CAPACITY, DIMS, plan_of, run, start
 from gradkit._cuda.list_units import joining_threads
 from gradkit._dtypes import FLOATS
@@ -42,6 +41,7 @@ from testbed.emulator.runtime import SCHEDULES
 from tests import oracles, tolerances
 from tests import strategies as draw_
 from tests.backends import KernelDevice, kernel_mark
+from tests.combinations import combinations
 from tests.devices.emulated import on_device
 from tests.layouts import LAYOUTS
 from tests.problems import one_or_each
@@ -240,7 +240,7 @@ def test_a_launch_over_all_chunks_is_the_one_that_is_asked_for(device):
         (("norm", "norm_partials"), {"ORDER": "Sum"}),
         (("norm", "norm_partials"), {"ORDER": "Largest"}),
         (("scale", "scale_grads"), {}),
-        (("scale", "clip_by_norm"), {}),
+        (("clip_by_norm", "clip_by_norm"), {}),
     ]
     for _ in range(2):
         for (file, name), macros in asked:
@@ -475,7 +475,7 @@ def test_a_captured_list_with_more_dimensions_than_a_launch_takes(device):
     [
         ("norm", "norm_partials", (np.float64(2), np.zeros((64, 3)), np.uint32(1))),
         (
-            "scale",
+            "clip_by_norm",
             "clip_by_norm",
             (np.full(1, 2.0), None, *np.ones(2), None, np.float64(1), np.uint32(0), np.uint32(1)),
         ),

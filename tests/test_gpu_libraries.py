@@ -123,7 +123,8 @@ class Exposed(Library):
 def library(request, monkeypatch):
     made, names = request.param()
     monkeypatch.setitem(sys.modules, request.param.__name__, SimpleNamespace(**names))
-    monkeypatch.setattr(_arrays, "_BY_TYPE", {})
+    for kind in [*_arrays._BY_TYPE]:
+        monkeypatch.delitem(_arrays._BY_TYPE, kind)
     yield made
     made.cupy.cuda.runtime.deviceSynchronize()
 

@@ -7,6 +7,7 @@ import pytest
 
 import gradkit
 from gradkit._cuda import CudaBackend
+from gradkit._host import chosen
 from gradkit._open import dispatch
 from testbed.emulator import IdleDevice
 from tests.devices.emulated import IdleArray, on_device
@@ -97,6 +98,43 @@ def test_results_are_looked_at_in_each_call(backend):
     buffer.flags.writeable = False
     with pytest.raises(ValueError, match="buffer is read-only"):
         gradkit.accumulate_grad(buffer, np.ones(3))
+
+
+@pytest.mark.parametrize("place", ["host", "device"])
+def test_only_missing_results_are_made(place, monkeypatch):
+    """A warm call is short, whichever results the caller has arrays for."""
+    asarray = idle_arrays() if place == "device" else np.array
+    dy, x = (asarray(a) for a in np.random.default_rng(0).normal(size=(2, 3, 4)))
+    scale, row = asarray(np.ones(4)), asarray(np.ones(3))
+    grad = partial(gradkit.layer_norm_grad, dy, x, scale, row, row)
+    expected = grad()
+    backend = dy.backend if place == "device" else chosen.get()
+    outputs, made = backend.outputs, []
+    for names in ["100", "010", "011", "000", "111"]:
+        outs = tuple(
+            asarray(np.zeros(a.shape)) if n == "1" else None
+            for n, a in zip(names, expected, strict=True)
+        )
+        first = grad(out=outs)
+        with monkeypatch.context() as patch:
+            patch.setattr(dispatch, "Opened", None)
+            patch.setattr(backend, "outputs", lambda specs: outputs(made.extend(specs) or specs))
+            found = grad(out=outs)
+        for array, before, own, ref in zip(found, first, outs, expected, strict=True):
+            assert (array is own) == (before is array) == (own is not None)
+            assert (array.shape, array.strides) == (ref.shape, ref.strides)
+            if place == "host":
+                np.testing.assert_array_equal(array, ref)
+    assert len(made) - made.count(None) == 2 + 2 + 1 + 3
+
+
+def test_a_result_that_there_is_not_stays_none():
+    x, row = np.ones((2, 3)), np.ones(2)
+    dx = np.zeros((2, 3))
+    for _ in range(3):
+        found = gradkit.layer_norm_grad(x, x.copy(), None, row, row, out=(dx, None, None))
+        assert found[0] is dx
+        assert found[1:] == (None, None)
 
 
 def idle_arrays():

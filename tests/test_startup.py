@@ -1,27 +1,31 @@
 """``warmup``: after it no call compiles, and nothing is compiled that no call asks for."""
 
 import threading
+from functools import cache
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import gradkit
 from gradkit._calls.backend import OPERATIONS
 from gradkit._cuda import CudaBackend
-from gradkit._cuda.launch import warmup as warming
+from gradkit._cuda.dry_run import DryDevice, asked_by
 from gradkit._cuda.launch.kernels import kernel, kernels_in, options_of, source_of
 from gradkit._cuda.list_tables import CAPACITY
 from gradkit._dtypes import FLOATS, accumulation_name
 from testbed.emulator import IdleDevice
+from tests.combinations import ON_GPUS, combinations
 from tests.devices.emulated import emulated_backend, on_device
 from tests.operations import OPERATIONS as ROWS
-from tests.operations import POWER
+from tests.operations import POWER, of
 from tests.tolerances import DTYPES
 
 # Odd to vectors or not; short, long, longer, too long.
-WIDTHS = (5, 64, 65, 512, 4099, 7001, 8192, 8193, 12288, 14337, 16392)
+WIDTHS = (5, 64, 65, 512, 4095, 4099, 5120, 7001, 8192, 8193, 12288, 14337, 16392)
 ORDERS = (1, 2, POWER, np.inf)
 
 
@@ -31,6 +35,7 @@ class Maker:
     def __init__(self, **options):
         self.device = IdleDevice(multiprocessors=1, **options)
         self.backend = CudaBackend(self.device)
+        self.device.xp.asnumpy = np.zeros_like  # of sums that no kernel has written
 
     def __call__(self, shape, dtype):
         return on_device(self.device.xp.asarray(np.ones(shape, DTYPES[dtype])), self.backend)
@@ -81,7 +86,17 @@ def of_norms(make, operation, dtypes):
             yield given
         if types[0] in dtypes and types[2] == types[1]:
             given.pop("scale_offset", None)
-            yield given | dict.fromkeys(operation.optional)
+            given |= dict.fromkeys(operation.optional)
+            yield given
+            if types[1] not in (accumulation_name(types[0]), "float64"):
+                yield given | {"out": statistics(make, operation, types[1], shape[1])}
+
+
+def statistics(make, operation, dtype, channels):
+    """An ``out`` that says what dtype a forward pass gives statistics."""
+    named = operation.record.result_names
+    wanted = {"mean", "saved_mean", "inv_std"} if "y" in named else ()
+    return tuple(make(channels, dtype) if name in wanted else None for name in named)
 
 
 def of_lists(make, operation, dtypes):
@@ -94,27 +109,25 @@ def of_lists(make, operation, dtypes):
             yield given | {"norm_type": p}
             if operation.name == "grad_norm":
                 yield given | {"norm_type": p, "group": TwoDevices(make)}
+        if "exact" in operation.parameters:
+            yield operation.arguments(make.one, lists=[((6,), "float32")] * count) | {"exact": True}
 
 
 def of_buffers(make, operation, dtypes):
     """Arguments of an accumulation, of lists with the norm of what it gives and without."""
     for into, addend in product(dtypes, dtypes):
-        narrowing = addend not in FLOATS[into].addends
-        if narrowing and operation.family == "buffers":
-            continue
+        narrowing = {} if addend in FLOATS[into].addends else {"casting": "same_kind"}
         pair = dict(zip(operation.arrays, (make(9, into), make(9, addend)), strict=True))
         if operation.family == "buffers":
-            yield pair
+            yield pair | narrowing
             if "compensation" in operation.parameters:
-                yield pair | {"compensation": make(9, into)}
+                yield pair | narrowing | {"compensation": make(9, into)}
             continue
         for count in (1, CAPACITY + 1):
             given = {
                 label: [make(9, array.dtype.name) for _ in range(count)]
                 for label, array in pair.items()
-            }
-            if narrowing:
-                given |= {"casting": "same_kind"}
+            } | narrowing
             yield given
             yield given | {"norm_out": make((), "float64")}
             yield given | {"compensation": [make(9, into) for _ in range(count)]}
@@ -177,30 +190,74 @@ def test_an_operation_by_itself(make, name, dtypes):
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("kib", [227, 163, 99, 64])
-def test_nothing_is_compiled_in_vain(kib):
+@pytest.mark.parametrize(
+    ("memory", "dtypes"),
+    [
+        *zip(
+            ON_GPUS,
+            [
+                {"float32"},
+                {"float64"},
+                {"float16", "float32"},
+                {"float32"},
+                {"bfloat16", "float32"},
+            ],
+            strict=True,
+        )
+    ],
+)
+def test_nothing_is_compiled_in_vain(memory, dtypes):
     """Whatever shared memory a block of the GPU may have, nor is anything left out."""
-    make, other = (Maker(max_shared_memory=kib << 10) for _ in range(2))
-    gradkit.warmup(make(1, "float32"))
-    for call in every_call(other, {"float32"}):
+    make, other = (Maker(max_shared_memory=memory) for _ in range(2))
+    gradkit.warmup([make(1, dtype) for dtype in dtypes])
+    for call in every_call(other, dtypes):
         run(*call)
     warm, asked = (set(maker.device.compiled) for maker in (make, other))
     assert not asked - warm
-    spare = warm - asked
     # Asked for by an addend of more dimensions than a launch's parameters hold.
-    uncommon = source_of("accumulate"), options_of({"CAPACITY": 0, "GRAD": "f32", "BUFFER": "f32"})
-    assert spare == {uncommon}
+    uncommon = {
+        options_of({"CAPACITY": 0, "GRAD": grad, "BUFFER": buffer})
+        for grad, buffer in product(dtypes, dtypes)
+    }
+    assert {options for _, options in warm - asked} == uncommon
 
 
-def test_every_operation_and_every_file_is_known():
-    assert set(warming._COMBINATIONS) == set(OPERATIONS)
+@pytest.mark.cuda
+@pytest.mark.parametrize("memory", ON_GPUS)
+@given(data=st.data())
+def test_rows_of_any_width_need_no_more(memory, data):
+    name = data.draw(st.sampled_from([each.name for each in of("rows")]), "name")
+    types = data.draw(st.sampled_from(ROWS[name].types), "types")
+    width = data.draw(st.integers(1, 1 << 16) | st.integers(1, 2048).map(lambda k: 16 * k), "width")
+    make = Maker(max_shared_memory=memory)
+    one = data.draw(st.sampled_from((make.one, make.strided)), "one")
+    variant = data.draw(st.sampled_from(("", *ROWS[name].variants)), "variant")
+    run(ROWS[name], ROWS[name].arguments(one, types, (2, width), variant=variant))
+    known = {(source_of(file), options_of(macros)) for file, macros in warmed(memory, name)}
+    assert set(make.device.compiled) <= known
+
+
+@cache
+def warmed(memory, name):
+    """What warm-up compiles for one operation on arrays of all dtypes."""
+    backend = CudaBackend(DryDevice(IdleDevice(max_shared_memory=memory)))
+    return asked_by(backend, [name], set(FLOATS))
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_no_operation_is_left_out(name):
+    assert combinations(name)
+
+
+def test_every_file_of_kernels_is_known():
     kernels = Path(__file__).parents[1] / "kernels"
-    files = {file for file, _ in warming.combinations()}
+    files = {file for file, _ in combinations()}
     assert files == {path.stem for path in kernels.glob("*.cu")}
 
 
 def test_names_of_kernels_are_read_from_their_source():
-    assert kernels_in("norm") == ("norm_partials", "norm_finish", "norm_parts")
+    assert kernels_in("norm") == ("norm_partials", "norm_finish")
+    assert kernels_in("norms") == ("norms_finish", "norm_parts")
     assert kernels_in("norm_of_ranks") == ("rank_state", "join_ranks")
     assert kernels_in("column_sums") == ("column_sums",)
     assert kernels_in("coefficients") == ("clip_coefficient", "norm_shares", "norm_of_shares")

@@ -5,6 +5,7 @@ library to recognise its arrays: they exist only after somebody else imported it
 """
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from gradkit._arrays.base import NOTHING, Framework
@@ -39,21 +40,25 @@ _FRAMEWORKS: tuple[Framework, ...] = (
     TensorFlow(),
     DLPack(),
 )
-_BY_TYPE: dict[type, Framework | None] = {}
+
+
+class _Libraries(dict[type, Framework | None]):
+    """The library of each type; ``None`` of one whose objects are no arrays."""
+
+    def __missing__(self, kind: type) -> Framework | None:
+        """Look for it, the first time that somebody asks for the type."""
+        found = next((f for f in _FRAMEWORKS if _loaded(f) and f.owns(kind)), None)
+        return self.setdefault(kind, found)
+
+
+_BY_TYPE = _Libraries()
+# The library that objects of a type are arrays of, or ``None``, without a Python frame of its own.
+framework_for: Callable[[type], Framework | None] = _BY_TYPE.__getitem__
 
 
 def framework_of(array: Any) -> Framework | None:
     """The library that an object is an array of, or ``None``."""
     return framework_for(type(array))
-
-
-def framework_for(kind: type) -> Framework | None:
-    """The library that objects of a type are arrays of, or ``None``: one dict look-up per call."""
-    try:
-        return _BY_TYPE[kind]
-    except KeyError:
-        found = next((f for f in _FRAMEWORKS if _loaded(f) and f.owns(kind)), None)
-        return _BY_TYPE.setdefault(kind, found)
 
 
 def backend_of(view: Array) -> Backend:

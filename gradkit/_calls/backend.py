@@ -15,13 +15,14 @@ waits for a device.
 """
 
 from collections.abc import Callable, Iterable, Set
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, get_type_hints
 
 import numpy as np
 
 from gradkit._backend import Array, Shape, Spec
 from gradkit._calls.channels import ChannelOperations
 from gradkit._calls.lists import ListOperations
+from gradkit._calls.record import Record
 from gradkit._calls.rows import RowOperations
 
 
@@ -60,6 +61,12 @@ def names_in(*contracts: type) -> tuple[str, ...]:
 
 
 OPERATIONS = names_in(ChannelOperations, ListOperations, RowOperations)
+
+
+def record_of(operation: str) -> type[Record]:
+    """The record that an operation takes."""
+    record: type[Record] = get_type_hints(getattr(Backend, operation))["call"]
+    return record
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -6,7 +6,7 @@ texts of errors, the results and what memory they may share, and the key under w
 call is found again.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from types import NoneType
 from typing import (
@@ -76,17 +76,21 @@ class Result(NamedTuple):
 class Plan:
     """What a call's shapes, dtypes, strides and numbers decide, decided once.
 
-    ``results`` are the outputs, ``options`` the numbers as checked: an axis as an index;
-    ``changed`` those that a check has changed; ``widened`` the arguments that a backend gets in
-    float64; ``backend`` what computes; ``gapless`` whether the caller's arrays have elements, in C
-    order without gaps. A backend keeps in ``launcher`` what it would otherwise decide again in each
-    call.
+    ``results`` are the outputs, ``missing`` those that the caller has no array for, if there are
+    any; ``options`` the numbers as checked: an axis as an index; ``changed`` those that a check has
+    changed; ``widened`` the arguments that a backend gets in float64; ``backend`` what computes;
+    ``gapless`` whether the caller's arrays have elements, in C order without gaps. A backend keeps
+    in ``launcher`` what it would otherwise decide again in each call.
     """
 
-    __slots__ = ("backend", "changed", "gapless", "launcher", "options", "results", "widened")
+    __slots__ = (
+        *("backend", "changed", "gapless", "launcher"),
+        *("missing", "options", "results", "widened"),
+    )
     backend: Any
     changed: tuple[tuple[str, Any], ...]
     gapless: bool
+    missing: Sequence[Spec | None] | None
 
     def __init__(
         self,
@@ -128,26 +132,26 @@ class Record:
     it is generated in the first call.
     """
 
-    _fields: ClassVar[frozenset[str]]
+    fields: ClassVar[frozenset[str]]
     _required: ClassVar[frozenset[str]]
 
     def __init_subclass__(cls) -> None:
         """Read the fields."""
-        cls._fields = frozenset(cls.__annotations__)
-        cls._required = frozenset(name for name in cls._fields if name not in vars(cls))
+        cls.fields = frozenset(cls.__annotations__)
+        cls._required = frozenset(name for name in cls.fields if name not in vars(cls))
 
     def __init__(self, **given: Any):
         kind = type(self)
-        if not kind._required <= given.keys() <= kind._fields:
-            name, wrong = kind.__name__, sorted(given.keys() ^ kind._fields)
+        if not kind._required <= given.keys() <= kind.fields:
+            name, wrong = kind.__name__, sorted(given.keys() ^ kind.fields)
             raise TypeError(f"{name} has other fields, or needs more: {', '.join(wrong)}")
         self.__dict__.update(given)
         # From the second call on by code of the class's own, in half the time.
-        kind.__init__ = _initializer(sorted(kind._required), sorted(kind._fields - kind._required))  # type: ignore[method-assign]
+        kind.__init__ = _initializer(sorted(kind._required), sorted(kind.fields - kind._required))  # type: ignore[method-assign]
 
     def replaced(self, **changed: Any) -> Self:
         """A copy with other values in some fields."""
-        return type(self)(**{k: v for k, v in vars(self).items() if k in self._fields} | changed)
+        return type(self)(**{k: v for k, v in vars(self).items() if k in self.fields} | changed)
 
 
 def _initializer(required: list[str], others: list[str]) -> Callable[..., None]:

@@ -7,7 +7,7 @@ scale``) and ``w = dy * (scale + scale_offset)``, means over a row, sums over al
 from typing import Any, Protocol
 
 from gradkit._calls import checks
-from gradkit._calls.layouts import RowLayout
+from gradkit._calls.layouts import RowLayout, SampleLayout
 from gradkit._calls.record import Call, result
 from gradkit._calls.roles import (
     Activation,
@@ -77,7 +77,7 @@ class LayerNorm(Call):
     mean: Out[Mean] = result()
     inv_std: Out[InvStd] = result()
 
-    types, layout = LAYER_NORM_TYPES, RowLayout("x")
+    types, layout = LAYER_NORM_TYPES, SampleLayout("x")
 
     def compute(self, backend: RowOperations) -> None:
         backend.layer_norm(self)
@@ -99,7 +99,7 @@ class AddLayerNorm(Call):
     mean: Out[Mean] = result()
     inv_std: Out[InvStd] = result()
 
-    types, layout = LAYER_NORM_TYPES, RowLayout("x")
+    types, layout = LAYER_NORM_TYPES, SampleLayout("x")
 
     def compute(self, backend: RowOperations) -> None:
         backend.add_layer_norm(self)
@@ -121,7 +121,7 @@ class LayerNormGrad(Call):
     dscale: Out[Scale | None] = result(if_="scale")
     dbias: Out[Bias | None] = result(if_="scale")
 
-    types, layout = LAYER_NORM_TYPES, RowLayout("x")
+    types, layout = LAYER_NORM_TYPES, SampleLayout("x")
 
     def compute(self, backend: RowOperations) -> None:
         backend.layer_norm_grad(self)
@@ -183,7 +183,7 @@ class RmsNorm(Call):
     y: Out[Data] = result(may_be=("x",))
     inv_std: Out[InvStd] = result()
 
-    types, layout = LAYER_NORM_TYPES, RowLayout("x")
+    types, layout = LAYER_NORM_TYPES, SampleLayout("x")
 
     def compute(self, backend: RowOperations) -> None:
         backend.rms_norm(self)
@@ -203,7 +203,7 @@ class AddRmsNorm(Call):
     s: Out[Data] = result(may_be=("x", "residual"))
     inv_std: Out[InvStd] = result()
 
-    types, layout = LAYER_NORM_TYPES, RowLayout("x")
+    types, layout = LAYER_NORM_TYPES, SampleLayout("x")
 
     def compute(self, backend: RowOperations) -> None:
         backend.add_rms_norm(self)
@@ -223,7 +223,7 @@ class RmsNormGrad(Call):
     dx: Out[Data] = result(may_be=("dy", "ds"))
     dscale: Out[Scale | None] = result(if_="scale")
 
-    types, layout = LAYER_NORM_TYPES, RowLayout("x")
+    types, layout = LAYER_NORM_TYPES, SampleLayout("x")
 
     def compute(self, backend: RowOperations) -> None:
         backend.rms_norm_grad(self)

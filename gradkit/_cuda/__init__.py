@@ -13,7 +13,7 @@ from gradkit._cuda.channels import ChannelNorms
 from gradkit._cuda.gated_norm import GatedNorms
 from gradkit._cuda.launch.buffers import address_of, on_device
 from gradkit._cuda.launch.device import CupyDevice, keep_if_captured
-from gradkit._cuda.launch.warmup import warmup
+from gradkit._cuda.launch.warmup import compile_all
 from gradkit._cuda.lists import Lists
 from gradkit._cuda.rows import RowNorms
 from gradkit.errors import BackendUnavailableError
@@ -61,22 +61,16 @@ class CudaBackend(
         """The address of an array's first element."""
         return address_of(array)
 
-    def read(self, array: Array) -> np.ndarray[Any, Any]:
-        """An array's values on the host, once the current stream has written them."""
-        if self.device.capturing():  # CUDA would give up the capture
-            raise RuntimeError(
-                "this call would synchronise with the device, which is not allowed during graph "
-                "capture"
-            )
-        values: np.ndarray[Any, Any] = self.device.xp.asnumpy(array)
-        return values
-
     def warmup(self, operations: Iterable[str], dtypes: Set[str]) -> int:
         """Compile what operations on arrays of these dtypes need; load cuDNN for batch norm."""
+        from gradkit._cuda.dry_run import DryDevice, asked_by  # which few processes need
+
         names = set(operations)
         if names & {"batch_norm", "batch_norm_grad", "batch_norm_inference"}:
             self.load_cudnn()
-        return warmup(self.device, names, dtypes)
+        combinations = asked_by(CudaBackend(DryDevice(self.device)), names, dtypes)
+        compile_all(self.device, combinations)
+        return len(combinations)
 
 
 backends: dict[int, CudaBackend] = {}  # those of devices that were used

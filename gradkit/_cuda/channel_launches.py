@@ -1,7 +1,7 @@
 """How norms over channels are launched: what shapes, strides and dtypes decide, once a plan."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -19,14 +19,13 @@ from gradkit._cuda.launch.buffers import (
 from gradkit._cuda.launch.device import Device, scratch
 from gradkit._cuda.launch.grids import column_block, power_of_two, row_blocks
 from gradkit._cuda.launch.kernels import (
-    Combination,
     Launch,
     LoadedKernel,
     Macros,
     kernel,
     norm_macros,
 )
-from gradkit._dtypes import BATCH_NORM_TYPES, DType, Types, accumulation_name, dtype_named
+from gradkit._dtypes import DType, Types, accumulation_name, dtype_named
 
 STEPS = "batch_norm_steps"  # the file of the kernels of which every step has its own
 _THREADS = 256
@@ -298,20 +297,3 @@ class GroupLaunches(Launches):
 def _steps_macros(of: Macros) -> Macros:
     """The macros of the kernels of steps that go with those of these macros."""
     return {"ACC_T": accumulation_name(str(of["DATA_T"])), "STAT_T": of["STAT_T"]}
-
-
-def combinations(file: str, table: Iterable[Types] = BATCH_NORM_TYPES) -> Iterator[Combination]:
-    """A kernel file with all macros that these launchers can ask for."""
-    for types in table:
-        for vector in (1, 16 // dtype_named(types[0]).itemsize):
-            for last in (False, True):
-                yield file, norm_macros(types, vector, LAST=int(last))
-
-
-def combinations_of_steps(
-    file: str, table: Iterable[Types] = BATCH_NORM_TYPES
-) -> Iterator[Combination]:
-    """The same with the kernels of steps."""
-    for _, macros in combinations(file, table):
-        yield file, macros
-        yield STEPS, _steps_macros(macros)

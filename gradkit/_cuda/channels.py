@@ -1,7 +1,7 @@
 """The norms over channels on a GPU: batch norm, by cuDNN if it can, and group norm."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -26,8 +26,6 @@ from gradkit._cuda.channel_launches import (
     BatchLaunches,
     GroupLaunches,
     batch_launches,
-    combinations,
-    combinations_of_steps,
     group_launches,
 )
 from gradkit._cuda.cudnn import batch_normalization as by_cudnn
@@ -35,46 +33,19 @@ from gradkit._cuda.cudnn import library
 from gradkit._cuda.cudnn.engines import ByCudnn, done_by_cudnn
 from gradkit._cuda.launch.buffers import contiguous, copy_back, fill, writable_like
 from gradkit._cuda.launch.device import Device
-from gradkit._cuda.launch.kernels import Combination, kernel, types_of
-from gradkit._cuda.launch.numbers import either
+from gradkit._cuda.launch.kernels import either, kernel, types_of
 from gradkit._cuda.launch.operations import OnDevice
-from gradkit._cuda.launch.warmup import asks_for
-from gradkit._dtypes import (
-    BATCH_NORM_TYPES,
-    FLOATS,
-    LAYER_NORM_TYPES,
-    Types,
-    accumulation_name,
-    float_name,
-)
+from gradkit._dtypes import Types, accumulation_name, float_name
 from gradkit.errors import BackendUnavailableError
 
 _RUNNING = "running_statistics"
 _COMBINE = "combine_stats"
 _THREADS = 128  # of a block that has one for every channel
-# Without scale and bias, as most steps, they count as arrays of the statistics' dtype.
-_BARE = [types for types in BATCH_NORM_TYPES if types[1] == types[2]]
-_WIDE = [types for types in _BARE if types[1] == accumulation_name(types[0])]
-
-
-def _combining() -> list[Combination]:
-    return [(_COMBINE, {})]
-
-
-def _moving() -> Iterator[Combination]:
-    for name in FLOATS:
-        yield _RUNNING, {"STAT_T": name}
-
-
-def _forward() -> Iterator[Combination]:
-    yield from combinations_of_steps("batch_norm")
-    yield from _moving()
 
 
 class ChannelNorms(OnDevice):
     """Launches the kernels of norms over channels, or has cuDNN compute a batch norm."""
 
-    @asks_for(_forward)
     def batch_norm(self, call: BatchNorm) -> Engine:
         """Write ``y``, which may be ``x``, ``mean`` and ``inv_std``; move running statistics."""
         moved = None if call.running_mean is None else call.running_mean.dtype
@@ -101,7 +72,6 @@ class ChannelNorms(OnDevice):
         work.over_columns("normalize", x, scale, bias, exact, y)
         work.deliver(outs, written)
 
-    @asks_for(partial(combinations, "batch_norm_grad"))
     def batch_norm_grad(self, call: BatchNormGrad) -> Engine:
         """Write ``dx``, ``dscale`` and ``dbias`` (``=``); ``dx`` may be ``dy``."""
         return self._by(by_cudnn.batch_norm_grad, self._batch_norm_grad, call)
@@ -119,7 +89,6 @@ class ChannelNorms(OnDevice):
         work.over_columns("apply_channels", dy, x, scale, mean, inv_std, means, dx)
         work.deliver(outs, written)
 
-    @asks_for(partial(combinations, "batch_norm_inference"))
     def batch_norm_inference(self, call: BatchNormInference) -> Engine:
         """Write ``y``, which may be ``x``."""
         return self._by(by_cudnn.batch_norm_inference, self._inference, call, call.eps)
@@ -132,7 +101,6 @@ class ChannelNorms(OnDevice):
         work.over_columns("infer", *read, *written, last=(np.float64(call.eps),))
         work.deliver(outs, written)
 
-    @asks_for(partial(combinations, "batch_norm_inference_grad"))
     def batch_norm_inference_grad(self, call: BatchNormInferenceGrad) -> None:
         """Write ``dx``, ``dscale`` and ``dbias`` (``=``); ``dx`` may be ``dy``. cuDNN has none."""
         if not call.x.shape[call.channel_axis]:
@@ -150,14 +118,12 @@ class ChannelNorms(OnDevice):
             work.finish("finish_parameters", partials, *parameters, counted=False)
         work.deliver(outs, written)
 
-    @asks_for(_moving)
     def update_running_statistics(self, call: UpdateRunningStatistics) -> None:
         """Write the next running statistics, which may be the present ones."""
         present, batch = (call.running_mean, call.running_var), (call.mean, call.var)
         known = *present, *batch, call.count, call.momentum
         _move(self.device, *known, call.next_mean, call.next_var)
 
-    @asks_for(partial(combinations_of_steps, "batch_norm", _WIDE))
     def batch_norm_stats(self, call: BatchNormStats) -> None:
         """Write each channel's ``mean`` and biased ``var``, in float64; 0 if it has no elements."""
         if not call.x.shape[call.channel_axis]:
@@ -169,7 +135,6 @@ class ChannelNorms(OnDevice):
         work.steps.finish("finish_stats", partials, centre, *written)
         work.deliver(outs, written)
 
-    @asks_for(_combining)
     def combine_stats(self, call: CombineStats) -> None:
         """Write the statistics of all ranks' channels, from the rows ``means[rank]``."""
         device, (ranks, channels) = self.device, call.means.shape
@@ -182,7 +147,6 @@ class ChannelNorms(OnDevice):
         for out, made in zip(outs, written, strict=True):
             copy_back(out, made)
 
-    @asks_for(partial(combinations_of_steps, "batch_norm"))
     def batch_norm_apply(self, call: BatchNormApply) -> None:
         """Write ``y``, ``saved_mean`` and ``inv_std``; ``y`` may be ``x``."""
         if not call.x.shape[call.channel_axis]:
@@ -198,7 +162,6 @@ class ChannelNorms(OnDevice):
         work.over_columns("normalize", data, *affine, exact, written[0])
         work.deliver(outs, written)
 
-    @asks_for(partial(combinations_of_steps, "batch_norm_grad", _BARE))
     def batch_norm_grad_sums(self, call: BatchNormGradSums) -> None:
         """Write each channel's sums of ``dy * xhat`` and of ``dy``, in float64."""
         if not call.x.shape[call.channel_axis]:
@@ -212,7 +175,6 @@ class ChannelNorms(OnDevice):
         work.steps.finish("finish_sums", partials, *written, counted=False)
         work.deliver(outs, written)
 
-    @asks_for(partial(combinations_of_steps, "batch_norm_grad"))
     def batch_norm_grad_apply(self, call: BatchNormGradApply) -> None:
         """Write ``dx``, from the sums over ``count`` elements a channel; it may be ``dy``."""
         if not call.x.shape[call.channel_axis]:
@@ -229,7 +191,6 @@ class ChannelNorms(OnDevice):
         work.over_columns("apply_channels", *read, means, *written)
         work.deliver(outs, written)
 
-    @asks_for(partial(combinations, "group_norm", LAYER_NORM_TYPES))
     def group_norm(self, call: GroupNorm) -> None:
         """Write ``y``, ``mean`` and ``inv_std``, of (samples, groups); ``y`` may be ``x``."""
         if not call.x.size:  # an empty group counts as mean 0, variance 0
@@ -250,7 +211,6 @@ class ChannelNorms(OnDevice):
         work.over_columns("normalize_groups", x, scale, bias, exact, y)
         work.deliver(outs, written)
 
-    @asks_for(partial(combinations, "group_norm_grad", LAYER_NORM_TYPES))
     def group_norm_grad(self, call: GroupNormGrad) -> None:
         """Write ``dx``, ``dscale`` and ``dbias`` (``=``); ``dx`` may be ``dy``."""
         if not call.x.size:

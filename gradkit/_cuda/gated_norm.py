@@ -5,7 +5,6 @@ partial sums over rows behind, which a last kernel adds up.
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,37 +15,20 @@ from gradkit._calls.rows import GatedRmsNorm, GatedRmsNormGrad
 from gradkit._cuda.launch.buffers import contiguous, copy_back, fill, vector_of, writable_like
 from gradkit._cuda.launch.device import Device, workspace
 from gradkit._cuda.launch.grids import row_blocks, rows_of
-from gradkit._cuda.launch.kernels import Combination, Launch, kernel, norm_macros, types_of
+from gradkit._cuda.launch.kernels import Launch, kernel, norm_macros, types_of
 from gradkit._cuda.launch.operations import OnDevice
-from gradkit._cuda.launch.warmup import asks_for
-from gradkit._cuda.row_gradient import column_sums, column_sums_combinations
+from gradkit._cuda.row_gradient import column_sums
 from gradkit._cuda.row_starts import RowStarts
-from gradkit._dtypes import LAYER_NORM_TYPES, DType, Types, accumulation_name, dtype_named
+from gradkit._dtypes import DType, Types, accumulation_name, dtype_named
 
 _THREADS = 512  # that work on one row at most
 _CHUNKS = 4  # packs of a thread whose sums over rows registers hold
 _PACKS = 4  # that a thread reads of a row, if it is long enough for several threads
 
 
-def forward_combinations() -> Iterator[Combination]:
-    """Every kernel file and its macros that the norm can ask for."""
-    for types in LAYER_NORM_TYPES:
-        for vector in (1, 16 // dtype_named(types[0]).itemsize):
-            yield "gated_rms_norm", norm_macros(types, vector)
-
-
-def gradient_combinations() -> Iterator[Combination]:
-    """Every kernel file and its macros that the gradient can ask for."""
-    for _, macros in forward_combinations():
-        for chunks in (_CHUNKS, 0):
-            yield "gated_rms_norm_grad", macros | {"CHUNKS": chunks}
-    yield from column_sums_combinations()
-
-
 class GatedNorms(OnDevice):
     """Launches the kernels of gated norms."""
 
-    @asks_for(forward_combinations)
     def gated_rms_norm(self, call: GatedRmsNorm) -> None:
         """Write ``y`` and ``inv_std``; ``y`` may be ``x`` or ``gate``."""
         if call.x.size:
@@ -55,7 +37,6 @@ class GatedNorms(OnDevice):
             value = 1 / math.sqrt(call.eps) if call.eps else math.inf
             fill(self.device, call.inv_std, value)
 
-    @asks_for(gradient_combinations)
     def gated_rms_norm_grad(self, call: GatedRmsNormGrad) -> None:
         """Write ``dx``, ``dgate`` and ``dscale`` (``=``); ``dx`` may be ``dy`` or ``x``.
 

@@ -1,7 +1,6 @@
 """What adds to gradient buffers on a GPU."""
 
 from collections.abc import Iterator, Sequence
-from itertools import product
 from operator import add as both
 from typing import Any
 
@@ -11,12 +10,9 @@ from gradkit._backend import Array, Borrowed
 from gradkit._calls.lists import AccumulateGrads, GradNorm
 from gradkit._calls.roles import Grads, Norm
 from gradkit._cuda.launch.device import Device, scratch
-from gradkit._cuda.launch.kernels import Combination
-from gradkit._cuda.launch.numbers import either, either_flag
-from gradkit._cuda.list_norms import PART, SUM_OF_SQUARES, joining, norm_steps, norms
+from gradkit._cuda.launch.kernels import either, either_flag
+from gradkit._cuda.list_norms import PART, SUM_OF_SQUARES, joining, norm_steps
 from gradkit._cuda.list_tables import (
-    ALONE,
-    KINDS,
     Counted,
     Step,
     launch,
@@ -25,35 +21,11 @@ from gradkit._cuda.list_tables import (
     start,
     steps,
 )
-from gradkit._dtypes import FLOATS, float_name, float_of
+from gradkit._dtypes import float_name, float_of
 
 _LIST = "accumulate_grads"  # the kernel, and its file
 _COMPENSATED, _AT_RANDOM = "accumulate_compensated", "accumulate_at_random"  # so too
 _NO_SEED = np.uint64(0)
-
-
-def accumulating() -> Iterator[Combination]:
-    """What adding a pair of arrays is compiled with."""
-    for capacity, grad, buffer in product(ALONE, FLOATS, FLOATS):
-        yield "accumulate", {"CAPACITY": capacity, "GRAD": grad, "BUFFER": buffer}
-    yield from compensating()
-
-
-def accumulating_lists() -> Iterator[Combination]:
-    """What adding lists is compiled with."""
-    for capacity, grad, buffer in product(KINDS, FLOATS, FLOATS):
-        for norm in (0, 1) if grad in FLOATS[buffer].addends else (0,):
-            yield _LIST, {"CAPACITY": capacity, "NORM": norm, "GRAD": grad, "BUFFER": buffer}
-    yield from compensating()
-    for capacity, grad, buffer in product(KINDS, FLOATS, ("float16", "bfloat16")):
-        yield _AT_RANDOM, {"CAPACITY": capacity, "GRAD": grad, "BUFFER": buffer}
-    yield from norms(SUM_OF_SQUARES)
-
-
-def compensating() -> Iterator[Combination]:
-    """What adding with compensation is compiled with."""
-    for capacity, grad, buffer in product(KINDS, FLOATS, FLOATS):
-        yield _COMPENSATED, {"CAPACITY": capacity, "GRAD": grad, "BUFFER": buffer}
 
 
 def add(device: Device, name: str, grad: Array, buffer: Array, *arguments: Any) -> None:

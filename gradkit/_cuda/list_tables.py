@@ -10,7 +10,7 @@ of the list in its parameters.
 
 import math
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import count
@@ -23,7 +23,7 @@ import numpy as np
 from gradkit._backend import Array, Axes, Borrowed, Views
 from gradkit._calls.roles import Grads
 from gradkit._cuda.launch.device import Device
-from gradkit._cuda.launch.kernels import Combination, Launch, kernel
+from gradkit._cuda.launch.kernels import Launch, kernel
 from gradkit._cuda.launch.strides import Pair, pair_of, units_of
 from gradkit._dtypes import FLOATS, float_name
 
@@ -35,9 +35,6 @@ Starts: TypeAlias = np.ndarray[Any, Any]  # addresses of sources and targets, or
 CAPACITY = 90  # tensors in the parameter block: under 4096 bytes with 96 for what comes after
 DIMS = 16  # dimensions of strided tensors there
 UNIT_CAPACITY = 56  # and those whose rows also say what their units are
-KINDS = (CAPACITY, 0)  # the capacities that kernels are compiled with; 0: the list is uploaded
-UNIT_KINDS = (UNIT_CAPACITY, 0)
-ALONE = (1, 0)  # of kernels that take one pair of arrays
 THREADS = 256  # a block; a warp takes a chunk at a time
 _WARPS = THREADS // 32
 _PACK = np.uint64(16)  # bytes of the widest access
@@ -118,22 +115,18 @@ class Table:
         return -(-self.count // _WARPS)
 
     @cached_property
-    def totals(self) -> dict[str, Any]:
-        """What the norm of all of these tensors is launched with, for each order."""
-        return {}
-
-    @cached_property
-    def _launches(self) -> dict[Hashable, Launch]:
+    def launches(self) -> dict[Hashable, Any]:
+        """What has been launched with this table, by what tells it apart."""
         return {}
 
     def over_chunks(self, device: Device, file: str, name: str, **macros: Any) -> Launch:
         """The launch of a kernel of which each warp takes a chunk at a time."""
         key = (name, *macros.items()) if macros else name
-        found = self._launches.get(key)
+        found = self.launches.get(key)
         if found is None:
             blocks = min(self.blocks, device.multiprocessors * _BLOCKS)
             found = self.launch(device, blocks, THREADS, file, name, **macros)
-            self._launches[key] = found
+            self.launches[key] = found
         return found
 
     def launch(
@@ -141,10 +134,10 @@ class Table:
     ) -> Launch:
         """The launch of a kernel that takes this table, made once; only one file has its name."""
         key = (blocks, threads, name, *macros.items())
-        found = self._launches.get(key)
+        found = self.launches.get(key)
         if found is None:
             loaded = kernel(device, file, name, CAPACITY=self.capacity, **macros)
-            found = self._launches[key] = Launch(loaded, (blocks,), (threads,))
+            found = self.launches[key] = Launch(loaded, (blocks,), (threads,))
         return found
 
 
@@ -336,12 +329,6 @@ def _properties_of(arrays: Sequence[Array]) -> tuple[Any, ...]:
         return arrays.layout
     # A tuple for each property, not for each array: fewer objects to make.
     return tuple(tuple(map(of, arrays)) for of in (_shape, _strides, _number))
-
-
-def on_lists(file: str, kinds: Sequence[int] = KINDS) -> Iterator[Combination]:
-    """A kernel file that needs to know nothing but the kind of table."""
-    for capacity in kinds:
-        yield file, {"CAPACITY": capacity}
 
 
 def run(

@@ -4,7 +4,7 @@ import numpy as np
 
 from gradkit._calls.lists import ClipUnits, UnitNorms
 from gradkit._cuda.launch.device import Device, scratch
-from gradkit._cuda.launch.numbers import FLAGS, either
+from gradkit._cuda.launch.kernels import FLAGS, either
 from gradkit._cuda.list_norms import PART, order_of
 from gradkit._cuda.list_tables import (
     ListPlan,

@@ -1,8 +1,7 @@
 """Lists of gradients on a GPU, and the numbers that go with them."""
 
 import math
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from gradkit._calls.lists import (
     ClipCoefficient,
     ClipGradValue,
     ClipUnits,
+    ExactSums,
     GradNorm,
     JoinRanks,
     KeepIf,
@@ -33,66 +33,41 @@ from gradkit._calls.lists import (
 )
 from gradkit._calls.roles import Numbers
 from gradkit._cuda.launch.buffers import contiguous, copy_back, writable_like
-from gradkit._cuda.launch.kernels import Combination, kernel
-from gradkit._cuda.launch.numbers import FLAGS, either, either_flag
+from gradkit._cuda.launch.device import Device
+from gradkit._cuda.launch.kernels import FLAGS, either, either_flag, kernel
 from gradkit._cuda.launch.operations import OnDevice
-from gradkit._cuda.launch.warmup import asks_for
-from gradkit._cuda.list_norms import ORDERS, PART, norm_steps, norms, order_of, write_parts
-from gradkit._cuda.list_scaling import clip_steps, scale_steps, value_steps, zero_steps
+from gradkit._cuda.list_exact_sums import sums_of_each
+from gradkit._cuda.list_norms import PART, norm_steps, order_of, write_parts
 from gradkit._cuda.list_statistics import write_stats
-from gradkit._cuda.list_sums import accumulating, accumulating_lists, add, add_lists
-from gradkit._cuda.list_tables import UNIT_KINDS, on_lists, plan_of, run
+from gradkit._cuda.list_sums import add, add_lists
+from gradkit._cuda.list_tables import Step, launch, plan_of, plan_steps, run
 from gradkit._cuda.list_units import scale_units, write_unit_norms
 
 _OF_RANKS = "norm_of_ranks"
-
-
-def _coefficients() -> Iterator[Combination]:
-    yield "coefficients", {}
-
-
-def _spikes() -> Iterator[Combination]:
-    yield "spike_guard", {}
-
-
-def _verdicts() -> Iterator[Combination]:
-    yield "step_verdict", {}
-
-
-def _noise() -> Iterator[Combination]:
-    yield "noise_scale", {}
-
-
-def _orders() -> Iterator[Combination]:
-    for order in ORDERS:
-        yield _OF_RANKS, {"ORDER": order}
-
-
-def _states() -> Iterator[Combination]:
-    yield from norms()
-    yield from _orders()
+_CLIP = "clip_by_norm"  # the kernel, and its file: whoever clips does not wait for the others
 
 
 class Lists(OnDevice):
     """Launches the kernels of lists."""
 
-    @asks_for(norms)
     def grad_norm(self, call: GradNorm) -> None:
         """``norm = |scale| * (sum |g|^p)^(1/p)`` over all gradients, or one norm a gradient."""
-        for step in norm_steps(self.device, call):
-            step()
+        launch(norm_steps(self.device, call))
 
-    @asks_for(norms)
     def norm_parts(self, call: NormParts) -> None:
         """``parts[k] = (hi, lo, scale)``: what ``grad_norm`` adds up, before the root."""
         write_parts(self.device, call)
 
-    @asks_for(partial(on_lists, "grad_stats"))
     def grad_stats(self, call: ListStats) -> None:
         """A row of ``stats`` for each gradient, or of ``parts`` what it is computed from."""
         write_stats(self.device, call)
 
-    @asks_for(_states)
+    def exact_sums(self, call: ExactSums) -> None:
+        """Write ``sums``, which are in host memory: this waits for the device."""
+        each = sums_of_each(self.device, call)
+        call.sums[...] = 0
+        np.add.at(call.sums, list(call.rows), self.read(each))
+
     def rank_state(self, call: RankState) -> None:
         """``state = (0, digest, |scale|, hi, lo, scale of the sums)``."""
         parts = Numbers(call.state[3:].reshape(1, PART))
@@ -100,7 +75,6 @@ class Lists(OnDevice):
         self.norm_parts(NormParts(grads=call.grads, norm_type=p, parts=parts, copies=copies))
         self._of_ranks("rank_state", p, np.float64(call.digest), *either(call.scale), call.state)
 
-    @asks_for(_orders)
     def join_ranks(self, call: JoinRanks) -> None:
         """The norm of all ranks' gradients, unless one failed; and what a clip is to use."""
         said = np.uint32(len(call.states)), np.float64(call.digest), np.float64(call.norm_type)
@@ -114,60 +88,46 @@ class Lists(OnDevice):
         found = kernel(self.device, _OF_RANKS, name, ORDER=order_of(norm_type))
         found((1,), (1,), arguments)
 
-    @asks_for(_coefficients)
     def norm_shares(self, call: NormShares) -> None:
         """``share = (norm / largest)^p``; for infinity, 0 or the NaN that a "max" may drop."""
         sources, order = (call.norm, call.largest), _order(call.norm_type)
         self._on_norms("norm_shares", sources, order, call.share)
 
-    @asks_for(_coefficients)
     def norm_of_shares(self, call: NormOfShares) -> None:
         """``norm = largest * total^(1/p)``: the norm over all ranks."""
         sources, order = (call.total, call.largest), _order(call.norm_type)
         self._on_norms("norm_of_shares", sources, order, call.norm)
 
-    @asks_for(_coefficients)
     def clip_coefficient(self, call: ClipCoefficient) -> None:
         """``coefficient = min(1, max_norm / max(norm, eps))``; a NaN norm stays NaN."""
         array, number = either(call.max_norm)
         limits = contiguous(self.device, array), number, np.float64(call.eps)
         self._on_norms("clip_coefficient", (call.norm,), limits, call.coefficient)
 
-    @asks_for(partial(on_lists, "scale"))
     def clip_by_norm(self, call: ClipByNorm) -> None:
         """``outs = grads * (scale * coefficient)``, or zeros if either is not finite."""
-        for step in clip_steps(self.device, call):
-            step()
+        launch(clip_steps(self.device, call))
 
-    @asks_for(partial(on_lists, "scale"))
     def scale_grads(self, call: ScaleGrads) -> None:
         """``outs = grads * coefficient``; a coefficient of 1 keeps every bit."""
-        for step in scale_steps(self.device, call):
-            step()
+        launch(scale_steps(self.device, call))
 
-    @asks_for(partial(on_lists, "clip_value"))
     def clip_grad_value(self, call: ClipGradValue) -> None:
         """``outs = min(max(grads, -clip_value), clip_value)``; NaN stays NaN."""
-        for step in value_steps(self.device, call):
-            step()
+        launch(value_steps(self.device, call))
 
-    @asks_for(partial(on_lists, "zero"))
     def zero_grad(self, call: ZeroGrad) -> None:
         """Write +0 over every element, NaN included."""
-        for step in zero_steps(self.device, call):
-            step()
+        launch(zero_steps(self.device, call))
 
-    @asks_for(partial(norms, file="unit_norms", kinds=UNIT_KINDS))
     def unit_norms(self, call: UnitNorms) -> None:
         """``norms = (sum |g|^p)^(1/p)`` for each unit, or of the mean of |g|^p."""
         write_unit_norms(self.device, call)
 
-    @asks_for(partial(on_lists, "clip_units", UNIT_KINDS))
     def clip_units(self, call: ClipUnits) -> None:
         """Scale each unit to ``max_norm`` if its norm is larger."""
         scale_units(self.device, call)
 
-    @asks_for(accumulating)
     def accumulate_grad(self, call: AccumulateGrad) -> None:
         """``buffer += scale * grad`` (broadcast) if ``do_update``; with a scale, in float64."""
         if call.do_update is False:
@@ -176,19 +136,16 @@ class Lists(OnDevice):
         factor = np.float64(1 if call.scale is None else call.scale)
         add(self.device, "accumulate_grad", call.grad, call.buffer, flag, factor)
 
-    @asks_for(accumulating)
     def accumulate_grad_v2(self, call: AccumulateGradV2) -> None:
         """``buffer = grad`` if ``overwrite``, else ``buffer += grad``; both broadcast."""
         flag, otherwise = either_flag(call.overwrite)
         if not (otherwise and call.buffer is call.grad):
             add(self.device, "accumulate_grad_v2", call.grad, call.buffer, flag, otherwise)
 
-    @asks_for(accumulating_lists)
     def accumulate_grads(self, call: AccumulateGrads) -> None:
         """``buffers += scale * grads`` or ``buffers = scale * grads``, and their norm."""
         add_lists(self.device, call)
 
-    @asks_for(_spikes)
     def spike_guard_update(self, call: SpikeGuardUpdate) -> None:
         """Write the state after a norm, and the limit for it; ``next_state`` may be ``state``."""
         device, outs = self.device, (call.next_state, call.max_norm)
@@ -203,7 +160,6 @@ class Lists(OnDevice):
         for out, written in zip(outs, made, strict=True):
             copy_back(out, written)
 
-    @asks_for(_verdicts)
     def step_verdict(self, call: StepVerdict) -> None:
         """Write whether the norm is finite and at most the limit, and nothing was found."""
         device, out = self.device, call.verdict
@@ -214,7 +170,6 @@ class Lists(OnDevice):
         found((1,), (1,), (*sources, limit, number, made))
         copy_back(out, made)
 
-    @asks_for(_noise)
     def noise_scale(self, call: NoiseScale) -> None:
         """Write the ratio of the means of noise and signal, and these."""
         device, outs = self.device, (call.scale, call.next_state)
@@ -227,7 +182,6 @@ class Lists(OnDevice):
         for out, written in zip(outs, made, strict=True):
             copy_back(out, written)
 
-    @asks_for(partial(on_lists, "keep_if"))
     def keep_if(self, call: KeepIf) -> None:
         """``old = new``, byte for byte, if the verdict is true."""
         plan = plan_of(self.device, call.new, call.old)
@@ -246,6 +200,35 @@ class Lists(OnDevice):
         found = kernel(device, "coefficients", name)
         found((blocks,), (256,), (*sources, np.int64(out.size), *arguments, made))
         copy_back(out, made)
+
+
+def clip_steps(device: Device, call: ClipByNorm) -> list[Step]:
+    """What launches ``clip_by_norm``: the coefficient is computed in the launch that scales."""
+    numbers = (*either(call.max_norm), np.float64(call.eps), *either(call.scale))
+    flags = FLAGS[call.zero_nonfinite], FLAGS[call.outs is call.grads]
+    plan = plan_of(device, call.grads, call.outs)
+    return plan_steps(device, plan, _CLIP, _CLIP, call.norm, *numbers, *flags)
+
+
+def scale_steps(device: Device, call: ScaleGrads) -> list[Step]:
+    """What launches ``scale_grads``."""
+    in_place = call.outs is call.grads
+    array, number = either(call.coefficient)
+    if array is None and number == 1 and in_place:
+        return []
+    plan = plan_of(device, call.grads, call.outs)
+    return plan_steps(device, plan, "scale", "scale_grads", array, number, FLAGS[in_place])
+
+
+def value_steps(device: Device, call: ClipGradValue) -> list[Step]:
+    """What launches ``clip_grad_value``."""
+    limit, plan = np.float64(call.clip_value), plan_of(device, call.grads, call.outs)
+    return plan_steps(device, plan, "clip_value", "clip_grad_value", limit)
+
+
+def zero_steps(device: Device, call: ZeroGrad) -> list[Step]:
+    """What launches ``zero_grad``."""
+    return plan_steps(device, plan_of(device, call.grads, call.grads), "zero", "zero_grad")
 
 
 def _order(norm_type: float) -> tuple[Any, ...]:

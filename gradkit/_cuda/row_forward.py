@@ -1,7 +1,6 @@
 """The forward passes of layer norm and RMS norm, and the inverse of layer norm, on a GPU."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -10,6 +9,7 @@ import numpy as np
 
 from gradkit._calls.roles import Bias, Data, InvStd, Mean, Scale
 from gradkit._calls.rows import AddLayerNorm, AddRmsNorm, LayerNorm, LayerNormInverse, RmsNorm
+from gradkit._calls.samples import sample_count
 from gradkit._cuda.launch.buffers import (
     AllUsable,
     all_usable,
@@ -21,7 +21,7 @@ from gradkit._cuda.launch.buffers import (
 )
 from gradkit._cuda.launch.device import Device
 from gradkit._cuda.launch.grids import row_blocks, rows_of
-from gradkit._cuda.launch.kernels import Combination, Launch, Macros, kernel, norm_macros, types_of
+from gradkit._cuda.launch.kernels import Launch, kernel, norm_macros, types_of
 from gradkit._cuda.row_starts import (
     ADDED,
     PLAIN,
@@ -29,7 +29,7 @@ from gradkit._cuda.row_starts import (
     RowStarts,
     Variant,
 )
-from gradkit._dtypes import LAYER_NORM_TYPES, Types, dtype_named
+from gradkit._dtypes import Types
 
 _FORWARD_THREADS = 512  # that work on one row at most
 _FORWARD_CHUNKS = 4  # accesses in which a thread reads its part of a row, if registers hold a row
@@ -67,7 +67,14 @@ def write_forward(
     if launcher is None:
         x, scale, bias, _, mean, inv_std = arrays
         launcher = call.plan.launcher = _rows(
-            device, call.axis, x, inv_std, scale, bias, centred=mean is not None
+            device,
+            call.axis,
+            x,
+            inv_std,
+            scale,
+            bias,
+            centred=mean is not None,
+            samples=sample_count(call),
         )
     launcher.normalize(arrays, residual, s, call.eps, call.scale_offset)
 
@@ -94,17 +101,18 @@ def _rows(
     bias: Bias | None,
     *,
     centred: bool | None,
+    samples: int = 1,
 ) -> "_RowLauncher":
     """What shapes and dtypes decide, decided once for each plan."""
     types = types_of(data, inv_std, scale, bias)
     rows, width = rows_of(data.shape, axis)
     vector = vector_of(data.itemsize, width)
-    return _RowLauncher(device, types, axis, rows, width, vector, centred)
+    return _RowLauncher(device, types, axis, rows // samples, width, vector, centred, samples)
 
 
 @dataclass(frozen=True, eq=False)
 class _RowLauncher:
-    """``rows`` rows of ``width``; ``vector`` columns are read and written by one access.
+    """``rows`` rows of ``width`` a sample; ``vector`` columns are read and written by one access.
 
     ``centred``: whether the norm has a mean; ``None``: the inverse.
     """
@@ -116,6 +124,7 @@ class _RowLauncher:
     width: int
     vector: int
     centred: bool | None
+    samples: int
 
     def normalize(
         self,
@@ -127,7 +136,7 @@ class _RowLauncher:
     ) -> None:
         """Launch the forward pass on the arrays, or on copies of those that it cannot reach."""
         numbers = *self._counts, np.float64(eps)
-        plain = residual is None and not scale_offset
+        plain = residual is None and not scale_offset and self.samples == 1
         if plain and self._all_usable(arrays):
             self._forward(*arrays, *numbers)
             return
@@ -206,26 +215,5 @@ class _RowLauncher:
             self.types, self.vector, CENTRED=int(bool(self.centred)), CHUNKS=chunks
         )
         found = kernel(self.device, "layer_norm", "layer_norm", **macros, **variant.macros)
-        blocks = row_blocks(found, self.rows, packs, _FORWARD_THREADS)
-        return Launch(found, (blocks.count,), blocks.block)
-
-
-def forward_combinations(*, centred: bool, added: bool = False) -> Iterator[Combination]:
-    """Every kernel file and its macros that a forward pass can ask for."""
-    for macros in _every_macros():
-        for chunks in (_FORWARD_CHUNKS, 0):
-            for variant in (ADDED,) if added else (PLAIN, STRIDED):
-                own = {"CENTRED": int(centred), "CHUNKS": chunks}
-                yield "layer_norm", macros | own | variant.macros
-
-
-def inverse_combinations() -> Iterator[Combination]:
-    """Every kernel file and its macros that the inverse can ask for."""
-    for macros in _every_macros():
-        yield "layer_norm_inverse", macros
-
-
-def _every_macros() -> Iterator[Macros]:
-    for types in LAYER_NORM_TYPES:
-        for vector in (1, 16 // dtype_named(types[0]).itemsize):
-            yield norm_macros(types, vector)
+        blocks = row_blocks(found, self.rows, packs, _FORWARD_THREADS, samples=self.samples)
+        return Launch(found, (blocks.count, 1, self.samples), blocks.block)

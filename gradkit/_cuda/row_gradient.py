@@ -5,7 +5,6 @@ leave partial sums over rows behind, which a last kernel adds up. For the longes
 sums over rows lie in shared memory, if the device has enough of it, and so does scale.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
@@ -20,6 +19,7 @@ from gradkit._calls.rows import (
     LayerNormGrad,
     RmsNormGrad,
 )
+from gradkit._calls.samples import sample_count
 from gradkit._cuda.launch.buffers import (
     AllUsable,
     all_usable,
@@ -31,7 +31,6 @@ from gradkit._cuda.launch.buffers import (
 from gradkit._cuda.launch.device import Device, scratch, workspace
 from gradkit._cuda.launch.grids import column_block, row_blocks, rows_of
 from gradkit._cuda.launch.kernels import (
-    Combination,
     Launch,
     LoadedKernel,
     Macros,
@@ -47,7 +46,6 @@ from gradkit._cuda.row_starts import (
     Variant,
 )
 from gradkit._dtypes import (
-    LAYER_NORM_TYPES,
     DType,
     Types,
     accumulation_name,
@@ -57,8 +55,6 @@ from gradkit._dtypes import (
 _LONGEST = 512  # threads that work on one row
 _WIDE_THREADS = 256
 _SLOTS = 1024  # bytes of shared memory that a kernel takes beside
-# Of shared memory that a block may have: on a T4, V100, RTX 4090, A100 and H100.
-_ON_GPUS = tuple(kib << 10 for kib in (64, 96, 99, 163, 227))
 _PARTIAL_SHARE = 0.1  # of the bytes of dy, x and dx that partial sums may cost
 _CACHED = 4 << 20  # bytes of partial sums that stay in the cache of any GPU: a T4 has so many
 
@@ -117,24 +113,35 @@ def write_gradient(
         _, source, scale, bias, _, inv_std = inputs
         types = types_of(source, inv_std, scale, bias)
         wanted = dscale is not None or dbias is not None
-        launcher = launcher_for(device, norm, types, dx.shape, call.axis, wanted=wanted)
+        samples = sample_count(call)
+        shape = dx.shape, call.axis
+        launcher = launcher_for(device, norm, types, *shape, wanted=wanted, samples=samples)
         call.plan.launcher = launcher
     launcher.run(inputs, outputs, ds, scale_offset)
 
 
 def launcher_for(
-    device: Device, norm: GradientKind, types: Types, shape: Shape, axis: int, *, wanted: bool
+    device: Device,
+    norm: GradientKind,
+    types: Types,
+    shape: Shape,
+    axis: int,
+    *,
+    wanted: bool,
+    samples: int = 1,
 ) -> "_GradientLauncher":
     """What launches gradients of such arrays; ``wanted``: sums over rows are."""
     rows, width = rows_of(shape, axis)
+    rows = rows // samples if samples else 0
     itemsize = dtype_named(types[0]).itemsize
     vector = vector_of(itemsize, width)
-    return _GradientLauncher(device, norm, types, itemsize, axis, rows, width, vector, wanted)
+    sizes = rows, width, vector, samples
+    return _GradientLauncher(device, norm, types, itemsize, axis, *sizes, wanted)
 
 
 @dataclass(frozen=True, eq=False)
 class _GradientLauncher:
-    """One gradient over ``rows`` rows of ``width``; ``vector`` columns move in one access.
+    """One gradient over ``rows`` rows of ``width`` a sample; ``vector`` columns move in one access.
 
     ``wanted``: sums over rows are, for dscale and dbias.
     """
@@ -147,11 +154,12 @@ class _GradientLauncher:
     rows: int
     width: int
     vector: int
+    samples: int
     wanted: bool
 
     def run(self, inputs: Inputs, outputs: Outputs, ds: Data | None, scale_offset: float) -> None:
         """Launch the kernels on the arrays, or on copies of those that they cannot reach."""
-        plain = ds is None and not scale_offset
+        plain = ds is None and not scale_offset and self.samples == 1
         if plain and self._all_usable((*inputs, *outputs)):
             self._launch(PLAIN, inputs, outputs)
             return
@@ -188,7 +196,7 @@ class _GradientLauncher:
             else:
                 launch = self._one_visit if variant is PLAIN else self._one_visit_of(variant)
                 launch(*inputs, dx, partials, *self._shape, *further)
-        if self.wanted and self.width:
+        if self.wanted and self.width and self.samples:
             self._column_sums(partials, dscale, dbias, *self._partial_counts)
 
     def _in_two_visits(
@@ -201,7 +209,8 @@ class _GradientLauncher:
     ) -> None:
         """Write dx and the partial sums, with each row's sums first."""
         sum_rows, apply = self._two_visits if variant is PLAIN else self._two_visits_of(variant)
-        sums = scratch(self.device, (sum_rows.grid[1], self.rows, 2), np.float64)
+        rows = self.rows * self.samples
+        sums = scratch(self.device, (sum_rows.grid[1], rows, 2), np.float64)
         sum_rows(*inputs, sums, *self._shape, *further)
         apply(*inputs, sums, dx, partials, *self._shape, np.int32(len(sums)), *further)
 
@@ -257,9 +266,9 @@ class _GradientLauncher:
         held = plan.chunks * self.vector
         packs = _LONGEST if plan.shared else -(-self.width // held)
         found, shared = self._one_visit_kernel(PLAIN)
-        blocks = row_blocks(found, self.rows, packs, _LONGEST, shared)
+        blocks = row_blocks(found, self.rows, packs, _LONGEST, shared, self.samples)
         count = self._fewer(blocks.count) if self.wanted else blocks.count
-        return Launch(found, (count,), blocks.block, shared)
+        return Launch(found, (count, 1, self.samples), blocks.block, shared)
 
     def _one_visit_kernel(self, variant: Variant) -> tuple[LoadedKernel, int]:
         """The kernel, and the bytes of shared memory that it takes."""
@@ -275,13 +284,13 @@ class _GradientLauncher:
         """The kernel that sums along rows, in some parts a row, and the one that writes dx."""
         sms, block = self.device.multiprocessors, (_WIDE_THREADS, 1)
         tiles = -(-self.width // (_WIDE_THREADS * self.vector))
-        parts = min(tiles, max(1, -(-sms // self.rows)), 32)
+        parts = min(tiles, max(1, -(-sms // (self.rows * self.samples))), 32)
         sums, resident = self._wide("row_sums_of_gradient")
-        sum_rows = Launch(sums, (min(self.rows, resident), parts), block)
+        sum_rows = Launch(sums, (min(self.rows, resident), parts, self.samples), block)
         found, resident = self._wide("apply_gradient")
-        count = min(self.rows, max(1, resident // tiles))
-        count = self._fewer(count, at_least=-(-sms // tiles)) if self.wanted else count
-        return sum_rows, Launch(found, (tiles, count), block)
+        count = min(self.rows, max(1, resident // (tiles * self.samples)))
+        count = self._fewer(count, tiles) if self.wanted else count
+        return sum_rows, Launch(found, (tiles, count, self.samples), block)
 
     def _wide(self, name: str) -> tuple[LoadedKernel, int]:
         """A kernel of two visits, and how many of its blocks the device holds at once."""
@@ -294,25 +303,26 @@ class _GradientLauncher:
 
     @cached_property
     def _partial_shape(self) -> tuple[int, int, int]:
-        """Partial sums are (planes, rows, width); a row for each block of rows."""
+        """Partial sums are (planes, rows, width); a row for each block of rows of each sample."""
         if not (self.rows and self.width):
             count = 0
         elif self._row_plan is not None:
             count = self._one_visit.grid[0]
         else:
             count = self._two_visits[1].grid[1]
-        return self.norm.planes, count, self.width
+        return self.norm.planes, self.samples * count, self.width
 
     @cached_property
     def _partial_counts(self) -> tuple[np.int64, np.int64]:
         _, rows, width = self._partial_shape
-        return np.int64(rows), np.int64(width)
+        return np.int64(rows // self.samples), np.int64(width)
 
     @cached_property
     def _column_sums(self) -> Launch:
-        return column_sums(self.device, self.types, self.width, self.norm.planes)
+        planes = self.norm.planes
+        return column_sums(self.device, self.types, self.width, planes, self.samples)
 
-    def _fewer(self, blocks: int, at_least: int | None = None) -> int:
+    def _fewer(self, blocks: int, tiles: int = 1) -> int:
         """So many blocks that their partial sums cost little beside the arrays themselves.
 
         But no fewer than keep every multiprocessor at work, which is worth more as long as partial
@@ -321,64 +331,22 @@ class _GradientLauncher:
         sums = self.norm.planes * self._accumulator.itemsize  # bytes a column, of each block
         array = self.rows * self.itemsize  # the same of dy
         cheap = int(_PARTIAL_SHARE * 3 * array / (2 * sums))  # written and read
-        most = max(2 * array // sums, _CACHED // (sums * self.width), 1)
-        busy = self.device.multiprocessors if at_least is None else at_least
+        most = max(2 * array // sums, _CACHED // (sums * self.width * self.samples), 1)
+        busy = -(-self.device.multiprocessors // (tiles * self.samples))
         return min(blocks, max(cheap, min(busy, most)))
 
 
-def combinations(norm: GradientKind) -> Iterator[Combination]:
-    """Every kernel file and its macros that a norm's gradient can ask for."""
-    for types in LAYER_NORM_TYPES:
-        size = dtype_named(types[0]).itemsize
-        for vector in (1, 16 // size):
-            macros = _macros(norm, types, vector)
-            for variant in (PLAIN, STRIDED) if norm == LAYER_OUTPUT else (PLAIN, STRIDED, ADDED):
-                yield "layer_norm_grad_wide", macros | variant.macros
-                for plan in row_plans(norm, size, vector):
-                    for long in _longs(plan, types, vector, variant):
-                        own = {"CHUNKS": plan.chunks, "LONG": long}
-                        yield "layer_norm_grad", macros | own | variant.macros
-    yield from column_sums_combinations()
-
-
-def column_sums(device: Device, types: Types, width: int, planes: int) -> Launch:
+def column_sums(device: Device, types: Types, width: int, planes: int, samples: int = 1) -> Launch:
     """The last kernel of a gradient, which adds partial sums of ``planes`` parameters up."""
     macros: Macros = {"ACC_T": accumulation_name(types[0]), "PARAM_T": types[2]}
-    block = column_block(device.multiprocessors, width, planes)
+    block = column_block(device.multiprocessors, width, planes * samples)
     found = kernel(device, "column_sums", "column_sums", **macros)
-    return Launch(found, (-(-width // block[0]), planes), block)
-
-
-def column_sums_combinations() -> Iterator[Combination]:
-    """What it is compiled with."""
-    pairs = dict.fromkeys((accumulation_name(t), v) for t, _, v in LAYER_NORM_TYPES)
-    for accumulated, parameter in pairs:
-        yield "column_sums", {"ACC_T": accumulated, "PARAM_T": parameter}
+    return Launch(found, (-(-width // block[0]), planes, samples), block)
 
 
 def _macros(norm: GradientKind, types: Types, vector: int) -> Macros:
     kind = {"FROM_OUTPUT": int(norm.from_output), "CENTRED": int(norm.centred)}
     return norm_macros(types, vector, **kind)
-
-
-def _longs(plan: RowPlan, types: Types, vector: int, variant: Variant) -> set[int]:
-    """The values that the macro LONG has for a plan, each on some GPU."""
-    sizes = (size for size in _ON_GPUS if plan.shared + _SLOTS <= size)
-    return {_long(plan, types, vector, variant, size)[0] for size in sizes}
-
-
-def is_used_on(device: Device, macros: Macros) -> bool:
-    """Whether a device asks for a kernel: what holds a long row depends on its shared memory."""
-    if not macros["LONG"]:
-        return True
-    norm = GradientKind(bool(macros["FROM_OUTPUT"]), bool(macros["CENTRED"]))
-    types = str(macros["DATA_T"]), str(macros["STAT_T"]), str(macros["PARAM_T"])
-    vector, available = int(macros["VEC"]), device.max_shared_memory
-    variant = ADDED if "ADDED" in macros else STRIDED if "STRIDED" in macros else PLAIN
-    plans = row_plans(norm, dtype_named(types[0]).itemsize, vector)
-    (plan,) = (plan for plan in plans if plan.shared and plan.chunks == macros["CHUNKS"])
-    fits = plan.shared + _SLOTS <= available
-    return fits and _long(plan, types, vector, variant, available)[0] == macros["LONG"]
 
 
 def _long(

@@ -1,7 +1,5 @@
 """The norms over rows on a GPU."""
 
-from functools import partial
-
 from gradkit._calls.rows import (
     AddLayerNorm,
     AddRmsNorm,
@@ -13,12 +11,10 @@ from gradkit._calls.rows import (
     RmsNorm,
     RmsNormGrad,
 )
+from gradkit._calls.samples import by_sample
 from gradkit._cuda.launch.operations import OnDevice
-from gradkit._cuda.launch.warmup import asks_for
 from gradkit._cuda.row_forward import (
     ForwardArrays,
-    forward_combinations,
-    inverse_combinations,
     write_forward,
     write_inverse,
 )
@@ -27,66 +23,63 @@ from gradkit._cuda.row_gradient import (
     LAYER_OUTPUT,
     RMS,
     RMS_OUTPUT,
-    combinations,
-    is_used_on,
     write_gradient,
 )
+
+MOST_SAMPLES = 65_535  # of one launch: of CUDA's grids the longest third side
 
 
 class RowNorms(OnDevice):
     """Launches the kernels of norms over rows."""
 
-    @asks_for(partial(forward_combinations, centred=True))
+    @by_sample(MOST_SAMPLES)
     def layer_norm(self, call: LayerNorm) -> None:
         """Write ``y``, ``mean`` and ``inv_std``; ``y`` may be ``x``."""
         arrays = ForwardArrays(call.x, call.scale, call.bias, call.y, call.mean, call.inv_std)
         write_forward(self.device, call, arrays)
 
-    @asks_for(partial(forward_combinations, centred=True, added=True))
+    @by_sample(MOST_SAMPLES)
     def add_layer_norm(self, call: AddLayerNorm) -> None:
         """Write ``s = x + residual``, and as ``layer_norm`` of ``s``."""
         arrays = ForwardArrays(call.x, call.scale, call.bias, call.y, call.mean, call.inv_std)
         write_forward(self.device, call, arrays, call.residual, call.s)
 
-    @asks_for(partial(combinations, LAYER), layer_norm_grad=is_used_on)
+    @by_sample(MOST_SAMPLES)
     def layer_norm_grad(self, call: LayerNormGrad) -> None:
         """Write ``dx``, ``dscale`` and ``dbias`` (``=``); ``dx`` may be ``dy`` or ``ds``."""
         inputs = call.dy, call.x, call.scale, None, call.mean, call.inv_std
         outputs = call.dx, call.dscale, call.dbias
         write_gradient(self.device, LAYER, call, inputs, outputs, call.ds, call.scale_offset)
 
-    @asks_for(inverse_combinations)
     def layer_norm_inverse(self, call: LayerNormInverse) -> None:
         """Write ``x = (y - bias) / scale / inv_std + mean``; ``x`` may be ``y``."""
         write_inverse(self.device, call)
 
-    @asks_for(partial(combinations, LAYER_OUTPUT), layer_norm_grad=is_used_on)
     def invertible_layer_norm_grad(self, call: InvertibleLayerNormGrad) -> None:
         """As ``layer_norm_grad``, with xhat computed from the output; ``dx`` may be ``dy``."""
         inputs = call.dy, call.y, call.scale, call.bias, None, call.inv_std
         outputs = call.dx, call.dscale, call.dbias
         write_gradient(self.device, LAYER_OUTPUT, call, inputs, outputs)
 
-    @asks_for(partial(forward_combinations, centred=False))
+    @by_sample(MOST_SAMPLES)
     def rms_norm(self, call: RmsNorm) -> None:
         """Write ``y`` and ``inv_std``; ``y`` may be ``x``."""
         arrays = ForwardArrays(call.x, call.scale, None, call.y, None, call.inv_std)
         write_forward(self.device, call, arrays)
 
-    @asks_for(partial(forward_combinations, centred=False, added=True))
+    @by_sample(MOST_SAMPLES)
     def add_rms_norm(self, call: AddRmsNorm) -> None:
         """Write ``s = x + residual``, and as ``rms_norm`` of ``s``."""
         arrays = ForwardArrays(call.x, call.scale, None, call.y, None, call.inv_std)
         write_forward(self.device, call, arrays, call.residual, call.s)
 
-    @asks_for(partial(combinations, RMS), layer_norm_grad=is_used_on)
+    @by_sample(MOST_SAMPLES)
     def rms_norm_grad(self, call: RmsNormGrad) -> None:
         """Write ``dx`` and ``dscale`` (``=``); ``dx`` may be ``dy`` or ``ds``."""
         inputs = call.dy, call.x, call.scale, None, None, call.inv_std
         outputs = call.dx, call.dscale, None
         write_gradient(self.device, RMS, call, inputs, outputs, call.ds, call.scale_offset)
 
-    @asks_for(partial(combinations, RMS_OUTPUT), layer_norm_grad=is_used_on)
     def invertible_rms_norm_grad(self, call: InvertibleRmsNormGrad) -> None:
         """As ``rms_norm_grad``, with xhat computed from the output; ``dx`` as there."""
         inputs = call.dy, call.y, call.scale, None, None, call.inv_std

@@ -11,7 +11,7 @@ from gradkit._arrays import NOTHING, framework_for, is_array
 from gradkit._backend import Array, Spec
 from gradkit._calls import checks
 from gradkit._calls.lists import GradNorm
-from gradkit._calls.roles import Number
+from gradkit._calls.roles import Norm, Number
 from gradkit._open import trees
 from gradkit._open.given import RETURNED, Given, is_scalar
 from gradkit._open.gradients import Gradients
@@ -21,6 +21,7 @@ from gradkit.errors import NonFiniteNormError
 
 EpsMode: TypeAlias = Literal["max", "add"]
 NonFinite: TypeAlias = Literal["propagate", "raise", "zero"]
+NORM = Spec("the norm", (), np.dtype(np.float64))
 _ABSENT = {type(None)}
 
 
@@ -65,13 +66,19 @@ def opened_here(grads: Any, *, write: bool, instead: str = RETURNED) -> Gradient
     Nearly all lists are: for a short one all that may differ takes as long as the work.
     """
     kind = type(grads[0]) if type(grads) is list and grads else type(None)
-    if kind is not np.ndarray:
-        framework = framework_for(kind)
-        if framework is None or not framework.returns_views:
-            return None
+    framework = framework_for(kind)
+    if framework is None or not framework.returns_views:
+        return None
     held = Gradients(grads, write=write, instead=instead, several=True)
     simple = held.tree is held.arrays and not held.shares and held.on_stream() is NOTHING
     return held if simple else None
+
+
+def norm_alone(held: Gradients, order: Any, scale: Any) -> Norm:
+    """The norm of gradients of no group, as a new array."""
+    norm = Norm(held.backend.empty(NORM.shape, NORM.dtype))
+    held.backend.grad_norm(GradNorm(grads=held.views, norm_type=order, norm=norm, scale=scale))
+    return norm
 
 
 def policy_of(nonfinite: str) -> str:

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from gradkit._arrays import HOST, NOTHING, Framework, framework_for
-from gradkit._backend import Array
+from gradkit._backend import Array, Spec
 from gradkit._calls.backend import Backend
 from gradkit._calls.record import Call, Described, Plan
 from gradkit._host import chosen
@@ -33,9 +33,10 @@ def run(call: Call, out: Any = None, compute: Compute | None = None) -> Any:
     """
     given = call.arrays(call)
     kind = type(given[0])
-    if compute is None and {kind, *_ABSENT}.issuperset(map(type, given)):
+    kinds = {kind, *_ABSENT}
+    if compute is None and kinds.issuperset(map(type, given)):
         outs = out if type(out) is tuple else () if out is None else (out,)
-        if not outs or (len(outs) == len(call.results) and {kind}.issuperset(map(type, outs))):
+        if not outs or (len(outs) == len(call.results) and kinds.issuperset(map(type, outs))):
             backend = chosen.get() if kind is np.ndarray else _ready(kind, (*given, *outs))
             try:
                 plan = None
@@ -60,7 +61,7 @@ def _ready(kind: type, arrays: Sequence[Array | None]) -> Backend | None:
 
 
 def _is_plain(
-    call: Call, plan: Plan, given: tuple[Array | None, ...], outs: tuple[Array, ...]
+    call: Call, plan: Plan, given: tuple[Array | None, ...], outs: tuple[Array | None, ...]
 ) -> bool:
     """Whether numbers are Python's, and arrays can clearly be written."""
     for name in call.passing:
@@ -68,8 +69,8 @@ def _is_plain(
             return False
     if not (outs or call.in_place):
         return True
-    written: list[Array] = [*outs]
-    read: list[Array] = []
+    written: list[Array | None] = [*outs]
+    read: list[Array | None] = []
     for name, array in zip(call.array_names, given):  # noqa: B905 - strict takes longer
         (written if name in call.instead else read).append(array)
     if type(given[0]) is np.ndarray:
@@ -77,7 +78,7 @@ def _is_plain(
     return plan.gapless and memory.whole_and_apart(plan.backend, written, read)
 
 
-def _run_plain(call: Call, plan: Plan, outs: tuple[Array, ...]) -> Any:
+def _run_plain(call: Call, plan: Plan, outs: tuple[Array | None, ...]) -> Any:
     """What `Opened` does, if the plan is known and there is nothing to open, in half the time."""
     backend = plan.backend
     for name, value in plan.changed:
@@ -87,7 +88,11 @@ def _run_plain(call: Call, plan: Plan, outs: tuple[Array, ...]) -> Any:
         setattr(call, name, check(getattr(call, name), _ON_HOST))
     if call.checks_values:
         call.check_values(_ON_HOST)
-    made: Sequence[Array | None] = outs or backend.outputs(plan.results)
+    made: Sequence[Array | None] = outs
+    if plan.missing is not None:
+        made = backend.outputs(plan.missing)
+        if outs:
+            made = [new if own is None else own for own, new in zip(outs, made)]  # noqa: B905
     for name, array in zip(call.result_names, made):  # noqa: B905
         setattr(call, name, array)
     for name in plan.widened:
@@ -150,6 +155,7 @@ class Opened(Given):
                 plan = _decide(call, outs)
                 plan.backend = self.backend
                 plan.gapless = _gapless((*given, *outs))
+                plan.missing = _missing(plan, outs)
                 if len(_plans) >= _MOST:
                     _plans.clear()
                 _plans[signature] = plan
@@ -269,6 +275,14 @@ class Opened(Given):
         allowed = [each.may_be for each, view in outs if view is not None]
         allowed += [e.may_be for e in call.in_place if getattr(call, e.name) is not None]
         return [[getattr(call, name) for name in names] for names in allowed]
+
+
+def _missing(plan: Plan, outs: Sequence[Array | None]) -> Sequence[Spec | None] | None:
+    """The results that the caller has no array for; ``None`` if there is one for each."""
+    if not outs:
+        return plan.results
+    missing = [spec if out is None else None for spec, out in zip(plan.results, outs, strict=True)]
+    return missing if any(out is None for out in outs) else None
 
 
 def _gapless(arrays: Sequence[Array | None]) -> bool:

@@ -87,9 +87,7 @@ class Gradients(Given):
         # What a thousand small gradients have in common is looked at once, and each by itself
         # only if something is unusual: the checks must not take longer than the work.
         kinds = set(map(type, grads)) if type(grads) is list else _UNKNOWN
-        frameworks: set[Framework | None] = {HOST}
-        if kinds != _NUMPY:
-            frameworks = set(map(framework_for, kinds))
+        frameworks = set(map(framework_for, kinds))
         if None in frameworks:
             self.tree = trees.freeze(grads, is_array)
             self.arrays = trees.leaves(self.tree, is_array)
@@ -235,7 +233,8 @@ class Gradients(Given):
             opened = spread(framework, self._viewed_beside_host(write))
         elif len(kinds) == 1 and all(map(framework.computes_on, kinds)):
             if framework.on_one_device(self.arrays):
-                self.views = framework.columns(self.arrays) or Views(self.arrays)
+                columns = framework.columns(self.arrays)
+                self.views = Views(self.arrays) if columns is None else columns
                 self.backend = framework.backend_of(self.arrays[0])
                 return
             opened = self._of_devices(self.arrays)

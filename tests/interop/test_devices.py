@@ -92,7 +92,8 @@ def cupy(monkeypatch):
         MemoryPointer=lambda memory, offset: (*memory, offset),
     )
     monkeypatch.setitem(sys.modules, "cupy", module)
-    monkeypatch.setattr(_arrays, "_BY_TYPE", {})
+    for kind in [*_arrays._BY_TYPE]:
+        monkeypatch.delitem(_arrays._BY_TYPE, kind)
     return module
 
 

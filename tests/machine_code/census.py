@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 
 from gradkit._cuda.launch.kernels import options_of, source_of
-from gradkit._cuda.launch.warmup import combinations
 from testbed.nvrtc import ARCHITECTURES, Row, compile_table
+from tests.combinations import combinations
 
 Source = tuple[str, Sequence[str]]
 _BATCH = 50  # combinations between two lines of progress

@@ -5,11 +5,11 @@ import re
 import pytest
 
 from gradkit._cuda.launch.kernels import options_of, source_of
-from gradkit._cuda.launch.warmup import combinations
 from testbed.nvrtc import compile_ptx, cupy_options
 from testbed.ptx import ARCHITECTURES, Module, translate
 from testbed.ptx.compiler import compile_module
 from testbed.ptx.contract import may_be_contracted
+from tests.combinations import combinations
 
 pytestmark = pytest.mark.ptx
 

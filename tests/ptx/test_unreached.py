@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gradkit._cuda.launch.kernels import source_of
-from gradkit._cuda.launch.warmup import combinations
+from tests.combinations import combinations
 from tests.ptx.unreached import REASONS, main
 
 pytestmark = pytest.mark.ptx

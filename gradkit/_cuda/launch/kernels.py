@@ -7,7 +7,10 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from gradkit._backend import Array
+from gradkit._calls.roles import Number
 from gradkit._cuda.launch.device import Device, Kernel
 from gradkit._dtypes import FLOATS, Types, float_name
 from gradkit.errors import KernelCompileError, KernelLaunchError
@@ -20,6 +23,9 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 Macros: TypeAlias = dict[str, str | int]
 # What an operation may need: a kernel file, and the macros that it is compiled with.
 Combination: TypeAlias = tuple[str, Macros]
+
+FLAGS = {False: np.uint32(0), True: np.uint32(1)}  # as kernels take them
+_ONE = np.float64(1)
 
 _kernels: dict[tuple[Any, ...], "LoadedKernel"] = {}
 _locks: dict[tuple[Any, ...], threading.Lock] = {}  # one for each key, held while it is compiled
@@ -115,6 +121,27 @@ def kernel(device: Device, file: str, name: str, **macros: str | int) -> LoadedK
             found = _kernels.get(key) or _load(device, file, name, options_of(macros))
             _kernels[key] = found
     return found
+
+
+def asked_of(device: Device) -> list[Combination]:
+    """What a device was asked for, each combination once; its kernels are forgotten."""
+    own = [key for key in [*_kernels] if key[0] == id(device)]
+    found: dict[tuple[Any, ...], Combination] = {}
+    for key in own:
+        del _kernels[key], _locks[key]
+        _, file, _, *macros = key
+        found.setdefault((file, *sorted(macros)), (file, dict(macros)))
+    return [*found.values()]
+
+
+def either(number: Number) -> tuple[Array | None, np.float64]:
+    """An array to read a number from, or none and the number itself."""
+    return (None, np.float64(number)) if isinstance(number, float) else (number, _ONE)
+
+
+def either_flag(flag: Array | bool) -> tuple[Array | None, np.uint32]:
+    """The same of a flag."""
+    return (None, FLAGS[flag]) if isinstance(flag, bool) else (flag, FLAGS[False])
 
 
 def options_of(macros: Macros) -> tuple[str, ...]:

@@ -1,0 +1,257 @@
+"""Which kernels operations ask for: calls of each kind, on a device that launches nothing.
+
+Every record that a backend computes is filled in by the names of its fields. Arrays are of every
+shape, layout and dtype that decides which kernel is asked for, and of memory that nobody reads.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Set
+from contextlib import AbstractContextManager, nullcontext
+from itertools import product
+from types import SimpleNamespace
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from gradkit._backend import Array, Shape
+from gradkit._calls import rows
+from gradkit._calls.backend import record_of
+from gradkit._calls.channels import ChannelOperations
+from gradkit._calls.layouts import GroupLayout
+from gradkit._calls.lists import DIGITS, AccumulateGrad, AccumulateGrads
+from gradkit._calls.record import Plan, Record
+from gradkit._cuda.launch.buffers import address_of
+from gradkit._cuda.launch.device import Device
+from gradkit._cuda.launch.kernels import Combination, asked_of
+from gradkit._dtypes import (
+    BATCH_NORM_TYPES,
+    Types,
+    accumulation_name,
+    dtype_named,
+)
+
+Fields: TypeAlias = Iterator[dict[str, Any]]  # of calls; also such as a record does not have
+
+_WIDTHS = (  # of rows, for each way to hold one: of packs of elements, then of single ones
+    *(64, 4096, 6144, 14336, 32768),
+    *(31, 2047, 4095, 5119, 8191, 10239, 32767),
+)
+_IMAGES = (2, 2, 64), (2, 2, 63), (2, 64, 1), (2, 63, 1)  # for packs or not, channels last or not
+_MANY = 100  # tensors: more than a launch's parameters hold
+_MANY_DIMS = 18  # of an array: too many as well
+_ORDERS = (1.0, 2.0, 3.0, math.inf)
+
+
+class DryDevice:
+    """A device like another that compiles and launches nothing, over memory of the host."""
+
+    xp: Any = SimpleNamespace(
+        asarray=np.asarray,
+        broadcast_to=np.broadcast_to,
+        asnumpy=np.zeros_like,  # of what no kernel has written
+    )
+    stream = 0
+    launch_errors: tuple[type[Exception], ...] = ()
+    max_dynamic_shared_size_bytes = 0  # of a kernel
+
+    def __init__(self, like: Device):
+        self.number, self.multiprocessors = like.number, like.multiprocessors
+        self.max_shared_memory = like.max_shared_memory
+
+    def cuda_stream(self) -> None:
+        """Leave NVIDIA's libraries out of it."""
+
+    def capturing(self) -> bool:
+        """Nothing is captured."""
+        return False
+
+    def empty(self, shape: int | Shape, dtype: Any) -> Array:
+        """New memory."""
+        return np.empty(shape, dtype)
+
+    workspace = empty
+
+    def compile(self, source: str, options: tuple[str, ...]) -> Any:  # noqa: ARG002
+        """Stand in for the module and its kernels too."""
+        return self
+
+    def get_function(self, name: str) -> Any:  # noqa: ARG002
+        """Stand in for a kernel."""
+        return self
+
+    def __call__(self, grid: Any, block: Any, args: Any, shared_mem: int = 0) -> None:
+        """Launch nothing."""
+
+    def resident(self, kernel: Any, threads: int, shared_mem: int) -> int:  # noqa: ARG002
+        """Any number will do: no grid decides which kernel is asked for."""
+        return 1
+
+    def pointer(self, array: Array) -> int:
+        """The address of an array's first element."""
+        return address_of(array)
+
+    def pointers(self, arrays: Iterable[Array], *, write: bool) -> tuple[int, ...]:  # noqa: ARG002
+        """The addresses of many arrays."""
+        return tuple(map(address_of, arrays))
+
+    def upload(self, host: np.ndarray[Any, Any]) -> Array:
+        """The array itself."""
+        return host
+
+    def synchronize(self) -> None:
+        """Wait for nothing."""
+
+    def active(self) -> AbstractContextManager[Any]:
+        """A context that changes nothing."""
+        return nullcontext()
+
+    def record(self) -> Any:
+        """No event."""
+
+    def wait(self, event: Any) -> None:
+        """Wait for nothing."""
+
+    def fetch(self, source: Array, origin: int, target: Array) -> None:
+        """Copy nothing."""
+
+
+def asked_by(backend: Any, operations: Iterable[str], dtypes: Set[str]) -> list[Combination]:
+    """The kernel files, with macros, that operations on arrays of these dtypes need.
+
+    ``backend`` is on a ``DryDevice``.
+    """
+    for operation in sorted(operations):
+        kind = record_of(operation)
+        for fields in _fields_of(kind, dtypes):
+            getattr(backend, operation)(_call(kind, fields))
+        if kind is AccumulateGrad:
+            for fields in _compensated(dtypes):
+                backend.accumulate_grads(_call(AccumulateGrads, fields))
+    return asked_of(backend.device)
+
+
+def _call(kind: type[Record], fields: dict[str, Any]) -> Any:
+    """A call that has been opened, with those of the fields that its record has."""
+    call: Any = kind(**{name: fields[name] for name in kind.fields & fields.keys()})
+    call.plan = Plan((), {})
+    return call
+
+
+def _fields_of(kind: type[Record], dtypes: Set[str]) -> Fields:
+    """The fields of calls that ask for every kernel that an operation may need."""
+    if kind.__module__ == rows.__name__:
+        return _rows(kind, dtypes)
+    if kind.__module__ == ChannelOperations.__module__:
+        return _channels(kind, dtypes)
+    if "buffer" in kind.fields:
+        return _pairs(dtypes)
+    return _sums(dtypes) if "buffers" in kind.fields else _lists(kind)
+
+
+def _empty(shape: Shape, name: str) -> Array:
+    return np.empty(shape, dtype_named(name))
+
+
+def _fitting(kind: Any, dtypes: Set[str]) -> Iterator[Types]:
+    """The combinations (T, U, V) that arrays of these dtypes can be in.
+
+    An absent scale or bias counts as an array of the statistics' dtype.
+    """
+    known = _statistics(dtypes)
+    for t, u, v in getattr(kind, "types", BATCH_NORM_TYPES):
+        if t in dtypes and u in known and v in {*dtypes, u}:
+            yield t, u, v
+
+
+def _statistics(dtypes: Set[str]) -> list[str]:
+    """The dtypes that statistics of such arrays may have."""
+    return sorted({*dtypes, *map(accumulation_name, dtypes)})
+
+
+def _rows(kind: type[Record], dtypes: Set[str]) -> Fields:
+    """Data without and with gaps between rows, and with another gradient to be added."""
+    for (t, u, v), width in product(_fitting(kind, dtypes), _WIDTHS):
+        whole, gaps = _empty((2, width), t), _empty((2, 2 * width), t)[:, :width]
+        known = dict.fromkeys(("scale", "bias", "dscale", "dbias"), _empty((width,), v))
+        known |= dict.fromkeys(("mean", "inv_std"), _empty((2,), u))
+        known |= {"axis": 1, "eps": 0.0, "scale_offset": 0.0}
+        known |= {"activation": "silu", "norm_before_gate": True}
+        for x, ds in product((whole, gaps), (None, gaps) if "ds" in kind.fields else (None,)):
+            data = dict.fromkeys(("dy", "x", "y", "s", "dx", "residual", "gate", "dgate"), x)
+            yield known | data | {"ds": ds}
+
+
+def _channels(kind: Any, dtypes: Set[str]) -> Fields:
+    """Images, with running statistics of every dtype, and the statistics of two ranks."""
+    of_groups = isinstance(kind.layout, GroupLayout)
+    moved = _statistics(dtypes) if "running_mean" in kind.fields else ["float64"]
+    for (t, u, v), shape, name in product(_fitting(kind, dtypes), _IMAGES, moved):
+        channels = shape[1:2]
+        known = dict.fromkeys(("x", "dy", "y", "dx"), _empty(shape, t))
+        known |= dict.fromkeys(("scale", "bias", "dscale", "dbias"), _empty(channels, v))
+        statistics = _empty((shape[0], 1) if of_groups else channels, u)
+        known |= dict.fromkeys(("mean", "var", "inv_std", "saved_mean"), statistics)
+        running = ("running_mean", "running_var", "next_mean", "next_var")
+        known |= dict.fromkeys(running, _empty(channels, name))
+        known |= dict.fromkeys(("sum_dy_xhat", "sum_dy"), np.empty(channels))
+        known |= dict.fromkeys(("means", "variances"), np.empty((2, *channels)))
+        known |= {"counts": np.empty(2), "count": np.empty(())}
+        known |= {"eps": 0.0, "momentum": 0.1, "engine": "native"}
+        yield known | {"channel_axis": 1, "num_groups": 1}
+
+
+def _two_lists(name: str) -> tuple[list[Array], list[Array]]:
+    """A list that fits into a launch's parameters, and one that does not."""
+    array = _empty((4,), name)
+    return [array], [array] * _MANY
+
+
+def _lists(kind: type[Record]) -> Fields:
+    """Lists, whose dtypes decide nothing, and numbers that belong to them."""
+    one, flag = np.empty(()), np.empty((), bool)
+    numbers = ("norm", "largest", "total", "share", "coefficient", "scale", "max_norm", "big_norm")
+    known: dict[str, Any] = dict.fromkeys((*numbers, "found_inf", "limit"), one)
+    known |= {"factors": np.empty(3), "faults": np.empty(2), "states": np.empty((2, 6))}
+    known |= dict.fromkeys(("state", "next_state"), np.empty(6)) | {"parts": np.empty((1, 3))}
+    known |= dict.fromkeys(("small_norms", "small_sizes"), np.empty(1)) | {"verdict": flag}
+    known |= dict.fromkeys(("eps", "decay", "digest"), 0.0) | {"zero_nonfinite": False}
+    known |= {"clip_value": 1.0, "threshold": 2.0, "warmup": 1, "big_size": 2.0, "clips": True}
+    orders = _ORDERS if "norm_type" in kind.fields else (2.0,)
+    for grads, order in product(_two_lists("float32"), orders):
+        own = {"norms": np.empty(len(grads)), "axes": ((0,),) * len(grads), "mean": False}
+        own |= {"rows": (0,) * len(grads), "sums": np.empty((1, DIGITS + 1))}
+        lists = dict.fromkeys(("grads", "outs", "new", "old"), grads)
+        yield known | lists | own | {"norm_type": order, "fresh": True}
+
+
+def _pairs(dtypes: Set[str]) -> Fields:
+    """A gradient that is added to a buffer of few dimensions or many, none of them merged."""
+    for grad, buffer in product(sorted(dtypes), sorted(dtypes)):
+        source, target = _empty((1,), grad), _empty((4,), buffer)
+        strides = [target.itemsize * 3**k for k in range(_MANY_DIMS)]
+        known = {"grad": source, "do_update": True, "overwrite": False, "scale": None}
+        for array in (target, as_strided(target, (2,) * _MANY_DIMS, strides)):
+            yield known | {"buffer": array, "casting": "safe"}
+
+
+def _sums(dtypes: Set[str]) -> Fields:
+    """Lists that are added to buffers in each of the ways, and the norms of both."""
+    one = np.empty(())
+    known = {"do_update": True, "overwrite": False, "scale": 1.0, "grad_norm": one}
+    for grad, buffer in product(sorted(dtypes), sorted(dtypes)):
+        for grads, buffers in zip(_two_lists(grad), _two_lists(buffer), strict=True):
+            for norm in (None, one):
+                yield known | {"grads": grads, "buffers": buffers, "norm": norm}
+            if dtype_named(buffer).itemsize == 2:
+                own = {"seed": 0, "offsets": (0,) * len(grads), "norm": None}
+                yield known | {"grads": grads, "buffers": buffers} | own
+    yield from _compensated(dtypes)
+
+
+def _compensated(dtypes: Set[str]) -> Fields:
+    """Lists that are added to buffers, with what buffers drop."""
+    known = {"do_update": True, "overwrite": False, "scale": 1.0, "norm": None}
+    for grad, buffer in product(sorted(dtypes), sorted(dtypes)):
+        for grads, buffers in zip(_two_lists(grad), _two_lists(buffer), strict=True):
+            yield known | {"grads": grads, "buffers": buffers, "compensation": buffers}
