@@ -16,6 +16,7 @@ from benchmarks import report
 
 PAGE = Path(__file__).parents[1] / "docs" / "scaling.md"
 STATE = 48  # bytes of a rank: six float64 numbers
+EXACT = 200  # and of an exact sum: 24 digits, and what is not finite
 SHARE = 8  # bytes of the value that `reduce` combines, twice a norm
 RANKS = tuple(2**k for k in range(3, 15))
 _MPICH_POWER_OF_TWO, _MPICH_ANY = 524288, 81920  # bytes of all ranks from which MPICH takes a ring
@@ -78,14 +79,22 @@ def delivered(steps: list[Step], ranks: int) -> list[list[int]]:
     return held
 
 
-def allgather_sizes(steps: list[Step]) -> list[int]:
+def allgather_sizes(steps: list[Step], block: int = STATE) -> list[int]:
     """The bytes of a rank's messages."""
-    return [step.blocks * STATE for step in steps]
+    return [step.blocks * block for step in steps]
 
 
 def reduce_sizes(ranks: int) -> list[int]:
     """Those of ``reduce``: two all-reduces by recursive doubling, as MPICH does them."""
     return [SHARE] * (2 * math.ceil(math.log2(ranks)))
+
+
+def exact_sizes(ranks: int, *, adds: bool) -> list[int]:
+    """Those of an exact norm: an allgather of heads, and then of sums, or an all-reduce of them."""
+    heads = allgather_sizes(bruck(ranks))
+    if adds:
+        return heads + [EXACT] * math.ceil(math.log2(ranks))
+    return heads + allgather_sizes(bruck(ranks), EXACT)
 
 
 # NCCL's own model (src/graph/tuning.cc, protocol LL): microseconds of a start and of a step.
@@ -134,6 +143,14 @@ def row(ranks: int) -> list[str]:
     return [*counts, *map(microseconds, times)]
 
 
+def exact_row(ranks: int) -> list[str]:
+    """Return a line of the table about exact norms."""
+    found = [f"{ranks:,}"]
+    for sizes in (exact_sizes(ranks, adds=adds) for adds in (True, False)):
+        found += [f"{sum(sizes):,}", microseconds(ARIES.seconds(sizes))]
+    return found
+
+
 def limits() -> dict[str, int]:
     """Return up to how many ranks one allgather is not slower than ``reduce``, by its algorithm."""
 
@@ -160,6 +177,10 @@ def tables() -> dict[str, str]:
     return {
         "times": report.plain_table(head.split(" | "), map(row, RANKS)),
         "limits": report.plain_table(["algorithm of the allgather", "ranks"], ends),
+        "exact": report.plain_table(
+            ["ranks", "added on the way: bytes sent", "us", "gathered: bytes sent", "us"],
+            map(exact_row, RANKS),
+        ),
     }
 
 

@@ -114,6 +114,39 @@ def _liger_layer_norm(x: Any, scale: Any) -> Any:
     return liger_layer_norm.LigerLayerNormFunction.apply(x, scale, bias, 1e-5)
 
 
+def _modulated(x: Any, scale: Any, bias: Any) -> Any:
+    mean = x.mean(axis=2)
+    centred = x - mean[..., None]
+    inv_std = 1 / ((centred * centred).mean(axis=2) + 1e-5) ** 0.5
+    return centred * inv_std[..., None] * scale + bias, mean, inv_std
+
+
+def _modulated_grad(dy: Any, x: Any, scale: Any, mean: Any, inv_std: Any) -> Any:
+    xhat, w = (x - mean[..., None]) * inv_std[..., None], dy * scale
+    rest = w.mean(axis=2)[..., None] + xhat * (w * xhat).mean(axis=2)[..., None]
+    sums = ((dy * xhat).sum(axis=1)[:, None], dy.sum(axis=1)[:, None])
+    return inv_std[..., None] * (w - rest), *sums
+
+
+def _torch_modulated(x: Any, scale: Any, bias: Any) -> Any:
+    return torch.nn.functional.layer_norm(x, x.shape[2:]) * scale + bias
+
+
+# With a scale and bias of each sample, as diffusion transformers modulate.
+PER_SAMPLE: dict[str, Table] = {
+    "layer_norm_grad": {
+        "gradkit": gradkit.layer_norm_grad,
+        "torch": lambda a: backward(_torch_modulated, a.dy, a.x, a.scale, a.scale),
+        "naive": _modulated_grad,
+        **COMPILED,
+    },
+    "layer_norm": {
+        "gradkit": gradkit.layer_norm,
+        "torch": lambda a: partial(_torch_modulated, a.x, a.scale, a.bias),
+        "naive": _modulated,
+        **COMPILED,
+    },
+}
 TABLES: dict[str, Table] = {
     "layer_norm_grad": {
         "gradkit": gradkit.layer_norm_grad,
@@ -220,6 +253,9 @@ def cases(device: Device, *, quick: bool = False) -> Iterator[Case]:
         others = ("bfloat16",) if device.name == "cpu" else ()
         for shape, dtype in shapes.pairs(shapes.norms[:2], others, quick=quick):
             yield _case(device, name, shape, dtype, MOVED.get(name, 2) * math.prod(shape))
+    for name in PER_SAMPLE:
+        for shape, dtype in shapes.pairs(shapes.samples, (), quick=quick):
+            yield _of_samples(device, name, shape, dtype)
 
 
 def _case(device: Device, name: str, shape: Shape, dtype: str, moved: int) -> Case:
@@ -232,6 +268,26 @@ def _case(device: Device, name: str, shape: Shape, dtype: str, moved: int) -> Ca
     arguments = partial(make, device, name, shape, dtype)
     rest = {"arguments": arguments, "bytes": size, "targets": targets}
     return on_array(device, name, TABLES[name], shape, dtype, **rest)
+
+
+def _of_samples(device: Device, name: str, shape: Shape, dtype: str) -> Case:
+    """Return a case with a scale and bias of each sample."""
+    samples, patches, width = shape
+
+    def arguments() -> Arguments:
+        make = gradient_arguments if name in GRADIENTS else norm_arguments
+        found = make(device, name, (samples * patches, width), dtype)
+        for each, array in found.items():
+            if each in ("scale", "bias"):
+                kind = array.dtype.name
+                found[each] = device.normal((samples, 1, width), kind, 2 + (each == "bias"))
+            else:
+                found[each] = array.reshape(shape[:2] if array.ndim == 1 else shape)
+        return found
+
+    size = (3 if name in GRADIENTS else 2) * math.prod(shape) * DTYPES[dtype].itemsize
+    rest = {"arguments": arguments, "bytes": size, "targets": {}}
+    return on_array(device, f"{name}, per sample", PER_SAMPLE[name], shape, dtype, **rest)
 
 
 def norm_arguments(device: Device, name: str, shape: Shape, dtype: str) -> Arguments:

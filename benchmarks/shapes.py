@@ -23,6 +23,11 @@ GPU_NORMS: list[tuple[int, int]] = _shapes(
 )
 TINY_NORMS: list[tuple[int, int]] = _shapes("24x64 3x129")
 
+# Samples of a diffusion transformer, DiT-XL/2: batch, patches, width
+CPU_SAMPLES: list[Shape] = _shapes("32x256x1152")
+GPU_SAMPLES: list[Shape] = _shapes("256x256x1152 32x1024x1152")
+TINY_SAMPLES: list[Shape] = _shapes("2x6x64")
+
 # Images of a ResNet-50's stages, batch first
 CPU_IMAGES: list[Shape] = _shapes(
     "32x2048x7x7 32x1024x14x14 32x512x28x28 32x256x56x56 32x64x112x112"
@@ -95,6 +100,7 @@ class Chosen(NamedTuple):
     """What a device measures; ``others`` are dtypes in which only the first shape is measured."""
 
     norms: list[tuple[int, int]]
+    samples: list[Shape]
     images: list[Shape]
     lists: dict[str, tuple[str, list[Shape]]]
     dtype: str
@@ -110,9 +116,11 @@ class Chosen(NamedTuple):
 
 _16_BITS = "bfloat16", ("float32", "float16")
 _CHOSEN = {
-    "cpu": Chosen(CPU_NORMS, CPU_IMAGES, CPU_LISTS, "float32", ("bfloat16", "float16", "float64")),
-    "cuda": Chosen(GPU_NORMS, GPU_IMAGES, GPU_LISTS, *_16_BITS),
-    "emulated": Chosen(TINY_NORMS, TINY_IMAGES, TINY_LISTS, *_16_BITS),
+    "cpu": Chosen(
+        CPU_NORMS, CPU_SAMPLES, CPU_IMAGES, CPU_LISTS, "float32", ("bfloat16", "float16", "float64")
+    ),
+    "cuda": Chosen(GPU_NORMS, GPU_SAMPLES, GPU_IMAGES, GPU_LISTS, *_16_BITS),
+    "emulated": Chosen(TINY_NORMS, TINY_SAMPLES, TINY_IMAGES, TINY_LISTS, *_16_BITS),
 }
 
 

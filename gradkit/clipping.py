@@ -169,9 +169,9 @@ def grad_norm(
         Deprecated: use ``group``. See :class:`gradkit.distributed.Reduce`.
     exact : bool
         Round once, from the exact sum: the norm then has the same bits however tensors are cut,
-        ordered or spread over ranks. For float16, bfloat16 and float32 in host memory and
-        ``norm_type`` 1 or 2; that of infinity is always so. Over ranks it takes a second
-        collective, of 200 bytes.
+        ordered or spread over ranks and devices. For float16, bfloat16 and float32 and
+        ``norm_type`` 1 or 2; that of infinity is always so. The host waits for gradients on a
+        device. Over ranks it takes a second collective, of 200 bytes.
     found_inf : bool or floating-point array, optional
         **Written:** whether an element of a gradient is NaN or infinite, on any rank, as loss
         scalers ask. The norm of finite gradients may overflow, at the latest in JAX's float32.

@@ -100,8 +100,10 @@ def from_torch(process_group: Any = None, *, device: Any = None) -> Group:
     process_group : torch.distributed.ProcessGroup, optional
         Default: the one that ``init_process_group`` made.
     device : torch.device or str, optional
-        Where the numbers travel. Default: "cpu" if the group has a backend for it, gloo for
-        example, or else PyTorch's current CUDA device, by NCCL.
+        Where the numbers travel. Default: in host memory if the group has a backend for it, gloo
+        for example, or else on PyTorch's current CUDA device, by NCCL. If it has both, as
+        "cpu:gloo,cuda:nccl", the hosts agree on each norm in host memory; if the gradients of all
+        ranks then lie on GPUs, their sums travel by NCCL, and no host waits for its GPU.
 
     Returns
     -------

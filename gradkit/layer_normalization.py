@@ -51,9 +51,10 @@ def layer_norm(
     ----------
     x : array of shape (*rows, *normalised)
         T: float16, bfloat16, float32 or float64.
-    scale, bias : array of shape ``x.shape[axis:]``, optional
+    scale, bias : array of shape ``x.shape[axis:]``, or one per sample, optional
         V: T; also float32 for 16-bit data, and 16-bit for float32 data. With a bias alone, pass
-        ones as ``scale``.
+        ones as ``scale``. *Per sample*: both have leading dimensions of x, then ones in front of
+        ``x.shape[axis:]``, such as (B, 1, D) for x of shape (B, T, D).
     axis : int
         The first normalised dimension; all dimensions after it are normalised too.
     eps : float
@@ -82,7 +83,8 @@ def layer_norm(
 
     References
     ----------
-    Ba, Kiros, Hinton: "Layer Normalization", 2016. ONNX ``LayerNormalization``.
+    Ba, Kiros, Hinton: "Layer Normalization", 2016. ONNX ``LayerNormalization``. Per sample: the
+    adaptive layer norm of Peebles, Xie: "Scalable Diffusion Models with Transformers", 2023.
 
     Examples
     --------
@@ -120,7 +122,7 @@ def add_layer_norm(
     ----------
     x, residual : arrays of shape (*rows, *normalised)
         T: float16, bfloat16, float32 or float64.
-    scale, bias : array of shape ``x.shape[axis:]``, optional
+    scale, bias : array of shape ``x.shape[axis:]``, or one per sample, optional
         V, as in :func:`layer_norm`.
     axis : int
         The first normalised dimension; all dimensions after it are normalised too.
@@ -191,8 +193,8 @@ def layer_norm_grad(
     ----------
     dy, x : arrays of shape (*rows, *normalised)
         T. ``dy`` may be a broadcast view.
-    scale : array of shape ``x.shape[axis:]``, or None
-        V. ``None``: no scale and no bias.
+    scale : array of shape ``x.shape[axis:]``, or one per sample, or None
+        V, as in :func:`layer_norm`. ``None``: no scale and no bias.
     mean, inv_std : arrays of shape ``x.shape[:axis]``, or that followed by ones
         U, as :func:`layer_norm` returns them.
     axis : int
@@ -210,7 +212,7 @@ def layer_norm_grad(
     -------
     dx : T array of x's shape
     dscale, dbias : V arrays of scale's shape
-        ``None`` if ``scale`` is ``None``.
+        Per sample: sums over the rows of each. ``None`` if ``scale`` is ``None``.
 
     Raises
     ------

@@ -45,7 +45,7 @@ def rms_norm(
     ----------
     x : array of shape (*rows, *normalised)
         T: float16, bfloat16, float32 or float64.
-    scale : array of shape ``x.shape[axis:]``, optional
+    scale : array of shape ``x.shape[axis:]``, or one per sample, optional
         V, as in :func:`layer_norm`.
     axis : int
         The first normalised dimension; all dimensions after it are normalised too.
@@ -104,7 +104,7 @@ def add_rms_norm(
     ----------
     x, residual : arrays of shape (*rows, *normalised)
         T: float16, bfloat16, float32 or float64.
-    scale : array of shape ``x.shape[axis:]``, optional
+    scale : array of shape ``x.shape[axis:]``, or one per sample, optional
         V, as in :func:`layer_norm`.
     axis : int
         The first normalised dimension; all dimensions after it are normalised too.
@@ -167,8 +167,8 @@ def rms_norm_grad(
     ----------
     dy, x : arrays of shape (*rows, *normalised)
         T. ``dy`` may be a broadcast view.
-    scale : array of shape ``x.shape[axis:]``, or None
-        V. ``None``: no scale.
+    scale : array of shape ``x.shape[axis:]``, or one per sample, or None
+        V, as in :func:`layer_norm`. ``None``: no scale.
     inv_std : array of shape ``x.shape[:axis]``, or that followed by ones
         U, as :func:`rms_norm` returns it.
     axis : int
@@ -186,6 +186,7 @@ def rms_norm_grad(
     -------
     dx : T array of x's shape
     dscale : V array of scale's shape, ``None`` if ``scale`` is ``None``
+        Per sample: sums over the rows of each.
 
     Raises
     ------
@@ -311,7 +312,7 @@ def gated_rms_norm(
         what is normalised is ``x * act(gate)``, as in Mamba-2.
     axis : int
         The first normalised dimension; all dimensions after it are normalised too. For groups in a
-        row, reshape all of them to (*rows, groups, -1).
+        row, reshape all of them to ``(*rows, groups, -1)``.
     eps : float
         Added to the mean square; finite and at least 0.
     scale_offset : float

@@ -15,7 +15,7 @@
 // sums again in double. A second pass over the row corrects the mean by the sum of x - mean.
 //
 // Launch: blockDim = (threads per row, rows per block), x a power of two, x * y a multiple of 32
-// and at most 1024 (512 if STRIDED); any gridDim.x. width > 0. If VEC > 1, width is a multiple of
+// and at most 1024 (512 if STRIDED); any gridDim.x; gridDim.z samples (row_starts.cuh). width > 0. If VEC > 1, width is a multiple of
 // VEC and arrays are 16-byte aligned (with a `layout`, only scale and bias). If CHUNKS > 0, x *
 // CHUNKS * VEC >= width: a thread then loads its part of a row once, all loads in flight together,
 // and keeps it in registers. With CHUNKS = 0 a row may have any length, and is read once for each
@@ -264,10 +264,13 @@ extern "C" __global__ void __launch_bounds__(STRIDED ? 512 : 1024, 1) layer_norm
     __shared__ Slots slots;
     const i64 step = static_cast<i64>(gridDim.x) * blockDim.y;
     const double share = 1.0 / width;
-    i64 first = static_cast<i64>(blockIdx.x) * blockDim.y;
-    for (int turn = 0; first < rows; first += step, ++turn) {
+    const i64 end = (sample() + 1) * rows;
+    i64 first = sample() * rows + static_cast<i64>(blockIdx.x) * blockDim.y;
+    scale = of_sample(scale, width);
+    bias = of_sample(bias, width);
+    for (int turn = 0; first < end; first += step, ++turn) {
         const i64 row = first + threadIdx.y;
-        const bool inside = row < rows;
+        const bool inside = row < end;
         const Place place = place_of(layout, row);
         const DATA_T* from = x + start_of(layout, X, place, width);
         const Index columns = inside ? static_cast<Index>(width) : 0;

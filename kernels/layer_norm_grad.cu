@@ -7,14 +7,14 @@
 //
 // dy, source, dx: (rows, width) of DATA_T, C order, or strided by `layout` (row_starts.cuh); dx may
 // be dy. ds: the same, or null; dx may be ds. scale, bias: width of PARAM_T or null. mean, inv_std:
-// rows of STAT_T. partials: (PLANES, gridDim.x, width) of the accumulation dtype, or null if no
-// parameter gradient is computed. All outputs are written with =. Deterministic: fixed orders, no
+// rows of STAT_T. partials: (PLANES, samples, gridDim.x, width) of the accumulation dtype, or null if
+// no parameter gradient is computed. All outputs are written with =. Deterministic: fixed orders, no
 // atomics.
 //
 // Launch: blockDim = (threads per row, rows per block), x a power of two with x * CHUNKS * VEC >=
-// width, x * y a multiple of 32 and at most 512 (256 if y > 1); any gridDim.x. If VEC > 1, width is
-// a multiple of VEC and arrays are 16-byte aligned (with a `layout`, only scale, bias and
-// partials). If LONG, x is 512, y is 1, and dynamic shared memory has PLANES * CHUNKS * VEC * x
+// width, x * y a multiple of 32 and at most 512 (256 if y > 1); any gridDim.x; gridDim.z samples
+// (row_starts.cuh), 1 if FROM_OUTPUT. If VEC > 1, width is a multiple of VEC and arrays are 16-byte
+// aligned (with a `layout`, only scale, bias and partials). If LONG, x is 512, y is 1, and dynamic shared memory has PLANES * CHUNKS * VEC * x
 // elements of type A; if LONG is 2, CHUNKS * VEC * x of PARAM_T follow.
 //
 // A thread keeps the sums of its columns in registers for all its rows, and its columns of scale if
@@ -248,7 +248,7 @@ __device__ __forceinline__ void write_partials(A* partials, int width, Columns& 
             for (int k = 0; k < VEC; ++k) sums[k] = own.sum(plane, c, k);
             if (!LONG && blockDim.y > 1) merge_rows(sums, tile);
             if (threadIdx.y != 0 || column_of(c) >= width) continue;
-            const i64 row = static_cast<i64>(plane) * gridDim.x + blockIdx.x;
+            const i64 row = partials_before(plane, gridDim.x) + blockIdx.x;
             store<VEC>(partials + row * width + column_of(c), sums);
         }
 }
@@ -265,6 +265,7 @@ extern "C" __global__ void __launch_bounds__(512, BLOCKS) layer_norm_grad(
 #else
     __shared__ A tile[MERGED_THREADS * VEC];
 #endif
+    scale = of_sample(scale, width);
     const Arrays in = {dy, source, scale, bias, mean, inv_std, ds, layout};
     Columns own(tile);
 #pragma unroll
@@ -278,20 +279,21 @@ extern "C" __global__ void __launch_bounds__(512, BLOCKS) layer_norm_grad(
     A share = {1};
     share /= width;  // once: a division takes as long as a row's sums
     const i64 step = static_cast<i64>(gridDim.x) * blockDim.y;
-    i64 first = static_cast<i64>(blockIdx.x) * blockDim.y;
+    const i64 end = (sample() + 1) * rows;
+    i64 first = sample() * rows + static_cast<i64>(blockIdx.x) * blockDim.y;
     Row next;
-    if (AHEAD) fetch_row(in, first + threadIdx.y, rows, width, next);
-    for (int turn = 0; first < rows; first += step, ++turn) {
+    if (AHEAD) fetch_row(in, first + threadIdx.y, end, width, next);
+    for (int turn = 0; first < end; first += step, ++turn) {
         // A LONG row has a block of its own. Single floats leave no register for a second index.
         const i64 row = LONG && VEC == 1 && sizeof(DATA_T) == 4 ? first : first + threadIdx.y;
         Row at;
         if (AHEAD) at = next;
-        fetch_row(in, AHEAD ? row + step : row, rows, width, AHEAD ? next : at);
+        fetch_row(in, AHEAD ? row + step : row, end, width, AHEAD ? next : at);
         const Statistics of = widen(at.of);
         Pair<A> means = row_sums(sum_row(in, of, width, own, at), slots, turn);
         means.first = means.first * share;
         means.second = means.second * share;
-        if (row < rows) write_row(in, dx, row, width, at, own, of, means);
+        if (row < end) write_row(in, dx, row, width, at, own, of, means);
     }
     if (partials) write_partials(partials, width, own, tile);
 }

@@ -4,12 +4,13 @@
 //   row_sums_of_gradient: sums[part][row] = (sum of w, sum of w * xhat) over part of the columns
 //   apply_gradient:       dx as in layer_norm_grad.cu, and partials[plane][blockIdx.y][column]
 //
-// Arrays as in layer_norm_grad.cu. sums: (parts, rows) pairs of double, parts = gridDim.y of
-// row_sums_of_gradient. partials: (PLANES, gridDim.y of apply_gradient, width) of the accumulation
-// dtype, or null. All outputs are written with =. Deterministic: fixed orders, no atomics.
+// Arrays as in layer_norm_grad.cu. sums: (parts, samples * rows) pairs of double, parts = gridDim.y
+// of row_sums_of_gradient. partials: (PLANES, samples, gridDim.y of apply_gradient, width) of the
+// accumulation dtype, or null. All outputs are written with =. Deterministic: fixed orders, no atomics.
 //
 // Launch: blockDim = (256, 1); any grid. row_sums_of_gradient: gridDim.x runs over rows, gridDim.y
-// over columns; apply_gradient: gridDim.x over columns, gridDim.y over rows. If VEC > 1, width is a
+// over columns; apply_gradient: gridDim.x over columns, gridDim.y over rows; gridDim.z as in
+// layer_norm_grad.cu. If VEC > 1, width is a
 // multiple of VEC and arrays are 16-byte aligned (with a `layout`, only scale, bias and partials).
 
 #include "row_gradient.cuh"
@@ -26,6 +27,9 @@ __device__ __forceinline__ Parameters fetch_parameters(const Arrays& in, bool wa
 
 // One pack of columns of one row.
 struct Part { Raw<DATA_T, VEC> dy, source; };
+
+// The rows of all samples together.
+__device__ __forceinline__ i64 all_rows(i64 rows) { return STRIDED ? rows * gridDim.z : rows; }
 
 __device__ __forceinline__ Part fetch_part(const Arrays& in, bool wanted, const Place& row, i64 width, i64 column) {
     return {
@@ -88,13 +92,15 @@ extern "C" __global__ void __launch_bounds__(256, 2) row_sums_of_gradient(
 ) {
     FURTHER_VARIABLES
     __shared__ Pair<double> slots[2 * WARP];
-    const Arrays in = {dy, source, scale, bias, mean, inv_std, ds, layout};
+    const Arrays in = {dy, source, of_sample(scale, width), bias, mean, inv_std, ds, layout};
+    const i64 end = (sample() + 1) * rows;
     int turn = 0;
-    for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
+    for (i64 row = sample() * rows + blockIdx.x; row < end; row += gridDim.x) {
         const Pair<double> total = row_sums(share_of_row(in, row, width), slots, turn++);
         if (threadIdx.x != 0) continue;
-        sums[2 * (blockIdx.y * rows + row)] = total.first;
-        sums[2 * (blockIdx.y * rows + row) + 1] = total.second;
+        double* to = sums + 2 * (blockIdx.y * all_rows(rows) + row);
+        to[0] = total.first;
+        to[1] = total.second;
     }
 }
 
@@ -116,21 +122,23 @@ __device__ __forceinline__ void apply_to_columns(
     A (&totals)[PLANES][VEC]
 ) {
     const Parameters own = fetch_parameters(in, true, column);
-    for (i64 first = blockIdx.y; first < rows; first += static_cast<i64>(AT_ONCE) * gridDim.y) {
+    const i64 end = (sample() + 1) * rows;
+    i64 first = sample() * rows + blockIdx.y;
+    for (; first < end; first += static_cast<i64>(AT_ONCE) * gridDim.y) {
         Part at[AT_ONCE];
         RawStatistics statistics[AT_ONCE];
 #pragma unroll
         for (int b = 0; b < AT_ONCE; ++b) {
             const i64 row = first + static_cast<i64>(b) * gridDim.y;
-            at[b] = fetch_part(in, row < rows, place_of(in.layout, row), width, column);
-            statistics[b] = fetch_statistics(in, row < rows, row);
+            at[b] = fetch_part(in, row < end, place_of(in.layout, row), width, column);
+            statistics[b] = fetch_statistics(in, row < end, row);
         }
 #pragma unroll
         for (int b = 0; b < AT_ONCE; ++b) {
             const i64 row = first + static_cast<i64>(b) * gridDim.y;
-            if (row >= rows) continue;
+            if (row >= end) continue;
             const Statistics of = widen(statistics[b]);
-            const Pair<A> means = means_of_row(sums, parts, row, rows, width);
+            const Pair<A> means = means_of_row(sums, parts, row, all_rows(rows), width);
             const Place place = place_of(in.layout, row);
             Raw<DATA_T, VEC> further = {};
             if (ADDED) {
@@ -157,7 +165,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) apply_gradient(
     FURTHER_PARAMETERS
 ) {
     FURTHER_VARIABLES
-    const Arrays in = {dy, source, scale, bias, mean, inv_std, ds, layout};
+    const Arrays in = {dy, source, of_sample(scale, width), bias, mean, inv_std, ds, layout};
     const i64 step = static_cast<i64>(gridDim.x) * blockDim.x * VEC;
     i64 column = (static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x) * VEC;
     for (; column < width; column += step) {
@@ -168,7 +176,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) apply_gradient(
         if (!partials) continue;
 #pragma unroll
         for (int plane = 0; plane < PLANES; ++plane) {
-            const i64 row = static_cast<i64>(plane) * gridDim.y + blockIdx.y;
+            const i64 row = partials_before(plane, gridDim.y) + blockIdx.y;
             store<VEC>(partials + row * width + column, totals[plane]);
         }
     }

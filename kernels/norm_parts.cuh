@@ -59,3 +59,25 @@ __device__ __forceinline__ void write_parts(const TensorList& list, double p, Pa
         }
     }
 }
+
+// Combines every blockDim.x-th of the partials [begin, end), which it loads BATCH at a time.
+__device__ __forceinline__ Part own_share(const Part* partials, u32 begin, u32 end, double p) {
+    constexpr u32 BATCH = ORDER::BATCH;
+    Part sum = {0, 0, 0};
+    u32 i = begin + threadIdx.x;
+    for (; i + (BATCH - 1) * blockDim.x < end; i += BATCH * blockDim.x) {
+        Part next[BATCH];
+#pragma unroll
+        for (u32 b = 0; b < BATCH; ++b) next[b] = partials[i + b * blockDim.x];
+#pragma unroll
+        for (u32 b = 0; b < BATCH; ++b) ORDER::combine(sum, next[b], p);
+    }
+    for (; i < end; i += blockDim.x) ORDER::combine(sum, partials[i], p);
+    return sum;
+}
+
+// Writes a norm times `by` and whether it is of finite elements. `out` need not be aligned.
+__device__ __forceinline__ void write_joined_norm(const Part& all, double p, double by, unsigned char* out, double* found_inf) {
+    write<1>(reinterpret_cast<f64*>(out), Raw<f64, 1>{{norm_of<ORDER>(all, p, by)}});
+    if (found_inf) *found_inf = fabs(all.hi) <= LARGEST ? 0 : 1;  // no sum overflows
+}

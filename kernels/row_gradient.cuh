@@ -40,6 +40,11 @@ struct Arrays {
 #define FURTHER_VARIABLES const Layout layout = {}; const DATA_T* ds = nullptr;
 #endif
 
+// How many rows of partial sums lie in front of those of a plane and of the block's sample.
+__device__ __forceinline__ i64 partials_before(int plane, i64 count) {
+    return STRIDED ? (static_cast<i64>(plane) * gridDim.z + sample()) * count : plane * count;
+}
+
 // A row's statistics as memory has them, and widened. Absent ones are 0.
 struct RawStatistics { STAT_T mean, inv_std; };
 struct Statistics { A mean, inv_std; };

@@ -5,6 +5,9 @@
 // row is not aligned for packs, packs are accessed element by element. Threads have the same
 // elements and add in the same order in both cases, so the bits are those of contiguous rows. ADDED
 // = 1 (only if STRIDED): there is one more array, the residual or ds.
+//
+// Samples (only if STRIDED): gridDim.z of them, each with `rows` rows and with a scale and a bias of
+// its own, which lie one behind another. Rows are counted through all samples.
 
 #pragma once
 
@@ -92,6 +95,14 @@ __device__ __forceinline__ void store_data(const Layout& layout, T* to, const Ra
 template <int N, typename T, typename A>
 __device__ __forceinline__ void store_data(const Layout& layout, T* to, const A (&from)[N]) {
     store_data<N>(layout, to, narrow_all<T>(from));
+}
+
+// The block's sample, whose parameters begin at `width` times this.
+__device__ __forceinline__ i64 sample() { return STRIDED ? blockIdx.z : 0; }
+
+// The same parameter of the block's sample, or null.
+template <typename T> __device__ __forceinline__ const T* of_sample(const T* parameter, i64 width) {
+    return STRIDED && parameter ? parameter + sample() * width : parameter;
 }
 
 // A scale with its offset.

@@ -30,3 +30,11 @@ struct Scale : Op {
             write<1>(target + i, Raw<T, 1>{{multiply_in_double(load<1>(source + i).at(0), factor)}});
     }
 };
+
+// A list, the last chunk first.
+__device__ __forceinline__ void scale_all(const TensorList& list, double factor, bool zero, bool in_place) {
+    if (in_place && factor == 1 && !zero) return;
+    Scale op(factor, zero ? ZERO : factor == 1 ? KEEP : MULTIPLY);
+    for (u32 k = first_warp(); k < list.chunks; k += warps_in_grid())
+        walk(list, list.chunks - 1 - k, op);
+}

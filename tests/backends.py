@@ -42,6 +42,7 @@ class Backend:
     mean_unit = 2.0**-53  # of what holds a row's mean in a forward pass
     run_errors = tolerances.RUNS
 
+    has_read_only = True  # whether arrays can be read-only
     has_cudas_pow = False  # whether powers are those of NVIDIA's library
 
     def active(self):
@@ -93,7 +94,7 @@ COMPILED_FILES = {
     *("test_gated_norm.py", "test_group_norm.py", "test_running_statistics.py"),
     *("test_clipping.py", "test_clipping_scaled.py", "test_accumulation.py"),
     *("test_accumulate_grads.py", "test_block_clipping.py", "test_groups.py"),
-    *("test_rank_states.py", "test_statistics.py"),
+    *("test_exact_norms.py", "test_rank_states.py", "test_samples.py", "test_statistics.py"),
 }
 
 
@@ -178,6 +179,7 @@ class CuPy(Backend):
     marks = (pytest.mark.gpu,)
     on_host = False
     run_errors = tolerances.PAIRS
+    has_read_only = False
     has_cudas_pow = True
 
     def active(self):
@@ -188,7 +190,11 @@ class CuPy(Backend):
 
     @contextmanager
     def sized(self, *, multiprocessors, max_shared_memory):
-        """As if the GPU had so many multiprocessors; of shared memory it must have enough."""
+        """As if the GPU had so many multiprocessors, each with as many blocks as the emulator's.
+
+        How many a kernel's registers allow decides grids too. Of shared memory the GPU must have
+        enough.
+        """
         import cupy
 
         from gradkit import _cuda
@@ -199,6 +205,7 @@ class CuPy(Backend):
         if device.max_shared_memory < max_shared_memory:
             pytest.skip("long rows take another path on this GPU")
         device.multiprocessors, device.max_shared_memory = multiprocessors, max_shared_memory
+        device.resident = EmulatedDevice(max_shared_memory=max_shared_memory).resident
         with mock.patch.dict(_cuda.backends, {number: _cuda.CudaBackend(device)}), self.active():
             yield self.asarray
 

@@ -179,6 +179,7 @@ class StubTorch:
 
     def __init__(self, communicators, config):
         self._communicators, self._config = communicators, config
+        self.gloo = Wire(len(communicators))
         self._own = threading.local()
         self.Tensor = self.Parameter = type(self)
         self.nn = self.distributed = self.cuda = self
@@ -217,11 +218,27 @@ class StubTorch:
 
     def from_numpy(self, host):
         assert type(host) is np.ndarray
-        return SimpleNamespace(to=lambda device: self._made(host, device))
+        return HostTensor(host, self._made)
+
+    def all_gather(self, tensors, tensor, group=None):
+        assert group == "the group"
+        states = np.frombuffer(self.gloo.exchange(self._own.rank, tensor.host.tobytes()))
+        for target, row in zip(tensors, states.reshape(len(tensors), -1), strict=True):
+            target.host[...] = row
 
     def from_dlpack(self, array):
         assert type(array) is DeviceArray
         return array.view(Tensor)
+
+    def all_reduce(self, tensor, group=None):
+        assert group == "the group"
+        on_host = isinstance(tensor, HostTensor)
+        host = tensor.host if on_host else np.array(tensor)
+        wire = self.gloo if on_host else self._communicators[self._own.rank]._wire
+        states = np.frombuffer(wire.exchange(self._own.rank, host.tobytes()))
+        host[...] = states.reshape(-1, host.size).sum(axis=0)
+        if not on_host:
+            tensor[...] = host
 
     def current_stream(self, device):
         assert device == f"cuda:{self._own.rank}"
@@ -243,6 +260,19 @@ class StubTorch:
         source, target = (array.ctypes.data for array in (input_tensor, output_tensor))
         own = self._communicators[self._own.rank]
         own.allGather(source, target, input_tensor.numel(), NCCL_FLOAT64, self._own.stream)
+
+
+class HostTensor:
+    """A tensor in host memory, of NumPy's."""
+
+    def __init__(self, host, made):
+        self.host, self._made = host, made
+
+    def __iter__(self):
+        return (HostTensor(row, self._made) for row in self.host)
+
+    def to(self, device):
+        return self._made(self.host, device)
 
 
 class Tensor(DeviceArray):

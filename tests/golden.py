@@ -22,7 +22,7 @@ from gradkit._dtypes import FLOATS
 from testbed.nvrtc import version
 from tests import strategies as draw_
 from tests.devices.emulated import on_device, ptx_backend
-from tests.operations import LISTS, POWER, WIDE, Operation, Types, leaves, of
+from tests.operations import LISTS, OPERATIONS, POWER, WIDE, Operation, Types, leaves, of
 from tests.problems import BATCH_TYPES, LAYER_TYPES, Problem, make, make_groups, tiny
 from tests.tolerances import DTYPES
 
@@ -41,6 +41,7 @@ ROWS = [
     ((2, 20_000), None),
 ]
 TINY = 2  # which of them is
+SAMPLES = [(3, 5, 24), (2, 37, 64), (2, 3, 4100), (5, 1, 7), (2, 2, 20_000)]
 IMAGES = [
     ((33, 3), 1),
     ((5, 4, 3, 7), 1),
@@ -63,6 +64,7 @@ class Case(NamedTuple):
 def cases() -> Iterator[Case]:
     """Every case; a call takes what puts a host array on the device."""
     yield from _rows()
+    yield from _samples()
     yield from _channels()
     yield from _groups()
     yield from _lists()
@@ -97,6 +99,19 @@ def _rows() -> Iterator[Case]:
     )
     for (i, found), (j, types) in product(enumerate(further), enumerate(LAYER_TYPES)):
         yield _of_rows(*found, types, (2 * i + j) % len(ROWS), quick=j % 3 == i % 3)
+
+
+def _samples() -> Iterator[Case]:
+    """With a scale and bias per sample."""
+    names = "layer_norm", "add_rms_norm", "layer_norm_grad", "rms_norm_grad"
+    for (i, name), (j, types) in product(enumerate(names), enumerate(LAYER_TYPES)):
+        shape = SAMPLES[(i + j) % len(SAMPLES)]
+        p = make(shape, types, seed=7, centred="rms" not in name)
+        own, kind = (len(p.x), 1, *p.tail), DTYPES[types[2]]
+        p.scale = (1 + draw_.values(own, "float64", 5) / 4).astype(kind)
+        p.bias = draw_.values(own, "float64", 6).astype(kind)
+        size = f"{'x'.join(map(str, shape))}, per sample"
+        yield _case(OPERATIONS[name], "", p, types, size, quick=j % 3 == i % 3)
 
 
 def _of_rows(operation: Operation, variant: str, types: Types, k: int, *, quick: bool) -> Case:

@@ -182,7 +182,7 @@ def test_no_64_bit_number_is_narrowed(file, macros):
         ("batch_norm_inference", "infer", 1, 1),
         ("batch_norm_inference_grad", "infer_gradient", 2, 1),
         ("norm", "norm_partials", 1, 0),
-        ("scale", "clip_by_norm", 1, 1),
+        ("clip_by_norm", "clip_by_norm", 1, 1),
         ("scale", "scale_grads", 1, 1),
         ("clip_value", "clip_grad_value", 1, 1),
         ("accumulate", "accumulate_grad", 2, 1),

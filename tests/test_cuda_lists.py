@@ -240,7 +240,7 @@ def test_a_launch_over_all_chunks_is_the_one_that_is_asked_for(device):
         (("norm", "norm_partials"), {"ORDER": "Sum"}),
         (("norm", "norm_partials"), {"ORDER": "Largest"}),
         (("scale", "scale_grads"), {}),
-        (("scale", "clip_by_norm"), {}),
+        (("clip_by_norm", "clip_by_norm"), {}),
     ]
     for _ in range(2):
         for (file, name), macros in asked:
@@ -475,7 +475,7 @@ def test_a_captured_list_with_more_dimensions_than_a_launch_takes(device):
     [
         ("norm", "norm_partials", (np.float64(2), np.zeros((64, 3)), np.uint32(1))),
         (
-            "scale",
+            "clip_by_norm",
             "clip_by_norm",
             (np.full(1, 2.0), None, *np.ones(2), None, np.float64(1), np.uint32(0), np.uint32(1)),
         ),

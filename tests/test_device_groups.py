@@ -16,6 +16,7 @@ from gradkit._cuda import CudaBackend
 from gradkit._cuda.dry_run import DryDevice
 from gradkit._cuda.launch import kernels
 from gradkit._ranks import device as groups_device
+from gradkit.distributed import shards_of
 from tests import oracles, tolerances
 from tests.device_ranks import (
     Communicator,
@@ -27,6 +28,7 @@ from tests.device_ranks import (
     Wire,
 )
 from tests.devices.emulated import DeviceArray
+from tests.meshes import plain
 from tests.problems import one_or_each
 from tests.ranks import results, together
 from tests.test_contract import refuse
@@ -48,8 +50,9 @@ class Ranks:
         devices = [backend.device for backend in self.backends]
         self.communicators = [NcclCommunicator(self.wire, k, d) for k, d in enumerate(devices)]
         self._kind = kind
-        if kind == "torch":
-            self.torch = StubTorch(self.communicators, "cuda:nccl")
+        if kind in ("torch", "both"):
+            config = "cuda:nccl" if kind == "torch" else "cpu:gloo,cuda:nccl"
+            self.torch = StubTorch(self.communicators, config)
             monkeypatch.setitem(sys.modules, "torch", self.torch)
             self.groups = list(range(size))  # made by the rank itself
         else:
@@ -67,7 +70,7 @@ class Ranks:
 
     def together(self, work):
         """``work(group)`` on every rank, and what each returned or raised."""
-        if self._kind != "torch":
+        if self._kind not in ("torch", "both"):
             return together(work, self.size, groups=self.groups)
 
         def as_process(rank):
@@ -261,6 +264,116 @@ def test_each_tensor_over_devices_takes_two_collectives(of):
     assert len(bits(found)) == 1
     np.testing.assert_array_equal(found[0], [5, NAN] * 3)
     assert ranks.wire.sent == [[6, 19]] * 2
+
+
+def both_by_rank(ranks):
+    """How many numbers each rank has sent by gloo and by NCCL."""
+    return ranks.torch.gloo.sent, ranks.wire.sent
+
+
+def test_a_process_group_with_both_uses_each_for_what_it_has(of):
+    """Hosts agree by gloo and wait for no device; sums travel by NCCL."""
+    ranks = of(3, "both")
+    held = ranks.over([[f(3, 0)], [f(0)], [f(4)]])
+    found = [ranks.put(rank, np.array(7.0)) for rank in range(3)]
+
+    def work(group):
+        options = {"scale": 2.0, "found_inf": found[group.rank], "group": group}
+        return gradkit.clip_grad_norm(held[group.rank], 2.5, **options)
+
+    norms = ranks.results(work)
+    assert [(type(norm), float(norm)) for norm in norms] == [(DeviceArray, 10.0)] * 3
+    assert [[g.tolist() for g in part] for part in held] == [[[1.5, 0]], [[0]], [[2]]]
+    assert [flag.tolist() for flag in found] == [0.0] * 3
+    assert both_by_rank(ranks) == ([[6]] * 3, [[6]] * 3)
+    assert [backend.device.waits for backend in ranks.backends] == [0] * 3
+
+
+@pytest.mark.parametrize("options", [{}, {"nonfinite": "raise"}, {"exact": True}])
+def test_with_both_what_is_not_on_devices_travels_in_host_memory(of, options):
+    """A rank whose gradients are offloaded, and one that has none."""
+    ranks = of(3, "both")
+    held = [[ranks.put(0, np.float32([3.0]))], [np.float32([4.0])], []]
+
+    def work(group):
+        return float(gradkit.clip_grad_norm(held[group.rank], 2.5, group=group, **options))
+
+    assert ranks.results(work) == [5.0] * 3
+    assert [g.tolist() for part in held for g in part] == [[1.5], [2.0]]
+    assert both_by_rank(ranks)[1] == [[]] * 3
+
+
+def test_with_both_ranks_that_remember_different_things(of):
+    """Rank 0 holds the same in both models, and was told of the second one last."""
+    ranks = of(2, "both")
+
+    def work(group):
+        def grads(other):
+            name = "b" if group.rank and other else "a"
+            own = {name: plain(np.float32([3.0]))}
+            return shards_of(own, group=group, plain="copies")
+
+        return [float(gradkit.grad_norm(grads(other), 1, group=group)) for other in (0, 1, 0, 1)]
+
+    assert ranks.results(work) == [[3.0, 6.0, 3.0, 6.0]] * 2
+
+
+def test_with_both_an_error_is_told_to_all_at_once(of):
+    ranks = of(2, "both")
+    held = ranks.over([[f(3)], [f(4)]])
+
+    def work(group):
+        order = 0 if group.rank else 2
+        return gradkit.clip_grad_norm(held[group.rank], 1.0, order, group=group)
+
+    first, second = ranks.together(work)
+    assert isinstance(first, gradkit.RankError)
+    assert isinstance(second, ValueError)
+    assert [[g.tolist() for g in part] for part in held] == [[[3.0]], [[4.0]]]
+    assert ranks.wire.sent == [[], []]
+
+
+def test_with_both_a_device_that_fails_once_all_have_agreed(of, monkeypatch):
+    ranks = of(2, "both")
+    held = ranks.over([[f(3)], [f(4)]])
+
+    def fail(*_):
+        raise MemoryError("none left")
+
+    monkeypatch.setattr(ranks.backends[1], "rank_state", fail)
+
+    def work(group):
+        try:
+            return float(gradkit.clip_grad_norm(held[group.rank], 1.0, group=group))
+        finally:
+            if not group.rank:
+                with pytest.raises(gradkit.RankError, match="rank 1: failed"):
+                    group.check()
+
+    first, second = ranks.together(work)
+    assert math.isnan(first)
+    assert isinstance(second, MemoryError)
+    assert [[g.tolist() for g in part] for part in held] == [[[3.0]], [[4.0]]]
+
+
+@pytest.mark.parametrize("kind", ["cupyx", "torch"])
+def test_an_exact_norm_over_devices_is_that_of_one_process(of, kind):
+    """Both groups send as many numbers; PyTorch's adds them up."""
+    whole = np.random.default_rng(1).standard_normal(2000).astype(np.float32)
+    one = float(gradkit.grad_norm(whole, exact=True))
+    ranks = of(3, kind)
+    held = ranks.over([[whole[:7], whole[900:]], [], [whole[7:900]]])
+
+    def work(group):
+        norm = gradkit.clip_grad_norm(held[group.rank], one / 2, group=group, exact=True)
+        return type(norm), float(norm)
+
+    assert ranks.results(work) == [(DeviceArray, one)] * 3
+    assert ranks.wire.sent == [[6, 25]] * 3
+    expected = whole.copy()
+    gradkit.clip_grad_norm(expected, one / 2, exact=True)
+    first, last = held[0]
+    np.testing.assert_array_equal(np.concatenate([first, held[2][0], last]), expected)
 
 
 @pytest.mark.parametrize("limit", ["number", "array"])
@@ -566,10 +679,13 @@ def test_ranks_that_differ_in_their_number_of_norms_are_told(of):
     assert ranks.wire.sent == [[6]] * 2
 
 
-@pytest.mark.parametrize("options", [{"nonfinite": "raise", "each": False}, {"each": True}])
+WAITING = [{"nonfinite": "raise", "each": False}, {"each": True}, {"exact": True, "each": False}]
+
+
+@pytest.mark.parametrize("options", WAITING)
 def test_who_waits_is_told_at_once(of, options):
     ranks = of(2)
-    held = ranks.over([[f(3, 4)]] * 2)
+    held = ranks.over([[np.float32([3, 4])]] * 2)
 
     def work(group):
         if group.rank == 1:

@@ -3,6 +3,7 @@
 import math
 from decimal import Context, Decimal
 from fractions import Fraction
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -11,26 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gradkit
-from gradkit import _host
 from gradkit._calls.lists import DIGITS, ExactSums
+from gradkit._open.gradients import Gradients
 from gradkit._ranks import exact_norms, ownership
 from gradkit.distributed import shards_of
 from tests.meshes import Layout, plain
 from tests.ranks import results, together
 
 DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
-BACKENDS = [
-    name for name, known in (("numpy", True), ("compiled", "compiled" in _host._BACKENDS)) if known
-]
-
-
-@pytest.fixture(params=BACKENDS)
-def _host_backend(request):
-    with gradkit.use_cpu_backend(request.param):
-        yield
-
-
-on_each_backend = pytest.mark.usefixtures("_host_backend")
 
 
 def drawn(seed, dtype, size=3000):
@@ -58,28 +47,28 @@ def correctly_rounded(arrays, order, scale=1):
 
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("dtype", DTYPES)
-@on_each_backend
-def test_a_norm_is_rounded_once(dtype, order):
+def test_a_norm_is_rounded_once(backend, dtype, order):
     for seed in range(4):
         grad = drawn(seed, DTYPES[dtype])
         expected = correctly_rounded([grad], order)
-        assert float(gradkit.grad_norm([grad], order, exact=True)) == expected
-        few = gradkit.grad_norm([grad[:1], grad[1:1]], order, exact=True)
+        there = backend.asarray(grad)
+        assert float(gradkit.grad_norm([there], order, exact=True)) == expected
+        few = gradkit.grad_norm([there[:1], there[1:1]], order, exact=True)
         assert float(few) == abs(float(grad[0]))
 
 
-@given(st.integers(0, 2**32), st.sampled_from([1, 2]))
-def test_no_cut_and_no_order_changes_a_bit(seed, order):
+@given(st.data(), st.integers(0, 2**32), st.sampled_from([1, 2]))
+def test_no_cut_and_no_order_changes_a_bit(backend, data, seed, order):
     rng = np.random.default_rng(seed)
     whole = drawn(seed, np.float32, 700)
-    norms = set()
-    for backend in BACKENDS:
-        pieces = np.split(whole, np.sort(rng.integers(0, 700, rng.integers(0, 9))))
-        rng.shuffle(pieces)
-        pieces[0] = np.repeat(pieces[0], 2)[::2]  # with gaps
-        with gradkit.use_cpu_backend(backend):
-            norms.add(float(gradkit.grad_norm(pieces, order, exact=True)))
-            norms.add(float(gradkit.grad_norm(whole.reshape(7, 100).T, order, exact=True)))
+    cuts = st.lists(st.integers(0, 700), max_size=8).map(sorted)
+    pieces = np.split(whole, data.draw(cuts))
+    rng.shuffle(pieces)
+    pieces[0] = np.repeat(pieces[0], 2)[::2]  # with gaps
+    norms = {
+        float(gradkit.grad_norm([backend.asarray(grad) for grad in grads], order, exact=True))
+        for grads in (pieces, [whole.reshape(7, 100).T])
+    }
     assert norms == {correctly_rounded([whole], order)}
 
 
@@ -97,10 +86,10 @@ def test_any_layout_has_the_bits_of_one_process(layout, order):
     assert {*results(work, layout.size)} == {float(gradkit.grad_norm(wholes, order, exact=True))}
 
 
-@on_each_backend
-def test_many_elements_and_threads():
+def test_many_elements_and_threads(backend):
     """More than a chunk, a piece and a thread has; their sum is known."""
-    grads = [np.full(300_001, 2.0**-60, np.float32), np.full((3, 70_000), 3.0, np.float16)]
+    hosts = [np.full(300_001, 2.0**-60, np.float32), np.full((3, 70_000), 3.0, np.float16)]
+    grads = [backend.asarray(host) for host in hosts]
     total = Fraction(300_001, 2**60) + 630_000
     assert float(gradkit.grad_norm(grads, 1, exact=True)) == float(total)
 
@@ -109,32 +98,33 @@ def test_many_elements_and_threads():
     "values", [(1, 2**-20, 2**-40), (1, 2**-60, 2**-70), (1, 2.0**-149, 2.0**-75)]
 )
 @pytest.mark.parametrize("order", [1, 2])
-@on_each_backend
-def test_terms_of_one_chunk_that_are_far_apart(values, order):
+def test_terms_of_one_chunk_that_are_far_apart(backend, values, order):
     """They need two totals, four, or each its own place."""
     grad = np.array([v * (1 + 2**-10) if v > 1e-40 else v for v in values], np.float32)
     sums = np.zeros((1, DIGITS + 1))
-    _host.backend().exact_sums(ExactSums(grads=[grad], norm_type=order, rows=[0], sums=sums))
+    held = Gradients([backend.asarray(grad)], write=False)
+    call = ExactSums(grads=held.views, norm_type=order, rows=[0], sums=sums)
+    with held.on_stream():
+        held.backend.exact_sums(call)
     whole = sum(int(d) << 32 * k for k, d in enumerate(sums[0, :DIGITS]))
     assert whole == sum(Fraction(float(v)) ** order for v in grad) * 2**320
 
 
 @pytest.mark.parametrize("order", [1, 2])
-@on_each_backend
-def test_the_largest_sums_fit(order):
-    largest = np.finfo(np.float32).max
-    grads = [np.full(5000, largest, np.float32)]
-    expected = correctly_rounded(grads, order)
+def test_the_largest_sums_fit(backend, order):
+    host = np.full(5000, np.finfo(np.float32).max, np.float32)
+    grads = [backend.asarray(host)]
+    expected = correctly_rounded([host], order)
     assert float(gradkit.grad_norm(grads, order, exact=True)) == expected
     assert float(gradkit.grad_norm(grads, order, scale=1e300, exact=True)) == math.inf
 
 
 @pytest.mark.parametrize("bad", [[np.inf], [np.nan], [-np.inf, np.nan]])
 @pytest.mark.parametrize("order", [1, 2])
-@on_each_backend
-def test_what_is_not_finite(bad, order):
-    grads = [np.array([1.0, *bad, 2.0], np.float32), np.ones(3, np.float16)]
-    flag = np.array(False)
+def test_what_is_not_finite(backend, bad, order):
+    hosts = [np.array([1.0, *bad, 2.0], np.float32), np.ones(3, np.float16)]
+    grads = [backend.asarray(host) for host in hosts]
+    flag = backend.asarray(np.array(False))
     norm = gradkit.grad_norm(grads, order, found_inf=flag, exact=True)
     np.testing.assert_equal(float(norm), float(gradkit.grad_norm(grads, order)))
     assert flag
@@ -145,13 +135,14 @@ def test_what_is_not_finite(bad, order):
 
 
 @pytest.mark.parametrize("order", [1, 2])
-@on_each_backend
-def test_scales_are_exact_too(order):
-    grad = drawn(3, np.float32)
+def test_scales_are_exact_too(backend, order):
+    host = drawn(3, np.float32)
+    grad = backend.asarray(host)
     for scale in (0.1, -3.0, 0.0, 1e-300):
         norm = gradkit.grad_norm(grad, order, scale=scale, exact=True)
-        assert float(norm) == correctly_rounded([grad], order, scale)
+        assert float(norm) == correctly_rounded([host], order, scale)
     assert gradkit.grad_norm([], order, exact=True) == 0
+    assert float(gradkit.grad_norm([grad[:0]], order, exact=True)) == 0
 
 
 def test_ranks_may_have_other_scales_and_copies():
@@ -173,17 +164,18 @@ def test_ranks_may_have_other_scales_and_copies():
     assert results(work, 3) == [float(context.sqrt(square))] * 3
 
 
-@on_each_backend
-def test_clipping_takes_the_exact_norm():
-    grad = drawn(5, np.float32)
+def test_clipping_takes_the_exact_norm(backend):
+    host = drawn(5, np.float32)
+    grad, expected = backend.asarray(host), backend.asarray(host)
     norm = gradkit.grad_norm(grad, exact=True)
-    expected = grad.copy()
-    gradkit.clip_grads_with_norm(expected, norm, max_norm=float(norm) / 3)
-    clipped, again = gradkit.clip_by_global_norm(grad, float(norm) / 3, exact=True)
-    assert again == norm == gradkit.clip_grad_norm(grad, float(norm) / 3, exact=True)
-    np.testing.assert_array_equal(clipped, expected)
-    np.testing.assert_array_equal(grad, expected)
-    assert gradkit.grad_norm(np.array([3.0, -4.0]), np.inf, exact=True) == 4
+    limit = float(norm) / 3
+    gradkit.clip_grads_with_norm(expected, norm, max_norm=limit)
+    clipped, again = gradkit.clip_by_global_norm(grad, limit, exact=True)
+    clipped_norm = gradkit.clip_grad_norm(grad, limit, exact=True)
+    assert float(again) == float(norm) == float(clipped_norm)
+    for found in (clipped, grad):
+        np.testing.assert_array_equal(backend.asnumpy(found), backend.asnumpy(expected))
+    assert float(gradkit.grad_norm(backend.asarray(np.array([3.0, -4.0])), np.inf, exact=True)) == 4
 
 
 @pytest.mark.parametrize(
@@ -196,11 +188,12 @@ def test_clipping_takes_the_exact_norm():
     ],
 )
 @pytest.mark.filterwarnings("ignore:reduce")
-def test_what_cannot_be_exact(arguments, error, message):
+def test_what_cannot_be_exact(backend, arguments, error, message):
     given = {"grads": [np.ones(2, np.float32)], "max_norm": 0.5} | arguments
+    given["grads"] = [backend.asarray(grad) for grad in given["grads"]]
     with pytest.raises(error, match=message):
         gradkit.clip_grad_norm(**given)
-    assert all((grad == 1).all() for grad in given["grads"])
+    assert all((backend.asnumpy(grad) == 1).all() for grad in given["grads"])
 
 
 def test_an_error_on_one_rank_is_one_on_all():
@@ -216,7 +209,7 @@ def test_an_error_on_one_rank_is_one_on_all():
 @pytest.mark.parametrize("places", [0, 100])
 def test_a_root_beside_the_middle_of_two_floats(places):
     """The smallest rest decides to which side it is rounded."""
-    states = np.zeros((1, DIGITS + 3))
+    states = np.zeros((1, DIGITS + 3))  # common multiple, scale, digits, what is not finite
     states[0, :2] = 1, 1
     middle = 2**53 + 1 << places
     unit = 1 << 320 if places else 1
@@ -234,6 +227,84 @@ def test_a_scale_on_the_device_may_be_infinite():
     assert exact_norms.norm_of(states, 2) == (np.inf, 0)
     states[0, 1] = np.nan
     assert np.isnan(exact_norms.norm_of(states, 1)[0])
+
+
+def counted(group, *, adds):
+    """A group, and how many numbers its ranks have received."""
+
+    class Counted:
+        rank, size, received = group.rank, group.size, 0
+
+        def allgather(self, state):
+            self.received += state.size * self.size
+            return group.allgather(state)
+
+    class Adding(Counted):
+        def allreduce(self, state):
+            self.received += state.size
+            return group.allreduce(state)
+
+    return Adding() if adds else Counted()
+
+
+def drawn_by_ranks(size):
+    return [drawn(seed, np.float32, 50 + seed) for seed in range(size)]
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("adds", [True, False])
+def test_sums_are_added_on_the_way_if_a_group_can(adds, order):
+    """To the same bits; of what each rank receives, only the heads grow with the ranks."""
+    size = 9
+    grads = drawn_by_ranks(size)
+    groups = [counted(group, adds=adds) for group in gradkit.distributed.threads(size)]
+
+    def work(group):
+        own = [grads[group.rank], np.float32([7.0])]
+        replicas = [1, 3 if group.rank < 3 else 2]
+        options = {"scale": 0.1, "group": group, "replicas": replicas, "exact": True}
+        return float(gradkit.grad_norm(own, order, **options))
+
+    terms = [Fraction(float(abs(x))) ** order for grad in grads for x in grad]
+    total = (sum(terms) + (1 + 3) * 7**order) * Fraction(0.1) ** order
+    context = Context(prec=900)
+    square = context.divide(Decimal(total.numerator), Decimal(total.denominator))
+    expected = float(total) if order == 1 else float(context.sqrt(square))
+    assert results(work, size, groups=groups) == [expected] * size
+    assert {group.received for group in groups} == {6 * size + 25 * (1 if adds else size)}
+
+
+def test_ranks_without_one_multiple_of_all_their_copies():
+    """Each rank's own is below 2**53; then rows travel."""
+    heads = np.array([[2**31 - 1, 0.5], [2**29 - 3, 0.5]])
+    group = SimpleNamespace(adds=True, rows=lambda digits: np.stack([digits, digits]))
+    own = exact_norms.Own(5 << 320, 2**31 - 1, 0.5, 0.0)
+    rows = exact_norms.exchanged(own, heads, group)
+    expected = float((Fraction(5, 2**31 - 1) + Fraction(5, 2**29 - 3)) / 2)
+    assert exact_norms.norm_of(rows, 1) == (expected, 0)
+
+
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_what_is_not_finite_on_one_rank(bad):
+    def work(group):
+        own = np.float32([bad if group.rank else 1.0, -np.inf])
+        return float(gradkit.grad_norm(own, group=group, exact=True))
+
+    np.testing.assert_equal(results(work, 2), [bad] * 2)
+
+
+def test_a_group_must_answer_with_a_number_for_each():
+    class Wrong:
+        rank, size = 0, 2
+
+        def allgather(self, state):
+            return np.stack([state, state])
+
+        def allreduce(self, state):
+            return state[1:]
+
+    with pytest.raises(ValueError, match=r"what group.allreduce returned has shape \(24,\)"):
+        gradkit.grad_norm(np.ones(2, np.float32), group=Wrong(), exact=True)
 
 
 def test_a_rank_that_does_not_remember():

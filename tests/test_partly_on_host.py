@@ -241,6 +241,22 @@ def test_ranks_with_gradients_on_both_sides():
     assert np.array(stats[0].norm).tolist() == [math.sqrt(17), math.sqrt(40), 8.0]
 
 
+@pytest.mark.parametrize("order", [1, 2])
+def test_exact_norms_over_ranks(where, order):
+    """Of lists whose second gradient is a copy on each of two ranks."""
+    hosts = [host.astype(np.float32) for host in drawn()]
+    copied, devices = [1, 2, 1, 1, 1, 1], [Devices(2), Devices(2)]
+    held = [own.over(where, hosts) for own in devices]
+
+    def norms_of(grads):
+        options = {"exact": True, "replicas": copied}
+        return results(lambda g: gradkit.grad_norm(grads[g.rank], order, group=g, **options), 2)
+
+    found = norms_of(held)
+    assert [*map(float, found)] == norms_of([hosts, hosts])
+    assert found[0].backend is devices[0].backends[first_device(where)]
+
+
 def test_what_is_refused(devices):
     on, host = devices.put(0, f(3)), f(4)
     before = memory([on, host])

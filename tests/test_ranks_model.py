@@ -44,6 +44,11 @@ def test_limits_are_where_the_other_collective_takes_over():
     assert model.nccl_allgather(16) == pytest.approx((3.6 + 14 * 1.8 * 0.47 + 2.7) * 1e-6)
 
 
+def test_exact_sums_are_added_on_the_way():
+    assert model.exact_sizes(8, adds=True) == [48, 96, 192, 200, 200, 200]
+    assert model.exact_sizes(8, adds=False) == [48, 96, 192, 200, 400, 800]
+
+
 def test_the_page_has_the_tables():
     """``python -m benchmarks.ranks_model`` writes them."""
     for name, table in model.tables().items():

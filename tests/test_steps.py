@@ -1,6 +1,7 @@
 """Steps that are skipped: the verdict, and state that keeps every bit."""
 
 import math
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import gradkit
+from gradkit._arrays import backend_of
 from tests import strategies as draw_
 from tests.layouts import LAYOUTS
 from tests.tolerances import DTYPES
@@ -37,6 +39,16 @@ def test_a_step_is_taken_if_nothing_speaks_against_it(backend, norm, limit, foun
     if (limit is None or not math.isnan(limit)) and not isinstance(found, float):
         again = gradkit.step_verdict(on(norm), limit=limit, found_inf=found)
         assert bool(backend.asnumpy(again)) == expected
+
+
+def test_a_bool_becomes_an_array_of_the_backend(backend):
+    """In the first call, and in the second, whose plan is known: kernels read it there."""
+    norm = backend.asarray(np.array(1.0))
+    own = backend_of(norm)
+    for _ in range(2):
+        with mock.patch.object(own, "as_float64", wraps=own.as_float64) as made:
+            assert not bool(backend.asnumpy(gradkit.step_verdict(norm, found_inf=True)))
+        made.assert_called_once()
 
 
 @pytest.mark.parametrize("dtype", ["bool", *DTYPES])

@@ -9,6 +9,7 @@ import numpy as np
 from gradkit._backend import Shape, Spec
 from gradkit._calls import checks, roles
 from gradkit._calls.record import Call, Described, Plan
+from gradkit._calls.samples import are_per_sample
 from gradkit._dtypes import FLOATS, DType, accumulation_name, check_combination, dtype_named
 
 _FLOAT64 = np.dtype(np.float64)
@@ -118,6 +119,19 @@ class RowLayout(NormLayout):
         shape, _ = self.statistic(call)
         with_ones = shape + (1,) * (getattr(call, self.data).ndim - call.axis)
         super().check_statistics(call, [each for each in statistics if each.shape != with_ones])
+
+
+class SampleLayout(RowLayout):
+    """Rows whose scale and bias may belong to a sample: to one index of leading dimensions."""
+
+    def parameter(self, call: Any) -> tuple[Shape, str]:
+        data, (shape, meaning) = getattr(call, self.data), super().parameter(call)
+        if call.scale is not None and are_per_sample(call.scale.shape, data.shape, call.axis):
+            return call.scale.shape, "the shape of scale"
+        if call.axis:
+            one_each = data.shape[:1] + (1,) * (call.axis - 1) + shape
+            meaning = f"{meaning}, or one per sample, as in {one_each}"
+        return shape, meaning
 
 
 class ChannelLayout(NormLayout):

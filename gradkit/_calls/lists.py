@@ -82,7 +82,7 @@ class ExactSums(ListCall):
     """``sum |g|`` or, for ``norm_type`` 2, ``sum g^2``, without any rounding.
 
     ``rows`` has each gradient's row of ``sums``: its digits, the least significant first, and the
-    sum of magnitudes that are not finite. Gradients are in host memory, and not float64.
+    sum of magnitudes that are not finite. ``sums`` are in host memory. No gradient is float64.
     """
 
     grads: Grads
@@ -376,7 +376,10 @@ class SpikeGuardInit(Call):
 
 
 class StepVerdict(Call):
-    """``verdict = norm is finite and at most limit, and found_inf is 0``: one bool."""
+    """``verdict = norm is finite and at most limit, and found_inf is 0``: one bool.
+
+    A backend gets a float64 array, of a bool that the caller has on the host too.
+    """
 
     norm: In[Norm]
     limit: Limit
@@ -386,7 +389,9 @@ class StepVerdict(Call):
 
     layout = Judgement("norm")
 
-    def compute(self, backend: "ListOperations") -> None:
+    def compute(self, backend: Any) -> None:
+        if self.found_inf is not None:
+            self.found_inf = backend.as_float64(self.found_inf)
         backend.step_verdict(self)
 
 
@@ -436,6 +441,9 @@ class ListOperations(Protocol):
 
     def grad_stats(self, call: ListStats) -> None:
         """Statistics of each gradient."""
+
+    def exact_sums(self, call: ExactSums) -> None:
+        """Sums that are rounded nowhere, in host memory."""
 
     def rank_state(self, call: RankState) -> None:
         """What one rank says of its gradients."""

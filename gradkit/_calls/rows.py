@@ -4,10 +4,12 @@ With ``xhat = (x - mean) * inv_std`` (RMS norm: ``x * inv_std``; from the output
 scale``) and ``w = dy * (scale + scale_offset)``, means over a row, sums over all rows.
 """
 
+from collections.abc import Callable
+from functools import wraps
 from typing import Any, Protocol
 
 from gradkit._calls import checks
-from gradkit._calls.layouts import RowLayout
+from gradkit._calls.layouts import RowLayout, SampleLayout
 from gradkit._calls.record import Call, result
 from gradkit._calls.roles import (
     Activation,
@@ -23,6 +25,7 @@ from gradkit._calls.roles import (
     Scale,
     ScaleOffset,
 )
+from gradkit._calls.samples import lead_of, sample_count, samples_of
 from gradkit._dtypes import LAYER_NORM_TYPES
 
 
@@ -77,7 +80,7 @@ class LayerNorm(Call):
     mean: Out[Mean] = result()
     inv_std: Out[InvStd] = result()
 
-    types, layout = LAYER_NORM_TYPES, RowLayout("x")
+    types, layout = LAYER_NORM_TYPES, SampleLayout("x")
 
     def compute(self, backend: RowOperations) -> None:
         backend.layer_norm(self)
@@ -99,7 +102,7 @@ class AddLayerNorm(Call):
     mean: Out[Mean] = result()
     inv_std: Out[InvStd] = result()
 
-    types, layout = LAYER_NORM_TYPES, RowLayout("x")
+    types, layout = LAYER_NORM_TYPES, SampleLayout("x")
 
     def compute(self, backend: RowOperations) -> None:
         backend.add_layer_norm(self)
@@ -121,7 +124,7 @@ class LayerNormGrad(Call):
     dscale: Out[Scale | None] = result(if_="scale")
     dbias: Out[Bias | None] = result(if_="scale")
 
-    types, layout = LAYER_NORM_TYPES, RowLayout("x")
+    types, layout = LAYER_NORM_TYPES, SampleLayout("x")
 
     def compute(self, backend: RowOperations) -> None:
         backend.layer_norm_grad(self)
@@ -183,7 +186,7 @@ class RmsNorm(Call):
     y: Out[Data] = result(may_be=("x",))
     inv_std: Out[InvStd] = result()
 
-    types, layout = LAYER_NORM_TYPES, RowLayout("x")
+    types, layout = LAYER_NORM_TYPES, SampleLayout("x")
 
     def compute(self, backend: RowOperations) -> None:
         backend.rms_norm(self)
@@ -203,7 +206,7 @@ class AddRmsNorm(Call):
     s: Out[Data] = result(may_be=("x", "residual"))
     inv_std: Out[InvStd] = result()
 
-    types, layout = LAYER_NORM_TYPES, RowLayout("x")
+    types, layout = LAYER_NORM_TYPES, SampleLayout("x")
 
     def compute(self, backend: RowOperations) -> None:
         backend.add_rms_norm(self)
@@ -223,7 +226,7 @@ class RmsNormGrad(Call):
     dx: Out[Data] = result(may_be=("dy", "ds"))
     dscale: Out[Scale | None] = result(if_="scale")
 
-    types, layout = LAYER_NORM_TYPES, RowLayout("x")
+    types, layout = LAYER_NORM_TYPES, SampleLayout("x")
 
     def compute(self, backend: RowOperations) -> None:
         backend.rms_norm_grad(self)
@@ -294,3 +297,26 @@ class GatedRmsNormGrad(Call):
 
     def compute(self, backend: RowOperations) -> None:
         backend.gated_rms_norm_grad(self)
+
+
+def by_sample(most: int = 0) -> Callable[[Any], Any]:
+    """A backend's function, called once a sample if there are more scales than ``most``.
+
+    With 0, also if one scale has dimensions in front of the normalised ones.
+    """
+
+    def decorate(write: Callable[..., None]) -> Callable[..., None]:
+        @wraps(write)
+        def write_all(*args: Any) -> None:
+            *owner, call = args
+            scale = call.scale
+            shared = scale is None or scale.ndim == getattr(call, call.layout.data).ndim - call.axis
+            if shared or (most and sample_count(call) <= most):
+                write(*args)
+                return
+            for each in samples_of(call, lead_of(call)):
+                write(*owner, each)
+
+        return write_all
+
+    return decorate

@@ -10,7 +10,7 @@ import gradkit._cpu.compiled as compiled
 from gradkit import _numpy
 from gradkit._calls.backend import OPERATIONS, Services, names_in
 from gradkit._cpu.channels import *
-from gradkit._cpu.exact_sums import *
+from gradkit._cpu.exact import *
 from gradkit._cpu.gated_norm import *
 from gradkit._cpu.lists import *
 from gradkit._cpu.rows import *

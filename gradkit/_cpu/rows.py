@@ -13,6 +13,7 @@ from gradkit._calls.rows import (
     LayerNormInverse,
     RmsNorm,
     RmsNormGrad,
+    by_sample,
 )
 from gradkit._cpu.compiled import forward, gradient, inverse
 from gradkit._dtypes import float_of
@@ -51,6 +52,7 @@ def _forward(call: Any, types: int, residual: Any, bias: Any, s: Any, mean: Any)
     forward(*numbers, call.x, residual, call.scale, bias, call.y, s, mean, call.inv_std)
 
 
+@by_sample()
 def layer_norm(call: LayerNorm) -> None:
     """Write ``y``, ``mean`` and ``inv_std``; ``y`` may be ``x``."""
     if (types := types_of(call, call.x)) < 0:
@@ -59,6 +61,7 @@ def layer_norm(call: LayerNorm) -> None:
         _forward(call, types, None, call.bias, None, call.mean)
 
 
+@by_sample()
 def add_layer_norm(call: AddLayerNorm) -> None:
     """Write ``y``, ``s``, ``mean`` and ``inv_std``; ``y`` may be ``x``, ``s`` either summand."""
     if (types := types_of(call, call.x)) < 0:
@@ -67,6 +70,7 @@ def add_layer_norm(call: AddLayerNorm) -> None:
         _forward(call, types, call.residual, call.bias, call.s, call.mean)
 
 
+@by_sample()
 def rms_norm(call: RmsNorm) -> None:
     """Write ``y`` and ``inv_std``; ``y`` may be ``x``."""
     if (types := types_of(call, call.x)) < 0:
@@ -75,6 +79,7 @@ def rms_norm(call: RmsNorm) -> None:
         _forward(call, types, None, None, None, None)
 
 
+@by_sample()
 def add_rms_norm(call: AddRmsNorm) -> None:
     """Write ``y``, ``s`` and ``inv_std``; ``y`` may be ``x``, ``s`` either summand."""
     if (types := types_of(call, call.x)) < 0:
@@ -83,6 +88,7 @@ def add_rms_norm(call: AddRmsNorm) -> None:
         _forward(call, types, call.residual, None, call.s, None)
 
 
+@by_sample()
 def layer_norm_grad(call: LayerNormGrad) -> None:
     """Write ``dx``, ``dscale`` and ``dbias`` (``=``); ``dx`` may be ``dy`` or ``ds``."""
     if (types := types_of(call, call.x)) < 0:
@@ -93,6 +99,7 @@ def layer_norm_grad(call: LayerNormGrad) -> None:
     gradient(*numbers, *given, call.dx, call.dscale, call.dbias)
 
 
+@by_sample()
 def rms_norm_grad(call: RmsNormGrad) -> None:
     """Write ``dx`` and ``dscale`` (``=``); ``dx`` may be ``dy`` or ``ds``."""
     if (types := types_of(call, call.x)) < 0:

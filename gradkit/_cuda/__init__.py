@@ -61,16 +61,6 @@ class CudaBackend(
         """The address of an array's first element."""
         return address_of(array)
 
-    def read(self, array: Array) -> np.ndarray[Any, Any]:
-        """An array's values on the host, once the current stream has written them."""
-        if self.device.capturing():  # CUDA would give up the capture
-            raise RuntimeError(
-                "this call would synchronise with the device, which is not allowed during graph "
-                "capture"
-            )
-        values: np.ndarray[Any, Any] = self.device.xp.asnumpy(array)
-        return values
-
     def warmup(self, operations: Iterable[str], dtypes: Set[str]) -> int:
         """Compile what operations on arrays of these dtypes need; load cuDNN for batch norm."""
         from gradkit._cuda.dry_run import DryDevice, asked_by  # which few processes need

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Iterator, Set
 from contextlib import AbstractContextManager, nullcontext
 from itertools import product
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,7 +19,7 @@ from gradkit._calls import rows
 from gradkit._calls.backend import record_of
 from gradkit._calls.channels import ChannelOperations
 from gradkit._calls.layouts import GroupLayout
-from gradkit._calls.lists import AccumulateGrad, AccumulateGrads
+from gradkit._calls.lists import DIGITS, AccumulateGrad, AccumulateGrads
 from gradkit._calls.record import Plan, Record
 from gradkit._cuda.launch.buffers import address_of
 from gradkit._cuda.launch.device import Device
@@ -45,7 +46,11 @@ _ORDERS = (1.0, 2.0, 3.0, math.inf)
 class DryDevice:
     """A device like another that compiles and launches nothing, over memory of the host."""
 
-    xp: Any = np
+    xp: Any = SimpleNamespace(
+        asarray=np.asarray,
+        broadcast_to=np.broadcast_to,
+        asnumpy=np.zeros_like,  # of what no kernel has written
+    )
     stream = 0
     launch_errors: tuple[type[Exception], ...] = ()
     max_dynamic_shared_size_bytes = 0  # of a kernel
@@ -215,6 +220,7 @@ def _lists(kind: type[Record]) -> Fields:
     orders = _ORDERS if "norm_type" in kind.fields else (2.0,)
     for grads, order in product(_two_lists("float32"), orders):
         own = {"norms": np.empty(len(grads)), "axes": ((0,),) * len(grads), "mean": False}
+        own |= {"rows": (0,) * len(grads), "sums": np.empty((1, DIGITS + 1))}
         lists = dict.fromkeys(("grads", "outs", "new", "old"), grads)
         yield known | lists | own | {"norm_type": order, "fresh": True}
 

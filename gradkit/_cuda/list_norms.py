@@ -21,7 +21,6 @@ _ANY_ORDER = "SumOfPowers"
 _ORDERS = {1.0: "Sum", 2.0: SUM_OF_SQUARES, math.inf: "Largest"}
 _THREADS = {False: 1024, True: 128}  # that join partial results: of one norm, of many
 _FLOAT64 = np.dtype(np.float64)
-_NO_STRIDE = np.int64(0)
 
 
 def order_of(norm_type: float) -> str:
@@ -61,7 +60,7 @@ class _Total(NamedTuple):
     def of(cls, device: Device, table: Table, order: str) -> "_Total":
         count = table.blocks
         partials = table.over_chunks(device, "norm", "norm_partials", ORDER=order)
-        finish = _launch(device, table, "norm_finish", order, 1, False)
+        finish = _finish(device, table, order)
         return cls(partials, finish, np.uint32(count), (count * PART,))
 
 
@@ -73,11 +72,10 @@ def _of_one_table(
     if known is None:
         known = table.launches[_Total, order] = _Total.of(device, table, order)
     fields, parts = table.argument, workspace(device, known.room, _FLOAT64)
-    numbers = known.parts, FLAGS[False], *either(call.scale)
-    outs = call.norm, _NO_STRIDE, call.found_inf
+    numbers = known.parts, *either(call.scale)
     return [
         partial(known.partials.__call__, fields, p, parts, FLAGS[True]),
-        partial(known.finish.__call__, fields, p, parts, *numbers, *outs),
+        partial(known.finish.__call__, p, parts, *numbers, call.norm, call.found_inf),
     ]
 
 
@@ -140,12 +138,13 @@ def joining(
     found_inf: Flags | None,
 ) -> Step:
     """What joins ``count`` parts: all into a scalar, or each tensor's into a row of norms."""
-    per_tensor = norm.ndim > 0
-    found = _launch(device, table, "norm_finish", order, norm.size, per_tensor)
-    numbers = np.uint32(count), FLAGS[per_tensor]
-    stride = np.int64(norm.strides[0] if per_tensor else 0)
-    arguments = table.argument, p, parts, *numbers, *either(scale), norm, stride, found_inf
-    return partial(found.__call__, *arguments)
+    arguments = p, parts, np.uint32(count), *either(scale), norm
+    if norm.ndim == 0:
+        found = _finish(device, table, order)
+        return partial(found.__call__, *arguments, found_inf)
+    found = _each(device, table, "norms_finish", order, norm.size, True)
+    stride = np.int64(norm.strides[0])
+    return partial(found.__call__, table.argument, *arguments, stride, found_inf)
 
 
 def join(
@@ -160,14 +159,19 @@ def join(
     per_tensor: bool,
 ) -> None:
     """As ``joining``, into rows of (hi, lo, scale)."""
-    found = _launch(device, table, "norm_parts", order, len(out), per_tensor)
+    found = _each(device, table, "norm_parts", order, len(out), per_tensor)
     found(table.argument, p, parts, np.uint32(count), FLAGS[per_tensor], copies, out)
 
 
-def _launch(
+def _finish(device: Device, table: Table, order: str) -> Launch:
+    """The launch of a block that writes one norm."""
+    return table.launch(device, 1, _THREADS[False], "norm", "norm_finish", ORDER=order)
+
+
+def _each(
     device: Device, table: Table, name: str, order: str, norms: int, per_tensor: bool
 ) -> Launch:
     """A launch with a block for each norm."""
     threads = _THREADS[per_tensor]
     blocks = min(norms, device.multiprocessors * (2048 // threads))
-    return table.launch(device, blocks, threads, "norm", name, ORDER=order)
+    return table.launch(device, blocks, threads, "norms", name, ORDER=order)

@@ -15,6 +15,7 @@ from gradkit._calls.lists import (
     ClipCoefficient,
     ClipGradValue,
     ClipUnits,
+    ExactSums,
     GradNorm,
     JoinRanks,
     KeepIf,
@@ -35,6 +36,7 @@ from gradkit._cuda.launch.buffers import contiguous, copy_back, writable_like
 from gradkit._cuda.launch.device import Device
 from gradkit._cuda.launch.kernels import FLAGS, either, either_flag, kernel
 from gradkit._cuda.launch.operations import OnDevice
+from gradkit._cuda.list_exact_sums import sums_of_each
 from gradkit._cuda.list_norms import PART, norm_steps, order_of, write_parts
 from gradkit._cuda.list_statistics import write_stats
 from gradkit._cuda.list_sums import add, add_lists
@@ -42,6 +44,7 @@ from gradkit._cuda.list_tables import Step, launch, plan_of, steps
 from gradkit._cuda.list_units import scale_units, write_unit_norms
 
 _OF_RANKS = "norm_of_ranks"
+_CLIP = "clip_by_norm"  # the kernel, and its file: whoever clips does not wait for the others
 
 
 class Lists(OnDevice):
@@ -58,6 +61,12 @@ class Lists(OnDevice):
     def grad_stats(self, call: ListStats) -> None:
         """A row of ``stats`` for each gradient, or of ``parts`` what it is computed from."""
         write_stats(self.device, call)
+
+    def exact_sums(self, call: ExactSums) -> None:
+        """Write ``sums``, which are in host memory: this waits for the device."""
+        each = sums_of_each(self.device, call)
+        call.sums[...] = 0
+        np.add.at(call.sums, list(call.rows), self.read(each))
 
     def rank_state(self, call: RankState) -> None:
         """``state = (0, digest, |scale|, hi, lo, scale of the sums)``."""
@@ -198,7 +207,7 @@ def clip_steps(device: Device, call: ClipByNorm) -> list[Step]:
     numbers = (*either(call.max_norm), np.float64(call.eps), *either(call.scale))
     flags = FLAGS[call.zero_nonfinite], FLAGS[call.outs is call.grads]
     plan = plan_of(device, call.grads, call.outs)
-    return steps(device, plan.tables, "scale", "clip_by_norm", call.norm, *numbers, *flags)
+    return steps(device, plan.tables, _CLIP, _CLIP, call.norm, *numbers, *flags)
 
 
 def scale_steps(device: Device, call: ScaleGrads) -> list[Step]:

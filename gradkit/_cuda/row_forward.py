@@ -9,6 +9,7 @@ import numpy as np
 
 from gradkit._calls.roles import Bias, Data, InvStd, Mean, Scale
 from gradkit._calls.rows import AddLayerNorm, AddRmsNorm, LayerNorm, LayerNormInverse, RmsNorm
+from gradkit._calls.samples import sample_count
 from gradkit._cuda.launch.buffers import (
     all_usable,
     contiguous,
@@ -62,9 +63,10 @@ def write_forward(
     launcher: _ForwardLaunches | None = call.plan.launcher
     if launcher is None:
         x, scale, bias, _, mean, inv_std = arrays
-        types, centred = types_of(x, inv_std, scale, bias), mean is not None
-        launcher = _ForwardLaunches.of(device, types, x.shape, call.axis, centred=centred)
-        call.plan.launcher = launcher
+        types, more = types_of(x, inv_std, scale, bias), {"centred": mean is not None}
+        launcher = call.plan.launcher = _ForwardLaunches.of(
+            device, types, x.shape, call.axis, samples=sample_count(call), **more
+        )
     launcher.normalize(arrays, residual, s, call.eps, call.scale_offset)
 
 
@@ -96,7 +98,7 @@ class _ForwardLaunches(RowLaunches):
     ) -> None:
         """Launch the forward pass on the arrays, or on copies of those that it cannot reach."""
         numbers = *self.counts, np.float64(eps)
-        plain = residual is None and not scale_offset
+        plain = residual is None and not scale_offset and self.samples == 1
         if plain and self.all_usable(arrays):
             self._forward(*arrays, *numbers)
             return
@@ -162,5 +164,5 @@ class _ForwardLaunches(RowLaunches):
             self.types, self.vector, CENTRED=int(bool(self.centred)), CHUNKS=chunks
         )
         found = kernel(self.device, "layer_norm", "layer_norm", **macros, **variant.macros)
-        blocks = row_blocks(found, self.rows, packs, _FORWARD_THREADS)
-        return Launch(found, (blocks.count,), blocks.block)
+        blocks = row_blocks(found, self.rows, packs, _FORWARD_THREADS, samples=self.samples)
+        return Launch(found, (blocks.count, 1, self.samples), blocks.block)

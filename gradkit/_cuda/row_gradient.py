@@ -19,6 +19,7 @@ from gradkit._calls.rows import (
     LayerNormGrad,
     RmsNormGrad,
 )
+from gradkit._calls.samples import sample_count
 from gradkit._cuda.launch.buffers import (
     all_usable,
     contiguous,
@@ -108,7 +109,15 @@ def write_gradient(
         _, source, scale, bias, _, inv_std = inputs
         types = types_of(source, inv_std, scale, bias)
         wanted = dscale is not None or dbias is not None
-        launcher = GradientLaunches.of(device, types, dx.shape, call.axis, norm=norm, wanted=wanted)
+        launcher = GradientLaunches.of(
+            device,
+            types,
+            dx.shape,
+            call.axis,
+            samples=sample_count(call),
+            norm=norm,
+            wanted=wanted,
+        )
         call.plan.launcher = launcher
     launcher.run(inputs, outputs, ds, scale_offset)
 
@@ -122,7 +131,7 @@ class GradientLaunches(RowLaunches):
 
     def run(self, inputs: Inputs, outputs: Outputs, ds: Data | None, scale_offset: float) -> None:
         """Launch the kernels on the arrays, or on copies of those that they cannot reach."""
-        plain = ds is None and not scale_offset
+        plain = ds is None and not scale_offset and self.samples == 1
         if plain and self.all_usable((*inputs, *outputs)):
             self._launch(PLAIN, inputs, outputs)
             return
@@ -159,7 +168,7 @@ class GradientLaunches(RowLaunches):
             else:
                 launch = self._one_visit if variant is PLAIN else self._one_visit_of(variant)
                 launch(*inputs, dx, partials, *self._shape, *further)
-        if self.wanted and self.width:
+        if self.wanted and self.width and self.samples:
             self._column_sums(partials, dscale, dbias, *self._partial_counts)
 
     def _in_two_visits(
@@ -172,7 +181,8 @@ class GradientLaunches(RowLaunches):
     ) -> None:
         """Write dx and the partial sums, with each row's sums first."""
         sum_rows, apply = self._two_visits if variant is PLAIN else self._two_visits_of(variant)
-        sums = scratch(self.device, (sum_rows.grid[1], self.rows, 2), np.float64)
+        rows = self.rows * self.samples
+        sums = scratch(self.device, (sum_rows.grid[1], rows, 2), np.float64)
         sum_rows(*inputs, sums, *self._shape, *further)
         apply(*inputs, sums, dx, partials, *self._shape, np.int32(len(sums)), *further)
 
@@ -216,9 +226,9 @@ class GradientLaunches(RowLaunches):
         held = plan.chunks * self.vector
         packs = _LONGEST if plan.shared else -(-self.width // held)
         found, shared = self._one_visit_kernel(PLAIN)
-        blocks = row_blocks(found, self.rows, packs, _LONGEST, shared)
+        blocks = row_blocks(found, self.rows, packs, _LONGEST, shared, self.samples)
         count = self._fewer(blocks.count) if self.wanted else blocks.count
-        return Launch(found, (count,), blocks.block, shared)
+        return Launch(found, (count, 1, self.samples), blocks.block, shared)
 
     def _one_visit_kernel(self, variant: Variant) -> tuple[LoadedKernel, int]:
         """The kernel, and the bytes of shared memory that it takes."""
@@ -234,13 +244,13 @@ class GradientLaunches(RowLaunches):
         """The kernel that sums along rows, in some parts a row, and the one that writes dx."""
         sms, block = self.device.multiprocessors, (_WIDE_THREADS, 1)
         tiles = -(-self.width // (_WIDE_THREADS * self.vector))
-        parts = min(tiles, max(1, -(-sms // self.rows)), 32)
+        parts = min(tiles, max(1, -(-sms // (self.rows * self.samples))), 32)
         sums, resident = self._wide("row_sums_of_gradient")
-        sum_rows = Launch(sums, (min(self.rows, resident), parts), block)
+        sum_rows = Launch(sums, (min(self.rows, resident), parts, self.samples), block)
         found, resident = self._wide("apply_gradient")
-        count = min(self.rows, max(1, resident // tiles))
-        count = self._fewer(count, at_least=-(-sms // tiles)) if self.wanted else count
-        return sum_rows, Launch(found, (tiles, count), block)
+        count = min(self.rows, max(1, resident // (tiles * self.samples)))
+        count = self._fewer(count, tiles) if self.wanted else count
+        return sum_rows, Launch(found, (tiles, count, self.samples), block)
 
     def _wide(self, name: str) -> tuple[LoadedKernel, int]:
         """A kernel of two visits, and how many of its blocks the device holds at once."""
@@ -253,25 +263,25 @@ class GradientLaunches(RowLaunches):
 
     @cached_property
     def _partial_shape(self) -> tuple[int, int, int]:
-        """Partial sums are (planes, rows, width); a row for each block of rows."""
+        """Partial sums are (planes, rows, width); a row for each block of rows of each sample."""
         if not (self.rows and self.width):
             count = 0
         elif self._row_plan is not None:
             count = self._one_visit.grid[0]
         else:
             count = self._two_visits[1].grid[1]
-        return self.norm.planes, count, self.width
+        return self.norm.planes, self.samples * count, self.width
 
     @cached_property
     def _partial_counts(self) -> tuple[np.int64, np.int64]:
         _, rows, width = self._partial_shape
-        return np.int64(rows), np.int64(width)
+        return np.int64(rows // self.samples), np.int64(width)
 
     @cached_property
     def _column_sums(self) -> Launch:
         return self.column_sums(self.norm.planes)
 
-    def _fewer(self, blocks: int, at_least: int | None = None) -> int:
+    def _fewer(self, blocks: int, tiles: int = 1) -> int:
         """So many blocks that their partial sums cost little beside the arrays themselves.
 
         But no fewer than keep every multiprocessor at work, which is worth more as long as partial
@@ -280,8 +290,8 @@ class GradientLaunches(RowLaunches):
         sums = self.norm.planes * self.accumulator.itemsize  # bytes a column, of each block
         array = self.rows * self.itemsize  # the same of dy
         cheap = int(_PARTIAL_SHARE * 3 * array / (2 * sums))  # written and read
-        most = max(2 * array // sums, _CACHED // (sums * self.width), 1)
-        busy = self.device.multiprocessors if at_least is None else at_least
+        most = max(2 * array // sums, _CACHED // (sums * self.width * self.samples), 1)
+        busy = -(-self.device.multiprocessors // (tiles * self.samples))
         return min(blocks, max(cheap, min(busy, most)))
 
 

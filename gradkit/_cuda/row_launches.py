@@ -17,7 +17,7 @@ from gradkit._dtypes import DType, Types, accumulation_name, dtype_named
 
 @dataclass(frozen=True, eq=False)
 class RowLaunches:
-    """``rows`` rows of ``width``; ``vector`` columns are read and written by one access."""
+    """``rows`` rows of ``width`` a sample; one access reads or writes ``vector`` columns."""
 
     device: Device
     types: Types
@@ -25,13 +25,24 @@ class RowLaunches:
     rows: int
     width: int
     vector: int
+    samples: int
 
     @classmethod
-    def of(cls, device: Device, types: Types, shape: Shape, axis: int, **more: Any) -> Self:
+    def of(
+        cls,
+        device: Device,
+        types: Types,
+        shape: Shape,
+        axis: int,
+        *,
+        samples: int = 1,
+        **more: Any,
+    ) -> Self:
         """Those of arrays of this shape; ``more``: the fields that only these launches have."""
         rows, width = rows_of(shape, axis)
+        own = rows // samples if samples else 0
         vector = vector_of(dtype_named(types[0]).itemsize, width)
-        return cls(device, types, axis, rows, width, vector, **more)
+        return cls(device, types, axis, own, width, vector, samples, **more)
 
     @cached_property
     def itemsize(self) -> int:
@@ -61,6 +72,6 @@ class RowLaunches:
     def column_sums(self, planes: int) -> Launch:
         """The last kernel of a gradient, which adds partial sums of ``planes`` parameters up."""
         macros: Macros = {"ACC_T": self.accumulator.name, "PARAM_T": self.types[2]}
-        block = column_block(self.device.multiprocessors, self.width, planes)
+        block = column_block(self.device.multiprocessors, self.width, planes * self.samples)
         found = kernel(self.device, "column_sums", "column_sums", **macros)
-        return Launch(found, (-(-self.width // block[0]), planes), block)
+        return Launch(found, (-(-self.width // block[0]), planes, self.samples), block)

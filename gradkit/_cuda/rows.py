@@ -10,6 +10,7 @@ from gradkit._calls.rows import (
     LayerNormInverse,
     RmsNorm,
     RmsNormGrad,
+    by_sample,
 )
 from gradkit._cuda.launch.operations import OnDevice
 from gradkit._cuda.row_forward import (
@@ -25,20 +26,25 @@ from gradkit._cuda.row_gradient import (
     write_gradient,
 )
 
+MOST_SAMPLES = 65_535  # of one launch: of CUDA's grids the longest third side
+
 
 class RowNorms(OnDevice):
     """Launches the kernels of norms over rows."""
 
+    @by_sample(MOST_SAMPLES)
     def layer_norm(self, call: LayerNorm) -> None:
         """Write ``y``, ``mean`` and ``inv_std``; ``y`` may be ``x``."""
         arrays = ForwardArrays(call.x, call.scale, call.bias, call.y, call.mean, call.inv_std)
         write_forward(self.device, call, arrays)
 
+    @by_sample(MOST_SAMPLES)
     def add_layer_norm(self, call: AddLayerNorm) -> None:
         """Write ``s = x + residual``, and as ``layer_norm`` of ``s``."""
         arrays = ForwardArrays(call.x, call.scale, call.bias, call.y, call.mean, call.inv_std)
         write_forward(self.device, call, arrays, call.residual, call.s)
 
+    @by_sample(MOST_SAMPLES)
     def layer_norm_grad(self, call: LayerNormGrad) -> None:
         """Write ``dx``, ``dscale`` and ``dbias`` (``=``); ``dx`` may be ``dy`` or ``ds``."""
         inputs = call.dy, call.x, call.scale, None, call.mean, call.inv_std
@@ -55,16 +61,19 @@ class RowNorms(OnDevice):
         outputs = call.dx, call.dscale, call.dbias
         write_gradient(self.device, LAYER_OUTPUT, call, inputs, outputs)
 
+    @by_sample(MOST_SAMPLES)
     def rms_norm(self, call: RmsNorm) -> None:
         """Write ``y`` and ``inv_std``; ``y`` may be ``x``."""
         arrays = ForwardArrays(call.x, call.scale, None, call.y, None, call.inv_std)
         write_forward(self.device, call, arrays)
 
+    @by_sample(MOST_SAMPLES)
     def add_rms_norm(self, call: AddRmsNorm) -> None:
         """Write ``s = x + residual``, and as ``rms_norm`` of ``s``."""
         arrays = ForwardArrays(call.x, call.scale, None, call.y, None, call.inv_std)
         write_forward(self.device, call, arrays, call.residual, call.s)
 
+    @by_sample(MOST_SAMPLES)
     def rms_norm_grad(self, call: RmsNormGrad) -> None:
         """Write ``dx`` and ``dscale`` (``=``); ``dx`` may be ``dy`` or ``ds``."""
         inputs = call.dy, call.x, call.scale, None, None, call.inv_std

@@ -22,6 +22,7 @@ from gradkit._calls.backend import Backend
 from gradkit._calls.lists import (
     ClipByNorm,
     ClipGradValue,
+    ExactSums,
     GradNorm,
     ListCall,
     ListStats,
@@ -124,6 +125,16 @@ class SeveralDevices(CudaBackend):
             backend.grad_stats(call.replaced(grads=own.views, **made))
 
         self._each(call.grads, [getattr(call, name) for name in names], write)
+
+    def exact_sums(self, call: ExactSums) -> None:
+        """Write ``sums``, which are in host memory: this waits for all devices."""
+        total = np.zeros_like(call.sums)
+        for backend, own in self._everywhere(call.grads):
+            with nullcontext() if backend is self.host else backend.device.active():
+                rows = own.of(call.rows)
+                backend.exact_sums(call.replaced(grads=own.views, rows=rows))
+            total += call.sums
+        call.sums[...] = total
 
     def clip_by_norm(self, call: ClipByNorm) -> None:
         """``outs = grads * (scale * coefficient)``, or zeros if either is not finite."""

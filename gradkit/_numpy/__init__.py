@@ -16,7 +16,7 @@ from gradkit._numpy.accumulation import *
 from gradkit._numpy.batch_normalization import *
 from gradkit._numpy.block_clipping import *
 from gradkit._numpy.blocks import Array
-from gradkit._numpy.exact_sums import exact_sums as exact_sums
+from gradkit._numpy.exact import exact_sums as exact_sums
 from gradkit._numpy.gated_norm import *
 from gradkit._numpy.group_normalization import *
 from gradkit._numpy.lists import *

@@ -92,11 +92,14 @@ def gated_rms_norm_grad(call: GatedRmsNormGrad) -> None:
 
         return rows.mean(product)
 
-    # All of them before dx and dgate take the place of what they are made of.
-    means = [mean_of(row) for row in rows.rows] if call.x.size else []
+    several = len(rows.columns) > 1
+    means: list[Array] = []  # before dx and dgate take the place of what they are made of
     for column in rows.columns:
         total = np.zeros(1)
-        for row, mean in zip(rows.rows, means, strict=True):
+        for k, row in enumerate(rows.rows):
+            mean = means[k] if k < len(means) else mean_of(row)
+            if several and k == len(means):
+                means.append(mean)
             block = _Block(call, rows, row, column)
             total = total + column_sums(block.u * block.xhat)
             dx, dgate = block.gradients(mean)

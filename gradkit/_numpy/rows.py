@@ -27,6 +27,7 @@ from gradkit._calls.rows import (
     LayerNormInverse,
     RmsNorm,
     RmsNormGrad,
+    by_sample,
 )
 from gradkit._numpy.blocks import Array, Index, part
 from gradkit._numpy.row_blocks import Rows, column_sums, store
@@ -49,22 +50,26 @@ Gradient: TypeAlias = LayerNormGrad | InvertibleLayerNormGrad | RmsNormGrad | In
 Block: TypeAlias = Callable[[Index, Index], Array]
 
 
+@by_sample()
 def layer_norm(call: LayerNorm) -> None:
     """Write ``y``, ``mean`` and ``inv_std``; ``y`` may be ``x``."""
     _normalize(call, call.x, call.bias, call.mean)
 
 
+@by_sample()
 def add_layer_norm(call: AddLayerNorm) -> None:
     """Write ``y``, ``s``, ``mean`` and ``inv_std``; ``y`` may be ``x``, ``s`` either summand."""
     _add(call)
     _normalize(call, call.s, call.bias, call.mean)
 
 
+@by_sample()
 def rms_norm(call: RmsNorm) -> None:
     """Write ``y`` and ``inv_std``; ``y`` may be ``x``."""
     _normalize(call, call.x, None, None)
 
 
+@by_sample()
 def add_rms_norm(call: AddRmsNorm) -> None:
     """Write ``y``, ``s`` and ``inv_std``; ``y`` may be ``x``, ``s`` either summand."""
     _add(call)
@@ -122,6 +127,7 @@ def _moments(
     return (centre, rest), np.maximum(square - np.square(rest), 0)
 
 
+@by_sample()
 def layer_norm_grad(call: LayerNormGrad) -> None:
     """Write ``dx``, ``dscale`` and ``dbias`` (``=``); ``dx`` may be ``dy`` or ``ds``."""
     rows = Rows(call.x.shape, call.axis)
@@ -133,6 +139,7 @@ def layer_norm_grad(call: LayerNormGrad) -> None:
     _differentiate(call, rows, xhat, call.ds, call.dbias)
 
 
+@by_sample()
 def rms_norm_grad(call: RmsNormGrad) -> None:
     """Write ``dx`` and ``dscale`` (``=``); ``dx`` may be ``dy`` or ``ds``."""
     rows = Rows(call.x.shape, call.axis)

@@ -126,19 +126,18 @@ class Given:
         return self.near(view, label)  # type: ignore[no-any-return]
 
     def found(self, value: Any, label: str) -> Array | None:
-        """A bool, or an array of one number that is not 0 if it is true: float64 on the device."""
+        """A bool, on the host, or an array of one number that is not 0 if it is true."""
         if value is None:
             return None
         if checks.is_flag(value):
-            known = np.float64(value)
-            return np.asarray(known) if self.framework is HOST else self.backend.as_float64(known)
+            return np.asarray(float(value))
         view = self.argument(value, label)
         if view.dtype != bool:
             checks.floating(view, label)
         if view.size != 1:
             raise ValueError(f"{label} has shape {view.shape}; expected one number")
         self.numbers.append((label, view))
-        return self.backend.as_float64(view.reshape(()))
+        return view.reshape(())
 
     def near(self, number: Array, label: str) -> Array:
         """A number where the call computes."""

@@ -57,6 +57,21 @@ class Collective:
         return self._group is None
 
     @property
+    def has_both(self) -> bool:
+        """Whether numbers travel in host memory, and could between devices."""
+        return not self.alone and hasattr(self._group, "between_devices")
+
+    def between_devices(self, number: int) -> "Collective":
+        """The same ranks on devices, this one on that of the number."""
+        group: Any = self._group
+        return Collective(group.between_devices(number))
+
+    @property
+    def adds(self) -> bool:
+        """Whether the group can add up."""
+        return hasattr(self._group, "allreduce")
+
+    @property
     def beside(self) -> Any:
         """An array on the group's device, if its numbers travel there: where faults are noted."""
         return getattr(self._group, "faults", None) if self.on_device else None
@@ -136,16 +151,32 @@ class Collective:
         rows = self.rows(letters).astype(np.uint8)
         return [bytes(row).rstrip(b"\0").decode(errors="ignore") for row in rows]
 
+    def total(self, state: State) -> State:
+        """The sum of every rank's whole numbers, below 2^53; as ``rows``."""
+        group: Any = self._group
+        if self.alone:
+            return state
+        label = "what group.allreduce returned"
+        total = self._answered(group.allreduce(state), label)
+        checks.shape(total, state.shape, label, "the shape of its argument")
+        return total
+
     def rows(self, state: State) -> State:
         """Every rank's numbers, a row each; only for ranks that are known to do the same."""
         if self.alone:
             return state[None]
         assert self._group is not None
-        answer: Any = self._group.allgather(state)
-        rows = np.asarray(_on_host(answer) if self.on_device else answer, np.float64)
-        checks.shape(rows, (self.size, state.size), "what group.allgather returned",
-                     "a row for each rank")  # fmt: skip
+        label = "what group.allgather returned"
+        rows = self._answered(self._group.allgather(state), label)
+        checks.shape(rows, (self.size, state.size), label, "a row for each rank")
         return rows
+
+    def _answered(self, answer: Any, label: str) -> State:
+        """What a group gives, which may be on a device, on the host."""
+        if self.on_device:
+            view = view_of(known_framework(answer, label), answer, label)
+            answer = backend_of(view).read(view)
+        return np.asarray(answer, np.float64)
 
 
 # Without a group nothing happens, and entering this calls no function of Python's.
@@ -159,13 +190,6 @@ def digest_of(call: str, numbers: int) -> float:
 
 def _told(call: str, numbers: int) -> str:
     return f"{call}, {numbers} numbers a rank"
-
-
-def _on_host(rows: Any) -> State:
-    """What a group has gathered, which may be on a device."""
-    label = "what group.allgather returned"
-    view = view_of(known_framework(rows, label), rows, label)
-    return backend_of(view).read(view)
 
 
 def _said(error: BaseException) -> str:

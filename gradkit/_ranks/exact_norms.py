@@ -3,25 +3,24 @@
 import math
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from gradkit._calls.lists import DIGIT_BITS, DIGITS, LEAST_BIT, ExactSums
 from gradkit._calls.roles import Numbers
 from gradkit._open.gradients import Gradients
-from gradkit._ranks.collective import Collective
+from gradkit._ranks.collective import Collective, State
 
 _ROOT_BITS = 64  # of a root at least, before it is rounded to float64
 _INDIVISIBLE = 1 << 53  # what no float64 holds exactly from here on
+_LONG = DIGITS + 2  # digits of a sum times a number below that
 
 
-def check(held: Gradients, collective: Collective, order: float) -> None:
+def check(held: Gradients, order: float) -> None:
     """Raise unless sums of these gradients can be exact."""
     if order not in (1, 2):
         raise ValueError(f"exact=True is for norm_type 1, 2 and infinity, not {order}")
-    if not hasattr(held.backend, "exact_sums") or collective.on_device:
-        raise TypeError("exact=True is for gradients, and a group, in host memory")
     for name, view in held.named():
         if view.dtype == np.float64:
             raise TypeError(
@@ -30,10 +29,29 @@ def check(held: Gradients, collective: Collective, order: float) -> None:
             )
 
 
-def state_of(held: Gradients, order: float, by: float, copies: Sequence[int] | None) -> Any:
-    """What a rank tells: by how much its sum is to be divided, its scale, and the sum.
+class Own(NamedTuple):
+    """A rank's sum, as a whole number of the least bit's worth, of which it counts a fraction."""
 
-    Copies count a fraction each, so that the sum is made a whole number by a common multiple.
+    total: int
+    common: int  # what it is divided by
+    by: float  # the scale of its gradients
+    beyond: float  # the sum of what is not finite
+
+    def head(self) -> State:
+        """What ranks have to know of each other first."""
+        return np.array([self.common, self.by])
+
+    def digits(self, factor: int = 1) -> State:
+        """The sum times a number, and what is not finite."""
+        total = self.total * factor
+        digits = [total >> DIGIT_BITS * k & (1 << DIGIT_BITS) - 1 for k in range(_LONG)]
+        return np.array([*digits, self.beyond])
+
+
+def own_of(held: Gradients, order: float, by: float, copies: Sequence[int] | None) -> Own:
+    """A rank's sum.
+
+    Copies count a fraction each, so that it is made a whole number by a common multiple.
     """
     counts = copies or [1] * len(held.views)
     distinct = sorted({*counts}) or [1]
@@ -41,8 +59,7 @@ def state_of(held: Gradients, order: float, by: float, copies: Sequence[int] | N
     if common >= _INDIVISIBLE:
         raise ValueError("replicas have a common multiple above 2**53; exact=True needs it")
     sums = np.zeros((len(distinct), DIGITS + 1))
-    backend: Any = held.backend
-    backend.exact_sums(
+    held.backend.exact_sums(
         ExactSums(
             grads=held.views,
             norm_type=order,
@@ -51,14 +68,26 @@ def state_of(held: Gradients, order: float, by: float, copies: Sequence[int] | N
         )
     )
     each = zip(sums, distinct, strict=True)
-    total = sum(_whole(row) * (common // count) for row, count in each)
-    digits = [total >> DIGIT_BITS * k & (1 << DIGIT_BITS) - 1 for k in range(DIGITS)]
+    total = sum(_whole(row[:DIGITS]) * (common // count) for row, count in each)
     with np.errstate(invalid="ignore"):  # infinity and NaN
-        return np.array([common, by, *digits, sums[:, DIGITS].sum()])
+        return Own(total, common, by, float(sums[:, DIGITS].sum()))
 
 
-def norm_of(states: Any, order: float) -> tuple[float, float]:
-    """The norm, rounded once from the exact sum of all ranks' states, and whether all is finite."""
+def exchanged(own: Own, heads: State, collective: Collective) -> State:
+    """All ranks' sums, a row (common, by, digits, beyond) each, or one row of what they add up to.
+
+    They can be added digit by digit if all have one scale, and a common multiple that is small
+    enough: then each rank receives as much whatever their number.
+    """
+    common = math.lcm(*map(int, heads[:, 0]))
+    if common < _INDIVISIBLE and (heads[:, 1] == heads[0, 1]).all() and collective.adds:
+        total = collective.total(own.digits(common // own.common))
+        return np.array([[common, own.by, *total]])
+    return np.hstack([heads, collective.rows(own.digits())])
+
+
+def norm_of(states: State, order: float) -> tuple[float, float]:
+    """The norm, rounded once from the exact sum of all rows, and whether all is finite."""
     scales, beyond = states[:, 1], states[:, -1]
     found = float(beyond.any())
     if found or not np.isfinite(scales).all():
@@ -66,13 +95,13 @@ def norm_of(states: Any, order: float) -> tuple[float, float]:
             return float((beyond * scales).sum() if found else scales.sum()), found
     total = Fraction(0)
     for state in states:
-        share = Fraction(_whole(state[2:]), int(state[0]))
+        share = Fraction(_whole(state[2:-1]), int(state[0]))
         total += share * Fraction(float(state[1])) ** int(order)
     return _rounded(total * Fraction(2) ** LEAST_BIT, int(order)), found
 
 
 def _whole(digits: Any) -> int:
-    return sum(int(digit) << DIGIT_BITS * k for k, digit in enumerate(digits[:DIGITS].tolist()))
+    return sum(int(digit) << DIGIT_BITS * k for k, digit in enumerate(digits.tolist()))
 
 
 def _rounded(total: Fraction, order: int) -> float:

@@ -26,6 +26,10 @@ class Group(Protocol):
 
         ``state`` is a float64 vector in host memory, of the same length on all ranks. The result
         has a row for each rank: float64, with the very bits that the rank passed.
+
+        A group may also have ``allreduce``, which takes the same and returns the sum over ranks.
+        ``exact=True`` uses it, so that a rank receives as much whatever their number; the numbers
+        are whole and below 2^53, so that any order of additions gives the same.
         """
 
 
@@ -39,9 +43,9 @@ class DeviceGroup(Group, Protocol):
     is NaN, and :func:`gradkit.clip_by_global_norm` gives copies of the gradients. The rank that
     failed raises its own error. The others learn of it from :meth:`check`; call it once a step.
 
-    The host waits if the call asks for it: with ``nonfinite="raise"``, which checks too, and with
-    ``per_tensor_norms`` and ``grad_stats``, because only ranks that agree may exchange numbers for
-    each gradient.
+    The host waits if the call asks for it: with ``nonfinite="raise"``, which checks too, with
+    ``exact=True``, and with ``per_tensor_norms`` and ``grad_stats``, because only ranks that agree
+    may exchange numbers for each gradient.
 
     Gradients are on the group's device. A rank without any gets the norm there.
 

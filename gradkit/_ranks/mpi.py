@@ -20,6 +20,12 @@ class MpiGroup:
         self._comm.Allgather(state, rows)
         return rows
 
+    def allreduce(self, state: np.ndarray[Any, Any], /) -> np.ndarray[Any, Any]:
+        """The sum of every rank's numbers."""
+        total = np.empty_like(state)
+        self._comm.Allreduce(state, total)  # MPI.SUM is its default
+        return total
+
 
 def ranks_of(comm: Any) -> MpiGroup:
     """The group of a communicator whose ranks gather their own numbers."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from gradkit import _numpy
 from gradkit._arrays import framework_of, is_array
-from gradkit._backend import Array, Shape, Spec
+from gradkit._backend import Array, Shape, Spec, Spread
 from gradkit._calls import checks
 from gradkit._calls.backend import Backend
 from gradkit._calls.lists import GradNorm, NormOfShares, NormParts, NormShares
@@ -30,7 +30,7 @@ _FOUND_INF = "found_inf"
 # What a norm runs; one over ranks runs more than ``grad_norm``.
 RUN_BY_NORMS = (
     *("grad_norm", "norm_parts", "norm_shares", "norm_of_shares"),
-    *("rank_state", "join_ranks"),
+    *("rank_state", "join_ranks", "exact_sums"),
 )
 _PART = 3  # numbers of a norm that ranks exchange: `NormParts`
 
@@ -125,7 +125,7 @@ def take_norm(
     if wanted.exact:
         from gradkit._ranks import exact_norms  # with `fractions`, which few calls need
 
-        exact_norms.check(held, collective, wanted.order)
+        exact_norms.check(held, wanted.order)
     if ranks.reduce is None and collective.alone and not (wanted.policy == "raise" or wanted.exact):
         _write_own(held, wanted, factors.norm, found)
     else:
@@ -139,7 +139,8 @@ def take_norm(
 def _found(held: Gradients, flags: Results, norm: Norm, ranks: Ranks) -> Flags:
     """Where a backend writes flags, which callers have in other dtypes."""
     found = held.backend.empty(norm.shape, _FLOAT64)
-    if ranks.collective.on_device:  # which may find that nothing is to be written
+    collective = ranks.collective
+    if collective.on_device or collective.has_both:  # devices may find that nothing is written
         found[...] = flags.views[0].reshape(found.shape)
     return Flags(found)
 
@@ -162,10 +163,17 @@ def _norm_of_all(
         raise ValueError("exact=True goes with group, not with reduce")
     if wanted.then and not collective.alone:
         _compile(held.backend, wanted.then)  # type: ignore[arg-type]  # any backend is hashable
+    if collective.has_both and not (wanted.per_tensor or wanted.exact or wanted.policy == "raise"):
+        among = _between_devices(held, wanted, ranks)
+        copies = copies_of(held, ranks)  # which ranks may just have found out
+        if among is not None:
+            others = ranks._replace(collective=among)
+            with among:
+                return _norm_of_all(held, wanted, others, copies, factors, found_inf, fresh=fresh)
     owned = ownership_of(held, ranks)
     known = "" if owned is None else f", ownership {owned.serial}"
     sums = RankSums(f"{wanted}{known}", wanted.order, copies)
-    queued = collective.on_device and not wanted.per_tensor
+    queued = collective.on_device and not (wanted.per_tensor or wanted.exact)
     if queued and wanted.policy != "raise":
         return queue_norm(held, collective, sums, factors, found_inf, fresh=fresh)
     # What follows may raise, and an error must not change the caller's arrays: norm comes last.
@@ -188,6 +196,21 @@ def _norm_of_all(
         raise_if_nonfinite(held, own)
     factors.norm[...] = own
     return factors
+
+
+def _between_devices(held: Gradients, wanted: Wanted, ranks: Ranks) -> Collective | None:
+    """The group on devices, if it has one and hosts find that all gradients lie on devices.
+
+    So the hosts wait for each other, and for no device.
+    """
+    device: Any = getattr(held.backend, "device", None)
+    here = device is not None and not isinstance(held.views, Spread)
+    rows = np.empty((0, 1))
+    while not len(rows):
+        rows = _gathered(held, ranks, f"{wanted}, where", np.array([float(here)]))
+    if device is None or not rows.all():
+        return None
+    return ranks.collective.between_devices(device.number)
 
 
 def _write_own(held: Gradients, wanted: Wanted, norm: Norm, found_inf: Flags | None) -> None:
@@ -252,12 +275,14 @@ def _write_exact(
     from gradkit._ranks import exact_norms
 
     backend, order, collective = held.backend, wanted.order, ranks.collective
-    states = exact_norms.state_of(held, order, _factor(wanted, backend), copies)[None]
+    own = exact_norms.own_of(held, order, _factor(wanted, backend), copies)
+    heads = own.head()[None]
     if not collective.alone:
-        states = _gathered(held, ranks, str(wanted), states[0])
-        if not len(states):
+        heads = _gathered(held, ranks, str(wanted), own.head())
+        if not len(heads):
             _write_exact(held, wanted, ranks, copies_of(held, ranks), norm, found_inf)
             return
+    states = exact_norms.exchanged(own, heads, collective)
     total, found = exact_norms.norm_of(states, order)
     norm[...] = total
     if found_inf is not None:

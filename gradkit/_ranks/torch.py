@@ -17,8 +17,10 @@ def ranks_of(process_group: Any, device: Any) -> "TorchGroup | TorchDeviceRanks"
     if device is None:
         _rank_in(process_group)
         config = torch.distributed.get_backend_config(process_group)  # "cpu:gloo,cuda:nccl"
-        kinds = [pair.partition(":")[0] for pair in config.split(",")]
-        device = "cpu" if "cpu" in kinds else "cuda"
+        backends = dict(pair.split(":") for pair in config.split(","))
+        if "cpu" in backends and backends.get("cuda") == "nccl":
+            return TorchBothRanks(process_group)
+        device = "cpu" if "cpu" in backends else "cuda"
     where = torch.device(device)
     if where.type == "cpu":
         return TorchGroup(process_group)
@@ -50,6 +52,13 @@ class TorchGroup:
         torch.distributed.all_gather(targets, torch.from_numpy(state), group=self._group)
         return rows
 
+    def allreduce(self, state: np.ndarray[Any, Any], /) -> np.ndarray[Any, Any]:
+        """The sum of every rank's numbers."""
+        torch = sys.modules["torch"]
+        total = state.copy()
+        torch.distributed.all_reduce(torch.from_numpy(total), group=self._group)
+        return total
+
 
 class TorchDeviceRanks(DeviceRanks):
     """The ranks of a process group with NCCL; its numbers are tensors on a GPU."""
@@ -76,6 +85,13 @@ class TorchDeviceRanks(DeviceRanks):
             torch.distributed.all_gather_into_tensor(rows, own, group=self._group)
         return rows.view(self.size, -1)
 
+    def allreduce(self, state: Any, /) -> Any:
+        """The sum of every rank's numbers, which are in host memory, on the GPU."""
+        torch = sys.modules["torch"]
+        total = torch.from_numpy(state).to(self._device)
+        torch.distributed.all_reduce(total, group=self._group)
+        return total
+
     def _stream_of(self, state: Any) -> AbstractContextManager[Any]:
         """A context in which PyTorch queues work on the stream that an array was made on."""
         cuda = sys.modules["torch"].cuda
@@ -92,6 +108,31 @@ class TorchDeviceRanks(DeviceRanks):
     def _zeros(self, size: int) -> Any:
         torch = sys.modules["torch"]
         return torch.zeros(size, dtype=torch.float64, device=self._device)
+
+
+class TorchBothRanks(TorchGroup):
+    """The ranks of a process group with a backend for the host, and NCCL.
+
+    Hosts agree on a call in host memory. If the gradients of all lie on GPUs, the sums of their
+    norm then travel between these.
+    """
+
+    def __init__(self, process_group: Any):
+        super().__init__(process_group)
+        self._between: dict[int, TorchDeviceRanks] = {}
+
+    def between_devices(self, number: int) -> TorchDeviceRanks:
+        """The same ranks, of which this one is on the GPU of this number."""
+        found = self._between.get(number)
+        if found is None:
+            device = sys.modules["torch"].device(f"cuda:{number}")
+            found = self._between[number] = TorchDeviceRanks(self._group, device)
+        return found
+
+    def check(self) -> None:
+        """Wait for the GPUs; raise an error if a rank failed on its own once all had agreed."""
+        for ranks in self._between.values():
+            ranks.check()
 
 
 def shard_of(grad: Any) -> tuple[Any, int]:

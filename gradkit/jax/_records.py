@@ -124,12 +124,18 @@ def compute(
         own = kind(**dict(zip(names, ins, strict=True)), **options)
         write(own, *map(made.get, kind.result_names))
 
-    if shared is None or "dscale" in results:
+    if shared is None or "dscale" in results or _per_sample(operands, options):
         places = None
     else:
         places = [k for k, name in enumerate(names) if name in shared]
     arrays = call(refusal, run, list(results.values()), given, shared=places)
     return dict(zip(results, arrays, strict=True))
+
+
+def _per_sample(operands: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
+    """Whether each sample of a norm over rows has a scale of its own."""
+    scale = operands.get("scale")
+    return scale is not None and "axis" in options and scale.ndim > -options["axis"]
 
 
 def _samples(array: Any, ndim: int) -> Any:

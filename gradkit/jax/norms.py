@@ -58,8 +58,10 @@ def layer_norm(
     ----------
     x : array of shape (*rows, *normalised)
         T: float16, bfloat16, float32 or float64.
-    scale, bias : array of shape ``x.shape[axis:]``, optional
-        T; also float32 for 16-bit data, and 16-bit for float32 data.
+    scale, bias : array of shape ``x.shape[axis:]``, or one per sample, optional
+        T; also float32 for 16-bit data, and 16-bit for float32 data. *Per sample*: both have
+        leading dimensions of x, then ones in front of ``x.shape[axis:]``, such as (B, 1, D) for x
+        of shape (B, T, D).
     axis : int
         The first normalised dimension; all dimensions after it are normalised too.
     eps : float
@@ -163,7 +165,7 @@ def invertible_layer_norm(
     Parameters
     ----------
     x, scale, bias, axis, eps
-        As :func:`layer_norm`: arrays of its shapes. No element of ``scale`` may be 0 or subnormal
+        As :func:`layer_norm`, but not per sample. No element of ``scale`` may be 0 or subnormal
         when the gradient is computed.
 
     Returns
@@ -250,8 +252,8 @@ def invertible_rms_norm(
     Parameters
     ----------
     x, scale, axis, eps, scale_offset
-        As :func:`rms_norm`. No element of ``scale + scale_offset`` may be 0 or subnormal when the
-        gradient is computed.
+        As :func:`rms_norm`, but not per sample. No element of ``scale + scale_offset`` may be 0 or
+        subnormal when the gradient is computed.
 
     Returns
     -------
@@ -346,7 +348,7 @@ def gated_rms_norm(
     x, gate : arrays of one shape (*rows, *normalised) and dtype
         float16, bfloat16, float32 or float64.
     scale, axis, eps, scale_offset
-        As :func:`rms_norm`.
+        As :func:`rms_norm`, but not per sample.
     activation : "silu" (alias "swish") or "sigmoid"
         Of the gate.
     norm_before_gate : bool

@@ -48,8 +48,10 @@ def layer_norm(
         float16, bfloat16, float32 or float64, on the CPU or a CUDA device.
     normalized_shape : sequence of int
         The last dimensions of ``input``, over which each row is normalised.
-    weight, bias : Tensor of shape ``normalized_shape``, optional
-        Of the input's dtype; also float32 for 16-bit input, and 16-bit for float32 input.
+    weight, bias : Tensor of shape ``normalized_shape``, or one per sample, optional
+        Of the input's dtype; also float32 for 16-bit input, and 16-bit for float32 input. *Per
+        sample*: both have leading dimensions of the input, then ones in front of
+        ``normalized_shape``, such as (B, 1, D) for an input of shape (B, T, D).
     eps : float
         Added to the variance; at least 0.
     scale_offset : float
@@ -152,7 +154,8 @@ def invertible_layer_norm(
     Parameters
     ----------
     input, normalized_shape, weight, bias, eps
-        As in :func:`layer_norm`. No element of ``weight`` may be 0 or subnormal.
+        As in :func:`layer_norm`, but not per sample. No element of ``weight`` may be 0 or
+        subnormal.
 
     Returns
     -------
@@ -197,9 +200,8 @@ def rms_norm(
         float16, bfloat16, float32 or float64, on the CPU or a CUDA device.
     normalized_shape : sequence of int
         The last dimensions of ``input``, over which each row is normalised.
-    weight : Tensor of shape ``normalized_shape``, optional
-        Of the input's dtype; also float32 for 16-bit input, and 16-bit for float32 input. The
-        product is rounded once.
+    weight : Tensor of shape ``normalized_shape``, or one per sample, optional
+        As in :func:`layer_norm`. The product is rounded once.
     eps : float, optional
         Added to the mean square; at least 0. Default: the distance from 1 to the next number of
         the dtype that sums have, float32 (float64 for float64 input).
@@ -290,7 +292,8 @@ def invertible_rms_norm(
     Parameters
     ----------
     input, normalized_shape, weight, eps, scale_offset
-        As in :func:`rms_norm`. No element of ``weight + scale_offset`` may be 0 or subnormal.
+        As in :func:`rms_norm`, but not per sample. No element of ``weight + scale_offset`` may be
+        0 or subnormal.
 
     Returns
     -------
@@ -340,7 +343,7 @@ def gated_rms_norm(
         Of one dtype, which is as in :func:`rms_norm`; also views of one projection, which are not
         copied.
     normalized_shape, weight, eps, scale_offset
-        As in :func:`rms_norm`.
+        As in :func:`rms_norm`, but not per sample.
     activation : "silu" (alias "swish") or "sigmoid"
         Of the gate.
     norm_before_gate : bool

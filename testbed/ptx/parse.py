@@ -31,7 +31,7 @@ _NUMBERED = re.compile(r"(%[\w$]*?)(\d+)$")
 SIZES = {"pred": 1} | {f"{k}{bits}": bits // 8 for k in "busf" for bits in (8, 16, 32, 64)}
 SPECIAL = {f"%{name}.{axis}" for name in ("tid", "ntid", "ctaid", "nctaid") for axis in "xyz"} | {
     *("%laneid", "%warpid", "%lanemask_eq", "%lanemask_lt", "%lanemask_le", "%lanemask_gt"),
-    "%lanemask_ge",
+    *("%lanemask_ge", "%clock64"),
 }
 
 

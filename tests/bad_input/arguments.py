@@ -17,6 +17,10 @@ class Cell(NamedTuple):
     check: Callable
 
 
+class NoSuchArrayError(Exception):
+    """The backend has no arrays of that kind, which a cell is about."""
+
+
 class Factory:
     """Makes arrays on a backend and remembers their bytes."""
 
@@ -30,6 +34,8 @@ class Factory:
         return array
 
     def read_only(self, host):
+        if not self.backend.has_read_only:
+            raise NoSuchArrayError
         return self.backend.read_only(self(host))
 
     def stretched(self, dtype, shape):

@@ -727,11 +727,12 @@ def group_counts():
 def gradients_past_a_norm():
     """What cannot be added to dx."""
     for function in named(takes="ds"):
+        main = "x" if "x" in OPERATIONS[function].arrays else "y"
         for value in ([1.0], 1.0, "x"):
             message = f"ds is a {type(value).__name__}; expected an array"
             yield refused(function, f"ds={value!r}", TypeError, message, {"ds": value})
         for shape in ((R, C + 1), (R, 0), (1, R, C), (C,), ()):
-            message = rf"ds has shape .*; expected \({R}, {C}\), the shape of x"
+            message = rf"ds has shape .*; expected \({R}, {C}\), the shape of {main}"
             wrong = {"ds": partial(_array_of, f32(*shape))}
             yield refused(function, f"ds of shape {shape}", ValueError, message, wrong)
         message = "ds has dtype float16 and dy has dtype float32; they must agree"
@@ -895,15 +896,16 @@ def outputs():
             message = "out must be .* not"
             yield refused(function, f"out={value}", TypeError, message, {"out": value})
         if "dscale" in results:
-            message = r"out\[1\] must be None: this call has no such result"
-            wrong = partial(_without_scale, count)
+            position = results.index("dscale")
+            message = rf"out\[{position}\] must be None: this call has no such result"
+            wrong = partial(_without_scale, position, count)
             gone = {"scale", "bias"} & {*operation.arrays}
             changes = {**dict.fromkeys(gone), "out": wrong}
             yield refused(function, "dscale without scale", ValueError, message, changes)
 
 
-def _without_scale(count, a, _):
-    return (None, a(f32(C)), None)[:count]
+def _without_scale(position, count, a, _):
+    return tuple(a(f32(C)) if k == position else None for k in range(count))
 
 
 def _output(operation, types, position):
@@ -944,7 +946,8 @@ def _output(operation, types, position):
         message = rf"{label} shares memory with {main} without being .*\b{main}\b.* itself"
         yield cell("its own, reversed", ValueError, message, lambda _, g, __: g[main][::-1])
         yield cell("its own, sideways", ValueError, message, lambda _, g, __: g[main][:, ::-1])
-        for other in {"x", "y"} & {*operation.arrays} - {main}:
+        allowed = operation.record.results[position].may_be
+        for other in {"x", "y"} & {*operation.arrays} - {main, *allowed}:
             message = f"{label} shares memory with {other} .*pass another array"
             yield cell(f"{other} itself", ValueError, message, lambda _, g, __, o=other: g[o])
     else:

@@ -14,8 +14,13 @@ import pytest
 from .libraries import DTYPES, LIBRARIES, REQUIRED, Library, framework
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-# What inductor compiled for an older operator of the same name would be run again.
-os.environ |= {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
+os.environ |= {
+    # What inductor compiled for an older operator of the same name would be run again.
+    "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
+    "TORCHINDUCTOR_AUTOGRAD_CACHE": "0",
+    # Takes longer than it saves. Not by `monkeypatch`: what it restores, PyTorch takes for deleted.
+    "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
+}
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
 
 HERE = Path(__file__).parent

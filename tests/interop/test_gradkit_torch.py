@@ -543,11 +543,8 @@ def test_compiled_networks():
         torch.testing.assert_close(_step(model, x, compiled), _step(alone, x, alone))
 
 
-def test_networks_compiled_to_machine_code(monkeypatch):
+def test_networks_compiled_to_machine_code():
     """Between operations that inductor makes kernels of, in layouts that it chooses."""
-    from torch._inductor import config
-
-    monkeypatch.setattr(config, "cpp_cache_precompile_headers", False)  # which takes longer
     torch._dynamo.reset()
 
     def program(x, w, b):

@@ -220,13 +220,11 @@ def test_models_with_norms_of_gradkit_alone_become_onnx():
 
 
 @pytest.mark.filterwarnings("ignore")  # the compiler's own, of what is new in it
-def test_inductor_fuses_the_norms_if_it_is_asked_to(monkeypatch):
+def test_inductor_fuses_the_norms_if_it_is_asked_to():
     """No operator is left, under a checkpoint either; results are those of the eager model."""
-    from torch._inductor import config
     from torch._inductor.utils import run_and_get_code
     from torch.utils.checkpoint import checkpoint
 
-    monkeypatch.setattr(config, "cpp_cache_precompile_headers", False)  # which takes longer
     torch._dynamo.reset()
     model, x = Blocks(), random(2, 4, 3, 6).requires_grad_()
     leaves = [x, *model.parameters()]

@@ -107,6 +107,8 @@ def data_type(case: Case) -> str:
 
 _ORDERS = {"SumOfSquares": tuple(FLOATS), "SumOfPowers": ("float32",)}  # others: two dtypes
 _COMMON = ("bfloat16", "float32")
+_OF_ANY = ("norms", "zero")  # files whose kernels read no element
+_UPLOADED = ("norm", "clip_by_norm", "scale")  # files with rows of uploaded lists
 
 
 def _dtypes(file: str, macros: Macros) -> tuple[str | None, ...]:
@@ -117,8 +119,8 @@ def _dtypes(file: str, macros: Macros) -> tuple[str | None, ...]:
     if macros["CAPACITY"] == UNIT_CAPACITY:  # nearly the same loops
         return _COMMON if order == "SumOfSquares" else ()
     if macros["CAPACITY"] != CAPACITY:  # the same loops, and another table
-        return ("bfloat16",) if order == "SumOfSquares" and file in ("norm", "scale") else ()
-    return ("bfloat16",) if file == "zero" else _ORDERS.get(order, _COMMON)
+        return ("bfloat16",) if order == "SumOfSquares" and file in _UPLOADED else ()
+    return ("bfloat16",) if file in _OF_ANY else _ORDERS.get(order, _COMMON)
 
 
 _TYPES = {

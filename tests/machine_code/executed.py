@@ -144,6 +144,8 @@ def _lists() -> Iterator[Operation]:
         dtypes = _EVERY if p == 2 else _EVERY[1:]
         call = partial(_norm, p)
         yield Operation(f"grad_norm p={p:g}", _LIST, call, dtypes)
+    exact = partial(_norm, 2.0, exact=True)
+    yield Operation("grad_norm, exact", _LIST, exact, _EVERY)
     yield Operation("grad_stats", _LIST, lambda a: gradkit.grad_stats([a.data()]), _EVERY)
     yield Operation("scale_grads", _LIST, _scale, _EVERY)
     for name, long in (("grad_norm p=2", partial(_norm, 2.0)), ("scale_grads", _scale)):
@@ -169,8 +171,8 @@ def _accumulate_with_norm(arrays: Arrays) -> Any:
     return gradkit.accumulate_grads([arrays.data()], [arrays.data()], norm_out=norm)
 
 
-def _norm(p: float, arrays: Arrays) -> Any:
-    return gradkit.grad_norm([arrays.data()], p)
+def _norm(p: float, arrays: Arrays, **options: Any) -> Any:
+    return gradkit.grad_norm([arrays.data()], p, **options)
 
 
 def _scale(arrays: Arrays) -> Any:

@@ -8,11 +8,12 @@ from tests.processes.launch import StuckError, launch
 from tests.processes.suites import checks
 
 LAUNCHES = [*(("mpi", size) for size in (1, 2, 3, 4, 6)), ("torch", 4), ("jax", 4)]
-MANY = ("mpi", 16)  # processes on few cores, for the checks where their number counts
+# Processes on few cores, for the checks where their number counts.
+MANY = [("mpi", 16), ("jax", 16)]
 CASES = [
     pytest.param(library, size, name, id=f"{library}-{size}-{name}")
-    for library, size in (*LAUNCHES, MANY)
-    for name in checks("cut models" if (library, size) == MANY else "everything", library, size)
+    for library, size in (*LAUNCHES, *MANY)
+    for name in checks("cut models" if (library, size) in MANY else "everything", library, size)
 ]
 
 
@@ -24,7 +25,7 @@ def launched(tmp_path_factory, there):
     def records(library, size):
         there(library)
         directory = tmp_path_factory.mktemp(f"{library}-{size}")
-        suite = "cut models" if (library, size) == MANY else "everything"
+        suite = "cut models" if (library, size) in MANY else "everything"
         try:
             return launch(library, size, suite, directory)
         except StuckError as error:

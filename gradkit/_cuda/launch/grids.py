@@ -27,21 +27,26 @@ class RowBlocks:
 
 
 def row_blocks(
-    kernel: LoadedKernel, rows: int, packs: int, longest: int, shared_mem: int = 0
+    kernel: LoadedKernel,
+    rows: int,
+    packs: int,
+    longest: int,
+    shared_mem: int = 0,
+    samples: int = 1,
 ) -> RowBlocks:
     """Divide rows among a kernel's blocks. A row can use ``packs`` threads, at most ``longest``.
 
     A block has 256 threads; more if one row needs more; fewer if that spreads few rows over the
     whole device. There are as many blocks as the device holds at once, or fewer if the rows need
-    fewer.
+    fewer. With several samples of ``rows`` rows, ``count`` is the number of blocks of each.
     """
     multiprocessors = kernel.device.multiprocessors
     threads = min(power_of_two(packs), longest)
-    few = power_of_two(-(-rows // multiprocessors))
+    few = min(power_of_two(rows), power_of_two(-(-rows * samples // multiprocessors)))
     side_by_side = max(1, 32 // threads, min(256 // threads, few))
     resident = kernel.resident(threads * side_by_side, shared_mem) * multiprocessors
     needed = -(-rows // side_by_side)
-    return RowBlocks(threads, side_by_side, min(needed, resident))
+    return RowBlocks(threads, side_by_side, min(needed, -(-resident // samples)))
 
 
 def column_block(multiprocessors: int, columns: int, planes: int) -> tuple[int, int]:

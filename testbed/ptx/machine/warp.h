@@ -16,6 +16,10 @@ OP u32 lanemask_le() { return lanemask_lt() | lanemask_eq(); }
 OP u32 lanemask_gt() { return ~lanemask_le(); }
 OP u32 lanemask_ge() { return ~lanemask_lt(); }
 
+// No time passes but by asking: a loop that waits for the clock soon ends.
+inline u64 clock_ticks;
+OP u64 clock64() { return clock_ticks += 1 << 20; }
+
 // shfl: lanes stand in segments, and `c` holds the mask of what numbers a segment, and a limit.
 // A lane whose partner lies beyond the limit keeps its own value, and its predicate is false.
 enum Shuffle { up, down, bfly, idx };

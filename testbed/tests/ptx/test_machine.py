@@ -266,6 +266,16 @@ $L1:"""
     assert got.tolist() == [*expected, 108, 43, 1, 0]
 
 
+def test_a_clock_moves_on():
+    body = """
+  mov.u64 %rd1, %clock64;
+  mov.u64 %rd2, %clock64;
+  setp.gt.u64 %p1, %rd2, %rd1;
+  selp.u32 %r1, 1, 0, %p1;
+  st.global.u32 [%rd9], %r1;"""
+    assert run(body, WORDS, np.zeros(1, np.uint32)).tolist() == [1]
+
+
 ATOMICS = {
     "add.u32": lambda old, a, _: old + a,
     "add.u64": lambda old, a, _: old + a,
