@@ -2,8 +2,22 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
+
 import gradkit
 from gradkit import _host, distributed
+
+
+class Counting:
+    """A group that remembers how much was sent."""
+
+    def __init__(self, group):
+        self.rank, self.size, self._group, self.sent = group.rank, group.size, group, []
+
+    def allgather(self, state):
+        assert (state.dtype, state.ndim, state.flags.c_contiguous) == (np.float64, 1, True)
+        self.sent.append(state.size)
+        return self._group.allgather(state)
 
 
 def together(work, size, *, groups=None, timeout=20):

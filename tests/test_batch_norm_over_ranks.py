@@ -18,7 +18,7 @@ from gradkit import _host, distributed
 from tests import oracles, tolerances
 from tests.layouts import LAYOUTS
 from tests.problems import BATCH_TYPES, make, problems
-from tests.ranks import results, together
+from tests.ranks import Counting, results, together
 from tests.tolerances import DTYPES, assert_same_bits, assert_within
 
 NAN = math.nan
@@ -272,18 +272,6 @@ def test_counts_above_sixteen_bits(backend, rows):
 
 
 # A group
-
-
-class Counting:
-    """A group that remembers how much was sent."""
-
-    def __init__(self, group):
-        self.rank, self.size, self._group, self.sent = group.rank, group.size, group, []
-
-    def allgather(self, state):
-        assert (state.dtype, state.ndim, state.flags.c_contiguous) == (np.float64, 1, True)
-        self.sent.append(state.size)
-        return self._group.allgather(state)
 
 
 def test_a_pass_exchanges_two_numbers_a_channel_and_a_count(backend):

@@ -19,7 +19,7 @@ from gradkit._ranks import norms
 from tests import oracles, tolerances
 from tests.devices.emulated import emulated_backend, on_device
 from tests.problems import one_or_each
-from tests.ranks import results, together
+from tests.ranks import Counting, results, together
 from tests.test_distributed import CONTENTS, INF, NAN, ORDERS, f
 from tests.tolerances import DTYPES
 
@@ -260,18 +260,6 @@ def test_a_group_of_one_is_no_group(backend):
         alone = gradkit.grad_norm(grads, order)
         found = gradkit.grad_norm(grads, order, group=Silent())
         assert bits([backend.asnumpy(found)]) == bits([backend.asnumpy(alone)])
-
-
-class Counting:
-    """A group that remembers what was sent."""
-
-    def __init__(self, group):
-        self.rank, self.size, self._group, self.sent = group.rank, group.size, group, []
-
-    def allgather(self, state):
-        assert (state.dtype, state.ndim, state.flags.c_contiguous) == (np.float64, 1, True)
-        self.sent.append(state.size)
-        return self._group.allgather(state)
 
 
 def test_a_norm_is_one_collective_of_six_numbers(backend):

@@ -193,6 +193,13 @@ def assert_same_bits(got, ref):
     np.testing.assert_array_equal(bits(got), bits(ref), strict=True)
 
 
+def assert_same_numbers(got, ref):
+    """The same bits, but any NaN for a NaN."""
+    nan = np.isnan(ref)
+    np.testing.assert_array_equal(np.isnan(got), nan)
+    assert_same_bits(got[~nan], ref[~nan])
+
+
 def assert_ulps(got, ref, most):
     """Elements of one dtype at most so many representable numbers apart; NaN equals NaN."""
     got, ref = np.asarray(got), np.asarray(ref)

@@ -1,10 +1,13 @@
 """The cases that cuDNN takes: every combination of dtypes, channel axis and layout."""
 
+import os
+
 import numpy as np
 
 from gradkit import _numpy
 from gradkit._calls.channels import BatchNorm, BatchNormGrad, BatchNormInference
 from gradkit._dtypes import BATCH_NORM_TYPES, accumulation_name, dtype_named
+from gradkit.errors import CudnnError
 from tests.layouts import LAYOUTS
 from tests.problems import launch, opened
 from tests.tolerances import UNIT, assert_within, rounded, smallest
@@ -22,6 +25,25 @@ MIXTURES += [
     ("stepped", "Fortran", "reversed"),
     ("rolled", "rolled", "offset"),
 ]
+
+
+def error_in_child(call):
+    """The text of cuDNN's error that a call raises in a forked child."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        answer = "no error"
+        try:
+            call()
+        except CudnnError as error:
+            answer = str(error)
+        finally:
+            os.write(write, answer.encode())
+            os._exit(0)
+    os.waitpid(child, 0)
+    found = os.read(read, 1000).decode()
+    os.close(read), os.close(write)
+    return found
 
 
 class OneCall:
@@ -102,20 +124,26 @@ class Case(OneCall):
             assert_within(got, ref, bound + smallest(got.dtype), "dscale, dbias")
 
 
-class ForwardCase(OneCall):
-    """The arguments of one forward call, and what must come out of it."""
+class _Forward(OneCall):
+    """The arrays of a call that normalises, but for statistics."""
 
-    kind, operation = BatchNorm, "batch_norm"
-
-    def __init__(self, shape, axis, types, *, layouts=("C", "C"), affine=True, seed=1):
-        rng = np.random.default_rng(seed)
-        data, statistic, parameter = types
+    def __init__(self, shape, axis, types, layouts, affine, rng):
+        data, _, parameter = types
         self.x = LAYOUTS[layouts[0]]((2 * rng.standard_normal(shape) + 0.5).astype(data))
         self.y = LAYOUTS[layouts[1]](np.full(shape, np.nan, data))
         self._x, self.axis, self.eps = self.x.copy(), axis, 1e-3
         vectors = rng.standard_normal((2, shape[axis])).astype(parameter)
         self.scale, self.bias = vectors if affine else (None, None)
-        self.mean, self.inv_std = np.full((2, shape[axis]), np.nan, statistic)
+
+
+class ForwardCase(_Forward):
+    """The arguments of one forward call, and what must come out of it."""
+
+    kind, operation = BatchNorm, "batch_norm"
+
+    def __init__(self, shape, axis, types, *, layouts=("C", "C"), affine=True, seed=1):
+        super().__init__(shape, axis, types, layouts, affine, np.random.default_rng(seed))
+        self.mean, self.inv_std = np.full((2, shape[axis]), np.nan, types[1])
 
     def running(self, dtype, momentum):
         """Running statistics that do not lie side by side."""
@@ -161,21 +189,16 @@ class ForwardCase(OneCall):
         assert_within(self.inv_std, inv_std, bound, "inv_std")
 
 
-class InferenceCase(OneCall):
+class InferenceCase(_Forward):
     """The arguments of a call with known statistics, and what must come out of it."""
 
     kind, operation = BatchNormInference, "batch_norm_inference"
 
     def __init__(self, shape, axis, types, *, layouts=("C", "C"), affine=True, seed=2):
         rng = np.random.default_rng(seed)
-        data, statistic, parameter = types
-        self.x = LAYOUTS[layouts[0]]((2 * rng.standard_normal(shape) + 0.5).astype(data))
-        self.y = LAYOUTS[layouts[1]](np.full(shape, np.nan, data))
-        self._x, self.axis, self.eps = self.x.copy(), axis, 1e-3
-        vectors = rng.standard_normal((2, shape[axis])).astype(parameter)
-        self.scale, self.bias = vectors if affine else (None, None)
-        self.mean = rng.standard_normal(shape[axis]).astype(statistic)
-        self.var = rng.uniform(0, 3, shape[axis]).astype(statistic)
+        super().__init__(shape, axis, types, layouts, affine, rng)
+        self.mean = rng.standard_normal(shape[axis]).astype(types[1])
+        self.var = rng.uniform(0, 3, shape[axis]).astype(types[1])
 
     def check(self):
         """Compare with the formula in float64."""

@@ -14,7 +14,7 @@ from gradkit._cuda import CudaBackend
 from gradkit._cuda.channels import ChannelNorms
 from gradkit._cuda.cudnn import engines, library
 from gradkit.errors import BackendUnavailableError, CudnnError
-from tests.cudnn.cases import COMBINATIONS, Case, ForwardCase, InferenceCase
+from tests.cudnn.cases import COMBINATIONS, Case, ForwardCase, InferenceCase, error_in_child
 from tests.cudnn.fake import HostDevice
 
 pytestmark = pytest.mark.cuda
@@ -223,20 +223,7 @@ def test_eight_threads_each_know_their_engine(install):
 def test_a_forked_child_is_told_also_where_it_could_choose(install):
     install()
     assert next(_both()) == "cudnn"
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        answer = "no error"
-        try:
-            next(_both())
-        except CudnnError as error:
-            answer = str(error)
-        finally:
-            os.write(write, answer.encode())
-            os._exit(0)
-    os.waitpid(child, 0)
-    assert "does not survive the fork" in os.read(read, 1000).decode()
-    os.close(read), os.close(write)
+    assert "does not survive the fork" in error_in_child(lambda: next(_both()))
 
 
 def test_numpy_arrays_have_one_engine():

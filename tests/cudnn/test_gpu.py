@@ -4,7 +4,6 @@ The same cases, bounds and reference as without one, and what only a GPU can sho
 cuDNN, the batch limits, streams, threads, graphs. ``make test-gpu``.
 """
 
-import os
 import threading
 import warnings
 
@@ -22,6 +21,7 @@ from tests.cudnn.cases import (
     Case,
     ForwardCase,
     InferenceCase,
+    error_in_child,
 )
 
 if not has_gpu():
@@ -208,22 +208,9 @@ def test_a_forked_child_gets_an_error_not_a_hang(cupy, backend):
     case = Case((4, 3, 2), 1, F32)
     _run(cupy, backend, case, "cudnn")
     handles = _handles()
-    read, write = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        child = os.fork()
-    if child == 0:
-        answer = "no error"
-        try:
-            handles.get(0, 0)
-        except CudnnError as error:
-            answer = str(error)
-        finally:
-            os.write(write, answer.encode())
-            os._exit(0)
-    os.waitpid(child, 0)
-    assert "does not survive the fork" in os.read(read, 1000).decode()
-    os.close(read), os.close(write)
+        assert "does not survive the fork" in error_in_child(lambda: handles.get(0, 0))
 
 
 def _handles():

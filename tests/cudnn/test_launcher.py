@@ -163,17 +163,16 @@ def test_dense_arrays_are_passed_where_they_lie(shape, axis, dims, strides):
     case = Case(shape, axis, F32)
     launcher.batch_norm_grad(Cudnn(recorder), device, case.call())
     given = recorder.given
-    for key, array in {
-        "x": case.x,
-        "dy": case.dy,
-        "dx": case.dx,
-        "bnScale": case.scale,
-        "dBnScaleResult": case.dscale,
-        "dBnBiasResult": case.dbias,
-        "savedMean": case.mean,
-        "savedInvVariance": case.inv_std,
-    }.items():
-        assert given[key] == array.ctypes.data, key
+    check_addresses(
+        given,
+        case,
+        dy="dy",
+        dx="dx",
+        dBnScaleResult="dscale",
+        dBnBiasResult="dbias",
+        savedMean="mean",
+        savedInvVariance="inv_std",
+    )
     assert recorder.described["xDesc"] == (0, dims, strides)
     assert given["xDesc"] == given["dyDesc"] == given["dxDesc"]
     assert recorder.described["dBnScaleBiasDesc"][:2] == (0, (1, dims[1], 1, 1))
@@ -191,20 +190,20 @@ def test_channels_last_strides_are_no_copy():
     ]
 
 
+def check_addresses(given, case, **names):
+    """Compare the pointers that cuDNN got with a case's arrays, by their names."""
+    for key, name in {"x": "x", "bnScale": "scale", **names}.items():
+        assert given[key] == getattr(case, name).ctypes.data, key
+
+
 def test_forward_arguments():
     recorder = Recorder()
     case = ForwardCase((2, 3, 4), 1, F32)
     launcher.batch_norm(Cudnn(recorder), HostDevice(), case.call())
     given = recorder.given
-    for key, array in {
-        "x": case.x,
-        "y": case.y,
-        "bnScale": case.scale,
-        "bnBias": case.bias,
-        "resultSaveMean": case.mean,
-        "resultSaveInvVariance": case.inv_std,
-    }.items():
-        assert given[key] == array.ctypes.data, key
+    check_addresses(
+        given, case, y="y", bnBias="bias", resultSaveMean="mean", resultSaveInvVariance="inv_std"
+    )
     assert given["resultRunningMean"] == given["resultRunningVariance"] == 0
     assert given["epsilon"] == case.eps
     assert given["xDesc"] == given["yDesc"]
@@ -215,15 +214,9 @@ def test_arguments_by_known_statistics():
     case = InferenceCase((2, 3, 4), 1, F32)
     launcher.batch_norm_inference(Cudnn(recorder), HostDevice(), case.call())
     given = recorder.given
-    for key, array in {
-        "x": case.x,
-        "y": case.y,
-        "bnScale": case.scale,
-        "bnBias": case.bias,
-        "estimatedMean": case.mean,
-        "estimatedVariance": case.var,
-    }.items():
-        assert given[key] == array.ctypes.data, key
+    check_addresses(
+        given, case, y="y", bnBias="bias", estimatedMean="mean", estimatedVariance="var"
+    )
     assert given["epsilon"] == case.eps
     assert given["xDesc"] == given["yDesc"]
 

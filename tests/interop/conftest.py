@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -95,6 +95,31 @@ def jax() -> Any:
 @pytest.fixture
 def tf() -> Any:
     return framework("tensorflow")
+
+
+@pytest.fixture(params=["buffers", "copies"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Calls in ``jax.jit`` with XLA's own buffers, and as JAX 0.6.0 has it."""
+    import jax
+
+    from gradkit.jax import _callbacks
+
+    if request.param == "copies":
+        monkeypatch.setattr(_callbacks, "buffer_callback", None)
+    else:
+        assert _callbacks.buffer_callback is not None
+    jax.clear_caches()
+    yield request.param
+    jax.clear_caches()
+
+
+@pytest.fixture
+def x64() -> Iterator[None]:
+    """JAX with arrays of 64 bits."""
+    import jax
+
+    with jax.enable_x64(True):
+        yield
 
 
 @pytest.fixture

@@ -29,24 +29,6 @@ TYPES = [
 ]
 
 
-@pytest.fixture(params=["buffers", "copies"])
-def way(request, monkeypatch):
-    """With XLA's own buffers, and as JAX 0.6.0 has it."""
-    if request.param == "copies":
-        monkeypatch.setattr(_callbacks, "buffer_callback", None)
-    else:
-        assert _callbacks.buffer_callback is not None
-    jax.clear_caches()
-    yield request.param
-    jax.clear_caches()
-
-
-@pytest.fixture
-def x64():
-    with jax.enable_x64(True):
-        yield
-
-
 def values(shape, dtype="float32", seed=0):
     x = np.random.default_rng(seed).normal(0.5, 2, shape)
     return np.asarray(x).astype(DTYPES[dtype])

@@ -10,20 +10,10 @@ import pytest
 
 import gradkit
 import gradkit.jax
-from gradkit.jax import _callbacks, clipping, transforms
+from gradkit.jax import clipping, transforms
 from tests.tolerances import DTYPES, assert_same_bits
 
 INF = float("inf")
-
-
-@pytest.fixture(params=["buffers", "copies"])
-def way(request, monkeypatch):
-    """With XLA's own buffers, and as JAX 0.6.0 has it."""
-    if request.param == "copies":
-        monkeypatch.setattr(_callbacks, "buffer_callback", None)
-    jax.clear_caches()
-    yield request.param
-    jax.clear_caches()
 
 
 def gradients(*dtypes, seed=0):

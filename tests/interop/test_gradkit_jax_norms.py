@@ -14,7 +14,6 @@ from jax.test_util import check_grads
 import gradkit
 import gradkit.jax
 from gradkit import _host
-from gradkit.jax import _callbacks
 from tests.tolerances import DTYPES, assert_same_bits
 
 TYPES = [
@@ -23,22 +22,6 @@ TYPES = [
     ("float64", "float64"),
 ]
 OWN, SAME = PartitionSpec("d"), PartitionSpec()
-
-
-@pytest.fixture(params=["buffers", "copies"])
-def way(request, monkeypatch):
-    """With XLA's own buffers, and as JAX 0.6.0 has it."""
-    if request.param == "copies":
-        monkeypatch.setattr(_callbacks, "buffer_callback", None)
-    jax.clear_caches()
-    yield request.param
-    jax.clear_caches()
-
-
-@pytest.fixture
-def x64():
-    with jax.enable_x64(True):
-        yield
 
 
 # Each norm: its arrays, what it gives, what direct calls give, and JAX's own formula.

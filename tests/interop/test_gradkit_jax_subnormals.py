@@ -17,16 +17,6 @@ from tests.tolerances import assert_same_bits
 TINY = np.arange(24, dtype=np.float32).reshape(4, 6) * np.float32(1e-40)
 
 
-@pytest.fixture(params=["buffers", "copies"])
-def way(request, monkeypatch):
-    """With XLA's own buffers, and as JAX 0.6.0 has it."""
-    if request.param == "copies":
-        monkeypatch.setattr(_callbacks, "buffer_callback", None)
-    jax.clear_caches()
-    yield request.param
-    jax.clear_caches()
-
-
 def test_norms_and_sums_of_subnormal_gradients(way):  # noqa: ARG001
     norm = jax.jit(gradkit.jax.grad_norm)(TINY)
     assert_same_bits(norm, np.float32(gradkit.grad_norm(TINY)))
