@@ -13,9 +13,9 @@ longest of these is its time and names what limits it:
 
 A launch starts START after the one before it; where that is more than half of a call, `start`
 limits it. If the host takes longer for a call than the device, `host` limits it, and the call takes
-as long. The host's time was measured, on one machine and with launches that do nothing
-(host_times.csv, by ``python -m benchmarks.host --record``). Left out are what the driver takes for
-a launch, caches, tails and clocks below boost.
+as long. The host's time was measured with CuPy 14.2, on one machine and on the testbed's driver in
+the place of NVIDIA's (host_times.csv, by ``python -m benchmarks.host --record``). Left out are
+caches, tails and clocks below boost.
 """
 
 import argparse
@@ -304,14 +304,15 @@ def page_tables(found: dict[tuple[str, str, str], list[Prediction]]) -> dict[str
         for name, _, bandwidth, count, clock, double, _, _, source in CARDS
     ]
     times = [[*title, *row] for title, row in found.items()]
-    taken = host.recorded()
+    taken = [host.recorded(version) for version in host.VERSIONS]
     hosts = [
-        [name.replace(", 1000", " of 1000 arrays"), _figure(us), _figure(us / taken[host.FORMULA])]
-        for name, us in taken.items()
+        [name.replace(", 1000", " of 1000 arrays")]
+        + [f"{_figure(each[name])} ({_figure(each[name] / each[host.FORMULA])})" for each in taken]
+        for name in host.RECORDED
     ]
     table, names = report.plain_table, [card.name for card in CARDS]
     return {
-        "hosts": table(["call on the host", "us", "times the formula"], hosts),
+        "hosts": table(["call on the host", *(f"CuPy {each}" for each in host.VERSIONS)], hosts),
         "cards": table(
             ["card", "GB/s", "multiprocessors", "GHz", "double a clock", "source"], cards
         ),

@@ -6,7 +6,8 @@ tensors, which are on the CPU and taken for CUDA ones. ``cupy`` leaves out what 
 take; ``driver`` is all of CuPy on the testbed's driver, which checks each launch and forgets it,
 and whose own time is in the figures. NumPy takes longer than CuPy to give an array's address, so
 compare idle times only with each other. ``--profile NAME`` shows where a call spends its time.
-``--record`` writes host_times.csv, which ``benchmarks.gpu_model`` reads.
+``--record`` measures on the driver and writes the column of this version of CuPy into
+host_times.csv, which ``benchmarks.gpu_model`` reads.
 """
 
 import argparse
@@ -38,6 +39,7 @@ RECORDED = (  # what the model predicts
     *(FORMULA, "layer_norm_grad", "rms_norm_grad", "batch_norm", "batch_norm_grad"),
     *("grad_norm", "grad_norm, 1000", "clip_grad_norm", "clip_grad_norm, 1000"),
 )
+VERSIONS = ("13.6", "14.2")  # of CuPy
 _ROUNDS = 1000  # of which the best is recorded
 
 Maker: TypeAlias = Callable[[np.ndarray[Any, Any]], Any]
@@ -109,18 +111,21 @@ def calls(make: Maker) -> dict[str, Callable[[], Any]]:
     }
 
 
-def recorded() -> dict[str, float]:
-    """The microseconds of each call that were recorded, on one machine."""
+def recorded(version: str = VERSIONS[-1]) -> dict[str, float]:
+    """The microseconds of each call that were recorded with a version of CuPy, on one machine."""
     with TIMES.open(newline="") as file:
-        return {row["call"]: float(row["microseconds"]) for row in csv.DictReader(file)}
+        return {row["call"]: float(row[version]) for row in csv.DictReader(file)}
 
 
-def _record(every: dict[str, Callable[[], Any]]) -> None:
+def _record(every: dict[str, Callable[[], Any]], version: str) -> None:
+    """Write the column of a version, and keep the others."""
     best = {name: microseconds({name: every[name]}, _ROUNDS)[name] for name in RECORDED}
+    columns = {known: recorded(known) for known in VERSIONS} | {version: best}
     with TIMES.open("w", newline="") as file:
         lines = csv.writer(file, lineterminator="\n")
-        lines.writerow(("call", "microseconds"))
-        lines.writerows((name, f"{time:.1f}") for name, time in best.items())
+        lines.writerow(("call", *VERSIONS))
+        for name in RECORDED:
+            lines.writerow((name, *(f"{times[name]:.1f}" for times in columns.values())))
 
 
 def main() -> None:
@@ -128,12 +133,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.host", description=__doc__)
     parser.add_argument("--on", choices=MAKERS, default="idle")
     parser.add_argument("--profile", metavar="NAME")
-    parser.add_argument("--record", action="store_true", help="of CuPy arrays")
+    parser.add_argument("--record", action="store_true", help="on the driver")
     options = parser.parse_args()
-    with MAKERS["cupy" if options.record else options.on]() as make:
+    with MAKERS["driver" if options.record else options.on]() as make:
         every = calls(make)
         if options.record:
-            _record(every)
+            import cupy
+
+            _record(every, ".".join(cupy.__version__.split(".")[:2]))
         elif options.profile is None:
             for name, call in every.items():  # one by one: each finds its own code in the caches
                 print(f"{name:24} {microseconds({name: call})[name]:8.1f} us")

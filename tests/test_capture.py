@@ -89,6 +89,7 @@ def every_call(make):
     """Of every function, and ways to compute that its row does not have."""
     one = lambda: make("norm", (), "float64")  # noqa: E731
     given = {"types": TYPES, "shape": (3, 6, 2, 36), "lists": LISTS}
+    halves = {"types": ("float16",) * 3, "lists": [((5, k + 1), "float16") for k in range(120)]}
     long = {"types": TYPES, "shape": (2, 20000)}
 
     def of(name, options=given, **changes):
@@ -118,6 +119,10 @@ def every_call(make):
         "three norms": lambda: of("clip_coefficient", norm=make("norm", (3,), "float64")),
         "a norm that is a number": lambda: of("spike_guard_update", norm=9.0),
         "a scaled gradient": lambda: of("accumulate_grad", scale=0.5),
+        "at random": lambda: of("accumulate_grads", halves, rounding="stochastic", seed=3),
+        "scales per sample": lambda: of(
+            "layer_norm_grad", scale=make("scale", (3, 1, 1, 36), "float32")
+        ),
         "a count": lambda: of("update_running_statistics", count=one()),
         "long rows": lambda: of("layer_norm_grad", long),
         "one row, whose statistics are scalars": lambda: of(

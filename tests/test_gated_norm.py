@@ -383,6 +383,19 @@ def test_views_of_one_projection(backend, types, width, before):
         assert_same_bits(backend.asnumpy(y), expected[0])
 
 
+@BEFORE
+@pytest.mark.parametrize("name", ["dy", "x", "gate"])
+def test_rows_at_strides_of_their_own(backend, name, before):
+    """One array begins its rows elsewhere than the others."""
+    g = gated((2, 3, 16), before=before)
+    expected = [backend.asnumpy(a) for a in (*g.forward(backend), *g.backward(backend))]
+    owner = g if name == "gate" else g.p
+    host = getattr(owner, name)
+    setattr(owner, name, np.concatenate([host, host[::-1] + 1], axis=-1)[..., :16])
+    for got, ref in zip((*g.forward(backend), *g.backward(backend)), expected, strict=True):
+        assert_same_bits(backend.asnumpy(got), ref)
+
+
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
 def test_arrays_of_any_layout(backend, layout):
     """Read and written with the bits of arrays without gaps."""

@@ -82,18 +82,23 @@ def test_the_hosts_time_of_a_list_grows_with_its_arrays(monkeypatch):
 
 
 def test_the_hosts_times_are_of_every_operation():
-    times = host.recorded()
-    assert list(times) == list(host.RECORDED)
-    assert {made.operation for made in model.works()} <= times.keys()
-    assert all(0 < time < 10_000 for time in times.values())
+    for version in host.VERSIONS:
+        times = host.recorded(version)
+        assert list(times) == list(host.RECORDED)
+        assert {made.operation for made in model.works()} <= times.keys()
+        assert all(0 < time < 10_000 for time in times.values())
 
 
 def test_recording_writes_what_is_read(monkeypatch, tmp_path):
-    monkeypatch.setattr(host, "TIMES", tmp_path / "host_times.csv")
+    before = host.recorded("13.6")
+    copy = tmp_path / host.TIMES.name
+    copy.write_bytes(host.TIMES.read_bytes())
+    monkeypatch.setattr(host, "TIMES", copy)
     times = {name: k + 0.25 for k, name in enumerate(host.RECORDED)}
     monkeypatch.setattr(host, "microseconds", lambda calls, _: {k: times[k] for k in calls})
-    host._record(dict.fromkeys([*host.RECORDED, "another"]))
-    assert host.recorded() == {name: round(time, 1) for name, time in times.items()}
+    host._record(dict.fromkeys([*host.RECORDED, "another"]), "14.2")
+    assert host.recorded("14.2") == {name: round(time, 1) for name, time in times.items()}
+    assert host.recorded("13.6") == before
 
 
 def test_clipping_moves_three_times_the_bytes_of_a_norm():

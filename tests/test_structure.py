@@ -134,6 +134,13 @@ def test_no_class_name_stands_twice():
     assert all(class_names()[name] <= 2 for name in TORCH_MODULES)
 
 
+def test_variables_of_headers_are_inline():
+    """GCC 16 refuses to link a specialisation that several files define."""
+    headers = [path.read_text() for path in (ROOT / "kernels" / "cpu").glob("*.h")]
+    assert sum(text.count("template <> inline constexpr") for text in headers) == 1
+    assert not [text for text in headers if "template <> constexpr" in text]
+
+
 def test_lines_are_counted_without_what_is_no_code():
     """One each of a blank line, a comment, a docstring and dots."""
     source = '"""Of a module."""\n\n# Why.\ndef f(\n    x,  # which\n): ...\n\n\n'

@@ -12,8 +12,7 @@ from gradkit._calls import roles
 
 def are_per_sample(scale: Shape, data: Shape, axis: int) -> bool:
     """Whether a scale has leading dimensions of the data, then ones, then the normalised ones."""
-    leads = [data[:k] + (1,) * (axis - k) + data[axis:] for k in range(axis + 1)]
-    return axis > 0 and scale in leads
+    return scale in [data[:k] + (1,) * (axis - k) + data[axis:] for k in range(axis + 1)]
 
 
 def lead_of(call: Any) -> Shape:

@@ -19,7 +19,7 @@ from gradkit._calls import rows
 from gradkit._calls.backend import record_of
 from gradkit._calls.channels import ChannelOperations
 from gradkit._calls.layouts import GroupLayout
-from gradkit._calls.lists import DIGITS, AccumulateGrad, AccumulateGrads
+from gradkit._calls.lists import DIGITS, AccumulateGrad, AccumulateGrads, GradNorm
 from gradkit._calls.record import Plan, Record
 from gradkit._cuda.launch.buffers import address_of
 from gradkit._cuda.launch.device import Device
@@ -222,7 +222,10 @@ def _lists(kind: type[Record]) -> Fields:
         own = {"norms": np.empty(len(grads)), "axes": ((0,),) * len(grads), "mean": False}
         own |= {"rows": (0,) * len(grads), "sums": np.empty((1, DIGITS + 1))}
         lists = dict.fromkeys(("grads", "outs", "new", "old"), grads)
-        yield known | lists | own | {"norm_type": order, "fresh": True}
+        call = known | lists | own | {"norm_type": order, "fresh": True}
+        yield call
+        if kind is GradNorm:
+            yield call | {"per_tensor": True, "norm": own["norms"], "found_inf": own["norms"]}
 
 
 def _pairs(dtypes: Set[str]) -> Fields:

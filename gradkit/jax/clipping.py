@@ -96,7 +96,7 @@ def grad_norm(
     >>> gradkit.jax.grad_norm({"w": jnp.array([3.0, 0.0]), "b": jnp.array(4.0)})
     Array(5., dtype=float32)
     """
-    order, copies = checks.norm_order(norm_type), _copies(replicas, axis_name, grads)
+    order, copies = checks.norm_order(norm_type), copies_of(replicas, axis_name, grads)
     rule = ClipRule("grad_norm", order, axis_name, copies, clips=False)
     norm: jax.Array = _clip(grads, pair(np.inf), _scale(scale), None, rule).norm
     return norm
@@ -210,7 +210,7 @@ def rule_of(
         function,
         checks.norm_order(norm_type),
         axis_name,
-        _copies(replicas, axis_name, grads),
+        copies_of(replicas, axis_name, grads),
         eps=checks.signed_epsilon(eps, eps_mode),
         zero_nonfinite=nonfinite == "zero",
     )
@@ -230,7 +230,7 @@ def _scale(scale: Any) -> Any:
     return given(scale, "scale")
 
 
-def _copies(replicas: Any, axis_name: Any, grads: Any) -> tuple[int, ...] | None:
+def copies_of(replicas: Any, axis_name: Any, grads: Any) -> tuple[int, ...] | None:
     """On how many devices each gradient lies, if on more than one."""
     if type(replicas) is int and replicas == 1:
         return None

@@ -7,32 +7,42 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gradkit import _numpy
 from gradkit._arrays import backend_of
 from gradkit._backend import Array, Views
 from gradkit._calls import checks
-from gradkit._calls.lists import STATS, ListStats
+from gradkit._calls.lists import STATS, STATS_PART, ListStats
 from gradkit._calls.roles import Numbers
-from gradkit.jax._callbacks import ResultShape, call
-from gradkit.jax._numbers import store, widest
+from gradkit._ranks.statistics import SHARED
+from gradkit.jax._callbacks import ResultShape, axes_of, call
+from gradkit.jax._numbers import doubles, pairs, store, widest
+from gradkit.jax.clipping import copies_of
 from gradkit.statistics import GradStats
 
 __all__ = ["grad_stats"]
 
+_REFUSAL = "grad_stats is not differentiable"
 jax.tree_util.register_pytree_node(
     GradStats, lambda stats: ((stats.table,), stats.names), lambda names, of: GradStats(names, *of)
 )
 
 
-def grad_stats(grads: Any) -> "GradStats[jax.Array]":
+def grad_stats(grads: Any, *, axis_name: Any = None, replicas: Any = 1) -> "GradStats[jax.Array]":
     """Norm, largest magnitude, mean, zeros and non-finite elements of each gradient, by name.
 
-    As :func:`gradkit.grad_stats`, in one pass. Under ``shard_map`` each device gets the statistics
-    of its own parts.
+    As :func:`gradkit.grad_stats`, in one pass.
 
     Parameters
     ----------
     grads : pytree of arrays
         float16, bfloat16, float32 or float64; dtypes may be mixed.
+    axis_name : str or tuple of str, optional
+        Axes of ``shard_map`` over whose devices statistics are those of all parts, by one
+        collective; on GPUs the callback then waits for the device. By default each device gets the
+        statistics of its own parts.
+    replicas : int, or pytree of int
+        As in :func:`clip_by_global_norm`: on how many devices of ``axis_name`` each gradient is a
+        copy, so that it counts once.
 
     Returns
     -------
@@ -44,6 +54,8 @@ def grad_stats(grads: Any) -> "GradStats[jax.Array]":
     ------
     TypeError
         A leaf is not a floating-point array; the result is differentiated.
+    ValueError
+        ``replicas`` is below 1, or is not 1 without ``axis_name``.
 
     Examples
     --------
@@ -56,14 +68,20 @@ def grad_stats(grads: Any) -> "GradStats[jax.Array]":
     for path, leaf in found:
         checks.floating(leaf, f"grads{jax.tree_util.keystr(path)}")
     keys = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in found]
-    return GradStats(tuple(key or "grads" for key in keys), _table([leaf for _, leaf in found]))
+    copies = copies_of(replicas, axis_name, grads)
+    table = _table([leaf for _, leaf in found], axis_name, copies)
+    return GradStats(tuple(key or "grads" for key in keys), table)
 
 
-@partial(jax.jit, inline=True)
-def _table(leaves: list[Any]) -> Any:
+@partial(jax.jit, inline=True, static_argnums=(1, 2))
+def _table(leaves: list[Any], axis_name: Any, copies: tuple[int, ...] | None) -> Any:
     shape = len(leaves), STATS
     if not leaves:
         return jnp.zeros(shape, widest())
+    table = [ResultShape(shape, widest(), axes_of(axis_name))]
+    if axis_name is not None:
+        rows = jax.lax.all_gather(_parts(leaves), axis_name)
+        return call(_REFUSAL, partial(_join, copies), table, [rows])[0]
 
     def compute(outs: list[Array], ins: list[Any]) -> None:
         backend = backend_of(ins[0])
@@ -71,5 +89,22 @@ def _table(leaves: list[Any]) -> Any:
         backend.grad_stats(ListStats(grads=Views(ins), stats=Numbers(stats)))
         store(outs[0], stats)
 
-    refusal = "grad_stats is not differentiable"
-    return call(refusal, compute, [ResultShape(shape, widest())], leaves)[0]
+    return call(_REFUSAL, compute, table, leaves)[0]
+
+
+def _parts(leaves: list[Any]) -> Any:
+    """What is added up over devices, of the gradients of one."""
+
+    def compute(outs: list[Array], ins: list[Any]) -> None:
+        backend_of(ins[0]).grad_stats(ListStats(grads=Views(ins), parts=doubles(outs[0])))
+
+    return call(_REFUSAL, compute, [pairs(len(leaves), STATS_PART)], leaves)[0]
+
+
+def _join(copies: tuple[int, ...] | None, outs: list[Array], ins: list[Array]) -> None:
+    """The statistics of all devices together."""
+    backend = backend_of(ins[0])
+    rows = np.array(backend.read(doubles(ins[0])))
+    if copies is not None:
+        rows[..., SHARED] /= np.array(copies)[:, np.newaxis]
+    store(outs[0], backend.as_float64(_numpy.stats_of(rows)))

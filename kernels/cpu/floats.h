@@ -111,7 +111,7 @@ typedef float EightFloats __attribute__((vector_size(32)));
 #endif
 
 template <typename T> constexpr bool IS_CONVERTED = false;
-template <> constexpr bool IS_CONVERTED<f16> = CONVERTS_F16;
+template <> inline constexpr bool IS_CONVERTED<f16> = CONVERTS_F16;
 // Elements that are converted at a time.
 constexpr i64 CONVERTED = 1024;
 

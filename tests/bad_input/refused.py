@@ -773,26 +773,28 @@ def scales_without_inverse():
             # In float32, in which 16 bits are computed, all of float16 is normal.
             subnormal = () if types[2] == "float16" else (tiny, -3 * tiny)
             for value in (0.0, -0.0, *subnormal):
-                scale = np.array([1, 1, value, 1, value, 1], parameters)
-                check = partial(_check_inverse, function, types, scale)
+                changes = {"scale": np.array([1, 1, value, 1, value, 1], parameters)}
+                said = r"scale is zero or subnormal at flat index 2 \(2 in all\)"
+                check = partial(_check_inverse, function, types, said, changes)
                 yield Cell(f"{function} of {'-'.join(types)}, scale holds {value}", check)
 
     for function in named("rows", takes="scale_offset"):
         if "y" in OPERATIONS[function].arrays:
-            scale = partial(_array_of, np.array([1, 1, -1, 1, 0, 1], np.float32))
-            message = r"scale \+ scale_offset is zero or subnormal at flat index 2 \(1 in all\)"
-            changes = {"scale": scale, "scale_offset": 1.0}
-            yield refused(function, "a scale that an offset undoes", ValueError, message, changes)
+            changes = {"scale": np.array([1, 1, -1, 1, 0, 1], np.float32), "scale_offset": 1.0}
+            said = r"scale \+ scale_offset is zero or subnormal at flat index 2 \(1 in all\)"
+            check = partial(_check_inverse, function, FLOAT32, said, changes)
+            yield Cell(f"{function}, a scale that an offset undoes", check)
 
 
-def _check_inverse(function, types, scale, backend):
-    changes = {"scale": partial(_array_of, scale)}
+def _check_inverse(function, types, message, changes, backend):
+    """``changes`` are arguments, with a scale on the host."""
     if backend.name != "cupy":
-        message = r"scale is zero or subnormal at flat index 2 \(2 in all\)"
-        refused(function, "", ValueError, message, changes, types).check(backend)
+        wrong = changes | {"scale": partial(_array_of, changes["scale"])}
+        refused(function, "", ValueError, message, wrong, types).check(backend)
         return
     a = Factory(backend)
-    result = getattr(gradkit, function)(**good(function, a, types) | {"scale": a(scale)})
+    wrong = changes | {"scale": a(changes["scale"])}
+    result = getattr(gradkit, function)(**good(function, a, types) | wrong)
     first = result[0] if isinstance(result, tuple) else result
     assert not np.isfinite(backend.asnumpy(first)).all()
 

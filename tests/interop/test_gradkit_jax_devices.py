@@ -1,6 +1,7 @@
 """``gradkit.jax`` on several devices: ``shard_map``, axes of a ``vmap``, and plain ``jit``."""
 
 import textwrap
+from functools import partial
 
 import jax
 import numpy as np
@@ -136,6 +137,29 @@ def test_what_a_scale_that_differs_makes_differ(over):
     if over.checked:
         with pytest.raises(ValueError, match="replicated"):
             over(clip, (SAME, OWN), (SAME, SAME))(np.ones(2, "f4"), np.ones(2, "f4"))
+
+
+def test_statistics_over_devices(over):
+    """Those of the whole gradients, copies counted once, the same on all devices."""
+    grads = {"own": values(4, 3), "same": [values(7, seed=1)]}
+    grads["own"][0, 1], grads["same"][0][:2] = 0, (0, np.nan)
+    specs = {"own": OWN, "same": [SAME]}
+
+    def stats(grads, **options):
+        return gradkit.jax.grad_stats(grads, **options).table
+
+    replicas = {"own": 1, "same": 2}
+    step = partial(stats, axis_name="d", replicas=replicas)
+    found = over(step, (specs,), SAME)(grads)
+    np.testing.assert_allclose(found, gradkit.grad_stats(grads).table, rtol=1e-6)
+    own = over(lambda g: stats(g)[None], (specs,), OWN)(grads)
+    half = gradkit.grad_stats({**grads, "own": grads["own"][2:]}).table
+    np.testing.assert_allclose(own[1], half, rtol=1e-6)
+    with pytest.raises(ValueError, match=r"replicas are copies.*pass axis_name too"):
+        stats(grads, replicas=2)
+    if over.checked:
+        with pytest.raises(ValueError, match="replicated"):
+            over(stats, (specs,), SAME)(grads)
 
 
 def test_a_nan_on_one_device_reaches_all(over):
