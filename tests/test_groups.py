@@ -399,7 +399,7 @@ def test_what_clips_is_made_ready_before_the_ranks_meet(monkeypatch):
 
 
 @pytest.mark.emulated
-@pytest.mark.parametrize("file", ["norm", "scale"])
+@pytest.mark.parametrize("file", ["norm", "clip_by_norm"])
 def test_what_does_not_compile_on_one_rank_ends_the_call_on_all(monkeypatch, file):
     """What clips is compiled before the ranks meet, so that nobody has clipped by then."""
     devices = [emulated_backend(multiprocessors=1) for _ in range(2)]
