@@ -26,7 +26,7 @@ Names: TypeAlias = tuple[str, ...]
 Rows: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]  # a row for each gradient
 
 _FLOAT64 = np.dtype(np.float64)
-SHARED = [0, 1, 3, 4, 7, 8, 9]  # of a row: what copies count a fraction of
+_SHARED = [0, 1, 3, 4, 7, 8, 9]  # of a row: what copies count a fraction of
 _PLACE, _ABSENT = STATS_PART, -1.0  # behind a row: which of the rank's it is, or that it is none
 _MOST = 64  # exchanges that are remembered
 
@@ -59,11 +59,19 @@ def statistics_of(grads: Any, ranks: Ranks, out: Any) -> tuple[Names, Any]:
         union, layers = _agreed(ranks.collective, names, owned)
         copies = copies_of(held, ranks)  # which ranks may not have known before
         if copies is not None:
-            rows[:, SHARED] /= np.array(copies)[:, np.newaxis]
+            rows[:, _SHARED] /= np.array(copies)[:, np.newaxis]
         found, every = _of_all(ranks.collective, names, rows, union, layers)
         made = held.outputs(None, (Spec("the statistics", (len(found), STATS), _FLOAT64),))
         made.views[0][...] = backend.as_float64(_numpy.stats_of(every))
         return found, made.results()[0]
+
+
+def joined(backend: Any, parts: Any, copies: tuple[int, ...] | None) -> Any:
+    """The statistics of devices whose gradients are alike, from what each has added up of them."""
+    rows = np.array(backend.read(parts))
+    if copies is not None:
+        rows[..., _SHARED] /= np.array(copies)[:, np.newaxis]
+    return backend.as_float64(_numpy.stats_of(rows))
 
 
 def _own(held: Gradients, out: Any) -> Any:

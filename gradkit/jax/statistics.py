@@ -7,13 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradkit import _numpy
 from gradkit._arrays import backend_of
 from gradkit._backend import Array, Views
 from gradkit._calls import checks
 from gradkit._calls.lists import STATS, STATS_PART, ListStats
 from gradkit._calls.roles import Numbers
-from gradkit._ranks.statistics import SHARED
+from gradkit._ranks.statistics import joined
 from gradkit.jax._callbacks import ResultShape, axes_of, call
 from gradkit.jax._numbers import doubles, pairs, store, widest
 from gradkit.jax.clipping import copies_of
@@ -103,8 +102,4 @@ def _parts(leaves: list[Any]) -> Any:
 
 def _join(copies: tuple[int, ...] | None, outs: list[Array], ins: list[Array]) -> None:
     """The statistics of all devices together."""
-    backend = backend_of(ins[0])
-    rows = np.array(backend.read(doubles(ins[0])))
-    if copies is not None:
-        rows[..., SHARED] /= np.array(copies)[:, np.newaxis]
-    store(outs[0], backend.as_float64(_numpy.stats_of(rows)))
+    store(outs[0], joined(backend_of(ins[0]), doubles(ins[0]), copies))
