@@ -136,6 +136,11 @@ def test_what_is_too_small_for_flushing_is_no_zero(backend, name):
     check(backend, gradkit.grad_stats([backend.asarray(host)])["0"], [host])
 
 
+def test_the_mean_of_subnormal_numbers(backend):
+    host = np.full(200, 2.0**-1070)
+    assert float(gradkit.grad_stats([backend.asarray(host)])["0"].mean) == 2.0**-1070
+
+
 def test_a_total_of_zero_may_have_lost_something(backend):
     """What a large number hides on the way: compensation has it."""
     host = np.array([1e16, 1.0, -1e16, 1.0])
@@ -237,6 +242,14 @@ def test_ranks_may_hold_other_names(backend):
     assert {stats.names for stats in found} == {("shared", "first", "empty", "last")}
     for name, row in found[0].items():
         check(backend, row, [part[name] for part in HELD if name in part])
+
+
+def test_infinities_of_both_signs_on_different_ranks(backend):
+    parts = [{"w": f(INF, 1.0)}, {"w": f(-INF)}]
+    held = [on(backend, part) for part in parts]
+    found = results(lambda g: gradkit.grad_stats(held[g.rank], group=g), 2)
+    assert [np.isnan(float(stats["w"].mean)) for stats in found] == [True, True]
+    assert [float(stats["w"].nonfinite) for stats in found] == [2.0, 2.0]
 
 
 def drawn_parts(draw, ranks):
