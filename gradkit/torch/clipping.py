@@ -92,6 +92,7 @@ def clip_grad_norm_(
     group: Group | None = None,
     names: Names | None = None,
     plain: PlainOfEach | None = None,
+    exact: bool = False,
 ) -> Tensor:
     """Clip gradients by their total norm, as ``torch.nn.utils.clip_grad_norm_``.
 
@@ -115,6 +116,8 @@ def clip_grad_norm_(
     names, plain
         With ``group``: as in :func:`gradkit.distributed.shards_of`. ``plain`` says what tensors
         are that are no DTensors.
+    exact : bool
+        As in :func:`gradkit.grad_norm`: however the model is cut, the norm has the same bits.
 
     Returns
     -------
@@ -160,7 +163,12 @@ def clip_grad_norm_(
     else:
         held = Held(shards_of(parameters, group=group, names=names, plain=plain), group)
     return norm_by(
-        gradkit.clip_grad_norm, held, max_norm, norm_type=norm_type, error=error_if_nonfinite
+        gradkit.clip_grad_norm,
+        held,
+        max_norm,
+        norm_type=norm_type,
+        error=error_if_nonfinite,
+        exact=exact,
     )
 
 

@@ -62,6 +62,17 @@ def test_gradients_that_need_no_clipping_keep_their_bits():
     assert_same(given, expected, rtol=0, atol=0)
 
 
+def test_an_exact_norm_is_that_of_gradkit():
+    given = parameters(torch.float32, torch.float16)
+    grads = [p.grad for p in given if p.grad is not None]
+    expected = gradkit.grad_norm(grads, exact=True)
+    cut = [part.clone() for grad in grads for part in grad.reshape(-1).split(3)]
+    assert torch.equal(gradkit.grad_norm(cut, exact=True), expected)
+    assert torch.equal(ours.clip_grad_norm_(given, 0.5, exact=True), expected)
+    with pytest.raises(TypeError, match="is float64, whose squares are not exact"):
+        ours.clip_grad_norm_(parameters(torch.float64), 0.5, exact=True)
+
+
 def test_the_two_halves_are_the_whole():
     given, other = parameters(*MIXED), parameters(*MIXED)
     norm = ours.get_total_norm([p.grad for p in given[:-1]], foreach=True)
@@ -325,7 +336,7 @@ def test_names_are_torchs():
             [
                 (p.name, p.default, p.kind)
                 for p in inspect.signature(f).parameters.values()
-                if p.name not in ("scale_offset", "group", "names", "plain")  # which are ours
+                if p.name not in ("scale_offset", "group", "names", "plain", "exact")  # ours
             ]
             for f in (mine, theirs)
         ]
