@@ -432,7 +432,7 @@ def test_plots_are_drawn(tmp_path):
 )
 def test_a_warm_call_runs_few_functions_of_few_files(place, most):
     """As many as ``benchmarks.calls`` has found: Python functions, and files that they are in."""
-    if place == "numpy" and not _host.describe()["compiled"]["computes"]:
+    if place == "numpy" and not _host.describe()["compiled"]["available"]:
         pytest.skip("counted with compiled code")
     with MAKERS[place]() as make:
         for name, call in warm_calls(make).items():
