@@ -386,6 +386,7 @@ def test_channels_of_many_packs(last):
     test_batch_norm_inference.check_gradient(device, p, *device.batch_norm_inference_grad(p))
 
 
+@pytest.mark.slow
 def test_all_that_is_listed_is_asked_for_and_nothing_else(monkeypatch):
     """What is compiled for every GPU is what rows like those above ask an idle device for."""
     for check in ("check_forward", "check_gradients"):

@@ -104,6 +104,7 @@ def test_norms_have_the_bits_of_per_tensor_norms(backend, count):
         check(backend, row, [host])
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", DTYPES)
 def test_long_arrays_and_every_layout(backend, name):
     """More chunks than a block has threads, or pieces than one; and a mean that nearly cancels."""
