@@ -667,7 +667,7 @@ def other_shapes():
     changes = {
         "longer": lambda shape: (*shape[:-1], shape[-1] + 1),
         "empty": lambda shape: (*shape[:-1], 0),
-        "of a higher rank": lambda shape: (1, *shape),
+        "of a higher rank": lambda shape: (1, 1, *shape),  # with one 1, a scale per sample
         "0-d": lambda _: (),
     }
     for function in NORMS:
