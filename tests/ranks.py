@@ -1,6 +1,6 @@
 """Ranks for tests: threads of this process that make one call together."""
 
-from concurrent.futures import ThreadPoolExecutor
+import threading
 
 import numpy as np
 
@@ -23,19 +23,29 @@ class Counting:
 def together(work, size, *, groups=None, timeout=20):
     """``work(group)`` on every rank at once: what each returned, or the error that it raised.
 
-    On the CPU backend of the caller, which is a context's own.
+    On the CPU backend of the caller, which is a context's own. Ranks that wait for each other
+    without an end fail the test.
     """
     name = "numpy" if _host.backend() is _host.named("numpy", "") else "compiled"
+    groups, found = groups or distributed.threads(size, timeout=timeout), [None] * size
 
-    def attempt(group):
+    def attempt(rank):
         try:
             with gradkit.use_cpu_backend(name):
-                return work(group)
+                found[rank] = work(groups[rank])
         except BaseException as error:
-            return error
+            found[rank] = error
 
-    with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(attempt, groups or distributed.threads(size, timeout=timeout)))
+    threads = [
+        threading.Thread(target=attempt, args=(k,), name=f"rank_{k}", daemon=True)
+        for k in range(size)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout + 10)
+        assert not thread.is_alive(), "a rank waits without an end"
+    return found
 
 
 def results(work, size, **options):

@@ -195,6 +195,11 @@ def test_out(backend):
         gradkit.grad_stats([room[:3], room[15:]], out=room[:10].reshape(2, 5))
 
 
+def test_keys_that_are_no_text_are_named_by_it():
+    stats = gradkit.grad_stats({1: f(1.0), "a": f(2.0), "": f(3.0)})
+    assert stats.names == ("1", "a", "grads")
+
+
 def test_names_that_are_one():
     with pytest.raises(ValueError, match=r"grads has two gradients named 'a\.b'"):
         gradkit.grad_stats({"a.b": f(1.0), "a": {"b": f(2.0)}})
