@@ -163,7 +163,7 @@ def test_any_problem(backend, data):
     ).check(backend)
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(19)
 @TYPES
 @BEFORE
 @ACTIVATIONS
@@ -315,6 +315,7 @@ def test_squares_beyond_float32(backend, before):
         g.check_forward(backend, *g.forward(backend))
 
 
+@pytest.mark.sampled(5)
 @BEFORE
 @pytest.mark.parametrize("name", ["x", "gate", "dy"])
 @pytest.mark.parametrize("shape", [(70, 33), (5, 8200)], ids=str)
@@ -411,6 +412,7 @@ def test_arrays_of_any_layout(backend, layout):
         assert_same_bits(backend.asnumpy(got), ref)
 
 
+@pytest.mark.sampled(3)
 @BEFORE
 @pytest.mark.parametrize("shape", [(70, 33), (2, 40_001)], ids=str)
 @pytest.mark.parametrize("place", [0, 1], ids=["dx", "dgate"])

@@ -96,7 +96,7 @@ def test_any_problem(backend, data):
         found.laid(LAYOUTS[data.draw(draw_.layouts)]).check(backend)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(11)
 @TYPES
 @CENTRED
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -130,6 +130,7 @@ def test_no_elements(backend, shape, centred):
         assert not backend.asnumpy(array).any()
 
 
+@pytest.mark.sampled(5)
 @CENTRED
 @pytest.mark.parametrize("shape", [(3, 4, 5), (3, 9, 64), (2, 2, 16_400)], ids=str)
 def test_bits_are_those_of_samples_alone(backend, shape, centred):

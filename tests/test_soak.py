@@ -18,6 +18,7 @@ def test_nothing_grows(backend, monkeypatch, largest):
     assert growth(backend, soak(backend, 3, variety=3, work=work)) == {}
 
 
+@pytest.mark.slow
 def test_a_leak_is_seen():
     kept = []
     host = BACKENDS[0]
