@@ -108,7 +108,9 @@ def from_torch(process_group: Any = None, *, device: Any = None) -> Group:
     Returns
     -------
     Group
-        For a CUDA device a :class:`DeviceGroup`, on PyTorch's streams.
+        For a CUDA device a :class:`DeviceGroup`, on PyTorch's streams. One with both backends has
+        ``check()`` too, which raises if a rank failed on its own after all had agreed: keep the
+        group, and call it once a step.
 
     Raises
     ------

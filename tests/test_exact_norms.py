@@ -17,7 +17,7 @@ from gradkit._open.gradients import Gradients
 from gradkit._ranks import exact_norms, ownership
 from gradkit.distributed import shards_of
 from tests.meshes import Layout, plain
-from tests.ranks import results, together
+from tests.ranks import Counting, results, together
 
 DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 
@@ -229,35 +229,25 @@ def test_a_scale_on_the_device_may_be_infinite():
     assert np.isnan(exact_norms.norm_of(states, 1)[0])
 
 
-def counted(group, *, adds):
-    """A group, and how many numbers its ranks have received."""
+class Adding(Counting):
+    """A group that also adds up, and remembers how much."""
 
-    class Counted:
-        rank, size, received = group.rank, group.size, 0
+    def __init__(self, group):
+        super().__init__(group)
+        self.added = []
 
-        def allgather(self, state):
-            self.received += state.size * self.size
-            return group.allgather(state)
-
-    class Adding(Counted):
-        def allreduce(self, state):
-            self.received += state.size
-            return group.allreduce(state)
-
-    return Adding() if adds else Counted()
-
-
-def drawn_by_ranks(size):
-    return [drawn(seed, np.float32, 50 + seed) for seed in range(size)]
+    def allreduce(self, state):
+        self.added.append(state.size)
+        return self._group.allreduce(state)
 
 
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("adds", [True, False])
 def test_sums_are_added_on_the_way_if_a_group_can(adds, order):
-    """To the same bits; of what each rank receives, only the heads grow with the ranks."""
+    """To the same bits; then only heads are gathered, which grow with the ranks."""
     size = 9
-    grads = drawn_by_ranks(size)
-    groups = [counted(group, adds=adds) for group in gradkit.distributed.threads(size)]
+    grads = [drawn(seed, np.float32, 50 + seed) for seed in range(size)]
+    groups = list(map(Adding if adds else Counting, gradkit.distributed.threads(size)))
 
     def work(group):
         own = [grads[group.rank], np.float32([7.0])]
@@ -271,7 +261,8 @@ def test_sums_are_added_on_the_way_if_a_group_can(adds, order):
     square = context.divide(Decimal(total.numerator), Decimal(total.denominator))
     expected = float(total) if order == 1 else float(context.sqrt(square))
     assert results(work, size, groups=groups) == [expected] * size
-    assert {group.received for group in groups} == {6 * size + 25 * (1 if adds else size)}
+    assert [group.sent for group in groups] == [[6] if adds else [6, 25]] * size
+    assert not adds or [group.added for group in groups] == [[25]] * size
 
 
 def test_ranks_without_one_multiple_of_all_their_copies():

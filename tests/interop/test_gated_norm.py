@@ -1,11 +1,10 @@
 """Gated RMS norm beside the formulas of those who have one, in plain PyTorch."""
 
 import pytest
+import torch
 
 import gradkit
-
-torch = pytest.importorskip("torch")
-import gradkit.torch  # noqa: E402 - needs PyTorch
+import gradkit.torch
 
 functional = torch.nn.functional
 

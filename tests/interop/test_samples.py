@@ -5,6 +5,8 @@ import pytest
 
 from tests import strategies as draw_
 
+from .libraries import framework
+
 SHAPE = (3, 5, 16)
 NORMS = pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
 
@@ -22,7 +24,7 @@ def arrays(name="float64", lead=(3, 1)):
 @pytest.mark.parametrize("lead", [(3, 1), (3, 5), (1, 1)], ids=str)
 def test_modulation_in_pytorch(name, lead):
     """DiT's ``modulate(norm(x), shift, scale)``; without a shift for RMS norm."""
-    torch = pytest.importorskip("torch")
+    torch = framework("torch")
     import gradkit.torch
 
     x, scale, shift, dy = map(torch.from_numpy, arrays(lead=lead))
@@ -51,7 +53,7 @@ def test_modulation_in_pytorch(name, lead):
 
 @NORMS
 def test_modulation_in_jax(name):
-    jax = pytest.importorskip("jax")
+    jax = framework("jax")
     import gradkit.jax
 
     given = list(map(jax.numpy.asarray, arrays("float32")))
@@ -76,7 +78,7 @@ def test_modulation_in_jax(name):
 @pytest.mark.parametrize("axes", [(0, None, None), (0, 0, 0)], ids=str)
 def test_a_vmap_of_jax_has_the_bits_of_single_calls(axes):
     """Whether examples share the scales of their samples or not."""
-    jax = pytest.importorskip("jax")
+    jax = framework("jax")
     import gradkit.jax
 
     numbers = np.random.default_rng(5)
