@@ -80,7 +80,7 @@ lint: $(STAMP) ## ruff and mypy
 
 # The PTX that NVRTC compiles from the kernels for one architecture, run on the CPU: testbed/ptx.
 test-ptx-fast: $(STAMP) ## run every kernel's compiled code in every dtype, on the CPU (3 min)
-	GRADKIT_PTX=80 $(PYTEST) -m 'ptx and not slow' testbed/tests tests/ptx tests/test_golden.py
+	GRADKIT_PTX=80 $(PYTEST) -m 'ptx and not slow' testbed/tests tests/ptx tests/values/test_golden.py
 
 # RECORD=1 writes tests/machine_code/*.csv; state the benefit of the change in the commit.
 machine-code: $(STAMP) .venv-nvrtc13/.installed ## compare the kernels' machine code with the recorded tables (3 min)
@@ -149,7 +149,8 @@ build/mutants/interop/main.json: .venv-interop/.installed $(shell find gradkit -
 		-p tests.mutants.plugin --covered build/mutants/interop tests/interop
 
 ON_DRIVER := tests/test_gpu_captures.py tests/test_gpu_devices.py tests/test_gpu_errors.py \
-	tests/test_gpu_libraries.py tests/test_gpu_lists.py tests/test_gpu_norms.py tests/test_steps.py -k 'not 20000'
+	tests/test_gpu_libraries.py tests/test_gpu_lists.py tests/test_gpu_norms.py \
+	tests/values/test_steps.py -k 'not 20000'
 build/mutants/driver/main.json: .venv-cupy14/.installed $(shell find gradkit -name '*.py')
 	-HYPOTHESIS_PROFILE=quick .venv-cupy14/bin/python -m pytest --quiet --numprocesses auto -m gpu \
 		-p testbed.driver.plugin -p tests.mutants.plugin --covered build/mutants/driver $(ON_DRIVER)
@@ -177,7 +178,8 @@ OF_COMPILED := tests/test_compiled*.py --deselect tests/test_compiled.py::test_w
 
 sanitize-cpu: $(STAMP) ## the compiled CPU backend under address, behaviour and thread sanitizers
 	tests/native/sanitize.sh $(BIN)/python $(OF_COMPILED) -k 'compiled or test_compiled' \
-		tests/test_normalization.py tests/test_residual_norms.py tests/test_strided_rows.py tests/test_oracle.py
+		tests/values/test_normalization.py tests/values/test_residual_norms.py tests/test_strided_rows.py \
+		tests/values/test_oracle.py
 
 sanitize-cpu-fast: $(STAMP) ## a part of it: layouts, 16-bit numbers, long rows
 	tests/native/sanitize.sh $(BIN)/python $(OF_COMPILED) -k 'layouts or 16_bit or as_many or instruction'
@@ -194,7 +196,7 @@ test-cudnn: .venv-cudnn8/.installed .venv-cudnn9/.installed ## test both cuDNN v
 	GRADKIT_CUDNN=9 .venv-cudnn9/bin/python -m pytest $(ON_CUPY)
 
 # CuPy 13.6 and 14 on a CUDA driver of the testbed, whose kernels run on the CPU: testbed/driver.
-# Each is a target too, such as `make test-driver-cupy14 DRIVER_TESTS=tests/test_clipping.py`.
+# Each is a target too, such as `make test-driver-cupy14 DRIVER_TESTS=tests/values/test_clipping.py`.
 DRIVER_TESTS := tests
 test-driver: test-driver-cupy13 test-driver-cupy14 ## the test suite on CuPy itself, without a GPU (hours)
 test-driver-fast: ## what CuPy does for gradkit, without a GPU: streams, graphs, memory (2 min)
@@ -226,9 +228,9 @@ test-ranks: .venv-ranks/.installed ## test with processes of MPI, torch.distribu
 # `make test-ptx-sm_90-nvrtc13-fused`, and writes its row of tests/ptx/PASSED.md. The last step lists
 # the lines that no test reached: each needs a reason.
 PTX_ARCHITECTURES := sm_80 sm_90 sm_100 sm_120
-PTX_LISTS := tests/test_block_clipping.py tests/test_clipping.py tests/test_cuda_lists.py \
-	tests/test_distributed.py tests/test_every_kernel.py tests/test_golden.py tests/test_groups.py \
-	tests/test_regressions.py
+PTX_LISTS := tests/values/test_block_clipping.py tests/values/test_clipping.py tests/test_cuda_lists.py \
+	tests/test_distributed.py tests/test_every_kernel.py tests/values/test_golden.py tests/test_groups.py \
+	tests/values/test_regressions.py
 NVRTC13 = $(shell echo .venv-nvrtc13/lib/python*/site-packages/nvidia/*/lib/libnvrtc.so.13)
 PTX_NVRTC13 := $(PTX_ARCHITECTURES:=-nvrtc13)
 PTX_PLAIN := $(PTX_ARCHITECTURES) $(PTX_NVRTC13)

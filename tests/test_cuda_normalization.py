@@ -41,11 +41,12 @@ from gradkit._cuda.launch.kernels import kernel, options_of, source_of
 from testbed.emulator import IdleDevice
 from testbed.emulator.memory import sparse_array
 from testbed.emulator.runtime import SCHEDULES
-from tests import oracles, test_batch_norm_inference
+from tests import oracles
 from tests.backends import Backend, KernelDevice, kernel_mark
 from tests.combinations import combinations
 from tests.problems import BATCH_TYPES, LAYER_TYPES, Problem, launch, make
 from tests.tolerances import DTYPES, assert_same_bits
+from tests.values import test_batch_norm_inference
 
 pytestmark = kernel_mark
 

@@ -151,7 +151,7 @@ def test_a_killer_that_fails_by_itself_does_not_count(tmp_path):
 
 
 def test_a_recording_has_the_statements_of_each_test(tmp_path):
-    folder, test = tmp_path / "recorded", "tests/test_gradients.py"
+    folder, test = tmp_path / "recorded", "tests/values/test_gradients.py"
     assert runner.pytest([test], ("--covered", str(folder)), {}, 300)[0] == 0
     recorded = json.loads((folder / "main.json").read_text())
     assert all(name.startswith(test) for name in recorded)

@@ -80,10 +80,10 @@ from tests.bad_input.refused import (
 )
 from tests.operations import C, R
 
-REGRESSIONS, LISTS_ON_CUDA = "tests/test_regressions.py::", "tests/test_cuda_lists.py::"
+REGRESSIONS, LISTS_ON_CUDA = "tests/values/test_regressions.py::", "tests/test_cuda_lists.py::"
 CUDA, INTEROP = "tests/test_cuda_normalization.py::", "tests/interop/"
-ROW_TESTS, BATCH_TESTS = "tests/test_normalization.py::", "tests/test_batch_norm.py::"
-GROUP_TESTS = "tests/test_group_norm.py::"
+ROW_TESTS, BATCH_TESTS = "tests/values/test_normalization.py::", "tests/values/test_batch_norm.py::"
+GROUP_TESTS = "tests/values/test_group_norm.py::"
 
 Row = Iterator[Cell] | tuple[str, ...]  # cells, or the tests that hold it
 
@@ -113,8 +113,8 @@ TABLE: dict[str, dict[str, Row]] = {
             LISTS_ON_CUDA + "test_strided_elements_beyond_two_to_the_32",
         ),
         "NaN, infinity or -infinity in one element, under each policy": (
-            "tests/test_clipping.py::TestNonFinite",
-            "tests/test_clipping.py::test_one_nonfinite_element_is_never_lost",
+            "tests/values/test_clipping.py::TestNonFinite",
+            "tests/values/test_clipping.py::test_one_nonfinite_element_is_never_lost",
         ),
         "max_norm, clipping, eps or clip_value negative or NaN, eps infinite": limits(
             "max_norm", "clipping", "eps", "clip_value"

@@ -11,11 +11,12 @@ from gradkit._arrays import backend_of
 from gradkit._backend import Views
 from gradkit._calls.lists import NormParts
 from gradkit._dtypes import FLOATS
-from tests import oracles, test_batch_norm_inference
+from tests import oracles
 from tests import strategies as draw_
 from tests.layouts import LAYOUTS
 from tests.problems import BATCH_TYPES, LAYER_TYPES, make, make_groups, one_or_each
 from tests.tolerances import DTYPES, assert_same_bits
+from tests.values import test_batch_norm_inference
 
 pytestmark = pytest.mark.slow
 

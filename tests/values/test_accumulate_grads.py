@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 import gradkit
 from tests import strategies as draw_
 from tests.layouts import LAYOUTS
-from tests.test_accumulation import SAFE, added
 from tests.tolerances import DTYPES, assert_same_bits
+from tests.values.test_accumulation import SAFE, added
 
 # Of the pairs of dtypes, each of which is compiled, those that lists are drawn from.
 COMMON = [("float32", "float32"), ("float32", "bfloat16"), ("float64", "float16")]

@@ -14,9 +14,9 @@ import gradkit
 from testbed.emulator import EmulatedDevice
 from tests import strategies as draw_
 from tests.devices.emulated import emulated_backend, on_device
-from tests.test_accumulate_grads import norm_of, rounded
-from tests.test_accumulation import assert_rest_untouched
 from tests.tolerances import DTYPES, assert_same_bits
+from tests.values.test_accumulate_grads import norm_of, rounded
+from tests.values.test_accumulation import assert_rest_untouched
 
 PAIRS = [("bfloat16", "bfloat16"), ("float16", "float32"), ("float64", "float16")]
 HALVES = ("float16", "bfloat16")

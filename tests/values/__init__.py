@@ -1,0 +1,1 @@
+"""What every public function computes, on every backend."""
