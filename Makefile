@@ -178,7 +178,7 @@ OF_COMPILED := tests/test_compiled*.py --deselect tests/test_compiled.py::test_w
 
 sanitize-cpu: $(STAMP) ## the compiled CPU backend under address, behaviour and thread sanitizers
 	tests/native/sanitize.sh $(BIN)/python $(OF_COMPILED) -k 'compiled or test_compiled' \
-		tests/values/test_normalization.py tests/values/test_residual_norms.py tests/test_strided_rows.py \
+		tests/values/test_normalization.py tests/values/test_residual_norms.py tests/calls/test_strided_rows.py \
 		tests/values/test_oracle.py
 
 sanitize-cpu-fast: $(STAMP) ## a part of it: layouts, 16-bit numbers, long rows
@@ -190,7 +190,7 @@ sanitize-gpu: ## run compute-sanitizer's four tools on every kernel (at most 10 
 soak: $(STAMP) ## repeat every operation for MINUTES=10, and check for memory leaks
 	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(SOAK)
 
-ON_CUPY := tests/cudnn tests/test_cupy_device.py tests/test_faults.py
+ON_CUPY := tests/cudnn tests/test_cupy_device.py tests/calls/test_faults.py
 test-cudnn: .venv-cudnn8/.installed .venv-cudnn9/.installed ## test both cuDNN versions, with CuPy 13.6 and 14, without a GPU (5 GB of downloads)
 	GRADKIT_CUDNN=8 .venv-cudnn8/bin/python -m pytest $(ON_CUPY)
 	GRADKIT_CUDNN=9 .venv-cudnn9/bin/python -m pytest $(ON_CUPY)

@@ -17,8 +17,8 @@ from gradkit._calls.channels import ChannelOperations
 from gradkit._calls.lists import ListOperations
 from gradkit._calls.rows import RowOperations
 from gradkit._cuda import CudaBackend
+from tests.calls.test_dispatch import every_call
 from tests.devices.emulated import DeviceArray, emulated_backend, on_device
-from tests.test_dispatch import every_call
 
 PACKAGE = Path(gradkit.__file__).parent
 CONTRACTS = (Services, ChannelOperations, ListOperations, RowOperations)

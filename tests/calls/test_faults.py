@@ -30,7 +30,7 @@ from tests.devices.emulated import on_device
 from tests.operations import OPERATIONS
 from tests.tolerances import assert_same_bits
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PACKAGE = str(Path(gradkit.__file__).parent)
 IN_PLACE = [name for name, operation in OPERATIONS.items() if operation.writes]
 
