@@ -148,9 +148,7 @@ build/mutants/interop/main.json: .venv-interop/.installed $(shell find gradkit -
 	-HYPOTHESIS_PROFILE=quick .venv-interop/bin/python -m pytest --quiet --numprocesses auto -m interop \
 		-p tests.mutants.plugin --covered build/mutants/interop tests/interop
 
-ON_DRIVER := tests/test_gpu_captures.py tests/test_gpu_devices.py tests/test_gpu_errors.py \
-	tests/test_gpu_libraries.py tests/test_gpu_lists.py tests/test_gpu_norms.py \
-	tests/values/test_steps.py -k 'not 20000'
+ON_DRIVER := tests/gpu tests/values/test_steps.py --ignore tests/gpu/test_examples.py -k 'not 20000'
 build/mutants/driver/main.json: .venv-cupy14/.installed $(shell find gradkit -name '*.py')
 	-HYPOTHESIS_PROFILE=quick .venv-cupy14/bin/python -m pytest --quiet --numprocesses auto -m gpu \
 		-p testbed.driver.plugin -p tests.mutants.plugin --covered build/mutants/driver $(ON_DRIVER)

@@ -14,7 +14,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not has_gpu(), reason="no CUDA device"),
 ]
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 # A few float32 steps in another order of additions.
 REORDERED = 1e-3
 

@@ -1,0 +1,1 @@
+"""What only a GPU shows, or CuPy on the testbed's driver."""
