@@ -188,7 +188,7 @@ sanitize-gpu: ## run compute-sanitizer's four tools on every kernel (at most 10 
 soak: $(STAMP) ## repeat every operation for MINUTES=10, and check for memory leaks
 	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(SOAK)
 
-ON_CUPY := tests/cudnn tests/test_cupy_device.py tests/calls/test_faults.py
+ON_CUPY := tests/cudnn tests/cuda/test_cupy_device.py tests/calls/test_faults.py
 test-cudnn: .venv-cudnn8/.installed .venv-cudnn9/.installed ## test both cuDNN versions, with CuPy 13.6 and 14, without a GPU (5 GB of downloads)
 	GRADKIT_CUDNN=8 .venv-cudnn8/bin/python -m pytest $(ON_CUPY)
 	GRADKIT_CUDNN=9 .venv-cudnn9/bin/python -m pytest $(ON_CUPY)
@@ -226,8 +226,8 @@ test-ranks: .venv-ranks/.installed ## test with processes of MPI, torch.distribu
 # `make test-ptx-sm_90-nvrtc13-fused`, and writes its row of tests/ptx/PASSED.md. The last step lists
 # the lines that no test reached: each needs a reason.
 PTX_ARCHITECTURES := sm_80 sm_90 sm_100 sm_120
-PTX_LISTS := tests/values/test_block_clipping.py tests/values/test_clipping.py tests/test_cuda_lists.py \
-	tests/test_distributed.py tests/test_every_kernel.py tests/values/test_golden.py tests/test_groups.py \
+PTX_LISTS := tests/values/test_block_clipping.py tests/values/test_clipping.py tests/cuda/test_lists.py \
+	tests/test_distributed.py tests/cuda/test_every_kernel.py tests/values/test_golden.py tests/test_groups.py \
 	tests/values/test_regressions.py
 NVRTC13 = $(shell echo .venv-nvrtc13/lib/python*/site-packages/nvidia/*/lib/libnvrtc.so.13)
 PTX_NVRTC13 := $(PTX_ARCHITECTURES:=-nvrtc13)

@@ -14,7 +14,7 @@ failed=()
 for tool in memcheck racecheck initcheck synccheck; do
     echo "compute-sanitizer: $tool"
     timeout 150 compute-sanitizer --tool "$tool" --error-exitcode 1 \
-        "$python" -m pytest -q -m gpu tests/test_every_kernel.py || failed+=("$tool: $?")
+        "$python" -m pytest -q -m gpu tests/cuda/test_every_kernel.py || failed+=("$tool: $?")
 done
 if ((${#failed[@]})); then
     echo "compute-sanitizer failed: ${failed[*]} (124: out of time)" >&2

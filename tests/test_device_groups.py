@@ -18,6 +18,7 @@ from gradkit._cuda.launch import kernels
 from gradkit._ranks import device as groups_device
 from gradkit.distributed import shards_of
 from tests import oracles, tolerances
+from tests.cuda.test_traffic import in_tables
 from tests.device_ranks import (
     Communicator,
     NCCLBackend,
@@ -34,7 +35,6 @@ from tests.ranks import results, together
 from tests.test_contract import refuse
 from tests.test_distributed import CONTENTS, INF, NAN, ORDERS, f
 from tests.test_groups import TROUBLES, Interrupted, bits, flat
-from tests.test_traffic import in_tables
 from tests.tolerances import DTYPES
 
 pytestmark = pytest.mark.emulated

@@ -11,6 +11,7 @@ import pytest
 import gradkit
 from gradkit._cuda import CudaBackend, several_devices
 from tests import oracles, tolerances
+from tests.cuda.test_traffic import in_tables
 from tests.device_ranks import NcclCommunicator, Wire
 from tests.devices.emulated import DeviceArray
 from tests.problems import one_or_each
@@ -19,7 +20,6 @@ from tests.several_devices import HOST, Devices
 from tests.test_contract import refuse
 from tests.test_distributed import CONTENTS, INF, NAN, ORDERS, f
 from tests.test_groups import bits, flat
-from tests.test_traffic import in_tables
 from tests.tolerances import DTYPES
 
 pytestmark = pytest.mark.emulated

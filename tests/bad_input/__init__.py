@@ -80,8 +80,8 @@ from tests.bad_input.refused import (
 )
 from tests.operations import C, R
 
-REGRESSIONS, LISTS_ON_CUDA = "tests/values/test_regressions.py::", "tests/test_cuda_lists.py::"
-CUDA, INTEROP = "tests/test_cuda_normalization.py::", "tests/interop/"
+REGRESSIONS, LISTS_ON_CUDA = "tests/values/test_regressions.py::", "tests/cuda/test_lists.py::"
+CUDA, INTEROP = "tests/cuda/test_normalization.py::", "tests/interop/"
 ROW_TESTS, BATCH_TESTS = "tests/values/test_normalization.py::", "tests/values/test_batch_norm.py::"
 GROUP_TESTS = "tests/values/test_group_norm.py::"
 

@@ -92,7 +92,7 @@ BATCHES = [
     ((1, 6, 1, 1), 1, False),
 ]
 OPERATIONS = [name for name in OPERATIONS if "_norm" in name and "clip" not in name]
-# tests/test_cuda_group_norm.py has those of groups.
+# tests/cuda/test_group_norm.py has those of groups.
 OPERATIONS = [name for name in OPERATIONS if name not in ("grad_norm", "unit_norms")]
 OPERATIONS = [name for name in OPERATIONS if not name.startswith("group_norm")]
 OPERATIONS += ["combine_stats", "update_running_statistics"]

@@ -9,9 +9,9 @@ from gradkit._cuda.channel_launches import group_launches
 from gradkit._cuda.launch.kernels import options_of, source_of
 from tests.backends import Backend, KernelDevice, kernel_mark
 from tests.combinations import combinations
+from tests.cuda.test_normalization import SCHEDULES
+from tests.cuda.test_traffic import Meter
 from tests.problems import LAYER_TYPES, launch, make_groups
-from tests.test_cuda_normalization import SCHEDULES
-from tests.test_traffic import Meter
 from tests.tolerances import assert_same_bits
 
 pytestmark = kernel_mark

@@ -1,0 +1,1 @@
+"""The CUDA backend and its kernels, without a GPU."""
