@@ -11,14 +11,14 @@ import pytest
 import gradkit
 from tests import oracles, tolerances
 from tests import strategies as draw_
-from tests.layouts import LAYOUTS
-from tests.test_compiled import (
+from tests.cpu.test_compiled import (
     INTERRUPT,
     _restored,  # noqa: F401
     assert_all_same,
     compiled,
     in_a_process,
 )
+from tests.layouts import LAYOUTS
 from tests.tolerances import DTYPES, assert_same_bits, assert_same_numbers
 
 INF = float("inf")

@@ -14,10 +14,10 @@ import pytest
 import gradkit
 from gradkit import _host, _numpy
 from gradkit._numpy import floating_point
+from tests.cpu.test_threads import flushing
 from tests.layouts import LAYOUTS
 from tests.operations import leaves, of
 from tests.problems import BATCH_TYPES, LAYER_TYPES, make
-from tests.test_threads import flushing
 from tests.tolerances import (
     DTYPES,
     WORKING_MEMORY,

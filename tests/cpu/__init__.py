@@ -1,0 +1,1 @@
+"""The CPU backends: compiled code, threads, forks."""
