@@ -31,8 +31,8 @@ RUN_ELSEWHERE = {
     "docs/distributed.md": {
         "tests/processes/test_examples.py": 3,
         "tests/processes/places.py": 2,
-        "tests/test_device_groups.py": 1,
-        "tests/test_several_devices.py": 2,
+        "tests/distributed/test_device_groups.py": 1,
+        "tests/distributed/test_several_devices.py": 2,
     },
 }
 # What a reader asks for, and the words that the section must have which two links lead to.

@@ -134,7 +134,7 @@ TABLE: dict[str, dict[str, Row]] = {
             INTEROP + "test_devices.py::test_arrays_of_two_devices_are_refused",
             INTEROP + "test_devices.py::test_arguments_of_two_devices_are_refused",
             INTEROP + "test_devices.py::test_host_and_device_are_two_devices",
-            "tests/test_several_devices.py::test_other_functions_take_one_device",
+            "tests/distributed/test_several_devices.py::test_other_functions_take_one_device",
         ),
         "a parameter in the place of a gradient": parameters(),
         "a tensor that requires grad": (

@@ -8,9 +8,9 @@ import pytest
 
 import gradkit
 from tests import oracles, tolerances
+from tests.distributed.test_reduce import NAN, ORDERS
 from tests.problems import on_purpose
 from tests.processes.norms import EXACT, bits, bound, draws, own, split
-from tests.test_distributed import NAN, ORDERS
 
 
 def state(length, rank):

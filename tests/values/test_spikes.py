@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import gradkit
 from tests import tolerances
 from tests.calls.test_fuzz import Capsule
-from tests.test_distributed import Ranks
+from tests.distributed.test_reduce import Ranks
 from tests.tolerances import assert_same_bits
 
 NAN, INF = math.nan, math.inf

@@ -29,12 +29,12 @@ from tests.device_ranks import (
     Wire,
 )
 from tests.devices.emulated import DeviceArray
+from tests.distributed.test_groups import TROUBLES, Interrupted, bits, flat
+from tests.distributed.test_reduce import CONTENTS, INF, NAN, ORDERS, f
 from tests.meshes import plain
 from tests.problems import one_or_each
 from tests.ranks import results, together
 from tests.test_contract import refuse
-from tests.test_distributed import CONTENTS, INF, NAN, ORDERS, f
-from tests.test_groups import TROUBLES, Interrupted, bits, flat
 from tests.tolerances import DTYPES
 
 pytestmark = pytest.mark.emulated
@@ -958,7 +958,7 @@ def test_a_replay_computes_anew(of, monkeypatch):
 @pytest.mark.parametrize("maker", ["from_nccl", "from_cupyx", "from_torch"])
 def test_the_code_of_the_page_runs(of, maker):
     """docs/distributed.md's loop over NCCL, by each of the groups that it names."""
-    page = (Path(__file__).parents[1] / "docs" / "distributed.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "distributed.md").read_text()
     (block,) = re.findall(r"^```py\n(group = .*?)^```", page, re.MULTILINE | re.DOTALL)
     lines = [line for line in block.splitlines() if f"distributed.{maker}(" in line]
     lines += block.splitlines()[3:]

@@ -18,9 +18,9 @@ from gradkit._cuda.launch.kernels import source_of
 from gradkit._ranks import norms
 from tests import oracles, tolerances
 from tests.devices.emulated import emulated_backend, on_device
+from tests.distributed.test_reduce import CONTENTS, INF, NAN, ORDERS, f
 from tests.problems import one_or_each
 from tests.ranks import Counting, results, together
-from tests.test_distributed import CONTENTS, INF, NAN, ORDERS, f
 from tests.tolerances import DTYPES
 
 

@@ -14,12 +14,12 @@ from tests import oracles, tolerances
 from tests.cuda.test_traffic import in_tables
 from tests.device_ranks import NcclCommunicator, Wire
 from tests.devices.emulated import DeviceArray
+from tests.distributed.test_groups import bits, flat
+from tests.distributed.test_reduce import CONTENTS, INF, NAN, ORDERS, f
 from tests.problems import one_or_each
 from tests.ranks import results
 from tests.several_devices import HOST, Devices
 from tests.test_contract import refuse
-from tests.test_distributed import CONTENTS, INF, NAN, ORDERS, f
-from tests.test_groups import bits, flat
 from tests.tolerances import DTYPES
 
 pytestmark = pytest.mark.emulated
@@ -462,7 +462,7 @@ def test_results_lie_where_the_arrays_of_a_call_do(devices):
 
 
 def test_the_code_of_the_page_runs(devices):
-    page = (Path(__file__).parents[1] / "docs" / "distributed.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "distributed.md").read_text()
     blocks = re.findall(r"^```py\n(norm = .*?)^```", page, re.MULTILINE | re.DOTALL)
     assert len(blocks) == 2
     for block, places in zip(blocks, ([0, 1], [HOST, 0]), strict=True):
