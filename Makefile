@@ -172,7 +172,7 @@ pictures: $(STAMP) ## redraw the README's pictures: docs/pictures
 	PYTHONPATH=. $(BIN)/python docs/pictures.py
 
 # Without what measures memory, which the sanitizer's own is part of.
-OF_COMPILED := tests/test_compiled*.py --deselect tests/cpu/test_compiled.py::test_working_memory
+OF_COMPILED := tests/cpu/test_compiled*.py --deselect tests/cpu/test_compiled.py::test_working_memory
 
 sanitize-cpu: $(STAMP) ## the compiled CPU backend under address, behaviour and thread sanitizers
 	tests/native/sanitize.sh $(BIN)/python $(OF_COMPILED) -k 'compiled or test_compiled' \

@@ -88,13 +88,15 @@ class Backend:
 
 # The files whose operations are compiled.
 COMPILED_FILES = {
-    *("test_normalization.py", "test_residual_norms.py", "test_strided_rows.py"),
-    *("test_bad_input.py", "test_golden.py", "test_compiled.py"),
-    *("test_batch_norm.py", "test_batch_norm_inference.py", "test_batch_norm_over_ranks.py"),
-    *("test_gated_norm.py", "test_group_norm.py", "test_running_statistics.py"),
-    *("test_clipping.py", "test_clipping_scaled.py", "test_accumulation.py"),
-    *("test_accumulate_grads.py", "test_block_clipping.py", "test_groups.py"),
-    *("test_exact_norms.py", "test_rank_states.py", "test_samples.py", "test_statistics.py"),
+    *("bad_input/test_bad_input.py", "calls/test_strided_rows.py", "cpu/test_compiled.py"),
+    *("distributed/test_batch_norm_over_ranks.py", "distributed/test_groups.py"),
+    *("distributed/test_rank_states.py", "values/test_accumulate_grads.py"),
+    *("values/test_accumulation.py", "values/test_batch_norm.py"),
+    *("values/test_batch_norm_inference.py", "values/test_block_clipping.py"),
+    *("values/test_clipping.py", "values/test_clipping_scaled.py", "values/test_exact_norms.py"),
+    *("values/test_gated_norm.py", "values/test_golden.py", "values/test_group_norm.py"),
+    *("values/test_normalization.py", "values/test_residual_norms.py"),
+    *("values/test_running_statistics.py", "values/test_samples.py", "values/test_statistics.py"),
 }
 
 

@@ -36,13 +36,13 @@ LIBRARIES = {"cuda12": {"nvrtc", "runtime"}, "cuda13": {"nvrtc", "runtime"}}
 
 # Tests of an sdist: those that look at its files. The others see what they see in a checkout.
 OF_FILES = (
-    "tests/test_benchmarks.py",
-    "tests/test_contract.py",
-    "tests/test_pages.py",
-    "tests/test_public_api.py",
-    "tests/test_structure.py",
-    "tests/test_supply_chain.py",
-    "tests/test_types.py",
+    "tests/package/test_benchmarks.py",
+    "tests/package/test_contract.py",
+    "tests/package/test_pages.py",
+    "tests/package/test_public_api.py",
+    "tests/package/test_structure.py",
+    "tests/package/test_supply_chain.py",
+    "tests/package/test_types.py",
     "tests/typing",
 )
 TEST_NEEDS = ("array-api-strict", "hypothesis", "matplotlib", "mpmath", "packaging", "pytest")

@@ -41,7 +41,8 @@ def pytest_collection_modifyitems(items):
     """
     seen = Counter()
     for item in items:
-        if _backend_of(item) == "compiled" and item.path.name not in COMPILED_FILES:
+        file = f"{item.path.parent.name}/{item.path.name}"
+        if _backend_of(item) == "compiled" and file not in COMPILED_FILES:
             item.add_marker("slow")
         if sampled := item.get_closest_marker("sampled"):
             place = item.nodeid.partition("[")[0], _backend_of(item)

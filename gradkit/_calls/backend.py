@@ -2,7 +2,7 @@
 
 ``gradkit._numpy`` (a module) and ``gradkit._cuda.CudaBackend`` (one object per device) have every
 function here with the same name and parameters. mypy checks that in ``gradkit._arrays``, which
-returns them, and ``tests/test_contract.py`` compares the signatures.
+returns them, and ``tests/package/test_contract.py`` compares the signatures.
 
 Arguments are validated: arrays are the backend's own (``numpy.ndarray`` or ``cupy.ndarray``),
 shapes and dtypes are compatible, and no output shares memory with an input, except that ``dx`` may

@@ -32,9 +32,9 @@ from tests.devices.emulated import DeviceArray
 from tests.distributed.test_groups import TROUBLES, Interrupted, bits, flat
 from tests.distributed.test_reduce import CONTENTS, INF, NAN, ORDERS, f
 from tests.meshes import plain
+from tests.package.test_contract import refuse
 from tests.problems import one_or_each
 from tests.ranks import results, together
-from tests.test_contract import refuse
 from tests.tolerances import DTYPES
 
 pytestmark = pytest.mark.emulated

@@ -14,9 +14,9 @@ from tests.distributed.test_groups import bits
 from tests.distributed.test_reduce import INF, NAN, ORDERS, f
 from tests.distributed.test_several_devices import copies as device_copies
 from tests.distributed.test_several_devices import memory
+from tests.package.test_contract import refuse
 from tests.ranks import results
 from tests.several_devices import HOST, Devices
-from tests.test_contract import refuse
 from tests.tolerances import DTYPES, assert_same_bits
 
 pytestmark = pytest.mark.emulated

@@ -16,10 +16,10 @@ from tests.device_ranks import NcclCommunicator, Wire
 from tests.devices.emulated import DeviceArray
 from tests.distributed.test_groups import bits, flat
 from tests.distributed.test_reduce import CONTENTS, INF, NAN, ORDERS, f
+from tests.package.test_contract import refuse
 from tests.problems import one_or_each
 from tests.ranks import results
 from tests.several_devices import HOST, Devices
-from tests.test_contract import refuse
 from tests.tolerances import DTYPES
 
 pytestmark = pytest.mark.emulated

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from tests.test_demo import DIFFERENCES, EXAMPLES, STEP
+from tests.package.test_demo import DIFFERENCES, EXAMPLES, STEP
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ import pytest
 import gradkit
 from tests.named import is_test
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 NAMED = r"`(tests/[\w/]+\.py::[\w:]+)`"
 PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -228,7 +228,7 @@ def test_links_lead_somewhere(page):
 
 
 def test_the_layout_has_every_directory():
-    """tests/test_structure.py reads the part that is about gradkit."""
+    """tests/package/test_structure.py reads the part that is about gradkit."""
     text = (ROOT / "CONTRIBUTING.md").read_text()
     tops = ["benchmarks", "docs", "examples", "kernels", "requirements", "testbed", "tests"]
     assert [name for name in tops if f"`{name}/`" not in text] == []

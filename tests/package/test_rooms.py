@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 # What each directory must not import of the others.
 REFUSED = {
     "gradkit": {"benchmarks", "examples", "testbed", "tests"},

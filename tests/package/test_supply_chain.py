@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 # What fetches, runs or unpacks what others wrote, or leaves something behind.
 REFUSED = (
     "ctypes.dlopen",

@@ -13,7 +13,7 @@ import pytest
 
 from gradkit import SpikeGuard
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 if not os.environ.get("CI"):  # there, a missing package is a failure
     for package in ("matplotlib", "sklearn", "tqdm"):

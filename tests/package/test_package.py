@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 import gradkit
 from tests import check_package
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS = PYPROJECT["project"]["optional-dependencies"]
 SYSTEMS = [
@@ -105,7 +105,7 @@ def test_every_file_names_the_version_and_none_says_that_it_is_released():
 
 
 def test_workflows_try_every_python_that_is_supported():
-    """And free-threaded 3.14; make has what they call, which tests/test_pages.py shows."""
+    """And free-threaded 3.14; make has what they call, which tests/package/test_pages.py shows."""
     text = (ROOT / ".github" / "workflows" / "test.yml").read_text()
     (matrix,) = re.findall(r"python: \[(.*)\]", text)
     tried = re.findall(r"3\.\d+", matrix)
