@@ -24,7 +24,7 @@ from benchmarks import (
 )
 from benchmarks.devices import DEVICES, Device
 
-FAMILIES = ("rows", "channels", "lists", "step", "small")
+FAMILIES = ("rows", "channels", "lists", "step", "overhead")
 PYPERF = importlib.util.find_spec("pyperf") is not None
 OUT = Path(__file__).with_name("out")  # ignored by git: a run leaves the checkout clean
 
@@ -91,8 +91,8 @@ def _measured(
         now = time.monotonic()
         share = now + (deadline - now) / (left + 1)  # one more for what is measured once
         try:
-            if name == "small" and device.name == "cpu" and not options.quick and PYPERF:
-                print(f"{now - start:5.0f} s  small, by pyperf", flush=True)
+            if name == "overhead" and device.name == "cpu" and not options.quick and PYPERF:
+                print(f"{now - start:5.0f} s  overhead, by pyperf", flush=True)
                 run["cases"] += overhead.lines(everyone)
                 continue
             for case in _cases(name, words, device, quick=options.quick):
@@ -132,10 +132,8 @@ def _cases(name: str, words: list[str], device: Device, *, quick: bool) -> Itera
 def _once(device: str) -> dict[str, Any]:
     """Return what is measured once per run."""
     if device == "cpu":
-        found = {"scaling": scaling.tables(quick=False), "memory": scaling.memory()}
-        return {**found, "import": startup.imports()}
-    imports = startup.imports(rounds=15 if device == "cuda" else 3)
-    return {"import": imports, "startup": startup.measure(device)}
+        return {"scaling": scaling.tables()}
+    return {"startup": startup.measure(device)}
 
 
 def _fail(run: report.Run, where: str, error: Exception) -> None:

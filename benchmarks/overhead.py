@@ -1,21 +1,20 @@
 """What a call costs apart from its arithmetic, in microseconds, by pyperf.
 
-``python -m benchmarks.overhead GROUP [--in-turns] [--check] [pyperf's options]`` times small arrays
+``python -m benchmarks.overhead GROUP [--in-turns] [pyperf's options]`` times small arrays
 in several ways, each in processes of its own (pyperf's defaults here: ``-p 3 -n 5``), and prints
 medians. ``--in-turns``, or without pyperf: in this process, in turns, the best of many rounds.
 
 - ``small``: calls on NumPy arrays, by gradkit and by its peers.
 - ``tensors``: calls on ten of PyTorch's tensors, on NumPy arrays over their memory, and on arrays
-  that own theirs, which need no search for shared memory. ``--check``: 10 us beyond ``memory``.
+  that own theirs, which need no search for shared memory.
 - ``torch``: both passes of a norm in PyTorch's autograd. ``direct``: gradkit's two calls;
   ``+ engine``: then PyTorch's ``x.view_as(x)`` and its backward pass; ``bare``: a
-  ``torch.autograd.Function`` that makes the two calls and checks nothing. ``--check``: 15 us beyond
-  ``bare``.
+  ``torch.autograd.Function`` that makes the two calls and checks nothing.
 - ``gpt``: both passes of a small transformer, by ``torch.compile`` too, which needs a compiler;
   ``decomposed``: compiled with our norms by ``gradkit.torch.decomposed_inductor``.
 - ``jax``: both passes of a norm in one jitted function, and a clip. ``nothing``: as many callbacks
   that do nothing; ``in turn``: ``nothing`` and then ``direct``, of which each finds the processor's
-  caches full of the other's code. ``--check``: no more than that.
+  caches full of the other's code.
 """
 
 import argparse
@@ -24,7 +23,8 @@ import subprocess
 import sys
 import tempfile
 import timeit
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -33,21 +33,48 @@ from typing import Any
 import numpy as np
 
 import gradkit
-from benchmarks import autograd, small
+from benchmarks import autograd, lists
+from benchmarks import rows as row_norms
 from benchmarks.autograd import COLUMNS, TENSORS, Makers
-from benchmarks.devices import Call, Cpu
-from benchmarks.peers import tensor
+from benchmarks.devices import Call, Cpu, Device
+from benchmarks.peers import Arguments, tensor
 from benchmarks.report import markdown
-from benchmarks.timing import OURS, line, microseconds
+from benchmarks.timing import LAUNCH, OURS, OVERHEAD, Case, line, microseconds
 
+LOCAL = ("naive", "torch", "jax", "torch.compile", "liger")  # peers in this process
 PYPERF = {"processes": 3, "values": 5, "min_time": 0.02}
 Times = dict[str, dict[str, float]]  # microseconds, by row and way
 
 
-def small_calls(peers: str = ",".join(small.LOCAL)) -> dict[str, Makers]:
+def cases(device: Device, *, quick: bool = False) -> Iterator[Case]:  # noqa: ARG001
+    """Yield one call of each kind; on a GPU, compared with a launch that does nothing."""
+
+    def one(name: str) -> Arguments:
+        if name == "layer_norm_grad":
+            return row_norms.gradient_arguments(device, name, (8, 64), "float32")
+        if name == "accumulate_grad":
+            buffer, grad = (device.normal((64,), "float32", seed) for seed in (0, 1))
+            return {"buffer": buffer, "grad": grad}
+        found = {"grads": [device.normal((64,), "float32")]}
+        return found | {"limit": lists.fixed(1e9)} if name == "clip_grad_norm" else found
+
+    tables = row_norms.TABLES | lists.TABLES
+    for name, shape, written in (
+        ("layer_norm_grad", "8x64", ()),
+        ("grad_norm", "1 x 64", ()),
+        ("clip_grad_norm", "1 x 64", ("grads", "limit")),
+        ("accumulate_grad", "64", ("buffer",)),
+        ("zero_grad", "1 x 64", ("grads",)),
+    ):
+        targets = {LAUNCH: 3.0} if device.name == "cuda" else {}
+        case = Case(name, shape, "float32", tables[name], partial(one, name), 0, targets, written)
+        yield replace(case, peers=LOCAL, note=OVERHEAD)
+
+
+def small_calls(peers: str = ",".join(LOCAL)) -> dict[str, Makers]:
     """Return calls on NumPy arrays by gradkit and by its peers."""
     device = Cpu()
-    return {str(case): case.makers(device, peers.split(",")) for case in small.cases(device)}
+    return {str(case): case.makers(device, peers.split(",")) for case in cases(device)}
 
 
 def on_tensors() -> dict[str, Makers]:
@@ -77,13 +104,12 @@ GROUPS: dict[str, Callable[..., dict[str, Makers]]] = {
     "gpt": autograd.in_a_gpt,
     "jax": autograd.in_jax,
 }
-# Differences of two ways that are printed too; what ``--check`` looks at, and the most it may be.
+# Differences of two ways that are printed too.
 DIFFERENCES = {
     "tensors": {"beyond": ("torch", "memory")},
     "torch": {"beyond": ("gradkit.torch", "+ engine"), "own": ("gradkit.torch", "bare")},
     "jax": {"beyond": ("gradkit.jax", "direct"), "more": ("gradkit.jax", "in turn")},
 }
-LIMITS = {"tensors": ("beyond", 10.0), "torch": ("own", 15.0), "jax": ("more", 0.0)}
 
 
 def by_pyperf(runner: Any, rows: Mapping[str, Makers]) -> Times | None:
@@ -108,7 +134,7 @@ def lines(peers: Sequence[str]) -> list[dict[str, Any]]:
         suite = pyperf.BenchmarkSuite.load(str(path))
         found = {bench.get_name(): bench.get_values() for bench in suite}
     made = []
-    for case in small.cases(Cpu()):
+    for case in cases(Cpu()):
         title = f"{case}: "
         own = {name.removeprefix(title): t for name, t in found.items() if name.startswith(title)}
         made.append(line(case, own, median(own[OURS])))
@@ -134,15 +160,8 @@ def table(group: str, times: Times) -> str:
     return markdown(["us a call", *ways, *differences], lines)
 
 
-def exceeded(group: str, times: Times) -> list[str]:
-    """Return the rows above the group's limit."""
-    name, limit = LIMITS[group]
-    more, less = DIFFERENCES[group][name]
-    return [row for row, found in times.items() if found[more] - found[less] > limit]
-
-
-def main() -> int:
-    """Print the group's table; return 1 if ``--check`` finds a row above the limit."""
+def main() -> None:
+    """Print the group's table."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # PyTorch's threads would wait for one another
     try:
         import pyperf
@@ -157,22 +176,19 @@ def main() -> int:
     parser.description = __doc__
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("group", choices=GROUPS)
-    parser.add_argument("--peers", default=",".join(small.LOCAL[:3]), help="of small calls")
+    parser.add_argument("--peers", default=",".join(LOCAL[:3]), help="of small calls")
     parser.add_argument("--in-turns", action="store_true", help="without pyperf")
-    parser.add_argument("--check", action="store_true", help="fail above the limit")
     options = parser.parse_args() if plain else runner.parse_args()
     rows = small_calls(options.peers) if options.group == "small" else GROUPS[options.group]()
+    times: Times | None
     if plain:
-        times: Times | None = {
-            row: microseconds({way: make() for way, make in makers.items()})
-            for row, makers in rows.items()
+        times = {
+            row: microseconds({w: make() for w, make in ways.items()}) for row, ways in rows.items()
         }
     else:
         times = by_pyperf(runner, rows)
-    if times is None:
-        return 0
-    print(table(options.group, times))
-    return int(options.check and bool(exceeded(options.group, times)))
+    if times is not None:
+        print(table(options.group, times))
 
 
 def _pass_on(command: list[str], options: argparse.Namespace) -> None:
@@ -181,4 +197,4 @@ def _pass_on(command: list[str], options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -94,13 +94,6 @@ def targets(run: Run) -> str:
             kind = "<=" if what in ("ms", "wall ms", "wall in launches") else ">="
             missed = "short" if "aimed" in what else "MISSED"
             rows.append([where, what, f"{kind} {wanted:g}", f"{got:.3g}", "met" if met else missed])
-    for what, unit in (("import", "ms over numpy"), ("memory", "MiB beyond outputs")):
-        if found := run.get(what):
-            most = found["at most"]
-            rest = [value for name, value in found.items() if name != "at most"]
-            worst = found["added"] if what == "import" else max(rest)
-            met = "met" if worst <= most else "MISSED"
-            rows.append([what, unit, f"<= {most:g}", f"{worst:g}", met])
     return markdown(["what", "against", "target", "measured", "verdict"], rows)
 
 

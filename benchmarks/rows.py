@@ -26,10 +26,10 @@ ALL = [True, True, True]  # dx, dscale and dbias are wanted
 
 
 def _layer_norm(x: Any, scale: Any, bias: Any) -> Any:
-    mean = x.mean(axis=1)
-    centred = x - mean[:, None]
-    inv_std = 1 / ((centred * centred).mean(axis=1) + 1e-5) ** 0.5
-    return centred * inv_std[:, None] * scale + bias, mean, inv_std
+    mean = x.mean(axis=-1)
+    centred = x - mean[..., None]
+    inv_std = 1 / ((centred * centred).mean(axis=-1) + 1e-5) ** 0.5
+    return centred * inv_std[..., None] * scale + bias, mean, inv_std
 
 
 def _rms_norm(x: Any, scale: Any) -> Any:
@@ -45,14 +45,15 @@ def _add_rms_norm(x: Any, residual: Any, scale: Any) -> Any:
 
 def _gradient(dy: Any, xhat: Any, scale: Any, inv_std: Any) -> Any:
     w = dy * scale
-    product = (w * xhat).mean(axis=1, keepdims=True)
-    dx = inv_std[:, None] * (w - w.mean(axis=1, keepdims=True) - xhat * product)
-    return dx, (dy * xhat).sum(axis=0), dy.sum(axis=0)
+    product = (w * xhat).mean(axis=-1, keepdims=True)
+    dx = inv_std[..., None] * (w - w.mean(axis=-1, keepdims=True) - xhat * product)
+    rows = {"axis": dy.ndim - 2, "keepdims": dy.ndim > 2}  # of a sample, if there are samples
+    return dx, (dy * xhat).sum(**rows), dy.sum(**rows)
 
 
 def layer_norm_grad(dy: Any, x: Any, scale: Any, mean: Any, inv_std: Any) -> Any:
     """Return dx, dscale and dbias by the formula."""
-    return _gradient(dy, (x - mean[:, None]) * inv_std[:, None], scale, inv_std)
+    return _gradient(dy, (x - mean[..., None]) * inv_std[..., None], scale, inv_std)
 
 
 def _invertible_grad(dy: Any, y: Any, scale: Any, bias: Any, inv_std: Any) -> Any:
@@ -114,39 +115,10 @@ def _liger_layer_norm(x: Any, scale: Any) -> Any:
     return liger_layer_norm.LigerLayerNormFunction.apply(x, scale, bias, 1e-5)
 
 
-def _modulated(x: Any, scale: Any, bias: Any) -> Any:
-    mean = x.mean(axis=2)
-    centred = x - mean[..., None]
-    inv_std = 1 / ((centred * centred).mean(axis=2) + 1e-5) ** 0.5
-    return centred * inv_std[..., None] * scale + bias, mean, inv_std
-
-
-def _modulated_grad(dy: Any, x: Any, scale: Any, mean: Any, inv_std: Any) -> Any:
-    xhat, w = (x - mean[..., None]) * inv_std[..., None], dy * scale
-    rest = w.mean(axis=2)[..., None] + xhat * (w * xhat).mean(axis=2)[..., None]
-    sums = ((dy * xhat).sum(axis=1)[:, None], dy.sum(axis=1)[:, None])
-    return inv_std[..., None] * (w - rest), *sums
-
-
 def _torch_modulated(x: Any, scale: Any, bias: Any) -> Any:
     return torch.nn.functional.layer_norm(x, x.shape[2:]) * scale + bias
 
 
-# With a scale and bias of each sample, as diffusion transformers modulate.
-PER_SAMPLE: dict[str, Table] = {
-    "layer_norm_grad": {
-        "gradkit": gradkit.layer_norm_grad,
-        "torch": lambda a: backward(_torch_modulated, a.dy, a.x, a.scale, a.scale),
-        "naive": _modulated_grad,
-        **COMPILED,
-    },
-    "layer_norm": {
-        "gradkit": gradkit.layer_norm,
-        "torch": lambda a: partial(_torch_modulated, a.x, a.scale, a.bias),
-        "naive": _modulated,
-        **COMPILED,
-    },
-}
 TABLES: dict[str, Table] = {
     "layer_norm_grad": {
         "gradkit": gradkit.layer_norm_grad,
@@ -225,6 +197,15 @@ TABLES: dict[str, Table] = {
         "naive": _gated_rms_norm,
         **COMPILED,
     },
+}
+# With a scale and bias of each sample, as diffusion transformers modulate: by the same formulas.
+_MODULATED = {
+    "layer_norm_grad": lambda a: backward(_torch_modulated, a.dy, a.x, a.scale, a.scale),
+    "layer_norm": lambda a: partial(_torch_modulated, a.x, a.scale, a.bias),
+}
+PER_SAMPLE = {
+    name: {own: TABLES[name][own] for own in ("gradkit", "naive")} | {"torch": make, **COMPILED}
+    for name, make in _MODULATED.items()
 }
 GRADIENTS = [name for name in TABLES if name.endswith("_grad")]
 CPU_TARGETS = {"naive": 3.0, "torch": 1.3, "jax": 2.0, "onnxruntime": 5.0, AIM: 0.35}

@@ -1,54 +1,23 @@
-"""The cost of starting: imports, and ``python -m benchmarks.startup``, each operation's first call.
+"""Each operation's first call: ``python -m benchmarks.startup``.
 
-It times first and second calls in a fresh process, with an empty cache of compiled kernels and then
+Times first and second calls in a fresh process, with an empty cache of compiled kernels and then
 with the cache that the first process left, and prints them as JSON.
 """
 
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
-from statistics import median
 from typing import Any
 
 import gradkit
 from benchmarks import channels, rows
 from benchmarks.devices import DEVICES, Device
-
-IMPORT_MS = 50.0
-
-
-def imports(rounds: int = 15) -> dict[str, float]:
-    """Return the milliseconds of processor time per import, medians of fresh processes.
-
-    Bytecode is always written and used, as for an installed package.
-    """
-    times: dict[str, list[float]] = {"numpy": [], "gradkit": []}
-    with tempfile.TemporaryDirectory(prefix="gradkit-bench-") as bytecode:
-        environment = os.environ | {"PYTHONPYCACHEPREFIX": bytecode, "PYTHONDONTWRITEBYTECODE": ""}
-        for number in range(-1, rounds):  # the first one writes the bytecode
-            for name, found in times.items():
-                before = _processor_time_of_children()
-                command = [sys.executable, "-c", f"import {name}"]
-                subprocess.run(command, check=True, env=environment)
-                if number >= 0:
-                    found.append(1e3 * (_processor_time_of_children() - before))
-    medians = {name: round(median(values), 1) for name, values in times.items()}
-    return medians | {
-        "added": round(medians["gradkit"] - medians["numpy"], 1),
-        "at most": IMPORT_MS,
-    }
-
-
-def _processor_time_of_children() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def measure(device: str) -> dict[str, dict[str, float]]:
@@ -99,8 +68,7 @@ def main() -> None:
     parser.add_argument("--one", action="store_true", help="in this process, with its own cache")
     parser.add_argument("device", choices=("cuda", "emulated"), nargs="?", default="cuda")
     options = parser.parse_args()
-    one_only = options.one
-    print(json.dumps(one(DEVICES[options.device]()) if one_only else measure(options.device)))
+    print(json.dumps(one(DEVICES[options.device]()) if options.one else measure(options.device)))
 
 
 if __name__ == "__main__":

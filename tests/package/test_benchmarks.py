@@ -42,7 +42,6 @@ def test_the_run_for_gpus_runs_on_the_emulator(monkeypatch, tmp_path, capsys):
         assert case["ratio"]
     assert found["dropped"] == found["errors"] == []
     assert found["startup"]["layer_norm_grad"]["cold"] > 0
-    assert found["import"]["added"] < found["import"]["gradkit"]
     assert "zero_grad 40x40 float32\n" in capsys.readouterr().out  # as it goes
 
 
@@ -104,7 +103,6 @@ def test_short_calls_take_turns_and_are_printed_with_differences():
     assert 0 < found["short"] < found["long"]
     text = overhead.table("tensors", {"grad_norm": {"memory": 4.0, "torch": 15.0}})
     assert " ".join(text.splitlines()[-1].split()) == "| grad_norm | 4.0 | 15.0 | 11.0 |"
-    assert overhead.exceeded("tensors", {"a": {"memory": 4.0, "torch": 15.0}}) == ["a"]
 
 
 @pytest.mark.parametrize("worker", [False, True])
