@@ -226,9 +226,9 @@ test-ranks: .venv-ranks/.installed ## test with processes of MPI, torch.distribu
 # `make test-ptx-sm_90-nvrtc13-fused`, and writes its row of tests/ptx/PASSED.md. The last step lists
 # the lines that no test reached: each needs a reason.
 PTX_ARCHITECTURES := sm_80 sm_90 sm_100 sm_120
-PTX_LISTS := tests/values/test_block_clipping.py tests/values/test_clipping.py tests/cuda/test_lists.py \
-	tests/distributed/test_reduce.py tests/cuda/test_every_kernel.py tests/values/test_golden.py tests/distributed/test_groups.py \
-	tests/values/test_regressions.py
+PTX_LISTS := tests/cuda/test_every_kernel.py tests/cuda/test_lists.py tests/distributed/test_cut_lists.py \
+	tests/distributed/test_groups.py tests/distributed/test_reduce.py tests/values/test_block_clipping.py \
+	tests/values/test_clipping.py tests/values/test_golden.py tests/values/test_regressions.py
 NVRTC13 = $(shell echo .venv-nvrtc13/lib/python*/site-packages/nvidia/*/lib/libnvrtc.so.13)
 PTX_NVRTC13 := $(PTX_ARCHITECTURES:=-nvrtc13)
 PTX_PLAIN := $(PTX_ARCHITECTURES) $(PTX_NVRTC13)

@@ -7,17 +7,21 @@ there, and move the bits between threads. What they check is in CuPy 13 and 14 (
 """
 
 import ctypes
+import sys
 import threading
 from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy as np
 
+from gradkit import distributed
 from gradkit._arrays import register
 from gradkit._cuda import CudaBackend
+from gradkit._ranks import device as groups_device
 from testbed.emulator import EmulatedDevice
 from testbed.emulator.device import ArrayNamespace
 from tests.devices.emulated import DeviceArray, Emulated, on_device
+from tests.ranks import together
 
 NCCL_FLOAT64 = 8
 
@@ -294,3 +298,54 @@ class Tensors(Emulated):
 
 
 register(Tensor, Tensors())
+
+
+class DeviceRanks:
+    """A group of emulated devices, one a rank."""
+
+    def __init__(self, monkeypatch, size, kind="nccl"):
+        self.size, self.wire = size, Wire(size)
+        self.backends = [RankBackend(RankDevice(number)) for number in range(size)]
+        monkeypatch.setattr(groups_device, "backend_on", self.backends.__getitem__)
+        devices = [backend.device for backend in self.backends]
+        self.communicators = [NcclCommunicator(self.wire, k, d) for k, d in enumerate(devices)]
+        self._kind = kind
+        if kind in ("torch", "both"):
+            config = "cuda:nccl" if kind == "torch" else "cpu:gloo,cuda:nccl"
+            self.torch = StubTorch(self.communicators, config)
+            monkeypatch.setitem(sys.modules, "torch", self.torch)
+            self.groups = list(range(size))  # made by the rank itself
+        else:
+            make = {
+                "nccl": distributed.from_nccl,
+                "cupyx": lambda c: distributed.from_cupyx(NCCLBackend(c)),
+                "nccl4py": lambda c: distributed.from_nccl(Communicator(c)),
+            }[kind]
+            self.groups = list(map(make, self.communicators))
+
+    def over(self, parts):
+        """What each rank holds, on its device."""
+        pairs = zip(self.backends, parts, strict=True)
+        return [[None if g is None else own.put(g) for g in part] for own, part in pairs]
+
+    def together(self, work):
+        """``work(group)`` on every rank, and what each returned or raised."""
+        if self._kind not in ("torch", "both"):
+            return together(work, self.size, groups=self.groups)
+
+        def as_process(rank):
+            self.torch.begin(rank, self.backends[rank])
+            return work(distributed.from_torch("the group"))
+
+        return together(as_process, self.size, groups=self.groups)
+
+    def results(self, work):
+        """As ``together``, where no rank may raise."""
+        found = self.together(work)
+        for each in found:
+            if isinstance(each, BaseException):
+                raise each
+        return found
+
+    def put(self, rank, host):
+        return self.backends[rank].put(np.asarray(host))

@@ -55,3 +55,11 @@ def results(work, size, **options):
         if isinstance(each, BaseException):
             raise each
     return found
+
+
+def flat(parts):
+    return [g for part in parts for g in part if g is not None]
+
+
+def bits(norms):
+    return {np.asarray(norm).tobytes() for norm in norms}

@@ -4,7 +4,6 @@ import math
 import re
 import sys
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -17,103 +16,37 @@ from gradkit._cuda.dry_run import DryDevice
 from gradkit._cuda.launch import kernels
 from gradkit._ranks import device as groups_device
 from gradkit.distributed import shards_of
-from tests import oracles, tolerances
+from tests import oracles
 from tests.cuda.test_traffic import in_tables
 from tests.device_ranks import (
-    Communicator,
+    DeviceRanks,
     NCCLBackend,
     NcclCommunicator,
-    RankBackend,
-    RankDevice,
     StubTorch,
     Wire,
 )
 from tests.devices.emulated import DeviceArray
-from tests.distributed.test_groups import TROUBLES, Interrupted, bits, flat
-from tests.distributed.test_reduce import CONTENTS, INF, NAN, ORDERS, f
+from tests.distributed.test_groups import TROUBLES, Interrupted
+from tests.distributed.test_reduce import INF, NAN, ORDERS, f
 from tests.meshes import plain
 from tests.package.test_contract import refuse
 from tests.problems import one_or_each
-from tests.ranks import results, together
+from tests.ranks import bits, flat, results
 from tests.tolerances import DTYPES
 
 pytestmark = pytest.mark.emulated
 
 
-class Ranks:
-    """A group of emulated devices, one a rank."""
-
-    def __init__(self, monkeypatch, size, kind="nccl"):
-        self.size, self.wire = size, Wire(size)
-        self.backends = [RankBackend(RankDevice(number)) for number in range(size)]
-        monkeypatch.setattr(groups_device, "backend_on", self.backends.__getitem__)
-        devices = [backend.device for backend in self.backends]
-        self.communicators = [NcclCommunicator(self.wire, k, d) for k, d in enumerate(devices)]
-        self._kind = kind
-        if kind in ("torch", "both"):
-            config = "cuda:nccl" if kind == "torch" else "cpu:gloo,cuda:nccl"
-            self.torch = StubTorch(self.communicators, config)
-            monkeypatch.setitem(sys.modules, "torch", self.torch)
-            self.groups = list(range(size))  # made by the rank itself
-        else:
-            make = {
-                "nccl": distributed.from_nccl,
-                "cupyx": lambda c: distributed.from_cupyx(NCCLBackend(c)),
-                "nccl4py": lambda c: distributed.from_nccl(Communicator(c)),
-            }[kind]
-            self.groups = list(map(make, self.communicators))
-
-    def over(self, parts):
-        """What each rank holds, on its device."""
-        pairs = zip(self.backends, parts, strict=True)
-        return [[None if g is None else own.put(g) for g in part] for own, part in pairs]
-
-    def together(self, work):
-        """``work(group)`` on every rank, and what each returned or raised."""
-        if self._kind not in ("torch", "both"):
-            return together(work, self.size, groups=self.groups)
-
-        def as_process(rank):
-            self.torch.begin(rank, self.backends[rank])
-            return work(distributed.from_torch("the group"))
-
-        return together(as_process, self.size, groups=self.groups)
-
-    def results(self, work):
-        """As ``together``, where no rank may raise."""
-        found = self.together(work)
-        for each in found:
-            if isinstance(each, BaseException):
-                raise each
-        return found
-
-    def put(self, rank, host):
-        return self.backends[rank].put(np.asarray(host))
-
-
 @pytest.fixture
 def of(monkeypatch):
     """What makes a group: ``of(3)``."""
-    return lambda size, kind="nccl": Ranks(monkeypatch, size, kind)
+    return lambda size, kind="nccl": DeviceRanks(monkeypatch, size, kind)
 
 
 KINDS = ["nccl", "cupyx", "nccl4py", "torch"]
 
 
 # Norms and clipping
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("contents", CONTENTS.values(), ids=CONTENTS)
-def test_norm_over_devices(of, contents, order):
-    ranks = of(3)
-    held = ranks.over(contents)
-    norms = ranks.results(lambda g: float(gradkit.grad_norm(held[g.rank], order, group=g)))
-    expected = oracles.norm(flat(contents), order)
-    assert oracles.off_by(norms[0], expected) <= tolerances.over_ranks(order)
-    assert len(bits(norms)) == 1
-    assert ranks.wire.sent == [[6]] * 3
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -150,17 +83,6 @@ def test_a_process_group_works_on_the_gradients_stream(of):
     assert ranks.results(work) == [5, 5]
 
 
-@pytest.mark.parametrize("order", [1, 2, INF])
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_bits_do_not_depend_on_the_number_of_devices(of, order, size):
-    rows = np.random.default_rng(5).integers(-1000, 1000, (12, 100)) * 2.0**-300
-    alone = gradkit.grad_norm(list(rows), order)
-    ranks = of(size)
-    held = ranks.over([list(rows[rank::size]) for rank in range(size)])
-    norms = ranks.results(lambda g: gradkit.grad_norm(held[g.rank], order, group=g))
-    assert bits(norms) == bits([alone])
-
-
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_device_group_of_one_is_no_group(of, order):
     ranks = of(1)
@@ -169,88 +91,6 @@ def test_a_device_group_of_one_is_no_group(of, order):
     found = gradkit.grad_norm(held, order, group=ranks.groups[0])
     assert bits([alone]) == bits([found])
     assert ranks.wire.sent == [[]]
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("rank", range(3))
-@pytest.mark.parametrize("bad", [NAN, INF])
-def test_what_is_not_finite_on_one_device_reaches_all(of, bad, rank, order):
-    parts = [[f(4.0)], [], [f(2.0, -1.0)]]
-    parts[rank] = [*parts[rank], f(bad)]
-    ranks = of(3)
-    held = ranks.over(parts)
-
-    def work(group):
-        found = ranks.put(group.rank, np.zeros((), bool))
-        norm = gradkit.grad_norm(held[group.rank], order, group=group, found_inf=found)
-        return float(norm), bool(found)
-
-    for norm, found in ranks.results(work):
-        assert norm == bad or (math.isnan(bad) and math.isnan(norm))
-        assert found
-
-
-def test_found_inf_is_about_elements(of):
-    """Of any dtype and shape that it may have; it is 0 again where all are finite."""
-    ranks = of(2)
-    held = ranks.over([[f(1.5e308)], [f(1.5e308)]])
-
-    def work(group):
-        found = ranks.put(group.rank, np.ones((1,) if group.rank else (), np.float32))
-        norm = gradkit.grad_norm(held[group.rank], 1, group=group, found_inf=found)
-        return float(norm), float(found.reshape(()))
-
-    assert ranks.results(work) == [(INF, 0.0)] * 2
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("bad", [NAN, INF])
-@pytest.mark.parametrize("rank", range(3))
-def test_a_scale_that_is_not_finite_on_one_device_reaches_all(of, rank, bad, order):
-    """Also that of a rank whose gradients are 0: no product is finite."""
-    ranks = of(3)
-    held = ranks.over([[f(0.0)], [f(4.0)], [f(2.0)]])
-
-    def work(group):
-        scale = ranks.put(group.rank, bad if group.rank == rank else 1.0)
-        return float(gradkit.grad_norm(held[group.rank], order, scale=scale, group=group))
-
-    wanted = [INF] if bad == INF and rank else [NAN]
-    np.testing.assert_array_equal(ranks.results(work), wanted * 3)
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_scales_at_the_ends_of_the_range(of, order):
-    ranks = of(2)
-    held = ranks.over([[f(3e300)], [f(4e300)]])
-
-    def work(group):
-        return float(gradkit.grad_norm(held[group.rank], order, scale=1e-305, group=group))
-
-    norms = ranks.results(work)
-    assert norms == [pytest.approx(oracles.norm([f(3e-5), f(4e-5)], order), rel=1e-14)] * 2
-
-
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("per_tensor", [False, True])
-def test_replicated_gradients_count_once(of, order, per_tensor):
-    rng = np.random.default_rng(3)
-    shared, own = rng.standard_normal(7), rng.random((3, 5))
-    ranks = of(3)
-    held = ranks.over([[shared, own[rank]] for rank in range(3)])
-    options = {"each": per_tensor, "replicas": [3, 1]}
-
-    def work(group):
-        return np.array(one_or_each(held[group.rank], order, group=group, **options))
-
-    found = ranks.results(work)
-    assert len(bits(found)) == 1
-    every = [[shared], list(own)]
-    wanted = [oracles.norm(g, order) for g in (every if per_tensor else [[*chain(*every)]])]
-    for got, expected in zip(found[0].reshape(-1), wanted, strict=True):
-        assert oracles.off_by(got, expected) <= tolerances.over_ranks(order) + 2.0**-50
 
 
 def test_each_tensor_over_devices_takes_two_collectives(of):
@@ -418,23 +258,6 @@ def test_a_clip_over_devices_is_two_reads_and_a_write(of):
     )
     for own, (grad,) in zip(ranks.backends, parts, strict=True):
         assert in_tables(own.device) == (2 * grad.nbytes, grad.nbytes)
-
-
-def test_policies(of):
-    """That of zeros is decided on the device; to raise, it waits, and each rank names its own."""
-    ranks = of(3)
-    held = ranks.over([[f(1)], [f(NAN)], [f(3)]])
-    before = [part[0].tobytes() for part in held]
-
-    def work(group):
-        with pytest.raises(gradkit.NonFiniteNormError) as caught:
-            gradkit.clip_grad_norm(held[group.rank], 1.0, nonfinite="raise", group=group)
-        return caught.value.names
-
-    assert ranks.results(work) == [(), ("grads[0]",), ()]
-    assert [part[0].tobytes() for part in held] == before
-    ranks.results(lambda g: gradkit.clip_grad_norm(held[g.rank], 1, nonfinite="zero", group=g))
-    assert [part[0].tolist() for part in held] == [[0]] * 3
 
 
 def test_raise_returns_the_norm_of_what_is_finite(of):

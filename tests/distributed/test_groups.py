@@ -1,10 +1,9 @@
 """``group`` and ``replicas``: norms and clipping over ranks, here threads of one process."""
 
-import math
 import pickle
 import re
 import threading
-from itertools import chain, pairwise
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,36 +15,16 @@ import gradkit
 from gradkit import _host, distributed
 from gradkit._cuda.launch.kernels import source_of
 from gradkit._ranks import norms
-from tests import oracles, tolerances
+from tests import oracles
 from tests.devices.emulated import emulated_backend, on_device
-from tests.distributed.test_reduce import CONTENTS, INF, NAN, ORDERS, f
-from tests.problems import one_or_each
-from tests.ranks import Counting, results, together
+from tests.distributed.test_reduce import INF, NAN, ORDERS, f
+from tests.ranks import Counting, bits, flat, results, together
 from tests.tolerances import DTYPES
 
 
 def over(backend, parts):
     """What each rank holds, on the backend."""
     return [[None if g is None else backend.asarray(g) for g in part] for part in parts]
-
-
-def flat(parts):
-    return [g for part in parts for g in part if g is not None]
-
-
-def bits(norms):
-    return {np.asarray(norm).tobytes() for norm in norms}
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("contents", CONTENTS.values(), ids=CONTENTS)
-def test_norm_over_ranks(backend, contents, order):
-    held = over(backend, contents)
-    norms = results(lambda g: float(gradkit.grad_norm(held[g.rank], order, group=g)), 3)
-    expected = oracles.norm(flat(contents), order)
-    assert oracles.off_by(norms[0], expected) <= tolerances.over_ranks(order)
-    assert len(bits(norms)) == 1
 
 
 VALUES = st.floats(-1e307, 1e307)
@@ -69,21 +48,6 @@ def test_any_split_of_any_list_gives_the_norm_of_all(values, cuts, order):
         assert norms[0] == pytest.approx(float(gradkit.grad_norm(f(*values), order)), rel=5e-16)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 6])
-@pytest.mark.parametrize("order", [1, 2, INF])
-@pytest.mark.parametrize("power", [-560, -300, 600])
-def test_bits_do_not_depend_on_the_number_of_ranks(order, size, power):
-    """Where a rank's own sums are exact, as those of small integers are, of any magnitude."""
-    for seed in range(4):
-        rows = np.random.default_rng(seed).integers(-1000, 1000, (12, 100)) * 2.0**power
-        alone = gradkit.grad_norm(list(rows), order)
-
-        def work(group, rows=rows):
-            return gradkit.grad_norm(list(rows[group.rank :: size]), order, group=group)
-
-        assert bits(results(work, size)) == bits([alone])
-
-
 def test_what_rounding_took_from_sums_counts(backend):
     """The squares add up to 1 + 3/2 ulp, of which each rank's own sum rounds some away."""
 
@@ -96,105 +60,10 @@ def test_what_rounding_took_from_sums_counts(backend):
     assert norms == [1 + 2.0**-52] * 3
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("rank", range(4))
-@pytest.mark.parametrize("bad", [NAN, INF])
-def test_what_is_not_finite_on_one_rank_reaches_all(backend, bad, rank, order):
-    parts = [[f(4.0)], [f(-1.0, 2.0)], [], [f(2.0)]]
-    parts[rank] = [*parts[rank], f(bad)]
-    held = over(backend, parts)
-
-    def work(group):
-        found = backend.asarray(np.zeros((), bool))
-        norm = gradkit.grad_norm(held[group.rank], order, group=group, found_inf=found)
-        return float(norm), bool(backend.asnumpy(found))
-
-    for norm, found in results(work, 4):
-        assert norm == bad or (math.isnan(bad) and math.isnan(norm))
-        assert found
-
-
-def test_found_inf_is_about_elements(backend):
-    """The norm of finite gradients that overflows is no element that is infinite."""
-    held = over(backend, [[f(1.5e308)], [f(1.5e308)]])
-
-    def work(group):
-        found = backend.asarray(np.ones(()))
-        norm = gradkit.grad_norm(held[group.rank], 1, group=group, found_inf=found)
-        return float(norm), float(backend.asnumpy(found))
-
-    assert results(work, 2) == [(INF, 0.0)] * 2
-    scaled = results(lambda g: float(gradkit.grad_norm(held[g.rank], scale=0.5, group=g)), 2)
-    assert scaled == [pytest.approx(1.5e308 / math.sqrt(2))] * 2
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_each_tensor_over_ranks(backend, order):
-    shards = [[f(3), f(1, 2)], [f(-4), f(NAN)], [f(0), f(7)]]
-    held = over(backend, shards)
-
-    def work(group):
-        norms = gradkit.per_tensor_norms(held[group.rank], order, flat=True, group=group)
-        return backend.asnumpy(norms)
-
-    found = results(work, 3)
-    assert len(bits(found)) == 1
-    expected = oracles.norm([part[0] for part in shards], order)
-    assert oracles.off_by(found[0][0], expected) <= tolerances.over_ranks(order)
-    assert math.isnan(found[0][1])
-
-
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("per_tensor", [False, True])
-def test_replicated_gradients_count_once(backend, order, per_tensor):
-    """On a mesh of two by two: ``shared`` is on all ranks, ``rows`` on pairs, ``own`` on one."""
-    rng = np.random.default_rng(3)
-    shared, rows, own = rng.standard_normal(7), rng.standard_normal((2, 5)), rng.random((4, 3))
-    replicas = {"shared": 4, "pairs": [2, 1]}
-
-    def part(rank):
-        return {"shared": shared, "pairs": [rows[rank // 2], own[rank]]}
-
-    def work(group):
-        grads = part(group.rank)
-        grads = {
-            "shared": backend.asarray(grads["shared"]),
-            "pairs": tuple(map(backend.asarray, grads["pairs"])),
-        }
-        norm = one_or_each(grads, order, each=per_tensor, group=group, replicas=replicas)
-        return backend.asnumpy(norm)
-
-    found = results(work, 4)
-    assert len(bits(found)) == 1
-    every = [[shared], list(rows), list(own)]
-    wanted = [oracles.norm(g, order) for g in (every if per_tensor else [[*chain(*every)]])]
-    for got, expected in zip(found[0].reshape(-1), wanted, strict=True):
-        assert oracles.off_by(got, expected) <= tolerances.over_ranks(order) + 2.0**-50
-
-
 def test_replicas_may_be_one_number(backend):
     held = over(backend, [[f(3.0, 4.0)]] * 3)
     norms = results(lambda g: float(gradkit.grad_norm(held[g.rank], group=g, replicas=3)), 3)
     assert norms == [pytest.approx(5.0, rel=1e-15)] * 3
-
-
-@pytest.mark.parametrize("clip", ["in place", "functional"])
-def test_clipping_over_ranks(backend, clip):
-    contents = [[f(3, 0)], [], [f(4)]]
-    held = over(backend, contents)
-
-    def work(group):
-        own = held[group.rank]
-        if clip == "in place":
-            return float(gradkit.clip_grad_norm(own, 2.5, scale=2.0, group=group)), own
-        clipped, norm = gradkit.clip_by_global_norm(own, 2.5, scale=2.0, group=group)
-        return float(norm), clipped
-
-    for (norm, clipped), part in zip(results(work, 3), contents, strict=True):
-        assert norm == 10.0
-        for got, before in zip(clipped, part, strict=True):
-            np.testing.assert_array_equal(backend.asnumpy(got), before * 0.5)
 
 
 def test_some_are_clipped_and_some_count_over_ranks(backend):
@@ -490,27 +359,6 @@ def test_after_an_error_the_group_goes_on(backend):
         return float(gradkit.grad_norm(held[group.rank], group=group))
 
     assert results(work, 2, groups=groups) == [5.0, 5.0]
-
-
-def test_every_rank_raises_and_names_its_own(backend):
-    held = over(backend, [[f(1)], [f(NAN)], [f(3)]])
-    outs = [backend.asarray(np.array(7.0)) for _ in held]
-    before = [backend.memory(a) for a in (*flat(held), *outs)]
-
-    def work(group):
-        out = outs[group.rank]
-        with pytest.raises(gradkit.NonFiniteNormError) as caught:
-            gradkit.clip_grad_norm(held[group.rank], 1.0, nonfinite="raise", group=group, out=out)
-        return caught.value.names
-
-    assert results(work, 3) == [(), ("grads[0]",), ()]
-    assert [backend.memory(a) for a in (*flat(held), *outs)] == before
-
-
-def test_every_rank_becomes_zero(backend):
-    held = over(backend, [[f(1)], [f(INF)], [f(3)]])
-    results(lambda g: gradkit.clip_grad_norm(held[g.rank], 1.0, nonfinite="zero", group=g), 3)
-    assert not any(any(backend.memory(part[0])) for part in held)
 
 
 # Groups themselves

@@ -10,12 +10,11 @@ import gradkit
 from gradkit._cuda import CudaBackend, several_devices
 from tests import oracles
 from tests.devices.emulated import DeviceArray
-from tests.distributed.test_groups import bits
 from tests.distributed.test_reduce import INF, NAN, ORDERS, f
 from tests.distributed.test_several_devices import copies as device_copies
 from tests.distributed.test_several_devices import memory
 from tests.package.test_contract import refuse
-from tests.ranks import results
+from tests.ranks import bits, results
 from tests.several_devices import HOST, Devices
 from tests.tolerances import DTYPES, assert_same_bits
 

@@ -14,11 +14,10 @@ from tests import oracles, tolerances
 from tests.cuda.test_traffic import in_tables
 from tests.device_ranks import NcclCommunicator, Wire
 from tests.devices.emulated import DeviceArray
-from tests.distributed.test_groups import bits, flat
-from tests.distributed.test_reduce import CONTENTS, INF, NAN, ORDERS, f
+from tests.distributed.test_reduce import INF, NAN, ORDERS, f
 from tests.package.test_contract import refuse
 from tests.problems import one_or_each
-from tests.ranks import results
+from tests.ranks import bits, flat, results
 from tests.several_devices import HOST, Devices
 from tests.tolerances import DTYPES
 
@@ -53,60 +52,6 @@ def memory(*lists):
 
 
 # Norms
-
-
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("contents", CONTENTS.values(), ids=CONTENTS)
-@pytest.mark.parametrize("count", [2, 3])
-def test_norm(count, contents, order):
-    devices = Devices(count)
-    parts = contents if count == 3 else [contents[0], [*contents[1], *contents[2]]]
-    grads = spread(devices, parts)
-    norm = gradkit.grad_norm(grads, order)
-    expected = oracles.norm(flat(contents), order)
-    assert oracles.off_by(float(norm), expected) <= tolerances.over_ranks(order)
-    if grads:
-        assert (type(norm), norm.shape, norm.backend) == (DeviceArray, (), grads[0].backend)
-    assert devices.settled()
-
-
-@pytest.mark.parametrize("order", [1, 2, INF])
-@pytest.mark.parametrize("count", [2, 3, 5])
-def test_bits_do_not_depend_on_the_number_of_devices(order, count):
-    rows = np.random.default_rng(5).integers(-1000, 1000, (12, 100)) * 2.0**-300
-    alone = gradkit.grad_norm(list(rows), order)
-    devices = Devices(count)
-    grads = devices.over([k % count for k in range(12)], rows)
-    assert bits([gradkit.grad_norm(grads, order)]) == bits([alone])
-    assert bits([gradkit.grad_norm(grads[::-1], order)]) == bits([alone])
-
-
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("bad", [NAN, INF])
-@pytest.mark.parametrize("where", [0, 1])
-def test_what_is_not_finite_on_one_device_reaches_all(devices, where, bad, order):
-    parts = [[f(4.0)], [f(2.0, -1.0)]]
-    parts[where].append(f(bad))
-    grads, found = spread(devices, parts), devices.put(0, np.zeros((1,), bool))
-    norm = float(gradkit.grad_norm(grads, order, found_inf=found))
-    assert norm == bad or (math.isnan(bad) and math.isnan(norm))
-    assert found.tolist() == [True]
-    gradkit.clip_grad_norm(grads, 1.0, order, nonfinite="zero")
-    assert [grad.tolist() for grad in grads] == [[0.0] * grad.size for grad in grads]
-
-
-def test_found_inf_is_about_elements(devices):
-    """A norm may overflow where none is infinite; the flag is 0 again."""
-    grads, found = spread(devices, [[f(1.5e308)], [f(1.5e308)]]), devices.put(0, np.float32(1))
-    assert float(gradkit.grad_norm(grads, 1, found_inf=found)) == INF
-    assert float(found) == 0
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_scales_at_the_ends_of_the_range(devices, order):
-    grads = spread(devices, [[f(3e300)], [f(4e300)]])
-    norm = float(gradkit.grad_norm(grads, order, scale=1e-305))
-    assert norm == pytest.approx(oracles.norm([f(3e-5), f(4e-5)], order), rel=1e-14)
 
 
 @pytest.mark.parametrize("order", ORDERS)
