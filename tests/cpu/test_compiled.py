@@ -396,14 +396,14 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell may ha
 gradkit.set_num_threads(2)
 def later():
     time.sleep(0.3)
-    print(time.monotonic(), flush=True)
+    print(time.process_time(), flush=True)
     os.kill(os.getpid(), signal.SIGINT)
 """
 
 INTERRUPTED = (
     INTERRUPT
     + """
-x = np.broadcast_to(np.ones(1024, np.float32), (1 << 22, 1024))  # some seconds of work
+x = np.broadcast_to(np.ones(1024, np.float32), (1 << BITS, 1024))  # three seconds and more
 y = np.lib.stride_tricks.as_strided(np.empty(1024, np.float32), x.shape, (0, 4))
 from gradkit import _cpu
 arrays = np.zeros(len(x), np.float32), np.zeros(len(x), np.float32)
@@ -412,7 +412,7 @@ try:
     while True:
         CALL
 except KeyboardInterrupt:
-    print(time.monotonic())
+    print(time.process_time())
 assert gradkit.rms_norm(np.ones((300, 1000)))[0].all()
 print("done")
 """
@@ -426,13 +426,14 @@ CHANNELS = (
 )
 
 
-@pytest.mark.parametrize("call", [ROWS, CHANNELS], ids=["rows", "channels"])
-def test_an_interrupt_ends_a_long_call(call):
-    command = [sys.executable, "-c", INTERRUPTED.replace("CALL", call)]
+@pytest.mark.parametrize(("call", "bits"), [(ROWS, 24), (CHANNELS, 22)], ids=["rows", "channels"])
+def test_an_interrupt_ends_a_long_call(call, bits):
+    script = INTERRUPTED.replace("CALL", call).replace("BITS", str(bits))
+    command = [sys.executable, "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.stdout.endswith("done\n"), done.stderr
     sent, caught = map(float, done.stdout.split()[:2])
-    assert caught - sent < 2
+    assert caught - sent < 1.5  # of processor time, which other load does not lengthen
 
 
 def in_a_process(code, **environment):

@@ -218,7 +218,7 @@ try:
     while True:
         WORK
 except KeyboardInterrupt:
-    print(time.monotonic())
+    print(time.process_time())
 print(one.min() == one.max())
 """
 )
@@ -234,5 +234,5 @@ def test_an_interrupt_ends_a_norm_and_waits_for_what_is_written(work):
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     sent, caught, whole = done.stdout.split()
-    assert float(caught) - float(sent) < 2, done.stderr
+    assert float(caught) - float(sent) < 1, done.stderr  # of processor time
     assert whole == "True"
