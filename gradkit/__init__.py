@@ -8,6 +8,7 @@ from gradkit import (
     _config,
     _warmup,
     accumulation,
+    averaging,
     batch_normalization,
     block_clipping,
     clipping,
@@ -27,6 +28,7 @@ from gradkit import (
 from gradkit._config import *
 from gradkit._warmup import *
 from gradkit.accumulation import *
+from gradkit.averaging import *
 from gradkit.batch_normalization import *
 from gradkit.block_clipping import *
 from gradkit.clipping import *
@@ -46,6 +48,7 @@ __all__: list[str] = []
 __all__ += _config.__all__
 __all__ += _warmup.__all__
 __all__ += accumulation.__all__
+__all__ += averaging.__all__
 __all__ += batch_normalization.__all__
 __all__ += block_clipping.__all__
 __all__ += clipping.__all__

@@ -247,6 +247,8 @@ def _pairs() -> Iterator[Case]:
                 yield Case(name, call, quick=scale != 1)
             call = partial(_compensate_lists, lists)
             yield Case(f"accumulate_grads {into} += 0.3 * {addend}, compensated", call, quick=True)
+            call = partial(_average_lists, lists)
+            yield Case(f"ema_update {into} by {addend}", call, quick=True)
             if len(kind.addends) == 1:  # 16 bits
                 call = partial(_accumulate_at_random, lists)
                 name = f"accumulate_grads {into} += 0.3 * {addend}, at random"
@@ -330,6 +332,14 @@ def _accumulate_at_random(lists: Any, on: On) -> Any:
     buffers, grads = ([on(array) for array in arrays] for arrays in lists)
     options = {"scale": 0.3, "seed": 1, "offsets": 1 << 40}
     return gradkit.accumulate_grads(buffers, grads, rounding="stochastic", **options)
+
+
+def _average_lists(lists: Any, on: On) -> Any:
+    """From either end, the nearer one."""
+    averages, params = ([on(array) for array in arrays] for arrays in lists)
+    for decay in (0.999, on(np.array(0.3))):
+        gradkit.ema_update(averages, params, decay)
+    return averages
 
 
 def _overwrite(pair: Any, on: On) -> Any:

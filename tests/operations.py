@@ -54,7 +54,7 @@ KINDS = {
     "state": Kind("float64", (3,)),
     "norm": NUMBER,
 }
-LISTS = ("grads", "params", "buffers", "new", "old")
+LISTS = ("grads", "params", "buffers", "averages", "new", "old")
 POSITIVE = (
     "small_norms",
     "big_norm",
@@ -413,6 +413,13 @@ OPERATIONS = {
             kinds={"compensation": LIST},
             lists=(((R, C), "data"), ((3,), "data")),
             variants=_KEPT,
+        ),
+        Operation(
+            "ema_update(averages, params, decay)",
+            "averages",
+            writes="averages",
+            numbers={"decay": 0.25},
+            lists=(((R, C), "data"), ((3,), "data")),
         ),
         Operation(
             "clip_coefficient(norm, max_norm, *, eps=1e-6, out=None)",

@@ -38,6 +38,8 @@ FACTOR = {
     "norm": 4,
     # A term of a mean over ranks: its weight, its distance, their product, and the sum.
     "combined": 8,
+    # A running average: its distance, the part of it, their product, and the sum.
+    "moved": 4,
     # A step of a spike guard: at most a dozen roundings in float64, halved by a root or not.
     "guard": 8,
 }

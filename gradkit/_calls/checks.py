@@ -84,9 +84,13 @@ def affine(scale: Any, bias: Any) -> None:
 
 def weight(momentum: Any) -> float:
     """The weight of one batch in running statistics."""
-    number = real(momentum, "momentum")
+    return share(real(momentum, "momentum"), "momentum")
+
+
+def share(number: float, label: str) -> float:
+    """A part of a whole."""
     if not 0 <= number <= 1:
-        raise ValueError(f"momentum must be from 0 to 1, not {number}")
+        raise ValueError(f"{label} must be from 0 to 1, not {number}")
     return number
 
 

@@ -427,6 +427,18 @@ class KeepIf(ListCall):
     old: Written[Grads]
 
 
+class EmaUpdate(ListCall):
+    """Each ``average = decay * average + (1 - decay) * param``; ``params`` may be ``averages``.
+
+    Computed in the accumulation dtype of the average, from the end that is nearer: 1 keeps every
+    bit, and 0 copies.
+    """
+
+    averages: Written[Grads]
+    params: Grads
+    decay: Number
+
+
 class ListOperations(Protocol):
     """What a backend computes on lists: each function writes the results of its call."""
 
@@ -495,3 +507,6 @@ class ListOperations(Protocol):
 
     def keep_if(self, call: KeepIf) -> None:
         """Copies, or nothing."""
+
+    def ema_update(self, call: EmaUpdate) -> None:
+        """Averages nearer to parameters."""

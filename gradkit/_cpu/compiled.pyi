@@ -170,6 +170,9 @@ def compensate(
     threads: int,
     /,
 ) -> None: ...
+def average(
+    averages: Sequence[Any], params: Sequence[Any], decay: float, threads: int, /
+) -> None: ...
 def accumulate_at_random(
     buffers: Sequence[Any],
     grads: Sequence[Any],

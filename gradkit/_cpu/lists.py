@@ -12,6 +12,7 @@ from gradkit._calls.lists import (
     ClipByNorm,
     ClipGradValue,
     ClipUnits,
+    EmaUpdate,
     GradNorm,
     ListStats,
     NormParts,
@@ -33,6 +34,7 @@ __all__ = [
     "clip_by_norm",
     "clip_grad_value",
     "clip_units",
+    "ema_update",
     "grad_norm",
     "grad_stats",
     "norm_parts",
@@ -152,6 +154,15 @@ def accumulate_grads(call: AccumulateGrads) -> None:
             compiled.accumulate(call.buffers, call.grads, *numbers)
     if call.norm is not None:
         compiled.norms(call.buffers, 2.0, 1.0, False, workers(), call.norm, None)
+
+
+def ema_update(call: EmaUpdate) -> None:
+    """Each ``average += (1 - decay) * (param - average)``; 1 keeps every bit and 0 copies."""
+    decay = float(call.decay)
+    if decay == 0:
+        compiled.accumulate(call.averages, call.params, 1.0, True, workers())
+    elif decay != 1:
+        compiled.average(call.averages, call.params, decay, workers())
 
 
 def _at_random(call: AccumulateGrads, numbers: tuple[float, bool, int]) -> None:

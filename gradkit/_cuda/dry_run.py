@@ -26,6 +26,7 @@ from gradkit._cuda.launch.device import Device
 from gradkit._cuda.launch.kernels import Combination, asked_of
 from gradkit._dtypes import (
     BATCH_NORM_TYPES,
+    FLOATS,
     Types,
     accumulation_name,
     dtype_named,
@@ -146,6 +147,8 @@ def _fields_of(kind: type[Record], dtypes: Set[str]) -> Fields:
         return _channels(kind, dtypes)
     if "buffer" in kind.fields:
         return _pairs(dtypes)
+    if "averages" in kind.fields:
+        return _averages(dtypes)
     return _sums(dtypes) if "buffers" in kind.fields else _lists(kind)
 
 
@@ -236,6 +239,14 @@ def _pairs(dtypes: Set[str]) -> Fields:
         known = {"grad": source, "do_update": True, "overwrite": False, "scale": None}
         for array in (target, as_strided(target, (2,) * _MANY_DIMS, strides)):
             yield known | {"buffer": array, "casting": "safe"}
+
+
+def _averages(dtypes: Set[str]) -> Fields:
+    """Lists that averages are moved to."""
+    for average in sorted(dtypes):
+        for param in sorted(dtypes & {*FLOATS[average].addends}):
+            for params, averages in zip(_two_lists(param), _two_lists(average), strict=True):
+                yield {"params": params, "averages": averages, "decay": 0.5}
 
 
 def _sums(dtypes: Set[str]) -> Fields:

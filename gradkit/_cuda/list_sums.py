@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from gradkit._backend import Array, Borrowed
-from gradkit._calls.lists import AccumulateGrads, GradNorm
+from gradkit._calls.lists import AccumulateGrads, EmaUpdate, GradNorm
 from gradkit._calls.roles import Grads, Norm
 from gradkit._cuda.launch.device import Device, scratch
 from gradkit._cuda.launch.kernels import either, either_flag
@@ -43,9 +43,7 @@ def add_lists(device: Device, call: AccumulateGrads) -> None:
     if call.grad_norm is not None:
         before = norm_steps(device, GradNorm(grads=grads, norm_type=2.0, norm=call.grad_norm))
     chosen = (*either_flag(call.do_update), *either_flag(call.overwrite), *either(call.scale))
-    kinds: dict[tuple[Any, Any], list[int]] = {}
-    for k, pair in enumerate(zip(grads, buffers, strict=True)):
-        kinds.setdefault((pair[0].dtype, pair[1].dtype), []).append(k)
+    kinds = _kinds(grads, buffers)
     made: list[Step] = []
     plain = call.compensation is None and call.seed is None
     if call.norm is not None and len(kinds) == 1 and plain:
@@ -54,9 +52,30 @@ def add_lists(device: Device, call: AccumulateGrads) -> None:
         after = []
         if call.norm is not None:
             after = norm_steps(device, GradNorm(grads=buffers, norm_type=2.0, norm=call.norm))
-        lists = [] if call.do_update is False else [*kinds.values()]
+        lists = [] if call.do_update is False else kinds
         made = [*_adding(device, call, lists, chosen), *after]
     launch([*before, *made])
+
+
+def average_steps(device: Device, call: EmaUpdate) -> Iterator[Step]:
+    """What launches ``ema_update``."""
+    if call.decay == 1.0 and isinstance(call.decay, float):
+        return
+    kinds = _kinds(call.params, call.averages)
+    for own in kinds:
+        params, averages = call.params, call.averages
+        if len(kinds) > 1:
+            params, averages = [params[k] for k in own], [averages[k] for k in own]
+        tables, types = plan_of(device, params, averages).tables, _types(params[0], averages[0])
+        yield from steps(device, tables, "ema_update", "ema_update", *either(call.decay), **types)
+
+
+def _kinds(grads: Grads, buffers: Grads) -> list[list[int]]:
+    """The pairs of each pair of dtypes, by their places."""
+    kinds: dict[tuple[Any, Any], list[int]] = {}
+    for k, pair in enumerate(zip(grads, buffers, strict=True)):
+        kinds.setdefault((pair[0].dtype, pair[1].dtype), []).append(k)
+    return [*kinds.values()]
 
 
 def _adding(

@@ -15,6 +15,7 @@ from gradkit._calls.lists import (
     ClipCoefficient,
     ClipGradValue,
     ClipUnits,
+    EmaUpdate,
     ExactSums,
     GradNorm,
     JoinRanks,
@@ -39,7 +40,7 @@ from gradkit._cuda.launch.operations import OnDevice
 from gradkit._cuda.list_exact_sums import sums_of_each
 from gradkit._cuda.list_norms import PART, norm_steps, order_of, write_parts
 from gradkit._cuda.list_statistics import write_stats
-from gradkit._cuda.list_sums import add, add_lists
+from gradkit._cuda.list_sums import add, add_lists, average_steps
 from gradkit._cuda.list_tables import Step, launch, plan_of, steps
 from gradkit._cuda.list_units import scale_units, write_unit_norms
 
@@ -186,6 +187,10 @@ class Lists(OnDevice):
         """``old = new``, byte for byte, if the verdict is true."""
         plan = plan_of(self.device, call.new, call.old)
         launch(steps(self.device, plan.tables, "keep_if", "keep_if", *either_flag(call.verdict)))
+
+    def ema_update(self, call: EmaUpdate) -> None:
+        """Each ``average += (1 - decay) * (param - average)``: a launch for each pair of dtypes."""
+        launch(average_steps(self.device, call))
 
     def _on_norms(
         self, name: str, norms: Sequence[Array], arguments: tuple[Any, ...], out: Array

@@ -13,6 +13,7 @@ from numpy import empty as empty
 
 from gradkit._backend import Spec
 from gradkit._numpy.accumulation import *
+from gradkit._numpy.averaging import *
 from gradkit._numpy.batch_normalization import *
 from gradkit._numpy.block_clipping import *
 from gradkit._numpy.blocks import Array

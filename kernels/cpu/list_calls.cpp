@@ -463,6 +463,17 @@ void compensate(const List& list, const ListSetting& setting, double scale, bool
     });
 }
 
+void average(const List& list, const ListSetting& setting, double decay) {
+    Pieces(list, setting).each<0>([&](i64, const Dtype* dtypes, char** at, i64 count) {
+        double params[TERMS];
+        for (i64 j = 0; j < count; j += TERMS) {
+            const i64 some = at_most(TERMS, count - j);
+            setting.kernels.terms[dtypes[1]](at[1] + j * bytes_of(dtypes[1]), params, some, 1);
+            setting.kernels.average[dtypes[0]](params, at[0] + j * bytes_of(dtypes[0]), some, decay);
+        }
+    });
+}
+
 void accumulate_at_random(
     const List& list, const ListSetting& setting, double scale, bool overwrite, const Counters& from
 ) {

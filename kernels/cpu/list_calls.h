@@ -85,6 +85,7 @@ void clamp(const List& list, const ListSetting& setting, double limit);
 void zero(const List& list, const ListSetting& setting);
 void accumulate(const List& list, const ListSetting& setting, double scale, bool overwrite);
 void compensate(const List& list, const ListSetting& setting, double scale, bool overwrite);
+void average(const List& list, const ListSetting& setting, double decay);
 
 // Where random bits come from: each array's elements are counted from its offset, in C order if the
 // first side is so.

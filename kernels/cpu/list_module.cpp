@@ -303,6 +303,11 @@ void compensate_list(
     });
 }
 
+void average_list(nb::handle averages, nb::handle params, double decay, int threads) {
+    const List list = side_by_side(averages, params);
+    write(list, threads, [&](const ListSetting& setting) { average(list, setting, decay); });
+}
+
 void accumulate_list_at_random(
     nb::handle buffers, nb::handle grads, double scale, bool overwrite, int threads, uint64_t key,
     nb::handle offsets
@@ -330,5 +335,6 @@ void define_lists(nb::module_& module) {
     module.def("zero", &zero_list);
     module.def("accumulate", &accumulate_list);
     module.def("compensate", &compensate_list);
+    module.def("average", &average_list);
     module.def("accumulate_at_random", &accumulate_list_at_random);
 }

@@ -6,6 +6,7 @@
 //   clamp       to = min(max(from, -limit), limit)
 //   add, terms  to += scale * from, or to = scale * from
 //   compensate  the same of a pair, of which the second keeps what the first drops
+//   average     to = decay * to + (1 - decay) * from
 //   round_at_random  the same, rounded by random bits
 //
 // Plain loops that a compiler makes vectors of. Bits are the same for each instruction set: sums
@@ -256,6 +257,18 @@ template <typename T> void compensate(
     }
 }
 
+// From the end that is nearer; a difference that overflows is not taken.
+template <typename T> void average(const double* params, void* to, i64 count, double decay) {
+    typedef decltype(widen(T{})) A;
+    const A kept = static_cast<A>(decay), rest = static_cast<A>(1 - decay);
+    const bool nearer = decay < 0.5;
+    map<T>(to, to, count, [=](A old, i64 j) INLINED {
+        const A param = static_cast<A>(params[j]), step = param - old;
+        const A moved = nearer ? param - step * kept : old + step * rest;
+        return step - step == 0 ? moved : old * kept + param * rest;
+    });
+}
+
 template <typename T> void round_at_random(
     const double* terms, void* to, i64 count, bool fresh, u64 key, u64 counter
 ) {
@@ -274,7 +287,7 @@ const ListKernels list_kernels = {
     OF_EACH_DTYPE(part_of),    OF_EACH_DTYPE(stats_of), OF_EACH_DTYPE(scale_all),
     OF_EACH_DTYPE(scale_each), OF_EACH_DTYPE(clamp),    OF_EACH_DTYPE(add),
     OF_EACH_DTYPE(terms_of),   OF_EACH_DTYPE(add_terms), OF_EACH_DTYPE(store_terms),
-    OF_EACH_DTYPE(compensate),
+    OF_EACH_DTYPE(compensate), OF_EACH_DTYPE(average),
     {round_at_random<f16>, round_at_random<bf16>, nullptr, nullptr},
 };
 

@@ -135,6 +135,15 @@ def of_buffers(make, operation, dtypes):
                 yield given | {"rounding": "stochastic"}
 
 
+def of_averages(make, operation, dtypes):
+    """Averages of each dtype, and parameters of each that it holds."""
+    for average in dtypes:
+        for param in dtypes & {*FLOATS[average].addends}:
+            for count in (1, CAPACITY + 1):
+                lists = ([make(9, name) for _ in range(count)] for name in (average, param))
+                yield dict(zip(operation.arrays, lists, strict=True)) | operation.numbers
+
+
 def of_running(make, operation, dtypes):
     """Arguments of each dtype that running statistics may have."""
     for dtype in dtypes | {accumulation_name(dtype) for dtype in dtypes}:
@@ -151,6 +160,7 @@ ARGUMENTS = {
     **dict.fromkeys(("lists", "copies"), of_lists),
     "buffers": of_buffers,
     "buffer lists": of_buffers,
+    "averages": of_averages,
     "running": of_running,
     "ranks": of_numbers,
     "numbers": of_numbers,

@@ -118,6 +118,7 @@ def test_steps() -> None:
     gradkit.clip_grad_block_norm([_ones(3)], limits)
     gradkit.clip_grad_block_norm({"w": _ones(3)}, {"w": 1.0})
     assert_type(gradkit.keep_if(verdict, [_ones(3)], [_ones(3)]), list[Float32])
+    assert_type(gradkit.ema_update({"w": _ones(3)}, grads, 0.999), dict[str, Float32])
 
 
 def test_row_norms() -> None:
