@@ -7,8 +7,8 @@
 
 #include "dtypes.cuh"
 
-extern "C" __global__ void step_verdict(const double* norm, const double* found_inf, const double* max_norm,
-                                        double limit, unsigned char* verdict) {
+extern "C" __global__ void step_verdict(const double* norm, const double* max_norm, double limit,
+                                        const double* found_inf, unsigned char* verdict) {
     const double found = found_inf ? *found_inf : 0, most = max_norm ? *max_norm : limit;
     *verdict = fabs(*norm) <= LARGEST && *norm <= most && found == 0;
 }

@@ -120,9 +120,9 @@ class RankState(ListCall):
     grads: Grads
     norm_type: float
     digest: float
-    state: Written[Numbers]
     scale: Number = 1.0
     copies: Sequence[int] | None = None
+    state: Written[Numbers]
 
 
 class JoinRanks(ListCall):
@@ -179,9 +179,9 @@ class ClipByNorm(ListCall):
     norm: Norm
     max_norm: Number
     eps: float
+    scale: Number = 1.0
     zero_nonfinite: bool
     outs: Written[Grads]
-    scale: Number = 1.0
 
 
 class ScaleGrads(ListCall):
@@ -230,12 +230,12 @@ class ClipUnits(ListCall):
     grads: Grads
     norms: Norm
     max_norm: Number
+    param_norms: Norm | None = None
+    least: float = 0.0
     eps: float
     axes: Axes
     zero_nonfinite: bool
     outs: Written[Grads]
-    param_norms: Norm | None = None
-    least: float = 0.0
 
 
 class AccumulateGrads(ListCall):

@@ -164,11 +164,13 @@ class Lists(OnDevice):
     def step_verdict(self, call: StepVerdict) -> None:
         """Write whether the norm is finite and at most the limit, and nothing was found."""
         device, out = self.device, call.verdict
-        sources = [contiguous(device, array) for array in (call.norm, call.found_inf)]
         array, number = either(call.limit)
-        limit, made = contiguous(device, array), writable_like(device, out)
+        norm, limit, found_inf = (
+            contiguous(device, each) for each in (call.norm, array, call.found_inf)
+        )
+        made = writable_like(device, out)
         found = kernel(device, "step_verdict", "step_verdict")
-        found((1,), (1,), (*sources, limit, number, made))
+        found((1,), (1,), (norm, limit, number, found_inf, made))
         copy_back(out, made)
 
     def noise_scale(self, call: NoiseScale) -> None:

@@ -4,9 +4,11 @@ import functools
 import inspect
 import os
 import re
+from pathlib import Path
 
 import pytest
 
+from gradkit._calls.backend import OPERATIONS, record_of
 from gradkit._calls.lists import ZeroGrad
 from gradkit._cuda import CudaBackend
 from gradkit._cuda.launch.device import Device
@@ -27,9 +29,27 @@ from testbed.tools import missing
 from tests.combinations import combinations
 from tests.operations import records
 
+PARAMETERS = re.compile(r"__global__ void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\(([^{]*)\) \{")
+ARGUMENTS = {
+    name: re.sub(r"^#.*$", ",", parameters, flags=re.MULTILINE)
+    for file in (Path(__file__).parents[2] / "kernels").glob("*.cu")
+    for name, parameters in PARAMETERS.findall(file.read_text())
+}
+
 
 class RefusedError(Exception):
     """What a driver would raise."""
+
+
+@pytest.mark.parametrize("name", sorted({*OPERATIONS} & ARGUMENTS.keys()))
+def test_kernels_take_arguments_in_the_order_of_their_record(name):
+    """Pointers, and then numbers too; what the record does not know may be between them."""
+    fields = [*record_of(name).__annotations__]
+    for pointers in (True, False):
+        given = [each for each in ARGUMENTS[name].split(",") if ("*" in each) == pointers]
+        names = [each.split()[-1].strip("* ") for each in given if each.strip()]
+        known = [each for each in names if each in fields]
+        assert known == sorted(known, key=fields.index)
 
 
 class RefusingDevice(EmulatedDevice):
