@@ -44,7 +44,6 @@ PAGE = Path(__file__).parents[1] / "docs" / "predictions.md"
 LATENCY, START = 700e-9, 2e-6  # seconds; assumed for every card, round numbers
 _ISSUED = 128  # instructions of threads, a clock and multiprocessor: four warps
 _PACK = 16  # bytes of a load
-_CXX = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64"}
 
 
 class Card(NamedTuple):
@@ -236,7 +235,7 @@ def _launched(launch: Launch, work: Work, card: Card, tables: "Tables") -> Predi
     """How long one kernel takes by each limit."""
     itemsize = DTYPES[work.dtype].itemsize
     moved = launch.bytes + work.passes.get(launch.kernel, 0) * work.elements * itemsize
-    code = tables.code(launch, work.dtype, card.sm)
+    code = tables.code(launch, card.sm)
     fitting = card.multiprocessors * min(card.threads, int(code["threads"]) or card.threads)
     in_flight = min(launch.threads, fitting) * float(code["inner_loads"] or 1) * _PACK
     limits = {"memory": moved / card.bandwidth, "latency": moved / in_flight * LATENCY}
@@ -259,15 +258,14 @@ class Tables:
         self._executed = {EXECUTED.name_of(row): row for row in EXECUTED.read()}
         self._host = host.recorded()
 
-    def code(self, launch: Launch, dtype: str, sm: int) -> Cells:
+    def code(self, launch: Launch, sm: int) -> Cells:
         """The row of a kernel, or of the nearest one that has a row."""
         file = self._files[launch.kernel]
         for macros in _nearest(launch.macros):
-            for title in (macros, f"{_CXX[dtype]} {macros}", f"bf16 {macros}"):
-                for arch in (sm, 90):
-                    name = (file, title, launch.kernel, str(arch), self._nvrtc)
-                    if name in self._code:
-                        return self._code[name]
+            for arch in (sm, 90):
+                name = (file, macros, launch.kernel, str(arch), self._nvrtc)
+                if name in self._code:
+                    return self._code[name]
         raise LookupError(f"no row of {launch.kernel} for {launch.macros}")
 
     def host(self, work: Work) -> float:
@@ -289,8 +287,8 @@ def _nearest(macros: str) -> Iterator[str]:
     yield macros
     for of, instead in (
         ("CAPACITY=0", "CAPACITY=90"),
-        (r"(DATA_T|PARAM_T)=f16", r"\1=bf16"),
-        (r"(DATA_T|PARAM_T)=f32", r"\1=bf16"),
+        (r"(DATA_T|PARAM_T|LIST_T)=f16", r"\1=bf16"),
+        (r"(DATA_T|PARAM_T|LIST_T)=f32", r"\1=bf16"),
         ("CENTRED=0", "CENTRED=1"),
     ):
         macros = re.sub(rf"{of}\b", instead, macros)

@@ -6,7 +6,7 @@
 //
 // Launch: a warp per chunk, any grid, blockDim.x a multiple of 32.
 
-#include "tensor_list.cuh"
+#include "list_walk.cuh"
 
 struct Clamp : Op {
     double limit;

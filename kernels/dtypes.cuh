@@ -29,7 +29,7 @@ typedef long long i64;
 
 // One row per dtype: ROW(its number in a tensor list, the type, the accumulation type).
 // gradkit's table of dtypes has the same rows. If a row is missing, a norm kernel of that dtype
-// does not compile, and a list kernel that meets its number traps (`walk` in tensor_list.cuh).
+// does not compile, and a list kernel that meets its number traps (`walk_tensor` in list_walk.cuh).
 #define FOR_EACH_DTYPE(ROW) \
     ROW(0, f16, Real<f32>)  \
     ROW(1, bf16, Real<f32>) \

@@ -12,7 +12,7 @@
 // Launch: exact_partials with a warp per chunk and at most 256 threads, exact_finish with a block per
 // tensor; any grid, blockDim.x a multiple of 32.
 
-#include "tensor_list.cuh"
+#include "list_walk.cuh"
 
 #define DIGITS 22
 #define LEAST_BIT (-320)

@@ -12,6 +12,7 @@
 // blockDim.x a multiple of 32.
 
 #define ORDER SumOfSquares
+#include "list_walk.cuh"
 #include "norm_parts.cuh"
 
 // The sum of elements of any sign; a large f64 is scaled, as by Sum.

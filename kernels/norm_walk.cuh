@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "list_walk.cuh"
 #include "norm_parts.cuh"
 
 struct Include : Op {

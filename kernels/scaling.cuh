@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "tensor_list.cuh"
+#include "list_walk.cuh"
 #include "products.cuh"
 
 // Each element is multiplied, or keeps every bit, or becomes +0.

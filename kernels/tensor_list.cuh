@@ -220,22 +220,3 @@ __device__ __forceinline__ void walk_chunk(const TensorList& list, const Tensor&
                  reinterpret_cast<T*>(tensor.target) + span.first, span.count, op);
     }
 }
-
-// One warp over one chunk of a tensor of a list of mixed dtypes. One launch serves all dtypes: a
-// model's gradients are often bf16 with a few f32 ones, and a launch costs more than this switch,
-// which a whole warp takes the same way.
-template <typename O>
-__device__ __forceinline__ void walk_tensor(const TensorList& list, const Tensor& tensor, u32 chunk, O& op) {
-#define WALK_AS(number, T, A) \
-    case number: walk_chunk<T, T>(list, tensor, chunk, op); break;
-    switch (tensor.dtype) {
-        FOR_EACH_DTYPE(WALK_AS)
-        default: __trap();  // a dtype without a row
-    }
-#undef WALK_AS
-}
-
-template <typename O> __device__ __forceinline__ void walk(const TensorList& list, u32 chunk, O& op) {
-    const Tensor tensor = list.at[tensor_of(list, chunk)];
-    walk_tensor(list, tensor, chunk, op);
-}

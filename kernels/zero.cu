@@ -4,7 +4,7 @@
 //
 // Launch: a warp per chunk, any grid, blockDim.x a multiple of 32.
 
-#include "tensor_list.cuh"
+#include "list_walk.cuh"
 
 struct Zero : Op {
     template <typename T, int N>

@@ -19,7 +19,7 @@ from gradkit._calls import rows
 from gradkit._calls.backend import record_of
 from gradkit._calls.channels import ChannelOperations
 from gradkit._calls.layouts import GroupLayout
-from gradkit._calls.lists import DIGITS, AccumulateGrad, AccumulateGrads, GradNorm
+from gradkit._calls.lists import DIGITS, AccumulateGrad, AccumulateGrads, ExactSums, GradNorm
 from gradkit._calls.record import Plan, Record
 from gradkit._cuda.launch.buffers import address_of
 from gradkit._cuda.launch.device import Device
@@ -149,7 +149,7 @@ def _fields_of(kind: type[Record], dtypes: Set[str]) -> Fields:
         return _pairs(dtypes)
     if "averages" in kind.fields:
         return _averages(dtypes)
-    return _sums(dtypes) if "buffers" in kind.fields else _lists(kind)
+    return _sums(dtypes) if "buffers" in kind.fields else _lists(kind, dtypes)
 
 
 def _empty(shape: Shape, name: str) -> Array:
@@ -204,14 +204,20 @@ def _channels(kind: Any, dtypes: Set[str]) -> Fields:
         yield known | {"channel_axis": 1, "num_groups": 1}
 
 
-def _two_lists(name: str) -> tuple[list[Array], list[Array]]:
+def _two_lists(*names: str) -> tuple[list[Array], list[Array]]:
     """A list that fits into a launch's parameters, and one that does not."""
-    array = _empty((4,), name)
-    return [array], [array] * _MANY
+    arrays = [_empty((4,), name) for name in names]
+    return arrays, arrays * _MANY
 
 
-def _lists(kind: type[Record]) -> Fields:
-    """Lists, whose dtypes decide nothing, and numbers that belong to them."""
+def _mixtures(dtypes: Set[str]) -> list[tuple[str, ...]]:
+    """Which dtypes a list may have: each alone, or several."""
+    names = sorted(dtypes)
+    return [(name,) for name in names] + [(*names,)] * (len(names) > 1)
+
+
+def _lists(kind: type[Record], dtypes: Set[str]) -> Fields:
+    """Lists, and numbers that belong to them."""
     one, flag = np.empty(()), np.empty((), bool)
     numbers = ("norm", "largest", "total", "share", "coefficient", "scale", "max_norm", "big_norm")
     known: dict[str, Any] = dict.fromkeys((*numbers, "found_inf", "limit"), one)
@@ -221,7 +227,9 @@ def _lists(kind: type[Record]) -> Fields:
     known |= dict.fromkeys(("eps", "decay", "digest"), 0.0) | {"zero_nonfinite": False}
     known |= {"clip_value": 1.0, "threshold": 2.0, "warmup": 1, "big_size": 2.0, "clips": True}
     orders = _ORDERS if "norm_type" in kind.fields else (2.0,)
-    for grads, order in product(_two_lists("float32"), orders):
+    narrow = dtypes - {"float64"} if kind is ExactSums else dtypes
+    lists_of = [grads for names in _mixtures(narrow) for grads in _two_lists(*names)]
+    for grads, order in product(lists_of, orders):
         own = {"norms": np.empty(len(grads)), "axes": ((0,),) * len(grads), "mean": False}
         own |= {"rows": (0,) * len(grads), "sums": np.empty((1, DIGITS + 1))}
         lists = dict.fromkeys(("grads", "outs", "new", "old"), grads)
@@ -253,6 +261,8 @@ def _sums(dtypes: Set[str]) -> Fields:
     """Lists that are added to buffers in each of the ways, and the norms of both."""
     one = np.empty(())
     known = {"do_update": True, "overwrite": False, "scale": 1.0, "grad_norm": one}
+    for grads in _two_lists(*sorted(dtypes)):
+        yield known | {"grads": grads, "buffers": grads, "norm": one}
     for grad, buffer in product(sorted(dtypes), sorted(dtypes)):
         for grads, buffers in zip(_two_lists(grad), _two_lists(buffer), strict=True):
             for norm in (None, one):

@@ -23,7 +23,7 @@ import numpy as np
 from gradkit._backend import Array, Axes, Borrowed, Views
 from gradkit._calls.roles import Grads
 from gradkit._cuda.launch.device import Device
-from gradkit._cuda.launch.kernels import Launch, kernel
+from gradkit._cuda.launch.kernels import Launch, kernel, source_of
 from gradkit._cuda.launch.strides import Pair, pair_of, units_of
 from gradkit._dtypes import FLOATS, float_name
 
@@ -44,6 +44,7 @@ _LARGEST_CHUNK = 1 << 30  # kernels count its elements by an int
 _MANY_CHUNKS = 16384  # one for each warp of the largest devices
 _MOST_CHUNKS = (1 << 32) - 1  # kernels count them by an unsigned int
 
+_DTYPE = "LIST_T"  # the macro that is the dtype of all of a list, in files that know it
 _OF_SIZE = {1: 4, 2: 0, 4: 2, 8: 3}  # `keep_if.cu` has the same numbers
 
 _shape, _strides, _number = map(attrgetter, ("shape", "strides", "dtype.num"))
@@ -88,6 +89,7 @@ class Table:
     tensors: slice  # which of the list's tensors
     chunks: slice  # which of the list's chunks
     units: slice  # which of the list's units, if it has any
+    dtype: str  # of all the list's targets; empty if they differ
     memory: Array | None = None  # what the fields point into
 
     @cached_property
@@ -132,10 +134,15 @@ class Table:
     def launch(
         self, device: Device, blocks: int, threads: int, file: str, name: str, **macros: Any
     ) -> Launch:
-        """The launch of a kernel that takes this table, made once; only one file has its name."""
+        """The launch of a kernel that takes this table, made once; only one file has its name.
+
+        A file that tells dtypes apart is compiled for one of them, or for all if a list mixes them.
+        """
         key = (blocks, threads, name, *macros.items())
         found = self.launches.get(key)
         if found is None:
+            if self.dtype and _DTYPE in source_of(file):
+                macros[_DTYPE] = self.dtype
             loaded = kernel(device, file, name, CAPACITY=self.capacity, **macros)
             found = self.launches[key] = Launch(loaded, (blocks,), (threads,))
         return found
@@ -186,6 +193,12 @@ class _Cut:
     def tensors(self) -> int:
         """How many pairs there are."""
         return len(self.table)
+
+    @cached_property
+    def dtype(self) -> str:
+        """The name of the dtype of all targets; empty if they differ, or if there are none."""
+        codes = {*self.table["dtype"].tolist()}
+        return "".join(row.name for row in FLOATS.values() if {row.code} == codes)
 
     def aligned(self, starts: np.ndarray[Any, Any]) -> bool:
         """Whether arrays at these addresses are aligned; others are cut by themselves."""
@@ -369,11 +382,11 @@ def _make(
             _cuts.keep(known, cut)
     table, every = cut.placed(starts), cut.dims
     if len(table) <= _capacity(table) and len(every) <= DIMS:
-        tables = [_inline(table, every, cut.chunk, cut.chunks, 0)]
+        tables = [_inline(table, every, cut, cut.chunks, 0)]
     elif device.capturing():
-        tables = _in_parts(table, every, cut.chunk, cut.chunks)
+        tables = _in_parts(table, every, cut)
     else:
-        tables = [_uploaded(device, table, every, cut.chunk, cut.chunks)]
+        tables = [_uploaded(device, table, every, cut)]
     return ListPlan(tuple(tables), cut, starts)
 
 
@@ -437,7 +450,7 @@ def _code(array: Array) -> int:
     return _OF_SIZE[array.dtype.itemsize] if name is None else FLOATS[name].code
 
 
-def _inline(table: Rows, dims: Rows, chunk: int, end: int, first: int) -> Table:
+def _inline(table: Rows, dims: Rows, cut: _Cut, end: int, first: int) -> Table:
     """Rows whose chunks are ``[their first, end)``, for the parameter block.
 
     ``first`` is the position of the first row in the whole list.
@@ -445,7 +458,7 @@ def _inline(table: Rows, dims: Rows, chunk: int, end: int, first: int) -> Table:
     begin = int(table["first_chunk"][0]) if len(table) else end
     capacity = _capacity(table)
     fields = np.zeros((), _LAYOUTS[capacity])
-    fields["chunk_bytes"], fields["tensors"] = chunk, len(table)
+    fields["chunk_bytes"], fields["tensors"] = cut.chunk, len(table)
     fields["chunks"] = end - begin
     fields["at"][: len(table)] = table
     fields["at"]["first_chunk"][: len(table)] -= np.uint32(begin)
@@ -454,7 +467,7 @@ def _inline(table: Rows, dims: Rows, chunk: int, end: int, first: int) -> Table:
         fields["at"]["first_dim"][: len(table)] -= skipped
         fields["dim_at"][: len(dims)] = dims
     rows, units = slice(first, first + len(table)), _units_in(table)
-    return Table(fields, capacity, rows, slice(begin, end), units)
+    return Table(fields, capacity, rows, slice(begin, end), units, cut.dtype)
 
 
 def _capacity(table: Rows) -> int:
@@ -468,7 +481,7 @@ def _units_in(table: Rows) -> slice:
     return slice(int(table["first_unit"][0]), int(table["first_unit"][-1] + table["units"][-1]))
 
 
-def _in_parts(table: Rows, dims: Rows, chunk: int, end: int) -> list[Table]:
+def _in_parts(table: Rows, dims: Rows, cut: _Cut) -> list[Table]:
     """As many tables as it takes to keep each in the parameter block."""
     parts = []
     ends = table["first_dim"].astype(np.int64) + table["dims"]  # of each row's dims
@@ -481,19 +494,19 @@ def _in_parts(table: Rows, dims: Rows, chunk: int, end: int) -> list[Table]:
                 f"an array of {table['dims'][first]} dimensions that cannot be merged is too much "
                 f"for a captured launch, which takes {DIMS}; make it contiguous"
             )
-        chunks = int(table["first_chunk"][stop]) if stop < len(table) else end
+        chunks = int(table["first_chunk"][stop]) if stop < len(table) else cut.chunks
         own = dims[begin : ends[stop - 1]]
-        parts.append(_inline(table[first:stop], own, chunk, chunks, first))
+        parts.append(_inline(table[first:stop], own, cut, chunks, first))
         first = stop
     return parts
 
 
-def _uploaded(device: Device, table: Rows, dims: Rows, chunk: int, chunks: int) -> Table:
+def _uploaded(device: Device, table: Rows, dims: Rows, cut: _Cut) -> Table:
     """Rows in device memory: one copy."""
     memory = device.upload(np.concatenate([table.view(np.uint8), dims.view(np.uint8)]))
     fields = np.zeros((), _LAYOUTS[0])
-    fields["chunk_bytes"], fields["tensors"], fields["chunks"] = chunk, len(table), chunks
+    fields["chunk_bytes"], fields["tensors"], fields["chunks"] = cut.chunk, len(table), cut.chunks
     fields["at"] = device.pointer(memory)
     fields["dim_at"] = fields["at"] + np.uint64(table.nbytes)
     rows, units = slice(0, len(table)), _units_in(table)
-    return Table(fields, 0, rows, slice(0, chunks), units, memory)
+    return Table(fields, 0, rows, slice(0, cut.chunks), units, cut.dtype, memory)

@@ -35,7 +35,7 @@ from gradkit._cuda.list_tables import CAPACITY, DIMS, plan_of, steps
 from gradkit._cuda.list_units import joining_threads
 from gradkit._dtypes import FLOATS
 from gradkit.errors import NonFiniteNormError
-from testbed.emulator import EmulatorFault
+from testbed.emulator import EmulatorFault, IdleDevice
 from testbed.emulator.memory import sparse_array
 from testbed.emulator.runtime import SCHEDULES
 from tests import oracles, tolerances
@@ -306,6 +306,18 @@ def test_no_two_files_have_a_kernel_of_one_name():
     assert len(set(names)) == len(names) > len(files)
 
 
+@pytest.mark.parametrize("count", [3, CAPACITY + 1])
+@pytest.mark.parametrize(
+    ("dtypes", "macro"), [(["bfloat16"], {"LIST_T=bf16"}), (["bfloat16", "float32"], set())]
+)
+def test_a_kernel_is_compiled_for_the_dtype_of_a_list(count, dtypes, macro):
+    device = IdleDevice(multiprocessors=1)
+    hosts = [np.ones(4, DTYPES[dtypes[k % len(dtypes)]]) for k in range(count)]
+    norm_of(device, put(device, hosts))
+    [(_, options)] = dict.fromkeys(device.compiled)
+    assert {option[2:] for option in options if option.startswith("-DLIST_T")} == macro
+
+
 def test_what_was_used_last_is_kept_longest():
     used = list_tables._LastUsed(number=3, tensors=10)
     made = {name: SimpleNamespace(tensors=1) for name in "abcdef"} | {
@@ -484,12 +496,19 @@ def test_a_captured_list_with_more_dimensions_than_a_launch_takes(device):
         ("zero", "zero_grad", ()),
     ],
 )
-def test_an_unknown_dtype_traps_and_no_address_is_followed(device, file, kernel, arguments):
-    grads = put(device, [*mixed(5), np.ones(3000, np.float32)])
+@pytest.mark.parametrize(
+    ("others", "number"),
+    [(mixed(5), len(FLOATS)), ([], FLOATS["float64"].code)],
+    ids=["of all", "of float32 alone"],
+)
+def test_an_unknown_dtype_traps_and_no_address_is_followed(
+    device, file, kernel, arguments, others, number
+):
+    grads = put(device, [*others, np.ones(3000, np.float32)])
     (table,) = plan_of(device, grads, grads).tables
     fields = table.fields.copy()
     tensors = fields["at"][: len(grads)]
-    tensors["dtype"] = len(FLOATS)
+    tensors["dtype"] = number
     tensors["source"] = tensors["target"] = 1 << 40  # in no array: an access is another fault
     arrays = [device.xp.asarray(a) if isinstance(a, np.ndarray) else a for a in arguments]
     macros = {"ORDER": "SumOfSquares"} if file == "norm" else {}

@@ -100,17 +100,18 @@ def statistics(make, operation, dtype, channels):
 
 
 def of_lists(make, operation, dtypes):
-    """Arguments of an operation on lists: on one, some, and more than one launch takes."""
-    for count in (1, 2, CAPACITY + 1):
-        lists = [((6,), sorted(dtypes)[k % len(dtypes)]) for k in range(count)]
+    """Arguments of an operation on lists of one dtype or all: of few arrays, and of many."""
+    names = sorted(dtypes)
+    for count, own in product((1, 2, CAPACITY + 1), (names, *([name] for name in names))):
+        lists = [((6,), own[k % len(own)]) for k in range(count)]
         given = operation.arguments(make.one, lists=lists)
         yield given
         for p in ORDERS if "norm_type" in operation.parameters else ():
             yield given | {"norm_type": p}
             if operation.name == "grad_norm":
                 yield given | {"norm_type": p, "group": TwoDevices(make)}
-        if "exact" in operation.parameters:
-            yield operation.arguments(make.one, lists=[((6,), "float32")] * count) | {"exact": True}
+        if "exact" in operation.parameters and "float64" not in own:
+            yield given | {"exact": True}
 
 
 def of_buffers(make, operation, dtypes):

@@ -5,8 +5,7 @@ code.csv and executed.csv: the exit status is 1 where a row has become worse. ``
 both. ``--nvrtc LIBRARY`` names a second libnvrtc, which CI asks for.
 
 With FILE, a name in kernels/, and MACROS such as DATA_T=bf16, it prints what that file's
-kernels need instead. With ``--dtype`` the switch of a list kernel knows that dtype only;
-``--list`` adds the loads, stores, waits and branches themselves.
+kernels need instead. ``--list`` adds the loads, stores, waits and branches themselves.
 
 ``--spills`` compiles every combination of macros for every GPU, which takes an hour or two, and
 prints each kernel that spills; with FILE those of one file, with ``--sm`` for one GPU.
@@ -26,7 +25,7 @@ from testbed.machine_code.table import Difference
 from testbed.nvrtc import ARCHITECTURES, format_table
 
 from . import census, gate, reach
-from .cases import Case, dtype_called
+from .cases import Case
 from .tables import CODE, EXECUTED
 
 _COMMAND = "python -m tests.machine_code"
@@ -40,7 +39,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("file", nargs="?")
     parser.add_argument("macros", nargs="*")
     parser.add_argument("--sm", type=int, action="append", help="default: 90; may be repeated")
-    parser.add_argument("--dtype", type=dtype_called)
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--nvrtc", metavar="LIBRARY")
     parser.add_argument("--record", action="store_true")
@@ -54,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.file is None:
         return check(options.nvrtc, record=options.record)
     macros = tuple(sorted(macro.removeprefix("-D") for macro in options.macros))
-    case = Case(Path(options.file).stem, macros, options.dtype)
+    case = Case(Path(options.file).stem, macros)
     show(case.source, options.sm or [90], options.list)
     return 0
 

@@ -1,8 +1,7 @@
-"""What is compiled for the table: each kernel file with macros, and list kernels by dtype."""
+"""What is compiled for the table: each kernel file with macros."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -12,59 +11,33 @@ from gradkit._dtypes import FLOATS
 from testbed.machine_code import Source
 from tests.combinations import combinations
 
-_SWITCH = re.compile(r"(switch\s*\([^)]*\)\s*\{\s*)FOR_EACH_DTYPE\((\w+)\)")
 _NAMES = {row.cxx: row.name for row in FLOATS.values()}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A kernel file and its macros, as -D has them, such as ``DATA_T=bf16``.
-
-    ``dtype`` is the only one in the switch of a list kernel, if there is one: NumPy's name.
-    """
+    """A kernel file and its macros, as -D has them, such as ``DATA_T=bf16``."""
 
     file: str
     macros: tuple[str, ...]
-    dtype: str | None = None
 
     @classmethod
-    def of(cls, file: str, dtype: str | None = None, **macros: str | int) -> Case:
+    def of(cls, file: str, **macros: str | int) -> Case:
         """Make a case of macros as launchers have them."""
         options = (option.removeprefix("-D") for option in options_of(macros)[1:])
-        return cls(file, tuple(options), dtype)
+        return cls(file, tuple(options))
 
     @property
     def title(self) -> str:
-        """The dtype and the macros, which tell the case from others of its file."""
-        dtypes = [FLOATS[self.dtype].cxx] if self.dtype else []
-        return " ".join([*dtypes, *self.macros])
+        """The macros, which tell the case from others of its file."""
+        return " ".join(self.macros)
 
     @property
     def source(self) -> Source:
         """The text and the options that are compiled."""
-        text = source_of(self.file)
-        text = only_dtype(text, self.dtype) if self.dtype else text
         options = ("-std=c++17", *(f"-D{macro}" for macro in self.macros))
+        text = source_of(self.file)
         return Source(self.file, self.title, text, options, dynamic_shared(self.macros))
-
-
-def only_dtype(source: str, dtype: str) -> str:
-    """Return a list kernel's source whose switch over dtypes knows only ``dtype``.
-
-    Four dtypes in one switch give one number of registers and all their loops one after another.
-    """
-    row = FLOATS[dtype]
-    accumulation = FLOATS[row.accumulation].cxx
-    case = rf"\g<1>\g<2>({row.code}, {row.cxx}, Real<{accumulation}>)"
-    cut, count = _SWITCH.subn(case, source)
-    if count != 1:
-        raise ValueError(f"{count} switches over dtypes in the source, not one")
-    return cut
-
-
-def has_switch(source: str) -> bool:
-    """Say whether a source chooses among dtypes when it runs."""
-    return _SWITCH.search(source) is not None
 
 
 def dtype_called(name: str) -> str:
@@ -78,10 +51,7 @@ def dtype_called(name: str) -> str:
 def cases() -> list[Case]:
     """Return what the table has rows of: all that launchers ask for, thinned out by dtypes."""
     chosen = [
-        Case.of(file, dtype, **macros)
-        for file, macros in combinations()
-        for dtype in _dtypes(file, macros)
-        if dtype is not None or _is_chosen(macros)
+        Case.of(file, **macros) for file, macros in combinations() if _is_chosen(file, macros)
     ]
     return sorted(chosen, key=lambda case: (case.file, case.title))
 
@@ -92,7 +62,7 @@ def is_common(case: Case) -> bool:
     The others differ in what one architecture shows as well: float16, float64, accesses of one
     element, uploaded lists, norms that are rarely asked for.
     """
-    words = {word.partition("=")[2] or word for word in case.title.split()}
+    words = {macro.partition("=")[2] for macro in case.macros}
     rare = {"f16", "f64", "Sum", "Largest", "SumOfPowers"} & words
     odd = {"VEC=1", "CAPACITY=0", "FROM_OUTPUT=1", "LAST=1", "CHUNKS=0"} & set(case.macros)
     return not rare and not odd and not {"GRAD=bf16", "BUFFER=f32"} <= set(case.macros)
@@ -101,26 +71,29 @@ def is_common(case: Case) -> bool:
 def data_type(case: Case) -> str:
     """Return the dtype of a case's data, as the kernels call it; empty if it has none."""
     values = dict(macro.split("=", 1) for macro in case.macros)
-    named = (values[name] for name in ("DATA_T", "GRAD", "PARAM_T") if name in values)
-    return next(named, FLOATS[case.dtype].cxx if case.dtype else "")
+    named = (values[name] for name in ("DATA_T", "GRAD", "PARAM_T", "LIST_T") if name in values)
+    return next(named, "")
 
 
 _ORDERS = {"SumOfSquares": tuple(FLOATS), "SumOfPowers": ("float32",)}  # others: two dtypes
 _COMMON = ("bfloat16", "float32")
-_OF_ANY = ("norms", "zero")  # files whose kernels read no element
+_OF_ANY = ("keep_if", "norms")  # files that are compiled for no dtype
 _UPLOADED = ("norm", "clip_by_norm", "scale")  # files with rows of uploaded lists
 
 
 def _dtypes(file: str, macros: Macros) -> tuple[str | None, ...]:
-    """The dtypes of a list kernel's rows; None for a kernel that knows its dtypes by macros."""
-    if "CAPACITY" not in macros or "GRAD" in macros:
-        return (None,)
+    """The dtypes of which a list kernel has rows; a switch over all four has one row of none.
+
+    Its number of registers is the largest, and its loops come one after another.
+    """
+    if file in _OF_ANY:
+        return (None,) if macros["CAPACITY"] == CAPACITY else ()
     order = str(macros.get("ORDER", "SumOfSquares"))
     if macros["CAPACITY"] == UNIT_CAPACITY:  # nearly the same loops
         return _COMMON if order == "SumOfSquares" else ()
     if macros["CAPACITY"] != CAPACITY:  # the same loops, and another table
         return ("bfloat16",) if order == "SumOfSquares" and file in _UPLOADED else ()
-    return ("bfloat16",) if file in _OF_ANY else _ORDERS.get(order, _COMMON)
+    return ("bfloat16",) if file == "zero" else _ORDERS.get(order, _COMMON)
 
 
 _TYPES = {
@@ -134,10 +107,12 @@ _ADDED = {("float16",) * 2, ("bfloat16",) * 2, ("bfloat16", "float32")} | {
 }
 
 
-def _is_chosen(macros: Macros) -> bool:
+def _is_chosen(file: str, macros: Macros) -> bool:
     """Whether a combination has rows: one for each kind of code, not for each mix of dtypes."""
     if "GRAD" in macros:
         return macros["CAPACITY"] != 0 and (macros["GRAD"], macros["BUFFER"]) in _ADDED
+    if "CAPACITY" in macros:
+        return macros.get("LIST_T") in _dtypes(file, macros)
     if "ACC_T" in macros:
         return macros.get("PARAM_T", macros.get("STAT_T")) != "float16"
     if "DATA_T" not in macros:

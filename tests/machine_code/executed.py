@@ -22,8 +22,6 @@ from testbed.ptx import PtxDevice
 from tests.devices.emulated import on_device
 from tests.operations import OPERATIONS, of
 
-from .cases import has_switch, only_dtype
-
 ARCHITECTURE = 90
 # As many blocks as fit on a small GPU: what a block does once is spread over many elements.
 _MULTIPROCESSORS = 2
@@ -55,7 +53,7 @@ class Operation(NamedTuple):
 
     def executed(self, dtype: str) -> list[Executed]:
         """Run it on data of ``dtype`` and count."""
-        device = _OneDtype(dtype)
+        device = _Device()
         self.call(Arrays(CudaBackend(device), self.shape, dtype))
         elements = int(np.prod(self.shape))
         return [
@@ -106,10 +104,10 @@ class _Module(NamedTuple):
         return launch_nothing if name in _LAST else self.made.get_function(name)
 
 
-class _OneDtype(PtxDevice):
-    """Compiles list kernels with one dtype in their switch, which takes a quarter of the time."""
+class _Device(PtxDevice):
+    """Counts, and leaves out what need not run."""
 
-    def __init__(self, dtype: str) -> None:
+    def __init__(self) -> None:
         super().__init__(
             architecture=ARCHITECTURE,
             counted=True,
@@ -117,12 +115,10 @@ class _OneDtype(PtxDevice):
             max_shared_memory=227 * 1024,
             resident_threads=512,
         )
-        self._dtype = dtype
 
     def compile(self, source: str, options: tuple[str, ...] = ()) -> Any:
-        """Compile a source, cut if its switch chooses among dtypes."""
-        cut = only_dtype(source, self._dtype) if has_switch(source) else source
-        return _Module(super().compile(cut, options))
+        """Compile a source."""
+        return _Module(super().compile(source, options))
 
 
 def operations() -> Iterator[Operation]:

@@ -16,7 +16,6 @@ from tests.machine_code.cases import (
     dtype_called,
     dynamic_shared,
     is_common,
-    only_dtype,
 )
 from tests.machine_code.executed import Executed, Operation, operations
 from tests.machine_code.tables import CODE, EXECUTED, executed_row
@@ -117,17 +116,16 @@ def test_tables_are_sorted_and_whole(table):
 
 
 def test_every_kernel_has_rows():
-    kernels = {(case.file, case.dtype is None) for case in cases()}
-    assert {file for file, _ in kernels} == {row["file"] for row in CODE.read()}
+    assert {case.file for case in cases()} == {row["file"] for row in CODE.read()}
     assert len({row["sm"] for row in CODE.read()}) == len(gate.ARCHITECTURES)
     assert len({row["nvrtc"] for row in CODE.read()}) == 2
 
 
 def test_cases_for_every_gpu():
     of = {(case.file, case.title): is_common(case) for case in cases()}
-    assert of["norm", "bf16 CAPACITY=90 ORDER=SumOfSquares"]
-    assert not of["norm", "f16 CAPACITY=90 ORDER=SumOfSquares"]
-    assert not of["scale", "bf16 CAPACITY=0"]
+    assert of["norm", "CAPACITY=90 LIST_T=bf16 ORDER=SumOfSquares"]
+    assert not of["norm", "CAPACITY=90 LIST_T=f16 ORDER=SumOfSquares"]
+    assert not of["scale", "CAPACITY=0 LIST_T=bf16"]
     sizes = [
         sum(len(batch) for batch in batches)
         for batches in (gate.batches(90), gate.batches(80), gate.batches(90, other=True))
@@ -139,14 +137,11 @@ def test_cases_for_every_gpu():
 
 @pytest.mark.usefixtures("needs_tools")
 def test_a_list_kernel_with_one_dtype():
-    case = Case("zero", ("CAPACITY=90",), "bfloat16")
-    assert "WALK_AS(1, bf16, Real<f32>)" in case.source.text
+    case = Case("zero", ("CAPACITY=90", "LIST_T=bf16"))
     (measured,) = measure(compile_kernels(case.source, 90))
     assert measured.compiled.name == "zero_grad"
     assert measured.data == []
     assert measured.wide > 0.5
-    with pytest.raises(ValueError, match="0 switches"):
-        only_dtype("no kernel", "float32")
 
 
 def test_names_of_dtypes():
