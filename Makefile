@@ -192,6 +192,8 @@ ON_CUPY := tests/cudnn tests/cuda/test_cupy_device.py tests/calls/test_faults.py
 test-cudnn: .venv-cudnn8/.installed .venv-cudnn9/.installed ## test both cuDNN versions, with CuPy 13.6 and 14, without a GPU (5 GB of downloads)
 	GRADKIT_CUDNN=8 .venv-cudnn8/bin/python -m pytest $(ON_CUPY)
 	GRADKIT_CUDNN=9 .venv-cudnn9/bin/python -m pytest $(ON_CUPY)
+	.venv-cudnn8/bin/python -m pytest -p testbed.driver.plugin tests/cudnn/test_driver.py
+	.venv-cudnn9/bin/python -m pytest -p testbed.driver.plugin tests/cudnn/test_driver.py
 
 # CuPy 13.6 and 14 on a CUDA driver of the testbed, whose kernels run on the CPU: testbed/driver.
 # Each is a target too, such as `make test-driver-cupy14 DRIVER_TESTS=tests/values/test_clipping.py`.
@@ -249,7 +251,8 @@ $(PTX_PARTS:%=test-ptx-%): test-ptx-sm_%: $(STAMP)
 	$(BIN)/python -m tests.ptx.passed sm_$* build/ptx/sm_$*.xml
 
 .venv-bench/.installed: PACKAGES := --editable . --requirement benchmarks/requirements.txt
-.venv-cudnn8/.installed: PACKAGES := --editable '.[test]' cupy-cuda12x==13.6.0 nvidia-cudnn-cu12==8.9.7.29
+.venv-cudnn8/.installed: PACKAGES := --editable '.[test]' cupy-cuda12x==13.6.0 nvidia-cudnn-cu12==8.9.7.29 \
+	'nvidia-cuda-runtime-cu12==12.9.*'
 .venv-cudnn9/.installed: PACKAGES := --editable '.[test]' 'cupy-cuda12x==14.*' 'nvidia-cudnn-cu12==9.*'
 .venv-cupy13/.installed .venv-cupy14/.installed: .venv-%/.installed: requirements/%.txt
 .venv-cupy13/.installed: PACKAGES := --require-hashes --requirement requirements/cupy13.txt
