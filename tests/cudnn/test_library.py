@@ -18,6 +18,7 @@ import pytest
 from gradkit._cuda import CudaBackend
 from gradkit._cuda.channels import ChannelNorms
 from gradkit._cuda.cudnn import batch_normalization, bindings9, engines, face, library, search
+from gradkit._cuda.cudnn.descriptions import Dense
 from gradkit._dtypes import FLOATS
 from gradkit.errors import CudnnError
 from tests.backends import has_gpu
@@ -125,7 +126,7 @@ def test_descriptors_are_made_and_say_what_they_were_told(cudnn):
                         launcher = batch_normalization.batch_norm_grad
                         with np.errstate(all="ignore"):  # nothing was written into scratch
                             launcher(watched, HostDevice(), case.call())
-                        layout = batch_normalization.Layout.of(case.x, axis)
+                        layout = Dense.of(case.x, axis)
                         kind = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 9}
                         data, parameter = seen[-1]
                         assert data == (kind[str(case.x.dtype)], layout.dims, layout.strides)
