@@ -127,40 +127,34 @@ class Emulated(Backend):
         axes = {"axis": _axis(p), "channel_axis": _axis(p)}
         launch(self.run, kind, outs, **(vars(p) | axes | more))
 
-    def layer_norm_grad(self, p):
-        outs = self.empty(p.x, p.scale, p.scale)
-        self.write(LayerNormGrad, p, outs)
+    def call(self, kind, p, *likes, **more):
+        """The results of a call, which are like these arrays."""
+        outs = self.empty(*likes)
+        self.write(kind, p, outs, **more)
         return outs
 
+    def layer_norm_grad(self, p):
+        return self.call(LayerNormGrad, p, p.x, p.scale, p.scale)
+
     def rms_norm_grad(self, p):
-        outs = self.empty(p.x, p.scale)
-        self.write(RmsNormGrad, p, outs)
-        return outs
+        return self.call(RmsNormGrad, p, p.x, p.scale)
 
     def residual_norm(self, p, residual):
         """The forward pass of a sum: y, s and the statistics."""
         if p.centred:
-            outs = self.empty(p.x, p.x, p.mean, p.inv_std)
-            self.write(AddLayerNorm, p, outs, residual=residual)
-        else:
-            outs = self.empty(p.x, p.x, p.inv_std)
-            self.write(AddRmsNorm, p, outs, residual=residual)
-        return outs
+            return self.call(AddLayerNorm, p, p.x, p.x, p.mean, p.inv_std, residual=residual)
+        return self.call(AddRmsNorm, p, p.x, p.x, p.inv_std, residual=residual)
 
     def gradient_past(self, p, ds):
         """The gradient with one more summand of dx."""
-        outs = self.empty(p.x, *[p.scale] * (2 if p.centred else 1))
-        self.write(LayerNormGrad if p.centred else RmsNormGrad, p, outs, ds=ds)
-        return outs
+        if p.centred:
+            return self.call(LayerNormGrad, p, p.x, p.scale, p.scale, ds=ds)
+        return self.call(RmsNormGrad, p, p.x, p.scale, ds=ds)
 
     def invertible_grad(self, p, y, **more):
         if p.centred:
-            outs = self.empty(p.x, p.scale, p.bias)
-            self.write(InvertibleLayerNormGrad, p, outs, y=y, **more)
-        else:
-            outs = self.empty(p.x, p.scale)
-            self.write(InvertibleRmsNormGrad, p, outs, y=y, **more)
-        return outs
+            return self.call(InvertibleLayerNormGrad, p, p.x, p.scale, p.bias, y=y, **more)
+        return self.call(InvertibleRmsNormGrad, p, p.x, p.scale, y=y, **more)
 
     def gated(self, p):
         """Both passes of a gated norm; test_gated_norm.py has their values."""
@@ -169,24 +163,16 @@ class Emulated(Backend):
         self.write(GatedRmsNormGrad, p, self.empty(p.x, p.x, p.scale), **gating)
 
     def batch_norm_grad(self, p):
-        outs = self.empty(p.x, p.scale, p.scale)
-        self.write(BatchNormGrad, p, outs)
-        return outs
+        return self.call(BatchNormGrad, p, p.x, p.scale, p.scale)
 
     def layer_norm(self, p):
-        outs = self.empty(p.x, p.mean, p.inv_std)
-        self.write(LayerNorm, p, outs)
-        return outs
+        return self.call(LayerNorm, p, p.x, p.mean, p.inv_std)
 
     def rms_norm(self, p):
-        outs = self.empty(p.x, p.inv_std)
-        self.write(RmsNorm, p, outs)
-        return outs
+        return self.call(RmsNorm, p, p.x, p.inv_std)
 
     def batch_norm(self, p):
-        outs = self.empty(p.x, p.mean, p.inv_std)
-        self.write(BatchNorm, p, outs)
-        return outs
+        return self.call(BatchNorm, p, p.x, p.mean, p.inv_std)
 
     def batch_norm_in_steps(self, p):
         """With statistics that were combined, though of one rank alone."""
@@ -197,16 +183,14 @@ class Emulated(Backend):
         count = self.run.empty((), DTYPES["float64"])
         ranks = {"means": own[:1], "variances": own[1:], "counts": counts}
         launch(self.run, CombineStats, [*whole, count], **ranks)
-        outs = self.empty(p.x, p.mean, p.inv_std)
-        self.write(BatchNormApply, p, outs, mean=whole[0], var=whole[1])
-        return outs
+        known = {"mean": whole[0], "var": whole[1]}
+        return self.call(BatchNormApply, p, p.x, p.mean, p.inv_std, **known)
 
     def batch_norm_grad_in_steps(self, p):
-        sums, (dx,) = self.run.empty((2, p.mean.size), DTYPES["float64"]), self.empty(p.x)
+        sums = self.run.empty((2, p.mean.size), DTYPES["float64"])
         self.write(BatchNormGradSums, p, sums)
         known = {"sum_dy_xhat": sums[0], "sum_dy": sums[1], "count": p.x.size / p.mean.size}
-        self.write(BatchNormGradApply, p, [dx], **known)
-        return dx
+        return self.call(BatchNormGradApply, p, p.x, **known)[0]
 
     def batch_norm_with_running(self, p):
         """Running statistics that become those of the batch, in each dtype."""
@@ -230,19 +214,13 @@ class Emulated(Backend):
         return outs if count > 1 else self.batch_norm(p)
 
     def batch_norm_inference(self, p):
-        (y,) = self.empty(p.x)
-        self.write(BatchNormInference, p, [y])
-        return y
+        return self.call(BatchNormInference, p, p.x)[0]
 
     def batch_norm_inference_grad(self, p):
-        outs = self.empty(p.x, p.scale, p.scale)
-        self.write(BatchNormInferenceGrad, p, outs)
-        return outs
+        return self.call(BatchNormInferenceGrad, p, p.x, p.scale, p.scale)
 
     def inverse(self, p, y):
-        (x,) = self.empty(p.x)
-        self.write(LayerNormInverse, p, [x], y=y)
-        return x
+        return self.call(LayerNormInverse, p, p.x, y=y)[0]
 
 
 def _axis(p):
@@ -466,9 +444,7 @@ def test_row_norms_under_every_schedule(shape, schedule):
         ("layer_norm", ()),
         ("rms_norm", ()),
     ):
-        got, ref = getattr(device, name)(p, *extra), getattr(plain, name)(p, *extra)
-        for a, b in zip(got, ref, strict=True):
-            assert_same_bits(a, b)
+        _assert_same(getattr(device, name)(p, *extra), getattr(plain, name)(p, *extra))
 
 
 @pytest.mark.parametrize(("shape", "axis", "last"), [BATCHES[1], BATCHES[4], BATCHES[7]], ids=str)
@@ -482,9 +458,7 @@ def test_batch_norm_under_every_schedule(shape, axis, last, schedule):
         ("batch_norm", p),
         ("batch_norm_inference_grad", known),
     ):
-        got, ref = getattr(device, name)(of), getattr(plain, name)(of)
-        for a, b in zip(got, ref, strict=True):
-            assert_same_bits(a, b)
+        _assert_same(getattr(device, name)(of), getattr(plain, name)(of))
 
 
 @pytest.mark.parametrize("multiprocessors", [1, 2, 3, 132])
@@ -536,8 +510,7 @@ def test_results_do_not_depend_on_alignment(shape):
         shifted = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
         shifted[...] = array
         setattr(p, name, shifted)
-        for a, b in zip(device.layer_norm_grad(p), ref, strict=True):
-            assert_same_bits(a, b)
+        _assert_same(device.layer_norm_grad(p), ref)
 
 
 @pytest.mark.parametrize("shape", [(6, 64), (3, 8200), LONG], ids=str)
@@ -547,8 +520,7 @@ def test_dx_in_the_place_of_dy(shape):
     dy = p.dy.copy()
     _, dscale, dbias = device.empty(p.x, p.scale, p.scale)
     device.write(LayerNormGrad, p, [dy, dscale, dbias], dy=dy)
-    for a, b in zip((dy, dscale, dbias), ref, strict=True):
-        assert_same_bits(a, b)
+    _assert_same((dy, dscale, dbias), ref)
 
 
 @pytest.mark.parametrize(("shape", "axis", "last"), [BATCHES[1], BATCHES[4], BATCHES[7]], ids=str)
@@ -558,8 +530,7 @@ def test_batch_norm_dx_in_the_place_of_dy(shape, axis, last):
     dy = p.dy.copy(order="K")
     _, dscale, dbias = device.empty(p.x, p.scale, p.scale)
     device.write(BatchNormGrad, p, [dy, dscale, dbias], dy=dy)
-    for a, b in zip((dy, dscale, dbias), ref, strict=True):
-        assert_same_bits(a, b)
+    _assert_same((dy, dscale, dbias), ref)
 
 
 def test_channels_last_arrays_are_read_where_they_are():
