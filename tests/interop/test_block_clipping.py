@@ -1,4 +1,4 @@
-"""Clipping unit by unit on tensors of every framework, and beside optax's and timm's rules."""
+"""Clipping unit by unit beside optax's and timm's rules."""
 
 import numpy as np
 import pytest
@@ -17,29 +17,6 @@ def host_tree(seed, scale=1.0):
     }
     tree["zero"][...] *= seed % 2
     return tree
-
-
-def test_results_are_the_callers(lib):
-    hosts = host_tree(1)
-    grads = {name: lib.make(g) for name, g in hosts.items()}
-    params = {name: lib.make(p) for name, p in host_tree(3).items()}
-    wanted = gradkit.clip_by_block_norm(hosts, 0.5, axis=-1)
-    for clipped, norms in (
-        gradkit.clip_by_block_norm(grads, 0.5, axis=-1),
-        gradkit.clip_by_adaptive_norm(grads, params, 0.1, axis=-1),
-    ):
-        for name, host in hosts.items():
-            for found in (clipped[name], norms[name]):
-                assert isinstance(found, lib.kind)
-                assert lib.device(found) == lib.device(grads[name])
-            assert lib.dtype(clipped[name]) == "float32"
-            assert lib.dtype(norms[name]) == lib.norm_dtype
-            np.testing.assert_allclose(lib.read(norms[name]), wanted[1][name], rtol=1e-6)
-            assert tuple(clipped[name].shape) == host.shape
-            np.testing.assert_array_equal(lib.read(grads[name]), host)
-    clipped = gradkit.clip_by_block_norm(grads, 0.5, axis=-1)[0]
-    for name in hosts:
-        np.testing.assert_allclose(lib.read(clipped[name]), wanted[0][name], rtol=1e-6)
 
 
 @pytest.mark.parametrize("threshold", [0.3, 0.9, 5.0])

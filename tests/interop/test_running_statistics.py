@@ -1,4 +1,4 @@
-"""Running statistics and batch norm by them, on every framework's arrays and beside PyTorch."""
+"""Running statistics and batch norm by them, beside PyTorch and ONNX."""
 
 import warnings
 
@@ -18,41 +18,6 @@ def hosts(shape=(10, 5, 4)):
     x, dy = rng.standard_normal((2, *shape)).astype(np.float32)
     scale, bias, mean = rng.standard_normal((3, shape[1])).astype(np.float32)
     return 3 * x + 1, dy, scale, bias, mean, rng.uniform(1, 2, shape[1]).astype(np.float32)
-
-
-def results_of(make):
-    x, dy, scale, bias, mean, var = map(make, hosts())
-    y = gradkit.batch_norm_inference(x, scale, bias, mean, var)
-    gradients = gradkit.batch_norm_inference_grad(dy, x, scale, mean, var)
-    stats = gradkit.batch_norm_stats(x)
-    return y, *gradients, *gradkit.update_running_statistics(mean, var, *stats, momentum=0.3)
-
-
-def test_results_are_the_callers(lib):
-    for got, ref in zip(results_of(lib.make), results_of(np.array), strict=True):
-        assert isinstance(got, lib.kind)
-        assert lib.dtype(got) == "float32"
-        # Statistics travel in float32 where the library has nothing wider.
-        exact = lib.norm_dtype == "float64"
-        loose = {} if exact else {"atol": 1e-7}
-        np.testing.assert_allclose(lib.read(got), ref, rtol=0 if exact else 2e-7, **loose)
-
-
-def test_they_are_moved_in_place_where_arrays_may_be_written(mutable):
-    x, *_, mean, var = hosts()
-    own, held = (mutable.make(mean), mutable.make(var)), (mean.copy(), var.copy())
-    gradkit.batch_norm(mutable.make(x), running_mean=own[0], running_var=own[1])
-    gradkit.batch_norm(x, running_mean=held[0], running_var=held[1])
-    for got, ref in zip(own, held, strict=True):
-        np.testing.assert_array_equal(mutable.read(got), ref)
-
-
-def test_and_refused_where_they_may_not(immutable):
-    x, *_, mean, var = map(immutable.make, hosts())
-    before = immutable.read(mean).copy()
-    with pytest.raises(TypeError, match="update_running_statistics returns new arrays"):
-        gradkit.batch_norm(x, running_mean=mean, running_var=var)
-    np.testing.assert_array_equal(immutable.read(mean), before)
 
 
 def test_pytorch_notices_that_they_moved(torch):

@@ -1,0 +1,58 @@
+"""Every function on arrays of every framework: NumPy's results, in the caller's own type."""
+
+import numpy as np
+import pytest
+
+from tests.interop.libraries import LIBRARIES
+from tests.operations import OPERATIONS, leaves, on
+
+RUNNING = {"running_mean", "running_var"}
+# Some of whose arguments are float64, which JAX does not have here.
+WIDE = ("batch_norm_apply", "batch_norm_grad_apply", "update_running_statistics")
+NEVER_WRITTEN = "whose memory is never written|returns new arrays"
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_results_are_numpys_and_of_the_callers_type(library, name):
+    lib, operation = LIBRARIES[library](), OPERATIONS[name]
+    wide = name in WIDE or operation.family in ("numbers", "ranks")
+    written = {operation.writes} | RUNNING if name == "batch_norm" else {operation.writes}
+    lists = [(shape, "data") for shape, _ in operation.lists]
+    for dtype in lib.dtypes:
+        for types in [each for each in operation.types if each[0] == dtype][:1]:
+            for variant in ("", *operation.variants):
+                given, hosts = (
+                    operation.arguments(on(put), types, variant=variant, lists=lists)
+                    for put in (lib.make, np.array)
+                )
+                if written & given.keys() and not lib.mutable:
+                    with pytest.raises(TypeError, match=NEVER_WRITTEN):
+                        operation(**given)
+                    continue
+                found, expected = operation(**given), operation(**hosts)
+                for got, ref in zip(leaves(found), leaves(expected), strict=True):
+                    same(lib, getattr(got, "table", got), getattr(ref, "table", ref), wide)
+                assert [each is given.get(operation.writes) for each in found] == [
+                    each is hosts.get(operation.writes) for each in expected
+                ]
+                arrays = zip(leaves(given), leaves(hosts), strict=True)
+                for got, ref in ((a, b) for a, b in arrays if isinstance(b, np.ndarray)):
+                    np.testing.assert_array_equal(lib.read(got), ref.astype(lib.dtype(got)))
+
+
+def same(lib, got, ref, wide):
+    """A result is of the framework, on its device, and has the reference's bits.
+
+    Where the framework has no float64, a result may be rounded to float32 once more.
+    """
+    if not isinstance(ref, (np.ndarray, np.generic)):
+        assert got is ref or type(got) is type(ref)
+        return
+    assert isinstance(got, lib.kind)
+    assert lib.device(got) == lib.device(lib.make(np.ones(1, np.float32)))
+    narrow = ref.dtype == np.float64 and lib.norm_dtype == "float32"
+    assert lib.dtype(got) == ("float32" if narrow else str(ref.dtype))
+    assert tuple(got.shape) == ref.shape
+    close = 1e-5 if narrow or (wide and lib.norm_dtype == "float32") else 0
+    np.testing.assert_allclose(lib.read(got), ref.astype(float), rtol=close)
