@@ -93,6 +93,7 @@ COMPILED_FILES = {
     *("distributed/test_rank_states.py", "values/test_accumulate_grads.py"),
     *("values/test_accumulation.py", "values/test_batch_norm.py"),
     *("values/test_batch_norm_inference.py", "values/test_block_clipping.py"),
+    "values/test_channel_norms.py",
     *("values/test_clipping.py", "values/test_clipping_scaled.py", "values/test_exact_norms.py"),
     *("values/test_gated_norm.py", "values/test_golden.py", "values/test_group_norm.py"),
     *("values/test_normalization.py", "values/test_residual_norms.py"),

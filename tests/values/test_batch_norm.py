@@ -2,7 +2,6 @@
 
 from fractions import Fraction
 
-import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import assume, given
@@ -11,8 +10,8 @@ from hypothesis import strategies as st
 import gradkit
 from tests import oracles, tolerances
 from tests.layouts import LAYOUTS
-from tests.problems import ABOVE_NOTHING, BATCH_TYPES, make, problems, tiny
-from tests.tolerances import DTYPES, assert_same_bits, assert_within
+from tests.problems import BATCH_TYPES, make, problems
+from tests.tolerances import assert_same_bits, assert_within
 
 eighths = st.integers(-24, 24).map(lambda k: k / 8)  # whose products round little
 TYPES = pytest.mark.parametrize("types", BATCH_TYPES, ids="-".join)
@@ -48,18 +47,6 @@ def test_batch_norm_grad(backend, data):
     dx, dscale, dbias = batch_norm_grad(backend, p)
     assert (dscale is None) == (dbias is None) == (p.scale is None)
     p.check_gradients(backend, dx, dscale, dbias)
-
-
-@pytest.mark.sampled(3)
-@TYPES
-@pytest.mark.parametrize("above", ABOVE_NOTHING)
-def test_down_to_the_smallest_number(backend, above, types):
-    """CuPy compiles kernels so that plain operations of float32 flush subnormal numbers to 0."""
-    p = make((30, 5, 4), types, axis=1, batch=True)
-    p.dy = tiny(p.dy, above)
-    p.check_gradients(backend, *batch_norm_grad(backend, p))
-    p.x, p.bias = tiny(p.x, above), None  # beside a bias the rest would be nothing
-    p.check_forward(backend, *batch_norm(backend, p))
 
 
 @pytest.mark.sampled(5)
@@ -131,16 +118,6 @@ def test_channels_last_equals_channels_first(backend, types):
         check(backend, p)
 
 
-@TYPES
-def test_a_mean_of_many_deviations(backend, types):
-    p = make((65, 4, 3), types, axis=1, batch=True)
-    p.x = (p.x.astype(np.float64) + (1e4 if types[0] in ("float32", "float64") else 100)).astype(
-        p.x.dtype
-    )
-    p.__post_init__()
-    check(backend, p)
-
-
 @pytest.mark.parametrize("last", [False, True], ids=["channels-first", "channels-last"])
 @pytest.mark.parametrize("shape", [(4, 3, 50), (301, 3, 2)], ids=str)
 def test_a_mean_of_1e12_deviations(backend, shape, last):
@@ -157,29 +134,6 @@ def test_a_mean_of_1e12_deviations(backend, shape, last):
         deviation = row - row.sum() / len(row)
         variance = float((deviation**2).sum() / len(row)) + 1e-5
         np.testing.assert_allclose(got, deviation.astype(float) / variance**0.5, rtol=0, atol=1e-14)
-
-
-@pytest.mark.parametrize("name", sorted(DTYPES))
-def test_constant_channels_at_the_top_of_the_range(backend, name):
-    """``mean * inv_std`` is infinite there: nothing but deviations may be multiplied."""
-    types = (name, "float64" if name == "float64" else "float32", name)
-    p = make((9, 3, 5), types, axis=1, batch=True)
-    p.x[:, ::2] = np.ldexp(1.0, np.frexp(float(ml_dtypes.finfo(p.x.dtype).max))[1] - 1)
-    p.__post_init__()
-    p.check_gradients(backend, *batch_norm_grad(backend, p))
-
-
-@TYPES
-def test_no_scale_is_a_scale_of_ones(backend, types):
-    p = make((9, 5, 4), types, axis=1, batch=True)
-    p.scale = np.ones_like(p.scale)
-    expected = batch_norm_grad(backend, p)
-    p.scale = p.bias = None
-    dx, dscale, dbias = batch_norm_grad(backend, p)
-    assert dscale is None
-    assert dbias is None
-    assert_same_bits(backend.asnumpy(dx), backend.asnumpy(expected[0]))
-    p.check_forward(backend, *batch_norm(backend, p))
 
 
 @pytest.mark.sampled(7)
@@ -230,28 +184,6 @@ def test_channels_are_independent_bit_for_bit(backend, where):
     assert np.isnan(spoilt[1][2])
     for got, ref in zip(spoilt[1:], fine[1:], strict=True):
         assert_same_bits(got[others], ref[others])
-
-
-@TYPES
-def test_out(backend, types):
-    p = make((4, 3, 5, 2), types, axis=1, batch=True)
-    expected = [backend.asnumpy(g) for g in batch_norm_grad(backend, p)]
-    forward = [backend.asnumpy(a) for a in batch_norm(backend, p)]
-    for layout in LAYOUTS.values():
-        for run, refs in ((batch_norm_grad, expected), (batch_norm, forward)):
-            host = [layout(np.full_like(e, np.nan)) for e in refs]
-            out = tuple(backend.asarray(h) for h in host)
-            for got, given_, ref, h in zip(run(backend, p, out=out), out, refs, host, strict=True):
-                assert got is given_
-                assert_same_bits(backend.asnumpy(got), ref)
-                untouched = backend.asarray(h)
-                untouched[...] = got
-                assert backend.memory(got) == backend.memory(untouched)
-    some = (None, backend.asarray(np.empty_like(expected[1])), None)
-    found = batch_norm_grad(backend, p, out=some)
-    assert found[1] is some[1]
-    for got, ref in zip(found, expected, strict=True):
-        assert_same_bits(backend.asnumpy(got), ref)
 
 
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
@@ -316,15 +248,6 @@ def test_the_same_call_again_gives_the_same_bits(backend, data):
     for one, two in zip(batch_norm_grad(backend, p), batch_norm_grad(backend, p), strict=True):
         if one is not None:
             assert_same_bits(backend.asnumpy(one), backend.asnumpy(two))
-
-
-@pytest.mark.parametrize("name", ["float32", "bfloat16", "float64"])
-@pytest.mark.parametrize("exponent", [-30, 30])
-def test_squares_outside_float32(backend, name, exponent):
-    types = (name, "float64" if name == "float64" else "float32", name)
-    p = make((300, 3), types, axis=1, batch=True, eps=0.0)
-    p.x = (p.x.astype(np.float64) * 10.0**exponent).astype(DTYPES[name])
-    p.check_forward(backend, *batch_norm(backend, p))
 
 
 EDGE = [[1.5, -1.5, 1.2], [1.7, 1.7, 1.7], [1.7, 1.7, 1.6], [-1.7, 1.7, 1.7]]

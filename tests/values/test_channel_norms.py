@@ -1,0 +1,125 @@
+"""What batch norm and group norm have in common, for channels first and last in memory."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tests.layouts import LAYOUTS
+from tests.problems import ABOVE_NOTHING, BATCH_TYPES, LAYER_TYPES, make, make_groups, tiny
+from tests.tolerances import DTYPES, assert_same_bits
+from tests.values.test_batch_norm import batch_norm, batch_norm_grad
+from tests.values.test_group_norm import channels_last, group_norm, group_norm_grad
+
+
+class Norm(NamedTuple):
+    """Both passes of a norm, and what makes a problem: six channels, or three groups of two."""
+
+    forward: Callable[..., Any]
+    gradient: Callable[..., Any]
+    make: Callable[..., Any]
+
+
+BATCH = Norm(
+    *(batch_norm, batch_norm_grad),
+    lambda shape, types, **options: make(shape, types, axis=1, batch=True, **options),
+)
+GROUP = Norm(
+    *(group_norm, group_norm_grad),
+    lambda shape, types, **options: make_groups(shape, 3, types, **options),
+)
+NORMS = pytest.mark.parametrize("norm", [BATCH, GROUP], ids=["batch", "group"])
+TYPED = pytest.mark.parametrize(
+    ("norm", "types"),
+    [
+        pytest.param(norm, types, id="-".join((name, *types)))
+        for norm, name, every in ((BATCH, "batch", BATCH_TYPES), (GROUP, "group", LAYER_TYPES))
+        for types in every
+    ],
+)
+LAST = pytest.mark.parametrize("last", [False, True], ids=["channels-first", "channels-last"])
+
+
+def of(name):
+    return (name, "float64" if name == "float64" else "float32", name)
+
+
+@pytest.mark.sampled(3)
+@TYPED
+@pytest.mark.parametrize("above", ABOVE_NOTHING)
+def test_down_to_the_smallest_number(backend, above, norm, types):
+    """CuPy compiles kernels so that plain operations of float32 flush subnormal numbers to 0."""
+    p = norm.make((15, 6, 8), types)
+    p.dy = tiny(p.dy, above)
+    p.check_gradients(backend, *norm.gradient(backend, p))
+    p.x, p.bias = tiny(p.x, above), None  # beside a bias the rest would be nothing
+    p.check_forward(backend, *norm.forward(backend, p))
+
+
+@NORMS
+@pytest.mark.parametrize("name", sorted(DTYPES))
+def test_constants_at_the_top_of_the_range(backend, name, norm):
+    """``mean * inv_std`` is infinite there: nothing but deviations may be multiplied."""
+    p = norm.make((3, 6, 9), of(name))
+    p.x[:, 2:4] = np.ldexp(1.0, np.frexp(float(ml_dtypes.finfo(p.x.dtype).max))[1] - 1)
+    p.__post_init__()
+    p.check_gradients(backend, *norm.gradient(backend, p))
+
+
+@NORMS
+@LAST
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("exponent", [-30, 30])
+def test_squares_outside_float32(backend, name, exponent, last, norm):
+    p = norm.make((4, 6, 70), of(name), eps=0.0)
+    p = channels_last(p) if last else p
+    p.x = (p.x.astype(np.float64) * 10.0**exponent).astype(DTYPES[name])
+    p.check_forward(backend, *norm.forward(backend, p))
+
+
+@TYPED
+@LAST
+def test_a_mean_of_many_deviations(backend, last, norm, types):
+    """Where ``sum(dy x) - mean sum(dy)`` has lost every digit."""
+    p = norm.make((2, 6, 8, 14), types)
+    p = channels_last(p) if last else p
+    p.x = (p.x.astype(np.float64) + (1e4 if "16" not in types[0] else 100)).astype(p.x.dtype)
+    p.__post_init__()
+    p.check_forward(backend, *norm.forward(backend, p))
+    p.check_gradients(backend, *norm.gradient(backend, p))
+
+
+@TYPED
+def test_no_scale_is_a_scale_of_ones(backend, norm, types):
+    p = norm.make((5, 6, 7), types)
+    p.scale = np.ones_like(p.scale)
+    with_ones = norm.gradient(backend, p)
+    p.scale = p.bias = None
+    dx, dscale, dbias = norm.gradient(backend, p)
+    assert dscale is None
+    assert dbias is None
+    assert_same_bits(backend.asnumpy(dx), backend.asnumpy(with_ones[0]))
+    p.check_forward(backend, *norm.forward(backend, p))
+
+
+@TYPED
+def test_out(backend, norm, types):
+    p = norm.make((4, 6, 5, 2), types)
+    for run in (norm.forward, norm.gradient):
+        expected = [backend.asnumpy(a) for a in run(backend, p)]
+        for layout in LAYOUTS.values():
+            host = [layout(np.full_like(e, np.nan)) for e in expected]
+            out = tuple(backend.asarray(h) for h in host)
+            for got, own, ref, h in zip(run(backend, p, out=out), out, expected, host, strict=True):
+                assert got is own
+                assert_same_bits(backend.asnumpy(got), ref)
+                untouched = backend.asarray(h)
+                untouched[...] = got
+                assert backend.memory(got) == backend.memory(untouched)
+    some = (None, backend.asarray(np.empty_like(expected[1])), None)
+    found = norm.gradient(backend, p, out=some)
+    assert found[1] is some[1]
+    for got, ref in zip(found, expected, strict=True):
+        assert_same_bits(backend.asnumpy(got), ref)
