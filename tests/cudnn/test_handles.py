@@ -45,7 +45,7 @@ def test_the_handle_of_an_ended_thread_is_used_again():
         thread = threading.Thread(target=handles.get, args=(0, 1))
         thread.start()
         thread.join()
-        gc.collect()
+        gc.collect(0)
     assert len(bindings.handles) == 1
 
 

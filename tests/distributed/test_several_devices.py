@@ -103,6 +103,7 @@ def test_gradients_without_elements(devices, parts, order):
 # Clipping
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("limit", ["number", 0, 1, 2])
 @pytest.mark.parametrize("scale", ["number", 0, 1])

@@ -129,6 +129,7 @@ def test_backend_is_what_the_machine_has(demo, monkeypatch):
         demo.array_module("cupy")
 
 
+@pytest.mark.slow  # as `make demo`, which CI runs
 def test_short_run_writes_the_plot(tmp_path):
     picture = tmp_path / "run.png"
     done = run("--epochs", "2", "--output", str(picture), "--min-accuracy", "0.5")

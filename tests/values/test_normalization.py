@@ -314,6 +314,7 @@ def test_nan_stays_nan_where_its_bits_are_rounded(backend, types, columns):
         assert dscale.nonzero()[0].tolist() == dbias.nonzero()[0].tolist() == [2]
 
 
+@pytest.mark.sampled(3)
 @TYPES
 def test_out(backend, types):
     """Results in the caller's arrays of any layout; ``dx`` may be ``dy``, ``y`` may be ``x``."""

@@ -1,5 +1,7 @@
 """Residual norms, gradients that pass a norm by, and scales with an offset."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -9,8 +11,20 @@ from tests.problems import LAYER_TYPES, make
 from tests.tolerances import DTYPES, assert_same_bits, assert_within
 
 # Vectors and single elements, several rows a block, rows that are read once and several times.
-SHAPES = [(9, 5), (37, 64), (3, 1027), (2, 20_000)]
+LONG = (2, 20_000)
+SHAPES = [(9, 5), (37, 64), (3, 1027), LONG]
 TYPES = pytest.mark.parametrize("types", LAYER_TYPES, ids="-".join)
+# Kernels of long rows take long to compile: quickly in one combination of dtypes.
+ROWS = pytest.mark.parametrize(
+    ("shape", "types"),
+    [
+        pytest.param(
+            *each, marks=[pytest.mark.slow] * (each[0] == LONG and each[1] != LAYER_TYPES[0])
+        )
+        for each in product(SHAPES, LAYER_TYPES)
+    ],
+    ids=str,
+)
 CENTRED = pytest.mark.parametrize("centred", [True, False], ids=["layer", "rms"])
 
 
@@ -53,8 +67,7 @@ def another(p, seed=9):
 
 @pytest.mark.sampled(7)
 @CENTRED
-@TYPES
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@ROWS
 def test_a_scale_offset_is_a_shifted_scale(backend, shape, types, centred):
     p = make(shape, types, centred=centred)
     p.scale = (p.scale.astype(np.float64) - 1).astype(p.scale.dtype)
@@ -71,8 +84,7 @@ def test_a_scale_offset_is_a_shifted_scale(backend, shape, types, centred):
 
 
 @pytest.mark.sampled(3)
-@TYPES
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@ROWS
 def test_gradients_from_the_output_of_a_norm_with_an_offset(backend, shape, types):
     """Those of a norm whose scale holds the offset, and of a sum of gradients with ``ds``."""
     p = make(shape, types, centred=False)
@@ -135,8 +147,7 @@ def test_an_offset_of_zero_changes_no_bit(backend, zero):
 
 @pytest.mark.sampled(5)
 @CENTRED
-@TYPES
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@ROWS
 def test_a_residual_norm_is_a_sum_and_then_a_norm(backend, shape, types, centred):
     p = make(shape, types, centred=centred)
     residual = another(p)
@@ -165,8 +176,7 @@ def test_a_residual_sum_at_the_ends_of_the_range(backend, types):
 
 @pytest.mark.sampled(7)
 @CENTRED
-@TYPES
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@ROWS
 def test_ds_joins_dx_before_it_is_rounded(backend, shape, types, centred):
     p = make(shape, types, centred=centred)
     ds = another(p)
