@@ -94,7 +94,7 @@ def results_like(results, view, sizes):
             yield np.full_like(result, np.nan)
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(13)
 @WAYS
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(

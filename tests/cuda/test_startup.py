@@ -179,6 +179,7 @@ def run(operation, arguments):
         operation(**arguments)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtypes", [{"float32"}, {"bfloat16"}, {"float32", "float16"}, {"float64"}])
 def test_no_call_compiles_after_it(make, dtypes):
     ready = gradkit.warmup([make(1, dtype) for dtype in dtypes])
@@ -200,6 +201,7 @@ def test_an_operation_by_itself(make, name, dtypes):
     assert set(make.device.compiled) == warmed
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.cuda
 @pytest.mark.parametrize(
     ("memory", "dtypes"),

@@ -356,6 +356,7 @@ def test_a_bad_argument_on_one_rank_suppresses_all_writes(of, trouble):
         raise raised
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError("no room"), SystemExit(3)])
 def test_an_interrupt_on_one_rank_suppresses_all_writes(of, error, kind):

@@ -37,7 +37,7 @@ def test_who_is_alone_overlaps_nobody(tmp_path):
     pytest.importorskip("xdist", reason="pip install pytest-xdist")
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_them.py").write_text(TESTS)
-    xdist = ("-p", "xdist", "-n", "3")
+    xdist = ("-p", "xdist", "-n", "2")
     command = [sys.executable, "-m", "pytest", "-q", *xdist, "--rootdir", tmp_path, tmp_path]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = subprocess.run(

@@ -57,6 +57,7 @@ def test_group_norm_grad(backend, data):
             assert_same_bits(backend.asnumpy(one), backend.asnumpy(two))
 
 
+@pytest.mark.sampled(3)
 @TYPES
 @pytest.mark.parametrize("shape", SHAPES, ids=len)
 def test_every_rank_and_layout(backend, types, shape):

@@ -99,6 +99,7 @@ def test_rows_longer_than_a_block(backend, columns, types):
     check_norm(backend, p, *LAYER_NORMS)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("layout", ["C", "padded", "Fortran"])
 @pytest.mark.parametrize("types", [LAYER_TYPES[0], LAYER_TYPES[3]], ids="-".join)
 def test_several_tiles_either_way(backend, types, layout):

@@ -104,6 +104,7 @@ def test_shapes(backend, shape, types, centred):
     Samples(shape, types, centred=centred).check(backend)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("depth", [0, 1, 2, 3])
 def test_any_number_of_leading_dimensions(backend, depth):
     """With none there is one scale for all, behind ones; with all of them one a row."""
