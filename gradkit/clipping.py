@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 from functools import partial
 from itertools import compress
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
@@ -43,6 +43,7 @@ from gradkit._open.clipping import (
 from gradkit._open.dispatch import run
 from gradkit._open.foreign import answers, deprecated, norm_comes
 from gradkit._open.gradients import Gradients
+from gradkit._overloads import clipped_and_norm, float64_of_norm, norm_of_grads
 from gradkit._ranks.collective import NOBODY, Collective
 from gradkit._ranks.device_norms import Factors
 from gradkit._ranks.groups import Group, Reduce
@@ -59,19 +60,13 @@ from gradkit._ranks.norms import (
 from gradkit._typing import (
     AnyArray,
     Chosen,
-    Container,
-    Float64,
     FoundInf,
-    GradTree,
-    H,
-    HostTree,
     Order,
     Real,
     Replicas,
     Scalar,
     T,
     TreeOut,
-    X,
 )
 from gradkit.gradients import names_of
 
@@ -89,36 +84,7 @@ _CLIP = "clip_by_norm"
 _GROUP = "pass group=, as a function of gradkit.distributed makes it"
 
 
-@overload
-def grad_norm(
-    grads: HostTree,
-    norm_type: Order = 2.0,
-    *,
-    scale: Scalar = 1.0,
-    per_tensor: bool = False,
-    nonfinite: NonFinite = "propagate",
-    group: Group | None = None,
-    replicas: Replicas = 1,
-    reduce: Reduce | None = None,
-    exact: bool = False,
-    found_inf: FoundInf = None,
-    out: AnyArray | None = None,
-) -> Float64: ...
-@overload
-def grad_norm(
-    grads: GradTree[X],
-    norm_type: Order = 2.0,
-    *,
-    scale: Scalar = 1.0,
-    per_tensor: bool = False,
-    nonfinite: NonFinite = "propagate",
-    group: Group | None = None,
-    replicas: Replicas = 1,
-    reduce: Reduce | None = None,
-    exact: bool = False,
-    found_inf: FoundInf = None,
-    out: AnyArray | None = None,
-) -> X: ...
+@norm_of_grads
 @runs(*RUN_BY_NORMS)
 @answers
 def grad_norm(
@@ -228,44 +194,7 @@ def grad_norm(
         return norm_of(grads, asked, ranks, found_inf, out)[1]
 
 
-@overload
-def clip_grad_norm(
-    grads: HostTree,
-    max_norm: Scalar,
-    norm_type: Order = 2.0,
-    *,
-    scale: Scalar = 1.0,
-    eps: Real = 1e-6,
-    eps_mode: EpsMode = "max",
-    nonfinite: NonFinite = "propagate",
-    group: Group | None = None,
-    replicas: Replicas = 1,
-    reduce: Reduce | None = None,
-    exact: bool = False,
-    found_inf: FoundInf = None,
-    clip: Chosen = None,
-    count: Chosen = None,
-    out: AnyArray | None = None,
-) -> Float64: ...
-@overload
-def clip_grad_norm(
-    grads: GradTree[X],
-    max_norm: Scalar,
-    norm_type: Order = 2.0,
-    *,
-    scale: Scalar = 1.0,
-    eps: Real = 1e-6,
-    eps_mode: EpsMode = "max",
-    nonfinite: NonFinite = "propagate",
-    group: Group | None = None,
-    replicas: Replicas = 1,
-    reduce: Reduce | None = None,
-    exact: bool = False,
-    found_inf: FoundInf = None,
-    clip: Chosen = None,
-    count: Chosen = None,
-    out: AnyArray | None = None,
-) -> X: ...
+@norm_of_grads
 @runs(*RUN_BY_NORMS, _CLIP)
 @answers
 def clip_grad_norm(
@@ -405,63 +334,7 @@ def clip_grad_norm(
             return norm.results()[0]
 
 
-@overload
-def clip_by_global_norm(
-    grads: H,
-    max_norm: Scalar,
-    norm_type: Order = 2.0,
-    *,
-    scale: Scalar = 1.0,
-    eps: Real = 1e-6,
-    eps_mode: EpsMode = "max",
-    nonfinite: NonFinite = "propagate",
-    group: Group | None = None,
-    replicas: Replicas = 1,
-    reduce: Reduce | None = None,
-    exact: bool = False,
-    found_inf: FoundInf = None,
-    clip: Chosen = None,
-    count: Chosen = None,
-    out: TreeOut = None,
-) -> tuple[H, Float64]: ...
-@overload
-def clip_by_global_norm(
-    grads: Container[T, X],
-    max_norm: Scalar,
-    norm_type: Order = 2.0,
-    *,
-    scale: Scalar = 1.0,
-    eps: Real = 1e-6,
-    eps_mode: EpsMode = "max",
-    nonfinite: NonFinite = "propagate",
-    group: Group | None = None,
-    replicas: Replicas = 1,
-    reduce: Reduce | None = None,
-    exact: bool = False,
-    found_inf: FoundInf = None,
-    clip: Chosen = None,
-    count: Chosen = None,
-    out: TreeOut = None,
-) -> tuple[T, X]: ...
-@overload
-def clip_by_global_norm(
-    grads: T,
-    max_norm: Scalar,
-    norm_type: Order = 2.0,
-    *,
-    scale: Scalar = 1.0,
-    eps: Real = 1e-6,
-    eps_mode: EpsMode = "max",
-    nonfinite: NonFinite = "propagate",
-    group: Group | None = None,
-    replicas: Replicas = 1,
-    reduce: Reduce | None = None,
-    exact: bool = False,
-    found_inf: FoundInf = None,
-    clip: Chosen = None,
-    count: Chosen = None,
-    out: TreeOut = None,
-) -> tuple[T, Any]: ...
+@clipped_and_norm
 @runs(*RUN_BY_NORMS, _CLIP)
 @answers
 def clip_by_global_norm(
@@ -551,24 +424,7 @@ def clip_by_global_norm(
             return tree, norm.results()[0]
 
 
-@overload
-def clip_coefficient(
-    norm: Real,
-    max_norm: Scalar,
-    *,
-    eps: Real = 1e-6,
-    eps_mode: EpsMode = "max",
-    out: AnyArray | None = None,
-) -> Float64: ...
-@overload
-def clip_coefficient(
-    norm: X,
-    max_norm: Scalar,
-    *,
-    eps: Real = 1e-6,
-    eps_mode: EpsMode = "max",
-    out: AnyArray | None = None,
-) -> X: ...
+@float64_of_norm
 @answers
 def clip_coefficient(
     norm: Any,

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
@@ -10,40 +10,20 @@ from gradkit._calls import checks
 from gradkit._calls.lists import NoiseScale
 from gradkit._open.clipping import known_norm
 from gradkit._open.dispatch import run
-from gradkit._typing import AnyArray, Float64, Host, Outs, Real, Scalar, X
+from gradkit._overloads import pair_of_norms
+from gradkit._typing import AnyArray, Host, Outs, Real, Scalar
 
 __all__ = ["noise_scale"]
 
 
-@overload
-def noise_scale(
-    small_norms: Host,
-    small_sizes: Real | Sequence[float],
-    big_norm: Scalar,
-    big_size: Real,
-    *,
-    state: AnyArray | None = None,
-    decay: Real = 0.99,
-    out: Outs = None,
-) -> tuple[Float64, Float64]: ...
-@overload
-def noise_scale(
-    small_norms: X,
-    small_sizes: Real | Sequence[float],
-    big_norm: Scalar,
-    big_size: Real,
-    *,
-    state: AnyArray | None = None,
-    decay: Real = 0.99,
-    out: Outs = None,
-) -> tuple[X, X]: ...
+@pair_of_norms
 def noise_scale(
     small_norms: Any,
-    small_sizes: Any,
-    big_norm: Any,
+    small_sizes: Real | Sequence[float],
+    big_norm: Scalar,
     big_size: Real,
     *,
-    state: Any = None,
+    state: AnyArray | None = None,
     decay: Real = 0.99,
     out: Outs = None,
 ) -> tuple[Any, Any]:

@@ -5,10 +5,7 @@ Gradients of 0 do not skip the step of an optimiser that has momentum, weight de
 """
 
 import math
-from typing import Any, overload
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from gradkit._calls.lists import KeepIf, StepVerdict
 from gradkit._open import memory
@@ -17,27 +14,13 @@ from gradkit._open.dispatch import run
 from gradkit._open.foreign import answers
 from gradkit._open.gradients import Gradients
 from gradkit._open.pairs import check_pairs, in_order_of
-from gradkit._typing import AnyArray, Flag, Real, Scalar, T, Tree, X
+from gradkit._overloads import bool_of_norm
+from gradkit._typing import AnyArray, Flag, Scalar, T, Tree
 
 __all__ = ["keep_if", "step_verdict"]
 
 
-@overload
-def step_verdict(
-    norm: Real,
-    *,
-    limit: Scalar | None = None,
-    found_inf: Flag | None = None,
-    out: AnyArray | None = None,
-) -> NDArray[np.bool_]: ...
-@overload
-def step_verdict(
-    norm: X,
-    *,
-    limit: Scalar | None = None,
-    found_inf: Flag | None = None,
-    out: AnyArray | None = None,
-) -> X: ...
+@bool_of_norm
 def step_verdict(
     norm: Any,
     *,
