@@ -8,7 +8,7 @@ fewer than two dimensions, such as biases, are one unit each.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -34,7 +34,6 @@ from gradkit._open.gradients import Gradients
 from gradkit._open.memory import Named
 from gradkit._open.results import Results
 from gradkit._typing import Along, AnyArray, Axis, Limits, Order, Real, Scalar, T, Tree, TreeOut
-from gradkit.gradients import names_of
 
 __all__ = [
     "clip_by_adaptive_norm",
@@ -373,13 +372,8 @@ def _units(group: Gradients, axis: Axis) -> _UnitShapes:
     every = [tuple(range(view.ndim)) for view in group.views]
     if axis is None:
         return _UnitShapes(tuple(every), [()] * len(every))
-    asked: Iterator[Any]
-    if callable(axis):
-        asked = map(axis, names_of(group.tree), group.arrays)
-    else:
-        asked = trees.spread(axis, group.tree, is_array, "axis", "grads")
     axes, shapes = [], []
-    for one, name, view in zip(asked, group.names(), group.views, strict=True):
+    for one, name, view in zip(group.each(axis, "axis"), group.names(), group.views, strict=True):
         own = _along(one, view, name)
         axes.append(own)
         shapes.append(tuple(n for k, n in enumerate(view.shape) if k not in own))
@@ -442,12 +436,8 @@ def _limits(group: Gradients, units: _UnitShapes, max_norm: Any) -> _Limits:
             raise ValueError("max_norm must be at least 0 for each unit")
         each = [(slice(None), group.backend.as_float64(view))]
     elif callable(max_norm) or isinstance(max_norm, (Mapping, list)):
-        if callable(max_norm):
-            asked: Iterator[Any] = map(max_norm, names_of(group.tree), group.arrays)
-        else:
-            asked = trees.spread(max_norm, group.tree, is_array, "max_norm", "grads")
         ends = [*accumulate(map(math.prod, units.shapes), initial=0)]
-        pairs = zip(asked, group.names(), strict=True)
+        pairs = zip(group.each(max_norm, "max_norm"), group.names(), strict=True)
         found = [group.limit(one, f"max_norm for {name}") for one, name in pairs]
         each = [(slice(*ends[k : k + 2]), limit) for k, limit in enumerate(found)]
     else:

@@ -8,28 +8,18 @@ Dtypes (float16, bfloat16, float32, float64) may be mixed.
 Norms are float64 for every dtype. No intermediate overflows or underflows.
 """
 
-import math
-from collections.abc import Iterator
-from functools import partial
-from itertools import compress
 from typing import Any
 
 import numpy as np
 
 from gradkit._arrays import is_array
-from gradkit._backend import Views
 from gradkit._calls import checks
 from gradkit._calls.backend import runs
-from gradkit._calls.lists import ClipByNorm, ClipCoefficient, ClipGradValue, ScaleGrads
-from gradkit._calls.roles import Grads
-from gradkit._numpy.interrupts import Uninterrupted
-from gradkit._open import trees
+from gradkit._calls.lists import ClipCoefficient, ClipGradValue, ScaleGrads
 from gradkit._open.clipping import (
-    NORM,
     EpsMode,
     NonFinite,
-    Rule,
-    apart_from,
+    clip_alone,
     is_usual,
     norm_alone,
     opened_here,
@@ -38,25 +28,16 @@ from gradkit._open.clipping import (
     raise_if_nonfinite,
     rule_of,
     scale_of,
-    twins,
 )
 from gradkit._open.dispatch import run
 from gradkit._open.foreign import answers, deprecated, norm_comes
 from gradkit._open.gradients import Gradients
 from gradkit._overloads import clipped_and_norm, float64_of_norm, norm_of_grads
+from gradkit._ranks.clipping import Clip, clip_all, clip_by
 from gradkit._ranks.collective import NOBODY, Collective
 from gradkit._ranks.device_norms import Factors
 from gradkit._ranks.groups import Group, Reduce
-from gradkit._ranks.norms import (
-    RUN_BY_NORMS,
-    Asked,
-    Ranks,
-    Wanted,
-    beside,
-    flags_of,
-    norm_of,
-    take_norm,
-)
+from gradkit._ranks.norms import RUN_BY_NORMS, Ranks, Wanted, norm_of
 from gradkit._typing import (
     AnyArray,
     Chosen,
@@ -68,7 +49,6 @@ from gradkit._typing import (
     T,
     TreeOut,
 )
-from gradkit.gradients import names_of
 
 __all__ = [
     "clip_by_global_norm",
@@ -182,16 +162,14 @@ def grad_norm(
         if plain is not None:
             return norm_alone(plain, norm_type, scale)
     with NOBODY if group is None else Collective(group) as collective:
-        ranks = Ranks(collective, reduce, replicas)
         if reduce is not None:
             deprecated("reduce", _GROUP)
         each = checks.flag(per_tensor, "per_tensor")
         if each:
             deprecated("per_tensor", "use per_tensor_norms, with flat=True for one array")
-        rule = rule_of(norm_type, 0.0, nonfinite)
-        exactly = _exactly(exact, rule)
-        asked = Asked("grad_norm", rule, scale, each, exactly)
-        return norm_of(grads, asked, ranks, found_inf, out)[1]
+        rule = rule_of(norm_type, 0.0, nonfinite, exact=exact)
+        wanted, ranks = Wanted("grad_norm", rule, scale, each), Ranks(collective, replicas, reduce)
+        return norm_of(grads, wanted, ranks, found_inf, out)[1]
 
 
 @norm_of_grads
@@ -309,29 +287,15 @@ def clip_grad_norm(
     if usual and eps_mode == "max" and plain_numbers(max_norm, norm_type, eps, scale):
         plain = opened_here(grads, write=True, instead=instead)
         if plain is not None:
-            return _clip_alone(plain, max_norm, norm_type, eps, scale)
+            return clip_alone(plain, max_norm, norm_type, eps, scale)
     with NOBODY if group is None else Collective(group) as collective:
-        ranks = Ranks(collective, reduce, replicas)
         if reduce is not None:
             deprecated("reduce", _GROUP)
-        rule = rule_of(norm_type, eps, nonfinite, eps_mode)
-        near = partial(beside, ranks, out, found_inf)
-        several = clip is None and count is None
-        held = Gradients(grads, write=True, instead=instead, beside=near, several=several)
-        counted = held if count is None else _counted(held, count)
-        some = None if clip is None else _chosen(held, clip, "clip")
-        with held.on_stream():
-            limit, by = held.limit(max_norm, "max_norm"), scale_of(held, scale)
-            exactly = _exactly(exact, rule)
-            wanted = Wanted(
-                "clip_grad_norm", rule.order, rule.policy, by, then=_CLIP, exact=exactly
-            )
-            flags = None if found_inf is None else flags_of(held, found_inf, ())
-            norm = held.outputs(out, (NORM,), apart=flags.named() if flags else ())
-            factors = take_norm(counted, wanted, ranks, norm, flags, limit=limit)
-            _clip(held, factors, held.views, rule, some)
-            held.wrote()
-            return norm.results()[0]
+        rule = rule_of(norm_type, eps, nonfinite, eps_mode, exact=exact)
+        wanted = Wanted("clip_grad_norm", rule, scale, then=_CLIP)
+        asked = Clip(wanted, max_norm, clip, count, found_inf, out)
+        ranks = Ranks(collective, replicas, reduce)
+        return clip_all(grads, asked, ranks, write=True, instead=instead)[1]
 
 
 @clipped_and_norm
@@ -397,31 +361,13 @@ def clip_by_global_norm(
     array([4.])
     """
     with NOBODY if group is None else Collective(group) as collective:
-        ranks = Ranks(collective, reduce, replicas)
         if reduce is not None:
             deprecated("reduce", _GROUP)
-        rule = rule_of(norm_type, eps, nonfinite, eps_mode)
+        rule = rule_of(norm_type, eps, nonfinite, eps_mode, exact=exact)
+        wanted = Wanted("clip_by_global_norm", rule, scale, then=_CLIP)
         clipped_out, norm_out = pair_of(out, "norm")
-        near = partial(beside, ranks, norm_out, found_inf)
-        several = clip is None and count is None
-        held = Gradients(grads, write=False, beside=near, several=several)
-        counted = held if count is None else _counted(held, count)
-        some = None if clip is None else _chosen(held, clip, "clip")
-        with held.on_stream():
-            limit, by = held.limit(max_norm, "max_norm"), scale_of(held, scale)
-            exactly = _exactly(exact, rule)
-            wanted = Wanted(
-                "clip_by_global_norm", rule.order, rule.policy, by, then=_CLIP, exact=exactly
-            )
-            flags = None if found_inf is None else flags_of(held, found_inf, ())
-            apart = flags.named() if flags else []
-            clipped = twins(held, clipped_out, apart=apart)
-            norm = held.outputs(norm_out, (NORM,), apart=[*apart_from(clipped), *apart])
-            factors = take_norm(counted, wanted, ranks, norm, flags, limit=limit)
-            _clip(held, factors, clipped.views, rule, some)
-            results = clipped.results()
-            tree = held.rebuilt(results) if clipped_out is None else clipped_out
-            return tree, norm.results()[0]
+        asked = Clip(wanted, max_norm, clip, count, found_inf, norm_out)
+        return clip_all(grads, asked, Ranks(collective, replicas, reduce), clipped_out)
 
 
 @float64_of_norm
@@ -543,7 +489,7 @@ def clip_grads_with_norm(
             raise_if_nonfinite(held, known)
             if not isinstance(by, float):
                 raise_if_nonfinite(held, by)
-        _clip(held, Factors(known, limit, by), held.views, rule)
+        clip_by(held, Factors(known, limit, by), held.views, rule)
     held.wrote()
     return held.returned(grads)
 
@@ -627,77 +573,3 @@ def clip_grad_value(grads: T, clip_value: Real) -> T:
         )
     held.wrote()
     return held.returned(grads)
-
-
-def _exactly(exact: bool, rule: Rule) -> bool:
-    """Whether sums are to be exact: a maximum is anyway."""
-    return checks.flag(exact, "exact") and not math.isinf(rule.order)
-
-
-def _chosen(held: Gradients, said: Chosen, label: str) -> list[bool] | None:
-    """Of each gradient whether it is meant; ``None`` if all are."""
-    if said is None:
-        return None
-    asked: Iterator[Any]
-    if callable(said):
-        asked = map(said, names_of(held.tree), held.arrays)
-    else:
-        asked = trees.spread(said, held.tree, is_array, label, "grads")
-    pairs = zip(asked, held.names(), strict=True)
-    return [checks.flag(one, f"{label} for {name}") for one, name in pairs]
-
-
-def _counted(held: Gradients, count: Chosen) -> Gradients:
-    """The gradients whose norm is taken."""
-    chosen = _chosen(held, count, "count")
-    return held if chosen is None else held.picked(chosen)
-
-
-def _clip_alone(held: Gradients, limit: Any, order: Any, eps: Any, scale: Any) -> Any:
-    """Clip gradients of no group whose norm is wanted new, and return that."""
-    grads = held.views
-    norm = norm_alone(held, order, scale)
-    held.backend.clip_by_norm(
-        ClipByNorm(
-            grads=grads,
-            norm=norm,
-            max_norm=limit,
-            eps=eps,
-            zero_nonfinite=False,
-            outs=grads,
-            scale=scale,
-        )
-    )
-    return norm
-
-
-def _clip(
-    held: Gradients, factors: Factors, outs: Grads, rule: Rule, some: list[bool] | None = None
-) -> None:
-    """Clip all gradients, or some: the others are only scaled."""
-    call = ClipByNorm(
-        grads=held.views,
-        norm=factors.norm,
-        max_norm=factors.limit,
-        scale=factors.scale,
-        eps=rule.eps,
-        zero_nonfinite=rule.policy == "zero",
-        outs=outs,
-    )
-    if some is None:
-        held.backend.clip_by_norm(call)
-        return
-    with Uninterrupted():
-        for chosen in (some, [not one for one in some]):
-            grads = Views(compress(held.views, chosen))
-            targets = grads if outs is held.views else Views(compress(outs, chosen))
-            if chosen is some:
-                held.backend.clip_by_norm(call.replaced(grads=grads, outs=targets))
-            elif call.zero_nonfinite:  # of which an infinite limit leaves all else
-                held.backend.clip_by_norm(
-                    call.replaced(grads=grads, outs=targets, max_norm=math.inf)
-                )
-            else:
-                held.backend.scale_grads(
-                    ScaleGrads(grads=grads, coefficient=factors.scale, outs=targets)
-                )

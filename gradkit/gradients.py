@@ -16,7 +16,7 @@ from gradkit._open.foreign import answers
 from gradkit._open.given import known_framework
 from gradkit._ranks.collective import NOBODY, Collective
 from gradkit._ranks.groups import Group
-from gradkit._ranks.norms import RUN_BY_NORMS, Asked, Ranks, norm_of
+from gradkit._ranks.norms import RUN_BY_NORMS, Ranks, Wanted, norm_of
 from gradkit._typing import (
     AnyArray,
     FoundInf,
@@ -254,9 +254,8 @@ def per_tensor_norms(
     """
     with NOBODY if group is None else Collective(group) as collective:
         rule, whole = rule_of(norm_type, 0.0, nonfinite), checks.flag(flat, "flat")
-        asked = Asked("per_tensor_norms", rule, scale, True)
-        ranks = Ranks(collective, None, replicas)
-        held, norms = norm_of(grads, asked, ranks, found_inf, out)
+        wanted = Wanted("per_tensor_norms", rule, scale, per_tensor=True)
+        held, norms = norm_of(grads, wanted, Ranks(collective, replicas), found_inf, out)
         return norms if whole else held.rebuilt(norms[k, ...] for k in range(norms.shape[0]))
 
 

@@ -211,4 +211,4 @@ def grad_stats(
     {'norm': 5.0, 'max': 4.0, 'mean': -0.25, 'zeros': 2, 'nonfinite': 0}
     """
     with NOBODY if group is None else Collective(group) as collective:
-        return GradStats(*statistics_of(grads, Ranks(collective, None, replicas), out))
+        return GradStats(*statistics_of(grads, Ranks(collective, replicas), out))

@@ -10,7 +10,7 @@ import numpy as np
 from gradkit._arrays import NOTHING, framework_for, is_array
 from gradkit._backend import Array, Spec
 from gradkit._calls import checks
-from gradkit._calls.lists import GradNorm
+from gradkit._calls.lists import ClipByNorm, GradNorm
 from gradkit._calls.roles import Norm, Number
 from gradkit._open import trees
 from gradkit._open.given import RETURNED, Given, is_scalar
@@ -29,17 +29,21 @@ class Rule(NamedTuple):
     """How a norm is taken, and what it means, as checked. An ``eps`` below 0 is added to it."""
 
     order: float
-    eps: float
-    policy: str
+    eps: float = 0.0
+    policy: str = "propagate"
+    exact: bool = False  # sums are rounded once; a maximum is anyway
 
 
-def rule_of(norm_type: Any, eps: Any, nonfinite: str, eps_mode: str = "max") -> Rule:
+def rule_of(
+    norm_type: Any, eps: Any, nonfinite: str, eps_mode: str = "max", *, exact: Any = False
+) -> Rule:
     """The numbers of a call, as checked."""
     plain = type(norm_type) is type(eps) is float and norm_type > 0 <= eps < math.inf
-    if plain and nonfinite == "propagate" and eps_mode == "max":  # as nearly always
-        return Rule(norm_type, eps, nonfinite)
+    if plain and nonfinite == "propagate" and eps_mode == "max" and exact is False:
+        return Rule(norm_type, eps)  # as nearly always
     order, signed = checks.norm_order(norm_type), checks.signed_epsilon(eps, eps_mode)
-    return Rule(order, signed, policy_of(nonfinite))
+    exactly = checks.flag(exact, "exact") and not math.isinf(order)
+    return Rule(order, signed, policy_of(nonfinite), exactly)
 
 
 def is_usual(others: tuple[Any, ...], replicas: Any, nonfinite: Any, exact: Any) -> bool:
@@ -78,6 +82,23 @@ def norm_alone(held: Gradients, order: Any, scale: Any) -> Norm:
     """The norm of gradients of no group, as a new array."""
     norm = Norm(held.backend.empty(NORM.shape, NORM.dtype))
     held.backend.grad_norm(GradNorm(grads=held.views, norm_type=order, norm=norm, scale=scale))
+    return norm
+
+
+def clip_alone(held: Gradients, limit: Any, order: Any, eps: Any, scale: Any) -> Any:
+    """Clip gradients of no group whose norm is wanted new, and return that."""
+    grads, norm = held.views, norm_alone(held, order, scale)
+    held.backend.clip_by_norm(
+        ClipByNorm(
+            grads=grads,
+            norm=norm,
+            max_norm=limit,
+            eps=eps,
+            zero_nonfinite=False,
+            outs=grads,
+            scale=scale,
+        )
+    )
     return norm
 
 

@@ -115,6 +115,12 @@ class Gradients(Given):
         """The expression that reaches each gradient: ``grads['layer1'][0]``."""
         return trees.names(self.tree, is_array, self._label)
 
+    def each(self, said: Any, label: str) -> Iterator[Any]:
+        """What is said of each: by a function of name and array, or in a container like theirs."""
+        if callable(said):
+            return map(said, trees.dotted_names(self.tree, is_array, self._label), self.arrays)
+        return iter(trees.spread(said, self.tree, is_array, label, self._label))
+
     def named(self) -> Iterator[tuple[str, Array]]:
         """Each gradient's name and view."""
         return zip(self.names(), self.views, strict=True)

@@ -36,61 +36,57 @@ _PART = 3  # numbers of a norm that ranks exchange: `NormParts`
 
 
 class Wanted(NamedTuple):
-    """The norm that a call asks for."""
+    """The norm that a call asks for; ``scale`` is the caller's until gradients are opened."""
 
     function: str
-    order: float
-    policy: str  # what happens if it is not finite
-    scale: Number
+    rule: Rule
+    scale: Any
     per_tensor: bool = False
     then: str = ""  # the operation that takes it
-    exact: bool = False
 
     def __str__(self) -> str:
         """What all ranks must call alike."""
-        policy = f", nonfinite={self.policy!r}" if self.policy != "propagate" else ""
+        order, _, policy, exact = self.rule
+        said = f", nonfinite={policy!r}" if policy != "propagate" else ""
         each = ", per_tensor=True" if self.per_tensor and self.function == "grad_norm" else ""
-        exact = ", exact=True" if self.exact else ""
-        return f"{self.function}(norm_type={self.order}{policy}{each}{exact})"
+        return f"{self.function}(norm_type={order}{said}{each}{', exact=True' * exact})"
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether no host has to know it, so that numbers may stay on devices."""
+        return not (self.per_tensor or self.rule.exact or self.rule.policy == "raise")
+
+    def of(self, held: Gradients) -> "Wanted":
+        """The same of gradients that are open."""
+        return self._replace(scale=scale_of(held, self.scale))
 
 
 class Ranks(NamedTuple):
     """With whom a norm is taken together, if with anybody."""
 
     collective: Collective
-    reduce: Reduce | None
-    replicas: Any
-
-
-class Asked(NamedTuple):
-    """A norm that is asked for by itself."""
-
-    function: str
-    rule: Rule
-    scale: Any
-    per_tensor: bool
-    exact: bool = False
+    replicas: Any = 1
+    reduce: Reduce | None = None
 
 
 def norm_of(
-    grads: Any, asked: Asked, ranks: Ranks, found_inf: Any, out: Any
+    grads: Any, wanted: Wanted, ranks: Ranks, found_inf: Any, out: Any
 ) -> tuple[Gradients, Any]:
     """The gradients, opened, and the norm of all or a vector of each one's."""
-    function, rule, scale, each, exact = asked
     near = partial(beside, ranks, out, found_inf)
     held = Gradients(grads, write=False, beside=near, several=True)
-    spec = Spec("the norm", (len(held.arrays),), _FLOAT64) if each else NORM
+    spec = Spec("the norm", (len(held.arrays),), _FLOAT64) if wanted.per_tensor else NORM
     with held.on_stream():
-        by = scale_of(held, scale)
-        wanted = Wanted(function, rule.order, rule.policy, by, each, exact=exact)
-        flags = None if found_inf is None else flags_of(held, found_inf, spec.shape)
+        opened, flags = wanted.of(held), flags_of(held, found_inf, spec.shape)
         norm = held.outputs(out, (spec,), apart=flags.named() if flags else ())
-        take_norm(held, wanted, ranks, norm, flags)
+        take_norm(held, opened, ranks, norm, flags)
         return held, norm.results()[0]
 
 
-def flags_of(held: Gradients, found_inf: Any, shape: Shape) -> Results:
-    """Where it is written whether elements are NaN or infinite."""
+def flags_of(held: Gradients, found_inf: Any, shape: Shape) -> Results | None:
+    """Where it is written whether elements are NaN or infinite, if it is."""
+    if found_inf is None:
+        return None
     refuse_write(held.framework, _FOUND_INF, "test whether grad_norm(grads, inf) is finite")
     view = held.view(found_inf, _FOUND_INF)
     if view.dtype != bool:
@@ -122,14 +118,16 @@ def take_norm(
     found = None if flags is None else _found(held, flags, factors.norm, ranks)
     once = held.tree is held.arrays and type(replicas) is int and replicas == 1
     copies = None if once else copies_of(held, ranks)
-    if wanted.exact:
+    if wanted.rule.exact:
         from gradkit._ranks import exact_norms  # with `fractions`, which few calls need
 
-        exact_norms.check(held, wanted.order)
-    if ranks.reduce is None and collective.alone and not (wanted.policy == "raise" or wanted.exact):
-        _write_own(held, wanted, factors.norm, found)
+        exact_norms.check(held, wanted.rule.order)
+    call = _Taking(held, wanted, ranks, copies, found)
+    alone = ranks.reduce is None and collective.alone
+    if alone and wanted.rule.policy != "raise" and not wanted.rule.exact:
+        call.write_own(factors.norm)
     else:
-        factors = _norm_of_all(held, wanted, ranks, copies, factors, found, fresh=norm.fresh)
+        factors = call.write_of_all(factors, fresh=norm.fresh)
     if flags is not None:
         flags.views[0][...] = found
         flags.results()  # tells the library that they were written
@@ -145,163 +143,152 @@ def _found(held: Gradients, flags: Results, norm: Norm, ranks: Ranks) -> Flags:
     return Flags(found)
 
 
-def _norm_of_all(
-    held: Gradients,
-    wanted: Wanted,
-    ranks: Ranks,
-    copies: Sequence[int] | None,
-    factors: Factors,
-    found_inf: Flags | None,
-    *,
-    fresh: bool,
-) -> Factors:
-    """The same over ranks, or with an error if it is not finite. ``fresh``: its memory is new."""
-    collective, reduce, _ = ranks
-    if reduce is not None and not collective.alone:
-        raise ValueError("pass group or reduce, not both")
-    if reduce is not None and wanted.exact:
-        raise ValueError("exact=True goes with group, not with reduce")
-    if wanted.then and not collective.alone:
-        _compile(held.backend, wanted.then)  # type: ignore[arg-type]  # any backend is hashable
-    if collective.has_both and not (wanted.per_tensor or wanted.exact or wanted.policy == "raise"):
-        among = _between_devices(held, wanted, ranks)
-        copies = copies_of(held, ranks)  # which ranks may just have found out
-        if among is not None:
-            others = ranks._replace(collective=among)
-            with among:
-                return _norm_of_all(held, wanted, others, copies, factors, found_inf, fresh=fresh)
-    owned = ownership_of(held, ranks)
-    known = "" if owned is None else f", ownership {owned.serial}"
-    sums = RankSums(f"{wanted}{known}", wanted.order, copies)
-    queued = collective.on_device and not (wanted.per_tensor or wanted.exact)
-    if queued and wanted.policy != "raise":
-        return queue_norm(held, collective, sums, factors, found_inf, fresh=fresh)
-    # What follows may raise, and an error must not change the caller's arrays: norm comes last.
-    own = Norm(held.backend.empty(factors.norm.shape, _FLOAT64))
-    if wanted.exact:
-        _write_exact(held, wanted, ranks, copies, own, found_inf)
-    elif collective.alone:
-        _write_own(held, wanted, own, found_inf)
-    elif queued:
-        unsure = factors._replace(norm=own)
-        queue_norm(held, collective, sums, unsure, found_inf, fresh=True)
-        collective.check()
-    else:
-        _write_of_group(held, wanted, ranks, copies, own, found_inf)
-    if reduce is not None:
-        _combine(held, own, wanted.order, reduce)
-        if found_inf is not None:
-            found_inf[...] = _combined(held, found_inf, "max", reduce)
-    if wanted.policy == "raise":
-        raise_if_nonfinite(held, own)
-    factors.norm[...] = own
-    return factors
+class _Taking(NamedTuple):
+    """A norm while it is taken. ``found_inf``: what says whether elements are not finite."""
 
+    held: Gradients
+    wanted: Wanted
+    ranks: Ranks
+    copies: Sequence[int] | None
+    found_inf: Flags | None
 
-def _between_devices(held: Gradients, wanted: Wanted, ranks: Ranks) -> Collective | None:
-    """The group on devices, if it has one and hosts find that all gradients lie on devices.
+    def again(self) -> "_Taking":
+        """The same, now that ranks have found out what they hold."""
+        return self._replace(copies=copies_of(self.held, self.ranks))
 
-    So the hosts wait for each other, and for no device.
-    """
-    device: Any = getattr(held.backend, "device", None)
-    here = device is not None and not isinstance(held.views, Spread)
-    rows = np.empty((0, 1))
-    while not len(rows):
-        rows = _gathered(held, ranks, f"{wanted}, where", np.array([float(here)]))
-    if device is None or not rows.all():
-        return None
-    return ranks.collective.between_devices(device.number)
+    def write_of_all(self, factors: Factors, *, fresh: bool) -> Factors:
+        """Write the norm over ranks, or one that must be finite. ``fresh``: its memory is new."""
+        held, wanted, ranks, *_ = self
+        collective, _, reduce = ranks
+        if reduce is not None and not collective.alone:
+            raise ValueError("pass group or reduce, not both")
+        if reduce is not None and wanted.rule.exact:
+            raise ValueError("exact=True goes with group, not with reduce")
+        if wanted.then and not collective.alone:
+            _compile(held.backend, wanted.then)  # type: ignore[arg-type]  # any can be hashed
+        if not (collective.has_both and wanted.is_queued):
+            return self.write_over(factors, fresh=fresh)
+        among = self.between_devices()
+        again = self.again()
+        if among is None:
+            return again.write_over(factors, fresh=fresh)
+        with among:
+            others = again._replace(ranks=ranks._replace(collective=among))
+            return others.write_over(factors, fresh=fresh)
 
+    def write_over(self, factors: Factors, *, fresh: bool) -> Factors:
+        """The same over a group that is chosen."""
+        held, wanted, ranks, copies, found_inf = self
+        collective, order = ranks.collective, wanted.rule.order
+        owned = ownership_of(held, ranks)
+        known = "" if owned is None else f", ownership {owned.serial}"
+        sums = RankSums(f"{wanted}{known}", order, copies)
+        if collective.on_device and wanted.is_queued:
+            return queue_norm(held, collective, sums, factors, found_inf, fresh=fresh)
+        # What follows may raise, and an error must not change the caller's arrays: norm comes last.
+        own = Norm(held.backend.empty(factors.norm.shape, _FLOAT64))
+        if wanted.rule.exact:
+            self.write_exact(own)
+        elif collective.alone:
+            self.write_own(own)
+        elif collective.on_device and not wanted.per_tensor:
+            unsure = factors._replace(norm=own)
+            queue_norm(held, collective, sums, unsure, found_inf, fresh=True)
+            collective.check()
+        else:
+            self.write_of_group(own)
+        if ranks.reduce is not None:
+            _combine(held, own, order, ranks.reduce)
+            if found_inf is not None:
+                found_inf[...] = _combined(held, found_inf, "max", ranks.reduce)
+        if wanted.rule.policy == "raise":
+            raise_if_nonfinite(held, own)
+        factors.norm[...] = own
+        return factors
 
-def _write_own(held: Gradients, wanted: Wanted, norm: Norm, found_inf: Flags | None) -> None:
-    held.backend.grad_norm(
-        GradNorm(
-            grads=held.views,
-            norm_type=wanted.order,
-            norm=norm,
-            per_tensor=wanted.per_tensor,
-            scale=wanted.scale,
-            found_inf=found_inf,
+    def between_devices(self) -> Collective | None:
+        """The group on devices, if it has one and hosts find that all gradients lie on devices.
+
+        So the hosts wait for each other, and for no device.
+        """
+        device: Any = getattr(self.held.backend, "device", None)
+        here = device is not None and not isinstance(self.held.views, Spread)
+        rows = np.empty((0, 1))
+        while not len(rows):
+            rows = self.gathered(f"{self.wanted}, where", np.array([float(here)]))
+        if device is None or not rows.all():
+            return None
+        return self.ranks.collective.between_devices(device.number)
+
+    def write_own(self, norm: Norm) -> None:
+        """The norm of the gradients given here."""
+        wanted = self.wanted
+        self.held.backend.grad_norm(
+            GradNorm(
+                grads=self.held.views,
+                norm_type=wanted.rule.order,
+                norm=norm,
+                per_tensor=wanted.per_tensor,
+                scale=wanted.scale,
+                found_inf=self.found_inf,
+            )
         )
-    )
 
-
-def _write_of_group(
-    held: Gradients,
-    wanted: Wanted,
-    ranks: Ranks,
-    copies: Sequence[int] | None,
-    norm: Norm,
-    found_inf: Flags | None,
-) -> None:
-    """Sums travel, not norms: what ranks add up has lost nothing but its own rounding."""
-    backend, order, collective = held.backend, wanted.order, ranks.collective
-    parts = backend.empty((norm.size, _PART), _FLOAT64)
-    backend.norm_parts(
-        NormParts(
-            grads=held.views,
-            norm_type=order,
-            parts=parts,
-            per_tensor=wanted.per_tensor,
-            copies=copies,
+    def write_of_group(self, norm: Norm) -> None:
+        """Sums travel, not norms: what ranks add up has lost nothing but its own rounding."""
+        held, wanted, _, copies, found_inf = self
+        backend, order, each = held.backend, wanted.rule.order, wanted.per_tensor
+        parts = backend.empty((norm.size, _PART), _FLOAT64)
+        backend.norm_parts(
+            NormParts(
+                grads=held.views, norm_type=order, parts=parts, per_tensor=each, copies=copies
+            )
         )
-    )
-    state = np.array([_factor(wanted, backend), *backend.read(parts).reshape(-1)])
-    call = str(wanted)
-    if wanted.per_tensor:  # each norm is that of one gradient on all ranks
-        call += f" of {', '.join(held.names())}"
-    rows = _gathered(held, ranks, call, state)
-    if not len(rows):
-        _write_of_group(held, wanted, ranks, copies_of(held, ranks), norm, found_inf)
-        return
-    every = np.ascontiguousarray(rows[:, 1:]).reshape(collective.size, norm.size, _PART)
-    total = np.empty(norm.shape)
-    found = None if found_inf is None else np.empty(norm.shape)
-    _numpy.norm_of_ranks(every, rows[:, 0], order, total, found)
-    norm[...] = backend.as_float64(total)
-    if found_inf is not None:
-        found_inf[...] = backend.as_float64(found)
-
-
-def _write_exact(
-    held: Gradients,
-    wanted: Wanted,
-    ranks: Ranks,
-    copies: Sequence[int] | None,
-    norm: Norm,
-    found_inf: Flags | None,
-) -> None:
-    """The same from exact sums, which are joined exactly and rounded once."""
-    from gradkit._ranks import exact_norms
-
-    backend, order, collective = held.backend, wanted.order, ranks.collective
-    own = exact_norms.own_of(held, order, _factor(wanted, backend), copies)
-    heads = own.head()[None]
-    if not collective.alone:
-        heads = _gathered(held, ranks, str(wanted), own.head())
-        if not len(heads):
-            _write_exact(held, wanted, ranks, copies_of(held, ranks), norm, found_inf)
+        state = np.array([self.factor(), *backend.read(parts).reshape(-1)])
+        call = str(wanted)
+        if each:  # each norm is that of one gradient on all ranks
+            call += f" of {', '.join(held.names())}"
+        rows = self.gathered(call, state)
+        if not len(rows):
+            self.again().write_of_group(norm)
             return
-    states = exact_norms.exchanged(own, heads, collective)
-    total, found = exact_norms.norm_of(states, order)
-    norm[...] = total
-    if found_inf is not None:
-        found_inf[...] = found
+        every = np.ascontiguousarray(rows[:, 1:]).reshape(len(rows), norm.size, _PART)
+        total = np.empty(norm.shape)
+        found = None if found_inf is None else np.empty(norm.shape)
+        _numpy.norm_of_ranks(every, rows[:, 0], order, total, found)
+        norm[...] = backend.as_float64(total)
+        if found_inf is not None:
+            found_inf[...] = backend.as_float64(found)
 
+    def write_exact(self, norm: Norm) -> None:
+        """The same from exact sums, which are joined exactly and rounded once."""
+        from gradkit._ranks import exact_norms
 
-def _gathered(held: Gradients, ranks: Ranks, call: str, state: Any) -> Any:
-    """A row from each rank; none if some rank did not know yet what ranks hold: now all do."""
-    owned = ownership_of(held, ranks)
-    rows = ranks.collective.gather(call, state, 0.0 if owned is None else owned.serial)
-    if owned is not None and not len(rows):
-        owned.exchange(ranks.collective)
-    return rows
+        order, collective = self.wanted.rule.order, self.ranks.collective
+        own = exact_norms.own_of(self.held, order, self.factor(), self.copies)
+        heads = own.head()[None]
+        if not collective.alone:
+            heads = self.gathered(str(self.wanted), own.head())
+            if not len(heads):
+                self.again().write_exact(norm)
+                return
+        states = exact_norms.exchanged(own, heads, collective)
+        norm[...], found = exact_norms.norm_of(states, order)
+        if self.found_inf is not None:
+            self.found_inf[...] = found
 
+    def gathered(self, call: str, state: Any) -> Any:
+        """A row from each rank; none if one did not know yet what ranks hold: now all do."""
+        owned, collective = ownership_of(self.held, self.ranks), self.ranks.collective
+        rows = collective.gather(call, state, 0.0 if owned is None else owned.serial)
+        if owned is not None and not len(rows):
+            owned.exchange(collective)
+        return rows
 
-def _factor(wanted: Wanted, backend: Backend) -> float:
-    """By how much this rank's norm is multiplied."""
-    by = wanted.scale
-    return abs(by if isinstance(by, float) else float(backend.read(by)))
+    def factor(self) -> float:
+        """By how much this rank's norm is multiplied."""
+        by = self.wanted.scale
+        return abs(by if isinstance(by, float) else float(self.held.backend.read(by)))
 
 
 @cache
@@ -312,7 +299,7 @@ def _compile(backend: Backend, operation: str) -> None:
 
 def copies_of(held: Gradients, ranks: Ranks) -> list[int] | None:
     """On how many ranks each gradient lies, if on more than one."""
-    collective, reduce, replicas = ranks
+    collective, replicas, reduce = ranks
     if collective.missing and reduce is None:
         held.refuse_shards("pass group")
     if _is_one(replicas):

@@ -1,0 +1,100 @@
+"""Clip gradients by the norm of all: of those given here, or of those of all ranks."""
+
+import math
+from functools import partial
+from itertools import compress
+from typing import Any, NamedTuple
+
+from gradkit._backend import Views
+from gradkit._calls import checks
+from gradkit._calls.lists import ClipByNorm, ScaleGrads
+from gradkit._calls.roles import Grads
+from gradkit._numpy.interrupts import Uninterrupted
+from gradkit._open.clipping import NORM, Rule, apart_from, twins
+from gradkit._open.given import RETURNED
+from gradkit._open.gradients import Gradients
+from gradkit._ranks.device_norms import Factors
+from gradkit._ranks.norms import Ranks, Wanted, beside, flags_of, take_norm
+
+
+class Clip(NamedTuple):
+    """A clip that is asked for: of which gradients, by which norm, written where."""
+
+    wanted: Wanted
+    max_norm: Any
+    clip: Any
+    count: Any
+    found_inf: Any
+    norm_out: Any
+
+
+def clip_all(
+    grads: Any,
+    asked: Clip,
+    ranks: Ranks,
+    out: Any = None,
+    *,
+    write: bool = False,
+    instead: str = RETURNED,
+) -> tuple[Any, Any]:
+    """Clip gradients, in place if ``write``, else to ``out``; return what holds them, and the norm.
+
+    ``instead``: what to do if they cannot be written.
+    """
+    near = partial(beside, ranks, asked.norm_out, asked.found_inf)
+    several = asked.clip is None and asked.count is None
+    held = Gradients(grads, write=write, instead=instead, beside=near, several=several)
+    counted = held if asked.count is None else held.picked(_chosen(held, asked.count, "count"))
+    some = None if asked.clip is None else _chosen(held, asked.clip, "clip")
+    with held.on_stream():
+        limit, wanted = held.limit(asked.max_norm, "max_norm"), asked.wanted.of(held)
+        flags = flags_of(held, asked.found_inf, ())
+        apart = flags.named() if flags else []
+        clipped = None if write else twins(held, out, apart=apart)
+        further = [] if clipped is None else apart_from(clipped)
+        norm = held.outputs(asked.norm_out, (NORM,), apart=[*further, *apart])
+        factors = take_norm(counted, wanted, ranks, norm, flags, limit=limit)
+        clip_by(held, factors, (held if clipped is None else clipped).views, wanted.rule, some)
+        if clipped is None:
+            held.wrote()
+            return held.tree, norm.results()[0]
+        results = clipped.results()
+        return held.rebuilt(results) if out is None else out, norm.results()[0]
+
+
+def clip_by(
+    held: Gradients, factors: Factors, outs: Grads, rule: Rule, some: list[bool] | None = None
+) -> None:
+    """Clip all gradients, or some: the others are only scaled."""
+    call = ClipByNorm(
+        grads=held.views,
+        norm=factors.norm,
+        max_norm=factors.limit,
+        scale=factors.scale,
+        eps=rule.eps,
+        zero_nonfinite=rule.policy == "zero",
+        outs=outs,
+    )
+    if some is None:
+        held.backend.clip_by_norm(call)
+        return
+    with Uninterrupted():
+        for chosen in (some, [not one for one in some]):
+            grads = Views(compress(held.views, chosen))
+            targets = grads if outs is held.views else Views(compress(outs, chosen))
+            if chosen is some:
+                held.backend.clip_by_norm(call.replaced(grads=grads, outs=targets))
+            elif call.zero_nonfinite:  # of which an infinite limit leaves all else
+                held.backend.clip_by_norm(
+                    call.replaced(grads=grads, outs=targets, max_norm=math.inf)
+                )
+            else:
+                held.backend.scale_grads(
+                    ScaleGrads(grads=grads, coefficient=factors.scale, outs=targets)
+                )
+
+
+def _chosen(held: Gradients, said: Any, label: str) -> list[bool]:
+    """Of each gradient whether it is meant."""
+    pairs = zip(held.each(said, label), held.names(), strict=True)
+    return [checks.flag(one, f"{label} for {name}") for one, name in pairs]
