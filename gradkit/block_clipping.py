@@ -8,7 +8,8 @@ fewer than two dimensions, such as biases, are one unit each.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -126,17 +127,10 @@ def clip_grad_block_norm(
     {'w': array([[0.6, 0.8],
            [0. , 0.5]]), 'b': array([1.])}
     """
+    limits = partial(_limits, max_norm=max_norm)
     rule = _block_rule(norm_type, rms, eps, nonfinite)
     instead = "use clip_by_block_norm, which returns new gradients"
-    group = Gradients(grads, write=True, instead=instead)
-    group.refuse_shards("their blocks lie on several ranks")
-    with group.on_stream():
-        units = _units(group, axis)
-        limits = _limits(group, units, max_norm)
-        norms = _outputs(group, units, out)
-        _clip(group, units, rule, limits, norms, group.views)
-        group.wrote()
-        return _in_place_of(group, units, norms, out)
+    return _clip_all(grads, rule, axis, limits, out, instead=instead)[1]
 
 
 @runs(*_RUN)
@@ -189,14 +183,10 @@ def clip_by_block_norm(
     >>> gradkit.clip_by_block_norm([np.full(4, 2.0), np.ones(2)], max_norm=1.0, rms=True)
     ([array([1., 1., 1., 1.]), array([1., 1.])], [array(2.), array(1.)])
     """
+    limits = partial(_limits, max_norm=max_norm)
     rule = _block_rule(norm_type, rms, eps, nonfinite)
-    group = Gradients(grads, write=False)
-    group.refuse_shards("their blocks lie on several ranks")
     clipped_out, norms_out = pair_of(out, "norms")
-    with group.on_stream():
-        units = _units(group, axis)
-        limits = _limits(group, units, max_norm)
-        return _new(group, units, rule, limits, clipped_out, norms_out)
+    return _clip_all(grads, rule, axis, limits, norms_out, clipped_out)
 
 
 @runs(*_RUN)
@@ -261,18 +251,10 @@ def clip_grad_adaptive(
     >>> np.linalg.norm(grads[0], axis=1) / np.linalg.norm(params[0], axis=1) <= 0.1251
     array([ True,  True])
     """
-    rule = _adaptive_rule(eps, nonfinite)
+    rule = _adaptive_rule(nonfinite)
+    limits = partial(_adaptive_limits, params=params, clipping=clipping, least=checks.epsilon(eps))
     instead = "use clip_by_adaptive_norm, which returns new gradients"
-    group = Gradients(grads, write=True, instead=instead)
-    group.refuse_shards("their blocks lie on several ranks")
-    with group.on_stream():
-        ratio = group.limit(clipping, "clipping")
-        units, held = _units(group, axis), _params(group, params)
-        norms = _outputs(group, units, out, held)
-        limits = _Limits(ratio, _param_norms(group, held, units), rule.least)
-        _clip(group, units, rule, limits, norms, group.views)
-        group.wrote()
-        return _in_place_of(group, units, norms, out)
+    return _clip_all(grads, rule, axis, limits, out, instead=instead)[1]
 
 
 @runs(*_RUN)
@@ -322,15 +304,10 @@ def clip_by_adaptive_norm(
     >>> gradkit.clip_by_adaptive_norm(np.array([3.0, 4.0]), np.array([0.0, 1.0]), clipping=0.5)
     (array([0.3, 0.4]), array(5.))
     """
-    rule = _adaptive_rule(eps, nonfinite)
-    group = Gradients(grads, write=False)
-    group.refuse_shards("their blocks lie on several ranks")
+    rule = _adaptive_rule(nonfinite)
+    limits = partial(_adaptive_limits, params=params, clipping=clipping, least=checks.epsilon(eps))
     clipped_out, norms_out = pair_of(out, "norms")
-    with group.on_stream():
-        ratio = group.limit(clipping, "clipping")
-        units, held = _units(group, axis), _params(group, params)
-        limits = _Limits(ratio, _param_norms(group, held, units), rule.least)
-        return _new(group, units, rule, limits, clipped_out, norms_out, held)
+    return _clip_all(grads, rule, axis, limits, norms_out, clipped_out)
 
 
 class _UnitRule(NamedTuple):
@@ -340,15 +317,18 @@ class _UnitRule(NamedTuple):
     mean: bool
     eps: float
     policy: str
-    least: float = 0.0  # of a parameter's norm
 
 
 class _Limits(NamedTuple):
-    """What units are clipped to: ``common * max(size, least)``, or ``common`` without sizes."""
+    """What units are clipped to: ``common * max(size, least)``, or ``common`` without sizes.
+
+    ``params``: the parameters whose sizes count, by name.
+    """
 
     common: Number
     sizes: Norm | None = None
     least: float = 0.0
+    params: Named = ()
 
 
 class _UnitShapes(NamedTuple):
@@ -357,14 +337,54 @@ class _UnitShapes(NamedTuple):
     axes: Axes
     shapes: list[Shape]  # of each gradient's norms
 
+    @property
+    def total(self) -> int:
+        """The number of units."""
+        return sum(map(math.prod, self.shapes))
+
 
 def _block_rule(norm_type: Any, rms: bool, eps: Any, nonfinite: str) -> _UnitRule:
     order, mean = checks.norm_order(norm_type), checks.flag(rms, "rms")
     return _UnitRule(order, mean, checks.epsilon(eps), policy_of(nonfinite))
 
 
-def _adaptive_rule(eps: Any, nonfinite: str) -> _UnitRule:
-    return _UnitRule(2.0, False, _SMALLEST_NORM, policy_of(nonfinite), checks.epsilon(eps))
+def _adaptive_rule(nonfinite: str) -> _UnitRule:
+    return _UnitRule(2.0, False, _SMALLEST_NORM, policy_of(nonfinite))
+
+
+def _clip_all(
+    grads: Any,
+    rule: _UnitRule,
+    axis: Axis,
+    limits_of: Callable[[Gradients, _UnitShapes], _Limits],
+    norms_out: Any,
+    out: Any = None,
+    *,
+    instead: str = "",
+) -> tuple[Any, Any]:
+    """Clip gradients to ``out``, or in place; return what holds them, and the norms.
+
+    ``instead``: what to do if they cannot be written in place; without it they never are.
+    """
+    write = bool(instead)
+    group = Gradients(grads, write=write, instead=instead)
+    group.refuse_shards("their blocks lie on several ranks")
+    with group.on_stream():
+        units = _units(group, axis)
+        limits = limits_of(group, units)
+        clipped = None if write else twins(group, out, apart=limits.params)
+        apart = [*limits.params, *(() if clipped is None else apart_from(clipped))]
+        norms = group.outputs(
+            norms_out, (Spec("the norms", (units.total,), _FLOAT64),), apart=apart
+        )
+        _clip(group, units, rule, limits, norms, (group if clipped is None else clipped).views)
+        if clipped is None:
+            group.wrote()
+            tree = group.tree
+        else:
+            results = clipped.results()
+            tree = group.rebuilt(results) if out is None else out
+        return tree, _in_place_of(group, units, norms, norms_out)
 
 
 def _units(group: Gradients, axis: Axis) -> _UnitShapes:
@@ -396,12 +416,6 @@ def _along(asked: Along, view: Array, name: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _outputs(group: Gradients, units: _UnitShapes, out: Any, apart: Named = ()) -> Results:
-    """Where norms are written: a vector of all units."""
-    total = sum(map(math.prod, units.shapes))
-    return group.outputs(out, (Spec("the norms", (total,), _FLOAT64),), apart=apart)
-
-
 def _params(group: Gradients, params: Any) -> Named:
     """The parameter of each gradient, by name."""
     held = []
@@ -415,23 +429,25 @@ def _params(group: Gradients, params: Any) -> Named:
     return held
 
 
-def _param_norms(group: Gradients, held: Named, units: _UnitShapes) -> Norm:
-    """The norm of each unit of the parameters."""
-    norms = group.backend.empty((sum(map(math.prod, units.shapes)),), _FLOAT64)
+def _adaptive_limits(
+    group: Gradients, units: _UnitShapes, *, params: Any, clipping: Any, least: float
+) -> _Limits:
+    """The limit of each unit, from the norm of the same unit of the parameters."""
+    ratio, held = group.limit(clipping, "clipping"), _params(group, params)
+    norms = group.backend.empty((units.total,), _FLOAT64)
     views = [view for _, view in held]
     group.backend.unit_norms(
         UnitNorms(grads=views, norm_type=2.0, axes=units.axes, mean=False, norms=norms)
     )
-    return Norm(norms)
+    return _Limits(ratio, Norm(norms), least, held)
 
 
-def _limits(group: Gradients, units: _UnitShapes, max_norm: Any) -> _Limits:
+def _limits(group: Gradients, units: _UnitShapes, *, max_norm: Any) -> _Limits:
     """The caller's limit for all units, or one for each."""
-    total = sum(map(math.prod, units.shapes))
     if is_array(max_norm) and getattr(max_norm, "shape", None):
         view = group.argument(max_norm, "max_norm")
         checks.floating(view, "max_norm")
-        checks.shape(view, (total,), "max_norm", "one limit per unit")
+        checks.shape(view, (units.total,), "max_norm", "one limit per unit")
         if type(view) is np.ndarray and not (view >= 0).all():
             raise ValueError("max_norm must be at least 0 for each unit")
         each = [(slice(None), group.backend.as_float64(view))]
@@ -443,7 +459,7 @@ def _limits(group: Gradients, units: _UnitShapes, max_norm: Any) -> _Limits:
     else:
         return _Limits(group.limit(max_norm, "max_norm"))
     # Memory of its own, which is read while gradients are written.
-    limits = group.backend.empty((total,), _FLOAT64)
+    limits = group.backend.empty((units.total,), _FLOAT64)
     for where, limit in each:
         limits[where] = limit
     return _Limits(1.0, Norm(limits), -math.inf)
@@ -481,24 +497,6 @@ def _clip(
         )
     )
     wanted[...] = own
-
-
-def _new(
-    group: Gradients,
-    units: _UnitShapes,
-    rule: _UnitRule,
-    limits: _Limits,
-    clipped_out: Any,
-    norms_out: Any,
-    held: Named | None = None,
-) -> tuple[Any, Any]:
-    """New gradients, or those of ``out``, and the norms; ``held``: parameters, if they count."""
-    clipped = twins(group, clipped_out, apart=held or ())
-    norms = _outputs(group, units, norms_out, [*apart_from(clipped), *(held or ())])
-    _clip(group, units, rule, limits, norms, clipped.views)
-    results = clipped.results()
-    tree = group.rebuilt(results) if clipped_out is None else clipped_out
-    return tree, _in_place_of(group, units, norms, norms_out)
 
 
 def _in_place_of(group: Gradients, units: _UnitShapes, norms: Results, out: Any) -> Any:
