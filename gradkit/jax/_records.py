@@ -1,9 +1,9 @@
 """Norms that JAX differentiates, made of records of calls."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Generic, ParamSpec, cast
 
 import jax
 import jax.numpy as jnp
@@ -16,18 +16,22 @@ from gradkit.jax._callbacks import ResultShape, call, vary_alike
 
 _ONCE = "{} has no second derivative, and none in forward mode: differentiate it once, by jax.grad"
 _AXES = {"axis", "channel_axis"}
+P = ParamSpec("P")
 
 
-class TracedNorm:
+class TracedNorm(Generic[P]):
     """A norm that JAX differentiates once, in reverse mode, by a gradient that is a record too.
+
+    It is called with the fields of the forward pass's record.
 
     The gradient finds its operands among the inputs and the results of the forward pass, by its own
     names; ``instead`` has the names of those that are called otherwise there. A norm that returns a
     sum ``s`` takes the gradient of that as ``ds``.
     """
 
-    def __init__(self, name: str, forward: type[Call], gradient: type[Call], **instead: str):
+    def __init__(self, name: str, record: Callable[P, Call], gradient: type[Call], **instead: str):
         self.refusal = _ONCE.format(name)
+        forward = cast(type[Call], record)  # a class is what makes its instances
         self.forward, self.gradient = forward, gradient
         self.inputs = [argument.name for argument in forward.arguments]
         self.inputs += [each.name for each in forward.in_place]
@@ -44,8 +48,12 @@ class TracedNorm:
         # The operands that examples of a vmap may have in common, if one call does them all.
         self.shared: set[str] | None = set(self.inputs) - data
 
-    def __call__(self, call: Call, **more: Any) -> Any:
-        """The results of a call of the forward pass that the caller sees; one by itself."""
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """The results of the forward pass that the caller sees; one by itself."""
+        return self.of(self.forward(*args, **kwargs))
+
+    def of(self, call: Call, **more: Any) -> Any:
+        """The same of a record, with further numbers."""
         arrays = tuple(getattr(call, name) for name in self.inputs)
         return _trace(self, (*numbers_of(call), *more.items()), arrays)
 
@@ -147,7 +155,7 @@ def _samples(array: Any, ndim: int) -> Any:
 
 
 @partial(jax.jit, static_argnums=(0, 1), inline=True)
-def _trace(norm: TracedNorm, numbers: Any, arrays: Any) -> Any:
+def _trace(norm: TracedNorm[Any], numbers: Any, arrays: Any) -> Any:
     given = dict(zip(norm.inputs, arrays, strict=True))
     if given.get("bias") is not None and given["scale"] is None:
         given["scale"] = jnp.ones_like(given["bias"])  # gradients come in pairs
@@ -155,11 +163,11 @@ def _trace(norm: TracedNorm, numbers: Any, arrays: Any) -> Any:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _differentiable(norm: TracedNorm, numbers: Any, *arrays: Any) -> Any:
+def _differentiable(norm: TracedNorm[Any], numbers: Any, *arrays: Any) -> Any:
     return _forward(norm, numbers, *arrays)[0]
 
 
-def _forward(norm: TracedNorm, numbers: Any, *arrays: Any) -> Any:
+def _forward(norm: TracedNorm[Any], numbers: Any, *arrays: Any) -> Any:
     given = dict(zip(norm.inputs, arrays, strict=True))
     made = norm.forward_pass(given, dict(numbers))
     found, returned = given | made, tuple(made[name] for name in norm.returned)
@@ -169,7 +177,7 @@ def _forward(norm: TracedNorm, numbers: Any, *arrays: Any) -> Any:
     return returned if len(returned) > 1 else returned[0], (kept, present)
 
 
-def _gradients(norm: TracedNorm, numbers: Any, residuals: Any, cotangents: Any) -> Any:
+def _gradients(norm: TracedNorm[Any], numbers: Any, residuals: Any, cotangents: Any) -> Any:
     kept, present = residuals
     arrived = cotangents if len(norm.returned) > 1 else (cotangents,)
     found = kept | dict(zip(("dy", "ds"), arrived, strict=False))
@@ -183,7 +191,7 @@ def _gradients(norm: TracedNorm, numbers: Any, residuals: Any, cotangents: Any) 
 _compiled = jax.jit(_gradients, static_argnums=(0, 1), inline=True)
 
 
-def _backward(norm: TracedNorm, numbers: Any, residuals: Any, cotangents: Any) -> Any:
+def _backward(norm: TracedNorm[Any], numbers: Any, residuals: Any, cotangents: Any) -> Any:
     # JAX does not know the axis of a vmap while it traces a compiled function in a backward pass.
     trace = _compiled if dict(numbers).get("axis_name") is None else _gradients
     return trace(norm, numbers, residuals, cotangents)

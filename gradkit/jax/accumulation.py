@@ -85,8 +85,7 @@ def accumulate_grads(
     own = None
     if checks.choice(rounding, "rounding", ("nearest", "stochastic")) == "stochastic":
         own = _words(seed)
-    added: _Tree = _accumulate(buffers, None, grads, *numbers, own, casting)[0]
-    return added
+    return _accumulate(buffers, None, grads, *numbers, own, casting)[0]
 
 
 def accumulate_grads_compensated(
@@ -132,8 +131,7 @@ def accumulate_grads_compensated(
     (Array([258], dtype=bfloat16), Array([0], dtype=bfloat16))
     """
     numbers = _numbers(scale, overwrite, do_update)
-    found: tuple[_Tree, _Tree] = _accumulate(buffers, compensation, grads, *numbers, None, casting)
-    return found
+    return _accumulate(buffers, compensation, grads, *numbers, None, casting)
 
 
 def _numbers(scale: Any, overwrite: Any, do_update: Any) -> tuple[Any, Any, Any]:

@@ -8,21 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import gradkit
-from gradkit._calls import checks
-from gradkit._calls.channels import (
-    BatchNorm,
-    BatchNormApply,
-    BatchNormGrad,
-    BatchNormGradApply,
-    BatchNormGradSums,
-    BatchNormInference,
-    BatchNormInferenceGrad,
-    BatchNormStats,
-    GroupNorm,
-    GroupNormGrad,
-    UpdateRunningStatistics,
-    elements,
-)
+from gradkit._calls import channels, checks
 from gradkit._open.dispatch import write
 from gradkit.jax._callbacks import ResultShape, axes_of, call, vary, vary_alike, varying
 from gradkit.jax._numbers import doubles, pairs, store
@@ -31,11 +17,11 @@ from gradkit.jax._records import TracedNorm, results_of
 __all__ = ["batch_norm", "batch_norm_inference", "group_norm"]
 
 
-class _TracedBatchNorm(TracedNorm):
+class _TracedBatchNorm(TracedNorm[...]):
     """Batch norm that returns statistics; its batch may be that of several devices."""
 
     def __init__(self) -> None:
-        super().__init__("batch_norm", BatchNorm, BatchNormGrad)
+        super().__init__("batch_norm", channels.BatchNorm, channels.BatchNormGrad)
         self.returned = ["y", "returned_mean", "returned_var"]
         self.kept["own_row"] = "own_row"
         self.shared = None
@@ -49,7 +35,7 @@ class _TracedBatchNorm(TracedNorm):
         """The results, and which row of all devices' statistics is the own one."""
         x, *_, running_mean, running_var = given.values()
         axis, axis_name = numbers["channel_axis"], numbers.pop("axis_name")
-        results, _ = results_of(BatchNorm, given, numbers)
+        results, _ = results_of(channels.BatchNorm, given, numbers)
         rows = own_row = None
         if axis_name is not None:
             rows = _stats_of_all(self.refusal, axis, axis_name, x)
@@ -88,8 +74,10 @@ class _TracedBatchNorm(TracedNorm):
 
 
 _BATCH_NORM = _TracedBatchNorm()
-_INFERENCE = TracedNorm("batch_norm_inference", BatchNormInference, BatchNormInferenceGrad)
-_GROUP_NORM = TracedNorm("group_norm", GroupNorm, GroupNormGrad)
+_INFERENCE = TracedNorm(
+    "batch_norm_inference", channels.BatchNormInference, channels.BatchNormInferenceGrad
+)
+_GROUP_NORM = TracedNorm("group_norm", channels.GroupNorm, channels.GroupNormGrad)
 
 
 def group_norm(
@@ -140,17 +128,9 @@ def group_norm(
     >>> jax.grad(lambda x: gradkit.jax.group_norm(x, 2, eps=0.25)[0, 0])(x).round(4)
     Array([[ 0.0894, -0.0894,  0.    ,  0.    ]], dtype=float32)
     """
-    y: jax.Array = _GROUP_NORM(
-        GroupNorm(
-            x=x,
-            num_groups=num_groups,
-            scale=scale,
-            bias=bias,
-            channel_axis=channel_axis,
-            eps=eps,
-        )
+    return _GROUP_NORM(
+        x=x, num_groups=num_groups, scale=scale, bias=bias, channel_axis=channel_axis, eps=eps
     )
-    return y
 
 
 def batch_norm(
@@ -221,7 +201,7 @@ def batch_norm(
     >>> mean, var
     (Array([1., 5.], dtype=float32), Array([1.5, 0.5], dtype=float32))
     """
-    call = BatchNorm(
+    call = channels.BatchNorm(
         x=x,
         scale=scale,
         bias=bias,
@@ -232,7 +212,7 @@ def batch_norm(
         momentum=checks.weight(momentum),
         engine=None,
     )
-    y, mean, var = _BATCH_NORM(call, momentum=call.momentum, axis_name=axis_name)
+    y, mean, var = _BATCH_NORM.of(call, momentum=call.momentum, axis_name=axis_name)
     return y, jax.lax.stop_gradient(mean), jax.lax.stop_gradient(var)
 
 
@@ -285,19 +265,16 @@ def batch_norm_inference(
            [ 0.]], dtype=float32), Array([[2.],
            [0.]], dtype=float32))
     """
-    y: jax.Array = _INFERENCE(
-        BatchNormInference(
-            x=x,
-            scale=scale,
-            bias=bias,
-            mean=mean,
-            var=var,
-            channel_axis=channel_axis,
-            eps=eps,
-            engine=None,
-        )
+    return _INFERENCE(
+        x=x,
+        scale=scale,
+        bias=bias,
+        mean=mean,
+        var=var,
+        channel_axis=channel_axis,
+        eps=eps,
+        engine=None,
     )
-    return y
 
 
 # What XLA's callbacks compute of batch norm
@@ -313,17 +290,17 @@ def _normalise(numbers: dict[str, Any], outs: list[Any], ins: list[Any]) -> None
     if rows is None:
         of_all, var, count = gradkit.batch_norm_stats(x, channel_axis=axis)
     else:
-        every, channels = doubles(rows), mean.shape[0]
-        rank_means, rank_vars = every[:, :channels], every[:, channels:-1]
+        every, width = doubles(rows), mean.shape[0]
+        rank_means, rank_vars = every[:, :width], every[:, width:-1]
         of_all, var, count = gradkit.combine_stats(rank_means, rank_vars, every[:, -1])
-    apply = BatchNormApply(
+    apply = channels.BatchNormApply(
         x=x, scale=scale, bias=bias, mean=of_all, var=var, channel_axis=axis, eps=eps
     )
     write(apply, y, mean, inv_std)
     if running[0] is None:
         store(returned[0], var)
         return
-    update = UpdateRunningStatistics(
+    update = channels.UpdateRunningStatistics(
         running_mean=running[0],
         running_var=running[1],
         mean=of_all,
@@ -341,7 +318,7 @@ def _normalise_at_once(numbers: dict[str, Any], outs: list[Any], ins: list[Any])
     for new, known in zip(moved, running, strict=True):
         if new is not None:
             new[...] = known
-    call = BatchNorm(
+    call = channels.BatchNorm(
         x=x,
         scale=scale,
         bias=bias,
@@ -359,21 +336,21 @@ def _normalise_at_once(numbers: dict[str, Any], outs: list[Any], ins: list[Any])
 
 def _stats_of_all(refusal: str, axis: int, axis_name: Any, x: Any) -> Any:
     """Each device's means, variances and count: a row of each."""
-    channels = x.shape[axis]
+    width = x.shape[axis]
 
     def compute(outs: list[Any], ins: list[Any]) -> None:
         state = doubles(outs[0])
-        stats = BatchNormStats(x=ins[0], channel_axis=axis)
-        write(stats, state[:channels], state[channels:-1], state[-1, ...])
+        stats = channels.BatchNormStats(x=ins[0], channel_axis=axis)
+        write(stats, state[:width], state[width:-1], state[-1, ...])
 
-    (state,) = call(refusal, compute, [pairs(2 * channels + 1)], [x])
+    (state,) = call(refusal, compute, [pairs(2 * width + 1)], [x])
     return jax.lax.all_gather(state, axis_name)
 
 
 def _sums(axis: int, outs: list[Any], ins: list[Any]) -> None:
     """A device's sums, and the gradients of the parameters."""
     (dy, x, mean, inv_std), own = ins, doubles(outs[0])
-    sums = BatchNormGradSums(dy=dy, x=x, mean=mean, inv_std=inv_std, channel_axis=axis)
+    sums = channels.BatchNormGradSums(dy=dy, x=x, mean=mean, inv_std=inv_std, channel_axis=axis)
     write(sums, own[0], own[1])
     for out, row in zip(outs[1:], own, strict=False):
         store(out, row)
@@ -384,7 +361,7 @@ def _apply_sums(axis: int, count: float, outs: list[Any], ins: list[Any]) -> Non
     dy, x, scale, mean, inv_std, rows = ins
     with np.errstate(all="ignore"):  # infinities of two signs
         totals = doubles(rows).sum(axis=0)
-    apply = BatchNormGradApply(
+    apply = channels.BatchNormGradApply(
         dy=dy,
         x=x,
         scale=scale,
@@ -407,4 +384,4 @@ def _check_elements(x: Any, axis: int, rows: Any) -> None:
 
 
 def _elements(x: Any, axis: int) -> int:
-    return elements(x, axis % x.ndim)
+    return channels.elements(x, axis % x.ndim)

@@ -14,15 +14,7 @@ import numpy as np
 
 from gradkit._arrays import backend_of
 from gradkit._backend import Array, Views
-from gradkit._calls import checks
-from gradkit._calls.lists import (
-    ClipByNorm,
-    GradNorm,
-    JoinRanks,
-    RankState,
-    ScaleGrads,
-    SpikeGuardUpdate,
-)
+from gradkit._calls import checks, lists
 from gradkit._open.dispatch import write
 from gradkit.jax._callbacks import ResultShape, axes_of, call, varying
 from gradkit.jax._numbers import doubles, given, pair, pairs, read, store, widest
@@ -31,7 +23,7 @@ __all__ = ["clip_by_global_norm", "grad_norm"]
 
 _Tree = TypeVar("_Tree")
 _FLOAT64 = np.dtype(np.float64)
-_STATE = 6  # numbers of a norm that devices exchange: `RankState`
+_STATE = 6  # numbers of a norm that devices exchange: `lists.RankState`
 _DIGEST = 0.0  # all devices run one program, so that none can make another call
 _REFUSAL = "{} is not differentiable; to differentiate a whole training step, clip with optax"
 
@@ -98,8 +90,7 @@ def grad_norm(
     """
     order, copies = checks.norm_order(norm_type), copies_of(replicas, axis_name, grads)
     rule = ClipRule("grad_norm", order, axis_name, copies, clips=False)
-    norm: jax.Array = _clip(grads, pair(np.inf), _scale(scale), None, rule).norm
-    return norm
+    return _clip(grads, pair(np.inf), _scale(scale), None, rule).norm
 
 
 def clip_by_global_norm(
@@ -220,8 +211,7 @@ def clipped_by(grads: Any, max_norm: Any, scale: Any, rule: ClipRule, state: Any
     """Clip to ``max_norm``, and to what a spike guard says of the norm if it has a state."""
     if not isinstance(max_norm, jax.Array):
         checks.nonnegative(max_norm, "max_norm")
-    done: Clipped = _clip(grads, given(max_norm, "max_norm"), _scale(scale), state, rule)
-    return done
+    return _clip(grads, given(max_norm, "max_norm"), _scale(scale), state, rule)
 
 
 def _scale(scale: Any) -> Any:
@@ -305,7 +295,7 @@ def _states_of_all(leaves: list[Any], scale: Any, rule: ClipRule) -> Any:
         *grads, by = ins
         state, factor = doubles(outs[0]), read(by)
         backend_of(by).rank_state(
-            RankState(
+            lists.RankState(
                 grads=_of(Views(grads), rule.counted),
                 norm_type=rule.order,
                 digest=_DIGEST,
@@ -327,14 +317,14 @@ def _compute(grads: Views, numbers: list[Any], outs: list[Array], rule: ClipRule
     norm = backend.empty((), _FLOAT64)
     if rows is None:
         own = _of(grads, rule.counted)
-        backend.grad_norm(GradNorm(grads=own, norm_type=rule.order, norm=norm, scale=by))
+        backend.grad_norm(lists.GradNorm(grads=own, norm_type=rule.order, norm=norm, scale=by))
     else:
         _join(doubles(rows), norm, by, most, rule, backend)
     if rule.guard is not None:
         most, following = backend.empty((), _FLOAT64), backend.empty(state.shape, _FLOAT64)
         known = backend.as_float64(state)
         decay, threshold, warmup, clips = rule.guard
-        step = SpikeGuardUpdate(
+        step = lists.SpikeGuardUpdate(
             state=known,
             norm=norm,
             decay=decay,
@@ -353,7 +343,7 @@ def _compute(grads: Views, numbers: list[Any], outs: list[Array], rule: ClipRule
 def _clip_in_place(grads: Views, norm: Array, limit: Array, scale: Array, rule: ClipRule) -> None:
     """Clip all gradients, or some: the others are only scaled."""
     backend, own = backend_of(limit), _of(grads, rule.some)
-    call = ClipByNorm(
+    call = lists.ClipByNorm(
         grads=own,
         norm=norm,
         max_norm=limit,
@@ -369,7 +359,7 @@ def _clip_in_place(grads: Views, norm: Array, limit: Array, scale: Array, rule: 
     if rule.zero_nonfinite:
         backend.clip_by_norm(call.replaced(grads=rest, outs=rest, max_norm=math.inf))
     else:
-        backend.scale_grads(ScaleGrads(grads=rest, coefficient=scale, outs=rest))
+        backend.scale_grads(lists.ScaleGrads(grads=rest, coefficient=scale, outs=rest))
 
 
 def _join(
@@ -377,7 +367,7 @@ def _join(
 ) -> None:
     """The norm over all devices, none of which can be at fault alone."""
     backend.join_ranks(
-        JoinRanks(
+        lists.JoinRanks(
             states=states,
             digest=_DIGEST,
             norm_type=rule.order,

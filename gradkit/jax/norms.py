@@ -10,18 +10,7 @@ from typing import Any
 
 import jax
 
-from gradkit._calls.rows import (
-    AddLayerNorm,
-    AddRmsNorm,
-    GatedRmsNorm,
-    GatedRmsNormGrad,
-    InvertibleLayerNormGrad,
-    InvertibleRmsNormGrad,
-    LayerNorm,
-    LayerNormGrad,
-    RmsNorm,
-    RmsNormGrad,
-)
+from gradkit._calls import rows
 from gradkit.jax._records import TracedNorm
 
 __all__ = [
@@ -34,13 +23,13 @@ __all__ = [
     "rms_norm",
 ]
 
-_LAYER_NORM = TracedNorm("layer_norm", LayerNorm, LayerNormGrad)
-_INVERTIBLE = TracedNorm("invertible_layer_norm", LayerNorm, InvertibleLayerNormGrad)
-_ADD_LAYER_NORM = TracedNorm("add_layer_norm", AddLayerNorm, LayerNormGrad, x="s")
-_RMS_NORM = TracedNorm("rms_norm", RmsNorm, RmsNormGrad)
-_INVERTIBLE_RMS = TracedNorm("invertible_rms_norm", RmsNorm, InvertibleRmsNormGrad)
-_GATED_RMS_NORM = TracedNorm("gated_rms_norm", GatedRmsNorm, GatedRmsNormGrad)
-_ADD_RMS_NORM = TracedNorm("add_rms_norm", AddRmsNorm, RmsNormGrad, x="s")
+_LAYER_NORM = TracedNorm("layer_norm", rows.LayerNorm, rows.LayerNormGrad)
+_INVERTIBLE = TracedNorm("invertible_layer_norm", rows.LayerNorm, rows.InvertibleLayerNormGrad)
+_ADD_LAYER_NORM = TracedNorm("add_layer_norm", rows.AddLayerNorm, rows.LayerNormGrad, x="s")
+_RMS_NORM = TracedNorm("rms_norm", rows.RmsNorm, rows.RmsNormGrad)
+_INVERTIBLE_RMS = TracedNorm("invertible_rms_norm", rows.RmsNorm, rows.InvertibleRmsNormGrad)
+_GATED_RMS_NORM = TracedNorm("gated_rms_norm", rows.GatedRmsNorm, rows.GatedRmsNormGrad)
+_ADD_RMS_NORM = TracedNorm("add_rms_norm", rows.AddRmsNorm, rows.RmsNormGrad, x="s")
 
 
 def layer_norm(
@@ -90,10 +79,7 @@ def layer_norm(
     >>> jax.jit(jax.grad(loss))(jnp.array([[1.0, 3.0]])).round(4)
     Array([[ 0.0894, -0.0894]], dtype=float32)
     """
-    y: jax.Array = _LAYER_NORM(
-        LayerNorm(x=x, scale=scale, bias=bias, axis=axis, eps=eps, scale_offset=scale_offset)
-    )
-    return y
+    return _LAYER_NORM(x=x, scale=scale, bias=bias, axis=axis, eps=eps, scale_offset=scale_offset)
 
 
 def add_layer_norm(
@@ -139,18 +125,15 @@ def add_layer_norm(
     >>> gradkit.jax.add_layer_norm(x, residual, eps=0.0)
     (Array([[-1.,  1.]], dtype=float32), Array([[1., 3.]], dtype=float32))
     """
-    y, s = _ADD_LAYER_NORM(
-        AddLayerNorm(
-            x=x,
-            residual=residual,
-            scale=scale,
-            bias=bias,
-            axis=axis,
-            eps=eps,
-            scale_offset=scale_offset,
-        )
+    return _ADD_LAYER_NORM(
+        x=x,
+        residual=residual,
+        scale=scale,
+        bias=bias,
+        axis=axis,
+        eps=eps,
+        scale_offset=scale_offset,
     )
-    return y, s
 
 
 def invertible_layer_norm(
@@ -191,10 +174,7 @@ def invertible_layer_norm(
     >>> jax.jit(jax.grad(loss))(jnp.array([[1.0, 3.0]])).round(4)
     Array([[ 0.0894, -0.0894]], dtype=float32)
     """
-    y: jax.Array = _INVERTIBLE(
-        LayerNorm(x=x, scale=scale, bias=bias, axis=axis, eps=eps, scale_offset=0.0)
-    )
-    return y
+    return _INVERTIBLE(x=x, scale=scale, bias=bias, axis=axis, eps=eps, scale_offset=0.0)
 
 
 def rms_norm(
@@ -231,10 +211,7 @@ def rms_norm(
     >>> gradkit.jax.rms_norm(jnp.array([[2.0, -2.0]]), jnp.array([1.0, 3.0]), eps=0.0)
     Array([[ 1., -3.]], dtype=float32)
     """
-    y: jax.Array = _RMS_NORM(
-        RmsNorm(x=x, scale=scale, axis=axis, eps=eps, scale_offset=scale_offset)
-    )
-    return y
+    return _RMS_NORM(x=x, scale=scale, axis=axis, eps=eps, scale_offset=scale_offset)
 
 
 def invertible_rms_norm(
@@ -275,10 +252,7 @@ def invertible_rms_norm(
     >>> jax.jit(jax.grad(loss))(jnp.array([[3.0, 4.0]])).round(4)
     Array([[ 0.181 , -0.1358]], dtype=float32)
     """
-    y: jax.Array = _INVERTIBLE_RMS(
-        RmsNorm(x=x, scale=scale, axis=axis, eps=eps, scale_offset=scale_offset)
-    )
-    return y
+    return _INVERTIBLE_RMS(x=x, scale=scale, axis=axis, eps=eps, scale_offset=scale_offset)
 
 
 def add_rms_norm(
@@ -322,12 +296,9 @@ def add_rms_norm(
     >>> jax.grad(loss)(x)
     Array([[1.25, 0.25]], dtype=float32)
     """
-    y, s = _ADD_RMS_NORM(
-        AddRmsNorm(
-            x=x, residual=residual, scale=scale, axis=axis, eps=eps, scale_offset=scale_offset
-        )
+    return _ADD_RMS_NORM(
+        x=x, residual=residual, scale=scale, axis=axis, eps=eps, scale_offset=scale_offset
     )
-    return y, s
 
 
 def gated_rms_norm(
@@ -376,7 +347,7 @@ def gated_rms_norm(
     >>> jax.grad(lambda g: gradkit.jax.gated_rms_norm(x, g, eps=0.0)[0, 0])(gate).round(4)
     Array([[0.4243, 0.    ]], dtype=float32)
     """
-    call = GatedRmsNorm(
+    return _GATED_RMS_NORM(
         x=x,
         gate=gate,
         scale=scale,
@@ -386,5 +357,3 @@ def gated_rms_norm(
         activation=activation,
         norm_before_gate=norm_before_gate,
     )
-    y: jax.Array = _GATED_RMS_NORM(call)
-    return y

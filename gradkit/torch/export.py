@@ -4,7 +4,7 @@ Those know no others, or know PyTorch's better.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -13,6 +13,8 @@ from torch.nn import functional
 from gradkit.torch import _operators as norms
 
 __all__ = ["decomposed_inductor", "decompositions"]
+
+Maybe: TypeAlias = Tensor | None
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
@@ -109,8 +111,7 @@ def decomposed_inductor(
                     node.target = function
             module.recompile()
     chosen = {**_inductor.list_mode_options(mode or "default"), **(options or {})}
-    compiled: Callable[..., Any] = _inductor.compile(graph, list(inputs), options=chosen)
-    return compiled
+    return _inductor.compile(graph, list(inputs), options=chosen)
 
 
 def replacements() -> dict[Any, Callable[..., Any]]:
@@ -123,12 +124,7 @@ def replacements() -> dict[Any, Callable[..., Any]]:
 
 
 def _layer_norm(
-    x: Tensor,
-    scale: Tensor | None,
-    bias: Tensor | None,
-    axis: int,
-    eps: float,
-    scale_offset: float = 0.0,
+    x: Tensor, scale: Maybe, bias: Maybe, axis: int, eps: float, scale_offset: float = 0.0
 ) -> tuple[Tensor, ...]:
     wide = _wide(x)
     y = functional.layer_norm(
@@ -138,7 +134,7 @@ def _layer_norm(
 
 
 def _rms_norm(
-    x: Tensor, scale: Tensor | None, axis: int, eps: float, scale_offset: float = 0.0
+    x: Tensor, scale: Maybe, axis: int, eps: float, scale_offset: float = 0.0
 ) -> tuple[Tensor, ...]:
     wide = _wide(x)
     y = functional.rms_norm(x.to(wide), x.shape[axis:], _scale(scale, wide, scale_offset), eps)
@@ -148,7 +144,7 @@ def _rms_norm(
 def _gated_rms_norm(
     x: Tensor,
     gate: Tensor,
-    scale: Tensor | None,
+    scale: Maybe,
     axis: int,
     eps: float,
     scale_offset: float = 0.0,
@@ -172,12 +168,7 @@ def _added(norm: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tenso
 
 
 def _group_norm(
-    x: Tensor,
-    scale: Tensor | None,
-    bias: Tensor | None,
-    num_groups: int,
-    eps: float,
-    channel_axis: int = 1,
+    x: Tensor, scale: Maybe, bias: Maybe, num_groups: int, eps: float, channel_axis: int = 1
 ) -> tuple[Tensor, ...]:
     wide = _wide(x)
     y = functional.group_norm(
@@ -188,8 +179,8 @@ def _group_norm(
 
 def _batch_norm_inference(
     x: Tensor,
-    scale: Tensor | None,
-    bias: Tensor | None,
+    scale: Maybe,
+    bias: Maybe,
     mean: Tensor,
     var: Tensor,
     eps: float,
@@ -203,10 +194,10 @@ def _batch_norm_inference(
 
 def _batch_norm(
     x: Tensor,
-    scale: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
+    scale: Maybe,
+    bias: Maybe,
+    running_mean: Maybe,
+    running_var: Maybe,
     momentum: float,
     eps: float,
     channel_axis: int = 1,
@@ -239,9 +230,9 @@ def _wide(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def _to(t: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+def _to(t: Maybe, dtype: torch.dtype) -> Maybe:
     return t if t is None else t.to(dtype)
 
 
-def _scale(scale: Tensor | None, dtype: torch.dtype, offset: float) -> Tensor | None:
+def _scale(scale: Maybe, dtype: torch.dtype, offset: float) -> Maybe:
     return _to(scale, dtype) if scale is None or not offset else scale.to(dtype) + offset

@@ -94,7 +94,7 @@ class LayerNorm(_ScaleOffset, nn.LayerNorm):
     """
 
     @_leaf
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+    def forward(self, input: Tensor) -> Tensor:
         """Normalise the last dimensions."""
         return layer_norm(
             input,
@@ -120,9 +120,7 @@ class AddLayerNorm(_ScaleOffset, nn.LayerNorm):
 
     @_leaf
     def forward(  # type: ignore[override]
-        self,
-        input: Tensor,  # noqa: A002
-        residual: Tensor,
+        self, input: Tensor, residual: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Add, and normalise the last dimensions: both results."""
         return add_layer_norm(
@@ -140,7 +138,7 @@ class InvertibleLayerNorm(nn.LayerNorm):
     """``torch.nn.LayerNorm``, with its arguments, computed by :func:`invertible_layer_norm`."""
 
     @_leaf
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+    def forward(self, input: Tensor) -> Tensor:
         """Normalise the last dimensions."""
         return invertible_layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
 
@@ -243,18 +241,18 @@ class GroupNorm(nn.GroupNorm):
     """``torch.nn.GroupNorm``, with its arguments, computed by :func:`group_norm`."""
 
     @_leaf
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+    def forward(self, input: Tensor) -> Tensor:
         """Normalise the groups of each sample."""
         return group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
 
 
 class _InstanceNorm(nn.modules.instancenorm._InstanceNorm):
     @_leaf
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+    def forward(self, input: Tensor) -> Tensor:
         """Normalise each channel of each sample."""
         return super().forward(input)
 
-    def _apply_instance_norm(self, input: Tensor) -> Tensor:  # noqa: A002
+    def _apply_instance_norm(self, input: Tensor) -> Tensor:
         """Normalise samples; PyTorch's ``forward`` checks their shape and adds a batch's axis."""
         return instance_norm(
             input,
@@ -282,7 +280,7 @@ class InstanceNorm3d(_InstanceNorm, nn.InstanceNorm3d):
 
 class _BatchNormModule(nn.modules.batchnorm._BatchNorm):
     @_leaf
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+    def forward(self, input: Tensor) -> Tensor:
         """Normalise each channel, in training by the batch's own statistics."""
         self._check_input_dim(input)
         own = self.training or (self.running_mean is None and self.running_var is None)

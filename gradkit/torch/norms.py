@@ -32,7 +32,7 @@ __all__ = [
 
 
 def layer_norm(
-    input: Tensor,  # noqa: A002
+    input: Tensor,
     normalized_shape: Sequence[int],
     weight: Tensor | None = None,
     bias: Tensor | None = None,
@@ -89,12 +89,11 @@ def layer_norm(
             [ 0.0000,  0.0000]])
     """
     axis, scale = _axis(input, normalized_shape), _scale(weight, bias, scale_offset)
-    y: Tensor = _operators.LAYER_NORM(input, scale, bias, axis, eps, scale_offset)
-    return y
+    return _operators.LAYER_NORM(input, scale, bias, axis, eps, scale_offset)
 
 
 def add_layer_norm(
-    input: Tensor,  # noqa: A002
+    input: Tensor,
     residual: Tensor,
     normalized_shape: Sequence[int],
     weight: Tensor | None = None,
@@ -136,12 +135,11 @@ def add_layer_norm(
     (tensor([[-1.,  1.]]), tensor([[1., 3.]]))
     """
     axis, scale = _axis(input, normalized_shape), _scale(weight, bias, scale_offset)
-    y, s = _operators.ADD_LAYER_NORM(input, residual, scale, bias, axis, eps, scale_offset)
-    return y, s
+    return _operators.ADD_LAYER_NORM(input, residual, scale, bias, axis, eps, scale_offset)
 
 
 def invertible_layer_norm(
-    input: Tensor,  # noqa: A002
+    input: Tensor,
     normalized_shape: Sequence[int],
     weight: Tensor | None = None,
     bias: Tensor | None = None,
@@ -180,12 +178,11 @@ def invertible_layer_norm(
     tensor([[ 0.1763, -0.2204,  0.0441]])
     """
     axis = _axis(input, normalized_shape)
-    y: Tensor = _operators.INVERTIBLE_LAYER_NORM(input, _scale(weight, bias), bias, axis, eps, 0.0)
-    return y
+    return _operators.INVERTIBLE_LAYER_NORM(input, _scale(weight, bias), bias, axis, eps, 0.0)
 
 
 def rms_norm(
-    input: Tensor,  # noqa: A002
+    input: Tensor,
     normalized_shape: Sequence[int],
     weight: Tensor | None = None,
     eps: float | None = None,
@@ -228,12 +225,11 @@ def rms_norm(
     tensor([[0.8485, 1.1314]])
     """
     axis, floor = _axis(input, normalized_shape), _floor(eps, input)
-    y: Tensor = _operators.RMS_NORM(input, weight, axis, floor, scale_offset)
-    return y
+    return _operators.RMS_NORM(input, weight, axis, floor, scale_offset)
 
 
 def add_rms_norm(
-    input: Tensor,  # noqa: A002
+    input: Tensor,
     residual: Tensor,
     normalized_shape: Sequence[int],
     weight: Tensor | None = None,
@@ -275,12 +271,11 @@ def add_rms_norm(
     (tensor([[0.8485, 1.1314]]), tensor([[3., 4.]]))
     """
     axis, floor = _axis(input, normalized_shape), _floor(eps, input)
-    y, s = _operators.ADD_RMS_NORM(input, residual, weight, axis, floor, scale_offset)
-    return y, s
+    return _operators.ADD_RMS_NORM(input, residual, weight, axis, floor, scale_offset)
 
 
 def invertible_rms_norm(
-    input: Tensor,  # noqa: A002
+    input: Tensor,
     normalized_shape: Sequence[int],
     weight: Tensor | None = None,
     eps: float | None = None,
@@ -320,12 +315,11 @@ def invertible_rms_norm(
     tensor([[ 0.1810, -0.1358]])
     """
     axis, floor = _axis(input, normalized_shape), _floor(eps, input)
-    y: Tensor = _operators.INVERTIBLE_RMS_NORM(input, weight, axis, floor, scale_offset)
-    return y
+    return _operators.INVERTIBLE_RMS_NORM(input, weight, axis, floor, scale_offset)
 
 
 def gated_rms_norm(
-    input: Tensor,  # noqa: A002
+    input: Tensor,
     gate: Tensor,
     normalized_shape: Sequence[int],
     weight: Tensor | None = None,
@@ -372,12 +366,11 @@ def gated_rms_norm(
     axis, floor = _axis(input, normalized_shape), _floor(eps, input)
     refuse_nested(gate, "gate")
     how = scale_offset, activation, norm_before_gate
-    y: Tensor = _operators.GATED_RMS_NORM(input, gate, weight, axis, floor, *how)
-    return y
+    return _operators.GATED_RMS_NORM(input, gate, weight, axis, floor, *how)
 
 
 def group_norm(
-    input: Tensor,  # noqa: A002
+    input: Tensor,
     num_groups: int,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
@@ -426,12 +419,11 @@ def group_norm(
     tensor([[ 0.0285, -0.0285,  0.0000,  0.0000]])
     """
     refuse_nested(input, "input")
-    y: Tensor = _operators.GROUP_NORM(input, _scale(weight, bias), bias, num_groups, eps, 1)
-    return y
+    return _operators.GROUP_NORM(input, _scale(weight, bias), bias, num_groups, eps, 1)
 
 
 def instance_norm(
-    input: Tensor,  # noqa: A002
+    input: Tensor,
     running_mean: Tensor | None = None,
     running_var: Tensor | None = None,
     weight: Tensor | None = None,
@@ -509,7 +501,7 @@ def instance_norm(
 
 
 def batch_norm(
-    input: Tensor,  # noqa: A002
+    input: Tensor,
     running_mean: Tensor | None,
     running_var: Tensor | None,
     weight: Tensor | None = None,
@@ -574,10 +566,9 @@ def batch_norm(
     if not training:
         if running_mean is None or running_var is None:
             raise ValueError("running_mean and running_var are needed if training is false")
-        y: Tensor = _operators.BATCH_NORM_INFERENCE(
+        return _operators.BATCH_NORM_INFERENCE(
             input, scale, bias, running_mean, running_var, eps, 1
         )
-        return y
     if input.numel() == input.shape[1] > 0:
         raise ValueError(
             f"input has shape {tuple(input.shape)}: one element per channel has no variance"
@@ -587,11 +578,10 @@ def batch_norm(
     if isinstance(momentum, Tensor):
         return _batch_norm_on_device(input, scale, bias, running_mean, running_var, momentum, eps)
     args = input, scale, bias, running_mean, running_var, momentum, eps, 1
-    normalised: Tensor = _operators.BATCH_NORM(*args)
-    return normalised
+    return _operators.BATCH_NORM(*args)
 
 
-def _axis(input: Tensor, normalized_shape: Sequence[int]) -> int:  # noqa: A002
+def _axis(input: Tensor, normalized_shape: Sequence[int]) -> int:
     """The first normalised dimension, counted from the end."""
     refuse_nested(input, "input")
     wanted = tuple(normalized_shape)
@@ -603,7 +593,7 @@ def _axis(input: Tensor, normalized_shape: Sequence[int]) -> int:  # noqa: A002
     return -len(wanted)
 
 
-def _floor(eps: float | None, input: Tensor) -> float:  # noqa: A002
+def _floor(eps: float | None, input: Tensor) -> float:
     """What an RMS norm adds to the mean square."""
     if eps is not None:
         return eps
