@@ -37,20 +37,8 @@ channel are float64 (float32 where the library holds no float64, as JAX by defau
 from typing import SupportsIndex
 
 from gradkit._backend import Engine
-from gradkit._calls import engines
+from gradkit._calls import channels, engines
 from gradkit._calls.backend import runs
-from gradkit._calls.channels import (
-    BatchNorm,
-    BatchNormApply,
-    BatchNormGrad,
-    BatchNormGradApply,
-    BatchNormGradSums,
-    BatchNormInference,
-    BatchNormInferenceGrad,
-    BatchNormStats,
-    CombineStats,
-    UpdateRunningStatistics,
-)
 from gradkit._open.dispatch import run
 from gradkit._open.foreign import answers
 from gradkit._ranks.batches import forward_over_ranks, gradient_over_ranks, run_over_ranks
@@ -170,7 +158,7 @@ def batch_norm(
     >>> running_mean, running_var
     (array([1., 5.]), array([1.5, 0.5]))
     """
-    call = BatchNorm(
+    call = channels.BatchNorm(
         x=x,
         scale=scale,
         bias=bias,
@@ -267,7 +255,7 @@ def batch_norm_grad(
            [-0.2204],
            [ 0.0441]])
     """
-    call = BatchNormGrad(
+    call = channels.BatchNormGrad(
         dy=dy,
         x=x,
         scale=scale,
@@ -340,7 +328,7 @@ def batch_norm_inference(
     array([[-4.],
            [ 0.]])
     """
-    call = BatchNormInference(
+    call = channels.BatchNormInference(
         x=x,
         scale=scale,
         bias=bias,
@@ -418,7 +406,7 @@ def batch_norm_inference_grad(
     (array([[2.],
            [1.]]), array([-4.]), array([1.5]))
     """
-    call = BatchNormInferenceGrad(
+    call = channels.BatchNormInferenceGrad(
         dy=dy, x=x, scale=scale, mean=mean, var=var, channel_axis=channel_axis, eps=eps
     )
     return run(call, out)
@@ -489,7 +477,7 @@ def update_running_statistics(
     >>> gradkit.update_running_statistics(*running, mean, var, count, momentum=0.5)
     (array([1.]), array([1.5]))
     """
-    call = UpdateRunningStatistics(
+    call = channels.UpdateRunningStatistics(
         running_mean=running_mean,
         running_var=running_var,
         mean=mean,
@@ -559,7 +547,7 @@ def batch_norm_stats(x: X, *, channel_axis: SupportsIndex = 1, out: Outs = None)
     >>> mean, var, count
     (array([ 2., 10.]), array([1., 0.]), array(2.))
     """
-    return run(BatchNormStats(x=x, channel_axis=channel_axis), out)
+    return run(channels.BatchNormStats(x=x, channel_axis=channel_axis), out)
 
 
 @answers
@@ -612,7 +600,7 @@ def combine_stats(
     >>> gradkit.combine_stats(means, variances, np.array([1.0, 2.0, 0.0]))
     (array([3.]), array([3.33333333]), array(3.))
     """
-    call = CombineStats(means=means, variances=variances, counts=counts)
+    call = channels.CombineStats(means=means, variances=variances, counts=counts)
     return run(call, out)
 
 
@@ -673,7 +661,7 @@ def batch_norm_apply(
     (array([[-4.],
            [ 0.]]), array([3.]), array([2.]))
     """
-    call = BatchNormApply(
+    call = channels.BatchNormApply(
         x=x, scale=scale, bias=bias, mean=mean, var=var, channel_axis=channel_axis, eps=eps
     )
     return run(call, out)
@@ -730,7 +718,9 @@ def batch_norm_grad_sums(
     >>> gradkit.batch_norm_grad_sums(dy, x, one, one)
     (array([0.5]), array([1.5]))
     """
-    call = BatchNormGradSums(dy=dy, x=x, mean=mean, inv_std=inv_std, channel_axis=channel_axis)
+    call = channels.BatchNormGradSums(
+        dy=dy, x=x, mean=mean, inv_std=inv_std, channel_axis=channel_axis
+    )
     return run(call, out)
 
 
@@ -796,7 +786,7 @@ def batch_norm_grad_apply(
     array([[ 0.25],
            [-0.5 ]])
     """
-    call = BatchNormGradApply(
+    call = channels.BatchNormGradApply(
         dy=dy,
         x=x,
         scale=scale,

@@ -14,13 +14,7 @@ be ``y``; any other overlap is an error.
 
 from typing import SupportsIndex
 
-from gradkit._calls.rows import (
-    AddLayerNorm,
-    InvertibleLayerNormGrad,
-    LayerNorm,
-    LayerNormGrad,
-    LayerNormInverse,
-)
+from gradkit._calls import rows
 from gradkit._open.dispatch import run
 from gradkit._open.foreign import answers
 from gradkit._typing import AnyArray, B, Outs, Real, S, X
@@ -96,7 +90,9 @@ def layer_norm(
     array([[-0.894,  0.894],
            [ 0.   ,  0.   ]])
     """
-    call = LayerNorm(x=x, scale=scale, bias=bias, axis=axis, eps=eps, scale_offset=scale_offset)
+    call = rows.LayerNorm(
+        x=x, scale=scale, bias=bias, axis=axis, eps=eps, scale_offset=scale_offset
+    )
     return run(call, out)
 
 
@@ -155,7 +151,7 @@ def add_layer_norm(
     >>> y, s, mean
     (array([[-1.,  1.]]), array([[1., 3.]]), array([2.]))
     """
-    call = AddLayerNorm(
+    call = rows.AddLayerNorm(
         x=x,
         residual=residual,
         scale=scale,
@@ -240,7 +236,7 @@ def layer_norm_grad(
     >>> dbias
     array([1., 0., 0.])
     """
-    call = LayerNormGrad(
+    call = rows.LayerNormGrad(
         dy=dy,
         x=x,
         scale=scale,
@@ -308,7 +304,7 @@ def layer_norm_inverse(
     >>> gradkit.layer_norm_inverse(y, scale, bias, mean, inv_std)
     array([[1., 2., 6.]])
     """
-    call = LayerNormInverse(y=y, scale=scale, bias=bias, mean=mean, inv_std=inv_std, axis=axis)
+    call = rows.LayerNormInverse(y=y, scale=scale, bias=bias, mean=mean, inv_std=inv_std, axis=axis)
     return run(call, out)
 
 
@@ -370,5 +366,7 @@ def invertible_layer_norm_grad(
     >>> dx.round(4)
     array([[ 0.1763, -0.2204,  0.0441]])
     """
-    call = InvertibleLayerNormGrad(dy=dy, y=y, scale=scale, bias=bias, inv_std=inv_std, axis=axis)
+    call = rows.InvertibleLayerNormGrad(
+        dy=dy, y=y, scale=scale, bias=bias, inv_std=inv_std, axis=axis
+    )
     return run(call, out)

@@ -5,14 +5,7 @@ Rows, dtypes and ``out`` are as in :mod:`gradkit.layer_normalization`.
 
 from typing import Literal, SupportsIndex
 
-from gradkit._calls.rows import (
-    AddRmsNorm,
-    GatedRmsNorm,
-    GatedRmsNormGrad,
-    InvertibleRmsNormGrad,
-    RmsNorm,
-    RmsNormGrad,
-)
+from gradkit._calls import rows
 from gradkit._open.dispatch import run
 from gradkit._open.foreign import answers
 from gradkit._typing import AnyArray, Outs, Real, S, X
@@ -79,7 +72,7 @@ def rms_norm(
     >>> y.round(4), inv_std.round(4)
     (array([[0.8485, 1.1314]]), array([0.2828]))
     """
-    call = RmsNorm(x=x, scale=scale, axis=axis, eps=eps, scale_offset=scale_offset)
+    call = rows.RmsNorm(x=x, scale=scale, axis=axis, eps=eps, scale_offset=scale_offset)
     return run(call, out)
 
 
@@ -137,7 +130,7 @@ def add_rms_norm(
     >>> y.round(4), s
     (array([[0.8485, 1.1314]]), array([[3., 4.]]))
     """
-    call = AddRmsNorm(
+    call = rows.AddRmsNorm(
         x=x, residual=residual, scale=scale, axis=axis, eps=eps, scale_offset=scale_offset
     )
     return run(call, out)
@@ -206,7 +199,7 @@ def rms_norm_grad(
     >>> dx.round(4), dscale.round(4)
     (array([[ 0.181 , -0.1358]]), array([0.8485, 0.    ]))
     """
-    call = RmsNormGrad(
+    call = rows.RmsNormGrad(
         dy=dy, x=x, scale=scale, inv_std=inv_std, ds=ds, axis=axis, scale_offset=scale_offset
     )
     return run(call, out)
@@ -274,7 +267,7 @@ def invertible_rms_norm_grad(
     >>> dx.round(4), dscale.round(4)
     (array([[ 0.181 , -0.1358]]), array([0.8485, 0.    ]))
     """
-    call = InvertibleRmsNormGrad(
+    call = rows.InvertibleRmsNormGrad(
         dy=dy, y=y, scale=scale, inv_std=inv_std, ds=ds, axis=axis, scale_offset=scale_offset
     )
     return run(call, out)
@@ -346,7 +339,7 @@ def gated_rms_norm(
     >>> y.round(4), inv_std.round(4)
     (array([[0.4243, 0.8271]]), array([0.2828]))
     """
-    call = GatedRmsNorm(
+    call = rows.GatedRmsNorm(
         x=x,
         gate=gate,
         scale=scale,
@@ -424,7 +417,7 @@ def gated_rms_norm_grad(
     >>> dx.round(4), dgate.round(4)
     (array([[-0.0993,  0.0744]]), array([[0.4243, 1.0495]]))
     """
-    call = GatedRmsNormGrad(
+    call = rows.GatedRmsNormGrad(
         dy=dy,
         x=x,
         gate=gate,

@@ -7,19 +7,8 @@ from typing import Any
 import numpy as np
 
 from gradkit._backend import Array
-from gradkit._calls import checks, engines
+from gradkit._calls import channels, checks, engines
 from gradkit._calls.backend import Backend
-from gradkit._calls.channels import (
-    BatchNorm,
-    BatchNormApply,
-    BatchNormGrad,
-    BatchNormGradApply,
-    BatchNormGradSums,
-    BatchNormStats,
-    CombineStats,
-    UpdateRunningStatistics,
-    elements,
-)
 from gradkit._open.dispatch import run, write
 from gradkit._ranks.collective import Collective
 from gradkit._ranks.groups import Group
@@ -28,7 +17,7 @@ _FLOAT64 = np.dtype(np.float64)
 
 
 def run_over_ranks(
-    call: BatchNorm | BatchNormGrad,
+    call: channels.BatchNorm | channels.BatchNormGrad,
     out: Any,
     group: Group | None,
     compute: Callable[[Collective, Any, Backend], None],
@@ -43,12 +32,12 @@ def run_over_ranks(
         return run(call, out, partial(compute, collective))
 
 
-def forward_over_ranks(collective: Collective, call: BatchNorm, backend: Backend) -> None:
+def forward_over_ranks(collective: Collective, call: channels.BatchNorm, backend: Backend) -> None:
     """Write ``y``, ``mean`` and ``inv_std``, and move running statistics."""
     mean, var, count = _stats_of_ranks(collective, call, backend)
     if call.running_mean is not None:
         checks.enough(count, "x has one element per channel on all ranks together")
-    apply = BatchNormApply(
+    apply = channels.BatchNormApply(
         x=call.x,
         scale=call.scale,
         bias=call.bias,
@@ -60,7 +49,7 @@ def forward_over_ranks(collective: Collective, call: BatchNorm, backend: Backend
     write(apply, call.y, call.mean, call.inv_std, backend=backend)
     if call.running_mean is not None:
         running = call.running_mean, call.running_var
-        update: Any = UpdateRunningStatistics(
+        update: Any = channels.UpdateRunningStatistics(
             running_mean=running[0],
             running_var=running[1],
             mean=mean,
@@ -72,19 +61,21 @@ def forward_over_ranks(collective: Collective, call: BatchNorm, backend: Backend
     engines.ran("native")
 
 
-def gradient_over_ranks(collective: Collective, call: BatchNormGrad, backend: Backend) -> None:
+def gradient_over_ranks(
+    collective: Collective, call: channels.BatchNormGrad, backend: Backend
+) -> None:
     """Write ``dx``, ``dscale`` and ``dbias``; nothing before all ranks have met.
 
     ``own`` holds what becomes ``dscale`` and ``dbias``.
     """
     known = {name: getattr(call, name) for name in ("dy", "x", "mean", "inv_std", "channel_axis")}
     own = backend.empty((2, call.x.shape[call.channel_axis]), _FLOAT64)
-    write(BatchNormGradSums(**known), own[0], own[1], backend=backend)
+    write(channels.BatchNormGradSums(**known), own[0], own[1], backend=backend)
     rows = _gathered(collective, "batch_norm_grad", call, own, backend)
     with np.errstate(all="ignore"):  # infinities of two signs
         totals = rows.sum(axis=0)
     sums = backend.as_float64(totals[:-1].reshape(own.shape))
-    apply = BatchNormGradApply(
+    apply = channels.BatchNormGradApply(
         **known,
         scale=call.scale,
         sum_dy_xhat=sums[0],
@@ -99,25 +90,29 @@ def gradient_over_ranks(collective: Collective, call: BatchNormGrad, backend: Ba
 
 
 def _stats_of_ranks(
-    collective: Collective, call: BatchNorm, backend: Backend
+    collective: Collective, call: channels.BatchNorm, backend: Backend
 ) -> tuple[Array, Array, float]:
     """Mean and variance of each channel over all ranks, in float64; how many elements each has."""
     own = backend.empty((2, call.x.shape[call.channel_axis]), _FLOAT64)
-    stats = BatchNormStats(x=call.x, channel_axis=call.channel_axis)
+    stats = channels.BatchNormStats(x=call.x, channel_axis=call.channel_axis)
     write(stats, own[0], own[1], None, backend=backend)
     rows = _gathered(collective, f"batch_norm(eps={call.eps})", call, own, backend)
     means, variances = rows[:, :-1].reshape(len(rows), 2, -1).transpose(1, 0, 2)
     together, count = np.empty(own.shape), np.empty(())
-    combine: Any = CombineStats(means=means, variances=variances, counts=rows[:, -1])
+    combine: Any = channels.CombineStats(means=means, variances=variances, counts=rows[:, -1])
     write(combine, together[0], together[1], count)
     known = backend.as_float64(together)
     return known[0], known[1], float(count)
 
 
 def _gathered(
-    collective: Collective, name: str, call: BatchNorm | BatchNormGrad, own: Array, backend: Backend
+    collective: Collective,
+    name: str,
+    call: channels.BatchNorm | channels.BatchNormGrad,
+    own: Array,
+    backend: Backend,
 ) -> Array:
     """Every rank's two numbers a channel, and how many elements a channel has there."""
     axis = call.channel_axis
-    state = np.append(backend.read(own), float(elements(call.x, axis)))
+    state = np.append(backend.read(own), float(channels.elements(call.x, axis)))
     return collective.gather(f"{name} of {call.x.shape[axis]} channels", state)
