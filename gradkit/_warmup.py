@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from gradkit._arrays import backend_of, is_array
+from gradkit._arrays import backend_of
 from gradkit._calls import checks
 from gradkit._calls.backend import OPERATIONS, Backend, operations_of
 from gradkit._open import trees
@@ -56,7 +56,7 @@ def warmup(arrays: Tree, *operations: Callable[..., Any]) -> int:
     if operations:
         runs = {name for operation in operations for name in _run_by(operation)}
     found: dict[Backend, set[str]] = {}
-    for label, leaf in trees.walk(trees.freeze(arrays, is_array), is_array, "arrays"):
+    for label, leaf in trees.walk(trees.freeze(arrays), "arrays"):
         view = view_of(known_framework(leaf, label), leaf, label, detach=True)
         dtype = checks.floating(view, label)
         found.setdefault(backend_of(view), set()).add(dtype)

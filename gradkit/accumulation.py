@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from itertools import accumulate, islice
 from typing import Any
 
-from gradkit._arrays import is_array
 from gradkit._calls import checks
 from gradkit._calls.lists import AccumulateGrad, AccumulateGrads, AccumulateGradV2, ZeroGrad
 from gradkit._dtypes import float_of
@@ -370,7 +369,7 @@ def _at_random(
 def _offsets(into: Gradients, offsets: Any) -> list[int]:
     """Where each buffer's elements are counted from."""
     if isinstance(offsets, (Mapping, list)):
-        given = trees.spread(offsets, into.tree, is_array, "offsets", "buffers")
+        given = trees.spread(offsets, into.tree, "offsets", "buffers")
         return [checks.offset(one, "offsets") for one in given]
     sizes = accumulate(
         (view.size for view in into.views), initial=checks.offset(offsets, "offsets")

@@ -419,8 +419,8 @@ def _along(asked: Along, view: Array, name: str) -> tuple[int, ...]:
 def _params(group: Gradients, params: Any) -> Named:
     """The parameter of each gradient, by name."""
     held = []
-    tree = trees.freeze(params, is_array)
-    partners = trees.partners(group.tree, tree, is_array, "grads", "params")
+    tree = trees.freeze(params)
+    partners = trees.partners(group.tree, tree, "grads", "params")
     for (name, param), view in zip(partners, group.views, strict=True):
         own = group.view(param, name, detach=True)
         checks.floating(own, name)

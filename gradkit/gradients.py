@@ -7,7 +7,6 @@ dicts, lists and tuples of them; ``None`` leaves are skipped.
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, overload
 
-from gradkit._arrays import is_array
 from gradkit._calls import checks
 from gradkit._calls.backend import runs
 from gradkit._open import trees
@@ -160,10 +159,10 @@ def names_of(grads: Tree) -> list[str]:
     >>> dict(zip(gradkit.names_of(grads), norms.tolist()))
     {'w': 3.0, 'layers.0': 4.0}
     """
-    tree = trees.freeze(grads, is_array)
-    for keys, leaf in trees.paths(tree, is_array):
+    tree = trees.freeze(grads)
+    for keys, leaf in trees.paths(tree):
         known_framework(leaf, trees.expression("grads", keys))  # or it is no gradient
-    return trees.dotted_names(tree, is_array, "grads")
+    return trees.dotted_names(tree, "grads")
 
 
 @overload

@@ -161,10 +161,10 @@ def twins(group: Gradients, out: Any, apart: Iterable[Any] = ()) -> Results | Tw
 
 def _in_order_of(group: Gradients, out: Any) -> list[Any]:
     """The arrays of ``out``, each at its gradient's place."""
-    tree = trees.in_order_of(group.tree, trees.freeze(out, is_array), is_array)
-    arrays: list[Any] = trees.leaves(tree, is_array)
+    tree = trees.in_order_of(group.tree, trees.freeze(out))
+    arrays: list[Any] = trees.leaves(tree)
     if not (arrays is tree and group.tree is group.arrays):  # plain lists differ in length at most
-        labels = trees.names(tree, is_array, "out[0]")
+        labels = trees.names(tree, "out[0]")
         trees.check_structure(labels, group.names(), "out[0]", "grads")
     return arrays
 

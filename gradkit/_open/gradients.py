@@ -89,8 +89,8 @@ class Gradients(Given):
         kinds = set(map(type, grads)) if type(grads) is list else _UNKNOWN
         frameworks = set(map(framework_for, kinds))
         if None in frameworks:
-            self.tree = trees.freeze(grads, is_array)
-            self.arrays = trees.leaves(self.tree, is_array)
+            self.tree = trees.freeze(grads)
+            self.arrays = trees.leaves(self.tree)
             kinds = set(map(type, self.arrays))
             frameworks = set(map(framework_for, kinds))
         else:
@@ -113,13 +113,13 @@ class Gradients(Given):
 
     def names(self) -> Iterator[str]:
         """The expression that reaches each gradient: ``grads['layer1'][0]``."""
-        return trees.names(self.tree, is_array, self._label)
+        return trees.names(self.tree, self._label)
 
     def each(self, said: Any, label: str) -> Iterator[Any]:
         """What is said of each: by a function of name and array, or in a container like theirs."""
         if callable(said):
-            return map(said, trees.dotted_names(self.tree, is_array, self._label), self.arrays)
-        return iter(trees.spread(said, self.tree, is_array, label, self._label))
+            return map(said, trees.dotted_names(self.tree, self._label), self.arrays)
+        return iter(trees.spread(said, self.tree, label, self._label))
 
     def named(self) -> Iterator[tuple[str, Array]]:
         """Each gradient's name and view."""
@@ -195,7 +195,7 @@ class Gradients(Given):
 
     def rebuilt(self, results: Iterable[Any]) -> Any:
         """Results, one a gradient, in the caller's own container."""
-        return trees.rebuild(self.tree, is_array, iter(results))
+        return trees.rebuild(self.tree, iter(results))
 
     def returned(self, grads: Any) -> Any:
         """What an in-place function gives back: the caller's own object."""

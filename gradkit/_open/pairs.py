@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
-from gradkit._arrays import is_array
 from gradkit._backend import Array
 from gradkit._calls import checks
 from gradkit._open import memory, trees
@@ -18,7 +17,7 @@ def in_order_of(written: Gradients, others: Any) -> Any:
     """The arrays of dicts in the order of those that are written, which may be another."""
     if written.tree is written.arrays:  # a plain list
         return others
-    return trees.in_order_of(written.tree, trees.freeze(others, is_array), is_array)
+    return trees.in_order_of(written.tree, trees.freeze(others))
 
 
 def check_pairs(

@@ -6,6 +6,7 @@ from operator import attrgetter
 from types import GeneratorType
 from typing import Any, TypeAlias
 
+from gradkit._arrays import is_array
 from gradkit._open.shards import Parts
 
 IsLeaf = Callable[[Any], bool]
@@ -14,7 +15,7 @@ Keys: TypeAlias = tuple[Any, ...]
 _DEEPEST = 100  # containers in each other; Python has a thousand frames for all of a program
 
 
-def freeze(tree: Any, is_leaf: IsLeaf, depth: int = 0) -> Any:
+def freeze(tree: Any, is_leaf: IsLeaf = is_array, depth: int = 0) -> Any:
     """The same tree with every one-shot iterable (a generator, a dict view) made a list."""
     if tree is None or is_leaf(tree):
         return tree
@@ -43,7 +44,7 @@ def _refuse_spent(tree: Any) -> None:
         )
 
 
-def leaves(tree: Any, is_leaf: IsLeaf) -> list[Any]:
+def leaves(tree: Any, is_leaf: IsLeaf = is_array) -> list[Any]:
     """Every leaf of a frozen tree in order; ``None`` leaves are skipped.
 
     What is neither a container nor ``None`` is a leaf too, so that the caller can name it
@@ -54,18 +55,18 @@ def leaves(tree: Any, is_leaf: IsLeaf) -> list[Any]:
     return [leaf for _, leaf in paths(tree, is_leaf)]
 
 
-def names(tree: Any, is_leaf: IsLeaf, root: str) -> Iterator[str]:
+def names(tree: Any, root: str) -> Iterator[str]:
     """The expression that reaches each leaf of a frozen tree in order: ``grads['w'][2]``."""
-    return (path for path, _ in walk(tree, is_leaf, root))
+    return (path for path, _ in walk(tree, root))
 
 
-def dotted_names(tree: Any, is_leaf: IsLeaf, root: str) -> list[str]:
+def dotted_names(tree: Any, root: str) -> list[str]:
     """The keys and positions of each leaf of a frozen tree, joined by dots; all are different."""
     known = set(map(type, tree)) == {str} and "" not in tree if type(tree) is dict else False
-    if known and all(map(is_leaf, tree.values())):
+    if known and all(map(is_array, tree.values())):
         return list(tree)  # the common case costs one look at each
     names: dict[str, None] = {}
-    for keys, _ in paths(tree, is_leaf):
+    for keys, _ in paths(tree):
         name = ".".join(map(str, keys)) or root
         if name in names:
             raise ValueError(f"{root} has two gradients named {name!r}, by keys that contain dots")
@@ -73,30 +74,30 @@ def dotted_names(tree: Any, is_leaf: IsLeaf, root: str) -> list[str]:
     return list(names)
 
 
-def rebuild(tree: Any, is_leaf: IsLeaf, replacements: Iterator[Any]) -> Any:
+def rebuild(tree: Any, replacements: Iterator[Any]) -> Any:
     """The frozen tree with its leaves replaced in order; ``None`` stays ``None``."""
     if tree is None:
         return None
-    if isinstance(tree, Mapping) and not is_leaf(tree):
-        return _like_mapping(tree, [rebuild(b, is_leaf, replacements) for b in tree.values()])
+    if isinstance(tree, Mapping) and not is_array(tree):
+        return _like_mapping(tree, [rebuild(b, replacements) for b in tree.values()])
     if isinstance(tree, (list, tuple)):
-        return _like_sequence(tree, [rebuild(b, is_leaf, replacements) for b in tree])
+        return _like_sequence(tree, [rebuild(b, replacements) for b in tree])
     return next(replacements)
 
 
-def spread(prefix: Any, tree: Any, is_leaf: IsLeaf, label: str, other: str) -> Iterator[Any]:
+def spread(prefix: Any, tree: Any, label: str, other: str) -> Iterator[Any]:
     """What is said of each leaf of a frozen tree.
 
     The prefix has dicts and lists like the tree's containers, down to values that hold for all
     leaves below. ``label`` and ``other`` are what errors call the two.
     """
     if not isinstance(prefix, (Mapping, list)):
-        for _ in leaves(tree, is_leaf):
+        for _ in leaves(tree):
             yield prefix
         return
     if tree is None:
         return
-    if is_leaf(tree):
+    if is_array(tree):
         raise ValueError(f"{label} is a {type(prefix).__name__}, but {other} is an array")
     branches = dict(_branches(tree))
     said = dict(_branches(prefix))
@@ -107,26 +108,24 @@ def spread(prefix: Any, tree: Any, is_leaf: IsLeaf, label: str, other: str) -> I
         )
     for key, branch in branches.items():
         names = (f"{name}[{key!r}]" for name in (label, other))
-        yield from spread(said[key], branch, is_leaf, *names)
+        yield from spread(said[key], branch, *names)
 
 
-def partners(
-    tree: Any, other: Any, is_leaf: IsLeaf, label: str, other_label: str
-) -> Iterator[tuple[str, Any]]:
+def partners(tree: Any, other: Any, label: str, other_label: str) -> Iterator[tuple[str, Any]]:
     """The leaf of another frozen tree at the place of each leaf, behind its name.
 
     Lists must be of one length; dicts of the other tree may have more entries.
     """
     if tree is None:
         return
-    if is_leaf(tree):
-        if not is_leaf(other):
+    if is_array(tree):
+        if not is_array(other):
             raise ValueError(f"{other_label} has no array for {label}")
         yield other_label, other
         return
     branches, others = dict(_branches(tree)), {}
     same_kind = isinstance(tree, Mapping) == isinstance(other, Mapping)
-    if same_kind and isinstance(other, (Mapping, list, tuple)) and not is_leaf(other):
+    if same_kind and isinstance(other, (Mapping, list, tuple)) and not is_array(other):
         others = dict(_branches(other))
     missing = branches.keys() - others.keys()
     if missing or not (isinstance(tree, Mapping) or len(others) == len(branches)):
@@ -136,23 +135,23 @@ def partners(
         )
     for key, branch in branches.items():
         names = (f"{name}[{key!r}]" for name in (label, other_label))
-        yield from partners(branch, others[key], is_leaf, *names)
+        yield from partners(branch, others[key], *names)
 
 
-def in_order_of(tree: Any, other: Any, is_leaf: IsLeaf) -> Any:
+def in_order_of(tree: Any, other: Any) -> Any:
     """The other frozen tree with the entries of its dicts in the order of the tree's.
 
     Where the two differ in keys or lengths, it stays as it is.
     """
-    if is_leaf(tree) or is_leaf(other):
+    if is_array(tree) or is_array(other):
         return other
     if isinstance(tree, Mapping) and isinstance(other, Mapping) and tree.keys() == other.keys():
-        branches = [in_order_of(branch, other[key], is_leaf) for key, branch in tree.items()]
+        branches = [in_order_of(branch, other[key]) for key, branch in tree.items()]
         return _like_mapping(other, branches, tree.keys())
     sequences = isinstance(tree, (list, tuple)) and isinstance(other, (list, tuple))
     if sequences and len(tree) == len(other):
         pairs = zip(tree, other, strict=True)
-        return _like_sequence(other, [in_order_of(*pair, is_leaf) for pair in pairs])
+        return _like_sequence(other, [in_order_of(*pair) for pair in pairs])
     return other
 
 
@@ -230,9 +229,9 @@ def refuse_gradients(values: list[Any], attr: str, label: str) -> None:
         )
 
 
-def walk(tree: Any, is_leaf: IsLeaf, root: str) -> Iterator[tuple[str, Any]]:
+def walk(tree: Any, root: str) -> Iterator[tuple[str, Any]]:
     """Every leaf of a frozen tree behind the expression that reaches it from ``root``."""
-    return ((expression(root, keys), leaf) for keys, leaf in paths(tree, is_leaf))
+    return ((expression(root, keys), leaf) for keys, leaf in paths(tree))
 
 
 def expression(root: str, keys: Keys) -> str:
@@ -240,7 +239,7 @@ def expression(root: str, keys: Keys) -> str:
     return root + "".join(f"[{key!r}]" for key in keys)
 
 
-def paths(tree: Any, is_leaf: IsLeaf, keys: Keys = ()) -> Iterator[tuple[Keys, Any]]:
+def paths(tree: Any, is_leaf: IsLeaf = is_array, keys: Keys = ()) -> Iterator[tuple[Keys, Any]]:
     """Every leaf of a frozen tree behind the keys and positions that lead to it."""
     if tree is None:
         return

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from gradkit import _numpy
-from gradkit._arrays import framework_of, is_array
+from gradkit._arrays import framework_of
 from gradkit._backend import Array, Shape, Spec, Spread
 from gradkit._calls import checks
 from gradkit._calls.backend import Backend
@@ -306,7 +306,7 @@ def copies_of(held: Gradients, ranks: Ranks) -> list[int] | None:
         replicas = replicas_in(held.tree) if held.tree is not held.arrays else 1
         if _is_one(replicas):
             return None
-    asked = trees.spread(_as_lists(replicas), held.tree, is_array, "replicas", "grads")
+    asked = trees.spread(_as_lists(replicas), held.tree, "replicas", "grads")
     copies = [checks.integer(one, "replicas") for one in asked]
     for name, count in zip(held.names(), copies, strict=True):
         if not 1 <= count <= collective.size:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from gradkit import _numpy
-from gradkit._arrays import is_array
 from gradkit._backend import Spec
 from gradkit._calls.lists import STATS, STATS_PART, ListStats
 from gradkit._calls.roles import Numbers
@@ -88,8 +87,8 @@ def _names_of(held: Gradients, owned: Ownership | None) -> Names:
     if held.tree is held.arrays:
         return tuple(map(str, range(len(held.arrays))))
     if isinstance(held.tree, Parts):
-        return tuple(str(keys[0]) for keys, _ in trees.paths(held.tree, is_array))
-    return tuple(trees.dotted_names(held.tree, is_array, "grads"))
+        return tuple(str(keys[0]) for keys, _ in trees.paths(held.tree))
+    return tuple(trees.dotted_names(held.tree, "grads"))
 
 
 def _agreed(collective: Collective, names: Names, owned: Ownership | None) -> tuple[Names, int]:
