@@ -72,13 +72,17 @@ TOTALS = frozenset({BatchMean, BatchVar, SumDyXhat, SumDy})
 WIDE = TOTALS | {RankMeans, RankVars, RankCounts, Norm, GuardState}
 
 
-class Checked(Generic[Role]):
-    """A number: what the caller gave, and once the call is opened what the check made of it."""
+class Field(Generic[Role]):
+    """A field of a record, which type checkers see as what a backend finds there."""
 
     if TYPE_CHECKING:
 
         def __get__(self, call: Any, kind: Any) -> Role: ...
         def __set__(self, call: Any, value: Any) -> None: ...
+
+
+class Checked(Field[Role]):
+    """A number: what the caller gave, and once the call is opened what the check made of it."""
 
 
 class Passing(NamedTuple):
@@ -130,28 +134,13 @@ CastingRule: TypeAlias = Annotated[
 HostNumbers: TypeAlias = Annotated[Checked[np.ndarray[Any, Any]], Passing(lambda value, _: value)]
 
 
-class In(Generic[Role]):
+class In(Field[Role]):
     """An argument that is read: what the caller gave, and once it is opened a backend's array."""
 
-    if TYPE_CHECKING:
 
-        def __get__(self, call: Any, kind: Any) -> Role: ...
-        def __set__(self, call: Any, value: Any) -> None: ...
-
-
-class InOut(Generic[Role]):
+class InOut(Field[Role]):
     """An argument that is read and then written in place."""
 
-    if TYPE_CHECKING:
 
-        def __get__(self, call: Any, kind: Any) -> Role: ...
-        def __set__(self, call: Any, value: Any) -> None: ...
-
-
-class Out(Generic[Role]):
+class Out(Field[Role]):
     """A result that is written: new memory, or the caller's own array."""
-
-    if TYPE_CHECKING:
-
-        def __get__(self, call: Any, kind: Any) -> Role: ...
-        def __set__(self, call: Any, value: Any) -> None: ...
