@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
+FLOAT64 = np.dtype(np.float64)
 Array: TypeAlias = Any  # numpy.ndarray, or cupy.ndarray, which cannot be imported here
 Engine: TypeAlias = Literal["cudnn", "cudnn-persistent", "native"]
 Shape: TypeAlias = tuple[int, ...]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gradkit._arrays import is_array
-from gradkit._backend import Array, Axes, Shape, Spec
+from gradkit._backend import FLOAT64, Array, Axes, Shape, Spec
 from gradkit._calls import checks
 from gradkit._calls.backend import runs
 from gradkit._calls.lists import ClipUnits, UnitNorms
@@ -43,7 +43,6 @@ __all__ = [
     "clip_grad_block_norm",
 ]
 
-_FLOAT64 = np.dtype(np.float64)
 _SMALLEST_NORM = 1e-6  # of a gradient's unit, in adaptive clipping's division
 _RUN = ("unit_norms", "clip_units", "grad_norm")
 
@@ -374,9 +373,7 @@ def _clip_all(
         limits = limits_of(group, units)
         clipped = None if write else twins(group, out, apart=limits.params)
         apart = [*limits.params, *(() if clipped is None else apart_from(clipped))]
-        norms = group.outputs(
-            norms_out, (Spec("the norms", (units.total,), _FLOAT64),), apart=apart
-        )
+        norms = group.outputs(norms_out, (Spec("the norms", (units.total,), FLOAT64),), apart=apart)
         _clip(group, units, rule, limits, norms, (group if clipped is None else clipped).views)
         if clipped is None:
             group.wrote()
@@ -434,7 +431,7 @@ def _adaptive_limits(
 ) -> _Limits:
     """The limit of each unit, from the norm of the same unit of the parameters."""
     ratio, held = group.limit(clipping, "clipping"), _params(group, params)
-    norms = group.backend.empty((units.total,), _FLOAT64)
+    norms = group.backend.empty((units.total,), FLOAT64)
     views = [view for _, view in held]
     group.backend.unit_norms(
         UnitNorms(grads=views, norm_type=2.0, axes=units.axes, mean=False, norms=norms)
@@ -459,7 +456,7 @@ def _limits(group: Gradients, units: _UnitShapes, *, max_norm: Any) -> _Limits:
     else:
         return _Limits(group.limit(max_norm, "max_norm"))
     # Memory of its own, which is read while gradients are written.
-    limits = group.backend.empty((units.total,), _FLOAT64)
+    limits = group.backend.empty((units.total,), FLOAT64)
     for where, limit in each:
         limits[where] = limit
     return _Limits(1.0, Norm(limits), -math.inf)
@@ -475,7 +472,7 @@ def _clip(
 ) -> None:
     """Write the norms and the clipped gradients; nothing if an error is raised."""
     backend, wanted = group.backend, norms.views[0]
-    own = backend.empty(wanted.shape, _FLOAT64)
+    own = backend.empty(wanted.shape, FLOAT64)
     backend.unit_norms(
         UnitNorms(
             grads=group.views, norm_type=rule.order, axes=units.axes, mean=rule.mean, norms=own

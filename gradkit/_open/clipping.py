@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from gradkit._arrays import NOTHING, framework_for, is_array
-from gradkit._backend import Array, Spec
+from gradkit._backend import FLOAT64, Array, Spec
 from gradkit._calls import checks
 from gradkit._calls.lists import ClipByNorm, GradNorm
 from gradkit._calls.roles import Norm, Number
@@ -21,7 +21,7 @@ from gradkit.errors import NonFiniteNormError
 
 EpsMode: TypeAlias = Literal["max", "add"]
 NonFinite: TypeAlias = Literal["propagate", "raise", "zero"]
-NORM = Spec("the norm", (), np.dtype(np.float64))
+NORM = Spec("the norm", (), FLOAT64)
 _ABSENT = {type(None)}
 
 
@@ -131,7 +131,7 @@ def raise_if_nonfinite(group: Gradients, norm: Array) -> None:
     bad = norms[~np.isfinite(norms)]
     if not bad.size:
         return
-    largest = group.backend.empty((len(group.arrays),), np.dtype(np.float64))
+    largest = group.backend.empty((len(group.arrays),), FLOAT64)
     group.backend.grad_norm(
         GradNorm(grads=group.views, norm_type=np.inf, norm=largest, per_tensor=True)
     )

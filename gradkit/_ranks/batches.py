@@ -6,14 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from gradkit._backend import Array
+from gradkit._backend import FLOAT64, Array
 from gradkit._calls import channels, checks, engines
 from gradkit._calls.backend import Backend
 from gradkit._open.dispatch import run, write
 from gradkit._ranks.collective import Collective
 from gradkit._ranks.groups import Group
-
-_FLOAT64 = np.dtype(np.float64)
 
 
 def run_over_ranks(
@@ -69,7 +67,7 @@ def gradient_over_ranks(
     ``own`` holds what becomes ``dscale`` and ``dbias``.
     """
     known = {name: getattr(call, name) for name in ("dy", "x", "mean", "inv_std", "channel_axis")}
-    own = backend.empty((2, call.x.shape[call.channel_axis]), _FLOAT64)
+    own = backend.empty((2, call.x.shape[call.channel_axis]), FLOAT64)
     write(channels.BatchNormGradSums(**known), own[0], own[1], backend=backend)
     rows = _gathered(collective, "batch_norm_grad", call, own, backend)
     with np.errstate(all="ignore"):  # infinities of two signs
@@ -93,7 +91,7 @@ def _stats_of_ranks(
     collective: Collective, call: channels.BatchNorm, backend: Backend
 ) -> tuple[Array, Array, float]:
     """Mean and variance of each channel over all ranks, in float64; how many elements each has."""
-    own = backend.empty((2, call.x.shape[call.channel_axis]), _FLOAT64)
+    own = backend.empty((2, call.x.shape[call.channel_axis]), FLOAT64)
     stats = channels.BatchNormStats(x=call.x, channel_axis=call.channel_axis)
     write(stats, own[0], own[1], None, backend=backend)
     rows = _gathered(collective, f"batch_norm(eps={call.eps})", call, own, backend)

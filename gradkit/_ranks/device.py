@@ -5,10 +5,9 @@ from typing import Any
 import numpy as np
 
 from gradkit._arrays import backend_of, cuda, framework_of
-from gradkit._backend import Array
+from gradkit._backend import FLOAT64, Array
 from gradkit.errors import RankError
 
-_FLOAT64 = np.dtype(np.float64)
 # What a number in `faults` says of its rank.
 _SAID = {1.0: "failed; its own error says why", 2.0: "made another call"}
 
@@ -29,7 +28,7 @@ class DeviceRanks:
         backend = self._backend
         with backend.device.active():
             own = backend.as_float64(state) if type(state) is np.ndarray else state
-            rows = backend.empty((self.size, own.size), _FLOAT64)
+            rows = backend.empty((self.size, own.size), FLOAT64)
             self._gather(own, rows)
         return rows
 
@@ -48,7 +47,7 @@ class DeviceRanks:
 
     def _zeros(self, size: int) -> Any:
         """What becomes ``faults``."""
-        zeros = self._backend.empty((size,), _FLOAT64)
+        zeros = self._backend.empty((size,), FLOAT64)
         zeros.fill(0)
         return zeros
 

@@ -4,8 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
+from gradkit._backend import FLOAT64
 from gradkit._calls import checks
 from gradkit._calls.lists import JoinRanks, RankState
 from gradkit._calls.roles import Flags, Norm, Number, Numbers, Scalar
@@ -13,7 +12,6 @@ from gradkit._open.given import check_device, known_framework, same_device, view
 from gradkit._open.gradients import Gradients
 from gradkit._ranks.collective import ROOM, STATE, Collective, digest_of
 
-_FLOAT64 = np.dtype(np.float64)
 _FACTORS = 3  # norm, scale and limit
 _ROWS = "what group.allgather returned"
 _FAULTS = "group.faults"
@@ -50,8 +48,8 @@ def queue_norm(
     """
     backend, order = held.backend, sums.order
     faults = _faults(held, collective)
-    state = backend.empty((STATE,), _FLOAT64)
-    factors = backend.empty((_FACTORS,), _FLOAT64)
+    state = backend.empty((STATE,), FLOAT64)
+    factors = backend.empty((_FACTORS,), FLOAT64)
     digest = digest_of(sums.call, ROOM)
     backend.rank_state(
         RankState(
@@ -87,7 +85,7 @@ def _states(rows: Any, collective: Collective, faults: Numbers) -> Numbers:
     states = view_of(known_framework(rows, _ROWS), rows, _ROWS)
     check_device(states, _ROWS, faults, _FAULTS)
     checks.shape(states, (collective.size, STATE), _ROWS, "a row for each rank")
-    if states.dtype != _FLOAT64:
+    if states.dtype != FLOAT64:
         raise TypeError(f"{_ROWS} has dtype {states.dtype}; ranks send float64")
     return Numbers(states)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from gradkit import _numpy
 from gradkit._arrays import framework_of
-from gradkit._backend import Array, Shape, Spec, Spread
+from gradkit._backend import FLOAT64, Array, Shape, Spec, Spread
 from gradkit._calls import checks
 from gradkit._calls.backend import Backend
 from gradkit._calls.lists import GradNorm, NormOfShares, NormParts, NormShares
@@ -25,7 +25,6 @@ from gradkit._ranks.device_norms import Factors, RankSums, queue_norm
 from gradkit._ranks.groups import Reduce
 from gradkit._ranks.ownership import Ownership
 
-_FLOAT64 = np.dtype(np.float64)
 _FOUND_INF = "found_inf"
 # What a norm runs; one over ranks runs more than ``grad_norm``.
 RUN_BY_NORMS = (
@@ -75,7 +74,7 @@ def norm_of(
     """The gradients, opened, and the norm of all or a vector of each one's."""
     near = partial(beside, ranks, out, found_inf)
     held = Gradients(grads, write=False, beside=near, several=True)
-    spec = Spec("the norm", (len(held.arrays),), _FLOAT64) if wanted.per_tensor else NORM
+    spec = Spec("the norm", (len(held.arrays),), FLOAT64) if wanted.per_tensor else NORM
     with held.on_stream():
         opened, flags = wanted.of(held), flags_of(held, found_inf, spec.shape)
         norm = held.outputs(out, (spec,), apart=flags.named() if flags else ())
@@ -136,7 +135,7 @@ def take_norm(
 
 def _found(held: Gradients, flags: Results, norm: Norm, ranks: Ranks) -> Flags:
     """Where a backend writes flags, which callers have in other dtypes."""
-    found = held.backend.empty(norm.shape, _FLOAT64)
+    found = held.backend.empty(norm.shape, FLOAT64)
     collective = ranks.collective
     if collective.on_device or collective.has_both:  # devices may find that nothing is written
         found[...] = flags.views[0].reshape(found.shape)
@@ -186,7 +185,7 @@ class _Taking(NamedTuple):
         if collective.on_device and wanted.is_queued:
             return queue_norm(held, collective, sums, factors, found_inf, fresh=fresh)
         # What follows may raise, and an error must not change the caller's arrays: norm comes last.
-        own = Norm(held.backend.empty(factors.norm.shape, _FLOAT64))
+        own = Norm(held.backend.empty(factors.norm.shape, FLOAT64))
         if wanted.rule.exact:
             self.write_exact(own)
         elif collective.alone:
@@ -238,7 +237,7 @@ class _Taking(NamedTuple):
         """Sums travel, not norms: what ranks add up has lost nothing but its own rounding."""
         held, wanted, _, copies, found_inf = self
         backend, order, each = held.backend, wanted.rule.order, wanted.per_tensor
-        parts = backend.empty((norm.size, _PART), _FLOAT64)
+        parts = backend.empty((norm.size, _PART), FLOAT64)
         backend.norm_parts(
             NormParts(
                 grads=held.views, norm_type=order, parts=parts, per_tensor=each, copies=copies
@@ -341,7 +340,7 @@ def _as_lists(tree: Any) -> Any:
 
 
 def _combine(held: Gradients, norm: Norm, order: float, reduce: Reduce) -> None:
-    share = held.backend.empty(norm.shape, _FLOAT64)
+    share = held.backend.empty(norm.shape, FLOAT64)
     largest = _combined(held, norm, "max", reduce)
     held.backend.norm_shares(NormShares(norm=norm, largest=largest, norm_type=order, share=share))
     total = _combined(held, share, "sum", reduce)

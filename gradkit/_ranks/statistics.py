@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from gradkit import _numpy
-from gradkit._backend import Spec
+from gradkit._backend import FLOAT64, Spec
 from gradkit._calls.lists import STATS, STATS_PART, ListStats
 from gradkit._calls.roles import Numbers
 from gradkit._open import trees
@@ -24,7 +24,6 @@ from gradkit._ranks.ownership import Ownership, exchanged
 Names: TypeAlias = tuple[str, ...]
 Rows: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]  # a row for each gradient
 
-_FLOAT64 = np.dtype(np.float64)
 _SHARED = [0, 1, 3, 4, 7, 8, 9]  # of a row: what copies count a fraction of
 _PLACE, _ABSENT = STATS_PART, -1.0  # behind a row: which of the rank's it is, or that it is none
 _MOST = 64  # exchanges that are remembered
@@ -52,7 +51,7 @@ def statistics_of(grads: Any, ranks: Ranks, out: Any) -> tuple[Names, Any]:
         if out is not None:
             raise ValueError("out goes without group, whose ranks may have further gradients")
         backend = held.backend
-        parts = backend.empty((len(names), STATS_PART), _FLOAT64)
+        parts = backend.empty((len(names), STATS_PART), FLOAT64)
         backend.grad_stats(ListStats(grads=held.views, parts=parts))
         rows = np.array(backend.read(parts))
         union, layers = _agreed(ranks.collective, names, owned)
@@ -60,7 +59,7 @@ def statistics_of(grads: Any, ranks: Ranks, out: Any) -> tuple[Names, Any]:
         if copies is not None:
             rows[:, _SHARED] /= np.array(copies)[:, np.newaxis]
         found, every = _of_all(ranks.collective, names, rows, union, layers)
-        made = held.outputs(None, (Spec("the statistics", (len(found), STATS), _FLOAT64),))
+        made = held.outputs(None, (Spec("the statistics", (len(found), STATS), FLOAT64),))
         made.views[0][...] = backend.as_float64(_numpy.stats_of(every))
         return found, made.results()[0]
 
@@ -74,7 +73,7 @@ def joined(backend: Any, parts: Any, copies: tuple[int, ...] | None) -> Any:
 
 
 def _own(held: Gradients, out: Any) -> Any:
-    made = held.outputs(out, (Spec("the statistics", (len(held.arrays), STATS), _FLOAT64),))
+    made = held.outputs(out, (Spec("the statistics", (len(held.arrays), STATS), FLOAT64),))
     held.backend.grad_stats(ListStats(grads=held.views, stats=Numbers(made.views[0])))
     return made.results()[0]
 

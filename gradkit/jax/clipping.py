@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradkit._arrays import backend_of
-from gradkit._backend import Array, Views
+from gradkit._backend import FLOAT64, Array, Views
 from gradkit._calls import checks, lists
 from gradkit._open.dispatch import write
 from gradkit.jax._callbacks import ResultShape, axes_of, call, varying
@@ -22,7 +22,6 @@ from gradkit.jax._numbers import doubles, given, pair, pairs, read, store, wides
 __all__ = ["clip_by_global_norm", "grad_norm"]
 
 _Tree = TypeVar("_Tree")
-_FLOAT64 = np.dtype(np.float64)
 _STATE = 6  # numbers of a norm that devices exchange: `lists.RankState`
 _DIGEST = 0.0  # all devices run one program, so that none can make another call
 _REFUSAL = "{} is not differentiable; to differentiate a whole training step, clip with optax"
@@ -314,14 +313,14 @@ def _compute(grads: Views, numbers: list[Any], outs: list[Array], rule: ClipRule
     limit, scale, state, rows = numbers
     backend = backend_of(limit)
     most, by = read(limit), read(scale)
-    norm = backend.empty((), _FLOAT64)
+    norm = backend.empty((), FLOAT64)
     if rows is None:
         own = _of(grads, rule.counted)
         backend.grad_norm(lists.GradNorm(grads=own, norm_type=rule.order, norm=norm, scale=by))
     else:
         _join(doubles(rows), norm, by, most, rule, backend)
     if rule.guard is not None:
-        most, following = backend.empty((), _FLOAT64), backend.empty(state.shape, _FLOAT64)
+        most, following = backend.empty((), FLOAT64), backend.empty(state.shape, FLOAT64)
         known = backend.as_float64(state)
         decay, threshold, warmup, clips = rule.guard
         step = lists.SpikeGuardUpdate(
@@ -377,6 +376,6 @@ def _join(
             norm=norm,
             found_inf=None,
             faults=backend.as_float64(np.zeros(len(states))),
-            factors=backend.empty((3,), _FLOAT64),
+            factors=backend.empty((3,), FLOAT64),
         )
     )

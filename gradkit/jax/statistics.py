@@ -5,10 +5,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from gradkit._arrays import backend_of
-from gradkit._backend import Array, Views
+from gradkit._backend import FLOAT64, Array, Views
 from gradkit._calls import checks
 from gradkit._calls.lists import STATS, STATS_PART, ListStats
 from gradkit._calls.roles import Numbers
@@ -84,7 +83,7 @@ def _table(leaves: list[Any], axis_name: Any, copies: tuple[int, ...] | None) ->
 
     def compute(outs: list[Array], ins: list[Any]) -> None:
         backend = backend_of(ins[0])
-        stats = backend.empty(shape, np.dtype(np.float64))
+        stats = backend.empty(shape, FLOAT64)
         backend.grad_stats(ListStats(grads=Views(ins), stats=Numbers(stats)))
         store(outs[0], stats)
 
