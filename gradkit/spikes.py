@@ -11,7 +11,7 @@ import numpy as np
 
 from gradkit._arrays import HOST, framework_of, is_array
 from gradkit._calls import checks
-from gradkit._calls.layouts import GUARD_STATE
+from gradkit._calls.list_layouts import GUARD_STATE
 from gradkit._calls.lists import SpikeGuardInit, SpikeGuardUpdate
 from gradkit._open.clipping import known_norm
 from gradkit._open.dispatch import run

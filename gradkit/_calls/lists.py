@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol, dataclass_transform
 
 from gradkit._backend import Axes
-from gradkit._calls.layouts import Addition, GuardStep, Judgement, LikeNorm, NoiseStep
+from gradkit._calls.list_layouts import Addition, GuardStep, Judgement, LikeNorm, NoiseStep
 from gradkit._calls.record import Call, Record, in_place, result
 from gradkit._calls.roles import (
     CastingRule,

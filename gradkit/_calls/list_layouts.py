@@ -1,0 +1,111 @@
+"""How the arrays of a call fit together if they are numbers about gradients, or two to be added."""
+
+from typing import Any
+
+import numpy as np
+
+from gradkit._backend import FLOAT64, Shape
+from gradkit._calls import checks, roles
+from gradkit._calls.layouts import NormLayout
+from gradkit._dtypes import FLOATS
+
+GUARD_STATE = (3,)  # how many norms a spike guard has seen, their mean and standard deviation
+
+
+class LikeNorm(NormLayout):
+    """A float64 result of the shape of an argument."""
+
+    def check_shapes(self, call: Any) -> None:
+        checks.floating(getattr(call, self.data), self.data)
+
+    def kinds(self, call: Any) -> dict[Any, tuple[Any, ...]]:
+        return {roles.Numbers: (getattr(call, self.data).shape, FLOAT64)}
+
+
+class GuardStep(NormLayout):
+    """The state of a spike guard, and numbers of its own."""
+
+    def check_shapes(self, call: Any) -> None:
+        if self.data == "state":
+            lead = self.lead(call)
+            checks.shape(call.state, (*lead, *GUARD_STATE), "state", "what spike_guard_init makes")
+            meaning = "one norm per state" if lead else "the norm of all gradients together"
+            checks.shape(call.norm, lead, "norm", meaning)
+            checks.floating(call.norm, "norm")
+
+    def lead(self, call: Any) -> Shape:
+        """How many states there are, as a shape; one of them has none."""
+        if self.data == "state":
+            return tuple(call.state.shape[:1]) if call.state.ndim == 2 else ()
+        return () if call.count is None else (call.count,)
+
+    def kinds(self, call: Any) -> dict[Any, tuple[Any, ...]]:
+        lead = self.lead(call)
+        return {
+            roles.GuardState: ((*lead, *GUARD_STATE), FLOAT64),
+            roles.Scalar: (lead, FLOAT64),
+        }
+
+
+class NoiseStep(NormLayout):
+    """Norms of small batches and of a big one, and means of three numbers."""
+
+    def check_shapes(self, call: Any) -> None:
+        norms = call.small_norms
+        if norms.ndim != 1 or not norms.shape[0]:
+            raise ValueError(
+                f"small_norms has shape {norms.shape}; expected one norm per small batch"
+            )
+        checks.shape(call.big_norm, (), "big_norm", "one number")
+        present = [array for array in (norms, call.big_norm, call.state) if array is not None]
+        for array in present:
+            checks.floating(array, array.label)
+        if call.state is not None:
+            checks.shape(call.state, GUARD_STATE, "state", "what the last call returned")
+
+    def kinds(self, call: Any) -> dict[Any, tuple[Any, ...]]:  # noqa: ARG002
+        return {roles.Scalar: ((), FLOAT64), roles.GuardState: (GUARD_STATE, FLOAT64)}
+
+
+class Judgement(NormLayout):
+    """A bool for one norm."""
+
+    def check_shapes(self, call: Any) -> None:
+        checks.shape(call.norm, (), "norm", "the norm of all gradients together")
+        checks.floating(call.norm, "norm")
+
+    def kinds(self, call: Any) -> dict[Any, tuple[Any, ...]]:  # noqa: ARG002
+        return {roles.Verdict: ((), np.dtype(bool))}
+
+
+class Addition(NormLayout):
+    """A gradient that is added to a buffer, to whose shape it broadcasts."""
+
+    def check_shapes(self, call: Any) -> None:
+        buffer, grad = call.buffer, call.grad
+        into, addend = checks.floating(buffer, "buffer"), checks.floating(grad, "grad")
+        accepted = FLOATS[into].addends if call.casting == "safe" else tuple(FLOATS)
+        if addend not in accepted:
+            raise TypeError(
+                f"grad has dtype {addend} and the buffer {into}, which would lose precision; "
+                f'accepted: {", ".join(accepted)}, or any with casting="same_kind"'
+            )
+        extra = buffer.ndim - grad.ndim
+        if extra < 0 or any(
+            length not in (1, wanted)
+            for length, wanted in zip(grad.shape, buffer.shape[extra:], strict=True)
+        ):
+            raise ValueError(
+                f"grad has shape {grad.shape}, which does not broadcast to the buffer's "
+                f"{buffer.shape}"
+            )
+        kept = getattr(call, "compensation", None)
+        if kept is not None:
+            if kept.dtype != buffer.dtype:
+                raise TypeError(
+                    f"compensation has dtype {kept.dtype}; expected the buffer's {into}"
+                )
+            checks.shape(kept, buffer.shape, "compensation", "the shape of the buffer")
+
+    def kinds(self, call: Any) -> dict[Any, tuple[Any, ...]]:  # noqa: ARG002
+        return {}
