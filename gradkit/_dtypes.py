@@ -84,8 +84,7 @@ def dtype_named(name: str) -> DType:
         return np.dtype(name)
     import ml_dtypes
 
-    bfloat16: DType = np.dtype(ml_dtypes.bfloat16)
-    return bfloat16
+    return np.dtype(ml_dtypes.bfloat16)
 
 
 def accumulation_name(name: str) -> str:

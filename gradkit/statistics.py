@@ -126,8 +126,7 @@ class GradStats(Mapping[str, GradStat[X]]):
 
     def _column(self, index: int) -> X:
         table: Any = self.table
-        column: X = table[..., index]
-        return column
+        return table[..., index]
 
 
 def _numbers(row: list[float]) -> dict[str, float]:

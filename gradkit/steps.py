@@ -128,8 +128,7 @@ def keep_if(verdict: Flag, new: Tree, old: T) -> T:
                 raise ValueError(f"verdict overlaps {into.name(k)}; pass a copy")
         into.backend.keep_if(KeepIf(verdict=flag, new=source.views, old=into.views))
     into.wrote()
-    kept: T = into.returned(old)
-    return kept
+    return into.returned(old)
 
 
 def _why_not_copied(old: Any, new: Any) -> str | None:

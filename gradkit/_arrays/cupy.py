@@ -46,8 +46,7 @@ class CuPy(Framework):
         return known.get(current)
 
     def backend_of(self, view: Array) -> Backend:
-        backend: Backend = _cuda().backend_of(view)
-        return backend
+        return _cuda().backend_of(view)
 
     def wrap(self, result: Array, like: Any) -> Any:  # noqa: ARG002
         return result
@@ -74,8 +73,7 @@ class CuPy(Framework):
         """Switch devices only if another is current, because a switch costs a microsecond."""
         if sys.modules["cupy"].cuda.runtime.getDevice() == like.data.device_id:
             return NOTHING
-        device: AbstractContextManager[Any] = like.device
-        return device
+        return like.device
 
 
 @cache

@@ -65,8 +65,7 @@ OPERATIONS = names_in(ChannelOperations, ListOperations, RowOperations)
 
 def record_of(operation: str) -> type[Record]:
     """The record that an operation takes."""
-    record: type[Record] = get_type_hints(getattr(Backend, operation))["call"]
-    return record
+    return get_type_hints(getattr(Backend, operation))["call"]
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])

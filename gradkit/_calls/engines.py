@@ -34,5 +34,4 @@ def ran(engine: Engine) -> None:
 
 def latest() -> str | None:
     """What ran the last batch norm of this thread, if there was one."""
-    engine: str | None = getattr(_latest, "engine", None)
-    return engine
+    return getattr(_latest, "engine", None)

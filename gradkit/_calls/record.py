@@ -161,8 +161,7 @@ def _initializer(required: list[str], others: list[str]) -> Callable[..., None]:
     body += [f"    if {name} is not LEFT_OUT: self.{name} = {name}" for name in others]
     made: dict[str, Any] = {"LEFT_OUT": object()}
     exec(f"def __init__(self, *, {parameters}):\n" + "\n".join(body), made)
-    initializer: Callable[..., None] = made["__init__"]
-    return initializer
+    return made["__init__"]
 
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(result, in_place))

@@ -19,8 +19,7 @@ def lead_of(call: Any) -> Shape:
     """The dimensions of a call's scale in front of the normalised ones; () if samples share it."""
     if call.scale is None:
         return ()
-    lead: Shape = call.scale.shape[: call.axis - getattr(call, call.layout.data).ndim]
-    return lead
+    return call.scale.shape[: call.axis - getattr(call, call.layout.data).ndim]
 
 
 def sample_count(call: Any) -> int:

@@ -123,7 +123,7 @@ class Given:
             return checks.seed(view[()], label)
         if framework is not self.framework:
             refuse_mixture(label, framework, self.first()[0], self.framework)
-        return self.near(view, label)  # type: ignore[no-any-return]
+        return self.near(view, label)
 
     def found(self, value: Any, label: str) -> Array | None:
         """A bool, on the host, or an array of one number that is not 0 if it is true."""

@@ -210,5 +210,4 @@ def _checked(group: Any) -> Group:
             f"group is a {type(group).__qualname__} without {missing[0]}; pass what a function of "
             "gradkit.distributed returns, such as from_mpi(comm)"
         )
-    found: Group = group
-    return found
+    return group

@@ -159,8 +159,7 @@ def _part_by_placement(grad: Any, name: Any, plain: Any) -> tuple[Any, Any]:
 def _shard_of(tensor: Any, name: Any) -> tuple[Any, int]:
     from gradkit._ranks.torch import shard_of
 
-    found: tuple[Any, int] = _named(shard_of, name, tensor)
-    return found
+    return _named(shard_of, name, tensor)
 
 
 def _named(function: Callable[..., Any], name: Any, *arguments: Any) -> Any:

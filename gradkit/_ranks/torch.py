@@ -100,10 +100,7 @@ class TorchDeviceRanks(DeviceRanks):
         stream = self._backend.device.cuda_stream()
         if cuda.current_stream(self._device).cuda_stream == stream:
             return nullcontext()
-        context: AbstractContextManager[Any] = cuda.stream(
-            cuda.ExternalStream(stream, self._device)
-        )
-        return context
+        return cuda.stream(cuda.ExternalStream(stream, self._device))
 
     def _zeros(self, size: int) -> Any:
         torch = sys.modules["torch"]
