@@ -69,6 +69,11 @@ def traced(call: Callable[[], Any]) -> list[tuple[str, str]]:
     return seen
 
 
+def files_of(seen: list[tuple[str, str]]) -> set[str]:
+    """The files that functions are in; a record's initializer, which is generated, is in none."""
+    return {file for file, _ in seen} - {"<string>"}
+
+
 def main() -> None:
     """Print calls and files, and with ``--list`` each of them."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -79,7 +84,7 @@ def main() -> None:
         with MAKERS[place]() as make:
             for name, call in warm_calls(make).items():
                 seen = traced(call)
-                files = len({file for file, _ in seen})
+                files = len(files_of(seen))
                 print(f"{place:6} {name:16} {len(seen):3} calls in {files:2} files")
                 if listed:
                     print("\n".join(f"    {file:32} {function}" for file, function in seen))
