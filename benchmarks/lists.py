@@ -22,6 +22,7 @@ PAIRS = (FLOAT32, ("float32", "bfloat16"), ("bfloat16", "bfloat16"))  # buffer, 
 SIDE, GPU_SIDE, TINY_SIDE = 4096, 1 << 14, 40  # of a matrix that is accumulated or zeroed
 # Tensors and bytes above which some peers are left out: compiling or copying takes too long.
 MANY, LARGE, GPU_MANY, GPU_LARGE = 100, 1 << 28, 2000, 4 << 30
+DECAY = 0.999
 COMPARED = 16  # gradients that are compared with the formula's: float64 takes four times bfloat16
 # By whether clipping scales: passes over the bytes, targets on a CPU and on a GPU.
 CLIPPING = {
@@ -99,6 +100,11 @@ def _accumulate(buffer: Any, grad: Any) -> Any:
     return buffer
 
 
+def _average(buffer: Any, grad: Any) -> Any:
+    buffer += (1 - DECAY) * (grad - buffer)
+    return buffer
+
+
 def _by_float32(buffer: Any, grad: Any, kept: Any, wide: Any) -> None:  # noqa: ARG001
     gradkit.accumulate_grad(wide, grad)
     gradkit.accumulate_grad_v2(buffer, wide, overwrite=True, casting="same_kind")
@@ -144,6 +150,12 @@ TABLES: dict[str, Table] = {
         "naive": _accumulate,
         "jax": "naive",
     },
+    "ema_update": {
+        "gradkit": lambda buffer, grad: gradkit.ema_update(buffer, grad, DECAY),
+        "torch": lambda a: partial(torch._foreach_lerp_, [a.buffer], [a.grad], 1 - DECAY),
+        "naive": _average,
+        "jax": "naive",
+    },
     # Beside PyTorch's sums in float32, which take as much memory.
     "accumulate_grad, compensated": {
         "gradkit": lambda buffer, grad, kept, wide: gradkit.accumulate_grad(  # noqa: ARG005
@@ -176,6 +188,9 @@ def cases(device: Device, *, quick: bool = False) -> Iterator[Case]:
     side = TINY_SIDE if device.tiny else GPU_SIDE if device.name == "cuda" else SIDE
     for into, of in (FLOAT32,) if quick else PAIRS:
         yield _accumulation(device, (side, side), into, of)
+    for dtype in ("float32",) if quick else ("float32", "bfloat16"):
+        case = _accumulation(device, (side, side), dtype, dtype)
+        yield replace(case, operation="ema_update", table=TABLES["ema_update"], targets={})
     yield _in_16_bits(device, (side, side), "accumulate_grad, compensated", 5, ("buffer", "kept"))
     yield _in_16_bits(device, (side, side), "accumulate_grads, stochastic", 3, ("buffer",))
     zeroed = partial(gradients, device, "float32", [(side, side)])

@@ -18,7 +18,7 @@ from benchmarks.calls import files_of, traced, warm_calls
 from benchmarks.host import MAKERS
 from gradkit import _host
 
-CASES = 78
+CASES = 80
 
 
 def benchmark(monkeypatch, path, *options, status=0):
