@@ -1,7 +1,9 @@
 """Which backend computes on host arrays: the compiled one if it is there, else NumPy's."""
 
 import os
+import warnings
 from contextvars import ContextVar
+from importlib.util import find_spec
 from typing import Any, cast
 
 from gradkit import _numpy
@@ -9,16 +11,26 @@ from gradkit._calls.backend import Backend
 from gradkit._threads import workers
 
 _BACKENDS: dict[str, Backend] = {"numpy": _numpy}
+_FAILED = "it could not be compiled when gradkit was installed; `pip install -v` shows why"
 try:
     import gradkit._cpu.compiled as code
     from gradkit import _cpu
-except ModuleNotFoundError:
-    WHY_NOT_COMPILED = "gradkit was installed without a C++ compiler"
-except ImportError as error:  # it does not load
-    WHY_NOT_COMPILED = str(error)
+except ModuleNotFoundError:  # pyproject.toml says when there is gradkit._not_compiled
+    failed = find_spec("gradkit._not_compiled") is not None
+    WHY_NOT_COMPILED = _FAILED if failed else "gradkit was installed without compiled code"
+except ImportError as error:
+    failed, WHY_NOT_COMPILED = True, f"it does not load: {error}"
 else:
     _BACKENDS["compiled"] = cast(Backend, _cpu)
-    WHY_NOT_COMPILED = ""
+    failed, WHY_NOT_COMPILED = False, ""
+
+if failed and not os.environ.get("GRADKIT_CPU"):
+    warnings.warn(
+        f"gradkit computes on CPUs with NumPy, more slowly than with its compiled code: "
+        f"{WHY_NOT_COMPILED}. GRADKIT_CPU=numpy accepts that.",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 def backend() -> Backend:

@@ -108,7 +108,7 @@ class CompiledCpu(Backend):
     marks = (
         pytest.mark.skipif(
             not _host.describe()["compiled"]["available"] and os.environ.get("CI") != "true",
-            reason="gradkit was installed without a C++ compiler",
+            reason="gradkit was installed without compiled code",
         ),
     )
 

@@ -125,12 +125,14 @@ def build(folder):
 
 
 def without_a_compiler(folder):
-    """The wheel that an installation makes then: it succeeds, and says so."""
+    """The wheel that an installation makes then: it succeeds, says so, and so will gradkit."""
     command = ("python", "-m", "build", "--no-isolation", "--wheel", "--outdir", folder, ROOT)
     said = tool(*command, env=os.environ | {"CXX": "false"})
     (wheel,) = folder.glob("*.whl")
     if "NumPy computes in its place" not in said or not wheel.name.endswith("-none-any.whl"):
         sys.exit(f"{wheel.name}, and it said\n{said}")
+    if "gradkit/_not_compiled.py" not in zipfile.ZipFile(wheel).namelist():
+        sys.exit(f"{wheel.name} has no module of which `import gradkit` warns")
     return wheel.name
 
 

@@ -1,7 +1,7 @@
 """The compiled CPU backend: norms and lists in C++, all else as ``gradkit._numpy`` has it.
 
 The module is a ``gradkit._calls.backend.Backend``. It cannot be imported if gradkit was installed
-without a C++ compiler. ``kernels/cpu`` has the source of ``compiled``.
+without compiled code. ``kernels/cpu`` has the source of ``compiled``.
 """
 
 import os

@@ -33,7 +33,7 @@ try:
 except ImportError:
     if os.environ.get("CI") == "true":
         raise
-    pytest.skip("gradkit was installed without a C++ compiler", allow_module_level=True)
+    pytest.skip("gradkit was installed without compiled code", allow_module_level=True)
 
 TYPES = pytest.mark.parametrize("types", LAYER_TYPES, ids="-".join)
 
@@ -467,9 +467,39 @@ except ValueError as error:
     print(error)
 """
     found = in_a_process(code, GRADKIT_CPU="")
-    reason = "gradkit was installed without a C++ compiler"
+    reason = "gradkit was installed without compiled code"
     assert f"'compiled': {{'available': False, 'reason': '{reason}'}}" in found.stdout
     assert f"name is 'compiled', and nothing is: {reason}" in found.stdout
+    assert found.stderr == ""
+
+
+FAILURES = {
+    "it could not be compiled when": """
+sys.modules["gradkit._cpu.compiled"] = None
+left = sys.modules["gradkit._not_compiled"] = types.ModuleType("gradkit._not_compiled")
+left.__spec__ = ModuleSpec("gradkit._not_compiled", None)
+""",
+    "it does not load: cannot import": """
+sys.modules["gradkit._cpu.compiled"] = types.ModuleType("gradkit._cpu.compiled")
+""",
+}
+
+
+@pytest.mark.parametrize(("reason", "failure"), FAILURES.items(), ids=["compiling", "loading"])
+def test_compiled_code_that_failed_is_warned_of(reason, failure):
+    """What an installation leaves behind then is in tests/check_package.py."""
+    code = f"""
+import sys, types
+from importlib.machinery import ModuleSpec
+{failure}
+import gradkit
+print(gradkit.show_config("dicts")["backends"]["compiled"])
+"""
+    found = in_a_process(code, GRADKIT_CPU="")
+    assert reason in found.stdout
+    assert "RuntimeWarning: gradkit computes on CPUs with NumPy, more slowly" in found.stderr
+    assert reason in found.stderr
+    assert in_a_process(code, GRADKIT_CPU="numpy").stderr == ""
 
 
 def test_what_is_refused():
