@@ -104,8 +104,17 @@ INLINE void narrow(double x, f16& to) { narrow(narrow_to_odd(x), to); }
 // and `narrow`, but for a NaN's payload; subnormal numbers stay whatever the caller flushes.
 #if defined(__F16C__) && !defined(__clang__)
 #define CONVERTS_F16 1
-typedef short EightHalves __attribute__((vector_size(16)));
-typedef float EightFloats __attribute__((vector_size(32)));
+#ifdef __AVX512F__
+constexpr i64 AT_ONCE = 16;
+#define TO_FLOATS(halves) __builtin_ia32_vcvtph2ps512_mask(halves, FloatsAtOnce{}, -1, 4)
+#define TO_HALVES(floats) __builtin_ia32_vcvtps2ph512_mask(floats, 0, HalvesAtOnce{}, -1)
+#else
+constexpr i64 AT_ONCE = 8;
+#define TO_FLOATS(halves) __builtin_ia32_vcvtph2ps256(halves)
+#define TO_HALVES(floats) __builtin_ia32_vcvtps2ph256(floats, 0)
+#endif
+typedef short HalvesAtOnce __attribute__((vector_size(2 * AT_ONCE)));
+typedef float FloatsAtOnce __attribute__((vector_size(4 * AT_ONCE)));
 #else
 #define CONVERTS_F16 0
 #endif
@@ -122,10 +131,10 @@ template <typename T, typename A> INLINE void widen_run(
     i64 j = 0;
 #if CONVERTS_F16
     if constexpr (IS_CONVERTED<T> && sizeof(A) == sizeof(float))
-        for (; j + 8 <= count; j += 8) {
-            EightHalves halves;
+        for (; j + AT_ONCE <= count; j += AT_ONCE) {
+            HalvesAtOnce halves;
             __builtin_memcpy(&halves, from + j, sizeof halves);
-            const EightFloats floats = __builtin_ia32_vcvtph2ps256(halves);
+            const FloatsAtOnce floats = TO_FLOATS(halves);
             __builtin_memcpy(to + j, &floats, sizeof floats);
         }
 #endif
@@ -140,10 +149,10 @@ template <typename T, typename A> INLINE void narrow_run(
     i64 j = 0;
 #if CONVERTS_F16
     if constexpr (IS_CONVERTED<T> && sizeof(A) == sizeof(float))
-        for (; j + 8 <= count; j += 8) {
-            EightFloats floats;
+        for (; j + AT_ONCE <= count; j += AT_ONCE) {
+            FloatsAtOnce floats;
             __builtin_memcpy(&floats, from + j, sizeof floats);
-            const EightHalves halves = __builtin_ia32_vcvtps2ph256(floats, 0);
+            const HalvesAtOnce halves = TO_HALVES(floats);
             __builtin_memcpy(to + j, &halves, sizeof halves);
         }
 #endif

@@ -380,7 +380,7 @@ private:
     // Units side by side, through memory in which each has no gaps.
     template <int BYTES> void sum_up(i64 begin, i64 end, char* scratch) {
         const int width = static_cast<int>(end - begin);
-        char* from[TILE];
+        char* from[TILE] = {};
         for (int w = 0; w < width; ++w) from[w] = plain::row_of(units_.array, begin + w);
         const auto finish = [&](i64 count) {
             for (int w = 0; w < width; ++w)
@@ -492,14 +492,23 @@ void accumulate_at_random(
     });
 }
 
+// Whether float32 has room for all products, and for sums that one rounding turns into those of
+// float64: of 16-bit numbers if the scale is a power of two, and none is too small.
+static bool has_exact_products(Dtype dtype, double scale) {
+    int exponent;
+    const bool is_power = std::frexp(scale, &exponent) == 0.5;
+    return scale == 1 || (bytes_of(dtype) == 2 && is_power && scale < 1 && scale >= 0x1p-16);
+}
+
 void accumulate(const List& list, const ListSetting& setting, double scale, bool overwrite) {
     Pieces(list, setting).each<0>([&](i64, const Dtype* dtypes, char** at, i64 count) {
         const Dtype into = dtypes[0], addend = dtypes[1];
-        if (scale == 1 && into == addend) {
-            if (overwrite)
-                std::memmove(at[0], at[1], count * bytes_of(into));
-            else
-                setting.kernels.add[into](at[1], at[0], count);
+        if (into == addend && overwrite && scale == 1) {
+            std::memmove(at[0], at[1], count * bytes_of(into));
+            return;
+        }
+        if (into == addend && !overwrite && has_exact_products(into, scale)) {
+            setting.kernels.add[into](at[1], at[0], count, scale);
             return;
         }
         double terms[TERMS];

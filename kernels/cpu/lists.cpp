@@ -28,6 +28,9 @@ namespace ISA {
 constexpr int LANES = 32;
 constexpr double INFINITE = __builtin_inf(), LARGEST = 0x1.fffffffffffffp1023;
 
+template <typename T> constexpr bool IS_BF16 = false;
+template <> constexpr bool IS_BF16<bf16> = true;
+
 template <typename T> INLINE double wide(T x) { return static_cast<double>(widen(x)); }
 
 // The square of what is narrower than float64 is exact, so that to fuse it changes no bit.
@@ -185,8 +188,51 @@ template <typename T, typename F> INLINE void map(
     });
 }
 
+// The places that rounding to T drops, from the highest bit on: a half has that alone.
+INLINE uint32_t dropped(float x, bf16) { return bits_of<uint32_t>(x) << 16; }
+INLINE uint32_t dropped(float x, f16) {
+    constexpr float NORMAL = 0x1p-14f;  // below it numbers are as far apart as just above it
+    const float size = __builtin_fabsf(x);
+    return bits_of<uint32_t>(size < NORMAL ? size + NORMAL : size) << 19;
+}
+
+// Products in float32, which float64 and one rounding give too; false, and nothing is written, if
+// one is so close to the middle of two numbers of T that it may not.
+template <typename T, int COUNT> INLINE bool scale_narrow(
+    const Element<T>* from, Element<T>* to, float factor
+) {
+    // Products are off by one and a half units of float32's last place at most.
+    constexpr uint32_t MARGIN = 2u << (IS_BF16<T> ? 16 : 19), HALF = 1u << 31;
+    const Widened<T> x(from, COUNT);
+    float products[COUNT];
+    uint32_t near = 0;
+    for (int j = 0; j < COUNT; ++j) {
+        products[j] = x[j] * factor;
+        near |= dropped(products[j], T{}) - (HALF - MARGIN) <= 2 * MARGIN;
+    }
+    if (near) return false;
+    narrow_run(products, COUNT, to);
+    return true;
+}
+
 template <typename T> void scale_all(const void* from, void* to, i64 count, double factor) {
-    map<T>(from, to, count, [=](double x, i64) INLINED { return x * factor; });
+    const auto exactly = [=](i64 at, i64 length) INLINED {
+        const Element<T>* x = static_cast<const Element<T>*>(from) + at;
+        Element<T>* y = static_cast<Element<T>*>(to) + at;
+        map<T>(x, y, length, [=](double v, i64) INLINED { return v * factor; });
+    };
+    i64 at = 0;
+    if constexpr (sizeof(T) == 2) {
+        constexpr int BLOCK = IS_BF16<T> ? 256 : 64;  // few of which have such a product
+        const bool is_normal = size_of(factor) >= 0x1p-126 && size_of(factor) < 0x1p127;
+        const float rounded = static_cast<float>(factor);
+        for (; is_normal && at + BLOCK <= count; at += BLOCK) {
+            const Element<T>* x = static_cast<const Element<T>*>(from) + at;
+            if (!scale_narrow<T, BLOCK>(x, static_cast<Element<T>*>(to) + at, rounded))
+                exactly(at, BLOCK);
+        }
+    }
+    exactly(at, count - at);
 }
 
 template <typename T> void scale_each(
@@ -206,12 +252,13 @@ template <typename T> void clamp(const void* from, void* to, i64 count, double l
     });
 }
 
-template <typename T> void add(const void* from, void* to, i64 count) {
+template <typename T> void add(const void* from, void* to, i64 count, double factor) {
+    const auto by = static_cast<decltype(widen(T{}))>(factor);
     for_blocks<T>(count, [=](i64 at, i64 length) INLINED {
         const Widened<T> x(static_cast<const Element<T>*>(from) + at, length);
         Element<T>* target = static_cast<Element<T>*>(to) + at;
         const Widened<T> y(target, length);
-        write_run(length, target, [&](i64 j) INLINED { return y[j] + x[j]; });
+        write_run(length, target, [&](i64 j) INLINED { return y[j] + x[j] * by; });
     });
 }
 

@@ -27,7 +27,8 @@ struct ListKernels {
     // A factor for each; where it is negative the result is +0.
     void (*scale_each[4])(const void* from, void* to, i64 count, const double* factors);
     void (*clamp[4])(const void* from, void* to, i64 count, double limit);
-    void (*add[4])(const void* from, void* to, i64 count);  // to += from
+    // to += from * factor, of which the products are exact.
+    void (*add[4])(const void* from, void* to, i64 count, double factor);
     // By way of float64: terms = scale * from; to += terms; to = terms.
     void (*terms[4])(const void* from, double* terms, i64 count, double scale);
     void (*add_terms[4])(const double* terms, void* to, i64 count);

@@ -129,12 +129,32 @@ def test_elements_have_the_bits_of_numpys(pair, scale):
 def test_products_are_rounded_to_16_bits_once(name):
     """Factors that put a product so near a tie that float32 could not tell it from one."""
     places = {"float16": 11, "bfloat16": 8}[name]
-    one = np.ones(1, DTYPES[name])
+    one = np.ones(1000, DTYPES[name])
     for backend, sign, away in itertools.product(("compiled", "numpy"), (1, -1), (1, 0, -1)):
         with gradkit.use_cpu_backend(backend):
             grad = sign * one
             gradkit.scale_grads(grad, 1 + 2.0**-places + away * 2.0**-40)
-        assert float(grad[0]) == sign * (1 + (away > 0) * 2.0 ** (1 - places))
+        assert (grad == sign * (1 + (away > 0) * 2.0 ** (1 - places))).all()
+
+
+def assert_as_numpys(function, numbers, *arguments, **options):
+    """The results in place, and the signs of those that are numbers."""
+    found = function(numbers.copy(), *arguments, **options).astype(np.float32)
+    with gradkit.use_cpu_backend("numpy"):
+        expected = function(numbers.copy(), *arguments, **options).astype(np.float32)
+    np.testing.assert_array_equal(found, expected)
+    is_number = ~np.isnan(found)
+    np.testing.assert_array_equal(np.signbit(found[is_number]), np.signbit(expected[is_number]))
+
+
+def near_ties(dtype, count=60):
+    """Factors that put a number's product close to the middle of two others, and on either side."""
+    random = np.random.default_rng(0)
+    numbers, below = random.integers(1, 0x7B00, (2, count), dtype=np.uint16).view(dtype)
+    numbers, below = numbers.astype(np.float64), np.minimum(below, dtype.type(1e4))
+    middles = (below.astype(np.float64) + np.nextafter(below, dtype.type(np.inf))) / 2
+    away = random.choice([-1, 1], count) * 2.0 ** random.integers(-52, -22, count)
+    return middles / numbers * (1 + away)
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
@@ -145,12 +165,14 @@ def test_each_16_bit_number_is_converted_as_by_the_reference(name, instructions)
     numbers = np.arange(1 << 16, dtype=np.uint16)[1:].view(DTYPES[name])
     least = {"float16": 2.0**-24, "bfloat16": 2.0**-133}[name]
     for factor in (1.0, 1 / 3, 1 + 2.0**-9, -(2.0**40), least, 1.5 * least, 0.0, INF, np.nan):
-        found = gradkit.scale_grads(numbers.copy(), factor).astype(np.float32)
-        with gradkit.use_cpu_backend("numpy"):
-            expected = gradkit.scale_grads(numbers.copy(), factor).astype(np.float32)
-        np.testing.assert_array_equal(found, expected)
-        is_number = ~np.isnan(found)
-        np.testing.assert_array_equal(np.signbit(found[is_number]), np.signbit(expected[is_number]))
+        assert_as_numpys(gradkit.scale_grads, numbers, factor)
+    for factor in near_ties(numbers.dtype):
+        assert_as_numpys(gradkit.scale_grads, numbers, factor)
+    # By powers of two down to 2^-16 float32 is exact.
+    others = np.random.default_rng(1).permutation(numbers)
+    for scale in (1.0, 0.5, 2.0**-16, 2.0**-17, 0.75, 2.0, -0.5):
+        assert_as_numpys(gradkit.accumulate_grad, numbers, others, scale=scale)
+        assert_as_numpys(gradkit.accumulate_grad, numbers, np.roll(-numbers, 1), scale=scale)
     wide = gradkit.accumulate_grads(np.zeros(numbers.shape, np.float32), numbers)
     np.testing.assert_array_equal(wide, numbers.astype(np.float32))
 
