@@ -83,6 +83,11 @@ double by_halves(double* values, i64 rows, i64 width = 1) {
     return values[0];
 }
 
+// An array, and the axes of channels and their columns alike.
+struct Arranged : Array {
+    Axes all;
+};
+
 // In which order the arrays are seen: x decides.
 struct Layout {
     bool rows;    // of channels; else the elements of a channel, or of a group, lie together
@@ -122,8 +127,10 @@ struct Layout {
         if (!rows) spread = 1;
     }
 
-    Array arranged(const ChannelCall& call, const View& view) const {
-        Array array = {view.data, {0, {}}, {0, {}}};
+    Arranged arranged(const ChannelCall& call, const View& view) const {
+        Arranged array;
+        array.data = view.data;
+        array.rows.count = array.columns.count = array.all.count = 0;
         if (!view.data) return array;
         const Axes& axes = view.axes;
         const Axis own = axes.at[call.axis];
@@ -131,6 +138,8 @@ struct Layout {
         if (!rows) add(array.rows, own);
         for (int k = 0; rows && k < count - inner; ++k) add(array.rows, axes.at[others[k]]);
         if (rows) add(array.columns, own);
+        add(array.all, own);
+        for (int k = 0; k < count; ++k) add(array.all, axes.at[others[k]]);
         for (int k = rows ? count - inner : 0; k < count; ++k)
             add(array.columns, axes.at[others[k]]);
         return array;
@@ -262,7 +271,7 @@ template <typename A> struct Shared {
     const ChannelCall& call;
     const ChannelKernels<A>& kernels;
     const Layout layout;
-    const Array dy, x, out;
+    const Arranged dy, x, out;
     const i64 columns, size;
     const double count;  // elements that share a statistic
     const i64 shares;
@@ -500,12 +509,14 @@ public:
         const Lines x = input(this->shared.x, at, scratch, false);
         if (this->shared.call.reads == Reads::DEVIATIONS) {
             const double* centre = this->centre() + at.channel;
-            const bool one = this->across > 1 && at.lines == 1;  // a group's channels are lines
-            const Lines lines = one ? Lines{x.data, x.channel, 0} : x;
             for (i64 c = 0; c < at.channels; ++c) first[c] = second[c] = 0;
+            // A group's channels are its lines, or one line.
+            const bool one = this->across > 1 && at.lines == 1;
+            const bool gapless = one && x.channel == at.count * i64{sizeof(A)};
+            const i64 lines = gapless ? 1 : one ? at.channels : at.lines;
             this->shared.kernels.deviations(
-                lines, one ? at.channels : at.lines, one ? 1 : at.channels, at.count,
-                this->factor(), centre, first, second
+                one ? Lines{x.data, x.channel, 0} : x, lines, one ? 1 : at.channels,
+                gapless ? at.channels * at.count : at.count, this->factor(), centre, first, second
             );
             return;
         }
@@ -543,11 +554,13 @@ public:
                 number(this->INV_STD, at), number(this->SCALE, at), number(this->OF_PRODUCT, at),
                 number(this->OF_W, at), number(this->OUTER, at), out
             );
-        for (i64 k = 0; !found.data && k < at.channels; ++k)
-            kernels.store(
-                call.dtype, reinterpret_cast<A*>(out.data + k * out.channel), at.lines * at.count,
-                row(this->shared.out, at.channel + k), this->shared.out.columns, at.from
-            );
+        if (!found.data)
+            each_run(this->shared.out, at, [&](i64 k, i64 count, const Axes& axes) {
+                kernels.store(
+                    call.dtype, reinterpret_cast<A*>(out.data + k * out.channel), count,
+                    row(this->shared.out, at.channel + k), axes, at.from
+                );
+            });
     }
 
 private:
@@ -651,15 +664,24 @@ private:
         return {data + within * i64{sizeof(A)}, stride, channel};
     }
 
+    // Calls visit(channel, elements, axes): once if the channels of a piece are whole.
+    template <typename F> void each_run(const Arranged& array, const Piece& at, F visit) const {
+        const i64 count = at.lines * at.count;
+        if (count == line_ * lines_) return visit(0, at.channels * count, array.all);
+        for (i64 k = 0; k < at.channels; ++k) visit(k, count, array.columns);
+    }
+
     // `kept`: what is not direct is in the room still.
-    Lines input(const Array& array, const Piece& at, A* room, bool kept) const {
+    Lines input(const Arranged& array, const Piece& at, A* room, bool kept) const {
         const Lines found = direct(array, at);
         if (found.data) return found;
-        for (i64 k = 0; !kept && k < at.channels; ++k)
+        const auto load = [&](i64 k, i64 count, const Axes& axes) {
             this->shared.kernels.load(
-                this->shared.call.dtype, row(array, at.channel + k), array.columns, at.from,
-                at.lines * at.count, room + k * at.lines * at.count
+                this->shared.call.dtype, row(array, at.channel + k), axes, at.from, count,
+                room + k * at.lines * at.count
             );
+        };
+        if (!kept) each_run(array, at, load);
         return in_room(room, at);
     }
 

@@ -110,19 +110,56 @@ template <typename A, int BYTES> INLINE A sum_of_vector(const A* lanes) {
 // beyond the last 64 bytes of a line.
 template <typename A> struct Totals {
     typedef typename VectorOf<A>::type V;
-    static constexpr int length = VectorOf<A>::length, count = LANES<A> / length;
+    static constexpr int length = VectorOf<A>::length, count = LANES<A> / length, half = count / 2;
     static constexpr int tail = 64 / sizeof(A);
 
-    V vectors[count];
-    A rest[tail];
+    V vectors[count], rest[half];
 
     INLINE double sum() const {
-        A lanes[LANES<A>];
-        __builtin_memcpy(lanes, vectors, sizeof lanes);
-        for (int l = 0; l < tail; ++l) lanes[l] = lanes[l] + lanes[l + tail] + rest[l];
-        return static_cast<double>(sum_of_vector<A, 64>(lanes));
+        V folded[half];
+        for (int v = 0; v < half; ++v) folded[v] = vectors[v] + vectors[v + half] + rest[v];
+        return static_cast<double>(sum_of_vector<A, 64>(reinterpret_cast<const A*>(folded)));
     }
 };
+
+// Adds the terms of columns [from, stop) of a line to two totals.
+template <typename A, typename F> INLINE void add_columns(
+    i64 from, i64 stop, Totals<A>& one, Totals<A>& two, F terms
+) {
+    typedef Totals<A> T;
+    typedef typename T::V V;
+    i64 at = from;
+    for (; at + LANES<A> <= stop; at += LANES<A>)
+#pragma GCC unroll 8
+        for (int v = 0; v < T::count; ++v)
+            terms(at + v * T::length, one.vectors[v], two.vectors[v]);
+    if (at + T::tail <= stop) {
+#pragma GCC unroll 4
+        for (int v = 0; v < T::half; ++v)
+            terms(at + v * T::length, one.vectors[v], two.vectors[v]);
+        at += T::tail;
+    }
+    if (at == stop) return;
+    if (stop - from < T::tail) {
+        A lanes[2][T::tail];
+        __builtin_memcpy(lanes[0], one.rest, sizeof lanes[0]);
+        __builtin_memcpy(lanes[1], two.rest, sizeof lanes[1]);
+        for (int l = 0; at < stop; ++at, ++l) terms(at, lanes[0][l], lanes[1][l]);
+        __builtin_memcpy(one.rest, lanes[0], sizeof lanes[0]);
+        __builtin_memcpy(two.rest, lanes[1], sizeof lanes[1]);
+        return;
+    }
+    // The last 64 bytes, less what was added: numbers one by one would be waited for.
+    const A added = static_cast<A>(T::tail - (stop - at));
+#pragma GCC unroll 4
+    for (int v = 0; v < T::half; ++v) {
+        V first = {}, second = {}, index;
+        for (int l = 0; l < T::length; ++l) index[l] = static_cast<A>(v * T::length + l);
+        terms(stop - T::tail + v * T::length, first, second);
+        one.rest[v] += index >= added ? first : V{};
+        two.rest[v] += index >= added ? second : V{};
+    }
+}
 
 // Two sums of each channel: add(row, channel) returns what adds the terms of a column, or of as many
 // as a vector has, to two totals. So few terms have one total that equal ones round alike.
@@ -131,11 +168,20 @@ template <typename A, typename F> INLINE void sum_lines(
 ) {
     typedef Totals<A> T;
     constexpr i64 most = 16 * LANES<A>;
+    for (i64 c = 0; c < channels; ++c) first[c] = second[c] = 0;
+    if (rows == 1 && count <= most) {  // totals stay in registers
+        for (i64 c = 0; c < channels; ++c) {
+            T one = {}, two = {};
+            add_columns(0, count, one, two, add(0, c));
+            first[c] += one.sum();
+            second[c] += two.sum();
+        }
+        return;
+    }
     for (i64 begin = 0; begin < channels; begin += CHANNELS) {
         const i64 end = begin + CHANNELS < channels ? begin + CHANNELS : channels;
         T totals[CHANNELS][2];
         i64 held = most;
-        for (i64 c = begin; c < end; ++c) first[c] = second[c] = 0;
         const auto fold = [&]() __attribute__((always_inline)) {
             for (i64 c = begin; c < end; ++c) {
                 first[c] += totals[c - begin][0].sum();
@@ -154,24 +200,10 @@ template <typename A, typename F> INLINE void sum_lines(
                 any = true;
                 held += stop - from;
                 for (i64 c = begin; c < end; ++c) {
-                    const auto terms = add(row, c);
                     T one = totals[c - begin][0], two = totals[c - begin][1];
-                    i64 at = from;
-                    for (; at + LANES<A> <= stop; at += LANES<A>)
-#pragma GCC unroll 8
-                        for (int v = 0; v < T::count; ++v)
-                            terms(at + v * T::length, one.vectors[v], two.vectors[v]);
-                    if (at + T::tail <= stop) {
-#pragma GCC unroll 4
-                        for (int v = 0; v < T::count / 2; ++v)
-                            terms(at + v * T::length, one.vectors[v], two.vectors[v]);
-                        at += T::tail;
-                    }
-                    T& own = totals[c - begin][0];
-                    T& other = totals[c - begin][1];
-                    __builtin_memcpy(own.vectors, one.vectors, sizeof one.vectors);
-                    __builtin_memcpy(other.vectors, two.vectors, sizeof two.vectors);
-                    for (int l = 0; at < stop; ++at, ++l) terms(at, own.rest[l], other.rest[l]);
+                    add_columns(from, stop, one, two, add(row, c));
+                    totals[c - begin][0] = one;
+                    totals[c - begin][1] = two;
                 }
             }
         }
