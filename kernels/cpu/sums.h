@@ -98,7 +98,8 @@ template <typename A, typename F> INLINE Sums sums_over(i64 width, F add) {
     constexpr int length = VectorOf<A>::length, vectors = LANES<A> / length;
     double first[MOST_CHUNKS], second[MOST_CHUNKS];
     int chunks = 0;
-    for (i64 at = 0; at < width; ++chunks) {
+    i64 at = 0;
+    do {
         const i64 end = at + CHUNK<A> < width ? at + CHUNK<A> : width;
         double lanes[2][LANES<A>] = {};
         while (at < end) {
@@ -117,7 +118,8 @@ template <typename A, typename F> INLINE Sums sums_over(i64 width, F add) {
         }
         first[chunks] = sum_of(lanes[0]);
         second[chunks] = sum_of(lanes[1]);
-    }
+        ++chunks;
+    } while (at < width);
     return {by_halves(first, chunks), by_halves(second, chunks)};
 }
 
