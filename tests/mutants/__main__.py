@@ -30,6 +30,7 @@ DRIVER = re.compile(r"gradkit/(_cuda/(launch/device|several_devices)|_arrays/(cu
 # What runs only where PyTorch, JAX and TensorFlow are.
 INTEROP = re.compile(r"gradkit/(torch/|jax/|_arrays/(jax|tensorflow|torch)\.py)")
 GRACE_S = 30  # that tests may take longer than they did
+BUILD_S = 300  # that C++ may take to compile
 _BATCHES = (5, 40, 400, 4000)  # tests at once: most mutants die in the first batch
 _SURVIVORS = ("survived", "timed out", "run by no test")
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+::.+?|\S+)(?: - .*)?$", re.M)
@@ -50,16 +51,21 @@ class Result(NamedTuple):
 def every_mutant(*, interop: bool = False, driver: bool = False) -> list[Mutant]:
     """All mutants of the code as it is, by rule and by hand; ``driver``: of what calls CuPy."""
     found: list[Mutant] = []
-    for path in sorted([*(ROOT / "gradkit").rglob("*.py"), *(ROOT / "kernels").glob("*.cu*")]):
+    kernels = ROOT / "kernels"
+    native = [*kernels.glob("*.cu*"), *kernels.glob("cpu/*.cpp"), *kernels.glob("cpu/*.h")]
+    for path in sorted([*(ROOT / "gradkit").rglob("*.py"), *native]):
         file, text = path.relative_to(ROOT).as_posix(), path.read_text()
         if DRIVER.match(file) if driver else bool(INTEROP.match(file)) == interop:
             rules = python_rules if path.suffix == ".py" else kernel_rules
-            found += in_order(file, text, [*rules.places(text), *by_hand(text)])
+            places = [*rules.places(text), *by_hand(text)]
+            if _language(file) == "C++":  # of such an index no test can tell without gigabytes
+                places = [place for place in places if "32 bits" not in place.rule]
+            found += in_order(file, text, places)
     return found
 
 
 def sample(mutants: Iterable[Mutant], each: int) -> list[Mutant]:
-    """``each`` of each rule, for Python and for kernels, spread over files: always the same.
+    """``each`` of each rule for Python, kernels and C++, spread over files: always the same.
 
     First one of each rule, then the second of each.
     """
@@ -68,10 +74,14 @@ def sample(mutants: Iterable[Mutant], each: int) -> list[Mutant]:
     for mutant in sorted(mutants, key=lambda m: (m.order, m.file)):
         turn = files[mutant.rule, mutant.file]
         files[mutant.rule, mutant.file] += 1
-        groups[mutant.rule, mutant.file.endswith(".py")].append((turn, mutant.order, mutant))
+        groups[mutant.rule, _language(mutant.file)].append((turn, mutant.order, mutant))
     spread = [sorted(group, key=lambda row: row[:2])[:each] for group in groups.values()]
     turns = [(k, row[1], row[2]) for rows in spread for k, row in enumerate(rows)]
     return [mutant for _, _, mutant in sorted(turns, key=lambda row: row[:2])]
+
+
+def _language(file: str) -> str:
+    return {"py": "Python", "cu": "kernels", "cuh": "kernels"}.get(file.rpartition(".")[2], "C++")
 
 
 def run(mutant: Mutant, tests: Sequence[Timed], cap: float) -> Result:
@@ -104,6 +114,7 @@ def _run_batch(mutant: Mutant, batch: Sequence[Timed]) -> tuple[str, str]:
             for known in (shared / own.name).glob("*.[js]*o*"):
                 (own / known.name).symlink_to(known)
         limit = GRACE_S + sum(6 * test.cost for test in batch)
+        limit += BUILD_S * (_language(mutant.file) == "C++")
         status, output = pytest([t.name for t in batch], planted, extra, limit)
     if status is None:
         return "timed out", ""
@@ -204,8 +215,7 @@ def summary(results: Sequence[Result]) -> str:
     """Every survivor, and how many of each rule were killed."""
     counts: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for result in results:
-        kind = "Python" if result.file.endswith(".py") else "kernels"
-        counts[kind, result.rule][result.status] += 1
+        counts[_language(result.file), result.rule][result.status] += 1
     lines = [f"{r.status}: {r.shown}" for r in results if r.status in _SURVIVORS]
     total = sum(counts.values(), Counter())
     for (kind, rule), by in [*sorted(counts.items()), (("", "all"), total)]:

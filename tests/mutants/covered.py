@@ -13,6 +13,15 @@ from typing import NamedTuple
 from tests.mutants.mutant import ROOT, Mutant
 
 _COMPILE_S = 1.5  # a kernel with one set of macros
+# The modules that call C++, by how its files' names begin; all call the rest.
+_CALLERS = {
+    "channel": "channels",
+    "exact": "exact",
+    "gates": "gated_norm",
+    "list": "lists",
+    "powers": "lists",
+    "row": "rows",
+}
 _FIRST = 5  # a kernel's cheapest tests, before those that compare the bits of all its results
 
 
@@ -39,6 +48,11 @@ class Covered:
         Then all that run its file: what is decided once and kept shows in those too.
         """
         file = mutant.file
+        if file.startswith("kernels/cpu/"):
+            name = Path(file).stem
+            own = {module for start, module in _CALLERS.items() if name.startswith(start)}
+            files = [f"gradkit/_cpu/{module}.py" for module in own or _CALLERS.values()]
+            return _spread({*self._running((path, None) for path in files)})
         if file.startswith("kernels/"):
             found = self._launching(file)
             bits = [test for test in found if "golden" in test.name]

@@ -1,4 +1,4 @@
-"""Faults in the kernels by rule: patterns of CUDA C++, each place by itself."""
+"""Faults in the kernels and in the CPU's C++ by rule: patterns, each place by itself."""
 
 import functools
 import re

@@ -26,6 +26,7 @@ from typing import Any
 
 import pytest
 
+from tests.mutants import compiled
 from tests.mutants.mutant import ROOT
 
 _DIGITS = bytes([ord("0"), ord("1"), *[0] * 254])
@@ -63,6 +64,9 @@ def _plant(file: Path, text: str) -> None:
     if file.suffix == ".py":
         sys.meta_path.insert(0, _Finder(lambda path: text if path == file else None))
         return
+    if file.parent.name == "cpu":
+        sys.meta_path.insert(0, _Compiled(compiled.build(file, text)))
+        return
     read_text = Path.read_text
 
     def read(self: Path, *args: Any, **kwargs: Any) -> str:
@@ -89,6 +93,18 @@ class _Finder(importlib.abc.MetaPathFinder):
         loader = _Loader(fullname, str(file))
         loader.source = source
         return importlib.util.spec_from_file_location(fullname, file, loader=loader)
+
+
+class _Compiled(importlib.abc.MetaPathFinder):
+    """Imports ``gradkit._cpu.compiled`` from another file."""
+
+    def __init__(self, path: Path):
+        self._path = path
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:  # noqa: ARG002
+        if fullname != "gradkit._cpu.compiled":
+            return None
+        return importlib.util.spec_from_file_location(fullname, self._path)
 
 
 class _Loader(importlib.machinery.SourceFileLoader):

@@ -113,11 +113,16 @@ def test_tests_are_chosen_by_the_statement_that_they_run():
         "b": (0.5, {"gradkit/x.py": "6"}, {"kernels/k.cu": ["B"]}),
         "c": (0.1, {"gradkit/x.py": "8"}, {}),
         "d": (0.1, {"gradkit/y.py": "4"}, {}),
+        "e": (0.1, {"gradkit/_cpu/lists.py": "4"}, {}),
+        "f": (0.1, {"gradkit/_cpu/rows.py": "4"}, {}),
     }
     [python] = in_order("gradkit/x.py", "", [Place("r", 0, 0, "", statement=2)])
     [kernel] = in_order("kernels/k.cu", "", [Place("r", 0, 0, "")])
     assert [t.name for t in Covered(rows).of(python)] == ["b", "a[2]", "a[1]", "c"]
     assert [t.name for t in Covered(rows).of(kernel)] == ["b", "a[1]", "a[2]"]
+    for file, names in {"list_calls.cpp": ["e"], "rows.h": ["f"], "floats.h": ["e", "f"]}.items():
+        [native] = in_order(f"kernels/cpu/{file}", "", [Place("r", 0, 0, "")])
+        assert [t.name for t in Covered(rows).of(native)] == names
 
 
 @pytest.mark.parametrize(
@@ -139,6 +144,26 @@ def test_what_counts_as_a_kill(monkeypatch, tmp_path, planted, test, status):
     monkeypatch.setattr(runner, "GRACE_S", 8)
     assert runner.run(mutant, [Timed(f"{case}::test_it", 0.0)], 10).status == status
     assert runner.run(mutant, [], 10).status == "run by no test"
+
+
+@pytest.mark.slow
+def test_compiled_code_is_built_with_its_fault(tmp_path, monkeypatch):
+    case = tmp_path / "test_case.py"
+    case.write_text(
+        "import gradkit, numpy as np\n"
+        "def test_it(): assert gradkit.scale_grads(np.ones(5), 0.5)[0] == 0.5\n"
+    )
+    file = "kernels/cpu/lists.cpp"
+    text = (ROOT / file).read_text()
+    start = text.index("return v * factor;")
+    monkeypatch.setattr(runner, "OUT", tmp_path)
+    for new, status in {
+        "v + factor": "killed",
+        "factor * v": "survived",
+        "v *": "no mutant",
+    }.items():
+        [mutant] = in_order(file, text, [Place("r", start, start + 17, f"return {new}")])
+        assert runner.run(mutant, [Timed(f"{case}::test_it", 0.0)], 10).status == status
 
 
 def test_a_killer_that_fails_by_itself_does_not_count(tmp_path):
