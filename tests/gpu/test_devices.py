@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import gradkit
+from gradkit._cuda.list_tables import CAPACITY
 from tests.backends import has_gpu
 from tests.tolerances import assert_same_bits
 
@@ -52,10 +53,11 @@ def test_a_norm_waits_for_both_devices():
         assert_same_bits(norm.get(), expected.get())
 
 
-def test_a_clip_scales_on_both_devices():
+@pytest.mark.parametrize("count", [12, 2 * CAPACITY + 2], ids=["short", "uploaded"])
+def test_a_clip_scales_on_both_devices(count):
     import cupy
 
-    grads, alone = spread(hosts(1)), [cupy.asarray(h) for h in hosts(1)]
+    grads, alone = spread(hosts(1, count)), [cupy.asarray(h) for h in hosts(1, count)]
     norm = gradkit.clip_grad_norm(grads, 1.0)
     expected = gradkit.clip_grad_norm(alone, 1.0)
     for number in (1, 0):
