@@ -69,6 +69,33 @@ def test_a_clip_scales_on_both_devices(count):
         assert_same_bits(grad.get(), other.get())
 
 
+def test_lists_of_both_devices_and_the_host():
+    """Each operation on a list works where its gradients lie."""
+    import cupy
+
+    alone = hosts(4)
+    grads = [*spread(alone[:8]), *(host.copy() for host in alone[8:])]
+
+    def check(rel, *pairs):
+        for got, wanted in pairs:
+            np.testing.assert_allclose(cupy.asnumpy(got), wanted, rel)
+
+    check(
+        1e-12,
+        (gradkit.grad_norm(grads), gradkit.grad_norm(alone)),
+        (gradkit.grad_norm(grads, exact=True), gradkit.grad_norm(alone, exact=True)),
+        (gradkit.per_tensor_norms(grads, flat=True), gradkit.per_tensor_norms(alone, flat=True)),
+        (gradkit.grad_norm(grads, 1), gradkit.grad_norm(alone, 1)),
+    )
+    clipped = gradkit.clip_grad_norm(alone, 1.0)
+    check(1e-12, (gradkit.clip_grad_norm(grads, 1.0), clipped))
+    check(1e-6, *zip(grads, alone, strict=True))
+    gradkit.scale_grads(grads, 0.5)
+    check(1e-6, *((grad, host / 2) for grad, host in zip(grads, alone, strict=True)))
+    gradkit.zero_grad(grads)
+    check(0, *((grad, 0 * host) for grad, host in zip(grads, alone, strict=True)))
+
+
 def test_streams_of_both_devices():
     import cupy
 
