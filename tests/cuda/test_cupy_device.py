@@ -371,7 +371,7 @@ def test_cupys_arrays_meet_those_of_other_ranks(monkeypatch, kind, per):
         group = join(Communicator())
         grads = [make(np.ones(3, np.float32)) for _ in range(per)]
         limit, scale = make(np.array(1.0)), make(np.array(0.5, np.float64))
-        norm = gradkit.clip_grad_norm(grads, limit, scale=scale, group=group)
+        _, norm = gradkit.clip_by_global_norm(grads, limit, scale=scale, group=group)
         assert (type(norm), norm.shape) == (type(grads[0]), ())
     assert [numbers[2:] for numbers in given] == [(6, _NCCL_FLOAT64)]
 
