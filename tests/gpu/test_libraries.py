@@ -4,6 +4,7 @@ Neither library is here for GPUs. Stand-ins have what gradkit calls of them, arr
 memory, and an allocator that reuses memory in the order of the library's own stream, as theirs do.
 """
 
+import ctypes
 import sys
 import weakref
 from contextlib import nullcontext
@@ -198,3 +199,23 @@ def test_a_stream_that_is_exposed_waits_and_the_host_does_not():
     library.stream.synchronize()
     first, second = hosts()[:2]
     np.testing.assert_array_equal(total.get(), first + second + 1)
+
+
+def test_the_host_waits_for_the_device_of_a_library_that_exposes_no_stream():
+    """Which is not the current one: its memory, here the CPU's own, is read without a wait."""
+    import cupy
+
+    with cupy.cuda.Device(1):
+        own = cupy.asarray(hosts()[0])
+        cupy.cuda.runtime.deviceSynchronize()
+
+    class Array:
+        def __dlpack_device__(self):
+            return CUDA, 1
+
+        def __dlpack__(self, stream=None, **_):
+            with cupy.cuda.Device(1):
+                return own.__dlpack__()
+
+    gradkit.zero_grad([Array()])
+    assert not any(ctypes.string_at(own.data.ptr, own.nbytes))
