@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import gradkit
+from gradkit.errors import KernelLaunchError
 from tests.backends import CuPy, has_gpu
 from tests.layouts import LAYOUTS
 from tests.operations import OPERATIONS, drawn, leaves
@@ -121,3 +122,19 @@ def test_what_waits_for_the_device_is_refused_and_the_capture_goes_on():
         norm = gradkit.grad_norm(grads)
         stream.synchronize()
     assert float(norm) == pytest.approx(0.5)
+
+
+def test_the_legacy_stream_while_one_that_it_waits_for_is_captured():
+    """CUDA refuses the launch, which the error names, and already to say what is captured."""
+    import cupy
+
+    grads = [cupy.arange(4.0)]
+    gradkit.grad_norm(grads)
+    blocking = cupy.cuda.Stream()
+    blocking.begin_capture()
+    try:
+        with pytest.raises(KernelLaunchError, match="norm_partials"):
+            gradkit.grad_norm(grads)
+    finally:
+        with pytest.raises(cupy.cuda.runtime.CUDARuntimeError):  # which ended the capture
+            blocking.end_capture()

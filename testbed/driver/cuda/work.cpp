@@ -343,6 +343,9 @@ API Result cuStreamBeginCapture_v2(void* handle, int mode) {
 API Result cuStreamIsCapturing(void* handle, int* status) {
   ENTER(cuStreamIsCapturing);
   STREAM_OR_REFUSE(stream, handle);
+  for (Stream* other : streams)
+    if (stream->legacy && other->device == stream->device && other->blocking && other->capture)
+      return refuse(capture_implicit, "the legacy stream waits for a stream that is captured");
   *status = !stream->capture ? 0 : stream->capture->invalid ? 2 : 1;
   return success;
 }

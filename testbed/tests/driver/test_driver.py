@@ -323,6 +323,9 @@ def test_what_a_capture_forbids_ends_it(cuda, streams):
         attempt()
         cuda.add(x, 1, blocking, code=901)
         cuda("cuStreamEndCapture", blocking, byref(c_void_p()), code=901)
+    cuda("cuStreamBeginCapture_v2", blocking, 0)
+    cuda("cuStreamIsCapturing", None, byref(ctypes.c_int()), code=906)
+    cuda.made_from("cuStreamEndCapture", blocking)  # which that did not end
     cuda("cuStreamBeginCapture_v2", streams[0], 2)  # relaxed, and it blocks nothing
     cuda("cuMemAlloc_v2", byref(room), c_size_t(8))
     cuda.add(x)
