@@ -96,6 +96,29 @@ def test_lists_of_both_devices_and_the_host():
     check(0, *((grad, 0 * host) for grad, host in zip(grads, alone, strict=True)))
 
 
+def test_a_long_list_that_no_norm_has_planned():
+    import cupy
+
+    alone = hosts(5, 2 * CAPACITY + 2)
+    grads = spread(alone)
+    gradkit.scale_grads(grads, 0.5)
+    for grad, host in zip(grads, alone, strict=True):
+        assert_same_bits(cupy.asnumpy(grad), host / 2)
+
+
+def test_a_capture_on_the_other_device_is_noticed():
+    import cupy
+
+    grads = spread(hosts(6))
+    with cupy.cuda.Device(1):
+        stream = cupy.cuda.Stream(non_blocking=True)
+        with stream:
+            stream.begin_capture()
+            with cupy.cuda.Device(0), pytest.raises(RuntimeError, match="several devices"):
+                gradkit.grad_norm(grads)
+            stream.end_capture()
+
+
 def test_streams_of_both_devices():
     import cupy
 
