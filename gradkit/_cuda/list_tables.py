@@ -197,7 +197,7 @@ class _Cut:
     @cached_property
     def dtype(self) -> str:
         """The name of the dtype of all targets; empty if they differ, or if there are none."""
-        codes = {*self.table["dtype"].tolist()}
+        codes = {*np.unique(self.table["dtype"])}
         return "".join(row.name for row in FLOATS.values() if {row.code} == codes)
 
     def aligned(self, starts: np.ndarray[Any, Any]) -> bool:

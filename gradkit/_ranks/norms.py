@@ -14,6 +14,7 @@ from gradkit._calls import checks
 from gradkit._calls.backend import Backend
 from gradkit._calls.lists import GradNorm, NormOfShares, NormParts, NormShares
 from gradkit._calls.roles import Flags, Norm, Number
+from gradkit._dtypes import float_of
 from gradkit._open import trees
 from gradkit._open.clipping import NORM, Rule, raise_if_nonfinite, scale_of
 from gradkit._open.given import is_scalar, refuse_write
@@ -164,7 +165,8 @@ class _Taking(NamedTuple):
         if reduce is not None and wanted.rule.exact:
             raise ValueError("exact=True goes with group, not with reduce")
         if wanted.then and not collective.alone:
-            _compile(held.backend, wanted.then)  # type: ignore[arg-type]  # any can be hashed
+            dtypes = frozenset(float_of(view.dtype).name for view in held.views)
+            _compile(held.backend, wanted.then, dtypes)  # type: ignore[arg-type]  # any can be hashed
         if not (collective.has_both and wanted.is_queued):
             return self.write_over(factors, fresh=fresh)
         among = self.between_devices()
@@ -291,9 +293,9 @@ class _Taking(NamedTuple):
 
 
 @cache
-def _compile(backend: Backend, operation: str) -> None:
+def _compile(backend: Backend, operation: str, dtypes: frozenset[str]) -> None:
     """While an error is still one of all ranks."""
-    backend.warmup((operation,), frozenset())
+    backend.warmup((operation,), dtypes)
 
 
 def copies_of(held: Gradients, ranks: Ranks) -> list[int] | None:
