@@ -153,10 +153,6 @@ def _steps(
     return sizes, list(zip(*(own for _, own in dims), strict=True))
 
 
-def _begins_odd(array: Array | None) -> bool:
-    return array is not None and bool(address_of(array) % array.itemsize)
-
-
 def _gaps(array: Array, axis: int) -> bool:
     """Whether rows have gaps inside, or do not begin at multiples of the size of an element."""
     size, inner = array.itemsize, math.prod(array.shape[axis:])
