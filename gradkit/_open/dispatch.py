@@ -89,7 +89,7 @@ def _run_plain(call: Call, plan: Plan, outs: tuple[Array | None, ...]) -> Any:
     if call.checks_values:
         call.check_values(_ON_HOST)
     made: Sequence[Array | None] = outs
-    if plan.missing is not None:
+    if plan.missing:
         made = backend.outputs(plan.missing)
         if outs:
             made = [new if own is None else own for own, new in zip(outs, made)]  # noqa: B905
