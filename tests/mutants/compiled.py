@@ -9,8 +9,6 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import nanobind
-
 from tests.mutants.mutant import ROOT, digest
 
 KERNELS = ROOT / "kernels"
@@ -22,27 +20,30 @@ _INCLUDED = re.compile(r'^#include "(.+)"', re.M)
 
 def build(file: Path, text: str) -> Path:
     """A module to be imported as ``gradkit._cpu.compiled``; an error if the compiler refuses it."""
+    import nanobind  # which not every environment has
+
     folder = Path(tempfile.mkdtemp(prefix="gradkit-compiled-", dir=os.environ["XDG_CACHE_HOME"]))
     for path in [*KERNELS.glob("*.cuh"), *(KERNELS / "cpu").iterdir()]:
         copy = folder / path.relative_to(KERNELS)
         copy.parent.mkdir(exist_ok=True)
         copy.write_text(text if path == file else path.read_text())
-    objects = [_object(path, folder) for path in sorted((folder / "cpu").glob("*.cpp"))]
     nanobinds = Path(nanobind.source_dir(), "nb_combined.cpp")
+    headers = Path(nanobind.include_dir())
+    sources = [*sorted((folder / "cpu").glob("*.cpp")), nanobinds]
+    objects = [_object(path, folder, headers) for path in sources]
     module = folder / f"compiled{sysconfig.get_config_var('EXT_SUFFIX')}"
-    _run("-shared", "-pthread", "-o", module, *objects, _object(nanobinds, folder))
+    _run("-shared", "-pthread", "-o", module, *objects)
     return module
 
 
-def _object(source: Path, folder: Path) -> Path:
+def _object(source: Path, folder: Path, headers: Path) -> Path:
     """Compiled, or as it was when it and all that it includes had these texts."""
     texts = sorted(f"{path.name}\n{path.read_text()}" for path in {source, *_includes(source)})
     kept = ROOT / "build" / "mutants" / "objects" / f"{digest(''.join(texts))}.o"
     if not kept.exists():
         kept.parent.mkdir(parents=True, exist_ok=True)
         made = folder / f"{source.stem}.o"
-        include = Path(nanobind.include_dir())
-        where = sysconfig.get_path("include"), include, include.parent / "ext/robin_map/include"
+        where = sysconfig.get_path("include"), headers, headers.parent / "ext/robin_map/include"
         options = ["-fno-strict-aliasing"] if source.name == "nb_combined.cpp" else []
         _run(*options, *(f"-I{path}" for path in where), "-c", source, "-o", made)
         made.replace(kept)
