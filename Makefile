@@ -198,7 +198,7 @@ test-cudnn: .venv-cudnn8/.installed .venv-cudnn9/.installed ## test both cuDNN v
 # CuPy 13.6 and 14 on a CUDA driver of the testbed, whose kernels run on the CPU: testbed/driver.
 # Each is a target too, such as `make test-driver-cupy14 DRIVER_TESTS=tests/values/test_clipping.py`.
 DRIVER_TESTS := tests
-test-driver: test-driver-cupy13 test-driver-cupy14 ## the tests of GPUs on CuPy itself, without a GPU (hours; 20 min with HYPOTHESIS_PROFILE=quick)
+test-driver: test-driver-cupy13 test-driver-cupy14 ## the tests of GPUs on CuPy itself, without a GPU (hours; 20 min without the longest rows: DRIVER_TESTS="tests -k 'not 20000'")
 test-driver-fast: ## what CuPy does for gradkit, without a GPU: streams, graphs, memory (2 min)
 	$(MAKE) --no-print-directory test-driver DRIVER_TESTS="$(ON_DRIVER)"
 
