@@ -51,7 +51,7 @@ REASONS = (
     ("accumulate_grads", "held.target = load", "copies for a -0 that is rounded, and it is exact"),
     ("accumulate_grad_v2", "return fetch<N>(from);", _SOME_DIMS),
     ("accumulate_grad_v2", "return __uint_as_float(bits | 1);", _SOME_DIMS),
-    ("clip_units", "default: __trap();", "no list holds another dtype"),
+    ("clip_units", "__trap();  // a dtype without a row", "no list holds another dtype"),
     ("clip_units", "return value;", _AT_STRIDES),
     ("scale_grads", "return value;", _AT_STRIDES),
     ("apply_gradient", "for (int b = 0; b < AT_ONCE; ++b) {", _ALWAYS_PARTS),
