@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from operator import add as both
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from gradkit._dtypes import float_name, float_of
 _LIST = "accumulate_grads"  # the kernel, and its file
 _COMPENSATED, _AT_RANDOM = "accumulate_compensated", "accumulate_at_random"  # so too
 _NO_SEED = np.uint64(0)
+_LISTS = {"buffers", "grads", "compensation", "offsets", "averages", "params"}
+
+Pairs = TypeVar("Pairs", AccumulateGrads, EmaUpdate)
 
 
 def add(device: Device, name: str, grad: Array, buffer: Array, *arguments: Any) -> None:
@@ -59,13 +62,12 @@ def add_lists(device: Device, call: AccumulateGrads) -> None:
 
 def average_steps(device: Device, call: EmaUpdate) -> Iterator[Step]:
     """What launches ``ema_update``."""
-    if call.decay == 1.0 and isinstance(call.decay, float):
+    if isinstance(call.decay, float) and call.decay == 1:
         return
     kinds = _kinds(call.params, call.averages)
     for own in kinds:
-        params, averages = call.params, call.averages
-        if len(kinds) > 1:
-            params, averages = [params[k] for k in own], [averages[k] for k in own]
+        alike = call if len(kinds) == 1 else _part(call, own)
+        params, averages = alike.params, alike.averages
         tables, types = plan_of(device, params, averages).tables, _types(params[0], averages[0])
         yield from steps(device, tables, "ema_update", "ema_update", *either(call.decay), **types)
 
@@ -89,9 +91,9 @@ def _adding(
         yield from _adding_alike(device, call if len(lists) == 1 else _part(call, own), chosen)
 
 
-def _part(call: AccumulateGrads, chosen: Sequence[int]) -> AccumulateGrads:
+def _part(call: Pairs, chosen: Sequence[int]) -> Pairs:
     """The same call on some of its pairs."""
-    every = {name: getattr(call, name) for name in ("buffers", "grads", "compensation", "offsets")}
+    every = {name: getattr(call, name) for name in _LISTS & call.fields}
     return call.replaced(**{name: [of[k] for k in chosen] for name, of in every.items() if of})
 
 

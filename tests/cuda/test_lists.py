@@ -22,6 +22,7 @@ from gradkit._calls.lists import (
     ClipByNorm,
     ClipGradValue,
     ClipUnits,
+    EmaUpdate,
     GradNorm,
     ScaleGrads,
     UnitNorms,
@@ -53,7 +54,7 @@ ORDERS = (1.0, 2.0, 3.0, math.inf)
 OPERATIONS = (
     *("accumulate_grad", "accumulate_grad_v2", "accumulate_grads", "zero_grad"),
     *("grad_norm", "norm_shares", "norm_of_shares", "clip_coefficient", "clip_by_norm"),
-    *("scale_grads", "clip_grad_value", "unit_norms", "clip_units"),
+    *("scale_grads", "clip_grad_value", "unit_norms", "clip_units", "ema_update"),
 )
 LISTED = {(source_of(file), options_of(macros)) for file, macros in combinations(*OPERATIONS)}
 
@@ -298,6 +299,24 @@ def test_a_capture_neither_uses_nor_leaves_a_plan_of_a_borrowed_list(device):
         device.recording, lists.plan = recording, None
         assert plan_of(device, lists).uploaded is uploaded
     assert device.uploads == 1
+
+
+class Unread(np.ndarray):
+    """A number on the device, which the host would have to wait for."""
+
+    def __eq__(self, _):
+        raise AssertionError("compared on the host")
+
+    __float__ = __bool__ = __eq__
+    __hash__ = None
+
+
+def test_the_host_does_not_wait_for_a_decay_on_the_device(device):
+    averages, params = put(device, [np.zeros(3), np.full(3, 4.0)])
+    (decay,) = put(device, [np.array(0.25)])
+    call = EmaUpdate(averages=[averages], params=[params], decay=decay.view(Unread))
+    CudaBackend(device).ema_update(call)
+    np.testing.assert_array_equal(averages, [3, 3, 3])
 
 
 def test_no_two_files_have_a_kernel_of_one_name():
