@@ -183,7 +183,7 @@ def glance(run: Run, stem: Path) -> Path | None:
     axis.set_yticks(range(len(rows)), [*rows])
     axis.invert_yaxis()
     axis.spines[["right", "top"]].set_visible(False)
-    axis.legend(loc="lower right", frameon=False)
+    axis.legend(loc="upper left", frameon=False)
     return _save(figure, stem, "glance")
 
 
