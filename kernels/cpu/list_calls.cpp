@@ -465,11 +465,17 @@ void compensate(const List& list, const ListSetting& setting, double scale, bool
 
 void average(const List& list, const ListSetting& setting, double decay) {
     Pieces(list, setting).each<0>([&](i64, const Dtype* dtypes, char** at, i64 count) {
-        double params[TERMS];
+        const Dtype into = dtypes[0], param = dtypes[1];
+        if (into == param) {
+            setting.kernels.average[into](at[1], at[0], count, decay);
+            return;
+        }
+        double params[TERMS], own[TERMS];  // those of the average's dtype, which holds them
         for (i64 j = 0; j < count; j += TERMS) {
             const i64 some = at_most(TERMS, count - j);
-            setting.kernels.terms[dtypes[1]](at[1] + j * bytes_of(dtypes[1]), params, some, 1);
-            setting.kernels.average[dtypes[0]](params, at[0] + j * bytes_of(dtypes[0]), some, decay);
+            setting.kernels.terms[param](at[1] + j * bytes_of(param), params, some, 1);
+            setting.kernels.store_terms[into](params, own, some);
+            setting.kernels.average[into](own, at[0] + j * bytes_of(into), some, decay);
         }
     });
 }

@@ -305,14 +305,19 @@ template <typename T> void compensate(
 }
 
 // From the end that is nearer; a difference that overflows is not taken.
-template <typename T> void average(const double* params, void* to, i64 count, double decay) {
+template <typename T> void average(const void* from, void* to, i64 count, double decay) {
     typedef decltype(widen(T{})) A;
     const A kept = static_cast<A>(decay), rest = static_cast<A>(1 - decay);
     const bool nearer = decay < 0.5;
-    map<T>(to, to, count, [=](A old, i64 j) INLINED {
-        const A param = static_cast<A>(params[j]), step = param - old;
-        const A moved = nearer ? param - step * kept : old + step * rest;
-        return step - step == 0 ? moved : old * kept + param * rest;
+    for_blocks<T>(count, [=](i64 at, i64 length) INLINED {
+        const Widened<T> x(static_cast<const Element<T>*>(from) + at, length);
+        Element<T>* target = static_cast<Element<T>*>(to) + at;
+        const Widened<T> y(target, length);
+        write_run(length, target, [&](i64 j) INLINED {
+            const A old = y[j], param = x[j], step = param - old;
+            const A moved = nearer ? param - step * kept : old + step * rest;
+            return step - step == 0 ? moved : old * kept + param * rest;
+        });
     });
 }
 
