@@ -9,13 +9,12 @@ from typing import Any
 
 from gradkit._calls import checks
 from gradkit._calls.lists import AccumulateGrad, AccumulateGrads, AccumulateGradV2, ZeroGrad
-from gradkit._dtypes import float_of
 from gradkit._open import memory, trees
 from gradkit._open.clipping import NORM
 from gradkit._open.dispatch import run
 from gradkit._open.foreign import answers
 from gradkit._open.gradients import Gradients
-from gradkit._open.pairs import check_apart, check_pairs, in_order_of
+from gradkit._open.pairs import check_apart, check_pairs, in_order_of, why_lossy
 from gradkit._open.results import Results
 from gradkit._typing import (
     AnyArray,
@@ -391,11 +390,6 @@ def _why_unlike(buffer: Any, compensation: Any) -> str | None:
 
 
 def _why_not_added(buffer: Any, grad: Any) -> str | None:
-    """Why a gradient cannot be added to a buffer without losing precision, by their dtypes."""
-    accepted = float_of(buffer).addends
-    if float_of(grad).name in accepted:
-        return None
-    return (
-        f", which would lose precision; accepted: {', '.join(accepted)}, or any with "
-        'casting="same_kind"'
-    )
+    """Why a gradient cannot be added to a buffer, by their dtypes."""
+    reason = why_lossy(buffer, grad)
+    return reason and f'{reason}, or any with casting="same_kind"'

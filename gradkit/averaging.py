@@ -1,13 +1,10 @@
 """Running averages of parameters, as they are evaluated in the place of the last step's."""
 
-from typing import Any
-
 from gradkit._calls import checks
 from gradkit._calls.lists import EmaUpdate
-from gradkit._dtypes import float_of
 from gradkit._open.foreign import answers
 from gradkit._open.gradients import Gradients
-from gradkit._open.pairs import check_pairs, in_order_of
+from gradkit._open.pairs import check_pairs, in_order_of, why_lossy
 from gradkit._typing import Scalar, T, Tree
 
 __all__ = ["ema_update"]
@@ -65,7 +62,7 @@ def ema_update(averages: T, params: Tree, decay: Scalar) -> T:
     instead = "compute decay * average + (1 - decay) * param for each pair"
     into = Gradients(averages, write=True, instead=instead, label="averages")
     read = Gradients(in_order_of(into, params), write=False, label="params")
-    check_pairs(into, read, ("params", "averages"), _why_not_averaged)
+    check_pairs(into, read, ("params", "averages"), why_lossy)
     with into.on_stream():
         kept = into.number(decay, "decay")
         if isinstance(kept, float):
@@ -74,11 +71,3 @@ def ema_update(averages: T, params: Tree, decay: Scalar) -> T:
     into.wrote()
     moved: T = into.returned(averages)
     return moved
-
-
-def _why_not_averaged(average: Any, param: Any) -> str | None:
-    """Why an average cannot hold a parameter, by their dtypes."""
-    accepted = float_of(average).addends
-    if float_of(param).name in accepted:
-        return None
-    return f", which would lose precision; accepted: {', '.join(accepted)}"

@@ -24,7 +24,8 @@ from gradkit._dtypes import float_name, float_of
 _LIST = "accumulate_grads"  # the kernel, and its file
 _COMPENSATED, _AT_RANDOM = "accumulate_compensated", "accumulate_at_random"  # so too
 _NO_SEED = np.uint64(0)
-_LISTS = {"buffers", "grads", "compensation", "offsets", "averages", "params"}
+# Fields of a call that have an entry for each pair.
+_PAIRED = {"buffers", "grads", "compensation", "offsets", "averages", "params"}
 
 Pairs = TypeVar("Pairs", AccumulateGrads, EmaUpdate)
 
@@ -93,7 +94,7 @@ def _adding(
 
 def _part(call: Pairs, chosen: Sequence[int]) -> Pairs:
     """The same call on some of its pairs."""
-    every = {name: getattr(call, name) for name in _LISTS & call.fields}
+    every = {name: getattr(call, name) for name in _PAIRED & call.fields}
     return call.replaced(**{name: [of[k] for k in chosen] for name, of in every.items() if of})
 
 

@@ -5,6 +5,7 @@ from typing import Any, TypeAlias
 
 from gradkit._backend import Array
 from gradkit._calls import checks
+from gradkit._dtypes import float_of
 from gradkit._open import memory, trees
 from gradkit._open.given import check_device, refuse_mixture, same_device
 from gradkit._open.gradients import Gradients
@@ -53,6 +54,14 @@ def check_pairs(
         if other.shape != into.shape:
             checks.shape(other, into.shape, others.name(k), f"the shape of {written.name(k)}")
     check_apart(written, others, may_be=may_be)
+
+
+def why_lossy(written: Any, other: Any) -> str | None:
+    """Why an array cannot hold another without losing precision, by their dtypes."""
+    accepted = float_of(written).addends
+    if float_of(other).name in accepted:
+        return None
+    return f", which would lose precision; accepted: {', '.join(accepted)}"
 
 
 def check_apart(written: Gradients, others: Gradients, *, may_be: bool = False) -> None:
