@@ -12,6 +12,7 @@ from gradkit._threads import workers
 
 _BACKENDS: dict[str, Backend] = {"numpy": _numpy}
 _FAILED = "it could not be compiled when gradkit was installed; `pip install -v` shows why"
+code: Any = None  # what is compiled, if it is there
 try:
     import gradkit._cpu.compiled as code
     from gradkit import _cpu

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import cache, lru_cache
-from itertools import pairwise, repeat
+from itertools import repeat
 from operator import attrgetter, methodcaller
 from typing import Any
 
@@ -87,18 +87,6 @@ class Torch(Framework):
             return NOTHING
         stream = sys.modules["torch"].cuda.current_stream(like.device)
         return cuda.on_stream(like.device.index, stream.cuda_stream, _allocate)
-
-    def known_disjoint(self, arrays: Sequence[Any], views: Sequence[Array]) -> bool:
-        if isinstance(views, Borrowed):
-            return super().known_disjoint(arrays, views)
-        spans = []
-        for array in arrays:
-            if not array.is_contiguous():
-                return False
-            start = array.data_ptr()
-            spans.append((start, start + array.nbytes))
-        spans.sort()
-        return all(before[1] <= after[0] for before, after in pairwise(spans))
 
     def disjoint(self, addresses: tuple[int, ...], layout: tuple[tuple[Any, ...], ...]) -> bool:
         if len(layout) > 2:

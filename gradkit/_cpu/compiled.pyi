@@ -193,3 +193,15 @@ def exact_sums(
     count: int,
     out: Any,
 ) -> None: ...
+def spike_guard(
+    states: Any,
+    norms: Any,
+    limits: Any,
+    decay: float,
+    threshold: float,
+    warmup: float,
+    clips: bool,
+    /,
+) -> None: ...
+def apart(written: Sequence[Any], read: Sequence[Any], /) -> bool: ...
+def meetings(written: Sequence[Any], read: Sequence[Any], /) -> list[tuple[int, int]]: ...

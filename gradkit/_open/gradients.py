@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
-from itertools import chain, compress, islice, repeat
-from operator import attrgetter, is_
+from itertools import chain, compress, islice
+from operator import attrgetter
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
@@ -33,8 +33,6 @@ from gradkit._open.shards import parts_in
 
 _NOTHING = np.empty(0)
 _dtype_of, _device_of = attrgetter("dtype"), attrgetter("data.device_id")
-_simply_writable = attrgetter("flags.carray")  # in C order, aligned and writeable
-_base_of = attrgetter("base")
 _NUMPY = {np.ndarray}
 _UNKNOWN = {type(None)}  # types of what may be a container
 _FLOATS = {np.dtype(name) for name in FLOATS if name != "bfloat16"}
@@ -127,7 +125,7 @@ class Gradients(Given):
 
     def name(self, index: int) -> str:
         """The expression that reaches one gradient; for many, `names` walks the tree once."""
-        return next(islice(self.names(), index, None))
+        return next(islice(trees.walk(self.tree, self._label), index, None))[0]
 
     def first(self) -> tuple[str, Array | None]:
         if self.shares:
@@ -296,20 +294,11 @@ class Gradients(Given):
         """Raise unless all are floating-point arrays, and can be written if they will be."""
         if self._plain:
             floats = _FLOATS.issuperset(map(_dtype_of, self.arrays))
-            apart = (  # each an allocation of its own
-                all(map(_simply_writable, self.arrays))
-                and all(map(is_, map(_base_of, self.arrays), repeat(None)))
-                and len(set(map(id, self.arrays))) == len(self.arrays)
-                if write
-                else True
-            )
         else:
-            known = self.views.known if isinstance(self.views, Borrowed) else None
-            floats = known is not None  # no other arrays are borrowed
-            apart = known is not None and bool(known.disjoint)
+            floats = isinstance(self.views, Borrowed)  # no other arrays are borrowed
         if not floats:
             self._check_elements()
-        if write and not apart:
+        if write:
             self._check_writable(instead)
 
     def _check_elements(self) -> None:
@@ -327,13 +316,14 @@ class Gradients(Given):
             checks.floating(view, name)
 
     def _check_writable(self, instead: str) -> None:
-        if not self._beside_host() and self.framework.known_disjoint(self.arrays, self.views):
+        if isinstance(self.views, Borrowed):
+            apart = self.framework.known_disjoint(self.arrays, self.views)
+        else:
+            apart = memory.plainly_apart(self.views, ())
+        if apart:
             return
-        if not (self._plain and all(map(_simply_writable, self.views))):
-            for view, name in zip(self.views, self.names(), strict=True):
-                flags = view.flags
-                if not (flags.c_contiguous and getattr(flags, "writeable", True)):
-                    memory.writable(view, name, instead)
+        for view, name in zip(self.views, self.names(), strict=True):
+            memory.writable(view, name, instead)
         pair = memory.first_overlap(self.backend, self.views)
         if pair is not None:
             first, second = map(self.name, pair)

@@ -5,19 +5,17 @@ same code and no element is read.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from itertools import accumulate, product, repeat
-from operator import attrgetter, is_
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
+from gradkit import _host
 from gradkit._backend import Array
 from gradkit._calls.backend import Backend
 
 _WORK = 100_000  # steps of the exact overlap search before it gives up (microseconds)
-_FEW = 64  # pairs of arrays that are sooner compared than sorted
-_base_of = attrgetter("base")
 Named = Sequence[tuple[str, Array]]
 
 
@@ -67,28 +65,8 @@ def writable(array: Array, label: str, instead: str) -> None:
 
 
 def plainly_apart(written: Sequence[Array | None], read: Sequence[Array | None]) -> bool:
-    """Whether a quick look shows that NumPy arrays can be written; a no may be wrong.
-
-    An array lies in the memory of its base, and all bases must be different.
-    """
-    owners, count = set(), 0
-    for array in written:
-        if array is not None:
-            if type(array) is not np.ndarray or not array.flags.carray:
-                return False
-            owner = array if array.base is None else array.base
-            if type(owner) is not np.ndarray or owner.base is not None:
-                return False
-            owners.add(id(owner))
-            count += 1
-    if len(owners) < count:
-        return False
-    for array in read:
-        if array is not None:
-            owner = array if array.base is None else array.base
-            if type(owner) is not np.ndarray or owner.base is not None or id(owner) in owners:
-                return False
-    return True
+    """Whether a quick look shows that NumPy arrays can be written; a no may be wrong."""
+    return _host.code is not None and _host.code.apart(written, read)
 
 
 def whole_and_apart(
@@ -140,23 +118,19 @@ def lie_apart(backend: Backend, arrays: Sequence[Array]) -> bool:
 
 def meetings(
     backend: Backend, written: Sequence[Array], read: Sequence[Array]
-) -> Iterator[tuple[int, int]]:
+) -> Iterable[tuple[int, int]]:
     """Positions in ``written`` and in ``read`` of arrays whose ranges of bytes meet.
 
-    O(n log n) where few do.
+    In the order of ``written``; O(n log n) where few do.
     """
-    if _own_memory(written) and _own_memory(read):
-        places: dict[int, list[int]] = {}
-        for index, array in enumerate(read):
-            places.setdefault(id(array), []).append(index)
-        for position, found in enumerate(map(places.get, map(id, written))):
-            yield from zip(repeat(position), found or ())
-        return
-    if len(written) * len(read) <= _FEW and set(map(type, (*written, *read))) == {np.ndarray}:
-        for pair in product(range(len(written)), range(len(read))):
-            if np.may_share_memory(written[pair[0]], read[pair[1]]):
-                yield pair
-        return
+    if _host.code is not None and {np.ndarray}.issuperset(map(type, (*written, *read))):
+        return sorted(_host.code.meetings(written, read))
+    return _meetings(backend, written, read)
+
+
+def _meetings(
+    backend: Backend, written: Sequence[Array], read: Sequence[Array]
+) -> Iterable[tuple[int, int]]:
     ranges = sorted((*byte_range(backend, array), index) for index, array in enumerate(read))
     lows = [low for low, _, _ in ranges]
     furthest = list(accumulate((high for _, high, _ in ranges), max))
@@ -182,28 +156,10 @@ def same_elements(backend: Backend, a: Array, b: Array) -> bool:
 
 def first_overlap(backend: Backend, arrays: Sequence[Array]) -> tuple[int, int] | None:
     """The positions of two arrays that share memory, or ``None``. O(n log n)."""
-    if len(arrays) < 2:
-        return None
-    if _own_memory(arrays) and len(set(map(id, arrays))) == len(arrays):
-        return None
-    ranges = sorted((*byte_range(backend, array), index) for index, array in enumerate(arrays))
-    active: list[tuple[int, int]] = []  # (end, index) of ranges that reach into the next one
-    for low, high, index in ranges:
-        if low == high:
-            continue
-        active = [(end, other) for end, other in active if end > low]
-        for _, other in active:
-            if overlap(backend, arrays[other], arrays[index]):
-                return (other, index) if other < index else (index, other)
-        active.append((high, index))
+    for first, second in meetings(backend, arrays, arrays):
+        if first < second and overlap(backend, arrays[first], arrays[second]):
+            return first, second
     return None
-
-
-def _own_memory(arrays: Sequence[Array]) -> bool:
-    """Whether each is an allocation of its own, so that it overlaps no other object."""
-    return set(map(type, arrays)) <= {np.ndarray} and all(
-        map(is_, map(_base_of, arrays), repeat(None))
-    )
 
 
 class _AtAddress:

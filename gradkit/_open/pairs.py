@@ -1,9 +1,9 @@
 """Two containers of arrays that belong to each other, leaf by leaf, of which one is written."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, TypeAlias
 
-from gradkit._backend import Array
 from gradkit._calls import checks
 from gradkit._dtypes import float_of
 from gradkit._open import memory, trees
@@ -12,6 +12,7 @@ from gradkit._open.gradients import Gradients
 
 # Of the dtypes of an array that is written and of its partner: why they do not fit, if so.
 WhyNot: TypeAlias = Callable[[Any, Any], str | None]
+_dtype_of, _shape_of = attrgetter("dtype"), attrgetter("shape")
 
 
 def in_order_of(written: Gradients, others: Any) -> Any:
@@ -43,16 +44,18 @@ def check_pairs(
         refuse_mixture(others.name(0), others.framework, written.name(0), written.framework)
     if not same_device(others.views[0], written.views[0]):
         check_device(others.views[0], others.name(0), written.views[0], written.name(0))
-    kinds = [(into.dtype, other.dtype) for into, other in _pairs(written, others)]
+    into, given = ([*map(_dtype_of, each.views)] for each in (written, others))
+    kinds = [*zip(into, given, strict=True)]
     for pair in dict.fromkeys(kinds):
         reason = why(*pair)
         if reason is not None:
             k = kinds.index(pair)
             found = f"{others.name(k)} has dtype {pair[1]} and {written.name(k)} {pair[0]}"
             raise TypeError(f"{found}{reason}")
-    for k, (into, other) in enumerate(_pairs(written, others)):
-        if other.shape != into.shape:
-            checks.shape(other, into.shape, others.name(k), f"the shape of {written.name(k)}")
+    wanted = [*map(_shape_of, written.views)]
+    if wanted != [*map(_shape_of, others.views)]:
+        for k, (other, shape) in enumerate(zip(others.views, wanted, strict=True)):
+            checks.shape(other, shape, others.name(k), f"the shape of {written.name(k)}")
     check_apart(written, others, may_be=may_be)
 
 
@@ -72,7 +75,3 @@ def check_apart(written: Gradients, others: Gradients, *, may_be: bool = False) 
         own = may_be and k == place and memory.same_elements(backend, *views)
         if not own and memory.overlap(backend, *views):
             raise ValueError(f"{others.name(place)} overlaps {written.name(k)}; pass a copy")
-
-
-def _pairs(written: Gradients, others: Gradients) -> Iterator[tuple[Array, Array]]:
-    return zip(written.views, others.views, strict=True)

@@ -1,12 +1,12 @@
 """Nested containers of gradients: their leaves, the leaves' names, and the way back."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from operator import attrgetter
 from types import GeneratorType
 from typing import Any, TypeAlias
 
-from gradkit._arrays import is_array
+from gradkit._arrays import framework_for, is_array
 from gradkit._open.shards import Parts
 
 IsLeaf = Callable[[Any], bool]
@@ -52,18 +52,21 @@ def leaves(tree: Any, is_leaf: IsLeaf = is_array) -> list[Any]:
     """
     if type(tree) is list and all(map(is_leaf, tree)):
         return tree  # the common case costs one look at each element
+    if is_leaf is is_array and _is_flat(tree):
+        return list(tree.values())
     return [leaf for _, leaf in paths(tree, is_leaf)]
 
 
 def names(tree: Any, root: str) -> Iterator[str]:
     """The expression that reaches each leaf of a frozen tree in order: ``grads['w'][2]``."""
+    if _is_flat(tree):
+        return (f"{root}[{key!r}]" for key in (tree if type(tree) is dict else range(len(tree))))
     return (path for path, _ in walk(tree, root))
 
 
 def dotted_names(tree: Any, root: str) -> list[str]:
     """The keys and positions of each leaf of a frozen tree, joined by dots; all are different."""
-    known = set(map(type, tree)) == {str} and "" not in tree if type(tree) is dict else False
-    if known and all(map(is_array, tree.values())):
+    if type(tree) is dict and {*map(type, tree)} == {str} and "" not in tree and _is_flat(tree):
         return list(tree)  # the common case costs one look at each
     names: dict[str, None] = {}
     for keys, _ in paths(tree):
@@ -78,6 +81,9 @@ def rebuild(tree: Any, replacements: Iterator[Any]) -> Any:
     """The frozen tree with its leaves replaced in order; ``None`` stays ``None``."""
     if tree is None:
         return None
+    if _is_flat(tree):
+        own = islice(replacements, len(tree))
+        return list(own) if type(tree) is list else dict(zip(tree, own, strict=True))
     if isinstance(tree, Mapping) and not is_array(tree):
         return _like_mapping(tree, [rebuild(b, replacements) for b in tree.values()])
     if isinstance(tree, (list, tuple)):
@@ -106,6 +112,9 @@ def spread(prefix: Any, tree: Any, label: str, other: str) -> Iterator[Any]:
             f"{label} has {_summary(prefix)}, but {other} has {_summary(tree)}; dicts and lists "
             "must be like the containers that they are for"
         )
+    if _is_flat(tree) and not any(isinstance(each, (Mapping, list)) for each in said.values()):
+        yield from map(said.__getitem__, branches)
+        return
     for key, branch in branches.items():
         names = (f"{name}[{key!r}]" for name in (label, other))
         yield from spread(said[key], branch, *names)
@@ -161,6 +170,13 @@ def check_structure(found: Iterable[str], wanted: Iterable[str], label: str, oth
         if None in (leaf, name) or leaf.removeprefix(label) != name.removeprefix(other):
             said = f"{label} must have the same structure as {other}"
             raise ValueError(f"{said}; {name or leaf} has no counterpart")
+
+
+def _is_flat(tree: Any) -> bool:
+    """Whether a list or a dict has nothing but arrays, as most have; each costs one look."""
+    kind = type(tree)
+    branches = tree if kind is list else tree.values() if kind is dict else (None,)
+    return None not in map(framework_for, map(type, branches))
 
 
 def _branches(tree: Any) -> Iterable[tuple[Any, Any]]:

@@ -96,5 +96,8 @@ def clip_by(
 
 def _chosen(held: Gradients, said: Any, label: str) -> list[bool]:
     """Of each gradient whether it is meant."""
-    pairs = zip(held.each(said, label), held.names(), strict=True)
-    return [checks.flag(one, f"{label} for {name}") for one, name in pairs]
+    each = [*held.each(said, label)]
+    if {bool}.issuperset(map(type, each)):
+        return each
+    names = held.names()
+    return [checks.flag(one, f"{label} for {next(names)}") for one in each]

@@ -1,6 +1,7 @@
 // gradkit._cpu.compiled: operations on lists of arrays that have Python's buffer protocol.
 
-#include "list_calls.h"
+#include <cmath>
+
 #include "module.h"
 
 namespace nb = nanobind;
@@ -9,60 +10,6 @@ namespace {
 
 // From so many elements on, other Python threads may run meanwhile.
 constexpr i64 WORTH_RELEASING = 1 << 12;
-
-// The memory of an array. The caller holds the array, so its buffer need not be held.
-class Buffer {
-public:
-    explicit Buffer(PyObject* array) {
-        if (PyObject_GetBuffer(array, &buffer_, PyBUF_STRIDES)) throw nb::python_error();
-    }
-    ~Buffer() { PyBuffer_Release(&buffer_); }
-    Buffer(const Buffer&) = delete;
-    Buffer& operator=(const Buffer&) = delete;
-
-    const Py_buffer* operator->() const { return &buffer_; }
-
-    Dtype dtype() const {
-        if (buffer_.itemsize != 2) return buffer_.itemsize == 4 ? F32 : F64;
-        // Only the array itself tells the 16-bit dtypes apart.
-        static PyObject* const half =
-            nb::module_::import_("numpy").attr("dtype")("float16").release().ptr();
-        const nb::object own = nb::handle(buffer_.obj).attr("dtype");
-        return own.ptr() == half || own.equal(nb::handle(half)) ? F16 : BF16;
-    }
-
-    Side side(const i64* strides) const {
-        return {static_cast<char*>(buffer_.buf), dtype(), strides};
-    }
-
-private:
-    Py_buffer buffer_;
-};
-
-static_assert(sizeof(Py_ssize_t) == sizeof(i64), "strides are read where they lie");
-
-const i64* numbers(const Py_ssize_t* values) { return reinterpret_cast<const i64*>(values); }
-
-// A sequence as a list, of which items are borrowed.
-class Sequence {
-public:
-    explicit Sequence(nb::handle items)
-        : list_(PyList_Check(items.ptr()) ? nb::borrow(items)
-                                          : nb::steal(PySequence_List(items.ptr()))) {
-        if (!list_.is_valid()) throw nb::python_error();
-    }
-
-    i64 length() const { return PyList_Size(list_.ptr()); }
-
-    PyObject* operator[](i64 k) const {
-        PyObject* item = PyList_GetItem(list_.ptr(), k);
-        if (!item) throw nb::python_error();
-        return item;
-    }
-
-private:
-    nb::object list_;
-};
 
 // The arrays of some lists, side by side. Those of further lists are broadcast to the first's.
 template <typename... Lists> List side_by_side(nb::handle first, Lists... others) {

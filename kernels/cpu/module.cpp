@@ -375,5 +375,6 @@ NB_MODULE(compiled, module) {
         "channel_gradient", &channel_gradient, n, n, n, n, n, n, a, a, a, a, a, a, a, a, a, a, a
     );
     define_lists(module);
+    define_overlap(module);
     bind_exact_sums(module);
 }

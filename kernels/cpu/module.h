@@ -4,7 +4,61 @@
 
 #include <nanobind/nanobind.h>
 
-#include "lists.h"
+#include "list_calls.h"
+
+// The memory of an array. The caller holds the array, so its buffer need not be held.
+class Buffer {
+public:
+    explicit Buffer(PyObject* array) {
+        if (PyObject_GetBuffer(array, &buffer_, PyBUF_STRIDES)) throw nanobind::python_error();
+    }
+    ~Buffer() { PyBuffer_Release(&buffer_); }
+    Buffer(const Buffer&) = delete;
+    Buffer& operator=(const Buffer&) = delete;
+
+    const Py_buffer* operator->() const { return &buffer_; }
+
+    Dtype dtype() const {
+        if (buffer_.itemsize != 2) return buffer_.itemsize == 4 ? F32 : F64;
+        // Only the array itself tells the 16-bit dtypes apart.
+        static PyObject* const half =
+            nanobind::module_::import_("numpy").attr("dtype")("float16").release().ptr();
+        const nanobind::object own = nanobind::handle(buffer_.obj).attr("dtype");
+        return own.ptr() == half || own.equal(nanobind::handle(half)) ? F16 : BF16;
+    }
+
+    Side side(const i64* strides) const {
+        return {static_cast<char*>(buffer_.buf), dtype(), strides};
+    }
+
+private:
+    Py_buffer buffer_;
+};
+
+static_assert(sizeof(Py_ssize_t) == sizeof(i64), "strides are read where they lie");
+
+inline const i64* numbers(const Py_ssize_t* values) { return reinterpret_cast<const i64*>(values); }
+
+// A sequence as a list, of which items are borrowed.
+class Sequence {
+public:
+    explicit Sequence(nanobind::handle items)
+        : list_(PyList_Check(items.ptr()) ? nanobind::borrow(items)
+                                          : nanobind::steal(PySequence_List(items.ptr()))) {
+        if (!list_.is_valid()) throw nanobind::python_error();
+    }
+
+    i64 length() const { return PyList_Size(list_.ptr()); }
+
+    PyObject* operator[](i64 k) const {
+        PyObject* item = PyList_GetItem(list_.ptr(), k);
+        if (!item) throw nanobind::python_error();
+        return item;
+    }
+
+private:
+    nanobind::object list_;
+};
 
 // Those of the instruction set that was chosen.
 const ListKernels& list_kernels();
@@ -13,3 +67,4 @@ const ListKernels& list_kernels();
 bool interrupted();
 
 void define_lists(nanobind::module_& module);
+void define_overlap(nanobind::module_& module);

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gradkit
+from gradkit import _host
 from gradkit._open import memory
 
 HOST = SimpleNamespace(address=lambda array: array.ctypes.data)
@@ -64,6 +65,18 @@ def test_the_first_overlap_is_one(arrays):
         assert found in pairs if pairs else found is None
 
 
+@pytest.fixture(params=["compiled", "not compiled"], scope="module")
+def code(request):
+    """The search among NumPy's arrays as it is, and as it is where nothing was compiled."""
+    with pytest.MonkeyPatch.context() as patched:
+        if request.param == "not compiled":
+            patched.setattr(_host, "code", None)
+        elif _host.code is None:
+            pytest.skip(_host.WHY_NOT_COMPILED)
+        yield request.param
+
+
+@pytest.mark.usefixtures("code")
 @given(written=st.lists(views(), max_size=4), read=st.lists(views(), max_size=4))
 def test_meetings_are_those_of_ranges(written, read):
     pairs = {
@@ -72,21 +85,47 @@ def test_meetings_are_those_of_ranges(written, read):
         for j, b in enumerate(read)
         if np.may_share_memory(a, b)
     }
-    assert set(memory.meetings(HOST, written, read)) == pairs
     seen = [list(map(OnDevice, arrays)) for arrays in (written, read)]
-    found = list(memory.meetings(DEVICE, *seen))  # sorted, as many arrays of the host are
-    assert len(found) == len(set(found))
-    assert {(i, j) for i, j in found if written[i].size and read[j].size} == pairs
+    for found in (memory.meetings(HOST, written, read), memory.meetings(DEVICE, *seen)):
+        met = [(i, j) for i, j in found if written[i].size and read[j].size]
+        assert len(met) == len(set(met))
+        assert [i for i, _ in met] == sorted(i for i, _ in met)
+        assert set(met) == pairs
 
 
-def test_an_array_meets_itself_and_nothing_else_that_owns_its_memory(monkeypatch):
+@given(written=st.lists(views(), max_size=4), read=st.lists(views(), max_size=4))
+def test_what_is_plainly_apart_can_be_written_and_shares_no_memory(written, read):
+    ranges = [(array, memory.byte_range(HOST, array)) for array in (*written, *read)]
+    apart = not any(
+        array.size and other.size and low < end and begin < high
+        for k, (array, (low, high)) in enumerate(ranges[: len(written)])
+        for other, (begin, end) in ranges[k + 1 :]
+    )
+    plain = memory.plainly_apart(written, read)
+    assert plain == apart if _host.code is not None else not plain
+
+
+def test_nothing_but_numpys_own_writable_arrays_is_plainly_apart():
+    array, other = np.zeros((3, 4)), np.ones(3)
+    subclass = np.zeros(3).view(type("Own", (np.ndarray,), {}))
+    frozen = np.zeros(3)
+    frozen.flags.writeable = False
+    itself = np.lib.stride_tricks.as_strided(np.zeros(12), (3, 3), (16, 8))
+    broadcast = np.lib.stride_tricks.as_strided(np.zeros(12), (3, 3), (8, 8))
+    for written in (subclass, frozen, itself, broadcast, np.broadcast_to(other, (2, 3)), 1.0):
+        assert not memory.plainly_apart([array, written], [])
+    assert not memory.plainly_apart([array], [subclass])
+    if _host.code is not None:
+        assert memory.plainly_apart([array.T, None, array[:0]], [frozen, None, itself, array[1:1]])
+
+
+@pytest.mark.usefixtures("code")
+def test_an_array_meets_itself_and_what_lies_in_its_memory():
     """Many arrays, and one that lies in another's memory and owns none."""
     written = [np.ones(3) for _ in range(20)]
     read = [np.ones(3) for _ in range(20)]
     read[3] = read[5] = written[8]
-    with monkeypatch.context() as patched:
-        patched.setattr(memory, "byte_range", None)
-        assert sorted(memory.meetings(HOST, written, read)) == [(8, 3), (8, 5)]
+    assert sorted(memory.meetings(HOST, written, read)) == [(8, 3), (8, 5)]
     read[11] = written[2][1:]
     assert sorted(memory.meetings(HOST, written, read)) == [(2, 11), (8, 3), (8, 5)]
 
