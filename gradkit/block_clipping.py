@@ -500,9 +500,9 @@ def _in_place_of(group: Gradients, units: _UnitShapes, norms: Results, out: Any)
     """The caller's structure with norms where gradients were."""
     if out is not None:
         norms.results()  # tells the library that they were written
-    each, start = [], 0
+    found, each, start = norms.views[0], [], 0
     for shape in units.shapes:
         stop = start + math.prod(shape)
-        each.append(group.wrap(norms.views[0][start:stop].reshape(shape)))
+        each.append(found[start:stop].reshape(shape) if shape else found[start, ...])
         start = stop
-    return group.rebuilt(each)
+    return group.rebuilt(each if group.framework.returns_views else map(group.wrap, each))

@@ -152,14 +152,21 @@ def unit_norms(
     norms: Any,
     /,
 ) -> None: ...
-def scale_each(
-    grads: Sequence[Any], outs: Sequence[Any], factors: Sequence[Any], threads: int, /
+def scale_units(
+    grads: Sequence[Any], outs: Sequence[Any], axes: Any, factors: Any, threads: int, /
 ) -> None: ...
 def scale(grads: Sequence[Any], outs: Sequence[Any], factor: float, threads: int, /) -> None: ...
 def clamp(grads: Sequence[Any], outs: Sequence[Any], limit: float, threads: int, /) -> None: ...
 def zero(grads: Sequence[Any], threads: int, /) -> None: ...
 def accumulate(
-    buffers: Sequence[Any], grads: Sequence[Any], scale: float, overwrite: bool, threads: int, /
+    buffers: Sequence[Any],
+    grads: Sequence[Any],
+    scale: float,
+    overwrite: bool,
+    threads: int,
+    norm: Any,
+    grad_norm: Any,
+    /,
 ) -> None: ...
 def compensate(
     buffers: Sequence[Any],

@@ -18,11 +18,12 @@ from gradkit._calls.lists import (
     NormParts,
     RankState,
     ScaleGrads,
+    SpikeGuardUpdate,
     UnitNorms,
     ZeroGrad,
 )
 from gradkit._numpy.at_random import key_of
-from gradkit._numpy.block_clipping import kept_shape, unit_factors
+from gradkit._numpy.block_clipping import unit_factors
 from gradkit._numpy.list_norms import coefficient
 from gradkit._numpy.writes import whole
 from gradkit._threads import workers
@@ -40,6 +41,7 @@ __all__ = [
     "norm_parts",
     "rank_state",
     "scale_grads",
+    "spike_guard_update",
     "unit_norms",
     "zero_grad",
 ]
@@ -115,43 +117,35 @@ def clip_units(call: ClipUnits) -> None:
     """Scale each unit to ``max_norm`` if its norm is larger."""
     with np.errstate(all="ignore"):
         factors = unit_factors(call)
-    grads, outs, each, start = [], [], [], 0
-    for grad, out, own in zip(call.grads, call.outs, call.axes, strict=True):
-        kept = kept_shape(grad.shape, own)
-        factor = factors[start : start + math.prod(kept)].reshape(kept)
-        start += factor.size
-        if out is not grad or (factor != 1).any():
-            grads.append(grad)
-            outs.append(out)
-            each.append(factor)
-    compiled.scale_each(grads, outs, each, workers())
+    compiled.scale_units(call.grads, call.outs, call.axes, factors, workers())
 
 
 def accumulate_grad(call: AccumulateGrad) -> None:
     """``buffer += scale * grad`` (broadcast) if ``do_update``; with a scale, in float64."""
     if call.do_update:
         scale = 1.0 if call.scale is None else call.scale
-        compiled.accumulate([call.buffer], [call.grad], scale, False, workers())
+        compiled.accumulate([call.buffer], [call.grad], scale, False, workers(), None, None)
 
 
 def accumulate_grad_v2(call: AccumulateGradV2) -> None:
     """``buffer = grad`` if ``overwrite``, else ``buffer += grad``; both broadcast."""
     overwrite = bool(call.overwrite)
-    compiled.accumulate([call.buffer], [call.grad], 1.0, overwrite, workers())
+    compiled.accumulate([call.buffer], [call.grad], 1.0, overwrite, workers(), None, None)
 
 
 def accumulate_grads(call: AccumulateGrads) -> None:
     """Each ``buffer += scale * grad``, or ``= scale * grad``; then the norm of the buffers."""
+    norms = call.norm, call.grad_norm
+    numbers = float(call.scale), bool(call.overwrite), workers()
+    if call.do_update and call.compensation is None and call.seed is None:
+        compiled.accumulate(call.buffers, call.grads, *numbers, *norms)
+        return
     if call.grad_norm is not None:
         compiled.norms(call.grads, 2.0, 1.0, False, workers(), call.grad_norm, None)
-    if call.do_update:
-        numbers = float(call.scale), bool(call.overwrite), workers()
-        if call.compensation is not None:
-            compiled.compensate(call.buffers, call.grads, call.compensation, *numbers)
-        elif call.seed is not None:
-            _at_random(call, numbers)
-        else:
-            compiled.accumulate(call.buffers, call.grads, *numbers)
+    if call.do_update and call.compensation is not None:
+        compiled.compensate(call.buffers, call.grads, call.compensation, *numbers)
+    elif call.do_update:
+        _at_random(call, numbers)
     if call.norm is not None:
         compiled.norms(call.buffers, 2.0, 1.0, False, workers(), call.norm, None)
 
@@ -160,9 +154,19 @@ def ema_update(call: EmaUpdate) -> None:
     """Each ``average += (1 - decay) * (param - average)``; 1 keeps every bit and 0 copies."""
     decay = float(call.decay)
     if decay == 0:
-        compiled.accumulate(call.averages, call.params, 1.0, True, workers())
+        compiled.accumulate(call.averages, call.params, 1.0, True, workers(), None, None)
     elif decay != 1:
         compiled.average(call.averages, call.params, decay, workers())
+
+
+def spike_guard_update(call: SpikeGuardUpdate) -> None:
+    """Write each state after its norm, and the limit for it; ``next_state`` may be ``state``."""
+    states = np.array(call.state, np.float64, order="C")
+    norms = np.ascontiguousarray(call.norm, np.float64)
+    limits = np.empty(norms.shape)
+    rule = call.decay, call.threshold, call.warmup, call.clips
+    compiled.spike_guard(states, norms, limits, *rule)
+    call.next_state[...], call.max_norm[...] = states, limits.reshape(call.max_norm.shape)
 
 
 def _at_random(call: AccumulateGrads, numbers: tuple[float, bool, int]) -> None:

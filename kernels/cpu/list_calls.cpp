@@ -13,11 +13,13 @@
 
 namespace {
 
-// Elements that a thread takes at a time, of one array; and of a call from which on threads are
-// worth being woken.
+// Elements of one array that are added up at a time; and of a call from which on threads are worth
+// being woken.
 constexpr i64 PIECE = 1 << 14, WORTH_THREADS = 1 << 18;
+// A thread takes memory that is as far from the others' as its turns allow: a longer run comes sooner.
+constexpr i64 TURNS = 8, MOST_AT_ONCE = 1 << 20;
 // Elements that go through float64 at a time, and those of a unit that are added up at a time.
-constexpr i64 TERMS = 1 << 9, UNIT_PIECE = 1 << 10;
+constexpr i64 TERMS = 1 << 9, UNIT_PIECE = 1 << 12;
 // Neighbouring units that are read side by side if their own elements are not.
 constexpr i64 TILE = 16;
 // The side of `scale_each` that has a factor for each element.
@@ -114,7 +116,7 @@ void List::append(const i64* shape, int ndim, const Side* sides, int count) {
     entries_.push_back(entry);
 }
 
-// The pieces of a call. Several neighbours are one item for a thread if they are small.
+// The pieces of a call. Neighbours are one item for a thread.
 class Pieces {
 public:
     struct Piece {
@@ -125,12 +127,13 @@ public:
         : list_(list),
           given_up_(setting.given_up),
           threads_(list.elements() < WORTH_THREADS ? 1 : setting.threads) {
-        i64 taken = PIECE;
+        const i64 most = at_most(list.elements() / (TURNS * threads_), MOST_AT_ONCE);
+        i64 taken = most;
         pieces_.reserve(list.length() + list.elements() / PIECE);
         for (i64 k = 0; k < list.length(); ++k)
             for (i64 begin = 0, size = list.entries_[k].size; begin < size; begin += PIECE) {
                 const i64 end = at_most(begin + PIECE, size);
-                if (taken + end - begin > PIECE) {
+                if (taken + end - begin > most) {
                     items_.push_back(static_cast<i64>(pieces_.size()));
                     taken = 0;
                 }
@@ -155,10 +158,12 @@ public:
     }
 
     // Calls visit(piece, entry's dtypes, addresses, elements), which may write to the sides WRITTEN.
+    // What writes begins at the end, which a norm just before has left in the cache.
     template <int... WRITTEN, typename F> bool each(F visit) {
         struct Visiting : Patient {
             Visiting(Pieces& own, F& visit) : Patient(own.given_up_), own(own), visit(visit) {}
             void work(i64 item, int slot) override {
+                if (sizeof...(WRITTEN)) item = static_cast<i64>(own.items_.size()) - 2 - item;
                 for (i64 k = own.items_[item]; k < own.items_[item + 1]; ++k)
                     own.visit_one<WRITTEN...>(k, slot, visit);
             }
@@ -283,19 +288,24 @@ double mean_of(const Part& sum, i64 count) {
 
 namespace {
 
+template <typename P, typename A> void add_pieces(
+    const List& list, const Pieces& pieces, const std::vector<P>& found, P* results, A add
+) {
+    for (i64 k = 0; k < list.length(); ++k) results[k] = P{};
+    for (size_t k = 0; k < found.size(); ++k) add(results[pieces.pieces()[k].entry], found[k]);
+}
+
 // Of each array what of(dtype, elements, count) gives of its pieces, added up by add(to, piece).
 template <typename P, typename F, typename A> bool each_array(
     const List& list, const ListSetting& setting, P* results, F of, A add
 ) {
     Pieces pieces(list, setting);
-    const auto& all = pieces.pieces();
-    std::vector<P> found(all.size());
+    std::vector<P> found(pieces.pieces().size());
     const auto visit = [&](i64 k, const Dtype* dtypes, char** at, i64 count) {
         found[k] = of(dtypes[0], at[0], count);
     };
     if (!pieces.each<>(visit)) return false;
-    for (i64 k = 0; k < list.length(); ++k) results[k] = P{};
-    for (size_t k = 0; k < all.size(); ++k) add(results[all[k].entry], found[k]);
+    add_pieces(list, pieces, found, results, add);
     return true;
 }
 
@@ -324,11 +334,16 @@ bool stats_of_each(const List& list, const ListSetting& setting, Stats* stats) {
     return each_array(list, setting, stats, of, add_stats);
 }
 
+static Part joined(const std::vector<Part>& parts, double p) {
+    Part all = {0, 0, 0};
+    for (const Part& each : parts) join(all, each, p);
+    return all;
+}
+
 bool part_of_all(const List& list, const ListSetting& setting, double p, Part& part) {
     std::vector<Part> parts(list.length());
     if (!parts_of_each(list, setting, p, parts.data())) return false;
-    part = {0, 0, 0};
-    for (const Part& each : parts) join(part, each, p);
+    part = joined(parts, p);
     return true;
 }
 
@@ -506,24 +521,46 @@ static bool has_exact_products(Dtype dtype, double scale) {
     return scale == 1 || (bytes_of(dtype) == 2 && is_power && scale < 1 && scale >= 0x1p-16);
 }
 
-void accumulate(const List& list, const ListSetting& setting, double scale, bool overwrite) {
-    Pieces(list, setting).each<0>([&](i64, const Dtype* dtypes, char** at, i64 count) {
-        const Dtype into = dtypes[0], addend = dtypes[1];
-        if (into == addend && overwrite && scale == 1) {
-            std::memmove(at[0], at[1], count * bytes_of(into));
-            return;
-        }
-        if (into == addend && !overwrite && has_exact_products(into, scale)) {
-            setting.kernels.add[into](at[1], at[0], count, scale);
-            return;
-        }
-        double terms[TERMS];
-        const auto finish =
-            overwrite ? setting.kernels.store_terms[into] : setting.kernels.add_terms[into];
-        for (i64 j = 0; j < count; j += TERMS) {
-            const i64 some = at_most(TERMS, count - j);
-            setting.kernels.terms[addend](at[1] + j * bytes_of(addend), terms, some, scale);
-            finish(terms, at[0] + j * bytes_of(into), some);
-        }
+static void add_scaled(
+    const ListKernels& kernels, const Dtype* dtypes, char** at, i64 count, double scale,
+    bool overwrite
+) {
+    const Dtype into = dtypes[0], addend = dtypes[1];
+    if (into == addend && overwrite && scale == 1) {
+        std::memmove(at[0], at[1], count * bytes_of(into));
+        return;
+    }
+    if (into == addend && !overwrite && has_exact_products(into, scale)) {
+        kernels.add[into](at[1], at[0], count, scale);
+        return;
+    }
+    double terms[TERMS];
+    const auto finish = overwrite ? kernels.store_terms[into] : kernels.add_terms[into];
+    for (i64 j = 0; j < count; j += TERMS) {
+        const i64 some = at_most(TERMS, count - j);
+        kernels.terms[addend](at[1] + j * bytes_of(addend), terms, some, scale);
+        finish(terms, at[0] + j * bytes_of(into), some);
+    }
+}
+
+void accumulate(
+    const List& list, const ListSetting& setting, double scale, bool overwrite, Part* squares[2]
+) {
+    const ListKernels& kernels = setting.kernels;
+    Pieces pieces(list, setting);
+    std::vector<Part> found[2];
+    for (int side = 0; side < 2; ++side)
+        if (squares[side]) found[side].resize(pieces.pieces().size());
+    pieces.each<0>([&](i64 k, const Dtype* dtypes, char** at, i64 count) {
+        if (squares[1]) found[1][k] = kernels.part[dtypes[1]](at[1], count, 2);
+        add_scaled(kernels, dtypes, at, count, scale, overwrite);
+        if (squares[0]) found[0][k] = kernels.part[dtypes[0]](at[0], count, 2);
     });
+    for (int side = 0; side < 2; ++side) {
+        if (!squares[side]) continue;
+        std::vector<Part> parts(list.length());
+        const auto add = [](Part& to, const Part& part) { join(to, part, 2); };
+        add_pieces(list, pieces, found[side], parts.data(), add);
+        *squares[side] = joined(parts, 2);
+    }
 }

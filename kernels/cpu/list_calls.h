@@ -27,6 +27,7 @@ public:
     i64 length() const { return static_cast<i64>(entries_.size()); }
     i64 elements() const { return elements_; }
     i64 size(i64 k) const { return entries_[k].size; }
+    bool has_gaps() const { return !strides_.empty(); }
 
 private:
     friend class Pieces;
@@ -83,7 +84,11 @@ void scale(const List& list, const ListSetting& setting, double factor);
 void scale_each(const List& list, const ListSetting& setting);  // by those of the third side
 void clamp(const List& list, const ListSetting& setting, double limit);
 void zero(const List& list, const ListSetting& setting);
-void accumulate(const List& list, const ListSetting& setting, double scale, bool overwrite);
+// `squares`: what is summed up for the norms of both sides, unless null: of the first when it is
+// written, of the second before. In the order of `part_of_all`, unless `has_gaps`.
+void accumulate(
+    const List& list, const ListSetting& setting, double scale, bool overwrite, Part* squares[2]
+);
 void compensate(const List& list, const ListSetting& setting, double scale, bool overwrite);
 void average(const List& list, const ListSetting& setting, double decay);
 

@@ -155,6 +155,14 @@ void norm_parts(
     for (const Part& part : parts) to = write_part(to, part);
 }
 
+// The axes that units extend along.
+struct Along {
+    explicit Along(nb::handle axes) {
+        for (const nb::handle axis : axes) is[nb::cast<int>(axis)] = true;
+    }
+    bool is[MOST_AXES] = {};
+};
+
 // Axes of a length other than 1, those of units or those that lead from one to the next.
 Units units_of(const Buffer& buffer, nb::handle axes) {
     Units units;
@@ -162,13 +170,12 @@ Units units_of(const Buffer& buffer, nb::handle axes) {
     units.array.rows.count = units.array.columns.count = 0;
     units.dtype = buffer.dtype();
     units.count = units.size = 1;
-    bool own[MOST_AXES] = {};
-    for (const nb::handle axis : axes) own[nb::cast<int>(axis)] = true;
+    const Along own(axes);
     for (int axis = 0; axis < buffer->ndim; ++axis) {
         const i64 length = buffer->shape[axis], stride = buffer->strides[axis];
-        (own[axis] ? units.size : units.count) *= length;
+        (own.is[axis] ? units.size : units.count) *= length;
         if (length == 1) continue;
-        Axes& to = own[axis] ? units.array.columns : units.array.rows;
+        Axes& to = own.is[axis] ? units.array.columns : units.array.rows;
         Axis* outer = to.count ? &to.at[to.count - 1] : nullptr;
         if (outer && outer->stride == length * stride)
             *outer = {outer->length * length, stride};
@@ -218,8 +225,33 @@ void scale_list(nb::handle grads, nb::handle outs, double factor, int threads) {
     write(list, threads, [&](const ListSetting& setting) { scale(list, setting, factor); });
 }
 
-void scale_each_list(nb::handle grads, nb::handle outs, nb::handle factors, int threads) {
-    const List list = side_by_side(outs, grads, factors);
+// By the factors of units, which follow each other array by array. In place, an array whose factors
+// are 1 is left out.
+void scale_units(
+    nb::handle grads, nb::handle outs, nb::handle axes, nb::handle factors, int threads
+) {
+    const Sequence from(grads), to(outs), each(axes);
+    const Buffer all(factors.ptr());
+    double* next = static_cast<double*>(all->buf);
+    List list;
+    list.reserve(to.length());
+    for (i64 k = 0, length = to.length(); k < length; ++k) {
+        const Buffer out(to[k]), grad(from[k]);
+        const Along own(each[k]);
+        i64 strides[MOST_AXES], count = 1;
+        for (int axis = out->ndim - 1; axis >= 0; --axis) {
+            strides[axis] = own.is[axis] ? 0 : count * i64{sizeof(double)};
+            if (!own.is[axis]) count *= out->shape[axis];
+        }
+        const Side sides[] = {
+            out.side(numbers(out->strides)), grad.side(numbers(grad->strides)),
+            {reinterpret_cast<char*>(next), F64, strides},
+        };
+        bool ones = from[k] == to[k];
+        for (i64 unit = 0; unit < count; ++unit) ones = ones && next[unit] == 1;
+        next += count;
+        if (!ones) list.append(numbers(out->shape), out->ndim, sides, 3);
+    }
     write(list, threads, [&](const ListSetting& setting) { scale_each(list, setting); });
 }
 
@@ -233,11 +265,24 @@ void zero_list(nb::handle grads, int threads) {
     write(list, threads, [&](const ListSetting& setting) { zero(list, setting); });
 }
 
-void accumulate_list(nb::handle buffers, nb::handle grads, double scale, bool overwrite, int threads) {
+// `norm`, `grad_norm`: those of the buffers after that and of the gradients, unless None.
+void accumulate_list(
+    nb::handle buffers, nb::handle grads, double scale, bool overwrite, int threads,
+    nb::handle norm, nb::handle grad_norm
+) {
     const List list = side_by_side(buffers, grads);
+    const nb::handle wanted[] = {norm, grad_norm};
+    Part parts[2], *squares[2] = {};
+    for (int side = 0; side < 2; ++side)
+        if (!wanted[side].is_none() && !list.has_gaps()) squares[side] = &parts[side];
+    if (list.has_gaps() && !grad_norm.is_none())
+        norms(grads, 2, 1, false, threads, grad_norm, nb::none());
     write(list, threads, [&](const ListSetting& setting) {
-        accumulate(list, setting, scale, overwrite);
+        accumulate(list, setting, scale, overwrite, squares);
     });
+    if (list.has_gaps() && !norm.is_none()) norms(buffers, 2, 1, false, threads, norm, nb::none());
+    for (int side = 0; side < 2; ++side)
+        if (squares[side]) Numbers(wanted[side]).set(0, norm_of(parts[side], 2, 1));
 }
 
 void compensate_list(
@@ -267,6 +312,62 @@ void accumulate_list_at_random(
     });
 }
 
+// One step of a spike guard, by the operations of kernels/spike_guard.cu: the limit for a norm.
+class SpikeGuard {
+public:
+    SpikeGuard(double decay, double threshold, double warmup, bool clips)
+        : decay_(decay), threshold_(threshold), warmup_(warmup), clips_(clips) {}
+
+    // `state`: the number of norms seen, their mean, and their standard deviation.
+    double step(double* state, double norm) const {
+        const double count = state[0], mean = state[1], deviation = state[2];
+        const bool starting = count < warmup_;
+        const bool judges = !starting && deviation > 0;
+        const double limit = judges ? limit_for(norm, mean, deviation) : INFINITY;
+        if (!(norm >= 0 && norm < INFINITY)) return limit;  // NaN too
+        const double d = (norm > limit ? limit : norm) - mean;
+        // The first norms have equal weights; `rest` makes the paper's variance of the later ones.
+        const double weight = starting ? 1 / (count + 1) : 1 - decay_;
+        const double keep = starting ? 1 - weight : decay_, rest = starting ? 1 : decay_;
+        state[0] = count + 1;
+        state[1] = mean + weight * d;
+        state[2] = deviation_with(deviation, d, keep, weight * rest);
+        return limit;
+    }
+
+private:
+    double limit_for(double norm, double mean, double deviation) const {
+        const double margin = threshold_ * deviation, limit = mean + margin;
+        if (!(clips_ && limit < norm && norm < INFINITY)) return limit;
+        return mean + margin * (margin / (norm - mean));
+    }
+
+    // sqrt(keep * (deviation^2 + weight * d^2)), whose squares stay near 1.
+    static double deviation_with(double deviation, double d, double keep, double weight) {
+        const double size = std::fabs(d), largest = size > deviation ? size : deviation;
+        if (largest == 0) return 0;
+        const double x = deviation / largest, y = size / largest;
+        return largest * std::sqrt(keep * (x * x + weight * y * y));
+    }
+
+    double decay_, threshold_, warmup_;
+    bool clips_;
+};
+
+// The states, which are moved, the norms and the limits have no gaps.
+void spike_guard(
+    nb::handle states, nb::handle norms, nb::handle limits, double decay, double threshold,
+    double warmup, bool clips
+) {
+    const SpikeGuard guard(decay, threshold, warmup, clips);
+    const Buffer own(states.ptr()), seen(norms.ptr()), to(limits.ptr());
+    double* const state = static_cast<double*>(own->buf);
+    const double* const norm = static_cast<const double*>(seen->buf);
+    double* const limit = static_cast<double*>(to->buf);
+    for (i64 k = 0, count = seen->len / i64{sizeof(double)}; k < count; ++k)
+        limit[k] = guard.step(state + 3 * k, norm[k]);
+}
+
 }  // namespace
 
 void define_lists(nb::module_& module) {
@@ -277,11 +378,12 @@ void define_lists(nb::module_& module) {
     module.def("stats", &stats);
     module.def("unit_norms", &unit_norms);
     module.def("scale", &scale_list);
-    module.def("scale_each", &scale_each_list);
+    module.def("scale_units", &scale_units);
     module.def("clamp", &clamp_list);
     module.def("zero", &zero_list);
-    module.def("accumulate", &accumulate_list);
+    module.def("accumulate", &accumulate_list, n, n, n, n, n, a, a);
     module.def("compensate", &compensate_list);
     module.def("average", &average_list);
     module.def("accumulate_at_random", &accumulate_list_at_random);
+    module.def("spike_guard", &spike_guard);
 }

@@ -89,11 +89,12 @@ def test_norms_in_every_alignment(backend, into, addend, layout):
         hosts = [h[:-1] for h in hosts]
         buffers = [backend.asarray(h) for h in hosts]
         placed = [backend.asarray(g) for g in grads]
-        norm = on_device(backend, 7.0)
-        gradkit.accumulate_grads(buffers, placed, norm_out=norm)
+        norm, arrived = on_device(backend, 7.0), on_device(backend, 7.0)
+        gradkit.accumulate_grads(buffers, placed, norm_out=norm, grad_norm_out=arrived)
         for buffer, host, grad in zip(buffers, hosts, grads, strict=True):
             assert_same_bits(backend.asnumpy(buffer), added(host, grad))
         assert_same_bits(backend.asnumpy(norm), norm_of(backend, buffers))
+        assert_same_bits(backend.asnumpy(arrived), norm_of(backend, placed))
 
 
 @pytest.mark.sampled(7)
