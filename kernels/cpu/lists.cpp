@@ -31,6 +31,23 @@ constexpr double INFINITE = __builtin_inf(), LARGEST = 0x1.fffffffffffffp1023;
 template <typename T> constexpr bool IS_BF16 = false;
 template <> constexpr bool IS_BF16<bf16> = true;
 
+// Asks for memory before it is read: it takes longer to come than processors look ahead by themselves.
+// What lies behind a long run is most often the next one.
+constexpr i64 LONG_RUN = 1 << 12, AHEAD = 1 << 14, LINE = 64;
+template <typename T> INLINE void fetch_ahead(const Element<T>* from, i64 count) {
+    const char* at = reinterpret_cast<const char*>(from) + AHEAD;
+    for (i64 k = 0; k < count * i64{sizeof(T)}; k += LINE) __builtin_prefetch(at + k);
+}
+
+// Calls visit(from, count) for parts of a run that `Widened` can hold. All but the first begin where
+// a line of `to` does: what crosses lines takes twice as long.
+template <typename T, typename F> INLINE void for_parts(const Element<T>* to, i64 count, F visit) {
+    const i64 beyond = static_cast<i64>(reinterpret_cast<uintptr_t>(to) % LINE / sizeof(T));
+    i64 from = 0, step = CONVERTED - beyond;
+    for (; from < count; from += step, step = CONVERTED)
+        visit(from, from + step < count ? step : count - from);
+}
+
 template <typename T> INLINE double wide(T x) { return static_cast<double>(widen(x)); }
 
 // The square of what is narrower than float64 is exact, so that to fuse it changes no bit.
@@ -59,6 +76,7 @@ template <typename T, typename F> INLINE Part sum_over(const Element<T>* x, i64 
         const i64 length = at + RUN < count ? RUN : count - at;
         const Widened<T> source(x + at, length);
         double run[LANES] = {};
+        if (count >= LONG_RUN) fetch_ahead(x + at, length);
         i64 j = 0;
         for (; j + LANES <= length; j += LANES)
             for (int l = 0; l < LANES; ++l) run[l] = add(run[l], source[j + l]);
@@ -180,11 +198,12 @@ template <typename T> Stats stats_of(const void* from, i64 count) {
 template <typename T, typename F> INLINE void map(
     const void* from, void* to, i64 count, F value
 ) {
-    for_blocks<T>(count, [=](i64 at, i64 length) INLINED {
-        const Widened<T> x(static_cast<const Element<T>*>(from) + at, length);
-        write_run(length, static_cast<Element<T>*>(to) + at, [&](i64 j) INLINED {
-            return value(x[j], at + j);
-        });
+    const Element<T>* const source = static_cast<const Element<T>*>(from);
+    Element<T>* const target = static_cast<Element<T>*>(to);
+    for_parts<T>(target, count, [=](i64 at, i64 length) INLINED {
+        const Widened<T> x(source + at, length);
+        if (count >= LONG_RUN) fetch_ahead(source + at, length);
+        write_run(length, target + at, [&](i64 j) INLINED { return value(x[j], at + j); });
     });
 }
 
@@ -254,11 +273,11 @@ template <typename T> void clamp(const void* from, void* to, i64 count, double l
 
 template <typename T> void add(const void* from, void* to, i64 count, double factor) {
     const auto by = static_cast<decltype(widen(T{}))>(factor);
-    for_blocks<T>(count, [=](i64 at, i64 length) INLINED {
-        const Widened<T> x(static_cast<const Element<T>*>(from) + at, length);
-        Element<T>* target = static_cast<Element<T>*>(to) + at;
-        const Widened<T> y(target, length);
-        write_run(length, target, [&](i64 j) INLINED { return y[j] + x[j] * by; });
+    const Element<T>* const source = static_cast<const Element<T>*>(from);
+    Element<T>* const target = static_cast<Element<T>*>(to);
+    for_parts<T>(target, count, [=](i64 at, i64 length) INLINED {
+        const Widened<T> x(source + at, length), y(target + at, length);
+        write_run(length, target + at, [&](i64 j) INLINED { return y[j] + x[j] * by; });
     });
 }
 
@@ -309,11 +328,11 @@ template <typename T> void average(const void* from, void* to, i64 count, double
     typedef decltype(widen(T{})) A;
     const A kept = static_cast<A>(decay), rest = static_cast<A>(1 - decay);
     const bool nearer = decay < 0.5;
-    for_blocks<T>(count, [=](i64 at, i64 length) INLINED {
-        const Widened<T> x(static_cast<const Element<T>*>(from) + at, length);
-        Element<T>* target = static_cast<Element<T>*>(to) + at;
-        const Widened<T> y(target, length);
-        write_run(length, target, [&](i64 j) INLINED {
+    const Element<T>* const source = static_cast<const Element<T>*>(from);
+    Element<T>* const target = static_cast<Element<T>*>(to);
+    for_parts<T>(target, count, [=](i64 at, i64 length) INLINED {
+        const Widened<T> x(source + at, length), y(target + at, length);
+        write_run(length, target + at, [&](i64 j) INLINED {
             const A old = y[j], param = x[j], step = param - old;
             const A moved = nearer ? param - step * kept : old + step * rest;
             return step - step == 0 ? moved : old * kept + param * rest;
