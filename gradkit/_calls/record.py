@@ -183,6 +183,8 @@ class Call(Record):
     array_names: ClassVar[tuple[str, ...]]  # of arguments, read and written
     optional: ClassVar[frozenset[str]]  # those that may be None
     arrays: ClassVar[Callable[..., tuple[Any, ...]]]
+    ordered: ClassVar[Callable[..., tuple[Any, ...]]]  # the same, those that are written first
+    passed: ClassVar[Callable[..., tuple[Any, ...]]]  # numbers that no plan depends on
     instead: ClassVar[dict[str, str]]
     # Whether arrays may take part in differentiation, and only their values count.
     detaches: ClassVar[bool] = True
@@ -219,6 +221,9 @@ class Call(Record):
             n for n, kind in own.items() if _wraps(kind, In) or _wraps(kind, InOut)
         )
         cls.arrays = staticmethod(_values_of(cls.array_names))
+        ordered = [*(each.name for each in cls.in_place), *(each.name for each in cls.arguments)]
+        cls.ordered = staticmethod(_values_of(ordered))
+        cls.passed = staticmethod(_values_of([*cls.passing]))
         fields: list[Argument | InPlace] = [*cls.arguments, *cls.in_place]
         cls.optional = frozenset(field.name for field in fields if field.optional)
         cls.instead = {each.name: each.instead for each in cls.in_place}
@@ -269,4 +274,5 @@ def _values_of(names: Any) -> Callable[[Call], tuple[Any, ...]]:
     """What gives the values of fields as a tuple, without a Python frame for several of them."""
     if len(names) > 1:
         return attrgetter(*names)
-    return lambda call: tuple(getattr(call, name) for name in names)
+    get = attrgetter(*names) if names else None
+    return lambda call: (get(call),) if get else ()

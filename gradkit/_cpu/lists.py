@@ -14,6 +14,7 @@ from gradkit._calls.lists import (
     ClipUnits,
     EmaUpdate,
     GradNorm,
+    KeepIf,
     ListStats,
     NormParts,
     RankState,
@@ -24,6 +25,7 @@ from gradkit._calls.lists import (
 )
 from gradkit._numpy.at_random import key_of
 from gradkit._numpy.block_clipping import unit_factors
+from gradkit._numpy.interrupts import Uninterrupted
 from gradkit._numpy.list_norms import coefficient
 from gradkit._numpy.writes import whole
 from gradkit._threads import workers
@@ -38,6 +40,7 @@ __all__ = [
     "ema_update",
     "grad_norm",
     "grad_stats",
+    "keep_if",
     "norm_parts",
     "rank_state",
     "scale_grads",
@@ -157,6 +160,21 @@ def ema_update(call: EmaUpdate) -> None:
         compiled.accumulate(call.averages, call.params, 1.0, True, workers(), None, None)
     elif decay != 1:
         compiled.average(call.averages, call.params, decay, workers())
+
+
+def keep_if(call: KeepIf) -> None:
+    """``old = new``, byte for byte, if the verdict is true."""
+    if not call.verdict:
+        return
+    wide, source = [], []
+    with Uninterrupted():
+        for old, new in zip(call.old, call.new, strict=True):
+            if old.itemsize == 1:  # compiled code has no such dtype
+                np.copyto(old, new)
+            else:
+                wide.append(old)
+                source.append(new)
+        compiled.accumulate(wide, source, 1.0, True, workers(), None, None)
 
 
 def spike_guard_update(call: SpikeGuardUpdate) -> None:

@@ -5,6 +5,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from gradkit import _host
 from gradkit._arrays import HOST, NOTHING, Framework, framework_for
 from gradkit._backend import Array, Spec
 from gradkit._calls.backend import Backend
@@ -31,21 +32,13 @@ def run(call: Call, out: Any = None, compute: Compute | None = None) -> Any:
 
     ``compute``: what computes them, if that is not the call by itself.
     """
-    given = call.arrays(call)
-    kind = type(given[0])
-    kinds = {kind, *_ABSENT}
-    if compute is None and kinds.issuperset(map(type, given)):
-        outs = out if type(out) is tuple else () if out is None else (out,)
-        if not outs or (len(outs) == len(call.results) and kinds.issuperset(map(type, outs))):
-            backend = chosen.get() if kind is np.ndarray else _ready(kind, (*given, *outs))
-            try:
-                plan = None
-                if backend is not None:
-                    plan = _plans.get(_signature(call, backend, given, outs))
-            except TypeError:  # see `Opened`
-                plan = None
-            if plan is not None and _is_plain(call, plan, given, outs):
-                return _run_plain(call, plan, outs)
+    passed = call.passed(call) if call.passing else ()
+    if compute is None and _PLAIN.issuperset(map(type, passed)):
+        outs = () if out is None else out if type(out) is tuple else (out,)
+        if not outs or len(outs) == len(call.results):
+            plan = _known_plan(call, outs)
+            if plan is not None:
+                return _run_plain(call, plan, passed, outs)
     opened = Opened(call, out)
     stream = opened.on_stream()
     if stream is NOTHING:
@@ -54,38 +47,39 @@ def run(call: Call, out: Any = None, compute: Compute | None = None) -> Any:
         return opened.results(compute)
 
 
-def _ready(kind: type, arrays: Sequence[Array | None]) -> Backend | None:
-    """What computes on arrays of a type as they are, with nothing to open."""
-    framework = framework_for(kind)
-    return None if framework is None else framework.ready(arrays)
+def _known_plan(call: Call, outs: tuple[Array | None, ...]) -> Plan | None:
+    """The plan of a call, if it is known, with nothing to open, and all can clearly be written."""
+    arrays, written = (*outs, *call.ordered(call)), len(outs) + len(call.in_place)
+    seen = None if _host.code is None else _host.code.described(arrays, written)
+    backend: Backend | None = chosen.get()
+    if seen is None:
+        kind = type(getattr(call, call.array_names[0]))
+        framework = framework_for(kind) if {kind, *_ABSENT}.issuperset(map(type, arrays)) else None
+        backend = None if framework is None else framework.ready(arrays)
+        if backend is None:
+            return None
+    try:
+        plan = _plans.get(_signature(call, backend, arrays, seen))
+    except TypeError:  # see `Opened`
+        return None
+    if plan is None or seen is not None or not written:
+        return plan
+    apart = memory.whole_and_apart(plan.backend, arrays[:written], arrays[written:])
+    return plan if plan.gapless and apart else None
 
 
-def _is_plain(
-    call: Call, plan: Plan, given: tuple[Array | None, ...], outs: tuple[Array | None, ...]
-) -> bool:
-    """Whether numbers are Python's, and arrays can clearly be written."""
-    for name in call.passing:
-        if type(getattr(call, name)) not in _PLAIN:
-            return False
-    if not (outs or call.in_place):
-        return True
-    written: list[Array | None] = [*outs]
-    read: list[Array | None] = []
-    for name, array in zip(call.array_names, given):  # noqa: B905 - strict takes longer
-        (written if name in call.instead else read).append(array)
-    if type(given[0]) is np.ndarray:
-        return memory.plainly_apart(written, read)
-    return plan.gapless and memory.whole_and_apart(plan.backend, written, read)
-
-
-def _run_plain(call: Call, plan: Plan, outs: tuple[Array | None, ...]) -> Any:
+def _run_plain(
+    call: Call, plan: Plan, passed: tuple[Any, ...], outs: tuple[Array | None, ...]
+) -> Any:
     """What `Opened` does, if the plan is known and there is nothing to open, in half the time."""
     backend = plan.backend
     for name, value in plan.changed:
         setattr(call, name, value)
     call.plan = plan
-    for name, check in call.passing.items():
-        setattr(call, name, check(getattr(call, name), _ON_HOST))
+    for (name, check), value in zip(call.passing.items(), passed):  # noqa: B905 - strict takes longer
+        checked = check(value, _ON_HOST)
+        if checked is not value:
+            setattr(call, name, checked)
     if call.checks_values:
         call.check_values(_ON_HOST)
     made: Sequence[Array | None] = outs
@@ -145,7 +139,9 @@ class Opened(Given):
             self._results = Results(self, out, len(call.results))
             outs = self._results.views
         # The plan of the call: one look-up, unless there was none like it.
-        signature = _signature(call, self.backend, given, outs)
+        arrays = (*outs, *call.ordered(call))
+        seen = None if _host.code is None else _host.code.described(arrays, 0)
+        signature = _signature(call, self.backend, arrays, seen)
         try:
             plan = _plans.get(signature)
         except TypeError:  # an option that has no hash: nearly always one that is refused
@@ -300,19 +296,13 @@ def _on_one_device(own: Framework, views: Sequence[Array | None]) -> bool:
 
 
 def _signature(
-    call: Call, backend: Backend, given: Sequence[Array | None], outs: Sequence[Array | None]
+    call: Call, backend: Backend | None, arrays: Sequence[Array | None], seen: Any
 ) -> tuple[Any, ...]:
-    """All that a plan depends on."""
+    """All that a plan depends on. ``seen``: what compiled code says of arrays, if it does."""
+    if seen is None:
+        seen = tuple([None if a is None else (a.shape, a.dtype, a.strides) for a in arrays])
     options = call.options(call)
-    key: list[Any] = [backend, *options, *map(type, options)]
-    for view in given:
-        if view is None:
-            key.append(None)
-        else:
-            key += view.shape, view.dtype, view.strides
-    for view in outs:
-        key.append(None if view is None else (view.shape, view.dtype, view.strides))
-    return tuple(key)
+    return (backend, seen, *options, *map(type, options))
 
 
 def _decide(call: Call, outs: Sequence[Array | None]) -> Plan:

@@ -9,6 +9,7 @@ from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 
+from gradkit import _host
 from gradkit._arrays import HOST, NOTHING, Framework, backend_of, framework_for, is_array
 from gradkit._backend import Array, Borrowed, Number, Spec, Spread, Views
 from gradkit._calls import checks
@@ -66,6 +67,10 @@ class Gradients(Given):
         "tree",
         "views",
     )
+    tree: Any
+    arrays: list[Any]
+    views: Grads
+    shares: list[Share]
 
     def __init__(
         self,
@@ -80,10 +85,15 @@ class Gradients(Given):
     ):
         self.numbers = []
         self._label, self._written, self._several, self._floats = label, write, several, floats
-        self.tree: Any
-        self.arrays: list[Any]
         # What a thousand small gradients have in common is looked at once, and each by itself
         # only if something is unusual: the checks must not take longer than the work.
+        if type(grads) is list and _host.code is not None:
+            own = [*grads]
+            if _host.code.plain(own, _FLOATS, write):
+                self.tree = self.arrays = self.views = own
+                self.like, self.shares, self._plain = own[0], [], True
+                self.framework, self.backend = HOST, chosen.get()
+                return
         kinds = set(map(type, grads)) if type(grads) is list else _UNKNOWN
         frameworks = set(map(framework_for, kinds))
         if None in frameworks:
@@ -94,8 +104,7 @@ class Gradients(Given):
         else:
             self.tree = self.arrays = [*grads]
         self._plain = kinds <= _NUMPY
-        self.views: Grads = self.arrays
-        self.shares: list[Share] = []
+        self.views, self.shares = self.arrays, []
         if self._plain:
             self.framework, self.backend = HOST, chosen.get()
         else:
@@ -292,13 +301,10 @@ class Gradients(Given):
 
     def _check(self, write: bool, instead: str) -> None:
         """Raise unless all are floating-point arrays, and can be written if they will be."""
-        if self._plain:
-            floats = _FLOATS.issuperset(map(_dtype_of, self.arrays))
-        else:
-            floats = isinstance(self.views, Borrowed)  # no other arrays are borrowed
-        if not floats:
+        known = self.views.known if isinstance(self.views, Borrowed) else None
+        if known is None:  # no arrays but floating-point ones are borrowed
             self._check_elements()
-        if write:
+        if write and (known is None or not known.disjoint):
             self._check_writable(instead)
 
     def _check_elements(self) -> None:

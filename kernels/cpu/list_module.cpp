@@ -190,22 +190,33 @@ void unit_norms(
     nb::handle grads, nb::handle axes, double p, bool mean, int threads, nb::handle norms
 ) {
     const Sequence items(grads), each(axes);
+    const i64 length = items.length();
+    List whole;  // those of which each is one unit
+    std::vector<bool> is_whole(length);
+    for (i64 k = 0; k < length; ++k) {
+        const Buffer own(items[k]);
+        is_whole[k] = nb::len(nb::handle(each[k])) == static_cast<size_t>(own->ndim);
+        const Side side = own.side(numbers(own->strides));
+        if (is_whole[k]) whole.append(numbers(own->shape), own->ndim, &side, 1);
+    }
+    std::vector<Part> wholes(whole.length()), parts;
+    compute(whole.elements(), threads, false, [&](const ListSetting& setting) {
+        return parts_of_each(whole, setting, p, wholes.data());
+    });
     const Buffer buffer(norms.ptr());
     double* to = static_cast<double*>(buffer->buf);
-    std::vector<Part> parts;
-    for (i64 k = 0, length = items.length(); k < length; ++k) {
+    auto next = wholes.begin();
+    for (i64 k = 0; k < length; ++k) {
         const Buffer own(items[k]);
-        const nb::handle along(each[k]);
-        const Units units = units_of(own, along);
-        parts.resize(units.count);
-        List whole;  // a unit that is all of an array is shared out
-        const bool all = nb::len(along) == static_cast<size_t>(own->ndim);
-        const Side side = own.side(numbers(own->strides));
-        if (all) whole.append(numbers(own->shape), own->ndim, &side, 1);
-        compute(units.count * units.size, threads, false, [&](const ListSetting& setting) {
-            return all ? part_of_all(whole, setting, p, parts[0])
-                       : parts_of_units(units, setting, p, parts.data());
-        });
+        const Units units = units_of(own, each[k]);
+        if (is_whole[k])
+            parts.assign(1, *next++);
+        else {
+            parts.resize(units.count);
+            compute(units.count * units.size, threads, false, [&](const ListSetting& setting) {
+                return parts_of_units(units, setting, p, parts.data());
+            });
+        }
         for (Part& part : parts) {
             if (mean) divide(part, p, static_cast<double>(units.size ? units.size : 1));
             *to++ = norm_of(part, p, 1);

@@ -1,4 +1,5 @@
-// gradkit._cpu.compiled: which arrays share memory, by their buffers' ranges of bytes alone.
+// gradkit._cpu.compiled: what a call has to know of its arrays before it computes, and which of them
+// share memory, by ranges of bytes alone.
 
 #include <algorithm>
 
@@ -41,29 +42,15 @@ bool overlaps_itself(const Buffer& array) {
     return false;
 }
 
-Range range_of(const Buffer& array, i64 position, bool written) {
+void append(Ranges& ranges, const Buffer& array, i64 position, bool written) {
     const char* low = static_cast<const char*>(array->buf);
     const char* high = low + array->itemsize;
     for (int axis = 0; axis < array->ndim; ++axis) {
         const i64 steps = array->shape[axis] - 1, stride = array->strides[axis];
-        if (steps < 0) return {low, low, position, written};
+        if (steps < 0) return;  // no elements
         (stride < 0 ? low : high) += steps * stride;
     }
-    return {low, high, position, written};
-}
-
-// Those of arrays that have elements. False if `written` ones cannot clearly be written.
-bool append(Ranges& ranges, const Sequence& arrays, bool written, bool checked) {
-    for (i64 k = 0, length = arrays.length(); k < length; ++k) {
-        PyObject* const array = arrays[k];
-        if (array == Py_None) continue;
-        if (checked && !is_numpys(array)) return false;
-        const Buffer buffer(array);
-        if (checked && written && (buffer->readonly || overlaps_itself(buffer))) return false;
-        const Range range = range_of(buffer, k, written);
-        if (range.low < range.high) ranges.push_back(range);
-    }
-    return true;
+    ranges.push_back({low, high, position, written});
 }
 
 void sort(Ranges& ranges) {
@@ -72,12 +59,8 @@ void sort(Ranges& ranges) {
         std::sort(ranges.begin(), ranges.end(), before);
 }
 
-// Whether arrays are NumPy's, and those of the first list can clearly be written: each element is
-// apart from all others of both lists. None is skipped.
-bool apart(nb::handle written, nb::handle read) {
-    Ranges ranges;
-    if (!append(ranges, Sequence(written), true, true)) return false;
-    if (!append(ranges, Sequence(read), false, true)) return false;
+// Whether no range that is written meets another; they get another order.
+bool lie_apart(Ranges& ranges) {
     sort(ranges);
     const char *end = nullptr, *end_of_written = nullptr;
     for (const Range& each : ranges) {
@@ -88,11 +71,35 @@ bool apart(nb::handle written, nb::handle read) {
     return true;
 }
 
+// Those of arrays that have elements. False if an array is not NumPy's, or cannot clearly be written;
+// None is skipped.
+bool append_plain(Ranges& ranges, const Sequence& arrays, bool written) {
+    for (i64 k = 0, length = arrays.length(); k < length; ++k) {
+        PyObject* const array = arrays[k];
+        if (array == Py_None) continue;
+        if (!is_numpys(array)) return false;
+        const Buffer buffer(array);
+        if (written && (buffer->readonly || overlaps_itself(buffer))) return false;
+        append(ranges, buffer, k, written);
+    }
+    return true;
+}
+
+// Whether arrays are NumPy's, and those of the first list can clearly be written: each element is
+// apart from all others of both lists.
+bool apart(nb::handle written, nb::handle read) {
+    Ranges ranges;
+    return append_plain(ranges, Sequence(written), true)
+        && append_plain(ranges, Sequence(read), false) && lie_apart(ranges);
+}
+
 // The positions of arrays in both lists whose ranges meet.
 nb::list meetings(nb::handle written, nb::handle read) {
     Ranges ranges, open[2];  // those that may reach into the next one
-    append(ranges, Sequence(written), true, false);
-    append(ranges, Sequence(read), false, false);
+    const Sequence lists[] = {Sequence(read), Sequence(written)};
+    for (const bool side : {true, false})
+        for (i64 k = 0, length = lists[side].length(); k < length; ++k)
+            append(ranges, Buffer(lists[side][k]), k, side);
     sort(ranges);
     nb::list found;
     for (const Range& each : ranges) {
@@ -108,9 +115,61 @@ nb::list meetings(nb::handle written, nb::handle read) {
     return found;
 }
 
+PyObject* dtype_of(PyObject* array) {
+    static PyObject* const name = PyUnicode_InternFromString("dtype");
+    PyObject* const dtype = PyObject_GetAttr(array, name);
+    if (!dtype) throw nb::python_error();
+    return dtype;
+}
+
+// Whether there are arrays, all NumPy's and of some dtypes; and if `written`, as in `apart`.
+bool plain(nb::handle arrays, nb::handle dtypes, bool written) {
+    const Sequence items(arrays);
+    nb::object known;  // the last one's
+    for (i64 k = 0, length = items.length(); k < length; ++k) {
+        if (!is_numpys(items[k])) return false;
+        const nb::object dtype = nb::steal(dtype_of(items[k]));
+        if (!dtype.is(known) && PySet_Contains(dtypes.ptr(), dtype.ptr()) != 1) return false;
+        known = dtype;
+    }
+    Ranges ranges;
+    return known.is_valid() && (!written || (append_plain(ranges, items, true) && lie_apart(ranges)));
+}
+
+// What a plan depends on of arrays, which may be None: dtypes, shapes and strides. None if one is not
+// NumPy's, or one of the first, which are `written`, cannot clearly be.
+nb::object described(nb::handle arrays, i64 written) {
+    const Sequence items(arrays);
+    const i64 count = items.length();
+    std::vector<i64> numbers;
+    numbers.reserve(8 * count);
+    Ranges ranges;
+    nb::list seen;
+    for (i64 k = 0; k < count; ++k) {
+        PyObject* const array = items[k];
+        if (array == Py_None) {
+            numbers.push_back(-1);
+            continue;
+        }
+        if (!is_numpys(array)) return nb::none();
+        const Buffer buffer(array);
+        if (k < written && (buffer->readonly || overlaps_itself(buffer))) return nb::none();
+        if (written) append(ranges, buffer, k, k < written);
+        numbers.push_back(buffer->ndim);
+        numbers.insert(numbers.end(), buffer->shape, buffer->shape + buffer->ndim);
+        numbers.insert(numbers.end(), buffer->strides, buffer->strides + buffer->ndim);
+        seen.append(nb::steal(dtype_of(array)));
+    }
+    if (!lie_apart(ranges)) return nb::none();
+    seen.append(nb::bytes(numbers.data(), numbers.size() * sizeof(i64)));
+    return nb::tuple(seen);
+}
+
 }  // namespace
 
 void define_overlap(nb::module_& module) {
     module.def("apart", &apart);
     module.def("meetings", &meetings);
+    module.def("plain", &plain);
+    module.def("described", &described);
 }

@@ -14,6 +14,7 @@ from gradkit._open import memory
 HOST = SimpleNamespace(address=lambda array: array.ctypes.data)
 DEVICE = SimpleNamespace(address=lambda array: array.data.ptr)
 
+COMPILED = _host.code
 ROOM = np.zeros(240, np.uint8)
 
 
@@ -117,6 +118,26 @@ def test_nothing_but_numpys_own_writable_arrays_is_plainly_apart():
     assert not memory.plainly_apart([array], [subclass])
     if _host.code is not None:
         assert memory.plainly_apart([array.T, None, array[:0]], [frozen, None, itself, array[1:1]])
+
+
+@pytest.mark.skipif(COMPILED is None, reason="nothing is compiled")
+def test_plain_lists_and_what_a_plan_knows_of_arrays():
+    plain, described = COMPILED.plain, COMPILED.described
+    a, b, frozen, dtypes = np.zeros(3), np.zeros((2, 3)), np.ones(2), {np.dtype("f8")}
+    frozen.flags.writeable = False
+    assert plain([a, b], dtypes, True)
+    assert plain([frozen, a, a], dtypes, False)
+    for other in (np.zeros(3, "i8"), np.ma.zeros(3), a.tolist(), None):
+        assert not plain([a, other], dtypes, False)
+    for written in ([], [frozen], [a, a], [b, b[1]]):
+        assert not plain(written, dtypes, True)
+    seen = described((a, b, None), 2)
+    assert seen == described((np.ones(3), b + 1, None), 0)
+    for other in (a.view("i8"), a[:2], np.zeros(6)[::2], a.reshape(1, 3), None):
+        assert described((other, b, None), 0) != seen
+    for written in ((frozen, a), (a, a), (a, b[0], a[1:])):
+        assert described(written, len(written)) is None
+        assert described(written, 0) is not None
 
 
 @pytest.mark.usefixtures("code")

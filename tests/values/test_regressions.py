@@ -343,15 +343,15 @@ def test_names_of_many_tensors_are_looked_up_in_one_walk(monkeypatch):
 
     monkeypatch.setattr(trees, "walk", counted)
     calls = (
-        lambda g, _: gradkit.zero_grad(g),
-        lambda g, _: gradkit.scale_grads(g, math.nan),
-        lambda g, _: gradkit.clip_grad_norm(g, 1.0, nonfinite="raise"),
+        lambda g, _: gradkit.zero_grad({**g, "again": g[0]}),
+        lambda g, _: gradkit.clip_grad_norm({**g, "x": bad}, 1.0, nonfinite="raise"),
         lambda g, out: gradkit.clip_by_global_norm(g, 1.0, out=(out, None)),
         lambda g, _: gradkit.grad_norm([*g.values(), np.zeros(3, int)]),
         lambda g, _: gradkit.grad_norm([*g.values(), xp.zeros(3)]),
     )
-    grads = {k: np.ones((3, 2)).T for k in range(count)}
-    out = {k: np.ones((2, 3)) for k in range(count)}
+    bad = [np.full(2, math.nan)]
+    grads = {k: [np.ones((3, 2)).T] for k in range(count)}  # all names of a flat dict take no walk
+    out = {k: [np.ones((2, 3))] for k in range(count)}
     for call in calls:
         steps = 0
         with contextlib.suppress(gradkit.NonFiniteNormError, TypeError, ValueError):
