@@ -100,6 +100,13 @@ INLINE void narrow(double x, bf16& to) {
 }
 INLINE void narrow(double x, f16& to) { narrow(narrow_to_odd(x), to); }
 
+// An element may lie where no reference to its value can.
+template <typename A, typename T> INLINE void narrow(A x, Element<T>& to) {
+    T value;
+    narrow(x, value);
+    to.value = value;
+}
+
 // GCC converts float16 by the processor's instruction only if told to. The bits are those of `widen`
 // and `narrow`, but for a NaN's payload; subnormal numbers stay whatever the caller flushes.
 #if defined(__F16C__) && !defined(__clang__)
@@ -157,7 +164,7 @@ template <typename T, typename A> INLINE void narrow_run(
         }
 #endif
     INDEPENDENT
-    for (; j < count; ++j) narrow(from[j], to[j].value);
+    for (; j < count; ++j) narrow(from[j], to[j]);
 }
 
 INLINE float for_f16(float x) { return x; }
@@ -175,7 +182,7 @@ template <typename T, typename F> INLINE void write_run(i64 count, Element<T>* t
         }
     } else {
         INDEPENDENT
-        for (i64 j = 0; j < count; ++j) narrow(value(j), to[j].value);
+        for (i64 j = 0; j < count; ++j) narrow(value(j), to[j]);
     }
 }
 

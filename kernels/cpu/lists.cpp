@@ -311,7 +311,7 @@ template <typename T> void compensate(
             change[j] = (fresh ? -0.0 : wide(c[j].value)) + terms[at + j];
         }
         INDEPENDENT
-        for (i64 j = 0; j < some; ++j) narrow(before[j] + change[j], y[j].value);
+        for (i64 j = 0; j < some; ++j) narrow(before[j] + change[j], y[j]);
         INDEPENDENT
         for (i64 j = 0; j < some; ++j) {
             const double after = wide(y[j].value), moved = after - before[j];
@@ -319,7 +319,7 @@ template <typename T> void compensate(
             change[j] = after - after == 0 ? dropped : 0;
         }
         INDEPENDENT
-        for (i64 j = 0; j < some; ++j) narrow(change[j], c[j].value);
+        for (i64 j = 0; j < some; ++j) narrow(change[j], c[j]);
     }
 }
 
