@@ -117,7 +117,7 @@ def set_num_threads(count: int) -> None:
         raise TypeError(f"count must be an integer, not {type(count).__name__}")
     if count < 1:
         raise ValueError(f"count must be at least 1, not {count}")
-    threads.use_workers(count.__index__())
+    host.use_threads(count.__index__())
 
 
 @contextmanager

@@ -7,8 +7,8 @@ from importlib.util import find_spec
 from typing import Any, cast
 
 from gradkit import _numpy
+from gradkit import _threads as threads
 from gradkit._calls.backend import Backend
-from gradkit._threads import workers
 
 _BACKENDS: dict[str, Backend] = {"numpy": _numpy}
 _FAILED = "it could not be compiled when gradkit was installed; `pip install -v` shows why"
@@ -23,6 +23,7 @@ except ImportError as error:
     failed, WHY_NOT_COMPILED = True, f"it does not load: {error}"
 else:
     _BACKENDS["compiled"] = cast(Backend, _cpu)
+    code.use_threads(threads.workers())
     failed, WHY_NOT_COMPILED = False, ""
 
 if failed and not os.environ.get("GRADKIT_CPU"):
@@ -39,13 +40,25 @@ def backend() -> Backend:
     return chosen.get()
 
 
+def compiled() -> Any:
+    """The compiled code if that computes on the threads that others start, or else ``None``."""
+    return None if _default is _numpy else code
+
+
+def use_threads(count: int) -> None:
+    """Choose how many threads a call may use, those that XLA makes by itself too."""
+    threads.use_workers(count)
+    if "compiled" in _BACKENDS:
+        code.use_threads(count)
+
+
 def describe() -> dict[str, dict[str, Any]]:
     """Each backend: whether it is there, and whether it computes."""
-    compiled = _BACKENDS.get("compiled")
+    own = _BACKENDS.get("compiled")
     cpu: dict[str, Any] = {"available": False, "reason": WHY_NOT_COMPILED}
-    if compiled is not None:
-        found = {"instruction_set": code.instruction_set(), "threads": workers()}
-        cpu = {"available": True, "computes": backend() is compiled} | found
+    if own is not None:
+        found = {"instruction_set": code.instruction_set(), "threads": threads.workers()}
+        cpu = {"available": True, "computes": backend() is own} | found
     return {"compiled": cpu, "numpy": {"available": True, "computes": backend() is _numpy}}
 
 

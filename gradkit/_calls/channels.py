@@ -101,6 +101,9 @@ class ChannelOperations(Protocol):
 class BatchNorm(Call):
     """A batch norm in training mode."""
 
+    # Where compiled code keeps the biased variance too, of the dtype of the mean.
+    var = None
+
     x: In[Data]
     scale: In[Scale | None]
     bias: In[Bias | None]

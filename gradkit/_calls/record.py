@@ -189,6 +189,7 @@ class Call(Record):
     # Whether arrays may take part in differentiation, and only their values count.
     detaches: ClassVar[bool] = True
     checks_values: ClassVar[bool]
+    reads_values: ClassVar[bool] = False  # of arrays, when it checks them
     options: ClassVar[Callable[..., Any]]  # the numbers and the class, as a plan's key has them
 
     plan: Plan

@@ -144,6 +144,8 @@ class LayerNormInverse(Call):
 
     types, layout = LAYER_NORM_TYPES, RowLayout("y")
 
+    reads_values = True
+
     def check_values(self, opened: Any) -> None:  # noqa: ARG002
         checks.invertible(self.scale, "layer_norm_grad")
 
@@ -166,6 +168,8 @@ class InvertibleLayerNormGrad(Call):
     dbias: Out[Bias | None] = result(if_="bias")
 
     types, layout = LAYER_NORM_TYPES, RowLayout("y")
+
+    reads_values = True
 
     def check_values(self, opened: Any) -> None:  # noqa: ARG002
         checks.invertible(self.scale, "layer_norm_grad")
@@ -247,6 +251,8 @@ class InvertibleRmsNormGrad(Call):
     dscale: Out[Scale | None] = result(if_="scale")
 
     types, layout = LAYER_NORM_TYPES, RowLayout("y")
+
+    reads_values = True
 
     def check_values(self, opened: Any) -> None:  # noqa: ARG002
         checks.invertible(self.scale, "rms_norm_grad", self.scale_offset)

@@ -57,11 +57,9 @@ def batch_norm(call: BatchNorm) -> Engine:
     if types < 0:
         return _numpy.batch_norm(call)
     numbers = types, workers(), call.channel_axis, 0, call.eps, call.momentum
-    running = call.running_mean, call.running_var
-    channel_norm(
-        *numbers, call.x, call.scale, call.bias, None, None, call.y, call.mean, call.inv_std, None,
-        *running,
-    )  # fmt: skip
+    given = call.x, call.scale, call.bias, None, None
+    saved = call.y, call.mean, call.inv_std, call.var
+    channel_norm(*numbers, *given, *saved, call.running_mean, call.running_var)
     return "native"
 
 

@@ -1,9 +1,15 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 def instruction_sets() -> list[str]: ...
 def instruction_set() -> str: ...
 def use_instruction_set(name: str, /) -> None: ...
+
+# What XLA calls by itself, on so many threads at most: capsules by name.
+xla_handlers: dict[str, Any]
+
+def use_threads(count: int, /) -> None: ...
+def calls_of(work: Callable[[], object], /) -> list[tuple[Any, ...]]: ...
 def forward(
     types: int,
     threads: int,

@@ -1,6 +1,7 @@
 """How XLA calls gradkit: on its own buffers, once for each example of a ``vmap``.
 
-What a callback does must not call JAX, which would wait for itself.
+On a CPU it calls compiled code where there is a call of that which does the same. All else is a
+callback in Python. What that does must not call JAX, which would wait for itself.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from gradkit._arrays import cuda
 from gradkit._arrays.dlpack import DLPack, device_of
 from gradkit._backend import Array, Shape
 from gradkit._numpy import floating_point
+from gradkit.jax._compiled import CompiledCall, call_of_xla
 
 try:
     from jax.experimental.buffer_callback import buffer_callback
@@ -44,13 +46,14 @@ def call(
     *,
     reuse: Mapping[int, int] | None = None,
     shared: Sequence[int] | None = None,
+    compiled: CompiledCall | None = None,
 ) -> list[jax.Array]:
     """What ``compute`` writes, as JAX's arrays.
 
     ``reuse``: the results that begin as the operand of that number, whose memory they take if
     nobody else needs it. ``shared``: ``compute`` does all examples of a ``vmap`` at once, which are
     further axes in front, if only other operands differ between examples. By default it does one.
-    ``refusal``: what is said if the results are differentiated.
+    ``refusal``: what is said if the results are differentiated. ``compiled``: does the same.
     """
     present = [k for k, operand in enumerate(operands) if operand is not None]
     given = [operands[k] for k in present]
@@ -69,9 +72,16 @@ def call(
     vmap_method = "broadcast_all" if taken else "expand_dims"
     through = _through_copies if buffer_callback is None else _through_buffers
 
+    def in_python(*given: Any) -> Any:
+        return through(run, results, given, taken, vmap_method)
+
     @jax.custom_jvp
     def called(*given: Any) -> Any:
-        return through(run, results, given, taken, vmap_method)
+        if compiled is None:
+            return in_python(*given)
+        kinds = [(result.shape, result.dtype) for result in results]
+        by_itself = call_of_xla(compiled, kinds, given, taken, vmap_method)
+        return jax.lax.platform_dependent(*given, cpu=by_itself, default=in_python)
 
     @called.defjvp
     def _(primals: Any, tangents: Any) -> Any:  # noqa: ARG001

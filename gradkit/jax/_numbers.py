@@ -27,11 +27,11 @@ def pair(number: float) -> Array:
 
 
 def given(value: Any, label: str) -> Any:
-    """A caller's number: a Python one in all its bits, an array as it is."""
+    """A caller's number: a Python one in all its bits, an array as it is, or widened."""
     if isinstance(value, jax.Array):
         checks.shape(value, (), label, "one number")
         checks.floating(value, label)
-        return value
+        return value if value.dtype.itemsize > 2 else value.astype(np.float32)
     return pair(checks.real(value, label))
 
 

@@ -13,6 +13,7 @@ from gradkit._calls.layouts import GroupLayout
 from gradkit._calls.record import Call, Described
 from gradkit._open.dispatch import write
 from gradkit.jax._callbacks import ResultShape, call, vary_alike
+from gradkit.jax._compiled import compiled_call
 
 _ONCE = "{} has no second derivative, and none in forward mode: differentiate it once, by jax.grad"
 _AXES = {"axis", "channel_axis"}
@@ -136,7 +137,13 @@ def compute(
         places = None
     else:
         places = [k for k, name in enumerate(names) if name in shared]
-    arrays = call(refusal, run, list(results.values()), given, shared=places)
+    kinds = [(result.shape, result.dtype) for result in results.values()]
+    known = [None if array is None else (array.shape, array.dtype) for array in given]
+    compiled = None
+    if not kind.reads_values:
+        together = [] if places is None else [k not in places for k in range(len(given))]
+        compiled = compiled_call(run, kinds, known, together)
+    arrays = call(refusal, run, list(results.values()), given, shared=places, compiled=compiled)
     return dict(zip(results, arrays, strict=True))
 
 

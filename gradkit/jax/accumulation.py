@@ -14,6 +14,7 @@ from gradkit._backend import Array, Views
 from gradkit._calls import checks
 from gradkit._calls.lists import AccumulateGrads
 from gradkit.jax._callbacks import ResultShape, call
+from gradkit.jax._compiled import named_call
 from gradkit.jax._numbers import given, read
 
 __all__ = ["accumulate_grads", "accumulate_grads_compensated"]
@@ -200,7 +201,8 @@ def _accumulate(
     operands = [*written, *added, scale, overwrite, do_update]
     operands += [] if seed is None else [seed]
     reuse = {k: k for k in range(len(written))}
-    found = call(_REFUSAL, compute, results, operands, reuse=reuse)
+    compiled = named_call("accumulate", compensated=[len(rest) > 0]) if seed is None else None
+    found = call(_REFUSAL, compute, results, operands, reuse=reuse, compiled=compiled)
     return tree.unflatten(found[:count]), rest_tree.unflatten(found[count:])
 
 

@@ -11,6 +11,7 @@ import gradkit
 from gradkit._calls import channels, checks
 from gradkit._open.dispatch import write
 from gradkit.jax._callbacks import ResultShape, axes_of, call, vary, vary_alike, varying
+from gradkit.jax._compiled import CompiledCall, compiled_call
 from gradkit.jax._numbers import doubles, pairs, store
 from gradkit.jax._records import TracedNorm, results_of
 
@@ -50,8 +51,12 @@ class _TracedBatchNorm(TracedNorm[...]):
             same = everywhere - varying(running_mean, running_var)
             returned = ResultShape(running_mean.shape, running_mean.dtype, same)
             results |= {"returned_mean": returned, "returned_var": returned}
-        operands = [*given.values(), rows]
-        made = call(self.refusal, partial(_normalise, numbers), list(results.values()), operands)
+        operands, kinds = [*given.values(), rows], list(results.values())
+        run, reuse, compiled = partial(_normalise, numbers), {}, None
+        if rows is None:
+            compiled = _compiled(numbers, kinds, operands)
+            reuse = {k: k for k in range(3, len(results)) if running_mean is not None}
+        made = call(self.refusal, run, kinds, operands, reuse=reuse, compiled=compiled)
         named = dict(zip(results, made, strict=True))
         return {"returned_mean": named["mean"], "own_row": own_row} | named
 
@@ -311,13 +316,21 @@ def _normalise(numbers: dict[str, Any], outs: list[Any], ins: list[Any]) -> None
     write(update, *returned)
 
 
-def _normalise_at_once(numbers: dict[str, Any], outs: list[Any], ins: list[Any]) -> None:
+def _compiled(
+    numbers: dict[str, Any], results: list[ResultShape], operands: list[Any]
+) -> CompiledCall | None:
+    """The one call that normalises and moves running statistics, or else keeps the variance."""
+    known = [None if array is None else (array.shape, array.dtype) for array in operands]
+    kinds = [(result.shape, result.dtype) for result in results]
+    return compiled_call(partial(_normalise_at_once, numbers, keeps_var=True), kinds, known)
+
+
+def _normalise_at_once(
+    numbers: dict[str, Any], outs: list[Any], ins: list[Any], *, keeps_var: bool = False
+) -> None:
     """The same in one call, inside of which the mean of float64 data has two numbers."""
-    (y, mean, inv_std, *returned), (x, scale, bias, *running, _) = outs, ins
-    moved = [None, None] if running[0] is None else returned
-    for new, known in zip(moved, running, strict=True):
-        if new is not None:
-            new[...] = known
+    (y, mean, inv_std, *returned), (x, scale, bias, running_mean, *_) = outs, ins
+    moved = [None, None] if running_mean is None else returned  # which begin as what is known
     call = channels.BatchNorm(
         x=x,
         scale=scale,
@@ -329,8 +342,10 @@ def _normalise_at_once(numbers: dict[str, Any], outs: list[Any], ins: list[Any])
         momentum=numbers["momentum"],
         engine=None,
     )
+    if keeps_var and running_mean is None:
+        vars(call)["var"] = returned[0]
     write(call, y, mean, inv_std)
-    if running[0] is None:
+    if running_mean is None and not keeps_var:
         store(returned[0], gradkit.batch_norm_stats(x, channel_axis=numbers["channel_axis"])[1])
 
 

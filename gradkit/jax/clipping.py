@@ -17,6 +17,7 @@ from gradkit._backend import FLOAT64, Array, Views
 from gradkit._calls import checks, lists
 from gradkit._open.dispatch import write
 from gradkit.jax._callbacks import ResultShape, axes_of, call, varying
+from gradkit.jax._compiled import CompiledCall, named_call
 from gradkit.jax._numbers import doubles, given, pair, pairs, read, store, widest
 
 __all__ = ["clip_by_global_norm", "grad_norm"]
@@ -265,10 +266,21 @@ def _clip(grads: Any, limit: Any, scale: Any, state: Any, rule: ClipRule) -> Cli
 
     operands = [*leaves, limit, scale, state, rows]
     reuse = {k: k for k in range(count)} if rule.clips else None
-    made = call(rule.refusal, compute, _results(*operands[:-1], rule=rule), operands, reuse=reuse)
+    results = _results(*operands[:-1], rule=rule)
+    compiled = _compiled(count, rule)
+    made = call(rule.refusal, compute, results, operands, reuse=reuse, compiled=compiled)
     if not rule.clips:
         return Clipped(None, *made)
     return Clipped(tree.unflatten(made[:count]), *made[count:])
+
+
+def _compiled(count: int, rule: ClipRule) -> CompiledCall | None:
+    """The compiled code of a clip on one device that nothing guards."""
+    if rule.axis_name is not None or rule.guard is not None:
+        return None
+    numbers = rule.order, rule.eps, rule.zero_nonfinite, rule.clips
+    every = (True,) * count
+    return named_call("clip", numbers, counted=rule.counted or every, some=rule.some or every)
 
 
 def _results(*operands: Any, rule: ClipRule) -> list[ResultShape]:

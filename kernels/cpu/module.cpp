@@ -10,6 +10,7 @@
 #include "channel_calls.h"
 #include "exact_module.h"
 #include "module.h"
+#include "operation.h"
 #include "row_calls.h"
 
 namespace nb = nanobind;
@@ -85,9 +86,9 @@ i64 length_of(const Py_buffer& buffer, int begin, int end) {
 class Memory {
 public:
     // Axes up to `axis` lead from row to row; axes of length 1 may follow in a statistic.
-    Memory(nb::handle object, int axis) {
-        if (object.is_none()) return;
-        if (PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_STRIDES)) throw nb::python_error();
+    Memory(Given given, int axis) {
+        if (given.is_none()) return;
+        given.open(buffer_);
         array_.data = static_cast<char*>(buffer_.buf);
         merge(buffer_, 0, axis, array_.rows);
         merge(buffer_, axis, buffer_.ndim, array_.columns);
@@ -95,13 +96,14 @@ public:
     }
 
     ~Memory() {
-        if (there_) PyBuffer_Release(&buffer_);
+        if (there_ && of_python()) PyBuffer_Release(&buffer_);
     }
 
     Memory(const Memory&) = delete;
     Memory& operator=(const Memory&) = delete;
 
     bool is_there() const { return there_; }
+    bool of_python() const { return buffer_.obj; }
     operator const Array*() const { return there_ ? &array_ : nullptr; }
     const Py_buffer& buffer() const { return buffer_; }
 
@@ -114,12 +116,24 @@ private:
 // From so many elements on, other Python threads may run meanwhile.
 constexpr i64 WORTH_RELEASING = 1 << 12;
 
-Setting setting_of(int threads, int axis, const Memory& data) {
+// Makes a call on so many elements of arrays such as `data`; run(given_up) is false if it was given
+// up. XLA's threads have no lock of Python's.
+template <typename F> void compute(i64 elements, const Memory& data, F run) {
+    bool done;
+    if (elements < WORTH_RELEASING || !data.of_python()) {
+        done = run([] { return false; });
+    } else {
+        nb::gil_scoped_release released;
+        done = run(interrupted);
+    }
+    if (!done) throw nb::python_error();
+}
+
+Setting setting_of(Threads threads, int axis, const Memory& data) {
     Setting setting;
     setting.kernels = chosen.load(std::memory_order_relaxed)->rows;
     setting.rows = length_of(data.buffer(), 0, axis);
-    setting.threads = threads;
-    setting.given_up = interrupted;
+    setting.threads = threads.count;
     return setting;
 }
 
@@ -138,23 +152,19 @@ Rows rows_of(
 }
 
 template <typename C, typename... Further> void compute(
-    bool (*run)(const Setting&, C, Further...), Setting setting, const C& call, Further... further
+    bool (*run)(const Setting&, C, Further...), Setting setting, const Memory& data, const C& call,
+    Further... further
 ) {
-    bool done;
-    if (setting.rows * call.width < WORTH_RELEASING) {
-        setting.given_up = [] { return false; };
-        done = run(setting, call, further...);
-    } else {
-        nb::gil_scoped_release released;
-        done = run(setting, call, further...);
-    }
-    if (!done) throw nb::python_error();
+    compute(setting.rows * call.width, data, [&](bool (*given_up)()) {
+        setting.given_up = given_up;
+        return run(setting, call, further...);
+    });
 }
 
 void forward(
-    int types, int threads, int axis, double eps, double scale_offset, nb::handle x,
-    nb::handle residual, nb::handle scale, nb::handle bias, nb::handle y, nb::handle s,
-    nb::handle mean, nb::handle inv_std
+    int types, Threads threads, int axis, double eps, double scale_offset, Given x,
+    Given residual, Given scale, Given bias, Given y, Given s,
+    Given mean, Given inv_std
 ) {
     const Memory x_(x, axis), residual_(residual, axis), y_(y, axis), s_(s, axis);
     const Memory mean_(mean, axis), inv_std_(inv_std, axis), scale_(scale, 0), bias_(bias, 0);
@@ -164,13 +174,13 @@ void forward(
         rows_of(types, axis, x_, scale_, scale_offset, bias_, absent_bias), eps, x_, residual_, y_, s_, mean_,
         inv_std_,
     };
-    compute(run_forward, setting_of(threads, axis, x_), call);
+    compute(run_forward, setting_of(threads, axis, x_), x_, call);
 }
 
 void gradient(
-    int types, int threads, int axis, bool from_output, bool centred, double scale_offset,
-    nb::handle dy, nb::handle source, nb::handle scale, nb::handle bias, nb::handle mean,
-    nb::handle inv_std, nb::handle ds, nb::handle dx, nb::handle dscale, nb::handle dbias
+    int types, Threads threads, int axis, bool from_output, bool centred, double scale_offset,
+    Given dy, Given source, Given scale, Given bias, Given mean,
+    Given inv_std, Given ds, Given dx, Given dscale, Given dbias
 ) {
     const Memory dy_(dy, axis), source_(source, axis), ds_(ds, axis), dx_(dx, axis);
     const Memory mean_(mean, axis), inv_std_(inv_std, axis);
@@ -179,49 +189,49 @@ void gradient(
         rows_of(types, axis, dy_, scale_, scale_offset, bias_), from_output, centred, dy_, source_, ds_, mean_, inv_std_, dx_, nullptr,
     };
     compute<Gradient, const Array*, const Array*>(
-        run_gradient, setting_of(threads, axis, dy_), call, dscale_, dbias_
+        run_gradient, setting_of(threads, axis, dy_), dy_, call, dscale_, dbias_
     );
 }
 
 void inverse(
-    int types, int threads, int axis, nb::handle y, nb::handle scale, nb::handle bias,
-    nb::handle mean, nb::handle inv_std, nb::handle x
+    int types, Threads threads, int axis, Given y, Given scale, Given bias,
+    Given mean, Given inv_std, Given x
 ) {
     const Memory y_(y, axis), x_(x, axis), mean_(mean, axis), inv_std_(inv_std, axis);
     const Memory scale_(scale, 0), bias_(bias, 0);
     const Inverse call = {
         rows_of(types, axis, y_, scale_, 0, bias_), y_, mean_, inv_std_, x_,
     };
-    compute(run_inverse, setting_of(threads, axis, y_), call);
+    compute(run_inverse, setting_of(threads, axis, y_), y_, call);
 }
 
 void gated_forward(
-    int types, int threads, int axis, double eps, double scale_offset, bool silu, bool before,
-    nb::handle x, nb::handle gate, nb::handle scale, nb::handle y, nb::handle inv_std
+    int types, Threads threads, int axis, double eps, double scale_offset, bool silu, bool before,
+    Given x, Given gate, Given scale, Given y, Given inv_std
 ) {
     const Memory x_(x, axis), gate_(gate, axis), y_(y, axis), inv_std_(inv_std, axis);
-    const Memory scale_(scale, 0), bias(nb::none(), 0);
+    const Memory scale_(scale, 0), bias(Given(), 0);
     const GatedForward call = {
         {rows_of(types, axis, x_, scale_, scale_offset, bias), silu, before}, eps, x_, gate_, y_,
         inv_std_,
     };
-    compute(run_gated_forward, setting_of(threads, axis, x_), call);
+    compute(run_gated_forward, setting_of(threads, axis, x_), x_, call);
 }
 
 void gated_gradient(
-    int types, int threads, int axis, double scale_offset, bool silu, bool before, nb::handle dy,
-    nb::handle x, nb::handle gate, nb::handle scale, nb::handle inv_std, nb::handle dx,
-    nb::handle dgate, nb::handle dscale
+    int types, Threads threads, int axis, double scale_offset, bool silu, bool before, Given dy,
+    Given x, Given gate, Given scale, Given inv_std, Given dx,
+    Given dgate, Given dscale
 ) {
     const Memory dy_(dy, axis), x_(x, axis), gate_(gate, axis), inv_std_(inv_std, axis);
     const Memory dx_(dx, axis), dgate_(dgate, axis);
-    const Memory scale_(scale, 0), dscale_(dscale, 0), bias(nb::none(), 0);
+    const Memory scale_(scale, 0), dscale_(dscale, 0), bias(Given(), 0);
     const GatedGradient call = {
         {rows_of(types, axis, dy_, scale_, scale_offset, bias), silu, before}, dy_, x_, gate_,
         inv_std_, dx_, dgate_, nullptr,
     };
     compute<GatedGradient, const Array*>(
-        run_gated_gradient, setting_of(threads, axis, dy_), call, dscale_
+        run_gated_gradient, setting_of(threads, axis, dy_), dy_, call, dscale_
     );
 }
 
@@ -248,11 +258,11 @@ Numbers numbers_of(Dtype dtype, const Memory& memory) {
 // of parameters, of results for each channel, and of running statistics, as digits.
 class ChannelArguments {
 public:
-    ChannelArguments(int types, int threads, int axis, i64 groups, double eps) : types_(types) {
+    ChannelArguments(int types, Threads threads, int axis, i64 groups, double eps) : types_(types) {
         const InstructionSet* set = chosen.load(std::memory_order_relaxed);
         call.f32 = set->channels_f32;
         call.f64 = set->channels_f64;
-        call.threads = threads;
+        call.threads = threads.count;
         call.dtype = digit(0);
         call.axis = axis;
         call.groups = groups;
@@ -265,18 +275,11 @@ public:
     Numbers result(const Memory& memory) const { return numbers_of(digit(3), memory); }
     Numbers running(const Memory& memory) const { return numbers_of(digit(4), memory); }
 
-    void compute(const Memory& data) {
-        const i64 size = length_of(data.buffer(), 0, data.buffer().ndim);
-        bool done;
-        if (size < WORTH_RELEASING) {
-            call.given_up = [] { return false; };
-            done = run_channels(call);
-        } else {
-            call.given_up = interrupted;
-            nb::gil_scoped_release released;
-            done = run_channels(call);
-        }
-        if (!done) throw nb::python_error();
+    void compute_on(const Memory& data) {
+        compute(length_of(data.buffer(), 0, data.buffer().ndim), data, [&](bool (*given_up)()) {
+            call.given_up = given_up;
+            return run_channels(call);
+        });
     }
 
     ChannelCall call;
@@ -286,10 +289,10 @@ private:
 };
 
 void channel_norm(
-    int types, int threads, int axis, i64 groups, double eps, double momentum, nb::handle x,
-    nb::handle scale, nb::handle bias, nb::handle mean, nb::handle var, nb::handle y,
-    nb::handle saved_mean, nb::handle saved_inv_std, nb::handle saved_var, nb::handle running_mean,
-    nb::handle running_var
+    int types, Threads threads, int axis, i64 groups, double eps, double momentum, Given x,
+    Given scale, Given bias, Given mean, Given var, Given y,
+    Given saved_mean, Given saved_inv_std, Given saved_var, Given running_mean,
+    Given running_var
 ) {
     const Memory x_(x, 0), y_(y, 0), scale_(scale, 0), bias_(bias, 0), mean_(mean, 0), var_(var, 0);
     const Memory means(saved_mean, 0), inv_stds(saved_inv_std, 0), vars(saved_var, 0);
@@ -310,14 +313,14 @@ void channel_norm(
     call.running_mean = own.running(running_mean_);
     call.running_var = own.running(running_var_);
     call.momentum = momentum;
-    own.compute(x_);
+    own.compute_on(x_);
 }
 
 void channel_gradient(
-    int types, int threads, int axis, i64 groups, double eps, double count, nb::handle dy,
-    nb::handle x, nb::handle scale, nb::handle mean, nb::handle inv_std, nb::handle var,
-    nb::handle of_product, nb::handle of_dy, nb::handle dx, nb::handle sum_product,
-    nb::handle sum_dy
+    int types, Threads threads, int axis, i64 groups, double eps, double count, Given dy,
+    Given x, Given scale, Given mean, Given inv_std, Given var,
+    Given of_product, Given of_dy, Given dx, Given sum_product,
+    Given sum_dy
 ) {
     const Memory dy_(dy, 0), x_(x, 0), dx_(dx, 0), scale_(scale, 0), mean_(mean, 0);
     const Memory inv_std_(inv_std, 0), var_(var, 0), of_product_(of_product, 0), of_dy_(of_dy, 0);
@@ -342,12 +345,25 @@ void channel_gradient(
     call.count = count;
     call.sum_product = own.result(sum_product_);
     call.sum_dy = own.result(sum_dy_);
-    own.compute(x_);
+    own.compute_on(x_);
+}
+
+// The calls that `work` makes, none of which is made: tuples of a name and its arguments.
+nb::list calls_of(nb::callable work) {
+    nb::list calls;
+    struct Noting {
+        explicit Noting(nb::list* list) { noted = list; }
+        ~Noting() { noted = nullptr; }
+    } noting(&calls);
+    work();
+    return calls;
 }
 
 }  // namespace
 
 const ListKernels& list_kernels() { return *chosen.load(std::memory_order_relaxed)->lists; }
+
+thread_local nb::list* noted = nullptr;
 
 bool interrupted() {
     nb::gil_scoped_acquire gil;
@@ -360,21 +376,25 @@ NB_MODULE(compiled, module) {
     module.def("instruction_sets", &available);
     module.def("instruction_set", &instruction_set);
     module.def("use_instruction_set", &use_instruction_set);
+    module.def("calls_of", &calls_of);
+    module.def("use_threads", &use_threads);
+    module.attr("xla_handlers") = nb::dict();
     // Numbers, and arrays that may be absent.
     const auto n = nb::arg();
     const auto a = nb::arg().none();
-    module.def("forward", &forward, n, n, n, n, n, a, a, a, a, a, a, a, a);
-    module.def("gradient", &gradient, n, n, n, n, n, n, a, a, a, a, a, a, a, a, a, a);
-    module.def("inverse", &inverse, n, n, n, a, a, a, a, a, a);
-    module.def("gated_forward", &gated_forward, n, n, n, n, n, n, n, a, a, a, a, a);
-    module.def("gated_gradient", &gated_gradient, n, n, n, n, n, n, a, a, a, a, a, a, a, a);
-    module.def(
-        "channel_norm", &channel_norm, n, n, n, n, n, n, a, a, a, a, a, a, a, a, a, a, a
+    define<forward>(module, "forward", n, n, n, n, n, a, a, a, a, a, a, a, a);
+    define<gradient>(module, "gradient", n, n, n, n, n, n, a, a, a, a, a, a, a, a, a, a);
+    define<inverse>(module, "inverse", n, n, n, a, a, a, a, a, a);
+    define<gated_forward>(module, "gated_forward", n, n, n, n, n, n, n, a, a, a, a, a);
+    define<gated_gradient>(module, "gated_gradient", n, n, n, n, n, n, a, a, a, a, a, a, a, a);
+    define<channel_norm>(
+        module, "channel_norm", n, n, n, n, n, n, a, a, a, a, a, a, a, a, a, a, a
     );
-    module.def(
-        "channel_gradient", &channel_gradient, n, n, n, n, n, n, a, a, a, a, a, a, a, a, a, a, a
+    define<channel_gradient>(
+        module, "channel_gradient", n, n, n, n, n, n, a, a, a, a, a, a, a, a, a, a, a
     );
     define_lists(module);
     define_overlap(module);
+    define_xla_lists(module);
     bind_exact_sums(module);
 }

@@ -68,3 +68,4 @@ bool interrupted();
 
 void define_lists(nanobind::module_& module);
 void define_overlap(nanobind::module_& module);
+void define_xla_lists(nanobind::module_& module);

@@ -98,19 +98,33 @@ def tf() -> Any:
     return framework("tensorflow")
 
 
-@pytest.fixture(params=["buffers", "copies"])
+@pytest.fixture(params=["compiled", "buffers", "copies"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Calls in ``jax.jit`` with XLA's own buffers, and as JAX 0.6.0 has it."""
+    """Calls in ``jax.jit``: XLA's own, those in Python on its buffers, and those of JAX 0.6.0."""
     import jax
 
-    from gradkit.jax import _callbacks
+    from gradkit.jax import _callbacks, _compiled
 
+    assert _compiled._is_there
+    assert _callbacks.buffer_callback is not None
+    monkeypatch.setattr(_compiled, "_is_there", request.param == "compiled")
     if request.param == "copies":
         monkeypatch.setattr(_callbacks, "buffer_callback", None)
-    else:
-        assert _callbacks.buffer_callback is not None
     jax.clear_caches()
     yield request.param
+    jax.clear_caches()
+
+
+@pytest.fixture
+def in_python(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Calls in ``jax.jit`` all run Python."""
+    import jax
+
+    from gradkit.jax import _compiled
+
+    monkeypatch.setattr(_compiled, "_is_there", False)
+    jax.clear_caches()
+    yield
     jax.clear_caches()
 
 

@@ -198,7 +198,7 @@ def test_vmap_moves_axes_in_front():
         assert_same_bits(made[k], gradkit.layer_norm(many[..., k], scale, bias)[0])
 
 
-def test_vmap_over_rows_is_one_call(monkeypatch):
+def test_vmap_over_rows_is_one_call(monkeypatch, in_python):  # noqa: ARG001
     calls = []
     for name in ("rms_norm", "rms_norm_grad"):
         operation = getattr(_host.backend(), name)
@@ -237,7 +237,7 @@ def test_scan_and_checkpoint(way):  # noqa: ARG001
         np.testing.assert_allclose(got, ref, rtol=2e-3, atol=2e-3)
 
 
-def test_results_are_written_where_xla_wants_them(monkeypatch):
+def test_results_are_written_where_xla_wants_them(monkeypatch, in_python):  # noqa: ARG001
     seen = []
     norm = _host.backend().rms_norm
 

@@ -436,7 +436,7 @@ def test_vmap_is_a_loop(case, way):  # noqa: ARG001
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "batch_norm"])
-def test_vmap_over_data_is_one_call(name, monkeypatch):
+def test_vmap_over_data_is_one_call(name, monkeypatch, in_python):  # noqa: ARG001
     """Forward passes with parameters in common, and gradients without parameters."""
     case, calls, operation = CASES[name], [], name.partition(",")[0]
     for function in (operation, operation.removeprefix("add_") + "_grad"):

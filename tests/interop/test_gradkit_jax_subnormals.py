@@ -28,6 +28,21 @@ def test_norms_and_sums_of_subnormal_gradients(way):  # noqa: ARG001
     assert_same_bits(buffers, TINY + TINY)
 
 
+def test_xla_flushes_after_a_call_as_before(way):  # noqa: ARG001
+    """In what follows on the same thread."""
+
+    def product(x, factor):
+        return (x * factor)[0]
+
+    def after_a_norm(x, factor):
+        y = gradkit.jax.rms_norm(x)
+        return product(x + 0 * y[:, :1], factor)
+
+    one = np.float32(1)
+    before, after = jax.jit(product)(TINY, one), jax.jit(after_a_norm)(TINY, one)
+    assert_same_bits(after, before)
+
+
 def test_norms_of_subnormal_rows(way):  # noqa: ARG001
     scale = np.linspace(1, 2, 6, dtype=np.float32)
     y, backward = jax.vjp(lambda *a: gradkit.jax.rms_norm(*a, eps=0.0), TINY, scale)

@@ -1,0 +1,119 @@
+"""What XLA calls of gradkit's compiled code on a CPU by itself, without Python."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import numpy as np
+
+from gradkit import _host as host
+from gradkit._backend import Array, Shape
+
+Kind: TypeAlias = tuple[Shape, np.dtype[Any]]
+
+
+class CompiledCall(NamedTuple):
+    """A call of a compiled operation; ``kernels/cpu/xla_call.h`` says how it is read."""
+
+    name: str
+    attributes: dict[str, Array]
+    together: Any = ()
+
+
+def compiled_call(
+    run: Callable[[list[Array], list[Any]], object],
+    results: Sequence[Kind],
+    operands: Sequence[Kind | None],
+    together: Sequence[bool] = (),
+) -> CompiledCall | None:
+    """The call of compiled code that ``run`` makes, if it makes one and does nothing else.
+
+    It is given arrays without values, which stand for operands and results. ``together``: which of
+    the operands, absent ones too, have an axis in front for all examples of a ``vmap``, as all
+    results do; none if it does one example at a time.
+    """
+    if not _is_there:
+        return None
+    fronts = [(1,) if each else () for each in together or [False] * len(operands)]
+    ins = [
+        None if kind is None else np.empty(front + kind[0], kind[1])
+        for kind, front in zip(operands, fronts, strict=True)
+    ]
+    outs = [np.empty((1, *shape) if together else shape, dtype) for shape, dtype in results]
+    calls = host.compiled().calls_of(lambda: run(outs, ins))
+    if len(calls) != 1:
+        return None
+    name, *arguments = calls[0]
+    numbers = [each for each in arguments if isinstance(each, int | float)]
+    memory = [array for array in (*ins, *outs) if array is not None]
+    try:
+        arrays = [_place(array, memory) for array in arguments[len(numbers) :]]
+    except LookupError:
+        return None
+    marks = [t for t, a in zip(together, ins, strict=False) if a is not None] + [True] * len(outs)
+    return CompiledCall(
+        name,
+        {"numbers": np.array(numbers, float), "arrays": np.concatenate(arrays)},
+        np.array(marks if together else [], int),
+    )
+
+
+def named_call(
+    name: str, numbers: Sequence[float] = (), **marks: Sequence[bool]
+) -> CompiledCall | None:
+    """A call that ``kernels/cpu/xla_lists.cpp`` has, if anything is compiled."""
+    if not _is_there:
+        return None
+    attributes = {key: np.array(own, np.int64) for key, own in marks.items()}
+    return CompiledCall(name, {"numbers": np.array(numbers, np.float64)} | attributes)
+
+
+def _place(array: Array | None, memory: list[Array]) -> list[int]:
+    """Where an array lies in the memory of these, as ``kernels/cpu/operation.h`` has it."""
+    if array is None:
+        return [-1]
+    for place, own in enumerate(memory):
+        offset = _address(array) - _address(own)
+        if 0 <= offset < own.nbytes:
+            return [place, offset, array.ndim, *array.shape, *array.strides]
+    raise LookupError("memory of another array")
+
+
+def _address(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def call_of_xla(
+    call: CompiledCall,
+    results: Sequence[Kind],
+    operands: Sequence[Any],
+    taken: dict[int, int],
+    vmap_method: str,
+) -> Callable[..., Any]:
+    """What makes the call on JAX's arrays."""
+    axes = np.array([*(each.ndim for each in operands), *(len(shape) for shape, _ in results)])
+    made = jax.ffi.ffi_call(
+        f"gradkit.{call.name}",
+        [jax.ShapeDtypeStruct(*kind) for kind in results],
+        vmap_method=vmap_method,
+        input_output_aliases=taken or None,
+    )
+    attributes = {"axes": axes, "together": np.array(call.together, int), **call.attributes}
+    return lambda *given: made(*given, **attributes)
+
+
+def _registered() -> bool:
+    """Tell XLA what there is; false if nothing is compiled, or XLA has another interface."""
+    compiled = host.compiled()
+    if compiled is None:
+        return False
+    try:
+        for name, handler in compiled.xla_handlers.items():
+            jax.ffi.register_ffi_target(f"gradkit.{name}", handler, platform="cpu")
+    except Exception:  # XLA's, of any kind
+        return False
+    return True
+
+
+_is_there = _registered()

@@ -1,0 +1,118 @@
+// Operations that Python calls on whatever has its buffer protocol, and XLA on buffers of its own.
+
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <tuple>
+#include <type_traits>
+#include <vector>
+
+#include "xla_call.h"
+
+// An array that an operation is given, which may be absent.
+class Given {
+public:
+    Given() = default;
+    Given(nanobind::handle object) : object_(object) {}
+    explicit Given(const Py_buffer& memory) : memory_(memory) {}  // XLA's
+
+    bool is_none() const { return !memory_.buf && (!object_.is_valid() || object_.is_none()); }
+
+    void open(Py_buffer& buffer) const {
+        if (memory_.buf)
+            buffer = memory_;
+        else if (PyObject_GetBuffer(object_.ptr(), &buffer, PyBUF_STRIDES))
+            throw nanobind::python_error();
+    }
+
+private:
+    Py_buffer memory_ = {};
+    nanobind::handle object_;
+};
+
+// How many threads may share a call.
+struct Threads {
+    Threads(int count) : count(count) {}
+    int count;
+};
+
+// Where calls that this thread makes are noted down, in the place of being made; null if they are.
+extern thread_local nanobind::list* noted;
+
+template <typename A> using OfPython = std::conditional_t<
+    std::is_same_v<A, Given>, nanobind::handle,
+    std::conditional_t<std::is_same_v<A, Threads>, int, A>>;
+
+// The arguments of an operation, one after the other. Numbers are in the attribute "numbers". Arrays
+// are in "arrays": the place among operands and results, or -1 for an absent one; where it begins in
+// that, in bytes; the number of axes; lengths; and strides in bytes.
+class XlaArguments {
+public:
+    explicit XlaArguments(const XlaCall& call)
+        : call_(call), number_(call.attribute<double>("numbers")) {
+        const XlaNumbers& arrays = call.numbers("arrays");
+        const i64* first = static_cast<const i64*>(arrays.data);
+        arrays_.assign(first, first + arrays.count);
+        array_ = arrays_.data();
+    }
+
+    template <typename A> A next() {
+        if constexpr (std::is_same_v<A, Given>) {
+            return next_array();
+        } else {
+            const double number = *number_++;
+            if constexpr (std::is_same_v<A, Threads>) return threads_to_use();
+            return static_cast<A>(number);
+        }
+    }
+
+private:
+    Given next_array() {
+        const i64 place = *array_++;
+        if (place < 0) return {};
+        Py_buffer buffer = {};
+        buffer.buf = call_.data(place) + *array_++;
+        buffer.ndim = static_cast<int>(*array_++);
+        buffer.shape = array_;
+        buffer.strides = array_ + buffer.ndim;
+        array_ = buffer.strides + buffer.ndim;
+        if (buffer.ndim) buffer.shape[0] *= call_.examples(place);
+        return Given(buffer);
+    }
+
+    const XlaCall& call_;
+    const double* number_;
+    std::vector<Py_ssize_t> arrays_;
+    Py_ssize_t* array_;
+};
+
+template <auto run> struct Operation;
+
+template <typename... A, void (*run)(A...)> struct Operation<run> {
+    static inline const char* name;
+
+    static void call(OfPython<A>... given) {
+        if (noted)
+            noted->append(nanobind::make_tuple(name, given...));
+        else
+            run(given...);
+    }
+
+    static XlaError* xla(XlaFrame* frame) {
+        return on_each_example(frame, [](const XlaCall& call) {
+            XlaArguments arguments(call);
+            const std::tuple<A...> all{arguments.next<A>()...};  // in order
+            std::apply(run, all);
+        });
+    }
+};
+
+template <auto run, typename... Extra>
+void define(nanobind::module_& module, const char* name, const Extra&... extra) {
+    Operation<run>::name = name;
+    module.def(name, &Operation<run>::call, extra...);
+    module.attr("xla_handlers")[name] = nanobind::capsule(
+        reinterpret_cast<const void*>(&Operation<run>::xla)
+    );
+}
