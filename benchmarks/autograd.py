@@ -20,7 +20,6 @@ Makers = dict[str, Callable[[], Call]]  # by way
 
 ours, functional = Module("gradkit.torch"), Module("torch.nn.functional")
 ours_in_jax, jnp = Module("gradkit.jax"), Module("jax.numpy")
-callbacks = Module("jax.experimental.buffer_callback")
 
 
 @cache
@@ -166,19 +165,17 @@ def _jax_clip(*grads: Any) -> Any:
     return [g * jnp.minimum(1.0, 1.0 / norm) for g in grads], norm
 
 
-# gradkit's functions, gradkit.jax's, JAX's own, and how many callbacks the second one makes
-JAX_CALLS: dict[str, tuple[Any, Any, Any, int]] = {
+# gradkit's functions, gradkit.jax's and JAX's own.
+JAX_CALLS: dict[str, tuple[Any, Any, Any]] = {
     "rms_norm and its gradient": (
         _direct_passes,
         lambda *given: _jax_passes(ours_in_jax.rms_norm, *given),
         partial(_jax_passes, _jax_norm),
-        2,
     ),
     "clip_by_global_norm": (
         lambda *grads: gradkit.clip_by_global_norm(grads, 1.0),
         lambda *grads: ours_in_jax.clip_by_global_norm(grads, 1.0),
         _jax_clip,
-        1,
     ),
 }
 
@@ -194,29 +191,13 @@ def in_jax() -> dict[str, Makers]:
     }
 
 
-def _jax_ways(arrays: Any, direct: Any, through: Any, theirs: Any, count: int) -> Makers:
+def _jax_ways(arrays: Any, direct: Any, through: Any, theirs: Any) -> Makers:
     def jitted(function: Any) -> Call:
         placed, compiled = [jnp.asarray(array) for array in arrays], jax.jit(function)
         return lambda: jax.block_until_ready(compiled(*placed))
-
-    def in_turn() -> Call:
-        nothing = jitted(partial(_idle_callbacks, count))
-        return lambda: (nothing(), direct(*arrays))
 
     return {
         "direct": lambda: partial(direct, *arrays),
         "gradkit.jax": lambda: jitted(through),
         "jax": lambda: jitted(theirs),
-        "nothing": lambda: jitted(partial(_idle_callbacks, count)),
-        "in turn": in_turn,
     }
-
-
-def _idle_callbacks(count: int, *leaves: Any) -> Any:
-    """Pass arrays through callbacks that leave them as they are."""
-    for _ in range(count):
-        like = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
-        aliases = {k: k for k in range(len(leaves))}
-        call = callbacks.buffer_callback(lambda *_: None, like, input_output_aliases=aliases)
-        leaves = call(*leaves)
-    return leaves

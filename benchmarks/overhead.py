@@ -12,9 +12,7 @@ medians. ``--in-turns``, or without pyperf: in this process, in turns, the best 
   ``torch.autograd.Function`` that makes the two calls and checks nothing.
 - ``gpt``: both passes of a small transformer, by ``torch.compile`` too, which needs a compiler;
   ``decomposed``: compiled with our norms by ``gradkit.torch.decomposed_inductor``.
-- ``jax``: both passes of a norm in one jitted function, and a clip. ``nothing``: as many callbacks
-  that do nothing; ``in turn``: ``nothing`` and then ``direct``, of which each finds the processor's
-  caches full of the other's code.
+- ``jax``: both passes of a norm in one jitted function, and a clip.
 """
 
 import argparse
@@ -108,7 +106,7 @@ GROUPS: dict[str, Callable[..., dict[str, Makers]]] = {
 DIFFERENCES = {
     "tensors": {"beyond": ("torch", "memory")},
     "torch": {"beyond": ("gradkit.torch", "+ engine"), "own": ("gradkit.torch", "bare")},
-    "jax": {"beyond": ("gradkit.jax", "direct"), "more": ("gradkit.jax", "in turn")},
+    "jax": {"beyond": ("gradkit.jax", "direct")},
 }
 
 
