@@ -7,7 +7,7 @@ longest of these is its time and names what limits it:
 
     memory     bytes / bandwidth, each array once
     latency    bytes / (bytes in flight), for a round trip of LATENCY: threads that fit, times loads
-               in flight at a round trip, times 16 bytes
+               in flight at a round trip, times the bytes of one
     issue      PTX instructions / (128 a clock and multiprocessor)
     double     those in double precision / (what the card has for them)
 
@@ -43,7 +43,7 @@ from tests.machine_code.tables import CODE, EXECUTED
 PAGE = Path(__file__).parents[1] / "docs" / "predictions.md"
 LATENCY, START = 700e-9, 2e-6  # seconds; assumed for every card, round numbers
 _ISSUED = 128  # instructions of threads, a clock and multiprocessor: four warps
-_PACK = 16  # bytes of a load
+_PACK = 16  # bytes of a load, unless macros have fewer
 
 
 class Card(NamedTuple):
@@ -237,7 +237,9 @@ def _launched(launch: Launch, work: Work, card: Card, tables: "Tables") -> Predi
     moved = launch.bytes + work.passes.get(launch.kernel, 0) * work.elements * itemsize
     code = tables.code(launch, card.sm)
     fitting = card.multiprocessors * min(card.threads, int(code["threads"]) or card.threads)
-    in_flight = min(launch.threads, fitting) * float(code["inner_loads"] or 1) * _PACK
+    vector = re.search(r"\bVEC=(\d+)", launch.macros)
+    access = int(vector[1]) * itemsize if vector else _PACK
+    in_flight = min(launch.threads, fitting) * float(code["inner_loads"] or 1) * access
     limits = {"memory": moved / card.bandwidth, "latency": moved / in_flight * LATENCY}
     counted = work.counted.get(launch.kernel)
     if counted and (row := tables.executed(*counted, work.dtype)):

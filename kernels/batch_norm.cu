@@ -20,7 +20,7 @@
 // double. The mean of finite f64 elements is finite.
 //
 // Launch: sum_deviations and normalize as in channels.cuh, blockDim.x * blockDim.y at most 256,
-// blockDim.y a power of two; any grid. If VEC > 1, arrays are 16-byte aligned and after
+// blockDim.y a power of two; any grid. If VEC > 1, arrays are aligned for packs and after
 // (channels if LAST) is a multiple of VEC. finish_centre and finish_moments: blockDim = (x, y), y
 // a power of two and x * y at most 1024; any gridDim.x.
 

@@ -12,7 +12,7 @@
 // Deterministic: fixed orders, no atomics.
 //
 // Launch: sum_channels and apply_channels as in channels.cuh, blockDim.x * blockDim.y at most
-// 256, blockDim.y a power of two; any grid. If VEC > 1, arrays are 16-byte aligned and after
+// 256, blockDim.y a power of two; any grid. If VEC > 1, arrays are aligned for packs and after
 // (channels if LAST) is a multiple of VEC. finish_channels: blockDim = (x, y), y a
 // power of two and x * y at most 1024; any gridDim.x.
 

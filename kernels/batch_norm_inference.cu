@@ -5,7 +5,7 @@
 // or null. mean, var: channels of STAT_T. y is written with =. Deterministic: there are no sums.
 //
 // Launch: as in channels.cuh, blockDim.x * blockDim.y at most 256; any grid. If VEC > 1, arrays are
-// 16-byte aligned and after (channels if LAST) is a multiple of VEC.
+// aligned for packs and after (channels if LAST) is a multiple of VEC.
 
 #include "known_stats.cuh"
 

@@ -11,7 +11,7 @@
 // orders, no atomics.
 //
 // Launch: infer_gradient as in channels.cuh, blockDim.x * blockDim.y at most 256, blockDim.y a power
-// of two; any grid. If VEC > 1, arrays are 16-byte aligned and after (channels if LAST) is a multiple
+// of two; any grid. If VEC > 1, arrays are aligned for packs and after (channels if LAST) is a multiple
 // of VEC. finish_parameters: blockDim = (x, y), y a power of two and x * y at most 1024; any gridDim.x.
 
 #include "known_stats.cuh"

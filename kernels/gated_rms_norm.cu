@@ -12,7 +12,7 @@
 //
 // Launch: blockDim = (threads per row, rows per block), x a power of two, x * y a multiple of 32
 // and at most 512; any gridDim.x. width > 0. If VEC > 1, width is a multiple of VEC and scale is
-// 16-byte aligned.
+// aligned for packs.
 
 #include "gated.cuh"
 
@@ -27,24 +27,24 @@ struct Row {
 
 // What is normalised, of a thread's k-th pack.
 __device__ __forceinline__ void load_source(
-    const Layout& layout, const Row& row, i64 column, const Gating& how, A (&to)[VEC]
+    const Row& row, i64 column, const Gating& how, A (&to)[VEC]
 ) {
-    widen(fetch_data<VEC>(layout, true, row.x + column), to);
+    widen(fetch_data(true, row.x + column), to);
     if (how.before) return;
     A gate[VEC];
-    widen(fetch_data<VEC>(layout, true, row.gate + column), gate);
+    widen(fetch_data(true, row.gate + column), gate);
 #pragma unroll
     for (int i = 0; i < VEC; ++i) to[i] = to[i] * activated(gate[i], how.silu).value;
 }
 
 // The thread's share of the sum of squares over a row, all of it in double if `exact`.
 __device__ __forceinline__ double share_of_squares(
-    const Layout& layout, const Row& row, const Gating& how, bool exact
+    const Row& row, const Gating& how, bool exact
 ) {
     double sum = 0;
     for (i64 k = 0; column_of(k) < row.width; ++k) {
         A source[VEC], part = {0};
-        load_source(layout, row, column_of(k), how, source);
+        load_source(row, column_of(k), how, source);
 #pragma unroll
         for (int i = 0; i < VEC; ++i) {
             part = fused(source[i], source[i], part);
@@ -61,17 +61,17 @@ __device__ __forceinline__ void write_row(
     for (i64 k = 0; column_of(k) < row.width; ++k) {
         const i64 column = column_of(k);
         A values[VEC], factor[VEC];
-        load_source(layout, row, column, how, values);
+        load_source(row, column, how, values);
         load_scale(layout, scale, column, factor);
 #pragma unroll
         for (int i = 0; i < VEC; ++i) values[i] = values[i] * inv_std * factor[i];
         if (how.before) {
             A gate[VEC];
-            widen(fetch_data<VEC>(layout, true, row.gate + column), gate);
+            widen(fetch_data(true, row.gate + column), gate);
 #pragma unroll
             for (int i = 0; i < VEC; ++i) values[i] = values[i] * activated(gate[i], how.silu).value;
         }
-        store_data<VEC>(layout, y + column, values);
+        store_data(y + column, values);
     }
 }
 
@@ -92,8 +92,8 @@ extern "C" __global__ void __launch_bounds__(512, 1) gated_rms_norm(
             x + start_of(layout, X, place, width), gate + start_of(layout, GATE, place, width),
             inside ? width : 0,
         };
-        double squares = share_of_squares(layout, own, how, false);
-        if (sizeof(DATA_T) < 8 && !squares_held(squares)) squares = share_of_squares(layout, own, how, true);
+        double squares = share_of_squares(own, how, false);
+        if (sizeof(DATA_T) < 8 && !squares_held(squares)) squares = share_of_squares(own, how, true);
         const double total = row_sums(squares, slots, turn);
         if (!inside) continue;
         const double factor = 1 / sqrt(__dmul_rn(total, share) + eps);

@@ -36,9 +36,9 @@ struct Element { A xhat, u, w, factor, slope; };
 __device__ __forceinline__ Part load_part(
     const Layout& layout, const Row& row, const PARAM_T* scale, i64 column
 ) {
-    const Raw<DATA_T, VEC> dy = fetch_data<VEC>(layout, true, row.dy + column);
-    const Raw<DATA_T, VEC> x = fetch_data<VEC>(layout, true, row.x + column);
-    const Raw<DATA_T, VEC> gate = fetch_data<VEC>(layout, true, row.gate + column);
+    const Raw<DATA_T, VEC> dy = fetch_data(true, row.dy + column);
+    const Raw<DATA_T, VEC> x = fetch_data(true, row.x + column);
+    const Raw<DATA_T, VEC> gate = fetch_data(true, row.gate + column);
     Part at;
     load_scale(layout, scale, column, at.scale);
     widen(dy, at.dy);
@@ -74,7 +74,7 @@ __device__ __forceinline__ double share_of_products(
 
 // Writes a pack of dx and dgate; adds to the sums of its columns.
 __device__ __forceinline__ void write_part(
-    const Layout& layout, const Part& at, A mean, A inv_std, const Gating& how, DATA_T* dx,
+    const Part& at, A mean, A inv_std, const Gating& how, DATA_T* dx,
     DATA_T* dgate, A (&sums)[VEC]
 ) {
     A of_x[VEC], of_gate[VEC];
@@ -86,8 +86,8 @@ __device__ __forceinline__ void write_part(
         of_gate[i] = (how.before ? at.dy[i] * e.xhat * at.scale[i] : dsource * at.x[i]) * e.slope;
         sums[i] = fused(e.u, e.xhat, sums[i]);
     }
-    store_data<VEC>(layout, dx, of_x);
-    store_data<VEC>(layout, dgate, of_gate);
+    store_data(dx, of_x);
+    store_data(dgate, of_gate);
 }
 
 // Adds one pack of sums over the rows of the block, of which the first thread of each column has
@@ -139,7 +139,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) gated_rms_norm_grad(
             const i64 column = column_of(c);
             if (column >= row.width) continue;
             const Part at = load_part(layout, row, scale, column);
-            write_part(layout, at, mean, row.inv_std, how, to + column, to_gate + column, sums[c]);
+            write_part(at, mean, row.inv_std, how, to + column, to_gate + column, sums[c]);
         }
 #else
         for (i64 k = 0; column_of(k) < row.width; ++k) {
@@ -148,7 +148,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) gated_rms_norm_grad(
             fill<VEC>(sums, A{0});
             if (partials && turn) load<VEC>(own + column, sums);
             const Part at = load_part(layout, row, scale, column);
-            write_part(layout, at, mean, row.inv_std, how, to + column, to_gate + column, sums);
+            write_part(at, mean, row.inv_std, how, to + column, to_gate + column, sums);
             if (partials) store<VEC>(own + column, sums);
         }
 #endif

@@ -18,7 +18,7 @@
 //
 // Launch: sum_group_deviations and normalize_groups as in channels.cuh, with columns instead of
 // channels, blockDim.x * blockDim.y at most 256, blockDim.y a power of two; any grid. If VEC > 1,
-// arrays are 16-byte aligned and space (channels if LAST) is a multiple of VEC. finish_group_centre
+// arrays are aligned for packs and space (channels if LAST) is a multiple of VEC. finish_group_centre
 // and finish_group_moments: blockDim = (threads per group, groups), x a power of two, x * y a
 // multiple of 32 and at most 1024; any gridDim.x.
 

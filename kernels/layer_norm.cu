@@ -16,7 +16,7 @@
 //
 // Launch: blockDim = (threads per row, rows per block), x a power of two, x * y a multiple of 32
 // and at most 1024 (512 if STRIDED); any gridDim.x; gridDim.z samples (row_starts.cuh). width > 0. If VEC > 1, width is a multiple of
-// VEC and arrays are 16-byte aligned (with a `layout`, only scale and bias). If CHUNKS > 0, x *
+// VEC and arrays are aligned for packs (with a `layout`, only scale and bias). If CHUNKS > 0, x *
 // CHUNKS * VEC >= width: a thread then loads its part of a row once, all loads in flight together,
 // and keeps it in registers. With CHUNKS = 0 a row may have any length, and is read once for each
 // of its sums and again for y.
@@ -66,54 +66,48 @@ __device__ __forceinline__ Index column_of(Index k) {
 
 // A thread's packs from the k-th on; zeros beyond the end of the row.
 template <int N>
-__device__ __forceinline__ Packs<N> fetch_packs(const Layout& layout, const DATA_T* x, Index width, Index k) {
+__device__ __forceinline__ Packs<N> fetch_packs(const DATA_T* x, Index width, Index k) {
     Packs<N> group;
-    if (moves_packs(layout)) {
 #pragma unroll
-        for (int i = 0; i < N; ++i)
-            group.at[i] = fetch_if<VEC>(column_of(k + i) < width, x + column_of(k + i), DATA_T{});
-    } else {
-#pragma unroll
-        for (int i = 0; i < N; ++i)
-            group.at[i] = fetch_singly_if<VEC>(column_of(k + i) < width, x + column_of(k + i));
-    }
+    for (int i = 0; i < N; ++i)
+        group.at[i] = fetch_data(column_of(k + i) < width, x + column_of(k + i));
     return group;
 }
 
 // Writes s = x + residual for the thread's packs from the k-th on; returns it.
 __device__ __forceinline__ Packs<SUMMED> add_packs(
-    const Layout& layout, const DATA_T* x, const DATA_T* residual, DATA_T* s, Index width, Index k
+    const DATA_T* x, const DATA_T* residual, DATA_T* s, Index width, Index k
 ) {
-    Packs<SUMMED> sums = fetch_packs<SUMMED>(layout, x, width, k);
-    const Packs<SUMMED> more = fetch_packs<SUMMED>(layout, residual, width, k);
+    Packs<SUMMED> sums = fetch_packs<SUMMED>(x, width, k);
+    const Packs<SUMMED> more = fetch_packs<SUMMED>(residual, width, k);
 #pragma unroll
     for (int i = 0; i < SUMMED; ++i) {
         A values[VEC];
 #pragma unroll
         for (int j = 0; j < VEC; ++j) values[j] = widen(sums.at[i].at(j)) + widen(more.at[i].at(j));
         sums.at[i] = narrow_all<DATA_T>(values);
-        if (column_of(k + i) < width) store_data<VEC>(layout, s + column_of(k + i), sums.at[i]);
+        if (column_of(k + i) < width) store_data(s + column_of(k + i), sums.at[i]);
     }
     return sums;
 }
 
-__device__ __forceinline__ Row fetch_row(const Layout& layout, const DATA_T* x, Index width) {
+__device__ __forceinline__ Row fetch_row(const DATA_T* x, Index width) {
     Row row = {x, width};
 #if CHUNKS
-    row.held = fetch_packs<GROUP>(layout, x, width, 0);
+    row.held = fetch_packs<GROUP>(x, width, 0);
 #endif
     return row;
 }
 
 // The row of s, of which a thread reads again only what it has written itself.
 __device__ __forceinline__ Row add_row(
-    const Layout& layout, const DATA_T* x, const DATA_T* residual, DATA_T* s, Index width
+    const DATA_T* x, const DATA_T* residual, DATA_T* s, Index width
 ) {
     Row row = {s, width};
 #if CHUNKS
-    row.held = add_packs(layout, x, residual, s, width, 0);
+    row.held = add_packs(x, residual, s, width, 0);
 #else
-    for (Index k = 0; column_of(k) < width; k += SUMMED) add_packs(layout, x, residual, s, width, k);
+    for (Index k = 0; column_of(k) < width; k += SUMMED) add_packs(x, residual, s, width, k);
 #endif
     return row;
 }
@@ -121,12 +115,12 @@ __device__ __forceinline__ Row add_row(
 // Calls visit(k, the thread's packs from the k-th on) until the row ends; N of them at once, if it
 // does not hold the row.
 template <int N = GROUP, typename F>
-__device__ __forceinline__ void for_each_group(const Layout& layout, const Row& row, F visit) {
+__device__ __forceinline__ void for_each_group(const Row& row, F visit) {
 #if CHUNKS
     visit(0, row.held);
 #else
     for (Index k = 0; column_of(k) < row.width; k += N)
-        visit(k, fetch_packs<N>(layout, row.x, row.width, k));
+        visit(k, fetch_packs<N>(row.x, row.width, k));
 #endif
 }
 
@@ -165,11 +159,11 @@ __device__ __forceinline__ Pair<double> share_in_double(const Row& row, A centre
 
 // The thread's share of the sum over a row. It adds up distances from its own first element: as
 // small as the row allows, and 0 in a row of equal elements.
-__device__ __forceinline__ double share_of_sum(const Layout& layout, const Row& row) {
+__device__ __forceinline__ double share_of_sum(const Row& row) {
     A centre = {0};
     double sum = 0;
     Index packs = 0;
-    for_each_group(layout, row, [&](Index first, const Group& group) {
+    for_each_group(row, [&](Index first, const Group& group) {
         if (first == 0) centre = widen(group.at[0].at(0));
         sum += exactly(sums_of(row, first, group, centre).first);
 #pragma unroll
@@ -194,9 +188,9 @@ __device__ __forceinline__ bool all_equal(const Row& row, A centre) {
 }
 
 // The thread's share of the sums of x - centre and of its square over a row.
-__device__ __forceinline__ Pair<double> share_of_moments(const Layout& layout, const Row& row, A centre) {
+__device__ __forceinline__ Pair<double> share_of_moments(const Row& row, A centre) {
     Pair<double> sums = {0, 0};
-    for_each_group(layout, row, [&](Index first, const Group& group) {
+    for_each_group(row, [&](Index first, const Group& group) {
         const Pair<A> part = sums_of(row, first, group, centre);
         sums.first += exactly(part.first);
         sums.second += exactly(part.second);
@@ -215,11 +209,11 @@ struct Slots {
 
 // `share` is 1 / width. All threads of the block must call it, also for a row beyond the last.
 __device__ __forceinline__ Moments moments_of(
-    const Layout& layout, const Row& row, double share, Slots& slots, int turn
+    const Row& row, double share, Slots& slots, int turn
 ) {
     A centre = {0};
-    if (CENTRED) centre = narrow<A>(__dmul_rn(row_sums(share_of_sum(layout, row), slots.sums, turn), share));
-    const Pair<double> sums = row_sums(share_of_moments(layout, row, centre), slots.moments, turn);
+    if (CENTRED) centre = narrow<A>(__dmul_rn(row_sums(share_of_sum(row), slots.sums, turn), share));
+    const Pair<double> sums = row_sums(share_of_moments(row, centre), slots.moments, turn);
     const double correction = CENTRED ? __dmul_rn(sums.first, share) : 0;
     const double variance = fused(-correction, correction, __dmul_rn(sums.second, share));
     return {exactly(centre) + correction, variance < 0 ? 0 : variance};
@@ -232,7 +226,7 @@ __device__ __forceinline__ void normalize_row(
     // The mean in two parts: a single one is off by half a unit in the last place, which may be
     // large compared with x - mean.
     const A high = narrow<A>(mean), low = narrow<A>(mean - exactly(high));
-    for_each_group<NORMALIZED>(layout, row, [&](Index first, const Packs<NORMALIZED>& group) {
+    for_each_group<NORMALIZED>(row, [&](Index first, const Packs<NORMALIZED>& group) {
 #pragma unroll
         for (int i = 0; i < NORMALIZED; ++i) {
             const Index column = column_of(first + i);
@@ -245,7 +239,7 @@ __device__ __forceinline__ void normalize_row(
                 const A x = widen(group.at[i].at(k)), deviation = CENTRED ? x - high - low : x;
                 values[k] = fused(deviation * inv_std, shifted(layout, factor[k]), offset[k]);
             }
-            store_data<VEC>(layout, y + column, values);
+            store_data(y + column, values);
         }
     });
 }
@@ -276,13 +270,13 @@ extern "C" __global__ void __launch_bounds__(STRIDED ? 512 : 1024, 1) layer_norm
         const Index columns = inside ? static_cast<Index>(width) : 0;
 #if ADDED
         const Row own = add_row(
-            layout, from, residual + start_of(layout, RESIDUAL, place, width),
+            from, residual + start_of(layout, RESIDUAL, place, width),
             s + start_of(layout, S, place, width), columns
         );
 #else
-        const Row own = fetch_row(layout, from, columns);
+        const Row own = fetch_row(from, columns);
 #endif
-        const Moments of = moments_of(layout, own, share, slots, turn);
+        const Moments of = moments_of(own, share, slots, turn);
         if (!inside) continue;
         const double factor = 1 / sqrt(of.variance + eps);
         if (threadIdx.x == 0) {

@@ -13,8 +13,8 @@
 //
 // Launch: blockDim = (threads per row, rows per block), x a power of two with x * CHUNKS * VEC >=
 // width, x * y a multiple of 32 and at most 512 (256 if y > 1); any gridDim.x; gridDim.z samples
-// (row_starts.cuh), 1 if FROM_OUTPUT. If VEC > 1, width is a multiple of VEC and arrays are 16-byte
-// aligned (with a `layout`, only scale, bias and partials). If LONG, x is 512, y is 1, and dynamic shared memory has PLANES * CHUNKS * VEC * x
+// (row_starts.cuh), 1 if FROM_OUTPUT. If VEC > 1, width is a multiple of VEC and arrays are aligned
+// for packs (with a `layout`, only scale, bias and partials). If LONG, x is 512, y is 1, and dynamic shared memory has PLANES * CHUNKS * VEC * x
 // elements of type A; if LONG is 2, CHUNKS * VEC * x of PARAM_T follow.
 //
 // A thread keeps the sums of its columns in registers for all its rows, and its columns of scale if
@@ -50,12 +50,12 @@ constexpr bool DS_WITH_ROW = ADDED && VEC > 1 && BLOCKS == 1 && sizeof(A) == 4 &
 constexpr int BOTH_ROWS = 2 * (DS_WITH_ROW ? 3 : 2) * CHUNKS * words<Raw<DATA_T, VEC>>();
 constexpr int PARAMETER = CHUNKS * words<Raw<PARAM_T, VEC>>();
 // What there are registers for, of the 128 of a thread: to keep scale, to read a row ahead, to read
-// all of a bias at once. Conditions and addresses of single elements, addresses of rows at strides,
+// all of a bias at once. Conditions and addresses of many accesses, addresses of rows at strides,
 // double precision, divisions and long rows take more.
-constexpr int ROOM = VEC > 1 && sizeof(A) == 4 ? (STRIDED ? 56 : 96) : 64;
+constexpr int ROOM = VEC * sizeof(DATA_T) == 16 && sizeof(A) == 4 ? (STRIDED ? 56 : 96) : 64;
 constexpr int SCALE_ROOM = VEC == 1 && LONG ? 32
     : VEC == 1 && CENTRED                   ? 36
-    : STRIDED && LONG                       ? 40
+    : STRIDED && VEC > 1                    ? 32
     : ROOM > 72 && (LONG || FROM_OUTPUT)    ? 72
                                             : ROOM;
 constexpr bool KEEP_SCALE = LONG < 2 &&
@@ -71,7 +71,8 @@ constexpr bool BIAS_AT_ONCE =
 // round trip. So statistics are read before the elements, or behind them if these are many or there
 // is no mean. Where NEVER_EARLY, they stay as they are beyond the last column, and xhat is made 0 there.
 constexpr bool STATISTICS_FIRST = STRIDED || (!LONG && CENTRED);
-constexpr bool NEVER_EARLY = sizeof(DATA_T) == 2 && (LONG == 1 || (VEC == 1 && !LONG));
+constexpr bool NEVER_EARLY =
+    LONG == 1 ? STRIDED || sizeof(DATA_T) == 2 : VEC == 1 && !LONG && sizeof(DATA_T) == 2;
 
 // A thread's part of a row. Its loads are in flight until it is used.
 struct Row {
@@ -91,22 +92,12 @@ __device__ __forceinline__ void fetch_row(const Arrays& in, i64 row, i64 rows, i
     const DATA_T* ds = DS_WITH_ROW ? in.ds + start_of(in.layout, DS, place, width) + column_of(0) : nullptr;
     const bool exists = LONG || row < rows;
     if (STATISTICS_FIRST) to.of = fetch_statistics(in, exists, row);
-    if (moves_packs(in.layout)) {
 #pragma unroll
-        for (int c = 0; c < CHUNKS; ++c) {
-            const bool inside = exists && column_of(c) < width;
-            to.dy[c] = fetch_if<VEC>(inside, dy + chunk_offset(c), DATA_T{});
-            to.source[c] = fetch_if<VEC>(inside, source + chunk_offset(c), DATA_T{});
-            if (DS_WITH_ROW) to.ds[c] = fetch_if<VEC>(inside, ds + chunk_offset(c), DATA_T{});
-        }
-    } else {
-#pragma unroll
-        for (int c = 0; c < CHUNKS; ++c) {
-            const bool inside = exists && column_of(c) < width;
-            to.dy[c] = fetch_singly_if<VEC>(inside, dy + chunk_offset(c));
-            to.source[c] = fetch_singly_if<VEC>(inside, source + chunk_offset(c));
-            if (DS_WITH_ROW) to.ds[c] = fetch_singly_if<VEC>(inside, ds + chunk_offset(c));
-        }
+    for (int c = 0; c < CHUNKS; ++c) {
+        const bool inside = exists && column_of(c) < width;
+        to.dy[c] = fetch_data(inside, dy + chunk_offset(c));
+        to.source[c] = fetch_data(inside, source + chunk_offset(c));
+        if (DS_WITH_ROW) to.ds[c] = fetch_data(inside, ds + chunk_offset(c));
     }
     if (!STATISTICS_FIRST) to.of = fetch_statistics(in, exists, row);
 }
@@ -206,7 +197,7 @@ __device__ __forceinline__ void write_row(
         if (DS_WITH_ROW) {
             further = at.ds[c];
         } else if (ADDED) {
-            further = fetch_data<VEC>(in.layout, true, ds + chunk_offset(c));
+            further = fetch_data(true, ds + chunk_offset(c));
         }
         A out[VEC];
 #pragma unroll
@@ -220,7 +211,7 @@ __device__ __forceinline__ void write_row(
             const A w = widen(at.dy[c].at(k)) * scale;
             out[k] = gradient(w, xhat, means, of.inv_std, widen(further.at(k)));
         }
-        store_data<VEC>(in.layout, dx + chunk_offset(c), out);
+        store_data(dx + chunk_offset(c), out);
     }
 }
 

@@ -11,7 +11,7 @@
 // Launch: blockDim = (256, 1); any grid. row_sums_of_gradient: gridDim.x runs over rows, gridDim.y
 // over columns; apply_gradient: gridDim.x over columns, gridDim.y over rows; gridDim.z as in
 // layer_norm_grad.cu. If VEC > 1, width is a
-// multiple of VEC and arrays are 16-byte aligned (with a `layout`, only scale, bias and partials).
+// multiple of VEC and arrays are aligned for packs (with a `layout`, only scale, bias and partials).
 
 #include "row_gradient.cuh"
 
@@ -33,8 +33,8 @@ __device__ __forceinline__ i64 all_rows(i64 rows) { return STRIDED ? rows * grid
 
 __device__ __forceinline__ Part fetch_part(const Arrays& in, bool wanted, const Place& row, i64 width, i64 column) {
     return {
-        fetch_data<VEC>(in.layout, wanted, in.dy + start_of(in.layout, DY, row, width) + column),
-        fetch_data<VEC>(in.layout, wanted, in.source + start_of(in.layout, SOURCE, row, width) + column),
+        fetch_data(wanted, in.dy + start_of(in.layout, DY, row, width) + column),
+        fetch_data(wanted, in.source + start_of(in.layout, SOURCE, row, width) + column),
     };
 }
 
@@ -143,7 +143,7 @@ __device__ __forceinline__ void apply_to_columns(
             Raw<DATA_T, VEC> further = {};
             if (ADDED) {
                 const DATA_T* ds = in.ds + start_of(in.layout, DS, place, width) + column;
-                further = fetch_data<VEC>(in.layout, true, ds);
+                further = fetch_data(true, ds);
             }
             A out[VEC];
 #pragma unroll
@@ -153,7 +153,7 @@ __device__ __forceinline__ void apply_to_columns(
                 if (CENTRED) totals[PLANES - 1][k] += e.dy;
                 out[k] = gradient(e.w, e.xhat, means, of.inv_std, widen(further.at(k)));
             }
-            store_data<VEC>(in.layout, dx + start_of(in.layout, DX, place, width) + column, out);
+            store_data(dx + start_of(in.layout, DX, place, width) + column, out);
         }
     }
 }

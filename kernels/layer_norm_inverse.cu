@@ -4,8 +4,8 @@
 // inv_std: rows of STAT_T. x is written with =. Deterministic: elements are independent.
 //
 // Launch: blockDim = (threads per row, rows per block), gridDim = (blocks over the rows, blocks
-// over the columns); any sizes. If VEC > 1, width is a multiple of VEC and arrays are 16-byte
-// aligned.
+// over the columns); any sizes. If VEC > 1, width is a multiple of VEC and arrays are aligned
+// for packs.
 
 #include "packs.cuh"
 

@@ -11,9 +11,7 @@ constexpr int AT_ONCE = 4;
 template <typename T> constexpr int words() { return (sizeof(T) + 3) / 4; }
 
 // The number of elements, of N, that one instruction moves: at most 16 bytes.
-template <typename T, int N> struct Piece {
-    static const int size = N * sizeof(T) <= 16 ? N : 16 / sizeof(T);
-};
+template <typename T, int N> constexpr int piece() { return N * sizeof(T) <= 16 ? N : 16 / sizeof(T); }
 
 // What a register holds of a pack of T: an element, or two of 16 bits.
 template <typename T, bool PAIRS> struct Word {
@@ -37,35 +35,41 @@ template <typename T> struct Word<T, true> {
 template <typename T, int N> struct Raw {
     static const int PER_WORD = sizeof(T) == 2 && N > 1 ? 2 : 1;
     static const int WORDS = N / PER_WORD;
-    static const int EACH = Piece<T, N>::size / PER_WORD;  // words that one instruction moves
     typedef Word<T, PER_WORD == 2> Of;
-    typedef Pack<typename Of::type, EACH> Part;
     typename Of::type word[WORDS];
     __device__ __forceinline__ T at(int k) const { return Of::half(word[k / PER_WORD], k % PER_WORD); }
     __device__ __forceinline__ void put(int k, T x) { Of::put(word[k / PER_WORD], k % PER_WORD, x); }
 };
 
-// Reads N elements. `from` must be aligned to the smaller of N * sizeof(T) and 16.
-template <int N, typename T> __device__ __forceinline__ Raw<T, N> fetch(const T* from) {
+// Reads N elements, up to P of them by one instruction. `from` must be aligned to the smaller of
+// P * sizeof(T) and 16.
+template <int N, int P = N, typename T> __device__ __forceinline__ Raw<T, N> fetch(const T* from) {
     typedef Raw<T, N> Read;
-    Read raw;
+    Read raw = {};
+    if constexpr (P < Read::PER_WORD) {
 #pragma unroll
-    for (int i = 0; i < Read::WORDS; i += Read::EACH) {
-        const typename Read::Part part = reinterpret_cast<const typename Read::Part*>(from)[i / Read::EACH];
+        for (int k = 0; k < N; ++k) raw.put(k, from[k]);
+    } else {
+        constexpr int EACH = piece<T, P>() / Read::PER_WORD;
+        typedef Pack<typename Read::Of::type, EACH> Part;
 #pragma unroll
-        for (int k = 0; k < Read::EACH; ++k) raw.word[i + k] = part.at[k];
+        for (int i = 0; i < Read::WORDS; i += EACH) {
+            const Part part = reinterpret_cast<const Part*>(from)[i / EACH];
+#pragma unroll
+            for (int k = 0; k < EACH; ++k) raw.word[i + k] = part.at[k];
+        }
     }
     return raw;
 }
 
 // The same; if not `wanted`, it reads nothing and gives `absent`. One predicated instruction for
 // each access: loads that follow do not wait for it.
-template <int N, typename T>
+template <int N, int P = N, typename T>
 __device__ __forceinline__ Raw<T, N> fetch_if(bool wanted, const T* from, T absent) {
     Raw<T, N> raw;
 #pragma unroll
     for (int i = 0; i < Raw<T, N>::WORDS; ++i) raw.word[i] = Raw<T, N>::Of::both(absent);
-    if (wanted) raw = fetch<N>(from);
+    if (wanted) raw = fetch<N, P>(from);
     return raw;
 }
 
@@ -93,21 +97,28 @@ template <typename T, int N, typename A> __device__ __forceinline__ Raw<T, N> na
 }
 
 // Writes N elements. `to` must be aligned as for `fetch`.
-template <int N, typename T> __device__ __forceinline__ void store(T* to, const Raw<T, N>& raw) {
+template <int N, int P = N, typename T> __device__ __forceinline__ void store(T* to, const Raw<T, N>& raw) {
     typedef Raw<T, N> Written;
+    if constexpr (P < Written::PER_WORD) {
 #pragma unroll
-    for (int i = 0; i < Written::WORDS; i += Written::EACH) {
-        typename Written::Part part;
+        for (int k = 0; k < N; ++k) to[k] = raw.at(k);
+    } else {
+        constexpr int EACH = piece<T, P>() / Written::PER_WORD;
+        typedef Pack<typename Written::Of::type, EACH> Part;
 #pragma unroll
-        for (int k = 0; k < Written::EACH; ++k) part.at[k] = raw.word[i + k];
-        reinterpret_cast<typename Written::Part*>(to)[i / Written::EACH] = part;
+        for (int i = 0; i < Written::WORDS; i += EACH) {
+            Part part;
+#pragma unroll
+            for (int k = 0; k < EACH; ++k) part.at[k] = raw.word[i + k];
+            reinterpret_cast<Part*>(to)[i / EACH] = part;
+        }
     }
 }
 
 // The same, each rounded once.
-template <int N, typename T, typename A>
+template <int N, int P = N, typename T, typename A>
 __device__ __forceinline__ void store(T* to, const A (&from)[N]) {
-    store<N>(to, narrow_all<T>(from));
+    store<N, P>(to, narrow_all<T>(from));
 }
 
 template <int N, typename A>

@@ -1,10 +1,10 @@
 // The addresses of the rows of a norm's arrays, accesses to packs of them, and a scale's offset.
 //
 // STRIDED = 0 (default): rows are contiguous, and begin at an address that is aligned for packs.
-// STRIDED = 1: each array has its own strides between rows, which may begin at any element. If a
-// row is not aligned for packs, packs are accessed element by element. Threads have the same
-// elements and add in the same order in both cases, so the bits are those of contiguous rows. ADDED
-// = 1 (only if STRIDED): there is one more array, the residual or ds.
+// STRIDED = 1: each array has its own strides between rows, which may begin at any multiple of PIECE
+// elements; an access then moves so many. Threads have the same elements and add in the same order
+// in both cases, so the bits are those of contiguous rows. ADDED = 1 (only if STRIDED): there is one
+// more array, the residual or ds.
 //
 // Samples (only if STRIDED): gridDim.z of them, each with `rows` rows and with a scale and a bias of
 // its own, which lie one behind another. Rows are counted through all samples.
@@ -19,6 +19,9 @@
 #ifndef ADDED
 #define ADDED 0
 #endif
+#ifndef PIECE
+#define PIECE VEC
+#endif
 
 // A row's number, in C order of up to three dimensions, or as it is if there are no strides.
 struct Place { i64 outer, middle, inner; };
@@ -28,7 +31,6 @@ struct Place { i64 outer, middle, inner; };
 struct Layout {
     i64 middle, inner;     // sizes of the inner two dimensions
     Place step[5];         // of each array, from a row to the next along each dimension, in elements
-    u32 packed, unused;    // whether every row of every array begins at a multiple of 16 bytes
     double scale_offset;   // is added to scale; -0.0, which changes no number, for none
 };
 #else
@@ -60,41 +62,13 @@ __device__ __forceinline__ i64 start_of(const Layout& layout, int array, const P
 #endif
 }
 
-// Whether an access moves a pack. All threads have the same answer.
-__device__ __forceinline__ bool moves_packs(const Layout& layout) {
-#if STRIDED
-    return VEC == 1 || layout.packed;
-#else
-    return true;
-#endif
+// A pack of a row; zeros if it is not wanted.
+template <typename T> __device__ __forceinline__ Raw<T, VEC> fetch_data(bool wanted, const T* from) {
+    return fetch_if<VEC, PIECE>(wanted, from, T{});
 }
 
-// As `fetch_if`, element by element.
-template <int N, typename T> __device__ __forceinline__ Raw<T, N> fetch_singly_if(bool wanted, const T* from) {
-    Raw<T, N> raw = {};
-    if (wanted)
-#pragma unroll
-        for (int k = 0; k < N; ++k) raw.put(k, from[k]);
-    return raw;
-}
-
-// One pack, where it may be; zeros if it is not wanted. For several, ask `moves_packs` once.
-template <int N, typename T>
-__device__ __forceinline__ Raw<T, N> fetch_data(const Layout& layout, bool wanted, const T* from) {
-    return moves_packs(layout) ? fetch_if<N>(wanted, from, T{}) : fetch_singly_if<N>(wanted, from);
-}
-
-template <int N, typename T>
-__device__ __forceinline__ void store_data(const Layout& layout, T* to, const Raw<T, N>& raw) {
-    if (moves_packs(layout)) return store<N>(to, raw);
-#pragma unroll
-    for (int k = 0; k < N; ++k) to[k] = raw.at(k);
-}
-
-// The same, each rounded once.
-template <int N, typename T, typename A>
-__device__ __forceinline__ void store_data(const Layout& layout, T* to, const A (&from)[N]) {
-    store_data<N>(layout, to, narrow_all<T>(from));
+template <typename T, typename V> __device__ __forceinline__ void store_data(T* to, const V& from) {
+    store<VEC, PIECE>(to, from);
 }
 
 // The block's sample, whose parameters begin at `width` times this.

@@ -34,11 +34,14 @@ from gradkit._dtypes import (
 
 Fields: TypeAlias = Iterator[dict[str, Any]]  # of calls; also such as a record does not have
 
+_PACKS = 8, 4, 2  # elements; of the widest dtypes, the first are several packs
+_PIECES = 1, 2, 4  # elements between rows, which then begin between packs
 _WIDTHS = (  # of rows, for each way to hold one: of packs of elements, then of single ones
-    *(64, 4096, 6144, 14336, 32768),
+    *(length + pack for pack in _PACKS for length in (32, 4080, 6128, 12272, 32752)),
     *(31, 2047, 4095, 5119, 8191, 10239, 32767),
 )
-_IMAGES = (2, 2, 64), (2, 2, 63), (2, 64, 1), (2, 63, 1)  # for packs or not, channels last or not
+_RUNS = (*(56 + pack for pack in _PACKS), 63)
+_IMAGES = (*((2, 2, run) for run in _RUNS), *((2, run, 1) for run in _RUNS))  # channels last or not
 _MANY = 100  # tensors: more than a launch's parameters hold
 _MANY_DIMS = 18  # of an array: too many as well
 _ORDERS = (1.0, 2.0, 3.0, math.inf)
@@ -173,16 +176,18 @@ def _statistics(dtypes: Set[str]) -> list[str]:
 
 
 def _rows(kind: type[Record], dtypes: Set[str]) -> Fields:
-    """Data without and with gaps between rows, and with another gradient to be added."""
+    """Data without and with gaps between rows of every alignment, and with another gradient."""
     for (t, u, v), width in product(_fitting(kind, dtypes), _WIDTHS):
-        whole, gaps = _empty((2, width), t), _empty((2, 2 * width), t)[:, :width]
+        whole, *apart = (_empty((2, width + gap), t)[:, :width] for gap in (0, width, *_PIECES))
         known = dict.fromkeys(("scale", "bias", "dscale", "dbias"), _empty((width,), v))
         known |= dict.fromkeys(("mean", "inv_std"), _empty((2,), u))
         known |= {"axis": 1, "eps": 0.0, "scale_offset": 0.0}
         known |= {"activation": "silu", "norm_before_gate": True}
-        for x, ds in product((whole, gaps), (None, gaps) if "ds" in kind.fields else (None,)):
+        further = "ds" in kind.fields
+        for x in (whole, *apart):
             data = dict.fromkeys(("dy", "x", "y", "s", "dx", "residual", "gate", "dgate"), x)
-            yield known | data | {"ds": ds}
+            for ds in (None, x) if further else (None,):
+                yield known | data | {"ds": ds}
 
 
 def _channels(kind: Any, dtypes: Set[str]) -> Fields:

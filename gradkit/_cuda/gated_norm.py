@@ -14,9 +14,10 @@ from gradkit._calls.rows import GatedRmsNorm, GatedRmsNormGrad
 from gradkit._cuda.launch.buffers import contiguous, copy_back, fill, writable_like
 from gradkit._cuda.launch.device import Device, workspace
 from gradkit._cuda.launch.grids import row_blocks
-from gradkit._cuda.launch.kernels import Launch, kernel, norm_macros, types_of
+from gradkit._cuda.launch.kernels import Launch, LoadedKernel, kernel, norm_macros, types_of
 from gradkit._cuda.launch.operations import OnDevice
 from gradkit._cuda.row_launches import RowLaunches
+from gradkit._cuda.row_starts import PLAIN, Variant
 
 _THREADS = 512  # that work on one row at most
 _CHUNKS = 4  # packs of a thread whose sums over rows registers hold
@@ -59,9 +60,10 @@ class _GatedLaunches(RowLaunches):
         (x, gate), (y,) = self.starts.reachable(self.device, (call.x, call.gate), (call.y,))
         scale = contiguous(self.device, call.scale, self.vector)
         inv_std = writable_like(self.device, call.inv_std)
-        layout = self.starts.layout((x, gate, y), call.scale_offset)
+        variant, layout = self.starts.strided((x, gate, y), self.vector, call.scale_offset)
         numbers = *self.counts, np.float64(call.eps), *_gating(call)
-        self._forward(x, gate, scale, y, inv_std, *numbers, layout)
+        launch = self._reaching(self._forward, variant)
+        launch(x, gate, scale, y, inv_std, *numbers, layout)
         copy_back(call.y, y)
         copy_back(call.inv_std, inv_std)
 
@@ -83,9 +85,11 @@ class _GatedLaunches(RowLaunches):
         inputs, (dx, dgate) = self.starts.reachable(device, read, written)
         scale = contiguous(device, call.scale, self.vector)
         inv_std = contiguous(device, call.inv_std)
-        layout = self.starts.layout((*inputs, dx, dgate), call.scale_offset)
+        each = *inputs, dx, dgate
+        variant, layout = self.starts.strided(each, self.vector, call.scale_offset)
         numbers = *self.counts, *_gating(call)
-        self._gradient(*inputs, scale, inv_std, dx, dgate, partials, *numbers, layout)
+        launch = self._reaching(self._gradient, variant)
+        launch(*inputs, scale, inv_std, dx, dgate, partials, *numbers, layout)
         copy_back(call.dx, dx)
         copy_back(call.dgate, dgate)
 
@@ -95,15 +99,26 @@ class _GatedLaunches(RowLaunches):
 
     @cached_property
     def _gradient(self) -> Launch:
-        fits = self.width <= _THREADS * _CHUNKS * self.vector
-        launch = self._launch("gated_rms_norm_grad", CHUNKS=_CHUNKS if fits else 0)
+        launch = self._launch("gated_rms_norm_grad")
         # Partial sums cost at most a tenth of the five arrays, unless multiprocessors were idle.
         cheap = self.rows * self.itemsize // (4 * self.accumulator.itemsize)
         count = min(launch.grid[0], max(self.device.multiprocessors, cheap))
         return Launch(launch.kernel, (count,), launch.block)
 
-    def _launch(self, name: str, **more: int) -> Launch:
-        found = kernel(self.device, name, name, **norm_macros(self.types, self.vector, **more))
+    def _reaching(self, launch: Launch, variant: Variant) -> Launch:
+        """The same launch for arrays whose rows begin between packs, so that sums have its bits."""
+        return launch.of(self._kernel(launch.kernel.name, variant)) if variant.piece else launch
+
+    def _kernel(self, name: str, variant: Variant) -> LoadedKernel:
+        macros = norm_macros(self.types, self.vector)
+        if name == "gated_rms_norm_grad":
+            macros["CHUNKS"] = _CHUNKS if self.width <= _THREADS * _CHUNKS * self.vector else 0
+        if variant.piece:
+            macros["PIECE"] = variant.piece
+        return kernel(self.device, name, name, **macros)
+
+    def _launch(self, name: str) -> Launch:
+        found = self._kernel(name, PLAIN)
         packs = -(-self.width // (_PACKS * self.vector))
         blocks = row_blocks(found, self.rows, packs, _THREADS)
         return Launch(found, (blocks.count,), blocks.block)

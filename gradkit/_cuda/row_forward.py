@@ -22,9 +22,7 @@ from gradkit._cuda.launch.grids import row_blocks
 from gradkit._cuda.launch.kernels import Launch, kernel, norm_macros, types_of
 from gradkit._cuda.row_launches import RowLaunches
 from gradkit._cuda.row_starts import (
-    ADDED,
     PLAIN,
-    STRIDED,
     Variant,
 )
 
@@ -113,8 +111,9 @@ class _ForwardLaunches(RowLaunches):
         if plain and all_usable((x, y), vector):
             self._forward(x, scale, bias, y, mean, inv_std, *numbers)
         else:
-            launch = self._strided if residual is None else self._added
-            layout = self.starts.layout((x, y, further, total), scale_offset)
+            each, added = (x, y, further, total), residual is not None
+            variant, layout = self.starts.strided(each, vector, scale_offset, added=added)
+            launch = self._variant(variant)
             launch(x, scale, bias, y, mean, inv_std, *numbers, layout, further, total)
         for out, made in zip(outs, (y, total, mean, inv_std), strict=True):
             copy_back(out, made)
@@ -139,12 +138,8 @@ class _ForwardLaunches(RowLaunches):
         return self._variant(PLAIN)
 
     @cached_property
-    def _strided(self) -> Launch:
-        return self._variant(STRIDED)
-
-    @cached_property
-    def _added(self) -> Launch:
-        return self._variant(ADDED)
+    def _variants(self) -> dict[Variant, Launch]:
+        return {}
 
     @cached_property
     def _inverse(self) -> Launch:
@@ -158,6 +153,12 @@ class _ForwardLaunches(RowLaunches):
         return Launch(found, (blocks.count, min(along, short)), blocks.block)
 
     def _variant(self, variant: Variant) -> Launch:
+        found = self._variants.get(variant)
+        if found is None:
+            found = self._variants[variant] = self._launch(variant)
+        return found
+
+    def _launch(self, variant: Variant) -> Launch:
         packs = -(-self.width // (_FORWARD_CHUNKS * self.vector))
         chunks = _FORWARD_CHUNKS if packs <= _FORWARD_THREADS else 0
         macros = norm_macros(

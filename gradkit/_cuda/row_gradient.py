@@ -21,6 +21,7 @@ from gradkit._calls.rows import (
 )
 from gradkit._calls.samples import sample_count
 from gradkit._cuda.launch.buffers import (
+    VECTOR_BYTES,
     all_usable,
     contiguous,
     copy_back,
@@ -38,9 +39,7 @@ from gradkit._cuda.launch.kernels import (
 )
 from gradkit._cuda.row_launches import RowLaunches
 from gradkit._cuda.row_starts import (
-    ADDED,
     PLAIN,
-    STRIDED,
     Variant,
 )
 from gradkit._dtypes import (
@@ -150,8 +149,8 @@ class GradientLaunches(RowLaunches):
         if plain and all_usable((dy, source, dx), vector):
             self._launch(PLAIN, inputs, written)
         else:
-            variant = STRIDED if ds is None else ADDED
-            layout = self.starts.layout((dy, source, dx, ds), scale_offset)
+            each, added = (dy, source, dx, ds), ds is not None
+            variant, layout = self.starts.strided(each, vector, scale_offset, added=added)
             self._launch(variant, inputs, written, layout, ds)
         for out, made in zip(outputs, written, strict=True):
             copy_back(out, made)
@@ -323,15 +322,18 @@ def _long(
 def row_plans(norm: GradientKind, itemsize: int, vector: int) -> list[RowPlan]:
     """The ways to hold a row, from the shortest rows to the longest.
 
-    A thread holds as many columns as registers allow: columns that come one at a time take
-    more of them, and so does a division.
+    A thread holds as many columns as registers allow: columns that come in packs of less than 16
+    bytes take more of them, and so does a division.
     """
+    whole = vector * itemsize == VECTOR_BYTES
     accumulated = max(4, itemsize)
     unit = vector * accumulated // 4
-    most = (16 if vector > 1 else 8 if norm.from_output else 12) // unit
+    most = (16 if whole else 8 if norm.from_output and vector == 1 else 12) // unit
     fewest = 1 if vector > 1 else most // 4
     plans = [RowPlan(fewest, 32), RowPlan(most, _LONGEST)]
     full = 24 if itemsize == 8 else 28 if itemsize == 4 and norm.from_output else 32
+    if not whole:
+        full = 20 if itemsize == 4 else 24
     for columns in (full,) if vector > 1 else (16, 20):
         chunks = columns // unit
         shared = norm.planes * chunks * vector * _LONGEST * accumulated

@@ -18,8 +18,6 @@ _LAYOUT = np.dtype(
         ("middle", "i8"),
         ("inner", "i8"),
         ("step", "i8", (5, _DIMS)),
-        ("packed", "u4"),
-        ("unused", "u4"),
         ("scale_offset", "f8"),
     ]
 )
@@ -31,19 +29,28 @@ class Variant(NamedTuple):
     """What a kernel can do beside its plain form, which takes rows without gaps.
 
     ``strided``: rows at strides, and a scale with an offset. ``added``: one more array; such
-    kernels are strided too.
+    kernels are strided too. ``piece``: the elements that one access moves; 0: whole packs.
     """
 
     strided: bool = False
     added: bool = False
+    piece: int = 0
 
     @property
     def macros(self) -> Macros:
         """How it is compiled; the plain form has no macro for it."""
-        return {name: 1 for name, has in zip(("STRIDED", "ADDED"), self, strict=True) if has}
+        numbers = zip(("STRIDED", "ADDED", "PIECE"), map(int, self), strict=True)
+        return {name: number for name, number in numbers if number}
 
 
-PLAIN, STRIDED, ADDED = Variant(), Variant(strided=True), Variant(strided=True, added=True)
+PLAIN = Variant()
+
+
+class Strided(NamedTuple):
+    """How a kernel finds the rows of reachable arrays."""
+
+    variant: Variant
+    layout: np.ndarray[Any, Any]  # the kernels' ``Layout``, as bytes
 
 
 class RowStarts:
@@ -57,7 +64,7 @@ class RowStarts:
         self._axis = axis
         # By which arrays begin between elements, which hardly any do: those that can be reached.
         self._near: dict[tuple[bool, ...], list[bool]] = {}
-        self._layouts: dict[tuple[bool, Strides], np.ndarray[Any, Any]] = {}
+        self._found: dict[tuple[int, Strides], Strided] = {}
 
     def reachable(
         self, device: Device, read: Sequence[Array | None], written: Sequence[Array | None]
@@ -100,31 +107,38 @@ class RowStarts:
             ]
         return near
 
-    def layout(self, arrays: Sequence[Array | None], scale_offset: float) -> np.ndarray[Any, Any]:
-        """The kernels' ``Layout`` of reachable arrays, in the order of their numbers, as bytes."""
-        present = [array for array in arrays if array is not None]
-        aligned = all(address_of(array) % VECTOR_BYTES == 0 for array in present)
-        key = aligned, tuple(None if array is None else array.strides for array in arrays)
-        found = self._layouts.get(key)
+    def strided(
+        self,
+        arrays: Sequence[Array | None],
+        vector: int,
+        scale_offset: float,
+        *,
+        added: bool = False,
+    ) -> Strided:
+        """What reaches these arrays in packs of ``vector``, in the order of their numbers."""
+        places = 0
+        for array in arrays:
+            if array is not None:
+                places |= address_of(array)
+        strides = tuple(None if array is None else array.strides for array in arrays)
+        key = places % VECTOR_BYTES, strides
+        found = self._found.get(key)
         if found is None:
-            first = present[0]
-            sizes = first.shape, self._axis, first.itemsize
-            found = self._layouts[key] = _layout(*sizes, key[1], aligned, scale_offset or -0.0)
+            first = next(array for array in arrays if array is not None)
+            counted = _steps(first.shape, self._axis, first.itemsize, strides)
+            assert counted is not None  # the arrays are reachable
+            sizes, steps = counted
+            starts = key[0] // first.itemsize, *(step for own in steps for step in own)
+            piece = math.gcd(vector, *starts)
+            variant = Variant(strided=True, added=added, piece=piece % vector)
+            found = self._found[key] = Strided(variant, _layout(sizes, steps, scale_offset or -0.0))
         return found
 
 
-def _layout(
-    shape: Shape, axis: int, size: int, strides: Strides, aligned: bool, scale_offset: float
-) -> np.ndarray[Any, Any]:
-    steps = _steps(shape, axis, size, strides)
-    assert steps is not None  # the arrays are reachable
-    sizes, of_arrays = steps
+def _layout(sizes: Shape, steps: list[Shape], scale_offset: float) -> np.ndarray[Any, Any]:
     fields = np.zeros((), _LAYOUT)
     _, fields["middle"], fields["inner"] = sizes
-    fields["step"][: len(of_arrays)] = of_arrays
-    fields["packed"] = aligned and not any(
-        step * size % VECTOR_BYTES for own in of_arrays for step in own
-    )
+    fields["step"][: len(steps)] = steps
     fields["scale_offset"] = scale_offset
     return fields.view(f"V{_LAYOUT.itemsize}")
 

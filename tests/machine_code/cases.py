@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gradkit._cuda.launch.kernels import Macros, options_of, source_of
 from gradkit._cuda.list_tables import CAPACITY, UNIT_CAPACITY
-from gradkit._dtypes import FLOATS
+from gradkit._dtypes import FLOATS, dtype_named
 from testbed.machine_code import Source
 from tests.combinations import combinations
 
@@ -64,7 +64,8 @@ def is_common(case: Case) -> bool:
     """
     words = {macro.partition("=")[2] for macro in case.macros}
     rare = {"f16", "f64", "Sum", "Largest", "SumOfPowers"} & words
-    odd = {"VEC=1", "CAPACITY=0", "FROM_OUTPUT=1", "LAST=1", "CHUNKS=0"} & set(case.macros)
+    odd = {"VEC=1", "VEC=2", "CAPACITY=0", "FROM_OUTPUT=1", "LAST=1", "CHUNKS=0"}
+    odd = (odd | {f"PIECE={elements}" for elements in (1, 2, 4)}) & set(case.macros)
     return not rare and not odd and not {"GRAD=bf16", "BUFFER=f32"} <= set(case.macros)
 
 
@@ -121,12 +122,18 @@ def _is_chosen(file: str, macros: Macros) -> bool:
     is_layer_norm = (macros.get("CENTRED", 1), macros.get("FROM_OUTPUT", 0)) == (1, 0)
     plain = is_layer_norm and not macros.get("LAST", 0)
     if macros.get("STRIDED"):  # the loops of plain rows
+        added = bool(macros.get("ADDED"))
+        in_pieces = macros.get("PIECE", macros["VEC"]) != macros["VEC"]
         return (
             macros["VEC"] == 8
             and types == ("bfloat16", "float32", "bfloat16")
-            and (plain or (bool(macros.get("ADDED")) and not macros.get("FROM_OUTPUT")))
+            and (
+                (plain and not added)
+                if in_pieces
+                else plain or (added and not macros.get("FROM_OUTPUT"))
+            )
         )
-    if macros["VEC"] == 1:
+    if int(macros["VEC"]) < 16 // dtype_named(types[0]).itemsize:
         return plain and types == ("bfloat16", "float32", "bfloat16")
     return types in _TYPES and (plain or types[0] in _COMMON)
 

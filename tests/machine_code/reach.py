@@ -54,4 +54,5 @@ def _way(macros: dict[str, str]) -> tuple[str, str, int, str]:
     itemsize = dtype_named(dtype_called(data)).itemsize
     threads = {plan.chunks: plan.threads for plan in row_gradient.row_plans(kind, itemsize, vector)}
     columns = threads[chunks] * chunks * vector
-    return norm, data if vector > 1 else f"{data}, one by one", columns, _PLACES[macros["LONG"]]
+    packs = {16 // itemsize: "", 1: ", one by one"}.get(vector, f", {vector * itemsize} bytes")
+    return norm, data + packs, columns, _PLACES[macros["LONG"]]

@@ -1,5 +1,6 @@
 """Arrays that kernels can read or write from end to end: the caller's own, or copies of them."""
 
+import math
 from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -17,12 +18,12 @@ _in_c_order = attrgetter("flags.c_contiguous")
 
 
 def vector_of(itemsize: int, run: int) -> int:
-    """How many elements one access moves: 16 bytes' worth if runs of ``run`` divide so.
+    """How many elements one access moves: the largest power of two that divides runs of ``run``.
 
-    Shapes alone decide, so that results do not depend on where arrays lie in memory.
+    At most 16 bytes' worth. Shapes alone decide, so that results do not depend on where arrays lie
+    in memory.
     """
-    count = VECTOR_BYTES // itemsize
-    return 1 if run % count else count
+    return math.gcd(run, VECTOR_BYTES // itemsize)
 
 
 class AllUsable:
@@ -126,7 +127,7 @@ def _bytes(array: Any) -> Any:
 
 def _contiguous_aligned(array: Array, vector: int) -> bool:
     """Whether an array lies in C order without gaps, and begins where its first access may."""
-    alignment = VECTOR_BYTES if vector > 1 else array.itemsize
+    alignment = min(VECTOR_BYTES, vector * array.itemsize)
     contiguous: bool = array.flags.c_contiguous
     return contiguous and address_of(array) % alignment == 0
 

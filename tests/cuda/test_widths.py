@@ -1,0 +1,133 @@
+"""How many elements one access of a norm moves: what row length and addresses allow."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+
+from gradkit._calls.channels import BatchNorm
+from gradkit._calls.rows import GatedRmsNorm, GatedRmsNormGrad, LayerNorm, LayerNormGrad
+from gradkit._cuda import CudaBackend
+from testbed.emulator import EmulatedDevice, IdleDevice
+from tests.problems import launch
+from tests.tolerances import DTYPES
+
+pytestmark = pytest.mark.cuda
+BF16 = DTYPES["bfloat16"]
+
+
+class Asked(IdleDevice):
+    """Remembers the numbers that kernels are compiled with."""
+
+    def __init__(self):
+        super().__init__(multiprocessors=4, max_shared_memory=227 << 10)
+        self.macros = []
+
+    def compile(self, source, options=()):
+        text = " ".join(options)
+        self.macros.append({m: int(n) for m, n in re.findall(r"-D(\w+)=(\d+)(?!\S)", text)})
+        return super().compile(source, options)
+
+
+def rows_at(gap, begin, width, dtype, rows=3):
+    """Rows of a larger array, ``gap`` elements apart, from its element ``begin`` on."""
+    whole = np.zeros(rows * (width + gap) + begin, dtype)[begin:]
+    return whole.reshape(rows, width + gap)[:, :width]
+
+
+def norm_of(kind, x, device):
+    """Launch a norm on data that all lie as x does."""
+    ones, statistic = device.xp.ones, np.float64 if x.itemsize == 8 else np.float32
+    row, column = ones(len(x), statistic), ones(x.shape[1], x.dtype)
+    known = {"dy": x, "x": x, "gate": x, "scale": column, "bias": column}
+    known |= {"mean": row, "inv_std": row, "activation": "silu", "norm_before_gate": True}
+    outs = {
+        LayerNorm: [x, row, row],
+        LayerNormGrad: [x, column, column],
+        GatedRmsNorm: [x, row],
+        GatedRmsNormGrad: [x, x, column],
+    }[kind]
+    given = {name: known[name] for name in kind.fields & known.keys()}
+    launch(CudaBackend(device), kind, outs, **given)
+
+
+def packs(kind, x):
+    """The bytes of a pack of x, and of an access."""
+    device = Asked()
+    norm_of(kind, x, device)
+    found = {
+        (macros["VEC"] * x.itemsize, macros.get("PIECE", macros["VEC"]) * x.itemsize)
+        for macros in device.macros
+        if "VEC" in macros
+    }
+    return found if len(found) > 1 else {*found}.pop()
+
+
+KINDS = [LayerNorm, LayerNormGrad, GatedRmsNorm, GatedRmsNormGrad]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("dtype", "width", "size"),
+    [
+        *((BF16, width, 8) for width in (100, 300, 4100, 12300)),
+        *((BF16, width, size) for width, size in ((768, 16), (98, 4), (4097, 2), (8, 16))),
+        *((np.float32, width, size) for width, size in ((100, 16), (50, 8), (49, 4))),
+        *((np.float64, width, size) for width, size in ((50, 16), (49, 8))),
+    ],
+)
+def test_accesses_are_as_wide_as_the_length_of_rows_allows(kind, dtype, width, size):
+    assert packs(kind, rows_at(0, 0, width, dtype)) == (size, size)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("gap", "begin", "piece"),
+    [(8, 0, 16), (4, 0, 8), (2, 0, 4), (1, 0, 2), (8, 4, 8), (8, 2, 4), (8, 1, 2), (4, 2, 4)],
+)
+def test_rows_between_packs_are_accessed_in_pieces(kind, gap, begin, piece):
+    """Packs stay those of the length, which the order of additions follows."""
+    x = rows_at(gap, begin, 64, BF16)
+    assert x.ctypes.data % 16 == 2 * begin  # of NumPy, which aligns to 16 bytes at least
+    found = packs(kind, x)
+    pack_and_piece = 16, piece
+    assert found in (pack_and_piece, {(16, 16), pack_and_piece})  # the grid is the whole packs'
+
+
+@pytest.mark.parametrize(("gap", "begin"), [(0, 1), (0, 2), (0, 4), (1, 0), (6, 2), (12, 4)])
+@pytest.mark.parametrize("dtype", [BF16, np.float32])
+def test_pieces_give_the_bits_of_packs(gap, begin, dtype):
+    """Nothing beside the rows is written either."""
+    rng, device = np.random.default_rng(3), EmulatedDevice(multiprocessors=2)
+    numbers = rng.standard_normal((5, 104)).astype(dtype)
+    row, column = rng.random(5).astype(np.float32), numbers[0].copy()
+
+    def gradients(place):
+        dy, x, dx = place(), place(), place()
+        dy[...], x[...] = numbers, numbers[::-1]
+        outs = [dx, np.empty_like(column), np.empty_like(column)]
+        given = {"dy": dy, "x": x, "scale": column, "mean": row, "inv_std": row}
+        launch(CudaBackend(device), LayerNormGrad, outs, **given)
+        around = dx.base.copy() if dx.base is not None else dx.copy()
+        return [*outs, around]
+
+    plain = gradients(lambda: np.empty((5, 104), dtype))
+    apart = gradients(lambda: rows_at(gap, begin, 104, dtype, rows=5))
+    for one, other in zip(plain[:3], apart[:3], strict=True):
+        assert one.tobytes() == other.tobytes()
+    assert np.count_nonzero(apart[3]) == np.count_nonzero(apart[0])
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "size"),
+    [((2, 3, 14, 14), 1, 8), ((2, 3, 7, 7), 1, 2), ((2, 3, 3, 2), 1, 4), ((2, 3, 4, 100), 3, 8)],
+)
+def test_accesses_are_as_wide_as_images_allow(shape, axis, size):
+    device, x = Asked(), np.zeros(shape, BF16)
+    channels = np.ones(shape[axis], np.float32)
+    outs = [x, channels, channels.copy()]
+    given = {"scale": channels, "bias": channels, "channel_axis": axis, "engine": "native"}
+    launch(CudaBackend(device), BatchNorm, outs, x=x, **given)
+    assert {2 * macros["VEC"] for macros in device.macros if "VEC" in macros} == {size}
+    assert math.prod(shape) % (size // 2) == 0
