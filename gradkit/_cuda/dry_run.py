@@ -35,7 +35,6 @@ from gradkit._dtypes import (
 Fields: TypeAlias = Iterator[dict[str, Any]]  # of calls; also such as a record does not have
 
 _PACKS = 8, 4, 2  # elements; of the widest dtypes, the first are several packs
-_PIECES = 1, 2, 4  # elements between rows, which then begin between packs
 _WIDTHS = (  # of rows, for each way to hold one: of packs of elements, then of single ones
     *(length + pack for pack in _PACKS for length in (32, 4080, 6128, 12272, 32752)),
     *(31, 2047, 4095, 5119, 8191, 10239, 32767),
@@ -176,9 +175,9 @@ def _statistics(dtypes: Set[str]) -> list[str]:
 
 
 def _rows(kind: type[Record], dtypes: Set[str]) -> Fields:
-    """Data without and with gaps between rows of every alignment, and with another gradient."""
+    """Data without gaps between rows, with gaps, and between packs; and another gradient."""
     for (t, u, v), width in product(_fitting(kind, dtypes), _WIDTHS):
-        whole, *apart = (_empty((2, width + gap), t)[:, :width] for gap in (0, width, *_PIECES))
+        whole, *apart = (_empty((2, width + gap), t)[:, :width] for gap in (0, width, 1))
         known = dict.fromkeys(("scale", "bias", "dscale", "dbias"), _empty((width,), v))
         known |= dict.fromkeys(("mean", "inv_std"), _empty((2,), u))
         known |= {"axis": 1, "eps": 0.0, "scale_offset": 0.0}

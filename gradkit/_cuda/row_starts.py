@@ -29,7 +29,8 @@ class Variant(NamedTuple):
     """What a kernel can do beside its plain form, which takes rows without gaps.
 
     ``strided``: rows at strides, and a scale with an offset. ``added``: one more array; such
-    kernels are strided too. ``piece``: the elements that one access moves; 0: whole packs.
+    kernels are strided too. ``piece``: the elements that one access moves, 1 for rows
+    that begin between packs; 0: whole packs.
     """
 
     strided: bool = False
@@ -129,8 +130,8 @@ class RowStarts:
             assert counted is not None  # the arrays are reachable
             sizes, steps = counted
             starts = key[0] // first.itemsize, *(step for own in steps for step in own)
-            piece = math.gcd(vector, *starts)
-            variant = Variant(strided=True, added=added, piece=piece % vector)
+            between = any(start % vector for start in starts)
+            variant = Variant(strided=True, added=added, piece=int(between))
             found = self._found[key] = Strided(variant, _layout(sizes, steps, scale_offset or -0.0))
         return found
 

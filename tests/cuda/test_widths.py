@@ -84,12 +84,12 @@ def test_accesses_are_as_wide_as_the_length_of_rows_allows(kind, dtype, width, s
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("gap", "begin", "piece"),
-    [(8, 0, 16), (4, 0, 8), (2, 0, 4), (1, 0, 2), (8, 4, 8), (8, 2, 4), (8, 1, 2), (4, 2, 4)],
+    [(8, 0, 16), (8, 8, 16), (4, 0, 2), (1, 0, 2), (8, 4, 2), (8, 1, 2), (4, 2, 2)],
 )
-def test_rows_between_packs_are_accessed_in_pieces(kind, gap, begin, piece):
+def test_rows_between_packs_are_accessed_one_by_one(kind, gap, begin, piece):
     """Packs stay those of the length, which the order of additions follows."""
     x = rows_at(gap, begin, 64, BF16)
-    assert x.ctypes.data % 16 == 2 * begin  # of NumPy, which aligns to 16 bytes at least
+    assert x.ctypes.data % 16 == 2 * begin % 16  # of NumPy, which aligns to 16 bytes at least
     found = packs(kind, x)
     pack_and_piece = 16, piece
     assert found in (pack_and_piece, {(16, 16), pack_and_piece})  # the grid is the whole packs'
