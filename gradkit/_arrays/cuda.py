@@ -5,6 +5,7 @@ CuPy is imported here when the first array of any library arrives that is on a G
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -54,11 +55,15 @@ def borrow(
 
     This does not synchronise: use it only on the stream that the owner's work runs on.
     """
-    size = dtype.itemsize
-    for length, step in zip(shape, strides, strict=True):
-        size += (length - 1) * step
-    size = 0 if 0 in shape else size
+    size = _extent(shape, strides, dtype.itemsize)
     return cupy().ndarray(shape, dtype, pointer_of(owner, address, size, device), strides)
+
+
+@lru_cache
+def _extent(shape: tuple[int, ...], strides: tuple[int, ...], size: int) -> int:
+    """The bytes from the first of an array's elements to the end of its last one."""
+    reach = sum((length - 1) * step for length, step in zip(shape, strides, strict=True))
+    return 0 if 0 in shape else reach + size
 
 
 def pointer_of(owner: Any, address: int, size: int, device: int) -> Any:

@@ -44,7 +44,8 @@ class Torch(Framework):
     def view(self, array: Any, *, write: bool, detach: bool = False) -> Array:
         if array.requires_grad and (write or not detach):
             raise TypeError(_REQUIRES_GRAD)
-        if not _is_cuda(array) and (view := _on_host(array)) is not None:
+        view = _on_gpu(array) if _is_cuda(array) else _on_host(array)
+        if view is not None:
             return view
         reason = _why_not(array)
         if reason:
@@ -53,8 +54,11 @@ class Torch(Framework):
 
     def views(self, arrays: Sequence[Any], *, write: bool) -> Sequence[Array]:
         # The common case, plain tensors, takes a few passes over the list.
-        several = _borrowed if _is_cuda(arrays[0]) else _all_on_host
-        views = None if any(map(_requires_grad, arrays)) else several(arrays)
+        views: Sequence[Array] | None
+        if _is_cuda(arrays[0]):
+            views = _borrowed(arrays)
+        else:
+            views = None if any(map(_requires_grad, arrays)) else _all_on_host(arrays)
         return super().views(arrays, write=write) if views is None else views
 
     def empty(self, shape: Shape, dtype: np.dtype[Any], like: Any) -> tuple[Array, Any] | None:
@@ -148,6 +152,16 @@ def _on_host(tensor: Any) -> Array | None:
         return None
 
 
+def _on_gpu(tensor: Any) -> Array | None:
+    """A view of a tensor on a CUDA device, if ``_why_not`` accepts it."""
+    try:
+        if tensor.is_neg() or _name_of(tensor.dtype) not in _ACCEPTED:
+            return None
+        return _on_device(tensor) if tensor.data_ptr() or not tensor.numel() else None
+    except RuntimeError:  # as on the host
+        return None
+
+
 def _all_on_host(tensors: Sequence[Any]) -> Sequence[Array] | None:
     """The same of many tensors in a few passes over them, if all have elements."""
     tensor = sys.modules["torch"].Tensor
@@ -227,9 +241,9 @@ def _torch_dtype(dtype: np.dtype[Any]) -> Any:
 def _on_device(tensor: Any) -> Array:
     """A CUDA tensor's memory as a CuPy array."""
     dtype = _numpy_dtype(tensor.dtype)
-    shape, strides = tuple(tensor.shape), _strides(tensor.stride(), dtype.itemsize)
+    strides = _strides(tensor.stride(), dtype.itemsize)
     address, device = tensor.data_ptr(), _device_number(tensor)
-    return cuda.borrow(tensor, address, device, shape, strides, dtype)
+    return cuda.borrow(tensor, address, device, tensor.shape, strides, dtype)
 
 
 def _allocate(size: int) -> Any:

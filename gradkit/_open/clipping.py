@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from gradkit._arrays import NOTHING, framework_for, is_array
+from gradkit._arrays import framework_for, is_array
 from gradkit._backend import FLOAT64, Array, Spec
 from gradkit._calls import checks
 from gradkit._calls.lists import ClipByNorm, GradNorm
@@ -65,41 +65,51 @@ def plain_numbers(limit: Any, order: Any, eps: Any, scale: Any) -> bool:
 
 
 def opened_here(grads: Any, *, write: bool, instead: str = RETURNED) -> Gradients | None:
-    """A plain list of arrays as they are, on the current device and stream; ``None`` if it is not.
+    """A plain list of arrays on one device; ``None`` if it is not.
 
     Nearly all lists are: for a short one all that may differ takes as long as the work.
     """
-    kind = type(grads[0]) if type(grads) is list and grads else type(None)
-    framework = framework_for(kind)
-    if framework is None or not framework.returns_views:
+    if not (type(grads) is list and grads) or framework_for(type(grads[0])) is None:
         return None
     held = Gradients(grads, write=write, instead=instead, several=True)
-    simple = held.tree is held.arrays and not held.shares and held.on_stream() is NOTHING
-    return held if simple else None
+    return held if held.tree is held.arrays and not held.shares else None
 
 
-def norm_alone(held: Gradients, order: Any, scale: Any) -> Norm:
+def norm_alone(held: Gradients, order: Any, scale: Any) -> Any:
     """The norm of gradients of no group, as a new array."""
-    norm = Norm(held.backend.empty(NORM.shape, NORM.dtype))
+    with held.on_stream():
+        norm, made = _norm_alone(held, order, scale)
+        return norm if made is None else made.results()[0]
+
+
+def _norm_alone(held: Gradients, order: Any, scale: Any) -> tuple[Norm, Results | None]:
+    """The norm as a backend's array, with what makes the caller's of it."""
+    made = None if held.framework.returns_views else held.outputs(None, (NORM,))
+    norm = Norm(held.backend.empty(NORM.shape, NORM.dtype) if made is None else made.views[0])
     held.backend.grad_norm(GradNorm(grads=held.views, norm_type=order, norm=norm, scale=scale))
-    return norm
+    return norm, made
 
 
 def clip_alone(held: Gradients, limit: Any, order: Any, eps: Any, scale: Any) -> Any:
     """Clip gradients of no group whose norm is wanted new, and return that."""
-    grads, norm = held.views, norm_alone(held, order, scale)
-    held.backend.clip_by_norm(
-        ClipByNorm(
-            grads=grads,
-            norm=norm,
-            max_norm=limit,
-            eps=eps,
-            zero_nonfinite=False,
-            outs=grads,
-            scale=scale,
+    grads = held.views
+    with held.on_stream():
+        norm, made = _norm_alone(held, order, scale)
+        held.backend.clip_by_norm(
+            ClipByNorm(
+                grads=grads,
+                norm=norm,
+                max_norm=limit,
+                eps=eps,
+                zero_nonfinite=False,
+                outs=grads,
+                scale=scale,
+            )
         )
-    )
-    return norm
+        if made is None:
+            return norm
+        held.wrote()
+        return made.results()[0]
 
 
 def policy_of(nonfinite: str) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import gradkit
+from gradkit import clipping
 from gradkit._arrays import cuda
 from gradkit._arrays import torch as adapter
 from gradkit._backend import Borrowed
@@ -310,3 +311,55 @@ def test_arrays_are_made_on_demand_and_once(torch):
     first, again = list(views), list(views)
     assert all(a is b for a, b in zip(first, again, strict=True))
     assert views[1] is first[1]
+
+
+def test_a_plain_list_is_clipped_without_the_machinery_of_ranks(torch, monkeypatch):
+    def refuse(*_args, **_kwargs):
+        raise AssertionError("a plain list took the long way")
+
+    for long_way in ("clip_all", "norm_of"):
+        monkeypatch.setattr(clipping, long_way, refuse)
+    grads = [torch.full((2,), 3.0), torch.full((2,), 4.0)]
+    before = [grad._version for grad in grads]
+    with cuda_tensors_on(EmulatedDevice(multiprocessors=1)):
+        norm = gradkit.grad_norm(grads)
+        assert [grad._version for grad in grads] == before
+        clipped = gradkit.clip_grad_norm(grads, 0.5)
+    for result in (norm, clipped):
+        assert type(result) is torch.Tensor
+        assert (result.dtype, result.item()) == (torch.float64, pytest.approx(50**0.5))
+    assert values(grads) == pytest.approx([n / (2 * 50**0.5) for n in (3.0, 3.0, 4.0, 4.0)])
+    assert all(grad._version > version for grad, version in zip(grads, before, strict=True))
+
+
+@pytest.mark.usefixtures("borrowed")
+def test_a_plain_tensor_is_not_asked_why_it_cannot_be_seen(torch, monkeypatch):
+    monkeypatch.setattr(adapter, "_why_not", lambda _: "was asked")
+    x = torch.tensor([[1.0, 3.0], [5.0, 5.0]])
+    y, mean, _ = gradkit.layer_norm(x, eps=0.0625)
+    assert mean.flatten().tolist() == [2, 5]
+    assert values(y) == pytest.approx([-0.9701425, 0.9701425, 0, 0], abs=1e-6)
+
+
+@pytest.mark.usefixtures("borrowed")
+def test_a_tensor_that_is_not_plain_is_refused_with_a_reason(torch):
+    negative = torch.view_as_complex(torch.ones(2, 2, 2)).conj().imag
+    assert negative.is_neg()
+    with pytest.raises(TypeError, match="x has its negative bit set"):
+        gradkit.layer_norm(negative)
+    with pytest.raises(TypeError, match=r"x has dtype torch\.complex64"):
+        gradkit.layer_norm(torch.ones(2, 2, dtype=torch.complex64))
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "size"),
+    [
+        ((), (), 4),
+        ((0, 3), (12, 4), 0),
+        ((2, 3), (12, 4), 24),
+        ((2, 3), (4, 16), 40),
+        ((5,), (0,), 4),
+    ],
+)
+def test_borrowed_memory_ends_behind_the_last_element(shape, strides, size):
+    assert cuda._extent(shape, strides, 4) == size
