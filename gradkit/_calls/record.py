@@ -90,6 +90,7 @@ class Plan:
     backend: Any
     changed: tuple[tuple[str, Any], ...]
     gapless: bool
+    launcher: Any
     missing: Sequence[Spec | None] | None
 
     def __init__(
@@ -99,7 +100,7 @@ class Plan:
         widened: tuple[str, ...] = (),
     ):
         self.results, self.options, self.widened = results, options, widened
-        self.launcher: Any = None
+        self.gapless, self.launcher = False, None
 
 
 class Layout(Protocol):

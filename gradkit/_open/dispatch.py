@@ -13,6 +13,7 @@ from gradkit._calls.record import Call, Described, Plan
 from gradkit._host import chosen
 from gradkit._open import memory
 from gradkit._open.given import Given, known_framework, refuse_write, view_of
+from gradkit._open.memory import Named
 from gradkit._open.results import Results, labels_of, refuse
 
 # Writes the results of a call on a backend.
@@ -262,7 +263,17 @@ class Opened(Given):
         for name, view in zip(call.array_names, call.arrays(call), strict=True):
             if view is not None:
                 (written if name in instead else read).append((name, view))
+        if self._are_whole_and_apart(written, read):
+            return
         refuse(self.backend, written, read, self._may_be, instead)
+
+    def _are_whole_and_apart(self, written: Named, read: Named) -> bool:
+        """Whether a quick look shows it of a device's arrays; a no may be wrong."""
+        gapless = written and self.call.plan.gapless
+        if self.numbers or not gapless or type(written[0][1]) is np.ndarray:
+            return False
+        each = ([view for _, view in named] for named in (written, read))
+        return memory.whole_and_apart(self.backend, *each)
 
     def _may_be(self) -> list[list[Array | None]]:
         """For each array that is written the arguments whose memory it may have."""

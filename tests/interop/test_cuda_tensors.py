@@ -16,7 +16,7 @@ from gradkit._arrays import cuda
 from gradkit._arrays import torch as adapter
 from gradkit._backend import Borrowed
 from gradkit._cuda import CudaBackend
-from gradkit._open import gradients
+from gradkit._open import dispatch, gradients
 from testbed.emulator import EmulatedDevice, IdleDevice
 from tests.devices.emulated import on_device
 
@@ -363,3 +363,17 @@ def test_a_tensor_that_is_not_plain_is_refused_with_a_reason(torch):
 )
 def test_borrowed_memory_ends_behind_the_last_element(shape, strides, size):
     assert cuda._extent(shape, strides, 4) == size
+
+
+@pytest.mark.usefixtures("borrowed")
+def test_results_that_lie_apart_are_known_to_by_a_quick_look(torch, monkeypatch):
+    x, out = torch.tensor([[1.0, 3.0], [6.0, 4.0]]), (torch.empty(2, 2), None, None)
+    with monkeypatch.context() as patched:
+        patched.setattr(dispatch, "refuse", None)
+        y, mean, _ = gradkit.layer_norm(x, eps=0.0, out=out)
+    assert y is out[0]
+    assert (values(y), values(mean)) == ([-1, 1, 1, -1], [2, 5])
+    base = torch.arange(6.0)
+    with pytest.raises(ValueError, match="shares memory with x"):
+        gradkit.layer_norm(base[:4].view(2, 2), out=(base[2:].view(2, 2), None, None))
+    assert base.tolist() == [0, 1, 2, 3, 4, 5]
