@@ -19,7 +19,6 @@ from gradkit._calls.lists import ClipCoefficient, ClipGradValue, ScaleGrads
 from gradkit._open.clipping import (
     EpsMode,
     NonFinite,
-    clip_alone,
     is_usual,
     norm_alone,
     opened_here,
@@ -287,7 +286,7 @@ def clip_grad_norm(
     if usual and eps_mode == "max" and plain_numbers(max_norm, norm_type, eps, scale):
         plain = opened_here(grads, write=True, instead=instead)
         if plain is not None:
-            return clip_alone(plain, max_norm, norm_type, eps, scale)
+            return norm_alone(plain, norm_type, scale, max_norm, eps)
     with NOBODY if group is None else Collective(group) as collective:
         if reduce is not None:
             deprecated("reduce", _GROUP)

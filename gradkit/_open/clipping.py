@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from gradkit._arrays import framework_for, is_array
+from gradkit._arrays import NOTHING, framework_for, is_array
 from gradkit._backend import FLOAT64, Array, Spec
 from gradkit._calls import checks
 from gradkit._calls.lists import ClipByNorm, GradNorm
@@ -75,26 +75,25 @@ def opened_here(grads: Any, *, write: bool, instead: str = RETURNED) -> Gradient
     return held if held.tree is held.arrays and not held.shares else None
 
 
-def norm_alone(held: Gradients, order: Any, scale: Any) -> Any:
-    """The norm of gradients of no group, as a new array."""
-    with held.on_stream():
-        norm, made = _norm_alone(held, order, scale)
-        return norm if made is None else made.results()[0]
+def norm_alone(held: Gradients, order: Any, scale: Any, *clip: Any) -> Any:
+    """The norm of gradients of no group, as a new array; ``clip``: they are clipped by it.
+
+    Then it is a limit and an epsilon.
+    """
+    stream = held.on_stream()
+    if stream is NOTHING:
+        return _norm_alone(held, order, scale, *clip)
+    with stream:
+        return _norm_alone(held, order, scale, *clip)
 
 
-def _norm_alone(held: Gradients, order: Any, scale: Any) -> tuple[Norm, Results | None]:
-    """The norm as a backend's array, with what makes the caller's of it."""
+def _norm_alone(held: Gradients, order: Any, scale: Any, *clip: Any) -> Any:
     made = None if held.framework.returns_views else held.outputs(None, (NORM,))
     norm = Norm(held.backend.empty(NORM.shape, NORM.dtype) if made is None else made.views[0])
-    held.backend.grad_norm(GradNorm(grads=held.views, norm_type=order, norm=norm, scale=scale))
-    return norm, made
-
-
-def clip_alone(held: Gradients, limit: Any, order: Any, eps: Any, scale: Any) -> Any:
-    """Clip gradients of no group whose norm is wanted new, and return that."""
     grads = held.views
-    with held.on_stream():
-        norm, made = _norm_alone(held, order, scale)
+    held.backend.grad_norm(GradNorm(grads=grads, norm_type=order, norm=norm, scale=scale))
+    if clip:
+        limit, eps = clip
         held.backend.clip_by_norm(
             ClipByNorm(
                 grads=grads,
@@ -106,10 +105,11 @@ def clip_alone(held: Gradients, limit: Any, order: Any, eps: Any, scale: Any) ->
                 scale=scale,
             )
         )
-        if made is None:
-            return norm
+    if made is None:
+        return norm
+    if clip:
         held.wrote()
-        return made.results()[0]
+    return made.results()[0]
 
 
 def policy_of(nonfinite: str) -> str:
