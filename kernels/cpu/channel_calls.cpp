@@ -19,10 +19,12 @@ using namespace plain;
 
 // Elements of a call from which on threads are worth being woken, and of what they take at a time.
 constexpr i64 WORTH_THREADS = 1 << 16, ITEM = 1 << 14;
+// So many items for a thread, of neighbours, so that it reads on where it is; none larger than that.
+constexpr i64 ITEMS = 8, LARGEST = 1 << 20;
 // Calls of fewer units have the pieces of each shared among the threads.
 constexpr i64 FEW_UNITS = 8;
 // Sums over samples: in so many shares at most, and so many numbers in all of them.
-constexpr i64 MOST_SHARES = 32, SHARES_LENGTH = 1 << 17;
+constexpr i64 MOST_SHARES = 8, SHARES_LENGTH = 1 << 17;
 // Rows of channels: in so many pieces at most, and so many numbers in all their sums.
 constexpr i64 MOST_SLOTS = 64, SLOTS_LENGTH = 1 << 16;
 // Elements of a channel between those of the next that are few: they count as channels of a row.
@@ -43,6 +45,7 @@ i64 size_of(i64 stride) { return stride < 0 ? -stride : stride; }
 
 char* place(const Numbers& numbers, i64 index) {
     const Axis inner = numbers.inner;
+    if (index < inner.length) return numbers.data + index * inner.stride;  // dividing takes long
     return numbers.data + index / inner.length * numbers.outer + index % inner.length * inner.stride;
 }
 
@@ -50,16 +53,19 @@ template <typename T> double number_at(const char* from) {
     return widen(reinterpret_cast<const Element<T>*>(from)->value);
 }
 
+double number_of(Dtype dtype, const char* from) {
+    return dtype == F16 ? number_at<f16>(from)
+        : dtype == BF16 ? number_at<bf16>(from)
+        : dtype == F32  ? number_at<float>(from)
+                        : number_at<double>(from);
+}
+
 double number(const Numbers& numbers, i64 index) {
-    const char* from = place(numbers, index);
-    return numbers.dtype == F16 ? number_at<f16>(from)
-        : numbers.dtype == BF16 ? number_at<bf16>(from)
-        : numbers.dtype == F32  ? number_at<float>(from)
-                                : number_at<double>(from);
+    return number_of(numbers.dtype, place(numbers, index));
 }
 
 template <typename T> void set_number_at(char* to, double value) {
-    narrow(value, reinterpret_cast<Element<T>*>(to)->value);
+    narrow(value, *reinterpret_cast<Element<T>*>(to));
 }
 
 // Rounded once; nothing if there is no such result.
@@ -71,6 +77,24 @@ void set_number(const Numbers& numbers, i64 index, double value) {
         : numbers.dtype == F32            ? set_number_at<float>
                                           : set_number_at<double>;
     run(to, value);
+}
+
+// Elements at any strides, from number `from` on, into elements without gaps.
+template <typename T> void gather_all(char* data, const Axes& axes, i64 from, i64 count, char* to) {
+    Element<T>* own = reinterpret_cast<Element<T>*>(to);
+    for_each(data, axes, from, count, [=](char* at, i64 j) {
+        own[j] = *reinterpret_cast<Element<T>*>(at);
+    });
+}
+
+// And back.
+template <typename T> void scatter_all(
+    char* data, const Axes& axes, i64 from, i64 count, char* values
+) {
+    const Element<T>* own = reinterpret_cast<Element<T>*>(values);
+    for_each(data, axes, from, count, [=](char* at, i64 j) {
+        *reinterpret_cast<Element<T>*>(at) = own[j];
+    });
 }
 
 // Sums over rows of a width, in the first row.
@@ -222,6 +246,7 @@ template <typename A> struct Shared {
     Shared(const ChannelCall& call, const ChannelKernels<A>& kernels)
         : call(call),
           kernels(kernels),
+          item(call.dtype == F64 ? 8 : call.dtype == F32 ? 4 : 2),
           layout(call),
           dy(layout.arranged(call, call.dy)),
           x(layout.arranged(call, call.x)),
@@ -237,6 +262,20 @@ template <typename A> struct Shared {
 
     bool over_samples() const { return call.groups && call.reads == Reads::PRODUCTS; }
 
+    void gather(char* data, const Axes& axes, i64 from, i64 count, char* to) const {
+        const auto run = item == 2 ? gather_all<f16>
+            : item == 4            ? gather_all<float>
+                                   : gather_all<double>;
+        run(data, axes, from, count, to);
+    }
+
+    void scatter(char* data, const Axes& axes, i64 from, i64 count, char* values) const {
+        const auto run = item == 2 ? scatter_all<f16>
+            : item == 4            ? scatter_all<float>
+                                   : scatter_all<double>;
+        run(data, axes, from, count, values);
+    }
+
     double inv_std_of(double variance) const { return 1 / __builtin_sqrt(variance + call.eps); }
 
     double known_inv_std(i64 statistic) const {
@@ -244,10 +283,10 @@ template <typename A> struct Shared {
                             : inv_std_of(number(call.var, statistic));
     }
 
-    void save(i64 statistic, const Moments& moments) {
+    void save(i64 statistic, const Moments& moments, double inv_std) {
         set_number(call.saved_mean, statistic, moments.mean());
         set_number(call.saved_var, statistic, moments.variance);
-        set_number(call.saved_inv_std, statistic, inv_std_of(moments.variance));
+        set_number(call.saved_inv_std, statistic, inv_std);
         if (moved.empty()) return;
         moved[statistic] = moments.mean();
         moved[layout.channels + statistic] = moments.variance;
@@ -270,6 +309,7 @@ template <typename A> struct Shared {
 
     const ChannelCall& call;
     const ChannelKernels<A>& kernels;
+    const i64 item;  // bytes of an element
     const Layout layout;
     const Arranged dy, x, out;
     const i64 columns, size;
@@ -287,8 +327,9 @@ private:
 
     std::vector<A> numbers(const Numbers& given, double absent) const {
         std::vector<A> found(columns, static_cast<A>(absent));
-        for (i64 j = 0; given && j < columns; ++j)
-            found[j] = static_cast<A>(number(given, j / layout.spread));
+        for (i64 c = 0; given && c < layout.channels; ++c)
+            for (i64 k = 0; k < layout.spread; ++k)
+                found[c * layout.spread + k] = static_cast<A>(number(given, c));
         return found;
     }
 
@@ -412,16 +453,18 @@ protected:
     // Sets which columns and statistics are those of a unit.
     virtual void locate(i64 index) = 0;
     // The first element of a column.
-    virtual A element(i64 column) = 0;
+    virtual double element(i64 column) = 0;
 
     double* sums(int which) { return sums_.data() + which * slots * most; }
     const double* centre() const { return centre_.data(); }
     double factor() const { return visit_ < 2 ? 1 : SMALL; }
     A* at(int which) { return numbers_.data() + which * most; }
 
-    A element_of(char* row, i64 from) const {
-        A found;
-        shared.kernels.load(shared.call.dtype, row, shared.x.columns, from, 1, &found);
+    double element_of(char* row, i64 from) const {
+        double found = 0;
+        for_each(row, shared.x.columns, from, 1, [&](char* at, i64) {
+            found = number_of(shared.call.dtype, at);
+        });
         return found;
     }
 
@@ -432,7 +475,8 @@ protected:
 
 private:
     template <typename T> void fill(T* numbers, i64 k, T value) {
-        for (i64 j = k * across; j < (k + 1) * across; ++j) numbers[j] = value;
+        const i64 end = (k + 1) * across;
+        for (i64 j = k * across; j < end; ++j) numbers[j] = value;
     }
 
     // A gradient of groups has the scale before means are taken; all else has it in the last factor.
@@ -443,11 +487,11 @@ private:
         if (forward) split(moments.centre, moments.low, &high, &low);
         fill(at(HIGH), k, high);
         fill(at(LOW), k, low);
-        for (i64 j = k * across; j < (k + 1) * across; ++j) {
-            const A scale = shared.scale[first + j];
-            at(OUTER)[j] = static_cast<A>(before ? inv_std : inv_std * scale);
-            at(SCALE)[j] = before ? scale : 1;
-        }
+        A *outer = at(OUTER) + k * across, *inner = at(SCALE) + k * across;
+        const A* scale = shared.scale.data() + first + k * across;
+        for (i64 j = 0; j < across && !forward; ++j) inner[j] = before ? scale[j] : 1;
+        for (i64 j = 0; j < across; ++j)
+            outer[j] = static_cast<A>(before ? inv_std : inv_std * scale[j]);
     }
 
     void subtract(i64 k, double of_product, double of_w) {
@@ -462,8 +506,9 @@ private:
         moments.visited(visit_, sizeof(A) == 8, shared.count, sum, squares);
         fill(centre_.data(), k, moments.centre);
         if (!moments.done) return false;
-        shared.save(statistic + k, moments);
-        use(k, moments, shared.inv_std_of(moments.variance));
+        const double inv_std = shared.inv_std_of(moments.variance);
+        shared.save(statistic + k, moments, inv_std);
+        use(k, moments, inv_std);
         return true;
     }
 
@@ -484,12 +529,6 @@ private:
     std::vector<A> numbers_;
 };
 
-// Whether elements can be read and written where they lie.
-template <typename A> bool plain_at(Dtype dtype, const char* data, i64 stride) {
-    return (sizeof(A) == 8 || dtype == F32) && stride == sizeof(A) &&
-        reinterpret_cast<uintptr_t>(data) % sizeof(A) == 0;
-}
-
 // Channels that each have lines of elements without gaps, if x is so: some of a batch norm, or all
 // of a group. A piece has lines of several channels, or a part of a long one.
 template <typename A> class Apart : public Unit<A> {
@@ -504,7 +543,7 @@ public:
     void measure(i64 piece, A* scratch) override {
         const Piece at = piece_at(piece);
         if (at.channels <= 0) return;
-        const i64 slot = piece % this->slots * this->columns + at.channel;
+        const i64 slot = at.slot * this->columns + at.channel;
         double *first = this->sums(0) + slot, *second = this->sums(1) + slot;
         const Lines x = input(this->shared.x, at, scratch, false);
         if (this->shared.call.reads == Reads::DEVIATIONS) {
@@ -512,7 +551,7 @@ public:
             for (i64 c = 0; c < at.channels; ++c) first[c] = second[c] = 0;
             // A group's channels are its lines, or one line.
             const bool one = this->across > 1 && at.lines == 1;
-            const bool gapless = one && x.channel == at.count * i64{sizeof(A)};
+            const bool gapless = one && x.channel == at.count * this->shared.item;
             const i64 lines = gapless ? 1 : one ? at.channels : at.lines;
             this->shared.kernels.deviations(
                 one ? Lines{x.data, x.channel, 0} : x, lines, one ? 1 : at.channels,
@@ -556,16 +595,16 @@ public:
             );
         if (!found.data)
             each_run(this->shared.out, at, [&](i64 k, i64 count, const Axes& axes) {
-                kernels.store(
-                    call.dtype, reinterpret_cast<A*>(out.data + k * out.channel), count,
-                    row(this->shared.out, at.channel + k), axes, at.from
+                this->shared.scatter(
+                    row(this->shared.out, at.channel + k), axes, at.from, count,
+                    out.data + k * out.channel
                 );
             });
     }
 
 private:
     struct Piece {
-        i64 channel, channels, lines, count, from;  // from which element of each channel
+        i64 slot, channel, channels, lines, count, from;  // from which element of each channel
     };
 
     Apart(Shared<A>& shared, i64 line, i64 channels)
@@ -606,6 +645,7 @@ private:
     // Neighbouring channels, so that a processor reads on where it is; not too few units of them.
     static i64 channels_of(const Shared<A>& shared) {
         if (shared.call.groups) return shared.layout.width;
+        if (shared.call.reads == Reads::NOTHING) return shared.layout.channels;
         const i64 most = parts_of(shared.layout.channels, 2 * FEW_UNITS);
         return at_most(at_least(at_most(BLOCK / line_of(shared), CHANNELS), 1), most);
     }
@@ -618,7 +658,7 @@ private:
         channel_ = index / each * this->shared.layout.channels + this->first;
     }
 
-    A element(i64 column) override { return this->element_of(row(this->shared.x, column), 0); }
+    double element(i64 column) override { return this->element_of(row(this->shared.x, column), 0); }
 
     char* row(const Array& array, i64 column) const { return row_of(array, channel_ + column); }
 
@@ -626,16 +666,17 @@ private:
 
     Piece piece_at(i64 piece) const {
         const i64 part = piece % parts_ * BLOCK, rest = piece / parts_;
-        const i64 line = rest % parts_of(lines_, several_) * several_;
-        const i64 channel = rest / parts_of(lines_, several_) * step_;
+        const i64 steps = parts_of(this->most, step_), line = rest / steps * several_;
+        const i64 channel = rest % steps * step_;
         return {
-            channel, at_most(step_, this->columns - channel), at_most(several_, lines_ - line),
+            rest / steps * parts_ + piece % parts_, channel,
+            at_most(step_, this->columns - channel), at_most(several_, lines_ - line),
             at_most(BLOCK, line_ - part), line * line_ + part,
         };
     }
 
-    static Lines in_room(A* room, const Piece& at) {
-        const i64 stride = at.count * i64{sizeof(A)};
+    Lines in_room(A* room, const Piece& at) const {
+        const i64 stride = at.count * this->shared.item;
         return {reinterpret_cast<char*>(room), stride, stride * at.lines};
     }
 
@@ -644,9 +685,10 @@ private:
         char* data = row(array, at.channel);
         const Axes& columns = array.columns;
         const int last = columns.count - 1;
-        const Axis inner = last < 0 ? Axis{1, sizeof(A)} : columns.at[last];
-        if (!plain_at<A>(this->shared.call.dtype, data, inner.stride)) return {};
-        i64 index = at.from / inner.length, stride = at.count * i64{sizeof(A)};
+        const i64 item = this->shared.item;
+        const Axis inner = last < 0 ? Axis{1, item} : columns.at[last];
+        if (inner.stride != item) return {};
+        i64 index = at.from / inner.length, stride = at.count * item;
         const i64 within = at.from % inner.length;
         if (within + at.lines * at.count > inner.length) {
             if (inner.length != at.count) return {};
@@ -654,14 +696,12 @@ private:
             if (index % outer.length + at.lines > outer.length) return {};
             stride = outer.stride;
         }
-        i64 channel = array.rows.count ? array.rows.at[array.rows.count - 1].stride : 0;
-        if ((stride | channel) % i64{sizeof(A)}) return {};
+        const i64 channel = array.rows.count ? array.rows.at[array.rows.count - 1].stride : 0;
         for (int axis = last - 1; axis >= 0; --axis) {
-            if (columns.at[axis].stride % i64{sizeof(A)}) return {};
             data += index % columns.at[axis].length * columns.at[axis].stride;
             index /= columns.at[axis].length;
         }
-        return {data + within * i64{sizeof(A)}, stride, channel};
+        return {data + within * item, stride, channel};
     }
 
     // Calls visit(channel, elements, axes): once if the channels of a piece are whole.
@@ -675,14 +715,14 @@ private:
     Lines input(const Arranged& array, const Piece& at, A* room, bool kept) const {
         const Lines found = direct(array, at);
         if (found.data) return found;
+        const Lines own = in_room(room, at);
         const auto load = [&](i64 k, i64 count, const Axes& axes) {
-            this->shared.kernels.load(
-                this->shared.call.dtype, row(array, at.channel + k), axes, at.from, count,
-                room + k * at.lines * at.count
+            this->shared.gather(
+                row(array, at.channel + k), axes, at.from, count, own.data + k * own.channel
             );
         };
         if (!kept) each_run(array, at, load);
-        return in_room(room, at);
+        return own;
     }
 
     const i64 line_, step_, lines_, several_, parts_;
@@ -750,7 +790,7 @@ private:
         this->statistic = index * this->shared.layout.groups;
     }
 
-    A element(i64 column) override {
+    double element(i64 column) override {
         return this->element_of(row_of(this->shared.x, sample_ * rows_), column);
     }
 
@@ -805,17 +845,16 @@ private:
                 number(this->OF_W, part), number(this->OUTER, part), out
             );
         for (i64 k = 0; !found.data && k < count; ++k)
-            kernels.store(
-                call.dtype, reinterpret_cast<A*>(out.data + k * out.stride), part.columns,
+            this->shared.scatter(
                 row_of(this->shared.out, sample_ * rows_ + row + k), this->shared.out.columns,
-                part.column
+                part.column, part.columns, out.data + k * out.stride
             );
     }
 
     A* number(int which, const Piece& part) { return this->at(which) + part.column; }
 
-    static Lines in_room(A* room, const Piece& part) {
-        return {reinterpret_cast<char*>(room), part.columns * i64{sizeof(A)}, 0};
+    Lines in_room(A* room, const Piece& part) const {
+        return {reinterpret_cast<char*>(room), part.columns * this->shared.item, 0};
     }
 
     // Rows where they lie, if they are one stride apart and without gaps.
@@ -823,22 +862,23 @@ private:
         const Axes &rows = array.rows, &columns = array.columns;
         const i64 first = sample_ * rows_ + row;
         char* data = row_of(array, first);
-        const i64 step = columns.count ? columns.at[0].stride : i64{sizeof(A)};
-        if (columns.count > 1 || !plain_at<A>(this->shared.call.dtype, data, step)) return {};
+        const i64 item = this->shared.item;
+        if (!has_no_gaps(columns, item)) return {};
         const Axis inner = rows.count ? rows.at[rows.count - 1] : Axis{1, 0};
-        if (first % inner.length + count > inner.length || inner.stride % i64{sizeof(A)}) return {};
-        return {data + part.column * i64{sizeof(A)}, inner.stride, 0};
+        if (first % inner.length + count > inner.length) return {};
+        return {data + part.column * item, inner.stride, 0};
     }
 
     Lines input(const Array& array, i64 row, i64 count, const Piece& part, A* room) const {
         const Lines found = direct(array, row, count, part);
         if (found.data) return found;
+        const Lines own = in_room(room, part);
         for (i64 k = 0; k < count; ++k)
-            this->shared.kernels.load(
-                this->shared.call.dtype, row_of(array, sample_ * rows_ + row + k), array.columns,
-                part.column, part.columns, room + k * part.columns
+            this->shared.gather(
+                row_of(array, sample_ * rows_ + row + k), array.columns, part.column, part.columns,
+                own.data + k * own.stride
             );
-        return in_room(room, part);
+        return own;
     }
 
     const i64 rows_, blocks_;  // of a sample; of columns
@@ -876,30 +916,36 @@ template <typename A, typename U> bool run_units(Shared<A>& shared) {
     const i64 samples = shared.layout.samples, each = U::count(shared);
     const bool cut = !small && samples * each < FEW_UNITS;
     const int threads = small ? 1 : call.threads;
+    const i64 wanted = at_least(threads * ITEMS, shared.size / LARGEST);
     std::vector<std::unique_ptr<U>> units;
     std::vector<std::unique_ptr<A[]>> scratch;
     for (int slot = 0; slot < (cut ? 1 : threads); ++slot) units.emplace_back(new U(shared));
     for (int slot = 0; slot < threads; ++slot) scratch.emplace_back(new A[3 * units[0]->room]);
     if (cut) {
         U& unit = *units[0];
-        const auto all = [&](auto work) { return share(call, unit.pieces, threads, work); };
+        const i64 items = at_most(unit.pieces, wanted);
+        const auto all = [&](auto work) {
+            return share(call, items, threads, [&](i64 item, int slot) {
+                const i64 end = unit.pieces * (item + 1) / items;
+                for (i64 k = unit.pieces * item / items; k < end; ++k) work(k, scratch[slot].get());
+            });
+        };
         for (i64 index = 0; index < samples * each; ++index) {
             unit.begin(index);
             bool more = call.reads != Reads::NOTHING;
             while (more) {
-                if (!all([&](i64 k, int slot) { unit.measure(k, scratch[slot].get()); }))
-                    return false;
+                if (!all([&](i64 k, A* room) { unit.measure(k, room); })) return false;
                 more = unit.digest();
             }
             if (call.writes == Writes::NOTHING) continue;
-            if (!all([&](i64 k, int slot) { unit.write(k, scratch[slot].get()); })) return false;
+            if (!all([&](i64 k, A* room) { unit.write(k, room); })) return false;
         }
         unit.add_samples(0, 0, shared.columns);
         return true;
     }
     // Shares of samples, of which each item has some units of a sample: their sums are its own.
     const i64 worth = at_least(shared.size / shared.shares / ITEM, 1);
-    const i64 most = call.groups ? at_least(FEW_UNITS / shared.shares, 1) : each;
+    const i64 most = at_least(wanted / shared.shares, 1);
     const i64 ranges = at_most(at_most(each, worth), most);
     return share(call, shared.shares * ranges, threads, [&](i64 item, int slot) {
         const i64 which = item / ranges, range = item % ranges;
@@ -927,5 +973,5 @@ template <typename A> bool run_in(const ChannelCall& call, const ChannelKernels<
 }  // namespace
 
 bool run_channels(const ChannelCall& call) {
-    return call.dtype == F64 ? run_in(call, *call.f64) : run_in(call, *call.f32);
+    return call.dtype == F64 ? run_in(call, *call.f64) : run_in(call, call.f32[call.dtype]);
 }

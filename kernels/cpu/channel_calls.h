@@ -26,7 +26,7 @@ enum class Writes { NOTHING, NORMALISED, DIFFERENTIATED, MULTIPLIED };
 // One call. A gradient's statistics are `mean` and `inv_std` or, with an eps, `var`; of a batch norm
 // by known statistics they are `mean` and `var`. `count`: by which given sums are divided.
 struct ChannelCall {
-    const ChannelKernels<float>* f32;  // of the instruction set
+    const ChannelKernels<float>* f32;  // of the instruction set; of f16, bf16 and f32
     const ChannelKernels<double>* f64;
     int threads;
     bool (*given_up)();  // asked now and then by the calling thread

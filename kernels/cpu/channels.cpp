@@ -9,100 +9,33 @@
 
 namespace ISA {
 
-// Calls visit(address, stride, count, which) for each run of elements that one stride leads through.
-template <typename F> INLINE void for_each_run(
-    char* data, const Axes& axes, i64 from, i64 count, F visit
-) {
-    const int last = axes.count - 1;
-    const Axis inner = last < 0 ? Axis{1, 0} : axes.at[last];
-    i64 index[MOST_AXES], rest = from / inner.length, at = from % inner.length;
-    for (int axis = last - 1; axis >= 0; --axis) {
-        index[axis] = rest % axes.at[axis].length;
-        rest /= axes.at[axis].length;
-        data += index[axis] * axes.at[axis].stride;
-    }
-    for (i64 done = 0; done < count; at = 0) {
-        const i64 left = inner.length - at, run = left < count - done ? left : count - done;
-        visit(data + at * inner.stride, inner.stride, run, done);
-        done += run;
-        for (int axis = last - 1; axis >= 0; --axis) {
-            data += axes.at[axis].stride;
-            if (++index[axis] < axes.at[axis].length) break;
-            data -= axes.at[axis].stride * axes.at[axis].length;
-            index[axis] = 0;
-        }
-    }
-}
-
-template <typename T, typename A> void load_all(
-    char* data, const Axes& axes, i64 from, i64 count, A* to
-) {
-    for_each_run(data, axes, from, count, [=](char* at, i64 stride, i64 run, i64 done) {
-        A* own = to + done;
-        if (stride == sizeof(T)) {
-            widen_run(reinterpret_cast<Element<T>*>(at), run, reinterpret_cast<Element<A>*>(own));
-        } else {
-            for (i64 j = 0; j < run; ++j)
-                own[j] = widen(reinterpret_cast<Element<T>*>(at + j * stride)->value);
-        }
-    });
-}
-
-template <typename T, typename A> void store_all(
-    const A* values, i64 count, char* data, const Axes& axes, i64 from
-) {
-    for_each_run(data, axes, from, count, [=](char* at, i64 stride, i64 run, i64 done) {
-        const A* own = values + done;
-        if (stride == sizeof(T)) {
-            narrow_run(own, run, reinterpret_cast<Element<T>*>(at));
-        } else {
-            for (i64 j = 0; j < run; ++j)
-                narrow(own[j], reinterpret_cast<Element<T>*>(at + j * stride)->value);
-        }
-    });
-}
-
-template <typename A> void load(
-    Dtype dtype, char* data, const Axes& axes, i64 from, i64 count, A* to
-) {
-    const auto run = sizeof(A) == 8 ? load_all<A, A>
-        : dtype == F16              ? load_all<f16, A>
-        : dtype == BF16             ? load_all<bf16, A>
-                                    : load_all<A, A>;
-    run(data, axes, from, count, to);
-}
-
-template <typename A> void store(
-    Dtype dtype, const A* values, i64 count, char* data, const Axes& axes, i64 from
-) {
-    const auto run = sizeof(A) == 8 ? store_all<A, A>
-        : dtype == F16              ? store_all<f16, A>
-        : dtype == BF16             ? store_all<bf16, A>
-                                    : store_all<A, A>;
-    run(values, count, data, axes, from);
-}
-
 template <typename V, typename A> INLINE V at(const A* from) {
     return read<V>(reinterpret_cast<const Element<A>*>(from));
 }
 
-template <typename A> INLINE A* line(Lines lines, i64 row, i64 channel = 0) {
-    return reinterpret_cast<A*>(lines.data + row * lines.stride + channel * lines.channel);
+template <typename T> INLINE Element<T>* line(Lines lines, i64 row, i64 channel = 0) {
+    return reinterpret_cast<Element<T>*>(lines.data + row * lines.stride + channel * lines.channel);
 }
 
-INLINE float sum_of(const float* lanes) { return (lanes[0] + lanes[2]) + (lanes[1] + lanes[3]); }
-INLINE double sum_of(const double* lanes) { return lanes[0] + lanes[1]; }
+template <typename V, typename A> INLINE void add_at(V term, A* to) {
+    write(at<V>(to) + term, reinterpret_cast<Element<A>*>(to));
+}
 
-// By halves: lanes that are half a vector apart, down to 16 bytes.
-template <typename A, int BYTES> INLINE A sum_of_vector(const A* lanes) {
-    if constexpr (BYTES > 16) {
-        typedef A Half __attribute__((vector_size(BYTES / 2)));
-        Half halves[2];
-        __builtin_memcpy(halves, lanes, sizeof halves);
-        halves[0] += halves[1];
-        return sum_of_vector<A, BYTES / 2>(reinterpret_cast<const A*>(halves));
+// Calls visit(j, V) for vectors V of columns, and for the numbers that are left.
+template <typename A, typename F> INLINE void each_column(i64 count, F visit) {
+    typedef typename VectorOf<A>::type V;
+    i64 j = 0;
+    for (; j + VectorOf<A>::length <= count; j += VectorOf<A>::length) visit(j, V{});
+    for (; j < count; ++j) visit(j, A{});
+}
+
+// By halves: lanes that are half a vector apart.
+template <typename A, int COUNT> INLINE A sum_of(typename VectorOf<A, COUNT>::type lanes) {
+    if constexpr (COUNT == 2) {
+        return lanes[0] + lanes[1];
     } else {
-        return sum_of(lanes);
+        typedef typename VectorOf<A, COUNT / 2>::type Half;
+        return sum_of<A, COUNT / 2>(converted<Half>(lanes) + converted<Half, COUNT / 2>(lanes));
     }
 }
 
@@ -118,7 +51,9 @@ template <typename A> struct Totals {
     INLINE double sum() const {
         V folded[half];
         for (int v = 0; v < half; ++v) folded[v] = vectors[v] + vectors[v + half] + rest[v];
-        return static_cast<double>(sum_of_vector<A, 64>(reinterpret_cast<const A*>(folded)));
+        for (int next = half / 2; next > 0; next /= 2)
+            for (int v = 0; v < next; ++v) folded[v] += folded[v + next];
+        return static_cast<double>(sum_of<A, length>(folded[0]));
     }
 };
 
@@ -161,18 +96,19 @@ template <typename A, typename F> INLINE void add_columns(
     }
 }
 
-// Two sums of each channel: add(row, channel) returns what adds the terms of a column, or of as many
-// as a vector has, to two totals. So few terms have one total that equal ones round alike.
-template <typename A, typename F> INLINE void sum_lines(
+// Two sums of each channel: add(row, channel, from, stop) returns what adds the terms of a column in
+// that range, or of as many as a vector has, to two totals. A lane of a total has so few terms that
+// equal ones round alike.
+template <typename A, int TERMS, typename F> INLINE void sum_lines(
     i64 rows, i64 channels, i64 count, double* first, double* second, F add
 ) {
     typedef Totals<A> T;
-    constexpr i64 most = 16 * LANES<A>;
+    constexpr i64 most = TERMS * LANES<A>;
     for (i64 c = 0; c < channels; ++c) first[c] = second[c] = 0;
     if (rows == 1 && count <= most) {  // totals stay in registers
         for (i64 c = 0; c < channels; ++c) {
             T one = {}, two = {};
-            add_columns(0, count, one, two, add(0, c));
+            add_columns(0, count, one, two, add(0, c, 0, count));
             first[c] += one.sum();
             second[c] += two.sum();
         }
@@ -201,7 +137,7 @@ template <typename A, typename F> INLINE void sum_lines(
                 held += stop - from;
                 for (i64 c = begin; c < end; ++c) {
                     T one = totals[c - begin][0], two = totals[c - begin][1];
-                    add_columns(from, stop, one, two, add(row, c));
+                    add_columns(from, stop, one, two, add(row, c, from, stop));
                     totals[c - begin][0] = one;
                     totals[c - begin][1] = two;
                 }
@@ -211,16 +147,24 @@ template <typename A, typename F> INLINE void sum_lines(
     }
 }
 
-template <typename A> void deviations(
+// Processors fetch ahead within a page.
+constexpr i64 AHEAD = 8192;
+template <typename T> INLINE void fetch(const Element<T>* from, i64 count) {
+    const char* data = reinterpret_cast<const char*>(from) + AHEAD;
+    for (i64 k = 0; k < count * i64{sizeof(T)}; k += 64) __builtin_prefetch(data + k);
+}
+
+template <typename T, typename A> void deviations(
     Lines x, i64 rows, i64 channels, i64 count, double factor, const double* centre,
     double* first, double* second
 ) {
-    sum_lines<double>(rows, channels, count, first, second, [=](i64 row, i64 channel) {
-        const A* own = line<A>(x, row, channel);
+    constexpr int TERMS = sizeof(A) == 8 ? 16 : 64;
+    sum_lines<double, TERMS>(rows, channels, count, first, second, [=](i64 row, i64 channel, i64 from, i64 stop) {
+        const Element<T>* own = line<T>(x, row, channel);
+        fetch(own + from, stop - from);
         const double middle = centre[channel];
         return [=](i64 j, auto& one, auto& two) __attribute__((always_inline)) {
-            typedef Plain<decltype(one)> V;
-            V deviation = at<V>(own + j);
+            auto deviation = read<Plain<decltype(one)>>(own + j);
             if (sizeof(A) == 8) deviation *= factor;
             deviation -= middle;
             one += deviation;
@@ -229,102 +173,107 @@ template <typename A> void deviations(
     });
 }
 
-template <typename A> void products(
+template <typename T, typename A> void products(
     Lines dy, Lines x, i64 rows, i64 channels, i64 count, const A* mean, const A* inv_std,
     double* first, double* second
 ) {
-    sum_lines<A>(rows, channels, count, first, second, [=](i64 row, i64 channel) {
-        const A *gradient = line<A>(dy, row, channel), *own = line<A>(x, row, channel);
+    sum_lines<A, 16>(rows, channels, count, first, second, [=](i64 row, i64 channel, i64 from, i64 stop) {
+        const Element<T> *gradient = line<T>(dy, row, channel), *own = line<T>(x, row, channel);
+        fetch(gradient + from, stop - from);
+        fetch(own + from, stop - from);
         const A middle = mean[channel], factor = inv_std[channel];
         return [=](i64 j, auto& one, auto& two) __attribute__((always_inline)) {
             typedef Plain<decltype(one)> V;
-            const V g = at<V>(gradient + j);
-            one += g * ((at<V>(own + j) - middle) * factor);
+            const V g = read<V>(gradient + j);
+            one += g * ((read<V>(own + j) - middle) * factor);
             two += g;
         };
     });
 }
 
-template <typename A> INLINE A derivative(
-    A dy, A x, A mean, A inv_std, A scale, A of_product, A of_w, A outer
+template <typename V, typename N> INLINE V derivative(
+    V dy, V x, N mean, N inv_std, N scale, N of_product, N of_w, N outer
 ) {
     return (dy * scale - ((x - mean) * inv_std * of_product + of_w)) * outer;
 }
 
-template <typename A> void normalise(
+template <typename T, typename A> void normalise(
     Lines x, i64 rows, i64 channels, i64 count, const A* high, const A* low, const A* factor,
     const A* bias, Lines y
 ) {
     for (i64 r = 0; r < rows; ++r)
         for (i64 c = 0; c < channels; ++c) {
-            const A* own = line<A>(x, r, c);
+            const Element<T>* own = line<T>(x, r, c);
             const A high_ = high[c], low_ = low[c], factor_ = factor[c], bias_ = bias[c];
-            A* to = line<A>(y, r, c);
-            INDEPENDENT
-            for (i64 j = 0; j < count; ++j) to[j] = (own[j] - high_ - low_) * factor_ + bias_;
+            write_columns<A>(count, line<T>(y, r, c), [=](i64 j, auto kind) INLINED {
+                return (read<decltype(kind)>(own + j) - high_ - low_) * factor_ + bias_;
+            });
         }
 }
 
-template <typename A> void differentiate(
+template <typename T, typename A> void differentiate(
     Lines dy, Lines x, i64 rows, i64 channels, i64 count, const A* mean, const A* inv_std,
     const A* scale, const A* of_product, const A* of_w, const A* outer, Lines dx
 ) {
     for (i64 r = 0; r < rows; ++r)
         for (i64 c = 0; c < channels; ++c) {
-            const A *gradient = line<A>(dy, r, c), *own = line<A>(x, r, c);
+            const Element<T> *gradient = line<T>(dy, r, c), *own = line<T>(x, r, c);
             const A mean_ = mean[c], inv_std_ = inv_std[c], scale_ = scale[c];
             const A of_product_ = of_product[c], of_w_ = of_w[c], outer_ = outer[c];
-            A* to = line<A>(dx, r, c);
-            INDEPENDENT
-            for (i64 j = 0; j < count; ++j)
-                to[j] = derivative(
-                    gradient[j], own[j], mean_, inv_std_, scale_, of_product_, of_w_, outer_
+            write_columns<A>(count, line<T>(dx, r, c), [=](i64 j, auto kind) INLINED {
+                typedef decltype(kind) V;
+                return derivative(
+                    read<V>(gradient + j), read<V>(own + j), mean_, inv_std_, scale_, of_product_,
+                    of_w_, outer_
                 );
+            });
         }
 }
 
-template <typename A> void multiply(
+template <typename T, typename A> void multiply(
     Lines dy, i64 rows, i64 channels, i64 count, const A* outer, Lines dx
 ) {
     for (i64 r = 0; r < rows; ++r)
         for (i64 c = 0; c < channels; ++c) {
-            const A *gradient = line<A>(dy, r, c), outer_ = outer[c];
-            A* to = line<A>(dx, r, c);
-            INDEPENDENT
-            for (i64 j = 0; j < count; ++j) to[j] = gradient[j] * outer_;
+            const Element<T>* gradient = line<T>(dy, r, c);
+            const A outer_ = outer[c];
+            write_columns<A>(count, line<T>(dx, r, c), [=](i64 j, auto kind) INLINED {
+                return read<decltype(kind)>(gradient + j) * outer_;
+            });
         }
 }
 
-template <typename A> void deviations_of_rows(
+template <typename T, typename A> void deviations_of_rows(
     Lines x, i64 rows, i64 count, double factor, const double* centre, double* first,
     double* second
 ) {
     for (i64 r = 0; r < rows; ++r) {
-        const A* row = line<A>(x, r);
-        INDEPENDENT
-        for (i64 j = 0; j < count; ++j) {
-            double deviation = row[j];
+        const Element<T>* row = line<T>(x, r);
+        each_column<double>(count, [=](i64 j, auto kind) INLINED {
+            typedef decltype(kind) V;
+            V deviation = read<V>(row + j);
             if (sizeof(A) == 8) deviation *= factor;
-            deviation -= centre[j];
-            first[j] += deviation;
-            second[j] += deviation * deviation;
-        }
+            deviation -= at<V>(centre + j);
+            add_at(deviation, first + j);
+            add_at(deviation * deviation, second + j);
+        });
     }
 }
 
-template <typename A> void products_of_rows(
+template <typename T, typename A> void products_of_rows(
     Lines dy, Lines x, i64 rows, i64 count, const A* mean, const A* inv_std, double* first,
     double* second
 ) {
     A product[COLUMNS], plain[COLUMNS];
     for (i64 j = 0; j < count; ++j) product[j] = plain[j] = 0;
     for (i64 r = 0; r < rows; ++r) {
-        const A *gradient = line<A>(dy, r), *row = line<A>(x, r);
-        INDEPENDENT
-        for (i64 j = 0; j < count; ++j) {
-            product[j] += gradient[j] * ((row[j] - mean[j]) * inv_std[j]);
-            plain[j] += gradient[j];
-        }
+        const Element<T> *gradient = line<T>(dy, r), *row = line<T>(x, r);
+        each_column<A>(count, [&](i64 j, auto kind) INLINED {
+            typedef decltype(kind) V;
+            const V g = read<V>(gradient + j);
+            add_at(g * ((read<V>(row + j) - at<V>(mean + j)) * at<V>(inv_std + j)), product + j);
+            add_at(g, plain + j);
+        });
     }
     for (i64 j = 0; j < count; ++j) {
         first[j] += static_cast<double>(product[j]);
@@ -332,62 +281,64 @@ template <typename A> void products_of_rows(
     }
 }
 
-template <typename A> void normalise_rows(
+template <typename T, typename A> void normalise_rows(
     Lines x, i64 rows, i64 count, const A* high, const A* low, const A* factor, const A* bias,
     Lines y
 ) {
     for (i64 r = 0; r < rows; ++r) {
-        const A* row = line<A>(x, r);
-        A* to = line<A>(y, r);
-        INDEPENDENT
-        for (i64 j = 0; j < count; ++j)
-            to[j] = (row[j] - high[j] - low[j]) * factor[j] + bias[j];
+        const Element<T>* row = line<T>(x, r);
+        write_columns<A>(count, line<T>(y, r), [=](i64 j, auto kind) INLINED {
+            typedef decltype(kind) V;
+            const V distance = read<V>(row + j) - at<V>(high + j) - at<V>(low + j);
+            return distance * at<V>(factor + j) + at<V>(bias + j);
+        });
     }
 }
 
-template <typename A> void differentiate_rows(
+template <typename T, typename A> void differentiate_rows(
     Lines dy, Lines x, i64 rows, i64 count, const A* mean, const A* inv_std, const A* scale,
     const A* of_product, const A* of_w, const A* outer, Lines dx
 ) {
     for (i64 r = 0; r < rows; ++r) {
-        const A *gradient = line<A>(dy, r), *row = line<A>(x, r);
-        A* to = line<A>(dx, r);
-        INDEPENDENT
-        for (i64 j = 0; j < count; ++j)
-            to[j] = derivative(
-                gradient[j], row[j], mean[j], inv_std[j], scale[j], of_product[j], of_w[j],
-                outer[j]
+        const Element<T> *gradient = line<T>(dy, r), *row = line<T>(x, r);
+        write_columns<A>(count, line<T>(dx, r), [=](i64 j, auto kind) INLINED {
+            typedef decltype(kind) V;
+            return derivative(
+                read<V>(gradient + j), read<V>(row + j), at<V>(mean + j), at<V>(inv_std + j),
+                at<V>(scale + j), at<V>(of_product + j), at<V>(of_w + j), at<V>(outer + j)
             );
+        });
     }
 }
 
-template <typename A> void multiply_rows(
+template <typename T, typename A> void multiply_rows(
     Lines dy, i64 rows, i64 count, const A* outer, Lines dx
 ) {
     for (i64 r = 0; r < rows; ++r) {
-        const A* gradient = line<A>(dy, r);
-        A* to = line<A>(dx, r);
-        INDEPENDENT
-        for (i64 j = 0; j < count; ++j) to[j] = gradient[j] * outer[j];
+        const Element<T>* gradient = line<T>(dy, r);
+        write_columns<A>(count, line<T>(dx, r), [=](i64 j, auto kind) INLINED {
+            typedef decltype(kind) V;
+            return read<V>(gradient + j) * at<V>(outer + j);
+        });
     }
 }
 
-template <typename A> constexpr ChannelKernels<A> kernels = {
-    load<A>,
-    store<A>,
-    deviations<A>,
-    products<A>,
-    normalise<A>,
-    differentiate<A>,
-    multiply<A>,
-    deviations_of_rows<A>,
-    products_of_rows<A>,
-    normalise_rows<A>,
-    differentiate_rows<A>,
-    multiply_rows<A>,
+template <typename T, typename A> constexpr ChannelKernels<A> kernels = {
+    deviations<T, A>,
+    products<T, A>,
+    normalise<T, A>,
+    differentiate<T, A>,
+    multiply<T, A>,
+    deviations_of_rows<T, A>,
+    products_of_rows<T, A>,
+    normalise_rows<T, A>,
+    differentiate_rows<T, A>,
+    multiply_rows<T, A>,
 };
 
-const ChannelKernels<float> channel_kernels_f32 = kernels<float>;
-const ChannelKernels<double> channel_kernels_f64 = kernels<double>;
+const ChannelKernels<float> channel_kernels_f32[3] = {
+    kernels<f16, float>, kernels<bf16, float>, kernels<float, float>,
+};
+const ChannelKernels<double> channel_kernels_f64 = kernels<double, double>;
 
 }  // namespace ISA

@@ -14,8 +14,8 @@ struct Lines {
     i64 stride, channel;
 };
 
-// Loops over elements in A, the dtype of the computation. Numbers are one of each channel; an output
-// may be an input.
+// Loops over elements of one dtype, in A, that of the computation. Numbers are one of each channel;
+// an output may be an input.
 //
 //   deviations     sums of d and of d^2, with d = x * factor - centre
 //   products       sums of dy * xhat and of dy, with xhat = (x - mean) * inv_std
@@ -23,10 +23,6 @@ struct Lines {
 //   differentiate  dx = (dy * scale - (xhat * of_product + of_w)) * outer
 //   multiply       dx = dy * outer
 template <typename A> struct ChannelKernels {
-    // `count` of the elements that the axes lead to, from number `from` on.
-    void (*load)(Dtype dtype, char* data, const Axes& axes, i64 from, i64 count, A* to);
-    void (*store)(Dtype dtype, const A* values, i64 count, char* data, const Axes& axes, i64 from);
-
     // Lines of `count` elements of each channel; sums are written.
     void (*deviations)(
         Lines x, i64 lines, i64 channels, i64 count, double factor, const double* centre,
@@ -70,14 +66,14 @@ template <typename A> struct ChannelKernels {
 };
 
 namespace baseline {
-extern const ChannelKernels<float> channel_kernels_f32;
+extern const ChannelKernels<float> channel_kernels_f32[3];
 extern const ChannelKernels<double> channel_kernels_f64;
 }
 namespace x86_64_v3 {
-extern const ChannelKernels<float> channel_kernels_f32;
+extern const ChannelKernels<float> channel_kernels_f32[3];
 extern const ChannelKernels<double> channel_kernels_f64;
 }
 namespace x86_64_v4 {
-extern const ChannelKernels<float> channel_kernels_f32;
+extern const ChannelKernels<float> channel_kernels_f32[3];
 extern const ChannelKernels<double> channel_kernels_f64;
 }

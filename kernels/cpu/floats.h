@@ -43,33 +43,43 @@ INLINE float widen(float x) { return x; }
 INLINE double widen(double x) { return x; }
 INLINE float widen(bf16 x) { return bits_of<float>(static_cast<uint32_t>(x.bits) << 16); }
 
+// What follows is of one number, or of a vector F of them, whose bits are U.
+
 // A subnormal number is a difference of normal ones, which no processor flushes to zero.
-INLINE float widen(f16 x) {
-    const uint32_t size = static_cast<uint32_t>(x.bits & 0x7fff) << 13;
-    const bool is_subnormal = size < (1u << 23), is_finite = size < (31u << 23);
-    const uint32_t moved = size + ((is_subnormal ? 113u : is_finite ? 112u : 224u) << 23);
-    const float value = bits_of<float>(moved) - (is_subnormal ? bits_of<float>(113u << 23) : 0.0f);
-    const uint32_t sign = static_cast<uint32_t>(x.bits & 0x8000) << 16;
-    return bits_of<float>(bits_of<uint32_t>(value) | sign);
+template <typename F, typename U> INLINE F widen_f16(U bits) {
+    const U size = (bits & 0x7fff) << 13;
+    const auto is_subnormal = size < (1u << 23), is_finite = size < (31u << 23);
+    const U more = is_subnormal ? U{} + 113 : is_finite ? U{} + 112 : U{} + 224;
+    const F excess = is_subnormal ? F{} + bits_of<float>(113u << 23) : F{};
+    const F value = bits_of<F>(size + (more << 23)) - excess;
+    return bits_of<F>(bits_of<U>(value) | (bits & 0x8000) << 16);
 }
+
+template <typename F, typename U> INLINE U narrow_to_bf16(F x) {
+    const U bits = bits_of<U>(x), rounded = bits + 0x7fff + ((bits >> 16) & 1);
+    return (x != x ? bits | 0x400000 : rounded) >> 16;
+}
+
+template <typename F, typename U> INLINE U narrow_to_f16(F x) {
+    const U all = bits_of<U>(x), size = all & 0x7fffffff;
+    // Half of float32's places are those of float16's smallest number where 1/2 is added.
+    const U subnormal = bits_of<U>(bits_of<F>(size) + 0.5f) - (126u << 23);
+    const U normal = (size + ((size >> 13) & 1) - ((112u << 23) - 0xfff)) >> 13;
+    const U finite = size < (113u << 23) ? subnormal : normal;
+    const U beyond = size > 0x7f800000u ? U{} + 0x7e00 : U{} + 0x7c00;
+    return (size < (143u << 23) ? finite : beyond) | (all >> 16 & 0x8000);
+}
+
+INLINE float widen(f16 x) { return widen_f16<float, uint32_t>(x.bits); }
 
 INLINE void narrow(float x, float& to) { to = x; }
 INLINE void narrow(double x, double& to) { to = x; }
 
 INLINE void narrow(float x, bf16& to) {
-    const uint32_t bits = bits_of<uint32_t>(x);
-    const uint32_t rounded = bits + 0x7fff + ((bits >> 16) & 1);
-    to.bits = static_cast<uint16_t>((x != x ? bits | 0x400000 : rounded) >> 16);
+    to.bits = static_cast<uint16_t>(narrow_to_bf16<float, uint32_t>(x));
 }
-
 INLINE void narrow(float x, f16& to) {
-    const uint32_t all = bits_of<uint32_t>(x), size = all & 0x7fffffff;
-    // Half of float32's places are those of float16's smallest number where 1/2 is added.
-    const uint32_t subnormal = bits_of<uint32_t>(bits_of<float>(size) + 0.5f) - (126u << 23);
-    const uint32_t normal = (size + ((size >> 13) & 1) - ((112u << 23) - 0xfff)) >> 13;
-    const uint32_t finite = size < (113u << 23) ? subnormal : normal;
-    const uint32_t beyond = size > 0x7f800000u ? 0x7e00u : 0x7c00u;
-    to.bits = static_cast<uint16_t>((size < (143u << 23) ? finite : beyond) | (all >> 16 & 0x8000));
+    to.bits = static_cast<uint16_t>(narrow_to_f16<float, uint32_t>(x));
 }
 
 // Float64 to float32, with an odd last bit if it is not exact: rounded again, to float16, it is what

@@ -27,7 +27,7 @@ struct InstructionSet {
 };
 
 #define KERNELS(set)                                                                    \
-    set::row_kernels, &set::channel_kernels_f32, &set::channel_kernels_f64, &set::list_kernels
+    set::row_kernels, set::channel_kernels_f32, &set::channel_kernels_f64, &set::list_kernels
 
 #ifdef GRADKIT_X86_64
 const InstructionSet instruction_sets[] = {

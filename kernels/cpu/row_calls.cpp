@@ -16,8 +16,9 @@ namespace {
 
 using namespace plain;
 
-// Elements of a call from which on threads are worth being woken, and of the pieces that they take.
-constexpr i64 WORTH_THREADS = 1 << 16, PIECE = 1 << 14;
+// Elements of a call from which on threads are worth being woken, and of a piece, at least and at
+// most; so many pieces for a thread, so that it reads on where it is.
+constexpr i64 WORTH_THREADS = 1 << 16, PIECE = 1 << 14, LARGEST = 1 << 20, PIECES = 8;
 // Shares of a gradient, each with sums of its own in float64: at most so many, of so many elements
 // at least, and all of them no longer than that.
 constexpr i64 MOST_SHARES = 32, LEAST_SHARE = 1 << 14, SHARES_LENGTH = 1 << 18;
@@ -47,7 +48,7 @@ template <typename P> void narrow_all(
     const double* values, const Array& array, i64 from, i64 count
 ) {
     for_each(array.data, array.columns, from, count, [=](char* to, i64 j) {
-        narrow(values[j], reinterpret_cast<Element<P>*>(to)->value);
+        narrow(values[j], *reinterpret_cast<Element<P>*>(to));
     });
 }
 
@@ -116,7 +117,7 @@ public:
         : Call(setting, call),
           call_(call),
           work_(kernels.*work),
-          step_(at_least(PIECE / call.width, 1)) {}
+          step_(step(setting.rows / (threads * PIECES), call.width)) {}
 
     void work(i64 item, int slot) override {
         const i64 begin = item * step_;
@@ -126,6 +127,10 @@ public:
     bool run() { return share(parts_of(setting.rows, step_)); }
 
 private:
+    static i64 step(i64 rows, i64 width) {
+        return at_least(at_most(rows, LARGEST / width), at_least(PIECE / width, 1));
+    }
+
     const C& call_;
     Work work_;
     i64 step_;

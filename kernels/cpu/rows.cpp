@@ -46,7 +46,7 @@ template <typename T, typename F> INLINE void narrow_all(
         write_run(count, reinterpret_cast<Element<T>*>(data) + from, value);
     } else {
         for_each(data, axes, from, count, [=](char* to, i64 j) INLINED {
-            narrow(value(j), reinterpret_cast<Element<T>*>(to)->value);
+            narrow(value(j), *reinterpret_cast<Element<T>*>(to));
         });
     }
 }

@@ -23,20 +23,9 @@ template <typename A> constexpr i64 RUN = 8 * LANES<A>;
 template <typename A> constexpr i64 CHUNK = 4 * RUN<A>;
 constexpr int MOST_CHUNKS = 64;  // so at most 32,768 columns are summed at a time
 
-template <typename A> struct VectorOf {
-    typedef A type __attribute__((vector_size(VECTOR_BYTES)));
-    static constexpr int length = VECTOR_BYTES / sizeof(A);
-};
-
-// As many numbers of A as V has.
-template <typename V, typename A> struct PartOf;
-template <typename A> struct PartOf<float, A> { typedef A type; };
-template <typename A> struct PartOf<double, A> { typedef A type; };
-template <typename A> struct PartOf<VectorOf<float>::type, A> {
-    typedef A type __attribute__((vector_size(VECTOR_BYTES / sizeof(float) * sizeof(A))));
-};
-template <typename A> struct PartOf<VectorOf<double>::type, A> {
-    typedef A type __attribute__((vector_size(VECTOR_BYTES / sizeof(double) * sizeof(A))));
+template <typename A, int COUNT = VECTOR_BYTES / sizeof(A)> struct VectorOf {
+    typedef A type __attribute__((vector_size(COUNT * sizeof(A))));
+    static constexpr int length = COUNT;
 };
 
 template <typename V> struct PlainOf {
@@ -47,26 +36,99 @@ template <typename V> struct PlainOf<V&> {
 };
 template <typename V> using Plain = typename PlainOf<V>::type;
 
-// A number, or a vector of them, from where it lies.
-template <typename V, typename A> INLINE V read(const Element<A>* from) {
-    typename PartOf<V, A>::type found;
-    __builtin_memcpy(&found, from, sizeof found);
-    if constexpr (sizeof(V) <= sizeof(double) || sizeof found == sizeof(V))
-        return static_cast<V>(found);
-    // One instruction from GCC, which makes several of __builtin_convertvector.
-    else if constexpr (sizeof(V) == 16)
-        return V{found[0], found[1]};
-    else if constexpr (sizeof(V) == 32)
-        return V{found[0], found[1], found[2], found[3]};
-    else
-        return V{
-            found[0], found[1], found[2], found[3], found[4], found[5], found[6], found[7],
-        };
+template <int... I> struct Indices {};
+template <int N, int... I> struct UpTo : UpTo<N - 1, N - 1, I...> {};
+template <int... I> struct UpTo<0, I...> {
+    typedef Indices<I...> type;
+};
+template <typename V> constexpr int LENGTH = sizeof(V) / sizeof(V{}[0]);
+
+// From number FIRST on. One instruction from GCC, which makes several of __builtin_convertvector.
+template <typename V, int FIRST, typename From, int... I> INLINE V converted(
+    From from, Indices<I...>
+) {
+    return V{from[FIRST + I]...};
+}
+template <typename V, int FIRST = 0, typename From> INLINE V converted(From from) {
+    return converted<V, FIRST>(from, typename UpTo<LENGTH<V>>::type());
 }
 
-template <typename V, typename A> INLINE void write(V value, Element<A>* to) {
-    static_assert(sizeof(V) % sizeof(A) == 0, "of one type");
-    __builtin_memcpy(to, &value, sizeof value);
+// Vectors of 16-bit numbers.
+template <int COUNT> struct Halves {
+    typedef typename VectorOf<uint16_t, COUNT>::type Stored;
+    typedef typename VectorOf<uint32_t, COUNT>::type Bits;
+    typedef typename VectorOf<float, COUNT>::type Floats;
+    typedef short EightHalves __attribute__((vector_size(16)));
+
+    static INLINE Floats widened(Stored from, bf16) {
+        return bits_of<Floats>(converted<Bits>(from) << 16);
+    }
+    static INLINE Floats widened(Stored from, f16) {
+#if CONVERTS_F16
+        if constexpr (COUNT == AT_ONCE)
+            return TO_FLOATS(bits_of<HalvesAtOnce>(from));
+        else if constexpr (COUNT == 8)
+            return __builtin_ia32_vcvtph2ps256(bits_of<EightHalves>(from));
+#endif
+        return widen_f16<Floats>(converted<Bits>(from));
+    }
+    static INLINE Stored narrowed(Floats from, bf16) {
+        return __builtin_convertvector(narrow_to_bf16<Floats, Bits>(from), Stored);
+    }
+    static INLINE Stored narrowed(Floats from, f16) {
+#if CONVERTS_F16
+        if constexpr (COUNT == AT_ONCE)
+            return bits_of<Stored>(TO_HALVES(from));
+#endif
+        return __builtin_convertvector(narrow_to_f16<Floats, Bits>(from), Stored);
+    }
+};
+
+// A number, or a vector of them, from where it lies.
+template <typename V, typename T> INLINE V read(const Element<T>* from) {
+    if constexpr (sizeof(V) <= sizeof(double)) {
+        return static_cast<V>(widen(from->value));
+    } else if constexpr (sizeof(T) == 2) {
+        typedef Halves<LENGTH<V>> H;
+        typename H::Stored found;
+        __builtin_memcpy(&found, from, sizeof found);
+        return converted<V>(H::widened(found, T{}));
+    } else {
+        typename VectorOf<T, LENGTH<V>>::type found;
+        __builtin_memcpy(&found, from, sizeof found);
+        if constexpr (sizeof found == sizeof(V)) return found;
+        else return converted<V>(found);
+    }
+}
+
+// Rounded to nearest.
+template <typename V, typename T> INLINE void write(V value, Element<T>* to) {
+    if constexpr (sizeof(V) <= sizeof(double)) {
+        narrow(value, *to);
+    } else if constexpr (sizeof(T) == 2) {
+        const auto found = Halves<LENGTH<V>>::narrowed(value, T{});
+        __builtin_memcpy(to, &found, sizeof found);
+    } else {
+        static_assert(sizeof(V) == LENGTH<V> * sizeof(T), "of one type");
+        __builtin_memcpy(to, &value, sizeof value);
+    }
+}
+
+// Writes value(j, V) to `count` columns, a vector V at a time; the last one is at the end, over the
+// one before it. An output may be an input, whose last columns are read first.
+template <typename A, typename T, typename F> INLINE void write_columns(
+    i64 count, Element<T>* to, F value
+) {
+    typedef typename VectorOf<A>::type V;
+    const i64 last = count - VectorOf<A>::length;
+    if (last < 0) {
+        INDEPENDENT
+        for (i64 j = 0; j < count; ++j) write(value(j, A{}), to + j);
+        return;
+    }
+    const V end = value(last, V{});
+    for (i64 j = 0; j < last; j += VectorOf<A>::length) write(value(j, V{}), to + j);
+    write(end, to + last);
 }
 
 struct Sums {
