@@ -36,7 +36,7 @@ Fields: TypeAlias = Iterator[dict[str, Any]]  # of calls; also such as a record 
 
 _PACKS = 8, 4, 2  # elements; of the widest dtypes, the first are several packs
 _WIDTHS = (  # of rows, for each way to hold one: of packs of elements, then of single ones
-    *(length + pack for pack in _PACKS for length in (32, 4080, 6128, 12272, 32752)),
+    *(length + pack for pack in _PACKS for length in (32, 4080, 6128, 8176, 12272, 32752)),
     *(31, 2047, 4095, 5119, 8191, 10239, 32767),
 )
 _RUNS = (*(56 + pack for pack in _PACKS), 63)

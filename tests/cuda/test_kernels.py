@@ -108,7 +108,7 @@ COUNTED = {file for file, _ in combinations(*records("rows"))}
 # and not on the newest, or the other way round; `make machine-code` compiles most for one of them.
 # On the others one combination of each file's first choice of dtypes and of every n-th, another one
 # on each.
-EVERY = {90: 3, min(ARCHITECTURES): 7, max(ARCHITECTURES): 7}
+EVERY = {90: 7, min(ARCHITECTURES): 13, max(ARCHITECTURES): 13}
 EVERY_BETWEEN = 5
 EVERYTHING = os.environ.get("GRADKIT_NVRTC") == "all"
 

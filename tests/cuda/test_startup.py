@@ -26,7 +26,7 @@ from tests.tolerances import DTYPES
 
 # Odd to vectors or not; short, long, longer, too long.
 WIDTHS = (5, 64, 65, 512, 4095, 4099, 5120, 7001, 8192, 8193, 12288, 14337, 16392)
-WIDTHS += tuple(16 * packs + rest for packs in (2, 256, 760, 1025) for rest in (2, 4))
+WIDTHS += tuple(16 * packs + rest for packs in (2, 256, 512, 760, 1025) for rest in (2, 4))
 ORDERS = (1, 2, POWER, np.inf)
 
 
