@@ -272,6 +272,8 @@ class Opened(Given):
         gapless = written and self.call.plan.gapless
         if self.numbers or not gapless or type(written[0][1]) is np.ndarray:
             return False
+        if not all(memory.is_writable(view) for _, view in written):
+            return False
         each = ([view for _, view in named] for named in (written, read))
         return memory.whole_and_apart(self.backend, *each)
 

@@ -53,9 +53,14 @@ def overlaps_itself(array: Array) -> bool:
     return False
 
 
+def is_writable(array: Array) -> bool:
+    """Whether its library lets it be written; CuPy always does."""
+    return bool(getattr(array.flags, "writeable", True))
+
+
 def writable(array: Array, label: str, instead: str) -> None:
     """Raise unless every element of the array can be written on its own."""
-    if not getattr(array.flags, "writeable", True):
+    if not is_writable(array):
         raise ValueError(f"{label} is read-only, but it would be written in place; {instead}")
     if overlaps_itself(array):
         raise ValueError(

@@ -131,7 +131,7 @@ def test_an_interrupted_call_has_written_all_or_nothing(backend, function, monke
         return a, good(function, a)
 
     lines, wrote = interrupted_everywhere(make_arguments, function)
-    assert lines > 30
+    assert lines > 20
     assert 0 < wrote < lines
 
 
