@@ -101,7 +101,7 @@ check: lint check-package test test-ptx-fast machine-code test-slow ## lint and 
 # Packages that cannot share an environment are in separate ones: .venv-NAME.
 
 .PHONY: bench bench-gpu bench-ranks bench-record fuzz lock mutants mutants-driver mutants-fast mutants-interop mutants-kernels pictures sanitize-cpu \
-	sanitize-cpu-fast sanitize-gpu soak test-cudnn test-driver test-driver-fast test-gpu test-interop test-onnxruntime test-ptx test-ranks
+	sanitize-cpu-fast sanitize-gpu soak test-arm test-cudnn test-driver test-driver-fast test-gpu test-interop test-onnxruntime test-ptx test-ranks
 
 MINUTES := 10
 
@@ -181,6 +181,10 @@ sanitize-cpu: $(STAMP) ## the compiled CPU backend under address, behaviour and 
 
 sanitize-cpu-fast: $(STAMP) ## a part of it: layouts, 16-bit numbers, long rows
 	tests/native/sanitize.sh $(BIN)/python $(OF_COMPILED) -k 'layouts or 16_bit or as_many or instruction'
+
+test-arm: $(STAMP) ## the compiled CPU backend on 64-bit ARM, in an emulated processor (Debian: tests/native/arm.sh says what it needs)
+	tests/native/arm.sh $(BIN)/python $(OF_COMPILED) --numprocesses auto --dist worksteal \
+		-k '(compiled or test_compiled) and not forked' tests/values/test_oracle.py
 
 sanitize-gpu: ## run compute-sanitizer's four tools on every kernel (at most 10 min)
 	tests/sanitize.sh $(or $(GPU_PYTHON),python3)
