@@ -29,7 +29,7 @@ sed -E 's/ *\\$//; /^ *--hash/d' requirements/ci.txt > "$out/constraints.txt"
 "$python" -m pip install --quiet --disable-pip-version-check --upgrade --target "$out/site" --python-version $version \
     --only-binary=:all: --platform manylinux_2_28_aarch64 --platform manylinux_2_27_aarch64 \
     --platform manylinux2014_aarch64 --constraint "$out/constraints.txt" \
-    array-api-strict hypothesis ml-dtypes mpmath numpy pytest pytest-xdist 2> /dev/null
+    array-api-strict hypothesis ml-dtypes mpmath numpy pytest pytest-xdist
 
 echo "The compiled backend for ARM"
 "$bin/cmake" -S . -B "$out/cmake" -G Ninja -DCMAKE_MAKE_PROGRAM="$bin/ninja" -DCMAKE_SYSTEM_NAME=Linux \
