@@ -104,14 +104,9 @@ __device__ __forceinline__ u32 add_in_single(const Held<S, T, N>& held, const Fa
     return left;
 }
 
-struct Add : Op {
+struct Add : ReadsBoth {
     Factor scale;
     __device__ explicit Add(double scale) : scale(scale) {}
-    template <typename S, typename T, int N>
-    __device__ __forceinline__ void fetch(Held<S, T, N>& held, const S* grad, const T* buffer) {
-        held.source = load<N>(grad);
-        held.target = load<N>(buffer);
-    }
     template <typename S, typename T, int N>
     __device__ __forceinline__ void finish(const Held<S, T, N>& held, const S*, T* buffer) {
         write<N>(buffer, result_of(held));
@@ -134,11 +129,7 @@ struct Add : Op {
     }
 };
 
-struct Overwrite : Op {
-    template <typename S, typename T, int N>
-    __device__ __forceinline__ void fetch(Held<S, T, N>& held, const S* grad, const T*) {
-        held.source = load<N>(grad);
-    }
+struct Overwrite : ReadsSource {
     template <typename S, typename T, int N>
     __device__ __forceinline__ void finish(const Held<S, T, N>& held, const S*, T* buffer) {
         write<N>(buffer, converted(held));

@@ -27,13 +27,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1) finish_stats(
     const double* partials, const double* centre, double* mean, double* var, i64 shares,
     i64 channels, i64 count
 ) {
-    __shared__ double tile[1024];
-    const double* squares = partials + shares * channels;
-    each_column(channels, [&](i64 channel) {
-        const double distance = column_total(partials, shares, channels, channel, tile) / count;
-        const double second = column_total(squares, shares, channels, channel, tile) / count;
-        if (threadIdx.y != 0 || channel >= channels) return;
-        const double first = correction_of<A>(distance, centre + channel);
+    each_moments<A>(partials, centre, shares, channels, count, [&](i64 channel, double first, double second) {
         const double variance = fused(-first, first, second);
         mean[channel] = centre[channel] + first;
         var[channel] = variance < 0 ? 0 : variance;

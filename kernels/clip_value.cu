@@ -8,13 +8,9 @@
 
 #include "list_walk.cuh"
 
-struct Clamp : Op {
+struct Clamp : ReadsSource {
     double limit;
     __device__ explicit Clamp(double limit) : limit(limit) {}
-    template <typename T, int N>
-    __device__ __forceinline__ void fetch(Held<T, T, N>& held, const T* source, const T*) {
-        held.source = load<N>(source);
-    }
     template <typename T, int N>
     __device__ __forceinline__ void finish(const Held<T, T, N>& held, const T*, T* target) {
         Raw<T, N> result = held.source;

@@ -64,3 +64,18 @@ __device__ __forceinline__ double correction_of(double distance, const double* c
     const bool lost = sizeof(A) == 8 && !(fabs(distance) <= LARGEST) && fabs(*centre) <= LARGEST;
     return lost ? 0 : distance;
 }
+
+// Calls `visit` with each column, its mean distance from its centre and the mean square of that, from
+// the sums of `count` elements' in both planes of partial sums; by the thread with threadIdx.y == 0.
+template <typename A, typename Visit>
+__device__ __forceinline__ void each_moments(
+    const double* partials, const double* centre, i64 rows, i64 columns, i64 count, Visit visit
+) {
+    __shared__ double tile[1024];
+    const double* squares = partials + rows * columns;
+    each_column(columns, [&](i64 column) {
+        const double distance = column_total(partials, rows, columns, column, tile) / count;
+        const double square = column_total(squares, rows, columns, column, tile) / count;
+        if (threadIdx.y == 0 && column < columns) visit(column, correction_of<A>(distance, centre + column), square);
+    });
+}

@@ -16,14 +16,9 @@ template <typename A, typename B> __device__ __forceinline__ A as(B x) {
     else return {rounded(x.value)};
 }
 
-struct Average : Op {
+struct Average : ReadsBoth {
     double decay;
     __device__ explicit Average(double decay) : decay(decay) {}
-    template <typename S, typename T, int N>
-    __device__ __forceinline__ void fetch(Held<S, T, N>& held, const S* param, const T* average) {
-        held.source = load<N>(param);
-        held.target = load<N>(average);
-    }
     template <typename S, typename T, int N>
     __device__ __forceinline__ void finish(const Held<S, T, N>& held, const S*, T* average) {
         typedef typename Wide<T>::type A;

@@ -23,15 +23,11 @@ struct Sum { u64 at[DIGITS + 1]; };
 
 typedef u64 Totals[DIGITS][WARP];  // of each lane: no two use a bank at once
 
-struct AddExactly : Op {
+struct AddExactly : ReadsSource {
     u64* own;  // the lane's totals, WARP apart
     double p;
     u64 beyond;
     __device__ AddExactly(Totals& totals, double p) : own(&totals[0][lane()]), p(p), beyond(0) {}
-    template <typename T, int N>
-    __device__ __forceinline__ void fetch(Held<T, T, N>& held, const T* source, const T*) {
-        held.source = load<N>(source);
-    }
     template <typename T, int N>
     __device__ __forceinline__ void finish(const Held<T, T, N>& held, const T*, T*) {
 #pragma unroll

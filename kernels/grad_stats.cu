@@ -28,15 +28,11 @@ struct Tally { u64 largest, nonzero, nonfinite; };
 
 struct Stats { Part squares, sum; Tally tally; };
 
-struct Collect : Op {
+struct Collect : ReadsSource {
     Share squares, sum;
     Tally tally;
     u32 largest;  // of what is narrower than f64
     __device__ Collect() : squares{}, sum{}, tally{}, largest(0) {}
-    template <typename T, int N>
-    __device__ __forceinline__ void fetch(Held<T, T, N>& held, const T* source, const T*) {
-        held.source = load<N>(source);
-    }
     template <typename T, int N>
     __device__ __forceinline__ void finish(const Held<T, T, N>& held, const T*, T*) {
         const Held<T, T, N> one[1] = {held};

@@ -38,37 +38,22 @@ extern "C" __global__ void __launch_bounds__(1024, 1) finish_group_centre(
     const double* partials, double* centre, i64 shares, i64 samples, i64 channels, i64 space,
     i64 width
 ) {
-    __shared__ Pair<double> slots[2 * WARP];
     const Extent of = {samples, channels, space, width};
-    const i64 groups = of.columns() / width, step = static_cast<i64>(gridDim.x) * blockDim.y;
-    i64 first = static_cast<i64>(blockIdx.x) * blockDim.y;
-    for (int turn = 0; first < groups; first += step, ++turn) {
-        const i64 group = first + threadIdx.y;
-        Pair<double> total = {0, 0};
-        if (group < groups) total = share_of_group<PARAM_T>(partials, nullptr, shares, group, of);
-        total = row_sums(total, slots, turn);
-        if (threadIdx.x == 0 && group < groups)
-            centre[group] = exactly(narrow<A>(total.first / (width * space)));
-    }
+    each_group_total<PARAM_T>(partials, nullptr, shares, of, [&](i64 group, const Pair<double>& total) {
+        centre[group] = exactly(narrow<A>(total.first / (width * space)));
+    });
 }
 
 extern "C" __global__ void __launch_bounds__(1024, 1) finish_group_moments(
     const double* partials, const double* centre, double* exact, STAT_T* mean, STAT_T* inv_std,
     i64 shares, i64 samples, i64 channels, i64 space, i64 width, double eps
 ) {
-    __shared__ Pair<double> slots[2 * WARP];
     const Extent of = {samples, channels, space, width};
-    const i64 groups = of.columns() / width, step = static_cast<i64>(gridDim.x) * blockDim.y;
-    i64 first = static_cast<i64>(blockIdx.x) * blockDim.y;
-    for (int turn = 0; first < groups; first += step, ++turn) {
-        const i64 group = first + threadIdx.y;
-        Pair<double> total = {0, 0};
-        if (group < groups) total = share_of_group<PARAM_T>(partials, nullptr, shares, group, of);
-        total = row_sums(total, slots, turn);
-        if (threadIdx.x != 0 || group >= groups) continue;
-        const double count = static_cast<double>(width * space), distance = total.first / count;
-        write_moments(distance, total.second / count, centre, group, groups, eps, exact, mean, inv_std);
-    }
+    const double count = static_cast<double>(width * space);
+    each_group_total<PARAM_T>(partials, nullptr, shares, of, [&](i64 group, const Pair<double>& total) {
+        const double distance = total.first / count, square = total.second / count;
+        write_moments(distance, square, centre, group, of.statistics(), eps, exact, mean, inv_std);
+    });
 }
 
 extern "C" __global__ void __launch_bounds__(256, 2) normalize_groups(

@@ -35,20 +35,12 @@ extern "C" __global__ void __launch_bounds__(1024, 1) finish_group_means(
     const double* partials, const PARAM_T* scale, A* means, i64 shares, i64 samples, i64 channels,
     i64 space, i64 width
 ) {
-    __shared__ Pair<double> slots[2 * WARP];
     const Extent of = {samples, channels, space, width};
-    const i64 groups = of.columns() / width, step = static_cast<i64>(gridDim.x) * blockDim.y;
     const double count = static_cast<double>(width * space);
-    i64 first = static_cast<i64>(blockIdx.x) * blockDim.y;
-    for (int turn = 0; first < groups; first += step, ++turn) {
-        const i64 group = first + threadIdx.y;
-        Pair<double> total = {0, 0};
-        if (group < groups) total = share_of_group(partials, scale, shares, group, of);
-        total = row_sums(total, slots, turn);
-        if (threadIdx.x != 0 || group >= groups) continue;
+    each_group_total(partials, scale, shares, of, [&](i64 group, const Pair<double>& total) {
         means[group] = narrow<A>(total.first / count);
-        means[groups + group] = narrow<A>(total.second / count);
-    }
+        means[of.statistics() + group] = narrow<A>(total.second / count);
+    });
 }
 
 extern "C" __global__ void __launch_bounds__(1024, 1) finish_group_parameters(

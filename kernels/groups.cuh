@@ -72,3 +72,21 @@ __device__ __forceinline__ Pair<double> share_of_group(
     }
     return total;
 }
+
+// Calls `visit` with each group and its totals of both planes, by the thread with threadIdx.x == 0.
+// A group has a row of the block, on the terms of `row_sums`.
+template <typename T, typename Visit>
+__device__ __forceinline__ void each_group_total(
+    const double* partials, const T* weights, i64 shares, const Extent& of, Visit visit
+) {
+    __shared__ Pair<double> slots[2 * WARP];
+    const i64 groups = of.statistics(), step = static_cast<i64>(gridDim.x) * blockDim.y;
+    i64 first = static_cast<i64>(blockIdx.x) * blockDim.y;
+    for (int turn = 0; first < groups; first += step, ++turn) {
+        const i64 group = first + threadIdx.y;
+        Pair<double> total = {0, 0};
+        if (group < groups) total = share_of_group(partials, weights, shares, group, of);
+        total = row_sums(total, slots, turn);
+        if (threadIdx.x == 0 && group < groups) visit(group, total);
+    }
+}

@@ -8,11 +8,7 @@
 
 #include "tensor_list.cuh"
 
-struct Copy : Op {
-    template <typename T, int N>
-    __device__ __forceinline__ void fetch(Held<T, T, N>& held, const T* source, const T*) {
-        held.source = load<N>(source);
-    }
+struct Copy : ReadsSource {
     template <typename T, int N>
     __device__ __forceinline__ void finish(const Held<T, T, N>& held, const T*, T* target) {
         write<N>(target, held.source);

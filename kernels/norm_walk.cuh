@@ -5,15 +5,11 @@
 #include "list_walk.cuh"
 #include "norm_parts.cuh"
 
-struct Include : Op {
+struct Include : ReadsSource {
     static constexpr int BYTES = ORDER::BYTES, BATCH = ORDER::BATCH;
     Share share;
     double p;
     __device__ explicit Include(double p) : share{}, p(p) {}
-    template <typename T, int N>
-    __device__ __forceinline__ void fetch(Held<T, T, N>& held, const T* source, const T*) {
-        held.source = load<N>(source);
-    }
     template <typename T, int N>
     __device__ __forceinline__ void finish(const Held<T, T, N>& held, const T*, T*) {
         const Held<T, T, N> one[1] = {held};

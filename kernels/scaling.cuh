@@ -8,14 +8,10 @@
 // Each element is multiplied, or keeps every bit, or becomes +0.
 enum Change { MULTIPLY, KEEP, ZERO };
 
-struct Scale : Op {
+struct Scale : ReadsSource {
     Factor factor;
     Change change;
     __device__ Scale(double factor, Change change) : factor(factor), change(change) {}
-    template <typename T, int N>
-    __device__ __forceinline__ void fetch(Held<T, T, N>& held, const T* source, const T*) {
-        held.source = load<N>(source);
-    }
     template <typename T, int N>
     __device__ __forceinline__ void finish(const Held<T, T, N>& held, const T* source, T* target) {
         Raw<T, N> result = {};

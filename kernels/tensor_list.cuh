@@ -106,6 +106,23 @@ struct Op {
     __device__ __forceinline__ void rest() {}
 };
 
+// The base of those that read the source alone.
+struct ReadsSource : Op {
+    template <typename S, typename T, int N>
+    __device__ __forceinline__ void fetch(Held<S, T, N>& held, const S* source, const T*) {
+        held.source = load<N>(source);
+    }
+};
+
+// And of those that also read the target.
+struct ReadsBoth : Op {
+    template <typename S, typename T, int N>
+    __device__ __forceinline__ void fetch(Held<S, T, N>& held, const S* source, const T* target) {
+        held.source = load<N>(source);
+        held.target = load<N>(target);
+    }
+};
+
 constexpr int TURNS = 8;
 
 // Whether a lane rests after a turn, in which all lanes took `step` of the `left` elements from its own
