@@ -1,14 +1,16 @@
-"""How much code there is: ``python -m tests.sizes``.
+"""How much code there is, and what stands in it twice: ``python -m tests.sizes``.
 
 Counts lines that hold code: no blank ones, comments or docstrings. A signature is a function's
-lines from ``def`` to its body, or to the dots in the place of one.
+lines from ``def`` to its body, or to the dots in the place of one. Logic is what is in bodies,
+but for arguments that are handed on by their own names; in C++, what is no comment or directive.
 """
 
 import ast
 import io
+import re
 import tokenize
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -57,6 +59,32 @@ def _docstrings(tree: ast.AST) -> Iterator[int]:
         if isinstance(node, _WITH_BODIES) and ast.get_docstring(node, clean=False) is not None:
             first = node.body[0]
             yield from range(first.lineno, (first.end_lineno or 0) + 1)
+
+
+def logic_of(path: Path) -> list[tuple[int, str]]:
+    """The lines of logic in a file of Python or C++: the number and the text of each."""
+    source = path.read_text()
+    if path.suffix == ".py":
+        size, bodies = size_of(source), set[int]()
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.FunctionDef):
+                bodies |= set(range(node.body[0].lineno, (node.end_lineno or 0) + 1))
+        kept, left_out = (bodies & size.code) - size.signatures, r"(\w+)=\1,|\W*"
+    else:
+        kept, left_out = set(range(1, source.count("\n") + 2)), r"#.*|//.*|\W*"
+    lines = ((number, line.strip()) for number, line in enumerate(source.splitlines(), 1))
+    return [(n, line) for n, line in lines if n in kept and not re.fullmatch(left_out, line)]
+
+
+def repeated(paths: Iterable[Path], length: int) -> list[list[str]]:
+    """The places, ``file:line``, of each run of so many lines of logic that stands twice."""
+    places = defaultdict(list)
+    for path in paths:
+        logic = logic_of(path)
+        for start in range(len(logic) - length + 1):
+            run = tuple(line for _, line in logic[start : start + length])
+            places[run].append(f"{path}:{logic[start][0]}")
+    return [found for found in places.values() if len(found) > 1]
 
 
 def class_names() -> Counter[str]:

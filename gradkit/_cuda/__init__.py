@@ -36,16 +36,11 @@ class CudaBackend(
     def outputs(self, specs: Iterable[Spec | None]) -> list[Array | None]:
         """New arrays as these specs say; it is asked once whether a call is captured."""
         empty = self.device.empty
-        made: list[Array | None] = []
-        for spec in specs:
-            if spec is None:
-                made.append(None)
-            elif spec.order is None:
-                made.append(empty(spec.shape, spec.dtype))
-            else:
-                made.append(spec.allocate(empty))
-        keep_if_captured(self.device, made)
-        return made
+        made = [
+            spec and (spec.allocate(empty) if spec.order else empty(spec.shape, spec.dtype))
+            for spec in specs
+        ]
+        return keep_if_captured(self.device, made)
 
     def scalar(self, value: Any) -> Array:
         """A NumPy scalar as a 0-d array on the device, written by a kernel, without an upload."""

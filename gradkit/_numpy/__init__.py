@@ -30,15 +30,10 @@ from gradkit._numpy.steps import *
 
 def outputs(specs: Iterable[Spec | None]) -> list[Array | None]:
     """New arrays as these specs say, whose contents are undefined."""
-    made: list[Array | None] = []
-    for spec in specs:  # a frame for each would be a tenth of a small call
-        if spec is None:
-            made.append(None)
-        elif spec.order is None:
-            made.append(empty(spec.shape, spec.dtype))
-        else:
-            made.append(spec.allocate(empty))
-    return made
+    return [  # those in C order without a frame for each, which would be a tenth of a small call
+        spec and (spec.allocate(empty) if spec.order else empty(spec.shape, spec.dtype))
+        for spec in specs
+    ]
 
 
 def scalar(value: Any) -> Array:

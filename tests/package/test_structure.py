@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import gradkit
-from tests.sizes import class_names, size_of
+from tests.sizes import class_names, repeated, size_of
 
 PACKAGE = Path(gradkit.__file__).parent
 FILES = {
@@ -21,6 +21,7 @@ FILES = {
 }
 MODULES = {name.removesuffix(".__init__"): path for name, path in FILES.items()}
 ROOT = PACKAGE.parent
+KERNELS = ROOT / "kernels"
 PUBLIC, ALL = "gradkit/*.py", "gradkit"  # the rows of public modules, and of the package itself
 
 
@@ -135,9 +136,31 @@ def test_no_class_name_stands_twice():
     assert all(class_names()[name] <= 2 for name in TORCH_MODULES)
 
 
+SOURCES = [*FILES.values(), *(p for end in ("cu*", "cpp", "h") for p in KERNELS.rglob(f"*.{end}"))]
+
+
+def test_six_lines_of_logic_stand_once():
+    assert repeated(SOURCES, 6) == []
+    assert len(SOURCES) > 200
+
+
+def test_what_stands_twice_is_found(tmp_path):
+    """Without comments, blank lines and arguments that are handed on."""
+    python = "def f(a):\n    b = 1\n    # why\n    c(\n        b=b,\n    )\n    return c\n"
+    (tmp_path / "one.py").write_text(python)
+    (tmp_path / "two.py").write_text(python.replace("# why", "").replace("f(a)", "g()"))
+    (tmp_path / "one.cu").write_text("// what\nint i;\n#define N\nint j;\n\nint i;\n}\nint j;\n")
+    found = repeated(sorted(tmp_path.iterdir()), 2)
+    assert [[place.rpartition("/")[2] for place in places] for places in found] == [
+        ["one.cu:2", "one.cu:6"],
+        ["one.py:2", "two.py:2"],
+        ["one.py:4", "two.py:4"],
+    ]
+
+
 def test_variables_of_headers_are_inline():
     """GCC 16 refuses to link a specialisation that several files define."""
-    headers = [path.read_text() for path in (ROOT / "kernels" / "cpu").glob("*.h")]
+    headers = [path.read_text() for path in (KERNELS / "cpu").glob("*.h")]
     assert sum(text.count("template <> inline constexpr") for text in headers) == 1
     assert not [text for text in headers if "template <> constexpr" in text]
 

@@ -10,6 +10,7 @@ not have moved.
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypeAlias
 
 from gradkit._backend import Array
 from gradkit._calls.channels import BatchNorm, BatchNormGrad, BatchNormInference
@@ -23,6 +24,8 @@ from gradkit.errors import CudnnError
 # Unused if statistics are passed, but cuDNN compares it with CUDNN_BN_MIN_EPSILON.
 _BACKWARD_EPSILON = 1e-5
 _ALIGNMENT = 16  # bytes: a kernel's widest access
+# handle, mode, alpha, beta, xDesc, x, yDesc, y, bnScaleBiasMeanVarDesc, bnScale, bnBias
+_Forward: TypeAlias = tuple[int, int, int, int, int, int, int, int, int, int, int]
 _HOST_SCALARS = {
     "float32": (ctypes.c_float(1), ctypes.c_float(0)),
     "float64": (ctypes.c_double(1), ctypes.c_double(0)),
@@ -37,7 +40,7 @@ def batch_norm_grad(
     x, dy = work.dense(call.x), work.dense(call.dy)
     dx = work.dense_output(call.dx, (call.x, call.dy))
     dscale, dbias = work.wide_output(call.dscale), work.wide_output(call.dbias)
-    scale = work.filled(1) if call.scale is None else work.wide(call.scale)
+    scale = work.parameter(call.scale, 1)
     mean, inv_std = work.wide(call.mean), work.wide(call.inv_std)
     at = device.pointer
     with work.descriptors() as (data, parameter):
@@ -69,25 +72,12 @@ def batch_norm(cudnn: Cudnn, device: Device, call: BatchNorm, *, persistent: boo
     """Write ``y``, ``mean`` and ``inv_std``, and move ``running``, unless there is an error."""
     _check_eps("cudnnBatchNormalizationForwardTraining", call.eps)
     work = _Work(cudnn, device, call.x, call.channel_axis, persistent)
-    x, y = work.dense(call.x), work.dense_output(call.y, (call.x,))
     mean, inv_std = work.wide_output(call.mean), work.wide_output(call.inv_std)
-    scale = work.filled(1) if call.scale is None else work.wide(call.scale)
-    bias = work.filled(0) if call.bias is None else work.wide(call.bias)
     factor, running_mean, running_var = work.moved(call)
     at = device.pointer
-    with work.descriptors() as (data, parameter):
+    with work.forward(call) as arguments:
         cudnn.bindings.batchNormalizationForwardTraining(
-            work.handle(),
-            work.mode,
-            work.one,
-            work.zero,
-            data,
-            at(x),
-            data,
-            at(y),
-            parameter,
-            at(scale),
-            at(bias),
+            *arguments,
             factor,
             running_mean,
             running_var,
@@ -104,28 +94,10 @@ def batch_norm_inference(
     """Write ``y``, unless cuDNN returns an error."""
     _check_eps("cudnnBatchNormalizationForwardInference", call.eps)
     work = _Work(cudnn, device, call.x, call.channel_axis, persistent)
-    x, y = work.dense(call.x), work.dense_output(call.y, (call.x,))
     mean, var = work.wide(call.mean), work.wide(call.var)
-    scale = work.filled(1) if call.scale is None else work.wide(call.scale)
-    bias = work.filled(0) if call.bias is None else work.wide(call.bias)
     at = device.pointer
-    with work.descriptors() as (data, parameter):
-        cudnn.bindings.batchNormalizationForwardInference(
-            work.handle(),
-            work.mode,
-            work.one,
-            work.zero,
-            data,
-            at(x),
-            data,
-            at(y),
-            parameter,
-            at(scale),
-            at(bias),
-            at(mean),
-            at(var),
-            call.eps,
-        )
+    with work.forward(call) as arguments:
+        cudnn.bindings.batchNormalizationForwardInference(*arguments, at(mean), at(var), call.eps)
     work.deliver()
 
 
@@ -209,7 +181,10 @@ class _Work:
         mean, var = made
         return call.momentum, self._device.pointer(mean), self._device.pointer(var)
 
-    def filled(self, value: float) -> Array:
+    def parameter(self, vector: Array | None, value: float) -> Array:
+        """A scale or bias; ``value`` in each channel if there is none."""
+        if vector is not None:
+            return self.wide(vector)
         made = scratch(self._device, (self._channels,), self._wide)
         made[...] = value
         return made
@@ -231,6 +206,16 @@ class _Work:
 
     def _contiguous_aligned(self, array: Array) -> bool:
         return bool(array.flags.c_contiguous and self._device.pointer(array) % _ALIGNMENT == 0)
+
+    @contextmanager
+    def forward(self, call: BatchNorm | BatchNormInference) -> Iterator[_Forward]:
+        """The first arguments of cuDNN's forward functions."""
+        x, y = self.dense(call.x), self.dense_output(call.y, (call.x,))
+        scale, bias = self.parameter(call.scale, 1), self.parameter(call.bias, 0)
+        at = self._device.pointer
+        with self.descriptors() as (data, parameter):
+            settings = (self.handle(), self.mode, self.one, self.zero)
+            yield (*settings, data, at(x), data, at(y), parameter, at(scale), at(bias))
 
     @contextmanager
     def descriptors(self) -> Iterator[tuple[int, int]]:
