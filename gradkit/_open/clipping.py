@@ -75,25 +75,24 @@ def opened_here(grads: Any, *, write: bool, instead: str = RETURNED) -> Gradient
     return held if held.tree is held.arrays and not held.shares else None
 
 
-def norm_alone(held: Gradients, order: Any, scale: Any, *clip: Any) -> Any:
-    """The norm of gradients of no group, as a new array; ``clip``: they are clipped by it.
+def norm_alone(held: Gradients, order: Any, scale: Any, limit: Any = None, eps: Any = 0.0) -> Any:
+    """The norm of gradients of no group, as a new array; with a limit they are clipped by it.
 
-    Then it is a limit and an epsilon.
+    All numbers are ``plain_numbers``.
     """
     stream = held.on_stream()
     if stream is NOTHING:
-        return _norm_alone(held, order, scale, *clip)
+        return _norm_alone(held, order, scale, limit, eps)
     with stream:
-        return _norm_alone(held, order, scale, *clip)
+        return _norm_alone(held, order, scale, limit, eps)
 
 
-def _norm_alone(held: Gradients, order: Any, scale: Any, *clip: Any) -> Any:
+def _norm_alone(held: Gradients, order: Any, scale: Any, limit: Any, eps: Any) -> Any:
     made = None if held.framework.returns_views else held.outputs(None, (NORM,))
     norm = Norm(held.backend.empty(NORM.shape, NORM.dtype) if made is None else made.views[0])
     grads = held.views
     held.backend.grad_norm(GradNorm(grads=grads, norm_type=order, norm=norm, scale=scale))
-    if clip:
-        limit, eps = clip
+    if limit is not None:
         held.backend.clip_by_norm(
             ClipByNorm(
                 grads=grads,
@@ -107,7 +106,7 @@ def _norm_alone(held: Gradients, order: Any, scale: Any, *clip: Any) -> Any:
         )
     if made is None:
         return norm
-    if clip:
+    if limit is not None:
         held.wrote()
     return made.results()[0]
 
