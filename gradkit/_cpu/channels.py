@@ -16,6 +16,7 @@ from gradkit._calls.channels import (
     GroupNorm,
     GroupNormGrad,
 )
+from gradkit._calls.roles import BatchMean, Mean, RunningMean, Scale, SumDy
 from gradkit._cpu.compiled import channel_gradient, channel_norm
 from gradkit._dtypes import float_of
 from gradkit._threads import workers
@@ -37,7 +38,13 @@ __all__ = [
 MOST_CHANNELS = 1 << 14
 
 
-def _types_of(call: Any, *arrays: Any) -> int:
+def _types_of(
+    call: Any,
+    mean: Mean | BatchMean | None,
+    scale: Scale | None,
+    result: Mean | BatchMean | Scale | SumDy | None = None,
+    running: RunningMean | None = None,
+) -> int:
     """The numbers of the dtypes of x and of these as one; -1 if NumPy is to compute.
 
     Decided once for each plan. An absent array has any.
@@ -45,7 +52,8 @@ def _types_of(call: Any, *arrays: Any) -> int:
     types: int | None = call.plan.launcher
     if types is None:
         fits = call.x.size and call.x.shape[call.channel_axis] <= MOST_CHANNELS
-        codes = [0 if array is None else float_of(array.dtype).code for array in (call.x, *arrays)]
+        arrays = call.x, mean, scale, result, running
+        codes = [0 if array is None else float_of(array.dtype).code for array in arrays]
         types = sum(code << 2 * k for k, code in enumerate(codes)) if fits else -1
         call.plan.launcher = types
     return types
@@ -59,7 +67,7 @@ def batch_norm(call: BatchNorm) -> Engine:
     numbers = types, workers(), call.channel_axis, 0, call.eps, call.momentum
     given = call.x, call.scale, call.bias, None, None
     saved = call.y, call.mean, call.inv_std, call.var
-    channel_norm(*numbers, *given, *saved, call.running_mean, call.running_var)
+    channel_norm(*numbers + given + saved, call.running_mean, call.running_var)
     return "native"
 
 
@@ -69,7 +77,7 @@ def batch_norm_inference(call: BatchNormInference) -> Engine:
         return _numpy.batch_norm_inference(call)
     numbers = types, workers(), call.channel_axis, 0, call.eps, 0.0
     given = call.x, call.scale, call.bias, call.mean, call.var
-    channel_norm(*numbers, *given, call.y, None, None, None, None, None)
+    channel_norm(*numbers + given, call.y, None, None, None, None, None)
     return "native"
 
 
@@ -91,7 +99,7 @@ def batch_norm_apply(call: BatchNormApply) -> None:
         return
     numbers = types, workers(), call.channel_axis, 0, call.eps, 0.0
     given = call.x, call.scale, call.bias, call.mean, call.var
-    channel_norm(*numbers, *given, call.y, call.saved_mean, call.inv_std, None, None, None)
+    channel_norm(*numbers + given, call.y, call.saved_mean, call.inv_std, None, None, None)
 
 
 def group_norm(call: GroupNorm) -> None:
@@ -101,7 +109,7 @@ def group_norm(call: GroupNorm) -> None:
         return
     numbers = types, workers(), call.channel_axis, call.num_groups, call.eps, 0.0
     given = call.x, call.scale, call.bias, None, None
-    channel_norm(*numbers, *given, call.y, call.mean, call.inv_std, None, None, None)
+    channel_norm(*numbers + given, call.y, call.mean, call.inv_std, None, None, None)
 
 
 def batch_norm_grad(call: BatchNormGrad) -> Engine:
@@ -110,7 +118,7 @@ def batch_norm_grad(call: BatchNormGrad) -> Engine:
         return _numpy.batch_norm_grad(call)
     numbers = types, workers(), call.channel_axis, 0, 0.0, 0.0
     given = call.dy, call.x, call.scale, call.mean, call.inv_std, None, None, None
-    channel_gradient(*numbers, *given, call.dx, call.dscale, call.dbias)
+    channel_gradient(*numbers + given, call.dx, call.dscale, call.dbias)
     return "native"
 
 
@@ -121,7 +129,7 @@ def batch_norm_inference_grad(call: BatchNormInferenceGrad) -> None:
         return
     numbers = types, workers(), call.channel_axis, 0, call.eps, 0.0
     given = call.dy, call.x, call.scale, call.mean, None, call.var, None, None
-    channel_gradient(*numbers, *given, call.dx, call.dscale, call.dbias)
+    channel_gradient(*numbers + given, call.dx, call.dscale, call.dbias)
 
 
 def batch_norm_grad_sums(call: BatchNormGradSums) -> None:
@@ -131,7 +139,7 @@ def batch_norm_grad_sums(call: BatchNormGradSums) -> None:
         return
     numbers = types, workers(), call.channel_axis, 0, 0.0, 0.0
     given = call.dy, call.x, None, call.mean, call.inv_std, None, None, None
-    channel_gradient(*numbers, *given, None, call.sum_dy_xhat, call.sum_dy)
+    channel_gradient(*numbers + given, None, call.sum_dy_xhat, call.sum_dy)
 
 
 def batch_norm_grad_apply(call: BatchNormGradApply) -> None:
@@ -140,8 +148,9 @@ def batch_norm_grad_apply(call: BatchNormGradApply) -> None:
         _numpy.batch_norm_grad_apply(call)
         return
     numbers = types, workers(), call.channel_axis, 0, 0.0, float(call.count)
-    statistics = call.mean, call.inv_std, None, call.sum_dy_xhat, call.sum_dy
-    channel_gradient(*numbers, call.dy, call.x, call.scale, *statistics, call.dx, None, None)
+    given = call.dy, call.x, call.scale, call.mean, call.inv_std, None
+    sums = call.sum_dy_xhat, call.sum_dy
+    channel_gradient(*numbers + given + sums, call.dx, None, None)
 
 
 def group_norm_grad(call: GroupNormGrad) -> None:
@@ -151,4 +160,4 @@ def group_norm_grad(call: GroupNormGrad) -> None:
         return
     numbers = types, workers(), call.channel_axis, call.mean.shape[1], 0.0, 0.0
     given = call.dy, call.x, call.scale, call.mean, call.inv_std, None, None, None
-    channel_gradient(*numbers, *given, call.dx, call.dscale, call.dbias)
+    channel_gradient(*numbers + given, call.dx, call.dscale, call.dbias)

@@ -16,7 +16,7 @@ def gated_rms_norm(call: GatedRmsNorm) -> None:
         return
     numbers = types, workers(), call.axis, call.eps, call.scale_offset
     gating = call.activation == "silu", call.norm_before_gate
-    gated_forward(*numbers, *gating, call.x, call.gate, call.scale, call.y, call.inv_std)
+    gated_forward(*numbers + gating, call.x, call.gate, call.scale, call.y, call.inv_std)
 
 
 def gated_rms_norm_grad(call: GatedRmsNormGrad) -> None:
@@ -30,4 +30,4 @@ def gated_rms_norm_grad(call: GatedRmsNormGrad) -> None:
     numbers = types, workers(), call.axis, call.scale_offset
     gating = call.activation == "silu", call.norm_before_gate
     given = call.dy, call.x, call.gate, call.scale, call.inv_std
-    gated_gradient(*numbers, *gating, *given, call.dx, call.dgate, call.dscale)
+    gated_gradient(*numbers + gating + given, call.dx, call.dgate, call.dscale)

@@ -3,6 +3,7 @@
 from typing import Any
 
 from gradkit import _numpy
+from gradkit._calls.roles import Bias, Data, Mean
 from gradkit._calls.rows import (
     AddLayerNorm,
     AddRmsNorm,
@@ -47,7 +48,14 @@ def types_of(call: Any, data: Any) -> int:
     return types
 
 
-def _forward(call: Any, types: int, residual: Any, bias: Any, s: Any, mean: Any) -> None:
+def _forward(
+    call: LayerNorm | AddLayerNorm | RmsNorm | AddRmsNorm,
+    types: int,
+    residual: Data | None,
+    bias: Bias | None,
+    s: Data | None,
+    mean: Mean | None,
+) -> None:
     numbers = types, workers(), call.axis, call.eps, call.scale_offset
     forward(*numbers, call.x, residual, call.scale, bias, call.y, s, mean, call.inv_std)
 
@@ -96,7 +104,7 @@ def layer_norm_grad(call: LayerNormGrad) -> None:
         return
     numbers = types, workers(), call.axis, False, True, call.scale_offset
     given = call.dy, call.x, call.scale, None, call.mean, call.inv_std, call.ds
-    gradient(*numbers, *given, call.dx, call.dscale, call.dbias)
+    gradient(*numbers + given, call.dx, call.dscale, call.dbias)
 
 
 @by_sample()
@@ -107,7 +115,7 @@ def rms_norm_grad(call: RmsNormGrad) -> None:
         return
     numbers = types, workers(), call.axis, False, False, call.scale_offset
     given = call.dy, call.x, call.scale, None, None, call.inv_std, call.ds
-    gradient(*numbers, *given, call.dx, call.dscale, None)
+    gradient(*numbers + given, call.dx, call.dscale, None)
 
 
 def invertible_layer_norm_grad(call: InvertibleLayerNormGrad) -> None:
@@ -117,7 +125,7 @@ def invertible_layer_norm_grad(call: InvertibleLayerNormGrad) -> None:
         return
     numbers = types, workers(), call.axis, True, True, 0.0
     given = call.dy, call.y, call.scale, call.bias, None, call.inv_std, None
-    gradient(*numbers, *given, call.dx, call.dscale, call.dbias)
+    gradient(*numbers + given, call.dx, call.dscale, call.dbias)
 
 
 def invertible_rms_norm_grad(call: InvertibleRmsNormGrad) -> None:
@@ -127,7 +135,7 @@ def invertible_rms_norm_grad(call: InvertibleRmsNormGrad) -> None:
         return
     numbers = types, workers(), call.axis, True, False, call.scale_offset
     given = call.dy, call.y, call.scale, None, None, call.inv_std, call.ds
-    gradient(*numbers, *given, call.dx, call.dscale, None)
+    gradient(*numbers + given, call.dx, call.dscale, None)
 
 
 def layer_norm_inverse(call: LayerNormInverse) -> None:

@@ -22,6 +22,7 @@ from gradkit._calls.channels import (
     GroupNormGrad,
     UpdateRunningStatistics,
 )
+from gradkit._calls.roles import BatchMean, BatchVar, RunningMean, RunningVar
 from gradkit._cuda.channel_launches import (
     BatchLaunches,
     GroupLaunches,
@@ -60,7 +61,7 @@ class ChannelNorms(OnDevice):
         y, mean, inv_std = written
         partials, centre = work.deviations(x)
         exact = work.scratch(2)
-        if call.running_mean is None:
+        if call.running_mean is None or call.running_var is None:
             work.finish("finish_moments", partials, centre, exact, mean, inv_std, last=eps)
         else:
             known = work.scratch(2)
@@ -286,14 +287,14 @@ class ChannelNorms(OnDevice):
 
 def _move(
     device: Device,
-    running_mean: Array,
-    running_var: Array,
-    mean: Array,
-    var: Array,
+    running_mean: RunningMean,
+    running_var: RunningVar,
+    mean: BatchMean,
+    var: BatchVar,
     count: Number,
     momentum: float,
-    next_mean: Array,
-    next_var: Array,
+    next_mean: RunningMean,
+    next_var: RunningVar,
 ) -> None:
     """Write the next running statistics, which may be the present ones, by one launch."""
     channels = running_mean.size

@@ -1,14 +1,20 @@
 """Types are in the functions' own signatures, which type checkers read in `tests/typing`."""
 
+import ast
 import inspect
 import re
+import shutil
+from itertools import pairwise
 from pathlib import Path
 from typing import get_overloads
 
 import pytest
 
 import gradkit
+from gradkit._calls import channels, rows
+from gradkit._calls.record import Call
 
+PACKAGE = Path(gradkit.__file__).parent
 OVERLOADED = [name for name in gradkit.__all__ if get_overloads(getattr(gradkit, name))]
 
 
@@ -34,3 +40,61 @@ def test_overloads_have_the_parameters_of_the_function(name):
     for parameter in own.values():  # an overload may ask for what has a default
         assert parameter.default in defaults[parameter.name]
         assert defaults[parameter.name] <= {parameter.default, parameter.empty}
+
+
+# The roles of records' fields by name, but for those that have several.
+FIELDS = [
+    (name, role)
+    for kind in (*vars(rows).values(), *vars(channels).values())
+    if inspect.isclass(kind) and issubclass(kind, Call)
+    for name, kind_of in kind.__annotations__.items()
+    for role in re.findall(r"(?:In|InOut|Out)\[.*?roles\.(\w+)", str(kind_of))
+]
+ROLES = {name: {role for other, role in FIELDS if other == name} for name, _ in FIELDS}
+# Arrays that a launch gets by the order of a kernel's parameters have no roles any more.
+BY_ROLE = ("_cpu/channels.py", "_cpu/gated_norm.py", "_cpu/rows.py", "_cuda/rows.py")
+
+
+@pytest.mark.slow
+def test_arguments_of_different_roles_cannot_be_swapped(tmp_path):
+    """Of two that stand side by side, swapped in each function of a backend, mypy refuses each."""
+    api = pytest.importorskip("mypy.api")
+    shutil.copytree(PACKAGE, tmp_path / "gradkit")
+    swapped = {}
+    for name in BY_ROLE:
+        path = tmp_path / "gradkit" / name
+        text, functions = with_swaps(path.read_text())
+        path.write_text(text)
+        swapped |= {(name, function): lines for function, lines in functions.items()}
+    cache = ["--strict", "--cache-dir", str(tmp_path / "cache")]
+    said, _, _ = api.run([*cache, str(tmp_path / "gradkit")])
+    errors = re.findall(r"gradkit/(\S+\.py):(\d+): error: .*\[arg-type\]", said)
+    refused = {
+        (name, f)
+        for (name, f), lines in swapped.items()
+        for n, k in errors
+        if n == name and int(k) in lines
+    }
+    assert {*swapped} - refused == set()
+    assert len(swapped) > 20
+
+
+def with_swaps(source):
+    """Code with two arguments of each function swapped, if it has such, and their lines."""
+    lines, changed = source.splitlines(keepends=True), {}
+    functions = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef)]
+    for function in functions:
+        inside = list(ast.walk(function))
+        listed = [n.args for n in inside if isinstance(n, ast.Call)]
+        listed += [n.elts for n in inside if isinstance(n, ast.Tuple)]
+        for one, other in (pair for nodes in listed for pair in pairwise(nodes)):
+            roles = [ROLES.get(getattr(node, "attr", None), set()) for node in (one, other)]
+            if all(roles) and not set.intersection(*roles) and one.lineno == other.lineno:
+                line = lines[one.lineno - 1]
+                first, second = (line[n.col_offset : n.end_col_offset] for n in (one, other))
+                between = line[one.end_col_offset : other.col_offset]
+                rest = line[other.end_col_offset :]
+                lines[one.lineno - 1] = line[: one.col_offset] + second + between + first + rest
+                changed[function.name] = range(function.lineno, function.end_lineno + 1)
+                break
+    return "".join(lines), changed
