@@ -20,6 +20,15 @@ def titles():
     ]
 
 
+@pytest.mark.guarantee(
+    "Safe from overflow",
+    "No gradients",
+    "Dtypes",
+    "Casting",
+    "In place or not",
+    "Aliasing",
+    "Errors change nothing",
+)
 @pytest.mark.filterwarnings("ignore:reduce is deprecated")
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("title", titles())
@@ -41,6 +50,7 @@ def test_other_rows_are_held_elsewhere():
     assert [name for name in named if not is_test(name)] == []
 
 
+@pytest.mark.guarantee("In place or not")
 @pytest.mark.parametrize("function", OPERATIONS)
 def test_what_the_rows_change_is_good(backend, function):
     """Each row's error is the fault of what it changed: without it there is none."""

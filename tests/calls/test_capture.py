@@ -145,6 +145,7 @@ def run(device, call, layout):
     return own
 
 
+@pytest.mark.guarantee("Captured")
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize("layout", ["C", "stepped", "misaligned"])
 @pytest.mark.parametrize("call", every_call(drawn))

@@ -43,6 +43,7 @@ def fake_cupy(monkeypatch):
     return module
 
 
+@pytest.mark.guarantee("no driver, or CuPy without a device")
 def test_a_cupy_array_without_its_backend_says_what_would_help(fake_cupy):
     array = fake_cupy.ndarray()
     for call in (

@@ -111,6 +111,7 @@ def interrupted_everywhere(make_arguments, function):
         wrote += a.memory() == after
 
 
+@pytest.mark.guarantee("Ctrl-C")
 @pytest.mark.parametrize(
     "function",
     [
@@ -148,6 +149,7 @@ def test_a_clip_of_some_is_interrupted_before_all_or_after(backend, monkeypatch)
     assert 0 < wrote < lines
 
 
+@pytest.mark.guarantee("Ctrl-C")
 @pytest.mark.parametrize(
     "function", ["clip_grad_norm", "scale_grads", "clip_grad_value", "clip_grad_block_norm"]
 )
@@ -163,6 +165,7 @@ def test_threads_that_scale_are_not_left_behind(function):
     assert 0 < wrote < lines
 
 
+@pytest.mark.guarantee("Ctrl-C")
 def test_whoever_handles_interrupts_gets_them_afterwards(monkeypatch):
     """Every one, and after the call; and the handler stays the one that it was."""
     seen, grads = [], [np.ones(3), np.ones(3)]
@@ -185,6 +188,7 @@ def test_whoever_handles_interrupts_gets_them_afterwards(monkeypatch):
     assert seen == [[0.5, 0.5], [0.5, 0.5]]
 
 
+@pytest.mark.guarantee("Ctrl-C")
 @pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="no such signal")
 @pytest.mark.parametrize("raises", [False, True])
 def test_other_signals_are_not_deferred(monkeypatch, raises):
@@ -288,6 +292,13 @@ class OnDevice:
     memory = staticmethod(BACKENDS[0].memory)
 
 
+@pytest.mark.guarantee(
+    "All or nothing",
+    "No after-effects",
+    "a kernel does not compile",
+    "a launch is refused",
+    "out of memory",
+)
 @pytest.mark.emulated
 @pytest.mark.parametrize("what", ERRORS)
 @pytest.mark.parametrize("function", OPERATIONS)
@@ -317,6 +328,7 @@ def test_what_fails_on_the_device_is_a_typed_error(function, what):
     assert turn > 1 or what == "memory"
 
 
+@pytest.mark.guarantee("All or nothing")
 @pytest.mark.emulated
 @pytest.mark.parametrize("what", ["memory", "compiler"])
 @pytest.mark.parametrize("addends", [("f4", "f4"), ("f4", "f2"), ("f4", "f8")])
@@ -343,6 +355,7 @@ def test_buffers_are_added_to_once_everything_is_there(addends, what):
     assert turn > 1
 
 
+@pytest.mark.guarantee("All or nothing")
 @pytest.mark.emulated
 def test_a_long_list_that_finds_no_memory_is_left_alone():
     hosts = [np.full(3, k, np.float32) for k in range(200)]
@@ -363,6 +376,7 @@ def test_a_long_list_that_finds_no_memory_is_left_alone():
 # CuPy's own faults
 
 
+@pytest.mark.guarantee("no driver, or CuPy without a device")
 @pytest.mark.skipif(has_gpu(), reason="there is a device")
 def test_cupy_without_a_driver():
     """Its arrays can be made around memory, and nothing can be computed."""
@@ -381,6 +395,7 @@ def test_cupy_without_a_driver():
     assert_same_bits(host, np.ones(8, np.float32))
 
 
+@pytest.mark.guarantee("a read-only CuPy cache")
 def test_a_cache_that_cannot_be_written_is_a_typed_error(tmp_path):
     (tmp_path / "file").touch()
 
@@ -392,6 +407,7 @@ def test_a_cache_that_cannot_be_written_is_a_typed_error(tmp_path):
         kernel(Device(), "coefficients", "clip_coefficient")
 
 
+@pytest.mark.guarantee("a read-only CuPy cache")
 def test_a_cupy_that_cannot_make_its_cache_is_a_typed_error(tmp_path):
     """As CuPy 14 does when it is imported; for its own users the import fails already."""
     (tmp_path / "file").touch()
@@ -428,6 +444,7 @@ LIMITED = """
 """
 
 
+@pytest.mark.guarantee("out of memory")
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's limits")
 @pytest.mark.parametrize("backend", ["numpy", pytest.param("compiled", marks=BACKENDS[1].marks)])
 def test_out_of_memory_leaves_the_gradients_alone(backend):
@@ -455,6 +472,7 @@ def test_out_of_memory_leaves_the_gradients_alone(backend):
     assert printed == 5 * "MemoryError\n" + "True\n1.0\n"
 
 
+@pytest.mark.guarantee("no more threads, or interpreter exit")
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's limits")
 @pytest.mark.skipif(not _host.describe()["compiled"]["available"], reason="no compiled code")
 def test_without_further_threads_the_calling_one_does_it_all():
@@ -475,6 +493,7 @@ def test_without_further_threads_the_calling_one_does_it_all():
     assert run(LIMITED, script, GRADKIT_CPU="compiled") == "True\nTrue True\nTrue True\n"
 
 
+@pytest.mark.guarantee("no more threads, or interpreter exit")
 def test_at_exit_there_are_no_threads_any_more():
     script = """
         import atexit
@@ -486,6 +505,7 @@ def test_at_exit_there_are_no_threads_any_more():
     assert run(script) == "2.0\n"
 
 
+@pytest.mark.guarantee("a read-only home")
 @pytest.mark.parametrize("home", ["", "/proc/nowhere", "file"])
 def test_a_home_that_cannot_be_written(tmp_path, home):
     """Nothing is kept there."""
@@ -502,6 +522,7 @@ def test_a_home_that_cannot_be_written(tmp_path, home):
     assert run(script, **dict.fromkeys(names, folder)) == "[1. 4.] True\n"
 
 
+@pytest.mark.guarantee("Forked")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_children_forked_while_threads_are_at_work():
     script = """
@@ -561,6 +582,7 @@ class TwoStreams(EmulatedDevice):
         return Module()
 
 
+@pytest.mark.guarantee("Thread-safe", "eight threads on two streams")
 @pytest.mark.emulated
 def test_eight_threads_on_two_streams():
     """Each list is uploaded once for each stream, and no thread sees another's."""

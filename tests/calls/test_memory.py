@@ -59,6 +59,7 @@ def test_the_measure_itself():
     assert working_memory(lambda: np.ones(SIZE)) < 1 << 16
 
 
+@pytest.mark.guarantee("Bounded")
 @pytest.mark.parametrize(
     ("name", "layout"),
     [("float32", "C"), ("float16", "C"), ("float64", "Fortran"), ("float16", "stepped")],
@@ -76,6 +77,7 @@ def test_lists(name, layout):
             assert working_memory(operation, **given) <= WORKING_MEMORY, operation.name
 
 
+@pytest.mark.guarantee("Bounded")
 @pytest.mark.sampled(31)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize(

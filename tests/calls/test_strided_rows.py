@@ -94,6 +94,7 @@ def results_like(results, view, sizes):
             yield np.full_like(result, np.nan)
 
 
+@pytest.mark.guarantee("Strided rows")
 @pytest.mark.sampled(13)
 @WAYS
 @pytest.mark.parametrize("name", NAMES)
@@ -136,6 +137,7 @@ def check_bits_of_a_copy(backend, name, view, types, sizes):
         assert backend.memory(out) == backend.memory(untouched)  # and nothing between rows
 
 
+@pytest.mark.guarantee("Strided rows")
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
 def test_no_layout_changes_a_bit(backend, layout):
     """Several tiles on the CPU."""
@@ -179,6 +181,7 @@ def test_many_strided_rows_have_the_bits_of_a_copy(view, types):
         assert_same_bits(a, b)
 
 
+@pytest.mark.guarantee("Strided rows")
 @pytest.mark.parametrize("view", VIEWS[:5], ids=lambda f: f.__name__.strip("_"))
 def test_kernels_copy_nothing(monkeypatch, backend, view):
     if backend.on_host:
@@ -198,6 +201,7 @@ def test_kernels_copy_nothing(monkeypatch, backend, view):
         getattr(gradkit, name)(**given, out=tuple(map(backend.asarray, hosts)))
 
 
+@pytest.mark.guarantee("Strided rows")
 @pytest.mark.parametrize("view", [_projection, _heads_first], ids=["projection", "heads first"])
 def test_the_cpu_backend_copies_a_tile_at_a_time(view):
     sizes = (8, 256, 8, 128)

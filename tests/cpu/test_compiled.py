@@ -180,6 +180,7 @@ def test_sums_are_rounded_to_16_bits_once(dtype):
             assert float(dbias[0]) == sign * (1 + places_up * 2.0 ** (1 - places))
 
 
+@pytest.mark.guarantee("Subnormal numbers")
 @pytest.mark.skipif(
     platform.machine() != "x86_64" or floating_point.current() is None,
     reason="where the flag is, is known on x86-64 alone",
@@ -214,6 +215,7 @@ print(count() - before)
 """
 
 
+@pytest.mark.guarantee("Any number of cores")
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists a process's threads")
 def test_a_call_starts_as_many_threads_as_were_set():
     """The calling thread is one of them; a small call starts none, and none ends."""

@@ -103,6 +103,7 @@ def test_a_norm_does_not_depend_on_the_gradients_around():
         assert_same_bits(together, np.concatenate(alone))
 
 
+@pytest.mark.guarantee("Products rounded once")
 @pytest.mark.parametrize("pair", [*itertools.product(sorted(DTYPES), repeat=2)], ids="-".join)
 @pytest.mark.parametrize("scale", [None, 0.37, -1.0])
 def test_elements_have_the_bits_of_numpys(pair, scale):
@@ -125,6 +126,7 @@ def test_elements_have_the_bits_of_numpys(pair, scale):
         assert_same_numbers(got, ref)
 
 
+@pytest.mark.guarantee("Products rounded once")
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
 def test_products_are_rounded_to_16_bits_once(name):
     """Factors that put a product so near a tie that float32 could not tell it from one."""
@@ -182,6 +184,7 @@ def assert_each_is_converted(name):
     np.testing.assert_array_equal(wide, numbers.astype(np.float32))
 
 
+@pytest.mark.guarantee("Accurate norms")
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("order", [1, 2])
 def test_sums_keep_what_a_running_total_would_lose(name, order):

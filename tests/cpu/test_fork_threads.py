@@ -42,6 +42,7 @@ def assert_all_same(found, expected):
         assert_same_bits(got, ref)
 
 
+@pytest.mark.guarantee("Any number of cores")
 @pytest.mark.parametrize("workers", [1, 2, 3, 8])
 def test_the_number_of_cores_does_not_change_the_bits(workers):
     expected, before = work(), gradkit.get_num_threads()
@@ -51,6 +52,7 @@ def test_the_number_of_cores_does_not_change_the_bits(workers):
     assert_all_same(found, expected)
 
 
+@pytest.mark.guarantee("Thread-safe")
 def test_eight_threads_at_once():
     expected = work()
     with ThreadPoolExecutor(8) as pool:
@@ -59,6 +61,7 @@ def test_eight_threads_at_once():
         assert_all_same(job.result(), expected)
 
 
+@pytest.mark.guarantee("Thread-safe")
 def test_threads_share_no_error_state():
     """NumPy's error state is a thread's own: overflow is silent on the workers and here."""
     x = np.clip(LONG, -3, 3) * np.float32(1e38)
@@ -115,6 +118,7 @@ print(os.waitstatus_to_exitcode(status), all(map(np.array_equal, before, after))
 """
 
 
+@pytest.mark.guarantee("Forked", "a forked child")
 @pytest.mark.skipif(sys.platform == "win32", reason="no fork")
 def test_a_forked_child_computes():
     """It inherits the pool's bookkeeping and none of its threads, and must not wait for them."""

@@ -217,6 +217,7 @@ def check_norm(device, host, p):
     assert oracles.off_by(norm_of(device, host, p), oracles.norm([host], p)) <= bound
 
 
+@pytest.mark.guarantee("Accurate norms")
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
 @pytest.mark.parametrize("name", NARROW)

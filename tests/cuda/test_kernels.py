@@ -67,6 +67,7 @@ class RefusingDevice(EmulatedDevice):
         raise RefusedError("invalid argument")
 
 
+@pytest.mark.guarantee("a launch is refused")
 def test_a_refused_launch_names_kernel_and_grid():
     device = RefusingDevice()
     with pytest.raises(
@@ -75,6 +76,7 @@ def test_a_refused_launch_names_kernel_and_grid():
         CudaBackend(device).zero_grad(ZeroGrad(grads=[device.xp.zeros(10_000)]))
 
 
+@pytest.mark.guarantee("a kernel does not compile")
 def test_what_does_not_compile_is_named():
     with pytest.raises(KernelCompileError, match=r"kernels/norm.cu .*-DORDER=Nonsense"):
         kernel(EmulatedDevice(), "norm", "norm_finish", CAPACITY=0, ORDER="Nonsense")

@@ -488,6 +488,7 @@ def test_a_captured_stream_gets_the_list_in_parameters(device):
     assert first.ctypes.data != second.ctypes.data
 
 
+@pytest.mark.guarantee("Captured")
 def test_a_captured_list_with_more_dimensions_than_a_launch_takes(device):
     hosts = [np.arange(60.0).reshape(5, 12)[:, : k % 11 + 1 : 1 + k % 2] + k for k in range(130)]
     eager = [device.xp.asarray(np.repeat(host, 2, axis=1))[:, ::2] for host in hosts]
@@ -624,6 +625,7 @@ def test_out_of_place_for_any_two_alignments(device, name, into, outof):
     assert_same_bits(out, host[outof:])
 
 
+@pytest.mark.guarantee("Products rounded once")
 @pytest.mark.parametrize(("name", "tie"), [("bfloat16", 2.0**-8), ("float16", 2.0**-11)])
 def test_products_are_rounded_once(device, name, tie):
     for sign in (1.0, -1.0):
@@ -706,6 +708,7 @@ def test_traffic_is_what_the_operations_need(device):
 # Ranges
 
 
+@pytest.mark.guarantee("Safe from overflow")
 @pytest.mark.parametrize("p", [2.0, 3.0, 40.0, 0.5])
 def test_magnitudes_from_one_end_of_float64_to_the_other(device, p):
     sizes = np.array([1e-300, 5e-324, 1e-160, 1.0, 1e155, 1e300])
@@ -805,6 +808,7 @@ def reference():
     return results(Device(multiprocessors=200))
 
 
+@pytest.mark.guarantee("Any schedule")
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("grid", [1, 2, 3, None])
 def test_same_bits_for_every_schedule_and_grid(reference, schedule, grid):

@@ -436,6 +436,7 @@ def test_without_scale_or_bias(shape, missing):
 # Grids and schedules
 
 
+@pytest.mark.guarantee("Any schedule")
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize(
     "shape", [(65, 3), (19, 264), (6, 1024), (5, 2200), (5, 8200), (3, 16400)], ids=str
@@ -455,6 +456,7 @@ def test_row_norms_under_every_schedule(shape, schedule):
         _assert_same(getattr(device, name)(p, *extra), getattr(plain, name)(p, *extra))
 
 
+@pytest.mark.guarantee("Any schedule")
 @pytest.mark.parametrize(("shape", "axis", "last"), [BATCHES[1], BATCHES[4], BATCHES[7]], ids=str)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_batch_norm_under_every_schedule(shape, axis, last, schedule):

@@ -129,6 +129,7 @@ def test_what_has_no_elements_is_ours(install):
     assert not cudnn.bindings.asked
 
 
+@pytest.mark.guarantee("cuDNN absent")
 def test_a_missing_cudnn_is_warned_of_once(missing, native):
     with pytest.warns(RuntimeWarning, match="pip install it.*own kernels"):
         assert next(_both()) == "native"
@@ -178,6 +179,7 @@ def test_a_case_that_memory_ran_out_for_is_tried_again(install, text):
     assert list(_both()) == ["cudnn", "cudnn"]
 
 
+@pytest.mark.guarantee("cuDNN fails")
 def test_a_failing_cudnn_is_warned_of_once_and_never_a_wrong_answer(install, native):
     install(fails="CUDNN_STATUS_EXECUTION_FAILED")
     with pytest.warns(RuntimeWarning, match="EXECUTION_FAILED.*libcudnn") as caught:
@@ -218,6 +220,7 @@ def test_eight_threads_each_know_their_engine(install):
     assert {stream for *_, stream in cudnn.bindings.calls} == {100, 101}
 
 
+@pytest.mark.guarantee("CUDA after a fork")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 def test_a_forked_child_is_told_also_where_it_could_choose(install):

@@ -11,6 +11,7 @@ from gradkit.errors import CudnnError
 from tests.cudnn.fake import FakeCudnn
 
 
+@pytest.mark.guarantee("eight threads on two streams")
 def test_eight_threads_have_eight_handles_on_two_streams():
     bindings = FakeCudnn()
     handles = Handles(bindings)
@@ -71,6 +72,7 @@ def test_a_lost_device_does_not_disturb_the_exit():
     handles.close()
 
 
+@pytest.mark.guarantee("a forked child")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 def test_a_forked_child_gets_an_error_and_frees_nothing():

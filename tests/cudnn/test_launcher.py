@@ -108,6 +108,7 @@ def test_running_statistics_without_weight_are_left_out(cudnn, momentum, kept):
         case.check_running()
 
 
+@pytest.mark.guarantee("Running statistics")
 def test_a_failed_call_moves_no_running_statistics():
     cudnn = Cudnn(FakeCudnn(fails="CUDNN_STATUS_EXECUTION_FAILED"))
     case = ForwardCase((4, 3, 5), 1, F32)

@@ -59,12 +59,14 @@ def test_a_packaged_library(build, tmp_path):
     assert _found(tmp_path) == [92800, str(path), "ctypes"]
 
 
+@pytest.mark.guarantee("cuDNN absent")
 def test_none(tmp_path):
     answer = _found(tmp_path)
     assert "libcudnn.so.9 is not installed" in answer
     assert "pip install 'nvidia-cudnn-cu12>=9,<10'" in answer
 
 
+@pytest.mark.guarantee("cuDNN truncated, or not a library")
 @pytest.mark.sampled(9)
 @pytest.mark.parametrize("length", [0, 20, 100, 1000, 5000])
 @pytest.mark.parametrize("part", ["libcudnn.so.9", "libcudnn_ops.so.9"])
@@ -77,17 +79,20 @@ def test_truncated(build, tmp_path, length, part):
     assert "pip install" in answer
 
 
+@pytest.mark.guarantee("cuDNN truncated, or not a library")
 def test_no_library_at_all_inside(tmp_path):
     _lib(tmp_path).mkdir(parents=True)
     (_lib(tmp_path) / "libcudnn.so.9").write_text("not a library")
     assert "does not load" in _found(tmp_path)
 
 
+@pytest.mark.guarantee("cuDNN of another version")
 def test_old(build, tmp_path):
     path = build(_lib(tmp_path), version=8907)
     assert f"{path} is cuDNN 8907; gradkit needs cuDNN 9" in _found(tmp_path)
 
 
+@pytest.mark.guarantee("cuDNN of another version")
 def test_newer_than_what_we_know(build, tmp_path):
     path = build(_lib(tmp_path), version=100000)
     assert f"{path} is cuDNN 100000; gradkit needs cuDNN 9" in _found(tmp_path)

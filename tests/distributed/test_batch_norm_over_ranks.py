@@ -104,12 +104,14 @@ def check(backend, problem, cuts):
     parts.check_gradient(results(parts.gradient, parts.size))
 
 
+@pytest.mark.guarantee("Batch norm over ranks")
 @given(data=st.data())
 def test_any_split_of_any_batch(backend, data):
     p = data.draw(problems(backend.max_elements // 8, batch=True))
     check(backend, p, data.draw(st.lists(st.integers(0, 12), min_size=1, max_size=3)))
 
 
+@pytest.mark.guarantee("Batch norm over ranks")
 @pytest.mark.sampled(9)
 @TYPES
 @pytest.mark.parametrize("cuts", [(1,), (8, 8), (0, 20), (3, 9, 9, 14, 20)], ids=str)
@@ -229,6 +231,7 @@ def test_equal_parts_have_no_variance_between_them(backend):
         assert np.isinf(backend.asnumpy(inv_std)).all()
 
 
+@pytest.mark.guarantee("Batch norm over ranks")
 @pytest.mark.parametrize("rank", range(3))
 @pytest.mark.parametrize("bad", [NAN, math.inf])
 def test_what_is_not_finite_on_one_rank_reaches_all(backend, rank, bad):
@@ -355,6 +358,7 @@ TROUBLES = {
 }
 
 
+@pytest.mark.guarantee("A rank that fails")
 @pytest.mark.parametrize("trouble", [*TROUBLES, "an eps"])
 def test_an_error_on_one_rank_ends_the_call_on_all(trouble):
     wrong, error = TROUBLES.get(trouble, ({"eps": -1.0}, ValueError))
@@ -382,6 +386,7 @@ def test_an_error_on_one_rank_ends_the_call_on_all(trouble):
             assert (array == 7.0).all()
 
 
+@pytest.mark.guarantee("A rank that fails")
 @pytest.mark.parametrize("step", ["batch_norm_stats", "batch_norm_grad_sums"])
 def test_memory_that_runs_out_on_one_rank_ends_the_call_on_all(monkeypatch, step):
     own = getattr(_host.backend(), step)
@@ -500,6 +505,7 @@ def together_exactly(rows):
     return mean, var, largest
 
 
+@pytest.mark.guarantee("Batch norm over ranks")
 @given(rows=RANKS)
 def test_combined_stats_are_exact_but_for_roundings(backend, rows):
     """Against rational numbers; the mean's own rounding moves the variance by its square."""

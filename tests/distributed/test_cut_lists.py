@@ -89,6 +89,7 @@ def test_norm(place, contents, order):
     assert len(bits(norms)) == 1
 
 
+@pytest.mark.guarantee("Over ranks", "Over several devices")
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 6])
 @pytest.mark.parametrize("order", [1, 2, INF])
 @pytest.mark.parametrize("power", [-560, -300, 600])
@@ -106,6 +107,7 @@ def test_bits_do_not_depend_on_the_number_of_parts(place, order, size, power):
         assert bits(place.run(work, [list(rows[k::size]) for k in range(size)])) == bits([alone])
 
 
+@pytest.mark.guarantee("Over ranks", "Over several devices")
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("rank", range(4))
@@ -185,6 +187,7 @@ def test_each_tensor(place, order):
     assert math.isnan(found[0][1])
 
 
+@pytest.mark.guarantee("Over ranks")
 @over_ranks
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("per_tensor", [False, True])

@@ -196,6 +196,7 @@ def test_with_both_a_device_that_fails_once_all_have_agreed(of, monkeypatch):
     assert [[g.tolist() for g in part] for part in held] == [[[3.0]], [[4.0]]]
 
 
+@pytest.mark.guarantee("With `exact=True`")
 @pytest.mark.parametrize("kind", ["cupyx", "torch"])
 def test_an_exact_norm_over_devices_is_that_of_one_process(of, kind):
     """Both groups send as many numbers; PyTorch's adds them up."""

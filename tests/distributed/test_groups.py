@@ -30,6 +30,7 @@ def over(backend, parts):
 VALUES = st.floats(-1e307, 1e307)
 
 
+@pytest.mark.guarantee("Over ranks")
 @given(
     values=st.lists(VALUES, max_size=30),
     cuts=st.lists(st.integers(0, 30), min_size=5, max_size=5),
@@ -66,6 +67,7 @@ def test_replicas_may_be_one_number(backend):
     assert norms == [pytest.approx(5.0, rel=1e-15)] * 3
 
 
+@pytest.mark.guarantee("What is not clipped")
 def test_some_are_clipped_and_some_count_over_ranks(backend):
     """Each rank chooses among its own; copies count once."""
     held = over(backend, [[f(3.0), f(7.0)], [f(4.0), f(12.0)], [f(NAN), f(12.0)]])
@@ -115,6 +117,7 @@ def test_dtypes_may_differ(backend):
     assert results(lambda g: float(gradkit.grad_norm(held[g.rank], group=g)), 3) == [6.0] * 3
 
 
+@pytest.mark.guarantee("Over ranks")
 def test_a_group_of_one_is_no_group(backend):
     """No collective, and the bits of no group."""
 
@@ -178,6 +181,7 @@ TROUBLES = {
 }
 
 
+@pytest.mark.guarantee("Over ranks")
 @pytest.mark.filterwarnings("ignore:reduce is deprecated")
 @pytest.mark.parametrize("trouble", TROUBLES)
 def test_a_bad_argument_on_one_rank_ends_the_call_on_all(backend, trouble):
@@ -202,6 +206,7 @@ class Interrupted:
         raise self.error
 
 
+@pytest.mark.guarantee("Over ranks")
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError("no room"), SystemExit(3)])
 def test_an_interrupt_on_one_rank_ends_the_call_on_all(backend, error):
     def call(group, grads, out):

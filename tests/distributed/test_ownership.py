@@ -25,6 +25,7 @@ def _nothing_known():
     ownership._known.clear()
 
 
+@pytest.mark.guarantee("Whatever the layout")
 @given(st.builds(Layout, st.integers(0, 2**32)), st.sampled_from([1, 2, np.inf]))
 def test_any_layout_has_the_norm_of_the_uncut_model(layout, order):
     def work(group):
@@ -80,6 +81,7 @@ def test_what_ranks_found_out_is_remembered():
     assert 3 < once[0] <= 8
 
 
+@pytest.mark.guarantee("Whatever the layout")
 @pytest.mark.parametrize("who", [0, 3])
 @pytest.mark.parametrize("each", [False, True])
 def test_one_that_does_not_remember_makes_all_find_out_again(who, each):
@@ -186,6 +188,7 @@ def test_undecided_tensors_are_listed():
 WHOLE = np.arange(8.0).reshape(4, 2)
 
 
+@pytest.mark.guarantee("Whatever the layout")
 @pytest.mark.parametrize(
     ("ranks", "placements"),
     [

@@ -245,6 +245,7 @@ def test_ranks_with_gradients_on_both_sides():
     assert np.array(stats[0].norm).tolist() == [math.sqrt(17), math.sqrt(40), 8.0]
 
 
+@pytest.mark.guarantee("With `exact=True`")
 @pytest.mark.parametrize("order", [1, 2])
 def test_exact_norms_over_ranks(where, order):
     """Of lists whose second gradient is a copy on each of two ranks."""

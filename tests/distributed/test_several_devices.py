@@ -103,6 +103,7 @@ def test_gradients_without_elements(devices, parts, order):
 # Clipping
 
 
+@pytest.mark.guarantee("Over several devices")
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("limit", ["number", 0, 1, 2])
@@ -312,6 +313,7 @@ def wrong_arguments(devices, grads):
 NAMES = list(wrong_arguments(Devices(2), [f(1), f(2)]))
 
 
+@pytest.mark.guarantee("Over several devices")
 @pytest.mark.parametrize("name", NAMES)
 def test_an_error_writes_nothing(devices, name):
     grads = spread(devices, [[f(3, 0), f(12)], [f(4)]])
@@ -363,6 +365,7 @@ WRITING = {
 }
 
 
+@pytest.mark.guarantee("Over several devices")
 @pytest.mark.parametrize("where", [0, 1])
 @pytest.mark.parametrize("phase", WRITING)
 def test_a_device_that_fails_before_it_writes(devices, phase, where, monkeypatch):

@@ -40,6 +40,7 @@ def step(dy, x, scale, bias):
     )
 
 
+@pytest.mark.guarantee("Captured")
 @pytest.mark.parametrize("width", [36, 1025, 20000])
 def test_captured_norms_replay_on_new_values(width):
     import cupy

@@ -161,6 +161,7 @@ def test_a_producer_that_refuses_is_quoted():
         gradkit.grad_norm([Producer(np.ones(3, np.dtype(np.float32).newbyteorder()))])
 
 
+@pytest.mark.guarantee("no CuPy, but another framework's CUDA tensor")
 def test_without_cupy_a_cuda_array_says_what_to_install(monkeypatch):
     import sys
 

@@ -81,6 +81,7 @@ def by_jax(name, x, scale=1.0, bias=0.0, *, axis=-1):
 # Values
 
 
+@pytest.mark.guarantee("Inside JAX's transformations")
 @pytest.mark.parametrize(
     ("name", "t", "v"),
     [
@@ -160,6 +161,7 @@ def test_arrays_without_elements(shape):
 # Transformations
 
 
+@pytest.mark.guarantee("Inside JAX's transformations")
 @pytest.mark.parametrize("name", [*ROWS, "batch_norm"])
 def test_vmap_is_a_loop(name, way):  # noqa: ARG001
     """Over x, over parameters, over both and one inside the other, with gradients."""

@@ -32,6 +32,7 @@ def assert_same_tree(got, ref):
 # Clipping
 
 
+@pytest.mark.guarantee("Inside JAX's transformations")
 @pytest.mark.parametrize(
     ("dtypes", "order", "options"),
     [
@@ -118,6 +119,7 @@ def test_gradients_are_clipped_where_they_lie():
     assert_same_tree(donated, kept)
 
 
+@pytest.mark.guarantee("Inside JAX's transformations")
 def test_every_example_of_a_vmap_has_its_own_norm(way):  # noqa: ARG001
     grads = {"w": np.arange(12, dtype=np.float32).reshape(3, 4), "b": np.ones((3,), np.float32)}
     limits = np.array([1.0, 2.0, 3.0], np.float32)
@@ -472,6 +474,7 @@ def bytes_of(tree):
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree)]
 
 
+@pytest.mark.guarantee("A step is skipped")
 @pytest.mark.parametrize("jit", [True, False], ids=["jit", "eager"])
 @pytest.mark.parametrize("odd", [jnp.nan, jnp.inf, 1e4])
 def test_a_run_with_skipped_steps_is_one_that_never_saw_them(odd, jit):

@@ -216,6 +216,7 @@ def test_negative_strides_are_written_through(mutable):
     np.testing.assert_array_equal(mutable.read(clipped), [6, 4, 2, 0])
 
 
+@pytest.mark.guarantee("Light")
 def test_importing_gradkit_imports_no_framework(run_alone):
     run_alone(
         """

@@ -48,6 +48,7 @@ def bits(torch, state):
     return [t.detach().clone().reshape(-1).view(torch.uint8) for t in flat]
 
 
+@pytest.mark.guarantee("A step is skipped")
 @pytest.mark.parametrize("amsgrad", [False, True])
 def test_adamw_of_pytorch_with_a_copy_that_is_brought_back(torch, amsgrad):
     """A run whose bad steps are skipped has the bits of a run that never saw them."""
@@ -82,6 +83,7 @@ def test_adamw_of_pytorch_with_a_copy_that_is_brought_back(torch, amsgrad):
     assert all(itertools.starmap(torch.equal, zip(found, expected, strict=True)))
 
 
+@pytest.mark.guarantee("A step is skipped")
 @pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD"])
 def test_a_fused_optimiser_skips_by_a_verdict_and_folds_the_clip_in(torch, name):
     """``found_inf`` from the verdict, ``grad_scale`` from the clip: no pass over gradients."""

@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 
 import gradkit
-from tests.named import is_test
+from tests import guarantees
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
-NAMED = r"`(tests/[\w/]+\.py::[\w:]+)`"
 PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 FENCE = r"^```([^\n]*)\n(.*?)^```"
@@ -208,14 +207,14 @@ def test_the_reference_lists_every_public_name_once(monkeypatch):
     assert sorted(listed) == sorted(public_names)
 
 
-def test_guarantees_name_the_tests_that_check_them():
-    text = (ROOT / "docs" / "guarantees.md").read_text()
-    guarantees = re.findall(r"^- .*(?:\n  .*)*", text, re.MULTILINE)
-    guarantees += re.findall(r"^\| .*", text, re.MULTILINE)[1:]
-    assert len(guarantees) > 30
-    without = [g for g in guarantees if not re.search(NAMED, g)]
-    assert without == []
-    assert [name for name in re.findall(NAMED, text) if not is_test(name)] == []
+def test_every_guarantee_has_tests_and_is_on_the_page():
+    """`python -m tests.guarantees` writes the names of tests that are marked with it."""
+    page, tests = guarantees.PAGE.read_text(), guarantees.marked()
+    items, rows = guarantees.names(page)
+    assert len(items) == len(re.findall("^- ", page, re.MULTILINE)) > 50
+    assert len(rows) > 10
+    assert sorted(tests) == sorted([*items, *rows])
+    assert guarantees.written(page, tests) == page
 
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)

@@ -58,6 +58,7 @@ def assert_rest_untouched(backend, array, template):
     assert backend.memory(array) == backend.memory(fresh)
 
 
+@pytest.mark.guarantee("Sums rounded once")
 @given(data=st.data(), accumulate=st.sampled_from(("v1", "v2")))
 def test_adds_with_one_rounding(backend, data, accumulate):
     host, addend = data.draw(pairs(backend.max_elements // 4, st.sampled_from(SAFE)))
@@ -74,6 +75,7 @@ def test_adds_with_one_rounding(backend, data, accumulate):
     assert backend.memory(grad) == before
 
 
+@pytest.mark.guarantee("Sums rounded once")
 @given(data=st.data(), scale=st.floats(-4, 4) | st.just(1 / 3))
 def test_adds_a_multiple(backend, data, scale):
     host, addend = data.draw(pairs(backend.max_elements // 4, st.sampled_from(SAFE)))
@@ -89,6 +91,7 @@ def test_adds_a_multiple(backend, data, scale):
     assert_rest_untouched(backend, buffer, host)
 
 
+@pytest.mark.guarantee("Sums rounded once")
 @pytest.mark.parametrize(("into", "addend"), SAFE)
 def test_a_scaled_sum_is_rounded_as_float64_has_it(backend, into, addend):
     """The product, the sum, and then to the buffer's dtype."""
@@ -100,6 +103,7 @@ def test_a_scaled_sum_is_rounded_as_float64_has_it(backend, into, addend):
     assert_same_bits(backend.asnumpy(buffer), wanted)
 
 
+@pytest.mark.guarantee("Overwriting and zeroing")
 @given(data=st.data())
 def test_overwrites(backend, data):
     host, addend = data.draw(pairs(backend.max_elements // 4, st.sampled_from(SAFE)))
@@ -127,6 +131,7 @@ def test_what_float32_takes_for_a_tie_of_bfloat16(backend, size):
     np.testing.assert_array_equal(backend.asnumpy(buffer).astype(np.float64), -expected)
 
 
+@pytest.mark.guarantee("Casting")
 @given(data=st.data())
 def test_wider_gradients_when_asked_for(backend, data):
     host, addend = data.draw(pairs(backend.max_elements // 8, st.sampled_from(NARROWING)))
@@ -170,6 +175,7 @@ def test_broadcasting(backend, shape, into, addend):
     assert_ulps(backend.asnumpy(buffer), added(host, term), tolerances.ACCUMULATED_ULPS)
 
 
+@pytest.mark.guarantee("Aliasing")
 @pytest.mark.parametrize("name", sorted(DTYPES))
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
 def test_a_buffer_added_to_itself_doubles(backend, name, layout):
@@ -200,6 +206,7 @@ def test_micro_batches_average(backend):
     np.testing.assert_array_equal(backend.asnumpy(buffer), [3000, 3000 * 2.0**-10, 9000])
 
 
+@pytest.mark.guarantee("Overwriting and zeroing")
 @given(data=st.data())
 def test_zeroes_bit_for_bit(backend, data):
     host = data.draw(draw_.gradient_lists(backend.max_elements // 4))

@@ -39,6 +39,7 @@ def test_averages_move_by_a_part_of_the_way(backend, data, pair, decay):
     assert backend.memory(params[0]) == before
 
 
+@pytest.mark.guarantee("A running average")
 @example(decay=0.3, own=None)
 @given(decay=decays, own=st.sampled_from((None, "float32")))
 def test_each_backend_has_numpys_bits(backend, decay, own):
@@ -55,6 +56,7 @@ def test_each_backend_has_numpys_bits(backend, decay, own):
         np.testing.assert_array_equal(backend.asnumpy(found), wanted)
 
 
+@pytest.mark.guarantee("A running average")
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize(("average", "param"), PAIRS)
 def test_both_ends_are_exact(backend, average, param, own):
@@ -69,6 +71,7 @@ def test_both_ends_are_exact(backend, average, param, own):
     assert_same_numbers(backend.asnumpy(averages[0]), new.astype(before.dtype))
 
 
+@pytest.mark.guarantee("A running average")
 @given(decay=decays)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_an_average_that_has_arrived_stays(backend, dtype, decay):
@@ -79,6 +82,7 @@ def test_an_average_that_has_arrived_stays(backend, dtype, decay):
         np.testing.assert_array_equal(backend.asnumpy(averages[0]), new)
 
 
+@pytest.mark.guarantee("A running average")
 @pytest.mark.parametrize("decay", [0.25, 0.75])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_difference_does_not_overflow(backend, dtype, decay):

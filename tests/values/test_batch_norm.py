@@ -41,6 +41,7 @@ def test_batch_norm(backend, data):
     p.check_forward(backend, *batch_norm(backend, p))
 
 
+@pytest.mark.guarantee("Derivatives")
 @given(data=st.data())
 def test_batch_norm_grad(backend, data):
     p = data.draw(problems(backend.max_elements // 4, batch=True))
@@ -118,6 +119,7 @@ def test_channels_last_equals_channels_first(backend, types):
         check(backend, p)
 
 
+@pytest.mark.guarantee("No cancellation")
 @pytest.mark.parametrize("last", [False, True], ids=["channels-first", "channels-last"])
 @pytest.mark.parametrize("shape", [(4, 3, 50), (301, 3, 2)], ids=str)
 def test_a_mean_of_1e12_deviations(backend, shape, last):
@@ -172,6 +174,7 @@ def test_nan_stays_nan_in_every_dtype(backend, types):
     assert not dbias.any()
 
 
+@pytest.mark.guarantee("Independent")
 @pytest.mark.parametrize("where", ["x", "dy"])
 def test_channels_are_independent_bit_for_bit(backend, where):
     p = make((33, 5, 70), axis=1, batch=True)
@@ -186,6 +189,7 @@ def test_channels_are_independent_bit_for_bit(backend, where):
         assert_same_bits(got[others], ref[others])
 
 
+@pytest.mark.guarantee("Aliasing")
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
 def test_the_gradient_over_its_own_input(backend, layout):
     p = make((6, 4, 9), axis=1, batch=True)
@@ -242,6 +246,7 @@ def test_linear_in_dy(backend, data, a):
     assert_within(combined.astype(np.float64), np.zeros(combined.shape), bound)
 
 
+@pytest.mark.guarantee("Repeatable")
 @given(data=st.data())
 def test_the_same_call_again_gives_the_same_bits(backend, data):
     p = data.draw(problems(backend.max_elements // 4, batch=True))

@@ -87,6 +87,7 @@ def check(backend, p):
     check_gradient(backend, p, *gradient(backend, p))
 
 
+@pytest.mark.guarantee("Inference")
 @given(data=st.data())
 def test_any_problem(backend, data):
     check(backend, known(data.draw(problems(backend.max_elements // 8, batch=True))))
@@ -122,6 +123,7 @@ def test_against_mpmath():
                     )
 
 
+@pytest.mark.guarantee("Inference")
 def test_dx_is_the_derivative_of_y():
     """By central differences, of the sum of dy * y: the statistics stay."""
     p = known(make((4, 3, 2), BATCH_TYPES[1], axis=1, batch=True))

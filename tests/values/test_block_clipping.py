@@ -72,6 +72,7 @@ def lists(draw, most):
     return hosts, every, whole
 
 
+@pytest.mark.guarantee("Block norms and adaptive clipping")
 @given(data=st.data(), order=st.sampled_from(ORDERS), rms=st.booleans())
 def test_units_of_any_list(backend, data, order, rms):
     """In place and not: the same bits, the exact norms, and nothing written beside elements."""
@@ -118,6 +119,7 @@ def test_units_of_every_kind(backend, name, order, shape, axes):
     assert_norms(backend, norms, host, axes, order)
 
 
+@pytest.mark.guarantee("Block norms and adaptive clipping")
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("order", [1.0, 2.0, 3.0])
 @pytest.mark.parametrize("power", [-1060, -530, -500, 0, 480, 490, 505, 900, 1020])
@@ -161,6 +163,7 @@ def test_units_whose_parts_are_of_other_magnitudes(backend, order):
     np.testing.assert_allclose(backend.asnumpy(norms), 3.0, rtol=1e-12)
 
 
+@pytest.mark.guarantee("Block norms and adaptive clipping")
 def test_the_mean_of_what_is_too_much_to_add_up(backend):
     host = np.full((2, 64), 1.5e308)
     for order in (1.0, 2.0, 5.0, INF):
@@ -183,6 +186,7 @@ def test_a_root_mean_square_of_equal_elements_is_theirs(backend, name):
             assert_same_bits(backend.asnumpy(grad), host)
 
 
+@pytest.mark.guarantee("Block norms and adaptive clipping")
 @pytest.mark.parametrize("name", sorted(DTYPES))
 @pytest.mark.parametrize("axis", [None, 0, 1])
 def test_a_norm_at_the_limit_keeps_every_bit(backend, name, axis):
@@ -210,6 +214,7 @@ def test_eps_bounds_the_norm_in_the_division(backend):
 BAD = {"nan": NAN, "inf": INF, "-inf": -INF}
 
 
+@pytest.mark.guarantee("Block norms and adaptive clipping")
 @pytest.mark.parametrize("name", sorted(DTYPES))
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("order", ORDERS)
@@ -282,6 +287,7 @@ def test_a_limit_on_the_device_that_is_none(backend, limit):
 # Adaptive clipping
 
 
+@pytest.mark.guarantee("Block norms and adaptive clipping")
 @given(data=st.data(), ratio=st.sampled_from((0.0, 0.01, 0.5, INF)))
 def test_units_beside_their_parameters(backend, data, ratio):
     hosts, axis, axes = data.draw(lists(backend.max_elements // 16))

@@ -46,6 +46,7 @@ def of(name):
     return (name, "float64" if name == "float64" else "float32", name)
 
 
+@pytest.mark.guarantee("Subnormal numbers")
 @pytest.mark.sampled(3)
 @TYPED
 @pytest.mark.parametrize("above", ABOVE_NOTHING)
@@ -58,6 +59,7 @@ def test_down_to_the_smallest_number(backend, above, norm, types):
     p.check_forward(backend, *norm.forward(backend, p))
 
 
+@pytest.mark.guarantee("Any magnitude")
 @NORMS
 @pytest.mark.parametrize("name", sorted(DTYPES))
 def test_constants_at_the_top_of_the_range(backend, name, norm):
@@ -68,6 +70,7 @@ def test_constants_at_the_top_of_the_range(backend, name, norm):
     p.check_gradients(backend, *norm.gradient(backend, p))
 
 
+@pytest.mark.guarantee("Any magnitude")
 @NORMS
 @LAST
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float64"])
@@ -79,6 +82,7 @@ def test_squares_outside_float32(backend, name, exponent, last, norm):
     p.check_forward(backend, *norm.forward(backend, p))
 
 
+@pytest.mark.guarantee("No cancellation")
 @TYPED
 @LAST
 def test_a_mean_of_many_deviations(backend, last, norm, types):

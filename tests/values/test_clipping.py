@@ -44,6 +44,7 @@ def draw_list(data, backend, **options):
 # Norms
 
 
+@pytest.mark.guarantee("Accurate norms")
 @given(data=st.data(), order=draw_.orders)
 def test_norm_of_any_list(backend, data, order):
     host, grads = draw_list(data, backend)
@@ -84,6 +85,7 @@ def test_norms_of_many_small_tensors(backend, name, size):
         assert_norm(backend, got, [h], 2)
 
 
+@pytest.mark.guarantee("Accurate norms")
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", sorted(DTYPES))
 @pytest.mark.parametrize("size", [1023, 1024, 1025, 4097, 16384, 16385, 131071, 131072, 131073])
@@ -151,6 +153,7 @@ EXACT_NORMS = {
 }
 
 
+@pytest.mark.guarantee("Safe from overflow")
 @pytest.mark.parametrize(("grads", "order", "expected"), EXACT_NORMS.values(), ids=EXACT_NORMS)
 def test_norm_known_exactly(backend, grads, order, expected):
     if isinstance(grads, list):
@@ -179,6 +182,7 @@ def test_squares_in_a_long_list_are_scaled_in_time(backend, power):
     assert_norm(backend, norm_of(backend, backend.asarray(host), 2), [host], 2)
 
 
+@pytest.mark.guarantee("NaN stays NaN")
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("order", [1, 2, 3, 0.5, INF])
 @pytest.mark.parametrize("name", sorted(DTYPES))
@@ -221,6 +225,7 @@ def test_scaling_by_a_power_of_two_is_exact(backend, data, order, power):
     assert norm_of(backend, scaled, order) == 2.0**power * norm_of(backend, grads, order)
 
 
+@pytest.mark.guarantee("Repeatable")
 @given(data=st.data(), order=draw_.orders)
 def test_the_same_call_again_gives_the_same_bits(backend, data, order):
     host, grads = draw_list(data, backend)
@@ -337,6 +342,7 @@ def test_integer_orders_are_real_orders(backend):
 # Clipping by norm
 
 
+@pytest.mark.guarantee("Products rounded once", "Accurate norms")
 @given(
     data=st.data(),
     order=draw_.orders,
@@ -388,6 +394,7 @@ def test_clipping_twice_is_clipping_once(backend, data, order):
         tolerances.assert_within(backend.asnumpy(g), oracles.wide(first), rounding)
 
 
+@pytest.mark.guarantee("No needless change")
 @pytest.mark.parametrize("name", sorted(DTYPES))
 @pytest.mark.parametrize("max_norm", [5.0, np.nextafter(5.0, 6.0), INF])
 def test_a_norm_that_does_not_exceed_keeps_every_bit(backend, name, max_norm):
@@ -401,6 +408,7 @@ def test_a_norm_that_does_not_exceed_keeps_every_bit(backend, name, max_norm):
     assert float(backend.asnumpy(gradkit.clip_coefficient(norm, max_norm))) == 1.0
 
 
+@pytest.mark.guarantee("No needless change")
 @pytest.mark.parametrize("eps", [0.0, 1e-6])
 @pytest.mark.parametrize("value", [0.0, 1.0, 1e-12])
 def test_max_norm_0_gives_zeros(backend, eps, value):
@@ -424,6 +432,7 @@ NONFINITE = {
 }
 
 
+@pytest.mark.guarantee("NaN stays NaN")
 @pytest.mark.parametrize("name", sorted(DTYPES))
 @pytest.mark.parametrize(("value", "order", "first", "second"), NONFINITE.values(), ids=NONFINITE)
 class TestNonFinite:
@@ -573,6 +582,7 @@ def test_results_need_a_place_each(wrong, named):
         gradkit.clip_by_global_norm({"w": f(3.0), "b": f(4.0)}, 2.5, out=(wrong, None))
 
 
+@pytest.mark.guarantee("In place or not")
 def test_what_comes_back_is_the_callers_own(backend):
     a = backend.asarray(f(3.0, 4.0))
     for grads in (a, [a], (a,), {"a": a}):
@@ -827,6 +837,7 @@ SAID = {
 }
 
 
+@pytest.mark.guarantee("What is not clipped")
 @pytest.mark.parametrize("said", SAID.values(), ids=SAID)
 @pytest.mark.parametrize("scale", [1.0, 0.5])
 @pytest.mark.parametrize("nonfinite", ["propagate", "zero"])
@@ -851,6 +862,7 @@ def test_some_are_clipped_and_all_count(backend, said, scale, nonfinite, order):
             assert_same_bits(backend.asnumpy(new), host)
 
 
+@pytest.mark.guarantee("What is not clipped")
 def test_all_are_clipped_and_some_count(backend):
     """What does not count may hold anything."""
     hosts, grads = masked(backend)
@@ -867,6 +879,7 @@ def test_all_are_clipped_and_some_count(backend):
         tolerances.assert_ulps(backend.asnumpy(got)[1:], expected[1:], 1)
 
 
+@pytest.mark.guarantee("What is not clipped")
 @pytest.mark.parametrize("bad", [NAN, INF])
 def test_a_norm_that_is_not_finite_leaves_what_is_not_clipped(backend, bad):
     """Or makes zeros of it, if that is asked for; errors name what counts."""

@@ -92,6 +92,7 @@ def test_a_number_among_what_is_written_is_read_first(backend):
         assert_same_bits(backend.asnumpy(grad), backend.asnumpy(expected))
 
 
+@pytest.mark.guarantee("Scaled inside")
 @given(data=st.data(), order=draw_.orders, ratio=st.sampled_from((0.3, 1.0, 2.0)))
 def test_scaled_clip_of_any_list(backend, data, order, ratio):
     """The norm of scale * g, and each element rounded once; in place, not, and in two steps."""
@@ -149,6 +150,7 @@ def test_numbers_on_the_device_are_those_on_the_host(backend, name):
             assert_same_bits(device, host)
 
 
+@pytest.mark.guarantee("No needless change")
 def test_a_scale_of_1_keeps_every_bit(backend):
     for scale in (1.0, on_device(backend, 1.0)):
         grads = backend.asarray(f(3.0, -0.0, 4.0, 5e-324))
@@ -176,6 +178,7 @@ EXTREMES = {  # elements, order, scale, norm
 }
 
 
+@pytest.mark.guarantee("Scaled inside")
 @pytest.mark.parametrize(("values", "order", "scale", "norm"), EXTREMES.values(), ids=EXTREMES)
 @pytest.mark.parametrize("device", [False, True])
 def test_scales_that_bring_a_norm_back(backend, values, order, scale, norm, device):
@@ -188,6 +191,7 @@ def test_scales_that_bring_a_norm_back(backend, values, order, scale, norm, devi
     assert float(backend.asnumpy(each)[0]) == pytest.approx(norm, rel=1e-15, abs=0)
 
 
+@pytest.mark.guarantee("Scaled inside")
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
 def test_a_scale_on_the_device_that_is_not_finite(backend, value):
     """As a norm that is not: zeros on request, and no NaN out of 0 * inf."""
@@ -239,6 +243,7 @@ def test_what_a_scale_on_the_device_that_is_not_finite_makes_of_gradients(backen
     assert number(backend, found) == 0
 
 
+@pytest.mark.guarantee("Scaled inside")
 @pytest.mark.parametrize(
     ("limit", "factor"), [(2.5, 0.5), (5.0, 1.0), (INF, 1.0), (0.0, 0.0), (-1.0, NAN), (NAN, NAN)]
 )
@@ -291,6 +296,7 @@ def test_an_infinite_scale_that_only_the_backend_sees():
 FLAGS = ((np.bool_, ()), (np.bool_, (1,)), (np.float32, (1,)), (np.float64, ()))
 
 
+@pytest.mark.guarantee("`found_inf`")
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("order", [1, 2, 3, 0.5, INF])
 @pytest.mark.parametrize("name", sorted(DTYPES))

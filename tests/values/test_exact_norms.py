@@ -45,6 +45,7 @@ def correctly_rounded(arrays, order, scale=1):
     return float(context.sqrt(exact))
 
 
+@pytest.mark.guarantee("With `exact=True`")
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_norm_is_rounded_once(backend, dtype, order):
@@ -57,6 +58,7 @@ def test_a_norm_is_rounded_once(backend, dtype, order):
         assert float(few) == abs(float(grad[0]))
 
 
+@pytest.mark.guarantee("With `exact=True`")
 @given(st.data(), st.integers(0, 2**32), st.sampled_from([1, 2]))
 def test_no_cut_and_no_order_changes_a_bit(backend, data, seed, order):
     rng = np.random.default_rng(seed)
@@ -76,6 +78,7 @@ def rounded(values):
     return np.asarray(values, np.float32)
 
 
+@pytest.mark.guarantee("With `exact=True`")
 @given(st.builds(Layout, st.integers(0, 2**32)), st.sampled_from([1, 2]))
 def test_any_layout_has_the_bits_of_one_process(layout, order):
     def work(group):

@@ -46,6 +46,7 @@ def test_group_norm(backend, data):
     p.check_forward(backend, *group_norm(backend, p))
 
 
+@pytest.mark.guarantee("Derivatives")
 @given(data=st.data())
 def test_group_norm_grad(backend, data):
     p = data.draw(group_problems(backend.max_elements // 4))
@@ -129,6 +130,7 @@ def test_a_mean_that_float32_hardly_holds(backend, seed):
     p.check_forward(backend, *group_norm(backend, p))
 
 
+@pytest.mark.guarantee("No cancellation")
 def test_by_mpmath_on_channels_last_data_far_from_zero(backend):
     """Mean 1e4, deviation 1, against exact arithmetic on the saved statistics."""
     p = channels_last(make_groups((2, 4, 3, 5), 2))
@@ -160,6 +162,7 @@ def test_by_mpmath_on_channels_last_data_far_from_zero(backend):
         assert_within(got, ref, bound, name)
 
 
+@pytest.mark.guarantee("Special cases")
 @TYPES
 def test_one_group_is_the_layer_norm_over_channels_and_space(backend, types):
     """Scale and bias are numbers of a channel there, of an element here."""
@@ -187,6 +190,7 @@ def _with_ones(array):
     return array.reshape(-1, 1) if array.ndim == 1 else array
 
 
+@pytest.mark.guarantee("Special cases")
 @TYPES
 def test_one_channel_a_group_is_an_instance_norm(backend, types):
     """The batch norm of each sample by itself."""
@@ -201,6 +205,7 @@ def test_one_channel_a_group_is_an_instance_norm(backend, types):
     check(backend, p)
 
 
+@pytest.mark.guarantee("Derivatives")
 @given(data=st.data())
 def test_gradients_are_derivatives(data):
     """Of the forward pass, by central differences in float64."""
@@ -265,6 +270,7 @@ def test_a_constant_gradient(backend, types, shape):
         p.check_gradients(backend, *group_norm_grad(backend, p))
 
 
+@pytest.mark.guarantee("Independent")
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_groups_are_independent_bit_for_bit(backend, value, last):

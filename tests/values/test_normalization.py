@@ -26,6 +26,7 @@ LAYER_NORMS = ("layer_norm", "layer_norm_grad")
 # Any problem
 
 
+@pytest.mark.guarantee("Derivatives")
 @pytest.mark.parametrize("name", ROW_NORMS)
 @given(data=st.data())
 def test_any_problem(backend, name, data):
@@ -58,6 +59,7 @@ def test_row_lengths(backend, columns, types):
         check_norm(backend, problem(name, (5, columns), types, seed=columns), name)
 
 
+@pytest.mark.guarantee("Subnormal numbers")
 @pytest.mark.sampled(3)
 @TYPES
 @pytest.mark.parametrize("above", ABOVE_NOTHING)
@@ -69,6 +71,7 @@ def test_gradients_down_to_the_smallest_number(backend, above, types):
         check_norm(backend, p, name)
 
 
+@pytest.mark.guarantee("Subnormal numbers")
 @pytest.mark.parametrize("columns", [20_000, pytest.param(140_000, marks=pytest.mark.slow)])
 def test_long_rows_of_gradients_down_to_the_smallest_number(backend, columns):
     """Rows that are read twice."""
@@ -78,6 +81,7 @@ def test_long_rows_of_gradients_down_to_the_smallest_number(backend, columns):
         check_norm(backend, p, "layer_norm_grad")
 
 
+@pytest.mark.guarantee("Subnormal numbers")
 @pytest.mark.sampled(3)
 @TYPES
 @pytest.mark.parametrize("above", ABOVE_NOTHING)
@@ -172,6 +176,7 @@ def test_a_constant_row(backend):
     check_norm(backend, p, "layer_norm_grad")
 
 
+@pytest.mark.guarantee("Any magnitude")
 @pytest.mark.parametrize("columns", [1, 5, 33, 1030, 4097])
 @pytest.mark.parametrize("name", sorted(DTYPES))
 def test_constant_rows_at_the_top_of_the_range(backend, name, columns):
@@ -182,6 +187,7 @@ def test_constant_rows_at_the_top_of_the_range(backend, name, columns):
     check_norm(backend, p, "layer_norm_grad")
 
 
+@pytest.mark.guarantee("No cancellation")
 @TYPES
 def test_a_mean_of_1e4_deviations(backend, types):
     wide = "16" not in types[0]
@@ -237,6 +243,7 @@ def test_a_scale_without_a_bias(backend):
     check_norm(backend, p, "layer_norm", "invertible_layer_norm_grad")
 
 
+@pytest.mark.guarantee("Without `eps`")
 def test_without_eps_a_reciprocal_may_be_beyond_float32(backend):
     signs = np.array([[1, -1]], np.float32)
     for deviation, eps, wanted in ((3e-39, 0.0, signs), (2.9e-39, 0.0, signs * np.inf)):
@@ -249,6 +256,7 @@ def test_without_eps_a_reciprocal_may_be_beyond_float32(backend):
         assert np.isfinite(backend.asnumpy(finite[0])).all()
 
 
+@pytest.mark.guarantee("Independent")
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("shape", [(70, 33), (5, 140_000)])
 def test_rows_are_independent_bit_for_bit(backend, value, shape):
@@ -272,6 +280,7 @@ def test_rows_are_independent_bit_for_bit(backend, value, shape):
         assert np.isnan(backend.asnumpy(bad)).all()
 
 
+@pytest.mark.guarantee("Batch-invariant")
 @given(data=st.data())
 def test_a_row_does_not_depend_on_the_rows_beside_it(backend, data):
     """Bit for bit, from one row to several blocks of them."""
@@ -342,6 +351,7 @@ def test_out(backend, types):
                 assert_same_bits(backend.asnumpy(got), backend.asnumpy(e))
 
 
+@pytest.mark.guarantee("Aliasing")
 @TYPES
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
 def test_the_gradient_over_its_own_input(backend, types, layout):
@@ -492,6 +502,7 @@ def test_statistics_may_be_views(backend):
         assert_same_bits(backend.asnumpy(got), backend.asnumpy(ref))
 
 
+@pytest.mark.guarantee("Any magnitude")
 @pytest.mark.parametrize("name", sorted(DTYPES))
 @pytest.mark.parametrize("exponent", [-30, 30])
 @pytest.mark.parametrize("mean", [0, 1e4])

@@ -62,6 +62,7 @@ def problem(request):
     return x, 1 + rng.standard_normal(columns) / 2, rng.standard_normal(columns), dy
 
 
+@pytest.mark.guarantee("Derivatives")
 @pytest.mark.parametrize(("derivative", "bound"), DERIVATIVES)
 @pytest.mark.parametrize("centred", [True, False], ids=["layer norm", "RMS norm"])
 def test_row_norms(problem, derivative, bound, centred):
@@ -90,6 +91,7 @@ def test_row_norms(problem, derivative, bound, centred):
             np.testing.assert_allclose(np.asarray(got, float), exact, rtol=0, atol=bound)
 
 
+@pytest.mark.guarantee("Derivatives")
 @pytest.mark.parametrize(("derivative", "bound"), DERIVATIVES)
 def test_batch_norm(problem, derivative, bound):
     x, _, _, dy = problem

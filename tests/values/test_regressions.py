@@ -129,6 +129,7 @@ def test_mxnet_11403_a_float16_norm_beyond_float16(backend):
     tolerances.assert_ulps(backend.asnumpy(grads), expected, tolerances.CLIPPED_ULPS)
 
 
+@pytest.mark.guarantee("Wide statistics")
 @pytest.mark.parametrize("types", [LAYER_TYPES[2], LAYER_TYPES[3]], ids="-".join)
 def test_onnxruntime_29034_a_float16_variance(backend, types):
     """Squares beyond 65,504."""
@@ -151,6 +152,7 @@ def test_onnxruntime_28463_a_large_mean_and_a_small_variance(backend, mean):
     batch_gradients(backend, p)
 
 
+@pytest.mark.guarantee("Wide statistics")
 @pytest.mark.parametrize("types", [LAYER_TYPES[2], LAYER_TYPES[5]], ids="-".join)
 def test_liger_kernel_statistics_stay_float32(backend, types):
     """An inv_std stored in 16 bits costs three digits of every gradient."""

@@ -65,6 +65,7 @@ def another(p, seed=9):
 # A scale with an offset
 
 
+@pytest.mark.guarantee("`scale_offset`")
 @pytest.mark.sampled(7)
 @CENTRED
 @ROWS
@@ -145,6 +146,7 @@ def test_an_offset_of_zero_changes_no_bit(backend, zero):
 # The sum that is normalised
 
 
+@pytest.mark.guarantee("Residual sums")
 @pytest.mark.sampled(5)
 @CENTRED
 @ROWS
@@ -174,6 +176,7 @@ def test_a_residual_sum_at_the_ends_of_the_range(backend, types):
 # The gradient that passes the norm by
 
 
+@pytest.mark.guarantee("Residual sums")
 @pytest.mark.sampled(7)
 @CENTRED
 @ROWS
@@ -191,6 +194,7 @@ def test_ds_joins_dx_before_it_is_rounded(backend, shape, types, centred):
     np.testing.assert_array_equal(backend.asnumpy(nothing), backend.asnumpy(plain))
 
 
+@pytest.mark.guarantee("Residual sums")
 @CENTRED
 def test_one_gradient_for_both_summands(backend, centred):
     """Central differences of a function of y and s."""
@@ -219,6 +223,7 @@ def test_one_gradient_for_both_summands(backend, centred):
 # Results over their inputs
 
 
+@pytest.mark.guarantee("Aliasing")
 @CENTRED
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -256,6 +261,7 @@ def test_results_over_their_inputs(backend, shape, types, centred, gap):
         same_bits(backend, found, expected)
 
 
+@pytest.mark.guarantee("Aliasing")
 @pytest.mark.parametrize(
     ("position", "over", "message"),
     [

@@ -59,6 +59,7 @@ def check(backend, p, hosts, found, momentum, *, exchanged=0.0):
         assert_within(got, ref, bound)
 
 
+@pytest.mark.guarantee("Running statistics")
 @given(data=st.data(), momentum=MOMENTA, dtype=st.sampled_from(sorted(DTYPES)))
 def test_any_batch(backend, data, momentum, dtype):
     p = data.draw(problems(backend.max_elements // 16, batch=True))
@@ -114,6 +115,7 @@ def test_a_variance_that_cannot_be_had_from_inv_std(backend):
     assert abs(var[1] - exact) <= 8 * tolerances.UNIT["float32"] * exact
 
 
+@pytest.mark.guarantee("Running statistics")
 def test_a_weight_of_one_or_zero_leaves_the_rest_out(backend):
     """NaN and infinities too: a first batch may move what was never filled."""
     p = make((4, 3), axis=1, batch=True)
@@ -164,6 +166,7 @@ def test_averages_of_all_batches(backend):
 # Over ranks
 
 
+@pytest.mark.guarantee("Running statistics")
 @pytest.mark.parametrize("types", [BATCH_TYPES[0], BATCH_TYPES[1], BATCH_TYPES[6]], ids="-".join)
 @pytest.mark.parametrize("cuts", [(2, 4), (1, 1), (0, 5)], ids=str)
 def test_ranks_move_as_the_whole_batch_does(backend, types, cuts):
@@ -186,6 +189,7 @@ def test_ranks_move_as_the_whole_batch_does(backend, types, cuts):
             assert_same_bits(got, ref)
 
 
+@pytest.mark.guarantee("Running statistics")
 def test_one_element_on_all_ranks_together(backend):
     held = [np.ones((n, 2), np.float32) for n in (1, 0)]
     running = [[backend.asarray(np.full(2, 7.0)) for _ in NAMES] for _ in held]
@@ -212,6 +216,7 @@ def test_one_element_on_all_ranks_together(backend):
 # The step by itself
 
 
+@pytest.mark.guarantee("Running statistics")
 @given(
     data=st.data(),
     dtype=st.sampled_from(sorted(DTYPES)),

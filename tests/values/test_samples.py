@@ -131,6 +131,7 @@ def test_no_elements(backend, shape, centred):
         assert not backend.asnumpy(array).any()
 
 
+@pytest.mark.guarantee("A scale and bias per sample")
 @pytest.mark.sampled(5)
 @CENTRED
 @pytest.mark.parametrize("shape", [(3, 4, 5), (3, 9, 64), (2, 2, 16_400)], ids=str)
@@ -172,6 +173,7 @@ def test_arrays_of_any_layout(backend, layout, centred):
         assert_same_bits(backend.asnumpy(array), ref)
 
 
+@pytest.mark.guarantee("A scale and bias per sample")
 def test_a_sample_does_not_feel_another(backend):
     found = Samples((3, 5, 8))
     fine = [backend.asnumpy(a) for a in (*found.forward(backend), *found.backward(backend))]

@@ -95,6 +95,7 @@ def after(backend, norms, **rule):
     return state, limit
 
 
+@pytest.mark.guarantee("A spike guard")
 @given(norms=runs(), rule=rules)
 def test_each_step_is_the_formula(backend, norms, rule):
     for before, norm, state, limit in follow(backend, norms, rule):
@@ -111,6 +112,7 @@ def test_each_step_is_the_formula(backend, norms, rule):
             assert_near(state[2], std, std)
 
 
+@pytest.mark.guarantee("A spike guard")
 @given(norms=runs(), rule=rules)
 def test_every_backend_has_the_same_bits(backend, norms, rule):
     state = gradkit.spike_guard_init()
@@ -176,6 +178,7 @@ def test_the_larger_the_spike_the_closer_to_the_mean(backend, norm, expected):
     assert state[2] == pytest.approx(math.sqrt(variance), rel=1e-14)
 
 
+@pytest.mark.guarantee("A spike guard")
 @pytest.mark.parametrize("norm", [NAN, INF, -INF, -1.0, -LEAST])
 @pytest.mark.parametrize("calm", [CALM, [*CALM, 9.5]], ids=["collecting", "judging"])
 def test_what_is_no_norm_never_enters(backend, norm, calm):
@@ -199,6 +202,7 @@ def test_a_norm_far_from_zero_is_judged_by_its_deviation(backend):
     assert limit == pytest.approx(1e6 + 2.5, abs=0.1)
 
 
+@pytest.mark.guarantee("A spike guard")
 @pytest.mark.parametrize("scale", [1e300, 1e-300, 1e-308])
 def test_norms_whose_squares_leave_the_range(backend, scale):
     usual, limit = after(backend, [9.0, 11.0, 10.5, 30.0], warmup=2)
@@ -293,6 +297,7 @@ def test_a_spike_is_clipped_and_nothing_else_is(backend):
         assert float(gradkit.grad_norm(grads)) <= 12
 
 
+@pytest.mark.guarantee("A spike guard")
 @pytest.mark.filterwarnings("ignore:reduce is deprecated")
 def test_ranks_decide_alike(backend):
     """Each rank holds a part of the gradients; one spikes on one rank alone."""

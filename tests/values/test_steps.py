@@ -21,6 +21,7 @@ norms = st.one_of(st.floats(0, 1e308), st.sampled_from((0.0, 5e-324, 1.0, INF, N
 found = st.sampled_from((None, False, True, 0.0, -0.0, 1.0, 0.5, NAN, INF))
 
 
+@pytest.mark.guarantee("A step is skipped")
 @example(norm=INF, limit=None, found=None)
 @example(norm=INF, limit=INF, found=None)
 @example(norm=1.0, limit=1.0, found=False)
@@ -69,6 +70,7 @@ def test_a_norm_of_float32_and_a_verdict_of_ones_own(backend):
     assert not bool(gradkit.step_verdict(2.0, limit=1.0))
 
 
+@pytest.mark.guarantee("A step is skipped")
 @given(data=st.data(), taken=st.booleans(), on_device=st.booleans())
 def test_every_byte_is_copied_or_stays(backend, data, taken, on_device):
     hosts = []
@@ -128,6 +130,7 @@ class AdamW:
         return fresh | {"count": np.array(count)}
 
 
+@pytest.mark.guarantee("A step is skipped")
 @pytest.mark.parametrize("odd", [NAN, INF, 1e3])
 def test_adamw_takes_a_skipped_step_never(odd):
     """What a run with a bad gradient leaves has the bits of a run that never saw it."""
