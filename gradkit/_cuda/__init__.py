@@ -36,10 +36,10 @@ class CudaBackend(
     def outputs(self, specs: Iterable[Spec | None]) -> list[Array | None]:
         """New arrays as these specs say; it is asked once whether a call is captured."""
         empty = self.device.empty
-        made = [
-            spec and (spec.allocate(empty) if spec.order else empty(spec.shape, spec.dtype))
-            for spec in specs
-        ]
+        made = []
+        for spec in specs:
+            new = spec and (spec.allocate(empty) if spec.order else empty(spec.shape, spec.dtype))
+            made.append(new)
         return keep_if_captured(self.device, made)
 
     def scalar(self, value: Any) -> Array:

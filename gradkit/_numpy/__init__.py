@@ -30,10 +30,12 @@ from gradkit._numpy.steps import *
 
 def outputs(specs: Iterable[Spec | None]) -> list[Array | None]:
     """New arrays as these specs say, whose contents are undefined."""
-    return [  # those in C order without a frame for each, which would be a tenth of a small call
-        spec and (spec.allocate(empty) if spec.order else empty(spec.shape, spec.dtype))
-        for spec in specs
-    ]
+    made = []
+    for spec in specs:  # in C order without a frame for each, a tenth of a small call
+        made.append(
+            spec and (spec.allocate(empty) if spec.order else empty(spec.shape, spec.dtype))
+        )
+    return made
 
 
 def scalar(value: Any) -> Array:
