@@ -250,12 +250,12 @@ class History:
 def train(
     network: Network, digits: Digits, epochs: int, seed: int, max_norm: float = MAX_NORM
 ) -> History:
-    """Train for some epochs, with a progress bar."""
+    """Train for some epochs, with a progress bar in a terminal."""
     trainer, history = Trainer(network, max_norm), History()
     rng = np.random.default_rng(seed)
     per_epoch = len(digits.train_x) // BATCH
     name = "training" if max_norm < math.inf else "the same without clipping"
-    with tqdm(range(epochs), unit="epoch", desc=name) as bar:
+    with tqdm(range(epochs), unit="epoch", desc=name, disable=None) as bar:
         for epoch in bar:
             measured = []
             for step, (x, targets) in enumerate(batches(network.xp, digits, rng)):

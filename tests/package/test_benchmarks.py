@@ -269,6 +269,8 @@ def published(monkeypatch, tmp_path):
     """The folders that ``record`` writes, with records of this machine and of another one."""
     monkeypatch.setattr(record, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(record, "PAGE", tmp_path / "performance.md")
+    monkeypatch.setattr(record, "README", tmp_path / "README.md")
+    record.README.write_text("- **Fast.** ?\n- more\n")
     for name, kind in (("plots", "peers"), ("glance", "glance")):
         plot = lambda run, stem, kind=kind: stem.with_name(f"{stem.name}-{kind}.png").touch()  # noqa: ARG005, E731
         monkeypatch.setattr(report, name, plot)
@@ -324,6 +326,8 @@ def test_what_should_not_be_published_is_refused(monkeypatch, tmp_path, publishe
 def test_the_page_is_the_one_that_the_records_make(tmp_path):
     """And a record that is read and written stays what it is."""
     assert record.PAGE.read_text() == record.page()
+    assert record.README.read_text() == record.readme()
+    assert record.SPEED.search(record.readme())
     for path in record.RESULTS.glob("*.jsonl"):
         report.write(report.read(path), tmp_path / path.name)
         assert (tmp_path / path.name).read_text() == path.read_text()
