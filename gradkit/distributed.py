@@ -20,7 +20,7 @@ them. They have not yet run on a GPU::
     gradkit.clip_grad_norm(own_grads, max_norm=1.0, group=group)
     group.check()  # once a step
 
-Several GPUs of one process are ranks too, though not yet run: a thread for each of them, with
+Several GPUs of one process are ranks too: a thread for each of them, with
 :func:`threads`, or with the communicators of ``cupy.cuda.nccl.NcclCommunicator.initAll``.
 """
 
@@ -152,7 +152,7 @@ def from_cupyx(backend: Any) -> DeviceGroup:
 
     Examples
     --------
-    Not yet run on a GPU::
+    On each rank::
 
         backend = cupyx.distributed.init_process_group(size, rank)
         group = gradkit.distributed.from_cupyx(backend)
@@ -184,7 +184,7 @@ def from_nccl(communicator: Any) -> DeviceGroup:
 
     Examples
     --------
-    Not yet run on a GPU::
+    On each rank::
 
         communicator = cupy.cuda.nccl.NcclCommunicator(size, unique_id, rank)
         group = gradkit.distributed.from_nccl(communicator)

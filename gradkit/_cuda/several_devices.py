@@ -259,24 +259,24 @@ class SeveralDevices(CudaBackend):
 
     def _each(self, grads: Sequence[Array], outs: Sequence[Array], write: Write) -> None:
         """Write rows for each gradient, which ``write`` makes on the device that it lies on."""
-        rooms = [scratch(self.device, out.shape, _FLOAT64) for out in outs]
+        gathered = [scratch(self.device, out.shape, _FLOAT64) for out in outs]
         order: list[int] = []
         for backend, own in self._everywhere(grads):
             mine = slice(len(order), len(order) + len(own.positions))
-            with self._written(backend, [room[mine] for room in rooms]) as made:
+            with self._written(backend, [array[mine] for array in gathered]) as made:
                 write(backend, own, made)
             order += own.positions
         places = np.argsort(order)
-        for out, room in zip(outs, rooms, strict=True):
-            out[...] = room[self.device.xp.asarray(places)]
+        for out, array in zip(outs, gathered, strict=True):
+            out[...] = array[self.device.xp.asarray(places)]
 
     @contextmanager
     def _written(self, backend: Any, targets: Sequence[Array]) -> Iterator[Sequence[Array]]:
         """Where a device, which is current meanwhile, writes what is to lie on the first."""
         if backend is self.host:
-            room = [np.empty(target.shape) for target in targets]
-            yield room
-            for target, values in zip(targets, room, strict=True):
+            made = [np.empty(target.shape) for target in targets]
+            yield made
+            for target, values in zip(targets, made, strict=True):
                 target[...] = self.as_float64(values)
             return
         if backend.device is self.device:

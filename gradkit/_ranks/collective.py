@@ -20,8 +20,8 @@ State = np.ndarray[Any, Any]  # float64 numbers of one rank
 _FAILED = 1.0
 SET_UP = 2.0  # all are to find out about their parts
 SERIALS = 3  # from here on: what ranks found out
-ROOM = 4  # numbers beside status and digest in what all ranks exchange first
-STATE = 2 + ROOM
+MORE = 4  # numbers beside status and digest in what all ranks exchange first
+STATE = 2 + MORE
 _TEXT = 240  # bytes of what a rank says of itself
 
 
@@ -103,7 +103,7 @@ class Collective:
         a set-up by its ``serial``, or ranks have different ones, the result has no rows: all are to
         set up then, and come back.
         """
-        fits = state.size <= ROOM
+        fits = state.size <= MORE
         header = np.zeros(STATE)
         header[:2] = serial, digest_of(call, state.size)
         if fits:

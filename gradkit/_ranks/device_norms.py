@@ -10,7 +10,7 @@ from gradkit._calls.lists import JoinRanks, RankState
 from gradkit._calls.roles import Flags, Norm, Number, Numbers, Scalar
 from gradkit._open.given import check_device, known_framework, same_device, view_of
 from gradkit._open.gradients import Gradients
-from gradkit._ranks.collective import ROOM, STATE, Collective, digest_of
+from gradkit._ranks.collective import MORE, STATE, Collective, digest_of
 
 _FACTORS = 3  # norm, scale and limit
 _ROWS = "what group.allgather returned"
@@ -50,7 +50,7 @@ def queue_norm(
     faults = _faults(held, collective)
     state = backend.empty((STATE,), FLOAT64)
     factors = backend.empty((_FACTORS,), FLOAT64)
-    digest = digest_of(sums.call, ROOM)
+    digest = digest_of(sums.call, MORE)
     backend.rank_state(
         RankState(
             grads=held.views,
