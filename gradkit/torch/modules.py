@@ -3,10 +3,11 @@
 Arguments and ``state_dict`` keys are those of ``torch.nn``.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.fx import Proxy
 
@@ -87,7 +88,38 @@ class _ScaleOffset(nn.Module):
         return super().extra_repr() + more
 
 
-class LayerNorm(_ScaleOffset, nn.LayerNorm):
+class _LayerNorm(_ScaleOffset, nn.LayerNorm):
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
+        scale_offset: float = 0.0,
+    ):
+        own = normalized_shape, eps, elementwise_affine, bias, device, dtype
+        super().__init__(*own, scale_offset=scale_offset)
+
+
+class _RMSNorm(_ScaleOffset, nn.RMSNorm):
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
+        scale_offset: float = 0.0,
+    ):
+        own = normalized_shape, eps, elementwise_affine, device, dtype
+        super().__init__(*own, scale_offset=scale_offset)
+
+
+class LayerNorm(_LayerNorm):
     """``torch.nn.LayerNorm``, with its arguments, computed by :func:`layer_norm`.
 
     ``scale_offset``, a keyword, is that of :func:`layer_norm`.
@@ -106,7 +138,7 @@ class LayerNorm(_ScaleOffset, nn.LayerNorm):
         )
 
 
-class AddLayerNorm(_ScaleOffset, nn.LayerNorm):
+class AddLayerNorm(_LayerNorm):
     """:func:`add_layer_norm` with the arguments and parameters of :class:`LayerNorm`.
 
     Examples
@@ -143,7 +175,7 @@ class InvertibleLayerNorm(nn.LayerNorm):
         return invertible_layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
 
 
-class RMSNorm(_ScaleOffset, nn.RMSNorm):
+class RMSNorm(_RMSNorm):
     """``torch.nn.RMSNorm``, with its arguments, computed by :func:`rms_norm`.
 
     ``scale_offset``, a keyword, is that of :func:`rms_norm`.
@@ -162,7 +194,7 @@ class RMSNorm(_ScaleOffset, nn.RMSNorm):
         return rms_norm(x, shape, self.weight, self.eps, scale_offset=offset)
 
 
-class InvertibleRMSNorm(_ScaleOffset, nn.RMSNorm):
+class InvertibleRMSNorm(_RMSNorm):
     """:class:`RMSNorm`, with its arguments, computed by :func:`invertible_rms_norm`."""
 
     @_leaf
@@ -172,7 +204,7 @@ class InvertibleRMSNorm(_ScaleOffset, nn.RMSNorm):
         return invertible_rms_norm(x, shape, self.weight, self.eps, scale_offset=offset)
 
 
-class AddRMSNorm(_ScaleOffset, nn.RMSNorm):
+class AddRMSNorm(_RMSNorm):
     """:func:`add_rms_norm` with the arguments and the parameter of :class:`RMSNorm`.
 
     Examples
@@ -193,7 +225,7 @@ class AddRMSNorm(_ScaleOffset, nn.RMSNorm):
         return add_rms_norm(x, residual, shape, self.weight, self.eps, scale_offset=offset)
 
 
-class GatedRMSNorm(_ScaleOffset, nn.RMSNorm):
+class GatedRMSNorm(_RMSNorm):
     """:func:`gated_rms_norm` with the arguments and the parameter of :class:`RMSNorm`.
 
     ``activation`` and ``norm_before_gate``, keywords, are those of :func:`gated_rms_norm`.
@@ -208,13 +240,18 @@ class GatedRMSNorm(_ScaleOffset, nn.RMSNorm):
 
     def __init__(
         self,
-        *args: Any,
+        normalized_shape: int | Sequence[int],
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
         activation: str = "silu",
         norm_before_gate: bool = True,
         scale_offset: float = 0.0,
-        **kwargs: Any,
     ):
-        super().__init__(*args, scale_offset=scale_offset, **kwargs)
+        own = normalized_shape, eps, elementwise_affine, device, dtype
+        super().__init__(*own, scale_offset=scale_offset)
         self.activation, self.norm_before_gate = activation, norm_before_gate
 
     @_leaf

@@ -48,6 +48,8 @@ def torch_autograd(model: torch.nn.Sequential, x: torch.Tensor) -> torch.Tensor:
     assert_type(gradkit.torch.gated_rms_norm(x, y, (3,), activation="sigmoid"), torch.Tensor)
     assert_type(gradkit.torch.add_rms_norm(x, y, (3,)), tuple[torch.Tensor, torch.Tensor])
     assert_type(gradkit.torch.add_layer_norm(x, y, (3,)), tuple[torch.Tensor, torch.Tensor])
+    gradkit.torch.LayerNorm(3, epsilon=1e-6)  # type: ignore[call-arg]
+    gradkit.torch.GatedRMSNorm(3, gate="silu")  # type: ignore[call-arg]
     accumulator = gradkit.torch.GradAccumulator(model)
     assert_type(accumulator.finish(max_norm=1.0, scale=0.5), torch.Tensor)
     norm = assert_type(gradkit.torch.get_total_norm([x]), torch.Tensor)
