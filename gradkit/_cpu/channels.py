@@ -4,18 +4,7 @@ from typing import Any
 
 from gradkit import _numpy
 from gradkit._backend import Engine
-from gradkit._calls.channels import (
-    BatchNorm,
-    BatchNormApply,
-    BatchNormGrad,
-    BatchNormGradApply,
-    BatchNormGradSums,
-    BatchNormInference,
-    BatchNormInferenceGrad,
-    BatchNormStats,
-    GroupNorm,
-    GroupNormGrad,
-)
+from gradkit._calls import channels as records
 from gradkit._calls.roles import BatchMean, Mean, RunningMean, Scale, SumDy
 from gradkit._cpu.compiled import channel_gradient, channel_norm
 from gradkit._dtypes import float_of
@@ -59,7 +48,7 @@ def _types_of(
     return types
 
 
-def batch_norm(call: BatchNorm) -> Engine:
+def batch_norm(call: records.BatchNorm) -> Engine:
     """Write ``y``, ``mean`` and ``inv_std``, and move running statistics; ``y`` may be ``x``."""
     types = _types_of(call, None, call.scale, call.mean, call.running_mean)
     if types < 0:
@@ -71,7 +60,7 @@ def batch_norm(call: BatchNorm) -> Engine:
     return "native"
 
 
-def batch_norm_inference(call: BatchNormInference) -> Engine:
+def batch_norm_inference(call: records.BatchNormInference) -> Engine:
     """Write ``y``, which may be ``x``."""
     if (types := _types_of(call, call.mean, call.scale)) < 0:
         return _numpy.batch_norm_inference(call)
@@ -81,7 +70,7 @@ def batch_norm_inference(call: BatchNormInference) -> Engine:
     return "native"
 
 
-def batch_norm_stats(call: BatchNormStats) -> None:
+def batch_norm_stats(call: records.BatchNormStats) -> None:
     """Write each channel's ``mean`` and biased ``var``, in float64."""
     if (types := _types_of(call, None, None, call.mean)) < 0:
         _numpy.batch_norm_stats(call)
@@ -92,7 +81,7 @@ def batch_norm_stats(call: BatchNormStats) -> None:
     )
 
 
-def batch_norm_apply(call: BatchNormApply) -> None:
+def batch_norm_apply(call: records.BatchNormApply) -> None:
     """Write ``y``, ``saved_mean`` and ``inv_std``; ``y`` may be ``x``."""
     if (types := _types_of(call, call.mean, call.scale, call.saved_mean)) < 0:
         _numpy.batch_norm_apply(call)
@@ -102,7 +91,7 @@ def batch_norm_apply(call: BatchNormApply) -> None:
     channel_norm(*numbers + given, call.y, call.saved_mean, call.inv_std, None, None, None)
 
 
-def group_norm(call: GroupNorm) -> None:
+def group_norm(call: records.GroupNorm) -> None:
     """Write ``y``, ``mean`` and ``inv_std``; ``y`` may be ``x``."""
     if (types := _types_of(call, None, call.scale, call.mean)) < 0:
         _numpy.group_norm(call)
@@ -112,7 +101,7 @@ def group_norm(call: GroupNorm) -> None:
     channel_norm(*numbers + given, call.y, call.mean, call.inv_std, None, None, None)
 
 
-def batch_norm_grad(call: BatchNormGrad) -> Engine:
+def batch_norm_grad(call: records.BatchNormGrad) -> Engine:
     """Write ``dx``, ``dscale`` and ``dbias`` (``=``); ``dx`` may be ``dy``."""
     if (types := _types_of(call, call.mean, call.scale, call.scale)) < 0:
         return _numpy.batch_norm_grad(call)
@@ -122,7 +111,7 @@ def batch_norm_grad(call: BatchNormGrad) -> Engine:
     return "native"
 
 
-def batch_norm_inference_grad(call: BatchNormInferenceGrad) -> None:
+def batch_norm_inference_grad(call: records.BatchNormInferenceGrad) -> None:
     """Write ``dx``, ``dscale`` and ``dbias`` (``=``); ``dx`` may be ``dy``."""
     if (types := _types_of(call, call.mean, call.scale, call.scale)) < 0:
         _numpy.batch_norm_inference_grad(call)
@@ -132,7 +121,7 @@ def batch_norm_inference_grad(call: BatchNormInferenceGrad) -> None:
     channel_gradient(*numbers + given, call.dx, call.dscale, call.dbias)
 
 
-def batch_norm_grad_sums(call: BatchNormGradSums) -> None:
+def batch_norm_grad_sums(call: records.BatchNormGradSums) -> None:
     """Write the sums of ``dy * xhat`` and of ``dy`` over each channel, in float64."""
     if (types := _types_of(call, call.mean, None, call.sum_dy)) < 0:
         _numpy.batch_norm_grad_sums(call)
@@ -142,7 +131,7 @@ def batch_norm_grad_sums(call: BatchNormGradSums) -> None:
     channel_gradient(*numbers + given, None, call.sum_dy_xhat, call.sum_dy)
 
 
-def batch_norm_grad_apply(call: BatchNormGradApply) -> None:
+def batch_norm_grad_apply(call: records.BatchNormGradApply) -> None:
     """Write ``dx``, from the sums over ``count`` elements a channel; it may be ``dy``."""
     if (types := _types_of(call, call.mean, call.scale)) < 0:
         _numpy.batch_norm_grad_apply(call)
@@ -153,7 +142,7 @@ def batch_norm_grad_apply(call: BatchNormGradApply) -> None:
     channel_gradient(*numbers + given + sums, call.dx, None, None)
 
 
-def group_norm_grad(call: GroupNormGrad) -> None:
+def group_norm_grad(call: records.GroupNormGrad) -> None:
     """Write ``dx``, ``dscale`` and ``dbias`` (``=``); ``dx`` may be ``dy``."""
     if (types := _types_of(call, call.mean, call.scale, call.scale)) < 0:
         _numpy.group_norm_grad(call)

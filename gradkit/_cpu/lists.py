@@ -5,24 +5,7 @@ import math
 import numpy as np
 
 import gradkit._cpu.compiled as compiled
-from gradkit._calls.lists import (
-    AccumulateGrad,
-    AccumulateGrads,
-    AccumulateGradV2,
-    ClipByNorm,
-    ClipGradValue,
-    ClipUnits,
-    EmaUpdate,
-    GradNorm,
-    KeepIf,
-    ListStats,
-    NormParts,
-    RankState,
-    ScaleGrads,
-    SpikeGuardUpdate,
-    UnitNorms,
-    ZeroGrad,
-)
+from gradkit._calls import lists as records
 from gradkit._numpy.at_random import key_of
 from gradkit._numpy.block_clipping import unit_factors
 from gradkit._numpy.interrupts import Uninterrupted
@@ -50,20 +33,20 @@ __all__ = [
 ]
 
 
-def grad_norm(call: GradNorm) -> None:
+def grad_norm(call: records.GradNorm) -> None:
     """``norm = |scale| * (sum |g|^p)^(1/p)`` over all gradients, or one norm a gradient."""
     by = abs(float(call.scale))
     results = call.norm, call.found_inf
     compiled.norms(call.grads, call.norm_type, by, call.per_tensor, workers(), *results)
 
 
-def norm_parts(call: NormParts) -> None:
+def norm_parts(call: records.NormParts) -> None:
     """``parts[k] = (hi, lo, scale)``: what ``grad_norm`` adds up, before the root."""
     each, copies = call.per_tensor, call.copies
     compiled.norm_parts(call.grads, call.norm_type, each, copies, workers(), call.parts)
 
 
-def grad_stats(call: ListStats) -> None:
+def grad_stats(call: records.ListStats) -> None:
     """A row of ``stats`` for each gradient, or of ``parts`` what it is computed from."""
     if call.parts is not None:
         compiled.stats(call.grads, workers(), True, call.parts)
@@ -75,14 +58,14 @@ def grad_stats(call: ListStats) -> None:
             call.stats[...] = stats
 
 
-def rank_state(call: RankState) -> None:
+def rank_state(call: records.RankState) -> None:
     """``state = (0, digest, |scale|, hi, lo, scale of the sums)``."""
     call.state[:3] = 0, call.digest, abs(float(call.scale))
     copies, parts = call.copies, call.state[3:]
     compiled.norm_parts(call.grads, call.norm_type, False, copies, workers(), parts)
 
 
-def clip_by_norm(call: ClipByNorm) -> None:
+def clip_by_norm(call: records.ClipByNorm) -> None:
     """``outs = grads * (scale * coefficient)``, or zeros if the norm is not finite."""
     norm, by = float(call.norm), float(call.scale)  # of which the second is: the host read it
     if call.zero_nonfinite and not math.isfinite(norm):
@@ -95,48 +78,48 @@ def clip_by_norm(call: ClipByNorm) -> None:
         compiled.scale(call.grads, call.outs, factor, workers())
 
 
-def scale_grads(call: ScaleGrads) -> None:
+def scale_grads(call: records.ScaleGrads) -> None:
     """``outs = grads * coefficient``; a coefficient of 1 keeps every bit."""
     compiled.scale(call.grads, call.outs, float(call.coefficient), workers())
 
 
-def clip_grad_value(call: ClipGradValue) -> None:
+def clip_grad_value(call: records.ClipGradValue) -> None:
     """``outs = min(max(grads, -clip_value), clip_value)``; NaN stays NaN."""
     compiled.clamp(call.grads, call.outs, call.clip_value, workers())
 
 
-def zero_grad(call: ZeroGrad) -> None:
+def zero_grad(call: records.ZeroGrad) -> None:
     """Write +0 over every element, whatever it was."""
     compiled.zero(call.grads, workers())
 
 
-def unit_norms(call: UnitNorms) -> None:
+def unit_norms(call: records.UnitNorms) -> None:
     """``norms = (sum |g|^p)^(1/p)`` for each unit of each gradient, or of the mean of |g|^p."""
     order, mean = call.norm_type, call.mean
     compiled.unit_norms(call.grads, call.axes, order, mean, workers(), call.norms)
 
 
-def clip_units(call: ClipUnits) -> None:
+def clip_units(call: records.ClipUnits) -> None:
     """Scale each unit to ``max_norm`` if its norm is larger."""
     with np.errstate(all="ignore"):
         factors = unit_factors(call)
     compiled.scale_units(call.grads, call.outs, call.axes, factors, workers())
 
 
-def accumulate_grad(call: AccumulateGrad) -> None:
+def accumulate_grad(call: records.AccumulateGrad) -> None:
     """``buffer += scale * grad`` (broadcast) if ``do_update``; with a scale, in float64."""
     if call.do_update:
         scale = 1.0 if call.scale is None else call.scale
         compiled.accumulate([call.buffer], [call.grad], scale, False, workers(), None, None)
 
 
-def accumulate_grad_v2(call: AccumulateGradV2) -> None:
+def accumulate_grad_v2(call: records.AccumulateGradV2) -> None:
     """``buffer = grad`` if ``overwrite``, else ``buffer += grad``; both broadcast."""
     overwrite = bool(call.overwrite)
     compiled.accumulate([call.buffer], [call.grad], 1.0, overwrite, workers(), None, None)
 
 
-def accumulate_grads(call: AccumulateGrads) -> None:
+def accumulate_grads(call: records.AccumulateGrads) -> None:
     """Each ``buffer += scale * grad``, or ``= scale * grad``; then the norm of the buffers."""
     norms = call.norm, call.grad_norm
     numbers = float(call.scale), bool(call.overwrite), workers()
@@ -153,7 +136,7 @@ def accumulate_grads(call: AccumulateGrads) -> None:
         compiled.norms(call.buffers, 2.0, 1.0, False, workers(), call.norm, None)
 
 
-def ema_update(call: EmaUpdate) -> None:
+def ema_update(call: records.EmaUpdate) -> None:
     """Each ``average += (1 - decay) * (param - average)``; 1 keeps every bit and 0 copies."""
     decay = float(call.decay)
     if decay == 0:
@@ -162,7 +145,7 @@ def ema_update(call: EmaUpdate) -> None:
         compiled.average(call.averages, call.params, decay, workers())
 
 
-def keep_if(call: KeepIf) -> None:
+def keep_if(call: records.KeepIf) -> None:
     """``old = new``, byte for byte, if the verdict is true."""
     if not call.verdict:
         return
@@ -177,7 +160,7 @@ def keep_if(call: KeepIf) -> None:
         compiled.accumulate(wide, source, 1.0, True, workers(), None, None)
 
 
-def spike_guard_update(call: SpikeGuardUpdate) -> None:
+def spike_guard_update(call: records.SpikeGuardUpdate) -> None:
     """Write each state after its norm, and the limit for it; ``next_state`` may be ``state``."""
     states = np.array(call.state, np.float64, order="C")
     norms = np.ascontiguousarray(call.norm, np.float64)
@@ -187,7 +170,7 @@ def spike_guard_update(call: SpikeGuardUpdate) -> None:
     call.next_state[...], call.max_norm[...] = states, limits.reshape(call.max_norm.shape)
 
 
-def _at_random(call: AccumulateGrads, numbers: tuple[float, bool, int]) -> None:
+def _at_random(call: records.AccumulateGrads, numbers: tuple[float, bool, int]) -> None:
     """Round by random bits; compiled loops count elements in the order of a buffer's memory."""
     own = [b if b.flags.c_contiguous else b.copy(order="C") for b in call.buffers]
     seeded = key_of(call.seed), call.offsets

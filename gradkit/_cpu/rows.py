@@ -3,19 +3,9 @@
 from typing import Any
 
 from gradkit import _numpy
+from gradkit._calls import rows as records
 from gradkit._calls.roles import Bias, Data, Mean
-from gradkit._calls.rows import (
-    AddLayerNorm,
-    AddRmsNorm,
-    InvertibleLayerNormGrad,
-    InvertibleRmsNormGrad,
-    LayerNorm,
-    LayerNormGrad,
-    LayerNormInverse,
-    RmsNorm,
-    RmsNormGrad,
-    by_sample,
-)
+from gradkit._calls.rows import by_sample
 from gradkit._cpu.compiled import forward, gradient, inverse
 from gradkit._dtypes import float_of
 from gradkit._threads import workers
@@ -49,7 +39,7 @@ def types_of(call: Any, data: Any) -> int:
 
 
 def _forward(
-    call: LayerNorm | AddLayerNorm | RmsNorm | AddRmsNorm,
+    call: records.LayerNorm | records.AddLayerNorm | records.RmsNorm | records.AddRmsNorm,
     types: int,
     residual: Data | None,
     bias: Bias | None,
@@ -61,7 +51,7 @@ def _forward(
 
 
 @by_sample()
-def layer_norm(call: LayerNorm) -> None:
+def layer_norm(call: records.LayerNorm) -> None:
     """Write ``y``, ``mean`` and ``inv_std``; ``y`` may be ``x``."""
     if (types := types_of(call, call.x)) < 0:
         _numpy.layer_norm(call)
@@ -70,7 +60,7 @@ def layer_norm(call: LayerNorm) -> None:
 
 
 @by_sample()
-def add_layer_norm(call: AddLayerNorm) -> None:
+def add_layer_norm(call: records.AddLayerNorm) -> None:
     """Write ``y``, ``s``, ``mean`` and ``inv_std``; ``y`` may be ``x``, ``s`` either summand."""
     if (types := types_of(call, call.x)) < 0:
         _numpy.add_layer_norm(call)
@@ -79,7 +69,7 @@ def add_layer_norm(call: AddLayerNorm) -> None:
 
 
 @by_sample()
-def rms_norm(call: RmsNorm) -> None:
+def rms_norm(call: records.RmsNorm) -> None:
     """Write ``y`` and ``inv_std``; ``y`` may be ``x``."""
     if (types := types_of(call, call.x)) < 0:
         _numpy.rms_norm(call)
@@ -88,7 +78,7 @@ def rms_norm(call: RmsNorm) -> None:
 
 
 @by_sample()
-def add_rms_norm(call: AddRmsNorm) -> None:
+def add_rms_norm(call: records.AddRmsNorm) -> None:
     """Write ``y``, ``s`` and ``inv_std``; ``y`` may be ``x``, ``s`` either summand."""
     if (types := types_of(call, call.x)) < 0:
         _numpy.add_rms_norm(call)
@@ -97,7 +87,7 @@ def add_rms_norm(call: AddRmsNorm) -> None:
 
 
 @by_sample()
-def layer_norm_grad(call: LayerNormGrad) -> None:
+def layer_norm_grad(call: records.LayerNormGrad) -> None:
     """Write ``dx``, ``dscale`` and ``dbias`` (``=``); ``dx`` may be ``dy`` or ``ds``."""
     if (types := types_of(call, call.x)) < 0:
         _numpy.layer_norm_grad(call)
@@ -108,7 +98,7 @@ def layer_norm_grad(call: LayerNormGrad) -> None:
 
 
 @by_sample()
-def rms_norm_grad(call: RmsNormGrad) -> None:
+def rms_norm_grad(call: records.RmsNormGrad) -> None:
     """Write ``dx`` and ``dscale`` (``=``); ``dx`` may be ``dy`` or ``ds``."""
     if (types := types_of(call, call.x)) < 0:
         _numpy.rms_norm_grad(call)
@@ -118,7 +108,7 @@ def rms_norm_grad(call: RmsNormGrad) -> None:
     gradient(*numbers + given, call.dx, call.dscale, None)
 
 
-def invertible_layer_norm_grad(call: InvertibleLayerNormGrad) -> None:
+def invertible_layer_norm_grad(call: records.InvertibleLayerNormGrad) -> None:
     """As ``layer_norm_grad``, with xhat computed from the output; ``dx`` may be ``dy``."""
     if (types := types_of(call, call.y)) < 0:
         _numpy.invertible_layer_norm_grad(call)
@@ -128,7 +118,7 @@ def invertible_layer_norm_grad(call: InvertibleLayerNormGrad) -> None:
     gradient(*numbers + given, call.dx, call.dscale, call.dbias)
 
 
-def invertible_rms_norm_grad(call: InvertibleRmsNormGrad) -> None:
+def invertible_rms_norm_grad(call: records.InvertibleRmsNormGrad) -> None:
     """As ``rms_norm_grad``, with xhat computed from the output; ``dx`` may be ``dy`` or ``ds``."""
     if (types := types_of(call, call.y)) < 0:
         _numpy.invertible_rms_norm_grad(call)
@@ -138,7 +128,7 @@ def invertible_rms_norm_grad(call: InvertibleRmsNormGrad) -> None:
     gradient(*numbers + given, call.dx, call.dscale, None)
 
 
-def layer_norm_inverse(call: LayerNormInverse) -> None:
+def layer_norm_inverse(call: records.LayerNormInverse) -> None:
     """Write ``x = (y - bias) / scale / inv_std + mean``; ``x`` may be ``y``."""
     if (types := types_of(call, call.y)) < 0:
         _numpy.layer_norm_inverse(call)

@@ -8,20 +8,7 @@ from typing import Any
 import numpy as np
 
 from gradkit._backend import Array, Engine, Number
-from gradkit._calls.channels import (
-    BatchNorm,
-    BatchNormApply,
-    BatchNormGrad,
-    BatchNormGradApply,
-    BatchNormGradSums,
-    BatchNormInference,
-    BatchNormInferenceGrad,
-    BatchNormStats,
-    CombineStats,
-    GroupNorm,
-    GroupNormGrad,
-    UpdateRunningStatistics,
-)
+from gradkit._calls import channels as records
 from gradkit._calls.roles import BatchMean, BatchVar, RunningMean, RunningVar
 from gradkit._cuda.channel_launches import (
     BatchLaunches,
@@ -47,12 +34,12 @@ _THREADS = 128  # of a block that has one for every channel
 class ChannelNorms(OnDevice):
     """Launches the kernels of norms over channels, or has cuDNN compute a batch norm."""
 
-    def batch_norm(self, call: BatchNorm) -> Engine:
+    def batch_norm(self, call: records.BatchNorm) -> Engine:
         """Write ``y``, which may be ``x``, ``mean`` and ``inv_std``; move running statistics."""
         moved = None if call.running_mean is None else call.running_mean.dtype
         return self._by(by_cudnn.batch_norm, self._batch_norm, call, call.eps, moved)
 
-    def _batch_norm(self, call: BatchNorm) -> None:
+    def _batch_norm(self, call: records.BatchNorm) -> None:
         device, eps = self.device, (np.float64(call.eps),)
         work = self._batch("batch_norm", call, call.mean, call.scale, call.bias)
         view = work.columns.view
@@ -73,11 +60,11 @@ class ChannelNorms(OnDevice):
         work.over_columns("normalize", x, scale, bias, exact, y)
         work.deliver(outs, written)
 
-    def batch_norm_grad(self, call: BatchNormGrad) -> Engine:
+    def batch_norm_grad(self, call: records.BatchNormGrad) -> Engine:
         """Write ``dx``, ``dscale`` and ``dbias`` (``=``); ``dx`` may be ``dy``."""
         return self._by(by_cudnn.batch_norm_grad, self._batch_norm_grad, call)
 
-    def _batch_norm_grad(self, call: BatchNormGrad) -> None:
+    def _batch_norm_grad(self, call: records.BatchNormGrad) -> None:
         work = self._batch("batch_norm_grad", call, call.mean, call.scale)
         view = work.columns.view
         inputs = view(call.dy), view(call.x), call.scale, call.mean, call.inv_std
@@ -90,11 +77,11 @@ class ChannelNorms(OnDevice):
         work.over_columns("apply_channels", dy, x, scale, mean, inv_std, means, dx)
         work.deliver(outs, written)
 
-    def batch_norm_inference(self, call: BatchNormInference) -> Engine:
+    def batch_norm_inference(self, call: records.BatchNormInference) -> Engine:
         """Write ``y``, which may be ``x``."""
         return self._by(by_cudnn.batch_norm_inference, self._inference, call, call.eps)
 
-    def _inference(self, call: BatchNormInference) -> None:
+    def _inference(self, call: records.BatchNormInference) -> None:
         work = self._batch("batch_norm_inference", call, call.mean, call.scale, call.bias)
         view = work.columns.view
         inputs, outs = (view(call.x), call.scale, call.bias, call.mean, call.var), (view(call.y),)
@@ -102,7 +89,7 @@ class ChannelNorms(OnDevice):
         work.over_columns("infer", *read, *written, last=(np.float64(call.eps),))
         work.deliver(outs, written)
 
-    def batch_norm_inference_grad(self, call: BatchNormInferenceGrad) -> None:
+    def batch_norm_inference_grad(self, call: records.BatchNormInferenceGrad) -> None:
         """Write ``dx``, ``dscale`` and ``dbias`` (``=``); ``dx`` may be ``dy``. cuDNN has none."""
         if not call.x.shape[call.channel_axis]:
             return
@@ -119,13 +106,13 @@ class ChannelNorms(OnDevice):
             work.finish("finish_parameters", partials, *parameters, counted=False)
         work.deliver(outs, written)
 
-    def update_running_statistics(self, call: UpdateRunningStatistics) -> None:
+    def update_running_statistics(self, call: records.UpdateRunningStatistics) -> None:
         """Write the next running statistics, which may be the present ones."""
         present, batch = (call.running_mean, call.running_var), (call.mean, call.var)
         known = *present, *batch, call.count, call.momentum
         _move(self.device, *known, call.next_mean, call.next_var)
 
-    def batch_norm_stats(self, call: BatchNormStats) -> None:
+    def batch_norm_stats(self, call: records.BatchNormStats) -> None:
         """Write each channel's ``mean`` and biased ``var``, in float64; 0 if it has no elements."""
         if not call.x.shape[call.channel_axis]:
             return
@@ -136,7 +123,7 @@ class ChannelNorms(OnDevice):
         work.steps.finish("finish_stats", partials, centre, *written)
         work.deliver(outs, written)
 
-    def combine_stats(self, call: CombineStats) -> None:
+    def combine_stats(self, call: records.CombineStats) -> None:
         """Write the statistics of all ranks' channels, from the rows ``means[rank]``."""
         device, (ranks, channels) = self.device, call.means.shape
         rows = [contiguous(device, array) for array in (call.means, call.variances, call.counts)]
@@ -148,7 +135,7 @@ class ChannelNorms(OnDevice):
         for out, made in zip(outs, written, strict=True):
             copy_back(out, made)
 
-    def batch_norm_apply(self, call: BatchNormApply) -> None:
+    def batch_norm_apply(self, call: records.BatchNormApply) -> None:
         """Write ``y``, ``saved_mean`` and ``inv_std``; ``y`` may be ``x``."""
         if not call.x.shape[call.channel_axis]:
             return
@@ -163,7 +150,7 @@ class ChannelNorms(OnDevice):
         work.over_columns("normalize", data, *affine, exact, written[0])
         work.deliver(outs, written)
 
-    def batch_norm_grad_sums(self, call: BatchNormGradSums) -> None:
+    def batch_norm_grad_sums(self, call: records.BatchNormGradSums) -> None:
         """Write each channel's sums of ``dy * xhat`` and of ``dy``, in float64."""
         if not call.x.shape[call.channel_axis]:
             return
@@ -176,7 +163,7 @@ class ChannelNorms(OnDevice):
         work.steps.finish("finish_sums", partials, *written, counted=False)
         work.deliver(outs, written)
 
-    def batch_norm_grad_apply(self, call: BatchNormGradApply) -> None:
+    def batch_norm_grad_apply(self, call: records.BatchNormGradApply) -> None:
         """Write ``dx``, from the sums over ``count`` elements a channel; it may be ``dy``."""
         if not call.x.shape[call.channel_axis]:
             return
@@ -192,7 +179,7 @@ class ChannelNorms(OnDevice):
         work.over_columns("apply_channels", *read, means, *written)
         work.deliver(outs, written)
 
-    def group_norm(self, call: GroupNorm) -> None:
+    def group_norm(self, call: records.GroupNorm) -> None:
         """Write ``y``, ``mean`` and ``inv_std``, of (samples, groups); ``y`` may be ``x``."""
         if not call.x.size:  # an empty group counts as mean 0, variance 0
             fill(self.device, call.inv_std, 1 / math.sqrt(call.eps) if call.eps else math.inf)
@@ -212,7 +199,7 @@ class ChannelNorms(OnDevice):
         work.over_columns("normalize_groups", x, scale, bias, exact, y)
         work.deliver(outs, written)
 
-    def group_norm_grad(self, call: GroupNormGrad) -> None:
+    def group_norm_grad(self, call: records.GroupNormGrad) -> None:
         """Write ``dx``, ``dscale`` and ``dbias`` (``=``); ``dx`` may be ``dy``."""
         if not call.x.size:
             for gradient in (call.dscale, call.dbias):
@@ -251,7 +238,7 @@ class ChannelNorms(OnDevice):
         return work
 
     def _groups(
-        self, file: str, call: GroupNorm | GroupNormGrad, *parameters: Array | None
+        self, file: str, call: records.GroupNorm | records.GroupNormGrad, *parameters: Array | None
     ) -> GroupLaunches:
         """The launches of a call's plan."""
         work: GroupLaunches | None = call.plan.launcher

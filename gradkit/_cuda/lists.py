@@ -7,31 +7,7 @@ from typing import Any
 import numpy as np
 
 from gradkit._backend import Array
-from gradkit._calls.lists import (
-    AccumulateGrad,
-    AccumulateGrads,
-    AccumulateGradV2,
-    ClipByNorm,
-    ClipCoefficient,
-    ClipGradValue,
-    ClipUnits,
-    EmaUpdate,
-    ExactSums,
-    GradNorm,
-    JoinRanks,
-    KeepIf,
-    ListStats,
-    NoiseScale,
-    NormOfShares,
-    NormParts,
-    NormShares,
-    RankState,
-    ScaleGrads,
-    SpikeGuardUpdate,
-    StepVerdict,
-    UnitNorms,
-    ZeroGrad,
-)
+from gradkit._calls import lists as records
 from gradkit._calls.roles import Numbers
 from gradkit._cuda.launch.buffers import contiguous, copy_back, writable_like
 from gradkit._cuda.launch.device import Device
@@ -51,32 +27,34 @@ _CLIP = "clip_by_norm"  # the kernel, and its file: whoever clips does not wait 
 class Lists(OnDevice):
     """Launches the kernels of lists."""
 
-    def grad_norm(self, call: GradNorm) -> None:
+    def grad_norm(self, call: records.GradNorm) -> None:
         """``norm = |scale| * (sum |g|^p)^(1/p)`` over all gradients, or one norm a gradient."""
         launch(norm_steps(self.device, call))
 
-    def norm_parts(self, call: NormParts) -> None:
+    def norm_parts(self, call: records.NormParts) -> None:
         """``parts[k] = (hi, lo, scale)``: what ``grad_norm`` adds up, before the root."""
         write_parts(self.device, call)
 
-    def grad_stats(self, call: ListStats) -> None:
+    def grad_stats(self, call: records.ListStats) -> None:
         """A row of ``stats`` for each gradient, or of ``parts`` what it is computed from."""
         write_stats(self.device, call)
 
-    def exact_sums(self, call: ExactSums) -> None:
+    def exact_sums(self, call: records.ExactSums) -> None:
         """Write ``sums``, which are in host memory: this waits for the device."""
         each = sums_of_each(self.device, call)
         call.sums[...] = 0
         np.add.at(call.sums, list(call.rows), self.read(each))
 
-    def rank_state(self, call: RankState) -> None:
+    def rank_state(self, call: records.RankState) -> None:
         """``state = (0, digest, |scale|, hi, lo, scale of the sums)``."""
         parts = Numbers(call.state[3:].reshape(1, PART))
         p, copies = call.norm_type, call.copies
-        self.norm_parts(NormParts(grads=call.grads, norm_type=p, parts=parts, copies=copies))
+        self.norm_parts(
+            records.NormParts(grads=call.grads, norm_type=p, parts=parts, copies=copies)
+        )
         self._of_ranks("rank_state", p, np.float64(call.digest), *either(call.scale), call.state)
 
-    def join_ranks(self, call: JoinRanks) -> None:
+    def join_ranks(self, call: records.JoinRanks) -> None:
         """The norm of all ranks' gradients, unless one failed; and what a clip is to use."""
         said = np.uint32(len(call.states)), np.float64(call.digest), np.float64(call.norm_type)
         numbers = (*either(call.scale), *either(call.max_norm), FLAGS[call.fresh])
@@ -89,47 +67,47 @@ class Lists(OnDevice):
         found = kernel(self.device, _OF_RANKS, name, ORDER=order_of(norm_type))
         found((1,), (1,), arguments)
 
-    def norm_shares(self, call: NormShares) -> None:
+    def norm_shares(self, call: records.NormShares) -> None:
         """``share = (norm / largest)^p``; for infinity, 0 or the NaN that a "max" may drop."""
         sources, order = (call.norm, call.largest), _order(call.norm_type)
         self._on_norms("norm_shares", sources, order, call.share)
 
-    def norm_of_shares(self, call: NormOfShares) -> None:
+    def norm_of_shares(self, call: records.NormOfShares) -> None:
         """``norm = largest * total^(1/p)``: the norm over all ranks."""
         sources, order = (call.total, call.largest), _order(call.norm_type)
         self._on_norms("norm_of_shares", sources, order, call.norm)
 
-    def clip_coefficient(self, call: ClipCoefficient) -> None:
+    def clip_coefficient(self, call: records.ClipCoefficient) -> None:
         """``coefficient = min(1, max_norm / max(norm, eps))``; a NaN norm stays NaN."""
         array, number = either(call.max_norm)
         limits = contiguous(self.device, array), number, np.float64(call.eps)
         self._on_norms("clip_coefficient", (call.norm,), limits, call.coefficient)
 
-    def clip_by_norm(self, call: ClipByNorm) -> None:
+    def clip_by_norm(self, call: records.ClipByNorm) -> None:
         """``outs = grads * (scale * coefficient)``, or zeros if either is not finite."""
         launch(clip_steps(self.device, call))
 
-    def scale_grads(self, call: ScaleGrads) -> None:
+    def scale_grads(self, call: records.ScaleGrads) -> None:
         """``outs = grads * coefficient``; a coefficient of 1 keeps every bit."""
         launch(scale_steps(self.device, call))
 
-    def clip_grad_value(self, call: ClipGradValue) -> None:
+    def clip_grad_value(self, call: records.ClipGradValue) -> None:
         """``outs = min(max(grads, -clip_value), clip_value)``; NaN stays NaN."""
         launch(value_steps(self.device, call))
 
-    def zero_grad(self, call: ZeroGrad) -> None:
+    def zero_grad(self, call: records.ZeroGrad) -> None:
         """Write +0 over every element, NaN included."""
         launch(zero_steps(self.device, call))
 
-    def unit_norms(self, call: UnitNorms) -> None:
+    def unit_norms(self, call: records.UnitNorms) -> None:
         """``norms = (sum |g|^p)^(1/p)`` for each unit, or of the mean of |g|^p."""
         write_unit_norms(self.device, call)
 
-    def clip_units(self, call: ClipUnits) -> None:
+    def clip_units(self, call: records.ClipUnits) -> None:
         """Scale each unit to ``max_norm`` if its norm is larger."""
         scale_units(self.device, call)
 
-    def accumulate_grad(self, call: AccumulateGrad) -> None:
+    def accumulate_grad(self, call: records.AccumulateGrad) -> None:
         """``buffer += scale * grad`` (broadcast) if ``do_update``; with a scale, in float64."""
         if call.do_update is False:
             return
@@ -137,17 +115,17 @@ class Lists(OnDevice):
         factor = np.float64(1 if call.scale is None else call.scale)
         add(self.device, "accumulate_grad", call.grad, call.buffer, flag, factor)
 
-    def accumulate_grad_v2(self, call: AccumulateGradV2) -> None:
+    def accumulate_grad_v2(self, call: records.AccumulateGradV2) -> None:
         """``buffer = grad`` if ``overwrite``, else ``buffer += grad``; both broadcast."""
         flag, otherwise = either_flag(call.overwrite)
         if not (otherwise and call.buffer is call.grad):
             add(self.device, "accumulate_grad_v2", call.grad, call.buffer, flag, otherwise)
 
-    def accumulate_grads(self, call: AccumulateGrads) -> None:
+    def accumulate_grads(self, call: records.AccumulateGrads) -> None:
         """``buffers += scale * grads`` or ``buffers = scale * grads``, and their norm."""
         add_lists(self.device, call)
 
-    def spike_guard_update(self, call: SpikeGuardUpdate) -> None:
+    def spike_guard_update(self, call: records.SpikeGuardUpdate) -> None:
         """Write the state after a norm, and the limit for it; ``next_state`` may be ``state``."""
         device, outs = self.device, (call.next_state, call.max_norm)
         sources = (contiguous(device, array) for array in (call.state, call.norm))
@@ -161,7 +139,7 @@ class Lists(OnDevice):
         for out, written in zip(outs, made, strict=True):
             copy_back(out, written)
 
-    def step_verdict(self, call: StepVerdict) -> None:
+    def step_verdict(self, call: records.StepVerdict) -> None:
         """Write whether the norm is finite and at most the limit, and nothing was found."""
         device, out = self.device, call.verdict
         array, number = either(call.limit)
@@ -173,7 +151,7 @@ class Lists(OnDevice):
         found((1,), (1,), (norm, limit, number, found_inf, made))
         copy_back(out, made)
 
-    def noise_scale(self, call: NoiseScale) -> None:
+    def noise_scale(self, call: records.NoiseScale) -> None:
         """Write the ratio of the means of noise and signal, and these."""
         device, outs = self.device, (call.scale, call.next_state)
         norms, sizes = contiguous(device, call.small_norms), contiguous(device, call.small_sizes)
@@ -185,12 +163,12 @@ class Lists(OnDevice):
         for out, written in zip(outs, made, strict=True):
             copy_back(out, written)
 
-    def keep_if(self, call: KeepIf) -> None:
+    def keep_if(self, call: records.KeepIf) -> None:
         """``old = new``, byte for byte, if the verdict is true."""
         plan = plan_of(self.device, call.new, call.old)
         launch(steps(self.device, plan.tables, "keep_if", "keep_if", *either_flag(call.verdict)))
 
-    def ema_update(self, call: EmaUpdate) -> None:
+    def ema_update(self, call: records.EmaUpdate) -> None:
         """Each ``average += (1 - decay) * (param - average)``: a launch for each pair of dtypes."""
         launch(average_steps(self.device, call))
 
@@ -209,7 +187,7 @@ class Lists(OnDevice):
         copy_back(out, made)
 
 
-def clip_steps(device: Device, call: ClipByNorm) -> list[Step]:
+def clip_steps(device: Device, call: records.ClipByNorm) -> list[Step]:
     """What launches ``clip_by_norm``: the coefficient is computed in the launch that scales."""
     numbers = (*either(call.max_norm), np.float64(call.eps), *either(call.scale))
     flags = FLAGS[call.zero_nonfinite], FLAGS[call.outs is call.grads]
@@ -217,7 +195,7 @@ def clip_steps(device: Device, call: ClipByNorm) -> list[Step]:
     return steps(device, plan.tables, _CLIP, _CLIP, call.norm, *numbers, *flags)
 
 
-def scale_steps(device: Device, call: ScaleGrads) -> list[Step]:
+def scale_steps(device: Device, call: records.ScaleGrads) -> list[Step]:
     """What launches ``scale_grads``."""
     in_place = call.outs is call.grads
     array, number = either(call.coefficient)
@@ -227,13 +205,13 @@ def scale_steps(device: Device, call: ScaleGrads) -> list[Step]:
     return steps(device, plan.tables, "scale", "scale_grads", array, number, FLAGS[in_place])
 
 
-def value_steps(device: Device, call: ClipGradValue) -> list[Step]:
+def value_steps(device: Device, call: records.ClipGradValue) -> list[Step]:
     """What launches ``clip_grad_value``."""
     limit, plan = np.float64(call.clip_value), plan_of(device, call.grads, call.outs)
     return steps(device, plan.tables, "clip_value", "clip_grad_value", limit)
 
 
-def zero_steps(device: Device, call: ZeroGrad) -> list[Step]:
+def zero_steps(device: Device, call: records.ZeroGrad) -> list[Step]:
     """What launches ``zero_grad``."""
     return steps(device, plan_of(device, call.grads, call.grads).tables, "zero", "zero_grad")
 

@@ -18,18 +18,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from gradkit._backend import Array, OneDevice, Spread
+from gradkit._calls import lists as records
 from gradkit._calls.backend import Backend
-from gradkit._calls.lists import (
-    ClipByNorm,
-    ClipGradValue,
-    ExactSums,
-    GradNorm,
-    ListCall,
-    ListStats,
-    NormParts,
-    ScaleGrads,
-    ZeroGrad,
-)
 from gradkit._calls.roles import Grads
 from gradkit._cuda import CudaBackend
 from gradkit._cuda.launch.buffers import fill
@@ -79,7 +69,7 @@ class SeveralDevices(CudaBackend):
         names = tuple(operations)
         return sum(backend.warmup(names, dtypes) for backend in self.backends)
 
-    def grad_norm(self, call: GradNorm) -> None:
+    def grad_norm(self, call: records.GradNorm) -> None:
         """``norm = |scale| * (sum |g|^p)^(1/p)`` over all gradients, or one norm a gradient."""
         norm, found_inf = call.norm, call.found_inf
         if call.per_tensor:
@@ -101,7 +91,7 @@ class SeveralDevices(CudaBackend):
             table, scale = self._plans(call.grads)[0].tables[0], call.scale
             joining(self.device, table, p, order, parts, len(parts), scale, norm, found_inf)()
 
-    def norm_parts(self, call: NormParts) -> None:
+    def norm_parts(self, call: records.NormParts) -> None:
         """``parts[k] = (hi, lo, scale)``: what ``grad_norm`` adds up, before the root."""
         if call.per_tensor:
 
@@ -116,7 +106,7 @@ class SeveralDevices(CudaBackend):
         table = self._plans(call.grads)[0].tables[0]
         join(self.device, table, p, order, parts, len(parts), None, call.parts, False)
 
-    def grad_stats(self, call: ListStats) -> None:
+    def grad_stats(self, call: records.ListStats) -> None:
         """A row of ``stats`` for each gradient, or of ``parts`` what it is computed from."""
         names = [name for name in ("stats", "parts") if getattr(call, name) is not None]
 
@@ -126,7 +116,7 @@ class SeveralDevices(CudaBackend):
 
         self._each(call.grads, [getattr(call, name) for name in names], write)
 
-    def exact_sums(self, call: ExactSums) -> None:
+    def exact_sums(self, call: records.ExactSums) -> None:
         """Write ``sums``, which are in host memory: this waits for all devices."""
         total = np.zeros_like(call.sums)
         for backend, own in self._everywhere(call.grads):
@@ -136,7 +126,7 @@ class SeveralDevices(CudaBackend):
             total += call.sums
         call.sums[...] = total
 
-    def clip_by_norm(self, call: ClipByNorm) -> None:
+    def clip_by_norm(self, call: records.ClipByNorm) -> None:
         """``outs = grads * (scale * coefficient)``, or zeros if either is not finite."""
 
         def steps(backend: CudaBackend, grads: Grads, outs: Grads) -> list[Step]:
@@ -147,7 +137,7 @@ class SeveralDevices(CudaBackend):
         numbers = {"norm": call.norm, "max_norm": call.max_norm, "scale": call.scale}
         self._run("clip_by_norm", call, call.outs, steps, numbers)
 
-    def scale_grads(self, call: ScaleGrads) -> None:
+    def scale_grads(self, call: records.ScaleGrads) -> None:
         """``outs = grads * coefficient``; a coefficient of 1 keeps every bit."""
 
         def steps(backend: CudaBackend, grads: Grads, outs: Grads) -> list[Step]:
@@ -158,7 +148,7 @@ class SeveralDevices(CudaBackend):
 
         self._run("scale_grads", call, call.outs, steps, {"coefficient": call.coefficient})
 
-    def clip_grad_value(self, call: ClipGradValue) -> None:
+    def clip_grad_value(self, call: records.ClipGradValue) -> None:
         """``outs = min(max(grads, -clip_value), clip_value)``; NaN stays NaN."""
 
         def steps(backend: CudaBackend, grads: Grads, outs: Grads) -> list[Step]:
@@ -166,11 +156,11 @@ class SeveralDevices(CudaBackend):
 
         self._run("clip_grad_value", call, call.outs, steps)
 
-    def zero_grad(self, call: ZeroGrad) -> None:
+    def zero_grad(self, call: records.ZeroGrad) -> None:
         """Write +0 over every element, NaN included."""
 
         def steps(backend: CudaBackend, grads: Grads, _: Grads) -> list[Step]:
-            return zero_steps(backend.device, ZeroGrad(grads=grads))
+            return zero_steps(backend.device, records.ZeroGrad(grads=grads))
 
         self._run("zero_grad", call, None, steps)
 
@@ -211,13 +201,13 @@ class SeveralDevices(CudaBackend):
 
     def _of_host(
         self, call: Any, outs: Sequence[Array] | None, numbers: Mapping[str, Any]
-    ) -> ListCall:
+    ) -> records.ListCall:
         """The part of a call that is the host's, which waits for numbers on a device."""
         own = call.grads.host
         changed = {name: self._on_host(number) for name, number in numbers.items()}
         if outs is not None:
             changed["outs"] = own.views if outs is call.grads else own.of(outs)
-        found: ListCall = call.replaced(grads=own.views, **changed)
+        found: records.ListCall = call.replaced(grads=own.views, **changed)
         return found
 
     def _on_host(self, number: Any) -> float:
@@ -253,7 +243,9 @@ class SeveralDevices(CudaBackend):
             row, counts = parts[k : k + 1], copies and own.of(copies)
             with self._written(backend, [row]) as [made]:
                 backend.norm_parts(
-                    NormParts(grads=own.views, norm_type=norm_type, parts=made, copies=counts)
+                    records.NormParts(
+                        grads=own.views, norm_type=norm_type, parts=made, copies=counts
+                    )
                 )
         return parts
 

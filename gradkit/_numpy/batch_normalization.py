@@ -14,18 +14,7 @@ from typing import Any
 import numpy as np
 
 from gradkit._backend import Engine
-from gradkit._calls.channels import (
-    BatchNorm,
-    BatchNormApply,
-    BatchNormGrad,
-    BatchNormGradApply,
-    BatchNormGradSums,
-    BatchNormInference,
-    BatchNormInferenceGrad,
-    BatchNormStats,
-    CombineStats,
-    UpdateRunningStatistics,
-)
+from gradkit._calls import channels as records
 from gradkit._numpy.blocks import Array, Index, blocks, by_halves
 from gradkit._numpy.channels import Cells, Moments, load
 from gradkit._numpy.writes import store
@@ -47,7 +36,7 @@ _RANK_NUMBERS = 1 << 17  # means of all ranks that are combined at a time
 
 
 @np.errstate(all="ignore")
-def batch_norm(call: BatchNorm) -> Engine:
+def batch_norm(call: records.BatchNorm) -> Engine:
     """Write ``y``, ``mean`` and ``inv_std``, and move running statistics; ``y`` may be ``x``."""
     x, channels = _by_channel(call.x, call)
     for channel in channels.cells:
@@ -64,7 +53,7 @@ def batch_norm(call: BatchNorm) -> Engine:
 
 
 @np.errstate(all="ignore")
-def batch_norm_grad(call: BatchNormGrad) -> Engine:
+def batch_norm_grad(call: records.BatchNormGrad) -> Engine:
     """Write ``dx``, ``dscale`` and ``dbias`` (``=``); ``dx`` may be ``dy``."""
     _, channels = _by_channel(call.x, call)
     for channel in channels.cells:
@@ -76,7 +65,7 @@ def batch_norm_grad(call: BatchNormGrad) -> Engine:
 
 
 @np.errstate(all="ignore")
-def batch_norm_inference(call: BatchNormInference) -> Engine:
+def batch_norm_inference(call: records.BatchNormInference) -> Engine:
     """Write ``y``, which may be ``x``."""
     _, channels = _by_channel(call.x, call)
     for channel in channels.cells:
@@ -87,7 +76,7 @@ def batch_norm_inference(call: BatchNormInference) -> Engine:
 
 
 @np.errstate(all="ignore")
-def batch_norm_inference_grad(call: BatchNormInferenceGrad) -> None:
+def batch_norm_inference_grad(call: records.BatchNormInferenceGrad) -> None:
     """Write ``dx``, ``dscale`` and ``dbias`` (``=``); ``dx`` may be ``dy``."""
     dy, channels = _by_channel(call.dy, call)
     dx, _ = _by_channel(call.dx, call)
@@ -103,7 +92,7 @@ def batch_norm_inference_grad(call: BatchNormInferenceGrad) -> None:
 
 
 @np.errstate(all="ignore")
-def update_running_statistics(call: UpdateRunningStatistics) -> None:
+def update_running_statistics(call: records.UpdateRunningStatistics) -> None:
     """Write ``next_mean`` and ``next_var``, which may be the present ones."""
     for part in blocks(call.mean.shape, _RANK_NUMBERS):
         present = call.running_mean[part], call.running_var[part]
@@ -112,7 +101,7 @@ def update_running_statistics(call: UpdateRunningStatistics) -> None:
 
 
 @np.errstate(all="ignore")
-def batch_norm_stats(call: BatchNormStats) -> None:
+def batch_norm_stats(call: records.BatchNormStats) -> None:
     """Write each channel's ``mean`` and biased ``var``, in float64."""
     x, channels = _by_channel(call.x, call)
     for channel in channels.cells:
@@ -121,7 +110,7 @@ def batch_norm_stats(call: BatchNormStats) -> None:
 
 
 @np.errstate(all="ignore")
-def combine_stats(call: CombineStats) -> None:
+def combine_stats(call: records.CombineStats) -> None:
     """Write the statistics of all ranks' channels, from the rows ``means[rank]``."""
     held = call.counts != 0
     total = call.counts[held].sum()
@@ -136,7 +125,7 @@ def combine_stats(call: CombineStats) -> None:
 
 
 @np.errstate(all="ignore")
-def batch_norm_apply(call: BatchNormApply) -> None:
+def batch_norm_apply(call: records.BatchNormApply) -> None:
     """Write ``y``, ``saved_mean`` and ``inv_std``; ``y`` may be ``x``."""
     _, channels = _by_channel(call.x, call)
     for channel in channels.cells:
@@ -148,7 +137,7 @@ def batch_norm_apply(call: BatchNormApply) -> None:
 
 
 @np.errstate(all="ignore")
-def batch_norm_grad_sums(call: BatchNormGradSums) -> None:
+def batch_norm_grad_sums(call: records.BatchNormGradSums) -> None:
     """Write the sums of ``dy * xhat`` and of ``dy`` over each channel, in float64."""
     _, channels = _by_channel(call.x, call)
     for channel in channels.cells:
@@ -158,7 +147,7 @@ def batch_norm_grad_sums(call: BatchNormGradSums) -> None:
 
 
 @np.errstate(all="ignore")
-def batch_norm_grad_apply(call: BatchNormGradApply) -> None:
+def batch_norm_grad_apply(call: records.BatchNormGradApply) -> None:
     """Write ``dx``, from the sums over ``count`` elements a channel; it may be ``dy``."""
     _, channels = _by_channel(call.x, call)
     for channel in channels.cells:
@@ -207,7 +196,7 @@ def _gradient_sums(
 
 
 def _differentiate(
-    call: BatchNormGrad | BatchNormGradApply,
+    call: records.BatchNormGrad | records.BatchNormGradApply,
     channels: Cells,
     channel: Index,
     of_product: Array,
@@ -225,7 +214,9 @@ def _differentiate(
 
 
 def _store_sums(
-    call: BatchNormGrad | BatchNormInferenceGrad, channel: Index, sums: tuple[Array, Array]
+    call: records.BatchNormGrad | records.BatchNormInferenceGrad,
+    channel: Index,
+    sums: tuple[Array, Array],
 ) -> None:
     """Write dscale and dbias of some channels, if they are wanted."""
     for gradient, total in zip((call.dscale, call.dbias), sums, strict=True):

@@ -6,19 +6,7 @@ from itertools import chain
 
 import numpy as np
 
-from gradkit._calls.lists import (
-    ClipByNorm,
-    ClipCoefficient,
-    ClipGradValue,
-    GradNorm,
-    JoinRanks,
-    NormOfShares,
-    NormParts,
-    NormShares,
-    RankState,
-    ScaleGrads,
-    ZeroGrad,
-)
+from gradkit._calls import lists as records
 from gradkit._calls.roles import Numbers
 from gradkit._numpy.blocks import Array
 from gradkit._numpy.list_norms import (
@@ -49,7 +37,7 @@ __all__ = [
 
 
 @np.errstate(all="ignore")
-def grad_norm(call: GradNorm) -> None:
+def grad_norm(call: records.GradNorm) -> None:
     """``norm = |scale| * (sum |g|^p)^(1/p)`` over all gradients, or one norm a gradient."""
     by, order = abs(float(call.scale)), call.norm_type
     each = [parts_of(grad, order) for grad in call.grads]
@@ -63,7 +51,7 @@ def grad_norm(call: GradNorm) -> None:
 
 
 @np.errstate(all="ignore")
-def norm_parts(call: NormParts) -> None:
+def norm_parts(call: records.NormParts) -> None:
     """``parts[k] = (hi, lo, unit)``: what ``grad_norm`` adds up, before the root."""
     each = [parts_of(grad, call.norm_type) for grad in call.grads]
     if call.copies is not None:
@@ -91,16 +79,18 @@ def norm_of_ranks(
         found_inf[...] = (~np.isfinite(parts[:, :, 0])).any(axis=0).reshape(found_inf.shape)
 
 
-def rank_state(call: RankState) -> None:
+def rank_state(call: records.RankState) -> None:
     """``state = (0, digest, |scale|, hi, lo, scale of the sums)``."""
     call.state[:3] = 0, call.digest, abs(float(call.scale))
     parts = Numbers(call.state[3:].reshape(1, 3))
     norm_parts(
-        NormParts(grads=call.grads, norm_type=call.norm_type, parts=parts, copies=call.copies)
+        records.NormParts(
+            grads=call.grads, norm_type=call.norm_type, parts=parts, copies=call.copies
+        )
     )
 
 
-def join_ranks(call: JoinRanks) -> None:
+def join_ranks(call: records.JoinRanks) -> None:
     """The norm of all ranks' gradients, unless one failed; and what a clip is to use."""
     states = call.states
     own = np.where(states[:, 0] != 0, 1, np.where(states[:, 1] != call.digest, 2, 0))
@@ -116,7 +106,7 @@ def join_ranks(call: JoinRanks) -> None:
 
 
 @np.errstate(all="ignore")
-def norm_shares(call: NormShares) -> None:
+def norm_shares(call: records.NormShares) -> None:
     """``share = (norm / largest)^p``: what this rank adds to a norm over ranks.
 
     For p = infinity there is no sum: 0, or the NaN that a "max" may have dropped.
@@ -127,7 +117,7 @@ def norm_shares(call: NormShares) -> None:
 
 
 @np.errstate(all="ignore")
-def norm_of_shares(call: NormOfShares) -> None:
+def norm_of_shares(call: records.NormOfShares) -> None:
     """``norm = largest * total^(1/p)``: the norm over all ranks."""
     if math.isinf(call.norm_type):
         call.norm[...] = call.largest + call.total
@@ -136,12 +126,12 @@ def norm_of_shares(call: NormOfShares) -> None:
 
 
 @np.errstate(all="ignore")
-def clip_coefficient(call: ClipCoefficient) -> None:
+def clip_coefficient(call: records.ClipCoefficient) -> None:
     """``coefficient = min(1, max_norm / max(norm, eps))``; a NaN norm stays NaN."""
     call.coefficient[...] = coefficients(call.norm, np.float64(call.max_norm), call.eps)
 
 
-def clip_by_norm(call: ClipByNorm) -> None:
+def clip_by_norm(call: records.ClipByNorm) -> None:
     """``outs = grads * (scale * coefficient)``, or zeros if the norm is not finite."""
     norm, by = float(call.norm), float(call.scale)  # of which the second is: the host read it
     if call.zero_nonfinite and not math.isfinite(norm):
@@ -152,12 +142,12 @@ def clip_by_norm(call: ClipByNorm) -> None:
     _scale(call.grads, found * by if found else found, call.outs)
 
 
-def scale_grads(call: ScaleGrads) -> None:
+def scale_grads(call: records.ScaleGrads) -> None:
     """``outs = grads * coefficient``; a coefficient of 1 keeps every bit."""
     _scale(call.grads, float(call.coefficient), call.outs)
 
 
-def clip_grad_value(call: ClipGradValue) -> None:
+def clip_grad_value(call: records.ClipGradValue) -> None:
     """``outs = min(max(grads, -clip_value), clip_value)``; NaN stays NaN."""
     with whole():
         for grad, out in side_by_side(call.grads, call.outs):
@@ -167,7 +157,7 @@ def clip_grad_value(call: ClipGradValue) -> None:
             store(np.clip(grad.astype(np.float64), -most, most), out)
 
 
-def zero_grad(call: ZeroGrad) -> None:
+def zero_grad(call: records.ZeroGrad) -> None:
     """Write +0 over every element, whatever it was."""
     _zero(call.grads)
 

@@ -17,18 +17,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from gradkit._calls.rows import (
-    AddLayerNorm,
-    AddRmsNorm,
-    InvertibleLayerNormGrad,
-    InvertibleRmsNormGrad,
-    LayerNorm,
-    LayerNormGrad,
-    LayerNormInverse,
-    RmsNorm,
-    RmsNormGrad,
-    by_sample,
-)
+from gradkit._calls import rows as records
+from gradkit._calls.rows import by_sample
 from gradkit._numpy.blocks import Array, Index, part
 from gradkit._numpy.row_blocks import Rows, column_sums, store
 
@@ -44,40 +34,45 @@ __all__ = [
     "rms_norm_grad",
 ]
 
-Forward: TypeAlias = LayerNorm | AddLayerNorm | RmsNorm | AddRmsNorm
-Gradient: TypeAlias = LayerNormGrad | InvertibleLayerNormGrad | RmsNormGrad | InvertibleRmsNormGrad
+Forward: TypeAlias = records.LayerNorm | records.AddLayerNorm | records.RmsNorm | records.AddRmsNorm
+Gradient: TypeAlias = (
+    records.LayerNormGrad
+    | records.InvertibleLayerNormGrad
+    | records.RmsNormGrad
+    | records.InvertibleRmsNormGrad
+)
 # The block of some rows and columns.
 Block: TypeAlias = Callable[[Index, Index], Array]
 
 
 @by_sample()
-def layer_norm(call: LayerNorm) -> None:
+def layer_norm(call: records.LayerNorm) -> None:
     """Write ``y``, ``mean`` and ``inv_std``; ``y`` may be ``x``."""
     _normalize(call, call.x, call.bias, call.mean)
 
 
 @by_sample()
-def add_layer_norm(call: AddLayerNorm) -> None:
+def add_layer_norm(call: records.AddLayerNorm) -> None:
     """Write ``y``, ``s``, ``mean`` and ``inv_std``; ``y`` may be ``x``, ``s`` either summand."""
     _add(call)
     _normalize(call, call.s, call.bias, call.mean)
 
 
 @by_sample()
-def rms_norm(call: RmsNorm) -> None:
+def rms_norm(call: records.RmsNorm) -> None:
     """Write ``y`` and ``inv_std``; ``y`` may be ``x``."""
     _normalize(call, call.x, None, None)
 
 
 @by_sample()
-def add_rms_norm(call: AddRmsNorm) -> None:
+def add_rms_norm(call: records.AddRmsNorm) -> None:
     """Write ``y``, ``s`` and ``inv_std``; ``y`` may be ``x``, ``s`` either summand."""
     _add(call)
     _normalize(call, call.s, None, None)
 
 
 @np.errstate(all="ignore")
-def _add(call: AddLayerNorm | AddRmsNorm) -> None:
+def _add(call: records.AddLayerNorm | records.AddRmsNorm) -> None:
     rows = Rows(call.x.shape, call.axis)
     for row in rows.rows:
         for column in rows.columns:
@@ -128,7 +123,7 @@ def _moments(
 
 
 @by_sample()
-def layer_norm_grad(call: LayerNormGrad) -> None:
+def layer_norm_grad(call: records.LayerNormGrad) -> None:
     """Write ``dx``, ``dscale`` and ``dbias`` (``=``); ``dx`` may be ``dy`` or ``ds``."""
     rows = Rows(call.x.shape, call.axis)
 
@@ -140,7 +135,7 @@ def layer_norm_grad(call: LayerNormGrad) -> None:
 
 
 @by_sample()
-def rms_norm_grad(call: RmsNormGrad) -> None:
+def rms_norm_grad(call: records.RmsNormGrad) -> None:
     """Write ``dx`` and ``dscale`` (``=``); ``dx`` may be ``dy`` or ``ds``."""
     rows = Rows(call.x.shape, call.axis)
 
@@ -150,7 +145,7 @@ def rms_norm_grad(call: RmsNormGrad) -> None:
     _differentiate(call, rows, xhat, call.ds, None)
 
 
-def invertible_layer_norm_grad(call: InvertibleLayerNormGrad) -> None:
+def invertible_layer_norm_grad(call: records.InvertibleLayerNormGrad) -> None:
     """As ``layer_norm_grad``, with xhat computed from the output; ``dx`` may be ``dy``."""
     rows = Rows(call.y.shape, call.axis)
 
@@ -161,7 +156,7 @@ def invertible_layer_norm_grad(call: InvertibleLayerNormGrad) -> None:
     _differentiate(call, rows, xhat, None, call.dbias)
 
 
-def invertible_rms_norm_grad(call: InvertibleRmsNormGrad) -> None:
+def invertible_rms_norm_grad(call: records.InvertibleRmsNormGrad) -> None:
     """As ``rms_norm_grad``, with xhat computed from the output; ``dx`` may be ``dy`` or ``ds``."""
     rows = Rows(call.y.shape, call.axis)
 
@@ -208,7 +203,7 @@ def _differentiate(
 
 
 @np.errstate(all="ignore")
-def layer_norm_inverse(call: LayerNormInverse) -> None:
+def layer_norm_inverse(call: records.LayerNormInverse) -> None:
     """Write ``x = (y - bias) / scale / inv_std + mean``; ``x`` may be ``y``."""
     rows = Rows(call.y.shape, call.axis)
     for row in rows.rows:
