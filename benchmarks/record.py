@@ -101,13 +101,13 @@ def readme() -> str:
     if not found.keys() >= {*IN_README}:
         return text
     layer, rms, clip = (
-        " and ".join(f"{found[case][peer][1]:.2g}" for peer in report.GLANCE_PEERS)
-        for case in IN_README
+        [f"{found[case][peer][1]:.2g} times" for peer in report.GLANCE_PEERS] for case in IN_README
     )
     said = (
-        f"- **Fast.** On two cores, `layer_norm_grad` of a large array is {layer} times as fast "
-        f"as NumPy's own calls and as PyTorch, `rms_norm_grad` {rms} times, clipping 1000 small "
-        f"arrays {clip} times ([all figures, also where gradkit is slower](docs/performance.md))."
+        f"- **Fast.** On two cores, `layer_norm_grad` of a large array is {layer[0]} as fast as "
+        f"NumPy's own calls and {layer[1]} as fast as PyTorch, `rms_norm_grad` {rms[0]} and "
+        f"{rms[1]}, clipping 1000 small arrays {clip[0]} and {clip[1]} "
+        "([all figures, also where gradkit is slower](docs/performance.md))."
     )
     lines = textwrap.fill(said, 118, subsequent_indent="  ", break_long_words=False)
     return SPEED.sub(lambda _: f"{lines}\n", text)
