@@ -7,34 +7,20 @@ those of JAX and TensorFlow have them in all axes but the last. So nothing is gu
 fewer than two dimensions, such as biases, are one unit each.
 """
 
-import math
-from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from itertools import accumulate
-from typing import Any, NamedTuple
 
-import numpy as np
-
-from gradkit._arrays import is_array
-from gradkit._backend import FLOAT64, Array, Axes, Shape, Spec
 from gradkit._calls import checks
 from gradkit._calls.backend import runs
-from gradkit._calls.lists import ClipUnits, UnitNorms
-from gradkit._calls.roles import Norm, Number
-from gradkit._open import trees
-from gradkit._open.clipping import (
-    NonFinite,
-    apart_from,
-    pair_of,
-    policy_of,
-    raise_if_nonfinite,
-    twins,
-)
+from gradkit._open.clipping import NonFinite, pair_of
 from gradkit._open.foreign import answers
-from gradkit._open.gradients import Gradients
-from gradkit._open.memory import Named
-from gradkit._open.results import Results
-from gradkit._typing import Along, AnyArray, Axis, Limits, Order, Real, Scalar, T, Tree, TreeOut
+from gradkit._open.units import (
+    adaptive_limits,
+    adaptive_rule,
+    block_rule,
+    clip_each,
+    given_limits,
+)
+from gradkit._typing import AnyArray, Axis, Limits, Order, Real, Scalar, T, Tree, TreeOut
 
 __all__ = [
     "clip_by_adaptive_norm",
@@ -43,7 +29,6 @@ __all__ = [
     "clip_grad_block_norm",
 ]
 
-_SMALLEST_NORM = 1e-6  # of a gradient's unit, in adaptive clipping's division
 _RUN = ("unit_norms", "clip_units", "grad_norm")
 
 
@@ -126,10 +111,10 @@ def clip_grad_block_norm(
     {'w': array([[0.6, 0.8],
            [0. , 0.5]]), 'b': array([1.])}
     """
-    limits = partial(_limits, max_norm=max_norm)
-    rule = _block_rule(norm_type, rms, eps, nonfinite)
+    limits = partial(given_limits, max_norm=max_norm)
+    rule = block_rule(norm_type, rms, eps, nonfinite)
     instead = "use clip_by_block_norm, which returns new gradients"
-    return _clip_all(grads, rule, axis, limits, out, instead=instead)[1]
+    return clip_each(grads, rule, axis, limits, out, instead=instead)[1]
 
 
 @runs(*_RUN)
@@ -182,10 +167,10 @@ def clip_by_block_norm(
     >>> gradkit.clip_by_block_norm([np.full(4, 2.0), np.ones(2)], max_norm=1.0, rms=True)
     ([array([1., 1., 1., 1.]), array([1., 1.])], [array(2.), array(1.)])
     """
-    limits = partial(_limits, max_norm=max_norm)
-    rule = _block_rule(norm_type, rms, eps, nonfinite)
+    limits = partial(given_limits, max_norm=max_norm)
+    rule = block_rule(norm_type, rms, eps, nonfinite)
     clipped_out, norms_out = pair_of(out, "norms")
-    return _clip_all(grads, rule, axis, limits, norms_out, clipped_out)
+    return clip_each(grads, rule, axis, limits, norms_out, clipped_out)
 
 
 @runs(*_RUN)
@@ -250,10 +235,10 @@ def clip_grad_adaptive(
     >>> np.linalg.norm(grads[0], axis=1) / np.linalg.norm(params[0], axis=1) <= 0.1251
     array([ True,  True])
     """
-    rule = _adaptive_rule(nonfinite)
-    limits = partial(_adaptive_limits, params=params, clipping=clipping, least=checks.epsilon(eps))
+    rule = adaptive_rule(nonfinite)
+    limits = partial(adaptive_limits, params=params, clipping=clipping, least=checks.epsilon(eps))
     instead = "use clip_by_adaptive_norm, which returns new gradients"
-    return _clip_all(grads, rule, axis, limits, out, instead=instead)[1]
+    return clip_each(grads, rule, axis, limits, out, instead=instead)[1]
 
 
 @runs(*_RUN)
@@ -303,206 +288,7 @@ def clip_by_adaptive_norm(
     >>> gradkit.clip_by_adaptive_norm(np.array([3.0, 4.0]), np.array([0.0, 1.0]), clipping=0.5)
     (array([0.3, 0.4]), array(5.))
     """
-    rule = _adaptive_rule(nonfinite)
-    limits = partial(_adaptive_limits, params=params, clipping=clipping, least=checks.epsilon(eps))
+    rule = adaptive_rule(nonfinite)
+    limits = partial(adaptive_limits, params=params, clipping=clipping, least=checks.epsilon(eps))
     clipped_out, norms_out = pair_of(out, "norms")
-    return _clip_all(grads, rule, axis, limits, norms_out, clipped_out)
-
-
-class _UnitRule(NamedTuple):
-    """How norms are taken, and what they mean."""
-
-    order: float
-    mean: bool
-    eps: float
-    policy: str
-
-
-class _Limits(NamedTuple):
-    """What units are clipped to: ``common * max(size, least)``, or ``common`` without sizes.
-
-    ``params``: the parameters whose sizes count, by name.
-    """
-
-    common: Number
-    sizes: Norm | None = None
-    least: float = 0.0
-    params: Named = ()
-
-
-class _UnitShapes(NamedTuple):
-    """What one norm covers, gradient by gradient."""
-
-    axes: Axes
-    shapes: list[Shape]  # of each gradient's norms
-
-    @property
-    def total(self) -> int:
-        """The number of units."""
-        return sum(map(math.prod, self.shapes))
-
-
-def _block_rule(norm_type: Any, rms: bool, eps: Any, nonfinite: str) -> _UnitRule:
-    order, mean = checks.norm_order(norm_type), checks.flag(rms, "rms")
-    return _UnitRule(order, mean, checks.epsilon(eps), policy_of(nonfinite))
-
-
-def _adaptive_rule(nonfinite: str) -> _UnitRule:
-    return _UnitRule(2.0, False, _SMALLEST_NORM, policy_of(nonfinite))
-
-
-def _clip_all(
-    grads: Any,
-    rule: _UnitRule,
-    axis: Axis,
-    limits_of: Callable[[Gradients, _UnitShapes], _Limits],
-    norms_out: Any,
-    out: Any = None,
-    *,
-    instead: str = "",
-) -> tuple[Any, Any]:
-    """Clip gradients to ``out``, or in place; return what holds them, and the norms.
-
-    ``instead``: what to do if they cannot be written in place; without it they never are.
-    """
-    write = bool(instead)
-    group = Gradients(grads, write=write, instead=instead)
-    group.refuse_shards("their blocks lie on several ranks")
-    with group.on_stream():
-        units = _units(group, axis)
-        limits = limits_of(group, units)
-        clipped = None if write else twins(group, out, apart=limits.params)
-        apart = [*limits.params, *(() if clipped is None else apart_from(clipped))]
-        norms = group.outputs(norms_out, (Spec("the norms", (units.total,), FLOAT64),), apart=apart)
-        _clip(group, units, rule, limits, norms, (group if clipped is None else clipped).views)
-        if clipped is None:
-            group.wrote()
-            tree = group.tree
-        else:
-            results = clipped.results()
-            tree = group.rebuilt(results) if out is None else out
-        return tree, _in_place_of(group, units, norms, norms_out)
-
-
-def _units(group: Gradients, axis: Axis) -> _UnitShapes:
-    """What the caller's axis makes of each gradient."""
-    every = [tuple(range(view.ndim)) for view in group.views]
-    if axis is None:
-        return _UnitShapes(tuple(every), [()] * len(every))
-    axes, shapes = [], []
-    for one, name, view in zip(group.each(axis, "axis"), group.names(), group.views, strict=True):
-        own = _along(one, view, name)
-        axes.append(own)
-        shapes.append(tuple(n for k, n in enumerate(view.shape) if k not in own))
-    return _UnitShapes(tuple(axes), shapes)
-
-
-def _along(asked: Along, view: Array, name: str) -> tuple[int, ...]:
-    label = f"axis for {name}"
-    every = tuple(range(view.ndim))
-    if asked is None:
-        return every
-    given = tuple(asked) if isinstance(asked, Iterable) else (asked,)
-    for one in given:
-        checks.integer(one, label)
-    if view.ndim < 2:
-        return every
-    found = sorted(checks.axis_index(one, view.ndim, label) for one in given)
-    if len(set(found)) < len(found):
-        raise ValueError(f"{label} is {given}, which names an axis twice")
-    return tuple(found)
-
-
-def _params(group: Gradients, params: Any) -> Named:
-    """The parameter of each gradient, by name."""
-    held = []
-    tree = trees.freeze(params)
-    partners = trees.partners(group.tree, tree, "grads", "params")
-    for (name, param), view in zip(partners, group.views, strict=True):
-        own = group.view(param, name, detach=True)
-        checks.floating(own, name)
-        checks.shape(own, view.shape, name, "the shape of its gradient")
-        held.append((name, own))
-    return held
-
-
-def _adaptive_limits(
-    group: Gradients, units: _UnitShapes, *, params: Any, clipping: Any, least: float
-) -> _Limits:
-    """The limit of each unit, from the norm of the same unit of the parameters."""
-    ratio, held = group.limit(clipping, "clipping"), _params(group, params)
-    norms = group.backend.empty((units.total,), FLOAT64)
-    views = [view for _, view in held]
-    group.backend.unit_norms(
-        UnitNorms(grads=views, norm_type=2.0, axes=units.axes, mean=False, norms=norms)
-    )
-    return _Limits(ratio, Norm(norms), least, held)
-
-
-def _limits(group: Gradients, units: _UnitShapes, *, max_norm: Any) -> _Limits:
-    """The caller's limit for all units, or one for each."""
-    if is_array(max_norm) and getattr(max_norm, "shape", None):
-        view = group.argument(max_norm, "max_norm")
-        checks.floating(view, "max_norm")
-        checks.shape(view, (units.total,), "max_norm", "one limit per unit")
-        if type(view) is np.ndarray and not (view >= 0).all():
-            raise ValueError("max_norm must be at least 0 for each unit")
-        each = [(slice(None), group.backend.as_float64(view))]
-    elif callable(max_norm) or isinstance(max_norm, (Mapping, list)):
-        ends = [*accumulate(map(math.prod, units.shapes), initial=0)]
-        pairs = zip(group.each(max_norm, "max_norm"), group.names(), strict=True)
-        found = [group.limit(one, f"max_norm for {name}") for one, name in pairs]
-        each = [(slice(*ends[k : k + 2]), limit) for k, limit in enumerate(found)]
-    else:
-        return _Limits(group.limit(max_norm, "max_norm"))
-    # Memory of its own, which is read while gradients are written.
-    limits = group.backend.empty((units.total,), FLOAT64)
-    for where, limit in each:
-        limits[where] = limit
-    return _Limits(1.0, Norm(limits), -math.inf)
-
-
-def _clip(
-    group: Gradients,
-    units: _UnitShapes,
-    rule: _UnitRule,
-    limits: _Limits,
-    norms: Results,
-    outs: Any,
-) -> None:
-    """Write the norms and the clipped gradients; nothing if an error is raised."""
-    backend, wanted = group.backend, norms.views[0]
-    own = backend.empty(wanted.shape, FLOAT64)
-    backend.unit_norms(
-        UnitNorms(
-            grads=group.views, norm_type=rule.order, axes=units.axes, mean=rule.mean, norms=own
-        )
-    )
-    if rule.policy == "raise":
-        raise_if_nonfinite(group, own)
-    backend.clip_units(
-        ClipUnits(
-            grads=group.views,
-            norms=own,
-            max_norm=limits.common,
-            eps=rule.eps,
-            axes=units.axes,
-            zero_nonfinite=rule.policy == "zero",
-            outs=outs,
-            param_norms=limits.sizes,
-            least=limits.least,
-        )
-    )
-    wanted[...] = own
-
-
-def _in_place_of(group: Gradients, units: _UnitShapes, norms: Results, out: Any) -> Any:
-    """The caller's structure with norms where gradients were."""
-    if out is not None:
-        norms.results()  # tells the library that they were written
-    found, each, start = norms.views[0], [], 0
-    for shape in units.shapes:
-        stop = start + math.prod(shape)
-        each.append(found[start:stop].reshape(shape) if shape else found[start, ...])
-        start = stop
-    return group.rebuilt(each if group.framework.returns_views else map(group.wrap, each))
+    return clip_each(grads, rule, axis, limits, norms_out, clipped_out)
