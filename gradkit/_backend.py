@@ -8,6 +8,8 @@ import numpy as np
 
 FLOAT64 = np.dtype(np.float64)
 Array: TypeAlias = Any  # numpy.ndarray, or cupy.ndarray, which cannot be imported here
+# An array on a device, where a plan has said that kernels need no more than where it begins.
+Address = np.uint64
 Engine: TypeAlias = Literal["cudnn", "cudnn-persistent", "native"]
 Shape: TypeAlias = tuple[int, ...]
 # The axes of each gradient that a norm sums over, in ascending order. A unit is what it covers.
@@ -94,6 +96,30 @@ class Borrowed(Sequence[Array]):
 
     def __getitem__(self, index: Any) -> Any:
         return self._made[index] if self._made else self._make(index)
+
+
+class Readable(Sequence[Array]):
+    """The gradients of one call in host memory, as another library's arrays.
+
+    Compiled code reads ``arrays`` themselves. ``make`` makes views of all, for whoever wants those.
+    """
+
+    def __init__(self, arrays: list[Any], make: Callable[[list[Any]], Sequence[Array]]):
+        self.arrays, self._make = arrays, make
+        self._views: Sequence[Array] = ()
+
+    def __len__(self) -> int:
+        return len(self.arrays)
+
+    def __iter__(self) -> Iterator[Array]:
+        return iter(self._made())
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._made()[index]
+
+    def _made(self) -> Sequence[Array]:
+        self._views = self._views or self._make(self.arrays)
+        return self._views
 
 
 class OneDevice(NamedTuple):

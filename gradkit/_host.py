@@ -40,6 +40,11 @@ def backend() -> Backend:
     return chosen.get()
 
 
+def is_compiled() -> bool:
+    """Whether that is compiled."""
+    return chosen.get() is not _numpy
+
+
 def compiled() -> Any:
     """The compiled code if that computes on the threads that others start, or else ``None``."""
     return None if _default is _numpy else code

@@ -7,16 +7,32 @@ back into arrays of the caller's type.
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from gradkit._backend import Array, Borrowed, Shape
+from gradkit._backend import Array, Borrowed, Readable, Shape, Spec
 from gradkit._calls.backend import Backend
 from gradkit.errors import BackendUnavailableError
 
 NOTHING: AbstractContextManager[None] = nullcontext()
 HOW_TO_INSTALL_CUPY = "in a checkout of gradkit: pip install '.[cuda12]', or '.[cuda13]'"
+
+
+class Lent(Protocol):
+    """The arrays of one call, whose memory a backend uses without views of it.
+
+    ``seen`` is all that a plan depends on of them.
+    """
+
+    backend: Backend
+    seen: Any
+
+    def outputs(self, specs: Iterable[Spec | None]) -> list[Any]:
+        """New arrays of the library as these specs say, whose contents are undefined."""
+
+    def compute(self, call: Any, results: Sequence[Any]) -> None:
+        """Have the backend write the results, which the call has too."""
 
 
 class Framework:
@@ -28,6 +44,7 @@ class Framework:
     name = ""
     module = ""  # the top-level module, which is imported before any array exists
     immutable = False  # whether its arrays are immutable
+    lends = False  # whether it has `lent`, `readable` and `known_backend`
     returns_views = False  # whether results are the arrays that a backend made, unchanged
 
     def owns(self, kind: type) -> bool:
@@ -54,8 +71,30 @@ class Framework:
         """The ``view`` of each of many arrays; an error need not say of which."""
         return [self.view(array, write=write) for array in arrays]
 
+    def readable(self, arrays: list[Any], *, write: bool) -> Readable | None:  # noqa: ARG002
+        """Arrays as compiled code reads them on the host, if each is a floating-point one.
+
+        ``write``: and if no two share memory, and each can be written.
+        """
+        return None
+
     def columns(self, arrays: Sequence[Any]) -> Borrowed | None:  # noqa: ARG002
         """Arrays that are views already, as lists need them, if all are floating-point ones."""
+        return None
+
+    def lent(
+        self,
+        like: Any,  # noqa: ARG002
+        arrays: Sequence[Any],  # noqa: ARG002
+        written: int,  # noqa: ARG002
+        *,
+        detach: bool,  # noqa: ARG002
+    ) -> Lent | None:
+        """Arrays, which may be absent, as a call of a known plan uses them.
+
+        The call's first argument is ``like``; so many arrays, the first ones, are written;
+        ``detach``: others may require grad. ``None`` if one needs a closer look.
+        """
         return None
 
     def ready(self, arrays: Iterable[Array | None]) -> Backend | None:  # noqa: ARG002
@@ -65,6 +104,10 @@ class Framework:
         """
         return None
 
+    def known_backend(self, array: Any) -> Backend | None:  # noqa: ARG002
+        """What computes on views of an array, if that is known without a view."""
+        return None
+
     def backend_of(self, view: Array) -> Backend:
         """The backend that computes on a view, if views are arrays of this library."""
         kind = type(view)
@@ -72,6 +115,15 @@ class Framework:
             f"no backend computes on {kind.__module__}.{kind.__qualname__}; pass NumPy arrays, or "
             f"CuPy's; {HOW_TO_INSTALL_CUPY}"
         )
+
+    def new(
+        self,
+        shape: Shape,  # noqa: ARG002
+        dtype: np.dtype[Any],  # noqa: ARG002
+        like: Any,  # noqa: ARG002
+    ) -> Any:
+        """A new array on the device of ``like``; ``None``: use the backend's."""
+        return None
 
     def empty(
         self,

@@ -3,15 +3,17 @@
 CuPy is imported here when the first array of any library arrives that is on a GPU.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
 
 from gradkit._arrays.base import HOW_TO_INSTALL_CUPY
 from gradkit._backend import Array
+from gradkit._calls.backend import Backend
 from gradkit.errors import BackendUnavailableError
 
 
@@ -91,17 +93,37 @@ def unpooled(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     return cp.ndarray(shape, dtype, cp.cuda.MemoryPointer(memory, 0))
 
 
-@contextmanager
-def on_stream(device: int, stream: int, allocate: Callable[[int], Any]) -> Iterator[None]:
+class on_stream:  # noqa: N801 - a function, but for the microsecond of `contextmanager`
     """A context that queues work on another library's stream, given by its address.
 
     ``allocate`` gives CuPy its memory. That library holds most of the device's memory, of which its
     allocator has some left when CUDA has none for CuPy's pool; and while the stream is captured
     into a graph, CUDA's default mode of capturing forbids the pool to ask.
     """
-    cp = cupy()
-    with cp.cuda.Device(device), _external(stream, device), cp.cuda.using_allocator(allocate):
-        yield
+
+    __slots__ = ("_contexts",)
+
+    def __init__(self, device: int, stream: int, allocate: Callable[[int], Any]):
+        cuda = cupy().cuda
+        memory = cuda.using_allocator(allocate)
+        self._contexts = [cuda.Device(device), _external(stream, device), memory]
+        if cuda.runtime.getDevice() == device:  # to switch takes a microsecond
+            del self._contexts[0]
+
+    def __enter__(self) -> None:
+        entered = 0
+        try:
+            for context in self._contexts:
+                context.__enter__()
+                entered += 1
+        except BaseException:
+            del self._contexts[entered:]
+            self.__exit__(*sys.exc_info())
+            raise
+
+    def __exit__(self, *error: Any) -> None:
+        for context in reversed(self._contexts):
+            context.__exit__(*error)
 
 
 @contextmanager
@@ -138,9 +160,32 @@ class _Stream:
         return 0, self._address
 
 
+@cache
+def backends() -> Any:
+    """The module of the CUDA backend, imported once: that takes a microsecond in each call."""
+    from gradkit import _cuda
+
+    return _cuda
+
+
+def known_backend(device: int) -> Backend | None:
+    """What computes on the device of that number, if it was used before."""
+    known: dict[int, Backend] = backends().backends
+    return known.get(device)
+
+
+def is_current(device: int) -> bool:
+    """Whether that is the current device."""
+    return bool(cupy().cuda.runtime.getDevice() == device)
+
+
 def _external(address: int, device: int) -> Any:
     """Another library's stream as a CuPy stream; the device must be current."""
-    streams = cupy().cuda
-    if hasattr(streams.Stream, "from_external"):  # CuPy 14
-        return streams.Stream.from_external(_Stream(address))
-    return streams.ExternalStream(address, device)
+    return _wrapped(cupy().cuda.Stream, address, device)
+
+
+@lru_cache(maxsize=64)
+def _wrapped(kind: Any, address: int, device: int) -> Any:
+    if hasattr(kind, "from_external"):  # CuPy 14
+        return kind.from_external(_Stream(address))
+    return cupy().cuda.ExternalStream(address, device)

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from functools import cache
 from operator import attrgetter
 from typing import Any
 
@@ -36,7 +35,7 @@ class CuPy(Framework):
         return array
 
     def ready(self, arrays: Iterable[Array | None]) -> Backend | None:
-        known: dict[int, Backend] = _cuda().backends
+        known: dict[int, Backend] = cuda.backends().backends
         if not known:
             return None
         current = sys.modules["cupy"].cuda.runtime.getDevice()
@@ -46,7 +45,7 @@ class CuPy(Framework):
         return known.get(current)
 
     def backend_of(self, view: Array) -> Backend:
-        return _cuda().backend_of(view)
+        return cuda.backends().backend_of(view)
 
     def wrap(self, result: Array, like: Any) -> Any:  # noqa: ARG002
         return result
@@ -74,11 +73,3 @@ class CuPy(Framework):
         if sys.modules["cupy"].cuda.runtime.getDevice() == like.data.device_id:
             return NOTHING
         return like.device
-
-
-@cache
-def _cuda() -> Any:
-    """The CUDA backend's module, imported once: that takes a microsecond in each call."""
-    from gradkit import _cuda
-
-    return _cuda

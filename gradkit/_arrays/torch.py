@@ -2,18 +2,20 @@
 
 import ctypes
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from itertools import repeat
 from operator import attrgetter, methodcaller
 from typing import Any
 
 import numpy as np
 
+from gradkit import _host
 from gradkit._arrays import cuda
-from gradkit._arrays.base import NOTHING, Framework
-from gradkit._backend import Array, Borrowed, Shape
+from gradkit._arrays.base import NOTHING, Framework, Lent
+from gradkit._backend import Address, Array, Borrowed, Readable, Shape, Spec
+from gradkit._calls.backend import Backend
 from gradkit._dtypes import FLOATS, dtype_named
 
 _requires_grad, _is_cuda = attrgetter("requires_grad"), attrgetter("is_cuda")
@@ -24,6 +26,8 @@ _REQUIRES_GRAD = (
     "is a tensor that requires grad, perhaps a parameter; pass grads_of(parameters) for the "
     "gradients, or its .detach() for its values"
 )
+_ON_CPU, _ON_CUDA = 1, 2  # as DLPack numbers types of devices
+_ALIGNED = 16  # bytes: no access of a kernel is wider
 NESTED = "pass its .values(), or each tensor of its .unbind()"
 
 
@@ -36,6 +40,7 @@ class Torch(Framework):
 
     name = "torch"
     module = "torch"
+    lends = True
 
     def owns(self, kind: type) -> bool:
         torch = sys.modules["torch"]
@@ -61,14 +66,39 @@ class Torch(Framework):
             views = None if any(map(_requires_grad, arrays)) else _all_on_host(arrays)
         return super().views(arrays, write=write) if views is None else views
 
-    def empty(self, shape: Shape, dtype: np.dtype[Any], like: Any) -> tuple[Array, Any] | None:
-        # PyTorch's allocator tracks the streams that a tensor is used on, and can resize.
+    def lent(self, like: Any, arrays: Sequence[Any], written: int, *, detach: bool) -> Lent | None:
+        code = _describing()
+        if code is None or _is_observed(like):
+            return None
+        if not _is_cuda(like):
+            seen = code.described_tensors(arrays, written, detach, _ON_CPU, 0)
+            return None if seen is None else _OnHost(like, arrays[:written], seen)
+        found = code.described_tensors(arrays, written, detach, _ON_CUDA, _ALIGNED)
+        if found is None:
+            return None
+        seen, addresses, device = found
+        backend = cuda.known_backend(device)
+        if backend is None or not cuda.is_current(device):
+            return None
+        stream = code.current_stream(_ON_CUDA, device)
+        return _OnDevice(like, arrays[:written], seen, backend, addresses, (device, stream))
+
+    def readable(self, arrays: list[Any], *, write: bool) -> Readable | None:
+        code = None if _is_cuda(arrays[0]) else _describing()
+        if code is None or not (_host.is_compiled() and code.plain_tensors(arrays, write, _ON_CPU)):
+            return None
+        return Readable(arrays, partial(self.views, write=write))
+
+    def new(self, shape: Shape, dtype: np.dtype[Any], like: Any) -> Any:
         torch = sys.modules["torch"]
         tensor = torch.empty(shape, dtype=_torch_dtype(dtype), device=like.device)
-        if torch._C._dispatch_isTensorSubclassLike(tensor) or torch.jit.is_tracing():
-            return (
-                None  # a mode or a transform made it, or a tracer saw it, which would lose writes
-            )
+        return None if _is_observed(tensor) else tensor
+
+    def empty(self, shape: Shape, dtype: np.dtype[Any], like: Any) -> tuple[Array, Any] | None:
+        # PyTorch's allocator tracks the streams that a tensor is used on, and can resize.
+        tensor = self.new(shape, dtype, like)
+        if tensor is None:
+            return None
         return _on_device(tensor) if _is_cuda(like) else _at(tensor.data_ptr(), tensor), tensor
 
     def wrap(self, result: Array, like: Any) -> Any:
@@ -90,13 +120,90 @@ class Torch(Framework):
         if not _is_cuda(like):
             return NOTHING
         stream = sys.modules["torch"].cuda.current_stream(like.device)
-        return cuda.on_stream(like.device.index, stream.cuda_stream, _allocate)
+        return cuda.on_stream(_device_number(like), stream.cuda_stream, _allocate)
+
+    def known_backend(self, array: Any) -> Backend | None:
+        return cuda.known_backend(_device_number(array)) if _is_cuda(array) else None
+
+    def known_disjoint(self, arrays: Sequence[Any], views: Sequence[Array]) -> bool:
+        code = _describing()
+        if code is not None and isinstance(views, Borrowed) and views.known.disjoint is None:
+            views.known.disjoint = code.plain_tensors(arrays, True, _ON_CUDA)
+        return super().known_disjoint(arrays, views)
 
     def disjoint(self, addresses: tuple[int, ...], layout: tuple[tuple[Any, ...], ...]) -> bool:
         if len(layout) > 2:
             return False
         sizes = [count * _numpy_dtype(dtype).itemsize for dtype, count in zip(*layout, strict=True)]
         return cuda.disjoint(addresses, sizes)
+
+
+class _OnHost:
+    """Tensors on the host, as compiled code uses them: tensors."""
+
+    __slots__ = ("_like", "_written", "backend", "seen")
+
+    def __init__(self, like: Any, written: Sequence[Any], seen: bytes, backend: Any = None):
+        self._like, self._written, self.seen = like, written, seen
+        self.backend: Backend = backend or _host.chosen.get()
+
+    def outputs(self, specs: Iterable[Spec | None]) -> list[Any]:
+        """New tensors."""
+        torch = sys.modules["torch"]
+        device, shape, dtype, last = self._like.device, None, None, None
+        made: list[Any] = []
+        for spec in specs:
+            if spec is None:
+                made.append(None)
+            elif spec.order is not None:
+                own, order = spec.order
+                tensor = torch.empty(own, dtype=_torch_dtype(spec.dtype), device=device)
+                made.append(tensor.permute(order))
+            elif spec.shape == shape and spec.dtype is dtype:
+                made.append(torch.empty_like(last))  # in two thirds of the time
+            else:
+                _, shape, dtype, _ = spec
+                last = torch.empty(shape, dtype=_torch_dtype(dtype), device=device)
+                made.append(last)
+        return made
+
+    def compute(self, call: Any, results: Sequence[Any]) -> None:  # noqa: ARG002
+        """Write them; PyTorch is told of those that were there before."""
+        call.compute(self.backend)
+        if self._written:
+            written = [tensor for tensor in self._written if tensor is not None]
+            sys.modules["torch"].autograd.graph.increment_version(written)
+
+
+class _OnDevice(_OnHost):
+    """Tensors on a CUDA device, as launches use them: addresses."""
+
+    __slots__ = "_addresses", "_stream"
+
+    def __init__(
+        self,
+        like: Any,
+        written: Sequence[Any],
+        seen: bytes,
+        backend: Backend,
+        addresses: list[int],
+        stream: tuple[int, int],  # and the device in front of it
+    ):
+        super().__init__(like, written, seen, backend)
+        self._addresses, self._stream = addresses, stream
+
+    def compute(self, call: Any, results: Sequence[Any]) -> None:
+        """Launch on PyTorch's current stream."""
+        set_ = call.__dict__.__setitem__
+        given = self._addresses[len(self._addresses) - len(call.ordered_names) :]
+        for name, address in zip(call.ordered_names, given):  # noqa: B905 - strict takes longer
+            if address:
+                set_(name, Address(address))
+        for name, tensor in zip(call.result_names, results):  # noqa: B905
+            if tensor is not None:
+                set_(name, Address(tensor.data_ptr()))
+        with cuda.on_stream(*self._stream, _allocate):
+            super().compute(call, results)
 
 
 class TorchSubclass(Framework):
@@ -123,6 +230,29 @@ class TorchSubclass(Framework):
         )
         raise TypeError(f"is a {kind}, a subclass of torch.Tensor that may hold no memory of its "
                         f"own; pass {instead}")  # fmt: skip
+
+
+@cache
+def _describing() -> Any:
+    """Compiled code that PyTorch describes tensors to, which it does from 2.10 on, or ``None``."""
+    torch, code = sys.modules["torch"], _host.code
+    functions = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    if code is None or functions is None:
+        return None
+    return code if code.use_tensors(torch.Tensor, torch.nn.Parameter, functions) else None
+
+
+def _is_observed(tensor: Any) -> bool:
+    """Whether a mode, a transform or a tracer takes part in what is done to a tensor.
+
+    It would not see what is written, or has made a tensor without memory.
+    """
+    torch = sys.modules["torch"]._C
+    return bool(
+        torch._dispatch_isTensorSubclassLike(tensor)
+        or torch._are_functorch_transforms_active()
+        or torch._get_tracing_state() is not None
+    )
 
 
 class _Memory(ctypes.c_char * sys.maxsize):  # type: ignore[misc]
@@ -196,7 +326,12 @@ def _borrowed(tensors: Sequence[Any]) -> Borrowed | None:
 
     A tensor of another layout than strided has no ``data_ptr``, or no ``is_contiguous``.
     """
-    tensor = sys.modules["torch"].Tensor
+    layout: tuple[tuple[Any, ...], ...]
+    code, tensor = _describing(), sys.modules["torch"].Tensor
+    seen = None if code is None else code.borrowed_tensors(tensors, _ON_CUDA)
+    if seen is not None:
+        addresses, layout = seen
+        return Borrowed(addresses, layout, lambda k: _on_device(tensors[k]))
     try:
         if (
             not all(map(_is_cuda, tensors))
@@ -206,7 +341,6 @@ def _borrowed(tensors: Sequence[Any]) -> Borrowed | None:
         ):
             return None
         addresses, dtypes = tuple(map(tensor.data_ptr, tensors)), tuple(map(_dtype_of, tensors))
-        layout: tuple[tuple[Any, ...], ...]
         if all(map(tensor.is_contiguous, tensors)):
             layout = dtypes, tuple(map(tensor.numel, tensors))
         else:

@@ -47,6 +47,12 @@ class Services(Protocol):
     def read(self, array: Array) -> np.ndarray[Any, Any]:
         """An array's values on the host: the only call that waits for a device."""
 
+    def takes_memory(self, call: Any) -> bool:
+        """Whether calls of a plan like this one's, which was made, need no arrays.
+
+        On a device then addresses do, and on the host whatever compiled code can read.
+        """
+
     def warmup(self, operations: Iterable[str], dtypes: Set[str]) -> int:
         """Compile what operations on arrays of these dtypes need; return how many combinations."""
 

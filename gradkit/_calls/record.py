@@ -185,6 +185,7 @@ class Call(Record):
     optional: ClassVar[frozenset[str]]  # those that may be None
     arrays: ClassVar[Callable[..., tuple[Any, ...]]]
     ordered: ClassVar[Callable[..., tuple[Any, ...]]]  # the same, those that are written first
+    ordered_names: ClassVar[tuple[str, ...]]
     passed: ClassVar[Callable[..., tuple[Any, ...]]]  # numbers that no plan depends on
     instead: ClassVar[dict[str, str]]
     # Whether arrays may take part in differentiation, and only their values count.
@@ -224,7 +225,7 @@ class Call(Record):
         )
         cls.arrays = staticmethod(_values_of(cls.array_names))
         ordered = [*(each.name for each in cls.in_place), *(each.name for each in cls.arguments)]
-        cls.ordered = staticmethod(_values_of(ordered))
+        cls.ordered, cls.ordered_names = staticmethod(_values_of(ordered)), tuple(ordered)
         cls.passed = staticmethod(_values_of([*cls.passing]))
         fields: list[Argument | InPlace] = [*cls.arguments, *cls.in_place]
         cls.optional = frozenset(field.name for field in fields if field.optional)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, Protocol
 
+from gradkit._backend import Address
 from gradkit._calls import checks
 from gradkit._calls.layouts import RowLayout, SampleLayout
 from gradkit._calls.record import Call, result
@@ -314,14 +315,15 @@ def by_sample(most: int = 0) -> Callable[[Any], Any]:
     def decorate(write: Callable[..., None]) -> Callable[..., None]:
         @wraps(write)
         def write_all(*args: Any) -> None:
-            *owner, call = args
+            call = args[-1]
             scale = call.scale
-            shared = scale is None or scale.ndim == getattr(call, call.layout.data).ndim - call.axis
+            alike = scale is None or type(scale) is Address
+            shared = alike or scale.ndim == getattr(call, call.layout.data).ndim - call.axis
             if shared or (most and sample_count(call) <= most):
                 write(*args)
                 return
             for each in samples_of(call, lead_of(call)):
-                write(*owner, each)
+                write(*args[:-1], each)
 
         return write_all
 

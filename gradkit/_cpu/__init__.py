@@ -5,15 +5,32 @@ without compiled code. ``kernels/cpu`` has the source of ``compiled``.
 """
 
 import os
+from typing import Any
 
 import gradkit._cpu.compiled as compiled
 from gradkit import _numpy
 from gradkit._calls.backend import OPERATIONS, Services, names_in
+from gradkit._calls.layouts import SampleLayout
+from gradkit._calls.lists import AccumulateGrad, AccumulateGradV2
+from gradkit._calls.samples import lead_of
 from gradkit._cpu.channels import *
 from gradkit._cpu.exact import *
 from gradkit._cpu.gated_norm import *
 from gradkit._cpu.lists import *
 from gradkit._cpu.rows import *
+
+
+def takes_memory(call: Any) -> bool:
+    """Whether compiled code alone makes the call: it reads tensors too, and NumPy does not."""
+    if call.plan.widened:
+        return False
+    if isinstance(call, (AccumulateGrad, AccumulateGradV2)):
+        return True
+    types = call.plan.launcher
+    if type(types) is not int or types < 0:
+        return False
+    return not (isinstance(call.layout, SampleLayout) and lead_of(call))
+
 
 # What is not compiled. Not by `__getattr__`, which takes half a microsecond of each call.
 for _name in {*names_in(Services), *OPERATIONS}.difference(globals()):

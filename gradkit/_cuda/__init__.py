@@ -15,6 +15,7 @@ from gradkit._cuda.launch.buffers import address_of, on_device
 from gradkit._cuda.launch.device import CupyDevice, keep_if_captured
 from gradkit._cuda.launch.warmup import compile_all
 from gradkit._cuda.lists import Lists
+from gradkit._cuda.row_launches import RowLaunches
 from gradkit._cuda.rows import RowNorms
 from gradkit.errors import BackendUnavailableError
 
@@ -55,6 +56,16 @@ class CudaBackend(
     def address(self, array: Array) -> int:
         """The address of an array's first element."""
         return address_of(array)
+
+    def takes_memory(self, call: Any) -> bool:
+        """Whether kernels are launched on the call's arrays as they are, which are aligned then."""
+        plan = call.plan
+        launcher = plan.launcher
+        if not plan.gapless or plan.widened or not isinstance(launcher, RowLaunches):
+            return False
+        added = getattr(call, "ds", None), getattr(call, "residual", None)
+        plain = added == (None, None) and not getattr(call, "scale_offset", 0)
+        return launcher.samples == 1 and plain
 
     def warmup(self, operations: Iterable[str], dtypes: Set[str]) -> int:
         """Compile what operations on arrays of these dtypes need; load cuDNN for batch norm."""

@@ -1,17 +1,17 @@
 """What the functions that clip have in common: limits, policies and where results go."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import compress, repeat
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from gradkit._arrays import NOTHING, framework_for, is_array
-from gradkit._backend import FLOAT64, Array, Spec
+from gradkit._backend import FLOAT64, Array, Readable, Spec
 from gradkit._calls import checks
 from gradkit._calls.lists import ClipByNorm, GradNorm
-from gradkit._calls.roles import Norm, Number
+from gradkit._calls.roles import Number
 from gradkit._open import trees
 from gradkit._open.given import RETURNED, Given, is_scalar
 from gradkit._open.gradients import Gradients
@@ -88,8 +88,14 @@ def norm_alone(held: Gradients, order: Any, scale: Any, limit: Any = None, eps: 
 
 
 def _norm_alone(held: Gradients, order: Any, scale: Any, limit: Any, eps: Any) -> Any:
-    made = None if held.framework.returns_views else held.outputs(None, (NORM,))
-    norm = Norm(held.backend.empty(NORM.shape, NORM.dtype) if made is None else made.views[0])
+    framework, made, own = held.framework, None, None
+    if framework.returns_views:
+        own = norm = held.backend.empty(NORM.shape, NORM.dtype)
+    elif isinstance(held.views, Readable):
+        own = norm = framework.new(NORM.shape, NORM.dtype, held.like)
+    if own is None:
+        made = held.outputs(None, (NORM,))
+        norm = made.views[0]
     grads = held.views
     held.backend.grad_norm(GradNorm(grads=grads, norm_type=order, norm=norm, scale=scale))
     if limit is not None:
@@ -104,11 +110,9 @@ def _norm_alone(held: Gradients, order: Any, scale: Any, limit: Any, eps: Any) -
                 scale=scale,
             )
         )
-    if made is None:
-        return norm
-    if limit is not None:
+    if limit is not None and not framework.returns_views:
         held.wrote()
-    return made.results()[0]
+    return norm if made is None else made.results()[0]
 
 
 def policy_of(nonfinite: str) -> str:
@@ -178,6 +182,6 @@ def _in_order_of(group: Gradients, out: Any) -> list[Any]:
     return arrays
 
 
-def apart_from(clipped: Results | Twins) -> list[tuple[str, Array]]:
+def apart_from(clipped: Results | Twins) -> Iterator[tuple[str, Array]]:
     """Clipped gradients by name, with which norms must share no memory."""
-    return [(f"out[0], gradient {i}", view) for i, view in enumerate(clipped.views)]
+    return ((f"out[0], gradient {i}", view) for i, view in enumerate(clipped.views))

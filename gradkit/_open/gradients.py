@@ -89,10 +89,14 @@ class Gradients(Given):
         # only if something is unusual: the checks must not take longer than the work.
         if type(grads) is list and _host.code is not None:
             own = [*grads]
-            if _host.code.plain(own, _FLOATS, write):
-                self.tree = self.arrays = self.views = own
-                self.like, self.shares, self._plain = own[0], [], True
-                self.framework, self.backend = HOST, chosen.get()
+            views: Grads | None = own if _host.code.plain(own, _FLOATS, write) else None
+            framework = HOST if views is own else framework_for(type(own[0])) if own else None
+            if views is None and framework is not None and framework.lends:
+                views = framework.readable(own, write=write)
+            if framework is not None and views is not None:
+                self.tree = self.arrays = own
+                self.views, self.like, self.shares, self._plain = views, own[0], [], True
+                self.framework, self.backend = framework, chosen.get()
                 return
         kinds = set(map(type, grads)) if type(grads) is list else _UNKNOWN
         frameworks = set(map(framework_for, kinds))
@@ -260,7 +264,8 @@ class Gradients(Given):
             ]
             self.backend = backend_of_all(opened)
         else:
-            self.backend = backend_of(self.views[0])
+            known = framework.known_backend(self.arrays[0]) if framework.lends else None
+            self.backend = known or backend_of(self.views[0])
 
     def _beside_host(self) -> bool:
         """Whether arrays are of two libraries, of which NumPy is one."""

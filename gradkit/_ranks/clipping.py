@@ -2,7 +2,7 @@
 
 import math
 from functools import partial
-from itertools import compress
+from itertools import chain, compress
 from typing import Any, NamedTuple
 
 from gradkit._backend import Views
@@ -51,8 +51,8 @@ def clip_all(
         flags = flags_of(held, asked.found_inf, ())
         apart = flags.named() if flags else []
         clipped = None if write else twins(held, out, apart=apart)
-        further = [] if clipped is None else apart_from(clipped)
-        norm = held.outputs(asked.norm_out, (NORM,), apart=[*further, *apart])
+        further = () if clipped is None else apart_from(clipped)
+        norm = held.outputs(asked.norm_out, (NORM,), apart=chain(further, apart))
         factors = take_norm(counted, wanted, ranks, norm, flags, limit=limit)
         clip_by(held, factors, (held if clipped is None else clipped).views, wanted.rule, some)
         if clipped is None:

@@ -88,7 +88,8 @@ public:
     // Axes up to `axis` lead from row to row; axes of length 1 may follow in a statistic.
     Memory(Given given, int axis) {
         if (given.is_none()) return;
-        given.open(buffer_);
+        python_ = given.is_python();
+        given.open(buffer_, strides_);
         array_.data = static_cast<char*>(buffer_.buf);
         merge(buffer_, 0, axis, array_.rows);
         merge(buffer_, axis, buffer_.ndim, array_.columns);
@@ -96,20 +97,21 @@ public:
     }
 
     ~Memory() {
-        if (there_ && of_python()) PyBuffer_Release(&buffer_);
+        if (there_) PyBuffer_Release(&buffer_);  // of what has an owner
     }
 
     Memory(const Memory&) = delete;
     Memory& operator=(const Memory&) = delete;
 
     bool is_there() const { return there_; }
-    bool of_python() const { return buffer_.obj; }
+    bool of_python() const { return python_; }
     operator const Array*() const { return there_ ? &array_ : nullptr; }
     const Py_buffer& buffer() const { return buffer_; }
 
 private:
-    bool there_ = false;
+    bool there_ = false, python_ = false;
     Py_buffer buffer_;
+    Py_ssize_t strides_[MOST_AXES];
     Array array_;
 };
 
@@ -395,6 +397,7 @@ NB_MODULE(compiled, module) {
     );
     define_lists(module);
     define_overlap(module);
+    define_tensors(module);
     define_xla_lists(module);
     bind_exact_sums(module);
 }

@@ -5,20 +5,28 @@
 #include <nanobind/nanobind.h>
 
 #include "list_calls.h"
+#include "tensors.h"
 
-// The memory of an array. The caller holds the array, so its buffer need not be held.
+// The memory of an array or a tensor. The caller holds that, so its buffer need not be held.
 class Buffer {
 public:
     explicit Buffer(PyObject* array) {
-        if (PyObject_GetBuffer(array, &buffer_, PyBUF_STRIDES)) throw nanobind::python_error();
+        if (is_tensor(array)) {
+            const Tensor tensor(array);
+            tensor.describe(buffer_, strides_);
+            dtype_ = tensor.dtype();
+        } else if (PyObject_GetBuffer(array, &buffer_, PyBUF_STRIDES))
+            throw nanobind::python_error();
     }
-    ~Buffer() { PyBuffer_Release(&buffer_); }
+    ~Buffer() { PyBuffer_Release(&buffer_); }  // a tensor's has no owner, and nothing to release
     Buffer(const Buffer&) = delete;
     Buffer& operator=(const Buffer&) = delete;
 
     const Py_buffer* operator->() const { return &buffer_; }
+    const Py_buffer& operator*() const { return buffer_; }
 
     Dtype dtype() const {
+        if (dtype_ >= 0) return static_cast<Dtype>(dtype_);
         if (buffer_.itemsize != 2) return buffer_.itemsize == 4 ? F32 : F64;
         // Only the array itself tells the 16-bit dtypes apart.
         static PyObject* const half =
@@ -33,18 +41,23 @@ public:
 
 private:
     Py_buffer buffer_;
+    Py_ssize_t strides_[MOST_AXES];
+    int dtype_ = -1;  // a tensor's
 };
 
 static_assert(sizeof(Py_ssize_t) == sizeof(i64), "strides are read where they lie");
 
 inline const i64* numbers(const Py_ssize_t* values) { return reinterpret_cast<const i64*>(values); }
 
-// A sequence as a list, of which items are borrowed.
+// A sequence as a list, of which items are borrowed. One whose items are views of other arrays has
+// those in a list `arrays` (gradkit/_backend.py).
 class Sequence {
 public:
-    explicit Sequence(nanobind::handle items)
-        : list_(PyList_Check(items.ptr()) ? nanobind::borrow(items)
-                                          : nanobind::steal(PySequence_List(items.ptr()))) {
+    explicit Sequence(nanobind::handle items) : list_(nanobind::borrow(items)) {
+        if (PyList_Check(items.ptr())) return;
+        list_ = PyTuple_Check(items.ptr()) ? nanobind::object()
+                                           : nanobind::getattr(items, "arrays", nanobind::object());
+        if (!list_.is_valid()) list_ = nanobind::steal(PySequence_List(items.ptr()));
         if (!list_.is_valid()) throw nanobind::python_error();
     }
 

@@ -1,4 +1,5 @@
-// Operations that Python calls on whatever has its buffer protocol, and XLA on buffers of its own.
+// Operations that Python calls on tensors and whatever has its buffer protocol, and XLA on buffers of
+// its own.
 
 #pragma once
 
@@ -8,6 +9,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "tensors.h"
 #include "xla_call.h"
 
 // An array that an operation is given, which may be absent.
@@ -17,11 +19,15 @@ public:
     Given(nanobind::handle object) : object_(object) {}
     explicit Given(const Py_buffer& memory) : memory_(memory) {}  // XLA's
 
+    bool is_python() const { return object_.is_valid(); }
     bool is_none() const { return !memory_.buf && (!object_.is_valid() || object_.is_none()); }
 
-    void open(Py_buffer& buffer) const {
+    // A tensor's strides are written to `strides`.
+    void open(Py_buffer& buffer, Py_ssize_t (&strides)[MOST_AXES]) const {
         if (memory_.buf)
             buffer = memory_;
+        else if (is_tensor(object_.ptr()))
+            Tensor(object_.ptr()).describe(buffer, strides);
         else if (PyObject_GetBuffer(object_.ptr(), &buffer, PyBUF_STRIDES))
             throw nanobind::python_error();
     }

@@ -25,16 +25,16 @@ bool is_numpys(PyObject* array) {
 }
 
 // Whether two elements may share memory, as gradkit/_open/memory.py says it.
-bool overlaps_itself(const Buffer& array) {
+bool overlaps_itself(const Py_buffer& array) {
     Axis axes[MOST_AXES];
     int count = 0;
-    for (int axis = 0; axis < array->ndim; ++axis) {
-        const i64 length = array->shape[axis], stride = array->strides[axis];
+    for (int axis = 0; axis < array.ndim; ++axis) {
+        const i64 length = array.shape[axis], stride = array.strides[axis];
         if (length == 0) return false;
         if (length > 1) axes[count++] = {length, stride < 0 ? -stride : stride};
     }
     std::sort(axes, axes + count, [](Axis a, Axis b) { return a.stride < b.stride; });
-    i64 covered = array->itemsize;
+    i64 covered = array.itemsize;
     for (int axis = 0; axis < count; ++axis) {
         if (axes[axis].stride < covered) return true;
         covered += (axes[axis].length - 1) * axes[axis].stride;
@@ -42,11 +42,11 @@ bool overlaps_itself(const Buffer& array) {
     return false;
 }
 
-void append(Ranges& ranges, const Buffer& array, i64 position, bool written) {
-    const char* low = static_cast<const char*>(array->buf);
-    const char* high = low + array->itemsize;
-    for (int axis = 0; axis < array->ndim; ++axis) {
-        const i64 steps = array->shape[axis] - 1, stride = array->strides[axis];
+void append(Ranges& ranges, const Py_buffer& array, i64 position, bool written) {
+    const char* low = static_cast<const char*>(array.buf);
+    const char* high = low + array.itemsize;
+    for (int axis = 0; axis < array.ndim; ++axis) {
+        const i64 steps = array.shape[axis] - 1, stride = array.strides[axis];
         if (steps < 0) return;  // no elements
         (stride < 0 ? low : high) += steps * stride;
     }
@@ -79,8 +79,8 @@ bool append_plain(Ranges& ranges, const Sequence& arrays, bool written) {
         if (array == Py_None) continue;
         if (!is_numpys(array)) return false;
         const Buffer buffer(array);
-        if (written && (buffer->readonly || overlaps_itself(buffer))) return false;
-        append(ranges, buffer, k, written);
+        if (written && (buffer->readonly || overlaps_itself(*buffer))) return false;
+        append(ranges, *buffer, k, written);
     }
     return true;
 }
@@ -99,7 +99,7 @@ nb::list meetings(nb::handle written, nb::handle read) {
     const Sequence lists[] = {Sequence(read), Sequence(written)};
     for (const bool side : {true, false})
         for (i64 k = 0, length = lists[side].length(); k < length; ++k)
-            append(ranges, Buffer(lists[side][k]), k, side);
+            append(ranges, *Buffer(lists[side][k]), k, side);
     sort(ranges);
     nb::list found;
     for (const Range& each : ranges) {
@@ -153,8 +153,8 @@ nb::object described(nb::handle arrays, i64 written) {
         }
         if (!is_numpys(array)) return nb::none();
         const Buffer buffer(array);
-        if (k < written && (buffer->readonly || overlaps_itself(buffer))) return nb::none();
-        if (written) append(ranges, buffer, k, k < written);
+        if (k < written && (buffer->readonly || overlaps_itself(*buffer))) return nb::none();
+        if (written) append(ranges, *buffer, k, k < written);
         numbers.push_back(buffer->ndim);
         numbers.insert(numbers.end(), buffer->shape, buffer->shape + buffer->ndim);
         numbers.insert(numbers.end(), buffer->strides, buffer->strides + buffer->ndim);
@@ -165,6 +165,136 @@ nb::object described(nb::handle arrays, i64 written) {
     return nb::tuple(seen);
 }
 
+// Tensors of one call.
+class Tensors {
+public:
+    // Arrays before `written` are written. Others may require grad if `detach`.
+    Tensors(i64 written, bool detach, int device_type)
+        : written_(written), detach_(detach), device_type_(device_type) {}
+
+    // False if kernels on a device of that type, the first tensor's, cannot use it as it is, or if it
+    // clearly cannot be written.
+    bool append(PyObject* object) {
+        const bool writes = count_++ < written_;
+        if (!is_tensor(object) || ((writes || !detach_) && requires_grad(object))) return false;
+        const Tensor tensor(object);
+        if (device_ < 0) device_ = tensor->device.number;
+        if (tensor->device.type != device_type_ || tensor->device.number != device_) return false;
+        dtype_ = tensor.dtype();
+        if (dtype_ < 0 || !tensor->data || is_negative(object)) return false;
+        tensor.describe(buffer_, strides_);
+        for (int axis = 0; axis < buffer_.ndim; ++axis)
+            if (buffer_.shape[axis] == 0) return false;
+        if (writes && overlaps_itself(buffer_)) return false;
+        if (written_) ::append(ranges_, buffer_, count_ - 1, writes);
+        return true;
+    }
+
+    bool lie_apart() { return ::lie_apart(ranges_); }
+
+    // Of the last one.
+    const Py_buffer& buffer() const { return buffer_; }
+    i64 address() const { return reinterpret_cast<i64>(buffer_.buf); }
+    int dtype() const { return dtype_; }
+
+    int device() const { return device_; }
+
+private:
+    i64 written_, count_ = 0;
+    bool detach_;
+    int device_type_, device_ = -1, dtype_ = -1;
+    Ranges ranges_;
+    Py_buffer buffer_;
+    Py_ssize_t strides_[MOST_AXES];
+};
+
+// Whether there are tensors in host memory, all of floating-point numbers; and if `written`, as in
+// `apart`.
+bool plain_tensors(nb::handle list, bool written, int device_type) {
+    const Sequence items(list);
+    const i64 length = items.length();
+    Tensors tensors(written ? length : 0, false, device_type);
+    try {
+        for (i64 k = 0; k < length; ++k)
+            if (!tensors.append(items[k])) return false;
+    } catch (nb::python_error&) {  // which another look at them raises too, with a name
+        return false;
+    }
+    return length && tensors.lie_apart();
+}
+
+// Addresses of tensors on one device of that type, and all else that a launch depends on; None if they
+// are no such tensors of floating-point numbers. Of contiguous ones it is their number of elements.
+nb::object borrowed_tensors(nb::handle list, int device_type) {
+    const Sequence items(list);
+    const i64 length = items.length();
+    Tensors tensors(0, false, device_type);
+    std::vector<i64> flat = {1, length}, strided = {0, length};  // so that lists can be joined
+    nb::object addresses = nb::steal(PyTuple_New(length));
+    bool contiguous = true;
+    try {
+        for (i64 k = 0; k < length; ++k) {
+            if (!tensors.append(items[k])) return nb::none();
+            const Py_buffer& buffer = tensors.buffer();
+            i64 size = 1;
+            for (int axis = buffer.ndim - 1; axis >= 0; --axis) {
+                const i64 expected = size * buffer.itemsize;
+                contiguous &= buffer.shape[axis] == 1 || buffer.strides[axis] == expected;
+                size *= buffer.shape[axis];
+            }
+            flat.insert(flat.end(), {tensors.dtype(), size});
+            strided.insert(strided.end(), {tensors.dtype(), buffer.ndim});
+            strided.insert(strided.end(), buffer.shape, buffer.shape + buffer.ndim);
+            strided.insert(strided.end(), buffer.strides, buffer.strides + buffer.ndim);
+            if (PyTuple_SetItem(addresses.ptr(), k, nb::int_(tensors.address()).release().ptr()))
+                throw nb::python_error();
+        }
+    } catch (nb::python_error&) {
+        return nb::none();
+    }
+    const std::vector<i64>& layout = contiguous ? flat : strided;
+    const nb::bytes seen(layout.data(), layout.size() * sizeof(i64));
+    return nb::make_tuple(addresses, nb::make_tuple(seen));
+}
+
+// What a plan depends on of tensors, which may be None, on one device of that type; with an alignment
+// also their addresses, 0 for None, which are multiples of it, and the device's number. None if a
+// kernel cannot use them as they are, or if one of the first, which are `written`, cannot clearly be.
+nb::object described_tensors(
+    nb::handle arrays, i64 written, bool detach, int device_type, i64 alignment
+) {
+    const Sequence items(arrays);
+    Tensors tensors(written, detach, device_type);
+    std::vector<i64> numbers = {device_type};
+    numbers.reserve(64);
+    nb::list addresses;
+    try {
+        for (i64 k = 0, length = items.length(); k < length; ++k) {
+            if (items[k] == Py_None) {
+                numbers.push_back(-1);
+                if (alignment) addresses.append(nb::int_(0));
+                continue;
+            }
+            if (!tensors.append(items[k])) return nb::none();
+            const Py_buffer& buffer = tensors.buffer();
+            numbers.push_back(tensors.dtype());
+            numbers.push_back(buffer.ndim);
+            numbers.insert(numbers.end(), buffer.shape, buffer.shape + buffer.ndim);
+            numbers.insert(numbers.end(), buffer.strides, buffer.strides + buffer.ndim);
+            if (alignment) {
+                if (tensors.address() % alignment) return nb::none();
+                addresses.append(tensors.address());
+            }
+        }
+    } catch (nb::python_error&) {
+        return nb::none();
+    }
+    if (!tensors.lie_apart()) return nb::none();
+    const nb::bytes seen(numbers.data(), numbers.size() * sizeof(i64));
+    if (!alignment) return seen;
+    return nb::make_tuple(seen, addresses, tensors.device());
+}
+
 }  // namespace
 
 void define_overlap(nb::module_& module) {
@@ -172,4 +302,7 @@ void define_overlap(nb::module_& module) {
     module.def("meetings", &meetings);
     module.def("plain", &plain);
     module.def("described", &described);
+    module.def("plain_tensors", &plain_tensors);
+    module.def("borrowed_tensors", &borrowed_tensors);
+    module.def("described_tensors", &described_tensors);
 }

@@ -35,6 +35,7 @@ FUNCTIONS = {
     "clip value": lambda grads: gradkit.clip_grad_value(grads, 0.5),
     "zero": lambda grads: gradkit.zero_grad(grads),
 }
+_UNKNOWN = 0  # compiled code asks a tensor itself on which device it lies
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -53,6 +54,7 @@ def cuda_tensors_on(device):
 
     with (
         patch.object(adapter, "_is_cuda", attrgetter("is_cpu")),
+        patch.object(adapter, "_ON_CUDA", adapter._ON_CPU),
         patch.object(adapter, "_device_number", lambda _: 0),
         patch.object(adapter, "_device_numbers", lambda tensors: {0 for _ in tensors}),
         patch.object(torch.cuda, "current_stream", lambda _: None),
@@ -229,6 +231,7 @@ def cuda_tensors_on_both(number_of):
 
     with (
         cuda_tensors_on(Numbered(0)),
+        patch.object(adapter, "_ON_CUDA", _UNKNOWN),
         patch.object(adapter, "_device_number", device_number),
         patch.object(adapter, "_device_numbers", lambda tensors: set(map(device_number, tensors))),
         patch.object(adapter.Torch, "on_stream", on_stream),
@@ -293,6 +296,7 @@ def test_a_host_tensor_among_those_of_two_devices(torch, of_numpy):
 def test_tensors_of_two_devices_are_refused_by_name(torch, borrowed, monkeypatch):
     assert borrowed == []
     first = torch.ones(3)
+    monkeypatch.setattr(adapter, "_ON_CUDA", _UNKNOWN)
     monkeypatch.setattr(
         adapter, "_device_numbers", lambda tensors: {int(t is first) for t in tensors}
     )

@@ -152,7 +152,7 @@ def test_a_torch_tensor_is_worked_on_in_torchs_current_stream(cupy, torch, monke
 
     monkeypatch.setattr(torch.cuda, "current_stream", current_stream)
     device = SimpleNamespace(index=2)
-    tensor = SimpleNamespace(is_cuda=True, device=device)
+    tensor = SimpleNamespace(is_cuda=True, device=device, get_device=lambda: device.index)
     with _arrays.framework_of(torch.ones(1)).on_stream(tensor):
         pass
     assert asked == [device]

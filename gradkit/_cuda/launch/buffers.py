@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from gradkit._backend import Array
+from gradkit._backend import Address, Array
 from gradkit._cuda.launch.device import Device, keep_if_captured, scratch
 
 Role = TypeVar("Role")
@@ -37,7 +37,12 @@ class AllUsable:
         self._gapless: bool | None = None
 
     def __call__(self, arrays: Sequence[Array | None]) -> bool:
-        """Whether all of these lie in C order without gaps, and begin where vectors may."""
+        """Whether all of these lie in C order without gaps, and begin where vectors may.
+
+        Whoever gives addresses, the first of which is there, has looked.
+        """
+        if type(arrays[0]) is Address:
+            return True
         if self._gapless is None:
             self._gapless = all(array is None or _in_c_order(array) for array in arrays)
         if not self._gapless:

@@ -1,0 +1,88 @@
+// gradkit._cpu.compiled: tensors, whose memory is found without an array for each.
+
+#include "tensors.h"
+
+namespace nb = nanobind;
+
+namespace {
+
+enum Code : uint8_t { FLOAT = 2, BFLOAT = 4 };
+
+// What is in the capsule `__dlpack_c_exchange_api__` of a type.
+struct ExchangeApi {
+    uint32_t major, minor;
+    const void *older, *allocate, *from_object, *to_object;
+    int (*describe)(void* object, DLTensor* tensor);  // -1 and an exception if it cannot
+    int (*current_stream)(int32_t device_type, int32_t device, void** stream);
+};
+
+const ExchangeApi* api = nullptr;
+PyTypeObject* types[2];  // tensors and parameters
+
+// Whether tensors of these types can be described.
+bool use_tensors(nb::handle tensor, nb::handle parameter, nb::handle capsule) {
+    void* const found = PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api");
+    if (!found) throw nb::python_error();
+    const ExchangeApi* const given = static_cast<const ExchangeApi*>(found);
+    if (given->major != 1 || !given->describe || !given->current_stream) return false;
+    api = given;
+    types[0] = reinterpret_cast<PyTypeObject*>(tensor.inc_ref().ptr());
+    types[1] = reinterpret_cast<PyTypeObject*>(parameter.inc_ref().ptr());
+    return true;
+}
+
+// The address of the library's current stream on a device.
+i64 current_stream(int device_type, int device) {
+    void* stream = nullptr;
+    if (api->current_stream(device_type, device, &stream)) throw nb::python_error();
+    return reinterpret_cast<i64>(stream);
+}
+
+bool is_true(PyObject* answer) {
+    if (!answer) throw nb::python_error();
+    return nb::steal(answer).is(nb::handle(Py_True));
+}
+
+}  // namespace
+
+bool is_tensor(PyObject* object) {
+    return Py_TYPE(object) == types[0] || Py_TYPE(object) == types[1];
+}
+
+Tensor::Tensor(PyObject* object) {
+    if (api->describe(object, &tensor_)) throw nb::python_error();
+}
+
+void Tensor::describe(Py_buffer& buffer, Py_ssize_t (&strides)[MOST_AXES]) const {
+    if (tensor_.ndim > MOST_AXES) throw nb::value_error("a tensor has too many dimensions");
+    buffer = {};
+    buffer.buf = static_cast<char*>(tensor_.data) + tensor_.byte_offset;
+    buffer.itemsize = tensor_.dtype.bits * tensor_.dtype.lanes / 8;
+    buffer.ndim = tensor_.ndim;
+    buffer.shape = reinterpret_cast<Py_ssize_t*>(tensor_.shape);
+    buffer.strides = strides;
+    for (int axis = 0; axis < tensor_.ndim; ++axis)
+        strides[axis] = tensor_.strides[axis] * buffer.itemsize;
+}
+
+int Tensor::dtype() const {
+    const int bits = tensor_.dtype.bits * tensor_.dtype.lanes;
+    if (tensor_.dtype.code == BFLOAT && bits == 16) return BF16;
+    if (tensor_.dtype.code != FLOAT) return -1;
+    return bits == 16 ? F16 : bits == 32 ? F32 : bits == 64 ? F64 : -1;
+}
+
+bool requires_grad(PyObject* tensor) {
+    static PyObject* const name = PyUnicode_InternFromString("requires_grad");
+    return is_true(PyObject_GetAttr(tensor, name));
+}
+
+bool is_negative(PyObject* tensor) {
+    static PyObject* const name = PyUnicode_InternFromString("is_neg");
+    return is_true(PyObject_VectorcallMethod(name, &tensor, 1, nullptr));
+}
+
+void define_tensors(nb::module_& module) {
+    module.def("use_tensors", &use_tensors);
+    module.def("current_stream", &current_stream);
+}

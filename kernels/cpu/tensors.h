@@ -1,0 +1,47 @@
+// Tensors of a library that describes them by DLPack's C functions, as PyTorch does from 2.10 on.
+
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include "arrays.h"
+
+// DLPack's (github.com/dmlc/dlpack, version 1).
+struct DLTensor {
+    void* data;
+    struct {
+        int32_t type, number;
+    } device;
+    int32_t ndim;
+    struct {
+        uint8_t code, bits;
+        uint16_t lanes;
+    } dtype;
+    int64_t *shape, *strides;  // in elements
+    uint64_t byte_offset;
+};
+
+// Whether an object is of a type that `use_tensors` was given.
+bool is_tensor(PyObject* object);
+
+// A tensor's memory, for as long as the caller holds the tensor.
+class Tensor {
+public:
+    explicit Tensor(PyObject* object);
+
+    // Strides in bytes are written to `strides`.
+    void describe(Py_buffer& buffer, Py_ssize_t (&strides)[MOST_AXES]) const;
+
+    int dtype() const;  // -1 if kernels have no such one
+    const DLTensor* operator->() const { return &tensor_; }
+
+private:
+    DLTensor tensor_;
+};
+
+bool requires_grad(PyObject* tensor);
+
+// Whether its memory holds -x.
+bool is_negative(PyObject* tensor);
+
+void define_tensors(nanobind::module_& module);

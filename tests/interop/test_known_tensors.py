@@ -1,0 +1,232 @@
+"""PyTorch's tensors in calls like earlier ones, which are not opened: what may differ is looked at.
+
+Each test makes a plain call first, after which a call's plan is known.
+"""
+
+import pytest
+
+import gradkit
+from gradkit._arrays.torch import Torch
+
+from .libraries import framework
+
+SHAPE = 6, 8
+
+
+def arguments(torch):
+    """Arguments of a layer norm's gradient."""
+    generator = torch.Generator().manual_seed(0)
+    dy, x, scale = (torch.randn(shape, generator=generator) for shape in (SHAPE, SHAPE, SHAPE[1:]))
+    _, mean, inv_std = gradkit.layer_norm(x, scale)
+    return dy, x, scale, mean, inv_std
+
+
+def outputs(torch):
+    return torch.empty(SHAPE), torch.empty(SHAPE[1:]), torch.empty(SHAPE[1:])
+
+
+@pytest.fixture
+def known(torch, monkeypatch):
+    """Arguments of a call of a known plan; a second one makes no view."""
+    given = arguments(torch)
+    gradkit.layer_norm_grad(*given)
+    gradkit.layer_norm_grad(*given, out=outputs(torch))
+    with monkeypatch.context() as patched:
+        patched.setattr(Torch, "view", None)
+        gradkit.layer_norm_grad(*given)
+        gradkit.layer_norm_grad(*given, out=outputs(torch))
+    return given
+
+
+def as_numpy(tensors):
+    return [tensor.detach().float().numpy() for tensor in tensors]
+
+
+LAYOUTS = {
+    "contiguous": lambda tensor: tensor.clone(),
+    "at an offset": lambda tensor: tensor.new_zeros(tensor.numel() + 3)[3:].view_as(tensor),
+    "stepped": lambda tensor: tensor.new_zeros(*tensor.shape, 2)[..., 1],
+    "transposed": lambda tensor: tensor.new_zeros(tensor.shape[::-1]).movedim(0, -1),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_results_have_the_bits_of_numpys(torch, layout, dtype):
+    lay = LAYOUTS[layout]
+    exact = {"float16": "float32", "bfloat16": "float32"}.get(dtype, dtype)
+    x, dy = (torch.randn(SHAPE).to(getattr(torch, dtype)) for _ in range(2))
+    scale, bias = (torch.randn(SHAPE[1:]).to(getattr(torch, exact)) for _ in range(2))
+    given = [lay(each).copy_(each) for each in (x, dy, scale, bias)]
+    for _ in range(3):
+        y, mean, inv_std = gradkit.layer_norm(given[0], *given[2:])
+        found = (
+            y,
+            mean,
+            inv_std,
+            *gradkit.layer_norm_grad(given[1], given[0], given[2], mean, inv_std),
+        )
+    views = [Torch().view(each, write=False) for each in given]
+    y, mean, inv_std = gradkit.layer_norm(views[0], *views[2:])
+    expected = (
+        y,
+        mean,
+        inv_std,
+        *gradkit.layer_norm_grad(views[1], views[0], views[2], mean, inv_std),
+    )
+    for tensor, array in zip(found, expected, strict=True):
+        assert type(tensor) is torch.Tensor
+        assert Torch().view(tensor, write=True).tobytes() == array.tobytes()
+        assert tensor.is_contiguous()
+        assert tensor.untyped_storage().resizable()
+
+
+def test_broadcast_tensors_are_read(torch, known):
+    row = torch.randn(1, SHAPE[1])
+    expected = gradkit.layer_norm_grad(row.repeat(SHAPE[0], 1), *known[1:])
+    for _ in range(2):
+        found = gradkit.layer_norm_grad(row.expand(SHAPE), *known[1:])
+        assert all(map(torch.equal, found, expected))
+
+
+def test_results_may_be_arguments_and_nothing_that_merely_overlaps(torch, known):
+    expected = gradkit.layer_norm_grad(*known)
+    whole = torch.empty(SHAPE[0] + 1, SHAPE[1])
+    dy = whole[1:].copy_(known[0])
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"out\[0\] shares memory with dy without being dy"):
+            gradkit.layer_norm_grad(dy, *known[1:], out=(whole[:-1], *outputs(torch)[1:]))
+        assert torch.equal(dy, known[0])
+    same = torch.empty(SHAPE[1])
+    with pytest.raises(ValueError, match=r"out\[1\] and out\[2\] share memory"):
+        gradkit.layer_norm_grad(*known, out=(None, same, same))
+    made = gradkit.layer_norm_grad(dy, *known[1:], out=(dy, None, None))
+    assert made[0] is dy
+    assert dy._version > 0
+    assert all(map(torch.equal, made, expected))
+
+
+def fake(tensor):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode().from_tensor(tensor)
+
+
+HAZARDS = {
+    "requires grad": (lambda out: out.requires_grad_(), "requires grad"),
+    "overlaps itself": (lambda out: out[:1].expand(SHAPE), "overlaps itself"),
+    "another shape": (lambda out: out.new_empty(SHAPE[::-1]), "has shape"),
+    "another dtype": (lambda out: out.double(), "has dtype"),
+    "integers": (lambda out: out.int(), "has dtype"),
+    "negative": (lambda out: framework("torch")._neg_view(out), "negative bit"),
+    "elsewhere": (lambda out: out.to("meta"), "meta device"),
+    "sparse": (lambda out: out.to_sparse(), "is stored as"),
+    "fake": (fake, "one framework"),
+    "NumPy's": (lambda out: out.numpy(), "one framework"),
+}
+
+
+@pytest.mark.parametrize("hazard", HAZARDS)
+def test_what_cannot_be_written_is_refused_by_name(torch, known, hazard):
+    spoil, said = HAZARDS[hazard]
+    out = torch.full(SHAPE, 3.0)
+    for _ in range(2):
+        with pytest.raises((TypeError, ValueError), match=rf"^out\[0\] .*{said}"):
+            gradkit.layer_norm_grad(*known, out=(spoil(out), *outputs(torch)[1:]))
+    assert (out.detach() == 3).all()
+
+
+@pytest.mark.parametrize(
+    "hazard", [name for name in HAZARDS if name not in ("requires grad", "overlaps itself")]
+)
+def test_what_cannot_be_read_is_refused_by_name(torch, known, hazard):
+    spoil, said = HAZARDS[hazard]
+    made = outputs(torch)
+    made[0].fill_(3)
+    for _ in range(2):
+        spoiled = spoil(known[1].clone())
+        with pytest.raises(
+            (TypeError, ValueError), match=rf"x .*{said}|mean has dtype|dy has shape"
+        ):
+            gradkit.layer_norm_grad(known[0], spoiled, *known[2:], out=made)
+    assert (made[0] == 3).all()
+
+
+def test_parameters_are_read_and_new_results_require_no_grad(torch, known):
+    dy, x, scale, *rest = known
+    expected = gradkit.layer_norm_grad(*known)
+    given = dy, x.clone().requires_grad_(), torch.nn.Parameter(scale.clone()), *rest
+    for _ in range(2):
+        found = gradkit.layer_norm_grad(*given)
+        assert not any(tensor.requires_grad for tensor in found)
+        assert all(map(torch.equal, found, expected))
+
+
+def test_a_parameter_is_no_gradient_of_a_known_accumulation(torch):
+    for _ in range(2):
+        buffer, grad = torch.zeros(3), torch.ones(3)
+        assert gradkit.accumulate_grad(buffer, grad) is buffer
+        assert buffer.tolist() == [1, 1, 1]
+        assert (buffer._version, grad._version) == (1, 0)
+        for written, read in ((buffer.requires_grad_(), grad), (grad, buffer)):
+            with pytest.raises(TypeError, match="requires grad"):
+                gradkit.accumulate_grad(written, read)
+        assert (buffer.tolist(), grad.tolist()) == ([1, 1, 1], [1, 1, 1])
+
+
+def test_results_move_the_version_counters_of_what_was_there(torch, known):
+    out = outputs(torch)
+    before = [tensor._version for tensor in out]
+    found = gradkit.layer_norm_grad(*known, out=(*out[:2], None))
+    assert [tensor._version for tensor in out] == [before[0] + 1, before[1] + 1, before[2]]
+    assert found[0] is out[0]
+    assert found[2]._version == 0
+
+
+@pytest.mark.filterwarnings("ignore:torch.from_numpy results are registered as constants")
+def test_what_takes_part_in_a_call_makes_and_sees_results_as_before(torch, known):
+    """A mode, a transform, and a tracer."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Counting(TorchDispatchMode):
+        seen = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            Counting.seen += 1
+            return function(*args, **(kwargs or {}))
+
+    expected = gradkit.layer_norm_grad(*known)
+    with Counting():
+        found = gradkit.layer_norm_grad(*known)
+    assert all(map(torch.equal, found, expected))
+    traced = torch.jit.trace(
+        lambda t: t * gradkit.layer_norm_grad(*known)[0], known[0], check_trace=False
+    )
+    assert torch.equal(traced(known[1]), known[1] * expected[0])
+    found = torch.func.vmap(lambda t: t * gradkit.layer_norm_grad(*known)[0].sum())(known[0])
+    assert torch.equal(found, known[0] * expected[0].sum())
+    made = make_fx(lambda t: t * gradkit.layer_norm_grad(*known)[0])(known[0])
+    assert torch.equal(made(known[1]), known[1] * expected[0])
+
+
+def test_the_reference_computes_if_it_is_chosen(torch, known, monkeypatch):
+    """Plans of both backends are apart."""
+    from gradkit import _numpy
+
+    asked = []
+    monkeypatch.setattr(
+        _numpy,
+        "layer_norm_grad",
+        lambda call, run=_numpy.layer_norm_grad: (asked.append(call), run(call)),
+    )
+    expected = gradkit.layer_norm_grad(*known)
+    assert not asked
+    with gradkit.use_cpu_backend("numpy"):
+        for count in (1, 2):
+            found = gradkit.layer_norm_grad(*known)
+            assert len(asked) == count
+    for tensor, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(tensor, wanted)
+    gradkit.layer_norm_grad(*known)
+    assert len(asked) == 2
