@@ -100,7 +100,7 @@ check: lint check-package test test-ptx-fast machine-code test-slow ## lint and 
 # --- with a GPU, another framework or more time (in alphabetical order) ----------------------
 # Packages that cannot share an environment are in separate ones: .venv-NAME.
 
-.PHONY: bench bench-gpu bench-ranks bench-record fuzz lock mutants mutants-driver mutants-fast mutants-interop mutants-kernels pictures sanitize-cpu \
+.PHONY: bench bench-gpu bench-host-torch bench-ranks bench-record fuzz lock mutants mutants-driver mutants-fast mutants-interop mutants-kernels pictures sanitize-cpu \
 	sanitize-cpu-fast sanitize-gpu soak test-arm test-cudnn test-driver test-driver-fast test-gpu test-interop test-onnxruntime test-ptx test-ranks
 
 MINUTES := 10
@@ -112,6 +112,10 @@ bench: .venv-bench/.installed .venv-onnxruntime/.installed ## time every operati
 # Like test-gpu, with the Python that has CuPy (and PyTorch, Triton, Liger-Kernel if installed).
 bench-gpu: ## time every operation on a GPU, compared with other libraries (8 min)
 	$(or $(GPU_PYTHON),python3) -m benchmarks --device cuda --seconds 1 --budget 450 $(BENCH)
+
+bench-host-torch: .venv-interop/.installed .venv-cupy14/.installed ## the host's time in calls on PyTorch's CUDA tensors, without a GPU (2 min)
+	OMP_NUM_THREADS=1 PYTHONPATH=$(wildcard .venv-cupy14/lib/python*/site-packages) \
+		.venv-interop/bin/python -m benchmarks.host --on torch
 
 bench-ranks: .venv-ranks/.installed ## time norms over four processes, compared with PyTorch's on DTensors
 	.venv-ranks/bin/python -m benchmarks.ranks $(BENCH)

@@ -1,11 +1,12 @@
 """The host's time in calls on small arrays: ``python -m benchmarks.host [--on KIND]``.
 
-On CuPy arrays, PyTorch's tensors and ``idle`` arrays (NumPy's, on a test double of a device)
-kernels do nothing, so this runs without a GPU; CuPy has to be installed, and PyTorch for its
-tensors, which are on the CPU and taken for CUDA ones. ``cupy`` leaves out what CuPy's launches
-take; ``driver`` is all of CuPy on the testbed's driver, which checks each launch and forgets it,
-and whose own time is in the figures. NumPy takes longer than CuPy to give an array's address, so
-compare idle times only with each other. ``--profile NAME`` shows where a call spends its time.
+On CuPy arrays and ``idle`` arrays (NumPy's, on a test double of a device) kernels do nothing, so
+this runs without a GPU; CuPy has to be installed. ``cupy`` leaves out what CuPy's launches take;
+``driver`` is all of CuPy on the testbed's driver, which checks each launch and forgets it, and
+whose own time is in the figures. ``torch``: PyTorch's CPU tensors, taken for CUDA ones, on that
+driver; ``make bench-host-torch`` puts PyTorch and CuPy into one process. NumPy takes longer than
+CuPy to give an array's address, so compare idle times only with each other. ``--profile NAME``
+shows where a call spends its time.
 ``--record`` measures on the driver and writes the column of this version of CuPy into
 host_times.csv, which ``benchmarks.gpu_model`` reads.
 """
@@ -31,7 +32,7 @@ from testbed.driver import install
 from testbed.emulator import IdleDevice
 from tests.devices.emulated import IdleArray, on_device
 from tests.devices.idle_cupy import idle_cupy
-from tests.devices.idle_torch import idle_torch
+from tests.devices.idle_torch import torch_on_cuda
 
 TIMES = Path(__file__).with_name("host_times.csv")
 FORMULA = "formula, NumPy"
@@ -62,13 +63,20 @@ def on_driver() -> Iterator[Maker]:
     yield cupy.asarray
 
 
+@contextmanager
+def torch_on_driver() -> Iterator[Maker]:
+    """PyTorch's tensors, which CuPy launches kernels on, on such a driver."""
+    with on_driver(), torch_on_cuda() as make:
+        yield make
+
+
 # How arrays are made; the CPU backend computes on NumPy's own.
 MAKERS: dict[str, Callable[[], AbstractContextManager[Maker]]] = {
     "cupy": idle_cupy,
     "driver": on_driver,
     "idle": idle,
     "numpy": partial(nullcontext, np.array),
-    "torch": idle_torch,
+    "torch": torch_on_driver,
 }
 
 
@@ -111,6 +119,29 @@ def calls(make: Maker) -> dict[str, Callable[[], Any]]:
     }
 
 
+def both_passes(make: Maker) -> dict[str, Callable[[], Any]]:
+    """Layer norm and its gradient on PyTorch's tensors, and the same in PyTorch's autograd."""
+    import torch
+
+    import gradkit.torch
+
+    (x, dy), norm = (
+        (make(np.ones((8, 64), np.float32)) for _ in range(2)),
+        gradkit.torch.LayerNorm(64),
+    )
+    scale, bias = (parameter.detach() for parameter in norm.parameters())
+    wanted = [x.clone().requires_grad_(), *norm.parameters()]
+
+    def direct() -> None:
+        _, *saved = gradkit.layer_norm(x, scale, bias)
+        gradkit.layer_norm_grad(dy, x, scale, *saved)
+
+    return {
+        "both passes": direct,
+        "gradkit.torch.LayerNorm": lambda: torch.autograd.grad(norm(wanted[0]), wanted, dy),
+    }
+
+
 def recorded(version: str = VERSIONS[-1]) -> dict[str, float]:
     """The microseconds of each call that were recorded with a version of CuPy, on one machine."""
     with TIMES.open(newline="") as file:
@@ -136,7 +167,7 @@ def main() -> None:
     parser.add_argument("--record", action="store_true", help="on the driver")
     options = parser.parse_args()
     with MAKERS["driver" if options.record else options.on]() as make:
-        every = calls(make)
+        every = calls(make) | (both_passes(make) if options.on == "torch" else {})
         if options.record:
             import cupy
 

@@ -1,4 +1,4 @@
-"""PyTorch's CPU tensors taken for CUDA ones, on ``idle_cupy``: what is left is the host's work.
+"""PyTorch's CPU tensors taken for CUDA ones, where CuPy has a device of whatever kind.
 
 Tensors are asked the same number of questions, of which some are replaced by others that take as
 long: a CPU tensor is on no CUDA device.
@@ -18,12 +18,15 @@ import numpy.typing as npt
 
 from gradkit._arrays import cuda
 from gradkit._arrays import torch as adapter
-from tests.devices.idle_cupy import idle_cupy
+
+_ROOM = 1 << 20  # bytes that every allocation shares: nobody looks at what is there
+_number = methodcaller("storage_offset")  # 0, as the device's
 
 
 @contextmanager
-def idle_torch() -> Iterator[Callable[[npt.NDArray[Any]], Any]]:
+def torch_on_cuda() -> Iterator[Callable[[npt.NDArray[Any]], Any]]:
     """Give a function that makes a tensor of a host array's own memory."""
+    import cupy
     import torch  # type: ignore[import-not-found,unused-ignore]
 
     stream = SimpleNamespace(cuda_stream=0)
@@ -34,16 +37,18 @@ def idle_torch() -> Iterator[Callable[[npt.NDArray[Any]], Any]]:
     def device_numbers(tensors: Any) -> set[int]:
         return set(map(torch.Tensor.storage_offset, tensors))  # 0
 
-    @contextmanager
-    def on_stream(*arguments: Any) -> Iterator[None]:  # noqa: ARG001
-        yield
+    room = cupy.cuda.alloc(_ROOM)
+
+    def allocate(size: int) -> Any:
+        tensor = torch.empty(size, dtype=torch.uint8, device="cpu")
+        return cuda.pointer_of(tensor, room.ptr, size, _number(tensor))
 
     with (
-        idle_cupy(),
         mock.patch.object(adapter, "_is_cuda", attrgetter("is_cpu")),
-        mock.patch.object(adapter, "_device_number", methodcaller("storage_offset")),  # 0
+        mock.patch.object(adapter, "_ON_CUDA", adapter._ON_CPU),
+        mock.patch.object(adapter, "_device_number", _number),
         mock.patch.object(adapter, "_device_numbers", device_numbers),
+        mock.patch.object(adapter, "_allocate", allocate),
         mock.patch.object(torch.cuda, "current_stream", current_stream),
-        mock.patch.object(cuda, "on_stream", on_stream),
     ):
         yield lambda host: torch.from_numpy(np.ascontiguousarray(host))
