@@ -80,8 +80,7 @@ class Torch(Framework):
         backend = cuda.known_backend(device)
         if backend is None or not cuda.is_current(device):
             return None
-        stream = code.current_stream(_ON_CUDA, device)
-        return _OnDevice(like, arrays[:written], seen, backend, addresses, (device, stream))
+        return _OnDevice(like, arrays[:written], seen, backend, addresses, device)
 
     def readable(self, arrays: list[Any], *, write: bool) -> Readable | None:
         code = None if _is_cuda(arrays[0]) else _describing()
@@ -119,8 +118,7 @@ class Torch(Framework):
     def on_stream(self, like: Any) -> AbstractContextManager[Any]:
         if not _is_cuda(like):
             return NOTHING
-        stream = sys.modules["torch"].cuda.current_stream(like.device)
-        return cuda.on_stream(_device_number(like), stream.cuda_stream, _allocate)
+        return _on_stream(_device_number(like))
 
     def known_backend(self, array: Any) -> Backend | None:
         return cuda.known_backend(_device_number(array)) if _is_cuda(array) else None
@@ -178,7 +176,7 @@ class _OnHost:
 class _OnDevice(_OnHost):
     """Tensors on a CUDA device, as launches use them: addresses."""
 
-    __slots__ = "_addresses", "_stream"
+    __slots__ = "_addresses", "_device"
 
     def __init__(
         self,
@@ -187,10 +185,10 @@ class _OnDevice(_OnHost):
         seen: bytes,
         backend: Backend,
         addresses: list[int],
-        stream: tuple[int, int],  # and the device in front of it
+        device: int,
     ):
         super().__init__(like, written, seen, backend)
-        self._addresses, self._stream = addresses, stream
+        self._addresses, self._device = addresses, device
 
     def compute(self, call: Any, results: Sequence[Any]) -> None:
         """Launch on PyTorch's current stream."""
@@ -202,7 +200,7 @@ class _OnDevice(_OnHost):
         for name, tensor in zip(call.result_names, results):  # noqa: B905
             if tensor is not None:
                 set_(name, Address(tensor.data_ptr()))
-        with cuda.on_stream(*self._stream, _allocate):
+        with _on_stream(self._device):
             super().compute(call, results)
 
 
@@ -378,6 +376,17 @@ def _on_device(tensor: Any) -> Array:
     strides = _strides(tensor.stride(), dtype.itemsize)
     address, device = tensor.data_ptr(), _device_number(tensor)
     return cuda.borrow(tensor, address, device, tensor.shape, strides, dtype)
+
+
+def _on_stream(device: int) -> AbstractContextManager[Any]:
+    """A context on PyTorch's current stream there."""
+    return cuda.on_stream(device, _stream_of(device), _allocate)
+
+
+def _stream_of(device: int) -> int:
+    """A stream's address, without an object for it, as PyTorch's compilers ask for it."""
+    address: int = sys.modules["torch"]._C._cuda_getCurrentRawStream(device)
+    return address
 
 
 def _allocate(size: int) -> Any:

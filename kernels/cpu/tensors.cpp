@@ -13,7 +13,6 @@ struct ExchangeApi {
     uint32_t major, minor;
     const void *older, *allocate, *from_object, *to_object;
     int (*describe)(void* object, DLTensor* tensor);  // -1 and an exception if it cannot
-    int (*current_stream)(int32_t device_type, int32_t device, void** stream);
 };
 
 const ExchangeApi* api = nullptr;
@@ -24,18 +23,11 @@ bool use_tensors(nb::handle tensor, nb::handle parameter, nb::handle capsule) {
     void* const found = PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api");
     if (!found) throw nb::python_error();
     const ExchangeApi* const given = static_cast<const ExchangeApi*>(found);
-    if (given->major != 1 || !given->describe || !given->current_stream) return false;
+    if (given->major != 1 || !given->describe) return false;
     api = given;
     types[0] = reinterpret_cast<PyTypeObject*>(tensor.inc_ref().ptr());
     types[1] = reinterpret_cast<PyTypeObject*>(parameter.inc_ref().ptr());
     return true;
-}
-
-// The address of the library's current stream on a device.
-i64 current_stream(int device_type, int device) {
-    void* stream = nullptr;
-    if (api->current_stream(device_type, device, &stream)) throw nb::python_error();
-    return reinterpret_cast<i64>(stream);
 }
 
 bool is_true(PyObject* answer) {
@@ -82,7 +74,4 @@ bool is_negative(PyObject* tensor) {
     return is_true(PyObject_VectorcallMethod(name, &tensor, 1, nullptr));
 }
 
-void define_tensors(nb::module_& module) {
-    module.def("use_tensors", &use_tensors);
-    module.def("current_stream", &current_stream);
-}
+void define_tensors(nb::module_& module) { module.def("use_tensors", &use_tensors); }

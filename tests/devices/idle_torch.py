@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from operator import attrgetter, methodcaller
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -29,10 +28,8 @@ def torch_on_cuda() -> Iterator[Callable[[npt.NDArray[Any]], Any]]:
     import cupy
     import torch  # type: ignore[import-not-found,unused-ignore]
 
-    stream = SimpleNamespace(cuda_stream=0)
-
-    def current_stream(device: Any) -> Any:  # noqa: ARG001
-        return stream
+    def stream_of(device: int) -> int:  # noqa: ARG001
+        return 0
 
     def device_numbers(tensors: Any) -> set[int]:
         return set(map(torch.Tensor.storage_offset, tensors))  # 0
@@ -49,6 +46,6 @@ def torch_on_cuda() -> Iterator[Callable[[npt.NDArray[Any]], Any]]:
         mock.patch.object(adapter, "_device_number", _number),
         mock.patch.object(adapter, "_device_numbers", device_numbers),
         mock.patch.object(adapter, "_allocate", allocate),
-        mock.patch.object(torch.cuda, "current_stream", current_stream),
+        mock.patch.object(adapter, "_stream_of", stream_of),
     ):
         yield lambda host: torch.from_numpy(np.ascontiguousarray(host))

@@ -57,7 +57,6 @@ def cuda_tensors_on(device):
         patch.object(adapter, "_ON_CUDA", adapter._ON_CPU),
         patch.object(adapter, "_device_number", lambda _: 0),
         patch.object(adapter, "_device_numbers", lambda tensors: {0 for _ in tensors}),
-        patch.object(torch.cuda, "current_stream", lambda _: None),
         patch.object(adapter.Torch, "on_stream", lambda *_: nullcontext()),
         patch.object(cuda, "borrow", borrow),
         patch.object(gradients, "_device_of", lambda _: 0),

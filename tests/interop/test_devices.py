@@ -97,12 +97,6 @@ def cupy(monkeypatch):
     return module
 
 
-class TorchStream:
-    """PyTorch's stream up to 2.9, which names its address and nothing else."""
-
-    cuda_stream = 77
-
-
 def theirs(size):
     """Stand for the allocator of the library whose stream it is."""
     raise NotImplementedError(size)
@@ -145,18 +139,40 @@ def test_a_cupy_array_is_worked_on_on_its_device(cupy):
 
 def test_a_torch_tensor_is_worked_on_in_torchs_current_stream(cupy, torch, monkeypatch):
     asked = []
-
-    def current_stream(device):
-        asked.append(device)
-        return TorchStream()
-
-    monkeypatch.setattr(torch.cuda, "current_stream", current_stream)
-    device = SimpleNamespace(index=2)
-    tensor = SimpleNamespace(is_cuda=True, device=device, get_device=lambda: device.index)
+    monkeypatch.setattr(
+        torch._C,
+        "_cuda_getCurrentRawStream",
+        lambda number: asked.append(number) or 77,
+        raising=False,  # that of CPUs has none
+    )
+    tensor = SimpleNamespace(is_cuda=True, get_device=lambda: 2)
     with _arrays.framework_of(torch.ones(1)).on_stream(tensor):
         pass
-    assert asked == [device]
+    assert asked == [2]
     assert cupy.log[:3] == ["enter device 2", "enter stream 77", "enter memory of _allocate"]
+
+
+def test_a_device_that_is_current_is_not_entered(cupy):
+    for _ in range(2):
+        with cuda.on_stream(0, 78, theirs):
+            cupy.log.append("work")
+    assert cupy.log == 2 * [
+        "enter stream 78",
+        "enter memory of theirs",
+        "work",
+        "leave memory of theirs",
+        "leave stream 78",
+    ]
+
+
+def test_what_was_entered_is_left_if_the_next_context_cannot_be(cupy, monkeypatch):
+    def broken(_):
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(cupy.cuda.Stream, "__enter__", broken)
+    with pytest.raises(RuntimeError, match="no memory"), cuda.on_stream(3, 79, theirs):
+        cupy.log.append("work")
+    assert cupy.log == ["enter device 3", "leave device 3"]
 
 
 @pytest.mark.usefixtures("cupy")
