@@ -11,8 +11,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gradkit._backend import Array, Borrowed, Readable, Shape, Spec
+from gradkit._backend import Array, Borrowed, Readable, Shape
 from gradkit._calls.backend import Backend
+from gradkit._calls.record import Plan
 from gradkit.errors import BackendUnavailableError
 
 NOTHING: AbstractContextManager[None] = nullcontext()
@@ -28,8 +29,8 @@ class Lent(Protocol):
     backend: Backend
     seen: Any
 
-    def outputs(self, specs: Iterable[Spec | None]) -> list[Any]:
-        """New arrays of the library as these specs say, whose contents are undefined."""
+    def outputs(self, plan: Plan) -> list[Any]:
+        """New arrays of the library for all that a plan misses, whose contents are undefined."""
 
     def compute(self, call: Any, results: Sequence[Any]) -> None:
         """Have the backend write the results, which the call has too."""

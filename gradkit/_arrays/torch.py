@@ -2,12 +2,12 @@
 
 import ctypes
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import cache, lru_cache, partial
 from itertools import repeat
 from operator import attrgetter, methodcaller
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from gradkit._arrays import cuda
 from gradkit._arrays.base import NOTHING, Framework, Lent
 from gradkit._backend import Address, Array, Borrowed, Readable, Shape, Spec
 from gradkit._calls.backend import Backend
+from gradkit._calls.record import Plan
 from gradkit._dtypes import FLOATS, dtype_named
 
 _requires_grad, _is_cuda = attrgetter("requires_grad"), attrgetter("is_cuda")
@@ -72,7 +73,9 @@ class Torch(Framework):
             return None
         if not _is_cuda(like):
             seen = code.described_tensors(arrays, written, detach, _ON_CPU, 0)
-            return None if seen is None else _OnHost(like, arrays[:written], seen)
+            if seen is None:
+                return None
+            return _OnHost(like, arrays, written, seen, _host.chosen.get())
         found = code.described_tensors(arrays, written, detach, _ON_CUDA, _ALIGNED)
         if found is None:
             return None
@@ -80,7 +83,8 @@ class Torch(Framework):
         backend = cuda.known_backend(device)
         if backend is None or not cuda.is_current(device):
             return None
-        return _OnDevice(like, arrays[:written], seen, backend, addresses, device)
+        common = like, arrays, written, seen, backend
+        return _OnDevice(*common, addresses=addresses, device=device)
 
     def readable(self, arrays: list[Any], *, write: bool) -> Readable | None:
         code = None if _is_cuda(arrays[0]) else _describing()
@@ -136,40 +140,72 @@ class Torch(Framework):
         return cuda.disjoint(addresses, sizes)
 
 
+class _Making(NamedTuple):
+    """How a result is made: like the array at a position, or by shape, strides and dtype.
+
+    Positions count a call's arrays and then its results. Layouts of a plan's arrays never change.
+    """
+
+    like: int | None
+    arguments: tuple[Shape, Shape, Any]
+
+    @classmethod
+    def of(cls, spec: Spec, arrays: Sequence[Any]) -> "_Making":
+        model = _model_of(spec)
+        arguments = tuple(model.shape), model.stride(), model.dtype
+        for k, array in enumerate(arrays):
+            if array is not None and (array.shape, array.stride(), array.dtype) == arguments:
+                return cls(k, arguments)
+        return cls(None, arguments)
+
+
+def _model_of(spec: Spec) -> Any:
+    """A tensor of such a shape, such strides and such a dtype, without memory."""
+    shape, order = spec.order or (spec.shape, [*range(len(spec.shape))])
+    dtype = _torch_dtype(spec.dtype)
+    return sys.modules["torch"].empty(shape, dtype=dtype, device="meta").permute(order)
+
+
 class _OnHost:
     """Tensors on the host, as compiled code uses them: tensors."""
 
-    __slots__ = ("_like", "_written", "backend", "seen")
+    __slots__ = ("_arrays", "_like", "_written", "backend", "seen")
 
-    def __init__(self, like: Any, written: Sequence[Any], seen: bytes, backend: Any = None):
-        self._like, self._written, self.seen = like, written, seen
-        self.backend: Backend = backend or _host.chosen.get()
+    def __init__(
+        self, like: Any, arrays: Sequence[Any], written: int, seen: bytes, backend: Backend
+    ):
+        self._like, self._arrays, self._written = like, arrays, written
+        self.seen, self.backend = seen, backend
 
-    def outputs(self, specs: Iterable[Spec | None]) -> list[Any]:
+    def outputs(self, plan: Plan) -> list[Any]:
         """New tensors."""
-        torch = sys.modules["torch"]
-        device, shape, dtype, last = self._like.device, None, None, None
-        made: list[Any] = []
-        for spec in specs:
-            if spec is None:
-                made.append(None)
-            elif spec.order is not None:
-                own, order = spec.order
-                tensor = torch.empty(own, dtype=_torch_dtype(spec.dtype), device=device)
-                made.append(tensor.permute(order))
-            elif spec.shape == shape and spec.dtype is dtype:
-                made.append(torch.empty_like(last))  # in two thirds of the time
-            else:
-                _, shape, dtype, _ = spec
-                last = torch.empty(shape, dtype=_torch_dtype(dtype), device=device)
-                made.append(last)
-        return made
+        torch, arrays = sys.modules["torch"], [*self._arrays]
+        making = plan.making or self._decide(plan)
+        for each in making:
+            if each is None:
+                arrays.append(None)
+            elif each.like is not None:
+                arrays.append(torch.empty_like(arrays[each.like]))
+            else:  # from a tuple as a size, `torch.empty` takes half as long again
+                shape, strides, dtype = each.arguments
+                device = self._like.device
+                arrays.append(torch.empty_strided(shape, strides, dtype=dtype, device=device))
+        return arrays[-len(making) :]
+
+    def _decide(self, plan: Plan) -> list[_Making | None]:
+        arrays: list[Any] = [*self._arrays]
+        making: list[_Making | None] = []
+        for spec in plan.missing or ():
+            making.append(None if spec is None else _Making.of(spec, arrays))
+            arrays.append(None if spec is None else _model_of(spec))
+        plan.making = making
+        return making
 
     def compute(self, call: Any, results: Sequence[Any]) -> None:  # noqa: ARG002
         """Write them; PyTorch is told of those that were there before."""
         call.compute(self.backend)
         if self._written:
-            written = [tensor for tensor in self._written if tensor is not None]
+            written = [each for each in self._arrays[: self._written] if each is not None]
             sys.modules["torch"].autograd.graph.increment_version(written)
 
 
@@ -178,16 +214,8 @@ class _OnDevice(_OnHost):
 
     __slots__ = "_addresses", "_device"
 
-    def __init__(
-        self,
-        like: Any,
-        written: Sequence[Any],
-        seen: bytes,
-        backend: Backend,
-        addresses: list[int],
-        device: int,
-    ):
-        super().__init__(like, written, seen, backend)
+    def __init__(self, *common: Any, addresses: list[int], device: int):
+        super().__init__(*common)
         self._addresses, self._device = addresses, device
 
     def compute(self, call: Any, results: Sequence[Any]) -> None:

@@ -80,17 +80,19 @@ class Plan:
     any; ``options`` the numbers as checked: an axis as an index; ``changed`` those that a check has
     changed; ``widened`` the arguments that a backend gets in float64; ``backend`` what computes;
     ``gapless`` whether the caller's arrays have elements, in C order without gaps. A backend keeps
-    in ``launcher`` what it would otherwise decide again in each call.
+    in ``launcher`` what it would otherwise decide again in each call, and a library that makes
+    results in ``making`` how.
     """
 
     __slots__ = (
-        *("backend", "changed", "gapless", "launcher"),
+        *("backend", "changed", "gapless", "launcher", "making"),
         *("missing", "options", "results", "widened"),
     )
     backend: Any
     changed: tuple[tuple[str, Any], ...]
     gapless: bool
     launcher: Any
+    making: Any
     missing: Sequence[Spec | None] | None
 
     def __init__(
@@ -100,7 +102,7 @@ class Plan:
         widened: tuple[str, ...] = (),
     ):
         self.results, self.options, self.widened = results, options, widened
-        self.gapless, self.launcher = False, None
+        self.gapless, self.launcher, self.making = False, None, None
 
 
 class Layout(Protocol):

@@ -317,7 +317,7 @@ def by_sample(most: int = 0) -> Callable[[Any], Any]:
         def write_all(*args: Any) -> None:
             call = args[-1]
             scale = call.scale
-            alike = scale is None or type(scale) is Address
+            alike = scale is None or type(scale) is Address  # of which `takes_memory` knows it
             shared = alike or scale.ndim == getattr(call, call.layout.data).ndim - call.axis
             if shared or (most and sample_count(call) <= most):
                 write(*args)

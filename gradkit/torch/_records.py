@@ -12,7 +12,7 @@ from torch import Tensor
 from gradkit._calls.record import Call, Described
 from gradkit._dtypes import dtype_named
 from gradkit._open.dispatch import run
-from gradkit.torch._autograd import Kept, Norm, Operator, as_tuple, operator
+from gradkit.torch._autograd import Kept, Norm, Operator, operator
 
 # The types of arguments that are neither tensors nor floats.
 _TYPES = {
@@ -89,7 +89,8 @@ def _run_of(kind: type[Call]) -> Callable[..., tuple[Any, ...]]:
     call_of = _maker(kind)
 
     def compute(*args: Any) -> tuple[Any, ...]:
-        return as_tuple(run(call_of(args)))
+        made = run(call_of(args))
+        return made if type(made) is tuple else (made,)
 
     return compute
 
@@ -110,10 +111,16 @@ def _maker(kind: type[Call]) -> Callable[[Any], Call]:
     """The function that makes a call of an operator's arguments."""
     names = _names(kind)
     defaults = {name: value for name, value in _DEFAULTS.items() if name in names}
-    defaults |= {name: value for name, value in _LEFT_OUT.items() if name in kind.numbers}
+    left_out = {name: value for name, value in _LEFT_OUT.items() if name in kind.numbers}
 
-    def call_of(args: Any) -> Call:  # PyTorch leaves out defaults at the end
-        return kind(**(defaults | dict(zip(names, args, strict=False))))
+    def call_of(args: Any) -> Call:
+        call = object.__new__(kind)  # whose `__init__` takes longer, and checks names
+        fields = call.__dict__
+        if len(args) < len(names):  # PyTorch leaves out defaults at the end
+            fields.update(defaults)
+        fields.update(left_out)
+        fields.update(zip(names, args, strict=False))
+        return call
 
     return call_of
 

@@ -42,7 +42,7 @@ DTYPES = ("float16", "bfloat16", "float32", "float64")
 @contextmanager
 def cuda_tensors_on(device):
     """While CPU tensors are CUDA ones: the tensors of which an array was made."""
-    torch, backend, made = framework("torch"), CudaBackend(device), []
+    backend, made = CudaBackend(device), []
 
     def borrow(owner, address, device, shape, strides, dtype):
         made.append(owner)
