@@ -101,7 +101,7 @@ check: lint check-package test test-ptx-fast machine-code test-slow ## lint and 
 # Packages that cannot share an environment are in separate ones: .venv-NAME.
 
 .PHONY: bench bench-gpu bench-host-torch bench-ranks bench-record fuzz lock mutants mutants-driver mutants-fast mutants-interop mutants-kernels pictures sanitize-cpu \
-	sanitize-cpu-fast sanitize-gpu soak test-arm test-cudnn test-driver test-driver-fast test-gpu test-interop test-onnxruntime test-ptx test-ranks
+	sanitize-cpu-fast sanitize-gpu soak test-arm test-cudnn test-driver test-driver-fast test-driver-torch test-gpu test-interop test-onnxruntime test-ptx test-ranks
 
 MINUTES := 10
 
@@ -213,6 +213,11 @@ test-driver-fast: ## what CuPy does for gradkit, without a GPU: streams, graphs,
 test-driver-%: .venv-%/.installed
 	HYPOTHESIS_PROFILE=quick $(<D)/bin/python -m pytest --quiet --numprocesses auto --dist worksteal \
 		-p testbed.driver.plugin -m gpu $(DRIVER_TESTS)
+
+# No environment has both PyTorch and CuPy.
+test-driver-torch: .venv-interop/.installed .venv-cupy14/.installed ## PyTorch's CUDA tensors on CuPy, without a GPU (2 min)
+	HYPOTHESIS_PROFILE=quick PYTHONPATH=$(wildcard .venv-cupy14/lib/python*/site-packages) \
+		.venv-interop/bin/python -m pytest --quiet -p testbed.driver.plugin tests/interop/test_torch_on_driver.py
 
 # With the Python that has CuPy, without .venv: a GPU machine may have no network.
 test-gpu: ## the test suite on CuPy, and compute-sanitizer if it is installed

@@ -1,0 +1,245 @@
+"""PyTorch's CUDA tensors on CuPy itself: CPU tensors in the memory of the testbed's driver.
+
+``make test-driver-torch`` runs this; no environment has both libraries.
+"""
+
+import ctypes
+import gc
+import sys
+import weakref
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+import gradkit
+from gradkit._arrays import cuda
+from gradkit._arrays import torch as adapter
+from gradkit._open import dispatch
+
+from .libraries import framework
+
+if "testbed.driver.plugin" not in sys.modules:
+    pytest.skip("needs the testbed's driver", allow_module_level=True)
+import cupy
+
+SHAPE = 12, 64
+_ROOM = 1 << 20
+
+
+class Memory:
+    """The device's memory that PyTorch has, which is the host's here, and nobody's twice."""
+
+    device = framework("torch").device("cpu")
+
+    def __init__(self):
+        self.room, self.used = cupy.zeros(_ROOM, np.uint8), 0
+        self.kept = []  # weakly, what was allocated for gradkit
+
+    def take(self, size, shift=0):
+        start = self.room.data.ptr + self.used + shift
+        self.used += -(-(size + shift) // 512) * 512
+        assert self.used <= _ROOM
+        return start
+
+    def empty(self, shape, strides, dtype, shift=0):
+        torch = framework("torch")
+        count = 1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+        size = count * dtype.itemsize
+        memory = (ctypes.c_char * size).from_address(self.take(size, shift))
+        return torch.frombuffer(memory, dtype=dtype).as_strided(shape, strides)
+
+    def like(self, tensor, shift=0):
+        """A tensor with the same values, written by the device."""
+        made = self.empty(tensor.shape, tensor.contiguous().stride(), tensor.dtype, shift)
+        values = cupy.asarray(tensor.contiguous().view(framework("torch").uint8).numpy())
+        bytes_ = cuda.borrow(made, made.data_ptr(), 0, values.shape, values.strides, values.dtype)
+        bytes_[...] = values
+        return made
+
+    def allocate(self, size):
+        owner = framework("torch").empty(1)
+        self.kept.append(weakref.ref(owner))
+        return cuda.pointer_of(owner, self.take(size), size, 0)
+
+
+@pytest.fixture
+def memory(torch, monkeypatch):
+    """While CPU tensors are CUDA ones, and new ones are in the device's memory."""
+    made = Memory()
+    cuda.backends().backend_of(made.room)  # from a device's second call on its backend is known
+    dispatch._plans.clear()
+    monkeypatch.setattr(adapter, "_is_cuda", lambda _: True)
+    monkeypatch.setattr(adapter, "_ON_CUDA", adapter._ON_CPU)
+    monkeypatch.setattr(adapter, "_device_number", lambda _: 0)
+    monkeypatch.setattr(adapter, "_allocate", made.allocate)
+    monkeypatch.setattr(adapter, "_stream_of", lambda _: 0)
+
+    def new(_, shape, dtype, like):
+        dtype = adapter._torch_dtype(dtype)
+        return made.empty(shape, like.new_empty(shape).stride(), dtype)
+
+    def empty_like(tensor):
+        return made.empty(tensor.shape, tensor.stride(), tensor.dtype)
+
+    def empty_strided(shape, strides, *, dtype, device):
+        assert device == made.device
+        return made.empty(shape, strides, dtype)
+
+    monkeypatch.setattr(adapter.Torch, "new", new)
+    monkeypatch.setattr(torch, "empty_like", empty_like)
+    monkeypatch.setattr(torch, "empty_strided", empty_strided)
+    yield made
+    cupy.cuda.runtime.deviceSynchronize()
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Calls whose arrays were addresses."""
+    seen, compute = [], adapter._OnDevice.compute
+
+    def counted(self, call, results):
+        seen.append(type(call).__name__)
+        compute(self, call, results)
+
+    monkeypatch.setattr(adapter._OnDevice, "compute", counted)
+    return seen
+
+
+def values(tensors):
+    cupy.cuda.runtime.deviceSynchronize()
+    return [None if each is None else each.clone() for each in tensors]
+
+
+def arguments(torch, dtype="float32"):
+    generator = torch.Generator().manual_seed(1)
+    shapes = SHAPE, SHAPE, SHAPE[1:], SHAPE[1:]
+    dy, x, scale, bias = (torch.randn(n, generator=generator) for n in shapes)
+    data = getattr(torch, dtype)
+    return dy.to(data), x.to(data), scale + 3, bias
+
+
+CALLS = {
+    "LayerNormGrad": lambda dy, x, scale, bias: gradkit.layer_norm_grad(
+        dy, x, scale, *gradkit.layer_norm(x, scale, bias)[1:]
+    ),
+    "RmsNormGrad": lambda dy, x, scale, bias: gradkit.rms_norm_grad(  # noqa: ARG005
+        dy, x, scale, gradkit.rms_norm(x, scale)[1]
+    ),
+    "LayerNorm": lambda dy, x, scale, bias: gradkit.layer_norm(x, scale, bias),  # noqa: ARG005
+}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("name", CALLS)
+def test_known_calls_are_launched_on_addresses(torch, memory, launched, name, dtype):
+    host = arguments(torch, dtype)
+    given = [memory.like(each) for each in host]
+    found = [values(CALLS[name](*given)) for _ in range(3)]
+    assert launched.count(name) == 2
+    for again in found[1:]:
+        assert all(map(torch.equal, again, found[0]))
+    expected = CALLS[name](*(each.double().numpy() for each in host))
+    assert all(tensor.dtype == given[1].dtype for tensor in found[0][:1])
+    for tensor, wanted in zip(found[0], expected, strict=True):
+        tolerance = 2e-2 if dtype != "float32" else 1e-4
+        np.testing.assert_allclose(tensor.double().numpy(), wanted, rtol=tolerance, atol=tolerance)
+
+
+def test_results_are_written_where_the_caller_wants_them(torch, memory, launched):
+    dy, x, scale, bias = (memory.like(each) for each in arguments(torch))
+    saved = gradkit.layer_norm(x, scale, bias)[1:]
+    expected = values(gradkit.layer_norm_grad(dy, x, scale, *saved))
+    for times in range(2):
+        out = [memory.like(torch.zeros(n)) for n in (SHAPE, SHAPE[1:])]
+        versions = [each._version for each in out]
+        found = gradkit.layer_norm_grad(dy, x, scale, *saved, out=(*out, None))
+        assert all(map(torch.equal, values(found), expected))
+        assert found[0] is out[0]
+        assert [each._version for each in out] == [version + 1 for version in versions]
+        assert launched.count("LayerNormGrad") == times
+    with pytest.raises(ValueError, match=r"out\[0\] shares memory with x"):
+        gradkit.layer_norm_grad(dy, x, scale, *saved, out=(x, out[1], None))
+    found = gradkit.layer_norm_grad(dy, x, scale, *saved, out=(dy, None, None))
+    assert found[0] is dy
+    assert torch.equal(values(found)[0], expected[0])
+
+
+def test_tensors_that_are_not_aligned_are_opened(torch, memory, launched):
+    host = arguments(torch)
+    given = [memory.like(each) for each in host]
+    for _ in range(2):
+        expected = values(CALLS["LayerNorm"](*given))
+    before = len(launched)
+    shifted = [memory.like(each, shift=4) for each in host]
+    found = values(CALLS["LayerNorm"](*shifted))
+    assert all(map(torch.equal, found, expected))
+    assert len(launched) == before
+
+
+def test_a_device_that_is_not_current_is_entered(torch, memory, launched):
+    given = [memory.like(each) for each in arguments(torch)]
+    for _ in range(2):
+        expected = values(CALLS["LayerNorm"](*given))
+    before = len(launched)
+    with cupy.cuda.Device(1):
+        found = CALLS["LayerNorm"](*given)
+    assert all(map(torch.equal, values(found), expected))
+    assert len(launched) == before
+
+
+@contextmanager
+def captured_on(stream, monkeypatch):
+    monkeypatch.setattr(adapter, "_stream_of", lambda _: stream.ptr)
+    graphs = []
+    with stream:
+        stream.begin_capture()
+    yield graphs
+    with stream:
+        graphs.append(stream.end_capture())
+
+
+def test_a_graph_that_pytorchs_stream_captures_has_all_that_it_needs(
+    torch, memory, launched, monkeypatch
+):
+    """Work goes to that stream, which is not CuPy's, and a workspace lives as long as the graph."""
+    host = arguments(torch)
+    given = [memory.like(each) for each in host]
+    call = CALLS["LayerNormGrad"]
+    for _ in range(2):
+        values(call(*given))
+    stream, before, first = cupy.cuda.Stream(non_blocking=True), len(launched), len(memory.kept)
+    with captured_on(stream, monkeypatch) as graphs:
+        results = call(*given)
+    assert len(launched) == before + 2
+    gc.collect()
+    assert [owner() is not None for owner in memory.kept[first:]] == [True]  # of partial sums
+    others = [each.flip(0).contiguous() for each in host]
+    for each, other in zip(given, others, strict=True):
+        made = memory.like(other)
+        cupy.cuda.runtime.memcpy(each.data_ptr(), made.data_ptr(), each.nbytes, 3)
+    graphs[0].launch(stream)
+    stream.synchronize()
+    found = values(results)
+    monkeypatch.setattr(adapter, "_stream_of", lambda _: 0)
+    assert all(map(torch.equal, found, values(call(*given))))
+
+
+def test_lists_are_described_at_once_and_known_again(torch, memory, monkeypatch):
+    host = [torch.randn(n, n + 1) for n in range(1, 30)]
+    expected = [each.clone() for each in host]
+    norm = gradkit.clip_grad_norm([each.numpy() for each in expected], 2.0)
+    for _ in range(2):
+        grads = [memory.like(each) for each in host]
+        with monkeypatch.context() as patched:
+            patched.setattr(adapter, "_device_numbers", None)  # of the way without compiled code
+            found = gradkit.clip_grad_norm(grads, 2.0)
+        assert values([found])[0].item() == pytest.approx(float(norm), rel=1e-6)
+        for grad, wanted in zip(values(grads), expected, strict=True):
+            torch.testing.assert_close(grad, wanted)
+        assert all(grad._version == 1 for grad in grads)
+    whole = memory.like(torch.ones(8))
+    with pytest.raises(ValueError, match=r"grads\[0\] and grads\[1\] share memory"):
+        gradkit.zero_grad([whole[:5], whole[4:]])
+    gradkit.zero_grad([whole[:4], whole[4:]])
+    assert values([whole])[0].tolist() == [0] * 8
