@@ -3,9 +3,12 @@
 Each test makes a plain call first, after which a call's plan is known.
 """
 
+import ctypes
+
 import pytest
 
 import gradkit
+from gradkit._arrays import torch as adapter
 from gradkit._arrays.torch import Torch
 
 from .libraries import framework
@@ -230,3 +233,114 @@ def test_the_reference_computes_if_it_is_chosen(torch, known, monkeypatch):
         torch.testing.assert_close(tensor, wanted)
     gradkit.layer_norm_grad(*known)
     assert len(asked) == 2
+
+
+# On which device a tensor lies, as it describes itself
+
+
+class _DLTensor(ctypes.Structure):
+    _fields_ = (
+        *(("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device", ctypes.c_int32)),
+        *(("ndim", ctypes.c_int32), ("dtype", ctypes.c_uint32), ("shape", ctypes.c_void_p)),
+        *(("strides", ctypes.c_void_p), ("byte_offset", ctypes.c_uint64)),
+    )
+
+
+_Describe = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(_DLTensor))
+
+
+class _ExchangeApi(ctypes.Structure):
+    _fields_ = (
+        *(("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("older", ctypes.c_void_p)),
+        *((name, ctypes.c_void_p) for name in ("allocate", "from_object", "to_object")),
+        ("describe", _Describe),
+    )
+
+
+_CAPSULE = b"dlpack_exchange_api"
+_pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer_of.restype, _pointer_of.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+_capsule_of = ctypes.pythonapi.PyCapsule_New
+_capsule_of.restype = ctypes.py_object
+_capsule_of.argtypes = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p
+
+
+@pytest.fixture
+def placed(torch):
+    """Compiled code, and the device type and number that each tensor is said to lie on."""
+    code, kinds, places = adapter._describing(), (torch.Tensor, torch.nn.Parameter), {}
+    own = torch.Tensor.__dlpack_c_exchange_api__
+    real = _ExchangeApi.from_address(_pointer_of(own, _CAPSULE))
+
+    def describe(tensor, described):
+        failed = real.describe(tensor, described)
+        found = described.contents
+        found.device_type, found.device = places.get(id(tensor), (1, 0))
+        return failed
+
+    stand_in = _ExchangeApi(real.major, real.minor, describe=_Describe(describe))
+    capsule = _capsule_of(ctypes.addressof(stand_in), _CAPSULE, None)
+    assert code.use_tensors(*kinds, capsule)
+    yield code, places
+    assert code.use_tensors(*kinds, own)
+
+
+def test_only_tensors_on_one_device_of_the_right_type_are_used(torch, placed):
+    code, places = placed
+    first, second = torch.ones(4), torch.ones(4)
+
+    def used():
+        described = code.described_tensors([first, None, second], 1, False, 2, 16)
+        borrowed = code.borrowed_tensors([first, second], 2)
+        plain = code.plain_tensors([first, second], True, 2)
+        assert (described is None) == (borrowed is None) == (not plain)
+        return described
+
+    assert used() is None
+    for wrong in ((1, 0), (1, 1), (2, 0), (10, 1)):
+        places.update({id(first): (2, 1), id(second): wrong})
+        assert used() is None
+        places.update({id(first): wrong, id(second): (2, 1)})
+        assert used() is None
+    places.update({id(first): (2, 1), id(second): (2, 1)})
+    seen, addresses, device = used()
+    assert addresses == [first.data_ptr(), 0, second.data_ptr()]
+    assert device == 1
+    places.update({id(first): (2, 0), id(second): (2, 0)})
+    assert used() == (seen, addresses, 0)
+
+
+def test_another_version_of_the_interface_is_not_used(torch):
+    code, kinds = adapter._describing(), (torch.Tensor, torch.nn.Parameter)
+    other = _ExchangeApi(2, 0)
+    assert not code.use_tensors(*kinds, _capsule_of(ctypes.addressof(other), _CAPSULE, None))
+    assert code.plain_tensors([torch.ones(2)], True, 1)
+
+
+def test_without_the_interface_tensors_are_seen_as_before(torch, known, monkeypatch):
+    expected = gradkit.layer_norm_grad(*known)
+    monkeypatch.setattr(adapter, "_describing", lambda: None)
+    assert all(map(torch.equal, gradkit.layer_norm_grad(*known), expected))
+    grads = [torch.full((3,), 2.0) for _ in range(3)]
+    assert gradkit.clip_grad_norm(grads, 3.0).item() == 6
+    assert grads[2].tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("hazard", ["parameter", "negative", "integers", "twice", "overlapping"])
+def test_a_list_with_one_unusual_tensor_is_refused_by_its_name(torch, hazard):
+    whole = torch.ones(6)
+    grads = [torch.ones(3), torch.ones(3), whole[:4]]
+    gradkit.zero_grad(grads)
+    grads[1] = {
+        "parameter": torch.nn.Parameter(torch.ones(3)),
+        "negative": torch._neg_view(torch.ones(3)),
+        "integers": torch.ones(3).int(),
+        "twice": grads[2],
+        "overlapping": whole[3:],
+    }[hazard]
+    whole.fill_(2)
+    with pytest.raises((TypeError, ValueError), match=r"grads\[1\]"):
+        gradkit.zero_grad(grads)
+    assert (whole == 2).all()
+    assert gradkit.zero_grad([whole[:3], whole[3:]])[0].tolist() == [0, 0, 0]
+    assert whole[3:].tolist() == [0, 0, 0]
