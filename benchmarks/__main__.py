@@ -69,6 +69,7 @@ def _begun(device: str, missing: dict[str, str]) -> report.Run:
         "date": datetime.datetime.now().astimezone().date().isoformat(),
         "command": " ".join(["python -m benchmarks", *sys.argv[1:]]),
         "device": device,
+        "paused": device == "cpu",
         "machine": system_info.describe(),
         "missing": missing,
         "dropped": [],

@@ -19,6 +19,8 @@ DTYPES = {
 }
 _FASTEST = 3_000_000  # kHz, for a GPU that does not report its clock rate
 _PAGE = 1 << 12  # bytes
+# Seconds until no library's idle threads keep a core busy: PyTorch's spin for 8 ms after a call.
+_PAUSE = 0.01
 # Distinct random numbers; larger arrays repeat them, but rows of 2^k never coincide.
 _NUMBERS = (1 << 20) + 8
 
@@ -100,6 +102,16 @@ class Cpu(Device):
     def copy(self) -> object:
         """Copy by NumPy."""
         return np.copyto(*self._copies)
+
+    def timer(self, call: Call) -> float:
+        """Return the seconds of a call with cold caches, while threads of earlier calls are asleep.
+
+        Copies fill the pause: after a sleep, on an idle processor, calls take up to twice as long.
+        """
+        end = time.perf_counter() + _PAUSE
+        while time.perf_counter() < end:
+            self.copy()
+        return super().timer(call)
 
     def drop(self) -> None:
         """Touch the memory that the next case's results will be written to.

@@ -28,6 +28,12 @@ METHOD = {
     "emulated": "Made on the emulator, as a test of the benchmarks: the times mean nothing.",
 }
 
+# Of a run on a CPU, unless its record is older than the pause.
+PAUSED = (
+    " Before each call, 64 MiB are copied for 10 ms, so that caches are cold and no other "
+    "library's threads spin."
+)
+
 # What the page's first chart shows: operations and shapes in float32, the last of them too small.
 AT_A_GLANCE = {
     ("layer_norm_grad", "8192x1024"): "layer norm's gradient\n8192 x 1024",
@@ -102,7 +108,7 @@ def section(run: Run, pictures: Sequence[str]) -> str:
     parts = [
         f"## {section_title(run)}",
         _conditions(run),
-        METHOD[run["device"]],
+        METHOD[run["device"]] + (PAUSED if run.get("paused") else ""),
         *_not_measured(run),
         *(f"![{Path(each).stem.rpartition('-')[2]}]({each})" for each in pictures),
         "### Targets\n\n" + targets(run),
