@@ -3,6 +3,7 @@
 
 #include "channel_calls.h"
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <vector>
@@ -32,6 +33,9 @@ constexpr i64 MOST_SLOTS = 64, SLOTS_LENGTH = 1 << 16;
 constexpr i64 FEW_ELEMENTS = 32, FEWER_ELEMENTS = 8;
 // Lines of elements that are so short are copied together.
 constexpr i64 SHORT_LINE = 16;
+// Bytes of a result from which on it is written past the caches: with what reads it afterwards, a
+// smaller one takes longer so.
+constexpr i64 STREAMED = 1 << 24;
 // Times this, float64 numbers, their differences and squares add up without overflow. What it takes
 // from the smallest counts for nothing beside those that overflowed.
 constexpr double SMALL = 0x1p-600;
@@ -254,6 +258,7 @@ template <typename A> struct Shared {
           columns(layout.channels * layout.spread),
           size(layout.samples * layout.channels * layout.space),
           count(static_cast<double>(layout.width * layout.space)),
+          streamed(size * item >= STREAMED && out.data != x.data && out.data != dy.data),
           shares(call.groups ? share_count() : 1),
           scale(numbers(call.scale, 1)),
           bias(numbers(call.bias, -0.0)),  // which changes no number that it is added to
@@ -314,6 +319,7 @@ template <typename A> struct Shared {
     const Arranged dy, x, out;
     const i64 columns, size;
     const double count;  // elements that share a statistic
+    const bool streamed;  // past the caches
     const i64 shares;
     const std::vector<A> scale, bias;  // of each column
     std::vector<double> sums;          // over the samples of each share: of dy * xhat, then of dy
@@ -578,20 +584,23 @@ public:
             dy = input(this->shared.dy, at, scratch + this->room, kept);
         const Lines found = direct(this->shared.out, at);
         const Lines out = found.data ? found : in_room(scratch + 2 * this->room, at);
+        const bool streamed = this->shared.streamed && found.data && gapless(x, at)
+            && gapless(dy, at) && gapless(out, at);
         if (call.writes == Writes::NORMALISED)
             kernels.normalise(
                 x, at.lines, at.channels, at.count, number(this->HIGH, at), number(this->LOW, at),
-                number(this->OUTER, at), this->shared.bias.data() + this->first + at.channel, out
+                number(this->OUTER, at), this->shared.bias.data() + this->first + at.channel, out,
+                streamed
             );
         else if (call.writes == Writes::MULTIPLIED)
             kernels.multiply(
-                dy, at.lines, at.channels, at.count, number(this->OUTER, at), out
+                dy, at.lines, at.channels, at.count, number(this->OUTER, at), out, streamed
             );
         else
             kernels.differentiate(
                 dy, x, at.lines, at.channels, at.count, number(this->MEAN, at),
                 number(this->INV_STD, at), number(this->SCALE, at), number(this->OF_PRODUCT, at),
-                number(this->OF_W, at), number(this->OUTER, at), out
+                number(this->OF_W, at), number(this->OUTER, at), out, streamed
             );
         if (!found.data)
             each_run(this->shared.out, at, [&](i64 k, i64 count, const Axes& axes) {
@@ -702,6 +711,10 @@ private:
             index /= columns.at[axis].length;
         }
         return {data + within * item, stride, channel};
+    }
+
+    bool gapless(const Lines& lines, const Piece& at) const {
+        return !lines.data || at.channels == 1 || lines.channel == at.count * this->shared.item;
     }
 
     // Calls visit(channel, elements, axes): once if the channels of a piece are whole.
@@ -890,7 +903,10 @@ template <typename F> class Work : public Items {
 public:
     Work(const ChannelCall& call, F work) : call_(call), work_(work) {}
 
-    void work(i64 item, int slot) override { work_(item, slot); }
+    void work(i64 item, int slot) override {
+        work_(item, slot);
+        std::atomic_thread_fence(std::memory_order_seq_cst);  // what was streamed is written by now
+    }
 
     bool given_up() override {
         const auto now = std::chrono::steady_clock::now();

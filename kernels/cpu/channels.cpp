@@ -154,6 +154,19 @@ template <typename T> INLINE void fetch(const Element<T>* from, i64 count) {
     for (i64 k = 0; k < count * i64{sizeof(T)}; k += 64) __builtin_prefetch(data + k);
 }
 
+// Writes of(channel)(j, V) to column j of each channel of a row.
+template <typename T, typename A, typename F> INLINE void write_row(
+    Lines to, i64 row, i64 channels, i64 count, bool streamed, F of
+) {
+    if constexpr (STREAMS<A, T>) {
+        Element<T>* own = line<T>(to, row);
+        const bool whole = reinterpret_cast<uintptr_t>(own) % sizeof(T) == 0;
+        if (streamed && whole && count >= VectorOf<A>::length)
+            return stream_lines<A>(channels, count, own, of);
+    }
+    for (i64 c = 0; c < channels; ++c) write_columns<A>(count, line<T>(to, row, c), of(c));
+}
+
 template <typename T, typename A> void deviations(
     Lines x, i64 rows, i64 channels, i64 count, double factor, const double* centre,
     double* first, double* second
@@ -199,48 +212,48 @@ template <typename V, typename N> INLINE V derivative(
 
 template <typename T, typename A> void normalise(
     Lines x, i64 rows, i64 channels, i64 count, const A* high, const A* low, const A* factor,
-    const A* bias, Lines y
+    const A* bias, Lines y, bool streamed
 ) {
     for (i64 r = 0; r < rows; ++r)
-        for (i64 c = 0; c < channels; ++c) {
+        write_row<T, A>(y, r, channels, count, streamed, [=](i64 c) INLINED {
             const Element<T>* own = line<T>(x, r, c);
             const A high_ = high[c], low_ = low[c], factor_ = factor[c], bias_ = bias[c];
-            write_columns<A>(count, line<T>(y, r, c), [=](i64 j, auto kind) INLINED {
+            return [=](i64 j, auto kind) INLINED {
                 return (read<decltype(kind)>(own + j) - high_ - low_) * factor_ + bias_;
-            });
-        }
+            };
+        });
 }
 
 template <typename T, typename A> void differentiate(
     Lines dy, Lines x, i64 rows, i64 channels, i64 count, const A* mean, const A* inv_std,
-    const A* scale, const A* of_product, const A* of_w, const A* outer, Lines dx
+    const A* scale, const A* of_product, const A* of_w, const A* outer, Lines dx, bool streamed
 ) {
     for (i64 r = 0; r < rows; ++r)
-        for (i64 c = 0; c < channels; ++c) {
+        write_row<T, A>(dx, r, channels, count, streamed, [=](i64 c) INLINED {
             const Element<T> *gradient = line<T>(dy, r, c), *own = line<T>(x, r, c);
             const A mean_ = mean[c], inv_std_ = inv_std[c], scale_ = scale[c];
             const A of_product_ = of_product[c], of_w_ = of_w[c], outer_ = outer[c];
-            write_columns<A>(count, line<T>(dx, r, c), [=](i64 j, auto kind) INLINED {
+            return [=](i64 j, auto kind) INLINED {
                 typedef decltype(kind) V;
                 return derivative(
                     read<V>(gradient + j), read<V>(own + j), mean_, inv_std_, scale_, of_product_,
                     of_w_, outer_
                 );
-            });
-        }
+            };
+        });
 }
 
 template <typename T, typename A> void multiply(
-    Lines dy, i64 rows, i64 channels, i64 count, const A* outer, Lines dx
+    Lines dy, i64 rows, i64 channels, i64 count, const A* outer, Lines dx, bool streamed
 ) {
     for (i64 r = 0; r < rows; ++r)
-        for (i64 c = 0; c < channels; ++c) {
+        write_row<T, A>(dx, r, channels, count, streamed, [=](i64 c) INLINED {
             const Element<T>* gradient = line<T>(dy, r, c);
             const A outer_ = outer[c];
-            write_columns<A>(count, line<T>(dx, r, c), [=](i64 j, auto kind) INLINED {
+            return [=](i64 j, auto kind) INLINED {
                 return read<decltype(kind)>(gradient + j) * outer_;
-            });
-        }
+            };
+        });
 }
 
 template <typename T, typename A> void deviations_of_rows(

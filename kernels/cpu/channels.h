@@ -15,7 +15,8 @@ struct Lines {
 };
 
 // Loops over elements of one dtype, in A, that of the computation. Numbers are one of each channel;
-// an output may be an input.
+// an output may be an input, unless it is streamed: past the caches, from and to channels that lie
+// side by side.
 //
 //   deviations     sums of d and of d^2, with d = x * factor - centre
 //   products       sums of dy * xhat and of dy, with xhat = (x - mean) * inv_std
@@ -34,14 +35,14 @@ template <typename A> struct ChannelKernels {
     );
     void (*normalise)(
         Lines x, i64 lines, i64 channels, i64 count, const A* high, const A* low, const A* factor,
-        const A* bias, Lines y
+        const A* bias, Lines y, bool streamed
     );
     void (*differentiate)(
         Lines dy, Lines x, i64 lines, i64 channels, i64 count, const A* mean, const A* inv_std,
-        const A* scale, const A* of_product, const A* of_w, const A* outer, Lines dx
+        const A* scale, const A* of_product, const A* of_w, const A* outer, Lines dx, bool streamed
     );
     void (*multiply)(
-        Lines dy, i64 lines, i64 channels, i64 count, const A* outer, Lines dx
+        Lines dy, i64 lines, i64 channels, i64 count, const A* outer, Lines dx, bool streamed
     );
 
     // At most ROWS lines of at most COLUMNS channels, an element of each; sums are added to what is

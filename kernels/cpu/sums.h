@@ -131,6 +131,52 @@ template <typename A, typename T, typename F> INLINE void write_columns(
     write(end, to + last);
 }
 
+// Whether vectors of A are lines of the caches, and can be written past them, in T, without these
+// being read first. Parts of a line would take longer.
+#ifdef __AVX512F__
+template <typename A, typename T> constexpr bool STREAMS = sizeof(T) == sizeof(A);
+#else
+template <typename A, typename T> constexpr bool STREAMS = false;
+#endif
+
+// The address is a multiple of the vector's size.
+template <typename V> INLINE void stream(V value, void* to) {
+#if defined(__AVX512F__) && defined(__clang__)
+    __builtin_nontemporal_store(value, static_cast<V*>(to));
+#elif defined(__AVX512F__)
+    typedef long long Words __attribute__((vector_size(sizeof(V))));
+    __builtin_ia32_movntdq512(static_cast<Words*>(to), bits_of<Words>(value));
+#else
+    __builtin_memcpy(to, &value, sizeof value);
+#endif
+}
+
+// Writes of(line)(j, V) to column j of lines that lie side by side and are no shorter than a vector,
+// past the caches. A vector that lies in two lines is computed for both. No output is an input.
+template <typename A, typename T, typename F> INLINE void stream_lines(
+    i64 lines, i64 count, Element<T>* to, F of
+) {
+    typedef typename VectorOf<A>::type V;
+    constexpr i64 length = VectorOf<A>::length;
+    V index;
+    for (int l = 0; l < length; ++l) index[l] = static_cast<A>(l);
+    i64 j = 0;  // from the first column of a line
+    const i64 begin = -(reinterpret_cast<intptr_t>(to) / i64{sizeof(T)}) & (length - 1);
+    for (i64 l = 0; l < lines; ++l, j -= count, to += count) {
+        const auto value = of(l);
+        if (l == 0)
+            for (; j < begin; ++j) write(value(j, A{}), to + j);
+        for (; j + length <= count; j += length) stream(value(j, V{}), to + j);
+        if (l + 1 == lines) {
+            for (; j < count; ++j) write(value(j, A{}), to + j);
+        } else if (j < count) {
+            const V own = value(j, V{}), next = of(l + 1)(j - count, V{});
+            stream(index < static_cast<A>(count - j) ? own : next, to + j);
+            j += length;
+        }
+    }
+}
+
 struct Sums {
     double first, second;
 };

@@ -291,6 +291,34 @@ def test_norms_over_channels_are_those_of_numpy(types, shape):
             assert (np.abs(wide - exact) <= bound).all()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("space", [(8, 7), (4, 5), (9001, 2)], ids=str)
+@pytest.mark.parametrize("skipped", [0, 1], ids=["x without gaps", "x with gaps"])
+def test_large_results_have_the_bits_of_small_ones(dtype, space, skipped):
+    """From 16 MiB on, they are written past the caches."""
+    channels, few, itemsize = 24, 2, np.dtype(dtype).itemsize
+    samples = (1 << 24) // (channels * (space[0] - skipped) * space[1] * itemsize) + few
+    x = np.random.default_rng(0).standard_normal((samples, channels, *space)).astype(dtype)
+    x = x[:, :, skipped:]
+    dy = x[::-1]
+    scale, bias, var = (
+        np.linspace(*ends, channels).astype(dtype) for ends in ((-1, 2), (3, 1), (1, 2))
+    )
+    memory = np.empty(x.size + 1, dtype)
+    y = memory[1:].reshape(x.shape)  # not at a multiple of a vector's size
+    for call in (
+        lambda x, _, y: gradkit.group_norm(x, 4, scale, bias, out=(y, None, None)),
+        lambda x, _, y: gradkit.batch_norm_inference(x, scale, bias, bias, var, out=y),
+        lambda x, dy, y: gradkit.group_norm_grad(
+            dy, x, scale, *gradkit.group_norm(x, 4)[1:], out=(y, None, None)
+        ),
+    ):
+        call(x, dy, y)
+        small = np.empty(x[:few].shape, dtype)
+        call(x[:few], dy[:few], small)
+        assert_same_bits(y[:few], small)
+
+
 def test_equal_terms_of_long_lines_round_alike():
     """So few have one total in float32 that their sum is off by some units alone."""
     dy = np.full((2, 3, 8111), np.float32(0.1))
