@@ -18,6 +18,8 @@
 // Bits are the same for each instruction set: sums have as many totals, whatever a vector holds, and
 // nothing is fused. A row's results depend on that row alone.
 
+#include <type_traits>
+
 #include "rows.h"
 
 #include "gates.h"
@@ -38,13 +40,18 @@ template <typename T, typename A> void widen_all(
     }
 }
 
-// Writes value(j) to columns of a row of dtype T.
-template <typename T, typename F> INLINE void narrow_all(
+// Writes value(j) to columns of a row of dtype T, or value(j, V) to as many as a vector V has.
+template <typename T, typename A, typename F> INLINE void narrow_all(
     char* data, const Axes& axes, i64 from, i64 count, F value
 ) {
-    if (has_no_gaps(axes, sizeof(T))) {
-        write_run(count, reinterpret_cast<Element<T>*>(data) + from, value);
+    Element<T>* to = reinterpret_cast<Element<T>*>(data) + from;
+    if constexpr (std::is_invocable_v<F, i64, A>) {
+        if (has_no_gaps(axes, sizeof(T))) return write_columns<A>(count, to, value);
+        for_each(data, axes, from, count, [=](char* to, i64 j) INLINED {
+            narrow(value(j, A{}), *reinterpret_cast<Element<T>*>(to));
+        });
     } else {
+        if (has_no_gaps(axes, sizeof(T))) return write_run(count, to, value);
         for_each(data, axes, from, count, [=](char* to, i64 j) INLINED {
             narrow(value(j), *reinterpret_cast<Element<T>*>(to));
         });
@@ -95,12 +102,14 @@ public:
     // Writes value(j) to each column j.
     template <typename F> INLINE void write(const Array* array, i64 row, F value) const {
         char* data = row_of(*array, row);
-        if (sizeof(A) == sizeof(double) || rows_.dtype == F32)
-            narrow_all<A>(data, array->columns, from_, count, value);
+        if constexpr (sizeof(A) == sizeof(double))
+            narrow_all<A, A>(data, array->columns, from_, count, value);
+        else if (rows_.dtype == F32)
+            narrow_all<A, A>(data, array->columns, from_, count, value);
         else if (rows_.dtype == F16)
-            narrow_all<f16>(data, array->columns, from_, count, value);
+            narrow_all<f16, A>(data, array->columns, from_, count, value);
         else
-            narrow_all<bf16>(data, array->columns, from_, count, value);
+            narrow_all<bf16, A>(data, array->columns, from_, count, value);
     }
 
     // What `input` gave before, if no other window has the room now.
@@ -298,14 +307,17 @@ template <typename A, Kind KIND> void gradient_of(
         const double width = static_cast<double>(call.width);
         const A mean_w = static_cast<A>(means ? means[0] : sums.first / width);
         const A mean_product = static_cast<A>(means ? means[1] : sums.second / width);
-        const auto value = [=](i64 j) INLINED {
-            const A product = own.template xhat<A>(j) * mean_product;
-            const A rest = is_centred(KIND) ? product + mean_w : product;
-            return (own.dy[j].value * own.scale[j].value - rest) * own.inv_std;
+        const auto value = [=](i64 j, auto kind) INLINED {
+            typedef decltype(kind) V;
+            const V product = own.template xhat<V>(j) * mean_product;
+            const V rest = is_centred(KIND) ? product + mean_w : product;
+            return (read<V>(own.dy + j) * read<V>(own.scale + j) - rest) * own.inv_std;
         };
         if (call.ds) {
             const Element<A>* ds = window.input(call.ds, row, 2);
-            window.write(call.dx, row, [=](i64 j) INLINED { return value(j) + ds[j].value; });
+            window.write(call.dx, row, [=](i64 j, auto kind) INLINED {
+                return value(j, kind) + read<decltype(kind)>(ds + j);
+            });
         } else {
             window.write(call.dx, row, value);
         }
