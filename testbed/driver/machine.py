@@ -45,8 +45,8 @@ class Machine:
 
     def function(
         self, loaded: tuple[Module, PtxModule], name: str
-    ) -> tuple[int, int, list[tuple[int, int]]]:
-        """Return a kernel's bounds, bytes of static shared memory, and parameters' sizes."""
+    ) -> tuple[int, int, tuple[int, int, int], list[tuple[int, int]]]:
+        """Return a kernel's bounds, bytes of static shared memory, cluster, parameters' sizes."""
         module, _ = loaded
         text = module.functions[name]
         kernel = text.parse()
@@ -54,7 +54,7 @@ class Machine:
         shared = [v for v in module.variables.values() if v.space == "shared" and v.name in used]
         shared += [v for v in kernel.variables if v.space == "shared"]
         rows = [(p.size, p.alignment) for p in kernel.parameters]
-        return kernel.max_threads, sum(v.size for v in shared), rows
+        return kernel.max_threads, sum(v.size for v in shared), kernel.cluster, rows
 
     def launch(
         self,

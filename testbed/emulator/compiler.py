@@ -192,7 +192,9 @@ def _build_kernel(
         unit.write_text(source + "\n")
         kernels = _kernels_of(unit.name, shim, folder)
         with unit.open("a") as text:
-            text.writelines(f"EMU_EXPORT({k.name}, {k.launch_bounds})\n" for k in kernels)
+            text.writelines(
+                f"EMU_EXPORT({k.name}, ({k.cluster_dims}), {k.launch_bounds})\n" for k in kernels
+            )
         run_compiler([*_SOURCE_FLAGS, *shim, "-c", unit.name, "-o", "kernel.o"], folder)
         run_compiler(["kernel.o", "-o", "kernel.so", *link_options(runtime)], folder)
         built = Path(folder, "kernel.so")
@@ -225,7 +227,7 @@ def _kernels_of(unit: str, shim: Sequence[str], folder: str) -> list[KernelText]
 def _read_description(library: Path, runtime: Path, description: Path) -> CompiledSource:
     facts = json.loads(description.read_text())
     kernels = tuple(
-        KernelText(k["name"], tuple(k["parameters"]), k["launch_bounds"]) for k in facts["kernels"]
+        KernelText(**k | {"parameters": tuple(k["parameters"])}) for k in facts["kernels"]
     )
     arrays = tuple(SharedArray(**array) for array in facts["shared_arrays"])
     return CompiledSource(library, runtime, kernels, arrays)

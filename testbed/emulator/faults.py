@@ -26,9 +26,24 @@ KINDS = (
     "deadlock",
     "null-pointer",
     "trap",
+    "cluster",
 )
 _ACCESSES = ("", "read", "write", "atomic operation")
 _AT_BARRIER, _AT_WARP_OP, _DONE = 1, 2, 3
+
+# What a fault of the kind "cluster" is, by its detail: the order is runtime/fault.h's.
+_MISUSES = (
+    "the shared memory of another block, before a barrier of the cluster: it may not have started",
+    "the shared memory of another block, which has ended",
+    "ends while another block may still access its shared memory: no barrier of the cluster is "
+    "between",
+    "at an address mapped to a rank that no block of the cluster has",
+    "at an address mapped to another block from outside this block's shared memory",
+    "waits at the cluster's barrier without having arrived there",
+    "arrives at the cluster's barrier again without having waited there",
+    "a block's barrier after some of its threads, and not all, have arrived at the cluster's",
+    "too many barriers of a block between two of its cluster",
+)
 
 Index = tuple[int, int, int]
 
@@ -117,6 +132,11 @@ def _describe(
         return _describe_waiting(kind, record, context)
     access = f"{_ACCESSES[record.access]} of {record.size} bytes"
     target = _element(record, found)
+    if kind == "cluster":
+        misuse = _MISUSES[record.detail]
+        if not record.access:
+            return misuse
+        return f"{access} {misuse}" if found is None else f"{access} of {target}, {misuse}"
     if kind == "null-pointer":
         return f"{access} through a null pointer, at address {record.address:#x}"
     if kind == "out-of-bounds":
@@ -155,6 +175,8 @@ def _conflict(record: Fault, context: LaunchContext) -> str:
         other += "other threads"
     if record.other_block >= 0:
         other += f" of block {context.block_index(record.other_block)}"
+        if KINDS[record.kind] == "race":
+            return f"conflicts with {other}: no barrier of the cluster lies between them"
         return f"conflicts with {other}: nothing orders two blocks of one launch"
     if KINDS[record.kind] == "block-race":
         return f"conflicts with {other} of another block: nothing orders two blocks of one launch"
@@ -165,6 +187,8 @@ def _describe_waiting(kind: str, record: Fault, context: LaunchContext) -> str:
     other = ""
     if record.other_thread >= 0:
         other = f"thread {context.thread_index(record.other_thread)}"
+        if record.other_block >= 0:
+            other += f" of block {context.block_index(record.other_block)}"
     other_line = context.find_line(record.other_code)
     there = f"line {other_line}" if other_line is not None else "elsewhere"
     if kind == "barrier":

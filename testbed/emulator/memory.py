@@ -158,7 +158,12 @@ class Memory:
 
 
 def make_window(
-    extent: Extent, identity: int, writable: bool, tracked: bool, space: str = "global"
+    extent: Extent,
+    identity: int,
+    writable: bool,
+    tracked: bool,
+    space: str = "global",
+    rank: int = 0,
 ) -> Window:
     """Return the runtime's record of ``extent``."""
     return Window(
@@ -168,6 +173,7 @@ def make_window(
         space=SPACES[space],
         tracked=tracked,
         id=identity,
+        rank=rank,
     )
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +32,7 @@ _MAX_THREADS = 1024
 _UNASKED = 48 << 10  # bytes of shared memory that a block may have without asking for more
 _MAX_BLOCK = (1024, 1024, 64)
 _MAX_GRID = (2**31 - 1, 65535, 65535)
+_MAX_CLUSTER = 8  # blocks
 
 
 @dataclass
@@ -77,19 +80,24 @@ class CheckedKernel:
     def __init__(
         self,
         device: EmulatedDevice,
-        library: ctypes.PyDLL,
+        libraries: Sequence[ctypes.PyDLL],
         text: KernelText,
         parameters: Sequence[Parameter],
         *,
         max_threads: int,
         static_bytes: int,
+        cluster: Index,
     ) -> None:
+        """``libraries``: what each block of a cluster runs."""
         self._device = device
         self._text = text
-        self._invoke = library[f"emu_invoke_{text.name}"]
+        invokes = [library[f"emu_invoke_{text.name}"] for library in libraries]
+        addresses = (ctypes.cast(invoke, ctypes.c_void_p) for invoke in invokes)
+        self._invokes = (ctypes.c_void_p * len(invokes))(*(a.value for a in addresses))
         self._max_threads = max_threads
         self._parameters = parameters
-        self._image = device.runtime.image(self._invoke)
+        self._images = [device.runtime.image(invoke) for invoke in invokes]
+        self._cluster = cluster
         self.name = text.name
         self._static = static_bytes
         self.max_dynamic_shared_size_bytes = _UNASKED - self._static
@@ -106,7 +114,13 @@ class CheckedKernel:
         block3 = self._dimensions("block", block, _MAX_BLOCK)
         self._check_resources(block3, shared_mem)
         arguments = self._convert(args)
-        self._run(self._device.limit_grid(self.name, grid3), block3, arguments, shared_mem)
+        self._run(self._limited(grid3), block3, arguments, shared_mem)
+
+    def _limited(self, grid: Index) -> Index:
+        """What the device's `grid_limit` leaves of a grid, in whole clusters."""
+        most = self._device.limit_grid(self.name, grid)[0]
+        whole = most + -most % self._cluster[0]
+        return min(grid[0], whole), grid[1], grid[2]
 
     def _refuse(self, kind: str, message: str) -> EmulatorFault:
         return EmulatorFault(kind, f"kernel {self.name}: {message}", kernel=self.name)
@@ -215,15 +229,18 @@ class CheckedKernel:
         return arg.tobytes()
 
     def _run(self, grid: Index, block: Index, arguments: Arguments, shared_mem: int) -> None:
+        if any(blocks % across for blocks, across in zip(grid, self._cluster, strict=True)):
+            raise self._refuse("launch", f"grid {grid}: no multiple of the cluster {self._cluster}")
         passed = self._passed(arguments)
         windows, described = self._windows(arguments, shared_mem)
         values = (ctypes.c_void_p * max(1, len(passed)))(*map(ctypes.addressof, passed))
         chosen = self._device.chosen_blocks(math.prod(grid))
         launch = Launch(
-            invoke=ctypes.cast(self._invoke, ctypes.c_void_p),
+            invokes=self._invokes,
             values=values,
             grid=grid,
             block=block,
+            cluster=self._cluster,
             shared_bytes=shared_mem,
             windows=windows,
             window_count=len(windows),
@@ -250,8 +267,8 @@ class CheckedKernel:
         """What the kernel's library is given the addresses of."""
         return arguments.values
 
-    def _own_windows(self, shared_mem: int) -> list[tuple[str, Extent, bool, bool, str]]:
-        """Memory that a launch may touch besides its arrays: name, extent, writable, tracked."""
+    def _own_windows(self, shared_mem: int, rank: int) -> list[tuple[str, Extent, bool, bool, str]]:
+        """Memory that a block of this rank has besides arrays: name, extent, writable, tracked."""
         raise NotImplementedError
 
     def _find_line(self, code: int) -> int | None:
@@ -265,16 +282,17 @@ class CheckedKernel:
     ) -> tuple[ctypes.Array[Window], list[tuple[str, Extent]]]:
         """Build the launch's windows, and what each is called in messages."""
         rows = [
-            (name, extent, writable, tracked, "global")
+            (name, extent, writable, tracked, "global", 0)
             for name, extent, writable, tracked in _merge_overlapping(arguments.arrays)
         ]
-        rows += self._own_windows(shared_mem)
-        start, end = self._image
-        rows.append(("constants", Extent(start, end, start, 1, ""), False, False, "constant"))
+        for rank, (start, end) in enumerate(self._images):
+            rows += [(*row, rank) for row in self._own_windows(shared_mem, rank)]
+            extent = Extent(start, end, start, 1, "")
+            rows.append(("constants", extent, False, False, "constant", rank))
         windows = (Window * len(rows))(
             *(
-                make_window(extent, number, writable, tracked, space)
-                for number, (_, extent, writable, tracked, space) in enumerate(rows)
+                make_window(extent, number, writable, tracked, space, rank)
+                for number, (_, extent, writable, tracked, space, rank) in enumerate(rows)
             )
         )
         return windows, [(name, extent) for name, extent, *_ in rows]
@@ -303,21 +321,23 @@ class EmulatedKernel(CheckedKernel):
         describe = library[f"emu_signature_{text.name}"]
         describe.restype = Signature
         signature = describe()
+        cluster = checked_cluster(text.name, signature.cluster)
         super().__init__(
             device,
-            library,
+            [library, *_copies(compiled.library, math.prod(cluster) - 1)],
             text,
             signature.parameters[: signature.count],
             max_threads=signature.max_threads,
             static_bytes=sum(array.size for array in compiled.shared_arrays),
+            cluster=cluster,
         )
         self._source = source
         self._compiled = compiled
 
-    def _own_windows(self, shared_mem: int) -> list[tuple[str, Extent, bool, bool, str]]:
-        rows = [shared_window("dynamic shared memory", self._device, 0, shared_mem)]
+    def _own_windows(self, shared_mem: int, rank: int) -> list[tuple[str, Extent, bool, bool, str]]:
+        rows = [shared_window("dynamic shared memory", self._device, 0, shared_mem, rank)]
         for array in self._compiled.shared_arrays:
-            start = self._image[0] + array.offset
+            start = self._images[rank][0] + array.offset
             text = f"shared, {array.size} bytes; the index counts bytes"
             extent = Extent(start, start + array.size, start, 1, text)
             rows.append((array.name, extent, True, True, "shared"))
@@ -330,11 +350,29 @@ class EmulatedKernel(CheckedKernel):
         return text_of_line(self._source, line)
 
 
+def checked_cluster(kernel: str, given: Sequence[int]) -> Index:
+    """Return the shape of a kernel's clusters, if devices can have such."""
+    x, y, z = given
+    if not 1 <= x * y * z <= _MAX_CLUSTER:
+        message = f"kernel {kernel}: {x * y * z} blocks in a cluster; 1 to {_MAX_CLUSTER} can be"
+        raise EmulatorFault("launch", message, kernel=kernel)
+    return x, y, z
+
+
+def _copies(library: Path, count: int) -> Iterator[ctypes.PyDLL]:
+    """Load a library again and again, each time with variables of its own."""
+    for _ in range(count):
+        with tempfile.NamedTemporaryFile(dir=library.parent, suffix=library.suffix) as file:
+            file.write(library.read_bytes())
+            file.flush()
+            yield ctypes.PyDLL(file.name)
+
+
 def shared_window(
-    name: str, device: EmulatedDevice, offset: int, size: int
+    name: str, device: EmulatedDevice, offset: int, size: int, rank: int
 ) -> tuple[str, Extent, bool, bool, str]:
-    """Return the window of a part of the block's dynamic shared memory."""
-    base = device.runtime.shared_base + offset
+    """Return the window of a part of the dynamic shared memory of a block."""
+    base = device.runtime.shared_base + rank * device.runtime.shared_capacity + offset
     return (
         name,
         Extent(base, base + size, base, 4, f"{size} bytes, in words of 4"),

@@ -26,12 +26,13 @@ class Parameter(Structure):
 
 
 class Signature(Structure):
-    """All that a kernel takes, and how many threads a block of it may have."""
+    """All that a kernel takes, the most threads of a block, and the blocks of a cluster."""
 
     _fields_ = [
         ("count", c_uint),
         ("max_threads", c_uint),
         ("parameters", POINTER(Parameter)),
+        ("cluster", c_uint * 3),
     ]
 
 
@@ -48,6 +49,8 @@ class Window(Structure):
         ("read_bytes", c_uint64),
         ("written_bytes", c_uint64),
         ("id", c_int64),
+        ("rank", c_uint32),
+        ("padding", c_uint32),
     ]
 
 
@@ -75,17 +78,17 @@ class Launch(Structure):
     """One launch: the kernel and its arguments, its sizes, and counters for what it did."""
 
     _fields_ = [
-        ("invoke", c_void_p),
+        ("invokes", POINTER(c_void_p)),
         ("values", POINTER(c_void_p)),
         ("grid", c_uint32 * 3),
         ("block", c_uint32 * 3),
+        ("cluster", c_uint32 * 3),
+        ("schedule", c_uint32),
         ("shared_bytes", c_uint64),
         ("windows", POINTER(Window)),
         ("window_count", c_uint64),
         ("blocks", POINTER(c_uint64)),
         ("block_count", c_uint64),
-        ("schedule", c_uint32),
-        ("padding", c_uint32),
         ("seed", c_uint64),
         ("read_bytes", c_uint64),
         ("written_bytes", c_uint64),

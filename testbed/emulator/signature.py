@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 _GLOBAL = re.compile(r"\b__global__\b")
 _TEMPLATE = re.compile(r"template\s*<[^;{}]*>\s*$")
-_BOUNDS = re.compile(r"\b__launch_bounds__\s*\(")
+_BOUNDS = re.compile(r"\b(__launch_bounds__|__cluster_dims__)\s*\(")
 _ATTRIBUTE = re.compile(r"__attribute__\s*\(")
 _NAME = re.compile(r"([A-Za-z_]\w*)\s*$")
 _CLOSING = {"(": ")", "[": "]", "{": "}", "<": ">"}
@@ -19,11 +19,12 @@ _CLOSING = {"(": ")", "[": "]", "{": "}", "<": ">"}
 
 @dataclass(frozen=True)
 class KernelText:
-    """A kernel as written: its name, its parameters' names and its launch bounds."""
+    """A kernel as written: its name, its parameters' names, its launch bounds and its cluster."""
 
     name: str
     parameters: tuple[str, ...]
     launch_bounds: str = "0"
+    cluster_dims: str = "1"
 
 
 def find_kernels(preprocessed: str) -> list[KernelText]:
@@ -40,7 +41,7 @@ def find_kernels(preprocessed: str) -> list[KernelText]:
 
 
 def _read_header(text: str, start: int) -> KernelText | None:
-    bounds = "0"
+    stated: dict[str, str] = {}
     position = start
     while True:
         opening = text.find("(", position)
@@ -48,13 +49,13 @@ def _read_header(text: str, start: int) -> KernelText | None:
             return None
         end = _matching(text, opening)
         head = text[start : opening + 1]
-        if _BOUNDS.search(head, position - start):
-            bounds = text[opening + 1 : end].strip()
+        if bounds := _BOUNDS.search(head, position - start):
+            stated[bounds[1].strip("_")] = text[opening + 1 : end].strip()
         elif not _ATTRIBUTE.search(head, position - start):
             name = _NAME.search(text[start:opening])
             if name is None:
                 return None
-            return KernelText(name[1], _parameter_names(text[opening + 1 : end]), bounds)
+            return KernelText(name[1], _parameter_names(text[opening + 1 : end]), **stated)
         position = end + 1
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from functools import partial
 from typing import Any
 
 from testbed.emulator.device import EmulatedDevice
 from testbed.emulator.faults import Index, source_place, text_of_line
 from testbed.emulator.memory import Extent
-from testbed.emulator.module import Arguments, CheckedKernel, shared_window
+from testbed.emulator.module import Arguments, CheckedKernel, checked_cluster, shared_window
 from testbed.emulator.runtime import Parameter
 from testbed.emulator.signature import KernelText
 
@@ -106,13 +107,15 @@ class PtxKernel(CheckedKernel):
     ) -> None:
         self._translation = compiled.translation
         library = ctypes.PyDLL(str(compiled.library))
+        cluster = checked_cluster(text.name, self._translation.cluster)
         super().__init__(
             device,
-            library,
+            [library] * math.prod(cluster),
             text,
             parameters,
             max_threads=self._translation.max_threads,
             static_bytes=self._translation.static_bytes,
+            cluster=cluster,
         )
         self._module = module
         self._library = compiled.library
@@ -159,13 +162,13 @@ class PtxKernel(CheckedKernel):
         self._block.raw = bytes(content)
         return [self._block]
 
-    def _own_windows(self, shared_mem: int) -> list[tuple[str, Extent, bool, bool, str]]:
+    def _own_windows(self, shared_mem: int, rank: int) -> list[tuple[str, Extent, bool, bool, str]]:
         rows = [
-            shared_window(name, self._device, offset, size)
+            shared_window(name, self._device, offset, size, rank)
             for name, offset, size in self._translation.shared
         ]
         static = self._static + -self._static % 16
-        rows.append(shared_window("dynamic shared memory", self._device, static, shared_mem))
+        rows.append(shared_window("dynamic shared memory", self._device, static, shared_mem, rank))
         start = ctypes.addressof(self._block)
         extent = Extent(start, start + len(self._block), start, 1, "the kernel's parameters")
         return [*rows, ("parameters", extent, False, False, "constant")]

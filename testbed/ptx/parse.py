@@ -6,6 +6,7 @@ kernel is asked for. Registers and labels of nested scopes get names of their ow
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -29,9 +30,14 @@ _LOCATION = re.compile(r"\.loc[ \t]+\d+[ \t]+(\d+)[^\n]*")
 _COMMENT = re.compile(r"//[^\n]*")
 _NUMBERED = re.compile(r"(%[\w$]*?)(\d+)$")
 SIZES = {"pred": 1} | {f"{k}{bits}": bits // 8 for k in "busf" for bits in (8, 16, 32, 64)}
-SPECIAL = {f"%{name}.{axis}" for name in ("tid", "ntid", "ctaid", "nctaid") for axis in "xyz"} | {
+SPECIAL = {
+    f"%{name}.{axis}"
+    for name in ("tid", "ntid", "ctaid", "nctaid", "clusterid", "nclusterid", "cluster_ctaid")
+    for axis in "xyz"
+} | {
     *("%laneid", "%warpid", "%lanemask_eq", "%lanemask_lt", "%lanemask_le", "%lanemask_gt"),
-    *("%lanemask_ge", "%clock64"),
+    *("%lanemask_ge", "%clock64", "%cluster_ctarank", "%cluster_nctarank"),
+    *("%cluster_nctaid.x", "%cluster_nctaid.y", "%cluster_nctaid.z"),
 }
 
 
@@ -147,6 +153,7 @@ class Function:
     parameters: list[Variable] = field(default_factory=list)
     returned: list[Variable] = field(default_factory=list)
     max_threads: int = 0
+    cluster: tuple[int, int, int] = (1, 1, 1)
     registers: dict[str, str] = field(default_factory=dict)
     variables: list[Variable] = field(default_factory=list)
     body: list[Instruction | Label] = field(default_factory=list)
@@ -320,19 +327,22 @@ class _Reader:
         while self._peek() not in ("{", ";"):
             directive = self._next()
             if directive in (".maxntid", ".reqntid"):
-                function.max_threads = self._product()
+                function.max_threads = math.prod(self._numbers())
+            elif directive == ".reqnctapercluster":
+                x, y, z = (*self._numbers(), 1, 1)[:3]
+                function.cluster = x, y, z
             elif directive in (".minnctapersm", ".maxnreg"):
                 self._number()
-            elif directive != ".noreturn":
+            elif directive not in (".noreturn", ".explicitcluster"):
                 self._at -= 1
                 self._refuse()
         return function
 
-    def _product(self) -> int:
-        value = self._number()
+    def _numbers(self) -> list[int]:
+        values = [self._number()]
         while self._accept(","):
-            value *= self._number()
-        return value
+            values.append(self._number())
+        return values
 
     def _parameters(self) -> list[Variable]:
         self._expect("(")

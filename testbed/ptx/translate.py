@@ -36,7 +36,7 @@ from .parse import (
 
 _Write = Callable[[str, tuple[Operand, ...]], str]  # of an opcode's modifiers and operands
 _SPACES = {"global", "shared", "shared::cta", "param", "param::entry", "param::func"} | {
-    *("const", "local"),
+    *("const", "local", "shared::cluster"),
 }
 _HINTS = {"weak", "volatile", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc"} | {
     f"{level}::{what}"
@@ -49,6 +49,7 @@ _HINTS = {"weak", "volatile", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc"} | 
 _DIMENSIONS = {"tid": "thread_index", "ntid": "block_dim", "ctaid": "block_index"} | {
     "nctaid": "grid_dim",
 }
+_CLUSTER_DIMENSIONS = ("clusterid", "nclusterid", "cluster_ctaid", "cluster_nctaid")
 _ORDERS = {"relaxed", "acquire", "release", "acq_rel"}
 _SCOPES = {"cta", "gpu", "sys"}
 _ATOMICS = {
@@ -72,6 +73,7 @@ class Translation:
 
     text: str
     max_threads: int
+    cluster: tuple[int, int, int]
     parameters: list[tuple[str, int, int]]  # name, size, alignment
     shared: list[tuple[str, int, int]]  # name, offset, size
     static_bytes: int
@@ -147,6 +149,7 @@ class _Program:
         return Translation(
             "\n".join(parts) + "\n",
             kernel.max_threads,
+            kernel.cluster,
             [(p.name, p.size, p.alignment) for p in kernel.parameters],
             [(readable(name), at, size) for name, (at, size) in self.shared.items()],
             self.static_bytes,
@@ -321,6 +324,8 @@ class _Writer:
 
     def _special(self, operand: Special) -> str:
         name, _, axis = operand.name[1:].partition(".")
+        if name in _CLUSTER_DIMENSIONS:
+            return f"{name}().{axis}"
         return f"emu_{_DIMENSIONS[name]}().{axis}" if axis else f"{name}()"
 
     def _symbol(self, symbol: Symbol) -> str:
@@ -377,13 +382,14 @@ class _Writer:
             "mov": (self._move, (2,)),
             "bra": (self._branch, (1,)),
             "cvta": (self._convert_address, (2,)),
+            "mapa": (self._map_address, (3,)),
             "call": (self._call, (1, 2, 3)),
             "shfl": (self._shuffle, (5,)),
             "vote": (self._vote, (3,)),
             "redux": (self._reduce, (3,)),
             "activemask": (self._active_mask, (1,)),
             "bar": (self._barrier, (1, 3)),
-            "barrier": (self._barrier, (1, 3)),
+            "barrier": (self._barrier, (0, 1, 3)),
             "atom": (self._atomic, (3, 4)),
             "red": (self._atomic_alone, (2,)),
             "prefetch": (self._prefetch, (1,)),
@@ -477,9 +483,18 @@ class _Writer:
             self._refuse(f"the opcode cvta.{rest}")
         value = self._value(source, "u64")
         if space.startswith("shared"):
-            sign = "-" if rest.startswith("to.") else "+"
-            value = f"u64({value}) {sign} shared_base()"
+            function = "shared_offset" if rest.startswith("to.") else "shared_address"
+            value = f"{function}({value})"
         return self._store(target, value, "u64")
+
+    def _map_address(self, rest: str, operands: tuple[Operand, ...]) -> str:
+        target, address, rank = operands
+        space, _, kind = rest.rpartition(".")
+        if kind not in ("u32", "u64") or space not in ("", "shared::cluster"):
+            self._refuse(f"the opcode mapa.{rest}")
+        at, number = self._value(address, kind), self._value(rank, "u32")
+        function = "mapped_shared" if space else "mapped"
+        return self._store(target, f"{function}({at}, {number})", kind)
 
     # Memory
 
@@ -518,7 +533,7 @@ class _Writer:
         space, count = "generic", 1
         for word in words:
             if word in _SPACES:
-                space = word.partition("::")[0]
+                space = "cluster" if word == "shared::cluster" else word.partition("::")[0]
             elif word in ("v2", "v4", "v8"):
                 count = int(word[1])
             elif word not in _HINTS:
@@ -539,7 +554,7 @@ class _Writer:
         if space in ("param", "local"):
             start, length = self._own_memory(space)
             return f"within<{size}>({address}, {flag}, {start}, {length})"
-        if space == "shared":  # addresses in 32 bits wrap
+        if space in ("shared", "cluster"):  # addresses in 32 bits wrap
             narrow = isinstance(base, Register) and WIDTHS[base.kind] == 32
             address = f"u32({address})" if narrow else address
         name = "generic" if space == "const" else space
@@ -609,6 +624,8 @@ class _Writer:
 
     def _barrier(self, rest: str, operands: tuple[Operand, ...]) -> str:
         words = [word for word in rest.split(".") if word not in ("cta", "aligned")]
+        if words[0] == "cluster":
+            return self._cluster_barrier(".".join(words[1:]), operands)
         if words == ["warp", "sync"] and len(operands) == 1:
             return f"emu_warp(EMU_SYNC_WARP, {self._value(operands[0], 'b32')}, 0, 0, 32);"
         reduced = words[0] == "red"
@@ -623,6 +640,12 @@ class _Writer:
             self._refuse(f"the opcode bar.{rest}")
         value = f"barrier_{words[1]}({self._value(operands[2], 'pred')})"
         return self._store(operands[0], value, kinds[operation])
+
+    def _cluster_barrier(self, rest: str, operands: tuple[Operand, ...]) -> str:
+        arrives = rest in ("arrive", "arrive.release")
+        if operands or not (arrives or rest in ("wait", "wait.acquire")):
+            self._refuse(f"the opcode barrier.cluster.{rest}")
+        return "emu_cluster_arrive();" if arrives else "emu_cluster_wait();"
 
     def _shuffle(self, rest: str, operands: tuple[Operand, ...]) -> str:
         words = rest.split(".")

@@ -14,6 +14,7 @@ NEEDED = {
     "machine_code": ("nvrtc", "nvdisasm"),
     "nvrtc": ("nvrtc",),
     "ptx": ("g++", "nvrtc"),
+    "test_clusters.py": ("g++", "nvrtc"),
     "test_launch.py": ("g++", "nvrtc"),
     "test_readme.py": ("g++", "nvrtc", "nvdisasm"),
 }

@@ -41,6 +41,7 @@ enum Result : int {
   capture_isolation = 905,
   capture_implicit = 906,
   captured_event = 907,
+  invalid_cluster_size = 912,
 };
 
 class Held {

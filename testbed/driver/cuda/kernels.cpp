@@ -29,6 +29,7 @@ struct Function {
   std::vector<Parameter> parameters;
   size_t bytes;  // of all parameters
   int max_threads, static_bytes, dynamic_limit;
+  unsigned cluster[3];  // in blocks
 };
 struct Module {
   PyObject* code;
@@ -125,6 +126,9 @@ Result launch(void* handle, const Shape& shape, void* stream_handle, void** argu
   if (!threads || threads > 1024 || block[2] > 64 || !grid[0] || !grid[1] || !grid[2] ||
       grid[0] > 0x7fffffffu || grid[1] > 65535 || grid[2] > 65535)
     return refuse(invalid_value, function.name + ": the grid or the block has no such size");
+  for (int axis = 0; axis < 3; ++axis)
+    if (grid[axis] % function.cluster[axis])
+      return refuse(invalid_cluster_size, function.name + ": the grid is no multiple of the cluster");
   if (function.max_threads && threads > unsigned(function.max_threads))
     return refuse(invalid_value, function.name + ": more threads than __launch_bounds__ allows");
   if (shape.shared > unsigned(function.dynamic_limit) ||
@@ -176,7 +180,9 @@ API Result cuModuleGetFunction(void** function, void* handle, const char* name) 
     made->module = module;
     made->name = name;
     PyObject* rows;
-    if (!PyArg_ParseTuple(facts, "iiO", &made->max_threads, &made->static_bytes, &rows))
+    unsigned* const cluster = made->cluster;
+    if (!PyArg_ParseTuple(facts, "ii(III)O", &made->max_threads, &made->static_bytes, &cluster[0],
+                          &cluster[1], &cluster[2], &rows))
       return refuse(not_found, taken_exception());
     made->bytes = 0;
     for (Py_ssize_t i = 0; i < PySequence_Size(rows); ++i) {

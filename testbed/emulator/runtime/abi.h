@@ -37,10 +37,17 @@ EMU_API EmuDim emu_thread_index() __attribute__((const));
 EMU_API EmuDim emu_block_index() __attribute__((const));
 EMU_API EmuDim emu_block_dim() __attribute__((const));
 EMU_API EmuDim emu_grid_dim() __attribute__((const));
+EMU_API EmuDim emu_cluster_dim() __attribute__((const));  // in blocks
+EMU_API unsigned emu_cluster_rank() __attribute__((const));
 EMU_API unsigned char* emu_dynamic_shared() __attribute__((const));
 
 // Wait for the whole block; the number of threads whose predicate was not zero.
 EMU_API int emu_barrier(int predicate);
+// Arrive at the cluster's barrier, which releases what was done before; wait there for all others.
+EMU_API void emu_cluster_arrive();
+EMU_API void emu_cluster_wait();
+// The same place as `address`, which is in the block's shared memory, in that of another block.
+EMU_API void* emu_map_shared(const void* address, unsigned rank);
 // Wait for the lanes of `mask`; the operation's result for this lane.
 EMU_API unsigned long long emu_warp(EmuWarpOp op, unsigned mask, unsigned long long value,
                                     int operand, int width);

@@ -44,21 +44,21 @@ struct Check {
 
   // `epoch`, `number`: when and by whom the conflicting access was made.
   [[noreturn]] void conflict(Access other, uint32_t epoch, int number) const {
-    bool same_block = epoch >= machine.block_epoch;
-    Fault fault = describe(same_block ? Kind::race : Kind::block_race);
+    const bool same_cluster = epoch >= machine.cluster_epoch;
+    Fault fault = describe(same_cluster ? Kind::race : Kind::block_race);
     fault.other_access = other;
     fault.other_thread = number;
-    fault.other_block = same_block ? -1 : block_of_epoch(epoch);
+    if (!same_cluster) fault.other_block = block_of_epoch(epoch, number < 0 ? 0 : rank_of(unsigned(number)));
     raise(fault);
   }
 
   // Before this epoch nothing in this memory can conflict: other launches, or, for shared memory,
-  // other blocks.
-  uint32_t oldest() const { return shared() ? machine.block_epoch : machine.launch_epoch; }
+  // other clusters.
+  uint32_t oldest() const { return shared() ? machine.cluster_epoch : machine.launch_epoch; }
 
   bool happened_before(uint32_t epoch, unsigned number, uint32_t stamp) const {
-    if (epoch < machine.block_epoch) return published(epoch, number, stamp);
-    return ordered_in_block(epoch, number, stamp);
+    if (epoch < machine.cluster_epoch) return published(epoch, number, stamp);
+    return ordered_in_cluster(epoch, number, stamp);
   }
 };
 
@@ -83,7 +83,7 @@ bool host_wrote(const Check& check, Cell& cell, uint64_t address, uint64_t size)
 
 void check_initialised(const Check& check, Cell& cell, uint64_t cell_address, uint64_t cell_size) {
   if (check.shared()) {
-    if (cell.write_epoch >= machine.block_epoch) return;
+    if (cell.write_epoch >= machine.cluster_epoch) return;
   } else {
     if (cell.initialised || host_wrote(check, cell, cell_address, cell_size)) return;
   }
@@ -105,26 +105,32 @@ void check_atomics(const Check& check, Cell& cell, uint64_t cell_address, uint64
   }
 }
 
+// Did all reads of this cluster that a cell remembers happen before the current access?
+bool reads_happened_before(const Check& check, const Cell& cell) {
+  const Thread& now = check.thread;
+  if (cell.scattered) return cell.read_epoch < now.joined;
+  if (cell.read_epoch < (rank_of(cell.reader) == now.rank ? now.floor : now.joined)) return true;
+  if (cell.many_warps) return false;
+  const unsigned first_of_warp = cell.reader & ~(warp_size - 1);
+  for (uint32_t lanes = cell.read_lanes; lanes; lanes &= lanes - 1) {
+    const unsigned reader = first_of_warp + unsigned(__builtin_ctz(lanes));
+    if (!ordered_in_cluster(cell.read_epoch, reader, cell.read_stamp)) return false;
+  }
+  return true;
+}
+
 void check_readers(const Check& check, const Cell& cell) {
   if (cell.read_epoch < check.oldest()) return;
   if (!check.shared()) {
     bool alone = !cell.many_warps && !(cell.read_lanes & (cell.read_lanes - 1));
     if (cell.other_block) check.conflict(Access::read, machine.launch_epoch, -1);
-    if (cell.read_epoch < machine.block_epoch &&
+    if (cell.read_epoch < machine.cluster_epoch &&
         !(alone && published(cell.read_epoch, cell.reader, cell.read_stamp)))
       check.conflict(Access::read, cell.read_epoch, cell.reader);
   }
-  if (cell.read_epoch < machine.epoch) return;
-  if (cell.many_warps) {
-    bool self = cell.reader == check.thread.number;
-    check.conflict(Access::read, cell.read_epoch, self ? -1 : int(cell.reader));
-  }
-  unsigned first_of_warp = cell.reader & ~(warp_size - 1);
-  for (uint32_t lanes = cell.read_lanes; lanes; lanes &= lanes - 1) {
-    unsigned reader = first_of_warp + unsigned(__builtin_ctz(lanes));
-    if (!ordered_in_block(cell.read_epoch, reader, cell.read_stamp))
-      check.conflict(Access::read, cell.read_epoch, int(reader));
-  }
+  if (cell.read_epoch < machine.cluster_epoch || reads_happened_before(check, cell)) return;
+  bool self = cell.reader == check.thread.number;
+  check.conflict(Access::read, cell.read_epoch, self ? -1 : int(cell.reader));
 }
 
 // Several threads may have read; kept are those whose reads nothing orders before this one.
@@ -135,7 +141,7 @@ void join_readers(const Check& check, Cell& cell) {
   } else {
     for (uint32_t lanes = cell.read_lanes; lanes; lanes &= lanes - 1) {
       unsigned lane = unsigned(__builtin_ctz(lanes));
-      if (ordered_in_block(cell.read_epoch, first_of_warp + lane, cell.read_stamp))
+      if (ordered_in_cluster(cell.read_epoch, first_of_warp + lane, cell.read_stamp))
         cell.read_lanes &= ~(1u << lane);
     }
     cell.read_lanes |= 1u << check.thread.lane;
@@ -145,13 +151,20 @@ void join_readers(const Check& check, Cell& cell) {
 }
 
 void record_read(const Check& check, Cell& cell) {
-  if (cell.read_epoch == machine.epoch) {
+  const uint32_t epoch = check.thread.epoch;
+  if (cell.read_epoch == epoch && !cell.scattered) {
     join_readers(check, cell);
     return;
   }
+  if (cell.read_epoch >= machine.cluster_epoch && !reads_happened_before(check, cell)) {
+    cell.scattered = 1;
+    cell.read_epoch = std::max(cell.read_epoch, epoch);
+    return;
+  }
   cell.other_block = cell.read_epoch >= machine.launch_epoch &&
-                     (cell.read_epoch < machine.block_epoch || cell.other_block);
-  cell.read_epoch = machine.epoch;
+                     (cell.read_epoch < machine.cluster_epoch || cell.other_block);
+  cell.scattered = 0;
+  cell.read_epoch = epoch;
   cell.read_stamp = check.thread.stamp;
   cell.read_lanes = 1u << check.thread.lane;
   cell.reader = check.thread.number;
@@ -159,11 +172,12 @@ void record_read(const Check& check, Cell& cell) {
 }
 
 void record_write(const Check& check, Cell& cell) {
-  cell.write_epoch = machine.epoch;
+  cell.write_epoch = check.thread.epoch;
   cell.write_stamp = check.thread.stamp;
   cell.writer = check.thread.number;
   cell.initialised = 1;
   cell.read_epoch = 0;  // all reads lie before this write
+  cell.scattered = 0;
   cell.other_block = 0;
 }
 
@@ -205,7 +219,7 @@ void touch_cells(const Check& check, Lookup* lookup) {
 }
 
 [[noreturn]] void refuse(uint64_t address, uint64_t size, Access access, Kind kind, int64_t window,
-                         uint64_t code) {
+                         uint64_t code, Misuse misuse = {}) {
   Fault fault{};
   fault.kind = kind;
   fault.access = access;
@@ -215,7 +229,19 @@ void touch_cells(const Check& check, Lookup* lookup) {
   fault.code = code;
   fault.other_thread = -1;
   fault.other_block = -1;
+  fault.detail = uint64_t(misuse);
   raise(fault);
+}
+
+// Another block's shared memory exists from the block's start to its end.
+void check_visit(const Check& check) {
+  Block& there = machine.blocks[check.window.rank];
+  auto refuse_for = [&](Misuse misuse) {
+    refuse(check.address, check.size, check.access, Kind::cluster, check.window.id, check.code, misuse);
+  };
+  if (!check.thread.joined) refuse_for(Misuse::not_started);
+  if (!there.live) refuse_for(Misuse::ended);
+  there.visited = std::max(there.visited, check.thread.epoch);
 }
 
 }  // namespace
@@ -236,6 +262,9 @@ void check_access(uint64_t address, uint64_t size, Access access, bool aligned, 
     Kind kind = Kind::none;
     int64_t nearest = no_window;
     Window* window = machine.windows.find(address, size, writes, kind, nearest);
+    if (!window && address >= no_rank)
+      refuse(address, size, access, Kind::cluster, no_window, code,
+             address < not_shared ? Misuse::rank : Misuse::not_shared);
     if (!window) refuse(address, size, access, kind, nearest, code);
     lookup = {address >> page_bits, window, nullptr};
   }
@@ -244,7 +273,10 @@ void check_access(uint64_t address, uint64_t size, Access access, bool aligned, 
     refuse(address, size, access, Kind::misaligned, window.id, code);
   if (access != Access::write) window.read_bytes += size;
   if (writes) window.written_bytes += size;
-  if (window.tracked) touch_cells({thread, window, address, size, access, code}, &lookup);
+  if (!window.tracked) return;
+  const Check check{thread, window, address, size, access, code};
+  if (check.shared() && window.rank != thread.rank) check_visit(check);
+  touch_cells(check, &lookup);
 }
 
 }  // namespace emu

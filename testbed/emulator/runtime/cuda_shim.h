@@ -11,11 +11,13 @@
 #define __noinline__ __attribute__((noinline))
 #define __align__(n) __attribute__((aligned(n)))
 #define __grid_constant__
-// A static's storage is the block's shared memory: one block runs at a time.
+// A static's storage is the block's shared memory: one block runs at a time, or each of a cluster in
+// a copy of the kernel's library.
 #define __shared__ static
 #ifndef EMU_READ_SIGNATURES  // the pass which looks for kernels needs these two words as they are
 #define __global__ __attribute__((noinline, visibility("default")))
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 #endif
 
 #define DYNAMIC_SHARED(T, name) T* name = (T*)emu_dynamic_shared()
@@ -35,6 +37,7 @@ typedef __SIZE_TYPE__ size_t;
 #define __threadfence_block() emu_fence()
 #define __trap() emu_trap()
 
+#include "shim_cluster.h"
 #include "shim_math.h"
 #include "shim_vectors.h"
 #include "shim_warp.h"

@@ -17,7 +17,7 @@ namespace {
 constexpr size_t guard_bytes = 4096;
 constexpr size_t stride = stack_bytes + guard_bytes;
 
-// Virtual until touched; the guard pages turn an overflow into an address that no array holds.
+// Those of a block. Virtual until touched; the guard pages turn an overflow into an address that no array holds.
 uintptr_t reserve_stacks() {
   void* base = mmap(nullptr, stride * max_threads, PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -34,8 +34,10 @@ uintptr_t top_of(unsigned number) {
 }  // namespace
 
 uintptr_t stack_of(unsigned number) {
-  static const uintptr_t base = reserve_stacks();
-  return base + number * stride + guard_bytes;
+  static uintptr_t bases[max_cluster];
+  uintptr_t& base = bases[number / max_threads];
+  if (!base) base = reserve_stacks();
+  return base + number % max_threads * stride + guard_bytes;
 }
 
 #ifndef EMU_PORTABLE_FIBERS

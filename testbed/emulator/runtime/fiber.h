@@ -5,7 +5,9 @@
 
 namespace emu {
 
-constexpr unsigned max_threads = 1024;
+constexpr unsigned max_threads = 1024;  // of a block
+constexpr unsigned max_cluster = 8;     // blocks
+constexpr unsigned max_fibers = max_threads * max_cluster;
 constexpr size_t stack_bytes = 128 << 10;
 
 // An opaque point of execution: on x86-64 the stack pointer, elsewhere a ucontext.

@@ -11,17 +11,18 @@ namespace {
 
 constexpr uint64_t word = 4;  // atomics are listed by 4-byte word
 
-// What lay before a fence: the block's earlier barrier intervals, and of the fence's own interval
-// what the fencing thread's warp knew.
+// What lay before a fence: earlier barrier intervals of the block and of the cluster, and of the
+// fence's own interval what the fencing thread's warp knew.
 struct Publication {
-  uint32_t block_epoch, epoch;
-  unsigned warp;
+  uint32_t cluster_epoch, floor, joined;
+  unsigned rank, warp;
   uint32_t synced;
   uint32_t known[warp_size];
 
   bool covers(uint32_t e, unsigned thread, uint32_t stamp) const {
-    if (e > epoch) return false;
-    if (e < epoch) return true;
+    if (e < joined) return true;
+    if (rank_of(thread) != rank) return false;
+    if (e < floor) return true;
     return thread / warp_size == warp &&
            (stamp < synced || stamp < known[thread % warp_size]);
   }
@@ -40,18 +41,18 @@ struct Acquisition {
   uint32_t epoch, stamp;
   unsigned thread;
 
-  bool usable() const { return ordered_in_block(epoch, thread, stamp); }
+  bool usable() const { return ordered_in_cluster(epoch, thread, stamp); }
 
   // Calls visit(publication) for those of the block that `e` belongs to, until it returns true.
   template <class Visit>
   bool any_of_block(uint32_t e, Visit visit) const {
     auto first = word->releases.begin();
     auto later = std::upper_bound(first, first + count, e, [](uint32_t key, const Publication* p) {
-      return key < p->block_epoch;
+      return key < p->cluster_epoch;
     });
     if (later == first) return false;
-    for (uint32_t block = (*(later - 1))->block_epoch;
-         later != first && (*(later - 1))->block_epoch == block; --later)
+    for (uint32_t block = (*(later - 1))->cluster_epoch;
+         later != first && (*(later - 1))->cluster_epoch == block; --later)
       if (visit(**(later - 1))) return true;
     return false;
   }
@@ -59,20 +60,20 @@ struct Acquisition {
 
 std::unordered_map<uint64_t, Word> words;
 std::vector<std::unique_ptr<Publication>> publications;
-const Publication* last_fence[max_threads];
-std::vector<Acquisition> acquired;  // by this block
+const Publication* last_fence[max_fibers];
+std::vector<Acquisition> acquired;  // by this cluster
 
 void acquire(const Word& at) {
   const Thread& now = *machine.current;
-  if (at.releases.empty() || at.releases.front()->block_epoch == machine.block_epoch) return;
-  acquired.push_back({&at, at.releases.size(), machine.epoch, now.stamp, now.number});
+  if (at.releases.empty() || at.releases.front()->cluster_epoch == machine.cluster_epoch) return;
+  acquired.push_back({&at, at.releases.size(), now.epoch, now.stamp, now.number});
 }
 
 // Did an earlier block, whose fence and atomic the current thread has seen, touch the word?
 bool released(const AtomicTouch& touch) {
   return std::any_of(acquired.begin(), acquired.end(), [&](const Acquisition& acquisition) {
     return acquisition.usable() && acquisition.any_of_block(touch.epoch, [&](auto& publication) {
-      return publication.block_epoch == touch.block_epoch;
+      return publication.cluster_epoch == touch.cluster_epoch;
     });
   });
 }
@@ -92,8 +93,8 @@ const AtomicTouch* unordered_atomic(uint64_t address, uint64_t size, bool shared
     auto found = words.find(a);
     if (found == words.end()) continue;
     for (const AtomicTouch& touch : found->second.touches) {
-      if (touch.epoch >= machine.block_epoch) {
-        if (!ordered_in_block(touch.epoch, touch.thread, touch.stamp)) return &touch;
+      if (touch.epoch >= machine.cluster_epoch) {
+        if (!ordered_in_cluster(touch.epoch, touch.thread, touch.stamp)) return &touch;
       } else if (!shared && !released(touch)) {
         return &touch;
       }
@@ -105,7 +106,7 @@ const AtomicTouch* unordered_atomic(uint64_t address, uint64_t size, bool shared
 namespace {
 void add_touch(Word& at, const AtomicTouch& touch) {
   for (auto old = at.touches.rbegin(); old != at.touches.rend(); ++old) {
-    if (old->block_epoch != touch.block_epoch) break;
+    if (old->cluster_epoch != touch.cluster_epoch) break;
     if (old->thread != touch.thread) continue;
     *old = touch;
     return;
@@ -121,7 +122,7 @@ void record_atomic(uint64_t address, uint64_t size) {
     acquire(at);
     const Publication* fence = last_fence[now.number];
     if (fence && (at.releases.empty() || at.releases.back() != fence)) at.releases.push_back(fence);
-    add_touch(at, {machine.block_epoch, machine.epoch, now.stamp, now.number});
+    add_touch(at, {machine.cluster_epoch, now.epoch, now.stamp, now.number});
   }
 }
 
@@ -137,9 +138,9 @@ void begin_launch_history() {
   publications.clear();
 }
 
-void begin_block_history() {
+void begin_cluster_history() {
   acquired.clear();
-  std::fill_n(last_fence, max_threads, nullptr);
+  std::fill_n(last_fence, max_threads * machine.cluster_size, nullptr);
 }
 
 }  // namespace emu
@@ -150,8 +151,10 @@ EMU_API void emu_fence() {
   Thread& thread = *machine.current;
   const Warp& warp = machine.warps[thread.warp];
   auto publication = std::make_unique<Publication>();
-  publication->block_epoch = machine.block_epoch;
-  publication->epoch = machine.epoch;
+  publication->cluster_epoch = machine.cluster_epoch;
+  publication->floor = thread.floor;
+  publication->joined = thread.joined;
+  publication->rank = thread.rank;
   publication->warp = thread.warp;
   publication->synced = warp.synced;
   std::copy_n(warp.known[thread.lane], warp_size, publication->known);

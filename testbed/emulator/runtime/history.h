@@ -12,7 +12,7 @@ bool published(uint32_t epoch, unsigned thread, uint32_t stamp);
 
 // Someone whose atomic on this word is not ordered before the current thread's access.
 struct AtomicTouch {
-  uint32_t block_epoch, epoch, stamp;
+  uint32_t cluster_epoch, epoch, stamp;
   unsigned thread;
 };
 const AtomicTouch* unordered_atomic(uint64_t address, uint64_t size, bool shared);
@@ -22,6 +22,6 @@ void record_atomic(uint64_t address, uint64_t size);
 void forget_atomics(uint64_t address, uint64_t size);
 
 void begin_launch_history();
-void begin_block_history();
+void begin_cluster_history();
 
 }  // namespace emu

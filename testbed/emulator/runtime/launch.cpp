@@ -22,18 +22,18 @@ namespace {
 constexpr size_t dynamic_shared_alignment = 4096;  // whole pages of the shadow
 
 unsigned char* reserve_shared() {
-  void* base = mmap(nullptr, dynamic_shared_capacity, PROT_READ | PROT_WRITE,
+  void* base = mmap(nullptr, max_cluster * dynamic_shared_capacity, PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED) abort();
   static_assert(dynamic_shared_alignment == page_bytes);
   return static_cast<unsigned char*>(base);
 }
 
-struct BlockStart {
+struct ClusterStart {
   uint32_t epoch;
-  uint64_t block;
+  uint64_t cluster;
 };
-std::vector<BlockStart> starts;
+std::vector<ClusterStart> starts;
 
 uint64_t offset_in_library(uint64_t code) {
   Dl_info info;
@@ -41,20 +41,40 @@ uint64_t offset_in_library(uint64_t code) {
   return code - reinterpret_cast<uint64_t>(info.dli_fbase);
 }
 
-EmuDim block_at(uint64_t flat) {
-  const EmuDim& grid = machine.grid_dim;
-  return {unsigned(flat % grid.x), unsigned(flat / grid.x % grid.y),
-          unsigned(flat / grid.x / grid.y)};
+EmuDim at(uint64_t flat, const EmuDim& size) {
+  return {unsigned(flat % size.x), unsigned(flat / size.x % size.y), unsigned(flat / size.x / size.y)};
+}
+uint64_t flat(const EmuDim& index, const EmuDim& size) {
+  return index.x + size.x * (index.y + uint64_t(size.y) * index.z);
+}
+uint64_t count(const EmuDim& size) { return uint64_t(size.x) * size.y * size.z; }
+
+// The grid counted in clusters.
+EmuDim clusters() {
+  const EmuDim &grid = machine.grid_dim, &cluster = machine.cluster_dim;
+  return {grid.x / cluster.x, grid.y / cluster.y, grid.z / cluster.z};
 }
 
-// Blocks may run in any order; a kernel must not care.
-std::vector<uint64_t> block_order(const Launch& launch) {
-  const EmuDim& grid = machine.grid_dim;
+uint64_t cluster_of(uint64_t block) {
+  const EmuDim index = at(block, machine.grid_dim), &cluster = machine.cluster_dim;
+  return flat({index.x / cluster.x, index.y / cluster.y, index.z / cluster.z}, clusters());
+}
+
+EmuDim block_of(uint64_t cluster, unsigned rank) {
+  const EmuDim first = at(cluster, clusters()), &size = machine.cluster_dim, own = at(rank, size);
+  return {first.x * size.x + own.x, first.y * size.y + own.y, first.z * size.z + own.z};
+}
+
+// Clusters may run in any order; a kernel must not care.
+std::vector<uint64_t> cluster_order(const Launch& launch) {
   std::vector<uint64_t> order;
   if (launch.blocks) {
-    order.assign(launch.blocks, launch.blocks + launch.block_count);
+    for (uint64_t i = 0; i < launch.block_count; ++i) {
+      const uint64_t cluster = cluster_of(launch.blocks[i]);
+      if (std::find(order.begin(), order.end(), cluster) == order.end()) order.push_back(cluster);
+    }
   } else {
-    order.resize(uint64_t(grid.x) * grid.y * grid.z);
+    order.resize(count(clusters()));
     std::iota(order.begin(), order.end(), uint64_t{0});
   }
   if (launch.schedule == Schedule::descending) std::reverse(order.begin(), order.end());
@@ -63,7 +83,7 @@ std::vector<uint64_t> block_order(const Launch& launch) {
   return order;
 }
 
-// Shared memory begins each block without content. No kernel gets to see it, since reading what
+// Shared memory begins each cluster without content. No kernel gets to see it, since reading what
 // nobody wrote is a fault: should that check ever fail, the values still look wrong.
 void blank_shared() {
   Launch& launch = *machine.launch;
@@ -85,9 +105,11 @@ void begin_launch(Launch& launch) {
   machine.tick = 0;
   machine.grid_dim = {launch.grid[0], launch.grid[1], launch.grid[2]};
   machine.block_dim = {launch.block[0], launch.block[1], launch.block[2]};
+  machine.cluster_dim = {launch.cluster[0], launch.cluster[1], launch.cluster[2]};
+  machine.cluster_size = unsigned(count(machine.cluster_dim));
   machine.threads_count = launch.block[0] * launch.block[1] * launch.block[2];
   machine.warps_count = (machine.threads_count + warp_size - 1) / warp_size;
-  memset(static_cast<void*>(machine.warps), 0, sizeof(Warp) * machine.warps_count);
+  each_warp([](unsigned w) { memset(static_cast<void*>(&machine.warps[w]), 0, sizeof(Warp)); });
   machine.fault = {};
   machine.windows.open(launch.windows, launch.window_count);
   for (uint64_t i = 0; i < launch.window_count; ++i)
@@ -105,20 +127,28 @@ void begin_launch(Launch& launch) {
 
 unsigned char* const dynamic_shared = reserve_shared();
 
-int64_t block_of_epoch(uint32_t epoch) {
+int64_t block_of_epoch(uint32_t epoch, unsigned rank) {
   auto later = std::upper_bound(starts.begin(), starts.end(), epoch,
-                                [](uint32_t e, const BlockStart& s) { return e < s.epoch; });
-  return later == starts.begin() ? -1 : int64_t((later - 1)->block);
+                                [](uint32_t e, const ClusterStart& s) { return e < s.epoch; });
+  if (later == starts.begin()) return -1;
+  return int64_t(flat(block_of((later - 1)->cluster, rank), machine.grid_dim));
 }
 
 void raise(Fault fault) {
   const Thread& thread = *machine.current;
-  fault.block[0] = machine.block_index.x;
-  fault.block[1] = machine.block_index.y;
-  fault.block[2] = machine.block_index.z;
+  const EmuDim& block = machine.blocks[thread.rank].index;
+  fault.block[0] = block.x;
+  fault.block[1] = block.y;
+  fault.block[2] = block.z;
   fault.thread[0] = thread.index.x;
   fault.thread[1] = thread.index.y;
   fault.thread[2] = thread.index.z;
+  if (fault.other_thread >= 0) {
+    const unsigned rank = rank_of(unsigned(fault.other_thread));
+    if (fault.other_block < 0 && rank != thread.rank)
+      fault.other_block = int64_t(flat(machine.blocks[rank].index, machine.grid_dim));
+    fault.other_thread %= int32_t(max_threads);
+  }
   fault.code = offset_in_library(fault.code);
   fault.other_code = offset_in_library(fault.other_code);
   machine.fault = fault;
@@ -134,14 +164,13 @@ using namespace emu;
 // 0, or 1 with *fault filled in.
 EMU_API int emu_launch(Launch* launch, Fault* fault) {
   begin_launch(*launch);
-  for (uint64_t block : block_order(*launch)) {
-    machine.block = block;
-    machine.block_index = block_at(block);
-    machine.block_epoch = ++machine.epoch;
-    starts.push_back({machine.block_epoch, block});
-    begin_block_history();
+  for (uint64_t cluster : cluster_order(*launch)) {
+    for (unsigned rank = 0; rank < machine.cluster_size; ++rank)
+      machine.blocks[rank].index = block_of(cluster, rank);
+    starts.push_back({machine.epoch + 1, cluster});
+    begin_cluster_history();
     blank_shared();
-    run_block();
+    run_cluster();
     if (machine.fault.kind != Kind::none) break;
   }
   machine.windows.collect_registered(launch->read_bytes, launch->written_bytes);
@@ -189,10 +218,14 @@ EMU_API int emu_image(void* symbol, uint64_t* start, uint64_t* end) {
 }
 
 EMU_API EmuDim emu_thread_index() { return machine.current->index; }
-EMU_API EmuDim emu_block_index() { return machine.block_index; }
+EMU_API EmuDim emu_block_index() { return machine.blocks[machine.current->rank].index; }
 EMU_API EmuDim emu_block_dim() { return machine.block_dim; }
 EMU_API EmuDim emu_grid_dim() { return machine.grid_dim; }
-EMU_API unsigned char* emu_dynamic_shared() { return dynamic_shared; }
+EMU_API EmuDim emu_cluster_dim() { return machine.cluster_dim; }
+EMU_API unsigned emu_cluster_rank() { return machine.current->rank; }
+EMU_API unsigned char* emu_dynamic_shared() {
+  return dynamic_shared + machine.current->rank * dynamic_shared_capacity;
+}
 
 namespace {
 [[noreturn]] void stop(Kind kind, Access access, uint64_t address, uint64_t size, void* code) {

@@ -1,5 +1,6 @@
 // The state of the launch at hand: its threads, warps and clocks. One launch runs at a time, and
-// its blocks run one after another, so there is one of everything.
+// its clusters run one after another, so there is one of everything. A block of a kernel without
+// clusters is a cluster of its own.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -13,10 +14,10 @@
 namespace emu {
 
 constexpr unsigned warp_size = 32;
-constexpr unsigned max_warps = max_threads / warp_size;
+constexpr unsigned max_warps = max_threads / warp_size;  // of a block
 
 // Where a thread that cannot run has got to; of one that can it means nothing.
-enum class State : uint8_t { running, at_barrier, at_warp_op, done };
+enum class State : uint8_t { running, at_barrier, at_warp_op, done, at_cluster_barrier };
 
 // A place in the kernel: the instruction, and the calls that led to it. Two inlined copies of
 // one source line are two places, and so are two calls of one function.
@@ -36,15 +37,22 @@ struct WarpRequest {
 constexpr unsigned max_depth = 30;
 
 struct Thread {
-  // The same in every block of a launch.
+  // The same in every cluster of a launch.
   uintptr_t stack_low;
   EmuDim index;
-  unsigned number, warp, lane;
+  unsigned number;  // in the cluster: max_threads times the block's rank, and the number there
+  unsigned warp, lane;
+  unsigned rank;  // of its block
 
   Context context;
   State state;
-  uint32_t stamp;  // of the last warp operation that this thread took part in
-  Place place;     // where it waits
+  bool arrived;     // at the cluster's barrier, and has not waited yet
+  uint32_t phase;   // of the cluster's barrier when it arrived
+  uint32_t epoch;   // of what it does now
+  uint32_t floor;   // what its block did in epochs before this one, happened before now
+  uint32_t joined;  // the same of all blocks of the cluster; 0 before its first barrier
+  uint32_t stamp;   // of the last warp operation that this thread took part in
+  Place place;      // where it waits
   WarpRequest request;
   uint64_t result;  // of a warp operation
   int64_t spun;     // accesses since it last waited, up to the slice at hand
@@ -73,20 +81,38 @@ struct Barrier {
   uint64_t votes; // how many predicates were not zero
 };
 
+struct Block {
+  EmuDim index;
+  Barrier barrier;
+  uint64_t counted;  // the result of the last barrier: all read it before the next completes
+  unsigned live;     // threads
+  uint32_t joined;   // the most that a thread of it knows
+  uint32_t visited;  // the last epoch in which another block accessed its shared memory
+};
+
+// The cluster's barrier. The epochs of what follows an arrival lie above `next`, those of what comes
+// before it below: so what is below happened before all that follows the wait.
+struct ClusterBarrier {
+  unsigned arrived;
+  uint32_t phase;   // how often it has completed
+  uint32_t next;
+  uint32_t after;   // the last epoch above `next` that was given
+  uint32_t joined;  // `next` of the phase before
+};
+
 enum class Schedule : uint32_t { ascending, descending, shuffled, preempted, run_ahead };
 
 // Mirrored field by field in runtime.py.
 struct Launch {
-  void (*invoke)(void**);
+  void (*const* invokes)(void**);  // for each rank: its block has shared memory of its own there
   void** values;
-  uint32_t grid[3], block[3];
+  uint32_t grid[3], block[3], cluster[3];
+  Schedule schedule;
   uint64_t shared_bytes;
   Window* windows;
   uint64_t window_count;
   const uint64_t* blocks;  // the only blocks to run, by flat number; nullptr: all
   uint64_t block_count;
-  Schedule schedule;
-  uint32_t padding;
   uint64_t seed;
   uint64_t read_bytes, written_bytes;  // results: what went through registered windows
   uint64_t accesses, switches;         // results: how much work the emulator did
@@ -95,41 +121,60 @@ struct Launch {
 struct Machine {
   Launch* launch = nullptr;
   Thread* current = nullptr;
-  unsigned threads_count = 0, warps_count = 0;
-  EmuDim block_index{}, block_dim{}, grid_dim{};
-  uint64_t block = 0;  // flat number
+  unsigned threads_count = 0, warps_count = 0;  // of a block
+  unsigned cluster_size = 0;
+  EmuDim block_dim{}, grid_dim{}, cluster_dim{};
 
-  uint32_t epoch = 0;         // now
-  uint32_t block_epoch = 0;   // the first of this block
-  uint32_t launch_epoch = 0;  // the first of this launch
-  uint32_t tick = 0;          // the last stamp given
-  uint32_t block_tick = 0;    // the stamp that threads of this block start with
+  uint32_t epoch = 0;          // the last one given, but for those above the cluster's `next`
+  uint32_t cluster_epoch = 0;  // the first of this cluster
+  uint32_t launch_epoch = 0;   // the first of this launch
+  uint32_t tick = 0;           // the last stamp given
+  uint32_t cluster_tick = 0;   // the stamp that threads of this cluster start with
 
   Windows windows;
   Shadow shadow;
   Fault fault{};
   Context host;  // whoever called launch()
-  Barrier barrier{};
-  uint64_t counted = 0;  // the result of the last barrier: all read it before the next completes
-  Thread threads[max_threads];
-  Warp warps[max_warps];
+  ClusterBarrier together{};
+  Block blocks[max_cluster];
+  Thread threads[max_fibers];
+  Warp warps[max_fibers / warp_size];
 };
 
 extern Machine machine;
 extern unsigned char* const dynamic_shared;
-constexpr uint64_t dynamic_shared_capacity = 1 << 20;
+constexpr uint64_t dynamic_shared_capacity = 1 << 20;  // of a block; those of a cluster lie in a row
+// Where mapped addresses lead to that no access may use; a compiler may map before it asks.
+constexpr uint64_t no_rank = uint64_t{1} << 60, not_shared = uint64_t{1} << 61;
 
-// Did an access by `thread` of this block, in `epoch` and under `stamp`, happen before what
+inline unsigned rank_of(unsigned thread) { return thread / max_threads; }
+
+// Calls visit(thread) for each of a block.
+template <class Visit>
+void each_thread(unsigned rank, Visit visit) {
+  for (unsigned i = 0; i < machine.threads_count; ++i) visit(machine.threads[rank * max_threads + i]);
+}
+
+// Calls visit(number of the warp) for each of the cluster.
+template <class Visit>
+void each_warp(Visit visit) {
+  for (unsigned rank = 0; rank < machine.cluster_size; ++rank)
+    for (unsigned w = 0; w < machine.warps_count; ++w) visit(rank * max_warps + w);
+}
+
+// Did an access by `thread` of this cluster, in `epoch` and under `stamp`, happen before what
 // the current thread does now?
-inline bool ordered_in_block(uint32_t epoch, unsigned thread, uint32_t stamp) {
+inline bool ordered_in_cluster(uint32_t epoch, unsigned thread, uint32_t stamp) {
   const Thread& now = *machine.current;
-  if (epoch < machine.epoch || thread == now.number) return true;
+  if (epoch < now.joined || thread == now.number) return true;
+  if (rank_of(thread) != now.rank) return false;
+  if (epoch < now.floor) return true;
   if (thread / warp_size != now.warp) return false;
   const Warp& warp = machine.warps[now.warp];
   return stamp < warp.synced || stamp < warp.known[now.lane][thread % warp_size];
 }
 
-// The flat number of the block that an epoch of this launch belongs to.
-int64_t block_of_epoch(uint32_t epoch);
+// The flat number of the block with this rank in the cluster that an epoch of this launch is of.
+int64_t block_of_epoch(uint32_t epoch, unsigned rank);
 
 }  // namespace emu

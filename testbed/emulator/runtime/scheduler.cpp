@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <numeric>
 #include <vector>
 
 #include "warp.h"
@@ -32,15 +31,16 @@ void shuffle(std::vector<T>& items) {
 
 void list_ready() {
   order.clear();
-  for (unsigned w = 0; w < machine.warps_count; ++w)
+  each_warp([](unsigned w) {
     for (uint32_t ready = machine.warps[w].ready(); ready; ready &= ready - 1)
       order.push_back(w * warp_size + unsigned(__builtin_ctz(ready)));
+  });
 }
 
 void new_order() {
   if (schedule() == Schedule::run_ahead) {
-    order.resize(machine.warps_count);
-    std::iota(order.begin(), order.end(), 0u);
+    order.clear();
+    each_warp([](unsigned w) { order.push_back(w); });
   } else {
     list_ready();
   }
@@ -94,17 +94,22 @@ Fault waiting_fault(Kind kind, const Thread& waiter, const Thread* other) {
   return fault;
 }
 
-// Nobody can run, and not because the whole block stands at one barrier.
-[[noreturn]] void raise_stuck() {
+[[noreturn]] void raise_misuse(Misuse misuse, const Thread& thread) {
+  Fault fault = waiting_fault(Kind::cluster, thread, nullptr);
+  fault.detail = uint64_t(misuse);
+  raise(fault);
+}
+
+// Nobody of a block can run, and not because all of it stands at one barrier.
+void raise_if_stuck(unsigned rank) {
   Thread *at_barrier = nullptr, *elsewhere = nullptr, *in_warp_op = nullptr, *returned = nullptr;
-  for (unsigned i = 0; i < machine.threads_count; ++i) {
-    Thread& thread = machine.threads[i];
+  each_thread(rank, [&](Thread& thread) {
     if (thread.state == State::at_warp_op && !in_warp_op) in_warp_op = &thread;
     if (thread.state == State::done && !returned) returned = &thread;
-    if (thread.state != State::at_barrier) continue;
+    if (thread.state != State::at_barrier) return;
     if (!at_barrier) at_barrier = &thread;
     else if (!(thread.place == at_barrier->place) && !elsewhere) elsewhere = &thread;
-  }
+  });
   if (in_warp_op) {
     const Warp& warp = machine.warps[in_warp_op->warp];
     uint32_t missing = in_warp_op->request.mask & warp.live & ~warp.waiting;
@@ -113,41 +118,86 @@ Fault waiting_fault(Kind kind, const Thread& waiter, const Thread* other) {
     raise(waiting_fault(Kind::mask, *in_warp_op, other));
   }
   if (elsewhere) raise(waiting_fault(Kind::barrier, *elsewhere, at_barrier));
-  raise(waiting_fault(Kind::barrier, *at_barrier, returned));
+  if (at_barrier && returned) raise(waiting_fault(Kind::barrier, *at_barrier, returned));
 }
 
-void release_barrier() {
-  machine.counted = machine.barrier.votes;
-  machine.barrier = {};
-  for (unsigned w = 0; w < machine.warps_count; ++w) machine.warps[w].halted = 0;
-  ++machine.epoch;
-  new_order();
+// Nobody can run: somebody waits in vain, in a block or, if it is none, at the cluster's barrier.
+[[noreturn]] void raise_stuck() {
+  for (unsigned rank = 0; rank < machine.cluster_size; ++rank) raise_if_stuck(rank);
+  Thread *waiting = nullptr, *missing = nullptr;
+  for (unsigned rank = 0; rank < machine.cluster_size; ++rank)
+    each_thread(rank, [&](Thread& thread) {
+      if (thread.state == State::at_cluster_barrier && !waiting) waiting = &thread;
+      if (!thread.arrived && !missing) missing = &thread;
+    });
+  raise(waiting_fault(Kind::barrier, *waiting, missing));
+}
+
+// The next barrier interval of a block: above the cluster's `next` if the block has arrived there.
+uint32_t next_epoch(unsigned rank) {
+  ClusterBarrier& together = machine.together;
+  unsigned arrived = 0;
+  each_thread(rank, [&](Thread& thread) { arrived += thread.arrived; });
+  const Thread& first = machine.threads[rank * max_threads];
+  if (arrived && arrived < machine.threads_count) raise_misuse(Misuse::part_arrived, first);
+  if (arrived && first.phase == together.phase) return ++together.after;
+  if (together.arrived && machine.epoch + 1 == together.next) raise_misuse(Misuse::too_many, first);
+  return ++machine.epoch;
+}
+
+void release_barrier(unsigned rank) {
+  Block& block = machine.blocks[rank];
+  block.counted = block.barrier.votes;
+  block.barrier = {};
+  const uint32_t epoch = next_epoch(rank);
+  each_thread(rank, [&](Thread& thread) { thread.epoch = thread.floor = epoch; });
+  for (unsigned w = 0; w < machine.warps_count; ++w) machine.warps[rank * max_warps + w].halted = 0;
+}
+
+// Whether there was one that whole blocks stood at.
+bool release_barriers() {
+  bool released = false;
+  for (unsigned rank = 0; rank < machine.cluster_size; ++rank) {
+    const Barrier& barrier = machine.blocks[rank].barrier;
+    if (barrier.arrived < machine.threads_count || barrier.split) continue;
+    release_barrier(rank);
+    released = true;
+  }
+  if (released) new_order();
+  return released;
 }
 
 bool all_returned() {
-  for (unsigned w = 0; w < machine.warps_count; ++w)
-    if (machine.warps[w].live) return false;
+  for (unsigned rank = 0; rank < machine.cluster_size; ++rank)
+    if (machine.blocks[rank].live) return false;
   return true;
 }
 
-// nullptr when the block is finished.
+// nullptr when the cluster is finished.
 Thread* pick() {
   for (;;) {
     if (Thread* thread = next_ready()) return thread;
     if (all_returned()) return nullptr;
-    if (machine.barrier.arrived < machine.threads_count || machine.barrier.split) raise_stuck();
-    release_barrier();
+    if (!release_barriers()) raise_stuck();
   }
+}
+
+// The last thread of a block returns: nobody may come to its shared memory any more.
+void end_block(Block& block) {
+  if (block.visited && block.visited >= block.joined)
+    raise_misuse(Misuse::ends_early, *machine.current);
 }
 
 void enter() {
   Thread& thread = *machine.current;
-  thread.stamp = machine.block_tick;
+  Block& block = machine.blocks[thread.rank];
+  thread.stamp = machine.cluster_tick;
   thread.spun = 0;
   thread.depth = 0;
   thread.calls[0] = 0;
-  machine.launch->invoke(machine.launch->values);
+  machine.launch->invokes[thread.rank](machine.launch->values);
   thread.state = State::done;
+  if (!--block.live) end_block(block);
   machine.warps[thread.warp].live &= ~(1u << thread.lane);
   leave_warp(thread);
   reschedule();
@@ -158,27 +208,46 @@ void enter() {
 
 void number_threads() {
   const EmuDim& dim = machine.block_dim;
-  for (unsigned number = 0; number < machine.threads_count; ++number) {
-    Thread& thread = machine.threads[number];
-    thread.stack_low = stack_of(number);
-    thread.index = {number % dim.x, number / dim.x % dim.y, number / dim.x / dim.y};
-    thread.number = number;
-    thread.warp = number / warp_size;
-    thread.lane = number % warp_size;
-  }
+  for (unsigned rank = 0; rank < machine.cluster_size; ++rank)
+    for (unsigned i = 0; i < machine.threads_count; ++i) {
+      Thread& thread = machine.threads[rank * max_threads + i];
+      thread.rank = rank;
+      thread.number = rank * max_threads + i;
+      thread.stack_low = stack_of(thread.number);
+      thread.index = {i % dim.x, i / dim.x % dim.y, i / dim.x / dim.y};
+      thread.warp = thread.number / warp_size;
+      thread.lane = i % warp_size;
+    }
 }
 
-void run_block() {
-  machine.block_tick = ++machine.tick;
-  machine.barrier = {};
+namespace {
+void prepare_block(unsigned rank) {
+  Block& block = machine.blocks[rank];
+  block.barrier = {};
+  block.live = machine.threads_count;
+  block.joined = block.visited = 0;
   for (unsigned w = 0; w < machine.warps_count; ++w) {
     unsigned lanes = std::min(warp_size, machine.threads_count - w * warp_size);
-    Warp& warp = machine.warps[w];
+    Warp& warp = machine.warps[rank * max_warps + w];
     warp.members = warp.live = lanes == warp_size ? ~0u : (1u << lanes) - 1;
     warp.waiting = warp.halted = 0;
   }
-  for (unsigned i = 0; i < machine.threads_count; ++i)
-    prepare(machine.threads[i].context, i, enter);
+  const uint32_t epoch = machine.cluster_epoch + rank;
+  each_thread(rank, [&](Thread& thread) {
+    thread.arrived = false;
+    thread.epoch = thread.floor = epoch;
+    thread.joined = 0;
+    prepare(thread.context, thread.number, enter);
+  });
+}
+}  // namespace
+
+void run_cluster() {
+  machine.cluster_tick = ++machine.tick;
+  machine.cluster_epoch = machine.epoch + 1;
+  machine.epoch += machine.cluster_size;
+  machine.together = {};
+  for (unsigned rank = 0; rank < machine.cluster_size; ++rank) prepare_block(rank);
   new_order();
   start_slice();
   machine.current = pick();
@@ -193,6 +262,15 @@ void reschedule() {
   ++machine.launch->switches;
   machine.current = to;
   switch_to(from.context, to ? to->context : machine.host);
+}
+
+void wake_cluster() {
+  for (unsigned rank = 0; rank < machine.cluster_size; ++rank)
+    each_thread(rank, [](Thread& thread) {
+      if (thread.state != State::at_cluster_barrier) return;
+      thread.state = State::running;
+      machine.warps[thread.warp].halted &= ~(1u << thread.lane);
+    });
 }
 
 void pause(uint64_t code) {

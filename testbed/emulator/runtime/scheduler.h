@@ -28,8 +28,11 @@ extern Random scheduling;
 // Tells the launch's threads who they are.
 void number_threads();
 
-// Runs every thread of the block that machine.block_index names, until all have returned.
-void run_block();
+// Runs every thread of the blocks that machine.blocks names, until all have returned.
+void run_cluster();
+
+// What the cluster's barrier held up can run.
+void wake_cluster();
 
 // The current thread's state is set: run others, and come back when it is ready again.
 void reschedule();

@@ -9,14 +9,16 @@
 
 namespace emu {
 
-// An epoch is one barrier interval of one block; numbers only grow, over all launches.
+// An epoch is one barrier interval of one block; numbers only grow, over all launches. Threads are
+// numbered through a cluster (see machine.h).
 // A stamp orders the lanes of one warp inside an epoch (see machine.h).
 struct Cell {
   uint32_t write_epoch, write_stamp;
   uint32_t read_epoch, read_stamp;
   uint32_t read_lanes;  // lanes of one warp whose reads no order relates
-  uint16_t writer : 10, initialised : 1, atomic : 1;
-  uint16_t reader : 10, many_warps : 1, other_block : 1;
+  uint16_t writer : 13, initialised : 1, atomic : 1;
+  // `scattered`: several threads of the cluster have read, the last of them in `read_epoch`.
+  uint16_t reader : 13, many_warps : 1, other_block : 1, scattered : 1;
 };
 static_assert(sizeof(Cell) == 24, "the shadow's size decides its speed");
 

@@ -27,7 +27,7 @@ Thread& lane_of(const Thread& thread, unsigned lane) {
   fault.window = no_window;
   fault.other_block = -1;
   fault.other_thread = other_lane < 0 ? -1 : int32_t(at.warp * warp_size + other_lane);
-  if (other_lane >= 0 && lane_of(at, other_lane).number < machine.threads_count)
+  if (other_lane >= 0 && lane_of(at, other_lane).number % max_threads < machine.threads_count)
     fault.other_code = lane_of(at, other_lane).place.code;
   fault.detail = detail;
   raise(fault);
@@ -138,10 +138,10 @@ EMU_API int emu_barrier(int predicate) {
   thread.state = State::at_barrier;
   thread.spun = 0;
   machine.warps[thread.warp].halted |= bit(thread.lane);
-  Barrier& barrier = machine.barrier;
+  Barrier& barrier = machine.blocks[thread.rank].barrier;
   if (!barrier.arrived++) barrier.place = thread.place;
   barrier.split |= !(thread.place == barrier.place);
   barrier.votes += uint64_t(predicate);
   reschedule();
-  return int(machine.counted);
+  return int(machine.blocks[thread.rank].counted);
 }

@@ -21,6 +21,8 @@ struct Window {
   uint32_t used;     // registered windows: are the counters listed to be summed?
   uint64_t read_bytes, written_bytes;
   int64_t id;
+  uint32_t rank;  // of the block in its cluster that shared memory belongs to
+  uint32_t padding;
 
   bool holds(uint64_t address, uint64_t size) const {
     return address >= start && address < end && size <= end - address;

@@ -1,7 +1,8 @@
 // Loads, stores and atomics: each goes through the emulator's runtime, which checks it.
 //
-// Generic addresses are the host's. Those in shared memory count from the block's first byte,
-// those of parameters from the first byte of the launch's.
+// Generic addresses are the host's. Those in shared memory count from the block's first byte; those
+// of another block of the cluster, or mapped to its own, from a multiple of 2^20 by its rank and one.
+// Those of parameters count from the first byte of the launch's.
 #pragma once
 
 #include "abi.h"
@@ -23,6 +24,22 @@ CHECKS(1) CHECKS(2) CHECKS(4) CHECKS(8) CHECKS(16)
 
 static const u64 shared_bytes = 1 << 20;  // more than any block has
 OP u64 shared_base() { return (u64)emu_dynamic_shared(); }
+OP u64 cluster_base() { return shared_base() - emu_cluster_rank() * shared_bytes; }
+static const unsigned most_blocks = 8;  // of a cluster
+
+// The generic address of one in shared memory, and the other way round.
+OP u64 shared_address(u64 address) {
+  return address < shared_bytes ? shared_base() + address : cluster_base() + (address - shared_bytes);
+}
+OP u64 shared_offset(u64 address) {
+  if (address - shared_base() < shared_bytes) return address - shared_base();
+  return address - cluster_base() + shared_bytes;
+}
+// Either for the same place in another block; beyond all of them if there is no such block.
+OP u64 mapped(u64 address, u32 rank) { return (u64)emu_map_shared((const void*)address, rank); }
+OP u64 mapped_shared(u64 address, u32 rank) {
+  return (1 + (rank < most_blocks ? rank : most_blocks)) * shared_bytes + address % shared_bytes;
+}
 
 template <int Size> OP void check(u64 address, bool write) {
   if constexpr (Size == 32) {
@@ -47,7 +64,7 @@ template <int Size> OP u8* generic(u64 address, bool write) {
   return (u8*)address;
 }
 template <int Size> OP u8* global(u64 address, bool write) {
-  if (address - shared_base() < shared_bytes)
+  if (address - cluster_base() < most_blocks * shared_bytes)
     stop(out_of_bounds, write ? writing : reading, address, Size);
   check<Size>(address, write);
   return (u8*)address;
@@ -56,6 +73,13 @@ template <int Size> OP u8* shared(u64 address, bool write) {
   if (address >= shared_bytes) stop(out_of_bounds, write ? writing : reading, address, Size);
   check<Size>(shared_base() + address, write);
   return (u8*)(shared_base() + address);
+}
+// The same of any block of the cluster.
+template <int Size> OP u8* cluster(u64 address, bool write) {
+  if (address >= (1 + most_blocks) * shared_bytes)
+    stop(out_of_bounds, write ? writing : reading, address, Size);
+  check<Size>(shared_address(address), write);
+  return (u8*)shared_address(address);
 }
 // Memory of one thread alone, or the launch's parameters: between `start` and `end`.
 template <int Size> OP u8* within(u64 address, bool write, const u8* start, u64 bytes) {

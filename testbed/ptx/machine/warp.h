@@ -20,6 +20,25 @@ OP u32 lanemask_ge() { return ~lanemask_lt(); }
 inline u64 clock_ticks;
 OP u64 clock64() { return clock_ticks += 1 << 20; }
 
+OP EmuDim clusterid() {
+  const EmuDim block = emu_block_index(), size = emu_cluster_dim();
+  return {block.x / size.x, block.y / size.y, block.z / size.z};
+}
+OP EmuDim nclusterid() {
+  const EmuDim grid = emu_grid_dim(), size = emu_cluster_dim();
+  return {grid.x / size.x, grid.y / size.y, grid.z / size.z};
+}
+OP EmuDim cluster_ctaid() {
+  const EmuDim block = emu_block_index(), size = emu_cluster_dim();
+  return {block.x % size.x, block.y % size.y, block.z % size.z};
+}
+OP EmuDim cluster_nctaid() { return emu_cluster_dim(); }
+OP u32 cluster_ctarank() { return emu_cluster_rank(); }
+OP u32 cluster_nctarank() {
+  const EmuDim size = emu_cluster_dim();
+  return size.x * size.y * size.z;
+}
+
 // shfl: lanes stand in segments, and `c` holds the mask of what numbers a segment, and a limit.
 // A lane whose partner lies beyond the limit keeps its own value, and its predicate is false.
 enum Shuffle { up, down, bfly, idx };

@@ -261,6 +261,33 @@ def test_shared_memory_beyond_the_usual_is_asked_for(cuda):
     np.testing.assert_array_equal(cuda.values(x), BEFORE[::-1])
 
 
+CLUSTERS = """
+extern "C" __global__ void __cluster_dims__(2) exchange(float* x) {
+  __shared__ float given[32];
+  __cluster_barrier_arrive();
+  __cluster_barrier_wait();
+  const int rank = __clusterRelativeBlockRank();
+  float* const there = static_cast<float*>(__cluster_map_shared_rank(given, 1 - rank));
+  there[threadIdx.x] = x[blockDim.x * blockIdx.x + threadIdx.x];
+  __cluster_barrier_arrive();
+  __cluster_barrier_wait();
+  x[blockDim.x * blockIdx.x + threadIdx.x] = given[threadIdx.x];
+}
+"""
+
+
+def test_clusters_of_blocks(cuda):
+    options = [o.replace("=sm_", "=compute_") for o in cupy_options((), 90)]
+    module = cuda.made("cuModuleLoadData", kept_ptx(CLUSTERS, tuple(options)).encode())
+    function, x = cuda.made("cuModuleGetFunction", module, b"exchange"), cuda.array()
+    arguments = (c_void_p * 1)(ctypes.addressof(x))
+    block = *(16, 1, 1), 0, None
+    cuda("cuLaunchKernel", function, *(3, 1, 1), *block, arguments, None, code=912)
+    cuda("cuLaunchKernel", function, *(2, 1, 1), *block, arguments, None)
+    expected = np.concatenate([BEFORE[16:32], BEFORE[:16], BEFORE[32:]])
+    np.testing.assert_array_equal(cuda.values(x), expected)
+
+
 # Graphs
 
 
