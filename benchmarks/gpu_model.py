@@ -83,7 +83,8 @@ class Recorder(IdleDevice):
     """Does nothing, and remembers what it was to launch."""
 
     def __init__(self, card: Card) -> None:
-        super().__init__(multiprocessors=card.multiprocessors, max_shared_memory=card.shared)
+        sizes = {"multiprocessors": card.multiprocessors, "max_shared_memory": card.shared}
+        super().__init__(clusters=card.sm >= 90, **sizes)
         self.launches: list[Launch] = []
 
     def compile(self, source: str, options: tuple[str, ...] = ()) -> Any:  # noqa: ARG002
@@ -135,8 +136,12 @@ def works() -> Iterator[Work]:
 def _norms() -> Iterator[Work]:
     for name in ("layer_norm_grad", "rms_norm_grad"):
         counted = {"layer_norm_grad": (name, "layer_norm_grad")}
-        for kernel in ("row_sums_of_gradient", "apply_gradient"):
-            counted[kernel] = "layer_norm_grad of wide rows", kernel
+        for rows, kernel in (
+            ("wide", "layer_norm_grad_cluster"),
+            ("the widest", "row_sums_of_gradient"),
+            ("the widest", "apply_gradient"),
+        ):
+            counted[kernel] = f"layer_norm_grad of {rows} rows", kernel
         for dtype in ("bfloat16", "float16", "float32"):
             for m, d in GPU_NORMS:
                 call = partial(_gradient, name, (m, d), dtype)

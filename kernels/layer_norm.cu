@@ -20,9 +20,17 @@
 // CHUNKS * VEC >= width: a thread then loads its part of a row once, all loads in flight together,
 // and keeps it in registers. With CHUNKS = 0 a row may have any length, and is read once for each
 // of its sums and again for y.
+//
+// CLUSTERED = 1, with CHUNKS > 0: a row has a cluster of blocks (cluster.cuh). blockDim = (x, 1), x a
+// multiple of 32 and at most 512 with CLUSTER * x * CHUNKS * VEC >= width; gridDim.x a multiple of
+// CLUSTER.
 
 #include "row_starts.cuh"
 #include "rows.cuh"
+
+#ifndef CLUSTERED
+#define CLUSTERED 0
+#endif
 
 typedef Wide<DATA_T>::type A;
 
@@ -47,6 +55,24 @@ constexpr bool FEW = false;
 #endif
 constexpr int NORMALIZED = FEW && !CHUNKS ? 2 : GROUP;
 
+// How many blocks share a row; the slots of one sum, and the sum over the threads of a row.
+#if CLUSTERED
+#include "cluster.cuh"
+constexpr int ROW_BLOCKS = CLUSTER;
+#define IN_CLUSTERS __cluster_dims__(CLUSTER)
+template <typename T> using RowSlots = ClusterSlots<T>;
+template <typename T> __device__ __forceinline__ T sums_of_row(T value, RowSlots<T>& slots, int turn) {
+    return cluster_sums(value, slots, turn);
+}
+#else
+constexpr int ROW_BLOCKS = 1;
+#define IN_CLUSTERS
+template <typename T> struct RowSlots { T totals[2 * WARP]; };
+template <typename T> __device__ __forceinline__ T sums_of_row(T value, RowSlots<T>& slots, int turn) {
+    return row_sums(value, slots.totals, turn);
+}
+#endif
+
 // The numbers of arrays in a layout.
 enum { X, Y, RESIDUAL, S };
 
@@ -59,9 +85,14 @@ struct Row {
 #endif
 };
 
+// A thread's number in its row.
+__device__ __forceinline__ int row_thread() {
+    return static_cast<int>(blockIdx.x % ROW_BLOCKS * blockDim.x + threadIdx.x);
+}
+
 // The first column of a thread's k-th pack.
 __device__ __forceinline__ Index column_of(Index k) {
-    return (k * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * VEC;
+    return (k * static_cast<int>(ROW_BLOCKS * blockDim.x) + row_thread()) * VEC;
 }
 
 // A thread's packs from the k-th on; zeros beyond the end of the row.
@@ -203,8 +234,8 @@ __device__ __forceinline__ Pair<double> share_of_moments(const Row& row, A centr
 struct Moments { double mean, variance; };
 
 struct Slots {
-    double sums[2 * WARP];
-    Pair<double> moments[2 * WARP];
+    RowSlots<double> sums;
+    RowSlots<Pair<double>> moments;
 };
 
 // `share` is 1 / width. All threads of the block must call it, also for a row beyond the last.
@@ -212,8 +243,8 @@ __device__ __forceinline__ Moments moments_of(
     const Row& row, double share, Slots& slots, int turn
 ) {
     A centre = {0};
-    if (CENTRED) centre = narrow<A>(__dmul_rn(row_sums(share_of_sum(row), slots.sums, turn), share));
-    const Pair<double> sums = row_sums(share_of_moments(row, centre), slots.moments, turn);
+    if (CENTRED) centre = narrow<A>(__dmul_rn(sums_of_row(share_of_sum(row), slots.sums, turn), share));
+    const Pair<double> sums = sums_of_row(share_of_moments(row, centre), slots.moments, turn);
     const double correction = CENTRED ? __dmul_rn(sums.first, share) : 0;
     const double variance = fused(-correction, correction, __dmul_rn(sums.second, share));
     return {exactly(centre) + correction, variance < 0 ? 0 : variance};
@@ -245,7 +276,7 @@ __device__ __forceinline__ void normalize_row(
 }
 
 // Addresses of rows at strides take registers.
-extern "C" __global__ void __launch_bounds__(STRIDED ? 512 : 1024, 1) layer_norm(
+extern "C" __global__ void __launch_bounds__(STRIDED || CLUSTERED ? 512 : 1024, 1) IN_CLUSTERS layer_norm(
     const DATA_T* x, const PARAM_T* scale, const PARAM_T* bias, DATA_T* y, STAT_T* mean,
     STAT_T* inv_std, i64 rows, i64 width, double eps
 #if STRIDED
@@ -256,12 +287,15 @@ extern "C" __global__ void __launch_bounds__(STRIDED ? 512 : 1024, 1) layer_norm
     const Layout layout = {};
 #endif
     __shared__ Slots slots;
-    const i64 step = static_cast<i64>(gridDim.x) * blockDim.y;
+    const i64 step = static_cast<i64>(gridDim.x / ROW_BLOCKS) * blockDim.y;
     const double share = 1.0 / width;
     const i64 end = (sample() + 1) * rows;
-    i64 first = sample() * rows + static_cast<i64>(blockIdx.x) * blockDim.y;
+    i64 first = sample() * rows + static_cast<i64>(blockIdx.x / ROW_BLOCKS) * blockDim.y;
     scale = of_sample(scale, width);
     bias = of_sample(bias, width);
+#if CLUSTERED
+    cluster_barrier();
+#endif
     for (int turn = 0; first < end; first += step, ++turn) {
         const i64 row = first + threadIdx.y;
         const bool inside = row < end;
@@ -279,7 +313,7 @@ extern "C" __global__ void __launch_bounds__(STRIDED ? 512 : 1024, 1) layer_norm
         const Moments of = moments_of(own, share, slots, turn);
         if (!inside) continue;
         const double factor = 1 / sqrt(of.variance + eps);
-        if (threadIdx.x == 0) {
+        if (row_thread() == 0) {
             if (CENTRED) mean[row] = narrow<STAT_T>(of.mean);
             inv_std[row] = narrow<STAT_T>(factor);
         }

@@ -192,7 +192,7 @@ class CuPy(Backend):
         return mock.patch.object(engines, "_taken_by_cudnn", return_value=False)
 
     @contextmanager
-    def sized(self, *, multiprocessors, max_shared_memory):
+    def sized(self, *, multiprocessors, max_shared_memory, clusters):
         """As if the GPU had so many multiprocessors, each with as many blocks as the emulator's.
 
         How many a kernel's registers allow decides grids too. Of shared memory the GPU must have
@@ -208,6 +208,7 @@ class CuPy(Backend):
         if device.max_shared_memory < max_shared_memory:
             pytest.skip("long rows take another path on this GPU")
         device.multiprocessors, device.max_shared_memory = multiprocessors, max_shared_memory
+        device.clusters = clusters
         device.resident = EmulatedDevice(max_shared_memory=max_shared_memory).resident
         with mock.patch.dict(_cuda.backends, {number: _cuda.CudaBackend(device)}), self.active():
             yield self.asarray

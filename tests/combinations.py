@@ -1,6 +1,8 @@
 """Every kernel file with every set of macros that an operation may ask for on any GPU."""
 
+from collections.abc import Container
 from functools import cache
+from typing import NamedTuple
 
 from gradkit._calls.backend import OPERATIONS, names_in
 from gradkit._calls.rows import RowOperations
@@ -10,8 +12,24 @@ from gradkit._cuda.launch.kernels import Combination
 from gradkit._dtypes import FLOATS
 from testbed.emulator import IdleDevice
 
-# Of shared memory that a block may have: on a T4, V100, RTX 4090, A100 and H100.
-ON_GPUS = tuple(kib << 10 for kib in (64, 96, 99, 163, 227))
+
+class Gpu(NamedTuple):
+    """What the choice of a kernel depends on."""
+
+    max_shared_memory: int  # of a block
+    clusters: bool
+
+    @property
+    def idle(self) -> IdleDevice:
+        """Such a device, which launches nothing."""
+        return IdleDevice(**self._asdict())
+
+
+# T4, V100, RTX 4090, A100, H100 and RTX 5090.
+ON_GPUS = (
+    *(Gpu(kib << 10, clusters=False) for kib in (64, 96, 99, 163)),
+    *(Gpu(kib << 10, clusters=True) for kib in (227, 99)),
+)
 
 
 @cache
@@ -19,9 +37,14 @@ def combinations(*operations: str) -> tuple[Combination, ...]:
     """What operations (default: all) may need for any dtypes, each combination once."""
     found = {}
     chosen = set(operations or OPERATIONS)
-    for memory in ON_GPUS:
-        backend = CudaBackend(DryDevice(IdleDevice(max_shared_memory=memory)))
+    for gpu in ON_GPUS:
+        backend = CudaBackend(DryDevice(gpu.idle))
         for file, macros in asked_by(backend, chosen, FLOATS.keys()):
             found[file, *sorted(macros.items())] = file, macros
-        chosen &= {*names_in(RowOperations)}  # what holds a long row depends on the memory
+        chosen &= {*names_in(RowOperations)}  # what holds a long row depends on the GPU
     return tuple(found.values())
+
+
+def compiles_for(architecture: int, file: str, macros: Container[str]) -> bool:
+    """Whether an architecture has what a file with macros of these names needs."""
+    return architecture >= 90 or not (file == "layer_norm_grad_cluster" or "CLUSTERED" in macros)

@@ -35,9 +35,10 @@ from gradkit._dtypes import (
 Fields: TypeAlias = Iterator[dict[str, Any]]  # of calls; also such as a record does not have
 
 _PACKS = 8, 4, 2  # elements; of the widest dtypes, the first are several packs
+_LENGTHS = 32, 4080, 6128, 8176, 12272, 32752, 49136, 65536, 262144
 _WIDTHS = (  # of rows, for each way to hold one: of packs of elements, then of single ones
-    *(length + pack for pack in _PACKS for length in (32, 4080, 6128, 8176, 12272, 32752)),
-    *(31, 2047, 4095, 5119, 8191, 10239, 32767),
+    *(length + pack for pack in _PACKS for length in _LENGTHS),
+    *(31, 2047, 4095, 5119, 8191, 10239, 32767, 49151),
 )
 _RUNS = (*(56 + pack for pack in _PACKS), 63)
 _IMAGES = (*((2, 2, run) for run in _RUNS), *((2, run, 1) for run in _RUNS))  # channels last or not
@@ -60,7 +61,7 @@ class DryDevice:
 
     def __init__(self, like: Device):
         self.number, self.multiprocessors = like.number, like.multiprocessors
-        self.max_shared_memory = like.max_shared_memory
+        self.max_shared_memory, self.clusters = like.max_shared_memory, like.clusters
 
     def cuda_stream(self) -> None:
         """Leave NVIDIA's libraries out of it."""

@@ -18,7 +18,7 @@ from gradkit._cuda.launch.buffers import (
     writable_like,
 )
 from gradkit._cuda.launch.device import Device
-from gradkit._cuda.launch.grids import row_blocks
+from gradkit._cuda.launch.grids import CLUSTER, row_blocks, row_clusters
 from gradkit._cuda.launch.kernels import Launch, kernel, norm_macros, types_of
 from gradkit._cuda.row_launches import RowLaunches
 from gradkit._cuda.row_starts import (
@@ -160,10 +160,16 @@ class _ForwardLaunches(RowLaunches):
 
     def _launch(self, variant: Variant) -> Launch:
         packs = -(-self.width // (_FORWARD_CHUNKS * self.vector))
-        chunks = _FORWARD_CHUNKS if packs <= _FORWARD_THREADS else 0
+        most = _FORWARD_THREADS * (CLUSTER if self.device.clusters else 1)
+        chunks = _FORWARD_CHUNKS if packs <= most else 0
         macros = norm_macros(
             self.types, self.vector, CENTRED=int(bool(self.centred)), CHUNKS=chunks
         )
+        if chunks and packs > _FORWARD_THREADS:
+            macros |= {"CLUSTERED": 1}
+            found = kernel(self.device, "layer_norm", "layer_norm", **macros, **variant.macros)
+            clusters = row_clusters(found, self.rows, packs, self.samples)
+            return Launch(found, (clusters.count * CLUSTER, 1, self.samples), clusters.block)
         found = kernel(self.device, "layer_norm", "layer_norm", **macros, **variant.macros)
         blocks = row_blocks(found, self.rows, packs, _FORWARD_THREADS, samples=self.samples)
         return Launch(found, (blocks.count, 1, self.samples), blocks.block)

@@ -1,8 +1,9 @@
 """The gradients of layer norm and RMS norm, from their input or output, on a GPU.
 
-Rows that fit into a block's registers are read once; longer ones are read twice. Both ways
-leave partial sums over rows behind, which a last kernel adds up. For the longest rows that fit,
-sums over rows lie in shared memory, if the device has enough of it, and so does scale.
+Rows that fit into the registers of a block, or of a cluster of blocks if the device has clusters,
+are read once; longer ones are read twice. Both ways leave partial sums over rows behind, which a
+last kernel adds up. Without clusters the sums over the longest rows that fit lie in shared memory,
+if the device has enough of it, and so does scale.
 """
 
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from gradkit._cuda.launch.buffers import (
     writable_like,
 )
 from gradkit._cuda.launch.device import Device, scratch, workspace
-from gradkit._cuda.launch.grids import row_blocks
+from gradkit._cuda.launch.grids import CLUSTER, CLUSTER_THREADS, row_blocks, row_clusters
 from gradkit._cuda.launch.kernels import (
     Launch,
     LoadedKernel,
@@ -47,7 +48,7 @@ from gradkit._dtypes import (
     dtype_named,
 )
 
-_LONGEST = 512  # threads that work on one row
+_LONGEST = 512  # threads of a block that work on one row
 _WIDE_THREADS = 256
 _SLOTS = 1024  # bytes of shared memory that a kernel takes beside
 _PARTIAL_SHARE = 0.1  # of the bytes of dy, x and dx that partial sums may cost
@@ -81,15 +82,16 @@ Outputs: TypeAlias = tuple[Data, Scale | None, Bias | None]
 
 @dataclass(frozen=True)
 class RowPlan:
-    """One way to hold a row: ``threads`` threads at most, with ``chunks`` packs each.
+    """One way to hold a row: ``threads`` threads of a block at most, with ``chunks`` packs each.
 
     ``shared`` is how many bytes of shared memory the sums over rows take, 0 if they lie in
-    registers.
+    registers; ``blocks``, how many share a row.
     """
 
     chunks: int
     threads: int
     shared: int = 0
+    blocks: int = 1
 
 
 def write_gradient(
@@ -201,8 +203,9 @@ class GradientLaunches(RowLaunches):
     @cached_property
     def _row_plan(self) -> RowPlan | None:
         """How a row is held, if it fits into a block."""
-        for plan in row_plans(self.norm, self.itemsize, self.vector):
-            fits = self.width <= plan.threads * plan.chunks * self.vector
+        clusters = self.device.clusters
+        for plan in row_plans(self.norm, self.itemsize, self.vector, clusters=clusters):
+            fits = self.width <= plan.blocks * plan.threads * plan.chunks * self.vector
             if fits and plan.shared + _SLOTS <= self.device.max_shared_memory:
                 return plan
         return None
@@ -222,6 +225,8 @@ class GradientLaunches(RowLaunches):
         """The kernel that keeps a row in registers."""
         plan = self._row_plan
         assert plan is not None
+        if plan.blocks > 1:
+            return self._by_clusters(plan)
         held = plan.chunks * self.vector
         packs = _LONGEST if plan.shared else -(-self.width // held)
         found, shared = self._one_visit_kernel(PLAIN)
@@ -229,10 +234,22 @@ class GradientLaunches(RowLaunches):
         count = self._fewer(blocks.count) if self.wanted else blocks.count
         return Launch(found, (count, 1, self.samples), blocks.block, shared)
 
+    def _by_clusters(self, plan: RowPlan) -> Launch:
+        """The same of a cluster of blocks."""
+        found, _ = self._one_visit_kernel(PLAIN)
+        packs = -(-self.width // (plan.chunks * self.vector))
+        clusters = row_clusters(found, self.rows, packs, self.samples)
+        count = self._fewer(clusters.count, CLUSTER) if self.wanted else clusters.count
+        return Launch(found, (count * CLUSTER, 1, self.samples), clusters.block)
+
     def _one_visit_kernel(self, variant: Variant) -> tuple[LoadedKernel, int]:
         """The kernel, and the bytes of shared memory that it takes."""
         plan = self._row_plan
         assert plan is not None
+        if plan.blocks > 1:
+            macros = self._macros | {"CHUNKS": plan.chunks} | variant.macros
+            name = "layer_norm_grad_cluster"
+            return kernel(self.device, name, name, **macros), 0
         available = self.device.max_shared_memory
         long, shared = _long(plan, self.types, self.vector, variant, available)
         macros = self._macros | {"CHUNKS": plan.chunks, "LONG": long} | variant.macros
@@ -266,7 +283,7 @@ class GradientLaunches(RowLaunches):
         if not (self.rows and self.width):
             count = 0
         elif self._row_plan is not None:
-            count = self._one_visit.grid[0]
+            count = self._one_visit.grid[0] // self._row_plan.blocks
         else:
             count = self._two_visits[1].grid[1]
         return self.norm.planes, self.samples * count, self.width
@@ -319,7 +336,7 @@ def _long(
     return 2, both
 
 
-def row_plans(norm: GradientKind, itemsize: int, vector: int) -> list[RowPlan]:
+def row_plans(norm: GradientKind, itemsize: int, vector: int, *, clusters: bool) -> list[RowPlan]:
     """The ways to hold a row, from the shortest rows to the longest.
 
     A thread holds as many columns as registers allow: columns that come in packs of less than 16
@@ -331,6 +348,11 @@ def row_plans(norm: GradientKind, itemsize: int, vector: int) -> list[RowPlan]:
     most = (16 if whole else 8 if norm.from_output and vector == 1 else 12) // unit
     fewest = 1 if vector > 1 else most // 4
     plans = [RowPlan(fewest, 32), RowPlan(most, _LONGEST)]
+    if clusters:
+        # Addresses of many accesses, and divisions in double precision, leave registers for 8.
+        roomy = vector * accumulated >= 16 and not (norm.from_output and itemsize == 8)
+        held = (8, 16) if roomy else (8,)
+        return [*plans, *(RowPlan(n // unit, CLUSTER_THREADS, 0, CLUSTER) for n in held)]
     full = 24 if itemsize == 8 else 28 if itemsize == 4 and norm.from_output else 32
     if not whole:
         full = 20 if itemsize == 4 else 24

@@ -107,7 +107,8 @@ class EmulatedDevice:
     ``schedule`` is one of `SCHEDULES` and decides which thread goes on where several can; ``seed``
     varies those that draw lots. ``multiprocessors``, and the ``resident_threads`` that one of them
     holds, are what launchers size their grids by: 1 to 3 of the first make every grid-stride loop
-    really loop. ``grid_limit`` clamps ``gridDim.x`` on top of that, either of all kernels or, as a
+    really loop. ``clusters``: whether blocks can form clusters, as from compute capability 9.0 on.
+    ``grid_limit`` clamps ``gridDim.x`` on top of that, either of all kernels or, as a
     mapping, of those named; use it only for kernels whose result does not need the grid that the
     launcher asked for.
     """
@@ -122,6 +123,7 @@ class EmulatedDevice:
         *,
         schedule: str = "ascending",
         seed: int = 0,
+        clusters: bool = False,
         multiprocessors: int = 2,
         max_shared_memory: int = 227 * 1024,
         max_parameter_bytes: int = 4096,
@@ -133,6 +135,7 @@ class EmulatedDevice:
             raise ValueError(f"schedule {schedule!r}: one of {', '.join(SCHEDULES)} is needed")
         self.schedule = schedule
         self.seed = seed
+        self.clusters = clusters
         self.multiprocessors = multiprocessors
         self.max_shared_memory = max_shared_memory
         self.max_parameter_bytes = max_parameter_bytes

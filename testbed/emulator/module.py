@@ -229,6 +229,8 @@ class CheckedKernel:
         return arg.tobytes()
 
     def _run(self, grid: Index, block: Index, arguments: Arguments, shared_mem: int) -> None:
+        if math.prod(self._cluster) > 1 and not self._device.clusters:
+            raise self._refuse("launch", "the device has no clusters")
         if any(blocks % across for blocks, across in zip(grid, self._cluster, strict=True)):
             raise self._refuse("launch", f"grid {grid}: no multiple of the cluster {self._cluster}")
         passed = self._passed(arguments)

@@ -17,7 +17,8 @@ ARCHITECTURES = (80, 90, 100, 120)
 class PtxDevice(EmulatedDevice):
     """Compiles CUDA sources with NVRTC, as CuPy does, and runs their PTX on the CPU, checked.
 
-    ``architecture`` is the compute capability to compile for (90 for 9.0). With ``contracted``
+    ``architecture`` is the compute capability to compile for (90 for 9.0), which decides about
+    ``clusters`` too. With ``contracted``
     every fused multiply-add is made that ptxas may still make of the PTX. With ``counted`` the
     kernels count what they execute. All else is as on an `EmulatedDevice`.
     """
@@ -30,7 +31,7 @@ class PtxDevice(EmulatedDevice):
         counted: bool = False,
         **options: Any,
     ) -> None:
-        super().__init__(**options)
+        super().__init__(**{"clusters": architecture >= 90} | options)
         self.architecture = architecture
         self.contracted = contracted
         self.counted = counted

@@ -10,7 +10,7 @@ THREADS = 64  # of a block
 
 
 def emulated(**options):
-    return EmulatedDevice(**options)
+    return EmulatedDevice(**{"clusters": True} | options)
 
 
 def compiled(**options):
@@ -74,6 +74,12 @@ def test_grids_that_are_no_multiple_of_the_cluster(machine, grid):
         device.compile(WHERE).get_function("where")(grid, (1,), (seen,))
     assert caught.value.kind == "launch"
     assert not seen.any()
+
+
+def test_a_device_without_clusters(machine):
+    with pytest.raises(EmulatorFault, match="launch: kernel sums: the device has no clusters"):
+        row_sums(machine(clusters=False))
+    row_sums(machine(clusters=False), blocks=1)
 
 
 def test_clusters_that_no_device_has_to_take(machine):

@@ -60,6 +60,7 @@ class Current:
     def __init__(self, driver, number):
         self.driver, self.number = driver, number
         self.attributes = {"MultiProcessorCount": 132, "MaxSharedMemoryPerBlockOptin": 232448}
+        self.attributes["ComputeCapabilityMajor"] = 7 + number
 
     def __enter__(self):
         self.before, self.driver.device = self.driver.device, self.number
@@ -114,6 +115,7 @@ def test_what_it_knows_of_its_gpu(cupy):
     errors = (cupy.cuda.driver.CUDADriverError, cupy.cuda.runtime.CUDARuntimeError)
     assert device.launch_errors == errors
     assert all(issubclass(error, Exception) for error in errors)
+    assert [CupyDevice(number).clusters for number in (0, 1, 2, 3)] == [False, False, True, True]
 
 
 def test_each_stream_has_a_key_of_its_own(cupy):

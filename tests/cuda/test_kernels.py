@@ -26,7 +26,7 @@ from testbed.nvrtc import (
     spills,
 )
 from testbed.tools import missing
-from tests.combinations import combinations
+from tests.combinations import combinations, compiles_for
 from tests.operations import records
 
 PARAMETERS = re.compile(r"__global__ void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\(([^{]*)\) \{")
@@ -124,6 +124,7 @@ def nvrtc():
 
 def check_compiles(chosen, arch):
     """No register goes through memory, and a multiprocessor holds enough threads."""
+    chosen = [each for each in chosen if compiles_for(arch, *each)]
     names = {" ".join([file, *options_of(macros)]): (file, macros) for file, macros in chosen}
     sources = {name: (source_of(file), options_of(m)) for name, (file, m) in names.items()}
     rows = compile_table(sources, [arch], workers=1)
@@ -142,7 +143,8 @@ def check_compiles(chosen, arch):
 )
 def test_every_file_compiles_without_spills(file, arch):
     """With one choice of dtypes and macros, each for another GPU; the next test has them all."""
-    check_compiles(KERNELS[FILES[file]][:1], arch)
+    (chosen,) = KERNELS[FILES[file]][:1]
+    check_compiles([chosen], arch if compiles_for(arch, *chosen) else max(ARCHITECTURES))
 
 
 def _chosen():
@@ -169,8 +171,8 @@ def test_every_combination_compiles_without_spills(name, arch):
 def _fewest_threads(file, macros):
     """So many threads must be resident; fewer where each holds many columns or addresses."""
     strided = "STRIDED" in macros
-    many = file in ("layer_norm_grad_wide", "gated_rms_norm_grad")
-    many |= file == "layer_norm" and strided
+    many = file in ("layer_norm_grad_wide", "layer_norm_grad_cluster", "gated_rms_norm_grad")
+    many |= file == "layer_norm" and (strided or "CLUSTERED" in macros)
     if file == "layer_norm_grad":
         bytes_held = macros["CHUNKS"] * macros["VEC"] * (8 if macros["DATA_T"] == "float64" else 4)
         many = bytes_held > (32 if macros["VEC"] > 1 else 16)
@@ -194,6 +196,7 @@ def test_no_64_bit_number_is_narrowed(file, macros):
     [
         ("layer_norm", "layer_norm", 2, 1),  # x in each visit
         ("layer_norm_grad", "layer_norm_grad", 2, 1),  # dy, x; dx
+        ("layer_norm_grad_cluster", "layer_norm_grad_cluster", 2, 1),
         ("layer_norm_grad_wide", "row_sums_of_gradient", 2, 0),
         ("layer_norm_grad_wide", "apply_gradient", 2, 1),
         ("layer_norm_inverse", "layer_norm_inverse", 1, 1),

@@ -24,9 +24,11 @@ from tests.operations import OPERATIONS as ROWS
 from tests.operations import POWER, of
 from tests.tolerances import DTYPES
 
-# Odd to vectors or not; short, long, longer, too long.
+# Odd to vectors or not; short, long, longer, too long, for a block and for a cluster.
 WIDTHS = (5, 64, 65, 512, 4095, 4099, 5120, 7001, 8192, 8193, 12288, 14337, 16392)
-WIDTHS += tuple(16 * packs + rest for packs in (2, 256, 512, 760, 1025) for rest in (2, 4))
+WIDTHS += 40_960, 40_961, 65_600, 131_200
+PACKS = 2, 256, 512, 760, 1025, 2560, 4100
+WIDTHS += tuple(16 * packs + rest for packs in PACKS for rest in (2, 4))
 ORDERS = (1, 2, POWER, np.inf)
 
 
@@ -206,7 +208,7 @@ def test_an_operation_by_itself(make, name, dtypes):
 @pytest.mark.sampled(2)
 @pytest.mark.cuda
 @pytest.mark.parametrize(
-    ("memory", "dtypes"),
+    ("gpu", "dtypes"),
     [
         *zip(
             ON_GPUS,
@@ -216,14 +218,15 @@ def test_an_operation_by_itself(make, name, dtypes):
                 {"float16", "float32"},
                 {"float32"},
                 {"bfloat16", "float32"},
+                {"float16"},
             ],
             strict=True,
         )
     ],
 )
-def test_nothing_is_compiled_in_vain(memory, dtypes):
-    """Whatever shared memory a block of the GPU may have, nor is anything left out."""
-    make, other = (Maker(max_shared_memory=memory) for _ in range(2))
+def test_nothing_is_compiled_in_vain(gpu, dtypes):
+    """Whatever GPU it is, nor is anything left out."""
+    make, other = (Maker(**gpu._asdict()) for _ in range(2))
     gradkit.warmup([make(1, dtype) for dtype in dtypes])
     for call in every_call(other, dtypes):
         run(*call)
@@ -238,24 +241,26 @@ def test_nothing_is_compiled_in_vain(memory, dtypes):
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("memory", ON_GPUS)
+@pytest.mark.parametrize("gpu", ON_GPUS, ids=str)
 @given(data=st.data())
-def test_rows_of_any_width_need_no_more(memory, data):
+def test_rows_of_any_width_need_no_more(gpu, data):
     name = data.draw(st.sampled_from([each.name for each in of("rows")]), "name")
     types = data.draw(st.sampled_from(ROWS[name].types), "types")
-    width = data.draw(st.integers(1, 1 << 16) | st.integers(1, 2048).map(lambda k: 16 * k), "width")
-    make = Maker(max_shared_memory=memory)
+    width = data.draw(
+        st.integers(1, 1 << 19) | st.integers(1, 1 << 14).map(lambda k: 16 * k), "width"
+    )
+    make = Maker(**gpu._asdict())
     one = data.draw(st.sampled_from((make.one, *make.apart)), "one")
     variant = data.draw(st.sampled_from(("", *ROWS[name].variants)), "variant")
     run(ROWS[name], ROWS[name].arguments(one, types, (2, width), variant=variant))
-    known = {(source_of(file), options_of(macros)) for file, macros in warmed(memory, name)}
+    known = {(source_of(file), options_of(macros)) for file, macros in warmed(gpu, name)}
     assert set(make.device.compiled) <= known
 
 
 @cache
-def warmed(memory, name):
+def warmed(gpu, name):
     """What warm-up compiles for one operation on arrays of all dtypes."""
-    backend = CudaBackend(DryDevice(IdleDevice(max_shared_memory=memory)))
+    backend = CudaBackend(DryDevice(gpu.idle))
     return asked_by(backend, [name], set(FLOATS))
 
 

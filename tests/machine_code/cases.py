@@ -9,7 +9,7 @@ from gradkit._cuda.launch.kernels import Macros, options_of, source_of
 from gradkit._cuda.list_tables import CAPACITY, UNIT_CAPACITY
 from gradkit._dtypes import FLOATS, dtype_named
 from testbed.machine_code import Source
-from tests.combinations import combinations
+from tests.combinations import combinations, compiles_for
 
 _NAMES = {row.cxx: row.name for row in FLOATS.values()}
 
@@ -31,6 +31,10 @@ class Case:
     def title(self) -> str:
         """The macros, which tell the case from others of its file."""
         return " ".join(self.macros)
+
+    def compiles_for(self, arch: int) -> bool:
+        """Whether an architecture has what the case needs."""
+        return compiles_for(arch, self.file, {macro.partition("=")[0] for macro in self.macros})
 
     @property
     def source(self) -> Source:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from gradkit._cuda.launch.kernels import options_of, source_of
 from testbed.nvrtc import ARCHITECTURES, Row, compile_table
-from tests.combinations import combinations
+from tests.combinations import combinations, compiles_for
 
 Source = tuple[str, Sequence[str]]
 _BATCH = 50  # combinations between two lines of progress
@@ -37,8 +37,16 @@ def compiled(
     """
     names = list(chosen)
     for first in range(0, len(names), _BATCH):
-        batch = {name: chosen[name] for name in names[first : first + _BATCH]}
-        yield first + len(batch), compile_table(batch, archs, workers=os.cpu_count() or 1)
+        batch, rows = names[first : first + _BATCH], []
+        for arch in archs:
+            sources = {name: chosen[name] for name in batch if _compiles_for(arch, name)}
+            rows += compile_table(sources, [arch], workers=os.cpu_count() or 1)
+        yield first + len(batch), rows
+
+
+def _compiles_for(arch: int, name: str) -> bool:
+    file, *options = name.split()
+    return compiles_for(arch, file, {o.removeprefix("-D").partition("=")[0] for o in options})
 
 
 def report(file: str | None, archs: Sequence[int] = ARCHITECTURES) -> list[Row]:

@@ -184,14 +184,14 @@ def _units(axis: int, arrays: Arrays) -> Any:
     return gradkit.clip_grad_block_norm([arrays.data()], 0.5, axis=axis)
 
 
-_ROWS, _LONG, _WIDE = (64, 1024), (4, 16384), (4, 32768)
+_ROWS, _LONG, _WIDE, _WIDEST = (64, 1024), (4, 16384), (4, 32768), (2, 65600)
 
 
 def _rows() -> Iterator[Operation]:
     for each in of("rows"):
         if "residual" not in each.arrays:
             yield Operation(each.name, _ROWS, partial(_row_norm, each.name))
-    for shape, rows in {_LONG: "long", _WIDE: "wide"}.items():
+    for shape, rows in {_LONG: "long", _WIDE: "wide", _WIDEST: "the widest"}.items():
         name = "layer_norm_grad"
         yield Operation(f"{name} of {rows} rows", shape, partial(_row_norm, name))
 

@@ -78,6 +78,7 @@ def batches(arch: int, *, other: bool = False) -> list[list[Case]]:
         chosen = [case for case in cases() if is_common(case) and data_type(case) != "f32"]
     else:
         chosen = [case for case in cases() if arch == WHOLE or is_common(case)]
+    chosen = [case for case in chosen if case.compiles_for(arch)]
     return [chosen[first : first + _BATCH] for first in range(0, len(chosen), _BATCH)]
 
 

@@ -27,7 +27,7 @@ def table(rows: Iterable[Cells]) -> str:
     """Return, for each way to hold a row of a norm's gradient, the round trips it takes."""
     found: dict[tuple[str, str, int, str], dict[str, str]] = {}
     for row in rows:
-        if row["file"] == "layer_norm_grad" and row["nvrtc"] == NVRTC:
+        if row["kernel"].startswith("layer_norm_grad") and row["nvrtc"] == NVRTC:
             macros = dict(macro.split("=") for macro in row["macros"].split())
             if "STRIDED" not in macros:
                 found.setdefault(_way(macros), {})[row["sm"]] = row["trips"]
@@ -52,7 +52,10 @@ def _way(macros: dict[str, str]) -> tuple[str, str, int, str]:
     (norm,) = (name for name, known in _NORMS.items() if known == kind)
     data, vector, chunks = macros["DATA_T"], int(macros["VEC"]), int(macros["CHUNKS"])
     itemsize = dtype_named(dtype_called(data)).itemsize
-    threads = {plan.chunks: plan.threads for plan in row_gradient.row_plans(kind, itemsize, vector)}
-    columns = threads[chunks] * chunks * vector
+    clusters = "LONG" not in macros
+    plans = row_gradient.row_plans(kind, itemsize, vector, clusters=clusters)
+    (plan,) = (p for p in plans if p.chunks == chunks and (p.blocks > 1) == clusters)
+    columns = plan.blocks * plan.threads * chunks * vector
     packs = {16 // itemsize: "", 1: ", one by one"}.get(vector, f", {vector * itemsize} bytes")
-    return norm, data + packs, columns, _PLACES[macros["LONG"]]
+    place = "registers of a cluster" if clusters else _PLACES[macros["LONG"]]
+    return norm, data + packs, columns, place

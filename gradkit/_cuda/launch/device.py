@@ -54,6 +54,7 @@ class Device(Protocol):
     number: int  # CUDA's device number
     multiprocessors: int
     max_shared_memory: int  # bytes of dynamic shared memory that a block may have
+    clusters: bool  # whether blocks can form clusters: from compute capability 9.0 on
     launch_errors: tuple[type[Exception], ...]  # raised if a kernel does not launch
 
     def __hash__(self) -> int:
@@ -140,6 +141,7 @@ class CupyDevice:
         attributes = cupy.cuda.Device(number).attributes
         self.multiprocessors: int = attributes["MultiProcessorCount"]
         self.max_shared_memory: int = attributes["MaxSharedMemoryPerBlockOptin"]
+        self.clusters: bool = attributes["ComputeCapabilityMajor"] >= 9
         # What `cupy.empty` calls, without the third of its time that goes into other options.
         self.empty: Callable[[int | Shape, Any], Array] = cupy.ndarray
         self.launch_errors: tuple[type[Exception], ...] = (

@@ -12,6 +12,10 @@ def rows_of(shape: Shape, axis: int) -> tuple[int, int]:
     return math.prod(shape[:axis]), math.prod(shape[axis:])
 
 
+CLUSTER = 8  # blocks that share a row: kernels/cluster.cuh
+CLUSTER_THREADS = 512  # of each, at most
+
+
 @dataclass(frozen=True)
 class RowBlocks:
     """``count`` blocks of ``rows`` rows, with ``threads`` threads per row."""
@@ -47,6 +51,19 @@ def row_blocks(
     resident = kernel.resident(threads * side_by_side, shared_mem) * multiprocessors
     needed = -(-rows // side_by_side)
     return RowBlocks(threads, side_by_side, min(needed, -(-resident // samples)))
+
+
+def row_clusters(kernel: LoadedKernel, rows: int, packs: int, samples: int = 1) -> RowBlocks:
+    """Divide rows among ``count`` clusters of blocks, each of which has ``packs`` threads or more.
+
+    Not as many as the device's blocks would make: a cluster lies within a part of the device, where
+    some multiprocessors may be left over, and one that waits for another doubles the time. So an
+    eighth is left out.
+    """
+    threads = -(-packs // (32 * CLUSTER)) * 32
+    resident = kernel.resident(threads) * kernel.device.multiprocessors
+    together = resident * 7 // (8 * CLUSTER)
+    return RowBlocks(threads, 1, min(rows, max(1, together // samples)))
 
 
 def column_block(multiprocessors: int, columns: int, planes: int) -> tuple[int, int]:

@@ -16,7 +16,9 @@ from gradkit._dtypes import FLOATS, Types, float_name
 from gradkit.errors import KernelCompileError, KernelLaunchError
 
 _INCLUDE = re.compile(r'^[ \t]*#include "([\w.]+)"[ \t]*$', re.MULTILINE)
-_KERNEL = re.compile(r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\(')
+_KERNEL = re.compile(
+    r'extern "C" __global__ void\s+(?:__\w+__\([^)]*\)\s*)*(?:IN_CLUSTERS\s+)?(\w+)\('
+)
 _CXX = {row.name: row.cxx for row in FLOATS.values()}
 _PACKAGE = Path(__file__).resolve().parents[2]
 

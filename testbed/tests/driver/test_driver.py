@@ -32,7 +32,7 @@ class Cuda:
 
     def __init__(self):
         self.driver = load()
-        self.machine = Machine(self.driver, architecture=80)
+        self.machine = Machine(self.driver, architecture=90)
         self.modules = {}
 
     def __call__(self, name, *arguments, code=0):

@@ -1,0 +1,148 @@
+"""Wide rows on devices with clusters: each row is read once, by several blocks."""
+
+import numpy as np
+import pytest
+
+from gradkit._calls.rows import LayerNormGrad
+from gradkit._cuda import CudaBackend
+from gradkit._dtypes import dtype_named
+from testbed.emulator import IdleDevice
+from testbed.emulator.runtime import SCHEDULES
+from tests.backends import ARCHITECTURE, kernel_mark
+from tests.cuda.test_normalization import Emulated, _check_row_norms, _check_row_variants
+from tests.problems import LAYER_TYPES, launch, make
+from tests.tolerances import assert_same_bits
+
+pytestmark = [
+    kernel_mark,
+    pytest.mark.skipif(0 < ARCHITECTURE < 90, reason="compiled for a GPU without clusters"),
+]
+
+BLOCKS = 8  # of a cluster
+# (rows, columns): in one chunk and several, whole packs and single elements, ragged; beyond what a
+# cluster holds for its gradient.
+SHAPES = [
+    (3, 8200),
+    (2, 8201),
+    (2, 12288),
+    (1, 16392),
+    (2, 20004),
+    (1, 32776),
+    (1, 40961),
+    (1, 65544),
+]
+
+
+def device(**options):
+    return Emulated(**{"clusters": True, "multiprocessors": BLOCKS} | options)
+
+
+# Each shape with two choices of dtypes, and each choice with two shapes.
+CASES = [(s, LAYER_TYPES[k - by]) for by in (0, 3) for k, s in enumerate(SHAPES)]
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(("shape", "types"), CASES, ids=str)
+def test_row_norms(shape, types):
+    _check_row_norms(device(), shape, types)
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(("shape", "types"), CASES, ids=str)
+def test_row_variants(shape, types):
+    _check_row_variants(device(), shape, types, gap=1 + 15 * (sum(shape) % 2))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_schedules_give_the_same_bits(schedule):
+    p = make((3, 8200), LAYER_TYPES[5])
+    expected = device(multiprocessors=2).layer_norm_grad(p)
+    found = device(multiprocessors=2, schedule=schedule, seed=4).layer_norm_grad(p)
+    for a, b in zip(found, expected, strict=True):
+        assert_same_bits(a, b)
+    p.check_gradients(device(), *found)
+
+
+def one_row(p, row):
+    """A problem of one of a problem's rows."""
+    alone = make((1, p.x.shape[1]), tuple(str(a.dtype) for a in (p.x, p.inv_std, p.scale)))
+    alone.__dict__ |= vars(p) | {name: getattr(p, name)[row : row + 1] for name in ("dy", "x")}
+    alone.mean, alone.inv_std = p.mean[row : row + 1], p.inv_std[row : row + 1]
+    return alone
+
+
+@pytest.mark.parametrize("types", [LAYER_TYPES[0], LAYER_TYPES[5]], ids="-".join)
+def test_a_row_does_not_depend_on_the_others(types):
+    """Nor on the device's size, and nothing leaves a row that is not finite."""
+    p = make((4, 8200), types)
+    p.dy[1, 2], p.dy[2, 4000] = np.nan, np.inf
+    with np.errstate(all="ignore"):
+        found = device(multiprocessors=1).layer_norm_grad(p)[0]
+        assert np.isnan(found[1].astype(np.float64)).all()
+        assert not np.isfinite(found[2].astype(np.float64)).any()
+        for row in (0, 3):
+            alone = device(multiprocessors=99).layer_norm_grad(one_row(p, row))[0]
+            assert_same_bits(alone[0], found[row])
+    p.dy[1:3] = 0
+    p.check_gradients(device(), device(multiprocessors=1).layer_norm_grad(p)[0], None, None)
+
+
+def test_dx_may_be_dy():
+    on, p = device(), make((3, 9000), LAYER_TYPES[5])
+    expected = on.layer_norm_grad(p)
+    dy = on.device.xp.asarray(p.dy)
+    outs = [dy, *on.empty(p.scale, p.scale)]
+    launch(on.run, LayerNormGrad, outs, **(vars(p) | {"axis": 1, "dy": dy}))
+    for a, b in zip(outs, expected, strict=True):
+        assert_same_bits(a, b)
+
+
+@pytest.mark.parametrize("width", [12288, 20000, 65536])
+def test_wide_rows_are_read_once(width):
+    """And a cluster writes one row of partial sums, for all the rows that it has."""
+    on, p = device(multiprocessors=3), make((5, width), LAYER_TYPES[5])
+    on.layer_norm_grad(p)
+    on.layer_norm(p)
+    moved = on.device.total_traffic.by_array
+    gradient = {name: counts for (kernel, name), counts in moved.items() if "grad" in kernel}
+    assert gradient["dy"] == gradient["source"] == (p.x.nbytes, 0)
+    assert gradient["dx"] == (0, p.x.nbytes)
+    rows, rest = divmod(gradient["partials"][1], 2 * 4 * width)
+    assert (rest, moved["column_sums", "partials"][0]) == (0, gradient["partials"][1])
+    assert 1 <= rows < 5
+    if width == 65536:  # shorter ones are in one block's registers
+        assert moved["layer_norm", "x"] == (p.x.nbytes, 0)
+
+
+class Noting(IdleDevice):
+    """An H100 that holds so many blocks of a kernel on a multiprocessor, and notes its launches."""
+
+    def __init__(self, held):
+        super().__init__(multiprocessors=132, max_shared_memory=227 << 10, clusters=True)
+        self.held, self.launched = held, {}
+
+    def get_function(self, name):
+        def note(grid, block, args, shared_mem=0):  # noqa: ARG001
+            self.launched[name] = grid, block, args
+
+        return note
+
+    def resident(self, kernel, threads, shared_mem):  # noqa: ARG002
+        return self.held
+
+
+@pytest.mark.parametrize("held", [1, 2, 3, 8])
+@pytest.mark.parametrize(("rows", "width"), [(1024, 12288), (1024, 16384), (2048, 65536)])
+def test_partial_sums_take_little(held, rows, width):
+    """At most 15 % of what has to be moved; 35 % if each block has rows of its own."""
+    gpu, bf16, f32 = Noting(held), dtype_named("bfloat16"), np.dtype("f4")
+    x, row, column = np.empty((rows, width), bf16), np.empty(rows, f32), np.empty(width, bf16)
+    known = {"dy": x, "x": x, "scale": column, "mean": row, "inv_std": row}
+    launch(CudaBackend(gpu), LayerNormGrad, [x, column, column], **known)
+    grid, block, args = gpu.launched["layer_norm_grad_cluster"]
+    partials = max((a for a in args if isinstance(a, np.ndarray) and a.dtype == f32), key=np.size)
+    assert 2 * partials.nbytes <= 0.15 * 3 * x.nbytes
+    # No more clusters than run at once, though some multiprocessors may have no part in any.
+    assert grid[0] % BLOCKS == 0 < grid[0] <= 132 * 7 // 8 * held
+    assert BLOCKS * block[0] * 16 >= width
+    assert grid[0] >= 96  # most multiprocessors have a block
