@@ -351,8 +351,7 @@ def row_plans(norm: GradientKind, itemsize: int, vector: int, *, clusters: bool)
     if clusters:
         # Addresses of many accesses, and divisions in double precision, leave registers for 8.
         roomy = vector * accumulated >= 16 and not (norm.from_output and itemsize == 8)
-        held = (8, 16) if roomy else (8,)
-        return [*plans, *(RowPlan(n // unit, CLUSTER_THREADS, 0, CLUSTER) for n in held)]
+        return [*plans, RowPlan((16 if roomy else 8) // unit, CLUSTER_THREADS, 0, CLUSTER)]
     full = 24 if itemsize == 8 else 28 if itemsize == 4 and norm.from_output else 32
     if not whole:
         full = 20 if itemsize == 4 else 24
