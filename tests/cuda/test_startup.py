@@ -217,9 +217,9 @@ def test_an_operation_by_itself(make, name, dtypes):
                 {"float64"},
                 {"float16", "float32"},
                 {"float32"},
-                {"bfloat16"},
+                {"float64"},
                 {"bfloat16", "float32"},
-                {"float16"},
+                {"float32"},
             ],
             strict=True,
         )
