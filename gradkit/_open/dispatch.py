@@ -36,7 +36,7 @@ def run(call: Call, out: Any = None, compute: Compute | None = None) -> Any:
     passed = call.passed(call) if call.passing else ()
     if compute is None and _PLAIN.issuperset(map(type, passed)):
         outs = () if out is None else out if type(out) is tuple else (out,)
-        if not outs or len(outs) == len(call.results):
+        if out is None or len(outs) == len(call.results):
             arrays, written = (*outs, *call.ordered(call)), len(outs) + len(call.in_place)
             like = getattr(call, call.array_names[0])
             framework = framework_for(type(like))

@@ -52,6 +52,8 @@ def test_what_is_refused_is_refused_each_time():
             gradkit.layer_norm(np.ones((2, 3)), axis=[1])
         with pytest.raises(TypeError, match="axis must be an integer, not float"):
             gradkit.layer_norm(np.ones((2, 3)), axis=1.0)
+        with pytest.raises(TypeError, match="out must be a tuple of 3"):
+            gradkit.layer_norm(np.ones((2, 3)), axis=1, out=())
         gradkit.layer_norm(np.ones((2, 3)), axis=1)
 
 
