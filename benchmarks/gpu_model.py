@@ -160,7 +160,7 @@ def _lists() -> Iterator[Work]:
     for name, passes in (("grad_norm", {"norm_partials": 1}), ("clip_grad_norm", _CLIP)):
         for title, (dtype, shapes) in GPU_LISTS.items():
             elements = sum(map(math.prod, shapes))
-            chunks = LONG_CHUNKS if elements * DTYPES[dtype].itemsize > 1 << 26 else ""
+            chunks = LONG_CHUNKS if elements * DTYPES[dtype].itemsize > 1 << 25 else ""
             counted = {
                 "norm_partials": (f"grad_norm p=2{chunks}", "norm_partials"),
                 "clip_by_norm": (f"scale_grads{chunks}", "scale_grads"),  # the same loop

@@ -7,7 +7,7 @@
 // targets are contiguous and aligned together. Flags and scale are read on the device.
 // Deterministic.
 //
-// Launch: a warp per chunk, any grid, blockDim.x a multiple of 32.
+// Launch: a warp per chunk, any grid, blockDim.x a power of two from 32 on.
 
 #include "accumulation.cuh"
 

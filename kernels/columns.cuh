@@ -18,6 +18,8 @@ template <typename T> __device__ __forceinline__ T share_total(T value, T* tile)
     return *own;
 }
 
+#define ROWS_AT_ONCE 4  // that a thread loads before it adds the first
+
 // The sum of `column` over `count` rows of `width` numbers, on the terms of `share_total`. Beyond
 // the last column it is 0.
 template <typename T>
@@ -26,8 +28,16 @@ __device__ __forceinline__ T column_total(
 ) {
     T total = {};
     if (column < width) {
+        const i64 step = blockDim.y * width;
         const T* at = rows + threadIdx.y * width + column;
-        for (i64 row = threadIdx.y; row < count; row += blockDim.y, at += blockDim.y * width) total += *at;
+#pragma unroll 1
+        for (i64 row = threadIdx.y; row < count; row += ROWS_AT_ONCE * blockDim.y, at += ROWS_AT_ONCE * step) {
+            T next[ROWS_AT_ONCE];
+#pragma unroll
+            for (int b = 0; b < ROWS_AT_ONCE; ++b) next[b] = row + b * blockDim.y < count ? at[b * step] : T{};
+#pragma unroll
+            for (int b = 0; b < ROWS_AT_ONCE; ++b) total += next[b];
+        }
     }
     return share_total(total, tile);
 }

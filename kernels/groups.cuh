@@ -60,15 +60,31 @@ template <typename T>
 __device__ __forceinline__ Pair<double> share_of_group(
     const double* partials, const T* weights, i64 shares, i64 group, const Extent& of
 ) {
-    const i64 first = group * of.width, columns = of.columns(), count = shares * of.width;
+    const i64 first = group * of.width, columns = of.columns();
     const T* own = weights + (weights ? first % of.channels : 0);
+    i64 share = threadIdx.x / of.width, within = threadIdx.x % of.width;
+    const i64 share_step = blockDim.x / of.width, within_step = blockDim.x % of.width;
     Pair<double> total = {0, 0};
-    for (i64 k = threadIdx.x; k < count; k += blockDim.x) {
-        const i64 share = k / of.width, within = k - share * of.width;
-        const double* at = partials + share * columns + first + within;
-        const double weight = weights ? to_double(own[within]) : 1;
-        total.first = fused(weight, at[0], total.first);
-        total.second = fused(weight, at[shares * columns], total.second);
+    while (share < shares) {
+        Pair<double> next[ROWS_AT_ONCE];
+        double weight[ROWS_AT_ONCE];
+#pragma unroll
+        for (int b = 0; b < ROWS_AT_ONCE; ++b) {
+            const bool inside = share < shares;
+            const double* at = partials + share * columns + first + within;
+            next[b] = {inside ? at[0] : 0, inside ? at[shares * columns] : 0};
+            weight[b] = inside && weights ? to_double(own[within]) : 1;
+            share += share_step;
+            within += within_step;
+            if (within < of.width) continue;
+            within -= of.width;
+            ++share;
+        }
+#pragma unroll
+        for (int b = 0; b < ROWS_AT_ONCE; ++b) {
+            total.first = fused(weight[b], next[b].first, total.first);
+            total.second = fused(weight[b], next[b].second, total.second);
+        }
     }
     return total;
 }

@@ -10,7 +10,7 @@
 // modulo 16, and on blockDim.
 //
 // Launch: norm_partials with a warp per chunk and any grid, norm_finish with one block; blockDim.x a
-// multiple of 32. What joins partials otherwise is in norms.cu, for which a first clip need not wait.
+// power of two from 32 on. What joins partials otherwise is in norms.cu, for which a first clip need not wait.
 
 #include "norm_walk.cuh"
 

@@ -40,6 +40,7 @@ __device__ __forceinline__ void combine_scaled(Part& into, Part other, double p)
         into = other;
         other = smaller;
     }
+    if (other.hi == 0) return;  // as that of lanes which have nothing: two divisions less
     if (other.scale < into.scale) Order::shrink(other, other.scale / into.scale, p);
     add(into, other.hi);
     into.lo = __dadd_rn(into.lo, other.lo);

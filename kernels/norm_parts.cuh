@@ -16,10 +16,11 @@ __device__ __forceinline__ Part part_of(Share share) {
     return share.part;
 }
 
-// Lane 0 gets the warp's Part. All lanes must call it.
-__device__ __forceinline__ Part warp_part(Part part, double p) {
+// Lane 0 gets the Part of the first `lanes` lanes, a power of two of them. All lanes must call it.
+__device__ __forceinline__ Part warp_part(Part part, double p, u32 lanes = WARP) {
     if (ORDER::WAITS && !__any_sync(ALL_LANES, lane() != 0 && part.hi != 0)) return part;  // the others add nothing
-    for (int offset = WARP / 2; offset > 0; offset /= 2) {
+#pragma unroll 1
+    for (u32 offset = lanes / 2; offset > 0; offset /= 2) {
         Part other;
         other.hi = __shfl_xor_sync(ALL_LANES, part.hi, offset);
         other.lo = __shfl_xor_sync(ALL_LANES, part.lo, offset);
@@ -29,7 +30,7 @@ __device__ __forceinline__ Part warp_part(Part part, double p) {
     return part;
 }
 
-// Thread 0 gets the block's Part. All threads must call it.
+// Thread 0 gets the block's Part. blockDim.x is a power of two. All threads must call it.
 __device__ __forceinline__ Part block_part(Part part, double p) {
     __shared__ Part shared[WARP];
     part = warp_part(part, p);
@@ -37,7 +38,8 @@ __device__ __forceinline__ Part block_part(Part part, double p) {
     if (lane() == 0) shared[threadIdx.x / WARP] = part;
     __syncthreads();
     if (threadIdx.x >= WARP) return part;
-    return warp_part(lane() < blockDim.x / WARP ? shared[lane()] : Part{0, 0, 0}, p);
+    const Part own = lane() < blockDim.x / WARP ? shared[lane()] : Part{0, 0, 0};
+    return warp_part(own, p, blockDim.x / WARP);
 }
 
 // Writes a Part for each chunk or, if `joined`, for the chunks that a block takes at once.
@@ -60,19 +62,19 @@ __device__ __forceinline__ void write_parts(const TensorList& list, double p, Pa
     }
 }
 
-// Combines every blockDim.x-th of the partials [begin, end), which it loads BATCH at a time.
-__device__ __forceinline__ Part own_share(const Part* partials, u32 begin, u32 end, double p) {
+// Combines a thread's share of the partials begin, begin + apart, ... before `end`: every blockDim.x-th,
+// which it loads BATCH at a time.
+__device__ __forceinline__ Part own_share(const Part* partials, u32 begin, u32 end, double p, u32 apart = 1) {
     constexpr u32 BATCH = ORDER::BATCH;
+    const u32 step = blockDim.x * apart;
     Part sum = {0, 0, 0};
-    u32 i = begin + threadIdx.x;
-    for (; i + (BATCH - 1) * blockDim.x < end; i += BATCH * blockDim.x) {
+    for (u32 i = begin + threadIdx.x * apart; i < end; i += BATCH * step) {
         Part next[BATCH];
 #pragma unroll
-        for (u32 b = 0; b < BATCH; ++b) next[b] = partials[i + b * blockDim.x];
+        for (u32 b = 0; b < BATCH; ++b) next[b] = i + b * step < end ? partials[i + b * step] : Part{0, 0, 0};
 #pragma unroll
         for (u32 b = 0; b < BATCH; ++b) ORDER::combine(sum, next[b], p);
     }
-    for (; i < end; i += blockDim.x) ORDER::combine(sum, partials[i], p);
     return sum;
 }
 

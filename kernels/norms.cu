@@ -6,7 +6,7 @@
 // -DORDER as there. All is written with =. Deterministic: the order of all additions depends only
 // on the list and on blockDim.
 //
-// Launch: a block per norm, any grid, blockDim.x a multiple of 32.
+// Launch: a block per norm, any grid, blockDim.x a power of two from 32 on.
 
 #include "norm_parts.cuh"
 

@@ -9,7 +9,7 @@
 // on its addresses modulo 16, and on blockDim.
 //
 // Launch: unit_norm_partials with a warp per chunk, unit_norm_finish with a block per unit; any
-// grid, blockDim.x a multiple of 32.
+// grid, blockDim.x a power of two from 32 on.
 
 #include "unit_list.cuh"
 #include "norm_walk.cuh"
@@ -31,11 +31,8 @@ unit_norm_finish(const __grid_constant__ TensorList list, double p, const Part* 
         const u32 at = last_tensor(list, [=](const Tensor& tensor) { return tensor.first_unit <= unit; });
         const Tensor tensor = list.at[at];
         const u32 stop = at + 1 < list.tensors ? list.at[at + 1].first_chunk : list.chunks;
-        Part own = {0, 0, 0};
-        for (u32 i = tensor.first_chunk + unit - tensor.first_unit + threadIdx.x * tensor.units; i < stop;
-             i += blockDim.x * tensor.units)
-            ORDER::combine(own, partials[i], p);
-        Part all = block_part(own, p);
+        const u32 first = tensor.first_chunk + unit - tensor.first_unit;
+        Part all = block_part(own_share(partials, first, stop, p, tensor.units), p);
         if (threadIdx.x != 0) continue;
         if (mean && tensor.count > 0) ORDER::divide(all, static_cast<double>(tensor.count));
         norms[unit] = norm_of<ORDER>(all, p, 1);

@@ -41,7 +41,7 @@ _PACK = np.uint64(16)  # bytes of the widest access
 _BLOCKS = 16  # for each multiprocessor: more than it holds, so that the fast ones take more
 _SMALLEST_CHUNK = 4096  # bytes: two rounds of a warp's loads
 _LARGEST_CHUNK = 1 << 30  # kernels count its elements by an int
-_MANY_CHUNKS = 16384  # one for each warp of the largest devices
+_MANY_CHUNKS = 8192  # two or three for each warp that the largest devices hold at once
 _MOST_CHUNKS = (1 << 32) - 1  # kernels count them by an unsigned int
 
 _DTYPE = "LIST_T"  # the macro that is the dtype of all of a list, in files that know it

@@ -132,7 +132,7 @@ _LIST, _LONG_LIST, _SQUARE = (1 << 16,), (1 << 20,), (1 << 8, 1 << 8)
 _EVERY = ("float16", "bfloat16", "float32")
 
 
-LONG_CHUNKS = ", long chunks"  # as in lists of more than 64 MiB; others have chunks of 4 KiB
+LONG_CHUNKS = ", long chunks"  # as in lists of more than 32 MiB; others have chunks of 4 KiB
 
 
 def _lists() -> Iterator[Operation]:
