@@ -30,7 +30,7 @@
 extern "C" __global__ void __launch_bounds__(256, 2) sum_deviations(
     const DATA_T* x, const double* centre, double* partials, i64 before, i64 channels, i64 after
 ) {
-    __shared__ double tile[BLOCK_THREADS];
+    __shared__ double tile[TILE];
     sum_columns<true>(x, centre, partials, Shape{before, channels, after}, tile);
 }
 

@@ -26,7 +26,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) sum_channels(
     const DATA_T* dy, const DATA_T* x, const STAT_T* mean, const STAT_T* inv_std,
     double* partials, i64 before, i64 channels, i64 after
 ) {
-    __shared__ double tile[BLOCK_THREADS];
+    __shared__ double tile[TILE];
     sum_gradient(dy, x, mean, inv_std, partials, Shape{before, channels, after}, tile);
 }
 

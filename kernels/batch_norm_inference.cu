@@ -14,15 +14,16 @@ extern "C" __global__ void __launch_bounds__(256, 2) infer(
     const STAT_T* var, DATA_T* y, i64 before, i64 channels, i64 after, double eps
 ) {
     const Shape shape = {before, channels, after};
-    for (i64 channel = first_channel(); channel < channels; channel += channel_step()) {
+    for (i64 channel = first_channel(after); channel < channels; channel += channel_step()) {
         Known of;
         A factor[OWN], offset[OWN];
         load_known(mean, var, eps, channel, shape, of);
         load_own(scale, channel, shape, A{1}, factor);
         load_own(bias, channel, shape, A{0}, offset);
+        const Place at = place_of(shape, channel);
         for (Walk walk(shape); walk.inside(shape);) {
-            const Places places(walk, shape, channel);
-            const Packs packs = fetch_packs(x, places);
+            const Places places(walk, shape, at.channel);
+            const Packs packs = fetch_packs(x + at.start, places);
 #pragma unroll
             for (int b = 0; b < AT_ONCE; ++b) {
                 if (b >= places.count) continue;
@@ -30,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) infer(
 #pragma unroll
                 for (int k = 0; k < VEC; ++k)
                     out[k] = fused(xhat_of(packs.at[b], k, of), factor[k % OWN], offset[k % OWN]);
-                store<VEC>(y + places.at[b], out);
+                store<VEC>(y + at.start + places.at[b], out);
             }
         }
     }

@@ -59,11 +59,11 @@ extern "C" __global__ void __launch_bounds__(256, RESIDENT) infer_gradient(
     const DATA_T* dy, const DATA_T* x, const PARAM_T* scale, const STAT_T* mean, const STAT_T* var,
     DATA_T* dx, double* partials, i64 before, i64 channels, i64 after, double eps
 ) {
-    __shared__ double tile[BLOCK_THREADS];
+    __shared__ double tile[TILE];
     const Shape shape = {before, channels, after};
     // The condition is the same for the whole block, so all its threads reach the barriers.
-    const i64 ahead = threadIdx.x * OWN;
-    for (i64 channel = first_channel(); channel - ahead < channels; channel += channel_step()) {
+    const i64 ahead = channel_in_block(after);
+    for (i64 channel = first_channel(after); channel - ahead < channels; channel += channel_step()) {
         double sums[2][OWN];
         fill<OWN>(sums[0], 0.0);
         fill<OWN>(sums[1], 0.0);
@@ -74,10 +74,12 @@ extern "C" __global__ void __launch_bounds__(256, RESIDENT) infer_gradient(
             load_own(scale, channel, shape, A{1}, factor);
 #pragma unroll
             for (int k = 0; k < OWN; ++k) factor[k] = of.inv_std[k] * factor[k];
+            const Place at = place_of(shape, channel);
             for (Walk walk(shape); walk.inside(shape);)
-                apply_stretch(dy, x, shape, channel, of, factor, partials, walk, dx, sums);
+                apply_stretch(dy + at.start, x + at.start, shape, at.channel, of, factor, partials, walk,
+                              dx + at.start, sums);
         }
-        if (partials) write_sums(sums, channel, channels, partials, tile);
+        if (partials) write_sums(sums, channel, channels, after, partials, tile);
     }
 }
 

@@ -42,7 +42,7 @@ __device__ __forceinline__ void normalize_columns(
     const DATA_T* x, const PARAM_T* scale, const PARAM_T* bias, const double* exact, DATA_T* y,
     const Columns& of
 ) {
-    for (i64 column = first_channel(); column < of.columns(); column += channel_step()) {
+    for (i64 column = first_channel(of.run()); column < of.columns(); column += channel_step()) {
         Parameters own;
         load_parameters(scale, bias, exact, column, of, own);
         const Place at = place_of(of, column);

@@ -58,8 +58,8 @@ __device__ __forceinline__ void sum_gradient(
     const Columns& of, double* tile
 ) {
     // The condition is the same for the whole block, so all its threads reach the barriers.
-    const i64 ahead = threadIdx.x * OWN;
-    for (i64 column = first_channel(); column - ahead < of.columns(); column += channel_step()) {
+    const i64 ahead = channel_in_block(of.run());
+    for (i64 column = first_channel(of.run()); column - ahead < of.columns(); column += channel_step()) {
         double sums[2][OWN];
         fill<OWN>(sums[0], 0.0);
         fill<OWN>(sums[1], 0.0);
@@ -70,7 +70,7 @@ __device__ __forceinline__ void sum_gradient(
             for (Walk walk(at.shape); walk.inside(at.shape);)
                 sum_stretch(dy + at.start, x + at.start, at.shape, at.channel, own, walk, sums);
         }
-        write_sums(sums, column, of.columns(), partials, tile);
+        write_sums(sums, column, of.columns(), of.run(), partials, tile);
     }
 }
 
@@ -80,7 +80,7 @@ __device__ __forceinline__ void apply_gradient(
     const DATA_T* dy, const DATA_T* x, const PARAM_T* scale, const STAT_T* mean,
     const STAT_T* inv_std, const A* means, DATA_T* dx, const Columns& of
 ) {
-    for (i64 column = first_channel(); column < of.columns(); column += channel_step()) {
+    for (i64 column = first_channel(of.run()); column < of.columns(); column += channel_step()) {
         Channel own;
         A factor[OWN], of_product[OWN], of_rest[OWN];
         load_statistics(mean, inv_std, column, of, own);

@@ -1,10 +1,13 @@
 // Arrays of (before, channels, after) in C order, divided among blocks by channel.
 //
 // Macros: DATA_T; VEC, the number of elements per access; LAST (1: after is 1, so adjacent elements
-// belong to adjacent channels; 0: adjacent elements belong to one channel).
+// belong to adjacent channels; 0: adjacent elements belong to one channel; 2: those of a pack may
+// belong to two, for images of odd sizes).
 //
 // Blocks are (x, y): threadIdx.x selects a channel of the block, threadIdx.y a share of its
-// elements. blockIdx.x runs over channels, blockIdx.y over shares.
+// elements. blockIdx.x runs over channels, blockIdx.y over shares. If LAST is 2, a block has VEC
+// adjacent channels, which are `after` packs, one for each threadIdx.x; channels is a multiple of VEC,
+// and VEC <= after = blockDim.x.
 
 #pragma once
 
@@ -22,6 +25,7 @@ struct Shape {
     // As of arrays whose columns are not their channels (groups.cuh).
     __device__ __forceinline__ i64 columns() const { return channels; }
     __device__ __forceinline__ i64 statistics() const { return channels; }
+    __device__ __forceinline__ i64 run() const { return after; }
 };
 
 // Where a thread's columns are: channels of an array that begins at `start`.
@@ -30,7 +34,16 @@ struct Place {
     Shape shape;
 };
 
-__device__ __forceinline__ Place place_of(const Shape& of, i64 column) { return {0, column, of}; }
+// The packs of a block's columns if LAST is 2: `start` is where the thread's lies in the first run.
+__device__ __forceinline__ Place place_across(const Shape& of, i64 column) {
+    const i64 first = column / VEC * VEC;
+    return {first * of.after + threadIdx.x * VEC, 0, of};
+}
+
+__device__ __forceinline__ Place place_of(const Shape& of, i64 column) {
+    if (LAST == 2) return place_across(of, column);
+    return {0, column, of};
+}
 
 // Visits a thread's share of the packs of its channels. It divides once, not at each step.
 struct Walk {
@@ -89,12 +102,27 @@ __device__ __forceinline__ Packs fetch_packs(const DATA_T* from, const Places& p
     return packs;
 }
 
-// The first channel of the thread, and the distance to its next one.
-__device__ __forceinline__ i64 first_channel() {
-    return (static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x) * OWN;
+// The first channel of the thread among those of its block, in runs of `run` elements; the first of
+// all, and the distance to its next one.
+__device__ __forceinline__ i64 channel_in_block(i64 run) {
+    return LAST == 2 ? threadIdx.x * VEC / static_cast<u32>(run) : threadIdx.x * OWN;
 }
-__device__ __forceinline__ i64 channel_step() {
-    return static_cast<i64>(gridDim.x) * blockDim.x * OWN;
+__device__ __forceinline__ i64 channels_of_block() { return LAST == 2 ? VEC : blockDim.x * OWN; }
+__device__ __forceinline__ i64 first_channel(i64 run) {
+    return blockIdx.x * channels_of_block() + channel_in_block(run);
+}
+__device__ __forceinline__ i64 channel_step() { return gridDim.x * channels_of_block(); }
+
+// How many elements of a thread's pack belong to the first of its two channels, if LAST is 2.
+__device__ __forceinline__ int of_first_channel(i64 run) {
+    return static_cast<int>(run) - static_cast<int>(threadIdx.x * VEC % static_cast<u32>(run));
+}
+
+// Calls `visit` with k and the distance from a thread's first channel to that of its element k.
+template <typename Visit> __device__ __forceinline__ void each_own(i64 run, Visit visit) {
+    const int first = LAST == 2 ? of_first_channel(run) : 0;
+#pragma unroll
+    for (int k = 0; k < OWN; ++k) visit(k, LAST == 2 ? k >= first : k);
 }
 
 // One number for each of a thread's channels; `absent` beyond the last, or if `from` is null.
@@ -102,9 +130,9 @@ template <typename T, typename V>
 __device__ __forceinline__ void load_own(
     const T* from, i64 channel, const Shape& shape, V absent, V (&to)[OWN]
 ) {
-#pragma unroll
-    for (int k = 0; k < OWN; ++k)
-        to[k] = from && channel + k < shape.channels ? widen(from[channel + k]) : absent;
+    each_own(shape.after, [&](int k, int next) {
+        to[k] = from && channel + next < shape.channels ? widen(from[channel + next]) : absent;
+    });
 }
 
 template <typename T, typename V>
@@ -121,12 +149,46 @@ __device__ __forceinline__ void load_parameter(
 }
 
 #define BLOCK_THREADS 256
+#define TILE (LAST == 2 ? 4 * BLOCK_THREADS : BLOCK_THREADS)
+
+// The sums of a block's packs by channel, if LAST is 2. `tile` has four numbers for each thread: the
+// sums of both planes over its first channel, then over its second.
+__device__ __forceinline__ void write_sums_across(
+    const double (&sums)[2][OWN], i64 column, i64 columns, i64 run, double* partials, double* tile
+) {
+    const u32 threads = blockDim.x * blockDim.y, own = threadIdx.y * blockDim.x + threadIdx.x;
+    const int first = of_first_channel(run);
+#pragma unroll
+    for (int plane = 0; plane < 2; ++plane) {
+        double parts[2] = {0, 0};
+#pragma unroll
+        for (int k = 0; k < OWN; ++k) {
+            parts[0] += k < first ? sums[plane][k] : 0;
+            parts[1] += k < first ? 0 : sums[plane][k];
+        }
+        tile[2 * plane * threads + own] = parts[0];
+        tile[(2 * plane + 1) * threads + own] = parts[1];
+    }
+    __syncthreads();
+    for (u32 i = own; i < 2 * VEC; i += threads) {
+        const u32 plane = i / VEC, channel = i % VEC, from = channel * blockDim.x;
+        double total = 0;
+        for (u32 pack = from / VEC; pack * VEC < from + blockDim.x; ++pack) {
+            const double* at = tile + (2 * plane + (pack * VEC < from)) * threads + pack;
+            for (u32 y = 0; y < blockDim.y; ++y) total += at[y * blockDim.x];
+        }
+        const i64 row = static_cast<i64>(plane) * gridDim.y + blockIdx.y;
+        partials[row * columns + column / VEC * VEC + channel] = total;
+    }
+    __syncthreads();  // `tile` may be written again
+}
 
 // Writes the block's sums for each of its columns into its row of both planes of the partial
 // sums: (2, gridDim.y, columns). All threads of the block must call it.
 __device__ __forceinline__ void write_sums(
-    double (&sums)[2][OWN], i64 column, i64 columns, double* partials, double* tile
+    double (&sums)[2][OWN], i64 column, i64 columns, i64 run, double* partials, double* tile
 ) {
+    if (LAST == 2) return write_sums_across(sums, column, columns, run, partials, tile);
 #pragma unroll
     for (int plane = 0; plane < 2; ++plane)
 #pragma unroll

@@ -110,8 +110,8 @@ __device__ __forceinline__ void sum_columns(
     const DATA_T* x, const double* centre, double* partials, const Columns& of, double* tile
 ) {
     // The condition is the same for the whole block, so all its threads reach the barriers.
-    const i64 ahead = threadIdx.x * OWN;
-    for (i64 column = first_channel(); column - ahead < of.columns(); column += channel_step()) {
+    const i64 ahead = channel_in_block(of.run());
+    for (i64 column = first_channel(of.run()); column - ahead < of.columns(); column += channel_step()) {
         Sums sums = {};
         Real<double> known[OWN];
         A about[OWN];
@@ -139,6 +139,6 @@ __device__ __forceinline__ void sum_columns(
                 sums.of[1][k] = fused(count, apart, SHRUNK * distances);
             }
         }
-        write_sums(sums.of, column, of.columns(), partials, tile);
+        write_sums(sums.of, column, of.columns(), of.run(), partials, tile);
     }
 }

@@ -30,7 +30,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) sum_group_deviations(
     const DATA_T* x, const double* centre, double* partials, i64 samples, i64 channels, i64 space,
     i64 width
 ) {
-    __shared__ double tile[BLOCK_THREADS];
+    __shared__ double tile[TILE];
     sum_columns<false>(x, centre, partials, Extent{samples, channels, space, width}, tile);
 }
 

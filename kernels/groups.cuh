@@ -14,16 +14,19 @@ struct Extent {
 
     __device__ __forceinline__ i64 columns() const { return samples * channels; }
     __device__ __forceinline__ i64 statistics() const { return columns() / width; }
+    __device__ __forceinline__ i64 run() const { return space; }
 };
 
 // A thread's columns as channels.cuh sees them.
 __device__ __forceinline__ Place place_of(const Extent& of, i64 column) {
+    const Shape all = {1, of.columns(), of.space};
+    if (LAST == 2) return place_across(all, column);
     const i64 sample = LAST ? column / of.channels : 0;
     Place at;
     at.start = sample * of.space * of.channels;
     at.channel = column - sample * of.channels;
     if (LAST) at.shape = {of.space, of.channels, 1};
-    else at.shape = {1, of.columns(), of.space};
+    else at.shape = all;
     return at;
 }
 
@@ -34,13 +37,15 @@ __device__ __forceinline__ void load_statistic(
     const T* from, i64 column, const Extent& of, V absent, V (&to)[OWN]
 ) {
     i64 group = column / of.width, within = column - group * of.width;
-#pragma unroll
-    for (int k = 0; k < OWN; ++k) {
-        to[k] = from && column + k < of.columns() ? widen(from[group]) : absent;
-        if (++within < of.width) continue;
-        within = 0;
-        ++group;
-    }
+    int before = 0;
+    each_own(of.space, [&](int k, int next) {
+        if (next != before && ++within == of.width) {
+            within = 0;
+            ++group;
+        }
+        before = next;
+        to[k] = from && column + next < of.columns() ? widen(from[group]) : absent;
+    });
 }
 
 // The number of its channel for each of them. A pack has columns of one sample.
@@ -49,9 +54,9 @@ __device__ __forceinline__ void load_parameter(
     const T* from, i64 column, const Extent& of, V absent, V (&to)[OWN]
 ) {
     const i64 channel = column % of.channels;
-#pragma unroll
-    for (int k = 0; k < OWN; ++k)
-        to[k] = from && column + k < of.columns() ? widen(from[channel + k]) : absent;
+    each_own(of.space, [&](int k, int next) {
+        to[k] = from && column + next < of.columns() ? widen(from[channel + next]) : absent;
+    });
 }
 
 // The thread's share of both planes of partial sums, (2, shares, columns), over the columns of a

@@ -10,6 +10,7 @@ import numpy as np
 
 from gradkit._backend import Array, Shape
 from gradkit._cuda.launch.buffers import (
+    VECTOR_BYTES,
     AllUsable,
     contiguous,
     copy_back,
@@ -31,7 +32,9 @@ STEPS = "batch_norm_steps"  # the file of the kernels of which every step has it
 _THREADS = 256
 _PER_CHANNEL = 128  # the threads of a block that has one for every channel
 _ABREAST = 32  # columns of channels-last arrays that a block reads side by side at least
-_FIRST = {  # of each file's kernels: as many shares as the device holds of it at once
+_FIRST, _LAST, _ACROSS = range(3)  # the layouts: kernels' LAST, see ``channels.cuh``
+_NARROW = 4  # bytes: where one channel's elements allow no wider access, one goes across two
+_HELD = {  # of each file's kernels: as many shares as the device holds of it at once
     "batch_norm": "sum_deviations",
     "batch_norm_grad": "sum_channels",
     "batch_norm_inference": "infer",
@@ -52,7 +55,7 @@ class Columns:
     """
 
     order: tuple[int, ...]
-    last: bool  # the channels are the fastest axis in memory
+    layout: int  # where the channels are: slowest, fastest, or several in the packs of a block
     vector: int  # elements that one access moves
     count: int
     channels: int
@@ -66,8 +69,8 @@ class Columns:
         after = math.prod(x.shape[axis + 1 :])
         order, last = _order(x, axis, tuple(range(x.ndim)), after)
         extent = (before * after, channels, 1) if last else (before, channels, after)
-        vector = vector_of(x.itemsize, channels if last else after)
-        return cls(order, last, vector, channels, channels, before * after, extent)
+        decided = _layout(x.itemsize, last, channels, after)
+        return cls(order, *decided, channels, channels, before * after, extent)
 
     @classmethod
     def of_groups(cls, x: Array, axis: int, groups: int) -> "Columns":
@@ -77,12 +80,21 @@ class Columns:
         first = (0, axis, *range(1, axis), *range(axis + 1, x.ndim))
         order, last = _order(x, axis, first, space)
         extent = (samples, channels, space, channels // groups)
-        vector = vector_of(x.itemsize, channels if last else space)
-        return cls(order, last, vector, samples * channels, channels, space, extent)
+        decided = _layout(x.itemsize, last, channels, space)
+        return cls(order, *decided, samples * channels, channels, space, extent)
 
     def view(self, array: Array) -> Array:
         """The array with its axes in this order."""
         return array.transpose(self.order)
+
+
+def _layout(itemsize: int, last: bool, channels: int, run: int) -> tuple[int, int]:
+    """The layout, and how many elements one access moves; ``run``: of a channel, in memory."""
+    vector, whole = vector_of(itemsize, channels if last else run), VECTOR_BYTES // itemsize
+    narrow = not last and vector * itemsize <= _NARROW
+    if narrow and channels % whole == 0 and whole <= run <= _THREADS:
+        return _ACROSS, whole
+    return (_LAST if last else _FIRST), vector
 
 
 def _order(x: Array, axis: int, first: tuple[int, ...], run: int) -> tuple[tuple[int, ...], bool]:
@@ -121,8 +133,8 @@ def group_launches(
 
 
 def _decided(device: Device, file: str, columns: Columns, types: Types) -> tuple[Any, ...]:
-    macros = norm_macros(types, columns.vector, LAST=int(columns.last))
-    grid, block = _blocks(kernel(device, file, _FIRST[file], **macros), columns)
+    macros = norm_macros(types, columns.vector, LAST=columns.layout)
+    grid, block = _blocks(kernel(device, file, _HELD[file], **macros), columns)
     accumulator = dtype_named(accumulation_name(types[0]))
     return device, file, macros, columns, grid, block, accumulator
 
@@ -133,7 +145,9 @@ def _blocks(first: LoadedKernel, of: Columns) -> tuple[Shape, Shape]:
     As many shares as the device holds at once of the first kernel.
     """
     columns, packs, abreast = of.count, of.elements, 1
-    if of.last:
+    if of.layout == _ACROSS:
+        return _blocks_across(first, of)
+    if of.layout == _LAST:
         columns = -(-columns // of.vector)
         abreast = min(_ABREAST, power_of_two(columns))
     else:
@@ -144,6 +158,16 @@ def _blocks(first: LoadedKernel, of: Columns) -> tuple[Shape, Shape]:
     resident = first.resident(across * down) * first.device.multiprocessors
     shares = min(-(-resident // tiles), -(-packs // down))
     return (tiles, max(1, shares)), (across, down)
+
+
+def _blocks_across(first: LoadedKernel, of: Columns) -> tuple[Shape, Shape]:
+    """The same of blocks that have as many columns as packs have elements, side by side."""
+    run = of.extent[2]
+    runs, tiles = of.elements // run, of.count // of.vector
+    down = max(1, min(_THREADS // run, runs))
+    resident = first.resident(run * down) * first.device.multiprocessors
+    shares = min(-(-resident // max(1, tiles)), -(-runs // down))
+    return (tiles, max(1, shares)), (run, down)
 
 
 @dataclass(frozen=True, eq=False)

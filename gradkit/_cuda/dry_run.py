@@ -41,7 +41,11 @@ _WIDTHS = (  # of rows, for each way to hold one: of packs of elements, then of 
     *(31, 2047, 4095, 5119, 8191, 10239, 32767, 49151),
 )
 _RUNS = (*(56 + pack for pack in _PACKS), 63)
-_IMAGES = (*((2, 2, run) for run in _RUNS), *((2, run, 1) for run in _RUNS))  # channels last or not
+_IMAGES = (  # channels last or not, and several channels in the packs of a block
+    *((2, 2, run) for run in _RUNS),
+    *((2, run, 1) for run in _RUNS),
+    (2, 8, _RUNS[-1]),
+)
 _MANY = 100  # tensors: more than a launch's parameters hold
 _MANY_DIMS = 18  # of an array: too many as well
 _ORDERS = (1.0, 2.0, 3.0, math.inf)

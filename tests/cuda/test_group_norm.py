@@ -32,8 +32,8 @@ LISTED = {
     (source_of(file), options_of(macros))
     for file, macros in combinations("group_norm", "group_norm_grad")
 }
-# (shape, channel axis, groups): packs across groups, several shares, ragged columns, and groups of
-# so many channels that a thread adds up more than four.
+# (shape, channel axis, groups): packs across groups, several shares, ragged columns, groups of so
+# many channels that a thread adds up more than four, and packs across two channels of odd sizes.
 CASES = [
     ((3, 6, 40), 1, 2),
     ((2, 33, 24), 2, 8),
@@ -41,6 +41,8 @@ CASES = [
     ((70, 12), 1, 4),
     ((2, 900, 6), 2, 2),
     ((2, 1100, 3), 1, 1),
+    ((3, 24, 7), 1, 8),
+    ((2, 8, 5, 5), 1, 1),
 ]
 
 
@@ -95,7 +97,11 @@ def test_loops_over_blocks_go_round(shape, axis, groups, limit):
 
 @pytest.mark.parametrize(
     ("shape", "axis", "width"),
-    [((70, 12), 1, 4), ((70, 6), 1, 2), ((3, 6, 40), 1, 4), ((2, 33, 24), 2, 4), ((5, 3, 7), 1, 1)],
+    [
+        *(((70, 12), 1, 4), ((70, 6), 1, 2), ((3, 6, 40), 1, 4), ((2, 33, 24), 2, 4)),
+        *(((5, 3, 7), 1, 1), ((5, 12, 7), 1, 4), ((5, 9, 7), 1, 1), ((5, 12, 3), 1, 1)),
+        *(((1, 12, 255), 1, 4), ((1, 12, 257), 1, 1), ((5, 12, 6), 1, 2)),
+    ],
 )
 def test_as_much_is_read_at_once_as_divides_rows(shape, axis, width):
     x = np.zeros(shape, np.float32)

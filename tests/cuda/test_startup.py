@@ -79,7 +79,7 @@ class TwoDevices:
 
 def of_norms(make, operation, dtypes):
     """Arguments of a norm, with a scale and without."""
-    shapes = [(2, 3, 5), (2, 24, 64), (2, 12, 60), (2, 6, 34)]
+    shapes = [(2, 3, 5), (2, 24, 64), (2, 12, 60), (2, 6, 34), (2, 24, 9)]
     if operation.family == "rows":
         shapes = [(2, width) for width in WIDTHS]
     for types, shape, one, variant in product(

@@ -205,9 +205,12 @@ def _row_norm(name: str, a: Arrays) -> Any:
 
 
 _IMAGES = {1: (16, 16, 64, 64), 3: (16, 64, 64, 64)}  # by the axis of the channels
+_ODD_IMAGES = (32, 32, 7, 7)
 
 
 def _channels() -> Iterator[Operation]:
+    for name, call in (("batch_norm", _batch_norm), ("batch_norm_grad", _batch_norm_grad)):
+        yield Operation(f"{name} of odd images", _ODD_IMAGES, partial(call, 1), _EVERY[1:])
     for axis, shape in _IMAGES.items():
         of, dtypes = ("", _EVERY[1:]) if axis == 1 else (" of channels last", _EVERY[1:2])
         yield Operation(f"batch_norm{of}", shape, partial(_batch_norm, axis), dtypes)

@@ -95,8 +95,9 @@ def test_any_problem(backend, data):
 
 @TYPES
 @pytest.mark.parametrize("last", [False, True])
-def test_every_dtype_in_both_orders(backend, types, last):
-    p = make((3, 8, 5, 16), types, axis=1, batch=True)
+@pytest.mark.parametrize("shape", [(3, 8, 5, 16), (3, 16, 5, 5)], ids=str)
+def test_every_dtype_in_both_orders(backend, types, last, shape):
+    p = make(shape, types, axis=1, batch=True)
     if last:
         p.x, p.dy = LAYOUTS["rolled"](p.x), LAYOUTS["rolled"](p.dy)
     check(backend, known(p))

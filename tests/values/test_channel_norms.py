@@ -96,6 +96,31 @@ def test_a_mean_of_many_deviations(backend, last, norm, types):
 
 
 @TYPED
+@pytest.mark.parametrize("shape", [(9, 24, 7, 7), (3, 24, 9), (2, 48, 255)], ids=str)
+def test_packs_that_two_channels_share(backend, norm, types, shape):
+    p = norm.make(shape, types)
+    p.check_forward(backend, *norm.forward(backend, p))
+    p.check_gradients(backend, *norm.gradient(backend, p))
+
+
+@NORMS
+@pytest.mark.parametrize("value", [np.nan, np.inf, 3e38])
+def test_what_a_channel_holds_stays_out_of_its_neighbours(backend, norm, value):
+    """Of 24 channels of 9 elements, in which packs begin and end in the middle."""
+    p, kept = norm.make((5, 24, 9), of("float32")), np.r_[0:8, 16:24]
+
+    def results():
+        found = (*norm.forward(backend, p), *norm.gradient(backend, p))
+        arrays = [backend.asnumpy(each) for each in found]
+        return [array.take(kept, array.shape.index(24)) for array in arrays if 24 in array.shape]
+
+    plain = results()
+    p.x[:, 8:16] = value
+    for before, after in zip(plain, results(), strict=True):
+        assert_same_bits(before, after)
+
+
+@TYPED
 def test_no_scale_is_a_scale_of_ones(backend, norm, types):
     p = norm.make((5, 6, 7), types)
     p.scale = np.ones_like(p.scale)
