@@ -5,11 +5,16 @@ nothing, as for the card in question. What a launch needs then follows from the 
 gets, from the tables of machine code (docs/machine-code.md) and from the card's data sheet. The
 longest of these is its time and names what limits it:
 
-    memory     bytes / bandwidth, each array once
+    memory     bytes / bandwidth, each array once, partial sums too; of the bandwidth, COPY
     latency    bytes / (bytes in flight), for a round trip of LATENCY: threads that fit, times loads
                in flight at a round trip, times the bytes of one
-    issue      PTX instructions / (128 a clock and multiprocessor)
+    issue      instructions / (128 a clock and multiprocessor)
     double     those in double precision / (what the card has for them)
+
+Instructions are those of machine code in a turn of the loop over the data, which may hold branches
+that are not taken, or PTX instructions as counted while they run, which ptxas may merge: the fewer
+of the two. Of rows, threads that have no columns take part, and a last round of blocks in which
+some have no row takes as long as any other.
 
 A launch starts START after the one before it; where that is more than half of a call, `start`
 limits it. If the host takes longer for a call than the device, `host` limits it, and the call takes
@@ -21,6 +26,7 @@ caches, tails and clocks below boost.
 import argparse
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
@@ -42,8 +48,15 @@ from tests.machine_code.tables import CODE, EXECUTED
 
 PAGE = Path(__file__).parents[1] / "docs" / "predictions.md"
 LATENCY, START = 700e-9, 2e-6  # seconds; assumed for every card, round numbers
+COPY = 0.9  # an H200 copies at 4.3 of the 4.8 TB/s of its data sheet; assumed for the others
 _ISSUED = 128  # instructions of threads, a clock and multiprocessor: four warps
 _PACK = 16  # bytes of a load, unless macros have fewer
+# Packs of a turn of the loop over the data: of each chunk of a row, or those that are in flight.
+_ROWS = "layer_norm_grad"
+_BATCH = 4
+_BATCHED = {"norm_partials", "clip_by_norm", "normalize", "sum_deviations"} | {
+    *("sum_channels", "apply_channels"),
+}
 
 
 class Card(NamedTuple):
@@ -70,13 +83,53 @@ CARDS = (
 )
 
 
+H100 = Card("H100", 90, 3.35e12, 132, 1.98e9, 64, 2048, 227 << 10, "NVIDIA H100 data sheet (SXM)")
+
+
+_PEERS = ("cuDNN", "PyTorch", "torch.compile", "Liger")  # as below
+
+
+class Peers(NamedTuple):
+    """What others published of a gradient in bfloat16, in microseconds; 0: nothing."""
+
+    card: Card
+    operation: str
+    rows: int
+    width: int
+    cudnn: float = 0
+    eager: float = 0
+    compiled: float = 0
+    liger: float = 0
+
+
+# cudnn-frontend, benchmark/norms/results/h200/all_models_20260227_035147.csv; Liger-Kernel, pull
+# request 1395.
+PUBLISHED = (
+    Peers(CARDS[0], "rms_norm_grad", 16384, 4096, 106, 223, 236),
+    Peers(CARDS[0], "rms_norm_grad", 8192, 8192, 114, 260, 236),
+    Peers(CARDS[0], "rms_norm_grad", 4096, 16384, 118, 261, 177),
+    Peers(CARDS[0], "rms_norm_grad", 8192, 5120, 69, 172, 156),
+    Peers(CARDS[0], "rms_norm_grad", 4096, 6144, 49, 104, 87),
+    Peers(CARDS[0], "rms_norm_grad", 2048, 4096, 18, 30, 31),
+    Peers(CARDS[0], "rms_norm_grad", 131072, 128, 35, 0, 55),
+    Peers(CARDS[0], "layer_norm_grad", 1024, 12288, 80, 61, 43),
+    Peers(H100, "rms_norm_grad", 8192, 2048, liger=58),
+)
+
+
 class Launch(NamedTuple):
     """One kernel's launch: as the compiler was asked for it, and the bytes of its arrays."""
 
     kernel: str
     macros: str
-    threads: int
+    grid: Sequence[int]
+    block: Sequence[int]
     bytes: int
+
+    @property
+    def threads(self) -> int:
+        """How many there are in all."""
+        return math.prod(self.grid) * math.prod(self.block)
 
 
 class Recorder(IdleDevice):
@@ -104,8 +157,7 @@ class _Module(NamedTuple):
         def launch(grid: Any, block: Any, args: Any, **options: Any) -> None:  # noqa: ARG001
             moved = args[1:] if name in _RARELY_READ else args
             arrays = sum(a.nbytes for a in moved if isinstance(a, np.ndarray) and a.ndim)
-            threads = math.prod(grid) * math.prod(block)
-            self.device.launches.append(Launch(name, self.macros, threads, arrays))
+            self.device.launches.append(Launch(name, self.macros, grid, block, arrays))
 
         return launch
 
@@ -124,6 +176,7 @@ class Work(NamedTuple):
     counted: dict[str, tuple[str, str]]  # by kernel: operation and kernel in executed.csv
     passes: dict[str, int] = {}  # noqa: RUF012
     arrays: int = 1
+    rows: int = 0  # of a norm over rows
 
 
 def works() -> Iterator[Work]:
@@ -135,17 +188,21 @@ def works() -> Iterator[Work]:
 
 def _norms() -> Iterator[Work]:
     for name in ("layer_norm_grad", "rms_norm_grad"):
-        counted = {"layer_norm_grad": (name, "layer_norm_grad")}
-        for rows, kernel in (
-            ("wide", "layer_norm_grad_cluster"),
-            ("the widest", "row_sums_of_gradient"),
-            ("the widest", "apply_gradient"),
-        ):
-            counted[kernel] = f"layer_norm_grad of {rows} rows", kernel
         for dtype in ("bfloat16", "float16", "float32"):
             for m, d in GPU_NORMS:
-                call = partial(_gradient, name, (m, d), dtype)
-                yield Work(name, f"{m}x{d}", dtype, m * d, call, counted)
+                yield _norm(name, m, d, dtype)
+
+
+def _norm(name: str, m: int, d: int, dtype: str) -> Work:
+    counted = {_ROWS: (name, _ROWS)}
+    for rows, kernel in (
+        ("wide", "layer_norm_grad_cluster"),
+        ("the widest", "row_sums_of_gradient"),
+        ("the widest", "apply_gradient"),
+    ):
+        counted[kernel] = f"layer_norm_grad of {rows} rows", kernel
+    call = partial(_gradient, name, (m, d), dtype)
+    return Work(name, f"{m}x{d}", dtype, m * d, call, counted, rows=m)
 
 
 def _gradient(name: str, shape: tuple[int, int], dtype: str, array: Any) -> object:
@@ -189,6 +246,7 @@ def _images() -> Iterator[Work]:
     for last, n, (c, size), (name, kernels) in kinds:
         shape = (n, size, size, c) if last else (n, c, size, size)
         of, title = (" of channels last", ", channels last") if last else ("", "")
+        of = of or (" of odd images" if size % 2 else "")
         counted = {kernel: (f"{name}{of}", kernel) for kernel in kernels}
         call = partial(_batch_norm, name, shape, 3 if last else 1)
         title = "x".join(map(str, shape)) + title
@@ -227,7 +285,10 @@ def predicted(work: Work, card: Card, tables: "Tables") -> Prediction:
         return on_device(np.empty(shape, DTYPES[dtype]), backend)  # its pages are never touched
 
     work.call(array)
-    parts = [_launched(launch, work, card, tables) for launch in device.launches]
+    often = Counter(launch.kernel for launch in device.launches)
+    parts = [
+        _launched(launch, work, card, tables, often[launch.kernel]) for launch in device.launches
+    ]
     starts = START * len(parts)
     total = sum(part.seconds for part in parts) + starts
     longest = max(parts, key=lambda part: part.seconds)
@@ -236,23 +297,60 @@ def predicted(work: Work, card: Card, tables: "Tables") -> Prediction:
     return Prediction(host_takes, "host", found) if host_takes > total else found
 
 
-def _launched(launch: Launch, work: Work, card: Card, tables: "Tables") -> Prediction:
-    """How long one kernel takes by each limit."""
+def _launched(launch: Launch, work: Work, card: Card, tables: "Tables", times: int) -> Prediction:
+    """How long a kernel takes by each limit that a call launches so many ``times``."""
     itemsize = DTYPES[work.dtype].itemsize
     moved = launch.bytes + work.passes.get(launch.kernel, 0) * work.elements * itemsize
     code = tables.code(launch, card.sm)
     fitting = card.multiprocessors * min(card.threads, int(code["threads"]) or card.threads)
-    vector = re.search(r"\bVEC=(\d+)", launch.macros)
-    access = int(vector[1]) * itemsize if vector else _PACK
-    in_flight = min(launch.threads, fitting) * float(code["inner_loads"] or 1) * access
-    limits = {"memory": moved / card.bandwidth, "latency": moved / in_flight * LATENCY}
+    access = _number("PIECE", launch.macros) or _number("VEC", launch.macros)
+    in_flight = min(launch.threads, fitting) * float(code["inner_loads"] or 1)
+    in_flight *= access * itemsize if access else _PACK
+    limits = {"memory": moved / (COPY * card.bandwidth), "latency": moved / in_flight * LATENCY}
+    clocks = card.multiprocessors * card.clock
     counted = work.counted.get(launch.kernel)
+    issued = _issued(launch, work, code)
     if counted and (row := tables.executed(*counted, work.dtype)):
-        clocks = card.multiprocessors * card.clock
-        limits["issue"] = work.elements * float(row["instructions"]) / (_ISSUED * clocks)
-        limits["double"] = work.elements * float(row["double"]) / (card.double * clocks)
+        if _is_counted(launch, work):
+            issued = min(issued, float(row["instructions"]) / times)
+        limits["double"] = work.elements * float(row["double"]) / times / (card.double * clocks)
+    if issued < math.inf:
+        limits["issue"] = work.elements * issued / (_ISSUED * clocks)
     limiter = max(limits, key=limits.__getitem__)
-    return Prediction(limits[limiter], limiter)
+    return Prediction(limits[limiter] * _tail(launch, work), limiter)
+
+
+def _number(name: str, macros: str) -> int:
+    """A macro's number; 0 if there is none."""
+    found = re.search(rf"\b{name}=(\d+)", macros)
+    return int(found[1]) if found else 0
+
+
+def _issued(launch: Launch, work: Work, code: Cells) -> float:
+    """Instructions of machine code for an element of the data, idle threads' too, at most."""
+    pack = _number("VEC", code["macros"]) or _PACK // DTYPES[work.dtype].itemsize
+    if not code["turn"]:
+        return math.inf
+    if launch.kernel == _ROWS:
+        return float(code["turn"]) * launch.block[0] * work.rows / work.elements
+    return float(code["turn"]) / (_BATCH * pack) if launch.kernel in _BATCHED else math.inf
+
+
+def _is_counted(launch: Launch, work: Work) -> bool:
+    """Whether what was counted, without idle threads and in whole packs, is of rows like these."""
+    if launch.kernel != _ROWS:
+        return True
+    held = _number("CHUNKS", launch.macros) * _number("VEC", launch.macros)
+    whole = _number("VEC", launch.macros) * DTYPES[work.dtype].itemsize == _PACK
+    return whole and launch.block[0] * held * work.rows == work.elements
+
+
+def _tail(launch: Launch, work: Work) -> float:
+    """How much longer blocks of rows take for those that have no row in the last round."""
+    if launch.kernel != _ROWS:
+        return 1.0
+    at_once = launch.grid[0] * launch.block[1]
+    return -(-work.rows // at_once) * at_once / work.rows
 
 
 class Tables:
@@ -292,17 +390,35 @@ class Tables:
 def _nearest(macros: str) -> Iterator[str]:
     """The macros, and others whose code differs little; not every combination has a row."""
     yield macros
-    for of, instead in (
-        ("CAPACITY=0", "CAPACITY=90"),
-        (r"(DATA_T|PARAM_T|LIST_T)=f16", r"\1=bf16"),
-        (r"(DATA_T|PARAM_T|LIST_T)=f32", r"\1=bf16"),
-        ("CENTRED=0", "CENTRED=1"),
-    ):
-        macros = re.sub(rf"{of}\b", instead, macros)
-        yield macros
+    for kept in (re.sub(r"DATA_T=f32\b(.*)\bVEC=(\d+)", _as_bf16, macros), macros):
+        for of, instead in (
+            ("CAPACITY=0", "CAPACITY=90"),
+            (r"(DATA_T|PARAM_T|LIST_T)=f16", r"\1=bf16"),
+            (r"(DATA_T|PARAM_T|LIST_T)=f32", r"\1=bf16"),
+            ("CENTRED=0", "CENTRED=1"),
+        ):
+            kept = re.sub(rf"{of}\b", instead, kept)
+            yield kept
 
 
-def page_tables(found: dict[tuple[str, str, str], list[Prediction]]) -> dict[str, str]:
+def _as_bf16(found: "re.Match[str]") -> str:
+    """As many bytes at once of a dtype of half the size."""
+    return f"DATA_T=bf16{found[1]}VEC={2 * int(found[2])}"
+
+
+def beside_published(tables: "Tables") -> list[list[str]]:
+    """What is predicted of the device, beside what others published."""
+    rows = []
+    for card, name, m, d, *times in PUBLISHED:
+        found = predicted(_norm(name, m, d, "bfloat16"), card, tables)
+        ours = _figure((found.device or found).seconds * 1e6)
+        rows.append([card.name, name, f"{m}x{d}", ours, *(f"{t:.0f}" if t else "" for t in times)])
+    return rows
+
+
+def page_tables(
+    found: dict[tuple[str, str, str], list[Prediction]], published: list[list[str]]
+) -> dict[str, str]:
     """Lay out what is assumed and all predictions, by their places in the page."""
     cards = [
         (name, f"{bandwidth / 1e9:.0f}", count, f"{clock / 1e9:.2f}", double, source)
@@ -322,6 +438,10 @@ def page_tables(found: dict[tuple[str, str, str], list[Prediction]]) -> dict[str
             ["card", "GB/s", "multiprocessors", "GHz", "double a clock", "source"], cards
         ),
         "times": table(["operation", "shape", "dtype", *names], times),
+        "published": table(
+            ["card", "operation", "shape", "predicted", *_PEERS],
+            published,
+        ),
     }
 
 
@@ -339,7 +459,7 @@ def main() -> None:
         (work.operation, work.shape, work.dtype): [predicted(work, c, tables) for c in CARDS]
         for work in works()
     }
-    report.replace_in_page(PAGE, page_tables(found))
+    report.replace_in_page(PAGE, page_tables(found, beside_published(tables)))
 
 
 if __name__ == "__main__":

@@ -52,6 +52,7 @@ class Measured:
     data: list[int] | None  # a turn of the outermost loop around the widest accesses, if any
     inner: list[int]  # a turn of the innermost loop with the most of them
     double: float | None  # instructions in double precision for each widest access, at most
+    turn: int | None  # instructions of a turn of that innermost loop, on both sides of branches
     wide: float | None  # of the bytes that the data loop moves; None if it moves none
     loops: list[tuple[Loop, list[int]]]
 
@@ -95,6 +96,7 @@ def measured_of(compiled: Compiled, code: Sequence[Instruction]) -> Measured:
         data=steady_trips(data.body) if data else None,
         inner=steady_trips(innermost[0].body) if innermost else [],
         double=max((double_share(loop.body) for loop in innermost), default=None),
+        turn=sum(i.name != "NOP" for i in innermost[0].body) if innermost else None,
         wide=wide_share(accesses),
         loops=[
             (loop, steady_trips(loop.body))

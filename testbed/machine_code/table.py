@@ -82,7 +82,7 @@ def code_table(path: Path) -> Table:
                 "stack",
                 "threads",
             ),
-            *("trips", "in_flight", "inner_loads", "inner_in_flight", "double", "wide"),
+            *("trips", "in_flight", "inner_loads", "inner_in_flight", "double", "turn", "wide"),
         ),
     )
 
@@ -105,6 +105,7 @@ def code_row(measured: Measured, nvrtc: str) -> Cells:
         "inner_loads": f"{sum(inner) / len(inner):.2f}" if inner else "",
         "inner_in_flight": " ".join(map(str, inner)),
         "double": "" if measured.double is None else f"{measured.double:.2f}",
+        "turn": "" if measured.turn is None else measured.turn,
         "wide": "" if measured.wide is None else f"{measured.wide:.2f}",
     }
     return {name: str(cell) for name, cell in cells.items()}

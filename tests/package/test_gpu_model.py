@@ -34,7 +34,7 @@ def test_bandwidth_limits_a_card_with_little_of_it():
     """Then the time is that of dy, x, dx and what goes with them, and of the kernels' starts."""
     found = predicted(work("layer_norm_grad", "16384x4096"), bandwidth=1e9)
     assert found.limiter == "memory"
-    least = 3 * 16384 * 4096 * 4 / 1e9
+    least = 3 * 16384 * 4096 * 4 / 1e9 / model.COPY
     assert least < found.seconds < 1.1 * least
 
 
@@ -109,18 +109,67 @@ def test_clipping_moves_three_times_the_bytes_of_a_norm():
 
 def test_every_launch_finds_a_row():
     """Also those whose combination of macros has none of its own."""
-    launch = model.Launch("layer_norm_grad", "", 1, 1)
+    launch = model.Launch("layer_norm_grad", "", (1,), (1,), 1)
     macros = "CENTRED=0 CHUNKS=12 DATA_T=f16 FROM_OUTPUT=0 LONG=0 PARAM_T=f16 STAT_T=f32 VEC=1"
     assert TABLES.code(launch._replace(macros=macros), 80)["kernel"] == "layer_norm_grad"
     with pytest.raises(LookupError, match="no row of layer_norm_grad for VEC=3"):
         TABLES.code(launch._replace(macros="VEC=3"), 80)
 
 
+def test_a_dtype_of_half_the_size_is_looked_up_with_as_many_bytes_at_once():
+    found = [*model._nearest("CHUNKS=2 DATA_T=f32 PARAM_T=f32 STAT_T=f32 VEC=4")]
+    row = "CHUNKS=2 DATA_T=bf16 PARAM_T=bf16 STAT_T=f32 VEC={}"
+    assert found.index(row.format(8)) < found.index(row.format(4))  # if there is no other
+
+
+@pytest.mark.usefixtures("quick_host")
+def test_what_was_counted_of_two_launches_is_shared_among_them():
+    made, card = work("batch_norm", "256x256x56x56", "bfloat16"), CARD._replace(double=1e-6)
+    row = TABLES.executed("batch_norm", "sum_deviations", "bfloat16")
+    clocks = 1e-6 * card.multiprocessors * card.clock
+    least = made.elements * float(row["double"]) / clocks
+    assert least < model.predicted(made, card, TABLES).seconds < 1.2 * least
+
+
+def test_threads_without_columns_are_counted():
+    made = work("rms_norm_grad", "8192x5120", "bfloat16")
+    launch = model.Launch("layer_norm_grad", "CHUNKS=2 VEC=8", (264,), (512, 1), 1)
+    assert model._issued(launch, made, {"turn": "400", "macros": "VEC=8"}) == 400 * 512 / 5120
+    assert not model._is_counted(launch, made)
+    assert model._is_counted(launch._replace(block=(320, 1)), made)
+    assert not model._is_counted(launch._replace(macros="CHUNKS=4 VEC=4", block=(320, 1)), made)
+
+
+def test_a_turn_of_other_loops_has_four_packs():
+    made = work("grad_norm", "MLP")
+    launch = model.Launch("norm_partials", "CAPACITY=90", (1,), (256,), 1)
+    assert model._issued(launch, made, {"turn": "400", "macros": "CAPACITY=90"}) == 400 / (4 * 4)
+    assert model._issued(launch, made, {"turn": "", "macros": ""}) == np.inf
+    assert model._issued(launch._replace(kernel="k"), made, {"turn": "9", "macros": ""}) == np.inf
+    assert model._tail(launch, made) == 1
+
+
+def test_a_last_round_takes_as_long_as_any_other():
+    made = work("rms_norm_grad", "8192x5120", "bfloat16")
+    launch = model.Launch("layer_norm_grad", "", (132,), (128, 2), 1)
+    assert model._tail(launch, made) == 32 * 264 / 8192
+
+
+@pytest.mark.usefixtures("quick_host")
+def test_others_figures_stand_beside_predictions_of_the_same_shape():
+    for card, name, shape, ours, *theirs in model.beside_published(TABLES):
+        assert card in ("H100", "H200")
+        assert 10 < float(ours.replace(",", "")) < 200
+        assert any(theirs)
+        assert f"| {name} | {shape} | {ours} | " in model.PAGE.read_text()
+
+
 def test_arrays_are_never_touched():
     device = model.Recorder(CARD)
     launch = device.compile("", ("-std=c++17", "-DA=1", "-DB=f32")).get_function("k")
     launch((2, 3), (32, 4), (np.empty((8, 8)), None, np.int64(3)))
-    assert device.launches == [model.Launch("k", "A=1 B=f32", 2 * 3 * 32 * 4, 8 * 8 * 8)]
+    assert device.launches == [model.Launch("k", "A=1 B=f32", (2, 3), (32, 4), 8 * 8 * 8)]
+    assert device.launches[0].threads == 2 * 3 * 32 * 4
 
 
 def test_the_page_says_that_it_predicts_and_has_every_shape():

@@ -56,6 +56,11 @@ def rows_of(source, arch=90):
     ]
 
 
+def test_a_turn_has_the_instructions_of_the_innermost_loop():
+    (row,), (more,) = rows_of(ROWS), rows_of(ROWS.replace(*WORSE["double"]))
+    assert 0 < int(row["turn"]) < int(more["turn"])
+
+
 @pytest.mark.parametrize("column", WORSE)
 def test_a_planted_worsening_fails_with_its_row_and_column(column):
     old, new = WORSE[column]
