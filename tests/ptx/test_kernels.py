@@ -55,7 +55,8 @@ def _instructions(text):
 
 
 def test_what_describes_kernels_changes_no_code():
-    for file, macros in listed(1 << 20)[:3]:
+    kernels = [each for each in listed(1 << 20) if compiles_for(80, *each)]
+    for file, macros in kernels[:3]:
         check_description(file, macros, 80)
 
 
