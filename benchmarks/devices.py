@@ -106,7 +106,7 @@ class Cpu(Device):
     def timer(self, call: Call) -> float:
         """Return the seconds of a call with cold caches, while threads of earlier calls are asleep.
 
-        Copies fill the pause: after a sleep, on an idle processor, calls take up to half as long again.
+        Copies fill the pause: after a sleep, calls take up to half as long again.
         """
         end = time.perf_counter() + _PAUSE
         while time.perf_counter() < end:
