@@ -60,7 +60,7 @@ class Current:
     def __init__(self, driver, number):
         self.driver, self.number = driver, number
         self.attributes = {"MultiProcessorCount": 132, "MaxSharedMemoryPerBlockOptin": 232448}
-        self.attributes["ComputeCapabilityMajor"] = 7 + number
+        self.compute_capability = f"{7 + number}0"
 
     def __enter__(self):
         self.before, self.driver.device = self.driver.device, self.number

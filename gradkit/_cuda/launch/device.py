@@ -138,10 +138,12 @@ class CupyDevice:
 
         self.xp = cupy
         self.number = number
-        attributes = cupy.cuda.Device(number).attributes
+        device = cupy.cuda.Device(number)
+        attributes = device.attributes
         self.multiprocessors: int = attributes["MultiProcessorCount"]
         self.max_shared_memory: int = attributes["MaxSharedMemoryPerBlockOptin"]
-        self.clusters: bool = attributes["ComputeCapabilityMajor"] >= 9
+        # "90", "120"; the attributes do not have it.
+        self.clusters: bool = int(device.compute_capability[:-1]) >= 9
         # What `cupy.empty` calls, without the third of its time that goes into other options.
         self.empty: Callable[[int | Shape, Any], Array] = cupy.ndarray
         self.launch_errors: tuple[type[Exception], ...] = (
