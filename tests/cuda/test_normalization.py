@@ -43,7 +43,7 @@ from testbed.emulator.memory import sparse_array
 from testbed.emulator.runtime import SCHEDULES
 from tests import oracles
 from tests.backends import Backend, KernelDevice, kernel_mark
-from tests.combinations import combinations
+from tests.combinations import ON_GPUS, combinations
 from tests.problems import BATCH_TYPES, LAYER_TYPES, Problem, launch, make
 from tests.tolerances import DTYPES, assert_same_bits
 from tests.values import test_batch_norm_inference
@@ -97,8 +97,8 @@ OPERATIONS = [name for name in OPERATIONS if name not in ("grad_norm", "unit_nor
 OPERATIONS = [name for name in OPERATIONS if not name.startswith("group_norm")]
 OPERATIONS += ["combine_stats", "update_running_statistics"]
 LISTED = {(source_of(file), options_of(macros)) for file, macros in combinations(*OPERATIONS)}
-PARTS = 32, 2032, 4080, 5104, 6128, 8176, 10224, 12272, 32752  # in front of the last pack of a row
-SHARED_MEMORY = 227, 163, 99, 96, 64  # KiB for a block: H200, A100, RTX 4090, V100 and T4
+# Elements in front of the last pack of a row.
+PARTS = 32, 2032, 4080, 5104, 6128, 8176, 10224, 12272, 32752, 49136, 65536
 # So long that the emulator takes its time.
 LONG = pytest.param((3, 16400), marks=pytest.mark.slow)
 
@@ -378,9 +378,10 @@ def test_all_that_is_listed_is_asked_for_and_nothing_else(monkeypatch):
     monkeypatch.setitem(globals(), "_assert_same", lambda *_: None)
     requested = set()
     shapes = [*SHAPES, *((2, part + pack) for part in PARTS for pack in (8, 4, 2))]
-    for shape, types, shared in itertools.product(shapes, LAYER_TYPES, SHARED_MEMORY):
-        options = {"multiprocessors": 1 + shape[0] % 3, "max_shared_memory": shared << 10}
-        device = Emulated(IdleDevice, **options)
+    for shape, types, gpu in itertools.product(shapes, LAYER_TYPES, ON_GPUS):
+        if gpu.clusters and shape[1] < 4096:
+            continue
+        device = Emulated(IdleDevice, multiprocessors=1 + shape[0] % 3, **gpu._asdict())
         _check_row_norms(device, shape, types)
         for gap in (1, 16):
             _check_row_variants(device, shape, types, gap)
@@ -389,6 +390,7 @@ def test_all_that_is_listed_is_asked_for_and_nothing_else(monkeypatch):
         requested.update(device.device.compiled)
     images = [((2, 3, run), 1, False) for run in (60, 34)]
     images += [((2, run, 3), 1, True) for run in (60, 34)]
+    images.append(((2, 8, 63), 1, False))
     for (shape, axis, last), types in itertools.product([*BATCHES, *images], BATCH_TYPES):
         device = Emulated(IdleDevice, multiprocessors=1 + shape[0] % 3)
         _check_batch_norm(device, shape, axis, last, types)
