@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import os
 import re
 import shutil
 from itertools import pairwise
@@ -58,7 +59,10 @@ BY_ROLE = ("_cpu/channels.py", "_cpu/gated_norm.py", "_cpu/rows.py", "_cuda/rows
 @pytest.mark.slow
 def test_arguments_of_different_roles_cannot_be_swapped(tmp_path):
     """Of two that stand side by side, swapped in each function of a backend, mypy refuses each."""
-    api = pytest.importorskip("mypy.api")
+    if not os.environ.get("CI"):  # there, a missing package is a failure
+        pytest.importorskip("mypy")
+    from mypy import api
+
     shutil.copytree(PACKAGE, tmp_path / "gradkit")
     swapped = {}
     for name in BY_ROLE:
