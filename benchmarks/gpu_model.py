@@ -54,8 +54,9 @@ _PACK = 16  # bytes of a load, unless macros have fewer
 # Packs of a turn of the loop over the data: of each chunk of a row, or those that are in flight.
 _ROWS = "layer_norm_grad"
 _BATCH = 4
-_BATCHED = {"norm_partials", "clip_by_norm", "normalize", "sum_deviations"} | {
-    *("sum_channels", "apply_channels"),
+_BATCHED = {
+    *("norm_partials", "clip_by_norm", "normalize"),
+    *("sum_deviations", "sum_channels", "apply_channels"),
 }
 
 
@@ -82,9 +83,7 @@ CARDS = (
     Card("T4", 80, 0.32e12, 40, 1.59e9, 2, 1024, 64 << 10, "NVIDIA T4 data sheet, Turing paper"),
 )
 
-
 H100 = Card("H100", 90, 3.35e12, 132, 1.98e9, 64, 2048, 227 << 10, "NVIDIA H100 data sheet (SXM)")
-
 
 _PEERS = ("cuDNN", "PyTorch", "torch.compile", "Liger")  # as below
 

@@ -260,7 +260,7 @@ class TorchSubclass(Framework):
 
 @cache
 def _describing() -> Any:
-    """Compiled code that PyTorch describes tensors to, which it does from 2.10 on, or ``None``."""
+    """Compiled code that PyTorch describes tensors to, or ``None``: older versions, and no code."""
     torch, code = sys.modules["torch"], _host.code
     functions = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     if code is None or functions is None:

@@ -1,4 +1,4 @@
-// Tensors of a library that describes them by DLPack's C functions, as PyTorch does from 2.10 on.
+// Tensors of a library that describes them by DLPack's C functions, as new versions of PyTorch do.
 
 #pragma once
 
