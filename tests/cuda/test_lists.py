@@ -137,6 +137,12 @@ def test_what_a_list_takes_of_the_parameter_block(device, count, capacity, size)
         assert table.alone is table
 
 
+def test_a_list_of_as_many_dimensions_as_the_parameter_block_holds_is_not_uploaded(device):
+    (room,) = put(device, [np.ones((5, 9), np.float32)])
+    (table,) = plan_of(device, [room[:, ::2]] * (DIMS // 2)).tables
+    assert table.capacity == CAPACITY
+
+
 @pytest.mark.parametrize("spare", [-1, 0, 1])
 def test_strided_lists_to_the_last_dimension_that_fits(device, spare):
     tensors = DIMS // 2
