@@ -181,10 +181,10 @@ public:
         if (device_ < 0) device_ = tensor->device.number;
         if (tensor->device.type != device_type_ || tensor->device.number != device_) return false;
         dtype_ = tensor.dtype();
-        if (dtype_ < 0 || !tensor->data || is_negative(object)) return false;
+        // A tensor without elements has no address.
+        if (dtype_ < 0 || !tensor->data || tensor->ndim > MOST_AXES || is_negative(object))
+            return false;
         tensor.describe(buffer_, strides_);
-        for (int axis = 0; axis < buffer_.ndim; ++axis)
-            if (buffer_.shape[axis] == 0) return false;
         if (writes && overlaps_itself(buffer_)) return false;
         if (written_) ::append(ranges_, buffer_, count_ - 1, writes);
         return true;
@@ -265,7 +265,7 @@ nb::object described_tensors(
 ) {
     const Sequence items(arrays);
     Tensors tensors(written, detach, device_type);
-    std::vector<i64> numbers = {device_type};
+    std::vector<i64> numbers;
     numbers.reserve(64);
     nb::list addresses;
     try {

@@ -46,7 +46,6 @@ Tensor::Tensor(PyObject* object) {
 }
 
 void Tensor::describe(Py_buffer& buffer, Py_ssize_t (&strides)[MOST_AXES]) const {
-    if (tensor_.ndim > MOST_AXES) throw nb::value_error("a tensor has too many dimensions");
     buffer = {};
     buffer.buf = static_cast<char*>(tensor_.data) + tensor_.byte_offset;
     buffer.itemsize = tensor_.dtype.bits * tensor_.dtype.lanes / 8;

@@ -29,7 +29,7 @@ class Tensor {
 public:
     explicit Tensor(PyObject* object);
 
-    // Strides in bytes are written to `strides`.
+    // Strides in bytes are written to `strides`. There are at most MOST_AXES.
     void describe(Py_buffer& buffer, Py_ssize_t (&strides)[MOST_AXES]) const;
 
     int dtype() const;  // -1 if kernels have no such one

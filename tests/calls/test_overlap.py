@@ -135,6 +135,8 @@ def test_plain_lists_and_what_a_plan_knows_of_arrays():
     assert seen == described((np.ones(3), b + 1, None), 0)
     for other in (a.view("i8"), a[:2], np.zeros(6)[::2], a.reshape(1, 3), None):
         assert described((other, b, None), 0) != seen
+    assert described((None, b, a), 0) != described((a, b, None), 0)
+    assert described((b, None, b), 0) != described((None, b, b), 0)
     for written in ((frozen, a), (a, a), (a, b[0], a[1:])):
         assert described(written, len(written)) is None
         assert described(written, 0) is not None

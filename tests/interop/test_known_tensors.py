@@ -109,6 +109,10 @@ def test_results_may_be_arguments_and_nothing_that_merely_overlaps(torch, known)
     assert all(map(torch.equal, made, expected))
 
 
+def subclassed(tensor):
+    return tensor.as_subclass(type("Subclass", (type(tensor),), {}))
+
+
 def fake(tensor):
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -125,6 +129,7 @@ HAZARDS = {
     "elsewhere": (lambda out: out.to("meta"), "meta device"),
     "sparse": (lambda out: out.to_sparse(), "is stored as"),
     "fake": (fake, "one framework"),
+    "of a subclass": (subclassed, "one framework"),
     "NumPy's": (lambda out: out.numpy(), "one framework"),
 }
 
@@ -175,6 +180,25 @@ def test_a_parameter_is_no_gradient_of_a_known_accumulation(torch):
             with pytest.raises(TypeError, match="requires grad"):
                 gradkit.accumulate_grad(written, read)
         assert (buffer.tolist(), grad.tolist()) == ([1, 1, 1], [1, 1, 1])
+
+
+def test_which_results_are_given_is_seen(torch, known):
+    """Results of the same shape: the gradients of scale and bias."""
+    expected = gradkit.layer_norm_grad(*known)
+    for position in (1, 2, 1, 2):
+        out = [None] * 3
+        out[position] = torch.empty(SHAPE[1])
+        found = gradkit.layer_norm_grad(*known, out=tuple(out))
+        assert all(map(torch.equal, found, expected))
+        assert found[position] is out[position]
+
+
+def test_gradients_of_no_rows_are_zero(known):
+    dy, x, scale, mean, inv_std = known
+    for _ in range(2):
+        dx, dscale, dbias = gradkit.layer_norm_grad(dy[:0], x[:0], scale, mean[:0], inv_std[:0])
+        assert dx.shape == (0, *SHAPE[1:])
+        assert not any(tensor.any() for tensor in (dscale, dbias))
 
 
 def test_results_move_the_version_counters_of_what_was_there(torch, known):
@@ -276,6 +300,7 @@ def placed(torch):
         failed = real.describe(tensor, described)
         found = described.contents
         found.device_type, found.device = places.get(id(tensor), (1, 0))
+        found.data, found.byte_offset = found.data - 8, 8
         return failed
 
     stand_in = _ExchangeApi(real.major, real.minor, describe=_Describe(describe))
@@ -310,6 +335,19 @@ def test_only_tensors_on_one_device_of_the_right_type_are_used(torch, placed):
     assert used() == (seen, addresses, 0)
 
 
+def test_lists_of_other_layouts_are_told_apart(torch):
+    """Joined lists, too: a number of elements may be that of a dtype."""
+
+    def layout(*tensors):
+        _, (seen,) = adapter._describing().borrowed_tensors(tensors, adapter._ON_CPU)
+        return seen
+
+    row, one, two = torch.ones(3), torch.ones(1), torch.ones(2, dtype=torch.bfloat16)
+    assert layout(row.as_strided((1, 3), (7, 1))) == layout(row)  # there is one row
+    assert layout(torch.ones(6)[::2]) != layout(row)
+    assert layout(row) + layout(one, row) != layout(row, two) + layout(row)
+
+
 def test_another_version_of_the_interface_is_not_used(torch):
     code, kinds = adapter._describing(), (torch.Tensor, torch.nn.Parameter)
     other = _ExchangeApi(2, 0)
@@ -324,6 +362,16 @@ def test_without_the_interface_tensors_are_seen_as_before(torch, known, monkeypa
     grads = [torch.full((3,), 2.0) for _ in range(3)]
     assert gradkit.clip_grad_norm(grads, 3.0).item() == 6
     assert grads[2].tolist() == [1, 1, 1]
+
+
+def test_more_dimensions_than_arrays_have_are_refused_by_name(torch):
+    zero = torch.ones([1] * 65)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"^grads\[1\] .*dimension"):
+            gradkit.zero_grad([torch.ones(1), zero])
+        with pytest.raises(ValueError, match=r"^buffer .*dimension"):
+            gradkit.accumulate_grad(zero, zero)
+    assert zero.sum() == 1
 
 
 @pytest.mark.parametrize("hazard", ["parameter", "negative", "integers", "twice", "overlapping"])
