@@ -88,6 +88,14 @@ def test_a_row_does_not_depend_on_the_others(types):
     p.check_gradients(device(), device(multiprocessors=1).layer_norm_grad(p)[0], None, None)
 
 
+def test_constant_rows_at_the_top_of_the_range():
+    """Beyond the last column, too, ``mean * inv_std`` is infinite."""
+    p = make((3, 8200), LAYER_TYPES[5])
+    p.x[:] = 2.0**127
+    p.__post_init__()
+    p.check_gradients(device(), *device().layer_norm_grad(p))
+
+
 def test_dx_may_be_dy():
     on, p = device(), make((3, 9000), LAYER_TYPES[5])
     expected = on.layer_norm_grad(p)
