@@ -33,9 +33,11 @@ Data = NewType("Data", _Array)
 Mean = NewType("Mean", _Array)
 Var = NewType("Var", _Array)
 InvStd = NewType("InvStd", _Array)
+Statistic: TypeAlias = Mean | Var | InvStd
 # V: one number per column or channel.
 Scale = NewType("Scale", _Array)
 Bias = NewType("Bias", _Array)
+Parameter: TypeAlias = Scale | Bias
 
 # One number per channel, of any dtype: running statistics, both of one.
 RunningMean = NewType("RunningMean", _Array)

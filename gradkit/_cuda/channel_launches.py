@@ -9,13 +9,17 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from gradkit._backend import Array, Shape
+from gradkit._calls.roles import Data
+from gradkit._cuda import channel_kernels as kernels
+from gradkit._cuda.channel_kernels import Arrays, Centre, Named, Partials
 from gradkit._cuda.launch.buffers import (
     VECTOR_BYTES,
     AllUsable,
-    contiguous,
+    Inputs,
+    Outs,
     copy_back,
+    usable,
     vector_of,
-    writable_like,
 )
 from gradkit._cuda.launch.device import Device, scratch
 from gradkit._cuda.launch.grids import column_block, power_of_two, row_blocks
@@ -83,9 +87,10 @@ class Columns:
         decided = _layout(x.itemsize, last, channels, space)
         return cls(order, *decided, samples * channels, channels, space, extent)
 
-    def view(self, array: Array) -> Array:
+    def view(self, array: Data) -> Data:
         """The array with its axes in this order."""
-        return array.transpose(self.order)
+        view: Any = array.transpose(self.order)
+        return view
 
 
 def _layout(itemsize: int, last: bool, channels: int, run: int) -> tuple[int, int]:
@@ -187,16 +192,13 @@ class Launches:
         """How many means there are."""
         raise NotImplementedError
 
-    def usable(self, inputs: _Arrays, outs: _Arrays) -> tuple[_Arrays, _Arrays]:
+    def usable(self, inputs: Inputs, outs: Outs) -> tuple[Inputs, Outs]:
         """The arrays themselves if kernels can use them; else copies, and what is like the outs."""
         return (inputs, outs) if self._all_usable((*inputs, *outs)) else self.each(inputs, outs)
 
-    def each(self, inputs: _Arrays, outs: _Arrays) -> tuple[_Arrays, _Arrays]:
+    def each(self, inputs: Inputs, outs: Outs) -> tuple[Inputs, Outs]:
         """The same, with every array looked at by itself."""
-        device = self.device
-        read = [contiguous(device, array, self._width(array)) for array in inputs]
-        written = [writable_like(device, out, self._width(out)) for out in outs]
-        return read, written
+        return usable(self.device, inputs, outs, self._width)
 
     def _width(self, array: Array | None) -> int:
         """How many elements of an array one access moves: vectors have one a channel."""
@@ -232,14 +234,18 @@ class Launches:
         """The shape, as kernels are told."""
         return tuple(map(np.int64, self.columns.extent))
 
-    def over_columns(self, name: str, *arrays: Array | None, last: tuple[Any, ...] = ()) -> None:
+    def over_columns(
+        self, kernel: Named[*Arrays], *arrays: *Arrays, last: tuple[Any, ...] = ()
+    ) -> None:
         """Launch a kernel that visits every element, if there are any."""
         if all(self.extent):
-            self.launch(name, self.grid, self.block)(*arrays, *self.extent, *last)
+            self.launch(kernel, self.grid, self.block)(*arrays, *self.extent, *last)
 
-    def over_channels(self, name: str, *arguments: Any) -> None:
+    def over_channels(
+        self, kernel: Named[*Arrays], *arrays: *Arrays, last: tuple[Any, ...]
+    ) -> None:
         """Launch a kernel that adds up the partial sums of each channel."""
-        self.launch(name, *self._channel_blocks)(*arguments)
+        self.launch(kernel, *self._channel_blocks)(*arrays, *last)
 
     @cached_property
     def _channel_blocks(self) -> tuple[Shape, Shape]:
@@ -247,7 +253,7 @@ class Launches:
         block = column_block(self.device.multiprocessors, channels, 1)
         return (-(-channels // block[0]),), block
 
-    def partials(self) -> Array:
+    def partials(self) -> Partials:
         """Memory for two sums of every share of every column."""
         return scratch(self.device, (2, self.grid[1], self.columns.count), _FLOAT64)
 
@@ -271,27 +277,35 @@ class BatchLaunches(Launches):
         return tuple(map(np.int64, counts))
 
     def finish(
-        self, name: str, *arrays: Array | None, last: tuple[Any, ...] = (), counted: bool = True
+        self,
+        kernel: Named[*Arrays],
+        *arrays: *Arrays,
+        last: tuple[Any, ...] = (),
+        counted: bool = True,
     ) -> None:
         """Launch a kernel that adds up the partial sums of each channel, and may divide them."""
-        self.over_channels(name, *arrays, *self._counts[: 3 if counted else 2], *last)
+        counts = self._counts if counted else self._counts[:2]
+        self.over_channels(kernel, *arrays, last=counts + last)
 
-    def each_channel(self, name: str, *arguments: Any, last: tuple[Any, ...] = ()) -> None:
+    def each_channel(
+        self, kernel: Named[*Arrays], *arguments: *Arrays, last: tuple[Any, ...] = ()
+    ) -> None:
         """Launch a kernel that has a thread for every channel."""
         grid = (-(-self.columns.channels // _PER_CHANNEL),)
-        self.launch(name, grid, (_PER_CHANNEL,))(*arguments, self._counts[1], *last)
+        self.launch(kernel, grid, (_PER_CHANNEL,))(*arguments, self._counts[1], *last)
 
     @cached_property
     def steps(self) -> "BatchLaunches":
         """The kernels that finish and begin the steps which a batch norm is split into."""
         return replace(self, file=STEPS, macros=_steps_macros(self.macros))
 
-    def deviations(self, x: Array) -> tuple[Array, Array]:
+    def deviations(self, x: Data) -> tuple[Partials, Centre]:
         """Partial sums about a centre, and the centre: what every mean and variance is made of."""
-        partials, centre = self.partials(), self.scratch(1)
-        self.over_columns("sum_deviations", x, None, partials)
-        self.finish("finish_centre", x, partials, centre, last=self.extent[2:])
-        self.over_columns("sum_deviations", x, centre, partials)
+        partials = self.partials()
+        centre: Centre = self.scratch(1)
+        self.over_columns(kernels.sum_deviations, x, None, partials)
+        self.finish(kernels.finish_centre, x, partials, centre, last=self.extent[2:])
+        self.over_columns(kernels.sum_deviations, x, centre, partials)
         return partials, centre
 
 
@@ -308,13 +322,15 @@ class GroupLaunches(Launches):
         """How many partial sums each column has."""
         return np.int64(self.grid[1])
 
-    def over_groups(self, name: str, *arrays: Array | None, last: tuple[Any, ...] = ()) -> None:
+    def over_groups(
+        self, kernel: Named[*Arrays], *arrays: *Arrays, last: tuple[Any, ...] = ()
+    ) -> None:
         """Launch a kernel that adds up the partial sums of each group."""
-        launch = self.launched.get(name)
+        launch = self.launched.get(kernel)
         if launch is None:
             terms = self.grid[1] * self.columns.extent[3]
-            blocks = row_blocks(self.kernel(name), self.statistics, terms, _THREADS)
-            launch = self.launch(name, (blocks.count,), blocks.block)
+            blocks = row_blocks(self.kernel(kernel), self.statistics, terms, _THREADS)
+            launch = self.launch(kernel, (blocks.count,), blocks.block)
         launch(*arrays, self.shares, *self.extent, *last)
 
 

@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from gradkit._backend import Array, Engine, Number
+from gradkit._backend import Engine, Number
 from gradkit._calls import channels as records
-from gradkit._calls.roles import BatchMean, BatchVar, RunningMean, RunningVar
+from gradkit._calls.roles import BatchMean, BatchVar, Parameter, RunningMean, RunningVar, Statistic
+from gradkit._cuda import channel_kernels as kernels
+from gradkit._cuda.channel_kernels import Arrays, Centre, Exact, Means, Named
 from gradkit._cuda.channel_launches import (
     BatchLaunches,
     GroupLaunches,
@@ -19,15 +21,13 @@ from gradkit._cuda.channel_launches import (
 from gradkit._cuda.cudnn import batch_normalization as by_cudnn
 from gradkit._cuda.cudnn import library
 from gradkit._cuda.cudnn.engines import ByCudnn, done_by_cudnn
-from gradkit._cuda.launch.buffers import contiguous, copy_back, fill, writable_like
+from gradkit._cuda.launch.buffers import contiguous, copy_back, fill, usable
 from gradkit._cuda.launch.device import Device
 from gradkit._cuda.launch.kernels import either, kernel, types_of
 from gradkit._cuda.launch.operations import OnDevice
 from gradkit._dtypes import Types, accumulation_name, float_name
 from gradkit.errors import BackendUnavailableError
 
-_RUNNING = "running_statistics"
-_COMBINE = "combine_stats"
 _THREADS = 128  # of a block that has one for every channel
 
 
@@ -47,17 +47,17 @@ class ChannelNorms(OnDevice):
         (x, scale, bias), written = work.usable((view(call.x), call.scale, call.bias), outs)
         y, mean, inv_std = written
         partials, centre = work.deviations(x)
-        exact = work.scratch(2)
+        exact: Exact = work.scratch(2)
         if call.running_mean is None or call.running_var is None:
-            work.finish("finish_moments", partials, centre, exact, mean, inv_std, last=eps)
+            work.finish(kernels.finish_moments, partials, centre, exact, mean, inv_std, last=eps)
         else:
-            known = work.scratch(2)
-            work.steps.finish("finish_stats", partials, centre, known[0], known[1])
+            known: tuple[BatchMean, BatchVar] = (*work.scratch(2),)
+            work.steps.finish(kernels.finish_stats, partials, centre, *known)
             moving, count = (call.running_mean, call.running_var), float(work.columns.elements)
-            _move(device, *moving, known[0], known[1], count, call.momentum, *moving)
-            steps = known[0], known[1], exact, mean, inv_std
-            work.steps.each_channel("take_stats", *steps, last=eps)
-        work.over_columns("normalize", x, scale, bias, exact, y)
+            _move(device, *moving, *known, count, call.momentum, *moving)
+            statistics = *known, exact, mean, inv_std
+            work.steps.each_channel(kernels.take_stats, *statistics, last=eps)
+        work.over_columns(kernels.normalize, x, scale, bias, exact, y)
         work.deliver(outs, written)
 
     def batch_norm_grad(self, call: records.BatchNormGrad) -> Engine:
@@ -71,10 +71,11 @@ class ChannelNorms(OnDevice):
         outs = view(call.dx), call.dscale, call.dbias
         (dy, x, scale, mean, inv_std), written = work.usable(inputs, outs)
         dx, dscale, dbias = written
-        partials, means = work.partials(), work.scratch(2, work.accumulator)
-        work.over_columns("sum_channels", dy, x, mean, inv_std, partials)
-        work.finish("finish_channels", partials, dscale, dbias, means)
-        work.over_columns("apply_channels", dy, x, scale, mean, inv_std, means, dx)
+        partials = work.partials()
+        means: Means = work.scratch(2, work.accumulator)
+        work.over_columns(kernels.sum_channels, dy, x, mean, inv_std, partials)
+        work.finish(kernels.finish_channels, partials, dscale, dbias, means)
+        work.over_columns(kernels.apply_channels, dy, x, scale, mean, inv_std, means, dx)
         work.deliver(outs, written)
 
     def batch_norm_inference(self, call: records.BatchNormInference) -> Engine:
@@ -86,7 +87,7 @@ class ChannelNorms(OnDevice):
         view = work.columns.view
         inputs, outs = (view(call.x), call.scale, call.bias, call.mean, call.var), (view(call.y),)
         read, written = work.usable(inputs, outs)
-        work.over_columns("infer", *read, *written, last=(np.float64(call.eps),))
+        work.over_columns(kernels.infer, *read, *written, last=(np.float64(call.eps),))
         work.deliver(outs, written)
 
     def batch_norm_inference_grad(self, call: records.BatchNormInferenceGrad) -> None:
@@ -98,12 +99,12 @@ class ChannelNorms(OnDevice):
         inputs = view(call.dy), view(call.x), call.scale, call.mean, call.var
         outs = view(call.dx), call.dscale, call.dbias
         read, written = work.usable(inputs, outs)
-        dx, *parameters = written
+        dx, dscale, dbias = written
         partials = None if call.scale is None else work.partials()
         eps = (np.float64(call.eps),)
-        work.over_columns("infer_gradient", *read, dx, partials, last=eps)
+        work.over_columns(kernels.infer_gradient, *read, dx, partials, last=eps)
         if partials is not None:
-            work.finish("finish_parameters", partials, *parameters, counted=False)
+            work.finish(kernels.finish_parameters, partials, dscale, dbias, counted=False)
         work.deliver(outs, written)
 
     def update_running_statistics(self, call: records.UpdateRunningStatistics) -> None:
@@ -120,18 +121,16 @@ class ChannelNorms(OnDevice):
         outs = call.mean, call.var
         (data,), written = work.each((work.columns.view(call.x),), outs)
         partials, centre = work.deviations(data)
-        work.steps.finish("finish_stats", partials, centre, *written)
+        work.steps.finish(kernels.finish_stats, partials, centre, *written)
         work.deliver(outs, written)
 
     def combine_stats(self, call: records.CombineStats) -> None:
         """Write the statistics of all ranks' channels, from the rows ``means[rank]``."""
         device, (ranks, channels) = self.device, call.means.shape
-        rows = [contiguous(device, array) for array in (call.means, call.variances, call.counts)]
         outs = call.mean, call.var, call.count
-        written = [writable_like(device, out) for out in outs]
-        numbers = np.uint32(ranks), np.int64(channels)
-        launch = kernel(device, _COMBINE, _COMBINE)
-        launch((_blocks(device, channels),), (_THREADS,), (*rows, *numbers, *written))
+        read, written = usable(device, (call.means, call.variances, call.counts), outs)
+        arguments = *read, np.uint32(ranks), np.int64(channels), *written
+        _launch(kernels.combine_stats, device, "combine_stats", channels, arguments)
         for out, made in zip(outs, written, strict=True):
             copy_back(out, made)
 
@@ -143,11 +142,12 @@ class ChannelNorms(OnDevice):
         view = work.columns.view
         outs = view(call.y), call.saved_mean, call.inv_std
         inputs = view(call.x), call.scale, call.bias, call.mean, call.var
-        (data, *affine, mean, var), written = work.each(inputs, outs)
-        exact = work.scratch(2)
-        known = mean, var, exact
-        work.steps.each_channel("take_stats", *known, *written[1:], last=(np.float64(call.eps),))
-        work.over_columns("normalize", data, *affine, exact, written[0])
+        (x, scale, bias, mean, var), written = work.each(inputs, outs)
+        y, saved_mean, inv_std = written
+        exact: Exact = work.scratch(2)
+        statistics = mean, var, exact, saved_mean, inv_std
+        work.steps.each_channel(kernels.take_stats, *statistics, last=(np.float64(call.eps),))
+        work.over_columns(kernels.normalize, x, scale, bias, exact, y)
         work.deliver(outs, written)
 
     def batch_norm_grad_sums(self, call: records.BatchNormGradSums) -> None:
@@ -159,8 +159,8 @@ class ChannelNorms(OnDevice):
         outs = call.sum_dy_xhat, call.sum_dy
         inputs, written = work.each((view(call.dy), view(call.x), call.mean, call.inv_std), outs)
         partials = work.partials()
-        work.over_columns("sum_channels", *inputs, partials)
-        work.steps.finish("finish_sums", partials, *written, counted=False)
+        work.over_columns(kernels.sum_channels, *inputs, partials)
+        work.steps.finish(kernels.finish_sums, partials, *written, counted=False)
         work.deliver(outs, written)
 
     def batch_norm_grad_apply(self, call: records.BatchNormGradApply) -> None:
@@ -169,14 +169,15 @@ class ChannelNorms(OnDevice):
             return
         work = self._batch("batch_norm_grad", call, call.mean, call.scale)
         view = work.columns.view
-        outs, sums = (view(call.dx),), (call.sum_dy_xhat, call.sum_dy)
         inputs = view(call.dy), view(call.x), call.scale, call.mean, call.inv_std
-        (*read, of_product, of_dy), written = work.each((*inputs, *sums), outs)
+        sums, outs = (call.sum_dy_xhat, call.sum_dy), (view(call.dx),)
+        read, written = work.each((*inputs, *sums), outs)
+        dy, x, scale, mean, inv_std, sum_dy_xhat, sum_dy = read
         array, number = either(call.count)
-        means = work.scratch(2, work.accumulator)
+        means: Means = work.scratch(2, work.accumulator)
         counts = contiguous(self.device, array), number
-        work.steps.each_channel("take_sums", of_product, of_dy, *counts, means)
-        work.over_columns("apply_channels", *read, means, *written)
+        work.steps.each_channel(kernels.take_sums, sum_dy_xhat, sum_dy, *counts, means)
+        work.over_columns(kernels.apply_channels, dy, x, scale, mean, inv_std, means, *written)
         work.deliver(outs, written)
 
     def group_norm(self, call: records.GroupNorm) -> None:
@@ -190,13 +191,15 @@ class ChannelNorms(OnDevice):
         outs = view(call.y), call.mean, call.inv_std
         (x, scale, bias), written = work.usable((view(call.x), call.scale, call.bias), outs)
         y, mean, inv_std = written
-        partials, centre, exact = work.partials(), work.scratch(1), work.scratch(2)
-        work.over_columns("sum_group_deviations", x, None, partials)
-        work.over_groups("finish_group_centre", partials, centre)
-        work.over_columns("sum_group_deviations", x, centre, partials)
+        partials = work.partials()
+        centre: Centre = work.scratch(1)
+        exact: Exact = work.scratch(2)
+        work.over_columns(kernels.sum_group_deviations, x, None, partials)
+        work.over_groups(kernels.finish_group_centre, partials, centre)
+        work.over_columns(kernels.sum_group_deviations, x, centre, partials)
         statistics = partials, centre, exact, mean, inv_std
-        work.over_groups("finish_group_moments", *statistics, last=(np.float64(call.eps),))
-        work.over_columns("normalize_groups", x, scale, bias, exact, y)
+        work.over_groups(kernels.finish_group_moments, *statistics, last=(np.float64(call.eps),))
+        work.over_columns(kernels.normalize_groups, x, scale, bias, exact, y)
         work.deliver(outs, written)
 
     def group_norm_grad(self, call: records.GroupNormGrad) -> None:
@@ -212,17 +215,23 @@ class ChannelNorms(OnDevice):
         inputs = view(call.dy), view(call.x), call.scale, call.mean, call.inv_std
         (dy, x, scale, mean, inv_std), written = work.usable(inputs, outs)
         dx, dscale, dbias = written
-        partials, means = work.partials(), work.scratch(2, work.accumulator)
-        work.over_columns("sum_group_gradient", dy, x, mean, inv_std, partials)
-        work.over_groups("finish_group_means", partials, scale, means)
+        partials = work.partials()
+        means: Means = work.scratch(2, work.accumulator)
+        work.over_columns(kernels.sum_group_gradient, dy, x, mean, inv_std, partials)
+        work.over_groups(kernels.finish_group_means, partials, scale, means)
         if dscale is not None:  # and dbias with it
-            sums = partials, dscale, dbias, work.shares, *work.extent[:2]
-            work.over_channels("finish_group_parameters", *sums)
-        work.over_columns("apply_group_gradient", dy, x, scale, mean, inv_std, means, dx)
+            counts = work.shares, *work.extent[:2]
+            sums = partials, dscale, dbias
+            work.over_channels(kernels.finish_group_parameters, *sums, last=counts)
+        work.over_columns(kernels.apply_group_gradient, dy, x, scale, mean, inv_std, means, dx)
         work.deliver(outs, written)
 
     def _batch(
-        self, file: str, call: Any, statistic: Array | None = None, *parameters: Array | None
+        self,
+        file: str,
+        call: Any,
+        statistic: Statistic | None = None,
+        *parameters: Parameter | None,
     ) -> BatchLaunches:
         """The launches of a call's plan; statistics of their own are of the accumulation dtype."""
         work: BatchLaunches | None = call.plan.launcher
@@ -238,7 +247,10 @@ class ChannelNorms(OnDevice):
         return work
 
     def _groups(
-        self, file: str, call: records.GroupNorm | records.GroupNormGrad, *parameters: Array | None
+        self,
+        file: str,
+        call: records.GroupNorm | records.GroupNormGrad,
+        *parameters: Parameter | None,
     ) -> GroupLaunches:
         """The launches of a call's plan."""
         work: GroupLaunches | None = call.plan.launcher
@@ -287,18 +299,25 @@ def _move(
     channels = running_mean.size
     if not channels:
         return
-    read = [contiguous(device, array) for array in (running_mean, running_var, mean, var)]
     outs = next_mean, next_var
-    written = [writable_like(device, out) for out in outs]
+    read, written = usable(device, (running_mean, running_var, mean, var), outs)
     array, number = either(count)
     counts = contiguous(device, array), number, np.float64(momentum)
-    launch = kernel(device, _RUNNING, "update_running", STAT_T=float_name(running_mean.dtype) or "")
     arguments = *read, *counts, *written, np.int64(channels)
-    launch((_blocks(device, channels),), (_THREADS,), arguments)
+    dtype = float_name(running_mean.dtype) or ""
+    _launch(kernels.update_running, device, "running_statistics", channels, arguments, STAT_T=dtype)
     for out, made in zip(outs, written, strict=True):
         copy_back(out, made)
 
 
-def _blocks(device: Device, channels: int) -> int:
-    """How many blocks have a thread for every channel, up to as many as stay at work."""
-    return min(max(1, -(-channels // _THREADS)), device.multiprocessors * 8)
+def _launch(
+    of: Named[*Arrays],
+    device: Device,
+    file: str,
+    channels: int,
+    arguments: tuple[*Arrays],
+    **macros: str,
+) -> None:
+    """Launch a kernel on a thread for every channel, in up to as many blocks as stay at work."""
+    blocks = min(max(1, -(-channels // _THREADS)), device.multiprocessors * 8)
+    kernel(device, file, of, **macros)((blocks,), (_THREADS,), arguments)

@@ -1,7 +1,7 @@
 """Arrays that kernels can read or write from end to end: the caller's own, or copies of them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -11,6 +11,8 @@ from gradkit._backend import Address, Array
 from gradkit._cuda.launch.device import Device, keep_if_captured, scratch
 
 Role = TypeVar("Role")
+Inputs = TypeVar("Inputs", bound=Sequence[Array | None])
+Outs = TypeVar("Outs", bound=Sequence[Array | None])
 VECTOR_BYTES = 16  # that one access moves at most
 
 _address, _host_address = attrgetter("data.ptr"), attrgetter("ctypes.data")
@@ -83,6 +85,15 @@ def writable_like(device: Device, out: Role, vector: int = 1) -> Role:
         return out
     like: Role = scratch(device, view.shape, view.dtype)
     return like
+
+
+def usable(
+    device: Device, inputs: Inputs, outs: Outs, vector: Callable[[Array | None], int] = lambda _: 1
+) -> tuple[Inputs, Outs]:
+    """``contiguous`` of each input, and ``writable_like`` of each output."""
+    read: Any = [contiguous(device, array, vector(array)) for array in inputs]
+    written: Any = [writable_like(device, out, vector(out)) for out in outs]
+    return read, written
 
 
 def copy_back(out: Array | None, written: Array | None) -> None:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from gradkit._backend import Array
-from gradkit._calls.roles import Number
+from gradkit._calls.roles import Data, Number, Parameter, Statistic
 from gradkit._cuda.launch.device import Device, Kernel
 from gradkit._dtypes import FLOATS, Types, float_name
 from gradkit.errors import KernelCompileError, KernelLaunchError
@@ -152,7 +152,7 @@ def options_of(macros: Macros) -> tuple[str, ...]:
     return ("-std=c++17", *defined)
 
 
-def types_of(data: Array, statistic: Array, *parameters: Array | None) -> Types:
+def types_of(data: Data, statistic: Statistic, *parameters: Parameter | None) -> Types:
     """(T, U, V) of arrays; parameters that are absent count as ones of the statistics' dtype."""
     parameter = first_of(*parameters, statistic)
     data_name, statistic_name, parameter_name = (
@@ -212,8 +212,8 @@ def _folder() -> Path:
 def _load(device: Device, file: str, name: str, options: tuple[str, ...]) -> LoadedKernel:
     source = source_of(file)
     try:
-        # CuPy compiles in get_function, and reuses modules that it has compiled.
-        function = device.compile(source, options).get_function(name)
+        # CuPy compiles in get_function, which takes no subclass of str, and reuses modules.
+        function = device.compile(source, options).get_function(str(name))
     except OSError as error:
         raise KernelCompileError(
             f"kernels/{file}.cu could not be compiled into CuPy's cache: {error}. Set "
