@@ -55,9 +55,9 @@ def test_row_variants(shape, types):
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_schedules_give_the_same_bits(schedule):
-    p = make((3, 8200), LAYER_TYPES[5])
-    expected = device(multiprocessors=2).layer_norm_grad(p)
-    found = device(multiprocessors=2, schedule=schedule, seed=4).layer_norm_grad(p)
+    p, two_clusters = make((3, 8200), LAYER_TYPES[5]), {"multiprocessors": 2 * BLOCKS}
+    expected = device(**two_clusters).layer_norm_grad(p)
+    found = device(**two_clusters, schedule=schedule, seed=4).layer_norm_grad(p)
     for a, b in zip(found, expected, strict=True):
         assert_same_bits(a, b)
     p.check_gradients(device(), *found)
