@@ -47,10 +47,19 @@ i64 at_most(i64 value, i64 limit) { return value < limit ? value : limit; }
 i64 at_least(i64 value, i64 limit) { return value > limit ? value : limit; }
 i64 size_of(i64 stride) { return stride < 0 ? -stride : stride; }
 
+struct Divided {
+    i64 quotient, rest;
+};
+
+// What is mostly less than one is not divided, which takes long.
+Divided divided(i64 index, i64 length) {
+    if (index < length) return {0, index};
+    return {index / length, index % length};
+}
+
 char* place(const Numbers& numbers, i64 index) {
-    const Axis inner = numbers.inner;
-    if (index < inner.length) return numbers.data + index * inner.stride;  // dividing takes long
-    return numbers.data + index / inner.length * numbers.outer + index % inner.length * inner.stride;
+    const Divided at = divided(index, numbers.inner.length);
+    return numbers.data + at.quotient * numbers.outer + at.rest * numbers.inner.stride;
 }
 
 template <typename T> double number_at(const char* from) {
@@ -66,6 +75,19 @@ double number_of(Dtype dtype, const char* from) {
 
 double number(const Numbers& numbers, i64 index) {
     return number_of(numbers.dtype, place(numbers, index));
+}
+
+template <typename T, typename A> void read_at(const char* from, i64 stride, i64 count, A* to) {
+    for (i64 k = 0; k < count; ++k) to[k] = static_cast<A>(number_at<T>(from + k * stride));
+}
+
+// Numbers of one sample, if they are of samples.
+template <typename A> void read_numbers(const Numbers& numbers, i64 first, i64 count, A* to) {
+    const auto run = numbers.dtype == F16 ? read_at<f16, A>
+        : numbers.dtype == BF16           ? read_at<bf16, A>
+        : numbers.dtype == F32            ? read_at<float, A>
+                                          : read_at<double, A>;
+    run(place(numbers, first), numbers.inner.stride, count, to);
 }
 
 template <typename T> void set_number_at(char* to, double value) {
@@ -283,9 +305,12 @@ template <typename A> struct Shared {
 
     double inv_std_of(double variance) const { return 1 / __builtin_sqrt(variance + call.eps); }
 
-    double known_inv_std(i64 statistic) const {
-        return call.inv_std ? number(call.inv_std, statistic)
-                            : inv_std_of(number(call.var, statistic));
+    // Those that the call was given.
+    void read_statistics(i64 first, i64 count, double* mean, double* inv_std) const {
+        for (i64 k = 0; !call.mean && k < count; ++k) mean[k] = 0;
+        if (call.mean) read_numbers(call.mean, first, count, mean);
+        read_numbers(call.inv_std ? call.inv_std : call.var, first, count, inv_std);
+        for (i64 k = 0; !call.inv_std && k < count; ++k) inv_std[k] = inv_std_of(inv_std[k]);
     }
 
     void save(i64 statistic, const Moments& moments, double inv_std) {
@@ -333,9 +358,10 @@ private:
 
     std::vector<A> numbers(const Numbers& given, double absent) const {
         std::vector<A> found(columns, static_cast<A>(absent));
-        for (i64 c = 0; given && c < layout.channels; ++c)
-            for (i64 k = 0; k < layout.spread; ++k)
-                found[c * layout.spread + k] = static_cast<A>(number(given, c));
+        if (!given) return found;
+        read_numbers(given, 0, layout.channels, found.data());
+        for (i64 j = columns - 1; layout.spread > 1 && j >= 0; --j)
+            found[j] = found[j / layout.spread];
         return found;
     }
 
@@ -366,23 +392,15 @@ public:
         const ChannelCall& call = shared.call;
         visit_ = 0;
         locate(index);
-        for (i64 k = 0; k < columns / across; ++k) {
-            Moments& moments = moments_[k];
-            if (call.reads == Reads::DEVIATIONS) {
-                moments.begin(element(k * across));
-                fill(centre_.data(), k, moments.centre);
-                continue;
-            }
-            moments.begin(call.mean ? number(call.mean, statistic + k) : 0);
-            const double inv_std = shared.known_inv_std(statistic + k);
-            set_number(call.saved_mean, statistic + k, moments.mean());
-            set_number(call.saved_inv_std, statistic + k, inv_std);
-            use(k, moments, inv_std);
-            if (call.of_product)
-                subtract(
-                    k, number(call.of_product, statistic + k) / call.count,
-                    number(call.of_dy, statistic + k) / call.count
-                );
+        const i64 statistics = columns / across;
+        if (call.reads != Reads::DEVIATIONS) {
+            for (i64 from = 0; from < statistics; from += STATISTICS)
+                begin_known(from, at_most(STATISTICS, statistics - from));
+            return;
+        }
+        for (i64 k = 0; k < statistics; ++k) {
+            moments_[k].begin(element(k * across));
+            fill_centre(k);
         }
     }
 
@@ -398,8 +416,8 @@ public:
         if (shared.over_samples()) weigh(first, second);
         bool more = false;
         for (i64 k = 0; k < columns / across; ++k) {
-            const double one = by_halves(first + k * across, across);
-            const double two = by_halves(second + k * across, across);
+            const double one = by_halves(first + k * across, summed);
+            const double two = by_halves(second + k * across, summed);
             if (deviations) {
                 more |= !visited(k, one, two);
                 continue;
@@ -441,13 +459,14 @@ protected:
     // Numbers of each column, as the kernels name them.
     enum { HIGH, LOW, MEAN = HIGH, INV_STD = LOW, OUTER, SCALE, OF_PRODUCT, OF_W, NUMBERS };
 
-    // `most` columns; a column has `slots` sums, which are added up.
-    Unit(Shared<A>& shared, i64 most, i64 across, i64 slots, i64 pieces, i64 room)
+    // `most` columns, of which `summed` of `across` have sums; each `slots`, which are added up.
+    Unit(Shared<A>& shared, i64 most, i64 across, i64 summed, i64 slots, i64 pieces, i64 room)
         : pieces(pieces),
           room(at_most(room, shared.size)),
           shared(shared),
           most(most),
           across(across),
+          summed(summed),
           slots(slots),
           columns(most),
           moments_(most / across),
@@ -475,22 +494,46 @@ protected:
     }
 
     Shared<A>& shared;
-    const i64 most, across, slots;
+    const i64 most, across, summed, slots;
     i64 columns;           // of this unit
     i64 first, statistic;  // its first column and statistic among all
 
 private:
-    template <typename T> void fill(T* numbers, i64 k, T value) {
+    static constexpr i64 STATISTICS = 64;  // that are read at a time
+
+    void begin_known(i64 from, i64 count) {
+        const ChannelCall& call = shared.call;
+        double means[STATISTICS], inv_stds[STATISTICS];
+        shared.read_statistics(statistic + from, count, means, inv_stds);
+        for (i64 j = 0; j < count; ++j) {
+            const i64 k = from + j;
+            set_number(call.saved_mean, statistic + k, means[j] + 0.0);  // -0 as 0
+            set_number(call.saved_inv_std, statistic + k, inv_stds[j]);
+            use(k, means[j], 0, inv_stds[j]);
+            if (call.of_product)
+                subtract(
+                    k, number(call.of_product, statistic + k) / call.count,
+                    number(call.of_dy, statistic + k) / call.count
+                );
+        }
+    }
+
+    void fill(A* numbers, i64 k, A value) {
         const i64 end = (k + 1) * across;
         for (i64 j = k * across; j < end; ++j) numbers[j] = value;
     }
 
+    void fill_centre(i64 k) {
+        double* own = centre_.data() + k * across;
+        for (i64 j = 0; j < summed; ++j) own[j] = moments_[k].centre;
+    }
+
     // A gradient of groups has the scale before means are taken; all else has it in the last factor.
-    void use(i64 k, const Moments& moments, double inv_std) {
+    void use(i64 k, double centre, double rest, double inv_std) {
         const bool forward = shared.call.writes == Writes::NORMALISED;
         const bool before = shared.over_samples();
-        A high = static_cast<A>(moments.centre), low = static_cast<A>(inv_std);
-        if (forward) split(moments.centre, moments.low, &high, &low);
+        A high = static_cast<A>(centre), low = static_cast<A>(inv_std);
+        if (forward) split(centre, rest, &high, &low);
         fill(at(HIGH), k, high);
         fill(at(LOW), k, low);
         A *outer = at(OUTER) + k * across, *inner = at(SCALE) + k * across;
@@ -510,11 +553,13 @@ private:
         Moments& moments = moments_[k];
         if (moments.done) return true;
         moments.visited(visit_, sizeof(A) == 8, shared.count, sum, squares);
-        fill(centre_.data(), k, moments.centre);
-        if (!moments.done) return false;
+        if (!moments.done) {
+            fill_centre(k);
+            return false;
+        }
         const double inv_std = shared.inv_std_of(moments.variance);
         shared.save(statistic + k, moments, inv_std);
-        use(k, moments, inv_std);
+        use(k, moments.centre, moments.low, inv_std);
         return true;
     }
 
@@ -554,7 +599,8 @@ public:
         const Lines x = input(this->shared.x, at, scratch, false);
         if (this->shared.call.reads == Reads::DEVIATIONS) {
             const double* centre = this->centre() + at.channel;
-            for (i64 c = 0; c < at.channels; ++c) first[c] = second[c] = 0;
+            const i64 summed = at_most(this->columns / this->across * this->summed, at.channels);
+            for (i64 c = 0; c < summed; ++c) first[c] = second[c] = 0;
             // A group's channels are its lines, or one line.
             const bool one = this->across > 1 && at.lines == 1;
             const bool gapless = one && x.channel == at.count * this->shared.item;
@@ -631,14 +677,16 @@ private:
     // A piece has at most `step` channels, and of each at most `several` lines or one of the parts.
     Apart(Shared<A>& shared, i64 line, i64 channels, i64 step, i64 lines, i64 several, i64 parts)
         : Unit<A>(
-              shared, channels, shared.call.groups ? channels : 1, parts_of(lines, several) * parts,
+              shared, channels, shared.call.groups ? channels : 1,
+              sums_of(shared, channels, step, several), parts_of(lines, several) * parts,
               parts_of(channels, step) * parts_of(lines, several) * parts, BLOCK
           ),
           line_(line),
           step_(step),
           lines_(lines),
           several_(several),
-          parts_(parts) {}
+          parts_(parts),
+          steps_(parts_of(channels, step)) {}
 
     static i64 channel_size(const Shared<A>& shared) {
         return shared.size / shared.layout.channels / shared.layout.samples;
@@ -651,6 +699,13 @@ private:
         return length < SHORT_LINE ? channel_size(shared) : length;
     }
 
+    // Of a group's channels: one if a piece has a line of each of them, which are as lines of one.
+    static i64 sums_of(const Shared<A>& shared, i64 channels, i64 step, i64 several) {
+        if (!shared.call.groups) return 1;
+        const bool one = shared.call.reads == Reads::DEVIATIONS && step == channels && several == 1;
+        return one ? 1 : channels;
+    }
+
     // Neighbouring channels, so that a processor reads on where it is; not too few units of them.
     static i64 channels_of(const Shared<A>& shared) {
         if (shared.call.groups) return shared.layout.width;
@@ -660,11 +715,12 @@ private:
     }
 
     void locate(i64 index) override {
-        const i64 each = count(this->shared);
-        this->first = index % each * this->most;
-        this->columns = at_most(this->most, this->shared.layout.channels - this->first);
+        const i64 channels = this->shared.layout.channels;
+        const Divided sample = divided(index, parts_of(channels, this->most));
+        this->first = sample.rest * this->most;
+        this->columns = at_most(this->most, channels - this->first);
         this->statistic = this->shared.call.groups ? index : this->first;
-        channel_ = index / each * this->shared.layout.channels + this->first;
+        channel_ = sample.quotient * channels + this->first;
     }
 
     double element(i64 column) override { return this->element_of(row(this->shared.x, column), 0); }
@@ -674,13 +730,13 @@ private:
     A* number(int which, const Piece& at) { return this->at(which) + at.channel; }
 
     Piece piece_at(i64 piece) const {
-        const i64 part = piece % parts_ * BLOCK, rest = piece / parts_;
-        const i64 steps = parts_of(this->most, step_), line = rest / steps * several_;
-        const i64 channel = rest % steps * step_;
+        const Divided lines = divided(piece, steps_ * parts_);
+        const Divided at = divided(lines.rest, parts_);
+        const i64 channel = at.quotient * step_, line = lines.quotient * several_;
+        const i64 part = at.rest * BLOCK;
         return {
-            rest / steps * parts_ + piece % parts_, channel,
-            at_most(step_, this->columns - channel), at_most(several_, lines_ - line),
-            at_most(BLOCK, line_ - part), line * line_ + part,
+            lines.quotient * parts_ + at.rest, channel, at_most(step_, this->columns - channel),
+            at_most(several_, lines_ - line), at_most(BLOCK, line_ - part), line * line_ + part,
         };
     }
 
@@ -697,18 +753,19 @@ private:
         const i64 item = this->shared.item;
         const Axis inner = last < 0 ? Axis{1, item} : columns.at[last];
         if (inner.stride != item) return {};
-        i64 index = at.from / inner.length, stride = at.count * item;
-        const i64 within = at.from % inner.length;
+        Divided from = divided(at.from, inner.length);
+        const i64 within = from.rest;
+        i64 stride = at.count * item;
         if (within + at.lines * at.count > inner.length) {
             if (inner.length != at.count) return {};
             const Axis outer = columns.at[last - 1];
-            if (index % outer.length + at.lines > outer.length) return {};
+            if (divided(from.quotient, outer.length).rest + at.lines > outer.length) return {};
             stride = outer.stride;
         }
         const i64 channel = array.rows.count ? array.rows.at[array.rows.count - 1].stride : 0;
         for (int axis = last - 1; axis >= 0; --axis) {
-            data += index % columns.at[axis].length * columns.at[axis].stride;
-            index /= columns.at[axis].length;
+            from = divided(from.quotient, columns.at[axis].length);
+            data += from.rest * columns.at[axis].stride;
         }
         return {data + within * item, stride, channel};
     }
@@ -738,7 +795,7 @@ private:
         return own;
     }
 
-    const i64 line_, step_, lines_, several_, parts_;
+    const i64 line_, step_, lines_, several_, parts_, steps_;
     i64 channel_;  // the first row of the arrays
 };
 
@@ -785,7 +842,8 @@ private:
 
     Beside(Shared<A>& shared, i64 rows, i64 slots, i64 blocks)
         : Unit<A>(
-              shared, shared.columns, shared.columns / shared.layout.groups, slots, slots * blocks,
+              shared, shared.columns, shared.columns / shared.layout.groups,
+              shared.columns / shared.layout.groups, slots, slots * blocks,
               ROWS * at_most(shared.columns, COLUMNS)
           ),
           rows_(rows),
