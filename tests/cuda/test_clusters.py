@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import gradkit
 from gradkit._calls.rows import LayerNormGrad
 from gradkit._cuda import CudaBackend
 from gradkit._dtypes import dtype_named
@@ -12,6 +13,7 @@ from tests.backends import ARCHITECTURE, kernel_mark
 from tests.cuda.test_normalization import Emulated, _check_row_norms, _check_row_variants
 from tests.problems import LAYER_TYPES, launch, make
 from tests.tolerances import assert_same_bits
+from tests.values.test_samples import Samples
 
 pytestmark = [
     kernel_mark,
@@ -94,6 +96,20 @@ def test_constant_rows_at_the_top_of_the_range():
     p.x[:] = 2.0**127
     p.__post_init__()
     p.check_gradients(device(), *device().layer_norm_grad(p))
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_gradient_with_a_scale_per_sample_and_one_to_add(wanted):
+    on, p = device(), Samples((2, 2, 8200)).whole
+    given = {name: getattr(p, name) for name in ("dy", "x", "scale", "mean", "inv_std")}
+    given |= {"axis": 2, "ds": p.dy[..., ::-1].copy()}
+    expected = gradkit.layer_norm_grad(**given)
+    outs = on.empty(*(array if k == 0 or wanted else None for k, array in enumerate(expected)))
+    launch(on.run, LayerNormGrad, outs, **given)
+    assert ("layer_norm_grad_cluster", "ds") in on.device.total_traffic.by_array
+    for found, exact in zip(outs, expected, strict=True):
+        if found is not None:
+            np.testing.assert_allclose(found, exact, rtol=1e-5, atol=1e-5)
 
 
 def test_dx_may_be_dy():
