@@ -9,75 +9,8 @@ from collections import Counter
 from collections.abc import Iterator
 from math import inf
 
-from tests.bad_input.answered import (
-    BATCH_NORMS,
-    BIASED,
-    CENTRED,
-    FROM_INPUT,
-    FROM_X,
-    NORMS,
-    ROW_NORMS,
-    accumulated,
-    beyond_the_dtype,
-    clipped,
-    every_axis,
-    huge,
-    in_layout,
-    lists_at_the_limits,
-    lists_of_layouts,
-    mixed,
-    narrower,
-    normed,
-    nothing,
-    one_column,
-    ones,
-    sized_nothing_among_others,
-    tiny,
-    together,
-    wider,
-    with_a_constant_row,
-    with_an_offset,
-    with_broadcast_dy,
-    with_zeros_in_scale,
-    without,
-    zero_d,
-    zeroed,
-    zeros,
-)
+from tests.bad_input import answered, refused
 from tests.bad_input.arguments import Cell
-from tests.bad_input.refused import (
-    biases_alone,
-    compensation_that_does_not_fit,
-    flags,
-    gradients_over_themselves,
-    gradients_past_a_norm,
-    gradients_that_grow_the_buffer,
-    gradients_within_the_buffer,
-    group_counts,
-    groups,
-    guards,
-    limits,
-    lists_that_do_not_match,
-    not_arrays,
-    not_gradients,
-    not_numbers,
-    other_axes,
-    other_combinations,
-    other_dtypes,
-    other_shapes,
-    outputs,
-    outputs_of_lists,
-    parameters,
-    read_only_gradients,
-    running_statistics,
-    scale_offsets,
-    scales,
-    scales_without_inverse,
-    shared_memory,
-    unwritable_buffers,
-    wider_gradients,
-    wrong_words,
-)
 from tests.operations import C, R
 
 REGRESSIONS, LISTS_ON_CUDA = "tests/values/test_regressions.py::", "tests/cuda/test_lists.py::"
@@ -89,20 +22,20 @@ Row = Iterator[Cell] | tuple[str, ...]  # cells, or the tests that hold it
 
 TABLE: dict[str, dict[str, Row]] = {
     "clipping and norms": {
-        "no gradients, or none with elements: 0.0 and no launch": nothing(),
-        "size-0 among others": clipped(sized_nothing_among_others),
-        "0-d": clipped(zero_d),
-        "all zero and max_norm 0": clipped(zeros, max_norm=0.0),
-        "max_norm 0 gives zeros": clipped(ones, max_norm=0.0),
-        "max_norm infinity changes nothing": clipped(ones, max_norm=inf),
-        "squares that overflow": clipped(huge),
-        "squares that underflow": clipped(tiny),
-        "a norm above the dtype's maximum": clipped(
-            beyond_the_dtype, names=("float16", "bfloat16", "float32")
+        "no gradients, or none with elements: 0.0 and no launch": answered.nothing(),
+        "size-0 among others": answered.clipped(answered.sized_nothing_among_others),
+        "0-d": answered.clipped(answered.zero_d),
+        "all zero and max_norm 0": answered.clipped(answered.zeros, max_norm=0.0),
+        "max_norm 0 gives zeros": answered.clipped(answered.ones, max_norm=0.0),
+        "max_norm infinity changes nothing": answered.clipped(answered.ones, max_norm=inf),
+        "squares that overflow": answered.clipped(answered.huge),
+        "squares that underflow": answered.clipped(answered.tiny),
+        "a norm above the dtype's maximum": answered.clipped(
+            answered.beyond_the_dtype, names=("float16", "bfloat16", "float32")
         ),
-        "mixed dtypes": clipped(mixed),
-        "strided, negative-stride and misaligned views": lists_of_layouts(),
-        "list lengths at the parameter block's limits": lists_at_the_limits(),
+        "mixed dtypes": answered.clipped(answered.mixed),
+        "strided, negative-stride and misaligned views": answered.lists_of_layouts(),
+        "list lengths at the parameter block's limits": answered.lists_at_the_limits(),
         "a million one-element arrays": (
             REGRESSIONS + "test_a_million_tensors",
             LISTS_ON_CUDA + "test_ten_thousand_tensors_take_three_launches",
@@ -116,44 +49,48 @@ TABLE: dict[str, dict[str, Row]] = {
             "tests/values/test_clipping.py::TestNonFinite",
             "tests/values/test_clipping.py::test_one_nonfinite_element_is_never_lost",
         ),
-        "max_norm, clipping, eps or clip_value negative or NaN, eps infinite": limits(
+        "max_norm, clipping, eps or clip_value negative or NaN, eps infinite": refused.limits(
             "max_norm", "clipping", "eps", "clip_value"
         ),
-        "norm_type NaN, 0 or negative": limits("norm_type"),
-        "a scale that is not finite": scales(),
-        "no group, or copies of gradients that no group holds": groups(),
-        "found_inf that is no place for it": flags(),
-        "no number where one is due": not_numbers(),
-        "a word or flag that is none of those accepted": wrong_words(),
-        "a spike guard's numbers, states and norms": guards(),
-        "the same or overlapping memory twice": shared_memory(),
-        "memory that overlaps itself": gradients_over_themselves(),
-        "read-only": read_only_gradients(),
-        "int, bool, complex, big-endian, masked or no array at all": not_gradients(),
+        "norm_type NaN, 0 or negative": refused.limits("norm_type"),
+        "a scale that is not finite": refused.scales(),
+        "no group, or copies of gradients that no group holds": refused.groups(),
+        "found_inf that is no place for it": refused.flags(),
+        "no number where one is due": refused.not_numbers(),
+        "a word or flag that is none of those accepted": refused.wrong_words(),
+        "a spike guard's numbers, states and norms": refused.guards(),
+        "the same or overlapping memory twice": refused.shared_memory(),
+        "memory that overlaps itself": refused.gradients_over_themselves(),
+        "read-only": refused.read_only_gradients(),
+        "int, bool, complex, big-endian, masked or no array at all": refused.not_gradients(),
         "arrays of different devices": (
             INTEROP + "test_devices.py::test_arrays_of_two_devices_are_refused",
             INTEROP + "test_devices.py::test_arguments_of_two_devices_are_refused",
             INTEROP + "test_devices.py::test_host_and_device_are_two_devices",
             "tests/distributed/test_several_devices.py::test_other_functions_take_one_device",
         ),
-        "a parameter in the place of a gradient": parameters(),
+        "a parameter in the place of a gradient": refused.parameters(),
         "a tensor that requires grad": (
             INTEROP + "test_torch.py::test_a_parameter_is_no_gradient_to_write",
             INTEROP + "test_torch.py::test_a_parameter_is_no_gradient_to_read",
         ),
-        "out that is no place for the norm": outputs_of_lists(),
+        "out that is no place for the norm": refused.outputs_of_lists(),
     },
     "norm gradients": {
-        "no rows: dscale = dbias = 0": normed((0, 5), norms=NORMS),
-        "rows of length 0": normed((5, 0)),
-        "no channels": normed((3, 0, 2), axis=1, norms=BATCH_NORMS),
-        "rows of length 1: dx of layer norm exactly 0": together(normed((6, 1)), one_column()),
+        "no rows: dscale = dbias = 0": answered.normed((0, 5), norms=answered.NORMS),
+        "rows of length 0": answered.normed((5, 0)),
+        "no channels": answered.normed((3, 0, 2), axis=1, norms=answered.BATCH_NORMS),
+        "rows of length 1: dx of layer norm exactly 0": answered.together(
+            answered.normed((6, 1)), answered.one_column()
+        ),
         "rows of 31 to 12289": (ROW_TESTS + "test_row_lengths", CUDA + "test_row_norms"),
         "65535, 65536 and 65537 rows": (
             ROW_TESTS + "test_row_counts",
             REGRESSIONS + "test_apex_411_onnxruntime_28724_more_rows_than_a_grid_has_blocks",
         ),
-        "as many rows as no tile has": together(normed((33, 7)), normed((97, 5))),
+        "as many rows as no tile has": answered.together(
+            answered.normed((33, 7)), answered.normed((97, 5))
+        ),
         "more than 2^31 and 2^32 elements": (
             REGRESSIONS + "test_pytorch_181600_and_others_indices_are_wide",
             CUDA + "test_more_elements_in_short_rows_than_32_bits_can_count",
@@ -161,35 +98,53 @@ TABLE: dict[str, dict[str, Row]] = {
             CUDA + "test_partial_sums_beyond_32_bits",
             CUDA + "test_batches_of_more_elements_than_32_bits_can_count",
         ),
-        "rank 1 to 5, any axis": every_axis(ROW_NORMS, (1, 2, 3, 4, 5)),
-        "scale None, and a bias": biases_alone(),
-        "bias None": normed((9, 65), without("bias"), norms=BIASED),
-        "scale and bias None": normed((9, 65), without("scale", "bias"), norms=NORMS),
-        "0 in scale": normed((9, 65), with_zeros_in_scale, norms=FROM_INPUT),
-        "0 in scale, where it must be divided by": scales_without_inverse(),
-        "a constant row": normed((4, 33), with_a_constant_row, norms=FROM_X),
-        "an offset of 1e4 deviations": normed((9, 257), with_an_offset, norms=CENTRED),
+        "rank 1 to 5, any axis": answered.every_axis(answered.ROW_NORMS, (1, 2, 3, 4, 5)),
+        "scale None, and a bias": refused.biases_alone(),
+        "bias None": answered.normed((9, 65), answered.without("bias"), norms=answered.BIASED),
+        "scale and bias None": answered.normed(
+            (9, 65), answered.without("scale", "bias"), norms=answered.NORMS
+        ),
+        "0 in scale": answered.normed(
+            (9, 65), answered.with_zeros_in_scale, norms=answered.FROM_INPUT
+        ),
+        "0 in scale, where it must be divided by": refused.scales_without_inverse(),
+        "a constant row": answered.normed(
+            (4, 33), answered.with_a_constant_row, norms=answered.FROM_X
+        ),
+        "an offset of 1e4 deviations": answered.normed(
+            (9, 257), answered.with_an_offset, norms=answered.CENTRED
+        ),
         "NaN in one row": (ROW_TESTS + "test_rows_are_independent_bit_for_bit",),
         "NaN in one channel": (BATCH_TESTS + "test_channels_are_independent_bit_for_bit",),
-        "dy of stride 0": normed((6, 40), with_broadcast_dy, norms=NORMS),
-        "dy and x transposed": normed((6, 40), in_layout("Fortran", "dy", "x"), norms=NORMS),
-        "channels-last": normed((3, 4, 5, 6), in_layout("rolled", "dy", "x"), axis=1, norms=NORMS),
-        "misaligned": normed((6, 40), in_layout("misaligned", "dy", "x"), norms=NORMS),
-        "dy and x laid out otherwise": normed((6, 40), in_layout("Fortran", "dy"), norms=NORMS),
-        "shapes that do not match": other_shapes(),
-        "dtypes that do not match": other_combinations(),
-        "int, bool, complex or big-endian arguments": other_dtypes(),
-        "no array where one is due": not_arrays(),
-        "an axis that there is not": other_axes(),
-        "running statistics that cannot be moved": running_statistics(),
-        "ds that cannot be added to dx": gradients_past_a_norm(),
-        "a scale_offset that is not finite, or has no scale": scale_offsets(),
-        "out that is no place for a result": outputs(),
-        "one element a channel": normed((1, 5, 1, 1), axis=1, norms=BATCH_NORMS),
+        "dy of stride 0": answered.normed(
+            (6, 40), answered.with_broadcast_dy, norms=answered.NORMS
+        ),
+        "dy and x transposed": answered.normed(
+            (6, 40), answered.in_layout("Fortran", "dy", "x"), norms=answered.NORMS
+        ),
+        "channels-last": answered.normed(
+            (3, 4, 5, 6), answered.in_layout("rolled", "dy", "x"), axis=1, norms=answered.NORMS
+        ),
+        "misaligned": answered.normed(
+            (6, 40), answered.in_layout("misaligned", "dy", "x"), norms=answered.NORMS
+        ),
+        "dy and x laid out otherwise": answered.normed(
+            (6, 40), answered.in_layout("Fortran", "dy"), norms=answered.NORMS
+        ),
+        "shapes that do not match": refused.other_shapes(),
+        "dtypes that do not match": refused.other_combinations(),
+        "int, bool, complex or big-endian arguments": refused.other_dtypes(),
+        "no array where one is due": refused.not_arrays(),
+        "an axis that there is not": refused.other_axes(),
+        "running statistics that cannot be moved": refused.running_statistics(),
+        "ds that cannot be added to dx": refused.gradients_past_a_norm(),
+        "a scale_offset that is not finite, or has no scale": refused.scale_offsets(),
+        "out that is no place for a result": refused.outputs(),
+        "one element a channel": answered.normed((1, 5, 1, 1), axis=1, norms=answered.BATCH_NORMS),
         "channels-last equals channels-first": (
             BATCH_TESTS + "test_channels_last_equals_channels_first",
         ),
-        "groups that do not divide the channels": group_counts(),
+        "groups that do not divide the channels": refused.group_counts(),
         "groups without elements": (GROUP_TESTS + "test_no_elements",),
         "one element a group": (GROUP_TESTS + "test_one_element_a_group",),
         "NaN or infinity in one group": (GROUP_TESTS + "test_groups_are_independent_bit_for_bit",),
@@ -202,20 +157,22 @@ TABLE: dict[str, dict[str, Row]] = {
             "tests/cudnn/test_gpu.py::test_batch_limits_are_probed",
             "tests/cudnn/test_library.py::test_the_limits_of_a_descriptor_are_the_librarys",
         ),
-        "rank 2 to 5, any channel_axis": every_axis(BATCH_NORMS, (2, 3, 4, 5)),
+        "rank 2 to 5, any channel_axis": answered.every_axis(answered.BATCH_NORMS, (2, 3, 4, 5)),
     },
     "accumulating and zeroing": {
-        "the buffer as its own gradient": accumulated(alias=True),
-        "a gradient that partly overlaps the buffer": gradients_within_the_buffer(),
-        "a buffer that is read-only or overlaps itself": unwritable_buffers(),
-        "a gradient that would grow the buffer": gradients_that_grow_the_buffer(),
-        "containers that do not match": lists_that_do_not_match(),
-        "compensation that does not fit": compensation_that_does_not_fit(),
-        "gradients that broadcast": accumulated([(), (1,), (R, 1), (1, C)]),
-        "a narrower gradient": accumulated(addends=narrower),
-        "a wider gradient": wider_gradients(),
-        "a wider gradient that is asked for": accumulated(addends=wider, casting="same_kind"),
-        "zero over NaN, in every layout": zeroed(),
+        "the buffer as its own gradient": answered.accumulated(alias=True),
+        "a gradient that partly overlaps the buffer": refused.gradients_within_the_buffer(),
+        "a buffer that is read-only or overlaps itself": refused.unwritable_buffers(),
+        "a gradient that would grow the buffer": refused.gradients_that_grow_the_buffer(),
+        "containers that do not match": refused.lists_that_do_not_match(),
+        "compensation that does not fit": refused.compensation_that_does_not_fit(),
+        "gradients that broadcast": answered.accumulated([(), (1,), (R, 1), (1, C)]),
+        "a narrower gradient": answered.accumulated(addends=answered.narrower),
+        "a wider gradient": refused.wider_gradients(),
+        "a wider gradient that is asked for": answered.accumulated(
+            addends=answered.wider, casting="same_kind"
+        ),
+        "zero over NaN, in every layout": answered.zeroed(),
     },
 }
 ROWS = {
