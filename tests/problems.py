@@ -171,20 +171,6 @@ class Problem:
         mean = self.mean.reshape(-1) if self.centred else None
         return oracles.normalised(self.rows(self.x), mean, self.inv_std.reshape(-1))
 
-    def check_orthogonal(self, dx):
-        """Check that dx is orthogonal to ones and to xhat, by true statistics and eps = 0."""
-        dx = oracles.wide(self.rows(dx))
-        ref = self.gradients()
-        mean, inv_std = (oracles.wide(a).reshape(-1, 1) for a in (self.mean, self.inv_std))
-        saved = tolerances.saved_statistics(mean, inv_std, ref.dx_size, self.x.dtype)
-        bound = tolerances.elementwise("dx", ref.dx_size, ref.dx, self.x.dtype) + saved
-        zeros = np.zeros(len(dx))
-        assert_within(dx.sum(axis=1).astype(np.float64), zeros, bound.sum(axis=1))
-        weight = (1 + np.abs(self.xhat)) * (1 + np.abs(self.xhat).mean(axis=1, keepdims=True))
-        assert_within(
-            (dx * self.xhat).sum(axis=1).astype(np.float64), zeros, (bound * weight).sum(axis=1)
-        )
-
     def gradients(self, xhat=None):
         """What the backward pass must give."""
         return oracles.gradients(

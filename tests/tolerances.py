@@ -104,11 +104,6 @@ def summed(terms, ref, depth, dtype, work):
     return (depth + FACTOR["sum"]) * u * terms + rounded(ref, dtype)
 
 
-def saved_statistics(mean, inv_std, size, dtype):
-    """What rounding the saved statistics moves dx by: xhat feels u |mean| inv_std strongly."""
-    return 4 * unit(dtype) * (1 + np.abs(mean) * inv_std) * size
-
-
 # Relative errors of norms of elements narrower than float64, by p, where float64 does better.
 # The compiled CPU backend's totals take 32 terms in float64 before their rounding errors are kept.
 RUNS = {1: 2.0**-48, 2: 2.0**-48}

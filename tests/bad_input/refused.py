@@ -31,7 +31,8 @@ RUNNING = "update_running_statistics"
 OLD = ">f4"  # a dtype that is not in native byte order
 # What messages of a TypeError say; all others are those of a ValueError.
 OF_TYPES = re.compile(
-    r"has dtype|(is|holds) a |must be an? (bool|integer|tuple|real number, )|is None; pass|be \.\*"
+    r"has dtype|(is|holds) (a |float64)|must be an? (bool|integer|tuple|real number, )"
+    r"|is None; pass|be \.\*"
 )
 
 
@@ -259,6 +260,7 @@ def guards():
         "threshold must be finite, not inf": (INF,),
         "warmup must be from 1 to 16777216, not": (0, -1, 1 << 25),
         "norm must be at least 0, not": (-1.0, -INF, np.float64(-2)),
+        "on_spike must be one of 'clip', 'skip', not 'drop'": ("drop",),
     }.items():
         for value in wrong:
             yield refused(update, message, **{message.partition(" ")[0]: value})
@@ -273,9 +275,15 @@ def guards():
     for value in (None, [0.0, 0.0, 0.0], 1.0):
         yield refused(update, f"state is a {type(value).__name__}; expected an array", state=value)
     yield refused("spike_guard_init", "like is a int; expected", like=1)
+    yield refused("spike_guard_init", "count must be at least 0, not -1", count=-1)
+    yield refused("spike_guard_init", "count must be an integer, not float", count=1.0)
+    for norm in (np.ones(3), np.ones(())):
+        message = r"norm has shape \((3,)?\); expected \(2,\), one norm per state"
+        yield refused(update, message, state=array(np.zeros((2, 3))), norm=array(norm))
     for message, host in {
         r"state has shape \(2,\); expected \(3,\)": np.ones(2),
         r"state has shape \(\); expected \(3,\)": np.ones(()),
+        r"state has shape \(3, 2\); expected \(3, 3\)": np.ones((3, 2)),
         "state has dtype float32; accepted: float64": np.ones(3, np.float32),
         "state has dtype int64; accepted: float64": np.ones(3, int),
         "state has dtype >f8; accepted: float64": np.ones(3, ">f8"),
@@ -467,6 +475,7 @@ _WRONG_LISTS = (
         'rounding is "stochastic", but compensation keeps what rounding to nearest drops',
         at_random(compensation=at_random()["buffers"]),
     ),
+    ("casting must be one of 'safe', 'same_kind', not 'no'", {"casting": "no"}),
     ("overwrite must be a bool", {"overwrite": 1}),
     ("do_update must be a bool", {"do_update": None}),
 )
@@ -479,6 +488,131 @@ def lists_that_do_not_match():
     message, doubles = r"norm_out shares memory with grads\[1\]", ("float64",) * 3
     first = {"norm_out": lambda _, g: g["grads"][1][:1].reshape(())}
     yield refused("accumulate_grads", message, doubles, **first)
+
+
+def averages():
+    """What a running average cannot be of."""
+    for decay in (-0.1, 1.1, NAN, INF):
+        yield refused("ema_update", f"decay must be from 0 to 1, not {decay}", decay=decay)
+    wide = {"params": lambda a, g: [a(f64(R, C)), g["params"][1]]}
+    message = r"params\[0\] has dtype float64 and averages\[0\] float32, .*: float16, .*, float32$"
+    yield refused("ema_update", message, **wide)
+    part = {"params": lambda _, g: [g["averages"][0][::-1], g["params"][1]]}
+    yield refused("ema_update", r"params\[0\] overlaps averages\[0\]; pass a copy", **part)
+
+
+def verdicts():
+    """What gives none, and copies that cannot be kept by one."""
+    for message, wrong in {
+        "norm must be at least 0, not -1.0": -1.0,
+        r"norm has shape \(2,\); expected \(\), the norm": array(np.ones(2)),
+        "limit must be at least 0, not -1.0": -1.0,
+        "limit must be at least 0, not nan": NAN,
+        r"found_inf has shape \(2,\); expected one": array(np.zeros(2)),
+        "found_inf has dtype int64; accepted: float": array(np.zeros((), int)),
+        "found_inf is a float; expected an array": 0.0,
+        "found_inf is a str; expected an array": "no",
+        "out has dtype float64; verdict has dtype bool": array(np.zeros(())),
+    }.items():
+        yield refused("step_verdict", message, **{message.partition(" ")[0]: wrong})
+    for message, wrong in {
+        "verdict must be a bool or a bool array, not int": 1,
+        r"verdict has dtype bool and shape \(2,\); exp": array(np.ones(2, bool)),
+        r"verdict has dtype float64 and shape \(1,\); exp": array(np.ones(1)),
+    }.items():
+        yield refused("keep_if", message, verdict=wrong)
+    yield refused("keep_if", r"new must have the same structure as old; old\[0\] has no", new=[])
+    for message, wrong in {
+        r"new\[0\] is a float; expected an array": lambda *_: 1.0,
+        r"new\[0\] has shape \(3,\); expected \(4, 6\), the shape of": array(f32(3)),
+        r"new\[0\] has dtype float64 and old\[0\] float32; they must agree": array(f64(R, C)),
+        r"new\[0\] overlaps old\[0\]; pass a copy": lambda _, g: g["old"][0][::-1],
+        r"old\[0\] has dtype complex128; accepted: nu": array(np.ones((R, C), complex)),
+    }.items():
+        label = message[:3]
+        first = {label: lambda a, g, k=label, wrong=wrong: [wrong(a, g), *g[k][1:]]}
+        yield refused("keep_if", message, **first)
+
+
+def noise():
+    """What gives no noise scale."""
+    for message, wrong in {
+        r"small_norms has shape \(\); expected one norm per small": array(np.ones(())),
+        r"small_norms has shape \(0,\); expected one norm per small": array(np.ones(0)),
+        "small_sizes has 1 numbers; expected 5": [1.0],
+        "small_sizes must be above 0 and finite, not 0.0": [1.0, 1.0, 1.0, 1.0, 0.0],
+        "big_size is 4, and small batches have 4 on average; it must be larger": 4,
+        r"big_norm has shape \(2,\); expected \(\), one number": array(np.ones(2)),
+        r"state has shape \(2,\); expected \(3,\), what the last call": array(np.zeros(2)),
+        "decay must be greater than 0 and less than 1, not 1.0": 1.0,
+    }.items():
+        yield refused("noise_scale", message, **{message.partition(" ")[0]: wrong})
+
+
+def named_gradients(a, _):
+    return {"w": a(f32(3, 4)), "b": a(f32(3))}
+
+
+def choices():
+    """What says neither which gradients are clipped nor which count."""
+    for label in ("clip", "count"):
+        for message, said in {
+            "for grads.'w'. must be a bool, not int": {"w": 1, "b": True},
+            "has the keys 'w', but grads has the keys 'w', 'b'": {"w": True},
+            "for grads.'w'. must be a bool, not NoneType": lambda *_: lambda *_: None,
+        }.items():
+            given = {"grads": named_gradients, label: said}
+            yield refused("clip_grad_norm", f"{label} {message}", **given)
+
+
+def inexact():
+    """Norms that cannot be rounded once."""
+    for message, changes in {
+        "exact must be a bool": {"exact": 1},
+        "norm_type 1, 2 and infinity": {"exact": True, "norm_type": 3},
+        r"grads\[1\] is float64": {"exact": True},
+        "with group": {"exact": True, "reduce": lambda *_: max, "grads": array(f32(3))},
+    }.items():
+        yield refused("clip_grad_norm", message, **changes)
+
+
+def units():
+    """Axes, limits and parameters that are not those of the gradients."""
+    clip, params = "clip_grad_block_norm", r"params\[1\] has "
+    for message, axis in {
+        r"axis for grads\['w'\] is 2, but the array has 2 dimensions": 2,
+        r"axis for grads\['w'\] is \(0, -2\), which names an axis twice": (0, -2),
+        "axis has the keys 'w', but grads has the keys 'w', 'b'": {"w": 0},
+        "axis has the keys 'w', 'b', 'x', but grads has": {"w": 0, "b": 0, "x": 0},
+        "axis has 2 items, but grads has the keys": [0, 1],
+        r"axis\['w'\] is .* dict, but grads\['w'\] is an array": {"w": {"x": 0}, "b": 0},
+    }.items():
+        yield refused(clip, message, grads=named_gradients, axis=axis)
+    for axis in ("rows", 1.0, True, {"w": "rows", "b": 0}, {"w": 0, "b": (0.5,)}):
+        message = r"axis for grads\['[wb]'\] must be an integer"
+        yield refused(clip, message, grads=named_gradients, axis=axis)
+    for message, max_norm in {
+        "max_norm has 1 items, but grads has 2 items": [1.0],
+        r"max_norm for grads\[1\] must be at least 0, not -1.0": [1.0, -1.0],
+        r"max_norm for grads\[1\] must be a real number, not str": [1.0, "2"],
+        r"max_norm has shape \(3,\); expected \(2,\), one limit per unit": array(np.ones(3)),
+        "max_norm must be at least 0 for each unit": np.array([1.0, -1.0]),
+        "max_norm has dtype int64; accepted: float16": array(np.ones(2, int)),
+    }.items():
+        yield refused(clip, message, max_norm=max_norm, axis=None)
+    for message, wrong in {
+        "params has 1 items, but grads has 2 items": lambda a, _: [a(f32(3))],
+        "params has 3 items, but grads has 2 items": lambda a, _: [a(f32(3))] * 3,
+        f"{params}no array for grads": lambda a, _: [a(f32(3)), None],
+        rf"{params}shape \(4,\); expected \(2,\)": lambda a, _: [a(f32(3)), a(f64(4))],
+        rf"{params}dtype int32": lambda a, _: [a(f32(3)), a(np.ones(2, np.int32))],
+        "params has an? .*, but grads has 2 items": array(f32(3)),
+        "params has the keys 'a', 'b', but grads has 2": lambda a, _: {
+            "a": a(f32(3)),
+            "b": a(f32(2)),
+        },
+    }.items():
+        yield refused("clip_grad_adaptive", message, params=wrong)
 
 
 # Arrays

@@ -22,6 +22,7 @@ def titles():
 
 @pytest.mark.guarantee(
     "Safe from overflow",
+    "No cancellation",
     "No gradients",
     "Dtypes",
     "Casting",

@@ -153,11 +153,6 @@ def rounded(wide, name):
     return (towards_zero.view(np.uint32) | inexact).view(np.float32).astype(DTYPES[name])
 
 
-def test_casting_is_one_of_two_words():
-    with pytest.raises(ValueError, match="casting must be one of 'safe', 'same_kind', not 'no'"):
-        gradkit.accumulate_grads([np.ones(1)], [np.ones(1)], casting="no")
-
-
 def test_containers(backend):
     def tree(value):
         return {"w": [backend.asarray(np.full(3, value)), None], "b": backend.asarray(np.ones(2))}
@@ -181,13 +176,6 @@ def test_gradients_go_to_the_buffers_of_their_keys(backend):
     assert sums == {"w": [12, 12], "b": [12, 12]}
     with pytest.raises(ValueError, match=r"buffers; buffers\[0\].*\['w'\] has no counterpart"):
         gradkit.accumulate_grads(tree("wb", 10.0), tree("bc", 1.0))
-
-
-def test_a_gradient_that_is_another_buffer(backend):
-    buffers = [backend.asarray(np.ones(3)) for _ in range(2)]
-    with pytest.raises(ValueError, match=r"grads\[[01]\] overlaps buffers\[[01]\]; pass a copy"):
-        gradkit.accumulate_grads(buffers, buffers[::-1])
-    assert [backend.asnumpy(b).tolist() for b in buffers] == [[1, 1, 1]] * 2
 
 
 def test_nothing_to_add(backend):

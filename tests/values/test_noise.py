@@ -97,22 +97,3 @@ def test_the_norm_of_what_arrives(backend):
     grads = [backend.asarray(h) for h in hosts]
     with pytest.raises(ValueError, match="grad_norm_out shares memory with norm_out"):
         gradkit.accumulate_grads(buffers, grads, norm_out=norm, grad_norm_out=norm)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"small_norms": np.ones(())}, r"small_norms has shape \(\); expected one norm per small"),
-        ({"small_norms": np.ones(0)}, r"small_norms has shape \(0,\); expected one norm per small"),
-        ({"small_sizes": [1.0]}, "small_sizes has 1 numbers; expected 2"),
-        ({"small_sizes": [1.0, 0.0]}, "small_sizes must be above 0 and finite, not 0.0"),
-        ({"big_size": 4}, "big_size is 4, and small batches have 4 on average; it must be larger"),
-        ({"big_norm": np.ones(2)}, r"big_norm has shape \(2,\); expected \(\), one number"),
-        ({"state": np.zeros(2)}, r"state has shape \(2,\); expected \(3,\), what the last call"),
-        ({"decay": 1.0}, "decay must be greater than 0 and less than 1, not 1.0"),
-    ],
-)
-def test_what_gives_no_scale(given, message):
-    right = {"small_norms": np.ones(2), "small_sizes": 4.0, "big_norm": 1.0, "big_size": 8}
-    with pytest.raises(ValueError, match=message):
-        gradkit.noise_scale(**(right | given))

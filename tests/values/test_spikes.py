@@ -136,15 +136,6 @@ def test_another_unit_changes_nothing_else(backend, norms, rule, power):
         assert other_limit == limit * 2.0 ** (20 * power)
 
 
-def test_the_first_norms_are_only_collected(backend):
-    norms = [3.0, 1.0, 1e6, 2.0, 7.0]
-    for k, (_, _, state, limit) in enumerate(follow(backend, norms, DEFAULTS | {"warmup": 5}), 1):
-        assert limit == INF
-        assert state == pytest.approx([k, np.mean(norms[:k]), np.std(norms[:k])], rel=1e-14)
-    _, limit = after(backend, [*norms, 1.0], warmup=5)
-    assert limit == pytest.approx(np.mean(norms) + 2.5 * np.std(norms), rel=1e-14)
-
-
 def test_a_guard_that_has_seen_nothing(backend):
     assert after(backend, [4.0]) == ([1.0, 4.0, 0.0], INF)
     assert after(backend, [NAN]) == ([0.0, 0.0, 0.0], INF)
@@ -165,19 +156,6 @@ def test_equal_norms_have_no_deviation_and_nothing_is_clipped(backend, norm):
 CALM = [9.0, 11.0]
 
 
-@pytest.mark.parametrize(
-    ("norm", "expected"),
-    [(1.0, 12.5), (12.5, 12.5), (12.75, 10 + 6.25 / 2.75), (15.0, 11.25), (1e9, 10.0)],
-)
-def test_the_larger_the_spike_the_closer_to_the_mean(backend, norm, expected):
-    state, limit = after(backend, [*CALM, norm], warmup=2)
-    assert limit == pytest.approx(expected, rel=1e-8)
-    entering = min(norm, limit)
-    assert state[1] == pytest.approx(10 + 0.03 * (entering - 10), rel=1e-14)
-    variance = 0.97 + 0.03 * (0.97 * (entering - 10)) ** 2
-    assert state[2] == pytest.approx(math.sqrt(variance), rel=1e-14)
-
-
 @pytest.mark.guarantee("A spike guard")
 @pytest.mark.parametrize("norm", [NAN, INF, -INF, -1.0, -LEAST])
 @pytest.mark.parametrize("calm", [CALM, [*CALM, 9.5]], ids=["collecting", "judging"])
@@ -191,15 +169,6 @@ def test_what_is_no_norm_never_enters(backend, norm, calm):
     state, limit = after(backend, [*calm, norm], warmup=3)
     assert_same_bits(np.array(state), np.array(before))
     assert limit == usual
-
-
-def test_a_norm_far_from_zero_is_judged_by_its_deviation(backend):
-    """The mean is subtracted: 1e6 + 10 is a spike among 1e6 +- 1, and 2e6 would not be one else."""
-    calm = [1e6 - 1, 1e6 + 1] * 20
-    _, limit = after(backend, [*calm, 1e6 + 10])
-    assert 1e6 < limit < 1e6 + 1
-    _, limit = after(backend, [*calm, 1e6 + 2])
-    assert limit == pytest.approx(1e6 + 2.5, abs=0.1)
 
 
 @pytest.mark.guarantee("A spike guard")
@@ -232,14 +201,6 @@ def test_a_lasting_rise_is_followed_unless_it_is_a_large_one(level, first, last)
 
 
 # Arrays in and out
-
-
-def test_a_state_is_never_written(backend):
-    state, norm = backend.asarray(np.array([30.0, 2.0, 0.5])), backend.asarray(np.array(9.0))
-    before = backend.memory(state), backend.memory(norm)
-    following, limit = gradkit.spike_guard_update(state, norm)
-    assert (backend.memory(state), backend.memory(norm)) == before
-    assert type(following) is type(limit) is type(state)
 
 
 def test_out(backend):
@@ -388,13 +349,14 @@ def test_a_checkpoint_goes_on_with_the_same_bits(backend, through):
             ValueError,
             "on_spike in state_dict is skip, and the guard's is clip",
         ),
+        ({"count": [1], "std": [1, 1]}, ValueError, "must be of as many norms"),
     ],
 )
 def test_a_checkpoint_that_is_none(wrong, error, message):
     guard = gradkit.SpikeGuard()
     guard.update(3.0)
     before = guard.state_dict()
-    changed = wrong if wrong is None or len(wrong) == 2 else before | wrong
+    changed = wrong if wrong is None or wrong.keys() == {"count", "mean"} else before | wrong
     with pytest.raises(error, match=message):
         guard.load_state_dict(changed)
     assert guard.state_dict() == before
@@ -431,18 +393,11 @@ def test_an_update_that_fails_leaves_the_guard_as_it_was(backend):
 
 
 @pytest.mark.parametrize(
-    ("rule", "error", "message"),
-    [
-        ({"decay": 1.0}, ValueError, "decay must be greater than 0 and less than 1, not 1.0"),
-        ({"decay": 0}, ValueError, "decay must be greater than 0 and less than 1, not 0.0"),
-        ({"warmup": 0}, ValueError, "warmup must be from 1 to 16777216, not 0"),
-        ({"threshold": INF}, ValueError, "threshold must be finite, not inf"),
-        ({"on_spike": "drop"}, ValueError, "on_spike must be one of 'clip', 'skip', not 'drop'"),
-    ],
+    ("label", "wrong"), [("decay", 1.0), ("warmup", 0), ("threshold", INF), ("on_spike", "drop")]
 )
-def test_the_class_refuses_what_the_function_does(rule, error, message):
-    with pytest.raises(error, match=message):
-        gradkit.SpikeGuard(**rule)
+def test_the_class_refuses_what_the_function_does(label, wrong):
+    with pytest.raises(ValueError, match=f"^{label} must be .*, not {wrong!r}$|finite, not inf"):
+        gradkit.SpikeGuard(**{label: wrong})
 
 
 def test_a_rise_that_lasts_is_accepted_in_the_end_if_spikes_are_skipped(backend):
@@ -499,41 +454,3 @@ def test_a_guard_of_each_gradient_clips_the_one_that_spikes(backend):
     again.load_state_dict(json.loads(json.dumps(guard.state_dict())))
     assert guard.state_dict()["count"] == again.state_dict()["count"] == [12, 12]
     assert_same_bits(*(backend.asnumpy(g.update(norms)) for g in (guard, again)))
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (
-            lambda: gradkit.spike_guard_init(count=-1),
-            ValueError,
-            "count must be at least 0, not -1",
-        ),
-        (lambda: gradkit.spike_guard_init(count=1.0), TypeError, "count must be an integer, not f"),
-        (
-            lambda: gradkit.spike_guard_update(np.zeros((2, 3)), np.ones(3)),
-            ValueError,
-            r"norm has shape \(3,\); expected \(2,\), one norm per state",
-        ),
-        (
-            lambda: gradkit.spike_guard_update(np.zeros((2, 3)), 1.0),
-            ValueError,
-            r"norm has shape \(\); expected \(2,\), one norm per state",
-        ),
-        (
-            lambda: gradkit.spike_guard_update(np.zeros((3, 2)), np.ones(3)),
-            ValueError,
-            r"state has shape \(3, 2\); expected \(3, 3\)",
-        ),
-        (
-            lambda: gradkit.SpikeGuard().load_state_dict(
-                {"count": [1], "mean": 1.0, "std": [1, 1]}
-            ),
-            ValueError,
-            "count, mean and std in state_dict must be of as many norms",
-        ),
-    ],
-)
-def test_numbers_of_norms_that_do_not_fit(call, error, message):
-    with pytest.raises(error, match=message):
-        call()

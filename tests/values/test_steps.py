@@ -163,65 +163,14 @@ def test_of_dicts_keys_decide_and_none_is_skipped(backend):
     gradkit.keep_if(True, old, old)
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        ({"new": [1.0]}, TypeError, r"new\[0\] is a float; expected an array"),
-        ({"new": []}, ValueError, r"new must have the same structure as old; old\[0\] has no"),
-        ({"new": [np.ones(3)]}, ValueError, r"new\[0\] has shape \(3,\); expected \(2,\), the sha"),
-        (
-            {"new": [np.ones(2, "f4")]},
-            TypeError,
-            r"new\[0\] has dtype float32 and old\[0\] float64; they must agree",
-        ),
-        (
-            {"old": [np.ones(2, complex)]},
-            TypeError,
-            r"old\[0\] has dtype complex128; accepted: nu",
-        ),
-        (
-            {"old": [np.array(["a", "b"], object)]},
-            TypeError,
-            r"old\[0\] has dtype object; accept",
-        ),
-        ({"verdict": 1}, TypeError, "verdict must be a bool or a bool array, not int"),
-        ({"verdict": np.ones(2, bool)}, TypeError, r"verdict has dtype bool and shape \(2,\); exp"),
-        ({"verdict": np.ones(1)}, TypeError, r"verdict has dtype float64 and shape \(1,\); exp"),
-    ],
-)
-def test_what_cannot_be_kept(change, error, message):
-    given = {"verdict": True, "new": [np.ones(2)], "old": [np.zeros(2)]} | change
-    before = [np.array(array) for array in given["old"]]
-    with pytest.raises(error, match=message):
-        gradkit.keep_if(**given)
-    for array, bits in zip(given["old"], before, strict=True):
-        np.testing.assert_array_equal(array, bits)
+def test_what_holds_no_numbers():
+    names = [np.array(["a", "b"], object)]
+    with pytest.raises(TypeError, match=r"old\[0\] has dtype object; accepted: numbers"):
+        gradkit.keep_if(True, names, names)
 
 
-def test_memory_that_is_shared(backend):
-    room = backend.asarray(np.zeros(4))
-    with pytest.raises(ValueError, match=r"new\[0\] overlaps old\[0\]; pass a copy"):
-        gradkit.keep_if(True, [room[1:]], [room[:-1]])
+def test_a_verdict_among_what_is_kept(backend):
     flags = backend.asarray(np.array([True, False]))
     with pytest.raises(ValueError, match=r"verdict overlaps old\[0\]; pass a copy"):
         gradkit.keep_if(flags[:1], [backend.asarray(np.zeros(2, bool))], [flags])
     np.testing.assert_array_equal(backend.asnumpy(flags), [True, False])
-
-
-@pytest.mark.parametrize(
-    ("given", "error", "message"),
-    [
-        ({"norm": -1.0}, ValueError, "norm must be at least 0, not -1.0"),
-        ({"norm": np.ones(2)}, ValueError, r"norm has shape \(2,\); expected \(\), the norm"),
-        ({"limit": -1.0}, ValueError, "limit must be at least 0, not -1.0"),
-        ({"limit": NAN}, ValueError, "limit must be at least 0, not nan"),
-        ({"found_inf": np.zeros(2)}, ValueError, r"found_inf has shape \(2,\); expected one"),
-        ({"found_inf": np.zeros((), int)}, TypeError, "found_inf has dtype int64; accepted: float"),
-        ({"found_inf": 0.0}, TypeError, "found_inf is a float; expected an array"),
-        ({"found_inf": "no"}, TypeError, "found_inf is a str; expected an array"),
-        ({"out": np.zeros(())}, TypeError, "out has dtype float64; verdict has dtype bool"),
-    ],
-)
-def test_what_gives_no_verdict(given, error, message):
-    with pytest.raises(error, match=message):
-        gradkit.step_verdict(**({"norm": np.array(1.0)} | given))
