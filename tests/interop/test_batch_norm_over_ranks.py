@@ -3,10 +3,8 @@
 from itertools import pairwise
 
 import numpy as np
-import pytest
 
 import gradkit
-from tests.interop.conftest import framework
 from tests.ranks import results
 
 CUTS = (0, 3, 3, 10)  # where the ranks' parts begin and end: one is empty
@@ -71,30 +69,3 @@ def test_steps_take_what_the_step_before_returned(lib):
     expected, *_ = gradkit.batch_norm_grad(*reversed(hosts()[:2]), hosts()[2], *whole[1:])
     np.testing.assert_allclose(lib.read(y), whole[0], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(lib.read(dx), expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("shape", [(10, 5, 4), (10, 7), (10, 3, 4, 2)], ids=str)
-@pytest.mark.parametrize("channels_last", [False, True])
-def test_torch_agrees_on_the_whole_batch(shape, channels_last):
-    """Its SyncBatchNorm takes no tensors of the CPU, so its plain batch norm is what to be like."""
-    torch = framework("torch")
-    x, dy, scale, bias = (torch.from_numpy(a) for a in hosts(shape))
-    if channels_last:
-        x, dy = (a.movedim(1, -1).contiguous().movedim(-1, 1) for a in (x, dy))
-    x.requires_grad_()
-    scale.requires_grad_()
-    y = torch.nn.functional.batch_norm(x, None, None, scale, bias, training=True)
-    y.backward(dy)
-
-    def work(group):
-        own = slice(CUTS[group.rank], CUTS[group.rank + 1])
-        part, vector = x.detach()[own], scale.detach()
-        y, mean, inv_std = gradkit.batch_norm(part, vector, bias, group=group)
-        dx, dscale, _ = gradkit.batch_norm_grad(dy[own], part, vector, mean, inv_std, group=group)
-        return y, dx, dscale
-
-    ys, dxs, dscales = zip(*results(work, len(CUTS) - 1), strict=True)
-    close = {"rtol": 1e-4, "atol": 1e-5}
-    torch.testing.assert_close(torch.cat(ys), y.detach(), **close)
-    torch.testing.assert_close(torch.cat(dxs), x.grad, **close)
-    torch.testing.assert_close(sum(dscales), scale.grad, **close)

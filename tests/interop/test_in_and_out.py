@@ -69,30 +69,6 @@ def test_the_container_comes_back(lib):
     )
 
 
-def test_norms_are_of_the_callers_type(lib):
-    grads = [lib.make(draw((4,), "float32", 1)), lib.make(draw((2, 3), "float32", 2))]
-    total = gradkit.grad_norm(grads)
-    each = gradkit.per_tensor_norms(grads, flat=True)
-    assert is_like(total, lib, lib.norm_dtype, grads[0])
-    assert is_like(each, lib, lib.norm_dtype, grads[0])
-    by_name = gradkit.per_tensor_norms({"w": grads[0], "unused": None, "b": [grads[1]]})
-    alone = [by_name["w"], *by_name["b"]]
-    assert by_name["unused"] is None
-    assert [norm.shape for norm in alone] == [(), ()]
-    assert [float(lib.read(norm)) for norm in alone] == lib.read(each).tolist()
-    assert gradkit.names_of(by_name) == ["w", "b.0"]
-    lengths = [np.linalg.norm(lib.read(g)) for g in grads]
-    np.testing.assert_allclose(lib.read(each), lengths, rtol=1e-6)
-    np.testing.assert_allclose(lib.read(total), np.hypot(*lengths), rtol=1e-6)
-
-
-def test_the_norm_feeds_the_coefficient(lib):
-    norm = gradkit.grad_norm(lib.make(np.array([3.0, 4.0], np.float32)))
-    coefficient = gradkit.clip_coefficient(norm, 1.0)
-    assert is_like(coefficient, lib, lib.norm_dtype, norm)
-    np.testing.assert_allclose(lib.read(coefficient), 0.2, rtol=1e-7)
-
-
 def test_out_is_written_and_returned(mutable):
     values = draw((4, 6), "float32")
     x = mutable.make(values)
