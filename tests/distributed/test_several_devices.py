@@ -1,4 +1,4 @@
-"""Gradients on several devices of one process, in one call."""
+"""Gradients on several devices of one process, in one call, and in host memory beside them."""
 
 import math
 import re
@@ -19,17 +19,19 @@ from tests.package.test_contract import refuse
 from tests.problems import one_or_each
 from tests.ranks import bits, flat, results
 from tests.several_devices import HOST, Devices
-from tests.tolerances import DTYPES
+from tests.tolerances import DTYPES, assert_same_bits
 
 pytestmark = pytest.mark.emulated
 
 
-@pytest.fixture
-def devices():
-    """Two of them, where a test does not say how many."""
-    made = Devices(2)
-    yield made
-    assert made.settled()
+def drawn():
+    rng = np.random.default_rng(1)
+    names = [*DTYPES, "float32", "float64"]
+    return [rng.standard_normal(30 * k).astype(DTYPES[name]) for k, name in enumerate(names)]
+
+
+def first_device(where):
+    return next(place for place in where if place != HOST)
 
 
 def interleaved(parts):
@@ -44,7 +46,7 @@ def spread(devices, parts):
 
 
 def copies(grads):
-    return [grad.backend.put(np.array(grad)) for grad in grads]
+    return [g.copy() if type(g) is np.ndarray else g.backend.put(np.array(g)) for g in grads]
 
 
 def memory(*lists):
@@ -55,34 +57,57 @@ def memory(*lists):
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("where", [0, 1])
-@pytest.mark.parametrize("value", [0.5, -3.0, NAN, INF])
-def test_a_scale_on_either_device(devices, value, where, order):
-    grads = spread(devices, [[f(0.0)], [f(4.0, 3.0)]])
-    norm = float(gradkit.grad_norm(grads, order, scale=devices.put(where, np.float32(value))))
-    expected = abs(value) * float(oracles.norm(grads, order))
-    assert norm == pytest.approx(expected, rel=1e-14, nan_ok=True)
+@pytest.mark.parametrize("by", ["number", "array"])
+def test_norms(devices, where, order, by):
+    """Of all, on the first device; and of each in the list's order, with the flags."""
+    hosts, first = drawn(), first_device(where)
+    grads = devices.over(where, hosts)
+    scale = devices.put(where[1] if where[1] != HOST else first, -0.5) if by == "array" else -0.5
+    found = devices.put(first, np.ones(1, bool))
+    norm = gradkit.grad_norm(grads, order, scale=scale, found_inf=found)
+    assert (type(norm), norm.shape, found.tolist()) == (DeviceArray, (), [False])
+    assert norm.backend is devices.backends[first]
+    halved = [host * 0.5 for host in hosts]
+    assert oracles.off_by(float(norm), oracles.norm(halved, order)) <= 2.0**-39
+    grads[4][3] = hosts[4][3] = NAN
+    found, out = devices.put(first, np.ones(6, np.float16)), devices.put(first, np.zeros(12))[::2]
+    options = {"scale": scale, "flat": True}
+    assert gradkit.per_tensor_norms(grads, order, found_inf=found, out=out, **options) is out
+    for got, host in zip(out, hosts, strict=True):
+        assert oracles.off_by(2 * float(got), oracles.norm([host], order)) <= 2.0**-39
+    assert found.tolist() == [0, 0, 0, 0, 1, 0]
+    again = gradkit.per_tensor_norms(grads, order, **options)
+    assert again.backend is devices.backends[first]
+    assert memory([again]) == memory([np.array(out)])
+
+
+def test_bits_are_those_of_one_device(devices):
+    """Sums of whole numbers, which are exact wherever they are taken."""
+    rows = np.random.default_rng(5).integers(-1000, 1000, (6, 100)) * 2.0**-300
+    for order in (1, 2, INF):
+        norm = gradkit.grad_norm(devices.over([HOST, 0, 1] * 2, rows), order)
+        assert bits([norm]) == bits([gradkit.grad_norm(list(rows), order)])
+
+
+def test_statistics(devices, where):
+    grads, first = devices.over(where, drawn()), first_device(where)
+    stats = gradkit.grad_stats(grads)
+    assert stats.table.backend is devices.backends[first]
+    alone = [np.array(gradkit.grad_stats([grad]).table[0]) for grad in grads]
+    assert_same_bits(np.array(stats.table), np.array(alone))
+    out = devices.put(first, np.zeros((6, 10)))[:, ::2]
+    assert gradkit.grad_stats(grads, out=out).table is out
+    assert_same_bits(np.array(out), np.array(alone))
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("scale", [-2.0, "array"])
-def test_a_norm_for_each_gradient_of_a_list_in_any_order(scale, order):
-    """In the list's order, whatever lies where; the flags too."""
-    devices, rng = Devices(3), np.random.default_rng(2)
-    hosts = [rng.standard_normal(3 * k + 1) for k in range(8)]
-    hosts[5][3] = NAN
-    grads = devices.over([2, 0, 1, 1, 0, 2, 0, 1], hosts)
-    by = devices.put(1, -2.0) if scale == "array" else scale
-    found, out = devices.put(2, np.ones(8, np.float16)), devices.put(2, np.zeros(16))[::2]
-    norms = gradkit.per_tensor_norms(grads, order, scale=by, flat=True, found_inf=found, out=out)
-    assert norms is out
-    for got, host in zip(norms, hosts, strict=True):
-        assert oracles.off_by(float(got), 2 * oracles.norm([host], order)) <= 2.0**-50
-    assert found.tolist() == [0, 0, 0, 0, 0, 1, 0, 0]
-    again = gradkit.per_tensor_norms(grads, order, scale=by, flat=True)
-    assert again.backend is grads[0].backend
-    assert memory([again]) == memory([np.array(out)])
-    assert devices.settled()
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("value", [0.5, -3.0, NAN, INF])
+def test_a_scale_on_either_device(devices, value, which, order):
+    grads = spread(devices, [[f(0.0)], [f(4.0, 3.0)]])
+    norm = float(gradkit.grad_norm(grads, order, scale=devices.put(which, np.float32(value))))
+    expected = abs(value) * float(oracles.norm(grads, order))
+    assert norm == pytest.approx(expected, rel=1e-14, nan_ok=True)
 
 
 @pytest.mark.parametrize("parts", [[[f()], [f(), f()]], [[f()], [f(3.0, 4.0)]]], ids=["all", "one"])
@@ -106,34 +131,79 @@ def test_gradients_without_elements(devices, parts, order):
 @pytest.mark.guarantee("Over several devices")
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("limit", ["number", 0, 1, 2])
-@pytest.mark.parametrize("scale", ["number", 0, 1])
-@pytest.mark.parametrize("clip", ["in place", "functional", "with norm"])
-def test_clipping(clip, scale, limit, order):
-    """With the bits of clipping each device's gradients by themselves, by the norm of all."""
-    devices, rng = Devices(3), np.random.default_rng(1)
-    hosts = [rng.standard_normal(40).astype(DTYPES[name]) for name in (*DTYPES, *DTYPES)]
-    grads = devices.over([1, 0, 2, 2, 1, 0, 1, 2], hosts)
+@pytest.mark.parametrize("most", ["number", 0, 1, 2])
+@pytest.mark.parametrize("by", ["number", 0, 1])
+@pytest.mark.parametrize("how", ["in place", "functional", "with norm"])
+def test_clipping(devices, where, how, by, most, order):
+    """Each where it lies, with the bits of clipping it by itself by the norm of all."""
+    hosts = drawn()
+    grads = devices.over(where, hosts)
     before = copies(grads)
-    by = -2.5 if scale == "number" else devices.put(scale, -2.5)
-    most = 1.5 if limit == "number" else devices.put(limit, np.float32(1.5))
-    if clip == "functional":
-        found, norm = gradkit.clip_by_global_norm(grads, most, order, scale=by)
+    limit = devices.put(most, np.float32(1.5)) if most in where else 1.5
+    scale = devices.put(by, -2.5) if by in where else -2.5
+    if how == "functional":
+        found, norm = gradkit.clip_by_global_norm(grads, limit, order, scale=scale)
         assert memory(grads) == memory(before)
-    elif clip == "with norm":
-        norm = devices.put(2, np.array(gradkit.grad_norm(grads, order, scale=by)))
-        found = gradkit.clip_grads_with_norm(grads, norm, most, scale=by)
+    elif how == "with norm":
+        norm = gradkit.grad_norm(grads, order, scale=scale)
+        found = gradkit.clip_grads_with_norm(grads, norm, limit, scale=scale)
         assert found is grads
     else:
-        norm, found = gradkit.clip_grad_norm(grads, most, order, scale=by), grads
+        norm, found = gradkit.clip_grad_norm(grads, limit, order, scale=scale), grads
     scaled = [2.5 * host.astype(float) for host in hosts]
-    assert oracles.off_by(float(norm), oracles.norm(scaled, order)) <= 2.0**-40
+    assert oracles.off_by(float(norm), oracles.norm(scaled, order)) <= 2.0**-39
     for grad, got in zip(before, found, strict=True):
-        assert got.backend is grad.backend
+        assert type(got) is type(grad)
+        assert getattr(got, "backend", None) is getattr(grad, "backend", None)
         gradkit.clip_grads_with_norm(grad, float(norm), max_norm=1.5, scale=-2.5)
-        assert got.dtype == grad.dtype
-        assert got.tobytes() == grad.tobytes()
-    assert devices.settled()
+        assert_same_bits(np.array(got), np.array(grad))
+
+
+@pytest.mark.parametrize("by", ["number", 0, 1, 2])
+def test_scaling_clamping_and_zeroing(devices, where, by):
+    factor = devices.put(by, -0.3) if by in where else -0.3
+    for change, alone in (
+        (lambda grads: gradkit.scale_grads(grads, factor), lambda g: gradkit.scale_grads(g, -0.3)),
+        *[(lambda grads: gradkit.clip_grad_value(grads, 0.25),) * 2, (gradkit.zero_grad,) * 2],
+    ):
+        grads = devices.over(where, drawn())
+        before = copies(grads)
+        assert change(grads) is grads
+        for got, grad in zip(grads, before, strict=True):
+            alone([grad])
+            assert_same_bits(np.array(got), np.array(grad))
+
+
+@pytest.mark.parametrize("places", [[0, 1, 0], [HOST, 0, HOST]])
+def test_results_go_where_out_says(devices, places):
+    """The caller's container, and its arrays, each where its gradient lies."""
+    a, b, c = grads = devices.over(places, [f(3, 0), f(4), f(12)])
+    tree, expected = {"first": [a, None], "second": (b, c)}, [[1.5, 0], [2], [6]]
+    clipped, _ = gradkit.clip_by_global_norm(tree, 6.5)
+    assert [clipped["first"][1], type(clipped["second"])] == [None, tuple]
+    made = (clipped["first"][0], *clipped["second"])
+    assert [g.tolist() for g in made] == expected
+    assert list(map(type, made)) == list(map(type, grads))
+    room, total = copies(grads), devices.put(0, 0.0)
+    out = {"second": tuple(room[1:]), "first": [room[0], None]}
+    found, norm = gradkit.clip_by_global_norm(tree, 6.5, out=(out, total))
+    assert found is out
+    assert norm is total
+    assert [g.tolist() for g in room] == expected
+    assert float(total) == 13
+
+
+@pytest.mark.parametrize("second", [1, HOST])
+def test_policies(devices, second):
+    grads = devices.over([0, second, 0], [f(1), f(NAN), f(3)])
+    before, out = memory(grads), devices.put(0, 7.0)
+    with pytest.raises(gradkit.NonFiniteNormError) as caught:
+        gradkit.clip_grad_norm(grads, 1.0, nonfinite="raise", out=out)
+    assert caught.value.names == ("grads[1]",)
+    assert (memory(grads), float(out)) == (before, 7.0)
+    fine = [grads[0], devices.put(second, f(4)), grads[2]]
+    assert gradkit.clip_grad_norm(fine, 1.0, nonfinite="raise", out=out) is out
+    assert float(out) == pytest.approx(math.sqrt(26))
 
 
 def test_gradients_within_the_limit_keep_every_bit(devices):
@@ -150,58 +220,6 @@ def test_a_clip_is_two_reads_and_a_write(devices):
     for device, grad in zip(devices.all, grads, strict=True):
         assert in_tables(device) == (2 * grad.nbytes, grad.nbytes)
     assert [device.fetched for device in devices.all] == [24, 8]  # a sum, and the norm
-
-
-@pytest.mark.parametrize("where", ["number", 0, 1, 2])
-def test_scaling(where):
-    devices, rng = Devices(3), np.random.default_rng(1)
-    hosts = [rng.standard_normal(40).astype(DTYPES[name]) for name in DTYPES]
-    grads = devices.over([2, 0, 1, 2], hosts)
-    factor = -0.3 if where == "number" else devices.put(where, -0.3)
-    assert gradkit.scale_grads(grads, factor) is grads
-    gradkit.scale_grads(hosts, -0.3)
-    for grad, host in zip(grads, hosts, strict=True):
-        expected = grad.backend.put(host)
-        np.testing.assert_allclose(*(np.array(a, float) for a in (grad, expected)), rtol=2**-7)
-    assert devices.settled()
-
-
-def test_each_device_clamps_and_zeroes_its_own(devices):
-    grads = spread(devices, [[f(3, -0.25), f(NAN)], [f(-4)]])
-    gradkit.clip_grad_value(grads, 0.5)
-    np.testing.assert_array_equal(np.concatenate(grads), [0.5, -0.25, -0.5, NAN])
-    assert gradkit.zero_grad(grads) is grads
-    assert memory(grads) == [bytes(8 * grad.size) for grad in grads]
-
-
-def test_results_go_where_out_says(devices):
-    """The caller's container, and its arrays, each on its gradient's device."""
-    a, b, c = grads = spread(devices, [[f(3, 0), f(12)], [f(4)]])
-    tree = {"first": [a, None], "second": (b, c)}
-    clipped, norm = gradkit.clip_by_global_norm(tree, 6.5)
-    assert [clipped["first"][1], type(clipped["second"])] == [None, tuple]
-    expected = [[1.5, 0], [2], [6]]
-    assert [g.tolist() for g in (*clipped["first"][:1], *clipped["second"])] == expected
-    room, total = [grad.backend.put(np.zeros(grad.shape)) for grad in grads], devices.put(0, 0.0)
-    out = {"second": tuple(room[1:]), "first": [room[0], None]}
-    found, norm = gradkit.clip_by_global_norm(tree, 6.5, out=(out, total))
-    assert found is out
-    assert norm is total
-    assert [g.tolist() for g in room] == expected
-    assert float(total) == 13
-
-
-def test_policies(devices):
-    grads = spread(devices, [[f(1), f(3)], [f(NAN)]])
-    before, out = memory(grads), devices.put(0, 7.0)
-    with pytest.raises(gradkit.NonFiniteNormError) as caught:
-        gradkit.clip_grad_norm(grads, 1.0, nonfinite="raise", out=out)
-    assert caught.value.names == ("grads[1]",)
-    assert (memory(grads), float(out)) == (before, 7.0)
-    fine = [grads[0], devices.put(1, f(4)), grads[2]]
-    norm = gradkit.clip_grad_norm(fine, 1.0, nonfinite="raise", out=out)
-    assert norm is out
-    assert float(out) == pytest.approx(math.sqrt(26))
 
 
 def test_nothing_is_read_from_a_device(devices, monkeypatch):
@@ -338,7 +356,7 @@ def test_clipped_gradients_belong_on_their_own_devices(devices):
     assert memory(grads, room[:1], room[2:]) == [*before[:3], before[3], before[5]]
 
 
-@pytest.mark.parametrize("where", [0, 1])
+@pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize(
     "call",
     [
@@ -347,10 +365,10 @@ def test_clipped_gradients_belong_on_their_own_devices(devices):
         lambda grads: gradkit.clip_by_global_norm(grads, 1.0),
     ],
 )
-def test_a_capture_is_refused(devices, call, where):
+def test_a_capture_is_refused(devices, call, which):
     grads = spread(devices, [[f(3, 0)], [f(4)]])
     before = memory(grads)
-    devices.all[where].is_captured = True
+    devices.all[which].is_captured = True
     with pytest.raises(RuntimeError, match=r"several devices, and a call .* cannot be captured"):
         call(grads)
     assert memory(grads) == before
@@ -366,9 +384,9 @@ WRITING = {
 
 
 @pytest.mark.guarantee("Over several devices")
-@pytest.mark.parametrize("where", [0, 1])
+@pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("phase", WRITING)
-def test_a_device_that_fails_before_it_writes(devices, phase, where, monkeypatch):
+def test_a_device_that_fails_before_it_writes(devices, phase, which, monkeypatch):
     """Then no other has written either."""
     grads = spread(devices, [[f(3, 0)], [f(4)]])
     before = memory(grads)
@@ -376,7 +394,7 @@ def test_a_device_that_fails_before_it_writes(devices, phase, where, monkeypatch
     made = getattr(several_devices, phase)
 
     def fail(device, *arguments):
-        if device is devices.all[where]:
+        if device is devices.all[which]:
             raise MemoryError("no room")
         return made(device, *arguments)
 

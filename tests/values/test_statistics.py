@@ -19,7 +19,6 @@ from tests import strategies as draw_
 from tests.distributed.test_reduce import INF, NAN, f
 from tests.layouts import LAYOUTS
 from tests.ranks import results, together
-from tests.several_devices import Devices
 from tests.tolerances import DTYPES, assert_same_bits
 
 LARGE = {"float16": 6e4, "bfloat16": 3e38, "float32": 3e38, "float64": 1.7e308}
@@ -212,22 +211,6 @@ def test_names_that_are_one():
         gradkit.grad_stats({"a.b": f(1.0), "a": {"b": f(2.0)}})
     with pytest.raises(TypeError, match=r"grads\[1\] is a int; expected an array"):
         gradkit.grad_stats([f(1.0), 3])
-
-
-@pytest.mark.emulated
-def test_on_several_devices():
-    devices, rng = Devices(3), np.random.default_rng(2)
-    hosts = [rng.standard_normal(3 * k) for k in range(7)]
-    hosts[5][3] = NAN
-    grads = devices.over([2, 0, 1, 1, 0, 2, 0], hosts)
-    stats = gradkit.grad_stats(grads)
-    out = devices.put(2, np.zeros((7, 10)))[:, ::2]
-    assert gradkit.grad_stats(grads, out=out).table is out
-    assert_same_bits(np.array(out), np.array(stats.table))
-    alone = [gradkit.grad_stats([grad]).table[0] for grad in grads]
-    assert_same_bits(np.array(stats.table), np.array([np.array(each) for each in alone]))
-    assert stats.table.backend is grads[0].backend
-    assert devices.settled()
 
 
 # Over ranks
