@@ -795,6 +795,23 @@ def _without_inverse(function, message, types, scale, **offset):
     return cell._replace(check=check)
 
 
+def steps_over_ranks():
+    """Numbers of whole batches."""
+    half, apply = array(values("float16", C)), "batch_norm_grad_apply"
+    message, counts = "counts has dtype float16; accepted: float64, float32", np.ones(R, "f2")
+    yield refused("combine_stats", message, counts=array(counts))
+    message = r"means has shape \(6,\); expected two dimensions, ranks and channels"
+    yield refused("combine_stats", message, means=array(f64(C)))
+    yield refused("batch_norm_apply", "var has dtype float16; accepted", var=half)
+    yield refused(apply, "sum_dy has dtype float16; accepted", sum_dy=half)
+    for message, count in {
+        "count must be at least 0, not -1.0": -1,
+        "count must be finite, not inf": INF,
+        r"count has shape \(2,\); expected \(\), one number": array(f64(2)),
+    }.items():
+        yield refused(apply, message, count=count)
+
+
 # Accumulation
 
 

@@ -124,20 +124,6 @@ def test_uneven_and_empty_ranks(backend, layout, cuts, types):
     check(backend, p, cuts)
 
 
-def weighted(values):
-    """One channel of these elements, in float32."""
-    return np.array(values, np.float32).reshape(-1, 1)
-
-
-def test_parts_count_by_their_elements(backend):
-    held = [backend.asarray(weighted(v)) for v in ([4.0], [0.0, 1.0, 3.0, 2.0])]
-    for _, mean, inv_std in results(
-        lambda g: gradkit.batch_norm(held[g.rank], eps=0.0, group=g), 2
-    ):
-        assert backend.asnumpy(mean).tolist() == [2.0]
-        assert backend.asnumpy(inv_std).tolist() == [np.float32(math.sqrt(0.5))]
-
-
 @TYPES
 def test_one_element_a_channel_on_each_rank(backend, types):
     """Which is nothing to a rank alone: its y would be the bias."""
@@ -167,15 +153,6 @@ def test_no_channels(backend):
     x = backend.asarray(np.ones((4, 0), np.float32))
     for y, mean, inv_std in results(lambda g: gradkit.batch_norm(x, group=g), 2):
         assert (y.shape, mean.shape, inv_std.shape) == ((4, 0), (0,), (0,))
-
-
-def test_no_scale(backend):
-    p = make((9, 5, 4), axis=1, batch=True, affine=False)
-    parts = Parts(backend, p, (2,))
-    parts.check_forward(results(parts.forward, 2))
-    for dx, dscale, dbias in results(parts.gradient, 2):
-        assert (dscale, dbias) == (None, None)
-        assert dx.shape[0] in (2, 7)
 
 
 def test_dtypes_may_differ(backend):
@@ -650,39 +627,3 @@ def test_sums_are_those_of_the_oracle(backend, types):
         size, expected = getattr(ref, f"{name}_size"), getattr(ref, name)
         bound = tolerances.summed(size, expected, backend.depth, DTYPES["float64"], p.x.dtype)
         assert_within(backend.asnumpy(total), expected, bound, name)
-
-
-def test_what_the_steps_refuse(backend):
-    """Beside what tests/bad_input has for every function: numbers of whole batches."""
-    a = backend.asarray
-    x, v, half = a(np.ones((4, 3))), a(np.ones(3)), a(np.ones(3, np.float16))
-    rows, counts = a(np.ones((2, 3))), a(np.ones(2))
-    refused = [
-        (TypeError, "counts has dtype float16; accepted: float64, float32",
-         lambda: gradkit.combine_stats(rows, rows, a(np.ones(2, np.float16)))),
-        (ValueError, r"means has shape \(3,\); expected two dimensions, ranks and channels",
-         lambda: gradkit.combine_stats(v, v, counts)),
-        (ValueError, r"variances has shape \(4, 3\); expected \(2, 3\), the shape of means",
-         lambda: gradkit.combine_stats(rows, x, counts)),
-        (ValueError, r"counts has shape \(3,\); expected \(2,\), one number per rank",
-         lambda: gradkit.combine_stats(rows, rows, v)),
-        (TypeError, "var has dtype float16; accepted",
-         lambda: gradkit.batch_norm_apply(x, None, None, v, half)),
-        (ValueError, r"mean has shape \(2,\); expected \(3,\), one number per channel of x",
-         lambda: gradkit.batch_norm_apply(x, None, None, counts, v)),
-        (TypeError, "sum_dy has dtype float16; accepted",
-         lambda: gradkit.batch_norm_grad_apply(x, x, None, v, v, v, half, 4)),
-        (ValueError, r"sum_dy_xhat has shape \(2,\); expected \(3,\)",
-         lambda: gradkit.batch_norm_grad_apply(x, x, None, v, v, counts, v, 4)),
-        (ValueError, "count must be at least 0, not -1.0",
-         lambda: gradkit.batch_norm_grad_apply(x, x, None, v, v, v, v, -1)),
-        (ValueError, "count must be finite, not inf",
-         lambda: gradkit.batch_norm_grad_apply(x, x, None, v, v, v, v, math.inf)),
-        (ValueError, r"count has shape \(2,\); expected \(\), one number",
-         lambda: gradkit.batch_norm_grad_apply(x, x, None, v, v, v, v, counts)),
-        (ValueError, "out shares memory with x",
-         lambda: gradkit.batch_norm_grad_apply(a(np.ones((4, 3))), x, None, v, v, v, v, 4, out=x)),
-    ]  # fmt: skip
-    for error, message, call in refused:
-        with pytest.raises(error, match=message):
-            call()
