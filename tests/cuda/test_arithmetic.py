@@ -6,10 +6,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gradkit._calls.lists import AccumulateGrad, GradNorm, ScaleGrads
-from gradkit._cuda import CudaBackend
 from tests import oracles, tolerances
 from tests.backends import KernelDevice, kernel_mark
+from tests.cuda.lists import run
 from tests.tolerances import DTYPES
 
 pytestmark = kernel_mark
@@ -42,7 +41,7 @@ def device():
 
 def scaled(device, host, factor):
     grad, out = device.xp.asarray(host), device.xp.empty(host.shape, host.dtype)
-    CudaBackend(device).scale_grads(ScaleGrads(grads=[grad], coefficient=factor, outs=[out]))
+    run(device, "scale_grads", grads=[grad], coefficient=factor, outs=[out])
     return np.array(out)
 
 
@@ -139,9 +138,7 @@ def test_sums_of_all_16_bit_numbers(device, name, grad):
         added = (half * shares).astype(DTYPES[grad])
         expected = _rounded(buffer.astype(np.float64) + added.astype(np.float64), buffer.dtype)
     ours, theirs = device.xp.asarray(buffer), device.xp.asarray(added)
-    CudaBackend(device).accumulate_grad(
-        AccumulateGrad(buffer=ours, grad=theirs, casting="safe", do_update=True, scale=None)
-    )
+    run(device, "accumulate_grad", buffer=ours, grad=theirs)
     assert_same_numbers(np.array(ours), expected)
 
 
@@ -169,9 +166,7 @@ def test_scaled_sums(device, name, grad, factor):
         )
         expected = _rounded(buffer.astype(np.float64) + term, buffer.dtype)
     ours, theirs = device.xp.asarray(buffer), device.xp.asarray(added)
-    CudaBackend(device).accumulate_grad(
-        AccumulateGrad(buffer=ours, grad=theirs, casting="safe", do_update=True, scale=factor)
-    )
+    run(device, "accumulate_grad", buffer=ours, grad=theirs, scale=factor)
     assert_same_numbers(np.array(ours), expected)
 
 
@@ -189,15 +184,7 @@ def test_scaled_sums_beside_a_tie(device, name, grad, distance):
         factor = unit * (5 + (1 + side * distance) / 2)
         ours = device.xp.asarray(np.concatenate([buffer, -buffer]))
         added = np.repeat([1, -1], buffer.size).astype(DTYPES[grad])
-        CudaBackend(device).accumulate_grad(
-            AccumulateGrad(
-                buffer=ours,
-                grad=device.xp.asarray(added),
-                casting="safe",
-                do_update=True,
-                scale=factor,
-            )
-        )
+        run(device, "accumulate_grad", buffer=ours, grad=device.xp.asarray(added), scale=factor)
         exact = buffer.astype(np.float64) + factor
         expected = _rounded(np.concatenate([exact, -exact]), buffer.dtype)
         tolerances.assert_same_bits(np.array(ours), expected)
@@ -208,7 +195,7 @@ def test_scaled_sums_beside_a_tie(device, name, grad, distance):
 
 def norm_of(device, host, p):
     out = device.xp.empty((), np.float64)
-    CudaBackend(device).grad_norm(GradNorm(grads=[device.xp.asarray(host)], norm_type=p, norm=out))
+    run(device, "grad_norm", grads=[device.xp.asarray(host)], norm_type=p, norm=out)
     return float(out)
 
 

@@ -16,17 +16,7 @@ from hypothesis import strategies as st
 import gradkit
 from gradkit._backend import Borrowed, Views
 from gradkit._calls.lists import (
-    AccumulateGrad,
-    AccumulateGrads,
-    AccumulateGradV2,
-    ClipByNorm,
-    ClipGradValue,
-    ClipUnits,
     EmaUpdate,
-    GradNorm,
-    ScaleGrads,
-    UnitNorms,
-    ZeroGrad,
 )
 from gradkit._cuda import CudaBackend, list_tables
 from gradkit._cuda.launch.device import scratch
@@ -43,6 +33,7 @@ from tests import oracles, tolerances
 from tests import strategies as draw_
 from tests.backends import KernelDevice, kernel_mark
 from tests.combinations import combinations
+from tests.cuda.lists import run
 from tests.devices.emulated import on_device
 from tests.layouts import LAYOUTS
 from tests.problems import one_or_each
@@ -92,7 +83,7 @@ def put(device, hosts):
 def norm_of(device, grads, p=2.0, **options):
     shape = (len(grads),) if options else ()
     out = device.xp.empty(shape, np.float64)
-    CudaBackend(device).grad_norm(GradNorm(grads=grads, norm_type=p, norm=out, **options))
+    run(device, "grad_norm", grads=grads, norm_type=p, norm=out, **options)
     return out
 
 
@@ -151,7 +142,7 @@ def test_strided_lists_to_the_last_dimension_that_fits(device, spare):
     grads += [rooms[-1][0, ::2]] * max(0, spare)
     for k, grad in enumerate(grads):
         grad[...] = k
-    CudaBackend(device).scale_grads(ScaleGrads(grads=grads, coefficient=0.5, outs=grads))
+    run(device, "scale_grads", grads=grads, coefficient=0.5)
     for k, (grad, room) in enumerate(zip(grads, rooms, strict=False)):
         np.testing.assert_array_equal(grad, np.full(grad.shape, k / 2))
         if k < tensors:
@@ -161,14 +152,9 @@ def test_strided_lists_to_the_last_dimension_that_fits(device, spare):
 
 def test_a_list_is_uploaded_once_for_norm_and_scaling(device):
     grads = put(device, mixed(CAPACITY + 1))
-    backend = CudaBackend(device)
     for _ in range(3):
         norm = norm_of(device, grads)
-        backend.clip_by_norm(
-            ClipByNorm(
-                grads=grads, norm=norm, max_norm=0.5, eps=1e-6, outs=grads, zero_nonfinite=False
-            )
-        )
+        run(device, "clip_by_norm", grads=grads, norm=norm, max_norm=0.5, eps=1e-6)
     assert device.uploads == 1
     norm_of(device, grads[1:] + grads[:1])
     assert device.uploads == 2
@@ -213,34 +199,6 @@ def test_the_same_properties_elsewhere_give_the_plan_of_a_new_list(device, count
         plan_of(device, lists[1]), plan_of(device, *lists[::-1])  # the next turn's are kept
 
 
-def parts_of(launch):
-    return launch.kernel, launch.grid, launch.block, launch.shared_mem
-
-
-def test_a_launch_that_is_kept_is_the_one_that_is_asked_for(device):
-    """Kernel, macros, blocks and threads; whatever was launched on the list before."""
-    (table,) = plan_of(device, put(device, mixed(5))).tables
-    asked = [
-        ((blocks, threads, file, name), {"ORDER": order} if order else {})
-        for blocks, threads, file, name, order in (
-            (1, 256, "norm", "norm_partials", "Sum"),
-            (2, 256, "norm", "norm_partials", "Sum"),
-            (1, 128, "norm", "norm_partials", "Sum"),
-            (1, 256, "norm", "norm_finish", "Sum"),
-            (1, 256, "norm", "norm_partials", "Largest"),
-            (1, 256, "zero", "zero_grad", None),
-        )
-    ]
-    for _ in range(2):
-        made = [table.launch(device, *where, **macros) for where, macros in asked]
-        for (where, macros), launch in zip(asked, made, strict=True):
-            blocks, threads, file, name = where
-            loaded = list_tables.kernel(device, file, name, CAPACITY=CAPACITY, **macros)
-            assert parts_of(launch) == (loaded, (blocks,), (threads,), 0)
-    for (where, macros), launch in zip(asked, made, strict=True):
-        assert table.launch(device, *where, **macros) is launch
-
-
 @pytest.mark.parametrize("threads", [32, 64, 256])
 @pytest.mark.parametrize("count", [1, 31, 32, 33, 127, 128, 129, 255, 256, 257, 1100])
 def test_any_number_of_parts_is_joined(threads, count):
@@ -254,21 +212,6 @@ def test_any_number_of_parts_is_joined(threads, count):
     finish((1,), (threads,), (np.float64(2), parts, *numbers, norm, found))
     assert norm == np.sqrt(parts[:, 0].sum())
     assert found == 0
-
-
-def test_a_launch_over_all_chunks_is_the_one_that_is_asked_for(device):
-    (table,) = plan_of(device, put(device, mixed(5))).tables
-    asked = [
-        (("norm", "norm_partials"), {"ORDER": "Sum"}),
-        (("norm", "norm_partials"), {"ORDER": "Largest"}),
-        (("scale", "scale_grads"), {}),
-        (("clip_by_norm", "clip_by_norm"), {}),
-    ]
-    for _ in range(2):
-        for (file, name), macros in asked:
-            loaded = list_tables.kernel(device, file, name, CAPACITY=CAPACITY, **macros)
-            launch = table.over_chunks(device, file, name, **macros)
-            assert parts_of(launch) == (loaded, (table.blocks,), (256,), 0)
 
 
 def test_norms_of_one_list_have_the_order_that_is_asked_for(device):
@@ -418,11 +361,7 @@ def test_ten_thousand_tensors_take_three_launches():
     norm = norm_of(device, grads)
     exact = math.sqrt(sum(int(h @ h) for h in hosts))
     assert abs(float(norm) / exact - 1) <= 2.0**-51
-    CudaBackend(device).clip_by_norm(
-        ClipByNorm(
-            grads=grads, norm=norm, max_norm=exact / 2, eps=0.0, outs=grads, zero_nonfinite=False
-        )
-    )
+    run(device, "clip_by_norm", grads=grads, norm=norm, max_norm=exact / 2)
     assert device.total_traffic.launches == 3
     for got, host in zip(grads, hosts, strict=True):
         np.testing.assert_array_equal(got, host / 2)
@@ -438,19 +377,16 @@ def test_chunks_of_many_batches(device, monkeypatch, name):
     for order in (1, 2, math.inf):
         expected = np.linalg.norm(exact, order)
         assert float(norm_of(device, grads, order)) == pytest.approx(expected, rel=1e-15)
-    backend = CudaBackend(device)
     for change, expected in (
         (
-            lambda: backend.scale_grads(ScaleGrads(grads=grads, coefficient=0.5, outs=grads)),
+            lambda: run(device, "scale_grads", grads=grads, coefficient=0.5),
             exact / 2,
         ),
         (
-            lambda: backend.clip_grad_value(
-                ClipGradValue(grads=grads, clip_value=2048.0, outs=grads)
-            ),
+            lambda: run(device, "clip_grad_value", grads=grads, clip_value=2048.0),
             np.minimum(exact / 2, 2048),
         ),
-        (lambda: backend.zero_grad(ZeroGrad(grads=grads)), exact * 0),
+        (lambda: run(device, "zero_grad", grads=grads), exact * 0),
     ):
         change()
         np.testing.assert_array_equal(grad.astype(np.float64), expected)
@@ -475,16 +411,7 @@ def test_sums_that_wait_in_floats_do_not_overflow(device, monkeypatch, way, p):
         if way.startswith("accumulated"):
             (buffer,) = put(device, [np.zeros(size, np.float32)])
             norm = device.xp.empty((), np.float64)
-            CudaBackend(device).accumulate_grads(
-                AccumulateGrads(
-                    buffers=[buffer],
-                    grads=[grad],
-                    do_update=True,
-                    overwrite=False,
-                    scale=1.0,
-                    norm=norm,
-                )
-            )
+            run(device, "accumulate_grads", buffers=[buffer], grads=[grad], norm=norm)
         else:
             norm = norm_of(device, [grad], p)
         assert abs(float(norm) / (float(value) * size ** (1 / p)) - 1) <= 2.0**-40
@@ -495,12 +422,12 @@ def test_a_captured_stream_gets_the_list_in_parameters(device):
     hosts += [np.arange(24.0).reshape(2, 3, 4)[:, ::2, ::3] for _ in range(DIMS)]
     eager = put(device, hosts)
     expected = norm_of(device, eager), norm_of(device, eager, per_tensor=True)
-    CudaBackend(device).scale_grads(ScaleGrads(grads=eager, coefficient=0.3, outs=eager))
+    run(device, "scale_grads", grads=eager, coefficient=0.3)
     device.recording, device.uploads = True, 0
     grads = put(device, hosts)
     assert_same_bits(norm_of(device, grads), expected[0])
     assert_same_bits(norm_of(device, grads, per_tensor=True), expected[1])
-    CudaBackend(device).scale_grads(ScaleGrads(grads=grads, coefficient=0.3, outs=grads))
+    run(device, "scale_grads", grads=grads, coefficient=0.3)
     for got, wanted in zip(grads, eager, strict=True):
         assert_same_bits(got, wanted)
     assert device.uploads == 0
@@ -515,10 +442,10 @@ def test_a_captured_list_with_more_dimensions_than_a_launch_takes(device):
     eager = [device.xp.asarray(np.repeat(host, 2, axis=1))[:, ::2] for host in hosts]
     grads = [device.xp.asarray(np.repeat(host, 2, axis=1))[:, ::2] for host in hosts]
     expected = norm_of(device, eager, per_tensor=True)
-    CudaBackend(device).scale_grads(ScaleGrads(grads=eager, coefficient=0.3, outs=eager))
+    run(device, "scale_grads", grads=eager, coefficient=0.3)
     device.recording = True
     assert_same_bits(norm_of(device, grads, per_tensor=True), expected)
-    CudaBackend(device).scale_grads(ScaleGrads(grads=grads, coefficient=0.3, outs=grads))
+    run(device, "scale_grads", grads=grads, coefficient=0.3)
     for got, wanted in zip(grads, eager, strict=True):
         assert_same_bits(got, wanted)
 
@@ -636,13 +563,13 @@ def test_out_of_place_for_any_two_alignments(device, name, into, outof):
     grad = device.xp.asarray(host)[outof:]
     guard = device.xp.asarray(np.full(size + into + 3, -7.0, dtype))
     out = guard[into:-3]
-    CudaBackend(device).scale_grads(ScaleGrads(grads=[grad], coefficient=1 / 3, outs=[out]))
+    run(device, "scale_grads", grads=[grad], coefficient=1 / 3, outs=[out])
     expected = (host[outof:].astype(np.float64) * (1 / 3)).astype(dtype)
     tolerances.assert_ulps(out, expected, 0)
     assert (guard[:into] == -7).all()
     assert (guard[-3:] == -7).all()
     np.testing.assert_array_equal(grad, host[outof:])
-    CudaBackend(device).scale_grads(ScaleGrads(grads=[grad], coefficient=1.0, outs=[out]))
+    run(device, "scale_grads", grads=[grad], coefficient=1.0, outs=[out])
     assert_same_bits(out, host[outof:])
 
 
@@ -652,78 +579,8 @@ def test_products_are_rounded_once(device, name, tie):
     for sign in (1.0, -1.0):
         for beside, rounded in ((2.0**-40, 1 + 2 * tie), (0.0, 1.0), (-(2.0**-40), 1.0)):
             (grad,) = put(device, [np.full(40, sign).astype(DTYPES[name])])
-            CudaBackend(device).scale_grads(
-                ScaleGrads(grads=[grad], coefficient=1 + tie + beside, outs=[grad])
-            )
+            run(device, "scale_grads", grads=[grad], coefficient=1 + tie + beside)
             np.testing.assert_array_equal(grad.astype(float), np.full(40, sign * rounded))
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("into", sorted(DTYPES))
-@pytest.mark.parametrize("addend", sorted(DTYPES))
-@pytest.mark.parametrize("offset", [0, 1])
-def test_accumulates_every_pair_of_dtypes(device, into, addend, offset):
-    rng = np.random.default_rng(2)
-    hosts = [rng.standard_normal(3001).astype(DTYPES[n]) for n in (into, addend)]
-    buffer, grad = (device.xp.asarray(h)[offset:] for h in hosts)
-    before = hosts[0][offset:].astype(np.longdouble)
-    term = hosts[1][offset:].astype(np.longdouble)
-    backend = CudaBackend(device)
-    backend.accumulate_grad(
-        AccumulateGrad(buffer=buffer, grad=grad, casting="safe", do_update=True, scale=None)
-    )
-    exact = (before + term).astype(np.float64)
-    tolerances.assert_ulps(buffer, exact.astype(DTYPES[into]), 1 if into == "bfloat16" else 0)
-    fresh = device.xp.empty(3001, DTYPES[into])[offset:]  # unwritten: = must not read it
-    backend.accumulate_grad_v2(
-        AccumulateGradV2(buffer=fresh, grad=grad, casting="safe", overwrite=True)
-    )
-    tolerances.assert_ulps(fresh, grad.astype(DTYPES[into]), 1 if into == "bfloat16" else 0)
-
-
-@pytest.mark.parametrize("flag", [True, False])
-def test_flags_are_read_on_the_device(device, flag):
-    backend = CudaBackend(device)
-    flags = device.xp.asarray(np.array([flag]))
-    buffer, grad = put(device, [np.full(70, 2.0), np.full(70, 3.0)])
-    backend.accumulate_grad(
-        AccumulateGrad(buffer=buffer, grad=grad, casting="safe", do_update=flags, scale=2.0)
-    )
-    np.testing.assert_array_equal(buffer, np.full(70, 8.0 if flag else 2.0))
-    buffer[...] = 2
-    backend.accumulate_grad_v2(
-        AccumulateGradV2(buffer=buffer, grad=grad, casting="safe", overwrite=flags)
-    )
-    np.testing.assert_array_equal(buffer, np.full(70, 3.0 if flag else 5.0))
-
-
-def test_a_coefficient_of_one_touches_no_gradient(device):
-    grads = put(device, mixed(7))
-    norm = norm_of(device, grads)
-    limit = float(norm)
-    CudaBackend(device).clip_by_norm(
-        ClipByNorm(grads=grads, norm=norm, max_norm=limit, eps=0.0, outs=grads, zero_nonfinite=True)
-    )
-    threads = device.traffic.read // 8
-    assert device.traffic.read == 8 * threads == 8 * threads // 256 * 256
-    assert device.traffic.written == 0
-    assert device.traffic.by_array["clip_by_norm", "norm"] == (device.traffic.read, 0)
-
-
-def test_traffic_is_what_the_operations_need(device):
-    size = 1 << 14
-    (grad,) = put(device, [np.ones(size, np.float32)])
-    backend = CudaBackend(device)
-    backend.scale_grads(ScaleGrads(grads=[grad], coefficient=2.0, outs=[grad]))
-    scaled = device.traffic
-    assert (scaled.read, scaled.written) == (4 * size, 4 * size)
-    backend.zero_grad(ZeroGrad(grads=[grad]))
-    assert (device.traffic.read, device.traffic.written) == (0, 4 * size)
-    (buffer,) = put(device, [np.ones(size, np.float32)])
-    backend.accumulate_grad(
-        AccumulateGrad(buffer=buffer, grad=grad, casting="safe", do_update=True, scale=None)
-    )
-    assert (device.traffic.read, device.traffic.written) == (8 * size, 4 * size)
 
 
 # Ranges
@@ -777,7 +634,7 @@ def test_a_number_may_lie_at_any_address(device):
     number = room[1:9].view(np.float64).reshape(())
     number[...] = 0.5
     grads = put(device, [np.array([4.0]), np.array([2.0])])
-    CudaBackend(device).scale_grads(ScaleGrads(grads=grads, coefficient=number, outs=grads))
+    run(device, "scale_grads", grads=grads, coefficient=number)
     assert [float(grad[0]) for grad in grads] == [2.0, 1.0]
 
 
@@ -799,28 +656,19 @@ def results(device):
     """Every kernel's results on lists with runs, strided and misaligned tensors."""
     hosts = [h for h in mixed(20, seed=5) if h.size]
     hosts += [np.random.default_rng(k).standard_normal(3000).astype(np.float32) for k in range(5)]
-    backend = CudaBackend(device)
     grads = put(device, hosts)
     grads += [device.xp.asarray(np.arange(900.0).reshape(30, 30))[::2, ::3]]
     grads += [device.xp.asarray(np.arange(999, dtype=np.float32))[1:]]
     found = [norm_of(device, grads, p) for p in ORDERS]
     found += [norm_of(device, grads, p, per_tensor=True) for p in ORDERS]
-    backend.clip_by_norm(
-        ClipByNorm(
-            grads=grads, norm=found[1], max_norm=0.37, eps=1e-6, outs=grads, zero_nonfinite=False
-        )
-    )
+    run(device, "clip_by_norm", grads=grads, norm=found[1], max_norm=0.37, eps=1e-6)
     found += [g.copy() for g in grads]
-    backend.clip_grad_value(ClipGradValue(grads=grads, clip_value=1e-3, outs=grads))
+    run(device, "clip_grad_value", grads=grads, clip_value=1e-3)
     found += [g.copy() for g in grads]
     (buffer,) = put(device, [np.ones((30, 100), np.float32)])
-    backend.accumulate_grad(
-        AccumulateGrad(
-            buffer=buffer, grad=grads[-3][:100], casting="safe", do_update=True, scale=0.3
-        )
-    )
+    run(device, "accumulate_grad", buffer=buffer, grad=grads[-3][:100], scale=0.3)
     found.append(buffer.copy())
-    backend.zero_grad(ZeroGrad(grads=grads))
+    run(device, "zero_grad", grads=grads)
     return [*found, *(g.copy() for g in grads)]
 
 
@@ -931,32 +779,11 @@ def test_units_beyond_two_to_the_32():
     grad[:] = np.array([1, 2, 4])[:, None]
     made = device.xp.empty((3, 40), np.float16)
     norms = device.xp.empty(3, np.float64)
-    cuda = CudaBackend(device)
-    cuda.unit_norms(UnitNorms(grads=[grad], norm_type=1.0, axes=((1,),), norms=norms, mean=False))
+    run(device, "unit_norms", grads=[grad], norm_type=1.0, axes=((1,),), norms=norms)
     np.testing.assert_array_equal(norms, [40, 80, 160])
-    cuda.clip_units(
-        ClipUnits(
-            grads=[grad],
-            norms=norms,
-            max_norm=20.0,
-            eps=0.0,
-            axes=((1,),),
-            outs=[made],
-            zero_nonfinite=False,
-        )
-    )
+    run(device, "clip_units", grads=[grad], norms=norms, max_norm=20.0, axes=((1,),), outs=[made])
     np.testing.assert_array_equal(made, 0.5)
-    cuda.clip_units(
-        ClipUnits(
-            grads=[made],
-            norms=norms,
-            max_norm=20.0,
-            eps=0.0,
-            axes=((1,),),
-            outs=[grad],
-            zero_nonfinite=False,
-        )
-    )
+    run(device, "clip_units", grads=[made], norms=norms, max_norm=20.0, axes=((1,),), outs=[grad])
     np.testing.assert_array_equal(grad.T, np.tile([0.25, 0.125, 0.0625], (40, 1)))
     many = np.lib.stride_tricks.as_strided(np.zeros(1), (1 << 20, 1 << 13), (0, 0))
     with pytest.raises(ValueError, match=r"axis cuts gradients into 8589934592 pieces"):
@@ -971,9 +798,7 @@ def test_units_of_more_chunks_than_threads_that_join_them(beside):
     grads = [device.xp.asarray(g) for g in (large, np.ones((beside, 2)))]
     axes, norms = ((1,), (1,)), device.xp.empty(1 + beside, np.float64)
     assert joining_threads(plan_of(device, grads, axes=axes)) == (32 if beside else 256)
-    CudaBackend(device).unit_norms(
-        UnitNorms(grads=grads, norm_type=1.0, axes=axes, norms=norms, mean=False)
-    )
+    run(device, "unit_norms", grads=grads, norm_type=1.0, axes=axes, norms=norms)
     np.testing.assert_array_equal(norms, [large.size, *[2] * beside])
 
 
@@ -985,9 +810,7 @@ def test_units_of_borrowed_memory_in_another_shape():
         view, norms = flat.reshape(rows, -1), device.xp.empty(rows, np.float64)
         layout = ((view.dtype,), (view.size,))
         lent = Borrowed((device.pointer(view),), layout, lambda _, view=view: view)
-        CudaBackend(device).unit_norms(
-            UnitNorms(grads=lent, norm_type=1.0, axes=((1,),), norms=norms, mean=False)
-        )
+        run(device, "unit_norms", grads=lent, norm_type=1.0, axes=((1,),), norms=norms)
         np.testing.assert_array_equal(norms, view.sum(axis=1))
 
 
@@ -1000,9 +823,7 @@ def test_units_of_records():
     assert (rows.ctypes.data % 4, rows.strides[0] % 4) == (0, 1)
     device = Device()
     norms = device.xp.empty(5, np.float64)
-    CudaBackend(device).unit_norms(
-        UnitNorms(grads=[rows], norm_type=2.0, axes=((1,),), norms=norms, mean=False)
-    )
+    run(device, "unit_norms", grads=[rows], norm_type=2.0, axes=((1,),), norms=norms)
     np.testing.assert_allclose(norms, np.linalg.norm(rows.astype(np.float64), axis=1), rtol=1e-12)
 
 

@@ -408,13 +408,6 @@ def test_a_row_that_many_blocks_share(affine):
     p.check_gradients(device, *device.rms_norm_grad(p))
 
 
-@pytest.mark.parametrize("axis", [0, 1, 2])
-def test_rows_of_several_dimensions(axis):
-    device, p = Emulated(), make((3, 5, 24), axis=axis)
-    p.check_forward(device, *device.layer_norm(p))
-    p.check_gradients(device, *device.layer_norm_grad(p))
-
-
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("shape", [(7, 3), (5, 257), (3, 8200), (2, 16400)], ids=str)
 @pytest.mark.parametrize("missing", ["both", "bias"])
@@ -535,16 +528,6 @@ def test_dx_in_the_place_of_dy(shape):
     _assert_same((dy, dscale, dbias), ref)
 
 
-@pytest.mark.parametrize(("shape", "axis", "last"), [BATCHES[1], BATCHES[4], BATCHES[7]], ids=str)
-def test_batch_norm_dx_in_the_place_of_dy(shape, axis, last):
-    device, p = Emulated(), _batch(shape, axis, last, BATCH_TYPES[0])
-    ref = device.batch_norm_grad(p)
-    dy = p.dy.copy(order="K")
-    _, dscale, dbias = device.empty(p.x, p.scale, p.scale)
-    device.write(BatchNormGrad, p, [dy, dscale, dbias], dy=dy)
-    _assert_same((dy, dscale, dbias), ref)
-
-
 def test_channels_last_arrays_are_read_where_they_are():
     """Neither layout is copied, and both give the same gradients to a rounding."""
     device = Emulated()
@@ -601,16 +584,6 @@ def test_long_rows_where_shared_memory_is_short(shape, types):
     _check_row_norms(Emulated(max_shared_memory=48 << 10), shape, types)
 
 
-@pytest.mark.parametrize("shape", [(9, 64), (6, 1024), (3, 8200), LONG], ids=str)
-def test_rows_are_independent_bit_for_bit(shape):
-    device, p = Emulated(multiprocessors=1), make(shape)
-    ref = device.layer_norm_grad(p)[0]
-    p.dy[1, 2] = np.nan
-    dx = device.layer_norm_grad(p)[0]
-    assert np.isnan(dx[1]).all()
-    assert_same_bits(np.delete(dx, 1, 0), np.delete(ref, 1, 0))
-
-
 # Numbers that are hard
 
 
@@ -620,25 +593,6 @@ def test_an_offset_of_ten_thousand_deviations(shape, types):
     device, p = Emulated(), make(shape, types, kind="offset")
     p.check_forward(device, *device.layer_norm(p))
     p.check_gradients(device, *device.layer_norm_grad(p))
-
-
-@pytest.mark.parametrize("last", [False, True])
-@pytest.mark.parametrize("types", [BATCH_TYPES[0], BATCH_TYPES[1]], ids="-".join)
-def test_batch_norm_under_an_offset(last, types):
-    device, p = Emulated(), _batch((9, 8, 40), 1, last, types, kind="offset")
-    p.check_forward(device, *device.batch_norm(p))
-    p.check_gradients(device, *device.batch_norm_grad(p))
-
-
-@pytest.mark.parametrize("factor", [1e30, 1e-30])
-def test_squares_beyond_float32(factor):
-    device, p = Emulated(), make((4, 65), eps=0.0)
-    p.x *= np.float32(factor)
-    p.__post_init__()
-    p.check_forward(device, *device.layer_norm(p))
-    q = _batch((4, 3, 20), 1, False, BATCH_TYPES[0], eps=0.0)
-    q.x *= np.float32(factor)
-    q.check_forward(device, *device.batch_norm(q))
 
 
 @pytest.mark.parametrize("power", [-48, -50, -58, -64, -66])
@@ -745,32 +699,6 @@ def test_distances_that_overflow(types):
         for q in (p, replace(p, batch=True, axis=0)):
             _, mean, _ = device.batch_norm(q) if q.batch else device.layer_norm(q)
             np.testing.assert_array_equal(mean, 0)
-
-
-@pytest.mark.parametrize("gaps", ["mean", "inv_std", "scale", "dx"])
-def test_one_array_with_gaps(gaps):
-    """The others are taken as they are."""
-    device, p = Emulated(), make((5, 64))
-    expected = [np.array(out) for out in device.layer_norm_grad(p)]
-    outs = device.empty(p.x, p.scale, p.scale)
-    if gaps == "dx":
-        outs[0] = np.repeat(outs[0], 2, axis=1)[:, ::2]
-    else:
-        setattr(p, gaps, np.repeat(getattr(p, gaps), 2)[::2])
-    device.write(LayerNormGrad, p, outs)
-    for got, ref in zip(outs, expected, strict=True):
-        assert_same_bits(np.array(got), ref)
-
-
-@pytest.mark.parametrize("gaps", range(3))
-def test_one_result_of_the_forward_pass_with_gaps(gaps):
-    device, p = Emulated(), make((5, 64))
-    expected = device.layer_norm(p)
-    outs = [np.empty_like(p.x), *device.empty(p.mean, p.inv_std)]
-    outs[gaps] = np.repeat(outs[gaps], 2, axis=-1)[..., ::2]
-    device.write(LayerNorm, p, outs)
-    for got, ref in zip(outs, expected, strict=True):
-        assert_same_bits(np.array(got), np.array(ref))
 
 
 def test_more_partial_rows_than_threads_that_add_up_a_column():

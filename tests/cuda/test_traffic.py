@@ -15,19 +15,10 @@ from gradkit._calls.channels import (
     BatchNormInference,
     BatchNormInferenceGrad,
 )
-from gradkit._calls.lists import (
-    AccumulateGrad,
-    AccumulateGrads,
-    AccumulateGradV2,
-    ClipByNorm,
-    ClipUnits,
-    GradNorm,
-    UnitNorms,
-    ZeroGrad,
-)
 from gradkit._calls.rows import LayerNorm, RmsNorm
 from gradkit._cuda import CudaBackend
 from testbed.emulator import EmulatedDevice
+from tests.cuda.lists import run
 from tests.devices.emulated import emulated_backend, on_device
 from tests.operations import ROW_GRADIENTS, records
 from tests.problems import LAYER_TYPES, launch, make
@@ -225,7 +216,7 @@ def test_a_norm_reads_everything_once():
     meter = Meter()
     grads, size = gradients(meter)
     out = meter.device.xp.empty((), np.float64)
-    meter.run.grad_norm(GradNorm(grads=grads, norm_type=2.0, norm=out))
+    run(meter.device, "grad_norm", grads=grads, norm_type=2.0, norm=out)
     total = meter.device.total_traffic
     partials = total.by_array["norm_partials", "partials"][1]
     chunks = sum(-(-grad.nbytes // 4096) for grad in grads)
@@ -238,9 +229,7 @@ def test_clipping_that_scales_reads_and_writes_everything_once():
     meter = Meter()
     grads, size = gradients(meter)
     norm = meter.put(np.float64(8.0))[0]
-    meter.run.clip_by_norm(
-        ClipByNorm(grads=grads, norm=norm, max_norm=1.0, eps=0.0, outs=grads, zero_nonfinite=False)
-    )
+    run(meter.device, "clip_by_norm", grads=grads, norm=norm, max_norm=1.0)
     total = meter.device.total_traffic
     shared = total.by_array["clip_by_norm", "norm"][0]
     assert (total.read - shared, total.written) == (size, size)
@@ -250,9 +239,7 @@ def test_clipping_that_need_not_scale_touches_nothing():
     meter = Meter()
     grads, _ = gradients(meter)
     norm = meter.put(np.float64(8.0))[0]
-    meter.run.clip_by_norm(
-        ClipByNorm(grads=grads, norm=norm, max_norm=9.0, eps=0.0, outs=grads, zero_nonfinite=False)
-    )
+    run(meter.device, "clip_by_norm", grads=grads, norm=norm, max_norm=9.0)
     total = meter.device.total_traffic
     assert (total.read, total.written) == (total.by_array["clip_by_norm", "norm"][0], 0)
 
@@ -263,28 +250,17 @@ def test_units_are_read_once_for_their_norms_and_once_more_to_be_scaled(axis):
     meter = Meter()
     grads = meter.put(np.full((30, 301), 2.0, np.float32), np.full((301, 30), 1.0, np.float32))
     axes = (0, 1) if axis is None else (axis,)
-    units = sum(grad.size // np.prod([grad.shape[k] for k in axes]) for grad in grads)
-    norms = meter.device.xp.empty(int(units), np.float64)
-    meter.run.unit_norms(
-        UnitNorms(grads=grads, norm_type=2.0, axes=(axes, axes), norms=norms, mean=True)
-    )
+    count = sum(grad.size // np.prod([grad.shape[k] for k in axes]) for grad in grads)
+    norms = meter.device.xp.empty(int(count), np.float64)
+    units = {"grads": grads, "norms": norms, "axes": (axes, axes)}
+    run(meter.device, "unit_norms", norm_type=2.0, mean=True, **units)
     size = sum(grad.nbytes for grad in grads)
     total = meter.device.total_traffic
     partials = total.by_array["unit_norm_partials", "partials"][1]
     assert total.by_array["unit_norm_finish", "partials"] == (partials, 0)
     assert (total.read, total.written) == (size + partials, partials + norms.nbytes)
     before, size = (total.read, total.written), grads[0].nbytes
-    meter.run.clip_units(
-        ClipUnits(
-            grads=grads,
-            norms=norms,
-            max_norm=1.5,
-            eps=0.0,
-            axes=(axes, axes),
-            outs=grads,
-            zero_nonfinite=False,
-        )
-    )
+    run(meter.device, "clip_units", max_norm=1.5, **units)
     shared = total.by_array["clip_units", "norms"][0]
     assert (total.read - shared - before[0], total.written - before[1]) == (size, size)
 
@@ -327,14 +303,11 @@ def test_adaptive_clipping_is_three_reads_and_a_write():
 def test_accumulating_moves_three_arrays(into, of):
     meter = Meter()
     buffer, grad = meter.put(np.ones(9001, DTYPES[into]), np.ones(9001, DTYPES[of]))
-    meter.run.accumulate_grad(
-        AccumulateGrad(buffer=buffer, grad=grad, casting="safe", do_update=True, scale=None)
-    )
+    run(meter.device, "accumulate_grad", buffer=buffer, grad=grad)
     total = meter.device.total_traffic
     assert (total.read, total.written) == (buffer.nbytes + grad.nbytes, buffer.nbytes)
-    meter.run.accumulate_grad_v2(
-        AccumulateGradV2(buffer=buffer, grad=grad, casting="safe", overwrite=True)
-    )  # overwrites: the buffer is not read
+    # What overwrites does not read the buffer.
+    run(meter.device, "accumulate_grad_v2", buffer=buffer, grad=grad, overwrite=True)
     assert (meter.device.traffic.read, meter.device.traffic.written) == (grad.nbytes, buffer.nbytes)
 
 
@@ -349,16 +322,8 @@ def test_a_list_is_added_and_normed_in_one_pass(of, update, overwrite, read, wri
     buffers = meter.put(*(np.ones(n, np.float32) for n in (9001, 37)))
     grads = meter.put(*(np.ones(n, DTYPES[of]) for n in (9001, 37)))
     norm = meter.device.xp.empty((), np.float64)
-    meter.run.accumulate_grads(
-        AccumulateGrads(
-            buffers=buffers,
-            grads=grads,
-            do_update=update,
-            overwrite=overwrite,
-            scale=0.5,
-            norm=norm,
-        )
-    )
+    given = {"buffers": buffers, "grads": grads, "do_update": update, "overwrite": overwrite}
+    run(meter.device, "accumulate_grads", scale=0.5, norm=norm, **given)
     into, addend = (sum(a.nbytes for a in arrays) for arrays in (buffers, grads))
     total = meter.device.total_traffic
     partials = total.by_array["accumulate_grads", "partials"][1]
@@ -367,9 +332,17 @@ def test_a_list_is_added_and_normed_in_one_pass(of, update, overwrite, read, wri
     assert total.written == written * into + partials + norm.nbytes
 
 
+def test_scaling_reads_and_writes_everything_once():
+    meter = Meter()
+    grads, size = gradients(meter)
+    run(meter.device, "scale_grads", grads=grads, coefficient=2.0)
+    total = meter.device.total_traffic
+    assert (total.read, total.written) == (size, size)
+
+
 def test_zeroing_only_writes():
     meter = Meter()
     grads, size = gradients(meter)
-    meter.run.zero_grad(ZeroGrad(grads=grads))
+    run(meter.device, "zero_grad", grads=grads)
     total = meter.device.total_traffic
     assert (total.read, total.written) == (0, size)
