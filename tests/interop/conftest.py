@@ -35,7 +35,7 @@ _QUIET = (
 )
 
 # Without any of the big frameworks, these would be hundreds of skipped tests.
-NEEDY = ["test_agreement.py", "test_immutable.py", "test_torch.py"]
+NEEDY = ["test_immutable.py", "test_torch.py"]
 collect_ignore = [] if REQUIRED or any(map(find_spec, ("torch", "jax", "tensorflow"))) else NEEDY
 # These import theirs at the top.
 _OWN = (
@@ -126,6 +126,27 @@ def in_python(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     jax.clear_caches()
     yield
     jax.clear_caches()
+
+
+@pytest.fixture
+def mesh() -> Any:
+    """The two devices that XLA is asked for above."""
+    import jax
+
+    return jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+
+
+@pytest.fixture(params=[True, False], ids=["checked", "unchecked"])
+def over(request: pytest.FixtureRequest, mesh: Any) -> Any:
+    """``shard_map`` with and without the types that say what differs between devices."""
+    import jax
+
+    def mapped(function: Any, in_specs: Any, out_specs: Any) -> Any:
+        specs = {"in_specs": in_specs, "out_specs": out_specs, "check_vma": request.param}
+        return jax.jit(jax.shard_map(function, mesh=mesh, **specs))
+
+    mapped.checked = request.param  # type: ignore[attr-defined]
+    return mapped
 
 
 @pytest.fixture

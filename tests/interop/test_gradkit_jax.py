@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.test_util import check_grads
 
 import gradkit
 import gradkit.jax
@@ -23,10 +22,6 @@ from gradkit.jax import _callbacks
 from tests.tolerances import DTYPES, assert_same_bits
 
 ROWS = ("layer_norm", "invertible_layer_norm", "rms_norm", "invertible_rms_norm")
-TYPES = [
-    *(("float32", "float32"), ("float16", "float16"), ("bfloat16", "float32")),
-    *(("float32", "bfloat16"), ("float64", "float64")),
-]
 
 
 def values(shape, dtype="float32", seed=0):
@@ -49,21 +44,6 @@ def output(name):
     return function if name in ROWS else lambda *args, **kw: function(*args, **kw)[0]
 
 
-def direct(name, dy, x, scale, bias=None):
-    """Forward and backward passes by gradkit's functions, on NumPy arrays."""
-    if "rms" in name:
-        y, inv_std = gradkit.rms_norm(x, scale)
-        source = x if name == "rms_norm" else y
-        return y, *getattr(gradkit, f"{name}_grad")(dy, source, scale, inv_std)
-    if name == "batch_norm":
-        y, mean, inv_std = gradkit.batch_norm(x, scale, bias)
-        return y, *gradkit.batch_norm_grad(dy, x, scale, mean, inv_std)
-    y, mean, inv_std = gradkit.layer_norm(x, scale, bias)
-    if name == "layer_norm":
-        return y, *gradkit.layer_norm_grad(dy, x, scale, mean, inv_std)
-    return y, *gradkit.invertible_layer_norm_grad(dy, y, scale, bias, inv_std)
-
-
 def by_jax(name, x, scale=1.0, bias=0.0, *, axis=-1):
     """The same norms as JAX's own functions."""
     if name == "batch_norm":
@@ -79,64 +59,6 @@ def by_jax(name, x, scale=1.0, bias=0.0, *, axis=-1):
 
 
 # Values
-
-
-@pytest.mark.guarantee("Inside JAX's transformations")
-@pytest.mark.parametrize(
-    ("name", "t", "v"),
-    [
-        *((name, *types) for name in ROWS for types in TYPES),
-        *(("batch_norm", *types) for types in TYPES if types != ("float32", "bfloat16")),
-    ],
-)
-def test_bits_of_direct_calls(name, t, v):
-    given = arguments(name, (33, 24), t, v)
-    dy = values((33, 24), t, 9)
-    with jax.enable_x64(t == "float64"):
-
-        @jax.jit
-        def both(dy, *given):
-            y, backward = jax.vjp(output(name), *given)
-            return y, *backward(dy)
-
-        made = both(dy, *given)
-        eager = output(name)(*map(jnp.asarray, given))
-    for got, ref in zip(made, direct(name, dy, *given), strict=True):
-        assert_same_bits(got, ref)
-    assert_same_bits(eager, made[0])
-
-
-@pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("count", [1, 2, 3])
-@pytest.mark.parametrize("name", [*ROWS, "batch_norm"])
-def test_gradients_of_jaxs_own_formula(name, count):
-    """With no parameters, a scale, and a scale and a bias."""
-    shape, options = (3, 4, 5), {} if name == "batch_norm" else {"axis": 1}
-    given = arguments(name, shape, "float64", "float64", axis=1)[:count]
-    weights = values(shape, "float64", 7)
-    which = tuple(range(len(given)))
-
-    def ours(*given):
-        return (weights * output(name)(*given, **options) ** 2).sum()
-
-    def theirs(*given):
-        return (weights * by_jax(name, *given, **options) ** 2).sum()
-
-    made, wanted = (jax.jit(jax.grad(f, which))(*given) for f in (ours, theirs))
-    for got, ref in zip(made, wanted, strict=True):
-        np.testing.assert_allclose(got, ref, rtol=1e-11, atol=1e-12)
-    check_grads(ours, given, order=1, modes=["rev"])
-
-
-@pytest.mark.parametrize("name", ["layer_norm", "invertible_layer_norm", "batch_norm"])
-def test_a_bias_alone_has_a_gradient(name):
-    x, _, bias = arguments(name, (6, 4))
-    made, wanted = (
-        jax.jit(jax.grad(lambda x, b, f=f: (f(x, bias=b) ** 2).sum(), (0, 1)))(x, bias)
-        for f in (output(name), partial(by_jax, name))
-    )
-    for got, ref in zip(made, wanted, strict=True):
-        np.testing.assert_allclose(got, ref, rtol=1e-4, atol=1e-4)
 
 
 def test_statistics_of_the_batch_without_a_gradient():
@@ -161,82 +83,12 @@ def test_arrays_without_elements(shape):
 # Transformations
 
 
-@pytest.mark.guarantee("Inside JAX's transformations")
-@pytest.mark.parametrize("name", [*ROWS, "batch_norm"])
-def test_vmap_is_a_loop(name, way):  # noqa: ARG001
-    """Over x, over parameters, over both and one inside the other, with gradients."""
-    examples = [arguments(name, (4, 5)) for _ in range(6)]
-    stacked = [np.stack([e[k] * np.float32(n + 1) for n, e in enumerate(examples)])
-               for k in range(len(examples[0]))]  # fmt: skip
-    count = len(stacked)
-
-    def one(*given):
-        y, backward = jax.vjp(output(name), *given)
-        return y, *backward(jnp.cos(y))
-
-    for batched in (
-        (True,) * count,
-        (True, *(False,) * (count - 1)),
-        (False, *(True,) * (count - 1)),
-    ):
-        axes = tuple(0 if b else None for b in batched)
-        given = [a if b else a[0] for a, b in zip(stacked, batched, strict=True)]
-        made = jax.jit(jax.vmap(one, axes))(*given)
-        own = [[a[n] if b else a for a, b in zip(given, batched, strict=True)] for n in range(6)]
-        for got, *refs in zip(made, *(jax.jit(one)(*e) for e in own), strict=True):
-            assert_same_bits(got, np.stack(refs))
-    twice = [a.reshape(2, 3, *a.shape[1:]) for a in stacked[1:]]
-    inside = jax.vmap(jax.vmap(one, (None, *(0,) * (count - 1))), (None, *(0,) * (count - 1)))
-    made, ref = inside(stacked[0][0], *twice), jax.vmap(one, axes)(stacked[0][0], *stacked[1:])
-    for got, wanted in zip(made, ref, strict=True):
-        assert_same_bits(np.reshape(got, wanted.shape), wanted)
-
-
 def test_vmap_moves_axes_in_front():
     x, scale, bias = arguments("layer_norm", (4, 5))
     many = np.stack([x, x * 2, x * 3], axis=-1)
     made = jax.vmap(gradkit.jax.layer_norm, (-1, None, None))(many, scale, bias)
     for k in range(3):
         assert_same_bits(made[k], gradkit.layer_norm(many[..., k], scale, bias)[0])
-
-
-def test_vmap_over_rows_is_one_call(monkeypatch, in_python):  # noqa: ARG001
-    calls = []
-    for name in ("rms_norm", "rms_norm_grad"):
-        operation = getattr(_host.backend(), name)
-        noting = lambda *a, of=operation, **more: calls.append(1) or of(*a, **more)  # noqa: E731
-        monkeypatch.setattr(_host.backend(), name, noting)
-    x, scale = arguments("rms_norm", (64, 8))
-    jax.clear_caches()
-    np.testing.assert_array_equal(
-        jax.vmap(gradkit.jax.rms_norm, (0, None))(x, scale), gradkit.jax.rms_norm(x, scale)
-    )
-    calls.clear()
-    jax.block_until_ready(jax.vmap(gradkit.jax.rms_norm, (0, None))(x, scale))
-    assert len(calls) == 1
-    slopes = jax.jit(jax.vmap(jax.grad(lambda x: (gradkit.jax.rms_norm(x) ** 3).sum())))
-    jax.block_until_ready(slopes(x))
-    calls.clear()
-    jax.block_until_ready(slopes(x))
-    assert len(calls) == 2
-    jax.clear_caches()
-
-
-def test_scan_and_checkpoint(way):  # noqa: ARG001
-    x, scale, bias = arguments("layer_norm", (4, 6))
-
-    def loss(norm, *given):
-        def layer(carry, _):
-            return jax.checkpoint(lambda c: norm(jnp.sin(c), *given[1:]))(carry), None
-
-        return (jax.lax.scan(layer, given[0], None, length=3)[0] ** 3).sum()
-
-    made, wanted = (
-        jax.jit(jax.grad(loss, (1, 2, 3)), static_argnums=0)(f, x, scale, bias)
-        for f in (gradkit.jax.layer_norm, partial(by_jax, "layer_norm"))
-    )
-    for got, ref in zip(made, wanted, strict=True):
-        np.testing.assert_allclose(got, ref, rtol=2e-3, atol=2e-3)
 
 
 def test_results_are_written_where_xla_wants_them(monkeypatch, in_python):  # noqa: ARG001

@@ -6,40 +6,16 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 import gradkit
 import gradkit.jax
+from tests.interop.test_gradkit_jax_norms import OWN, SAME, assert_close
 from tests.tolerances import assert_same_bits
-
-OWN, SAME = PartitionSpec("d"), PartitionSpec()
-
-
-@pytest.fixture(scope="module")
-def mesh():
-    """The two devices that conftest asks XLA for."""
-    return jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
-
-
-@pytest.fixture(params=[True, False], ids=["checked", "unchecked"])
-def over(request, mesh):
-    """``shard_map`` with and without the types that say what differs between devices."""
-
-    def mapped(function, in_specs, out_specs):
-        specs = {"in_specs": in_specs, "out_specs": out_specs, "check_vma": request.param}
-        return jax.jit(jax.shard_map(function, mesh=mesh, **specs))
-
-    mapped.checked = request.param
-    return mapped
 
 
 def values(*shape, seed=0):
     return np.random.default_rng(seed).normal(1, 2, shape).astype(np.float32)
-
-
-def assert_close(got, ref):
-    for one, other in zip(*map(jax.tree.leaves, (got, ref)), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
 
 
 def batch_loss(x, scale, bias, axis_name=None):
@@ -90,19 +66,6 @@ def test_infinities_of_two_devices_give_no_warning(over):
     dx = over(step, (OWN, OWN), OWN)(x, dy)
     assert np.isnan(dx[:, 0]).all()
     assert np.isfinite(dx[:, 1:]).all()
-
-
-@pytest.mark.parametrize("name", ["layer_norm", "invertible_layer_norm", "rms_norm"])
-def test_parameters_that_all_devices_share(over, name):
-    norm = getattr(gradkit.jax, name)
-    x, scale = values(4, 5), values(5, seed=1)
-
-    def step(x, scale):
-        dx, dscale = jax.grad(lambda *a: (norm(*a) ** 3).sum(), (0, 1))(x, scale)
-        return dx, dscale if over.checked else jax.lax.psum(dscale, "d")
-
-    ref = jax.grad(lambda *a: (norm(*a) ** 3).sum(), (0, 1))(x, scale)
-    assert_close(over(step, (OWN, SAME), (OWN, SAME))(x, scale), ref)
 
 
 def test_a_norm_over_devices(over):

@@ -1,4 +1,4 @@
-"""``gradkit.jax``'s residual sums, offsets of the scale, group norms and running statistics."""
+"""Each of ``gradkit.jax``'s norms inside of JAX's transformations, beside direct calls."""
 
 from collections.abc import Callable
 from functools import partial
@@ -120,6 +120,25 @@ def direct_gated(cotangents, x, gate, scale, *, before):
     return [y], gradkit.gated_rms_norm_grad(*cotangents, x, gate, scale, inv_std, **rule)
 
 
+def direct_invertible(cotangents, x, *parameters):
+    kind = "layer" if len(parameters) == 2 else "rms"
+    y, *statistics = getattr(gradkit, f"{kind}_norm")(x, *parameters, axis=1)
+    gradient = getattr(gradkit, f"invertible_{kind}_norm_grad")
+    return [y], gradient(*cotangents, y, *parameters, statistics[-1], axis=1)
+
+
+def invertible(kind, parameters):
+    """With a scale that can be divided by."""
+
+    def arguments(t, v):
+        x, scale, *bias = rows(1, parameters, t, v)
+        return [x, np.abs(scale) + DTYPES[v].type(0.5), *bias]
+
+    ours = partial(getattr(gradkit.jax, f"invertible_{kind}_norm"), axis=1)
+    names = ("scale", "bias")[:parameters]
+    return Case(arguments, ours, direct_invertible, layer if kind == "layer" else rms, names=names)
+
+
 def with_gate(before):
     rule = {"axis": 1, "scale_offset": 0.5, "norm_before_gate": before}
     return Case(
@@ -142,6 +161,11 @@ def direct_inference(cotangents, x, scale, bias, mean, var):
     y = gradkit.batch_norm_inference(x, scale, bias, mean, var)
     grads = gradkit.batch_norm_inference_grad(*cotangents, x, scale, mean, var)
     return [y], [*grads, np.zeros_like(mean), np.zeros_like(var)]
+
+
+def direct_batch(cotangents, x, scale, bias):
+    y, mean, inv_std = gradkit.batch_norm(x, scale, bias)
+    return [y], gradkit.batch_norm_grad(*cotangents, x, scale, mean, inv_std)
 
 
 def direct_running(cotangents, x, scale, bias, mean, var):
@@ -183,8 +207,12 @@ def over_rows(name, data, parameters, offset):
 
 
 CASES = {
-    "layer_norm": over_rows("layer_norm", 1, 2, 1.0),
-    "rms_norm": over_rows("rms_norm", 1, 1, 1.0),
+    "layer_norm": over_rows("layer_norm", 1, 2, 0.0),
+    "layer_norm, offset": over_rows("layer_norm", 1, 2, 1.0),
+    "invertible_layer_norm": invertible("layer", 2),
+    "rms_norm": over_rows("rms_norm", 1, 1, 0.0),
+    "rms_norm, offset": over_rows("rms_norm", 1, 1, 1.0),
+    "invertible_rms_norm": invertible("rms", 1),
     "add_layer_norm": over_rows("add_layer_norm", 2, 2, 0.0),
     "add_layer_norm, offset": over_rows("add_layer_norm", 2, 2, 0.5),
     "add_rms_norm": over_rows("add_rms_norm", 2, 1, 0.0),
@@ -205,14 +233,28 @@ CASES = {
         constant=2,
     ),
     "batch_norm": Case(
+        channels,
+        lambda *given: gradkit.jax.batch_norm(*given)[0],
+        direct_batch,
+        lambda x, *parameters: running(x, *parameters, 0.0, 0.0)[0],
+    ),
+    "batch_norm, running": Case(
         partial(channels, known=True), by_running, direct_running, running, constant=2
     ),
 }
 
 
+ALONE = [name for name in CASES if name.partition(",")[0] != "batch_norm"]  # samples are
+
+
 @pytest.fixture(params=list(CASES))
 def case(request):
     return CASES[request.param]
+
+
+def assert_close(got, ref):
+    for one, other in zip(*map(jax.tree.leaves, (got, ref)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
 
 
 def outputs(made):
@@ -240,6 +282,7 @@ def total(norm, weights):
 # Values
 
 
+@pytest.mark.guarantee("Inside JAX's transformations")
 @pytest.mark.parametrize(
     ("name", "t", "v"),
     [
@@ -307,12 +350,9 @@ def test_gradients_of_jaxs_own_formula(name, dropped):
     check_grads(losses[0], free, order=1, modes=["rev"])
 
 
-@pytest.mark.parametrize("name", [*CASES, "invertible_layer_norm", "invertible_rms_norm"])
-def test_outside_of_jit_a_gradient_is_compiled_once(name, compilations):
-    case = CASES.get(name) or CASES[name.removeprefix("invertible_")]
-    norm = case.ours if name in CASES else partial(getattr(gradkit.jax, name), axis=1)
+def test_outside_of_jit_a_gradient_is_compiled_once(case, compilations):
     given = list(map(jnp.asarray, case.arguments("float32", "float32")))
-    slope = jax.grad(total(norm, [1.0]), tuple(range(len(given) - case.constant)))
+    slope = jax.grad(total(case.ours, [1.0]), tuple(range(len(given) - case.constant)))
     jax.block_until_ready([slope(*given) for _ in range(2)])
     assert compilations  # they are counted
     compilations.clear()
@@ -408,6 +448,7 @@ def test_arrays_without_elements(name, shape):
 # Transformations
 
 
+@pytest.mark.guarantee("Inside JAX's transformations")
 def test_vmap_is_a_loop(case, way):  # noqa: ARG001
     """Over data, over everything but data, over all, and one inside the other, with gradients."""
     examples = [case.arguments("float32", "float32") for _ in range(6)]
@@ -435,11 +476,12 @@ def test_vmap_is_a_loop(case, way):  # noqa: ARG001
         assert_same_bits(np.reshape(got, ref.shape), ref)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "batch_norm"])
+@pytest.mark.parametrize("name", ALONE)
 def test_vmap_over_data_is_one_call(name, monkeypatch, in_python):  # noqa: ARG001
     """Forward passes with parameters in common, and gradients without parameters."""
     case, calls, operation = CASES[name], [], name.partition(",")[0]
-    for function in (operation, operation.removeprefix("add_") + "_grad"):
+    forward, gradient = operation.removeprefix("invertible_"), operation.removeprefix("add_")
+    for function in (forward, f"{gradient}_grad"):
         of = getattr(_host.backend(), function)
         noting = lambda *a, of=of, **more: calls.append(1) or of(*a, **more)  # noqa: E731
         monkeypatch.setattr(_host.backend(), function, noting)
@@ -498,25 +540,7 @@ def test_only_the_sum_is_used():
 # Several devices
 
 
-@pytest.fixture(params=[True, False], ids=["checked", "unchecked"])
-def over(request):
-    """``shard_map`` with and without the types that say what differs between devices."""
-    mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
-
-    def mapped(function, in_specs, out_specs):
-        specs = {"in_specs": in_specs, "out_specs": out_specs, "check_vma": request.param}
-        return jax.jit(jax.shard_map(function, mesh=mesh, **specs))
-
-    mapped.checked = request.param
-    return mapped
-
-
-def assert_close(got, ref):
-    for one, other in zip(*map(jax.tree.leaves, (got, ref)), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("name", [name for name in CASES if name != "batch_norm"])
+@pytest.mark.parametrize("name", ALONE)
 def test_parameters_that_all_devices_share(over, name):
     case = CASES[name]
     given = case.arguments("float32", "float32")

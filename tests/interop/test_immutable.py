@@ -165,6 +165,16 @@ def test_variables_are_read_by_the_norms(tf):
         np.testing.assert_array_equal(got, wanted)
 
 
+@pytest.mark.parametrize("max_norm", [0.01, 3.0, 100.0])
+def test_clipping_by_the_global_norm_is_tensorflows(tf, max_norm):
+    hosts = [np.random.default_rng(k).normal(size=shape) for k, shape in enumerate(((), (4, 3)))]
+    grads = [tf.constant(host, tf.float32) for host in hosts]
+    expected, expected_norm = tf.clip_by_global_norm(grads, max_norm)
+    clipped, norm = gradkit.clip_by_global_norm(grads, max_norm)
+    for got, want in zip((norm, *clipped), (expected_norm, *expected), strict=True):
+        np.testing.assert_allclose(got, want, rtol=3e-6)
+
+
 def test_symbolic_tensors_are_refused(tf):
     with pytest.raises(TypeError, match=r"symbolic.*tf.numpy_function"):
         tf.function(lambda g: gradkit.clip_by_global_norm(g, 1.0)[0])(tf.ones(3))
