@@ -13,7 +13,7 @@ from typing import Any
 
 import gradkit
 from benchmarks.devices import Device
-from benchmarks.peers import Arguments, Call, Remote, Table, onnxruntime, torch
+from benchmarks.peers import Arguments, Call, Remote, Table, direct, onnxruntime, torch
 from benchmarks.shapes import Shape, chosen, list_bytes
 from benchmarks.timing import Case, on_array
 
@@ -110,18 +110,12 @@ def _by_float32(buffer: Any, grad: Any, kept: Any, wide: Any) -> None:  # noqa: 
     gradkit.accumulate_grad_v2(buffer, wide, overwrite=True, casting="same_kind")
 
 
-def _torch_stochastic(a: Any) -> Call:
-    """Return what torchao's optimisers do, with 16 random bits for each sum in float32."""
-
-    def call() -> None:
-        total = a.buffer.float().add_(a.grad)
-        bits = total.view(torch.int32)
-        random = torch.randint_like(bits, 1 << 16)
-        cut = bits & -0x10000
-        up = torch.where(random < (bits & 0xFFFF), cut + 0x10000, cut)
-        a.buffer.copy_(up.view(torch.float32))
-
-    return call
+def _torch_stochastic(buffer: Any, grad: Any, kept: Any, wide: Any) -> None:  # noqa: ARG001
+    """Do what torchao's optimisers do, with 16 random bits for each sum in float32."""
+    bits = buffer.float().add_(grad).view(torch.int32)
+    random, cut = torch.randint_like(bits, 1 << 16), bits & -0x10000
+    up = torch.where(random < (bits & 0xFFFF), cut + 0x10000, cut)
+    buffer.copy_(up.view(torch.float32))
 
 
 def _zero(grads: Sequence[Any]) -> None:
@@ -169,7 +163,7 @@ TABLES: dict[str, Table] = {
             buffer, grad, rounding="stochastic"
         ),
         "gradkit, several calls": _by_float32,
-        "torch": _torch_stochastic,
+        "torch": direct(_torch_stochastic),
     },
     "zero_grad": {
         "gradkit": gradkit.zero_grad,

@@ -62,6 +62,11 @@ def backward(forward: Callable[..., Any], dy: Any, *inputs: Any) -> Call:
     return lambda: torch.autograd.grad(y, leaves, dy, retain_graph=True)
 
 
+def direct(function: Callable[..., object]) -> Callable[[Any], Call]:
+    """Return the entry of a function of the arguments, for which nothing is made before."""
+    return lambda a: partial(function, **vars(a))
+
+
 def onnxruntime(op: str, outputs: int, a: Any, **changed: Any) -> Call:
     """Return a call that runs an operator with float32 outputs once, in the worker.
 

@@ -123,10 +123,7 @@ def section(run: Run, pictures: Sequence[str]) -> str:
 
 def plots(run: Run, stem: Path) -> list[Path]:
     """Draw ratios to the peers as bars, of the first case of each operation, and scaling."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
 
     if not run["cases"]:
         return []
@@ -135,7 +132,8 @@ def plots(run: Run, stem: Path) -> list[Path]:
     dtype = Counter(case["dtype"] for case in run["cases"]).most_common(1)[0][0]
     cases = [c for c in run["cases"] if c["dtype"] == dtype and c.get("note") != OVERHEAD]
     cases = [*{case["operation"]: case for case in reversed(cases)}.values()][::-1]
-    figure, axis = plt.subplots(figsize=(9, 1 + 0.42 * len(cases)))
+    figure = Figure(figsize=(9, 1 + 0.42 * len(cases)))
+    axis = figure.subplots()
     for k, name in enumerate(names):
         found = [(i, case["ratio"][name]) for i, case in enumerate(cases) if name in case["ratio"]]
         at = [i + 0.8 * (k + 0.5) / len(names) - 0.4 for i, _ in found]
@@ -150,7 +148,8 @@ def plots(run: Run, stem: Path) -> list[Path]:
     axis.legend(fontsize=8)
     written = [_save(figure, stem, "peers")]
     if scaling := run.get("scaling"):
-        figure, axes = plt.subplots(1, len(scaling), figsize=(13, 3.6))
+        figure = Figure(figsize=(13, 3.6))
+        axes = figure.subplots(1, len(scaling))
         for axis, (name, curve) in zip(axes, scaling.items(), strict=True):
             axis.loglog(curve["at"], curve["ns an element"], marker="o")
             axis.set_title(name, fontsize=9)
@@ -161,17 +160,15 @@ def plots(run: Run, stem: Path) -> list[Path]:
 
 def glance(run: Run, stem: Path) -> Path | None:
     """Draw the few cases that show when gradkit pays and when not, against two peers."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
 
     cases = [case for case in run["cases"] if case["dtype"] == "float32"]
     found = {(case["operation"], case["shape"]): case["ratio"] for case in cases}
     rows = {title: found[case] for case, title in AT_A_GLANCE.items() if case in found}
     if not rows:
         return None
-    figure, axis = plt.subplots(figsize=(8, 0.8 + 0.62 * len(rows)))
+    figure = Figure(figsize=(8, 0.8 + 0.62 * len(rows)))
+    axis = figure.subplots()
     for k, (peer, (label, colour)) in enumerate(GLANCE_PEERS.items()):
         at = [i + 0.36 * (k - 0.5) for i in range(len(rows))]
         ratios = [ratio[peer][1] for ratio in rows.values()]

@@ -14,7 +14,7 @@ from typing import Any
 import gradkit
 from benchmarks.devices import Device
 from benchmarks.lists import Changing, falling, gradients, parameters
-from benchmarks.peers import Arguments, Call, Table, optax, torch
+from benchmarks.peers import Arguments, Call, Table, direct, optax, torch
 from benchmarks.shapes import LISTS, Shape, list_bytes
 from benchmarks.timing import Case
 
@@ -54,12 +54,9 @@ def _accumulate(grads: Any, buffers: Any, norm: Any) -> None:  # noqa: ARG001
     gradkit.grad_norm(buffers)
 
 
-def _torch_accumulate(a: Any) -> Call:
-    def call() -> None:
-        torch._foreach_add_(a.buffers, a.grads)
-        torch.nn.utils.get_total_norm(a.buffers)
-
-    return call
+def _torch_accumulate(grads: Any, buffers: Any, norm: Any) -> None:  # noqa: ARG001
+    torch._foreach_add_(buffers, grads)
+    torch.nn.utils.get_total_norm(buffers)
 
 
 def _optax_accumulate(grads: Any, buffers: Any, norm: Any) -> Any:  # noqa: ARG001
@@ -90,21 +87,18 @@ def _adapt(grads: Any, params: Any, limit: Any, axes: Any) -> None:
         gradkit.clip_grad_adaptive(grad, param, ratio, axis=axis)
 
 
-def _torch_adapt(a: Any) -> Call:
-    """Return what timm does."""
+def _torch_adapt(grads: Any, params: Any, limit: Any, axes: Any) -> None:  # noqa: ARG001
+    """Clip as timm does."""
 
     def unit_norm(tensor: Any) -> Any:
         dims = tuple(range(1, tensor.ndim)) or (0,)
         return tensor.norm(2, dim=dims, keepdim=tensor.ndim > 1)
 
-    def call() -> None:
-        ratio = a.limit()
-        for grad, param in zip(a.grads, a.params, strict=True):
-            largest, norm = unit_norm(param).clamp_(min=1e-3).mul_(ratio), unit_norm(grad)
-            clipped = grad * (largest / norm.clamp(min=1e-6))
-            grad.copy_(torch.where(norm < largest, grad, clipped))
-
-    return call
+    ratio = limit()
+    for grad, param in zip(grads, params, strict=True):
+        largest, norm = unit_norm(param).clamp_(min=1e-3).mul_(ratio), unit_norm(grad)
+        clipped = grad * (largest / norm.clamp(min=1e-6))
+        grad.copy_(torch.where(norm < largest, grad, clipped))
 
 
 def _optax_adapt(grads: Any, params: Any, limit: Any, axes: Any) -> Any:  # noqa: ARG001
@@ -169,14 +163,9 @@ def _skip_on_the_host(grads: Any, new: Any, old: Any) -> None:
             into[...] = after
 
 
-def _torch_skip(a: Any) -> Call:
-    def call() -> None:
-        taken = torch.isfinite(torch.nn.utils.get_total_norm(a.grads))
-        torch._foreach_copy_(
-            a.old, [torch.where(taken, n, o) for n, o in zip(a.new, a.old, strict=True)]
-        )
-
-    return call
+def _torch_skip(grads: Any, new: Any, old: Any) -> None:
+    taken = torch.isfinite(torch.nn.utils.get_total_norm(grads))
+    torch._foreach_copy_(old, [torch.where(taken, n, o) for n, o in zip(new, old, strict=True)])
 
 
 def _optax_skip(grads: Any, new: Any, old: Any) -> Any:
@@ -191,27 +180,19 @@ def _arriving(grads: Any, buffers: Any, norm: Any) -> None:
     norm[...] = gradkit.grad_norm(grads)
 
 
-def _torch_arriving(a: Any) -> Call:
-    def call() -> None:
-        a.norm.copy_(torch.nn.utils.get_total_norm(a.grads))
-        torch._foreach_add_(a.buffers, a.grads)
-
-    return call
+def _torch_arriving(grads: Any, buffers: Any, norm: Any) -> None:
+    norm.copy_(torch.nn.utils.get_total_norm(grads))
+    torch._foreach_add_(buffers, grads)
 
 
-def _torch_stats(a: Any) -> Call:
+def _torch_stats(grads: Any) -> None:
     """The same five of each: norms by functions over lists, and a loop over the gradients."""
-
-    def call() -> None:
-        norms = torch._foreach_norm(a.grads)
-        largest = torch._foreach_norm(a.grads, math.inf)
-        others = [
-            torch.stack([g.mean(dtype=torch.float64), (g == 0).sum(), (~g.isfinite()).sum()])
-            for g in a.grads
-        ]
-        torch.stack(norms), torch.stack(largest), torch.stack(others)
-
-    return call
+    norms, largest = torch._foreach_norm(grads), torch._foreach_norm(grads, math.inf)
+    others = [
+        torch.stack([g.mean(dtype=torch.float64), (g == 0).sum(), (~g.isfinite()).sum()])
+        for g in grads
+    ]
+    torch.stack(norms), torch.stack(largest), torch.stack(others)
 
 
 def _guard_each(grads: Any, guard: Any, guards: Any) -> None:  # noqa: ARG001
@@ -250,7 +231,7 @@ TABLES: dict[str, Table] = {
             buffers, grads, norm_out=norm
         ),
         "gradkit, several calls": _accumulate,
-        "torch": _torch_accumulate,
+        "torch": direct(_torch_accumulate),
         "optax": _optax_accumulate,
     },
     "accumulate_grads, norm of what arrives": {
@@ -258,17 +239,17 @@ TABLES: dict[str, Table] = {
             buffers, grads, grad_norm_out=norm
         ),
         "gradkit, several calls": _arriving,
-        "torch": _torch_arriving,
+        "torch": direct(_torch_arriving),
     },
     "per_tensor_norms": {
         "gradkit": gradkit.per_tensor_norms,
         "gradkit, several calls": lambda grads: [gradkit.grad_norm(grad) for grad in grads],
-        "torch": lambda a: partial(torch._foreach_norm, a.grads),
+        "torch": direct(lambda grads: torch._foreach_norm(grads)),
     },
     "grad_stats": {
         "gradkit": gradkit.grad_stats,
         "gradkit, several calls": lambda grads: [gradkit.grad_stats(grad) for grad in grads],
-        "torch": _torch_stats,
+        "torch": direct(_torch_stats),
     },
     "clip_grad_block_norm, rms": {
         "gradkit": lambda grads, limit: gradkit.clip_grad_block_norm(grads, limit(), rms=True),
@@ -281,7 +262,7 @@ TABLES: dict[str, Table] = {
             grads, params, limit(), axis=axes
         ),
         "gradkit, several calls": _adapt,
-        "torch": _torch_adapt,
+        "torch": direct(_torch_adapt),
         "optax": _optax_adapt,
     },
     "clip_grad_norm of some": {
@@ -302,7 +283,7 @@ TABLES: dict[str, Table] = {
     "keep_if": {
         "gradkit": _skip,
         "gradkit, several calls": _skip_on_the_host,
-        "torch": _torch_skip,
+        "torch": direct(_torch_skip),
         "optax": _optax_skip,
     },
 }
