@@ -15,16 +15,19 @@ from tests.tolerances import assert_same_bits
 TYPES = pytest.mark.parametrize("types", BATCH_TYPES, ids="-".join)
 
 
-def batch_norm(backend, p, out=None):
-    """Statistics of 16 bits come where ``out`` has such arrays."""
+def batch_norm(backend, p, out=None, *, over=False):
+    """Statistics of 16 bits come where ``out`` has such arrays; ``over``: y where x is."""
     x, scale, bias = p.on(backend, "x", "scale", "bias")
+    out = (x, None, None) if over else out
     if out is None and "16" in p.statistics:
         out = (None, *(backend.asarray(np.empty_like(a)) for a in (p.mean, p.inv_std)))
     return gradkit.batch_norm(x, scale, bias, eps=p.eps, out=out, **p.where)
 
 
-def batch_norm_grad(backend, p, **options):
+def batch_norm_grad(backend, p, *, over=False, **options):
+    """``over``: dx takes the place of dy."""
     arguments = p.on(backend, "dy", "x", "scale", "mean", "inv_std")
+    options |= {"out": (arguments[0], None, None)} if over else {}
     return gradkit.batch_norm_grad(*arguments, **p.where, **options)
 
 
@@ -91,17 +94,6 @@ def test_one_element_a_channel(backend, types, shape):
     assert_same_bits(backend.asnumpy(dbias), p.dy.reshape(-1).astype(p.scale.dtype))
 
 
-@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0), (0, 3, 2), (2, 3, 0), (2, 0, 3)])
-@pytest.mark.parametrize("affine", [True, False])
-def test_no_elements(backend, shape, affine):
-    p = make(shape, axis=1, affine=affine, batch=True, eps=0.25)
-    y, mean, inv_std = batch_norm(backend, p)
-    p.check_forward(backend, y, mean, inv_std)
-    np.testing.assert_array_equal(backend.asnumpy(mean), 0)
-    np.testing.assert_array_equal(backend.asnumpy(inv_std), 2)
-    p.check_gradients(backend, *batch_norm_grad(backend, p))
-
-
 @pytest.mark.parametrize("types", [BATCH_TYPES[0], BATCH_TYPES[3]], ids="-".join)
 def test_channels_last_equals_channels_first(backend, types):
     """By axis, and by strides alone; each within its own bounds."""
@@ -136,21 +128,6 @@ def test_a_mean_of_1e12_deviations(backend, shape, last):
         np.testing.assert_allclose(got, deviation.astype(float) / variance**0.5, rtol=0, atol=1e-14)
 
 
-@pytest.mark.sampled(7)
-@TYPES
-@pytest.mark.parametrize(
-    "shape",
-    [(3, 1023), (1000, 7), (2, 2047), (4097, 3), (64, 2048), (3001, 2, 4), (1100, 3, 2, 2)],
-    ids=str,
-)
-def test_a_constant_gradient(backend, types, shape):
-    """What a sum hands back: equal terms round the same way every time."""
-    for seed in range(5):
-        p = make(shape, types, axis=1, batch=True, seed=seed)
-        p.dy = np.broadcast_to(p.dy.reshape(-1)[:1], shape)
-        p.check_gradients(backend, *batch_norm_grad(backend, p))
-
-
 @TYPES
 def test_nan_stays_nan_in_every_dtype(backend, types):
     p = make((6, 3, 5), types, axis=1, batch=True)
@@ -164,38 +141,6 @@ def test_nan_stays_nan_in_every_dtype(backend, types):
     for channels in (*statistics, dscale):
         assert channels.tolist() == [False, True, False]
     assert not dbias.any()
-
-
-@pytest.mark.guarantee("Independent")
-@pytest.mark.parametrize("where", ["x", "dy"])
-def test_channels_are_independent_bit_for_bit(backend, where):
-    p = make((33, 5, 70), axis=1, batch=True)
-    fine = [backend.asnumpy(g) for g in batch_norm_grad(backend, p)]
-    getattr(p, where)[7, 2, 9] = np.nan
-    spoilt = [backend.asnumpy(g) for g in batch_norm_grad(backend, p)]
-    others = np.arange(5) != 2
-    assert_same_bits(spoilt[0][:, others], fine[0][:, others])
-    assert np.isnan(spoilt[0][:, 2]).all()
-    assert np.isnan(spoilt[1][2])
-    for got, ref in zip(spoilt[1:], fine[1:], strict=True):
-        assert_same_bits(got[others], ref[others])
-
-
-@pytest.mark.guarantee("Aliasing")
-@pytest.mark.parametrize("layout", sorted(LAYOUTS))
-def test_the_gradient_over_its_own_input(backend, layout):
-    p = make((6, 4, 9), axis=1, batch=True)
-    p.dy, p.x = LAYOUTS[layout](p.dy), LAYOUTS[layout](p.x)
-    dy, x, scale, bias, mean, inv_std = p.on(backend, "dy", "x", "scale", "bias", "mean", "inv_std")
-    apart = (backend.asarray(p.dy), None, None)
-    expected = gradkit.batch_norm_grad(dy, x, scale, mean, inv_std, out=apart)
-    found = gradkit.batch_norm_grad(dy, x, scale, mean, inv_std, out=(dy, None, None))
-    assert found[0] is dy
-    for got, ref in zip(found, expected, strict=True):
-        assert_same_bits(backend.asnumpy(got), backend.asnumpy(ref))
-    y, *_ = gradkit.batch_norm(x, scale, bias, out=(backend.asarray(p.x), None, None))
-    assert gradkit.batch_norm(x, scale, bias, out=(x, None, None))[0] is x
-    assert_same_bits(backend.asnumpy(x), backend.asnumpy(y))
 
 
 @pytest.mark.guarantee("Repeatable")

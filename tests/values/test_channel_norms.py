@@ -103,9 +103,11 @@ def test_packs_that_two_channels_share(backend, norm, types, shape):
     p.check_gradients(backend, *norm.gradient(backend, p))
 
 
+@pytest.mark.guarantee("Independent")
 @NORMS
+@pytest.mark.parametrize("where", ["x", "dy"])
 @pytest.mark.parametrize("value", [np.nan, np.inf, 3e38])
-def test_what_a_channel_holds_stays_out_of_its_neighbours(backend, norm, value):
+def test_what_a_channel_holds_stays_out_of_its_neighbours(backend, norm, value, where):
     """Of 24 channels of 9 elements, in which packs begin and end in the middle."""
     p, kept = norm.make((5, 24, 9), of("float32")), np.r_[0:8, 16:24]
 
@@ -115,9 +117,55 @@ def test_what_a_channel_holds_stays_out_of_its_neighbours(backend, norm, value):
         return [array.take(kept, array.shape.index(24)) for array in arrays if 24 in array.shape]
 
     plain = results()
-    p.x[:, 8:16] = value
+    getattr(p, where)[:, 8:16] = value
     for before, after in zip(plain, results(), strict=True):
         assert_same_bits(before, after)
+    if value == np.inf:
+        assert not np.isfinite(backend.asnumpy(norm.gradient(backend, p)[1])[8:16]).any()
+
+
+@NORMS
+@pytest.mark.parametrize(
+    "shape", [(0, 6), (0, 6, 2), (2, 6, 0), (2, 0, 3), (5, 0), (0, 0), (3, 6, 0, 4)]
+)
+@pytest.mark.parametrize("affine", [True, False])
+def test_no_elements(backend, norm, shape, affine):
+    p = norm.make(shape, LAYER_TYPES[0], affine=affine, eps=0.25)
+    y, mean, inv_std = norm.forward(backend, p)
+    p.check_forward(backend, y, mean, inv_std)
+    assert mean.shape == inv_std.shape == p.lead
+    np.testing.assert_array_equal(backend.asnumpy(mean), 0)
+    np.testing.assert_array_equal(backend.asnumpy(inv_std), 2)  # of variance 0
+    p.check_gradients(backend, *norm.gradient(backend, p))
+
+
+@pytest.mark.sampled(7)
+@TYPED
+@LAST
+@pytest.mark.parametrize(
+    "shape",
+    [(3, 1023), (1000, 6), (2, 2049), (4097, 3), (3001, 3, 4), (1100, 3, 2, 2), (2, 6, 2047)],
+    ids=str,
+)
+def test_a_constant_gradient(backend, norm, types, shape, last):
+    """What a sum hands back: equal terms round the same way every time."""
+    for seed in range(3):
+        p = norm.make(shape, types, seed=seed)
+        p = channels_last(p) if last else p
+        p.dy = np.broadcast_to(p.dy.reshape(-1)[:1], p.x.shape)
+        p.check_gradients(backend, *norm.gradient(backend, p))
+
+
+@pytest.mark.guarantee("Aliasing")
+@NORMS
+@pytest.mark.parametrize("layout", sorted(LAYOUTS))
+def test_results_over_their_inputs(backend, norm, layout):
+    p = norm.make((6, 6, 9), LAYER_TYPES[0])
+    p.dy, p.x = LAYOUTS[layout](p.dy), LAYOUTS[layout](p.x)
+    for host, run in ((p.dy, norm.gradient), (p.x, norm.forward)):
+        apart = run(backend, p, out=(backend.asarray(host), None, None))
+        for got, ref in zip(run(backend, p, over=True), apart, strict=True):
+            assert_same_bits(backend.asnumpy(got), backend.asnumpy(ref))
 
 
 @TYPED

@@ -19,13 +19,17 @@ TYPES = pytest.mark.parametrize("types", LAYER_TYPES, ids="-".join)
 SHAPES = [(5, 12), (3, 12, 7), (4, 12, 3, 5), (2, 12, 3, 1, 5)]
 
 
-def group_norm(backend, p, **options):
+def group_norm(backend, p, *, over=False, **options):
+    """``over``: y takes the place of x."""
     x, scale, bias = p.on(backend, "x", "scale", "bias")
+    options |= {"out": (x, None, None)} if over else {}
     return gradkit.group_norm(x, p.groups, scale, bias, eps=p.eps, **p.where, **options)
 
 
-def group_norm_grad(backend, p, **options):
+def group_norm_grad(backend, p, *, over=False, **options):
+    """``over``: dx takes the place of dy."""
     arguments = p.on(backend, "dy", "x", "scale", "mean", "inv_std")
+    options |= {"out": (arguments[0], None, None)} if over else {}
     return gradkit.group_norm_grad(*arguments, **p.where, **options)
 
 
@@ -226,18 +230,6 @@ def test_gradients_are_derivatives(data):
         assert abs(slope - (gradient * along).sum()) < tolerances.DIFFERENCES * size
 
 
-@pytest.mark.parametrize("shape", [(0, 6), (0, 6, 2), (2, 6, 0), (2, 0, 3), (0, 0), (3, 6, 0, 4)])
-@pytest.mark.parametrize("affine", [True, False])
-def test_no_elements(backend, shape, affine):
-    p = make_groups(shape, 3, affine=affine, eps=0.25)
-    y, mean, inv_std = group_norm(backend, p)
-    p.check_forward(backend, y, mean, inv_std)
-    assert mean.shape == inv_std.shape == (shape[0], 3)
-    np.testing.assert_array_equal(backend.asnumpy(mean), 0)
-    np.testing.assert_array_equal(backend.asnumpy(inv_std), 2)  # of variance 0
-    p.check_gradients(backend, *group_norm_grad(backend, p))
-
-
 @pytest.mark.parametrize("eps", [0.0, 0.25])
 def test_one_element_a_group(backend, eps):
     p = make_groups((4, 6), 6, eps=eps)
@@ -256,18 +248,6 @@ def test_a_scale_of_zeros(backend):
     p = make_groups((3, 6, 7), 2)
     p.scale[::2], p.bias = 0, None
     check(backend, p)
-
-
-@pytest.mark.sampled(7)
-@TYPES
-@pytest.mark.parametrize("shape", [(3, 4, 1023), (1000, 4), (64, 4, 33), (2, 4, 2047)], ids=str)
-def test_a_constant_gradient(backend, types, shape):
-    """What a sum hands back: equal terms round the same way every time."""
-    for last in (False, True):
-        p = make_groups(shape, 2, types)
-        p = channels_last(p) if last else p
-        p.dy = np.broadcast_to(p.dy.reshape(-1)[:1], p.x.shape)
-        p.check_gradients(backend, *group_norm_grad(backend, p))
 
 
 @pytest.mark.guarantee("Independent")
@@ -301,20 +281,6 @@ def test_nan_stays_nan_where_its_bits_are_rounded(backend, types):
     assert dx[1, 2:].all()
     assert dx.sum() == 20
     assert dscale.tolist() == dbias.tolist() == [False, False, True, False]
-
-
-@pytest.mark.parametrize("layout", sorted(LAYOUTS))
-def test_over_its_own_input(backend, layout):
-    p = make_groups((4, 6, 9), 2)
-    p.dy, p.x = LAYOUTS[layout](p.dy), LAYOUTS[layout](p.x)
-    expected, (y, *_) = group_norm_grad(backend, p), group_norm(backend, p)
-    dy, x, scale, bias, mean, inv_std = p.on(backend, "dy", "x", "scale", "bias", "mean", "inv_std")
-    found = gradkit.group_norm_grad(dy, x, scale, mean, inv_std, out=(dy, None, None))
-    assert found[0] is dy
-    for got, ref in zip(found, expected, strict=True):
-        assert_same_bits(backend.asnumpy(got), backend.asnumpy(ref))
-    assert gradkit.group_norm(x, 2, scale, bias, out=(x, None, None))[0] is x
-    assert_same_bits(backend.asnumpy(x), backend.asnumpy(y))
 
 
 def test_results_lie_in_memory_as_x_does():

@@ -150,19 +150,6 @@ def test_a_batch_without_elements_moves_nothing(backend, shape):
             assert_same_bits(got, ref)
 
 
-def test_averages_of_all_batches(backend):
-    """With 1 / k for the k-th."""
-    batches = [make((5, 2, 3), BATCH_TYPES[1], 1, seed=k, batch=True) for k in range(4)]
-    hosts = np.full(2, np.nan), np.full(2, np.nan)
-    for k, p in enumerate(batches, 1):
-        hosts, _ = moved(backend, p, hosts, momentum=1 / k)
-    means, variances = zip(
-        *((p.rows(p.x).mean(axis=1), p.rows(p.x).var(axis=1, ddof=1)) for p in batches), strict=True
-    )
-    for got, each in zip(hosts, (means, variances), strict=True):
-        np.testing.assert_allclose(got, np.mean(each, axis=0), rtol=1e-14, atol=1e-15)
-
-
 # Over ranks
 
 
