@@ -15,6 +15,7 @@ class Cell(NamedTuple):
 
     name: str
     check: Callable
+    raises: bool = False  # whether the input is refused
 
 
 class NoSuchArrayError(Exception):

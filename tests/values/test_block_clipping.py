@@ -508,9 +508,11 @@ def test_limits_of_ones_own(backend, axis, rms):
     assert_same_bits(backend.asnumpy(vector), np.array(every))
 
 
-def test_a_limit_on_the_device_that_is_negative_or_nan(backend):
-    """Makes its unit NaN, as one number does, and no other."""
+def test_a_limit_that_is_negative_or_nan(backend):
+    """On a device it makes its unit NaN, as one number does, and no other."""
     if backend.on_host:
+        with pytest.raises(ValueError, match="max_norm must be at least 0 for each unit"):
+            gradkit.clip_grad_block_norm([np.ones(3), np.ones(2)], np.array([1.0, -1.0]))
         return
     for bad in (-1.0, NAN):
         grads = [backend.asarray(np.full(3, 2.0)) for _ in range(2)]
