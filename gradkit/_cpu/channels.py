@@ -23,9 +23,6 @@ __all__ = [
     "group_norm_grad",
 ]
 
-# What is kept for each channel of a row is, for so many, within the memory of a call.
-MOST_CHANNELS = 1 << 14
-
 
 def _types_of(
     call: Any,
@@ -40,10 +37,9 @@ def _types_of(
     """
     types: int | None = call.plan.launcher
     if types is None:
-        fits = call.x.size and call.x.shape[call.channel_axis] <= MOST_CHANNELS
         arrays = call.x, mean, scale, result, running
         codes = [0 if array is None else float_of(array.dtype).code for array in arrays]
-        types = sum(code << 2 * k for k, code in enumerate(codes)) if fits else -1
+        types = sum(code << 2 * k for k, code in enumerate(codes)) if call.x.size else -1
         call.plan.launcher = types
     return types
 

@@ -31,11 +31,15 @@ constexpr i64 MOST_SLOTS = 64, SLOTS_LENGTH = 1 << 16;
 // Elements of a channel between those of the next that are few: they count as channels of a row.
 // Of a group norm fewer are, because each sample has such rows of its own.
 constexpr i64 FEW_ELEMENTS = 32, FEWER_ELEMENTS = 8;
+// What is kept for each column of a row is, for so many, within the memory of a call.
+constexpr i64 MOST_COLUMNS = 1 << 15, MOST_WIDTH = 1 << 14;
 // Lines of elements that are so short are copied together.
 constexpr i64 SHORT_LINE = 16;
 // Bytes of a result from which on it is written past the caches: with what reads it afterwards, a
 // smaller one takes longer so.
 constexpr i64 STREAMED = 1 << 24;
+// Statistics that are read and written at a time.
+constexpr i64 STATISTICS = 64;
 // Times this, float64 numbers, their differences and squares add up without overflow. What it takes
 // from the smallest counts for nothing beside those that overflowed.
 constexpr double SMALL = 0x1p-600;
@@ -78,7 +82,16 @@ double number(const Numbers& numbers, i64 index) {
 }
 
 template <typename T, typename A> void read_at(const char* from, i64 stride, i64 count, A* to) {
-    for (i64 k = 0; k < count; ++k) to[k] = static_cast<A>(number_at<T>(from + k * stride));
+    const i64 item = sizeof(T);
+    if (stride == item)  // vectors of them
+        for (i64 k = 0; k < count; ++k) to[k] = static_cast<A>(number_at<T>(from + k * item));
+    else
+        for (i64 k = 0; k < count; ++k) to[k] = static_cast<A>(number_at<T>(from + k * stride));
+}
+
+template <typename T> void write_at(char* to, i64 stride, i64 count, const double* from) {
+    for (i64 k = 0; k < count; ++k)
+        narrow(from[k], *reinterpret_cast<Element<T>*>(to + k * stride));
 }
 
 // Numbers of one sample, if they are of samples.
@@ -90,19 +103,26 @@ template <typename A> void read_numbers(const Numbers& numbers, i64 first, i64 c
     run(place(numbers, first), numbers.inner.stride, count, to);
 }
 
-template <typename T> void set_number_at(char* to, double value) {
-    narrow(value, *reinterpret_cast<Element<T>*>(to));
+// And back, rounded once; nothing if there are no such results.
+void write_numbers(const Numbers& numbers, i64 first, i64 count, const double* from) {
+    if (!numbers) return;
+    const auto run = numbers.dtype == F16 ? write_at<f16>
+        : numbers.dtype == BF16           ? write_at<bf16>
+        : numbers.dtype == F32            ? write_at<float>
+                                          : write_at<double>;
+    run(place(numbers, first), numbers.inner.stride, count, from);
 }
 
-// Rounded once; nothing if there is no such result.
 void set_number(const Numbers& numbers, i64 index, double value) {
-    if (!numbers) return;
-    char* to = place(numbers, index);
-    const auto run = numbers.dtype == F16 ? set_number_at<f16>
-        : numbers.dtype == BF16           ? set_number_at<bf16>
-        : numbers.dtype == F32            ? set_number_at<float>
-                                          : set_number_at<double>;
-    run(to, value);
+    write_numbers(numbers, index, 1, &value);
+}
+
+// At most STATISTICS.
+void add_numbers(const Numbers& numbers, i64 first, i64 count, double* terms) {
+    double sums[STATISTICS];
+    read_numbers(numbers, first, count, sums);
+    for (i64 k = 0; k < count; ++k) sums[k] += terms[k];
+    write_numbers(numbers, first, count, sums);
 }
 
 // Elements at any strides, from number `from` on, into elements without gaps.
@@ -243,8 +263,6 @@ struct Moments {
         }
         done = true;
     }
-
-    double mean() const { return centre + low; }
 };
 
 // Mean in two pieces: rounded to one number it is off by half a unit of its last place, which may be
@@ -287,6 +305,9 @@ template <typename A> struct Shared {
           sums(over_samples() ? 2 * shares * columns : 0),
           moved(call.running_mean ? 2 * layout.channels : 0) {}
 
+    // Of the array that a slice is of, which decides how it is cut.
+    i64 of_whole(i64 own) const { return own / layout.channels * call.channels; }
+
     bool over_samples() const { return call.groups && call.reads == Reads::PRODUCTS; }
 
     void gather(char* data, const Axes& axes, i64 from, i64 count, char* to) const {
@@ -313,13 +334,29 @@ template <typename A> struct Shared {
         for (i64 k = 0; !call.inv_std && k < count; ++k) inv_std[k] = inv_std_of(inv_std[k]);
     }
 
-    void save(i64 statistic, const Moments& moments, double inv_std) {
-        set_number(call.saved_mean, statistic, moments.mean());
-        set_number(call.saved_var, statistic, moments.variance);
-        set_number(call.saved_inv_std, statistic, inv_std);
-        if (moved.empty()) return;
-        moved[statistic] = moments.mean();
-        moved[layout.channels + statistic] = moments.variance;
+    void save(
+        i64 statistic, i64 count, const double* mean, const double* rest, const double* var,
+        const double* inv_std
+    ) {
+        write_numbers(call.saved_mean, statistic, count, mean);
+        write_numbers(call.saved_rest, statistic, count, rest);
+        write_numbers(call.saved_var, statistic, count, var);
+        write_numbers(call.saved_inv_std, statistic, count, inv_std);
+        for (i64 k = 0; !moved.empty() && k < count; ++k) {
+            moved[statistic + k] = mean[k];
+            moved[layout.channels + statistic + k] = var[k];
+        }
+    }
+
+    // A batch norm's are results. A slice of a group adds them to those of other slices.
+    void save_products(i64 statistic, i64 count, double* product, double* dy) const {
+        if (!call.groups) {
+            write_numbers(call.sum_product, statistic, count, product);
+            write_numbers(call.sum_dy, statistic, count, dy);
+        } else if (call.slice_product) {
+            add_numbers(call.slice_product, statistic, count, product);
+            add_numbers(call.slice_dy, statistic, count, dy);
+        }
     }
 
     // What is left once all units are done.
@@ -329,11 +366,8 @@ template <typename A> struct Shared {
             add_up(call.sum_dy, sums.data() + columns);
         }
         if (!moved.empty() && count > 1 && call.momentum != 0) {
-            const double unbiased = count / (count - 1);
-            for (i64 c = 0; c < layout.channels; ++c) {
-                move(call.running_mean, c, moved[c]);
-                move(call.running_var, c, moved[layout.channels + c] * unbiased);
-            }
+            move(call.running_mean, moved.data(), 1);
+            move(call.running_var, moved.data() + layout.channels, count / (count - 1));
         }
     }
 
@@ -351,8 +385,8 @@ template <typename A> struct Shared {
 
 private:
     i64 share_count() const {
-        const i64 room = at_least(SHARES_LENGTH / columns, 1);
-        const i64 worth = at_least(size / ITEM, 1);
+        const i64 room = at_least(SHARES_LENGTH / of_whole(columns), 1);
+        const i64 worth = at_least(of_whole(size) / ITEM, 1);
         return at_most(at_most(layout.samples, MOST_SHARES), at_most(room, worth));
     }
 
@@ -373,10 +407,18 @@ private:
     }
 
     // What has no weight is left out.
-    void move(const Numbers& running, i64 channel, double batch) {
+    void move(const Numbers& running, const double* batch, double factor) const {
         const double weight = call.momentum;
-        const double kept = weight == 1 ? 0 : (1 - weight) * number(running, channel);
-        set_number(running, channel, weight == 1 ? batch : kept + weight * batch);
+        double values[STATISTICS];
+        for (i64 from = 0; from < layout.channels; from += STATISTICS) {
+            const i64 count = at_most(STATISTICS, layout.channels - from);
+            read_numbers(running, from, count, values);
+            for (i64 k = 0; k < count; ++k) {
+                const double own = batch[from + k] * factor;
+                values[k] = weight == 1 ? own : (1 - weight) * values[k] + weight * own;
+            }
+            write_numbers(running, from, count, values);
+        }
     }
 
     std::vector<double> moved;  // means, then variances, for running statistics
@@ -398,9 +440,14 @@ public:
                 begin_known(from, at_most(STATISTICS, statistics - from));
             return;
         }
-        for (i64 k = 0; k < statistics; ++k) {
-            moments_[k].begin(element(k * across));
-            fill_centre(k);
+        double values[STATISTICS];
+        for (i64 from = 0; from < statistics; from += STATISTICS) {
+            const i64 count = at_most(STATISTICS, statistics - from);
+            read_elements(from, count, values);
+            for (i64 k = 0; k < count; ++k) {
+                moments_[from + k].begin(values[k]);
+                fill_centre(from + k);
+            }
         }
     }
 
@@ -415,18 +462,19 @@ public:
         const bool deviations = shared.call.reads == Reads::DEVIATIONS;
         if (shared.over_samples()) weigh(first, second);
         bool more = false;
-        for (i64 k = 0; k < columns / across; ++k) {
-            const double one = by_halves(first + k * across, summed);
-            const double two = by_halves(second + k * across, summed);
-            if (deviations) {
-                more |= !visited(k, one, two);
-                continue;
+        double ones[STATISTICS], twos[STATISTICS];
+        for (i64 from = 0; from < columns / across; from += STATISTICS) {
+            const i64 count = at_most(STATISTICS, columns / across - from);
+            for (i64 k = 0; k < count; ++k) {
+                ones[k] = by_halves(first + (from + k) * across, summed);
+                twos[k] = by_halves(second + (from + k) * across, summed);
+                if (deviations) more |= !visited(from + k, ones[k], twos[k]);
             }
-            subtract(k, one / shared.count, two / shared.count);
-            if (shared.call.groups) continue;
-            set_number(shared.call.sum_product, statistic + k, one);
-            set_number(shared.call.sum_dy, statistic + k, two);
+            if (deviations) continue;
+            subtract(from, count, ones, twos, shared.count);
+            shared.save_products(statistic + from, count, ones, twos);
         }
+        if (deviations && !more) use_moments();
         ++visit_;
         return more;
     }
@@ -454,6 +502,7 @@ public:
     }
 
     const i64 pieces, room;  // elements of each of three arrays of scratch
+    const i64 most;          // columns
 
 protected:
     // Numbers of each column, as the kernels name them.
@@ -463,8 +512,8 @@ protected:
     Unit(Shared<A>& shared, i64 most, i64 across, i64 summed, i64 slots, i64 pieces, i64 room)
         : pieces(pieces),
           room(at_most(room, shared.size)),
-          shared(shared),
           most(most),
+          shared(shared),
           across(across),
           summed(summed),
           slots(slots),
@@ -473,12 +522,12 @@ protected:
           centre_(shared.call.reads == Reads::DEVIATIONS ? most : 0),
           sums_(shared.call.reads == Reads::NOTHING ? 0 : 2 * slots * most),
           samples_(shared.over_samples() ? 2 * shared.columns : 0),
-          numbers_(NUMBERS * most) {}
+          numbers_((shared.call.writes == Writes::NORMALISED ? SCALE : NUMBERS) * most) {}
 
     // Sets which columns and statistics are those of a unit.
     virtual void locate(i64 index) = 0;
-    // The first element of a column.
-    virtual double element(i64 column) = 0;
+    // The first element of each of `count` statistics from `first` on.
+    virtual void read_elements(i64 first, i64 count, double* to) = 0;
 
     double* sums(int which) { return sums_.data() + which * slots * most; }
     const double* centre() const { return centre_.data(); }
@@ -494,33 +543,35 @@ protected:
     }
 
     Shared<A>& shared;
-    const i64 most, across, summed, slots;
+    const i64 across, summed, slots;
     i64 columns;           // of this unit
     i64 first, statistic;  // its first column and statistic among all
 
 private:
-    static constexpr i64 STATISTICS = 64;  // that are read at a time
-
     void begin_known(i64 from, i64 count) {
         const ChannelCall& call = shared.call;
-        double means[STATISTICS], inv_stds[STATISTICS];
+        double means[STATISTICS], rests[STATISTICS] = {}, inv_stds[STATISTICS];
         shared.read_statistics(statistic + from, count, means, inv_stds);
-        for (i64 j = 0; j < count; ++j) {
-            const i64 k = from + j;
-            set_number(call.saved_mean, statistic + k, means[j] + 0.0);  // -0 as 0
-            set_number(call.saved_inv_std, statistic + k, inv_stds[j]);
-            use(k, means[j], 0, inv_stds[j]);
-            if (call.of_product)
-                subtract(
-                    k, number(call.of_product, statistic + k) / call.count,
-                    number(call.of_dy, statistic + k) / call.count
-                );
-        }
+        if (call.rest) read_numbers(call.rest, statistic + from, count, rests);
+        use(from, count, means, rests, inv_stds);
+        for (i64 j = 0; j < count; ++j) means[j] += 0.0;  // -0 as 0
+        write_numbers(call.saved_mean, statistic + from, count, means);
+        write_numbers(call.saved_inv_std, statistic + from, count, inv_stds);
+        if (!call.of_product) return;
+        double of_product[STATISTICS], of_dy[STATISTICS];
+        read_numbers(call.of_product, statistic + from, count, of_product);
+        read_numbers(call.of_dy, statistic + from, count, of_dy);
+        subtract(from, count, of_product, of_dy, call.count);
     }
 
-    void fill(A* numbers, i64 k, A value) {
-        const i64 end = (k + 1) * across;
-        for (i64 j = k * across; j < end; ++j) numbers[j] = value;
+    // Calls set(column, k) for the columns of `count` statistics.
+    template <typename F> void each_column(i64 from, i64 count, F set) const {
+        if (across == 1) {
+            for (i64 k = 0; k < count; ++k) set(from + k, k);
+            return;
+        }
+        for (i64 k = 0; k < count; ++k)
+            for (i64 j = (from + k) * across; j < (from + k + 1) * across; ++j) set(j, k);
     }
 
     void fill_centre(i64 k) {
@@ -529,23 +580,40 @@ private:
     }
 
     // A gradient of groups has the scale before means are taken; all else has it in the last factor.
-    void use(i64 k, double centre, double rest, double inv_std) {
-        const bool forward = shared.call.writes == Writes::NORMALISED;
-        const bool before = shared.over_samples();
-        A high = static_cast<A>(centre), low = static_cast<A>(inv_std);
-        if (forward) split(centre, rest, &high, &low);
-        fill(at(HIGH), k, high);
-        fill(at(LOW), k, low);
-        A *outer = at(OUTER) + k * across, *inner = at(SCALE) + k * across;
-        const A* scale = shared.scale.data() + first + k * across;
-        for (i64 j = 0; j < across && !forward; ++j) inner[j] = before ? scale[j] : 1;
-        for (i64 j = 0; j < across; ++j)
-            outer[j] = static_cast<A>(before ? inv_std : inv_std * scale[j]);
+    void use(
+        i64 from, i64 count, const double* centres, const double* rests, const double* inv_stds
+    ) {
+        A highs[STATISTICS], lows[STATISTICS];
+        A *high = at(HIGH), *low = at(LOW), *outer = at(OUTER), *inner = at(SCALE);
+        const A* scale = shared.scale.data() + first;
+        if (shared.call.writes == Writes::NORMALISED) {
+            for (i64 k = 0; k < count; ++k) split(centres[k], rests[k], &highs[k], &lows[k]);
+            each_column(from, count, [&](i64 j, i64 k) {
+                high[j] = highs[k];
+                low[j] = lows[k];
+                outer[j] = static_cast<A>(inv_stds[k] * scale[j]);
+            });
+            return;
+        }
+        const bool before = shared.call.groups;
+        each_column(from, count, [&](i64 j, i64 k) {
+            high[j] = static_cast<A>(centres[k]);
+            low[j] = static_cast<A>(inv_stds[k]);
+            outer[j] = static_cast<A>(before ? inv_stds[k] : inv_stds[k] * scale[j]);
+            inner[j] = before ? scale[j] : 1;
+        });
     }
 
-    void subtract(i64 k, double of_product, double of_w) {
-        fill(at(OF_PRODUCT), k, static_cast<A>(of_product));
-        fill(at(OF_W), k, static_cast<A>(of_w));
+    void subtract(i64 from, i64 count, const double* product, const double* w, double elements) {
+        A *of_product = at(OF_PRODUCT), *of_w = at(OF_W), products[STATISTICS], ws[STATISTICS];
+        for (i64 k = 0; k < count; ++k) {
+            products[k] = static_cast<A>(product[k] / elements);
+            ws[k] = static_cast<A>(w[k] / elements);
+        }
+        each_column(from, count, [&](i64 j, i64 k) {
+            of_product[j] = products[k];
+            of_w[j] = ws[k];
+        });
     }
 
     // Whether a statistic is known now.
@@ -553,14 +621,28 @@ private:
         Moments& moments = moments_[k];
         if (moments.done) return true;
         moments.visited(visit_, sizeof(A) == 8, shared.count, sum, squares);
-        if (!moments.done) {
-            fill_centre(k);
-            return false;
+        if (!moments.done) fill_centre(k);
+        return moments.done;
+    }
+
+    void use_moments() {
+        double centres[STATISTICS], lows[STATISTICS], vars[STATISTICS], inv_stds[STATISTICS];
+        for (i64 from = 0; from < columns / across; from += STATISTICS) {
+            const i64 count = at_most(STATISTICS, columns / across - from);
+            for (i64 k = 0; k < count; ++k) {
+                centres[k] = moments_[from + k].centre;
+                lows[k] = moments_[from + k].low;
+                vars[k] = moments_[from + k].variance;
+            }
+            for (i64 k = 0; k < count; ++k) inv_stds[k] = shared.inv_std_of(vars[k]);
+            use(from, count, centres, lows, inv_stds);
+            for (i64 k = 0; k < count; ++k) {
+                const double mean = centres[k] + lows[k];
+                lows[k] = centres[k] - mean + lows[k];
+                centres[k] = mean;
+            }
+            shared.save(statistic + from, count, centres, lows, vars, inv_stds);
         }
-        const double inv_std = shared.inv_std_of(moments.variance);
-        shared.save(statistic + k, moments, inv_std);
-        use(k, moments.centre, moments.low, inv_std);
-        return true;
     }
 
     // Adds the sums of columns to those of other samples; means are those of dy * scale.
@@ -723,7 +805,10 @@ private:
         channel_ = sample.quotient * channels + this->first;
     }
 
-    double element(i64 column) override { return this->element_of(row(this->shared.x, column), 0); }
+    void read_elements(i64 first, i64 count, double* to) override {
+        for (i64 k = 0; k < count; ++k)
+            to[k] = this->element_of(row(this->shared.x, (first + k) * this->across), 0);
+    }
 
     char* row(const Array& array, i64 column) const { return row_of(array, channel_ + column); }
 
@@ -799,22 +884,28 @@ private:
     i64 channel_;  // the first row of the arrays
 };
 
-// All channels of a batch norm, or of a sample: rows that have an element of each. A piece has some
-// columns of some rows.
+// Channels of a batch norm, or groups of a sample: rows that have an element of each channel. A piece
+// has some columns of some rows.
 template <typename A> class Beside : public Unit<A> {
 public:
     Beside(Shared<A>& shared) : Beside(shared, shared.layout.space / shared.layout.spread) {}
 
-    static i64 count(const Shared<A>&) { return 1; }
+    static i64 count(const Shared<A>& shared) {
+        return parts_of(shared.columns, columns_of(shared));
+    }
 
     // Runs of rows have sums of their own, and these a total: neither has many terms.
     void measure(i64 piece, A* scratch) override {
         const Piece part = piece_at(piece);
-        const i64 place = part.slot * this->most + part.column;
+        const i64 place = part.slot * this->columns + part.column;
         double* totals[2] = {this->sums(0) + place, this->sums(1) + place};
         for (double* total : totals)
             for (i64 j = 0; j < part.columns; ++j) total[j] = 0;
         const i64 run = run_of(part.end - part.begin, ROWS);
+        if (part.end - part.begin <= ROWS)
+            return measure_rows(
+                part, part.begin, part.end - part.begin, totals[0], totals[1], scratch
+            );
         for (i64 row = part.begin; row < part.end; row += run) {
             double first[COLUMNS] = {}, second[COLUMNS] = {};
             const i64 end = at_most(row + run, part.end);
@@ -838,31 +929,52 @@ private:
     };
 
     Beside(Shared<A>& shared, i64 rows)
-        : Beside(shared, rows, slot_count(shared, rows), parts_of(shared.columns, COLUMNS)) {}
+        : Beside(shared, rows, columns_of(shared), slot_count(shared, rows)) {}
 
-    Beside(Shared<A>& shared, i64 rows, i64 slots, i64 blocks)
+    Beside(Shared<A>& shared, i64 rows, i64 columns, i64 slots)
         : Unit<A>(
-              shared, shared.columns, shared.columns / shared.layout.groups,
-              shared.columns / shared.layout.groups, slots, slots * blocks,
-              ROWS * at_most(shared.columns, COLUMNS)
+              shared, columns, shared.columns / shared.layout.groups,
+              shared.columns / shared.layout.groups, slots, slots * parts_of(columns, COLUMNS),
+              ROWS * at_most(columns, COLUMNS)
           ),
           rows_(rows),
-          blocks_(blocks) {}
+          blocks_(parts_of(columns, COLUMNS)) {}
+
+    // All, or so few, of whole groups, that they are in a processor's cache when they are read again.
+    static i64 columns_of(const Shared<A>& shared) {
+        const i64 group = shared.columns / shared.layout.groups;
+        const i64 few = at_least(COLUMNS / group, 1) * group;
+        const i64 wanted = at_least(FEW_UNITS, 4 * i64{shared.call.threads});
+        const i64 samples = shared.layout.samples;  // of which few are shared in pieces
+        const bool many = shared.call.groups ? samples >= FEW_UNITS : shared.columns >= wanted * few;
+        return many ? at_most(few, shared.columns) : shared.columns;
+    }
 
     static i64 slot_count(const Shared<A>& shared, i64 rows) {
-        const i64 worth = at_least(rows * shared.columns / ITEM, 1);
-        const i64 room = at_least(SLOTS_LENGTH / shared.columns, 1);
+        const i64 columns = shared.of_whole(shared.columns);
+        const i64 worth = at_least(rows * columns / ITEM, 1);
+        const i64 room = at_least(SLOTS_LENGTH / columns, 1);
         return at_most(at_most(parts_of(rows, ROWS), worth), at_most(room, MOST_SLOTS));
     }
 
     void locate(i64 index) override {
-        sample_ = index;
-        this->first = 0;
-        this->statistic = index * this->shared.layout.groups;
+        const i64 each = count(this->shared);
+        sample_ = index / each;
+        this->first = index % each * this->most;
+        this->columns = at_most(this->most, this->shared.columns - this->first);
+        this->statistic = sample_ * this->shared.layout.groups + this->first / this->across;
     }
 
-    double element(i64 column) override {
-        return this->element_of(row_of(this->shared.x, sample_ * rows_), column);
+    void read_elements(i64 first, i64 count, double* to) override {
+        const Array& x = this->shared.x;
+        char* row = row_of(x, sample_ * rows_);
+        const i64 from = this->first + first * this->across;
+        if (x.columns.count == 1) {
+            const i64 stride = x.columns.at[0].stride;
+            const Axis axis = {count, this->across * stride};
+            return read_numbers({this->shared.call.dtype, row + from * stride, axis}, 0, count, to);
+        }
+        for (i64 k = 0; k < count; ++k) to[k] = this->element_of(row, from + k * this->across);
     }
 
     Piece piece_at(i64 piece) const {
@@ -905,7 +1017,7 @@ private:
         if (call.writes == Writes::NORMALISED)
             kernels.normalise_rows(
                 x, count, part.columns, number(this->HIGH, part), number(this->LOW, part),
-                number(this->OUTER, part), this->shared.bias.data() + part.column, out
+                number(this->OUTER, part), this->shared.bias.data() + this->first + part.column, out
             );
         else if (call.writes == Writes::MULTIPLIED)
             kernels.multiply_rows(dy, count, part.columns, number(this->OUTER, part), out);
@@ -918,7 +1030,7 @@ private:
         for (i64 k = 0; !found.data && k < count; ++k)
             this->shared.scatter(
                 row_of(this->shared.out, sample_ * rows_ + row + k), this->shared.out.columns,
-                part.column, part.columns, out.data + k * out.stride
+                this->first + part.column, part.columns, out.data + k * out.stride
             );
     }
 
@@ -937,7 +1049,7 @@ private:
         if (!has_no_gaps(columns, item)) return {};
         const Axis inner = rows.count ? rows.at[rows.count - 1] : Axis{1, 0};
         if (first % inner.length + count > inner.length) return {};
-        return {data + part.column * item, inner.stride, 0};
+        return {data + (this->first + part.column) * item, inner.stride, 0};
     }
 
     Lines input(const Array& array, i64 row, i64 count, const Piece& part, A* room) const {
@@ -946,8 +1058,8 @@ private:
         const Lines own = in_room(room, part);
         for (i64 k = 0; k < count; ++k)
             this->shared.gather(
-                row_of(array, sample_ * rows_ + row + k), array.columns, part.column, part.columns,
-                own.data + k * own.stride
+                row_of(array, sample_ * rows_ + row + k), array.columns, this->first + part.column,
+                part.columns, own.data + k * own.stride
             );
         return own;
     }
@@ -986,7 +1098,7 @@ template <typename F> bool share(const ChannelCall& call, i64 count, int threads
 
 template <typename A, typename U> bool run_units(Shared<A>& shared) {
     const ChannelCall& call = shared.call;
-    const bool small = shared.size < WORTH_THREADS;
+    const bool small = shared.of_whole(shared.size) < WORTH_THREADS;
     const i64 samples = shared.layout.samples, each = U::count(shared);
     const bool cut = !small && samples * each < FEW_UNITS;
     const int threads = small ? 1 : call.threads;
@@ -1030,8 +1142,8 @@ template <typename A, typename U> bool run_units(Shared<A>& shared) {
             for (i64 k = first; k < last; ++k)
                 units[slot]->run(sample * each + k, scratch[slot].get());
             if ((sample + 1 - begin) % run && sample + 1 < end) continue;
-            const i64 columns = shared.columns / each;
-            units[slot]->add_samples(which, first * columns, last * columns);
+            U& unit = *units[slot];
+            unit.add_samples(which, first * unit.most, at_most(last * unit.most, shared.columns));
         }
     });
 }
@@ -1044,8 +1156,152 @@ template <typename A> bool run_in(const ChannelCall& call, const ChannelKernels<
     return done;
 }
 
+bool run_slice(const ChannelCall& call) {
+    return call.dtype == F64 ? run_in(call, *call.f64) : run_in(call, call.f32[call.dtype]);
+}
+
+// A range of channels, and of what is one of each group or, of a batch norm, of each channel.
+struct Slice {
+    i64 channel, channels, statistic, statistics;
+};
+
+ChannelCall slice_of(const ChannelCall& call, const Slice& slice) {
+    ChannelCall part = call;
+    if (call.groups) part.groups = slice.statistics;
+    for (View* view : {&part.dy, &part.x, &part.out}) {
+        if (!view->data) continue;
+        Axis& axis = view->axes.at[call.axis];
+        view->data += slice.channel * axis.stride;
+        axis.length = slice.channels;
+    }
+    const auto cut = [](Numbers& numbers, i64 from, i64 count) {
+        if (!numbers) return;
+        numbers.data += from * numbers.inner.stride;
+        numbers.inner.length = count;
+    };
+    for (Numbers* numbers : {
+             &part.scale, &part.bias, &part.sum_product, &part.sum_dy, &part.running_mean,
+             &part.running_var,
+         })
+        cut(*numbers, slice.channel, slice.channels);
+    for (Numbers* numbers : {
+             &part.mean, &part.rest, &part.inv_std, &part.var, &part.of_product, &part.of_dy,
+             &part.saved_mean, &part.saved_rest, &part.saved_inv_std, &part.saved_var,
+             &part.slice_product, &part.slice_dy,
+         })
+        cut(*numbers, slice.statistic, slice.statistics);
+    return part;
+}
+
+// Slices of whole groups, `width` channels each, or of a batch norm's channels.
+bool run_slices(const ChannelCall& call, i64 count, i64 width, i64 most) {
+    const i64 slices = at_most(parts_of(count * width, most), count);
+    if (slices == 1) return run_slice(call);
+    for (i64 k = 0; k < slices; ++k) {
+        const i64 first = count * k / slices, own = count * (k + 1) / slices - first;
+        if (!run_slice(slice_of(call, {first * width, own * width, first, own}))) return false;
+    }
+    return true;
+}
+
+// Groups that are too wide for numbers of each of their channels: slices of each.
+class WideGroups {
+public:
+    WideGroups(const ChannelCall& call)
+        : call_(call),
+          samples_(call.x.axes.at[0].length),
+          width_(call.channels / call.groups),
+          numbers_(3 * samples_ * call.groups) {}
+
+    bool run() {
+        if (call_.reads == Reads::DEVIATIONS) return measure() && each_slice(normalised());
+        if (!each_slice(products())) return false;
+        return call_.writes == Writes::NOTHING || each_slice(differentiated());
+    }
+
+private:
+    // Numbers of each group of each sample.
+    Numbers numbers(int which) {
+        const i64 item = sizeof(double), groups = call_.groups;
+        double* own = numbers_.data() + which * samples_ * groups;
+        return {F64, reinterpret_cast<char*>(own), {groups, item}, groups * item};
+    }
+
+    // A group is one channel here.
+    bool measure() {
+        ChannelCall part = call_;
+        part.writes = Writes::NOTHING;
+        part.channels = call_.groups;
+        part.x.axes = {0, {}};
+        for (int axis = 0; axis < call_.x.axes.count; ++axis) {
+            const Axis own = call_.x.axes.at[axis];
+            if (axis == call_.axis) {
+                part.axis = part.x.axes.count;
+                add(part.x.axes, {call_.groups, width_ * own.stride});
+                add(part.x.axes, {width_, own.stride});
+            } else if (axis == 0 || own.length != 1) {
+                add(part.x.axes, own);
+            }
+        }
+        part.out = {};
+        part.scale = part.bias = {};
+        part.saved_mean = numbers(0);
+        part.saved_rest = numbers(1);
+        part.saved_inv_std = numbers(2);
+        return run_channels(part);
+    }
+
+    static void add(Axes& axes, Axis axis) { axes.at[axes.count++] = axis; }
+
+    ChannelCall normalised() {
+        ChannelCall part = call_;
+        part.reads = Reads::NOTHING;
+        part.mean = numbers(0);
+        part.rest = numbers(1);
+        part.inv_std = numbers(2);
+        return part;
+    }
+
+    ChannelCall products() {
+        ChannelCall part = call_;
+        part.writes = Writes::NOTHING;
+        part.slice_product = numbers(0);
+        part.slice_dy = numbers(1);
+        return part;
+    }
+
+    ChannelCall differentiated() {
+        ChannelCall part = call_;
+        part.reads = Reads::NOTHING;
+        part.of_product = numbers(0);
+        part.of_dy = numbers(1);
+        part.count = static_cast<double>(width_ * Layout(call_).space);
+        return part;
+    }
+
+    bool each_slice(const ChannelCall& part) {
+        for (i64 group = 0; group < call_.groups; ++group) {
+            const i64 slices = parts_of(width_, MOST_WIDTH);
+            for (i64 k = 0; k < slices; ++k) {
+                const i64 first = width_ * k / slices, own = width_ * (k + 1) / slices - first;
+                ChannelCall slice = slice_of(part, {group * width_ + first, own, group, 1});
+                slice.channels = own;
+                if (!run_slice(slice)) return false;
+            }
+        }
+        return true;
+    }
+
+    const ChannelCall& call_;
+    const i64 samples_, width_;
+    std::vector<double> numbers_;
+};
+
 }  // namespace
 
 bool run_channels(const ChannelCall& call) {
-    return call.dtype == F64 ? run_in(call, *call.f64) : run_in(call, call.f32[call.dtype]);
+    const i64 groups = call.groups ? call.groups : call.channels, width = call.channels / groups;
+    if (width > MOST_WIDTH) return WideGroups(call).run();
+    if (call.channels * FEW_ELEMENTS <= MOST_COLUMNS) return run_slice(call);
+    return run_slices(call, groups, width, parts_of(MOST_COLUMNS, Layout(call).spread));
 }

@@ -24,7 +24,9 @@ enum class Reads { NOTHING, DEVIATIONS, PRODUCTS };
 enum class Writes { NOTHING, NORMALISED, DIFFERENTIATED, MULTIPLIED };
 
 // One call. A gradient's statistics are `mean` and `inv_std` or, with an eps, `var`; of a batch norm
-// by known statistics they are `mean` and `var`. `count`: by which given sums are divided.
+// by known statistics they are `mean` and `var`. `count`: by which given sums are divided. `rest`:
+// what a mean lacks as one float64. A slice of a group adds the sums of products, times scale, to
+// those of other slices.
 struct ChannelCall {
     const ChannelKernels<float>* f32;  // of the instruction set; of f16, bf16 and f32
     const ChannelKernels<double>* f64;
@@ -35,14 +37,16 @@ struct ChannelCall {
     Writes writes;
     Dtype dtype;        // of the data
     int axis;           // of the channels
+    i64 channels;       // of all slices
     i64 groups;         // of each sample, whose axis is the first; 0 of a batch norm
     View dy, x, out;    // y or dx
-    Numbers scale, bias, mean, inv_std, var, of_product, of_dy;
+    Numbers scale, bias, mean, rest, inv_std, var, of_product, of_dy;
     double eps, count;
-    Numbers saved_mean, saved_inv_std, saved_var, sum_product, sum_dy;
+    Numbers saved_mean, saved_rest, saved_inv_std, saved_var, sum_product, sum_dy;
+    Numbers slice_product, slice_dy;
     Numbers running_mean, running_var;
     double momentum;
 };
 
-// Returns false if it was given up. Throws nothing but std::bad_alloc, before it writes.
+// Returns false if it was given up. Throws nothing but std::bad_alloc.
 bool run_channels(const ChannelCall& call);

@@ -280,6 +280,7 @@ public:
     void compute_on(const Memory& data) {
         compute(length_of(data.buffer(), 0, data.buffer().ndim), data, [&](bool (*given_up)()) {
             call.given_up = given_up;
+            call.channels = call.x.axes.at[call.axis].length;
             return run_channels(call);
         });
     }
