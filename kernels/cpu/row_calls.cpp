@@ -2,6 +2,7 @@
 
 #include "row_calls.h"
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <new>
@@ -24,6 +25,11 @@ constexpr i64 WORTH_THREADS = 1 << 16, PIECE = 1 << 14, LARGEST = 1 << 20, PIECE
 constexpr i64 MOST_SHARES = 32, LEAST_SHARE = 1 << 14, SHARES_LENGTH = 1 << 18;
 // Rows whose terms are added up in the accumulation dtype: equal ones round the same way each time.
 constexpr i64 ROW_RUN = 16;
+// Bytes of a gradient, and of its rows, from which on it is written past the caches, which cannot hold
+// it for long. Rows of 512 bytes took twice as long so.
+constexpr i64 STREAMED = 1 << 24, STREAMED_ROW = 3 << 10;
+// Elements from which on a gradient of 16 bits asks for its rows beforehand.
+constexpr i64 FETCHED = 1 << 19;
 // Between questions whether to give up.
 constexpr std::chrono::milliseconds PATIENCE(50);
 constexpr std::align_val_t CACHE_LINE{64};
@@ -175,6 +181,7 @@ public:
             if (slot == 0 && given_up()) return;
         }
         if (windows_ > 1) store(place, from);
+        std::atomic_thread_fence(std::memory_order_seq_cst);  // what was streamed is written by now
     }
 
     bool run() {
@@ -244,6 +251,11 @@ bool run_forward(const Setting& setting, Forward call) {
 bool run_gradient(
     const Setting& setting, Gradient call, const Array* dscale, const Array* dbias
 ) {
+    const i64 elements = setting.rows * call.width, item = call.dtype == F64 ? 8 : 4;
+    const char* dx = call.dx->data;
+    call.streamed = elements * item >= STREAMED && call.width * item >= STREAMED_ROW
+        && dx != call.dy->data && dx != call.source->data;
+    call.fetched = call.dtype < F32 && elements >= FETCHED;
     return differentiate(
         setting, call, &RowKernels::means, &RowKernels::gradient, dscale, dbias
     );

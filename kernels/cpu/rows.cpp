@@ -77,6 +77,8 @@ template <typename A> void widen_parameter(
         for (i64 j = 0; j < count; ++j) to[j].value += value;
 }
 
+constexpr i64 AHEAD = 1 << 13;  // bytes
+
 // A window's columns of a call's arrays: where they lie, or in a room of a thread's scratch.
 template <typename A> class Window {
 public:
@@ -110,6 +112,21 @@ public:
             narrow_all<f16, A>(data, array->columns, from_, count, value);
         else
             narrow_all<bf16, A>(data, array->columns, from_, count, value);
+    }
+
+    // Asks for 16-bit columns of rows after this one before they are read: it takes a while to come.
+    INLINE void fetch_ahead(const Array* array, i64 row) const {
+        const i64 bytes = count * i64{sizeof(uint16_t)};
+        const char* at = row_of(*array, row) + from_ * i64{sizeof(uint16_t)} + AHEAD;
+        for (i64 k = 0; k < bytes; k += 64) __builtin_prefetch(at + k);
+    }
+
+    // Where the columns of a row lie, if they can be written past the caches.
+    Element<A>* streamed(const Array* array, i64 row) const {
+        if (!STREAMS<A, A>) return nullptr;
+        Element<A>* to = reinterpret_cast<Element<A>*>(row_of(*array, row)) + from_;
+        const bool whole = reinterpret_cast<uintptr_t>(to) % sizeof(A) == 0;
+        return there(array) && whole && count >= VectorOf<A>::length ? to : nullptr;
     }
 
     // What `input` gave before, if no other window has the room now.
@@ -299,8 +316,13 @@ template <typename A, Kind KIND> void gradient_of(
     const Window<A> window(call, from, scratch);
     const i64 count = window.count;
     Element<A> *of_product = window.at(3), *of_dy = window.at(4);
+    StreamedRows<A> past_caches;
     for (i64 j = 0; j < count; ++j) of_product[j].value = of_dy[j].value = 0;
     for (i64 row = begin; row < end; ++row) {
+        if (call.fetched) {
+            window.fetch_ahead(call.dy, row);
+            window.fetch_ahead(call.source, row);
+        }
         const GradientRow<A, KIND> own(call, window, row);
         const Sums sums = sums_of<A, KIND, true>(own, count, of_product, of_dy);
         const double* means = call.means ? call.means + 2 * row : nullptr;
@@ -318,6 +340,8 @@ template <typename A, Kind KIND> void gradient_of(
             window.write(call.dx, row, [=](i64 j, auto kind) INLINED {
                 return value(j, kind) + read<decltype(kind)>(ds + j);
             });
+        } else if (Element<A>* to = call.streamed ? window.streamed(call.dx, row) : nullptr) {
+            past_caches.write_row(count, to, value);
         } else {
             window.write(call.dx, row, value);
         }

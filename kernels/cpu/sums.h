@@ -177,6 +177,47 @@ template <typename A, typename T, typename F> INLINE void stream_lines(
     }
 }
 
+// Writes rows past the caches. If a row begins where the one before it ends, the line of both is held
+// until it is whole. No output is an input.
+template <typename A> class StreamedRows {
+    typedef typename VectorOf<A>::type V;
+    static constexpr i64 COUNT = VectorOf<A>::length;
+
+public:
+    ~StreamedRows() { finish(); }
+
+    // Writes value(j, V) to column j of a row that is no shorter than a vector.
+    template <typename F> INLINE void write_row(i64 count, Element<A>* to, F value) {
+        i64 j = 0;
+        if (to != end_) {
+            finish();
+            const i64 begin = -(reinterpret_cast<intptr_t>(to) / i64{sizeof(A)}) & (COUNT - 1);
+            for (; j < begin; ++j) write(value(j, A{}), to + j);
+        } else if (held_) {
+            write(value(0, V{}), line_ + held_);
+            stream(read<V>(line_), to - held_);
+            j = COUNT - held_;
+        }
+        for (; j + COUNT <= count; j += COUNT) stream(value(j, V{}), to + j);
+        held_ = count - j;
+        end_ = to + count;
+        if (held_ == 0) return;
+        Element<A> last[2 * COUNT] = {};
+        write(value(count - COUNT, V{}), last);
+        write(read<V>(last + COUNT - held_), line_);
+    }
+
+private:
+    void finish() {
+        for (i64 j = 0; j < held_; ++j) end_[j - held_] = line_[j];
+        held_ = 0;
+    }
+
+    Element<A> line_[2 * COUNT];
+    Element<A>* end_ = nullptr;
+    i64 held_ = 0;
+};
+
 struct Sums {
     double first, second;
 };

@@ -330,6 +330,38 @@ def test_the_mean_of_a_group_in_slices_is_more_than_one_float64(shape):
     assert (np.abs(same - inv_std) <= 4 * unit(y.dtype) * inv_std).all()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("width", "gap"), [(1000, 0), (1024, 0), (999, 5), (40_001, 0)])
+@pytest.mark.parametrize("offset", [0, 1])
+def test_large_gradients_of_rows_have_the_bits_of_small_ones(dtype, width, gap, offset):
+    """From 16 MiB on, they are written past the caches, and a line of these by two rows."""
+    few = 5
+    rows = (1 << 24) // (width * np.dtype(dtype).itemsize) + few
+    x = np.random.default_rng(0).standard_normal((rows, width)).astype(dtype)
+    dy, scale = x[::-1], np.linspace(-1, 2, width).astype(dtype)
+    mean, inv_std = x.mean(axis=1), 1 / x.std(axis=1)
+    memory = np.full(rows * (width + gap) + offset + 1, 7, dtype)
+    whole = memory[offset : offset + rows * (width + gap)].reshape(rows, width + gap)
+    dx = whole[:, :width]
+    gradkit.layer_norm_grad(dy, x, scale, mean, inv_std, out=(dx, None, None))
+    for part in (slice(few), slice(rows - few, None)):
+        small, *_ = gradkit.layer_norm_grad(dy[part], x[part], scale, mean[part], inv_std[part])
+        assert_same_bits(dx[part], small)
+    assert (whole[:, width:] == 7).all()
+    assert memory[-1] == 7
+    assert offset == 0 or memory[0] == 7
+
+
+@pytest.mark.parametrize("offset", [0, 1, 17])
+def test_large_lists_are_zeroed_and_nothing_beside_them(offset):
+    """From 2^22 elements on, past the caches."""
+    memory = np.ones((1 << 22) + 64, np.float32)
+    gradkit.zero_grad([memory[offset:-5]])
+    assert not memory[offset:-5].any()
+    assert memory[:offset].all()
+    assert memory[-5:].all()
+
+
 def test_equal_terms_of_long_lines_round_alike():
     """So few have one total in float32 that their sum is off by some units alone."""
     dy = np.full((2, 3, 8111), np.float32(0.1))
