@@ -18,6 +18,9 @@ namespace {
 constexpr i64 PIECE = 1 << 14, WORTH_THREADS = 1 << 18;
 // A thread takes memory that is as far from the others' as its turns allow: a longer run comes sooner.
 constexpr i64 TURNS = 8, MOST_AT_ONCE = 1 << 20;
+// Elements of a list from which on zeros are written past the caches, which cannot hold it for long.
+constexpr i64 STREAMED = 1 << 22;
+constexpr bool BACKWARDS = true;
 // Elements that go through float64 at a time, and those of a unit that are added up at a time.
 constexpr i64 TERMS = 1 << 9, UNIT_PIECE = 1 << 12;
 // Neighbouring units that are read side by side if their own elements are not.
@@ -158,19 +161,18 @@ public:
     }
 
     // Calls visit(piece, entry's dtypes, addresses, elements), which may write to the sides WRITTEN.
-    // What writes begins at the end, which a norm just before has left in the cache.
-    template <int... WRITTEN, typename F> bool each(F visit) {
+    // Backwards, it begins with what a norm just before has left in the cache.
+    template <int... WRITTEN, typename F> bool each(F visit, bool backwards = false) {
         struct Visiting : Patient {
             Visiting(Pieces& own, F& visit) : Patient(own.given_up_), own(own), visit(visit) {}
             void work(i64 item, int slot) override {
-                if (sizeof...(WRITTEN)) item = static_cast<i64>(own.items_.size()) - 2 - item;
                 for (i64 k = own.items_[item]; k < own.items_[item + 1]; ++k)
                     own.visit_one<WRITTEN...>(k, slot, visit);
             }
             Pieces& own;
             F& visit;
         } visiting(*this, visit);
-        return share_out(visiting, static_cast<i64>(items_.size()) - 1, threads_);
+        return share_out(visiting, static_cast<i64>(items_.size()) - 1, threads_, backwards);
     }
 
 private:
@@ -439,7 +441,7 @@ void scale(const List& list, const ListSetting& setting, double factor) {
             std::memmove(at[0], at[1], count * bytes_of(dtypes[0]));
         else
             setting.kernels.scale[dtypes[0]](at[1], at[0], count, factor);
-    });
+    }, BACKWARDS);
 }
 
 void scale_each(const List& list, const ListSetting& setting) {
@@ -452,18 +454,22 @@ void scale_each(const List& list, const ListSetting& setting) {
             std::memset(at[0], 0, count * bytes_of(dtypes[0]));
         else
             setting.kernels.scale[dtypes[0]](at[1], at[0], count, *factors);
-    });
+    }, BACKWARDS);
 }
 
 void clamp(const List& list, const ListSetting& setting, double limit) {
     Pieces(list, setting).each<0>([&](i64, const Dtype* dtypes, char** at, i64 count) {
         setting.kernels.clamp[dtypes[0]](at[1], at[0], count, limit);
-    });
+    }, BACKWARDS);
 }
 
 void zero(const List& list, const ListSetting& setting) {
     Pieces(list, setting).each<0>([&](i64, const Dtype* dtypes, char** at, i64 count) {
-        std::memset(at[0], 0, count * bytes_of(dtypes[0]));
+        const i64 bytes = count * bytes_of(dtypes[0]);
+        if (list.elements() >= STREAMED)
+            setting.kernels.zero(at[0], bytes);
+        else
+            std::memset(at[0], 0, bytes);
     });
 }
 

@@ -7,15 +7,17 @@
 //   add, terms  to += scale * from, or to = scale * from
 //   compensate  the same of a pair, of which the second keeps what the first drops
 //   average     to = decay * to + (1 - decay) * from
+//   zero        to = 0
 //   round_at_random  the same, rounded by random bits
 //
 // Plain loops that a compiler makes vectors of. Bits are the same for each instruction set: sums
-// have LANES totals, whatever a vector holds. Products and scaled sums are computed in float64 and
-// rounded once.
+// have TOTAL_LANES totals, whatever a vector holds. Products and scaled sums are computed in float64
+// and rounded once.
 
 #include "lists.h"
 
 #include "powers.h"
+#include "sums.h"
 
 namespace ISA {
 typedef uint32_t u32;
@@ -25,7 +27,7 @@ typedef uint64_t u64;
 
 namespace ISA {
 
-constexpr int LANES = 32;
+constexpr int TOTAL_LANES = 32;
 constexpr double INFINITE = __builtin_inf(), LARGEST = 0x1.fffffffffffffp1023;
 
 template <typename T> constexpr bool IS_BF16 = false;
@@ -46,6 +48,17 @@ template <typename T, typename F> INLINE void for_parts(const Element<T>* to, i6
     i64 from = 0, step = CONVERTED - beyond;
     for (; from < count; from += step, step = CONVERTED)
         visit(from, from + step < count ? step : count - from);
+}
+
+// Writes value(j, V) to as many elements of a run from j on as a vector V has. Vectors begin where a
+// line does.
+template <typename T, typename F> INLINE void map_vectors(Element<T>* to, i64 count, F value) {
+    typedef typename VectorOf<T>::type V;
+    const i64 item = sizeof(T), before = -(reinterpret_cast<intptr_t>(to) / item) & (LINE / item - 1);
+    i64 j = 0;
+    for (; j < before && j < count; ++j) write(value(j, T{}), to + j);
+    for (; j + LENGTH<V> <= count; j += LENGTH<V>) write(value(j, V{}), to + j);
+    for (; j < count; ++j) write(value(j, T{}), to + j);
 }
 
 template <typename T> INLINE double wide(T x) { return static_cast<double>(widen(x)); }
@@ -69,23 +82,23 @@ INLINE void add_exactly(double& hi, double& lo, double x) {
 // The sum of terms: add(sum, x) adds one. Totals take RUN terms at most before what rounding takes
 // from them is kept: those of float64, whose terms are rounded, one.
 template <typename T, typename F> INLINE Part sum_over(const Element<T>* x, i64 count, F add) {
-    constexpr i64 RUN = (sizeof(T) == 8 ? 1 : 32) * LANES;
+    constexpr i64 RUN = (sizeof(T) == 8 ? 1 : 32) * TOTAL_LANES;
     static_assert(!IS_CONVERTED<T> || RUN <= CONVERTED, "one block a run");
-    double hi[LANES] = {}, lo[LANES] = {};
+    double hi[TOTAL_LANES] = {}, lo[TOTAL_LANES] = {};
     for (i64 at = 0; at < count;) {
         const i64 length = at + RUN < count ? RUN : count - at;
         const Widened<T> source(x + at, length);
-        double run[LANES] = {};
+        double run[TOTAL_LANES] = {};
         if (count >= LONG_RUN) fetch_ahead(x + at, length);
         i64 j = 0;
-        for (; j + LANES <= length; j += LANES)
-            for (int l = 0; l < LANES; ++l) run[l] = add(run[l], source[j + l]);
+        for (; j + TOTAL_LANES <= length; j += TOTAL_LANES)
+            for (int l = 0; l < TOTAL_LANES; ++l) run[l] = add(run[l], source[j + l]);
         for (int l = 0; l < static_cast<int>(length - j); ++l) run[l] = add(run[l], source[j + l]);
         at += length;
-        for (int l = 0; l < LANES; ++l) add_exactly(hi[l], lo[l], run[l]);
+        for (int l = 0; l < TOTAL_LANES; ++l) add_exactly(hi[l], lo[l], run[l]);
     }
 #pragma GCC unroll 5
-    for (int half = LANES / 2; half > 0; half /= 2)
+    for (int half = TOTAL_LANES / 2; half > 0; half /= 2)
 #pragma GCC unroll 16
         for (int l = 0; l < half; ++l) {
             add_exactly(hi[l], lo[l], hi[l + half]);
@@ -324,20 +337,42 @@ template <typename T> void compensate(
 }
 
 // From the end that is nearer; a difference that overflows is not taken.
+template <typename V, typename A> INLINE V between(V old, V param, A kept, A rest, bool nearer) {
+    const V step = param - old, moved = nearer ? param - step * kept : old + step * rest;
+    return step - step == V{} ? moved : old * kept + param * rest;
+}
+
 template <typename T> void average(const void* from, void* to, i64 count, double decay) {
     typedef decltype(widen(T{})) A;
     const A kept = static_cast<A>(decay), rest = static_cast<A>(1 - decay);
     const bool nearer = decay < 0.5;
-    const Element<T>* const source = static_cast<const Element<T>*>(from);
-    Element<T>* const target = static_cast<Element<T>*>(to);
-    for_parts<T>(target, count, [=](i64 at, i64 length) INLINED {
-        const Widened<T> x(source + at, length), y(target + at, length);
-        write_run(length, target + at, [&](i64 j) INLINED {
-            const A old = y[j], param = x[j], step = param - old;
-            const A moved = nearer ? param - step * kept : old + step * rest;
-            return step - step == 0 ? moved : old * kept + param * rest;
+    const Element<T>* const x = static_cast<const Element<T>*>(from);
+    Element<T>* const y = static_cast<Element<T>*>(to);
+    if constexpr (sizeof(T) == sizeof(A)) {
+        // GCC reads numbers anew for each use, and vectors once.
+        map_vectors<T>(y, count, [=](i64 j, auto kind) INLINED {
+            typedef decltype(kind) V;
+            return between(read<V>(y + j), read<V>(x + j), kept, rest, nearer);
         });
-    });
+    } else {
+        for_parts<T>(y, count, [=](i64 at, i64 length) INLINED {
+            const Widened<T> params(x + at, length), own(y + at, length);
+            write_run(length, y + at, [&](i64 j) INLINED {
+                return between<A>(own[j], params[j], kept, rest, nearer);
+            });
+        });
+    }
+}
+
+// Past the caches, if vectors are lines of them.
+void zero(void* to, i64 bytes) {
+    char* at = static_cast<char*>(to);
+    if constexpr (STREAMS<float, float>) {
+        for (; bytes && reinterpret_cast<uintptr_t>(at) % LINE; --bytes) *at++ = 0;
+        for (; bytes >= LINE; bytes -= LINE, at += LINE) stream(VectorOf<float>::type{}, at);
+        __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    }
+    __builtin_memset(at, 0, bytes);
 }
 
 template <typename T> void round_at_random(
@@ -359,6 +394,7 @@ const ListKernels list_kernels = {
     OF_EACH_DTYPE(scale_each), OF_EACH_DTYPE(clamp),    OF_EACH_DTYPE(add),
     OF_EACH_DTYPE(terms_of),   OF_EACH_DTYPE(add_terms), OF_EACH_DTYPE(store_terms),
     OF_EACH_DTYPE(compensate), OF_EACH_DTYPE(average),
+    zero,
     {round_at_random<f16>, round_at_random<bf16>, nullptr, nullptr},
 };
 

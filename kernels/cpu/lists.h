@@ -37,6 +37,8 @@ struct ListKernels {
     void (*compensate[4])(const double* terms, void* to, void* rest, i64 count, bool fresh);
     // To a point between, by a decay above 0, in the accumulation dtype.
     void (*average[4])(const void* from, void* to, i64 count, double decay);
+    // Past the caches, if that is faster.
+    void (*zero)(void* to, i64 bytes);
     // to += terms, or = if `fresh`, rounded by random bits; null for float32 and float64.
     void (*round_at_random[4])(
         const double* terms, void* to, i64 count, bool fresh, uint64_t key, uint64_t counter

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cfenv>
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <system_error>
@@ -17,25 +18,54 @@
 
 namespace {
 
-// One call: threads take the next item until there is none.
+// Neighbouring items, in a line of the caches of their own.
+struct alignas(64) Share {
+    std::atomic<i64> next;
+    i64 begin, end;
+};
+
+constexpr int MOST_SHARES = 64;
+
+// One call: threads take the next item of their share until there is none, and then of the others'.
 struct Job {
-    Job(Items& items, i64 count) : items(items), count(count) {}
+    Job(Items& items, i64 count, int shares, bool backwards)
+        : items(items), count(shares), backwards(backwards) {
+        for (int k = 0; k < shares; ++k) {
+            share[k].next = share[k].begin = count * k / shares;
+            share[k].end = count * (k + 1) / shares;
+        }
+    }
 
     Items& items;
-    i64 count;
-    std::atomic<i64> next{0};
+    int count;
+    bool backwards;
+    Share share[MOST_SHARES];
     std::fenv_t environment;  // the caller's: it may flush subnormal numbers to zero
     bool given_up = false;
 
     void drain(int slot) {
-        for (i64 item; (item = next.fetch_add(1, std::memory_order_relaxed)) < count;) {
-            items.work(item, slot);
+        for (int k = 0; k < count; ++k) drain(share[(slot + k) % count], slot);
+    }
+
+private:
+    void drain(Share& own, int slot) {
+        for (i64 next; (next = own.next.fetch_add(1, std::memory_order_relaxed)) < own.end;) {
+            items.work(backwards ? own.begin + own.end - 1 - next : next, slot);
             if (slot != 0 || !items.given_up()) continue;
             given_up = true;
-            next.store(count, std::memory_order_relaxed);
+            for (int k = 0; k < count; ++k)
+                share[k].next.store(share[k].end, std::memory_order_relaxed);
         }
     }
 };
+
+// How long a thread that waits stays awake: to wake it takes about as long.
+constexpr std::chrono::microseconds AWAKE(30);
+
+template <typename F> void stay_awake(F until) {
+    const auto end = std::chrono::steady_clock::now() + AWAKE;
+    while (!until() && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+}
 
 class Pool {
 public:
@@ -52,8 +82,12 @@ public:
         wake_.notify_all();
         job.drain(0);
         {
-            std::unique_lock<std::mutex> lock(mutex_);
+            std::lock_guard<std::mutex> lock(mutex_);
             wanted_ = 0;  // a thread that has not begun is not waited for
+        }
+        stay_awake([&] { return working_ == 0; });
+        {
+            std::unique_lock<std::mutex> lock(mutex_);
             done_.wait(lock, [&] { return working_ == 0; });
             job_ = nullptr;
         }
@@ -82,6 +116,9 @@ private:
     [[noreturn]] void wait_for_work(int slot) {
         std::unique_lock<std::mutex> lock(mutex_);
         for (unsigned long long seen = 0;;) {
+            lock.unlock();
+            stay_awake([&] { return turn_ != seen; });
+            lock.lock();
             wake_.wait(lock, [&] { return turn_ != seen && slot <= wanted_; });
             seen = turn_;
             Job& job = *job_;
@@ -98,8 +135,9 @@ private:
     std::mutex mutex_;
     std::condition_variable wake_, done_;
     Job* job_ = nullptr;
-    unsigned long long turn_ = 0;
-    int started_ = 0, wanted_ = 0, working_ = 0;
+    std::atomic<unsigned long long> turn_{0};
+    std::atomic<int> working_{0};
+    int started_ = 0, wanted_ = 0;
 };
 
 std::atomic<Pool*> pool{nullptr};
@@ -120,14 +158,15 @@ const int registered = pthread_atfork(nullptr, nullptr, [] { pool.store(nullptr)
 
 }  // namespace
 
-bool share_out(Items& items, i64 count, int threads) {
-    Job job(items, count);
-    if (threads <= 1 || count <= 1) {
+bool share_out(Items& items, i64 count, int threads, bool backwards) {
+    const i64 most = count < threads ? count : threads;
+    const int shares = most < 1 ? 1 : most > MOST_SHARES ? MOST_SHARES : static_cast<int>(most);
+    Job job(items, count, shares, backwards);
+    if (shares == 1) {
         job.drain(0);
     } else {
         std::fegetenv(&job.environment);
-        const int helpers = static_cast<int>(count < threads ? count : threads) - 1;
-        if (!current().run(job, helpers)) job.drain(0);
+        if (!current().run(job, static_cast<int>(most) - 1)) job.drain(0);
     }
     return !job.given_up;
 }

@@ -14,5 +14,7 @@ public:
 };
 
 // Works on items 0 to `count` - 1 on at most so many threads; on fewer if the system gives no more,
-// on the caller alone if another call has the threads. Returns false if it was given up.
-bool share_out(Items& items, i64 count, int threads);
+// on the caller alone if another call has the threads. Each thread begins with a share of neighbours,
+// the same in each call: the next one finds its data in the thread's cache. `backwards`: from the end
+// of a share on. Returns false if it was given up.
+bool share_out(Items& items, i64 count, int threads, bool backwards = false);
