@@ -1,19 +1,18 @@
 """Every argument in the place and of the type that the C header has for it."""
 
 import ctypes
-import inspect
 import types
 
 import pytest
 
 from gradkit._cuda.cudnn import bindings8, bindings9
-from gradkit._cuda.cudnn.face import Bindings
+from gradkit._cuda.cudnn.face import FUNCTIONS, name_of
 from gradkit.errors import CudnnError
 from tests.cudnn import header
 
 # Another name than cuDNN's: what is loaded under that name is the process' cuDNN.
 RECORDER = "librecorder.so"
-FACE = {f"cudnn{name[0].upper()}{name[1:]}": name for name in bindings8._FUNCTIONS[1:]}
+FACE = {name_of(name): name for name in FUNCTIONS[1:]}
 
 
 def test_the_header_is_whole():
@@ -25,18 +24,6 @@ def test_ctypes_prototypes_are_the_headers(function):
     assert list(bindings9.PROTOTYPES[function]) == [
         header.ctype(kind) for kind, _ in header.parameters(function)
     ]
-
-
-@pytest.mark.parametrize("function", header.PROTOTYPES)
-def test_the_face_has_the_headers_order(function):
-    names = list(inspect.signature(getattr(Bindings, FACE[function])).parameters)[1:]
-    declared = [
-        label
-        for kind, label in header.parameters(function)
-        if header.ctype(kind) is not ctypes.POINTER(ctypes.c_void_p)
-    ]
-    renamed = {"streamId": "stream"}
-    assert names == [renamed.get(label, label) for label in declared]
 
 
 def _values(function):
@@ -56,7 +43,7 @@ def _values(function):
 def test_through_the_c_abi(function, build, tmp_path):
     path = build(tmp_path, version=92800, file=RECORDER)
     library = ctypes.CDLL(str(path))
-    binding = bindings9.Bindings9(library, str(path))
+    binding = bindings9.bindings_of(library, str(path))
     values = _values(function)
     made = getattr(binding, FACE[function])(*values)
     library.recorded.restype = ctypes.c_char_p
@@ -66,7 +53,7 @@ def test_through_the_c_abi(function, build, tmp_path):
 
 def test_a_status_becomes_the_librarys_own_text(build, tmp_path):
     path = build(tmp_path, version=92800, status=3, file=RECORDER)
-    binding = bindings9.Bindings9(ctypes.CDLL(str(path)), str(path))
+    binding = bindings9.bindings_of(ctypes.CDLL(str(path)), str(path))
     for function, name in FACE.items():
         with pytest.raises(CudnnError, match=rf"^{function}: THREE \(3\)$") as caught:
             getattr(binding, name)(*_values(function))
@@ -80,7 +67,7 @@ class CuDNNError(RuntimeError):
 
 
 def _cupy_module(function):
-    functions = dict.fromkeys(bindings8._FUNCTIONS, function)
+    functions = dict.fromkeys(FUNCTIONS, function)
     return types.SimpleNamespace(CuDNNError=CuDNNError, **functions)
 
 

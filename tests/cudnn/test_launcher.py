@@ -1,14 +1,13 @@
 """The launcher over a cuDNN that is NumPy: layouts, conversions, scratch, and what is passed."""
 
-import inspect
-
 import numpy as np
 import pytest
 
 from gradkit._cuda.cudnn import batch_normalization as launcher
-from gradkit._cuda.cudnn.face import Bindings
+from gradkit._cuda.cudnn.face import name_of
 from gradkit._cuda.cudnn.library import Cudnn
 from gradkit.errors import CudnnError
+from tests.cudnn import header
 from tests.cudnn.cases import COMBINATIONS, MIXTURES, SHAPES, Case, ForwardCase, InferenceCase
 from tests.cudnn.fake import FakeCudnn, HostDevice
 
@@ -128,7 +127,7 @@ def test_running_statistics_that_cudnn_would_round(cudnn):
 
 
 class Recorder(FakeCudnn):
-    """Keeps the arguments of batch norm by their names in the face, and the descriptors."""
+    """Keeps the arguments of batch norm by their names in the header, and the descriptors."""
 
     def batchNormalizationBackward(self, *args):
         self._keep("batchNormalizationBackward", args)
@@ -140,8 +139,8 @@ class Recorder(FakeCudnn):
         self._keep("batchNormalizationForwardInference", args)
 
     def _keep(self, name, args):
-        signature = inspect.signature(getattr(Bindings, name))
-        self.given = signature.bind(None, *args).arguments
+        names = [label for _, label in header.parameters(name_of(name))]
+        self.given = dict(zip(names, args, strict=True))
         self.described = {
             key: self.descriptors[number] for key, number in self.given.items() if "Desc" in key
         }

@@ -5,29 +5,16 @@ import importlib
 import re
 import warnings
 from collections.abc import Callable, Iterable
-from types import ModuleType, SimpleNamespace
-from typing import Any, cast
+from types import ModuleType
+from typing import Any
 
 from gradkit._cuda.cudnn import search
-from gradkit._cuda.cudnn.face import Bindings
+from gradkit._cuda.cudnn.face import FUNCTIONS, Bindings, name_of
 from gradkit.errors import CudnnError
 
 SONAME = "libcudnn.so.8"
 OLDEST = 8800  # CuPy 13.6 was built with 8.8
 
-_FUNCTIONS = (
-    "getVersion",
-    "create",
-    "destroy",
-    "setStream",
-    "createTensorDescriptor",
-    "setTensor4dDescriptorEx",
-    "deriveBNTensorDescriptor",
-    "destroyTensorDescriptor",
-    "batchNormalizationForwardTraining",
-    "batchNormalizationForwardInference",
-    "batchNormalizationBackward",
-)
 _loaded: list[ctypes.CDLL] = []  # never emptied: a library in use must not be unloaded
 
 
@@ -53,8 +40,8 @@ def load(places: Iterable[search.Place]) -> Bindings:
 
 def bindings_of(module: ModuleType, path: str) -> Bindings:
     """CuPy's functions, whose errors become ``CudnnError``."""
-    functions = {name: _checked(module, name) for name in _FUNCTIONS}
-    return cast(Bindings, SimpleNamespace(name="cupy.cuda.cudnn", path=path, **functions))
+    functions = {name: _checked(module, name) for name in FUNCTIONS}
+    return Bindings("cupy.cuda.cudnn", path, **functions)
 
 
 def _module() -> ModuleType | None:
@@ -80,6 +67,6 @@ def _checked(module: ModuleType, name: str) -> Callable[..., Any]:
         except failure as error:
             text = re.sub(r"^cuDNN Error: ", "", str(error))
             status = getattr(error, "status", None)
-            raise CudnnError(f"cudnn{name[0].upper()}{name[1:]}", status, text) from error
+            raise CudnnError(name_of(name), status, text) from error
 
     return call
