@@ -16,9 +16,8 @@ from gradkit._cuda.launch.kernels import FLAGS, Launch, either
 from gradkit._cuda.list_tables import ListPlan, Step, Table, launch, plan_of, steps
 
 PART = 3  # doubles of a partial result: kernels/norm_orders.cuh
-SUM_OF_SQUARES = "SumOfSquares"
 _ANY_ORDER = "SumOfPowers"
-_ORDERS = {1.0: "Sum", 2.0: SUM_OF_SQUARES, math.inf: "Largest"}
+_ORDERS = {1.0: "Sum", 2.0: "SumOfSquares", math.inf: "Largest"}
 _THREADS = {False: 1024, True: 128}  # that join partial results: of one norm, of many
 _FLOAT64 = np.dtype(np.float64)
 
@@ -34,17 +33,15 @@ def norm_steps(device: Device, call: GradNorm) -> list[Step]:
     plan = plan_of(device, call.grads)
     if not plan.chunks:
         return [partial(array.fill, 0) for array in (norm, found_inf) if array is not None]
-    p, order = np.float64(call.norm_type), _ORDERS.get(call.norm_type, _ANY_ORDER)
     if len(plan.tables) == 1 and not call.per_tensor:
-        return _of_one_table(device, plan.tables[0], p, order, call)
+        return _of_one_table(device, plan.tables[0], call)
     made = []
-    for table, own_steps, parts, count in _partials(device, plan, p, order, call.per_tensor):
+    for own_steps, parts in _partials(device, plan, call.norm_type, call.per_tensor):
         own, found = norm, found_inf
         if call.per_tensor:
-            own = Norm(norm[table.tensors])
-            found = None if found_inf is None else Flags(found_inf[table.tensors])
-        made += own_steps
-        made.append(joining(device, table, p, order, parts, count, call.scale, own, found))
+            mine = parts.table.tensors
+            own, found = Norm(norm[mine]), None if found_inf is None else Flags(found_inf[mine])
+        made += [*own_steps, parts.joining(device, call.scale, own, found)]
     return made
 
 
@@ -64,10 +61,9 @@ class _Total(NamedTuple):
         return cls(partials, finish, np.uint32(count), (count * PART,))
 
 
-def _of_one_table(
-    device: Device, table: Table, p: np.float64, order: str, call: GradNorm
-) -> list[Step]:
+def _of_one_table(device: Device, table: Table, call: GradNorm) -> list[Step]:
     """What launches one norm of all of a table's tensors: nearly every list is one table."""
+    p, order = np.float64(call.norm_type), _ORDERS.get(call.norm_type, _ANY_ORDER)
     known: _Total | None = table.launches.get((_Total, order))
     if known is None:
         known = table.launches[_Total, order] = _Total.of(device, table, order)
@@ -86,31 +82,31 @@ def write_parts(device: Device, call: NormParts) -> None:
     if not plan.chunks:
         fill(device, out, 0)
         return
-    p, order = np.float64(call.norm_type), order_of(call.norm_type)
+    order = call.norm_type
     if call.copies is None:
-        for table, own_steps, parts, count in _partials(device, plan, p, order, per_tensor):
+        for own_steps, parts in _partials(device, plan, order, per_tensor):
             launch(own_steps)
-            own = out[table.tensors] if per_tensor else out
-            join(device, table, p, order, parts, count, None, own, per_tensor)
+            parts.join(device, None, out[parts.table.tensors] if per_tensor else out, per_tensor)
         return
     many, counts = len(call.grads), on_device(device, call.copies)
     each = out if per_tensor else scratch(device, many * PART, _FLOAT64).reshape(-1, PART)
-    for table, own_steps, parts, count in _partials(device, plan, p, order, True):
+    for own_steps, parts in _partials(device, plan, order, True):
         launch(own_steps)
-        mine = table.tensors
-        join(device, table, p, order, parts, count, counts[mine], each[mine], True)
+        mine = parts.table.tensors
+        parts.join(device, counts[mine], each[mine], True)
     if not per_tensor:
-        join(device, plan.tables[0], p, order, each, many, None, out, False)
+        NormPartials(plan.tables[0], order, each, many).join(device, None, out, False)
 
 
 def _partials(
-    device: Device, plan: ListPlan, p: np.float64, order: str, per_tensor: bool
-) -> Iterator[tuple[Table, list[Step], Array, int]]:
-    """What computes partial results; those to be joined, and how many, with their table.
+    device: Device, plan: ListPlan, norm_type: float, per_tensor: bool
+) -> Iterator[tuple[list[Step], "NormPartials"]]:
+    """What computes partial results, and those to be joined.
 
     One Part for each chunk and one table after the other, or a Part for the chunks of a block
     if nobody asks which tensor it was, and all tables' together with the first.
     """
+    p, order = np.float64(norm_type), order_of(norm_type)
     counts = [table.count if per_tensor else table.blocks for table in plan.tables]
     parts = scratch(device, sum(counts) * PART, _FLOAT64)
     first, made = 0, []
@@ -119,59 +115,47 @@ def _partials(
         arguments = p, own, FLAGS[not per_tensor]
         own_steps = steps(device, (table,), "norm", "norm_partials", *arguments, ORDER=order)
         if per_tensor:
-            yield table, own_steps, own, count
+            yield own_steps, NormPartials(table, norm_type, own, count)
         made += own_steps
         first += count
     if not per_tensor:
-        yield plan.tables[0], made, parts, first
+        yield made, NormPartials(plan.tables[0], norm_type, parts, first)
 
 
-def joining(
-    device: Device,
-    table: Table,
-    p: np.float64,
-    order: str,
-    parts: Array,
-    count: int,
-    scale: Number,
-    norm: Norm,
-    found_inf: Flags | None,
-) -> Step:
-    """What joins ``count`` parts: all into a scalar, or each tensor's into a row of norms."""
-    arguments = p, parts, np.uint32(count), *either(scale), norm
-    if norm.ndim == 0:
-        found = _finish(device, table, order)
-        return partial(found.__call__, *arguments, found_inf)
-    found = _each(device, table, "norms_finish", order, norm.size, True)
-    stride = np.int64(norm.strides[0])
-    return partial(found.__call__, table.argument, *arguments, stride, found_inf)
+class NormPartials(NamedTuple):
+    """Partial results of a p-norm of a table's tensors: so many rows (hi, lo, scale)."""
 
+    table: Table
+    norm_type: float
+    rows: Array
+    number: int
 
-def join(
-    device: Device,
-    table: Table,
-    p: np.float64,
-    order: str,
-    parts: Array,
-    count: int,
-    copies: Array | None,
-    out: Array,
-    per_tensor: bool,
-) -> None:
-    """As ``joining``, into rows of (hi, lo, scale)."""
-    found = _each(device, table, "norm_parts", order, len(out), per_tensor)
-    found(table.argument, p, parts, np.uint32(count), FLAGS[per_tensor], copies, out)
+    def joining(self, device: Device, scale: Number, norm: Norm, found_inf: Flags | None) -> Step:
+        """What joins them: all into a scalar, or each tensor's into a row of norms."""
+        arguments = *self._arguments, *either(scale), norm
+        if norm.ndim == 0:
+            found = _finish(device, self.table, order_of(self.norm_type))
+            return partial(found.__call__, *arguments, found_inf)
+        found = self._each(device, "norms_finish", norm.size, True)
+        stride = np.int64(norm.strides[0])
+        return partial(found.__call__, self.table.argument, *arguments, stride, found_inf)
+
+    def join(self, device: Device, copies: Array | None, out: Array, per_tensor: bool) -> None:
+        """The same at once, into rows of (hi, lo, scale)."""
+        found = self._each(device, "norm_parts", len(out), per_tensor)
+        found(self.table.argument, *self._arguments, FLAGS[per_tensor], copies, out)
+
+    @property
+    def _arguments(self) -> tuple[np.float64, Array, np.uint32]:
+        return np.float64(self.norm_type), self.rows, np.uint32(self.number)
+
+    def _each(self, device: Device, name: str, norms: int, per_tensor: bool) -> Launch:
+        """A launch with a block for each norm."""
+        threads, order = _THREADS[per_tensor], order_of(self.norm_type)
+        blocks = min(norms, device.multiprocessors * (2048 // threads))
+        return self.table.launch(device, blocks, threads, "norms", name, ORDER=order)
 
 
 def _finish(device: Device, table: Table, order: str) -> Launch:
     """The launch of a block that writes one norm."""
     return table.launch(device, 1, _THREADS[False], "norm", "norm_finish", ORDER=order)
-
-
-def _each(
-    device: Device, table: Table, name: str, order: str, norms: int, per_tensor: bool
-) -> Launch:
-    """A launch with a block for each norm."""
-    threads = _THREADS[per_tensor]
-    blocks = min(norms, device.multiprocessors * (2048 // threads))
-    return table.launch(device, blocks, threads, "norms", name, ORDER=order)

@@ -11,7 +11,7 @@ from gradkit._calls.lists import AccumulateGrads, EmaUpdate, GradNorm
 from gradkit._calls.roles import Grads, Norm
 from gradkit._cuda.launch.device import Device, scratch
 from gradkit._cuda.launch.kernels import either, either_flag
-from gradkit._cuda.list_norms import PART, SUM_OF_SQUARES, joining, norm_steps
+from gradkit._cuda.list_norms import PART, NormPartials, norm_steps
 from gradkit._cuda.list_tables import (
     Counted,
     Step,
@@ -143,8 +143,7 @@ def _with_norm(
     parts = scratch(device, table.blocks * PART, np.dtype(np.float64))
     types = _types(grads[0], buffers[0])
     adding = steps(device, (table,), _LIST, _LIST, *chosen, parts, NORM=1, **types)
-    order, p = SUM_OF_SQUARES, np.float64(2)
-    return [*adding, joining(device, table, p, order, parts, table.blocks, 1.0, norm, None)]
+    return [*adding, NormPartials(table, 2.0, parts, table.blocks).joining(device, 1.0, norm, None)]
 
 
 def _types(grad: Array, buffer: Array) -> dict[str, Any]:

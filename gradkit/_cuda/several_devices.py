@@ -24,7 +24,7 @@ from gradkit._calls.roles import Grads
 from gradkit._cuda import CudaBackend
 from gradkit._cuda.launch.buffers import fill
 from gradkit._cuda.launch.device import Device, scratch
-from gradkit._cuda.list_norms import PART, join, joining, order_of
+from gradkit._cuda.list_norms import PART, NormPartials
 from gradkit._cuda.list_tables import ListPlan, Step, launch, plan_of
 from gradkit._cuda.lists import clip_steps, scale_steps, value_steps, zero_steps
 from gradkit._numpy.interrupts import Uninterrupted
@@ -86,10 +86,7 @@ class SeveralDevices(CudaBackend):
             if found_inf is not None:
                 fill(self.device, found_inf, 0)
         else:
-            parts = self._parts(call.grads, call.norm_type)
-            p, order = np.float64(call.norm_type), order_of(call.norm_type)
-            table, scale = self._plans(call.grads)[0].tables[0], call.scale
-            joining(self.device, table, p, order, parts, len(parts), scale, norm, found_inf)()
+            self._parts(call).joining(self.device, call.scale, norm, found_inf)()
 
     def norm_parts(self, call: records.NormParts) -> None:
         """``parts[k] = (hi, lo, scale)``: what ``grad_norm`` adds up, before the root."""
@@ -101,10 +98,7 @@ class SeveralDevices(CudaBackend):
 
             self._each(call.grads, [call.parts], write)
             return
-        parts = self._parts(call.grads, call.norm_type, call.copies)
-        p, order = np.float64(call.norm_type), order_of(call.norm_type)
-        table = self._plans(call.grads)[0].tables[0]
-        join(self.device, table, p, order, parts, len(parts), None, call.parts, False)
+        self._parts(call, call.copies).join(self.device, None, call.parts, False)
 
     def grad_stats(self, call: records.ListStats) -> None:
         """A row of ``stats`` for each gradient, or of ``parts`` what it is computed from."""
@@ -234,9 +228,10 @@ class SeveralDevices(CudaBackend):
         return [number if isinstance(number, float) else next(copied) for number in numbers]
 
     def _parts(
-        self, grads: Sequence[Array], norm_type: float, copies: Sequence[int] | None = None
-    ) -> Array:
+        self, call: records.GradNorm | records.NormParts, copies: Sequence[int] | None = None
+    ) -> NormPartials:
         """A row (hi, lo, scale) for the gradients of each device, and of the host."""
+        grads, norm_type = call.grads, call.norm_type
         rows = len(self.backends) + (self.host is not None)
         parts = scratch(self.device, (rows, PART), _FLOAT64)
         for k, (backend, own) in enumerate(self._everywhere(grads)):
@@ -247,7 +242,7 @@ class SeveralDevices(CudaBackend):
                         grads=own.views, norm_type=norm_type, parts=made, copies=counts
                     )
                 )
-        return parts
+        return NormPartials(self._plans(grads)[0].tables[0], norm_type, parts, rows)
 
     def _each(self, grads: Sequence[Array], outs: Sequence[Array], write: Write) -> None:
         """Write rows for each gradient, which ``write`` makes on the device that it lies on."""
