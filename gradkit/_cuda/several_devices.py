@@ -9,10 +9,9 @@ The host adds up gradients in its own memory, and uploads the sum. To scale them
 the norm.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from functools import cache
-from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,7 +19,6 @@ import numpy as np
 from gradkit._backend import Array, OneDevice, Spread
 from gradkit._calls import lists as records
 from gradkit._calls.backend import Backend
-from gradkit._calls.roles import Grads
 from gradkit._cuda import CudaBackend
 from gradkit._cuda.launch.buffers import fill
 from gradkit._cuda.launch.device import Device, scratch
@@ -30,10 +28,13 @@ from gradkit._cuda.lists import clip_steps, scale_steps, value_steps, zero_steps
 from gradkit._numpy.interrupts import Uninterrupted
 
 Own: TypeAlias = tuple[CudaBackend, OneDevice]  # what computes on a device, and what lies there
-Write: TypeAlias = Callable[[Any, OneDevice, Sequence[Array]], None]
-# What launches on a device what is to be done to its gradients: the backend, these, and outputs.
-Steps: TypeAlias = Callable[[CudaBackend, Sequence[Array], Sequence[Array]], list[Step]]
 
+_LISTS = {"grads", "outs", "copies", "rows"}  # fields with an item for each gradient
+_NUMBERS: dict[type, tuple[str, ...]] = {  # fields that may lie on the first device
+    records.GradNorm: ("scale",),
+    records.ClipByNorm: ("norm", "max_norm", "scale"),
+    records.ScaleGrads: ("coefficient",),
+}
 _FLOAT64 = np.dtype(np.float64)
 
 
@@ -73,14 +74,7 @@ class SeveralDevices(CudaBackend):
         """``norm = |scale| * (sum |g|^p)^(1/p)`` over all gradients, or one norm a gradient."""
         norm, found_inf = call.norm, call.found_inf
         if call.per_tensor:
-
-            def write(backend: Any, own: OneDevice, outs: Sequence[Array]) -> None:
-                [scale] = self._numbers([call.scale], backend)
-                norms, flags = (*outs, None)[:2]
-                here = call.replaced(grads=own.views, norm=norms, found_inf=flags, scale=scale)
-                backend.grad_norm(here)
-
-            self._each(call.grads, [norm] if found_inf is None else [norm, found_inf], write)
+            self._each("grad_norm", call, "norm", "found_inf")
         elif self.host is None and not any(plan.chunks for plan in self._plans(call.grads)):
             fill(self.device, norm, 0)
             if found_inf is not None:
@@ -91,72 +85,38 @@ class SeveralDevices(CudaBackend):
     def norm_parts(self, call: records.NormParts) -> None:
         """``parts[k] = (hi, lo, scale)``: what ``grad_norm`` adds up, before the root."""
         if call.per_tensor:
-
-            def write(backend: Any, own: OneDevice, outs: Sequence[Array]) -> None:
-                counts = call.copies and own.of(call.copies)
-                backend.norm_parts(call.replaced(grads=own.views, parts=outs[0], copies=counts))
-
-            self._each(call.grads, [call.parts], write)
-            return
-        self._parts(call, call.copies).join(self.device, None, call.parts, False)
+            self._each("norm_parts", call, "parts")
+        else:
+            self._parts(call).join(self.device, None, call.parts, False)
 
     def grad_stats(self, call: records.ListStats) -> None:
         """A row of ``stats`` for each gradient, or of ``parts`` what it is computed from."""
-        names = [name for name in ("stats", "parts") if getattr(call, name) is not None]
-
-        def write(backend: Any, own: OneDevice, outs: Sequence[Array]) -> None:
-            made = dict(zip(names, outs, strict=True))
-            backend.grad_stats(call.replaced(grads=own.views, **made))
-
-        self._each(call.grads, [getattr(call, name) for name in names], write)
+        self._each("grad_stats", call, "stats", "parts")
 
     def exact_sums(self, call: records.ExactSums) -> None:
         """Write ``sums``, which are in host memory: this waits for all devices."""
         total = np.zeros_like(call.sums)
         for backend, own in self._everywhere(call.grads):
             with nullcontext() if backend is self.host else backend.device.active():
-                rows = own.of(call.rows)
-                backend.exact_sums(call.replaced(grads=own.views, rows=rows))
+                backend.exact_sums(self._part(call, backend, own))
             total += call.sums
         call.sums[...] = total
 
     def clip_by_norm(self, call: records.ClipByNorm) -> None:
         """``outs = grads * (scale * coefficient)``, or zeros if either is not finite."""
-
-        def steps(backend: CudaBackend, grads: Grads, outs: Grads) -> list[Step]:
-            norm, limit, by = self._numbers([call.norm, call.max_norm, call.scale], backend)
-            here = call.replaced(grads=grads, norm=norm, max_norm=limit, scale=by, outs=outs)
-            return clip_steps(backend.device, here)
-
-        numbers = {"norm": call.norm, "max_norm": call.max_norm, "scale": call.scale}
-        self._run("clip_by_norm", call, call.outs, steps, numbers)
+        self._run("clip_by_norm", call, clip_steps)
 
     def scale_grads(self, call: records.ScaleGrads) -> None:
         """``outs = grads * coefficient``; a coefficient of 1 keeps every bit."""
-
-        def steps(backend: CudaBackend, grads: Grads, outs: Grads) -> list[Step]:
-            [factor] = self._numbers([call.coefficient], backend)
-            return scale_steps(
-                backend.device, call.replaced(grads=grads, coefficient=factor, outs=outs)
-            )
-
-        self._run("scale_grads", call, call.outs, steps, {"coefficient": call.coefficient})
+        self._run("scale_grads", call, scale_steps)
 
     def clip_grad_value(self, call: records.ClipGradValue) -> None:
         """``outs = min(max(grads, -clip_value), clip_value)``; NaN stays NaN."""
-
-        def steps(backend: CudaBackend, grads: Grads, outs: Grads) -> list[Step]:
-            return value_steps(backend.device, call.replaced(grads=grads, outs=outs))
-
-        self._run("clip_grad_value", call, call.outs, steps)
+        self._run("clip_grad_value", call, value_steps)
 
     def zero_grad(self, call: records.ZeroGrad) -> None:
         """Write +0 over every element, NaN included."""
-
-        def steps(backend: CudaBackend, grads: Grads, _: Grads) -> list[Step]:
-            return zero_steps(backend.device, records.ZeroGrad(grads=grads))
-
-        self._run("zero_grad", call, None, steps)
+        self._run("zero_grad", call, zero_steps)
 
     def _of(self, grads: Sequence[Array]) -> Iterator[Own]:
         assert isinstance(grads, Spread)  # nothing else has this backend
@@ -168,24 +128,18 @@ class SeveralDevices(CudaBackend):
         if grads.host is not None:
             yield self.host, grads.host
 
-    def _run(
-        self,
-        name: str,
-        call: Any,
-        outs: Sequence[Array] | None,
-        steps: Steps,
-        numbers: Mapping[str, Any] = MappingProxyType({}),
-    ) -> None:
+    def _run(self, name: str, call: Any, steps_of: Callable[[Device, Any], list[Step]]) -> None:
         """Launch steps on each device, once those of all have been made: that is what may fail.
 
         Before that the host computes its own, once it has read the numbers.
         """
-        grads, made = call.grads, []
-        for backend, own in self._of(grads):
-            targets = own.views if outs is None or outs is grads else own.of(outs)
+        made = []
+        for backend, own in self._of(call.grads):
+            part = self._part(call, backend, own)
             with backend.device.active():
-                made.append((backend.device, steps(backend, own.views, targets)))
-        own_call = None if grads.host is None else self._of_host(call, outs, numbers)
+                made.append((backend.device, steps_of(backend.device, part)))
+        host = call.grads.host
+        own_call = None if host is None else self._part(call, self.host, host)
         with nullcontext() if own_call is None else Uninterrupted():
             if own_call is not None:
                 getattr(self.host, name)(own_call)
@@ -193,16 +147,15 @@ class SeveralDevices(CudaBackend):
                 with device.active():
                     launch(own_steps)
 
-    def _of_host(
-        self, call: Any, outs: Sequence[Array] | None, numbers: Mapping[str, Any]
-    ) -> records.ListCall:
-        """The part of a call that is the host's, which waits for numbers on a device."""
-        own = call.grads.host
-        changed = {name: self._on_host(number) for name, number in numbers.items()}
-        if outs is not None:
-            changed["outs"] = own.views if outs is call.grads else own.of(outs)
-        found: records.ListCall = call.replaced(grads=own.views, **changed)
-        return found
+    def _part(self, call: Any, backend: Any, own: OneDevice) -> Any:
+        """The part of a call that lies on a device or on the host, with its numbers there."""
+        names = _NUMBERS.get(type(call), ())
+        numbers = self._numbers([getattr(call, name) for name in names], backend)
+        changed = dict(zip(names, numbers, strict=True))
+        for name in _LISTS & call.fields:
+            each = getattr(call, name)
+            changed[name] = own.views if each is call.grads else each and own.of(each)
+        return call.replaced(**changed)
 
     def _on_host(self, number: Any) -> float:
         return number if isinstance(number, float) else float(self.read(number))
@@ -227,34 +180,30 @@ class SeveralDevices(CudaBackend):
         copied = iter(copies)
         return [number if isinstance(number, float) else next(copied) for number in numbers]
 
-    def _parts(
-        self, call: records.GradNorm | records.NormParts, copies: Sequence[int] | None = None
-    ) -> NormPartials:
+    def _parts(self, call: records.GradNorm | records.NormParts) -> NormPartials:
         """A row (hi, lo, scale) for the gradients of each device, and of the host."""
-        grads, norm_type = call.grads, call.norm_type
+        order, copies = call.norm_type, getattr(call, "copies", None)
         rows = len(self.backends) + (self.host is not None)
         parts = scratch(self.device, (rows, PART), _FLOAT64)
-        for k, (backend, own) in enumerate(self._everywhere(grads)):
-            row, counts = parts[k : k + 1], copies and own.of(copies)
-            with self._written(backend, [row]) as [made]:
-                backend.norm_parts(
-                    records.NormParts(
-                        grads=own.views, norm_type=norm_type, parts=made, copies=counts
-                    )
-                )
-        return NormPartials(self._plans(grads)[0].tables[0], norm_type, parts, rows)
+        every = records.NormParts(grads=call.grads, norm_type=order, parts=parts, copies=copies)
+        for k, (backend, own) in enumerate(self._everywhere(call.grads)):
+            with self._written(backend, [parts[k : k + 1]]) as [made]:
+                backend.norm_parts(self._part(every, backend, own).replaced(parts=made))
+        return NormPartials(self._plans(call.grads)[0].tables[0], order, parts, rows)
 
-    def _each(self, grads: Sequence[Array], outs: Sequence[Array], write: Write) -> None:
-        """Write rows for each gradient, which ``write`` makes on the device that it lies on."""
-        gathered = [scratch(self.device, out.shape, _FLOAT64) for out in outs]
+    def _each(self, name: str, call: Any, *results: str) -> None:
+        """Have rows written for each gradient on the device that it lies on, and gather them."""
+        outs = {key: getattr(call, key) for key in results if getattr(call, key) is not None}
+        gathered = [scratch(self.device, out.shape, _FLOAT64) for out in outs.values()]
         order: list[int] = []
-        for backend, own in self._everywhere(grads):
+        for backend, own in self._everywhere(call.grads):
             mine = slice(len(order), len(order) + len(own.positions))
             with self._written(backend, [array[mine] for array in gathered]) as made:
-                write(backend, own, made)
+                part = self._part(call, backend, own)
+                getattr(backend, name)(part.replaced(**dict(zip(outs, made, strict=True))))
             order += own.positions
         places = np.argsort(order)
-        for out, array in zip(outs, gathered, strict=True):
+        for out, array in zip(outs.values(), gathered, strict=True):
             out[...] = array[self.device.xp.asarray(places)]
 
     @contextmanager
