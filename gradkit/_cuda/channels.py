@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -28,6 +28,9 @@ from gradkit._cuda.launch.operations import OnDevice
 from gradkit._dtypes import Types, accumulation_name, float_name
 from gradkit.errors import BackendUnavailableError
 
+_Running: TypeAlias = tuple[RunningMean, RunningVar]
+_Batch: TypeAlias = tuple[BatchMean, BatchVar]
+
 _THREADS = 128  # of a block that has one for every channel
 
 
@@ -51,10 +54,10 @@ class ChannelNorms(OnDevice):
         if call.running_mean is None or call.running_var is None:
             work.finish(kernels.finish_moments, partials, centre, exact, mean, inv_std, last=eps)
         else:
-            known: tuple[BatchMean, BatchVar] = (*work.scratch(2),)
+            known: _Batch = (*work.scratch(2),)
             work.steps.finish(kernels.finish_stats, partials, centre, *known)
             moving, count = (call.running_mean, call.running_var), float(work.columns.elements)
-            _move(device, *moving, *known, count, call.momentum, *moving)
+            _move(device, moving, known, count, call.momentum, moving)
             statistics = *known, exact, mean, inv_std
             work.steps.each_channel(kernels.take_stats, *statistics, last=eps)
         work.over_columns(kernels.normalize, x, scale, bias, exact, y)
@@ -110,8 +113,8 @@ class ChannelNorms(OnDevice):
     def update_running_statistics(self, call: records.UpdateRunningStatistics) -> None:
         """Write the next running statistics, which may be the present ones."""
         present, batch = (call.running_mean, call.running_var), (call.mean, call.var)
-        known = *present, *batch, call.count, call.momentum
-        _move(self.device, *known, call.next_mean, call.next_var)
+        moved = call.next_mean, call.next_var
+        _move(self.device, present, batch, call.count, call.momentum, moved)
 
     def batch_norm_stats(self, call: records.BatchNormStats) -> None:
         """Write each channel's ``mean`` and biased ``var``, in float64; 0 if it has no elements."""
@@ -285,26 +288,17 @@ class ChannelNorms(OnDevice):
 
 
 def _move(
-    device: Device,
-    running_mean: RunningMean,
-    running_var: RunningVar,
-    mean: BatchMean,
-    var: BatchVar,
-    count: Number,
-    momentum: float,
-    next_mean: RunningMean,
-    next_var: RunningVar,
+    device: Device, now: _Running, batch: _Batch, count: Number, momentum: float, outs: _Running
 ) -> None:
     """Write the next running statistics, which may be the present ones, by one launch."""
-    channels = running_mean.size
+    channels = now[0].size
     if not channels:
         return
-    outs = next_mean, next_var
-    read, written = usable(device, (running_mean, running_var, mean, var), outs)
+    read, written = usable(device, (*now, *batch), outs)
     array, number = either(count)
     counts = contiguous(device, array), number, np.float64(momentum)
     arguments = *read, *counts, *written, np.int64(channels)
-    dtype = float_name(running_mean.dtype) or ""
+    dtype = float_name(now[0].dtype) or ""
     _launch(kernels.update_running, device, "running_statistics", channels, arguments, STAT_T=dtype)
     for out, made in zip(outs, written, strict=True):
         copy_back(out, made)

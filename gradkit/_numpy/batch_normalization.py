@@ -9,7 +9,7 @@ The mean is subtracted before anything is multiplied: ``sum(dy * x)`` cancels if
 larger than the standard deviation.
 """
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -32,6 +32,8 @@ __all__ = [
     "update_running_statistics",
 ]
 
+_Pair: TypeAlias = tuple[Array, Array]  # a mean and a variance
+
 _RANK_NUMBERS = 1 << 17  # means of all ranks that are combined at a time
 
 
@@ -48,7 +50,7 @@ def batch_norm(call: records.BatchNorm) -> Engine:
         if call.running_mean is not None and call.running_var is not None:
             moved = call.running_mean[channel], call.running_var[channel]
             batch = moments.mean, moments.variance
-            _move(*moved, *batch, channels.size, call.momentum, *moved)
+            _move(moved, batch, channels.size, call.momentum, moved)
     return "native"
 
 
@@ -97,7 +99,7 @@ def update_running_statistics(call: records.UpdateRunningStatistics) -> None:
     for part in blocks(call.mean.shape, _RANK_NUMBERS):
         present = call.running_mean[part], call.running_var[part]
         moved = call.next_mean[part], call.next_var[part]
-        _move(*present, call.mean[part], call.var[part], call.count, call.momentum, *moved)
+        _move(present, (call.mean[part], call.var[part]), call.count, call.momentum, moved)
 
 
 @np.errstate(all="ignore")
@@ -224,22 +226,13 @@ def _store_sums(
             store(total, gradient[channel])
 
 
-def _move(
-    running_mean: Array,
-    running_var: Array,
-    mean: Array,
-    var: Array,
-    count: Any,
-    momentum: float,
-    next_mean: Array,
-    next_var: Array,
-) -> None:
+def _move(now: _Pair, batch: _Pair, count: Any, momentum: float, to: _Pair) -> None:
     """Write the next running statistics, from a batch's mean and biased variance in float64."""
-    n = float(count)
+    (mean, var), n = batch, float(count)
     weight = 0.0 if n <= 1 else momentum
     unbiased = var if weight == 0 else var * (n / (n - 1))
-    store(_moved(running_mean, mean, weight), next_mean)
-    store(_moved(running_var, unbiased, weight), next_var)
+    for old, new, target in zip(now, (mean, unbiased), to, strict=True):
+        store(_moved(old, new, weight), target)
 
 
 def _moved(of: Array, to: Array, weight: float) -> Array:
