@@ -291,10 +291,9 @@ def clip_grad_norm(
         if reduce is not None:
             deprecated("reduce", _GROUP)
         rule = rule_of(norm_type, eps, nonfinite, eps_mode, exact=exact)
-        wanted = Wanted("clip_grad_norm", rule, scale, then=_CLIP)
-        asked = Clip(wanted, max_norm, clip, count, found_inf, out)
-        ranks = Ranks(collective, replicas, reduce)
-        return clip_all(grads, asked, ranks, write=True, instead=instead)[1]
+        wanted = Wanted("clip_grad_norm", rule, scale, then=_CLIP, max_norm=max_norm)
+        asked = Clip(wanted, clip, count, found_inf, out)
+        return clip_all(grads, asked, Ranks(collective, replicas, reduce), instead=instead)[1]
 
 
 @clipped_and_norm
@@ -363,9 +362,9 @@ def clip_by_global_norm(
         if reduce is not None:
             deprecated("reduce", _GROUP)
         rule = rule_of(norm_type, eps, nonfinite, eps_mode, exact=exact)
-        wanted = Wanted("clip_by_global_norm", rule, scale, then=_CLIP)
+        wanted = Wanted("clip_by_global_norm", rule, scale, then=_CLIP, max_norm=max_norm)
         clipped_out, norm_out = pair_of(out, "norm")
-        asked = Clip(wanted, max_norm, clip, count, found_inf, norm_out)
+        asked = Clip(wanted, clip, count, found_inf, norm_out)
         return clip_all(grads, asked, Ranks(collective, replicas, reduce), clipped_out)
 
 

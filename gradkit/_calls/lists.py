@@ -5,10 +5,12 @@ numbers are checked, and results are there to be written. ``grads`` may be ``Vie
 or, on a backend of several devices, ``Spread``; their norms are float64.
 """
 
+import math
 from collections.abc import Sequence
+from itertools import compress
 from typing import Any, Protocol, dataclass_transform
 
-from gradkit._backend import Axes
+from gradkit._backend import Axes, Views
 from gradkit._calls.list_layouts import Addition, GuardStep, Judgement, LikeNorm, NoiseStep
 from gradkit._calls.record import Call, Record, in_place, result
 from gradkit._calls.roles import (
@@ -182,6 +184,19 @@ class ClipByNorm(ListCall):
     scale: Number = 1.0
     zero_nonfinite: bool
     outs: Written[Grads]
+
+    def clip_some(self, backend: Any, some: Sequence[bool]) -> None:
+        """Clip those that are chosen; the others are only scaled."""
+        for chosen in (some, [not one for one in some]):
+            grads = Views(compress(self.grads, chosen))
+            outs = grads if self.outs is self.grads else Views(compress(self.outs, chosen))
+            part = self.replaced(grads=grads, outs=outs)
+            if chosen is some:
+                backend.clip_by_norm(part)
+            elif self.zero_nonfinite:  # of which an infinite limit leaves all else
+                backend.clip_by_norm(part.replaced(max_norm=math.inf))
+            else:
+                backend.scale_grads(ScaleGrads(grads=grads, coefficient=self.scale, outs=outs))
 
 
 class ScaleGrads(ListCall):

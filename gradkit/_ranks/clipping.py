@@ -1,17 +1,14 @@
 """Clip gradients by the norm of all: of those given here, or of those of all ranks."""
 
-import math
 from functools import partial
-from itertools import chain, compress
+from itertools import chain
 from typing import Any, NamedTuple
 
-from gradkit._backend import Views
 from gradkit._calls import checks
-from gradkit._calls.lists import ClipByNorm, ScaleGrads
+from gradkit._calls.lists import ClipByNorm
 from gradkit._calls.roles import Grads
 from gradkit._numpy.interrupts import Uninterrupted
 from gradkit._open.clipping import NORM, Rule, apart_from, twins
-from gradkit._open.given import RETURNED
 from gradkit._open.gradients import Gradients
 from gradkit._ranks.device_norms import Factors
 from gradkit._ranks.norms import Ranks, Wanted, beside, flags_of, take_norm
@@ -21,7 +18,6 @@ class Clip(NamedTuple):
     """A clip that is asked for: of which gradients, by which norm, written where."""
 
     wanted: Wanted
-    max_norm: Any
     clip: Any
     count: Any
     found_inf: Any
@@ -29,31 +25,25 @@ class Clip(NamedTuple):
 
 
 def clip_all(
-    grads: Any,
-    asked: Clip,
-    ranks: Ranks,
-    out: Any = None,
-    *,
-    write: bool = False,
-    instead: str = RETURNED,
+    grads: Any, asked: Clip, ranks: Ranks, out: Any = None, *, instead: str = ""
 ) -> tuple[Any, Any]:
-    """Clip gradients, in place if ``write``, else to ``out``; return what holds them, and the norm.
+    """Clip gradients to ``out``, or in place; return what holds them, and the norm.
 
-    ``instead``: what to do if they cannot be written.
+    ``instead``: what to do if they cannot be written in place; without it they never are.
     """
+    write = bool(instead)
     near = partial(beside, ranks, asked.norm_out, asked.found_inf)
     several = asked.clip is None and asked.count is None
     held = Gradients(grads, write=write, instead=instead, beside=near, several=several)
     counted = held if asked.count is None else held.picked(_chosen(held, asked.count, "count"))
     some = None if asked.clip is None else _chosen(held, asked.clip, "clip")
     with held.on_stream():
-        limit, wanted = held.limit(asked.max_norm, "max_norm"), asked.wanted.of(held)
-        flags = flags_of(held, asked.found_inf, ())
+        wanted, flags = asked.wanted.of(held), flags_of(held, asked.found_inf, ())
         apart = flags.named() if flags else []
         clipped = None if write else twins(held, out, apart=apart)
         further = () if clipped is None else apart_from(clipped)
         norm = held.outputs(asked.norm_out, (NORM,), apart=chain(further, apart))
-        factors = take_norm(counted, wanted, ranks, norm, flags, limit=limit)
+        factors = take_norm(counted, wanted, ranks, norm, flags)
         clip_by(held, factors, (held if clipped is None else clipped).views, wanted.rule, some)
         if clipped is None:
             held.wrote()
@@ -79,19 +69,7 @@ def clip_by(
         held.backend.clip_by_norm(call)
         return
     with Uninterrupted():
-        for chosen in (some, [not one for one in some]):
-            grads = Views(compress(held.views, chosen))
-            targets = grads if outs is held.views else Views(compress(outs, chosen))
-            if chosen is some:
-                held.backend.clip_by_norm(call.replaced(grads=grads, outs=targets))
-            elif call.zero_nonfinite:  # of which an infinite limit leaves all else
-                held.backend.clip_by_norm(
-                    call.replaced(grads=grads, outs=targets, max_norm=math.inf)
-                )
-            else:
-                held.backend.scale_grads(
-                    ScaleGrads(grads=grads, coefficient=factors.scale, outs=targets)
-                )
+        call.clip_some(held.backend, some)
 
 
 def _chosen(held: Gradients, said: Any, label: str) -> list[bool]:

@@ -26,21 +26,16 @@ class Factors(NamedTuple):
 
 
 class RankSums(NamedTuple):
-    """What a rank adds up, as its call says it."""
+    """What a rank adds up, as its call says it, and where all ranks' flags are written."""
 
     call: str
     order: float
     copies: Sequence[int] | None
+    found_inf: Flags | None
 
 
 def queue_norm(
-    held: Gradients,
-    collective: Collective,
-    sums: RankSums,
-    own: Factors,
-    found_inf: Flags | None,
-    *,
-    fresh: bool,
+    held: Gradients, collective: Collective, sums: RankSums, own: Factors, *, fresh: bool
 ) -> Factors:
     """Write ``own.norm`` unless a rank is at fault; then the factors returned clip nothing.
 
@@ -71,7 +66,7 @@ def queue_norm(
             max_norm=own.limit,
             fresh=fresh,
             norm=own.norm,
-            found_inf=found_inf,
+            found_inf=sums.found_inf,
             faults=faults,
             factors=factors,
         )

@@ -13,7 +13,7 @@ from gradkit._backend import FLOAT64, Array, Shape, Spec, Spread
 from gradkit._calls import checks
 from gradkit._calls.backend import Backend
 from gradkit._calls.lists import GradNorm, NormOfShares, NormParts, NormShares
-from gradkit._calls.roles import Flags, Norm, Number
+from gradkit._calls.roles import Flags, Norm
 from gradkit._dtypes import float_of
 from gradkit._open import trees
 from gradkit._open.clipping import NORM, Rule, raise_if_nonfinite, scale_of
@@ -36,13 +36,17 @@ _PART = 3  # numbers of a norm that ranks exchange: `NormParts`
 
 
 class Wanted(NamedTuple):
-    """The norm that a call asks for; ``scale`` is the caller's until gradients are opened."""
+    """The norm that a call asks for, and the limit of a clip by it.
+
+    ``scale`` and ``max_norm`` are the caller's until gradients are opened.
+    """
 
     function: str
     rule: Rule
     scale: Any
     per_tensor: bool = False
     then: str = ""  # the operation that takes it
+    max_norm: Any = math.inf
 
     def __str__(self) -> str:
         """What all ranks must call alike."""
@@ -58,7 +62,8 @@ class Wanted(NamedTuple):
 
     def of(self, held: Gradients) -> "Wanted":
         """The same of gradients that are open."""
-        return self._replace(scale=scale_of(held, self.scale))
+        limit = held.limit(self.max_norm, "max_norm")
+        return self._replace(max_norm=limit, scale=scale_of(held, self.scale))
 
 
 class Ranks(NamedTuple):
@@ -101,20 +106,14 @@ def beside(ranks: Ranks, out: Any, found_inf: Any) -> dict[str, Any]:
 
 
 def take_norm(
-    held: Gradients,
-    wanted: Wanted,
-    ranks: Ranks,
-    norm: Results,
-    flags: Results | None,
-    *,
-    limit: Number = math.inf,
+    held: Gradients, wanted: Wanted, ranks: Ranks, norm: Results, flags: Results | None
 ) -> Factors:
     """Write the norm and whether an element is not finite; nothing on an error.
 
-    Return what a clip to ``limit`` is to use.
+    Return what a clip is to use.
     """
     collective, replicas = ranks.collective, ranks.replicas
-    factors = Factors(norm.views[0], limit, wanted.scale)
+    factors = Factors(norm.views[0], wanted.max_norm, wanted.scale)
     found = None if flags is None else _found(held, flags, factors.norm, ranks)
     once = held.tree is held.arrays and type(replicas) is int and replicas == 1
     copies = None if once else copies_of(held, ranks)
@@ -183,9 +182,9 @@ class _Taking(NamedTuple):
         collective, order = ranks.collective, wanted.rule.order
         owned = ownership_of(held, ranks)
         known = "" if owned is None else f", ownership {owned.serial}"
-        sums = RankSums(f"{wanted}{known}", order, copies)
+        sums = RankSums(f"{wanted}{known}", order, copies, found_inf)
         if collective.on_device and wanted.is_queued:
-            return queue_norm(held, collective, sums, factors, found_inf, fresh=fresh)
+            return queue_norm(held, collective, sums, factors, fresh=fresh)
         # What follows may raise, and an error must not change the caller's arrays: norm comes last.
         own = Norm(held.backend.empty(factors.norm.shape, FLOAT64))
         if wanted.rule.exact:
@@ -194,7 +193,7 @@ class _Taking(NamedTuple):
             self.write_own(own)
         elif collective.on_device and not wanted.per_tensor:
             unsure = factors._replace(norm=own)
-            queue_norm(held, collective, sums, unsure, found_inf, fresh=True)
+            queue_norm(held, collective, sums, unsure, fresh=True)
             collective.check()
         else:
             self.write_of_group(own)

@@ -3,7 +3,6 @@
 Norms and coefficients are float64 inside, also if JAX holds no float64.
 """
 
-import math
 from functools import partial
 from itertools import compress
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -347,30 +346,20 @@ def _compute(grads: Views, numbers: list[Any], outs: list[Array], rule: ClipRule
         store(outs[1], most)
         store(outs[2], following)
     if rule.clips:
-        _clip_in_place(grads, norm, most, by, rule)
+        clip = lists.ClipByNorm(
+            grads=grads,
+            norm=norm,
+            max_norm=most,
+            scale=by,
+            eps=rule.eps,
+            zero_nonfinite=rule.zero_nonfinite,
+            outs=grads,
+        )
+        if rule.some is None:
+            backend.clip_by_norm(clip)
+        else:
+            clip.clip_some(backend, rule.some)
     store(outs[0], norm)
-
-
-def _clip_in_place(grads: Views, norm: Array, limit: Array, scale: Array, rule: ClipRule) -> None:
-    """Clip all gradients, or some: the others are only scaled."""
-    backend, own = backend_of(limit), _of(grads, rule.some)
-    call = lists.ClipByNorm(
-        grads=own,
-        norm=norm,
-        max_norm=limit,
-        scale=scale,
-        eps=rule.eps,
-        zero_nonfinite=rule.zero_nonfinite,
-        outs=own,
-    )
-    backend.clip_by_norm(call)
-    if rule.some is None:
-        return
-    rest = _of(grads, tuple(not one for one in rule.some))
-    if rule.zero_nonfinite:
-        backend.clip_by_norm(call.replaced(grads=rest, outs=rest, max_norm=math.inf))
-    else:
-        backend.scale_grads(lists.ScaleGrads(grads=rest, coefficient=scale, outs=rest))
 
 
 def _join(
