@@ -86,7 +86,7 @@ def accumulate_grads(
     own = None
     if checks.choice(rounding, "rounding", ("nearest", "stochastic")) == "stochastic":
         own = _words(seed)
-    return _accumulate(buffers, None, grads, *numbers, own, casting)[0]
+    return _accumulate(buffers, None, grads, (*numbers, own), casting)[0]
 
 
 def accumulate_grads_compensated(
@@ -132,7 +132,7 @@ def accumulate_grads_compensated(
     (Array([258], dtype=bfloat16), Array([0], dtype=bfloat16))
     """
     numbers = _numbers(scale, overwrite, do_update)
-    return _accumulate(buffers, compensation, grads, *numbers, None, casting)
+    return _accumulate(buffers, compensation, grads, (*numbers, None), casting)
 
 
 def _numbers(scale: Any, overwrite: Any, do_update: Any) -> tuple[Any, Any, Any]:
@@ -160,16 +160,13 @@ def _flag(flag: Any, label: str) -> Any:
 
 @partial(jax.jit, inline=True, static_argnames="casting")
 def _accumulate(
-    buffers: Any,
-    kept: Any,
-    grads: Any,
-    scale: Any,
-    overwrite: Any,
-    do_update: Any,
-    seed: Any,
-    casting: Any,
+    buffers: Any, kept: Any, grads: Any, numbers: tuple[Any, ...], casting: Any
 ) -> tuple[Any, Any]:
-    """The new buffers, and what is kept beside them, which may be ``None``."""
+    """The new buffers, and what is kept beside them, which may be ``None``.
+
+    ``numbers``: the scale, whether to overwrite and to update, and a seed, if there is one.
+    """
+    *_, seed = numbers
     # What is wrong with a call is found out on arrays without elements.
     beside = None if kept is None else _without_elements(kept)
     empty = map(_without_elements, (buffers, grads))
@@ -198,8 +195,7 @@ def _accumulate(
         )
 
     results = [ResultShape(array.shape, array.dtype) for array in written]
-    operands = [*written, *added, scale, overwrite, do_update]
-    operands += [] if seed is None else [seed]
+    operands = [*written, *added, *(number for number in numbers if number is not None)]
     reuse = {k: k for k in range(len(written))}
     compiled = named_call("accumulate", compensated=[len(rest) > 0]) if seed is None else None
     found = call(_REFUSAL, compute, results, operands, reuse=reuse, compiled=compiled)

@@ -573,12 +573,19 @@ def batch_norm(
         raise ValueError(
             f"input has shape {tuple(input.shape)}: one element per channel has no variance"
         )
+    running = running_mean, running_var
     if running_mean is None and running_var is None:
         momentum = 0.0
-    if isinstance(momentum, Tensor):
-        return _batch_norm_on_device(input, scale, bias, running_mean, running_var, momentum, eps)
-    args = input, scale, bias, running_mean, running_var, momentum, eps, 1
-    return _operators.BATCH_NORM(*args)
+    if not isinstance(momentum, Tensor):
+        return _operators.BATCH_NORM(input, scale, bias, *running, momentum, eps, 1)
+    # It is not read on the host: with a momentum of 1 the batch's own statistics come.
+    batch = [None if statistic is None else statistic.clone() for statistic in running]
+    y: Tensor = _operators.BATCH_NORM(input, scale, bias, *batch, 1.0, eps, 1)
+    with torch.no_grad():
+        for old, new in zip(running, batch, strict=True):
+            if old is not None and new is not None:
+                old.lerp_(new, momentum.to(old.dtype))
+    return y
 
 
 def _axis(input: Tensor, normalized_shape: Sequence[int]) -> int:
@@ -607,23 +614,3 @@ def _scale(weight: Tensor | None, bias: Tensor | None, offset: float = 0.0) -> T
     if offset:
         raise ValueError(f"scale_offset is {offset}, but weight is None; pass a weight")
     return torch.ones_like(bias)
-
-
-def _batch_norm_on_device(
-    x: Tensor,
-    scale: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    momentum: Tensor,
-    eps: float,
-) -> Tensor:
-    """Batch norm whose momentum is not read on the host: with 1 the batch's own statistics come."""
-    running = running_mean, running_var
-    mean, var = (None if statistic is None else statistic.clone() for statistic in running)
-    y: Tensor = _operators.BATCH_NORM(x, scale, bias, mean, var, 1.0, eps, 1)
-    with torch.no_grad():
-        for old, new in zip(running, (mean, var), strict=True):
-            if old is not None and new is not None:
-                old.lerp_(new, momentum.to(old.dtype))
-    return y
