@@ -60,11 +60,11 @@ class Framework:
         """
         raise NotImplementedError
 
-    def computes_on(self, kind: type) -> bool:  # noqa: ARG002
+    def computes_on(self, kind: type) -> bool:
         """Whether arrays of this type are views already."""
         return False
 
-    def on_one_device(self, views: Iterable[Array]) -> bool:  # noqa: ARG002
+    def on_one_device(self, views: Iterable[Array]) -> bool:
         """Whether all of these views, which are arrays of this library, are on one device."""
         return True
 
@@ -72,25 +72,18 @@ class Framework:
         """The ``view`` of each of many arrays; an error need not say of which."""
         return [self.view(array, write=write) for array in arrays]
 
-    def readable(self, arrays: list[Any], *, write: bool) -> Readable | None:  # noqa: ARG002
+    def readable(self, arrays: list[Any], *, write: bool) -> Readable | None:
         """Arrays as compiled code reads them on the host, if each is a floating-point one.
 
         ``write``: and if no two share memory, and each can be written.
         """
         return None
 
-    def columns(self, arrays: Sequence[Any]) -> Borrowed | None:  # noqa: ARG002
+    def columns(self, arrays: Sequence[Any]) -> Borrowed | None:
         """Arrays that are views already, as lists need them, if all are floating-point ones."""
         return None
 
-    def lent(
-        self,
-        like: Any,  # noqa: ARG002
-        arrays: Sequence[Any],  # noqa: ARG002
-        written: int,  # noqa: ARG002
-        *,
-        detach: bool,  # noqa: ARG002
-    ) -> Lent | None:
+    def lent(self, like: Any, arrays: Sequence[Any], written: int, *, detach: bool) -> Lent | None:
         """Arrays, which may be absent, as a call of a known plan uses them.
 
         The call's first argument is ``like``; so many arrays, the first ones, are written;
@@ -98,14 +91,14 @@ class Framework:
         """
         return None
 
-    def ready(self, arrays: Iterable[Array | None]) -> Backend | None:  # noqa: ARG002
+    def ready(self, arrays: Iterable[Array | None]) -> Backend | None:
         """What computes on these views right here, on the current device and stream.
 
         ``None`` if that is not known at once, or if results are no views.
         """
         return None
 
-    def known_backend(self, array: Any) -> Backend | None:  # noqa: ARG002
+    def known_backend(self, array: Any) -> Backend | None:
         """What computes on views of an array, if that is known without a view."""
         return None
 
@@ -117,21 +110,11 @@ class Framework:
             f"CuPy's; {HOW_TO_INSTALL_CUPY}"
         )
 
-    def new(
-        self,
-        shape: Shape,  # noqa: ARG002
-        dtype: np.dtype[Any],  # noqa: ARG002
-        like: Any,  # noqa: ARG002
-    ) -> Any:
+    def new(self, shape: Shape, dtype: np.dtype[Any], like: Any) -> Any:
         """A new array on the device of ``like``; ``None``: use the backend's."""
         return None
 
-    def empty(
-        self,
-        shape: Shape,  # noqa: ARG002
-        dtype: np.dtype[Any],  # noqa: ARG002
-        like: Any,  # noqa: ARG002
-    ) -> tuple[Array, Any] | None:
+    def empty(self, shape: Shape, dtype: np.dtype[Any], like: Any) -> tuple[Array, Any] | None:
         """Memory for a new result on the device of ``like``; ``None``: use the backend's.
 
         Returns a view, and the caller's array of that memory (``None`` if ``wrap`` makes it).
@@ -145,11 +128,11 @@ class Framework:
     def wrote(self, arrays: Sequence[Any]) -> None:
         """Called after some of the caller's arrays have been written."""
 
-    def on_stream(self, like: Any) -> AbstractContextManager[Any]:  # noqa: ARG002
+    def on_stream(self, like: Any) -> AbstractContextManager[Any]:
         """A context that queues work on the device and stream of an array like this."""
         return NOTHING
 
-    def known_disjoint(self, arrays: Sequence[Any], views: Sequence[Array]) -> bool:  # noqa: ARG002
+    def known_disjoint(self, arrays: Sequence[Any], views: Sequence[Array]) -> bool:
         """Whether a cheap test shows that the arrays are writable and share no memory."""
         if not isinstance(views, Borrowed):
             return False
@@ -162,6 +145,6 @@ class Framework:
         """Whether borrowed arrays of such a layout are contiguous, and no two share memory."""
         raise NotImplementedError
 
-    def widest(self, like: Any) -> str:  # noqa: ARG002
+    def widest(self, like: Any) -> str:
         """The widest floating dtype that arrays of this library can have, where ``like`` is."""
         return "float64"

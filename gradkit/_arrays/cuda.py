@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from gradkit._arrays.base import HOW_TO_INSTALL_CUPY
-from gradkit._backend import Array
+from gradkit._backend import Array, Shape
 from gradkit._calls.backend import Backend
 from gradkit.errors import BackendUnavailableError
 
@@ -46,12 +46,7 @@ def check_driver() -> None:
 
 
 def borrow(
-    owner: Any,
-    address: int,
-    device: int,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    dtype: np.dtype[Any],
+    owner: Any, address: int, device: int, shape: Shape, strides: Shape, dtype: np.dtype[Any]
 ) -> Array:
     """Memory that ``owner`` keeps alive, as a CuPy array.
 

@@ -25,13 +25,13 @@ class CuPy(Framework):
     def owns(self, kind: type) -> bool:
         return issubclass(kind, sys.modules["cupy"].ndarray)
 
-    def computes_on(self, kind: type) -> bool:  # noqa: ARG002
+    def computes_on(self, kind: type) -> bool:
         return True
 
     def on_one_device(self, views: Iterable[Array]) -> bool:
         return len(set(map(_device_number, views))) == 1
 
-    def view(self, array: Any, *, write: bool, detach: bool = False) -> Array:  # noqa: ARG002
+    def view(self, array: Any, *, write: bool, detach: bool = False) -> Array:
         return array
 
     def ready(self, arrays: Iterable[Array | None]) -> Backend | None:
@@ -47,7 +47,7 @@ class CuPy(Framework):
     def backend_of(self, view: Array) -> Backend:
         return cuda.backends().backend_of(view)
 
-    def wrap(self, result: Array, like: Any) -> Any:  # noqa: ARG002
+    def wrap(self, result: Array, like: Any) -> Any:
         return result
 
     def columns(self, arrays: Sequence[Any]) -> Borrowed | None:

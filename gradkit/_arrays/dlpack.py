@@ -27,7 +27,7 @@ class DLPack(Framework):
     def owns(self, kind: type) -> bool:
         return hasattr(kind, "__dlpack__") and hasattr(kind, "__dlpack_device__")
 
-    def view(self, array: Any, *, write: bool, detach: bool = False) -> Array:  # noqa: ARG002
+    def view(self, array: Any, *, write: bool, detach: bool = False) -> Array:
         kind, _ = device_of(array)
         if kind not in _HOST + _CUDA:
             raise TypeError(

@@ -57,7 +57,7 @@ class JAX(OwnMemory):
     def on_stream(self, like: Any) -> AbstractContextManager[Any]:
         return NOTHING if _on_host(like) else super().on_stream(like)
 
-    def widest(self, like: Any) -> str:  # noqa: ARG002
+    def widest(self, like: Any) -> str:
         return "float64" if sys.modules["jax"].config.jax_enable_x64 else "float32"
 
 

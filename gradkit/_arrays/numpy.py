@@ -22,7 +22,7 @@ class NumPy(Framework):
     def computes_on(self, kind: type) -> bool:
         return kind is np.ndarray
 
-    def view(self, array: Any, *, write: bool, detach: bool = False) -> Array:  # noqa: ARG002
+    def view(self, array: Any, *, write: bool, detach: bool = False) -> Array:
         if type(array) is np.ndarray:
             return array
         if isinstance(array, np.ma.MaskedArray):
@@ -31,8 +31,8 @@ class NumPy(Framework):
             raise TypeError("is a NumPy scalar, which cannot be written in place")
         return np.asarray(array)
 
-    def backend_of(self, view: Array) -> Backend:  # noqa: ARG002
+    def backend_of(self, view: Array) -> Backend:
         return _host.backend()
 
-    def wrap(self, result: Array, like: Any) -> Any:  # noqa: ARG002
+    def wrap(self, result: Array, like: Any) -> Any:
         return result

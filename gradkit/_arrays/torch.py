@@ -201,7 +201,7 @@ class _OnHost:
         plan.making = making
         return making
 
-    def compute(self, call: Any, results: Sequence[Any]) -> None:  # noqa: ARG002
+    def compute(self, call: Any, results: Sequence[Any]) -> None:
         """Write them; PyTorch is told of those that were there before."""
         call.compute(self.backend)
         if self._written:
@@ -245,7 +245,7 @@ class TorchSubclass(Framework):
     def owns(self, kind: type) -> bool:
         return issubclass(kind, sys.modules["torch"].Tensor)
 
-    def view(self, array: Any, *, write: bool, detach: bool = False) -> Array:  # noqa: ARG002
+    def view(self, array: Any, *, write: bool, detach: bool = False) -> Array:
         if array.is_nested:
             raise TypeError(f"is a nested tensor; {NESTED}")
         kind = type(array).__qualname__
