@@ -45,25 +45,11 @@ def batch_norm_grad(
     at = device.pointer
     with work.descriptors() as (data, parameter):
         cudnn.bindings.batchNormalizationBackward(
-            work.handle(),
-            work.mode,
-            work.one,
-            work.zero,
-            work.one,
-            work.zero,
-            data,
-            at(x),
-            data,
-            at(dy),
-            data,
-            at(dx),
-            parameter,
-            at(scale),
-            at(dscale),
-            at(dbias),
-            _BACKWARD_EPSILON,
-            at(mean),
-            at(inv_std),
+            *(work.handle(), work.mode),
+            *(work.one, work.zero, work.one, work.zero),  # alpha and beta of data, of parameters
+            *(data, at(x), data, at(dy), data, at(dx)),
+            *(parameter, at(scale), at(dscale), at(dbias)),
+            *(_BACKWARD_EPSILON, at(mean), at(inv_std)),
         )
     work.deliver()
 
@@ -76,15 +62,9 @@ def batch_norm(cudnn: Cudnn, device: Device, call: BatchNorm, *, persistent: boo
     factor, running_mean, running_var = work.moved(call)
     at = device.pointer
     with work.forward(call) as arguments:
-        cudnn.bindings.batchNormalizationForwardTraining(
-            *arguments,
-            factor,
-            running_mean,
-            running_var,
-            call.eps,
-            at(mean),
-            at(inv_std),
-        )
+        moved = factor, running_mean, running_var
+        saved = call.eps, at(mean), at(inv_std)
+        cudnn.bindings.batchNormalizationForwardTraining(*arguments, *moved, *saved)
     work.deliver()
 
 
