@@ -9,7 +9,7 @@ import numpy as np
 from gradkit._backend import Array
 from gradkit._calls import lists as records
 from gradkit._calls.roles import Numbers
-from gradkit._cuda.launch.buffers import contiguous, copy_back, writable_like
+from gradkit._cuda.launch.buffers import contiguous
 from gradkit._cuda.launch.device import Device
 from gradkit._cuda.launch.kernels import FLAGS, either, either_flag, kernel
 from gradkit._cuda.launch.operations import OnDevice
@@ -79,8 +79,7 @@ class Lists(OnDevice):
 
     def clip_coefficient(self, call: records.ClipCoefficient) -> None:
         """``coefficient = min(1, max_norm / max(norm, eps))``; a NaN norm stays NaN."""
-        array, number = either(call.max_norm)
-        limits = contiguous(self.device, array), number, np.float64(call.eps)
+        limits = *either(call.max_norm), np.float64(call.eps)
         self._on_norms("clip_coefficient", (call.norm,), limits, call.coefficient)
 
     def clip_by_norm(self, call: records.ClipByNorm) -> None:
@@ -127,41 +126,22 @@ class Lists(OnDevice):
 
     def spike_guard_update(self, call: records.SpikeGuardUpdate) -> None:
         """Write the state after a norm, and the limit for it; ``next_state`` may be ``state``."""
-        device, outs = self.device, (call.next_state, call.max_norm)
-        sources = (contiguous(device, array) for array in (call.state, call.norm))
-        made = [writable_like(device, out) for out in outs]
         rule = map(np.float64, (call.decay, call.threshold, call.warmup))
-        found = kernel(device, "spike_guard", "spike_guard_update")
-        blocks = min(-(-call.norm.size // 256), device.multiprocessors * 8)
-        rest = FLAGS[call.clips], np.int64(call.norm.size)
-        if blocks:
-            found((blocks,), (256,), (*sources, *rule, *rest, *made))
-        for out, written in zip(outs, made, strict=True):
-            copy_back(out, written)
+        arguments = call.state, call.norm, *rule, FLAGS[call.clips], np.int64(call.norm.size)
+        outs, threads = (call.next_state, call.max_norm), call.norm.size
+        self.write(("spike_guard", "spike_guard_update"), arguments, outs, threads)
 
     def step_verdict(self, call: records.StepVerdict) -> None:
         """Write whether the norm is finite and at most the limit, and nothing was found."""
-        device, out = self.device, call.verdict
-        array, number = either(call.limit)
-        norm, limit, found_inf = (
-            contiguous(device, each) for each in (call.norm, array, call.found_inf)
-        )
-        made = writable_like(device, out)
-        found = kernel(device, "step_verdict", "step_verdict")
-        found((1,), (1,), (norm, limit, number, found_inf, made))
-        copy_back(out, made)
+        arguments = call.norm, *either(call.limit), call.found_inf
+        self.write(("step_verdict", "step_verdict"), arguments, [call.verdict])
 
     def noise_scale(self, call: records.NoiseScale) -> None:
         """Write the ratio of the means of noise and signal, and these."""
-        device, outs = self.device, (call.scale, call.next_state)
-        norms, sizes = contiguous(device, call.small_norms), contiguous(device, call.small_sizes)
-        big, state = contiguous(device, call.big_norm), contiguous(device, call.state)
-        made = [writable_like(device, out) for out in outs]
-        numbers = np.float64(call.big_size), state, np.float64(call.decay)
-        found = kernel(device, "noise_scale", "noise_scale")
-        found((1,), (1,), (norms, sizes, np.int64(norms.size), big, *numbers, *made))
-        for out, written in zip(outs, made, strict=True):
-            copy_back(out, written)
+        small = call.small_norms, call.small_sizes, np.int64(call.small_norms.size)
+        big = call.big_norm, np.float64(call.big_size)
+        arguments = *small, *big, call.state, np.float64(call.decay)
+        self.write(("noise_scale", "noise_scale"), arguments, (call.scale, call.next_state))
 
     def keep_if(self, call: records.KeepIf) -> None:
         """``old = new``, byte for byte, if the verdict is true."""
@@ -176,15 +156,10 @@ class Lists(OnDevice):
         self, name: str, norms: Sequence[Array], arguments: tuple[Any, ...], out: Array
     ) -> None:
         """Launch one of coefficients.cu's kernels, which take contiguous arrays of one size."""
-        if not out.size:
-            return
-        device = self.device
-        sources = [contiguous(device, device.xp.broadcast_to(norm, out.shape)) for norm in norms]
-        made = writable_like(device, out)
-        blocks = min(-(-out.size // 256), device.multiprocessors * 8)
-        found = kernel(device, "coefficients", name)
-        found((blocks,), (256,), (*sources, np.int64(out.size), *arguments, made))
-        copy_back(out, made)
+        if out.size:
+            sources = [self.device.xp.broadcast_to(norm, out.shape) for norm in norms]
+            every = *sources, np.int64(out.size), *arguments
+            self.write(("coefficients", name), every, [out], out.size)
 
 
 def clip_steps(device: Device, call: records.ClipByNorm) -> list[Step]:

@@ -1,11 +1,16 @@
 """The base class of all CUDA operations."""
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from gradkit._backend import Array
+from gradkit._cuda.launch.buffers import contiguous, copy_back, writable_like
 from gradkit._cuda.launch.device import Device
+from gradkit._cuda.launch.kernels import kernel
+
+_THREADS = 256
 
 
 class OnDevice:
@@ -23,3 +28,21 @@ class OnDevice:
             )
         values: np.ndarray[Any, Any] = self.device.xp.asnumpy(array)
         return values
+
+    def write(
+        self, of: tuple[str, str], arguments: Iterable[Any], outs: Sequence[Array], threads: int = 1
+    ) -> None:
+        """Launch a kernel of a file with so many threads or fewer, which takes the outputs last.
+
+        It gets arrays without gaps: of others copies, and what is copied to them.
+        """
+        device = self.device
+        read = [a if isinstance(a, np.generic) else contiguous(device, a) for a in arguments]
+        made = [writable_like(device, out) for out in outs]
+        blocks = min(-(-threads // _THREADS), device.multiprocessors * 8)
+        block = 1 if threads == 1 else _THREADS
+        found = kernel(device, *of)
+        if blocks:
+            found((blocks,), (block,), (*read, *made))
+        for out, written in zip(outs, made, strict=True):
+            copy_back(out, written)
