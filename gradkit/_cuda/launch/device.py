@@ -25,13 +25,7 @@ class Kernel(Protocol):
 
     max_dynamic_shared_size_bytes: int  # the limit for a launch
 
-    def __call__(
-        self,
-        grid: tuple[int, ...],
-        block: tuple[int, ...],
-        args: Sequence[Any],
-        shared_mem: int = 0,
-    ) -> None:
+    def __call__(self, grid: Shape, block: Shape, args: Sequence[Any], shared_mem: int = 0) -> None:
         """Launch on the current stream; grid and block have three dimensions.
 
         ``args`` are arrays (passed as pointers), NumPy scalars, ``None`` for a null pointer, and

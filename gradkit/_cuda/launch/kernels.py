@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from gradkit._backend import Array
+from gradkit._backend import Array, Shape
 from gradkit._calls.roles import Data, Number, Parameter, Statistic
 from gradkit._cuda.launch.device import Device, Kernel
 from gradkit._dtypes import FLOATS, Types, float_name
@@ -43,13 +43,7 @@ class LoadedKernel:
         self.function = function
         self.allowed = 0  # bytes of dynamic shared memory that a launch may have
 
-    def __call__(
-        self,
-        grid: tuple[int, ...],
-        block: tuple[int, ...],
-        args: Sequence[Any],
-        shared_mem: int = 0,
-    ) -> None:
+    def __call__(self, grid: Shape, block: Shape, args: Sequence[Any], shared_mem: int = 0) -> None:
         """Launch once on the current stream, as ``device.Kernel`` does."""
         Launch(self, grid, block, shared_mem)(*args)
 
@@ -84,13 +78,7 @@ class Launch:
 
     __slots__ = ("_start", "block", "grid", "kernel", "shared_mem")
 
-    def __init__(
-        self,
-        kernel: LoadedKernel,
-        grid: tuple[int, ...],
-        block: tuple[int, ...],
-        shared_mem: int = 0,
-    ):
+    def __init__(self, kernel: LoadedKernel, grid: Shape, block: Shape, shared_mem: int = 0):
         self.kernel, self.grid, self.block, self.shared_mem = kernel, grid, block, shared_mem
         sizes = (*grid, 1, 1)[:3], (*block, 1, 1)[:3]
         self._start = partial(kernel.function, *sizes, shared_mem=shared_mem)

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from gradkit._backend import Shape
+
 _NULL = np.uint64(0)  # CuPy up to 13 does not pass None as null: github.com/cupy/cupy/issues/9046
 _pointer, _address = attrgetter("ptr"), attrgetter("data.ptr")
 
@@ -70,13 +72,7 @@ class PackedKernel:
         handle: int = self.function.kernel.ptr
         return handle
 
-    def __call__(
-        self,
-        grid: tuple[int, ...],
-        block: tuple[int, ...],
-        args: Sequence[Any],
-        shared_mem: int = 0,
-    ) -> None:
+    def __call__(self, grid: Shape, block: Shape, args: Sequence[Any], shared_mem: int = 0) -> None:
         """Launch on the current stream; grid and block have three dimensions."""
         packing = self._packings.get((*map(type, args),))
         if packing is None or self._number not in _thread.devices:
@@ -97,7 +93,7 @@ class PackedKernel:
         packing.free.append(buffer)
 
     def _launch_first(
-        self, grid: tuple[int, ...], block: tuple[int, ...], args: Sequence[Any], shared_mem: int
+        self, grid: Shape, block: Shape, args: Sequence[Any], shared_mem: int
     ) -> None:
         arguments = [_NULL if argument is None else argument for argument in args]
         self.function(grid, block, arguments, shared_mem=shared_mem)
