@@ -140,10 +140,7 @@ class Spread(Sequence[Array]):
     """
 
     def __init__(
-        self,
-        arrays: Sequence[Array],
-        devices: Sequence[OneDevice],
-        host: OneDevice | None = None,
+        self, arrays: Sequence[Array], devices: Sequence[OneDevice], host: OneDevice | None = None
     ):
         self._arrays, self.devices, self.host = arrays, devices, host
 

@@ -253,8 +253,8 @@ def accumulate_grads(
     ({'w': array([2., 2.], dtype=float32), 'b': array([1.], dtype=float32)}, array(3.))
     """
     instead = "compute buffer + scale * grad for each pair"
-    into = Gradients(buffers, write=True, instead=instead, label="buffers")
-    added = Gradients(in_order_of(into, grads), write=False)
+    into = Gradients(buffers, instead=instead, label="buffers")
+    added = Gradients(in_order_of(into, grads))
     checks.choice(casting, "casting", ("safe", "same_kind"))
     why = _why_not_added if casting == "safe" else lambda *_: None
     check_pairs(into, added, ("grads", "buffers"), why)
@@ -325,7 +325,7 @@ def zero_grad(grads: T) -> T:
     [array([0., 0.]), None]
     """
     instead = "make new zeros (zeros_like)"
-    group = Gradients(grads, write=True, instead=instead, several=True)
+    group = Gradients(grads, instead=instead, several=True)
     with group.on_stream():
         group.backend.zero_grad(ZeroGrad(grads=group.views))
     group.wrote()
@@ -379,7 +379,7 @@ def _offsets(into: Gradients, offsets: Any) -> list[int]:
 def _compensating(into: Gradients, added: Gradients, compensation: Any, instead: str) -> Gradients:
     """What keeps that which buffers drop, opened."""
     given = in_order_of(into, compensation)
-    kept = Gradients(given, write=True, instead=instead, label="compensation")
+    kept = Gradients(given, instead=instead, label="compensation")
     check_pairs(into, kept, ("compensation", "buffers"), _why_unlike, may_be=False)
     check_apart(kept, added)
     return kept

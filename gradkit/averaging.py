@@ -60,8 +60,8 @@ def ema_update(averages: T, params: Tree, decay: Scalar) -> T:
     {'w': array([0.25, 2.  ], dtype=float32)}
     """
     instead = "compute decay * average + (1 - decay) * param for each pair"
-    into = Gradients(averages, write=True, instead=instead, label="averages")
-    read = Gradients(in_order_of(into, params), write=False, label="params")
+    into = Gradients(averages, instead=instead, label="averages")
+    read = Gradients(in_order_of(into, params), label="params")
     check_pairs(into, read, ("params", "averages"), why_lossy)
     with into.on_stream():
         kept = into.number(decay, "decay")

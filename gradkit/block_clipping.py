@@ -13,13 +13,7 @@ from gradkit._calls import checks
 from gradkit._calls.backend import runs
 from gradkit._open.clipping import NonFinite, pair_of
 from gradkit._open.foreign import answers
-from gradkit._open.units import (
-    adaptive_limits,
-    adaptive_rule,
-    block_rule,
-    clip_each,
-    given_limits,
-)
+from gradkit._open.units import adaptive_limits, adaptive_rule, block_rule, clip_each, given_limits
 from gradkit._typing import AnyArray, Axis, Limits, Order, Real, Scalar, T, Tree, TreeOut
 
 __all__ = [

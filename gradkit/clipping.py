@@ -37,17 +37,7 @@ from gradkit._ranks.collective import NOBODY, Collective
 from gradkit._ranks.device_norms import Factors
 from gradkit._ranks.groups import Group, Reduce
 from gradkit._ranks.norms import RUN_BY_NORMS, Ranks, Wanted, norm_of
-from gradkit._typing import (
-    AnyArray,
-    Chosen,
-    FoundInf,
-    Order,
-    Real,
-    Replicas,
-    Scalar,
-    T,
-    TreeOut,
-)
+from gradkit._typing import AnyArray, Chosen, FoundInf, Order, Real, Replicas, Scalar, T, TreeOut
 
 __all__ = [
     "clip_by_global_norm",
@@ -157,7 +147,7 @@ def grad_norm(
     """
     usual = is_usual((group, reduce, out, found_inf), replicas, nonfinite, exact)
     if usual and per_tensor is False and plain_numbers(0.0, norm_type, 0.0, scale):
-        plain = opened_here(grads, write=False)
+        plain = opened_here(grads)
         if plain is not None:
             return norm_alone(plain, norm_type, scale)
     with NOBODY if group is None else Collective(group) as collective:
@@ -284,7 +274,7 @@ def clip_grad_norm(
     others = group, reduce, out, found_inf, clip, count
     usual = is_usual(others, replicas, nonfinite, exact)
     if usual and eps_mode == "max" and plain_numbers(max_norm, norm_type, eps, scale):
-        plain = opened_here(grads, write=True, instead=instead)
+        plain = opened_here(grads, instead=instead)
         if plain is not None:
             return norm_alone(plain, norm_type, scale, max_norm, eps)
     with NOBODY if group is None else Collective(group) as collective:
@@ -475,7 +465,7 @@ def clip_grads_with_norm(
     """
     rule = rule_of(2.0, eps, nonfinite, eps_mode)
     instead = "use clip_coefficient, and multiply each gradient by it"
-    held = Gradients(grads, write=True, instead=instead, several=True)
+    held = Gradients(grads, instead=instead, several=True)
     with held.on_stream():
         limit, by = held.limit(max_norm, "max_norm"), scale_of(held, scale)
         known = held.number(norm, "norm")
@@ -522,7 +512,7 @@ def scale_grads(grads: T, coefficient: Scalar) -> T:
     [array([ 1., -2.])]
     """
     instead = "compute coefficient * g for each gradient g"
-    held = Gradients(grads, write=True, instead=instead, several=True)
+    held = Gradients(grads, instead=instead, several=True)
     with held.on_stream():
         factor = held.number(coefficient, "coefficient")
         held.backend.scale_grads(ScaleGrads(grads=held.views, coefficient=factor, outs=held.views))
@@ -564,7 +554,7 @@ def clip_grad_value(grads: T, clip_value: Real) -> T:
     """
     limit = checks.nonnegative(clip_value, "clip_value")
     instead = "use its own clip(g, -clip_value, clip_value) for each gradient g"
-    held = Gradients(grads, write=True, instead=instead, several=True)
+    held = Gradients(grads, instead=instead, several=True)
     with held.on_stream():
         held.backend.clip_grad_value(
             ClipGradValue(grads=held.views, clip_value=limit, outs=held.views)

@@ -118,8 +118,8 @@ def keep_if(verdict: Flag, new: Tree, old: T) -> T:
     {'w': array([ 1., -0.]), 'step': array(3)}
     """
     instead = "choose with its own where(verdict, new, old) for each pair"
-    into = Gradients(old, write=True, instead=instead, label="old", floats=False)
-    source = Gradients(in_order_of(into, new), write=False, label="new", floats=False)
+    into = Gradients(old, instead=instead, label="old", floats=False)
+    source = Gradients(in_order_of(into, new), label="new", floats=False)
     check_pairs(into, source, ("new", "old"), _why_not_copied)
     with into.on_stream():
         flag = into.flag(verdict, "verdict")

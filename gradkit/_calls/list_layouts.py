@@ -41,10 +41,7 @@ class GuardStep(NormLayout):
 
     def kinds(self, call: Any) -> dict[Any, tuple[Any, ...]]:
         lead = self.lead(call)
-        return {
-            roles.GuardState: ((*lead, *GUARD_STATE), FLOAT64),
-            roles.Scalar: (lead, FLOAT64),
-        }
+        return {roles.GuardState: ((*lead, *GUARD_STATE), FLOAT64), roles.Scalar: (lead, FLOAT64)}
 
 
 class NoiseStep(NormLayout):

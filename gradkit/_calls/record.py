@@ -9,16 +9,7 @@ call is found again.
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 from types import NoneType
-from typing import (
-    Any,
-    ClassVar,
-    Literal,
-    NamedTuple,
-    Protocol,
-    Self,
-    dataclass_transform,
-    get_args,
-)
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, dataclass_transform, get_args
 
 import numpy as np
 
@@ -113,10 +104,7 @@ class Layout(Protocol):
 
 
 def result(
-    *,
-    may_be: tuple[str, ...] = (),
-    if_: str | None = None,
-    init: Literal[False] = False,
+    *, may_be: tuple[str, ...] = (), if_: str | None = None, init: Literal[False] = False
 ) -> Any:
     """A field for a result, as ``Result`` describes it."""
     assert init is False  # what a type checker reads

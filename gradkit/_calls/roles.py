@@ -6,16 +6,7 @@ statistics, V of the parameters.
 """
 
 from collections.abc import Callable, Sequence
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    Generic,
-    NamedTuple,
-    NewType,
-    TypeAlias,
-    TypeVar,
-)
+from typing import TYPE_CHECKING, Annotated, Any, Generic, NamedTuple, NewType, TypeAlias, TypeVar
 
 import numpy as np
 

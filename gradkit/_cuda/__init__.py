@@ -22,12 +22,7 @@ from gradkit.errors import BackendUnavailableError
 __all__ = ["CudaBackend", "backend_of"]
 
 
-class CudaBackend(
-    ChannelNorms,
-    GatedNorms,
-    Lists,
-    RowNorms,
-):
+class CudaBackend(ChannelNorms, GatedNorms, Lists, RowNorms):
     """A ``gradkit._backend.Backend`` whose arrays are on one device."""
 
     def empty(self, shape: Shape, dtype: np.dtype[Any]) -> Array:

@@ -23,13 +23,7 @@ from gradkit._cuda.launch.buffers import (
 )
 from gradkit._cuda.launch.device import Device, scratch
 from gradkit._cuda.launch.grids import column_block, power_of_two, row_blocks
-from gradkit._cuda.launch.kernels import (
-    Launch,
-    LoadedKernel,
-    Macros,
-    kernel,
-    norm_macros,
-)
+from gradkit._cuda.launch.kernels import Launch, LoadedKernel, Macros, kernel, norm_macros
 from gradkit._dtypes import DType, Types, accumulation_name, dtype_named
 
 STEPS = "batch_norm_steps"  # the file of the kernels of which every step has its own

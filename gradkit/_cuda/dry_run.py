@@ -24,13 +24,7 @@ from gradkit._calls.record import Plan, Record
 from gradkit._cuda.launch.buffers import address_of
 from gradkit._cuda.launch.device import Device
 from gradkit._cuda.launch.kernels import Combination, asked_of
-from gradkit._dtypes import (
-    BATCH_NORM_TYPES,
-    FLOATS,
-    Types,
-    accumulation_name,
-    dtype_named,
-)
+from gradkit._dtypes import BATCH_NORM_TYPES, FLOATS, Types, accumulation_name, dtype_named
 
 Fields: TypeAlias = Iterator[dict[str, Any]]  # of calls; also such as a record does not have
 

@@ -12,13 +12,7 @@ from gradkit._calls.roles import Grads, Norm
 from gradkit._cuda.launch.device import Device, scratch
 from gradkit._cuda.launch.kernels import either, either_flag
 from gradkit._cuda.list_norms import PART, NormPartials, norm_steps
-from gradkit._cuda.list_tables import (
-    Counted,
-    Step,
-    launch,
-    plan_of,
-    steps,
-)
+from gradkit._cuda.list_tables import Counted, Step, launch, plan_of, steps
 from gradkit._dtypes import float_name, float_of
 
 _LIST = "accumulate_grads"  # the kernel, and its file
@@ -82,10 +76,7 @@ def _kinds(grads: Grads, buffers: Grads) -> list[list[int]]:
 
 
 def _adding(
-    device: Device,
-    call: AccumulateGrads,
-    lists: Sequence[Sequence[int]],
-    chosen: tuple[Any, ...],
+    device: Device, call: AccumulateGrads, lists: Sequence[Sequence[int]], chosen: tuple[Any, ...]
 ) -> Iterator[Step]:
     """What adds lists of pairs, of which each has its dtypes."""
     for own in lists:

@@ -6,12 +6,7 @@ from gradkit._calls.lists import ClipUnits, UnitNorms
 from gradkit._cuda.launch.device import Device, scratch
 from gradkit._cuda.launch.kernels import FLAGS, either
 from gradkit._cuda.list_norms import PART, order_of
-from gradkit._cuda.list_tables import (
-    ListPlan,
-    launch,
-    plan_of,
-    steps,
-)
+from gradkit._cuda.list_tables import ListPlan, launch, plan_of, steps
 
 _MANY_PARTS = 8  # of a unit: a block joins them rather than a warp
 _FEW_THREADS, _MANY_THREADS = 32, 256

@@ -3,18 +3,8 @@
 from gradkit._calls import rows as records
 from gradkit._calls.rows import by_sample
 from gradkit._cuda.launch.operations import OnDevice
-from gradkit._cuda.row_forward import (
-    ForwardArrays,
-    write_forward,
-    write_inverse,
-)
-from gradkit._cuda.row_gradient import (
-    LAYER,
-    LAYER_OUTPUT,
-    RMS,
-    RMS_OUTPUT,
-    write_gradient,
-)
+from gradkit._cuda.row_forward import ForwardArrays, write_forward, write_inverse
+from gradkit._cuda.row_gradient import LAYER, LAYER_OUTPUT, RMS, RMS_OUTPUT, write_gradient
 
 MOST_SAMPLES = 65_535  # of one launch: of CUDA's grids the longest third side
 

@@ -13,7 +13,7 @@ from gradkit._calls import checks
 from gradkit._calls.lists import ClipByNorm, GradNorm
 from gradkit._calls.roles import Number
 from gradkit._open import trees
-from gradkit._open.given import RETURNED, Given, is_scalar
+from gradkit._open.given import Given, is_scalar
 from gradkit._open.gradients import Gradients
 from gradkit._open.results import Results
 from gradkit._open.several_devices import Twins
@@ -64,14 +64,14 @@ def plain_numbers(limit: Any, order: Any, eps: Any, scale: Any) -> bool:
     return limit >= 0 and order > 0 and 0 <= eps < math.inf and math.isfinite(scale)
 
 
-def opened_here(grads: Any, *, write: bool, instead: str = RETURNED) -> Gradients | None:
+def opened_here(grads: Any, *, instead: str = "") -> Gradients | None:
     """A plain list of arrays on one device; ``None`` if it is not.
 
     Nearly all lists are: for a short one all that may differ takes as long as the work.
     """
     if not (type(grads) is list and grads) or framework_for(type(grads[0])) is None:
         return None
-    held = Gradients(grads, write=write, instead=instead, several=True)
+    held = Gradients(grads, instead=instead, several=True)
     return held if held.tree is held.arrays and not held.shares else None
 
 

@@ -18,7 +18,6 @@ from gradkit._dtypes import FLOATS, float_name
 from gradkit._host import chosen
 from gradkit._open import memory, trees
 from gradkit._open.given import (
-    RETURNED,
     Given,
     check_device,
     known_framework,
@@ -49,8 +48,8 @@ class Gradients(Given):
     ``tree`` is the caller's container (one-shot iterables made into lists), ``arrays`` its
     leaves in order without the ``None`` ones, ``views`` the same memory as the backend's arrays.
     An empty list is of the library and on the device of the first array ``beside`` it, which gives
-    a call's other arguments by name, or else NumPy's. ``write``: they will be written in place, and
-    ``instead`` says what to do if that cannot be. ``label`` is the argument's name. Gradients of
+    a call's other arguments by name, or else NumPy's. ``instead``: they will be written in place,
+    and this says what to do if that cannot be. ``label`` is the argument's name. Gradients of
     several devices have a share for each, and results that are no gradients lie on the first's.
     ``floats``: they are floating-point arrays; else of any dtype whose elements are 1, 2, 4 or 8
     bytes.
@@ -58,10 +57,10 @@ class Gradients(Given):
 
     __slots__ = (
         "_floats",
+        "_instead",
         "_label",
         "_plain",
         "_several",
-        "_written",
         "arrays",
         "shares",
         "tree",
@@ -76,15 +75,15 @@ class Gradients(Given):
         self,
         grads: Any,
         *,
-        write: bool,
-        instead: str = RETURNED,
+        instead: str = "",
         label: str = "grads",
         beside: Beside | None = None,
         several: bool = False,
         floats: bool = True,
     ):
         self.numbers = []
-        self._label, self._written, self._several, self._floats = label, write, several, floats
+        self._label, self._instead, self._several, self._floats = label, instead, several, floats
+        write = bool(instead)
         # What a thousand small gradients have in common is looked at once, and each by itself
         # only if something is unusual: the checks must not take longer than the work.
         if type(grads) is list and _host.code is not None:
@@ -112,7 +111,7 @@ class Gradients(Given):
         if self._plain:
             self.framework, self.backend = HOST, chosen.get()
         else:
-            self._see(kinds, frameworks, write, instead)
+            self._see(kinds, frameworks)
         if self.shares:
             self.like = self.shares[0].like
         elif self.arrays:
@@ -120,7 +119,7 @@ class Gradients(Given):
         else:
             self.like = _NOTHING
             self._join({} if beside is None else beside())
-        self._check(write, instead)
+        self._check()
 
     def names(self) -> Iterator[str]:
         """The expression that reaches each gradient: ``grads['layer1'][0]``."""
@@ -150,7 +149,7 @@ class Gradients(Given):
         if type(value) is float:
             return value
         number = super().number(value, label)
-        if isinstance(number, float) or not self._written:
+        if isinstance(number, float) or not self._instead:
             return number
         own = self.backend.empty((), number.dtype)
         own[...] = number
@@ -235,19 +234,17 @@ class Gradients(Given):
         index = next(i for i, framework in enumerate(frameworks) if framework is not first)
         refuse_mixture(self.name(index), frameworks[index], self.name(0), first)
 
-    def _see(
-        self, kinds: set[type], frameworks: set[Framework | None], write: bool, instead: str
-    ) -> None:
+    def _see(self, kinds: set[type], frameworks: set[Framework | None]) -> None:
         """Make views of the arrays, and find what computes on them."""
         framework, *others = (frameworks - {HOST} if self._several else ()) or frameworks
         if framework is None or others:
             self._refuse_mixture()
         self.framework = framework
-        if write and framework.immutable:
-            refuse_write(framework, self.name(0), instead)
+        if self._instead and framework.immutable:
+            refuse_write(framework, self.name(0), self._instead)
         opened: Grads
         if len(frameworks) > 1:
-            opened = spread(framework, self._viewed_beside_host(write))
+            opened = spread(framework, self._viewed_beside_host())
         elif len(kinds) == 1 and all(map(framework.computes_on, kinds)):
             if framework.on_one_device(self.arrays):
                 columns = framework.columns(self.arrays)
@@ -256,7 +253,7 @@ class Gradients(Given):
                 return
             opened = self._of_devices(self.arrays)
         else:
-            opened = self._viewed(write)
+            opened = self._viewed()
         self.views = opened if isinstance(opened, (Borrowed, Spread)) else Views(opened)
         if isinstance(opened, Spread):
             self.shares = [
@@ -271,8 +268,9 @@ class Gradients(Given):
         """Whether arrays are of two libraries, of which NumPy is one."""
         return bool(self.shares) and self.shares[-1].framework is not self.framework
 
-    def _viewed_beside_host(self, write: bool) -> list[Array]:
+    def _viewed_beside_host(self) -> list[Array]:
         """The same of NumPy's arrays and those of a library that are on devices."""
+        write = bool(self._instead)
         views = [
             view_of(known_framework(array, name), array, name, write=write)
             for array, name in zip(self.arrays, self.names(), strict=True)
@@ -282,7 +280,8 @@ class Gradients(Given):
                 self._refuse_mixture()
         return views
 
-    def _viewed(self, write: bool) -> Grads:
+    def _viewed(self) -> Grads:
+        write = bool(self._instead)
         try:
             views = self.framework.views(self.arrays, write=write)
         except (TypeError, ValueError):
@@ -304,13 +303,13 @@ class Gradients(Given):
                 check_device(view, self.name(index), views[0], self.name(0))
         return views
 
-    def _check(self, write: bool, instead: str) -> None:
+    def _check(self) -> None:
         """Raise unless all are floating-point arrays, and can be written if they will be."""
         known = self.views.known if isinstance(self.views, Borrowed) else None
         if known is None:  # no arrays but floating-point ones are borrowed
             self._check_elements()
-        if write and (known is None or not known.disjoint):
-            self._check_writable(instead)
+        if self._instead and (known is None or not known.disjoint):
+            self._check_writable()
 
     def _check_elements(self) -> None:
         if not self._floats:
@@ -326,7 +325,7 @@ class Gradients(Given):
         for view, name in zip(self.views, self.names(), strict=True):
             checks.floating(view, name)
 
-    def _check_writable(self, instead: str) -> None:
+    def _check_writable(self) -> None:
         if isinstance(self.views, Borrowed):
             apart = self.framework.known_disjoint(self.arrays, self.views)
         else:
@@ -334,7 +333,7 @@ class Gradients(Given):
         if apart:
             return
         for view, name in zip(self.views, self.names(), strict=True):
-            memory.writable(view, name, instead)
+            memory.writable(view, name, self._instead)
         pair = memory.first_overlap(self.backend, self.views)
         if pair is not None:
             first, second = map(self.name, pair)

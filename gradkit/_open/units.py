@@ -78,13 +78,12 @@ def clip_each(
 
     ``instead``: what to do if they cannot be written in place; without it they never are.
     """
-    write = bool(instead)
-    group = Gradients(grads, write=write, instead=instead)
+    group = Gradients(grads, instead=instead)
     group.refuse_shards("their blocks lie on several ranks")
     with group.on_stream():
         units = _units(group, axis)
         limits = limits_of(group, units)
-        clipped = None if write else twins(group, out, apart=limits.params)
+        clipped = None if instead else twins(group, out, apart=limits.params)
         apart = [*limits.params, *(() if clipped is None else apart_from(clipped))]
         norms = group.outputs(norms_out, (Spec("the norms", (units.total,), FLOAT64),), apart=apart)
         _clip(group, units, rule, limits, norms, (group if clipped is None else clipped).views)

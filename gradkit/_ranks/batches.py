@@ -74,11 +74,7 @@ def gradient_over_ranks(
         totals = rows.sum(axis=0)
     sums = backend.as_float64(totals[:-1].reshape(own.shape))
     apply = channels.BatchNormGradApply(
-        **known,
-        scale=call.scale,
-        sum_dy_xhat=sums[0],
-        sum_dy=sums[1],
-        count=float(totals[-1]),
+        **known, scale=call.scale, sum_dy_xhat=sums[0], sum_dy=sums[1], count=float(totals[-1])
     )
     write(apply, call.dx, backend=backend)
     for gradient, row in zip((call.dscale, call.dbias), own, strict=True):

@@ -31,16 +31,15 @@ def clip_all(
 
     ``instead``: what to do if they cannot be written in place; without it they never are.
     """
-    write = bool(instead)
     near = partial(beside, ranks, asked.norm_out, asked.found_inf)
     several = asked.clip is None and asked.count is None
-    held = Gradients(grads, write=write, instead=instead, beside=near, several=several)
+    held = Gradients(grads, instead=instead, beside=near, several=several)
     counted = held if asked.count is None else held.picked(_chosen(held, asked.count, "count"))
     some = None if asked.clip is None else _chosen(held, asked.clip, "clip")
     with held.on_stream():
         wanted, flags = asked.wanted.of(held), flags_of(held, asked.found_inf, ())
         apart = flags.named() if flags else []
-        clipped = None if write else twins(held, out, apart=apart)
+        clipped = None if instead else twins(held, out, apart=apart)
         further = () if clipped is None else apart_from(clipped)
         norm = held.outputs(asked.norm_out, (NORM,), apart=chain(further, apart))
         factors = take_norm(counted, wanted, ranks, norm, flags)

@@ -22,7 +22,7 @@ _NONE, _EMPTY = 0, 2  # nothing has no copies that could differ, whatever its sh
 
 def check(grads: Any, ranks: Collective) -> None:
     """Raise on all ranks unless all copies have the same bits."""
-    held = Gradients(grads, write=False, several=True)
+    held = Gradients(grads, several=True)
     owned: Ownership | None = ownership_in(held.tree)
     if owned is None:
         held.refuse_shards("pass what shards_of returns with a group")

@@ -79,7 +79,7 @@ def norm_of(
 ) -> tuple[Gradients, Any]:
     """The gradients, opened, and the norm of all or a vector of each one's."""
     near = partial(beside, ranks, out, found_inf)
-    held = Gradients(grads, write=False, beside=near, several=True)
+    held = Gradients(grads, beside=near, several=True)
     spec = Spec("the norm", (len(held.arrays),), FLOAT64) if wanted.per_tensor else NORM
     with held.on_stream():
         opened, flags = wanted.of(held), flags_of(held, found_inf, spec.shape)

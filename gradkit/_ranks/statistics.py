@@ -42,7 +42,7 @@ _known: dict[tuple[tuple[int, int], Names], _Union] = {}
 def statistics_of(grads: Any, ranks: Ranks, out: Any) -> tuple[Names, Any]:
     """Names, and for each a row of statistics."""
     near = partial(beside, ranks, out, None)
-    held = Gradients(grads, write=False, beside=near, several=True)
+    held = Gradients(grads, beside=near, several=True)
     with held.on_stream():
         owned, copies = ownership_of(held, ranks), copies_of(held, ranks)
         names = _names_of(held, owned)

@@ -68,19 +68,22 @@ def call(
         else:
             _for_examples(one, outs, ins, ins[0].ndim - ndim, alike)
 
+    shapes = [jax.ShapeDtypeStruct(result.shape, result.dtype) for result in results]
     # An operand that a result takes the memory of must have its shape under vmap too.
-    vmap_method = "broadcast_all" if taken else "expand_dims"
+    how = {
+        "vmap_method": "broadcast_all" if taken else "expand_dims",
+        "input_output_aliases": taken or None,
+    }
     through = _through_copies if buffer_callback is None else _through_buffers
 
     def in_python(*given: Any) -> Any:
-        return through(run, results, given, taken, vmap_method)
+        return through(run, shapes, given, how)
 
     @jax.custom_jvp
     def called(*given: Any) -> Any:
         if compiled is None:
             return in_python(*given)
-        kinds = [(result.shape, result.dtype) for result in results]
-        by_itself = call_of_xla(compiled, kinds, given, taken, vmap_method)
+        by_itself = call_of_xla(compiled, shapes, given, how)
         return jax.lax.platform_dependent(*given, cpu=by_itself, default=in_python)
 
     @called.defjvp
@@ -107,11 +110,7 @@ def _among(compute: Compute, present: list[int], count: int) -> Compute:
 
 
 def _for_examples(
-    compute: Compute,
-    outs: list[Array],
-    ins: list[Array],
-    depth: int,
-    shared: set[int] | None,
+    compute: Compute, outs: list[Array], ins: list[Array], depth: int, shared: set[int] | None
 ) -> None:
     """Call ``compute`` on each example; the first ``depth`` axes of all arrays count them."""
     lead = outs[0].shape[:depth]
@@ -128,9 +127,7 @@ def _for_examples(
         compute([a[(*example, ...)] for a in outs], own)
 
 
-def _through_buffers(
-    run: Any, results: Sequence[ResultShape], given: Any, taken: dict[int, int], vmap_method: str
-) -> Any:
+def _through_buffers(run: Any, shapes: list[Any], given: Any, how: dict[str, Any]) -> Any:
     def callback(context: Any, outs: Any, *ins: Any) -> None:
         kind, device = device_of(outs[0])
         if kind == _CPU:
@@ -144,30 +141,23 @@ def _through_buffers(
                 [_DLPACK.view(b, write=False) for b in ins],
             )
 
-    shapes = [jax.ShapeDtypeStruct(result.shape, result.dtype) for result in results]
-    called = buffer_callback(
-        callback, shapes, vmap_method=vmap_method, input_output_aliases=taken or None
-    )
-    return called(*given)
+    return buffer_callback(callback, shapes, **how)(*given)
 
 
-def _through_copies(
-    run: Any, results: Sequence[ResultShape], given: Any, taken: dict[int, int], vmap_method: str
-) -> Any:
-    depths = [operand.ndim for operand in given]
+def _through_copies(run: Any, shapes: list[Any], given: Any, how: dict[str, Any]) -> Any:
+    ndim = given[0].ndim
 
     def callback(*ins: Any) -> list[Array]:
         ins = tuple(map(np.asarray, ins))
-        depth = ins[0].ndim - depths[0]
+        depth = ins[0].ndim - ndim
         lead = np.broadcast_shapes(*(a.shape[:depth] for a in ins))
-        outs = [np.empty(lead + result.shape, result.dtype) for result in results]
-        for operand, result in taken.items():
+        outs = [np.empty(lead + result.shape, result.dtype) for result in shapes]
+        for operand, result in (how["input_output_aliases"] or {}).items():
             outs[result][...] = ins[operand]
         floating_point.within(_ENVIRONMENT, run, outs, list(ins))
         return outs
 
-    shapes = [jax.ShapeDtypeStruct(result.shape, result.dtype) for result in results]
-    return jax.pure_callback(callback, shapes, *given, vmap_method=vmap_method)
+    return jax.pure_callback(callback, shapes, *given, vmap_method=how["vmap_method"])
 
 
 def axes_of(axis_name: Any) -> frozenset[Any]:

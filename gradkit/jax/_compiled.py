@@ -85,20 +85,11 @@ def _address(array: Array) -> int:
 
 
 def call_of_xla(
-    call: CompiledCall,
-    results: Sequence[Kind],
-    operands: Sequence[Any],
-    taken: dict[int, int],
-    vmap_method: str,
+    call: CompiledCall, shapes: list[Any], operands: Sequence[Any], how: dict[str, Any]
 ) -> Callable[..., Any]:
-    """What makes the call on JAX's arrays."""
-    axes = np.array([*(each.ndim for each in operands), *(len(shape) for shape, _ in results)])
-    made = jax.ffi.ffi_call(
-        f"gradkit.{call.name}",
-        [jax.ShapeDtypeStruct(*kind) for kind in results],
-        vmap_method=vmap_method,
-        input_output_aliases=taken or None,
-    )
+    """What makes the call on JAX's arrays; ``how``: further options of JAX's functions."""
+    axes = np.array([each.ndim for each in (*operands, *shapes)])
+    made = jax.ffi.ffi_call(f"gradkit.{call.name}", shapes, **how)
     attributes = {"axes": axes, "together": np.array(call.together, int), **call.attributes}
     return lambda *given: made(*given, **attributes)
 

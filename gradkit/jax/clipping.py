@@ -335,12 +335,7 @@ def _compute(grads: Views, numbers: list[Any], outs: list[Array], rule: ClipRule
         known = backend.as_float64(state)
         decay, threshold, warmup, clips = rule.guard
         step = lists.SpikeGuardUpdate(
-            state=known,
-            norm=norm,
-            decay=decay,
-            threshold=threshold,
-            warmup=warmup,
-            clips=clips,
+            state=known, norm=norm, decay=decay, threshold=threshold, warmup=warmup, clips=clips
         )
         write(step, following, most)
         store(outs[1], most)

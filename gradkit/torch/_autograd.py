@@ -16,6 +16,7 @@ A call goes one of three ways:
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -185,6 +186,7 @@ Kept = tuple[tuple[Tensor | None, ...], tuple[Any, ...]]
 Keep = Callable[[Sequence[Any], Sequence[Any]], Kept]
 
 
+@dataclass(eq=False)
 class Norm:
     """A norm that autograd knows how to differentiate.
 
@@ -196,25 +198,20 @@ class Norm:
     ones as its last results, which are copied outside of it: so compilers see every write.
     """
 
-    def __init__(
-        self,
-        forward: Operator,
-        gradient: Operator,
-        keep: Keep,
-        *,
-        residual: bool = False,
-        past: bool = False,
-        in_place: int = 0,
-        at_once: Callable[..., Any] | None = None,
-    ):
-        self.overload = forward.overload
-        self.gradient = gradient
-        self.keep = keep
-        self.past = past
-        self.in_place = in_place
-        self.results = 2 if residual else 1
-        self.seen: int | slice = slice(2) if residual else 0  # of all results
-        self._run = at_once or forward.run
+    forward: Operator
+    gradient: Operator
+    keep: Keep
+    _: KW_ONLY
+    residual: bool = False
+    past: bool = False
+    in_place: int = 0
+    at_once: Callable[..., Any] | None = None
+
+    def __post_init__(self) -> None:
+        self.overload, gradient = self.forward.overload, self.gradient
+        self.results = 2 if self.residual else 1
+        self.seen: int | slice = slice(2) if self.residual else 0  # of all results
+        self._run = self.at_once or self.forward.run
         inputs = self.overload._schema.arguments
         self._tensors = sum("Tensor" in str(argument.type) for argument in inputs)
         self._summands = self.results  # that share the first gradient

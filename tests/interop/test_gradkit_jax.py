@@ -135,7 +135,7 @@ def test_on_a_gpu_work_goes_to_xlas_stream(monkeypatch):
     given = lambda callback, *_, **__: lambda *_: callbacks.append(callback)  # noqa: E731
     monkeypatch.setattr(_callbacks, "buffer_callback", given)
     run = lambda outs, ins: seen.append((outs, ins))  # noqa: E731
-    _callbacks._through_buffers(run, [], [], {}, "expand_dims")
+    _callbacks._through_buffers(run, [], [], {})
     x, y = (SimpleNamespace(__dlpack_device__=lambda: (2, 1)) for _ in range(2))
     callbacks[0](SimpleNamespace(stream=7), [y], x)
     assert seen == [(1, 7, len), (y, True), (x, False), ([y], [x])]

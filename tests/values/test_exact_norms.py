@@ -105,7 +105,7 @@ def test_terms_of_one_chunk_that_are_far_apart(backend, values, order):
     """They need two totals, four, or each its own place."""
     grad = np.array([v * (1 + 2**-10) if v > 1e-40 else v for v in values], np.float32)
     sums = np.zeros((1, DIGITS + 1))
-    held = Gradients([backend.asarray(grad)], write=False)
+    held = Gradients([backend.asarray(grad)])
     call = ExactSums(grads=held.views, norm_type=order, rows=[0], sums=sums)
     with held.on_stream():
         held.backend.exact_sums(call)

@@ -59,12 +59,7 @@ def describe() -> dict[str, Any]:
     except BackendUnavailableError as error:
         return {"loaded": False, "reason": str(error)}
     version = version_text(bindings.getVersion())
-    return {
-        "loaded": True,
-        "version": version,
-        "binding": bindings.name,
-        "path": bindings.path,
-    }
+    return {"loaded": True, "version": version, "binding": bindings.name, "path": bindings.path}
 
 
 def version_text(version: int) -> str:
