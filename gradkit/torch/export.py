@@ -4,6 +4,8 @@ Those know no others, or know PyTorch's better.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gradkit.torch import _operators as norms
+from gradkit.torch._autograd import Norm
 
 __all__ = ["decomposed_inductor", "decompositions"]
 
@@ -59,7 +62,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         norms.GROUP_NORM: _group_norm,
         norms.BATCH_NORM_INFERENCE: _batch_norm_inference,
     }
-    return {norm.overload: function for norm, function in found.items()}
+    return {norm.overload: _of_arguments(norm, function) for norm, function in found.items()}
 
 
 def decomposed_inductor(
@@ -116,107 +119,88 @@ def decomposed_inductor(
 
 def replacements() -> dict[Any, Callable[..., Any]]:
     """The decompositions, and that of batch norm in training, which an exporter might not know."""
-    return {norms.BATCH_NORM.overload: _batch_norm, **decompositions()}
+    of_batch_norm = _of_arguments(norms.BATCH_NORM, _batch_norm)
+    return {norms.BATCH_NORM.overload: of_batch_norm, **decompositions()}
 
 
-# Statistics, which a program does not use, are left to PyTorch as it needs none: tensors without
-# elements.
+def _of_arguments(norm: Norm, function: Callable[[Any], Any]) -> Callable[..., Any]:
+    """A function of a call, as one that takes what the norm's operator takes."""
+    defaults = {each.name: each.default_value for each in norm.overload._schema.arguments}
+
+    @wraps(function)
+    def replaced(*args: Any, **named: Any) -> Any:
+        return function(SimpleNamespace(**defaults | dict(zip(defaults, args)) | named))  # noqa: B905
+
+    return replaced
 
 
-def _layer_norm(
-    x: Tensor, scale: Maybe, bias: Maybe, axis: int, eps: float, scale_offset: float = 0.0
-) -> tuple[Tensor, ...]:
-    wide = _wide(x)
-    y = functional.layer_norm(
-        x.to(wide), x.shape[axis:], _scale(scale, wide, scale_offset), _to(bias, wide), eps
-    )
+# A call has its operator's arguments by name, as a record has. Statistics, which a program does not
+# use, are left to PyTorch as it needs none: tensors without elements.
+
+
+def _layer_norm(call: Any) -> tuple[Tensor, ...]:
+    x, wide = call.x, _wide(call.x)
+    scale, bias = _scale(call.scale, wide, call.scale_offset), _to(call.bias, wide)
+    y = functional.layer_norm(x.to(wide), x.shape[call.axis :], scale, bias, call.eps)
     return y.to(x.dtype), x.new_empty(0), x.new_empty(0)
 
 
-def _rms_norm(
-    x: Tensor, scale: Maybe, axis: int, eps: float, scale_offset: float = 0.0
-) -> tuple[Tensor, ...]:
-    wide = _wide(x)
-    y = functional.rms_norm(x.to(wide), x.shape[axis:], _scale(scale, wide, scale_offset), eps)
+def _rms_norm(call: Any) -> tuple[Tensor, ...]:
+    x, wide = call.x, _wide(call.x)
+    scale = _scale(call.scale, wide, call.scale_offset)
+    y = functional.rms_norm(x.to(wide), x.shape[call.axis :], scale, call.eps)
     return y.to(x.dtype), x.new_empty(0)
 
 
-def _gated_rms_norm(
-    x: Tensor,
-    gate: Tensor,
-    scale: Maybe,
-    axis: int,
-    eps: float,
-    scale_offset: float = 0.0,
-    activation: str = "silu",
-    norm_before_gate: bool = True,
-) -> tuple[Tensor, ...]:
-    wide = _wide(x)
-    factor = (functional.silu if activation == "silu" else torch.sigmoid)(gate.to(wide))
-    source = x.to(wide) if norm_before_gate else x.to(wide) * factor
-    y = functional.rms_norm(source, x.shape[axis:], _scale(scale, wide, scale_offset), eps)
-    return (y * factor if norm_before_gate else y).to(x.dtype), x.new_empty(0)
+def _gated_rms_norm(call: Any) -> tuple[Tensor, ...]:
+    x, wide = call.x, _wide(call.x)
+    act = functional.silu if call.activation == "silu" else torch.sigmoid
+    factor = act(call.gate.to(wide))
+    source = x.to(wide) if call.norm_before_gate else x.to(wide) * factor
+    scale = _scale(call.scale, wide, call.scale_offset)
+    y = functional.rms_norm(source, x.shape[call.axis :], scale, call.eps)
+    return (y * factor if call.norm_before_gate else y).to(x.dtype), x.new_empty(0)
 
 
-def _added(norm: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
-    def added(x: Tensor, residual: Tensor, *args: Any) -> tuple[Tensor, ...]:
-        s = (x + residual).contiguous()
-        y, *statistics = norm(s, *args)
+def _added(norm: Callable[[Any], tuple[Tensor, ...]]) -> Callable[[Any], tuple[Tensor, ...]]:
+    def added(call: Any) -> tuple[Tensor, ...]:
+        call.x = s = (call.x + call.residual).contiguous()
+        y, *statistics = norm(call)
         return y, s, *statistics
 
     return added
 
 
-def _group_norm(
-    x: Tensor, scale: Maybe, bias: Maybe, num_groups: int, eps: float, channel_axis: int = 1
-) -> tuple[Tensor, ...]:
-    wide = _wide(x)
-    y = functional.group_norm(
-        x.to(wide).movedim(channel_axis, 1), num_groups, _to(scale, wide), _to(bias, wide), eps
-    )
-    return _laid_out(y.movedim(1, channel_axis), x), x.new_empty(0), x.new_empty(0)
+def _group_norm(call: Any) -> tuple[Tensor, ...]:
+    x, axis, wide = call.x, call.channel_axis, _wide(call.x)
+    affine = _to(call.scale, wide), _to(call.bias, wide)
+    y = functional.group_norm(x.to(wide).movedim(axis, 1), call.num_groups, *affine, call.eps)
+    return _laid_out(y.movedim(1, axis), x), x.new_empty(0), x.new_empty(0)
 
 
-def _batch_norm_inference(
-    x: Tensor,
-    scale: Maybe,
-    bias: Maybe,
-    mean: Tensor,
-    var: Tensor,
-    eps: float,
-    channel_axis: int = 1,
-) -> Tensor:
-    wide = _wide(x)
-    known = mean.to(wide), var.to(wide), _to(scale, wide), _to(bias, wide)
-    y = functional.batch_norm(x.to(wide).movedim(channel_axis, 1), *known, eps=eps)
-    return _laid_out(y.movedim(1, channel_axis), x)
+def _batch_norm_inference(call: Any) -> Tensor:
+    x, axis, wide = call.x, call.channel_axis, _wide(call.x)
+    known = call.mean.to(wide), call.var.to(wide), _to(call.scale, wide), _to(call.bias, wide)
+    y = functional.batch_norm(x.to(wide).movedim(axis, 1), *known, eps=call.eps)
+    return _laid_out(y.movedim(1, axis), x)
 
 
-def _batch_norm(
-    x: Tensor,
-    scale: Maybe,
-    bias: Maybe,
-    running_mean: Maybe,
-    running_var: Maybe,
-    momentum: float,
-    eps: float,
-    channel_axis: int = 1,
-) -> tuple[Tensor, ...]:
-    wide = _wide(x)
-    running = running_mean, running_var
+def _batch_norm(call: Any) -> tuple[Tensor, ...]:
+    x, axis, wide = call.x, call.channel_axis, _wide(call.x)
+    running = call.running_mean, call.running_var
     moved = [None if t is None else t.to(wide, copy=True) for t in running]
     y = functional.batch_norm(
-        x.to(wide).movedim(channel_axis, 1),
-        *(*moved, _to(scale, wide), _to(bias, wide)),
+        x.to(wide).movedim(axis, 1),
+        *(*moved, _to(call.scale, wide), _to(call.bias, wide)),
         training=True,
-        momentum=momentum,
-        eps=eps,
+        momentum=call.momentum,
+        eps=call.eps,
     )
     new = [
         x.new_empty(0) if t is None or old is None else t.to(old.dtype)
         for t, old in zip(moved, running, strict=True)
     ]
-    return _laid_out(y.movedim(1, channel_axis), x), x.new_empty(0), x.new_empty(0), *new
+    return _laid_out(y.movedim(1, axis), x), x.new_empty(0), x.new_empty(0), *new
 
 
 def _laid_out(y: Tensor, x: Tensor) -> Tensor:
