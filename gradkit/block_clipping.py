@@ -106,9 +106,9 @@ def clip_grad_block_norm(
            [0. , 0.5]]), 'b': array([1.])}
     """
     limits = partial(given_limits, max_norm=max_norm)
-    rule = block_rule(norm_type, rms, eps, nonfinite)
+    rule = block_rule(norm_type, rms, axis, eps, nonfinite)
     instead = "use clip_by_block_norm, which returns new gradients"
-    return clip_each(grads, rule, axis, limits, out, instead=instead)[1]
+    return clip_each(grads, rule, limits, (None, out), instead=instead)[1]
 
 
 @runs(*_RUN)
@@ -162,9 +162,8 @@ def clip_by_block_norm(
     ([array([1., 1., 1., 1.]), array([1., 1.])], [array(2.), array(1.)])
     """
     limits = partial(given_limits, max_norm=max_norm)
-    rule = block_rule(norm_type, rms, eps, nonfinite)
-    clipped_out, norms_out = pair_of(out, "norms")
-    return clip_each(grads, rule, axis, limits, norms_out, clipped_out)
+    rule = block_rule(norm_type, rms, axis, eps, nonfinite)
+    return clip_each(grads, rule, limits, pair_of(out, "norms"))
 
 
 @runs(*_RUN)
@@ -229,10 +228,10 @@ def clip_grad_adaptive(
     >>> np.linalg.norm(grads[0], axis=1) / np.linalg.norm(params[0], axis=1) <= 0.1251
     array([ True,  True])
     """
-    rule = adaptive_rule(nonfinite)
+    rule = adaptive_rule(axis, nonfinite)
     limits = partial(adaptive_limits, params=params, clipping=clipping, least=checks.epsilon(eps))
     instead = "use clip_by_adaptive_norm, which returns new gradients"
-    return clip_each(grads, rule, axis, limits, out, instead=instead)[1]
+    return clip_each(grads, rule, limits, (None, out), instead=instead)[1]
 
 
 @runs(*_RUN)
@@ -282,7 +281,6 @@ def clip_by_adaptive_norm(
     >>> gradkit.clip_by_adaptive_norm(np.array([3.0, 4.0]), np.array([0.0, 1.0]), clipping=0.5)
     (array([0.3, 0.4]), array(5.))
     """
-    rule = adaptive_rule(nonfinite)
+    rule = adaptive_rule(axis, nonfinite)
     limits = partial(adaptive_limits, params=params, clipping=clipping, least=checks.epsilon(eps))
-    clipped_out, norms_out = pair_of(out, "norms")
-    return clip_each(grads, rule, axis, limits, norms_out, clipped_out)
+    return clip_each(grads, rule, limits, pair_of(out, "norms"))

@@ -293,7 +293,7 @@ def plan_of(
     plan = _plans.find(key)
     if plan is None or (plan.uploaded and device.capturing()):
         starts = np.array(addresses, np.uint64)
-        plan = _make(device, starts, pairs, _properties(pairs, axes), axes)
+        plan = _make(device, starts, pairs, axes)
         if not device.capturing():
             _plans.keep(key, plan)
     if keeping:
@@ -366,15 +366,9 @@ def launch(made: Iterable[Step]) -> None:
         step()
 
 
-def _make(
-    device: Device,
-    starts: Starts,
-    pairs: Sequence[Sequence[Array]],
-    properties: Sequence[Hashable],
-    axes: Axes | None,
-) -> ListPlan:
+def _make(device: Device, starts: Starts, pairs: Sequence[Grads], axes: Axes | None) -> ListPlan:
     """The plan for arrays at these addresses; gradients often come back at others."""
-    known = tuple(properties)
+    known = _properties(pairs, axes)
     cut = _cuts.find(known)
     if cut is None or not cut.aligned(starts):
         cut = _cut(starts, pairs) if axes is None else _cut_units(starts, pairs, axes)

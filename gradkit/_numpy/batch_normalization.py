@@ -32,7 +32,8 @@ __all__ = [
     "update_running_statistics",
 ]
 
-_Pair: TypeAlias = tuple[Array, Array]  # a mean and a variance
+_Gradient: TypeAlias = records.BatchNormGrad | records.BatchNormGradApply
+_Pair: TypeAlias = tuple[Array, Array]  # a mean and a variance, or those of dy * xhat and of dy
 
 _RANK_NUMBERS = 1 << 17  # means of all ranks that are combined at a time
 
@@ -61,7 +62,8 @@ def batch_norm_grad(call: records.BatchNormGrad) -> Engine:
     for channel in channels.cells:
         statistics = load(call.mean, channel), load(call.inv_std, channel)
         sums = _gradient_sums(call, channels, channel, *statistics)
-        _differentiate(call, channels, channel, *(each / channels.size for each in sums))
+        of_product, of_dy = sums
+        _differentiate(call, channels, channel, (of_product / channels.size, of_dy / channels.size))
         _store_sums(call, channel, sums)
     return "native"
 
@@ -154,7 +156,7 @@ def batch_norm_grad_apply(call: records.BatchNormGradApply) -> None:
     _, channels = _by_channel(call.x, call)
     for channel in channels.cells:
         means = call.sum_dy_xhat[channel] / call.count, call.sum_dy[channel] / call.count
-        _differentiate(call, channels, channel, *means)
+        _differentiate(call, channels, channel, means)
 
 
 def _by_channel(array: Array, call: Any) -> tuple[Array, Cells]:
@@ -183,7 +185,7 @@ def _normalize(
 
 def _gradient_sums(
     call: Any, channels: Cells, channel: Index, mean: Array, inv_std: Array
-) -> tuple[Array, Array]:
+) -> _Pair:
     """The sums of dy * xhat and of dy over some channels."""
     (dy, _), (x, _) = _by_channel(call.dy, call), _by_channel(call.x, call)
     centre, factor = channels.column(mean), channels.column(inv_std)
@@ -197,28 +199,21 @@ def _gradient_sums(
     return channels.sum(product), channels.sum(lambda element: load(dy, channel + element))
 
 
-def _differentiate(
-    call: records.BatchNormGrad | records.BatchNormGradApply,
-    channels: Cells,
-    channel: Index,
-    of_product: Array,
-    of_dy: Array,
-) -> None:
+def _differentiate(call: _Gradient, channels: Cells, channel: Index, means: _Pair) -> None:
     """Write dx of some channels, from the means of dy * xhat and of dy."""
+    of_product, of_dy = map(channels.column, means)
     dy, x, dx = (_by_channel(array, call)[0] for array in (call.dy, call.x, call.dx))
     centre, inv_std = (channels.column(load(each, channel)) for each in (call.mean, call.inv_std))
     outer = inv_std * channels.column(_parameter(call.scale, 1.0, channel))
     for element in channels.elements:
         index = channel + element
         xhat = (load(x, index) - centre) * inv_std
-        rest = xhat * channels.column(of_product) + channels.column(of_dy)
+        rest = xhat * of_product + of_dy
         store((load(dy, index) - rest) * outer, dx[index])
 
 
 def _store_sums(
-    call: records.BatchNormGrad | records.BatchNormInferenceGrad,
-    channel: Index,
-    sums: tuple[Array, Array],
+    call: records.BatchNormGrad | records.BatchNormInferenceGrad, channel: Index, sums: _Pair
 ) -> None:
     """Write dscale and dbias of some channels, if they are wanted."""
     for gradient, total in zip((call.dscale, call.dbias), sums, strict=True):

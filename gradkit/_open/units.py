@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -27,6 +27,7 @@ class UnitRule(NamedTuple):
 
     order: float
     mean: bool
+    axis: Axis
     eps: float
     policy: str
 
@@ -55,33 +56,30 @@ class UnitShapes(NamedTuple):
         return sum(map(math.prod, self.shapes))
 
 
-def block_rule(norm_type: Any, rms: bool, eps: Any, nonfinite: str) -> UnitRule:
+LimitsOf: TypeAlias = Callable[[Gradients, UnitShapes], UnitLimits]
+
+
+def block_rule(norm_type: Any, rms: bool, axis: Axis, eps: Any, nonfinite: str) -> UnitRule:
     order, mean = checks.norm_order(norm_type), checks.flag(rms, "rms")
-    return UnitRule(order, mean, checks.epsilon(eps), policy_of(nonfinite))
+    return UnitRule(order, mean, axis, checks.epsilon(eps), policy_of(nonfinite))
 
 
-def adaptive_rule(nonfinite: str) -> UnitRule:
-    return UnitRule(2.0, False, _SMALLEST_NORM, policy_of(nonfinite))
+def adaptive_rule(axis: Axis, nonfinite: str) -> UnitRule:
+    return UnitRule(2.0, False, axis, _SMALLEST_NORM, policy_of(nonfinite))
 
 
 def clip_each(
-    grads: Any,
-    rule: UnitRule,
-    axis: Axis,
-    limits_of: Callable[[Gradients, UnitShapes], UnitLimits],
-    norms_out: Any,
-    out: Any = None,
-    *,
-    instead: str = "",
+    grads: Any, rule: UnitRule, limits_of: LimitsOf, outs: tuple[Any, Any], *, instead: str = ""
 ) -> tuple[Any, Any]:
-    """Clip gradients to ``out``, or in place; return what holds them, and the norms.
+    """Clip gradients, in place or to the first of ``outs``; return what holds them, and the norms.
 
     ``instead``: what to do if they cannot be written in place; without it they never are.
     """
     group = Gradients(grads, instead=instead)
     group.refuse_shards("their blocks lie on several ranks")
+    out, norms_out = outs
     with group.on_stream():
-        units = _units(group, axis)
+        units = _units(group, rule.axis)
         limits = limits_of(group, units)
         clipped = None if instead else twins(group, out, apart=limits.params)
         apart = [*limits.params, *(() if clipped is None else apart_from(clipped))]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -13,13 +13,11 @@ from gradkit._open.dispatch import run, write
 from gradkit._ranks.collective import Collective
 from gradkit._ranks.groups import Group
 
+_Norm: TypeAlias = channels.BatchNorm | channels.BatchNormGrad
+_Compute: TypeAlias = Callable[[Collective, Any, Backend], None]
 
-def run_over_ranks(
-    call: channels.BatchNorm | channels.BatchNormGrad,
-    out: Any,
-    group: Group | None,
-    compute: Callable[[Collective, Any, Backend], None],
-) -> Any:
+
+def run_over_ranks(call: _Norm, out: Any, group: Group | None, compute: _Compute) -> Any:
     """The results of a call that the ranks of a group make together."""
     if group is None:
         return run(call, out)
@@ -35,15 +33,8 @@ def forward_over_ranks(collective: Collective, call: channels.BatchNorm, backend
     mean, var, count = _stats_of_ranks(collective, call, backend)
     if call.running_mean is not None:
         checks.enough(count, "x has one element per channel on all ranks together")
-    apply = channels.BatchNormApply(
-        x=call.x,
-        scale=call.scale,
-        bias=call.bias,
-        mean=mean,
-        var=var,
-        channel_axis=call.channel_axis,
-        eps=call.eps,
-    )
+    known = {name: getattr(call, name) for name in ("x", "scale", "bias", "channel_axis", "eps")}
+    apply = channels.BatchNormApply(**known, mean=mean, var=var)
     write(apply, call.y, call.mean, call.inv_std, backend=backend)
     if call.running_mean is not None:
         running = call.running_mean, call.running_var
@@ -100,11 +91,7 @@ def _stats_of_ranks(
 
 
 def _gathered(
-    collective: Collective,
-    name: str,
-    call: channels.BatchNorm | channels.BatchNormGrad,
-    own: Array,
-    backend: Backend,
+    collective: Collective, name: str, call: _Norm, own: Array, backend: Backend
 ) -> Array:
     """Every rank's two numbers a channel, and how many elements a channel has there."""
     axis = call.channel_axis

@@ -4,8 +4,8 @@ On a CPU it calls compiled code where there is a call of that which does the sam
 callback in Python. What that does must not call JAX, which would wait for itself.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -14,15 +14,12 @@ from gradkit._arrays import cuda
 from gradkit._arrays.dlpack import DLPack, device_of
 from gradkit._backend import Array, Shape
 from gradkit._numpy import floating_point
-from gradkit.jax._compiled import CompiledCall, call_of_xla
+from gradkit.jax._compiled import CompiledCall, Compute, call_of_xla
 
 try:
     from jax.experimental.buffer_callback import buffer_callback
 except ImportError:  # JAX 0.6.0
     buffer_callback = None
-
-# Writes the results, given the operands with None where there is none.
-Compute: TypeAlias = Callable[[list[Array], list[Any]], object]
 
 _DLPACK = DLPack()
 _CPU = 1  # kDLCPU

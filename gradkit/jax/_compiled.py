@@ -10,6 +10,8 @@ from gradkit import _host as host
 from gradkit._backend import Array, Shape
 
 Kind: TypeAlias = tuple[Shape, np.dtype[Any]]
+# Writes the results, given the operands with None where there is none.
+Compute: TypeAlias = Callable[[list[Array], list[Any]], object]
 
 
 class CompiledCall(NamedTuple):
@@ -21,7 +23,7 @@ class CompiledCall(NamedTuple):
 
 
 def compiled_call(
-    run: Callable[[list[Array], list[Any]], object],
+    run: Compute,
     results: Sequence[Kind],
     operands: Sequence[Kind | None],
     together: Sequence[bool] = (),
