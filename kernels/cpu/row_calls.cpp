@@ -2,7 +2,6 @@
 
 #include "row_calls.h"
 
-#include <atomic>
 #include <chrono>
 #include <memory>
 #include <new>
@@ -181,7 +180,6 @@ public:
             if (slot == 0 && given_up()) return;
         }
         if (windows_ > 1) store(place, from);
-        std::atomic_thread_fence(std::memory_order_seq_cst);  // what was streamed is written by now
     }
 
     bool run() {

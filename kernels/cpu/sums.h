@@ -184,7 +184,12 @@ template <typename A> class StreamedRows {
     static constexpr i64 COUNT = VectorOf<A>::length;
 
 public:
-    ~StreamedRows() { finish(); }
+    // What was streamed is written by then.
+    ~StreamedRows() {
+        finish();
+        if constexpr (STREAMS<A, A>)
+            if (end_) __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    }
 
     // Writes value(j, V) to column j of a row that is no shorter than a vector.
     template <typename F> INLINE void write_row(i64 count, Element<A>* to, F value) {
