@@ -190,6 +190,13 @@ def assert_same_bits(got, ref):
     np.testing.assert_array_equal(bits(got), bits(ref), strict=True)
 
 
+def assert_all_same_bits(found, expected, backend=None):
+    """As many arrays, each the same: of a backend's, where one is given."""
+    host = np.asarray if backend is None else backend.asnumpy
+    for got, ref in zip(found, expected, strict=True):
+        assert_same_bits(host(got), host(ref))
+
+
 def assert_same_numbers(got, ref):
     """The same bits, but any NaN for a NaN."""
     nan = np.isnan(ref)

@@ -11,7 +11,7 @@ from gradkit._cuda import row_starts
 from tests.layouts import LAYOUTS
 from tests.operations import OPERATIONS, of
 from tests.problems import LAYER_TYPES, make
-from tests.tolerances import assert_same_bits
+from tests.tolerances import assert_all_same_bits, assert_same_bits
 
 SOME_TYPES = [LAYER_TYPES[k] for k in (0, 1, 2, 6)]
 # The inverse alone copies.
@@ -126,8 +126,7 @@ def check_bits_of_a_copy(backend, name, view, types, sizes):
     expected = [
         backend.asnumpy(a) for a in call(lambda host: backend.asarray(host.copy(order="C")))
     ]
-    for a, b in zip(call(backend.asarray), expected, strict=True):
-        assert_same_bits(backend.asnumpy(a), b)
+    assert_all_same_bits(call(backend.asarray), expected, backend)
     hosts = list(results_like(expected, view, sizes))
     outs = tuple(map(backend.asarray, hosts))
     for out, host, value in zip(call(backend.asarray, out=outs), hosts, expected, strict=True):
@@ -151,8 +150,7 @@ def test_no_layout_changes_a_bit(backend, layout):
         found = gradkit.layer_norm_grad(dy, x, *names, ds=further)
         found += gradkit.add_rms_norm(x, dy, names[0])
         found = list(map(backend.asnumpy, found))
-        for a, b in zip(found, expected or found, strict=True):
-            assert_same_bits(a, b)
+        assert_all_same_bits(found, expected or found)
         expected = found
 
 
@@ -164,8 +162,7 @@ def test_narrow_rows_have_the_bits_of_a_copy(backend, width):
         x = np.pad(p.x, ((0, 0), (0, 3)))[:, :width]
         found = gradkit.layer_norm(*map(backend.asarray, (x, p.scale, p.bias)))
         expected = gradkit.layer_norm(*map(backend.asarray, (p.x, p.scale, p.bias)))
-        for a, b in zip(found, expected, strict=True):
-            assert_same_bits(backend.asnumpy(a), backend.asnumpy(b))
+        assert_all_same_bits(found, expected, backend)
 
 
 @pytest.mark.parametrize("view", [_projection, _heads_first], ids=["projection", "heads first"])
@@ -177,8 +174,7 @@ def test_many_strided_rows_have_the_bits_of_a_copy(view, types):
     found = gradkit.rms_norm_grad(**given)
     copies = {label: array.copy(order="C") for label, array in given.items()}
     expected = gradkit.rms_norm_grad(**copies)
-    for a, b in zip(found, expected, strict=True):
-        assert_same_bits(a, b)
+    assert_all_same_bits(found, expected)
 
 
 @pytest.mark.guarantee("Strided rows")

@@ -10,7 +10,7 @@ import pytest
 import gradkit
 from tests import strategies as draw_
 from tests.operations import OPERATIONS, drawn
-from tests.tolerances import assert_same_bits
+from tests.tolerances import assert_all_same_bits
 
 X = draw_.values((600, 1100), "float32", 1)  # large enough for every strip to have a thread
 DY = draw_.values((600, 1100), "float32", 2)
@@ -37,11 +37,6 @@ def work():
     ]
 
 
-def assert_all_same(found, expected):
-    for got, ref in zip(found, expected, strict=True):
-        assert_same_bits(got, ref)
-
-
 @pytest.mark.guarantee("Any number of cores")
 @pytest.mark.parametrize("workers", [1, 2, 3, 8])
 def test_the_number_of_cores_does_not_change_the_bits(workers):
@@ -49,7 +44,7 @@ def test_the_number_of_cores_does_not_change_the_bits(workers):
     gradkit.set_num_threads(workers)
     found = work()
     gradkit.set_num_threads(before)
-    assert_all_same(found, expected)
+    assert_all_same_bits(found, expected)
 
 
 @pytest.mark.guarantee("Thread-safe")
@@ -58,7 +53,7 @@ def test_eight_threads_at_once():
     with ThreadPoolExecutor(8) as pool:
         jobs = [pool.submit(work) for _ in range(16)]
     for job in jobs:
-        assert_all_same(job.result(), expected)
+        assert_all_same_bits(job.result(), expected)
 
 
 @pytest.mark.guarantee("Thread-safe")

@@ -12,7 +12,7 @@ from testbed.emulator.runtime import SCHEDULES
 from tests.backends import ARCHITECTURE, kernel_mark
 from tests.cuda.test_normalization import Emulated, _check_row_norms, _check_row_variants
 from tests.problems import LAYER_TYPES, launch, make
-from tests.tolerances import assert_same_bits
+from tests.tolerances import assert_all_same_bits, assert_same_bits
 from tests.values.test_samples import Samples
 
 pytestmark = [
@@ -60,8 +60,7 @@ def test_schedules_give_the_same_bits(schedule):
     p, two_clusters = make((3, 8200), LAYER_TYPES[5]), {"multiprocessors": 2 * BLOCKS}
     expected = device(**two_clusters).layer_norm_grad(p)
     found = device(**two_clusters, schedule=schedule, seed=4).layer_norm_grad(p)
-    for a, b in zip(found, expected, strict=True):
-        assert_same_bits(a, b)
+    assert_all_same_bits(found, expected)
     p.check_gradients(device(), *found)
 
 
@@ -118,8 +117,7 @@ def test_dx_may_be_dy():
     dy = on.device.xp.asarray(p.dy)
     outs = [dy, *on.empty(p.scale, p.scale)]
     launch(on.run, LayerNormGrad, outs, **(vars(p) | {"axis": 1, "dy": dy}))
-    for a, b in zip(outs, expected, strict=True):
-        assert_same_bits(a, b)
+    assert_all_same_bits(outs, expected)
 
 
 @pytest.mark.parametrize("width", [12288, 20000, 65536])

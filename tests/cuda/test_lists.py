@@ -37,7 +37,7 @@ from tests.cuda.lists import run
 from tests.devices.emulated import on_device
 from tests.layouts import LAYOUTS
 from tests.problems import one_or_each
-from tests.tolerances import DTYPES, assert_same_bits
+from tests.tolerances import DTYPES, assert_all_same_bits, assert_same_bits
 
 pytestmark = kernel_mark
 
@@ -428,8 +428,7 @@ def test_a_captured_stream_gets_the_list_in_parameters(device):
     assert_same_bits(norm_of(device, grads), expected[0])
     assert_same_bits(norm_of(device, grads, per_tensor=True), expected[1])
     run(device, "scale_grads", grads=grads, coefficient=0.3)
-    for got, wanted in zip(grads, eager, strict=True):
-        assert_same_bits(got, wanted)
+    assert_all_same_bits(grads, eager)
     assert device.uploads == 0
     # What a replay writes must not have been handed to anybody else.
     first, second = (scratch(device, 4, "float64") for _ in range(2))
@@ -446,8 +445,7 @@ def test_a_captured_list_with_more_dimensions_than_a_launch_takes(device):
     device.recording = True
     assert_same_bits(norm_of(device, grads, per_tensor=True), expected)
     run(device, "scale_grads", grads=grads, coefficient=0.3)
-    for got, wanted in zip(grads, eager, strict=True):
-        assert_same_bits(got, wanted)
+    assert_all_same_bits(grads, eager)
 
 
 @pytest.mark.parametrize(
@@ -682,8 +680,7 @@ def reference():
 @pytest.mark.parametrize("grid", [1, 2, 3, None])
 def test_same_bits_for_every_schedule_and_grid(reference, schedule, grid):
     device = Device(schedule=schedule, seed=grid or 0, multiprocessors=1, grid_limit=grid)
-    for got, wanted in zip(results(device), reference, strict=True):
-        assert_same_bits(got, wanted)
+    assert_all_same_bits(results(device), reference)
 
 
 def results_of_a_step(device):
@@ -727,8 +724,7 @@ def reference_step():
 @pytest.mark.parametrize("grid", [1, 3, None])
 def test_a_step_has_the_same_bits_for_every_schedule_and_grid(reference_step, schedule, grid):
     device = Device(schedule=schedule, seed=grid or 0, multiprocessors=1, grid_limit=grid)
-    for got, wanted in zip(results_of_a_step(device), reference_step, strict=True):
-        assert_same_bits(got, wanted)
+    assert_all_same_bits(results_of_a_step(device), reference_step)
 
 
 # Beyond 2^32

@@ -45,7 +45,7 @@ from tests import oracles
 from tests.backends import Backend, KernelDevice, kernel_mark
 from tests.combinations import ON_GPUS, combinations
 from tests.problems import BATCH_TYPES, LAYER_TYPES, Problem, launch, make
-from tests.tolerances import DTYPES, assert_same_bits
+from tests.tolerances import DTYPES, assert_all_same_bits
 from tests.values import test_batch_norm_inference
 
 pytestmark = kernel_mark
@@ -210,8 +210,7 @@ class Emulated(Backend):
             mean[...] = var[...] = 0
             rule = {"mean": mean, "var": var, "count": count, "momentum": 0.0}
             launch(self.run, UpdateRunningStatistics, other, **running, **rule)
-            for moved, kept in zip(own, other, strict=True):
-                assert_same_bits(np.array(kept), np.array(moved))
+            assert_all_same_bits(own, other)
         return outs if count > 1 else self.batch_norm(p)
 
     def batch_norm_inference(self, p):
@@ -263,25 +262,20 @@ def _check_row_variants(device, shape, types, gap):
         calls += [lambda q: device.invertible_grad(q, q.x)]
         q = replace(p, x=_at_strides(p.x, gap), dy=_at_strides(p.dy, 2 * gap))
         for call in calls:
-            _assert_same(call(q), call(p))
+            assert_all_same_bits(call(q), call(p))
         nothing = np.zeros_like(p.x)
         y, _, *statistics = device.residual_norm(p, _at_strides(nothing, gap))
         mean = statistics[0] if centred else None
         p.check_forward(device, y, mean, statistics[-1])
         past = device.gradient_past(q, _at_strides(other.x, gap))
-        _assert_same(past, device.gradient_past(p, other.x))
+        assert_all_same_bits(past, device.gradient_past(p, other.x))
         p.check_gradients(device, *device.gradient_past(p, nothing))
         if not centred:
             past = device.invertible_grad(replace(q, x=p.x), q.x, ds=_at_strides(other.x, gap))
-            _assert_same(past, device.invertible_grad(p, p.x, ds=other.x))
+            assert_all_same_bits(past, device.invertible_grad(p, p.x, ds=other.x))
             y, xhat = from_output(p)
             past = device.invertible_grad(p, y, ds=nothing)
             p.check_gradients(device, *past, xhat=xhat)
-
-
-def _assert_same(found, expected):
-    for a, b in zip(found, expected, strict=True):
-        assert_same_bits(a, b)
 
 
 def _check_batch_norm(device, shape, axis, last, types):
@@ -375,7 +369,7 @@ def test_all_that_is_listed_is_asked_for_and_nothing_else(monkeypatch):
         monkeypatch.setattr(test_batch_norm_inference, check, lambda *_, **__: None)
     monkeypatch.setitem(globals(), "assert_close_to_input", lambda *_: None)
     monkeypatch.setitem(globals(), "from_output", lambda p: (p.x, None))
-    monkeypatch.setitem(globals(), "_assert_same", lambda *_: None)
+    monkeypatch.setitem(globals(), "assert_all_same_bits", lambda *_: None)
     requested = set()
     shapes = [*SHAPES, *((2, part + pack) for part in PARTS for pack in (8, 4, 2))]
     for shape, types, gpu in itertools.product(shapes, LAYER_TYPES, ON_GPUS):
@@ -448,7 +442,7 @@ def test_row_norms_under_every_schedule(shape, schedule):
         ("layer_norm", ()),
         ("rms_norm", ()),
     ):
-        _assert_same(getattr(device, name)(p, *extra), getattr(plain, name)(p, *extra))
+        assert_all_same_bits(getattr(device, name)(p, *extra), getattr(plain, name)(p, *extra))
 
 
 @pytest.mark.guarantee("Any schedule")
@@ -463,7 +457,7 @@ def test_batch_norm_under_every_schedule(shape, axis, last, schedule):
         ("batch_norm", p),
         ("batch_norm_inference_grad", known),
     ):
-        _assert_same(getattr(device, name)(of), getattr(plain, name)(of))
+        assert_all_same_bits(getattr(device, name)(of), getattr(plain, name)(of))
 
 
 @pytest.mark.parametrize("multiprocessors", [1, 2, 3, 132])
@@ -515,7 +509,7 @@ def test_results_do_not_depend_on_alignment(shape):
         shifted = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
         shifted[...] = array
         setattr(p, name, shifted)
-        _assert_same(device.layer_norm_grad(p), ref)
+        assert_all_same_bits(device.layer_norm_grad(p), ref)
 
 
 @pytest.mark.parametrize("shape", [(6, 64), (3, 8200), LONG], ids=str)
@@ -525,7 +519,7 @@ def test_dx_in_the_place_of_dy(shape):
     dy = p.dy.copy()
     _, dscale, dbias = device.empty(p.x, p.scale, p.scale)
     device.write(LayerNormGrad, p, [dy, dscale, dbias], dy=dy)
-    _assert_same((dy, dscale, dbias), ref)
+    assert_all_same_bits((dy, dscale, dbias), ref)
 
 
 def test_channels_last_arrays_are_read_where_they_are():
@@ -573,7 +567,7 @@ def test_scale_of_long_rows_is_read_once_if_shared_memory_has_room(width, data, 
             read, _ = device.device.total_traffic.by_array["layer_norm_grad", "scale"]
             assert read == times * p.scale.nbytes
     p.check_gradients(device, *results[0])
-    _assert_same(results[-1], results[0])
+    assert_all_same_bits(results[-1], results[0])
 
 
 @pytest.mark.sampled(2)
@@ -719,8 +713,7 @@ def test_one_array_with_gaps_after_a_call_without(gaps):
     expected = [*device.layer_norm(p), device.inverse(p, p.x), *device.rms_norm(p)]
     setattr(p, gaps, np.repeat(getattr(p, gaps), 2, axis=-1)[..., ::2])
     found = [*device.layer_norm(p), device.inverse(p, p.x), *device.rms_norm(p)]
-    for got, ref in zip(found, expected, strict=True):
-        assert_same_bits(got, ref)
+    assert_all_same_bits(found, expected)
 
 
 @pytest.mark.parametrize("gaps", ["dy", "scale", "mean", "inv_std", 0, 1, 2])
@@ -735,8 +728,7 @@ def test_one_array_of_a_batch_with_gaps_after_a_call_without(gaps, shape, axis, 
     else:
         setattr(p, gaps, np.repeat(getattr(p, gaps), 2, axis=-1)[..., ::2])
     device.write(BatchNormGrad, p, outs)
-    for got, ref in zip(outs, expected, strict=True):
-        assert_same_bits(np.array(got), np.array(ref))
+    assert_all_same_bits(outs, expected)
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["channels-first", "channels-last"])

@@ -11,7 +11,7 @@ import pytest
 import gradkit
 import gradkit.jax
 from gradkit.jax import clipping, transforms
-from tests.tolerances import DTYPES, assert_same_bits
+from tests.tolerances import DTYPES, assert_all_same_bits, assert_same_bits
 
 INF = float("inf")
 
@@ -25,8 +25,7 @@ def gradients(*dtypes, seed=0):
 
 def assert_same_tree(got, ref):
     assert jax.tree.structure(got) == jax.tree.structure(ref)
-    for one, other in zip(*map(jax.tree.leaves, (got, ref)), strict=True):
-        assert_same_bits(one, other)
+    assert_all_same_bits(*map(jax.tree.leaves, (got, ref)))
 
 
 # Clipping
@@ -460,8 +459,7 @@ def test_some_are_clipped_and_some_count(scale, nonfinite):
     options = masks | {"scale": scale, "nonfinite": nonfinite}
     got, norm = jax.jit(lambda g: gradkit.jax.clip_by_global_norm(g, 0.7, **options))(grads)
     ref, known = gradkit.clip_by_global_norm(hosts, 0.7, **options)
-    for one, other in zip(*map(jax.tree.leaves, (got, ref)), strict=True):
-        assert_same_bits(one, other)
+    assert_all_same_bits(*map(jax.tree.leaves, (got, ref)))
     np.testing.assert_allclose(norm, known, rtol=1e-7)
     with pytest.raises(TypeError, match="clip must be a bool, not int"):
         gradkit.jax.clip_by_global_norm(grads, 0.7, clip=1)

@@ -14,7 +14,7 @@ from jax.test_util import check_grads
 import gradkit
 import gradkit.jax
 from gradkit import _host
-from tests.tolerances import DTYPES, assert_same_bits
+from tests.tolerances import DTYPES, assert_all_same_bits, assert_same_bits
 
 TYPES = [
     *(("float32", "float32"), ("float16", "float16"), ("float16", "float32")),
@@ -306,10 +306,8 @@ def test_bits_of_direct_calls(name, t, v):
 
         found, grads = both(arriving, *given)
     wanted, slopes = case.direct(arriving, *given)
-    for got, ref in zip([*found, *grads], [*wanted, *slopes], strict=True):
-        assert_same_bits(got, ref)
-    for got, ref in zip(made, found, strict=True):
-        assert_same_bits(got, ref)
+    assert_all_same_bits([*found, *grads], [*wanted, *slopes])
+    assert_all_same_bits(made, found)
 
 
 @pytest.mark.usefixtures("x64")
@@ -393,8 +391,7 @@ def test_running_statistics_keep_their_dtype(dtype):
     given = channels("float32", "float32", known=True, dtype=dtype)
     made = jax.jit(by_running)(*given)
     (_, *wanted), _ = direct_running([given[0]], *given)
-    for got, ref in zip(made[1:], wanted, strict=True):
-        assert_same_bits(got, ref)
+    assert_all_same_bits(made[1:], wanted)
 
 
 def test_running_statistics_through_a_scan():
@@ -410,10 +407,8 @@ def test_running_statistics_through_a_scan():
     mean, var = (a.copy() for a in start)
     for x in batches:
         gradkit.batch_norm(x, running_mean=mean, running_var=var)
-    for got, ref in zip(made, (mean, var), strict=True):
-        assert_same_bits(got, ref)
-    for got, ref in zip(step(made, batches[0, :0])[0], made, strict=True):
-        assert_same_bits(got, ref)
+    assert_all_same_bits(made, (mean, var))
+    assert_all_same_bits(step(made, batches[0, :0])[0], made)
 
 
 @pytest.mark.parametrize("axis", [-1, 2, 1])
@@ -431,8 +426,7 @@ def test_channels_on_any_axis(axis):
         gradkit.batch_norm(x, scale, bias, **rule)[0],
         gradkit.batch_norm_inference(x, scale, bias, mean, var, **rule),
     )
-    for got, ref in zip(made, wanted, strict=True):
-        assert_same_bits(got, ref)
+    assert_all_same_bits(made, wanted)
 
 
 @pytest.mark.parametrize("shape", [(0, 6, 5), (4, 6, 0)])

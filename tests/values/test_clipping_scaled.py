@@ -14,7 +14,7 @@ from gradkit import _numpy
 from gradkit._calls.lists import ClipByNorm, ClipCoefficient
 from tests import oracles, tolerances
 from tests import strategies as draw_
-from tests.tolerances import DTYPES, assert_same_bits, assert_ulps
+from tests.tolerances import DTYPES, assert_all_same_bits, assert_same_bits, assert_ulps
 
 NAN, INF = math.nan, math.inf
 SCALES = (1 / 3, -2.0, 1.0, 2.0**-16, 65536.0, 1e-30, 0.0)
@@ -105,8 +105,7 @@ def test_scaled_clip_of_any_list(backend, data, order, ratio):
     limit = norm * ratio
     copies, found = gradkit.clip_by_global_norm(grads, limit, order, scale=scale)
     assert number(backend, found) == pytest.approx(norm, rel=0, abs=0, nan_ok=True)
-    for g, h in zip(grads, host, strict=True):
-        assert_same_bits(backend.asnumpy(g), h)
+    assert_all_same_bits(grads, host, backend)
     known = gradkit.clip_grads_with_norm(
         [backend.asarray(h) for h in host], found, limit, scale=scale
     )
@@ -146,8 +145,7 @@ def test_numbers_on_the_device_are_those_on_the_host(backend, name):
             gradkit.clip_grads_with_norm(grads, put(3), max_norm=put(1.5), scale=put(0.75))
             factor = gradkit.clip_coefficient(put(3), put(1.5))
             results.append([backend.asnumpy(a) for a in (grads, each, norm, factor)])
-        for host, device in zip(*results, strict=True):
-            assert_same_bits(device, host)
+        assert_all_same_bits(*results)
 
 
 @pytest.mark.guarantee("No needless change")

@@ -14,7 +14,7 @@ import gradkit
 from testbed.emulator import EmulatedDevice
 from tests import strategies as draw_
 from tests.devices.emulated import emulated_backend, on_device
-from tests.tolerances import DTYPES, assert_same_bits
+from tests.tolerances import DTYPES, assert_all_same_bits, assert_same_bits
 from tests.values.test_accumulate_grads import norm_of, rounded
 from tests.values.test_accumulation import assert_rest_untouched
 
@@ -143,8 +143,7 @@ def test_flags_and_norms(backend, name, update, overwrite):
             each = zip(host, before, grad, strict=True)
             pairs = [summed(*one, 0.5, name, overwrite=overwrite) for one in each]
             expected = [np.array(side, host.dtype) for side in zip(*pairs, strict=True)]
-        for got, wanted in zip(found, expected, strict=True):
-            assert_same_bits(got, wanted)
+        assert_all_same_bits(found, expected)
         assert_same_bits(backend.asnumpy(norm), norm_of(backend, [buffer]))
         assert_same_bits(backend.asnumpy(arriving), norm_of(backend, grads))
 
@@ -212,5 +211,4 @@ def test_a_captured_list_has_threes_in_one_launch(monkeypatch):
         buffers, kept, grads = ([on(h.copy()) for h in each] for each in hosts)
         gradkit.accumulate_grads(buffers, grads, compensation=kept)
         found.append([*buffers, *kept])
-    for one, other in zip(*found, strict=True):
-        assert_same_bits(np.asarray(one), np.asarray(other))
+    assert_all_same_bits(*found)

@@ -13,7 +13,7 @@ from tests import oracles, tolerances
 from tests import strategies as draw_
 from tests.layouts import LAYOUTS
 from tests.problems import ABOVE_NOTHING, LAYER_TYPES, make, problems, tiny
-from tests.tolerances import DTYPES, assert_same_bits, assert_within
+from tests.tolerances import DTYPES, assert_all_same_bits, assert_same_bits, assert_within
 
 TYPES = pytest.mark.parametrize("types", LAYER_TYPES, ids="-".join)
 BEFORE = pytest.mark.parametrize("before", [True, False], ids=["norm first", "gate first"])
@@ -205,8 +205,7 @@ def test_gradients_down_to_the_smallest_number(backend, above, types, before):
 def test_the_other_name_of_silu(backend):
     g = gated((5, 8))
     for run in (g.forward, g.backward):
-        for a, b in zip(run(backend), run(backend, activation="swish"), strict=True):
-            assert_same_bits(backend.asnumpy(a), backend.asnumpy(b))
+        assert_all_same_bits(run(backend), run(backend, activation="swish"), backend)
 
 
 # The oracle
@@ -354,18 +353,15 @@ def test_views_of_one_projection(backend, types, width, before):
     other = halves(backend.asarray(np.full(room.shape, np.nan, g.p.x.dtype)))
     given = dy, x, gate, scale, inv_std
     found += gradkit.gated_rms_norm_grad(*given, out=(*other, None), **g.how)
-    for got, ref in zip(found, expected, strict=True):
-        assert_same_bits(backend.asnumpy(got), ref)
+    assert_all_same_bits(found, expected, backend)
     assert backend.memory(room) == before_call
     for place in (0, 1):  # of strides of its own
         out = [None] * 3
         out[place] = other[place]
         found = gradkit.gated_rms_norm_grad(*given, out=tuple(out), **g.how)
-        for got, ref in zip(found, expected[2:], strict=True):
-            assert_same_bits(backend.asnumpy(got), ref)
+        assert_all_same_bits(found, expected[2:], backend)
     found = gradkit.gated_rms_norm_grad(*given, out=(x, gate, None), **g.how)
-    for got, ref in zip(found, expected[2:], strict=True):
-        assert_same_bits(backend.asnumpy(got), ref)
+    assert_all_same_bits(found, expected[2:], backend)
     for place in (0, 1):
         _, both = projection()
         out = both[place], None
@@ -382,8 +378,7 @@ def test_rows_at_strides_of_their_own(backend, name, before):
     owner = g if name == "gate" else g.p
     host = getattr(owner, name)
     setattr(owner, name, np.concatenate([host, host[::-1] + 1], axis=-1)[..., :16])
-    for got, ref in zip((*g.forward(backend), *g.backward(backend)), expected, strict=True):
-        assert_same_bits(backend.asnumpy(got), ref)
+    assert_all_same_bits((*g.forward(backend), *g.backward(backend)), expected, backend)
 
 
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
@@ -414,8 +409,7 @@ def test_the_gradient_over_dy(backend, shape, place, before):
     given = dy, x, backend.asarray(g.gate), scale, inv_std
     found = gradkit.gated_rms_norm_grad(*given, out=tuple(out), **g.how)
     assert found[place] is dy
-    for got, ref in zip(found, expected, strict=True):
-        assert_same_bits(backend.asnumpy(got), ref)
+    assert_all_same_bits(found, expected, backend)
 
 
 @pytest.mark.parametrize(("place", "name"), [(0, "gate"), (1, "x")])

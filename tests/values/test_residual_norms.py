@@ -8,7 +8,7 @@ import pytest
 import gradkit
 from tests import oracles, tolerances
 from tests.problems import LAYER_TYPES, make
-from tests.tolerances import DTYPES, assert_same_bits, assert_within
+from tests.tolerances import DTYPES, assert_all_same_bits, assert_same_bits, assert_within
 
 # Vectors and single elements, several rows a block, rows that are read once and several times.
 LONG = (2, 20_000)
@@ -52,11 +52,6 @@ def backward(backend, p, **options):
     return gradkit.rms_norm_grad(dy, x, scale, inv_std, **options)
 
 
-def same_bits(backend, found, expected):
-    for a, b in zip(found, expected, strict=True):
-        assert_same_bits(backend.asnumpy(a), backend.asnumpy(b))
-
-
 def another(p, seed=9):
     """Numbers like x, of another draw."""
     return make(p.x.shape, (str(p.x.dtype), p.statistics, "float64"), seed=seed).x
@@ -75,13 +70,14 @@ def test_a_scale_offset_is_a_shifted_scale(backend, shape, types, centred):
     y, *statistics = forward(backend, p, scale_offset=1.0)
     dx, dscale, *dbias = backward(backend, p, scale_offset=1)
     _, plain, *of_plain = backward(backend, p)
-    same_bits(backend, (dscale, *dbias), (plain, *of_plain))  # which an offset does not change
+    # Which an offset does not change.
+    assert_all_same_bits((dscale, *dbias), (plain, *of_plain), backend)
     wide = p.statistics  # the dtype in which the offset is added
     p.scale = p.scale.astype(wide) + np.dtype(wide).type(1)
     if p.bias is not None:
         p.bias = p.bias.astype(wide)
-    same_bits(backend, (y, *statistics), forward(backend, p))
-    same_bits(backend, (dx,), backward(backend, p)[:1])
+    assert_all_same_bits((y, *statistics), forward(backend, p), backend)
+    assert_all_same_bits((dx,), backward(backend, p)[:1], backend)
 
 
 @pytest.mark.sampled(3)
@@ -101,7 +97,7 @@ def test_gradients_from_the_output_of_a_norm_with_an_offset(backend, shape, type
     bound = tolerances.elementwise("dx", ref.dx_size + np.abs(total), total, p.x.dtype)
     assert_within(p.rows(backend.asnumpy(dx)), total, bound, "dx")
     plain = gradkit.invertible_rms_norm_grad(dy, y, backend.asarray(p.scale), inv_std)
-    same_bits(backend, (dscale,), plain[1:])
+    assert_all_same_bits((dscale,), plain[1:], backend)
     p.check_gradients(backend, *plain, xhat=xhat)
 
 
@@ -124,11 +120,11 @@ def test_an_offset_of_zero_changes_no_bit(backend, zero):
     p.dy[:] = np.abs(p.dy)  # so that zeros of both signs meet in dx
     for run in (forward, backward):
         expected = run(backend, p)
-        same_bits(backend, run(backend, p, scale_offset=zero), expected)
+        assert_all_same_bits(run(backend, p, scale_offset=zero), expected, backend)
         strided = make((5, 8), centred=False)
         strided.scale, strided.dy = p.scale, p.dy
         strided.x = np.pad(p.x, ((0, 0), (0, 3)))[:, :8]
-        same_bits(backend, run(backend, strided, scale_offset=zero), expected)
+        assert_all_same_bits(run(backend, strided, scale_offset=zero), expected, backend)
 
 
 # The sum that is normalised
@@ -145,7 +141,7 @@ def test_a_residual_norm_is_a_sum_and_then_a_norm(backend, shape, types, centred
     wide = np.float64 if types[0] == "float64" else np.float32
     p.x = (p.x.astype(wide) + residual.astype(wide)).astype(p.x.dtype)
     assert_same_bits(backend.asnumpy(s), p.x)
-    same_bits(backend, (y, *statistics), forward(backend, p, scale_offset=0.5))
+    assert_all_same_bits((y, *statistics), forward(backend, p, scale_offset=0.5), backend)
 
 
 @pytest.mark.parametrize("types", [LAYER_TYPES[0], LAYER_TYPES[2]], ids="-".join)
@@ -173,7 +169,7 @@ def test_ds_joins_dx_before_it_is_rounded(backend, shape, types, centred):
     ds = another(p)
     dx, *sums = backward(backend, p, ds=backend.asarray(ds))
     plain, *expected = backward(backend, p)
-    same_bits(backend, sums, expected)
+    assert_all_same_bits(sums, expected, backend)
     ref, further = p.gradients(), ds.astype(np.longdouble)
     size, exact = ref.dx_size + np.abs(further), ref.dx + further
     bound = tolerances.elementwise("dx", size, exact, p.x.dtype)
@@ -209,7 +205,7 @@ def test_results_over_their_inputs(backend, shape, types, centred, gap):
         given = {"x": lie(p.x), "residual": lie(residual)}
         out = (given["x"] if y_over_x else None, given.get(s_over), *rest)
         found = getattr(gradkit, name)(*given.values(), *parameters, eps=p.eps, out=out)
-        same_bits(backend, found, expected)
+        assert_all_same_bits(found, expected, backend)
         assert found[1] is out[1] or out[1] is None
     expected = backward(backend, p, ds=backend.asarray(ds))
     for over in ("dy", "ds"):
@@ -220,7 +216,7 @@ def test_results_over_their_inputs(backend, shape, types, centred, gap):
         run = gradkit.layer_norm_grad if centred else gradkit.rms_norm_grad
         options = {"ds": given["ds"], "out": (given[over], *rest)}
         found = run(given["dy"], given["x"], scale, *statistics, **options)
-        same_bits(backend, found, expected)
+        assert_all_same_bits(found, expected, backend)
 
 
 @pytest.mark.guarantee("Aliasing")

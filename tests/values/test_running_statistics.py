@@ -13,7 +13,7 @@ from tests import oracles, tolerances
 from tests.layouts import LAYOUTS
 from tests.problems import BATCH_TYPES, make, problems
 from tests.ranks import results
-from tests.tolerances import DTYPES, assert_same_bits, assert_within
+from tests.tolerances import DTYPES, assert_all_same_bits, assert_same_bits, assert_within
 
 TYPES = pytest.mark.parametrize("types", BATCH_TYPES, ids="-".join)
 NAMES = "running_mean", "running_var"
@@ -69,8 +69,7 @@ def test_any_batch(backend, data, momentum, dtype):
     hosts = before(p, DTYPES[dtype])
     found, results_ = moved(backend, p, hosts, momentum=momentum)
     if count == 0:
-        for got, host in zip(found, hosts, strict=True):
-            assert_same_bits(got, host)
+        assert_all_same_bits(found, hosts)
     elif np.isfinite(p.x.astype(np.float64)).all():
         check(backend, p, hosts, found, momentum)
     p.check_forward(backend, *results_)
@@ -86,8 +85,7 @@ def test_what_else_comes_out_does_not_change(backend, types):
         statistics = (np.empty_like(a) for a in (p.mean, p.inv_std))
         out = (None, *map(backend.asarray, statistics))
         plain = gradkit.batch_norm(*p.on(backend, "x", "scale", "bias"), eps=p.eps, out=out)
-        for got, ref in zip(with_running, plain, strict=True):
-            assert_same_bits(backend.asnumpy(got), backend.asnumpy(ref))
+        assert_all_same_bits(with_running, plain, backend)
 
 
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
@@ -126,8 +124,7 @@ def test_a_weight_of_one_or_zero_leaves_the_rest_out(backend):
     assert_same_bits(var, fresh[1])
     p.x[1, 1] = np.nan
     hosts = before(p, np.float32)
-    for got, ref in zip(moved(backend, p, hosts, momentum=0.0)[0], hosts, strict=True):
-        assert_same_bits(got, ref)
+    assert_all_same_bits(moved(backend, p, hosts, momentum=0.0)[0], hosts)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -146,8 +143,7 @@ def test_a_batch_without_elements_moves_nothing(backend, shape):
     p = make(shape, axis=1, batch=True)
     hosts = before(p, np.float32)
     for momentum in (0.1, 1.0):
-        for got, ref in zip(moved(backend, p, hosts, momentum=momentum)[0], hosts, strict=True):
-            assert_same_bits(got, ref)
+        assert_all_same_bits(moved(backend, p, hosts, momentum=momentum)[0], hosts)
 
 
 # Over ranks
@@ -172,8 +168,7 @@ def test_ranks_move_as_the_whole_batch_does(backend, types, cuts):
     found = [[backend.asnumpy(a) for a in own] for own in running]
     check(backend, p, hosts, found[0], 0.25, exchanged=tolerances.exchanged(len(parts)))
     for other in found[1:]:
-        for got, ref in zip(other, found[0], strict=True):
-            assert_same_bits(got, ref)
+        assert_all_same_bits(other, found[0])
 
 
 @pytest.mark.guarantee("Running statistics")

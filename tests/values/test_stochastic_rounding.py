@@ -14,7 +14,7 @@ import gradkit
 from testbed.emulator import EmulatedDevice
 from tests import strategies as draw_
 from tests.devices.emulated import emulated_backend, on_device
-from tests.tolerances import DTYPES, assert_same_bits
+from tests.tolerances import DTYPES, assert_all_same_bits, assert_same_bits
 from tests.values.test_accumulate_grads import norm_of
 from tests.values.test_accumulation import assert_rest_untouched
 
@@ -263,8 +263,7 @@ def test_captured_lists_and_seeds(monkeypatch):
         buffers, grads = ([on(h.copy()) for h in each] for each in hosts)
         at_random(buffers, grads, seed=on(np.array(8)), scale=0.3)
         found.append(buffers)
-    for one, other in zip(*found, strict=True):
-        assert_same_bits(np.asarray(one), np.asarray(other))
+    assert_all_same_bits(*found)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
