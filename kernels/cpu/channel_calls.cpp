@@ -4,7 +4,6 @@
 #include "channel_calls.h"
 
 #include <atomic>
-#include <chrono>
 #include <memory>
 #include <vector>
 
@@ -1080,15 +1079,14 @@ public:
 
     bool given_up() override {
         const auto now = std::chrono::steady_clock::now();
-        if (now - asked_ < PATIENCE) return false;
-        asked_ = now;
+        if (now - *call_.asked < PATIENCE) return false;
+        *call_.asked = now;
         return call_.given_up();
     }
 
 private:
     const ChannelCall& call_;
     F work_;
-    std::chrono::steady_clock::time_point asked_ = std::chrono::steady_clock::now();
 };
 
 template <typename F> bool share(const ChannelCall& call, i64 count, int threads, F work) {

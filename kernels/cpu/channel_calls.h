@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include <chrono>
+
 #include "channels.h"
 
 // An array at any strides.
@@ -32,6 +34,7 @@ struct ChannelCall {
     const ChannelKernels<double>* f64;
     int threads;
     bool (*given_up)();  // asked now and then by the calling thread
+    std::chrono::steady_clock::time_point* asked;  // when it was, of all slices
 
     Reads reads;
     Writes writes;

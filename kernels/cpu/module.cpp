@@ -5,6 +5,7 @@
 #include <nanobind/nanobind.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstring>
 
 #include "channel_calls.h"
@@ -280,7 +281,9 @@ public:
 
     void compute_on(const Memory& data) {
         compute(length_of(data.buffer(), 0, data.buffer().ndim), data, [&](bool (*given_up)()) {
+            auto asked = std::chrono::steady_clock::now();
             call.given_up = given_up;
+            call.asked = &asked;
             call.channels = call.x.axes.at[call.axis].length;
             return run_channels(call);
         });
