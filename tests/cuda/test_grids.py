@@ -9,6 +9,7 @@ from gradkit._calls.channels import (
     BatchNormGrad,
     BatchNormInference,
     BatchNormInferenceGrad,
+    CombineStats,
     GroupNorm,
     GroupNormGrad,
 )
@@ -92,6 +93,16 @@ def test_grids_are_as_large_as_what_a_device_holds_of_the_compiled_kernel(held):
     sums = "sum_group_deviations", "normalize_groups", "sum_group_gradient", "apply_group_gradient"
     for name in sums:
         assert device.grids[name] == (3, -(-whole // 3))
+
+
+@pytest.mark.parametrize(("channels", "blocks"), [(0, 1), (1000, 8), (9999, 40)])
+def test_each_channel_has_a_thread_as_far_as_blocks_stay_at_work(channels, blocks):
+    """And there is a count of all ranks without a channel, too."""
+    device = CountingDevice(1)
+    row, rows, counts = map(device.xp.ones, (channels, (2, channels), 2))
+    known = {"means": rows, "variances": rows, "counts": counts}
+    launch(CudaBackend(device), CombineStats, [row, row, device.xp.ones(())], **known)
+    assert device.grids["combine_stats"][0] == blocks
 
 
 def partial_rows(norm, shape, dtype):

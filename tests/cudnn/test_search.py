@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gradkit._cuda.cudnn import search
+from gradkit._cuda.cudnn import library, search
 
 ROOT = Path(__file__).resolve().parents[2]
 # Before anything else, so that no cuDNN of this machine is found: only the folder in the place
@@ -223,3 +223,11 @@ def test_import_gradkit_loads_none_of_this(tmp_path):
         print(json.dumps([name for name in sys.modules if "cudnn" in name or "_cuda" in name]))
     """
     assert _run(script, tmp_path) == []
+
+
+def test_what_is_loaded_is_described(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", types.ModuleType("cupy"))
+    bindings = types.SimpleNamespace(getVersion=lambda: 92800, name="ctypes", path="libcudnn.so.9")
+    monkeypatch.setattr(library, "cudnn", lambda: types.SimpleNamespace(bindings=bindings))
+    known = {"version": "9.28.0", "binding": "ctypes", "path": "libcudnn.so.9"}
+    assert library.describe() == {"loaded": True} | known
