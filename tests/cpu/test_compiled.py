@@ -22,6 +22,7 @@ from tests.tolerances import (
     DTYPES,
     WORKING_MEMORY,
     accumulation,
+    assert_all_same_bits,
     assert_same_bits,
     assert_same_numbers,
     unit,
@@ -60,11 +61,6 @@ def results(types, shape=(700, 130), lay=LAYOUTS["C"]):
         for variant in ("", *each.variants):
             found += leaves(each.results_of(**each.arguments(one, types, variant=variant)))
     return found
-
-
-def assert_all_same(found, expected):
-    for got, ref in zip(found, expected, strict=True):
-        assert_same_bits(got, ref)
 
 
 def test_it_is_what_computes():
@@ -115,7 +111,7 @@ def test_the_number_of_threads_changes_no_bit(types, shape):
     expected = results(types, shape)
     for count in (2, 3, 4):
         gradkit.set_num_threads(count)
-        assert_all_same(results(types, shape), expected)
+        assert_all_same_bits(results(types, shape), expected)
 
 
 @TYPES
@@ -125,13 +121,13 @@ def test_the_instruction_set_changes_no_bit(types, shape):
     for name in compiled.instruction_sets():
         compiled.use_instruction_set(name)
         assert compiled.instruction_set() == name
-        assert_all_same(results(types, shape), expected)
+        assert_all_same_bits(results(types, shape), expected)
 
 
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
 @pytest.mark.parametrize("types", [LAYER_TYPES[k] for k in (0, 1, 3)], ids="-".join)
 def test_layouts_change_no_bit(types, layout):
-    assert_all_same(results(types, (3, 40, 5), LAYOUTS[layout]), results(types, (3, 40, 5)))
+    assert_all_same_bits(results(types, (3, 40, 5), LAYOUTS[layout]), results(types, (3, 40, 5)))
 
 
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
@@ -149,7 +145,7 @@ def test_layouts_change_no_bit_of_long_rows(types, layout):
             gradkit.layer_norm_inverse(x, p.scale, p.bias, *saved, axis=1),
         ]
 
-    assert_all_same(long(LAYOUTS[layout]), long(LAYOUTS["C"]))
+    assert_all_same_bits(long(LAYOUTS[layout]), long(LAYOUTS["C"]))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -197,7 +193,7 @@ def test_eight_threads_at_once():
     with ThreadPoolExecutor(8) as pool:
         jobs = [pool.submit(results, LAYER_TYPES[0]) for _ in range(16)]
     for job in jobs:
-        assert_all_same(job.result(), expected)
+        assert_all_same_bits(job.result(), expected)
 
 
 STARTED = """
@@ -274,7 +270,7 @@ def test_neither_threads_nor_the_instruction_set_change_a_bit_of_channels(types,
     for count, name in zip((1, 2, 4), (*compiled.instruction_sets(), None), strict=False):
         gradkit.set_num_threads(count)
         compiled.use_instruction_set(name or compiled.instruction_sets()[0])
-        assert_all_same(channel_results(types, shape, LAYOUTS[layout]), expected)
+        assert_all_same_bits(channel_results(types, shape, LAYOUTS[layout]), expected)
 
 
 @CHANNEL_TYPES
@@ -385,7 +381,7 @@ def test_a_sample_does_not_depend_on_the_samples_around_it(types, shape, layout)
     for some in (slice(0, 1), slice(1, 3)):
         part, grad = lay(p.x[some]), lay(p.dy[some])
         own = [statistic[some] for statistic in known]
-        assert_all_same(gradkit.group_norm(part, groups, p.scale, p.bias), (y[some], *own))
+        assert_all_same_bits(gradkit.group_norm(part, groups, p.scale, p.bias), (y[some], *own))
         alone, *_ = gradkit.group_norm_grad(grad, part, p.scale, *own)
         assert_same_bits(alone, dx[some])
         alone = gradkit.batch_norm_inference(part, p.scale, p.bias, p.mean, var)

@@ -14,12 +14,11 @@ from tests import strategies as draw_
 from tests.cpu.test_compiled import (
     INTERRUPT,
     _restored,  # noqa: F401
-    assert_all_same,
     compiled,
     in_a_process,
 )
 from tests.layouts import LAYOUTS
-from tests.tolerances import DTYPES, assert_same_bits, assert_same_numbers
+from tests.tolerances import DTYPES, assert_all_same_bits, assert_same_bits, assert_same_numbers
 
 INF = float("inf")
 ORDERS = (0.5, 1.0, 2.0, 3.5, INF)
@@ -58,14 +57,14 @@ def test_neither_threads_nor_the_instruction_set_change_a_bit(name, sizes):
     for count, instructions in itertools.product((1, 2, 4), compiled.instruction_sets()):
         gradkit.set_num_threads(count)
         compiled.use_instruction_set(instructions)
-        assert_all_same(results(name, sizes), expected)
+        assert_all_same_bits(results(name, sizes), expected)
 
 
 @pytest.mark.parametrize("layout", ["every third", "misaligned", "reversed"])
 @pytest.mark.parametrize("name", sorted(DTYPES))
 def test_gaps_change_no_bit(name, layout):
     sizes = (40_000, 3, 1025)
-    assert_all_same(results(name, sizes, LAYOUTS[layout]), results(name, sizes))
+    assert_all_same_bits(results(name, sizes, LAYOUTS[layout]), results(name, sizes))
 
 
 def results_of_units(name, lay=LAYOUTS["C"]):
@@ -90,9 +89,9 @@ def test_units_have_the_same_bits_everywhere(name):
     for count, instructions in itertools.product((1, 4), compiled.instruction_sets()):
         gradkit.set_num_threads(count)
         compiled.use_instruction_set(instructions)
-        assert_all_same(results_of_units(name), expected)
+        assert_all_same_bits(results_of_units(name), expected)
     for layout in ("Fortran", "every third", "misaligned", "reversed"):
-        assert_all_same(results_of_units(name, LAYOUTS[layout]), expected)
+        assert_all_same_bits(results_of_units(name, LAYOUTS[layout]), expected)
 
 
 def test_a_norm_does_not_depend_on_the_gradients_around():
