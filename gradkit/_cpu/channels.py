@@ -6,7 +6,7 @@ from gradkit import _numpy
 from gradkit._backend import Engine
 from gradkit._calls import channels as records
 from gradkit._calls.roles import BatchMean, Mean, RunningMean, Scale, SumDy
-from gradkit._cpu.compiled import channel_gradient, channel_norm
+from gradkit._cpu.compiled import channel_gradient, channel_norm, combine, move_running
 from gradkit._dtypes import float_of
 from gradkit._threads import workers
 
@@ -19,8 +19,10 @@ __all__ = [
     "batch_norm_inference",
     "batch_norm_inference_grad",
     "batch_norm_stats",
+    "combine_stats",
     "group_norm",
     "group_norm_grad",
+    "update_running_statistics",
 ]
 
 
@@ -75,6 +77,21 @@ def batch_norm_stats(call: records.BatchNormStats) -> None:
     channel_norm(
         *numbers, call.x, None, None, None, None, None, call.mean, None, call.var, None, None
     )
+
+
+def update_running_statistics(call: records.UpdateRunningStatistics) -> None:
+    """Write ``next_mean`` and ``next_var``, which may be the present ones."""
+    if (dtype := call.plan.launcher) is None:
+        dtype = call.plan.launcher = float_of(call.running_mean.dtype).code
+    numbers = dtype, float(call.count), call.momentum
+    given = call.running_mean, call.running_var, call.mean, call.var
+    move_running(*numbers + given, call.next_mean, call.next_var)
+
+
+def combine_stats(call: records.CombineStats) -> None:
+    """Write the statistics of all ranks' channels, from the rows ``means[rank]``."""
+    given = call.means, call.variances, call.counts
+    combine(*given, call.mean, call.var, call.count)
 
 
 def batch_norm_apply(call: records.BatchNormApply) -> None:

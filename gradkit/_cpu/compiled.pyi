@@ -5,11 +5,15 @@ from gradkit._calls.roles import (
     BatchMean,
     BatchVar,
     Bias,
+    Count,
     Data,
     Flags,
     InvStd,
     Mean,
     Norm,
+    RankCounts,
+    RankMeans,
+    RankVars,
     RunningMean,
     RunningVar,
     Scale,
@@ -144,6 +148,27 @@ def channel_gradient(
     dx: Data | None,
     sum_product: Scale | SumDyXhat | None,
     sum_dy: Bias | SumDy | None,
+    /,
+) -> None: ...
+def move_running(
+    dtype: int,
+    count: float,
+    momentum: float,
+    running_mean: RunningMean,
+    running_var: RunningVar,
+    mean: BatchMean,
+    var: BatchVar,
+    next_mean: RunningMean,
+    next_var: RunningVar,
+    /,
+) -> None: ...
+def combine(
+    means: RankMeans,
+    variances: RankVars,
+    counts: RankCounts,
+    mean: BatchMean,
+    var: BatchVar,
+    count: Count,
     /,
 ) -> None: ...
 def norms(

@@ -117,7 +117,7 @@ def batch_norm_stats(call: records.BatchNormStats) -> None:
 def combine_stats(call: records.CombineStats) -> None:
     """Write the statistics of all ranks' channels, from the rows ``means[rank]``."""
     held = call.counts != 0
-    total = call.counts[held].sum()
+    total = by_halves(call.counts[held]).sum()
     call.count[...] = total
     if not held.any():
         call.mean[...] = call.var[...] = 0

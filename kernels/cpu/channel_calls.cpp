@@ -8,10 +8,7 @@
 #include <vector>
 
 #include "pool.h"
-
-#define ISA plain
-#include "floats.h"
-#undef ISA
+#include "statistics.h"
 
 namespace {
 
@@ -37,8 +34,6 @@ constexpr i64 SHORT_LINE = 16;
 // Bytes of a result from which on it is written past the caches: with what reads it afterwards, a
 // smaller one takes longer so.
 constexpr i64 STREAMED = 1 << 24;
-// Statistics that are read and written at a time.
-constexpr i64 STATISTICS = 64;
 // Times this, float64 numbers, their differences and squares add up without overflow. What it takes
 // from the smallest counts for nothing beside those that overflowed.
 constexpr double SMALL = 0x1p-600;
@@ -49,80 +44,6 @@ i64 parts_of(i64 whole, i64 part) { return (whole + part - 1) / part; }
 i64 at_most(i64 value, i64 limit) { return value < limit ? value : limit; }
 i64 at_least(i64 value, i64 limit) { return value > limit ? value : limit; }
 i64 size_of(i64 stride) { return stride < 0 ? -stride : stride; }
-
-struct Divided {
-    i64 quotient, rest;
-};
-
-// What is mostly less than one is not divided, which takes long.
-Divided divided(i64 index, i64 length) {
-    if (index < length) return {0, index};
-    return {index / length, index % length};
-}
-
-char* place(const Numbers& numbers, i64 index) {
-    const Divided at = divided(index, numbers.inner.length);
-    return numbers.data + at.quotient * numbers.outer + at.rest * numbers.inner.stride;
-}
-
-template <typename T> double number_at(const char* from) {
-    return widen(reinterpret_cast<const Element<T>*>(from)->value);
-}
-
-double number_of(Dtype dtype, const char* from) {
-    return dtype == F16 ? number_at<f16>(from)
-        : dtype == BF16 ? number_at<bf16>(from)
-        : dtype == F32  ? number_at<float>(from)
-                        : number_at<double>(from);
-}
-
-double number(const Numbers& numbers, i64 index) {
-    return number_of(numbers.dtype, place(numbers, index));
-}
-
-template <typename T, typename A> void read_at(const char* from, i64 stride, i64 count, A* to) {
-    const i64 item = sizeof(T);
-    if (stride == item)  // vectors of them
-        for (i64 k = 0; k < count; ++k) to[k] = static_cast<A>(number_at<T>(from + k * item));
-    else
-        for (i64 k = 0; k < count; ++k) to[k] = static_cast<A>(number_at<T>(from + k * stride));
-}
-
-template <typename T> void write_at(char* to, i64 stride, i64 count, const double* from) {
-    for (i64 k = 0; k < count; ++k)
-        narrow(from[k], *reinterpret_cast<Element<T>*>(to + k * stride));
-}
-
-// Numbers of one sample, if they are of samples.
-template <typename A> void read_numbers(const Numbers& numbers, i64 first, i64 count, A* to) {
-    const auto run = numbers.dtype == F16 ? read_at<f16, A>
-        : numbers.dtype == BF16           ? read_at<bf16, A>
-        : numbers.dtype == F32            ? read_at<float, A>
-                                          : read_at<double, A>;
-    run(place(numbers, first), numbers.inner.stride, count, to);
-}
-
-// And back, rounded once; nothing if there are no such results.
-void write_numbers(const Numbers& numbers, i64 first, i64 count, const double* from) {
-    if (!numbers) return;
-    const auto run = numbers.dtype == F16 ? write_at<f16>
-        : numbers.dtype == BF16           ? write_at<bf16>
-        : numbers.dtype == F32            ? write_at<float>
-                                          : write_at<double>;
-    run(place(numbers, first), numbers.inner.stride, count, from);
-}
-
-void set_number(const Numbers& numbers, i64 index, double value) {
-    write_numbers(numbers, index, 1, &value);
-}
-
-// At most STATISTICS.
-void add_numbers(const Numbers& numbers, i64 first, i64 count, double* terms) {
-    double sums[STATISTICS];
-    read_numbers(numbers, first, count, sums);
-    for (i64 k = 0; k < count; ++k) sums[k] += terms[k];
-    write_numbers(numbers, first, count, sums);
-}
 
 // Elements at any strides, from number `from` on, into elements without gaps.
 template <typename T> void gather_all(char* data, const Axes& axes, i64 from, i64 count, char* to) {
@@ -140,16 +61,6 @@ template <typename T> void scatter_all(
     for_each(data, axes, from, count, [=](char* at, i64 j) {
         *reinterpret_cast<Element<T>*>(at) = own[j];
     });
-}
-
-// Sums over rows of a width, in the first row.
-double by_halves(double* values, i64 rows, i64 width = 1) {
-    while (rows > 1) {
-        const i64 half = rows / 2;
-        for (i64 k = 0; k < half * width; ++k) values[k] += values[(rows - half) * width + k];
-        rows -= half;
-    }
-    return values[0];
 }
 
 // An array, and the axes of channels and their columns alike.
@@ -364,10 +275,10 @@ template <typename A> struct Shared {
             add_up(call.sum_product, sums.data());
             add_up(call.sum_dy, sums.data() + columns);
         }
-        if (!moved.empty() && count > 1 && call.momentum != 0) {
-            move(call.running_mean, moved.data(), 1);
-            move(call.running_var, moved.data() + layout.channels, count / (count - 1));
-        }
+        if (moved.empty()) return;
+        const Statistics running = {call.running_mean, call.running_var};
+        const Statistics batch = {moved_from(0), moved_from(1)};
+        move_statistics(*call.lists, running, batch, count, call.momentum, running);
     }
 
     const ChannelCall& call;
@@ -405,19 +316,10 @@ private:
             set_number(to, c, by_halves(total + c * layout.spread, layout.spread));
     }
 
-    // What has no weight is left out.
-    void move(const Numbers& running, const double* batch, double factor) const {
-        const double weight = call.momentum;
-        double values[STATISTICS];
-        for (i64 from = 0; from < layout.channels; from += STATISTICS) {
-            const i64 count = at_most(STATISTICS, layout.channels - from);
-            read_numbers(running, from, count, values);
-            for (i64 k = 0; k < count; ++k) {
-                const double own = batch[from + k] * factor;
-                values[k] = weight == 1 ? own : (1 - weight) * values[k] + weight * own;
-            }
-            write_numbers(running, from, count, values);
-        }
+    Numbers moved_from(int which) {
+        const i64 item = sizeof(double);
+        double* own = moved.data() + which * layout.channels;
+        return {F64, reinterpret_cast<char*>(own), {layout.channels, item}, 0};
     }
 
     std::vector<double> moved;  // means, then variances, for running statistics

@@ -5,21 +5,13 @@
 #include <chrono>
 
 #include "channels.h"
+#include "lists.h"
+#include "numbers.h"
 
 // An array at any strides.
 struct View {
     char* data = nullptr;
     Axes axes;  // all of them
-};
-
-// A number for each channel, or for each group of each sample; without data if it is absent.
-struct Numbers {
-    Dtype dtype = F64;
-    char* data = nullptr;
-    Axis inner = {1, 0};
-    i64 outer = 0;  // the stride from one sample to the next
-
-    explicit operator bool() const { return data; }
 };
 
 enum class Reads { NOTHING, DEVIATIONS, PRODUCTS };
@@ -32,6 +24,7 @@ enum class Writes { NOTHING, NORMALISED, DIFFERENTIATED, MULTIPLIED };
 struct ChannelCall {
     const ChannelKernels<float>* f32;  // of the instruction set; of f16, bf16 and f32
     const ChannelKernels<double>* f64;
+    const ListKernels* lists;
     int threads;
     bool (*given_up)();  // asked now and then by the calling thread
     std::chrono::steady_clock::time_point* asked;  // when it was, of all slices

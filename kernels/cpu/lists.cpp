@@ -7,6 +7,7 @@
 //   add, terms  to += scale * from, or to = scale * from
 //   compensate  the same of a pair, of which the second keeps what the first drops
 //   average     to = decay * to + (1 - decay) * from
+//   move        running statistics, towards those of a batch
 //   zero        to = 0
 //   round_at_random  the same, rounded by random bits
 //
@@ -364,6 +365,15 @@ template <typename T> void average(const void* from, void* to, i64 count, double
     }
 }
 
+template <typename T> void move(
+    const void* now, const double* batch, void* next, i64 count, double factor, double weight
+) {
+    map<T>(now, next, count, [=](double x, i64 j) INLINED {
+        const double own = batch[j] * factor;
+        return weight == 0 ? x : weight == 1 ? own : (1 - weight) * x + weight * own;
+    });
+}
+
 // Past the caches, if vectors are lines of them.
 void zero(void* to, i64 bytes) {
     char* at = static_cast<char*>(to);
@@ -393,7 +403,7 @@ const ListKernels list_kernels = {
     OF_EACH_DTYPE(part_of),    OF_EACH_DTYPE(stats_of), OF_EACH_DTYPE(scale_all),
     OF_EACH_DTYPE(scale_each), OF_EACH_DTYPE(clamp),    OF_EACH_DTYPE(add),
     OF_EACH_DTYPE(terms_of),   OF_EACH_DTYPE(add_terms), OF_EACH_DTYPE(store_terms),
-    OF_EACH_DTYPE(compensate), OF_EACH_DTYPE(average),
+    OF_EACH_DTYPE(compensate), OF_EACH_DTYPE(average),  OF_EACH_DTYPE(move),
     zero,
     {round_at_random<f16>, round_at_random<bf16>, nullptr, nullptr},
 };

@@ -37,6 +37,11 @@ struct ListKernels {
     void (*compensate[4])(const double* terms, void* to, void* rest, i64 count, bool fresh);
     // To a point between, by a decay above 0, in the accumulation dtype.
     void (*average[4])(const void* from, void* to, i64 count, double decay);
+    // next = (1 - weight) * now + weight * (batch * factor), in float64; what has no weight is left out.
+    // `next` may be `now`.
+    void (*move[4])(
+        const void* now, const double* batch, void* next, i64 count, double factor, double weight
+    );
     // Past the caches, if that is faster.
     void (*zero)(void* to, i64 bytes);
     // to += terms, or = if `fresh`, rounded by random bits; null for float32 and float64.

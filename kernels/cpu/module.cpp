@@ -13,6 +13,7 @@
 #include "module.h"
 #include "operation.h"
 #include "row_calls.h"
+#include "statistics.h"
 
 namespace nb = nanobind;
 
@@ -254,6 +255,7 @@ Numbers numbers_of(Dtype dtype, const Memory& memory) {
     if (!array) return {};
     const Py_buffer& buffer = memory.buffer();
     const int last = buffer.ndim - 1;
+    if (last < 0) return {dtype, array->data, {1, 0}, 0};
     const Axis inner = {buffer.shape[last], buffer.strides[last]};
     return {dtype, array->data, inner, last ? buffer.strides[0] : 0};
 }
@@ -266,6 +268,7 @@ public:
         const InstructionSet* set = chosen.load(std::memory_order_relaxed);
         call.f32 = set->channels_f32;
         call.f64 = set->channels_f64;
+        call.lists = set->lists;
         call.threads = threads.count;
         call.dtype = digit(0);
         call.axis = axis;
@@ -355,6 +358,35 @@ void channel_gradient(
     own.compute_on(x_);
 }
 
+void move_running(
+    int dtype, double count, double momentum, Given running_mean, Given running_var, Given mean,
+    Given var, Given next_mean, Given next_var
+) {
+    const Memory present(running_mean, 0), present_var(running_var, 0), mean_(mean, 0), var_(var, 0);
+    const Memory next(next_mean, 0), next_var_(next_var, 0);
+    const Dtype own = static_cast<Dtype>(dtype);
+    const Statistics now = {numbers_of(own, present), numbers_of(own, present_var)};
+    const Statistics batch = {numbers_of(F64, mean_), numbers_of(F64, var_)};
+    const Statistics moved = {numbers_of(own, next), numbers_of(own, next_var_)};
+    compute(now.mean.inner.length, present, [&](bool (*)()) {
+        move_statistics(list_kernels(), now, batch, count, momentum, moved);
+        return true;
+    });
+}
+
+void combine(Given means, Given variances, Given counts, Given mean, Given var, Given count) {
+    const Memory means_(means, 0), variances_(variances, 0), counts_(counts, 0);
+    const Memory mean_(mean, 0), var_(var, 0), count_(count, 0);
+    const Statistics ranks = {numbers_of(F64, means_), numbers_of(F64, variances_)};
+    const Statistics all = {numbers_of(F64, mean_), numbers_of(F64, var_)};
+    const Numbers of_ranks = numbers_of(F64, counts_), total = numbers_of(F64, count_);
+    const i64 channels = all.mean.inner.length;
+    compute(channels * of_ranks.inner.length, means_, [&](bool (*)()) {
+        set_number(total, 0, combine_statistics(ranks, channels, of_ranks, all));
+        return true;
+    });
+}
+
 // The calls that `work` makes, none of which is made: tuples of a name and its arguments.
 nb::list calls_of(nb::callable work) {
     nb::list calls;
@@ -400,6 +432,8 @@ NB_MODULE(compiled, module) {
     define<channel_gradient>(
         module, "channel_gradient", n, n, n, n, n, n, a, a, a, a, a, a, a, a, a, a, a
     );
+    define<move_running>(module, "move_running", n, n, n, a, a, a, a, a, a);
+    define<combine>(module, "combine", a, a, a, a, a, a);
     define_lists(module);
     define_overlap(module);
     define_tensors(module);

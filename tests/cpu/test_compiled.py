@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -98,7 +99,48 @@ def test_what_has_no_compiled_code_is_numpys(monkeypatch):
     for shape in ((2, 3), (2, 100_000), (0, 3), (3, 0)):
         gradkit.batch_norm(np.ones(shape, np.float32))
     assert ran[2:] == [(0, 3), (3, 0)]
-    assert _cpu.combine_stats is _numpy.combine_stats
+    assert _cpu.noise_scale is _numpy.noise_scale
+
+
+def of_both(call):
+    """What compiled code gives, and NumPy."""
+    found = call()
+    with gradkit.use_cpu_backend("numpy"):
+        return found, call()
+
+
+@pytest.mark.parametrize("layout", sorted(LAYOUTS))
+@pytest.mark.parametrize("dtype", sorted(DTYPES))
+def test_running_statistics_move_as_numpys(dtype, layout):
+    """Whole vectors, or parts of what is read and written at a time; perhaps where they lie."""
+    lay, rng = LAYOUTS[layout], np.random.default_rng(1)
+    for channels in (0, 1, 64, 200):
+        present = [lay(rng.normal(size=channels).astype(DTYPES[dtype])) for _ in range(2)]
+        batch = [lay(rng.random(channels)) for _ in range(2)]
+        for momentum in (0.0, 0.3, 1.0):
+            for count in (np.array(0.0), 9.0):
+                move = partial(
+                    gradkit.update_running_statistics, *present, *batch, count, momentum=momentum
+                )
+                found, expected = of_both(move)
+                assert_all_same_bits(found, expected)
+                assert all(a.dtype == DTYPES[dtype] for a in found)
+                own = [lay(array) for array in present]
+                given = *own, *batch, count
+                gradkit.update_running_statistics(*given, momentum=momentum, out=tuple(own))
+                assert_all_same_bits(own, expected)
+
+
+@pytest.mark.parametrize("layout", sorted(LAYOUTS))
+@pytest.mark.parametrize("ranks", [1, 2, 7, 300, 20_000])
+def test_ranks_are_combined_as_numpys(ranks, layout):
+    """In steps of 64 channels, or of fewer for each of very many ranks."""
+    lay, rng = LAYOUTS[layout], np.random.default_rng(2)
+    for channels in (0, 1, 3) if ranks > 7 else (0, 1, 64, 201):
+        means, variances = (lay(rng.normal(size=(ranks, channels))) for _ in range(2))
+        for counts in (rng.integers(0, 3, ranks) * 1.5, np.zeros(ranks), rng.random(ranks)):
+            combine = partial(gradkit.combine_stats, means, variances, lay(counts))
+            assert_all_same_bits(*of_both(combine))
 
 
 LONG = 40_001  # columns: more than are visited at once
