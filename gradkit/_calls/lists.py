@@ -365,6 +365,7 @@ class SpikeGuardUpdate(Call):
     max_norm: Out[Scalar] = result()
 
     layout = GuardStep("state")
+    reads_values = True
 
     def check_values(self, opened: Any) -> None:
         accepted = opened.framework.widest(opened.like)

@@ -181,7 +181,7 @@ class Call(Record):
     # Whether arrays may take part in differentiation, and only their values count.
     detaches: ClassVar[bool] = True
     checks_values: ClassVar[bool]
-    reads_values: ClassVar[bool] = False  # of arrays, when it checks them
+    reads_values: ClassVar[bool] = False  # of arrays, or their dtypes, when it checks them
     options: ClassVar[Callable[..., Any]]  # the numbers and the class, as a plan's key has them
 
     plan: Plan

@@ -41,14 +41,18 @@ def run(call: Call, out: Any = None, compute: Compute | None = None) -> Any:
             like = getattr(call, call.array_names[0])
             framework = framework_for(type(like))
             if framework is not None and framework.lends:
-                if not call.checks_values:  # of views
+                if not call.reads_values:  # of views
                     lent = framework.lent(like, arrays, written, detach=call.detaches)
                     if lent is not None:
                         return _run_lent(call, lent, passed, out, outs)
             else:
-                plan = _known_plan(call, framework, arrays, written)
+                plan, key = _known_plan(call, framework, arrays, written)
                 if plan is not None:
                     return _run_plain(call, plan, passed, outs)
+                if key is not None:
+                    made = _run_opened(call, out)
+                    _remember(key, call.plan)  # arrays that are one may be
+                    return made
     return _run_opened(call, out, compute)
 
 
@@ -80,6 +84,8 @@ def _run_lent(
     fields.update(plan.changed)
     if passed:
         _check_passing(call, passed)
+    if call.checks_values:
+        call.check_values(_ON_HOST)
     made = outs
     if plan.missing:
         made = lent.outputs(plan)
@@ -92,25 +98,31 @@ def _run_lent(
 
 def _known_plan(
     call: Call, framework: Framework | None, arrays: tuple[Array | None, ...], written: int
-) -> Plan | None:
-    """The plan of a call, if it is known, with nothing to open, and all can clearly be written."""
+) -> tuple[Plan | None, Any]:
+    """The plan of a call, if it is known, with nothing to open, and all can clearly be written.
+
+    And its key, if such a call needs to be made but once to be known.
+    """
     seen = None if _host.code is None else _host.code.described(arrays, written)
     backend: Backend | None = chosen.get()
     if seen is None:
         kind = type(getattr(call, call.array_names[0]))
         if framework is None or not {kind, *_ABSENT}.issuperset(map(type, arrays)):
-            return None
+            return None, None
         backend = framework.ready(arrays)
         if backend is None:
-            return None
+            return None, None
+    key = _signature(call, backend, arrays, seen)
     try:
-        plan = _plans.get(_signature(call, backend, arrays, seen))
+        plan = _plans.get(key)
     except TypeError:  # see `Opened`
-        return None
-    if plan is None or seen is not None or not written:
-        return plan
+        return None, None
+    if seen is not None:
+        return plan, key
+    if plan is None or not written:
+        return plan, None
     apart = memory.whole_and_apart(plan.backend, arrays[:written], arrays[written:])
-    return plan if plan.gapless and apart else None
+    return plan if plan.gapless and apart else None, None
 
 
 def _run_plain(

@@ -136,8 +136,16 @@ bool plain(nb::handle arrays, nb::handle dtypes, bool written) {
     return known.is_valid() && (!written || (append_plain(ranges, items, true) && lie_apart(ranges)));
 }
 
-// What a plan depends on of arrays, which may be None: dtypes, shapes and strides. None if one is not
-// NumPy's, or one of the first, which are `written`, cannot clearly be.
+// A number for an item that is also one of the first, which are `written`: less than any number of
+// axes, and -1 for None. 0 if it is none of them.
+i64 also_written(const Sequence& items, i64 written, i64 item) {
+    for (i64 k = 0; item >= written && k < written; ++k)
+        if (items[k] == items[item]) return -2 - k;
+    return 0;
+}
+
+// What a plan depends on of arrays, which may be None: dtypes, shapes, strides and which are one.
+// None if one is not NumPy's, or one of the first, which are `written`, cannot clearly be.
 nb::object described(nb::handle arrays, i64 written) {
     const Sequence items(arrays);
     const i64 count = items.length();
@@ -149,6 +157,10 @@ nb::object described(nb::handle arrays, i64 written) {
         PyObject* const array = items[k];
         if (array == Py_None) {
             numbers.push_back(-1);
+            continue;
+        }
+        if (const i64 same = also_written(items, written, k)) {
+            numbers.push_back(same);
             continue;
         }
         if (!is_numpys(array)) return nb::none();
@@ -273,6 +285,12 @@ nb::object described_tensors(
             if (items[k] == Py_None) {
                 numbers.push_back(-1);
                 if (alignment) addresses.append(nb::int_(0));
+                continue;
+            }
+            const i64 same = also_written(items, written, k);
+            if (same) {
+                numbers.push_back(same);
+                if (alignment) addresses.append(addresses[-2 - same]);
                 continue;
             }
             if (!tensors.append(items[k])) return nb::none();

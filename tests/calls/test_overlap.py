@@ -137,6 +137,11 @@ def test_plain_lists_and_what_a_plan_knows_of_arrays():
         assert described((other, b, None), 0) != seen
     assert described((None, b, a), 0) != described((a, b, None), 0)
     assert described((b, None, b), 0) != described((None, b, b), 0)
+    same = described((a, b, None, a), 2)
+    assert same is not None
+    for other in ((a, b, None, b), (a, b, None, a + 1), (a, b, None, None), (a, b, a, None)):
+        assert described(other, 2) not in (same, None)
+    assert described((a, b, a[1:]), 2) is None
     for written in ((frozen, a), (a, a), (a, b[0], a[1:])):
         assert described(written, len(written)) is None
         assert described(written, 0) is not None

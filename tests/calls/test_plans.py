@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import gradkit
+from gradkit import _host
 from gradkit._cuda import CudaBackend
 from gradkit._host import chosen
 from gradkit._open import dispatch
@@ -100,6 +101,24 @@ def test_results_are_looked_at_in_each_call(backend):
     buffer.flags.writeable = False
     with pytest.raises(ValueError, match="buffer is read-only"):
         gradkit.accumulate_grad(buffer, np.ones(3))
+
+
+@pytest.mark.skipif(_host.code is None, reason="nothing is compiled")
+def test_a_result_in_place_of_an_argument_is_known_after_one_call(monkeypatch):
+    dy, x, scale = np.random.default_rng(0).normal(size=(3, 4, 4))
+    row, scales = np.ones(4), np.zeros((2, 4))
+    expected = gradkit.layer_norm_grad(dy, x, scale[0], row, row)[0]
+    for known in (False, True, True):
+        own = dy.copy()
+        with monkeypatch.context() as patch:
+            if known:
+                patch.setattr(dispatch, "Opened", None)
+            dx, *_ = gradkit.layer_norm_grad(own, x, scale[0], row, row, out=(own, *scales))
+        assert dx is own
+        np.testing.assert_array_equal(own, expected)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"out\[0\] shares memory with x"):
+            gradkit.layer_norm_grad(dy, x, scale[0], row, row, out=(x, *scales))
 
 
 @pytest.mark.parametrize("place", ["host", "device"])

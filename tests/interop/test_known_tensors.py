@@ -28,6 +28,46 @@ def outputs(torch):
     return torch.empty(SHAPE), torch.empty(SHAPE[1:]), torch.empty(SHAPE[1:])
 
 
+def test_a_result_in_place_of_an_argument_makes_no_view(torch, monkeypatch):
+    dy, *rest = arguments(torch)
+    expected = gradkit.layer_norm_grad(dy, *rest)
+    for known in (False, True):
+        own = dy.clone()
+        out = own, *outputs(torch)[1:]
+        with monkeypatch.context() as patched:
+            if known:
+                patched.setattr(Torch, "view", None)
+            found = gradkit.layer_norm_grad(own, *rest, out=out)
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+        assert own._version > 0
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"out\[0\] shares memory with x"):
+            gradkit.layer_norm_grad(dy, *rest, out=(rest[0], *out[1:]))
+
+
+def test_a_batch_norm_and_its_running_statistics_make_no_view(torch, monkeypatch):
+    """Numbers that no plan depends on are checked all the same."""
+    x = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0))
+    running, step = [(torch.zeros(8), torch.ones(8)) for _ in range(2)]
+    stats = gradkit.batch_norm_stats(x)[:2]
+
+    def moved(count):
+        gradkit.batch_norm(x, running_mean=running[0], running_var=running[1])
+        gradkit.update_running_statistics(*step, *stats, count, out=step)
+        assert all(torch.equal(a, b) for a, b in zip(running, step, strict=True))
+
+    moved(6.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(Torch, "view", None)
+        moved(6)
+        with pytest.raises(ValueError, match="count is 1"):
+            moved(1.0)
+    assert step[0]._version == 2
+    for _ in range(2):
+        with pytest.raises(ValueError, match="needs CuPy arrays"):
+            gradkit.batch_norm(x, engine="cudnn")
+
+
 @pytest.fixture
 def known(torch, monkeypatch):
     """Arguments of a call of a known plan; a second one makes no view."""
