@@ -9,8 +9,6 @@
 
 #include "accumulation.cuh"
 #include "three_arrays.cuh"
-
-#define INLINE __device__ __forceinline__
 #include "random_rounding.cuh"
 
 struct AccumulateAtRandom : ThreeOp<1, false> {

@@ -8,6 +8,10 @@
 
 typedef unsigned int u32;
 
+// For headers that CPUs share.
+#define INLINE __device__ __forceinline__
+#define NOT_A_DOUBLE __longlong_as_double(0x7ff8000000000000)
+
 #define LARGEST 0x1.fffffffffffffp1023  // of all doubles
 
 // Conversions between float and double; a plain cast would flush subnormals.

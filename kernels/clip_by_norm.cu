@@ -8,8 +8,8 @@
 // Launch: a warp per chunk, any grid, blockDim.x a multiple of 32. The last chunk is processed
 // first, because the data that the norm read last are still in L2.
 
-#include "clip_coefficient.cuh"
 #include "scaling.cuh"
+#include "clip_coefficient.cuh"
 
 // The factor for gradients whose norm times |scale| is `norm`. Where that is infinite, finite
 // gradients become 0, though `scale` is what made it so.

@@ -10,6 +10,10 @@ namespace nb = nanobind;
 
 namespace {
 
+#define INLINE inline
+#define NOT_A_DOUBLE NAN
+#include "../clip_coefficient.cuh"
+
 constexpr i64 WORTH_THREADS = 1 << 12;
 
 i64 itemsize_of(Dtype dtype) { return dtype == F64 ? 8 : dtype == F32 ? 4 : 2; }
@@ -40,14 +44,6 @@ ListSetting setting_of(const List& list) {
     return {list_kernels(), threads, nullptr};
 }
 
-// As the kernels have it (kernels/clip_coefficient.cuh).
-double coefficient_of(double norm, double max_norm, double eps) {
-    if (eps < 0) norm -= eps;
-    if (norm <= max_norm) return 1;
-    if (max_norm < 0) return NAN;
-    return max_norm / (norm < eps ? eps : norm);
-}
-
 void scale_by(const List& list, double factor) {
     if (factor != 1) scale(list, setting_of(list), factor);
 }
@@ -74,7 +70,7 @@ void clip(const XlaCall& call) {
         zero(rest, setting_of(rest));
         return;
     }
-    const double coefficient = coefficient_of(norm, max_norm, eps);
+    const double coefficient = clip_coefficient_of(norm, max_norm, eps);
     // If the norm is infinite, finite gradients become 0, though the scale is what made it so.
     scale_by(clipped, coefficient == 0 ? 0 : coefficient * by);
     scale_by(rest, by);
