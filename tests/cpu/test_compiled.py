@@ -393,8 +393,10 @@ def test_large_gradients_of_rows_have_the_bits_of_small_ones(dtype, width, gap, 
 @pytest.mark.parametrize("offset", [0, 1, 17])
 def test_large_lists_are_zeroed_and_nothing_beside_them(offset):
     """From 2^22 elements on, past the caches."""
-    memory = np.ones((1 << 22) + 64, np.float32)
-    gradkit.zero_grad([memory[offset:-5]])
+    memory, few = np.ones((1 << 22) + 64, np.float32), np.ones(64, np.float32)
+    gradkit.zero_grad([memory[offset:-5], few[offset : offset + 3]])
+    assert few.sum() == 61
+    assert not few[offset : offset + 3].any()
     assert not memory[offset:-5].any()
     assert memory[:offset].all()
     assert memory[-5:].all()
