@@ -180,7 +180,7 @@ nb::object described(nb::handle arrays, i64 written) {
 // Tensors of one call.
 class Tensors {
 public:
-    // Arrays before `written` are written. Others may require grad if `detach`.
+    // The first `written` are written, or absent. Others may require grad if `detach`.
     Tensors(i64 written, bool detach, int device_type)
         : written_(written), detach_(detach), device_type_(device_type) {}
 
@@ -201,6 +201,8 @@ public:
         if (written_) ::append(ranges_, buffer_, count_ - 1, writes);
         return true;
     }
+
+    void skip() { ++count_; }  // one that is absent
 
     bool lie_apart() { return ::lie_apart(ranges_); }
 
@@ -283,6 +285,7 @@ nb::object described_tensors(
     try {
         for (i64 k = 0, length = items.length(); k < length; ++k) {
             if (items[k] == Py_None) {
+                tensors.skip();
                 numbers.push_back(-1);
                 if (alignment) addresses.append(nb::int_(0));
                 continue;

@@ -375,6 +375,19 @@ def test_only_tensors_on_one_device_of_the_right_type_are_used(torch, placed):
     assert used() == (seen, addresses, 0)
 
 
+def test_results_that_are_absent_leave_others_what_they_are(torch):
+    """What is read may be one tensor, or a parameter; what is written may not."""
+    code, same, out = adapter._describing(), torch.nn.Parameter(torch.ones(8)), torch.ones(8)
+
+    def seen(*arrays, written):
+        return code.described_tensors(arrays, written, True, adapter._ON_CPU, 0)
+
+    assert seen(None, None, same, same, written=2) is not None
+    assert seen(None, out, same, same, written=2) is not None
+    assert seen(None, same, out, written=2) is None
+    assert seen(None, out, out[4:], written=2) is None
+
+
 def test_lists_of_other_layouts_are_told_apart(torch):
     """Joined lists, too: a number of elements may be that of a dtype."""
 
