@@ -9,7 +9,7 @@ import numpy as np
 FLOAT64 = np.dtype(np.float64)
 Array: TypeAlias = Any  # numpy.ndarray, or cupy.ndarray, which cannot be imported here
 # An array on a device, where a plan has said that kernels need no more than where it begins.
-Address = np.uint64
+Address: TypeAlias = int
 Engine: TypeAlias = Literal["cudnn", "cudnn-persistent", "native"]
 Shape: TypeAlias = tuple[int, ...]
 # The axes of each gradient that a norm sums over, in ascending order. A unit is what it covers.

@@ -91,10 +91,11 @@ class Framework:
         """
         return None
 
-    def ready(self, arrays: Iterable[Array | None]) -> Backend | None:
-        """What computes on these views right here, on the current device and stream.
+    def ready(self, arrays: Iterable[Any]) -> Backend | None:
+        """What computes on these right here, on the current device and stream.
 
-        ``None`` if that is not known at once, or if results are no views.
+        ``None`` if that is not known at once, if one of them, which may be absent, is no view of
+        this library, or if results are none.
         """
         return None
 

@@ -100,10 +100,9 @@ class on_stream:  # noqa: N801 - a function, but for the microsecond of `context
 
     def __init__(self, device: int, stream: int, allocate: Callable[[int], Any]):
         cuda = cupy().cuda
-        memory = cuda.using_allocator(allocate)
-        self._contexts = [cuda.Device(device), _external(stream, device), memory]
-        if cuda.runtime.getDevice() == device:  # to switch takes a microsecond
-            del self._contexts[0]
+        self._contexts = [_external(stream, device), cuda.using_allocator(allocate)]
+        if cuda.runtime.getDevice() != device:  # to switch takes a microsecond
+            self._contexts.insert(0, cuda.Device(device))
 
     def __enter__(self) -> None:
         entered = 0

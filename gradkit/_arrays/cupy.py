@@ -38,9 +38,10 @@ class CuPy(Framework):
         known: dict[int, Backend] = cuda.backends().backends
         if not known:
             return None
-        current = sys.modules["cupy"].cuda.runtime.getDevice()
+        cupy = sys.modules["cupy"]
+        current, kind = cupy.cuda.runtime.getDevice(), cupy.ndarray
         for array in arrays:
-            if array is not None and array.data.device_id != current:
+            if array is not None and (type(array) is not kind or array.data.device_id != current):
                 return None
         return known.get(current)
 

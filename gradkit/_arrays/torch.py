@@ -14,7 +14,7 @@ import numpy as np
 from gradkit import _host
 from gradkit._arrays import cuda
 from gradkit._arrays.base import NOTHING, Framework, Lent
-from gradkit._backend import Address, Array, Borrowed, Readable, Shape, Spec
+from gradkit._backend import Array, Borrowed, Readable, Shape, Spec
 from gradkit._calls.backend import Backend
 from gradkit._calls.record import Plan
 from gradkit._dtypes import FLOATS, dtype_named
@@ -224,10 +224,10 @@ class _OnDevice(_OnHost):
         given = self._addresses[len(self._addresses) - len(call.ordered_names) :]
         for name, address in zip(call.ordered_names, given):  # noqa: B905 - strict takes longer
             if address:
-                set_(name, Address(address))
+                set_(name, address)
         for name, tensor in zip(call.result_names, results):  # noqa: B905
             if tensor is not None:
-                set_(name, Address(tensor.data_ptr()))
+                set_(name, tensor.data_ptr())
         with _on_stream(self._device):
             super().compute(call, results)
 

@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 
 from gradkit._backend import Array, Shape, Spec
+from gradkit._calls.lists import AccumulateGrad, AccumulateGradV2
+from gradkit._cuda.channel_launches import Launches
 from gradkit._cuda.channels import ChannelNorms
+from gradkit._cuda.cudnn import library
 from gradkit._cuda.gated_norm import GatedNorms
 from gradkit._cuda.launch.buffers import address_of, on_device
 from gradkit._cuda.launch.device import CupyDevice, keep_if_captured
@@ -54,13 +57,14 @@ class CudaBackend(ChannelNorms, GatedNorms, Lists, RowNorms):
 
     def takes_memory(self, call: Any) -> bool:
         """Whether kernels are launched on the call's arrays as they are, which are aligned then."""
-        plan = call.plan
-        launcher = plan.launcher
-        if not plan.gapless or plan.widened or not isinstance(launcher, RowLaunches):
+        if call.plan.widened:
             return False
-        added = getattr(call, "ds", None), getattr(call, "residual", None)
-        plain = added == (None, None) and not getattr(call, "scale_offset", 0)
-        return launcher.samples == 1 and plain
+        if isinstance(call, (AccumulateGrad, AccumulateGradV2)):
+            return call.plan.launcher is not None
+        if getattr(call, "engine", "native") != "native" and not library.is_missing():
+            return False  # cuDNN, which needs arrays, may compute the next one
+        launcher = call.plan.launcher
+        return isinstance(launcher, (RowLaunches, Launches)) and bool(launcher.all_usable.gapless)
 
     def warmup(self, operations: Iterable[str], dtypes: Set[str]) -> int:
         """Compile what operations on arrays of these dtypes need; load cuDNN for batch norm."""

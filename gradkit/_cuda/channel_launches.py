@@ -8,20 +8,20 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from gradkit._backend import Array, Shape
+from gradkit._backend import Address, Array, Shape
 from gradkit._calls.roles import Data
 from gradkit._cuda import channel_kernels as kernels
 from gradkit._cuda.channel_kernels import Arrays, Centre, Named, Partials
 from gradkit._cuda.launch.buffers import (
     VECTOR_BYTES,
-    AllUsable,
     Inputs,
     Outs,
+    Usable,
     copy_back,
     usable,
     vector_of,
 )
-from gradkit._cuda.launch.device import Device, scratch
+from gradkit._cuda.launch.device import Device, workspace
 from gradkit._cuda.launch.grids import column_block, power_of_two, row_blocks
 from gradkit._cuda.launch.kernels import Launch, LoadedKernel, Macros, kernel, norm_macros
 from gradkit._dtypes import DType, Types, accumulation_name, dtype_named
@@ -83,7 +83,9 @@ class Columns:
 
     def view(self, array: Data) -> Data:
         """The array with its axes in this order."""
-        view: Any = array.transpose(self.order)
+        view: Any = array
+        if type(view) is not Address:
+            view = view.transpose(self.order)
         return view
 
 
@@ -188,7 +190,10 @@ class Launches:
 
     def usable(self, inputs: Inputs, outs: Outs) -> tuple[Inputs, Outs]:
         """The arrays themselves if kernels can use them; else copies, and what is like the outs."""
-        return (inputs, outs) if self._all_usable((*inputs, *outs)) else self.each(inputs, outs)
+        found = self.all_usable((*inputs, *outs))
+        if found is None:
+            return self.each(inputs, outs)
+        return found[: len(inputs)], found[len(inputs) :]
 
     def each(self, inputs: Inputs, outs: Outs) -> tuple[Inputs, Outs]:
         """The same, with every array looked at by itself."""
@@ -199,8 +204,9 @@ class Launches:
         return self.columns.vector if array is not None and array.ndim > 1 else 1
 
     @cached_property
-    def _all_usable(self) -> AllUsable:
-        return AllUsable()
+    def all_usable(self) -> Usable:
+        """A call's arrays as kernels take them."""
+        return Usable()
 
     def deliver(self, outs: _Arrays, written: _Arrays) -> None:
         """Copy what was not written in its place."""
@@ -249,11 +255,12 @@ class Launches:
 
     def partials(self) -> Partials:
         """Memory for two sums of every share of every column."""
-        return scratch(self.device, (2, self.grid[1], self.columns.count), _FLOAT64)
+        made: Partials = workspace(self.device, (2, self.grid[1], self.columns.count), _FLOAT64)
+        return made
 
-    def scratch(self, planes: int, dtype: DType = _FLOAT64) -> Array:
+    def scratch(self, planes: int, dtype: DType = _FLOAT64) -> Any:
         """Memory for some numbers beside each mean."""
-        return scratch(self.device, (planes, self.statistics), dtype)
+        return workspace(self.device, (planes, self.statistics), dtype)
 
 
 class BatchLaunches(Launches):

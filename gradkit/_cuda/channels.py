@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from gradkit._backend import Engine, Number
+from gradkit._backend import FLOAT64, Address, Engine, Number
 from gradkit._calls import channels as records
 from gradkit._calls.roles import BatchMean, BatchVar, Parameter, RunningMean, RunningVar, Statistic
 from gradkit._cuda import channel_kernels as kernels
@@ -22,8 +22,8 @@ from gradkit._cuda.cudnn import batch_normalization as by_cudnn
 from gradkit._cuda.cudnn import library
 from gradkit._cuda.cudnn.engines import ByCudnn, done_by_cudnn
 from gradkit._cuda.launch.buffers import contiguous, copy_back, fill, usable
-from gradkit._cuda.launch.device import Device
-from gradkit._cuda.launch.kernels import either, kernel, types_of
+from gradkit._cuda.launch.device import Device, scratch
+from gradkit._cuda.launch.kernels import Launch, either, kernel, types_of
 from gradkit._cuda.launch.operations import OnDevice
 from gradkit._dtypes import Types, accumulation_name, float_name
 from gradkit.errors import BackendUnavailableError
@@ -39,7 +39,7 @@ class ChannelNorms(OnDevice):
 
     def batch_norm(self, call: records.BatchNorm) -> Engine:
         """Write ``y``, which may be ``x``, ``mean`` and ``inv_std``; move running statistics."""
-        moved = None if call.running_mean is None else call.running_mean.dtype
+        moved = getattr(call.running_mean, "dtype", None)
         return self._by(by_cudnn.batch_norm, self._batch_norm, call, call.eps, moved)
 
     def _batch_norm(self, call: records.BatchNorm) -> None:
@@ -54,10 +54,10 @@ class ChannelNorms(OnDevice):
         if call.running_mean is None or call.running_var is None:
             work.finish(kernels.finish_moments, partials, centre, exact, mean, inv_std, last=eps)
         else:
-            known: _Batch = (*work.scratch(2),)
+            known: _Batch = (*scratch(device, (2, work.statistics), FLOAT64),)
             work.steps.finish(kernels.finish_stats, partials, centre, *known)
             moving, count = (call.running_mean, call.running_var), float(work.columns.elements)
-            _move(device, moving, known, count, call.momentum, moving)
+            _move(device, moving, known, count, call.momentum, moving, work.launched)
             statistics = *known, exact, mean, inv_std
             work.steps.each_channel(kernels.take_stats, *statistics, last=eps)
         work.over_columns(kernels.normalize, x, scale, bias, exact, y)
@@ -95,7 +95,7 @@ class ChannelNorms(OnDevice):
 
     def batch_norm_inference_grad(self, call: records.BatchNormInferenceGrad) -> None:
         """Write ``dx``, ``dscale`` and ``dbias`` (``=``); ``dx`` may be ``dy``. cuDNN has none."""
-        if not call.x.shape[call.channel_axis]:
+        if call.plan.launcher is None and not call.x.shape[call.channel_axis]:
             return
         work = self._batch("batch_norm_inference_grad", call, call.mean, call.scale)
         view = work.columns.view
@@ -114,7 +114,7 @@ class ChannelNorms(OnDevice):
         """Write the next running statistics, which may be the present ones."""
         present, batch = (call.running_mean, call.running_var), (call.mean, call.var)
         moved = call.next_mean, call.next_var
-        _move(self.device, present, batch, call.count, call.momentum, moved)
+        _move(self.device, present, batch, call.count, call.momentum, moved, {})
 
     def batch_norm_stats(self, call: records.BatchNormStats) -> None:
         """Write each channel's ``mean`` and biased ``var``, in float64; 0 if it has no elements."""
@@ -133,7 +133,7 @@ class ChannelNorms(OnDevice):
         outs = call.mean, call.var, call.count
         read, written = usable(device, (call.means, call.variances, call.counts), outs)
         arguments = *read, np.uint32(ranks), np.int64(channels), *written
-        _launch(kernels.combine_stats, device, "combine_stats", channels, arguments)
+        _launch(kernels.combine_stats, device, "combine_stats", channels, arguments, {})
         for out, made in zip(outs, written, strict=True):
             copy_back(out, made)
 
@@ -185,7 +185,7 @@ class ChannelNorms(OnDevice):
 
     def group_norm(self, call: records.GroupNorm) -> None:
         """Write ``y``, ``mean`` and ``inv_std``, of (samples, groups); ``y`` may be ``x``."""
-        if not call.x.size:  # an empty group counts as mean 0, variance 0
+        if call.plan.launcher is None and not call.x.size:  # an empty group: mean 0, variance 0
             fill(self.device, call.inv_std, 1 / math.sqrt(call.eps) if call.eps else math.inf)
             fill(self.device, call.mean, 0)
             return
@@ -207,7 +207,7 @@ class ChannelNorms(OnDevice):
 
     def group_norm_grad(self, call: records.GroupNormGrad) -> None:
         """Write ``dx``, ``dscale`` and ``dbias`` (``=``); ``dx`` may be ``dy``."""
-        if not call.x.size:
+        if call.plan.launcher is None and not call.x.size:
             for gradient in (call.dscale, call.dbias):
                 if gradient is not None:
                     fill(self.device, gradient, 0)
@@ -222,7 +222,7 @@ class ChannelNorms(OnDevice):
         means: Means = work.scratch(2, work.accumulator)
         work.over_columns(kernels.sum_group_gradient, dy, x, mean, inv_std, partials)
         work.over_groups(kernels.finish_group_means, partials, scale, means)
-        if dscale is not None:  # and dbias with it
+        if call.dscale is not None:  # and dbias with it
             counts = work.shares, *work.extent[:2]
             sums = partials, dscale, dbias
             work.over_channels(kernels.finish_group_parameters, *sums, last=counts)
@@ -268,6 +268,9 @@ class ChannelNorms(OnDevice):
     ) -> Engine:
         """Have cuDNN compute a call if it can; ``more``: what else decides that."""
         x, axis = call.x, call.channel_axis
+        if type(x) is Address:  # of a call like one that was native
+            natively(call)
+            return "native"
         case = type(call), x.shape, x.strides, x.dtype, axis, *more
         if done_by_cudnn(self.device, call.engine, partial(by_cudnn, call=call), case):
             return "cudnn"
@@ -288,18 +291,27 @@ class ChannelNorms(OnDevice):
 
 
 def _move(
-    device: Device, now: _Running, batch: _Batch, count: Number, momentum: float, outs: _Running
+    device: Device,
+    now: _Running,
+    batch: _Batch,
+    count: Number,
+    momentum: float,
+    outs: _Running,
+    launched: dict[str, Launch],
 ) -> None:
     """Write the next running statistics, which may be the present ones, by one launch."""
-    channels = now[0].size
+    channels, read, written, kind = batch[0].size, (*now, *batch), outs, {}
+    first: Any = now[0]
     if not channels:
         return
-    read, written = usable(device, (*now, *batch), outs)
+    if type(first) is not Address:
+        read, written = usable(device, read, outs)
+        kind = {"STAT_T": float_name(first.dtype) or ""}
     array, number = either(count)
     counts = contiguous(device, array), number, np.float64(momentum)
     arguments = *read, *counts, *written, np.int64(channels)
-    dtype = float_name(now[0].dtype) or ""
-    _launch(kernels.update_running, device, "running_statistics", channels, arguments, STAT_T=dtype)
+    file = "running_statistics"
+    _launch(kernels.update_running, device, file, channels, arguments, launched, **kind)
     for out, made in zip(outs, written, strict=True):
         copy_back(out, made)
 
@@ -310,8 +322,15 @@ def _launch(
     file: str,
     channels: int,
     arguments: tuple[*Arrays],
+    launched: dict[str, Launch],
     **macros: str,
 ) -> None:
-    """Launch a kernel on a thread for every channel, in up to as many blocks as stay at work."""
-    blocks = min(max(1, -(-channels // _THREADS)), device.multiprocessors * 8)
-    kernel(device, file, of, **macros)((blocks,), (_THREADS,), arguments)
+    """Launch a kernel on a thread for every channel, in up to as many blocks as stay at work.
+
+    ``launched``: what was launched before, by name.
+    """
+    launch = launched.get(of)
+    if launch is None:
+        blocks = min(max(1, -(-channels // _THREADS)), device.multiprocessors * 8)
+        launch = launched[of] = Launch(kernel(device, file, of, **macros), (blocks,), (_THREADS,))
+    launch(*arguments)

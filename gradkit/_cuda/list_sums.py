@@ -6,13 +6,20 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from gradkit._backend import Array, Borrowed
-from gradkit._calls.lists import AccumulateGrads, EmaUpdate, GradNorm
+from gradkit._backend import Address, Array, Borrowed
+from gradkit._calls.lists import (
+    AccumulateGrad,
+    AccumulateGrads,
+    AccumulateGradV2,
+    EmaUpdate,
+    GradNorm,
+)
 from gradkit._calls.roles import Grads, Norm
+from gradkit._cuda.launch.buffers import VECTOR_BYTES
 from gradkit._cuda.launch.device import Device, scratch
 from gradkit._cuda.launch.kernels import either, either_flag
 from gradkit._cuda.list_norms import PART, NormPartials, norm_steps
-from gradkit._cuda.list_tables import Counted, Step, launch, plan_of, steps
+from gradkit._cuda.list_tables import Counted, ListPlan, Step, launch, plan_of, steps
 from gradkit._dtypes import float_name, float_of
 
 _LIST = "accumulate_grads"  # the kernel, and its file
@@ -24,11 +31,22 @@ _PAIRED = {"buffers", "grads", "compensation", "offsets", "averages", "params"}
 Pairs = TypeVar("Pairs", AccumulateGrads, EmaUpdate)
 
 
-def add(device: Device, name: str, grad: Array, buffer: Array, *arguments: Any) -> None:
+def add(
+    device: Device, name: str, call: AccumulateGrad | AccumulateGradV2, *arguments: Any
+) -> None:
     """Launch a kernel of accumulate.cu, which broadcasts the gradient to the buffer's shape."""
+    grad: Any = call.grad
+    buffer: Any = call.buffer
+    if type(grad) is Address:
+        table, start = call.plan.launcher
+        start(table.at(grad, buffer), *arguments)
+        return
     plan = plan_of(device, [grad], [buffer])
-    tables, types = [table.alone for table in plan.tables], _types(grad, buffer)
-    launch(steps(device, tables, "accumulate", name, *arguments, **types))
+    for table in (each.alone for each in plan.tables if each.blocks):
+        start = table.over_chunks(device, "accumulate", name, **_types(grad, buffer))
+        if call.plan.launcher is None and table.capacity and _is_plain(plan):
+            call.plan.launcher = table, start
+        start(table.argument, *arguments)
 
 
 def add_lists(device: Device, call: AccumulateGrads) -> None:
@@ -109,6 +127,11 @@ def _adding_alike(device: Device, call: AccumulateGrads, chosen: tuple[Any, ...]
     else:
         device.pointers(kept, write=True)  # an emulator checks what is written
         yield from steps(device, plan.tables, _COMPENSATED, _COMPENSATED, *chosen, **types)
+
+
+def _is_plain(plan: ListPlan) -> bool:
+    """Whether arrays are aligned, and kernels begin where they do."""
+    return not ((plan.starts % VECTOR_BYTES).any() or plan.cut.shifts.any())
 
 
 def _joined(first: Grads, second: Grads) -> Grads:

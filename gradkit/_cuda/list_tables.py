@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
-from gradkit._backend import Array, Axes, Borrowed, Views
+from gradkit._backend import Address, Array, Axes, Borrowed, Views
 from gradkit._calls.roles import Grads
 from gradkit._cuda.launch.device import Device
 from gradkit._cuda.launch.kernels import Launch, kernel, source_of
@@ -104,6 +104,12 @@ class Table:
             return self
         fields = np.frombuffer(self.fields.tobytes(), _LAYOUTS[1], count=1).reshape(())
         return replace(self, fields=fields, capacity=1)
+
+    def at(self, source: Address, target: Address) -> np.ndarray[Any, Any]:
+        """The argument for another pair like the only one, aligned as it is."""
+        fields = self.fields.copy()
+        fields["at"]["source"], fields["at"]["target"] = source, target
+        return fields.view(f"V{fields.nbytes}")
 
     @property
     def count(self) -> int:

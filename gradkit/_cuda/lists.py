@@ -112,13 +112,13 @@ class Lists(OnDevice):
             return
         flag = None if call.do_update is True else call.do_update
         factor = np.float64(1 if call.scale is None else call.scale)
-        add(self.device, "accumulate_grad", call.grad, call.buffer, flag, factor)
+        add(self.device, "accumulate_grad", call, flag, factor)
 
     def accumulate_grad_v2(self, call: records.AccumulateGradV2) -> None:
         """``buffer = grad`` if ``overwrite``, else ``buffer += grad``; both broadcast."""
         flag, otherwise = either_flag(call.overwrite)
         if not (otherwise and call.buffer is call.grad):
-            add(self.device, "accumulate_grad_v2", call.grad, call.buffer, flag, otherwise)
+            add(self.device, "accumulate_grad_v2", call, flag, otherwise)
 
     def accumulate_grads(self, call: records.AccumulateGrads) -> None:
         """``buffers += scale * grads`` or ``buffers = scale * grads``, and their norm."""

@@ -53,14 +53,14 @@ def write_forward(
 
     With a residual, ``s = x + residual`` is written and takes the place of ``x``; it may be either.
     """
-    if not arrays.x.size:  # an empty row counts as mean 0, variance 0
-        fill(device, arrays.inv_std, 1 / math.sqrt(call.eps) if call.eps else math.inf)
-        if arrays.mean is not None:
-            fill(device, arrays.mean, 0)
-        return
     launcher: _ForwardLaunches | None = call.plan.launcher
     if launcher is None:
         x, scale, bias, _, mean, inv_std = arrays
+        if not x.size:  # an empty row counts as mean 0, variance 0
+            fill(device, inv_std, 1 / math.sqrt(call.eps) if call.eps else math.inf)
+            if mean is not None:
+                fill(device, mean, 0)
+            return
         types, more = types_of(x, inv_std, scale, bias), {"centred": mean is not None}
         launcher = call.plan.launcher = _ForwardLaunches.of(
             device, types, x.shape, call.axis, samples=sample_count(call), **more
@@ -70,10 +70,10 @@ def write_forward(
 
 def write_inverse(device: Device, call: LayerNormInverse) -> None:
     """``x = (y - bias) / scale / inv_std + mean``; ``x`` may be ``y``."""
-    if not call.x.size:
-        return
     launcher: _ForwardLaunches | None = call.plan.launcher
     if launcher is None:
+        if not call.x.size:
+            return
         types = types_of(call.y, call.inv_std, call.scale, call.bias)
         launcher = _ForwardLaunches.of(device, types, call.y.shape, call.axis, centred=None)
         call.plan.launcher = launcher
@@ -97,8 +97,9 @@ class _ForwardLaunches(RowLaunches):
         """Launch the forward pass on the arrays, or on copies of those that it cannot reach."""
         numbers = *self.counts, np.float64(eps)
         plain = residual is None and not scale_offset and self.samples == 1
-        if plain and self.all_usable(arrays):
-            self._forward(*arrays, *numbers)
+        usable = self.all_usable(arrays) if plain else None
+        if usable is not None:
+            self._forward(*usable, *numbers)
             return
         device, vector = self.device, self.vector
         outs = arrays.y, s, arrays.mean, arrays.inv_std
@@ -121,8 +122,9 @@ class _ForwardLaunches(RowLaunches):
     def invert(self, call: LayerNormInverse) -> None:
         """Launch the inverse on the arrays, or on copies of them."""
         vectors, statistics = (call.y, call.scale, call.bias), (call.mean, call.inv_std)
-        if self.all_usable((*vectors, *statistics, call.x)):
-            self._inverse(*vectors, *statistics, call.x, *self.counts)
+        usable = self.all_usable((*vectors, *statistics, call.x))
+        if usable is not None:
+            self._inverse(*usable, *self.counts)
             return
         device, vector = self.device, self.vector
         read = (

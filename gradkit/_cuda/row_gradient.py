@@ -133,8 +133,9 @@ class GradientLaunches(RowLaunches):
     def run(self, inputs: Inputs, outputs: Outputs, ds: Data | None, scale_offset: float) -> None:
         """Launch the kernels on the arrays, or on copies of those that they cannot reach."""
         plain = ds is None and not scale_offset and self.samples == 1
-        if plain and self.all_usable((*inputs, *outputs)):
-            self._launch(PLAIN, inputs, outputs)
+        usable = self.all_usable((*inputs, *outputs)) if plain else None
+        if usable is not None:
+            self._launch(PLAIN, usable[:-3], usable[-3:])
             return
         device, vector = self.device, self.vector
         (dy, source, scale, bias, mean, inv_std), (dx, dscale, dbias) = inputs, outputs

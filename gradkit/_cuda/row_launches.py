@@ -7,7 +7,7 @@ from typing import Any, Self
 import numpy as np
 
 from gradkit._backend import Shape
-from gradkit._cuda.launch.buffers import AllUsable, vector_of
+from gradkit._cuda.launch.buffers import Usable, vector_of
 from gradkit._cuda.launch.device import Device
 from gradkit._cuda.launch.grids import column_block, rows_of
 from gradkit._cuda.launch.kernels import Launch, Macros, kernel
@@ -60,9 +60,9 @@ class RowLaunches:
         return np.int64(self.rows), np.int64(self.width)
 
     @cached_property
-    def all_usable(self) -> AllUsable:
-        """Whether kernels take a call's arrays as they are."""
-        return AllUsable()
+    def all_usable(self) -> Usable:
+        """A call's arrays as kernels take them."""
+        return Usable()
 
     @cached_property
     def starts(self) -> RowStarts:

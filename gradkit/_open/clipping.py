@@ -93,6 +93,8 @@ def _norm_alone(held: Gradients, order: Any, scale: Any, limit: Any, eps: Any) -
         own = norm = held.backend.empty(NORM.shape, NORM.dtype)
     elif isinstance(held.views, Readable):
         own = norm = framework.new(NORM.shape, NORM.dtype, held.like)
+    elif framework.lends:
+        norm, own = framework.empty(NORM.shape, NORM.dtype, held.like) or (None, None)
     if own is None:
         made = held.outputs(None, (NORM,))
         norm = made.views[0]
@@ -112,7 +114,7 @@ def _norm_alone(held: Gradients, order: Any, scale: Any, limit: Any, eps: Any) -
         )
     if limit is not None and not framework.returns_views:
         held.wrote()
-    return norm if made is None else made.results()[0]
+    return own if made is None else made.results()[0]
 
 
 def policy_of(nonfinite: str) -> str:

@@ -103,15 +103,14 @@ def _known_plan(
 
     And its key, if such a call needs to be made but once to be known.
     """
-    seen = None if _host.code is None else _host.code.described(arrays, written)
-    backend: Backend | None = chosen.get()
-    if seen is None:
-        kind = type(getattr(call, call.array_names[0]))
-        if framework is None or not {kind, *_ABSENT}.issuperset(map(type, arrays)):
-            return None, None
+    seen, backend = None, None
+    if framework is HOST:
+        if _host.code is not None:
+            seen, backend = _host.code.described(arrays, written), chosen.get()
+    elif framework is not None:
         backend = framework.ready(arrays)
-        if backend is None:
-            return None, None
+    if backend is None or (seen is None and framework is HOST):
+        return None, None
     key = _signature(call, backend, arrays, seen)
     try:
         plan = _plans.get(key)

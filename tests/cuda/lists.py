@@ -1,6 +1,7 @@
 """Calls of list operations as the CUDA backend gets them."""
 
 from gradkit._calls import lists
+from gradkit._calls.record import Plan
 from gradkit._cuda import CudaBackend
 
 # What a test does not say; results take the gradients' place.
@@ -20,4 +21,6 @@ def run(device, name, **given):
     if name in IN_PLACE:
         given.setdefault("outs", given["grads"])
     kind = getattr(lists, name.title().replace("_", ""))
-    getattr(CudaBackend(device), name)(kind(**USUAL.get(name, {}) | given))
+    call = kind(**USUAL.get(name, {}) | given)
+    call.plan = Plan((), {})
+    getattr(CudaBackend(device), name)(call)

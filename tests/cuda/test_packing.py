@@ -86,6 +86,17 @@ def test_cupy_gets_null_pointers_as_numbers(driver, kernel):
     assert all(isinstance(value, np.generic) and value.nbytes == 8 for value in passed)
 
 
+def test_addresses_are_passed_as_arrays_are(driver, kernel):
+    for _ in range(2):
+        kernel(GRID, BLOCK, (1 << 47, None, np.uint32(5), 0), 64)
+    [(_, _, passed, _)] = driver.own
+    assert passed == [1 << 47, 0, 5, 0]
+    assert [value.nbytes for value in passed] == [8, 8, 4, 8]
+    assert driver.packed == [
+        ((77, *GRID, *BLOCK, 64, 5, 0), struct.pack("@2QI4xQ", 1 << 47, 0, 5, 0))
+    ]
+
+
 def test_other_types_are_packed_in_another_way(driver, kernel):
     for _ in range(2):
         for argument in (None, array(64), Pointer(ptr=32), np.int32(5)):

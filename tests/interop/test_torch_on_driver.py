@@ -15,6 +15,7 @@ import pytest
 import gradkit
 from gradkit._arrays import cuda
 from gradkit._arrays import torch as adapter
+from gradkit._cuda.cudnn import library
 from gradkit._open import dispatch
 
 from .libraries import framework
@@ -23,6 +24,7 @@ if "testbed.driver.plugin" not in sys.modules:
     pytest.skip("needs the testbed's driver", allow_module_level=True)
 import cupy
 
+pytestmark = pytest.mark.filterwarnings("ignore:cuDNN cannot be used")
 SHAPE = 12, 64
 _ROOM = 1 << 20
 
@@ -127,6 +129,20 @@ CALLS = {
         dy, x, scale, gradkit.rms_norm(x, scale)[1]
     ),
     "LayerNorm": lambda dy, x, scale, bias: gradkit.layer_norm(x, scale, bias),  # noqa: ARG005
+    "GroupNorm": lambda dy, x, scale, bias: gradkit.group_norm(x, 4, scale, bias),  # noqa: ARG005
+    "GroupNormGrad": lambda dy, x, scale, bias: gradkit.group_norm_grad(
+        dy, x, scale, *gradkit.group_norm(x, 4, scale, bias)[1:]
+    ),
+    "BatchNorm": lambda dy, x, scale, bias: gradkit.batch_norm(x, scale, bias),  # noqa: ARG005
+    "BatchNormGrad": lambda dy, x, scale, bias: gradkit.batch_norm_grad(
+        dy, x, scale, *gradkit.batch_norm(x, scale, bias)[1:]
+    ),
+    "BatchNormInference": lambda dy, x, scale, bias: (  # noqa: ARG005
+        gradkit.batch_norm_inference(x, scale, bias, bias, scale),
+    ),
+    "BatchNormInferenceGrad": lambda dy, x, scale, bias: gradkit.batch_norm_inference_grad(
+        dy, x, scale, bias, scale
+    ),
 }
 
 
@@ -144,6 +160,86 @@ def test_known_calls_are_launched_on_addresses(torch, memory, launched, name, dt
     for tensor, wanted in zip(found[0], expected, strict=True):
         tolerance = 2e-2 if dtype != "float32" else 1e-4
         np.testing.assert_allclose(tensor.double().numpy(), wanted, rtol=tolerance, atol=tolerance)
+
+
+def moved(x, scale, bias, running):
+    given = {"running_mean": running[0], "running_var": running[1], "momentum": 0.25}
+    return gradkit.batch_norm(x, scale, bias, **given)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_running_statistics_move_by_addresses(torch, memory, launched, dtype):
+    _, x, scale, bias = arguments(torch)
+    running = [bias.to(getattr(torch, dtype)), (scale * scale).to(getattr(torch, dtype))]
+    given = [memory.like(each) for each in (x, scale, bias)]
+    expected = [each.double().numpy() for each in (x, scale, bias)]
+    for times in range(3):
+        there = [memory.like(each) for each in running]
+        values(moved(*given, there))
+        assert launched.count("BatchNorm") == times
+        assert [each._version for each in there] == [1, 1]
+        wanted = [each.double().numpy() for each in running]
+        moved(*expected, wanted)
+        for tensor, array in zip(values(there), wanted, strict=True):
+            np.testing.assert_allclose(tensor.double().numpy(), array, rtol=2e-3, atol=2e-3)
+
+
+def test_a_batch_norm_that_cudnn_may_compute_is_opened(torch, memory, launched, monkeypatch):
+    dy, x, scale, bias = (memory.like(each) for each in arguments(torch))
+    monkeypatch.setattr(library, "is_missing", lambda: False)
+    for engine, times in ((None, 0), ("native", 2)):
+        for _ in range(3):
+            values(gradkit.batch_norm(x, scale, bias, engine=engine))
+        assert launched.count("BatchNorm") == times
+    values(gradkit.batch_norm_inference_grad(dy, x, scale, bias, scale))  # never cuDNN's
+    values(gradkit.batch_norm_inference_grad(dy, x, scale, bias, scale))
+    assert launched.count("BatchNormInferenceGrad") == 1
+
+
+@pytest.mark.parametrize("name", ["GroupNorm", "GroupNormGrad", "BatchNormGrad"])
+def test_images_with_the_channels_last_are_known(torch, memory, launched, name):
+    """Those of which the gradient that arrives has the channels first are opened."""
+    _, _, scale, bias = arguments(torch)
+    given = [memory.like(torch.randn(2, 3, 5, 64)).movedim(3, 1) for _ in range(2)]
+    vectors = [memory.like(each) for each in (scale, bias)]
+    found = [values(CALLS[name](*given, *vectors)) for _ in range(3)]
+    assert launched.count(name) == 2
+    assert found[2][0].stride() == given[1].stride()
+    for again in found[1:]:
+        assert all(map(torch.equal, again, found[0]))
+    if name != "GroupNorm":
+        first = memory.like(given[0].contiguous())
+        for _ in range(2):
+            other = values(CALLS[name](first, given[1], *vectors))
+            for tensor, wanted in zip(other, found[0], strict=True):
+                torch.testing.assert_close(tensor, wanted)
+        assert launched.count(name) == 2
+
+
+SUMS = {
+    "AccumulateGrad": lambda buffer, grad: gradkit.accumulate_grad(buffer, grad, scale=0.5),
+    "AccumulateGradV2": lambda buffer, grad: gradkit.accumulate_grad_v2(buffer, grad)[1],
+}
+
+
+@pytest.mark.parametrize("shape", [SHAPE, SHAPE[1:], (SHAPE[0], 1)])
+@pytest.mark.parametrize("name", SUMS)
+def test_known_sums_are_launched_on_addresses(torch, memory, launched, name, shape):
+    host = [torch.randn(n).to(torch.bfloat16) for n in (SHAPE, shape)]
+    expected = SUMS[name](host[0].float().numpy(), host[1].float().numpy())
+    for times, shift in enumerate((4, 0, 0, 0, 4)):  # one that is not aligned decides nothing
+        buffer, grad = (memory.like(each, shift=shift) for each in host)
+        buffer = memory.like(host[0].float(), shift=shift)
+        assert SUMS[name](buffer, grad) is buffer
+        assert buffer._version == 1
+        np.testing.assert_allclose(values([buffer])[0].numpy(), expected, rtol=1e-6)
+        assert launched.count(name) == min(max(times - 1, 0), 2)
+    with pytest.raises(ValueError, match="shares memory"):
+        SUMS[name](buffer[1:], buffer[:-1])
+    twice = memory.like(host[0].float())
+    SUMS[name](twice, twice)
+    factor = 1.5 if name == "AccumulateGrad" else 2
+    torch.testing.assert_close(values([twice])[0], host[0].float() * factor)
 
 
 def test_results_are_written_where_the_caller_wants_them(torch, memory, launched):
@@ -199,21 +295,24 @@ def captured_on(stream, monkeypatch):
         graphs.append(stream.end_capture())
 
 
+@pytest.mark.parametrize(
+    ("name", "kept"), [("LayerNormGrad", 1), ("GroupNormGrad", 5), ("BatchNorm", 3)]
+)
 def test_a_graph_that_pytorchs_stream_captures_has_all_that_it_needs(
-    torch, memory, launched, monkeypatch
+    torch, memory, launched, monkeypatch, name, kept
 ):
     """Work goes to that stream, which is not CuPy's, and a workspace lives as long as the graph."""
     host = arguments(torch)
     given = [memory.like(each) for each in host]
-    call = CALLS["LayerNormGrad"]
+    call = CALLS[name]
     for _ in range(2):
         values(call(*given))
     stream, before, first = cupy.cuda.Stream(non_blocking=True), len(launched), len(memory.kept)
     with captured_on(stream, monkeypatch) as graphs:
         results = call(*given)
-    assert len(launched) == before + 2
+    assert launched[before:].count(name) == 1
     gc.collect()
-    assert [owner() is not None for owner in memory.kept[first:]] == [True]  # of partial sums
+    assert [owner() is not None for owner in memory.kept[first:]] == [True] * kept
     others = [each.flip(0).contiguous() for each in host]
     for each, other in zip(given, others, strict=True):
         made = memory.like(other)

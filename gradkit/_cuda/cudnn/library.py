@@ -49,6 +49,11 @@ def cudnn() -> Cudnn:
     return _found
 
 
+def is_missing() -> bool:
+    """Whether a call has looked for cuDNN in vain."""
+    return isinstance(_found, BackendUnavailableError)
+
+
 def describe() -> dict[str, Any]:
     """What is known about cuDNN, without importing CuPy."""
     if sys.modules.get("cupy") is None:

@@ -15,7 +15,6 @@ Inputs = TypeVar("Inputs", bound=Sequence[Array | None])
 Outs = TypeVar("Outs", bound=Sequence[Array | None])
 VECTOR_BYTES = 16  # that one access moves at most
 
-_address, _host_address = attrgetter("data.ptr"), attrgetter("ctypes.data")
 _in_c_order = attrgetter("flags.c_contiguous")
 
 
@@ -28,32 +27,38 @@ def vector_of(itemsize: int, run: int) -> int:
     return math.gcd(run, VECTOR_BYTES // itemsize)
 
 
-class AllUsable:
-    """Whether any kernel can use the arrays of a plan as they are: nearly always.
+class Usable:
+    """The arrays of a plan as any kernel takes them, if it can use them as they are: nearly always.
 
     If not, ask of each by itself: some kernels need less. The strides of a plan's arrays are always
-    the same, so they are looked at once; where they begin, in each call.
+    the same, so they are looked at once; where they begin, in each call. ``gapless``: whether all
+    lie in C order without gaps, once somebody asked.
     """
 
     def __init__(self) -> None:
-        self._gapless: bool | None = None
+        self.gapless: bool | None = None
 
-    def __call__(self, arrays: Sequence[Array | None]) -> bool:
-        """Whether all of these lie in C order without gaps, and begin where vectors may.
+    def __call__(self, arrays: Sequence[Array | None]) -> Any:
+        """Where these begin, if all lie in C order without gaps, and begin where vectors may.
 
-        Whoever gives addresses, the first of which is there, has looked.
+        An absent one begins at 0; the first one is there. An emulated device takes the arrays.
+        Whoever gives addresses has looked.
         """
         if type(arrays[0]) is Address:
-            return True
-        if self._gapless is None:
-            self._gapless = all(array is None or _in_c_order(array) for array in arrays)
-        if not self._gapless:
-            return False
-        places = 0
+            return arrays
+        if self.gapless is None:
+            self.gapless = all(array is None or _in_c_order(array) for array in arrays)
+        if not self.gapless:
+            return None
+        emulated = isinstance(arrays[0], np.ndarray)
+        found, every = [], 0
         for array in arrays:
-            if array is not None:
-                places |= _host_address(array) if isinstance(array, np.ndarray) else _address(array)
-        return places % VECTOR_BYTES == 0
+            at = 0 if array is None else array.ctypes.data if emulated else array.data.ptr
+            every |= at
+            found.append(at)
+        if every % VECTOR_BYTES:
+            return None
+        return arrays if emulated else found
 
 
 def all_usable(arrays: Sequence[Array], vector: int) -> bool:
@@ -98,7 +103,7 @@ def usable(
 
 def copy_back(out: Array | None, written: Array | None) -> None:
     """Copy results from what ``writable_like`` gave to where they belong."""
-    if written is None or out is None or written is out:
+    if written is None or out is None or written is out or type(written) is Address:
         return
     if _aligned(out):
         out[...] = written

@@ -30,7 +30,7 @@ class Kernel(Protocol):
 
         ``args`` are arrays (passed as pointers), NumPy scalars, ``None`` for a null pointer, and
         NumPy arrays of one element of raw bytes or fields (``np.void``), which are passed by value.
-        Python numbers are not allowed: their size is not defined.
+        A Python integer is an address; other Python numbers are not allowed: they have no size.
         """
 
 

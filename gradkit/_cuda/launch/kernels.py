@@ -2,7 +2,7 @@
 
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -12,6 +12,7 @@ import numpy as np
 from gradkit._backend import Array, Shape
 from gradkit._calls.roles import Data, Number, Parameter, Statistic
 from gradkit._cuda.launch.device import Device, Kernel
+from gradkit._cuda.launch.packing import PackedKernel
 from gradkit._dtypes import FLOATS, Types, float_name
 from gradkit.errors import KernelCompileError, KernelLaunchError
 
@@ -81,7 +82,12 @@ class Launch:
     def __init__(self, kernel: LoadedKernel, grid: Shape, block: Shape, shared_mem: int = 0):
         self.kernel, self.grid, self.block, self.shared_mem = kernel, grid, block, shared_mem
         sizes = (*grid, 1, 1)[:3], (*block, 1, 1)[:3]
-        self._start = partial(kernel.function, *sizes, shared_mem=shared_mem)
+        function = kernel.function
+        self._start: Callable[[Sequence[Any]], None] = (
+            function.on(*sizes, shared_mem)
+            if isinstance(function, PackedKernel)
+            else partial(function, *sizes, shared_mem=shared_mem)
+        )
 
     def __call__(self, *arguments: Any) -> None:
         """Launch with these arguments."""

@@ -14,10 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from gradkit._backend import Shape
+from gradkit._backend import Address, Shape
 
-_NULL = np.uint64(0)  # CuPy up to 13 does not pass None as null: github.com/cupy/cupy/issues/9046
 _pointer, _address = attrgetter("ptr"), attrgetter("data.ptr")
+
+
+def _as_pointer(argument: Any) -> Any:
+    """What CuPy passes as a pointer, of an address or of none.
+
+    CuPy up to 13 does not pass None as null: github.com/cupy/cupy/issues/9046.
+    """
+    return np.uint64(argument or 0) if argument is None or type(argument) is Address else argument
 
 
 class PackedModule:
@@ -74,28 +81,37 @@ class PackedKernel:
 
     def __call__(self, grid: Shape, block: Shape, args: Sequence[Any], shared_mem: int = 0) -> None:
         """Launch on the current stream; grid and block have three dimensions."""
-        packing = self._packings.get((*map(type, args),))
-        if packing is None or self._number not in _thread.devices:
-            self._launch_first(grid, block, args, shared_mem)
-            return
-        try:
-            buffer = packing.free.pop()
-        except IndexError:
-            buffer = _Buffer(packing.size)
-        values = [*args]
-        for k in packing.arrays:
-            values[k] = args[k].data.ptr
-        for k, number_of in packing.others:
-            values[k] = number_of(args[k])
-        packing.fill(buffer.memory, 0, *values)
-        stream = self._stream().ptr
-        self._launch(packing.kernel, *grid, *block, shared_mem, stream, 0, buffer.extra)
-        packing.free.append(buffer)
+        self.on(grid, block, shared_mem)(args)
+
+    def on(self, grid: Shape, block: Shape, shared_mem: int) -> Callable[[Sequence[Any]], None]:
+        """What launches with other arguments each time."""
+        number, packings, first = self._number, self._packings, self._launch_first
+        start, current_stream, thread = self._launch, self._stream, _thread
+        where = *grid, *block, shared_mem
+
+        def launch(args: Sequence[Any]) -> None:
+            packing = packings.get((*map(type, args),))
+            if packing is None or number not in thread.devices:
+                first(grid, block, args, shared_mem)
+                return
+            try:
+                buffer = packing.free.pop()
+            except IndexError:
+                buffer = _Buffer(packing.size)
+            if packing.converted:
+                args = [*args]
+                for k, number_of in packing.converted:
+                    args[k] = number_of(args[k])
+            packing.fill(buffer.memory, 0, *args)
+            start(packing.kernel, *where, current_stream().ptr, 0, buffer.extra)
+            packing.free.append(buffer)
+
+        return launch
 
     def _launch_first(
         self, grid: Shape, block: Shape, args: Sequence[Any], shared_mem: int
     ) -> None:
-        arguments = [_NULL if argument is None else argument for argument in args]
+        arguments = [_as_pointer(argument) for argument in args]
         self.function(grid, block, arguments, shared_mem=shared_mem)
         kinds = (*map(type, args),)
         if kinds not in self._packings:
@@ -106,6 +122,8 @@ class PackedKernel:
         """An argument's format, as ``struct`` has it, and what makes that of it if it is none."""
         if argument is None:
             return "Q", bool
+        if type(argument) is Address:
+            return "Q", None
         if isinstance(argument, np.generic):
             return np.dtype(type(argument)).char, None
         if isinstance(argument, np.ndarray):  # a structure, which holds fields of 8 bytes
@@ -116,18 +134,16 @@ class PackedKernel:
 class _Packing:
     """How arguments of some types lie in a buffer.
 
-    ``arrays`` are the positions of arrays, ``others`` those of what else is no number. ``free`` are
+    ``converted`` are the positions of what is no number, with what makes one of it. ``free`` are
     buffers that no launch uses: each takes one for itself, whatever thread it is in.
     """
 
-    __slots__ = ("arrays", "fill", "free", "kernel", "others", "size")
+    __slots__ = ("converted", "fill", "free", "kernel", "size")
 
     def __init__(self, kernel: int, forms: Sequence[tuple[str, Callable[[Any], Any] | None]]):
         layout = Struct("".join(form for form, _ in forms))
         self.kernel, self.fill, self.size = kernel, layout.pack_into, layout.size
-        made = [(k, number_of) for k, (_, number_of) in enumerate(forms) if number_of]
-        self.arrays = [k for k, number_of in made if number_of is _address]
-        self.others = [each for each in made if each[1] is not _address]
+        self.converted = [(k, number_of) for k, (_, number_of) in enumerate(forms) if number_of]
         self.free: list[_Buffer] = []
 
 
