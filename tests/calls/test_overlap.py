@@ -1,5 +1,6 @@
 """Which arrays share memory, by addresses, shapes and strides alone."""
 
+import itertools
 from types import SimpleNamespace
 
 import numpy as np
@@ -189,3 +190,10 @@ def test_edges_of_overlap_are_refused_and_nothing_is_written(out):
     with pytest.raises(ValueError, match="memory"):
         gradkit.layer_norm_grad(dy, x, None, mean, inv_std, out=(out(memory), None, None))
     np.testing.assert_array_equal(memory, before)
+
+
+def test_of_arrays_that_begin_together_the_longest_counts():
+    room = np.zeros(8)
+    for read in itertools.permutations((room[:2], room[:6], room[:1])):
+        assert not memory.whole_and_apart(HOST, [room[4:]], read)
+        assert memory.whole_and_apart(HOST, [room[6:]], read)

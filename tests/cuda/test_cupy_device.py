@@ -101,6 +101,30 @@ def cupy(request, monkeypatch):
         yield cupy
 
 
+def test_arrays_are_ready_on_the_current_device_alone(monkeypatch):
+    class Array:
+        def __init__(self, number):
+            self.data = SimpleNamespace(device_id=number)
+
+    class Other(Array):
+        """Of another type."""
+
+    driver, known = Driver(), {0: "first", 1: "second"}
+    runtime = SimpleNamespace(getDevice=lambda: driver.device)
+    cupy = SimpleNamespace(ndarray=Array, cuda=SimpleNamespace(runtime=runtime))
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr(cuda.backends(), "backends", known)
+    ready = CuPy().ready
+    assert ready([Array(0), None, Array(0)]) == "first"
+    assert ready([Array(0), Array(1)]) is ready([Array(1)]) is None
+    assert ready([Array(0), Other(0)]) is ready([Array(0), np.zeros(2)]) is None
+    driver.device = 1
+    assert ready([Array(0), None, Array(0)]) is None
+    assert ready([Array(1)]) == "second"
+    driver.device = 2
+    assert ready([Array(2)]) is None  # one that was not used
+
+
 def in_another_thread(call):
     found = []
     thread = threading.Thread(target=lambda: found.append(call()))

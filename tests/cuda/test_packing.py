@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from gradkit._cuda.launch.buffers import Usable
 from gradkit._cuda.launch.packing import PackedModule
 
 pytestmark = pytest.mark.cuda
@@ -21,7 +22,8 @@ class Pointer(SimpleNamespace):
 
 
 def array(address):
-    return SimpleNamespace(data=SimpleNamespace(ptr=address))
+    flags = SimpleNamespace(c_contiguous=True)
+    return SimpleNamespace(data=SimpleNamespace(ptr=address), flags=flags)
 
 
 class Driver:
@@ -32,7 +34,8 @@ class Driver:
         self.kernel = SimpleNamespace(ptr=77)  # a compiled function's
         self.max_dynamic_shared_size_bytes = 0
         cuda = SimpleNamespace(driver=self, MemoryPointer=Pointer)
-        cuda.get_current_stream = lambda: SimpleNamespace(ptr=5)
+        self.stream = SimpleNamespace(ptr=5)
+        cuda.get_current_stream = lambda: self.stream
         self.module = PackedModule(SimpleNamespace(cuda=cuda), 0, self)
 
     def get_function(self, name):
@@ -106,6 +109,16 @@ def test_other_types_are_packed_in_another_way(driver, kernel):
     assert sent == [struct.pack(*each) for each in (("Q", 0), ("Q", 64), ("Q", 32), ("i", 5))]
 
 
+def test_a_launch_goes_to_the_stream_that_is_current_then(driver, kernel):
+    start = kernel.on(GRID, BLOCK, 0)
+    for stream in (5, 6, 7):
+        driver.stream = SimpleNamespace(ptr=stream)
+        start((np.int32(stream),))
+    assert driver.packed == [
+        ((77, *GRID, *BLOCK, 0, stream, 0), struct.pack("i", stream)) for stream in (6, 7)
+    ]
+
+
 def test_a_threads_first_launch_is_cupys_own(driver, kernel):
     """Only that makes a context current in a thread that has not touched the device."""
     kernel(ONE, ONE, (np.int32(1),))
@@ -152,3 +165,28 @@ def test_limits_and_handles_are_the_functions(driver, kernel):
     kernel.max_dynamic_shared_size_bytes = 100_000
     assert driver.max_dynamic_shared_size_bytes == kernel.max_dynamic_shared_size_bytes == 100_000
     assert kernel.address == 77
+
+
+def test_arrays_are_usable_if_each_begins_where_vectors_may():
+    """And its strides are looked at once a plan; of CuPy's arrays kernels get addresses."""
+    usable, given = Usable(), [array(64), None, array(1 << 47)]
+    assert usable(given) == [64, 0, 1 << 47]
+    assert usable([64, None, 72]) == [64, None, 72]  # whoever gives addresses has looked
+    for place, shift in ((0, 8), (2, 8), (2, 1)):
+        moved = list(given)
+        moved[place] = array(given[place].data.ptr + shift)
+        assert usable(moved) is None
+    assert usable.gapless
+    given[2].flags.c_contiguous = False
+    assert usable(given) is not None
+    other = Usable()
+    assert other(given) is None
+    assert other.gapless is False
+
+
+def test_emulated_arrays_are_passed_themselves():
+    room = np.zeros(20, np.float64)
+    first = room[room.ctypes.data % 16 // 8 :][:16]
+    usable = Usable()
+    assert usable(given := (first[:4], None, first[4:8])) is given
+    assert usable((first[:4], None, first[5:9])) is None

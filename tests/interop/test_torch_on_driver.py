@@ -261,13 +261,14 @@ def test_results_are_written_where_the_caller_wants_them(torch, memory, launched
     assert torch.equal(values(found)[0], expected[0])
 
 
-def test_tensors_that_are_not_aligned_are_opened(torch, memory, launched):
+@pytest.mark.parametrize("shift", [4, 8])
+def test_tensors_that_are_not_aligned_are_opened(torch, memory, launched, shift):
     host = arguments(torch)
     given = [memory.like(each) for each in host]
     for _ in range(2):
         expected = values(CALLS["LayerNorm"](*given))
     before = len(launched)
-    shifted = [memory.like(each, shift=4) for each in host]
+    shifted = [memory.like(each, shift=shift) for each in host]
     found = values(CALLS["LayerNorm"](*shifted))
     assert all(map(torch.equal, found, expected))
     assert len(launched) == before
