@@ -22,6 +22,7 @@ from gradkit._cuda import CudaBackend, list_tables
 from gradkit._cuda.launch.device import scratch
 from gradkit._cuda.launch.kernels import kernels_in, options_of, source_of
 from gradkit._cuda.launch.strides import pair_of
+from gradkit._cuda.list_sums import add
 from gradkit._cuda.list_tables import CAPACITY, DIMS, plan_of, steps
 from gradkit._cuda.list_units import joining_threads
 from gradkit._dtypes import FLOATS
@@ -832,3 +833,24 @@ def test_chunks_are_balanced_and_counted_by_an_int(size):
     assert each <= 1 << 30
     assert plan.chunks == -(-size * 8 // each)
     assert each in (4096, 1 << 30) or 4096 < plan.chunks <= 8192
+
+
+@pytest.mark.parametrize("begin", [0, 1, 2])
+def test_a_sum_is_known_by_a_pair_whose_arrays_are_aligned(begin):
+    """And that kernels walk forward, as they do all arrays of which they get the addresses."""
+    room, device = np.zeros(64, np.float32), IdleDevice(multiprocessors=1)
+    first = device.xp.asarray(room)[-(room.ctypes.data // 4) % 4 :]
+    call = SimpleNamespace(plan=SimpleNamespace(launcher=None), grad=first[32:37])
+    for buffer, known in (
+        (first[1:6], False),
+        (first[4:9][::-1], False),
+        (first[8:13], True),
+        (first[13:18], True),
+    )[begin:]:
+        call.buffer = buffer
+        add(device, "accumulate_grad", call, None, np.float64(1))
+        assert (call.plan.launcher is not None) == known
+    table, _ = call.plan.launcher
+    moved = table.at(48, 96).view(table.fields.dtype)["at"]
+    assert (moved["source"], moved["target"]) == (48, 96)
+    assert [moved[name] for name in ("count", "dims", "first_chunk")] == [5, 0, 0]
