@@ -14,7 +14,7 @@ An operation writes its outputs and returns nothing unless its docstring says so
 waits for a device.
 """
 
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Any, Protocol, TypeVar, get_type_hints
 
 import numpy as np
@@ -32,7 +32,7 @@ class Services(Protocol):
     def empty(self, shape: Shape, dtype: np.dtype[Any]) -> Array:
         """A new array whose contents are undefined."""
 
-    def outputs(self, specs: Iterable[Spec | None]) -> list[Array | None]:
+    def outputs(self, specs: Sequence[Spec | None]) -> list[Array | None]:
         """New arrays as these specs say, whose contents are undefined."""
 
     def scalar(self, value: Any) -> Array:
