@@ -747,6 +747,8 @@ private:
             const Axis outer = columns.at[last - 1];
             if (divided(from.quotient, outer.length).rest + at.lines > outer.length) return {};
             stride = outer.stride;
+        } else if (inner.length == at.count && last > 0) {
+            stride = columns.at[last - 1].stride;  // for what asks for the next line
         }
         const i64 channel = array.rows.count ? array.rows.at[array.rows.count - 1].stride : 0;
         for (int axis = last - 1; axis >= 0; --axis) {

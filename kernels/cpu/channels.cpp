@@ -147,11 +147,16 @@ template <typename A, int TERMS, typename F> INLINE void sum_lines(
     }
 }
 
-// Processors fetch ahead within a page.
+// Processors fetch ahead within a page: so much further on, or in the next row.
 constexpr i64 AHEAD = 8192;
-template <typename T> INLINE void fetch(const Element<T>* from, i64 count) {
-    const char* data = reinterpret_cast<const char*>(from) + AHEAD;
+template <typename T> INLINE void fetch(const Element<T>* from, i64 count, i64 ahead = AHEAD) {
+    const char* data = reinterpret_cast<const char*>(from) + ahead;
     for (i64 k = 0; k < count * i64{sizeof(T)}; k += 64) __builtin_prefetch(data + k);
+}
+
+// To the same channels of the next row, if others lie between.
+INLINE i64 to_next_row(Lines lines, i64 channels) {
+    return lines.channel > 0 && lines.stride > channels * lines.channel ? lines.stride : AHEAD;
 }
 
 // Writes of(channel)(j, V) to column j of each channel of a row.
@@ -192,8 +197,8 @@ template <typename T, typename A> void products(
 ) {
     sum_lines<A, 16>(rows, channels, count, first, second, [=](i64 row, i64 channel, i64 from, i64 stop) {
         const Element<T> *gradient = line<T>(dy, row, channel), *own = line<T>(x, row, channel);
-        fetch(gradient + from, stop - from);
-        fetch(own + from, stop - from);
+        fetch(gradient + from, stop - from, to_next_row(dy, channels));
+        fetch(own + from, stop - from, to_next_row(x, channels));
         const A middle = mean[channel], factor = inv_std[channel];
         return [=](i64 j, auto& one, auto& two) __attribute__((always_inline)) {
             typedef Plain<decltype(one)> V;
