@@ -14,8 +14,8 @@
 namespace {
 
 // Elements of one array that are added up at a time; and of a call from which on threads are worth
-// being woken.
-constexpr i64 PIECE = 1 << 14, WORTH_THREADS = 1 << 18;
+// being woken: by a clip twice, whose second pass finds all in one thread's cache.
+constexpr i64 PIECE = 1 << 14, WORTH_THREADS = 1 << 18, WORTH_CLIPPING = 1 << 20;
 // A thread takes memory that is as far from the others' as its turns allow: a longer run comes sooner.
 constexpr i64 TURNS = 8, MOST_AT_ONCE = 1 << 20;
 // Elements of a list from which on zeros are written past the caches, which cannot hold it for long.
@@ -126,10 +126,10 @@ public:
         i64 entry, begin, end;
     };
 
-    Pieces(const List& list, const ListSetting& setting)
+    Pieces(const List& list, const ListSetting& setting, i64 worth_threads = WORTH_THREADS)
         : list_(list),
           given_up_(setting.given_up),
-          threads_(list.elements() < WORTH_THREADS ? 1 : setting.threads) {
+          threads_(list.elements() < worth_threads ? 1 : setting.threads) {
         const i64 most = at_most(list.elements() / (TURNS * threads_), MOST_AT_ONCE);
         i64 taken = most;
         pieces_.reserve(list.length() + list.elements() / PIECE);
@@ -301,7 +301,7 @@ template <typename P, typename A> void add_pieces(
 template <typename P, typename F, typename A> bool each_array(
     const List& list, const ListSetting& setting, P* results, F of, A add
 ) {
-    Pieces pieces(list, setting);
+    Pieces pieces(list, setting, WORTH_CLIPPING);
     std::vector<P> found(pieces.pieces().size());
     const auto visit = [&](i64 k, const Dtype* dtypes, char** at, i64 count) {
         found[k] = of(dtypes[0], at[0], count);
@@ -436,7 +436,7 @@ bool parts_of_units(const Units& units, const ListSetting& setting, double p, Pa
 }
 
 void scale(const List& list, const ListSetting& setting, double factor) {
-    Pieces(list, setting).each<0>([&](i64, const Dtype* dtypes, char** at, i64 count) {
+    Pieces(list, setting, WORTH_CLIPPING).each<0>([&](i64, const Dtype* dtypes, char** at, i64 count) {
         if (factor == 1)  // which keeps every bit
             std::memmove(at[0], at[1], count * bytes_of(dtypes[0]));
         else
@@ -445,7 +445,7 @@ void scale(const List& list, const ListSetting& setting, double factor) {
 }
 
 void scale_each(const List& list, const ListSetting& setting) {
-    Pieces pieces(list, setting);
+    Pieces pieces(list, setting, WORTH_CLIPPING);
     pieces.each<0>([&](i64 k, const Dtype* dtypes, char** at, i64 count) {
         const double* factors = reinterpret_cast<const double*>(at[FACTORS]);
         if (!pieces.constant(k, FACTORS))
@@ -458,7 +458,7 @@ void scale_each(const List& list, const ListSetting& setting) {
 }
 
 void clamp(const List& list, const ListSetting& setting, double limit) {
-    Pieces(list, setting).each<0>([&](i64, const Dtype* dtypes, char** at, i64 count) {
+    Pieces(list, setting, WORTH_CLIPPING).each<0>([&](i64, const Dtype* dtypes, char** at, i64 count) {
         setting.kernels.clamp[dtypes[0]](at[1], at[0], count, limit);
     }, BACKWARDS);
 }
