@@ -1,0 +1,148 @@
+"""What bounds the rows of the record where a peer is faster: ``python -m benchmarks.limits``.
+
+Prints the milliseconds on one thread and on all: of the call, of the peer's on the same arrays, and
+of what the call does in part, all in turns like a case.
+"""
+
+import argparse
+import os
+from collections.abc import Iterator
+from functools import partial
+from statistics import median
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+import gradkit
+from benchmarks import channels, lists
+from benchmarks.devices import Call, Cpu
+from benchmarks.peers import mapped, tensor, torch
+from benchmarks.report import markdown
+from benchmarks.shapes import LISTS, Shape, chosen
+
+ROUNDS, IMAGES, GROUPS = 21, (32, 2048, 7, 7), 32
+Calls = dict[str, Call]
+
+
+def main() -> None:
+    """Measure on one thread and on all, and print both."""
+    argparse.ArgumentParser(prog="python -m benchmarks.limits", description=__doc__).parse_args()
+    device, threads = Cpu(), len(os.sched_getaffinity(0))
+    table: dict[tuple[str, str], list[str]] = {}
+    for count in sorted({1, threads}):
+        gradkit.set_num_threads(count)
+        torch.set_num_threads(count)
+        for name, calls in _subjects(device):
+            device.drop()
+            for what, seconds in _in_turns(device, calls).items():
+                table.setdefault((name, what), []).append(f"{1e3 * seconds:.3g}")
+    heads = ["row", "part", *(f"ms on {count}" for count in sorted({1, threads}))]
+    print(markdown(heads, [[*key, *found] for key, found in table.items()]))
+
+
+def _in_turns(device: Cpu, calls: Calls) -> dict[str, float]:
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        call()
+    for turn in range(ROUNDS):
+        for name in list(calls) if turn % 2 else reversed(calls):
+            times[name].append(device.timer(calls[name]))
+    return {name: median(row) for name, row in times.items()}
+
+
+def _subjects(device: Cpu) -> Iterator[tuple[str, Calls]]:
+    for dtype in ("float32", "bfloat16"):
+        for name in ("batch_norm_inference", "group_norm"):
+            yield f"{name} 32x2048x7x7 {dtype}", _images(device, name, dtype)
+    for shape in chosen(device).images[:3]:
+        yield f"batch_norm_grad {'x'.join(map(str, shape))} float32", _gradient(device, shape)
+    yield "rms_norm 8192x1024 float32", _fresh(device)
+    yield "clip_grad_norm, scaling MLP", _clipping(device)
+    for dtype in ("float32", "bfloat16"):
+        yield f"sums and averages 4096x4096 {dtype}", _sums(device, dtype)
+
+
+def _images(device: Cpu, name: str, dtype: str) -> Calls:
+    """The same bytes in longer lines, and copied."""
+    given = channels.norm_arguments(device, name, IMAGES, dtype)
+    x, y = given["x"], np.empty_like(given["x"])
+    numbers = {k: v for k, v in given.items() if k not in ("x", "num_groups")}
+    grouped = {"num_groups": GROUPS} if name == "group_norm" else {}
+
+    def call(x: Any, into: Any) -> Call:
+        of_channels = {k: v[: x.shape[1]] for k, v in numbers.items()}
+        out = (into, None, None) if grouped else into
+        return partial(getattr(gradkit, name), x, **of_channels, **grouped, out=out)
+
+    long = (IMAGES[0], GROUPS, -1)
+    return {
+        "gradkit out=": call(x, y),
+        "PyTorch": channels.TABLES[name]["torch"](SimpleNamespace(**mapped(tensor, given))),
+        "lines of 3136 elements": call(x.reshape(long), y.reshape(long)),
+        "NumPy copies x": partial(np.copyto, y.view(np.int8), x.view(np.int8)),
+    }
+
+
+def _gradient(device: Cpu, shape: Shape) -> Calls:
+    """The same bytes, read and written by a NumPy call."""
+    given = channels.gradient_arguments(device, "batch_norm_grad", shape, "float32")
+    out = gradkit.batch_norm_grad(**given)
+    return {
+        "gradkit, new results": partial(gradkit.batch_norm_grad, **given),
+        "gradkit out=": partial(gradkit.batch_norm_grad, **given, out=out),
+        "NumPy adds dy and x": partial(np.add, given["dy"], given["x"], out=out[0]),
+        "the norm of dy and x": partial(gradkit.grad_norm, [given["dy"], given["x"]]),
+    }
+
+
+def _fresh(device: Cpu) -> Calls:
+    x, scale = device.normal((8192, 1024), "float32"), device.normal((1024,), "float32", 1)
+    out = gradkit.rms_norm(x, scale)
+
+    def touch() -> None:
+        np.empty(x.nbytes, np.uint8)[::4096] = 1
+
+    return {
+        "gradkit, new results": partial(gradkit.rms_norm, x, scale),
+        "gradkit out=": partial(gradkit.rms_norm, x, scale, out=out),
+        "a byte of each page of a new array": touch,
+        "NumPy copies x": partial(np.copyto, out[0], x),
+    }
+
+
+def _clipping(device: Cpu) -> Calls:
+    given = lists.gradients(device, "float32", LISTS["MLP"])
+    grads, limit = given["grads"], float(gradkit.grad_norm(given["grads"]))
+    own = [[grad.copy() for grad in grads] for _ in range(3)]
+    with_grads = lists.parameters(mapped(tensor, own[1]))
+    low = lists.falling(limit)
+    return {
+        "gradkit": lambda: gradkit.clip_grad_norm(own[0], low()),
+        "PyTorch": lambda: torch.nn.utils.clip_grad_norm_(with_grads, low()),
+        "the norm alone": partial(gradkit.grad_norm, grads),
+        "NumPy multiplies all": lambda: [np.multiply(g, 1, out=g) for g in own[2]],
+    }
+
+
+def _sums(device: Cpu, dtype: str) -> Calls:
+    """On the same arrays: where they lie makes as much of a difference as who adds."""
+    buffer, grad = (device.normal((4096, 4096), dtype, seed) for seed in range(2))
+    grad[...] = 0  # however often it is added
+    into, of = tensor(buffer), tensor(grad)
+    found: Calls = {
+        "gradkit adds": partial(gradkit.accumulate_grad, buffer, grad),
+        "PyTorch adds": partial(into.add_, of),
+        "gradkit averages": partial(gradkit.ema_update, buffer, grad, lists.DECAY),
+        "PyTorch averages": partial(torch._foreach_lerp_, [into], [of], 1 - lists.DECAY),
+    }
+    if dtype == "bfloat16":
+        kept, wide = buffer.copy(), tensor(device.normal((4096, 4096), "float32"))
+        keeping = partial(gradkit.accumulate_grad, buffer, grad, compensation=kept)
+        found |= {"gradkit adds, compensated": keeping}
+        found |= {"PyTorch adds to float32": partial(wide.add_, of)}
+    return found
+
+
+if __name__ == "__main__":
+    main()
