@@ -10,9 +10,9 @@
 // Squares are summed in the accumulation dtype within a pack, then in double; all in double if one
 // overflows or loses digits. Each thread reads its part of a row twice.
 //
-// Launch: blockDim = (threads per row, rows per block), x a power of two, x * y a multiple of 32
-// and at most 512; any gridDim.x. width > 0. If VEC > 1, width is a multiple of VEC and scale is
-// aligned for packs.
+// Launch: blockDim = (threads per row, rows per block), x a power of two below 32 or a multiple of
+// 32, x * y a multiple of 32 and at most 512; any gridDim.x. width > 0. If VEC > 1, width is a
+// multiple of VEC and scale is aligned for packs.
 
 #include "gated.cuh"
 

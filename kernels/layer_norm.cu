@@ -14,12 +14,12 @@
 // double, for which many GPUs have few units. If a square overflows or loses digits, the thread
 // sums again in double. A second pass over the row corrects the mean by the sum of x - mean.
 //
-// Launch: blockDim = (threads per row, rows per block), x a power of two, x * y a multiple of 32
-// and at most 1024 (512 if STRIDED); any gridDim.x; gridDim.z samples (row_starts.cuh). width > 0. If VEC > 1, width is a multiple of
-// VEC and arrays are aligned for packs (with a `layout`, only scale and bias). If CHUNKS > 0, x *
-// CHUNKS * VEC >= width: a thread then loads its part of a row once, all loads in flight together,
-// and keeps it in registers. With CHUNKS = 0 a row may have any length, and is read once for each
-// of its sums and again for y.
+// Launch: blockDim = (threads per row, rows per block), x a power of two below 32 or a multiple of
+// 32, x * y a multiple of 32 and at most 1024 (512 if STRIDED); any gridDim.x; gridDim.z samples
+// (row_starts.cuh). width > 0. If VEC > 1, width is a multiple of VEC and arrays are aligned for packs
+// (with a `layout`, only scale and bias). If CHUNKS > 0, x * CHUNKS * VEC >= width: a thread then loads
+// its part of a row once, all loads in flight together, and keeps it in registers. With CHUNKS = 0 a
+// row may have any length, and is read once for each of its sums and again for y.
 //
 // CLUSTERED = 1, with CHUNKS > 0: a row has a cluster of blocks (cluster.cuh). blockDim = (x, 1), x a
 // multiple of 32 and at most 512 with CLUSTER * x * CHUNKS * VEC >= width; gridDim.x a multiple of

@@ -11,11 +11,12 @@
 // no parameter gradient is computed. All outputs are written with =. Deterministic: fixed orders, no
 // atomics.
 //
-// Launch: blockDim = (threads per row, rows per block), x a power of two with x * CHUNKS * VEC >=
-// width, x * y a multiple of 32 and at most 512 (256 if y > 1); any gridDim.x; gridDim.z samples
-// (row_starts.cuh), 1 if FROM_OUTPUT. If VEC > 1, width is a multiple of VEC and arrays are aligned
-// for packs (with a `layout`, only scale, bias and partials). If LONG, x is 512, y is 1, and dynamic shared memory has PLANES * CHUNKS * VEC * x
-// elements of type A; if LONG is 2, CHUNKS * VEC * x of PARAM_T follow.
+// Launch: blockDim = (threads per row, rows per block), x a power of two below 32 or a multiple of
+// 32, with x * CHUNKS * VEC >= width, x * y a multiple of 32 and at most 512 (256 if y > 1); any
+// gridDim.x; gridDim.z samples (row_starts.cuh), 1 if FROM_OUTPUT. If VEC > 1, width is a multiple of
+// VEC and arrays are aligned for packs (with a `layout`, only scale, bias and partials). If LONG, x is
+// THREADS, y is 1, and dynamic shared memory has PLANES * CHUNKS * VEC * x elements of type A; if LONG
+// is 2, CHUNKS * VEC * x of PARAM_T follow.
 //
 // A thread keeps the sums of its columns in registers for all its rows, and its columns of scale if
 // there are enough registers (KEEP_SCALE); otherwise it rereads scale from the cache. LONG rows
@@ -26,7 +27,11 @@
 #include "row_gradient.cuh"
 
 #define MERGED_THREADS 256
-#define LONG_THREADS 512
+
+// A block's: exactly, so that compilers know how far apart chunks are, if LONG; at most, otherwise.
+#ifndef THREADS
+#define THREADS 512
+#endif
 
 // If a thread holds few columns, there are registers for two resident blocks; but not for two sums of
 // each of eight columns beside addresses of rows at strides.
@@ -34,7 +39,7 @@ constexpr bool FEW = CHUNKS * VEC * sizeof(A) <= (VEC > 1 ? 32 : 16);
 constexpr int BLOCKS = FEW && !(STRIDED && VEC == 8 && CENTRED) ? 2 : 1;
 
 // Threads per row.
-__device__ __forceinline__ int threads() { return LONG ? LONG_THREADS : static_cast<int>(blockDim.x); }
+__device__ __forceinline__ int threads() { return LONG ? THREADS : static_cast<int>(blockDim.x); }
 
 __device__ __forceinline__ int column_of(int chunk) {
     return (chunk * threads() + static_cast<int>(threadIdx.x)) * VEC;
@@ -109,12 +114,12 @@ struct Columns {
     A* sums;
     // Neighbouring threads use neighbouring words, so there are no bank conflicts.
     __device__ __forceinline__ A& sum(int plane, int c, int k) {
-        return sums[((plane * CHUNKS + c) * VEC + k) * LONG_THREADS + threadIdx.x];
+        return sums[((plane * CHUNKS + c) * VEC + k) * THREADS + threadIdx.x];
     }
     // If LONG is 2: a thread's own columns, which no other reads.
     __device__ __forceinline__ Raw<PARAM_T, VEC>& shared_scale(int c) const {
-        A* behind = sums + PLANES * CHUNKS * VEC * LONG_THREADS;
-        return reinterpret_cast<Raw<PARAM_T, VEC>*>(behind)[c * LONG_THREADS + threadIdx.x];
+        A* behind = sums + PLANES * CHUNKS * VEC * THREADS;
+        return reinterpret_cast<Raw<PARAM_T, VEC>*>(behind)[c * THREADS + threadIdx.x];
     }
     __device__ __forceinline__ explicit Columns(A* shared) : sums(shared) {}
 #else
@@ -244,7 +249,7 @@ __device__ __forceinline__ void write_partials(A* partials, int width, Columns& 
         }
 }
 
-extern "C" __global__ void __launch_bounds__(512, BLOCKS) layer_norm_grad(
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) layer_norm_grad(
     const DATA_T* dy, const DATA_T* source, const PARAM_T* scale, const PARAM_T* bias,
     const STAT_T* mean, const STAT_T* inv_std, DATA_T* dx, A* partials, i64 rows, int width
     FURTHER_PARAMETERS

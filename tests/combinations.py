@@ -47,5 +47,10 @@ def combinations(*operations: str) -> tuple[Combination, ...]:
 
 
 def compiles_for(architecture: int, file: str, macros: Container[str]) -> bool:
-    """Whether an architecture has what a file with macros of these names needs."""
-    return architecture >= 90 or not (file == "layer_norm_grad_cluster" or "CLUSTERED" in macros)
+    """Whether an architecture is given a file with macros of these names.
+
+    From 9.0 on, clusters have the long rows, for which a block has THREADS threads before.
+    """
+    if file == "layer_norm_grad_cluster" or "CLUSTERED" in macros:
+        return architecture >= 90
+    return architecture < 90 or "THREADS" not in macros

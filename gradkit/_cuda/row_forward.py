@@ -18,7 +18,7 @@ from gradkit._cuda.launch.buffers import (
     writable_like,
 )
 from gradkit._cuda.launch.device import Device
-from gradkit._cuda.launch.grids import CLUSTER, row_blocks, row_clusters
+from gradkit._cuda.launch.grids import CLUSTER, chunks_of, row_blocks, row_clusters
 from gradkit._cuda.launch.kernels import Launch, kernel, norm_macros, types_of
 from gradkit._cuda.row_launches import RowLaunches
 from gradkit._cuda.row_starts import (
@@ -161,9 +161,11 @@ class _ForwardLaunches(RowLaunches):
         return found
 
     def _launch(self, variant: Variant) -> Launch:
-        packs = -(-self.width // (_FORWARD_CHUNKS * self.vector))
+        packs = -(-self.width // self.vector)
+        chunks = chunks_of(packs, 1, _FORWARD_CHUNKS, _FORWARD_THREADS)
+        packs = -(-packs // chunks)
         most = _FORWARD_THREADS * (CLUSTER if self.device.clusters else 1)
-        chunks = _FORWARD_CHUNKS if packs <= most else 0
+        chunks = chunks if packs <= most else 0
         macros = norm_macros(
             self.types, self.vector, CENTRED=int(bool(self.centred)), CHUNKS=chunks
         )

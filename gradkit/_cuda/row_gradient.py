@@ -6,9 +6,9 @@ last kernel adds up. Without clusters the sums over the longest rows that fit li
 if the device has enough of it, and so does scale.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from gradkit._cuda.launch.buffers import (
     writable_like,
 )
 from gradkit._cuda.launch.device import Device, scratch, workspace
-from gradkit._cuda.launch.grids import CLUSTER, CLUSTER_THREADS, row_blocks, row_clusters
+from gradkit._cuda.launch.grids import CLUSTER, CLUSTER_THREADS, chunks_of, row_blocks, row_clusters
 from gradkit._cuda.launch.kernels import (
     Launch,
     LoadedKernel,
@@ -85,13 +85,18 @@ class RowPlan:
     """One way to hold a row: ``threads`` threads of a block at most, with ``chunks`` packs each.
 
     ``shared`` is how many bytes of shared memory the sums over rows take, 0 if they lie in
-    registers; ``blocks``, how many share a row.
+    registers. If they do not, there are exactly so many threads. ``blocks``: how many share a row.
     """
 
     chunks: int
     threads: int
     shared: int = 0
     blocks: int = 1
+
+    def of(self, packs: int) -> Self:
+        """The same with no more threads than a row needs, in steps of 64: each is a kernel."""
+        threads = min(self.threads, -(-packs // (64 * self.chunks)) * 64)
+        return replace(self, threads=threads, shared=self.shared // self.threads * threads)
 
 
 def write_gradient(
@@ -205,8 +210,15 @@ class GradientLaunches(RowLaunches):
     def _row_plan(self) -> RowPlan | None:
         """How a row is held, if it fits into a block."""
         clusters = self.device.clusters
-        for plan in row_plans(self.norm, self.itemsize, self.vector, clusters=clusters):
-            fits = self.width <= plan.blocks * plan.threads * plan.chunks * self.vector
+        few, most, *longer = row_plans(self.norm, self.itemsize, self.vector, clusters=clusters)
+        packs = -(-self.width // self.vector)
+        chunks = chunks_of(packs, few.chunks, most.chunks, _LONGEST)
+        if packs <= 32 * few.chunks or chunks == few.chunks:
+            return few
+        whole = self.vector * self.itemsize == VECTOR_BYTES
+        for longest in (most, *longer):
+            plan = longest.of(packs) if whole and longest.shared else longest
+            fits = packs <= plan.blocks * plan.threads * plan.chunks
             if fits and plan.shared + _SLOTS <= self.device.max_shared_memory:
                 return plan
         return None
@@ -229,7 +241,7 @@ class GradientLaunches(RowLaunches):
         if plan.blocks > 1:
             return self._by_clusters(plan)
         held = plan.chunks * self.vector
-        packs = _LONGEST if plan.shared else -(-self.width // held)
+        packs = plan.threads if plan.shared else -(-self.width // held)
         found, shared = self._one_visit_kernel(PLAIN)
         blocks = row_blocks(found, self.rows, packs, _LONGEST, shared, self.samples)
         count = self._fewer(blocks.count) if self.wanted else blocks.count
@@ -254,6 +266,8 @@ class GradientLaunches(RowLaunches):
         available = self.device.max_shared_memory
         long, shared = _long(plan, self.types, self.vector, variant, available)
         macros = self._macros | {"CHUNKS": plan.chunks, "LONG": long} | variant.macros
+        if long:
+            macros["THREADS"] = plan.threads
         return kernel(self.device, "layer_norm_grad", "layer_norm_grad", **macros), shared
 
     @cached_property
@@ -348,7 +362,7 @@ def row_plans(norm: GradientKind, itemsize: int, vector: int, *, clusters: bool)
     unit = vector * accumulated // 4
     most = (16 if whole else 8 if norm.from_output and vector == 1 else 12) // unit
     fewest = 1 if vector > 1 else most // 4
-    plans = [RowPlan(fewest, 32), RowPlan(most, _LONGEST)]
+    plans = [RowPlan(fewest, _LONGEST), RowPlan(most, _LONGEST)]
     if clusters:
         # Addresses of many accesses, and divisions in double precision, leave registers for 8.
         roomy = vector * accumulated >= 16 and not (norm.from_output and itemsize == 8)

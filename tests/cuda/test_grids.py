@@ -15,8 +15,10 @@ from gradkit._calls.channels import (
 )
 from gradkit._calls.rows import LayerNorm, LayerNormGrad, LayerNormInverse
 from gradkit._cuda import CudaBackend, row_gradient
-from gradkit._cuda.launch.grids import column_block
-from gradkit._cuda.row_gradient import LAYER, RMS
+from gradkit._cuda.dry_run import DryDevice
+from gradkit._cuda.launch.grids import column_block, row_threads
+from gradkit._cuda.row_forward import _ForwardLaunches as ForwardLaunches
+from gradkit._cuda.row_gradient import LAYER, RMS, GradientLaunches
 from gradkit._dtypes import accumulation_name, dtype_named
 from testbed.emulator import EmulatedDevice, IdleDevice
 from tests.problems import launch
@@ -154,3 +156,28 @@ def test_how_many_rows_of_partial_sums_there_are(shape, dtype, rows):
 )
 def test_few_columns_are_summed_by_more_blocks(columns, planes, across):
     assert column_block(132, columns, planes) == (across, 1024 // across)
+
+
+@pytest.mark.parametrize("width", [768, 1280, 3072, 5120, 7168, 10240, 12288])
+@pytest.mark.parametrize("data", ["bfloat16", "float32", "float64"])
+def test_few_threads_are_without_work(width, data):
+    """At most a tenth, of the packs that all threads of a row hold or come to in turns."""
+    types = data, "float64" if data == "float64" else "float32", data
+    device = DryDevice(IdleDevice(max_shared_memory=163 << 10))
+    gradient = GradientLaunches.of(device, types, (99, width), 1, norm=LAYER, wanted=True)
+    if gradient._row_plan is not None:
+        held = gradient._one_visit.block[0] * gradient._row_plan.chunks * gradient.vector
+        assert 0.9 * held <= width <= held
+    forward = ForwardLaunches.of(device, types, (99, width), 1, centred=True)
+    for each, along in ((forward._forward, 1), (forward._inverse, forward._inverse.grid[1])):
+        threads, packs = each.block[0] * along, width // forward.vector
+        assert threads % 32 == 0
+        assert packs >= 0.9 * threads * -(-packs // threads)
+
+
+def test_rows_within_a_warp_have_a_power_of_two_of_threads_and_others_whole_warps():
+    """As few as do a row's work in the fewest turns."""
+    given = 1, 3, 24, 32, 33, 96, 160, 320, 512, 513, 640, 1025
+    expected = [1, 4, 32, 32, 64, 96, 160, 320, 512, 288, 320, 352]
+    assert [row_threads(packs, 512) for packs in given] == expected
+    assert all(row_threads(packs, 512) <= 512 for packs in range(1, 5000))

@@ -125,6 +125,8 @@ def _is_chosen(file: str, macros: Macros) -> bool:
     types = tuple(macros[name] for name in ("DATA_T", "STAT_T", "PARAM_T"))
     is_layer_norm = (macros.get("CENTRED", 1), macros.get("FROM_OUTPUT", 0)) == (1, 0)
     plain = is_layer_norm and not macros.get("LAST", 0)
+    if macros.get("THREADS", 512) != 512 and (not plain or types[0] not in _COMMON):
+        return False  # the loops of more threads, with more registers
     if macros.get("STRIDED"):  # the loops of plain rows
         added = bool(macros.get("ADDED"))
         in_pieces = macros.get("PIECE", macros["VEC"]) != macros["VEC"]
@@ -151,4 +153,4 @@ def dynamic_shared(macros: Iterable[str]) -> int:
     column = planes * (8 if values["DATA_T"] == "f64" else 4)
     if values["LONG"] == "2":
         column += int(values["PARAM_T"].lstrip("bf")) // 8
-    return int(values["CHUNKS"]) * int(values["VEC"]) * 512 * column
+    return int(values["CHUNKS"]) * int(values["VEC"]) * int(values["THREADS"]) * column

@@ -22,7 +22,7 @@ from .executed import operations
 from .tables import CODE, EXECUTED, executed_row
 
 ARCHITECTURES = (80, 90, 120)
-WHOLE = 90  # of which the rarer cases have rows too
+WHOLE, BEFORE = 90, 80  # the rarer cases have rows of the first, or of the other if not of it
 _BIGGEST_FIRST = sorted(ARCHITECTURES, key=lambda arch: arch != WHOLE)
 _READER = Path(testbed.machine_code.__file__).parent
 # Modules of it that decide what a row holds.
@@ -77,9 +77,14 @@ def batches(arch: int, *, other: bool = False) -> list[list[Case]]:
     if other:
         chosen = [case for case in cases() if is_common(case) and data_type(case) != "f32"]
     else:
-        chosen = [case for case in cases() if arch == WHOLE or is_common(case)]
+        chosen = [case for case in cases() if is_common(case) or arch == _only(case)]
     chosen = [case for case in chosen if case.compiles_for(arch)]
     return [chosen[first : first + _BATCH] for first in range(0, len(chosen), _BATCH)]
+
+
+def _only(case: Case) -> int:
+    """Return the architecture that a rarer case has rows of."""
+    return WHOLE if case.compiles_for(WHOLE) else BEFORE
 
 
 def count(number: int, dtype: str) -> list[Cells]:

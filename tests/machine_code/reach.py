@@ -55,7 +55,7 @@ def _way(macros: dict[str, str]) -> tuple[str, str, int, str]:
     clusters = "LONG" not in macros
     plans = row_gradient.row_plans(kind, itemsize, vector, clusters=clusters)
     (plan,) = (p for p in plans if p.chunks == chunks and (p.blocks > 1) == clusters)
-    columns = plan.blocks * plan.threads * chunks * vector
+    columns = plan.blocks * int(macros.get("THREADS", plan.threads)) * chunks * vector
     packs = {16 // itemsize: "", 1: ", one by one"}.get(vector, f", {vector * itemsize} bytes")
     place = "registers of a cluster" if clusters else _PLACES[macros["LONG"]]
     return norm, data + packs, columns, place

@@ -126,12 +126,13 @@ def test_cases_for_every_gpu():
     assert of["norm", "CAPACITY=90 LIST_T=bf16 ORDER=SumOfSquares"]
     assert not of["norm", "CAPACITY=90 LIST_T=f16 ORDER=SumOfSquares"]
     assert not of["scale", "CAPACITY=0 LIST_T=bf16"]
-    sizes = [
-        sum(len(batch) for batch in batches)
+    whole, before, other = (
+        {case for batch in batches for case in batch}
         for batches in (gate.batches(90), gate.batches(80), gate.batches(90, other=True))
-    ]
-    assert sizes[0] == len(cases())
-    assert sizes == sorted(sizes, reverse=True)
+    )
+    assert whole | before == {*cases()}
+    assert all("LONG=1" in case.macros or "LONG=2" in case.macros for case in before - whole)
+    assert len(whole) > len(before) > len(other)
     assert all(batch for batch in gate.batches(90, other=True))
 
 
@@ -152,7 +153,7 @@ def test_names_of_dtypes():
 
 def test_shared_memory_of_long_rows():
     macros = ("CENTRED=1", "CHUNKS=4", "DATA_T=bf16", "VEC=8")
-    assert dynamic_shared((*macros, "LONG=1")) == 2 * 4 * 8 * 512 * 4
+    assert dynamic_shared((*macros, "LONG=1", "THREADS=384")) == 2 * 4 * 8 * 384 * 4
     assert dynamic_shared((*macros, "LONG=0")) == 0
 
 
@@ -175,7 +176,7 @@ def test_each_operation_has_a_name_of_its_own():
 def test_the_page_says_how_far_one_round_trip_goes():
     rows = CODE.read()
     assert reach.table(rows) in reach.PAGE.read_text()
-    long = "layer norm | bf16 | 16,384 | shared memory | 1 | 1 | 1"
+    long = "layer norm | bf16 | 16,384 | shared memory | 1 |  | "
     assert f"| {long} |\n" in reach.table(rows)
 
 

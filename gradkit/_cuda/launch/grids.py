@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from gradkit._backend import Shape
 from gradkit._cuda.launch.kernels import LoadedKernel
 
+_WARP = 32
+
 
 def rows_of(shape: Shape, axis: int) -> tuple[int, int]:
     """(rows, width) of an array that is normalised over the dimensions from ``axis`` on."""
@@ -45,7 +47,7 @@ def row_blocks(
     fewer. With several samples of ``rows`` rows, ``count`` is the number of blocks of each.
     """
     multiprocessors = kernel.device.multiprocessors
-    threads = min(power_of_two(packs), longest)
+    threads = row_threads(packs, longest)
     few = min(power_of_two(rows), power_of_two(-(-rows * samples // multiprocessors)))
     side_by_side = max(1, 32 // threads, min(256 // threads, few))
     resident = kernel.resident(threads * side_by_side, shared_mem) * multiprocessors
@@ -64,6 +66,27 @@ def row_clusters(kernel: LoadedKernel, rows: int, packs: int, samples: int = 1) 
     resident = kernel.resident(threads) * kernel.device.multiprocessors
     together = resident * 7 // (8 * CLUSTER)
     return RowBlocks(threads, 1, min(rows, max(1, together // samples)))
+
+
+def row_threads(packs: int, longest: int) -> int:
+    """How many threads share ``packs``, at most ``longest``: whole warps, or a power of two in one.
+
+    Longer rows take turns, in each of which nearly all threads have work.
+    """
+    if packs <= _WARP:
+        return power_of_two(packs)
+    turns = -(-packs // longest)
+    return -(-packs // (_WARP * turns)) * _WARP
+
+
+def chunks_of(packs: int, fewest: int, most: int, longest: int) -> int:
+    """How many packs of a row a thread holds: ``most``, unless over a tenth of them do not exist.
+
+    Then ``fewest``, if so many threads can work on a row and less is left over.
+    """
+    held = [chunks * row_threads(-(-packs // chunks), longest) for chunks in (fewest, most)]
+    few = packs <= fewest * longest and held[0] < held[1] and packs < 0.9 * held[1]
+    return fewest if few else most
 
 
 def column_block(multiprocessors: int, columns: int, planes: int) -> tuple[int, int]:
