@@ -81,7 +81,7 @@ constexpr bool NEVER_EARLY =
 
 // A thread's part of a row. Its loads are in flight until it is used.
 struct Row {
-    Raw<DATA_T, VEC> dy[CHUNKS], source[CHUNKS];
+    Part part[CHUNKS];
     Raw<DATA_T, VEC> ds[CHUNKS];  // if DS_WITH_ROW
     RawStatistics of;
 #if FROM_OUTPUT
@@ -100,8 +100,8 @@ __device__ __forceinline__ void fetch_row(const Arrays& in, i64 row, i64 rows, i
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
         const bool inside = exists && column_of(c) < width;
-        to.dy[c] = fetch_data(inside, dy + chunk_offset(c));
-        to.source[c] = fetch_data(inside, source + chunk_offset(c));
+        to.part[c].dy = fetch_data(inside, dy + chunk_offset(c));
+        to.part[c].source = fetch_data(inside, source + chunk_offset(c));
         if (DS_WITH_ROW) to.ds[c] = fetch_data(inside, ds + chunk_offset(c));
     }
     if (!STATISTICS_FIRST) to.of = fetch_statistics(in, exists, row);
@@ -155,7 +155,8 @@ __device__ __forceinline__ void clear(Columns& own) {
 __device__ __forceinline__ Pair<A> sum_row(
     const Arrays& in, const Statistics& of, int width, Columns& own, Row& at
 ) {
-    Raw<PARAM_T, VEC> biases[CHUNKS];  // read again for each row, from the cache: no registers are left
+    // Read again for each row, from the cache: no registers are left.
+    Raw<PARAM_T, VEC> biases[CHUNKS] = {};
     if (HAS_BIAS && BIAS_AT_ONCE)
 #pragma unroll
         for (int c = 0; c < CHUNKS; ++c) biases[c] = fetch_columns(in.bias, c, width, A{0});
@@ -167,20 +168,15 @@ __device__ __forceinline__ Pair<A> sum_row(
         // 0 * xhat would be NaN.
         const bool inside = column_of(c) < width;
         const Statistics here = NEVER_EARLY || inside ? of : Statistics{0, 0};
-        const Raw<PARAM_T, VEC> scales = scale_of(in.scale, own, c, width);
+        const Parameters parameters = {scale_of(in.scale, own, c, width), biases[c]};
 #pragma unroll
         for (int k = 0; k < VEC; ++k) {
-            const A dy = widen(at.dy[c].at(k)), scale = shifted(in.layout, widen(scales.at(k)));
-            const A bias = HAS_BIAS ? widen(biases[c].at(k)) : A{0};
-            A xhat = normalized(widen(at.source[c].at(k)), scale, bias, here);
-            if (NEVER_EARLY && !inside) xhat = A{0};
-            const A w = dy * scale;
-            own.sum(0, c, k) = fused(dy, xhat, own.sum(0, c, k));
-            if (CENTRED) own.sum(PLANES - 1, c, k) += dy;
-            sums.first += w;
-            sums.second = fused(w, xhat, sums.second);
+            Element e = element_of(in.layout, at.part[c], parameters, here, k);
+            if (NEVER_EARLY && !inside) e.xhat = A{0};
+            add_to_column(e, own.sum(0, c, k), own.sum(PLANES - 1, c, k));
+            add_to_row(e, sums);
 #if FROM_OUTPUT
-            at.xhat[c][k] = xhat;
+            at.xhat[c][k] = e.xhat;
 #endif
         }
     }
@@ -197,7 +193,7 @@ __device__ __forceinline__ void write_row(
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
         if (column_of(c) >= width) continue;
-        const Raw<PARAM_T, VEC> scales = scale_of(in.scale, own, c, width);
+        const Parameters parameters = {scale_of(in.scale, own, c, width), {}};
         Raw<DATA_T, VEC> further = {};
         if (DS_WITH_ROW) {
             further = at.ds[c];
@@ -207,14 +203,11 @@ __device__ __forceinline__ void write_row(
         A out[VEC];
 #pragma unroll
         for (int k = 0; k < VEC; ++k) {
-            const A scale = shifted(in.layout, widen(scales.at(k)));
+            Element e = element_of(in.layout, at.part[c], parameters, of, k);
 #if FROM_OUTPUT
-            const A xhat = at.xhat[c][k];
-#else
-            const A xhat = normalized(widen(at.source[c].at(k)), scale, A{0}, of);
+            e.xhat = at.xhat[c][k];
 #endif
-            const A w = widen(at.dy[c].at(k)) * scale;
-            out[k] = gradient(w, xhat, means, of.inv_std, widen(further.at(k)));
+            out[k] = gradient(e, means, of.inv_std, widen(further.at(k)));
         }
         store_data(dx + chunk_offset(c), out);
     }

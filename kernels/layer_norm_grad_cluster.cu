@@ -22,7 +22,7 @@ __device__ __forceinline__ int column_of(int chunk) {
 
 // A thread's part of a row, as memory has it.
 struct Row {
-    Raw<DATA_T, VEC> dy[CHUNKS], source[CHUNKS];
+    Part part[CHUNKS];
     RawStatistics of;
 };
 
@@ -53,8 +53,8 @@ __device__ __forceinline__ Row fetch_row(const Arrays& in, bool exists, i64 row,
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
         const bool inside = exists && column_of(c) < width;
-        to.dy[c] = fetch_data(inside, dy + column_of(c));
-        to.source[c] = fetch_data(inside, source + column_of(c));
+        to.part[c].dy = fetch_data(inside, dy + column_of(c));
+        to.part[c].source = fetch_data(inside, source + column_of(c));
     }
     return to;
 }
@@ -68,21 +68,17 @@ __device__ __forceinline__ Pair<A> sum_row(
     Pair<A> sums = {0, 0};
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
-        Raw<PARAM_T, VEC> bias = {};
-        if (HAS_BIAS) bias = fetch_columns(in.bias, c, width, A{0});
+        Parameters parameters = {own.scale[c], {}};
+        if (HAS_BIAS) parameters.bias = fetch_columns(in.bias, c, width, A{0});
         // Beyond the last column xhat is 0. With the row's statistics it could overflow, and
         // 0 * xhat would be NaN.
         const Statistics here = column_of(c) < width ? of : Statistics{0, 0};
 #pragma unroll
         for (int k = 0; k < VEC; ++k) {
-            const A dy = widen(at.dy[c].at(k)), scale = shifted(in.layout, widen(own.scale[c].at(k)));
-            const A xhat = normalized(widen(at.source[c].at(k)), scale, widen(bias.at(k)), here);
-            const A w = dy * scale;
-            own.sums[0][c][k] = fused(dy, xhat, own.sums[0][c][k]);
-            if (CENTRED) own.sums[PLANES - 1][c][k] += dy;
-            sums.first += w;
-            sums.second = fused(w, xhat, sums.second);
-            xhats[c][k] = xhat;
+            const Element e = element_of(in.layout, at.part[c], parameters, here, k);
+            add_to_column(e, own.sums[0][c][k], own.sums[PLANES - 1][c][k]);
+            add_to_row(e, sums);
+            xhats[c][k] = e.xhat;
         }
     }
     return sums;
@@ -100,14 +96,14 @@ __device__ __forceinline__ void write_row(
         if (column_of(c) >= width) continue;
         Raw<DATA_T, VEC> further = {};
         if (ADDED) further = fetch_data(true, ds + column_of(c));
+        const Parameters parameters = {own.scale[c], {}};
         A out[VEC];
 #pragma unroll
         for (int k = 0; k < VEC; ++k) {
-            const A scale = shifted(in.layout, widen(own.scale[c].at(k)));
+            Element e = element_of(in.layout, at.part[c], parameters, of, k);
             // A division takes long; all else takes fewer registers if it is computed again.
-            const A xhat = FROM_OUTPUT ? xhats[c][k] : normalized(widen(at.source[c].at(k)), scale, A{0}, of);
-            const A w = widen(at.dy[c].at(k)) * scale;
-            out[k] = gradient(w, xhat, means, of.inv_std, widen(further.at(k)));
+            if (FROM_OUTPUT) e.xhat = xhats[c][k];
+            out[k] = gradient(e, means, of.inv_std, widen(further.at(k)));
         }
         store_data(dx + column_of(c), out);
     }

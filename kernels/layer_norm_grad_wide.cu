@@ -15,18 +15,12 @@
 
 #include "row_gradient.cuh"
 
-// scale and bias of one pack of columns.
-struct Parameters { Raw<PARAM_T, VEC> scale, bias; };
-
 __device__ __forceinline__ Parameters fetch_parameters(const Arrays& in, bool wanted, i64 column) {
     return {
         fetch_if<VEC>(wanted && in.scale, in.scale + column, narrow<PARAM_T>(A{1})),
         fetch_if<VEC>(HAS_BIAS && wanted && in.bias, in.bias + column, PARAM_T{}),
     };
 }
-
-// One pack of columns of one row.
-struct Part { Raw<DATA_T, VEC> dy, source; };
 
 // The rows of all samples together.
 __device__ __forceinline__ i64 all_rows(i64 rows) { return STRIDED ? rows * gridDim.z : rows; }
@@ -36,17 +30,6 @@ __device__ __forceinline__ Part fetch_part(const Arrays& in, bool wanted, const 
         fetch_data(wanted, in.dy + start_of(in.layout, DY, row, width) + column),
         fetch_data(wanted, in.source + start_of(in.layout, SOURCE, row, width) + column),
     };
-}
-
-// One element, widened.
-struct Element { A dy, xhat, w; };
-
-__device__ __forceinline__ Element element_of(
-    const Arrays& in, const Part& at, const Parameters& own, const Statistics& of, int k
-) {
-    const A dy = widen(at.dy.at(k)), bias = widen(own.bias.at(k));
-    const A scale = shifted(in.layout, widen(own.scale.at(k)));
-    return {dy, normalized(widen(at.source.at(k)), scale, bias, of), dy * scale};
 }
 
 // Packs loaded at once: more of strided rows with a wide scale and bias take over 128 registers.
@@ -73,11 +56,7 @@ __device__ __forceinline__ Pair<double> share_of_row(const Arrays& in, i64 row, 
             if (column + b * step >= width) continue;
             Pair<A> sums = {0, 0};
 #pragma unroll
-            for (int k = 0; k < VEC; ++k) {
-                const Element e = element_of(in, at[b], own[b], of, k);
-                sums.first += e.w;
-                sums.second = fused(e.w, e.xhat, sums.second);
-            }
+            for (int k = 0; k < VEC; ++k) add_to_row(element_of(in.layout, at[b], own[b], of, k), sums);
             total.first += exactly(sums.first);
             total.second += exactly(sums.second);
         }
@@ -148,10 +127,9 @@ __device__ __forceinline__ void apply_to_columns(
             A out[VEC];
 #pragma unroll
             for (int k = 0; k < VEC; ++k) {
-                const Element e = element_of(in, at[b], own, of, k);
-                totals[0][k] = fused(e.dy, e.xhat, totals[0][k]);
-                if (CENTRED) totals[PLANES - 1][k] += e.dy;
-                out[k] = gradient(e.w, e.xhat, means, of.inv_std, widen(further.at(k)));
+                const Element e = element_of(in.layout, at[b], own, of, k);
+                add_to_column(e, totals[0][k], totals[PLANES - 1][k]);
+                out[k] = gradient(e, means, of.inv_std, widen(further.at(k)));
             }
             store_data(dx + start_of(in.layout, DX, place, width) + column, out);
         }

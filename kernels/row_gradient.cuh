@@ -69,8 +69,34 @@ __device__ __forceinline__ A normalized(A source, A scale, A bias, const Statist
     return (CENTRED ? source - of.mean : source) * of.inv_std;
 }
 
-// dx from w = dy * scale, xhat, the row's means of w and of w * xhat, and ds, if ADDED.
-__device__ __forceinline__ A gradient(A w, A xhat, const Pair<A>& means, A inv_std, A ds) {
-    const A rest = CENTRED ? fused(xhat, means.second, means.first) : xhat * means.second;
-    return ADDED ? fused(inv_std, w - rest, ds) : inv_std * (w - rest);
+// A pack of a row, and of its columns' parameters.
+struct Part { Raw<DATA_T, VEC> dy, source; };
+struct Parameters { Raw<PARAM_T, VEC> scale, bias; };
+
+// What the formulas need of an element.
+struct Element { A dy, xhat, w; };
+
+__device__ __forceinline__ Element element_of(
+    const Layout& layout, const Part& at, const Parameters& own, const Statistics& of, int k
+) {
+    const A dy = widen(at.dy.at(k)), scale = shifted(layout, widen(own.scale.at(k)));
+    return {dy, normalized(widen(at.source.at(k)), scale, widen(own.bias.at(k)), of), dy * scale};
+}
+
+// Adds to a row's sums of w and of w * xhat.
+__device__ __forceinline__ void add_to_row(const Element& e, Pair<A>& sums) {
+    sums.first += e.w;
+    sums.second = fused(e.w, e.xhat, sums.second);
+}
+
+// Adds to a column's sums: dscale and, unless it is an RMS norm, dbias.
+__device__ __forceinline__ void add_to_column(const Element& e, A& dscale, A& dbias) {
+    dscale = fused(e.dy, e.xhat, dscale);
+    if (CENTRED) dbias += e.dy;
+}
+
+// dx from the row's means of w and of w * xhat, and ds, if ADDED.
+__device__ __forceinline__ A gradient(const Element& e, const Pair<A>& means, A inv_std, A ds) {
+    const A rest = CENTRED ? fused(e.xhat, means.second, means.first) : e.xhat * means.second;
+    return ADDED ? fused(inv_std, e.w - rest, ds) : inv_std * (e.w - rest);
 }
