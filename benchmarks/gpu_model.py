@@ -392,6 +392,7 @@ def _nearest(macros: str) -> Iterator[str]:
     for kept in (re.sub(r"DATA_T=f32\b(.*)\bVEC=(\d+)", _as_bf16, macros), macros):
         for of, instead in (
             ("CAPACITY=0", "CAPACITY=90"),
+            (r"THREADS=\d+", "THREADS=512"),
             (r"(DATA_T|PARAM_T|LIST_T)=f16", r"\1=bf16"),
             (r"(DATA_T|PARAM_T|LIST_T)=f32", r"\1=bf16"),
             ("CENTRED=0", "CENTRED=1"),
