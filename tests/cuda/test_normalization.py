@@ -99,6 +99,8 @@ OPERATIONS += ["combine_stats", "update_running_statistics"]
 LISTED = {(source_of(file), options_of(macros)) for file, macros in combinations(*OPERATIONS)}
 # Elements in front of the last pack of a row.
 PARTS = 32, 2032, 4080, 5104, 6128, 8176, 10224, 12272, 32752, 49136, 65536
+# Widths in which a thread has one pack, and of which each number of threads in long rows comes.
+EXACT = 161, 322, 644, 1288, 4608, 5376, 8960, 10240, 14336, 16384
 # So long that the emulator takes its time.
 LONG = pytest.param((3, 16400), marks=pytest.mark.slow)
 
@@ -372,6 +374,7 @@ def test_all_that_is_listed_is_asked_for_and_nothing_else(monkeypatch):
     monkeypatch.setitem(globals(), "assert_all_same_bits", lambda *_: None)
     requested = set()
     shapes = [*SHAPES, *((2, part + pack) for part in PARTS for pack in (8, 4, 2))]
+    shapes += [(2, width) for width in EXACT]
     for shape, types, gpu in itertools.product(shapes, LAYER_TYPES, ON_GPUS):
         if gpu.clusters and shape[1] < 4096:
             continue
