@@ -64,7 +64,10 @@ __device__ __forceinline__ Pair<double> share_of_row(const Arrays& in, i64 row, 
     return total;
 }
 
-extern "C" __global__ void __launch_bounds__(256, 2) row_sums_of_gradient(
+// Blocks that are resident: a third if a row's packs and a scale's leave registers for it.
+constexpr int BLOCKS = !STRIDED && !FROM_OUTPUT && VEC * sizeof(PARAM_T) <= 16 ? 3 : 2;
+
+extern "C" __global__ void __launch_bounds__(256, BLOCKS) row_sums_of_gradient(
     const DATA_T* dy, const DATA_T* source, const PARAM_T* scale, const PARAM_T* bias,
     const STAT_T* mean, const STAT_T* inv_std, double* sums, i64 rows, i64 width
     FURTHER_PARAMETERS

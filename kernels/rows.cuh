@@ -18,8 +18,8 @@ template <typename A> __device__ __forceinline__ Pair<A> from_lane(Pair<A> x, in
     return {from_lane(x.first, mask), from_lane(x.second, mask)};
 }
 
-// The sum, of one number or of a pair, over each lane's aligned group of `width` lanes, up to 32, or
-// of the next power of two. All lanes of the warp must call it.
+// The sum, of one number or of a pair, over each lane's aligned group of `width` lanes, a power of
+// two up to 32. All lanes of the warp must call it.
 template <typename T> __device__ __forceinline__ T warp_sums(T value, int width) {
 #pragma unroll
     for (int offset = WARP / 2; offset > 0; offset /= 2)
@@ -27,12 +27,15 @@ template <typename T> __device__ __forceinline__ T warp_sums(T value, int width)
     return value;
 }
 
+#define ROW_WARPS 16  // that share a row, at most
+
 // The sum over the threads of a row, in a fixed order; every thread of the row gets it.
 //
-// blockDim.x is a power of two below 32, or a multiple of 32; blockDim.x * blockDim.y is a multiple of
-// 32, at most 1024. All threads of the block must call it. `slots` holds 2 * 32 values. `turn` counts
-// the calls: two calls in a row use different slots, and the barrier of the call between them separates
-// a call's writes from the reads of the last call with the same slots. So one barrier per call is enough.
+// blockDim.x is a power of two below 32, or a multiple of 32 up to 512; blockDim.x * blockDim.y is a
+// multiple of 32, at most 1024. All threads of the block must call it. `slots` holds 2 * 32 values. `turn`
+// counts the calls: two calls in a row use different slots, and the barrier of the call between them
+// separates a call's writes from the reads of the last call with the same slots. So one barrier per call
+// is enough.
 template <typename T> __device__ __forceinline__ T row_sums(T value, T* slots, int turn) {
     const int threads = blockDim.x;
     const int width = threads < WARP ? threads : WARP;
@@ -42,7 +45,7 @@ template <typename T> __device__ __forceinline__ T row_sums(T value, T* slots, i
     T* row = slots + (turn & 1) * WARP + threadIdx.y * warps;
     if (threadIdx.x % WARP == 0) row[threadIdx.x / WARP] = value;
     __syncthreads();
-    // Of each group of lanes, as many as a power of two, those beyond the warps add 0.
-    const int lane = threadIdx.x & (0xffffffffu >> __clz(warps - 1));
-    return warp_sums(lane < warps ? row[lane] : T{}, warps);
+    // Always as many lanes, of which those beyond the warps add 0: fewer would take registers.
+    const int lane = threadIdx.x % ROW_WARPS;
+    return warp_sums(lane < warps ? row[lane] : T{}, ROW_WARPS);
 }

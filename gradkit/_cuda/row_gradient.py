@@ -355,13 +355,14 @@ def row_plans(norm: GradientKind, itemsize: int, vector: int, *, clusters: bool)
     """The ways to hold a row, from the shortest rows to the longest.
 
     A thread holds as many columns as registers allow: columns that come in packs of less than 16
-    bytes take more of them, and so does a division.
+    bytes take more of them, single ones more than that, and so does a division.
     """
     whole = vector * itemsize == VECTOR_BYTES
     accumulated = max(4, itemsize)
     unit = vector * accumulated // 4
-    most = (16 if whole else 8 if norm.from_output and vector == 1 else 12) // unit
-    fewest = 1 if vector > 1 else most // 4
+    single = 8 if norm.from_output else 10
+    most = (16 if whole else 12 if vector > 1 else single) // unit
+    fewest = 1 if vector > 1 else most // 3
     plans = [RowPlan(fewest, _LONGEST), RowPlan(most, _LONGEST)]
     if clusters:
         # Addresses of many accesses, and divisions in double precision, leave registers for 8.
