@@ -14,9 +14,11 @@
 // Launch: blockDim = (threads per row, rows per block), x a power of two below 32 or a multiple of
 // 32, with x * CHUNKS * VEC >= width, x * y a multiple of 32 and at most 512 (256 if y > 1); any
 // gridDim.x; gridDim.z samples (row_starts.cuh), 1 if FROM_OUTPUT. If VEC > 1, width is a multiple of
-// VEC and arrays are aligned for packs (with a `layout`, only scale, bias and partials). If LONG, x is
-// THREADS, y is 1, and dynamic shared memory has PLANES * CHUNKS * VEC * x elements of type A; if LONG
-// is 2, CHUNKS * VEC * x of PARAM_T follow.
+// VEC unless ODD, and arrays are aligned for packs (with a `layout`, only scale, bias and partials). ODD
+// rows (chunks.cuh) have at least 2 * VEC + 2 packs, of which x * CHUNKS are all but one, x is at least
+// 3 * VEC - 1, LONG and FROM_OUTPUT are 0, and with a `layout` PIECE is 1. If LONG, x is THREADS, y is 1,
+// and dynamic shared memory has PLANES * CHUNKS * VEC * x elements of type A; if LONG is 2,
+// CHUNKS * VEC * x of PARAM_T follow.
 //
 // A thread keeps the sums of its columns in registers for all its rows, and its columns of scale if
 // there are enough registers (KEEP_SCALE); otherwise it rereads scale from the cache. LONG rows
@@ -24,6 +26,7 @@
 // keeps a row in the dtype of memory, which for 16 bits takes half as many registers as w and xhat,
 // and computes those twice.
 
+#include "chunks.cuh"
 #include "row_gradient.cuh"
 
 #define MERGED_THREADS 256
@@ -34,23 +37,32 @@
 #endif
 
 // If a thread holds few columns, there are registers for two resident blocks; but not for two sums of
-// each of eight columns beside addresses of rows at strides.
-constexpr bool FEW = CHUNKS * VEC * sizeof(A) <= (VEC > 1 ? 32 : 16);
+// each of eight columns beside addresses of rows at strides, nor for what ODD rows take.
+constexpr bool FEW = !ODD && CHUNKS * VEC * sizeof(A) <= (VEC > 1 ? 32 : 16);
 constexpr int BLOCKS = FEW && !(STRIDED && VEC == 8 && CENTRED) ? 2 : 1;
 
 // Threads per row.
 __device__ __forceinline__ int threads() { return LONG ? THREADS : static_cast<int>(blockDim.x); }
 
-__device__ __forceinline__ int column_of(int chunk) {
-    return (chunk * threads() + static_cast<int>(threadIdx.x)) * VEC;
+__device__ __forceinline__ int column_of(int chunk, int width) {
+    const int own = static_cast<int>(threadIdx.x);
+    if (is_border(chunk)) return own < VEC ? own : packed(width) - 2 * VEC + own;
+    return (chunk * threads() + own + ODD) * VEC;
+}
+
+__device__ __forceinline__ bool is_inside(int chunk, int width) {
+    return is_inside(chunk, column_of(chunk, width), width);
 }
 
 // How far a chunk's columns are from those of the thread's first.
-__device__ __forceinline__ i64 chunk_offset(int chunk) { return static_cast<i64>(chunk * threads() * VEC); }
+__device__ __forceinline__ i64 chunk_offset(int chunk, int width) {
+    if (is_border(chunk)) return column_of(chunk, width) - column_of(0, width);
+    return static_cast<i64>(chunk * threads() * VEC);
+}
 
 // Registers for two rows, one in flight while the other is worked on, and for a parameter.
 // Otherwise ds is read when dx is written, because no registers are left.
-constexpr bool DS_WITH_ROW = ADDED && VEC > 1 && BLOCKS == 1 && sizeof(A) == 4 &&
+constexpr bool DS_WITH_ROW = ADDED && !ODD && VEC > 1 && BLOCKS == 1 && sizeof(A) == 4 &&
     (!LONG || (LONG == 2 && sizeof(DATA_T) == 2));
 constexpr int BOTH_ROWS = 2 * (DS_WITH_ROW ? 3 : 2) * CHUNKS * words<Raw<DATA_T, VEC>>();
 constexpr int PARAMETER = CHUNKS * words<Raw<PARAM_T, VEC>>();
@@ -65,10 +77,11 @@ constexpr int SCALE_ROOM = VEC == 1 && LONG ? 32
                                             : ROOM;
 constexpr bool KEEP_SCALE = LONG < 2 &&
     !(FROM_OUTPUT && (sizeof(A) == 8 || (BLOCKS == 2 && sizeof(DATA_T) == 2))) &&
-    !(STRIDED && (ADDED || BLOCKS == 2 || sizeof(A) == 8)) && BOTH_ROWS / 2 + PARAMETER <= SCALE_ROOM;
+    !(STRIDED && (ADDED || BLOCKS == 2 || ODD)) && !((STRIDED || ODD) && sizeof(A) == 8) &&
+    BOTH_ROWS / 2 + PARAMETER <= SCALE_ROOM;
 constexpr int KEPT = (KEEP_SCALE ? PARAMETER : 0) + (LONG ? 0 : PLANES * CHUNKS * VEC * words<A>());
 constexpr bool AHEAD =
-    !LONG && !FROM_OUTPUT && !STRIDED && VEC > 1 && BOTH_ROWS + KEPT <= (BLOCKS == 2 ? 32 : ROOM);
+    !LONG && !FROM_OUTPUT && !STRIDED && !ODD && VEC > 1 && BOTH_ROWS + KEPT <= (BLOCKS == 2 ? 32 : ROOM);
 constexpr bool BIAS_AT_ONCE =
     !(STRIDED && BLOCKS == 2) && BOTH_ROWS / 2 + KEPT + PARAMETER <= ROOM;
 
@@ -81,35 +94,56 @@ constexpr bool NEVER_EARLY =
 
 // A thread's part of a row. Its loads are in flight until it is used.
 struct Row {
-    Part part[CHUNKS];
-    Raw<DATA_T, VEC> ds[CHUNKS];  // if DS_WITH_ROW
+    Part part[ALL_CHUNKS];
+    Part behind[CHUNKS];  // if ACROSS: packs of memory, behind those
+    Raw<DATA_T, VEC> ds[ALL_CHUNKS];  // if DS_WITH_ROW
     RawStatistics of;
 #if FROM_OUTPUT
     A xhat[CHUNKS][VEC];  // kept by `sum_row`, in place of the source: a division takes long
 #endif
 };
 
+// Moves a thread's own packs out of those of memory, if ACROSS. There is code for each number of whole
+// words, so that a word takes one instruction; all threads of a row take the same.
+template <int WHOLE = 0> __device__ __forceinline__ void move_own(Row& at, u32 lead) {
+    typedef Raw<DATA_T, VEC> Read;
+    if constexpr (ACROSS && WHOLE < Read::WORDS) {
+        if (lead / Read::PER_WORD != WHOLE) return move_own<WHOLE + 1>(at, lead);
+#pragma unroll
+        for (int c = 0; c < CHUNKS; ++c) {
+            at.part[c].dy = across<WHOLE>(at.part[c].dy, at.behind[c].dy, lead);
+            at.part[c].source = across<WHOLE>(at.part[c].source, at.behind[c].source, lead);
+        }
+    }
+}
+
 // Issues all loads of a row. Beyond the last row and column everything is 0.
 __device__ __forceinline__ void fetch_row(const Arrays& in, i64 row, i64 rows, int width, Row& to) {
     const Place place = place_of(in.layout, row);
-    const DATA_T* dy = in.dy + start_of(in.layout, DY, place, width) + column_of(0);
-    const DATA_T* source = in.source + start_of(in.layout, SOURCE, place, width) + column_of(0);
-    const DATA_T* ds = DS_WITH_ROW ? in.ds + start_of(in.layout, DS, place, width) + column_of(0) : nullptr;
+    const u32 lead = ACROSS ? lead_of(row, width) : 0;
+    const int first = column_of(0, width) - static_cast<int>(lead);
+    const DATA_T* dy = in.dy + start_of(in.layout, DY, place, width) + first;
+    const DATA_T* source = in.source + start_of(in.layout, SOURCE, place, width) + first;
+    const DATA_T* ds = DS_WITH_ROW ? in.ds + start_of(in.layout, DS, place, width) + first : nullptr;
     const bool exists = LONG || row < rows;
     if (STATISTICS_FIRST) to.of = fetch_statistics(in, exists, row);
 #pragma unroll
-    for (int c = 0; c < CHUNKS; ++c) {
-        const bool inside = exists && column_of(c) < width;
-        to.part[c].dy = fetch_data(inside, dy + chunk_offset(c));
-        to.part[c].source = fetch_data(inside, source + chunk_offset(c));
-        if (DS_WITH_ROW) to.ds[c] = fetch_data(inside, ds + chunk_offset(c));
+    for (int c = 0; c < ALL_CHUNKS; ++c) {
+        const bool inside = exists && is_inside(c, width);
+        const i64 offset = chunk_offset(c, width) + (is_border(c) ? lead : 0);
+        to.part[c].dy = fetch_chunk(c, inside, dy + offset);
+        to.part[c].source = fetch_chunk(c, inside, source + offset);
+        if (DS_WITH_ROW) to.ds[c] = fetch_chunk(c, inside, ds + offset);
+        if (!ACROSS || is_border(c)) continue;
+        to.behind[c].dy = fetch_data(inside && lead, dy + offset + VEC);
+        to.behind[c].source = fetch_data(inside && lead, source + offset + VEC);
     }
     if (!STATISTICS_FIRST) to.of = fetch_statistics(in, exists, row);
 }
 
 // What a thread keeps for all its rows: its columns of scale, and their sums.
 struct Columns {
-    Raw<PARAM_T, VEC> scale[CHUNKS];  // if KEEP_SCALE
+    Raw<PARAM_T, VEC> scale[ALL_CHUNKS];  // if KEEP_SCALE
 #if LONG
     A* sums;
     // Neighbouring threads use neighbouring words, so there are no bank conflicts.
@@ -123,7 +157,7 @@ struct Columns {
     }
     __device__ __forceinline__ explicit Columns(A* shared) : sums(shared) {}
 #else
-    A sums[PLANES][CHUNKS][VEC];
+    A sums[PLANES][ALL_CHUNKS][VEC];
     __device__ __forceinline__ A& sum(int plane, int c, int k) { return sums[plane][c][k]; }
     __device__ __forceinline__ explicit Columns(A*) {}
 #endif
@@ -131,7 +165,7 @@ struct Columns {
 
 // A parameter's values for a chunk. Beyond the last column, and if it is null, `absent`.
 __device__ __forceinline__ Raw<PARAM_T, VEC> fetch_columns(const PARAM_T* from, int c, int width, A absent) {
-    return fetch_if<VEC>(from && column_of(c) < width, from + column_of(c), narrow<PARAM_T>(absent));
+    return fetch_parameter(c, from && is_inside(c, width), from + column_of(c, width), absent);
 }
 
 __device__ __forceinline__ Raw<PARAM_T, VEC> scale_of(const PARAM_T* scale, const Columns& own, int c, int width) {
@@ -146,9 +180,10 @@ __device__ __forceinline__ void clear(Columns& own) {
 #pragma unroll
     for (int plane = 0; plane < PLANES; ++plane)
 #pragma unroll
-        for (int c = 0; c < CHUNKS; ++c)
+        for (int c = 0; c < ALL_CHUNKS; ++c)
 #pragma unroll
-            for (int k = 0; k < VEC; ++k) own.sum(plane, c, k) = A{0};
+            for (int k = 0; k < VEC; ++k)
+                if (has(c, k)) own.sum(plane, c, k) = A{0};
 }
 
 // Adds to the column sums; returns the thread's row sums.
@@ -156,21 +191,22 @@ __device__ __forceinline__ Pair<A> sum_row(
     const Arrays& in, const Statistics& of, int width, Columns& own, Row& at
 ) {
     // Read again for each row, from the cache: no registers are left.
-    Raw<PARAM_T, VEC> biases[CHUNKS] = {};
+    Raw<PARAM_T, VEC> biases[ALL_CHUNKS] = {};
     if (HAS_BIAS && BIAS_AT_ONCE)
 #pragma unroll
-        for (int c = 0; c < CHUNKS; ++c) biases[c] = fetch_columns(in.bias, c, width, A{0});
+        for (int c = 0; c < ALL_CHUNKS; ++c) biases[c] = fetch_columns(in.bias, c, width, A{0});
     Pair<A> sums = {0, 0};
 #pragma unroll
-    for (int c = 0; c < CHUNKS; ++c) {
+    for (int c = 0; c < ALL_CHUNKS; ++c) {
         if (HAS_BIAS && !BIAS_AT_ONCE) biases[c] = fetch_columns(in.bias, c, width, A{0});
         // Beyond the last column xhat is 0. With the row's statistics it could overflow, and
         // 0 * xhat would be NaN.
-        const bool inside = column_of(c) < width;
+        const bool inside = is_inside(c, width);
         const Statistics here = NEVER_EARLY || inside ? of : Statistics{0, 0};
         const Parameters parameters = {scale_of(in.scale, own, c, width), biases[c]};
 #pragma unroll
         for (int k = 0; k < VEC; ++k) {
+            if (!has(c, k)) continue;
             Element e = element_of(in.layout, at.part[c], parameters, here, k);
             if (NEVER_EARLY && !inside) e.xhat = A{0};
             add_to_column(e, own.sum(0, c, k), own.sum(PLANES - 1, c, k));
@@ -183,34 +219,50 @@ __device__ __forceinline__ Pair<A> sum_row(
     return sums;
 }
 
+// Writes dx of a row, which begins at `dx`.
 __device__ __forceinline__ void write_row(
-    const Arrays& in, DATA_T* dx, i64 row, int width, const Row& at, const Columns& own,
+    const Arrays& in, DATA_T* dx, const Place& place, int width, const Row& at, const Columns& own,
     const Statistics& of, const Pair<A>& means
 ) {
-    const Place place = place_of(in.layout, row);
-    dx += start_of(in.layout, DX, place, width) + column_of(0);
-    const DATA_T* ds = ADDED ? in.ds + start_of(in.layout, DS, place, width) + column_of(0) : nullptr;
+    dx += column_of(0, width);
+    const DATA_T* ds = ADDED ? in.ds + start_of(in.layout, DS, place, width) + column_of(0, width) : nullptr;
 #pragma unroll
-    for (int c = 0; c < CHUNKS; ++c) {
-        if (column_of(c) >= width) continue;
+    for (int c = 0; c < ALL_CHUNKS; ++c) {
+        if (!is_inside(c, width)) continue;
         const Parameters parameters = {scale_of(in.scale, own, c, width), {}};
         Raw<DATA_T, VEC> further = {};
         if (DS_WITH_ROW) {
             further = at.ds[c];
         } else if (ADDED) {
-            further = fetch_data(true, ds + chunk_offset(c));
+            further = fetch_chunk(c, true, ds + chunk_offset(c, width));
         }
         A out[VEC];
 #pragma unroll
         for (int k = 0; k < VEC; ++k) {
+            if (!has(c, k)) continue;
             Element e = element_of(in.layout, at.part[c], parameters, of, k);
 #if FROM_OUTPUT
             e.xhat = at.xhat[c][k];
 #endif
             out[k] = gradient(e, means, of.inv_std, widen(further.at(k)));
         }
-        store_data(dx + chunk_offset(c), out);
+        store_chunk<PIECE>(c, dx + chunk_offset(c, width), out);
     }
+}
+
+// Writes a row from shared memory: by packs of memory, and what lies in none of those one by one.
+__device__ __forceinline__ void write_exchanged(const DATA_T* row, DATA_T* dx, int width, u32 lead) {
+    const int begin = column_of(0, width);
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c)
+        if (column_of(c, width) < packed(width))
+            store<VEC>(
+                dx + begin - lead + chunk_offset(c, width),
+                fetch_before(row + begin + chunk_offset(c, width), lead)
+            );
+    const int alone = column_of(CHUNKS, width), away = static_cast<int>(lead);
+    const bool in_pack = alone >= VEC - away && alone < packed(width) - away;
+    if (alone < width && !in_pack) dx[alone] = row[alone];
 }
 
 // Adds one pack of column sums over the rows of the block. All threads of the block must call
@@ -231,14 +283,14 @@ __device__ __forceinline__ void write_partials(A* partials, int width, Columns& 
 #pragma unroll
     for (int plane = 0; plane < PLANES; ++plane)
 #pragma unroll
-        for (int c = 0; c < CHUNKS; ++c) {
+        for (int c = 0; c < ALL_CHUNKS; ++c) {
             A sums[VEC];
 #pragma unroll
-            for (int k = 0; k < VEC; ++k) sums[k] = own.sum(plane, c, k);
+            for (int k = 0; k < VEC; ++k) sums[k] = has(c, k) ? own.sum(plane, c, k) : A{0};
             if (!LONG && blockDim.y > 1) merge_rows(sums, tile);
-            if (threadIdx.y != 0 || column_of(c) >= width) continue;
+            if (threadIdx.y != 0 || !is_inside(c, width)) continue;
             const i64 row = partials_before(plane, gridDim.x) + blockIdx.x;
-            store<VEC>(partials + row * width + column_of(c), sums);
+            store_chunk<ODD ? 1 : VEC>(c, partials + row * width + column_of(c, width), sums);
         }
 }
 
@@ -258,7 +310,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) layer_norm_grad(
     const Arrays in = {dy, source, scale, bias, mean, inv_std, ds, layout};
     Columns own(tile);
 #pragma unroll
-    for (int c = 0; c < CHUNKS; ++c)
+    for (int c = 0; c < ALL_CHUNKS; ++c)
 #if LONG == 2
         own.shared_scale(c) = fetch_columns(scale, c, width, A{1});
 #else
@@ -279,10 +331,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) layer_norm_grad(
         if (AHEAD) at = next;
         fetch_row(in, AHEAD ? row + step : row, end, width, AHEAD ? next : at);
         const Statistics of = widen(at.of);
+        const u32 lead = lead_of(row, width);
+        move_own(at, lead);
         Pair<A> means = row_sums(sum_row(in, of, width, own, at), slots, turn);
         means.first = means.first * share;
         means.second = means.second * share;
-        if (row < end) write_row(in, dx, row, width, at, own, of, means);
+        const Place place = place_of(in.layout, row);
+        DATA_T* to = dx + start_of(in.layout, DX, place, width);
+#if ODD && !STRIDED
+        // Read before the barrier of the next row's sums, or by the warp that wrote it.
+        __shared__ Raw<DATA_T, VEC> exchanged[THREADS * CHUNKS + 3];
+        DATA_T* between = reinterpret_cast<DATA_T*>(exchanged + threadIdx.y * (blockDim.x * CHUNKS + 3));
+        if (row < end) write_row(in, between, place, width, at, own, of, means);
+        __syncthreads();
+        if (row < end) write_exchanged(between, to, width, lead);
+#else
+        if (row < end) write_row(in, to, place, width, at, own, of, means);
+#endif
     }
     if (partials) write_partials(partials, width, own, tile);
 }

@@ -29,6 +29,10 @@ template <typename T> struct Word<T, true> {
     __device__ static __forceinline__ void put(u32& word, int k, T x) {
         word = (word & ~(0xffffu << (16 * k))) | static_cast<u32>(x.bits) << (16 * k);
     }
+    // What begins with the k-th half of the first of two words.
+    __device__ static __forceinline__ u32 across(u32 first, u32 second, int k) {
+        return __funnelshift_r(first, second, 16 * k);
+    }
 };
 
 // N elements as memory has them. Until they are used, the loads are in flight.

@@ -49,6 +49,7 @@ from gradkit._dtypes import (
 )
 
 _LONGEST = 512  # threads of a block that work on one row
+_ODD_BYTES = 64 * _LONGEST  # of the sums over rows, that the registers of a block hold
 _WIDE_THREADS = 256
 _SLOTS = 1024  # bytes of shared memory that a kernel takes beside
 _PARTIAL_SHARE = 0.1  # of the bytes of dy, x and dx that partial sums may cost
@@ -121,6 +122,7 @@ def write_gradient(
             dx.shape,
             call.axis,
             samples=sample_count(call),
+            odd_bytes=0 if norm.from_output else _ODD_BYTES,
             norm=norm,
             wanted=wanted,
         )
@@ -140,7 +142,7 @@ class GradientLaunches(RowLaunches):
         plain = ds is None and not scale_offset and self.samples == 1
         usable = self.all_usable((*inputs, *outputs)) if plain else None
         if usable is not None:
-            self._launch(PLAIN, usable[:-3], usable[-3:])
+            self._launch(self.plain, usable[:-3], usable[-3:])
             return
         device, vector = self.device, self.vector
         (dy, source, scale, bias, mean, inv_std), (dx, dscale, dbias) = inputs, outputs
@@ -155,10 +157,12 @@ class GradientLaunches(RowLaunches):
         )
         written = dx, writable_like(device, dscale), writable_like(device, dbias)
         if plain and all_usable((dy, source, dx), vector):
-            self._launch(PLAIN, inputs, written)
+            self._launch(self.plain, inputs, written)
         else:
             each, added = (dy, source, dx, ds), ds is not None
-            variant, layout = self.starts.strided(each, vector, scale_offset, added=added)
+            variant, layout = self.starts.strided(
+                each, vector, scale_offset, added=added, odd=self.odd
+            )
             self._launch(variant, inputs, written, layout, ds)
         for out, made in zip(outputs, written, strict=True):
             copy_back(out, made)
@@ -173,7 +177,7 @@ class GradientLaunches(RowLaunches):
             if self._row_plan is None:
                 self._in_two_visits(variant, inputs, dx, partials, further)
             else:
-                launch = self._one_visit if variant is PLAIN else self._one_visit_of(variant)
+                launch = self._one_visit if variant is self.plain else self._one_visit_of(variant)
                 launch(*inputs, dx, partials, *self._shape, *further)
         if self.wanted and self.width and self.samples:
             self._column_sums(partials, dscale, dbias, *self._partial_counts)
@@ -211,7 +215,7 @@ class GradientLaunches(RowLaunches):
         """How a row is held, if it fits into a block."""
         clusters = self.device.clusters
         few, most, *longer = row_plans(self.norm, self.itemsize, self.vector, clusters=clusters)
-        packs = -(-self.width // self.vector)
+        packs = self.packs
         chunks = chunks_of(packs, few.chunks, most.chunks, _LONGEST)
         if packs <= 32 * few.chunks or chunks == few.chunks:
             return few
@@ -240,9 +244,8 @@ class GradientLaunches(RowLaunches):
         assert plan is not None
         if plan.blocks > 1:
             return self._by_clusters(plan)
-        held = plan.chunks * self.vector
-        packs = plan.threads if plan.shared else -(-self.width // held)
-        found, shared = self._one_visit_kernel(PLAIN)
+        packs = plan.threads if plan.shared else -(-self.packs // plan.chunks)
+        found, shared = self._one_visit_kernel(self.plain)
         blocks = row_blocks(found, self.rows, packs, _LONGEST, shared, self.samples)
         count = self._fewer(blocks.count) if self.wanted else blocks.count
         return Launch(found, (count, 1, self.samples), blocks.block, shared)

@@ -7,17 +7,20 @@ from typing import Any, Self
 import numpy as np
 
 from gradkit._backend import Shape
-from gradkit._cuda.launch.buffers import Usable, vector_of
+from gradkit._cuda.launch.buffers import VECTOR_BYTES, Usable, vector_of
 from gradkit._cuda.launch.device import Device
 from gradkit._cuda.launch.grids import column_block, rows_of
 from gradkit._cuda.launch.kernels import Launch, Macros, kernel
-from gradkit._cuda.row_starts import RowStarts
+from gradkit._cuda.row_starts import PLAIN, RowStarts, Variant
 from gradkit._dtypes import DType, Types, accumulation_name, dtype_named
 
 
 @dataclass(frozen=True, eq=False)
 class RowLaunches:
-    """``rows`` rows of ``width`` a sample; one access reads or writes ``vector`` columns."""
+    """``rows`` rows of ``width`` a sample; one access reads or writes ``vector`` columns.
+
+    Rows of an odd width may be ``odd``, for kernels that find packs in them: kernels/chunks.cuh.
+    """
 
     device: Device
     types: Types
@@ -36,13 +39,32 @@ class RowLaunches:
         axis: int,
         *,
         samples: int = 1,
+        odd_bytes: int = 0,
         **more: Any,
     ) -> Self:
-        """Those of arrays of this shape; ``more``: the fields that only these launches have."""
+        """Those of arrays of this shape; ``more``: the fields that only these launches have.
+
+        ``odd_bytes``: how long a row may be that is odd, in bytes of its accumulation dtype.
+        """
         rows, width = rows_of(shape, axis)
         own = rows // samples if samples else 0
-        vector = vector_of(dtype_named(types[0]).itemsize, width)
+        vector = _vector_of(types[0], width, odd_bytes)
         return cls(device, types, axis, own, width, vector, samples, **more)
+
+    @cached_property
+    def odd(self) -> bool:
+        """Whether rows are not whole packs."""
+        return bool(self.width % self.vector)
+
+    @cached_property
+    def packs(self) -> int:
+        """How many packs the threads of a row share."""
+        return self.width // self.vector - self.odd
+
+    @cached_property
+    def plain(self) -> Variant:
+        """What takes rows without gaps."""
+        return Variant(odd=True) if self.odd else PLAIN
 
     @cached_property
     def itemsize(self) -> int:
@@ -75,3 +97,12 @@ class RowLaunches:
         block = column_block(self.device.multiprocessors, self.width, planes * self.samples)
         found = kernel(self.device, "column_sums", "column_sums", **macros)
         return Launch(found, (-(-self.width // block[0]), planes, self.samples), block)
+
+
+def _vector_of(name: str, width: int, odd_bytes: int) -> int:
+    """The largest that divides the width; of odd rows, which have enough packs, a whole pack."""
+    itemsize = dtype_named(name).itemsize
+    found, whole = vector_of(itemsize, width), VECTOR_BYTES // itemsize
+    sums = dtype_named(accumulation_name(name)).itemsize * width
+    odd = found == 1 and width // whole >= 2 * whole + 2 and sums <= odd_bytes
+    return whole if odd else found

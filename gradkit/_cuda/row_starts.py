@@ -30,17 +30,19 @@ class Variant(NamedTuple):
 
     ``strided``: rows at strides, and a scale with an offset. ``added``: one more array; such
     kernels are strided too. ``piece``: the elements that one access moves, 1 for rows
-    that begin between packs; 0: whole packs.
+    that begin between packs; 0: whole packs. ``odd``: rows are not whole packs; at strides, each
+    element is accessed alone.
     """
 
     strided: bool = False
     added: bool = False
     piece: int = 0
+    odd: bool = False
 
     @property
     def macros(self) -> Macros:
         """How it is compiled; the plain form has no macro for it."""
-        numbers = zip(("STRIDED", "ADDED", "PIECE"), map(int, self), strict=True)
+        numbers = zip(("STRIDED", "ADDED", "PIECE", "ODD"), map(int, self), strict=True)
         return {name: number for name, number in numbers if number}
 
 
@@ -115,8 +117,12 @@ class RowStarts:
         scale_offset: float,
         *,
         added: bool = False,
+        odd: bool = False,
     ) -> Strided:
-        """What reaches these arrays in packs of ``vector``, in the order of their numbers."""
+        """What reaches these arrays in packs of ``vector``, in the order of their numbers.
+
+        ``odd``: rows are not whole packs.
+        """
         places = 0
         for array in arrays:
             if array is not None:
@@ -130,8 +136,8 @@ class RowStarts:
             assert counted is not None  # the arrays are reachable
             sizes, steps = counted
             starts = key[0] // first.itemsize, *(step for own in steps for step in own)
-            between = any(start % vector for start in starts)
-            variant = Variant(strided=True, added=added, piece=int(between))
+            between = odd or any(start % vector for start in starts)
+            variant = Variant(strided=True, added=added, piece=int(between), odd=odd)
             found = self._found[key] = Strided(variant, _layout(sizes, steps, scale_offset or -0.0))
         return found
 

@@ -25,7 +25,7 @@ from tests.operations import POWER, of
 from tests.tolerances import DTYPES
 
 # Odd to vectors or not; short, long, longer, too long, for a block and for a cluster.
-WIDTHS = (5, 64, 65, 512, 4095, 4099, 5120, 7001, 8192, 8193, 12288, 14337, 16392)
+WIDTHS = (5, 64, 65, 127, 512, 4095, 4099, 5120, 7001, 8192, 8193, 12288, 14337, 16392)
 WIDTHS += 40_960, 40_961, 65_600, 131_200
 PACKS = 2, 256, 512, 760, 1025, 2560, 4100
 WIDTHS += tuple(16 * packs + rest for packs in PACKS for rest in (2, 4))

@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 
 from gradkit._calls.channels import BatchNorm
-from gradkit._calls.rows import GatedRmsNorm, GatedRmsNormGrad, LayerNorm, LayerNormGrad
+from gradkit._calls.rows import (
+    GatedRmsNorm,
+    GatedRmsNormGrad,
+    InvertibleLayerNormGrad,
+    LayerNorm,
+    LayerNormGrad,
+    RmsNormGrad,
+)
 from gradkit._cuda import CudaBackend
 from testbed.emulator import EmulatedDevice, IdleDevice
 from tests.problems import launch
@@ -40,11 +47,12 @@ def norm_of(kind, x, device):
     """Launch a norm on data that all lie as x does."""
     ones, statistic = device.xp.ones, np.float64 if x.itemsize == 8 else np.float32
     row, column = ones(len(x), statistic), ones(x.shape[1], x.dtype)
-    known = {"dy": x, "x": x, "gate": x, "scale": column, "bias": column}
+    known = {"dy": x, "x": x, "y": x, "gate": x, "scale": column, "bias": column}
     known |= {"mean": row, "inv_std": row, "activation": "silu", "norm_before_gate": True}
     outs = {
         LayerNorm: [x, row, row],
         LayerNormGrad: [x, column, column],
+        InvertibleLayerNormGrad: [x, column, column],
         GatedRmsNorm: [x, row],
         GatedRmsNormGrad: [x, x, column],
     }[kind]
@@ -72,13 +80,30 @@ KINDS = [LayerNorm, LayerNormGrad, GatedRmsNorm, GatedRmsNormGrad]
     ("dtype", "width", "size"),
     [
         *((BF16, width, 8) for width in (100, 300, 4100, 12300)),
-        *((BF16, width, size) for width, size in ((768, 16), (98, 4), (4097, 2), (8, 16))),
-        *((np.float32, width, size) for width, size in ((100, 16), (50, 8), (49, 4))),
-        *((np.float64, width, size) for width, size in ((50, 16), (49, 8))),
+        *((BF16, width, size) for width, size in ((768, 16), (98, 4), (63, 2), (8, 16))),
+        *((np.float32, width, size) for width, size in ((100, 16), (50, 8), (15, 4))),
+        *((np.float64, width, size) for width, size in ((50, 16), (3, 8))),
     ],
 )
 def test_accesses_are_as_wide_as_the_length_of_rows_allows(kind, dtype, width, size):
     assert packs(kind, rows_at(0, 0, width, dtype)) == (size, size)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width", "size"),
+    [
+        *((BF16, width, size) for width, size in ((143, 2), (145, 16), (8191, 16), (8193, 2))),
+        *((np.float32, width, size) for width, size in ((39, 4), (41, 16), (8191, 16), (8193, 4))),
+        *((np.float64, width, size) for width, size in ((11, 8), (13, 16), (4095, 16), (4097, 8))),
+    ],
+)
+def test_gradients_find_packs_in_odd_rows_that_a_block_holds(dtype, width, size):
+    """From the input. At strides or between packs they access them one by one."""
+    x = rows_at(0, 0, width, dtype)
+    assert packs(LayerNormGrad, x) == (size, size)
+    apart = packs(LayerNormGrad, rows_at(1, 0, width, dtype))
+    assert apart in ((size, x.itemsize), {(size, size), (size, x.itemsize)})
+    assert packs(InvertibleLayerNormGrad, x) == (x.itemsize, x.itemsize)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -131,3 +156,40 @@ def test_accesses_are_as_wide_as_images_allow(shape, axis, size):
     launch(CudaBackend(device), BatchNorm, outs, x=x, **given)
     assert {2 * macros["VEC"] for macros in device.macros if "VEC" in macros} == {size}
     assert math.prod(shape) % (size // 2) == 0
+
+
+@pytest.mark.parametrize("width", [145, 147, 149, 151, 1031, 4097])
+@pytest.mark.parametrize("dtype", [BF16, np.float32, np.float64])
+@pytest.mark.parametrize("kind", [LayerNormGrad, RmsNormGrad])
+def test_odd_rows_have_the_same_bits_wherever_they_begin(kind, dtype, width):
+    """Alone, in place of dy, behind one element and at strides; nothing beside them changes."""
+    rng = np.random.default_rng(3)
+    dy, x, ds = (rng.standard_normal((9, width)).astype(dtype) for _ in range(3))
+    row = rng.random((2, 9)).astype(np.float64 if dtype is np.float64 else np.float32)
+    scale = rng.standard_normal(width).astype(dtype)
+
+    def gradients(rows=slice(None), gap=0, begin=0, ds=None):
+        """In place of dy, which lies in the array that is returned too, as x does in one."""
+        places = [rows_at(gap, begin, width, dtype, rows=len(dy[rows])) for _ in range(2)]
+        for place, numbers in zip(places, (dy, x), strict=True):
+            place[...] = numbers[rows]
+        known = {"dy": places[0], "x": places[1], "scale": scale, "ds": ds}
+        known |= {"mean": row[0, rows].copy(), "inv_std": row[1, rows].copy()}
+        sums = [np.empty_like(scale) for _ in range(1 + (kind is LayerNormGrad))]
+        outs = [places[0], *sums]
+        given = {name: known[name] for name in kind.fields & known.keys()}
+        launch(CudaBackend(EmulatedDevice(multiprocessors=2)), kind, outs, **given)
+        return outs
+
+    every = gradients()
+    for gap, begin in ((0, 1), (2, 3), (8, 0)):
+        found = gradients(gap=gap, begin=begin)
+        for one, other in zip(every, found, strict=True):
+            assert one.tobytes() == other.tobytes()
+        found[0][...] = 0
+        assert not np.any(found[0].base)
+    for k in range(9):
+        assert gradients(slice(k, k + 1))[0].tobytes() == every[0][k].tobytes()
+    assert np.array_equal(gradients(ds=np.zeros_like(ds))[0], every[0])
+    added, apart = gradients(ds=ds)[0].astype(np.float64), ds.astype(np.float64) + every[0]
+    assert np.allclose(added, apart, rtol=0, atol=2**-6 * np.abs(apart).max())

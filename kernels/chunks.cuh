@@ -1,0 +1,104 @@
+// The columns of a row that a thread of layer_norm_grad has, and the accesses that reach them.
+//
+// ODD = 0 (default): CHUNKS packs. ODD = 1, for rows that are not whole packs: CHUNKS of the packs
+// between the first and the last whole one and, if it is one of the first threads, one element of what
+// is left, the border:
+//
+//   columns   0 ... VEC - 1          VEC ... packed - VEC - 1   packed - VEC ... width - 1
+//   a thread  one, the first VEC do  CHUNKS packs               one, those behind do
+//
+// Such a row begins `lead` elements behind a boundary of packs in memory, so that each of its packs lies
+// in two of memory. Of 16 bits, a thread reads both, whole, and moves its own out of them; wider elements
+// it reads one by one. Nothing is read that is not of the row. To write dx in packs of memory, threads
+// exchange a row in shared memory. Columns and the order of additions do not depend on `lead`, which may be
+// another in each array if there are strides: then elements are written one by one too (PIECE = 1).
+
+#pragma once
+
+#include "row_starts.cuh"
+
+#ifndef ODD
+#define ODD 0
+#endif
+
+constexpr bool EXCHANGED = ODD && !STRIDED;
+constexpr bool ACROSS = EXCHANGED && sizeof(DATA_T) == 2;  // two packs of memory are read for one
+constexpr int ALL_CHUNKS = CHUNKS + ODD;
+
+__device__ __forceinline__ constexpr bool is_border(int chunk) { return ODD && chunk == CHUNKS; }
+
+// Whether a chunk has a k-th element.
+__device__ __forceinline__ constexpr bool has(int chunk, int k) { return k == 0 || !is_border(chunk); }
+
+// The columns in whole packs.
+__device__ __forceinline__ int packed(int width) { return width & -VEC; }
+
+// Whether a chunk that begins at `column` exists.
+__device__ __forceinline__ bool is_inside(int chunk, int column, int width) {
+    return column < (ODD && !is_border(chunk) ? packed(width) - VEC : width);
+}
+
+// Of rows without gaps.
+__device__ __forceinline__ u32 lead_of(i64 row, int width) {
+    return static_cast<u32>(row) * static_cast<u32>(width) % VEC;
+}
+
+template <int P, typename T>
+__device__ __forceinline__ Raw<T, VEC> fetch_chunk(int chunk, bool wanted, const T* from, T absent) {
+    if (!is_border(chunk)) return fetch_if<VEC, P>(wanted, from, absent);
+    Raw<T, VEC> raw = {};
+    raw.put(0, wanted ? *from : absent);
+    return raw;
+}
+
+// A chunk of a row; zeros if it is not wanted.
+__device__ __forceinline__ Raw<DATA_T, VEC> fetch_chunk(int chunk, bool wanted, const DATA_T* from) {
+    return fetch_chunk<ODD && !ACROSS ? 1 : PIECE>(chunk, wanted, from, DATA_T{});
+}
+
+// Its columns of a parameter; `absent` if they are not wanted. Those of a sample may begin anywhere.
+template <typename A>
+__device__ __forceinline__ Raw<PARAM_T, VEC> fetch_parameter(
+    int chunk, bool wanted, const PARAM_T* from, A absent
+) {
+    return fetch_chunk<ODD && STRIDED ? 1 : VEC>(chunk, wanted, from, narrow<PARAM_T>(absent));
+}
+
+template <int P, typename T, typename A>
+__device__ __forceinline__ void store_chunk(int chunk, T* to, const A (&from)[VEC]) {
+    if (is_border(chunk)) *to = narrow<T>(from[0]);
+    else store<VEC, P>(to, from);
+}
+
+// The pack that begins `lead` elements behind the first of two: WHOLE words and less than one.
+template <int WHOLE, typename T>
+__device__ __forceinline__ Raw<T, VEC> across(const Raw<T, VEC>& first, const Raw<T, VEC>& second, u32 lead) {
+    typedef Raw<T, VEC> Found;
+    constexpr int WORDS = Found::WORDS;
+    Found found;
+#pragma unroll
+    for (int i = 0; i < WORDS; ++i) {
+        const auto word = [&](int k) { return k < WORDS ? first.word[k] : second.word[k - WORDS]; };
+        found.word[i] = Found::Of::across(word(WHOLE + i), word(WHOLE + i + 1), lead % Found::PER_WORD);
+    }
+    return found;
+}
+
+// The pack that begins `lead` elements before an address that is aligned for packs.
+template <typename T> __device__ __forceinline__ Raw<T, VEC> fetch_before(const T* from, u32 lead) {
+    typedef Raw<T, VEC> Found;
+    constexpr u32 WORDS = Found::WORDS, PER_WORD = Found::PER_WORD;
+    const auto* word =
+        reinterpret_cast<const typename Found::Of::type*>(from) - (lead + PER_WORD - 1) / PER_WORD;
+    Found found;
+#pragma unroll
+    for (int i = 0; i < WORDS; ++i) found.word[i] = word[i];
+    if constexpr (PER_WORD > 1) {
+        const u32 half = lead % PER_WORD, last = half ? word[WORDS] : 0;
+#pragma unroll
+        for (int i = 0; i < WORDS; ++i)
+            found.word[i] =
+                Found::Of::across(found.word[i], i + 1 < WORDS ? found.word[i + 1] : last, half);
+    }
+    return found;
+}
