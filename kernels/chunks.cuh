@@ -1,6 +1,6 @@
 // The columns of a row that a thread of layer_norm_grad has, and the accesses that reach them.
 //
-// ODD = 0 (default): CHUNKS packs. ODD = 1, for rows that are not whole packs: CHUNKS of the packs
+// ODD = 0 (default): CHUNKS packs. ODD = 1, for rows of 16 bits that are not whole packs: CHUNKS of the packs
 // between the first and the last whole one and, if it is one of the first threads, one element of what
 // is left, the border:
 //
@@ -8,10 +8,10 @@
 //   a thread  one, the first VEC do  CHUNKS packs               one, those behind do
 //
 // Such a row begins `lead` elements behind a boundary of packs in memory, so that each of its packs lies
-// in two of memory. Of 16 bits, a thread reads both, whole, and moves its own out of them; wider elements
-// it reads one by one. Nothing is read that is not of the row. To write dx in packs of memory, threads
-// exchange a row in shared memory. Columns and the order of additions do not depend on `lead`, which may be
-// another in each array if there are strides: then elements are written one by one too (PIECE = 1).
+// in two of memory: a thread reads both, whole, and moves its own out of them. Nothing is read that is not
+// of the row. To write dx in packs of memory, threads exchange a row in shared memory. Columns and the
+// order of additions do not depend on `lead`, which may be another in each array if there are strides:
+// then elements are read and written one by one (PIECE = 1).
 
 #pragma once
 
@@ -21,8 +21,7 @@
 #define ODD 0
 #endif
 
-constexpr bool EXCHANGED = ODD && !STRIDED;
-constexpr bool ACROSS = EXCHANGED && sizeof(DATA_T) == 2;  // two packs of memory are read for one
+constexpr bool ACROSS = ODD && !STRIDED;  // two packs of memory are read for one
 constexpr int ALL_CHUNKS = CHUNKS + ODD;
 
 __device__ __forceinline__ constexpr bool is_border(int chunk) { return ODD && chunk == CHUNKS; }
@@ -53,7 +52,7 @@ __device__ __forceinline__ Raw<T, VEC> fetch_chunk(int chunk, bool wanted, const
 
 // A chunk of a row; zeros if it is not wanted.
 __device__ __forceinline__ Raw<DATA_T, VEC> fetch_chunk(int chunk, bool wanted, const DATA_T* from) {
-    return fetch_chunk<ODD && !ACROSS ? 1 : PIECE>(chunk, wanted, from, DATA_T{});
+    return fetch_chunk<PIECE>(chunk, wanted, from, DATA_T{});
 }
 
 // Its columns of a parameter; `absent` if they are not wanted. Those of a sample may begin anywhere.
@@ -93,12 +92,9 @@ template <typename T> __device__ __forceinline__ Raw<T, VEC> fetch_before(const 
     Found found;
 #pragma unroll
     for (int i = 0; i < WORDS; ++i) found.word[i] = word[i];
-    if constexpr (PER_WORD > 1) {
-        const u32 half = lead % PER_WORD, last = half ? word[WORDS] : 0;
+    const u32 half = lead % PER_WORD, last = half ? word[WORDS] : 0;
 #pragma unroll
-        for (int i = 0; i < WORDS; ++i)
-            found.word[i] =
-                Found::Of::across(found.word[i], i + 1 < WORDS ? found.word[i + 1] : last, half);
-    }
+    for (int i = 0; i < WORDS; ++i)
+        found.word[i] = Found::Of::across(found.word[i], i + 1 < WORDS ? found.word[i + 1] : last, half);
     return found;
 }

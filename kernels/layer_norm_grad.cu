@@ -77,7 +77,7 @@ constexpr int SCALE_ROOM = VEC == 1 && LONG ? 32
                                             : ROOM;
 constexpr bool KEEP_SCALE = LONG < 2 &&
     !(FROM_OUTPUT && (sizeof(A) == 8 || (BLOCKS == 2 && sizeof(DATA_T) == 2))) &&
-    !(STRIDED && (ADDED || BLOCKS == 2 || ODD)) && !((STRIDED || ODD) && sizeof(A) == 8) &&
+    !(STRIDED && (ADDED || BLOCKS == 2 || ODD)) && !(STRIDED && sizeof(A) == 8) &&
     BOTH_ROWS / 2 + PARAMETER <= SCALE_ROOM;
 constexpr int KEPT = (KEEP_SCALE ? PARAMETER : 0) + (LONG ? 0 : PLANES * CHUNKS * VEC * words<A>());
 constexpr bool AHEAD =
@@ -250,6 +250,7 @@ __device__ __forceinline__ void write_row(
     }
 }
 
+#if ODD && !STRIDED
 // Writes a row from shared memory: by packs of memory, and what lies in none of those one by one.
 __device__ __forceinline__ void write_exchanged(const DATA_T* row, DATA_T* dx, int width, u32 lead) {
     const int begin = column_of(0, width);
@@ -264,6 +265,7 @@ __device__ __forceinline__ void write_exchanged(const DATA_T* row, DATA_T* dx, i
     const bool in_pack = alone >= VEC - away && alone < packed(width) - away;
     if (alone < width && !in_pack) dx[alone] = row[alone];
 }
+#endif
 
 // Adds one pack of column sums over the rows of the block. All threads of the block must call
 // it; those with threadIdx.y == 0 get the result.

@@ -32,7 +32,7 @@ _PACKS = 8, 4, 2  # elements; of the widest dtypes, the first are several packs
 _LENGTHS = 32, 4080, 6128, 8176, 12272, 32752, 49136, 65536, 262144
 _WIDTHS = (  # of rows, for each way to hold one: of packs of elements, then of single ones
     *(length + pack for pack in _PACKS for length in _LENGTHS),
-    *(11, 31, 127, 2047, 4095, 5119, 8191, 10239, 32767, 49151),
+    *(31, 127, 2047, 4095, 5119, 8191, 10239, 32767, 49151),
     *(161 * pack for pack in (*_PACKS, 1)),  # a whole number of warps if a thread has one pack
     *(4608, 5376, 8960, 10240, 14336, 16384),  # for each number of threads of long rows
 )

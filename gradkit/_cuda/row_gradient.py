@@ -49,7 +49,7 @@ from gradkit._dtypes import (
 )
 
 _LONGEST = 512  # threads of a block that work on one row
-_ODD_BYTES = 64 * _LONGEST  # of the sums over rows, that the registers of a block hold
+_ODD_COLUMNS = 16 * _LONGEST  # that the registers of a block hold the sums over rows of
 _WIDE_THREADS = 256
 _SLOTS = 1024  # bytes of shared memory that a kernel takes beside
 _PARTIAL_SHARE = 0.1  # of the bytes of dy, x and dx that partial sums may cost
@@ -122,7 +122,7 @@ def write_gradient(
             dx.shape,
             call.axis,
             samples=sample_count(call),
-            odd_bytes=0 if norm.from_output else _ODD_BYTES,
+            odd_columns=0 if norm.from_output else _ODD_COLUMNS,
             norm=norm,
             wanted=wanted,
         )

@@ -19,7 +19,8 @@ from gradkit._dtypes import DType, Types, accumulation_name, dtype_named
 class RowLaunches:
     """``rows`` rows of ``width`` a sample; one access reads or writes ``vector`` columns.
 
-    Rows of an odd width may be ``odd``, for kernels that find packs in them: kernels/chunks.cuh.
+    Rows of 16 bits and an odd width may be ``odd``, for kernels that find packs in them:
+    kernels/chunks.cuh.
     """
 
     device: Device
@@ -39,16 +40,16 @@ class RowLaunches:
         axis: int,
         *,
         samples: int = 1,
-        odd_bytes: int = 0,
+        odd_columns: int = 0,
         **more: Any,
     ) -> Self:
         """Those of arrays of this shape; ``more``: the fields that only these launches have.
 
-        ``odd_bytes``: how long a row may be that is odd, in bytes of its accumulation dtype.
+        ``odd_columns``: how many a row may have that is odd.
         """
         rows, width = rows_of(shape, axis)
         own = rows // samples if samples else 0
-        vector = _vector_of(types[0], width, odd_bytes)
+        vector = _vector_of(types[0], width, odd_columns)
         return cls(device, types, axis, own, width, vector, samples, **more)
 
     @cached_property
@@ -99,10 +100,9 @@ class RowLaunches:
         return Launch(found, (-(-self.width // block[0]), planes, self.samples), block)
 
 
-def _vector_of(name: str, width: int, odd_bytes: int) -> int:
-    """The largest that divides the width; of odd rows, which have enough packs, a whole pack."""
+def _vector_of(name: str, width: int, odd_columns: int) -> int:
+    """The largest that divides the width; of odd 16-bit rows of enough packs, a whole pack."""
     itemsize = dtype_named(name).itemsize
     found, whole = vector_of(itemsize, width), VECTOR_BYTES // itemsize
-    sums = dtype_named(accumulation_name(name)).itemsize * width
-    odd = found == 1 and width // whole >= 2 * whole + 2 and sums <= odd_bytes
+    odd = found == 1 and itemsize == 2 and 2 * whole + 2 <= width // whole and width <= odd_columns
     return whole if odd else found

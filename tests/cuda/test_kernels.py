@@ -177,6 +177,7 @@ def _fewest_threads(file, macros):
         bytes_held = macros["CHUNKS"] * macros["VEC"] * (8 if macros["DATA_T"] == "float64" else 4)
         many = bytes_held > (32 if macros["VEC"] > 1 else 16)
         many |= strided and macros["CENTRED"] == 1 and macros["VEC"] == 8
+        many |= "ODD" in macros
     return macros.get("THREADS", 512) if many else 1024
 
 

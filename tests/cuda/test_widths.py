@@ -93,12 +93,11 @@ def test_accesses_are_as_wide_as_the_length_of_rows_allows(kind, dtype, width, s
     ("dtype", "width", "size"),
     [
         *((BF16, width, size) for width, size in ((143, 2), (145, 16), (8191, 16), (8193, 2))),
-        *((np.float32, width, size) for width, size in ((39, 4), (41, 16), (8191, 16), (8193, 4))),
-        *((np.float64, width, size) for width, size in ((11, 8), (13, 16), (4095, 16), (4097, 8))),
+        *((np.float32, width, 4) for width in (145, 4097)),
     ],
 )
 def test_gradients_find_packs_in_odd_rows_that_a_block_holds(dtype, width, size):
-    """From the input. At strides or between packs they access them one by one."""
+    """Of 16 bits, from the input. At strides or between packs they access them one by one."""
     x = rows_at(0, 0, width, dtype)
     assert packs(LayerNormGrad, x) == (size, size)
     apart = packs(LayerNormGrad, rows_at(1, 0, width, dtype))
@@ -159,7 +158,7 @@ def test_accesses_are_as_wide_as_images_allow(shape, axis, size):
 
 
 @pytest.mark.parametrize("width", [145, 147, 149, 151, 1031, 4097])
-@pytest.mark.parametrize("dtype", [BF16, np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [BF16, np.float32])
 @pytest.mark.parametrize("kind", [LayerNormGrad, RmsNormGrad])
 def test_odd_rows_have_the_same_bits_wherever_they_begin(kind, dtype, width):
     """Alone, in place of dy, behind one element and at strides; nothing beside them changes."""
