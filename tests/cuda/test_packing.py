@@ -2,13 +2,13 @@
 
 import ctypes
 import struct
-import threading
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from gradkit._cuda.launch.buffers import Usable
+from gradkit._cuda.launch.device import CupyDevice
 from gradkit._cuda.launch.packing import PackedModule
 
 pytestmark = pytest.mark.cuda
@@ -26,26 +26,66 @@ def array(address):
     return SimpleNamespace(data=SimpleNamespace(ptr=address), flags=flags)
 
 
+class DriverError(RuntimeError):
+    """An error with CUDA's number."""
+
+    def __init__(self, status):
+        super().__init__(status)
+        self.status = status
+
+
 class Driver:
-    """Keeps what each launch was given: CuPy's own arguments, or the packed bytes."""
+    """Keeps what each launch was given: CuPy's own arguments, or the packed bytes.
+
+    ``lacking`` is the status that calls end in until the runtime is called.
+    """
+
+    CUDADriverError = DriverError
 
     def __init__(self):
         self.own, self.packed, self.during = [], [], lambda: None
         self.kernel = SimpleNamespace(ptr=77)  # a compiled function's
-        self.max_dynamic_shared_size_bytes = 0
-        cuda = SimpleNamespace(driver=self, MemoryPointer=Pointer)
+        self.limit, self.lacking, self.refused = 0, None, 0
         self.stream = SimpleNamespace(ptr=5)
-        cuda.get_current_stream = lambda: self.stream
-        self.module = PackedModule(SimpleNamespace(cuda=cuda), 0, self)
+        runtime = SimpleNamespace(getDevice=lambda: 3, setDevice=self.bind)
+        self.cuda = SimpleNamespace(driver=self, runtime=runtime, MemoryPointer=Pointer)
+        self.cuda.get_current_stream = lambda: self.stream
+        self.module = PackedModule(self.cuda, self)
+
+    def bind(self, device):
+        assert device == 3
+        self.lacking = None
+
+    def check(self):
+        if self.lacking:
+            self.refused += 1
+            raise DriverError(self.lacking)
+
+    @property
+    def max_dynamic_shared_size_bytes(self):
+        return self.limit
+
+    @max_dynamic_shared_size_bytes.setter
+    def max_dynamic_shared_size_bytes(self, limit):
+        self.check()
+        self.limit = limit
+
+    def occupancyMaxActiveBlocksPerMultiprocessor(self, *given):  # noqa: N802 - CuPy's name
+        self.check()
+        assert given == (77, 64, 128)
+        return 9
 
     def get_function(self, name):
+        self.check()
         assert name == "k"
         return self
 
     def __call__(self, grid, block, args, shared_mem=0):
+        self.check()
         self.own.append((grid, block, [*args], shared_mem))
 
-    def launchKernel(self, *given):  # noqa: N802 - CuPy's name
+    def launchKernel(self, *given):  # noqa: N802
+        self.check()
         address, size, end = (
             ctypes.c_void_p.from_address(given[-1] + 8 * k).value for k in (1, 3, 4)
         )
@@ -62,10 +102,7 @@ def driver():
 
 @pytest.fixture
 def kernel(driver):
-    made = driver.module.get_function("k")
-    made(ONE, ONE, (), 0)  # the thread's first launch
-    del driver.own[:]
-    return made
+    return driver.module.get_function("k")
 
 
 def test_parameters_lie_as_in_a_struct(driver, kernel):
@@ -119,16 +156,42 @@ def test_a_launch_goes_to_the_stream_that_is_current_then(driver, kernel):
     ]
 
 
-def test_a_threads_first_launch_is_cupys_own(driver, kernel):
-    """Only that makes a context current in a thread that has not touched the device."""
+def ask_for_occupancy(kernel):
+    """As `CupyDevice` does, with no more of CuPy than these tests have."""
+    device = SimpleNamespace(xp=SimpleNamespace(cuda=kernel.function.cuda))
+    assert CupyDevice.resident(device, kernel, 64, 128) == 9
+
+
+CALLS = {
+    "get a function": lambda kernel: kernel.function.module.get_function("k"),
+    "ask for occupancy": ask_for_occupancy,
+    "raise a limit": lambda kernel: setattr(kernel, "max_dynamic_shared_size_bytes", 5),
+    "launch by CuPy": lambda kernel: kernel(ONE, ONE, (np.int64(1),)),
+    "launch": lambda kernel: kernel(ONE, ONE, (np.int32(1),)),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_thread_without_a_context_gets_one_and_calls_again(driver, kernel, call):
     kernel(ONE, ONE, (np.int32(1),))
-    for known in range(1, 4):
-        thread = threading.Thread(target=kernel, args=(ONE, ONE, (np.int32(known),)))
-        thread.start()
-        thread.join()
-        assert (len(driver.own), driver.packed) == (known + 1, [])
+    driver.lacking = 201
+    for _ in range(2):
+        CALLS[call](kernel)
+    assert driver.refused == 1
+    assert driver.limit == (5 if call == "raise a limit" else 0)
+    assert (len(driver.own), len(driver.packed)) == {
+        "launch by CuPy": (2, 1),
+        "launch": (1, 2),
+    }.get(call, (1, 0))
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_any_other_error_is_raised_at_once(driver, kernel, call):
     kernel(ONE, ONE, (np.int32(1),))
-    assert len(driver.packed) == 1
+    driver.lacking = 700
+    with pytest.raises(DriverError) as raised:
+        CALLS[call](kernel)
+    assert (raised.value.status, driver.refused) == (700, 1)
 
 
 def test_a_launch_during_another_has_a_buffer_of_its_own(driver, kernel):

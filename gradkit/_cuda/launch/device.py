@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from gradkit._backend import Array, Borrowed, Shape
-from gradkit._cuda.launch.packing import PackedModule
+from gradkit._cuda.launch.packing import PackedModule, in_context
 
 _address = attrgetter("data.ptr")
 _PER_THREAD = 2  # the handle of CUDA's per-thread default stream
@@ -170,12 +170,13 @@ class CupyDevice:
         lines = [f"#define {name} {value}\n" for name, value in macros]
         text = "".join([*lines, "#line 1\n", source])
         others = tuple(option for option in options if not option.startswith("-D"))
-        return PackedModule(self.xp, self.number, self.xp.RawModule(code=text, options=others))
+        return PackedModule(self.xp.cuda, self.xp.RawModule(code=text, options=others))
 
     def resident(self, kernel: Any, threads: int, shared_mem: int) -> int:
         """Ask the driver, which knows the kernel's registers and its own shared memory."""
-        ask = self.xp.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor
-        return int(ask(kernel.address, threads, shared_mem))
+        cuda = self.xp.cuda
+        ask = cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor
+        return int(in_context(cuda, lambda: ask(kernel.address, threads, shared_mem)))
 
     def pointer(self, array: Array) -> int:
         """The address of an array's first element."""

@@ -6,16 +6,18 @@ into a graph too, if the stream is captured.
 """
 
 import ctypes
-import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from operator import attrgetter
 from struct import Struct
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from gradkit._backend import Address, Shape
 
+_Result = TypeVar("_Result")
+_NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 _pointer, _address = attrgetter("ptr"), attrgetter("data.ptr")
 
 
@@ -27,40 +29,45 @@ def _as_pointer(argument: Any) -> Any:
     return np.uint64(argument or 0) if argument is None or type(argument) is Address else argument
 
 
+def bind_context(cuda: Any, error: Any) -> None:
+    """Bind the current device's context to this thread, whose lack of one is the driver's error.
+
+    CUDA's runtime does so at a thread's first call that needs a context. A call of gradkit may make
+    none before it asks the driver: CuPy's pool serves allocations from what it has. ``setDevice``
+    waits for nothing, and may be called while a stream is captured.
+    """
+    if error.status != _NO_CONTEXT:
+        raise error
+    cuda.runtime.setDevice(cuda.runtime.getDevice())
+
+
+def in_context(cuda: Any, call: Callable[[], _Result]) -> _Result:
+    """Call a function that calls the driver, and once again if this thread had no context."""
+    try:
+        return call()
+    except cuda.driver.CUDADriverError as error:
+        bind_context(cuda, error)
+    return call()
+
+
 class PackedModule:
     """CuPy's compiled source, whose kernels are packed."""
 
-    def __init__(self, xp: Any, number: int, module: Any):
-        self.module = module
-        self._of = xp, number
+    def __init__(self, cuda: Any, module: Any):
+        self._cuda, self.module = cuda, module
 
     def get_function(self, name: str) -> "PackedKernel":
         """The kernel of that name."""
-        return PackedKernel(*self._of, self.module.get_function(name))
-
-
-class _Thread(threading.local):
-    """``devices`` are the numbers of those that this thread has launched on."""
-
-    def __init__(self) -> None:
-        self.devices: set[int] = set()
-
-
-_thread = _Thread()
+        found = in_context(self._cuda, lambda: self.module.get_function(name))
+        return PackedKernel(self._cuda, found)
 
 
 class PackedKernel:
-    """A kernel of CuPy's on the device of that number.
+    """A kernel of CuPy's; the first launch with arguments of some types is CuPy's own."""
 
-    A thread's first launch on a device is CuPy's own, which makes the device's context the
-    thread's: the driver's launch requires one.
-    """
-
-    def __init__(self, xp: Any, number: int, function: Any):
+    def __init__(self, cuda: Any, function: Any):
         self.function = function
-        self._number = number
-        self._launch, self._stream = xp.cuda.driver.launchKernel, xp.cuda.get_current_stream
-        self._pointers = xp.cuda.MemoryPointer
+        self._cuda = cuda
         self._packings: dict[tuple[type, ...], _Packing] = {}
 
     @property
@@ -71,7 +78,8 @@ class PackedKernel:
 
     @max_dynamic_shared_size_bytes.setter
     def max_dynamic_shared_size_bytes(self, limit: int) -> None:
-        self.function.max_dynamic_shared_size_bytes = limit
+        name = "max_dynamic_shared_size_bytes"
+        in_context(self._cuda, lambda: setattr(self.function, name, limit))
 
     @property
     def address(self) -> int:
@@ -85,13 +93,14 @@ class PackedKernel:
 
     def on(self, grid: Shape, block: Shape, shared_mem: int) -> Callable[[Sequence[Any]], None]:
         """What launches with other arguments each time."""
-        number, packings, first = self._number, self._packings, self._launch_first
-        start, current_stream, thread = self._launch, self._stream, _thread
+        cuda, packings, first = self._cuda, self._packings, self._launch_first
+        start, current_stream = cuda.driver.launchKernel, cuda.get_current_stream
+        driver_error = cuda.driver.CUDADriverError
         where = *grid, *block, shared_mem
 
         def launch(args: Sequence[Any]) -> None:
             packing = packings.get((*map(type, args),))
-            if packing is None or number not in thread.devices:
+            if packing is None:
                 first(grid, block, args, shared_mem)
                 return
             try:
@@ -103,7 +112,11 @@ class PackedKernel:
                 for k, number_of in packing.converted:
                     args[k] = number_of(args[k])
             packing.fill(buffer.memory, 0, *args)
-            start(packing.kernel, *where, current_stream().ptr, 0, buffer.extra)
+            try:
+                start(packing.kernel, *where, current_stream().ptr, 0, buffer.extra)
+            except driver_error as error:
+                bind_context(cuda, error)
+                start(packing.kernel, *where, current_stream().ptr, 0, buffer.extra)
             packing.free.append(buffer)
 
         return launch
@@ -112,11 +125,11 @@ class PackedKernel:
         self, grid: Shape, block: Shape, args: Sequence[Any], shared_mem: int
     ) -> None:
         arguments = [_as_pointer(argument) for argument in args]
-        self.function(grid, block, arguments, shared_mem=shared_mem)
+        launch = partial(self.function, grid, block, arguments, shared_mem=shared_mem)
+        in_context(self._cuda, launch)
         kinds = (*map(type, args),)
         if kinds not in self._packings:
             self._packings[kinds] = _Packing(self.address, [*map(self._form, args)])
-        _thread.devices.add(self._number)
 
     def _form(self, argument: Any) -> tuple[str, Callable[[Any], Any] | None]:
         """An argument's format, as ``struct`` has it, and what makes that of it if it is none."""
@@ -128,7 +141,7 @@ class PackedKernel:
             return np.dtype(type(argument)).char, None
         if isinstance(argument, np.ndarray):  # a structure, which holds fields of 8 bytes
             return f"0Q{argument.nbytes}s", np.ndarray.tobytes
-        return "Q", _pointer if isinstance(argument, self._pointers) else _address
+        return "Q", _pointer if isinstance(argument, self._cuda.MemoryPointer) else _address
 
 
 class _Packing:
