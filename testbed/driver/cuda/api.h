@@ -22,6 +22,7 @@ enum Result : int {
   no_device = 100,
   invalid_device = 101,
   invalid_image = 200,
+  no_context = 201,
   invalid_handle = 400,
   illegal_state = 401,
   not_found = 500,
@@ -65,6 +66,8 @@ struct Calls {
 
 // An error of the device that every later call returns too, as CUDA's illegal address does.
 Result broken();
+// The same, or that no context is current in this thread, without which most calls are refused.
+Result unusable();
 Result break_device(Result code, std::string message);
 // An error of this call alone, with why.
 Result refuse(Result code, std::string message);
@@ -78,4 +81,4 @@ const std::string& last_message();
   if (Result planned = calls.enter()) return planned
 #define ENTER(name)        \
   ENTER_EVEN_BROKEN(name); \
-  if (Result before = driver::broken()) return before
+  if (Result before = driver::unusable()) return before

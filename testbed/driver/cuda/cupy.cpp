@@ -129,6 +129,22 @@ Entry entry(const char* name, R (*function)(A...)) {
   return {name, reinterpret_cast<void*>(function), {type_name<R>(), type_name<A>()...}};
 }
 
+// The same of a function that makes the current device's context the thread's, as all do of CUDA's
+// runtime that need one.
+template <auto Function>
+struct Binding;
+template <class R, class... A, R (*Function)(A...)>
+struct Binding<Function> {
+  static R call(A... arguments) {
+    has_context() = true;
+    return Function(arguments...);
+  }
+};
+template <auto Function>
+Entry binding(const char* name) {
+  return entry(name, Binding<Function>::call);
+}
+
 // Whether a capsule's name, such as "int (int, int __pyx_skip_dispatch)", has these types.
 bool same(const Entry& entry, const std::string& text) {
   auto begins = [](const std::string& found, const char* type) {
@@ -162,7 +178,13 @@ bool same(const Entry& entry, const std::string& text) {
 int get_device(Skip) { return current_device(); }
 int get_device_count(Skip) { return device_count(); }
 PyObject* set_device(int device, Skip) { return none(cuCtxSetCurrent(context(device))); }
-PyObject* ensure_context() { return none(success); }
+// As CuPy's own, which remembers for each thread that it has done so.
+PyObject* ensure_context() {
+  static thread_local bool ensured[most_devices];
+  bool& known = ensured[current_device()];
+  if (!known) known = has_context() = true;
+  return none(success);
+}
 PyObject* device_synchronize(Skip) { return none(cuCtxSynchronize()); }
 int device_get_attribute(int attribute, int device, Skip) {
   int value = 0;
@@ -346,54 +368,54 @@ const std::vector<Entry>& entries() {
       entry("getDeviceCount", get_device_count),
       entry("setDevice", set_device),
       entry("_ensure_context", ensure_context),
-      entry("deviceSynchronize", device_synchronize),
+      binding<device_synchronize>("deviceSynchronize"),
       entry("deviceGetAttribute", device_get_attribute),
       entry("deviceCanAccessPeer", device_can_access_peer),
-      entry("deviceEnablePeerAccess", device_enable_peer_access),
-      entry("_deviceEnsurePeerAccess", device_ensure_peer_access),
+      binding<device_enable_peer_access>("deviceEnablePeerAccess"),
+      binding<device_ensure_peer_access>("_deviceEnsurePeerAccess"),
       entry("deviceGetPCIBusId", get_bus),
       entry("driverGetVersion", driver_version),
       entry("runtimeGetVersion", runtime_version),
-      entry("malloc", allocate_device),
-      entry("free", free_device),
-      entry("hostAlloc", allocate_host),
-      entry("freeHost", free_host),
-      entry("hostRegister", register_host),
-      entry("hostUnregister", unregister_host),
-      entry("memGetInfo", memory_info),
-      entry("memcpy", copy_now),
-      entry("memcpyAsync", copy_async),
-      entry("memcpyPeer", copy_peer),
-      entry("memcpyPeerAsync", copy_peer_async),
-      entry("memset", set),
-      entry("memsetAsync", set_async),
+      binding<allocate_device>("malloc"),
+      binding<free_device>("free"),
+      binding<allocate_host>("hostAlloc"),
+      binding<free_host>("freeHost"),
+      binding<register_host>("hostRegister"),
+      binding<unregister_host>("hostUnregister"),
+      binding<memory_info>("memGetInfo"),
+      binding<copy_now>("memcpy"),
+      binding<copy_async>("memcpyAsync"),
+      binding<copy_peer>("memcpyPeer"),
+      binding<copy_peer_async>("memcpyPeerAsync"),
+      binding<set>("memset"),
+      binding<set_async>("memsetAsync"),
       entry("pointerGetAttributes", get_pointer_attributes),
       entry("pointerGetMemoryType", get_memory_type),
-      entry("streamCreate", create_stream),
-      entry("streamCreateWithFlags", create_stream_with_flags),
-      entry("streamCreateWithPriority", create_stream_with_priority),
-      entry("streamDestroy", destroy_stream),
-      entry("streamSynchronize", synchronize_stream),
-      entry("streamQuery", query_stream),
-      entry("streamGetFlags", get_stream_flags),
-      entry("streamGetPriority", get_stream_priority),
-      entry("streamWaitEvent", wait_for_event),
-      entry("launchHostFunc", launch_host),
-      entry("streamBeginCapture", begin_capture),
-      entry("streamEndCapture", end_capture),
-      entry("streamIsCapturing", is_capturing),
-      entry("eventCreate", create_event),
-      entry("eventCreateWithFlags", create_event_with_flags),
-      entry("eventDestroy", destroy_event),
-      entry("eventRecord", record_event),
-      entry("eventQuery", query_event),
-      entry("eventSynchronize", synchronize_event),
-      entry("eventElapsedTime", elapsed),
-      entry("graphInstantiate", instantiate),
-      entry("graphLaunch", launch_graph),
-      entry("graphUpload", upload_graph),
-      entry("graphDestroy", destroy_graph),
-      entry("graphExecDestroy", destroy_executable),
+      binding<create_stream>("streamCreate"),
+      binding<create_stream_with_flags>("streamCreateWithFlags"),
+      binding<create_stream_with_priority>("streamCreateWithPriority"),
+      binding<destroy_stream>("streamDestroy"),
+      binding<synchronize_stream>("streamSynchronize"),
+      binding<query_stream>("streamQuery"),
+      binding<get_stream_flags>("streamGetFlags"),
+      binding<get_stream_priority>("streamGetPriority"),
+      binding<wait_for_event>("streamWaitEvent"),
+      binding<launch_host>("launchHostFunc"),
+      binding<begin_capture>("streamBeginCapture"),
+      binding<end_capture>("streamEndCapture"),
+      binding<is_capturing>("streamIsCapturing"),
+      binding<create_event>("eventCreate"),
+      binding<create_event_with_flags>("eventCreateWithFlags"),
+      binding<destroy_event>("eventDestroy"),
+      binding<record_event>("eventRecord"),
+      binding<query_event>("eventQuery"),
+      binding<synchronize_event>("eventSynchronize"),
+      binding<elapsed>("eventElapsedTime"),
+      binding<instantiate>("graphInstantiate"),
+      binding<launch_graph>("graphLaunch"),
+      binding<upload_graph>("graphUpload"),
+      binding<destroy_graph>("graphDestroy"),
+      binding<destroy_executable>("graphExecDestroy"),
   };
   return all;
 }

@@ -56,6 +56,10 @@ Result Calls::enter() {
 }
 
 Result broken() { return sticky; }
+Result unusable() {
+  if (sticky || has_context()) return sticky;
+  return refuse(no_context, "no context is current in this thread, which made no call of the runtime");
+}
 Result break_device(Result code, std::string message) {
   if (!sticky) why = std::move(message);
   return sticky = sticky ? sticky : code;
@@ -82,6 +86,10 @@ int max_shared_memory() { return 227 << 10; }
 int& current_device() {
   static thread_local int device = 0;
   return device;
+}
+bool& has_context() {
+  static thread_local bool has = false;
+  return has;
 }
 bool is_peer(int from, int to) { return peers[from][to]; }
 
@@ -204,16 +212,20 @@ API Result cuDeviceCanAccessPeer(int* can, int device, int other) {
   return success;
 }
 API Result cuCtxGetCurrent(void** context) {
-  *context = reinterpret_cast<void*>(uintptr_t(current_device()) + 1);
+  *context = reinterpret_cast<void*>(has_context() ? uintptr_t(current_device()) + 1 : 0);
   return success;
 }
 API Result cuCtxSetCurrent(void* context) {
+  has_context() = false;
+  if (!context) return success;
   const auto number = reinterpret_cast<uintptr_t>(context);
   if (number < 1 || number > uintptr_t(device_count())) return invalid_device;
   current_device() = int(number) - 1;
+  has_context() = true;
   return success;
 }
 API Result cuCtxGetDevice(int* device) {
+  if (Result error = unusable()) return error;
   *device = current_device();
   return success;
 }

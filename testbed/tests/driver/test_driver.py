@@ -2,6 +2,7 @@
 
 import ctypes
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from ctypes import byref, c_float, c_int, c_size_t, c_uint, c_void_p
 
 import numpy as np
@@ -24,7 +25,7 @@ extern "C" __global__ void share(float* x) {
 }
 """
 N = 40
-INVALID, NO_MEMORY, BAD_HANDLE, ILLEGAL = 1, 2, 400, 700
+INVALID, NO_MEMORY, NO_CONTEXT, BAD_HANDLE, ILLEGAL = 1, 2, 201, 400, 700
 
 
 class Cuda:
@@ -113,6 +114,26 @@ def test_a_launch_computes(cuda):
     x = cuda.array()
     cuda.add(x, 2.5)
     np.testing.assert_array_equal(cuda.values(x), BEFORE + 2.5)
+
+
+def test_a_thread_has_no_context_until_it_binds_one(cuda):
+    x, function = cuda.array(), cuda.kernel()
+
+    def launch_unbound():
+        assert cuda.made("cuCtxGetCurrent").value is None
+        cuda("cuMemGetInfo_v2", byref(c_size_t()), byref(c_size_t()), code=NO_CONTEXT)
+        cuda("cuCtxGetDevice", byref(c_int()), code=NO_CONTEXT)
+        cuda.add(x, function=function, code=NO_CONTEXT)
+        for device in (1, 0):
+            cuda.device(device)
+            assert cuda.made("cuCtxGetDevice", kind=c_int).value == device
+        cuda.add(x, function=function)
+        cuda("cuCtxSetCurrent", None)
+        cuda.add(x, function=function, code=NO_CONTEXT)
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(launch_unbound).result()
+    np.testing.assert_array_equal(cuda.values(x), BEFORE + 1)
 
 
 @pytest.mark.parametrize("ordered", [False, True])

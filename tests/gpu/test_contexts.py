@@ -1,0 +1,95 @@
+"""A thread that made no call of CUDA's runtime has no context, which the driver's calls require."""
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from unittest import mock
+
+import pytest
+
+import gradkit
+from gradkit import _cuda
+from gradkit._cuda.launch.device import CupyDevice
+from gradkit._open import dispatch
+from tests.backends import CuPy, has_gpu
+from tests.gpu.test_captures import CALLS, Arguments
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not has_gpu(), reason="no CUDA device"),
+]
+
+BACKEND = CuPy()
+# Launches of one kernel and of several, on lists and on rows, with occupancy asked first.
+NAMES = [
+    *("rms_norm", "layer_norm_grad", "layer_norm into an array", "group_norm", "batch_norm"),
+    *("grad_norm", "clip_grad_norm", "accumulate_grads and their norm"),
+]
+
+
+def without_context(work):
+    """What ``work()`` returns in a new thread, whose context is of no call before it."""
+    import cupy
+
+    def run():
+        assert cupy.cuda.driver.ctxGetCurrent() == 0
+        found = work()
+        assert cupy.cuda.driver.ctxGetCurrent() != 0
+        return found
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(run).result()
+
+
+@contextmanager
+def captured():
+    """While this thread captures a graph, in the mode that forbids the most to all threads."""
+    import cupy
+
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        grads = [cupy.full(4, 2.0)]
+        gradkit.scale_grads(grads, 0.5)
+        stream.synchronize()
+        stream.begin_capture(cupy.cuda.runtime.streamCaptureModeGlobal)
+        gradkit.scale_grads(grads, 0.5)
+    yield
+    with stream:
+        graph = stream.end_capture()
+        graph.launch(stream)
+        stream.synchronize()
+        assert grads[0].tolist() == [0.5] * 4
+
+
+@pytest.mark.parametrize("meanwhile", [nullcontext, captured])
+@pytest.mark.parametrize("planned", [True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_thread_without_a_context(name, planned, meanwhile):
+    """Its calls may be known, or first ask the driver for kernels and their occupancy."""
+    import cupy
+
+    operation, variant, more = CALLS[name]
+    arguments = Arguments(operation, variant, more, "C")
+    with BACKEND.active():
+        expected = arguments.bits(operation(**arguments.given))  # memory stays in CuPy's pool
+    arguments.restore()
+    number = cupy.cuda.Device().id
+    new = {} if planned else {number: _cuda.CudaBackend(CupyDevice(number))}
+    plans = mock.patch.dict(dispatch._plans, clear=not planned)
+    cupy.cuda.runtime.deviceSynchronize()
+    with BACKEND.active(), mock.patch.dict(_cuda.backends, new), plans, meanwhile():
+        results = without_context(lambda: operation(**arguments.given))
+    assert arguments.bits(results) == expected
+
+
+def test_a_thread_without_a_context_raises_the_limit_of_shared_memory():
+    """Which is the first thing that it asks the driver for."""
+    import cupy
+
+    device = CupyDevice(cupy.cuda.Device().id)
+    kernel = device.compile('extern "C" __global__ void k() {}', ()).get_function("k")
+
+    def allow():
+        kernel.max_dynamic_shared_size_bytes = 100_000
+
+    without_context(allow)
+    assert kernel.max_dynamic_shared_size_bytes == 100_000
