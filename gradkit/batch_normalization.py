@@ -208,12 +208,13 @@ def batch_norm_grad(
         Where the results are written; ``dx`` may be ``dy``.
     engine : {"cudnn", "cudnn-persistent", "native"} or None
         What computes on CuPy arrays. ``None``: cuDNN if it is installed and supports the case,
-        gradkit's own kernel otherwise (one warning if cuDNN is missing or fails);
-        :func:`last_engine` names it. ``"native"``: gradkit's own kernel. ``"cudnn"``: cuDNN or
-        an error. ``"cudnn-persistent"``: cuDNN's ``CUDNN_BATCHNORM_SPATIAL_PERSISTENT``, which
-        may be faster; only for channels-last data of 3 or more dimensions, because for
-        channels-first data it sums in scaled integers, and large finite values overflow. For
-        NumPy arrays, ``None`` and ``"native"`` are the same; any other engine is an error.
+        gradkit's own kernel otherwise (one warning if cuDNN is missing or fails) and for
+        channels-last data, for which cuDNN is slow; :func:`last_engine` names it. ``"native"``:
+        gradkit's own kernel. ``"cudnn"``: cuDNN or an error. ``"cudnn-persistent"``: cuDNN's
+        ``CUDNN_BATCHNORM_SPATIAL_PERSISTENT``, which may be faster; only for channels-last data
+        of 3 or more dimensions, because for channels-first data it sums in scaled integers, and
+        large finite values overflow. For NumPy arrays, ``None`` and ``"native"`` are the same; any
+        other engine is an error.
     group : Group, optional
         As in :func:`batch_norm`, with the statistics that it returned: ``dx`` is that of the whole
         batch. ``dscale`` and ``dbias`` are the sums over this rank's part alone, to be added up

@@ -267,14 +267,13 @@ class ChannelNorms(OnDevice):
         self, by_cudnn: ByCudnn, natively: Callable[[Any], None], call: Any, *more: Any
     ) -> Engine:
         """Have cuDNN compute a call if it can; ``more``: what else decides that."""
-        x, axis = call.x, call.channel_axis
+        x = call.x
         if type(x) is Address:  # of a call like one that was native
             natively(call)
             return "native"
-        case = type(call), x.shape, x.strides, x.dtype, axis, *more
-        if done_by_cudnn(self.device, call.engine, partial(by_cudnn, call=call), case):
+        if done_by_cudnn(self.device, call, partial(by_cudnn, call=call), more):
             return "cudnn"
-        if x.shape[axis]:
+        if x.shape[call.channel_axis]:
             natively(call)
         return "native"
 

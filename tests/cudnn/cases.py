@@ -16,6 +16,9 @@ SHAPES = [(6, 3), (4, 1), (2, 3, 5), (2, 3, 4, 5), (1, 3, 4, 5), (3, 1, 2, 2), (
 SHAPES += [(2, 2, 3, 2, 2), (7, 5, 1, 1)]
 COMBINATIONS = [tuple(map(dtype_named, row)) for row in BATCH_NORM_TYPES]
 FACTOR = 64  # of cuDNN: its sums run over other terms, in float32
+# Elements per channel for which cuDNN's float32 statistics lose one more u. Seen on a GPU: 95 u in
+# inv_std for 1.2 million.
+_LOST_EVERY = 1 << 13
 
 # Which layout x, dy and dx have; values in the gaps are NaN.
 MIXTURES = [(name, name, name) for name in LAYOUTS]
@@ -175,7 +178,8 @@ class ForwardCase(_Forward):
         x = self._x.astype(np.float64)
         y, (mean, inv_std) = np.empty(x.shape), np.empty((2, x.shape[self.axis]))
         launch(_numpy, BatchNorm, [y, mean, inv_std], x=x, **rule)
-        u = FACTOR * UNIT[accumulation_name(str(self.x.dtype))]
+        lost = x.size // x.shape[self.axis] / _LOST_EVERY
+        u = (FACTOR + lost) * UNIT[accumulation_name(str(self.x.dtype))]
         along = [1] * x.ndim
         along[self.axis] = -1
         others = tuple(a for a in range(x.ndim) if a != self.axis)

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from gradkit._cuda.cudnn.descriptions import Dense
+from gradkit._cuda.cudnn.descriptions import Dense, channels_innermost
 
 LENGTHS = (2, 3, 1, 5, 4)
 
@@ -40,3 +40,23 @@ def test_channels_last():
     assert Dense.of(last, 1).channels_last
     assert Dense.of(first, 3).channels_last
     assert not Dense.of(np.empty((6, 3)), 1).channels_last
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "order", "innermost"),
+    [
+        ((2, 3, 4, 5), 1, (0, 1, 2, 3), False),
+        ((2, 3, 4, 5), 1, (0, 2, 3, 1), True),
+        ((2, 3, 4, 5), 3, (0, 1, 2, 3), True),
+        ((2, 3, 4, 5), 1, (1, 0, 2, 3), False),
+        ((6, 3), 1, (0, 1), True),
+        ((6, 3), 0, (0, 1), False),
+        ((6, 3, 1, 1), 1, (0, 1, 2, 3), True),
+        ((6, 1, 2), 1, (0, 1, 2), False),
+        ((0, 3, 2), 1, (0, 1, 2), False),
+    ],
+)
+def test_channels_innermost(shape, axis, order, innermost):
+    x = np.empty([shape[a] for a in order]).transpose(np.argsort(order))
+    assert channels_innermost(x, axis) == innermost
+    assert channels_innermost(x[::-1], axis) == innermost

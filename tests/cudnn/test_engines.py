@@ -105,6 +105,17 @@ def test_persistent_is_for_those_who_ask(install, native):
     assert not native
 
 
+@pytest.mark.parametrize("kind", [Case, ForwardCase, InferenceCase])
+@pytest.mark.parametrize(("shape", "layout"), [((2, 3, 4, 5), "rolled"), ((6, 3), "C")])
+def test_channels_last_are_ours_unless_cudnn_is_asked_for(install, native, kind, shape, layout):
+    cudnn, backend = install(), CudaBackend(DEVICE)
+    for engine, ran in ((None, "native"), ("cudnn", "cudnn")):
+        case = kind(shape, 1, F32, layouts=(layout,) * 3)
+        assert case.run(backend, engine) == ran
+        case.check()
+    assert (len(native), cudnn.bindings.asked) == (1, 1)
+
+
 def test_native_does_not_even_look_for_cudnn(monkeypatch, native):
     monkeypatch.setattr(library, "_found", None)
     monkeypatch.setattr(library, "_find", lambda: pytest.fail("looked for cuDNN"))

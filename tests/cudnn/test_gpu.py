@@ -1,4 +1,4 @@
-"""cuDNN at work. Not yet run: written where there was no GPU.
+"""cuDNN at work.
 
 The same cases, bounds and reference as without one, and what only a GPU can show: PyTorch's
 cuDNN, the batch limits, streams, threads, graphs. ``make test-gpu``.
@@ -104,8 +104,8 @@ def test_every_combination_shape_axis_and_layout(cupy, backend, kind, types, aff
                 layouts = layouts if kind is Case else layouts[1:]
                 case = kind(shape, axis, types, layouts=layouts, affine=affine)
                 if _taken(cupy, backend, case, engine):
+                    assert last_engine() == engine  # before NumPy computes the reference
                     case.check()
-                    assert last_engine() == engine
                 else:
                     assert dtype_named("bfloat16") in types, "cuDNN takes all others"
 
@@ -113,9 +113,9 @@ def test_every_combination_shape_axis_and_layout(cupy, backend, kind, types, aff
 @pytest.mark.parametrize("types", [F32, F16])
 def test_persistent_channels_last(cupy, backend, types):
     for shape in ((8, 14, 14, 64), (4, 5, 6, 7, 3)):
-        case = Case(shape, len(shape) - 1, types)
-        _run(cupy, backend, case, "cudnn-persistent").check()
+        case = _run(cupy, backend, Case(shape, len(shape) - 1, types), "cudnn-persistent")
         assert last_engine() == "cudnn"
+        case.check()
 
 
 @pytest.mark.parametrize("layout", ["C", "rolled"])
@@ -129,14 +129,28 @@ def test_dx_may_be_dy(cupy, backend, layout):
 @pytest.mark.parametrize("tail", [(), (2,), (2, 2)])
 @pytest.mark.parametrize("last", [False, True])
 def test_batch_limits_are_probed(cupy, backend, batch, tail, last, record_property):
-    """Right on either side of every limit that was ever reported, whichever engine ran."""
+    """Right on either side of every limit that was ever reported, also if cuDNN refuses."""
     shape = (batch, *tail, 2) if last else (batch, 2, *tail)
     axis = len(shape) - 1 if last else 1
     for kind in (Case, ForwardCase):
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # a refusal is none
-            _run(cupy, backend, kind(shape, axis, F32)).check()
-        record_property(f"{kind.__name__} {shape}", last_engine())
+        case = kind(shape, axis, F32)
+        taken = _taken(cupy, backend, case, "cudnn")
+        record_property(f"{kind.__name__} {shape}", taken)
+        if not taken:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")  # a refusal is none
+                _run(cupy, backend, case)
+            assert last_engine() == "native"
+        case.check()
+
+
+@pytest.mark.parametrize("kind", [Case, ForwardCase, InferenceCase])
+def test_channels_last_are_ours_by_default(cupy, backend, kind):
+    for layouts, engine in ((("C",) * 3, "cudnn"), (("rolled",) * 3, "native")):
+        layouts = layouts if kind is Case else layouts[1:]
+        case = _run(cupy, backend, kind((8, 6, 5, 4), 1, F32, layouts=layouts))
+        assert last_engine() == engine
+        case.check()
 
 
 def test_eight_threads_on_two_streams(cupy, backend):

@@ -29,10 +29,7 @@ class Dense:
         """The layout of x, or that of a dense copy of it."""
         if x.size == 0:
             raise _not_described(f"shape {x.shape} has no elements")
-        long = [axis for axis in range(x.ndim) if x.shape[axis] > 1]
-        long.sort(key=lambda axis: -abs(x.strides[axis]))
-        if channel_axis not in long:
-            long.insert(1, channel_axis)
+        long = _in_memory(x, channel_axis)
         at = long.index(channel_axis)
         outer, inner = ([x.shape[axis] for axis in part] for part in (long[:at], long[at + 1 :]))
         channels = x.shape[channel_axis]
@@ -49,6 +46,20 @@ class Dense:
             raise _not_described(f"{too_large} does not fit a C int")
         short = [axis for axis in range(x.ndim) if axis not in long]
         return cls((*short, *long), dims, strides, last)
+
+
+def channels_innermost(x: Any, channel_axis: int) -> bool:
+    """Whether neighbours in memory belong to different channels."""
+    return _in_memory(x, channel_axis)[-1] == channel_axis
+
+
+def _in_memory(x: Any, channel_axis: int) -> list[int]:
+    """The channel axis and all axes longer than 1, outermost in memory first."""
+    long = [axis for axis in range(x.ndim) if x.shape[axis] > 1]
+    long.sort(key=lambda axis: -abs(x.strides[axis]))
+    if channel_axis not in long:
+        long.insert(1, channel_axis)
+    return long
 
 
 def _not_described(reason: str) -> CudnnError:

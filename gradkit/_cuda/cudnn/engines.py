@@ -1,9 +1,12 @@
-"""Whether cuDNN runs a call: if it is installed and supports the case.
+"""Whether cuDNN runs a call: if it is installed, supports the case and is fast enough.
 
 gradkit does not know cuDNN's limits: it calls cuDNN. For an unsupported case cuDNN returns an error
 on the host before it launches anything; the case is remembered, and the next such call goes
 straight to our kernel. So is a case that failed in any other way, because each attempt takes time
-and our kernel gives equally accurate results. Only if memory ran out will the next call try again.
+and our kernel is at least as accurate. Only if memory ran out will the next call try again.
+
+Data whose channels are innermost in memory are left to our kernel: cuDNN's functions that need no
+reserve space from the forward pass take 10 to 80 times as long there (docs/cudnn.md).
 """
 
 import sys
@@ -11,8 +14,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from gradkit._backend import Engine
 from gradkit._cuda.cudnn import library
+from gradkit._cuda.cudnn.descriptions import channels_innermost
 from gradkit._cuda.cudnn.library import Cudnn
 from gradkit._cuda.launch.device import Device
 from gradkit.errors import BackendUnavailableError, CudnnError
@@ -26,14 +29,17 @@ ByCudnn: TypeAlias = Callable[..., None]
 _warned = False
 
 
-def done_by_cudnn(
-    device: Device, engine: Engine | None, run: ByCudnn, case: tuple[Any, ...]
-) -> bool:
-    """Run the call by cuDNN if ``engine`` allows it; return whether it ran."""
+def done_by_cudnn(device: Device, call: Any, run: ByCudnn, more: tuple[Any, ...]) -> bool:
+    """Run the call by cuDNN if its ``engine`` allows it; return whether it ran.
+
+    ``more``: what decides whether cuDNN supports the call, besides its kind, ``x`` and the axis.
+    """
+    engine, x, axis = call.engine, call.x, call.channel_axis
     if engine == "native":
         return False
     if engine is None:
-        return _taken_by_cudnn(device, run, case)
+        case = type(call), x.shape, x.strides, x.dtype, axis, *more
+        return not channels_innermost(x, axis) and _taken_by_cudnn(device, run, case)
     if device.cuda_stream() is None:
         raise BackendUnavailableError(f"engine={engine!r} needs a CUDA device")
     run(library.cudnn(), device, persistent=engine == "cudnn-persistent")
@@ -86,8 +92,8 @@ def _warn_once(message: str) -> None:
     if not _warned:
         _warned = True
         warnings.warn(
-            f"{message}. Batch norm runs on gradkit's own kernels instead, which are equally "
-            'accurate; engine="native" selects them without this warning',
+            f"{message}. Batch norm runs on gradkit's own kernels instead, which are at "
+            'least as accurate; engine="native" selects them without this warning',
             RuntimeWarning,
             stacklevel=_frames_of_gradkit(),
         )
