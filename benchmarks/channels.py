@@ -85,6 +85,23 @@ def _liger_group_norm(groups: int, x: Any, scale: Any, bias: Any = None) -> Any:
     return apply(x, scale, bias, x.shape[1], groups, 1e-5)
 
 
+def _for_group_norm(a: Any, *vectors: Any) -> list[Any]:
+    """Return parameters and statistics as PyTorch takes them: on a GPU, in the dtype of x alone."""
+    return [each.to(a.x.dtype) if a.x.is_cuda else each for each in vectors]
+
+
+def _torch_group_norm(a: Any) -> Any:
+    scale, bias = _for_group_norm(a, a.scale, a.bias)
+    sizes = *_sizes(a.x), a.num_groups
+    return partial(torch.ops.aten.native_group_norm, a.x, scale, bias, *sizes, 1e-5)
+
+
+def _torch_group_norm_grad(a: Any) -> Any:
+    given = _for_group_norm(a, a.mean, a.inv_std, a.scale)
+    sizes = *_sizes(a.x), a.mean.shape[1]
+    return partial(torch.ops.aten.native_group_norm_backward, a.dy, a.x, *given, *sizes, ALL)
+
+
 def _sizes(x: Any) -> tuple[int, int, int]:
     return x.shape[0], x.shape[1], math.prod(x.shape[2:])
 
@@ -104,10 +121,7 @@ TABLES: dict[str, Table] = {
     },
     "group_norm_grad": {  # ONNX Runtime has no kernel for it
         "gradkit": gradkit.group_norm_grad,
-        "torch": lambda a: partial(
-            torch.ops.aten.native_group_norm_backward,
-            *(a.dy, a.x, a.mean, a.inv_std, a.scale, *_sizes(a.x), a.mean.shape[1], ALL),
-        ),
+        "torch": _torch_group_norm_grad,
         "liger": lambda a: backward(
             partial(_liger_group_norm, a.mean.shape[1]), a.dy, a.x, a.scale
         ),
@@ -116,10 +130,7 @@ TABLES: dict[str, Table] = {
     },
     "group_norm": {
         "gradkit": gradkit.group_norm,
-        "torch": lambda a: partial(
-            torch.ops.aten.native_group_norm,
-            *(a.x, a.scale, a.bias, *_sizes(a.x), a.num_groups, 1e-5),
-        ),
+        "torch": _torch_group_norm,
         "liger": lambda a: partial(_liger_group_norm, a.num_groups, a.x, a.scale, a.bias),
         "naive": _group_norm,
         **COMPILED,
@@ -170,16 +181,19 @@ def cases(device: Device, *, quick: bool = False) -> Iterator[Case]:
 
 
 def _gradient(device: Device, name: str, shape: Shape, dtype: str, *, last: bool) -> Case:
-    moved, targets = 5, dict[str, float]()
+    moved, targets, table = 5, dict[str, float](), dict(TABLES[name])
+    if dtype == "bfloat16":  # PyTorch has its own kernels compute it
+        table.pop("torch cuDNN", None)
     if device.name == "cpu":
         moved = 3
         targets = {"naive": 2.0} if (shape, dtype) == (chosen(device).images[0], "float32") else {}
     elif device.name == "cuda":
-        own = name == "batch_norm_grad" and not last
-        targets = {"copy": 0.80, **({"torch cuDNN": 1.5} if own else {})}
+        targets = {"copy": 0.80}
+        if "torch cuDNN" in table and not last:
+            targets["torch cuDNN"] = 1.2  # it reaches 0.65 of the copy on an H200
     arguments = partial(gradient_arguments, device, name, shape, dtype, last=last)
     rest = {"arguments": arguments, "bytes": moved * list_bytes([shape], dtype), "targets": targets}
-    case = on_array(device, name, TABLES[name], shape, dtype, **rest)
+    case = on_array(device, name, table, shape, dtype, **rest)
     return replace(case, shape=f"{case.shape} channels last") if last else case
 
 

@@ -13,7 +13,18 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as run
-from benchmarks import devices, overhead, peers, record, report, rows, shapes, system_info, timing
+from benchmarks import (
+    channels,
+    devices,
+    overhead,
+    peers,
+    record,
+    report,
+    rows,
+    shapes,
+    system_info,
+    timing,
+)
 from benchmarks.calls import files_of, traced, warm_calls
 from benchmarks.host import MAKERS
 from gradkit import _host
@@ -87,6 +98,16 @@ def test_cases_of_a_cpu_differ_and_have_calls_of_peers():
     assert len(set(map(str, found))) == len(found) > 100
     known = {"gradkit", "gradkit, several calls", *peers.ON["cpu"], *peers.ON["cuda"]}
     assert all(known >= case.table.keys() >= {"gradkit"} for case in found)
+
+
+def test_cudnn_by_pytorch_is_a_peer_of_the_dtypes_that_pytorch_gives_to_it():
+    device = SimpleNamespace(name="cuda")
+    found = [c for c in channels.cases(device) if c.operation == "batch_norm_grad"]
+    assert {case.dtype for case in found} == {"bfloat16", "float32"}
+    for case in found:
+        assert ("torch cuDNN" in case.table) == (case.dtype == "float32")
+        first = "channels last" not in case.shape
+        assert ("torch cuDNN" in case.targets) == (case.dtype == "float32" and first)
 
 
 @pytest.mark.parametrize("operation", ["grad_norm", "clip_grad_norm, scaling"])
