@@ -12,7 +12,7 @@ from gradkit._backend import Array, Shape, Spec
 from gradkit._calls.lists import AccumulateGrad, AccumulateGradV2
 from gradkit._cuda.channel_launches import Launches
 from gradkit._cuda.channels import ChannelNorms
-from gradkit._cuda.cudnn import library
+from gradkit._cuda.cudnn.engines import may_be_cudnns
 from gradkit._cuda.gated_norm import GatedNorms
 from gradkit._cuda.launch.buffers import address_of, on_device
 from gradkit._cuda.launch.device import CupyDevice, keep_if_captured
@@ -61,8 +61,8 @@ class CudaBackend(ChannelNorms, GatedNorms, Lists, RowNorms):
             return False
         if isinstance(call, (AccumulateGrad, AccumulateGradV2)):
             return call.plan.launcher is not None
-        if getattr(call, "engine", "native") != "native" and not library.is_missing():
-            return False  # cuDNN, which needs arrays, may compute the next one
+        if may_be_cudnns(call):
+            return False  # it needs arrays
         launcher = call.plan.launcher
         return isinstance(launcher, (RowLaunches, Launches)) and bool(launcher.all_usable.gapless)
 

@@ -29,17 +29,24 @@ ByCudnn: TypeAlias = Callable[..., None]
 _warned = False
 
 
+def may_be_cudnns(call: Any) -> bool:
+    """Whether cuDNN may compute the next call like this one, of any operation."""
+    engine = getattr(call, "engine", "native")
+    if engine == "native" or library.is_missing():
+        return False
+    return engine is not None or not channels_innermost(call.x, call.channel_axis)
+
+
 def done_by_cudnn(device: Device, call: Any, run: ByCudnn, more: tuple[Any, ...]) -> bool:
     """Run the call by cuDNN if its ``engine`` allows it; return whether it ran.
 
     ``more``: what decides whether cuDNN supports the call, besides its kind, ``x`` and the axis.
     """
     engine, x, axis = call.engine, call.x, call.channel_axis
-    if engine == "native":
+    if engine == "native" or (engine is None and channels_innermost(x, axis)):
         return False
     if engine is None:
-        case = type(call), x.shape, x.strides, x.dtype, axis, *more
-        return not channels_innermost(x, axis) and _taken_by_cudnn(device, run, case)
+        return _taken_by_cudnn(device, run, (type(call), x.shape, x.strides, x.dtype, axis, *more))
     if device.cuda_stream() is None:
         raise BackendUnavailableError(f"engine={engine!r} needs a CUDA device")
     run(library.cudnn(), device, persistent=engine == "cudnn-persistent")
