@@ -1,6 +1,7 @@
 """The ``backend`` fixture, how hard Hypothesis tries, and what several processes share."""
 
 import gc
+import importlib
 import json
 import os
 import sys
@@ -31,6 +32,14 @@ def backend(request):
     """Each backend in turn: where a test's arrays live and what computes on them."""
     with request.param.active():
         yield request.param
+
+
+@pytest.fixture
+def xp():
+    """array-api-strict, which a machine with a GPU may lack."""
+    if os.environ.get("CI") == "true":
+        return importlib.import_module("array_api_strict")
+    return pytest.importorskip("array_api_strict")
 
 
 @pytest.hookimpl(tryfirst=True)
