@@ -100,18 +100,24 @@ check: lint check-package test test-ptx-fast machine-code test-slow ## lint and 
 # --- with a GPU, another framework or more time (in alphabetical order) ----------------------
 # Packages that cannot share an environment are in separate ones: .venv-NAME.
 
-.PHONY: bench bench-gpu bench-host-torch bench-ranks bench-record fuzz lock mutants mutants-driver mutants-fast mutants-interop mutants-kernels pictures sanitize-cpu \
+.PHONY: bench bench-gpu bench-gpu-compiled bench-host-torch bench-ranks bench-record fuzz lock mutants mutants-driver mutants-fast mutants-interop mutants-kernels pictures sanitize-cpu \
 	sanitize-cpu-fast sanitize-gpu soak test-arm test-cudnn test-driver test-driver-fast test-driver-torch test-gpu test-interop test-onnxruntime test-ptx test-ranks
 
 MINUTES := 10
+GPU_PYTHON ?= python3
 
 # Results are written to benchmarks/out, or to $OUT if it is set: a run changes no tracked file.
 bench: .venv-bench/.installed .venv-onnxruntime/.installed ## time every operation on the CPU, compared with other libraries
 	GRADKIT_ORT_PYTHON=.venv-onnxruntime/bin/python .venv-bench/bin/python -m benchmarks
 
 # Like test-gpu, with the Python that has CuPy (and PyTorch, Triton, Liger-Kernel if installed).
-bench-gpu: ## time every operation on a GPU, compared with other libraries (8 min)
-	$(or $(GPU_PYTHON),python3) -m benchmarks --device cuda --seconds 1 --budget 450 $(BENCH)
+bench-gpu: ## time every operation on a GPU, compared with other libraries (3 min)
+	$(GPU_PYTHON) -m benchmarks --device cuda --seconds 0.15 --budget 150 $(BENCH)
+
+COMPILED := layer_norm 16384x4096,layer_norm_grad 16384x4096 bf,layer_norm_grad 65536x1024,rms_norm_grad 16384x4096 bf,$\
+	rms_norm_grad 65536x1024,add_rms_norm 16384x4096,batch_norm_grad 256x512x28x28 bf,group_norm_grad 256x512x28x28 bf
+bench-gpu-compiled: ## the same of eight cases beside torch.compile, which takes seconds to compile each (1 min)
+	$(GPU_PYTHON) -m benchmarks --device cuda --seconds 0.3 --budget 90 --peers torch,torch.compile --only '$(COMPILED)' $(BENCH)
 
 bench-host-torch: .venv-interop/.installed .venv-cupy14/.installed ## the host's time in calls on PyTorch's CUDA tensors, without a GPU (2 min)
 	OMP_NUM_THREADS=1 PYTHONPATH=$(wildcard .venv-cupy14/lib/python*/site-packages) \

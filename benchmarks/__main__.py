@@ -26,6 +26,7 @@ from benchmarks.devices import DEVICES, Device
 
 FAMILIES = ("rows", "channels", "lists", "step", "overhead")
 PYPERF = importlib.util.find_spec("pyperf") is not None
+ONCE = 20  # cases that take as long as what is measured once
 OUT = Path(__file__).with_name("out")  # ignored by git: a run leaves the checkout clean
 
 
@@ -49,7 +50,8 @@ def main() -> int:
     for _ in _measured(run, device, everyone, options, deadline):
         if kept:
             report.write(run, path)
-    if not options.quick and time.monotonic() < deadline:
+    whole = not options.quick and options.only == ",".join(FAMILIES)
+    if whole and time.monotonic() < deadline:
         try:
             run |= _once(options.device)
         except Exception as error:
@@ -85,18 +87,20 @@ def _begun(device: str, missing: dict[str, str]) -> report.Run:
 def _measured(
     run: report.Run, device: Device, everyone: list[str], options: Any, deadline: float
 ) -> Iterator[None]:
-    """Add cases to the run. Each family has an equal share of the time that is left."""
+    """Add cases to the run. Families share the time by their cases, and leave the next the rest."""
     words, start = options.only.split(","), time.monotonic()
     families = [name for name in FAMILIES if name in words] or list(FAMILIES)
-    for left, name in zip(range(len(families), 0, -1), families, strict=True):
+    cases = {name: list(_cases(name, words, device, quick=options.quick)) for name in families}
+    left = ONCE + sum(map(len, cases.values()))
+    for name, found in cases.items():
         now = time.monotonic()
-        share = now + (deadline - now) / (left + 1)  # one more for what is measured once
+        share, left = now + (deadline - now) * len(found) / left, left - len(found)
         try:
             if name == "overhead" and device.name == "cpu" and not options.quick and PYPERF:
                 print(f"{now - start:5.0f} s  overhead, by pyperf", flush=True)
                 run["cases"] += overhead.lines(everyone)
                 continue
-            for case in _cases(name, words, device, quick=options.quick):
+            for case in found:
                 if time.monotonic() > share:
                     run["dropped"].append(f"{name}: {case} and all cases after it")
                     break
@@ -124,9 +128,9 @@ def folder() -> Path:
 
 
 def _cases(name: str, words: list[str], device: Device, *, quick: bool) -> Iterator[timing.Case]:
-    """Yield the cases of a file whose operations begin with one of the words, or that is one."""
+    """Yield the cases of a file whose titles begin with one of the words, or that is one."""
     for case in importlib.import_module(f"benchmarks.{name}").cases(device, quick=quick):
-        if name in words or case.operation.startswith(tuple(words)):
+        if name in words or str(case).startswith(tuple(words)):
             yield case
 
 
@@ -149,9 +153,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--only",
         default=",".join(FAMILIES),
-        help="families of operations, or beginnings of operations' names, separated by commas",
+        help="families, or beginnings of cases (operation, shape, dtype), separated by commas",
     )
-    parser.add_argument("--peers", help="peers, separated by commas (default: all)")
+    parser.add_argument("--peers", help="peers, separated by commas (benchmarks/README.md)")
     parser.add_argument("--seconds", type=float, default=2.5, help="seconds per case")
     parser.add_argument(
         "--budget", type=float, help="seconds for the whole run; what does not fit is dropped"

@@ -133,7 +133,7 @@ class Cuda(Device):
     name, copied = "cuda", 512 << 20
     _SHORTEST, _LONGEST = 1e-4, 5e-2  # limits, in seconds, on how long the device is kept busy
     _TRIES = 4
-    _WALL = 0.02  # seconds of calls in a row, for ``wall``
+    _WALL = 0.01  # seconds of calls in a row, for ``wall``
 
     def __init__(self) -> None:
         import cupy
@@ -179,9 +179,9 @@ class Cuda(Device):
 
     def wall(self, call: Call) -> float:
         """Return the seconds per call, with Python and launches."""
-        self._seconds(call, 1)
-        count = max(1, int(self._WALL / self._seconds(call, 1)))
-        return self._seconds(call, count) / count
+        once = self._seconds(call, 1)
+        count = int(self._WALL / once)
+        return self._seconds(call, count) / count if count > 1 else once
 
     def launch(self) -> Call:
         """Return CuPy's own launch of a kernel with three arguments that does nothing."""
