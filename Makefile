@@ -196,8 +196,9 @@ test-arm: $(STAMP) ## the compiled CPU backend on 64-bit ARM, in an emulated pro
 	tests/native/arm.sh $(BIN)/python $(OF_COMPILED) --numprocesses auto --dist worksteal \
 		-k '(compiled or test_compiled) and not forked' tests/values/test_oracle.py
 
-sanitize-gpu: ## run compute-sanitizer's four tools on every kernel (at most 10 min)
-	tests/sanitize.sh $(or $(GPU_PYTHON),python3)
+# With the Python that has CuPy, without .venv: a GPU machine may have no network.
+sanitize-gpu: ## compute-sanitizer's four tools over every kernel, side by side, where it is installed (3 min)
+	tests/sanitize.sh $(GPU_PYTHON)
 
 soak: $(STAMP) ## repeat every operation for MINUTES=10, and check for memory leaks
 	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(SOAK)
@@ -225,10 +226,19 @@ test-driver-torch: .venv-interop/.installed .venv-cupy14/.installed ## PyTorch's
 	HYPOTHESIS_PROFILE=quick PYTHONPATH=$(wildcard .venv-cupy14/lib/python*/site-packages) \
 		.venv-interop/bin/python -m pytest --quiet -p testbed.driver.plugin tests/interop/test_torch_on_driver.py
 
-# With the Python that has CuPy, without .venv: a GPU machine may have no network.
-test-gpu: ## the test suite on CuPy, and compute-sanitizer if it is installed
-	GRADKIT_REQUIRE_GPU=1 $(or $(GPU_PYTHON),python3) -m pytest -m gpu tests
-	$(MAKE) --no-print-directory sanitize-gpu
+# All files that have such tests, as tests/package/test_directories.py checks: no others are collected.
+# The sanitizers take four of the cores.
+ON_GPU := tests/bad_input tests/calls tests/cuda/test_every_kernel.py tests/cudnn/test_gpu.py tests/distributed \
+	tests/gpu tests/interop/test_devices.py tests/values
+WORKERS = $(shell cores=$$(nproc); echo $$((cores > 8 ? cores - 4 : (cores + 1) / 2)))
+test-gpu: ## the test suite on CuPy, beside it `make sanitize-gpu` (3 min on 16 cores)
+	@$(MAKE) --no-print-directory --keep-going --jobs 2 suite-gpu sanitize-gpu
+
+.PHONY: suite-gpu
+suite-gpu:
+	GRADKIT_REQUIRE_GPU=1 HYPOTHESIS_PROFILE=quick OMP_NUM_THREADS=1 $(GPU_PYTHON) -m pytest --quiet --tb short -m gpu \
+		-p no:benchmark $$($(GPU_PYTHON) -c 'import xdist' 2>/dev/null && echo --numprocesses $(WORKERS) --dist worksteal) \
+		$(or $(GPU_TESTS),$(ON_GPU))
 
 test-interop: $(STAMP) .venv-interop/.installed .venv-package/.installed ## test with PyTorch, JAX, TensorFlow, optax and thinc, on the CPU
 	GRADKIT_REQUIRE_FRAMEWORKS=1 .venv-interop/bin/python -m pytest --numprocesses auto --dist worksteal tests/interop

@@ -1,6 +1,7 @@
-"""Which directory may import which: benchmarks need no tests, and the testbed needs no gradkit."""
+"""Which directory may import which, and in which `make test-gpu` looks for tests."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -43,3 +44,19 @@ def test_a_directory_imports_only_what_it_may(folder):
 def test_imports_are_found_wherever_they_stand():
     text = "import a.b, c\ndef f():\n    from d.e import g\n    from . import h\n"
     assert list(imported(text)) == ["a.b", "c", "d.e"]
+
+
+def runs_on_gpus(text):
+    """Whether a file has a test marked ``gpu``, or one of the fixture that CuPy is a backend of."""
+    nodes = [*ast.walk(ast.parse(text))]
+    tests = [n for n in nodes if isinstance(n, ast.FunctionDef) and n.name.startswith("test_")]
+    marked = any(isinstance(n, ast.Attribute) and n.attr == "gpu" for n in nodes)
+    return marked or any(each.arg == "backend" for test in tests for each in test.args.args)
+
+
+def test_make_test_gpu_collects_the_files_with_tests_for_gpus_and_no_folder_without():
+    found = re.search(r"^ON_GPU := ((?:.*\\\n)*.*)", (ROOT / "Makefile").read_text(), re.M)
+    listed = [ROOT / word for word in found[1].replace("\\\n", " ").split()]
+    tests = [path for path in (ROOT / "tests").rglob("test_*.py") if runs_on_gpus(path.read_text())]
+    assert [t for t in tests if not {t, *t.parents} & {*listed}] == []
+    assert [each for each in listed if not any({t, *t.parents} & {each} for t in tests)] == []
