@@ -14,7 +14,7 @@ Every rank makes the same call on its own gradients, perhaps none, and gets the 
 that of all ranks.
 
 Groups over NCCL are :class:`DeviceGroup`: their numbers stay on the GPUs, and no call waits for
-them. They have not yet run on a GPU::
+them. They have not yet run on GPUs::
 
     group = gradkit.distributed.from_nccl(communicator)
     gradkit.clip_grad_norm(own_grads, max_norm=1.0, group=group)

@@ -1,4 +1,4 @@
-"""Devices and streams. What a GPU has to show is marked ``gpu``; not yet run on one.
+"""Devices and streams. What a GPU has to show is marked ``gpu``.
 
 A stand-in for CuPy shows on the CPU which device and stream the work is sent to.
 """
