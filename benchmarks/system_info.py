@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
-PACKAGES = ("gradkit", "numpy", "ml_dtypes", "torch", "jax", "jaxlib", "matplotlib")
+import gradkit
+
+PACKAGES = ("numpy", "ml_dtypes", "torch", "jax", "jaxlib", "matplotlib")
 GPU_PACKAGES = (
     *("cupy-cuda12x", "cupy-cuda13x", "triton", "liger-kernel"),
     *("nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-cuda-nvrtc"),
@@ -27,7 +29,8 @@ def describe() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "blas": np.show_config(mode="dicts")["Build Dependencies"]["blas"]["name"],
-        "versions": {name: version for name in PACKAGES if (version := _version(name))},
+        "versions": {"gradkit": _gradkit()}
+        | {name: version for name in PACKAGES if (version := _version(name))},
     }
 
 
@@ -103,6 +106,12 @@ def _read(path: str | Path) -> str:
         return Path(path).read_text()
     except OSError:
         return ""
+
+
+def _gradkit() -> str:
+    """The version, also of a checkout that is not installed, which may have no compiled code."""
+    compiled = gradkit.show_config("dicts")["backends"]["compiled"]["available"]
+    return gradkit.__version__ + ("" if compiled else " without compiled code")
 
 
 def _version(name: str) -> str | None:
