@@ -1,7 +1,8 @@
 """Publish a finished run: ``python -m benchmarks.record FILE.jsonl`` (``make bench-record``).
 
 Copies the record into ``benchmarks/results``, in the place of an earlier one of the same machine,
-and makes plots there, ``docs/performance.md`` and the README's line about speed from all records.
+with what further files have of other peers in the same cases (``make bench-gpu-compiled``), and
+makes plots there, ``docs/performance.md`` and what the README says of speed from all records.
 Without a file it only makes those.
 """
 
@@ -10,6 +11,7 @@ import os
 import re
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks import report, system_info
@@ -24,32 +26,27 @@ IN_README = (
     ("clip_grad_norm, scaling", "1000 x 256"),
 )
 SPEED = re.compile(r"- \*\*Fast\.\*\*.*\n(?:  .*\n)*")
-PARTIAL = ("--only", "--peers", "--quick")  # options of runs that leave something out
+PARTIAL = ("--only", "--quick")  # options of runs that leave cases out
 HEAD = """# Performance
 
 gradkit pays on arrays of megabytes and lists of many gradients. If a call has only thousands of elements, nearly all of
 its time is overhead: do without gradkit there if each microsecond counts.
 
-{chart}
+{shown}
 
 `make bench-record` writes this page from the records in `benchmarks/results`; no figure is entered by hand.
 [benchmarks/README.md](../benchmarks/README.md) explains the measurements;
 [benchmarks/NOTES.md](../benchmarks/NOTES.md) lists the optimisations that were tried. Each record names
 the version of gradkit: 0.1.0 had no compiled code, and its rows are NumPy's.
 """  # noqa: E501
-NO_GPU = """## On a GPU
-
-[Not yet run on a GPU](verification.md): `make bench-gpu` measures all operations in one command, which the tests
-run on the emulator.
-"""  # noqa: E501
 
 
 def main() -> None:
     """Record the files named on the command line, then make the page."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.record", description=__doc__)
-    parser.add_argument("files", nargs="*", type=Path, help="records of finished runs")
-    for path in parser.parse_args().files:
-        print(f"written: {record(path)}")
+    parser.add_argument("files", nargs="*", type=Path, help="a finished run, and parts of it")
+    if files := parser.parse_args().files:
+        print(f"written: {record(*files)}")
     for path in RESULTS.glob("*.jsonl"):
         draw(path)
     for path, text in ((PAGE, page()), (README, readme())):
@@ -57,12 +54,18 @@ def main() -> None:
         print(f"written: {path}")
 
 
-def record(path: Path) -> Path:
-    """Copy a run into ``RESULTS`` and draw its plots; return the path of the copy."""
+def record(path: Path, *parts: Path) -> Path:
+    """Copy a run into ``RESULTS``, with parts of it; return the path of the copy."""
     run = report.read(path)
-    if reason := _unfit(run):
+    if reason := _unfit(run) or _partial(run):
         sys.exit(f"{path} is not recorded: {reason}")
     name = system_info.slug(run["machine"])
+    for other in parts:
+        part = report.read(other)
+        reason = "" if system_info.slug(part["machine"]) == name else "it is of another machine"
+        if reason := _unfit(part) or reason:
+            sys.exit(f"{other} is not recorded: {reason}")
+        run = report.joined(run, part)
     target = RESULTS / f"{name}-{run['date']}.jsonl"
     report.write(run, target)
     for earlier in RESULTS.glob(f"{name}-[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9]*"):
@@ -82,19 +85,20 @@ def draw(path: Path) -> None:
 def page() -> str:
     """Return the text of ``PAGE``, from every record."""
     runs = [(path, report.read(path)) for path in sorted(RESULTS.glob("*.jsonl"))]
-    parts = [HEAD.replace("{chart}", _chart(runs))]
+    parts = [HEAD.replace("{shown}", "\n\n".join([*_chart(runs), *_on_a_gpu(runs)]))]
     for path, run in runs:
         plots = sorted(RESULTS.glob(f"{path.stem}-*.png"))
         pictures = [os.path.relpath(plot, PAGE.parent) for plot in plots if plot != _glance(path)]
         parts.append(report.section(run, pictures) + "\n")
-    if not any(run["device"] == "cuda" for _, run in runs):
-        parts.append(NO_GPU)
     return "\n".join(parts)
 
 
 def readme() -> str:
-    """Return the text of ``README``, with figures of the record that the page's chart is from."""
+    """Return the text of ``README``, with figures of the records that the page begins with."""
     text = README.read_text()
+    for path in sorted(RESULTS.glob("*.jsonl")):
+        if (run := report.read(path))["device"] == "cuda":
+            text = report.replaced(text, "gpu", report.on_a_gpu(run))
     shown = [path for path in sorted(RESULTS.glob("*.jsonl")) if _glance(path).exists()]
     cases = report.read(shown[0])["cases"] if shown else []
     found = {(c["operation"], c["shape"]): c["ratio"] for c in cases if c["dtype"] == "float32"}
@@ -113,17 +117,31 @@ def readme() -> str:
     return SPEED.sub(lambda _: f"{lines}\n", text)
 
 
-def _chart(runs: list[tuple[Path, report.Run]]) -> str:
-    """Return the page's first chart, of the first record that has one, and where it is from."""
+def _chart(runs: list[tuple[Path, report.Run]]) -> Iterator[str]:
+    """Yield the page's first chart, of the first record that has one, and where it is from."""
     for path, run in runs:
         if _glance(path).exists():
             chart = os.path.relpath(_glance(path), PAGE.parent)
-            title = report.section_title(run)
-            return (
-                f"![How many times faster than NumPy's own calls and PyTorch]({chart})\n\n"
-                f"A part of what [{title}](#{_anchor(title)}) measured, in float32 on two threads."
+            yield f"![How many times faster than NumPy's own calls and PyTorch]({chart})"
+            yield f"A part of what {_link(run)} measured, in float32 on two threads."
+            return
+
+
+def _on_a_gpu(runs: list[tuple[Path, report.Run]]) -> Iterator[str]:
+    """Yield the table of each GPU, and where it is from."""
+    for _, run in runs:
+        if run["device"] == "cuda":
+            yield report.on_a_gpu(run)
+            yield (
+                f"A part of what {_link(run)} measured. Times are those of calls in a row and, on "
+                "the GPU, of its work with cold caches; `of copy` divides the bandwidth of the "
+                "latter by a copy's."
             )
-    return ""
+
+
+def _link(run: report.Run) -> str:
+    title = report.section_title(run)
+    return f"[{title}](#{_anchor(title)})"
 
 
 def _glance(path: Path) -> Path:
@@ -142,6 +160,11 @@ def _unfit(run: report.Run) -> str:
         return "the run did not finish"
     if run["errors"]:
         return f"the run has errors: {'; '.join(run['errors'])}"
+    return ""
+
+
+def _partial(run: report.Run) -> str:
+    """Return that a run leaves cases out, or ""."""
     left_out = [word for word in run["command"].split() if word in PARTIAL]
     return f"the run is a partial one, with {left_out[0]}" if left_out else ""
 

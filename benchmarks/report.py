@@ -46,6 +46,20 @@ AT_A_GLANCE = {
     ("clip_grad_norm, scaling", "1000 x 256"): "clipping a long list\n1000 arrays of 256",
     ("grad_norm", "1 x 64"): "the norm of one small array\n64 elements",
 }
+# What the table of a GPU shows: operations of each kind, the last of them too small.
+ON_A_GPU = {
+    ("layer_norm_grad", "16384x4096", "bfloat16"): "layer norm's gradient, 16384 x 4096",
+    ("rms_norm_grad", "65536x1024", "bfloat16"): "RMS norm's gradient, 65536 x 1024",
+    ("batch_norm_grad", "256x512x28x28", "bfloat16"): "batch norm's gradient, 256 x 512 x 28 x 28",
+    ("group_norm_grad", "256x512x28x28", "bfloat16"): "group norm's gradient, the same images",
+    ("grad_norm", "Llama-3-8B", "bfloat16"): "the norm of Llama-3-8B's gradients",
+    ("clip_grad_norm, scaling", "Llama-3-8B", "bfloat16"): "clipping them",
+    ("clip_grad_norm, scaling", "ResNet-50", "float32"): "clipping ResNet-50's, in float32",
+    ("clip_grad_norm, scaling", "1000 x 256", "float32"): "clipping 1000 small ones, in float32",
+    ("layer_norm_grad", "8x64", "float32"): "layer norm's gradient, 8 x 64, in float32",
+}
+FULL = 50e6  # bytes with which a GPU is busy long enough for a bandwidth
+GPU_PEERS = {"torch": "PyTorch", "torch.compile": "torch.compile", "liger": "Liger-Kernel"}
 GLANCE_PEERS = {"naive": ("NumPy's own calls", "#0072B2"), "torch": ("PyTorch", "#D55E00")}
 
 
@@ -61,6 +75,21 @@ def read(path: Path) -> Run:
     """Return what ``write`` has written."""
     run, *cases = map(json.loads, path.read_text().splitlines())
     return {**run, "cases": cases}
+
+
+def joined(run: Run, part: Run) -> Run:
+    """Return a run with what a part of it, run again, has of other peers in the same cases."""
+    found = {_title(case): case for case in part["cases"]}
+    cases = []
+    for case in run["cases"]:
+        more = found.get(_title(case), {})
+        kinds = [kind for kind in ("ms", "ratio", "wall_ms", "failed") if kind in {**case, **more}]
+        cases.append(case | {kind: more.get(kind, {}) | case.get(kind, {}) for kind in kinds})
+    return {**run, "joined": [*run.get("joined", []), part["command"]], "cases": cases}
+
+
+def _title(case: Mapping[str, Any]) -> str:
+    return f"{case['operation']} {case['shape']} {case['dtype']}"
 
 
 def table(run: Run) -> str:
@@ -91,15 +120,44 @@ def _row(case: Mapping[str, Any], names: Sequence[str], walls: Sequence[str]) ->
     return [*row, f"{case['others']:.1f}" if "others" in case else ""]
 
 
+def on_a_gpu(run: Run) -> str:
+    """Return a few cases of a GPU: the time of a call, and how many times that others take.
+
+    Of calls in a row, with what the host does, unlike the times of the device in the other tables.
+    """
+    found = {(case["operation"], case["shape"], case["dtype"]): case for case in run["cases"]}
+    cases = {title: found[case] for case, title in ON_A_GPU.items() if case in found}
+    peers = [name for name in GPU_PEERS if any(name in c["wall_ms"] for c in cases.values())]
+    rows = []
+    for title, case in cases.items():
+        walls, large = case["wall_ms"], case["bytes"] >= FULL
+        busy = [short(1e3 * case["ms"][OURS][1]), f"{case['copy'][1]:.0%}" if large else ""]
+        ratios = [_times(walls[p] / walls[OURS]) if p in walls else "" for p in peers]
+        rows.append([title, short(1e3 * walls[OURS]), *busy, *ratios])
+    head = [f"on one {_machine_name(run)}, in bfloat16", "us a call", "us on the GPU", "of copy"]
+    return plain_table([*head, *(f"{GPU_PEERS[name]} takes" for name in peers)], rows)
+
+
+def short(number: float, digits: int = 3) -> str:
+    """Return a number without an exponent."""
+    return f"{float(f'{number:.{digits}g}'):,g}"
+
+
+def _times(ratio: float) -> str:
+    """Return how many times as long a peer takes, bold if it is faster."""
+    return f"**{ratio:.2f} x**" if ratio < 1 else f"{ratio:.{0 if ratio >= 10 else 1}f} x"
+
+
 def targets(run: Run) -> str:
     """Return one row per target: wanted, measured, met or not."""
     rows = []
     for case in run["cases"]:
         for what, wanted, got, met in verdicts(case):
-            where = f"{case['operation']} {case['shape']} {case['dtype']}"
             kind = "<=" if what in ("ms", "wall ms", "wall in launches") else ">="
             missed = "short" if "aimed" in what else "MISSED"
-            rows.append([where, what, f"{kind} {wanted:g}", f"{got:.3g}", "met" if met else missed])
+            rows.append(
+                [_title(case), what, f"{kind} {wanted:g}", f"{got:.3g}", "met" if met else missed]
+            )
     return markdown(["what", "against", "target", "measured", "verdict"], rows)
 
 
@@ -235,10 +293,14 @@ def _not_measured(run: Run) -> Iterator[str]:
         yield f"**Failed: {error}.**"
     for what in run["dropped"]:
         yield f"Not measured, for lack of time: {what}."
+    failed: dict[tuple[str, str], list[str]] = {}
     for case in run["cases"]:
-        for name, why in case.get("failed", {}).items():
-            where = f"{case['operation']} {case['shape']} {case['dtype']}"
-            yield f"Not measured: {name} on {where} ({why})."
+        for reason in case.get("failed", {}).items():
+            failed.setdefault(reason, []).append(_title(case))
+    for (name, why), cases in failed.items():
+        yield f"Not measured: {name} on {', '.join(cases)} ({why})."
+    for command in run.get("joined", ()):
+        yield f"Other peers, with ratios to gradkit's times beside them, are from `{command}`."
 
 
 def _peers(run: Run) -> list[str]:
@@ -249,8 +311,13 @@ def replace_in_page(page: Path, tables: Mapping[str, str]) -> None:
     """Put each table after the comment that names its place, instead of the one there."""
     text = page.read_text()
     for name, table in tables.items():
-        text = _place(name).sub(lambda _, table=table: f"{table}\n", text, count=1)
+        text = replaced(text, name, table)
     page.write_text(text)
+
+
+def replaced(text: str, name: str, table: str) -> str:
+    """Return a page's text with a table after the comment that names its place."""
+    return _place(name).sub(lambda _: f"{table}\n", text, count=1)
 
 
 def in_page(page: Path, name: str) -> str:

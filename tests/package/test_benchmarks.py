@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -351,7 +352,58 @@ def test_recording_a_run_replaces_the_same_machines(monkeypatch, tmp_path, publi
     before, _, after = page.partition("glance.png)")
     assert "gradkit pays on" in before
     assert "#a-processor-2-cores-2026-01-01" in after.partition("##")[0]
-    assert "Not yet run on a GPU" in page
+    assert "| on one" not in page
+
+
+def on_an_h200(**changes):
+    """A run of one case on a GPU."""
+    cuda = {"runtime": 13000, "nvrtc": [13, 0]}
+    gpu = {"name": "NVIDIA H200", "multiprocessors": 132, "l2_mib": 60, "driver": "1"}
+    machine = results()["machine"] | {"gpu": gpu | {"cuda": cuda, "clocks": "", "versions": {}}}
+    case = {"operation": "layer_norm_grad", "shape": "16384x4096", "dtype": "bfloat16"}
+    case |= {"bytes": 4e8, "note": "", "copy": [0.9] * 3, "targets": {"torch.compile": 1.5}}
+    case |= {"ms": {"gradkit": [0.1067] * 3, "torch": [0.2] * 3}, "ratio": {"torch": [1.9] * 3}}
+    case["wall_ms"] = {"gradkit": 1.25, "torch": 2.5}
+    return results(machine=machine, cases=[case]) | changes
+
+
+@pytest.mark.usefixtures("published")
+def test_a_gpus_run_has_a_table_in_the_readme_and_on_top_of_the_page(monkeypatch, tmp_path):
+    record.README.write_text("- **Fast.** ?\n\n<!-- gpu -->\n| old |\n\nrest\n")
+    command = "python -m benchmarks --device cuda --peers torch"  # a choice of peers is no gap
+    recorded(monkeypatch, tmp_path, **on_an_h200(seconds=9, command=command))
+    row = "| layer norm's gradient, 16384 x 4096 | 1,250 | 107 | 90% | 2.0 x |\n"
+    head = (
+        "| on one NVIDIA H200, in bfloat16 | us a call | us on the GPU | of copy | PyTorch takes |"
+    )
+    text = record.README.read_text()
+    assert text.partition("<!-- gpu -->\n")[2] == f"{head}\n|---|---|---|---|---|\n{row}\nrest\n"
+    top = record.PAGE.read_text().partition("\n## ")[0]
+    assert row in top
+    assert "[NVIDIA H200, 2026-01-01](#nvidia-h200-2026-01-01)" in top
+    assert f"Made by `{command}`" in record.PAGE.read_text()
+
+
+def test_a_part_of_a_run_adds_other_peers_to_the_same_cases(monkeypatch, tmp_path, published):
+    run, part, other = (tmp_path / f"{name}.jsonl" for name in ("run", "part", "other"))
+    report.write(on_an_h200(seconds=9), run)
+    again = on_an_h200(seconds=9, command="python -m benchmarks --only layer_norm_grad")
+    (case,) = again["cases"]
+    case["ms"] = {"gradkit": [0.5] * 3, "torch.compile": [0.8] * 3}
+    case["ratio"], case["wall_ms"] = {"torch.compile": [1.6] * 3}, {"torch.compile": 2.0}
+    report.write(again, part)
+    report.write(results(device="cpu", seconds=9), other)
+    monkeypatch.setattr(sys, "argv", ["record", str(run), str(other)])
+    with pytest.raises(SystemExit, match=r"other\.jsonl is not recorded: it is of another machine"):
+        record.main()
+    monkeypatch.setattr(sys, "argv", ["record", str(run), str(part)])
+    record.main()
+    (found,) = report.read(published / "nvidia-h200-2026-01-01.jsonl")["cases"]
+    assert found["ms"]["gradkit"] == [0.1067] * 3
+    assert found["ratio"] == {"torch": [1.9] * 3, "torch.compile": [1.6] * 3}
+    page = record.PAGE.read_text()
+    assert "are from `python -m benchmarks --only layer_norm_grad`." in page
+    assert re.search(r"\| torch\.compile / +\| >= 1\.5 +\| 1\.6 ", page)
 
 
 @pytest.mark.parametrize(
