@@ -126,9 +126,10 @@ bench-host-torch: .venv-interop/.installed .venv-cupy14/.installed ## the host's
 bench-ranks: .venv-ranks/.installed ## time norms over four processes, compared with PyTorch's on DTensors
 	.venv-ranks/bin/python -m benchmarks.ranks $(BENCH)
 
-bench-record: $(STAMP) ## publish RUN=FILE.jsonl, a finished run: benchmarks/results, docs/performance.md
+bench-record: $(STAMP) ## publish RUN=FILE.jsonl, a finished run: benchmarks/results, docs/performance.md, README
 	@test -n "$(RUN)" || { echo "make: name the run: make bench-record RUN=FILE.jsonl" >&2; exit 1; }
 	$(BIN)/python -m benchmarks.record $(RUN)
+	$(BIN)/python -m benchmarks.gpu_model
 
 fuzz: $(STAMP) ## test every property with a thousand examples, for MINUTES=10
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(FUZZ)

@@ -1,4 +1,4 @@
-"""Predicted times on GPUs that gradkit has not run on: ``python -m benchmarks.gpu_model``.
+"""Predicted times on GPUs, beside those measured: ``python -m benchmarks.gpu_model``.
 
 A prediction, never a result. The host's own code launches each operation on a device that does
 nothing, as for the card in question. What a launch needs then follows from the arrays that it
@@ -28,15 +28,16 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
+from statistics import quantiles
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import gradkit
-from benchmarks import host, report
+from benchmarks import host, record, report
 from benchmarks.devices import DTYPES
 from benchmarks.shapes import GPU_LISTS, GPU_NORMS
 from gradkit._cuda import CudaBackend
@@ -244,11 +245,11 @@ def _images() -> Iterator[Work]:
     kinds = product((False, True), (32, 256), _IMAGES, _CHANNELS.items())
     for last, n, (c, size), (name, kernels) in kinds:
         shape = (n, size, size, c) if last else (n, c, size, size)
-        of, title = (" of channels last", ", channels last") if last else ("", "")
+        of, title = (" of channels last", " channels last") if last else ("", "")
         of = of or (" of odd images" if size % 2 else "")
         counted = {kernel: (f"{name}{of}", kernel) for kernel in kernels}
         call = partial(_batch_norm, name, shape, 3 if last else 1)
-        title = "x".join(map(str, shape)) + title
+        title = f"{n}x{c}x{size}x{size}{title}"
         yield Work(name, title, "bfloat16", math.prod(shape), call, counted)
 
 
@@ -407,17 +408,58 @@ def _as_bf16(found: "re.Match[str]") -> str:
 
 
 def beside_published(tables: "Tables") -> list[list[str]]:
-    """What is predicted of the device, beside what others published."""
+    """What is predicted of the device, and measured, beside what others published."""
     rows = []
     for card, name, m, d, *times in PUBLISHED:
-        found = predicted(_norm(name, m, d, "bfloat16"), card, tables)
+        work = _norm(name, m, d, "bfloat16")
+        found = predicted(work, card, tables)
         ours = _figure((found.device or found).seconds * 1e6)
-        rows.append([card.name, name, f"{m}x{d}", ours, *(f"{t:.0f}" if t else "" for t in times)])
+        seconds = measured(card).get(_recorded_as(work))
+        theirs = [f"{t:.0f}" if t else "" for t in times]
+        own = report.short(seconds * 1e6) if seconds else ""
+        rows.append([card.name, name, f"{m}x{d}", ours, own, *theirs])
+    return rows
+
+
+@cache
+def measured(card: Card) -> dict[tuple[str, str, str], float]:
+    """Seconds that a published run on this card took on the device, by what a record calls it."""
+    found = {}
+    for path in sorted(record.RESULTS.glob("*.jsonl")):
+        run = report.read(path)
+        if card.name in run["machine"].get("gpu", {"name": ""})["name"].split():
+            for case in run["cases"]:
+                title = case["operation"], case["shape"], case["dtype"]
+                found[title] = case["ms"]["gradkit"][1] * 1e-3
+    return found
+
+
+def _recorded_as(work: Work) -> tuple[str, str, str]:
+    name = "clip_grad_norm, scaling" if work.operation == "clip_grad_norm" else work.operation
+    return name, work.shape, work.dtype
+
+
+def beside_measured(tables: "Tables") -> list[list[str]]:
+    """What is predicted of the device, beside what was measured there; last the quartiles."""
+    rows, ratios, card = [], [], CARDS[0]
+    for work in works():
+        if seconds := measured(card).get(_recorded_as(work)):
+            found = predicted(work, card, tables)
+            found = found.device or found
+            ratios.append(seconds / found.seconds)
+            own = report.short(seconds * 1e6), f"{ratios[-1]:.2f}"
+            rows.append([work.operation, work.shape, work.dtype, str(found), *own])
+    if len(ratios) > 1:
+        low, middle, high = quantiles(ratios, n=4, method="inclusive")
+        spread = f"{middle:.2f} ({low:.2f} to {high:.2f})"
+        rows.append([f"all {len(ratios)}", "", "", "", "", spread])
     return rows
 
 
 def page_tables(
-    found: dict[tuple[str, str, str], list[Prediction]], published: list[list[str]]
+    found: dict[tuple[str, str, str], list[Prediction]],
+    published: list[list[str]],
+    beside: list[list[str]],
 ) -> dict[str, str]:
     """Lay out what is assumed and all predictions, by their places in the page."""
     cards = [
@@ -439,8 +481,11 @@ def page_tables(
         ),
         "times": table(["operation", "shape", "dtype", *names], times),
         "published": table(
-            ["card", "operation", "shape", "predicted", *_PEERS],
+            ["card", "operation", "shape", "predicted", "measured", *_PEERS],
             published,
+        ),
+        "measured": table(
+            ["operation", "shape", "dtype", "predicted", "measured", "measured / predicted"], beside
         ),
     }
 
@@ -459,7 +504,8 @@ def main() -> None:
         (work.operation, work.shape, work.dtype): [predicted(work, c, tables) for c in CARDS]
         for work in works()
     }
-    report.replace_in_page(PAGE, page_tables(found, beside_published(tables)))
+    beside = beside_published(tables), beside_measured(tables)
+    report.replace_in_page(PAGE, page_tables(found, *beside))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks import gpu_model as model
-from benchmarks import host
+from benchmarks import host, record, report
 from benchmarks.shapes import GPU_LISTS, GPU_NORMS
 
 CARD = model.CARDS[0]
@@ -157,11 +157,44 @@ def test_a_last_round_takes_as_long_as_any_other():
 
 @pytest.mark.usefixtures("quick_host")
 def test_others_figures_stand_beside_predictions_of_the_same_shape():
-    for card, name, shape, ours, *theirs in model.beside_published(TABLES):
+    for card, name, shape, ours, own, *theirs in model.beside_published(TABLES):
         assert card in ("H100", "H200")
+        assert not own or 10 < float(own) < 300
         assert 10 < float(ours.replace(",", "")) < 200
         assert any(theirs)
         assert f"| {name} | {shape} | {ours} | " in model.PAGE.read_text()
+
+
+def test_measured_times_stand_beside_predictions_without_the_host(monkeypatch, tmp_path):
+    """Of a record of that GPU, and of no other."""
+    gpu = {"name": "NVIDIA H200"}
+    times = {("clip_grad_norm, scaling", "Llama-3-8B"): 12.5, ("grad_norm", "no such"): 1.0}
+    times["batch_norm_grad", "32x64x112x112 channels last"] = 0.0761
+    times["rms_norm_grad", "2048x4096"] = 0.0246
+    cases = [
+        {"operation": name, "shape": shape, "dtype": "bfloat16", "ms": {"gradkit": [0, ms, 9]}}
+        for (name, shape), ms in times.items()
+    ]
+    report.write({"machine": {"gpu": gpu}, "cases": cases}, tmp_path / "nvidia-h200.jsonl")
+    report.write({"machine": {}, "cases": cases}, tmp_path / "a-cpu.jsonl")
+    monkeypatch.setattr(record, "RESULTS", tmp_path)
+    model.measured.cache_clear()
+    *rows, last = model.beside_measured(TABLES)
+    own = {(*row[1:3],): row[4] for row in model.beside_published(TABLES)}
+    model.measured.cache_clear()
+    assert [row[4] for row in rows] == ["24.6", "12,500", "76.1"]
+    assert all(0.8 < float(row[5]) < 3 for row in rows)
+    assert not any("host" in row[3] for row in rows)
+    assert own["rms_norm_grad", "2048x4096"] == "24.6"
+    assert own["rms_norm_grad", "8192x5120"] == ""
+    assert last[0] == "all 3"
+    assert sorted(float(row[5]) for row in rows)[1] == float(last[5].partition(" (")[0])
+
+
+def test_the_page_has_what_the_records_measured():
+    tables = model.page_tables({}, model.beside_published(TABLES), model.beside_measured(TABLES))
+    for name in ("published", "measured"):
+        assert report.in_page(model.PAGE, name) == tables[name]
 
 
 def test_arrays_are_never_touched():
@@ -175,7 +208,6 @@ def test_arrays_are_never_touched():
 def test_the_page_says_that_it_predicts_and_has_every_shape():
     text = model.PAGE.read_text()
     assert "Predictions, not results" in text
-    assert "not yet run on a GPU" in text
     rows = re.findall(
         r"^\| (\w+) \| (.+?) \| (\w+) \|.*(?:memory|latency|issue|double|start)\)? \|$",
         text,
