@@ -117,7 +117,8 @@ bench-gpu: ## time every operation on a GPU, compared with other libraries (3 mi
 COMPILED := layer_norm 16384x4096,layer_norm_grad 16384x4096 bf,layer_norm_grad 65536x1024,rms_norm_grad 16384x4096 bf,$\
 	rms_norm_grad 65536x1024,add_rms_norm 16384x4096,batch_norm_grad 256x512x28x28 bf,group_norm_grad 256x512x28x28 bf
 bench-gpu-compiled: ## the same of eight cases beside torch.compile, which takes seconds to compile each (1 min)
-	$(GPU_PYTHON) -m benchmarks --device cuda --seconds 0.3 --budget 90 --peers torch,torch.compile --only '$(COMPILED)' $(BENCH)
+	$(GPU_PYTHON) -m benchmarks --device cuda --seconds 0.3 --budget 90 --peers torch,torch.compile --only '$(COMPILED)' \
+		--out $${OUT:-benchmarks/out}/compiled.jsonl $(BENCH)
 
 bench-host-torch: .venv-interop/.installed .venv-cupy14/.installed ## the host's time in calls on PyTorch's CUDA tensors, without a GPU (2 min)
 	OMP_NUM_THREADS=1 PYTHONPATH=$(wildcard .venv-cupy14/lib/python*/site-packages) \

@@ -5,6 +5,7 @@ import datetime
 import importlib
 import importlib.util
 import os
+import shlex
 import sys
 import time
 import traceback
@@ -69,7 +70,7 @@ def _begun(device: str, missing: dict[str, str]) -> report.Run:
     """Return a run without cases."""
     run: report.Run = {
         "date": datetime.datetime.now().astimezone().date().isoformat(),
-        "command": " ".join(["python -m benchmarks", *sys.argv[1:]]),
+        "command": _command(sys.argv[1:]),
         "device": device,
         "paused": device == "cpu",
         "machine": system_info.describe(),
@@ -120,6 +121,14 @@ def _add(
         run["cases"].append(timing.measure(case, device, everyone, seconds))
     except Exception as error:
         _fail(run, str(case), error)
+
+
+def _command(arguments: list[str]) -> str:
+    """Return how a run was asked for, but for the file that it writes."""
+    if "--out" in arguments:
+        at = arguments.index("--out")
+        arguments = arguments[:at] + arguments[at + 2 :]
+    return shlex.join(["python", "-m", "benchmarks", *arguments])
 
 
 def folder() -> Path:

@@ -94,7 +94,7 @@ def _title(case: Mapping[str, Any]) -> str:
 
 def table(run: Run) -> str:
     """Return one row per case: gradkit's time, bandwidth, fraction of copy, each peer's ratio."""
-    names = _peers(run)
+    names = _peers(run["cases"])
     head = ["operation", "shape", "dtype", "ms", "quartiles", "GB/s", "of copy"]
     head += [f"{name} ms (ratio)" for name in names]
     walls = [OURS, *names] if any(case.get("wall_ms") for case in run["cases"]) else []
@@ -185,11 +185,11 @@ def plots(run: Run, stem: Path) -> list[Path]:
 
     if not run["cases"]:
         return []
-    names = _peers(run)
     # The dtype of most cases: float32 on a CPU, bfloat16 on a GPU if there are norms.
     dtype = Counter(case["dtype"] for case in run["cases"]).most_common(1)[0][0]
     cases = [c for c in run["cases"] if c["dtype"] == dtype and c.get("note") != OVERHEAD]
     cases = [*{case["operation"]: case for case in reversed(cases)}.values()][::-1]
+    names = _peers(cases or run["cases"])
     figure = Figure(figsize=(9, 1 + 0.42 * len(cases)))
     axis = figure.subplots()
     for k, name in enumerate(names):
@@ -303,8 +303,8 @@ def _not_measured(run: Run) -> Iterator[str]:
         yield f"Other peers, with ratios to gradkit's times beside them, are from `{command}`."
 
 
-def _peers(run: Run) -> list[str]:
-    return list(dict.fromkeys(name for case in run["cases"] for name in case["ratio"]))
+def _peers(cases: Sequence[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(name for case in cases for name in case["ratio"]))
 
 
 def replace_in_page(page: Path, tables: Mapping[str, str]) -> None:

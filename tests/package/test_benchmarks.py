@@ -33,6 +33,12 @@ from gradkit import _host
 CASES = 80
 
 
+def test_a_record_says_how_it_was_asked_for_and_not_where_it_was_written():
+    asked = ["--device", "cuda", "--out", "/somewhere/x.jsonl", "--peers", "torch,torch cuDNN"]
+    said = "python -m benchmarks --device cuda --peers 'torch,torch cuDNN'"
+    assert run._command(asked) == said
+
+
 def benchmark(monkeypatch, path, *options, status=0):
     """The record of ``python -m benchmarks`` on the emulator."""
     command = ["benchmarks", "--device", "emulated", "--seconds", "0.01", "--out", str(path)]
