@@ -9,7 +9,7 @@ from typing import Any
 
 from gradkit._calls import checks
 from gradkit._calls.lists import AccumulateGrad, AccumulateGrads, AccumulateGradV2, ZeroGrad
-from gradkit._open import memory, trees
+from gradkit._open import trees
 from gradkit._open.clipping import NORM
 from gradkit._open.dispatch import run
 from gradkit._open.foreign import answers
@@ -256,7 +256,7 @@ def accumulate_grads(
     into = Gradients(buffers, instead=instead, label="buffers")
     added = Gradients(in_order_of(into, grads))
     checks.choice(casting, "casting", ("safe", "same_kind"))
-    why = _why_not_added if casting == "safe" else lambda *_: None
+    why = _why_not_added if casting == "safe" else _any_is_added
     check_pairs(into, added, ("grads", "buffers"), why)
     kept = None if compensation is None else _compensating(into, added, compensation, instead)
     with into.on_stream():
@@ -266,10 +266,10 @@ def accumulate_grads(
         update, fresh = into.flag(do_update, "do_update"), into.flag(overwrite, "overwrite")
         at_random = _at_random(into, rounding, seed, offsets, compensation)
         others = [added] if kept is None else [added, kept]
-        apart = [each for other in others for each in other.named()]
-        norms = []
+        norms: list[Results | None] = []
+        apart: list[Any] = []
         for label, out in (("norm_out", norm_out), ("grad_norm_out", grad_norm_out)):
-            norms.append(_norm_in(out, label, into, added, apart))
+            norms.append(_norm_in(out, label, into, others, apart))
             apart += [] if norms[-1] is None else norms[-1].named()
         into.backend.accumulate_grads(
             AccumulateGrads(
@@ -333,14 +333,14 @@ def zero_grad(grads: T) -> T:
 
 
 def _norm_in(
-    out: Any, label: str, into: Gradients, added: Gradients, apart: list[Any]
+    out: Any, label: str, into: Gradients, others: list[Gradients], apart: list[Any]
 ) -> Results | None:
     """Where a norm is written, if it is."""
     if out is None:
         return None
-    for given in (into, added):
+    for given in (into, *others):
         given.refuse_shards("take the norm with grad_norm and a group")
-    return into.outputs(out, (NORM,), apart=apart, label=label)
+    return into.outputs(out, (NORM,), apart=apart, others=others, label=label)
 
 
 def _at_random(
@@ -360,8 +360,7 @@ def _at_random(
             )
     own = into.seed(seed, "seed")
     if not isinstance(own, int):
-        for k, _ in memory.meetings(into.backend, into.views, [own]):
-            raise ValueError(f"seed overlaps {into.name(k)}; pass a copy")
+        into.refuse_overlap(own, "seed")
     return {"seed": own, "offsets": _offsets(into, offsets)}
 
 
@@ -387,6 +386,10 @@ def _compensating(into: Gradients, added: Gradients, compensation: Any, instead:
 
 def _why_unlike(buffer: Any, compensation: Any) -> str | None:
     return None if buffer == compensation else "; they must agree"
+
+
+def _any_is_added(buffer: Any, grad: Any) -> str | None:  # noqa: ARG001
+    return None
 
 
 def _why_not_added(buffer: Any, grad: Any) -> str | None:

@@ -8,7 +8,6 @@ import math
 from typing import Any
 
 from gradkit._calls.lists import KeepIf, StepVerdict
-from gradkit._open import memory
 from gradkit._open.clipping import known_norm
 from gradkit._open.dispatch import run
 from gradkit._open.foreign import answers
@@ -124,8 +123,7 @@ def keep_if(verdict: Flag, new: Tree, old: T) -> T:
     with into.on_stream():
         flag = into.flag(verdict, "verdict")
         if not isinstance(flag, bool):
-            for k, _ in memory.meetings(into.backend, into.views, [flag]):
-                raise ValueError(f"verdict overlaps {into.name(k)}; pass a copy")
+            into.refuse_overlap(flag, "verdict")
         into.backend.keep_if(KeepIf(verdict=flag, new=source.views, old=into.views))
     into.wrote()
     return into.returned(old)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gradkit._backend import Array, Borrowed, Readable, Shape
+from gradkit._backend import Array, Borrowed, Readable, Shape, Spans
 from gradkit._calls.backend import Backend
 from gradkit._calls.record import Plan
 from gradkit.errors import BackendUnavailableError
@@ -135,15 +135,21 @@ class Framework:
 
     def known_disjoint(self, arrays: Sequence[Any], views: Sequence[Array]) -> bool:
         """Whether a cheap test shows that the arrays are writable and share no memory."""
-        if not isinstance(views, Borrowed):
-            return False
-        known = views.known
-        if known.disjoint is None:
-            known.disjoint = self.disjoint(known.addresses, known.layout)
-        return known.disjoint
+        return self.spans(views) is not None
 
-    def disjoint(self, addresses: tuple[int, ...], layout: tuple[tuple[Any, ...], ...]) -> bool:
-        """Whether borrowed arrays of such a layout are contiguous, and no two share memory."""
+    def spans(self, views: Sequence[Array]) -> Spans | None:
+        """Where borrowed arrays lie, if they are contiguous and no two share memory."""
+        if not isinstance(views, Borrowed):
+            return None
+        known = views.known
+        if known.spans is None and known.disjoint is not False:
+            sizes = self.sizes(known.layout)
+            known.spans = None if sizes is None else Spans.of(known.addresses, sizes)
+            known.disjoint = known.spans is not None
+        return known.spans
+
+    def sizes(self, layout: tuple[tuple[Any, ...], ...]) -> list[int] | None:
+        """The bytes of borrowed arrays of such a layout, if all are contiguous."""
         raise NotImplementedError
 
     def widest(self, like: Any) -> str:

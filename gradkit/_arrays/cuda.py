@@ -4,7 +4,7 @@ CuPy is imported here when the first array of any library arrives that is on a G
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, lru_cache
 from typing import Any
@@ -67,14 +67,6 @@ def pointer_of(owner: Any, address: int, size: int, device: int) -> Any:
     """Memory that ``owner`` keeps alive, as CuPy's allocators give it."""
     memory = cupy().cuda
     return memory.MemoryPointer(memory.UnownedMemory(address, size, owner, device), 0)
-
-
-def disjoint(starts: Sequence[int], sizes: Sequence[int]) -> bool:
-    """Whether no two of many ranges of bytes meet."""
-    begins = np.array(starts, np.uint64)
-    order = begins.argsort()
-    ends = begins + np.array(sizes, np.uint64)
-    return bool((ends[order][:-1] <= begins[order][1:]).all())
 
 
 def unpooled(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

@@ -58,16 +58,16 @@ class CuPy(Framework):
         layout = dtypes, tuple(map(_shape, arrays)), tuple(map(_strides, arrays))
         return Borrowed(tuple(map(_address, arrays)), layout, arrays.__getitem__)
 
-    def disjoint(self, addresses: tuple[int, ...], layout: tuple[tuple[Any, ...], ...]) -> bool:
+    def sizes(self, layout: tuple[tuple[Any, ...], ...]) -> list[int] | None:
         sizes = []
         for dtype, shape, strides in zip(*layout, strict=True):
             size = dtype.itemsize
             for length, step in zip(reversed(shape), reversed(strides), strict=True):
                 if length != 1 and step != size:
-                    return False
+                    return None
                 size *= length
             sizes.append(size)
-        return cuda.disjoint(addresses, sizes)
+        return sizes
 
     def on_stream(self, like: Any) -> AbstractContextManager[Any]:
         """Switch devices only if another is current, because a switch costs a microsecond."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import cache, lru_cache, partial
 from itertools import repeat
-from operator import attrgetter, methodcaller
+from operator import attrgetter, methodcaller, mul
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +29,7 @@ _REQUIRES_GRAD = (
 )
 _ON_CPU, _ON_CUDA = 1, 2  # as DLPack numbers types of devices
 _ALIGNED = 16  # bytes: no access of a kernel is wider
+_ITEMSIZES = 2, 2, 4, 8  # of the dtypes of FLOATS, as compiled code numbers them
 NESTED = "pass its .values(), or each tensor of its .unbind()"
 
 
@@ -133,11 +134,15 @@ class Torch(Framework):
             views.known.disjoint = code.plain_tensors(arrays, True, _ON_CUDA)
         return super().known_disjoint(arrays, views)
 
-    def disjoint(self, addresses: tuple[int, ...], layout: tuple[tuple[Any, ...], ...]) -> bool:
+    def sizes(self, layout: tuple[tuple[Any, ...], ...]) -> list[int] | None:
+        if len(layout) == 1:  # as compiled code has it
+            seen: Any = layout[0]
+            contiguous, _, *numbers = memoryview(seen).cast("q")
+            sizes = map(_ITEMSIZES.__getitem__, numbers[::2]), numbers[1::2]
+            return [*map(mul, *sizes)] if contiguous else None
         if len(layout) > 2:
-            return False
-        sizes = [count * _numpy_dtype(dtype).itemsize for dtype, count in zip(*layout, strict=True)]
-        return cuda.disjoint(addresses, sizes)
+            return None
+        return [count * _numpy_dtype(dtype).itemsize for dtype, count in zip(*layout, strict=True)]
 
 
 class _Making(NamedTuple):
@@ -357,7 +362,7 @@ def _borrowed(tensors: Sequence[Any]) -> Borrowed | None:
     seen = None if code is None else code.borrowed_tensors(tensors, _ON_CUDA)
     if seen is not None:
         addresses, layout = seen
-        return Borrowed(addresses, layout, lambda k: _on_device(tensors[k]))
+        return Borrowed(addresses, layout, lambda k: _on_device(tensors[k]), tensors)
     try:
         if (
             not all(map(_is_cuda, tensors))
@@ -375,7 +380,7 @@ def _borrowed(tensors: Sequence[Any]) -> Borrowed | None:
         return None
     if not (all(addresses) and all(_name_of(dtype) in FLOATS for dtype in set(dtypes))):
         return None
-    return Borrowed(addresses, layout, lambda k: _on_device(tensors[k]))
+    return Borrowed(addresses, layout, lambda k: _on_device(tensors[k]), tensors)
 
 
 def _device_numbers(tensors: Sequence[Any]) -> set[int]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from operator import add as both
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,6 +26,7 @@ from gradkit._dtypes import float_name, float_of
 _LIST = "accumulate_grads"  # the kernel, and its file
 _COMPENSATED, _AT_RANDOM = "accumulate_compensated", "accumulate_at_random"  # so too
 _NO_SEED = np.uint64(0)
+_dtype_of = attrgetter("dtype")
 # Fields of a call that have an entry for each pair.
 _PAIRED = {"buffers", "grads", "compensation", "offsets", "averages", "params"}
 
@@ -87,9 +89,15 @@ def average_steps(device: Device, call: EmaUpdate) -> Iterator[Step]:
 
 def _kinds(grads: Grads, buffers: Grads) -> list[list[int]]:
     """The pairs of each pair of dtypes, by their places."""
+    both = [
+        each.dtypes if isinstance(each, Borrowed) else [*map(_dtype_of, each)]
+        for each in (grads, buffers)
+    ]
+    if all(len(set(dtypes)) == 1 for dtypes in both):  # nearly always
+        return [[*range(len(grads))]]
     kinds: dict[tuple[Any, Any], list[int]] = {}
-    for k, pair in enumerate(zip(grads, buffers, strict=True)):
-        kinds.setdefault((pair[0].dtype, pair[1].dtype), []).append(k)
+    for k, pair in enumerate(zip(*both, strict=True)):
+        kinds.setdefault(pair, []).append(k)
     return [*kinds.values()]
 
 

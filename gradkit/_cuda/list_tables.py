@@ -292,8 +292,11 @@ def plan_of(
     pairs: tuple[Grads, ...] = (sources,) if alone else (sources, targets or ())
     addresses = [] if alone else [_places(device, sources)]
     addresses.append(device.pointers(pairs[-1], write=write))  # the last are what may be written
+    first, last = pairs[0], pairs[-1]
     if keeping and isinstance(sources, Borrowed):
         key: Hashable = (device, device.stream, sources.known)
+    elif isinstance(first, Borrowed) and isinstance(last, Borrowed):
+        key = (device, device.stream, first.known, last.known, *_units(pairs, axes))
     else:
         key = (device, device.stream, *addresses, *_properties(pairs, axes))
     plan = _plans.find(key)
@@ -338,8 +341,15 @@ def _places(device: Device, sources: Grads) -> tuple[int, ...]:
 
 def _properties(pairs: Sequence[Grads], axes: Axes | None) -> tuple[Hashable, ...]:
     """Everything about lists but where they lie."""
-    each: tuple[Hashable, ...] = tuple(map(_properties_of, pairs))
-    return each if axes is None else (*each, (axes, tuple(map(_shape, pairs[0]))))
+    return (*map(_properties_of, pairs), *_units(pairs, axes))
+
+
+def _units(pairs: Sequence[Grads], axes: Axes | None) -> tuple[Hashable, ...]:
+    """What decides of units, which lists that are borrowed need not say of themselves."""
+    if axes is None:
+        return ()
+    first = pairs[0]
+    return axes, first.shapes if isinstance(first, Borrowed) else tuple(map(_shape, first))
 
 
 def _properties_of(arrays: Sequence[Array]) -> tuple[Any, ...]:

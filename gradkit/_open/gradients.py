@@ -11,7 +11,7 @@ import numpy as np
 
 from gradkit import _host
 from gradkit._arrays import HOST, NOTHING, Framework, backend_of, framework_for, is_array
-from gradkit._backend import Array, Borrowed, Number, Spec, Spread, Views
+from gradkit._backend import Array, Borrowed, Number, Shape, Spans, Spec, Spread, Views, picked
 from gradkit._calls import checks
 from gradkit._calls.roles import Grads
 from gradkit._dtypes import FLOATS, float_name
@@ -32,7 +32,8 @@ from gradkit._open.several_devices import Share, Twins, backend_of_all, on_strea
 from gradkit._open.shards import parts_in
 
 _NOTHING = np.empty(0)
-_dtype_of, _device_of = attrgetter("dtype"), attrgetter("data.device_id")
+_dtype_of, _shape_of = attrgetter("dtype"), attrgetter("shape")
+_device_of = attrgetter("data.device_id")
 _NUMPY = {np.ndarray}
 _UNKNOWN = {type(None)}  # types of what may be a container
 _FLOATS = {np.dtype(name) for name in FLOATS if name != "bfloat16"}
@@ -135,6 +136,18 @@ class Gradients(Given):
         """Each gradient's name and view."""
         return zip(self.names(), self.views, strict=True)
 
+    def dtypes(self) -> Iterable[Any]:
+        """The dtype of each, as its library or NumPy has it."""
+        return self.views.dtypes if isinstance(self.views, Borrowed) else map(_dtype_of, self.views)
+
+    def shapes(self) -> Iterable[Shape]:
+        """The shape of each."""
+        return self.views.shapes if isinstance(self.views, Borrowed) else map(_shape_of, self.views)
+
+    def spans(self) -> Spans | None:
+        """Where they lie, if a quick look shows that they are contiguous and share no memory."""
+        return self.framework.spans(self.views)
+
     def name(self, index: int) -> str:
         """The expression that reaches one gradient; for many, `names` walks the tree once."""
         return next(islice(trees.walk(self.tree, self._label), index, None))[0]
@@ -169,12 +182,23 @@ class Gradients(Given):
         return self.framework.on_stream(self.like)
 
     def outputs(
-        self, out: Any, specs: Sequence[Spec], *, apart: Iterable[Any] = (), label: str = "out"
+        self,
+        out: Any,
+        specs: Sequence[Spec],
+        *,
+        apart: Iterable[Any] = (),
+        others: Iterable["Gradients"] = (),
+        label: str = "out",
     ) -> Results:
-        """A call's further results, which share no memory with gradients or named arrays."""
+        """A call's further results, which share no memory with gradients or named arrays.
+
+        ``others`` are further lists of the call.
+        """
         results = Results(self, out, len(specs), label)
         if out is not None:
-            results.check(specs, self._inputs(apart))
+            near = [each for each in (self, *others) if not each._lie_apart_from(results.views)]
+            named = chain.from_iterable(each.named() for each in near)
+            results.check(specs, [*named, *self.numbers, *apart])
         results.make(specs)
         return results
 
@@ -183,11 +207,27 @@ class Gradients(Given):
     ) -> Results | Twins:
         """The same for results like the gradients, each on the device of its own."""
         if self.shares:
-            return Twins.of(self.shares, out, specs, lambda: self._inputs(apart))
+
+            def inputs() -> Named:
+                return [*self.named(), *self.numbers, *apart]
+
+            return Twins.of(self.shares, out, specs, inputs)
         return self.outputs(out, specs, apart=apart)
 
-    def _inputs(self, apart: Iterable[Any]) -> Named:
-        return list(chain(self.named(), self.numbers, apart))
+    def refuse_overlap(self, view: Array, label: str) -> None:
+        """Raise if an array that is read while these are written has bytes among theirs."""
+        if self._lie_apart_from([view]):
+            return
+        for k, _ in memory.meetings(self.backend, self.views, [view]):
+            raise ValueError(f"{label} overlaps {self.name(k)}; pass a copy")
+
+    def _lie_apart_from(self, views: Iterable[Array | None]) -> bool:
+        """Whether a quick look shows that they share no memory with other arrays."""
+        spans = self.spans()
+        if spans is None:
+            return False
+        ranges = [memory.byte_range(self.backend, view) for view in views if view is not None]
+        return not ranges or spans.apart_from(*zip(*ranges, strict=True))
 
     def refuse_shards(self, hint: str) -> None:
         """Raise if these are parts, whose norms are not those of the gradients."""
@@ -200,7 +240,7 @@ class Gradients(Given):
         few = copy(self)
         few.tree = self.rebuilt(array if one else None for array, one in kept)
         few.arrays = list(compress(self.arrays, chosen))
-        few.views = Views(compress(self.views, chosen))
+        few.views = picked(self.views, chosen)
         return few
 
     def rebuilt(self, results: Iterable[Any]) -> Any:

@@ -198,6 +198,46 @@ def test_memory_on_a_device_is_looked_at_in_each_call():
 
 
 @pytest.mark.emulated
+def test_lists_that_fit_say_nothing_of_others():
+    """Of two lists that come again, what was found once is not looked at anew."""
+    make = idle_arrays()
+    room, buffers, grads = make(np.ones(64, np.float32)), [], []
+    for k in range(3):
+        buffers.append(room[8 * k : 8 * k + 6].reshape(2, 3))
+        grads.append(room[32 + 8 * k : 32 + 8 * k + 6].reshape(2, 3))
+    norm, float64 = make(np.zeros(())), make(np.ones((2, 3)))
+    for _ in range(3):
+        gradkit.accumulate_grads(buffers, grads, norm_out=norm)
+        gradkit.accumulate_grads(dict(zip("abc", buffers)), dict(zip("abc", grads)))  # noqa: B905
+        gradkit.accumulate_grads(buffers, buffers)
+        for wrong, message in (
+            ([*grads[:2], grads[2].reshape(3, 2)], r"grads\[2\] has shape \(3, 2\)"),
+            ([*grads[:2], room[18:24].reshape(2, 3)], r"grads\[2\] overlaps buffers\[2\]"),
+            ([grads[0], buffers[0], grads[2]], r"grads\[1\] overlaps buffers\[0\]"),
+            (buffers[::-1], r"grads\[2\] overlaps buffers\[0\]"),
+            (grads[:2], r"buffers\[2\] has no counterpart"),
+            (dict(zip("abc", grads)), "same structure"),  # noqa: B905
+        ):
+            with pytest.raises(ValueError, match=message):
+                gradkit.accumulate_grads(buffers, wrong)
+        with pytest.raises(ValueError, match=r"\['c'\] has no counterpart"):
+            gradkit.accumulate_grads(dict(zip("abc", buffers)), dict(zip("abd", grads)))  # noqa: B905
+        with pytest.raises(TypeError, match=r"grads\[2\] has dtype float64"):
+            gradkit.accumulate_grads(buffers, [*grads[:2], float64])
+        gradkit.accumulate_grads(buffers, [*grads[:2], float64], casting="same_kind")
+        with pytest.raises(ValueError, match=r"compensation\[0\] overlaps buffers\[0\]"):
+            gradkit.accumulate_grads(buffers, buffers, compensation=buffers)
+        for shared in (buffers[1], grads[2]):
+            inside = shared.reshape(-1)[2:4].view(np.float64).reshape(())
+            with pytest.raises(ValueError, match="norm_out shares memory with"):
+                gradkit.accumulate_grads(buffers, grads, norm_out=inside)
+            with pytest.raises(ValueError, match="grad_norm_out shares memory with"):
+                gradkit.accumulate_grads(buffers, grads, norm_out=norm, grad_norm_out=inside)
+        with pytest.raises(ValueError, match="grad_norm_out shares memory with norm_out"):
+            gradkit.accumulate_grads(buffers, grads, norm_out=norm, grad_norm_out=norm)
+
+
+@pytest.mark.emulated
 def test_a_plan_on_one_device_says_nothing_of_two():
     one, other = idle_arrays(), idle_arrays()
     ones = np.ones((4, 6), np.float32)

@@ -92,7 +92,7 @@ class Idle(Emulated):
     """The library of ``IdleArray``."""
 
     returns_views = True
-    disjoint = CuPy.disjoint
+    sizes = CuPy.sizes
 
     def ready(self, arrays: Iterable[Any]) -> Any:
         """Return the backend of arrays that lie on one device, which is always current."""

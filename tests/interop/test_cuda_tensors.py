@@ -336,6 +336,18 @@ def test_a_plain_list_is_clipped_without_the_machinery_of_ranks(torch, monkeypat
 
 
 @pytest.mark.usefixtures("borrowed")
+def test_pairs_of_tensors_that_fit_say_nothing_of_those_of_another_shape(torch):
+    """What is known of contiguous tensors is their number of elements."""
+    buffers, grads = ([torch.full((2, 3), 1.0 + k) for _ in range(2)] for k in range(2))
+    for k in range(3):
+        gradkit.accumulate_grads(buffers, grads)
+        assert values(buffers) == [1.0 + 2 * (k + 1)] * 12
+        for wrong in ([grads[0], grads[1].view(3, 2)], [each.view(6) for each in grads]):
+            with pytest.raises(ValueError, match="the shape of buffers"):
+                gradkit.accumulate_grads(buffers, wrong)
+
+
+@pytest.mark.usefixtures("borrowed")
 def test_a_plain_tensor_is_not_asked_why_it_cannot_be_seen(torch, monkeypatch):
     monkeypatch.setattr(adapter, "_why_not", lambda _: "was asked")
     x = torch.tensor([[1.0, 3.0], [5.0, 5.0]])
