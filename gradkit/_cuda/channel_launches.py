@@ -22,7 +22,7 @@ from gradkit._cuda.launch.buffers import (
     vector_of,
 )
 from gradkit._cuda.launch.device import Device, workspace
-from gradkit._cuda.launch.grids import column_block, power_of_two, row_blocks
+from gradkit._cuda.launch.grids import column_block, power_of_two, row_blocks, shares_of
 from gradkit._cuda.launch.kernels import Launch, LoadedKernel, Macros, kernel, norm_macros
 from gradkit._dtypes import DType, Types, accumulation_name, dtype_named
 
@@ -32,7 +32,7 @@ _PER_CHANNEL = 128  # the threads of a block that has one for every channel
 _ABREAST = 32  # columns of channels-last arrays that a block reads side by side at least
 _FIRST, _LAST, _ACROSS = range(3)  # the layouts: kernels' LAST, see ``channels.cuh``
 _NARROW = 4  # bytes: where one channel's elements allow no wider access, one goes across two
-_HELD = {  # of each file's kernels: as many shares as the device holds of it at once
+_HELD = {  # of each file's kernels: blocks in waves of as many as the device holds of it
     "batch_norm": "sum_deviations",
     "batch_norm_grad": "sum_channels",
     "batch_norm_inference": "infer",
@@ -141,10 +141,7 @@ def _decided(device: Device, file: str, columns: Columns, types: Types) -> tuple
 
 
 def _blocks(first: LoadedKernel, of: Columns) -> tuple[Shape, Shape]:
-    """The grid and the block: columns side by side, shares of their elements below.
-
-    As many shares as the device holds at once of the first kernel.
-    """
+    """The grid and the block: columns side by side, shares of their elements below."""
     columns, packs, abreast = of.count, of.elements, 1
     if of.layout == _ACROSS:
         return _blocks_across(first, of)
@@ -157,8 +154,7 @@ def _blocks(first: LoadedKernel, of: Columns) -> tuple[Shape, Shape]:
     across = min(_THREADS // down, power_of_two(columns))
     tiles = -(-columns // across)
     resident = first.resident(across * down) * first.device.multiprocessors
-    shares = min(-(-resident // tiles), -(-packs // down))
-    return (tiles, max(1, shares)), (across, down)
+    return (tiles, shares_of(tiles, resident, -(-packs // down))), (across, down)
 
 
 def _blocks_across(first: LoadedKernel, of: Columns) -> tuple[Shape, Shape]:
@@ -167,8 +163,7 @@ def _blocks_across(first: LoadedKernel, of: Columns) -> tuple[Shape, Shape]:
     runs, tiles = of.elements // run, of.count // of.vector
     down = max(1, min(_THREADS // run, runs))
     resident = first.resident(run * down) * first.device.multiprocessors
-    shares = min(-(-resident // max(1, tiles)), -(-runs // down))
-    return (tiles, max(1, shares)), (run, down)
+    return (tiles, shares_of(tiles, resident, -(-runs // down))), (run, down)
 
 
 @dataclass(frozen=True, eq=False)

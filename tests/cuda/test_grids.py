@@ -16,7 +16,7 @@ from gradkit._calls.channels import (
 from gradkit._calls.rows import LayerNorm, LayerNormGrad, LayerNormInverse
 from gradkit._cuda import CudaBackend, row_gradient
 from gradkit._cuda.dry_run import DryDevice
-from gradkit._cuda.launch.grids import column_block, row_threads
+from gradkit._cuda.launch.grids import column_block, row_threads, shares_of
 from gradkit._cuda.row_forward import _ForwardLaunches as ForwardLaunches
 from gradkit._cuda.row_gradient import LAYER, RMS, GradientLaunches
 from gradkit._dtypes import accumulation_name, dtype_named
@@ -86,7 +86,7 @@ def test_grids_are_as_large_as_what_a_device_holds_of_the_compiled_kernel(held):
     launch(run, BatchNormInferenceGrad, [x, channels, channels], **known)
     first = ("sum_deviations", "sum_channels", "infer", "infer_gradient")
     for name in (*first, "normalize", "apply_channels"):
-        assert device.grids[name] == (3, -(-whole // 3))
+        assert device.grids[name] == (3, held + 2)
     x, groups = ones((1, 3, 64000)), ones((1, 1))
     known = {"x": x, "scale": channels, "bias": channels, "num_groups": 1}
     launch(run, GroupNorm, [x, groups, groups], **known)
@@ -94,7 +94,30 @@ def test_grids_are_as_large_as_what_a_device_holds_of_the_compiled_kernel(held):
     launch(run, GroupNormGrad, [x, channels, channels], **known)
     sums = "sum_group_deviations", "normalize_groups", "sum_group_gradient", "apply_group_gradient"
     for name in sums:
-        assert device.grids[name] == (3, -(-whole // 3))
+        assert device.grids[name] == (3, held + 2)
+
+
+@pytest.mark.parametrize(
+    ("tiles", "resident", "most", "shares"),
+    [
+        (64, 396, 999, 6),  # 12 places are empty: a seventh share would take a second wave
+        (256, 396, 999, 3),  # 256 of 396, or 768 of 792
+        (256, 396, 2, 1),  # 512 of 792 are fewer
+        (300, 264, 999, 4),  # 300 of 528, ..., 1200 of 1320
+        (8, 264, 5, 5),
+        (9000, 264, 999, 1),
+        (0, 264, 999, 264),
+    ],
+)
+def test_blocks_come_in_whole_waves(tiles, resident, most, shares):
+    assert shares_of(tiles, resident, most) == shares
+
+
+def test_few_places_are_empty_whatever_is_shared():
+    for resident in (5, 132, 264, 396, 1056):
+        for tiles in range(1, 3 * resident):
+            blocks = tiles * shares_of(tiles, resident, 1 << 20)
+            assert blocks >= 0.85 * -(-blocks // resident) * resident, (tiles, resident)
 
 
 @pytest.mark.parametrize(("channels", "blocks"), [(0, 1), (1000, 8), (9999, 40)])

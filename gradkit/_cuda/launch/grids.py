@@ -7,6 +7,7 @@ from gradkit._backend import Shape
 from gradkit._cuda.launch.kernels import LoadedKernel
 
 _WARP = 32
+_WAVES, _FULL = 8, 0.9  # waves of blocks, at most; the part of their places that is enough
 
 
 def rows_of(shape: Shape, axis: int) -> tuple[int, int]:
@@ -87,6 +88,25 @@ def chunks_of(packs: int, fewest: int, most: int, longest: int) -> int:
     held = [chunks * row_threads(-(-packs // chunks), longest) for chunks in (fewest, most)]
     few = packs <= fewest * longest and held[0] < held[1] and 3 * packs < 2 * held[1]
     return fewest if few else most
+
+
+def shares_of(tiles: int, resident: int, most: int) -> int:
+    """How many blocks share each of some tiles, at most ``most``: those that leave least idle.
+
+    A device that holds ``resident`` blocks may take as long for a few more as for twice as many.
+    If one wave of blocks would leave over a tenth of their places empty, there are more waves, of
+    shorter blocks.
+    """
+    best, used = 1, 0.0
+    for waves in range(1, _WAVES + 1):
+        shares = max(1, min(most, waves * resident // max(1, tiles)))
+        blocks = max(1, shares * tiles)
+        filled = blocks / (-(-blocks // resident) * resident)
+        if filled > used:
+            best, used = shares, filled
+        if used >= _FULL:
+            break
+    return best
 
 
 def column_block(multiprocessors: int, columns: int, planes: int) -> tuple[int, int]:
