@@ -31,18 +31,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) sum_deviations(
     const DATA_T* x, const double* centre, double* partials, i64 before, i64 channels, i64 after
 ) {
     __shared__ double tile[TILE];
-    sum_columns<true>(x, centre, partials, Shape{before, channels, after}, tile);
-}
-
-// A channel's mean from its sums of (x - origin) * SHRUNK. Rare, so by one thread.
-__device__ __forceinline__ double mean_about(
-    double origin, const double* sums, i64 shares, i64 channels, i64 channel, i64 count
-) {
-    double total = 0;
-#pragma unroll 1
-    for (i64 row = 0; row < shares; ++row) total += sums[row * channels + channel];
-    const double mean = (SHRUNK * origin + total / count) / SHRUNK;
-    return fabs(total) <= LARGEST ? fmin(fmax(mean, -LARGEST), LARGEST) : mean;
+    sum_columns(x, centre, partials, Shape{before, channels, after}, tile);
 }
 
 extern "C" __global__ void __launch_bounds__(1024, 1) finish_centre(
@@ -57,8 +46,11 @@ extern "C" __global__ void __launch_bounds__(1024, 1) finish_centre(
         if (held) {
             centre[channel] = exactly(narrow<A>(total / count));
         } else {
-            const double origin = to_double(x[channel * after]), *sums = partials + shares * channels;
-            centre[channel] = mean_about(origin, sums, shares, channels, channel, count);
+            const double* const sums = partials + shares * channels;
+            double apart = 0;
+#pragma unroll 1
+            for (i64 row = 0; row < shares; ++row) apart += sums[row * channels + channel];  // rare
+            centre[channel] = mean_about(to_double(x[channel * after]), apart, count);
         }
     });
 }

@@ -103,9 +103,15 @@ __device__ __forceinline__ bool exact_enough(const Sums& sums) {
     return exact;
 }
 
-// Writes the partial sums of every column: about the centre, or if that is null, of x alone and, with
-// ORIGINS and of float64 elements, of (x - x0) * SHRUNK, where x0 is the channel's first element.
-template <bool ORIGINS, typename Columns>
+// The mean of `count` elements from the sum of (x - origin) * SHRUNK.
+__device__ __forceinline__ double mean_about(double origin, double total, i64 count) {
+    const double mean = (SHRUNK * origin + total / count) / SHRUNK;
+    return fabs(total) <= LARGEST ? fmin(fmax(mean, -LARGEST), LARGEST) : mean;
+}
+
+// Writes the partial sums of every column: about the centre, or if that is null, of x alone and, of
+// float64 elements, of (x - x0) * SHRUNK, where x0 is the first element of the channel or group.
+template <typename Columns>
 __device__ __forceinline__ void sum_columns(
     const DATA_T* x, const double* centre, double* partials, const Columns& of, double* tile
 ) {
@@ -122,11 +128,11 @@ __device__ __forceinline__ void sum_columns(
         if (column < of.columns()) {
             const Place at = place_of(of, column);
             const DATA_T* from = x + at.start;
-            const bool origins = ORIGINS && sizeof(DATA_T) == 8 && !centre;
+            const bool origins = sizeof(DATA_T) == 8 && !centre;
             const i64 packs = sum_share(from, at.shape, at.channel, !centre, about, sums);
 #pragma unroll
             for (int k = 0; k < OWN; ++k)
-                if (origins) origin[k] = to_double(from[(at.channel + k) * at.shape.after]);
+                if (origins) origin[k] = to_double(x[origin_of(of, column + k)]);
             const bool held = exact_enough(sums);
             if (!held) sum_share_in_double(from, at.shape, at.channel, !centre, origin, about, sums);
             const double count = centre ? 0 : static_cast<double>(packs * (VEC / OWN));

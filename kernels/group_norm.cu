@@ -2,8 +2,10 @@
 // groups of channels.
 //
 //   sum_group_deviations: partials[0] = sums of x - centre over each column, partials[1] = sums of
-//                         its square (of x alone if centre is null; partials[1] then means nothing)
-//   finish_group_centre:  centre = totals[0] / n over each group
+//                         its square (if centre is null of x alone; and, if DATA_T is f64, of
+//                         (x - x0) * 2^-64, where x0 is the group's first element)
+//   finish_group_centre:  centre = totals[0] / n over each group; where f64 overflows,
+//                         x0 + totals[1] / n * 2^64
 //   finish_group_moments: mean = centre + totals[0] / n, variance = totals[1] / n - (totals[0] / n)^2
 //   normalize_groups:     y
 //
@@ -31,16 +33,19 @@ extern "C" __global__ void __launch_bounds__(256, 2) sum_group_deviations(
     i64 width
 ) {
     __shared__ double tile[TILE];
-    sum_columns<false>(x, centre, partials, Extent{samples, channels, space, width}, tile);
+    sum_columns(x, centre, partials, Extent{samples, channels, space, width}, tile);
 }
 
 extern "C" __global__ void __launch_bounds__(1024, 1) finish_group_centre(
-    const double* partials, double* centre, i64 shares, i64 samples, i64 channels, i64 space,
-    i64 width
+    const DATA_T* x, const double* partials, double* centre, i64 shares, i64 samples, i64 channels,
+    i64 space, i64 width
 ) {
     const Extent of = {samples, channels, space, width};
+    const i64 count = width * space;
     each_group_total<PARAM_T>(partials, nullptr, shares, of, [&](i64 group, const Pair<double>& total) {
-        centre[group] = exactly(narrow<A>(total.first / (width * space)));
+        const bool held = sizeof(DATA_T) < 8 || fabs(total.first) <= LARGEST;
+        if (held) centre[group] = exactly(narrow<A>(total.first / count));
+        else centre[group] = mean_about(to_double(x[origin_of(of, group * width)]), total.second, count);
     });
 }
 
@@ -51,8 +56,8 @@ extern "C" __global__ void __launch_bounds__(1024, 1) finish_group_moments(
     const Extent of = {samples, channels, space, width};
     const double count = static_cast<double>(width * space);
     each_group_total<PARAM_T>(partials, nullptr, shares, of, [&](i64 group, const Pair<double>& total) {
-        const double distance = total.first / count, square = total.second / count;
-        write_moments(distance, square, centre, group, of.statistics(), eps, exact, mean, inv_std);
+        const double distance = correction_of<A>(total.first / count, centre + group);
+        write_moments(distance, total.second / count, centre, group, of.statistics(), eps, exact, mean, inv_std);
     });
 }
 

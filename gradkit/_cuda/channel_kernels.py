@@ -80,7 +80,7 @@ combine_stats = Named[
 ]("combine_stats")
 # group_norm.cu
 sum_group_deviations = Named[Data, Centre | None, Partials]("sum_group_deviations")
-finish_group_centre = Named[Partials, Centre]("finish_group_centre")
+finish_group_centre = Named[Data, Partials, Centre]("finish_group_centre")
 finish_group_moments = Named[Partials, Centre, Exact, Mean, InvStd]("finish_group_moments")
 normalize_groups = Named[Data, Scale | None, Bias | None, Exact, Data]("normalize_groups")
 # group_norm_grad.cu

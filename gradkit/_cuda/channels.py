@@ -198,7 +198,7 @@ class ChannelNorms(OnDevice):
         centre: Centre = work.scratch(1)
         exact: Exact = work.scratch(2)
         work.over_columns(kernels.sum_group_deviations, x, None, partials)
-        work.over_groups(kernels.finish_group_centre, partials, centre)
+        work.over_groups(kernels.finish_group_centre, x, partials, centre)
         work.over_columns(kernels.sum_group_deviations, x, centre, partials)
         statistics = partials, centre, exact, mean, inv_std
         work.over_groups(kernels.finish_group_moments, *statistics, last=(np.float64(call.eps),))

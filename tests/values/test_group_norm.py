@@ -14,6 +14,7 @@ from tests.backends import BACKENDS
 from tests.layouts import LAYOUTS
 from tests.problems import LAYER_TYPES, group_problems, make_groups
 from tests.tolerances import assert_same_bits, assert_within
+from tests.values.test_batch_norm import EDGE
 
 TYPES = pytest.mark.parametrize("types", LAYER_TYPES, ids="-".join)
 SHAPES = [(5, 12), (3, 12, 7), (4, 12, 3, 5), (2, 12, 3, 1, 5)]
@@ -124,6 +125,40 @@ def test_both_ends_of_the_range_in_one_group(backend, name):
     for q in (p, channels_last(make_groups((3, 6, 8), 3, (name, "float32", name)))):
         q.x = p.x if q is p else np.moveaxis(p.x, 1, -1).copy()
         q.check_forward(backend, *group_norm(backend, q))
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["channels-first", "channels-last"])
+@pytest.mark.parametrize("times", [1, 301])
+@pytest.mark.parametrize("x", EDGE, ids=str)
+def test_float64_sums_and_differences_that_overflow(backend, x, times, last):
+    """The other groups keep their bits, in the same sample and in the next one."""
+    x = np.stack([np.tile(x, 2 * times) * 1e308, np.arange(6.0 * times) / 3]).reshape(4, -1)
+    x = np.stack([x, np.roll(x, 2, axis=0)])  # (samples, channels, space), two channels a group
+    exact = np.mean(x[0, :2].astype(np.longdouble)).astype(float)
+    constant = np.ptp(x[0, :2] / 2) == 0
+
+    def statistics():
+        given = backend.asarray(x.swapaxes(1, 2).copy() if last else x)
+        with np.errstate(all="ignore"):
+            _, *found = gradkit.group_norm(given, 2, channel_axis=2 if last else 1)
+        return [backend.asnumpy(each) for each in found]
+
+    mean, inv_std = statistics()
+    x[0, :2] = x[1, 2:] = 1
+    tame = statistics()
+    for sample, other in ((0, 1), (1, 0)):
+        np.testing.assert_allclose(mean[sample, sample], exact, rtol=2.0**-48)
+        assert inv_std[sample, sample] == (1 / np.sqrt(1e-5) if constant else 0)
+        for found, alone in zip((mean, inv_std), tame, strict=True):
+            assert_same_bits(found[sample, other], alone[sample, other])
+
+
+@pytest.mark.parametrize("x", [[np.nan, 1.7], [np.inf, 1.7], [-np.inf, np.inf]], ids=str)
+def test_float64_groups_that_are_not_finite(backend, x):
+    x = np.tile(x, 8).reshape(1, 2, 8) * 1e308
+    with np.errstate(all="ignore"):
+        for result in gradkit.group_norm(backend.asarray(x), 1):
+            assert np.isnan(backend.asnumpy(result)).all()
 
 
 @pytest.mark.parametrize("seed", range(3))
