@@ -279,24 +279,36 @@ def test_cuda_tensors_come_back_as_cuda_tensors(cuda_torch, dtype):
     assert grad._version > 0
 
 
+def check_hazards(torch, on_gpu):
+    """What CUDA tensors may not be, and what may be beside them; ``on_gpu``: makes one."""
+    with pytest.raises(TypeError, match="negative bit"):
+        gradkit.zero_grad(on_gpu(torch.tensor([1 + 2j])).conj().imag)
+    with pytest.raises(TypeError, match="grads_of"):
+        gradkit.zero_grad(on_gpu(torch.ones(2)).requires_grad_())
+    with pytest.raises(ValueError, match="overlaps itself"):
+        gradkit.zero_grad(on_gpu(torch.ones(1)).expand(3))
+    with pytest.raises(TypeError, match="to_dense"):
+        gradkit.grad_norm(on_gpu(torch.eye(2)).to_sparse())
+    one, other = on_gpu(torch.ones(2)), torch.ones(2)
+    with pytest.raises(ValueError, match=r"grads\[0\] and grads\[1\] are on different devices"):
+        gradkit.clip_grad_block_norm([one, other], 1.0)
+    with pytest.raises(ValueError, match="x and scale are on different devices"):
+        gradkit.rms_norm(one, other)
+    with pytest.raises(ValueError, match=r"grads and coefficient are on different devices"):
+        gradkit.scale_grads(other, on_gpu(torch.tensor(0.5)))
+    assert gradkit.scale_grads(one, torch.tensor(3.0)).tolist() == [3, 3]
+    assert gradkit.scale_grads([one, other], torch.tensor(0.5)) == [one, other]
+    assert (one.tolist(), other.tolist()) == ([1.5, 1.5], [0.5, 0.5])
+    norm = gradkit.clip_grad_norm([other, one], 1.0)
+    assert norm.device == one.device
+    assert norm.item() == pytest.approx(5**0.5)
+    assert one.tolist() == pytest.approx([0.45**0.5] * 2)
+    assert other.tolist() == pytest.approx([0.05**0.5] * 2)
+
+
 @pytest.mark.gpu
 def test_cuda_hazards_are_refused(cuda_torch):
-    torch = cuda_torch
-    flipped = torch.tensor([1 + 2j], device="cuda").conj().imag
-    with pytest.raises(TypeError, match="negative bit"):
-        gradkit.zero_grad(flipped)
-    with pytest.raises(TypeError, match="grads_of"):
-        gradkit.zero_grad(torch.ones(2, device="cuda", requires_grad=True))
-    with pytest.raises(ValueError, match="overlaps itself"):
-        gradkit.zero_grad(torch.ones(1, device="cuda").expand(3))
-    with pytest.raises(TypeError, match="to_dense"):
-        gradkit.grad_norm(torch.eye(2, device="cuda").to_sparse())
-    with pytest.raises(ValueError, match="different devices"):
-        gradkit.grad_norm([torch.ones(2, device="cuda"), torch.ones(2)])
-    with pytest.raises(ValueError, match=r"grads\[?0?\]? and coefficient are on different devices"):
-        gradkit.scale_grads(torch.ones(2), torch.tensor(0.5, device="cuda"))
-    halved = gradkit.scale_grads(torch.ones(2, device="cuda"), torch.tensor(0.5))
-    assert halved.tolist() == [0.5, 0.5]
+    check_hazards(cuda_torch, lambda tensor: tensor.cuda())
 
 
 @pytest.mark.gpu

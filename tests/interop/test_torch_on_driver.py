@@ -19,6 +19,7 @@ from gradkit._cuda.cudnn import library
 from gradkit._open import dispatch
 
 from .libraries import framework
+from .test_devices import check_hazards
 
 if "testbed.driver.plugin" not in sys.modules:
     pytest.skip("needs the testbed's driver", allow_module_level=True)
@@ -54,10 +55,16 @@ class Memory:
     def like(self, tensor, shift=0):
         """A tensor with the same values, written by the device."""
         made = self.empty(tensor.shape, tensor.contiguous().stride(), tensor.dtype, shift)
-        values = cupy.asarray(tensor.contiguous().view(framework("torch").uint8).numpy())
+        values = cupy.asarray(tensor.reshape(-1).view(framework("torch").uint8).numpy())
         bytes_ = cuda.borrow(made, made.data_ptr(), 0, values.shape, values.strides, values.dtype)
         bytes_[...] = values
         return made
+
+    def holds(self, tensor):
+        try:
+            return 0 <= tensor.data_ptr() - self.room.data.ptr < _ROOM
+        except RuntimeError:  # of a sparse tensor, whose elements are elsewhere
+            return True
 
     def allocate(self, size):
         owner = framework("torch").empty(1)
@@ -344,3 +351,11 @@ def test_lists_are_described_at_once_and_known_again(torch, memory, monkeypatch)
         gradkit.zero_grad([whole[:5], whole[4:]])
     gradkit.zero_grad([whole[:4], whole[4:]])
     assert values([whole])[0].tolist() == [0] * 8
+
+
+def test_hazards_are_refused_and_cpu_tensors_may_be_in_lists(torch, memory, monkeypatch):
+    monkeypatch.setattr(adapter, "_is_cuda", memory.holds)
+    monkeypatch.setattr(adapter, "_describing", lambda: None)  # to compiled code all are alike
+    read = torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: read(values([tensor])[0]))
+    check_hazards(torch, memory.like)
