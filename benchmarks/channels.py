@@ -136,7 +136,8 @@ TABLES: dict[str, Table] = {
         **COMPILED,
     },
     "batch_norm": {
-        "gradkit": gradkit.batch_norm,
+        "gradkit": partial(gradkit.batch_norm, engine="native"),
+        "cuDNN through gradkit": partial(gradkit.batch_norm, engine="cudnn"),
         "torch": lambda a: partial(
             torch.ops.aten.native_batch_norm,
             *(a.x, a.scale, a.bias, a.running_mean, a.running_var, True, 0.1, 1e-5),
@@ -145,7 +146,8 @@ TABLES: dict[str, Table] = {
         **COMPILED,
     },
     "batch_norm_inference": {
-        "gradkit": gradkit.batch_norm_inference,
+        "gradkit": partial(gradkit.batch_norm_inference, engine="native"),
+        "cuDNN through gradkit": partial(gradkit.batch_norm_inference, engine="cudnn"),
         "torch": lambda a: partial(
             torch.nn.functional.batch_norm, a.x, a.mean, a.var, a.scale, a.bias, eps=1e-5
         ),
