@@ -31,6 +31,18 @@ class _GuardRule(NamedTuple):
     warmup: int
     on_spike: OnSpike
 
+    def judged(self, state: Any, norm: Any, out: Any) -> Any:
+        """The next state and the limit."""
+        call = SpikeGuardUpdate(
+            state=state,
+            norm=known_norm(norm),
+            decay=self.decay,
+            threshold=self.threshold,
+            warmup=self.warmup,
+            clips=self.on_spike == "clip",
+        )
+        return run(call, out)
+
 
 @overload
 def spike_guard_init(
@@ -172,16 +184,7 @@ def spike_guard_update(
     >>> gradkit.clip_grads_with_norm(np.array([6.0, 8.0]), 10.0, max_norm=max_norm)
     array([1.66875, 2.225  ])
     """
-    rule = _rule(decay, threshold, warmup, on_spike)
-    call = SpikeGuardUpdate(
-        state=state,
-        norm=known_norm(norm),
-        decay=rule.decay,
-        threshold=rule.threshold,
-        warmup=rule.warmup,
-        clips=rule.on_spike == "clip",
-    )
-    return run(call, out)
+    return _rule(decay, threshold, warmup, on_spike).judged(state, norm, out)
 
 
 class SpikeGuard:
@@ -273,7 +276,7 @@ class SpikeGuard:
             count = None if state.ndim == 1 else len(state)
             state = run(SpikeGuardInit(like=norm, values=state, count=count))
         out = (state, None) if _may_be_written(state) else None
-        self._state, max_norm = spike_guard_update(state, norm, **self.settings, out=out)
+        self._state, max_norm = self._rule.judged(state, norm, out)
         return max_norm
 
     def state_dict(self) -> dict[str, Any]:

@@ -70,7 +70,7 @@ class Plan:
     ``results`` are the outputs, ``missing`` those that the caller has no array for, if there are
     any; ``options`` the numbers as checked: an axis as an index; ``changed`` those that a check has
     changed; ``widened`` the arguments that a backend gets in float64; ``backend`` what computes;
-    ``gapless`` whether the caller's arrays have elements, in C order without gaps. A backend keeps
+    ``gapless`` whether the caller's arrays have elements, without gaps in memory. A backend keeps
     in ``launcher`` what it would otherwise decide again in each call, and a library that makes
     results in ``making`` how.
     """

@@ -1,6 +1,6 @@
 """Run an operation: open its arrays, find its plan, make its results, compute, hand back."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -120,8 +120,22 @@ def _known_plan(
         return plan, key
     if plan is None or not written:
         return plan, None
-    apart = memory.whole_and_apart(plan.backend, arrays[:written], arrays[written:])
-    return plan if plan.gapless and apart else None, None
+    outs, read = arrays[:written], arrays[written:]
+    apart = plan.gapless and (
+        memory.whole_and_apart(plan.backend, outs, read)
+        or memory.whole_and_apart(plan.backend, outs, _others(call, outs, read))
+    )
+    return plan if apart else None, None
+
+
+def _others(
+    call: Call, written: Sequence[Array | None], read: Sequence[Array | None]
+) -> Iterable[Array | None]:
+    """What is read, but for what is the very array that is written and may be."""
+    own: list[Any] = [*call.results, *call.in_place][-len(written) :]
+    may_be = [(name, a) for each, a in zip(own, written, strict=True) for name in each.may_be]
+    named = zip(call.ordered_names[len(call.in_place) :], read, strict=True)
+    return [a for name, a in named if not any(a is b and name == own for own, b in may_be)]
 
 
 def _run_plain(
@@ -360,8 +374,8 @@ def _missing(plan: Plan, outs: Sequence[Array | None]) -> Sequence[Spec | None] 
 
 
 def _gapless(arrays: Sequence[Array | None]) -> bool:
-    """Whether all arrays have elements, in C order without gaps."""
-    return all(each is None or (each.flags.c_contiguous and each.size) for each in arrays)
+    """Whether all arrays have elements, without gaps in whatever order of axes."""
+    return all(each is None or (each.size and memory.has_no_gaps(each)) for each in arrays)
 
 
 def _on_one_device(own: Framework, views: Sequence[Array | None]) -> bool:

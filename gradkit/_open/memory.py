@@ -53,6 +53,19 @@ def overlaps_itself(array: Array) -> bool:
     return False
 
 
+def has_no_gaps(array: Array) -> bool:
+    """Whether the elements fill their memory, the first of it first, in any order of axes."""
+    if array.flags.c_contiguous:
+        return True
+    size = array.itemsize
+    for stride, length in sorted(zip(array.strides, array.shape, strict=True)):
+        if length > 1:
+            if stride != size:
+                return False
+            size *= length
+    return True
+
+
 def is_writable(array: Array) -> bool:
     """Whether its library lets it be written; CuPy always does."""
     return bool(getattr(array.flags, "writeable", True))
@@ -75,7 +88,7 @@ def plainly_apart(written: Sequence[Array | None], read: Sequence[Array | None])
 
 
 def whole_and_apart(
-    backend: Backend, written: Sequence[Array | None], read: Sequence[Array | None]
+    backend: Backend, written: Sequence[Array | None], read: Iterable[Array | None]
 ) -> bool:
     """Whether gapless arrays on a device are apart where they are written; a no may be wrong."""
     ends: dict[int, int] = {}  # of the ranges that begin at an address

@@ -193,6 +193,16 @@ def test_edges_of_overlap_are_refused_and_nothing_is_written(out):
     np.testing.assert_array_equal(memory, before)
 
 
+@given(views())
+def test_elements_without_gaps_fill_their_memory(view):
+    low, high = np.lib.array_utils.byte_bounds(view)
+    filled = high - low == view.nbytes and view.__array_interface__["data"][0] == low
+    reversed_ = any(n > 1 and step < 0 for n, step in zip(view.shape, view.strides, strict=True))
+    if view.size:
+        assert memory.has_no_gaps(view) == (filled and not reversed_)
+        assert memory.has_no_gaps(view.T) == memory.has_no_gaps(view)
+
+
 RANGES = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 6)), max_size=8)
 
 
