@@ -255,7 +255,9 @@ def per_tensor_norms(
         rule, whole = rule_of(norm_type, 0.0, nonfinite), checks.flag(flat, "flat")
         wanted = Wanted("per_tensor_norms", rule, scale, per_tensor=True)
         held, norms = norm_of(grads, wanted, Ranks(collective, replicas), found_inf, out)
-        return norms if whole else held.rebuilt(norms[k, ...] for k in range(norms.shape[0]))
+        return (
+            norms if whole else held.rebuilt(held.framework.parts(norms, [()] * len(held.arrays)))
+        )
 
 
 def _attribute(attr: Any) -> str:

@@ -5,6 +5,7 @@ Backends compute on *views*: a view is the memory of one of the caller's arrays 
 back into arrays of the caller's type.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
@@ -132,6 +133,14 @@ class Framework:
     def on_stream(self, like: Any) -> AbstractContextManager[Any]:
         """A context that queues work on the device and stream of an array like this."""
         return NOTHING
+
+    def parts(self, vector: Any, shapes: Iterable[Shape]) -> Iterable[Any]:
+        """Views of a vector's elements, one behind the other, in these shapes."""
+        start = 0
+        for shape in shapes:
+            stop = start + math.prod(shape)
+            yield vector[start:stop].reshape(shape) if shape else vector[start, ...]
+            start = stop
 
     def known_disjoint(self, arrays: Sequence[Any], views: Sequence[Array]) -> bool:
         """Whether a cheap test shows that the arrays are writable and share no memory."""

@@ -1,5 +1,6 @@
 """CuPy: the CUDA backend computes on its arrays, on their device's current stream."""
 
+import math
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -8,7 +9,7 @@ from typing import Any
 
 from gradkit._arrays import cuda
 from gradkit._arrays.base import NOTHING, Framework
-from gradkit._backend import Array, Borrowed
+from gradkit._backend import Array, Borrowed, Shape
 from gradkit._calls.backend import Backend
 from gradkit._dtypes import float_name
 
@@ -68,6 +69,16 @@ class CuPy(Framework):
                 size *= length
             sizes.append(size)
         return sizes
+
+    def parts(self, vector: Any, shapes: Iterable[Shape]) -> Iterable[Any]:
+        """The same in half the time: CuPy looks for a while at what it is to slice."""
+        make, dtype, at = type(vector), vector.dtype, vector.data
+        if make is not sys.modules["cupy"].ndarray or not vector.flags.c_contiguous:
+            yield from super().parts(vector, shapes)
+            return
+        for shape in shapes:
+            yield make(shape, dtype, at)
+            at = at + math.prod(shape) * dtype.itemsize  # `+=` would move that of an array
 
     def on_stream(self, like: Any) -> AbstractContextManager[Any]:
         """Switch devices only if another is current, because a switch costs a microsecond."""

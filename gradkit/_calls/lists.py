@@ -7,10 +7,9 @@ or, on a backend of several devices, ``Spread``; their norms are float64.
 
 import math
 from collections.abc import Sequence
-from itertools import compress
 from typing import Any, Protocol, dataclass_transform
 
-from gradkit._backend import Axes, Views
+from gradkit._backend import Axes, picked
 from gradkit._calls.list_layouts import Addition, GuardStep, Judgement, LikeNorm, NoiseStep
 from gradkit._calls.record import Call, Record, in_place, result
 from gradkit._calls.roles import (
@@ -187,9 +186,11 @@ class ClipByNorm(ListCall):
 
     def clip_some(self, backend: Any, some: Sequence[bool]) -> None:
         """Clip those that are chosen; the others are only scaled."""
-        for chosen in (some, [not one for one in some]):
-            grads = Views(compress(self.grads, chosen))
-            outs = grads if self.outs is self.grads else Views(compress(self.outs, chosen))
+        plain = type(self.scale) is float and self.scale == 1 and not self.zero_nonfinite
+        others = [] if plain and self.outs is self.grads else [not one for one in some]
+        for chosen in filter(None, (some, others)):
+            grads = picked(self.grads, chosen)
+            outs = grads if self.outs is self.grads else picked(self.outs, chosen)
             part = self.replaced(grads=grads, outs=outs)
             if chosen is some:
                 backend.clip_by_norm(part)

@@ -150,6 +150,8 @@ class Gradients(Given):
 
     def name(self, index: int) -> str:
         """The expression that reaches one gradient; for many, `names` walks the tree once."""
+        if self.tree is self.arrays:
+            return f"{self._label}[{index}]"
         return next(islice(trees.walk(self.tree, self._label), index, None))[0]
 
     def first(self) -> tuple[str, Array | None]:

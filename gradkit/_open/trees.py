@@ -112,7 +112,8 @@ def spread(prefix: Any, tree: Any, label: str, other: str) -> Iterator[Any]:
             f"{label} has {_summary(prefix)}, but {other} has {_summary(tree)}; dicts and lists "
             "must be like the containers that they are for"
         )
-    if _is_flat(tree) and not any(isinstance(each, (Mapping, list)) for each in said.values()):
+    kinds = set(map(type, said.values()))
+    if _is_flat(tree) and not any(issubclass(kind, (Mapping, list)) for kind in kinds):
         yield from map(said.__getitem__, branches)
         return
     for key, branch in branches.items():

@@ -1,25 +1,29 @@
 """Clipping units by norms of their own: which elements make one, their limits, and the call."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from gradkit._arrays import is_array
-from gradkit._backend import FLOAT64, Array, Axes, Shape, Spec
+from gradkit._backend import FLOAT64, Axes, Shape, Spec
 from gradkit._calls import checks
 from gradkit._calls.lists import ClipUnits, UnitNorms
-from gradkit._calls.roles import Norm, Number
+from gradkit._calls.roles import Grads, Norm, Number
 from gradkit._open import trees
 from gradkit._open.clipping import apart_from, policy_of, raise_if_nonfinite, twins
+from gradkit._open.given import known_framework
 from gradkit._open.gradients import Gradients
 from gradkit._open.memory import Named
 from gradkit._open.results import Results
 from gradkit._typing import Along, Axis
 
 _SMALLEST_NORM = 1e-6  # of a gradient's unit, in adaptive clipping's division
+_PLAIN = {int, type(None)}
 
 
 class UnitRule(NamedTuple):
@@ -35,13 +39,13 @@ class UnitRule(NamedTuple):
 class UnitLimits(NamedTuple):
     """What units are clipped to: ``common * max(size, least)``, or ``common`` without sizes.
 
-    ``params``: the parameters whose sizes count, by name.
+    ``params`` gives the parameters whose sizes count, by name.
     """
 
     common: Number
     sizes: Norm | None = None
     least: float = 0.0
-    params: Named = ()
+    params: Callable[[], Named] = tuple
 
 
 class UnitShapes(NamedTuple):
@@ -81,8 +85,12 @@ def clip_each(
     with group.on_stream():
         units = _units(group, rule.axis)
         limits = limits_of(group, units)
-        clipped = None if instead else twins(group, out, apart=limits.params)
-        apart = [*limits.params, *(() if clipped is None else apart_from(clipped))]
+        clipped = (
+            None if instead else twins(group, out, apart=() if out is None else limits.params())
+        )
+        apart: Named = ()
+        if norms_out is not None:
+            apart = [*limits.params(), *(() if clipped is None else apart_from(clipped))]
         norms = group.outputs(norms_out, (Spec("the norms", (units.total,), FLOAT64),), apart=apart)
         _clip(group, units, rule, limits, norms, (group if clipped is None else clipped).views)
         if clipped is None:
@@ -96,35 +104,50 @@ def clip_each(
 
 def _units(group: Gradients, axis: Axis) -> UnitShapes:
     """What the caller's axis makes of each gradient."""
-    every = [tuple(range(view.ndim)) for view in group.views]
-    if axis is None:
-        return UnitShapes(tuple(every), [()] * len(every))
+    asked, shapes = tuple(group.each(axis, "axis")), tuple(group.shapes())
+    parts = {type(n) for one in asked for n in (one if type(one) is tuple else (one,))}
+    if parts <= _PLAIN:  # True is 1 to a cache
+        with suppress(TypeError, ValueError):
+            return _known_units(asked, shapes, ("",) * len(asked))
+    return _units_of(asked, shapes, tuple(group.names()))
+
+
+def _units_of(asked: Sequence[Along], every: Sequence[Shape], names: Sequence[str]) -> UnitShapes:
+    """The same of gradients of these shapes and names."""
     axes, shapes = [], []
-    for one, name, view in zip(group.each(axis, "axis"), group.names(), group.views, strict=True):
-        own = _along(one, view, name)
+    for one, shape, name in zip(asked, every, names, strict=True):
+        own = _along(one, len(shape), name)
         axes.append(own)
-        shapes.append(tuple(n for k, n in enumerate(view.shape) if k not in own))
+        shapes.append(tuple(n for k, n in enumerate(shape) if k not in own))
     return UnitShapes(tuple(axes), shapes)
 
 
-def _along(asked: Along, view: Array, name: str) -> tuple[int, ...]:
+_known_units = lru_cache(maxsize=64)(_units_of)
+
+
+def _along(asked: Along, ndim: int, name: str) -> tuple[int, ...]:
     label = f"axis for {name}"
-    every = tuple(range(view.ndim))
+    every = tuple(range(ndim))
     if asked is None:
         return every
     given = tuple(asked) if isinstance(asked, Iterable) else (asked,)
     for one in given:
         checks.integer(one, label)
-    if view.ndim < 2:
+    if ndim < 2:
         return every
-    found = sorted(checks.axis_index(one, view.ndim, label) for one in given)
+    found = sorted(checks.axis_index(one, ndim, label) for one in given)
     if len(set(found)) < len(found):
         raise ValueError(f"{label} is {given}, which names an axis twice")
     return tuple(found)
 
 
-def _params(group: Gradients, params: Any) -> Named:
-    """The parameter of each gradient, by name."""
+def _params(group: Gradients, params: Any) -> tuple[Grads, Callable[[], Named]]:
+    """The parameter of each gradient, and what gives them by name."""
+    flat = type(params) is list and group.tree is group.arrays
+    if flat and len(params) == len(group.arrays) and group.are_views(params):
+        views = group.framework.columns([*params])
+        if views is not None and views.shapes == tuple(group.shapes()):
+            return views, lambda: [*zip(trees.names(params, "params"), views, strict=True)]
     held = []
     tree = trees.freeze(params)
     partners = trees.partners(group.tree, tree, "grads", "params")
@@ -133,20 +156,19 @@ def _params(group: Gradients, params: Any) -> Named:
         checks.floating(own, name)
         checks.shape(own, view.shape, name, "the shape of its gradient")
         held.append((name, own))
-    return held
+    return [own for _, own in held], lambda: held
 
 
 def adaptive_limits(
     group: Gradients, units: UnitShapes, *, params: Any, clipping: Any, least: float
 ) -> UnitLimits:
     """The limit of each unit, from the norm of the same unit of the parameters."""
-    ratio, held = group.limit(clipping, "clipping"), _params(group, params)
+    ratio, (held, named) = group.limit(clipping, "clipping"), _params(group, params)
     norms = group.backend.empty((units.total,), FLOAT64)
-    views = [view for _, view in held]
     group.backend.unit_norms(
-        UnitNorms(grads=views, norm_type=2.0, axes=units.axes, mean=False, norms=norms)
+        UnitNorms(grads=held, norm_type=2.0, axes=units.axes, mean=False, norms=norms)
     )
-    return UnitLimits(ratio, Norm(norms), least, held)
+    return UnitLimits(ratio, Norm(norms), least, named)
 
 
 def given_limits(group: Gradients, units: UnitShapes, *, max_norm: Any) -> UnitLimits:
@@ -210,9 +232,6 @@ def _in_place_of(group: Gradients, units: UnitShapes, norms: Results, out: Any) 
     """The caller's structure with norms where gradients were."""
     if out is not None:
         norms.results()  # tells the library that they were written
-    found, each, start = norms.views[0], [], 0
-    for shape in units.shapes:
-        stop = start + math.prod(shape)
-        each.append(found[start:stop].reshape(shape) if shape else found[start, ...])
-        start = stop
+    found = norms.views[0]
+    each = known_framework(found, "norms").parts(found, units.shapes)
     return group.rebuilt(each if group.framework.returns_views else map(group.wrap, each))

@@ -198,6 +198,57 @@ def test_memory_on_a_device_is_looked_at_in_each_call():
 
 
 @pytest.mark.emulated
+def test_results_that_are_arguments_and_those_in_another_order_are_short(monkeypatch):
+    """As SpikeGuard's state is both, and as images lie with their channels last."""
+    make = idle_arrays()
+    dy, x = (make(np.ones((4, 6), np.float32)) for _ in range(2))
+    scale, row, scales = (make(np.ones(n, np.float32)) for n in (6, 4, (2, 6)))
+    last = [make(np.ones((2, 5, 4, 3), np.float32)).transpose(0, 3, 1, 2) for _ in range(3)]
+    channels, sums = make(np.ones(3, np.float32)), make(np.ones((2, 3), np.float32))
+
+    def rows(first):
+        return gradkit.layer_norm_grad(dy, x, scale, row, row, out=(first, *scales))
+
+    def images(dx, *more):
+        out = (dx, *(more or sums))
+        return gradkit.batch_norm_grad(*last[:2], channels, channels, channels, out=out)
+
+    assert rows(dy)[0] is dy
+    assert images(last[2])[0] is last[2]
+    with monkeypatch.context() as patch:
+        patch.setattr(dispatch, "Opened", None)
+        assert rows(dy)[0] is dy
+        assert images(last[2])[0] is last[2]
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"out\[0\] shares memory with x"):
+            rows(x)
+        with pytest.raises(ValueError, match=r"out\[0\] shares memory with x"):
+            images(last[1])
+        with pytest.raises(ValueError, match=r"out\[1\] and out\[2\] share memory"):
+            images(last[2], sums[0], sums[0])
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("axis", [[1, (1, 2), None], [(0,), 0, ()]])
+def test_units_that_are_known_say_nothing_of_others(axis):
+    make = idle_arrays()
+    grads = [make(np.ones(shape, np.float32)) for shape in ((2, 3), (3, 4, 5), 6)]
+    for _ in range(2):
+        expected = [
+            tuple(n for k, n in enumerate(g.shape) if k not in np.atleast_1d(one))
+            for g, one in zip(grads[:2], axis, strict=False)
+        ]
+        norms = gradkit.clip_grad_block_norm(grads, 1.0, axis=axis)
+        assert [each.shape for each in norms] == [*expected, ()]
+        norms = gradkit.clip_grad_block_norm(grads[::-1], 1.0)
+        assert [each.shape for each in norms] == [(), (), ()]
+        with pytest.raises(TypeError, match=r"axis for grads\[1\] must be an integer, not bool"):
+            gradkit.clip_grad_block_norm(grads, 1.0, axis=[axis[0], (True, 2), None])
+        with pytest.raises(ValueError, match=r"axis for grads\[1\] is 3"):
+            gradkit.clip_grad_block_norm(grads, 1.0, axis=[axis[0], 3, None])
+
+
+@pytest.mark.emulated
 def test_lists_that_fit_say_nothing_of_others():
     """Of two lists that come again, what was found once is not looked at anew."""
     make = idle_arrays()

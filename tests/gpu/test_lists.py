@@ -53,6 +53,24 @@ def test_a_captured_step_replays_on_new_values(count):
                 assert_same_bits(grad.get(), value.get())
 
 
+def test_norms_of_each_gradient_are_views_of_where_they_were_written():
+    import cupy
+
+    grads = gradients(5, 0)
+    expected = gradkit.per_tensor_norms(grads, flat=True).get()
+    whole, gaps = cupy.zeros(5), cupy.zeros(10)[::2]
+    for out in (None, whole, gaps):
+        each = gradkit.per_tensor_norms(grads, out=out)
+        assert [norm.shape for norm in each] == [()] * 5
+        np.testing.assert_array_equal([norm.get() for norm in each], expected)
+        if out is not None:
+            each[3][...] = -1
+            assert out.get().tolist() == [*expected[:3], -1, expected[4]]
+    by_rows = gradkit.clip_grad_block_norm(grads, 1e9, axis=-1)
+    for norms, grad in zip(by_rows, grads, strict=True):
+        np.testing.assert_allclose(norms.get(), np.linalg.norm(grad.get(), axis=1), rtol=1e-6)
+
+
 def test_a_long_list_on_two_streams():
     import cupy
 
