@@ -245,7 +245,8 @@ class Launches:
     @cached_property
     def _channel_blocks(self) -> tuple[Shape, Shape]:
         channels = self.columns.channels
-        block = column_block(self.device.multiprocessors, channels, 1)
+        rows = self.grid[1] * (self.columns.count // max(1, channels))
+        block = column_block(self.device.multiprocessors, channels, 1, rows)
         return (-(-channels // block[0]),), block
 
     def partials(self) -> Partials:

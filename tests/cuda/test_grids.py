@@ -181,6 +181,14 @@ def test_few_columns_are_summed_by_more_blocks(columns, planes, across):
     assert column_block(132, columns, planes) == (across, 1024 // across)
 
 
+@pytest.mark.parametrize(
+    ("rows", "block"),
+    [(1, (32, 1)), (4, (32, 1)), (5, (16, 2)), (32, (8, 8)), (264, (8, 128)), (9999, (8, 128))],
+)
+def test_few_rows_are_summed_by_few_threads(rows, block):
+    assert column_block(132, 1, 1, rows) == block
+
+
 @pytest.mark.parametrize("width", [768, 1280, 3072, 5120, 7168, 10240, 12288])
 @pytest.mark.parametrize("data", ["bfloat16", "float32", "float64"])
 def test_few_threads_are_without_work(width, data):

@@ -7,6 +7,7 @@ from gradkit._backend import Shape
 from gradkit._cuda.launch.kernels import LoadedKernel
 
 _WARP = 32
+_ROWS_AT_ONCE = 4  # that a thread loads: kernels/columns.cuh
 _WAVES, _FULL = 8, 0.9  # waves of blocks, at most; the part of their places that is enough
 
 
@@ -109,16 +110,22 @@ def shares_of(tiles: int, resident: int, most: int) -> int:
     return best
 
 
-def column_block(multiprocessors: int, columns: int, planes: int) -> tuple[int, int]:
-    """The block of 1024 threads that sums the rows of matrices, column by column.
+def column_block(
+    multiprocessors: int, columns: int, planes: int, rows: int | None = None
+) -> tuple[int, int]:
+    """The block of up to 1024 threads that sums the rows of matrices, column by column.
 
     32 columns side by side; fewer, down to the 32 bytes that memory gives at once, if that brings
-    more multiprocessors to work.
+    more multiprocessors to work. If the number of rows is known, no more threads share a column
+    than have rows to load at once: barriers of many threads take longer than few rows.
     """
     across = 32
     while across > 8 and -(-columns // across) * planes < multiprocessors:
         across //= 2
-    return across, 1024 // across
+    if rows is None:
+        return across, 1024 // across
+    down = min(1024 // across, power_of_two(-(-rows // _ROWS_AT_ONCE)))
+    return max(across, _WARP // down), down
 
 
 def power_of_two(number: int) -> int:
