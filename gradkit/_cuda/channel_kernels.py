@@ -90,3 +90,7 @@ finish_group_parameters = Named[Partials, Scale | None, Bias | None]("finish_gro
 apply_group_gradient = Named[Data, Data, Scale | None, Mean, InvStd, Means, Data](
     "apply_group_gradient"
 )
+# group_norm_grad_held.cu
+held_group_gradient = Named[Data, Data, Scale | None, Mean, InvStd, Partials | None, Data](
+    "held_group_gradient"
+)

@@ -81,6 +81,11 @@ class Columns:
         decided = _layout(x.itemsize, last, channels, space)
         return cls(order, *decided, samples * channels, channels, space, extent)
 
+    @property
+    def last(self) -> bool:
+        """Whether the channels are last."""
+        return self.layout == _LAST
+
     def view(self, array: Data) -> Data:
         """The array with its axes in this order."""
         view: Any = array
@@ -145,7 +150,7 @@ def _blocks(first: LoadedKernel, of: Columns) -> tuple[Shape, Shape]:
     columns, packs, abreast = of.count, of.elements, 1
     if of.layout == _ACROSS:
         return _blocks_across(first, of)
-    if of.layout == _LAST:
+    if of.last:
         columns = -(-columns // of.vector)
         abreast = min(_ABREAST, power_of_two(columns))
     else:

@@ -9,7 +9,19 @@ import numpy as np
 
 from gradkit._backend import FLOAT64, Address, Engine, Number
 from gradkit._calls import channels as records
-from gradkit._calls.roles import BatchMean, BatchVar, Parameter, RunningMean, RunningVar, Statistic
+from gradkit._calls.roles import (
+    BatchMean,
+    BatchVar,
+    Bias,
+    Data,
+    InvStd,
+    Mean,
+    Parameter,
+    RunningMean,
+    RunningVar,
+    Scale,
+    Statistic,
+)
 from gradkit._cuda import channel_kernels as kernels
 from gradkit._cuda.channel_kernels import Arrays, Centre, Exact, Means, Named
 from gradkit._cuda.channel_launches import (
@@ -21,6 +33,7 @@ from gradkit._cuda.channel_launches import (
 from gradkit._cuda.cudnn import batch_normalization as by_cudnn
 from gradkit._cuda.cudnn import library
 from gradkit._cuda.cudnn.engines import ByCudnn, done_by_cudnn
+from gradkit._cuda.held_groups import HeldGroups
 from gradkit._cuda.launch.buffers import contiguous, copy_back, fill, usable
 from gradkit._cuda.launch.device import Device, scratch
 from gradkit._cuda.launch.kernels import Launch, either, kernel, types_of
@@ -212,21 +225,15 @@ class ChannelNorms(OnDevice):
                 if gradient is not None:
                     fill(self.device, gradient, 0)
             return
-        work = self._groups("group_norm_grad", call, call.scale)
+        work = self._group_gradient(call)
         view = work.columns.view
         outs = view(call.dx), call.dscale, call.dbias
         inputs = view(call.dy), view(call.x), call.scale, call.mean, call.inv_std
-        (dy, x, scale, mean, inv_std), written = work.usable(inputs, outs)
-        dx, dscale, dbias = written
-        partials = work.partials()
-        means: Means = work.scratch(2, work.accumulator)
-        work.over_columns(kernels.sum_group_gradient, dy, x, mean, inv_std, partials)
-        work.over_groups(kernels.finish_group_means, partials, scale, means)
-        if call.dscale is not None:  # and dbias with it
-            counts = work.shares, *work.extent[:2]
-            sums = partials, dscale, dbias
-            work.over_channels(kernels.finish_group_parameters, *sums, last=counts)
-        work.over_columns(kernels.apply_group_gradient, dy, x, scale, mean, inv_std, means, dx)
+        read, written = work.usable(inputs, outs)
+        if isinstance(work, HeldGroups):
+            work.write_gradient(*read, *written)
+        else:
+            _write_group_gradient(work, *read, *written)
         work.deliver(outs, written)
 
     def _batch(
@@ -263,6 +270,15 @@ class ChannelNorms(OnDevice):
             call.plan.launcher = work
         return work
 
+    def _group_gradient(self, call: records.GroupNormGrad) -> GroupLaunches | HeldGroups:
+        """The same of a gradient; if blocks can hold its groups, they do."""
+        work: GroupLaunches | HeldGroups | None = call.plan.launcher
+        if work is None:
+            types, groups = types_of(call.x, call.mean, call.scale), call.mean.shape[1]
+            work = HeldGroups.of(self.device, call.x, call.channel_axis, groups, types)
+            call.plan.launcher = work
+        return work or self._groups("group_norm_grad", call, call.scale)
+
     def _by(
         self, by_cudnn: ByCudnn, natively: Callable[[Any], None], call: Any, *more: Any
     ) -> Engine:
@@ -287,6 +303,29 @@ class ChannelNorms(OnDevice):
                 library.cudnn().handles.get(self.device.number, stream)
             except BackendUnavailableError:
                 return
+
+
+def _write_group_gradient(
+    work: GroupLaunches,
+    dy: Data,
+    x: Data,
+    scale: Scale | None,
+    mean: Mean,
+    inv_std: InvStd,
+    dx: Data,
+    dscale: Scale | None,
+    dbias: Bias | None,
+) -> None:
+    """Write the gradient of groups of any size, of which dy and x are read twice."""
+    partials = work.partials()
+    means: Means = work.scratch(2, work.accumulator)
+    work.over_columns(kernels.sum_group_gradient, dy, x, mean, inv_std, partials)
+    work.over_groups(kernels.finish_group_means, partials, scale, means)
+    if dscale is not None:  # and dbias with it
+        counts = work.shares, *work.extent[:2]
+        sums = partials, dscale, dbias
+        work.over_channels(kernels.finish_group_parameters, *sums, last=counts)
+    work.over_columns(kernels.apply_group_gradient, dy, x, scale, mean, inv_std, means, dx)
 
 
 def _move(

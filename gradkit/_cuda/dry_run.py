@@ -40,8 +40,9 @@ _RUNS = (*(56 + pack for pack in _PACKS), 63)
 _IMAGES = (  # channels last or not, and several channels in the packs of a block
     *((2, 2, run) for run in _RUNS),
     *((2, run, 1) for run in _RUNS),
-    (2, 8, _RUNS[-1]),
+    (2, 8, 9),
 )
+_HELD = tuple((2, 8, 128 + run) for run in (*_PACKS, 1))  # groups that a block holds; others none
 _MANY = 100  # tensors: more than a launch's parameters hold
 _MANY_DIMS = 18  # of an array: too many as well
 _ORDERS = (1.0, 2.0, 3.0, math.inf)
@@ -194,7 +195,8 @@ def _channels(kind: Any, dtypes: Set[str]) -> Fields:
     """Images, with running statistics of every dtype, and the statistics of two ranks."""
     of_groups = isinstance(kind.layout, GroupLayout)
     moved = _statistics(dtypes) if "running_mean" in kind.fields else ["float64"]
-    for (t, u, v), shape, name in product(_fitting(kind, dtypes), _IMAGES, moved):
+    images = _IMAGES + _HELD * of_groups
+    for (t, u, v), shape, name in product(_fitting(kind, dtypes), images, moved):
         channels = shape[1:2]
         known = dict.fromkeys(("x", "dy", "y", "dx"), _empty(shape, t))
         known |= dict.fromkeys(("scale", "bias", "dscale", "dbias"), _empty(channels, v))

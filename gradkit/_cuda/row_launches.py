@@ -9,8 +9,8 @@ import numpy as np
 from gradkit._backend import Shape
 from gradkit._cuda.launch.buffers import VECTOR_BYTES, Usable, vector_of
 from gradkit._cuda.launch.device import Device
-from gradkit._cuda.launch.grids import column_block, rows_of
-from gradkit._cuda.launch.kernels import Launch, Macros, kernel
+from gradkit._cuda.launch.grids import column_sums, rows_of
+from gradkit._cuda.launch.kernels import Launch
 from gradkit._cuda.row_starts import PLAIN, RowStarts, Variant
 from gradkit._dtypes import DType, Types, accumulation_name, dtype_named
 
@@ -94,10 +94,8 @@ class RowLaunches:
 
     def column_sums(self, planes: int) -> Launch:
         """The last kernel of a gradient, which adds partial sums of ``planes`` parameters up."""
-        macros: Macros = {"ACC_T": self.accumulator.name, "PARAM_T": self.types[2]}
-        block = column_block(self.device.multiprocessors, self.width, planes * self.samples)
-        found = kernel(self.device, "column_sums", "column_sums", **macros)
-        return Launch(found, (-(-self.width // block[0]), planes, self.samples), block)
+        accumulator, parameter = self.accumulator.name, self.types[2]
+        return column_sums(self.device, accumulator, parameter, self.width, planes, self.samples)
 
 
 def _vector_of(name: str, width: int, odd_columns: int) -> int:

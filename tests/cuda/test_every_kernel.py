@@ -82,7 +82,7 @@ def test_batch_norm(backend, shape, types, last):
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("last", [False, True], ids=["channels-first", "channels-last"])
 @pytest.mark.parametrize("types", LAYER_TYPES, ids=joined)
-@pytest.mark.parametrize("shape", [(33, 6), (5, 4, 3, 7), (2, 16, 8, 8)], ids=str)
+@pytest.mark.parametrize("shape", [(33, 6), (5, 4, 3, 7), (2, 16, 8, 8), (2, 64, 7, 7)], ids=str)
 def test_group_norm(backend, shape, types, last):
     if last:
         shape = (shape[0], *shape[2:], shape[1])

@@ -6,6 +6,7 @@ import pytest
 from gradkit._calls.channels import GroupNorm, GroupNormGrad
 from gradkit._cuda import CudaBackend
 from gradkit._cuda.channel_launches import group_launches
+from gradkit._cuda.held_groups import HeldGroups, _block
 from gradkit._cuda.launch.kernels import options_of, source_of
 from tests.backends import Backend, KernelDevice, kernel_mark
 from tests.combinations import combinations
@@ -28,21 +29,31 @@ BACKWARD = (
     "finish_group_parameters",
     "apply_group_gradient",
 )
+HELD = "held_group_gradient", "column_sums"
 LISTED = {
     (source_of(file), options_of(macros))
     for file, macros in combinations("group_norm", "group_norm_grad")
 }
+HELD_CASES = [
+    ((3, 24, 8, 8), 1, 2),
+    ((2, 2, 40, 40), 1, 2),
+    ((2, 192, 6), 1, 3),
+    ((3, 64, 7, 7), 1, 2),
+    ((1, 8, 1601), 1, 1),
+]
 # (shape, channel axis, groups): packs across groups, several shares, ragged columns, groups of so
-# many channels that a thread adds up more than four, and packs across two channels of odd sizes.
+# many channels that a thread adds up more than four, and packs across two channels of odd sizes;
+# then groups that a block holds: of one channel and of several at once, and of several in a pack.
 CASES = [
     ((3, 6, 40), 1, 2),
     ((2, 33, 24), 2, 8),
     ((5, 3, 7), 1, 3),
     ((70, 12), 1, 4),
     ((2, 900, 6), 2, 2),
-    ((2, 1100, 3), 1, 1),
+    ((2, 1101, 3), 1, 1),
     ((3, 24, 7), 1, 8),
     ((2, 8, 5, 5), 1, 1),
+    *HELD_CASES,
 ]
 
 
@@ -88,7 +99,9 @@ def test_every_schedule_gives_the_same_bits(shape, axis, groups, schedule):
 def test_loops_over_blocks_go_round(shape, axis, groups, limit):
     """Kernels whose result does not hang on their grid, on the smallest."""
     p = make_groups(shape, groups, axis=axis)
-    device = Emulated(grid_limit=dict.fromkeys((*FORWARD, *BACKWARD), limit), multiprocessors=3)
+    device = Emulated(
+        grid_limit=dict.fromkeys((*FORWARD, *BACKWARD, HELD[0]), limit), multiprocessors=3
+    )
     found = device.results(p)
     p.check_forward(device, *found[:3])
     p.check_gradients(device, *found[3:])
@@ -121,7 +134,7 @@ def test_any_number_of_shares(multiprocessors):
 @pytest.mark.parametrize("last", [False, True])
 def test_passes_over_the_data(last):
     """The forward pass reads x three times, the gradient dy and x twice, where they lie."""
-    p = make_groups((4, 9, 8, 16) if last else (4, 16, 9, 8), 4, axis=3 if last else 1)
+    p = make_groups((4, 8, 7, 16) if last else (4, 16, 8, 7), 4, axis=3 if last else 1)
     view = (lambda array: array.transpose(0, 3, 1, 2)) if last else (lambda array: array)
     meter = Meter()
     x, scale, bias = meter.put(p.x, p.scale, p.bias)
@@ -141,6 +154,60 @@ def test_passes_over_the_data(last):
     assert moved["dy"] == moved["x"] == (2 * x.nbytes, 0)
     assert moved["dx"] == (0, x.nbytes)
     assert moved["dscale"] == moved["dbias"] == (0, scale.nbytes)
+
+
+@pytest.mark.parametrize(("shape", "axis", "groups"), HELD_CASES, ids=str)
+def test_groups_that_fit_are_read_once(shape, axis, groups):
+    p, meter = make_groups(shape, groups, axis=axis), Meter()
+    dy, x, scale, mean, inv_std = meter.put(p.dy, p.x, p.scale, p.mean, p.inv_std)
+    dx, dscale, dbias = meter.empty(p.x, p.scale, p.scale)
+    given = {"dy": dy, "x": x, "scale": scale, "mean": mean, "inv_std": inv_std}
+    launch(meter.run, GroupNormGrad, [dx, dscale, dbias], **given)
+    moved = meter.moved(*HELD)
+    assert moved["dy"] == moved["x"] == (x.nbytes, 0)
+    assert moved["dx"] == (0, x.nbytes)
+    assert moved["first"] == moved["second"] == (0, scale.nbytes)
+    launch(meter.run, GroupNormGrad, [dx, None, None], **given)
+    assert meter.moved(*HELD)["dx"] == (0, 2 * x.nbytes)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "limit", "held"),
+    [
+        ((2, 8, 64), 1, 227, True),  # groups of 64 packs
+        ((2, 8, 60), 1, 227, False),  # of 60
+        ((2, 2, 131, 1), 1, 227, False),  # not of whole packs
+        ((2, 64, 8), 2, 227, False),  # channels last
+        ((2, 8, 1440), 1, 47, True),  # 45 KiB, and what the kernel takes beside them
+        ((2, 8, 1440), 1, 46, False),
+    ],
+)
+def test_what_a_block_holds(shape, axis, limit, held):
+    device, x = Device(max_shared_memory=limit << 10), np.zeros(shape, np.float32)
+    found = HeldGroups.of(device, x, axis, 2, ("float32",) * 3)
+    assert (found is not None) == held
+
+
+@pytest.mark.parametrize(
+    ("width", "accesses", "packs", "block"),
+    [
+        (16, 98, 1568, (16, 16)),  # 28 x 28
+        (12, 98, 1176, (16, 12)),
+        (20, 98, 1960, (16, 10)),  # two rounds of ten, not of sixteen and four
+        (8, 392, 3136, (64, 8)),  # 56 x 56
+        (2, 1568, 3136, (256, 2)),
+        (1, 6272, 6272, (512, 1)),
+        (1, 64, 64, (8, 4)),  # whole warps
+        (1, 300, 300, (128, 1)),
+        (1, 257, 64, (128, 1)),
+        (3, 300, 900, (32, 3)),
+        (64, 49, 392, (8, 16)),  # 7 x 7
+        (400, 2, 100, (1, 128)),
+        (64, 1, 64, (1, 64)),
+    ],
+)
+def test_the_threads_of_a_block_that_holds_a_group(width, accesses, packs, block):
+    assert _block(width, accesses, packs) == block
 
 
 def test_several_threads_add_up_the_parts_of_a_group():

@@ -83,6 +83,8 @@ def of_norms(make, operation, dtypes):
     shapes = [(2, 3, 5), (2, 24, 64), (2, 12, 60), (2, 6, 34), (2, 24, 9)]
     if operation.family == "rows":
         shapes = [(2, width) for width in WIDTHS]
+    if operation.family == "groups":  # of few elements, and such as a block holds
+        shapes += [(2, 3, 8), *((2, 24, 128 + run) for run in (0, 4, 2, 1))]
     for types, shape, one, variant in product(
         operation.types, shapes, (make.one, *make.apart), ("", *operation.variants)
     ):

@@ -4,7 +4,8 @@ import math
 from dataclasses import dataclass
 
 from gradkit._backend import Shape
-from gradkit._cuda.launch.kernels import LoadedKernel
+from gradkit._cuda.launch.device import Device
+from gradkit._cuda.launch.kernels import Launch, LoadedKernel, Macros, kernel
 
 _WARP = 32
 _ROWS_AT_ONCE = 4  # that a thread loads: kernels/columns.cuh
@@ -126,6 +127,22 @@ def column_block(
         return across, 1024 // across
     down = min(1024 // across, power_of_two(-(-rows // _ROWS_AT_ONCE)))
     return max(across, _WARP // down), down
+
+
+def column_sums(
+    device: Device,
+    accumulator: str,
+    parameter: str,
+    width: int,
+    planes: int,
+    samples: int = 1,
+    rows: int | None = None,
+) -> Launch:
+    """The last kernel of a gradient: partial rows of the accumulator's dtype, added by column."""
+    macros: Macros = {"ACC_T": accumulator, "PARAM_T": parameter}
+    block = column_block(device.multiprocessors, width, planes * samples, rows)
+    found = kernel(device, "column_sums", "column_sums", **macros)
+    return Launch(found, (-(-width // block[0]), planes, samples), block)
 
 
 def power_of_two(number: int) -> int:

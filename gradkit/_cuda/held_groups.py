@@ -1,0 +1,109 @@
+"""Group norm's gradient if a block's shared memory holds a group: dy and x are read once."""
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from gradkit._backend import Array, Shape
+from gradkit._calls.roles import Bias, Data, InvStd, Mean, Scale
+from gradkit._cuda.channel_kernels import Partials, held_group_gradient
+from gradkit._cuda.channel_launches import Columns, Launches
+from gradkit._cuda.launch.buffers import VECTOR_BYTES, vector_of
+from gradkit._cuda.launch.device import Device, workspace
+from gradkit._cuda.launch.grids import column_sums, power_of_two, row_threads
+from gradkit._cuda.launch.kernels import Launch, kernel, norm_macros
+from gradkit._dtypes import Types, accumulation_name, dtype_named
+
+_FILE = "group_norm_grad_held"
+_WARP = 32
+_FEWEST, _MOST = 128, 512  # threads of a block
+_LEAST = 64  # packs of a group: of less, few would be on their way at once
+_PACKS = 8  # that a thread takes of a group, unless that gives fewer threads
+_ACCESSES = 8  # of a channel that a thread makes at least, unless it has fewer
+_SLOTS = 2048  # bytes of shared memory that the kernel takes beside a group
+_FLOAT64 = np.dtype(np.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class HeldGroups(Launches):
+    """The launches of a gradient whose blocks hold ``held`` bytes of dy and x."""
+
+    held: int
+
+    @classmethod
+    def of(
+        cls, device: Device, x: Array, axis: int, groups: int, types: Types
+    ) -> "HeldGroups | None":
+        """Those of data like this; none if its groups do not fit or are not whole packs."""
+        columns = Columns.of_groups(x, axis, groups)
+        _, _, space, width = columns.extent
+        whole, run = VECTOR_BYTES // x.itemsize, vector_of(x.itemsize, space)
+        packs, more = divmod(width * space, whole)
+        held = 2 * packs * VECTOR_BYTES
+        if columns.last or more or packs < _LEAST or held + _SLOTS > device.max_shared_memory:
+            return None
+        macros = norm_macros(types, whole, RUN=run)
+        block = _block(width, space // run, packs)
+        found = kernel(device, _FILE, held_group_gradient, **macros)
+        resident = found.resident(math.prod(block), held) * device.multiprocessors
+        grid = (min(columns.count // width, resident),)
+        columns = replace(columns, vector=whole)
+        accumulator = dtype_named(accumulation_name(types[0]))
+        return cls(device, _FILE, macros, columns, grid, block, accumulator, held)
+
+    def write_gradient(
+        self,
+        dy: Data,
+        x: Data,
+        scale: Scale | None,
+        mean: Mean,
+        inv_std: InvStd,
+        dx: Data,
+        dscale: Scale | None,
+        dbias: Bias | None,
+    ) -> None:
+        """Write ``dx``, and both of the others or neither."""
+        sums: Partials | None = None
+        if dscale is not None:
+            sums = workspace(self.device, (2, self.columns.count), _FLOAT64)
+        self._gradient(dy, x, scale, mean, inv_std, sums, dx, *self._groups)
+        if dscale is not None:
+            self._parameters(sums, dscale, dbias, *self._rows)
+
+    @cached_property
+    def _gradient(self) -> Launch:
+        return Launch(self.kernel(held_group_gradient), self.grid, self.block, self.held)
+
+    @cached_property
+    def _groups(self) -> tuple[np.integer[Any], ...]:
+        """Groups, those of a sample, and the shape of each."""
+        samples, channels, space, width = self.columns.extent
+        groups = channels // width
+        return np.int64(samples * groups), np.int64(groups), np.int32(space), np.int32(width)
+
+    @cached_property
+    def _parameters(self) -> Launch:
+        """What adds the sums of all samples up."""
+        parameter, channels = str(self.macros["PARAM_T"]), self.columns.channels
+        rows = self.columns.count // channels
+        return column_sums(self.device, _FLOAT64.name, parameter, channels, planes=2, rows=rows)
+
+    @cached_property
+    def _rows(self) -> tuple[np.int64, np.int64]:
+        """Samples and channels."""
+        return np.int64(self.columns.extent[0]), np.int64(self.columns.channels)
+
+
+def _block(width: int, accesses: int, packs: int) -> Shape:
+    """Threads for each channel of a group, which has so many accesses, and channels at once."""
+    threads = min(_MOST, max(_FEWEST, power_of_two(packs // _PACKS)))
+    across = min(_WARP, power_of_two(-(-accesses // _ACCESSES)))
+    rounds = -(-width // (threads // across))
+    beside = _WARP // across  # channels of a warp, all of one block
+    down = -(-width // (rounds * beside)) * beside
+    if across == _WARP:
+        across = min(row_threads(accesses, _MOST), threads // down // _WARP * _WARP)
+    return across, down
