@@ -45,8 +45,12 @@ def main() -> None:
     """Record the files named on the command line, then make the page."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.record", description=__doc__)
     parser.add_argument("files", nargs="*", type=Path, help="a finished run, and parts of it")
-    if files := parser.parse_args().files:
-        print(f"written: {record(*files)}")
+    parser.add_argument(
+        "--with-errors", action="store_true", help="also if cases failed, which the page names"
+    )
+    options = parser.parse_args()
+    if options.files:
+        print(f"written: {record(*options.files, with_errors=options.with_errors)}")
     for path in RESULTS.glob("*.jsonl"):
         draw(path)
     for path, text in ((PAGE, page()), (README, readme())):
@@ -54,16 +58,16 @@ def main() -> None:
         print(f"written: {path}")
 
 
-def record(path: Path, *parts: Path) -> Path:
+def record(path: Path, *parts: Path, with_errors: bool = False) -> Path:
     """Copy a run into ``RESULTS``, with parts of it; return the path of the copy."""
     run = report.read(path)
-    if reason := _unfit(run) or _partial(run):
+    if reason := _unfit(run, with_errors=with_errors) or _partial(run):
         sys.exit(f"{path} is not recorded: {reason}")
     name = system_info.slug(run["machine"])
     for other in parts:
         part = report.read(other)
         reason = "" if system_info.slug(part["machine"]) == name else "it is of another machine"
-        if reason := _unfit(part) or reason:
+        if reason := _unfit(part, with_errors=with_errors) or reason:
             sys.exit(f"{other} is not recorded: {reason}")
         run = report.joined(run, part)
     target = RESULTS / f"{name}-{run['date']}.jsonl"
@@ -152,13 +156,13 @@ def _anchor(title: str) -> str:
     return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
 
 
-def _unfit(run: report.Run) -> str:
+def _unfit(run: report.Run, *, with_errors: bool) -> str:
     """Return why a run should not be published, or "" if it should."""
     if run["device"] == "emulated":
         return "the emulator's times mean nothing"
     if "seconds" not in run:
         return "the run did not finish"
-    if run["errors"]:
+    if run["errors"] and not with_errors:
         return f"the run has errors: {'; '.join(run['errors'])}"
     return ""
 

@@ -285,6 +285,8 @@ def gradient_arguments(device: Device, name: str, shape: Shape, dtype: str) -> A
     narrow = DTYPES[dtype].itemsize == 2
     kind = "float32" if narrow and device.wide_scale else dtype
     scale, bias = (device.normal(shape[1:], kind, seed) for seed in (2, 3))
+    if name.startswith("invertible"):  # which divides by it: no quotient may leave float16's range
+        scale = device.array((1 + device.exact(scale) / 8).astype(scale.dtype))
     values, statistic = device.exact(x), "float32" if narrow else dtype
     centred = "rms" not in name
     mean = values.mean(axis=1)

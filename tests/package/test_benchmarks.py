@@ -429,6 +429,17 @@ def test_what_should_not_be_published_is_refused(monkeypatch, tmp_path, publishe
     assert not record.PAGE.exists()
 
 
+def test_a_run_that_cannot_be_repeated_is_published_with_its_errors(
+    monkeypatch, tmp_path, published
+):
+    with pytest.raises(SystemExit, match="errors"):
+        recorded(monkeypatch, tmp_path, seconds=9, errors=["clip: ValueError: no"])
+    monkeypatch.setattr(sys, "argv", [sys.argv[0], "--with-errors", *sys.argv[1:]])
+    record.main()
+    assert (published / "a-processor-2-cores-2026-01-01.jsonl").exists()
+    assert "**Failed: clip: ValueError: no.**" in record.PAGE.read_text()
+
+
 @pytest.mark.skipif(not record.RESULTS.is_dir(), reason="a source distribution has no results")
 def test_the_page_is_the_one_that_the_records_make(tmp_path):
     """And a record that is read and written stays what it is."""
