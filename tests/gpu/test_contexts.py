@@ -80,7 +80,7 @@ def test_a_thread_without_a_context(name, planned, meanwhile):
 
 
 def test_a_thread_without_a_context_raises_the_limit_of_shared_memory():
-    """Which is the first thing that it asks for; the testbed's driver, unlike an H200's, refuses that at first."""
+    """The testbed's driver refuses that at first; an H200's takes it."""
     import cupy
 
     device = CupyDevice(cupy.cuda.Device().id)
