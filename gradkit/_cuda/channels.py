@@ -229,11 +229,12 @@ class ChannelNorms(OnDevice):
         view = work.columns.view
         outs = view(call.dx), call.dscale, call.dbias
         inputs = view(call.dy), view(call.x), call.scale, call.mean, call.inv_std
-        read, written = work.usable(inputs, outs)
+        (dy, x, scale, mean, inv_std), written = work.usable(inputs, outs)
+        dx, dscale, dbias = written
         if isinstance(work, HeldGroups):
-            work.write_gradient(*read, *written)
+            work.write_gradient(dy, x, scale, mean, inv_std, dx, dscale, dbias)
         else:
-            _write_group_gradient(work, *read, *written)
+            _write_group_gradient(work, dy, x, scale, mean, inv_std, dx, dscale, dbias)
         work.deliver(outs, written)
 
     def _batch(
