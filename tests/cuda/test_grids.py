@@ -16,7 +16,7 @@ from gradkit._calls.channels import (
 from gradkit._calls.rows import LayerNorm, LayerNormGrad, LayerNormInverse
 from gradkit._cuda import CudaBackend, row_gradient
 from gradkit._cuda.dry_run import DryDevice
-from gradkit._cuda.launch.grids import column_block, row_threads, shares_of
+from gradkit._cuda.launch.grids import chunks_of, column_block, row_threads, shares_of
 from gradkit._cuda.row_forward import _ForwardLaunches as ForwardLaunches
 from gradkit._cuda.row_gradient import LAYER, RMS, GradientLaunches
 from gradkit._dtypes import accumulation_name, dtype_named
@@ -207,6 +207,15 @@ def test_few_threads_are_without_work(width, data):
         threads, packs = each.block[0] * along, width // forward.vector
         assert threads % 32 == 0
         assert 3 * packs >= 2 * threads * -(-packs // threads)
+
+
+@pytest.mark.parametrize(
+    ("packs", "most", "held"),
+    [(128, 3, 3), (127, 3, 1), (96, 2, 2), (70, 2, 1), (513, 2, 2)],
+    ids=["two thirds", "less", "768 columns of 16 bits", "half", "more than threads"],
+)
+def test_threads_hold_fewer_packs_if_over_a_third_of_the_most_would_not_exist(packs, most, held):
+    assert chunks_of(packs, 1, most, 512) == held
 
 
 def test_rows_within_a_warp_have_a_power_of_two_of_threads_and_others_whole_warps():
