@@ -153,9 +153,9 @@ def test_partial_sums_take_no_more_memory_than_what_they_are_sums_of(norm, dtype
             assert count == 1 or held <= max(2 * rows * width * itemsize, 4 << 20), (rows, width)
 
 
-@pytest.mark.parametrize(
-    ("shape", "dtype", "rows"),
-    [
+def test_how_many_rows_of_partial_sums_there_are():
+    """As many as there are blocks, unless they would take more memory than dy and x."""
+    for shape, dtype, rows in [
         ((128, 4096), "bfloat16", 128),  # 4 MiB
         ((128, 4104), "bfloat16", 127),
         ((128, 16_384), "bfloat16", 64),
@@ -165,12 +165,8 @@ def test_partial_sums_take_no_more_memory_than_what_they_are_sums_of(norm, dtype
         ((8, 1 << 20), "bfloat16", 1),
         ((1, 10_000_000), "bfloat16", 1),
         ((1 << 17, 1024), "float32", 528),
-    ],
-    ids=str,
-)
-def test_how_many_rows_of_partial_sums_there_are(shape, dtype, rows):
-    """As many as there are blocks, unless they would take more memory than dy and x."""
-    assert partial_rows(LAYER, shape, dtype) == rows
+    ]:
+        assert partial_rows(LAYER, shape, dtype) == rows, (shape, dtype)
 
 
 @pytest.mark.parametrize(
@@ -209,13 +205,11 @@ def test_few_threads_are_without_work(width, data):
         assert 3 * packs >= 2 * threads * -(-packs // threads)
 
 
-@pytest.mark.parametrize(
-    ("packs", "most", "held"),
-    [(128, 3, 3), (127, 3, 1), (96, 2, 2), (70, 2, 1), (513, 2, 2)],
-    ids=["two thirds", "less", "768 columns of 16 bits", "half", "more than threads"],
-)
-def test_threads_hold_fewer_packs_if_over_a_third_of_the_most_would_not_exist(packs, most, held):
-    assert chunks_of(packs, 1, most, 512) == held
+def test_threads_hold_fewer_packs_if_over_a_third_of_the_most_would_not_exist():
+    assert chunks_of(96, 1, 2, 512) == 2  # 768 columns of 16 bits
+    assert chunks_of(128, 1, 3, 512) == 3  # two thirds
+    assert chunks_of(127, 1, 3, 512) == 1
+    assert chunks_of(513, 1, 2, 512) == 2  # more than threads
 
 
 def test_rows_within_a_warp_have_a_power_of_two_of_threads_and_others_whole_warps():
