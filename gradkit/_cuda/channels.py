@@ -9,19 +9,7 @@ import numpy as np
 
 from gradkit._backend import FLOAT64, Address, Engine, Number
 from gradkit._calls import channels as records
-from gradkit._calls.roles import (
-    BatchMean,
-    BatchVar,
-    Bias,
-    Data,
-    InvStd,
-    Mean,
-    Parameter,
-    RunningMean,
-    RunningVar,
-    Scale,
-    Statistic,
-)
+from gradkit._calls.roles import BatchMean, BatchVar, Parameter, RunningMean, RunningVar, Statistic
 from gradkit._cuda import channel_kernels as kernels
 from gradkit._cuda.channel_kernels import Arrays, Centre, Exact, Means, Named
 from gradkit._cuda.channel_launches import (
@@ -33,7 +21,7 @@ from gradkit._cuda.channel_launches import (
 from gradkit._cuda.cudnn import batch_normalization as by_cudnn
 from gradkit._cuda.cudnn import library
 from gradkit._cuda.cudnn.engines import ByCudnn, done_by_cudnn
-from gradkit._cuda.held_groups import HeldGroups
+from gradkit._cuda.held_groups import HeldGroups, Inputs, Outs
 from gradkit._cuda.launch.buffers import contiguous, copy_back, fill, usable
 from gradkit._cuda.launch.device import Device, scratch
 from gradkit._cuda.launch.kernels import Launch, either, kernel, types_of
@@ -221,21 +209,23 @@ class ChannelNorms(OnDevice):
     def group_norm_grad(self, call: records.GroupNormGrad) -> None:
         """Write ``dx``, ``dscale`` and ``dbias`` (``=``); ``dx`` may be ``dy``."""
         if call.plan.launcher is None and not call.x.size:
-            for gradient in (call.dscale, call.dbias):
-                if gradient is not None:
-                    fill(self.device, gradient, 0)
+            self._clear(call.dscale)
+            self._clear(call.dbias)
             return
         work = self._group_gradient(call)
         view = work.columns.view
-        outs = view(call.dx), call.dscale, call.dbias
-        inputs = view(call.dy), view(call.x), call.scale, call.mean, call.inv_std
-        (dy, x, scale, mean, inv_std), written = work.usable(inputs, outs)
-        dx, dscale, dbias = written
+        outs: Outs = view(call.dx), call.dscale, call.dbias
+        inputs: Inputs = view(call.dy), view(call.x), call.scale, call.mean, call.inv_std
+        read, written = work.usable(inputs, outs)
         if isinstance(work, HeldGroups):
-            work.write_gradient(dy, x, scale, mean, inv_std, dx, dscale, dbias)
+            work.write_gradient(read, written)
         else:
-            _write_group_gradient(work, dy, x, scale, mean, inv_std, dx, dscale, dbias)
+            _write_group_gradient(work, read, written)
         work.deliver(outs, written)
+
+    def _clear(self, gradient: Parameter | None) -> None:
+        if gradient is not None:
+            fill(self.device, gradient, 0)
 
     def _batch(
         self,
@@ -306,18 +296,9 @@ class ChannelNorms(OnDevice):
                 return
 
 
-def _write_group_gradient(
-    work: GroupLaunches,
-    dy: Data,
-    x: Data,
-    scale: Scale | None,
-    mean: Mean,
-    inv_std: InvStd,
-    dx: Data,
-    dscale: Scale | None,
-    dbias: Bias | None,
-) -> None:
+def _write_group_gradient(work: GroupLaunches, inputs: Inputs, outs: Outs) -> None:
     """Write the gradient of groups of any size, of which dy and x are read twice."""
+    (dy, x, scale, mean, inv_std), (dx, dscale, dbias) = inputs, outs
     partials = work.partials()
     means: Means = work.scratch(2, work.accumulator)
     work.over_columns(kernels.sum_group_gradient, dy, x, mean, inv_std, partials)

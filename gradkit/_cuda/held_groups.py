@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -25,6 +25,10 @@ _PACKS = 8  # that a thread takes of a group, unless that gives fewer threads
 _ACCESSES = 8  # of a channel that a thread makes at least, unless it has fewer
 _SLOTS = 2048  # bytes of shared memory that the kernel takes beside a group
 _FLOAT64 = np.dtype(np.float64)
+
+# What the gradient reads: dy, x, scale, mean, inv_std; and writes: dx, dscale, dbias.
+Inputs: TypeAlias = tuple[Data, Data, Scale | None, Mean, InvStd]
+Outs: TypeAlias = tuple[Data, Scale | None, Bias | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,18 +58,9 @@ class HeldGroups(Launches):
         accumulator = dtype_named(accumulation_name(types[0]))
         return cls(device, _FILE, macros, columns, grid, block, accumulator, held)
 
-    def write_gradient(
-        self,
-        dy: Data,
-        x: Data,
-        scale: Scale | None,
-        mean: Mean,
-        inv_std: InvStd,
-        dx: Data,
-        dscale: Scale | None,
-        dbias: Bias | None,
-    ) -> None:
+    def write_gradient(self, inputs: Inputs, outs: Outs) -> None:
         """Write ``dx``, and both of the others or neither."""
+        (dy, x, scale, mean, inv_std), (dx, dscale, dbias) = inputs, outs
         sums: Partials | None = None
         if dscale is not None:
             sums = workspace(self.device, (2, self.columns.count), _FLOAT64)
